@@ -1,0 +1,1 @@
+//! Build-script helper: compiles HIP kernels for every target and embeds the code objects.

@@ -1,0 +1,1 @@
+//! The hk program: list, run and inspect the kernels.

@@ -1,0 +1,1 @@
+//! Reader of AMDGPU code objects: kernels, resources, occupancy.

@@ -1,0 +1,1 @@
+//! Normalisation kernels (RMSNorm family) for AMD Instinct GPUs.

@@ -1,0 +1,1 @@
+//! Test support: tolerances, poison and guards, device matrix, proptest strategies.
