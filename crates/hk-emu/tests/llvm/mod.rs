@@ -1,0 +1,83 @@
+//! LLVM's assembler and disassembler as the oracle of the decoder tests.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+/// Finds an LLVM tool: `HK_LLVM_BIN`, then the versioned names of Debian and Ubuntu, then the plain name.
+pub fn tool(name: &str) -> Command {
+    if let Some(dir) = std::env::var_os("HK_LLVM_BIN") {
+        return Command::new(std::path::Path::new(&dir).join(name));
+    }
+    for version in [22, 21, 20] {
+        let versioned = format!("{name}-{version}");
+        if Command::new(&versioned).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok() {
+            return Command::new(versioned);
+        }
+    }
+    Command::new(name)
+}
+
+/// Runs `command` with `input` on its standard input; returns (stdout, stderr).
+pub fn filter(mut command: Command, input: String) -> (String, String) {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("llvm-mc is needed by this test: apt-get install llvm-22");
+    let mut stdin = child.stdin.take().expect("piped");
+    let writer = std::thread::spawn(move || stdin.write_all(input.as_bytes()));
+    let output = child.wait_with_output().expect("llvm-mc runs");
+    writer.join().expect("writer thread").expect("llvm-mc reads its input");
+    let text = |bytes| String::from_utf8(bytes).expect("LLVM prints UTF-8");
+    (text(output.stdout), text(output.stderr))
+}
+
+/// Disassembles each word sequence on its own: `None` where LLVM sees no single valid instruction.
+pub fn disassemble(cpu: &str, sequences: &[Vec<u32>]) -> Vec<Option<String>> {
+    // Separators, so that an invalid or short sequence cannot shift its neighbours. One is eaten where the
+    // last word asks for a literal; a second one then still closes the segment.
+    const MARK: u32 = 0xBF80_054D; // s_nop 0x54d
+    let bytes = |words: &[u32]| {
+        words.iter().flat_map(|w| w.to_le_bytes()).map(|b| format!("0x{b:02x}")).collect::<Vec<_>>().join(" ") + "\n"
+    };
+    let mark = bytes(&[MARK, MARK]);
+    let mut input = mark.clone();
+    for words in sequences {
+        input += &bytes(words);
+        input += &mark;
+    }
+    let mut command = tool("llvm-mc");
+    command.args(["--disassemble", "--triple=amdgcn-amd-amdhsa", &format!("--mcpu={cpu}")]);
+    let (out, err) = filter(command, input);
+    let invalid: std::collections::HashSet<usize> = err
+        .lines()
+        .filter(|l| l.contains("invalid instruction encoding"))
+        .filter_map(|l| l.split(':').nth(1)?.parse().ok())
+        .collect();
+    // An invalid sequence may leave no line at all: walk the output in step with the input.
+    let mut results = Vec::with_capacity(sequences.len());
+    let mut lines = out.lines().map(str::trim).filter(|l| !l.is_empty()).peekable();
+    let skip_marks = |lines: &mut std::iter::Peekable<_>, at_most: usize| {
+        let mut n = 0;
+        while n < at_most && lines.next_if(|l: &&str| *l == "s_nop 0x54d").is_some() {
+            n += 1;
+        }
+    };
+    skip_marks(&mut lines, 2);
+    for index in 0..sequences.len() {
+        let mut found = vec![];
+        while let Some(line) = lines.next_if(|l| *l != "s_nop 0x54d") {
+            found.push(line);
+        }
+        skip_marks(&mut lines, if found.last().is_some_and(|l| l.contains("0xbf80054d")) { 1 } else { 2 });
+        let input_line = 2 * index + 2;
+        let swallowed = found.last().is_some_and(|l| l.contains("0xbf80054d"));
+        results.push(match found[..] {
+            [one] if !invalid.contains(&input_line) && !swallowed && !one.contains("Invalid register") => Some(one.to_owned()),
+            _ => None,
+        });
+    }
+    assert!(lines.next().is_none(), "separators went out of step");
+    results
+}
