@@ -20,7 +20,9 @@ fn combinations(fields: &[u32]) -> Vec<u32> {
     let mut all: Vec<u32> = (0..1 << fields.len()).collect();
     all.sort_by_key(|m: &u32| std::cmp::Reverse(m.count_ones()));
     all.iter()
-        .map(|m| fields.iter().enumerate().filter(|(i, _)| m >> i & 1 == 1).map(|(_, f)| f).fold(0, |a, f| a | f))
+        .map(|m| {
+            fields.iter().enumerate().filter(|(i, _)| m >> i & 1 == 1).map(|(_, f)| f).fold(0, |a, f| a | f)
+        })
         .collect()
 }
 
@@ -37,7 +39,11 @@ fn probes() -> Vec<Probe> {
         add(
             "Sopk",
             op,
-            vec![vec![word | DST << 16 | hwreg], vec![word | DST << 16 | hwreg, 0x1122_3344], vec![word | hwreg]],
+            vec![
+                vec![word | DST << 16 | hwreg],
+                vec![word | DST << 16 | hwreg, 0x1122_3344],
+                vec![word | hwreg],
+            ],
         );
     }
     for op in 0..256 {
@@ -71,7 +77,10 @@ fn probes() -> Vec<Probe> {
     for op in 0x1C0..0x380 {
         let first = 0xD000_0000 | op << 16 | DST;
         let sources = |base: u32, n: usize| {
-            SRC[..n].iter().enumerate().fold(0, |w, (i, s)| w | ((base + if base == 0 { 96 } else { *s }) << (9 * i)))
+            SRC[..n]
+                .iter()
+                .enumerate()
+                .fold(0, |w, (i, s)| w | ((base + if base == 0 { 96 } else { *s }) << (9 * i)))
         };
         let mixed = (256 + a) | 96 << 9 | 96 << 18;
         add(
@@ -116,8 +125,10 @@ fn probes() -> Vec<Probe> {
             let word = 0xDC00_0000 | op << 18 | (segment as u32) << 14;
             let base = if encoding == "Flat" { 0 } else { 0x7F << 16 };
             let fields = combinations(&[a, b << 8, DST << 24]);
-            let mut candidates: Vec<_> =
-                fields.iter().map(|f| vec![word | if encoding == "Scratch" { 1 << 13 } else { 0 }, f | base]).collect();
+            let mut candidates: Vec<_> = fields
+                .iter()
+                .map(|f| vec![word | if encoding == "Scratch" { 1 << 13 } else { 0 }, f | base])
+                .collect();
             candidates.extend(fields.iter().map(|f| vec![word, *f]));
             add(encoding, op, candidates);
         }
@@ -132,7 +143,14 @@ fn probes() -> Vec<Probe> {
         add("Mubuf", op, candidates);
     }
     for op in 0..16 {
-        add("Mtbuf", op, vec![vec![0xE800_0000 | op << 15 | 1 << 12 | 7 << 23 | 14 << 19, 4 << 24 | 9 << 16 | DST << 8 | a]]);
+        add(
+            "Mtbuf",
+            op,
+            vec![vec![
+                0xE800_0000 | op << 15 | 1 << 12 | 7 << 23 | 14 << 19,
+                4 << 24 | 9 << 16 | DST << 8 | a,
+            ]],
+        );
     }
     probes
 }
@@ -142,7 +160,8 @@ fn widths(text: &str) -> [u32; 4] {
     let mut widths = [0; 4];
     for token in text.split([' ', ',']).filter(|t| t.starts_with(['v', 's', 'a'])) {
         let digits = &token[1..];
-        let (first, width) = match digits.strip_prefix('[').and_then(|r| r.split(']').next()?.split_once(':')) {
+        let (first, width) = match digits.strip_prefix('[').and_then(|r| r.split(']').next()?.split_once(':'))
+        {
             Some((lo, hi)) => match (lo.parse::<u32>(), hi.parse::<u32>()) {
                 (Ok(lo), Ok(hi)) => (lo, hi - lo + 1),
                 _ => continue,
@@ -186,23 +205,26 @@ fn table() -> String {
             [Some(_), None] => "GFX942",
             [None, Some(_)] => "GFX950",
             [Some(ref a), Some(ref b)] if a == b => "BOTH",
-            [Some(_), Some(_)] => panic!("{} {}: the targets differ: {found:?}", probe.encoding, probe.opcode),
+            [Some(_), Some(_)] => {
+                panic!("{} {}: the targets differ: {found:?}", probe.encoding, probe.opcode)
+            }
         };
         let (name, [d, s0, s1, s2]) = found.into_iter().flatten().next().expect("one target has it");
         if !seen.insert(name.clone()) {
             assert_eq!(probe.encoding, "Ds", "{name} has two opcodes"); // with and without gds
             continue;
         }
-        writeln!(out, "    {} {} {name} {targets} [{d}, {s0}, {s1}, {s2}];", probe.encoding, probe.opcode).unwrap();
+        writeln!(out, "    {} {} {name} {targets} [{d}, {s0}, {s1}, {s2}];", probe.encoding, probe.opcode)
+            .unwrap();
     }
     out + "}\n"
 }
 
 const HEADER: &str = "\
-//! Every compute opcode of gfx942 and gfx950, as LLVM disassembles it. Rebuilt and compared by `tests/isa_table.rs`.
-//!
-//! Row: encoding, opcode, name, targets, widths in registers of destination, src0, src1, src2 as the fields of the
-//! encoding hold them (0: the field is unused, an immediate, or fixed by the opcode).
+// Every compute opcode of gfx942 and gfx950, as LLVM disassembles it. Rebuilt and compared by `tests/isa_table.rs`.
+//
+// Row: encoding, opcode, name, targets, widths in registers of destination, src0, src1, src2 as the fields of the
+// encoding hold them (0: the field is unused, an immediate, or fixed by the opcode).
 
 isa_table! {
 ";

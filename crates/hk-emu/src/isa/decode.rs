@@ -449,7 +449,7 @@ fn vop3p(w: &mut Words, word: u32) -> Result<Inst, DecodeError> {
     let op = lookup(w.arch, Encoding::Vop3p, opcode, word)?;
     let second = w.next()?;
     if op.is_mfma() {
-        return mfma(w, op, word, second);
+        return mfma(op, word, second);
     }
     let info = op.info();
     let mut inst = Inst::new(op, Encoding::Vop3p, 8);
@@ -484,7 +484,7 @@ fn vop3p(w: &mut Words, word: u32) -> Result<Inst, DecodeError> {
     Ok(inst)
 }
 
-fn mfma(w: &mut Words, op: Op, word: u32, second: u32) -> Result<Inst, DecodeError> {
+fn mfma(op: Op, word: u32, second: u32) -> Result<Inst, DecodeError> {
     let mut inst = Inst::new(op, Encoding::Vop3p, 8);
     let accumulation = bit(word, 15);
     inst.dst = vector(bits(word, 0, 8), accumulation);
@@ -501,7 +501,9 @@ fn mfma(w: &mut Words, op: Op, word: u32, second: u32) -> Result<Inst, DecodeErr
     inst.src[2] = match bits(second, 18, 9) {
         code @ 256.. if op.info().name.starts_with("V_SMFMAC") => vgpr(code & 0xFF),
         code @ 256.. => vector(code & 0xFF, accumulation),
-        code @ (128..=208 | 240..=248) if !op.info().name.starts_with("V_SMFMAC") => Operand::Inline(code as u8),
+        code @ (128..=208 | 240..=248) if !op.info().name.starts_with("V_SMFMAC") => {
+            Operand::Inline(code as u8)
+        }
         _ => return Err(DecodeError::Field { op, field: "src2" }),
     };
     Ok(inst)
@@ -518,7 +520,7 @@ fn scaled_mfma(w: &mut Words, prefix: u32) -> Result<Inst, DecodeError> {
         return Err(w.unknown());
     }
     let second = w.next()?;
-    let mut inst = mfma(w, op, word, second)?;
+    let mut inst = mfma(op, word, second)?;
     let byte = |i: u32| (bits(prefix, 11 + i, 1) | bits(scales, 27 + i, 1) << 1) as u8;
     inst.scale = Some(MfmaScale {
         src: [w.source_no_literal(bits(scales, 0, 9))?, w.source_no_literal(bits(scales, 9, 9))?],

@@ -38,6 +38,12 @@ fn range(prefix: &str, first: u8, width: u8) -> String {
 }
 
 fn scalar_register(code: u8, width: u8) -> String {
+    // Pairs are even-aligned, larger operands on four registers: the low bits of the code are not looked at.
+    let code = match width {
+        0 | 1 => code,
+        2 => code & !1,
+        _ => code & !3,
+    };
     let named = match code {
         102 | 103 => Some((102, "flat_scratch")),
         104 | 105 => Some((104, "xnack_mask")),
@@ -61,7 +67,7 @@ fn operand(operand: Operand, width: u8, kind: Kind) -> String {
         Operand::Agpr(n) => range("a", n, width),
         Operand::Sgpr(code) => scalar_register(code, width),
         Operand::Inline(code) => inline(code, kind),
-        Operand::Literal(value) => format!("{value:#x}"),
+        Operand::Literal(value) => literal(value),
         Operand::Special(code) => match code {
             235 => "src_shared_base",
             236 => "src_shared_limit",
@@ -79,6 +85,21 @@ fn operand(operand: Operand, width: u8, kind: Kind) -> String {
     }
 }
 
+/// A literal; `lit()` marks one that an inline constant could have held.
+fn literal(value: u32) -> String {
+    const FLOATS: [f32; 9] = [0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 4.0, -4.0, 0.15915494];
+    let has_inline = (-16..=64).contains(&(value as i32)) || FLOATS.iter().any(|f| f.to_bits() == value);
+    if has_inline { format!("lit({value:#x})") } else { format!("{value:#x}") }
+}
+
+/// The literal of `s_setreg_imm32_b32`: a number where an inline constant could have held it.
+fn setreg_literal(value: u32) -> String {
+    match value as i32 {
+        small @ -16..=64 => small.to_string(),
+        _ => format!("{value:#x}"),
+    }
+}
+
 /// `[a,b,c]` of the low `n` bits.
 fn list(bits: u8, n: usize) -> String {
     let items: Vec<_> = (0..n).map(|i| (bits >> i & 1).to_string()).collect();
@@ -92,9 +113,7 @@ impl Inst {
     }
 
     fn source_kind(&self, index: usize) -> Kind {
-        let name = self.op.info().name;
-        let is_f64 = name.ends_with("_F64") && self.op.info().src.get(index).is_some_and(|w| *w == 2);
-        if is_f64 { Kind::F64 } else { Kind::B32 }
+        if self.op.info().src.get(index) == Some(&2) { Kind::F64 } else { Kind::B32 }
     }
 
     fn source(&self, index: usize) -> String {
@@ -135,7 +154,9 @@ impl fmt::Display for Display<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let inst = self.0;
         match inst.encoding {
-            Encoding::Sop1 | Encoding::Sop2 | Encoding::Sopc | Encoding::Sopk | Encoding::Sopp => scalar(inst, f),
+            Encoding::Sop1 | Encoding::Sop2 | Encoding::Sopc | Encoding::Sopk | Encoding::Sopp => {
+                scalar(inst, f)
+            }
             Encoding::Smem => smem(inst, f),
             Encoding::Ds => ds(inst, f),
             Encoding::Flat | Encoding::Global | Encoding::Scratch => flat(inst, f),
@@ -177,15 +198,23 @@ fn hwreg(imm: i32) -> String {
         _ => "",
     };
     let name = if name.is_empty() { id.to_string() } else { name.to_owned() };
-    if offset == 0 && size == 32 { format!("hwreg({name})") } else { format!("hwreg({name}, {offset}, {size})") }
+    if offset == 0 && size == 32 {
+        format!("hwreg({name})")
+    } else {
+        format!("hwreg({name}, {offset}, {size})")
+    }
 }
 
 fn gpr_idx(imm: i32) -> String {
     if imm & !0xF != 0 {
         return format!("{imm:#x}");
     }
-    let names: Vec<_> =
-        ["SRC0", "SRC1", "SRC2", "DST"].iter().enumerate().filter(|(i, _)| imm >> i & 1 != 0).map(|(_, n)| *n).collect();
+    let names: Vec<_> = ["SRC0", "SRC1", "SRC2", "DST"]
+        .iter()
+        .enumerate()
+        .filter(|(i, _)| imm >> i & 1 != 0)
+        .map(|(_, n)| *n)
+        .collect();
     format!("gpr_idx({})", names.join(","))
 }
 
@@ -200,13 +229,11 @@ fn sendmsg(imm: i32) -> String {
         15 => "MSG_SYSMSG",
         _ => "",
     };
-    if imm & !0x37F != 0 {
-        return imm.to_string();
-    }
     let plain = operation == 0 && stream == 0;
     match id {
         2 | 3 if !(id == 2 && operation == 0) && operation < 4 && (operation != 0 || stream == 0) => {
-            let operation_name = ["GS_OP_NOP", "GS_OP_CUT", "GS_OP_EMIT", "GS_OP_EMIT_CUT"][operation as usize];
+            let operation_name =
+                ["GS_OP_NOP", "GS_OP_CUT", "GS_OP_EMIT", "GS_OP_EMIT_CUT"][operation as usize];
             let stream = if operation == 0 { String::new() } else { format!(", {stream}") };
             format!("sendmsg({name}, {operation_name}{stream})")
         }
@@ -215,6 +242,7 @@ fn sendmsg(imm: i32) -> String {
             format!("sendmsg({name}, SYSMSG_OP_{})", names[operation as usize - 1])
         }
         1 | 4 | 10 if plain => format!("sendmsg({name})"),
+        _ if imm & !0x37F != 0 => imm.to_string(),
         _ => format!("sendmsg({id}, {operation}, {stream})"),
     }
 }
@@ -248,6 +276,7 @@ fn scalar(inst: &Inst, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             | Op::S_SET_GPR_IDX_OFF
             | Op::S_ENDPGM_ORDERED_PS_DONE => Ok(()),
             Op::S_ENDPGM if imm == 0 => Ok(()),
+            _ if imm > 64 && !info.name.contains("BRANCH") && op != Op::S_ENDPGM => write!(f, " {imm:#x}"),
             _ => write!(f, " {imm}"),
         };
     }
@@ -258,8 +287,10 @@ fn scalar(inst: &Inst, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             Op::S_GETREG_B32 => operands.extend([register(inst.dst), hwreg(imm)]),
             Op::S_SETREG_B32 => operands.extend([hwreg(imm), register(inst.src[0])]),
             Op::S_SETREG_IMM32_B32 => {
-                let Operand::Literal(value) = inst.src[0] else { unreachable!("the decoder made it a literal") };
-                operands.extend([hwreg(imm), (value as i32).to_string()]);
+                let Operand::Literal(value) = inst.src[0] else {
+                    unreachable!("the decoder made it a literal")
+                };
+                operands.extend([hwreg(imm), setreg_literal(value)]);
             }
             Op::S_CALL_B64 => operands.extend([register(inst.dst), imm.to_string()]),
             Op::S_CBRANCH_I_FORK => operands.extend([register(inst.src[0]), imm.to_string()]),
@@ -289,7 +320,7 @@ fn smem(inst: &Inst, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let mut operands = vec![];
     if inst.src[2] != Operand::None {
         operands.push(match inst.src[2] {
-            Operand::Imm(probe) => probe.to_string(),
+            Operand::Imm(probe @ 0..=64) => probe.to_string(),
             data => operand(data, info.dst, Kind::B32),
         });
     } else if inst.dst != Operand::None {
@@ -303,7 +334,8 @@ fn smem(inst: &Inst, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     if inst.flags.soffset {
         write!(f, " offset:{}", operand(Operand::Imm(inst.imm), 1, Kind::B32))?;
     }
-    if inst.flags.sc0 {
+    let has_glc = ["LOAD", "STORE", "ATOMIC"].iter().any(|kind| info.name.contains(kind));
+    if inst.flags.sc0 && has_glc {
         f.write_str(" glc")?;
     }
     Ok(())
@@ -355,7 +387,9 @@ fn vector(inst: &Inst, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             write!(f, " op_sel:{}", list(inst.op_sel, n))?;
         }
         let default_hi = if inst.is_mix() { 0 } else { (1 << n) - 1 };
-        if inst.op_sel_hi & ((1 << n) - 1) != default_hi && !matches!(op, Op::V_ACCVGPR_READ_B32 | Op::V_ACCVGPR_WRITE_B32) {
+        if inst.op_sel_hi & ((1 << n) - 1) != default_hi
+            && !matches!(op, Op::V_ACCVGPR_READ_B32 | Op::V_ACCVGPR_WRITE_B32)
+        {
             write!(f, " op_sel_hi:{}", list(inst.op_sel_hi, n))?;
         }
         if inst.is_packed() {
@@ -398,7 +432,8 @@ fn vector(inst: &Inst, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 fn op_sel(inst: &Inst, n: usize, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     use Op::*;
     let bits = inst.op_sel;
-    let byte_dst = inst.op.info().name.starts_with("V_CVT_SR_FP8") || inst.op.info().name.starts_with("V_CVT_SR_BF8");
+    let byte_dst =
+        inst.op.info().name.starts_with("V_CVT_SR_FP8") || inst.op.info().name.starts_with("V_CVT_SR_BF8");
     let entries = match inst.op {
         _ if byte_dst => vec![0, 1, 2, 3],
         V_CVT_SR_F16_F32 | V_CVT_SR_BF16_F32 => vec![0, 1, 3],
@@ -556,7 +591,8 @@ fn ds(inst: &Inst, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         }
     }
     write_list(f, &inst.op.mnemonic(), &operands)?;
-    let two_offsets = info.name.contains("READ2") || info.name.contains("WRITE2") || info.name.contains("WRXCHG2");
+    let two_offsets =
+        info.name.contains("READ2") || info.name.contains("WRITE2") || info.name.contains("WRXCHG2");
     if inst.op == Op::DS_SWIZZLE_B32 {
         f.write_str(&swizzle(inst.imm))?;
     } else if two_offsets {
@@ -651,8 +687,22 @@ fn buffer(inst: &Inst, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 
 fn buffer_format(format: u8) -> String {
     const DATA: [&str; 16] = [
-        "INVALID", "8", "16", "8_8", "32", "16_16", "10_11_11", "11_11_10", "10_10_10_2", "2_10_10_10", "8_8_8_8",
-        "32_32", "16_16_16_16", "32_32_32", "32_32_32_32", "RESERVED_15",
+        "INVALID",
+        "8",
+        "16",
+        "8_8",
+        "32",
+        "16_16",
+        "10_11_11",
+        "11_11_10",
+        "10_10_10_2",
+        "2_10_10_10",
+        "8_8_8_8",
+        "32_32",
+        "16_16_16_16",
+        "32_32_32",
+        "32_32_32_32",
+        "RESERVED_15",
     ];
     const NUMBER: [&str; 8] = ["UNORM", "SNORM", "USCALED", "SSCALED", "UINT", "SINT", "RESERVED_6", "FLOAT"];
     let (data, number) = (usize::from(format & 0xF), usize::from(format >> 4 & 7));

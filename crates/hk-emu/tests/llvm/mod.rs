@@ -10,15 +10,21 @@ pub fn tool(name: &str) -> Command {
     }
     for version in [22, 21, 20] {
         let versioned = format!("{name}-{version}");
-        if Command::new(&versioned).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok() {
+        if Command::new(&versioned)
+            .arg("--version")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .is_ok()
+        {
             return Command::new(versioned);
         }
     }
     Command::new(name)
 }
 
-/// Runs `command` with `input` on its standard input; returns (stdout, stderr).
-pub fn filter(mut command: Command, input: String) -> (String, String) {
+/// Runs `command` with `input` on its standard input; returns (stdout, stderr), or `None` where it crashed.
+pub fn filter(mut command: Command, input: String) -> Option<(String, String)> {
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -28,18 +34,21 @@ pub fn filter(mut command: Command, input: String) -> (String, String) {
     let mut stdin = child.stdin.take().expect("piped");
     let writer = std::thread::spawn(move || stdin.write_all(input.as_bytes()));
     let output = child.wait_with_output().expect("llvm-mc runs");
-    writer.join().expect("writer thread").expect("llvm-mc reads its input");
+    // A crash closes the pipe early: the exit status tells, not the write.
+    let _ = writer.join().expect("writer thread");
+    output.status.code()?;
     let text = |bytes| String::from_utf8(bytes).expect("LLVM prints UTF-8");
-    (text(output.stdout), text(output.stderr))
+    Some((text(output.stdout), text(output.stderr)))
 }
 
-/// Disassembles each word sequence on its own: `None` where LLVM sees no single valid instruction.
+/// Disassembles each word sequence on its own: `None` where LLVM sees no single valid instruction, or crashes.
 pub fn disassemble(cpu: &str, sequences: &[Vec<u32>]) -> Vec<Option<String>> {
     // Separators, so that an invalid or short sequence cannot shift its neighbours. One is eaten where the
     // last word asks for a literal; a second one then still closes the segment.
     const MARK: u32 = 0xBF80_054D; // s_nop 0x54d
     let bytes = |words: &[u32]| {
-        words.iter().flat_map(|w| w.to_le_bytes()).map(|b| format!("0x{b:02x}")).collect::<Vec<_>>().join(" ") + "\n"
+        words.iter().flat_map(|w| w.to_le_bytes()).map(|b| format!("0x{b:02x}")).collect::<Vec<_>>().join(" ")
+            + "\n"
     };
     let mark = bytes(&[MARK, MARK]);
     let mut input = mark.clone();
@@ -49,7 +58,13 @@ pub fn disassemble(cpu: &str, sequences: &[Vec<u32>]) -> Vec<Option<String>> {
     }
     let mut command = tool("llvm-mc");
     command.args(["--disassemble", "--triple=amdgcn-amd-amdhsa", &format!("--mcpu={cpu}")]);
-    let (out, err) = filter(command, input);
+    let Some((out, err)) = filter(command, input) else {
+        if sequences.len() <= 1 {
+            return vec![None; sequences.len()];
+        }
+        let (low, high) = sequences.split_at(sequences.len() / 2);
+        return [disassemble(cpu, low), disassemble(cpu, high)].concat();
+    };
     let invalid: std::collections::HashSet<usize> = err
         .lines()
         .filter(|l| l.contains("invalid instruction encoding"))
@@ -74,7 +89,9 @@ pub fn disassemble(cpu: &str, sequences: &[Vec<u32>]) -> Vec<Option<String>> {
         let input_line = 2 * index + 2;
         let swallowed = found.last().is_some_and(|l| l.contains("0xbf80054d"));
         results.push(match found[..] {
-            [one] if !invalid.contains(&input_line) && !swallowed && !one.contains("Invalid register") => Some(one.to_owned()),
+            [one] if !invalid.contains(&input_line) && !swallowed && !one.contains("Invalid ") => {
+                Some(one.to_owned())
+            }
             _ => None,
         });
     }
