@@ -50,7 +50,20 @@ impl Generator {
         let info = op.info();
         let opcode = u32::from(info.opcode);
         let random = self.0.next_u32();
-        let literal = if self.chance(3) { self.0.random_range(0..100) } else { self.0.next_u32() };
+        let literal = match self.0.random_range(0..6) {
+            0 | 1 => self.0.random_range(0..100),
+            2 => self.pick(&[
+                0,
+                0x3F80_0000,
+                0xC000_0000,
+                0x3FE0_0000,
+                0xC010_0000,
+                0x3E22_F983,
+                0x3118,
+                0x3C00,
+            ]),
+            _ => self.0.next_u32(),
+        };
         let vgpr = |g: &mut Self| g.pick(&VGPRS);
         match info.encoding {
             Encoding::Sop1 => {
@@ -190,8 +203,12 @@ impl Generator {
             }
             1 => {
                 let selectors = (random % 7) << 16 | (random >> 4) % 7 << 24;
-                let rest = random & 0x3C38_0000; // sext, neg, abs of both
-                let dst = if op.is_cmp() { 0 } else { (random >> 8) % 7 << 8 | (random >> 12) % 3 << 11 };
+                let rest = random & 0x3838_0000; // sext, neg, abs of both
+                let dst = if op.is_cmp() {
+                    0
+                } else {
+                    (random >> 8) % 7 << 8 | (random >> 12) % 3 << 11 | random & 0xE000
+                };
                 vec![word | 249, selectors | rest | dst | self.pick(&VGPRS)]
             }
             _ => vec![word | self.source(true), literal, literal],

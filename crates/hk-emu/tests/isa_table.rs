@@ -183,13 +183,21 @@ fn widths(text: &str) -> [u32; 4] {
     widths
 }
 
-fn table() -> String {
+/// One row before its modifiers are known.
+struct Row {
+    encoding: &'static str,
+    opcode: u32,
+    name: String,
+    targets: &'static str,
+    widths: [u32; 4],
+}
+
+fn rows() -> Vec<Row> {
     let probes = probes();
     let all: Vec<Vec<u32>> = probes.iter().flat_map(|p| p.candidates.clone()).collect();
     let texts = ["gfx942", "gfx950"].map(|cpu| llvm::disassemble(cpu, &all));
-    let mut out = String::from(HEADER);
+    let mut rows: Vec<Row> = vec![];
     let mut at = 0;
-    let mut seen = std::collections::HashSet::new();
     for probe in &probes {
         let range = at..at + probe.candidates.len();
         at = range.end;
@@ -209,12 +217,120 @@ fn table() -> String {
                 panic!("{} {}: the targets differ: {found:?}", probe.encoding, probe.opcode)
             }
         };
-        let (name, [d, s0, s1, s2]) = found.into_iter().flatten().next().expect("one target has it");
-        if !seen.insert(name.clone()) {
+        let (name, widths) = found.into_iter().flatten().next().expect("one target has it");
+        if rows.iter().any(|r| r.name == name) {
             assert_eq!(probe.encoding, "Ds", "{name} has two opcodes"); // with and without gds
             continue;
         }
-        writeln!(out, "    {} {} {name} {targets} [{d}, {s0}, {s1}, {s2}];", probe.encoding, probe.opcode)
+        rows.push(Row { encoding: probe.encoding, opcode: probe.opcode, name, targets, widths });
+    }
+    rows
+}
+
+/// The vector ALU's modifier probes of one row: words in the VOP3 or VOP3P encoding, and natively with a literal.
+fn modifier_probes(row: &Row) -> Vec<Vec<u32>> {
+    let opcode = match row.encoding {
+        "Vopc" | "Vop3" | "Vop3p" => row.opcode,
+        "Vop2" => row.opcode + 0x100,
+        _ => row.opcode + 0x140,
+    };
+    let packed = row.encoding == "Vop3p";
+    let first = if packed { 0xD380_0000 | 1 << 14 } else { 0xD000_0000 } | opcode << 16 | DST;
+    let mut second = if packed { 3 << 27 } else { 0 };
+    for i in 0..3 {
+        if row.widths[i + 1] != 0 {
+            second |= (256 + SRC[i]) << (9 * i);
+        }
+    }
+    // Scalar third operands: the mask of cndmask and the carry-ins.
+    if ["V_CNDMASK_B32", "V_ADDC_CO_U32", "V_SUBB_CO_U32", "V_SUBBREV_CO_U32"].contains(&row.name.as_str()) {
+        second |= 106 << 18;
+    }
+    if row.name == "V_READLANE_B32" {
+        second = (256 + SRC[0]) | 96 << 9;
+    }
+    let mut probes = vec![];
+    for bit in 0..4 {
+        probes.push(vec![first | 1 << (11 + bit), second]);
+    }
+    for source in 0..3 {
+        probes.push(vec![first, second | 1 << (29 + source)]);
+    }
+    for source in 0..3 {
+        let with_one = second & !(511 << (9 * source)) | 242 << (9 * source); // 1.0
+        probes.push(vec![first, with_one]);
+    }
+    for literal in [0x1234_5678, 0x13, 0xC000_0000] {
+        probes.push(match row.encoding {
+            "Vop1" => vec![0x7E00_0000 | DST << 17 | row.opcode << 9 | 255, literal],
+            "Vop2" => vec![row.opcode << 25 | DST << 17 | SRC[1] << 9 | 255, literal],
+            "Vopc" => vec![0x7C00_0000 | row.opcode << 17 | SRC[1] << 9 | 255, literal],
+            _ => vec![0xFFFF_FFFF],
+        });
+    }
+    probes
+}
+
+/// Kinds of the sources, printed order of `op_sel`, sources that take `neg`, from the texts of `modifier_probes`.
+fn modifiers(row: &Row, texts: &[Option<String>]) -> (String, String, u32) {
+    let text = |i: usize| texts[i].as_deref().unwrap_or("");
+    let mut op_sel: Vec<u8> = vec![];
+    for bit in 0..4u8 {
+        let Some(list) = text(usize::from(bit)).split("op_sel:[").nth(1) else { continue };
+        let entries: Vec<&str> = list.split(']').next().expect("closed").split(',').collect();
+        op_sel.resize(entries.len(), b'-');
+        if let Some(at) = entries.iter().position(|e| *e == "1") {
+            op_sel[at] = b'0' + bit;
+        }
+    }
+    let negated = |i: usize| text(4 + i).contains(if row.encoding == "Vop3p" { "neg_lo" } else { " -v" });
+    // A mixed-precision fma negates sources although it is VOP3P.
+    let neg = (0..3).filter(|&i| negated(i) || text(4 + i).contains(" -v")).map(|i| 1 << i).sum();
+    let mut kinds = String::new();
+    for source in 0..3 {
+        if row.widths[source + 1] == 0 {
+            break;
+        }
+        let literal = text(10);
+        let kind = match text(7 + source) {
+            t if t.contains("0x3c00") => 's',
+            t if t.contains("0x3f800000") => 'i',
+            // Only native forms take a literal, and only as the first source.
+            _ if source == 0 && literal.contains("0x5678") => 'h',
+            _ if source == 0 && row.widths[1] == 2 && text(11).contains(" 0x13") => 'd',
+            _ if row.name == "V_CVT_F32_BF16" => 'b',
+            _ if row.name == "V_FMAMK_F32" => 'w', // its inner literal looks like a packed one
+            _ if source == 0
+                && row.widths[1] == 1
+                && text(12).ends_with(&format!(" 0xc0000000, v{}", SRC[1])) =>
+            {
+                'p'
+            }
+            _ => 'w',
+        };
+        kinds.push(kind);
+    }
+    (kinds, String::from_utf8(op_sel).expect("digits"), neg)
+}
+
+fn table() -> String {
+    let rows = rows();
+    let is_valu = |row: &&Row| row.encoding.starts_with("Vop");
+    let probes: Vec<_> = rows.iter().filter(is_valu).flat_map(modifier_probes).collect();
+    let [gfx942, gfx950] = ["gfx942", "gfx950"].map(|cpu| llvm::disassemble(cpu, &probes));
+    let mut at = 0;
+    let mut out = String::from(HEADER);
+    for row in &rows {
+        let (kinds, op_sel, neg) = if is_valu(&row) {
+            let texts = if row.targets == "GFX950" { &gfx950 } else { &gfx942 };
+            let n = modifier_probes(row).len();
+            at += n;
+            modifiers(row, &texts[at - n..at])
+        } else {
+            Default::default()
+        };
+        let Row { encoding, opcode, name, targets, widths } = row;
+        writeln!(out, "    {encoding} {opcode} {name} {targets} {widths:?} {kinds:?} {op_sel:?} {neg};")
             .unwrap();
     }
     out + "}\n"
@@ -224,7 +340,9 @@ const HEADER: &str = "\
 // Every compute opcode of gfx942 and gfx950, as LLVM disassembles it. Rebuilt and compared by `tests/isa_table.rs`.
 //
 // Row: encoding, opcode, name, targets, widths in registers of destination, src0, src1, src2 as the fields of the
-// encoding hold them (0: the field is unused, an immediate, or fixed by the opcode).
+// encoding hold them (0: the field is unused, an immediate, or fixed by the opcode); and of vector ALU rows: the kind
+// of each source (how constants read: w 32 bits, h 16-bit float, b bf16, s 16-bit integer, p packed, i 32-bit pattern, d f64), the
+// op_sel bits in printed order, and the mask of sources that take neg and abs.
 
 isa_table! {
 ";

@@ -280,6 +280,8 @@ fn modifier_word(w: &mut Words, inst: &mut Inst, code: u32, src1: Option<u32>) -
         }
         inst.neg = (bits(word, 20, 1) | bits(word, 22, 1) << 1) as u8;
         inst.abs = (bits(word, 21, 1) | bits(word, 23, 1) << 1) as u8;
+        inst.neg &= inst.op.info().negatable();
+        inst.abs &= inst.op.info().negatable();
         let ctrl = bits(word, 8, 9) as u16;
         let legal = matches!(ctrl, 0..=0xFF | 0x101..=0x10F | 0x111..=0x11F | 0x121..=0x12F | 0x130 | 0x134 | 0x138 | 0x13C | 0x140..=0x143 | 0x150..=0x15F);
         if !legal {
@@ -302,6 +304,9 @@ fn modifier_word(w: &mut Words, inst: &mut Inst, code: u32, src1: Option<u32>) -
     }
     inst.neg = (bits(word, 20, 1) | bits(word, 28, 1) << 1) as u8;
     inst.abs = (bits(word, 21, 1) | bits(word, 29, 1) << 1) as u8;
+    let negatable = if inst.op == Op::V_PK_FMAC_F16 { 0 } else { inst.op.info().negatable() };
+    inst.neg &= negatable;
+    inst.abs &= negatable;
     let mut sdwa = Sdwa {
         dst_sel: 6,
         dst_unused: 0,
@@ -430,7 +435,12 @@ fn vop3(w: &mut Words, word: u32) -> Result<Inst, DecodeError> {
         inst.sdst = w.scalar_dst(bits(word, 8, 7))?;
     } else {
         inst.abs = bits(word, 8, 3) as u8;
-        inst.op_sel = bits(word, 11, 4) as u8;
+        let swap = matches!(op, Op::V_PERMLANE16_SWAP_B32 | Op::V_PERMLANE32_SWAP_B32);
+        inst.op_sel = bits(word, 11, 4) as u8 & if swap { 3 } else { info.op_sel_mask() };
+    }
+    if !matches!(op, Op::V_BITOP3_B32 | Op::V_BITOP3_B16) {
+        inst.neg &= info.negatable();
+        inst.abs &= info.negatable();
     }
     for i in 0..3 {
         let mask = i == 2 && op.reads_mask();
@@ -622,6 +632,7 @@ fn mubuf(w: &mut Words, word: u32) -> Result<Inst, DecodeError> {
     inst.flags.nt = bit(word, 17);
     if matches!(op, Op::BUFFER_WBL2 | Op::BUFFER_INV) {
         inst.flags.sc0 = bit(word, 14);
+        inst.flags.nt = false;
         return Ok(inst);
     }
     buffer_operands(w, &mut inst, word, second)?;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Encoding, Inst, Op, Operand, Sdwa};
+use super::{ConstantKind as Kind, Encoding, Inst, Op, Operand, Sdwa};
 
 /// Text of an instruction, as `llvm-objdump -d` prints it (branch targets stay numbers).
 pub struct Display<'a>(&'a Inst);
@@ -12,21 +12,21 @@ pub fn display(inst: &Inst) -> Display<'_> {
     Display(inst)
 }
 
-/// Operand type as far as its text depends on it.
-#[derive(Clone, Copy, PartialEq)]
-enum Kind {
-    B32,
-    F64,
-}
+/// The inline floats 240..=248; 248 is 1/(2 pi).
+const FLOATS: [f32; 9] = [0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 4.0, -4.0, 0.15915494];
+const FLOATS_F16: [u16; 9] = [0x3800, 0xB800, 0x3C00, 0xBC00, 0x4000, 0xC000, 0x4400, 0xC400, 0x3118];
 
 /// Text of an inline constant.
-fn inline(code: u8, kind: Kind) -> String {
-    match code {
-        128..=192 => (i32::from(code) - 128).to_string(),
-        193..=208 => (192 - i32::from(code)).to_string(),
-        248 if kind == Kind::F64 => "0.15915494309189532".into(),
-        248 => "0.15915494".into(),
-        _ => ["0.5", "-0.5", "1.0", "-1.0", "2.0", "-2.0", "4.0", "-4.0"][usize::from(code - 240)].into(),
+fn inline(code: u8, width: u8, kind: Kind) -> String {
+    let float = usize::from(code.saturating_sub(240));
+    match (code, kind) {
+        (128..=192, _) => (i32::from(code) - 128).to_string(),
+        (193..=208, _) => (192 - i32::from(code)).to_string(),
+        (_, Kind::I16) => format!("{:#x}", FLOATS_F16[float]),
+        (_, Kind::I32) => format!("{:#x}", FLOATS[float].to_bits()),
+        (248, _) if width == 2 => "0.15915494309189532".into(),
+        (248, _) => "0.15915494".into(),
+        _ => format!("{:.1}", FLOATS[float]),
     }
 }
 
@@ -66,8 +66,8 @@ fn operand(operand: Operand, width: u8, kind: Kind) -> String {
         Operand::Vgpr(n) => range("v", n, width),
         Operand::Agpr(n) => range("a", n, width),
         Operand::Sgpr(code) => scalar_register(code, width),
-        Operand::Inline(code) => inline(code, kind),
-        Operand::Literal(value) => literal(value),
+        Operand::Inline(code) => inline(code, width, kind),
+        Operand::Literal(value) => literal(value, width, kind),
         Operand::Special(code) => match code {
             235 => "src_shared_base",
             236 => "src_shared_limit",
@@ -86,16 +86,36 @@ fn operand(operand: Operand, width: u8, kind: Kind) -> String {
 }
 
 /// A literal; `lit()` marks one that an inline constant could have held.
-fn literal(value: u32) -> String {
-    const FLOATS: [f32; 9] = [0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 4.0, -4.0, 0.15915494];
-    let has_inline = (-16..=64).contains(&(value as i32)) || FLOATS.iter().any(|f| f.to_bits() == value);
-    if has_inline { format!("lit({value:#x})") } else { format!("{value:#x}") }
+fn literal(value: u32, width: u8, kind: Kind) -> String {
+    let low = value as u16;
+    let small = |int: i32| (-16..=64).contains(&int);
+    let is_float = FLOATS.iter().any(|f| f.to_bits() == value);
+    let has_inline = match kind {
+        Kind::F64 => {
+            return match FLOATS.iter().position(|f| f64::from(*f).to_bits() == u64::from(value) << 32) {
+                _ if value == 0 => "0".into(),
+                Some(float) => format!("{:.1}", FLOATS[float]),
+                None => format!("{value:#x}"),
+            };
+        }
+        Kind::F16 => small((low as i16).into()) || FLOATS_F16.contains(&low),
+        Kind::Bf16 => small((low as i16).into()) || FLOATS.iter().any(|f| f.to_bits() >> 16 == low.into()),
+        Kind::Packed => small(value as i32) || FLOATS_F16.iter().any(|f| u32::from(*f) == value),
+        Kind::I16 | Kind::I32 | Kind::B32 => small(value as i32) || width < 2 && is_float,
+    };
+    match kind {
+        _ if has_inline => format!("lit({value:#x})"),
+        Kind::F16 | Kind::I16 => format!("{low:#x}"),
+        _ => format!("{value:#x}"),
+    }
 }
 
 /// The literal of `s_setreg_imm32_b32`: a number where an inline constant could have held it.
 fn setreg_literal(value: u32) -> String {
-    match value as i32 {
-        small @ -16..=64 => small.to_string(),
+    match (value as i32, FLOATS.iter().position(|f| f.to_bits() == value)) {
+        (small @ -16..=64, _) => small.to_string(),
+        (_, Some(8)) => "0.15915494".into(),
+        (_, Some(float)) => format!("{:.1}", FLOATS[float]),
         _ => format!("{value:#x}"),
     }
 }
@@ -112,15 +132,18 @@ impl Inst {
         self.src.iter().take(3).filter(|s| **s != Operand::None).count()
     }
 
-    fn source_kind(&self, index: usize) -> Kind {
-        if self.op.info().src.get(index) == Some(&2) { Kind::F64 } else { Kind::B32 }
-    }
-
     fn source(&self, index: usize) -> String {
         let info = self.op.info();
         let mask = index == 2 && self.op.reads_mask();
         let width = if mask { 2 } else { info.src.get(index).copied().unwrap_or(1) };
-        operand(self.src[index], width, self.source_kind(index))
+        match self.src[index] {
+            // Packed 32-bit operations broadcast a 32-bit constant.
+            Operand::Inline(code) if self.encoding == Encoding::Vop3p => {
+                inline(code, 1, info.constant_kind(index))
+            }
+            Operand::Literal(value) if index > 0 && self.op.has_inner_literal() => format!("{value:#x}"),
+            source => operand(source, width, info.constant_kind(index)),
+        }
     }
 
     /// Source with negation, absolute value or sign extension around it.
@@ -225,6 +248,11 @@ fn sendmsg(imm: i32) -> String {
         2 => "MSG_GS",
         3 => "MSG_GS_DONE",
         4 => "MSG_SAVEWAVE",
+        5 => "MSG_STALL_WAVE_GEN",
+        6 => "MSG_HALT_WAVES",
+        7 => "MSG_ORDERED_PS_DONE",
+        8 => "MSG_EARLY_PRIM_DEALLOC",
+        9 => "MSG_GS_ALLOC_REQ",
         10 => "MSG_GET_DOORBELL",
         15 => "MSG_SYSMSG",
         _ => "",
@@ -237,11 +265,11 @@ fn sendmsg(imm: i32) -> String {
             let stream = if operation == 0 { String::new() } else { format!(", {stream}") };
             format!("sendmsg({name}, {operation_name}{stream})")
         }
-        15 if (1..=4).contains(&operation) && stream == 0 => {
-            let names = ["ECC_ERR_INTERRUPT", "REG_RD", "HOST_TRAP_ACK", "TTRACE_PC"];
+        15 if matches!(operation, 1 | 2 | 4) && stream == 0 => {
+            let names = ["ECC_ERR_INTERRUPT", "REG_RD", "", "TTRACE_PC"];
             format!("sendmsg({name}, SYSMSG_OP_{})", names[operation as usize - 1])
         }
-        1 | 4 | 10 if plain => format!("sendmsg({name})"),
+        1 | 4..=10 if plain => format!("sendmsg({name})"),
         _ if imm & !0x37F != 0 => imm.to_string(),
         _ => format!("sendmsg({id}, {operation}, {stream})"),
     }
@@ -387,9 +415,7 @@ fn vector(inst: &Inst, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             write!(f, " op_sel:{}", list(inst.op_sel, n))?;
         }
         let default_hi = if inst.is_mix() { 0 } else { (1 << n) - 1 };
-        if inst.op_sel_hi & ((1 << n) - 1) != default_hi
-            && !matches!(op, Op::V_ACCVGPR_READ_B32 | Op::V_ACCVGPR_WRITE_B32)
-        {
+        if inst.op_sel_hi & ((1 << n) - 1) != default_hi && !info.op_sel_order().is_empty() {
             write!(f, " op_sel_hi:{}", list(inst.op_sel_hi, n))?;
         }
         if inst.is_packed() {
@@ -407,14 +433,16 @@ fn vector(inst: &Inst, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         }
     } else if is_bitop {
         let table = inst.neg | inst.abs << 3 | inst.omod << 6;
-        if table != 0 {
-            write!(f, " bitop3:{table:#x}")?;
+        match table {
+            0 => {}
+            1..=10 => write!(f, " bitop3:{table}")?,
+            _ => write!(f, " bitop3:{table:#x}")?,
         }
         if inst.op_sel != 0 {
             write!(f, " op_sel:{}", list(inst.op_sel, 4))?;
         }
     } else if inst.op_sel != 0 {
-        op_sel(inst, n, f)?;
+        op_sel(inst, f)?;
     }
     if inst.clamp {
         f.write_str(" clamp")?;
@@ -428,18 +456,12 @@ fn vector(inst: &Inst, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     dpp_control(inst, f)
 }
 
-/// `op_sel` of a VOP3 instruction: one entry per source, then the destination.
-fn op_sel(inst: &Inst, n: usize, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    use Op::*;
-    let bits = inst.op_sel;
-    let byte_dst =
-        inst.op.info().name.starts_with("V_CVT_SR_FP8") || inst.op.info().name.starts_with("V_CVT_SR_BF8");
-    let entries = match inst.op {
-        _ if byte_dst => vec![0, 1, 2, 3],
-        V_CVT_SR_F16_F32 | V_CVT_SR_BF16_F32 => vec![0, 1, 3],
-        _ => (0..n).chain([3]).collect(),
+/// `op_sel` of a VOP3 instruction, in the order that the table gives.
+fn op_sel(inst: &Inst, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let entry = |bit: u8| {
+        if bit.is_ascii_digit() { (inst.op_sel >> (bit - b'0') & 1).to_string() } else { "0".into() }
     };
-    let items: Vec<_> = entries.iter().map(|i| (bits >> i & 1).to_string()).collect();
+    let items: Vec<_> = inst.op.info().op_sel_order().bytes().map(entry).collect();
     write!(f, " op_sel:[{}]", items.join(","))
 }
 
@@ -495,9 +517,9 @@ fn mfma(inst: &Inst, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let is_f8f6f4 = matches!(op, V_MFMA_F32_16X16X128_F8F6F4 | V_MFMA_F32_32X32X64_F8F6F4);
     let is_f64 = info.name.starts_with("V_MFMA_F64");
     let format_width = |format: u8| match format {
-        0 | 1 => 8,
         2 | 3 => 6,
-        _ => 4,
+        4 => 4,
+        _ => 8,
     };
     let mut widths = info.src;
     if is_f8f6f4 {
@@ -506,7 +528,8 @@ fn mfma(inst: &Inst, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     }
     let mut operands = vec![operand(inst.dst, info.dst, Kind::B32)];
     for (i, width) in widths.into_iter().enumerate() {
-        operands.push(operand(inst.src[i], width, if is_f64 { Kind::F64 } else { Kind::B32 }));
+        let width = if is_f64 && matches!(inst.src[i], Operand::Inline(_)) { 2 } else { width };
+        operands.push(operand(inst.src[i], width, Kind::B32));
     }
     let mut mnemonic = op.mnemonic();
     if let Some(scale) = inst.scale {

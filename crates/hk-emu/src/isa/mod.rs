@@ -49,9 +49,59 @@ pub struct OpInfo {
     pub dst: u8,
     /// Widths in registers of the source fields; 0 where unused or an immediate.
     pub src: [u8; 3],
+    kinds: &'static str,
+    op_sel: &'static str,
+    neg: u8,
+}
+
+/// How LLVM prints a constant source, which follows its type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConstantKind {
+    /// 32 bits of any type; 64 bits that are not a float's.
+    B32,
+    /// 16-bit float: a literal's low half counts.
+    F16,
+    /// bf16.
+    Bf16,
+    /// 16-bit integer: inline floats are f16 bit patterns.
+    I16,
+    /// Two 16-bit floats.
+    Packed,
+    /// 32-bit integer: inline floats are f32 bit patterns.
+    I32,
+    /// 64-bit float: a literal is its high half.
+    F64,
 }
 
 impl OpInfo {
+    /// How a constant in source `i` of a vector ALU instruction reads.
+    pub fn constant_kind(&self, i: usize) -> ConstantKind {
+        match self.kinds.as_bytes().get(i) {
+            Some(b'h') => ConstantKind::F16,
+            Some(b's') => ConstantKind::I16,
+            Some(b'b') => ConstantKind::Bf16,
+            Some(b'p') => ConstantKind::Packed,
+            Some(b'i') => ConstantKind::I32,
+            Some(b'd') => ConstantKind::F64,
+            _ => ConstantKind::B32,
+        }
+    }
+
+    /// The `op_sel` bits of the VOP3 or VOP3P form in the order of their text; empty where there is no such modifier.
+    pub fn op_sel_order(&self) -> &'static str {
+        self.op_sel
+    }
+
+    /// The `op_sel` bits that the VOP3 form looks at.
+    pub fn op_sel_mask(&self) -> u8 {
+        self.op_sel.bytes().filter(u8::is_ascii_digit).map(|b| 1 << (b - b'0')).sum()
+    }
+
+    /// Sources that take negation and absolute value.
+    pub fn negatable(&self) -> u8 {
+        self.neg
+    }
+
     /// Whether `arch` has the instruction.
     pub fn exists_on(&self, arch: Arch) -> bool {
         self.targets & target_bit(arch) != 0
@@ -71,7 +121,8 @@ const GFX950: u8 = 2;
 const BOTH: u8 = GFX942 | GFX950;
 
 macro_rules! isa_table {
-    ($($encoding:ident $opcode:literal $name:ident $targets:ident [$d:literal, $a:literal, $b:literal, $c:literal];)*) => {
+    ($($encoding:ident $opcode:literal $name:ident $targets:ident [$d:literal, $a:literal, $b:literal, $c:literal]
+        $kinds:literal $op_sel:literal $neg:literal;)*) => {
         /// Every compute instruction of gfx942 and gfx950, by LLVM's name.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[allow(non_camel_case_types, missing_docs)] // the ISA's own names
@@ -85,6 +136,9 @@ macro_rules! isa_table {
             targets: $targets,
             dst: $d,
             src: [$a, $b, $c],
+            kinds: $kinds,
+            op_sel: $op_sel,
+            neg: $neg,
         }),*];
 
         /// Every instruction, in table order.

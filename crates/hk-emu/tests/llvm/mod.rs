@@ -88,8 +88,9 @@ pub fn disassemble(cpu: &str, sequences: &[Vec<u32>]) -> Vec<Option<String>> {
         skip_marks(&mut lines, if found.last().is_some_and(|l| l.contains("0xbf80054d")) { 1 } else { 2 });
         let input_line = 2 * index + 2;
         let swallowed = found.last().is_some_and(|l| l.contains("0xbf80054d"));
+        // LLVM comments on what it takes for illegal.
         results.push(match found[..] {
-            [one] if !invalid.contains(&input_line) && !swallowed && !one.contains("Invalid ") => {
+            [one] if !invalid.contains(&input_line) && !swallowed && !one.contains("/*") => {
                 Some(one.to_owned())
             }
             _ => None,
