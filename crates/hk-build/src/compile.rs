@@ -1,0 +1,263 @@
+//! Running the compiler, and the cache that avoids it.
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use hk_codeobj::{Arch, CodeObject};
+
+use crate::manifest::{KernelEntry, ObjectEntry, Resources};
+use crate::source::{self, Unit};
+use crate::{Compiler, Error};
+
+/// Changes when the meaning of a cache entry does.
+const CACHE_FORMAT: &str = "hk-cache 1";
+
+/// The flags that decide what is generated: the same for every compiler, and free of paths.
+///
+/// Contraction of `a * b + c` is the same on all targets, so that results agree. Line tables name the source in the
+/// emulator's reports. No header but the compiler's own is reachable: kernels build alike on every machine.
+pub fn compile_flags(arch: Arch) -> Vec<String> {
+    let common = [
+        "-std=c++20",
+        "-O3",
+        "-ffp-contract=fast-honor-pragmas",
+        "-gline-tables-only",
+        "-nostdinc++",
+        "-nostdlibinc",
+        "-Wall",
+        "-Wextra",
+    ];
+    let amd = ["-x", "hip", "--offload-device-only", "--no-gpu-bundle-output", "-nogpulib", "-nogpuinc"];
+    let ptx = ["-x", "cuda", "--cuda-device-only", "-S", "-nocudainc", "-nocudalib", "--cuda-feature=+ptx83"];
+    let mut flags: Vec<String> =
+        if arch.is_amd() { amd.as_slice() } else { &ptx }.iter().map(|f| f.to_string()).collect();
+    flags.extend(common.map(String::from));
+    if arch.is_amd() {
+        // Without it the object holds a hash of the source's absolute path.
+        flags.extend(["-fuse-cuid=none".into(), format!("--offload-arch={arch}")]);
+    } else {
+        flags.push(format!("--cuda-gpu-arch={arch}"));
+    }
+    flags
+}
+
+/// The cache of the target directory that `path` lies in (a build script's `OUT_DIR`, or a running program).
+pub fn cache_dir(path: &Path) -> PathBuf {
+    // cargo marks every target directory.
+    let target = path.ancestors().find(|dir| dir.join("CACHEDIR.TAG").is_file());
+    // <target>/<profile>/build/<package>/out
+    target.or_else(|| path.ancestors().nth(4)).unwrap_or(path).join("hk-cache")
+}
+
+/// A compiled unit.
+#[derive(Debug, Clone)]
+pub struct Built {
+    /// What was compiled.
+    pub unit: Unit,
+    /// The code object, or PTX text.
+    pub bytes: Vec<u8>,
+    /// Its kernels.
+    pub kernels: Vec<KernelEntry>,
+    /// What the compiler warned of.
+    pub warnings: String,
+    /// The compiler did not have to run.
+    pub cached: bool,
+    /// Time it took.
+    pub elapsed: Duration,
+}
+
+impl Built {
+    /// The row of the manifest.
+    pub fn entry(&self) -> ObjectEntry {
+        ObjectEntry {
+            package: self.unit.package.clone(),
+            source: self.unit.source.display().to_string(),
+            target: self.unit.arch.to_string(),
+            object_bytes: self.bytes.len(),
+            kernels: self.kernels.clone(),
+        }
+    }
+}
+
+/// Compiles units with one compiler and one cache.
+#[derive(Debug, Clone)]
+pub struct Builder {
+    compiler: Compiler,
+    cache: PathBuf,
+    threads: usize,
+}
+
+impl Builder {
+    /// A builder that keeps its results in `cache` and runs as many compilers as the machine has cores.
+    pub fn new(compiler: Compiler, cache: impl Into<PathBuf>) -> Builder {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        Builder { compiler, cache: cache.into(), threads }
+    }
+
+    /// The compiler.
+    pub fn compiler(&self) -> &Compiler {
+        &self.compiler
+    }
+
+    /// Runs at most `threads` compilers at the same time, at least one.
+    pub fn threads(mut self, threads: usize) -> Builder {
+        self.threads = threads.max(1);
+        self
+    }
+
+    /// Compiles all units in parallel; the results have their order. `done` is called as each is finished, from any
+    /// thread. An error of one does not stop the others.
+    pub fn compile_all(
+        &self,
+        units: &[Unit],
+        done: impl Fn(&Unit, &Result<Built, Error>) + Sync,
+    ) -> Vec<Result<Built, Error>> {
+        let next = AtomicUsize::new(0);
+        let results = Mutex::new(Vec::with_capacity(units.len()));
+        std::thread::scope(|scope| {
+            for _ in 0..self.threads.min(units.len()) {
+                scope.spawn(|| {
+                    while let Some((i, unit)) = Some(next.fetch_add(1, Ordering::Relaxed))
+                        .and_then(|i| units.get(i).map(|unit| (i, unit)))
+                    {
+                        let result = self.compile(unit);
+                        done(unit, &result);
+                        results.lock().unwrap_or_else(|e| e.into_inner()).push((i, result));
+                    }
+                });
+            }
+        });
+        let mut results = results.into_inner().unwrap_or_else(|e| e.into_inner());
+        results.sort_by_key(|(i, _)| *i);
+        results.into_iter().map(|(_, result)| result).collect()
+    }
+
+    /// Compiles one unit, or takes it from the cache, and checks what its kernels need.
+    ///
+    /// # Errors
+    /// [`Error::Compile`] with the compiler's words, [`Error::Resources`] with the kernel's name, [`Error::Object`],
+    /// [`Error::Io`].
+    pub fn compile(&self, unit: &Unit) -> Result<Built, Error> {
+        let start = Instant::now();
+        let key = self.key(unit)?;
+        let entry = self.cache.join(format!("{key}.{}", unit.object_name()));
+        let log = entry.with_extension("log");
+        // An entry that cannot be read back is made again.
+        let cached = fs::read(&entry).ok().and_then(|bytes| Some((read_kernels(unit, &bytes).ok()?, bytes)));
+        let (kernels, bytes, warnings, cached) = match cached {
+            Some((kernels, bytes)) => (kernels, bytes, fs::read_to_string(&log).unwrap_or_default(), true),
+            None => {
+                let (bytes, warnings) = self.run(unit)?;
+                let kernels = read_kernels(unit, &bytes)?;
+                if !warnings.is_empty() {
+                    self.store(&log, warnings.as_bytes())?;
+                }
+                self.store(&entry, &bytes)?;
+                (kernels, bytes, warnings, false)
+            }
+        };
+        let violations: Vec<String> = kernels
+            .iter()
+            .filter_map(|k| Some(k.resources.as_ref()?.violations(&k.name, unit.arch)))
+            .flatten()
+            .collect();
+        if !violations.is_empty() {
+            return Err(Error::Resources { file: unit.label(), arch: unit.arch, violations });
+        }
+        Ok(Built { unit: unit.clone(), bytes, kernels, warnings, cached, elapsed: start.elapsed() })
+    }
+
+    /// The hash of everything that the object depends on.
+    fn key(&self, unit: &Unit) -> Result<String, Error> {
+        let mut hasher = blake3::Hasher::new();
+        let mut add = |bytes: &[u8]| {
+            hasher.update(&(bytes.len() as u64).to_le_bytes());
+            hasher.update(bytes);
+        };
+        add(CACHE_FORMAT.as_bytes());
+        add(self.compiler.version_text.as_bytes());
+        add(unit.label().as_bytes());
+        for flag in compile_flags(unit.arch) {
+            add(flag.as_bytes());
+        }
+        for dir in &unit.includes {
+            add(source::portable_name(dir).as_bytes());
+        }
+        let source = unit.root.join(&unit.source);
+        add(&fs::read(&source).map_err(Error::io(&source))?);
+        for (name, path) in source::headers(unit)? {
+            add(name.as_bytes());
+            add(&fs::read(&path).map_err(Error::io(&path))?);
+        }
+        Ok(hasher.finalize().to_hex()[..32].into())
+    }
+
+    /// Runs the compiler: the object and what it warned of.
+    fn run(&self, unit: &Unit) -> Result<(Vec<u8>, String), Error> {
+        let dir = tempfile::tempdir().map_err(Error::io(Path::new("temporary directory")))?;
+        let out = dir.path().join("object");
+        let mut command = Command::new(&self.compiler.path);
+        // Debug information names files by package: no path of this machine gets into the object.
+        command.current_dir(&unit.root).args(compile_flags(unit.arch));
+        command.arg(format!("-fdebug-compilation-dir={}", unit.package));
+        command.arg(format!("-ffile-prefix-map={}={}", unit.root.display(), unit.package));
+        for include in &unit.includes {
+            command.arg(format!(
+                "-ffile-prefix-map={}={}",
+                include.display(),
+                source::portable_name(include)
+            ));
+            command.arg("-I").arg(include);
+        }
+        let output =
+            command.arg(&unit.source).arg("-o").arg(&out).output().map_err(Error::io(&self.compiler.path))?;
+        let text = String::from_utf8_lossy(&output.stderr).trim_end().to_owned();
+        if !output.status.success() {
+            return Err(Error::Compile { file: unit.label(), arch: unit.arch, output: text });
+        }
+        Ok((fs::read(&out).map_err(Error::io(&out))?, text))
+    }
+
+    /// Writes a cache entry so that nobody ever sees half of it.
+    fn store(&self, entry: &Path, bytes: &[u8]) -> Result<(), Error> {
+        fs::create_dir_all(&self.cache).map_err(Error::io(&self.cache))?;
+        let mut file = tempfile::NamedTempFile::new_in(&self.cache).map_err(Error::io(&self.cache))?;
+        file.write_all(bytes).map_err(Error::io(entry))?;
+        file.persist(entry).map_err(|e| Error::io(entry)(e.error))?;
+        Ok(())
+    }
+}
+
+fn read_kernels(unit: &Unit, bytes: &[u8]) -> Result<Vec<KernelEntry>, Error> {
+    if !unit.arch.is_amd() {
+        return Ok(ptx_entries(&String::from_utf8_lossy(bytes)));
+    }
+    let object = CodeObject::parse(bytes)
+        .and_then(|object| match object.arch == unit.arch {
+            true => Ok(object),
+            false => Err(hk_codeobj::ParseError::TargetMismatch {
+                note: unit.arch.to_string(),
+                header: object.arch,
+            }),
+        })
+        .map_err(|source| Error::Object { file: unit.label(), arch: unit.arch, source })?;
+    let entry = |k: &hk_codeobj::Kernel| KernelEntry {
+        name: k.name.clone(),
+        resources: Some(Resources::of(k, unit.arch)),
+    };
+    Ok(object.kernels.iter().map(entry).collect())
+}
+
+/// The names after `.visible .entry`.
+fn ptx_entries(ptx: &str) -> Vec<KernelEntry> {
+    ptx.lines()
+        .filter_map(|line| line.trim_start().strip_prefix(".visible .entry "))
+        .filter_map(|rest| rest.split('(').next())
+        .map(|name| KernelEntry { name: name.trim().into(), resources: None })
+        .collect()
+}

@@ -1,0 +1,139 @@
+//! The sources of a package and what they depend on.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use hk_codeobj::Arch;
+
+use crate::Error;
+
+/// One HIP source for one target: what one run of the compiler makes.
+#[derive(Debug, Clone)]
+pub struct Unit {
+    /// The package, such as `hk-norm`.
+    pub package: String,
+    /// The package's directory.
+    pub root: PathBuf,
+    /// The source, relative to `root`.
+    pub source: PathBuf,
+    /// Directories for `#include <...>`, absolute.
+    pub includes: Vec<PathBuf>,
+    /// The target.
+    pub arch: Arch,
+}
+
+impl Unit {
+    /// The source's name without its extension, such as `rmsnorm`.
+    pub fn stem(&self) -> String {
+        self.source.file_stem().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
+    /// Package and source, for messages.
+    pub fn label(&self) -> String {
+        format!("{}/{}", self.package, self.source.display())
+    }
+
+    /// The name of the compiled file, such as `rmsnorm.gfx942.co`.
+    pub fn object_name(&self) -> String {
+        format!("{}.{}.{}", self.stem(), self.arch, if self.arch.is_amd() { "co" } else { "ptx" })
+    }
+}
+
+/// The units of a package: every `*.hip` directly in `dir` (relative to `root`), by name, for each target.
+///
+/// # Errors
+/// [`Error::Io`] if the directory cannot be read.
+pub fn package_units(
+    package: &str,
+    root: &Path,
+    dir: &str,
+    includes: &[PathBuf],
+    targets: &[Arch],
+) -> Result<Vec<Unit>, Error> {
+    let folder = root.join(dir);
+    let mut sources = Vec::new();
+    for entry in fs::read_dir(&folder).map_err(Error::io(&folder))? {
+        let path = entry.map_err(Error::io(&folder))?.path();
+        if path.extension().is_some_and(|e| e == "hip") && path.is_file() {
+            sources.extend(path.file_name().map(|name| Path::new(dir).join(name)));
+        }
+    }
+    sources.sort();
+    let unit = |source: &PathBuf, arch| Unit {
+        package: package.into(),
+        root: root.into(),
+        source: source.clone(),
+        includes: includes.into(),
+        arch,
+    };
+    Ok(sources.iter().flat_map(|s| targets.iter().map(move |&arch| unit(s, arch))).collect())
+}
+
+/// Reads a comma-separated list of targets; each is listed once, in the order given.
+///
+/// # Errors
+/// [`Error::Target`] names a word that is no target, [`Error::NoTargets`] an empty list.
+pub fn parse_targets(list: &str) -> Result<Vec<Arch>, Error> {
+    let mut targets = Vec::new();
+    for name in list.split(',').map(str::trim).filter(|n| !n.is_empty()) {
+        let arch = name.parse()?;
+        if !targets.contains(&arch) {
+            targets.push(arch);
+        }
+    }
+    if targets.is_empty() { Err(Error::NoTargets) } else { Ok(targets) }
+}
+
+/// Every file that `unit` may include, with a name that does not depend on where the package lies: what is beside the
+/// source (other sources excepted) and below the include directories.
+pub(crate) fn headers(unit: &Unit) -> Result<Vec<(String, PathBuf)>, Error> {
+    let mut found = Vec::new();
+    if let Some(dir) = unit.source.parent() {
+        walk(&unit.root.join(dir), "source", &mut found)?;
+    }
+    for (i, dir) in unit.includes.iter().enumerate() {
+        walk(dir, &format!("include{i}"), &mut found)?;
+    }
+    found.retain(|(_, path)| path.extension().is_none_or(|e| e != "hip"));
+    found.sort();
+    Ok(found)
+}
+
+fn walk(dir: &Path, name: &str, found: &mut Vec<(String, PathBuf)>) -> Result<(), Error> {
+    for entry in fs::read_dir(dir).map_err(Error::io(dir))? {
+        let path = entry.map_err(Error::io(dir))?.path();
+        let name = format!("{name}/{}", path.file_name().unwrap_or_default().to_string_lossy());
+        if path.is_dir() {
+            walk(&path, &name, found)?;
+        } else {
+            found.push((name, path));
+        }
+    }
+    Ok(())
+}
+
+/// How an include directory is called in debug information: the package that it belongs to, and the rest of its path.
+pub(crate) fn portable_name(dir: &Path) -> String {
+    for ancestor in dir.ancestors() {
+        if ancestor.join("Cargo.toml").is_file() {
+            let package = ancestor.file_name().unwrap_or_default().to_string_lossy();
+            let rest = dir.strip_prefix(ancestor).unwrap_or(Path::new(""));
+            return Path::new(&*package).join(rest).display().to_string();
+        }
+    }
+    dir.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_are_listed_once_in_order() {
+        assert_eq!(parse_targets("gfx950, gfx942,gfx950,").unwrap(), [Arch::Gfx950, Arch::Gfx942]);
+        assert_eq!(parse_targets("sm_90").unwrap(), [Arch::Sm90]);
+        assert!(matches!(parse_targets(" ,"), Err(Error::NoTargets)));
+        let error = parse_targets("gfx942,gfx90a").unwrap_err().to_string();
+        assert_eq!(error, "targets: unknown target `gfx90a`: expected gfx942, gfx950 or sm_90");
+    }
+}
