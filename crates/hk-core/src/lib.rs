@@ -1,1 +1,45 @@
-//! Devices, streams, buffers, tensor views and kernel launches for AMD Instinct GPUs and their emulator.
+#![doc = include_str!("../README.md")]
+
+mod buffer;
+mod device;
+mod driver;
+mod drivers;
+mod dtype;
+mod error;
+mod event;
+mod global;
+mod launch;
+mod layout;
+mod module;
+pub mod registry;
+mod stream;
+mod tensor;
+
+pub use buffer::DeviceBuffer;
+pub use device::{Device, DeviceInfo};
+pub use dtype::{
+    DType, E8M0, Element, Float, Fp4, Fp4Rounding, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, Fp8E5M2, Fp8E5M2Fnuz, bf16,
+    f16,
+};
+pub use error::{Error, Result};
+pub use event::Event;
+pub use global::GlobalLayout;
+pub use hk_codeobj::Arch;
+#[cfg(feature = "emu")]
+pub use hk_emu::Counters;
+pub use launch::{Launch, LaunchConfig};
+pub use layout::{Layout, Rows};
+pub use module::{CodeObjects, Kernel};
+pub use stream::Stream;
+pub use tensor::{Aliasing, Operand, TensorView, TensorViewMut, check_overlap};
+
+/// Includes what the build script of a family crate has compiled: a private module `kernels` with one
+/// [`CodeObjects`] per HIP source, `kernels::RMSNORM` for `hip/rmsnorm.hip`.
+#[macro_export]
+macro_rules! include_kernels {
+    () => {
+        mod kernels {
+            include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
+        }
+    };
+}

@@ -1,0 +1,162 @@
+//! Device memory.
+
+use crate::driver::Dependency;
+use crate::tensor::{TensorView, TensorViewMut};
+use crate::{Device, Element, Error, Layout, Result, Stream};
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::{Mutex, PoisonError};
+
+/// An array of `T` on a device.
+///
+/// Made by [`Stream::upload`], [`Stream::alloc_zeroed`] and [`Stream::alloc_uninit`]; that stream is its home.
+/// Other streams of the device can use it as well. Their first use waits, on the device, for what is queued on the
+/// home stream by then; from there on the order between streams is the caller's, with [`Stream::wait`].
+///
+/// Dropping a buffer never blocks and is safe at any time: its memory is released in stream order, after
+/// everything that was queued with it on any stream.
+///
+/// The address is aligned to 256 bytes.
+pub struct DeviceBuffer<T> {
+    pub(crate) storage: Storage,
+    len: usize,
+    element: PhantomData<T>,
+}
+
+impl<T: Element> DeviceBuffer<T> {
+    pub(crate) fn new(storage: Storage, len: usize) -> Self {
+        Self { storage, len, element: PhantomData }
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True if there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The device it lies on.
+    pub fn device(&self) -> &Device {
+        self.storage.device()
+    }
+
+    /// The whole buffer as a contiguous tensor.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if `shape` has not exactly [`len`](Self::len) elements, or more than five axes.
+    pub fn view(&self, shape: impl AsRef<[usize]>) -> Result<TensorView<'_, T>> {
+        TensorView::new(&self.storage, self.len, self.whole("view", shape.as_ref())?, 0)
+    }
+
+    /// The whole buffer as a contiguous tensor that can be written.
+    ///
+    /// # Errors
+    /// As [`view`](Self::view).
+    pub fn view_mut(&mut self, shape: impl AsRef<[usize]>) -> Result<TensorViewMut<'_, T>> {
+        TensorViewMut::new(&self.storage, self.len, self.whole("view_mut", shape.as_ref())?, 0)
+    }
+
+    /// A tensor with any layout, its first element at `offset`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if an element would lie outside of the buffer.
+    pub fn view_with(&self, layout: Layout, offset: usize) -> Result<TensorView<'_, T>> {
+        TensorView::new(&self.storage, self.len, layout, offset)
+    }
+
+    /// A tensor with any layout that can be written, its first element at `offset`.
+    ///
+    /// # Errors
+    /// As [`view_with`](Self::view_with), and [`Error::Stride`] if elements of the layout overlap each other.
+    pub fn view_mut_with(&mut self, layout: Layout, offset: usize) -> Result<TensorViewMut<'_, T>> {
+        TensorViewMut::new(&self.storage, self.len, layout, offset)
+    }
+
+    fn whole(&self, op: &'static str, shape: &[usize]) -> Result<Layout> {
+        let layout = Layout::contiguous(shape)?;
+        if layout.numel() != self.len {
+            let want = format!("{} elements, all of the buffer", self.len);
+            return Err(Error::shape(op, "shape", shape, want));
+        }
+        Ok(layout)
+    }
+}
+
+impl<T: Element> fmt::Debug for DeviceBuffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceBuffer<{}>({} on {})", T::DTYPE, self.len, self.device().spec())
+    }
+}
+
+/// Address of buffers without elements: aligned, not null, never mapped.
+const EMPTY: u64 = 256;
+
+/// An allocation and the streams whose work may still use it.
+pub struct Storage {
+    home: Stream,
+    addr: u64,
+    bytes: usize,
+    /// Streams other than the home that have used it.
+    visitors: Mutex<Vec<Stream>>,
+}
+
+impl Storage {
+    /// Uninitialised memory.
+    pub fn new(stream: &Stream, bytes: usize, label: &dyn fmt::Display) -> Result<Self> {
+        let addr = match bytes {
+            0 => EMPTY,
+            _ => stream.driver().malloc(stream.handle(), bytes as u64, label)?,
+        };
+        Ok(Self { home: stream.clone(), addr, bytes, visitors: Mutex::default() })
+    }
+
+    pub fn device(&self) -> &Device {
+        self.home.device()
+    }
+
+    pub fn addr(&self) -> u64 {
+        self.addr
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// To be called before work that uses the memory is queued on `stream`.
+    pub fn used_on(&self, op: &'static str, arg: &'static str, stream: &Stream) -> Result<()> {
+        if *stream == self.home {
+            return Ok(());
+        }
+        stream.device().expect_same(op, arg, self.device())?;
+        let mut visitors = self.visitors.lock().unwrap_or_else(PoisonError::into_inner);
+        if !visitors.contains(stream) {
+            // The memory exists for work behind its allocation only.
+            let event = self.home.driver().record(self.home.handle())?;
+            stream.driver().wait(stream.handle(), &event, Dependency::Data)?;
+            visitors.push(stream.clone());
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Storage {
+    fn drop(&mut self) {
+        if self.addr == EMPTY {
+            return;
+        }
+        let (driver, home) = (self.home.driver(), self.home.handle());
+        for visitor in self.visitors.get_mut().unwrap_or_else(PoisonError::into_inner) {
+            let ordered = driver
+                .record(visitor.handle())
+                .and_then(|event| driver.wait(home, &event, Dependency::Lifetime));
+            // Without an event only waiting here is safe, and without that the memory is better lost than reused.
+            if ordered.is_err() && driver.synchronize(visitor.handle()).is_err() {
+                return;
+            }
+        }
+        driver.free(home, self.addr);
+    }
+}

@@ -1,0 +1,177 @@
+//! Devices and how they are found.
+
+use crate::driver::Driver;
+use crate::module::Loaded;
+use crate::{Arch, Error, Result, Stream, drivers};
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
+
+/// A GPU, or the emulator of one. Cheap to clone.
+///
+/// | string | device |
+/// |---|---|
+/// | `emu:gfx942`, `emu:gfx950` | the emulator (feature `emu`, on by default) |
+/// | `hip:N` | AMD GPU number N through the ROCm runtime (feature `hip`) |
+///
+/// The emulator takes options, `emu:gfx942?threads=1&budget=1000000`:
+///
+/// | option | meaning |
+/// |---|---|
+/// | `threads=N` | host threads per launch (default: all) |
+/// | `budget=N` | instructions after which a launch is stopped as endless |
+/// | `footprint=BOOL` | count distinct bytes read and written, for [`Counters`](crate::Counters) |
+/// | `delay_ms=N` | pause before each piece of queued work, so that tests meet real asynchrony |
+///
+/// ```
+/// # fn main() -> hk_core::Result<()> {
+/// let device = hk_core::Device::open("emu:gfx942")?;
+/// let stream = device.create_stream()?;
+/// let x = stream.upload(&[1.0f32, 2.0, 3.0])?;
+/// assert_eq!(stream.download(&x)?, [1.0, 2.0, 3.0]);
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Device(Arc<Inner>);
+
+struct Inner {
+    /// Never given twice, unlike an address.
+    id: u64,
+    driver: Box<dyn Driver>,
+    /// Modules by the address of their `CodeObjects`, kernels by symbol.
+    modules: RwLock<HashMap<usize, Loaded>>,
+}
+
+/// What a device is and what it has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceInfo {
+    /// The string that opens it.
+    pub spec: String,
+    /// Marketing name, or the emulator's.
+    pub name: String,
+    /// The target that its kernels are compiled for.
+    pub arch: Arch,
+    /// Compute units.
+    pub compute_units: u32,
+    /// Lanes of a wave.
+    pub wave_size: u32,
+    /// LDS that one block can have, in bytes.
+    pub lds_per_workgroup: u32,
+    /// Threads that one block can have.
+    pub max_threads_per_workgroup: u32,
+    /// Blocks that a grid can have along x, y and z.
+    pub max_grid: [u32; 3],
+    /// Memory in bytes; on the emulator what the host lends.
+    pub total_memory_bytes: u64,
+    /// `emu` or `hip`.
+    pub driver: &'static str,
+}
+
+/// The environment variable that [`Device::open_default`] looks at.
+const HK_DEVICE: &str = "HK_DEVICE";
+
+impl Device {
+    /// Opens a device by its string. While a device is alive, opening its string again gives the same one.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a string that is none of the above, [`Error::NoDevice`] if no device answers or its
+    /// driver is not built in, [`Error::Driver`] if the driver fails.
+    pub fn open(spec: &str) -> Result<Self> {
+        static OPEN: OnceLock<Mutex<HashMap<String, Weak<Inner>>>> = OnceLock::new();
+        let mut open = OPEN.get_or_init(Default::default).lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(inner) = open.get(spec).and_then(Weak::upgrade) {
+            return Ok(Self(inner));
+        }
+        open.retain(|_, inner| inner.strong_count() > 0);
+        let driver = drivers::open(spec)?;
+        static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        let inner = Arc::new(Inner { id, driver, modules: RwLock::default() });
+        open.insert(spec.to_owned(), Arc::downgrade(&inner));
+        Ok(Self(inner))
+    }
+
+    /// Opens what the environment variable `HK_DEVICE` names, else the first AMD GPU, else `emu:gfx942`.
+    ///
+    /// # Errors
+    /// As [`Device::open`]; a device that `HK_DEVICE` names is never replaced by another.
+    pub fn open_default() -> Result<Self> {
+        match std::env::var(HK_DEVICE) {
+            Ok(spec) => Self::open(&spec),
+            Err(std::env::VarError::NotUnicode(got)) => {
+                let want = "a device string, as emu:gfx942 or hip:0";
+                Err(Error::argument("Device::open_default", HK_DEVICE, format!("{got:?}"), want))
+            }
+            Err(std::env::VarError::NotPresent) => match Self::open("hip:0") {
+                Err(Error::NoDevice { .. }) => Self::open("emu:gfx942"),
+                other => other,
+            },
+        }
+    }
+
+    /// Every device that could be opened, with what it is or why it does not answer: all emulated targets, all AMD
+    /// GPUs, or the one reason why there is none.
+    pub fn available() -> Vec<(String, Result<DeviceInfo>)> {
+        let specs = drivers::specs();
+        specs.into_iter().map(|spec| (spec.clone(), Self::open(&spec).map(|d| d.info().clone()))).collect()
+    }
+
+    /// What it is and has.
+    pub fn info(&self) -> &DeviceInfo {
+        self.0.driver.info()
+    }
+
+    /// The target that its kernels are compiled for.
+    pub fn arch(&self) -> Arch {
+        self.info().arch
+    }
+
+    /// The string that opened it.
+    pub fn spec(&self) -> &str {
+        &self.info().spec
+    }
+
+    /// A new queue of work.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if the driver fails.
+    pub fn create_stream(&self) -> Result<Stream> {
+        Stream::new(self)
+    }
+
+    pub(crate) fn driver(&self) -> &dyn Driver {
+        &*self.0.driver
+    }
+
+    pub(crate) fn modules(&self) -> &RwLock<HashMap<usize, Loaded>> {
+        &self.0.modules
+    }
+
+    /// Tells devices apart.
+    pub(crate) fn id(&self) -> u64 {
+        self.0.id
+    }
+
+    pub(crate) fn expect_same(&self, op: &'static str, arg: &'static str, other: &Device) -> Result<()> {
+        if self == other {
+            return Ok(());
+        }
+        Err(Error::DeviceMismatch { op, arg, got: other.spec().into(), want: self.spec().into() })
+    }
+}
+
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Device {}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Device({})", self.spec())
+    }
+}

@@ -1,0 +1,92 @@
+//! What a device driver provides, modelled on the HIP module API.
+
+use crate::{DeviceInfo, Result};
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A driver's own object: stream, event, module or function. Dropping the last clone releases it.
+#[derive(Clone)]
+pub(crate) struct Handle(Arc<dyn Any + Send + Sync>);
+
+impl Handle {
+    pub fn new<T: Any + Send + Sync>(object: T) -> Self {
+        Self(Arc::new(object))
+    }
+
+    /// The object behind the handle. Handles never leave the device that made them: everything public checks
+    /// that first, so another type is a bug of this crate.
+    pub fn get<T: Any>(&self) -> &T {
+        self.0.downcast_ref().expect("a handle goes to the driver that made it")
+    }
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Handle")
+    }
+}
+
+/// Why one stream waits for an event of another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Dependency {
+    /// Later work uses what the event's stream computed: if that failed, the later work fails too.
+    Data,
+    /// Only the lifetime of memory depends on the order.
+    Lifetime,
+}
+
+/// A checked launch.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Dispatch<'a> {
+    pub op: &'static str,
+    pub kernel: &'a str,
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub block: [u32; 3],
+    /// Dynamic LDS in bytes.
+    pub dynamic_lds: u32,
+    /// The explicit arguments, packed.
+    pub args: &'a [u8],
+}
+
+/// A device as a driver presents it.
+///
+/// Work on a stream runs in order; different streams are ordered by events only. Everything but `synchronize`,
+/// `read`, `write` and `take_counters` returns once the work is queued. A failure of queued work is reported by
+/// the next synchronising call.
+pub(crate) trait Driver: Send + Sync {
+    fn info(&self) -> &DeviceInfo;
+
+    fn create_stream(&self) -> Result<Handle>;
+    fn synchronize(&self, stream: &Handle) -> Result<()>;
+
+    /// Memory for work that is queued on `stream` from now on, aligned to 256 bytes. `bytes > 0`.
+    fn malloc(&self, stream: &Handle, bytes: u64, label: &dyn fmt::Display) -> Result<u64>;
+    /// Releases memory once everything queued on `stream` so far is done.
+    fn free(&self, stream: &Handle, addr: u64);
+    /// Returns once `src` has been read, which may be before the copy is done.
+    fn write(&self, stream: &Handle, dst: u64, src: &[u8]) -> Result<()>;
+    /// Returns when `dst` is filled.
+    fn read(&self, stream: &Handle, src: u64, dst: &mut [u8]) -> Result<()>;
+    fn copy(&self, stream: &Handle, dst: u64, src: u64, bytes: u64) -> Result<()>;
+    /// Repeats `pattern` (1, 2, 4 or 8 bytes) `count` times.
+    fn fill(&self, stream: &Handle, dst: u64, pattern: &[u8], count: u64) -> Result<()>;
+
+    /// An event behind everything queued on `stream` so far.
+    fn record(&self, stream: &Handle) -> Result<Handle>;
+    fn wait(&self, stream: &Handle, event: &Handle, why: Dependency) -> Result<()>;
+    fn query(&self, event: &Handle) -> Result<bool>;
+    fn synchronize_event(&self, event: &Handle) -> Result<()>;
+    fn elapsed(&self, from: &Handle, to: &Handle) -> Result<Duration>;
+
+    fn load_module(&self, name: &str, image: &'static [u8]) -> Result<Handle>;
+    fn function(&self, module: &Handle, symbol: &str) -> Result<Handle>;
+    fn launch(&self, stream: &Handle, function: &Handle, dispatch: &Dispatch) -> Result<()>;
+
+    /// What was executed on `stream` since the last call. `None` on hardware.
+    #[cfg(feature = "emu")]
+    fn take_counters(&self, stream: &Handle) -> Result<Option<crate::Counters>>;
+}

@@ -1,0 +1,370 @@
+//! The emulator as a device: a worker thread per stream executes its queue in order.
+
+use crate::driver::{Dependency, Dispatch, Driver, Handle};
+use crate::{Arch, Counters, DeviceInfo, Error, Result};
+use hk_emu::{Machine, MachineOptions, Module};
+use std::collections::VecDeque;
+use std::fmt::Display;
+use std::str::FromStr;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Alignment of allocations, that of the HIP runtime.
+const ALIGN: u64 = 256;
+
+pub(super) struct Emu {
+    machine: Machine,
+    info: DeviceInfo,
+    /// Pause before each command.
+    delay: Duration,
+}
+
+impl Emu {
+    /// Opens `emu:` + `rest`, where `rest` is a target and its options.
+    pub fn open(spec: &str, rest: &str) -> Result<Self> {
+        let (target, options) = rest.split_once('?').unwrap_or((rest, ""));
+        let wrong = |want: &str| Error::argument(super::OP, "spec", format!("`{spec}`"), want);
+        let arch: Arch =
+            target.parse().ok().filter(|a: &Arch| a.is_amd()).ok_or_else(|| wrong(super::WANT))?;
+
+        let mut machine = MachineOptions::new(arch);
+        let mut delay = Duration::ZERO;
+        for option in options.split('&').filter(|o| !o.is_empty()) {
+            let (key, value) = option.split_once('=').unwrap_or((option, ""));
+            match key {
+                "threads" => {
+                    let n = parse(value).filter(|&n| n > 0);
+                    machine = machine.threads(n.ok_or_else(|| wrong("threads=N with N > 0"))?);
+                }
+                "budget" => {
+                    machine = machine.instruction_budget(parse(value).ok_or_else(|| wrong("budget=N"))?);
+                }
+                "footprint" => {
+                    machine =
+                        machine.footprint(parse(value).ok_or_else(|| wrong("footprint=true or =false"))?);
+                }
+                "delay_ms" => {
+                    delay = Duration::from_millis(parse(value).ok_or_else(|| wrong("delay_ms=N"))?);
+                }
+                _ => return Err(wrong("the options threads, budget, footprint, delay_ms")),
+            }
+        }
+        let info = DeviceInfo {
+            spec: spec.into(),
+            name: format!("hk-emu, {arch}"),
+            arch,
+            // MI300X and MI350X.
+            compute_units: if arch == Arch::Gfx950 { 256 } else { 304 },
+            wave_size: arch.wave_size(),
+            lds_per_workgroup: arch.lds_bytes(),
+            max_threads_per_workgroup: arch.max_workgroup_threads(),
+            max_grid: [i32::MAX as u32, u16::MAX.into(), u16::MAX.into()],
+            total_memory_bytes: if arch == Arch::Gfx950 { 288 << 30 } else { 192 << 30 },
+            driver: "emu",
+        };
+        Ok(Self { machine: Machine::new(machine), info, delay })
+    }
+
+    fn error(&self, report: impl Display) -> Error {
+        Error::Emulator { device: self.info.spec.clone(), report: report.to_string() }
+    }
+}
+
+fn parse<T: FromStr>(value: &str) -> Option<T> {
+    value.parse().ok()
+}
+
+struct EmuStream {
+    shared: Arc<Shared>,
+}
+
+/// What a stream shares with its worker.
+struct Shared {
+    queue: Mutex<Queue>,
+    /// Signalled when work comes or the stream is closed.
+    work: Condvar,
+    /// Signalled when the worker has nothing to do.
+    idle: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    commands: VecDeque<Command>,
+    /// The worker executes a command that it has taken off the queue.
+    busy: bool,
+    closed: bool,
+    /// The first failure since the last report.
+    fault: Option<Error>,
+    counters: Counters,
+}
+
+enum Command {
+    Write { dst: u64, data: Vec<u8> },
+    Copy { dst: u64, src: u64, bytes: u64 },
+    Fill { dst: u64, pattern: [u8; 8], pattern_bytes: usize, bytes: u64 },
+    Launch { function: Function, grid: [u32; 3], block: [u32; 3], dynamic_lds: u32, args: Vec<u8> },
+    Free { addr: u64 },
+    Record(Arc<EmuEvent>),
+    Wait(Arc<EmuEvent>, Dependency),
+}
+
+#[derive(Default)]
+struct EmuEvent {
+    done: Mutex<Option<Done>>,
+    signal: Condvar,
+}
+
+#[derive(Clone)]
+struct Done {
+    at: Instant,
+    /// The failure of the stream up to here that nobody had been told by then.
+    fault: Option<Error>,
+}
+
+#[derive(Clone)]
+struct Function {
+    module: Arc<Module>,
+    name: Arc<str>,
+}
+
+/// What the worker needs besides the queue.
+struct Worker {
+    shared: Arc<Shared>,
+    machine: Machine,
+    spec: String,
+    delay: Duration,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl EmuStream {
+    fn push(&self, command: Command) {
+        lock(&self.shared.queue).commands.push_back(command);
+        self.shared.work.notify_one();
+    }
+
+    /// Waits for all commands.
+    fn drained(&self) -> MutexGuard<'_, Queue> {
+        let queue = lock(&self.shared.queue);
+        let busy = |q: &mut Queue| q.busy || !q.commands.is_empty();
+        self.shared.idle.wait_while(queue, busy).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for all commands and takes the failure.
+    fn finish(&self) -> Result<MutexGuard<'_, Queue>> {
+        let mut queue = self.drained();
+        match queue.fault.take() {
+            Some(fault) => Err(fault),
+            None => Ok(queue),
+        }
+    }
+}
+
+impl Drop for EmuStream {
+    /// The worker completes what is queued and ends.
+    fn drop(&mut self) {
+        lock(&self.shared.queue).closed = true;
+        self.shared.work.notify_one();
+    }
+}
+
+impl EmuEvent {
+    fn complete(&self, fault: Option<Error>) {
+        *lock(&self.done) = Some(Done { at: Instant::now(), fault });
+        self.signal.notify_all();
+    }
+
+    fn wait(&self) -> Done {
+        let mut done = lock(&self.done);
+        loop {
+            match &*done {
+                Some(done) => return done.clone(),
+                None => done = self.signal.wait(done).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+}
+
+impl Worker {
+    fn run(self) {
+        while let Some((command, failed)) = self.next() {
+            if !self.delay.is_zero() {
+                std::thread::sleep(self.delay);
+            }
+            let outcome = self.execute(command, failed);
+            let mut queue = lock(&self.shared.queue);
+            match outcome {
+                Ok(Some(counters)) => queue.counters += counters,
+                Ok(None) => {}
+                Err(fault) => queue.fault = queue.fault.take().or(Some(fault)),
+            }
+            queue.busy = false;
+            if queue.commands.is_empty() {
+                self.shared.idle.notify_all();
+            }
+        }
+    }
+
+    /// The next command and the failure before it, or `None` at the end.
+    fn next(&self) -> Option<(Command, Option<Error>)> {
+        let mut queue = lock(&self.shared.queue);
+        loop {
+            if let Some(command) = queue.commands.pop_front() {
+                queue.busy = true;
+                return Some((command, queue.fault.clone()));
+            }
+            if queue.closed {
+                return None;
+            }
+            queue = self.shared.work.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn execute(&self, command: Command, failed: Option<Error>) -> Result<Option<Counters>> {
+        let error =
+            |report: &dyn Display| Error::Emulator { device: self.spec.clone(), report: report.to_string() };
+        match command {
+            // Order and lifetime hold whatever has failed.
+            Command::Free { addr } => self.machine.free(addr).map_err(|e| error(&e))?,
+            Command::Record(event) => event.complete(failed),
+            Command::Wait(event, why) => {
+                if let (Some(fault), Dependency::Data) = (event.wait().fault, why) {
+                    return Err(fault);
+                }
+            }
+            // Behind a failure there is nothing to compute with.
+            _ if failed.is_some() => {}
+            Command::Write { dst, data } => self.machine.write(dst, &data).map_err(|e| error(&e))?,
+            Command::Copy { dst, src, bytes } => {
+                self.machine.copy(dst, src, bytes).map_err(|e| error(&e))?;
+            }
+            Command::Fill { dst, pattern, pattern_bytes, bytes } => {
+                self.machine.fill(dst, &pattern[..pattern_bytes], bytes).map_err(|e| error(&e))?;
+            }
+            Command::Launch { function, grid, block, dynamic_lds, args } => {
+                let dispatch = hk_emu::Dispatch { grid, block, dynamic_lds, args: &args };
+                let counters = self.machine.launch(&function.module, &function.name, &dispatch);
+                return counters.map(Some).map_err(|e| error(&e));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Driver for Emu {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn create_stream(&self) -> Result<Handle> {
+        let shared = Arc::new(Shared { queue: Mutex::default(), work: Condvar::new(), idle: Condvar::new() });
+        let worker = Worker {
+            shared: Arc::clone(&shared),
+            machine: self.machine.clone(),
+            spec: self.info.spec.clone(),
+            delay: self.delay,
+        };
+        std::thread::Builder::new()
+            .name("hk-emu stream".into())
+            .spawn(|| worker.run())
+            .map_err(|e| self.error(format_args!("no thread for a stream: {e}")))?;
+        Ok(Handle::new(EmuStream { shared }))
+    }
+
+    fn synchronize(&self, stream: &Handle) -> Result<()> {
+        stream.get::<EmuStream>().finish().map(drop)
+    }
+
+    fn malloc(&self, _: &Handle, bytes: u64, label: &dyn Display) -> Result<u64> {
+        self.machine.alloc(bytes, ALIGN, &label.to_string()).map_err(|e| self.error(e))
+    }
+
+    fn free(&self, stream: &Handle, addr: u64) {
+        stream.get::<EmuStream>().push(Command::Free { addr });
+    }
+
+    fn write(&self, stream: &Handle, dst: u64, src: &[u8]) -> Result<()> {
+        stream.get::<EmuStream>().push(Command::Write { dst, data: src.to_vec() });
+        Ok(())
+    }
+
+    fn read(&self, stream: &Handle, src: u64, dst: &mut [u8]) -> Result<()> {
+        drop(stream.get::<EmuStream>().finish()?);
+        self.machine.read(src, dst).map_err(|e| self.error(e))
+    }
+
+    fn copy(&self, stream: &Handle, dst: u64, src: u64, bytes: u64) -> Result<()> {
+        stream.get::<EmuStream>().push(Command::Copy { dst, src, bytes });
+        Ok(())
+    }
+
+    fn fill(&self, stream: &Handle, dst: u64, pattern: &[u8], count: u64) -> Result<()> {
+        let pattern_bytes = pattern.len();
+        let mut padded = [0; 8];
+        padded[..pattern_bytes].copy_from_slice(pattern);
+        let bytes = count * pattern_bytes as u64;
+        stream.get::<EmuStream>().push(Command::Fill { dst, pattern: padded, pattern_bytes, bytes });
+        Ok(())
+    }
+
+    fn record(&self, stream: &Handle) -> Result<Handle> {
+        let event = Arc::new(EmuEvent::default());
+        stream.get::<EmuStream>().push(Command::Record(Arc::clone(&event)));
+        Ok(Handle::new(event))
+    }
+
+    fn wait(&self, stream: &Handle, event: &Handle, why: Dependency) -> Result<()> {
+        let event = Arc::clone(event.get::<Arc<EmuEvent>>());
+        stream.get::<EmuStream>().push(Command::Wait(event, why));
+        Ok(())
+    }
+
+    fn query(&self, event: &Handle) -> Result<bool> {
+        Ok(lock(&event.get::<Arc<EmuEvent>>().done).is_some())
+    }
+
+    fn synchronize_event(&self, event: &Handle) -> Result<()> {
+        event.get::<Arc<EmuEvent>>().wait().fault.map_or(Ok(()), Err)
+    }
+
+    fn elapsed(&self, from: &Handle, to: &Handle) -> Result<Duration> {
+        let at = |event: &Handle| event.get::<Arc<EmuEvent>>().wait().at;
+        at(to).checked_duration_since(at(from)).ok_or_else(|| {
+            Error::argument(
+                "Event::elapsed_since",
+                "earlier",
+                "a later event",
+                "an event that is done before",
+            )
+        })
+    }
+
+    fn load_module(&self, name: &str, image: &'static [u8]) -> Result<Handle> {
+        let wrong = |e: hk_emu::LoadError| Error::CodeObject { object: name.into(), reason: e.to_string() };
+        Ok(Handle::new(self.machine.load(image).map_err(wrong)?))
+    }
+
+    fn function(&self, module: &Handle, symbol: &str) -> Result<Handle> {
+        let module = Arc::clone(module.get::<Arc<Module>>());
+        Ok(Handle::new(Function { module, name: symbol.into() }))
+    }
+
+    fn launch(&self, stream: &Handle, function: &Handle, dispatch: &Dispatch) -> Result<()> {
+        let &Dispatch { grid, block, dynamic_lds, args, .. } = dispatch;
+        let function = function.get::<Function>().clone();
+        stream.get::<EmuStream>().push(Command::Launch {
+            function,
+            grid,
+            block,
+            dynamic_lds,
+            args: args.to_vec(),
+        });
+        Ok(())
+    }
+
+    fn take_counters(&self, stream: &Handle) -> Result<Option<Counters>> {
+        Ok(Some(std::mem::take(&mut stream.get::<EmuStream>().finish()?.counters)))
+    }
+}

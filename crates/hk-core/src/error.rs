@@ -1,0 +1,245 @@
+//! The one error type of the library.
+
+use crate::{DType, Layout};
+use std::fmt::{Debug, Display};
+
+/// `Result` with the library's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything that can go wrong, from a wrong shape to a fault on the device.
+///
+/// The message of each variant names the operation, the argument, what came and what was wanted:
+/// `rmsnorm: w: shape [4095], expected [4096] (cols of x)`.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A tensor or slice has the wrong shape, rank or length.
+    #[error("{op}: {arg}: shape {got}, expected {want}")]
+    Shape {
+        /// Operation that checked the argument.
+        op: &'static str,
+        /// Argument.
+        arg: &'static str,
+        /// What came.
+        got: String,
+        /// What was wanted, and why.
+        want: String,
+    },
+    /// A reduced axis has length zero.
+    #[error("{op}: {arg}: axis {axis} has length zero in shape {shape}, nothing can be reduced over it")]
+    Empty {
+        /// Operation that checked the argument.
+        op: &'static str,
+        /// Argument.
+        arg: &'static str,
+        /// Index of the axis.
+        axis: usize,
+        /// Shape that came.
+        shape: String,
+    },
+    /// A tensor has an element type that the operation does not serve.
+    #[error("{op}: {arg}: dtype {got}, expected {want}")]
+    DType {
+        /// Operation that checked the argument.
+        op: &'static str,
+        /// Argument.
+        arg: &'static str,
+        /// Element type that came.
+        got: DType,
+        /// Element types that are served.
+        want: String,
+    },
+    /// A tensor's strides do not fit: not unit stride, not contiguous, rows without one uniform stride, or a
+    /// mutable view whose elements overlap each other.
+    #[error("{op}: {arg}: strides {got}, expected {want}")]
+    Stride {
+        /// Operation that checked the argument.
+        op: &'static str,
+        /// Argument.
+        arg: &'static str,
+        /// Strides (with the shape) that came.
+        got: String,
+        /// What was wanted.
+        want: String,
+    },
+    /// An address is not aligned as the operation needs.
+    #[error("{op}: {arg}: address {addr:#x} is not a multiple of {want} bytes")]
+    Align {
+        /// Operation that checked the argument.
+        op: &'static str,
+        /// Argument.
+        arg: &'static str,
+        /// Device address.
+        addr: u64,
+        /// Alignment wanted, in bytes.
+        want: u64,
+    },
+    /// Two arguments share memory in a way that the operation does not permit.
+    #[error("{op}: {a} and {b} overlap in memory, expected {want}")]
+    Overlap {
+        /// Operation that checked the arguments.
+        op: &'static str,
+        /// First argument.
+        a: &'static str,
+        /// Second argument, the one that is written.
+        b: &'static str,
+        /// What is permitted.
+        want: &'static str,
+    },
+    /// A scalar, an option or a string is out of its domain.
+    #[error("{op}: {arg}: {got}, expected {want}")]
+    Argument {
+        /// Operation that checked the argument.
+        op: &'static str,
+        /// Argument.
+        arg: &'static str,
+        /// Value that came.
+        got: String,
+        /// Domain of the argument.
+        want: String,
+    },
+    /// The operation does not exist for this device or this size.
+    #[error("{op}: {what} is not supported: {reason}")]
+    Unsupported {
+        /// Operation.
+        op: &'static str,
+        /// What was asked for.
+        what: String,
+        /// Why it is not served, and what is.
+        reason: String,
+    },
+    /// An argument belongs to another device than the stream.
+    #[error("{op}: {arg} is on device {got}, the stream is on {want}")]
+    DeviceMismatch {
+        /// Operation.
+        op: &'static str,
+        /// Argument.
+        arg: &'static str,
+        /// Device of the argument.
+        got: String,
+        /// Device of the stream.
+        want: String,
+    },
+    /// A size exceeds what an index type or the device can hold.
+    #[error("{op}: {arg}: {what} exceeds the limit of {limit}")]
+    TooLarge {
+        /// Operation.
+        op: &'static str,
+        /// Argument.
+        arg: &'static str,
+        /// What came, with its unit.
+        what: String,
+        /// Largest value that is served.
+        limit: u64,
+    },
+    /// A launch asks for more than the device or the kernel has: LDS, threads, grid.
+    #[error("{op}: kernel {kernel}: {requested} {resource} requested, the limit of {device} is {limit}")]
+    Resource {
+        /// Operation.
+        op: &'static str,
+        /// Kernel.
+        kernel: String,
+        /// Resource and its unit: `bytes of LDS`, `threads per block`, `blocks in x`.
+        resource: &'static str,
+        /// Amount requested.
+        requested: u64,
+        /// Amount there is.
+        limit: u64,
+        /// Device, or what else sets the limit.
+        device: String,
+    },
+    /// There is no code object for the device: no compiler at build time, or the target was not selected.
+    #[error("{object}: no code object for {target}: {remedy}")]
+    Compiler {
+        /// Name of the HIP source.
+        object: String,
+        /// Target that was wanted.
+        target: String,
+        /// What to do about it.
+        remedy: String,
+    },
+    /// A code object is corrupt, or contradicts what the library expects of its kernels.
+    #[error("code object {object}: {reason}")]
+    CodeObject {
+        /// Name of the HIP source, and of the kernel where one is concerned.
+        object: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The emulator stopped a kernel: out-of-bounds access, unknown instruction, divergent barrier, ...
+    #[error("{device}: {report}")]
+    Emulator {
+        /// Device.
+        device: String,
+        /// The emulator's report: kernel, instruction, source line, workgroup, wave, lane, address.
+        report: String,
+    },
+    /// A call of the GPU driver failed.
+    #[error("{call} failed with code {code} ({name}){context}")]
+    Driver {
+        /// Driver function.
+        call: &'static str,
+        /// The driver's error code, as it came.
+        code: i32,
+        /// The driver's name for the code.
+        name: String,
+        /// What was being done: device, kernel, grid, LDS. Empty, or begins with `: `.
+        context: String,
+    },
+    /// No device answers to a device string.
+    #[error("device {spec}: {reason}")]
+    NoDevice {
+        /// The device string.
+        spec: String,
+        /// Why there is none, and what to do.
+        reason: String,
+    },
+}
+
+impl Error {
+    /// A [`Error::Shape`]; `got` is printed with `{:?}`.
+    ///
+    /// ```
+    /// # use hk_core::Error;
+    /// let e = Error::shape("rmsnorm", "w", [4095], "[4096] (cols of x)");
+    /// assert_eq!(e.to_string(), "rmsnorm: w: shape [4095], expected [4096] (cols of x)");
+    /// ```
+    pub fn shape(op: &'static str, arg: &'static str, got: impl Debug, want: impl Display) -> Self {
+        Self::Shape { op, arg, got: format!("{got:?}"), want: want.to_string() }
+    }
+
+    /// A [`Error::Argument`].
+    pub fn argument(op: &'static str, arg: &'static str, got: impl Display, want: impl Display) -> Self {
+        Self::Argument { op, arg, got: got.to_string(), want: want.to_string() }
+    }
+
+    /// A [`Error::DType`].
+    pub fn dtype(op: &'static str, arg: &'static str, got: DType, want: impl Display) -> Self {
+        Self::DType { op, arg, got, want: want.to_string() }
+    }
+
+    /// A [`Error::Stride`].
+    pub fn stride(op: &'static str, arg: &'static str, got: &Layout, want: impl Display) -> Self {
+        Self::Stride {
+            op,
+            arg,
+            got: format!("{:?} of shape {:?}", got.strides(), got.shape()),
+            want: want.to_string(),
+        }
+    }
+
+    /// A [`Error::Empty`].
+    pub fn empty(op: &'static str, arg: &'static str, axis: usize, shape: &[usize]) -> Self {
+        Self::Empty { op, arg, axis, shape: format!("{shape:?}") }
+    }
+
+    /// A [`Error::Unsupported`].
+    pub fn unsupported(op: &'static str, what: impl Display, reason: impl Display) -> Self {
+        Self::Unsupported { op, what: what.to_string(), reason: reason.to_string() }
+    }
+
+    /// A [`Error::TooLarge`].
+    pub fn too_large(op: &'static str, arg: &'static str, what: impl Display, limit: u64) -> Self {
+        Self::TooLarge { op, arg, what: what.to_string(), limit }
+    }
+}

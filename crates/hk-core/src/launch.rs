@@ -1,0 +1,202 @@
+//! Kernel launches.
+
+use crate::driver::Dispatch;
+use crate::tensor::{TensorView, TensorViewMut, sealed::Operand as _};
+use crate::{Element, Error, GlobalLayout, Kernel, Result, Stream};
+use bytemuck::Pod;
+use std::marker::PhantomData;
+
+/// The size of a launch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LaunchConfig {
+    /// Blocks along x, y and z.
+    pub grid: [usize; 3],
+    /// Threads of a block along x, y and z; by default what the kernel is compiled for ([`Kernel::block`]).
+    pub block: Option<[u32; 3]>,
+    /// LDS in bytes, on top of what the kernel declares.
+    pub dynamic_lds: usize,
+}
+
+impl LaunchConfig {
+    /// `x` blocks.
+    pub const fn grid_1d(x: usize) -> Self {
+        Self::grid_3d(x, 1, 1)
+    }
+
+    /// `x * y` blocks.
+    pub const fn grid_2d(x: usize, y: usize) -> Self {
+        Self::grid_3d(x, y, 1)
+    }
+
+    /// `x * y * z` blocks.
+    pub const fn grid_3d(x: usize, y: usize, z: usize) -> Self {
+        Self { grid: [x, y, z], block: None, dynamic_lds: 0 }
+    }
+
+    /// With this block instead of the kernel's own.
+    pub const fn with_block(self, block: [u32; 3]) -> Self {
+        Self { block: Some(block), ..self }
+    }
+
+    /// With dynamic LDS, in bytes.
+    pub const fn with_dynamic_lds(self, bytes: usize) -> Self {
+        Self { dynamic_lds: bytes, ..self }
+    }
+}
+
+/// A launch in preparation: the only way from a tensor to the [`GlobalLayout`] that a kernel takes, so that the stream
+/// always knows the memory of its queued work. The borrow of each tensor lasts until the launch is queued.
+///
+/// ```no_run
+/// # use hk_core::*;
+/// # #[repr(C)] #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+/// struct Params { x: GlobalLayout, y: GlobalLayout }
+/// # fn f(stream: &Stream, kernel: &Kernel, x: TensorView<f32>, mut y: TensorViewMut<f32>) -> Result<()> {
+/// let mut launch = stream.launch("scale", kernel);
+/// let params = Params { x: launch.input("x", &x)?, y: launch.output("y", &mut y)? };
+/// // SAFETY: the kernel reads x and writes y within the given shapes.
+/// unsafe { launch.run(LaunchConfig::grid_1d(x.shape()[0]), &params) }
+/// # }
+/// ```
+#[must_use = "nothing happens until `run`"]
+pub struct Launch<'a> {
+    stream: &'a Stream,
+    op: &'static str,
+    kernel: &'a Kernel,
+    tensors: PhantomData<&'a mut ()>,
+}
+
+impl<'a> Launch<'a> {
+    pub(crate) fn new(stream: &'a Stream, op: &'static str, kernel: &'a Kernel) -> Self {
+        Self { stream, op, kernel, tensors: PhantomData }
+    }
+
+    /// A tensor that the kernel reads.
+    ///
+    /// # Errors
+    /// [`Error::DeviceMismatch`], [`Error::Shape`] beyond four axes ([`TensorView::flatten_rows`] helps),
+    /// [`Error::TooLarge`] for an axis longer than `u32::MAX`.
+    pub fn input<T: Element>(
+        &mut self,
+        arg: &'static str,
+        tensor: &TensorView<'a, T>,
+    ) -> Result<GlobalLayout> {
+        tensor.storage().used_on(self.op, arg, self.stream)?;
+        GlobalLayout::new(self.op, arg, tensor.addr(), tensor.layout())
+    }
+
+    /// A tensor that the kernel writes.
+    ///
+    /// # Errors
+    /// As [`input`](Self::input).
+    pub fn output<'t: 'a, T: Element>(
+        &mut self,
+        arg: &'static str,
+        tensor: &mut TensorViewMut<'t, T>,
+    ) -> Result<GlobalLayout> {
+        tensor.storage().used_on(self.op, arg, self.stream)?;
+        GlobalLayout::new(self.op, arg, tensor.addr(), tensor.layout())
+    }
+
+    /// An input that may be absent: [`GlobalLayout::ABSENT`] then.
+    ///
+    /// # Errors
+    /// As [`input`](Self::input).
+    pub fn optional_input<T: Element>(
+        &mut self,
+        arg: &'static str,
+        tensor: Option<&TensorView<'a, T>>,
+    ) -> Result<GlobalLayout> {
+        tensor.map_or(Ok(GlobalLayout::ABSENT), |t| self.input(arg, t))
+    }
+
+    /// An output that may be absent: [`GlobalLayout::ABSENT`] then.
+    ///
+    /// # Errors
+    /// As [`input`](Self::input).
+    pub fn optional_output<'t: 'a, T: Element>(
+        &mut self,
+        arg: &'static str,
+        tensor: Option<&mut TensorViewMut<'t, T>>,
+    ) -> Result<GlobalLayout> {
+        tensor.map_or(Ok(GlobalLayout::ABSENT), |t| self.output(arg, t))
+    }
+
+    /// Queues the kernel and returns. A failure while it runs is reported by the stream's next synchronising call.
+    ///
+    /// # Errors
+    /// [`Error::CodeObject`] if `params` has not the size of the kernel's parameter struct;
+    /// [`Error::Argument`] for an empty grid or block; [`Error::Resource`] for more blocks, threads or LDS than the
+    /// device or the kernel has; [`Error::DeviceMismatch`] for a kernel of another device; [`Error::Driver`].
+    ///
+    /// # Safety
+    /// `P` is the kernel's parameter struct, field by field. With these parameters and this grid the kernel stays
+    /// within the tensors that this launch has been given, writes only those given as outputs, and terminates.
+    pub unsafe fn run<P: Pod>(self, config: LaunchConfig, params: &P) -> Result<()> {
+        let dispatch = self.check(&config, bytemuck::bytes_of(params))?;
+        self.stream.driver().launch(self.stream.handle(), &self.kernel.function, &dispatch)
+    }
+
+    fn check<'b>(&'b self, config: &LaunchConfig, args: &'b [u8]) -> Result<Dispatch<'b>> {
+        let (op, kernel, device) = (self.op, self.kernel, self.stream.device());
+        if kernel.device_id != device.id() {
+            let (got, want) = (kernel.device_spec.clone(), device.spec().to_owned());
+            return Err(Error::DeviceMismatch { op, arg: "kernel", got, want });
+        }
+        let info = device.info();
+        let want = kernel.info().explicit_arg_bytes;
+        if args.len() != want as usize {
+            let got = args.len();
+            let reason = format!("the kernel takes {want} bytes of parameters, {op} passes {got}");
+            return Err(Error::CodeObject { object: kernel.name().to_owned(), reason });
+        }
+        let exceeded = |resource, requested: u64, limit: u64, device: &str| Error::Resource {
+            op,
+            kernel: kernel.name().to_owned(),
+            resource,
+            requested,
+            limit,
+            device: device.to_owned(),
+        };
+
+        let block = config.block.unwrap_or(kernel.block());
+        let threads: u64 = block.iter().map(|&n| u64::from(n)).fold(1, u64::saturating_mul);
+        if threads == 0 {
+            return Err(Error::argument(op, "block", format!("{block:?}"), "at least one thread"));
+        }
+        if threads > kernel.info().max_threads.into() {
+            let limit = kernel.info().max_threads.into();
+            return Err(exceeded("threads per block", threads, limit, "the kernel"));
+        }
+        if let Some(required) = kernel.info().reqd_workgroup_size.filter(|&r| r != block) {
+            let want = format!("{required:?}, what the kernel is compiled for");
+            return Err(Error::argument(op, "block", format!("{block:?}"), want));
+        }
+
+        let mut grid = [0; 3];
+        for i in 0..3 {
+            let resource = ["blocks in x", "blocks in y", "blocks in z"][i];
+            // The dispatch packet counts threads along each axis in 32 bits.
+            let limit = info.max_grid[i].min(u32::MAX / block[i]);
+            grid[i] = match u32::try_from(config.grid[i]) {
+                Ok(0) => {
+                    return Err(Error::argument(
+                        op,
+                        "grid",
+                        format!("{:?}", config.grid),
+                        "at least one block",
+                    ));
+                }
+                Ok(n) if n <= limit => n,
+                _ => return Err(exceeded(resource, config.grid[i] as u64, limit.into(), &info.spec)),
+            };
+        }
+
+        let lds = u64::from(kernel.info().lds_bytes).saturating_add(config.dynamic_lds as u64);
+        if lds > info.lds_per_workgroup.into() {
+            return Err(exceeded("bytes of LDS", lds, info.lds_per_workgroup.into(), &info.spec));
+        }
+        let dynamic_lds = config.dynamic_lds as u32; // below the limit, which is a u32
+        Ok(Dispatch { op, kernel: kernel.name(), grid, block, dynamic_lds, args })
+    }
+}

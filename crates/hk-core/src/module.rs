@@ -1,0 +1,173 @@
+//! Code objects and the kernels in them.
+
+use crate::driver::Handle;
+use crate::{Arch, Device, Error, Result};
+use hk_codeobj::CodeObject;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, PoisonError};
+
+/// One HIP source, compiled for every target and embedded in the program. Made by the build script of a family crate.
+#[derive(Debug)]
+pub struct CodeObjects {
+    name: &'static str,
+    images: &'static [(Arch, &'static [u8])],
+    /// Why there are no images, and what to do about it.
+    missing: &'static str,
+}
+
+impl CodeObjects {
+    /// The code objects of the source `name`, one per target.
+    pub const fn embedded(name: &'static str, images: &'static [(Arch, &'static [u8])]) -> Self {
+        Self { name, images, missing: "" }
+    }
+
+    /// No code objects: there was no compiler. `why` says so and what to do.
+    pub const fn missing(name: &'static str, why: &'static str) -> Self {
+        Self { name, images: &[], missing: why }
+    }
+
+    /// Name of the source, without directory and extension.
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// The targets it was compiled for, with the bytes.
+    pub const fn images(&self) -> &'static [(Arch, &'static [u8])] {
+        self.images
+    }
+
+    /// The code object for `arch`.
+    ///
+    /// # Errors
+    /// [`Error::Compiler`] if it was not compiled for that, with the remedy.
+    pub fn image(&self, arch: Arch) -> Result<&'static [u8]> {
+        if let Some((_, image)) = self.images.iter().find(|(a, _)| *a == arch) {
+            return Ok(image);
+        }
+        let remedy = if self.missing.is_empty() {
+            let have: Vec<_> = self.images.iter().map(|(a, _)| a.name()).collect();
+            format!("it was built for {} only; build with HK_TARGETS={arch}", have.join(", "))
+        } else {
+            self.missing.to_owned()
+        };
+        Err(Error::Compiler { object: self.name.into(), target: arch.to_string(), remedy })
+    }
+}
+
+/// A kernel on a device, ready to be launched. Made by [`Stream::kernel`](crate::Stream::kernel).
+///
+/// Loading has checked it against the library's contract: it is compiled for the device, takes one parameter
+/// struct by value, and its static LDS and threads are within the device's limits.
+pub struct Kernel {
+    pub(crate) device_id: u64,
+    pub(crate) device_spec: String,
+    pub(crate) function: Handle,
+    info: hk_codeobj::Kernel,
+}
+
+impl Kernel {
+    /// Name of the entry point.
+    pub fn name(&self) -> &str {
+        &self.info.name
+    }
+
+    /// What the code object says about it: arguments, registers, LDS, threads.
+    pub fn info(&self) -> &hk_codeobj::Kernel {
+        &self.info
+    }
+
+    /// The block it is launched with by default: the required size if it has one, else the largest number of
+    /// threads it is compiled for, along x.
+    pub fn block(&self) -> [u32; 3] {
+        self.info.reqd_workgroup_size.unwrap_or([self.info.max_threads, 1, 1])
+    }
+}
+
+impl fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Kernel({} on {})", self.name(), self.device_spec)
+    }
+}
+
+/// A code object on a device.
+pub(crate) struct Loaded {
+    object: CodeObject,
+    module: Handle,
+    kernels: HashMap<String, Arc<Kernel>>,
+}
+
+/// The kernel `symbol`, loaded once per device.
+pub(crate) fn kernel(device: &Device, objects: &'static CodeObjects, symbol: &str) -> Result<Arc<Kernel>> {
+    let key = std::ptr::from_ref(objects).addr();
+    let modules = device.modules().read().unwrap_or_else(PoisonError::into_inner);
+    if let Some(kernel) = modules.get(&key).and_then(|m| m.kernels.get(symbol)) {
+        return Ok(Arc::clone(kernel));
+    }
+    drop(modules);
+
+    let mut modules = device.modules().write().unwrap_or_else(PoisonError::into_inner);
+    let loaded = match modules.entry(key) {
+        std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
+        std::collections::hash_map::Entry::Vacant(entry) => entry.insert(load(device, objects)?),
+    };
+    if let Some(kernel) = loaded.kernels.get(symbol) {
+        return Ok(Arc::clone(kernel)); // another thread was faster
+    }
+    let wrong = |reason: String| Error::CodeObject { object: format!("{}: {symbol}", objects.name), reason };
+    let info = loaded.object.kernel(symbol).ok_or_else(|| {
+        let have: Vec<_> = loaded.object.kernels.iter().map(|k| k.name.as_str()).collect();
+        wrong(format!("no such kernel; it has {}", have.join(", ")))
+    })?;
+    check_contract(device, info).map_err(wrong)?;
+    let kernel = Arc::new(Kernel {
+        device_id: device.id(),
+        device_spec: device.spec().into(),
+        function: device.driver().function(&loaded.module, symbol)?,
+        info: info.clone(),
+    });
+    loaded.kernels.insert(symbol.into(), Arc::clone(&kernel));
+    Ok(kernel)
+}
+
+fn load(device: &Device, objects: &'static CodeObjects) -> Result<Loaded> {
+    let image = objects.image(device.arch())?;
+    let wrong = |reason: String| Error::CodeObject { object: objects.name.into(), reason };
+    let object = CodeObject::parse(image).map_err(|e| wrong(e.to_string()))?;
+    if object.arch != device.arch() {
+        return Err(wrong(format!("compiled for {}, the device is {}", object.arch, device.arch())));
+    }
+    let module = device.driver().load_module(objects.name, image)?;
+    Ok(Loaded { object, module, kernels: HashMap::new() })
+}
+
+/// What every kernel of the library must be.
+fn check_contract(device: &Device, kernel: &hk_codeobj::Kernel) -> Result<(), String> {
+    let info = device.info();
+    let mut explicit = kernel.args.iter().filter(|a| !a.hidden());
+    match (explicit.next(), explicit.next()) {
+        (Some(params), None) if params.kind == "by_value" && params.offset == 0 => {}
+        _ => {
+            let kinds: Vec<_> = kernel.args.iter().filter(|a| !a.hidden()).map(|a| a.kind.as_str()).collect();
+            return Err(format!(
+                "a kernel takes one parameter struct by value, this one takes [{}]",
+                kinds.join(", ")
+            ));
+        }
+    }
+    if kernel.wave_size != info.wave_size {
+        return Err(format!("wave size {}, the device has {}", kernel.wave_size, info.wave_size));
+    }
+    if kernel.max_threads == 0 || kernel.max_threads > info.max_threads_per_workgroup {
+        let limit = info.max_threads_per_workgroup;
+        return Err(format!("compiled for {} threads per block, the device has {limit}", kernel.max_threads));
+    }
+    if kernel.lds_bytes > info.lds_per_workgroup {
+        let limit = info.lds_per_workgroup;
+        return Err(format!("{} bytes of static LDS, the device has {limit}", kernel.lds_bytes));
+    }
+    if kernel.uses_dynamic_stack {
+        return Err("the compiler could not bound its stack".into());
+    }
+    Ok(())
+}

@@ -1,0 +1,238 @@
+//! Queues of work.
+
+use crate::buffer::Storage;
+use crate::driver::{Dependency, Driver, Handle};
+use crate::module::{self, CodeObjects, Kernel};
+use crate::{Device, DeviceBuffer, Element, Error, Event, Launch, Result};
+use std::fmt;
+use std::sync::Arc;
+
+/// A queue of work on a device. Cheap to clone; clones are the same queue.
+///
+/// Work of one stream runs in the order in which it was queued. Kernels and device-side copies return once queued;
+/// [`read`](Self::read), [`download`](Self::download) and [`synchronize`](Self::synchronize) block, and report
+/// what went wrong in the work before them. Once reported, a failure is forgotten; until then the stream skips
+/// kernels and copies behind it.
+#[derive(Clone)]
+pub struct Stream(Arc<Inner>);
+
+struct Inner {
+    // Declared before the device: the driver's stream goes first.
+    handle: Handle,
+    device: Device,
+}
+
+impl Stream {
+    pub(crate) fn new(device: &Device) -> Result<Self> {
+        let handle = device.driver().create_stream()?;
+        Ok(Self(Arc::new(Inner { handle, device: device.clone() })))
+    }
+
+    pub(crate) fn driver(&self) -> &dyn Driver {
+        self.0.device.driver()
+    }
+
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.0.handle
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        &self.0.device
+    }
+
+    /// Blocks until all queued work is done.
+    ///
+    /// # Errors
+    /// The first failure of that work: [`Error::Emulator`], [`Error::Driver`].
+    pub fn synchronize(&self) -> Result<()> {
+        self.driver().synchronize(self.handle())
+    }
+
+    /// An event behind everything queued so far.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if the driver fails.
+    pub fn record(&self) -> Result<Event> {
+        let handle = self.driver().record(self.handle())?;
+        Ok(Event { device: self.device().clone(), handle })
+    }
+
+    /// Makes work that is queued from now on wait, on the device, for `event`. If what the event stands behind
+    /// fails, so does this stream.
+    ///
+    /// # Errors
+    /// [`Error::DeviceMismatch`] for an event of another device, [`Error::Driver`] if the driver fails.
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        self.device().expect_same("Stream::wait", "event", &event.device)?;
+        self.driver().wait(self.handle(), &event.handle, Dependency::Data)
+    }
+
+    /// A new buffer with the contents of `data`. Returns once `data` has been read.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] or [`Error::Emulator`] if there is not enough memory or the driver fails.
+    pub fn upload<T: Element>(&self, data: &[T]) -> Result<DeviceBuffer<T>> {
+        let buffer = self.alloc(data.len())?;
+        self.write_bytes(&buffer.storage, bytemuck::cast_slice(data))?;
+        Ok(buffer)
+    }
+
+    /// A new buffer of `len` zeros.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] if the size does not fit an `i64`, otherwise as [`upload`](Self::upload).
+    pub fn alloc_zeroed<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
+        let buffer = self.alloc(len)?;
+        self.fill_bytes(&buffer.storage, 0)?;
+        Ok(buffer)
+    }
+
+    /// A new buffer of `len` elements with arbitrary contents.
+    ///
+    /// # Errors
+    /// As [`alloc_zeroed`](Self::alloc_zeroed).
+    ///
+    /// # Safety
+    /// Every element is written before it is read, whether by a kernel or by a copy to the host. (What the memory
+    /// held before may come from another program.)
+    pub unsafe fn alloc_uninit<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
+        self.alloc(len)
+    }
+
+    fn alloc<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
+        let bytes = len.checked_mul(size_of::<T>()).filter(|&b| b <= i64::MAX as usize).ok_or_else(|| {
+            Error::too_large("alloc", "len", format!("{len} elements of {}", T::DTYPE), i64::MAX as u64)
+        })?;
+        let label = format_args!("{} x {len}", T::DTYPE);
+        Ok(DeviceBuffer::new(Storage::new(self, bytes, &label)?, len))
+    }
+
+    /// Copies `data` to the whole of `buffer`. Returns once `data` has been read.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the lengths differ, [`Error::DeviceMismatch`], [`Error::Driver`].
+    pub fn write<T: Element>(&self, buffer: &mut DeviceBuffer<T>, data: &[T]) -> Result<()> {
+        expect_len("Stream::write", "data", data.len(), buffer.len())?;
+        buffer.storage.used_on("Stream::write", "buffer", self)?;
+        self.write_bytes(&buffer.storage, bytemuck::cast_slice(data))
+    }
+
+    /// Copies the whole of `buffer` to `data`, after everything queued on this stream; blocks until it is there.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the lengths differ, [`Error::DeviceMismatch`], and the first failure of the work queued
+    /// before: [`Error::Emulator`], [`Error::Driver`].
+    pub fn read<T: Element>(&self, buffer: &DeviceBuffer<T>, data: &mut [T]) -> Result<()> {
+        expect_len("Stream::read", "data", data.len(), buffer.len())?;
+        buffer.storage.used_on("Stream::read", "buffer", self)?;
+        self.read_bytes(&buffer.storage, bytemuck::cast_slice_mut(data))
+    }
+
+    /// The contents of `buffer`, after everything queued on this stream; blocks until they are there.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn download<T: Element>(&self, buffer: &DeviceBuffer<T>) -> Result<Vec<T>> {
+        let mut data = vec![T::zeroed(); buffer.len()];
+        self.read(buffer, &mut data)?;
+        Ok(data)
+    }
+
+    /// Sets every element of `buffer`.
+    ///
+    /// # Errors
+    /// [`Error::DeviceMismatch`], [`Error::Driver`].
+    pub fn fill<T: Element>(&self, buffer: &mut DeviceBuffer<T>, value: T) -> Result<()> {
+        if buffer.is_empty() {
+            return Ok(());
+        }
+        buffer.storage.used_on("Stream::fill", "buffer", self)?;
+        let count = buffer.len() as u64;
+        self.driver().fill(self.handle(), buffer.storage.addr(), bytemuck::bytes_of(&value), count)
+    }
+
+    /// Copies the whole of `src` to `dst` on the device.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the lengths differ, [`Error::DeviceMismatch`], [`Error::Driver`].
+    pub fn copy<T: Element>(&self, src: &DeviceBuffer<T>, dst: &mut DeviceBuffer<T>) -> Result<()> {
+        expect_len("Stream::copy", "dst", dst.len(), src.len())?;
+        if src.is_empty() {
+            return Ok(());
+        }
+        src.storage.used_on("Stream::copy", "src", self)?;
+        dst.storage.used_on("Stream::copy", "dst", self)?;
+        let bytes = src.storage.bytes() as u64;
+        self.driver().copy(self.handle(), dst.storage.addr(), src.storage.addr(), bytes)
+    }
+
+    /// The kernel `symbol` of a source, loaded on the first call per device and kept from then on.
+    ///
+    /// # Errors
+    /// [`Error::Compiler`] if the source is not compiled for this device, [`Error::CodeObject`] if the code object is
+    /// corrupt, has no such kernel or breaks the contract ([`Kernel`]), [`Error::Driver`].
+    pub fn kernel(&self, objects: &'static CodeObjects, symbol: &str) -> Result<Arc<Kernel>> {
+        module::kernel(self.device(), objects, symbol)
+    }
+
+    /// Begins a launch of `kernel` for the operation `op`: see [`Launch`].
+    pub fn launch<'a>(&'a self, op: &'static str, kernel: &'a Kernel) -> Launch<'a> {
+        Launch::new(self, op, kernel)
+    }
+
+    /// What was executed on this stream since the last call, from the emulator; `None` on hardware. Blocks until all
+    /// queued work is done.
+    ///
+    /// # Errors
+    /// As [`synchronize`](Self::synchronize).
+    #[cfg(feature = "emu")]
+    pub fn take_counters(&self) -> Result<Option<crate::Counters>> {
+        self.driver().take_counters(self.handle())
+    }
+
+    /// Sets every byte. The storage is known to be used on this stream.
+    pub(crate) fn fill_bytes(&self, storage: &Storage, value: u8) -> Result<()> {
+        match storage.bytes() as u64 {
+            0 => Ok(()),
+            bytes => self.driver().fill(self.handle(), storage.addr(), &[value], bytes),
+        }
+    }
+
+    /// Copies `data`, as long as the storage. The storage is known to be used on this stream.
+    pub(crate) fn write_bytes(&self, storage: &Storage, data: &[u8]) -> Result<()> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        self.driver().write(self.handle(), storage.addr(), data)
+    }
+
+    /// Copies to `data`, as long as the storage. The storage is known to be used on this stream.
+    pub(crate) fn read_bytes(&self, storage: &Storage, data: &mut [u8]) -> Result<()> {
+        if data.is_empty() {
+            return self.synchronize();
+        }
+        self.driver().read(self.handle(), storage.addr(), data)
+    }
+}
+
+fn expect_len(op: &'static str, arg: &'static str, got: usize, want: usize) -> Result<()> {
+    if got == want {
+        return Ok(());
+    }
+    Err(Error::shape(op, arg, [got], format!("[{want}], as the buffer")))
+}
+
+impl PartialEq for Stream {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Stream {}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stream(on {})", self.device().spec())
+    }
+}
