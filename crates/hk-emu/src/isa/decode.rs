@@ -486,9 +486,9 @@ fn vop3p(w: &mut Words, word: u32) -> Result<Inst, DecodeError> {
     inst.op_sel = bits(word, 11, 3) as u8;
     inst.op_sel_hi = (bits(second, 27, 2) | bits(word, 14, 1) << 2) as u8;
     inst.neg = bits(second, 29, 3) as u8;
-    for i in 0..3 {
+    for (i, code) in codes.into_iter().enumerate() {
         if info.src[i] != 0 {
-            inst.src[i] = w.source_no_literal(codes[i])?;
+            inst.src[i] = w.source_no_literal(code)?;
         }
     }
     Ok(inst)

@@ -562,14 +562,14 @@ fn swizzle(offset: i32) -> String {
     match offset {
         0 => String::new(),
         0xE000.. => format!(" offset:swizzle(FFT,{})", group(offset, 5)),
-        0xC000..=0xDFFF if offset & 0x1800 == 0 || offset < 0xE000 => {
+        0xC000..=0xDFFF => {
             format!(" offset:swizzle(ROTATE,{},{})", offset >> 10 & 1, group(offset >> 5, 5))
         }
         0x8000..=0x80FF => {
             let lanes: Vec<_> = (0..4).map(|i| (offset >> (2 * i) & 3).to_string()).collect();
             format!(" offset:swizzle(QUAD_PERM,{})", lanes.join(","))
         }
-        0x8000.. => format!(" offset:{offset}"),
+        0x8100..=0xBFFF => format!(" offset:{offset}"),
         _ => bit_swizzle(offset),
     }
 }
