@@ -202,12 +202,12 @@ impl Generator {
                 vec![word | 250, high | ctrl << 8 | self.pick(&VGPRS)]
             }
             1 => {
-                let selectors = (random % 7) << 16 | (random >> 4) % 7 << 24;
+                let selectors = (random % 7) << 16 | ((random >> 4) % 7) << 24;
                 let rest = random & 0x3838_0000; // sext, neg, abs of both
                 let dst = if op.is_cmp() {
                     0
                 } else {
-                    (random >> 8) % 7 << 8 | (random >> 12) % 3 << 11 | random & 0xE000
+                    ((random >> 8) % 7) << 8 | ((random >> 12) % 3) << 11 | random & 0xE000
                 };
                 vec![word | 249, selectors | rest | dst | self.pick(&VGPRS)]
             }
