@@ -237,9 +237,9 @@ fn modifier_probes(row: &Row) -> Vec<Vec<u32>> {
     let packed = row.encoding == "Vop3p";
     let first = if packed { 0xD380_0000 | 1 << 14 } else { 0xD000_0000 } | opcode << 16 | DST;
     let mut second = if packed { 3 << 27 } else { 0 };
-    for i in 0..3 {
+    for (i, source) in SRC.into_iter().enumerate() {
         if row.widths[i + 1] != 0 {
-            second |= (256 + SRC[i]) << (9 * i);
+            second |= (256 + source) << (9 * i);
         }
     }
     // Scalar third operands: the mask of cndmask and the carry-ins.
