@@ -1,0 +1,91 @@
+// arch.h: facts of the target this translation unit is compiled for.
+// The only header that asks which target it is; everything else asks for a fact by name.
+#pragma once
+
+#ifndef __device__
+#define __device__ __attribute__((device))
+#endif
+#ifndef __global__
+#define __global__ __attribute__((global))
+#endif
+#ifndef __shared__
+#define __shared__ __attribute__((shared))
+#endif
+
+// Device helpers are always inlined: a call on AMD targets would need a stack in scratch memory.
+#define HK_FN __device__ inline __attribute__((always_inline))
+
+#if defined(__HIP_DEVICE_COMPILE__) && (defined(__gfx942__) || defined(__gfx950__))
+#define HK_AMD 1
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define HK_NVIDIA 1
+#else
+#error "hk: compile for gfx942 or gfx950 (-x hip) or sm_90 (-x cuda), device side only"
+#endif
+
+namespace hk {
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i32 = int;
+using i64 = long long;
+
+/// Widest access of one lane to global memory, in bytes.
+inline constexpr int kVecBytes = 16;
+
+#if defined(HK_AMD)
+inline constexpr int kWaveSize = 64;
+#if defined(__gfx950__)
+inline constexpr int kLdsBytes = 160 * 1024;
+inline constexpr bool kHasCvtBf16 = true;  // v_cvt_pk_bf16_f32
+#else
+inline constexpr int kLdsBytes = 64 * 1024;
+inline constexpr bool kHasCvtBf16 = false;
+#endif
+#else
+inline constexpr int kWaveSize = 32;
+inline constexpr int kLdsBytes = 227 * 1024;
+inline constexpr bool kHasCvtBf16 = true;  // cvt.rn.bf16x2.f32
+#endif
+
+/// Makes the compiler forget where `v` comes from: what is derived from it is computed anew where it is used,
+/// instead of being kept in registers from an earlier use.
+HK_FN void forget(i32 &v) {
+#if defined(HK_AMD)
+    asm("" : "+v"(v));
+#else
+    asm("" : "+r"(v));
+#endif
+}
+
+/// Index of this block in the grid.
+HK_FN u32 block_x() {
+#if defined(HK_AMD)
+    return __builtin_amdgcn_workgroup_id_x();
+#else
+    return __nvvm_read_ptx_sreg_ctaid_x();
+#endif
+}
+
+/// Number of blocks in the grid.
+HK_FN u32 grid_x() {
+#if defined(HK_AMD)
+    // First field of the implicit arguments since code object version 5.
+    return ((const __attribute__((address_space(4))) u32 *)__builtin_amdgcn_implicitarg_ptr())[0];
+#else
+    return __nvvm_read_ptx_sreg_nctaid_x();
+#endif
+}
+
+/// Index of this thread in its block.
+HK_FN u32 thread_x() {
+#if defined(HK_AMD)
+    return __builtin_amdgcn_workitem_id_x();
+#else
+    return __nvvm_read_ptx_sreg_tid_x();
+#endif
+}
+
+}  // namespace hk

@@ -1,0 +1,53 @@
+// block.h: waves of a block talking to each other through LDS.
+#pragma once
+
+#include <hk/arch.h>
+#include <hk/wave.h>
+
+namespace hk {
+
+/// Waits for all waves of the block; LDS written before it is visible after it.
+HK_FN void block_barrier() {
+#if defined(HK_AMD)
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
+    __builtin_amdgcn_s_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
+#else
+    __nvvm_barrier_sync(0);
+#endif
+}
+
+/// Reductions over aligned groups of Width threads of a block of Threads; every thread gets its group's
+/// result, in a fixed order: butterfly in each wave, then waves in ascending order.
+/// A group wider than a wave is the whole block, and all its threads must call together, on the one reducer
+/// of its kind that the kernel makes: the slots in LDS belong to the type.
+template <int Threads, int Width>
+class GroupReducer {
+    static_assert(Width <= kWaveSize || Width == Threads, "a group is within a wave or the whole block");
+    static constexpr int kWaves = Width > kWaveSize ? Width / kWaveSize : 1;
+
+    // Two sets of slots in turn: a wave can come back to a set only through the barrier of the other, which
+    // it leaves when all waves have read the first. So one barrier a reduction is enough.
+    u32 turn_ = 0;
+
+public:
+    template <class Op>
+    HK_FN float reduce(float v, Op op) {
+        v = group_reduce<(Width < kWaveSize ? Width : kWaveSize)>(v, op);
+        if constexpr (kWaves > 1) {
+            __shared__ float slots[2][kWaves];
+            float *mine = slots[turn_];
+            turn_ ^= 1;
+            if (thread_x() % kWaveSize == 0) mine[thread_x() / kWaveSize] = v;
+            block_barrier();
+            v = mine[0];
+#pragma unroll
+            for (int wave = 1; wave < kWaves; ++wave) v = op(v, mine[wave]);
+        }
+        return v;
+    }
+
+    HK_FN float sum(float v) { return reduce(v, Sum{}); }
+};
+
+}  // namespace hk

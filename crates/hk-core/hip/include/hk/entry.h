@@ -1,0 +1,21 @@
+// entry.h: kernel entry points.
+#pragma once
+
+#include <hk/arch.h>
+
+// HK_ENTRY(name, threads, body): the kernel `name`, launched with exactly `threads` threads a block, calls
+// `body(p)`. `Params`, visible where the macro stands, is the kernel's one argument, passed by value: the
+// host packs one plain struct and checks its size against the code object.
+// `body` may hold commas (template arguments).
+#if defined(HK_AMD)
+#define HK_LAUNCH_BOUNDS(threads) __attribute__((amdgpu_flat_work_group_size(threads, threads)))
+#else
+#define HK_LAUNCH_BOUNDS(threads) __attribute__((launch_bounds(threads)))
+#endif
+
+#define HK_ENTRY(name, threads, ...)                                                       \
+    extern "C" __global__ HK_LAUNCH_BOUNDS(threads) void name(const Params p) {            \
+        static_assert(threads > 0 && threads % hk::kWaveSize == 0, "a block is whole waves"); \
+        static_assert(threads <= 1024, "a block has at most 1024 threads");                \
+        __VA_ARGS__(p);                                                                    \
+    }

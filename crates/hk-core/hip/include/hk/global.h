@@ -1,0 +1,160 @@
+// global.h: tensors in global memory.
+#pragma once
+
+#include <hk/arch.h>
+#include <hk/types.h>
+
+namespace hk {
+
+/// Pointer known to be to global memory, so that no access has to find out where it points.
+template <class T>
+using GlobalPtr = T __attribute__((address_space(1))) *;
+
+/// A tensor as the host describes it: (batch, depth, rows, cols), strides in elements.
+/// Same layout as `hk_core::GlobalLayout`. An absent optional tensor has data = 0.
+struct Global {
+    u64 data;
+    u32 shape[4];
+    i64 strides[4];
+
+    HK_FN bool present() const { return data != 0; }
+    HK_FN u32 rows() const { return shape[2]; }
+    HK_FN u32 cols() const { return shape[3]; }
+    HK_FN i64 row_stride() const { return strides[2]; }
+
+    /// Start of a row of batch 0, depth 0.
+    template <class T>
+    HK_FN GlobalPtr<T> row(u64 index) const {
+        return reinterpret_cast<GlobalPtr<T>>(data) + i64(index) * row_stride();
+    }
+};
+static_assert(sizeof(Global) == 56, "same layout as hk_core::GlobalLayout");
+
+/// How the rows of a tensor may be touched.
+enum class Access : u32 {
+    Elements = 0,  ///< one element at a time: any element-aligned address, any row length
+    Vectors = 1,   ///< 16 bytes at a time: addresses and row lengths are multiples of 16 bytes
+};
+
+/// A stretch of global memory, the same for all lanes of a wave, that is safe at its end: reads from beyond
+/// give zero, writes to beyond vanish, and neither costs a branch. Shorter than 2 GiB.
+class Window {
+#if defined(HK_AMD)
+    __amdgpu_buffer_rsrc_t resource_;
+#else
+    u64 base_;
+    u32 bytes_;
+#endif
+
+public:
+    /// An offset with this bit set is beyond the end of every window, with room for small additions.
+    static constexpr u32 kBeyond = 0x80000000u;
+
+    template <class T>
+    HK_FN Window(GlobalPtr<T> base, u32 bytes) {
+#if defined(HK_AMD)
+        constexpr int kRaw = 0x00027000;  // bounds in bytes, no stride, no format
+        resource_ = __builtin_amdgcn_make_buffer_rsrc((void *)(T *)base, 0, int(bytes), kRaw);
+#else
+        base_ = reinterpret_cast<u64>(base);
+        bytes_ = bytes;
+#endif
+    }
+
+    /// A value of 2, 4 or 16 bytes from `offset`, a multiple of its size.
+    template <class V>
+    HK_FN V load(u32 offset) const {
+#if defined(HK_AMD)
+        if constexpr (sizeof(V) == 16) {
+            return __builtin_bit_cast(V, __builtin_amdgcn_raw_buffer_load_b128(resource_, int(offset), 0, 0));
+        } else if constexpr (sizeof(V) == 4) {
+            return __builtin_bit_cast(V, __builtin_amdgcn_raw_buffer_load_b32(resource_, int(offset), 0, 0));
+        } else {
+            return __builtin_bit_cast(V, __builtin_amdgcn_raw_buffer_load_b16(resource_, int(offset), 0, 0));
+        }
+#else
+        return offset < bytes_ ? *reinterpret_cast<GlobalPtr<const V>>(base_ + offset) : V(0);
+#endif
+    }
+
+    /// A value of 2, 4 or 16 bytes to `offset`, a multiple of its size.
+    template <class V>
+    HK_FN void store(V v, u32 offset) const {
+#if defined(HK_AMD)
+        if constexpr (sizeof(V) == 16) {
+            __builtin_amdgcn_raw_buffer_store_b128(__builtin_bit_cast(Vec<u32, 4>, v), resource_, int(offset), 0, 0);
+        } else if constexpr (sizeof(V) == 4) {
+            __builtin_amdgcn_raw_buffer_store_b32(__builtin_bit_cast(u32, v), resource_, int(offset), 0, 0);
+        } else {
+            __builtin_amdgcn_raw_buffer_store_b16(__builtin_bit_cast(u16, v), resource_, int(offset), 0, 0);
+        }
+#else
+        if (offset < bytes_) *reinterpret_cast<GlobalPtr<V>>(base_ + offset) = v;
+#endif
+    }
+};
+
+/// A lane's place in a row of a window, and how many columns the row has from there on (none: zero or less).
+/// Nothing beyond the row is touched: reads from there give zero, writes to there vanish.
+template <class T, Access kAccess>
+struct Cursor {
+    Window window;
+    u32 offset;  // of the place in the window, in bytes
+    i32 left;    // kToEnd where the row ends with its window
+
+    static constexpr i32 kToEnd = 0x7fffffff;
+    static constexpr int kLen = kAccess == Access::Vectors ? kVecLen<T> : 1;  // elements of one access
+
+    /// N columns, starting `ahead` columns on.
+    template <int N>
+    HK_FN Vec<T, N> load(int ahead) const {
+        static_assert(N % kLen == 0, "whole accesses");
+        const i32 end = fresh_end();
+        Vec<T, N> v;
+#pragma unroll
+        for (int i = 0; i < N; i += kLen) {
+            if constexpr (kLen == 1) {
+                v[i] = window.load<T>(at(ahead + i, end));
+            } else {
+                const auto part = window.load<Vec<T, kLen>>(at(ahead + i, end));
+#pragma unroll
+                for (int j = 0; j < kLen; ++j) v[i + j] = part[j];
+            }
+        }
+        return v;
+    }
+
+    template <int N>
+    HK_FN void store(Vec<T, N> v, int ahead) const {
+        static_assert(N % kLen == 0, "whole accesses");
+        const i32 end = fresh_end();
+#pragma unroll
+        for (int i = 0; i < N; i += kLen) {
+            if constexpr (kLen == 1) {
+                window.store(T(v[i]), at(ahead + i, end));
+            } else {
+                Vec<T, kLen> part;
+#pragma unroll
+                for (int j = 0; j < kLen; ++j) part[j] = v[i + j];
+                window.store(part, at(ahead + i, end));
+            }
+        }
+    }
+
+private:
+    // By elements, the offsets of a row are too many to be kept from its load to its store.
+    HK_FN i32 fresh_end() const {
+        i32 end = left;
+        if (kLen == 1 && !__builtin_constant_p(end)) forget(end);
+        return end;
+    }
+
+    // The sign of what is left past `ahead` moves the offset beyond the window. Not a select: a compare keeps a
+    // pair of scalar registers for each access, of which there are not enough.
+    HK_FN u32 at(int ahead, i32 end) const {
+        const u32 past_end = u32(end) - 1u - u32(ahead);
+        return (offset + u32(ahead) * u32(sizeof(T))) | (past_end & Window::kBeyond);
+    }
+};
+
+}  // namespace hk

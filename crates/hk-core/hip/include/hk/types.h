@@ -1,0 +1,67 @@
+// types.h: element types and their conversions from and to f32.
+#pragma once
+
+#include <hk/arch.h>
+
+namespace hk {
+
+using bf16 = __bf16;
+using f16 = _Float16;
+using f32 = float;
+
+/// N elements in registers; the compiler maps arithmetic on pairs of f32 to packed instructions.
+template <class T, int N>
+using Vec = T __attribute__((ext_vector_type(N)));
+
+/// Elements of T in one 16-byte access.
+template <class T>
+inline constexpr int kVecLen = kVecBytes / int(sizeof(T));
+
+/// Exact: f32 holds every bf16 and f16, subnormals, infinities and NaNs included.
+template <class T, int N>
+HK_FN Vec<float, N> widen(Vec<T, N> v) {
+    return __builtin_convertvector(v, Vec<float, N>);
+}
+
+namespace detail {
+
+// High halves of two words.
+HK_FN u32 high_halves(u32 low, u32 high) {
+#if defined(HK_AMD)
+    return __builtin_amdgcn_perm(high, low, 0x07060302u);
+#else
+    return (high & 0xffff0000u) | (low >> 16);
+#endif
+}
+
+// Two bf16 from two f32 where there is no instruction for it. Adding half a unit of the kept part, less one if
+// that is even, rounds to nearest even; a carry out of the mantissa steps the exponent, up to infinity. Only a
+// NaN with a long payload carries into the sign (a quiet one, which the caller sees to, does not round to
+// infinity): then the result, one above its largest NaN, is stepped back.
+HK_FN u32 round_to_bf16(float low, float high) {
+    using Halves = Vec<short, 2>;
+    const u32 l = __builtin_bit_cast(u32, low);
+    const u32 h = __builtin_bit_cast(u32, high);
+    const u32 rounded = high_halves(l + 0x7fffu + ((l >> 16) & 1u), h + 0x7fffu + ((h >> 16) & 1u));
+    const Halves sign_flipped = __builtin_bit_cast(Halves, rounded ^ high_halves(l, h)) >> 15;  // 0 or -1
+    return __builtin_bit_cast(u32, __builtin_bit_cast(Halves, rounded) + sign_flipped);
+}
+
+}  // namespace detail
+
+/// f32 to T, to nearest even; beyond T's largest finite value gives infinity; NaN stays NaN.
+template <class T, int N>
+HK_FN Vec<T, N> narrow(Vec<float, N> v) {
+    if constexpr (__is_same(T, bf16) && !kHasCvtBf16 && N % 2 == 0) {
+        // Quiets NaNs; costs nothing where the compiler sees arithmetic, whose results are quiet.
+        v = __builtin_elementwise_canonicalize(v);
+        Vec<u32, N / 2> packed;
+#pragma unroll
+        for (int i = 0; i < N / 2; ++i) packed[i] = detail::round_to_bf16(v[2 * i], v[2 * i + 1]);
+        return __builtin_bit_cast(Vec<T, N>, packed);
+    } else {
+        return __builtin_convertvector(v, Vec<T, N>);
+    }
+}
+
+}  // namespace hk

@@ -1,0 +1,72 @@
+// wave.h: lanes of a wave talking to each other through registers.
+#pragma once
+
+#include <hk/arch.h>
+
+namespace hk {
+
+struct Sum {
+    HK_FN float operator()(float a, float b) const {
+        // An addend that is a product must not be fused in: lanes that add the same two values in either
+        // order would round differently.
+#pragma clang fp contract(off)
+        return a + b;
+    }
+};
+
+namespace detail {
+
+#if defined(HK_AMD)
+// Controls of the data-parallel-primitive (DPP) operand modifier.
+enum : int {
+    kDppQuadSwap1 = 0xB1,     // quad_perm [1,0,3,2]: lane ^ 1
+    kDppQuadSwap2 = 0x4E,     // quad_perm [2,3,0,1]: lane ^ 2
+    kDppHalfMirror = 0x141,   // 7 - lane within 8: as lane ^ 4 once quads agree
+    kDppMirror = 0x140,       // 15 - lane within 16: as lane ^ 8 once eights agree
+    kDppBroadcast15 = 0x142,  // lane 15 of each row of 16 to the next row
+    kDppBroadcast31 = 0x143,  // lane 31 to the upper two rows
+};
+
+template <int Control>
+HK_FN float dpp(float v) {
+    const int bits = __builtin_bit_cast(int, v);
+    return __builtin_bit_cast(float, __builtin_amdgcn_update_dpp(0, bits, Control, 0xf, 0xf, true));
+}
+#else
+HK_FN float swap_lanes(float v, int mask) {
+    const int bits = __builtin_bit_cast(int, v);
+    return __builtin_bit_cast(float, __nvvm_shfl_sync_bfly_i32(0xffffffffu, bits, mask, 0x1f));
+}
+#endif
+
+}  // namespace detail
+
+/// Reduces over each aligned group of Width lanes and gives every lane its group's result. The order is that
+/// of a butterfly, lane ^ 1 first, on every target; `op` must be commutative. All lanes take part.
+template <int Width, class Op>
+HK_FN float group_reduce(float v, Op op) {
+    static_assert(Width >= 1 && Width <= kWaveSize && (Width & (Width - 1)) == 0, "a power of two within the wave");
+#if defined(HK_AMD)
+    if constexpr (Width >= 2) v = op(v, detail::dpp<detail::kDppQuadSwap1>(v));
+    if constexpr (Width >= 4) v = op(v, detail::dpp<detail::kDppQuadSwap2>(v));
+    if constexpr (Width >= 8) v = op(v, detail::dpp<detail::kDppHalfMirror>(v));
+    if constexpr (Width >= 16) v = op(v, detail::dpp<detail::kDppMirror>(v));
+    if constexpr (Width == 32) {
+        constexpr int kSwap16 = (16 << 10) | 0x1f;  // ds_swizzle, bit mode: lane ^ 16 within 32
+        v = op(v, __builtin_bit_cast(float, __builtin_amdgcn_ds_swizzle(__builtin_bit_cast(int, v), kSwap16)));
+    }
+    if constexpr (Width == 64) {
+        // Rows of 16 agree. Rows 1 and 3 take in rows 0 and 2, then row 3 takes in row 1; the rest is not
+        // used. The last lane's value goes to a scalar register: no lane is different from another.
+        v = op(v, detail::dpp<detail::kDppBroadcast15>(v));
+        v = op(v, detail::dpp<detail::kDppBroadcast31>(v));
+        v = __builtin_bit_cast(float, __builtin_amdgcn_readlane(__builtin_bit_cast(int, v), kWaveSize - 1));
+    }
+#else
+#pragma unroll
+    for (int mask = 1; mask < Width; mask *= 2) v = op(v, detail::swap_lanes(v, mask));
+#endif
+    return v;
+}
+
+}  // namespace hk
