@@ -1,1 +1,73 @@
-fn main() {}
+//! `cargo xtask`: build, test, demo and report commands of the workspace.
+//!
+//! This program depends on `hk-build` but on no crate that embeds kernels. The kernels are embedded when such a crate is
+//! compiled; were it a dependency, a fresh machine would compile it before this program could install the compiler that
+//! it needs. So commands that run kernels set the machine up first and then have cargo build and run the rest: `hk` for
+//! `demo` and `status`, the test runner for `test`. A build script that found no compiler runs again by itself.
+
+mod build_all;
+mod demo;
+mod doctor;
+mod run;
+mod setup;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Build, test, demo and report commands of the workspace.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", version)]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Say what this machine has, and how to get what is missing.
+    Doctor,
+    /// Get the compiler: find it, or install it with apt (as root or through sudo).
+    Setup(setup::Args),
+    /// Compile all kernels of all crates for all targets, and list what each needs.
+    BuildAll(build_all::Args),
+    /// Set up, build all kernels, and run every operator on the emulated GPUs.
+    Demo(demo::DemoArgs),
+    /// Set up, and run all tests and documentation examples.
+    Test(run::TestArgs),
+    /// Run the benchmarks.
+    Bench(run::BenchArgs),
+    /// List every operator: compiled for, tested, benchmarked.
+    Status(demo::StatusArgs),
+}
+
+/// Why a command did not succeed; printed to stderr, exit status 1.
+#[derive(Debug)]
+struct Failure(String);
+
+impl<E: std::error::Error> From<E> for Failure {
+    fn from(error: E) -> Failure {
+        Failure(error.to_string())
+    }
+}
+
+type Result<T = ()> = std::result::Result<T, Failure>;
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().task {
+        Task::Doctor => doctor::run(),
+        Task::Setup(args) => setup::run(&args),
+        Task::BuildAll(args) => build_all::run(&args),
+        Task::Demo(args) => demo::demo(&args),
+        Task::Test(args) => run::test(&args),
+        Task::Bench(args) => run::bench(&args),
+        Task::Status(args) => demo::status(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure(text)) => {
+            eprintln!("error: {text}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! `cargo xtask build-all`
+
+use std::fs;
+use std::io::{IsTerminal as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use comfy_table::{CellAlignment, Table, presets};
+use hk_build::{Arch, Builder, Built, Compiler, Error, ObjectEntry, Search, Unit};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use crate::{Failure, Result, run};
+
+/// Options of `build-all`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Targets, comma-separated: gfx942, gfx950, sm_90. Default: HK_TARGETS, or gfx942,gfx950.
+    #[arg(long)]
+    targets: Option<String>,
+    /// Write the manifest as JSON to FILE, or to standard output in place of the table.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
+    json: Option<PathBuf>,
+    /// Compile everything even if the cache has it.
+    #[arg(long)]
+    cold: bool,
+    /// Compilers to run at the same time. Default: one per core.
+    #[arg(long, short, value_name = "N")]
+    jobs: Option<usize>,
+    /// The workspace to build, if it is not this one.
+    #[arg(long, hide = true)]
+    root: Option<PathBuf>,
+}
+
+/// The manifest that `--json` writes.
+#[derive(Serialize)]
+struct Manifest {
+    compiler: String,
+    seconds: f64,
+    objects: Vec<ObjectEntry>,
+    failures: Vec<String>,
+}
+
+/// Finds the compiler and builds; a failure of any kernel is one of the command.
+pub(crate) fn run(args: &Args) -> Result {
+    let targets = match (&args.targets, std::env::var("HK_TARGETS")) {
+        (Some(list), _) => hk_build::parse_targets(list)?,
+        (None, Ok(list)) if !list.trim().is_empty() => hk_build::parse_targets(&list)?,
+        _ => hk_build::DEFAULT_TARGETS.into(),
+    };
+    let compiler = Search::from_env().find()?;
+    let root = args.root.clone().unwrap_or_else(run::workspace_root);
+    let jobs = args.jobs.or_else(|| std::env::var("NUM_JOBS").ok()?.parse().ok());
+    let built = build(&root, compiler, &targets, args.cold, jobs)?;
+    match &args.json {
+        Some(file) if file == Path::new("-") => writeln!(std::io::stdout(), "{}", built.json()?)?,
+        Some(file) => {
+            built.print();
+            fs::write(file, built.json()? + "\n").map_err(|e| Failure(format!("{}: {e}", file.display())))?;
+        }
+        None => built.print(),
+    }
+    built.check()
+}
+
+/// What was built.
+pub(crate) struct Outcome {
+    compiler: Compiler,
+    seconds: f64,
+    built: Vec<Built>,
+    failures: Vec<String>,
+}
+
+/// Builds the kernels of every crate, showing progress on stderr.
+pub(crate) fn build(
+    root: &Path,
+    compiler: Compiler,
+    targets: &[Arch],
+    cold: bool,
+    jobs: Option<usize>,
+) -> Result<Outcome> {
+    let start = Instant::now();
+    let units = discover(root, targets)?;
+    let scratch = root.join("target/hk-cache-cold");
+    let cache = match cold {
+        true => {
+            let _ = fs::remove_dir_all(&scratch);
+            scratch.clone()
+        }
+        false => hk_build::cache_dir(&std::env::current_exe()?),
+    };
+    let mut builder = Builder::new(compiler, cache);
+    if let Some(jobs) = jobs {
+        builder = builder.threads(jobs);
+    }
+    eprintln!("compiling {} objects with {}", units.len(), builder.compiler());
+    let progress = Progress::new(units.len());
+    let results = builder.compile_all(&units, |unit, result| progress.done(unit, result));
+    progress.bar.finish_and_clear();
+    if cold {
+        let _ = fs::remove_dir_all(&scratch);
+    }
+    let (mut built, mut failures) = (Vec::new(), Vec::new());
+    for result in results {
+        match result {
+            Ok(b) => built.push(b),
+            Err(e) => failures.push(e.to_string()),
+        }
+    }
+    Ok(Outcome {
+        compiler: builder.compiler().clone(),
+        seconds: start.elapsed().as_secs_f64(),
+        built,
+        failures,
+    })
+}
+
+/// Every `crates/*/hip/*.hip`. Kernels include the headers of hk-core.
+fn discover(root: &Path, targets: &[Arch]) -> Result<Vec<Unit>> {
+    let crates = root.join("crates");
+    let entries = fs::read_dir(&crates).map_err(|e| Failure(format!("{}: {e}", crates.display())))?;
+    let mut packages: Vec<PathBuf> =
+        entries.flatten().map(|e| e.path()).filter(|p| p.join("hip").is_dir()).collect();
+    packages.sort();
+    let include = crates.join("hk-core/hip/include");
+    let includes = if include.is_dir() { vec![include] } else { Vec::new() };
+    let mut units = Vec::new();
+    for package in packages {
+        let name = package.file_name().unwrap_or_default().to_string_lossy();
+        units.extend(hk_build::package_units(&name, &package, "hip", &includes, targets)?);
+    }
+    if units.is_empty() {
+        return Err(Failure(format!("no kernels: no crates/*/hip/*.hip in {}", root.display())));
+    }
+    Ok(units)
+}
+
+/// A bar on a terminal, a line per object elsewhere.
+struct Progress {
+    bar: ProgressBar,
+    lines: bool,
+}
+
+impl Progress {
+    fn new(n: usize) -> Progress {
+        let bar = ProgressBar::new(n as u64);
+        if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} {elapsed} {msg}") {
+            bar.set_style(style);
+        }
+        Progress { bar, lines: !std::io::stderr().is_terminal() }
+    }
+
+    fn done(&self, unit: &Unit, result: &std::result::Result<Built, Error>) {
+        self.bar.inc(1);
+        let what = format!("{} for {}", unit.label(), unit.arch);
+        if !self.lines {
+            self.bar.set_message(what);
+            return;
+        }
+        let how = match result {
+            Ok(built) if built.cached => "cached".into(),
+            Ok(built) => format!("{:.2} s", built.elapsed.as_secs_f64()),
+            Err(_) => "FAILED".into(),
+        };
+        eprintln!("[{}/{}] {what}: {how}", self.bar.position(), self.bar.length().unwrap_or(0));
+    }
+}
+
+impl Outcome {
+    /// The table of kernels and a summary line, on stdout.
+    pub(crate) fn print(&self) {
+        let mut table = Table::new();
+        table.load_style(presets::ASCII_MARKDOWN);
+        let header = [
+            "source",
+            "target",
+            "kernel",
+            "threads",
+            "VGPR",
+            "AGPR",
+            "SGPR",
+            "LDS B",
+            "scratch B",
+            "spills",
+            "waves/SIMD",
+        ];
+        table.set_header(header);
+        for column in 3..header.len() {
+            if let Some(column) = table.column_mut(column) {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+        let mut kernels = 0;
+        for built in &self.built {
+            for kernel in &built.kernels {
+                kernels += 1;
+                let mut row = vec![built.unit.label(), built.unit.arch.to_string(), kernel.name.clone()];
+                match &kernel.resources {
+                    Some(r) => {
+                        let spills = r.vgpr_spills + r.sgpr_spills;
+                        let numbers =
+                            [r.max_threads, r.vgprs, r.agprs, r.sgprs, r.lds_bytes, r.scratch_bytes, spills];
+                        row.extend(numbers.iter().chain([&r.occupancy]).map(u32::to_string));
+                    }
+                    None => row.extend(std::iter::repeat_n("-".into(), 8)),
+                }
+                table.add_row(row);
+            }
+            if !built.warnings.is_empty() {
+                eprintln!("{} for {}:\n{}", built.unit.label(), built.unit.arch, built.warnings);
+            }
+        }
+        println!("{table}");
+        let cached = self.built.iter().filter(|b| b.cached).count();
+        let (objects, seconds, compiler) = (self.built.len(), self.seconds, &self.compiler);
+        println!(
+            "{objects} objects ({cached} from the cache), {kernels} kernels, {seconds:.2} s, {compiler}"
+        );
+    }
+
+    fn json(&self) -> Result<String> {
+        let manifest = Manifest {
+            compiler: self.compiler.to_string(),
+            seconds: self.seconds,
+            objects: self.built.iter().map(Built::entry).collect(),
+            failures: self.failures.clone(),
+        };
+        Ok(serde_json::to_string_pretty(&manifest)?)
+    }
+
+    /// Fails with the text of every failure.
+    pub(crate) fn check(&self) -> Result {
+        match self.failures.len() {
+            0 => Ok(()),
+            n => Err(Failure(format!(
+                "{n} of {} objects failed\n{}",
+                n + self.built.len(),
+                self.failures.join("\n")
+            ))),
+        }
+    }
+}
