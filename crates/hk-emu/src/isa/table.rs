@@ -1,4 +1,4 @@
-// Every compute opcode of gfx942 and gfx950, as LLVM disassembles it. Rebuilt and compared by `tests/isa_table.rs`.
+// Every compute opcode of gfx942 and gfx950, as LLVM disassembles it. Rebuilt and compared by `tests/isa/table.rs`.
 //
 // Row: encoding, opcode, name, targets, widths in registers of destination, src0, src1, src2 as the fields of the
 // encoding hold them (0: the field is unused, an immediate, or fixed by the opcode); and of vector ALU rows: the kind

@@ -1,8 +1,7 @@
 //! The opcode table `src/isa/table.rs` is what LLVM says: every opcode of every encoding is probed and the
-//! table rebuilt. `HK_BLESS=1 cargo test -p hk-emu --test isa_table` writes it anew.
+//! table rebuilt. `HK_BLESS=1 cargo test -p hk-emu --test isa table` writes it anew.
 
-mod llvm;
-
+use crate::llvm;
 use std::fmt::Write;
 
 /// Register numbers of the probes, one per role, far enough apart for 32-register operands.
@@ -337,7 +336,7 @@ fn table() -> String {
 }
 
 const HEADER: &str = "\
-// Every compute opcode of gfx942 and gfx950, as LLVM disassembles it. Rebuilt and compared by `tests/isa_table.rs`.
+// Every compute opcode of gfx942 and gfx950, as LLVM disassembles it. Rebuilt and compared by `tests/isa/table.rs`.
 //
 // Row: encoding, opcode, name, targets, widths in registers of destination, src0, src1, src2 as the fields of the
 // encoding hold them (0: the field is unused, an immediate, or fixed by the opcode); and of vector ALU rows: the kind

@@ -1,7 +1,6 @@
 //! Decoder and disassembler against `llvm-mc`: generated instances of every opcode and form, and random words.
 
-mod llvm;
-
+use crate::llvm;
 use hk_codeobj::Arch;
 use hk_emu::isa::{ALL_OPS, Encoding, Op, decode, display};
 use proptest::prelude::{Rng, RngExt};
@@ -315,11 +314,6 @@ impl Generator {
     }
 }
 
-/// Collapses runs of blanks: LLVM aligns columns.
-fn normal(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
-}
-
 /// Compares one batch; returns a description of each difference.
 fn differences(arch: Arch, sequences: &[Vec<u32>]) -> Vec<String> {
     // Our decoder says how long each instance is; LLVM gets exactly those words.
@@ -336,11 +330,11 @@ fn differences(arch: Arch, sequences: &[Vec<u32>]) -> Vec<String> {
         // prints counts.
         let Some(text) = text else { continue };
         let ours = match decoded {
-            Ok(inst) => normal(&display(inst).to_string()),
+            Ok(inst) => llvm::one_line(&display(inst).to_string()),
             Err(e) => format!("error: {e}"),
         };
-        if ours != normal(text) {
-            found.push(format!("{words:08x?}\n  llvm {}\n  ours {ours}", normal(text)));
+        if ours != llvm::one_line(text) {
+            found.push(format!("{words:08x?}\n  llvm {}\n  ours {ours}", llvm::one_line(text)));
         }
     }
     found

@@ -3,24 +3,21 @@
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-/// Finds an LLVM tool: `HK_LLVM_BIN`, then the versioned names of Debian and Ubuntu, then the plain name.
+/// An LLVM tool of version 22, whose texts the disassembler follows: from `HK_LLVM_BIN`, by its versioned name, or
+/// by its plain name.
 pub fn tool(name: &str) -> Command {
-    if let Some(dir) = std::env::var_os("HK_LLVM_BIN") {
-        return Command::new(std::path::Path::new(&dir).join(name));
-    }
-    for version in [22, 21, 20] {
-        let versioned = format!("{name}-{version}");
-        if Command::new(&versioned)
-            .arg("--version")
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .status()
-            .is_ok()
-        {
-            return Command::new(versioned);
-        }
-    }
-    Command::new(name)
+    let path = match std::env::var_os("HK_LLVM_BIN") {
+        Some(dir) => std::path::Path::new(&dir).join(name),
+        None => format!("{name}-22").into(),
+    };
+    let found = |path: &std::path::Path| {
+        let output = Command::new(path).arg("--version").output().ok()?;
+        String::from_utf8_lossy(&output.stdout).contains("LLVM version 22").then(|| path.to_owned())
+    };
+    let path = found(&path).or_else(|| found(name.as_ref()));
+    Command::new(
+        path.unwrap_or_else(|| panic!("{name} of LLVM 22 is needed by this test: apt-get install llvm-22")),
+    )
 }
 
 /// Runs `command` with `input` on its standard input; returns (stdout, stderr), or `None` where it crashed.
@@ -30,7 +27,7 @@ pub fn filter(mut command: Command, input: String) -> Option<(String, String)> {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .expect("llvm-mc is needed by this test: apt-get install llvm-22");
+        .expect("llvm-mc starts");
     let mut stdin = child.stdin.take().expect("piped");
     let writer = std::thread::spawn(move || stdin.write_all(input.as_bytes()));
     let output = child.wait_with_output().expect("llvm-mc runs");
@@ -98,4 +95,9 @@ pub fn disassemble(cpu: &str, sequences: &[Vec<u32>]) -> Vec<Option<String>> {
     }
     assert!(lines.next().is_none(), "separators went out of step");
     results
+}
+
+/// Collapses runs of blanks: LLVM aligns columns.
+pub fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }

@@ -1,0 +1,6 @@
+//! The instruction table, the decoder and the disassembler against LLVM.
+
+mod llvm;
+mod objdump;
+mod oracle;
+mod table;
