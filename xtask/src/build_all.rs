@@ -54,11 +54,14 @@ pub(crate) fn run(args: &Args) -> Result {
     let built = build(&root, compiler, &targets, args.cold, jobs)?;
     match &args.json {
         Some(file) if file == Path::new("-") => writeln!(std::io::stdout(), "{}", built.json()?)?,
-        Some(file) => {
+        file => {
             built.print();
-            fs::write(file, built.json()? + "\n").map_err(|e| Failure(format!("{}: {e}", file.display())))?;
+            built.summary();
+            if let Some(file) = file {
+                let json = built.json()? + "\n";
+                fs::write(file, json).map_err(|e| Failure(format!("{}: {e}", file.display())))?;
+            }
         }
-        None => built.print(),
     }
     built.check()
 }
@@ -167,8 +170,8 @@ impl Progress {
 }
 
 impl Outcome {
-    /// The table of kernels and a summary line, on stdout.
-    pub(crate) fn print(&self) {
+    /// The table of kernels, on stdout.
+    fn print(&self) {
         let mut table = Table::new();
         table.load_style(presets::ASCII_MARKDOWN);
         let header = [
@@ -190,28 +193,36 @@ impl Outcome {
                 column.set_cell_alignment(CellAlignment::Right);
             }
         }
-        let mut kernels = 0;
         for built in &self.built {
+            let label = || vec![built.unit.label(), built.unit.arch.to_string()];
             for kernel in &built.kernels {
-                kernels += 1;
-                let mut row = vec![built.unit.label(), built.unit.arch.to_string(), kernel.name.clone()];
-                match &kernel.resources {
-                    Some(r) => {
-                        let spills = r.vgpr_spills + r.sgpr_spills;
-                        let numbers =
-                            [r.max_threads, r.vgprs, r.agprs, r.sgprs, r.lds_bytes, r.scratch_bytes, spills];
-                        row.extend(numbers.iter().chain([&r.occupancy]).map(u32::to_string));
-                    }
-                    None => row.extend(std::iter::repeat_n("-".into(), 8)),
-                }
+                let Some(r) = &kernel.resources else { continue };
+                let spills = r.vgpr_spills + r.sgpr_spills;
+                let numbers =
+                    [r.max_threads, r.vgprs, r.agprs, r.sgprs, r.lds_bytes, r.scratch_bytes, spills];
+                let mut row = label();
+                row.push(kernel.name.clone());
+                row.extend(numbers.iter().chain([&r.occupancy]).map(u32::to_string));
                 table.add_row(row);
             }
-            if !built.warnings.is_empty() {
-                eprintln!("{} for {}:\n{}", built.unit.label(), built.unit.arch, built.warnings);
+            // Registers of PTX are allocated when it is loaded.
+            if !built.unit.arch.is_amd() {
+                let mut row = label();
+                row.push(format!("({} kernels in {} B of PTX)", built.kernels.len(), built.bytes.len()));
+                row.resize(header.len(), "-".into());
+                table.add_row(row);
             }
         }
         println!("{table}");
+    }
+
+    /// What the compiler warned of, on stderr, and one line of totals on stdout.
+    pub(crate) fn summary(&self) {
+        for built in self.built.iter().filter(|b| !b.warnings.is_empty()) {
+            eprintln!("{} for {}:\n{}", built.unit.label(), built.unit.arch, built.warnings);
+        }
         let cached = self.built.iter().filter(|b| b.cached).count();
+        let kernels: usize = self.built.iter().map(|b| b.kernels.len()).sum();
         let (objects, seconds, compiler) = (self.built.len(), self.seconds, &self.compiler);
         println!(
             "{objects} objects ({cached} from the cache), {kernels} kernels, {seconds:.2} s, {compiler}"

@@ -17,6 +17,9 @@ use crate::{Compiler, Error};
 /// Changes when the meaning of a cache entry does.
 const CACHE_FORMAT: &str = "hk-cache 1";
 
+/// Entries kept per source and target: enough to go back and forth between branches.
+const KEPT: usize = 16;
+
 /// The flags that decide what is generated: the same for every compiler, and free of paths.
 ///
 /// Contraction of `a * b + c` is the same on all targets, so that results agree. Line tables name the source in the
@@ -158,6 +161,7 @@ impl Builder {
                     self.store(&log, warnings.as_bytes())?;
                 }
                 self.store(&entry, &bytes)?;
+                self.prune(unit);
                 (kernels, bytes, warnings, false)
             }
         };
@@ -221,6 +225,23 @@ impl Builder {
             return Err(Error::Compile { file: unit.label(), arch: unit.arch, output: text });
         }
         Ok((fs::read(&out).map_err(Error::io(&out))?, text))
+    }
+
+    /// Removes the oldest entries of a unit beyond [`KEPT`]. Whatever cannot be removed stays.
+    fn prune(&self, unit: &Unit) {
+        let suffix = format!(".{}", unit.object_name());
+        let mut entries: Vec<_> = fs::read_dir(&self.cache)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter(|e| e.file_name().to_string_lossy().ends_with(&suffix))
+            .filter_map(|e| Some((e.metadata().ok()?.modified().ok()?, e.path())))
+            .collect();
+        entries.sort();
+        for (_, path) in entries.iter().rev().skip(KEPT) {
+            let _ = fs::remove_file(path);
+            let _ = fs::remove_file(path.with_extension("log"));
+        }
     }
 
     /// Writes a cache entry so that nobody ever sees half of it.

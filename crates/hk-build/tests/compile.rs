@@ -271,6 +271,18 @@ fn a_cache_hit_does_not_run_the_compiler() {
 }
 
 #[test]
+fn the_cache_keeps_the_newest_entries_only() {
+    let package = Package::new(&[("good.hip", GOOD)]);
+    let embed = package.embed(&[Arch::Gfx942]);
+    for i in 0..20 {
+        package.write("pkg/hip/good.hip", &format!("{GOOD}// {i}"));
+        assert!(!embed.run().unwrap().objects[0].cached);
+    }
+    assert_eq!(fs::read_dir(package.path("cache")).unwrap().count(), 16);
+    assert!(embed.run().unwrap().objects[0].cached);
+}
+
+#[test]
 fn objects_hold_no_path_of_the_machine() {
     let (a, b) = (Package::new(&[("good.hip", GOOD)]), Package::new(&[("good.hip", GOOD)]));
     let build = |p: &Package| p.embed(&Arch::ALL).run().unwrap().objects;

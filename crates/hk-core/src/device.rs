@@ -2,7 +2,7 @@
 
 use crate::driver::Driver;
 use crate::module::Loaded;
-use crate::{Arch, Error, Result, Stream, drivers};
+use crate::{Arch, Error, Kernel, Result, Stream, drivers};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -139,6 +139,14 @@ impl Device {
     /// [`Error::Driver`] if the driver fails.
     pub fn create_stream(&self) -> Result<Stream> {
         Stream::new(self)
+    }
+
+    /// The kernels that were asked for on this device since it was opened, by name: what an operator really runs.
+    pub fn loaded_kernels(&self) -> Vec<Arc<Kernel>> {
+        let modules = self.modules().read().unwrap_or_else(PoisonError::into_inner);
+        let mut kernels: Vec<_> = modules.values().flat_map(Loaded::kernels).cloned().collect();
+        kernels.sort_by(|a, b| a.name().cmp(b.name()));
+        kernels
     }
 
     pub(crate) fn driver(&self) -> &dyn Driver {

@@ -97,6 +97,13 @@ pub(crate) struct Loaded {
     kernels: HashMap<String, Arc<Kernel>>,
 }
 
+impl Loaded {
+    /// The kernels that were asked for.
+    pub fn kernels(&self) -> impl Iterator<Item = &Arc<Kernel>> {
+        self.kernels.values()
+    }
+}
+
 /// The kernel `symbol`, loaded once per device.
 pub(crate) fn kernel(device: &Device, objects: &'static CodeObjects, symbol: &str) -> Result<Arc<Kernel>> {
     let key = std::ptr::from_ref(objects).addr();
