@@ -41,7 +41,6 @@ pub(crate) enum Dependency {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Dispatch<'a> {
     pub op: &'static str,
-    pub kernel: &'a str,
     /// Blocks.
     pub grid: [u32; 3],
     /// Threads of a block.

@@ -197,6 +197,6 @@ impl<'a> Launch<'a> {
             return Err(exceeded("bytes of LDS", lds, info.lds_per_workgroup.into(), &info.spec));
         }
         let dynamic_lds = config.dynamic_lds as u32; // below the limit, which is a u32
-        Ok(Dispatch { op, kernel: kernel.name(), grid, block, dynamic_lds, args })
+        Ok(Dispatch { op, grid, block, dynamic_lds, args })
     }
 }

@@ -407,3 +407,49 @@ fn search(terms: &[Term], tails: &[(i128, i128)], target: i128, steps: &mut u32)
 fn gcd(a: i128, b: i128) -> i128 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashSet;
+
+    fn bytes(e: &Extent) -> HashSet<u64> {
+        let first = vec![e.addr];
+        let addrs = e.layout.axes().fold(first, |addrs, (n, s)| {
+            addrs.iter().flat_map(|&a| (0..n).map(move |i| a + (i * s * e.element_bytes) as u64)).collect()
+        });
+        addrs.iter().flat_map(|&a| a..a + e.element_bytes as u64).collect()
+    }
+
+    fn extent() -> impl Strategy<Value = (u64, usize, Layout)> {
+        let axes = prop::collection::vec((0usize..5, 0usize..12), 0..4);
+        (0u64..60, 0u32..4, axes).prop_map(|(addr, size, axes)| {
+            let (shape, strides): (Vec<_>, Vec<_>) = axes.into_iter().unzip();
+            (addr, 1 << size, Layout::with_strides(shape, strides).unwrap())
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn extents_intersect_where_their_bytes_do(a in extent(), b in extent()) {
+            let a = Extent { addr: a.0, element_bytes: a.1, layout: &a.2 };
+            let b = Extent { addr: b.0, element_bytes: b.1, layout: &b.2 };
+            let meet = !bytes(&a).is_disjoint(&bytes(&b));
+            prop_assert_eq!(a.intersects(&b), meet);
+            prop_assert_eq!(b.intersects(&a), meet);
+        }
+    }
+
+    #[test]
+    fn column_ranges_of_one_large_matrix_are_decided_quickly() {
+        // DeepSeek-V3's fused projection: columns 0..1536 and 1536..2112 of 2112.
+        let wide = Layout::with_strides([1 << 20, 1536], [2112, 1]).unwrap();
+        let narrow = Layout::with_strides([1 << 20, 576], [2112, 1]).unwrap();
+        let at = |addr, layout| Extent { addr, element_bytes: 2, layout };
+        assert!(!at(0, &wide).intersects(&at(2 * 1536, &narrow)));
+        assert!(at(0, &wide).intersects(&at(2 * 1535, &narrow)));
+        // One row down is still the same column range.
+        assert!(!at(2 * 2112, &wide).intersects(&at(2 * 1536, &narrow)));
+    }
+}

@@ -2,6 +2,7 @@
 
 mod buffer;
 mod device;
+#[cfg_attr(not(any(feature = "emu", feature = "hip")), expect(dead_code, reason = "no driver is built in"))]
 mod driver;
 mod drivers;
 mod dtype;

@@ -11,6 +11,9 @@ use crate::{
 };
 use std::fmt;
 
+/// Values by argument name, in order.
+pub type Named<T> = Vec<(&'static str, T)>;
+
 /// An operator of a family crate.
 #[derive(Debug)]
 pub struct Operator {
@@ -30,11 +33,11 @@ pub struct Operator {
     pub cases: &'static [Case],
     /// The outputs for these inputs, in the order of `args`; checks what the inputs must have in common. Optional
     /// outputs are among them if the call asks for them ([`Call::wants`]).
-    pub outputs: fn(&CallSpec) -> Result<Vec<(&'static str, TensorSpec)>>,
+    pub outputs: fn(&CallSpec) -> Result<Named<TensorSpec>>,
     /// Calls the safe function.
     pub run: fn(&Stream, &mut DeviceCall) -> Result<()>,
     /// The outputs again, in f64 and plain loops.
-    pub reference: fn(&HostCall) -> Result<Vec<(&'static str, HostTensorF64)>>,
+    pub reference: fn(&HostCall) -> Result<Named<HostTensorF64>>,
     /// Bytes that any implementation has to move.
     pub traffic: fn(&HostCall) -> Traffic,
     /// How far an output may be from the reference.
@@ -554,8 +557,8 @@ impl fmt::Debug for DynTensor {
 #[derive(Debug)]
 pub struct Call<V> {
     op: &'static Operator,
-    tensors: Vec<(&'static str, V)>,
-    scalars: Vec<(&'static str, Scalar)>,
+    tensors: Named<V>,
+    scalars: Named<Scalar>,
     wanted: Vec<&'static str>,
 }
 
@@ -786,7 +789,7 @@ impl ArgSpec {
 #[derive(Debug)]
 pub struct DeviceCall {
     inputs: Call<DynTensor>,
-    outputs: Vec<(&'static str, DynTensor)>,
+    outputs: Named<DynTensor>,
 }
 
 impl DeviceCall {
@@ -868,7 +871,7 @@ impl std::ops::Deref for Inputs<'_> {
 #[derive(Debug)]
 pub struct Outputs<'a> {
     op: &'static str,
-    tensors: Vec<(&'static str, &'a mut DynTensor)>,
+    tensors: Named<&'a mut DynTensor>,
 }
 
 impl<'a> Outputs<'a> {
@@ -924,7 +927,7 @@ impl Operator {
     ///
     /// # Errors
     /// As [`DeviceCall::prepare`], what the safe function answers, and failures of the device.
-    pub fn execute(&self, stream: &Stream, call: &HostCall) -> Result<Vec<(&'static str, HostTensor)>> {
+    pub fn execute(&self, stream: &Stream, call: &HostCall) -> Result<Named<HostTensor>> {
         let mut device_call = DeviceCall::prepare(stream, call)?;
         (self.run)(stream, &mut device_call)?;
         device_call.outputs().map(|(name, tensor)| Ok((name, tensor.download(stream)?))).collect()

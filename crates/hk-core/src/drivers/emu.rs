@@ -99,11 +99,32 @@ struct Queue {
 }
 
 enum Command {
-    Write { dst: u64, data: Vec<u8> },
-    Copy { dst: u64, src: u64, bytes: u64 },
-    Fill { dst: u64, pattern: [u8; 8], pattern_bytes: usize, bytes: u64 },
-    Launch { function: Function, grid: [u32; 3], block: [u32; 3], dynamic_lds: u32, args: Vec<u8> },
-    Free { addr: u64 },
+    Write {
+        dst: u64,
+        data: Vec<u8>,
+    },
+    Copy {
+        dst: u64,
+        src: u64,
+        bytes: u64,
+    },
+    Fill {
+        dst: u64,
+        pattern: [u8; 8],
+        pattern_bytes: usize,
+        bytes: u64,
+    },
+    Launch {
+        op: &'static str,
+        function: Function,
+        grid: [u32; 3],
+        block: [u32; 3],
+        dynamic_lds: u32,
+        args: Vec<u8>,
+    },
+    Free {
+        addr: u64,
+    },
     Record(Arc<EmuEvent>),
     Wait(Arc<EmuEvent>, Dependency),
 }
@@ -243,10 +264,10 @@ impl Worker {
             Command::Fill { dst, pattern, pattern_bytes, bytes } => {
                 self.machine.fill(dst, &pattern[..pattern_bytes], bytes).map_err(|e| error(&e))?;
             }
-            Command::Launch { function, grid, block, dynamic_lds, args } => {
+            Command::Launch { op, function, grid, block, dynamic_lds, args } => {
                 let dispatch = hk_emu::Dispatch { grid, block, dynamic_lds, args: &args };
                 let counters = self.machine.launch(&function.module, &function.name, &dispatch);
-                return counters.map(Some).map_err(|e| error(&e));
+                return counters.map(Some).map_err(|e| error(&format_args!("{op}: {e}")));
             }
         }
         Ok(None)
@@ -352,9 +373,10 @@ impl Driver for Emu {
     }
 
     fn launch(&self, stream: &Handle, function: &Handle, dispatch: &Dispatch) -> Result<()> {
-        let &Dispatch { grid, block, dynamic_lds, args, .. } = dispatch;
+        let &Dispatch { op, grid, block, dynamic_lds, args } = dispatch;
         let function = function.get::<Function>().clone();
         stream.get::<EmuStream>().push(Command::Launch {
+            op,
             function,
             grid,
             block,

@@ -149,6 +149,7 @@ type Module = std::sync::Arc<Owned<sys::hipModule_t>>;
 
 struct Function {
     raw: sys::hipFunction_t,
+    name: String,
     /// Keeps the code loaded.
     _module: Module,
 }
@@ -483,12 +484,13 @@ impl Driver for Hip {
         // SAFETY: the module is alive, the name is a C string, `raw` is valid for the write.
         let code = unsafe { sys::hipModuleGetFunction(&mut raw, module.raw, name.as_ptr()) };
         check("hipModuleGetFunction", code, || format!("{symbol} on {}", self.info.spec))?;
-        Ok(Handle::new(Function { raw, _module: module }))
+        Ok(Handle::new(Function { raw, name: symbol.into(), _module: module }))
     }
 
     fn launch(&self, stream: &Handle, function: &Handle, dispatch: &Dispatch) -> Result<()> {
         self.bind()?;
-        let &Dispatch { op, kernel, grid, block, dynamic_lds, args } = dispatch;
+        let &Dispatch { op, grid, block, dynamic_lds, args } = dispatch;
+        let function = function.get::<Function>();
         let mut bytes = args.len();
         let mut extra: [*mut c_void; 5] = [
             sys::LAUNCH_PARAM_BUFFER_POINTER as *mut c_void,
@@ -501,7 +503,7 @@ impl Driver for Hip {
         // the kernel's. What the kernel does with them is what the caller of `Launch::run` answers for.
         let code = unsafe {
             sys::hipModuleLaunchKernel(
-                function.get::<Function>().raw,
+                function.raw,
                 grid[0],
                 grid[1],
                 grid[2],
@@ -515,9 +517,8 @@ impl Driver for Hip {
             )
         };
         check("hipModuleLaunchKernel", code, || {
-            format!(
-                "{op}: kernel {kernel}, grid {grid:?}, block {block:?}, {dynamic_lds} bytes of dynamic LDS"
-            )
+            let name = &function.name;
+            format!("{op}: kernel {name}, grid {grid:?}, block {block:?}, {dynamic_lds} bytes of dynamic LDS")
         })
     }
 

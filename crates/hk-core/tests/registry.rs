@@ -1,0 +1,244 @@
+//! An operator described as data: its call is checked, made up from a case, run and compared.
+#![cfg(feature = "emu")]
+
+mod common;
+
+use bytemuck::{Pod, Zeroable};
+use hk_core::registry::{
+    ArgSpec, Call, CallSpec, Case, DeviceCall, DynTensor, HostCall, HostTensor, HostTensorF64, Named,
+    Operator, Role, Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
+};
+use hk_core::{
+    Arch, CodeObjects, DType, Device, E8M0, Error, Fp4x2, GlobalLayout, LaunchConfig, Result, Stream, bf16,
+};
+use std::sync::LazyLock;
+
+static PROBE: LazyLock<&'static CodeObjects> = LazyLock::new(|| common::compile("probe"));
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Params {
+    x: GlobalLayout,
+    y: GlobalLayout,
+    a: f32,
+    pad: u32,
+}
+
+fn outputs(call: &CallSpec) -> Result<Named<TensorSpec>> {
+    Ok(vec![("y", call.get("x")?.clone())])
+}
+
+fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
+    let (inputs, mut outputs) = call.split();
+    let (x, mut y) = (inputs.view::<f32>("x")?, outputs.take::<f32>("y")?);
+    let kernel = stream.kernel(*PROBE, "scale")?;
+    let mut launch = stream.launch("scale", &kernel);
+    let a = inputs.float("a")? as f32;
+    let params = Params { x: launch.input("x", &x)?, y: launch.output("y", &mut y)?, a, pad: 0 };
+    // SAFETY: the kernel reads as many elements of x as y has, and x has as many.
+    unsafe { launch.run(LaunchConfig::grid_1d(x.numel().div_ceil(64)), &params) }
+}
+
+fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
+    let (x, a) = (call.get("x")?, call.float("a")?);
+    let values = x.to_f64().into_iter().map(|x| a * x).collect();
+    Ok(vec![("y", HostTensorF64 { shape: call.spec().get("x")?.shape.clone(), values })])
+}
+
+fn traffic(call: &HostCall) -> Traffic {
+    let bytes = call.optional("x").map_or(0, |x| x.bytes().len() as u64);
+    Traffic { read: bytes, written: bytes }
+}
+
+const ARG: ArgSpec = ArgSpec {
+    name: "x",
+    role: Role::In,
+    optional: false,
+    dtypes: &[DType::F32, DType::Bf16],
+    rank: (1, 2),
+    shape: "[n]",
+    sample: Sample::Normal { mean: 0.0, deviation: 1.0 },
+};
+
+static SCALE: Operator = Operator {
+    name: "scale",
+    family: "hk-core",
+    summary: "y = a x",
+    args: &[
+        ARG,
+        ArgSpec { name: "w", optional: true, ..ARG },
+        ArgSpec { name: "y", role: Role::Out, ..ARG },
+        ArgSpec { name: "extra", role: Role::Out, optional: true, ..ARG },
+    ],
+    scalars: &[
+        ScalarSpec { name: "a", default: Scalar::Float(2.0), choices: &[], summary: "factor" },
+        ScalarSpec { name: "n", default: Scalar::Int(1), choices: &[], summary: "a number" },
+        ScalarSpec { name: "fast", default: Scalar::Bool(false), choices: &[], summary: "a switch" },
+        ScalarSpec {
+            name: "mode",
+            default: Scalar::Choice("up"),
+            choices: &["up", "down"],
+            summary: "a mode",
+        },
+    ],
+    kernels: &[],
+    cases: &[Case {
+        label: "a row",
+        tensors: &[("x", DType::F32, &[200]), ("extra", DType::F32, &[1])],
+        scalars: &[("a", Scalar::Float(0.5))],
+    }],
+    outputs,
+    run,
+    reference,
+    traffic,
+    tolerance: Tolerance::Exact,
+};
+
+fn message<T: std::fmt::Debug>(result: Result<T>) -> String {
+    result.unwrap_err().to_string()
+}
+
+#[test]
+fn a_case_runs_and_agrees_with_the_reference() {
+    for arch in Arch::AMD {
+        let stream = Device::open(&format!("emu:{arch}")).unwrap().create_stream().unwrap();
+        let call = SCALE.example(&SCALE.cases[0], 1).unwrap();
+        assert!(call.wants("extra") && !call.wants("y"));
+        let got = SCALE.execute(&stream, &call).unwrap();
+        let want = (SCALE.reference)(&call).unwrap();
+        assert_eq!(got.len(), 1);
+        assert_eq!((got[0].0, got[0].1.to_f64()), (want[0].0, want[0].1.values.clone()));
+        assert_eq!((SCALE.traffic)(&call), Traffic { read: 800, written: 800 });
+    }
+}
+
+#[test]
+fn inputs_are_checked_when_given() {
+    let mut call = HostCall::new(&SCALE);
+    assert_eq!(message(call.check_complete()), "scale: x: no tensor, expected a tensor");
+    let f32s = HostTensor::new([4], &[1f32; 4]).unwrap();
+    assert_eq!(message(call.set("z", f32s.clone())), "scale: input: `z`, expected one of x, w");
+    assert_eq!(message(call.set("y", f32s.clone())), "scale: input: `y`, expected one of x, w");
+    let i32s = HostTensor::new([4], &[1i32; 4]).unwrap();
+    assert_eq!(message(call.set("x", i32s)), "scale: x: dtype i32, expected f32, bf16");
+    let deep = HostTensor::new([1, 2, 2], &[1f32; 4]).unwrap();
+    assert_eq!(message(call.set("x", deep)), "scale: x: shape [1, 2, 2], expected 1 to 2 axes: [n]");
+    call.set("x", f32s).unwrap();
+    assert_eq!(call.check_complete(), Ok(()));
+    assert_eq!(message(call.want("y")), "scale: output: `y`, expected an optional output of the operator");
+    // Types that the operator lists and this implementation does not have show when it asks for them.
+    let stream = Device::open("emu:gfx942").unwrap().create_stream().unwrap();
+    call.set("x", HostTensor::new([4], &[bf16::ONE; 4]).unwrap()).unwrap();
+    assert_eq!(message(SCALE.execute(&stream, &call)), "scale: x: dtype bf16, expected f32");
+}
+
+#[test]
+fn scalars_come_as_text_or_values() {
+    let mut call = HostCall::new(&SCALE);
+    assert_eq!((call.float("a"), call.int("n"), call.bool("fast")), (Ok(2.0), Ok(1), Ok(false)));
+    for (name, text, value) in [
+        ("a", "1e-5", Scalar::Float(1e-5)),
+        ("n", "-3", Scalar::Int(-3)),
+        ("fast", "true", Scalar::Bool(true)),
+        ("mode", "down", Scalar::Choice("down")),
+    ] {
+        call.parse_scalar(name, text).unwrap();
+        assert_eq!(call.scalar(name), Ok(value));
+        call.parse_scalar(name, &call.scalar(name).unwrap().to_string()).unwrap();
+        assert_eq!(call.scalar(name), Ok(value));
+    }
+    assert_eq!(call.choice("mode"), Ok("down"));
+    assert_eq!(message(call.parse_scalar("a", "x")), "scale: a: `x`, expected a real number");
+    assert_eq!(message(call.parse_scalar("n", "1.5")), "scale: n: `1.5`, expected an integer");
+    assert_eq!(message(call.parse_scalar("fast", "1")), "scale: fast: `1`, expected true or false");
+    assert_eq!(message(call.parse_scalar("mode", "left")), "scale: mode: `left`, expected one of up, down");
+    assert_eq!(message(call.set_scalar("a", Scalar::Int(1))), "scale: a: 1, expected a real number");
+    assert!(call.set_scalar("mode", Scalar::Choice("left")).is_err());
+    let unknown = "scale: scalar: `b`, expected one of a, n, fast, mode";
+    assert_eq!(message(call.parse_scalar("b", "1")), unknown);
+    assert_eq!(message(call.float("b")), unknown);
+    assert!(call.float("n").is_err() && call.int("a").is_err() && call.bool("a").is_err());
+}
+
+#[test]
+fn a_device_call_hands_out_each_output_once() {
+    let stream = Device::open("emu:gfx942").unwrap().create_stream().unwrap();
+    let mut call = HostCall::new(&SCALE);
+    call.set("x", HostTensor::new([4], &[1f32; 4]).unwrap()).unwrap();
+    let mut device_call = DeviceCall::prepare(&stream, &call).unwrap();
+    let (inputs, mut outputs) = device_call.split();
+    assert_eq!(inputs.optional_view::<f32>("w").map(|w| w.is_none()), Ok(true));
+    assert!(outputs.take::<f32>("y").is_ok());
+    assert_eq!(message(outputs.take::<f32>("y")), "scale: y: no tensor, expected an output, taken once");
+    assert_eq!(outputs.take_optional::<f32>("extra").map(|e| e.is_none()), Ok(true));
+    // What nobody has written is NaN.
+    let (_, y) = device_call.outputs().next().unwrap();
+    assert!(y.download(&stream).unwrap().to_f64().iter().all(|y| y.is_nan()));
+}
+
+#[test]
+fn host_tensors_hold_what_their_shape_says() {
+    assert_eq!(
+        message(HostTensor::new([2, 3], &[1f32; 5])),
+        "HostTensor: bytes: shape [20], expected 24, for shape [2, 3] of f32"
+    );
+    let t = HostTensor::new([2, 2], &[bf16::ONE, bf16::PI, bf16::NEG_ONE, bf16::ZERO]).unwrap();
+    assert_eq!(t.to_f64(), [1.0, 3.140625, -1.0, 0.0]);
+    assert_eq!(t.elements::<bf16>().unwrap()[1], bf16::PI);
+    assert!(matches!(t.elements::<f32>(), Err(Error::DType { .. })));
+    assert_eq!(HostTensor::new([1], &[Fp4x2(0xf1)]).unwrap().to_f64(), [0.5, -6.0]);
+    assert_eq!(HostTensor::new([1], &[E8M0(130)]).unwrap().to_f64(), [8.0]);
+    assert_eq!(HostTensor::new([2], &[i64::MIN, -1]).unwrap().to_f64(), [-(2f64.powi(63)), -1.0]);
+    let huge = TensorSpec::new(DType::F32, [1usize << 62]);
+    assert!(matches!(huge.bytes(), Err(Error::TooLarge { .. })));
+    let stream = Device::open("emu:gfx950").unwrap().create_stream().unwrap();
+    let on_device = DynTensor::upload(&stream, &t).unwrap();
+    assert_eq!(on_device.download(&stream).unwrap(), t);
+    let empty = HostTensor::new::<f32>([0, 7], &[]).unwrap();
+    assert_eq!(DynTensor::upload(&stream, &empty).unwrap().download(&stream).unwrap(), empty);
+}
+
+#[test]
+fn samples_follow_their_distribution_and_their_seed() {
+    let sample =
+        |dtype, sample, seed| HostTensor::sample(TensorSpec::new(dtype, [10_000]), sample, seed).unwrap();
+    let normal = Sample::Normal { mean: 3.0, deviation: 2.0 };
+    let values = sample(DType::F32, normal, 1).to_f64();
+    let mean = values.iter().sum::<f64>() / 1e4;
+    let variance = values.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / 1e4;
+    // Five standard errors.
+    assert!((mean - 3.0).abs() < 0.1 && (variance - 4.0).abs() < 0.3, "{mean} {variance}");
+    assert_eq!(sample(DType::F32, normal, 1).to_f64(), values);
+    assert_ne!(sample(DType::F32, normal, 2).to_f64(), values);
+
+    let uniform = sample(DType::Bf16, Sample::Uniform { low: -1.0, high: 2.0 }, 1).to_f64();
+    assert!(uniform.iter().all(|x| (-1.0..=2.0).contains(x)));
+    assert!(uniform.iter().any(|x| *x < -0.9) && uniform.iter().any(|x| *x > 1.9));
+    let integers = sample(DType::I32, Sample::Integers { low: -2, high: 3 }, 1).to_f64();
+    for want in -2..3 {
+        assert!(integers.iter().filter(|x| **x == f64::from(want)).count() > 1500);
+    }
+    for dtype in DType::ALL {
+        let values = sample(dtype, Sample::Uniform { low: 1.0, high: 4.0 }, 1).to_f64();
+        assert!(values.iter().all(|x| (1.0..=4.0).contains(x)), "{dtype}");
+    }
+}
+
+#[test]
+fn tolerances() {
+    assert_eq!(Tolerance::Exact.bounds(DType::F32), (0.0, 0.0));
+    assert_eq!(Tolerance::Reduction.bounds(DType::I8), (0.0, 0.0));
+    for dtype in [DType::F32, DType::F16, DType::Bf16] {
+        let (elementwise, reduction) =
+            (Tolerance::Elementwise.bounds(dtype), Tolerance::Reduction.bounds(dtype));
+        assert!(elementwise.0 > 0.0 && elementwise.0 <= reduction.0 && elementwise.1 <= reduction.1);
+    }
+}
+
+#[test]
+fn a_call_remembers_its_operator() {
+    let call: Call<TensorSpec> = Call::new(&SCALE);
+    assert_eq!(call.operator().name, "scale");
+    assert_eq!(SCALE.arg("y").map(|a| a.role), Some(Role::Out));
+    assert!(SCALE.arg("z").is_none());
+}
