@@ -142,7 +142,7 @@ pub(crate) const VARIANTS: [Variant; 12] = {
         vectors(512, 16, 1, 8),
         vectors(1024, 64, 1, 16),
         vectors(2048, 64, 1, 8),
-        vectors(4096, 64, 1, 8),
+        vectors(4096, 64, 1, 12),
         vectors(8192, 256, 1, 8),
         vectors(16384, 256, 1, 8),
         vectors(usize::MAX, 256, 1, 16),
