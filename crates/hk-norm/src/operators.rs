@@ -1,0 +1,268 @@
+//! The operators as data, for the `hk` program, the demo and the documentation.
+
+use crate::{RmsNormOptions, RoundMode, WeightOffset, kernels, reference};
+use hk_core::registry::{
+    ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Operator, Role, Sample,
+    Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
+};
+use hk_core::{DType, Error, Result, Stream, bf16, f16};
+
+/// The operators of this crate.
+pub static OPERATORS: &[Operator] = &[
+    Operator {
+        name: "rmsnorm",
+        family: "hk-norm",
+        summary: "y = x * rsqrt(mean(x^2) + eps) * (weight + weight_offset)",
+        args: &[X, WEIGHT, Y, RSTD],
+        scalars: SCALARS,
+        kernels: &[&kernels::RMSNORM],
+        cases: &[
+            Case {
+                label: "Llama-3 8B, 128 tokens",
+                tensors: &[("x", DType::Bf16, &[128, 4096]), ("weight", DType::Bf16, &[4096])],
+                scalars: &[("eps", Scalar::Float(1e-5))],
+            },
+            Case {
+                label: "Qwen3 8B q norm, 128 tokens of 32 heads",
+                tensors: &[("x", DType::Bf16, &[4096, 128]), ("weight", DType::Bf16, &[128])],
+                scalars: &[],
+            },
+            Case {
+                label: "DeepSeek-V3, 64 tokens",
+                tensors: &[("x", DType::Bf16, &[64, 7168]), ("weight", DType::Bf16, &[7168])],
+                scalars: &[],
+            },
+        ],
+        outputs,
+        run: run_rmsnorm,
+        reference: reference_rmsnorm,
+        traffic,
+        tolerance: Tolerance::Reduction,
+    },
+    Operator {
+        name: "fused_add_rmsnorm",
+        family: "hk-norm",
+        summary: "residual_out = round(x + residual_in), y = rmsnorm(residual_out)",
+        args: &[X, RESIDUAL_IN, WEIGHT, Y, RESIDUAL_OUT, RSTD],
+        scalars: SCALARS,
+        kernels: &[&kernels::FUSED_ADD_RMSNORM],
+        cases: &[
+            Case {
+                label: "Llama-3 8B, 128 tokens",
+                tensors: &[
+                    ("x", DType::Bf16, &[128, 4096]),
+                    ("residual_in", DType::Bf16, &[128, 4096]),
+                    ("weight", DType::Bf16, &[4096]),
+                ],
+                scalars: &[("eps", Scalar::Float(1e-5))],
+            },
+            Case {
+                label: "4096 rows of 128",
+                tensors: &[
+                    ("x", DType::Bf16, &[4096, 128]),
+                    ("residual_in", DType::Bf16, &[4096, 128]),
+                    ("weight", DType::Bf16, &[128]),
+                ],
+                scalars: &[],
+            },
+            Case {
+                label: "DeepSeek-V3, 64 tokens",
+                tensors: &[
+                    ("x", DType::Bf16, &[64, 7168]),
+                    ("residual_in", DType::Bf16, &[64, 7168]),
+                    ("weight", DType::Bf16, &[7168]),
+                ],
+                scalars: &[],
+            },
+        ],
+        outputs,
+        run: run_fused_add_rmsnorm,
+        reference: reference_fused_add_rmsnorm,
+        traffic,
+        tolerance: Tolerance::Reduction,
+    },
+];
+
+const FLOATS: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
+const NORMAL: Sample = Sample::Normal { mean: 0.0, deviation: 1.0 };
+
+const fn matrix(name: &'static str, role: Role) -> ArgSpec {
+    ArgSpec {
+        name,
+        role,
+        optional: false,
+        dtypes: FLOATS,
+        rank: (1, 5),
+        shape: "[.., cols]",
+        sample: NORMAL,
+    }
+}
+
+const X: ArgSpec = matrix("x", Role::In);
+const RESIDUAL_IN: ArgSpec = matrix("residual_in", Role::In);
+const Y: ArgSpec = matrix("y", Role::Out);
+const RESIDUAL_OUT: ArgSpec = matrix("residual_out", Role::Out);
+const WEIGHT: ArgSpec = ArgSpec {
+    name: "weight",
+    role: Role::In,
+    optional: false,
+    dtypes: FLOATS,
+    rank: (1, 1),
+    shape: "[cols]",
+    sample: Sample::Normal { mean: 1.0, deviation: 0.25 },
+};
+const RSTD: ArgSpec = ArgSpec {
+    name: "rstd",
+    role: Role::Out,
+    optional: true,
+    dtypes: &[DType::F32],
+    rank: (1, 1),
+    shape: "[rows]",
+    sample: NORMAL,
+};
+
+const SCALARS: &[ScalarSpec] = &[
+    ScalarSpec {
+        name: "eps",
+        default: Scalar::Float(1e-6),
+        choices: &[],
+        summary: "added to the mean of the squares",
+    },
+    ScalarSpec {
+        name: "weight_offset",
+        default: Scalar::Int(0),
+        choices: &[],
+        summary: "added to each weight: 0, or 1 as Gemma does",
+    },
+    ScalarSpec {
+        name: "round_mode",
+        default: Scalar::Choice("f32"),
+        choices: &["f32", "model_sensitive"],
+        summary: "one rounding at the end, or also before the weight",
+    },
+];
+
+fn options<V: Described>(call: &Call<V>) -> Result<RmsNormOptions> {
+    let weight_offset = match call.int("weight_offset")? {
+        0 => WeightOffset::Zero,
+        1 => WeightOffset::One,
+        other => return Err(Error::argument(call.operator().name, "weight_offset", other, "0 or 1")),
+    };
+    let round_mode = match call.choice("round_mode")? {
+        "model_sensitive" => RoundMode::ModelSensitive,
+        _ => RoundMode::F32,
+    };
+    Ok(RmsNormOptions { eps: call.float("eps")? as f32, weight_offset, round_mode })
+}
+
+/// `y`, `residual_out` where there is one, `rstd` where it is asked for.
+fn outputs(call: &CallSpec) -> Result<Vec<(&'static str, TensorSpec)>> {
+    options(call)?;
+    let x = call.get("x")?;
+    let mut outputs = vec![("y", x.clone())];
+    if call.operator().arg("residual_out").is_some() {
+        outputs.push(("residual_out", x.clone()));
+    }
+    if call.wants("rstd") {
+        let rows = x.shape.iter().rev().skip(1).product::<usize>();
+        outputs.push(("rstd", TensorSpec::new(DType::F32, [rows])));
+    }
+    Ok(outputs)
+}
+
+/// `$body` with `$t` as the type of the activations.
+macro_rules! with_float {
+    ($op:expr, $dtype:expr, $t:ident => $body:expr) => {
+        match $dtype {
+            DType::Bf16 => {
+                type $t = bf16;
+                $body
+            }
+            DType::F16 => {
+                type $t = f16;
+                $body
+            }
+            DType::F32 => {
+                type $t = f32;
+                $body
+            }
+            other => Err(Error::dtype($op, "x", other, "bf16, f16, f32")),
+        }
+    };
+}
+
+fn run_rmsnorm(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
+    let (inputs, mut outputs) = call.split();
+    let options = options(&inputs)?;
+    let (x_type, weight_type) = (inputs.get("x")?.dtype(), inputs.get("weight")?.dtype());
+    with_float!("rmsnorm", x_type, T => {
+        let x = inputs.view::<T>("x")?;
+        let (y, rstd) = (outputs.take::<T>("y")?, outputs.take_optional("rstd")?);
+        if weight_type == DType::F32 {
+            crate::rmsnorm(stream, x, inputs.view::<f32>("weight")?, y, rstd, options)
+        } else {
+            crate::rmsnorm(stream, x, inputs.view::<T>("weight")?, y, rstd, options)
+        }
+    })
+}
+
+fn run_fused_add_rmsnorm(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
+    let (inputs, mut outputs) = call.split();
+    let options = options(&inputs)?;
+    let (x_type, weight_type) = (inputs.get("x")?.dtype(), inputs.get("weight")?.dtype());
+    with_float!("fused_add_rmsnorm", x_type, T => {
+        let (x, residual_in) = (inputs.view::<T>("x")?, inputs.view::<T>("residual_in")?);
+        let (y, residual_out) = (outputs.take::<T>("y")?, outputs.take::<T>("residual_out")?);
+        let rstd = outputs.take_optional("rstd")?;
+        if weight_type == DType::F32 {
+            let weight = inputs.view::<f32>("weight")?;
+            crate::fused_add_rmsnorm(stream, x, residual_in, weight, y, residual_out, rstd, options)
+        } else {
+            let weight = inputs.view::<T>("weight")?;
+            crate::fused_add_rmsnorm(stream, x, residual_in, weight, y, residual_out, rstd, options)
+        }
+    })
+}
+
+fn reference_rmsnorm(call: &HostCall) -> Result<Vec<(&'static str, HostTensorF64)>> {
+    let (x, weight) = (call.get("x")?, call.get("weight")?);
+    let options = options(call)?;
+    let result = with_float!("rmsnorm", x.dtype(), T => {
+        Ok(reference::rmsnorm::<T>(&x.to_f64(), &weight.to_f64(), options))
+    })?;
+    Ok(named(call, x.shape(), result.y, None, result.rstd))
+}
+
+fn reference_fused_add_rmsnorm(call: &HostCall) -> Result<Vec<(&'static str, HostTensorF64)>> {
+    let (x, residual_in, weight) = (call.get("x")?, call.get("residual_in")?, call.get("weight")?);
+    let options = options(call)?;
+    let result = with_float!("fused_add_rmsnorm", x.dtype(), T => {
+        let (x, residual_in) = (x.to_f64(), residual_in.to_f64());
+        Ok(reference::fused_add_rmsnorm::<T>(&x, &residual_in, &weight.to_f64(), options))
+    })?;
+    Ok(named(call, x.shape(), result.y, Some(result.residual_out), result.rstd))
+}
+
+fn named(
+    call: &HostCall,
+    shape: &[usize],
+    y: Vec<f64>,
+    residual_out: Option<Vec<f64>>,
+    rstd: Vec<f64>,
+) -> Vec<(&'static str, HostTensorF64)> {
+    let mut outputs = vec![("y", HostTensorF64 { shape: shape.to_vec(), values: y })];
+    if let Some(values) = residual_out {
+        outputs.push(("residual_out", HostTensorF64 { shape: shape.to_vec(), values }));
+    }
+    if call.wants("rstd") {
+        outputs.push(("rstd", HostTensorF64 { shape: vec![rstd.len()], values: rstd }));
+    }
+    outputs
+}
+
+/// Every input once, every output once.
+fn traffic(call: &HostCall) -> Traffic {
+    let read = call.tensors().map(|(_, t)| t.bytes().len() as u64).sum();
+    let written = outputs(&call.spec()).ok().into_iter().flatten().filter_map(|(_, t)| t.bytes().ok());
+    Traffic { read, written: written.map(|n| n as u64).sum() }
+}
