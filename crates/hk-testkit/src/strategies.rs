@@ -303,7 +303,7 @@ mod tests {
     #[test]
     fn cases_are_aligned_and_not_and_of_each_kind() {
         let cases = draw(row_case::<bf16>(1..=300, 1..=16384), 300);
-        let fast = |c: &RowCase<bf16>| (0..4).all(|i| c.places[i].0 % 8 == 0 && c.places[i].1 == 0);
+        let fast = |c: &RowCase<bf16>| (0..4).all(|i| c.places[i].0.is_multiple_of(8) && c.places[i].1 == 0);
         let n = cases.iter().filter(|c| fast(c)).count();
         assert!((100..250).contains(&n), "{n} of 300 are aligned");
         for c in &cases {
