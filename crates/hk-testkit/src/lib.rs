@@ -1,1 +1,47 @@
-//! Test support: tolerances, poison and guards, device matrix, proptest strategies.
+//! What the tests of kernels share.
+//!
+//! A property test of an operator makes a random case, runs it on every device, and compares each element with an
+//! f64 reference:
+//!
+//! ```no_run
+//! use hk_testkit::{self as kit, Tolerance, proptest::prelude::*};
+//! # use hk_core::{Stream, TensorView, TensorViewMut, Result, bf16, Float};
+//! # fn double(_: &Stream, _: TensorView<bf16>, _: TensorViewMut<bf16>) -> Result<()> { Ok(()) }
+//!
+//! proptest! {
+//!     #![proptest_config(kit::config())]
+//!     #[test]
+//!     fn matches_f64_reference(c in kit::row_case::<bf16>(1..5, 1..=16384)) {
+//!         for gpu in kit::devices() {
+//!             let x = gpu.upload(&c.x, c.place(0)); // random row stride and alignment
+//!             let mut y = gpu.poisoned(c.place(1)); // NaN everywhere, so that nothing left out passes
+//!             double(gpu.stream(), x.view(), y.view_mut()).unwrap();
+//!             let want: Vec<f64> = c.x.iter().map(|x| 2.0 * x.to_f64()).collect();
+//!             kit::assert_close(&gpu.download(&y), &want, Tolerance::Elementwise);
+//!             gpu.assert_guards(&y); // padding between rows and around the tensor is untouched
+//!         }
+//!     }
+//! }
+//! ```
+//!
+//! - [`devices`] and [`config`]: where tests run and how often.
+//! - [`Gpu`], [`Tensor`], [`Place`]: tensors inside larger, poisoned allocations.
+//! - [`compare`](mod@compare), [`assert_close`] and the like: comparison, and the report of a failure.
+//! - [`row_case`], [`size`], [`finite`] and the like: strategies that lean to where kernels break.
+//!
+//! Functions of this crate panic on failure, as assertions do.
+
+pub mod compare;
+mod gpu;
+#[cfg(feature = "strategies")]
+mod strategies;
+
+pub use compare::{Array, assert_bits, assert_close, assert_rounded, assert_within_ulps, ulp_distance};
+pub use gpu::{Gpu, Place, Tensor, devices};
+pub use hk_core::registry::Tolerance;
+#[cfg(feature = "strategies")]
+pub use proptest;
+#[cfg(feature = "strategies")]
+pub use strategies::{
+    Fill, RowCase, any_value, config, finite, on_grid, row_case, row_stride, size, special, special_values,
+};

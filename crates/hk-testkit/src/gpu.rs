@@ -1,0 +1,449 @@
+//! Devices, and tensors with guard zones on them.
+
+use crate::Array;
+use hk_core::{Arch, Device, DeviceBuffer, Element, Error, Layout, Stream, TensorView, TensorViewMut};
+use std::sync::OnceLock;
+
+/// Every device that tests run on: `emu:gfx942` and `emu:gfx950`, then those that `HK_TEST_DEVICES` names
+/// (comma-separated device strings), or without that variable the first AMD GPU if one answers.
+///
+/// The devices stay open, so that kernels are loaded once; each call gives new streams.
+///
+/// # Panics
+/// If the emulator or a device of `HK_TEST_DEVICES` does not open.
+pub fn devices() -> Vec<Gpu> {
+    static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
+    DEVICES.get_or_init(open_all).iter().map(Gpu::new).collect()
+}
+
+/// Whether tests run on a GPU as well.
+#[cfg(feature = "strategies")]
+pub(crate) fn any_hardware() -> bool {
+    devices().iter().any(|gpu| gpu.stream.device().info().driver != "emu")
+}
+
+fn open_all() -> Vec<Device> {
+    let open = |spec: &str| Device::open(spec).unwrap_or_else(|e| panic!("{e}"));
+    let mut devices: Vec<_> = Arch::AMD.iter().map(|arch| open(&format!("emu:{arch}"))).collect();
+    match std::env::var("HK_TEST_DEVICES") {
+        Ok(list) => {
+            for spec in list.split(',').map(str::trim).filter(|s| !s.is_empty()) {
+                let device = open(spec);
+                if !devices.contains(&device) {
+                    devices.push(device);
+                }
+            }
+        }
+        Err(_) => match Device::open("hip:0") {
+            Ok(device) => devices.push(device),
+            Err(Error::NoDevice { .. }) => {}
+            Err(e) => panic!("{e}"),
+        },
+    }
+    devices
+}
+
+/// A device under test, with a stream.
+///
+/// Its tensors lie inside of larger allocations full of poison. On the emulator a tensor ends where its allocation ends:
+/// the emulator itself then reports every access past it, reads included.
+#[derive(Debug, Clone)]
+pub struct Gpu {
+    stream: Stream,
+}
+
+/// Where the elements of a tensor lie within its allocation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    layout: Layout,
+    /// Elements from an aligned address to the first one.
+    shift: usize,
+}
+
+/// A tensor in a poisoned allocation.
+#[derive(Debug)]
+pub struct Tensor<T: Element> {
+    label: String,
+    buffer: DeviceBuffer<T>,
+    layout: Layout,
+    offset: usize,
+    /// What the elements were before the run; `None`: poison.
+    uploaded: Option<Vec<T>>,
+}
+
+/// Bytes of poison before and after a tensor. Its first element stays as aligned as a whole buffer.
+const ZONE: usize = 256;
+
+impl Place {
+    /// Row-major without gaps.
+    ///
+    /// # Panics
+    /// If no [`Layout`] can be so.
+    pub fn contiguous(shape: impl AsRef<[usize]>) -> Self {
+        Self::new(Layout::contiguous(shape).unwrap_or_else(|e| panic!("{e}")))
+    }
+
+    /// Rows along the last axis with `row_stride` elements from each to the next.
+    ///
+    /// # Panics
+    /// If `shape` has no axis, or no [`Layout`] can be so.
+    pub fn rows(shape: impl AsRef<[usize]>, row_stride: usize) -> Self {
+        let shape = shape.as_ref();
+        let mut strides = vec![1; shape.len()];
+        let mut next = row_stride;
+        for i in (0..shape.len() - 1).rev() {
+            strides[i] = next;
+            next *= shape[i].max(1);
+        }
+        Self::new(Layout::with_strides(shape, strides).unwrap_or_else(|e| panic!("{e}")))
+    }
+
+    /// Any layout.
+    pub fn new(layout: Layout) -> Self {
+        Self { layout, shift: 0 }
+    }
+
+    /// With the first element this many elements behind an address aligned to 256 bytes.
+    pub fn shifted(self, elements: usize) -> Self {
+        Self { shift: elements, ..self }
+    }
+
+    /// The layout.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+}
+
+impl<const N: usize> From<[usize; N]> for Place {
+    fn from(shape: [usize; N]) -> Self {
+        Self::contiguous(shape)
+    }
+}
+
+impl From<&Place> for Place {
+    fn from(place: &Place) -> Self {
+        place.clone()
+    }
+}
+
+/// Byte `i` of the poison. As `f32`, `f16`, `bf16` or an OCP fp8 of its upper bytes each is NaN, so that what reads it
+/// shows; and it differs from place to place, so that a copy of it elsewhere shows.
+fn poison_byte(i: usize) -> u8 {
+    if i % 2 == 1 {
+        return 0xff;
+    }
+    // Multiplicative hashing; the low byte keeps the top bit, which is the lowest exponent bit of bf16.
+    let hash = (i as u32 / 2).wrapping_mul(0x9e37_79b9) >> 25; // 7 bits
+    0x80 | (hash as u8).max(1)
+}
+
+fn poison<T: Element>(len: usize) -> Vec<T> {
+    let bytes: Vec<u8> = (0..len * size_of::<T>()).map(poison_byte).collect();
+    bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
+}
+
+/// Places of the elements relative to the first, in row-major order.
+fn offsets(layout: &Layout) -> Vec<usize> {
+    let mut places = vec![0];
+    for (&n, &stride) in layout.shape().iter().zip(layout.strides()) {
+        places = places.iter().flat_map(|p| (0..n).map(move |i| p + i * stride)).collect();
+    }
+    places
+}
+
+impl Gpu {
+    fn new(device: &Device) -> Self {
+        Self { stream: device.create_stream().unwrap_or_else(|e| panic!("{e}")) }
+    }
+
+    /// Opens a device by its string.
+    ///
+    /// # Panics
+    /// If it does not open.
+    pub fn open(spec: &str) -> Self {
+        Self::new(&Device::open(spec).unwrap_or_else(|e| panic!("{e}")))
+    }
+
+    /// Its stream.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Its device string.
+    pub fn spec(&self) -> &str {
+        self.stream.device().spec()
+    }
+
+    /// Its target.
+    pub fn arch(&self) -> Arch {
+        self.stream.device().arch()
+    }
+
+    /// A tensor with these elements, in row-major order, with poison before, after and between them.
+    ///
+    /// # Panics
+    /// If `data` has not as many elements as the place, or on a failure of the device.
+    #[track_caller]
+    pub fn upload<T: Element>(&self, data: &[T], place: impl Into<Place>) -> Tensor<T> {
+        let place = place.into();
+        assert_eq!(data.len(), place.layout.numel(), "elements for {:?}", place.layout);
+        self.place(place, Some(data.to_vec()))
+    }
+
+    /// A tensor full of poison, for an output.
+    ///
+    /// # Panics
+    /// On a failure of the device.
+    #[track_caller]
+    pub fn poisoned<T: Element>(&self, place: impl Into<Place>) -> Tensor<T> {
+        self.place(place.into(), None)
+    }
+
+    /// [`upload`](Self::upload) with rows that are `row_stride` elements apart.
+    ///
+    /// # Panics
+    /// As [`upload`](Self::upload) and [`Place::rows`].
+    #[track_caller]
+    pub fn upload_rows<T: Element>(
+        &self,
+        data: &[T],
+        shape: impl AsRef<[usize]>,
+        row_stride: usize,
+    ) -> Tensor<T> {
+        self.upload(data, Place::rows(shape, row_stride))
+    }
+
+    /// [`poisoned`](Self::poisoned) with rows that are `row_stride` elements apart.
+    ///
+    /// # Panics
+    /// As [`poisoned`](Self::poisoned) and [`Place::rows`].
+    #[track_caller]
+    pub fn poisoned_rows<T: Element>(&self, shape: impl AsRef<[usize]>, row_stride: usize) -> Tensor<T> {
+        self.poisoned(Place::rows(shape, row_stride))
+    }
+
+    #[track_caller]
+    fn place<T: Element>(&self, Place { layout, shift }: Place, uploaded: Option<Vec<T>>) -> Tensor<T> {
+        let zone = ZONE / size_of::<T>();
+        let offset = zone + shift;
+        let emulated = self.stream.device().info().driver == "emu";
+        let after = if emulated { 0 } else { zone };
+        let image = image(offset + layout.span() + after, &layout, offset, uploaded.as_deref());
+        let buffer = self.stream.upload(&image).unwrap_or_else(|e| panic!("{}: {e}", self.spec()));
+        let label = format!("{} on {}", T::DTYPE, self.spec());
+        Tensor { label, buffer, layout, offset, uploaded }
+    }
+
+    /// Restores a tensor to what it was when it was made.
+    ///
+    /// # Panics
+    /// On a failure of the device.
+    #[track_caller]
+    pub fn reset<T: Element>(&self, tensor: &mut Tensor<T>) {
+        let image = tensor.image();
+        self.stream.write(&mut tensor.buffer, &image).unwrap_or_else(|e| panic!("{}: {e}", self.spec()));
+    }
+
+    /// The elements of a tensor, in row-major order. Waits for the stream.
+    ///
+    /// # Panics
+    /// If the work before failed: with the emulator's report.
+    #[track_caller]
+    pub fn download<T: Element>(&self, tensor: &Tensor<T>) -> Array<T> {
+        let all = self.download_all(tensor);
+        let data = offsets(&tensor.layout).into_iter().map(|p| all[tensor.offset + p]).collect();
+        Array::new(&*tensor.label, tensor.layout.shape(), data)
+    }
+
+    #[track_caller]
+    fn download_all<T: Element>(&self, tensor: &Tensor<T>) -> Vec<T> {
+        self.stream.download(&tensor.buffer).unwrap_or_else(|e| panic!("{}: {e}", self.spec()))
+    }
+
+    /// Asserts that all bytes that are not the tensor's, before, after and between its elements, still are poison.
+    ///
+    /// # Panics
+    /// If one is not; names the first by its place.
+    #[track_caller]
+    pub fn assert_guards<T: Element>(&self, tensor: &Tensor<T>) {
+        let mut want = tensor.image();
+        let got = self.download_all(tensor);
+        for p in offsets(&tensor.layout) {
+            want[tensor.offset + p] = got[tensor.offset + p];
+        }
+        tensor.assert_bytes(&got, &want);
+    }
+
+    /// Asserts that nothing was written: not the elements, which still are what was uploaded or poison, nor what is
+    /// around them.
+    ///
+    /// # Panics
+    /// If something was; names the first such byte.
+    #[track_caller]
+    pub fn assert_untouched<T: Element>(&self, tensor: &Tensor<T>) {
+        tensor.assert_bytes(&self.download_all(tensor), &tensor.image());
+    }
+}
+
+/// The whole allocation as it is before a run.
+fn image<T: Element>(len: usize, layout: &Layout, offset: usize, elements: Option<&[T]>) -> Vec<T> {
+    let mut image = poison(len);
+    if let Some(elements) = elements {
+        for (p, &x) in offsets(layout).into_iter().zip(elements) {
+            image[offset + p] = x;
+        }
+    }
+    image
+}
+
+impl<T: Element> Tensor<T> {
+    /// The tensor as an input.
+    pub fn view(&self) -> TensorView<'_, T> {
+        self.buffer.view_with(self.layout, self.offset).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// The tensor as an output.
+    ///
+    /// # Panics
+    /// If its elements overlap each other.
+    pub fn view_mut(&mut self) -> TensorViewMut<'_, T> {
+        self.buffer.view_mut_with(self.layout, self.offset).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// Its layout.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    fn image(&self) -> Vec<T> {
+        image(self.buffer.len(), &self.layout, self.offset, self.uploaded.as_deref())
+    }
+
+    #[track_caller]
+    fn assert_bytes(&self, got: &[T], want: &[T]) {
+        let (got, want): (&[u8], &[u8]) = (bytemuck::cast_slice(got), bytemuck::cast_slice(want));
+        let mut bad = (0..got.len()).filter(|&i| got[i] != want[i]);
+        let Some(first) = bad.next() else { return };
+        let size = size_of::<T>();
+        let (count, label, layout) = (bad.count() + 1, &self.label, &self.layout);
+        let (start, end) = (self.offset * size, (self.offset + layout.span()) * size);
+        let at = match first {
+            _ if first < start => format!("{} bytes before the tensor", start - first),
+            _ if first >= end => format!("{} bytes past the tensor", first - end + 1),
+            _ => {
+                let element = (first - start) / size;
+                let hit = offsets(layout).iter().position(|&p| p == element);
+                let what = if hit.is_some() { "in an element" } else { "between the elements" };
+                format!("{what}, {element} elements from the first")
+            }
+        };
+        let (g, w) = (got[first], want[first]);
+        panic!(
+            "{label}: {count} bytes of {layout:?} were touched; the first is {at}: {g:#04x}, was {w:#04x}"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hk_core::{Fp8E4M3, bf16, f16};
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    fn failure(f: impl FnOnce()) -> String {
+        let panic = catch_unwind(AssertUnwindSafe(f)).expect_err("the check passes");
+        panic.downcast_ref::<String>().cloned().expect("a message")
+    }
+
+    /// Writes `x` at `at` elements from the start of the allocation, as a faulty kernel would.
+    fn touch<T: Element>(gpu: &Gpu, tensor: &mut Tensor<T>, at: usize, x: T) {
+        let mut all = gpu.download_all(tensor);
+        all[at] = x;
+        gpu.stream.write(&mut tensor.buffer, &all).unwrap();
+    }
+
+    #[test]
+    fn poison_is_nan_and_differs_by_place() {
+        assert!(poison::<f32>(10_000).iter().all(|x| x.is_nan()));
+        assert!(poison::<f16>(10_000).iter().all(|x| x.to_f64().is_nan()));
+        assert!(poison::<bf16>(10_000).iter().all(|x| x.to_f64().is_nan()));
+        assert!(poison::<Fp8E4M3>(10_000).iter().skip(1).step_by(2).all(|x| x.is_nan()));
+        let p = poison::<u8>(4096);
+        for shift in [2, 4, 8, 16, 32, 64, 128, 256] {
+            let same = (0..4096 - shift).filter(|i| i % 2 == 0 && p[*i] == p[i + shift]).count();
+            assert!(same < 400, "{same} bytes equal those {shift} further");
+        }
+    }
+
+    #[test]
+    fn elements_come_back_from_any_place() {
+        for gpu in devices() {
+            let data: Vec<i32> = (0..24).collect();
+            let transposed = Layout::with_strides([4, 6], [1, 5]).unwrap();
+            let places = [
+                Place::contiguous([2, 3, 4]),
+                Place::rows([2, 3, 4], 9),
+                Place::rows([2, 3, 4], 4).shifted(3),
+                Place::new(transposed).shifted(1),
+            ];
+            for place in places {
+                let t = gpu.upload(&data, &place);
+                assert_eq!(*gpu.download(&t), *data);
+                assert_eq!(t.view().addr() % 256, 4 * place.shift as u64);
+                gpu.assert_guards(&t);
+                gpu.assert_untouched(&t);
+            }
+            let t = gpu.poisoned::<f32>(Place::rows([2, 3], 7));
+            let nan = gpu.download(&t);
+            assert!(nan.shape == [2, 3] && nan.iter().all(|x| x.is_nan()));
+        }
+    }
+
+    #[test]
+    fn each_touched_guard_byte_is_found() {
+        let gpu = Gpu::open("emu:gfx942");
+        let mut t = gpu.poisoned::<bf16>(Place::rows([2, 3], 5).shifted(1));
+        let first = t.offset;
+        let cases =
+            [(first - 1, "2 bytes before the tensor"), (0, "258 bytes before"), (first + 3, "between")];
+        for (at, want) in cases {
+            touch(&gpu, &mut t, at, bf16::ZERO);
+            let report = failure(|| gpu.assert_guards(&t));
+            assert!(report.contains("2 bytes of") && report.contains(want), "{report}");
+            gpu.reset(&mut t);
+            gpu.assert_guards(&t);
+        }
+        // An element is no guard, but it is touched.
+        touch(&gpu, &mut t, first + 6, bf16::ONE);
+        gpu.assert_guards(&t);
+        let report = failure(|| gpu.assert_untouched(&t));
+        assert!(report.contains("in an element, 6 elements from the first"), "{report}");
+    }
+
+    #[test]
+    fn a_touched_byte_past_the_tensor_is_found() {
+        let gpu = Gpu::open("emu:gfx942");
+        let t = gpu.upload(&[1u8; 4], [4]);
+        let mut all = t.image();
+        all.extend(poison::<u8>(all.len() + 8).split_off(all.len()));
+        let longer = Tensor { buffer: gpu.stream.upload(&all).unwrap(), ..t };
+        gpu.assert_guards(&longer);
+        *all.last_mut().unwrap() ^= 1;
+        let touched = Tensor { buffer: gpu.stream.upload(&all).unwrap(), ..longer };
+        let report = failure(|| gpu.assert_guards(&touched));
+        assert!(report.contains("8 bytes past the tensor"), "{report}");
+    }
+
+    #[test]
+    fn an_emulated_tensor_ends_with_its_allocation() {
+        let gpu = Gpu::open("emu:gfx950");
+        let t = gpu.upload(&[1.0f32; 6], Place::rows([2, 3], 5));
+        assert_eq!(t.buffer.len(), t.offset + 8);
+    }
+
+    #[test]
+    fn the_matrix_has_both_emulated_targets() {
+        let specs: Vec<_> = devices().iter().map(|gpu| gpu.spec().to_owned()).collect();
+        assert_eq!(specs[..2], ["emu:gfx942", "emu:gfx950"]);
+    }
+}
