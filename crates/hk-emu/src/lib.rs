@@ -1,2 +1,45 @@
 //! Functional emulator of CDNA3 and CDNA4 compute: executes gfx942 and gfx950 code objects on the CPU.
+//!
+//! A [`Machine`] is a device: memory, and launches of the kernels of loaded code objects. It runs the very instructions
+//! that a GPU would run, in waves of 64 lanes, with real barriers and LDS. An access that is out of bounds, misaligned
+//! or late ends the launch with a [`Fault`] that names the kernel, the instruction, its source line, workgroup, wave,
+//! lane, address and the nearest allocation. What is not emulated is an error by name, never a silent no-op.
+//!
+//! Results depend on the code object and its inputs alone: not on the host's instruction set, and not on the number of
+//! threads. Kernels whose result could depend on the order of workgroups (floating-point or returning atomics) run on
+//! one thread, in order.
+//!
+//! ```no_run
+//! use hk_emu::{Dispatch, Machine, MachineOptions};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let machine = Machine::new(MachineOptions::default());
+//! let module = machine.load(&std::fs::read("kernels.co")?)?;
+//! let x = machine.alloc(4096, 256, "x")?;
+//! machine.fill(x, &1.0f32.to_le_bytes(), 4096)?;
+//! let args = x.to_le_bytes();
+//! let dispatch = Dispatch { grid: [16, 1, 1], block: [64, 1, 1], dynamic_lds: 0, args: &args };
+//! let counters = machine.launch(&module, "scale", &dispatch)?;
+//! println!("{} wave instructions", counters.instructions);
+//! # Ok(())
+//! # }
+//! ```
+
+mod counters;
+mod exec;
+mod fault;
 pub mod isa;
+mod launch;
+mod loader;
+mod lower;
+mod machine;
+mod memory;
+mod wave;
+
+pub use counters::Counters;
+pub use exec::Level;
+pub use fault::{Access, Fault, MemoryProblem, Site, Space};
+pub use launch::Dispatch;
+pub use loader::{LoadError, Module};
+pub use machine::{Machine, MachineOptions};
+pub use memory::{MemoryError, Near, POISON};

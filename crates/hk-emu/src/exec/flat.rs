@@ -1,0 +1,413 @@
+//! GLOBAL, FLAT and SCRATCH.
+
+use super::mem::{self, Atomic, Narrow};
+use super::{Ctl, Env, Handler, Host, Level, Uop, ds, levels};
+use crate::fault::{Access, Problem, Space};
+use crate::isa::{Encoding, Op};
+use crate::wave::Wave;
+
+/// High halves of the addresses at which LDS and private memory appear to FLAT.
+pub(crate) const SHARED_APERTURE: u32 = 0x0001_0000;
+pub(crate) const PRIVATE_APERTURE: u32 = 0x0002_0000;
+
+/// `u.b` when there is no scalar address.
+pub(crate) const NO_SADDR: u16 = u16::MAX;
+/// `u.a` when there is no vector address.
+pub(crate) const NO_VADDR: u16 = u16::MAX;
+
+#[inline(always)]
+fn addresses(w: &Wave, e: &Env<'_>, u: &Uop) -> [u64; 64] {
+    let imm = i64::from(u.imm) as u64;
+    let mut addr = [0; 64];
+    let lo = w.v(u.a).flat();
+    if u.b == NO_SADDR {
+        let hi = w.v(u.a + 1).flat();
+        for l in 0..64 {
+            addr[l] = (u64::from(lo[l]) | u64::from(hi[l]) << 32).wrapping_add(imm);
+        }
+    } else {
+        let base = e.s64(w, u.b).wrapping_add(imm);
+        for l in 0..64 {
+            addr[l] = base.wrapping_add(u64::from(lo[l]));
+        }
+    }
+    addr
+}
+
+#[inline(always)]
+fn global_load_body<H: Host, const N: usize>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+    let addr = addresses(w, e, u);
+    mem::load_dwords::<N>(w, e, u, &addr, w.exec(), u.d)
+}
+levels!(global_load = global_load_body[N: usize]);
+
+#[inline(always)]
+fn global_store_body<H: Host, const N: usize>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+    let addr = addresses(w, e, u);
+    mem::store_dwords::<N>(w, e, u, &addr, w.exec(), u.c)
+}
+levels!(global_store = global_store_body[N: usize]);
+
+fn global_load_narrow(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+    let addr = addresses(w, e, u);
+    mem::load_narrow(w, e, u, &addr, w.exec(), u.d, Narrow::unpack(u.extra))
+}
+
+fn global_store_narrow(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+    let addr = addresses(w, e, u);
+    mem::store_narrow(w, e, u, &addr, w.exec(), u.c, Narrow::unpack(u.extra))
+}
+
+fn global_atomic(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+    let addr = addresses(w, e, u);
+    mem::atomic(w, e, u, &addr, w.exec(), [u.d, u.c], Atomic::unpack(u.extra))
+}
+
+/// Bytes per lane of a DMA to LDS: dwords in `extra`, or a narrow load with bit 31 set.
+const NARROW: u32 = 1 << 31;
+
+/// `global_load_lds_*`: to the workgroup's LDS at M0 + offset + lane * size.
+fn global_load_lds(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+    let addr = addresses(w, e, u);
+    lds_dma(w, e, u, &addr, w.exec(), w.exec())
+}
+
+/// Copies from global memory to LDS. Lanes of `exec` outside `valid` write zeros.
+pub(crate) fn lds_dma(
+    w: &mut Wave,
+    e: &mut Env<'_>,
+    u: &Uop,
+    addr: &[u64; 64],
+    exec: u64,
+    valid: u64,
+) -> Ctl {
+    let memory = e.memory;
+    let narrow = (u.extra & NARROW != 0).then(|| Narrow::unpack(u.extra & !NARROW));
+    let (bytes, words) = match narrow {
+        Some(n) => (usize::from(n.bytes), 1),
+        None => (4 * (u.extra & 7) as usize, (u.extra & 7) as usize),
+    };
+    let slot = if words == 1 { 4 } else { bytes };
+    let start = super::valu::m0(w).wrapping_add(u.imm as u32) as usize;
+    e.read_bytes += u64::from((exec & valid).count_ones()) * bytes as u64;
+    for lane in 0..64 {
+        if exec >> lane & 1 == 0 {
+            continue;
+        }
+        let to = start + lane * slot;
+        let mut data = [0u32; 4];
+        if valid >> lane & 1 != 0 {
+            let address = addr[lane];
+            let Some((allocation, offset)) =
+                memory.find(address, bytes as u64, &mut e.hints[u.index as usize])
+            else {
+                return e.fault(Problem::memory(Access::Read, address, bytes as u32, Some(lane as u32)));
+            };
+            match narrow {
+                Some(n) => {
+                    let raw = if n.bytes == 1 { allocation.load8(offset) } else { allocation.load16(offset) };
+                    data[0] = n.merge(0, raw);
+                }
+                None => {
+                    for (n, word) in data.iter_mut().enumerate().take(words) {
+                        *word = allocation.load32(offset + 4 * n);
+                    }
+                }
+            }
+        }
+        for (n, word) in data.iter().enumerate().take(words) {
+            if !ds::put32(e.lds, to + 4 * n, *word) {
+                return e.fault(Problem::Memory {
+                    space: Space::Lds,
+                    access: Access::Write,
+                    address: to as u64,
+                    bytes: slot as u32,
+                    lane: Some(lane as u32),
+                });
+            }
+        }
+    }
+    Ctl::Next
+}
+
+/// Private memory: bytes of lane `lane` from `offset` on, or `None` outside.
+#[inline(always)]
+fn private(w: &mut Wave, lane: usize, offset: u64, bytes: usize) -> Option<&mut [u8]> {
+    let stride = w.scratch_stride as usize;
+    let offset = usize::try_from(offset).ok()?;
+    let end = offset.checked_add(bytes).filter(|end| *end <= stride)?;
+    w.scratch.get_mut(lane * stride + offset..lane * stride + end)
+}
+
+fn word_of(bytes: &[u8]) -> u32 {
+    let mut word = [0; 4];
+    word[..bytes.len()].copy_from_slice(bytes);
+    u32::from_le_bytes(word)
+}
+
+/// Where an access of one lane goes.
+#[derive(Clone, Copy)]
+enum Place {
+    Private(u64),
+    Lds(u64),
+}
+
+/// What an access does, from `u.extra`.
+#[derive(Clone, Copy)]
+enum Kind {
+    Load(usize),
+    Store(usize),
+    LoadNarrow(Narrow),
+    StoreNarrow(Narrow),
+    Atomic(Atomic),
+}
+
+const LOAD: u32 = 0;
+const STORE: u32 = 1 << 28;
+const LOAD_NARROW: u32 = 2 << 28;
+const STORE_NARROW: u32 = 3 << 28;
+const ATOMIC: u32 = 4 << 28;
+
+impl Kind {
+    fn unpack(x: u32) -> Kind {
+        let low = x & 0x0FFF_FFFF;
+        match x & 0x7000_0000 {
+            LOAD => Kind::Load(low as usize),
+            STORE => Kind::Store(low as usize),
+            LOAD_NARROW => Kind::LoadNarrow(Narrow::unpack(low)),
+            STORE_NARROW => Kind::StoreNarrow(Narrow::unpack(low)),
+            _ => Kind::Atomic(Atomic::unpack(low)),
+        }
+    }
+
+    fn bytes(self) -> usize {
+        match self {
+            Kind::Load(n) | Kind::Store(n) => 4 * n,
+            Kind::LoadNarrow(n) | Kind::StoreNarrow(n) => n.bytes.into(),
+            Kind::Atomic(a) => {
+                if a.wide {
+                    8
+                } else {
+                    4
+                }
+            }
+        }
+    }
+
+    fn access(self) -> Access {
+        match self {
+            Kind::Load(_) | Kind::LoadNarrow(_) => Access::Read,
+            Kind::Store(_) | Kind::StoreNarrow(_) => Access::Write,
+            Kind::Atomic(_) => Access::Atomic,
+        }
+    }
+}
+
+/// One lane of a SCRATCH or FLAT access that does not go to global memory.
+fn local_access(w: &mut Wave, e: &mut Env<'_>, u: &Uop, lane: usize, place: Place, kind: Kind) -> Ctl {
+    let bytes = kind.bytes();
+    let m = super::lanes::Modes::of(w);
+    let mut data = [0u32; 4];
+    let mut buffer = [0u8; 16];
+    let outside = |e: &mut Env<'_>| {
+        let (space, address) = match place {
+            Place::Private(a) => (Space::Private, a),
+            Place::Lds(a) => (Space::Lds, a),
+        };
+        e.fault(Problem::Memory {
+            space,
+            access: kind.access(),
+            address,
+            bytes: bytes as u32,
+            lane: Some(lane as u32),
+        })
+    };
+    {
+        let source = match place {
+            Place::Private(a) => private(w, lane, a, bytes),
+            Place::Lds(a) => usize::try_from(a).ok().and_then(|a| e.lds.get_mut(a..a.checked_add(bytes)?)),
+        };
+        match source {
+            Some(source) => buffer[..bytes].copy_from_slice(source),
+            None => return outside(e),
+        }
+    }
+    for (word, chunk) in data.iter_mut().zip(buffer.chunks(4)) {
+        *word = word_of(chunk);
+    }
+    let mut store = true;
+    match kind {
+        Kind::Load(n) => {
+            for (i, word) in data.iter().enumerate().take(n) {
+                w.set_lane(u.d + i as u16, lane, *word);
+            }
+            store = false;
+        }
+        Kind::LoadNarrow(n) => {
+            let raw = data[0] & if n.bytes == 1 { 0xFF } else { 0xFFFF };
+            let value = n.merge(w.lane(u.d, lane), raw);
+            w.set_lane(u.d, lane, value);
+            store = false;
+        }
+        Kind::Store(n) => {
+            for (i, word) in data.iter_mut().enumerate().take(n) {
+                *word = w.lane(u.c + i as u16, lane);
+            }
+        }
+        Kind::StoreNarrow(n) => data[0] = n.take(w.lane(u.c, lane)),
+        Kind::Atomic(a) if a.wide => {
+            let old = u64::from(data[0]) | u64::from(data[1]) << 32;
+            let new = a.rmw.apply64(old, w.lane64(u.c, lane), w.lane64(u.c + 2, lane));
+            (data[0], data[1]) = (new as u32, (new >> 32) as u32);
+            if a.returns {
+                w.set_lane64(u.d, lane, old);
+            }
+        }
+        Kind::Atomic(a) => {
+            let old = data[0];
+            data[0] = a.rmw.apply32(old, w.lane(u.c, lane), w.lane(u.c + 1, lane), m);
+            if a.returns {
+                w.set_lane(u.d, lane, old);
+            }
+        }
+    }
+    if store {
+        for (chunk, word) in buffer.chunks_mut(4).zip(data) {
+            chunk.copy_from_slice(&word.to_le_bytes());
+        }
+        let target = match place {
+            Place::Private(a) => private(w, lane, a, bytes),
+            Place::Lds(a) => e.lds.get_mut(a as usize..a as usize + bytes),
+        };
+        if let Some(target) = target {
+            target.copy_from_slice(&buffer[..bytes]);
+        }
+    }
+    Ctl::Next
+}
+
+fn flat(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+    let addr = addresses(w, e, u);
+    let exec = w.exec();
+    let kind = Kind::unpack(u.extra);
+    let mut local = 0u64;
+    for (lane, a) in addr.iter().enumerate() {
+        let high = (a >> 32) as u32;
+        local |= u64::from(high == SHARED_APERTURE || high == PRIVATE_APERTURE) << lane;
+    }
+    let global = exec & !local;
+    if global != 0 {
+        let ctl = match kind {
+            Kind::Load(1) => mem::load_dwords::<1>(w, e, u, &addr, global, u.d),
+            Kind::Load(2) => mem::load_dwords::<2>(w, e, u, &addr, global, u.d),
+            Kind::Load(3) => mem::load_dwords::<3>(w, e, u, &addr, global, u.d),
+            Kind::Load(_) => mem::load_dwords::<4>(w, e, u, &addr, global, u.d),
+            Kind::Store(1) => mem::store_dwords::<1>(w, e, u, &addr, global, u.c),
+            Kind::Store(2) => mem::store_dwords::<2>(w, e, u, &addr, global, u.c),
+            Kind::Store(3) => mem::store_dwords::<3>(w, e, u, &addr, global, u.c),
+            Kind::Store(_) => mem::store_dwords::<4>(w, e, u, &addr, global, u.c),
+            Kind::LoadNarrow(n) => mem::load_narrow(w, e, u, &addr, global, u.d, n),
+            Kind::StoreNarrow(n) => mem::store_narrow(w, e, u, &addr, global, u.c, n),
+            Kind::Atomic(a) => mem::atomic(w, e, u, &addr, global, [u.d, u.c], a),
+        };
+        if ctl != Ctl::Next {
+            return ctl;
+        }
+    }
+    for lane in (0..64).filter(|lane| exec & local & 1 << lane != 0) {
+        let offset = addr[lane] & 0xFFFF_FFFF;
+        let place = if (addr[lane] >> 32) as u32 == SHARED_APERTURE {
+            Place::Lds(offset)
+        } else {
+            Place::Private(offset)
+        };
+        let ctl = local_access(w, e, u, lane, place, kind);
+        if ctl != Ctl::Next {
+            return ctl;
+        }
+    }
+    Ctl::Next
+}
+
+fn scratch(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+    let exec = w.exec();
+    let kind = Kind::unpack(u.extra);
+    let base = if u.b == NO_SADDR { 0 } else { e.s32(w, u.b) }.wrapping_add(u.imm as u32);
+    // The address register may be overwritten by the load.
+    let vaddr = if u.a == NO_VADDR { [0; 64] } else { *w.v(u.a).flat() };
+    for lane in (0..64).filter(|lane| exec >> lane & 1 != 0) {
+        let address = base.wrapping_add(vaddr[lane]);
+        let ctl = local_access(w, e, u, lane, Place::Private(address.into()), kind);
+        if ctl != Ctl::Next {
+            return ctl;
+        }
+    }
+    Ctl::Next
+}
+
+/// The atomic that an instruction is, if any.
+pub(crate) fn atomic_of(op: Op, returns: bool) -> Option<Atomic> {
+    let (_, rest) = op.info().name.split_once("_ATOMIC_")?;
+    Atomic::of(rest, returns)
+}
+
+/// The handler of a FLAT, GLOBAL or SCRATCH instruction; sets `extra`.
+pub(crate) fn handler(
+    op: Op,
+    encoding: Encoding,
+    returns: bool,
+    level: Level,
+    extra: &mut u32,
+) -> Option<Handler> {
+    let info = op.info();
+    let name = info.name;
+    let dwords = |name: &str| match name.rsplit_once("DWORD")?.1 {
+        "" => Some(1),
+        "X2" => Some(2),
+        "X3" => Some(3),
+        "X4" => Some(4),
+        _ => None,
+    };
+    if name.contains("_LOAD_LDS_") {
+        *extra = match dwords(name) {
+            Some(n) => n,
+            None => Narrow::of(name)?.pack() | NARROW,
+        };
+        return (encoding == Encoding::Global).then_some(global_load_lds as Handler);
+    }
+    let global = encoding == Encoding::Global;
+    let other: Handler = if encoding == Encoding::Flat { flat } else { scratch };
+    if let Some(atomic) = atomic_of(op, returns) {
+        *extra = atomic.pack() | if global { 0 } else { ATOMIC };
+        return match encoding {
+            Encoding::Global => Some(global_atomic),
+            Encoding::Flat => Some(flat),
+            _ => None,
+        };
+    }
+    let load = name.contains("_LOAD_");
+    if let Some(n) = dwords(name) {
+        *extra = n | if load { LOAD } else { STORE };
+        return Some(match (global, load, n) {
+            (false, ..) => other,
+            (_, true, 1) => global_load::<1>(level),
+            (_, true, 2) => global_load::<2>(level),
+            (_, true, 3) => global_load::<3>(level),
+            (_, true, _) => global_load::<4>(level),
+            (_, false, 1) => global_store::<1>(level),
+            (_, false, 2) => global_store::<2>(level),
+            (_, false, 3) => global_store::<3>(level),
+            (_, false, _) => global_store::<4>(level),
+        });
+    }
+    let narrow = Narrow::of(name)?;
+    *extra = narrow.pack();
+    if !global {
+        *extra |= if load { LOAD_NARROW } else { STORE_NARROW };
+    }
+    Some(match (global, load) {
+        (false, _) => other,
+        (true, true) => global_load_narrow,
+        (true, false) => global_store_narrow,
+    })
+}

@@ -1,0 +1,659 @@
+//! Global memory as a wave sees it: a snapshot of the allocations, and vector accesses to it.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::float;
+use super::lanes::Modes;
+use super::{Ctl, Env, Uop};
+use crate::fault::{Access, Problem};
+use crate::memory::Allocation;
+use crate::wave::Wave;
+
+/// The memory of one launch: what was allocated when it began, and the launch's own segments.
+pub(crate) struct View<'a> {
+    /// By ascending base.
+    allocations: Vec<&'a Allocation>,
+    /// Misaligned accesses are errors.
+    strict: bool,
+    footprint: Option<Footprint>,
+}
+
+/// Which bytes were touched, one bit each.
+struct Footprint {
+    read: Vec<OnceLock<Box<[AtomicU64]>>>,
+    written: Vec<OnceLock<Box<[AtomicU64]>>>,
+}
+
+impl<'a> View<'a> {
+    pub fn new(mut allocations: Vec<&'a Allocation>, strict: bool, footprint: bool) -> View<'a> {
+        allocations.sort_unstable_by_key(|a| a.base);
+        let table = || allocations.iter().map(|_| OnceLock::new()).collect();
+        let footprint = footprint.then(|| Footprint { read: table(), written: table() });
+        View { allocations, strict, footprint }
+    }
+
+    /// The allocation that holds `bytes` bytes from `address` on, and the offset in it. `hint` is the index of the
+    /// last one found by the same instruction.
+    #[inline(always)]
+    pub fn find(&self, address: u64, bytes: u64, hint: &mut u32) -> Option<(&'a Allocation, usize)> {
+        if let Some(allocation) = self.allocations.get(*hint as usize)
+            && let Some(offset) = allocation.offset(address, bytes)
+        {
+            return Some((allocation, offset));
+        }
+        self.search(address, bytes, hint)
+    }
+
+    #[inline(never)]
+    fn search(&self, address: u64, bytes: u64, hint: &mut u32) -> Option<(&'a Allocation, usize)> {
+        let index = self.allocations.partition_point(|a| a.base <= address).checked_sub(1)?;
+        let allocation = self.allocations[index];
+        let offset = allocation.offset(address, bytes)?;
+        *hint = index as u32;
+        Some((allocation, offset))
+    }
+
+    /// Records an access to the allocation that `hint` names.
+    #[inline(always)]
+    fn touch(&self, hint: u32, offset: usize, bytes: usize, write: bool) {
+        if let Some(footprint) = &self.footprint {
+            let side = if write { &footprint.written } else { &footprint.read };
+            let size = self.allocations[hint as usize].size;
+            let bits = side[hint as usize]
+                .get_or_init(|| (0..size.div_ceil(64)).map(|_| AtomicU64::new(0)).collect::<Vec<_>>().into());
+            for byte in offset..offset + bytes {
+                bits[byte / 64].fetch_or(1 << (byte % 64), Relaxed);
+            }
+        }
+    }
+
+    /// Distinct bytes read and written so far.
+    pub fn footprint(&self) -> Option<(u64, u64)> {
+        let count = |side: &[OnceLock<Box<[AtomicU64]>>]| {
+            let words = side.iter().filter_map(OnceLock::get).flat_map(|bits| bits.iter());
+            words.map(|w| u64::from(w.load(Relaxed).count_ones())).sum::<u64>()
+        };
+        self.footprint.as_ref().map(|f| (count(&f.read), count(&f.written)))
+    }
+}
+
+/// What an access says when it fails.
+#[cold]
+#[inline(never)]
+fn fail(e: &mut Env<'_>, access: Access, address: u64, bytes: usize, lane: usize) -> Ctl {
+    e.fault(Problem::memory(access, address, bytes as u32, Some(lane as u32)))
+}
+
+#[inline(always)]
+fn contiguous(addr: &[u64; 64], step: u64) -> bool {
+    let mut differences = 0;
+    for l in 0..64 {
+        differences |= addr[l] ^ addr[0].wrapping_add(l as u64 * step);
+    }
+    differences == 0
+}
+
+/// Loads `N` dwords per lane of `mask` into the registers from `dst` on.
+#[inline(always)]
+pub(crate) fn load_dwords<const N: usize>(
+    w: &mut Wave,
+    e: &mut Env<'_>,
+    u: &Uop,
+    addr: &[u64; 64],
+    mask: u64,
+    dst: u16,
+) -> Ctl {
+    let memory = e.memory;
+    let hint = &mut e.hints[u.index as usize];
+    e.read_bytes += u64::from(mask.count_ones()) * 4 * N as u64;
+    if mask == !0
+        && addr[0] % 4 == 0
+        && contiguous(addr, 4 * N as u64)
+        && let Some((allocation, offset)) = memory.find(addr[0], 256 * N as u64, hint)
+        && let Some(words) = allocation.words(offset, 64 * N)
+    {
+        for k in 0..4 {
+            let mut out = [[0u32; 16]; N];
+            for l in 0..16 {
+                for n in 0..N {
+                    out[n][l] = words[(16 * k + l) * N + n].load(std::sync::atomic::Ordering::Relaxed);
+                }
+            }
+            for n in 0..N {
+                w.set_chunk(dst + n as u16, k, 0xFFFF, out[n]);
+            }
+        }
+        memory.touch(*hint, offset, 256 * N, false);
+        return Ctl::Next;
+    }
+    for lane in 0..64 {
+        if mask >> lane & 1 == 0 {
+            continue;
+        }
+        let address = addr[lane];
+        let Some((allocation, offset)) = memory.find(address, 4 * N as u64, hint) else {
+            return fail(e, Access::Read, address, 4 * N, lane);
+        };
+        if offset % 4 != 0 && memory.strict {
+            return fail(e, Access::Read, address, 4 * N, lane);
+        }
+        for n in 0..N {
+            w.set_lane(dst + n as u16, lane, allocation.load32(offset + 4 * n));
+        }
+        memory.touch(*hint, offset, 4 * N, false);
+    }
+    Ctl::Next
+}
+
+/// Stores `N` dwords per lane of `mask` from the registers from `src` on.
+#[inline(always)]
+pub(crate) fn store_dwords<const N: usize>(
+    w: &mut Wave,
+    e: &mut Env<'_>,
+    u: &Uop,
+    addr: &[u64; 64],
+    mask: u64,
+    src: u16,
+) -> Ctl {
+    let memory = e.memory;
+    let hint = &mut e.hints[u.index as usize];
+    e.written_bytes += u64::from(mask.count_ones()) * 4 * N as u64;
+    if mask == !0
+        && addr[0] % 4 == 0
+        && contiguous(addr, 4 * N as u64)
+        && let Some((allocation, offset)) = memory.find(addr[0], 256 * N as u64, hint)
+        && allocation.writable
+        && let Some(words) = allocation.words(offset, 64 * N)
+    {
+        for k in 0..4 {
+            let mut data = [[0u32; 16]; N];
+            for n in 0..N {
+                data[n] = w.chunk(src + n as u16, k);
+            }
+            for l in 0..16 {
+                for n in 0..N {
+                    words[(16 * k + l) * N + n].store(data[n][l], std::sync::atomic::Ordering::Relaxed);
+                }
+            }
+        }
+        memory.touch(*hint, offset, 256 * N, true);
+        return Ctl::Next;
+    }
+    for lane in 0..64 {
+        if mask >> lane & 1 == 0 {
+            continue;
+        }
+        let address = addr[lane];
+        let Some((allocation, offset)) = memory.find(address, 4 * N as u64, hint) else {
+            return fail(e, Access::Write, address, 4 * N, lane);
+        };
+        if !allocation.writable || offset % 4 != 0 && memory.strict {
+            return fail(e, Access::Write, address, 4 * N, lane);
+        }
+        for n in 0..N {
+            allocation.store32(offset + 4 * n, w.lane(src + n as u16, lane));
+        }
+        memory.touch(*hint, offset, 4 * N, true);
+    }
+    Ctl::Next
+}
+
+/// A load or store narrower than a dword.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Narrow {
+    /// 1 or 2.
+    pub bytes: u8,
+    pub signed: bool,
+    /// Loads: writes one half and keeps the other. Stores: takes the high half.
+    pub half: Option<Half>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Half {
+    Low,
+    High,
+}
+
+impl Narrow {
+    /// From a mnemonic that ends like `UBYTE_D16_HI`, `SHORT`, `U8`, `B16_D16_HI`.
+    pub fn of(name: &str) -> Option<Narrow> {
+        let (name, half) = if let Some(name) = name.strip_suffix("_D16_HI") {
+            (name, Some(Half::High))
+        } else if let Some(name) = name.strip_suffix("_D16") {
+            (name, Some(Half::Low))
+        } else {
+            (name, None)
+        };
+        let kind = name.rsplit('_').next()?;
+        let (bytes, signed) = match kind {
+            "UBYTE" | "BYTE" | "U8" | "B8" => (1, false),
+            "SBYTE" | "I8" => (1, true),
+            "USHORT" | "SHORT" | "U16" | "B16" => (2, false),
+            "SSHORT" | "I16" => (2, true),
+            _ => return None,
+        };
+        Some(Narrow { bytes, signed, half })
+    }
+
+    /// Packed into a number for a [`Uop`].
+    pub fn pack(self) -> u32 {
+        let half = match self.half {
+            None => 0,
+            Some(Half::Low) => 1,
+            Some(Half::High) => 2,
+        };
+        u32::from(self.bytes) | u32::from(self.signed) << 4 | half << 8
+    }
+
+    pub fn unpack(x: u32) -> Narrow {
+        let half = match x >> 8 & 3 {
+            0 => None,
+            1 => Some(Half::Low),
+            _ => Some(Half::High),
+        };
+        Narrow { bytes: (x & 0xF) as u8, signed: x >> 4 & 1 != 0, half }
+    }
+
+    /// The register after the raw value `x` was loaded over `old`.
+    #[inline(always)]
+    pub fn merge(self, old: u32, x: u32) -> u32 {
+        let x = match (self.bytes, self.signed) {
+            (1, true) => x as u8 as i8 as i32 as u32,
+            (2, true) => x as u16 as i16 as i32 as u32,
+            _ => x,
+        };
+        match self.half {
+            None => x,
+            Some(Half::Low) => old & 0xFFFF_0000 | x & 0xFFFF,
+            Some(Half::High) => old & 0xFFFF | x << 16,
+        }
+    }
+
+    /// The value to store from a register.
+    #[inline(always)]
+    pub fn take(self, register: u32) -> u32 {
+        if self.half == Some(Half::High) { register >> 16 } else { register }
+    }
+}
+
+pub(crate) fn load_narrow(
+    w: &mut Wave,
+    e: &mut Env<'_>,
+    u: &Uop,
+    addr: &[u64; 64],
+    mask: u64,
+    dst: u16,
+    n: Narrow,
+) -> Ctl {
+    let memory = e.memory;
+    let hint = &mut e.hints[u.index as usize];
+    e.read_bytes += u64::from(mask.count_ones()) * u64::from(n.bytes);
+    for lane in 0..64 {
+        if mask >> lane & 1 == 0 {
+            continue;
+        }
+        let address = addr[lane];
+        let Some((allocation, offset)) = memory.find(address, n.bytes.into(), hint) else {
+            return fail(e, Access::Read, address, n.bytes.into(), lane);
+        };
+        if n.bytes == 2 && offset % 2 != 0 && memory.strict {
+            return fail(e, Access::Read, address, n.bytes.into(), lane);
+        }
+        let raw = if n.bytes == 1 { allocation.load8(offset) } else { allocation.load16(offset) };
+        let value = n.merge(w.lane(dst, lane), raw);
+        w.set_lane(dst, lane, value);
+        memory.touch(*hint, offset, n.bytes.into(), false);
+    }
+    Ctl::Next
+}
+
+pub(crate) fn store_narrow(
+    w: &mut Wave,
+    e: &mut Env<'_>,
+    u: &Uop,
+    addr: &[u64; 64],
+    mask: u64,
+    src: u16,
+    n: Narrow,
+) -> Ctl {
+    let memory = e.memory;
+    let hint = &mut e.hints[u.index as usize];
+    e.written_bytes += u64::from(mask.count_ones()) * u64::from(n.bytes);
+    let mut lane = 0;
+    while lane < 64 {
+        if mask >> lane & 1 == 0 {
+            lane += 1;
+            continue;
+        }
+        let address = addr[lane];
+        let Some((allocation, offset)) = memory.find(address, n.bytes.into(), hint) else {
+            return fail(e, Access::Write, address, n.bytes.into(), lane);
+        };
+        if !allocation.writable || n.bytes == 2 && offset % 2 != 0 && memory.strict {
+            return fail(e, Access::Write, address, n.bytes.into(), lane);
+        }
+        // Two neighbours that fill a word are one store.
+        let whole = n.bytes == 2
+            && offset % 4 == 0
+            && lane < 63
+            && mask >> lane & 3 == 3
+            && addr[lane + 1] == address.wrapping_add(2)
+            && allocation.offset(address, 4).is_some();
+        let value = n.take(w.lane(src, lane));
+        if whole {
+            let next = n.take(w.lane(src, lane + 1));
+            allocation.store32(offset, value & 0xFFFF | next << 16);
+            memory.touch(*hint, offset, 4, true);
+            lane += 2;
+            continue;
+        }
+        if n.bytes == 1 {
+            allocation.store8(offset, value);
+        } else {
+            allocation.store16(offset, value);
+        }
+        memory.touch(*hint, offset, n.bytes.into(), true);
+        lane += 1;
+    }
+    Ctl::Next
+}
+
+/// Read-modify-write operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Rmw {
+    Swap,
+    CmpSwap,
+    Add,
+    Sub,
+    RSub,
+    SMin,
+    UMin,
+    SMax,
+    UMax,
+    And,
+    Or,
+    Xor,
+    Inc,
+    Dec,
+    FAdd,
+    FMin,
+    FMax,
+    FCmpSwap,
+    MaskOr,
+    PkAddF16,
+    PkAddBf16,
+}
+
+const RMW: [Rmw; 21] = [
+    Rmw::Swap,
+    Rmw::CmpSwap,
+    Rmw::Add,
+    Rmw::Sub,
+    Rmw::RSub,
+    Rmw::SMin,
+    Rmw::UMin,
+    Rmw::SMax,
+    Rmw::UMax,
+    Rmw::And,
+    Rmw::Or,
+    Rmw::Xor,
+    Rmw::Inc,
+    Rmw::Dec,
+    Rmw::FAdd,
+    Rmw::FMin,
+    Rmw::FMax,
+    Rmw::FCmpSwap,
+    Rmw::MaskOr,
+    Rmw::PkAddF16,
+    Rmw::PkAddBf16,
+];
+
+/// An atomic: the operation and its width.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Atomic {
+    pub rmw: Rmw,
+    pub wide: bool,
+    pub returns: bool,
+}
+
+impl Atomic {
+    pub fn pack(self) -> u32 {
+        self.rmw as u32 | u32::from(self.wide) << 8 | u32::from(self.returns) << 9
+    }
+
+    pub fn unpack(x: u32) -> Atomic {
+        let rmw = RMW.get((x & 0xFF) as usize).copied().unwrap_or(Rmw::Swap);
+        Atomic { rmw, wide: x >> 8 & 1 != 0, returns: x >> 9 & 1 != 0 }
+    }
+
+    /// From the part of a mnemonic after `ATOMIC_`.
+    pub fn of(name: &str, returns: bool) -> Option<Atomic> {
+        let (base, wide) = match name.strip_suffix("_X2") {
+            Some(base) => (base, true),
+            None => (name, name.ends_with("F64")),
+        };
+        let rmw = match base {
+            "SWAP" => Rmw::Swap,
+            "CMPSWAP" => Rmw::CmpSwap,
+            "ADD" => Rmw::Add,
+            "SUB" => Rmw::Sub,
+            "SMIN" => Rmw::SMin,
+            "UMIN" => Rmw::UMin,
+            "SMAX" => Rmw::SMax,
+            "UMAX" => Rmw::UMax,
+            "AND" => Rmw::And,
+            "OR" => Rmw::Or,
+            "XOR" => Rmw::Xor,
+            "INC" => Rmw::Inc,
+            "DEC" => Rmw::Dec,
+            "ADD_F32" | "ADD_F64" => Rmw::FAdd,
+            "MIN_F64" => Rmw::FMin,
+            "MAX_F64" => Rmw::FMax,
+            "PK_ADD_F16" => Rmw::PkAddF16,
+            "PK_ADD_BF16" => Rmw::PkAddBf16,
+            _ => return None,
+        };
+        Some(Atomic { rmw, wide, returns })
+    }
+
+    /// Whether the final memory does not depend on the order of several, and nothing else sees the order.
+    pub fn commutes(self) -> bool {
+        !self.returns
+            && matches!(
+                self.rmw,
+                Rmw::Add
+                    | Rmw::Sub
+                    | Rmw::SMin
+                    | Rmw::UMin
+                    | Rmw::SMax
+                    | Rmw::UMax
+                    | Rmw::And
+                    | Rmw::Or
+                    | Rmw::Xor
+            )
+    }
+}
+
+fn pk(old: u32, data: u32, add: impl Fn(u32, u32) -> u32) -> u32 {
+    add(old & 0xFFFF, data & 0xFFFF) | add(old >> 16, data >> 16) << 16
+}
+
+fn add_f16(a: u32, b: u32) -> u32 {
+    let sum = float::f16_to_f32(a) + float::f16_to_f32(b);
+    if sum.is_nan() { float::nan16(&[a, b]) } else { float::f32_to_f16(sum) }
+}
+
+fn add_bf16(a: u32, b: u32) -> u32 {
+    let sum = float::bf16_to_f32(a) + float::bf16_to_f32(b);
+    if sum.is_nan() { float::nan32(&[a << 16, b << 16]) >> 16 } else { float::f32_to_bf16(sum) }
+}
+
+impl Rmw {
+    /// The new value of a dword. `m` is MODE for LDS; global memory always rounds to nearest and flushes denormals.
+    pub fn apply32(self, old: u32, data: u32, compare: u32, m: Modes) -> u32 {
+        match self {
+            Rmw::Swap => data,
+            Rmw::CmpSwap => {
+                if old == compare {
+                    data
+                } else {
+                    old
+                }
+            }
+            Rmw::Add => old.wrapping_add(data),
+            Rmw::Sub => old.wrapping_sub(data),
+            Rmw::RSub => data.wrapping_sub(old),
+            Rmw::SMin => (old as i32).min(data as i32) as u32,
+            Rmw::UMin => old.min(data),
+            Rmw::SMax => (old as i32).max(data as i32) as u32,
+            Rmw::UMax => old.max(data),
+            Rmw::And => old & data,
+            Rmw::Or => old | data,
+            Rmw::Xor => old ^ data,
+            Rmw::Inc => {
+                if old >= data {
+                    0
+                } else {
+                    old + 1
+                }
+            }
+            Rmw::Dec => {
+                if old == 0 || old > data {
+                    data
+                } else {
+                    old - 1
+                }
+            }
+            Rmw::MaskOr => old & !data | compare,
+            Rmw::FAdd => {
+                let (a, b) = (m.input32(old), m.input32(data));
+                let sum = f32::from_bits(a) + f32::from_bits(b);
+                if sum.is_nan() { float::nan32(&[a, b]) } else { m.output32(sum.to_bits()) }
+            }
+            Rmw::FMin | Rmw::FMax => {
+                let pick = if self == Rmw::FMin {
+                    float::order32(data) < float::order32(old)
+                } else {
+                    float::order32(data) > float::order32(old)
+                };
+                if float::is_nan32(old) || pick && !float::is_nan32(data) { data } else { old }
+            }
+            Rmw::FCmpSwap => {
+                if f32::from_bits(old) == f32::from_bits(compare) {
+                    data
+                } else {
+                    old
+                }
+            }
+            Rmw::PkAddF16 => pk(old, data, add_f16),
+            Rmw::PkAddBf16 => pk(old, data, add_bf16),
+        }
+    }
+
+    /// The new value of a 64-bit word.
+    pub fn apply64(self, old: u64, data: u64, compare: u64) -> u64 {
+        match self {
+            Rmw::Swap | Rmw::PkAddF16 | Rmw::PkAddBf16 => data,
+            Rmw::CmpSwap => {
+                if old == compare {
+                    data
+                } else {
+                    old
+                }
+            }
+            Rmw::Add => old.wrapping_add(data),
+            Rmw::Sub => old.wrapping_sub(data),
+            Rmw::RSub => data.wrapping_sub(old),
+            Rmw::SMin => (old as i64).min(data as i64) as u64,
+            Rmw::UMin => old.min(data),
+            Rmw::SMax => (old as i64).max(data as i64) as u64,
+            Rmw::UMax => old.max(data),
+            Rmw::And => old & data,
+            Rmw::Or => old | data,
+            Rmw::Xor => old ^ data,
+            Rmw::Inc => {
+                if old >= data {
+                    0
+                } else {
+                    old + 1
+                }
+            }
+            Rmw::Dec => {
+                if old == 0 || old > data {
+                    data
+                } else {
+                    old - 1
+                }
+            }
+            Rmw::MaskOr => old & !data | compare,
+            Rmw::FAdd => {
+                let sum = f64::from_bits(old) + f64::from_bits(data);
+                if sum.is_nan() { float::nan64(&[old, data]) } else { sum.to_bits() }
+            }
+            Rmw::FMin | Rmw::FMax => {
+                let pick = if self == Rmw::FMin {
+                    float::order64(data) < float::order64(old)
+                } else {
+                    float::order64(data) > float::order64(old)
+                };
+                if float::is_nan64(old) || pick && !float::is_nan64(data) { data } else { old }
+            }
+            Rmw::FCmpSwap => {
+                if f64::from_bits(old) == f64::from_bits(compare) {
+                    data
+                } else {
+                    old
+                }
+            }
+        }
+    }
+}
+
+/// Global atomics on the lanes of `mask`; data from `src` on, old values to `dst` where wanted.
+pub(crate) fn atomic(
+    w: &mut Wave,
+    e: &mut Env<'_>,
+    u: &Uop,
+    addr: &[u64; 64],
+    mask: u64,
+    [dst, src]: [u16; 2],
+    atomic: Atomic,
+) -> Ctl {
+    let memory = e.memory;
+    let hint = &mut e.hints[u.index as usize];
+    let bytes = if atomic.wide { 8 } else { 4 };
+    e.read_bytes += u64::from(mask.count_ones()) * bytes as u64;
+    e.written_bytes += u64::from(mask.count_ones()) * bytes as u64;
+    let m = Modes { in32: true, out32: true, ..Modes::of(w) };
+    for lane in 0..64 {
+        if mask >> lane & 1 == 0 {
+            continue;
+        }
+        let address = addr[lane];
+        let Some((allocation, offset)) = memory.find(address, bytes as u64, hint) else {
+            return fail(e, Access::Atomic, address, bytes, lane);
+        };
+        // The hardware needs natural alignment here, whatever the mode.
+        if !allocation.writable || offset % bytes != 0 {
+            return fail(e, Access::Atomic, address, bytes, lane);
+        }
+        if atomic.wide {
+            let (data, compare) = (w.lane64(src, lane), w.lane64(src + 2, lane));
+            let old = allocation.update64(offset, |old| atomic.rmw.apply64(old, data, compare));
+            if atomic.returns {
+                w.set_lane64(dst, lane, old);
+            }
+        } else {
+            let (data, compare) = (w.lane(src, lane), w.lane(src + 1, lane));
+            let old = allocation.update32(offset, |old| atomic.rmw.apply32(old, data, compare, m));
+            if atomic.returns {
+                w.set_lane(dst, lane, old);
+            }
+        }
+        memory.touch(*hint, offset, bytes, false);
+        memory.touch(*hint, offset, bytes, true);
+    }
+    Ctl::Next
+}

@@ -1,0 +1,262 @@
+//! Instruction handlers.
+//!
+//! An instruction is lowered once to a [`Uop`] with a handler; executing it is one indirect call. Vector handlers work
+//! in chunks of 16 lanes that the host compiler turns into vector code, compiled once for each [`Level`] of host
+//! features. Every level computes the same bits.
+
+pub(crate) mod ds;
+pub(crate) mod flat;
+pub(crate) mod float;
+pub(crate) mod lanes;
+pub(crate) mod mem;
+pub(crate) mod mfma;
+pub(crate) mod mubuf;
+pub(crate) mod prep;
+pub(crate) mod salu;
+pub(crate) mod smem;
+pub(crate) mod special;
+pub(crate) mod valu;
+pub(crate) mod vfloat;
+pub(crate) mod vop3p;
+
+use crate::fault::Problem;
+use crate::launch::GroupInfo;
+use crate::lower::Program;
+use crate::wave::{CHUNK, Wave};
+
+/// What the wave does after an instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Ctl {
+    /// Goes on with the next instruction.
+    Next,
+    /// The handler has set the program counter.
+    Jump,
+    /// Waits for the workgroup; the program counter is the next instruction's.
+    Barrier,
+    /// Lets others run.
+    Sleep,
+    /// Has ended.
+    End,
+    /// `Env::problem` says what is wrong.
+    Fault,
+}
+
+/// A handler. Unsafe to call because it may be compiled for host features: it must come from the tables of a level
+/// that the host has.
+pub(crate) type Handler = unsafe fn(&mut Wave, &mut Env<'_>, &Uop) -> Ctl;
+
+/// A lowered instruction.
+#[derive(Clone)]
+#[repr(align(64))]
+pub(crate) struct Uop {
+    pub run: Handler,
+    /// The handler behind `run` when `run` prepares operands first.
+    pub inner: Handler,
+    /// Destination: vector slot, or scalar register code.
+    pub d: u16,
+    /// Sources: vector slots, or scalar operand codes (below 128 a register, else a constant).
+    pub a: u16,
+    pub b: u16,
+    pub c: u16,
+    /// Scalar register of a mask that is written.
+    pub mask_out: u16,
+    /// Scalar operand of a mask that is read.
+    pub mask_in: u16,
+    /// Sources of the high half of packed f32.
+    pub hi: [u16; 3],
+    /// Immediate, memory offset, or branch target as an index.
+    pub imm: i32,
+    /// Index of the instruction in its program.
+    pub index: u32,
+    /// Meaning by handler.
+    pub extra: u32,
+    /// Index of the operand fix-ups that `run` applies around `inner`.
+    pub fixup: u32,
+}
+
+/// What a handler can reach besides its wave: the workgroup and the launch.
+pub(crate) struct Env<'a> {
+    pub program: &'a Program,
+    pub memory: &'a mem::View<'a>,
+    /// LDS of the workgroup.
+    pub lds: &'a mut Vec<u8>,
+    pub group: &'a GroupInfo,
+    /// Per instruction: executions, and the allocation it touched last.
+    pub hits: &'a mut [u64],
+    pub hints: &'a mut [u32],
+    pub read_bytes: u64,
+    pub written_bytes: u64,
+    pub problem: Option<Box<Problem>>,
+}
+
+impl Env<'_> {
+    #[cold]
+    pub fn fault(&mut self, problem: Problem) -> Ctl {
+        self.problem = Some(Box::new(problem));
+        Ctl::Fault
+    }
+
+    /// A 32-bit scalar operand.
+    #[inline(always)]
+    pub fn s32(&self, w: &Wave, code: u16) -> u32 {
+        if code < 128 { w.s[code as usize & 127] } else { self.program.scalar(code) }
+    }
+
+    /// A 64-bit scalar operand.
+    #[inline(always)]
+    pub fn s64(&self, w: &Wave, code: u16) -> u64 {
+        if code < 128 {
+            w.s64(code as usize)
+        } else {
+            u64::from(self.program.scalar(code)) | u64::from(self.program.scalar(code + 1)) << 32
+        }
+    }
+}
+
+/// Host features that handlers are compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// Nothing beyond the target's baseline.
+    Portable,
+    /// x86-64 with AVX2, FMA, F16C, BMI.
+    Avx2,
+    /// x86-64 with AVX-512 F, BW, DQ, VL, CD.
+    Avx512,
+}
+
+impl Level {
+    /// The best level of this host.
+    pub fn detect() -> Level {
+        [Level::Avx512, Level::Avx2].into_iter().find(|l| l.available()).unwrap_or(Level::Portable)
+    }
+
+    /// Whether this host can run it.
+    pub fn available(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 = || {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+                    && is_x86_feature_detected!("bmi1")
+                    && is_x86_feature_detected!("bmi2")
+                    && is_x86_feature_detected!("lzcnt")
+                    && is_x86_feature_detected!("popcnt")
+            };
+            match self {
+                Level::Portable => true,
+                Level::Avx2 => avx2(),
+                Level::Avx512 => {
+                    avx2()
+                        && is_x86_feature_detected!("avx512f")
+                        && is_x86_feature_detected!("avx512bw")
+                        && is_x86_feature_detected!("avx512dq")
+                        && is_x86_feature_detected!("avx512vl")
+                        && is_x86_feature_detected!("avx512cd")
+                }
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            self == Level::Portable
+        }
+    }
+}
+
+/// What differs between levels inside a handler. The results never do.
+pub(crate) trait Host {
+    /// `a * b + c`, rounded once to nearest even.
+    fn fma32(a: f32, b: f32, c: f32) -> f32;
+    /// `a * b + c`, rounded once to nearest even.
+    fn fma64(a: f64, b: f64, c: f64) -> f64;
+}
+
+/// The baseline.
+pub(crate) struct Portable;
+impl Host for Portable {
+    #[inline(always)]
+    fn fma32(a: f32, b: f32, c: f32) -> f32 {
+        float::fma32(a, b, c)
+    }
+    #[inline(always)]
+    fn fma64(a: f64, b: f64, c: f64) -> f64 {
+        libm::fma(a, b, c)
+    }
+}
+
+/// A host with fused multiply-add instructions.
+#[cfg(target_arch = "x86_64")]
+pub(crate) struct Fused;
+#[cfg(target_arch = "x86_64")]
+impl Host for Fused {
+    #[inline(always)]
+    fn fma32(a: f32, b: f32, c: f32) -> f32 {
+        a.mul_add(b, c)
+    }
+    #[inline(always)]
+    fn fma64(a: f64, b: f64, c: f64) -> f64 {
+        a.mul_add(b, c)
+    }
+}
+
+/// Defines `fn pick(level) -> Handler` that compiles a generic handler body for each level.
+macro_rules! levels {
+    ($(#[$meta:meta])* $pick:ident = $body:ident $(<$($P:ident: $bound:path),+>)? $([$($N:ident: $ty:ty),+])?) => {
+        $(#[$meta])*
+        pub(crate) fn $pick<$($($P: $bound,)+)? $($(const $N: $ty,)+)?>(level: $crate::exec::Level) -> $crate::exec::Handler {
+            use $crate::{exec::{Ctl, Env, Level, Uop}, wave::Wave};
+            fn portable<$($($P: $bound,)+)? $($(const $N: $ty,)+)?>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+                $body::<$crate::exec::Portable, $($($P,)+)? $($($N,)+)?>(w, e, u)
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
+            fn avx2<$($($P: $bound,)+)? $($(const $N: $ty,)+)?>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+                $body::<$crate::exec::Fused, $($($P,)+)? $($($N,)+)?>(w, e, u)
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt,avx512f,avx512bw,avx512dq,avx512vl,avx512cd")]
+            fn avx512<$($($P: $bound,)+)? $($(const $N: $ty,)+)?>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+                $body::<$crate::exec::Fused, $($($P,)+)? $($($N,)+)?>(w, e, u)
+            }
+            match level {
+                #[cfg(target_arch = "x86_64")]
+                Level::Avx2 => avx2::<$($($P,)+)? $($($N,)+)?>,
+                #[cfg(target_arch = "x86_64")]
+                Level::Avx512 => avx512::<$($($P,)+)? $($($N,)+)?>,
+                _ => portable::<$($($P,)+)? $($($N,)+)?>,
+            }
+        }
+    };
+}
+pub(crate) use levels;
+
+/// The constant 1 << lane within a chunk.
+#[inline(always)]
+pub(crate) fn lane_bit(l: usize) -> u32 {
+    1 << l
+}
+
+/// `f` of every lane of a chunk.
+#[inline(always)]
+pub(crate) fn lanes1(x: [u32; CHUNK], f: impl Fn(u32) -> u32) -> [u32; CHUNK] {
+    let mut r = [0; CHUNK];
+    for l in 0..CHUNK {
+        r[l] = f(x[l]);
+    }
+    r
+}
+
+/// The bits of a chunk of booleans given as 0 or all-ones words.
+#[inline(always)]
+pub(crate) fn movemask(x: [u32; CHUNK]) -> u32 {
+    let mut bits = [0u32; CHUNK];
+    for l in 0..CHUNK {
+        bits[l] = x[l] & lane_bit(l);
+    }
+    let mut m = 0;
+    for b in bits {
+        m |= b;
+    }
+    m
+}

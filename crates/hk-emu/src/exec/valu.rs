@@ -1,0 +1,663 @@
+//! Vector ALU: integers, bits, conversions between integers, masks, moves between lanes.
+
+use super::float;
+use super::lanes::{
+    CarryOp, CmpOp, LaneOp, Modes, WideOp, carry_handler, cmp_handler, lane_handler, wide_handler,
+};
+use super::{Ctl, Env, Handler, Host, Level, Uop};
+use crate::isa::Op;
+use crate::wave::{M0, Wave};
+
+/// Lane operations, one row each: mnemonic, number of sources, lane expression.
+macro_rules! lane_ops {
+    ($(#[$meta:meta])* $table:ident: $($op:ident $n:literal |$a:ident, $b:ident, $c:ident, $m:ident| $e:expr;)*) => {
+        $(#[$meta])*
+        pub(crate) fn $table(op: Op, level: Level) -> Option<Handler> {
+            #[allow(non_camel_case_types)]
+            mod ops {
+                $(pub struct $op;)*
+            }
+            $(impl LaneOp for ops::$op {
+                const N: usize = $n;
+                #[inline(always)]
+                #[allow(unused_variables)]
+                fn f<H: Host>($a: u32, $b: u32, $c: u32, $m: Modes) -> u32 {
+                    $e
+                }
+            })*
+            Some(match op {
+                $(Op::$op => lane_handler::<ops::$op>(level),)*
+                _ => return None,
+            })
+        }
+    };
+}
+pub(crate) use lane_ops;
+
+/// The same with one- or two-register operands: widths of destination and sources first.
+macro_rules! wide_ops {
+    ($(#[$meta:meta])* $table:ident: $($op:ident [$d:literal, $s0:literal, $s1:literal, $s2:literal] |$a:ident, $b:ident, $c:ident, $m:ident| $e:expr;)*) => {
+        $(#[$meta])*
+        pub(crate) fn $table(op: Op, level: Level) -> Option<Handler> {
+            #[allow(non_camel_case_types)]
+            mod ops {
+                $(pub struct $op;)*
+            }
+            $(impl WideOp for ops::$op {
+                const DST: usize = $d;
+                const SRC: [usize; 3] = [$s0, $s1, $s2];
+                #[inline(always)]
+                #[allow(unused_variables)]
+                fn f<H: Host>($a: u64, $b: u64, $c: u64, $m: Modes) -> u64 {
+                    $e
+                }
+            })*
+            Some(match op {
+                $(Op::$op => wide_handler::<ops::$op>(level),)*
+                _ => return None,
+            })
+        }
+    };
+}
+pub(crate) use wide_ops;
+
+#[inline(always)]
+fn sext24(x: u32) -> i32 {
+    (x << 8) as i32 >> 8
+}
+
+#[inline(always)]
+fn i16lo(x: u32) -> i32 {
+    i32::from(x as u16 as i16)
+}
+
+#[inline(always)]
+fn u16lo(x: u32) -> u32 {
+    x & 0xFFFF
+}
+
+#[inline(always)]
+fn bfe_u(x: u32, offset: u32, width: u32) -> u32 {
+    let width = width & 31;
+    x >> (offset & 31) & ((1u32 << width).wrapping_sub(1))
+}
+
+#[inline(always)]
+fn bfe_i(x: u32, offset: u32, width: u32) -> u32 {
+    let (offset, width) = (offset & 31, width & 31);
+    let field = x >> offset & ((1u32 << width).wrapping_sub(1));
+    // Past the top the field is what an arithmetic shift leaves.
+    let whole = (x as i32 >> offset) as u32;
+    let shift = (32 - width) & 31;
+    if width == 0 {
+        0
+    } else if offset + width >= 32 {
+        whole
+    } else {
+        ((field << shift) as i32 >> shift) as u32
+    }
+}
+
+#[inline(always)]
+fn perm_byte(a: u32, b: u32, selector: u32) -> u32 {
+    let both = u64::from(a) << 32 | u64::from(b);
+    match selector & 0xFF {
+        s @ 0..=7 => (both >> (8 * s)) as u32 & 0xFF,
+        s @ 8..=11 => {
+            if both >> (16 * (s - 8) + 15) & 1 != 0 {
+                0xFF
+            } else {
+                0
+            }
+        }
+        12 => 0,
+        _ => 0xFF,
+    }
+}
+
+#[inline(always)]
+fn sad_u8(a: u32, b: u32, c: u32, masked: bool) -> u32 {
+    let mut sum = c;
+    for i in 0..4 {
+        let (x, y) = (a >> (8 * i) & 0xFF, b >> (8 * i) & 0xFF);
+        if !masked || y != 0 {
+            sum = sum.wrapping_add(x.abs_diff(y));
+        }
+    }
+    sum
+}
+
+#[inline(always)]
+fn median_i(a: i32, b: i32, c: i32) -> i32 {
+    a.max(b).min(c).max(a.min(b))
+}
+
+#[inline(always)]
+fn median_u(a: u32, b: u32, c: u32) -> u32 {
+    a.max(b).min(c).max(a.min(b))
+}
+
+#[inline(always)]
+fn pair(f: impl Fn(u32, u32, u32) -> u32, a: u32, b: u32, c: u32) -> u32 {
+    f(u16lo(a), u16lo(b), u16lo(c)) & 0xFFFF | f(a >> 16, b >> 16, c >> 16) << 16
+}
+
+lane_ops! {
+    /// 32-bit integer and bit operations.
+    int32:
+    V_MOV_B32 1 |a, b, c, m| a;
+    V_ACCVGPR_READ_B32 1 |a, b, c, m| a;
+    V_ACCVGPR_WRITE_B32 1 |a, b, c, m| a;
+    V_ACCVGPR_MOV_B32 1 |a, b, c, m| a;
+    V_NOT_B32 1 |a, b, c, m| !a;
+    V_BFREV_B32 1 |a, b, c, m| a.reverse_bits();
+    V_FFBH_U32 1 |a, b, c, m| if a == 0 { !0 } else { a.leading_zeros() };
+    V_FFBL_B32 1 |a, b, c, m| if a == 0 { !0 } else { a.trailing_zeros() };
+    V_FFBH_I32 1 |a, b, c, m| {
+        let x = if (a as i32) < 0 { !a } else { a };
+        if x == 0 { !0 } else { x.leading_zeros() }
+    };
+    V_ADD_U32 2 |a, b, c, m| a.wrapping_add(b);
+    V_SUB_U32 2 |a, b, c, m| a.wrapping_sub(b);
+    V_SUBREV_U32 2 |a, b, c, m| b.wrapping_sub(a);
+    V_ADD_I32 2 |a, b, c, m| a.wrapping_add(b);
+    V_SUB_I32 2 |a, b, c, m| a.wrapping_sub(b);
+    V_MUL_I32_I24 2 |a, b, c, m| sext24(a).wrapping_mul(sext24(b)) as u32;
+    V_MUL_HI_I32_I24 2 |a, b, c, m| (i64::from(sext24(a)) * i64::from(sext24(b)) >> 32) as u32;
+    V_MUL_U32_U24 2 |a, b, c, m| (a & 0xFF_FFFF).wrapping_mul(b & 0xFF_FFFF);
+    V_MUL_HI_U32_U24 2 |a, b, c, m| (u64::from(a & 0xFF_FFFF) * u64::from(b & 0xFF_FFFF) >> 32) as u32;
+    V_MUL_LO_U32 2 |a, b, c, m| a.wrapping_mul(b);
+    V_MUL_HI_U32 2 |a, b, c, m| (u64::from(a) * u64::from(b) >> 32) as u32;
+    V_MUL_HI_I32 2 |a, b, c, m| (i64::from(a as i32) * i64::from(b as i32) >> 32) as u32;
+    V_MIN_I32 2 |a, b, c, m| (a as i32).min(b as i32) as u32;
+    V_MAX_I32 2 |a, b, c, m| (a as i32).max(b as i32) as u32;
+    V_MIN_U32 2 |a, b, c, m| a.min(b);
+    V_MAX_U32 2 |a, b, c, m| a.max(b);
+    V_LSHRREV_B32 2 |a, b, c, m| b >> (a & 31);
+    V_ASHRREV_I32 2 |a, b, c, m| (b as i32 >> (a & 31)) as u32;
+    V_LSHLREV_B32 2 |a, b, c, m| b << (a & 31);
+    V_AND_B32 2 |a, b, c, m| a & b;
+    V_OR_B32 2 |a, b, c, m| a | b;
+    V_XOR_B32 2 |a, b, c, m| a ^ b;
+    V_XNOR_B32 2 |a, b, c, m| !(a ^ b);
+    V_BFM_B32 2 |a, b, c, m| ((1u32 << (a & 31)) - 1) << (b & 31);
+    V_BCNT_U32_B32 2 |a, b, c, m| a.count_ones().wrapping_add(b);
+    V_MAD_I32_I24 3 |a, b, c, m| (sext24(a).wrapping_mul(sext24(b)) as u32).wrapping_add(c);
+    V_MAD_U32_U24 3 |a, b, c, m| (a & 0xFF_FFFF).wrapping_mul(b & 0xFF_FFFF).wrapping_add(c);
+    V_BFE_U32 3 |a, b, c, m| bfe_u(a, b, c);
+    V_BFE_I32 3 |a, b, c, m| bfe_i(a, b, c);
+    V_BFI_B32 3 |a, b, c, m| a & b | !a & c;
+    V_ALIGNBIT_B32 3 |a, b, c, m| ((u64::from(a) << 32 | u64::from(b)) >> (c & 31)) as u32;
+    V_ALIGNBYTE_B32 3 |a, b, c, m| ((u64::from(a) << 32 | u64::from(b)) >> (8 * (c & 3))) as u32;
+    V_MIN3_I32 3 |a, b, c, m| (a as i32).min(b as i32).min(c as i32) as u32;
+    V_MIN3_U32 3 |a, b, c, m| a.min(b).min(c);
+    V_MAX3_I32 3 |a, b, c, m| (a as i32).max(b as i32).max(c as i32) as u32;
+    V_MAX3_U32 3 |a, b, c, m| a.max(b).max(c);
+    V_MED3_I32 3 |a, b, c, m| median_i(a as i32, b as i32, c as i32) as u32;
+    V_MED3_U32 3 |a, b, c, m| median_u(a, b, c);
+    V_LERP_U8 3 |a, b, c, m| {
+        let mut r = 0;
+        for i in 0..4 {
+            let s = 8 * i;
+            r |= (((a >> s & 0xFF) + (b >> s & 0xFF) + (c >> s & 1)) >> 1 & 0xFF) << s;
+        }
+        r
+    };
+    V_SAD_U8 3 |a, b, c, m| sad_u8(a, b, c, false);
+    V_MSAD_U8 3 |a, b, c, m| sad_u8(a, b, c, true);
+    V_SAD_HI_U8 3 |a, b, c, m| (sad_u8(a, b, 0, false) << 16).wrapping_add(c);
+    V_SAD_U16 3 |a, b, c, m| u16lo(a).abs_diff(u16lo(b)).wrapping_add((a >> 16).abs_diff(b >> 16)).wrapping_add(c);
+    V_SAD_U32 3 |a, b, c, m| a.abs_diff(b).wrapping_add(c);
+    V_PERM_B32 3 |a, b, c, m| {
+        perm_byte(a, b, c) | perm_byte(a, b, c >> 8) << 8 | perm_byte(a, b, c >> 16) << 16 | perm_byte(a, b, c >> 24) << 24
+    };
+    V_MAD_U32_U16 3 |a, b, c, m| (u16lo(a) * u16lo(b)).wrapping_add(c);
+    V_MAD_I32_I16 3 |a, b, c, m| (i16lo(a) * i16lo(b)).wrapping_add(c as i32) as u32;
+    V_XAD_U32 3 |a, b, c, m| (a ^ b).wrapping_add(c);
+    V_LSHL_ADD_U32 3 |a, b, c, m| (a << (b & 31)).wrapping_add(c);
+    V_ADD_LSHL_U32 3 |a, b, c, m| a.wrapping_add(b) << (c & 31);
+    V_ADD3_U32 3 |a, b, c, m| a.wrapping_add(b).wrapping_add(c);
+    V_LSHL_OR_B32 3 |a, b, c, m| a << (b & 31) | c;
+    V_AND_OR_B32 3 |a, b, c, m| a & b | c;
+    V_OR3_B32 3 |a, b, c, m| a | b | c;
+    V_CVT_PK_U16_U32 2 |a, b, c, m| a.min(0xFFFF) | b.min(0xFFFF) << 16;
+    V_CVT_PK_I16_I32 2 |a, b, c, m| {
+        let clamp = |x: u32| (x as i32).clamp(-32768, 32767) as u32 & 0xFFFF;
+        clamp(a) | clamp(b) << 16
+    };
+    V_SAT_PK_U8_I16 1 |a, b, c, m| {
+        let clamp = |x: u32| i16lo(x).clamp(0, 255) as u32;
+        clamp(a) | clamp(a >> 16) << 8
+    };
+    V_PRNG_B32 1 |a, b, c, m| (a << 1) ^ if a >> 31 != 0 { 197 } else { 0 };
+}
+
+lane_ops! {
+    /// 16-bit integers in the low half, packed 16-bit integers, and dot products.
+    int16:
+    V_ADD_U16 2 |a, b, c, m| u16lo(a.wrapping_add(b));
+    V_SUB_U16 2 |a, b, c, m| u16lo(a.wrapping_sub(b));
+    V_SUBREV_U16 2 |a, b, c, m| u16lo(b.wrapping_sub(a));
+    V_ADD_I16 2 |a, b, c, m| u16lo(a.wrapping_add(b));
+    V_SUB_I16 2 |a, b, c, m| u16lo(a.wrapping_sub(b));
+    V_MUL_LO_U16 2 |a, b, c, m| u16lo(u16lo(a) * u16lo(b));
+    V_LSHLREV_B16 2 |a, b, c, m| u16lo(b << (a & 15));
+    V_LSHRREV_B16 2 |a, b, c, m| u16lo(b) >> (a & 15);
+    V_ASHRREV_I16 2 |a, b, c, m| u16lo((i16lo(b) >> (a & 15)) as u32);
+    V_MAX_U16 2 |a, b, c, m| u16lo(a).max(u16lo(b));
+    V_MAX_I16 2 |a, b, c, m| u16lo(i16lo(a).max(i16lo(b)) as u32);
+    V_MIN_U16 2 |a, b, c, m| u16lo(a).min(u16lo(b));
+    V_MIN_I16 2 |a, b, c, m| u16lo(i16lo(a).min(i16lo(b)) as u32);
+    V_MAD_LEGACY_U16 3 |a, b, c, m| u16lo((u16lo(a) * u16lo(b)).wrapping_add(c));
+    V_MAD_LEGACY_I16 3 |a, b, c, m| u16lo((u16lo(a) * u16lo(b)).wrapping_add(c));
+    V_MAD_U16 3 |a, b, c, m| u16lo((u16lo(a) * u16lo(b)).wrapping_add(c));
+    V_MAD_I16 3 |a, b, c, m| u16lo((u16lo(a) * u16lo(b)).wrapping_add(c));
+    V_MIN3_I16 3 |a, b, c, m| u16lo(i16lo(a).min(i16lo(b)).min(i16lo(c)) as u32);
+    V_MIN3_U16 3 |a, b, c, m| u16lo(a).min(u16lo(b)).min(u16lo(c));
+    V_MAX3_I16 3 |a, b, c, m| u16lo(i16lo(a).max(i16lo(b)).max(i16lo(c)) as u32);
+    V_MAX3_U16 3 |a, b, c, m| u16lo(a).max(u16lo(b)).max(u16lo(c));
+    V_MED3_I16 3 |a, b, c, m| u16lo(median_i(i16lo(a), i16lo(b), i16lo(c)) as u32);
+    V_MED3_U16 3 |a, b, c, m| median_u(u16lo(a), u16lo(b), u16lo(c));
+    V_PACK_B32_F16 2 |a, b, c, m| u16lo(a) | b << 16;
+    V_PK_MAD_I16 3 |a, b, c, m| pair(|a, b, c| (a * b).wrapping_add(c), a, b, c);
+    V_PK_MAD_U16 3 |a, b, c, m| pair(|a, b, c| (a * b).wrapping_add(c), a, b, c);
+    V_PK_MUL_LO_U16 2 |a, b, c, m| pair(|a, b, _| a * b, a, b, c);
+    V_PK_ADD_I16 2 |a, b, c, m| pair(|a, b, _| a.wrapping_add(b), a, b, c);
+    V_PK_SUB_I16 2 |a, b, c, m| pair(|a, b, _| a.wrapping_sub(b), a, b, c);
+    V_PK_ADD_U16 2 |a, b, c, m| pair(|a, b, _| a.wrapping_add(b), a, b, c);
+    V_PK_SUB_U16 2 |a, b, c, m| pair(|a, b, _| a.wrapping_sub(b), a, b, c);
+    V_PK_LSHLREV_B16 2 |a, b, c, m| pair(|a, b, _| b << (a & 15), a, b, c);
+    V_PK_LSHRREV_B16 2 |a, b, c, m| pair(|a, b, _| b >> (a & 15), a, b, c);
+    V_PK_ASHRREV_I16 2 |a, b, c, m| pair(|a, b, _| (i16lo(b) >> (a & 15)) as u32, a, b, c);
+    V_PK_MAX_I16 2 |a, b, c, m| pair(|a, b, _| i16lo(a).max(i16lo(b)) as u32, a, b, c);
+    V_PK_MIN_I16 2 |a, b, c, m| pair(|a, b, _| i16lo(a).min(i16lo(b)) as u32, a, b, c);
+    V_PK_MAX_U16 2 |a, b, c, m| pair(|a, b, _| a.max(b), a, b, c);
+    V_PK_MIN_U16 2 |a, b, c, m| pair(|a, b, _| a.min(b), a, b, c);
+    V_DOT2_I32_I16 3 |a, b, c, m| {
+        let sum = i64::from(i16lo(a) * i16lo(b)) + i64::from(i16lo(a >> 16) * i16lo(b >> 16)) + i64::from(c as i32);
+        sum as u32
+    };
+    V_DOT2C_I32_I16 3 |a, b, c, m| {
+        let sum = i64::from(i16lo(a) * i16lo(b)) + i64::from(i16lo(a >> 16) * i16lo(b >> 16)) + i64::from(c as i32);
+        sum as u32
+    };
+    V_DOT2_U32_U16 3 |a, b, c, m| (u16lo(a) * u16lo(b)).wrapping_add((a >> 16) * (b >> 16)).wrapping_add(c);
+    V_DOT4_I32_I8 3 |a, b, c, m| dot_i(a, b, c, 8);
+    V_DOT4C_I32_I8 3 |a, b, c, m| dot_i(a, b, c, 8);
+    V_DOT4_U32_U8 3 |a, b, c, m| dot_u(a, b, c, 8);
+    V_DOT8_I32_I4 3 |a, b, c, m| dot_i(a, b, c, 4);
+    V_DOT8C_I32_I4 3 |a, b, c, m| dot_i(a, b, c, 4);
+    V_DOT8_U32_U4 3 |a, b, c, m| dot_u(a, b, c, 4);
+}
+
+#[inline(always)]
+fn dot_i(a: u32, b: u32, c: u32, width: u32) -> u32 {
+    let mut sum = c as i32;
+    for i in 0..32 / width {
+        let field = |x: u32| (x << (32 - width * (i + 1))) as i32 >> (32 - width);
+        sum = sum.wrapping_add(field(a).wrapping_mul(field(b)));
+    }
+    sum as u32
+}
+
+#[inline(always)]
+fn dot_u(a: u32, b: u32, c: u32, width: u32) -> u32 {
+    let mut sum = c;
+    for i in 0..32 / width {
+        let field = |x: u32| x << (32 - width * (i + 1)) >> (32 - width);
+        sum = sum.wrapping_add(field(a).wrapping_mul(field(b)));
+    }
+    sum
+}
+
+wide_ops! {
+    /// 64-bit integers.
+    int64:
+    V_MOV_B64 [2, 2, 0, 0] |a, b, c, m| a;
+    V_LSHLREV_B64 [2, 1, 2, 0] |a, b, c, m| b << (a & 63);
+    V_LSHRREV_B64 [2, 1, 2, 0] |a, b, c, m| b >> (a & 63);
+    V_ASHRREV_I64 [2, 1, 2, 0] |a, b, c, m| (b as i64 >> (a & 63)) as u64;
+    V_LSHL_ADD_U64 [2, 2, 1, 2] |a, b, c, m| {
+        // Shifts beyond 4 give no contribution of the first source.
+        (if b & 63 > 4 { 0 } else { a << (b & 7) }).wrapping_add(c)
+    };
+}
+
+/// `v_mad_u64_u32`, `v_mad_i64_i32`: a wide result and a carry mask.
+fn mad64(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
+    let exec = w.exec();
+    let signed = u.extra != 0;
+    let mut out = 0;
+    for lane in 0..64 {
+        if exec >> lane & 1 == 0 {
+            continue;
+        }
+        let (a, b, c) = (w.lane(u.a, lane), w.lane(u.b, lane), w.lane64(u.c, lane));
+        let (value, carry) = if signed {
+            let (value, carry) = (i64::from(a as i32) * i64::from(b as i32)).overflowing_add(c as i64);
+            (value as u64, carry)
+        } else {
+            (u64::from(a) * u64::from(b)).overflowing_add(c)
+        };
+        w.set_lane64(u.d, lane, value);
+        out |= u64::from(carry) << lane;
+    }
+    w.set_s64(u.mask_out as usize, out);
+    Ctl::Next
+}
+
+/// Saturating integer arithmetic: what CLAMP makes of an addition or subtraction.
+pub(crate) mod saturate {
+    use super::{Handler, Host, LaneOp, Level, Modes, Op, i16lo, lane_handler, pair, sext24, u16lo};
+
+    lane_ops! {
+        /// The operations that CLAMP makes saturate.
+        table:
+        V_ADD_U32 2 |a, b, c, m| a.saturating_add(b);
+        V_SUB_U32 2 |a, b, c, m| a.saturating_sub(b);
+        V_SUBREV_U32 2 |a, b, c, m| b.saturating_sub(a);
+        V_ADD_I32 2 |a, b, c, m| (a as i32).saturating_add(b as i32) as u32;
+        V_SUB_I32 2 |a, b, c, m| (a as i32).saturating_sub(b as i32) as u32;
+        V_ADD_U16 2 |a, b, c, m| (u16lo(a) + u16lo(b)).min(0xFFFF);
+        V_SUB_U16 2 |a, b, c, m| u16lo(a).saturating_sub(u16lo(b));
+        V_SUBREV_U16 2 |a, b, c, m| u16lo(b).saturating_sub(u16lo(a));
+        V_ADD_I16 2 |a, b, c, m| u16lo((i16lo(a) + i16lo(b)).clamp(-32768, 32767) as u32);
+        V_SUB_I16 2 |a, b, c, m| u16lo((i16lo(a) - i16lo(b)).clamp(-32768, 32767) as u32);
+        V_PK_ADD_I16 2 |a, b, c, m| pair(|a, b, _| (i16lo(a) + i16lo(b)).clamp(-32768, 32767) as u32, a, b, c);
+        V_PK_SUB_I16 2 |a, b, c, m| pair(|a, b, _| (i16lo(a) - i16lo(b)).clamp(-32768, 32767) as u32, a, b, c);
+        V_PK_ADD_U16 2 |a, b, c, m| pair(|a, b, _| (a + b).min(0xFFFF), a, b, c);
+        V_PK_SUB_U16 2 |a, b, c, m| pair(|a, b, _| a.saturating_sub(b), a, b, c);
+        V_MAD_U32_U24 3 |a, b, c, m| {
+            (u64::from(a & 0xFF_FFFF) * u64::from(b & 0xFF_FFFF) + u64::from(c)).min(u64::from(u32::MAX)) as u32
+        };
+        V_MAD_I32_I24 3 |a, b, c, m| {
+            let sum = i64::from(sext24(a)) * i64::from(sext24(b)) + i64::from(c as i32);
+            sum.clamp(i64::from(i32::MIN), i64::from(i32::MAX)) as u32
+        };
+        V_DOT4_I32_I8 3 |a, b, c, m| {
+            let mut sum = i64::from(c as i32);
+            for i in 0..4 {
+                sum += i64::from((a >> (8 * i)) as u8 as i8) * i64::from((b >> (8 * i)) as u8 as i8);
+            }
+            sum.clamp(i64::from(i32::MIN), i64::from(i32::MAX)) as u32
+        };
+    }
+}
+
+macro_rules! carry_ops {
+    ($($op:ident $in:literal |$a:ident, $b:ident, $c:ident| $e:expr;)*) => {
+        fn carries(op: Op, level: Level) -> Option<Handler> {
+            #[allow(non_camel_case_types)]
+            mod ops {
+                $(pub struct $op;)*
+            }
+            $(impl CarryOp for ops::$op {
+                const IN: bool = $in;
+                #[inline(always)]
+                #[allow(unused_variables)]
+                fn f($a: u32, $b: u32, $c: bool) -> (u32, bool) {
+                    $e
+                }
+            })*
+            Some(match op {
+                $(Op::$op => carry_handler::<ops::$op>(level),)*
+                _ => return None,
+            })
+        }
+    };
+}
+
+#[inline(always)]
+fn subtract(a: u32, b: u32, borrow: bool) -> (u32, bool) {
+    let (x, first) = a.overflowing_sub(b);
+    let (x, second) = x.overflowing_sub(u32::from(borrow));
+    (x, first | second)
+}
+
+carry_ops! {
+    V_ADD_CO_U32 false |a, b, c| a.overflowing_add(b);
+    V_SUB_CO_U32 false |a, b, c| a.overflowing_sub(b);
+    V_SUBREV_CO_U32 false |a, b, c| b.overflowing_sub(a);
+    V_ADDC_CO_U32 true |a, b, c| {
+        let (x, first) = a.overflowing_add(b);
+        let (x, second) = x.overflowing_add(u32::from(c));
+        (x, first | second)
+    };
+    V_SUBB_CO_U32 true |a, b, c| subtract(a, b, c);
+    V_SUBBREV_CO_U32 true |a, b, c| subtract(b, a, c);
+}
+
+macro_rules! compares {
+    ($(($pred:ident, $cmp:ident $cmpx:ident, [$s0:literal, $s1:literal], |$a:ident, $b:ident, $m:ident| $e:expr))*) => {
+        fn compare(op: Op, level: Level) -> Option<Handler> {
+            #[allow(non_camel_case_types)]
+            mod ops {
+                $(pub struct $cmp;)*
+            }
+            $(impl CmpOp for ops::$cmp {
+                const SRC: [usize; 2] = [$s0, $s1];
+                #[inline(always)]
+                #[allow(unused_variables)]
+                fn f($a: u64, $b: u64, $m: Modes) -> bool {
+                    $e
+                }
+            })*
+            Some(match op {
+                $(Op::$cmp => cmp_handler::<ops::$cmp, false>(level), Op::$cmpx => cmp_handler::<ops::$cmp, true>(level),)*
+                _ => return None,
+            })
+        }
+    };
+}
+
+#[inline(always)]
+fn f32s(a: u64, b: u64, m: Modes) -> (f32, f32) {
+    (f32::from_bits(m.input32(a as u32)), f32::from_bits(m.input32(b as u32)))
+}
+
+#[inline(always)]
+fn f64s(a: u64, b: u64, m: Modes) -> (f64, f64) {
+    (f64::from_bits(m.input64(a)), f64::from_bits(m.input64(b)))
+}
+
+#[inline(always)]
+fn f16s(a: u64, b: u64, m: Modes) -> (f32, f32) {
+    (float::f16_to_f32(m.input16(a as u32 & 0xFFFF)), float::f16_to_f32(m.input16(b as u32 & 0xFFFF)))
+}
+
+macro_rules! all_compares {
+    ($(float $ty:ident $get:ident $w:literal: $f:ident $lt:ident $eq:ident $le:ident $gt:ident $lg:ident $ge:ident $o:ident $u:ident $nge:ident $nlg:ident $ngt:ident $nle:ident $neq:ident $nlt:ident $tru:ident
+        | $xf:ident $xlt:ident $xeq:ident $xle:ident $xgt:ident $xlg:ident $xge:ident $xo:ident $xu:ident $xnge:ident $xnlg:ident $xngt:ident $xnle:ident $xneq:ident $xnlt:ident $xtru:ident;)*
+     $(int $ity:ty, $iw:literal: $if:ident $ilt:ident $ieq:ident $ile:ident $igt:ident $ine:ident $ige:ident $it:ident
+        | $jf:ident $jlt:ident $jeq:ident $jle:ident $jgt:ident $jne:ident $jge:ident $jt:ident;)*
+     $(class $cw:literal $class:ident: $c:ident $cx:ident;)*) => {
+        compares! {
+            $(
+            (F, $f $xf, [$w, $w], |a, b, m| false)
+            (F, $lt $xlt, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); x < y })
+            (F, $eq $xeq, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); x == y })
+            (F, $le $xle, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); x <= y })
+            (F, $gt $xgt, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); x > y })
+            (F, $lg $xlg, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); x < y || x > y })
+            (F, $ge $xge, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); x >= y })
+            (F, $o $xo, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); !x.is_nan() && !y.is_nan() })
+            (F, $u $xu, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); x.is_nan() || y.is_nan() })
+            (F, $nge $xnge, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); !(x >= y) })
+            (F, $nlg $xnlg, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); !(x < y || x > y) })
+            (F, $ngt $xngt, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); !(x > y) })
+            (F, $nle $xnle, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); !(x <= y) })
+            (F, $neq $xneq, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); x != y })
+            (F, $nlt $xnlt, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); !(x < y) })
+            (F, $tru $xtru, [$w, $w], |a, b, m| true)
+            )*
+            $(
+            (I, $if $jf, [$iw, $iw], |a, b, m| false)
+            (I, $ilt $jlt, [$iw, $iw], |a, b, m| (a as $ity) < b as $ity)
+            (I, $ieq $jeq, [$iw, $iw], |a, b, m| a as $ity == b as $ity)
+            (I, $ile $jle, [$iw, $iw], |a, b, m| a as $ity <= b as $ity)
+            (I, $igt $jgt, [$iw, $iw], |a, b, m| a as $ity > b as $ity)
+            (I, $ine $jne, [$iw, $iw], |a, b, m| a as $ity != b as $ity)
+            (I, $ige $jge, [$iw, $iw], |a, b, m| a as $ity >= b as $ity)
+            (I, $it $jt, [$iw, $iw], |a, b, m| true)
+            )*
+            $((C, $c $cx, [$cw, 1], |a, b, m| float::$class(a as _) as u64 & b != 0))*
+        }
+    };
+}
+
+all_compares! {
+    float f32 f32s 1: V_CMP_F_F32 V_CMP_LT_F32 V_CMP_EQ_F32 V_CMP_LE_F32 V_CMP_GT_F32 V_CMP_LG_F32 V_CMP_GE_F32 V_CMP_O_F32 V_CMP_U_F32 V_CMP_NGE_F32 V_CMP_NLG_F32 V_CMP_NGT_F32 V_CMP_NLE_F32 V_CMP_NEQ_F32 V_CMP_NLT_F32 V_CMP_TRU_F32
+        | V_CMPX_F_F32 V_CMPX_LT_F32 V_CMPX_EQ_F32 V_CMPX_LE_F32 V_CMPX_GT_F32 V_CMPX_LG_F32 V_CMPX_GE_F32 V_CMPX_O_F32 V_CMPX_U_F32 V_CMPX_NGE_F32 V_CMPX_NLG_F32 V_CMPX_NGT_F32 V_CMPX_NLE_F32 V_CMPX_NEQ_F32 V_CMPX_NLT_F32 V_CMPX_TRU_F32;
+    float f64 f64s 2: V_CMP_F_F64 V_CMP_LT_F64 V_CMP_EQ_F64 V_CMP_LE_F64 V_CMP_GT_F64 V_CMP_LG_F64 V_CMP_GE_F64 V_CMP_O_F64 V_CMP_U_F64 V_CMP_NGE_F64 V_CMP_NLG_F64 V_CMP_NGT_F64 V_CMP_NLE_F64 V_CMP_NEQ_F64 V_CMP_NLT_F64 V_CMP_TRU_F64
+        | V_CMPX_F_F64 V_CMPX_LT_F64 V_CMPX_EQ_F64 V_CMPX_LE_F64 V_CMPX_GT_F64 V_CMPX_LG_F64 V_CMPX_GE_F64 V_CMPX_O_F64 V_CMPX_U_F64 V_CMPX_NGE_F64 V_CMPX_NLG_F64 V_CMPX_NGT_F64 V_CMPX_NLE_F64 V_CMPX_NEQ_F64 V_CMPX_NLT_F64 V_CMPX_TRU_F64;
+    float f16 f16s 1: V_CMP_F_F16 V_CMP_LT_F16 V_CMP_EQ_F16 V_CMP_LE_F16 V_CMP_GT_F16 V_CMP_LG_F16 V_CMP_GE_F16 V_CMP_O_F16 V_CMP_U_F16 V_CMP_NGE_F16 V_CMP_NLG_F16 V_CMP_NGT_F16 V_CMP_NLE_F16 V_CMP_NEQ_F16 V_CMP_NLT_F16 V_CMP_TRU_F16
+        | V_CMPX_F_F16 V_CMPX_LT_F16 V_CMPX_EQ_F16 V_CMPX_LE_F16 V_CMPX_GT_F16 V_CMPX_LG_F16 V_CMPX_GE_F16 V_CMPX_O_F16 V_CMPX_U_F16 V_CMPX_NGE_F16 V_CMPX_NLG_F16 V_CMPX_NGT_F16 V_CMPX_NLE_F16 V_CMPX_NEQ_F16 V_CMPX_NLT_F16 V_CMPX_TRU_F16;
+    int i32, 1: V_CMP_F_I32 V_CMP_LT_I32 V_CMP_EQ_I32 V_CMP_LE_I32 V_CMP_GT_I32 V_CMP_NE_I32 V_CMP_GE_I32 V_CMP_T_I32
+        | V_CMPX_F_I32 V_CMPX_LT_I32 V_CMPX_EQ_I32 V_CMPX_LE_I32 V_CMPX_GT_I32 V_CMPX_NE_I32 V_CMPX_GE_I32 V_CMPX_T_I32;
+    int u32, 1: V_CMP_F_U32 V_CMP_LT_U32 V_CMP_EQ_U32 V_CMP_LE_U32 V_CMP_GT_U32 V_CMP_NE_U32 V_CMP_GE_U32 V_CMP_T_U32
+        | V_CMPX_F_U32 V_CMPX_LT_U32 V_CMPX_EQ_U32 V_CMPX_LE_U32 V_CMPX_GT_U32 V_CMPX_NE_U32 V_CMPX_GE_U32 V_CMPX_T_U32;
+    int i16, 1: V_CMP_F_I16 V_CMP_LT_I16 V_CMP_EQ_I16 V_CMP_LE_I16 V_CMP_GT_I16 V_CMP_NE_I16 V_CMP_GE_I16 V_CMP_T_I16
+        | V_CMPX_F_I16 V_CMPX_LT_I16 V_CMPX_EQ_I16 V_CMPX_LE_I16 V_CMPX_GT_I16 V_CMPX_NE_I16 V_CMPX_GE_I16 V_CMPX_T_I16;
+    int u16, 1: V_CMP_F_U16 V_CMP_LT_U16 V_CMP_EQ_U16 V_CMP_LE_U16 V_CMP_GT_U16 V_CMP_NE_U16 V_CMP_GE_U16 V_CMP_T_U16
+        | V_CMPX_F_U16 V_CMPX_LT_U16 V_CMPX_EQ_U16 V_CMPX_LE_U16 V_CMPX_GT_U16 V_CMPX_NE_U16 V_CMPX_GE_U16 V_CMPX_T_U16;
+    int i64, 2: V_CMP_F_I64 V_CMP_LT_I64 V_CMP_EQ_I64 V_CMP_LE_I64 V_CMP_GT_I64 V_CMP_NE_I64 V_CMP_GE_I64 V_CMP_T_I64
+        | V_CMPX_F_I64 V_CMPX_LT_I64 V_CMPX_EQ_I64 V_CMPX_LE_I64 V_CMPX_GT_I64 V_CMPX_NE_I64 V_CMPX_GE_I64 V_CMPX_T_I64;
+    int u64, 2: V_CMP_F_U64 V_CMP_LT_U64 V_CMP_EQ_U64 V_CMP_LE_U64 V_CMP_GT_U64 V_CMP_NE_U64 V_CMP_GE_U64 V_CMP_T_U64
+        | V_CMPX_F_U64 V_CMPX_LT_U64 V_CMPX_EQ_U64 V_CMPX_LE_U64 V_CMPX_GT_U64 V_CMPX_NE_U64 V_CMPX_GE_U64 V_CMPX_T_U64;
+    class 1 class32: V_CMP_CLASS_F32 V_CMPX_CLASS_F32;
+    class 2 class64: V_CMP_CLASS_F64 V_CMPX_CLASS_F64;
+    class 1 class16: V_CMP_CLASS_F16 V_CMPX_CLASS_F16;
+}
+
+/// `v_readlane_b32`: `b` is a scalar operand.
+fn readlane(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+    let lane = e.s32(w, u.b) & 63;
+    w.s[u.d as usize & 127] = w.lane(u.a, lane as usize);
+    Ctl::Next
+}
+
+fn readfirstlane(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
+    let lane = w.exec().trailing_zeros() & 63;
+    w.s[u.d as usize & 127] = w.lane(u.a, lane as usize);
+    Ctl::Next
+}
+
+/// `v_writelane_b32`: both sources are scalar operands.
+fn writelane(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+    let (value, lane) = (e.s32(w, u.a), e.s32(w, u.b) & 63);
+    w.set_lane(u.d, lane as usize, value);
+    Ctl::Next
+}
+
+/// `v_mbcnt_lo`, `v_mbcnt_hi`: bits of the mask below the own lane.
+fn mbcnt(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
+    let exec = w.exec();
+    let high = u.extra != 0;
+    for lane in 0..64u32 {
+        if exec >> lane & 1 != 0 {
+            let below = if high { ((1u64 << lane) - 1) >> 32 } else { (1u64 << lane) - 1 } as u32;
+            let count = (w.lane(u.a, lane as usize) & below).count_ones();
+            let value = count.wrapping_add(w.lane(u.b, lane as usize));
+            w.set_lane(u.d, lane as usize, value);
+        }
+    }
+    Ctl::Next
+}
+
+fn swap(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
+    let exec = w.exec();
+    for k in 0..4 {
+        let (x, y, mask) = (w.chunk(u.a, k), w.chunk(u.d, k), Wave::exec_chunk(exec, k));
+        w.set_chunk(u.d, k, mask, x);
+        w.set_chunk(u.a, k, mask, y);
+    }
+    Ctl::Next
+}
+
+/// `v_permlane16_swap`, `v_permlane32_swap`: groups of `extra` lanes of the destination that are odd exchange with
+/// the even ones of the source.
+fn permlane_swap(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
+    let exec = w.exec();
+    let group = u.extra as usize;
+    let (old_d, old_s) = (*w.v(u.d), *w.v(u.a));
+    for lane in 0..64 {
+        if exec >> lane & 1 == 0 {
+            continue;
+        }
+        if lane & group != 0 {
+            w.set_lane(u.d, lane, old_s.get(lane - group));
+        } else {
+            w.set_lane(u.a, lane, old_d.get(lane + group));
+        }
+    }
+    Ctl::Next
+}
+
+/// `v_bitop3`: `extra` is the truth table.
+fn bitop3(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
+    let exec = w.exec();
+    let table = u.extra;
+    for k in 0..4 {
+        let (a, b, c) = (w.chunk(u.a, k), w.chunk(u.b, k), w.chunk(u.c, k));
+        let mut r = [0; 16];
+        for l in 0..16 {
+            for row in 0..8 {
+                let pick = |x: u32, bit: u32| if row & bit != 0 { x } else { !x };
+                if table & 1 << row != 0 {
+                    r[l] |= pick(a[l], 4) & pick(b[l], 2) & pick(c[l], 1);
+                }
+            }
+        }
+        w.set_chunk(u.d, k, Wave::exec_chunk(exec, k), r);
+    }
+    Ctl::Next
+}
+
+/// `v_pk_mov_b32`: two sources to two registers.
+fn pk_mov(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
+    let exec = w.exec();
+    for k in 0..4 {
+        let (x, y, mask) = (w.chunk(u.a, k), w.chunk(u.hi[0], k), Wave::exec_chunk(exec, k));
+        w.set_chunk(u.d, k, mask, x);
+        w.set_chunk(u.d + 1, k, mask, y);
+    }
+    Ctl::Next
+}
+
+fn nop(_: &mut Wave, _: &mut Env<'_>, _: &Uop) -> Ctl {
+    Ctl::Next
+}
+
+/// The handler of an integer, mask or lane instruction; some set `extra`.
+pub(crate) fn handler(op: Op, level: Level, extra: &mut u32) -> Option<Handler> {
+    let mut with = |value: u32, handler: Handler| {
+        *extra = value;
+        Some(handler)
+    };
+    match op {
+        Op::V_NOP | Op::V_CLREXCP => Some(nop),
+        Op::V_MAD_U64_U32 => with(0, mad64),
+        Op::V_MAD_I64_I32 => with(1, mad64),
+        Op::V_READLANE_B32 => Some(readlane),
+        Op::V_READFIRSTLANE_B32 => Some(readfirstlane),
+        Op::V_WRITELANE_B32 => Some(writelane),
+        Op::V_MBCNT_LO_U32_B32 => with(0, mbcnt),
+        Op::V_MBCNT_HI_U32_B32 => with(1, mbcnt),
+        Op::V_SWAP_B32 => Some(swap),
+        Op::V_PERMLANE16_SWAP_B32 => with(16, permlane_swap),
+        Op::V_PERMLANE32_SWAP_B32 => with(32, permlane_swap),
+        Op::V_BITOP3_B32 => Some(bitop3),
+        Op::V_PK_MOV_B32 => Some(pk_mov),
+        Op::V_CNDMASK_B32 => Some(super::lanes::select_handler(level)),
+        _ => int32(op, level)
+            .or_else(|| int16(op, level))
+            .or_else(|| int64(op, level))
+            .or_else(|| carries(op, level))
+            .or_else(|| compare(op, level)),
+    }
+}
+
+/// The M0 register.
+pub(crate) fn m0(w: &Wave) -> u32 {
+    w.s[M0]
+}

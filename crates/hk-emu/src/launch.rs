@@ -1,0 +1,583 @@
+//! Launches: limits, initial state, and the schedule of workgroups and waves.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+
+use hk_codeobj::{Arch, Kernel};
+
+use crate::counters::Counters;
+use crate::exec::mem::View;
+use crate::exec::{Ctl, Env};
+use crate::fault::{Fault, MemoryProblem, Problem, Site, Space};
+use crate::loader::Module;
+use crate::lower::{Program, Registers};
+use crate::memory::{Allocation, POISON};
+use crate::wave::{AGPR, Lanes, Status, Wave};
+
+/// What to launch over which grid with which arguments.
+#[derive(Debug, Clone, Copy)]
+pub struct Dispatch<'a> {
+    /// Workgroups in x, y, z.
+    pub grid: [u32; 3],
+    /// Threads of a workgroup in x, y, z.
+    pub block: [u32; 3],
+    /// Bytes of LDS beyond the kernel's static ones.
+    pub dynamic_lds: u32,
+    /// The explicit arguments, laid out as the kernel's metadata says. Hidden arguments are filled in.
+    pub args: &'a [u8],
+}
+
+/// What instructions can ask about their workgroup.
+pub(crate) struct GroupInfo {
+    pub id: [u32; 3],
+    pub linear: u64,
+    /// GPR_ALLOC: granules less one of vector registers.
+    pub gpr_alloc: u32,
+}
+
+/// Everything about a launch that does not change while it runs.
+pub(crate) struct Launch<'a> {
+    pub module: &'a Module,
+    pub kernel: &'a Kernel,
+    pub program: Arc<Program>,
+    pub memory: View<'a>,
+    pub budget: u64,
+    grid: [u32; 3],
+    block: [u32; 3],
+    lds_bytes: usize,
+    waves: u32,
+    user_sgprs: Vec<u32>,
+    scratch_stride: u32,
+    /// Workgroups in execution order are taken from here.
+    next: AtomicU64,
+    total: u64,
+    /// The lowest workgroup with a fault, and the fault.
+    fault_at: AtomicU64,
+    fault: Mutex<Option<(u64, Fault)>>,
+    counters: Mutex<Counters>,
+}
+
+/// Wave instructions that a workgroup runs before another one gets its turn.
+const SLICE: u64 = 1 << 22;
+/// Instructions of a wave before its workgroup's next wave gets its turn.
+const TURN: u64 = 1 << 16;
+/// Turns in a row in which every wave only slept, after which the workgroup gives way.
+const SLEEPY_TURNS: u32 = 4;
+/// Bytes of wave state that suspended workgroups of one thread may hold.
+const SUSPENDED_BYTES: usize = 512 << 20;
+/// Private memory per lane of kernels whose stack has no static bound.
+const DYNAMIC_STACK: u32 = 16 << 10;
+
+/// The kernel argument segment: explicit arguments, then hidden ones by their kind.
+pub(crate) fn kernarg(kernel: &Kernel, dispatch: &Dispatch<'_>) -> Result<Vec<u8>, Fault> {
+    let name = || kernel.name.clone();
+    if dispatch.args.len() != kernel.explicit_arg_bytes as usize {
+        return Err(Fault::Arguments {
+            kernel: name(),
+            what: format!(
+                "{} bytes of arguments were given, the kernel takes {}",
+                dispatch.args.len(),
+                kernel.explicit_arg_bytes
+            ),
+        });
+    }
+    let mut bytes = vec![0; (kernel.kernarg_size as usize).max(dispatch.args.len())];
+    bytes[..dispatch.args.len()].copy_from_slice(dispatch.args);
+    let dims = 1
+        + u64::from(dispatch.grid[1] * dispatch.block[1] > 1 || dispatch.grid[2] * dispatch.block[2] > 1)
+        + u64::from(dispatch.grid[2] * dispatch.block[2] > 1);
+    for arg in kernel.args.iter().filter(|arg| arg.hidden()) {
+        let value = match arg.kind.as_str() {
+            "hidden_block_count_x" => dispatch.grid[0].into(),
+            "hidden_block_count_y" => dispatch.grid[1].into(),
+            "hidden_block_count_z" => dispatch.grid[2].into(),
+            "hidden_group_size_x" => dispatch.block[0].into(),
+            "hidden_group_size_y" => dispatch.block[1].into(),
+            "hidden_group_size_z" => dispatch.block[2].into(),
+            "hidden_grid_dims" => dims,
+            "hidden_dynamic_lds_size" => dispatch.dynamic_lds.into(),
+            "hidden_private_base" => crate::exec::flat::PRIVATE_APERTURE.into(),
+            "hidden_shared_base" => crate::exec::flat::SHARED_APERTURE.into(),
+            // Whole workgroups only: no remainders. Offsets, host calls, heaps and queues do not exist.
+            _ => 0u64,
+        };
+        let (at, size) = (arg.offset as usize, (arg.size as usize).min(8));
+        let Some(target) = bytes.get_mut(at..at + size) else {
+            return Err(Fault::Arguments {
+                kernel: name(),
+                what: format!("hidden argument {} lies outside the argument segment", arg.kind),
+            });
+        };
+        target.copy_from_slice(&value.to_le_bytes()[..size]);
+    }
+    Ok(bytes)
+}
+
+/// The dispatch packet, as far as kernels read it.
+pub(crate) fn packet(kernel: &Kernel, dispatch: &Dispatch<'_>, lds: u32, kernarg: u64) -> [u8; 64] {
+    let mut bytes = [0; 64];
+    let mut put = |at: usize, data: &[u8]| bytes[at..at + data.len()].copy_from_slice(data);
+    for i in 0..3 {
+        put(4 + 2 * i, &(dispatch.block[i] as u16).to_le_bytes());
+        put(12 + 4 * i, &dispatch.grid[i].wrapping_mul(dispatch.block[i]).to_le_bytes());
+    }
+    put(24, &kernel.scratch_bytes.to_le_bytes());
+    put(28, &lds.to_le_bytes());
+    put(40, &kernarg.to_le_bytes());
+    bytes
+}
+
+/// Refuses what the target cannot run.
+pub(crate) fn check_limits(arch: Arch, kernel: &Kernel, dispatch: &Dispatch<'_>) -> Result<(), Fault> {
+    let limit = |what, requested: u64, limit: u64| {
+        if requested > limit {
+            Err(Fault::Limits { kernel: kernel.name.clone(), what, requested, limit })
+        } else {
+            Ok(())
+        }
+    };
+    let threads: u64 = dispatch.block.iter().map(|n| u64::from(*n)).product();
+    let lds = u64::from(kernel.lds_bytes) + u64::from(dispatch.dynamic_lds);
+    limit("LDS bytes per workgroup", lds, arch.lds_bytes().into())?;
+    limit("threads per workgroup", threads, arch.max_workgroup_threads().into())?;
+    limit("threads per workgroup (the kernel's own bound)", threads, kernel.max_threads.into())?;
+    for n in dispatch.block {
+        limit("threads per workgroup in one dimension", n.into(), 1024)?;
+    }
+    for (blocks, threads) in dispatch.grid.iter().zip(dispatch.block) {
+        limit(
+            "threads of the grid in one dimension",
+            u64::from(*blocks) * u64::from(threads),
+            u32::MAX.into(),
+        )?;
+    }
+    limit("vector registers", kernel.total_vgprs.into(), arch.simd_registers().into())?;
+    if let Some(required) = kernel.reqd_workgroup_size
+        && required != dispatch.block
+    {
+        return Err(Fault::Arguments {
+            kernel: kernel.name.clone(),
+            what: format!("launched with blocks of {:?} threads, compiled for {required:?}", dispatch.block),
+        });
+    }
+    if kernel.wave_size != arch.wave_size() {
+        return Err(Fault::Limits {
+            kernel: kernel.name.clone(),
+            what: "lanes of a wave",
+            requested: kernel.wave_size.into(),
+            limit: arch.wave_size().into(),
+        });
+    }
+    Ok(())
+}
+
+/// Registers that the kernel allocates.
+pub(crate) fn registers(kernel: &Kernel) -> Registers {
+    let d = &kernel.descriptor;
+    let vgprs = d.accum_offset.min(d.allocated_vgprs).min(256);
+    Registers { vgprs, agprs: d.allocated_vgprs.saturating_sub(d.accum_offset).min(256) }
+}
+
+/// What a launch is made of.
+pub(crate) struct Setup<'a> {
+    pub module: &'a Module,
+    pub kernel: &'a Kernel,
+    pub program: Arc<Program>,
+    pub memory: View<'a>,
+    pub budget: u64,
+    pub kernarg: &'a Allocation,
+    pub packet: &'a Allocation,
+}
+
+impl<'a> Launch<'a> {
+    pub fn new(setup: Setup<'a>, dispatch: &Dispatch<'_>) -> Launch<'a> {
+        let Setup { module, kernel, program, memory, budget, kernarg, packet } = setup;
+        let d = &kernel.descriptor;
+        let mut user_sgprs = vec![];
+        let mut push64 = |value: u64| user_sgprs.extend([value as u32, (value >> 32) as u32]);
+        if d.dispatch_ptr {
+            push64(packet.base);
+        }
+        if d.queue_ptr {
+            push64(0);
+        }
+        if d.kernarg_ptr {
+            push64(kernarg.base);
+        }
+        if d.dispatch_id {
+            push64(0);
+        }
+        let scratch_stride = kernel.scratch_bytes + if kernel.uses_dynamic_stack { DYNAMIC_STACK } else { 0 };
+        if d.private_segment_size {
+            user_sgprs.push(kernel.scratch_bytes);
+        }
+        for i in 0..usize::from(d.kernarg_preload_dwords) {
+            let at = 4 * (usize::from(d.kernarg_preload_offset) + i);
+            let mut word = [0; 4];
+            kernarg.read_bytes(at, &mut word);
+            user_sgprs.push(u32::from_le_bytes(word));
+        }
+        user_sgprs.resize(usize::from(d.user_sgprs), 0);
+        let threads = dispatch.block.iter().product::<u32>();
+        Launch {
+            module,
+            kernel,
+            program,
+            memory,
+            budget,
+            grid: dispatch.grid,
+            block: dispatch.block,
+            lds_bytes: (kernel.lds_bytes + dispatch.dynamic_lds) as usize,
+            waves: threads.div_ceil(64),
+            user_sgprs,
+            scratch_stride,
+            next: AtomicU64::new(0),
+            total: dispatch.grid.iter().map(|n| u64::from(*n)).product(),
+            fault_at: AtomicU64::new(u64::MAX),
+            fault: Mutex::new(None),
+            counters: Mutex::default(),
+        }
+    }
+
+    /// Runs every workgroup, on the threads of `pool` where that cannot change the result.
+    pub fn run(self, pool: Option<&rayon::ThreadPool>) -> Result<Counters, Fault> {
+        let threads = pool.map_or(1, rayon::ThreadPool::current_num_threads).min(self.total as usize).max(1);
+        match pool {
+            Some(pool) if threads > 1 && self.program.parallel && self.total > 1 => pool.scope(|scope| {
+                for _ in 0..threads {
+                    scope.spawn(|_| Worker::new(&self).run());
+                }
+            }),
+            _ => Worker::new(&self).run(),
+        }
+        let fault = self.fault.into_inner().unwrap_or_else(|e| e.into_inner());
+        if let Some((_, fault)) = fault {
+            return Err(fault);
+        }
+        let mut counters = self.counters.into_inner().unwrap_or_else(|e| e.into_inner());
+        if let Some((read, written)) = self.memory.footprint() {
+            counters.distinct_read_bytes = Some(read);
+            counters.distinct_written_bytes = Some(written);
+        }
+        Ok(counters)
+    }
+
+    fn report(&self, linear: u64, group: [u32; 3], wave: &Wave, problem: Problem) {
+        let program = &self.program;
+        let pc = program.address(wave.pc);
+        let site = Box::new(Site {
+            kernel: self.kernel.name.clone(),
+            pc,
+            instruction: program.text(wave.pc),
+            source: self.module.source_line(pc),
+            workgroup: group,
+            wave: wave.index,
+        });
+        let fault = match problem {
+            Problem::Memory { space, access, address, bytes, lane } => {
+                let near = (space == Space::Global).then(|| self.memory_near(address, bytes));
+                let problem = near.as_ref().map_or(MemoryProblem::OutOfBounds, |(problem, _)| *problem);
+                let near = near.map(|(_, near)| near);
+                Fault::Memory { site, problem, access, space, address, bytes, lane, near }
+            }
+            Problem::Unknown(error) => Fault::UnknownInstruction { site, error },
+            Problem::NoSemantics { name, why } => Fault::NoSemantics { site, name, why },
+            Problem::Unsupported { what } => {
+                Fault::NoSemantics { site, name: program.mnemonic(wave.pc), why: what }
+            }
+            Problem::Register { register, limit } => Fault::Register { site, register, limit },
+            Problem::RegisterIndex { register, index } => {
+                Fault::Register { site, register: format!("{register}{index}"), limit: 102 }
+            }
+            Problem::HardwareRegister { id } => {
+                Fault::NoSemantics { site, name: format!("hardware register {id}"), why: "not emulated" }
+            }
+            Problem::WildJump { address } => Fault::WildJump { site, address },
+            Problem::Trap { id } => Fault::Trap { site, id },
+            Problem::Budget { limit } => Fault::Budget { site, limit },
+        };
+        let mut slot = self.fault.lock().unwrap_or_else(|e| e.into_inner());
+        if slot.as_ref().is_none_or(|(at, _)| linear < *at) {
+            *slot = Some((linear, fault));
+            self.fault_at.fetch_min(linear, Relaxed);
+        }
+    }
+
+    /// What is wrong with an access to global memory, and what lies near it.
+    fn memory_near(&self, address: u64, bytes: u32) -> (MemoryProblem, crate::memory::Near) {
+        let mut hint = u32::MAX;
+        let problem = match self.memory.find(address, bytes.into(), &mut hint) {
+            Some((allocation, _)) if !allocation.writable => MemoryProblem::ReadOnly,
+            Some(_) => MemoryProblem::Misaligned,
+            None => MemoryProblem::OutOfBounds,
+        };
+        let near = self.module.memory().near(address);
+        let problem = match &near {
+            crate::memory::Near::Allocation { freed: true, offset, size, .. }
+                if problem == MemoryProblem::OutOfBounds && *offset >= 0 && (*offset as u64) < *size =>
+            {
+                MemoryProblem::UseAfterFree
+            }
+            _ => problem,
+        };
+        (problem, near)
+    }
+}
+
+/// A workgroup in execution.
+struct Group {
+    info: GroupInfo,
+    waves: Vec<Wave>,
+    lds: Vec<u8>,
+}
+
+/// How a workgroup's time ended.
+enum Outcome {
+    Finished,
+    Suspended,
+    Faulted(usize, Problem),
+}
+
+/// One host thread of a launch.
+struct Worker<'l, 'a> {
+    launch: &'l Launch<'a>,
+    hits: Vec<u64>,
+    hints: Vec<u32>,
+    counters: Counters,
+    spare_waves: Vec<Wave>,
+    spare_lds: Vec<Vec<u8>>,
+}
+
+impl<'l, 'a> Worker<'l, 'a> {
+    fn new(launch: &'l Launch<'a>) -> Worker<'l, 'a> {
+        let n = launch.program.uops.len();
+        Worker {
+            launch,
+            hits: vec![0; n],
+            hints: vec![0; n],
+            counters: Counters::default(),
+            spare_waves: vec![],
+            spare_lds: vec![],
+        }
+    }
+
+    fn run(mut self) {
+        let launch = self.launch;
+        let mut suspended: VecDeque<Group> = VecDeque::new();
+        let wave_bytes = 1 << 18;
+        let room = (SUSPENDED_BYTES / (launch.waves as usize * wave_bytes).max(1)).max(2);
+        loop {
+            // New workgroups go before suspended ones: those wait for something.
+            let fresh = if suspended.len() < room { launch.next.fetch_add(1, Relaxed) } else { u64::MAX };
+            let mut group = if fresh < launch.total && fresh <= launch.fault_at.load(Relaxed) {
+                self.start(fresh)
+            } else if let Some(group) = suspended.pop_front() {
+                group
+            } else {
+                break;
+            };
+            if group.info.linear > launch.fault_at.load(Relaxed) {
+                continue;
+            }
+            match self.advance(&mut group) {
+                Outcome::Finished => self.retire(group),
+                Outcome::Suspended => suspended.push_back(group),
+                Outcome::Faulted(wave, problem) => {
+                    if let Some(wave) = group.waves.get(wave) {
+                        launch.report(group.info.linear, group.info.id, wave, problem);
+                    }
+                }
+            }
+        }
+        for (hits, class) in self.hits.iter().zip(&launch.program.classes) {
+            self.counters.add_class(*class, *hits);
+        }
+        *launch.counters.lock().unwrap_or_else(|e| e.into_inner()) += self.counters;
+    }
+
+    fn start(&mut self, linear: u64) -> Group {
+        let launch = self.launch;
+        let [gx, gy] = [u64::from(launch.grid[0]), u64::from(launch.grid[1])];
+        let id = [(linear % gx) as u32, (linear / gx % gy) as u32, (linear / gx / gy) as u32];
+        let granules = launch.kernel.descriptor.allocated_vgprs.div_ceil(8).saturating_sub(1);
+        let info = GroupInfo { id, linear, gpr_alloc: granules << 8 };
+        let mut lds = self.spare_lds.pop().unwrap_or_default();
+        lds.clear();
+        let poison = POISON.to_le_bytes();
+        lds.resize(launch.lds_bytes, 0);
+        for chunk in lds.chunks_mut(4) {
+            chunk.copy_from_slice(&poison[..chunk.len()]);
+        }
+        let waves = (0..launch.waves)
+            .map(|index| {
+                let mut wave = self.spare_waves.pop().unwrap_or_else(Wave::new);
+                launch.initialise(&mut wave, index, id);
+                wave
+            })
+            .collect();
+        self.counters.workgroups += 1;
+        self.counters.waves += u64::from(launch.waves);
+        Group { info, waves, lds }
+    }
+
+    fn retire(&mut self, group: Group) {
+        self.spare_waves.extend(group.waves);
+        self.spare_lds.push(group.lds);
+    }
+
+    /// Runs the waves of a workgroup in turn until all have ended or its slice is used up.
+    fn advance(&mut self, group: &mut Group) -> Outcome {
+        let launch = self.launch;
+        let program = &*launch.program;
+        let mut env = Env {
+            program,
+            memory: &launch.memory,
+            lds: &mut group.lds,
+            group: &group.info,
+            hits: &mut self.hits,
+            hints: &mut self.hints,
+            read_bytes: 0,
+            written_bytes: 0,
+            problem: None,
+        };
+        let start: u64 = group.waves.iter().map(|w| w.executed).sum();
+        let mut sleepy = 0;
+        let outcome = 'run: loop {
+            let mut progress = false;
+            for i in 0..group.waves.len() {
+                let wave = &mut group.waves[i];
+                if wave.status != Status::Ready {
+                    continue;
+                }
+                match run_wave(wave, &mut env, launch.budget) {
+                    Ctl::Barrier => {
+                        wave.status = Status::AtBarrier;
+                        progress = true;
+                    }
+                    Ctl::End => {
+                        wave.status = Status::Ended;
+                        progress = true;
+                    }
+                    Ctl::Sleep => {}
+                    Ctl::Next | Ctl::Jump => progress = true,
+                    Ctl::Fault => {
+                        let problem = env.problem.take();
+                        break 'run Outcome::Faulted(i, problem.map_or(Problem::Trap { id: 0 }, |p| *p));
+                    }
+                }
+            }
+            if group.waves.iter().all(|w| w.status != Status::Ready) {
+                // Ended waves count as arrived.
+                let mut waiting = false;
+                for wave in &mut group.waves {
+                    if wave.status == Status::AtBarrier {
+                        wave.status = Status::Ready;
+                        waiting = true;
+                    }
+                }
+                if !waiting {
+                    break Outcome::Finished;
+                }
+            }
+            sleepy = if progress { 0 } else { sleepy + 1 };
+            let used = group.waves.iter().map(|w| w.executed).sum::<u64>() - start;
+            if used > SLICE || sleepy > SLEEPY_TURNS {
+                break Outcome::Suspended;
+            }
+        };
+        self.counters.global_read_bytes += env.read_bytes;
+        self.counters.global_written_bytes += env.written_bytes;
+        outcome
+    }
+}
+
+/// Runs a wave until it stops for a reason or its turn is over (`Next`).
+fn run_wave(w: &mut Wave, e: &mut Env<'_>, budget: u64) -> Ctl {
+    let uops = &e.program.uops[..];
+    let end = budget.min(w.executed + TURN);
+    loop {
+        let Some(u) = uops.get(w.pc as usize) else {
+            return e.fault(Problem::WildJump { address: u64::from(w.pc) });
+        };
+        if let Some(hits) = e.hits.get_mut(w.pc as usize) {
+            *hits += 1;
+        }
+        w.executed += 1;
+        // SAFETY: handlers come from the tables of the program's level, which the host was checked to have.
+        match unsafe { (u.run)(w, e, u) } {
+            Ctl::Next => w.pc += 1,
+            Ctl::Jump => {}
+            Ctl::Fault => return Ctl::Fault,
+            stop => {
+                w.pc += 1;
+                return stop;
+            }
+        }
+        if w.executed >= end {
+            return if w.executed >= budget { e.fault(Problem::Budget { limit: budget }) } else { Ctl::Next };
+        }
+    }
+}
+
+impl Launch<'_> {
+    /// The state in which the hardware starts a wave; what it leaves undefined is poison.
+    fn initialise(&self, w: &mut Wave, index: u32, id: [u32; 3]) {
+        let d = &self.kernel.descriptor;
+        let registers = registers(self.kernel);
+        for n in 0..registers.vgprs {
+            *w.v_mut(n as u16) = Lanes::splat(POISON);
+        }
+        for n in 0..registers.agprs {
+            *w.v_mut(AGPR + n as u16) = Lanes::splat(POISON);
+        }
+        self.program.place_constants(w);
+        w.s = [POISON; 128];
+        w.scc = false;
+        w.index = index;
+        w.executed = 0;
+        w.status = Status::Ready;
+        w.pc = self.program.entry();
+        let threads = self.block.iter().product::<u32>();
+        let alive = (threads - 64 * index).min(64);
+        w.set_exec(if alive == 64 { !0 } else { (1 << alive) - 1 });
+        let mut packed = Lanes::ZERO;
+        for lane in 0..64 {
+            let thread = 64 * index + lane;
+            let (x, y) = (thread % self.block[0], thread / self.block[0] % self.block[1]);
+            let z = thread / self.block[0] / self.block[1];
+            packed.set(lane as usize, x | y << 10 | z << 20);
+        }
+        *w.v_mut(0) = packed;
+        let mut s = 0;
+        let mut push = |value: u32| {
+            w.s[s & 127] = value;
+            s += 1;
+        };
+        for value in &self.user_sgprs {
+            push(*value);
+        }
+        for (enabled, value) in d.workgroup_id.iter().zip(id) {
+            if *enabled {
+                push(value);
+            }
+        }
+        if d.workgroup_info {
+            push(0);
+        }
+        let mode = u32::from(d.round_f32)
+            | u32::from(d.round_f16_f64) << 2
+            | u32::from(d.denorm_f32) << 4
+            | u32::from(d.denorm_f16_f64) << 6
+            | u32::from(d.dx10_clamp) << 8
+            | u32::from(d.ieee) << 9
+            | u32::from(d.fp16_ovfl) << 23;
+        w.set_mode(mode);
+        let scratch = 64 * self.scratch_stride as usize;
+        w.scratch.clear();
+        if scratch != 0 {
+            w.scratch.resize(scratch, 0xFA);
+        }
+        w.scratch_stride = self.scratch_stride;
+    }
+}

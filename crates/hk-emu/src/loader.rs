@@ -1,0 +1,153 @@
+//! Code objects in device memory.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use hk_codeobj::{Arch, CodeObject, ParseError, RelocationKind};
+
+use crate::exec::Level;
+use crate::lower::{Code, Program, Registers, Text, lower};
+use crate::memory::{Allocation, Memory, MemoryError};
+
+/// Why a code object cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// It is no valid code object.
+    #[error(transparent)]
+    Parse(#[from] ParseError),
+    /// It is for another target.
+    #[error("the code object is for {object}, the device is {device}")]
+    Arch {
+        /// Target of the code object.
+        object: Arch,
+        /// Target of the machine.
+        device: Arch,
+    },
+    /// A segment or relocation that cannot be placed.
+    #[error("the code object cannot be mapped: {0}")]
+    Map(String),
+    /// No memory for its segments.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+}
+
+/// Largest span of addresses that the segments of one object may cover.
+const MAX_SPAN: u64 = 1 << 32;
+
+/// A loaded code object. Its memory is freed with the last reference.
+pub struct Module {
+    pub(crate) object: CodeObject,
+    pub(crate) text: Text,
+    memory: Arc<Memory>,
+    segments: Vec<u64>,
+    /// The file, for line tables.
+    image: Vec<u8>,
+    programs: Mutex<HashMap<u64, Arc<OnceLock<Arc<Program>>>>>,
+}
+
+impl Module {
+    pub(crate) fn load(memory: &Arc<Memory>, arch: Arch, image: &[u8]) -> Result<Module, LoadError> {
+        let object = CodeObject::parse(image)?;
+        if object.arch != arch {
+            return Err(LoadError::Arch { object: object.arch, device: arch });
+        }
+        let map_error = |what: String| LoadError::Map(what);
+        let span = object
+            .segments
+            .iter()
+            .map(|s| s.vaddr.checked_add(s.mem_size))
+            .try_fold(0, |span, end| end.map(|end: u64| span.max(end)))
+            .filter(|span| *span <= MAX_SPAN)
+            .ok_or_else(|| map_error("its segments span more than 4 GiB".to_owned()))?;
+        // One reservation keeps the distances between segments; each segment is an allocation of its own in it.
+        let base = memory.reserve_span(span.max(1), 4096)?;
+        let mut allocations: Vec<Arc<Allocation>> = vec![];
+        let mut text = Text { base, segments: vec![] };
+        for segment in &object.segments {
+            let bytes = image
+                .get(segment.file.clone())
+                .filter(|bytes| bytes.len() as u64 <= segment.mem_size)
+                .ok_or_else(|| map_error(format!("segment at {:#x} has no such bytes", segment.vaddr)))?;
+            let label = if segment.executable { "code" } else { "constants and globals" };
+            let allocation = memory.place(base + segment.vaddr, segment.mem_size, label, segment.writable)?;
+            allocation.zero();
+            allocation.write_bytes(0, bytes);
+            allocations.push(allocation);
+        }
+        for relocation in &object.relocations {
+            let RelocationKind::Relative64 { addend } = relocation.kind else {
+                return Err(map_error(format!("unknown relocation at {:#x}", relocation.vaddr)));
+            };
+            let value = base.wrapping_add_signed(addend).to_le_bytes();
+            let address = base.wrapping_add(relocation.vaddr);
+            let target = allocations.iter().find_map(|a| Some((a, a.offset(address, 8)?)));
+            let (allocation, offset) = target.ok_or_else(|| {
+                map_error(format!("relocation at {:#x} is in no segment", relocation.vaddr))
+            })?;
+            allocation.write_bytes(offset, &value);
+        }
+        for (segment, allocation) in object.segments.iter().zip(&allocations) {
+            if segment.executable {
+                let mut bytes = vec![0; allocation.size as usize & !3];
+                allocation.read_bytes(0, &mut bytes);
+                let words = bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
+                text.segments.push(Code { vaddr: segment.vaddr, words });
+            }
+        }
+        let segments = allocations.iter().map(|a| a.base).collect();
+        for allocation in allocations {
+            memory.insert(allocation);
+        }
+        Ok(Module {
+            object,
+            text,
+            memory: memory.clone(),
+            segments,
+            image: image.to_vec(),
+            programs: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// What the code object says about its kernels.
+    pub fn code_object(&self) -> &CodeObject {
+        &self.object
+    }
+
+    /// The program at an entry point, lowered at the first request.
+    pub(crate) fn program(&self, level: Level, entry: u64, registers: Registers) -> Arc<Program> {
+        let cell = {
+            let mut programs = self.programs.lock().unwrap_or_else(|e| e.into_inner());
+            programs.entry(entry).or_default().clone()
+        };
+        cell.get_or_init(|| Arc::new(lower(&self.text, self.object.arch, level, entry, registers))).clone()
+    }
+
+    /// `file:line` of a virtual address of the code object, from its line table.
+    pub(crate) fn source_line(&self, vaddr: u64) -> Option<String> {
+        use object::{Object, ObjectSection};
+        let file = object::File::parse(&*self.image).ok()?;
+        let load =
+            |id: gimli::SectionId| -> Result<gimli::EndianArcSlice<gimli::LittleEndian>, gimli::Error> {
+                let data = file.section_by_name(id.name()).and_then(|s| s.data().ok()).unwrap_or(&[]);
+                Ok(gimli::EndianArcSlice::new(Arc::from(data), gimli::LittleEndian))
+            };
+        let dwarf = gimli::Dwarf::load(load).ok()?;
+        let context = addr2line::Context::from_dwarf(dwarf).ok()?;
+        let location = context.find_location(vaddr).ok()??;
+        Some(format!("{}:{}", location.file?, location.line?))
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        for base in &self.segments {
+            // Each was inserted once and nobody else frees it.
+            let _ = self.memory.free(*base);
+        }
+    }
+}

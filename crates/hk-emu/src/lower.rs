@@ -1,0 +1,1026 @@
+//! Instructions to [`Uop`]s: what is reachable from a kernel's entry is decoded and resolved once.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use hk_codeobj::Arch;
+
+use crate::counters::Class;
+use crate::exec::prep::{DWORD, DppTable, Fixup, Post, Prep, fixed, selects};
+use crate::exec::{Ctl, Env, Handler, Level, Uop, ds, flat, mfma, mubuf, salu, smem, valu, vfloat, vop3p};
+use crate::fault::Problem;
+use crate::isa::{self, DecodeError, Encoding, Inst, Op, Operand};
+use crate::wave::{AGPR, CONSTANTS, Lanes, SLOTS, TEMP, TEMP_DST, Wave};
+
+/// Where code is: a run of words at a virtual address of the object, loaded at `base + vaddr`.
+pub(crate) struct Code {
+    pub vaddr: u64,
+    pub words: Vec<u32>,
+}
+
+/// The code of a module.
+pub(crate) struct Text {
+    pub base: u64,
+    pub segments: Vec<Code>,
+}
+
+impl Text {
+    /// The words from `vaddr` to the end of its segment.
+    fn at(&self, vaddr: u64) -> Option<&[u32]> {
+        self.segments.iter().find_map(|code| {
+            let offset = vaddr.checked_sub(code.vaddr)?;
+            (offset % 4 == 0).then_some(())?;
+            code.words.get(usize::try_from(offset / 4).ok()?..).filter(|words| !words.is_empty())
+        })
+    }
+}
+
+/// Registers that a kernel may use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Registers {
+    pub vgprs: u32,
+    pub agprs: u32,
+}
+
+/// A lowered kernel.
+pub(crate) struct Program {
+    /// Differs between programs; never 0.
+    pub id: u64,
+    pub uops: Vec<Uop>,
+    pub classes: Vec<Class>,
+    pub fixups: Vec<Fixup>,
+    /// FNUZ 8-bit floats (gfx942), else OCP.
+    pub fnuz: bool,
+    /// Workgroups may run in any order at the same time without changing the result.
+    pub parallel: bool,
+    entry: u32,
+    /// Decoded instructions, or why not, and their virtual addresses.
+    insts: Vec<Result<Inst, DecodeError>>,
+    addresses: Vec<u64>,
+    index: HashMap<u64, u32>,
+    base: u64,
+    scalars: Vec<u32>,
+    vectors: Vec<u32>,
+    /// Instructions that report when they are reached.
+    problems: HashMap<u32, Problem>,
+}
+
+impl Program {
+    pub fn entry(&self) -> u32 {
+        self.entry
+    }
+
+    #[inline(always)]
+    pub fn scalar(&self, code: u16) -> u32 {
+        self.scalars.get(usize::from(code).wrapping_sub(128)).copied().unwrap_or(0)
+    }
+
+    /// The instruction at a device address.
+    pub fn index_of(&self, address: u64) -> Option<u32> {
+        self.index.get(&address.wrapping_sub(self.base)).copied()
+    }
+
+    /// The device address after an instruction.
+    pub fn next_address(&self, index: u32) -> u64 {
+        let i = index as usize;
+        let size = self.insts[i].as_ref().map_or(4, |inst| u64::from(inst.size));
+        self.base.wrapping_add(self.addresses[i]).wrapping_add(size)
+    }
+
+    /// Virtual address of an instruction in the code object.
+    pub fn address(&self, index: u32) -> u64 {
+        self.addresses.get(index as usize).copied().unwrap_or(0)
+    }
+
+    pub fn mnemonic(&self, index: u32) -> String {
+        match self.insts.get(index as usize) {
+            Some(Ok(inst)) => inst.op.mnemonic(),
+            _ => "?".to_owned(),
+        }
+    }
+
+    /// The instruction as LLVM prints it.
+    pub fn text(&self, index: u32) -> String {
+        match self.insts.get(index as usize) {
+            Some(Ok(inst)) => isa::display(inst).to_string(),
+            Some(Err(error)) => error.to_string(),
+            None => "?".to_owned(),
+        }
+    }
+
+    /// Puts the program's constants into the slots of a wave.
+    pub fn place_constants(&self, w: &mut Wave) {
+        if w.constants_of != self.id {
+            for (i, value) in self.vectors.iter().enumerate() {
+                *w.v_mut(CONSTANTS + i as u16) = Lanes::splat(*value);
+            }
+            w.constants_of = self.id;
+        }
+    }
+}
+
+/// Reports the problem noted for an instruction.
+fn report(_: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+    let problem = e.program.problems.get(&u.index).cloned();
+    e.fault(problem.unwrap_or(Problem::WildJump { address: 0 }))
+}
+
+fn branch_target(inst: &Inst, vaddr: u64) -> Option<u64> {
+    use Op::*;
+    matches!(
+        inst.op,
+        S_BRANCH
+            | S_CBRANCH_SCC0
+            | S_CBRANCH_SCC1
+            | S_CBRANCH_VCCZ
+            | S_CBRANCH_VCCNZ
+            | S_CBRANCH_EXECZ
+            | S_CBRANCH_EXECNZ
+            | S_CBRANCH_CDBGSYS
+            | S_CBRANCH_CDBGUSER
+            | S_CBRANCH_CDBGSYS_OR_USER
+            | S_CBRANCH_CDBGSYS_AND_USER
+            | S_CALL_B64
+    )
+    .then(|| vaddr.wrapping_add(4).wrapping_add_signed(i64::from(inst.imm as u16 as i16) * 4))
+}
+
+fn ends_flow(op: Op) -> bool {
+    use Op::*;
+    matches!(
+        op,
+        S_BRANCH
+            | S_ENDPGM
+            | S_SETPC_B64
+            | S_SWAPPC_B64
+            | S_RFE_B64
+            | S_ENDPGM_SAVED
+            | S_ENDPGM_ORDERED_PS_DONE
+    )
+}
+
+/// Decodes from `vaddr` on; anything wrong becomes an instruction that reports it.
+fn decode_at(text: &Text, arch: Arch, vaddr: u64) -> Result<Inst, DecodeError> {
+    isa::decode(arch, text.at(vaddr).unwrap_or(&[]))
+}
+
+/// Every instruction reachable from the entry; with indirect jumps, everything that decodes in the code.
+fn reach(text: &Text, arch: Arch, entry: u64) -> BTreeMap<u64, Result<Inst, DecodeError>> {
+    let mut found = BTreeMap::new();
+    let mut work = vec![entry];
+    let mut indirect = false;
+    while let Some(mut at) = work.pop() {
+        while !found.contains_key(&at) {
+            let inst = decode_at(text, arch, at);
+            found.insert(at, inst);
+            let Ok(inst) = inst else { break };
+            indirect |= matches!(inst.op, Op::S_SETPC_B64 | Op::S_SWAPPC_B64);
+            work.extend(branch_target(&inst, at));
+            if inst.op == Op::S_SWAPPC_B64 {
+                work.push(at + u64::from(inst.size));
+            }
+            if ends_flow(inst.op) {
+                break;
+            }
+            at += u64::from(inst.size);
+        }
+    }
+    if indirect {
+        for code in &text.segments {
+            let end = code.vaddr + 4 * code.words.len() as u64;
+            let mut at = code.vaddr;
+            while at < end {
+                let inst = *found.entry(at).or_insert_with(|| decode_at(text, arch, at));
+                at += inst.map_or(4, |inst| u64::from(inst.size));
+            }
+        }
+    }
+    found
+}
+
+/// Lowers the kernel at `entry`.
+pub(crate) fn lower(text: &Text, arch: Arch, level: Level, entry: u64, registers: Registers) -> Program {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let found = reach(text, arch, entry);
+    let mut program = Program {
+        id: NEXT.fetch_add(1, Relaxed),
+        uops: Vec::with_capacity(found.len()),
+        classes: Vec::with_capacity(found.len()),
+        fixups: vec![],
+        fnuz: arch == Arch::Gfx942,
+        parallel: true,
+        entry: 0,
+        insts: vec![],
+        addresses: vec![],
+        index: HashMap::with_capacity(found.len()),
+        base: text.base,
+        scalars: vec![],
+        vectors: vec![],
+        problems: HashMap::new(),
+    };
+    // Addresses first: branches need the indices. Where the next instruction is missing, a guard reports it.
+    let mut order = vec![];
+    let mut iter = found.iter().peekable();
+    while let Some((&at, &inst)) = iter.next() {
+        program.index.insert(at, order.len() as u32);
+        order.push((at, inst));
+        let next = at + inst.map_or(4, |inst| u64::from(inst.size));
+        let stops = inst.map_or(true, |inst| ends_flow(inst.op));
+        if !stops && iter.peek().is_none_or(|(following, _)| **following != next) {
+            order.push((next, Err(DecodeError::Truncated)));
+        }
+    }
+    program.insts = order.iter().map(|(_, inst)| *inst).collect();
+    program.addresses = order.iter().map(|(at, _)| *at).collect();
+    program.entry = program.index.get(&entry).copied().unwrap_or(0);
+    let mut lowering =
+        Lowering { program, level, registers, scalar_index: HashMap::new(), vector_index: HashMap::new() };
+    for (i, (at, inst)) in order.iter().enumerate() {
+        let index = i as u32;
+        let (uop, class) = match inst {
+            Err(error) => (Err(Problem::Unknown(*error)), Class::Other),
+            Ok(inst) => (lowering.instruction(inst, *at, index), class(inst)),
+        };
+        let uop = uop.unwrap_or_else(|problem| {
+            lowering.program.problems.insert(index, problem);
+            Uop { run: report, index, ..blank() }
+        });
+        lowering.program.uops.push(uop);
+        lowering.program.classes.push(class);
+    }
+    lowering.program
+}
+
+fn blank() -> Uop {
+    Uop {
+        run: report,
+        inner: report,
+        d: 0,
+        a: 0,
+        b: 0,
+        c: 0,
+        mask_out: 0,
+        mask_in: 0,
+        hi: [0; 3],
+        imm: 0,
+        index: 0,
+        extra: 0,
+        fixup: u32::MAX,
+    }
+}
+
+fn class(inst: &Inst) -> Class {
+    let name = inst.op.info().name;
+    match inst.encoding {
+        Encoding::Sopp => {
+            if name.contains("BRANCH") {
+                Class::Branch
+            } else {
+                Class::Other
+            }
+        }
+        Encoding::Sop1 | Encoding::Sop2 | Encoding::Sopk | Encoding::Sopc => {
+            if matches!(inst.op, Op::S_SETPC_B64 | Op::S_SWAPPC_B64 | Op::S_CALL_B64) {
+                Class::Branch
+            } else {
+                Class::Salu
+            }
+        }
+        Encoding::Smem => Class::Smem,
+        Encoding::Ds => Class::Lds,
+        Encoding::Vop1 | Encoding::Vop2 | Encoding::Vopc | Encoding::Vop3 | Encoding::Vop3p => {
+            if inst.op.is_mfma() { Class::Mfma } else { Class::Valu }
+        }
+        Encoding::Flat | Encoding::Global | Encoding::Scratch | Encoding::Mubuf | Encoding::Mtbuf => {
+            if matches!(inst.op, Op::BUFFER_WBL2 | Op::BUFFER_INV) {
+                Class::Other
+            } else if name.contains("_LOAD") || inst.dst != Operand::None {
+                Class::VmemLoad
+            } else {
+                Class::VmemStore
+            }
+        }
+    }
+}
+
+/// The type of an instruction's modifiers, from the end of its name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Word,
+    Half,
+    Double,
+}
+
+fn kind(op: Op) -> Kind {
+    let name = op.info().name;
+    if name.ends_with("_F16") || name.ends_with("16") && !name.ends_with("BF16") {
+        Kind::Half
+    } else if name.ends_with("_F64") {
+        Kind::Double
+    } else {
+        Kind::Word
+    }
+}
+
+/// The result's type decides how CLAMP and OMOD work: 16, 32 or 64 bits of float, or 0 for an integer.
+fn result_bits(op: Op) -> u8 {
+    let name = op.info().name;
+    let ty = |t: &str| match t {
+        "F16" => 16,
+        "F32" => 32,
+        "F64" => 64,
+        _ => 0,
+    };
+    if let Some(rest) = name.strip_prefix("V_CVT_") {
+        return rest.split('_').find(|t| !matches!(*t, "PK" | "SR" | "PKRTZ")).map_or(0, ty);
+    }
+    name.rsplit('_').next().map_or(0, ty)
+}
+
+/// 16-bit instructions that can select halves and that keep the other half of the destination.
+fn selects_halves(op: Op) -> bool {
+    use Op::*;
+    matches!(
+        op,
+        V_MAD_F16
+            | V_MAD_U16
+            | V_MAD_I16
+            | V_FMA_F16
+            | V_DIV_FIXUP_F16
+            | V_MIN3_F16
+            | V_MIN3_I16
+            | V_MIN3_U16
+            | V_MAX3_F16
+            | V_MAX3_I16
+            | V_MAX3_U16
+            | V_MED3_F16
+            | V_MED3_I16
+            | V_MED3_U16
+            | V_ADD_I16
+            | V_SUB_I16
+    )
+}
+
+/// Instructions whose sources may have halves selected, the destination being whole.
+fn selects_source_halves(op: Op) -> bool {
+    use Op::*;
+    matches!(op, V_PACK_B32_F16 | V_MAD_U32_U16 | V_MAD_I32_I16 | V_CVT_PKNORM_I16_F16 | V_CVT_PKNORM_U16_F16)
+}
+
+struct Lowering {
+    program: Program,
+    level: Level,
+    registers: Registers,
+    scalar_index: HashMap<[u32; 2], u16>,
+    vector_index: HashMap<[u32; 2], u16>,
+}
+
+/// The value of an inline constant as a 32-bit operand.
+fn inline32(code: u8) -> u32 {
+    match code {
+        128 => 0,
+        129..=192 => u32::from(code) - 128,
+        193..=208 => 192u32.wrapping_sub(code.into()),
+        240 => 0.5f32.to_bits(),
+        241 => (-0.5f32).to_bits(),
+        242 => 1f32.to_bits(),
+        243 => (-1f32).to_bits(),
+        244 => 2f32.to_bits(),
+        245 => (-2f32).to_bits(),
+        246 => 4f32.to_bits(),
+        247 => (-4f32).to_bits(),
+        _ => 0x3E22_F983,
+    }
+}
+
+fn inline64(code: u8) -> u64 {
+    match code {
+        0..=192 => inline32(code).into(),
+        193..=208 => i64::from(inline32(code) as i32) as u64,
+        248.. => 0x3FC4_5F30_6DC9_C882,
+        _ => f64::from(f32::from_bits(inline32(code))).to_bits(),
+    }
+}
+
+fn inline16(code: u8) -> u32 {
+    match code {
+        0..=208 => inline32(code) & 0xFFFF,
+        248.. => 0x3118,
+        _ => {
+            let x = f32::from_bits(inline32(code));
+            crate::exec::float::f32_to_f16(x)
+        }
+    }
+}
+
+impl Lowering {
+    /// The operand code of a scalar constant; 64-bit constants take two.
+    fn scalar_constant(&mut self, value: [u32; 2]) -> Result<u16, Problem> {
+        if let Some(code) = self.scalar_index.get(&value) {
+            return Ok(*code);
+        }
+        let code = u16::try_from(128 + self.program.scalars.len())
+            .map_err(|_| Problem::Unsupported { what: "more than 65000 different scalar constants" })?;
+        self.program.scalars.extend(value);
+        self.scalar_index.insert(value, code);
+        Ok(code)
+    }
+
+    /// The slots of a vector constant, if there is room.
+    fn vector_constant(&mut self, value: [u32; 2]) -> Option<u16> {
+        if let Some(slot) = self.vector_index.get(&value) {
+            return Some(*slot);
+        }
+        let slot = usize::from(CONSTANTS) + self.program.vectors.len();
+        if slot + 2 > SLOTS {
+            return None;
+        }
+        self.program.vectors.extend(value);
+        self.vector_index.insert(value, slot as u16);
+        Some(slot as u16)
+    }
+
+    /// A scalar operand as a code for `Env::s32` and `Env::s64`.
+    fn scalar(&mut self, operand: Operand, wide: bool, op: Op) -> Result<u16, Problem> {
+        match operand {
+            Operand::None => Ok(0),
+            Operand::Sgpr(code) => Ok(code.into()),
+            Operand::Inline(code) => {
+                let value = if wide { inline64(code) } else { inline32(code).into() };
+                self.scalar_constant([value as u32, (value >> 32) as u32])
+            }
+            Operand::Literal(value) => {
+                let signed = matches!(op, Op::S_ASHR_I64 | Op::S_BFE_I64) || op.info().name.ends_with("_I64");
+                let high = if wide && signed && value >> 31 != 0 { !0 } else { 0 };
+                self.scalar_constant([value, high])
+            }
+            Operand::Special(code @ 235..=238) => {
+                let value = match code {
+                    235 => u64::from(flat::SHARED_APERTURE) << 32,
+                    236 => u64::from(flat::SHARED_APERTURE) << 32 | 0xFFFF_FFFF,
+                    237 => u64::from(flat::PRIVATE_APERTURE) << 32,
+                    _ => u64::from(flat::PRIVATE_APERTURE) << 32 | 0xFFFF_FFFF,
+                };
+                // As a 32-bit operand an aperture reads its high half.
+                let value = if wide { value } else { value >> 32 };
+                self.scalar_constant([value as u32, (value >> 32) as u32])
+            }
+            Operand::Special(_) => Err(Problem::NoSemantics {
+                name: op.mnemonic(),
+                why: "vccz, execz, scc or lds_direct as a scalar source",
+            }),
+            Operand::Imm(value) => self.scalar_constant([value as u32, (value >> 31) as u32]),
+            Operand::Vgpr(_) | Operand::Agpr(_) => Err(Problem::NoSemantics {
+                name: op.mnemonic(),
+                why: "a vector register as a scalar operand",
+            }),
+        }
+    }
+
+    /// A vector register operand of `width` registers as a slot; checked against what the kernel has.
+    fn register(&self, operand: Operand, width: u32) -> Result<u16, Problem> {
+        let (letter, first, limit, base) = match operand {
+            Operand::Vgpr(n) => ('v', u32::from(n), self.registers.vgprs, 0),
+            Operand::Agpr(n) => ('a', u32::from(n), self.registers.agprs, u32::from(AGPR)),
+            _ => return Ok(0),
+        };
+        let last = first + width.max(1);
+        if last > limit {
+            let register = if width > 1 {
+                format!("{letter}[{first}:{}]", last - 1)
+            } else {
+                format!("{letter}{first}")
+            };
+            return Err(Problem::Register { register, limit });
+        }
+        Ok((base + first) as u16)
+    }
+
+    /// Lowers one instruction, or says what to report when it is reached.
+    fn instruction(&mut self, inst: &Inst, at: u64, index: u32) -> Result<Uop, Problem> {
+        let mut u = Uop { index, ..blank() };
+        let none = |inst: &Inst| Problem::NoSemantics { name: inst.op.mnemonic(), why: "not implemented" };
+        match inst.encoding {
+            Encoding::Sop1 | Encoding::Sop2 | Encoding::Sopk | Encoding::Sopc | Encoding::Sopp => {
+                self.salu(inst, at, &mut u)?;
+            }
+            Encoding::Smem => {
+                u.run = smem::handler(inst.op, matches!(inst.src[1], Operand::Sgpr(_)), &mut u.extra)
+                    .ok_or_else(|| none(inst))?;
+                u.a = self.scalar(inst.src[0], true, inst.op)?;
+                u.imm = match inst.src[1] {
+                    Operand::Imm(value) => value,
+                    Operand::Sgpr(code) => {
+                        u.b = code.into();
+                        if inst.flags.soffset { inst.imm } else { 0 }
+                    }
+                    _ => 0,
+                };
+                u.d = self.scalar(inst.dst, false, inst.op)?;
+                u.c = self.scalar(inst.src[2], false, inst.op)?;
+            }
+            Encoding::Ds => {
+                if inst.flags.gds {
+                    return Err(Problem::NoSemantics { name: inst.op.mnemonic(), why: "global data share" });
+                }
+                u.imm = inst.imm;
+                u.run =
+                    ds::handler(inst.op, self.level, &mut u.imm, &mut u.extra).ok_or_else(|| none(inst))?;
+                let info = inst.op.info();
+                u.d = self.register(inst.dst, info.dst.into())?;
+                u.a = self.register(inst.src[0], info.src[0].into())?;
+                u.b = self.register(inst.src[1], info.src[1].into())?;
+                u.c = self.register(inst.src[2], info.src[2].into())?;
+            }
+            Encoding::Flat | Encoding::Global | Encoding::Scratch => {
+                let info = inst.op.info();
+                let returns = inst.dst != Operand::None;
+                u.run = flat::handler(inst.op, inst.encoding, returns, self.level, &mut u.extra)
+                    .ok_or_else(|| none(inst))?;
+                self.note_atomic(inst);
+                u.imm = inst.imm;
+                let has_saddr = inst.src[1] != Operand::None;
+                let scratch = inst.encoding == Encoding::Scratch;
+                let width = if has_saddr || scratch { 1 } else { 2 };
+                u.a = if inst.src[0] == Operand::None {
+                    flat::NO_VADDR
+                } else {
+                    self.register(inst.src[0], width)?
+                };
+                u.b = if has_saddr { self.scalar(inst.src[1], !scratch, inst.op)? } else { flat::NO_SADDR };
+                u.c = self.register(inst.src[2], info.src[1].into())?;
+                let width = if info.dst != 0 { info.dst.into() } else { self.returned(inst, info.src[1]) };
+                u.d = self.register(inst.dst, width)?;
+            }
+            Encoding::Mubuf => {
+                let info = inst.op.info();
+                let returns = info.name.contains("ATOMIC") && inst.dst != Operand::None;
+                u.run = mubuf::handler(inst.op, inst.flags.lds, returns, self.level, &mut u.extra)
+                    .ok_or_else(|| none(inst))?;
+                self.note_atomic(inst);
+                u.imm = inst.imm;
+                u.mask_in = mubuf::operand_bits(inst.flags.offen, inst.flags.idxen);
+                let width = u32::from(inst.flags.offen) + u32::from(inst.flags.idxen);
+                u.a = self.register(inst.src[0], width)?;
+                u.b = self.scalar(inst.src[1], false, inst.op)?;
+                u.hi[0] = self.scalar(inst.src[2], false, inst.op)?;
+                u.c = self.register(inst.src[3], info.dst.into())?;
+                let width = if returns { self.returned(inst, info.dst) } else { info.dst.into() };
+                u.d = self.register(inst.dst, width)?;
+            }
+            Encoding::Mtbuf => return Err(none(inst)),
+            Encoding::Vop1 | Encoding::Vop2 | Encoding::Vopc | Encoding::Vop3 | Encoding::Vop3p => {
+                self.valu(inst, &mut u)?;
+            }
+        }
+        Ok(u)
+    }
+
+    /// Registers of the value that an atomic returns: half the data of a compare-and-swap.
+    fn returned(&self, inst: &Inst, data: u8) -> u32 {
+        let swap = inst.op.info().name.contains("CMPSWAP");
+        if swap { u32::from(data) / 2 } else { data.into() }
+    }
+
+    fn note_atomic(&mut self, inst: &Inst) {
+        if let Some(atomic) = flat::atomic_of(inst.op, inst.dst != Operand::None) {
+            self.program.parallel &= atomic.commutes();
+        }
+    }
+
+    fn salu(&mut self, inst: &Inst, at: u64, u: &mut Uop) -> Result<(), Problem> {
+        let op = inst.op;
+        let info = op.info();
+        u.run = salu::handler(op, &mut u.extra)
+            .ok_or_else(|| Problem::NoSemantics { name: op.mnemonic(), why: "not implemented" })?;
+        u.imm = inst.imm;
+        if let Some(target) = branch_target(inst, at) {
+            u.imm = self.program.index.get(&target).map_or(-1, |i| *i as i32);
+        }
+        u.d = self.scalar(inst.dst, false, op)?;
+        if u.d >= 128 {
+            return Err(Problem::NoSemantics {
+                name: op.mnemonic(),
+                why: "a destination that is no register",
+            });
+        }
+        if inst.encoding == Encoding::Sopk {
+            // The immediate is the second source of compares, the first of the others.
+            let unsigned = info.name.ends_with("_U32");
+            let value =
+                if unsigned { u32::from(inst.imm as u16) } else { i32::from(inst.imm as u16 as i16) as u32 };
+            if info.name.starts_with("S_CMPK") {
+                u.a = self.scalar(inst.src[0], false, op)?;
+                u.b = self.scalar_constant([value, 0])?;
+            } else if matches!(op, Op::S_SETREG_B32 | Op::S_SETREG_IMM32_B32) {
+                u.a = self.scalar(inst.src[0], false, op)?;
+            } else {
+                u.a = self.scalar_constant([value, 0])?;
+            }
+            return Ok(());
+        }
+        if let Some(fixup) = self.scalar_flags(inst, u)? {
+            u.fixup = fixup;
+            return Ok(());
+        }
+        u.a = self.scalar(inst.src[0], info.src[0] == 2, op)?;
+        u.b = self.scalar(inst.src[1], info.src[1] == 2, op)?;
+        Ok(())
+    }
+
+    /// Scalar sources that are flags have no code: only moves of them are known.
+    fn scalar_flags(&mut self, inst: &Inst, _: &mut Uop) -> Result<Option<u32>, Problem> {
+        let flag = inst.src.iter().any(|s| matches!(s, Operand::Special(251..)));
+        if flag {
+            return Err(Problem::NoSemantics {
+                name: inst.op.mnemonic(),
+                why: "vccz, execz, scc or lds_direct as a scalar source",
+            });
+        }
+        Ok(None)
+    }
+
+    fn valu(&mut self, inst: &Inst, u: &mut Uop) -> Result<(), Problem> {
+        let op = inst.op;
+        let info = op.info();
+        let none = |why| Problem::NoSemantics { name: op.mnemonic(), why };
+        if op.is_mfma() {
+            return self.mfma(inst, u);
+        }
+        let mut fix = Fixup::default();
+        let bits = result_bits(op);
+        let packed = inst.encoding == Encoding::Vop3p;
+        let packed32 =
+            matches!(op, Op::V_PK_FMA_F32 | Op::V_PK_MUL_F32 | Op::V_PK_ADD_F32 | Op::V_PK_MOV_B32);
+        // The handler.
+        let saturating = inst.clamp && bits == 0 && !op.is_cmp();
+        let handler = if let Some(handler) = vop3p::handler(inst, &mut u.extra) {
+            handler
+        } else if saturating && !matches!(op, Op::V_CVT_PK_FP8_F32 | Op::V_CVT_PK_BF8_F32) {
+            valu::saturate::table(op, self.level).ok_or_else(|| none("CLAMP"))?
+        } else {
+            valu::handler(op, self.level, &mut u.extra)
+                .or_else(|| vfloat::handler(op, self.level, inst.op_sel, &mut u.extra))
+                .ok_or_else(|| none("not implemented"))?
+        };
+        if op == Op::V_BITOP3_B32 {
+            u.extra = u32::from(bitop3_table(inst));
+        }
+        if packed32 {
+            return self.packed32(inst, u, handler, fix);
+        }
+        // Lane moves take scalar operands as they are.
+        match op {
+            Op::V_READLANE_B32 => {
+                u.a = self.register(inst.src[0], 1)?;
+                u.b = self.scalar(inst.src[1], false, op)?;
+                u.d = self.scalar(inst.dst, false, op)?;
+                u.run = handler;
+                return Ok(());
+            }
+            Op::V_WRITELANE_B32 => {
+                u.a = self.scalar(inst.src[0], false, op)?;
+                u.b = self.scalar(inst.src[1], false, op)?;
+                u.d = self.register(inst.dst, 1)?;
+                u.run = handler;
+                return Ok(());
+            }
+            Op::V_SWAP_B32 | Op::V_PERMLANE16_SWAP_B32 | Op::V_PERMLANE32_SWAP_B32 => {
+                if inst.sdwa.is_some() || inst.dpp.is_some() {
+                    return Err(none("a modifier"));
+                }
+            }
+            _ => {}
+        }
+        // Sources.
+        if let Some(dpp) = &inst.dpp {
+            fix.dpp = Some(DppTable::new(dpp));
+        }
+        // These read their modifier fields themselves.
+        let mix =
+            matches!(op, Op::V_FMA_MIX_F32 | Op::V_FMA_MIXLO_F16 | Op::V_FMA_MIXHI_F16 | Op::V_BITOP3_B32);
+        let mut slots = [0u16; 3];
+        for i in 0..3 {
+            let mask = i == 2 && op.reads_mask();
+            if mask {
+                u.mask_in = self.scalar(inst.src[2], true, op)?;
+                continue;
+            }
+            if inst.src[i] == Operand::None {
+                continue;
+            }
+            slots[i] = self.source(inst, i, &mut fix, packed && !mix, mix)?;
+        }
+        [u.a, u.b, u.c] = slots;
+        // Accumulating instructions read their destination.
+        let accumulates = matches!(
+            op,
+            Op::V_FMAC_F32
+                | Op::V_FMAC_F64
+                | Op::V_MAC_F16
+                | Op::V_PK_FMAC_F16
+                | Op::V_DOT2C_F32_F16
+                | Op::V_DOT2C_F32_BF16
+                | Op::V_DOT2C_I32_I16
+                | Op::V_DOT4C_I32_I8
+                | Op::V_DOT8C_I32_I4
+        );
+        // Destinations.
+        if op.is_cmp() {
+            u.d = self.scalar(inst.dst, true, op)?;
+            return self.finish(u, handler, fix);
+        }
+        if let Operand::Sgpr(code) = inst.dst {
+            u.d = code.into();
+            return self.finish(u, handler, fix);
+        }
+        if let Operand::Sgpr(code) = inst.sdst {
+            u.mask_out = code.into();
+        }
+        let d = self.register(inst.dst, info.dst.into())?;
+        if accumulates {
+            u.c = d;
+        }
+        u.d = d;
+        let float_post = (inst.clamp && bits != 0 || inst.omod != 0) && !mix;
+        let sdwa = inst.sdwa.filter(|s| s.dst_sel != DWORD);
+        let half = (selects_halves(op) && inst.encoding == Encoding::Vop3).then_some(inst.op_sel & 8 != 0);
+        if float_post || sdwa.is_some() || half.is_some() {
+            u.d = TEMP_DST;
+            if float_post {
+                fix.posts.push(Post::Float {
+                    temp: TEMP_DST,
+                    bits,
+                    packed,
+                    omod: inst.omod,
+                    clamp: inst.clamp,
+                });
+            }
+            match (sdwa, half) {
+                (Some(s), _) => {
+                    fix.posts.push(Post::Sdwa { temp: TEMP_DST, to: d, sel: s.dst_sel, unused: s.dst_unused })
+                }
+                (None, Some(high)) => fix.posts.push(Post::Half { temp: TEMP_DST, to: d, high }),
+                (None, None) => {
+                    for i in 0..u16::from(info.dst) {
+                        fix.posts.push(Post::Move { temp: TEMP_DST + i, to: d + i });
+                    }
+                }
+            }
+        }
+        self.finish(u, handler, fix)
+    }
+
+    fn finish(&mut self, u: &mut Uop, handler: Handler, fix: Fixup) -> Result<(), Problem> {
+        if fix.preps.is_empty() && fix.posts.is_empty() && fix.dpp.is_none() {
+            u.run = handler;
+        } else {
+            u.run = fixed;
+            u.inner = handler;
+            u.fixup = self.program.fixups.len() as u32;
+            self.program.fixups.push(fix);
+        }
+        Ok(())
+    }
+
+    /// The slot of a vector source, with the steps that make it what the handler wants.
+    fn source(
+        &mut self,
+        inst: &Inst,
+        i: usize,
+        fix: &mut Fixup,
+        packed: bool,
+        plain: bool,
+    ) -> Result<u16, Problem> {
+        let op = inst.op;
+        let info = op.info();
+        // The third operand of fmamk and fmaak forms is not in the table.
+        let width = u32::from(info.src[i]).max(1);
+        let kind = kind(op);
+        let bit = 1u8 << i;
+        let mut temp = TEMP + 8 * i as u16;
+        let mut slot = match inst.src[i] {
+            Operand::Vgpr(_) | Operand::Agpr(_) => self.register(inst.src[i], width)?,
+            operand => self.constant_or_splat(inst, operand, width, temp, fix, packed)?,
+        };
+        let next = |temp: &mut u16| {
+            let t = *temp + 2;
+            *temp = t;
+            t
+        };
+        if inst.dpp.is_some() && i == 0 {
+            let to = next(&mut temp);
+            for n in 0..width as u16 {
+                fix.preps.push(Prep::Dpp { from: slot + n, to: to + n });
+            }
+            slot = to;
+        }
+        if let Some(sdwa) = &inst.sdwa
+            && selects(sdwa, i)
+        {
+            let to = next(&mut temp);
+            fix.preps.push(Prep::Sub { from: slot, to, sel: sdwa.src_sel[i], sext: sdwa.sext[i] });
+            slot = to;
+        }
+        if plain {
+            return Ok(slot);
+        }
+        if packed {
+            let (low, high) = (inst.op_sel & bit != 0, inst.op_sel_hi & bit != 0);
+            let xor = (if inst.neg & bit != 0 { 0x8000 } else { 0 })
+                | (if inst.abs & bit != 0 { 0x8000_0000 } else { 0 });
+            // Dot products and integers have no halves to negate; constants were made for the defaults.
+            if low || !high || xor != 0 {
+                let to = next(&mut temp);
+                fix.preps.push(Prep::Halves { from: slot, to, low_is_high: low, high_is_high: high, xor });
+                slot = to;
+            }
+            return Ok(slot);
+        }
+        let halves = (selects_halves(op) || selects_source_halves(op)) && inst.encoding == Encoding::Vop3;
+        if halves && inst.op_sel & bit != 0 {
+            let to = next(&mut temp);
+            fix.preps.push(Prep::High { from: slot, to });
+            slot = to;
+        }
+        let (neg, abs) = (inst.neg & bit != 0, inst.abs & bit != 0);
+        if neg || abs {
+            let to = next(&mut temp);
+            let sign = if kind == Kind::Half { 0x8000 } else { 0x8000_0000 };
+            let (and, xor) = (if abs { !sign } else { !0 }, if neg { sign } else { 0 });
+            if width == 2 {
+                fix.preps.push(Prep::Bits { from: slot, to, and: !0, xor: 0 });
+                fix.preps.push(Prep::Bits { from: slot + 1, to: to + 1, and, xor });
+            } else {
+                fix.preps.push(Prep::Bits { from: slot, to, and, xor });
+            }
+            slot = to;
+        }
+        Ok(slot)
+    }
+
+    /// A scalar source of a vector instruction: a constant slot, or a splat into `temp`.
+    fn constant_or_splat(
+        &mut self,
+        inst: &Inst,
+        operand: Operand,
+        width: u32,
+        temp: u16,
+        fix: &mut Fixup,
+        packed: bool,
+    ) -> Result<u16, Problem> {
+        let op = inst.op;
+        let wide = width >= 2;
+        let kind = kind(op);
+        let float64 = kind == Kind::Double || op.info().name.contains("F64");
+        let value = match operand {
+            Operand::Inline(code) if wide => Some(inline64(code)),
+            Operand::Inline(code) if packed => {
+                // A packed f16 constant is in the low half, an integer one is the whole word.
+                Some(u64::from(if kind == Kind::Half && code >= 240 {
+                    inline16(code)
+                } else {
+                    inline32(code)
+                }))
+            }
+            Operand::Inline(code) if kind == Kind::Half && code >= 240 => Some(inline16(code).into()),
+            Operand::Inline(code) => Some(inline32(code).into()),
+            Operand::Literal(value) if wide && float64 => Some(u64::from(value) << 32),
+            Operand::Literal(value) => Some(value.into()),
+            _ => None,
+        };
+        if let Some(value) = value {
+            let words = [value as u32, (value >> 32) as u32];
+            if let Some(slot) = self.vector_constant(words) {
+                return Ok(slot);
+            }
+            for (n, word) in words.iter().enumerate().take(width as usize) {
+                let code = self.scalar_constant([*word, 0])?;
+                fix.preps.push(Prep::Splat { code, to: temp + n as u16 });
+            }
+            return Ok(temp);
+        }
+        match operand {
+            Operand::Sgpr(code) => {
+                for n in 0..width as u16 {
+                    fix.preps.push(Prep::Splat { code: u16::from(code) + n, to: temp + n });
+                }
+                Ok(temp)
+            }
+            Operand::Special(code @ 251..=253) => {
+                fix.preps.push(Prep::Flag { code, to: temp });
+                if wide {
+                    let zero = self.scalar_constant([0, 0])?;
+                    fix.preps.push(Prep::Splat { code: zero, to: temp + 1 });
+                }
+                Ok(temp)
+            }
+            Operand::Special(235..=238) => {
+                let code = self.scalar(operand, wide, op)?;
+                for n in 0..width as u16 {
+                    fix.preps.push(Prep::Splat { code: code + n, to: temp + n });
+                }
+                Ok(temp)
+            }
+            _ => Err(Problem::NoSemantics { name: op.mnemonic(), why: "lds_direct as a source" }),
+        }
+    }
+
+    /// Packed f32: each result takes either register of each source.
+    fn packed32(
+        &mut self,
+        inst: &Inst,
+        u: &mut Uop,
+        handler: Handler,
+        mut fix: Fixup,
+    ) -> Result<(), Problem> {
+        let op = inst.op;
+        let (mut low, mut high) = ([0u16; 3], [0u16; 3]);
+        for i in 0..3 {
+            if inst.src[i] == Operand::None {
+                continue;
+            }
+            let temp = TEMP + 8 * i as u16;
+            let base = match inst.src[i] {
+                Operand::Vgpr(_) | Operand::Agpr(_) => self.register(inst.src[i], 2)?,
+                Operand::Inline(code) => {
+                    let word = inline32(code);
+                    match self.vector_constant([word, word]) {
+                        Some(slot) => slot,
+                        None => {
+                            let code = self.scalar_constant([word, word])?;
+                            fix.preps.push(Prep::Splat { code, to: temp });
+                            fix.preps.push(Prep::Splat { code, to: temp + 1 });
+                            temp
+                        }
+                    }
+                }
+                operand => self.constant_or_splat(inst, operand, 2, temp, &mut fix, false)?,
+            };
+            let bit = 1u8 << i;
+            let pick = |sel: u8| base + u16::from(sel & bit != 0);
+            (low[i], high[i]) = (pick(inst.op_sel), pick(inst.op_sel_hi));
+            if inst.neg & bit != 0 {
+                fix.preps.push(Prep::Bits { from: low[i], to: temp + 2, and: !0, xor: 0x8000_0000 });
+                low[i] = temp + 2;
+            }
+            if inst.abs & bit != 0 {
+                fix.preps.push(Prep::Bits { from: high[i], to: temp + 3, and: !0, xor: 0x8000_0000 });
+                high[i] = temp + 3;
+            }
+        }
+        [u.a, u.b, u.c] = low;
+        u.hi = high;
+        if op == Op::V_PK_MOV_B32 {
+            // The low result is of source 0, the high one of source 1, both chosen by op_sel.
+            u.hi[0] = low[1];
+        }
+        let d = self.register(inst.dst, 2)?;
+        u.d = d;
+        if inst.clamp {
+            u.d = TEMP_DST;
+            for n in 0..2 {
+                let temp = TEMP_DST + n;
+                fix.posts.push(Post::Float { temp, bits: 32, packed: false, omod: 0, clamp: true });
+                fix.posts.push(Post::Move { temp, to: d + n });
+            }
+        }
+        self.finish(u, handler, fix)
+    }
+
+    fn mfma(&mut self, inst: &Inst, u: &mut Uop) -> Result<(), Problem> {
+        let op = inst.op;
+        let info = op.info();
+        let constant = matches!(inst.src[2], Operand::Inline(_));
+        u.extra = mfma::controls(inst, constant);
+        let handler = mfma::handler(op, self.level, self.program.fnuz, &mut u.extra)
+            .ok_or_else(|| Problem::NoSemantics { name: op.mnemonic(), why: "not implemented" })?;
+        u.a = self.register(inst.src[0], info.src[0].into())?;
+        u.b = self.register(inst.src[1], info.src[1].into())?;
+        let mut fix = Fixup::default();
+        u.c = match inst.src[2] {
+            Operand::Inline(code) => {
+                let value = if info.name.contains("F64") { inline64(code) } else { inline32(code).into() };
+                let words = [value as u32, (value >> 32) as u32];
+                match self.vector_constant(words) {
+                    Some(slot) => slot,
+                    None => {
+                        for (n, word) in words.iter().enumerate() {
+                            let code = self.scalar_constant([*word, 0])?;
+                            fix.preps.push(Prep::Splat { code, to: TEMP + n as u16 });
+                        }
+                        TEMP
+                    }
+                }
+            }
+            operand => self.register(operand, info.dst.into())?,
+        };
+        u.d = self.register(inst.dst, info.dst.into())?;
+        self.finish(u, handler, fix)
+    }
+}
+
+/// The truth table of `v_bitop3`, spread over the modifier fields.
+fn bitop3_table(inst: &Inst) -> u8 {
+    inst.neg | inst.abs << 3 | inst.omod << 6
+}

@@ -1,0 +1,235 @@
+//! The emulated device.
+
+use std::sync::{Arc, OnceLock};
+
+use hk_codeobj::Arch;
+
+use crate::counters::Counters;
+use crate::exec::{Level, mem::View};
+use crate::fault::Fault;
+use crate::launch::{Dispatch, Launch, Setup, check_limits, kernarg, packet, registers};
+use crate::loader::{LoadError, Module};
+use crate::memory::{Memory, MemoryError};
+
+/// How a [`Machine`] behaves.
+#[derive(Debug, Clone)]
+pub struct MachineOptions {
+    arch: Arch,
+    threads: Option<usize>,
+    instruction_budget: Option<u64>,
+    footprint: bool,
+    allow_misaligned: bool,
+    level: Option<Level>,
+}
+
+impl Default for MachineOptions {
+    /// gfx942, a thread per host core, four thousand million instructions per wave, strict alignment.
+    fn default() -> Self {
+        MachineOptions {
+            arch: Arch::Gfx942,
+            threads: None,
+            instruction_budget: Some(4_000_000_000),
+            footprint: false,
+            allow_misaligned: false,
+            level: None,
+        }
+    }
+}
+
+impl MachineOptions {
+    /// The target: gfx942 or gfx950.
+    #[must_use]
+    pub fn arch(mut self, arch: Arch) -> Self {
+        self.arch = arch;
+        self
+    }
+
+    /// Host threads for workgroups; `None` is one per core. Never changes a result.
+    #[must_use]
+    pub fn threads(mut self, threads: Option<usize>) -> Self {
+        self.threads = threads;
+        self
+    }
+
+    /// Instructions that one wave may execute before the launch is stopped; `None` is no bound.
+    #[must_use]
+    pub fn instruction_budget(mut self, budget: Option<u64>) -> Self {
+        self.instruction_budget = budget;
+        self
+    }
+
+    /// Count distinct bytes of global memory that a launch reads and writes. Slower.
+    #[must_use]
+    pub fn footprint(mut self, on: bool) -> Self {
+        self.footprint = on;
+        self
+    }
+
+    /// Let global accesses be misaligned, as the hardware does. Else they are faults.
+    #[must_use]
+    pub fn allow_misaligned(mut self, on: bool) -> Self {
+        self.allow_misaligned = on;
+        self
+    }
+
+    /// The host features to use; `None` is the best there are. A level that the host lacks falls back to the best.
+    /// Never changes a result.
+    #[must_use]
+    pub fn level(mut self, level: Option<Level>) -> Self {
+        self.level = level;
+        self
+    }
+}
+
+struct Inner {
+    options: MachineOptions,
+    level: Level,
+    memory: Arc<Memory>,
+    pool: OnceLock<Option<rayon::ThreadPool>>,
+}
+
+/// An emulated device. Clones are the same device.
+#[derive(Clone)]
+pub struct Machine(Arc<Inner>);
+
+impl Machine {
+    /// A device with empty memory.
+    pub fn new(options: MachineOptions) -> Machine {
+        let level = options.level.filter(|level| level.available()).unwrap_or_else(Level::detect);
+        Machine(Arc::new(Inner { options, level, memory: Arc::new(Memory::new()), pool: OnceLock::new() }))
+    }
+
+    /// The target.
+    pub fn arch(&self) -> Arch {
+        self.0.options.arch
+    }
+
+    /// Host features in use.
+    pub fn level(&self) -> Level {
+        self.0.level
+    }
+
+    /// Allocates exactly `bytes` bytes at a multiple of `align` (a power of two, at least 256 is given). The memory
+    /// holds [`POISON`](crate::POISON); unmapped space surrounds it, and its addresses are never used again.
+    ///
+    /// # Errors
+    /// `Alignment` or `OutOfMemory`.
+    pub fn alloc(&self, bytes: u64, align: u64, label: &str) -> Result<u64, MemoryError> {
+        self.0.memory.alloc(bytes, align, label)
+    }
+
+    /// Frees an allocation by its first address. Launches that run keep what they use.
+    ///
+    /// # Errors
+    /// `NotAnAllocation`.
+    pub fn free(&self, addr: u64) -> Result<(), MemoryError> {
+        self.0.memory.free(addr)
+    }
+
+    /// Copies device memory to the host. The bytes must lie in one allocation.
+    ///
+    /// # Errors
+    /// `Unmapped`.
+    pub fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), MemoryError> {
+        self.0.memory.read(addr, out)
+    }
+
+    /// Copies from the host to device memory. The bytes must lie in one allocation.
+    ///
+    /// # Errors
+    /// `Unmapped`.
+    pub fn write(&self, addr: u64, data: &[u8]) -> Result<(), MemoryError> {
+        self.0.memory.write(addr, data)
+    }
+
+    /// Copies inside device memory; the ranges may overlap.
+    ///
+    /// # Errors
+    /// `Unmapped`.
+    pub fn copy(&self, dst: u64, src: u64, bytes: u64) -> Result<(), MemoryError> {
+        self.0.memory.copy(dst, src, bytes)
+    }
+
+    /// Fills `bytes` bytes with repetitions of `pattern`, the last one cut short.
+    ///
+    /// # Errors
+    /// `Unmapped`.
+    pub fn fill(&self, addr: u64, pattern: &[u8], bytes: u64) -> Result<(), MemoryError> {
+        self.0.memory.fill(addr, pattern, bytes)
+    }
+
+    /// Loads a code object: maps and relocates its segments. Kernels are decoded at their first launch.
+    ///
+    /// # Errors
+    /// [`LoadError`]: whatever the bytes, never a panic.
+    pub fn load(&self, image: &[u8]) -> Result<Arc<Module>, LoadError> {
+        Ok(Arc::new(Module::load(&self.0.memory, self.0.options.arch, image)?))
+    }
+
+    /// Runs a kernel to its end.
+    ///
+    /// # Errors
+    /// [`Fault`]: what the kernel did wrong, or what the launch asks in vain. Memory written before stays written.
+    pub fn launch(&self, module: &Module, kernel: &str, dispatch: &Dispatch<'_>) -> Result<Counters, Fault> {
+        let arch = self.0.options.arch;
+        let kernel = module.object.kernel(kernel).ok_or_else(|| Fault::UnknownKernel {
+            kernel: kernel.to_owned(),
+            available: module.object.kernels.iter().map(|k| k.name.clone()).collect(),
+        })?;
+        check_limits(arch, kernel, dispatch)?;
+        if dispatch.grid.contains(&0) || dispatch.block.contains(&0) {
+            return Err(Fault::Arguments {
+                kernel: kernel.name.clone(),
+                what: format!("grid {:?} of blocks {:?} is empty", dispatch.grid, dispatch.block),
+            });
+        }
+        let memory = &self.0.memory;
+        let arguments = kernarg(kernel, dispatch)?;
+        let no_memory =
+            |error: MemoryError| Fault::Arguments { kernel: kernel.name.clone(), what: error.to_string() };
+        let segment = memory
+            .detached(
+                arguments.len() as u64,
+                u64::from(kernel.kernarg_align).max(16),
+                "kernel arguments",
+                false,
+            )
+            .map_err(no_memory)?;
+        segment.write_bytes(0, &arguments);
+        let lds = kernel.lds_bytes + dispatch.dynamic_lds;
+        let packet_segment = memory.detached(64, 64, "dispatch packet", false).map_err(no_memory)?;
+        packet_segment.write_bytes(0, &packet(kernel, dispatch, lds, segment.base));
+
+        // Hardware with the preload feature enters behind the prologue that loads the same registers by hand.
+        let preloads = kernel.descriptor.kernarg_preload_dwords != 0;
+        let entry = kernel.entry_vaddr + if preloads { 256 } else { 0 };
+        let program = module.program(self.0.level, entry, registers(kernel));
+        let snapshot = memory.snapshot();
+        let mut allocations: Vec<_> = snapshot.iter().map(|a| &**a).collect();
+        allocations.extend([&*segment, &*packet_segment]);
+        let view = View::new(allocations, !self.0.options.allow_misaligned, self.0.options.footprint);
+        let setup = Setup {
+            module,
+            kernel,
+            program,
+            memory: view,
+            budget: self.0.options.instruction_budget.unwrap_or(u64::MAX),
+            kernarg: &segment,
+            packet: &packet_segment,
+        };
+        Launch::new(setup, dispatch).run(self.pool())
+    }
+
+    /// The threads for workgroups; `None` is the caller alone.
+    fn pool(&self) -> Option<&rayon::ThreadPool> {
+        let build = || {
+            let threads = match self.0.options.threads {
+                Some(threads) => threads,
+                None => std::thread::available_parallelism().map_or(1, usize::from),
+            };
+            // Without threads of its own the machine runs on the caller's.
+            (threads > 1).then(|| rayon::ThreadPoolBuilder::new().num_threads(threads).build().ok()).flatten()
+        };
+        self.0.pool.get_or_init(build).as_ref()
+    }
+}

@@ -1,0 +1,549 @@
+//! Device memory: an exact allocation table in a 64-bit virtual address space.
+//!
+//! Every allocation has its own storage of relaxed atomics, so a kernel (or a host thread) that races on it gets
+//! some interleaving of its own values and never undefined behaviour of the host. Addresses are handed out once:
+//! what is freed leaves a tombstone, so that a late access is named. Unmapped space around each allocation is the
+//! redzone.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// The pattern of fresh memory: a NaN as f32, and as each bf16 or f16 half; negative as an integer.
+pub const POISON: u32 = 0xFFFA_FFFA;
+
+const FIRST_ADDRESS: u64 = 0x1000_0000_0000;
+const LAST_ADDRESS: u64 = 0x7FFF_0000_0000;
+const MIN_REDZONE: u64 = 1 << 20;
+const MAX_REDZONE: u64 = 1 << 30;
+const MIN_ALIGN: u64 = 256;
+const MAX_TOMBSTONES: usize = 1 << 16;
+
+/// Why a memory call of the host failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// The bytes are not inside one live allocation.
+    #[error("{action} of {bytes} bytes at {addr:#x} is outside every allocation; {near}")]
+    Unmapped {
+        /// `read`, `write`, `copy` or `fill`.
+        action: &'static str,
+        /// First byte of the access.
+        addr: u64,
+        /// Length of the access in bytes.
+        bytes: u64,
+        /// What lies closest.
+        near: Near,
+    },
+    /// `free` of an address that no live allocation starts at.
+    #[error("free of {addr:#x}, which is not the start of a live allocation; {near}")]
+    NotAnAllocation {
+        /// The address.
+        addr: u64,
+        /// What lies closest.
+        near: Near,
+    },
+    /// The alignment is zero or not a power of two.
+    #[error("alignment {align} is not a power of two")]
+    Alignment {
+        /// The alignment asked for, in bytes.
+        align: u64,
+    },
+    /// The host or the device address space has no room for the allocation.
+    #[error("out of memory: {bytes} bytes for {label:?}")]
+    OutOfMemory {
+        /// The size asked for, in bytes.
+        bytes: u64,
+        /// The label of the allocation.
+        label: String,
+    },
+}
+
+/// The allocation closest to an address, for reports.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Near {
+    /// Nothing was ever allocated.
+    Nothing,
+    /// An allocation, and where the address lies relative to it.
+    Allocation {
+        /// The label given when it was allocated.
+        label: String,
+        /// Its first address.
+        base: u64,
+        /// Its size in bytes.
+        size: u64,
+        /// The address minus `base`; negative before the allocation, at least `size` behind it.
+        offset: i64,
+        /// Whether it has been freed.
+        freed: bool,
+    },
+}
+
+impl fmt::Display for Near {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Near::Allocation { label, base, size, offset, freed } = self else {
+            return f.write_str("nothing has been allocated");
+        };
+        let state = if *freed { "freed" } else { "live" };
+        let name = format!("{state} allocation {label:?} ({size} bytes at {base:#x})");
+        if *offset < 0 {
+            write!(f, "{} bytes before {name}", offset.unsigned_abs())
+        } else if *offset as u64 >= *size {
+            write!(f, "{} bytes past the end of {name}", *offset as u64 - size)
+        } else {
+            write!(f, "at byte {offset} of {name}")
+        }
+    }
+}
+
+/// One allocation. The size is exact in bytes; the storage is whole words.
+pub(crate) struct Allocation {
+    pub base: u64,
+    pub size: u64,
+    pub label: String,
+    pub writable: bool,
+    words: Box<[AtomicU32]>,
+}
+
+impl Allocation {
+    fn new(base: u64, size: u64, label: &str, writable: bool) -> Option<Allocation> {
+        let count = usize::try_from(size.div_ceil(4)).ok()?;
+        let mut words = Vec::new();
+        words.try_reserve_exact(count).ok()?;
+        words.resize_with(count, || AtomicU32::new(POISON));
+        Some(Allocation { base, size, label: label.to_owned(), writable, words: words.into_boxed_slice() })
+    }
+
+    /// The offset of `addr` if `bytes` from there lie inside.
+    #[inline(always)]
+    pub fn offset(&self, addr: u64, bytes: u64) -> Option<usize> {
+        let offset = addr.wrapping_sub(self.base);
+        (offset <= self.size && bytes <= self.size - offset).then_some(offset as usize)
+    }
+
+    /// `count` words from a byte offset that is a multiple of 4.
+    #[inline(always)]
+    pub fn words(&self, offset: usize, count: usize) -> Option<&[AtomicU32]> {
+        self.words.get(offset / 4..offset / 4 + count)
+    }
+
+    #[inline(always)]
+    pub fn load32(&self, offset: usize) -> u32 {
+        let (i, shift) = (offset / 4, offset % 4 * 8);
+        let low = self.words[i].load(Relaxed);
+        if shift == 0 { low } else { low >> shift | self.word_or_zero(i + 1) << (32 - shift) }
+    }
+
+    #[inline(always)]
+    pub fn load16(&self, offset: usize) -> u32 {
+        if offset % 4 == 3 {
+            self.load8(offset) | self.load8(offset + 1) << 8
+        } else {
+            self.words[offset / 4].load(Relaxed) >> (offset % 4 * 8) & 0xFFFF
+        }
+    }
+
+    #[inline(always)]
+    pub fn load8(&self, offset: usize) -> u32 {
+        self.words[offset / 4].load(Relaxed) >> (offset % 4 * 8) & 0xFF
+    }
+
+    #[inline(always)]
+    pub fn store32(&self, offset: usize, value: u32) {
+        if offset % 4 == 0 {
+            self.words[offset / 4].store(value, Relaxed);
+        } else {
+            for i in 0..4 {
+                self.store8(offset + i, value >> (8 * i));
+            }
+        }
+    }
+
+    #[inline(always)]
+    pub fn store16(&self, offset: usize, value: u32) {
+        if offset % 4 == 3 {
+            self.store8(offset, value);
+            self.store8(offset + 1, value >> 8);
+        } else {
+            self.merge(offset / 4, 0xFFFF << (offset % 4 * 8), value << (offset % 4 * 8));
+        }
+    }
+
+    #[inline(always)]
+    pub fn store8(&self, offset: usize, value: u32) {
+        self.merge(offset / 4, 0xFF << (offset % 4 * 8), value << (offset % 4 * 8));
+    }
+
+    /// Replaces the bits of `mask`; neighbours in the word may be written by others at the same time.
+    fn merge(&self, word: usize, mask: u32, value: u32) {
+        let _ = self.words[word].fetch_update(Relaxed, Relaxed, |old| Some(old & !mask | value & mask));
+    }
+
+    fn word_or_zero(&self, i: usize) -> u32 {
+        self.words.get(i).map_or(0, |w| w.load(Relaxed))
+    }
+
+    /// An atomic read-modify-write of the word at `offset`, a multiple of 4. Returns the old value.
+    #[inline]
+    pub fn update32(&self, offset: usize, f: impl Fn(u32) -> u32) -> u32 {
+        let word = &self.words[offset / 4];
+        let mut old = word.load(Relaxed);
+        loop {
+            match word.compare_exchange_weak(old, f(old), Relaxed, Relaxed) {
+                Ok(value) => return value,
+                Err(value) => old = value,
+            }
+        }
+    }
+
+    /// A read-modify-write of the 8 bytes at `offset`, a multiple of 8; atomic against every other `update64`.
+    pub fn update64(&self, offset: usize, f: impl Fn(u64) -> u64) -> u64 {
+        static WIDE: Mutex<()> = Mutex::new(());
+        let _guard = WIDE.lock().unwrap_or_else(|e| e.into_inner());
+        let (lo, hi) = (&self.words[offset / 4], &self.words[offset / 4 + 1]);
+        let old = u64::from(lo.load(Relaxed)) | u64::from(hi.load(Relaxed)) << 32;
+        let new = f(old);
+        lo.store(new as u32, Relaxed);
+        hi.store((new >> 32) as u32, Relaxed);
+        old
+    }
+
+    fn read(&self, offset: usize, out: &mut [u8]) {
+        let (head, body) = out.split_at_mut(out.len().min((4 - offset % 4) % 4));
+        for (i, byte) in head.iter_mut().enumerate() {
+            *byte = self.load8(offset + i) as u8;
+        }
+        let start = (offset + head.len()) / 4;
+        let mut chunks = body.chunks_exact_mut(4);
+        let mut word = start;
+        for chunk in &mut chunks {
+            chunk.copy_from_slice(&self.words[word].load(Relaxed).to_le_bytes());
+            word += 1;
+        }
+        for (i, byte) in chunks.into_remainder().iter_mut().enumerate() {
+            *byte = self.load8(4 * word + i) as u8;
+        }
+    }
+
+    fn write(&self, offset: usize, data: &[u8]) {
+        let (head, body) = data.split_at(data.len().min((4 - offset % 4) % 4));
+        for (i, byte) in head.iter().enumerate() {
+            self.store8(offset + i, u32::from(*byte));
+        }
+        let (chunks, tail) = body.as_chunks::<4>();
+        let start = (offset + head.len()) / 4;
+        for (i, chunk) in chunks.iter().enumerate() {
+            self.words[start + i].store(u32::from_le_bytes(*chunk), Relaxed);
+        }
+        for (i, byte) in tail.iter().enumerate() {
+            self.store8(4 * (start + chunks.len()) + i, u32::from(*byte));
+        }
+    }
+}
+
+#[derive(Clone)]
+struct Tombstone {
+    size: u64,
+    label: String,
+}
+
+#[derive(Default)]
+struct State {
+    live: BTreeMap<u64, Arc<Allocation>>,
+    dead: BTreeMap<u64, Tombstone>,
+    /// Built at the first launch after a change.
+    snapshot: Option<Snapshot>,
+}
+
+/// The live allocations at one moment, by ascending base.
+pub(crate) type Snapshot = Arc<[Arc<Allocation>]>;
+
+/// The allocation table of one device.
+pub(crate) struct Memory {
+    state: Mutex<State>,
+    next: AtomicU64,
+}
+
+impl Memory {
+    pub fn new() -> Memory {
+        Memory { state: Mutex::default(), next: AtomicU64::new(FIRST_ADDRESS) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Takes address space that nothing else will ever use.
+    fn reserve(&self, bytes: u64, align: u64) -> Option<u64> {
+        let redzone = bytes.clamp(MIN_REDZONE, MAX_REDZONE);
+        let align = align.max(MIN_ALIGN);
+        let mut base = 0;
+        self.next
+            .fetch_update(Relaxed, Relaxed, |next| {
+                base = next.checked_add(redzone)?.checked_next_multiple_of(align)?;
+                base.checked_add(bytes).filter(|end| *end < LAST_ADDRESS)
+            })
+            .ok()
+            .map(|_| base)
+    }
+
+    /// An allocation that is not in the table: only what holds it can reach it.
+    pub fn detached(
+        &self,
+        bytes: u64,
+        align: u64,
+        label: &str,
+        writable: bool,
+    ) -> Result<Arc<Allocation>, MemoryError> {
+        if !align.is_power_of_two() {
+            return Err(MemoryError::Alignment { align });
+        }
+        self.reserve(bytes, align)
+            .and_then(|base| Allocation::new(base, bytes, label, writable))
+            .map(Arc::new)
+            .ok_or_else(|| MemoryError::OutOfMemory { bytes, label: label.to_owned() })
+    }
+
+    /// Address space for several allocations at fixed distances.
+    pub fn reserve_span(&self, bytes: u64, align: u64) -> Result<u64, MemoryError> {
+        self.reserve(bytes, align)
+            .ok_or_else(|| MemoryError::OutOfMemory { bytes, label: "address space".to_owned() })
+    }
+
+    /// An allocation at an address that `reserve_span` gave; not yet in the table.
+    pub fn place(
+        &self,
+        base: u64,
+        bytes: u64,
+        label: &str,
+        writable: bool,
+    ) -> Result<Arc<Allocation>, MemoryError> {
+        Allocation::new(base, bytes, label, writable)
+            .map(Arc::new)
+            .ok_or_else(|| MemoryError::OutOfMemory { bytes, label: label.to_owned() })
+    }
+
+    pub fn insert(&self, allocation: Arc<Allocation>) {
+        let mut state = self.lock();
+        state.snapshot = None;
+        state.live.insert(allocation.base, allocation);
+    }
+
+    pub fn alloc(&self, bytes: u64, align: u64, label: &str) -> Result<u64, MemoryError> {
+        let allocation = self.detached(bytes, align, label, true)?;
+        let base = allocation.base;
+        self.insert(allocation);
+        Ok(base)
+    }
+
+    pub fn free(&self, addr: u64) -> Result<(), MemoryError> {
+        let mut state = self.lock();
+        let Some(gone) = state.live.remove(&addr) else {
+            return Err(MemoryError::NotAnAllocation { addr, near: near(&state, addr) });
+        };
+        state.snapshot = None;
+        if state.dead.len() == MAX_TOMBSTONES {
+            state.dead.pop_first();
+        }
+        state.dead.insert(addr, Tombstone { size: gone.size, label: gone.label.clone() });
+        Ok(())
+    }
+
+    pub fn snapshot(&self) -> Snapshot {
+        let mut state = self.lock();
+        if state.snapshot.is_none() {
+            state.snapshot = Some(state.live.values().cloned().collect());
+        }
+        state.snapshot.clone().unwrap_or_default()
+    }
+
+    pub fn near(&self, addr: u64) -> Near {
+        near(&self.lock(), addr)
+    }
+
+    fn find(
+        &self,
+        action: &'static str,
+        addr: u64,
+        bytes: u64,
+    ) -> Result<(Arc<Allocation>, usize), MemoryError> {
+        let state = self.lock();
+        state
+            .live
+            .range(..=addr)
+            .next_back()
+            .and_then(|(_, a)| Some((a.clone(), a.offset(addr, bytes)?)))
+            .ok_or_else(|| MemoryError::Unmapped { action, addr, bytes, near: near(&state, addr) })
+    }
+
+    pub fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), MemoryError> {
+        let (allocation, offset) = self.find("read", addr, out.len() as u64)?;
+        allocation.read(offset, out);
+        Ok(())
+    }
+
+    pub fn write(&self, addr: u64, data: &[u8]) -> Result<(), MemoryError> {
+        let (allocation, offset) = self.find("write", addr, data.len() as u64)?;
+        allocation.write(offset, data);
+        Ok(())
+    }
+
+    pub fn copy(&self, dst: u64, src: u64, bytes: u64) -> Result<(), MemoryError> {
+        let (from, from_offset) = self.find("copy", src, bytes)?;
+        let (to, to_offset) = self.find("copy", dst, bytes)?;
+        let bytes = bytes as usize;
+        let mut buffer = vec![0; bytes.min(1 << 16)];
+        let forward = !(Arc::ptr_eq(&from, &to) && to_offset > from_offset);
+        let mut done = 0;
+        while done < bytes {
+            let n = buffer.len().min(bytes - done);
+            let at = if forward { done } else { bytes - done - n };
+            from.read(from_offset + at, &mut buffer[..n]);
+            to.write(to_offset + at, &buffer[..n]);
+            done += n;
+        }
+        Ok(())
+    }
+
+    pub fn fill(&self, addr: u64, pattern: &[u8], bytes: u64) -> Result<(), MemoryError> {
+        let (allocation, offset) = self.find("fill", addr, bytes)?;
+        if pattern.is_empty() {
+            return Ok(());
+        }
+        // A block of whole patterns, so that large fills move whole words.
+        let block = pattern.repeat((4096 / pattern.len()).max(1));
+        let bytes = bytes as usize;
+        let mut done = 0;
+        while done < bytes {
+            let n = block.len().min(bytes - done);
+            allocation.write(offset + done, &block[..n]);
+            done += n;
+        }
+        Ok(())
+    }
+}
+
+impl Allocation {
+    /// Writes from the host, inside the allocation.
+    pub fn write_bytes(&self, offset: usize, data: &[u8]) -> bool {
+        let fits = offset.checked_add(data.len()).is_some_and(|end| end as u64 <= self.size);
+        if fits {
+            self.write(offset, data);
+        }
+        fits
+    }
+
+    /// All bytes become 0.
+    pub fn zero(&self) {
+        for word in &self.words {
+            word.store(0, Relaxed);
+        }
+    }
+
+    /// Reads from the host, inside the allocation.
+    pub fn read_bytes(&self, offset: usize, out: &mut [u8]) -> bool {
+        let fits = offset.checked_add(out.len()).is_some_and(|end| end as u64 <= self.size);
+        if fits {
+            self.read(offset, out);
+        }
+        fits
+    }
+}
+
+fn near(state: &State, addr: u64) -> Near {
+    let live = |(base, a): (&u64, &Arc<Allocation>)| (*base, a.size, a.label.clone(), false);
+    let dead = |(base, t): (&u64, &Tombstone)| (*base, t.size, t.label.clone(), true);
+    let candidates = [
+        state.live.range(..=addr).next_back().map(live),
+        state.live.range(addr..).next().map(live),
+        state.dead.range(..=addr).next_back().map(dead),
+        state.dead.range(addr..).next().map(dead),
+    ];
+    let distance = |base: u64, size: u64| {
+        if addr < base { base - addr } else { addr.saturating_sub(base + size.saturating_sub(1)) }
+    };
+    candidates
+        .into_iter()
+        .flatten()
+        .min_by_key(|(base, size, _, freed)| (distance(*base, *size), *freed))
+        .map_or(Near::Nothing, |(base, size, label, freed)| Near::Allocation {
+            label,
+            base,
+            size,
+            offset: addr.wrapping_sub(base) as i64,
+            freed,
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unaligned_host_access_round_trips() {
+        let memory = Memory::new();
+        let base = memory.alloc(23, 1, "odd").unwrap();
+        for start in 0..8u64 {
+            for len in 0..(23 - start) {
+                let data: Vec<u8> = (0..len).map(|i| (i * 7 + start) as u8).collect();
+                memory.fill(base, &[0xEE], 23).unwrap();
+                memory.write(base + start, &data).unwrap();
+                let mut all = [0; 23];
+                memory.read(base, &mut all).unwrap();
+                let end = (start + len) as usize;
+                assert_eq!(all[start as usize..end], data);
+                assert!(all[..start as usize].iter().chain(&all[end..]).all(|b| *b == 0xEE));
+            }
+        }
+    }
+
+    #[test]
+    fn fresh_memory_is_poison_and_bounds_are_exact() {
+        let memory = Memory::new();
+        let base = memory.alloc(6, 4096, "six").unwrap();
+        assert_eq!(base % 4096, 0);
+        let mut out = [0; 6];
+        memory.read(base, &mut out).unwrap();
+        assert_eq!(out, [0xFA, 0xFF, 0xFA, 0xFF, 0xFA, 0xFF]);
+        let error = memory.read(base + 1, &mut out).unwrap_err();
+        assert!(error.to_string().contains("at byte 1 of live allocation \"six\""), "{error}");
+        assert!(memory.read(base - 1, &mut out).is_err());
+    }
+
+    #[test]
+    fn freed_memory_is_named_and_never_reused() {
+        let memory = Memory::new();
+        let a = memory.alloc(64, 256, "first").unwrap();
+        memory.free(a).unwrap();
+        let b = memory.alloc(64, 256, "second").unwrap();
+        assert!(b > a + 64);
+        let error = memory.write(a + 8, &[1]).unwrap_err();
+        assert!(error.to_string().contains("at byte 8 of freed allocation \"first\""), "{error}");
+        assert!(memory.free(a).is_err());
+        assert!(memory.free(b + 1).is_err());
+    }
+
+    #[test]
+    fn overlapping_copies_move_the_original_bytes() {
+        let memory = Memory::new();
+        let size = 200_000;
+        let base = memory.alloc(size, 4, "buffer").unwrap();
+        let data: Vec<u8> = (0..size).map(|i| (i % 251) as u8).collect();
+        for (dst, src) in [(0u64, 1000u64), (1000, 0)] {
+            memory.write(base, &data).unwrap();
+            memory.copy(base + dst, base + src, 150_000).unwrap();
+            let mut out = vec![0; 150_000];
+            memory.read(base + dst, &mut out).unwrap();
+            assert_eq!(out, data[src as usize..src as usize + 150_000]);
+        }
+    }
+
+    #[test]
+    fn impossible_sizes_are_errors() {
+        let memory = Memory::new();
+        assert!(matches!(memory.alloc(u64::MAX, 4, "all"), Err(MemoryError::OutOfMemory { .. })));
+        assert!(matches!(memory.alloc(1 << 60, 4, "most"), Err(MemoryError::OutOfMemory { .. })));
+        assert!(matches!(memory.alloc(16, 3, "odd"), Err(MemoryError::Alignment { align: 3 })));
+    }
+}
