@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use comfy_table::{CellAlignment, Table, presets};
 use hk_build::{Arch, Builder, Built, Compiler, Error, ObjectEntry, Search, Unit};
@@ -150,6 +150,8 @@ impl Progress {
         if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} {elapsed} {msg}") {
             bar.set_style(style);
         }
+        // A kernel file takes seconds: the time has to move in between.
+        bar.enable_steady_tick(Duration::from_millis(200));
         Progress { bar, lines: !std::io::stderr().is_terminal() }
     }
 
