@@ -87,15 +87,7 @@ const FLOATS: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
 const NORMAL: Sample = Sample::Normal { mean: 0.0, deviation: 1.0 };
 
 const fn matrix(name: &'static str, role: Role) -> ArgSpec {
-    ArgSpec {
-        name,
-        role,
-        optional: false,
-        dtypes: FLOATS,
-        rank: (1, 5),
-        shape: "[.., cols]",
-        sample: NORMAL,
-    }
+    ArgSpec { name, role, optional: false, dtypes: FLOATS, rank: (1, 5), shape: "[.., cols]", sample: NORMAL }
 }
 
 const X: ArgSpec = matrix("x", Role::In);
