@@ -1,1 +1,91 @@
-//! The hk program: list, run and inspect the kernels.
+//! The `hk` program: lists, runs and inspects the operators of every family, all from their registries.
+//!
+//! | command | does |
+//! |---|---|
+//! | `hk devices` | what there is to run on |
+//! | `hk list` | the operators |
+//! | `hk run` | an operator on tensors from a safetensors file |
+//! | `hk inspect` | arguments, registers, LDS, occupancy and disassembly of an operator's kernels |
+//! | `hk demo` | every operator at the sizes of real models, against its f64 reference |
+//!
+//! Exit status: 0, 1 if something failed, 2 if the command line is wrong.
+
+pub mod demo;
+mod devices;
+mod failure;
+mod inspect;
+mod list;
+mod out;
+mod run;
+pub mod status;
+mod tensors;
+
+pub use failure::{Failure, Result};
+
+use hk_core::registry::Operator;
+
+/// The operators of each family: the one place that a new family is added to.
+pub const FAMILIES: &[&[Operator]] = &[hk_norm::OPERATORS];
+
+/// Every operator of every family, by crate.
+pub fn operators() -> Vec<&'static Operator> {
+    FAMILIES.iter().flat_map(|family| family.iter()).collect()
+}
+
+/// The operator of that name.
+///
+/// # Errors
+/// A [`Failure`] that lists the names.
+pub fn operator(name: &str) -> Result<&'static Operator> {
+    operators().into_iter().find(|op| op.name == name).ok_or_else(|| {
+        let names: Vec<_> = operators().iter().map(|op| op.name).collect();
+        Failure::new(format!("no operator `{name}`, expected one of {}", names.join(", ")))
+    })
+}
+
+/// List, run and inspect the kernels.
+#[derive(Debug, clap::Parser)]
+#[command(name = "hk", version)]
+pub struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Task {
+    /// List the devices: emulated targets and AMD GPUs.
+    Devices(devices::Args),
+    /// List the operators.
+    List(list::Args),
+    /// Run an operator on tensors from a safetensors file.
+    Run(run::Args),
+    /// Show an operator: arguments, parameters, and what its kernels need on each target.
+    Inspect(inspect::Args),
+    /// Run every operator at the sizes of real models and compare it with its f64 reference.
+    Demo(demo::DemoArgs),
+    /// Print what the registry knows of every operator, as JSON.
+    #[command(hide = true)]
+    Status,
+}
+
+impl Cli {
+    /// Does what the command line says.
+    ///
+    /// # Errors
+    /// A [`Failure`] with the text for the user.
+    pub fn execute(&self) -> Result<()> {
+        match &self.task {
+            Task::Devices(args) => devices::run(args),
+            Task::List(args) => list::run(args),
+            Task::Run(args) => run::run(args),
+            Task::Inspect(args) => inspect::run(args),
+            Task::Demo(args) => demo::run(args, &operators()),
+            Task::Status => status::run(&operators()),
+        }
+    }
+}
+
+// The examples of the top-level README are compiled and run as documentation tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -1,0 +1,267 @@
+//! `hk demo`: every operator at the sizes of real models, on every emulated GPU, against its f64 reference.
+
+use crate::out::{self, Table};
+use crate::{Failure, Result, run};
+use hk_core::registry::{Case, HostCall, Operator};
+use hk_core::{Arch, Counters, Device};
+use hk_testkit::compare::Comparison;
+use serde::Serialize;
+use std::io::IsTerminal as _;
+use std::time::Instant;
+
+/// Options of `hk demo`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct DemoArgs {
+    /// Only operators whose name contains this.
+    #[arg(long)]
+    op: Option<String>,
+    /// Devices to run on. Default: every emulated GPU.
+    #[arg(long = "device", value_name = "SPEC")]
+    devices: Vec<String>,
+    /// Also write the results as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<std::path::PathBuf>,
+}
+
+/// The result of one operator at one size on one device.
+#[derive(Debug, Serialize)]
+struct Row {
+    operator: &'static str,
+    family: &'static str,
+    case: &'static str,
+    /// Shapes of the inputs.
+    shapes: String,
+    device: String,
+    /// It ran and is within tolerance.
+    passed: bool,
+    /// What went wrong, if so; everything below is then empty.
+    error: Option<String>,
+    worst: Option<Worst>,
+    kernels: Vec<KernelUse>,
+    /// What was executed; emulator only.
+    counters: Option<Counters>,
+    /// Bytes that any implementation has to move.
+    floor_bytes: u64,
+    /// Host time of the emulation, not of a GPU.
+    host_seconds: f64,
+}
+
+/// A kernel that ran.
+#[derive(Debug, Serialize)]
+struct KernelUse {
+    name: String,
+    vgprs: u32,
+    agprs: u32,
+    /// Waves per SIMD.
+    occupancy: u32,
+}
+
+/// The element of all outputs that is furthest from the reference, by its tolerance.
+#[derive(Debug, Serialize)]
+struct Worst {
+    /// The output's name.
+    output: String,
+    /// Row-major index of the element.
+    index: usize,
+    /// The result.
+    got: f64,
+    /// The reference.
+    want: f64,
+    /// `|got - want|`
+    error: f64,
+    /// The error over what the tolerance allows; more than 1 is a failure.
+    of_tolerance: f64,
+    /// Share of the elements of that output that equal the correctly rounded reference.
+    correctly_rounded: f64,
+}
+
+/// Runs the demo. Success means that every operator ran on every device and is within its tolerance.
+pub fn run(args: &DemoArgs, operators: &[&'static Operator]) -> Result<()> {
+    let chosen = |o: &&&'static Operator| args.op.as_ref().is_none_or(|part| o.name.contains(part));
+    let operators: Vec<&'static Operator> = operators.iter().filter(chosen).copied().collect();
+    let devices = match args.devices.as_slice() {
+        // Distinct bytes are what a cache of any size cannot avoid.
+        [] => Arch::AMD.map(|arch| format!("emu:{arch}?footprint=true")).into(),
+        devices => devices.to_vec(),
+    };
+    let total = operators.iter().map(|o| o.cases.len()).sum::<usize>() * devices.len();
+    if total == 0 {
+        let part = args.op.as_deref().unwrap_or("");
+        return Err(Failure::new(format!("no operator matches `{part}`")));
+    }
+    let mut rows = Vec::with_capacity(total);
+    for operator in operators {
+        for case in operator.cases {
+            run_case(operator, case, &devices, |row| {
+                progress(rows.len() + 1, total, &row);
+                rows.push(row);
+            });
+        }
+    }
+    print(&rows)?;
+    if let Some(path) = &args.json {
+        let text = serde_json::to_string_pretty(&rows)? + "\n";
+        std::fs::write(path, text).map_err(|e| Failure::file(path, e))?;
+    }
+    match rows.iter().filter(|row| !row.passed).count() {
+        0 => Ok(()),
+        failed => Err(Failure::new(format!("{failed} of {total} runs failed"))),
+    }
+}
+
+/// Runs one case on all devices.
+fn run_case(operator: &'static Operator, case: &'static Case, devices: &[String], mut done: impl FnMut(Row)) {
+    let call = operator.example(case, 0);
+    for device in devices {
+        let mut row = Row {
+            operator: operator.name,
+            family: operator.family,
+            case: case.label,
+            shapes: shapes(case),
+            device: device.split('?').next().unwrap_or(device).into(),
+            passed: false,
+            error: None,
+            worst: None,
+            kernels: Vec::new(),
+            counters: None,
+            floor_bytes: 0,
+            host_seconds: 0.0,
+        };
+        let result = match &call {
+            Ok(call) => run_on(operator, call, device, &mut row),
+            Err(error) => Err(error.clone().into()),
+        };
+        row.error = result.err().map(|e| e.to_string());
+        // No element to compare means that nothing was shown.
+        row.passed = row.error.is_none() && row.worst.is_some();
+        done(row);
+    }
+}
+
+fn run_on(operator: &'static Operator, call: &HostCall, spec: &str, row: &mut Row) -> Result<()> {
+    // A device of its own: it lists the kernels of this run only.
+    let device = Device::open(spec)?;
+    let stream = device.create_stream()?;
+    let start = Instant::now();
+    let outputs = operator.execute(&stream, call)?;
+    row.host_seconds = start.elapsed().as_secs_f64();
+    row.counters = stream.take_counters()?;
+    let traffic = (operator.traffic)(call);
+    row.floor_bytes = traffic.read + traffic.written;
+    row.kernels = device
+        .loaded_kernels()
+        .iter()
+        .map(|kernel| KernelUse {
+            name: kernel.name().into(),
+            vgprs: kernel.info().vgprs,
+            agprs: kernel.info().agprs,
+            occupancy: kernel.info().occupancy(device.arch()),
+        })
+        .collect();
+    let comparisons = run::comparisons(operator, call, &outputs)?;
+    row.worst = comparisons.iter().filter_map(worst).max_by(|a, b| a.of_tolerance.total_cmp(&b.of_tolerance));
+    match comparisons.iter().find(|c| !c.passed()) {
+        Some(bad) => Err(Failure::new(bad.to_string())),
+        None => Ok(()),
+    }
+}
+
+fn worst(c: &Comparison) -> Option<Worst> {
+    c.worst.map(|w| Worst {
+        output: c.label.clone(),
+        index: w.index,
+        got: w.got,
+        want: w.want,
+        error: w.error,
+        of_tolerance: w.share(),
+        correctly_rounded: c.rounded_share(),
+    })
+}
+
+/// `x 128x4096 bf16, w 4096 bf16`
+fn shapes(case: &Case) -> String {
+    let tensor = |(name, dtype, shape): &(&str, hk_core::DType, &[usize])| {
+        let sizes: Vec<String> = shape.iter().map(usize::to_string).collect();
+        format!("{name} {} {}", sizes.join("x"), dtype.name())
+    };
+    case.tensors.iter().map(tensor).collect::<Vec<_>>().join(", ")
+}
+
+impl Row {
+    fn verdict(&self) -> &'static str {
+        if self.passed { "ok" } else { "FAILED" }
+    }
+}
+
+fn progress(n: usize, total: usize, row: &Row) {
+    let line = format!("[{n}/{total}] {} {} on {}: {}", row.operator, row.case, row.device, row.verdict());
+    if std::io::stderr().is_terminal() {
+        // One line that is written over, cleared after the last.
+        eprint!("\r\x1b[2K{}", if n == total { "" } else { &line });
+    } else {
+        eprintln!("{line}");
+    }
+}
+
+fn print(rows: &[Row]) -> Result<()> {
+    let mut table = Table::new([
+        "operator",
+        "model",
+        "shape",
+        "device",
+        ">worst error",
+        ">of tolerance",
+        ">instructions",
+        ">per wave",
+        ">VGPR",
+        ">waves/SIMD",
+        ">floor",
+        ">moved",
+        ">distinct",
+        "",
+    ]);
+    for row in rows {
+        let none = || "-".to_owned();
+        let kernel = |f: fn(&KernelUse) -> String| match row.kernels.as_slice() {
+            [] => none(),
+            kernels => kernels.iter().map(f).collect::<Vec<_>>().join("\n"),
+        };
+        let counted = |f: fn(&Counters) -> Option<u64>| row.counters.as_ref().and_then(f);
+        let text = |n: Option<u64>| n.map_or_else(none, |n| n.to_string());
+        let moved = counted(|c| Some(c.global_read_bytes + c.global_written_bytes));
+        let distinct = counted(|c| Some(c.distinct_read_bytes? + c.distinct_written_bytes?));
+        let of_floor = |bytes: Option<u64>| match bytes {
+            Some(bytes) if row.floor_bytes > 0 => format!("{:.2}", bytes as f64 / row.floor_bytes as f64),
+            _ => none(),
+        };
+        let worst = |f: fn(&Worst) -> String| row.worst.as_ref().map_or_else(none, f);
+        table.row([
+            row.operator.into(),
+            row.case.into(),
+            row.shapes.split(", ").next().unwrap_or_default().into(),
+            row.device.clone(),
+            worst(|w| format!("{:.1e}", w.error)),
+            worst(|w| format!("{:.0} %", 100.0 * w.of_tolerance)),
+            text(counted(|c| Some(c.instructions))),
+            text(counted(|c| c.instructions.checked_div(c.waves))),
+            kernel(|k| if k.agprs > 0 { format!("{}+{}", k.vgprs, k.agprs) } else { k.vgprs.to_string() }),
+            kernel(|k| k.occupancy.to_string()),
+            out::bytes(row.floor_bytes),
+            of_floor(moved),
+            of_floor(distinct),
+            row.verdict().into(),
+        ]);
+    }
+    table.print()?;
+    for (row, error) in rows.iter().filter_map(|row| Some((row, row.error.as_ref()?))) {
+        out::print(format_args!("{} {} on {}:\n{error}", row.operator, row.case, row.device))?;
+    }
+    let good = rows.iter().filter(|row| row.passed).count();
+    let seconds: f64 = rows.iter().map(|row| row.host_seconds).sum();
+    out::print(format_args!(
+        "{good} of {} runs are within tolerance of the f64 reference; {seconds:.2} s of emulation.\n\
+         Instructions and bytes are the emulator's counts, not a GPU's. Floor: each input read and each output written \
+         once.\nMoved: all lanes' accesses over the floor. Distinct: each byte counted once, over the floor.",
+        rows.len()
+    ))
+}

@@ -1,0 +1,170 @@
+//! `hk inspect`.
+
+use crate::out::{self, Table};
+use crate::{Failure, Result, list};
+use hk_codeobj::{CodeObject, Kernel};
+use hk_core::registry::Operator;
+use hk_core::{Arch, CodeObjects};
+use hk_emu::isa;
+use object::{Object as _, ObjectSymbol as _};
+use std::fmt::Write as _;
+
+/// Options of `hk inspect`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The operator.
+    #[arg(value_name = "OP")]
+    operator: String,
+    /// Only this target.
+    #[arg(long)]
+    target: Option<Arch>,
+    /// Only kernels whose name contains this.
+    #[arg(long)]
+    kernel: Option<String>,
+    /// Print the disassembly of the kernels.
+    #[arg(long)]
+    asm: bool,
+}
+
+/// A kernel in a code object for a target.
+struct Entry {
+    arch: Arch,
+    image: &'static [u8],
+    object: CodeObject,
+    kernel: Kernel,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    let op = crate::operator(&args.operator)?;
+    let entries = entries(op, args)?;
+    if args.asm {
+        return entries.iter().try_for_each(|e| out::print(disassembly(e)?));
+    }
+    print_arguments(op)?;
+    out::print("")?;
+    print_resources(&entries)
+}
+
+fn entries(op: &Operator, args: &Args) -> Result<Vec<Entry>> {
+    let targets: Vec<Arch> = match args.target {
+        Some(target) => vec![target],
+        None => Arch::ALL.into_iter().filter(|a| op.kernels.iter().any(|k| k.image(*a).is_ok())).collect(),
+    };
+    let mut entries = Vec::new();
+    for objects in op.kernels {
+        if targets.is_empty() {
+            objects.image(Arch::Gfx942)?; // says why there is none
+        }
+        for &arch in &targets {
+            entries.extend(kernels(objects, arch)?);
+        }
+    }
+    if let Some(part) = &args.kernel {
+        entries.retain(|e| e.kernel.name.contains(part));
+        if entries.is_empty() {
+            return Err(Failure::new(format!("{}: no kernel's name contains `{part}`", op.name)));
+        }
+    }
+    Ok(entries)
+}
+
+fn kernels(objects: &'static CodeObjects, arch: Arch) -> Result<Vec<Entry>> {
+    let image = objects.image(arch)?;
+    if !arch.is_amd() {
+        return Err(Failure::new(format!("{}: {arch} is PTX, which has no registers yet", objects.name())));
+    }
+    let wrong =
+        |e: &dyn std::fmt::Display| Failure::new(format!("code object {}: {arch}: {e}", objects.name()));
+    let object = CodeObject::parse(image).map_err(|e| wrong(&e))?;
+    let kernels = object.kernels.clone();
+    Ok(kernels.into_iter().map(|kernel| Entry { arch, image, object: object.clone(), kernel }).collect())
+}
+
+fn print_arguments(op: &Operator) -> Result<()> {
+    out::print(format_args!("{} ({}): {}\n", op.name, op.family, op.summary))?;
+    let mut table = Table::new(["tensor", "", "shape", "element types"]);
+    for arg in op.args {
+        let optional = if arg.optional { ", optional" } else { "" };
+        let role = format!("{}{optional}", list::role(arg.role));
+        table.row([arg.name.into(), role, arg.shape.into(), list::dtypes(arg.dtypes)]);
+    }
+    table.print()?;
+    out::print("")?;
+    let mut table = Table::new(["parameter", "default", "values", "meaning"]);
+    for scalar in op.scalars {
+        let default = scalar.default.to_string();
+        table.row([scalar.name.into(), default, list::values(scalar), scalar.summary.into()]);
+    }
+    table.print()
+}
+
+fn print_resources(entries: &[Entry]) -> Result<()> {
+    let mut table = Table::new([
+        "kernel",
+        "target",
+        ">threads",
+        ">VGPR",
+        ">AGPR",
+        ">SGPR",
+        ">LDS B",
+        ">scratch B",
+        ">spills",
+        ">waves/SIMD",
+    ]);
+    for Entry { arch, kernel, .. } in entries {
+        let name = kernel.name.clone();
+        let numbers = [
+            kernel.max_threads,
+            kernel.vgprs,
+            kernel.agprs,
+            kernel.sgprs,
+            kernel.lds_bytes,
+            kernel.scratch_bytes,
+            kernel.vgpr_spills + kernel.sgpr_spills,
+            kernel.occupancy(*arch),
+        ];
+        let [threads, vgpr, agpr, sgpr, lds, scratch, spills, occupancy] = numbers.map(|n| n.to_string());
+        table.row([name, arch.to_string(), threads, vgpr, agpr, sgpr, lds, scratch, spills, occupancy]);
+    }
+    table.print()
+}
+
+/// The instructions of a kernel, each with its address and its words; the words of one that is not known alone.
+fn disassembly(entry: &Entry) -> Result<String> {
+    let Entry { arch, kernel, .. } = entry;
+    let code = code(entry)?;
+    let mut text = format!("{} for {arch}, {} bytes:\n", kernel.name, code.len());
+    let words: Vec<u32> =
+        code.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+    let mut at = 0;
+    while at < words.len() {
+        let (length, instruction) = match isa::decode(*arch, &words[at..]) {
+            Ok(inst) => (usize::from(inst.size / 4).max(1), isa::display(&inst).to_string()),
+            Err(_) => (1, format!(".long {:#010x}", words[at])),
+        };
+        let address = entry.kernel.entry_vaddr + 4 * at as u64;
+        let bytes: Vec<_> =
+            words[at..words.len().min(at + length)].iter().map(|w| format!("{w:08X}")).collect();
+        let _ = writeln!(text, "    {instruction:<60} // {address:06X}: {}", bytes.join(" "));
+        at += length;
+    }
+    text.pop();
+    Ok(text)
+}
+
+/// The bytes of a kernel's function, as its symbol delimits them.
+fn code(entry: &Entry) -> Result<&'static [u8]> {
+    let Entry { image, object, kernel, .. } = entry;
+    let wrong = |what: &str| Failure::new(format!("kernel {}: {what}", kernel.name));
+    let elf = object::read::elf::ElfFile64::<object::LittleEndian>::parse(*image)?;
+    let function =
+        elf.symbols().find(|s| s.address() == kernel.entry_vaddr && s.size() > 0 && s.is_definition());
+    let size = function.ok_or_else(|| wrong("no symbol of its function"))?.size();
+    let segment = object.segments.iter().find(|s| {
+        let end = s.vaddr.saturating_add(s.file.len() as u64);
+        (s.vaddr..end).contains(&kernel.entry_vaddr) && size <= end - kernel.entry_vaddr
+    });
+    let segment = segment.ok_or_else(|| wrong("its function lies outside of the file"))?;
+    let start = segment.file.start + (kernel.entry_vaddr - segment.vaddr) as usize;
+    image.get(start..start + size as usize).ok_or_else(|| wrong("its function lies outside of the file"))
+}

@@ -1,0 +1,171 @@
+//! `hk list`.
+
+use crate::out::{self, Table};
+use crate::{Failure, Result};
+use hk_core::registry::{ArgSpec, Operator, Role, Scalar, ScalarSpec};
+use hk_core::{Arch, DType};
+use serde::Serialize;
+
+/// Options of `hk list`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Only one family, such as `norm`.
+    #[arg(long)]
+    family: Option<String>,
+    /// Print everything as JSON.
+    #[arg(long)]
+    json: bool,
+    /// Print the table of the README.
+    #[arg(long, conflicts_with = "json")]
+    markdown: bool,
+}
+
+#[derive(Serialize)]
+struct OperatorJson {
+    name: &'static str,
+    family: &'static str,
+    summary: &'static str,
+    tensors: Vec<TensorJson>,
+    parameters: Vec<ParameterJson>,
+    /// Targets that all of its kernels are compiled for.
+    targets: Vec<&'static str>,
+    cases: Vec<&'static str>,
+}
+
+#[derive(Serialize)]
+struct TensorJson {
+    name: &'static str,
+    role: &'static str,
+    optional: bool,
+    dtypes: Vec<&'static str>,
+    shape: &'static str,
+    min_rank: usize,
+    max_rank: usize,
+}
+
+#[derive(Serialize)]
+struct ParameterJson {
+    name: &'static str,
+    default: String,
+    values: String,
+    summary: &'static str,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    let operators = chosen(args.family.as_deref())?;
+    if args.json {
+        return out::json(&operators.iter().map(|op| json(op)).collect::<Vec<_>>());
+    }
+    if args.markdown {
+        return out::print(markdown(&operators));
+    }
+    let mut table = Table::new(["operator", "family", "tensors", "parameters", "formula"]);
+    for op in operators {
+        table.row([op.name.into(), op.family.into(), tensors(op), parameters(op), op.summary.into()]);
+    }
+    table.print()
+}
+
+fn chosen(family: Option<&str>) -> Result<Vec<&'static Operator>> {
+    let all = crate::operators();
+    let Some(family) = family else { return Ok(all) };
+    let is = |op: &&&Operator| op.family == family || op.family.strip_prefix("hk-") == Some(family);
+    let chosen: Vec<_> = all.iter().filter(is).copied().collect();
+    if chosen.is_empty() {
+        let mut names: Vec<_> = all.iter().map(|op| op.family).collect();
+        names.dedup();
+        return Err(Failure::new(format!("no family `{family}`, expected one of {}", names.join(", "))));
+    }
+    Ok(chosen)
+}
+
+/// The table of the README.
+pub fn markdown(operators: &[&Operator]) -> String {
+    let mut table = Table::new(["operator", "crate", "formula", "tensors", "element types", "parameters"]);
+    for op in operators {
+        let types: Vec<_> = op.args.first().map_or(&[][..], |a| a.dtypes).iter().map(|d| d.name()).collect();
+        table.row([
+            format!("`{}`", op.name),
+            format!("`{}`", op.family),
+            format!("`{}`", op.summary).replace('|', "\\|"),
+            format!("`{}`", tensors(op)),
+            types.join(", "),
+            format!("`{}`", parameters(op)),
+        ]);
+    }
+    table.to_string()
+}
+
+/// `x, weight -> y, [rstd]`: optional ones in brackets, those updated in place on both sides.
+fn tensors(op: &Operator) -> String {
+    let side = |here: fn(Role) -> bool| {
+        let name = |a: &ArgSpec| if a.optional { format!("[{}]", a.name) } else { a.name.to_owned() };
+        op.args.iter().filter(|a| here(a.role)).map(name).collect::<Vec<_>>().join(", ")
+    };
+    format!("{} -> {}", side(|r| r != Role::Out), side(|r| r != Role::In))
+}
+
+/// `eps=1e-6, round_mode=f32`
+fn parameters(op: &Operator) -> String {
+    let parameter = |s: &ScalarSpec| format!("{}={}", s.name, s.default);
+    op.scalars.iter().map(parameter).collect::<Vec<_>>().join(", ")
+}
+
+/// The word for a role.
+pub fn role(role: Role) -> &'static str {
+    match role {
+        Role::In => "in",
+        Role::Out => "out",
+        Role::InOut => "in, out",
+    }
+}
+
+/// `bf16, f16`
+pub fn dtypes(list: &[DType]) -> String {
+    list.iter().map(|d| d.name()).collect::<Vec<_>>().join(", ")
+}
+
+/// The values of a parameter, in words.
+pub fn values(scalar: &ScalarSpec) -> String {
+    match scalar.default {
+        Scalar::Choice(_) => scalar.choices.join(", "),
+        _ => scalar.domain(),
+    }
+}
+
+/// Targets that all of an operator's sources are compiled for.
+pub fn targets(op: &Operator) -> Vec<&'static str> {
+    let compiled = |arch: &Arch| op.kernels.iter().all(|k| k.images().iter().any(|(a, _)| a == arch));
+    Arch::ALL.iter().filter(|a| !op.kernels.is_empty() && compiled(a)).map(|a| a.name()).collect()
+}
+
+fn json(op: &Operator) -> OperatorJson {
+    let tensor = |a: &ArgSpec| TensorJson {
+        name: a.name,
+        role: match a.role {
+            Role::In => "in",
+            Role::Out => "out",
+            Role::InOut => "inout",
+        },
+        optional: a.optional,
+        dtypes: a.dtypes.iter().map(|d| d.name()).collect(),
+        shape: a.shape,
+        min_rank: a.rank.0,
+        max_rank: a.rank.1,
+    };
+    let parameter = |s: &ScalarSpec| ParameterJson {
+        name: s.name,
+        default: s.default.to_string(),
+        values: values(s),
+        summary: s.summary,
+    };
+    OperatorJson {
+        name: op.name,
+        family: op.family,
+        summary: op.summary,
+        tensors: op.args.iter().map(tensor).collect(),
+        parameters: op.scalars.iter().map(parameter).collect(),
+        targets: targets(op),
+        cases: op.cases.iter().map(|c| c.label).collect(),
+    }
+}

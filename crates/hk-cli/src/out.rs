@@ -1,0 +1,85 @@
+//! Everything that is printed: tables, JSON, text.
+
+use crate::Result;
+use comfy_table::{CellAlignment, ContentArrangement, presets};
+use serde::Serialize;
+use std::fmt::Display;
+use std::io::{ErrorKind, Write as _};
+
+/// A table, in a form that is Markdown, too.
+pub struct Table(comfy_table::Table);
+
+impl Table {
+    /// Columns by their headers; a header that begins with `>` aligns its column to the right.
+    pub fn new<const N: usize>(headers: [&str; N]) -> Self {
+        let mut table = comfy_table::Table::new();
+        table.load_style(presets::ASCII_MARKDOWN).set_content_arrangement(ContentArrangement::Disabled);
+        table.set_header(headers.map(|h| h.trim_start_matches('>')));
+        for (i, _) in headers.iter().enumerate().filter(|(_, h)| h.starts_with('>')) {
+            if let Some(column) = table.column_mut(i) {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+        Self(table)
+    }
+
+    /// Adds a row.
+    pub fn row<const N: usize>(&mut self, cells: [String; N]) {
+        self.0.add_row(cells);
+    }
+
+    /// Prints it.
+    pub fn print(&self) -> Result<()> {
+        print(&self.0)
+    }
+}
+
+impl Display for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Prints a text and a new line. A reader that has gone away, as `head`, is no failure.
+pub fn print(text: impl Display) -> Result<()> {
+    match writeln!(std::io::stdout().lock(), "{text}") {
+        Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(e.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Prints JSON.
+pub fn json(value: &impl Serialize) -> Result<()> {
+    print(serde_json::to_string_pretty(value)?)
+}
+
+/// A number of bytes, readable.
+pub fn bytes(n: u64) -> String {
+    let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    match units.iter().find(|(_, shift)| n >> shift > 0) {
+        Some((unit, shift)) if n % (1 << shift) == 0 => format!("{} {unit}", n >> shift),
+        Some((unit, shift)) => format!("{:.2} {unit}", n as f64 / (1u64 << shift) as f64),
+        None => format!("{n} B"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_are_markdown() {
+        let mut table = Table::new(["name", ">n"]);
+        table.row(["a".into(), "1".into()]);
+        table.row(["long".into(), "23".into()]);
+        assert_eq!(table.to_string(), "| name |  n |\n|------|----|\n| a    |  1 |\n| long | 23 |");
+    }
+
+    #[test]
+    fn bytes_are_readable() {
+        assert_eq!(bytes(1023), "1023 B");
+        assert_eq!(bytes(64 << 10), "64 KiB");
+        assert_eq!(bytes((3 << 20) + (1 << 19)), "3.50 MiB");
+        assert_eq!(bytes(192 << 30), "192 GiB");
+    }
+}

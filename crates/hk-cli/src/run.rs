@@ -1,0 +1,218 @@
+//! `hk run`.
+
+use crate::out::{self, Table};
+use crate::{Failure, Result, tensors};
+use hk_core::registry::{Call, Described as _, HostCall, HostTensor, Operator};
+use hk_core::{Counters, Device};
+use hk_testkit::compare::{Comparison, compare};
+use std::path::PathBuf;
+
+/// Options of `hk run`.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_long_help = "Tensors go by the names of the operator's arguments, which `hk inspect OP` lists. A \
+    tensor that the operator updates in place is given as an input and comes back as an output of the same name."
+)]
+pub struct Args {
+    /// The operator.
+    #[arg(value_name = "OP")]
+    operator: String,
+    /// The safetensors file with the inputs.
+    #[arg(long = "in", value_name = "FILE")]
+    input: PathBuf,
+    /// The safetensors file for the outputs. May be left out with --check.
+    #[arg(long = "out", value_name = "FILE", required_unless_present = "check")]
+    output: Option<PathBuf>,
+    /// Set a parameter.
+    #[arg(long = "param", value_name = "NAME=VALUE", value_parser = parameter)]
+    params: Vec<(String, String)>,
+    /// Ask for an optional output.
+    #[arg(long, value_name = "NAME")]
+    want: Vec<String>,
+    /// The device, such as emu:gfx942 or hip:0. Default: HK_DEVICE, else an AMD GPU, else emu:gfx942.
+    #[arg(long, value_name = "SPEC")]
+    device: Option<String>,
+    /// Compare the outputs with the operator's f64 reference; fail if one is out of tolerance.
+    #[arg(long)]
+    check: bool,
+    /// Print what was executed (emulator only).
+    #[arg(long)]
+    stats: bool,
+    /// Run with every check there is (emulator only).
+    ///
+    /// On the emulator these are always on: out-of-bounds, misaligned and use-after-free accesses, unknown
+    /// instructions, and the part's limits. With this option the operator runs a second time on a single host thread,
+    /// and outputs that differ in any bit, a race between workgroups, are a failure.
+    #[arg(long)]
+    sanitize: bool,
+}
+
+fn parameter(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.into(), value.into())),
+        _ => Err("expected NAME=VALUE".into()),
+    }
+}
+
+type Outputs = Vec<(&'static str, HostTensor)>;
+
+pub fn run(args: &Args) -> Result<()> {
+    let op = crate::operator(&args.operator)?;
+    let call = call(op, args)?;
+    let device = match &args.device {
+        Some(spec) => Device::open(spec)?,
+        None => Device::open_default()?,
+    };
+    if args.stats || args.sanitize {
+        expect_emulator(&device)?;
+    }
+    // Its own instance, so that it lists and counts this run only.
+    let device = if args.stats { with_option(&device, "footprint=true")? } else { device };
+    let (outputs, counters) = execute(op, &device, &call)?;
+    if args.sanitize {
+        let serial = with_option(&device, "threads=1")?;
+        expect_same(&outputs, &execute(op, &serial, &call)?.0, device.spec(), serial.spec())?;
+    }
+    if let Some(path) = &args.output {
+        let about = [("format", "pt"), ("operator", op.name), ("device", device.spec())];
+        tensors::write(path, &outputs, &about)?;
+    }
+    if args.stats {
+        print_stats(op, &call, &device, counters)?;
+    }
+    if args.check { check(op, &call, &outputs) } else { Ok(()) }
+}
+
+/// The call that the command line describes.
+fn call(op: &'static Operator, args: &Args) -> Result<HostCall> {
+    let mut call: HostCall = Call::new(op);
+    for (name, value) in &args.params {
+        call.parse_scalar(name, value)?;
+    }
+    for name in &args.want {
+        call.want(name)?;
+    }
+    for (name, tensor) in tensors::read(&args.input, op)? {
+        call.set(&name, tensor)?;
+    }
+    call.check_complete()?;
+    Ok(call)
+}
+
+fn expect_emulator(device: &Device) -> Result<()> {
+    if device.info().driver == "emu" {
+        return Ok(());
+    }
+    let text = "only the emulator counts and checks; choose it with --device emu:gfx942 or emu:gfx950";
+    Err(Failure::new(format!("{}: {text}", device.spec())))
+}
+
+/// An emulated device with one more option.
+fn with_option(device: &Device, option: &str) -> Result<Device> {
+    let spec = device.spec();
+    let separator = if spec.contains('?') { '&' } else { '?' };
+    Ok(Device::open(&format!("{spec}{separator}{option}"))?)
+}
+
+fn execute(op: &Operator, device: &Device, call: &HostCall) -> Result<(Outputs, Option<Counters>)> {
+    let stream = device.create_stream()?;
+    let outputs = op.execute(&stream, call)?;
+    Ok((outputs, stream.take_counters()?))
+}
+
+/// Fails if any bit differs.
+fn expect_same(a: &Outputs, b: &Outputs, a_on: &str, b_on: &str) -> Result<()> {
+    for ((name, x), (_, y)) in a.iter().zip(b) {
+        if let Some(i) = x.bytes().iter().zip(y.bytes()).position(|(x, y)| x != y) {
+            let element = i / x.dtype().size_bytes();
+            let text =
+                format!("output `{name}` depends on the order of workgroups: element {element} differs");
+            return Err(Failure::new(format!("{text} between {a_on} and {b_on}")));
+        }
+    }
+    Ok(())
+}
+
+/// Compares each output with the reference.
+pub fn comparisons(op: &Operator, call: &HostCall, outputs: &Outputs) -> Result<Vec<Comparison>> {
+    let mut all = Vec::new();
+    for (name, want) in (op.reference)(call)? {
+        let Some((_, got)) = outputs.iter().find(|(n, _)| *n == name) else {
+            return Err(Failure::new(format!(
+                "{}: the reference has an output `{name}`, the run has none",
+                op.name
+            )));
+        };
+        let values = got.to_f64();
+        if values.len() != want.values.len() {
+            let (got, want) = (got.shape(), &want.shape);
+            return Err(Failure::new(format!("{}: `{name}` is {got:?}, its reference {want:?}", op.name)));
+        }
+        all.push(compare(name, got.dtype(), &want.shape, &values, &want.values, op.tolerance));
+    }
+    Ok(all)
+}
+
+fn check(op: &Operator, call: &HostCall, outputs: &Outputs) -> Result<()> {
+    let all = comparisons(op, call, outputs)?;
+    let mut table =
+        Table::new(["output", "shape", ">worst error", ">of tolerance", ">correctly rounded", ""]);
+    for c in &all {
+        table.row([
+            format!("{} {}", c.label, c.dtype),
+            format!("{:?}", c.shape),
+            c.worst.map_or("-".into(), |w| format!("{:.2e}", w.error)),
+            c.worst.map_or("-".into(), |w| format!("{:.0} %", 100.0 * w.share())),
+            format!("{:.2} %", 100.0 * c.rounded_share()),
+            if c.passed() { "ok".into() } else { format!("{} of {} bad", c.bad, c.elements) },
+        ]);
+    }
+    table.print()?;
+    let bad: Vec<_> = all.iter().filter(|c| !c.passed()).map(|c| c.to_string()).collect();
+    if bad.is_empty() { Ok(()) } else { Err(Failure::new(bad.join("\n"))) }
+}
+
+fn print_stats(op: &Operator, call: &HostCall, device: &Device, counters: Option<Counters>) -> Result<()> {
+    for kernel in device.loaded_kernels() {
+        let (info, arch) = (kernel.info(), device.arch());
+        out::print(format_args!(
+            "{}: {} VGPRs, {} AGPRs, {} SGPRs, {} of LDS, {} waves per SIMD",
+            kernel.name(),
+            info.vgprs,
+            info.agprs,
+            info.sgprs,
+            out::bytes(info.lds_bytes.into()),
+            info.occupancy(arch)
+        ))?;
+    }
+    let Some(c) = counters else { return Ok(()) };
+    let mut table = Table::new(["executed by the emulator", ">count", ">per wave"]);
+    let rows = [
+        ("workgroups", c.workgroups),
+        ("waves", c.waves),
+        ("instructions", c.instructions),
+        ("  vector ALU", c.valu),
+        ("  matrix", c.mfma),
+        ("  scalar ALU", c.salu),
+        ("  scalar memory", c.smem),
+        ("  vector loads", c.vmem_loads),
+        ("  vector stores", c.vmem_stores),
+        ("  LDS", c.lds),
+        ("  branches", c.branches),
+        ("  waits, barriers, others", c.other),
+    ];
+    for (what, n) in rows {
+        let per_wave = if c.waves == 0 { 0.0 } else { n as f64 / c.waves as f64 };
+        table.row([what.into(), n.to_string(), format!("{per_wave:.1}")]);
+    }
+    table.print()?;
+    let floor = (op.traffic)(call);
+    let mut table = Table::new(["global memory, bytes", ">by all lanes", ">distinct", ">floor"]);
+    let distinct = |n: Option<u64>| n.map_or("-".into(), |n| n.to_string());
+    let read = (c.global_read_bytes, c.distinct_read_bytes, floor.read);
+    let written = (c.global_written_bytes, c.distinct_written_bytes, floor.written);
+    for (what, (all, different, floor)) in [("read", read), ("written", written)] {
+        table.row([what.into(), all.to_string(), distinct(different), floor.to_string()]);
+    }
+    table.print()
+}

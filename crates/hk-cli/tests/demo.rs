@@ -1,0 +1,58 @@
+//! `hk demo` and `hk status`, run as a user runs them.
+
+use std::process::{Command, Output};
+
+fn hk(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_hk")).args(args).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn the_demo_is_within_tolerance_and_counts() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let output = hk(&["demo", "--op", "fused_add_rmsnorm", "--json", file.path().to_str().unwrap()]);
+    let text = stdout(&output);
+    assert!(output.status.success(), "{text}");
+    let rows: serde_json::Value = serde_json::from_slice(&std::fs::read(file.path()).unwrap()).unwrap();
+    let rows = rows.as_array().unwrap();
+    for device in ["emu:gfx942", "emu:gfx950"] {
+        assert!(rows.iter().any(|r| r["device"] == device), "{device}: {text}");
+    }
+    for row in rows {
+        assert_eq!((&row["operator"], &row["passed"]), (&"fused_add_rmsnorm".into(), &true.into()), "{row}");
+        assert_eq!(row["kernels"].as_array().unwrap().len(), 1);
+        let number = |value: &serde_json::Value| value.as_u64().unwrap();
+        let counters = &row["counters"];
+        assert!(number(&counters["instructions"]) > number(&counters["waves"]));
+        // Each input is read and each output written, and nothing else: the distinct bytes are the floor.
+        let distinct = number(&counters["distinct_read_bytes"]) + number(&counters["distinct_written_bytes"]);
+        assert_eq!(distinct, number(&row["floor_bytes"]), "{row}");
+        let moved = number(&counters["global_read_bytes"]) + number(&counters["global_written_bytes"]);
+        assert!(moved >= distinct, "{row}");
+    }
+}
+
+#[test]
+fn what_cannot_run_fails_and_says_why() {
+    let output = hk(&["demo", "--op", "rmsnorm", "--device", "emu:gfx90a"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stdout(&output).contains("FAILED") && stdout(&output).contains("gfx90a"), "{}", stdout(&output));
+    let output = hk(&["demo", "--op", "nonesuch"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no operator matches `nonesuch`"));
+    assert_eq!(hk(&["demo", "--frobnicate"]).status.code(), Some(2));
+}
+
+#[test]
+fn status_lists_the_registry() {
+    let output = hk(&["status"]);
+    assert!(output.status.success());
+    let listed: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let names: Vec<_> = listed.as_array().unwrap().iter().map(|o| o["name"].as_str().unwrap()).collect();
+    let registered: Vec<_> = hk_cli::operators().iter().map(|o| o.name).collect();
+    assert_eq!(names, registered);
+    assert_eq!(listed[0]["targets"], serde_json::json!(["gfx942", "gfx950"]));
+}
