@@ -20,8 +20,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 /// | option | meaning |
 /// |---|---|
 /// | `threads=N` | host threads per launch (default: all) |
-/// | `budget=N` | instructions after which a launch is stopped as endless |
+/// | `budget=N` | instructions after which a wave is stopped as endless |
 /// | `footprint=BOOL` | count distinct bytes read and written, for [`Counters`](crate::Counters) |
+/// | `misaligned=BOOL` | let global accesses be misaligned, as the hardware does |
 /// | `delay_ms=N` | pause before each piece of queued work, so that tests meet real asynchrony |
 ///
 /// ```

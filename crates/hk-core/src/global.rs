@@ -16,6 +16,9 @@ pub struct GlobalLayout {
     strides: [i64; 4],
 }
 
+// What the device headers assert of `hk::Global`.
+const _: () = assert!(size_of::<GlobalLayout>() == 56);
+
 impl GlobalLayout {
     /// An optional tensor that is not there: `data` is null, every length 0.
     pub const ABSENT: Self = Self { data: 0, shape: [0; 4], strides: [0; 4] };

@@ -25,7 +25,7 @@ pub use dtype::{
 pub use error::{Error, Result};
 pub use event::Event;
 pub use global::GlobalLayout;
-pub use hk_codeobj::Arch;
+pub use hk_codeobj::{Arch, Kernel as KernelInfo};
 #[cfg(feature = "emu")]
 pub use hk_emu::Counters;
 pub use launch::{Launch, LaunchConfig};

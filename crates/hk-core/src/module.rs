@@ -1,7 +1,7 @@
 //! Code objects and the kernels in them.
 
 use crate::driver::Handle;
-use crate::{Arch, Device, Error, Result};
+use crate::{Arch, Device, Error, KernelInfo, Result};
 use hk_codeobj::CodeObject;
 use std::collections::HashMap;
 use std::fmt;
@@ -63,7 +63,7 @@ pub struct Kernel {
     pub(crate) device_id: u64,
     pub(crate) device_spec: String,
     pub(crate) function: Handle,
-    info: hk_codeobj::Kernel,
+    info: KernelInfo,
 }
 
 impl Kernel {
@@ -73,7 +73,7 @@ impl Kernel {
     }
 
     /// What the code object says about it: arguments, registers, LDS, threads.
-    pub fn info(&self) -> &hk_codeobj::Kernel {
+    pub fn info(&self) -> &KernelInfo {
         &self.info
     }
 
@@ -149,7 +149,7 @@ fn load(device: &Device, objects: &'static CodeObjects) -> Result<Loaded> {
 }
 
 /// What every kernel of the library must be.
-fn check_contract(device: &Device, kernel: &hk_codeobj::Kernel) -> Result<(), String> {
+fn check_contract(device: &Device, kernel: &KernelInfo) -> Result<(), String> {
     let info = device.info();
     let mut explicit = kernel.args.iter().filter(|a| !a.hidden());
     match (explicit.next(), explicit.next()) {

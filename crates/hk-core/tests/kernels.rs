@@ -142,17 +142,18 @@ fn tensors_dropped_after_the_launch_live_until_it_is_done() {
 
 #[test]
 fn launches_are_queued_and_not_awaited() {
-    let stream = slow();
-    let mut y = stream.alloc_zeroed::<f32>(64).unwrap();
+    let stream = Device::open("emu:gfx942?delay_ms=50").unwrap().create_stream().unwrap();
+    let mut y = stream.upload(&[1f32; 64]).unwrap();
     stream.kernel(*PROBE, "scale").unwrap();
     let start = Instant::now();
-    for _ in 0..10 {
+    for _ in 0..7 {
         let y = y.view_mut([64]).unwrap();
         scale(&stream, y.alias(), y, 2.0).unwrap();
     }
-    assert!(start.elapsed() < Duration::from_millis(25), "{:?}", start.elapsed());
-    stream.synchronize().unwrap();
-    assert!(start.elapsed() >= Duration::from_millis(50));
+    let queued = start.elapsed();
+    assert_eq!(stream.download(&y).unwrap(), [128f32; 64]);
+    assert!(start.elapsed() >= Duration::from_millis(7 * 50));
+    assert!(queued < Duration::from_millis(4 * 50), "queueing took {queued:?}");
 }
 
 #[test]

@@ -27,26 +27,31 @@ impl Emu {
         let arch: Arch =
             target.parse().ok().filter(|a: &Arch| a.is_amd()).ok_or_else(|| wrong(super::WANT))?;
 
-        let mut machine = MachineOptions::new(arch);
+        let mut machine = MachineOptions::default().arch(arch);
         let mut delay = Duration::ZERO;
         for option in options.split('&').filter(|o| !o.is_empty()) {
             let (key, value) = option.split_once('=').unwrap_or((option, ""));
             match key {
                 "threads" => {
                     let n = parse(value).filter(|&n| n > 0);
-                    machine = machine.threads(n.ok_or_else(|| wrong("threads=N with N > 0"))?);
+                    machine = machine.threads(Some(n.ok_or_else(|| wrong("threads=N with N > 0"))?));
                 }
                 "budget" => {
-                    machine = machine.instruction_budget(parse(value).ok_or_else(|| wrong("budget=N"))?);
+                    let n = parse(value).ok_or_else(|| wrong("budget=N"))?;
+                    machine = machine.instruction_budget(Some(n));
                 }
                 "footprint" => {
-                    machine =
-                        machine.footprint(parse(value).ok_or_else(|| wrong("footprint=true or =false"))?);
+                    let on = parse(value).ok_or_else(|| wrong("footprint=true or =false"))?;
+                    machine = machine.footprint(on);
+                }
+                "misaligned" => {
+                    let on = parse(value).ok_or_else(|| wrong("misaligned=true or =false"))?;
+                    machine = machine.allow_misaligned(on);
                 }
                 "delay_ms" => {
                     delay = Duration::from_millis(parse(value).ok_or_else(|| wrong("delay_ms=N"))?);
                 }
-                _ => return Err(wrong("the options threads, budget, footprint, delay_ms")),
+                _ => return Err(wrong("the options threads, budget, footprint, misaligned, delay_ms")),
             }
         }
         let info = DeviceInfo {

@@ -4,6 +4,7 @@
 typedef unsigned int u32;
 typedef unsigned long u64;
 typedef __attribute__((address_space(1))) float *Floats;
+typedef volatile __attribute__((address_space(1))) float *VolatileFloats;
 
 struct Tensor {
     u64 data;
@@ -32,7 +33,7 @@ GLOBAL scale(const Params p) {
 GLOBAL overrun(const Params p) {
     const u32 i = index();
     if (i <= p.y.shape[3]) {
-        const float x = *p.x.at(i);  // one past the end in the last lane
+        const float x = *(VolatileFloats)p.x.at(i);  // one past the end in the last lane
         if (i < p.y.shape[3]) *p.y.at(i) = p.a * x;
     }
 }
