@@ -108,6 +108,17 @@ impl Program {
         }
     }
 
+    /// The instructions that would end a launch that reaches them, and why.
+    pub fn unsupported(&self) -> Vec<(u64, String, String)> {
+        let mut list: Vec<_> = self
+            .problems
+            .iter()
+            .map(|(index, problem)| (self.address(*index), self.text(*index), format!("{problem:?}")))
+            .collect();
+        list.sort();
+        list
+    }
+
     /// Puts the program's constants into the slots of a wave.
     pub fn place_constants(&self, w: &mut Wave) {
         if w.constants_of != self.id {

@@ -2,13 +2,14 @@
 
 use std::sync::{Arc, OnceLock};
 
-use hk_codeobj::Arch;
+use hk_codeobj::{Arch, Kernel};
 
 use crate::counters::Counters;
 use crate::exec::{Level, mem::View};
 use crate::fault::Fault;
 use crate::launch::{Dispatch, Launch, Setup, check_limits, kernarg, packet, registers};
 use crate::loader::{LoadError, Module};
+use crate::lower::Program;
 use crate::memory::{Memory, MemoryError};
 
 /// How a [`Machine`] behaves.
@@ -20,6 +21,7 @@ pub struct MachineOptions {
     footprint: bool,
     allow_misaligned: bool,
     level: Option<Level>,
+    kernarg_preload: bool,
 }
 
 impl Default for MachineOptions {
@@ -32,6 +34,7 @@ impl Default for MachineOptions {
             footprint: false,
             allow_misaligned: false,
             level: None,
+            kernarg_preload: true,
         }
     }
 }
@@ -69,6 +72,14 @@ impl MachineOptions {
     #[must_use]
     pub fn allow_misaligned(mut self, on: bool) -> Self {
         self.allow_misaligned = on;
+        self
+    }
+
+    /// Enter kernels that preload arguments behind their prologue, as the hardware does (the default); else at the
+    /// prologue, as firmware without the feature does. Both give the same results.
+    #[must_use]
+    pub fn kernarg_preload(mut self, on: bool) -> Self {
+        self.kernarg_preload = on;
         self
     }
 
@@ -200,10 +211,7 @@ impl Machine {
         let packet_segment = memory.detached(64, 64, "dispatch packet", false).map_err(no_memory)?;
         packet_segment.write_bytes(0, &packet(kernel, dispatch, lds, segment.base));
 
-        // Hardware with the preload feature enters behind the prologue that loads the same registers by hand.
-        let preloads = kernel.descriptor.kernarg_preload_dwords != 0;
-        let entry = kernel.entry_vaddr + if preloads { 256 } else { 0 };
-        let program = module.program(self.0.level, entry, registers(kernel));
+        let program = self.program(module, kernel);
         let snapshot = memory.snapshot();
         let mut allocations: Vec<_> = snapshot.iter().map(|a| &**a).collect();
         allocations.extend([&*segment, &*packet_segment]);
@@ -218,6 +226,19 @@ impl Machine {
             packet: &packet_segment,
         };
         Launch::new(setup, dispatch).run(self.pool())
+    }
+
+    /// The instructions of a kernel that would end a launch if they were reached: virtual address, text, reason.
+    /// Empty for kernels that run in full; `None` if there is no such kernel.
+    pub fn unsupported(&self, module: &Module, kernel: &str) -> Option<Vec<(u64, String, String)>> {
+        Some(self.program(module, module.object.kernel(kernel)?).unsupported())
+    }
+
+    fn program(&self, module: &Module, kernel: &Kernel) -> Arc<Program> {
+        // Hardware with the preload feature enters behind the prologue that loads the same registers by hand.
+        let preloads = kernel.descriptor.kernarg_preload_dwords != 0 && self.0.options.kernarg_preload;
+        let entry = kernel.entry_vaddr + if preloads { 256 } else { 0 };
+        module.program(self.0.level, entry, registers(kernel))
     }
 
     /// The threads for workgroups; `None` is the caller alone.

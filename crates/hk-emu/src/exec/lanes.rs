@@ -1,7 +1,7 @@
 //! The shapes of vector handlers: which registers go in and out, around an operation on one lane.
 
 use super::float::{Round, flush32, flush64, is_nan32, nan32, nan64};
-use super::{Ctl, Env, Host, Uop, levels, movemask};
+use super::{Ctl, Env, Handler, Host, Level, Portable, Uop, levels, movemask};
 use crate::wave::{CHUNK, FloatMode, Wave, mode};
 
 /// MODE as lane operations see it.
@@ -103,6 +103,11 @@ fn lane_body<H: Host, O: LaneOp>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl 
 }
 levels!(lane_handler = lane_body<O: LaneOp>);
 
+/// For instructions too rare to be compiled for each level.
+pub(crate) fn lane_portable<O: LaneOp>(_: Level) -> Handler {
+    lane_body::<Portable, O>
+}
+
 /// An operation on one lane whose operands are one or two registers wide.
 pub(crate) trait WideOp {
     /// Registers of the destination.
@@ -153,6 +158,11 @@ fn wide_body<H: Host, O: WideOp>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl 
 }
 levels!(wide_handler = wide_body<O: WideOp>);
 
+/// For instructions too rare to be compiled for each level.
+pub(crate) fn wide_portable<O: WideOp>(_: Level) -> Handler {
+    wide_body::<Portable, O>
+}
+
 /// A comparison of one lane.
 pub(crate) trait CmpOp {
     /// Registers of each source.
@@ -160,9 +170,9 @@ pub(crate) trait CmpOp {
     fn f(a: u64, b: u64, m: Modes) -> bool;
 }
 
-/// `v_cmp`, and with `X` `v_cmpx`: a mask with zeros for inactive lanes.
+/// `v_cmp`, and with `extra` `v_cmpx`: a mask with zeros for inactive lanes.
 #[inline(always)]
-fn cmp_body<H: Host, O: CmpOp, const X: bool>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
+fn cmp_body<H: Host, O: CmpOp>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
     let m = Modes::of(w);
     let exec = w.exec();
     let mut out = 0;
@@ -182,12 +192,17 @@ fn cmp_body<H: Host, O: CmpOp, const X: bool>(w: &mut Wave, _: &mut Env<'_>, u: 
         out |= u64::from(movemask(r) & mask) << (16 * k);
     });
     w.set_s64(u.d as usize, out);
-    if X {
+    if u.extra != 0 {
         w.set_exec(out);
     }
     Ctl::Next
 }
-levels!(cmp_handler = cmp_body<O: CmpOp>[X: bool]);
+levels!(cmp_handler = cmp_body<O: CmpOp>);
+
+/// For comparisons too rare to be compiled for each level.
+pub(crate) fn cmp_portable<O: CmpOp>(_: Level) -> Handler {
+    cmp_body::<Portable, O>
+}
 
 /// The basic arithmetic of every float format.
 pub(crate) trait Arith {

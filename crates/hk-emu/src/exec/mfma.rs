@@ -251,6 +251,11 @@ fn mfma_body<H: Host, S: Shape>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
 }
 levels!(mfma_handler = mfma_body<S: Shape>);
 
+/// For shapes too rare to be compiled for each level.
+fn mfma_portable<S: Shape>(_: Level) -> Handler {
+    mfma_body::<super::Portable, S>
+}
+
 /// The bits of a result: the default NaN for every NaN.
 #[inline(always)]
 fn finish(acc: [f32; CHUNK]) -> [u32; CHUNK] {
@@ -374,8 +379,11 @@ impl<const M: usize, const N: usize, const K: usize, const BLOCKS: usize, A: Ele
 /// The handler of a dense matrix instruction; `fnuz` chooses the 8-bit formats. Adds to `extra`.
 pub(crate) fn handler(op: Op, level: Level, fnuz: bool, extra: &mut u32) -> Option<Handler> {
     macro_rules! pick {
+        ($m:literal $n:literal $k:literal 1 $a:ty, $b:ty) => {
+            Some(mfma_handler::<Dims<$m, $n, $k, 1, $a, $b>>(level))
+        };
         ($m:literal $n:literal $k:literal $blocks:literal $a:ty, $b:ty) => {
-            Some(mfma_handler::<Dims<$m, $n, $k, $blocks, $a, $b>>(level))
+            Some(mfma_portable::<Dims<$m, $n, $k, $blocks, $a, $b>>(level))
         };
     }
     macro_rules! integer {

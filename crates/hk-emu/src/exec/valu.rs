@@ -2,7 +2,8 @@
 
 use super::float;
 use super::lanes::{
-    CarryOp, CmpOp, LaneOp, Modes, WideOp, carry_handler, cmp_handler, lane_handler, wide_handler,
+    CarryOp, CmpOp, LaneOp, Modes, WideOp, carry_handler, cmp_handler, cmp_portable, lane_handler,
+    lane_portable, wide_handler,
 };
 use super::{Ctl, Env, Handler, Host, Level, Uop};
 use crate::isa::Op;
@@ -10,7 +11,7 @@ use crate::wave::{M0, Wave};
 
 /// Lane operations, one row each: mnemonic, number of sources, lane expression.
 macro_rules! lane_ops {
-    ($(#[$meta:meta])* $table:ident: $($op:ident $n:literal |$a:ident, $b:ident, $c:ident, $m:ident| $e:expr;)*) => {
+    ($(#[$meta:meta])* $table:ident by $pick:ident: $($op:ident $n:literal |$a:ident, $b:ident, $c:ident, $m:ident| $e:expr;)*) => {
         $(#[$meta])*
         pub(crate) fn $table(op: Op, level: Level) -> Option<Handler> {
             #[allow(non_camel_case_types)]
@@ -26,7 +27,7 @@ macro_rules! lane_ops {
                 }
             })*
             Some(match op {
-                $(Op::$op => lane_handler::<ops::$op>(level),)*
+                $(Op::$op => $pick::<ops::$op>(level),)*
                 _ => return None,
             })
         }
@@ -36,7 +37,7 @@ pub(crate) use lane_ops;
 
 /// The same with one- or two-register operands: widths of destination and sources first.
 macro_rules! wide_ops {
-    ($(#[$meta:meta])* $table:ident: $($op:ident [$d:literal, $s0:literal, $s1:literal, $s2:literal] |$a:ident, $b:ident, $c:ident, $m:ident| $e:expr;)*) => {
+    ($(#[$meta:meta])* $table:ident by $pick:ident: $($op:ident [$d:literal, $s0:literal, $s1:literal, $s2:literal] |$a:ident, $b:ident, $c:ident, $m:ident| $e:expr;)*) => {
         $(#[$meta])*
         pub(crate) fn $table(op: Op, level: Level) -> Option<Handler> {
             #[allow(non_camel_case_types)]
@@ -53,7 +54,7 @@ macro_rules! wide_ops {
                 }
             })*
             Some(match op {
-                $(Op::$op => wide_handler::<ops::$op>(level),)*
+                $(Op::$op => $pick::<ops::$op>(level),)*
                 _ => return None,
             })
         }
@@ -143,32 +144,18 @@ fn pair(f: impl Fn(u32, u32, u32) -> u32, a: u32, b: u32, c: u32) -> u32 {
 }
 
 lane_ops! {
-    /// 32-bit integer and bit operations.
-    int32:
+    /// 32-bit integer and bit operations that kernels are full of.
+    int32 by lane_handler:
     V_MOV_B32 1 |a, b, c, m| a;
     V_ACCVGPR_READ_B32 1 |a, b, c, m| a;
     V_ACCVGPR_WRITE_B32 1 |a, b, c, m| a;
-    V_ACCVGPR_MOV_B32 1 |a, b, c, m| a;
     V_NOT_B32 1 |a, b, c, m| !a;
-    V_BFREV_B32 1 |a, b, c, m| a.reverse_bits();
-    V_FFBH_U32 1 |a, b, c, m| if a == 0 { !0 } else { a.leading_zeros() };
-    V_FFBL_B32 1 |a, b, c, m| if a == 0 { !0 } else { a.trailing_zeros() };
-    V_FFBH_I32 1 |a, b, c, m| {
-        let x = if (a as i32) < 0 { !a } else { a };
-        if x == 0 { !0 } else { x.leading_zeros() }
-    };
     V_ADD_U32 2 |a, b, c, m| a.wrapping_add(b);
     V_SUB_U32 2 |a, b, c, m| a.wrapping_sub(b);
     V_SUBREV_U32 2 |a, b, c, m| b.wrapping_sub(a);
-    V_ADD_I32 2 |a, b, c, m| a.wrapping_add(b);
-    V_SUB_I32 2 |a, b, c, m| a.wrapping_sub(b);
-    V_MUL_I32_I24 2 |a, b, c, m| sext24(a).wrapping_mul(sext24(b)) as u32;
-    V_MUL_HI_I32_I24 2 |a, b, c, m| (i64::from(sext24(a)) * i64::from(sext24(b)) >> 32) as u32;
     V_MUL_U32_U24 2 |a, b, c, m| (a & 0xFF_FFFF).wrapping_mul(b & 0xFF_FFFF);
-    V_MUL_HI_U32_U24 2 |a, b, c, m| (u64::from(a & 0xFF_FFFF) * u64::from(b & 0xFF_FFFF) >> 32) as u32;
     V_MUL_LO_U32 2 |a, b, c, m| a.wrapping_mul(b);
     V_MUL_HI_U32 2 |a, b, c, m| (u64::from(a) * u64::from(b) >> 32) as u32;
-    V_MUL_HI_I32 2 |a, b, c, m| (i64::from(a as i32) * i64::from(b as i32) >> 32) as u32;
     V_MIN_I32 2 |a, b, c, m| (a as i32).min(b as i32) as u32;
     V_MAX_I32 2 |a, b, c, m| (a as i32).max(b as i32) as u32;
     V_MIN_U32 2 |a, b, c, m| a.min(b);
@@ -179,15 +166,44 @@ lane_ops! {
     V_AND_B32 2 |a, b, c, m| a & b;
     V_OR_B32 2 |a, b, c, m| a | b;
     V_XOR_B32 2 |a, b, c, m| a ^ b;
-    V_XNOR_B32 2 |a, b, c, m| !(a ^ b);
-    V_BFM_B32 2 |a, b, c, m| ((1u32 << (a & 31)) - 1) << (b & 31);
-    V_BCNT_U32_B32 2 |a, b, c, m| a.count_ones().wrapping_add(b);
-    V_MAD_I32_I24 3 |a, b, c, m| (sext24(a).wrapping_mul(sext24(b)) as u32).wrapping_add(c);
     V_MAD_U32_U24 3 |a, b, c, m| (a & 0xFF_FFFF).wrapping_mul(b & 0xFF_FFFF).wrapping_add(c);
     V_BFE_U32 3 |a, b, c, m| bfe_u(a, b, c);
     V_BFE_I32 3 |a, b, c, m| bfe_i(a, b, c);
     V_BFI_B32 3 |a, b, c, m| a & b | !a & c;
     V_ALIGNBIT_B32 3 |a, b, c, m| ((u64::from(a) << 32 | u64::from(b)) >> (c & 31)) as u32;
+    V_PERM_B32 3 |a, b, c, m| {
+        perm_byte(a, b, c) | perm_byte(a, b, c >> 8) << 8 | perm_byte(a, b, c >> 16) << 16 | perm_byte(a, b, c >> 24) << 24
+    };
+    V_XAD_U32 3 |a, b, c, m| (a ^ b).wrapping_add(c);
+    V_LSHL_ADD_U32 3 |a, b, c, m| (a << (b & 31)).wrapping_add(c);
+    V_ADD_LSHL_U32 3 |a, b, c, m| a.wrapping_add(b) << (c & 31);
+    V_ADD3_U32 3 |a, b, c, m| a.wrapping_add(b).wrapping_add(c);
+    V_LSHL_OR_B32 3 |a, b, c, m| a << (b & 31) | c;
+    V_AND_OR_B32 3 |a, b, c, m| a & b | c;
+    V_OR3_B32 3 |a, b, c, m| a | b | c;
+}
+
+lane_ops! {
+    /// The other 32-bit integer and bit operations.
+    int32_rare by lane_portable:
+    V_ACCVGPR_MOV_B32 1 |a, b, c, m| a;
+    V_BFREV_B32 1 |a, b, c, m| a.reverse_bits();
+    V_FFBH_U32 1 |a, b, c, m| if a == 0 { !0 } else { a.leading_zeros() };
+    V_FFBL_B32 1 |a, b, c, m| if a == 0 { !0 } else { a.trailing_zeros() };
+    V_FFBH_I32 1 |a, b, c, m| {
+        let x = if (a as i32) < 0 { !a } else { a };
+        if x == 0 { !0 } else { x.leading_zeros() }
+    };
+    V_ADD_I32 2 |a, b, c, m| a.wrapping_add(b);
+    V_SUB_I32 2 |a, b, c, m| a.wrapping_sub(b);
+    V_MUL_I32_I24 2 |a, b, c, m| sext24(a).wrapping_mul(sext24(b)) as u32;
+    V_MUL_HI_I32_I24 2 |a, b, c, m| (i64::from(sext24(a)) * i64::from(sext24(b)) >> 32) as u32;
+    V_MUL_HI_U32_U24 2 |a, b, c, m| (u64::from(a & 0xFF_FFFF) * u64::from(b & 0xFF_FFFF) >> 32) as u32;
+    V_MUL_HI_I32 2 |a, b, c, m| (i64::from(a as i32) * i64::from(b as i32) >> 32) as u32;
+    V_XNOR_B32 2 |a, b, c, m| !(a ^ b);
+    V_BFM_B32 2 |a, b, c, m| ((1u32 << (a & 31)) - 1) << (b & 31);
+    V_BCNT_U32_B32 2 |a, b, c, m| a.count_ones().wrapping_add(b);
+    V_MAD_I32_I24 3 |a, b, c, m| (sext24(a).wrapping_mul(sext24(b)) as u32).wrapping_add(c);
     V_ALIGNBYTE_B32 3 |a, b, c, m| ((u64::from(a) << 32 | u64::from(b)) >> (8 * (c & 3))) as u32;
     V_MIN3_I32 3 |a, b, c, m| (a as i32).min(b as i32).min(c as i32) as u32;
     V_MIN3_U32 3 |a, b, c, m| a.min(b).min(c);
@@ -208,18 +224,8 @@ lane_ops! {
     V_SAD_HI_U8 3 |a, b, c, m| (sad_u8(a, b, 0, false) << 16).wrapping_add(c);
     V_SAD_U16 3 |a, b, c, m| u16lo(a).abs_diff(u16lo(b)).wrapping_add((a >> 16).abs_diff(b >> 16)).wrapping_add(c);
     V_SAD_U32 3 |a, b, c, m| a.abs_diff(b).wrapping_add(c);
-    V_PERM_B32 3 |a, b, c, m| {
-        perm_byte(a, b, c) | perm_byte(a, b, c >> 8) << 8 | perm_byte(a, b, c >> 16) << 16 | perm_byte(a, b, c >> 24) << 24
-    };
     V_MAD_U32_U16 3 |a, b, c, m| (u16lo(a) * u16lo(b)).wrapping_add(c);
     V_MAD_I32_I16 3 |a, b, c, m| (i16lo(a) * i16lo(b)).wrapping_add(c as i32) as u32;
-    V_XAD_U32 3 |a, b, c, m| (a ^ b).wrapping_add(c);
-    V_LSHL_ADD_U32 3 |a, b, c, m| (a << (b & 31)).wrapping_add(c);
-    V_ADD_LSHL_U32 3 |a, b, c, m| a.wrapping_add(b) << (c & 31);
-    V_ADD3_U32 3 |a, b, c, m| a.wrapping_add(b).wrapping_add(c);
-    V_LSHL_OR_B32 3 |a, b, c, m| a << (b & 31) | c;
-    V_AND_OR_B32 3 |a, b, c, m| a & b | c;
-    V_OR3_B32 3 |a, b, c, m| a | b | c;
     V_CVT_PK_U16_U32 2 |a, b, c, m| a.min(0xFFFF) | b.min(0xFFFF) << 16;
     V_CVT_PK_I16_I32 2 |a, b, c, m| {
         let clamp = |x: u32| (x as i32).clamp(-32768, 32767) as u32 & 0xFFFF;
@@ -234,7 +240,7 @@ lane_ops! {
 
 lane_ops! {
     /// 16-bit integers in the low half, packed 16-bit integers, and dot products.
-    int16:
+    int16 by lane_portable:
     V_ADD_U16 2 |a, b, c, m| u16lo(a.wrapping_add(b));
     V_SUB_U16 2 |a, b, c, m| u16lo(a.wrapping_sub(b));
     V_SUBREV_U16 2 |a, b, c, m| u16lo(b.wrapping_sub(a));
@@ -312,7 +318,7 @@ fn dot_u(a: u32, b: u32, c: u32, width: u32) -> u32 {
 
 wide_ops! {
     /// 64-bit integers.
-    int64:
+    int64 by wide_handler:
     V_MOV_B64 [2, 2, 0, 0] |a, b, c, m| a;
     V_LSHLREV_B64 [2, 1, 2, 0] |a, b, c, m| b << (a & 63);
     V_LSHRREV_B64 [2, 1, 2, 0] |a, b, c, m| b >> (a & 63);
@@ -348,11 +354,11 @@ fn mad64(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
 
 /// Saturating integer arithmetic: what CLAMP makes of an addition or subtraction.
 pub(crate) mod saturate {
-    use super::{Handler, Host, LaneOp, Level, Modes, Op, i16lo, lane_handler, pair, sext24, u16lo};
+    use super::{Handler, Host, LaneOp, Level, Modes, Op, i16lo, lane_portable, pair, sext24, u16lo};
 
     lane_ops! {
         /// The operations that CLAMP makes saturate.
-        table:
+        table by lane_portable:
         V_ADD_U32 2 |a, b, c, m| a.saturating_add(b);
         V_SUB_U32 2 |a, b, c, m| a.saturating_sub(b);
         V_SUBREV_U32 2 |a, b, c, m| b.saturating_sub(a);
@@ -429,7 +435,7 @@ carry_ops! {
 
 macro_rules! compares {
     ($(($pred:ident, $cmp:ident $cmpx:ident, [$s0:literal, $s1:literal], |$a:ident, $b:ident, $m:ident| $e:expr))*) => {
-        fn compare(op: Op, level: Level) -> Option<Handler> {
+        fn compare(op: Op, level: Level, extra: &mut u32) -> Option<Handler> {
             #[allow(non_camel_case_types)]
             mod ops {
                 $(pub struct $cmp;)*
@@ -443,7 +449,13 @@ macro_rules! compares {
                 }
             })*
             Some(match op {
-                $(Op::$cmp => cmp_handler::<ops::$cmp, false>(level), Op::$cmpx => cmp_handler::<ops::$cmp, true>(level),)*
+                $(
+                    Op::$cmp => $pred::<ops::$cmp>(level),
+                    Op::$cmpx => {
+                        *extra = 1;
+                        $pred::<ops::$cmp>(level)
+                    }
+                )*
                 _ => return None,
             })
         }
@@ -466,63 +478,63 @@ fn f16s(a: u64, b: u64, m: Modes) -> (f32, f32) {
 }
 
 macro_rules! all_compares {
-    ($(float $ty:ident $get:ident $w:literal: $f:ident $lt:ident $eq:ident $le:ident $gt:ident $lg:ident $ge:ident $o:ident $u:ident $nge:ident $nlg:ident $ngt:ident $nle:ident $neq:ident $nlt:ident $tru:ident
+    ($(float $fpick:ident $get:ident $w:literal: $f:ident $lt:ident $eq:ident $le:ident $gt:ident $lg:ident $ge:ident $o:ident $u:ident $nge:ident $nlg:ident $ngt:ident $nle:ident $neq:ident $nlt:ident $tru:ident
         | $xf:ident $xlt:ident $xeq:ident $xle:ident $xgt:ident $xlg:ident $xge:ident $xo:ident $xu:ident $xnge:ident $xnlg:ident $xngt:ident $xnle:ident $xneq:ident $xnlt:ident $xtru:ident;)*
-     $(int $ity:ty, $iw:literal: $if:ident $ilt:ident $ieq:ident $ile:ident $igt:ident $ine:ident $ige:ident $it:ident
+     $(int $ipick:ident $ity:ty, $iw:literal: $if:ident $ilt:ident $ieq:ident $ile:ident $igt:ident $ine:ident $ige:ident $it:ident
         | $jf:ident $jlt:ident $jeq:ident $jle:ident $jgt:ident $jne:ident $jge:ident $jt:ident;)*
      $(class $cw:literal $class:ident: $c:ident $cx:ident;)*) => {
         compares! {
             $(
-            (F, $f $xf, [$w, $w], |a, b, m| false)
-            (F, $lt $xlt, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); x < y })
-            (F, $eq $xeq, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); x == y })
-            (F, $le $xle, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); x <= y })
-            (F, $gt $xgt, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); x > y })
-            (F, $lg $xlg, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); x < y || x > y })
-            (F, $ge $xge, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); x >= y })
-            (F, $o $xo, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); !x.is_nan() && !y.is_nan() })
-            (F, $u $xu, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); x.is_nan() || y.is_nan() })
-            (F, $nge $xnge, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); !(x >= y) })
-            (F, $nlg $xnlg, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); !(x < y || x > y) })
-            (F, $ngt $xngt, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); !(x > y) })
-            (F, $nle $xnle, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); !(x <= y) })
-            (F, $neq $xneq, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); x != y })
-            (F, $nlt $xnlt, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); !(x < y) })
-            (F, $tru $xtru, [$w, $w], |a, b, m| true)
+            ($fpick, $f $xf, [$w, $w], |a, b, m| false)
+            ($fpick, $lt $xlt, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); x < y })
+            ($fpick, $eq $xeq, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); x == y })
+            ($fpick, $le $xle, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); x <= y })
+            ($fpick, $gt $xgt, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); x > y })
+            ($fpick, $lg $xlg, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); x < y || x > y })
+            ($fpick, $ge $xge, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); x >= y })
+            ($fpick, $o $xo, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); !x.is_nan() && !y.is_nan() })
+            ($fpick, $u $xu, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); x.is_nan() || y.is_nan() })
+            ($fpick, $nge $xnge, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); !(x >= y) })
+            ($fpick, $nlg $xnlg, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); !(x < y || x > y) })
+            ($fpick, $ngt $xngt, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); !(x > y) })
+            ($fpick, $nle $xnle, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); !(x <= y) })
+            ($fpick, $neq $xneq, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); x != y })
+            ($fpick, $nlt $xnlt, [$w, $w], |a, b, m| { let (x, y) = $get(a, b, m); !(x < y) })
+            ($fpick, $tru $xtru, [$w, $w], |a, b, m| true)
             )*
             $(
-            (I, $if $jf, [$iw, $iw], |a, b, m| false)
-            (I, $ilt $jlt, [$iw, $iw], |a, b, m| (a as $ity) < b as $ity)
-            (I, $ieq $jeq, [$iw, $iw], |a, b, m| a as $ity == b as $ity)
-            (I, $ile $jle, [$iw, $iw], |a, b, m| a as $ity <= b as $ity)
-            (I, $igt $jgt, [$iw, $iw], |a, b, m| a as $ity > b as $ity)
-            (I, $ine $jne, [$iw, $iw], |a, b, m| a as $ity != b as $ity)
-            (I, $ige $jge, [$iw, $iw], |a, b, m| a as $ity >= b as $ity)
-            (I, $it $jt, [$iw, $iw], |a, b, m| true)
+            ($ipick, $if $jf, [$iw, $iw], |a, b, m| false)
+            ($ipick, $ilt $jlt, [$iw, $iw], |a, b, m| (a as $ity) < b as $ity)
+            ($ipick, $ieq $jeq, [$iw, $iw], |a, b, m| a as $ity == b as $ity)
+            ($ipick, $ile $jle, [$iw, $iw], |a, b, m| a as $ity <= b as $ity)
+            ($ipick, $igt $jgt, [$iw, $iw], |a, b, m| a as $ity > b as $ity)
+            ($ipick, $ine $jne, [$iw, $iw], |a, b, m| a as $ity != b as $ity)
+            ($ipick, $ige $jge, [$iw, $iw], |a, b, m| a as $ity >= b as $ity)
+            ($ipick, $it $jt, [$iw, $iw], |a, b, m| true)
             )*
-            $((C, $c $cx, [$cw, 1], |a, b, m| float::$class(a as _) as u64 & b != 0))*
+            $((cmp_portable, $c $cx, [$cw, 1], |a, b, m| float::$class(a as _) as u64 & b != 0))*
         }
     };
 }
 
 all_compares! {
-    float f32 f32s 1: V_CMP_F_F32 V_CMP_LT_F32 V_CMP_EQ_F32 V_CMP_LE_F32 V_CMP_GT_F32 V_CMP_LG_F32 V_CMP_GE_F32 V_CMP_O_F32 V_CMP_U_F32 V_CMP_NGE_F32 V_CMP_NLG_F32 V_CMP_NGT_F32 V_CMP_NLE_F32 V_CMP_NEQ_F32 V_CMP_NLT_F32 V_CMP_TRU_F32
+    float cmp_handler f32s 1: V_CMP_F_F32 V_CMP_LT_F32 V_CMP_EQ_F32 V_CMP_LE_F32 V_CMP_GT_F32 V_CMP_LG_F32 V_CMP_GE_F32 V_CMP_O_F32 V_CMP_U_F32 V_CMP_NGE_F32 V_CMP_NLG_F32 V_CMP_NGT_F32 V_CMP_NLE_F32 V_CMP_NEQ_F32 V_CMP_NLT_F32 V_CMP_TRU_F32
         | V_CMPX_F_F32 V_CMPX_LT_F32 V_CMPX_EQ_F32 V_CMPX_LE_F32 V_CMPX_GT_F32 V_CMPX_LG_F32 V_CMPX_GE_F32 V_CMPX_O_F32 V_CMPX_U_F32 V_CMPX_NGE_F32 V_CMPX_NLG_F32 V_CMPX_NGT_F32 V_CMPX_NLE_F32 V_CMPX_NEQ_F32 V_CMPX_NLT_F32 V_CMPX_TRU_F32;
-    float f64 f64s 2: V_CMP_F_F64 V_CMP_LT_F64 V_CMP_EQ_F64 V_CMP_LE_F64 V_CMP_GT_F64 V_CMP_LG_F64 V_CMP_GE_F64 V_CMP_O_F64 V_CMP_U_F64 V_CMP_NGE_F64 V_CMP_NLG_F64 V_CMP_NGT_F64 V_CMP_NLE_F64 V_CMP_NEQ_F64 V_CMP_NLT_F64 V_CMP_TRU_F64
+    float cmp_portable f64s 2: V_CMP_F_F64 V_CMP_LT_F64 V_CMP_EQ_F64 V_CMP_LE_F64 V_CMP_GT_F64 V_CMP_LG_F64 V_CMP_GE_F64 V_CMP_O_F64 V_CMP_U_F64 V_CMP_NGE_F64 V_CMP_NLG_F64 V_CMP_NGT_F64 V_CMP_NLE_F64 V_CMP_NEQ_F64 V_CMP_NLT_F64 V_CMP_TRU_F64
         | V_CMPX_F_F64 V_CMPX_LT_F64 V_CMPX_EQ_F64 V_CMPX_LE_F64 V_CMPX_GT_F64 V_CMPX_LG_F64 V_CMPX_GE_F64 V_CMPX_O_F64 V_CMPX_U_F64 V_CMPX_NGE_F64 V_CMPX_NLG_F64 V_CMPX_NGT_F64 V_CMPX_NLE_F64 V_CMPX_NEQ_F64 V_CMPX_NLT_F64 V_CMPX_TRU_F64;
-    float f16 f16s 1: V_CMP_F_F16 V_CMP_LT_F16 V_CMP_EQ_F16 V_CMP_LE_F16 V_CMP_GT_F16 V_CMP_LG_F16 V_CMP_GE_F16 V_CMP_O_F16 V_CMP_U_F16 V_CMP_NGE_F16 V_CMP_NLG_F16 V_CMP_NGT_F16 V_CMP_NLE_F16 V_CMP_NEQ_F16 V_CMP_NLT_F16 V_CMP_TRU_F16
+    float cmp_portable f16s 1: V_CMP_F_F16 V_CMP_LT_F16 V_CMP_EQ_F16 V_CMP_LE_F16 V_CMP_GT_F16 V_CMP_LG_F16 V_CMP_GE_F16 V_CMP_O_F16 V_CMP_U_F16 V_CMP_NGE_F16 V_CMP_NLG_F16 V_CMP_NGT_F16 V_CMP_NLE_F16 V_CMP_NEQ_F16 V_CMP_NLT_F16 V_CMP_TRU_F16
         | V_CMPX_F_F16 V_CMPX_LT_F16 V_CMPX_EQ_F16 V_CMPX_LE_F16 V_CMPX_GT_F16 V_CMPX_LG_F16 V_CMPX_GE_F16 V_CMPX_O_F16 V_CMPX_U_F16 V_CMPX_NGE_F16 V_CMPX_NLG_F16 V_CMPX_NGT_F16 V_CMPX_NLE_F16 V_CMPX_NEQ_F16 V_CMPX_NLT_F16 V_CMPX_TRU_F16;
-    int i32, 1: V_CMP_F_I32 V_CMP_LT_I32 V_CMP_EQ_I32 V_CMP_LE_I32 V_CMP_GT_I32 V_CMP_NE_I32 V_CMP_GE_I32 V_CMP_T_I32
+    int cmp_handler i32, 1: V_CMP_F_I32 V_CMP_LT_I32 V_CMP_EQ_I32 V_CMP_LE_I32 V_CMP_GT_I32 V_CMP_NE_I32 V_CMP_GE_I32 V_CMP_T_I32
         | V_CMPX_F_I32 V_CMPX_LT_I32 V_CMPX_EQ_I32 V_CMPX_LE_I32 V_CMPX_GT_I32 V_CMPX_NE_I32 V_CMPX_GE_I32 V_CMPX_T_I32;
-    int u32, 1: V_CMP_F_U32 V_CMP_LT_U32 V_CMP_EQ_U32 V_CMP_LE_U32 V_CMP_GT_U32 V_CMP_NE_U32 V_CMP_GE_U32 V_CMP_T_U32
+    int cmp_handler u32, 1: V_CMP_F_U32 V_CMP_LT_U32 V_CMP_EQ_U32 V_CMP_LE_U32 V_CMP_GT_U32 V_CMP_NE_U32 V_CMP_GE_U32 V_CMP_T_U32
         | V_CMPX_F_U32 V_CMPX_LT_U32 V_CMPX_EQ_U32 V_CMPX_LE_U32 V_CMPX_GT_U32 V_CMPX_NE_U32 V_CMPX_GE_U32 V_CMPX_T_U32;
-    int i16, 1: V_CMP_F_I16 V_CMP_LT_I16 V_CMP_EQ_I16 V_CMP_LE_I16 V_CMP_GT_I16 V_CMP_NE_I16 V_CMP_GE_I16 V_CMP_T_I16
+    int cmp_portable i16, 1: V_CMP_F_I16 V_CMP_LT_I16 V_CMP_EQ_I16 V_CMP_LE_I16 V_CMP_GT_I16 V_CMP_NE_I16 V_CMP_GE_I16 V_CMP_T_I16
         | V_CMPX_F_I16 V_CMPX_LT_I16 V_CMPX_EQ_I16 V_CMPX_LE_I16 V_CMPX_GT_I16 V_CMPX_NE_I16 V_CMPX_GE_I16 V_CMPX_T_I16;
-    int u16, 1: V_CMP_F_U16 V_CMP_LT_U16 V_CMP_EQ_U16 V_CMP_LE_U16 V_CMP_GT_U16 V_CMP_NE_U16 V_CMP_GE_U16 V_CMP_T_U16
+    int cmp_portable u16, 1: V_CMP_F_U16 V_CMP_LT_U16 V_CMP_EQ_U16 V_CMP_LE_U16 V_CMP_GT_U16 V_CMP_NE_U16 V_CMP_GE_U16 V_CMP_T_U16
         | V_CMPX_F_U16 V_CMPX_LT_U16 V_CMPX_EQ_U16 V_CMPX_LE_U16 V_CMPX_GT_U16 V_CMPX_NE_U16 V_CMPX_GE_U16 V_CMPX_T_U16;
-    int i64, 2: V_CMP_F_I64 V_CMP_LT_I64 V_CMP_EQ_I64 V_CMP_LE_I64 V_CMP_GT_I64 V_CMP_NE_I64 V_CMP_GE_I64 V_CMP_T_I64
+    int cmp_portable i64, 2: V_CMP_F_I64 V_CMP_LT_I64 V_CMP_EQ_I64 V_CMP_LE_I64 V_CMP_GT_I64 V_CMP_NE_I64 V_CMP_GE_I64 V_CMP_T_I64
         | V_CMPX_F_I64 V_CMPX_LT_I64 V_CMPX_EQ_I64 V_CMPX_LE_I64 V_CMPX_GT_I64 V_CMPX_NE_I64 V_CMPX_GE_I64 V_CMPX_T_I64;
-    int u64, 2: V_CMP_F_U64 V_CMP_LT_U64 V_CMP_EQ_U64 V_CMP_LE_U64 V_CMP_GT_U64 V_CMP_NE_U64 V_CMP_GE_U64 V_CMP_T_U64
+    int cmp_portable u64, 2: V_CMP_F_U64 V_CMP_LT_U64 V_CMP_EQ_U64 V_CMP_LE_U64 V_CMP_GT_U64 V_CMP_NE_U64 V_CMP_GE_U64 V_CMP_T_U64
         | V_CMPX_F_U64 V_CMPX_LT_U64 V_CMPX_EQ_U64 V_CMPX_LE_U64 V_CMPX_GT_U64 V_CMPX_NE_U64 V_CMPX_GE_U64 V_CMPX_T_U64;
     class 1 class32: V_CMP_CLASS_F32 V_CMPX_CLASS_F32;
     class 2 class64: V_CMP_CLASS_F64 V_CMPX_CLASS_F64;
@@ -650,10 +662,11 @@ pub(crate) fn handler(op: Op, level: Level, extra: &mut u32) -> Option<Handler> 
         Op::V_PK_MOV_B32 => Some(pk_mov),
         Op::V_CNDMASK_B32 => Some(super::lanes::select_handler(level)),
         _ => int32(op, level)
+            .or_else(|| int32_rare(op, level))
             .or_else(|| int16(op, level))
             .or_else(|| int64(op, level))
             .or_else(|| carries(op, level))
-            .or_else(|| compare(op, level)),
+            .or_else(|| compare(op, level, extra)),
     }
 }
 

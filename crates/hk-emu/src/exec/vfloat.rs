@@ -3,7 +3,7 @@
 use super::float::{self, F16, F32, F64, Format, Fp8, Round};
 use super::lanes::{
     Arith, Arith16, Arith64, LaneOp, Modes, Packed16, WideOp, arith32_handler, for_chunks, lane_handler,
-    packed32_handler, wide_handler,
+    lane_portable, packed32_handler, wide_handler, wide_portable,
 };
 use super::valu::{lane_ops, wide_ops};
 use super::{Ctl, Env, Handler, Host, Level, Uop};
@@ -76,13 +76,13 @@ fn basic(op: Op, level: Level) -> Option<Handler> {
         Op::V_ADD_F64 => wide_handler::<Arith64<Add>>(level),
         Op::V_MUL_F64 => wide_handler::<Arith64<Mul>>(level),
         Op::V_FMA_F64 | Op::V_FMAC_F64 => wide_handler::<Arith64<Fma>>(level),
-        Op::V_ADD_F16 => lane_handler::<Arith16<Add>>(level),
-        Op::V_SUB_F16 => lane_handler::<Arith16<Sub>>(level),
-        Op::V_SUBREV_F16 => lane_handler::<Arith16<SubRev>>(level),
-        Op::V_MUL_F16 => lane_handler::<Arith16<Mul>>(level),
-        Op::V_FMA_F16 | Op::V_FMA_LEGACY_F16 => lane_handler::<Arith16<Fma>>(level),
+        Op::V_ADD_F16 => lane_portable::<Arith16<Add>>(level),
+        Op::V_SUB_F16 => lane_portable::<Arith16<Sub>>(level),
+        Op::V_SUBREV_F16 => lane_portable::<Arith16<SubRev>>(level),
+        Op::V_MUL_F16 => lane_portable::<Arith16<Mul>>(level),
+        Op::V_FMA_F16 | Op::V_FMA_LEGACY_F16 => lane_portable::<Arith16<Fma>>(level),
         Op::V_MAC_F16 | Op::V_MADMK_F16 | Op::V_MADAK_F16 | Op::V_MAD_F16 | Op::V_MAD_LEGACY_F16 => {
-            lane_handler::<Arith16<Mad>>(level)
+            lane_portable::<Arith16<Mad>>(level)
         }
         Op::V_PK_ADD_F16 => lane_handler::<Packed16<Add>>(level),
         Op::V_PK_MUL_F16 => lane_handler::<Packed16<Mul>>(level),
@@ -370,10 +370,9 @@ fn norm16(x: f32, low: f32, scale: f32) -> u32 {
 
 lane_ops! {
     /// f32 operations other than the basic ones.
-    misc32:
+    misc32 by lane_handler:
     V_MIN_F32 2 |a, b, c, m| min32(a, b, m);
     V_MAX_F32 2 |a, b, c, m| max32(a, b, m);
-    V_MIN3_F32 3 |a, b, c, m| min32(min32(a, b, m), c, m);
     V_MAX3_F32 3 |a, b, c, m| max32(max32(a, b, m), c, m);
     V_MED3_F32 3 |a, b, c, m| {
         if float::is_nan32(a) || float::is_nan32(b) || float::is_nan32(c) {
@@ -381,16 +380,6 @@ lane_ops! {
         } else {
             let (low, high) = (min32(a, b, m), max32(a, b, m));
             max32(low, min32(high, c, m), m)
-        }
-    };
-    V_MINIMUM3_F32 3 |a, b, c, m| propagating3([a, b, c], m, |x, y| x < y);
-    V_MAXIMUM3_F32 3 |a, b, c, m| propagating3([a, b, c], m, |x, y| x > y);
-    V_MUL_LEGACY_F32 2 |a, b, c, m| {
-        let (x, y) = (m.input32(a), m.input32(b));
-        if x & 0x7FFF_FFFF == 0 || y & 0x7FFF_FFFF == 0 {
-            0
-        } else {
-            super::lanes::arith32::<H, Mul>(crate::wave::FloatMode::Native, m, [x; 16], [y; 16], [0; 16])[0]
         }
     };
     V_CVT_F32_I32 1 |a, b, c, m| {
@@ -409,19 +398,8 @@ lane_ops! {
     };
     V_CVT_U32_F32 1 |a, b, c, m| f32::from_bits(a) as u32;
     V_CVT_I32_F32 1 |a, b, c, m| f32::from_bits(a) as i32 as u32;
-    V_CVT_RPI_I32_F32 1 |a, b, c, m| (f64::from(f32::from_bits(a)) + 0.5).floor() as i32 as u32;
-    V_CVT_FLR_I32_F32 1 |a, b, c, m| f32::from_bits(a).floor() as i32 as u32;
-    V_CVT_OFF_F32_I4 1 |a, b, c, m| (((a << 28) as i32 >> 28) as f32 / 16.0).to_bits();
-    V_CVT_F32_UBYTE0 1 |a, b, c, m| ((a & 0xFF) as f32).to_bits();
-    V_CVT_F32_UBYTE1 1 |a, b, c, m| ((a >> 8 & 0xFF) as f32).to_bits();
-    V_CVT_F32_UBYTE2 1 |a, b, c, m| ((a >> 16 & 0xFF) as f32).to_bits();
-    V_CVT_F32_UBYTE3 1 |a, b, c, m| ((a >> 24) as f32).to_bits();
     V_CVT_F32_F16 1 |a, b, c, m| float::f16_to_f32(m.input16(a & 0xFFFF)).to_bits();
     V_CVT_F16_F32 1 |a, b, c, m| to_f16(a, m);
-    V_CVT_F32_BF16 1 |a, b, c, m| {
-        let x = a << 16;
-        if float::is_nan32(x) { x | float::QUIET32 } else { m.input32(x) }
-    };
     V_CVT_PKRTZ_F16_F32 2 |a, b, c, m| {
         let toward_zero = Modes { round64: Round::Zero, ..m };
         to_f16(a, toward_zero) | to_f16(b, toward_zero) << 16
@@ -432,6 +410,49 @@ lane_ops! {
     };
     V_CVT_PK_BF16_F32 2 |a, b, c, m| {
         float::f32_to_bf16(f32::from_bits(m.input32(a))) | float::f32_to_bf16(f32::from_bits(m.input32(b))) << 16
+    };
+    V_RNDNE_F32 1 |a, b, c, m| unary32(a, m, f32::round_ties_even);
+    V_FLOOR_F32 1 |a, b, c, m| unary32(a, m, f32::floor);
+    V_LDEXP_F32 2 |a, b, c, m| ldexp32(a, b as i32, m);
+    V_RCP_F32 1 |a, b, c, m| {
+        let x = float::flush32(a);
+        let value = 1.0 / f32::from_bits(x);
+        if value.is_nan() { float::nan32(&[x]) } else { float::flush32(value.to_bits()) }
+    };
+    V_SQRT_F32 1 |a, b, c, m| {
+        let x = float::flush32(a);
+        let value = f32::from_bits(x).sqrt();
+        if value.is_nan() { float::nan32(&[x]) } else { value.to_bits() }
+    };
+    V_RSQ_F32 1 |a, b, c, m| special32(a, |x| 1.0 / x.sqrt());
+    V_EXP_F32 1 |a, b, c, m| special32(a, super::special::exp2);
+    V_LOG_F32 1 |a, b, c, m| special32(a, super::special::log2);
+}
+
+lane_ops! {
+    /// Rarer ones.
+    rare32 by lane_portable:
+    V_MIN3_F32 3 |a, b, c, m| min32(min32(a, b, m), c, m);
+    V_MINIMUM3_F32 3 |a, b, c, m| propagating3([a, b, c], m, |x, y| x < y);
+    V_MAXIMUM3_F32 3 |a, b, c, m| propagating3([a, b, c], m, |x, y| x > y);
+    V_MUL_LEGACY_F32 2 |a, b, c, m| {
+        let (x, y) = (m.input32(a), m.input32(b));
+        if x & 0x7FFF_FFFF == 0 || y & 0x7FFF_FFFF == 0 {
+            0
+        } else {
+            super::lanes::arith32::<H, Mul>(crate::wave::FloatMode::Native, m, [x; 16], [y; 16], [0; 16])[0]
+        }
+    };
+    V_CVT_RPI_I32_F32 1 |a, b, c, m| (f64::from(f32::from_bits(a)) + 0.5).floor() as i32 as u32;
+    V_CVT_FLR_I32_F32 1 |a, b, c, m| f32::from_bits(a).floor() as i32 as u32;
+    V_CVT_OFF_F32_I4 1 |a, b, c, m| (((a << 28) as i32 >> 28) as f32 / 16.0).to_bits();
+    V_CVT_F32_UBYTE0 1 |a, b, c, m| ((a & 0xFF) as f32).to_bits();
+    V_CVT_F32_UBYTE1 1 |a, b, c, m| ((a >> 8 & 0xFF) as f32).to_bits();
+    V_CVT_F32_UBYTE2 1 |a, b, c, m| ((a >> 16 & 0xFF) as f32).to_bits();
+    V_CVT_F32_UBYTE3 1 |a, b, c, m| ((a >> 24) as f32).to_bits();
+    V_CVT_F32_BF16 1 |a, b, c, m| {
+        let x = a << 16;
+        if float::is_nan32(x) { x | float::QUIET32 } else { m.input32(x) }
     };
     V_CVT_PKNORM_I16_F32 2 |a, b, c, m| {
         norm16(f32::from_bits(a), -1.0, 32767.0) | norm16(f32::from_bits(b), -1.0, 32767.0) << 16
@@ -446,30 +467,14 @@ lane_ops! {
     };
     V_TRUNC_F32 1 |a, b, c, m| unary32(a, m, f32::trunc);
     V_CEIL_F32 1 |a, b, c, m| unary32(a, m, f32::ceil);
-    V_RNDNE_F32 1 |a, b, c, m| unary32(a, m, f32::round_ties_even);
-    V_FLOOR_F32 1 |a, b, c, m| unary32(a, m, f32::floor);
     V_FRACT_F32 1 |a, b, c, m| unary32(a, m, fract);
     V_FREXP_EXP_I32_F32 1 |a, b, c, m| frexp_exp32(m.input32(a));
     V_FREXP_MANT_F32 1 |a, b, c, m| frexp_mant32(m.input32(a));
-    V_LDEXP_F32 2 |a, b, c, m| ldexp32(a, b as i32, m);
-    V_RCP_F32 1 |a, b, c, m| {
-        let x = float::flush32(a);
-        let value = 1.0 / f32::from_bits(x);
-        if value.is_nan() { float::nan32(&[x]) } else { float::flush32(value.to_bits()) }
-    };
     V_RCP_IFLAG_F32 1 |a, b, c, m| {
         let x = float::flush32(a);
         let value = 1.0 / f32::from_bits(x);
         if value.is_nan() { float::nan32(&[x]) } else { float::flush32(value.to_bits()) }
     };
-    V_SQRT_F32 1 |a, b, c, m| {
-        let x = float::flush32(a);
-        let value = f32::from_bits(x).sqrt();
-        if value.is_nan() { float::nan32(&[x]) } else { value.to_bits() }
-    };
-    V_RSQ_F32 1 |a, b, c, m| special32(a, |x| 1.0 / x.sqrt());
-    V_EXP_F32 1 |a, b, c, m| special32(a, super::special::exp2);
-    V_LOG_F32 1 |a, b, c, m| special32(a, super::special::log2);
     V_EXP_LEGACY_F32 1 |a, b, c, m| special32(a, super::special::exp2);
     V_LOG_LEGACY_F32 1 |a, b, c, m| special32(a, super::special::log2);
     V_SIN_F32 1 |a, b, c, m| special32(a, sine);
@@ -509,7 +514,7 @@ fn cube(a: u32, b: u32, c: u32) -> (f32, f32, f32, f32) {
 
 lane_ops! {
     /// f16 operations other than the basic ones.
-    misc16:
+    misc16 by lane_portable:
     V_MIN_F16 2 |a, b, c, m| min16(a, b, m);
     V_MAX_F16 2 |a, b, c, m| max16(a, b, m);
     V_MIN3_F16 3 |a, b, c, m| min16(min16(a, b, m), c, m);
@@ -564,7 +569,7 @@ lane_ops! {
 
 wide_ops! {
     /// f64 operations other than the basic ones, and conversions that involve f64.
-    misc64:
+    misc64 by wide_portable:
     V_MIN_F64 [2, 2, 2, 0] |a, b, c, m| extreme64(a, b, m, |x, y| x < y);
     V_MAX_F64 [2, 2, 2, 0] |a, b, c, m| extreme64(a, b, m, |x, y| x > y);
     V_CVT_I32_F64 [1, 2, 0, 0] |a, b, c, m| u64::from(f64::from_bits(a) as i32 as u32);
@@ -927,6 +932,7 @@ pub(crate) fn handler(op: Op, level: Level, op_sel: u8, extra: &mut u32) -> Opti
         Op::V_CVT_SR_BF16_F32 => with(BF8, to_half_stochastic),
         _ => basic(op, level)
             .or_else(|| misc32(op, level))
+            .or_else(|| rare32(op, level))
             .or_else(|| misc16(op, level))
             .or_else(|| misc64(op, level)),
     }
