@@ -39,6 +39,7 @@ struct Params {
 ///
 /// # Errors
 /// As [`rmsnorm`](crate::rmsnorm()).
+#[expect(clippy::too_many_arguments, reason = "the operator's tensors")]
 pub fn fused_add_rmsnorm<T: Float, W: Weight<T>>(
     stream: &Stream,
     x: TensorView<T>,
