@@ -64,7 +64,7 @@ pub struct DeviceInfo {
     pub max_threads_per_workgroup: u32,
     /// Blocks that a grid can have along x, y and z.
     pub max_grid: [u32; 3],
-    /// Memory in bytes; on the emulator what the host lends.
+    /// Memory in bytes; on the emulator that of the part (MI300X, MI350X), of which the host lends what is allocated.
     pub total_memory_bytes: u64,
     /// `emu` or `hip`.
     pub driver: &'static str,
