@@ -231,7 +231,7 @@ fn print(rows: &[Row]) -> Result<()> {
         let moved = counted(|c| Some(c.global_read_bytes + c.global_written_bytes));
         let distinct = counted(|c| Some(c.distinct_read_bytes? + c.distinct_written_bytes?));
         let of_floor = |bytes: Option<u64>| match bytes {
-            Some(bytes) if row.floor_bytes > 0 => format!("{:.2}", bytes as f64 / row.floor_bytes as f64),
+            Some(bytes) if row.floor_bytes > 0 => format!("{:.2}x", bytes as f64 / row.floor_bytes as f64),
             _ => none(),
         };
         let worst = |f: fn(&Worst) -> String| row.worst.as_ref().map_or_else(none, f);

@@ -6,7 +6,7 @@ use hk_codeobj::{CodeObject, Kernel};
 use hk_core::registry::Operator;
 use hk_core::{Arch, CodeObjects};
 use hk_emu::isa;
-use object::{Object as _, ObjectSymbol as _};
+use object::{Object as _, ObjectSection as _, ObjectSymbol as _};
 use std::fmt::Write as _;
 
 /// Options of `hk inspect`.
@@ -129,27 +129,63 @@ fn print_resources(entries: &[Entry]) -> Result<()> {
     table.print()
 }
 
-/// The instructions of a kernel, each with its address and its words; the words of one that is not known alone.
+/// The instructions of a kernel, each with its address and words, a branch with its target, and the source lines that
+/// they come from. An unknown instruction is its word alone.
 fn disassembly(entry: &Entry) -> Result<String> {
-    let Entry { arch, kernel, .. } = entry;
+    let Entry { arch, kernel, image, .. } = entry;
     let code = code(entry)?;
+    let lines = lines(image);
     let mut text = format!("{} for {arch}, {} bytes:\n", kernel.name, code.len());
     let words: Vec<u32> =
         code.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
-    let mut at = 0;
+    let (mut at, mut source) = (0, None);
     while at < words.len() {
-        let (length, instruction) = match isa::decode(*arch, &words[at..]) {
-            Ok(inst) => (usize::from(inst.size / 4).max(1), isa::display(&inst).to_string()),
-            Err(_) => (1, format!(".long {:#010x}", words[at])),
+        let address = kernel.entry_vaddr + 4 * at as u64;
+        let line = lines.as_ref().and_then(|lines| line(lines, address));
+        if line.is_some() && line != source {
+            let _ = writeln!(text, "  ; {}", line.as_deref().unwrap_or_default());
+            source = line;
+        }
+        let (length, instruction, target) = match isa::decode(*arch, &words[at..]) {
+            Ok(inst) => {
+                let length = usize::from(inst.size / 4).max(1);
+                (length, isa::display(&inst).to_string(), target(&inst, address))
+            }
+            Err(_) => (1, format!(".long {:#010x}", words[at]), None),
         };
-        let address = entry.kernel.entry_vaddr + 4 * at as u64;
         let bytes: Vec<_> =
             words[at..words.len().min(at + length)].iter().map(|w| format!("{w:08X}")).collect();
-        let _ = writeln!(text, "    {instruction:<60} // {address:06X}: {}", bytes.join(" "));
+        let target = target.map_or(String::new(), |t| format!(" -> {t:06X}"));
+        let _ = writeln!(text, "    {instruction:<60} // {address:06X}: {}{target}", bytes.join(" "));
         at += length;
     }
     text.pop();
     Ok(text)
+}
+
+/// Where a branch leads: its immediate counts words from the next instruction.
+fn target(inst: &isa::Inst, address: u64) -> Option<u64> {
+    let name = inst.op.info().name;
+    let relative = name.starts_with("S_BRANCH") || name.starts_with("S_CBRANCH");
+    relative.then(|| address.wrapping_add_signed(4 + 4 * i64::from(inst.imm as i16)))
+}
+
+type Lines<'a> = addr2line::Context<gimli::EndianSlice<'a, gimli::LittleEndian>>;
+
+/// The line table of a code object, if it has one.
+fn lines(image: &[u8]) -> Option<Lines<'_>> {
+    let elf = object::read::elf::ElfFile64::<object::LittleEndian>::parse(image).ok()?;
+    let load = |id: gimli::SectionId| -> Result<_, gimli::Error> {
+        let data = elf.section_by_name(id.name()).and_then(|s| s.data().ok()).unwrap_or_default();
+        Ok(gimli::EndianSlice::new(data, gimli::LittleEndian))
+    };
+    addr2line::Context::from_dwarf(gimli::Dwarf::load(load).ok()?).ok()
+}
+
+/// `file:line` of an address.
+fn line(lines: &Lines, address: u64) -> Option<String> {
+    let location = lines.find_location(address).ok()??;
+    Some(format!("{}:{}", location.file?, location.line?))
 }
 
 /// The bytes of a kernel's function, as its symbol delimits them.

@@ -3,7 +3,7 @@
 use crate::out::{self, Table};
 use crate::{Failure, Result, tensors};
 use hk_core::registry::{Call, Described as _, HostCall, HostTensor, Operator};
-use hk_core::{Counters, Device};
+use hk_core::{Counters, DType, Device};
 use hk_testkit::compare::{Comparison, compare};
 use std::path::PathBuf;
 
@@ -40,9 +40,10 @@ pub struct Args {
     stats: bool,
     /// Run with every check there is (emulator only).
     ///
-    /// On the emulator these are always on: out-of-bounds, misaligned and use-after-free accesses, unknown
-    /// instructions, and the part's limits. With this option the operator runs a second time on a single host thread,
-    /// and outputs that differ in any bit, a race between workgroups, are a failure.
+    /// On the emulator these checks are always on: out-of-bounds, misaligned and use-after-free accesses, unknown
+    /// instructions, deadlocks, endless loops, and the part's limits. This option adds two. Elements of the outputs that
+    /// are never written are a failure. The operator runs again on a single host thread, and outputs that differ in any
+    /// bit, a race between workgroups, are a failure.
     #[arg(long)]
     sanitize: bool,
 }
@@ -70,6 +71,7 @@ pub fn run(args: &Args) -> Result<()> {
     let device = if args.stats { with_option(&device, "footprint=true")? } else { device };
     let (outputs, counters) = execute(op, &device, &call)?;
     if args.sanitize {
+        expect_written(&call, &outputs)?;
         let serial = with_option(&device, "threads=1")?;
         expect_same(&outputs, &execute(op, &serial, &call)?.0, device.spec(), serial.spec())?;
     }
@@ -118,6 +120,23 @@ fn execute(op: &Operator, device: &Device, call: &HostCall) -> Result<(Outputs, 
     let stream = device.create_stream()?;
     let outputs = op.execute(&stream, call)?;
     Ok((outputs, stream.take_counters()?))
+}
+
+/// Fails if a floating-point output has an element with the bits that it had before the run: all ones, a NaN that
+/// arithmetic does not make. It can pass through from an input, so nothing is said if an input has one.
+fn expect_written(call: &HostCall, outputs: &Outputs) -> Result<()> {
+    let is_float = |t: &HostTensor| matches!(t.dtype(), DType::F32 | DType::F16 | DType::Bf16);
+    let poisoned = |t: &HostTensor| {
+        let mut elements = t.bytes().chunks_exact(t.dtype().size_bytes());
+        elements.position(|bytes| bytes.iter().all(|b| *b == 0xff)).filter(|_| is_float(t))
+    };
+    if call.tensors().any(|(_, t)| poisoned(t).is_some()) {
+        return Ok(());
+    }
+    match outputs.iter().find_map(|(name, t)| Some((name, poisoned(t)?))) {
+        Some((name, i)) => Err(Failure::new(format!("output `{name}`: element {i} was not written"))),
+        None => Ok(()),
+    }
 }
 
 /// Fails if any bit differs.
@@ -215,4 +234,52 @@ fn print_stats(op: &Operator, call: &HostCall, device: &Device, counters: Option
         table.row([what.into(), all.to_string(), distinct(different), floor.to_string()]);
     }
     table.print()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hk_core::bf16;
+
+    fn y(values: [f32; 3]) -> Outputs {
+        vec![("y", HostTensor::new([3], &values.map(bf16::from_f32)).unwrap())]
+    }
+
+    fn poison() -> HostTensor {
+        HostTensor::new([3], &[bf16::ONE, bf16::ONE, bf16::from_bits(0xffff)]).unwrap()
+    }
+
+    #[test]
+    fn outputs_that_differ_are_a_race() {
+        assert!(expect_same(&y([1.0, 2.0, 3.0]), &y([1.0, 2.0, 3.0]), "a", "b").is_ok());
+        let failure = expect_same(&y([1.0, 0.0, 3.0]), &y([1.0, -0.0, 3.0]), "a", "b").unwrap_err();
+        let want = "output `y` depends on the order of workgroups: element 1 differs between a and b";
+        assert_eq!(failure.to_string(), want);
+    }
+
+    #[test]
+    fn elements_that_are_not_written_are_found() {
+        let mut call: HostCall = Call::new(crate::operator("rmsnorm").unwrap());
+        assert!(expect_written(&call, &y([1.0, f32::NAN, 3.0])).is_ok());
+        let failure = expect_written(&call, &vec![("y", poison())]).unwrap_err();
+        assert_eq!(failure.to_string(), "output `y`: element 2 was not written");
+        // It may have come from there.
+        call.set("x", poison()).unwrap();
+        assert!(expect_written(&call, &vec![("y", poison())]).is_ok());
+    }
+
+    #[test]
+    fn a_result_out_of_tolerance_fails_the_check() {
+        let op = crate::operator("rmsnorm").unwrap();
+        let call = op.example(&op.cases[1], 1).unwrap();
+        let (_, want) = (op.reference)(&call).unwrap().remove(0);
+        let mut values: Vec<bf16> = want.values.iter().map(|&x| hk_core::Float::from_f64(x)).collect();
+        let outputs = |v: &[bf16]| vec![("y", HostTensor::new(&*want.shape, v).unwrap())];
+        assert!(comparisons(op, &call, &outputs(&values)).unwrap().iter().all(Comparison::passed));
+        values[77] = bf16::from_f32(values[77].to_f32() + 1.0);
+        assert_eq!(comparisons(op, &call, &outputs(&values)).unwrap()[0].bad, 1);
+        assert!(comparisons(op, &call, &Vec::new()).is_err());
+        let short = vec![("y", HostTensor::new([3], &values[..3]).unwrap())];
+        assert!(comparisons(op, &call, &short).is_err());
+    }
 }

@@ -1,0 +1,171 @@
+//! `hk devices`, `hk list`, `hk inspect`, and what the README says of them.
+
+use hk_core::Arch;
+use std::process::{Command, Output};
+
+fn hk(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_hk")).args(args).output().unwrap()
+}
+
+#[track_caller]
+fn text(args: &[&str]) -> String {
+    let output = hk(args);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[track_caller]
+fn json(args: &[&str]) -> Vec<serde_json::Value> {
+    serde_json::from_str(&text(args)).unwrap()
+}
+
+#[track_caller]
+fn fails(args: &[&str], status: i32, part: &str) {
+    let output = hk(args);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(status), "{error}");
+    assert!(error.contains(part), "{error}");
+}
+
+#[test]
+fn both_emulated_devices_are_there() {
+    let rows = json(&["devices", "--json"]);
+    for (device, target, lds) in [("emu:gfx942", "gfx942", 64 << 10), ("emu:gfx950", "gfx950", 160 << 10)] {
+        let row = rows.iter().find(|r| r["device"] == device).unwrap();
+        assert_eq!((&row["target"], &row["lds_bytes"]), (&target.into(), &lds.into()));
+        assert_eq!(row["error"], serde_json::Value::Null);
+    }
+    let table = text(&["devices"]);
+    assert!(table.contains("| emu:gfx942 | ") && table.contains(" 160 KiB "), "{table}");
+    // An AMD GPU is in the table, or there is a reason why not.
+    let hip = rows.iter().find(|r| r["device"] == "hip:0").unwrap();
+    let shown = hip["error"].as_str().map_or("| hip:0 ".to_owned(), str::to_owned);
+    assert!(table.contains(&shown), "{table}");
+}
+
+#[test]
+fn every_operator_is_listed_with_all_that_the_registry_says() {
+    let rows = json(&["list", "--json"]);
+    let table = text(&["list"]);
+    assert_eq!(rows.len(), hk_cli::operators().len());
+    for (row, op) in rows.iter().zip(hk_cli::operators()) {
+        assert_eq!((row["name"].as_str(), row["family"].as_str()), (Some(op.name), Some(op.family)));
+        assert_eq!(row["tensors"].as_array().unwrap().len(), op.args.len());
+        assert_eq!(row["parameters"].as_array().unwrap().len(), op.scalars.len());
+        assert_eq!(row["targets"], serde_json::json!(["gfx942", "gfx950"]));
+        assert!(table.contains(&format!("| {} ", op.name)) && table.contains(op.summary), "{table}");
+    }
+    let x = &rows[0]["tensors"][0];
+    assert_eq!((&x["name"], &x["dtypes"]), (&"x".into(), &serde_json::json!(["bf16", "f16", "f32"])));
+}
+
+#[test]
+fn families_are_filtered() {
+    assert_eq!(text(&["list", "--family", "norm"]), text(&["list", "--family", "hk-norm"]));
+    fails(&["list", "--family", "nrom"], 1, "no family `nrom`, expected one of hk-norm");
+    fails(&["list", "--family"], 2, "--family");
+}
+
+#[test]
+fn resources_are_those_of_the_code_objects() {
+    for op in hk_cli::operators() {
+        let table = text(&["inspect", op.name]);
+        for objects in op.kernels {
+            for arch in Arch::AMD {
+                let object = hk_codeobj::CodeObject::parse(objects.image(arch).unwrap()).unwrap();
+                for kernel in &object.kernels {
+                    let row = |l: &&str| {
+                        let cells: Vec<_> = l.split('|').map(str::trim).collect();
+                        cells.len() == 12 && cells[1] == kernel.name && cells[2] == arch.name()
+                    };
+                    let row = table.lines().find(row).unwrap_or_else(|| panic!("{} for {arch}", kernel.name));
+                    let cells: Vec<_> = row.split('|').map(str::trim).collect();
+                    let numbers =
+                        [kernel.max_threads, kernel.vgprs, kernel.agprs, kernel.sgprs, kernel.lds_bytes];
+                    assert_eq!(cells[3..8], numbers.map(|n| n.to_string()), "{row}");
+                    assert_eq!(cells[10], kernel.occupancy(arch).to_string(), "{row}");
+                }
+            }
+        }
+        for arg in op.args {
+            assert!(table.contains(&format!("| {} ", arg.name)), "{table}");
+        }
+    }
+}
+
+#[test]
+fn disassembly_is_complete_and_has_source_lines_and_branch_targets() {
+    let asm = text(&["inspect", "rmsnorm", "--asm", "--target", "gfx950", "--kernel", "rmsnorm_bf16_128"]);
+    let mut lines = asm.lines();
+    let head = lines.next().unwrap();
+    let bytes: usize = head
+        .strip_prefix("rmsnorm_bf16_128 for gfx950, ")
+        .unwrap()
+        .split(' ')
+        .next()
+        .unwrap()
+        .parse()
+        .unwrap();
+    let (mut words, mut addresses, mut branches) = (0, Vec::new(), Vec::new());
+    let mut sources = 0;
+    for line in lines {
+        if let Some(source) = line.strip_prefix("  ; ") {
+            assert!(source.contains(".hip:") || source.contains(".h:"), "{line}");
+            sources += 1;
+            continue;
+        }
+        let (instruction, rest) = line.split_once(" // ").unwrap();
+        assert!(!instruction.contains(".long"), "{line}");
+        let (address, rest) = rest.split_once(": ").unwrap();
+        addresses.push(address.to_owned());
+        let (code, target) = rest.split_once(" -> ").map_or((rest, None), |(c, t)| (c, Some(t.to_owned())));
+        assert_eq!(instruction.contains("branch"), target.is_some(), "{line}");
+        branches.extend(target);
+        words += code.split(' ').count();
+    }
+    assert_eq!(4 * words, bytes);
+    assert!(sources > 10, "{sources} source lines");
+    assert!(!branches.is_empty() && branches.iter().all(|b| addresses.contains(b)), "{branches:?}");
+    assert!(asm.lines().any(|l| l.trim_start().starts_with("s_endpgm ")), "{asm}");
+}
+
+#[test]
+fn what_cannot_be_inspected_is_refused() {
+    fails(&["inspect", "softmax"], 1, "no operator `softmax`");
+    fails(&["inspect", "rmsnorm", "--kernel", "rmsnorm_f64"], 1, "no kernel's name contains `rmsnorm_f64`");
+    fails(&["inspect", "rmsnorm", "--target", "sm_90"], 1, "no code object for sm_90");
+    fails(&["inspect", "rmsnorm", "--target", "gfx90a"], 2, "unknown target `gfx90a`");
+    fails(&["inspect"], 2, "<OP>");
+}
+
+#[test]
+fn the_readme_has_the_table_of_operators() {
+    let readme = include_str!("../../../README.md");
+    let table = text(&["list", "--markdown"]);
+    let there = readme
+        .split("list --markdown`; a test compares. -->\n")
+        .nth(1)
+        .and_then(|r| r.split("<!-- end -->").next());
+    assert_eq!(
+        there,
+        Some(&*table),
+        "the README's table is old: put the output of `hk list --markdown` there"
+    );
+}
+
+/// Names of commands, variables and files that the README tells a reader to use.
+#[test]
+fn the_readme_names_what_exists() {
+    let readme = include_str!("../../../README.md");
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    for name in std::fs::read_dir(format!("{root}/crates")).unwrap() {
+        let name = name.unwrap().file_name().into_string().unwrap();
+        assert!(readme.contains(&format!("| `{name}` |")), "{name} is not in the list of crates");
+    }
+    for file in ["crates/hk-norm", "crates/hk-core/hip/include/hk", "crates/hk-cli/src/lib.rs"] {
+        assert!(readme.contains(file) && std::path::Path::new(&format!("{root}/{file}")).exists(), "{file}");
+    }
+    for file in ["hip", "src/reference.rs", "src/operators.rs", "tests"] {
+        assert!(std::path::Path::new(&format!("{root}/crates/hk-norm/{file}")).exists(), "{file}");
+    }
+}
