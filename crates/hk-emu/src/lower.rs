@@ -786,7 +786,7 @@ impl Lowering {
         if fix.preps.is_empty() && fix.posts.is_empty() && fix.dpp.is_none() {
             u.run = handler;
         } else {
-            u.run = fixed;
+            u.run = fixed(self.level);
             u.inner = handler;
             u.fixup = self.program.fixups.len() as u32;
             self.program.fixups.push(fix);

@@ -50,8 +50,13 @@ typedef unsigned char u8; typedef unsigned short u16; typedef _Float16 f16;
 
 /// Compiles HIP C++ for `cpu` (`gfx942`, `gfx950`) with an optimisation level such as `-O3`.
 pub fn hip(cpu: &str, level: &str, source: &str) -> Vec<u8> {
+    hip_with(cpu, level, source, &[])
+}
+
+/// The same with more arguments.
+pub fn hip_with(cpu: &str, level: &str, source: &str, more: &[&str]) -> Vec<u8> {
     let arch = format!("--offload-arch={cpu}");
-    let args = [
+    let mut args = vec![
         "-x",
         "hip",
         "--offload-device-only",
@@ -65,6 +70,7 @@ pub fn hip(cpu: &str, level: &str, source: &str) -> Vec<u8> {
         "-ffp-contract=fast-honor-pragmas",
         "-mcode-object-version=5",
     ];
+    args.extend(more);
     run_clang("kernel", &format!("{PRELUDE}{source}"), "hip", &args)
 }
 
