@@ -141,7 +141,8 @@ pub(crate) fn check_limits(arch: Arch, kernel: &Kernel, dispatch: &Dispatch<'_>)
             Ok(())
         }
     };
-    let threads: u64 = dispatch.block.iter().map(|n| u64::from(*n)).product();
+    let threads = dispatch.block.iter().map(|n| u128::from(*n)).product::<u128>();
+    let threads = u64::try_from(threads).unwrap_or(u64::MAX);
     let lds = u64::from(kernel.lds_bytes) + u64::from(dispatch.dynamic_lds);
     limit("LDS bytes per workgroup", lds, arch.lds_bytes().into())?;
     limit("threads per workgroup", threads, arch.max_workgroup_threads().into())?;

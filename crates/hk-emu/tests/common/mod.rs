@@ -96,6 +96,9 @@ impl Default for Assembly<'_> {
 /// Assembles a kernel `test` with one pointer argument: s[0:1] is the argument segment, s2 the workgroup, v0 the thread.
 pub fn assemble(a: &Assembly<'_>) -> Vec<u8> {
     let Assembly { cpu, body, directives, vgprs, accum_offset, lds, scratch } = a;
+    // The assembler's default flushes f32 denormals, clang's keeps them.
+    let denormals =
+        if directives.contains("float_denorm_mode_32") { "" } else { ".amdhsa_float_denorm_mode_32 3" };
     let source = format!(
         r#"
 .amdgcn_target "amdgcn-amd-amdhsa--{cpu}"
@@ -118,6 +121,7 @@ test:
   .amdhsa_group_segment_fixed_size {lds}
   .amdhsa_private_segment_fixed_size {scratch}
   .amdhsa_kernarg_size 8
+  {denormals}
   {directives}
 .end_amdhsa_kernel
 .amdgpu_metadata
