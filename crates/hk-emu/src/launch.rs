@@ -66,6 +66,10 @@ const TURN: u64 = 1 << 16;
 const SLEEPY_TURNS: u32 = 4;
 /// Bytes of wave state that suspended workgroups of one thread may hold.
 const SUSPENDED_BYTES: usize = 512 << 20;
+/// The hardware's bounds on private memory (8 MiB per wave); ours on arguments and on the size of a launch.
+const MAX_PRIVATE: u64 = 128 << 10;
+const MAX_KERNARG: u64 = 64 << 10;
+const MAX_WORKGROUPS: u64 = 1 << 40;
 /// Private memory per lane of kernels whose stack has no static bound.
 const DYNAMIC_STACK: u32 = 16 << 10;
 
@@ -137,7 +141,8 @@ pub(crate) fn check_limits(arch: Arch, kernel: &Kernel, dispatch: &Dispatch<'_>)
             Ok(())
         }
     };
-    let threads: u64 = dispatch.block.iter().map(|n| u64::from(*n)).product();
+    let threads = dispatch.block.iter().map(|n| u128::from(*n)).product::<u128>();
+    let threads = u64::try_from(threads).unwrap_or(u64::MAX);
     let lds = u64::from(kernel.lds_bytes) + u64::from(dispatch.dynamic_lds);
     limit("LDS bytes per workgroup", lds, arch.lds_bytes().into())?;
     limit("threads per workgroup", threads, arch.max_workgroup_threads().into())?;
@@ -152,6 +157,10 @@ pub(crate) fn check_limits(arch: Arch, kernel: &Kernel, dispatch: &Dispatch<'_>)
             u32::MAX.into(),
         )?;
     }
+    let groups: u128 = dispatch.grid.iter().map(|n| u128::from(*n)).product();
+    limit("workgroups", u64::try_from(groups).unwrap_or(u64::MAX), MAX_WORKGROUPS)?;
+    limit("private bytes per lane", kernel.scratch_bytes.into(), MAX_PRIVATE)?;
+    limit("kernel argument bytes", kernel.kernarg_size.into(), MAX_KERNARG)?;
     limit("vector registers", kernel.total_vgprs.into(), arch.simd_registers().into())?;
     if let Some(required) = kernel.reqd_workgroup_size
         && required != dispatch.block

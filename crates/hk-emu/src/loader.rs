@@ -34,6 +34,8 @@ pub enum LoadError {
 
 /// Largest span of addresses that the segments of one object may cover.
 const MAX_SPAN: u64 = 1 << 32;
+/// Largest part of a segment that is not in the file.
+const MAX_ZEROS: u64 = 256 << 20;
 
 /// A loaded code object. Its memory is freed with the last reference.
 pub struct Module {
@@ -69,6 +71,12 @@ impl Module {
                 .get(segment.file.clone())
                 .filter(|bytes| bytes.len() as u64 <= segment.mem_size)
                 .ok_or_else(|| map_error(format!("segment at {:#x} has no such bytes", segment.vaddr)))?;
+            if segment.mem_size - bytes.len() as u64 > MAX_ZEROS {
+                return Err(map_error(format!(
+                    "segment at {:#x} has more than 256 MiB of zeros",
+                    segment.vaddr
+                )));
+            }
             let label = if segment.executable { "code" } else { "constants and globals" };
             let allocation = memory.place(base + segment.vaddr, segment.mem_size, label, segment.writable)?;
             allocation.zero();
@@ -89,7 +97,7 @@ impl Module {
         }
         for (segment, allocation) in object.segments.iter().zip(&allocations) {
             if segment.executable {
-                let mut bytes = vec![0; allocation.size as usize & !3];
+                let mut bytes = vec![0; segment.file.len() & !3];
                 allocation.read_bytes(0, &mut bytes);
                 let words = bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
                 text.segments.push(Code { vaddr: segment.vaddr, words });

@@ -660,7 +660,8 @@ impl Lowering {
         }
         let mut fix = Fixup::default();
         let bits = result_bits(op);
-        let packed = inst.encoding == Encoding::Vop3p;
+        let packed = inst.encoding == Encoding::Vop3p
+            && !matches!(op, Op::V_ACCVGPR_READ_B32 | Op::V_ACCVGPR_WRITE_B32);
         let packed32 =
             matches!(op, Op::V_PK_FMA_F32 | Op::V_PK_MUL_F32 | Op::V_PK_ADD_F32 | Op::V_PK_MOV_B32);
         // The handler.
@@ -786,7 +787,7 @@ impl Lowering {
         if fix.preps.is_empty() && fix.posts.is_empty() && fix.dpp.is_none() {
             u.run = handler;
         } else {
-            u.run = fixed;
+            u.run = fixed(self.level);
             u.inner = handler;
             u.fixup = self.program.fixups.len() as u32;
             self.program.fixups.push(fix);

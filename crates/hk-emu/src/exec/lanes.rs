@@ -77,20 +77,17 @@ pub(crate) fn source(w: &Wave, slot: u16, k: usize, used: bool) -> [u32; CHUNK] 
     if used { w.chunk(slot, k) } else { [0; CHUNK] }
 }
 
+/// The chunks with active lanes, and which. An iterator, because the body of a large closure would be compiled apart,
+/// without the features of the level.
 #[inline(always)]
-pub(crate) fn for_chunks(exec: u64, mut f: impl FnMut(usize, u32)) {
-    for k in 0..4 {
-        let mask = Wave::exec_chunk(exec, k);
-        if mask != 0 {
-            f(k, mask);
-        }
-    }
+pub(crate) fn chunks(exec: u64) -> impl Iterator<Item = (usize, u32)> {
+    (0..4).map(move |k| (k, Wave::exec_chunk(exec, k))).filter(|(_, mask)| *mask != 0)
 }
 
 #[inline(always)]
 fn lane_body<H: Host, O: LaneOp>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
     let m = Modes::of(w);
-    for_chunks(w.exec(), |k, mask| {
+    for (k, mask) in chunks(w.exec()) {
         let (a, b, c) =
             (source(w, u.a, k, O::N > 0), source(w, u.b, k, O::N > 1), source(w, u.c, k, O::N > 2));
         let mut r = [0; CHUNK];
@@ -98,7 +95,7 @@ fn lane_body<H: Host, O: LaneOp>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl 
             r[l] = O::f::<H>(a[l], b[l], c[l], m);
         }
         w.set_chunk(u.d, k, mask, r);
-    });
+    }
     Ctl::Next
 }
 levels!(lane_handler = lane_body<O: LaneOp>);
@@ -144,7 +141,7 @@ fn set_wide(w: &mut Wave, slot: u16, k: usize, mask: u32, value: [u64; CHUNK], w
 #[inline(always)]
 fn wide_body<H: Host, O: WideOp>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
     let m = Modes::of(w);
-    for_chunks(w.exec(), |k, mask| {
+    for (k, mask) in chunks(w.exec()) {
         let a = wide_source(w, u.a, k, O::SRC[0]);
         let b = wide_source(w, u.b, k, O::SRC[1]);
         let c = wide_source(w, u.c, k, O::SRC[2]);
@@ -153,7 +150,7 @@ fn wide_body<H: Host, O: WideOp>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl 
             r[l] = O::f::<H>(a[l], b[l], c[l], m);
         }
         set_wide(w, u.d, k, mask, r, O::DST);
-    });
+    }
     Ctl::Next
 }
 levels!(wide_handler = wide_body<O: WideOp>);
@@ -176,7 +173,7 @@ fn cmp_body<H: Host, O: CmpOp>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
     let m = Modes::of(w);
     let exec = w.exec();
     let mut out = 0;
-    for_chunks(exec, |k, mask| {
+    for (k, mask) in chunks(exec) {
         let mut r = [0; CHUNK];
         if O::SRC[0] == 1 && O::SRC[1] == 1 {
             let (a, b) = (w.chunk(u.a, k), w.chunk(u.b, k));
@@ -190,7 +187,7 @@ fn cmp_body<H: Host, O: CmpOp>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
             }
         }
         out |= u64::from(movemask(r) & mask) << (16 * k);
-    });
+    }
     w.set_s64(u.d as usize, out);
     if u.extra != 0 {
         w.set_exec(out);
@@ -279,12 +276,12 @@ pub(crate) fn arith32<H: Host, O: Arith>(
 #[inline(always)]
 fn arith32_body<H: Host, O: Arith>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
     let (fm, m) = (w.f32_mode, Modes::of(w));
-    for_chunks(w.exec(), |k, mask| {
+    for (k, mask) in chunks(w.exec()) {
         let (a, b, c) =
             (source(w, u.a, k, O::N > 0), source(w, u.b, k, O::N > 1), source(w, u.c, k, O::N > 2));
         let r = arith32::<H, O>(fm, m, a, b, c);
         w.set_chunk(u.d, k, mask, r);
-    });
+    }
     Ctl::Next
 }
 levels!(arith32_handler = arith32_body<O: Arith>);
@@ -293,7 +290,7 @@ levels!(arith32_handler = arith32_body<O: Arith>);
 #[inline(always)]
 fn packed32_body<H: Host, O: Arith>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
     let (fm, m) = (w.f32_mode, Modes::of(w));
-    for_chunks(w.exec(), |k, mask| {
+    for (k, mask) in chunks(w.exec()) {
         let lo = [source(w, u.a, k, true), source(w, u.b, k, O::N > 1), source(w, u.c, k, O::N > 2)];
         let hi =
             [source(w, u.hi[0], k, true), source(w, u.hi[1], k, O::N > 1), source(w, u.hi[2], k, O::N > 2)];
@@ -301,7 +298,7 @@ fn packed32_body<H: Host, O: Arith>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> C
         let s = arith32::<H, O>(fm, m, hi[0], hi[1], hi[2]);
         w.set_chunk(u.d, k, mask, r);
         w.set_chunk(u.d + 1, k, mask, s);
-    });
+    }
     Ctl::Next
 }
 levels!(packed32_handler = packed32_body<O: Arith>);
@@ -390,7 +387,7 @@ fn carry_body<H: Host, O: CarryOp>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ct
     let exec = w.exec();
     let carries = if O::IN { e.s64(w, u.mask_in) } else { 0 };
     let mut out = 0;
-    for_chunks(exec, |k, mask| {
+    for (k, mask) in chunks(exec) {
         let (a, b) = (w.chunk(u.a, k), w.chunk(u.b, k));
         let carry = Wave::exec_chunk(carries, k);
         let (mut r, mut o) = ([0; CHUNK], [0; CHUNK]);
@@ -401,7 +398,7 @@ fn carry_body<H: Host, O: CarryOp>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ct
         }
         out |= u64::from(movemask(o) & mask) << (16 * k);
         w.set_chunk(u.d, k, mask, r);
-    });
+    }
     w.set_s64(u.mask_out as usize, out);
     Ctl::Next
 }
@@ -411,7 +408,7 @@ levels!(carry_handler = carry_body<O: CarryOp>);
 #[inline(always)]
 fn select_body<H: Host>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let select = e.s64(w, u.mask_in);
-    for_chunks(w.exec(), |k, mask| {
+    for (k, mask) in chunks(w.exec()) {
         let (a, b) = (w.chunk(u.a, k), w.chunk(u.b, k));
         let pick = Wave::exec_chunk(select, k);
         let mut r = [0; CHUNK];
@@ -419,7 +416,7 @@ fn select_body<H: Host>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
             r[l] = if pick & 1 << l != 0 { b[l] } else { a[l] };
         }
         w.set_chunk(u.d, k, mask, r);
-    });
+    }
     Ctl::Next
 }
 levels!(select_handler = select_body);

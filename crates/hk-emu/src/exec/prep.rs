@@ -2,9 +2,9 @@
 //! in temporary slots before the handler runs, and its result is finished in one after it.
 
 use super::float;
-use super::lanes::for_chunks;
+use super::lanes::chunks;
 use super::vop3p::clamp_unit;
-use super::{Ctl, Env, Uop, lanes1};
+use super::{Ctl, Env, Host, Uop, lanes1, levels};
 use crate::isa::{Dpp, Sdwa};
 use crate::wave::{CHUNK, EXEC, Lanes, VCC, Wave, mode};
 
@@ -136,6 +136,7 @@ fn part(x: u32, sel: u8, sext: bool) -> u32 {
     }
 }
 
+#[inline(always)]
 fn map(w: &mut Wave, from: u16, to: u16, f: impl Fn(u32) -> u32) {
     for k in 0..4 {
         let r = lanes1(w.chunk(from, k), &f);
@@ -144,6 +145,7 @@ fn map(w: &mut Wave, from: u16, to: u16, f: impl Fn(u32) -> u32) {
 }
 
 impl Prep {
+    #[inline(always)]
     fn apply(&self, w: &mut Wave, e: &Env<'_>, dpp: Option<&DppTable>) {
         match *self {
             Prep::Splat { code, to } => *w.v_mut(to) = Lanes::splat(e.s32(w, code)),
@@ -235,52 +237,59 @@ impl Post {
                     }
                 }
             }
-            Post::Move { temp, to } => for_chunks(exec, |k, mask| {
-                let x = w.chunk(temp, k);
-                w.set_chunk(to, k, mask, x);
-            }),
-            Post::Half { temp, to, high } => for_chunks(exec, |k, mask| {
-                let (x, old) = (w.chunk(temp, k), w.chunk(to, k));
-                let mut r = [0; CHUNK];
-                for l in 0..CHUNK {
-                    r[l] = if high {
-                        old[l] & 0xFFFF | x[l] << 16
-                    } else {
-                        old[l] & 0xFFFF_0000 | x[l] & 0xFFFF
-                    };
+            Post::Move { temp, to } => {
+                for (k, mask) in chunks(exec) {
+                    let x = w.chunk(temp, k);
+                    w.set_chunk(to, k, mask, x);
                 }
-                w.set_chunk(to, k, mask, r);
-            }),
-            Post::Sdwa { temp, to, sel, unused } => for_chunks(exec, |k, mask| {
-                let (x, old) = (w.chunk(temp, k), w.chunk(to, k));
-                let (shift, width) = match sel {
-                    0..=3 => (8 * u32::from(sel), 8),
-                    4 | 5 => (16 * (u32::from(sel) - 4), 16),
-                    _ => (0, 32),
-                };
-                let field = if width == 32 { !0 } else { (1u32 << width) - 1 };
-                let mut r = [0; CHUNK];
-                for l in 0..CHUNK {
-                    let value = (x[l] & field) << shift;
-                    r[l] = match unused {
-                        _ if width == 32 => value,
-                        0 => value,
-                        1 => {
-                            let left = 32 - width - shift;
-                            // Above the field its sign, below it zeros.
-                            ((value << left) as i32 >> left) as u32
-                        }
-                        _ => old[l] & !(field << shift) | value,
-                    };
+            }
+            Post::Half { temp, to, high } => {
+                for (k, mask) in chunks(exec) {
+                    let (x, old) = (w.chunk(temp, k), w.chunk(to, k));
+                    let mut r = [0; CHUNK];
+                    for l in 0..CHUNK {
+                        r[l] = if high {
+                            old[l] & 0xFFFF | x[l] << 16
+                        } else {
+                            old[l] & 0xFFFF_0000 | x[l] & 0xFFFF
+                        };
+                    }
+                    w.set_chunk(to, k, mask, r);
                 }
-                w.set_chunk(to, k, mask, r);
-            }),
+            }
+            Post::Sdwa { temp, to, sel, unused } => {
+                for (k, mask) in chunks(exec) {
+                    let (x, old) = (w.chunk(temp, k), w.chunk(to, k));
+                    let (shift, width) = match sel {
+                        0..=3 => (8 * u32::from(sel), 8),
+                        4 | 5 => (16 * (u32::from(sel) - 4), 16),
+                        _ => (0, 32),
+                    };
+                    let field = if width == 32 { !0 } else { (1u32 << width) - 1 };
+                    let mut r = [0; CHUNK];
+                    for l in 0..CHUNK {
+                        let value = (x[l] & field) << shift;
+                        r[l] = match unused {
+                            _ if width == 32 => value,
+                            0 => value,
+                            1 => {
+                                let left = 32 - width - shift;
+                                // Above the field its sign, below it zeros.
+                                ((value << left) as i32 >> left) as u32
+                            }
+                            _ => old[l] & !(field << shift) | value,
+                        };
+                    }
+                    w.set_chunk(to, k, mask, r);
+                }
+            }
         }
     }
 }
 
 /// Runs the fix-ups of an instruction around its handler.
-pub(crate) fn fixed(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+#[inline(always)]
+fn fixed_body<H: Host>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let program = e.program;
     let Some(fixup) = program.fixups.get(u.fixup as usize) else { return Ctl::Next };
     for prep in &fixup.preps {
@@ -307,6 +316,8 @@ pub(crate) fn fixed(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     }
     ctl
 }
+
+levels!(fixed = fixed_body);
 
 /// The selector that takes everything.
 pub(crate) const DWORD: u8 = 6;

@@ -2,7 +2,7 @@
 
 use super::float::{self, F16, F32, F64, Format, Fp8, Round};
 use super::lanes::{
-    Arith, Arith16, Arith64, LaneOp, Modes, Packed16, WideOp, arith32_handler, for_chunks, lane_handler,
+    Arith, Arith16, Arith64, LaneOp, Modes, Packed16, WideOp, arith32_handler, chunks, lane_handler,
     lane_portable, packed32_handler, wide_handler, wide_portable,
 };
 use super::valu::{lane_ops, wide_ops};
@@ -650,7 +650,8 @@ fn div_fixup32(a: u32, b: u32, c: u32) -> u32 {
         Fixup::Invalid => 0xFFC0_0000,
         Fixup::Infinity => sign | 0x7F80_0000,
         Fixup::Zero => sign,
-        Fixup::Quotient if float::is_nan32(a) => a | float::QUIET32,
+        // The steps before made infinities of opposite signs: the true quotient is far out of range.
+        Fixup::Quotient if float::is_nan32(a) => sign | if exponent(c) > exponent(b) { 0x7F80_0000 } else { 0 },
         Fixup::Quotient => sign | a & 0x7FFF_FFFF,
     }
 }
@@ -664,7 +665,7 @@ fn div_fixup64(a: u64, b: u64, c: u64) -> u64 {
         Fixup::Invalid => 0xFFF8 << 48,
         Fixup::Infinity => sign | 0x7FF0 << 48,
         Fixup::Zero => sign,
-        Fixup::Quotient if float::is_nan64(a) => a | float::QUIET64,
+        Fixup::Quotient if float::is_nan64(a) => sign | if exponent(c) > exponent(b) { 0x7FF0 << 48 } else { 0 },
         Fixup::Quotient => sign | a & !(1 << 63),
     }
 }
@@ -834,21 +835,21 @@ const BF8: u32 = 16;
 /// `v_cvt_f32_fp8`, `v_cvt_f32_bf8`: the low byte.
 fn from_fp8(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let format = fp8(e, u.extra & BF8 != 0);
-    for_chunks(w.exec(), |k, mask| {
+    for (k, mask) in chunks(w.exec()) {
         let r = super::lanes1(w.chunk(u.a, k), |x| format.to_f32(x & 0xFF).to_bits());
         w.set_chunk(u.d, k, mask, r);
-    });
+    }
     Ctl::Next
 }
 
 /// `v_cvt_pk_f32_fp8`, `v_cvt_pk_f32_bf8`: the two low bytes.
 fn from_fp8_pair(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let format = fp8(e, u.extra & BF8 != 0);
-    for_chunks(w.exec(), |k, mask| {
+    for (k, mask) in chunks(w.exec()) {
         let x = w.chunk(u.a, k);
         w.set_chunk(u.d, k, mask, super::lanes1(x, |x| format.to_f32(x & 0xFF).to_bits()));
         w.set_chunk(u.d + 1, k, mask, super::lanes1(x, |x| format.to_f32(x >> 8 & 0xFF).to_bits()));
-    });
+    }
     Ctl::Next
 }
 
@@ -856,7 +857,7 @@ fn from_fp8_pair(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
 fn to_fp8_pair(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let (format, m) = (fp8(e, u.extra & BF8 != 0), Modes::of(w));
     let shift = if u.extra & 8 != 0 { 16 } else { 0 };
-    for_chunks(w.exec(), |k, mask| {
+    for (k, mask) in chunks(w.exec()) {
         let (a, b, old) = (w.chunk(u.a, k), w.chunk(u.b, k), w.chunk(u.d, k));
         let mut r = [0; CHUNK];
         for l in 0..CHUNK {
@@ -864,7 +865,7 @@ fn to_fp8_pair(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
             r[l] = old[l] & !(0xFFFF << shift) | (code(a[l]) | code(b[l]) << 8) << shift;
         }
         w.set_chunk(u.d, k, mask, r);
-    });
+    }
     Ctl::Next
 }
 
@@ -872,7 +873,7 @@ fn to_fp8_pair(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
 fn to_fp8_stochastic(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let (format, m) = (fp8(e, u.extra & BF8 != 0), Modes::of(w));
     let shift = 8 * (u.extra >> 2 & 3);
-    for_chunks(w.exec(), |k, mask| {
+    for (k, mask) in chunks(w.exec()) {
         let (a, b, old) = (w.chunk(u.a, k), w.chunk(u.b, k), w.chunk(u.d, k));
         let mut r = [0; CHUNK];
         for l in 0..CHUNK {
@@ -880,7 +881,7 @@ fn to_fp8_stochastic(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
             r[l] = old[l] & !(0xFF << shift) | code << shift;
         }
         w.set_chunk(u.d, k, mask, r);
-    });
+    }
     Ctl::Next
 }
 
@@ -889,7 +890,7 @@ fn to_half_stochastic(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
     let m = Modes::of(w);
     let shift = if u.extra & 8 != 0 { 16 } else { 0 };
     let bf16 = u.extra & BF8 != 0;
-    for_chunks(w.exec(), |k, mask| {
+    for (k, mask) in chunks(w.exec()) {
         let (a, b, old) = (w.chunk(u.a, k), w.chunk(u.b, k), w.chunk(u.d, k));
         let mut r = [0; CHUNK];
         for l in 0..CHUNK {
@@ -905,7 +906,7 @@ fn to_half_stochastic(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
             r[l] = old[l] & !(0xFFFF << shift) | code << shift;
         }
         w.set_chunk(u.d, k, mask, r);
-    });
+    }
     Ctl::Next
 }
 

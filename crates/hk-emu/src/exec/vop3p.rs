@@ -1,7 +1,7 @@
 //! Mixed-precision fused multiply-add.
 
 use super::float;
-use super::lanes::{Arith, Modes, for_chunks};
+use super::lanes::{Arith, Modes, chunks};
 use super::{Ctl, Env, Handler, Uop};
 use crate::isa::{Inst, Op};
 use crate::wave::{CHUNK, Wave};
@@ -27,7 +27,7 @@ fn fma_mix(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
         }
     }
     let (fm, m, x) = (w.f32_mode, Modes::of(w), u.extra);
-    for_chunks(w.exec(), |k, mask| {
+    for (k, mask) in chunks(w.exec()) {
         let mut s = [w.chunk(u.a, k), w.chunk(u.b, k), w.chunk(u.c, k)];
         for (i, source) in s.iter_mut().enumerate() {
             let half = x >> (4 + i) & 1 != 0;
@@ -69,7 +69,7 @@ fn fma_mix(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
             r[l] = if destination == 1 { old[l] & 0xFFFF_0000 | half } else { old[l] & 0xFFFF | half << 16 };
         }
         w.set_chunk(u.d, k, mask, r);
-    });
+    }
     Ctl::Next
 }
 

@@ -50,8 +50,13 @@ typedef unsigned char u8; typedef unsigned short u16; typedef _Float16 f16;
 
 /// Compiles HIP C++ for `cpu` (`gfx942`, `gfx950`) with an optimisation level such as `-O3`.
 pub fn hip(cpu: &str, level: &str, source: &str) -> Vec<u8> {
+    hip_with(cpu, level, source, &[])
+}
+
+/// The same with more arguments.
+pub fn hip_with(cpu: &str, level: &str, source: &str, more: &[&str]) -> Vec<u8> {
     let arch = format!("--offload-arch={cpu}");
-    let args = [
+    let mut args = vec![
         "-x",
         "hip",
         "--offload-device-only",
@@ -65,6 +70,7 @@ pub fn hip(cpu: &str, level: &str, source: &str) -> Vec<u8> {
         "-ffp-contract=fast-honor-pragmas",
         "-mcode-object-version=5",
     ];
+    args.extend(more);
     run_clang("kernel", &format!("{PRELUDE}{source}"), "hip", &args)
 }
 
@@ -90,6 +96,9 @@ impl Default for Assembly<'_> {
 /// Assembles a kernel `test` with one pointer argument: s[0:1] is the argument segment, s2 the workgroup, v0 the thread.
 pub fn assemble(a: &Assembly<'_>) -> Vec<u8> {
     let Assembly { cpu, body, directives, vgprs, accum_offset, lds, scratch } = a;
+    // The assembler's default flushes f32 denormals, clang's keeps them.
+    let denormals =
+        if directives.contains("float_denorm_mode_32") { "" } else { ".amdhsa_float_denorm_mode_32 3" };
     let source = format!(
         r#"
 .amdgcn_target "amdgcn-amd-amdhsa--{cpu}"
@@ -112,6 +121,7 @@ test:
   .amdhsa_group_segment_fixed_size {lds}
   .amdhsa_private_segment_fixed_size {scratch}
   .amdhsa_kernarg_size 8
+  {denormals}
   {directives}
 .end_amdhsa_kernel
 .amdgpu_metadata

@@ -1,0 +1,128 @@
+//! Speed of the emulator on one thread: wave instructions (x 64 lanes), loads, matrix flops, time to a first result.
+
+#[path = "../tests/common/mod.rs"]
+mod common;
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use common::{Args, Assembly, Rig, assemble, options};
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use hk_emu::Level;
+
+const LOOPS: u32 = 2000;
+
+/// A kernel that repeats `body` in a loop; s[4:5] is the buffer, v1 the lane's offset of 16 bytes.
+fn looped(name: &str, setup: &str, body: &[&str], repeat: usize) -> Vec<u8> {
+    let lines: String = (0..repeat).flat_map(|_| body).map(|l| format!("  {l}\n")).collect();
+    let text = format!(
+        "  s_load_dwordx2 s[4:5], s[0:1], 0x0
+  v_lshlrev_b32 v1, 4, v0
+  s_mov_b32 s6, {LOOPS}
+  s_mov_b32 s7, 0x3f800000
+  s_waitcnt lgkmcnt(0)
+{setup}
+.Lloop_{name}:
+{lines}
+  s_sub_u32 s6, s6, 1
+  s_cmp_lg_u32 s6, 0
+  s_cbranch_scc1 .Lloop_{name}"
+    );
+    assemble(&Assembly { body: &text, ..Assembly::default() })
+}
+
+fn speed(c: &mut Criterion) {
+    let init: String = (2..48).map(|n| format!("  v_mov_b32 v{n}, 0x3f800000\n")).collect();
+    let partial = format!("{init}  s_mov_b64 exec, 0x7fffffff\n  s_mov_b32 exec_hi, 0x00fffff1");
+    let valu: &[&str] = &[
+        "v_add_f32 v2, v3, v4",
+        "v_mul_f32 v5, v6, v7",
+        "v_fma_f32 v8, v9, v10, v11",
+        "v_add_u32 v12, v13, v14",
+        "v_max_f32 v15, v16, v17",
+        "v_lshlrev_b32 v18, 3, v19",
+        "v_and_b32 v20, v21, v22",
+        "v_mul_f32 v23, s7, v24",
+    ];
+    let cases: Vec<(&str, &str, &[&str], usize, u64)> = vec![
+        ("valu_full_exec", &init, valu, 16, 1),
+        ("valu_partial_exec", &partial, valu, 16, 1),
+        ("fma_f32", &init, &["v_fma_f32 v8, v9, v10, v11"], 128, 1),
+        ("fma_f32_modifiers", &init, &["v_fma_f32 v8, -v9, |v10|, v11"], 128, 1),
+        ("scalar_operand", &init, &["v_mul_f32 v23, s7, v24"], 128, 1),
+        ("exp_f32", &init, &["v_exp_f32 v8, v9"], 32, 1),
+        ("cndmask_cmp", &init, &["v_cmp_lt_f32 vcc, v9, v10", "v_cndmask_b32 v8, v9, v10, vcc"], 64, 1),
+        ("dpp_row_shr", &init, &["v_add_f32_dpp v8, v9, v10 row_shr:1 row_mask:0xf bank_mask:0xf"], 64, 1),
+        ("salu", &init, &["s_add_u32 s10, s11, s12", "s_and_b64 s[14:15], s[16:17], s[18:19]"], 64, 1),
+        ("load_dwordx4", &init, &["global_load_dwordx4 v[8:11], v1, s[4:5]"], 64, 1),
+        ("store_dwordx4", &init, &["global_store_dwordx4 v1, v[8:11], s[4:5]"], 64, 1),
+        ("lds_read_b128", &init, &["ds_read_b128 v[8:11], v1"], 64, 1),
+        ("lds_write_b128", &init, &["ds_write_b128 v1, v[8:11]"], 64, 1),
+    ];
+    let levels = [Level::Portable, Level::Avx2, Level::Avx512];
+    let mut group = c.benchmark_group("wave instructions");
+    for (name, setup, body, repeat, each) in cases {
+        let mut setup = setup.to_owned();
+        if name.starts_with("lds") {
+            setup += "\n  s_mov_b32 m0, -1";
+        }
+        let mut image = looped(name, &setup, body, repeat);
+        if name.starts_with("lds") {
+            let lines: String = (0..repeat).flat_map(|_| body).map(|l| format!("  {l}\n")).collect();
+            let text = format!(
+                "  v_lshlrev_b32 v1, 4, v0\n  s_mov_b32 s6, {LOOPS}\n.Lloop:\n{lines}\n  s_sub_u32 s6, s6, 1\n  s_cmp_lg_u32 s6, 0\n  s_cbranch_scc1 .Lloop"
+            );
+            image = assemble(&Assembly { body: &text, lds: 4096, ..Assembly::default() });
+        }
+        for level in levels.into_iter().filter(|l| l.available()) {
+            let rig = Rig::new(options("gfx942").threads(Some(1)).level(Some(level)), &image);
+            let data = rig.upload("data", &vec![1f32; 4096]);
+            let args = Args::new().push(data);
+            group.throughput(Throughput::Elements(u64::from(LOOPS) * (repeat * body.len()) as u64 * each));
+            group.bench_function(BenchmarkId::new(name, format!("{level:?}")), |b| {
+                b.iter(|| black_box(rig.launch("test", 1, 64, &args).expect("runs")));
+            });
+        }
+    }
+    group.finish();
+
+    let mut group = c.benchmark_group("matrix flops");
+    for (name, instruction, flops) in [
+        ("32x32x8_bf16", "v_mfma_f32_32x32x8_bf16 a[0:15], v[2:3], v[4:5], a[0:15]", 2 * 32 * 32 * 8),
+        ("16x16x16_bf16", "v_mfma_f32_16x16x16_bf16 a[0:3], v[2:3], v[4:5], a[0:3]", 2 * 16 * 16 * 16),
+        ("32x32x16_fp8", "v_mfma_f32_32x32x16_fp8_fp8 a[0:15], v[2:3], v[4:5], a[0:15]", 2 * 32 * 32 * 16),
+        ("32x32x16_i8", "v_mfma_i32_32x32x16_i8 a[0:15], v[2:3], v[4:5], a[0:15]", 2 * 32 * 32 * 16),
+    ] {
+        let zero: String = (0..16).map(|n| format!("  v_accvgpr_write_b32 a{n}, 0\n")).collect();
+        let image = looped("mfma", &format!("{init}{zero}"), &[instruction], 4);
+        for level in levels.into_iter().filter(|l| l.available()) {
+            let rig = Rig::new(options("gfx942").threads(Some(1)).level(Some(level)), &image);
+            let data = rig.upload("data", &vec![1f32; 4096]);
+            let args = Args::new().push(data);
+            group.throughput(Throughput::Elements(u64::from(LOOPS) * 4 * flops));
+            group.bench_function(BenchmarkId::new(name, format!("{level:?}")), |b| {
+                b.iter(|| black_box(rig.launch("test", 1, 64, &args).expect("runs")));
+            });
+        }
+    }
+    group.finish();
+
+    // From nothing to a first result: machine, load, lower, launch.
+    let image = looped("first", &init, &["v_add_f32 v2, v3, v4"], 16);
+    c.bench_function("first result", |b| {
+        b.iter(|| {
+            let start = Instant::now();
+            let rig = Rig::new(options("gfx942"), &image);
+            let data = rig.upload("data", &vec![1f32; 4096]);
+            rig.launch("test", 1, 64, &Args::new().push(data)).expect("runs");
+            start.elapsed()
+        });
+    });
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default().sample_size(10).warm_up_time(std::time::Duration::from_millis(200)).measurement_time(std::time::Duration::from_millis(800));
+    targets = speed
+}
+criterion_main!(benches);
