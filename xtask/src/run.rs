@@ -82,9 +82,10 @@ pub(crate) fn test(args: &TestArgs) -> Result {
     if nextest().is_none() {
         return run(&["test"], &filter);
     }
-    // nextest runs no documentation examples.
-    run(&["test", "--doc"], &filter)?;
-    run(&["nextest", "run", "--no-tests=warn"], &filter)
+    // nextest runs no documentation examples. A failure of one kind does not hide the other's results.
+    let examples = run(&["test", "--doc"], &filter);
+    let tests = run(&["nextest", "run", "--no-tests=warn"], &filter);
+    examples.and(tests)
 }
 
 /// `cargo xtask bench`
