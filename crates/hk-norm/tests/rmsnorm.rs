@@ -5,7 +5,7 @@ mod common;
 use common::{
     COLS, assert_error, assert_rstd, assert_same, dense, floats, options, rmsnorm, widen, with_eps,
 };
-use hk_core::{Device, Float, Layout, bf16, f16};
+use hk_core::{DType, Device, Float, Layout, bf16, f16};
 use hk_norm::{RmsNormOptions, RoundMode, Weight, WeightOffset, reference};
 use hk_testkit::{self as kit, Fill, Place, RowCase, Tolerance, proptest::prelude::*};
 
@@ -197,6 +197,9 @@ fn every_width<T: Float>() {
             };
             let vectors = run(Place::rows(c.shape(), aligned));
             kit::assert_close(&vectors.y, &want.y, Tolerance::Reduction);
+            if T::DTYPE != DType::F32 && rows * cols > 1000 {
+                kit::assert_rounded(&vectors.y, &want.y, 0.99);
+            }
             assert_rstd(&vectors.rstd, &want.rstd);
             assert_same(&run(Place::rows(c.shape(), aligned + 1).shifted(3)), &vectors);
         }

@@ -52,7 +52,9 @@ inline constexpr bool kHasCvtBf16 = true;  // cvt.rn.bf16x2.f32
 
 /// Makes the compiler forget where `v` comes from: what is derived from it is computed anew where it is used,
 /// instead of being kept in registers from an earlier use.
-HK_FN void forget(i32 &v) {
+template <class T>
+HK_FN void forget(T &v) {
+    static_assert(sizeof(T) == 4, "one register");
 #if defined(HK_AMD)
     asm("" : "+v"(v));
 #else

@@ -109,14 +109,13 @@ struct Cursor {
     template <int N>
     HK_FN Vec<T, N> load(int ahead) const {
         static_assert(N % kLen == 0, "whole accesses");
-        const i32 end = fresh_end();
         Vec<T, N> v;
 #pragma unroll
         for (int i = 0; i < N; i += kLen) {
             if constexpr (kLen == 1) {
-                v[i] = window.load<T>(at(ahead + i, end));
+                v[i] = window.load<T>(at(ahead + i));
             } else {
-                const auto part = window.load<Vec<T, kLen>>(at(ahead + i, end));
+                const auto part = window.load<Vec<T, kLen>>(at(ahead + i));
 #pragma unroll
                 for (int j = 0; j < kLen; ++j) v[i + j] = part[j];
             }
@@ -127,33 +126,34 @@ struct Cursor {
     template <int N>
     HK_FN void store(Vec<T, N> v, int ahead) const {
         static_assert(N % kLen == 0, "whole accesses");
-        const i32 end = fresh_end();
 #pragma unroll
         for (int i = 0; i < N; i += kLen) {
             if constexpr (kLen == 1) {
-                window.store(T(v[i]), at(ahead + i, end));
+                window.store(T(v[i]), at(ahead + i));
             } else {
                 Vec<T, kLen> part;
 #pragma unroll
                 for (int j = 0; j < kLen; ++j) part[j] = v[i + j];
-                window.store(part, at(ahead + i, end));
+                window.store(part, at(ahead + i));
             }
         }
     }
 
-private:
-    // By elements, the offsets of a row are too many to be kept from its load to its store.
-    HK_FN i32 fresh_end() const {
-        i32 end = left;
-        if (kLen == 1 && !__builtin_constant_p(end)) forget(end);
-        return end;
+    /// The same place, but offsets from it are computed anew: those of many accesses would fill registers if
+    /// they were kept from row to row, or from loads to stores, while most fit an access's immediate field.
+    HK_FN Cursor anew() const {
+        Cursor here = *this;
+        forget(here.offset);
+        if (!__builtin_constant_p(left)) forget(here.left);
+        return here;
     }
 
+private:
     // The sign of what is left past `ahead` moves the offset beyond the window. Not a select: a compare keeps a
     // pair of scalar registers for each access, of which there are not enough.
-    HK_FN u32 at(int ahead, i32 end) const {
-        const u32 past_end = u32(end) - 1u - u32(ahead);
-        return (offset + u32(ahead) * u32(sizeof(T))) | (past_end & Window::kBeyond);
+    HK_FN u32 at(int ahead) const {
+        const u32 past_end = u32(left) - 1u - u32(ahead);
+        return (offset | (past_end & Window::kBeyond)) + u32(ahead) * u32(sizeof(T));
     }
 };
 
