@@ -259,7 +259,7 @@ fn print(rows: &[Row]) -> Result<()> {
     let good = rows.iter().filter(|row| row.passed).count();
     let seconds: f64 = rows.iter().map(|row| row.host_seconds).sum();
     out::print(format_args!(
-        "{good} of {} runs are within tolerance of the f64 reference; {seconds:.2} s of emulation.\n\
+        "{good} of {} runs are within tolerance of the f64 reference; {seconds:.2} s on the host.\n\
          Instructions and bytes are the emulator's counts, not a GPU's. Floor: each input read and each output written \
          once.\nMoved: all lanes' accesses over the floor. Distinct: each byte counted once, over the floor.",
         rows.len()

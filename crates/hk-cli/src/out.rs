@@ -57,7 +57,7 @@ pub fn json(value: &impl Serialize) -> Result<()> {
 pub fn bytes(n: u64) -> String {
     let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
     match units.iter().find(|(_, shift)| n >> shift > 0) {
-        Some((unit, shift)) if n % (1 << shift) == 0 => format!("{} {unit}", n >> shift),
+        Some((unit, shift)) if n.is_multiple_of(1 << shift) => format!("{} {unit}", n >> shift),
         Some((unit, shift)) => format!("{:.2} {unit}", n as f64 / (1u64 << shift) as f64),
         None => format!("{n} B"),
     }

@@ -26,7 +26,8 @@ const DTYPES: [(Dtype, DType); 14] = [
     (Dtype::F8_E8M0, DType::E8M0),
 ];
 
-/// Reads every tensor of a file, as inputs of `op`. Packed fp4 travels as U8.
+/// Reads every tensor of a file, as inputs of `op`. Packed fp4 travels as U8, and comes as F4, whose shape counts single
+/// values, too.
 ///
 /// # Errors
 /// If the file cannot be read, is not safetensors, or has a tensor of a type that no operator uses.
@@ -45,6 +46,12 @@ pub fn read(path: &Path, op: &Operator) -> Result<Vec<(String, HostTensor)>> {
 }
 
 fn host_tensor(op: &Operator, name: &str, view: &TensorView) -> Result<HostTensor> {
+    if let (Dtype::F4, [axes @ .., last]) = (view.dtype(), view.shape())
+        && last.is_multiple_of(2)
+    {
+        let spec = TensorSpec::new(DType::Fp4x2, [axes, &[last / 2]].concat());
+        return Ok(HostTensor::from_bytes(spec, view.data().to_vec())?);
+    }
     let Some(&(_, dtype)) = DTYPES.iter().find(|(d, _)| *d == view.dtype()) else {
         let known: Vec<_> = DTYPES.iter().map(|(d, _)| d.to_string()).collect();
         let got = view.dtype();
@@ -93,6 +100,16 @@ mod tests {
         }
         let missing: Vec<_> = DType::ALL.iter().filter(|d| !DTYPES.iter().any(|(_, o)| o == *d)).collect();
         assert_eq!(missing, [&DType::Fp4x2]);
+    }
+
+    #[test]
+    fn packed_fp4_comes_as_f4() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("t.safetensors");
+        let view = TensorView::new(Dtype::F4, vec![2, 6], &[1, 2, 3, 4, 5, 6]).unwrap();
+        fs::write(&path, safetensors::serialize([("x", view)], None).unwrap()).unwrap();
+        let (_, x) = read(&path, crate::operators()[0]).unwrap().remove(0);
+        assert_eq!((x.spec(), x.bytes()), (TensorSpec::new(DType::Fp4x2, [2, 3]), &[1, 2, 3, 4, 5, 6][..]));
     }
 
     #[test]

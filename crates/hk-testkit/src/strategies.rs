@@ -70,22 +70,49 @@ pub fn size(range: impl RangeBounds<usize>, borders: &[usize]) -> BoxedStrategy<
     }
     let small = first..=last.min(first.saturating_add(16));
     let (low, high) = ((first.max(1) as f64).ln(), (last.max(1) as f64).ln());
-    let any = (0.0..=1.0)
-        .prop_map(move |u: f64| ((low + u * (high - low)).exp().round() as usize).clamp(first, last));
+    // Whole numbers shrink better than fractions.
+    let any = (0u32..=10_000).prop_map(move |n| {
+        let size = (low + f64::from(n) / 10_000.0 * (high - low)).exp();
+        (size.round() as usize).clamp(first, last)
+    });
     prop_oneof![3 => small, 3 => select(round), 2 => select(special), 2 => any].boxed()
 }
 
-/// A stride of rows of `cols` elements: tight, padded by a little, padded to 16 bytes, or a slice of rows twice as
+/// A stride of rows of `cols` elements: tight, padded by a little, padded to 16 elements, or a slice of rows twice as
 /// wide.
 pub fn row_stride(cols: usize) -> BoxedStrategy<usize> {
-    let tight = cols.max(1);
+    free_stride().prop_map(move |stride| stride.of(cols)).boxed()
+}
+
+/// How the stride of rows follows from their length.
+#[derive(Debug, Clone, Copy)]
+enum Stride {
+    Tight,
+    Padded(usize),
+    /// Padded to a multiple of 16 elements, and so many more times 16.
+    Round(usize),
+    Twice,
+}
+
+impl Stride {
+    fn of(self, cols: usize) -> usize {
+        let tight = cols.max(1);
+        match self {
+            Self::Tight => tight,
+            Self::Padded(pad) => tight + pad,
+            Self::Round(more) => tight.next_multiple_of(16) + 16 * more,
+            Self::Twice => 2 * tight,
+        }
+    }
+}
+
+fn free_stride() -> impl Strategy<Value = Stride> + Clone {
     prop_oneof![
-        3 => Just(tight),
-        2 => (1usize..=9).prop_map(move |pad| tight + pad),
-        2 => (0usize..=2).prop_map(move |more| tight.next_multiple_of(16) + 16 * more),
-        1 => Just(2 * tight),
+        3 => Just(Stride::Tight),
+        2 => (1usize..=9).prop_map(Stride::Padded),
+        2 => (0usize..=2).prop_map(Stride::Round),
+        1 => Just(Stride::Twice),
     ]
-    .boxed()
 }
 
 /// What the elements of a tensor look like.
@@ -211,25 +238,26 @@ pub fn row_case<T: Float>(
     rows: impl RangeBounds<usize>,
     cols: impl RangeBounds<usize>,
 ) -> BoxedStrategy<RowCase<T>> {
-    let (fewest, most) = ends(rows);
-    let shape = size(cols, &[]).prop_flat_map(move |cols| {
-        let most = most.min(MOST_ELEMENTS / cols.max(1)).max(fewest);
-        (size(fewest..=most, &[]), Just(cols))
-    });
+    let (fewest, _) = ends((rows.start_bound().cloned(), rows.end_bound().cloned()));
+    let sizes = (size(rows, &[]), size(cols, &[]));
     let fill = prop_oneof![4 => Just(Fill::Normal), 4 => select(&Fill::ALL[..])];
-    (shape, fill, any::<u64>().no_shrink())
-        .prop_flat_map(|((rows, cols), fill, seed)| {
-            let shift = prop_oneof![3 => Just(0usize), 1 => 1usize..=9];
-            // Strides on 16 bytes or free ones for the whole case, since one free tensor decides the path for all.
-            let aligned = (0usize..=3).prop_map(move |more| (cols.next_multiple_of(16) + 16 * more).max(1));
-            let four =
-                |place: BoxedStrategy<(usize, usize)>| [place.clone(), place.clone(), place.clone(), place];
-            let aligned = four(aligned.prop_map(|stride| (stride, 0)).boxed());
-            let free = four((row_stride(cols), shift).boxed());
-            (Just((rows, cols, fill, seed)), prop_oneof![aligned, free])
+    // Strides on 16 bytes or free ones for the whole case, since one free tensor decides the path for all.
+    let aligned = (0usize..=3).prop_map(|more| (Stride::Round(more), 0));
+    let shift = prop_oneof![3 => Just(0usize), 1 => 1usize..=9];
+    let free = (free_stride(), shift);
+    let places = prop_oneof![four(aligned), four(free)];
+    // All parts are independent, and made to fit only here: so each shrinks by itself.
+    (sizes, fill, any::<u64>().no_shrink(), places)
+        .prop_map(move |((rows, cols), fill, seed, places)| {
+            let rows = rows.min(MOST_ELEMENTS / cols.max(1)).max(fewest);
+            let places = places.map(|(stride, shift)| (stride.of(cols), shift));
+            RowCase::new(rows, cols, fill, seed, places)
         })
-        .prop_map(|((rows, cols, fill, seed), places)| RowCase::new(rows, cols, fill, seed, places))
         .boxed()
+}
+
+fn four<S: Strategy + Clone>(one: S) -> [S; 4] {
+    [one.clone(), one.clone(), one.clone(), one]
 }
 
 /// The values that formulas trip over: NaN, infinities, both zeros, the smallest and largest subnormal, the smallest
@@ -276,7 +304,7 @@ mod tests {
     use super::*;
     use hk_core::{bf16, f16};
     use proptest::strategy::ValueTree;
-    use proptest::test_runner::TestRunner;
+    use proptest::test_runner::{TestError, TestRunner};
     use std::collections::HashSet;
 
     fn draw<S: Strategy>(strategy: S, n: usize) -> Vec<S::Value> {
@@ -315,6 +343,21 @@ mod tests {
             assert!(cases.iter().any(|c| c.fill == fill), "{fill:?}");
         }
         assert!(cases.iter().any(|c| c.rows > 200) && cases.iter().any(|c| c.cols > 8192));
+    }
+
+    #[test]
+    fn a_failing_case_shrinks_and_shows_its_seed() {
+        let mut runner = TestRunner::new(Config { failure_persistence: None, ..config() });
+        let narrow = |c: RowCase<bf16>| {
+            prop_assert!(c.cols <= 100);
+            Ok(())
+        };
+        let failure = runner.run(&row_case::<bf16>(1..=50, 1..=5000), narrow).unwrap_err();
+        let TestError::Fail(_, c) = failure else { panic!("{failure}") };
+        assert!(c.rows == 1 && c.cols <= 129, "{c:?}");
+        let shown = format!("{c:?}");
+        let seed = format!("seed {:#x}", c.seed);
+        assert!(shown.starts_with(&format!("1 x {}, ", c.cols)) && shown.contains(&seed), "{shown}");
     }
 
     #[test]
