@@ -1,6 +1,6 @@
-//! Checks both operators on tensors of more than 2^31 elements, and on row strides so large that a few rows span more
-//! than 4 GiB, on the device that `HK_DEVICE` names. Needs 7 GB of memory there and 9 GB on the host,
-//! on the emulator 13 GB in all.
+//! Checks `rmsnorm` on a tensor of more than 2^31 elements, and with row strides so large that a few rows span more than
+//! 4 GiB, on the device that `HK_DEVICE` names. Needs 7 GB of memory there and 9 GB on the host; 13 GB in all on the
+//! emulator.
 
 use hk_core::{Device, Layout, Result, Stream, bf16};
 use hk_norm::{RmsNormOptions, reference, rmsnorm};
