@@ -10,14 +10,14 @@
 //!
 //! Exit status: 0, 1 if something failed, 2 if the command line is wrong.
 
-pub mod demo;
+mod demo;
 mod devices;
 mod failure;
 mod inspect;
 mod list;
 mod out;
 mod run;
-pub mod status;
+mod status;
 mod tensors;
 
 pub use failure::{Failure, Result};

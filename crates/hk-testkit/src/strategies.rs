@@ -61,13 +61,11 @@ pub fn size(range: impl RangeBounds<usize>, borders: &[usize]) -> BoxedStrategy<
     let powers = (0..usize::BITS - 1).map(|i| 1usize << i);
     let near = |n: usize| [n.saturating_sub(1), n, n.saturating_add(1)];
     let within = |n: &usize| (first..=last).contains(n);
-    let mut special: Vec<_> = borders.iter().copied().chain([last]).flat_map(near).filter(within).collect();
-    let mut round: Vec<_> = powers.take_while(|&n| n <= last).flat_map(near).filter(within).collect();
-    for list in [&mut special, &mut round] {
-        list.push(first);
-        list.sort_unstable();
-        list.dedup();
-    }
+    // Borders count three times. One sorted list, so that a case shrinks from a border to any smaller size.
+    let borders = borders.iter().chain([&last]).flat_map(|&n| [near(n), near(n), near(n)]).flatten();
+    let round = powers.take_while(|&n| n <= last).flat_map(near);
+    let mut marks: Vec<_> = borders.chain(round).filter(within).chain([first]).collect();
+    marks.sort_unstable();
     let small = first..=last.min(first.saturating_add(16));
     let (low, high) = ((first.max(1) as f64).ln(), (last.max(1) as f64).ln());
     // Whole numbers shrink better than fractions.
@@ -75,7 +73,7 @@ pub fn size(range: impl RangeBounds<usize>, borders: &[usize]) -> BoxedStrategy<
         let size = (low + f64::from(n) / 10_000.0 * (high - low)).exp();
         (size.round() as usize).clamp(first, last)
     });
-    prop_oneof![3 => small, 3 => select(round), 2 => select(special), 2 => any].boxed()
+    prop_oneof![3 => small, 5 => select(marks), 2 => any].boxed()
 }
 
 /// A stride of rows of `cols` elements: tight, padded by a little, padded to 16 elements, or a slice of rows twice as
