@@ -102,7 +102,7 @@ fn tensors(op: &Operator) -> String {
         let name = |a: &ArgSpec| if a.optional { format!("[{}]", a.name) } else { a.name.to_owned() };
         op.args.iter().filter(|a| here(a.role)).map(name).collect::<Vec<_>>().join(", ")
     };
-    format!("{} -> {}", side(|r| r != Role::Out), side(|r| r != Role::In))
+    format!("{} -> {}", side(Role::is_input), side(|r| r.output().is_some()))
 }
 
 /// `eps=1e-6, round_mode=f32`
@@ -115,8 +115,8 @@ fn parameters(op: &Operator) -> String {
 pub fn role(role: Role) -> &'static str {
     match role {
         Role::In => "in",
-        Role::Out => "out",
-        Role::InOut => "in, out",
+        Role::Out(_) => "out",
+        Role::InOut(_) => "in, out",
     }
 }
 
@@ -144,8 +144,8 @@ fn json(op: &Operator) -> OperatorJson {
         name: a.name,
         role: match a.role {
             Role::In => "in",
-            Role::Out => "out",
-            Role::InOut => "inout",
+            Role::Out(_) => "out",
+            Role::InOut(_) => "inout",
         },
         optional: a.optional,
         dtypes: a.dtypes.iter().map(|d| d.name()).collect(),

@@ -162,12 +162,15 @@ pub fn comparisons(op: &Operator, call: &HostCall, outputs: &Outputs) -> Result<
                 op.name
             )));
         };
+        let Some(tolerance) = op.arg(name).and_then(|arg| arg.role.output()) else {
+            return Err(Failure::new(format!("{}: `{name}` is not one of its outputs", op.name)));
+        };
         let values = got.to_f64();
         if values.len() != want.values.len() {
             let (got, want) = (got.shape(), &want.shape);
             return Err(Failure::new(format!("{}: `{name}` is {got:?}, its reference {want:?}", op.name)));
         }
-        all.push(compare(name, got.dtype(), &want.shape, &values, &want.values, op.tolerance));
+        all.push(compare(name, got.dtype(), &want.shape, &values, &want.values, tolerance));
     }
     Ok(all)
 }

@@ -40,8 +40,6 @@ pub struct Operator {
     pub reference: fn(&HostCall) -> Result<Named<HostTensorF64>>,
     /// Bytes that any implementation has to move.
     pub traffic: fn(&HostCall) -> Traffic,
-    /// How far an output may be from the reference.
-    pub tolerance: Tolerance,
 }
 
 /// What an argument is for.
@@ -49,10 +47,25 @@ pub struct Operator {
 pub enum Role {
     /// Read.
     In,
-    /// Written.
-    Out,
+    /// Written; how far it may be from the reference.
+    Out(Tolerance),
     /// Read and written in place: comes as an input and is an output.
-    InOut,
+    InOut(Tolerance),
+}
+
+impl Role {
+    /// Read: has to come with a call.
+    pub const fn is_input(self) -> bool {
+        !matches!(self, Self::Out(_))
+    }
+
+    /// Written, and how far it may be from the reference.
+    pub const fn output(self) -> Option<Tolerance> {
+        match self {
+            Self::In => None,
+            Self::Out(tolerance) | Self::InOut(tolerance) => Some(tolerance),
+        }
+    }
 }
 
 /// A tensor argument of an operator.
@@ -586,9 +599,9 @@ impl<V: Described> Call<V> {
     /// type or number of axes is not served.
     pub fn set(&mut self, name: &str, tensor: V) -> Result<()> {
         let op = self.op.name;
-        let is_input = |a: &&ArgSpec| a.name == name && a.role != Role::Out;
+        let is_input = |a: &&ArgSpec| a.name == name && a.role.is_input();
         let Some(arg) = self.op.args.iter().find(is_input) else {
-            let inputs = self.op.args.iter().filter(|a| a.role != Role::Out).map(|a| a.name);
+            let inputs = self.op.args.iter().filter(|a| a.role.is_input()).map(|a| a.name);
             let want = format!("one of {}", inputs.collect::<Vec<_>>().join(", "));
             return Err(Error::argument(op, "input", format!("`{name}`"), want));
         };
@@ -603,7 +616,7 @@ impl<V: Described> Call<V> {
     /// # Errors
     /// [`Error::Argument`] if the operator has no such optional output.
     pub fn want(&mut self, name: &str) -> Result<()> {
-        let is_optional = |a: &&ArgSpec| a.name == name && a.role == Role::Out && a.optional;
+        let is_optional = |a: &&ArgSpec| a.name == name && !a.role.is_input() && a.optional;
         let Some(arg) = self.op.args.iter().find(is_optional) else {
             let want = "an optional output of the operator";
             return Err(Error::argument(self.op.name, "output", format!("`{name}`"), want));
@@ -651,7 +664,7 @@ impl<V: Described> Call<V> {
     /// # Errors
     /// [`Error::Argument`], naming the missing one.
     pub fn check_complete(&self) -> Result<()> {
-        let needed = self.op.args.iter().filter(|a| a.role != Role::Out && !a.optional);
+        let needed = self.op.args.iter().filter(|a| a.role.is_input() && !a.optional);
         for arg in needed {
             self.get(arg.name)?;
         }
@@ -811,8 +824,8 @@ impl DeviceCall {
             let given = call.optional(arg.name).map(|t| DynTensor::upload(stream, t)).transpose()?;
             match (arg.role, given) {
                 (Role::In, Some(tensor)) => inputs.tensors.push((arg.name, tensor)),
-                (Role::InOut, Some(tensor)) => outputs.push((arg.name, tensor)),
-                (Role::Out, _) => {
+                (Role::InOut(_), Some(tensor)) => outputs.push((arg.name, tensor)),
+                (Role::Out(_), _) => {
                     if let Some(i) = new.iter().position(|(n, _)| *n == arg.name) {
                         let (name, spec) = new.swap_remove(i);
                         outputs.push((name, DynTensor::poisoned(stream, spec)?));
@@ -909,7 +922,7 @@ impl Operator {
         let mut call = Call::new(self);
         for (i, &(name, dtype, shape)) in case.tensors.iter().enumerate() {
             match self.arg(name) {
-                Some(arg) if arg.role != Role::Out => {
+                Some(arg) if arg.role.is_input() => {
                     let seed = seed.wrapping_add((i as u64) << 32);
                     call.set(name, HostTensor::sample(TensorSpec::new(dtype, shape), arg.sample, seed)?)?;
                 }

@@ -67,8 +67,8 @@ static SCALE: Operator = Operator {
     args: &[
         ARG,
         ArgSpec { name: "w", optional: true, ..ARG },
-        ArgSpec { name: "y", role: Role::Out, ..ARG },
-        ArgSpec { name: "extra", role: Role::Out, optional: true, ..ARG },
+        ArgSpec { name: "y", role: Role::Out(Tolerance::Exact), ..ARG },
+        ArgSpec { name: "extra", role: Role::Out(Tolerance::Exact), optional: true, ..ARG },
     ],
     scalars: &[
         ScalarSpec { name: "a", default: Scalar::Float(2.0), choices: &[], summary: "factor" },
@@ -91,7 +91,6 @@ static SCALE: Operator = Operator {
     run,
     reference,
     traffic,
-    tolerance: Tolerance::Exact,
 };
 
 fn message<T: std::fmt::Debug>(result: Result<T>) -> String {
@@ -239,6 +238,6 @@ fn tolerances() {
 fn a_call_remembers_its_operator() {
     let call: Call<TensorSpec> = Call::new(&SCALE);
     assert_eq!(call.operator().name, "scale");
-    assert_eq!(SCALE.arg("y").map(|a| a.role), Some(Role::Out));
+    assert_eq!(SCALE.arg("y").map(|a| a.role), Some(Role::Out(Tolerance::Exact)));
     assert!(SCALE.arg("z").is_none());
 }

@@ -37,7 +37,6 @@ pub static OPERATORS: &[Operator] = &[
         run: run_rmsnorm,
         reference: reference_rmsnorm,
         traffic,
-        tolerance: Tolerance::Reduction,
     },
     Operator {
         name: "fused_add_rmsnorm",
@@ -79,7 +78,6 @@ pub static OPERATORS: &[Operator] = &[
         run: run_fused_add_rmsnorm,
         reference: reference_fused_add_rmsnorm,
         traffic,
-        tolerance: Tolerance::Reduction,
     },
 ];
 
@@ -92,8 +90,8 @@ const fn matrix(name: &'static str, role: Role) -> ArgSpec {
 
 const X: ArgSpec = matrix("x", Role::In);
 const RESIDUAL_IN: ArgSpec = matrix("residual_in", Role::In);
-const Y: ArgSpec = matrix("y", Role::Out);
-const RESIDUAL_OUT: ArgSpec = matrix("residual_out", Role::Out);
+const Y: ArgSpec = matrix("y", Role::Out(Tolerance::Reduction));
+const RESIDUAL_OUT: ArgSpec = matrix("residual_out", Role::Out(Tolerance::Exact));
 const WEIGHT: ArgSpec = ArgSpec {
     name: "weight",
     role: Role::In,
@@ -105,7 +103,7 @@ const WEIGHT: ArgSpec = ArgSpec {
 };
 const RSTD: ArgSpec = ArgSpec {
     name: "rstd",
-    role: Role::Out,
+    role: Role::Out(Tolerance::Reduction),
     optional: true,
     dtypes: &[DType::F32],
     rank: (1, 1),

@@ -651,7 +651,9 @@ fn div_fixup32(a: u32, b: u32, c: u32) -> u32 {
         Fixup::Infinity => sign | 0x7F80_0000,
         Fixup::Zero => sign,
         // The steps before made infinities of opposite signs: the true quotient is far out of range.
-        Fixup::Quotient if float::is_nan32(a) => sign | if exponent(c) > exponent(b) { 0x7F80_0000 } else { 0 },
+        Fixup::Quotient if float::is_nan32(a) => {
+            sign | if exponent(c) > exponent(b) { 0x7F80_0000 } else { 0 }
+        }
         Fixup::Quotient => sign | a & 0x7FFF_FFFF,
     }
 }
@@ -665,7 +667,9 @@ fn div_fixup64(a: u64, b: u64, c: u64) -> u64 {
         Fixup::Invalid => 0xFFF8 << 48,
         Fixup::Infinity => sign | 0x7FF0 << 48,
         Fixup::Zero => sign,
-        Fixup::Quotient if float::is_nan64(a) => sign | if exponent(c) > exponent(b) { 0x7FF0 << 48 } else { 0 },
+        Fixup::Quotient if float::is_nan64(a) => {
+            sign | if exponent(c) > exponent(b) { 0x7FF0 << 48 } else { 0 }
+        }
         Fixup::Quotient => sign | a & !(1 << 63),
     }
 }
