@@ -630,25 +630,9 @@ impl Lowering {
             }
             return Ok(());
         }
-        if let Some(fixup) = self.scalar_flags(inst, u)? {
-            u.fixup = fixup;
-            return Ok(());
-        }
         u.a = self.scalar(inst.src[0], info.src[0] == 2, op)?;
         u.b = self.scalar(inst.src[1], info.src[1] == 2, op)?;
         Ok(())
-    }
-
-    /// Scalar sources that are flags have no code: only moves of them are known.
-    fn scalar_flags(&mut self, inst: &Inst, _: &mut Uop) -> Result<Option<u32>, Problem> {
-        let flag = inst.src.iter().any(|s| matches!(s, Operand::Special(251..)));
-        if flag {
-            return Err(Problem::NoSemantics {
-                name: inst.op.mnemonic(),
-                why: "vccz, execz, scc or lds_direct as a scalar source",
-            });
-        }
-        Ok(None)
     }
 
     fn valu(&mut self, inst: &Inst, u: &mut Uop) -> Result<(), Problem> {
@@ -697,10 +681,10 @@ impl Lowering {
                 u.run = handler;
                 return Ok(());
             }
-            Op::V_SWAP_B32 | Op::V_PERMLANE16_SWAP_B32 | Op::V_PERMLANE32_SWAP_B32 => {
-                if inst.sdwa.is_some() || inst.dpp.is_some() {
-                    return Err(none("a modifier"));
-                }
+            Op::V_SWAP_B32 | Op::V_PERMLANE16_SWAP_B32 | Op::V_PERMLANE32_SWAP_B32
+                if inst.sdwa.is_some() || inst.dpp.is_some() =>
+            {
+                return Err(none("a modifier"));
             }
             _ => {}
         }
@@ -712,7 +696,7 @@ impl Lowering {
         let mix =
             matches!(op, Op::V_FMA_MIX_F32 | Op::V_FMA_MIXLO_F16 | Op::V_FMA_MIXHI_F16 | Op::V_BITOP3_B32);
         let mut slots = [0u16; 3];
-        for i in 0..3 {
+        for (i, slot) in slots.iter_mut().enumerate() {
             let mask = i == 2 && op.reads_mask();
             if mask {
                 u.mask_in = self.scalar(inst.src[2], true, op)?;
@@ -721,7 +705,7 @@ impl Lowering {
             if inst.src[i] == Operand::None {
                 continue;
             }
-            slots[i] = self.source(inst, i, &mut fix, packed && !mix, mix)?;
+            *slot = self.source(inst, i, &mut fix, packed && !mix, mix)?;
         }
         [u.a, u.b, u.c] = slots;
         // Accumulating instructions read their destination.

@@ -151,7 +151,7 @@ impl Allocation {
 
     #[inline(always)]
     pub fn store32(&self, offset: usize, value: u32) {
-        if offset % 4 == 0 {
+        if offset.is_multiple_of(4) {
             self.words[offset / 4].store(value, Relaxed);
         } else {
             for i in 0..4 {

@@ -134,6 +134,17 @@ impl Wave {
         &mut self.slots[slot as usize & MASK]
     }
 
+    /// `N` consecutive slots.
+    #[inline(always)]
+    pub fn tuple_mut<const N: usize>(&mut self, slot: u16) -> Option<&mut [Lanes; N]> {
+        self.slots.get_mut(slot as usize..)?.first_chunk_mut()
+    }
+
+    #[inline(always)]
+    pub fn tuple<const N: usize>(&self, slot: u16) -> Option<&[Lanes; N]> {
+        self.slots.get(slot as usize..)?.first_chunk()
+    }
+
     #[inline(always)]
     pub fn chunk(&self, slot: u16, k: usize) -> [u32; CHUNK] {
         self.slots[slot as usize & MASK].0[k]

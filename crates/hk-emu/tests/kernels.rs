@@ -1,5 +1,7 @@
 //! Compiled kernels from end to end.
 
+#![allow(clippy::precedence)] // bit arithmetic as the device code writes it
+
 mod common;
 
 use common::{Args, Random, Rig};

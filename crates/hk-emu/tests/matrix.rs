@@ -1,5 +1,7 @@
 //! Dense matrix instructions, element by element, against the published layouts and a plain triple loop.
 
+#![allow(clippy::needless_range_loop)] // registers and lanes are numbers here
+
 mod common;
 
 use common::{Args, Assembly, Random, Rig, assemble, options};

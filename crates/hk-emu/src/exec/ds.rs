@@ -33,32 +33,23 @@ fn fail(e: &mut Env<'_>, access: Access, at: u32, bytes: u32, lane: usize) -> Ct
 #[inline(always)]
 fn read_body<H: Host, const N: usize, const P: bool>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let exec = w.exec();
+    // A copy: the destination may be the address.
     let address = *w.v(u.a).flat();
     let half = if P { N / 2 } else { N };
-    let offsets = [u.imm as u32, u.extra];
-    for k in 0..4 {
-        let mask = Wave::exec_chunk(exec, k);
-        if mask == 0 {
-            continue;
-        }
-        let mut out = [[0u32; 16]; N];
-        for l in 0..16 {
-            if mask & 1 << l == 0 {
+    let Some(registers) = w.tuple_mut::<N>(u.d) else { return Ctl::Next };
+    for (part, offset) in [u.imm as u32, u.extra].into_iter().enumerate().take(if P { 2 } else { 1 }) {
+        for (lane, address) in address.iter().enumerate() {
+            if exec != !0 && exec >> lane & 1 == 0 {
                 continue;
             }
-            for (part, offset) in offsets.iter().enumerate().take(if P { 2 } else { 1 }) {
-                let at = address[16 * k + l].wrapping_add(*offset);
-                let Some(bytes) = e.lds.get(at as usize..).and_then(|tail| tail.get(..4 * half)) else {
-                    return fail(e, Access::Read, at, 4 * half as u32, 16 * k + l);
-                };
-                for n in 0..half {
-                    let b = [bytes[4 * n], bytes[4 * n + 1], bytes[4 * n + 2], bytes[4 * n + 3]];
-                    out[part * half + n][l] = u32::from_le_bytes(b);
-                }
+            let at = address.wrapping_add(offset);
+            let Some(bytes) = e.lds.get(at as usize..at as usize + 4 * half) else {
+                return fail(e, Access::Read, at, 4 * half as u32, lane);
+            };
+            for n in 0..half {
+                let b = [bytes[4 * n], bytes[4 * n + 1], bytes[4 * n + 2], bytes[4 * n + 3]];
+                registers[part * half + n].set(lane, u32::from_le_bytes(b));
             }
-        }
-        for (n, out) in out.iter().enumerate() {
-            w.set_chunk(u.d + n as u16, k, mask, *out);
         }
     }
     Ctl::Next
@@ -69,29 +60,20 @@ levels!(read = read_body[N: usize, P: bool]);
 #[inline(always)]
 fn write_body<H: Host, const N: usize, const P: bool>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let exec = w.exec();
-    let address = *w.v(u.a).flat();
-    let offsets = [u.imm as u32, u.extra];
-    for k in 0..4 {
-        let mask = Wave::exec_chunk(exec, k);
-        if mask == 0 {
+    let address = w.v(u.a).flat();
+    for lane in 0..64 {
+        if exec != !0 && exec >> lane & 1 == 0 {
             continue;
         }
-        for (part, offset) in offsets.iter().enumerate().take(if P { 2 } else { 1 }) {
-            let mut data = [[0u32; 16]; N];
-            for (n, data) in data.iter_mut().enumerate() {
-                *data = w.chunk(if part == 0 { u.b } else { u.c } + n as u16, k);
-            }
-            for l in 0..16 {
-                if mask & 1 << l == 0 {
-                    continue;
-                }
-                let at = address[16 * k + l].wrapping_add(*offset);
-                let Some(bytes) = e.lds.get_mut(at as usize..).and_then(|tail| tail.get_mut(..4 * N)) else {
-                    return fail(e, Access::Write, at, 4 * N as u32, 16 * k + l);
-                };
-                for n in 0..N {
-                    bytes[4 * n..4 * n + 4].copy_from_slice(&data[n][l].to_le_bytes());
-                }
+        for (data, offset) in [(u.b, u.imm as u32), (u.c, u.extra)].into_iter().take(if P { 2 } else { 1 }) {
+            let at = address[lane].wrapping_add(offset);
+            let (Some(bytes), Some(data)) =
+                (e.lds.get_mut(at as usize..at as usize + 4 * N), w.tuple::<N>(data))
+            else {
+                return fail(e, Access::Write, at, 4 * N as u32, lane);
+            };
+            for n in 0..N {
+                bytes[4 * n..4 * n + 4].copy_from_slice(&data[n].get(lane).to_le_bytes());
             }
         }
     }

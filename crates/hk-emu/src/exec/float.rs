@@ -364,7 +364,7 @@ impl Fp8 {
         }
     }
 
-    pub fn to_f32(self, code: u32) -> f32 {
+    pub fn decode(self, code: u32) -> f32 {
         let (sign, magnitude) = (code & 0x80, code & 0x7F);
         if self.fnuz && code & 0xFF == 0x80 || !self.fnuz && magnitude > self.max_code() {
             if !self.fnuz && self.fraction == 2 && magnitude == 0x7C {
@@ -384,7 +384,7 @@ impl Fp8 {
     }
 
     /// Rounds to nearest even; `saturate` clamps what overflows.
-    pub fn from_f32(self, x: f32, saturate: bool) -> u32 {
+    pub fn encode(self, x: f32, saturate: bool) -> u32 {
         let sign = x.to_bits() >> 24 & 0x80;
         let overflow = |code: u32| if saturate { sign | self.max_code() } else { code };
         let nan = if self.fnuz { 0x80 } else { sign | 0x7F };
@@ -397,7 +397,7 @@ impl Fp8 {
         }
         let format = Format { precision: self.fraction as i32 + 1, emin: 1 - self.bias, emax: 127 };
         let rounded = soft_round(f64::from(x.abs()), format, Round::Nearest);
-        if rounded > f64::from(self.to_f32(self.max_code())) {
+        if rounded > f64::from(self.decode(self.max_code())) {
             return overflow(infinity);
         }
         // The code is the rounded value in units of the smallest subnormal, with the exponent folded in.
@@ -411,9 +411,9 @@ impl Fp8 {
     }
 
     /// Stochastic rounding: adds the top bits of `random` below the last kept place, then truncates.
-    pub fn from_f32_stochastic(self, x: f32, random: u32, saturate: bool) -> u32 {
+    pub fn encode_stochastic(self, x: f32, random: u32, saturate: bool) -> u32 {
         if !x.is_finite() {
-            return self.from_f32(x, saturate);
+            return self.encode(x, saturate);
         }
         let sign = x.to_bits() & 0x8000_0000;
         let dropped = 23 - self.fraction;
@@ -424,7 +424,7 @@ impl Fp8 {
         if extra == 0 {
             let sum = magnitude + (random >> (32 - dropped));
             let kept = sum >> dropped << dropped;
-            return self.from_f32(f32::from_bits(sign | kept), saturate);
+            return self.encode(f32::from_bits(sign | kept), saturate);
         }
         let significand = u64::from(magnitude & 0x7F_FFFF | 0x80_0000);
         let shift = dropped as i32 + extra;
@@ -432,7 +432,7 @@ impl Fp8 {
             if shift <= 32 { u64::from(random) >> (32 - shift) } else { u64::from(random) << (shift - 32) };
         let units = (significand + noise) >> shift;
         let value = units as f64 * power_of_two(1 - self.bias - self.fraction as i32);
-        self.from_f32(if sign != 0 { -value as f32 } else { value as f32 }, saturate)
+        self.encode(if sign != 0 { -value as f32 } else { value as f32 }, saturate)
     }
 }
 
@@ -576,31 +576,31 @@ mod tests {
         for format in [Fp8::E4M3_FNUZ, Fp8::E5M2_FNUZ, Fp8::E4M3, Fp8::E5M2] {
             let max = format.max_code();
             for code in 0..=max {
-                let x = format.to_f32(code);
-                assert_eq!(format.from_f32(x, false), code);
+                let x = format.decode(code);
+                assert_eq!(format.encode(x, false), code);
                 let negative = if code == 0 && format.fnuz { 0 } else { code | 0x80 };
-                assert_eq!(format.from_f32(-x, false), negative);
+                assert_eq!(format.encode(-x, false), negative);
                 if code < max {
-                    let next = format.to_f32(code + 1);
+                    let next = format.decode(code + 1);
                     assert!(next > x);
                     let even = if code & 1 == 0 { code } else { code + 1 };
-                    assert_eq!(format.from_f32((x + next) / 2.0, false), even, "{format:?} {code:#x}");
+                    assert_eq!(format.encode((x + next) / 2.0, false), even, "{format:?} {code:#x}");
                 }
             }
-            assert_eq!(format.from_f32(1e30, true), max);
-            assert_eq!(format.from_f32(-f32::INFINITY, true), max | 0x80);
-            assert!(!format.to_f32(format.from_f32(1e30, false)).is_finite());
+            assert_eq!(format.encode(1e30, true), max);
+            assert_eq!(format.encode(-f32::INFINITY, true), max | 0x80);
+            assert!(!format.decode(format.encode(1e30, false)).is_finite());
             // No noise truncates, full noise rounds away.
-            let (lo, hi) = (format.to_f32(0x31), format.to_f32(0x32));
+            let (lo, hi) = (format.decode(0x31), format.decode(0x32));
             let x = lo + (hi - lo) * 0.5;
-            assert_eq!(format.from_f32_stochastic(x, 0, false), 0x31);
-            assert_eq!(format.from_f32_stochastic(x, u32::MAX, false), 0x32);
+            assert_eq!(format.encode_stochastic(x, 0, false), 0x31);
+            assert_eq!(format.encode_stochastic(x, u32::MAX, false), 0x32);
         }
-        assert_eq!(Fp8::E4M3_FNUZ.to_f32(0x7F), 240.0);
-        assert_eq!(Fp8::E5M2_FNUZ.to_f32(0x7F), 57344.0);
-        assert_eq!(Fp8::E4M3.to_f32(0x7E), 448.0);
-        assert_eq!(Fp8::E5M2.to_f32(0x7B), 57344.0);
-        assert_eq!(Fp8::E4M3_FNUZ.to_f32(0x01), 2f32.powi(-10));
-        assert_eq!(Fp8::E4M3.to_f32(0x01), 2f32.powi(-9));
+        assert_eq!(Fp8::E4M3_FNUZ.decode(0x7F), 240.0);
+        assert_eq!(Fp8::E5M2_FNUZ.decode(0x7F), 57344.0);
+        assert_eq!(Fp8::E4M3.decode(0x7E), 448.0);
+        assert_eq!(Fp8::E5M2.decode(0x7B), 57344.0);
+        assert_eq!(Fp8::E4M3_FNUZ.decode(0x01), 2f32.powi(-10));
+        assert_eq!(Fp8::E4M3.decode(0x01), 2f32.powi(-9));
     }
 }

@@ -1,7 +1,7 @@
 //! The shapes of vector handlers: which registers go in and out, around an operation on one lane.
 
 use super::float::{Round, flush32, flush64, is_nan32, nan32, nan64};
-use super::{Ctl, Env, Handler, Host, Level, Portable, Uop, levels, movemask};
+use super::{Ctl, Env, Handler, Host, Level, Portable, Uop, levels};
 use crate::wave::{CHUNK, FloatMode, Wave, mode};
 
 /// MODE as lane operations see it.
@@ -84,10 +84,25 @@ pub(crate) fn chunks(exec: u64) -> impl Iterator<Item = (usize, u32)> {
     (0..4).map(move |k| (k, Wave::exec_chunk(exec, k))).filter(|(_, mask)| *mask != 0)
 }
 
+/// Runs a block for each chunk with active lanes; compiled a second time for a full EXEC, without masks and branches.
+macro_rules! each_chunk {
+    ($exec:expr, |$k:ident, $mask:ident| $body:block) => {
+        if $exec == !0 {
+            for $k in 0..4 {
+                let $mask = 0xFFFF;
+                $body
+            }
+        } else {
+            for ($k, $mask) in $crate::exec::lanes::chunks($exec) {
+                $body
+            }
+        }
+    };
+}
 #[inline(always)]
 fn lane_body<H: Host, O: LaneOp>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
     let m = Modes::of(w);
-    for (k, mask) in chunks(w.exec()) {
+    each_chunk!(w.exec(), |k, mask| {
         let (a, b, c) =
             (source(w, u.a, k, O::N > 0), source(w, u.b, k, O::N > 1), source(w, u.c, k, O::N > 2));
         let mut r = [0; CHUNK];
@@ -95,7 +110,7 @@ fn lane_body<H: Host, O: LaneOp>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl 
             r[l] = O::f::<H>(a[l], b[l], c[l], m);
         }
         w.set_chunk(u.d, k, mask, r);
-    }
+    });
     Ctl::Next
 }
 levels!(lane_handler = lane_body<O: LaneOp>);
@@ -141,7 +156,7 @@ fn set_wide(w: &mut Wave, slot: u16, k: usize, mask: u32, value: [u64; CHUNK], w
 #[inline(always)]
 fn wide_body<H: Host, O: WideOp>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
     let m = Modes::of(w);
-    for (k, mask) in chunks(w.exec()) {
+    each_chunk!(w.exec(), |k, mask| {
         let a = wide_source(w, u.a, k, O::SRC[0]);
         let b = wide_source(w, u.b, k, O::SRC[1]);
         let c = wide_source(w, u.c, k, O::SRC[2]);
@@ -150,7 +165,7 @@ fn wide_body<H: Host, O: WideOp>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl 
             r[l] = O::f::<H>(a[l], b[l], c[l], m);
         }
         set_wide(w, u.d, k, mask, r, O::DST);
-    }
+    });
     Ctl::Next
 }
 levels!(wide_handler = wide_body<O: WideOp>);
@@ -173,7 +188,7 @@ fn cmp_body<H: Host, O: CmpOp>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
     let m = Modes::of(w);
     let exec = w.exec();
     let mut out = 0;
-    for (k, mask) in chunks(exec) {
+    each_chunk!(exec, |k, mask| {
         let mut r = [0; CHUNK];
         if O::SRC[0] == 1 && O::SRC[1] == 1 {
             let (a, b) = (w.chunk(u.a, k), w.chunk(u.b, k));
@@ -186,8 +201,8 @@ fn cmp_body<H: Host, O: CmpOp>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
                 r[l] = if O::f(a[l], b[l], m) { !0 } else { 0 };
             }
         }
-        out |= u64::from(movemask(r) & mask) << (16 * k);
-    }
+        out |= u64::from(H::movemask(r) & mask) << (16 * k);
+    });
     w.set_s64(u.d as usize, out);
     if u.extra != 0 {
         w.set_exec(out);
@@ -226,9 +241,22 @@ pub(crate) fn soft32<O: Arith>(a: u32, b: u32, c: u32, m: Modes) -> u32 {
     if value.is_nan() { super::float::NAN32 } else { m.output32(value.to_bits()) }
 }
 
-/// One chunk of f32 arithmetic.
+/// One lane in any mode.
 #[inline(always)]
-pub(crate) fn arith32<H: Host, O: Arith>(
+fn lane32<O: Arith>(fm: FloatMode, m: Modes, a: u32, b: u32, c: u32) -> u32 {
+    let flush = |x: u32| if fm == FloatMode::Flush { flush32(x) } else { x };
+    if fm == FloatMode::Other {
+        return soft32::<O>(a, b, c, m);
+    }
+    let x = [flush(a), flush(b), flush(c)];
+    let [p, q, r] = x.map(f32::from_bits);
+    let value = O::native32::<Portable>(p, q, r);
+    if value.is_nan() { nan32(&x[..O::N]) } else { flush(value.to_bits()) }
+}
+
+/// One chunk in any mode and with any NaNs, lane by lane.
+#[inline(never)]
+pub(crate) fn arith32<O: Arith>(
     fm: FloatMode,
     m: Modes,
     a: [u32; CHUNK],
@@ -236,51 +264,65 @@ pub(crate) fn arith32<H: Host, O: Arith>(
     c: [u32; CHUNK],
 ) -> [u32; CHUNK] {
     let mut r = [0; CHUNK];
-    if fm == FloatMode::Other {
-        for l in 0..CHUNK {
-            r[l] = soft32::<O>(a[l], b[l], c[l], m);
-        }
-        return r;
+    for l in 0..CHUNK {
+        r[l] = lane32::<O>(fm, m, a[l], b[l], c[l]);
     }
-    let flush = fm == FloatMode::Flush;
-    let (mut a, mut b, mut c) = (a, b, c);
-    if flush {
-        for l in 0..CHUNK {
-            a[l] = flush32(a[l]);
-            b[l] = flush32(b[l]);
-            c[l] = flush32(c[l]);
-        }
+    r
+}
+
+/// The same from and to registers. Takes no arrays, so that the fast path keeps its own in vector registers.
+#[cold]
+#[inline(never)]
+fn slow32<O: Arith>(w: &mut Wave, [d, a, b, c]: [u16; 4], k: usize, mask: u32) {
+    let (a, b, c) = (source(w, a, k, O::N > 0), source(w, b, k, O::N > 1), source(w, c, k, O::N > 2));
+    let r = arith32::<O>(w.f32_mode, Modes::of(w), a, b, c);
+    w.set_chunk(d, k, mask, r);
+}
+
+/// A chunk as the host computes it, and whether that can stand: the host's choice of a NaN is its own.
+#[inline(always)]
+fn native32<H: Host, O: Arith, const FLUSH: bool>(
+    w: &Wave,
+    [a, b, c]: [u16; 3],
+    k: usize,
+) -> ([u32; CHUNK], bool) {
+    let (mut a, mut b, mut c) =
+        (source(w, a, k, O::N > 0), source(w, b, k, O::N > 1), source(w, c, k, O::N > 2));
+    if FLUSH {
+        (a, b, c) = (super::lanes1(a, flush32), super::lanes1(b, flush32), super::lanes1(c, flush32));
     }
+    let mut r = [0; CHUNK];
     let mut nan = 0;
     for l in 0..CHUNK {
         let v = O::native32::<H>(f32::from_bits(a[l]), f32::from_bits(b[l]), f32::from_bits(c[l]));
         r[l] = v.to_bits();
         nan |= if v.is_nan() { 1u32 << l } else { 0 };
     }
-    if nan != 0 {
-        // The host's choice of NaN is its own: apply ours.
-        for l in 0..CHUNK {
-            if is_nan32(r[l]) {
-                r[l] = nan32(&[a[l], b[l], c[l]][..O::N]);
-            }
-        }
-    }
-    if flush {
-        for l in 0..CHUNK {
-            r[l] = flush32(r[l]);
-        }
-    }
-    r
+    (if FLUSH { super::lanes1(r, flush32) } else { r }, nan == 0)
 }
 
 #[inline(always)]
 fn arith32_body<H: Host, O: Arith>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
-    let (fm, m) = (w.f32_mode, Modes::of(w));
-    for (k, mask) in chunks(w.exec()) {
-        let (a, b, c) =
-            (source(w, u.a, k, O::N > 0), source(w, u.b, k, O::N > 1), source(w, u.c, k, O::N > 2));
-        let r = arith32::<H, O>(fm, m, a, b, c);
-        w.set_chunk(u.d, k, mask, r);
+    match w.f32_mode {
+        FloatMode::Native => each_chunk!(w.exec(), |k, mask| {
+            match native32::<H, O, false>(w, [u.a, u.b, u.c], k) {
+                (r, true) => w.set_chunk(u.d, k, mask, r),
+                _ => slow32::<O>(w, [u.d, u.a, u.b, u.c], k, mask),
+            }
+        }),
+        FloatMode::Flush => {
+            for (k, mask) in chunks(w.exec()) {
+                match native32::<H, O, true>(w, [u.a, u.b, u.c], k) {
+                    (r, true) => w.set_chunk(u.d, k, mask, r),
+                    _ => slow32::<O>(w, [u.d, u.a, u.b, u.c], k, mask),
+                }
+            }
+        }
+        FloatMode::Other => {
+            for (k, mask) in chunks(w.exec()) {
+                slow32::<O>(w, [u.d, u.a, u.b, u.c], k, mask);
+            }
+        }
     }
     Ctl::Next
 }
@@ -290,15 +332,24 @@ levels!(arith32_handler = arith32_body<O: Arith>);
 #[inline(always)]
 fn packed32_body<H: Host, O: Arith>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
     let (fm, m) = (w.f32_mode, Modes::of(w));
-    for (k, mask) in chunks(w.exec()) {
-        let lo = [source(w, u.a, k, true), source(w, u.b, k, O::N > 1), source(w, u.c, k, O::N > 2)];
-        let hi =
-            [source(w, u.hi[0], k, true), source(w, u.hi[1], k, O::N > 1), source(w, u.hi[2], k, O::N > 2)];
-        let r = arith32::<H, O>(fm, m, lo[0], lo[1], lo[2]);
-        let s = arith32::<H, O>(fm, m, hi[0], hi[1], hi[2]);
+    let (lo, hi) = ([u.a, u.b, u.c], u.hi);
+    each_chunk!(w.exec(), |k, mask| {
+        let ((mut r, r_stands), (mut s, s_stands)) = match fm {
+            FloatMode::Native => (native32::<H, O, false>(w, lo, k), native32::<H, O, false>(w, hi, k)),
+            FloatMode::Flush => (native32::<H, O, true>(w, lo, k), native32::<H, O, true>(w, hi, k)),
+            FloatMode::Other => (([0; CHUNK], false), ([0; CHUNK], false)),
+        };
+        if !(r_stands && s_stands) {
+            // Both before either is written: sources may be destinations.
+            let all = |x: [u16; 3]| {
+                let used = |i: usize| source(w, x[i], k, O::N > i);
+                arith32::<O>(fm, m, used(0), used(1), used(2))
+            };
+            (r, s) = (all(lo), all(hi));
+        }
         w.set_chunk(u.d, k, mask, r);
         w.set_chunk(u.d + 1, k, mask, s);
-    }
+    });
     Ctl::Next
 }
 levels!(packed32_handler = packed32_body<O: Arith>);
@@ -387,7 +438,7 @@ fn carry_body<H: Host, O: CarryOp>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ct
     let exec = w.exec();
     let carries = if O::IN { e.s64(w, u.mask_in) } else { 0 };
     let mut out = 0;
-    for (k, mask) in chunks(exec) {
+    each_chunk!(exec, |k, mask| {
         let (a, b) = (w.chunk(u.a, k), w.chunk(u.b, k));
         let carry = Wave::exec_chunk(carries, k);
         let (mut r, mut o) = ([0; CHUNK], [0; CHUNK]);
@@ -396,9 +447,9 @@ fn carry_body<H: Host, O: CarryOp>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ct
             r[l] = value;
             o[l] = if carry { !0 } else { 0 };
         }
-        out |= u64::from(movemask(o) & mask) << (16 * k);
+        out |= u64::from(H::movemask(o) & mask) << (16 * k);
         w.set_chunk(u.d, k, mask, r);
-    }
+    });
     w.set_s64(u.mask_out as usize, out);
     Ctl::Next
 }
@@ -408,7 +459,7 @@ levels!(carry_handler = carry_body<O: CarryOp>);
 #[inline(always)]
 fn select_body<H: Host>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let select = e.s64(w, u.mask_in);
-    for (k, mask) in chunks(w.exec()) {
+    each_chunk!(w.exec(), |k, mask| {
         let (a, b) = (w.chunk(u.a, k), w.chunk(u.b, k));
         let pick = Wave::exec_chunk(select, k);
         let mut r = [0; CHUNK];
@@ -416,7 +467,7 @@ fn select_body<H: Host>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
             r[l] = if pick & 1 << l != 0 { b[l] } else { a[l] };
         }
         w.set_chunk(u.d, k, mask, r);
-    }
+    });
     Ctl::Next
 }
 levels!(select_handler = select_body);

@@ -112,16 +112,12 @@ pub(crate) fn load_dwords<const N: usize>(
         && contiguous(addr, 4 * N as u64)
         && let Some((allocation, offset)) = memory.find(addr[0], 256 * N as u64, hint)
         && let Some(words) = allocation.words(offset, 64 * N)
+        && let Some(registers) = w.tuple_mut::<N>(dst)
     {
-        for k in 0..4 {
-            let mut out = [[0u32; 16]; N];
-            for l in 0..16 {
-                for n in 0..N {
-                    out[n][l] = words[(16 * k + l) * N + n].load(std::sync::atomic::Ordering::Relaxed);
-                }
-            }
+        // Word by word: the loads are atomic, so the compiler leaves them scalar.
+        for (lane, words) in words.chunks_exact(N).enumerate() {
             for n in 0..N {
-                w.set_chunk(dst + n as u16, k, 0xFFFF, out[n]);
+                registers[n].set(lane, words[n].load(Relaxed));
             }
         }
         memory.touch(*hint, offset, 256 * N, false);
@@ -165,16 +161,11 @@ pub(crate) fn store_dwords<const N: usize>(
         && let Some((allocation, offset)) = memory.find(addr[0], 256 * N as u64, hint)
         && allocation.writable
         && let Some(words) = allocation.words(offset, 64 * N)
+        && let Some(registers) = w.tuple::<N>(src)
     {
-        for k in 0..4 {
-            let mut data = [[0u32; 16]; N];
+        for (lane, words) in words.chunks_exact(N).enumerate() {
             for n in 0..N {
-                data[n] = w.chunk(src + n as u16, k);
-            }
-            for l in 0..16 {
-                for n in 0..N {
-                    words[(16 * k + l) * N + n].store(data[n][l], std::sync::atomic::Ordering::Relaxed);
-                }
+                words[n].store(registers[n].get(lane), Relaxed);
             }
         }
         memory.touch(*hint, offset, 256 * N, true);

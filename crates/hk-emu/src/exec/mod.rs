@@ -4,6 +4,11 @@
 //! in chunks of 16 lanes that the host compiler turns into vector code, compiled once for each [`Level`] of host
 //! features. Every level computes the same bits.
 
+// Lanes are numbers that index several arrays at once, and bits are written as the ISA manuals write them.
+#![allow(clippy::needless_range_loop, clippy::precedence, clippy::manual_is_multiple_of)]
+// With a NaN a negated comparison, or two of them, is not the opposite one.
+#![allow(clippy::neg_cmp_op_on_partial_ord, clippy::double_comparisons)]
+
 pub(crate) mod ds;
 pub(crate) mod flat;
 pub(crate) mod float;
@@ -170,6 +175,15 @@ pub(crate) trait Host {
     fn fma32(a: f32, b: f32, c: f32) -> f32;
     /// `a * b + c`, rounded once to nearest even.
     fn fma64(a: f64, b: f64, c: f64) -> f64;
+    /// The bits of a chunk of booleans given as 0 or all-ones words.
+    #[inline(always)]
+    fn movemask(x: [u32; CHUNK]) -> u32 {
+        let mut m = 0;
+        for (l, x) in x.iter().enumerate() {
+            m |= x & 1 << l;
+        }
+        m
+    }
 }
 
 /// The baseline.
@@ -185,20 +199,57 @@ impl Host for Portable {
     }
 }
 
-/// A host with fused multiply-add instructions.
 #[cfg(target_arch = "x86_64")]
-pub(crate) struct Fused;
-#[cfg(target_arch = "x86_64")]
-impl Host for Fused {
-    #[inline(always)]
-    fn fma32(a: f32, b: f32, c: f32) -> f32 {
-        a.mul_add(b, c)
+mod x86 {
+    use super::{CHUNK, Host};
+    use std::arch::x86_64::{
+        __m256i, __m512i, _mm256_castsi256_ps, _mm256_movemask_ps, _mm512_movepi32_mask,
+    };
+
+    /// Handlers of [`Level::Avx2`](super::Level::Avx2).
+    pub(crate) struct Avx2;
+    /// Handlers of [`Level::Avx512`](super::Level::Avx512).
+    pub(crate) struct Avx512;
+
+    impl Host for Avx2 {
+        #[inline(always)]
+        fn fma32(a: f32, b: f32, c: f32) -> f32 {
+            a.mul_add(b, c)
+        }
+        #[inline(always)]
+        fn fma64(a: f64, b: f64, c: f64) -> f64 {
+            a.mul_add(b, c)
+        }
+        #[inline(always)]
+        fn movemask(x: [u32; CHUNK]) -> u32 {
+            // SAFETY: 64 bytes are two vectors. Only handlers of the level use this, which run where AVX2 is.
+            let [low, high]: [__m256i; 2] = unsafe { std::mem::transmute(x) };
+            // SAFETY: as above.
+            unsafe {
+                let bits = |v| _mm256_movemask_ps(_mm256_castsi256_ps(v)) as u32;
+                bits(low) | bits(high) << 8
+            }
+        }
     }
-    #[inline(always)]
-    fn fma64(a: f64, b: f64, c: f64) -> f64 {
-        a.mul_add(b, c)
+
+    impl Host for Avx512 {
+        #[inline(always)]
+        fn fma32(a: f32, b: f32, c: f32) -> f32 {
+            a.mul_add(b, c)
+        }
+        #[inline(always)]
+        fn fma64(a: f64, b: f64, c: f64) -> f64 {
+            a.mul_add(b, c)
+        }
+        #[inline(always)]
+        fn movemask(x: [u32; CHUNK]) -> u32 {
+            // SAFETY: 64 bytes are one vector. Only handlers of the level use this, which run where AVX-512 DQ is.
+            unsafe { _mm512_movepi32_mask(std::mem::transmute::<[u32; CHUNK], __m512i>(x)).into() }
+        }
     }
 }
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86::{Avx2, Avx512};
 
 /// Defines `fn pick(level) -> Handler` that compiles a generic handler body for each level.
 macro_rules! levels {
@@ -212,12 +263,12 @@ macro_rules! levels {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
             fn avx2<$($($P: $bound,)+)? $($(const $N: $ty,)+)?>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
-                $body::<$crate::exec::Fused, $($($P,)+)? $($($N,)+)?>(w, e, u)
+                $body::<$crate::exec::Avx2, $($($P,)+)? $($($N,)+)?>(w, e, u)
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt,avx512f,avx512bw,avx512dq,avx512vl,avx512cd")]
             fn avx512<$($($P: $bound,)+)? $($(const $N: $ty,)+)?>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
-                $body::<$crate::exec::Fused, $($($P,)+)? $($($N,)+)?>(w, e, u)
+                $body::<$crate::exec::Avx512, $($($P,)+)? $($($N,)+)?>(w, e, u)
             }
             match level {
                 #[cfg(target_arch = "x86_64")]
@@ -231,12 +282,6 @@ macro_rules! levels {
 }
 pub(crate) use levels;
 
-/// The constant 1 << lane within a chunk.
-#[inline(always)]
-pub(crate) fn lane_bit(l: usize) -> u32 {
-    1 << l
-}
-
 /// `f` of every lane of a chunk.
 #[inline(always)]
 pub(crate) fn lanes1(x: [u32; CHUNK], f: impl Fn(u32) -> u32) -> [u32; CHUNK] {
@@ -245,18 +290,4 @@ pub(crate) fn lanes1(x: [u32; CHUNK], f: impl Fn(u32) -> u32) -> [u32; CHUNK] {
         r[l] = f(x[l]);
     }
     r
-}
-
-/// The bits of a chunk of booleans given as 0 or all-ones words.
-#[inline(always)]
-pub(crate) fn movemask(x: [u32; CHUNK]) -> u32 {
-    let mut bits = [0u32; CHUNK];
-    for l in 0..CHUNK {
-        bits[l] = x[l] & lane_bit(l);
-    }
-    let mut m = 0;
-    for b in bits {
-        m |= b;
-    }
-    m
 }

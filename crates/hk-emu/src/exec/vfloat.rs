@@ -440,7 +440,7 @@ lane_ops! {
         if x & 0x7FFF_FFFF == 0 || y & 0x7FFF_FFFF == 0 {
             0
         } else {
-            super::lanes::arith32::<H, Mul>(crate::wave::FloatMode::Native, m, [x; 16], [y; 16], [0; 16])[0]
+            super::lanes::arith32::<Mul>(crate::wave::FloatMode::Native, m, [x; 16], [y; 16], [0; 16])[0]
         }
     };
     V_CVT_RPI_I32_F32 1 |a, b, c, m| (f64::from(f32::from_bits(a)) + 0.5).floor() as i32 as u32;
@@ -840,7 +840,7 @@ const BF8: u32 = 16;
 fn from_fp8(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let format = fp8(e, u.extra & BF8 != 0);
     for (k, mask) in chunks(w.exec()) {
-        let r = super::lanes1(w.chunk(u.a, k), |x| format.to_f32(x & 0xFF).to_bits());
+        let r = super::lanes1(w.chunk(u.a, k), |x| format.decode(x & 0xFF).to_bits());
         w.set_chunk(u.d, k, mask, r);
     }
     Ctl::Next
@@ -851,8 +851,8 @@ fn from_fp8_pair(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let format = fp8(e, u.extra & BF8 != 0);
     for (k, mask) in chunks(w.exec()) {
         let x = w.chunk(u.a, k);
-        w.set_chunk(u.d, k, mask, super::lanes1(x, |x| format.to_f32(x & 0xFF).to_bits()));
-        w.set_chunk(u.d + 1, k, mask, super::lanes1(x, |x| format.to_f32(x >> 8 & 0xFF).to_bits()));
+        w.set_chunk(u.d, k, mask, super::lanes1(x, |x| format.decode(x & 0xFF).to_bits()));
+        w.set_chunk(u.d + 1, k, mask, super::lanes1(x, |x| format.decode(x >> 8 & 0xFF).to_bits()));
     }
     Ctl::Next
 }
@@ -865,7 +865,7 @@ fn to_fp8_pair(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
         let (a, b, old) = (w.chunk(u.a, k), w.chunk(u.b, k), w.chunk(u.d, k));
         let mut r = [0; CHUNK];
         for l in 0..CHUNK {
-            let code = |x: u32| format.from_f32(f32::from_bits(m.input32(x)), m.overflow_clamps);
+            let code = |x: u32| format.encode(f32::from_bits(m.input32(x)), m.overflow_clamps);
             r[l] = old[l] & !(0xFFFF << shift) | (code(a[l]) | code(b[l]) << 8) << shift;
         }
         w.set_chunk(u.d, k, mask, r);
@@ -881,7 +881,7 @@ fn to_fp8_stochastic(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
         let (a, b, old) = (w.chunk(u.a, k), w.chunk(u.b, k), w.chunk(u.d, k));
         let mut r = [0; CHUNK];
         for l in 0..CHUNK {
-            let code = format.from_f32_stochastic(f32::from_bits(m.input32(a[l])), b[l], m.overflow_clamps);
+            let code = format.encode_stochastic(f32::from_bits(m.input32(a[l])), b[l], m.overflow_clamps);
             r[l] = old[l] & !(0xFF << shift) | code << shift;
         }
         w.set_chunk(u.d, k, mask, r);

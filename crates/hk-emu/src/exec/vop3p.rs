@@ -49,7 +49,7 @@ fn fma_mix(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
         let mut r = [0; CHUNK];
         let destination = x >> 16 & 3;
         if destination == 0 {
-            r = super::lanes::arith32::<super::Portable, Fused>(fm, m, s[0], s[1], s[2]);
+            r = super::lanes::arith32::<Fused>(fm, m, s[0], s[1], s[2]);
         }
         for l in 0..CHUNK {
             let clamp = |v: f32| if x >> 15 & 1 != 0 { clamp_unit(v, w.mode) } else { v };

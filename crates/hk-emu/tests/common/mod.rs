@@ -177,10 +177,7 @@ impl Rig {
     }
 
     /// A buffer with these bytes.
-    pub fn upload<T: Copy>(&self, label: &str, data: &[T]) -> u64
-    where
-        T: ToBytes,
-    {
+    pub fn upload<T: ToBytes>(&self, label: &str, data: &[T]) -> u64 {
         let bytes: Vec<u8> = data.iter().flat_map(|x| x.bytes()).collect();
         let addr = self.machine.alloc(bytes.len() as u64, 256, label).expect("memory");
         self.machine.write(addr, &bytes).expect("upload");
