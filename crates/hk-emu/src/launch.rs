@@ -43,6 +43,7 @@ pub(crate) struct Launch<'a> {
     pub program: Arc<Program>,
     pub memory: View<'a>,
     pub budget: u64,
+    spare: &'a Spare,
     grid: [u32; 3],
     block: [u32; 3],
     lds_bytes: usize,
@@ -197,11 +198,41 @@ pub(crate) struct Setup<'a> {
     pub budget: u64,
     pub kernarg: &'a Allocation,
     pub packet: &'a Allocation,
+    pub spare: &'a Spare,
+}
+
+/// Wave states between launches: making one touches a quarter of a megabyte.
+#[derive(Default)]
+pub(crate) struct Spare(Mutex<Vec<Wave>>);
+
+impl Spare {
+    /// Most that are kept.
+    const KEPT: usize = 64;
+
+    fn take(&self) -> Wave {
+        self.0.lock().unwrap_or_else(|e| e.into_inner()).pop().unwrap_or_else(Wave::new)
+    }
+
+    fn give(&self, waves: impl IntoIterator<Item = Wave>) {
+        let mut kept = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        let room = Self::KEPT.saturating_sub(kept.len());
+        kept.extend(waves.into_iter().take(room));
+    }
+}
+
+/// Host threads for workgroups.
+pub(crate) enum Threads<'a> {
+    /// The caller's.
+    One,
+    /// Those that the whole process shares.
+    Shared,
+    /// Those of one machine.
+    Pool(&'a rayon::ThreadPool),
 }
 
 impl<'a> Launch<'a> {
     pub fn new(setup: Setup<'a>, dispatch: &Dispatch<'_>) -> Launch<'a> {
-        let Setup { module, kernel, program, memory, budget, kernarg, packet } = setup;
+        let Setup { spare, module, kernel, program, memory, budget, kernarg, packet } = setup;
         let d = &kernel.descriptor;
         let mut user_sgprs = vec![];
         let mut push64 = |value: u64| user_sgprs.extend([value as u32, (value >> 32) as u32]);
@@ -235,6 +266,7 @@ impl<'a> Launch<'a> {
             program,
             memory,
             budget,
+            spare,
             grid: dispatch.grid,
             block: dispatch.block,
             lds_bytes: (kernel.lds_bytes + dispatch.dynamic_lds) as usize,
@@ -249,16 +281,22 @@ impl<'a> Launch<'a> {
         }
     }
 
-    /// Runs every workgroup, on the threads of `pool` where that cannot change the result.
-    pub fn run(self, pool: Option<&rayon::ThreadPool>) -> Result<Counters, Fault> {
-        let threads = pool.map_or(1, rayon::ThreadPool::current_num_threads).min(self.total as usize).max(1);
-        match pool {
-            Some(pool) if threads > 1 && self.program.parallel && self.total > 1 => pool.scope(|scope| {
-                for _ in 0..threads {
-                    scope.spawn(|_| Worker::new(&self).run());
-                }
-            }),
-            _ => Worker::new(&self).run(),
+    /// Whether several threads may run it without changing the result.
+    pub fn parallel(&self) -> bool {
+        self.program.parallel && self.total > 1
+    }
+
+    /// Runs every workgroup.
+    pub fn run(self, threads: Threads<'_>) -> Result<Counters, Fault> {
+        let workers = |n: usize| n.min(usize::try_from(self.total).unwrap_or(n)).max(1);
+        match threads {
+            Threads::One => Worker::new(&self).run(),
+            Threads::Shared => {
+                rayon::scope(|scope| spawn_workers(scope, &self, workers(rayon::current_num_threads())))
+            }
+            Threads::Pool(pool) => {
+                pool.scope(|scope| spawn_workers(scope, &self, workers(pool.current_num_threads())))
+            }
         }
         let fault = self.fault.into_inner().unwrap_or_else(|e| e.into_inner());
         if let Some((_, fault)) = fault {
@@ -334,6 +372,12 @@ impl<'a> Launch<'a> {
     }
 }
 
+fn spawn_workers<'s>(scope: &rayon::Scope<'s>, launch: &'s Launch<'_>, n: usize) {
+    for _ in 0..n {
+        scope.spawn(|_| Worker::new(launch).run());
+    }
+}
+
 /// A workgroup in execution.
 struct Group {
     info: GroupInfo,
@@ -402,6 +446,7 @@ impl<'l, 'a> Worker<'l, 'a> {
         for (hits, class) in self.hits.iter().zip(&launch.program.classes) {
             self.counters.add_class(*class, *hits);
         }
+        launch.spare.give(self.spare_waves);
         *launch.counters.lock().unwrap_or_else(|e| e.into_inner()) += self.counters;
     }
 
@@ -420,7 +465,7 @@ impl<'l, 'a> Worker<'l, 'a> {
         }
         let waves = (0..launch.waves)
             .map(|index| {
-                let mut wave = self.spare_waves.pop().unwrap_or_else(Wave::new);
+                let mut wave = self.spare_waves.pop().unwrap_or_else(|| launch.spare.take());
                 launch.initialise(&mut wave, index, id);
                 wave
             })

@@ -7,7 +7,7 @@ use hk_codeobj::{Arch, Kernel};
 use crate::counters::Counters;
 use crate::exec::{Level, mem::View};
 use crate::fault::Fault;
-use crate::launch::{Dispatch, Launch, Setup, check_limits, kernarg, packet, registers};
+use crate::launch::{Dispatch, Launch, Setup, Spare, Threads, check_limits, kernarg, packet, registers};
 use crate::loader::{LoadError, Module};
 use crate::lower::Program;
 use crate::memory::{Memory, MemoryError};
@@ -47,7 +47,7 @@ impl MachineOptions {
         self
     }
 
-    /// Host threads for workgroups; `None` is one per core. Never changes a result.
+    /// Host threads for workgroups; `None` shares the process's, one per core. Never changes a result.
     #[must_use]
     pub fn threads(mut self, threads: Option<usize>) -> Self {
         self.threads = threads;
@@ -97,6 +97,7 @@ struct Inner {
     level: Level,
     memory: Arc<Memory>,
     pool: OnceLock<Option<rayon::ThreadPool>>,
+    spare: Spare,
 }
 
 /// An emulated device. Clones are the same device.
@@ -107,7 +108,13 @@ impl Machine {
     /// A device with empty memory.
     pub fn new(options: MachineOptions) -> Machine {
         let level = options.level.filter(|level| level.available()).unwrap_or_else(Level::detect);
-        Machine(Arc::new(Inner { options, level, memory: Arc::new(Memory::new()), pool: OnceLock::new() }))
+        Machine(Arc::new(Inner {
+            options,
+            level,
+            memory: Arc::new(Memory::new()),
+            pool: OnceLock::new(),
+            spare: Spare::default(),
+        }))
     }
 
     /// The target.
@@ -224,8 +231,11 @@ impl Machine {
             budget: self.0.options.instruction_budget.unwrap_or(u64::MAX),
             kernarg: &segment,
             packet: &packet_segment,
+            spare: &self.0.spare,
         };
-        Launch::new(setup, dispatch).run(self.pool())
+        let launch = Launch::new(setup, dispatch);
+        let threads = if launch.parallel() { self.threads() } else { Threads::One };
+        launch.run(threads)
     }
 
     /// The instructions of a kernel that would end a launch if they were reached: virtual address, text, reason.
@@ -241,16 +251,13 @@ impl Machine {
         module.program(self.0.level, entry, registers(kernel))
     }
 
-    /// The threads for workgroups; `None` is the caller alone.
-    fn pool(&self) -> Option<&rayon::ThreadPool> {
-        let build = || {
-            let threads = match self.0.options.threads {
-                Some(threads) => threads,
-                None => std::thread::available_parallelism().map_or(1, usize::from),
-            };
-            // Without threads of its own the machine runs on the caller's.
-            (threads > 1).then(|| rayon::ThreadPoolBuilder::new().num_threads(threads).build().ok()).flatten()
-        };
-        self.0.pool.get_or_init(build).as_ref()
+    fn threads(&self) -> Threads<'_> {
+        let pool = |n| rayon::ThreadPoolBuilder::new().num_threads(n).build().ok();
+        match self.0.options.threads {
+            None => Threads::Shared,
+            Some(0 | 1) => Threads::One,
+            // A machine that cannot have threads of its own runs on the caller's.
+            Some(n) => self.0.pool.get_or_init(|| pool(n)).as_ref().map_or(Threads::One, Threads::Pool),
+        }
     }
 }
