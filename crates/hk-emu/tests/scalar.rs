@@ -101,7 +101,7 @@ fn values_and_scc() {
         ("s_absdiff_i32 s16, s8, s10", |a, b, _| {
             // The difference wraps first.
             let d = i64::from((i64::from(a as i32) - i64::from(b as i32)) as i32);
-            logic(d.abs() as u32)
+            logic(d.unsigned_abs() as u32)
         }),
         ("s_lshl3_add_u32 s16, s8, s10", |a, b, _| {
             let sum = ((a & 0xFFFF_FFFF) << 3) + (b & 0xFFFF_FFFF);
