@@ -183,11 +183,8 @@ fn install(machine: &Machine) -> Result {
 /// What to do where the distribution has no new enough clang. A foreign package source is the user's decision.
 fn foreign_source(codename: &str) -> String {
     format!(
-        "apt has none of clang-22, clang-21, clang-20. LLVM's own packages have them; as root:\n  \
-         wget -qO /etc/apt/trusted.gpg.d/apt.llvm.org.asc https://apt.llvm.org/llvm-snapshot.gpg.key\n  \
-         echo 'deb https://apt.llvm.org/{codename}/ llvm-toolchain-{codename}-22 main' > \
-         /etc/apt/sources.list.d/llvm-22.list\n  \
-         apt-get update && {}",
+        "apt has none of clang-22, clang-21, clang-20. The LLVM project publishes packages for Debian and Ubuntu: add \
+         its source llvm-toolchain-{codename}-22 as its web page on apt says, then: {}",
         hk_build::INSTALL
     )
 }
@@ -229,6 +226,6 @@ mod tests {
 
     #[test]
     fn the_foreign_source_is_for_this_release() {
-        assert!(foreign_source("noble").contains("https://apt.llvm.org/noble/ llvm-toolchain-noble-22 main"));
+        assert!(foreign_source("noble").contains("llvm-toolchain-noble-22"));
     }
 }
