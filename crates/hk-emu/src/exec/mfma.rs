@@ -5,7 +5,7 @@
 
 use super::float;
 use super::lanes::Modes;
-use super::{Ctl, Env, Handler, Host, Level, Uop, levels};
+use super::{Ctl, Env, Handler, Host, Level, Uop, levels_to_avx2};
 use crate::isa::{Inst, Op};
 use crate::wave::{CHUNK, Lanes, Wave};
 
@@ -249,7 +249,7 @@ fn mfma_body<H: Host, S: Shape>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
     }
     Ctl::Next
 }
-levels!(mfma_handler = mfma_body<S: Shape>);
+levels_to_avx2!(mfma_handler = mfma_body<S: Shape>);
 
 /// For shapes too rare to be compiled for each level.
 fn mfma_portable<S: Shape>(_: Level) -> Handler {
@@ -267,8 +267,7 @@ fn finish(acc: [f32; CHUNK]) -> [u32; CHUNK] {
 }
 
 /// i8 products in wrapping i32.
-#[inline(always)]
-fn mfma_i8_body<H: Host, S: Shape>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
+fn mfma_i8<S: Shape>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
     let (cbsz, abid, blgp) = ((u.extra & 7) as u8, (u.extra >> 4 & 15) as u8, (u.extra >> 8 & 7) as u8);
     let (mut a, mut b) = ([0i32; MAX], [0i32; MAX]);
     let (wa, wb) = (S::M * S::BLOCKS, S::N * S::BLOCKS);
@@ -312,7 +311,6 @@ fn mfma_i8_body<H: Host, S: Shape>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ct
     }
     Ctl::Next
 }
-levels!(mfma_i8_handler = mfma_i8_body<S: Shape>);
 
 /// Register and first lane of row `i` of a block of 32-bit results.
 fn output<S: Shape>(i: usize, block: usize) -> (usize, usize) {
@@ -388,7 +386,7 @@ pub(crate) fn handler(op: Op, level: Level, fnuz: bool, extra: &mut u32) -> Opti
     }
     macro_rules! integer {
         ($m:literal $n:literal $k:literal $blocks:literal) => {
-            Some(mfma_i8_handler::<Dims<$m, $n, $k, $blocks, F32, F32>>(level))
+            Some(mfma_i8::<Dims<$m, $n, $k, $blocks, F32, F32>> as Handler)
         };
     }
     macro_rules! eight {

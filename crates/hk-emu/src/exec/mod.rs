@@ -282,6 +282,26 @@ macro_rules! levels {
 }
 pub(crate) use levels;
 
+/// The same without AVX-512, for bodies that gain nothing from it.
+macro_rules! levels_to_avx2 {
+    ($(#[$meta:meta])* $pick:ident = $body:ident<$P:ident: $bound:path>) => {
+        $(#[$meta])*
+        pub(crate) fn $pick<$P: $bound>(level: $crate::exec::Level) -> $crate::exec::Handler {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
+            fn avx2<$P: $bound>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+                $body::<$crate::exec::Avx2, $P>(w, e, u)
+            }
+            match level {
+                #[cfg(target_arch = "x86_64")]
+                Level::Avx2 | Level::Avx512 => avx2::<$P>,
+                _ => $body::<$crate::exec::Portable, $P>,
+            }
+        }
+    };
+}
+pub(crate) use levels_to_avx2;
+
 /// `f` of every lane of a chunk.
 #[inline(always)]
 pub(crate) fn lanes1(x: [u32; CHUNK], f: impl Fn(u32) -> u32) -> [u32; CHUNK] {
