@@ -128,13 +128,16 @@ fn demonstrated(rows: &[DemoRow], operator: &str) -> Vec<String> {
     devices.into_iter().map(text).collect()
 }
 
-/// The Rust files of `dir` in which `name` occurs as a word, by stem; with the number of their tests.
+/// The Rust files of `dir` in which `name` occurs as a word, by stem; with the number of their tests. A benchmark that
+/// goes through the registry measures every operator.
 fn naming(dir: &Path, name: &str, count_tests: bool) -> Vec<String> {
     let mut found = Vec::new();
     for path in fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path()) {
         let text = fs::read_to_string(&path).unwrap_or_default();
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-        if path.extension().is_some_and(|e| e == "rs") && has_word(&text, name) {
+        if path.extension().is_some_and(|e| e == "rs")
+            && (has_word(&text, name) || !count_tests && has_word(&text, "OPERATORS"))
+        {
             let tests = text.lines().filter(|l| l.trim() == "#[test]").count();
             found.push(if count_tests { format!("{stem} ({tests})") } else { stem.into_owned() });
         }
@@ -170,8 +173,9 @@ mod tests {
         write("laws.rs", "#[test]\nfn a() { rmsnorm() }\n    #[test]\nfn b() {}\n");
         write("other.rs", "#[test]\nfn a() { fused_add_rmsnorm() }");
         write("notes.txt", "rmsnorm");
+        write("registry.rs", "for operator in OPERATORS {}");
         assert_eq!(naming(dir.path(), "rmsnorm", true), ["laws (2)"]);
-        assert_eq!(naming(dir.path(), "rmsnorm", false), ["laws"]);
+        assert_eq!(naming(dir.path(), "rmsnorm", false), ["laws", "registry"]);
         assert!(naming(&dir.path().join("absent"), "rmsnorm", true).is_empty());
     }
 
