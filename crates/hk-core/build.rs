@@ -3,5 +3,6 @@
 fn main() {
     let root = std::env::var("CARGO_MANIFEST_DIR").expect("set by cargo");
     println!("cargo::metadata=include={root}/hip/include");
-    println!("cargo::rerun-if-changed=build.rs");
+    // By its absolute path, so that this runs again in a checkout that has been moved.
+    println!("cargo::rerun-if-changed={root}/build.rs");
 }

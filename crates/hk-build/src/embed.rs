@@ -72,15 +72,22 @@ impl Embed {
         let root = PathBuf::from(var("CARGO_MANIFEST_DIR")?);
         let out_dir = PathBuf::from(var("OUT_DIR")?);
         // hk-core's own kernels use the headers that it publishes to all others.
-        let include = match env::var_os("DEP_HK_CORE_INCLUDE") {
-            Some(dir) => PathBuf::from(dir),
-            None => root.join("hip/include"),
+        let includes = match env::var_os("DEP_HK_CORE_INCLUDE").map(PathBuf::from) {
+            Some(dir) if dir.is_dir() => vec![dir],
+            Some(path) => {
+                let what = "the headers of hk-core are not there: cargo clean -p hk-core";
+                return Err(Error::Io {
+                    path,
+                    source: std::io::Error::new(std::io::ErrorKind::NotFound, what),
+                });
+            }
+            None => Some(root.join("hip/include")).filter(|dir| dir.is_dir()).into_iter().collect(),
         };
         Ok(Embed {
             package: var("CARGO_PKG_NAME")?,
             dir: dir.into(),
             cache: cache_dir(&out_dir),
-            includes: include.is_dir().then_some(include).into_iter().collect(),
+            includes,
             targets: match env::var("HK_TARGETS") {
                 Ok(list) if !list.trim().is_empty() => parse_targets(&list)?,
                 _ => DEFAULT_TARGETS.into(),
