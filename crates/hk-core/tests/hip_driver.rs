@@ -18,8 +18,12 @@ static RUNTIME: LazyLock<PathBuf> = LazyLock::new(|| {
     // Test processes may do this at the same time: the name appears with the finished file.
     let unfinished = dir.join(std::process::id().to_string());
     let library = "libamdhip64.so.5"; // what Debian's package is linked as
-    let status = Command::new("cc")
-        .args(["-shared", "-fPIC", "-O1", &format!("-Wl,-soname,{library}"), "-o"])
+    let host = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let compiler =
+        cc::Build::new().cargo_metadata(false).host(&host).target(&host).opt_level(1).get_compiler();
+    let status = compiler
+        .to_command()
+        .args(["-shared", "-fPIC", &format!("-Wl,-soname,{library}"), "-o"])
         .arg(&unfinished)
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hip/fake_hip.c"))
         .status()
