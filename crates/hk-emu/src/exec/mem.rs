@@ -481,43 +481,34 @@ fn add_bf16(a: u32, b: u32) -> u32 {
     if sum.is_nan() { float::nan32(&[a << 16, b << 16]) >> 16 } else { float::f32_to_bf16(sum) }
 }
 
+/// The new value: the integer operations, which are the same at both widths, then the given arms.
+macro_rules! updated {
+    ($rmw:expr, ($old:ident, $data:ident, $compare:ident): $unsigned:ty as $signed:ty, $($float:tt)*) => {
+        match $rmw {
+            Rmw::Swap => $data,
+            Rmw::CmpSwap => if $old == $compare { $data } else { $old },
+            Rmw::Add => $old.wrapping_add($data),
+            Rmw::Sub => $old.wrapping_sub($data),
+            Rmw::RSub => $data.wrapping_sub($old),
+            Rmw::SMin => ($old as $signed).min($data as $signed) as $unsigned,
+            Rmw::UMin => $old.min($data),
+            Rmw::SMax => ($old as $signed).max($data as $signed) as $unsigned,
+            Rmw::UMax => $old.max($data),
+            Rmw::And => $old & $data,
+            Rmw::Or => $old | $data,
+            Rmw::Xor => $old ^ $data,
+            Rmw::Inc => if $old >= $data { 0 } else { $old + 1 },
+            Rmw::Dec => if $old == 0 || $old > $data { $data } else { $old - 1 },
+            Rmw::MaskOr => $old & !$data | $compare,
+            $($float)*
+        }
+    };
+}
+
 impl Rmw {
     /// The new value of a dword. `m` is MODE for LDS; global memory always rounds to nearest and flushes denormals.
     pub fn apply32(self, old: u32, data: u32, compare: u32, m: Modes) -> u32 {
-        match self {
-            Rmw::Swap => data,
-            Rmw::CmpSwap => {
-                if old == compare {
-                    data
-                } else {
-                    old
-                }
-            }
-            Rmw::Add => old.wrapping_add(data),
-            Rmw::Sub => old.wrapping_sub(data),
-            Rmw::RSub => data.wrapping_sub(old),
-            Rmw::SMin => (old as i32).min(data as i32) as u32,
-            Rmw::UMin => old.min(data),
-            Rmw::SMax => (old as i32).max(data as i32) as u32,
-            Rmw::UMax => old.max(data),
-            Rmw::And => old & data,
-            Rmw::Or => old | data,
-            Rmw::Xor => old ^ data,
-            Rmw::Inc => {
-                if old >= data {
-                    0
-                } else {
-                    old + 1
-                }
-            }
-            Rmw::Dec => {
-                if old == 0 || old > data {
-                    data
-                } else {
-                    old - 1
-                }
-            }
-            Rmw::MaskOr => old & !data | compare,
+        updated!(self, (old, data, compare): u32 as i32,
             Rmw::FAdd => {
                 let (a, b) = (m.input32(old), m.input32(data));
                 let sum = f32::from_bits(a) + f32::from_bits(b);
@@ -531,54 +522,15 @@ impl Rmw {
                 };
                 if float::is_nan32(old) || pick && !float::is_nan32(data) { data } else { old }
             }
-            Rmw::FCmpSwap => {
-                if f32::from_bits(old) == f32::from_bits(compare) {
-                    data
-                } else {
-                    old
-                }
-            }
+            Rmw::FCmpSwap => if f32::from_bits(old) == f32::from_bits(compare) { data } else { old },
             Rmw::PkAddF16 => pk(old, data, add_f16),
             Rmw::PkAddBf16 => pk(old, data, add_bf16),
-        }
+        )
     }
 
     /// The new value of a 64-bit word.
     pub fn apply64(self, old: u64, data: u64, compare: u64) -> u64 {
-        match self {
-            Rmw::Swap | Rmw::PkAddF16 | Rmw::PkAddBf16 => data,
-            Rmw::CmpSwap => {
-                if old == compare {
-                    data
-                } else {
-                    old
-                }
-            }
-            Rmw::Add => old.wrapping_add(data),
-            Rmw::Sub => old.wrapping_sub(data),
-            Rmw::RSub => data.wrapping_sub(old),
-            Rmw::SMin => (old as i64).min(data as i64) as u64,
-            Rmw::UMin => old.min(data),
-            Rmw::SMax => (old as i64).max(data as i64) as u64,
-            Rmw::UMax => old.max(data),
-            Rmw::And => old & data,
-            Rmw::Or => old | data,
-            Rmw::Xor => old ^ data,
-            Rmw::Inc => {
-                if old >= data {
-                    0
-                } else {
-                    old + 1
-                }
-            }
-            Rmw::Dec => {
-                if old == 0 || old > data {
-                    data
-                } else {
-                    old - 1
-                }
-            }
-            Rmw::MaskOr => old & !data | compare,
+        updated!(self, (old, data, compare): u64 as i64,
             Rmw::FAdd => {
                 let sum = f64::from_bits(old) + f64::from_bits(data);
                 if sum.is_nan() { float::nan64(&[old, data]) } else { sum.to_bits() }
@@ -591,14 +543,10 @@ impl Rmw {
                 };
                 if float::is_nan64(old) || pick && !float::is_nan64(data) { data } else { old }
             }
-            Rmw::FCmpSwap => {
-                if f64::from_bits(old) == f64::from_bits(compare) {
-                    data
-                } else {
-                    old
-                }
-            }
-        }
+            Rmw::FCmpSwap => if f64::from_bits(old) == f64::from_bits(compare) { data } else { old },
+            // The instruction set has no packed operation of this width.
+            Rmw::PkAddF16 | Rmw::PkAddBf16 => data,
+        )
     }
 }
 
