@@ -4,8 +4,8 @@
 
 mod common;
 
-use bytemuck::{Pod, Zeroable};
-use hk_core::{Arch, Device, Error, GlobalLayout, LaunchConfig};
+use common::Params;
+use hk_core::{Arch, Device, Error, LaunchConfig};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
@@ -45,15 +45,6 @@ fn run(name: &str, env: &[(&str, &str)]) -> String {
     assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
     assert!(text(&output.stdout).contains("1 passed"), "no test `{name}`");
     text(&output.stderr)
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Pod, Zeroable)]
-struct Params {
-    x: GlobalLayout,
-    y: GlobalLayout,
-    a: f32,
-    pad: u32,
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 mod common;
 
-use bytemuck::{Pod, Zeroable};
+use common::Params;
 use hk_core::{
     Arch, CodeObjects, Device, Error, GlobalLayout, Kernel, LaunchConfig, Layout, Result, Stream, TensorView,
     TensorViewMut,
@@ -12,15 +12,6 @@ use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 static PROBE: LazyLock<&'static CodeObjects> = LazyLock::new(|| common::compile("probe"));
-
-#[repr(C)]
-#[derive(Clone, Copy, Pod, Zeroable)]
-struct Params {
-    x: GlobalLayout,
-    y: GlobalLayout,
-    a: f32,
-    pad: u32,
-}
 
 fn streams() -> impl Iterator<Item = Stream> {
     Arch::AMD.iter().map(|a| Device::open(&format!("emu:{a}")).unwrap().create_stream().unwrap())

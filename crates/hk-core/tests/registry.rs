@@ -3,26 +3,15 @@
 
 mod common;
 
-use bytemuck::{Pod, Zeroable};
+use common::Params;
 use hk_core::registry::{
     ArgSpec, Call, CallSpec, Case, DeviceCall, DynTensor, HostCall, HostTensor, HostTensorF64, Named,
     Operator, Role, Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
-use hk_core::{
-    Arch, CodeObjects, DType, Device, E8M0, Error, Fp4x2, GlobalLayout, LaunchConfig, Result, Stream, bf16,
-};
+use hk_core::{Arch, CodeObjects, DType, Device, E8M0, Error, Fp4x2, LaunchConfig, Result, Stream, bf16};
 use std::sync::LazyLock;
 
 static PROBE: LazyLock<&'static CodeObjects> = LazyLock::new(|| common::compile("probe"));
-
-#[repr(C)]
-#[derive(Clone, Copy, Pod, Zeroable)]
-struct Params {
-    x: GlobalLayout,
-    y: GlobalLayout,
-    a: f32,
-    pad: u32,
-}
 
 fn outputs(call: &CallSpec) -> Result<Named<TensorSpec>> {
     Ok(vec![("y", call.get("x")?.clone())])

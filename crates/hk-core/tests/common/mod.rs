@@ -1,7 +1,18 @@
 //! Compiles the kernels of these tests.
 
-use hk_core::{Arch, CodeObjects};
+use bytemuck::{Pod, Zeroable};
+use hk_core::{Arch, CodeObjects, GlobalLayout};
 use std::path::{Path, PathBuf};
+
+/// The parameters of the kernels in `tests/hip/probe.hip`.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+pub struct Params {
+    pub x: GlobalLayout,
+    pub y: GlobalLayout,
+    pub a: f32,
+    pub pad: u32,
+}
 
 /// `tests/hip/{name}.hip` for both AMD targets.
 pub fn compile(name: &'static str) -> &'static CodeObjects {
