@@ -138,7 +138,7 @@ impl Level {
 
     /// Whether this host can run it.
     pub fn available(self) -> bool {
-        #[cfg(target_arch = "x86_64")]
+        #[cfg(all(target_arch = "x86_64", not(hk_emu_portable)))]
         {
             let avx2 = || {
                 is_x86_feature_detected!("avx2")
@@ -162,7 +162,7 @@ impl Level {
                 }
             }
         }
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(any(not(target_arch = "x86_64"), hk_emu_portable))]
         {
             self == Level::Portable
         }
@@ -199,7 +199,7 @@ impl Host for Portable {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(hk_emu_portable)))]
 mod x86 {
     use super::{CHUNK, Host};
     use std::arch::x86_64::{
@@ -248,32 +248,33 @@ mod x86 {
         }
     }
 }
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(hk_emu_portable)))]
 pub(crate) use x86::{Avx2, Avx512};
 
 /// Defines `fn pick(level) -> Handler` that compiles a generic handler body for each level.
 macro_rules! levels {
     ($(#[$meta:meta])* $pick:ident = $body:ident $(<$($P:ident: $bound:path),+>)? $([$($N:ident: $ty:ty),+])?) => {
         $(#[$meta])*
+        #[cfg_attr(hk_emu_portable, allow(unused))]
         pub(crate) fn $pick<$($($P: $bound,)+)? $($(const $N: $ty,)+)?>(level: $crate::exec::Level) -> $crate::exec::Handler {
             use $crate::{exec::{Ctl, Env, Level, Uop}, wave::Wave};
             fn portable<$($($P: $bound,)+)? $($(const $N: $ty,)+)?>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
                 $body::<$crate::exec::Portable, $($($P,)+)? $($($N,)+)?>(w, e, u)
             }
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(all(target_arch = "x86_64", not(hk_emu_portable)))]
             #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
             fn avx2<$($($P: $bound,)+)? $($(const $N: $ty,)+)?>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
                 $body::<$crate::exec::Avx2, $($($P,)+)? $($($N,)+)?>(w, e, u)
             }
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(all(target_arch = "x86_64", not(hk_emu_portable)))]
             #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt,avx512f,avx512bw,avx512dq,avx512vl,avx512cd")]
             fn avx512<$($($P: $bound,)+)? $($(const $N: $ty,)+)?>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
                 $body::<$crate::exec::Avx512, $($($P,)+)? $($($N,)+)?>(w, e, u)
             }
             match level {
-                #[cfg(target_arch = "x86_64")]
+                #[cfg(all(target_arch = "x86_64", not(hk_emu_portable)))]
                 Level::Avx2 => avx2::<$($($P,)+)? $($($N,)+)?>,
-                #[cfg(target_arch = "x86_64")]
+                #[cfg(all(target_arch = "x86_64", not(hk_emu_portable)))]
                 Level::Avx512 => avx512::<$($($P,)+)? $($($N,)+)?>,
                 _ => portable::<$($($P,)+)? $($($N,)+)?>,
             }
@@ -286,14 +287,15 @@ pub(crate) use levels;
 macro_rules! levels_to_avx2 {
     ($(#[$meta:meta])* $pick:ident = $body:ident<$P:ident: $bound:path>) => {
         $(#[$meta])*
+        #[cfg_attr(hk_emu_portable, allow(unused))]
         pub(crate) fn $pick<$P: $bound>(level: $crate::exec::Level) -> $crate::exec::Handler {
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(all(target_arch = "x86_64", not(hk_emu_portable)))]
             #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
             fn avx2<$P: $bound>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
                 $body::<$crate::exec::Avx2, $P>(w, e, u)
             }
             match level {
-                #[cfg(target_arch = "x86_64")]
+                #[cfg(all(target_arch = "x86_64", not(hk_emu_portable)))]
                 Level::Avx2 | Level::Avx512 => avx2::<$P>,
                 _ => $body::<$crate::exec::Portable, $P>,
             }
