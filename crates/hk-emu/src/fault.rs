@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::isa::DecodeError;
 use crate::memory::Near;
+use crate::observe::{Check, Finding};
 
 /// What a memory access wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,6 +129,30 @@ pub enum Fault {
         /// The closest allocation; the size of the memory for LDS and private memory.
         near: Option<Near>,
     },
+    /// A sanitizer found a mistake that need not show in the result.
+    #[error(
+        "{check}: {what}{}{}: {site}{}{}",
+        lane.map_or(String::new(), |l| format!(", lane {l}")),
+        address.map_or(String::new(), |(space, at)| format!(", at {at:#x} of {space}")),
+        other.as_ref().map_or(String::new(), |o| format!("; the other side: {o}")),
+        near.as_ref().map_or(String::new(), |n| format!("; {n}"))
+    )]
+    Sanitizer {
+        /// Where.
+        site: Box<Site>,
+        /// Which sanitizer.
+        check: Check,
+        /// What is wrong, in words.
+        what: String,
+        /// The lane, where it is one lane's access.
+        lane: Option<u32>,
+        /// The memory that it is about.
+        address: Option<(Space, u64)>,
+        /// The other side: of a race the earlier access, of a value its producer.
+        other: Option<Box<Site>>,
+        /// The closest allocation of global memory.
+        near: Option<Near>,
+    },
     /// Words that are no instruction of the target.
     #[error("unknown instruction: {error}: {site}")]
     UnknownInstruction {
@@ -225,6 +250,7 @@ pub(crate) enum Problem {
     WildJump { address: u64 },
     Trap { id: u32 },
     Budget { limit: u64 },
+    Finding(Box<Finding>),
 }
 
 impl Problem {

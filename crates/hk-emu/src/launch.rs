@@ -13,6 +13,7 @@ use crate::fault::{Fault, MemoryProblem, Problem, Site, Space};
 use crate::loader::Module;
 use crate::lower::{Program, Registers};
 use crate::memory::{Allocation, POISON};
+use crate::observe::{Checks, Finding, Observer, Place, Unwatched, Watch};
 use crate::wave::{AGPR, Lanes, Status, Wave};
 
 /// What to launch over which grid with which arguments.
@@ -43,6 +44,7 @@ pub(crate) struct Launch<'a> {
     pub program: Arc<Program>,
     pub memory: View<'a>,
     pub budget: u64,
+    pub checks: Checks,
     spare: &'a Spare,
     grid: [u32; 3],
     block: [u32; 3],
@@ -199,6 +201,7 @@ pub(crate) struct Setup<'a> {
     pub kernarg: &'a Allocation,
     pub packet: &'a Allocation,
     pub spare: &'a Spare,
+    pub checks: Checks,
 }
 
 /// Wave states between launches: making one touches a quarter of a megabyte.
@@ -232,7 +235,7 @@ pub(crate) enum Threads<'a> {
 
 impl<'a> Launch<'a> {
     pub fn new(setup: Setup<'a>, dispatch: &Dispatch<'_>) -> Launch<'a> {
-        let Setup { spare, module, kernel, program, memory, budget, kernarg, packet } = setup;
+        let Setup { spare, module, kernel, program, memory, budget, kernarg, packet, checks } = setup;
         let d = &kernel.descriptor;
         let mut user_sgprs = vec![];
         let mut push64 = |value: u64| user_sgprs.extend([value as u32, (value >> 32) as u32]);
@@ -266,6 +269,7 @@ impl<'a> Launch<'a> {
             program,
             memory,
             budget,
+            checks,
             spare,
             grid: dispatch.grid,
             block: dispatch.block,
@@ -312,15 +316,7 @@ impl<'a> Launch<'a> {
 
     fn report(&self, linear: u64, group: [u32; 3], wave: &Wave, problem: Problem) {
         let program = &self.program;
-        let pc = program.address(wave.pc);
-        let site = Box::new(Site {
-            kernel: self.kernel.name.clone(),
-            pc,
-            instruction: program.text(wave.pc),
-            source: self.module.source_line(pc),
-            workgroup: group,
-            wave: wave.index,
-        });
+        let site = self.site(Place { index: wave.pc, workgroup: group, wave: wave.index });
         let fault = match problem {
             Problem::Memory { space, access, address, bytes, lane } => {
                 let near = (space == Space::Global).then(|| self.memory_near(address, bytes));
@@ -343,12 +339,38 @@ impl<'a> Launch<'a> {
             Problem::WildJump { address } => Fault::WildJump { site, address },
             Problem::Trap { id } => Fault::Trap { site, id },
             Problem::Budget { limit } => Fault::Budget { site, limit },
+            Problem::Finding(finding) => {
+                let Finding { check, what, lane, address, other } = *finding;
+                let near = address.filter(|(space, _)| *space == Space::Global);
+                let near = near.map(|(_, address)| self.module.memory().near(address));
+                Fault::Sanitizer {
+                    site,
+                    check,
+                    what,
+                    lane,
+                    address,
+                    other: other.map(|o| self.site(o)),
+                    near,
+                }
+            }
         };
         let mut slot = self.fault.lock().unwrap_or_else(|e| e.into_inner());
         if slot.as_ref().is_none_or(|(at, _)| linear < *at) {
             *slot = Some((linear, fault));
             self.fault_at.fetch_min(linear, Relaxed);
         }
+    }
+
+    fn site(&self, place: Place) -> Box<Site> {
+        let pc = self.program.address(place.index);
+        Box::new(Site {
+            kernel: self.kernel.name.clone(),
+            pc,
+            instruction: self.program.text(place.index),
+            source: self.module.source_line(pc),
+            workgroup: place.workgroup,
+            wave: place.wave,
+        })
     }
 
     /// What is wrong with an access to global memory, and what lies near it.
@@ -383,6 +405,7 @@ struct Group {
     info: GroupInfo,
     waves: Vec<Wave>,
     lds: Vec<u8>,
+    observer: Option<Box<Observer>>,
 }
 
 /// How a workgroup's time ended.
@@ -472,7 +495,9 @@ impl<'l, 'a> Worker<'l, 'a> {
             .collect();
         self.counters.workgroups += 1;
         self.counters.waves += u64::from(launch.waves);
-        Group { info, waves, lds }
+        let observer = (!launch.checks.is_empty())
+            .then(|| Box::new(Observer::new(launch.checks, &info, launch.waves as usize, launch.lds_bytes)));
+        Group { info, waves, lds, observer }
     }
 
     fn retire(&mut self, group: Group) {
@@ -504,7 +529,11 @@ impl<'l, 'a> Worker<'l, 'a> {
                 if wave.status != Status::Ready {
                     continue;
                 }
-                match run_wave(wave, &mut env, launch.budget) {
+                let ctl = match &mut group.observer {
+                    None => run_wave(wave, &mut env, &mut Unwatched, launch.budget),
+                    Some(observer) => run_wave(wave, &mut env, &mut **observer, launch.budget),
+                };
+                match ctl {
                     Ctl::Barrier => {
                         wave.status = Status::AtBarrier;
                         progress = true;
@@ -522,6 +551,11 @@ impl<'l, 'a> Worker<'l, 'a> {
                 }
             }
             if group.waves.iter().all(|w| w.status != Status::Ready) {
+                if let Some(observer) = &mut group.observer
+                    && let Err((wave, finding)) = observer.barrier(&group.waves)
+                {
+                    break 'run Outcome::Faulted(wave, Problem::Finding(finding));
+                }
                 // Ended waves count as arrived.
                 let mut waiting = false;
                 for wave in &mut group.waves {
@@ -547,7 +581,7 @@ impl<'l, 'a> Worker<'l, 'a> {
 }
 
 /// Runs a wave until it stops for a reason or its turn is over (`Next`).
-fn run_wave(w: &mut Wave, e: &mut Env<'_>, budget: u64) -> Ctl {
+fn run_wave<W: Watch>(w: &mut Wave, e: &mut Env<'_>, watch: &mut W, budget: u64) -> Ctl {
     let uops = &e.program.uops[..];
     let end = budget.min(w.executed + TURN);
     loop {
@@ -557,9 +591,19 @@ fn run_wave(w: &mut Wave, e: &mut Env<'_>, budget: u64) -> Ctl {
         if let Some(hits) = e.hits.get_mut(w.pc as usize) {
             *hits += 1;
         }
+        if let Err(finding) = watch.before(w, e, u) {
+            return e.fault(Problem::Finding(finding));
+        }
         w.executed += 1;
         // SAFETY: handlers come from the tables of the program's level, which the host was checked to have.
-        match unsafe { (u.run)(w, e, u) } {
+        let ctl = unsafe { (u.run)(w, e, u) };
+        if ctl != Ctl::Fault
+            && let Err(finding) = watch.after(w, e, u)
+        {
+            w.pc = u.index;
+            return e.fault(Problem::Finding(finding));
+        }
+        match ctl {
             Ctl::Next => w.pc += 1,
             Ctl::Jump => {}
             Ctl::Fault => return Ctl::Fault,

@@ -34,6 +34,7 @@ mod loader;
 mod lower;
 mod machine;
 mod memory;
+mod observe;
 mod wave;
 
 pub use counters::Counters;
@@ -43,3 +44,4 @@ pub use launch::Dispatch;
 pub use loader::{LoadError, Module};
 pub use machine::{Machine, MachineOptions};
 pub use memory::{MemoryError, Near, POISON};
+pub use observe::{Check, Checks, UnknownCheck};

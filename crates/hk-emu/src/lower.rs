@@ -1,6 +1,7 @@
 //! Instructions to [`Uop`]s: what is reachable from a kernel's entry is decoded and resolved once.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use hk_codeobj::Arch;
@@ -10,6 +11,7 @@ use crate::exec::prep::{DWORD, DppTable, Fixup, Post, Prep, fixed, selects};
 use crate::exec::{Ctl, Env, Handler, Level, Uop, ds, flat, mfma, mubuf, salu, smem, valu, vfloat, vop3p};
 use crate::fault::Problem;
 use crate::isa::{self, DecodeError, Encoding, Inst, Op, Operand};
+use crate::observe::effects::Effects;
 use crate::wave::{AGPR, CONSTANTS, Lanes, SLOTS, TEMP, TEMP_DST, Wave};
 
 /// Where code is: a run of words at a virtual address of the object, loaded at `base + vaddr`.
@@ -63,9 +65,25 @@ pub(crate) struct Program {
     vectors: Vec<u32>,
     /// Instructions that report when they are reached.
     problems: HashMap<u32, Problem>,
+    /// Made at the first watched launch.
+    effects: OnceLock<Vec<Effects>>,
 }
 
 impl Program {
+    /// The instruction, if it decodes.
+    pub fn inst(&self, index: u32) -> Option<&Inst> {
+        self.insts.get(index as usize)?.as_ref().ok()
+    }
+
+    /// The registers that an instruction reads and writes.
+    pub fn effects(&self, index: u32) -> &Effects {
+        static NONE: Effects = Effects::NONE;
+        let all = self
+            .effects
+            .get_or_init(|| self.insts.iter().map(|inst| inst.as_ref().map_or(NONE, Effects::of)).collect());
+        all.get(index as usize).unwrap_or(&NONE)
+    }
+
     pub fn entry(&self) -> u32 {
         self.entry
     }
@@ -228,6 +246,7 @@ pub(crate) fn lower(text: &Text, arch: Arch, level: Level, entry: u64, registers
         scalars: vec![],
         vectors: vec![],
         problems: HashMap::new(),
+        effects: OnceLock::new(),
     };
     // Addresses first: branches need the indices. Where the next instruction is missing, a guard reports it.
     let mut order = vec![];
@@ -708,19 +727,6 @@ impl Lowering {
             *slot = self.source(inst, i, &mut fix, packed && !mix, mix)?;
         }
         [u.a, u.b, u.c] = slots;
-        // Accumulating instructions read their destination.
-        let accumulates = matches!(
-            op,
-            Op::V_FMAC_F32
-                | Op::V_FMAC_F64
-                | Op::V_MAC_F16
-                | Op::V_PK_FMAC_F16
-                | Op::V_DOT2C_F32_F16
-                | Op::V_DOT2C_F32_BF16
-                | Op::V_DOT2C_I32_I16
-                | Op::V_DOT4C_I32_I8
-                | Op::V_DOT8C_I32_I4
-        );
         // Destinations.
         if op.is_cmp() {
             u.d = self.scalar(inst.dst, true, op)?;
@@ -734,7 +740,7 @@ impl Lowering {
             u.mask_out = code.into();
         }
         let d = self.register(inst.dst, info.dst.into())?;
-        if accumulates {
+        if op.accumulates() {
             u.c = d;
         }
         u.d = d;

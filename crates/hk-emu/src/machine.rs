@@ -11,6 +11,7 @@ use crate::launch::{Dispatch, Launch, Setup, Spare, Threads, check_limits, kerna
 use crate::loader::{LoadError, Module};
 use crate::lower::Program;
 use crate::memory::{Memory, MemoryError};
+use crate::observe::Checks;
 
 /// How a [`Machine`] behaves.
 #[derive(Debug, Clone)]
@@ -22,6 +23,7 @@ pub struct MachineOptions {
     allow_misaligned: bool,
     level: Option<Level>,
     kernarg_preload: bool,
+    checks: Checks,
 }
 
 impl Default for MachineOptions {
@@ -35,6 +37,7 @@ impl Default for MachineOptions {
             allow_misaligned: false,
             level: None,
             kernarg_preload: true,
+            checks: Checks::NONE,
         }
     }
 }
@@ -80,6 +83,13 @@ impl MachineOptions {
     #[must_use]
     pub fn kernarg_preload(mut self, on: bool) -> Self {
         self.kernarg_preload = on;
+        self
+    }
+
+    /// The sanitizers that launches run under. Slower.
+    #[must_use]
+    pub fn sanitize(mut self, checks: Checks) -> Self {
+        self.checks = checks;
         self
     }
 
@@ -232,6 +242,7 @@ impl Machine {
             kernarg: &segment,
             packet: &packet_segment,
             spare: &self.0.spare,
+            checks: self.0.options.checks,
         };
         let launch = Launch::new(setup, dispatch);
         let threads = if launch.parallel() { self.threads() } else { Threads::One };

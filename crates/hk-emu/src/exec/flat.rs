@@ -16,7 +16,7 @@ pub(crate) const NO_SADDR: u16 = u16::MAX;
 pub(crate) const NO_VADDR: u16 = u16::MAX;
 
 #[inline(always)]
-fn addresses(w: &Wave, e: &Env<'_>, u: &Uop) -> [u64; 64] {
+pub(crate) fn addresses(w: &Wave, e: &Env<'_>, u: &Uop) -> [u64; 64] {
     let imm = i64::from(u.imm) as u64;
     let mut addr = [0; 64];
     let lo = w.v(u.a).flat();

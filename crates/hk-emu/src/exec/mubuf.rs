@@ -12,7 +12,7 @@ const IDXEN: u16 = 2;
 
 /// Addresses, and the lanes whose access passes the range check. `bytes`: size of the access.
 #[inline(always)]
-fn addresses(
+pub(crate) fn addresses(
     w: &Wave,
     e: &Env<'_>,
     u: &Uop,

@@ -22,7 +22,7 @@ fn load(w: &mut Wave, e: &mut Env<'_>, u: &Uop, address: u64, n: usize) -> Ctl {
     Ctl::Next
 }
 
-fn offset(w: &Wave, e: &Env<'_>, u: &Uop) -> u64 {
+pub(crate) fn offset(w: &Wave, e: &Env<'_>, u: &Uop) -> u64 {
     let register = if u.extra & HAS_SOFFSET != 0 { u64::from(e.s32(w, u.b)) } else { 0 };
     register.wrapping_add(i64::from(u.imm) as u64)
 }

@@ -188,6 +188,23 @@ impl Op {
         )
     }
 
+    /// The destination is an addend too.
+    pub fn accumulates(self) -> bool {
+        use Op::*;
+        matches!(
+            self,
+            V_FMAC_F32
+                | V_FMAC_F64
+                | V_MAC_F16
+                | V_PK_FMAC_F16
+                | V_DOT2C_F32_F16
+                | V_DOT2C_F32_BF16
+                | V_DOT2C_I32_I16
+                | V_DOT4C_I32_I8
+                | V_DOT8C_I32_I4
+        )
+    }
+
     /// A matrix instruction: MFMA or SMFMAC.
     pub fn is_mfma(self) -> bool {
         let name = self.info().name;
