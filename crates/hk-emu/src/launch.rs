@@ -13,7 +13,7 @@ use crate::fault::{Fault, MemoryProblem, Problem, Site, Space};
 use crate::loader::Module;
 use crate::lower::{Program, Registers};
 use crate::memory::{Allocation, POISON};
-use crate::observe::{Checks, Finding, Observer, Place, Unwatched, Watch};
+use crate::observe::{Check, Checks, Finding, Observer, Place, Undefined, Unwatched, Watch};
 use crate::wave::{AGPR, Lanes, Status, Wave};
 
 /// What to launch over which grid with which arguments.
@@ -489,19 +489,27 @@ impl<'l, 'a> Worker<'l, 'a> {
         let waves = (0..launch.waves)
             .map(|index| {
                 let mut wave = self.spare_waves.pop().unwrap_or_else(|| launch.spare.take());
-                launch.initialise(&mut wave, index, id);
+                launch.initialise(&mut wave, index, id, &Undefined::POISON);
                 wave
             })
             .collect();
         self.counters.workgroups += 1;
         self.counters.waves += u64::from(launch.waves);
-        let observer = (!launch.checks.is_empty())
-            .then(|| Box::new(Observer::new(launch.checks, &info, launch.waves as usize, launch.lds_bytes)));
+        let observer = (!launch.checks.is_empty()).then(|| {
+            let twins = if launch.checks.has(Check::Uninit) { launch.waves } else { 0 };
+            let twins = (0..twins).map(|index| {
+                let mut twin = self.spare_waves.pop().unwrap_or_else(|| launch.spare.take());
+                launch.initialise(&mut twin, index, id, &Undefined::TWIN);
+                twin
+            });
+            Box::new(Observer::new(twins.collect(), launch.lds_bytes, &launch.program))
+        });
         Group { info, waves, lds, observer }
     }
 
     fn retire(&mut self, group: Group) {
         self.spare_waves.extend(group.waves);
+        self.spare_waves.extend(group.observer.into_iter().flat_map(|observer| observer.into_waves()));
         self.spare_lds.push(group.lds);
     }
 
@@ -598,7 +606,7 @@ fn run_wave<W: Watch>(w: &mut Wave, e: &mut Env<'_>, watch: &mut W, budget: u64)
         // SAFETY: handlers come from the tables of the program's level, which the host was checked to have.
         let ctl = unsafe { (u.run)(w, e, u) };
         if ctl != Ctl::Fault
-            && let Err(finding) = watch.after(w, e, u)
+            && let Err(finding) = watch.after(w, e, u, ctl)
         {
             w.pc = u.index;
             return e.fault(Problem::Finding(finding));
@@ -619,19 +627,19 @@ fn run_wave<W: Watch>(w: &mut Wave, e: &mut Env<'_>, watch: &mut W, budget: u64)
 }
 
 impl Launch<'_> {
-    /// The state in which the hardware starts a wave; what it leaves undefined is poison.
-    fn initialise(&self, w: &mut Wave, index: u32, id: [u32; 3]) {
+    /// The state in which the hardware starts a wave, with `undefined` in what it leaves undefined.
+    fn initialise(&self, w: &mut Wave, index: u32, id: [u32; 3], undefined: &Undefined) {
         let d = &self.kernel.descriptor;
         let registers = registers(self.kernel);
         for n in 0..registers.vgprs {
-            *w.v_mut(n as u16) = Lanes::splat(POISON);
+            *w.v_mut(n as u16) = undefined.vector;
         }
         for n in 0..registers.agprs {
-            *w.v_mut(AGPR + n as u16) = Lanes::splat(POISON);
+            *w.v_mut(AGPR + n as u16) = undefined.vector;
         }
         self.program.place_constants(w);
-        w.s = [POISON; 128];
-        w.scc = false;
+        w.s = [undefined.scalar; 128];
+        w.scc = undefined.scc;
         w.index = index;
         w.executed = 0;
         w.status = Status::Ready;
@@ -674,7 +682,7 @@ impl Launch<'_> {
         let scratch = 64 * self.scratch_stride as usize;
         w.scratch.clear();
         if scratch != 0 {
-            w.scratch.resize(scratch, 0xFA);
+            w.scratch.resize(scratch, undefined.byte);
         }
         w.scratch_stride = self.scratch_stride;
     }

@@ -11,7 +11,7 @@ use crate::launch::{Dispatch, Launch, Setup, Spare, Threads, check_limits, kerna
 use crate::loader::{LoadError, Module};
 use crate::lower::Program;
 use crate::memory::{Memory, MemoryError};
-use crate::observe::Checks;
+use crate::observe::{Check, Checks};
 
 /// How a [`Machine`] behaves.
 #[derive(Debug, Clone)]
@@ -118,10 +118,11 @@ impl Machine {
     /// A device with empty memory.
     pub fn new(options: MachineOptions) -> Machine {
         let level = options.level.filter(|level| level.available()).unwrap_or_else(Level::detect);
+        let track = options.checks.has(Check::Uninit);
         Machine(Arc::new(Inner {
             options,
             level,
-            memory: Arc::new(Memory::new()),
+            memory: Arc::new(Memory::new(track)),
             pool: OnceLock::new(),
             spare: Spare::default(),
         }))

@@ -104,6 +104,41 @@ pub(crate) struct Allocation {
     pub label: String,
     pub writable: bool,
     words: Box<[AtomicU32]>,
+    unwritten: Option<Unwritten>,
+}
+
+/// One bit for each byte that neither the host nor a kernel has written.
+struct Unwritten(Box<[AtomicU64]>);
+
+impl Unwritten {
+    fn new(size: u64) -> Option<Unwritten> {
+        let count = usize::try_from(size.div_ceil(64)).ok()?;
+        let mut words = Vec::new();
+        words.try_reserve_exact(count).ok()?;
+        words.resize_with(count, || AtomicU64::new(!0));
+        Some(Unwritten(words.into_boxed_slice()))
+    }
+
+    fn clear(&self, offset: usize, bytes: usize) {
+        let end = offset + bytes;
+        let mut at = offset;
+        while at < end {
+            let n = (64 - at % 64).min(end - at);
+            let mask = if n == 64 { !0 } else { ((1 << n) - 1) << (at % 64) };
+            if let Some(word) = self.0.get(at / 64) {
+                word.fetch_and(!mask, Relaxed);
+            }
+            at += n;
+        }
+    }
+
+    /// The bits of up to 64 bytes, the byte at `offset` in bit 0.
+    fn bits(&self, offset: usize, bytes: usize) -> u64 {
+        let word = |i: usize| self.0.get(i).map_or(0, |w| w.load(Relaxed));
+        let (i, shift) = (offset / 64, offset % 64);
+        let both = word(i) >> shift | if shift == 0 { 0 } else { word(i + 1) << (64 - shift) };
+        if bytes >= 64 { both } else { both & ((1 << bytes) - 1) }
+    }
 }
 
 impl Allocation {
@@ -112,7 +147,8 @@ impl Allocation {
         let mut words = Vec::new();
         words.try_reserve_exact(count).ok()?;
         words.resize_with(count, || AtomicU32::new(POISON));
-        Some(Allocation { base, size, label: label.to_owned(), writable, words: words.into_boxed_slice() })
+        let words = words.into_boxed_slice();
+        Some(Allocation { base, size, label: label.to_owned(), writable, words, unwritten: None })
     }
 
     /// The offset of `addr` if `bytes` from there lie inside.
@@ -120,6 +156,20 @@ impl Allocation {
     pub fn offset(&self, addr: u64, bytes: u64) -> Option<usize> {
         let offset = addr.wrapping_sub(self.base);
         (offset <= self.size && bytes <= self.size - offset).then_some(offset as usize)
+    }
+
+    /// Notes that `bytes` bytes from `offset` on are written.
+    #[inline]
+    pub fn mark_written(&self, offset: usize, bytes: usize) {
+        if let Some(unwritten) = &self.unwritten {
+            unwritten.clear(offset, bytes);
+        }
+    }
+
+    /// Which of up to 64 bytes were never written, the byte at `offset` in bit 0. 0 where nobody keeps track.
+    #[inline]
+    pub fn unwritten(&self, offset: usize, bytes: usize) -> u64 {
+        self.unwritten.as_ref().map_or(0, |unwritten| unwritten.bits(offset, bytes))
     }
 
     /// `count` words from a byte offset that is a multiple of 4.
@@ -227,6 +277,7 @@ impl Allocation {
     }
 
     fn write(&self, offset: usize, data: &[u8]) {
+        self.mark_written(offset, data.len());
         let (head, body) = data.split_at(data.len().min((4 - offset % 4) % 4));
         for (i, byte) in head.iter().enumerate() {
             self.store8(offset + i, u32::from(*byte));
@@ -263,11 +314,13 @@ pub(crate) type Snapshot = Arc<[Arc<Allocation>]>;
 pub(crate) struct Memory {
     state: Mutex<State>,
     next: AtomicU64,
+    /// Allocations keep track of the bytes that were written.
+    track: bool,
 }
 
 impl Memory {
-    pub fn new() -> Memory {
-        Memory { state: Mutex::default(), next: AtomicU64::new(FIRST_ADDRESS) }
+    pub fn new(track: bool) -> Memory {
+        Memory { state: Mutex::default(), next: AtomicU64::new(FIRST_ADDRESS), track }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -331,7 +384,12 @@ impl Memory {
     }
 
     pub fn alloc(&self, bytes: u64, align: u64, label: &str) -> Result<u64, MemoryError> {
-        let allocation = self.detached(bytes, align, label, true)?;
+        let mut allocation = self.detached(bytes, align, label, true)?;
+        if self.track
+            && let Some(allocation) = Arc::get_mut(&mut allocation)
+        {
+            allocation.unwritten = Unwritten::new(bytes);
+        }
         let base = allocation.base;
         self.insert(allocation);
         Ok(base)
@@ -400,7 +458,12 @@ impl Memory {
             let n = buffer.len().min(bytes - done);
             let at = if forward { done } else { bytes - done - n };
             from.read(from_offset + at, &mut buffer[..n]);
+            let unwritten: Vec<u64> = match from.unwritten {
+                Some(_) => (0..n).step_by(64).map(|i| from.unwritten(from_offset + at + i, 64)).collect(),
+                None => vec![],
+            };
             to.write(to_offset + at, &buffer[..n]);
+            to.copy_unwritten(to_offset + at, n, &unwritten);
             done += n;
         }
         Ok(())
@@ -432,6 +495,17 @@ impl Allocation {
             self.write(offset, data);
         }
         fits
+    }
+
+    /// Takes over, after a copy, which bytes its source never had.
+    fn copy_unwritten(&self, offset: usize, bytes: usize, bits: &[u64]) {
+        let Some(unwritten) = &self.unwritten else { return };
+        for i in (0..bytes).filter(|i| bits.get(i / 64).is_some_and(|b| b >> (i % 64) & 1 != 0)) {
+            let at = offset + i;
+            if let Some(word) = unwritten.0.get(at / 64) {
+                word.fetch_or(1 << (at % 64), Relaxed);
+            }
+        }
     }
 
     /// All bytes become 0.
@@ -482,7 +556,7 @@ mod tests {
 
     #[test]
     fn unaligned_host_access_round_trips() {
-        let memory = Memory::new();
+        let memory = Memory::new(false);
         let base = memory.alloc(23, 1, "odd").unwrap();
         for start in 0..8u64 {
             for len in 0..(23 - start) {
@@ -500,7 +574,7 @@ mod tests {
 
     #[test]
     fn fresh_memory_is_poison_and_bounds_are_exact() {
-        let memory = Memory::new();
+        let memory = Memory::new(false);
         let base = memory.alloc(6, 4096, "six").unwrap();
         assert_eq!(base % 4096, 0);
         let mut out = [0; 6];
@@ -513,7 +587,7 @@ mod tests {
 
     #[test]
     fn freed_memory_is_named_and_never_reused() {
-        let memory = Memory::new();
+        let memory = Memory::new(false);
         let a = memory.alloc(64, 256, "first").unwrap();
         memory.free(a).unwrap();
         let b = memory.alloc(64, 256, "second").unwrap();
@@ -526,7 +600,7 @@ mod tests {
 
     #[test]
     fn overlapping_copies_move_the_original_bytes() {
-        let memory = Memory::new();
+        let memory = Memory::new(false);
         let size = 200_000;
         let base = memory.alloc(size, 4, "buffer").unwrap();
         let data: Vec<u8> = (0..size).map(|i| (i % 251) as u8).collect();
@@ -541,7 +615,7 @@ mod tests {
 
     #[test]
     fn impossible_sizes_are_errors() {
-        let memory = Memory::new();
+        let memory = Memory::new(false);
         assert!(matches!(memory.alloc(u64::MAX, 4, "all"), Err(MemoryError::OutOfMemory { .. })));
         assert!(matches!(memory.alloc(1 << 60, 4, "most"), Err(MemoryError::OutOfMemory { .. })));
         assert!(matches!(memory.alloc(16, 3, "odd"), Err(MemoryError::Alignment { align: 3 })));

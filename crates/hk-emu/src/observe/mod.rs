@@ -7,16 +7,19 @@
 pub(crate) mod access;
 mod checks;
 pub(crate) mod effects;
+mod uninit;
 
 pub use checks::{Check, Checks, UnknownCheck};
+pub(crate) use uninit::Undefined;
 
 use access::{Accesses, Part};
 use effects::Effects;
+use uninit::Uninit;
 
-use crate::exec::{Env, Uop};
+use crate::exec::{Ctl, Env, Uop};
 use crate::fault::Space;
 use crate::isa::Inst;
-use crate::launch::GroupInfo;
+use crate::lower::Program;
 use crate::wave::Wave;
 
 /// Sees every instruction of a wave. What it returns ends the launch.
@@ -24,7 +27,7 @@ pub(crate) trait Watch {
     /// Before an instruction runs.
     fn before(&mut self, w: &Wave, e: &Env<'_>, u: &Uop) -> Result<(), Box<Finding>>;
     /// After it ran without a fault.
-    fn after(&mut self, w: &Wave, e: &Env<'_>, u: &Uop) -> Result<(), Box<Finding>>;
+    fn after(&mut self, w: &Wave, e: &Env<'_>, u: &Uop, ctl: Ctl) -> Result<(), Box<Finding>>;
 }
 
 /// Nobody watches.
@@ -36,7 +39,7 @@ impl Watch for Unwatched {
         Ok(())
     }
     #[inline(always)]
-    fn after(&mut self, _: &Wave, _: &Env<'_>, _: &Uop) -> Result<(), Box<Finding>> {
+    fn after(&mut self, _: &Wave, _: &Env<'_>, _: &Uop, _: Ctl) -> Result<(), Box<Finding>> {
         Ok(())
     }
 }
@@ -81,13 +84,24 @@ impl Step<'_> {
 /// The checks of one workgroup in execution.
 pub(crate) struct Observer {
     accesses: Accesses,
+    /// Those of a wave's twin.
+    twin_accesses: Accesses,
+    uninit: Option<Uninit>,
 }
 
 impl Observer {
-    /// For a workgroup of `waves` waves with `lds` bytes of LDS.
-    pub fn new(checks: Checks, group: &GroupInfo, waves: usize, lds: usize) -> Observer {
-        let _ = (checks, group, waves, lds);
-        Observer { accesses: Accesses::default() }
+    /// For a workgroup with `lds` bytes of LDS. `twins`: a second state for each wave where [`Check::Uninit`] is on.
+    pub fn new(twins: Vec<Wave>, lds: usize, program: &Program) -> Observer {
+        Observer {
+            accesses: Accesses::default(),
+            twin_accesses: Accesses::default(),
+            uninit: (!twins.is_empty()).then(|| Uninit::new(twins, lds, program.uops.len())),
+        }
+    }
+
+    /// The waves it was given.
+    pub fn into_waves(self) -> Vec<Wave> {
+        self.uninit.map_or(vec![], Uninit::into_waves)
     }
 
     /// Every wave that has not ended has arrived at a barrier, which now opens.
@@ -103,12 +117,19 @@ impl Watch for Observer {
         self.accesses.of(inst, u, w, e);
         let effects = e.program.effects(u.index);
         let step = Step { w, e, u, inst, effects, accesses: self.accesses.parts() };
-        let _ = step;
+        if let Some(uninit) = &mut self.uninit {
+            uninit.before(&step, &mut self.twin_accesses)?;
+        }
         Ok(())
     }
 
-    fn after(&mut self, w: &Wave, e: &Env<'_>, u: &Uop) -> Result<(), Box<Finding>> {
-        let _ = (w, e, u);
+    fn after(&mut self, w: &Wave, e: &Env<'_>, u: &Uop, ctl: Ctl) -> Result<(), Box<Finding>> {
+        let Some(inst) = e.program.inst(u.index) else { return Ok(()) };
+        let effects = e.program.effects(u.index);
+        let step = Step { w, e, u, inst, effects, accesses: self.accesses.parts() };
+        if let Some(uninit) = &mut self.uninit {
+            uninit.after(&step, ctl)?;
+        }
         Ok(())
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use hk_emu::{Counters, Dispatch, Fault, Machine, MachineOptions, Module};
+use hk_emu::{Checks, Counters, Dispatch, Fault, Machine, MachineOptions, Module};
 
 /// `HK_CLANG`, then the versioned names of Debian and Ubuntu, then the plain name.
 fn clang() -> Command {
@@ -154,9 +154,17 @@ amdhsa.kernels:
     run_clang("kernel", &source, "s", &["-x", "assembler", "--target=amdgcn-amd-amdhsa", &cpu])
 }
 
-/// The options of most tests.
+/// The options of most tests. `HK_SANITIZE` adds checks: every kernel of the tests should be clean under them, or
+/// broken on purpose.
 pub fn options(cpu: &str) -> MachineOptions {
-    MachineOptions::default().arch(cpu.parse().expect("a known target"))
+    let checks = std::env::var("HK_SANITIZE").unwrap_or_default();
+    let checks = checks.parse().expect("HK_SANITIZE names checks");
+    MachineOptions::default().arch(cpu.parse().expect("a known target")).sanitize(checks)
+}
+
+/// The same with these checks.
+pub fn sanitized(cpu: &str, checks: impl Into<Checks>) -> MachineOptions {
+    options(cpu).sanitize(checks.into())
 }
 
 /// A machine with a loaded module.

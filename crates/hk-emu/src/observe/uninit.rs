@@ -1,0 +1,487 @@
+//! Reads of what was never written: every wave has a twin whose undefined registers and memory hold other bits.
+//!
+//! Both execute every instruction. Where the two differ, the value depends on something undefined: that is harmless
+//! until it decides an address, a branch, the lanes that run, or bytes of global memory. Instructions need no rules
+//! for that, but for those that are made to forget their operands: comparisons, minima and maxima, conversions that
+//! saturate. Their results differ wherever their operands do.
+//!
+//! Global memory has no twin. It keeps a bit for each byte that nobody wrote, from which the twin's loads differ, and
+//! a store of different values is a finding.
+
+use super::access::Part;
+use super::effects::{self, Effects, RegSet, SGPR};
+use super::{Check, Finding, Place, Step};
+use crate::exec::mem::View;
+use crate::exec::prep::dpp_source;
+use crate::exec::{Ctl, Env};
+use crate::fault::{Access, Problem, Space};
+use crate::isa::{Encoding, Inst, Operand};
+use crate::memory::POISON;
+use crate::wave::{CHUNK, Lanes, M0, Wave};
+
+/// What undefined words of a twin hold, in turn: every bit differs from [`POISON`], which is a NaN; a huge float.
+const TWIN_POISON: [u32; 2] = [!POISON, 0x7A55_7A55];
+
+/// What a wave starts with where the hardware defines nothing.
+pub(crate) struct Undefined {
+    pub vector: Lanes,
+    pub scalar: u32,
+    pub scc: bool,
+    /// Of private memory.
+    pub byte: u8,
+}
+
+impl Undefined {
+    pub const POISON: Undefined =
+        Undefined { vector: Lanes([[POISON; CHUNK]; 4]), scalar: POISON, scc: false, byte: 0xFA };
+    /// For twins.
+    pub const TWIN: Undefined = Undefined {
+        vector: {
+            let [even, odd] = TWIN_POISON;
+            let mut chunk = [even; CHUNK];
+            let mut l = 1;
+            while l < CHUNK {
+                chunk[l] = odd;
+                l += 2;
+            }
+            Lanes([chunk; 4])
+        },
+        scalar: TWIN_POISON[0],
+        scc: true,
+        byte: 0x05,
+    };
+}
+
+/// What the bytes of the word at `address` differ in between a wave and its twin where they were never written.
+fn difference(address: u64) -> u32 {
+    POISON ^ TWIN_POISON[(address / 4 % 2) as usize]
+}
+
+/// The twins of a workgroup's waves.
+pub(crate) struct Uninit {
+    twins: Vec<Wave>,
+    lds: Vec<u8>,
+    hints: Vec<u32>,
+    /// Per wave and register: the instruction that wrote it last.
+    writers: Vec<Vec<u32>>,
+    /// Lanes whose operands differ, where the instruction may hide it.
+    differing: u64,
+}
+
+const NOBODY: u32 = u32::MAX;
+
+impl Uninit {
+    /// `twins` are in their first state, undefined registers holding [`TWIN_POISON`].
+    pub fn new(twins: Vec<Wave>, lds: usize, instructions: usize) -> Uninit {
+        let lds = (0..lds).map(|i| TWIN_POISON[i / 4 % 2].to_le_bytes()[i % 4]).collect();
+        let writers = vec![vec![NOBODY; usize::from(effects::SCC) + 1]; twins.len()];
+        Uninit { twins, lds, hints: vec![0; instructions], writers, differing: 0 }
+    }
+
+    pub fn into_waves(self) -> Vec<Wave> {
+        self.twins
+    }
+
+    /// Looks at the operands that decide something, before the instruction runs.
+    pub fn before(
+        &mut self,
+        step: &Step<'_>,
+        twin_accesses: &mut super::Accesses,
+    ) -> Result<(), Box<Finding>> {
+        let Step { w, e, u, inst, accesses, .. } = *step;
+        let Some(twin) = self.twins.get(w.index as usize) else { return Ok(()) };
+        if !is_memory(inst) {
+            self.differing = if hides(inst) { differing_lanes(inst, w, twin) } else { 0 };
+            return Ok(());
+        }
+        self.differing = 0;
+        twin_accesses.of(inst, u, twin, e);
+        let parts = twin_accesses.parts();
+        for (i, part) in accesses.iter().enumerate() {
+            let other = parts.get(i).filter(|o| o.space == part.space && o.mask == part.mask);
+            let lane = match other {
+                Some(other) => part.lanes().find(|(l, at)| other.address[*l] != *at).map(|(l, _)| l),
+                None => Some(0),
+            };
+            if let Some(lane) = lane {
+                let what = "the address depends on a value that was never written".to_owned();
+                return Err(self.finding(step, what, (!part.scalar).then_some(lane), None));
+            }
+        }
+        if parts.len() != accesses.len() {
+            let what = "the range check depends on a value that was never written".to_owned();
+            return Err(self.finding(step, what, None, None));
+        }
+        for part in accesses.iter().filter(|part| part.space == Space::Global) {
+            self.global(step, part)?;
+        }
+        Ok(())
+    }
+
+    /// A store to global memory must not depend on anything undefined, nor an atomic find anything undefined there.
+    fn global(&self, step: &Step<'_>, part: &Part) -> Result<(), Box<Finding>> {
+        let memory = step.e.memory;
+        let Some(twin) = self.twins.get(step.w.index as usize) else { return Ok(()) };
+        if part.access == Access::Read {
+            return Ok(());
+        }
+        let high = step.inst.op.info().name.contains("_D16_HI");
+        for (lane, address) in part.lanes() {
+            if let Some(register) = part.register {
+                let stored = |w: &Wave, n: u32| {
+                    let word = match register {
+                        register if part.scalar => w.s[(register - SGPR + n as u16) as usize & 127],
+                        register => w.lane(register + n as u16, lane),
+                    };
+                    match part.bytes {
+                        1 | 2 => (if high { word >> 16 } else { word }) & ((1 << (8 * part.bytes)) - 1),
+                        _ => word,
+                    }
+                };
+                for n in 0..part.bytes.div_ceil(4) {
+                    let register = register + n as u16;
+                    if stored(step.w, n) != stored(twin, n) && !self.is_padding(step, register, lane) {
+                        let what = format!(
+                            "{} holds a value that depends on what was never written, and goes to global memory",
+                            effects::name(register)
+                        );
+                        let mut finding =
+                            self.finding(step, what, (!part.scalar).then_some(lane), Some(register));
+                        finding.address = Some((Space::Global, address));
+                        return Err(finding);
+                    }
+                }
+            }
+            let Some((allocation, offset)) = memory.find(address, part.bytes.into(), &mut 0) else {
+                continue;
+            };
+            if part.access == Access::Atomic && allocation.unwritten(offset, part.bytes as usize) != 0 {
+                let what = "an atomic on global memory that was never written".to_owned();
+                let mut finding = self.finding(step, what, Some(lane), None);
+                finding.address = Some((Space::Global, address));
+                return Err(finding);
+            }
+            for n in 0..part.bytes as usize / 4 {
+                // Padding stays unwritten where it is copied to.
+                if part.register.is_none_or(|r| !self.is_padding(step, r + n as u16, lane)) {
+                    allocation.mark_written(offset + 4 * n, 4);
+                }
+            }
+            allocation.mark_written(offset + part.bytes as usize / 4 * 4, part.bytes as usize % 4);
+        }
+        Ok(())
+    }
+
+    /// Whether a register holds untouched undefined bits straight from private memory. Unoptimised code copies structs
+    /// through it, padding and all.
+    fn is_padding(&self, step: &Step<'_>, register: u16, lane: usize) -> bool {
+        let (w, program) = (step.w, step.e.program);
+        let writer =
+            self.writers.get(w.index as usize).and_then(|writers| writers.get(usize::from(register)));
+        let private = writer
+            .and_then(|index| program.inst(*index))
+            .is_some_and(|inst| matches!(inst.encoding, Encoding::Flat | Encoding::Scratch));
+        private
+            && register < SGPR
+            && w.lane(register, lane) == u32::from_le_bytes([Undefined::POISON.byte; 4])
+    }
+
+    /// Lets the twin execute what the wave has executed.
+    pub fn after(&mut self, step: &Step<'_>, ctl: Ctl) -> Result<(), Box<Finding>> {
+        let Step { w, e, u, inst, effects, accesses } = *step;
+        let Some(mut twin) = self.twins.get_mut(w.index as usize) else { return Ok(()) };
+        twin.executed = w.executed;
+        let copies = takes_results(inst, accesses);
+        let mut twin_ctl = ctl;
+        if !copies || inst.encoding == Encoding::Flat && accesses.iter().any(|p| p.space != Space::Global) {
+            // Lanes of FLAT that go to global memory are copied below.
+            let global = accesses.iter().filter(|p| copies && p.space == Space::Global);
+            let global = global.fold(0, |mask, part| mask | part.mask);
+            let exec = twin.exec();
+            twin.set_exec(exec & !global);
+            let mut env = Env {
+                program: e.program,
+                memory: e.memory,
+                lds: &mut self.lds,
+                group: e.group,
+                hits: &mut [],
+                hints: &mut self.hints,
+                read_bytes: 0,
+                written_bytes: 0,
+                problem: None,
+            };
+            twin.pc = u.index;
+            // SAFETY: as the wave's: handlers come from the tables of the program's level.
+            twin_ctl = unsafe { (u.run)(twin, &mut env, u) };
+            if global != 0 {
+                twin.set_exec(exec);
+            }
+            if let (Ctl::Fault, Some(problem)) = (twin_ctl, env.problem) {
+                let what = match *problem {
+                    Problem::WildJump { .. } => "the jump depends on a value that was never written",
+                    _ => "whether the instruction is legal depends on a value that was never written",
+                };
+                return Err(self.finding(step, what.to_owned(), None, None));
+            }
+            twin = match self.twins.get_mut(w.index as usize) {
+                Some(twin) => twin,
+                None => return Ok(()),
+            };
+        }
+        if copies {
+            copy_results(step, twin, &mut self.lds);
+        }
+        if self.differing != 0 {
+            tell_apart(step, twin, self.differing);
+        }
+        for register in effects.writes.iter() {
+            if let Some(writer) = self.writers[w.index as usize].get_mut(usize::from(register)) {
+                *writer = u.index;
+            }
+        }
+        let what = if twin_ctl != ctl || ctl == Ctl::Jump && twin.pc != w.pc {
+            "the branch depends on a value that was never written"
+        } else if twin.exec() != w.exec() {
+            "the lanes that run next depend on a value that was never written"
+        } else if twin.mode != w.mode {
+            "MODE depends on a value that was never written"
+        } else {
+            return Ok(());
+        };
+        Err(self.finding(step, what.to_owned(), None, None))
+    }
+
+    /// A finding; its other side is the instruction that wrote `register`, or else the first operand that differs.
+    fn finding(
+        &self,
+        step: &Step<'_>,
+        what: String,
+        lane: Option<usize>,
+        register: Option<u16>,
+    ) -> Box<Finding> {
+        let w = step.w;
+        let writers = self.writers.get(w.index as usize);
+        let register = register.or_else(|| {
+            let twin = self.twins.get(w.index as usize)?;
+            let reads = if is_memory(step.inst) { addressing(step.inst) } else { step.effects.reads };
+            reads.iter().find(|r| differs(w, twin, *r, lane))
+        });
+        let writer = register
+            .and_then(|r| writers.and_then(|w| w.get(usize::from(r))))
+            .copied()
+            .filter(|index| *index != NOBODY && *index != step.u.index);
+        let what = match register {
+            Some(r) if writer.is_none() && !what.starts_with(&effects::name(r)) => {
+                format!("{what}: {} has no value yet", effects::name(r))
+            }
+            Some(r) if !what.starts_with(&effects::name(r)) => {
+                format!("{what}, through {}", effects::name(r))
+            }
+            _ => what,
+        };
+        let place = |index| Place { index, workgroup: step.e.group.id, wave: w.index };
+        Box::new(Finding {
+            check: Check::Uninit,
+            what,
+            lane: lane.map(|l| l as u32),
+            address: None,
+            other: writer.map(place),
+        })
+    }
+}
+
+/// Instructions that map different operands to the same result by design.
+fn hides(inst: &Inst) -> bool {
+    let name = inst.op.info().name;
+    let starts = |prefix: &str| name.starts_with(prefix);
+    match inst.encoding {
+        Encoding::Sopc | Encoding::Sopk => starts("S_CMP") || starts("S_BITCMP"),
+        Encoding::Sop2 => starts("S_MIN") || starts("S_MAX"),
+        Encoding::Vop1 | Encoding::Vop2 | Encoding::Vopc | Encoding::Vop3 | Encoding::Vop3p => {
+            inst.op.is_cmp()
+                || ["V_MIN", "V_MAX", "V_MED3", "V_PK_MIN", "V_PK_MAX", "V_CVT_I", "V_CVT_U", "V_CVT_PK"]
+                    .iter()
+                    .any(|prefix| starts(prefix))
+        }
+        _ => false,
+    }
+}
+
+/// The active lanes in which a source differs in a bit that counts; all lanes for a scalar one.
+fn differing_lanes(inst: &Inst, w: &Wave, twin: &Wave) -> u64 {
+    let name = inst.op.info().name;
+    let half = name.ends_with("16") && !name.starts_with("V_PK_") || name.ends_with("F32_F16");
+    let mut lanes = 0;
+    for (i, operand) in inst.src.iter().enumerate() {
+        let Some(first) = effects::reg(*operand) else { continue };
+        let bits = match &inst.sdwa {
+            Some(sdwa) if i < 2 => match sdwa.src_sel[i] {
+                sel @ 0..=3 => 0xFF << (8 * sel),
+                sel @ 4..=5 => 0xFFFF << (16 * (sel - 4)),
+                _ => !0,
+            },
+            _ if half && inst.op_sel >> i & 1 != 0 => 0xFFFF_0000,
+            _ if half => 0xFFFF,
+            _ => !0u32,
+        };
+        for register in first..first + effects::source_width(inst, i) as u16 {
+            if register >= SGPR {
+                let code = usize::from(register - SGPR) & 127;
+                lanes |= if (w.s[code] ^ twin.s[code]) & bits != 0 { !0 } else { 0 };
+                continue;
+            }
+            for lane in 0..64 {
+                let from = match &inst.dpp {
+                    Some(dpp) if i == 0 => dpp_source(lane, dpp.ctrl).filter(|l| w.exec() >> l & 1 != 0),
+                    _ => Some(lane),
+                };
+                let differs =
+                    from.is_some_and(|l| (w.lane(register, l) ^ twin.lane(register, l)) & bits != 0);
+                lanes |= u64::from(differs) << lane;
+            }
+        }
+    }
+    if inst.dst == Operand::None || matches!(inst.encoding, Encoding::Sop2) {
+        lanes
+    } else {
+        lanes & w.exec()
+    }
+}
+
+/// Makes the twin's result differ in `lanes`.
+fn tell_apart(step: &Step<'_>, twin: &mut Wave, lanes: u64) {
+    let Step { w, inst, .. } = *step;
+    match (inst.dst, inst.encoding) {
+        (Operand::Sgpr(code), Encoding::Vopc | Encoding::Vop3) if inst.op.is_cmp() => {
+            let code = usize::from(code);
+            twin.set_s64(code, w.s64(code) ^ lanes);
+            if inst.op.info().name.starts_with("V_CMPX") {
+                twin.set_exec(w.exec() ^ lanes);
+            }
+        }
+        (Operand::Sgpr(code), _) => twin.s[usize::from(code) & 127] = !w.s[usize::from(code) & 127],
+        (Operand::None, _) => twin.scc = !w.scc,
+        (dst, _) => {
+            let Some(register) = effects::reg(dst).filter(|r| *r < SGPR) else { return };
+            for lane in (0..64).filter(|lane| lanes >> lane & 1 != 0) {
+                let value = w.lane(register, lane);
+                if twin.lane(register, lane) == value {
+                    twin.set_lane(register, lane, value ^ POISON);
+                }
+            }
+        }
+    }
+}
+
+/// The registers that make up the address of a memory instruction.
+fn addressing(inst: &Inst) -> RegSet {
+    let mut set = RegSet::default();
+    let operands = match inst.encoding {
+        Encoding::Ds => 0..1,
+        Encoding::Mubuf | Encoding::Mtbuf => 0..3,
+        _ => 0..2,
+    };
+    for i in operands {
+        if let Some(first) = effects::reg(inst.src[i]) {
+            set.insert(first, effects::source_width(inst, i));
+        }
+    }
+    if Effects::of(inst).reads.contains(SGPR + M0 as u16) {
+        set.insert(SGPR + M0 as u16, 1);
+    }
+    set
+}
+
+/// Whether a register differs between a wave and its twin, in `lane` or in any active lane.
+fn differs(w: &Wave, twin: &Wave, register: u16, lane: Option<usize>) -> bool {
+    match register {
+        0..SGPR => match lane {
+            Some(lane) => w.lane(register, lane) != twin.lane(register, lane),
+            None => (0..64).any(|l| w.exec() >> l & 1 != 0 && w.lane(register, l) != twin.lane(register, l)),
+        },
+        effects::SCC => w.scc != twin.scc,
+        register => {
+            let code = usize::from(register - SGPR) & 127;
+            w.s[code] != twin.s[code]
+        }
+    }
+}
+
+fn is_memory(inst: &Inst) -> bool {
+    use Encoding::*;
+    matches!(inst.encoding, Smem | Ds | Flat | Global | Scratch | Mubuf | Mtbuf)
+}
+
+/// Whether the twin takes the wave's results instead of executing: everything that touches global memory, and the clock.
+fn takes_results(inst: &Inst, accesses: &[Part]) -> bool {
+    match inst.encoding {
+        Encoding::Smem | Encoding::Global | Encoding::Mubuf | Encoding::Mtbuf => true,
+        Encoding::Flat => accesses.iter().any(|part| part.space == Space::Global) || accesses.is_empty(),
+        _ => false,
+    }
+}
+
+/// Gives the twin what the wave has loaded, other bits where nobody had written.
+fn copy_results(step: &Step<'_>, twin: &mut Wave, lds: &mut [u8]) {
+    let Step { w, e, inst, effects, accesses, .. } = *step;
+    let exec = match inst.encoding {
+        Encoding::Flat => accesses.iter().filter(|p| p.space == Space::Global).fold(0, |m, p| m | p.mask),
+        _ => w.exec(),
+    };
+    for register in effects.writes.iter() {
+        match register {
+            0..SGPR => {
+                let from = *w.v(register);
+                for k in 0..4 {
+                    twin.set_chunk(register, k, Wave::exec_chunk(exec, k), from.0[k]);
+                }
+            }
+            effects::SCC => twin.scc = w.scc,
+            register => twin.s[usize::from(register - SGPR) & 127] = w.s[usize::from(register - SGPR) & 127],
+        }
+    }
+    let dma = accesses.iter().find(|p| p.space == Space::Lds && p.register.is_none());
+    if let Some(to) = dma {
+        for (_, at) in to.lanes() {
+            let range = at as usize..at as usize + to.bytes as usize;
+            if let (Some(to), Some(from)) = (lds.get_mut(range.clone()), e.lds.get(range)) {
+                to.copy_from_slice(from);
+            }
+        }
+    }
+    let high = inst.op.info().name.contains("_D16_HI");
+    for part in accesses.iter().filter(|p| p.space == Space::Global && p.access == Access::Read) {
+        for (lane, address) in part.lanes() {
+            let unwritten = unwritten(e.memory, address, part.bytes);
+            if unwritten == 0 {
+                continue;
+            }
+            for byte in (0..part.bytes).filter(|byte| unwritten >> byte & 1 != 0) {
+                let at = address + u64::from(byte);
+                let bits = difference(at) >> (8 * (at % 4)) & 0xFF;
+                match (part.register, dma) {
+                    (Some(register), _) if part.scalar => {
+                        let code = usize::from(register - SGPR) + byte as usize / 4;
+                        twin.s[code & 127] ^= bits << (8 * (byte % 4));
+                    }
+                    (Some(register), _) => {
+                        let register = register + (byte / 4) as u16;
+                        let shift = 8 * (byte % 4) + if high && part.bytes < 4 { 16 } else { 0 };
+                        let value = twin.lane(register, lane) ^ bits << shift;
+                        twin.set_lane(register, lane, value);
+                    }
+                    (None, Some(to)) => {
+                        if let Some(x) = lds.get_mut(to.address[lane] as usize + byte as usize) {
+                            *x ^= bits as u8;
+                        }
+                    }
+                    (None, None) => {}
+                }
+            }
+        }
+    }
+}
+
+fn unwritten(memory: &View<'_>, address: u64, bytes: u32) -> u64 {
+    memory.find(address, bytes.into(), &mut 0).map_or(0, |(a, offset)| a.unwritten(offset, bytes as usize))
+}
