@@ -34,6 +34,7 @@ mod loader;
 mod lower;
 mod machine;
 mod memory;
+mod mutate;
 mod observe;
 mod wave;
 
@@ -44,4 +45,5 @@ pub use launch::Dispatch;
 pub use loader::{LoadError, Module};
 pub use machine::{Machine, MachineOptions};
 pub use memory::{MemoryError, Near, POISON};
+pub use mutate::{Candidate, Mutant, MutantError, Mutation};
 pub use observe::{Check, Checks, UnknownCheck};

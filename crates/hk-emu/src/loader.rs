@@ -8,6 +8,7 @@ use hk_codeobj::{Arch, CodeObject, ParseError, RelocationKind};
 use crate::exec::Level;
 use crate::lower::{Code, Program, Registers, Text, lower};
 use crate::memory::{Allocation, Memory, MemoryError};
+use crate::mutate::Mutation;
 
 /// Why a code object cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -127,12 +128,19 @@ impl Module {
     }
 
     /// The program at an entry point, lowered at the first request.
-    pub(crate) fn program(&self, level: Level, entry: u64, registers: Registers) -> Arc<Program> {
+    pub(crate) fn program(
+        &self,
+        level: Level,
+        entry: u64,
+        registers: Registers,
+        mutation: Option<(u64, Mutation)>,
+    ) -> Arc<Program> {
         let cell = {
             let mut programs = self.programs.lock().unwrap_or_else(|e| e.into_inner());
             programs.entry(entry).or_default().clone()
         };
-        cell.get_or_init(|| Arc::new(lower(&self.text, self.object.arch, level, entry, registers))).clone()
+        let arch = self.object.arch;
+        cell.get_or_init(|| Arc::new(lower(&self.text, arch, level, entry, registers, mutation))).clone()
     }
 
     /// `file:line` of a virtual address of the code object, from its line table.

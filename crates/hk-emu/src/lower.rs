@@ -11,6 +11,7 @@ use crate::exec::prep::{DWORD, DppTable, Fixup, Post, Prep, fixed, selects};
 use crate::exec::{Ctl, Env, Handler, Level, Uop, ds, flat, mfma, mubuf, salu, smem, valu, vfloat, vop3p};
 use crate::fault::Problem;
 use crate::isa::{self, DecodeError, Encoding, Inst, Op, Operand};
+use crate::mutate::Mutation;
 use crate::observe::effects::Effects;
 use crate::wave::{AGPR, CONSTANTS, Lanes, SLOTS, TEMP, TEMP_DST, Wave};
 
@@ -126,6 +127,12 @@ impl Program {
         }
     }
 
+    /// What can be broken in it: virtual address, change, text.
+    pub fn mutations(&self) -> Vec<(u64, Mutation, String)> {
+        let insts = self.insts.iter().zip(0..).filter_map(|(inst, i)| Some((inst.as_ref().ok()?, i)));
+        insts.filter_map(|(inst, i)| Some((self.address(i), Mutation::of(inst)?, self.text(i)))).collect()
+    }
+
     /// The instructions that would end a launch that reaches them, and why.
     pub fn unsupported(&self) -> Vec<(u64, String, String)> {
         let mut list: Vec<_> = self
@@ -228,9 +235,21 @@ fn reach(text: &Text, arch: Arch, entry: u64) -> BTreeMap<u64, Result<Inst, Deco
 }
 
 /// Lowers the kernel at `entry`.
-pub(crate) fn lower(text: &Text, arch: Arch, level: Level, entry: u64, registers: Registers) -> Program {
+pub(crate) fn lower(
+    text: &Text,
+    arch: Arch,
+    level: Level,
+    entry: u64,
+    registers: Registers,
+    mutation: Option<(u64, Mutation)>,
+) -> Program {
     static NEXT: AtomicU64 = AtomicU64::new(1);
-    let found = reach(text, arch, entry);
+    let mut found = reach(text, arch, entry);
+    if let Some((address, mutation)) = mutation
+        && let Some(Ok(inst)) = found.get_mut(&address)
+    {
+        *inst = mutation.apply(inst);
+    }
     let mut program = Program {
         id: NEXT.fetch_add(1, Relaxed),
         uops: Vec::with_capacity(found.len()),

@@ -11,6 +11,7 @@ use crate::launch::{Dispatch, Launch, Setup, Spare, Threads, check_limits, kerna
 use crate::loader::{LoadError, Module};
 use crate::lower::Program;
 use crate::memory::{Memory, MemoryError};
+use crate::mutate::{Candidate, Mutant};
 use crate::observe::{Check, Checks};
 
 /// How a [`Machine`] behaves.
@@ -24,6 +25,7 @@ pub struct MachineOptions {
     level: Option<Level>,
     kernarg_preload: bool,
     checks: Checks,
+    mutant: Option<Mutant>,
 }
 
 impl Default for MachineOptions {
@@ -38,6 +40,7 @@ impl Default for MachineOptions {
             level: None,
             kernarg_preload: true,
             checks: Checks::NONE,
+            mutant: None,
         }
     }
 }
@@ -90,6 +93,13 @@ impl MachineOptions {
     #[must_use]
     pub fn sanitize(mut self, checks: Checks) -> Self {
         self.checks = checks;
+        self
+    }
+
+    /// Break an instruction of a kernel, to see whether checks and tests find it.
+    #[must_use]
+    pub fn mutant(mut self, mutant: Option<Mutant>) -> Self {
+        self.mutant = mutant;
         self
     }
 
@@ -256,11 +266,25 @@ impl Machine {
         Some(self.program(module, module.object.kernel(kernel)?).unsupported())
     }
 
+    /// The waits, barriers and memory accesses of a kernel that a [`Mutant`] can break; `None` if there is no such
+    /// kernel.
+    pub fn candidates(&self, module: &Module, kernel: &str) -> Option<Vec<Candidate>> {
+        let program = self.program(module, module.object.kernel(kernel)?);
+        let candidate = |(address, mutation, instruction)| Candidate {
+            mutant: Mutant { kernel: kernel.to_owned(), address, mutation },
+            instruction,
+            source: module.source_line(address),
+        };
+        Some(program.mutations().into_iter().map(candidate).collect())
+    }
+
     fn program(&self, module: &Module, kernel: &Kernel) -> Arc<Program> {
         // Hardware with the preload feature enters behind the prologue that loads the same registers by hand.
         let preloads = kernel.descriptor.kernarg_preload_dwords != 0 && self.0.options.kernarg_preload;
         let entry = kernel.entry_vaddr + if preloads { 256 } else { 0 };
-        module.program(self.0.level, entry, registers(kernel))
+        let mutant = self.0.options.mutant.as_ref().filter(|mutant| mutant.kernel == kernel.name);
+        let mutation = mutant.map(|mutant| (mutant.address, mutant.mutation));
+        module.program(self.0.level, entry, registers(kernel), mutation)
     }
 
     fn threads(&self) -> Threads<'_> {

@@ -205,6 +205,12 @@ impl Op {
         )
     }
 
+    /// An LDS instruction with two offsets of 8 bits, in elements.
+    pub fn has_two_offsets(self) -> bool {
+        let name = self.info().name;
+        ["DS_READ2", "DS_WRITE2", "DS_WRXCHG2"].iter().any(|prefix| name.starts_with(prefix))
+    }
+
     /// A matrix instruction: MFMA or SMFMAC.
     pub fn is_mfma(self) -> bool {
         let name = self.info().name;

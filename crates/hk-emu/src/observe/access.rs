@@ -123,7 +123,7 @@ impl Accesses {
             (_, true) => Access::Write,
             _ => Access::Atomic,
         };
-        let pair = ["READ2", "WRITE2", "WRXCHG2"].iter().any(|prefix| name.starts_with(prefix));
+        let pair = inst.op.has_two_offsets();
         let dwords = if read { info.dst } else { info.src[1] };
         let bytes = narrow(name).unwrap_or(4 * u32::from(dwords) / if pair && read { 2 } else { 1 });
         let [first, second] = if read { [u.d, u.d + u16::from(dwords) / 2] } else { [u.b, u.c] };
@@ -232,6 +232,16 @@ fn narrow(name: &str) -> Option<u32> {
         "USHORT" | "SSHORT" | "SHORT" | "U16" | "I16" | "B16" => Some(2),
         _ => None,
     }
+}
+
+/// Bytes of an element of what a memory instruction accesses, a dword at most; `None` if it accesses nothing.
+pub(crate) fn element_bytes(inst: &Inst) -> Option<u8> {
+    let name = inst.op.info().name;
+    let touches = match inst.encoding {
+        Encoding::Ds => inst.src[0] != Operand::None && inst.op != Op::DS_SWIZZLE_B32,
+        _ => access(name).is_some(),
+    };
+    touches.then(|| narrow(name).map_or(4, |bytes| bytes as u8))
 }
 
 /// Bytes of one lane's access.
