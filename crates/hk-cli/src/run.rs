@@ -3,9 +3,11 @@
 use crate::out::{self, Table};
 use crate::{Failure, Result, tensors};
 use hk_core::registry::{Call, Described as _, HostCall, HostTensor, Operator};
-use hk_core::{Counters, DType, Device};
+use hk_core::{Checks, Counters, DType, Device, Error, Fault};
 use hk_testkit::compare::{Comparison, compare};
+use serde::Serialize;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Options of `hk run`.
 #[derive(Debug, clap::Args)]
@@ -38,14 +40,33 @@ pub struct Args {
     /// Print what was executed (emulator only).
     #[arg(long)]
     stats: bool,
-    /// Run with every check there is (emulator only).
+    /// Run with the checks that are not always on (emulator only): all, or those named, with commas between.
     ///
     /// On the emulator these checks are always on: out-of-bounds, misaligned and use-after-free accesses, unknown
-    /// instructions, deadlocks, endless loops, and the part's limits. This option adds two. Elements of the outputs that
-    /// are never written are a failure. The operator runs again on a single host thread, and outputs that differ in any
-    /// bit, a race between workgroups, are a failure.
+    /// instructions, deadlocks, endless loops, and the part's limits. This option adds the emulator's sanitizers (uninit,
+    /// lds, global, waits, hazards, barriers, streams) and two checks of the outputs. Elements that are never written are
+    /// a failure. The operator runs again on a single host thread, and outputs that differ in any bit, a race between
+    /// workgroups, are a failure.
+    #[arg(long, value_name = "NAMES", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
+    sanitize: Option<Checks>,
+    /// Print JSON instead of tables: what was executed, and the report of a failure with its fields.
     #[arg(long)]
-    sanitize: bool,
+    json: bool,
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Report {
+    operator: &'static str,
+    device: String,
+    /// Everything that was asked for is right.
+    passed: bool,
+    /// What went wrong, if so.
+    error: Option<String>,
+    /// The emulator's report, if a kernel is at fault.
+    fault: Option<Arc<Fault>>,
+    /// What was executed, if the emulator executed it.
+    counters: Option<Counters>,
 }
 
 fn parameter(text: &str) -> Result<(String, String), String> {
@@ -60,29 +81,55 @@ type Outputs = Vec<(&'static str, HostTensor)>;
 pub fn run(args: &Args) -> Result<()> {
     let op = crate::operator(&args.operator)?;
     let call = call(op, args)?;
-    let device = match &args.device {
+    let mut device = match &args.device {
         Some(spec) => Device::open(spec)?,
         None => Device::open_default()?,
     };
-    if args.stats || args.sanitize {
+    if args.stats || args.sanitize.is_some() {
         expect_emulator(&device)?;
     }
+    let emulated = device.info().driver == "emu";
+    if let Some(checks) = args.sanitize {
+        device = with_option(&device, &format!("sanitize={checks}"))?;
+    }
     // Its own instance, so that it lists and counts this run only.
-    let device = if args.stats { with_option(&device, "footprint=true")? } else { device };
-    let (outputs, counters) = execute(op, &device, &call)?;
-    if args.sanitize {
-        expect_written(&call, &outputs)?;
-        let serial = with_option(&device, "threads=1")?;
-        expect_same(&outputs, &execute(op, &serial, &call)?.0, device.spec(), serial.spec())?;
+    if args.stats || args.json && emulated {
+        device = with_option(&device, "footprint=true")?;
+    }
+    let mut report = Report {
+        operator: op.name,
+        device: device.spec().into(),
+        passed: false,
+        error: None,
+        fault: None,
+        counters: None,
+    };
+    let result = run_on(op, &device, &call, args, &mut report);
+    if args.json {
+        report.passed = result.is_ok();
+        report.error = result.as_ref().err().map(Failure::to_string);
+        out::json(&report)?;
+    }
+    result
+}
+
+fn run_on(op: &Operator, device: &Device, call: &HostCall, args: &Args, report: &mut Report) -> Result<()> {
+    let outputs = execute(op, device, call, report)?;
+    if args.sanitize.is_some() {
+        expect_written(call, &outputs)?;
+        let serial = with_option(device, "threads=1")?;
+        let counters = report.counters;
+        expect_same(&outputs, &execute(op, &serial, call, report)?, device.spec(), serial.spec())?;
+        report.counters = counters;
     }
     if let Some(path) = &args.output {
         let about = [("format", "pt"), ("operator", op.name), ("device", device.spec())];
         tensors::write(path, &outputs, &about)?;
     }
-    if args.stats {
-        print_stats(op, &call, &device, counters)?;
+    if args.stats && !args.json {
+        print_stats(op, call, device, report.counters)?;
     }
-    if args.check { check(op, &call, &outputs) } else { Ok(()) }
+    if args.check { check(op, call, &outputs, args.json) } else { Ok(()) }
 }
 
 /// The call that the command line describes.
@@ -116,10 +163,16 @@ fn with_option(device: &Device, option: &str) -> Result<Device> {
     Ok(Device::open(&format!("{spec}{separator}{option}"))?)
 }
 
-fn execute(op: &Operator, device: &Device, call: &HostCall) -> Result<(Outputs, Option<Counters>)> {
+/// Runs the operator; notes what was executed, or which kernel is at fault.
+fn execute(op: &Operator, device: &Device, call: &HostCall, report: &mut Report) -> Result<Outputs> {
     let stream = device.create_stream()?;
-    let outputs = op.execute(&stream, call)?;
-    Ok((outputs, stream.take_counters()?))
+    let outputs = op.execute(&stream, call).inspect_err(|error| {
+        if let Error::Emulator { fault, .. } = error {
+            report.fault = fault.clone();
+        }
+    })?;
+    report.counters = stream.take_counters()?;
+    Ok(outputs)
 }
 
 /// Fails if a floating-point output has an element with the bits that it had before the run: all ones, a NaN that
@@ -175,7 +228,7 @@ pub fn comparisons(op: &Operator, call: &HostCall, outputs: &Outputs) -> Result<
     Ok(all)
 }
 
-fn check(op: &Operator, call: &HostCall, outputs: &Outputs) -> Result<()> {
+fn check(op: &Operator, call: &HostCall, outputs: &Outputs, quiet: bool) -> Result<()> {
     let all = comparisons(op, call, outputs)?;
     let mut table =
         Table::new(["output", "shape", ">worst error", ">of tolerance", ">correctly rounded", ""]);
@@ -189,7 +242,9 @@ fn check(op: &Operator, call: &HostCall, outputs: &Outputs) -> Result<()> {
             if c.passed() { "ok".into() } else { format!("{} of {} bad", c.bad, c.elements) },
         ]);
     }
-    table.print()?;
+    if !quiet {
+        table.print()?;
+    }
     let bad: Vec<_> = all.iter().filter(|c| !c.passed()).map(|c| c.to_string()).collect();
     if bad.is_empty() { Ok(()) } else { Err(Failure::new(bad.join("\n"))) }
 }

@@ -173,6 +173,9 @@ pub enum Error {
         device: String,
         /// The emulator's report: kernel, instruction, source line, workgroup, wave, lane, address.
         report: String,
+        /// The same as data, where a kernel is at fault.
+        #[cfg(feature = "emu")]
+        fault: Option<std::sync::Arc<hk_emu::Fault>>,
     },
     /// A call of the GPU driver failed.
     #[error("{call} failed with code {code} ({name}){context}")]

@@ -154,8 +154,10 @@ fn one_element_too_many_is_named() {
         let mut y = stream.alloc_zeroed::<f32>(100).unwrap();
         let (view, config) = (x.view([100]).unwrap(), LaunchConfig::grid_1d(2));
         launch(&stream, "overrun", view, y.view_mut([100]).unwrap(), 1.0, config).unwrap();
-        let Err(Error::Emulator { device, report }) = stream.synchronize() else { panic!("no fault") };
+        let Err(Error::Emulator { device, report, fault }) = stream.synchronize() else { panic!("no fault") };
         assert_eq!(device, stream.device().spec());
+        let fault = fault.expect("a kernel is at fault");
+        assert!(matches!(&*fault, hk_core::Fault::Memory { lane: Some(36), .. }), "{fault:?}");
         let source = include_str!("hip/probe.hip");
         let line = 1 + source.lines().position(|l| l.contains("one past the end")).unwrap();
         let address = format!("{:#x}", view.addr() + 400);

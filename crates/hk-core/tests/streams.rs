@@ -262,6 +262,7 @@ fn unknown_device_strings() {
         "emu:gfx942?footprint=1",
         "emu:gfx942?misaligned=",
         "emu:gfx942?delay_ms=",
+        "emu:gfx942?sanitize=race",
     ] {
         let error = Device::open(spec).unwrap_err();
         assert!(matches!(error, Error::Argument { .. }), "{spec}: {error}");
@@ -272,6 +273,7 @@ fn unknown_device_strings() {
     assert!(
         Device::open("emu:gfx942?threads=2&budget=1000&footprint=true&misaligned=false&delay_ms=0").is_ok()
     );
+    assert!(Device::open("emu:gfx942?sanitize=lds+waits,uninit").is_ok());
 }
 
 #[test]
@@ -284,11 +286,19 @@ fn print_default_device() {
 }
 
 fn default_device(hk_device: Option<&str>) -> String {
+    default_device_under(hk_device, None)
+}
+
+fn default_device_under(hk_device: Option<&str>, hk_sanitize: Option<&str>) -> String {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", "print_default_device", "--ignored", "--nocapture"]);
     match hk_device {
         Some(spec) => child.env("HK_DEVICE", spec),
         None => child.env_remove("HK_DEVICE"),
+    };
+    match hk_sanitize {
+        Some(names) => child.env("HK_SANITIZE", names),
+        None => child.env_remove("HK_SANITIZE"),
     };
     let output = String::from_utf8(child.output().unwrap().stdout).unwrap();
     let line = output.lines().find_map(|l| l.split_once("default: ")).expect("the line of the child");
@@ -304,6 +314,22 @@ fn hk_device_selects_and_is_never_replaced() {
     // The first AMD GPU where there is one.
     let want = if Device::open("hip:0").is_ok() { "hip:0" } else { "emu:gfx942" };
     assert_eq!(default_device(None), want);
+}
+
+#[test]
+fn hk_sanitize_names_checks() {
+    let open = |names| default_device_under(Some("emu:gfx950"), Some(names));
+    for names in ["", "all", "none", "lds,waits"] {
+        assert_eq!(open(names), "emu:gfx950", "{names}");
+    }
+    let error = open("lds,race");
+    assert!(
+        error.starts_with("error: Device::open: HK_SANITIZE: `lds,race`, expected all, none,"),
+        "{error}"
+    );
+    // What the string says goes first.
+    let spec = "emu:gfx950?sanitize=none";
+    assert_eq!(default_device_under(Some(spec), Some("race")), spec);
 }
 
 #[test]

@@ -2,12 +2,15 @@
 
 use std::fmt;
 
+use serde::{Serialize, Serializer};
+
 use crate::isa::DecodeError;
 use crate::memory::Near;
 use crate::observe::{Check, Finding};
 
 /// What a memory access wanted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Access {
     /// A load.
     Read,
@@ -28,7 +31,8 @@ impl fmt::Display for Access {
 }
 
 /// Which memory an access went to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Space {
     /// Device memory.
     Global,
@@ -49,7 +53,8 @@ impl fmt::Display for Space {
 }
 
 /// Why a memory access is wrong.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum MemoryProblem {
     /// The bytes are not inside one live allocation (or inside the LDS or private memory of the launch).
@@ -74,7 +79,7 @@ impl fmt::Display for MemoryProblem {
 }
 
 /// The instruction and wave at which a launch stopped.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Site {
     /// Name of the kernel.
     pub kernel: String,
@@ -101,8 +106,9 @@ impl fmt::Display for Site {
     }
 }
 
-/// Why a launch failed. Memory that it wrote before stays written.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+/// Why a launch failed. Memory that it wrote before stays written. Serialized, `kind` names the variant.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Fault {
     /// A wrong memory access.
@@ -159,6 +165,7 @@ pub enum Fault {
         /// Where.
         site: Box<Site>,
         /// What the decoder says.
+        #[serde(serialize_with = "as_text")]
         error: DecodeError,
     },
     /// An instruction (or a form of one) that is decoded but not executed.
@@ -235,6 +242,10 @@ pub enum Fault {
         /// What does not fit.
         what: String,
     },
+}
+
+fn as_text<S: Serializer>(value: &impl fmt::Display, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(value)
 }
 
 /// What a handler reports; the launch adds the site.

@@ -61,7 +61,8 @@ pub enum MemoryError {
 }
 
 /// The allocation closest to an address, for reports.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Near {
     /// Nothing was ever allocated.
     Nothing,

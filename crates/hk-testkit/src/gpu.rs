@@ -16,6 +16,24 @@ pub fn devices() -> Vec<Gpu> {
     DEVICES.get_or_init(open_all).iter().map(Gpu::new).collect()
 }
 
+/// The emulated targets with every sanitizer on and every counter counting. Many times slower than [`devices`].
+///
+/// # Panics
+/// If the emulator does not open.
+pub fn sanitized_devices() -> Vec<Gpu> {
+    static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
+    DEVICES.get_or_init(|| emulated("?sanitize=all&footprint=true")).iter().map(Gpu::new).collect()
+}
+
+/// The emulated targets, with these options.
+fn emulated(options: &str) -> Vec<Device> {
+    Arch::AMD.iter().map(|arch| open(&format!("emu:{arch}{options}"))).collect()
+}
+
+fn open(spec: &str) -> Device {
+    Device::open(spec).unwrap_or_else(|e| panic!("{e}"))
+}
+
 /// Whether tests run on a GPU as well.
 #[cfg(feature = "strategies")]
 pub(crate) fn any_hardware() -> bool {
@@ -23,8 +41,7 @@ pub(crate) fn any_hardware() -> bool {
 }
 
 fn open_all() -> Vec<Device> {
-    let open = |spec: &str| Device::open(spec).unwrap_or_else(|e| panic!("{e}"));
-    let mut devices: Vec<_> = Arch::AMD.iter().map(|arch| open(&format!("emu:{arch}"))).collect();
+    let mut devices = emulated("");
     match std::env::var("HK_TEST_DEVICES") {
         Ok(list) => {
             for spec in list.split(',').map(str::trim).filter(|s| !s.is_empty()) {
@@ -161,7 +178,7 @@ impl Gpu {
     /// # Panics
     /// If it does not open.
     pub fn open(spec: &str) -> Self {
-        Self::new(&Device::open(spec).unwrap_or_else(|e| panic!("{e}")))
+        Self::new(&open(spec))
     }
 
     /// Its stream.

@@ -24,7 +24,7 @@
 //! }
 //! ```
 //!
-//! - [`devices`] and [`config`]: where tests run and how often.
+//! - [`devices`], [`sanitized_devices`] and [`config`]: where tests run and how often.
 //! - [`Gpu`], [`Tensor`], [`Place`]: tensors inside larger, poisoned allocations.
 //! - [`compare`](mod@compare), [`assert_close`] and the like: comparison, and the report of a failure.
 //! - [`row_case`], [`size`], [`finite`] and the like: strategies that lean to where kernels break.
@@ -37,7 +37,7 @@ mod gpu;
 mod strategies;
 
 pub use compare::{Array, assert_bits, assert_close, assert_rounded, assert_within_ulps, ulp_distance};
-pub use gpu::{Gpu, Place, Tensor, devices};
+pub use gpu::{Gpu, Place, Tensor, devices, sanitized_devices};
 pub use hk_core::registry::Tolerance;
 #[cfg(feature = "strategies")]
 pub use proptest;

@@ -2,12 +2,15 @@
 
 use crate::driver::{Dependency, Dispatch, Driver, Handle};
 use crate::{Arch, Counters, DeviceInfo, Error, Result};
-use hk_emu::{Machine, MachineOptions, Module};
+use hk_emu::{Checks, Fault, Machine, MachineOptions, Module, UnknownCheck};
 use std::collections::VecDeque;
 use std::fmt::Display;
 use std::str::FromStr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+/// The environment variable with the checks of devices whose string names none.
+const HK_SANITIZE: &str = "HK_SANITIZE";
 
 /// Alignment of allocations, that of the HIP runtime.
 const ALIGN: u64 = 256;
@@ -29,6 +32,7 @@ impl Emu {
 
         let mut machine = MachineOptions::default().arch(arch);
         let mut delay = Duration::ZERO;
+        let mut checks = None;
         for option in options.split('&').filter(|o| !o.is_empty()) {
             let (key, value) = option.split_once('=').unwrap_or((option, ""));
             match key {
@@ -51,9 +55,20 @@ impl Emu {
                 "delay_ms" => {
                     delay = Duration::from_millis(parse(value).ok_or_else(|| wrong("delay_ms=N"))?);
                 }
-                _ => return Err(wrong("the options threads, budget, footprint, misaligned, delay_ms")),
+                "sanitize" => {
+                    // A plus as well, for lists of devices with commas between them.
+                    let names: Result<Checks, UnknownCheck> = value.replace('+', ",").parse();
+                    checks = Some(names.map_err(|e| wrong(&format!("sanitize=NAMES: {e}")))?);
+                }
+                _ => {
+                    return Err(wrong(
+                        "the options threads, budget, footprint, misaligned, sanitize, delay_ms",
+                    ));
+                }
             }
         }
+        let checks = checks.map_or_else(checks_of_environment, Ok)?;
+        let machine = machine.sanitize(checks);
         let info = DeviceInfo {
             spec: spec.into(),
             name: format!("hk-emu, {arch}"),
@@ -71,8 +86,18 @@ impl Emu {
     }
 
     fn error(&self, report: impl Display) -> Error {
-        Error::Emulator { device: self.info.spec.clone(), report: report.to_string() }
+        Error::Emulator { device: self.info.spec.clone(), report: report.to_string(), fault: None }
     }
+}
+
+/// The checks that `HK_SANITIZE` names; none without it.
+fn checks_of_environment() -> Result<Checks> {
+    let Some(value) = std::env::var_os(HK_SANITIZE) else { return Ok(Checks::NONE) };
+    let value = value.to_string_lossy();
+    value.parse().map_err(|_: UnknownCheck| {
+        let want = format!("all, none, or some of {}, with commas between", Checks::all());
+        Error::argument(super::OP, HK_SANITIZE, format!("`{value}`"), want)
+    })
 }
 
 fn parse<T: FromStr>(value: &str) -> Option<T> {
@@ -249,8 +274,12 @@ impl Worker {
     }
 
     fn execute(&self, command: Command, failed: Option<Error>) -> Result<Option<Counters>> {
-        let error =
-            |report: &dyn Display| Error::Emulator { device: self.spec.clone(), report: report.to_string() };
+        let failure = |report: String, fault: Option<Fault>| Error::Emulator {
+            device: self.spec.clone(),
+            report,
+            fault: fault.map(Arc::new),
+        };
+        let error = |report: &dyn Display| failure(report.to_string(), None);
         match command {
             // Order and lifetime hold whatever has failed.
             Command::Free { addr } => self.machine.free(addr).map_err(|e| error(&e))?,
@@ -272,7 +301,7 @@ impl Worker {
             Command::Launch { op, function, grid, block, dynamic_lds, args } => {
                 let dispatch = hk_emu::Dispatch { grid, block, dynamic_lds, args: &args };
                 let counters = self.machine.launch(&function.module, &function.name, &dispatch);
-                return counters.map(Some).map_err(|e| error(&format_args!("{op}: {e}")));
+                return counters.map(Some).map_err(|fault| failure(format!("{op}: {fault}"), Some(fault)));
             }
         }
         Ok(None)

@@ -7,7 +7,8 @@ use std::str::FromStr;
 /// A sanitizer: a kind of mistake that a watched launch reports.
 ///
 /// Accesses that are out of bounds, late or misaligned are faults of every launch and need no check.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Check {
     /// A value that was never written decides something: an address, a branch, the lanes that run, a stored result.
