@@ -131,7 +131,7 @@ impl Program {
         let mut list: Vec<_> = self
             .problems
             .iter()
-            .map(|(index, problem)| (self.address(*index), self.text(*index), format!("{problem:?}")))
+            .map(|(index, problem)| (self.address(*index), self.text(*index), problem.to_string()))
             .collect();
         list.sort();
         list
@@ -225,6 +225,14 @@ fn reach(text: &Text, arch: Arch, entry: u64) -> BTreeMap<u64, Result<Inst, Deco
         }
     }
     found
+}
+
+/// Why an instruction cannot be executed, if so: what a launch that reaches it reports.
+pub(crate) fn problem(arch: Arch, words: &[u32]) -> Option<String> {
+    let text = Text { base: 0, segments: vec![Code { vaddr: 0, words: words.to_vec() }] };
+    let registers = Registers { vgprs: 256, agprs: 256 };
+    let program = lower(&text, arch, Level::Portable, 0, registers);
+    program.problems.get(&program.entry).map(ToString::to_string)
 }
 
 /// Lowers the kernel at `entry`.

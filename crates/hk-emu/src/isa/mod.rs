@@ -2,10 +2,12 @@
 //!
 //! One table ([`Op`], from `table.rs`) drives all three. It is derived from LLVM and compared with it by a test.
 
+mod coverage;
 mod decode;
 mod disasm;
 mod inst;
 
+pub use coverage::{decodes, executes, instance};
 pub use decode::{DecodeError, decode};
 pub use disasm::{Display, display};
 pub use inst::{Dpp, Flags, Inst, MfmaScale, Operand, Sdwa};
