@@ -259,7 +259,9 @@ impl fmt::Display for Problem {
             Problem::Unknown(error) => write!(f, "{error}"),
             Problem::NoSemantics { name, why } => write!(f, "{name}: {why}"),
             Problem::Unsupported { what } => f.write_str(what),
-            Problem::Register { register, limit } => write!(f, "{register} is out of range ({limit} allocated)"),
+            Problem::Register { register, limit } => {
+                write!(f, "{register} is out of range ({limit} allocated)")
+            }
             other => write!(f, "{other:?}"),
         }
     }

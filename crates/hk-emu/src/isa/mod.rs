@@ -204,6 +204,7 @@ impl Op {
                 | V_DOT2C_I32_I16
                 | V_DOT4C_I32_I8
                 | V_DOT8C_I32_I4
+                | V_CVT_PKACCUM_U8_F32
         )
     }
 
