@@ -264,6 +264,20 @@ pub(crate) enum Problem {
     Finding(Box<Finding>),
 }
 
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Problem::Unknown(error) => write!(f, "{error}"),
+            Problem::NoSemantics { name, why } => write!(f, "{name}: {why}"),
+            Problem::Unsupported { what } => f.write_str(what),
+            Problem::Register { register, limit } => {
+                write!(f, "{register} is out of range ({limit} allocated)")
+            }
+            other => write!(f, "{other:?}"),
+        }
+    }
+}
+
 impl Problem {
     pub fn memory(access: Access, address: u64, bytes: u32, lane: Option<u32>) -> Problem {
         Problem::Memory { space: Space::Global, access, address, bytes, lane }

@@ -8,13 +8,13 @@ use hk_codeobj::{Arch, Kernel};
 
 use crate::counters::Counters;
 use crate::exec::mem::View;
-use crate::exec::{Ctl, Env};
+use crate::exec::{Ctl, Env, indexed};
 use crate::fault::{Fault, MemoryProblem, Problem, Site, Space};
 use crate::loader::Module;
 use crate::lower::{Program, Registers};
 use crate::memory::{Allocation, POISON};
 use crate::observe::{Check, Checks, Finding, Observer, Place, Undefined, Unwatched, Watch};
-use crate::wave::{AGPR, Lanes, Status, Wave};
+use crate::wave::{AGPR, Lanes, Status, Wave, mode};
 
 /// What to launch over which grid with which arguments.
 #[derive(Debug, Clone, Copy)]
@@ -320,7 +320,9 @@ impl<'a> Launch<'a> {
         let fault = match problem {
             Problem::Memory { space, access, address, bytes, lane } => {
                 let near = (space == Space::Global).then(|| self.memory_near(address, bytes));
-                let problem = near.as_ref().map_or(MemoryProblem::OutOfBounds, |(problem, _)| *problem);
+                let inside = space == Space::Lds && address + u64::from(bytes) <= self.lds_bytes as u64;
+                let local = if inside { MemoryProblem::Misaligned } else { MemoryProblem::OutOfBounds };
+                let problem = near.as_ref().map_or(local, |(problem, _)| *problem);
                 let near = near.map(|(_, near)| near);
                 Fault::Memory { site, problem, access, space, address, bytes, lane, near }
             }
@@ -551,7 +553,7 @@ impl<'l, 'a> Worker<'l, 'a> {
                         progress = true;
                     }
                     Ctl::Sleep => {}
-                    Ctl::Next | Ctl::Jump => progress = true,
+                    Ctl::Next | Ctl::Jump | Ctl::Mode => progress = true,
                     Ctl::Fault => {
                         let problem = env.problem.take();
                         break 'run Outcome::Faulted(i, problem.map_or(Problem::Trap { id: 0 }, |p| *p));
@@ -590,22 +592,48 @@ impl<'l, 'a> Worker<'l, 'a> {
 
 /// Runs a wave until it stops for a reason or its turn is over (`Next`).
 fn run_wave<W: Watch>(w: &mut Wave, e: &mut Env<'_>, watch: &mut W, budget: u64) -> Ctl {
-    let uops = &e.program.uops[..];
     let end = budget.min(w.executed + TURN);
+    loop {
+        let ctl = if w.mode & mode::ALTERED == 0 {
+            run_mode::<W, false>(w, e, watch, budget, end)
+        } else {
+            run_mode::<W, true>(w, e, watch, budget, end)
+        };
+        if ctl != Ctl::Mode {
+            return ctl;
+        }
+    }
+}
+
+/// The same until the mode changes. `ALTERED`: instructions are skipped or their registers indexed.
+fn run_mode<W: Watch, const ALTERED: bool>(
+    w: &mut Wave,
+    e: &mut Env<'_>,
+    watch: &mut W,
+    budget: u64,
+    end: u64,
+) -> Ctl {
+    let uops = &e.program.uops[..];
     loop {
         let Some(u) = uops.get(w.pc as usize) else {
             return e.fault(Problem::WildJump { address: u64::from(w.pc) });
         };
-        if let Some(hits) = e.hits.get_mut(w.pc as usize) {
+        let skipped = ALTERED && indexed::skips(w, e, u);
+        if !skipped && let Some(hits) = e.hits.get_mut(w.pc as usize) {
             *hits += 1;
         }
-        if let Err(finding) = watch.before(w, e, u) {
+        if !skipped && let Err(finding) = watch.before(w, e, u) {
             return e.fault(Problem::Finding(finding));
         }
         w.executed += 1;
-        // SAFETY: handlers come from the tables of the program's level, which the host was checked to have.
-        let ctl = unsafe { (u.run)(w, e, u) };
+        let ctl = match ALTERED {
+            _ if skipped => Ctl::Next,
+            true => indexed::run(w, e, u),
+            // SAFETY: handlers come from the tables of the program's level, which the host was checked to have.
+            false => unsafe { (u.run)(w, e, u) },
+        };
         if ctl != Ctl::Fault
+            && !skipped
             && let Err(finding) = watch.after(w, e, u, ctl)
         {
             w.pc = u.index;

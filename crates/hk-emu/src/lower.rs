@@ -8,7 +8,9 @@ use hk_codeobj::Arch;
 
 use crate::counters::Class;
 use crate::exec::prep::{DWORD, DppTable, Fixup, Post, Prep, fixed, selects};
-use crate::exec::{Ctl, Env, Handler, Level, Uop, ds, flat, mfma, mubuf, salu, smem, valu, vfloat, vop3p};
+use crate::exec::{
+    Ctl, Env, Handler, Level, SPECIAL, Uop, ds, flat, mfma, mubuf, salu, smem, valu, vfloat, vop3p,
+};
 use crate::fault::Problem;
 use crate::isa::{self, DecodeError, Encoding, Inst, Op, Operand};
 use crate::mutate::Mutation;
@@ -57,6 +59,7 @@ pub(crate) struct Program {
     /// Workgroups may run in any order at the same time without changing the result.
     pub parallel: bool,
     entry: u32,
+    registers: Registers,
     /// Decoded instructions, or why not, and their virtual addresses.
     insts: Vec<Result<Inst, DecodeError>>,
     addresses: Vec<u64>,
@@ -90,8 +93,18 @@ impl Program {
     }
 
     #[inline(always)]
-    pub fn scalar(&self, code: u16) -> u32 {
-        self.scalars.get(usize::from(code).wrapping_sub(128)).copied().unwrap_or(0)
+    pub fn scalar(&self, code: u16) -> Option<u32> {
+        self.scalars.get(usize::from(code).wrapping_sub(128)).copied()
+    }
+
+    /// Registers that the kernel may use.
+    pub fn registers(&self) -> Registers {
+        self.registers
+    }
+
+    /// Device address of an instruction.
+    pub fn device_address(&self, index: u32) -> u64 {
+        self.base.wrapping_add(self.address(index))
     }
 
     /// The instruction at a device address.
@@ -138,7 +151,7 @@ impl Program {
         let mut list: Vec<_> = self
             .problems
             .iter()
-            .map(|(index, problem)| (self.address(*index), self.text(*index), format!("{problem:?}")))
+            .map(|(index, problem)| (self.address(*index), self.text(*index), problem.to_string()))
             .collect();
         list.sort();
         list
@@ -177,6 +190,7 @@ fn branch_target(inst: &Inst, vaddr: u64) -> Option<u64> {
             | S_CBRANCH_CDBGSYS_OR_USER
             | S_CBRANCH_CDBGSYS_AND_USER
             | S_CALL_B64
+            | S_CBRANCH_I_FORK
     )
     .then(|| vaddr.wrapping_add(4).wrapping_add_signed(i64::from(inst.imm as u16 as i16) * 4))
 }
@@ -210,7 +224,7 @@ fn reach(text: &Text, arch: Arch, entry: u64) -> BTreeMap<u64, Result<Inst, Deco
             let inst = decode_at(text, arch, at);
             found.insert(at, inst);
             let Ok(inst) = inst else { break };
-            indirect |= matches!(inst.op, Op::S_SETPC_B64 | Op::S_SWAPPC_B64);
+            indirect |= matches!(inst.op, Op::S_SETPC_B64 | Op::S_SWAPPC_B64 | Op::S_CBRANCH_G_FORK);
             work.extend(branch_target(&inst, at));
             if inst.op == Op::S_SWAPPC_B64 {
                 work.push(at + u64::from(inst.size));
@@ -232,6 +246,14 @@ fn reach(text: &Text, arch: Arch, entry: u64) -> BTreeMap<u64, Result<Inst, Deco
         }
     }
     found
+}
+
+/// Why an instruction cannot be executed, if so: what a launch that reaches it reports.
+pub(crate) fn problem(arch: Arch, words: &[u32]) -> Option<String> {
+    let text = Text { base: 0, segments: vec![Code { vaddr: 0, words: words.to_vec() }] };
+    let registers = Registers { vgprs: 256, agprs: 256 };
+    let program = lower(&text, arch, Level::Portable, 0, registers);
+    program.problems.get(&program.entry).map(ToString::to_string)
 }
 
 /// Lowers the kernel at `entry`.
@@ -258,6 +280,7 @@ pub(crate) fn lower(
         fnuz: arch == Arch::Gfx942,
         parallel: true,
         entry: 0,
+        registers,
         insts: vec![],
         addresses: vec![],
         index: HashMap::with_capacity(found.len()),
@@ -407,6 +430,7 @@ fn selects_halves(op: Op) -> bool {
             | V_MED3_U16
             | V_ADD_I16
             | V_SUB_I16
+            | V_BITOP3_B16
     )
 }
 
@@ -469,7 +493,9 @@ impl Lowering {
             return Ok(*code);
         }
         let code = u16::try_from(128 + self.program.scalars.len())
-            .map_err(|_| Problem::Unsupported { what: "more than 65000 different scalar constants" })?;
+            .ok()
+            .filter(|code| *code < SPECIAL - 1)
+            .ok_or(Problem::Unsupported { what: "more than 32000 different scalar constants" })?;
         self.program.scalars.extend(value);
         self.scalar_index.insert(value, code);
         Ok(code)
@@ -514,9 +540,10 @@ impl Lowering {
                 let value = if wide { value } else { value >> 32 };
                 self.scalar_constant([value as u32, (value >> 32) as u32])
             }
+            Operand::Special(code @ 251..=253) => Ok(SPECIAL + 2 * u16::from(code - 251)),
             Operand::Special(_) => Err(Problem::NoSemantics {
                 name: op.mnemonic(),
-                why: "vccz, execz, scc or lds_direct as a scalar source",
+                why: "a source that the target does not have",
             }),
             Operand::Imm(value) => self.scalar_constant([value as u32, (value >> 31) as u32]),
             Operand::Vgpr(_) | Operand::Agpr(_) => Err(Problem::NoSemantics {
@@ -554,8 +581,11 @@ impl Lowering {
                 self.salu(inst, at, &mut u)?;
             }
             Encoding::Smem => {
-                u.run = smem::handler(inst.op, matches!(inst.src[1], Operand::Sgpr(_)), &mut u.extra)
-                    .ok_or_else(|| none(inst))?;
+                let returns = inst.dst != Operand::None;
+                u.run =
+                    smem::handler(inst.op, matches!(inst.src[1], Operand::Sgpr(_)), returns, &mut u.extra)
+                        .ok_or_else(|| none(inst))?;
+                self.note_atomic(inst);
                 u.a = self.scalar(inst.src[0], true, inst.op)?;
                 u.imm = match inst.src[1] {
                     Operand::Imm(value) => value,
@@ -601,10 +631,10 @@ impl Lowering {
                 let width = if info.dst != 0 { info.dst.into() } else { self.returned(inst, info.src[1]) };
                 u.d = self.register(inst.dst, width)?;
             }
-            Encoding::Mubuf => {
+            Encoding::Mubuf | Encoding::Mtbuf => {
                 let info = inst.op.info();
                 let returns = info.name.contains("ATOMIC") && inst.dst != Operand::None;
-                u.run = mubuf::handler(inst.op, inst.flags.lds, returns, self.level, &mut u.extra)
+                u.run = mubuf::handler(inst.op, inst.flags, returns, self.level, &mut u.extra)
                     .ok_or_else(|| none(inst))?;
                 self.note_atomic(inst);
                 u.imm = inst.imm;
@@ -617,7 +647,6 @@ impl Lowering {
                 let width = if returns { self.returned(inst, info.dst) } else { info.dst.into() };
                 u.d = self.register(inst.dst, width)?;
             }
-            Encoding::Mtbuf => return Err(none(inst)),
             Encoding::Vop1 | Encoding::Vop2 | Encoding::Vopc | Encoding::Vop3 | Encoding::Vop3p => {
                 self.valu(inst, &mut u)?;
             }
@@ -663,6 +692,8 @@ impl Lowering {
                 u.b = self.scalar_constant([value, 0])?;
             } else if matches!(op, Op::S_SETREG_B32 | Op::S_SETREG_IMM32_B32) {
                 u.a = self.scalar(inst.src[0], false, op)?;
+            } else if op == Op::S_CBRANCH_I_FORK {
+                u.a = self.scalar(inst.src[0], true, op)?;
             } else {
                 u.a = self.scalar_constant([value, 0])?;
             }
@@ -691,13 +722,13 @@ impl Lowering {
         let handler = if let Some(handler) = vop3p::handler(inst, &mut u.extra) {
             handler
         } else if saturating && !matches!(op, Op::V_CVT_PK_FP8_F32 | Op::V_CVT_PK_BF8_F32) {
-            valu::saturate::table(op, self.level).ok_or_else(|| none("CLAMP"))?
+            valu::saturating(op, self.level, &mut u.extra).ok_or_else(|| none("CLAMP"))?
         } else {
             valu::handler(op, self.level, &mut u.extra)
                 .or_else(|| vfloat::handler(op, self.level, inst.op_sel, &mut u.extra))
                 .ok_or_else(|| none("not implemented"))?
         };
-        if op == Op::V_BITOP3_B32 {
+        if matches!(op, Op::V_BITOP3_B32 | Op::V_BITOP3_B16) {
             u.extra = u32::from(bitop3_table(inst));
         }
         if packed32 {
@@ -731,8 +762,14 @@ impl Lowering {
             fix.dpp = Some(DppTable::new(dpp));
         }
         // These read their modifier fields themselves.
-        let mix =
-            matches!(op, Op::V_FMA_MIX_F32 | Op::V_FMA_MIXLO_F16 | Op::V_FMA_MIXHI_F16 | Op::V_BITOP3_B32);
+        let mix = matches!(
+            op,
+            Op::V_FMA_MIX_F32
+                | Op::V_FMA_MIXLO_F16
+                | Op::V_FMA_MIXHI_F16
+                | Op::V_BITOP3_B32
+                | Op::V_BITOP3_B16
+        );
         let mut slots = [0u16; 3];
         for (i, slot) in slots.iter_mut().enumerate() {
             let mask = i == 2 && op.reads_mask();
@@ -765,7 +802,8 @@ impl Lowering {
         u.d = d;
         let float_post = (inst.clamp && bits != 0 || inst.omod != 0) && !mix;
         let sdwa = inst.sdwa.filter(|s| s.dst_sel != DWORD);
-        let half = (selects_halves(op) && inst.encoding == Encoding::Vop3).then_some(inst.op_sel & 8 != 0);
+        let keeps_half = selects_halves(op) || matches!(op, Op::V_ASHR_PK_I8_I32 | Op::V_ASHR_PK_U8_I32);
+        let half = (keeps_half && inst.encoding == Encoding::Vop3).then_some(inst.op_sel & 8 != 0);
         if float_post || sdwa.is_some() || half.is_some() {
             u.d = TEMP_DST;
             if float_post {
@@ -843,7 +881,7 @@ impl Lowering {
             fix.preps.push(Prep::Sub { from: slot, to, sel: sdwa.src_sel[i], sext: sdwa.sext[i] });
             slot = to;
         }
-        if plain {
+        if plain && op != Op::V_BITOP3_B16 {
             return Ok(slot);
         }
         if packed {
@@ -865,7 +903,7 @@ impl Lowering {
             slot = to;
         }
         let (neg, abs) = (inst.neg & bit != 0, inst.abs & bit != 0);
-        if neg || abs {
+        if !plain && (neg || abs) {
             let to = next(&mut temp);
             let sign = if kind == Kind::Half { 0x8000 } else { 0x8000_0000 };
             let (and, xor) = (if abs { !sign } else { !0 }, if neg { sign } else { 0 });
@@ -891,6 +929,9 @@ impl Lowering {
         packed: bool,
     ) -> Result<u16, Problem> {
         let op = inst.op;
+        if width > 2 {
+            return Err(Problem::NoSemantics { name: op.mnemonic(), why: "a constant of 128 bits" });
+        }
         let wide = width >= 2;
         let kind = kind(op);
         let float64 = kind == Kind::Double || op.info().name.contains("F64");
@@ -928,22 +969,13 @@ impl Lowering {
                 }
                 Ok(temp)
             }
-            Operand::Special(code @ 251..=253) => {
-                fix.preps.push(Prep::Flag { code, to: temp });
-                if wide {
-                    let zero = self.scalar_constant([0, 0])?;
-                    fix.preps.push(Prep::Splat { code: zero, to: temp + 1 });
-                }
-                Ok(temp)
-            }
-            Operand::Special(235..=238) => {
+            _ => {
                 let code = self.scalar(operand, wide, op)?;
                 for n in 0..width as u16 {
                     fix.preps.push(Prep::Splat { code: code + n, to: temp + n });
                 }
                 Ok(temp)
             }
-            _ => Err(Problem::NoSemantics { name: op.mnemonic(), why: "lds_direct as a source" }),
         }
     }
 

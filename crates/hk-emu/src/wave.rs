@@ -73,6 +73,10 @@ pub(crate) mod mode {
     pub const FP16_OVFL: u32 = 1 << 23;
     pub const GPR_IDX: u32 = 1 << 27;
     pub const VSKIP: u32 = 1 << 28;
+    /// Any of those that decide how instructions run.
+    pub const ALTERED: u32 = GPR_IDX | VSKIP;
+    /// Depth of the stack of forks, in bits 31:29.
+    pub const FORKS: u32 = 29;
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,18 +4,11 @@
 
 mod common;
 
-use common::{Args, Assembly, Random, Rig, assemble, options};
+use common::{Body, Random};
 
-/// Runs `body` in one wave with s[4:5] = v[2:3] = the buffer, v1 = 4 * lane; returns the buffer.
+/// Runs `body` in one wave on a buffer and returns the buffer; see `Body`.
 fn run(cpu: &str, body: &str, lds: u32, data: &[u32]) -> Vec<u32> {
-    let text = format!(
-        "  s_load_dwordx2 s[4:5], s[0:1], 0x0\n  v_lshlrev_b32 v1, 2, v0\n  s_waitcnt lgkmcnt(0)\n  v_mov_b32 v2, s4\n  v_mov_b32 v3, s5\n{}\n",
-        body.lines().map(|l| format!("  {}\n", l.trim())).collect::<String>()
-    );
-    let rig = Rig::new(options(cpu), &assemble(&Assembly { cpu, body: &text, lds, ..Assembly::default() }));
-    let buffer = rig.upload("data", data);
-    rig.launch("test", 1, 64, &Args::new().push(buffer)).unwrap_or_else(|fault| panic!("{body}: {fault}"));
-    rig.download(buffer, data.len())
+    Body { cpu, lds, ..Body::new(body) }.run(data)
 }
 
 fn words(n: usize) -> Vec<u32> {

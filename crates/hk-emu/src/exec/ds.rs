@@ -29,6 +29,13 @@ fn fail(e: &mut Env<'_>, access: Access, at: u32, bytes: u32, lane: usize) -> Ct
     e.fault(Problem::Memory { space: Space::Lds, access, address: at.into(), bytes, lane: Some(lane as u32) })
 }
 
+/// The address bits that must be 0 in an access of `bytes` bytes. The hardware runs in its unaligned mode, in which
+/// any address works; by default what is not aligned to its element, at most a dword, is an error as in global memory.
+#[inline(always)]
+pub(crate) fn misaligned(e: &Env<'_>, bytes: u32) -> u32 {
+    if e.memory.strict() { bytes.min(4) - 1 } else { 0 }
+}
+
 /// Reads `N` dwords per lane; with `P` in two halves at two offsets (`imm`, `extra`).
 #[inline(always)]
 fn read_body<H: Host, const N: usize, const P: bool>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
@@ -36,6 +43,7 @@ fn read_body<H: Host, const N: usize, const P: bool>(w: &mut Wave, e: &mut Env<'
     // A copy: the destination may be the address.
     let address = *w.v(u.a).flat();
     let half = if P { N / 2 } else { N };
+    let misaligned = misaligned(e, 4);
     let Some(registers) = w.tuple_mut::<N>(u.d) else { return Ctl::Next };
     for (part, offset) in [u.imm as u32, u.extra].into_iter().enumerate().take(if P { 2 } else { 1 }) {
         for (lane, address) in address.iter().enumerate() {
@@ -43,7 +51,8 @@ fn read_body<H: Host, const N: usize, const P: bool>(w: &mut Wave, e: &mut Env<'
                 continue;
             }
             let at = address.wrapping_add(offset);
-            let Some(bytes) = e.lds.get(at as usize..at as usize + 4 * half) else {
+            let bytes = e.lds.get(at as usize..at as usize + 4 * half);
+            let Some(bytes) = bytes.filter(|_| at & misaligned == 0) else {
                 return fail(e, Access::Read, at, 4 * half as u32, lane);
             };
             for n in 0..half {
@@ -61,15 +70,17 @@ levels!(read = read_body[N: usize, P: bool]);
 fn write_body<H: Host, const N: usize, const P: bool>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let exec = w.exec();
     let address = w.v(u.a).flat();
+    let misaligned = misaligned(e, 4);
     for lane in 0..64 {
         if exec != !0 && exec >> lane & 1 == 0 {
             continue;
         }
         for (data, offset) in [(u.b, u.imm as u32), (u.c, u.extra)].into_iter().take(if P { 2 } else { 1 }) {
             let at = address[lane].wrapping_add(offset);
-            let (Some(bytes), Some(data)) =
-                (e.lds.get_mut(at as usize..at as usize + 4 * N), w.tuple::<N>(data))
-            else {
+            let (Some(bytes), Some(data)) = (
+                e.lds.get_mut(at as usize..at as usize + 4 * N).filter(|_| at & misaligned == 0),
+                w.tuple::<N>(data),
+            ) else {
                 return fail(e, Access::Write, at, 4 * N as u32, lane);
             };
             for n in 0..N {
@@ -83,11 +94,12 @@ levels!(write = write_body[N: usize, P: bool]);
 
 fn read_narrow(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let n = Narrow::unpack(u.extra);
-    let exec = w.exec();
+    let (exec, misaligned) = (w.exec(), misaligned(e, n.bytes.into()));
     let address = *w.v(u.a).flat();
     for lane in (0..64).filter(|lane| exec >> lane & 1 != 0) {
         let at = address[lane].wrapping_add(u.imm as u32);
-        let Some(bytes) = e.lds.get(at as usize..).and_then(|tail| tail.get(..n.bytes.into())) else {
+        let bytes = e.lds.get(at as usize..).and_then(|tail| tail.get(..n.bytes.into()));
+        let Some(bytes) = bytes.filter(|_| at & misaligned == 0) else {
             return fail(e, Access::Read, at, n.bytes.into(), lane);
         };
         let raw = u32::from(bytes[0]) | if n.bytes == 2 { u32::from(bytes[1]) << 8 } else { 0 };
@@ -99,10 +111,11 @@ fn read_narrow(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
 
 fn write_narrow(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let n = Narrow::unpack(u.extra);
-    let exec = w.exec();
+    let (exec, misaligned) = (w.exec(), misaligned(e, n.bytes.into()));
     for lane in (0..64).filter(|lane| exec >> lane & 1 != 0) {
         let at = w.lane(u.a, lane).wrapping_add(u.imm as u32);
-        let Some(bytes) = e.lds.get_mut(at as usize..).and_then(|tail| tail.get_mut(..n.bytes.into())) else {
+        let bytes = e.lds.get_mut(at as usize..).and_then(|tail| tail.get_mut(..n.bytes.into()));
+        let Some(bytes) = bytes.filter(|_| at & misaligned == 0) else {
             return fail(e, Access::Write, at, n.bytes.into(), lane);
         };
         let value = n.take(w.lane(u.b, lane)).to_le_bytes();
@@ -116,7 +129,7 @@ fn atomic(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let atomic = Atomic::unpack(u.extra);
     let (exec, m) = (w.exec(), Modes::of(w));
     let address = *w.v(u.a).flat();
-    let bytes = if atomic.wide { 8 } else { 4 };
+    let bytes = atomic.bytes() as u32;
     // `ds_cmpst` has the comparand first, `ds_mskor` the mask.
     let swapped = matches!(atomic.rmw, Rmw::CmpSwap | Rmw::FCmpSwap);
     let (data, other) = if swapped { (u.c, u.b) } else { (u.b, u.c) };
@@ -144,6 +157,75 @@ fn atomic(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
                 w.set_lane(u.d, lane, low);
             }
         }
+    }
+    Ctl::Next
+}
+
+/// `ds_wrxchg2`: exchanges at two offsets; 2 words each with `extra` bit 31.
+fn exchange2(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+    let exec = w.exec();
+    let address = *w.v(u.a).flat();
+    let words = if u.extra & WIDE != 0 { 2 } else { 1 };
+    for lane in (0..64).filter(|lane| exec >> lane & 1 != 0) {
+        let at = [u.imm as u32, u.extra & !WIDE].map(|offset| address[lane].wrapping_add(offset));
+        let mut old = [0; 4];
+        for (half, at) in at.into_iter().enumerate() {
+            for n in 0..words {
+                let word = get32(e.lds, at as usize + 4 * n).filter(|_| at % (4 * words as u32) == 0);
+                let Some(word) = word else {
+                    return fail(e, Access::Atomic, at, 4 * words as u32, lane);
+                };
+                old[half * words + n] = word;
+            }
+        }
+        for (data, at) in [u.b, u.c].into_iter().zip(at) {
+            for n in 0..words {
+                put32(e.lds, at as usize + 4 * n, w.lane(data + n as u16, lane));
+            }
+        }
+        for (n, word) in old.iter().enumerate().take(2 * words) {
+            w.set_lane(u.d + n as u16, lane, *word);
+        }
+    }
+    Ctl::Next
+}
+
+const WIDE: u32 = 1 << 31;
+
+/// The byte address that M0 and the offset make.
+fn from_m0(w: &Wave, u: &Uop) -> u32 {
+    (super::valu::m0(w) & 0xFFFF).wrapping_add(u.imm as u32)
+}
+
+/// `ds_read_addtid_b32`, `ds_write_addtid_b32` (`extra` 1): a dword per lane from M0 on.
+fn add_tid(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+    let exec = w.exec();
+    let (start, misaligned) = (from_m0(w, u), misaligned(e, 4));
+    for lane in (0..64).filter(|lane| exec >> lane & 1 != 0) {
+        let at = start + 4 * lane as u32;
+        let found = get32(e.lds, at as usize).filter(|_| at & misaligned == 0);
+        match (found, u.extra) {
+            (None, 0) => return fail(e, Access::Read, at, 4, lane),
+            (None, _) => return fail(e, Access::Write, at, 4, lane),
+            (Some(value), 0) => w.set_lane(u.d, lane, value),
+            (Some(_), _) => {
+                put32(e.lds, at as usize, w.lane(u.b, lane));
+            }
+        }
+    }
+    Ctl::Next
+}
+
+/// `ds_append`, `ds_consume` (`extra` 1): counts the active lanes up or down; all of them get the old count.
+fn append(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+    let (exec, at) = (w.exec(), from_m0(w, u));
+    let Some(old) = get32(e.lds, at as usize).filter(|_| at % 4 == 0) else {
+        return fail(e, Access::Atomic, at, 4, exec.trailing_zeros() as usize & 63);
+    };
+    let lanes = exec.count_ones();
+    put32(e.lds, at as usize, if u.extra == 0 { old.wrapping_add(lanes) } else { old.wrapping_sub(lanes) });
+    for k in 0..4 {
+        w.set_chunk(u.d, k, Wave::exec_chunk(exec, k), [old; 16]);
     }
     Ctl::Next
 }
@@ -205,20 +287,24 @@ fn swizzle(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
     Ctl::Next
 }
 
-/// `ds_read_b64_tr_*` (gfx950): a transposition within 16 lanes, element width in bits in `extra`.
+/// `ds_read_b64_tr_*`, `ds_read_b96_tr_b6` (gfx950): a transposition within 16 lanes, element width in bits in `extra`.
 fn read_transposed(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
-    let exec = w.exec();
-    let mut rows = [0u64; 64];
+    let (exec, misaligned) = (w.exec(), misaligned(e, 4));
+    let bytes = if u.extra == 6 { 12 } else { 8 };
+    let mut rows = [0u128; 64];
     for lane in (0..64).filter(|lane| exec >> lane & 1 != 0) {
         let at = w.lane(u.a, lane).wrapping_add(u.imm as u32);
-        let Some(bytes) = e.lds.get(at as usize..).and_then(|tail| tail.first_chunk::<8>()) else {
-            return fail(e, Access::Read, at, 8, lane);
+        let row = e.lds.get(at as usize..).and_then(|tail| tail.get(..bytes));
+        let Some(row) = row.filter(|_| at & misaligned == 0) else {
+            return fail(e, Access::Read, at, bytes as u32, lane);
         };
-        rows[lane] = u64::from_le_bytes(*bytes);
+        let mut wide = [0; 16];
+        wide[..bytes].copy_from_slice(row);
+        rows[lane] = u128::from_le_bytes(wide);
     }
     for lane in (0..64).filter(|lane| exec >> lane & 1 != 0) {
         let base = lane & !15;
-        let mut out = 0u64;
+        let mut out = 0u128;
         match u.extra {
             16 => {
                 for n in 0..4 {
@@ -232,13 +318,16 @@ fn read_transposed(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
                     out |= (rows[from] >> (8 * (lane & 7)) & 0xFF) << (8 * n);
                 }
             }
-            _ => {
+            width => {
                 for n in 0..16 {
-                    out |= (rows[base + n] >> (4 * (lane & 15)) & 0xF) << (4 * n);
+                    let element = rows[base + n] >> (width as usize * (lane & 15)) & ((1 << width) - 1);
+                    out |= element << (width as usize * n);
                 }
             }
         }
-        w.set_lane64(u.d, lane, out);
+        for n in 0..bytes / 4 {
+            w.set_lane(u.d + n as u16, lane, (out >> (32 * n)) as u32);
+        }
     }
     Ctl::Next
 }
@@ -279,6 +368,8 @@ fn atomic_of(name: &str) -> Option<Atomic> {
         ("OR", _) => Rmw::Or,
         ("XOR", _) => Rmw::Xor,
         ("MSKOR", _) => Rmw::MaskOr,
+        ("WRAP", _) => Rmw::Wrap,
+        ("CONDXCHG32", _) => Rmw::CondSwap,
         ("WRXCHG", _) => Rmw::Swap,
         ("CMPST", _) => Rmw::CmpSwap,
         ("PK_ADD_F16", _) => Rmw::PkAddF16,
@@ -292,7 +383,7 @@ fn atomic_of(name: &str) -> Option<Atomic> {
 pub(crate) fn handler(op: Op, level: Level, imm: &mut i32, extra: &mut u32) -> Option<Handler> {
     let info = op.info();
     let name = info.name.strip_prefix("DS_")?;
-    let pair = name.starts_with("READ2") || name.starts_with("WRITE2");
+    let pair = ["READ2", "WRITE2", "WRXCHG2"].iter().any(|stem| name.starts_with(stem));
     if pair {
         let unit = if name.ends_with("B64") { 8 } else { 4 } * if name.contains("ST64") { 64 } else { 1 };
         let both = *imm as u32;
@@ -307,10 +398,23 @@ pub(crate) fn handler(op: Op, level: Level, imm: &mut i32, extra: &mut u32) -> O
         Op::DS_READ_B64_TR_B16 => *extra = 16,
         Op::DS_READ_B64_TR_B8 => *extra = 8,
         Op::DS_READ_B64_TR_B4 => *extra = 4,
+        Op::DS_READ_B96_TR_B6 => *extra = 6,
+        Op::DS_READ_ADDTID_B32 | Op::DS_WRITE_ADDTID_B32 => {
+            *extra = u32::from(op == Op::DS_WRITE_ADDTID_B32);
+            return Some(add_tid);
+        }
+        Op::DS_APPEND | Op::DS_CONSUME => {
+            *extra = u32::from(op == Op::DS_CONSUME);
+            return Some(append);
+        }
         _ => {}
     }
-    if name.starts_with("READ_B64_TR") {
+    if name.contains("_TR_B") {
         return Some(read_transposed);
+    }
+    if name.starts_with("WRXCHG2") {
+        *extra |= if name.ends_with("B64") { WIDE } else { 0 };
+        return Some(exchange2);
     }
     Some(match name {
         "READ_B32" => read::<1, false>(level),

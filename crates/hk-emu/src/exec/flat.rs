@@ -63,8 +63,41 @@ fn global_atomic(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     mem::atomic(w, e, u, &addr, w.exec(), [u.d, u.c], Atomic::unpack(u.extra))
 }
 
-/// Bytes per lane of a DMA to LDS: dwords in `extra`, or a narrow load with bit 31 set.
+/// Set in `u.extra` of a copy to LDS whose lanes move less than a dword; else it is the number of dwords.
 const NARROW: u32 = 1 << 31;
+
+/// What a copy to LDS moves for each lane.
+#[derive(Clone, Copy)]
+enum Piece {
+    Dwords(usize),
+    Narrow(Narrow),
+}
+
+impl Piece {
+    fn of(u: &Uop) -> Piece {
+        if u.extra & NARROW != 0 {
+            Piece::Narrow(Narrow::unpack(u.extra & !NARROW))
+        } else {
+            Piece::Dwords((u.extra & 7) as usize)
+        }
+    }
+
+    /// Bytes that are read.
+    fn bytes(self) -> usize {
+        match self {
+            Piece::Dwords(n) => 4 * n,
+            Piece::Narrow(n) => n.bytes.into(),
+        }
+    }
+
+    /// Dwords that are written.
+    fn words(self) -> usize {
+        match self {
+            Piece::Dwords(n) => n,
+            Piece::Narrow(_) => 1,
+        }
+    }
+}
 
 /// `global_load_lds_*`: to the workgroup's LDS at M0 + offset + lane * size.
 fn global_load_lds(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
@@ -81,47 +114,85 @@ pub(crate) fn lds_dma(
     exec: u64,
     valid: u64,
 ) -> Ctl {
-    let memory = e.memory;
-    let narrow = (u.extra & NARROW != 0).then(|| Narrow::unpack(u.extra & !NARROW));
-    let (bytes, words) = match narrow {
-        Some(n) => (usize::from(n.bytes), 1),
-        None => (4 * (u.extra & 7) as usize, (u.extra & 7) as usize),
-    };
-    let slot = if words == 1 { 4 } else { bytes };
-    let start = super::valu::m0(w).wrapping_add(u.imm as u32) as usize;
+    let piece = Piece::of(u);
+    let bytes = piece.bytes();
     e.read_bytes += u64::from((exec & valid).count_ones()) * bytes as u64;
-    for lane in 0..64 {
-        if exec >> lane & 1 == 0 {
-            continue;
+    to_lds(w, e, u, exec, piece.words(), |_, e, lane| {
+        let mut data = [0; 4];
+        if valid >> lane & 1 == 0 {
+            return Ok(data);
         }
-        let to = start + lane * slot;
-        let mut data = [0u32; 4];
-        if valid >> lane & 1 != 0 {
-            let address = addr[lane];
-            let Some((allocation, offset)) =
-                memory.find(address, bytes as u64, &mut e.hints[u.index as usize])
-            else {
-                return e.fault(Problem::memory(Access::Read, address, bytes as u32, Some(lane as u32)));
-            };
-            match narrow {
-                Some(n) => {
-                    let raw = if n.bytes == 1 { allocation.load8(offset) } else { allocation.load16(offset) };
-                    data[0] = n.merge(0, raw);
-                }
-                None => {
-                    for (n, word) in data.iter_mut().enumerate().take(words) {
-                        *word = allocation.load32(offset + 4 * n);
-                    }
+        let memory = e.memory;
+        let found = memory.find(addr[lane], bytes as u64, &mut e.hints[u.index as usize]);
+        let found = found.filter(|(_, offset)| !memory.strict() || offset % bytes.min(4) == 0);
+        let Some((allocation, offset)) = found else {
+            return Err(Problem::memory(Access::Read, addr[lane], bytes as u32, Some(lane as u32)));
+        };
+        match piece {
+            Piece::Dwords(n) => {
+                for (i, word) in data.iter_mut().enumerate().take(n) {
+                    *word = allocation.load32(offset + 4 * i);
                 }
             }
+            Piece::Narrow(n) if n.bytes == 1 => data[0] = n.merge(0, allocation.load8(offset)),
+            Piece::Narrow(n) => data[0] = n.merge(0, allocation.load16(offset)),
         }
+        Ok(data)
+    })
+}
+
+/// `scratch_load_lds_*`: from private memory.
+fn scratch_load_lds(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+    let piece = Piece::of(u);
+    let (exec, address) = (w.exec(), private_addresses(w, e, u));
+    to_lds(w, e, u, exec, piece.words(), |w, _, lane| {
+        let at = u64::from(address[lane]);
+        let Some(source) = private(w, lane, at, piece.bytes()) else {
+            return Err(Problem::Memory {
+                space: Space::Private,
+                access: Access::Read,
+                address: at,
+                bytes: piece.bytes() as u32,
+                lane: Some(lane as u32),
+            });
+        };
+        let mut data = [0; 4];
+        for (word, chunk) in data.iter_mut().zip(source.chunks(4)) {
+            *word = word_of(chunk);
+        }
+        if let Piece::Narrow(n) = piece {
+            data[0] = n.merge(0, data[0]);
+        }
+        Ok(data)
+    })
+}
+
+/// Writes the `words` dwords that `fetch` gives for each lane of `exec` to LDS, at M0 + offset + lane * size, where
+/// the size is a dword or four.
+#[inline(always)]
+pub(crate) fn to_lds(
+    w: &mut Wave,
+    e: &mut Env<'_>,
+    u: &Uop,
+    exec: u64,
+    words: usize,
+    mut fetch: impl FnMut(&mut Wave, &mut Env<'_>, usize) -> Result<[u32; 4], Problem>,
+) -> Ctl {
+    let start = super::valu::m0(w).wrapping_add(u.imm as u32) as usize;
+    let size = if words == 1 { 4 } else { 16 };
+    for lane in (0..64).filter(|lane| exec >> lane & 1 != 0) {
+        let to = start + lane * size;
+        let data = match fetch(w, e, lane) {
+            Ok(data) => data,
+            Err(problem) => return e.fault(problem),
+        };
         for (n, word) in data.iter().enumerate().take(words) {
             if !ds::put32(e.lds, to + 4 * n, *word) {
                 return e.fault(Problem::Memory {
                     space: Space::Lds,
                     access: Access::Write,
                     address: to as u64,
-                    bytes: slot as u32,
+                    bytes: 4 * words as u32,
                     lane: Some(lane as u32),
                 });
             }
@@ -184,13 +255,7 @@ impl Kind {
         match self {
             Kind::Load(n) | Kind::Store(n) => 4 * n,
             Kind::LoadNarrow(n) | Kind::StoreNarrow(n) => n.bytes.into(),
-            Kind::Atomic(a) => {
-                if a.wide {
-                    8
-                } else {
-                    4
-                }
-            }
+            Kind::Atomic(a) => a.bytes(),
         }
     }
 
@@ -225,6 +290,7 @@ fn local_access(w: &mut Wave, e: &mut Env<'_>, u: &Uop, lane: usize, place: Plac
     {
         let source = match place {
             Place::Private(a) => private(w, lane, a, bytes),
+            Place::Lds(a) if a & u64::from(ds::misaligned(e, bytes as u32)) != 0 => None,
             Place::Lds(a) => usize::try_from(a).ok().and_then(|a| e.lds.get_mut(a..a.checked_add(bytes)?)),
         };
         match source {
@@ -329,15 +395,19 @@ fn flat(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     Ctl::Next
 }
 
+/// The private addresses of a SCRATCH instruction.
+fn private_addresses(w: &Wave, e: &Env<'_>, u: &Uop) -> [u32; 64] {
+    let base = if u.b == NO_SADDR { 0 } else { e.s32(w, u.b) }.wrapping_add(u.imm as u32);
+    if u.a == NO_VADDR { [base; 64] } else { w.v(u.a).flat().map(|a| a.wrapping_add(base)) }
+}
+
 fn scratch(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let exec = w.exec();
     let kind = Kind::unpack(u.extra);
-    let base = if u.b == NO_SADDR { 0 } else { e.s32(w, u.b) }.wrapping_add(u.imm as u32);
-    // The address register may be overwritten by the load.
-    let vaddr = if u.a == NO_VADDR { [0; 64] } else { *w.v(u.a).flat() };
+    // All of them first: the address register may be overwritten by the load.
+    let address = private_addresses(w, e, u);
     for lane in (0..64).filter(|lane| exec >> lane & 1 != 0) {
-        let address = base.wrapping_add(vaddr[lane]);
-        let ctl = local_access(w, e, u, lane, Place::Private(address.into()), kind);
+        let ctl = local_access(w, e, u, lane, Place::Private(address[lane].into()), kind);
         if ctl != Ctl::Next {
             return ctl;
         }
@@ -373,7 +443,7 @@ pub(crate) fn handler(
             Some(n) => n,
             None => Narrow::of(name)?.pack() | NARROW,
         };
-        return (encoding == Encoding::Global).then_some(global_load_lds as Handler);
+        return Some(if encoding == Encoding::Global { global_load_lds } else { scratch_load_lds });
     }
     let global = encoding == Encoding::Global;
     let other: Handler = if encoding == Encoding::Flat { flat } else { scratch };

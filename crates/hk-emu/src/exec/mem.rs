@@ -33,6 +33,12 @@ impl<'a> View<'a> {
         View { allocations, strict, footprint }
     }
 
+    /// Whether misaligned accesses are errors.
+    #[inline(always)]
+    pub fn strict(&self) -> bool {
+        self.strict
+    }
+
     /// The allocation that holds `bytes` bytes from `address` on, and the offset in it. `hint` is the index of the
     /// last one found by the same instruction.
     #[inline(always)]
@@ -373,11 +379,14 @@ pub(crate) enum Rmw {
     FMax,
     FCmpSwap,
     MaskOr,
+    Wrap,
+    /// Each dword whose data has bit 31 set gets the other bits of its data.
+    CondSwap,
     PkAddF16,
     PkAddBf16,
 }
 
-const RMW: [Rmw; 21] = [
+const RMW: [Rmw; 23] = [
     Rmw::Swap,
     Rmw::CmpSwap,
     Rmw::Add,
@@ -397,6 +406,8 @@ const RMW: [Rmw; 21] = [
     Rmw::FMax,
     Rmw::FCmpSwap,
     Rmw::MaskOr,
+    Rmw::Wrap,
+    Rmw::CondSwap,
     Rmw::PkAddF16,
     Rmw::PkAddBf16,
 ];
@@ -449,9 +460,15 @@ impl Atomic {
         Some(Atomic { rmw, wide, returns })
     }
 
-    /// Whether the final memory does not depend on the order of several, and nothing else sees the order.
+    pub fn bytes(self) -> usize {
+        if self.wide { 8 } else { 4 }
+    }
+
+    /// Whether the final memory does not depend on the order of several, and nothing else sees the order. Those of 64
+    /// bits are only atomic among themselves, so they run in order, too.
     pub fn commutes(self) -> bool {
         !self.returns
+            && !self.wide
             && matches!(
                 self.rmw,
                 Rmw::Add
@@ -500,6 +517,7 @@ macro_rules! updated {
             Rmw::Inc => if $old >= $data { 0 } else { $old + 1 },
             Rmw::Dec => if $old == 0 || $old > $data { $data } else { $old - 1 },
             Rmw::MaskOr => $old & !$data | $compare,
+            Rmw::Wrap => if $old >= $data { $old - $data } else { $old.wrapping_add($compare) },
             $($float)*
         }
     };
@@ -523,6 +541,7 @@ impl Rmw {
                 if float::is_nan32(old) || pick && !float::is_nan32(data) { data } else { old }
             }
             Rmw::FCmpSwap => if f32::from_bits(old) == f32::from_bits(compare) { data } else { old },
+            Rmw::CondSwap => if data >> 31 != 0 { data & 0x7FFF_FFFF } else { old },
             Rmw::PkAddF16 => pk(old, data, add_f16),
             Rmw::PkAddBf16 => pk(old, data, add_bf16),
         )
@@ -544,9 +563,33 @@ impl Rmw {
                 if float::is_nan64(old) || pick && !float::is_nan64(data) { data } else { old }
             }
             Rmw::FCmpSwap => if f64::from_bits(old) == f64::from_bits(compare) { data } else { old },
+            Rmw::CondSwap => {
+                let half = |shift: u32| {
+                    let (old, data) = ((old >> shift) as u32, (data >> shift) as u32);
+                    u64::from(if data >> 31 != 0 { data & 0x7FFF_FFFF } else { old }) << shift
+                };
+                half(0) | half(32)
+            }
             // The instruction set has no packed operation of this width.
             Rmw::PkAddF16 | Rmw::PkAddBf16 => data,
         )
+    }
+}
+
+/// The atomic at `offset`, a multiple of its size. Returns the old value.
+pub(crate) fn update(
+    allocation: &Allocation,
+    offset: usize,
+    atomic: Atomic,
+    data: u64,
+    compare: u64,
+    m: Modes,
+) -> u64 {
+    if atomic.wide {
+        allocation.update64(offset, |old| atomic.rmw.apply64(old, data, compare))
+    } else {
+        let new = |old| atomic.rmw.apply32(old, data as u32, compare as u32, m);
+        allocation.update32(offset, new).into()
     }
 }
 
@@ -562,7 +605,7 @@ pub(crate) fn atomic(
 ) -> Ctl {
     let memory = e.memory;
     let hint = &mut e.hints[u.index as usize];
-    let bytes = if atomic.wide { 8 } else { 4 };
+    let bytes = atomic.bytes();
     e.read_bytes += u64::from(mask.count_ones()) * bytes as u64;
     e.written_bytes += u64::from(mask.count_ones()) * bytes as u64;
     let m = Modes { in32: true, out32: true, ..Modes::of(w) };
@@ -578,18 +621,16 @@ pub(crate) fn atomic(
         if !allocation.writable || offset % bytes != 0 {
             return fail(e, Access::Atomic, address, bytes, lane);
         }
-        if atomic.wide {
-            let (data, compare) = (w.lane64(src, lane), w.lane64(src + 2, lane));
-            let old = allocation.update64(offset, |old| atomic.rmw.apply64(old, data, compare));
-            if atomic.returns {
-                w.set_lane64(dst, lane, old);
-            }
+        let (data, compare) = if atomic.wide {
+            (w.lane64(src, lane), w.lane64(src + 2, lane))
         } else {
-            let (data, compare) = (w.lane(src, lane), w.lane(src + 1, lane));
-            let old = allocation.update32(offset, |old| atomic.rmw.apply32(old, data, compare, m));
-            if atomic.returns {
-                w.set_lane(dst, lane, old);
-            }
+            (w.lane(src, lane).into(), w.lane(src + 1, lane).into())
+        };
+        let old = update(allocation, offset, atomic, data, compare, m);
+        if atomic.returns && atomic.wide {
+            w.set_lane64(dst, lane, old);
+        } else if atomic.returns {
+            w.set_lane(dst, lane, old as u32);
         }
         memory.touch(*hint, offset, bytes, false);
         memory.touch(*hint, offset, bytes, true);

@@ -12,6 +12,8 @@
 pub(crate) mod ds;
 pub(crate) mod flat;
 pub(crate) mod float;
+pub(crate) mod format;
+pub(crate) mod indexed;
 pub(crate) mod lanes;
 pub(crate) mod mem;
 pub(crate) mod mfma;
@@ -27,7 +29,7 @@ pub(crate) mod vop3p;
 use crate::fault::Problem;
 use crate::launch::GroupInfo;
 use crate::lower::Program;
-use crate::wave::{CHUNK, Wave};
+use crate::wave::{CHUNK, VCC, Wave};
 
 /// What the wave does after an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +43,8 @@ pub(crate) enum Ctl {
     Barrier,
     /// Lets others run.
     Sleep,
+    /// The handler has changed a mode that decides how instructions run.
+    Mode,
     /// Has ended.
     End,
     /// `Env::problem` says what is wrong.
@@ -105,7 +109,7 @@ impl Env<'_> {
     /// A 32-bit scalar operand.
     #[inline(always)]
     pub fn s32(&self, w: &Wave, code: u16) -> u32 {
-        if code < 128 { w.s[code as usize & 127] } else { self.program.scalar(code) }
+        if code < 128 { w.s[code as usize & 127] } else { self.constant(w, code) }
     }
 
     /// A 64-bit scalar operand.
@@ -114,9 +118,31 @@ impl Env<'_> {
         if code < 128 {
             w.s64(code as usize)
         } else {
-            u64::from(self.program.scalar(code)) | u64::from(self.program.scalar(code + 1)) << 32
+            u64::from(self.constant(w, code)) | u64::from(self.constant(w, code + 1)) << 32
         }
     }
+
+    /// An operand code that names no register.
+    #[inline(always)]
+    fn constant(&self, w: &Wave, code: u16) -> u32 {
+        match self.program.scalar(code) {
+            Some(value) => value,
+            None => special_scalar(w, code),
+        }
+    }
+}
+
+/// The operand codes of VCCZ, EXECZ and SCC; each has a zero as its high half.
+pub(crate) const SPECIAL: u16 = 0xFFE0;
+
+#[cold]
+fn special_scalar(w: &Wave, code: u16) -> u32 {
+    u32::from(match code.wrapping_sub(SPECIAL) {
+        0 => w.s64(VCC) == 0,
+        2 => w.exec() == 0,
+        4 => w.scc,
+        _ => false,
+    })
 }
 
 /// Host features that handlers are compiled for.

@@ -6,15 +6,13 @@ use super::lanes::chunks;
 use super::vop3p::clamp_unit;
 use super::{Ctl, Env, Host, Uop, lanes1, levels};
 use crate::isa::{Dpp, Sdwa};
-use crate::wave::{CHUNK, EXEC, Lanes, VCC, Wave, mode};
+use crate::wave::{CHUNK, Lanes, Wave, mode};
 
 /// A step before the handler.
 #[derive(Clone, Debug)]
 pub(crate) enum Prep {
     /// A scalar operand in every lane.
     Splat { code: u16, to: u16 },
-    /// One of VCCZ, EXECZ, SCC in every lane.
-    Flag { code: u8, to: u16 },
     /// `(x & and) ^ xor`: absolute value and negation.
     Bits { from: u16, to: u16, and: u32, xor: u32 },
     /// The high half moved down.
@@ -149,14 +147,6 @@ impl Prep {
     fn apply(&self, w: &mut Wave, e: &Env<'_>, dpp: Option<&DppTable>) {
         match *self {
             Prep::Splat { code, to } => *w.v_mut(to) = Lanes::splat(e.s32(w, code)),
-            Prep::Flag { code, to } => {
-                let value = match code {
-                    251 => w.s64(VCC) == 0,
-                    252 => w.s64(EXEC) == 0,
-                    _ => w.scc,
-                };
-                *w.v_mut(to) = Lanes::splat(value.into());
-            }
             Prep::Bits { from, to, and, xor } => map(w, from, to, |x| x & and ^ xor),
             Prep::High { from, to } => map(w, from, to, |x| x >> 16),
             Prep::Halves { from, to, low_is_high, high_is_high, xor } => map(w, from, to, |x| {
@@ -291,7 +281,15 @@ impl Post {
 #[inline(always)]
 fn fixed_body<H: Host>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let program = e.program;
-    let Some(fixup) = program.fixups.get(u.fixup as usize) else { return Ctl::Next };
+    match program.fixups.get(u.fixup as usize) {
+        Some(fixup) => run_fixed(w, e, u, fixup),
+        None => Ctl::Next,
+    }
+}
+
+/// The same with fix-ups that are not the program's.
+#[inline(always)]
+pub(crate) fn run_fixed(w: &mut Wave, e: &mut Env<'_>, u: &Uop, fixup: &Fixup) -> Ctl {
     for prep in &fixup.preps {
         prep.apply(w, e, fixup.dpp.as_ref());
     }

@@ -1,6 +1,6 @@
 //! Scalar ALU, branches, waits, hardware registers.
 
-use super::{Ctl, Env, Handler, Uop};
+use super::{Ctl, Env, Handler, Uop, flat};
 use crate::fault::Problem;
 use crate::isa::Op;
 use crate::wave::{M0, VCC, Wave, mode};
@@ -429,6 +429,90 @@ fn movrel(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     Ctl::Next
 }
 
+/// Sets or clears mode bits that decide how instructions run.
+fn alter(w: &mut Wave, bits: u32, on: bool) -> Ctl {
+    w.set_mode(if on { w.mode | bits } else { w.mode & !bits });
+    Ctl::Mode
+}
+
+/// `s_setvskip`: the bit of `a` that `b` names says whether vector instructions are skipped from here on.
+fn setvskip(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+    let on = e.s32(w, u.a) >> (e.s32(w, u.b) & 31) & 1 != 0;
+    alter(w, mode::VSKIP, on)
+}
+
+/// `s_set_gpr_idx_on`: the index goes to M0[7:0], which operands it is added to to M0[15:12].
+fn gpr_idx_on(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+    w.s[M0] = w.s[M0] & !0xF0FF | e.s32(w, u.a) & 0xFF | (u.imm as u32 & 0xF) << 12;
+    alter(w, mode::GPR_IDX, true)
+}
+
+fn gpr_idx_off(w: &mut Wave, _: &mut Env<'_>, _: &Uop) -> Ctl {
+    alter(w, mode::GPR_IDX, false)
+}
+
+fn gpr_idx_mode(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
+    w.s[M0] = w.s[M0] & !0xF000 | (u.imm as u32 & 0xF) << 12;
+    Ctl::Next
+}
+
+fn gpr_idx_idx(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+    w.s[M0] = w.s[M0] & !0xFF | e.s32(w, u.a) & 0xFF;
+    Ctl::Next
+}
+
+/// A divergent branch: the smaller part of the active lanes goes first, the other part's lanes and address go on the
+/// stack in the scalar registers, for `s_cbranch_join`.
+fn fork(w: &mut Wave, e: &mut Env<'_>, u: &Uop, lanes: u64, target: u64) -> Ctl {
+    let exec = w.exec();
+    let (taken, not) = (exec & lanes, exec & !lanes);
+    if not == 0 {
+        return jump_to(w, e, target);
+    }
+    if taken == 0 {
+        return Ctl::Next;
+    }
+    let depth = w.mode >> mode::FORKS;
+    if depth == 7 {
+        return e.fault(Problem::Unsupported { what: "more than seven nested forks" });
+    }
+    let not_first = not.count_ones() < taken.count_ones();
+    let (now, later, address) =
+        if not_first { (not, taken, target) } else { (taken, not, next_address(e, u)) };
+    let slot = 4 * depth as usize;
+    w.set_s64(slot, later);
+    w.set_s64(slot + 2, address);
+    w.set_mode(w.mode + (1 << mode::FORKS));
+    w.set_exec(now);
+    if not_first { Ctl::Next } else { jump_to(w, e, target) }
+}
+
+fn fork_to_register(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+    let (lanes, target) = (e.s64(w, u.a), e.s64(w, u.b));
+    fork(w, e, u, lanes, target)
+}
+
+fn fork_to_immediate(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+    let (lanes, target) = (e.s64(w, u.a), e.program.device_address(u.imm as u32));
+    fork(w, e, u, lanes, target)
+}
+
+/// `s_cbranch_join`: goes on with what the last fork has put off, down to the depth in `a`.
+fn join(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+    let depth = w.mode >> mode::FORKS;
+    if depth == e.s32(w, u.a) & 7 {
+        return Ctl::Next;
+    }
+    if depth == 0 {
+        return e.fault(Problem::Unsupported { what: "a join without a fork" });
+    }
+    let slot = 4 * (depth as usize - 1);
+    w.set_mode(w.mode - (1 << mode::FORKS));
+    w.set_exec(w.s64(slot));
+    let address = w.s64(slot + 2);
+    jump_to(w, e, address)
+}
+
 const HW_MODE: u32 = 1;
 
 fn hardware_register(w: &Wave, e: &Env<'_>, id: u32) -> Option<u32> {
@@ -442,6 +526,8 @@ fn hardware_register(w: &Wave, e: &Env<'_>, id: u32) -> Option<u32> {
         5 => e.group.gpr_alloc,
         6 => (e.lds.len() as u32).div_ceil(256) << 12,
         7 => 0,
+        // SH_MEM_BASES: the upper halves of the apertures' high words.
+        15 => flat::PRIVATE_APERTURE >> 16 | flat::SHARED_APERTURE & 0xFFFF_0000,
         // XCC_ID: workgroups go round over the eight dies.
         20 => (e.group.linear % 8) as u32,
         _ => return None,
@@ -469,15 +555,8 @@ fn setreg(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     }
     let mask = (if size == 32 { !0 } else { (1u32 << size) - 1 }) << offset;
     let value = e.s32(w, u.a) << offset;
-    // VSKIP and the indexing mode have instructions of their own.
-    let mask = mask & !(mode::VSKIP | mode::GPR_IDX);
     w.set_mode(w.mode & !mask | value & mask);
-    Ctl::Next
-}
-
-fn cannot(_: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
-    let name = e.program.mnemonic(u.index);
-    e.fault(Problem::NoSemantics { name, why: "messages, halts and forks are not emulated" })
+    Ctl::Mode
 }
 
 /// The handler of a scalar ALU or program-control instruction; some set `extra`.
@@ -509,7 +588,14 @@ pub(crate) fn handler(op: Op, extra: &mut u32) -> Option<Handler> {
         Op::S_MOVRELD_B64 => with(3, movrel),
         Op::S_GETREG_B32 => Some(getreg),
         Op::S_SETREG_B32 | Op::S_SETREG_IMM32_B32 => Some(setreg),
-        Op::S_SETHALT | Op::S_SENDMSG | Op::S_SENDMSGHALT => Some(cannot),
+        Op::S_SETVSKIP => Some(setvskip),
+        Op::S_SET_GPR_IDX_ON => Some(gpr_idx_on),
+        Op::S_SET_GPR_IDX_OFF => Some(gpr_idx_off),
+        Op::S_SET_GPR_IDX_MODE => Some(gpr_idx_mode),
+        Op::S_SET_GPR_IDX_IDX => Some(gpr_idx_idx),
+        Op::S_CBRANCH_G_FORK => Some(fork_to_register),
+        Op::S_CBRANCH_I_FORK => Some(fork_to_immediate),
+        Op::S_CBRANCH_JOIN => Some(join),
         _ => alu(op).or_else(|| exec_table(op)).or_else(|| branch_table(op)),
     }
 }

@@ -1,79 +1,122 @@
 //! Scalar memory.
 
-use super::{Ctl, Env, Handler, Uop};
+use super::mem::{self, Atomic};
+use super::{Ctl, Env, Handler, Uop, flat};
 use crate::fault::{Access, Problem};
 use crate::isa::Op;
+use crate::memory::Allocation;
 use crate::wave::Wave;
 
-/// Whether the offset register is added as well as the immediate.
-const HAS_SOFFSET: u32 = 1 << 8;
+/// Bits of `Uop::extra` beside the number of words or the packed [`Atomic`]: an offset register is added to the
+/// immediate.
+const HAS_SOFFSET: u32 = 1 << 16;
+/// That register counts units of 64 bytes.
+const BY_64: u32 = 1 << 17;
+/// The base is a buffer resource.
+const BUFFER: u32 = 1 << 18;
 
-/// Loads `n` dwords into scalar registers from `d` on.
-fn load(w: &mut Wave, e: &mut Env<'_>, u: &Uop, address: u64, n: usize) -> Ctl {
-    let memory = e.memory;
-    let address = address & !3;
-    let Some((allocation, offset)) = memory.find(address, 4 * n as u64, &mut e.hints[u.index as usize])
-    else {
-        return e.fault(Problem::memory(Access::Read, address, 4 * n as u32, None));
-    };
-    for i in 0..n {
-        w.s[(u.d as usize + i) & 127] = allocation.load32(offset + 4 * i);
-    }
-    Ctl::Next
+fn words(u: &Uop) -> usize {
+    u.extra as usize & 31
 }
 
-pub(crate) fn offset(w: &Wave, e: &Env<'_>, u: &Uop) -> u64 {
-    let register = if u.extra & HAS_SOFFSET != 0 { u64::from(e.s32(w, u.b)) } else { 0 };
+fn offset(w: &Wave, e: &Env<'_>, u: &Uop) -> u64 {
+    let unit = if u.extra & BY_64 != 0 { 64 } else { 1 };
+    let register = if u.extra & HAS_SOFFSET != 0 { unit * u64::from(e.s32(w, u.b)) } else { 0 };
     register.wrapping_add(i64::from(u.imm) as u64)
 }
 
-/// `s_load_dword*`: base, offset register, immediate.
-fn s_load(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
-    let address = e.s64(w, u.a).wrapping_add(offset(w, e, u));
-    load(w, e, u, address, u.extra as usize & 31)
-}
-
-/// `s_buffer_load_dword*`: bounded by the resource; what is outside reads 0.
-fn s_buffer_load(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
-    let a = u.a as usize;
-    let word = |i: usize| w.s[(a + i) & 127];
+/// Address of the first dword, and how many bytes from there the resource lets through.
+pub(crate) fn address(w: &Wave, e: &Env<'_>, u: &Uop) -> (u64, u64) {
+    let offset = offset(w, e, u);
+    if u.extra & BUFFER == 0 {
+        return (e.s64(w, u.a).wrapping_add(offset) & !3, u64::MAX);
+    }
+    let word = |i: usize| w.s[(u.a as usize + i) & 127];
     let base = u64::from(word(0)) | u64::from(word(1) & 0xFFFF) << 32;
     let stride = u64::from(word(1) >> 16 & 0x3FFF);
     let records = u64::from(word(2));
     let bytes = if stride == 0 { records } else { records * stride };
-    let start = offset(w, e, u) & !3;
-    let n = u.extra as usize & 31;
+    let offset = offset & !3;
+    (base.wrapping_add(offset), bytes.saturating_sub(offset))
+}
+
+/// The bytes of an access, if they are there and may be written where that is wanted.
+fn find<'a>(
+    e: &mut Env<'a>,
+    u: &Uop,
+    access: Access,
+    address: u64,
+    bytes: usize,
+) -> Result<(&'a Allocation, usize), Problem> {
     let memory = e.memory;
-    for i in 0..n {
-        let at = start.wrapping_add(4 * i as u64);
-        let value = if at.checked_add(4).is_some_and(|end| end <= bytes) {
-            let address = base.wrapping_add(at);
-            let Some((allocation, offset)) = memory.find(address, 4, &mut e.hints[u.index as usize]) else {
-                return e.fault(Problem::memory(Access::Read, address, 4, None));
-            };
-            allocation.load32(offset)
-        } else {
-            0
+    memory
+        .find(address, bytes as u64, &mut e.hints[u.index as usize])
+        .filter(|(allocation, _)| access == Access::Read || allocation.writable)
+        .ok_or_else(|| Problem::memory(access, address, bytes as u32, None))
+}
+
+/// Loads dwords into scalar registers; those beyond a resource are 0.
+fn load(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+    let (address, inside) = address(w, e, u);
+    let present = words(u).min((inside / 4) as usize);
+    let mut data = [0; 16];
+    if present != 0 {
+        let (allocation, offset) = match find(e, u, Access::Read, address, 4 * present) {
+            Ok(found) => found,
+            Err(problem) => return e.fault(problem),
         };
-        w.s[(u.d as usize + i) & 127] = value;
+        for (i, word) in data.iter_mut().enumerate().take(present) {
+            *word = allocation.load32(offset + 4 * i);
+        }
+    }
+    for (i, word) in data.iter().enumerate().take(words(u)) {
+        w.s[(u.d as usize + i) & 127] = *word;
     }
     Ctl::Next
 }
 
-/// `s_store_dword*`: `c` is the first data register.
-fn s_store(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
-    let n = u.extra as usize & 31;
-    let address = e.s64(w, u.a).wrapping_add(offset(w, e, u)) & !3;
-    let memory = e.memory;
-    let Some((allocation, offset)) = memory.find(address, 4 * n as u64, &mut e.hints[u.index as usize])
-    else {
-        return e.fault(Problem::memory(Access::Write, address, 4 * n as u32, None));
-    };
-    if !allocation.writable {
-        return e.fault(Problem::memory(Access::Write, address, 4 * n as u32, None));
+/// Stores the registers from `c` on; those beyond a resource are dropped.
+fn store(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+    let (address, inside) = address(w, e, u);
+    let present = words(u).min((inside / 4) as usize);
+    if present == 0 {
+        return Ctl::Next;
     }
-    for i in 0..n {
-        allocation.store32(offset + 4 * i, w.s[(u.c as usize + i) & 127]);
+    match find(e, u, Access::Write, address, 4 * present) {
+        Ok((allocation, offset)) => {
+            for i in 0..present {
+                allocation.store32(offset + 4 * i, w.s[(u.c as usize + i) & 127]);
+            }
+            Ctl::Next
+        }
+        Err(problem) => e.fault(problem),
+    }
+}
+
+/// A read-modify-write of one dword or two, with the data from `c` on.
+fn atomic(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+    let atomic = Atomic::unpack(u.extra & 0x3FF);
+    let (address, inside) = address(w, e, u);
+    let (bytes, c) = (atomic.bytes(), u.c as usize);
+    let mut old = 0;
+    if inside >= bytes as u64 {
+        let (allocation, offset) = match find(e, u, Access::Atomic, address, bytes) {
+            Ok((allocation, offset)) if offset % bytes == 0 => (allocation, offset),
+            Ok(_) => return e.fault(Problem::memory(Access::Atomic, address, bytes as u32, None)),
+            Err(problem) => return e.fault(problem),
+        };
+        let (data, compare) = if atomic.wide {
+            (w.s64(c), w.s64(c + 2))
+        } else {
+            (w.s[c & 127].into(), w.s[(c + 1) & 127].into())
+        };
+        old = mem::update(allocation, offset, atomic, data, compare, super::lanes::Modes::of(w));
+    }
+    if atomic.returns {
+        w.s[u.d as usize & 127] = old as u32;
+        if atomic.wide {
+            w.s[(u.d as usize + 1) & 127] = (old >> 32) as u32;
+        }
     }
     Ctl::Next
 }
@@ -90,23 +133,33 @@ fn nop(_: &mut Wave, _: &mut Env<'_>, _: &Uop) -> Ctl {
 }
 
 /// The handler of a scalar memory instruction; `soffset` says that `b` is an offset register.
-pub(crate) fn handler(op: Op, soffset: bool, extra: &mut u32) -> Option<Handler> {
+pub(crate) fn handler(op: Op, soffset: bool, returns: bool, extra: &mut u32) -> Option<Handler> {
     let name = op.info().name;
-    let words = |n: u32| n | if soffset { HAS_SOFFSET } else { 0 };
-    if matches!(op, Op::S_DCACHE_INV | Op::S_DCACHE_WB | Op::S_DCACHE_INV_VOL | Op::S_DCACHE_WB_VOL) {
+    if name.starts_with("S_DCACHE_") || name.starts_with("S_ATC_PROBE") {
         return Some(nop);
     }
     if matches!(op, Op::S_MEMTIME | Op::S_MEMREALTIME) {
         *extra = u32::from(op == Op::S_MEMREALTIME);
         return Some(time);
     }
-    *extra = words(u32::from(op.info().dst));
-    if name.starts_with("S_LOAD_") {
-        Some(s_load)
-    } else if name.starts_with("S_BUFFER_LOAD_") {
-        Some(s_buffer_load)
-    } else if name.starts_with("S_STORE_") {
-        Some(s_store)
+    if soffset {
+        *extra |= HAS_SOFFSET;
+    }
+    if name.starts_with("S_BUFFER_") {
+        *extra |= BUFFER;
+    }
+    if name.starts_with("S_SCRATCH_") {
+        *extra |= BY_64;
+    }
+    if let Some(kind) = flat::atomic_of(op, returns) {
+        *extra |= kind.pack();
+        return Some(atomic);
+    }
+    *extra |= u32::from(op.info().dst);
+    if name.contains("_LOAD_") {
+        Some(load)
+    } else if name.contains("_STORE_") {
+        Some(store)
     } else {
         None
     }

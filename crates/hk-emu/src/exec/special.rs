@@ -66,9 +66,59 @@ pub(crate) fn log2(x: f64) -> f64 {
     if x < 0.0 || x.is_nan() { f64::NAN } else { value }
 }
 
+/// The first 1201 bits of 2 / pi behind the binary point, from the first on.
+const TWO_OVER_PI: [u64; 19] = [
+    0xA2F9_836E_4E44_1529,
+    0xFC27_57D1_F534_DDC0,
+    0xDB62_9599_3C43_9041,
+    0xFE51_63AB_DEBB_C561,
+    0xB724_6E3A_424D_D2E0,
+    0x0649_2EEA_09D1_921C,
+    0xFE1D_EB1C_B129_A73E,
+    0xE882_35F5_2EBB_4484,
+    0xE99C_7026_B45F_7E41,
+    0x3991_D639_8353_39F4,
+    0x9C84_5F8B_BDF9_283B,
+    0x1FF8_97FF_DE05_980F,
+    0xEF2F_118B_5A0A_6D1F,
+    0x6D36_7ECF_27CB_09B7,
+    0x4F46_3F66_9E5F_EA2D,
+    0x7527_BAC7_EBE5_F17B,
+    0x3D07_39F7_8A52_92EA,
+    0x6BFB_5FB1_1F8D_5D08,
+    0x5603_0000_0000_0000,
+];
+
+/// `v_trig_preop_f64`: 53 bits of 2 / pi that matter for the reduction of `x`, segment `segment`, as a double.
+pub(crate) fn two_over_pi(x: u64, segment: u32) -> u64 {
+    let exponent = (x >> 52 & 0x7FF) as i32;
+    let shift = 53 * segment as i32 + (exponent - 1077).max(0);
+    let word = |i: i32| TWO_OVER_PI.get(i as usize).copied().unwrap_or(0);
+    let (i, part) = (shift / 64, shift % 64);
+    let bits = (u128::from(word(i)) << 64 | u128::from(word(i + 1))) << part >> (128 - 53);
+    let scale = -53 - shift + if exponent >= 1968 { 128 } else { 0 };
+    super::float::soft_ldexp(bits as f64, scale, super::float::F64, super::float::Round::Nearest).to_bits()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn segments_of_two_over_pi() {
+        // Segments are disjoint and add up to the number.
+        let part = |x: f64, segment| f64::from_bits(two_over_pi(x.to_bits(), segment));
+        assert_eq!(part(1.0, 0) + part(1.0, 1), std::f64::consts::FRAC_2_PI);
+        assert!(part(1.0, 1) < part(1.0, 0) * 2f64.powi(-52) && part(1.0, 1) > 0.0);
+        // A large argument skips what only contributes whole turns: the product is small and the right fraction.
+        let x = 2f64.powi(120);
+        let fraction = (0..3).map(|s| (part(x, s) * x) % 4.0).sum::<f64>() % 4.0;
+        let angle = fraction * std::f64::consts::FRAC_PI_2;
+        assert!((libm::sin(angle) - libm::sin(x)).abs() < 1e-9, "{angle}");
+        // The table ends after 1201 bits.
+        assert_eq!(part(1.0, 23), 0.0);
+        assert_eq!(part(2f64.powi(1000), 31), 0.0);
+    }
 
     #[test]
     fn rounds_like_an_exact_library() {

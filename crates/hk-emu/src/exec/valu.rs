@@ -235,6 +235,14 @@ lane_ops! {
         let clamp = |x: u32| i16lo(x).clamp(0, 255) as u32;
         clamp(a) | clamp(a >> 16) << 8
     };
+    V_ASHR_PK_I8_I32 3 |a, b, c, m| {
+        let one = |x: u32| (x as i32 >> (c & 31)).clamp(-128, 127) as u32 & 0xFF;
+        one(a) | one(b) << 8
+    };
+    V_ASHR_PK_U8_I32 3 |a, b, c, m| {
+        let one = |x: u32| (x as i32 >> (c & 31)).clamp(0, 255) as u32;
+        one(a) | one(b) << 8
+    };
     V_PRNG_B32 1 |a, b, c, m| (a << 1) ^ if a >> 31 != 0 { 197 } else { 0 };
 }
 
@@ -350,6 +358,53 @@ fn mad64(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
     }
     w.set_s64(u.mask_out as usize, out);
     Ctl::Next
+}
+
+/// `v_qsad_pk_u16_u8`, `v_mqsad_pk_u16_u8`, `v_mqsad_u32_u8`: sums of absolute differences of four windows of the
+/// first source, a byte apart, and the second one. `extra`: zero bytes of the second count nothing, sums have 32 bits,
+/// sums saturate.
+fn qsad(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
+    let exec = w.exec();
+    let has = |bit: u32| u.extra & bit != 0;
+    for lane in (0..64).filter(|lane| exec >> lane & 1 != 0) {
+        let (x, y) = (w.lane64(u.a, lane), w.lane(u.b, lane));
+        let sum = |i: u32, c: u32, limit: u32| {
+            let difference = sad_u8((x >> (8 * i)) as u32, y, 0, has(QSAD_MASKED));
+            if has(QSAD_SATURATES) {
+                c.saturating_add(difference).min(limit)
+            } else {
+                c.wrapping_add(difference) & limit
+            }
+        };
+        if has(QSAD_WIDE) {
+            let sums: [u32; 4] =
+                std::array::from_fn(|i| sum(i as u32, w.lane(u.c + i as u16, lane), u32::MAX));
+            for (i, sum) in sums.into_iter().enumerate() {
+                w.set_lane(u.d + i as u16, lane, sum);
+            }
+        } else {
+            let c = w.lane64(u.c, lane);
+            let sums = (0..4).map(|i| u64::from(sum(i, (c >> (16 * i)) as u32 & 0xFFFF, 0xFFFF)) << (16 * i));
+            w.set_lane64(u.d, lane, sums.sum());
+        }
+    }
+    Ctl::Next
+}
+
+const QSAD_MASKED: u32 = 1;
+const QSAD_WIDE: u32 = 2;
+const QSAD_SATURATES: u32 = 4;
+
+/// The handler of an integer instruction with CLAMP; may set `extra`.
+pub(crate) fn saturating(op: Op, level: Level, extra: &mut u32) -> Option<Handler> {
+    match op {
+        Op::V_QSAD_PK_U16_U8 | Op::V_MQSAD_PK_U16_U8 | Op::V_MQSAD_U32_U8 => {
+            let run = handler(op, level, extra);
+            *extra |= QSAD_SATURATES;
+            run
+        }
+        _ => saturate::table(op, level),
+    }
 }
 
 /// Saturating integer arithmetic: what CLAMP makes of an addition or subtraction.
@@ -658,7 +713,10 @@ pub(crate) fn handler(op: Op, level: Level, extra: &mut u32) -> Option<Handler> 
         Op::V_SWAP_B32 => Some(swap),
         Op::V_PERMLANE16_SWAP_B32 => with(16, permlane_swap),
         Op::V_PERMLANE32_SWAP_B32 => with(32, permlane_swap),
-        Op::V_BITOP3_B32 => Some(bitop3),
+        Op::V_BITOP3_B32 | Op::V_BITOP3_B16 => Some(bitop3),
+        Op::V_QSAD_PK_U16_U8 => with(0, qsad),
+        Op::V_MQSAD_PK_U16_U8 => with(QSAD_MASKED, qsad),
+        Op::V_MQSAD_U32_U8 => with(QSAD_MASKED | QSAD_WIDE, qsad),
         Op::V_PK_MOV_B32 => Some(pk_mov),
         Op::V_CNDMASK_B32 => Some(super::lanes::select_handler(level)),
         _ => int32(op, level)

@@ -177,6 +177,15 @@ fn propagating3(x: [u32; 3], m: Modes, pick: impl Fn(i32, i32) -> bool) -> u32 {
     m.output32(two(two(x[0], x[1]), x[2]))
 }
 
+fn propagating16(x: [u32; 3], m: Modes, pick: impl Fn(i32, i32) -> bool) -> u32 {
+    let x = x.map(|x| m.input16(x & 0xFFFF));
+    if x.iter().any(|x| float::is_nan16(*x)) {
+        return float::nan16(&x);
+    }
+    let two = |a: u32, b: u32| if pick(float::order16(a), float::order16(b)) { a } else { b };
+    m.output16(two(two(x[0], x[1]), x[2]))
+}
+
 /// The bits of an f32 result: our NaN for the host's, flushed where MODE says so.
 #[inline(always)]
 fn out32(value: f32, input: u32, m: Modes) -> u32 {
@@ -465,6 +474,11 @@ lane_ops! {
         let shift = 8 * (b & 3);
         c & !(0xFF << shift) | u32::from(byte) << shift
     };
+    V_CVT_PKACCUM_U8_F32 3 |a, b, c, m| {
+        let byte = f32::from_bits(a).round_ties_even() as u8;
+        let shift = 8 * (b & 3);
+        c & !(0xFF << shift) | u32::from(byte) << shift
+    };
     V_TRUNC_F32 1 |a, b, c, m| unary32(a, m, f32::trunc);
     V_CEIL_F32 1 |a, b, c, m| unary32(a, m, f32::ceil);
     V_FRACT_F32 1 |a, b, c, m| unary32(a, m, fract);
@@ -528,6 +542,14 @@ lane_ops! {
     };
     V_PK_MIN_F16 2 |a, b, c, m| min16(a, b, m) | min16(a >> 16, b >> 16, m) << 16;
     V_PK_MAX_F16 2 |a, b, c, m| max16(a, b, m) | max16(a >> 16, b >> 16, m) << 16;
+    V_PK_MINIMUM3_F16 3 |a, b, c, m| {
+        let half = |s: u32| propagating16([a >> s, b >> s, c >> s], m, |x, y| x < y);
+        half(0) | half(16) << 16
+    };
+    V_PK_MAXIMUM3_F16 3 |a, b, c, m| {
+        let half = |s: u32| propagating16([a >> s, b >> s, c >> s], m, |x, y| x > y);
+        half(0) | half(16) << 16
+    };
     V_CVT_F16_U16 1 |a, b, c, m| float::exact_f16(float::soft_from_int(i64::from(a & 0xFFFF), F16, m.round64));
     V_CVT_F16_I16 1 |a, b, c, m| float::exact_f16(float::soft_from_int(i64::from(a as u16 as i16), F16, m.round64));
     V_CVT_U16_F16 1 |a, b, c, m| u32::from(float::f16_to_f32(a & 0xFFFF) as u16);
@@ -614,6 +636,7 @@ wide_ops! {
             m.output64(float::soft_ldexp(f64::from_bits(x), b as u32 as i32, F64, m.round64).to_bits())
         }
     };
+    V_TRIG_PREOP_F64 [2, 2, 1, 0] |a, b, c, m| super::special::two_over_pi(a, b as u32 & 31);
     V_DIV_FIXUP_F64 [2, 2, 2, 2] |a, b, c, m| div_fixup64(a, b, c);
 }
 

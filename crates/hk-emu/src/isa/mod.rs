@@ -2,10 +2,12 @@
 //!
 //! One table ([`Op`], from `table.rs`) drives all three. It is derived from LLVM and compared with it by a test.
 
+mod coverage;
 mod decode;
 mod disasm;
 mod inst;
 
+pub use coverage::{decodes, executes, instance};
 pub use decode::{DecodeError, decode};
 pub use disasm::{Display, display};
 pub use inst::{Dpp, Flags, Inst, MfmaScale, Operand, Sdwa};
@@ -202,6 +204,7 @@ impl Op {
                 | V_DOT2C_I32_I16
                 | V_DOT4C_I32_I8
                 | V_DOT8C_I32_I4
+                | V_CVT_PKACCUM_U8_F32
         )
     }
 

@@ -64,7 +64,7 @@ impl Accesses {
             Encoding::Smem => self.scalar(inst, u, w, e),
             Encoding::Ds => self.lds(inst, u, w),
             Encoding::Flat | Encoding::Global | Encoding::Scratch => self.flat(inst, u, w, e),
-            Encoding::Mubuf => self.buffer(inst, u, w, e),
+            Encoding::Mubuf | Encoding::Mtbuf => self.buffer(inst, u, w, e),
             _ => {}
         }
     }
@@ -72,28 +72,14 @@ impl Accesses {
     fn scalar(&mut self, inst: &Inst, u: &Uop, w: &Wave, e: &Env<'_>) {
         let name = inst.op.info().name;
         let dwords = u32::from(inst.op.info().dst);
-        let register = Some(super::effects::SGPR + if name.contains("STORE") { u.c } else { u.d });
-        let access = match access(name) {
-            Some(access) if name.starts_with("S_") => access,
-            _ => return,
-        };
-        let (base, limit) = if name.starts_with("S_BUFFER") {
-            let word = |i: usize| u64::from(w.s[(usize::from(u.a) + i) & 127]);
-            let stride = word(1) >> 16 & 0x3FFF;
-            (word(0) | (word(1) & 0xFFFF) << 32, word(2) * stride.max(1))
-        } else if name.starts_with("S_LOAD") || name.starts_with("S_STORE") || name.starts_with("S_ATOMIC") {
-            (e.s64(w, u.a), u64::MAX)
-        } else {
-            return;
-        };
-        let offset = crate::exec::smem::offset(w, e, u);
-        let bytes = if limit == u64::MAX {
-            4 * u64::from(dwords)
-        } else {
-            (4 * u64::from(dwords)).min(limit.saturating_sub(offset & !3))
-        };
+        let Some(access) = access(name) else { return };
+        let register = Some(super::effects::SGPR + if access == Access::Read { u.d } else { u.c });
+        let (start, inside) = crate::exec::smem::address(w, e, u);
+        // A compare-and-swap carries two values and accesses one.
+        let dwords = if name.contains("CMPSWAP") { dwords / 2 } else { dwords };
+        let bytes = (4 * u64::from(dwords)).min(inside & !3);
         let mut address = [0; 64];
-        address[0] = base.wrapping_add(offset) & !3;
+        address[0] = start;
         self.push(Space::Global, access, 1, address, bytes as u32, register);
         if let Some(part) = self.0.last_mut() {
             part.scalar = true;
@@ -109,10 +95,15 @@ impl Accesses {
             return;
         }
         let exec = w.exec();
+        if matches!(inst.op, Op::DS_APPEND | Op::DS_CONSUME) {
+            // One access for the wave.
+            let address = [u64::from((w.s[M0] & 0xFFFF) + u.imm as u32); 64];
+            return self.push(Space::Lds, Access::Atomic, exec & exec.wrapping_neg(), address, 4, Some(u.d));
+        }
         let base = w.v(u.a).flat();
         let at = |offset: u32| -> [u64; 64] {
             std::array::from_fn(|l| match inst.src[0] {
-                Operand::None => u64::from(w.s[M0].wrapping_add(offset)) + 4 * l as u64,
+                Operand::None => u64::from((w.s[M0] & 0xFFFF) + offset) + 4 * l as u64,
                 _ => u64::from(base[l].wrapping_add(offset)),
             })
         };
@@ -129,7 +120,8 @@ impl Accesses {
         let [first, second] = if read { [u.d, u.d + u16::from(dwords) / 2] } else { [u.b, u.c] };
         self.push(Space::Lds, access, exec, at(u.imm as u32), bytes, Some(first));
         if pair {
-            self.push(Space::Lds, access, exec, at(u.extra), bytes, Some(second));
+            // The top bit of an exchange's is no part of its offset.
+            self.push(Space::Lds, access, exec, at(u.extra & 0xFFFF_FFFF >> 1), bytes, Some(second));
         }
     }
 
@@ -182,17 +174,10 @@ impl Accesses {
         };
         let bytes = bytes(name, info.dst.into(), access);
         let register = (!inst.flags.lds).then_some(register);
-        let dwords = bytes >= 4;
-        let Ok((addr, valid)) = mubuf::addresses(w, e, u, bytes.into(), dwords) else { return };
-        self.push(Space::Global, access, exec & valid, addr, bytes, register);
-        // Lanes for which only the first dwords pass the range check.
-        if access != Access::Atomic && !inst.flags.lds {
-            for n in 1..bytes / 4 {
-                let Ok((_, inside)) = mubuf::addresses(w, e, u, 4 * u64::from(n), dwords) else { return };
-                let address = addr.map(|a| a + 4 * u64::from(n - 1));
-                let register = register.map(|r| r + (n - 1) as u16);
-                self.push(Space::Global, access, exec & inside & !valid, address, 4, register);
-            }
+        // Registers of a formatted access hold other bytes than memory.
+        let register = register.filter(|_| !name.contains("_FORMAT_"));
+        for (n, (addr, valid, bytes)) in mubuf::pieces(w, e, inst, u, bytes).into_iter().enumerate() {
+            self.push(Space::Global, access, exec & valid, addr, bytes, register.map(|r| r + n as u16));
         }
         if inst.flags.lds {
             self.dma(u, w, exec, bytes);
@@ -202,9 +187,9 @@ impl Accesses {
     /// The LDS side of a load to LDS: lane by lane from M0 and the immediate on.
     fn dma(&mut self, u: &Uop, w: &Wave, exec: u64, bytes: u32) {
         let start = u64::from(w.s[M0].wrapping_add(u.imm as u32));
-        let slot = bytes.max(4);
-        let address = std::array::from_fn(|l| start + u64::from(slot) * l as u64);
-        self.push(Space::Lds, Access::Write, exec, address, slot, None);
+        let size = if bytes <= 4 { 4 } else { 16 };
+        let address = std::array::from_fn(|l| start + size * l as u64);
+        self.push(Space::Lds, Access::Write, exec, address, bytes.max(4), None);
     }
 }
 

@@ -13,7 +13,7 @@ use super::effects::{self, Effects, RegSet, SGPR};
 use super::{Check, Finding, Place, Step};
 use crate::exec::mem::View;
 use crate::exec::prep::dpp_source;
-use crate::exec::{Ctl, Env};
+use crate::exec::{Ctl, Env, indexed};
 use crate::fault::{Access, Problem, Space};
 use crate::isa::{Encoding, Inst, Operand};
 use crate::memory::POISON;
@@ -211,8 +211,8 @@ impl Uninit {
                 problem: None,
             };
             twin.pc = u.index;
-            // SAFETY: as the wave's: handlers come from the tables of the program's level.
-            twin_ctl = unsafe { (u.run)(twin, &mut env, u) };
+            // In whatever mode the wave is.
+            twin_ctl = indexed::run(twin, &mut env, u);
             if global != 0 {
                 twin.set_exec(exec);
             }

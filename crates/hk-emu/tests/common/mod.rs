@@ -259,3 +259,37 @@ impl Random {
         self.next() as f32 / 2f32.powi(31) - 1.0
     }
 }
+
+/// Instructions of one wave that find s[4:5] = v[2:3] = a buffer and v1 = 4 * lane.
+pub struct Body<'a> {
+    pub cpu: &'a str,
+    pub text: &'a str,
+    pub lds: u32,
+    pub scratch: u32,
+    pub options: MachineOptions,
+}
+
+impl<'a> Body<'a> {
+    pub fn new(text: &'a str) -> Body<'a> {
+        Body { cpu: "gfx942", text, lds: 0, scratch: 0, options: MachineOptions::default() }
+    }
+
+    /// The buffer afterwards, or what went wrong.
+    pub fn try_run(&self, data: &[u32]) -> Result<Vec<u32>, Fault> {
+        let Body { cpu, text, lds, scratch, .. } = *self;
+        let prologue = "  s_load_dwordx2 s[4:5], s[0:1], 0x0\n  v_lshlrev_b32 v1, 2, v0\n  s_waitcnt lgkmcnt(0)\n  v_mov_b32 v2, s4\n  v_mov_b32 v3, s5\n";
+        let body: String =
+            prologue.lines().chain(text.lines()).map(|l| format!("  {}\n", l.trim())).collect();
+        let image = assemble(&Assembly { cpu, body: &body, lds, scratch, ..Assembly::default() });
+        let options = self.options.clone().arch(cpu.parse().expect("a known target"));
+        let rig = Rig::new(options, &image);
+        let buffer = rig.upload("data", data);
+        rig.launch("test", 1, 64, &Args::new().push(buffer))?;
+        Ok(rig.download(buffer, data.len()))
+    }
+
+    /// The buffer afterwards.
+    pub fn run(&self, data: &[u32]) -> Vec<u32> {
+        self.try_run(data).unwrap_or_else(|fault| panic!("{}: {fault}", self.text))
+    }
+}
