@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use hk_codeobj::{Arch, CodeObject, ParseError, RelocationKind};
 
-use crate::exec::Level;
+use crate::exec::{Level, mfma::MatrixNumerics};
 use crate::lower::{Code, Program, Registers, Text, lower};
 use crate::memory::{Allocation, Memory, MemoryError};
 
@@ -45,7 +45,7 @@ pub struct Module {
     segments: Vec<u64>,
     /// The file, for line tables.
     image: Vec<u8>,
-    programs: Mutex<HashMap<u64, Arc<OnceLock<Arc<Program>>>>>,
+    programs: Mutex<HashMap<(u64, MatrixNumerics), Arc<OnceLock<Arc<Program>>>>>,
 }
 
 impl Module {
@@ -127,12 +127,19 @@ impl Module {
     }
 
     /// The program at an entry point, lowered at the first request.
-    pub(crate) fn program(&self, level: Level, entry: u64, registers: Registers) -> Arc<Program> {
+    pub(crate) fn program(
+        &self,
+        level: Level,
+        numerics: MatrixNumerics,
+        entry: u64,
+        registers: Registers,
+    ) -> Arc<Program> {
         let cell = {
             let mut programs = self.programs.lock().unwrap_or_else(|e| e.into_inner());
-            programs.entry(entry).or_default().clone()
+            programs.entry((entry, numerics)).or_default().clone()
         };
-        cell.get_or_init(|| Arc::new(lower(&self.text, self.object.arch, level, entry, registers))).clone()
+        cell.get_or_init(|| Arc::new(lower(&self.text, self.object.arch, level, numerics, entry, registers)))
+            .clone()
     }
 
     /// `file:line` of a virtual address of the code object, from its line table.

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use hk_codeobj::{Arch, Kernel};
 
 use crate::counters::Counters;
-use crate::exec::{Level, mem::View};
+use crate::exec::{Level, mem::View, mfma::MatrixNumerics};
 use crate::fault::Fault;
 use crate::launch::{Dispatch, Launch, Setup, Spare, Threads, check_limits, kernarg, packet, registers};
 use crate::loader::{LoadError, Module};
@@ -24,6 +24,7 @@ pub struct MachineOptions {
     level: Option<Level>,
     kernarg_preload: bool,
     checks: Checks,
+    numerics: MatrixNumerics,
 }
 
 impl Default for MachineOptions {
@@ -38,6 +39,7 @@ impl Default for MachineOptions {
             level: None,
             kernarg_preload: true,
             checks: Checks::NONE,
+            numerics: MatrixNumerics::Fma,
         }
     }
 }
@@ -93,6 +95,13 @@ impl MachineOptions {
         self
     }
 
+    /// How matrix instructions round. What depends on it should name it.
+    #[must_use]
+    pub fn matrix_numerics(mut self, numerics: MatrixNumerics) -> Self {
+        self.numerics = numerics;
+        self
+    }
+
     /// The host features to use; `None` is the best there are. A level that the host lacks falls back to the best.
     /// Never changes a result.
     #[must_use]
@@ -130,6 +139,11 @@ impl Machine {
     /// The target.
     pub fn arch(&self) -> Arch {
         self.0.options.arch
+    }
+
+    /// How matrix instructions round.
+    pub fn numerics(&self) -> MatrixNumerics {
+        self.0.options.numerics
     }
 
     /// Host features in use.
@@ -259,7 +273,7 @@ impl Machine {
         // Hardware with the preload feature enters behind the prologue that loads the same registers by hand.
         let preloads = kernel.descriptor.kernarg_preload_dwords != 0 && self.0.options.kernarg_preload;
         let entry = kernel.entry_vaddr + if preloads { 256 } else { 0 };
-        module.program(self.0.level, entry, registers(kernel))
+        module.program(self.0.level, self.0.options.numerics, entry, registers(kernel))
     }
 
     fn threads(&self) -> Threads<'_> {
