@@ -178,6 +178,16 @@ pub enum Fault {
         /// What is missing.
         why: &'static str,
     },
+    /// Operands or controls that the ISA forbids.
+    #[error("illegal {name}: {why}: {site}")]
+    Illegal {
+        /// Where.
+        site: Box<Site>,
+        /// The mnemonic.
+        name: String,
+        /// What is wrong.
+        why: &'static str,
+    },
     /// A register that the kernel has not allocated, or that does not exist.
     #[error("{register} is out of range ({limit} allocated): {site}")]
     Register {
@@ -254,6 +264,7 @@ pub(crate) enum Problem {
     Memory { space: Space, access: Access, address: u64, bytes: u32, lane: Option<u32> },
     Unknown(DecodeError),
     NoSemantics { name: String, why: &'static str },
+    Illegal { name: String, why: &'static str },
     Unsupported { what: &'static str },
     Register { register: String, limit: u32 },
     RegisterIndex { register: &'static str, index: u32 },

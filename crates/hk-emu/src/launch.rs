@@ -328,6 +328,7 @@ impl<'a> Launch<'a> {
             }
             Problem::Unknown(error) => Fault::UnknownInstruction { site, error },
             Problem::NoSemantics { name, why } => Fault::NoSemantics { site, name, why },
+            Problem::Illegal { name, why } => Fault::Illegal { site, name, why },
             Problem::Unsupported { what } => {
                 Fault::NoSemantics { site, name: program.mnemonic(wave.pc), why: what }
             }

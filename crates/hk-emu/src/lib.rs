@@ -40,6 +40,7 @@ mod wave;
 
 pub use counters::Counters;
 pub use exec::Level;
+pub use exec::mfma::{MatrixNumerics, UnknownNumerics};
 pub use fault::{Access, Fault, MemoryProblem, Site, Space};
 pub use launch::Dispatch;
 pub use loader::{LoadError, Module};

@@ -5,10 +5,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use hk_codeobj::{Arch, CodeObject, ParseError, RelocationKind};
 
-use crate::exec::Level;
-use crate::lower::{Code, Program, Registers, Text, lower};
+use crate::lower::{Code, Program, Registers, Text, Way, lower};
 use crate::memory::{Allocation, Memory, MemoryError};
-use crate::mutate::Mutation;
 
 /// Why a code object cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -128,19 +126,12 @@ impl Module {
     }
 
     /// The program at an entry point, lowered at the first request.
-    pub(crate) fn program(
-        &self,
-        level: Level,
-        entry: u64,
-        registers: Registers,
-        mutation: Option<(u64, Mutation)>,
-    ) -> Arc<Program> {
+    pub(crate) fn program(&self, way: &Way, entry: u64, registers: Registers) -> Arc<Program> {
         let cell = {
             let mut programs = self.programs.lock().unwrap_or_else(|e| e.into_inner());
             programs.entry(entry).or_default().clone()
         };
-        let arch = self.object.arch;
-        cell.get_or_init(|| Arc::new(lower(&self.text, arch, level, entry, registers, mutation))).clone()
+        cell.get_or_init(|| Arc::new(lower(&self.text, self.object.arch, way, entry, registers))).clone()
     }
 
     /// `file:line` of a virtual address of the code object, from its line table.

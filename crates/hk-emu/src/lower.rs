@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use hk_codeobj::Arch;
 
 use crate::counters::Class;
+use crate::exec::mfma::MatrixNumerics;
 use crate::exec::prep::{DWORD, DppTable, Fixup, Post, Prep, fixed, selects};
 use crate::exec::{
-    Ctl, Env, Handler, Level, SPECIAL, Uop, ds, flat, mfma, mubuf, salu, smem, valu, vfloat, vop3p,
+    Ctl, Env, Handler, Level, SPECIAL, Uop, convert, ds, flat, mfma, mubuf, salu, smem, valu, vfloat, vop3p,
 };
 use crate::fault::Problem;
 use crate::isa::{self, DecodeError, Encoding, Inst, Op, Operand};
@@ -47,6 +48,15 @@ pub(crate) struct Registers {
     pub agprs: u32,
 }
 
+/// How instructions become handlers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Way {
+    pub level: Level,
+    pub numerics: MatrixNumerics,
+    /// What is broken on purpose: a virtual address and the change.
+    pub mutation: Option<(u64, Mutation)>,
+}
+
 /// A lowered kernel.
 pub(crate) struct Program {
     /// Differs between programs; never 0.
@@ -54,6 +64,8 @@ pub(crate) struct Program {
     pub uops: Vec<Uop>,
     pub classes: Vec<Class>,
     pub fixups: Vec<Fixup>,
+    pub matrices: Vec<mfma::Matrix>,
+    pub conversions: Vec<convert::Scaled>,
     /// FNUZ 8-bit floats (gfx942), else OCP.
     pub fnuz: bool,
     /// Workgroups may run in any order at the same time without changing the result.
@@ -252,22 +264,16 @@ fn reach(text: &Text, arch: Arch, entry: u64) -> BTreeMap<u64, Result<Inst, Deco
 pub(crate) fn problem(arch: Arch, words: &[u32]) -> Option<String> {
     let text = Text { base: 0, segments: vec![Code { vaddr: 0, words: words.to_vec() }] };
     let registers = Registers { vgprs: 256, agprs: 256 };
-    let program = lower(&text, arch, Level::Portable, 0, registers);
+    let way = Way { level: Level::Portable, numerics: MatrixNumerics::Fma, mutation: None };
+    let program = lower(&text, arch, &way, 0, registers);
     program.problems.get(&program.entry).map(ToString::to_string)
 }
 
 /// Lowers the kernel at `entry`.
-pub(crate) fn lower(
-    text: &Text,
-    arch: Arch,
-    level: Level,
-    entry: u64,
-    registers: Registers,
-    mutation: Option<(u64, Mutation)>,
-) -> Program {
+pub(crate) fn lower(text: &Text, arch: Arch, way: &Way, entry: u64, registers: Registers) -> Program {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let mut found = reach(text, arch, entry);
-    if let Some((address, mutation)) = mutation
+    if let Some((address, mutation)) = way.mutation
         && let Some(Ok(inst)) = found.get_mut(&address)
     {
         *inst = mutation.apply(inst);
@@ -277,6 +283,8 @@ pub(crate) fn lower(
         uops: Vec::with_capacity(found.len()),
         classes: Vec::with_capacity(found.len()),
         fixups: vec![],
+        matrices: vec![],
+        conversions: vec![],
         fnuz: arch == Arch::Gfx942,
         parallel: true,
         entry: 0,
@@ -305,8 +313,14 @@ pub(crate) fn lower(
     program.insts = order.iter().map(|(_, inst)| *inst).collect();
     program.addresses = order.iter().map(|(at, _)| *at).collect();
     program.entry = program.index.get(&entry).copied().unwrap_or(0);
-    let mut lowering =
-        Lowering { program, level, registers, scalar_index: HashMap::new(), vector_index: HashMap::new() };
+    let mut lowering = Lowering {
+        program,
+        level: way.level,
+        numerics: way.numerics,
+        registers,
+        scalar_index: HashMap::new(),
+        vector_index: HashMap::new(),
+    };
     for (i, (at, inst)) in order.iter().enumerate() {
         let index = i as u32;
         let (uop, class) = match inst {
@@ -385,7 +399,9 @@ enum Kind {
 
 fn kind(op: Op) -> Kind {
     let name = op.info().name;
-    if name.ends_with("_F16") || name.ends_with("16") && !name.ends_with("BF16") {
+    if name.starts_with("V_CVT_SCALEF32") {
+        Kind::Word
+    } else if name.ends_with("_F16") || name.ends_with("16") && !name.ends_with("BF16") {
         Kind::Half
     } else if name.ends_with("_F64") {
         Kind::Double
@@ -443,6 +459,7 @@ fn selects_source_halves(op: Op) -> bool {
 struct Lowering {
     program: Program,
     level: Level,
+    numerics: MatrixNumerics,
     registers: Registers,
     scalar_index: HashMap<[u32; 2], u16>,
     vector_index: HashMap<[u32; 2], u16>,
@@ -711,6 +728,9 @@ impl Lowering {
         if op.is_mfma() {
             return self.mfma(inst, u);
         }
+        if let Some(conversion) = convert::Scaled::of(inst) {
+            return self.scaled(inst, u, conversion);
+        }
         let mut fix = Fixup::default();
         let bits = result_bits(op);
         let packed = inst.encoding == Encoding::Vop3p
@@ -725,7 +745,8 @@ impl Lowering {
             valu::saturating(op, self.level, &mut u.extra).ok_or_else(|| none("CLAMP"))?
         } else {
             valu::handler(op, self.level, &mut u.extra)
-                .or_else(|| vfloat::handler(op, self.level, inst.op_sel, &mut u.extra))
+                .or_else(|| vfloat::handler(op, self.level))
+                .or_else(|| convert::handler(op, inst.op_sel, &mut u.extra))
                 .ok_or_else(|| none("not implemented"))?
         };
         if matches!(op, Op::V_BITOP3_B32 | Op::V_BITOP3_B16) {
@@ -1041,15 +1062,34 @@ impl Lowering {
         self.finish(u, handler, fix)
     }
 
+    fn scaled(&mut self, inst: &Inst, u: &mut Uop, conversion: convert::Scaled) -> Result<(), Problem> {
+        if inst.clamp || inst.omod != 0 {
+            return Err(Problem::NoSemantics { name: inst.op.mnemonic(), why: "CLAMP or OMOD" });
+        }
+        let mut fix = Fixup::default();
+        let mut slots = [0u16; 3];
+        for (i, slot) in slots.iter_mut().enumerate() {
+            if inst.src[i] != Operand::None {
+                // The handler knows what signs belong to.
+                *slot = self.source(inst, i, &mut fix, false, true)?;
+            }
+        }
+        [u.a, u.b, u.c] = slots;
+        u.d = self.register(inst.dst, inst.op.info().dst.into())?;
+        u.imm = self.program.conversions.len() as i32;
+        self.program.conversions.push(conversion);
+        self.finish(u, convert::scaled, fix)
+    }
+
     fn mfma(&mut self, inst: &Inst, u: &mut Uop) -> Result<(), Problem> {
         let op = inst.op;
         let info = op.info();
-        let constant = matches!(inst.src[2], Operand::Inline(_));
-        u.extra = mfma::controls(inst, constant);
-        let handler = mfma::handler(op, self.level, self.program.fnuz, &mut u.extra)
-            .ok_or_else(|| Problem::NoSemantics { name: op.mnemonic(), why: "not implemented" })?;
-        u.a = self.register(inst.src[0], info.src[0].into())?;
-        u.b = self.register(inst.src[1], info.src[1].into())?;
+        let illegal = |why| Problem::Illegal { name: op.mnemonic(), why };
+        let mut matrix = mfma::Matrix::of(inst, self.program.fnuz, self.numerics).map_err(illegal)?;
+        let [a, b] = matrix.operand_registers();
+        u.a = self.register(inst.src[0], a)?;
+        u.b = self.register(inst.src[1], b)?;
+        let result = u32::from(info.dst);
         let mut fix = Fixup::default();
         u.c = match inst.src[2] {
             Operand::Inline(code) => {
@@ -1066,9 +1106,48 @@ impl Lowering {
                     }
                 }
             }
-            operand => self.register(operand, info.dst.into())?,
+            operand => self.register(operand, if matrix.sparse() { 1 } else { result })?,
         };
-        u.d = self.register(inst.dst, info.dst.into())?;
+        u.d = self.register(inst.dst, result)?;
+        // More than four registers are written while sources are still read: C may be the destination, nothing else
+        // may touch it.
+        let meets = |slot: u16, n: u32| {
+            let (slot, d) = (u32::from(slot), u32::from(u.d));
+            result > 4 && slot < d + result && d < slot + n
+        };
+        if meets(u.a, a) || meets(u.b, b) {
+            return Err(illegal("the destination overlaps A or B"));
+        }
+        if matrix.sparse() && meets(u.c, 1) {
+            return Err(illegal("the destination overlaps the index"));
+        }
+        if !matrix.sparse() && u.c != u.d && meets(u.c, result) && !matches!(inst.src[2], Operand::Inline(_))
+        {
+            return Err(illegal("the destination overlaps a part of C"));
+        }
+        if let Some(scale) = &inst.scale {
+            for (i, operand) in scale.src.into_iter().enumerate() {
+                let to = TEMP + 2 + i as u16;
+                let slot = match operand {
+                    Operand::Vgpr(_) | Operand::Agpr(_) => self.register(operand, 1)?,
+                    Operand::Inline(code) => {
+                        let value = mfma::scale_constant(inline32(code), code >= 240);
+                        let code = self.scalar_constant([value, 0])?;
+                        fix.preps.push(Prep::Splat { code, to });
+                        to
+                    }
+                    operand => {
+                        let code = self.scalar(operand, false, op)?;
+                        fix.preps.push(Prep::Splat { code, to });
+                        to
+                    }
+                };
+                matrix.set_scale(i, slot);
+            }
+        }
+        u.imm = self.program.matrices.len() as i32;
+        let handler = matrix.handler(self.level);
+        self.program.matrices.push(matrix);
         self.finish(u, handler, fix)
     }
 }

@@ -5,11 +5,11 @@ use std::sync::{Arc, OnceLock};
 use hk_codeobj::{Arch, Kernel};
 
 use crate::counters::Counters;
-use crate::exec::{Level, mem::View};
+use crate::exec::{Level, mem::View, mfma::MatrixNumerics};
 use crate::fault::Fault;
 use crate::launch::{Dispatch, Launch, Setup, Spare, Threads, check_limits, kernarg, packet, registers};
 use crate::loader::{LoadError, Module};
-use crate::lower::Program;
+use crate::lower::{Program, Way};
 use crate::memory::{Memory, MemoryError};
 use crate::mutate::{Candidate, Mutant};
 use crate::observe::{Check, Checks};
@@ -26,6 +26,7 @@ pub struct MachineOptions {
     kernarg_preload: bool,
     checks: Checks,
     mutant: Option<Mutant>,
+    numerics: MatrixNumerics,
 }
 
 impl Default for MachineOptions {
@@ -41,6 +42,7 @@ impl Default for MachineOptions {
             kernarg_preload: true,
             checks: Checks::NONE,
             mutant: None,
+            numerics: MatrixNumerics::Fma,
         }
     }
 }
@@ -103,6 +105,13 @@ impl MachineOptions {
         self
     }
 
+    /// How matrix instructions round. What depends on it should name it.
+    #[must_use]
+    pub fn matrix_numerics(mut self, numerics: MatrixNumerics) -> Self {
+        self.numerics = numerics;
+        self
+    }
+
     /// The host features to use; `None` is the best there are. A level that the host lacks falls back to the best.
     /// Never changes a result.
     #[must_use]
@@ -141,6 +150,11 @@ impl Machine {
     /// The target.
     pub fn arch(&self) -> Arch {
         self.0.options.arch
+    }
+
+    /// How matrix instructions round.
+    pub fn numerics(&self) -> MatrixNumerics {
+        self.0.options.numerics
     }
 
     /// Host features in use.
@@ -284,7 +298,8 @@ impl Machine {
         let entry = kernel.entry_vaddr + if preloads { 256 } else { 0 };
         let mutant = self.0.options.mutant.as_ref().filter(|mutant| mutant.kernel == kernel.name);
         let mutation = mutant.map(|mutant| (mutant.address, mutant.mutation));
-        module.program(self.0.level, entry, registers(kernel), mutation)
+        let way = Way { level: self.0.level, numerics: self.0.options.numerics, mutation };
+        module.program(&way, entry, registers(kernel))
     }
 
     fn threads(&self) -> Threads<'_> {

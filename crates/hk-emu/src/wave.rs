@@ -1,5 +1,7 @@
 //! The state of one wave.
 
+use crate::exec::mfma::Operands;
+
 /// Lanes of a chunk: what one step of a vector handler works on.
 pub(crate) const CHUNK: usize = 16;
 
@@ -106,6 +108,8 @@ pub(crate) struct Wave {
     pub scratch_stride: u32,
     /// The program whose constants are in the slots.
     pub constants_of: u64,
+    /// Where matrix instructions unpack their operands.
+    pub operands: Option<Box<Operands>>,
 }
 
 impl Wave {
@@ -125,6 +129,7 @@ impl Wave {
             scratch: Vec::new(),
             scratch_stride: 0,
             constants_of: 0,
+            operands: None,
         }
     }
 
@@ -147,6 +152,12 @@ impl Wave {
     #[inline(always)]
     pub fn tuple<const N: usize>(&self, slot: u16) -> Option<&[Lanes; N]> {
         self.slots.get(slot as usize..)?.first_chunk()
+    }
+
+    /// `n` consecutive slots.
+    #[inline(always)]
+    pub fn registers(&self, slot: u16, n: usize) -> &[Lanes] {
+        self.slots.get(slot as usize..slot as usize + n).unwrap_or(&[])
     }
 
     #[inline(always)]

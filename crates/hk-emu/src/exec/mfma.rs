@@ -1,131 +1,314 @@
-//! Matrix instructions: one algorithm, driven by the layout formulas of the register tiles.
+//! Matrix instructions, dense and sparse: one algorithm, driven by the layout formulas of the register tiles.
 //!
-//! Numerics: every product is added by a fused multiply-add in ascending k, in the precision of the accumulator.
-//! Denormals of C and D are kept; f32 inputs follow MODE. A NaN result is the default NaN.
+//! Operands are unpacked to f32, which holds every format exactly, as rows of one k each; then whole chunks of columns
+//! are multiplied. Sums of 8-bit integers are exact in f32 too.
+//!
+//! Denormals of C and D are kept; f32 inputs follow MODE. A NaN result is the default NaN. EXEC is ignored.
+
+use std::fmt;
+use std::str::FromStr;
 
 use super::float;
+use super::formats::{Narrow, e8m0};
 use super::lanes::Modes;
-use super::{Ctl, Env, Handler, Host, Level, Uop, levels_to_avx2};
-use crate::isa::{Inst, Op};
-use crate::wave::{CHUNK, Lanes, Wave};
+use super::{Ctl, Env, Handler, Host, Level, Uop, levels};
+use crate::isa::{Inst, Operand};
+use crate::wave::{CHUNK, Lanes, Wave, mode};
 
-/// The type of an input element.
-pub(crate) trait Elem {
-    const BITS: usize;
-    /// The f32 of the low bits of `raw`; what is above them is garbage.
-    fn widen(raw: u32, flush: bool) -> f32;
+/// How matrix instructions round sums of products.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum MatrixNumerics {
+    /// A fused multiply-add for each k in ascending order, to nearest even.
+    #[default]
+    Fma,
+    /// The published model of gfx942, bit by bit: groups of products truncated at a common exponent. Slow.
+    ///
+    /// The same rules serve the instructions of gfx950 and sparse ones, of which no model is published (unverified).
+    Cdna3Exact,
 }
 
-struct F32;
-impl Elem for F32 {
-    const BITS: usize = 32;
-    #[inline(always)]
-    fn widen(raw: u32, flush: bool) -> f32 {
-        f32::from_bits(if flush { float::flush32(raw) } else { raw })
+impl MatrixNumerics {
+    const ALL: [MatrixNumerics; 2] = [MatrixNumerics::Fma, MatrixNumerics::Cdna3Exact];
+}
+
+impl fmt::Display for MatrixNumerics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            MatrixNumerics::Fma => "fma",
+            MatrixNumerics::Cdna3Exact => "cdna3-exact",
+        })
     }
 }
 
-/// f32 cut to 10 bits of fraction.
-struct Xf32;
-impl Elem for Xf32 {
-    const BITS: usize = 32;
-    #[inline(always)]
-    fn widen(raw: u32, _: bool) -> f32 {
-        f32::from_bits(if float::is_nan32(raw) { float::NAN32 } else { raw & 0xFFFF_E000 })
+/// A name that is no [`MatrixNumerics`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("matrix numerics are `fma` or `cdna3-exact`")]
+pub struct UnknownNumerics;
+
+impl FromStr for MatrixNumerics {
+    type Err = UnknownNumerics;
+
+    fn from_str(name: &str) -> Result<Self, UnknownNumerics> {
+        Self::ALL.into_iter().find(|n| n.to_string() == name).ok_or(UnknownNumerics)
     }
 }
 
-struct F16;
-impl Elem for F16 {
-    const BITS: usize = 16;
-    #[inline(always)]
-    fn widen(raw: u32, _: bool) -> f32 {
-        float::f16_to_f32(raw & 0xFFFF)
+/// The type of the elements of an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Element {
+    F64,
+    F32,
+    /// f32 cut to 10 bits of fraction.
+    Xf32,
+    I8,
+    Float(Narrow),
+}
+
+impl Element {
+    fn of(name: &str, fnuz: bool) -> Option<Element> {
+        Some(match (name, fnuz) {
+            ("F64", _) => Element::F64,
+            ("F32", _) => Element::F32,
+            ("XF32", _) => Element::Xf32,
+            ("I8", _) => Element::I8,
+            ("F16", _) => Element::Float(Narrow::F16),
+            ("BF16", _) => Element::Float(Narrow::BF16),
+            ("FP8", false) => Element::Float(Narrow::E4M3),
+            ("FP8", true) => Element::Float(Narrow::E4M3_FNUZ),
+            ("BF8", false) => Element::Float(Narrow::E5M2),
+            ("BF8", true) => Element::Float(Narrow::E5M2_FNUZ),
+            _ => return None,
+        })
+    }
+
+    /// The formats of the f8f6f4 instructions, by `cbsz` or `blgp`.
+    fn coded(code: u8) -> Option<Element> {
+        let formats = [Narrow::E4M3, Narrow::E5M2, Narrow::E2M3, Narrow::E3M2, Narrow::E2M1];
+        formats.get(usize::from(code)).copied().map(Element::Float)
+    }
+
+    fn bits(self) -> usize {
+        match self {
+            Element::F64 => 64,
+            Element::F32 | Element::Xf32 => 32,
+            Element::I8 => 8,
+            Element::Float(f) => f.bits as usize,
+        }
     }
 }
 
-struct Bf16;
-impl Elem for Bf16 {
-    const BITS: usize = 16;
-    #[inline(always)]
-    fn widen(raw: u32, _: bool) -> f32 {
-        f32::from_bits(raw << 16)
+/// The places of an operand's elements in k.
+///
+/// Lanes come in groups of one element for each row or column; a lane's elements are consecutive in k, group after
+/// group. Operands of eight registers are the exception: each half of the registers covers one half of k in that way.
+///
+/// That exception, which only shows where A and B differ in it or scales differ, is not verified by ourselves. It is
+/// what the CDNA4 manual prints for 8-bit f8f6f4 operands (7.1.5.1) and for B of the sparse instructions (7.5.1.3), what
+/// Triton's linear layouts of gfx950 say, and what others found by probing MI350 with random data and scales, for both
+/// kinds of instructions and for mixed 8-bit and narrower operands. Narrower operands are plain by the same sources.
+fn k_of(group: usize, element: usize, per_lane: usize, groups: usize, registers: usize) -> usize {
+    if registers == 8 {
+        let half = per_lane / 2;
+        element / half * (groups * half) + group * half + element % half
+    } else {
+        group * per_lane + element
     }
 }
 
-/// 8-bit floats: the magnitude is shifted to an f32's place, and one exact multiplication corrects the bias.
-#[inline(always)]
-fn widen8(
-    raw: u32,
-    fraction: u32,
-    bias: u32,
-    nan: impl Fn(u32) -> bool,
-    infinity: impl Fn(u32) -> bool,
-) -> f32 {
-    let magnitude = raw & 0x7F;
-    let scale = f32::from_bits((254 - bias) << 23);
-    let value = f32::from_bits(magnitude << (23 - fraction)) * scale;
-    let bits = value.to_bits() | (raw & 0x80) << 24;
-    let bits = if infinity(magnitude) { 0x7F80_0000 | (raw & 0x80) << 24 } else { bits };
-    f32::from_bits(if nan(raw & 0xFF) { float::NAN32 } else { bits })
+/// One operand of an instruction in registers: `width` rows or columns of all blocks, `k` elements each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Packed {
+    element: Element,
+    width: usize,
+    k: usize,
 }
 
-struct E4m3Fnuz;
-impl Elem for E4m3Fnuz {
-    const BITS: usize = 8;
-    #[inline(always)]
-    fn widen(raw: u32, _: bool) -> f32 {
-        widen8(raw, 3, 8, |x| x == 0x80, |_| false)
+impl Packed {
+    fn groups(&self) -> usize {
+        64 / self.width
+    }
+
+    fn per_lane(&self) -> usize {
+        self.k / self.groups()
+    }
+
+    fn registers(&self) -> usize {
+        self.per_lane() * self.element.bits() / 32
+    }
+
+    fn k_of(&self, group: usize, element: usize) -> usize {
+        k_of(group, element, self.per_lane(), self.groups(), self.registers())
     }
 }
 
-struct E5m2Fnuz;
-impl Elem for E5m2Fnuz {
-    const BITS: usize = 8;
-    #[inline(always)]
-    fn widen(raw: u32, _: bool) -> f32 {
-        widen8(raw, 2, 16, |x| x == 0x80, |_| false)
+/// A matrix instruction: D (dim x dim) = C + A (dim x k) B (k x dim), in independent blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Matrix {
+    dim: usize,
+    blocks: usize,
+    a: Packed,
+    b: Packed,
+    numerics: MatrixNumerics,
+    /// A holds two of each four elements of k; which, says this part of the index register.
+    sparse: Option<Index>,
+    /// Lanes of A that are broadcast: how many, and from which on.
+    broadcast: Option<(usize, usize)>,
+    /// `blgp`: a permutation of the lanes of B, or the signs of f64 operands.
+    pattern: u8,
+    constant_c: bool,
+    /// Slot and byte of the E8M0 scales of A and B.
+    scale: Option<[(u16, u8); 2]>,
+}
+
+/// Bits of the index register: where those of a lane's first element are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Index {
+    shift: usize,
+}
+
+impl Matrix {
+    /// The instruction, or what is illegal about it.
+    pub fn of(inst: &Inst, fnuz: bool, numerics: MatrixNumerics) -> Result<Matrix, &'static str> {
+        let name = inst.op.info().name;
+        Self::parse(name, inst, fnuz, numerics).unwrap_or(Err("an unknown shape"))
+    }
+
+    /// `V_MFMA_F32_16X16X4_4B_F16`: result, shape, blocks where there are several, types of A and B (one for both).
+    fn parse(
+        name: &str,
+        inst: &Inst,
+        fnuz: bool,
+        numerics: MatrixNumerics,
+    ) -> Option<Result<Matrix, &'static str>> {
+        let (sparse, name) = match name.strip_prefix("V_SMFMAC_") {
+            Some(rest) => (true, rest),
+            None => (false, name.strip_prefix("V_MFMA_")?),
+        };
+        let mut parts = name.split('_').skip(1);
+        let mut dims = parts.next()?.split('X').map(str::parse::<usize>);
+        let (dim, k) = (dims.next()?.ok()?, dims.nth(1)?.ok()?);
+        let mut types: Vec<&str> = parts.collect();
+        let blocks = match types.first()?.strip_suffix('B') {
+            Some(n) => {
+                types.remove(0);
+                n.parse().ok()?
+            }
+            None => 1,
+        };
+        let f8f6f4 = types == ["F8F6F4"];
+        let (a, b) = if f8f6f4 {
+            match (Element::coded(inst.cbsz), Element::coded(inst.blgp)) {
+                (Some(a), Some(b)) => (a, b),
+                _ => return Some(Err("a format code above 4")),
+            }
+        } else {
+            (Element::of(types.first()?, fnuz)?, Element::of(types.last()?, fnuz)?)
+        };
+        let width = dim * blocks;
+        let packed = |element, k| Packed { element, width, k };
+        let mut matrix = Matrix {
+            dim,
+            blocks,
+            a: packed(a, if sparse { k / 2 } else { k }),
+            b: packed(b, k),
+            numerics,
+            sparse: None,
+            broadcast: None,
+            pattern: 0,
+            constant_c: matches!(inst.src[2], Operand::Inline(_)),
+            scale: None,
+        };
+        let (cbsz, abid) = (usize::from(inst.cbsz), usize::from(inst.abid));
+        if f8f6f4 {
+            // Without this bit all scales are 1.
+            if abid & 1 != 0 {
+                let Some(scale) = &inst.scale else { return Some(Err("scales without a scale prefix")) };
+                matrix.scale = Some(scale.byte.map(|byte| (0, byte)));
+            }
+        } else if sparse {
+            // Two bits for each of a lane's elements; the register holds as many sets as fit.
+            let bits = 2 * matrix.a.per_lane();
+            let set = if cbsz & 3 != 0 { 0 } else { abid % (32 / bits) };
+            matrix.sparse = Some(Index { shift: set * bits });
+        } else {
+            if a != Element::F64 && cbsz != 0 {
+                if 1 << cbsz > blocks || abid >> cbsz != 0 {
+                    return Some(Err("a broadcast of blocks that there are not"));
+                }
+                let lanes = 64 >> cbsz;
+                matrix.broadcast = Some((lanes, lanes * abid));
+            }
+            matrix.pattern = inst.blgp;
+        }
+        Some(Ok(matrix))
+    }
+
+    pub fn sparse(&self) -> bool {
+        self.sparse.is_some()
+    }
+
+    /// Registers of A and B.
+    pub fn operand_registers(&self) -> [u32; 2] {
+        [self.a, self.b].map(|operand| operand.registers() as u32)
+    }
+
+    /// The slot of the scales of A (0) or B (1).
+    pub fn set_scale(&mut self, operand: usize, slot: u16) {
+        if let Some((to, _)) = self.scale.as_mut().and_then(|scale| scale.get_mut(operand)) {
+            *to = slot;
+        }
+    }
+
+    pub fn handler(&self, level: Level) -> Handler {
+        if self.a.element == Element::F64 { double } else { matrix_handler(level) }
+    }
+
+    fn integer(&self) -> bool {
+        self.a.element == Element::I8
     }
 }
 
-struct E4m3;
-impl Elem for E4m3 {
-    const BITS: usize = 8;
-    #[inline(always)]
-    fn widen(raw: u32, _: bool) -> f32 {
-        widen8(raw, 3, 7, |x| x & 0x7F == 0x7F, |_| false)
-    }
+/// A constant as a register of scales: the exponent of a float, else the bytes as they are (unverified).
+pub(crate) fn scale_constant(value: u32, float: bool) -> u32 {
+    if float { (value >> 23 & 0xFF) * 0x0101_0101 } else { value }
 }
 
-struct E5m2;
-impl Elem for E5m2 {
-    const BITS: usize = 8;
-    #[inline(always)]
-    fn widen(raw: u32, _: bool) -> f32 {
-        widen8(raw, 2, 15, |x| x & 0x7F > 0x7C, |m| m == 0x7C)
-    }
-}
-
-/// An instruction: D (M x N) += A (M x K) B (K x N), in B independent blocks.
-pub(crate) trait Shape {
-    const M: usize;
-    const N: usize;
-    const K: usize;
-    const BLOCKS: usize;
-    type A: Elem;
-    type B: Elem;
-}
-
-/// Elements of an operand: rows of `dim * blocks`, one for each k.
+/// Most elements of an operand.
 const MAX: usize = 2048;
 
-/// The source lane of each lane under the broadcast controls of A (`cbsz`, `abid`) or B (`blgp`).
-fn a_lane(lane: usize, cbsz: u8, abid: u8) -> usize {
-    let size = 64 >> (cbsz & 7).min(4);
-    (lane % size + size * usize::from(abid)) % 64
+/// Unpacked operands, `a[k * width + row]` and `b[k * width + column]`.
+pub(crate) struct Operands {
+    a: [f32; MAX],
+    b: [f32; MAX],
+    /// Sparse: which k each element of A belongs to.
+    k: [u8; MAX],
+    /// Scales of A and B for each 32 of k, as E8M0 bytes.
+    scales: [[u8; 64]; 2],
 }
 
-fn b_lane(lane: usize, blgp: u8) -> usize {
+impl Operands {
+    fn new() -> Box<Operands> {
+        Box::new(Operands { a: [0.0; MAX], b: [0.0; MAX], k: [0; MAX], scales: [[127; 64]; 2] })
+    }
+}
+
+/// The registers of an operand with its lanes moved by the broadcast controls.
+#[cold]
+#[inline(never)]
+fn moved(registers: &[Lanes], from: impl Fn(usize) -> usize) -> [Lanes; 8] {
+    let mut out = [Lanes::ZERO; 8];
+    for (out, register) in out.iter_mut().zip(registers) {
+        for lane in 0..64 {
+            out.set(lane, register.get(from(lane)));
+        }
+    }
+    out
+}
+
+/// The lane whose B a lane gets.
+fn pattern(lane: usize, blgp: u8) -> usize {
     match blgp {
         1 => lane % 32,
         2 => lane % 32 + 32,
@@ -135,197 +318,507 @@ fn b_lane(lane: usize, blgp: u8) -> usize {
     }
 }
 
-fn permuted(w: &Wave, slot: u16, from: impl Fn(usize) -> usize) -> Lanes {
-    let source = w.v(slot);
-    let mut out = Lanes::ZERO;
-    for lane in 0..64 {
-        out.set(lane, source.get(from(lane)));
-    }
-    out
-}
-
-/// Unpacks an operand to f32, `out[k * width + column]` with `width = dim * blocks`.
+/// Unpacks elements of `BITS` bits.
 #[inline(always)]
-fn unpack<E: Elem>(
-    w: &Wave,
-    slot: u16,
-    [width, k]: [usize; 2],
-    flush: bool,
-    permute: Option<&dyn Fn(usize) -> usize>,
+fn spread<const BITS: usize>(
+    registers: &[Lanes],
+    packed: &Packed,
     out: &mut [f32; MAX],
+    widen: impl Fn(u32) -> f32,
 ) {
-    let per_register = 32 / E::BITS;
-    // Elements per lane: lanes beyond `width` hold the next ks.
-    let elements = k * width / 64;
-    for r in 0..elements / per_register {
-        let lanes = match permute {
-            None => *w.v(slot + r as u16),
-            Some(from) => permuted(w, slot + r as u16, from),
-        };
+    for element in 0..packed.per_lane() {
+        let (r, shift) = (element * BITS / 32, element * BITS % 32);
+        let Some(low) = registers.get(r) else { return };
         for c in 0..4 {
-            let group = 16 * c / width;
-            let column = 16 * c % width;
-            for j in 0..per_register {
-                let row = group * elements + r * per_register + j;
-                let start = row * width + column;
-                let target = &mut out[start..start + CHUNK];
+            let row = packed.k_of(16 * c / packed.width, element);
+            let start = row * packed.width + 16 * c % packed.width;
+            let Some(target) = out.get_mut(start..).and_then(|out| out.first_chunk_mut::<CHUNK>()) else {
+                return;
+            };
+            if shift + BITS > 32 {
+                let Some(high) = registers.get(r + 1) else { return };
                 for l in 0..CHUNK {
-                    target[l] = E::widen(lanes.0[c][l] >> (E::BITS * j), flush);
+                    target[l] = widen(low.0[c][l] >> shift | high.0[c][l] << (32 - shift));
+                }
+            } else {
+                for l in 0..CHUNK {
+                    target[l] = widen(low.0[c][l] >> shift);
                 }
             }
         }
     }
 }
 
-/// Controls in `Uop::extra`: cbsz, abid, blgp, and whether C is one constant for all registers.
-pub(crate) fn controls(inst: &Inst, constant_c: bool) -> u32 {
-    u32::from(inst.cbsz) | u32::from(inst.abid) << 4 | u32::from(inst.blgp) << 8 | u32::from(constant_c) << 12
+#[inline(always)]
+fn unpack(registers: &[Lanes], packed: &Packed, flush: bool, out: &mut [f32; MAX]) {
+    match packed.element {
+        Element::F64 => {}
+        Element::F32 if flush => {
+            spread::<32>(registers, packed, out, |x| f32::from_bits(float::flush32(x)));
+        }
+        Element::F32 => spread::<32>(registers, packed, out, f32::from_bits),
+        Element::Xf32 => spread::<32>(registers, packed, out, |x| {
+            f32::from_bits(if float::is_nan32(x) { float::NAN32 } else { x & 0xFFFF_E000 })
+        }),
+        Element::I8 => {
+            spread::<8>(registers, packed, out, |x| (x << 24) as i32 as f32 * (1.0 / 16_777_216.0))
+        }
+        Element::Float(Narrow::BF16) => {
+            spread::<16>(registers, packed, out, |x| f32::from_bits(x << 16));
+        }
+        Element::Float(Narrow::F16) => spread::<16>(registers, packed, out, |x| Narrow::F16.decode(x)),
+        Element::Float(Narrow::E4M3) => spread::<8>(registers, packed, out, |x| Narrow::E4M3.decode(x)),
+        Element::Float(Narrow::E5M2) => spread::<8>(registers, packed, out, |x| Narrow::E5M2.decode(x)),
+        Element::Float(Narrow::E4M3_FNUZ) => {
+            spread::<8>(registers, packed, out, |x| Narrow::E4M3_FNUZ.decode(x));
+        }
+        Element::Float(Narrow::E5M2_FNUZ) => {
+            spread::<8>(registers, packed, out, |x| Narrow::E5M2_FNUZ.decode(x));
+        }
+        Element::Float(Narrow::E2M3) => spread::<6>(registers, packed, out, |x| Narrow::E2M3.decode(x)),
+        Element::Float(Narrow::E3M2) => spread::<6>(registers, packed, out, |x| Narrow::E3M2.decode(x)),
+        Element::Float(_) => spread::<4>(registers, packed, out, |x| Narrow::E2M1.decode(x)),
+    }
 }
 
-#[inline(always)]
-fn operands<S: Shape>(w: &Wave, u: &Uop, a: &mut [f32; MAX], b: &mut [f32; MAX]) {
-    let flush = Modes::of(w).in32;
-    let (cbsz, abid, blgp) = ((u.extra & 7) as u8, (u.extra >> 4 & 15) as u8, (u.extra >> 8 & 7) as u8);
-    let from_a = move |lane| a_lane(lane, cbsz, abid);
-    let from_b = move |lane| b_lane(lane, blgp);
-    let permute_a: Option<&dyn Fn(usize) -> usize> = if cbsz != 0 { Some(&from_a) } else { None };
-    let permute_b: Option<&dyn Fn(usize) -> usize> = if blgp != 0 { Some(&from_b) } else { None };
-    unpack::<S::A>(w, u.a, [S::M * S::BLOCKS, S::K], flush, permute_a, a);
-    unpack::<S::B>(w, u.b, [S::N * S::BLOCKS, S::K], flush, permute_b, b);
+/// Register and first lane of row `i` of a block of 32-bit results.
+fn output(dim: usize, i: usize, block: usize) -> (usize, usize) {
+    let rows = 64 / dim;
+    let p = 64usize.div_ceil(dim * dim / 4);
+    let register = block * (dim * dim / 64) + i / (4 * rows) * 4 + i % 4;
+    (register, (block % p) * dim + i / 4 % rows * p * dim)
 }
 
-#[inline(always)]
-fn mfma_body<H: Host, S: Shape>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
-    let (mut a, mut b) = ([0f32; MAX], [0f32; MAX]);
-    operands::<S>(w, u, &mut a, &mut b);
-    let c_step = if u.extra >> 12 & 1 != 0 { 0 } else { 1 };
-    let (wa, wb) = (S::M * S::BLOCKS, S::N * S::BLOCKS);
-    if S::N < 16 {
-        // 4x4, 16 blocks: the lane is the column of B, the register the row of A within the lane's block.
-        for r in 0..4u16 {
-            for c in 0..4 {
-                let mut acc = w.chunk(u.c + c_step * r, c).map(f32::from_bits);
-                for k in 0..S::K {
-                    for l in 0..CHUNK {
-                        let lane = 16 * c + l;
-                        acc[l] =
-                            H::fma32(a[k * wa + lane / 4 * 4 + usize::from(r)], b[k * wb + lane], acc[l]);
+/// What sums start from and how they end.
+#[derive(Clone, Copy)]
+struct Ends {
+    d: u16,
+    c: u16,
+    c_step: u16,
+    integer: bool,
+    /// Results that overflow become the largest finite value.
+    clamps: bool,
+}
+
+impl Ends {
+    #[inline(always)]
+    fn start(&self, w: &Wave, register: usize, chunk: usize) -> [f32; CHUNK] {
+        if self.integer {
+            [0.0; CHUNK]
+        } else {
+            w.chunk(self.c + self.c_step * register as u16, chunk).map(f32::from_bits)
+        }
+    }
+
+    /// Writes a chunk of results; `inputs` says whether anything that went into an element of it was infinite.
+    #[inline(always)]
+    fn finish(
+        &self,
+        w: &mut Wave,
+        register: usize,
+        chunk: usize,
+        acc: [f32; CHUNK],
+        infinite: impl Fn(usize) -> bool,
+    ) {
+        let mut out = [0; CHUNK];
+        if self.integer {
+            let c = w.chunk(self.c + self.c_step * register as u16, chunk);
+            for l in 0..CHUNK {
+                let sum = acc[l] as i32;
+                out[l] = if self.clamps {
+                    (c[l] as i32).saturating_add(sum) as u32
+                } else {
+                    c[l].wrapping_add(sum as u32)
+                };
+            }
+        } else {
+            for l in 0..CHUNK {
+                out[l] = if acc[l].is_nan() { float::NAN32 } else { acc[l].to_bits() };
+            }
+            if self.clamps {
+                let c = self.start(w, register, chunk);
+                for l in 0..CHUNK {
+                    if acc[l].is_infinite() && !c[l].is_infinite() && !infinite(l) {
+                        out[l] = acc[l].signum().to_bits() & 0x8000_0000 | f32::MAX.to_bits();
                     }
                 }
-                w.set_chunk(u.d + r, c, 0xFFFF, finish(acc));
             }
         }
-        return Ctl::Next;
+        w.set_chunk(self.d + register as u16, chunk, 0xFFFF, out);
     }
-    let rows = 64 / S::N;
-    let p = 64usize.div_ceil(S::M * S::N / 4);
-    for block in 0..S::BLOCKS {
-        for quad in 0..S::M / 4 {
-            // Rows 4 quad .. 4 quad + 4 are four registers over the same lanes.
-            let register = (block * (S::M * S::N / 64) + quad / rows * 4) as u16;
-            let lane = (block % p) * S::N + quad % rows * p * S::N;
-            for part in 0..S::N / 16 {
-                let chunk = lane / 16 + part;
+}
+
+/// Whether row `i` of A or column `j` of B, given as indices into rows of `width`, holds an infinity.
+fn any_infinite(a: &[f32], b: &[f32], width: usize, i: usize, j: usize) -> bool {
+    let infinite = |x: &[f32], at: usize| x.iter().skip(at).step_by(width).any(|x| x.is_infinite());
+    infinite(a, i) || infinite(b, j)
+}
+
+/// Blocks of 16 or 32 rows: four rows and 16 columns at a time. `W` is `DIM * blocks`.
+#[inline(always)]
+fn multiply<H: Host, const DIM: usize, const W: usize>(
+    w: &mut Wave,
+    ends: Ends,
+    blocks: usize,
+    a: &[f32],
+    b: &[f32],
+) {
+    let (a_rows, b_rows) = (a.as_chunks::<W>().0, b.as_chunks::<W>().0);
+    for block in 0..blocks {
+        for quad in 0..DIM / 4 {
+            // Four registers over the same lanes.
+            let (register, lane) = output(DIM, 4 * quad, block);
+            let row = block * DIM + 4 * quad;
+            for part in 0..DIM / 16 {
+                let (chunk, column) = (lane / 16 + part, block * DIM + 16 * part);
                 let mut acc = [[0f32; CHUNK]; 4];
                 for (i, acc) in acc.iter_mut().enumerate() {
-                    *acc = w.chunk(u.c + c_step * (register + i as u16), chunk).map(f32::from_bits);
+                    *acc = ends.start(w, register + i, chunk);
                 }
-                for k in 0..S::K {
-                    let start = k * wb + block * S::N + part * 16;
-                    let Some(row) = b[start..].first_chunk::<CHUNK>() else { continue };
-                    let start = k * wa + block * S::M + quad * 4;
-                    let Some(column) = a[start..].first_chunk::<4>() else { continue };
+                for (x, y) in a_rows.iter().zip(b_rows) {
+                    let (Some(x), Some(y)) =
+                        (x[row..].first_chunk::<4>(), y[column..].first_chunk::<CHUNK>())
+                    else {
+                        continue;
+                    };
                     for i in 0..4 {
                         for l in 0..CHUNK {
-                            acc[i][l] = H::fma32(column[i], row[l], acc[i][l]);
+                            acc[i][l] = H::fma32(x[i], y[l], acc[i][l]);
                         }
                     }
                 }
                 for (i, acc) in acc.iter().enumerate() {
-                    w.set_chunk(u.d + register + i as u16, chunk, 0xFFFF, finish(*acc));
+                    let infinite = |l| any_infinite(a, b, W, row + i, column + l);
+                    ends.finish(w, register + i, chunk, *acc, infinite);
                 }
             }
         }
     }
+}
+
+/// 16 blocks of 4 rows: the lane is the column of B, the register the row of A within the lane's block.
+#[inline(always)]
+fn multiply4<H: Host>(w: &mut Wave, ends: Ends, a: &[f32], b: &[f32]) {
+    for r in 0..4 {
+        for c in 0..4 {
+            let mut acc = ends.start(w, r, c);
+            for (x, y) in a.as_chunks::<64>().0.iter().zip(b.as_chunks::<64>().0) {
+                for l in 0..CHUNK {
+                    let lane = 16 * c + l;
+                    acc[l] = H::fma32(x[lane / 4 * 4 + r], y[lane], acc[l]);
+                }
+            }
+            let infinite = |l: usize| any_infinite(a, b, 64, (16 * c + l) / 4 * 4 + r, 16 * c + l);
+            ends.finish(w, r, c, acc, infinite);
+        }
+    }
+}
+
+/// A sparse A: each of its elements names its row of B.
+#[inline(always)]
+fn multiply_sparse<H: Host>(w: &mut Wave, ends: Ends, dim: usize, a: &[f32], b: &[f32], k: &[u8]) {
+    for i in 0..dim {
+        let (register, lane) = output(dim, i, 0);
+        for part in 0..dim / 16 {
+            let mut acc = ends.start(w, register, lane / 16 + part);
+            for (x, k) in a.iter().zip(k).skip(i).step_by(dim) {
+                let start = usize::from(*k) * dim + 16 * part;
+                let Some(y) = b.get(start..).and_then(|b| b.first_chunk::<CHUNK>()) else { continue };
+                for l in 0..CHUNK {
+                    acc[l] = H::fma32(*x, y[l], acc[l]);
+                }
+            }
+            let infinite = |l| any_infinite(a, b, dim, i, 16 * part + l);
+            ends.finish(w, register, lane / 16 + part, acc, infinite);
+        }
+    }
+}
+
+/// One element after the other, by any rule: `dot(i, j, c)` of rows and columns counted over all blocks.
+#[inline(never)]
+fn each(
+    w: &mut Wave,
+    ends: Ends,
+    dim: usize,
+    blocks: usize,
+    a: &[f32],
+    b: &[f32],
+    dot: impl Fn(usize, usize, f32) -> f32,
+) {
+    let width = dim * blocks;
+    for block in 0..blocks {
+        for i in 0..dim {
+            let (register, lane) = output(dim, i, block);
+            for j in 0..dim {
+                let at = lane + j;
+                let c = f32::from_bits(w.lane(ends.c + ends.c_step * register as u16, at));
+                let (row, column) = (block * dim + i, block * dim + j);
+                let x = dot(row, column, c);
+                let overflow = ends.clamps && x.is_infinite() && !c.is_infinite();
+                let value = if x.is_nan() {
+                    float::NAN32
+                } else if overflow && !any_infinite(a, b, width, row, column) {
+                    f32::MAX.copysign(x).to_bits()
+                } else {
+                    x.to_bits()
+                };
+                w.set_lane(ends.d + register as u16, at, value);
+            }
+        }
+    }
+}
+
+/// Which k each element of a sparse A belongs to: two bits of its lane's index say which of four.
+fn place(index: &Lanes, packed: &Packed, shift: usize, out: &mut [u8; MAX]) {
+    for element in 0..packed.per_lane() {
+        for lane in 0..64 {
+            let k = packed.k_of(lane / packed.width, element);
+            let pair = (index.get(lane) >> (shift + 2 * element) & 3) as u8;
+            out[k * packed.width + lane % packed.width] = (k / 2 * 4) as u8 + pair;
+        }
+    }
+}
+
+/// Scales so far from 1 that scaled elements could leave the normal numbers of f32.
+fn extreme(scales: &[u8; 64]) -> bool {
+    scales.iter().any(|s| !(27..=227).contains(s) && *s != 255)
+}
+
+/// Multiplies elements by their scales, exactly.
+fn rescale(x: &mut [f32], scales: &[u8; 64], dim: usize) {
+    // Lane `32-block * dim + row` holds a scale.
+    for (block, x) in x.chunks_mut(32 * dim).enumerate() {
+        let Some(scales) = scales.get(block * dim..(block + 1) * dim) else { return };
+        for x in x.chunks_mut(dim) {
+            for (x, scale) in x.iter_mut().zip(scales) {
+                *x *= if *scale == 255 { f32::NAN } else { f32::from_bits(u32::from(*scale) << 23) };
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn matrix_body<H: Host>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+    let Some(m) = e.program.matrices.get(u.imm as usize) else { return Ctl::Next };
+    let mut operands = w.operands.take().unwrap_or_else(Operands::new);
+    let flush = Modes::of(w).in32;
+    for (i, (slot, packed)) in [(u.a, &m.a), (u.b, &m.b)].into_iter().enumerate() {
+        let registers = w.registers(slot, packed.registers());
+        let copy;
+        let registers = match (i, m.broadcast, m.pattern) {
+            (0, Some((lanes, first)), _) => {
+                copy = moved(registers, |lane| lane % lanes + first);
+                &copy[..]
+            }
+            (1, _, blgp @ 1..) => {
+                copy = moved(registers, |lane| pattern(lane, blgp));
+                &copy[..]
+            }
+            _ => registers,
+        };
+        unpack(registers, packed, flush, if i == 0 { &mut operands.a } else { &mut operands.b });
+    }
+    if let Some(index) = m.sparse {
+        place(w.v(u.c), &m.a, index.shift, &mut operands.k);
+    }
+    let size = |packed: &Packed| packed.k * packed.width;
+    let (a, b) = (&mut operands.a[..size(&m.a)], &mut operands.b[..size(&m.b)]);
+    let ends = Ends {
+        d: u.d,
+        c: if m.sparse() { u.d } else { u.c },
+        c_step: if m.constant_c { 0 } else { 1 },
+        integer: m.integer(),
+        clamps: w.mode & mode::FP16_OVFL != 0,
+    };
+    let mut apart = false;
+    if let Some(scale) = m.scale {
+        for (scales, (slot, byte)) in operands.scales.iter_mut().zip(scale) {
+            for (lane, out) in scales.iter_mut().enumerate() {
+                *out = (w.lane(slot, lane) >> (8 * byte)) as u8;
+            }
+        }
+        apart = m.numerics != MatrixNumerics::Fma || operands.scales.iter().any(extreme);
+        if !apart {
+            rescale(a, &operands.scales[0], m.dim);
+            rescale(b, &operands.scales[1], m.dim);
+        }
+    }
+    let exact =
+        m.numerics == MatrixNumerics::Cdna3Exact && !matches!(m.a.element, Element::F32 | Element::I8);
+    match (m.dim, m.blocks) {
+        _ if exact || apart => slow(w, m, ends, &operands),
+        (dim, _) if m.sparse() => multiply_sparse::<H>(w, ends, dim, a, b, &operands.k),
+        (32, 1) => multiply::<H, 32, 32>(w, ends, 1, a, b),
+        (16, 1) => multiply::<H, 16, 16>(w, ends, 1, a, b),
+        (32, _) => multiply::<H, 32, 64>(w, ends, 2, a, b),
+        (16, _) => multiply::<H, 16, 64>(w, ends, 4, a, b),
+        _ => multiply4::<H>(w, ends, a, b),
+    }
+    w.operands = Some(operands);
     Ctl::Next
 }
-levels_to_avx2!(mfma_handler = mfma_body<S: Shape>);
+levels!(matrix_handler = matrix_body);
 
-/// For shapes too rare to be compiled for each level.
-fn mfma_portable<S: Shape>(_: Level) -> Handler {
-    mfma_body::<super::Portable, S>
-}
-
-/// The bits of a result: the default NaN for every NaN.
-#[inline(always)]
-fn finish(acc: [f32; CHUNK]) -> [u32; CHUNK] {
-    let mut out = [0; CHUNK];
-    for l in 0..CHUNK {
-        out[l] = if acc[l].is_nan() { float::NAN32 } else { acc[l].to_bits() };
-    }
-    out
-}
-
-/// i8 products in wrapping i32.
-fn mfma_i8<S: Shape>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
-    let (cbsz, abid, blgp) = ((u.extra & 7) as u8, (u.extra >> 4 & 15) as u8, (u.extra >> 8 & 7) as u8);
-    let (mut a, mut b) = ([0i32; MAX], [0i32; MAX]);
-    let (wa, wb) = (S::M * S::BLOCKS, S::N * S::BLOCKS);
-    let load = |w: &Wave, slot: u16, width: usize, from: &dyn Fn(usize) -> usize, out: &mut [i32; MAX]| {
-        let elements = S::K * width / 64;
-        for e in 0..elements {
-            let lanes = w.v(slot + (e / 4) as u16);
-            for lane in 0..64 {
-                let value = (lanes.get(from(lane)) >> (8 * (e % 4))) as u8 as i8;
-                out[(lane / width * elements + e) * width + lane % width] = value.into();
-            }
+/// Exact numerics, and scales that f32 cannot take.
+#[cold]
+#[inline(never)]
+fn slow(w: &mut Wave, m: &Matrix, ends: Ends, operands: &Operands) {
+    let (width, count) = (m.b.width, m.a.k);
+    let (a, b) = (&operands.a[..count * width], &operands.b[..m.b.k * width]);
+    // The element of B that element `n` of a row of A meets, and the scale of their product.
+    let k_of = |n: usize, i: usize| if m.sparse() { operands.k[n * width + i].into() } else { n };
+    let scale = |n: usize, i: usize, j: usize| match m.scale {
+        None => Some(0),
+        Some(_) => {
+            let byte = |operand: usize, at: usize| e8m0(operands.scales[operand][n / 32 * m.dim + at].into());
+            Some(byte(0, i)? + byte(1, j)?)
         }
     };
-    load(w, u.a, wa, &|lane| if cbsz == 0 { lane } else { a_lane(lane, cbsz, abid) }, &mut a);
-    load(w, u.b, wb, &|lane| b_lane(lane, blgp), &mut b);
-    let c_step = if u.extra >> 12 & 1 != 0 { 0 } else { 1 };
-    let mut out = [Lanes::ZERO; 32];
-    let registers = S::M * S::N * S::BLOCKS / 64;
-    for (r, out) in out.iter_mut().enumerate().take(registers) {
-        *out = *w.v(u.c + c_step * r as u16);
+    let terms = |i: usize, j: usize| {
+        (0..count).map(move |n| (a[n * width + i], b[k_of(n, i) * width + j], scale(n, i, j)))
+    };
+    let products = |i: usize, j: usize, c: f32| match m.numerics {
+        MatrixNumerics::Fma => terms(i, j).fold(c, |acc, (x, y, scale)| {
+            let Some(n) = scale else { return f32::NAN };
+            // Exact: the products have few bits, and f64 has room for the exponents.
+            let product = f64::from(x) * f64::from(y) * f64::from_bits(((1023 + n) as u64) << 52);
+            float::add_odd(product, f64::from(acc)) as f32
+        }),
+        MatrixNumerics::Cdna3Exact => exact::dot(m, terms(i, j), c),
+    };
+    each(w, ends, m.dim, m.blocks, a, b, products);
+}
+
+/// The published model of CDNA3's sums (Xie et al., "Bit-Accurate Modeling of GPU Matrix Multiply-Accumulate Units").
+mod exact {
+    use super::{Element, Matrix};
+
+    /// Fraction bits that products and C keep below the largest exponent, and that sums keep.
+    const FRACTION: i32 = 24;
+    const SUM_FRACTION: i32 = 31;
+    /// The exponent of a zero, and the smallest of an f32.
+    const EMIN: i32 = -126;
+
+    /// `s * 2^(e - 23)`, with the exponent of the format where the number is subnormal in it.
+    fn split(x: f32, emin: i32) -> (i64, i32) {
+        let bits = x.to_bits();
+        let (field, fraction) = ((bits >> 23 & 0xFF) as i32, i64::from(bits & 0x7F_FFFF));
+        let (mut s, mut e) = if field == 0 { (fraction, EMIN) } else { (fraction | 1 << 23, field - 127) };
+        if e < emin {
+            // Exact: the bits below are those that the format does not have.
+            s >>= (emin - e).min(63);
+            e = emin;
+        }
+        (if x.is_sign_negative() { -s } else { s }, e)
     }
-    for block in 0..S::BLOCKS {
-        for i in 0..S::M {
-            let (register, lane) = output::<S>(i, block);
-            let mut acc = [0i32; 32];
-            for k in 0..S::K {
-                let x = a[k * wa + block * S::M + i];
-                let row = &b[k * wb + block * S::N..][..S::N];
-                for j in 0..S::N {
-                    acc[j] = acc[j].wrapping_add(x.wrapping_mul(row[j]));
-                }
-            }
-            for (j, acc) in acc.iter().enumerate().take(S::N) {
-                let old = out[register].get(lane + j);
-                out[register].set(lane + j, old.wrapping_add(*acc as u32));
+
+    /// `floor(s * 2^n)`.
+    fn shift(s: i64, n: i32) -> i64 {
+        if n >= 0 { s << n.min(62) } else { s >> (-n).min(63) }
+    }
+
+    /// The sum of products, each cut toward zero at 24 bits below the largest exponent: `sum * 2^(e - 24)`.
+    fn truncated(products: impl Iterator<Item = (i64, i32)> + Clone) -> (i64, i32) {
+        let exponent = |(s, e): (i64, i32)| if s == 0 { EMIN } else { e };
+        let max = products.clone().map(exponent).max().unwrap_or(EMIN);
+        let cut = |(s, e): (i64, i32)| {
+            // A product is s * 2^(e - 46).
+            let n = 46 - FRACTION + max - e;
+            s.signum() * (s.abs() >> n.clamp(0, 63))
+        };
+        (products.filter(|p| p.0 != 0).map(cut).sum(), max)
+    }
+
+    /// `s * 2^e` rounded to f32, to nearest even.
+    fn round(s: i64, e: i32) -> f32 {
+        let m = s.unsigned_abs();
+        if m == 0 {
+            return 0.0;
+        }
+        let top = 63 - m.leading_zeros() as i32 + e;
+        let place = (top - 23).max(EMIN - 23);
+        let n = place - e;
+        let units = if n <= 0 {
+            m << -n
+        } else if n > 63 {
+            0
+        } else {
+            let (kept, rest, half) = (m >> n, m & ((1 << n) - 1), 1 << (n - 1));
+            kept + u64::from(rest > half || rest == half && kept & 1 != 0)
+        };
+        // At most 2^24 units, of which 2^23 are an exponent's worth.
+        let bits = units + (((place - (EMIN - 23)) as u64) << 23);
+        let bits = if bits >= 0x7F80_0000 { 0x7F80_0000 } else { bits as u32 };
+        f32::from_bits(bits | if s < 0 { 0x8000_0000 } else { 0 })
+    }
+
+    /// Infinities and NaNs: what an ideal sum of them is. `None` where all is finite.
+    fn special(terms: impl Iterator<Item = (f32, f32, Option<i32>)>, c: f32, overflows: bool) -> Option<f32> {
+        let (mut sum, mut found) = (0f32, !c.is_finite());
+        if found {
+            sum = c;
+        }
+        for (x, y, scale) in terms {
+            let product = match scale {
+                None => f64::NAN,
+                Some(_) => f64::from(x) * f64::from(y),
+            };
+            // Products of 2^128 and more are infinite, except those of 8-bit formats, which cannot be.
+            let large = overflows && product.abs() >= 2f64.powi(128);
+            if !product.is_finite() || large {
+                found = true;
+                sum += if large { f32::INFINITY.copysign(product as f32) } else { product as f32 };
             }
         }
+        found.then_some(sum)
     }
-    for (r, out) in out.iter().enumerate().take(registers) {
-        *w.v_mut(u.d + r as u16) = *out;
+
+    /// `c` and the products in groups, each group's result the next one's C.
+    pub fn dot(m: &Matrix, terms: impl Iterator<Item = (f32, f32, Option<i32>)>, c: f32) -> f32 {
+        let emin = |element: Element| match element {
+            Element::Float(f) => f.emin(),
+            _ => EMIN,
+        };
+        let (emin_a, emin_b) = (emin(m.a.element), emin(m.b.element));
+        let (group, halves) = match m.a.element.bits() {
+            32 => (4, false),
+            16 => (8, false),
+            _ => (16, true),
+        };
+        let terms: Vec<_> = terms.collect();
+        terms.chunks(group).fold(c, |c, terms| {
+            if let Some(value) = special(terms.iter().copied(), c, !halves) {
+                return value;
+            }
+            let product = |(x, y, scale): &(f32, f32, Option<i32>)| {
+                let ((sx, ex), (sy, ey)) = (split(*x, emin_a), split(*y, emin_b));
+                (sx * sy, ex + ey + scale.unwrap_or(0))
+            };
+            let (sum, e) = if halves {
+                // Even and odd k apart, then both floored at the larger exponent.
+                let (even, e0) = truncated(terms.iter().step_by(2).map(product));
+                let (odd, e1) = truncated(terms.iter().skip(1).step_by(2).map(product));
+                let e = e0.max(e1);
+                (shift(even, e0 - e) + shift(odd, e1 - e), e)
+            } else {
+                truncated(terms.iter().map(product))
+            };
+            let (sc, ec) = split(c, EMIN);
+            let ec = if sc == 0 { EMIN } else { ec };
+            let max = e.max(ec);
+            let sum = shift(sum, e - max + SUM_FRACTION - FRACTION);
+            // C far below the products of 8-bit formats is dropped, not floored.
+            let sc = if halves && ec < max - FRACTION - 1 { 0 } else { shift(sc, ec - max + FRACTION - 23) };
+            round(sum + (sc << (SUM_FRACTION - FRACTION)), max - SUM_FRACTION)
+        })
     }
-    Ctl::Next
 }
 
-/// Register and first lane of row `i` of a block of 32-bit results.
-fn output<S: Shape>(i: usize, block: usize) -> (usize, usize) {
-    let rows = 64 / S::N;
-    let p = 64usize.div_ceil(S::M * S::N / 4);
-    let register = block * (S::M * S::N / 64) + i / (4 * rows) * 4 + i % 4;
-    (register, (block % p) * S::N + i / 4 % rows * p * S::N)
-}
-
-/// f64: `extra` has the negations of A, B and C in blgp's place, the size in bit 13 (set: 16x16, else 4x4 in 4 blocks).
-fn mfma_f64(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
-    let negate = u.extra >> 8 & 7;
-    let big = u.extra >> 13 & 1 != 0;
-    let (dim, blocks) = if big { (16, 1) } else { (4, 4) };
-    let sign = |bit: u32| if negate >> bit & 1 != 0 { -1.0 } else { 1.0 };
+/// f64: fused multiply-adds in ascending k.
+fn double(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+    let Some(m) = e.program.matrices.get(u.imm as usize) else { return Ctl::Next };
+    let (dim, blocks) = (m.dim, m.blocks);
+    let sign = |bit: u32| if m.pattern >> bit & 1 != 0 { -1.0 } else { 1.0 };
     let width = dim * blocks;
     let get = |w: &Wave, slot: u16, lane: usize| f64::from_bits(w.lane64(slot, lane));
     let (mut a, mut b) = ([0f64; 64], [0f64; 64]);
@@ -336,7 +829,7 @@ fn mfma_f64(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
     }
     let rows = 64 / dim;
     let p = 64usize.div_ceil(dim * dim);
-    let c_step = if u.extra >> 12 & 1 != 0 { 0 } else { 2 };
+    let c_step = if m.constant_c { 0 } else { 2 };
     let mut out = [[0u64; 64]; 4];
     for block in 0..blocks {
         for i in 0..dim {
@@ -351,91 +844,10 @@ fn mfma_f64(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
             }
         }
     }
-    for (register, out) in out.iter().enumerate().take(if big { 4 } else { 1 }) {
+    for (register, out) in out.iter().enumerate().take(dim * width / 64) {
         for (lane, value) in out.iter().enumerate() {
             w.set_lane64(u.d + 2 * register as u16, lane, *value);
         }
     }
     Ctl::Next
-}
-
-/// A shape with element types.
-struct Dims<const M: usize, const N: usize, const K: usize, const BLOCKS: usize, A, B>(
-    std::marker::PhantomData<(A, B)>,
-);
-impl<const M: usize, const N: usize, const K: usize, const BLOCKS: usize, A: Elem, B: Elem> Shape
-    for Dims<M, N, K, BLOCKS, A, B>
-{
-    const M: usize = M;
-    const N: usize = N;
-    const K: usize = K;
-    const BLOCKS: usize = BLOCKS;
-    type A = A;
-    type B = B;
-}
-
-/// The handler of a dense matrix instruction; `fnuz` chooses the 8-bit formats. Adds to `extra`.
-pub(crate) fn handler(op: Op, level: Level, fnuz: bool, extra: &mut u32) -> Option<Handler> {
-    macro_rules! pick {
-        ($m:literal $n:literal $k:literal 1 $a:ty, $b:ty) => {
-            Some(mfma_handler::<Dims<$m, $n, $k, 1, $a, $b>>(level))
-        };
-        ($m:literal $n:literal $k:literal $blocks:literal $a:ty, $b:ty) => {
-            Some(mfma_portable::<Dims<$m, $n, $k, $blocks, $a, $b>>(level))
-        };
-    }
-    macro_rules! integer {
-        ($m:literal $n:literal $k:literal $blocks:literal) => {
-            Some(mfma_i8::<Dims<$m, $n, $k, $blocks, F32, F32>> as Handler)
-        };
-    }
-    macro_rules! eight {
-        ($m:literal $n:literal $k:literal $fnuz_a:ty, $fnuz_b:ty, $a:ty, $b:ty) => {
-            if fnuz { pick!($m $n $k 1 $fnuz_a, $fnuz_b) } else { pick!($m $n $k 1 $a, $b) }
-        };
-    }
-    match op {
-        Op::V_MFMA_F64_16X16X4_F64 => {
-            *extra |= 1 << 13;
-            Some(mfma_f64)
-        }
-        Op::V_MFMA_F64_4X4X4_4B_F64 => Some(mfma_f64),
-        Op::V_MFMA_F32_32X32X1_2B_F32 => pick!(32 32 1 2 F32, F32),
-        Op::V_MFMA_F32_16X16X1_4B_F32 => pick!(16 16 1 4 F32, F32),
-        Op::V_MFMA_F32_4X4X1_16B_F32 => pick!(4 4 1 16 F32, F32),
-        Op::V_MFMA_F32_32X32X2_F32 => pick!(32 32 2 1 F32, F32),
-        Op::V_MFMA_F32_16X16X4_F32 => pick!(16 16 4 1 F32, F32),
-        Op::V_MFMA_F32_32X32X4_2B_F16 => pick!(32 32 4 2 F16, F16),
-        Op::V_MFMA_F32_16X16X4_4B_F16 => pick!(16 16 4 4 F16, F16),
-        Op::V_MFMA_F32_4X4X4_16B_F16 => pick!(4 4 4 16 F16, F16),
-        Op::V_MFMA_F32_32X32X8_F16 => pick!(32 32 8 1 F16, F16),
-        Op::V_MFMA_F32_16X16X16_F16 => pick!(16 16 16 1 F16, F16),
-        Op::V_MFMA_F32_32X32X16_F16 => pick!(32 32 16 1 F16, F16),
-        Op::V_MFMA_F32_16X16X32_F16 => pick!(16 16 32 1 F16, F16),
-        Op::V_MFMA_F32_32X32X4_2B_BF16 => pick!(32 32 4 2 Bf16, Bf16),
-        Op::V_MFMA_F32_16X16X4_4B_BF16 => pick!(16 16 4 4 Bf16, Bf16),
-        Op::V_MFMA_F32_4X4X4_16B_BF16 => pick!(4 4 4 16 Bf16, Bf16),
-        Op::V_MFMA_F32_32X32X8_BF16 => pick!(32 32 8 1 Bf16, Bf16),
-        Op::V_MFMA_F32_16X16X16_BF16 => pick!(16 16 16 1 Bf16, Bf16),
-        Op::V_MFMA_F32_32X32X16_BF16 => pick!(32 32 16 1 Bf16, Bf16),
-        Op::V_MFMA_F32_16X16X32_BF16 => pick!(16 16 32 1 Bf16, Bf16),
-        Op::V_MFMA_F32_16X16X8_XF32 => pick!(16 16 8 1 Xf32, Xf32),
-        Op::V_MFMA_F32_32X32X4_XF32 => pick!(32 32 4 1 Xf32, Xf32),
-        Op::V_MFMA_I32_32X32X4_2B_I8 => integer!(32 32 4 2),
-        Op::V_MFMA_I32_16X16X4_4B_I8 => integer!(16 16 4 4),
-        Op::V_MFMA_I32_4X4X4_16B_I8 => integer!(4 4 4 16),
-        Op::V_MFMA_I32_32X32X16_I8 => integer!(32 32 16 1),
-        Op::V_MFMA_I32_16X16X32_I8 => integer!(16 16 32 1),
-        Op::V_MFMA_I32_32X32X32_I8 => integer!(32 32 32 1),
-        Op::V_MFMA_I32_16X16X64_I8 => integer!(16 16 64 1),
-        Op::V_MFMA_F32_16X16X32_BF8_BF8 => eight!(16 16 32 E5m2Fnuz, E5m2Fnuz, E5m2, E5m2),
-        Op::V_MFMA_F32_16X16X32_BF8_FP8 => eight!(16 16 32 E5m2Fnuz, E4m3Fnuz, E5m2, E4m3),
-        Op::V_MFMA_F32_16X16X32_FP8_BF8 => eight!(16 16 32 E4m3Fnuz, E5m2Fnuz, E4m3, E5m2),
-        Op::V_MFMA_F32_16X16X32_FP8_FP8 => eight!(16 16 32 E4m3Fnuz, E4m3Fnuz, E4m3, E4m3),
-        Op::V_MFMA_F32_32X32X16_BF8_BF8 => eight!(32 32 16 E5m2Fnuz, E5m2Fnuz, E5m2, E5m2),
-        Op::V_MFMA_F32_32X32X16_BF8_FP8 => eight!(32 32 16 E5m2Fnuz, E4m3Fnuz, E5m2, E4m3),
-        Op::V_MFMA_F32_32X32X16_FP8_BF8 => eight!(32 32 16 E4m3Fnuz, E5m2Fnuz, E4m3, E5m2),
-        Op::V_MFMA_F32_32X32X16_FP8_FP8 => eight!(32 32 16 E4m3Fnuz, E4m3Fnuz, E4m3, E4m3),
-        _ => None,
-    }
 }

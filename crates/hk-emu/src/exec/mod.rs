@@ -9,10 +9,12 @@
 // With a NaN a negated comparison, or two of them, is not the opposite one.
 #![allow(clippy::neg_cmp_op_on_partial_ord, clippy::double_comparisons)]
 
+pub(crate) mod convert;
 pub(crate) mod ds;
 pub(crate) mod flat;
 pub(crate) mod float;
 pub(crate) mod format;
+pub(crate) mod formats;
 pub(crate) mod indexed;
 pub(crate) mod lanes;
 pub(crate) mod mem;
@@ -308,27 +310,6 @@ macro_rules! levels {
     };
 }
 pub(crate) use levels;
-
-/// The same without AVX-512, for bodies that gain nothing from it.
-macro_rules! levels_to_avx2 {
-    ($(#[$meta:meta])* $pick:ident = $body:ident<$P:ident: $bound:path>) => {
-        $(#[$meta])*
-        #[cfg_attr(hk_emu_portable, allow(unused))]
-        pub(crate) fn $pick<$P: $bound>(level: $crate::exec::Level) -> $crate::exec::Handler {
-            #[cfg(all(target_arch = "x86_64", not(hk_emu_portable)))]
-            #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
-            fn avx2<$P: $bound>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
-                $body::<$crate::exec::Avx2, $P>(w, e, u)
-            }
-            match level {
-                #[cfg(all(target_arch = "x86_64", not(hk_emu_portable)))]
-                Level::Avx2 | Level::Avx512 => avx2::<$P>,
-                _ => $body::<$crate::exec::Portable, $P>,
-            }
-        }
-    };
-}
-pub(crate) use levels_to_avx2;
 
 /// `f` of every lane of a chunk.
 #[inline(always)]

@@ -1,14 +1,14 @@
 //! Vector ALU: f32, f16 and f64 arithmetic, conversions, division helpers, transcendental functions.
 
-use super::float::{self, F16, F32, F64, Format, Fp8, Round};
+use super::float::{self, F16, F32, F64, Format, Round};
 use super::lanes::{
-    Arith, Arith16, Arith64, LaneOp, Modes, Packed16, WideOp, arith32_handler, chunks, lane_handler,
-    lane_portable, packed32_handler, wide_handler, wide_portable,
+    Arith, Arith16, Arith64, LaneOp, Modes, Packed16, WideOp, arith32_handler, lane_handler, lane_portable,
+    packed32_handler, wide_handler, wide_portable,
 };
 use super::valu::{lane_ops, wide_ops};
 use super::{Ctl, Env, Handler, Host, Level, Uop};
 use crate::isa::Op;
-use crate::wave::{CHUNK, VCC, Wave};
+use crate::wave::{VCC, Wave};
 
 struct Add;
 struct Sub;
@@ -847,117 +847,13 @@ fn div_fmas64(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
     Ctl::Next
 }
 
-/// The 8-bit formats of the target.
-fn fp8(e: &Env<'_>, bf8: bool) -> Fp8 {
-    match (e.program.fnuz, bf8) {
-        (true, false) => Fp8::E4M3_FNUZ,
-        (true, true) => Fp8::E5M2_FNUZ,
-        (false, false) => Fp8::E4M3,
-        (false, true) => Fp8::E5M2,
-    }
-}
-
-const BF8: u32 = 16;
-
-/// `v_cvt_f32_fp8`, `v_cvt_f32_bf8`: the low byte.
-fn from_fp8(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
-    let format = fp8(e, u.extra & BF8 != 0);
-    for (k, mask) in chunks(w.exec()) {
-        let r = super::lanes1(w.chunk(u.a, k), |x| format.decode(x & 0xFF).to_bits());
-        w.set_chunk(u.d, k, mask, r);
-    }
-    Ctl::Next
-}
-
-/// `v_cvt_pk_f32_fp8`, `v_cvt_pk_f32_bf8`: the two low bytes.
-fn from_fp8_pair(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
-    let format = fp8(e, u.extra & BF8 != 0);
-    for (k, mask) in chunks(w.exec()) {
-        let x = w.chunk(u.a, k);
-        w.set_chunk(u.d, k, mask, super::lanes1(x, |x| format.decode(x & 0xFF).to_bits()));
-        w.set_chunk(u.d + 1, k, mask, super::lanes1(x, |x| format.decode(x >> 8 & 0xFF).to_bits()));
-    }
-    Ctl::Next
-}
-
-/// `v_cvt_pk_fp8_f32`, `v_cvt_pk_bf8_f32`: one half of the destination, chosen by bit 3 of op_sel.
-fn to_fp8_pair(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
-    let (format, m) = (fp8(e, u.extra & BF8 != 0), Modes::of(w));
-    let shift = if u.extra & 8 != 0 { 16 } else { 0 };
-    for (k, mask) in chunks(w.exec()) {
-        let (a, b, old) = (w.chunk(u.a, k), w.chunk(u.b, k), w.chunk(u.d, k));
-        let mut r = [0; CHUNK];
-        for l in 0..CHUNK {
-            let code = |x: u32| format.encode(f32::from_bits(m.input32(x)), m.overflow_clamps);
-            r[l] = old[l] & !(0xFFFF << shift) | (code(a[l]) | code(b[l]) << 8) << shift;
-        }
-        w.set_chunk(u.d, k, mask, r);
-    }
-    Ctl::Next
-}
-
-/// `v_cvt_sr_fp8_f32`, `v_cvt_sr_bf8_f32`: one byte of the destination, chosen by bits 3:2 of op_sel.
-fn to_fp8_stochastic(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
-    let (format, m) = (fp8(e, u.extra & BF8 != 0), Modes::of(w));
-    let shift = 8 * (u.extra >> 2 & 3);
-    for (k, mask) in chunks(w.exec()) {
-        let (a, b, old) = (w.chunk(u.a, k), w.chunk(u.b, k), w.chunk(u.d, k));
-        let mut r = [0; CHUNK];
-        for l in 0..CHUNK {
-            let code = format.encode_stochastic(f32::from_bits(m.input32(a[l])), b[l], m.overflow_clamps);
-            r[l] = old[l] & !(0xFF << shift) | code << shift;
-        }
-        w.set_chunk(u.d, k, mask, r);
-    }
-    Ctl::Next
-}
-
-/// `v_cvt_sr_f16_f32`, `v_cvt_sr_bf16_f32` (`extra` bit 0): one half of the destination, stochastic rounding.
-fn to_half_stochastic(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
-    let m = Modes::of(w);
-    let shift = if u.extra & 8 != 0 { 16 } else { 0 };
-    let bf16 = u.extra & BF8 != 0;
-    for (k, mask) in chunks(w.exec()) {
-        let (a, b, old) = (w.chunk(u.a, k), w.chunk(u.b, k), w.chunk(u.d, k));
-        let mut r = [0; CHUNK];
-        for l in 0..CHUNK {
-            let x = m.input32(a[l]);
-            let dropped = if bf16 { 16 } else { 13 };
-            let finite = x & 0x7F80_0000 != 0x7F80_0000;
-            let noisy = if finite { x.wrapping_add(b[l] >> (32 - dropped)) >> dropped << dropped } else { x };
-            let code = if bf16 {
-                float::f32_to_bf16(f32::from_bits(noisy))
-            } else {
-                to_f16(noisy, Modes { round64: Round::Zero, ..m })
-            };
-            r[l] = old[l] & !(0xFFFF << shift) | code << shift;
-        }
-        w.set_chunk(u.d, k, mask, r);
-    }
-    Ctl::Next
-}
-
-/// The handler of a float instruction; some set `extra` from `op_sel`.
-pub(crate) fn handler(op: Op, level: Level, op_sel: u8, extra: &mut u32) -> Option<Handler> {
-    let mut with = |value: u32, handler: Handler| {
-        *extra = value | u32::from(op_sel);
-        Some(handler)
-    };
+/// The handler of a float instruction.
+pub(crate) fn handler(op: Op, level: Level) -> Option<Handler> {
     match op {
         Op::V_DIV_SCALE_F32 => Some(div_scale32),
         Op::V_DIV_SCALE_F64 => Some(div_scale64),
         Op::V_DIV_FMAS_F32 => Some(div_fmas32),
         Op::V_DIV_FMAS_F64 => Some(div_fmas64),
-        Op::V_CVT_F32_FP8 => with(0, from_fp8),
-        Op::V_CVT_F32_BF8 => with(BF8, from_fp8),
-        Op::V_CVT_PK_F32_FP8 => with(0, from_fp8_pair),
-        Op::V_CVT_PK_F32_BF8 => with(BF8, from_fp8_pair),
-        Op::V_CVT_PK_FP8_F32 => with(0, to_fp8_pair),
-        Op::V_CVT_PK_BF8_F32 => with(BF8, to_fp8_pair),
-        Op::V_CVT_SR_FP8_F32 => with(0, to_fp8_stochastic),
-        Op::V_CVT_SR_BF8_F32 => with(BF8, to_fp8_stochastic),
-        Op::V_CVT_SR_F16_F32 => with(0, to_half_stochastic),
-        Op::V_CVT_SR_BF16_F32 => with(BF8, to_half_stochastic),
         _ => basic(op, level)
             .or_else(|| misc32(op, level))
             .or_else(|| rare32(op, level))
