@@ -410,6 +410,16 @@ fn kind(op: Op) -> Kind {
     }
 }
 
+/// The type of constants in source `i`. The addend of a sum of products is as wide as the result; 16-bit integers that
+/// are summed come in pairs, for which float constants are those of f32.
+fn source_kind(op: Op, i: usize) -> Kind {
+    use Op::*;
+    let wide_addend =
+        matches!(op, V_MAD_U32_U16 | V_MAD_I32_I16 | V_DOT2_F32_F16 | V_DOT2_I32_I16 | V_DOT2_U32_U16);
+    let words = matches!(op, V_SAD_U16 | V_DOT2C_I32_I16);
+    if words || i == 2 && wide_addend { Kind::Word } else { kind(op) }
+}
+
 /// The result's type decides how CLAMP and OMOD work: 16, 32 or 64 bits of float, or 0 for an integer.
 fn result_bits(op: Op) -> u8 {
     let name = op.info().name;
@@ -881,7 +891,7 @@ impl Lowering {
         let mut temp = TEMP + 8 * i as u16;
         let mut slot = match inst.src[i] {
             Operand::Vgpr(_) | Operand::Agpr(_) => self.register(inst.src[i], width)?,
-            operand => self.constant_or_splat(inst, operand, width, temp, fix, packed)?,
+            operand => self.constant_or_splat(inst, (operand, i), width, temp, fix, packed)?,
         };
         let next = |temp: &mut u16| {
             let t = *temp + 2;
@@ -943,7 +953,7 @@ impl Lowering {
     fn constant_or_splat(
         &mut self,
         inst: &Inst,
-        operand: Operand,
+        (operand, i): (Operand, usize),
         width: u32,
         temp: u16,
         fix: &mut Fixup,
@@ -954,13 +964,15 @@ impl Lowering {
             return Err(Problem::NoSemantics { name: op.mnemonic(), why: "a constant of 128 bits" });
         }
         let wide = width >= 2;
-        let kind = kind(op);
+        let kind = source_kind(op, i);
         let float64 = kind == Kind::Double || op.info().name.contains("F64");
         let value = match operand {
             Operand::Inline(code) if wide => Some(inline64(code)),
             Operand::Inline(code) if packed => {
-                // A packed f16 constant is in the low half, an integer one is the whole word.
-                Some(u64::from(if kind == Kind::Half && code >= 240 {
+                // A float constant is an f16 in the low half for floats, an f32 for integers; an integer is the whole
+                // word.
+                let float = op.info().name.contains("F16");
+                Some(u64::from(if kind == Kind::Half && code >= 240 && float {
                     inline16(code)
                 } else {
                     inline32(code)
@@ -1029,7 +1041,7 @@ impl Lowering {
                         }
                     }
                 }
-                operand => self.constant_or_splat(inst, operand, 2, temp, &mut fix, false)?,
+                operand => self.constant_or_splat(inst, (operand, i), 2, temp, &mut fix, false)?,
             };
             let bit = 1u8 << i;
             let pick = |sel: u8| base + u16::from(sel & bit != 0);

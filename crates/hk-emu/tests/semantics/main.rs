@@ -1,0 +1,13 @@
+//! Every instruction that the emulator executes, but for the matrix ones, against models that are written differently
+//! from its handlers: exact integers and rationals, one lane at a time.
+
+// Models are written as the ISA manual writes them, over lanes that are numbers.
+#![allow(clippy::precedence, clippy::needless_range_loop)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod coverage;
+mod exact;
+mod integer;
+mod vector;
