@@ -117,6 +117,12 @@ impl FromStr for Arch {
 /// when not even one workgroup fits. On `sm_90` the same rule holds with that part's constants: 16 slots, and 1 KiB of
 /// each workgroup's shared memory kept by the system.
 pub fn occupancy(arch: Arch, total_vgprs: u32, lds_bytes: u32, threads: u32) -> u32 {
+    let waves_per_group = threads.max(1).div_ceil(arch.wave_size());
+    (workgroups_per_cu(arch, total_vgprs, lds_bytes, threads) * waves_per_group).div_ceil(arch.simds())
+}
+
+/// Whole workgroups that can be resident on a compute unit: what [`occupancy`] is made of.
+pub fn workgroups_per_cu(arch: Arch, total_vgprs: u32, lds_bytes: u32, threads: u32) -> u32 {
     let registers = total_vgprs.max(1).next_multiple_of(arch.register_granule());
     let by_registers = arch.wave_slots().min(arch.simd_registers() / registers);
     let waves_per_group = threads.max(1).div_ceil(arch.wave_size());
@@ -126,8 +132,7 @@ pub fn occupancy(arch: Arch, total_vgprs: u32, lds_bytes: u32, threads: u32) -> 
         Some(groups) => groups.min(u64::from(u32::MAX)) as u32,
         None => u32::MAX,
     };
-    let groups = (by_registers * arch.simds() / waves_per_group).min(groups_by_lds);
-    (groups * waves_per_group).div_ceil(arch.simds())
+    (by_registers * arch.simds() / waves_per_group).min(groups_by_lds)
 }
 
 #[cfg(test)]

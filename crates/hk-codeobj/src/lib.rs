@@ -23,7 +23,7 @@ mod error;
 mod metadata;
 mod object;
 
-pub use arch::{Arch, UnknownArch, occupancy};
+pub use arch::{Arch, UnknownArch, occupancy, workgroups_per_cu};
 pub use descriptor::Descriptor;
 pub use error::ParseError;
 pub use object::{CodeObject, Kernel, KernelArg, Relocation, RelocationKind, Segment};

@@ -125,6 +125,21 @@ impl Module {
         &self.object
     }
 
+    /// Device address and size of a variable that the code object exports.
+    pub fn global(&self, name: &str) -> Option<(u64, u64)> {
+        use object::{Object, ObjectSymbol, SymbolKind};
+        let file = object::File::parse(&*self.image).ok()?;
+        let symbol = file
+            .dynamic_symbols()
+            .find(|s| s.kind() == SymbolKind::Data && s.is_definition() && s.name() == Ok(name))?;
+        let holds = |s: &hk_codeobj::Segment| {
+            let offset = symbol.address().checked_sub(s.vaddr);
+            !s.executable && offset.is_some_and(|o| o <= s.mem_size && symbol.size() <= s.mem_size - o)
+        };
+        let inside = self.object.segments.iter().any(holds);
+        inside.then(|| (self.text.base + symbol.address(), symbol.size()))
+    }
+
     /// The program at an entry point, lowered at the first request.
     pub(crate) fn program(&self, way: &Way, entry: u64, registers: Registers) -> Arc<Program> {
         let cell = {

@@ -1,5 +1,6 @@
 //! The emulated device.
 
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use hk_codeobj::{Arch, Kernel};
@@ -10,7 +11,7 @@ use crate::fault::Fault;
 use crate::launch::{Dispatch, Launch, Setup, Spare, Threads, check_limits, kernarg, packet, registers};
 use crate::loader::{LoadError, Module};
 use crate::lower::{Program, Way};
-use crate::memory::{Memory, MemoryError};
+use crate::memory::{ADDRESSES, Memory, MemoryError};
 use crate::mutate::{Candidate, Mutant};
 use crate::observe::{Check, Checks};
 
@@ -27,6 +28,7 @@ pub struct MachineOptions {
     checks: Checks,
     mutant: Option<Mutant>,
     numerics: MatrixNumerics,
+    addresses: Range<u64>,
 }
 
 impl Default for MachineOptions {
@@ -43,6 +45,7 @@ impl Default for MachineOptions {
             checks: Checks::NONE,
             mutant: None,
             numerics: MatrixNumerics::Fma,
+            addresses: ADDRESSES,
         }
     }
 }
@@ -112,6 +115,13 @@ impl MachineOptions {
         self
     }
 
+    /// The device addresses that [`Machine::alloc`] and modules get, so that devices can have disjoint ones.
+    #[must_use]
+    pub fn addresses(mut self, range: Range<u64>) -> Self {
+        self.addresses = range;
+        self
+    }
+
     /// The host features to use; `None` is the best there are. A level that the host lacks falls back to the best.
     /// Never changes a result.
     #[must_use]
@@ -138,13 +148,8 @@ impl Machine {
     pub fn new(options: MachineOptions) -> Machine {
         let level = options.level.filter(|level| level.available()).unwrap_or_else(Level::detect);
         let track = options.checks.has(Check::Uninit);
-        Machine(Arc::new(Inner {
-            options,
-            level,
-            memory: Arc::new(Memory::new(track)),
-            pool: OnceLock::new(),
-            spare: Spare::default(),
-        }))
+        let memory = Arc::new(Memory::new(options.addresses.clone(), track));
+        Machine(Arc::new(Inner { options, level, memory, pool: OnceLock::new(), spare: Spare::default() }))
     }
 
     /// The target.
@@ -169,6 +174,15 @@ impl Machine {
     /// `Alignment` or `OutOfMemory`.
     pub fn alloc(&self, bytes: u64, align: u64, label: &str) -> Result<u64, MemoryError> {
         self.0.memory.alloc(bytes, align, label)
+    }
+
+    /// Allocates `bytes` bytes at a given address, of any alignment, inside or outside of the machine's own range:
+    /// the device's side of host memory that both sides name by one address. An address freed before may come again.
+    ///
+    /// # Errors
+    /// `Occupied` or `OutOfMemory`.
+    pub fn alloc_at(&self, addr: u64, bytes: u64, label: &str) -> Result<(), MemoryError> {
+        self.0.memory.alloc_at(addr, bytes, label)
     }
 
     /// Frees an allocation by its first address. Launches that run keep what they use.

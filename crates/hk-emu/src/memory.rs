@@ -7,14 +7,15 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The pattern of fresh memory: a NaN as f32, and as each bf16 or f16 half; negative as an integer.
 pub const POISON: u32 = 0xFFFA_FFFA;
 
-const FIRST_ADDRESS: u64 = 0x1000_0000_0000;
-const LAST_ADDRESS: u64 = 0x7FFF_0000_0000;
+/// Where allocations lie unless the machine's options say otherwise.
+pub(crate) const ADDRESSES: Range<u64> = 0x1000_0000_0000..0x7FFF_0000_0000;
 const MIN_REDZONE: u64 = 1 << 20;
 const MAX_REDZONE: u64 = 1 << 30;
 const MIN_ALIGN: u64 = 256;
@@ -41,6 +42,16 @@ pub enum MemoryError {
     NotAnAllocation {
         /// The address.
         addr: u64,
+        /// What lies closest.
+        near: Near,
+    },
+    /// Something lies there already, or no address is so large.
+    #[error("no room for {bytes} bytes at {addr:#x}; {near}")]
+    Occupied {
+        /// First byte.
+        addr: u64,
+        /// Length in bytes.
+        bytes: u64,
         /// What lies closest.
         near: Near,
     },
@@ -315,13 +326,15 @@ pub(crate) type Snapshot = Arc<[Arc<Allocation>]>;
 pub(crate) struct Memory {
     state: Mutex<State>,
     next: AtomicU64,
+    /// End of the addresses that are handed out.
+    end: u64,
     /// Allocations keep track of the bytes that were written.
     track: bool,
 }
 
 impl Memory {
-    pub fn new(track: bool) -> Memory {
-        Memory { state: Mutex::default(), next: AtomicU64::new(FIRST_ADDRESS), track }
+    pub fn new(addresses: Range<u64>, track: bool) -> Memory {
+        Memory { state: Mutex::default(), next: AtomicU64::new(addresses.start), end: addresses.end, track }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -336,7 +349,7 @@ impl Memory {
         self.next
             .fetch_update(Relaxed, Relaxed, |next| {
                 base = next.checked_add(redzone)?.checked_next_multiple_of(align)?;
-                base.checked_add(bytes).filter(|end| *end < LAST_ADDRESS)
+                base.checked_add(bytes).filter(|end| *end < self.end)
             })
             .ok()
             .map(|_| base)
@@ -394,6 +407,19 @@ impl Memory {
         let base = allocation.base;
         self.insert(allocation);
         Ok(base)
+    }
+
+    pub fn alloc_at(&self, addr: u64, bytes: u64, label: &str) -> Result<(), MemoryError> {
+        let allocation = self.place(addr, bytes, label, true)?;
+        let mut state = self.lock();
+        let last = addr.checked_add(bytes.saturating_sub(1));
+        let below = last.and_then(|last| state.live.range(..=last).next_back());
+        if last.is_none() || below.is_some_and(|(base, a)| base + a.size.max(1) > addr) {
+            return Err(MemoryError::Occupied { addr, bytes, near: near(&state, addr) });
+        }
+        state.snapshot = None;
+        state.live.insert(addr, allocation);
+        Ok(())
     }
 
     pub fn free(&self, addr: u64) -> Result<(), MemoryError> {
@@ -557,7 +583,7 @@ mod tests {
 
     #[test]
     fn unaligned_host_access_round_trips() {
-        let memory = Memory::new(false);
+        let memory = Memory::new(ADDRESSES, false);
         let base = memory.alloc(23, 1, "odd").unwrap();
         for start in 0..8u64 {
             for len in 0..(23 - start) {
@@ -575,7 +601,7 @@ mod tests {
 
     #[test]
     fn fresh_memory_is_poison_and_bounds_are_exact() {
-        let memory = Memory::new(false);
+        let memory = Memory::new(ADDRESSES, false);
         let base = memory.alloc(6, 4096, "six").unwrap();
         assert_eq!(base % 4096, 0);
         let mut out = [0; 6];
@@ -588,7 +614,7 @@ mod tests {
 
     #[test]
     fn freed_memory_is_named_and_never_reused() {
-        let memory = Memory::new(false);
+        let memory = Memory::new(ADDRESSES, false);
         let a = memory.alloc(64, 256, "first").unwrap();
         memory.free(a).unwrap();
         let b = memory.alloc(64, 256, "second").unwrap();
@@ -600,8 +626,33 @@ mod tests {
     }
 
     #[test]
+    fn a_fixed_place_is_taken_once() {
+        let memory = Memory::new(ADDRESSES, false);
+        let at = 0x7F12_3456_7001;
+        memory.alloc_at(at, 16, "host").unwrap();
+        memory.write(at + 15, &[7]).unwrap();
+        for (addr, bytes) in [(at, 16), (at + 15, 1), (at - 1, 2), (at - 8, 32), (u64::MAX, 2)] {
+            let error = memory.alloc_at(addr, bytes, "again").unwrap_err();
+            assert!(matches!(error, MemoryError::Occupied { .. }), "{error}");
+        }
+        memory.alloc_at(at + 16, 1, "behind").unwrap();
+        memory.alloc_at(at - 1, 1, "before").unwrap();
+        memory.free(at).unwrap();
+        memory.alloc_at(at, 16, "again").unwrap();
+    }
+
+    #[test]
+    fn addresses_stay_in_their_range() {
+        let range = 0x2000_0000_0000..0x2000_0100_0000;
+        let memory = Memory::new(range.clone(), false);
+        let base = memory.alloc(1 << 20, 4, "first").unwrap();
+        assert!(range.contains(&base));
+        assert!(matches!(memory.alloc(16 << 20, 4, "large"), Err(MemoryError::OutOfMemory { .. })));
+    }
+
+    #[test]
     fn overlapping_copies_move_the_original_bytes() {
-        let memory = Memory::new(false);
+        let memory = Memory::new(ADDRESSES, false);
         let size = 200_000;
         let base = memory.alloc(size, 4, "buffer").unwrap();
         let data: Vec<u8> = (0..size).map(|i| (i % 251) as u8).collect();
@@ -616,7 +667,7 @@ mod tests {
 
     #[test]
     fn impossible_sizes_are_errors() {
-        let memory = Memory::new(false);
+        let memory = Memory::new(ADDRESSES, false);
         assert!(matches!(memory.alloc(u64::MAX, 4, "all"), Err(MemoryError::OutOfMemory { .. })));
         assert!(matches!(memory.alloc(1 << 60, 4, "most"), Err(MemoryError::OutOfMemory { .. })));
         assert!(matches!(memory.alloc(16, 3, "odd"), Err(MemoryError::Alignment { align: 3 })));

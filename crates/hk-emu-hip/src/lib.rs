@@ -1,0 +1,33 @@
+#![doc = include_str!("../README.md")]
+
+mod abi;
+mod device;
+mod error;
+mod host;
+mod image;
+mod memory;
+mod module;
+mod register;
+mod runtime;
+mod spt;
+mod stream;
+mod unsupported;
+
+/// The exported functions that work, by what they are about.
+pub fn supported() -> Vec<(&'static str, Vec<&'static str>)> {
+    let group = |title, lists: &[&[&'static str]]| (title, lists.concat());
+    vec![
+        group("devices, contexts, errors", &[device::NAMES, device::MORE_NAMES]),
+        group("memory", &[memory::NAMES]),
+        group("streams, events", &[stream::NAMES, stream::MORE_NAMES]),
+        group("modules, launches", &[module::NAMES, module::MORE_NAMES]),
+        group("embedded code", &[register::NAMES, register::MORE_NAMES]),
+        group("per-thread default stream", &[spt::NAMES]),
+        group("other", &[unsupported::OTHER_NAMES]),
+    ]
+}
+
+/// The exported functions that return `hipErrorNotSupported`; those of hiprtc an error of their own.
+pub fn unsupported() -> Vec<&'static str> {
+    [unsupported::NAMES, unsupported::HIPRTC_NAMES].concat()
+}

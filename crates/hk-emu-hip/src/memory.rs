@@ -1,0 +1,802 @@
+//! Memory: allocation, copies, fills, and what is known of a pointer.
+//!
+//! Device memory lives in the emulator; the program cannot follow its addresses. Host memory that the API allocates or
+//! registers is the program's own, and every device has an allocation at the same address: its contents go over before
+//! a launch, and what the launch changed comes back after it.
+
+use std::alloc::Layout;
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_uint};
+use std::ops::Bound::{Excluded, Unbounded};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use bytemuck::Zeroable;
+
+use crate::abi::{Memcpy2D, PointerAttributes, Side2D, memory_type};
+use crate::device::MAX_PITCH;
+use crate::error::{HipError, Result};
+use crate::host::{self, CHUNK, get, put, put_if};
+use crate::runtime::{Device, Runtime, Tag, api, lock, runtime, say};
+use crate::stream::stream;
+
+/// Alignment of device memory, and of the rows of pitched memory.
+const ALIGN: u64 = 256;
+const HOST_ALIGN: usize = 4096;
+
+/// Memory that a pointer can name.
+#[derive(Clone)]
+pub(crate) struct Block {
+    pub size: u64,
+    /// Ordinal of the device that was current when it was made.
+    pub device: usize,
+    pub kind: Kind,
+    pub flags: c_uint,
+}
+
+#[derive(Clone)]
+pub(crate) enum Kind {
+    Device,
+    /// A variable of the module with this handle.
+    Global(u64),
+    /// Page-locked.
+    Host(#[expect(dead_code, reason = "keeps it allocated")] Arc<HostMemory>),
+    Managed(#[expect(dead_code, reason = "keeps it allocated")] Arc<HostMemory>),
+    /// Memory of the program's own.
+    Registered,
+}
+
+impl Kind {
+    fn on_host(&self) -> bool {
+        matches!(self, Kind::Host(_) | Kind::Managed(_) | Kind::Registered)
+    }
+}
+
+/// Zeroed host memory.
+pub(crate) struct HostMemory {
+    start: *mut u8,
+    layout: Layout,
+}
+
+// SAFETY: owned memory that nothing in this crate refers to but by its address.
+unsafe impl Send for HostMemory {}
+// SAFETY: as above.
+unsafe impl Sync for HostMemory {}
+
+impl HostMemory {
+    fn new(bytes: u64) -> Option<HostMemory> {
+        let layout = Layout::from_size_align(usize::try_from(bytes).ok()?.max(1), HOST_ALIGN).ok()?;
+        // SAFETY: the size is not zero.
+        let start = unsafe { std::alloc::alloc_zeroed(layout) };
+        (!start.is_null()).then_some(HostMemory { start, layout })
+    }
+}
+
+impl Drop for HostMemory {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
+        unsafe { std::alloc::dealloc(self.start, self.layout) }
+    }
+}
+
+/// Bytes of memory that the machine can still give.
+pub(crate) fn available() -> u64 {
+    let field = |text: &str| {
+        let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
+    };
+    std::fs::read_to_string("/proc/meminfo").ok().and_then(|t| field(&t)).map_or(u64::MAX, |kb| kb << 10)
+}
+
+/// Sizes from here on are compared with what the machine has: the emulator fills fresh memory, and the system would
+/// sooner end the process than refuse.
+const LARGE: u64 = 16 << 20;
+
+fn check_room(device: &Device, bytes: u64) -> Result {
+    let left = device.memory_bytes().saturating_sub(device.used.load(Relaxed));
+    let fits = bytes <= left && (bytes < LARGE || bytes < available());
+    fits.then_some(()).ok_or(HipError::OUT_OF_MEMORY)
+}
+
+/// The block that holds `addr`, with its first address.
+fn find(blocks: &BTreeMap<u64, Block>, addr: u64) -> Option<(u64, &Block)> {
+    let (base, block) = blocks.range(..=addr).next_back()?;
+    (addr - base < block.size.max(1)).then_some((*base, block))
+}
+
+fn lookup(addr: u64) -> Option<(u64, Block)> {
+    find(&lock(&runtime().blocks), addr).map(|(base, block)| (base, block.clone()))
+}
+
+/// Device memory, filled with poison.
+fn malloc(device: &Device, bytes: u64) -> Result<u64> {
+    device.check()?;
+    if bytes == 0 {
+        return Ok(0);
+    }
+    check_room(device, bytes)?;
+    let out_of_memory = |_| HipError::OUT_OF_MEMORY;
+    let addr = device.machine.alloc(bytes, ALIGN, "hipMalloc").map_err(out_of_memory)?;
+    device.used.fetch_add(bytes, Relaxed);
+    let block = Block { size: bytes, device: device.ordinal, kind: Kind::Device, flags: 0 };
+    lock(&runtime().blocks).insert(addr, block);
+    Ok(addr)
+}
+
+/// Host memory that devices reach by the same address.
+fn malloc_host(bytes: u64, flags: c_uint, managed: bool) -> Result<u64> {
+    let runtime = runtime();
+    let device = runtime.current()?;
+    device.check()?;
+    if bytes == 0 {
+        return Ok(0);
+    }
+    check_room(device, bytes)?;
+    let memory = Arc::new(HostMemory::new(bytes).ok_or(HipError::OUT_OF_MEMORY)?);
+    let addr = memory.start as u64;
+    let label = if managed { "hipMallocManaged" } else { "hipHostMalloc" };
+    let kind = if managed { Kind::Managed(memory) } else { Kind::Host(memory) };
+    map_host(runtime, addr, Block { size: bytes, device: device.ordinal, kind, flags }, label)?;
+    Ok(addr)
+}
+
+/// Managed memory for a variable of the program.
+///
+/// # Errors
+/// `hipErrorNoDevice`, `hipErrorOutOfMemory`.
+pub(crate) fn malloc_managed(bytes: u64) -> Result<u64> {
+    malloc_host(bytes, 1, true)
+}
+
+fn map_host(runtime: &Runtime, addr: u64, block: Block, label: &str) -> Result {
+    for (i, device) in runtime.devices.iter().enumerate() {
+        if device.machine.alloc_at(addr, block.size, label).is_err() {
+            for earlier in &runtime.devices[..i] {
+                let _ = earlier.machine.free(addr);
+            }
+            return Err(HipError::OUT_OF_MEMORY);
+        }
+    }
+    lock(&runtime.blocks).insert(addr, block);
+    Ok(())
+}
+
+/// Releases what begins at `addr`.
+fn free(addr: u64) -> Result {
+    if addr == 0 {
+        return Ok(());
+    }
+    let runtime = runtime();
+    let mut blocks = lock(&runtime.blocks);
+    match blocks.get(&addr) {
+        Some(Block { kind: Kind::Device | Kind::Host(_) | Kind::Managed(_), .. }) => {}
+        _ => return Err(HipError::INVALID_VALUE),
+    }
+    if let Some(block) = blocks.remove(&addr) {
+        release(runtime, addr, &block);
+        return runtime.devices.get(block.device).map_or(Ok(()), Device::check);
+    }
+    Ok(())
+}
+
+fn release(runtime: &Runtime, addr: u64, block: &Block) {
+    match block.kind {
+        Kind::Device => {
+            if let Some(device) = runtime.devices.get(block.device) {
+                let _ = device.machine.free(addr);
+                device.used.fetch_sub(block.size, Relaxed);
+            }
+        }
+        Kind::Host(_) | Kind::Managed(_) | Kind::Registered => {
+            for device in &runtime.devices {
+                let _ = device.machine.free(addr);
+            }
+        }
+        Kind::Global(_) => {}
+    }
+}
+
+/// Forgets everything that was made on a device.
+pub(crate) fn release_all(device: &Device) {
+    let runtime = runtime();
+    lock(&runtime.blocks).retain(|addr, block| {
+        let keep = block.device != device.ordinal;
+        if !keep {
+            release(runtime, *addr, block);
+        }
+        keep
+    });
+}
+
+/// Makes a module's variable known as memory.
+pub(crate) fn add_global(device: &Device, module: u64, addr: u64, size: u64) {
+    let block = Block { size, device: device.ordinal, kind: Kind::Global(module), flags: 0 };
+    lock(&runtime().blocks).insert(addr, block);
+}
+
+pub(crate) fn remove_globals(module: u64) {
+    lock(&runtime().blocks).retain(|_, block| !matches!(block.kind, Kind::Global(m) if m == module));
+}
+
+/// Host memory while a kernel may use it.
+pub(crate) struct Mapped {
+    /// Address, what keeps it alive, and the contents before the launch.
+    parts: Vec<(u64, Kind, Vec<u8>)>,
+    _one_at_a_time: MutexGuard<'static, ()>,
+}
+
+impl Mapped {
+    /// Gives the device the contents of mapped host memory. `None` if there is none.
+    ///
+    /// # Errors
+    /// `hipErrorInvalidValue` if registered memory is no longer there.
+    pub fn enter(device: &Device) -> Result<Option<Mapped>> {
+        static TURN: Mutex<()> = Mutex::new(());
+        let on_host = |b: &Block| b.kind.on_host();
+        if !lock(&runtime().blocks).values().any(on_host) {
+            return Ok(None);
+        }
+        let turn = lock(&TURN);
+        let blocks: Vec<(u64, Block)> = lock(&runtime().blocks)
+            .iter()
+            .filter(|(_, block)| on_host(block))
+            .map(|(addr, block)| (*addr, block.clone()))
+            .collect();
+        let mut parts = vec![];
+        for (addr, block) in blocks {
+            let mut contents = vec![0; block.size as usize];
+            host::read(addr, &mut contents).inspect_err(|_| {
+                say!("registered host memory at {addr:#x} is no longer there");
+            })?;
+            // Freed meanwhile by another thread: the launch does not see it.
+            if device.machine.write(addr, &contents).is_ok() {
+                parts.push((addr, block.kind, contents));
+            }
+        }
+        Ok(Some(Mapped { parts, _one_at_a_time: turn }))
+    }
+
+    /// Takes over what the launch has changed, and nothing else: the program may have written beside it.
+    pub fn leave(self, device: &Device) {
+        for (addr, _alive, before) in &self.parts {
+            let mut after = vec![0; before.len()];
+            if device.machine.read(*addr, &mut after).is_err() {
+                continue;
+            }
+            let mut at = 0;
+            while at < after.len() {
+                let same = after[at..].iter().zip(&before[at..]).take_while(|(a, b)| a == b).count();
+                let start = at + same;
+                let changed = after[start..].iter().zip(&before[start..]).take_while(|(a, b)| a != b).count();
+                if host::write(*addr + start as u64, &after[start..start + changed]).is_err() {
+                    say!("registered host memory at {addr:#x} is no longer there");
+                    break;
+                }
+                at = start + changed;
+            }
+        }
+    }
+}
+
+/// Where the bytes of a copy lie.
+#[derive(Clone, Copy)]
+enum Side {
+    Device(&'static Device),
+    Host,
+}
+
+/// Finds the bytes from `addr` on. Memory that the runtime knows is checked for its size.
+fn side(addr: u64, bytes: u64) -> Result<Side> {
+    if addr == 0 {
+        return Err(HipError::INVALID_VALUE);
+    }
+    let runtime = runtime();
+    if let Some((base, block)) = lookup(addr) {
+        if bytes > block.size - (addr - base) {
+            say!(
+                "{bytes} bytes at {addr:#x} pass the end of an allocation of {} bytes at {base:#x}",
+                block.size
+            );
+            return Err(HipError::INVALID_VALUE);
+        }
+        if block.kind.on_host() {
+            return Ok(Side::Host);
+        }
+        let device = runtime.devices.get(block.device).ok_or(HipError::INVALID_VALUE)?;
+        device.check()?;
+        return Ok(Side::Device(device));
+    }
+    if Runtime::is_device_address(addr) {
+        let ordinal = Runtime::device_of_address(addr);
+        if let Some(device) = runtime.devices.get(ordinal)
+            && let Err(error) = device.machine.read(addr, &mut [0])
+        {
+            say!("{error}");
+        }
+        return Err(HipError::INVALID_VALUE);
+    }
+    Ok(Side::Host)
+}
+
+const HOST_TO_HOST: c_int = 0;
+const HOST_TO_DEVICE: c_int = 1;
+const DEVICE_TO_HOST: c_int = 2;
+const DEVICE_TO_DEVICE: c_int = 3;
+const DEFAULT: c_int = 4;
+const DEVICE_TO_DEVICE_NO_CU: c_int = 1024;
+
+/// Both sides of a copy. As on hardware the addresses decide, but a direction that names a device wants one.
+fn sides(dst: (u64, u64), src: (u64, u64), kind: c_int) -> Result<(Side, Side)> {
+    let to_device = match kind {
+        HOST_TO_HOST | DEVICE_TO_HOST | DEFAULT => false,
+        HOST_TO_DEVICE | DEVICE_TO_DEVICE | DEVICE_TO_DEVICE_NO_CU => true,
+        _ => return Err(HipError::INVALID_MEMCPY_DIRECTION),
+    };
+    let from_device = matches!(kind, DEVICE_TO_HOST | DEVICE_TO_DEVICE | DEVICE_TO_DEVICE_NO_CU);
+    let (d, s) = (side(dst.0, dst.1)?, side(src.0, src.1)?);
+    for (side, addr, wanted) in [(d, dst.0, to_device), (s, src.0, from_device)] {
+        // Mapped host memory is the device's as well.
+        if wanted && matches!(side, Side::Host) && lookup(addr).is_none() {
+            return Err(HipError::INVALID_VALUE);
+        }
+    }
+    Ok((d, s))
+}
+
+/// Copies bytes whose places are known.
+fn transfer((d, dst): (Side, u64), (s, src): (Side, u64), bytes: u64) -> Result {
+    let gone = |_| HipError::INVALID_VALUE;
+    if let (Side::Device(to), Side::Device(from)) = (d, s)
+        && to.ordinal == from.ordinal
+    {
+        return to.machine.copy(dst, src, bytes).map_err(gone);
+    }
+    let mut buffer = vec![0; CHUNK.min(usize::try_from(bytes).unwrap_or(CHUNK))];
+    let mut done = 0;
+    while done < bytes {
+        let n = (buffer.len() as u64).min(bytes - done);
+        let part = &mut buffer[..n as usize];
+        match s {
+            Side::Device(from) => from.machine.read(src + done, part).map_err(gone)?,
+            Side::Host => host::read(src + done, part)?,
+        }
+        match d {
+            Side::Device(to) => to.machine.write(dst + done, part).map_err(gone)?,
+            Side::Host => host::write(dst + done, part)?,
+        }
+        done += n;
+    }
+    Ok(())
+}
+
+pub(crate) fn copy(dst: u64, src: u64, bytes: u64, kind: c_int) -> Result {
+    if bytes == 0 {
+        return Ok(());
+    }
+    let (d, s) = sides((dst, bytes), (src, bytes), kind)?;
+    transfer((d, dst), (s, src), bytes)
+}
+
+/// Bytes from the first to behind the last of `height` rows.
+fn span(pitch: u64, width: u64, height: u64) -> Result<u64> {
+    if width > pitch {
+        return Err(HipError::INVALID_PITCH_VALUE);
+    }
+    pitch.checked_mul(height - 1).and_then(|b| b.checked_add(width)).ok_or(HipError::INVALID_VALUE)
+}
+
+/// Copies rows of `width` bytes.
+fn copy_2d(
+    (dst, dst_pitch): (u64, u64),
+    (src, src_pitch): (u64, u64),
+    width: u64,
+    height: u64,
+    kind: c_int,
+) -> Result {
+    if width == 0 || height == 0 {
+        return Ok(());
+    }
+    let spans = (span(dst_pitch, width, height)?, span(src_pitch, width, height)?);
+    let (d, s) = sides((dst, spans.0), (src, spans.1), kind)?;
+    for row in 0..height {
+        transfer((d, dst + row * dst_pitch), (s, src + row * src_pitch), width)?;
+    }
+    Ok(())
+}
+
+/// The address of one side of a `hip_Memcpy2D` at its first byte.
+fn side_2d(side: &Side2D) -> Result<u64> {
+    let base = match side.memory_type {
+        memory_type::HOST => side.host,
+        memory_type::DEVICE | memory_type::UNIFIED | memory_type::MANAGED => side.device,
+        _ => return Err(HipError::INVALID_VALUE),
+    };
+    let offset = side.y.checked_mul(side.pitch).and_then(|o| o.checked_add(side.x_in_bytes));
+    offset.and_then(|o| base.checked_add(o)).filter(|_| base != 0).ok_or(HipError::INVALID_VALUE)
+}
+
+fn copy_2d_by(parameters: *const Memcpy2D) -> Result {
+    let p = get(parameters)?;
+    let (dst, src) = (side_2d(&p.dst)?, side_2d(&p.src)?);
+    copy_2d((dst, p.dst.pitch), (src, p.src.pitch), p.width_in_bytes, p.height, DEFAULT)
+}
+
+/// Repeats `pattern` in memory that the runtime knows.
+fn fill(dst: u64, pattern: &[u8], count: u64) -> Result {
+    if count == 0 {
+        return Ok(());
+    }
+    let bytes = count.checked_mul(pattern.len() as u64).ok_or(HipError::INVALID_VALUE)?;
+    if !dst.is_multiple_of(pattern.len() as u64) {
+        return Err(HipError::INVALID_VALUE);
+    }
+    match side(dst, bytes)? {
+        Side::Device(device) => device.machine.fill(dst, pattern, bytes).map_err(|_| HipError::INVALID_VALUE),
+        Side::Host if lookup(dst).is_none() => Err(HipError::INVALID_VALUE),
+        Side::Host => {
+            let block = pattern.repeat(CHUNK / pattern.len());
+            let mut done = 0;
+            while done < bytes {
+                let n = (block.len() as u64).min(bytes - done);
+                host::write(dst + done, &block[..n as usize])?;
+                done += n;
+            }
+            Ok(())
+        }
+    }
+}
+
+fn fill_2d(dst: u64, pitch: u64, value: c_int, width: u64, height: u64) -> Result {
+    if width == 0 || height == 0 {
+        return Ok(());
+    }
+    side(dst, span(pitch, width, height)?)?;
+    (0..height).try_for_each(|row| fill(dst + row * pitch, &[value as u8], width))
+}
+
+fn malloc_pitch(ptr: *mut u64, pitch: *mut u64, width: u64, height: u64) -> Result {
+    let rows = width.checked_next_multiple_of(ALIGN).filter(|p| *p <= MAX_PITCH);
+    let rows = rows.ok_or(HipError::INVALID_VALUE)?;
+    let bytes = rows.checked_mul(height).ok_or(HipError::OUT_OF_MEMORY)?;
+    put(pitch, rows)?;
+    put(ptr, 0)?;
+    put(ptr, malloc(runtime().current()?, bytes)?)
+}
+
+/// What `hipPointerGetAttributes` says.
+fn attributes(ptr: u64) -> PointerAttributes {
+    let mut a = PointerAttributes::zeroed();
+    let Some((_, block)) = lookup(ptr) else {
+        a.memory_type = memory_type::UNREGISTERED;
+        a.device = -2; // hipInvalidDeviceId
+        return a;
+    };
+    a.memory_type = match block.kind {
+        Kind::Device | Kind::Global(_) => memory_type::DEVICE,
+        Kind::Host(_) | Kind::Registered => memory_type::HOST,
+        Kind::Managed(_) => memory_type::MANAGED,
+    };
+    a.device = block.device as i32;
+    a.device_pointer = ptr;
+    a.host_pointer = if block.kind.on_host() { ptr } else { 0 };
+    a.is_managed = matches!(block.kind, Kind::Managed(_)).into();
+    a.allocation_flags = block.flags;
+    a
+}
+
+/// One `hipPointer_attribute`, to wherever its type has room.
+fn pointer_attribute(data: u64, attribute: c_int, ptr: u64) -> Result {
+    let a = attributes(ptr);
+    let (base, block) = lookup(ptr).ok_or(HipError::INVALID_VALUE)?;
+    match attribute {
+        2 => put(data as *mut i32, a.memory_type),
+        3 => put(data as *mut u64, a.device_pointer),
+        4 if a.host_pointer == 0 => Err(HipError::INVALID_VALUE),
+        4 => put(data as *mut u64, a.host_pointer),
+        7 => put(data as *mut u64, base), // a number for each allocation: addresses are unique
+        8 => put(data as *mut u8, a.is_managed as u8),
+        9 => put(data as *mut i32, a.device),
+        11 => put(data as *mut u64, base),
+        12 => put(data as *mut u64, block.size),
+        13 => put(data as *mut u8, 1),
+        1 | 5 | 6 | 10 | 14..=17 => Err(HipError::NOT_SUPPORTED),
+        _ => Err(HipError::INVALID_VALUE),
+    }
+}
+
+/// The one memory pool of a device, which is its memory.
+fn pool(handle: u64) -> Result<&'static Device> {
+    let id = Tag::Pool.id(handle).ok_or(HipError::INVALID_VALUE)?;
+    runtime().devices.get(id as usize).ok_or(HipError::INVALID_VALUE)
+}
+
+fn malloc_to(ptr: *mut u64, bytes: u64) -> Result {
+    put(ptr, 0)?;
+    put(ptr, malloc(runtime().current()?, bytes)?)
+}
+
+fn malloc_host_to(ptr: *mut u64, bytes: u64, flags: c_uint, managed: bool) -> Result {
+    put(ptr, 0)?;
+    put(ptr, malloc_host(bytes, flags, managed)?)
+}
+
+/// All flags of `hipHostMalloc`: portable, mapped, write-combined, NUMA, coherent or not, uncached.
+const HOST_FLAGS: c_uint = 0x7 | 0x1000_0000 | 0x2000_0000 | 0x4000_0000 | 0x8000_0000;
+
+fn host_malloc(ptr: *mut u64, bytes: u64, flags: c_uint) -> Result {
+    if flags & !HOST_FLAGS != 0 {
+        return Err(HipError::INVALID_VALUE);
+    }
+    malloc_host_to(ptr, bytes, flags, false)
+}
+
+api! {
+    fn hipMalloc(ptr: *mut u64, bytes: u64) { malloc_to(ptr, bytes) }
+    fn hipExtMallocWithFlags(ptr: *mut u64, bytes: u64, _flags: c_uint) { malloc_to(ptr, bytes) }
+
+    fn hipMallocAsync(ptr: *mut u64, bytes: u64, on: u64) {
+        put(ptr, 0)?;
+        put(ptr, malloc(stream(on)?.device, bytes)?)
+    }
+
+    fn hipFree(ptr: u64) { free(ptr) }
+
+    fn hipFreeAsync(ptr: u64, on: u64) {
+        stream(on)?;
+        if ptr == 0 { Err(HipError::INVALID_VALUE) } else { free(ptr) }
+    }
+
+    fn hipMallocPitch(ptr: *mut u64, pitch: *mut u64, width: u64, height: u64) {
+        malloc_pitch(ptr, pitch, width, height)
+    }
+
+    fn hipMemAllocPitch(ptr: *mut u64, pitch: *mut u64, width: u64, height: u64, _element: c_uint) {
+        malloc_pitch(ptr, pitch, width, height)
+    }
+
+    fn hipHostMalloc(ptr: *mut u64, bytes: u64, flags: c_uint) { host_malloc(ptr, bytes, flags) }
+    fn hipHostAlloc(ptr: *mut u64, bytes: u64, flags: c_uint) { host_malloc(ptr, bytes, flags) }
+    fn hipExtHostAlloc(ptr: *mut u64, bytes: u64, flags: c_uint) { host_malloc(ptr, bytes, flags) }
+    fn hipMallocHost(ptr: *mut u64, bytes: u64) { host_malloc(ptr, bytes, 0) }
+    fn hipMemAllocHost(ptr: *mut u64, bytes: u64) { host_malloc(ptr, bytes, 0) }
+    fn hipHostFree(ptr: u64) { free(ptr) }
+    fn hipFreeHost(ptr: u64) { free(ptr) }
+
+    fn hipMallocManaged(ptr: *mut u64, bytes: u64, flags: c_uint) {
+        if bytes == 0 || !matches!(flags, 1 | 2) {
+            return Err(HipError::INVALID_VALUE);
+        }
+        malloc_host_to(ptr, bytes, flags, true)
+    }
+
+    fn hipHostRegister(ptr: u64, bytes: u64, flags: c_uint) {
+        if ptr == 0 || bytes == 0 || bytes > u64::MAX - ptr {
+            return Err(HipError::INVALID_VALUE);
+        }
+        // All of it must be there, at least for reading.
+        let mut part = vec![0; CHUNK];
+        let mut done = 0;
+        while done < bytes {
+            let n = (part.len() as u64).min(bytes - done);
+            host::read(ptr + done, &mut part[..n as usize])?;
+            done += n;
+        }
+        let runtime = runtime();
+        let device = runtime.current()?;
+        let taken = {
+            let blocks = lock(&runtime.blocks);
+            let inside = blocks.range((Excluded(ptr), Unbounded)).next().is_some_and(|(b, _)| *b < ptr + bytes);
+            inside || find(&blocks, ptr).is_some()
+        };
+        if taken {
+            return Err(HipError::HOST_MEMORY_ALREADY_REGISTERED);
+        }
+        let block = Block { size: bytes, device: device.ordinal, kind: Kind::Registered, flags };
+        map_host(runtime, ptr, block, "hipHostRegister")
+    }
+
+    fn hipHostUnregister(ptr: u64) {
+        let runtime = runtime();
+        let mut blocks = lock(&runtime.blocks);
+        match blocks.get(&ptr) {
+            Some(Block { kind: Kind::Registered, .. }) => {}
+            _ => return Err(HipError::HOST_MEMORY_NOT_REGISTERED),
+        }
+        if let Some(block) = blocks.remove(&ptr) {
+            release(runtime, ptr, &block);
+        }
+        Ok(())
+    }
+
+    fn hipHostGetDevicePointer(ptr: *mut u64, host: u64, flags: c_uint) {
+        let (_, block) = lookup(host).ok_or(HipError::INVALID_VALUE)?;
+        if flags != 0 || !block.kind.on_host() {
+            return Err(HipError::INVALID_VALUE);
+        }
+        put(ptr, host)
+    }
+
+    fn hipHostGetFlags(flags: *mut c_uint, host: u64) {
+        let (_, block) = lookup(host).ok_or(HipError::INVALID_VALUE)?;
+        if !matches!(block.kind, Kind::Host(_) | Kind::Registered) {
+            return Err(HipError::INVALID_VALUE);
+        }
+        put(flags, block.flags)
+    }
+
+    fn hipMemcpy(dst: u64, src: u64, bytes: u64, kind: c_int) { copy(dst, src, bytes, kind) }
+
+    fn hipMemcpyAsync(dst: u64, src: u64, bytes: u64, kind: c_int, on: u64) {
+        stream(on)?;
+        copy(dst, src, bytes, kind)
+    }
+
+    fn hipMemcpyWithStream(dst: u64, src: u64, bytes: u64, kind: c_int, on: u64) {
+        stream(on)?;
+        copy(dst, src, bytes, kind)
+    }
+
+    fn hipMemcpyHtoD(dst: u64, src: u64, bytes: u64) { copy(dst, src, bytes, HOST_TO_DEVICE) }
+    fn hipMemcpyDtoH(dst: u64, src: u64, bytes: u64) { copy(dst, src, bytes, DEVICE_TO_HOST) }
+    fn hipMemcpyDtoD(dst: u64, src: u64, bytes: u64) { copy(dst, src, bytes, DEVICE_TO_DEVICE) }
+
+    fn hipMemcpyHtoDAsync(dst: u64, src: u64, bytes: u64, on: u64) {
+        stream(on)?;
+        copy(dst, src, bytes, HOST_TO_DEVICE)
+    }
+
+    fn hipMemcpyDtoHAsync(dst: u64, src: u64, bytes: u64, on: u64) {
+        stream(on)?;
+        copy(dst, src, bytes, DEVICE_TO_HOST)
+    }
+
+    fn hipMemcpyDtoDAsync(dst: u64, src: u64, bytes: u64, on: u64) {
+        stream(on)?;
+        copy(dst, src, bytes, DEVICE_TO_DEVICE)
+    }
+
+    fn hipMemcpyPeer(dst: u64, dst_device: c_int, src: u64, src_device: c_int, bytes: u64) {
+        runtime().device(dst_device)?;
+        runtime().device(src_device)?;
+        copy(dst, src, bytes, DEVICE_TO_DEVICE)
+    }
+
+    fn hipMemcpyPeerAsync(dst: u64, dst_device: c_int, src: u64, src_device: c_int, bytes: u64, on: u64) {
+        stream(on)?;
+        runtime().device(dst_device)?;
+        runtime().device(src_device)?;
+        copy(dst, src, bytes, DEVICE_TO_DEVICE)
+    }
+
+    fn hipMemcpy2D(
+        dst: u64,
+        dst_pitch: u64,
+        src: u64,
+        src_pitch: u64,
+        width: u64,
+        height: u64,
+        kind: c_int,
+    ) {
+        copy_2d((dst, dst_pitch), (src, src_pitch), width, height, kind)
+    }
+
+    fn hipMemcpy2DAsync(
+        dst: u64,
+        dst_pitch: u64,
+        src: u64,
+        src_pitch: u64,
+        width: u64,
+        height: u64,
+        kind: c_int,
+        on: u64,
+    ) {
+        stream(on)?;
+        copy_2d((dst, dst_pitch), (src, src_pitch), width, height, kind)
+    }
+
+    fn hipMemcpyParam2D(parameters: *const Memcpy2D) { copy_2d_by(parameters) }
+    fn hipDrvMemcpy2DUnaligned(parameters: *const Memcpy2D) { copy_2d_by(parameters) }
+
+    fn hipMemcpyParam2DAsync(parameters: *const Memcpy2D, on: u64) {
+        stream(on)?;
+        copy_2d_by(parameters)
+    }
+
+    fn hipMemset(dst: u64, value: c_int, bytes: u64) { fill(dst, &[value as u8], bytes) }
+    fn hipMemsetD8(dst: u64, value: u8, count: u64) { fill(dst, &[value], count) }
+    fn hipMemsetD16(dst: u64, value: u16, count: u64) { fill(dst, &value.to_ne_bytes(), count) }
+    fn hipMemsetD32(dst: u64, value: c_int, count: u64) { fill(dst, &value.to_ne_bytes(), count) }
+
+    fn hipMemsetAsync(dst: u64, value: c_int, bytes: u64, on: u64) {
+        stream(on)?;
+        fill(dst, &[value as u8], bytes)
+    }
+
+    fn hipMemsetD8Async(dst: u64, value: u8, count: u64, on: u64) {
+        stream(on)?;
+        fill(dst, &[value], count)
+    }
+
+    fn hipMemsetD16Async(dst: u64, value: u16, count: u64, on: u64) {
+        stream(on)?;
+        fill(dst, &value.to_ne_bytes(), count)
+    }
+
+    fn hipMemsetD32Async(dst: u64, value: c_int, count: u64, on: u64) {
+        stream(on)?;
+        fill(dst, &value.to_ne_bytes(), count)
+    }
+
+    fn hipMemset2D(dst: u64, pitch: u64, value: c_int, width: u64, height: u64) {
+        fill_2d(dst, pitch, value, width, height)
+    }
+
+    fn hipMemset2DAsync(dst: u64, pitch: u64, value: c_int, width: u64, height: u64, on: u64) {
+        stream(on)?;
+        fill_2d(dst, pitch, value, width, height)
+    }
+
+    fn hipPointerGetAttributes(result: *mut PointerAttributes, ptr: u64) {
+        if ptr == 0 {
+            return Err(HipError::INVALID_VALUE);
+        }
+        put(result, attributes(ptr))
+    }
+
+    fn hipPointerGetAttribute(data: u64, attribute: c_int, ptr: u64) { pointer_attribute(data, attribute, ptr) }
+
+    fn hipDrvPointerGetAttributes(count: c_uint, list: *const c_int, data: *const u64, ptr: u64) {
+        for i in 0..count as usize {
+            let target = get(data.wrapping_add(i))?;
+            pointer_attribute(target, get(list.wrapping_add(i))?, ptr)?;
+        }
+        if count == 0 { Err(HipError::INVALID_VALUE) } else { Ok(()) }
+    }
+
+    fn hipMemGetAddressRange(base: *mut u64, size: *mut u64, ptr: u64) {
+        let (first, block) = lookup(ptr).ok_or(HipError::NOT_FOUND)?;
+        put_if(base, first)?;
+        put_if(size, block.size)
+    }
+
+    fn hipMemPtrGetInfo(ptr: u64, size: *mut u64) {
+        let (_, block) = lookup(ptr).ok_or(HipError::INVALID_VALUE)?;
+        put(size, block.size)
+    }
+
+    // Hints about where managed memory should be.
+    fn hipMemPrefetchAsync(ptr: u64, bytes: u64, _device: c_int, on: u64) {
+        stream(on)?;
+        side(ptr, bytes).map(drop)
+    }
+
+    fn hipMemAdvise(ptr: u64, bytes: u64, _advice: c_int, _device: c_int) { side(ptr, bytes).map(drop) }
+
+    fn hipStreamAttachMemAsync(on: u64, ptr: u64, bytes: u64, _flags: c_uint) {
+        stream(on)?;
+        side(ptr, bytes).map(drop)
+    }
+
+    // One pool for each device; its attributes are hints.
+    fn hipDeviceGetDefaultMemPool(pool: *mut u64, device: c_int) {
+        put(pool, Tag::Pool.handle(runtime().device(device)?.ordinal as u64))
+    }
+
+    fn hipDeviceGetMemPool(pool: *mut u64, device: c_int) {
+        put(pool, Tag::Pool.handle(runtime().device(device)?.ordinal as u64))
+    }
+
+    fn hipDeviceSetMemPool(device: c_int, handle: u64) {
+        let same = pool(handle)?.ordinal == runtime().device(device)?.ordinal;
+        if same { Ok(()) } else { Err(HipError::INVALID_VALUE) }
+    }
+
+    fn hipMemPoolTrimTo(handle: u64, _bytes: u64) { pool(handle).map(drop) }
+    fn hipMemPoolSetAttribute(handle: u64, _attribute: c_int, _value: u64) { pool(handle).map(drop) }
+
+    fn hipMallocFromPoolAsync(ptr: *mut u64, bytes: u64, handle: u64, on: u64) {
+        stream(on)?;
+        put(ptr, 0)?;
+        put(ptr, malloc(pool(handle)?, bytes)?)
+    }
+}

@@ -1,0 +1,597 @@
+//! Modules, functions and launches.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_char, c_int, c_uint};
+use std::sync::{Arc, Mutex};
+
+use hk_codeobj::{Kernel, workgroups_per_cu};
+use hk_emu::{Dispatch, Fault, LoadError, Space};
+
+use crate::abi::{Dim3, FuncAttributes};
+use crate::error::{HipError, Result};
+use crate::host::{get, put, put_if, read, string};
+use crate::image;
+use crate::memory::{Mapped, add_global, remove_globals};
+use crate::runtime::{Device, api, lock, runtime, say};
+use crate::stream::{StreamRef, record, stream};
+
+/// A code object on a device.
+pub(crate) struct Module {
+    pub device: usize,
+    module: Arc<hk_emu::Module>,
+    /// Handles that were given, by kernel.
+    functions: Mutex<HashMap<String, u64>>,
+}
+
+/// A kernel of a module.
+pub(crate) struct Function {
+    pub module: Arc<Module>,
+    pub name: CString,
+}
+
+impl Function {
+    fn name(&self) -> &str {
+        self.name.to_str().unwrap_or_default()
+    }
+
+    fn kernel(&self) -> Result<&Kernel> {
+        let kernel = self.module.module.code_object().kernel(self.name());
+        kernel.ok_or(HipError::INVALID_DEVICE_FUNCTION)
+    }
+
+    fn device(&self) -> Result<&'static Device> {
+        runtime().devices.get(self.module.device).ok_or(HipError::INVALID_HANDLE)
+    }
+}
+
+/// Loads a code object.
+///
+/// # Errors
+/// `hipErrorNoBinaryForGpu`, `hipErrorOutOfMemory`, `hipErrorInvalidImage`.
+pub(crate) fn load(device: &Device, image: &[u8]) -> Result<u64> {
+    device.check()?;
+    let module = device.machine.load(image).map_err(|error| {
+        say!("{error}");
+        match error {
+            LoadError::Arch { .. } => HipError::NO_BINARY_FOR_GPU,
+            LoadError::Memory(_) => HipError::OUT_OF_MEMORY,
+            _ => HipError::INVALID_IMAGE,
+        }
+    })?;
+    let module = Module { device: device.ordinal, module, functions: Mutex::default() };
+    Ok(runtime().modules.insert(|_| module))
+}
+
+pub(crate) fn unload(handle: u64) -> Result {
+    let module = runtime().modules.remove(handle).ok_or(HipError::INVALID_HANDLE)?;
+    for function in lock(&module.functions).values() {
+        runtime().functions.remove(*function);
+    }
+    remove_globals(handle);
+    Ok(())
+}
+
+fn load_to(module: *mut u64, image: impl FnOnce(&Device) -> Result<Vec<u8>>) -> Result {
+    let device = runtime().current()?;
+    put(module, 0)?;
+    put(module, load(device, &image(device)?)?)
+}
+
+fn load_data(module: *mut u64, addr: u64) -> Result {
+    if addr == 0 {
+        return Err(HipError::INVALID_VALUE);
+    }
+    load_to(module, |device| image::in_memory(addr, device.arch))
+}
+
+/// The handle of a kernel.
+///
+/// # Errors
+/// `hipErrorInvalidHandle`, `hipErrorNotFound`.
+pub(crate) fn function(module: u64, name: &str) -> Result<u64> {
+    let module = runtime().modules.get(module).ok_or(HipError::INVALID_HANDLE)?;
+    if module.module.code_object().kernel(name).is_none() {
+        return Err(HipError::NOT_FOUND);
+    }
+    let mut functions = lock(&module.functions);
+    if let Some(handle) = functions.get(name) {
+        return Ok(*handle);
+    }
+    let c_name = CString::new(name).map_err(|_| HipError::NOT_FOUND)?;
+    let handle = runtime().functions.insert(|_| Function { module: module.clone(), name: c_name });
+    functions.insert(name.to_owned(), handle);
+    Ok(handle)
+}
+
+/// Address and size of a variable.
+///
+/// # Errors
+/// `hipErrorInvalidHandle`, `hipErrorNotFound`.
+pub(crate) fn global(handle: u64, name: &str) -> Result<(u64, u64)> {
+    let module = runtime().modules.get(handle).ok_or(HipError::INVALID_HANDLE)?;
+    let (addr, size) = module.module.global(name).ok_or(HipError::NOT_FOUND)?;
+    add_global(runtime().device(module.device as c_int)?, handle, addr, size);
+    Ok((addr, size))
+}
+
+pub(crate) fn known_function(handle: u64) -> Result<Arc<Function>> {
+    runtime().functions.get(handle).ok_or(HipError::INVALID_HANDLE)
+}
+
+/// How a launch's arguments are given.
+#[derive(Clone, Copy)]
+pub(crate) struct Arguments {
+    /// An array of pointers, one to each argument.
+    pub params: u64,
+    /// Keys and values that name a buffer with all of them.
+    pub extra: u64,
+}
+
+/// Keys of `extra`.
+const BUFFER_POINTER: u64 = 1;
+const BUFFER_SIZE: u64 = 2;
+const END: u64 = 3;
+
+impl Arguments {
+    /// The explicit arguments as the kernel's metadata lays them out.
+    fn gather(self, kernel: &Kernel) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; kernel.explicit_arg_bytes as usize];
+        match self {
+            Arguments { params: 0, extra: 0 } => {
+                if !bytes.is_empty() {
+                    return Err(HipError::INVALID_VALUE);
+                }
+            }
+            Arguments { params, extra: 0 } => {
+                for (i, arg) in kernel.args.iter().filter(|a| !a.hidden()).enumerate() {
+                    let from = get((params as *const u64).wrapping_add(i))?;
+                    let at = arg.offset as usize..(arg.offset + arg.size) as usize;
+                    read(from, bytes.get_mut(at).ok_or(HipError::INVALID_VALUE)?)?;
+                }
+            }
+            Arguments { params: 0, extra } => {
+                let (buffer, size) = extra_buffer(extra)?;
+                if size < bytes.len() as u64 {
+                    say!("{size} bytes of arguments, {} takes {}", kernel.name, bytes.len());
+                    return Err(HipError::INVALID_VALUE);
+                }
+                // A C structure may have padding behind its last member.
+                read(buffer, &mut bytes)?;
+            }
+            _ => return Err(HipError::INVALID_VALUE),
+        }
+        Ok(bytes)
+    }
+}
+
+fn extra_buffer(extra: u64) -> Result<(u64, u64)> {
+    let entry = |i: usize| get((extra as *const u64).wrapping_add(i));
+    let (mut buffer, mut size) = (0, 0);
+    for i in [0, 2, 4] {
+        match entry(i)? {
+            BUFFER_POINTER => buffer = entry(i + 1)?,
+            BUFFER_SIZE => size = get(entry(i + 1)? as *const u64)?,
+            END => return Ok((buffer, size)),
+            _ => break,
+        }
+    }
+    Err(HipError::INVALID_VALUE)
+}
+
+/// A launch; the grid is in blocks.
+#[derive(Clone, Copy)]
+pub(crate) struct Launch {
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub dynamic_lds: u64,
+    pub on: StreamRef,
+    pub arguments: Arguments,
+    /// Events around it; 0 is none.
+    pub start: u64,
+    pub stop: u64,
+}
+
+/// Checks a launch as HIP does, and runs it. What the kernel does wrong is told by later calls.
+pub(crate) fn launch(function: &Function, launch: &Launch) -> Result {
+    let Launch { grid, block, on, .. } = *launch;
+    let device = on.device;
+    device.check()?;
+    let kernel = function.kernel()?;
+    if function.module.device != device.ordinal {
+        say!(
+            "{} is loaded on device {}, the stream is of device {}",
+            kernel.name,
+            function.module.device,
+            device.ordinal
+        );
+        return Err(HipError::INVALID_DEVICE);
+    }
+    if grid.contains(&0) {
+        return Err(HipError::INVALID_VALUE);
+    }
+    if block.contains(&0) {
+        return Err(HipError::INVALID_CONFIGURATION);
+    }
+    let threads: u64 = block.iter().fold(1, |n: u64, b| n.saturating_mul(u64::from(*b)));
+    if threads > device.arch.max_workgroup_threads().into() {
+        return Err(HipError::INVALID_VALUE);
+    }
+    if threads > kernel.max_threads.into() {
+        say!("{threads} threads in a block, {} is compiled for {}", kernel.name, kernel.max_threads);
+        return Err(HipError::LAUNCH_FAILURE);
+    }
+    let lds = u64::from(kernel.lds_bytes) + launch.dynamic_lds;
+    if lds > device.arch.lds_bytes().into() {
+        say!("{}: {lds} bytes of LDS, {} has {}", kernel.name, device.arch, device.arch.lds_bytes());
+        return Err(HipError::INVALID_VALUE);
+    }
+    let args = launch.arguments.gather(kernel)?;
+    if launch.start != 0 {
+        record(launch.start, on)?;
+    }
+    let mapped = Mapped::enter(device)?;
+    let dispatch = Dispatch { grid, block, dynamic_lds: launch.dynamic_lds as u32, args: &args };
+    let result = device.machine.launch(&function.module.module, &kernel.name, &dispatch);
+    if let Some(mapped) = mapped {
+        mapped.leave(device);
+    }
+    if let Err(fault) = result {
+        say!("device {} ({}), stream {}: {fault}", device.ordinal, device.arch, on.id);
+        let error = match &fault {
+            Fault::Limits { .. } | Fault::Arguments { .. } | Fault::UnknownKernel { .. } => {
+                return Err(HipError::INVALID_VALUE);
+            }
+            Fault::Memory { space: Space::Global, .. } => HipError::ILLEGAL_ADDRESS,
+            Fault::Budget { .. } => HipError::LAUNCH_TIME_OUT,
+            _ => HipError::LAUNCH_FAILURE,
+        };
+        device.fail(error);
+        return Ok(());
+    }
+    if launch.stop != 0 {
+        record(launch.stop, on)?;
+    }
+    Ok(())
+}
+
+/// Blocks of `threads` for a grid of so many threads in each dimension. Only whole blocks can be launched.
+fn blocks(threads: [u32; 3], block: [u32; 3]) -> Result<[u32; 3]> {
+    let mut grid = [0; 3];
+    for i in 0..3 {
+        if block[i] == 0 {
+            return Err(HipError::INVALID_CONFIGURATION);
+        }
+        if threads[i] % block[i] != 0 {
+            return Err(HipError::INVALID_VALUE);
+        }
+        grid[i] = threads[i] / block[i];
+    }
+    Ok(grid)
+}
+
+/// `hipExtModuleLaunchKernel` and its older form: the grid is in threads.
+#[expect(clippy::too_many_arguments, reason = "as in the API")]
+fn launch_threads(
+    f: u64,
+    threads: [u32; 3],
+    block: [u32; 3],
+    dynamic_lds: u64,
+    on: u64,
+    arguments: Arguments,
+    start: u64,
+    stop: u64,
+) -> Result {
+    let function = known_function(f)?;
+    let on = stream(on)?;
+    let block = [0, 1, 2].map(|i: usize| block[i].min(threads[i]));
+    launch(
+        &function,
+        &Launch { grid: blocks(threads, block)?, block, dynamic_lds, on, arguments, start, stop },
+    )
+}
+
+fn resident_blocks(function: &Function, block: u32, dynamic_lds: u64) -> Result<u32> {
+    let (kernel, device) = (function.kernel()?, function.device()?);
+    let lds = u64::from(kernel.lds_bytes).saturating_add(dynamic_lds);
+    let lds = u32::try_from(lds).unwrap_or(u32::MAX);
+    Ok(if block > kernel.max_threads {
+        0
+    } else {
+        workgroups_per_cu(device.arch, kernel.total_vgprs, lds, block)
+    })
+}
+
+pub(crate) fn max_active_blocks(
+    count: *mut c_int,
+    function: &Function,
+    block: c_int,
+    dynamic_lds: u64,
+) -> Result {
+    let block = u32::try_from(block).ok().filter(|b| *b > 0).ok_or(HipError::INVALID_VALUE)?;
+    put(count, resident_blocks(function, block, dynamic_lds)? as c_int)
+}
+
+/// The block size with the most resident threads, the largest of those; and a grid that fills the device.
+pub(crate) fn potential_block_size(
+    grid: *mut c_int,
+    block: *mut c_int,
+    function: &Function,
+    dynamic_lds: u64,
+    limit: c_int,
+) -> Result {
+    let (kernel, device) = (function.kernel()?, function.device()?);
+    let limit = u32::try_from(limit).ok().filter(|l| *l > 0).unwrap_or(u32::MAX);
+    let wave = device.arch.wave_size();
+    let largest = limit.min(kernel.max_threads).min(device.arch.max_workgroup_threads());
+    let mut best = (0, largest, 0);
+    // Whole waves, and what is left below one.
+    for size in (1..=largest / wave).map(|n| n * wave).chain((largest < wave).then_some(largest)) {
+        let blocks = resident_blocks(function, size, dynamic_lds)?;
+        best = best.max((blocks * size, size, blocks));
+    }
+    put(grid, best.2 as c_int * device.compute_units())?;
+    put(block, best.1 as c_int)
+}
+
+/// `hipFuncAttributes` of a kernel.
+pub(crate) fn attributes(function: &Function) -> Result<FuncAttributes> {
+    let (kernel, device) = (function.kernel()?, function.device()?);
+    Ok(FuncAttributes {
+        binary_version: device.version(),
+        cache_mode_ca: 0,
+        const_size_bytes: 0,
+        local_size_bytes: kernel.scratch_bytes.into(),
+        max_dynamic_shared_size_bytes: device.arch.lds_bytes().saturating_sub(kernel.lds_bytes) as i32,
+        max_threads_per_block: kernel.max_threads as i32,
+        num_regs: kernel.total_vgprs as i32,
+        preferred_shmem_carveout: 0,
+        ptx_version: device.version(),
+        pad: 0,
+        shared_size_bytes: kernel.lds_bytes.into(),
+    })
+}
+
+fn attribute(a: &FuncAttributes, number: c_int) -> Result<c_int> {
+    Ok(match number {
+        0 => a.max_threads_per_block,
+        1 => a.shared_size_bytes as c_int,
+        2 => a.const_size_bytes as c_int,
+        3 => a.local_size_bytes as c_int,
+        4 => a.num_regs,
+        5 => a.ptx_version,
+        6 => a.binary_version,
+        7 => a.cache_mode_ca,
+        8 => a.max_dynamic_shared_size_bytes,
+        9 => a.preferred_shmem_carveout,
+        _ => return Err(HipError::INVALID_VALUE),
+    })
+}
+
+api! {
+    fn hipModuleLoad(module: *mut u64, path: *const c_char) {
+        let path = string(path)?;
+        load_to(module, |device| {
+            let file = std::fs::read(&path).map_err(|error| {
+                say!("{path}: {error}");
+                HipError::FILE_NOT_FOUND
+            })?;
+            image::in_file(&file, device.arch)
+        })
+    }
+
+    fn hipModuleLoadData(module: *mut u64, image: u64) { load_data(module, image) }
+
+    fn hipModuleLoadDataEx(module: *mut u64, image: u64, _options: c_uint, _keys: u64, _values: u64) {
+        load_data(module, image)
+    }
+
+    fn hipModuleUnload(module: u64) { unload(module) }
+
+    fn hipModuleGetFunction(handle: *mut u64, module: u64, name: *const c_char) {
+        let name = string(name)?;
+        if name.is_empty() {
+            return Err(HipError::INVALID_VALUE);
+        }
+        put(handle, 0)?;
+        put(handle, function(module, &name)?)
+    }
+
+    fn hipModuleGetGlobal(addr: *mut u64, bytes: *mut u64, module: u64, name: *const c_char) {
+        let name = string(name)?;
+        if name.is_empty() || (addr.is_null() && bytes.is_null()) {
+            return Err(HipError::INVALID_VALUE);
+        }
+        let (at, size) = global(module, &name)?;
+        put_if(addr, at)?;
+        put_if(bytes, size)
+    }
+
+    fn hipFuncGetAttribute(value: *mut c_int, number: c_int, f: u64) {
+        put(value, attribute(&attributes(&*known_function(f)?)?, number)?)
+    }
+
+    fn hipModuleLaunchKernel(
+        f: u64,
+        grid_x: c_uint,
+        grid_y: c_uint,
+        grid_z: c_uint,
+        block_x: c_uint,
+        block_y: c_uint,
+        block_z: c_uint,
+        dynamic_lds: c_uint,
+        on: u64,
+        params: u64,
+        extra: u64,
+    ) {
+        let function = known_function(f)?;
+        launch(&function, &Launch {
+            grid: [grid_x, grid_y, grid_z],
+            block: [block_x, block_y, block_z],
+            dynamic_lds: dynamic_lds.into(),
+            on: stream(on)?,
+            arguments: Arguments { params, extra },
+            start: 0,
+            stop: 0,
+        })
+    }
+
+    fn hipExtModuleLaunchKernel(
+        f: u64,
+        x: u32,
+        y: u32,
+        z: u32,
+        block_x: u32,
+        block_y: u32,
+        block_z: u32,
+        dynamic_lds: u64,
+        on: u64,
+        params: u64,
+        extra: u64,
+        start: u64,
+        stop: u64,
+        _flags: u32,
+    ) {
+        let arguments = Arguments { params, extra };
+        launch_threads(f, [x, y, z], [block_x, block_y, block_z], dynamic_lds, on, arguments, start, stop)
+    }
+
+    fn hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(
+        count: *mut c_int,
+        f: u64,
+        block: c_int,
+        dynamic_lds: u64,
+    ) {
+        max_active_blocks(count, &*known_function(f)?, block, dynamic_lds)
+    }
+
+    fn hipModuleOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+        count: *mut c_int,
+        f: u64,
+        block: c_int,
+        dynamic_lds: u64,
+        _flags: c_uint,
+    ) {
+        max_active_blocks(count, &*known_function(f)?, block, dynamic_lds)
+    }
+
+    fn hipModuleOccupancyMaxPotentialBlockSize(
+        grid: *mut c_int,
+        block: *mut c_int,
+        f: u64,
+        dynamic_lds: u64,
+        limit: c_int,
+    ) {
+        potential_block_size(grid, block, &*known_function(f)?, dynamic_lds, limit)
+    }
+
+    fn hipModuleOccupancyMaxPotentialBlockSizeWithFlags(
+        grid: *mut c_int,
+        block: *mut c_int,
+        f: u64,
+        dynamic_lds: u64,
+        limit: c_int,
+        _flags: c_uint,
+    ) {
+        potential_block_size(grid, block, &*known_function(f)?, dynamic_lds, limit)
+    }
+}
+
+/// `hipExtModuleLaunchKernel` with the C++ linkage that HIP 5 gave it.
+#[unsafe(export_name = "_Z24hipExtModuleLaunchKernelP18ihipModuleSymbol_tjjjjjjmP12ihipStream_tPPvS4_P11ihipEvent_tS6_j")]
+extern "C" fn ext_module_launch_kernel(
+    f: u64,
+    x: u32,
+    y: u32,
+    z: u32,
+    block_x: u32,
+    block_y: u32,
+    block_z: u32,
+    dynamic_lds: u64,
+    on: u64,
+    params: u64,
+    extra: u64,
+    start: u64,
+    stop: u64,
+    flags: u32,
+) -> c_int {
+    hipExtModuleLaunchKernel(
+        f,
+        x,
+        y,
+        z,
+        block_x,
+        block_y,
+        block_z,
+        dynamic_lds,
+        on,
+        params,
+        extra,
+        start,
+        stop,
+        flags,
+    )
+}
+
+/// The form before that, without flags.
+#[unsafe(export_name = "_Z24hipHccModuleLaunchKernelP18ihipModuleSymbol_tjjjjjjmP12ihipStream_tPPvS4_P11ihipEvent_tS6_")]
+extern "C" fn hcc_module_launch_kernel(
+    f: u64,
+    x: u32,
+    y: u32,
+    z: u32,
+    block_x: u32,
+    block_y: u32,
+    block_z: u32,
+    dynamic_lds: u64,
+    on: u64,
+    params: u64,
+    extra: u64,
+    start: u64,
+    stop: u64,
+) -> c_int {
+    hipExtModuleLaunchKernel(
+        f,
+        x,
+        y,
+        z,
+        block_x,
+        block_y,
+        block_z,
+        dynamic_lds,
+        on,
+        params,
+        extra,
+        start,
+        stop,
+        0,
+    )
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hipKernelNameRef(f: u64) -> *const c_char {
+    known_function(f).map_or(std::ptr::null(), |function| function.name.as_ptr())
+}
+
+/// Exported functions whose result is no `hipError_t`, or whose name is no identifier.
+pub(crate) const MORE_NAMES: &[&str] = &[
+    "_Z24hipExtModuleLaunchKernelP18ihipModuleSymbol_tjjjjjjmP12ihipStream_tPPvS4_P11ihipEvent_tS6_j",
+    "_Z24hipHccModuleLaunchKernelP18ihipModuleSymbol_tjjjjjjmP12ihipStream_tPPvS4_P11ihipEvent_tS6_",
+    "hipKernelNameRef",
+];
+
+/// A launch by the address of a host function: sizes are structures.
+pub(crate) fn launch_dims(
+    function: &Function,
+    grid: Dim3,
+    block: Dim3,
+    dynamic_lds: u64,
+    on: u64,
+    arguments: Arguments,
+    (start, stop): (u64, u64),
+) -> Result {
+    let on = stream(on)?;
+    launch(
+        function,
+        &Launch { grid: grid.into(), block: block.into(), dynamic_lds, on, arguments, start, stop },
+    )
+}

@@ -1,0 +1,425 @@
+//! Code that the compiler embeds in a program: what `<<<..>>>`, `__device__` and `__managed__` variables need.
+//!
+//! Before `main` the program registers its bundles, the host functions that stand for kernels, and the host variables
+//! that stand for device variables. A bundle is loaded on a device when it is first used there.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::{CString, c_char, c_int, c_uint};
+use std::sync::Arc;
+
+use crate::abi::{Dim3, FatBinaryWrapper, FuncAttributes};
+use crate::error::{HipError, Result, SUCCESS};
+use crate::host::{get, put, read, string};
+use crate::image;
+use crate::memory::copy;
+use crate::module::{self, Arguments, Function, known_function, launch_dims};
+use crate::runtime::{Device, Tag, api, call, lock, runtime, say};
+use crate::stream::stream;
+
+/// What programs have registered.
+#[derive(Default)]
+pub(crate) struct Registered {
+    bundles: HashMap<u64, Bundle>,
+    /// By the address of the host function or variable.
+    functions: HashMap<u64, Symbol>,
+    variables: HashMap<u64, Symbol>,
+}
+
+struct Bundle {
+    addr: u64,
+    /// Modules by device.
+    modules: HashMap<usize, u64>,
+    /// Names of managed variables, and where the program keeps their addresses.
+    managed: Vec<(String, u64)>,
+}
+
+/// A name in a bundle.
+#[derive(Clone)]
+struct Symbol {
+    bundle: u64,
+    name: CString,
+}
+
+impl Symbol {
+    fn name(&self) -> &str {
+        self.name.to_str().unwrap_or_default()
+    }
+}
+
+const MAGIC: u32 = 0x4849_5046; // "HIPF"
+
+/// The module of a bundle on a device.
+fn module_on(device: &Device, handle: u64) -> Result<u64> {
+    let (addr, managed) = {
+        let registered = lock(&runtime().registered);
+        let bundle = registered.bundles.get(&handle).ok_or(HipError::INVALID_HANDLE)?;
+        if let Some(module) = bundle.modules.get(&device.ordinal) {
+            return Ok(*module);
+        }
+        (bundle.addr, bundle.managed.clone())
+    };
+    let module = module::load(device, &image::in_memory(addr, device.arch)?)?;
+    for (name, pointer) in managed {
+        // The device's variable holds the address, as the host's does.
+        if let Ok((at, _)) = module::global(module, &name) {
+            let value: u64 = get(pointer as *const u64)?;
+            device.machine.write(at, &value.to_le_bytes()).map_err(|_| HipError::INVALID_IMAGE)?;
+        }
+    }
+    let mut registered = lock(&runtime().registered);
+    let bundle = registered.bundles.get_mut(&handle).ok_or(HipError::INVALID_HANDLE)?;
+    // Another thread may have been faster.
+    let kept = *bundle.modules.entry(device.ordinal).or_insert(module);
+    drop(registered);
+    if kept != module {
+        module::unload(module)?;
+    }
+    Ok(kept)
+}
+
+/// Forgets the modules of a device that was reset.
+pub(crate) fn unload(device: &Device) {
+    for bundle in lock(&runtime().registered).bundles.values_mut() {
+        bundle.modules.remove(&device.ordinal);
+    }
+}
+
+/// The kernel that a host function stands for, on a device.
+fn function_on(device: &Device, host_function: u64) -> Result<u64> {
+    let symbol = lock(&runtime().registered).functions.get(&host_function).cloned();
+    let symbol = symbol.ok_or(HipError::INVALID_DEVICE_FUNCTION)?;
+    let module = module_on(device, symbol.bundle)?;
+    module::function(module, symbol.name()).map_err(|_| HipError::INVALID_DEVICE_FUNCTION)
+}
+
+/// The kernel for the current device. Programs pass handles of functions here, too.
+fn current_function(function: u64) -> Result<Arc<Function>> {
+    if let Ok(known) = known_function(function) {
+        return Ok(known);
+    }
+    known_function(function_on(runtime().current()?, function)?)
+}
+
+/// Address and size of the device variable that a host variable stands for.
+fn variable(host_variable: u64) -> Result<(u64, u64)> {
+    let symbol = lock(&runtime().registered).variables.get(&host_variable).cloned();
+    let symbol = symbol.ok_or(HipError::INVALID_SYMBOL)?;
+    let module = module_on(runtime().current()?, symbol.bundle)?;
+    module::global(module, symbol.name()).map_err(|_| HipError::INVALID_SYMBOL)
+}
+
+/// The part of a device variable that a copy is about.
+fn part_of(symbol: u64, offset: u64, bytes: u64) -> Result<u64> {
+    let (addr, size) = variable(symbol)?;
+    let inside = offset <= size && bytes <= size - offset;
+    if inside { Ok(addr + offset) } else { Err(HipError::INVALID_VALUE) }
+}
+
+fn copy_to_symbol(symbol: u64, src: u64, bytes: u64, offset: u64, kind: c_int) -> Result {
+    copy(part_of(symbol, offset, bytes)?, src, bytes, kind)
+}
+
+fn copy_from_symbol(dst: u64, symbol: u64, bytes: u64, offset: u64, kind: c_int) -> Result {
+    copy(dst, part_of(symbol, offset, bytes)?, bytes, kind)
+}
+
+/// A launch that `<<<..>>>` or `hipConfigureCall` has set up.
+struct Configuration {
+    grid: Dim3,
+    block: Dim3,
+    dynamic_lds: u64,
+    stream: u64,
+    arguments: Vec<u8>,
+}
+
+thread_local!(static CONFIGURATIONS: RefCell<Vec<Configuration>> = const { RefCell::new(vec![]) });
+
+/// Launches that may be set up and not made; more are a program that never launches.
+const MAX_CONFIGURATIONS: usize = 1024;
+/// Bytes of arguments of a launch that is set up piece by piece.
+const MAX_ARGUMENTS: u64 = 4096;
+
+fn configure(grid: Dim3, block: Dim3, dynamic_lds: u64, stream: u64) -> Result {
+    CONFIGURATIONS.with_borrow_mut(|stack| {
+        if stack.len() >= MAX_CONFIGURATIONS {
+            return Err(HipError::INVALID_CONFIGURATION);
+        }
+        stack.push(Configuration { grid, block, dynamic_lds, stream, arguments: vec![] });
+        Ok(())
+    })
+}
+
+fn configured() -> Result<Configuration> {
+    CONFIGURATIONS.with_borrow_mut(Vec::pop).ok_or(HipError::MISSING_CONFIGURATION)
+}
+
+fn launch_host_function(
+    function: u64,
+    grid: Dim3,
+    block: Dim3,
+    arguments: Arguments,
+    dynamic_lds: u64,
+    on: u64,
+    events: (u64, u64),
+) -> Result {
+    let device = stream(on)?.device;
+    let function = match known_function(function) {
+        Ok(known) => known,
+        Err(_) => known_function(function_on(device, function)?)?,
+    };
+    launch_dims(&function, grid, block, dynamic_lds, on, arguments, events)
+}
+
+api! {
+    fn __hipPushCallConfiguration(grid: Dim3, block: Dim3, dynamic_lds: u64, stream: u64) {
+        configure(grid, block, dynamic_lds, stream)
+    }
+
+    fn __hipPopCallConfiguration(grid: *mut Dim3, block: *mut Dim3, dynamic_lds: *mut u64, stream: *mut u64) {
+        let c = configured()?;
+        put(grid, c.grid)?;
+        put(block, c.block)?;
+        put(dynamic_lds, c.dynamic_lds)?;
+        put(stream, c.stream)
+    }
+
+    fn hipConfigureCall(grid: Dim3, block: Dim3, dynamic_lds: u64, stream: u64) {
+        configure(grid, block, dynamic_lds, stream)
+    }
+
+    fn hipSetupArgument(arg: u64, bytes: u64, offset: u64) {
+        let end = offset.checked_add(bytes).filter(|end| *end <= MAX_ARGUMENTS).ok_or(HipError::INVALID_VALUE)?;
+        let mut value = vec![0; bytes as usize];
+        read(arg, &mut value)?;
+        CONFIGURATIONS.with_borrow_mut(|stack| {
+            let arguments = &mut stack.last_mut().ok_or(HipError::MISSING_CONFIGURATION)?.arguments;
+            arguments.resize(arguments.len().max(end as usize), 0);
+            arguments[offset as usize..end as usize].copy_from_slice(&value);
+            Ok(())
+        })
+    }
+
+    fn hipLaunchByPtr(function: u64) {
+        let c = configured()?;
+        let size = c.arguments.len() as u64;
+        let extra = [1, c.arguments.as_ptr() as u64, 2, (&raw const size) as u64, 3];
+        let extra = if size == 0 { 0 } else { extra.as_ptr() as u64 };
+        let arguments = Arguments { params: 0, extra };
+        launch_host_function(function, c.grid, c.block, arguments, c.dynamic_lds, c.stream, (0, 0))
+    }
+
+    fn hipLaunchKernel(function: u64, grid: Dim3, block: Dim3, params: u64, dynamic_lds: u64, on: u64) {
+        let arguments = Arguments { params, extra: 0 };
+        launch_host_function(function, grid, block, arguments, dynamic_lds, on, (0, 0))
+    }
+
+    fn hipExtLaunchKernel(
+        function: u64,
+        grid: Dim3,
+        block: Dim3,
+        params: u64,
+        dynamic_lds: u64,
+        on: u64,
+        start: u64,
+        stop: u64,
+        _flags: c_int,
+    ) {
+        let arguments = Arguments { params, extra: 0 };
+        launch_host_function(function, grid, block, arguments, dynamic_lds, on, (start, stop))
+    }
+
+    fn hipGetFuncBySymbol(handle: *mut u64, function: u64) {
+        put(handle, function_on(runtime().current()?, function)?)
+    }
+
+    fn hipFuncGetAttributes(result: *mut FuncAttributes, function: u64) {
+        put(result, module::attributes(&*current_function(function)?)?)
+    }
+
+    fn hipFuncSetAttribute(function: u64, attribute: c_int, value: c_int) {
+        let attributes = module::attributes(&*current_function(function)?)?;
+        let legal = match attribute {
+            8 => (0..=attributes.max_dynamic_shared_size_bytes).contains(&value),
+            9 => (-1..=100).contains(&value),
+            _ => false,
+        };
+        if legal { Ok(()) } else { Err(HipError::INVALID_VALUE) }
+    }
+
+    // Hints that mean nothing here.
+    fn hipFuncSetCacheConfig(function: u64, _config: c_int) { current_function(function).map(drop) }
+    fn hipFuncSetSharedMemConfig(function: u64, _config: c_int) { current_function(function).map(drop) }
+
+    fn hipOccupancyMaxActiveBlocksPerMultiprocessor(
+        count: *mut c_int,
+        function: u64,
+        block: c_int,
+        dynamic_lds: u64,
+    ) {
+        module::max_active_blocks(count, &*current_function(function)?, block, dynamic_lds)
+    }
+
+    fn hipOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+        count: *mut c_int,
+        function: u64,
+        block: c_int,
+        dynamic_lds: u64,
+        _flags: c_uint,
+    ) {
+        module::max_active_blocks(count, &*current_function(function)?, block, dynamic_lds)
+    }
+
+    fn hipOccupancyMaxPotentialBlockSize(
+        grid: *mut c_int,
+        block: *mut c_int,
+        function: u64,
+        dynamic_lds: u64,
+        limit: c_int,
+    ) {
+        module::potential_block_size(grid, block, &*current_function(function)?, dynamic_lds, limit)
+    }
+
+    fn hipGetSymbolAddress(addr: *mut u64, symbol: u64) { put(addr, variable(symbol)?.0) }
+    fn hipGetSymbolSize(bytes: *mut u64, symbol: u64) { put(bytes, variable(symbol)?.1) }
+
+    fn hipMemcpyToSymbol(symbol: u64, src: u64, bytes: u64, offset: u64, kind: c_int) {
+        copy_to_symbol(symbol, src, bytes, offset, kind)
+    }
+
+    fn hipMemcpyToSymbolAsync(symbol: u64, src: u64, bytes: u64, offset: u64, kind: c_int, on: u64) {
+        stream(on)?;
+        copy_to_symbol(symbol, src, bytes, offset, kind)
+    }
+
+    fn hipMemcpyFromSymbol(dst: u64, symbol: u64, bytes: u64, offset: u64, kind: c_int) {
+        copy_from_symbol(dst, symbol, bytes, offset, kind)
+    }
+
+    fn hipMemcpyFromSymbolAsync(dst: u64, symbol: u64, bytes: u64, offset: u64, kind: c_int, on: u64) {
+        stream(on)?;
+        copy_from_symbol(dst, symbol, bytes, offset, kind)
+    }
+}
+
+/// A call whose result is not a code: says what is wrong with it.
+fn registering(name: &str, body: impl FnOnce() -> Result) {
+    let code = call(body);
+    if code != SUCCESS {
+        say!("{name}: {}", crate::error::text(code).to_string_lossy());
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn __hipRegisterFatBinary(wrapper: *const FatBinaryWrapper) -> u64 {
+    let mut handle = 0;
+    registering("__hipRegisterFatBinary", || {
+        let wrapper = get(wrapper)?;
+        if wrapper.magic != MAGIC || wrapper.version != 1 {
+            return Err(HipError::INVALID_IMAGE);
+        }
+        let mut registered = lock(&runtime().registered);
+        // Program text does not move: its address is unique.
+        handle = Tag::FatBinary.handle(wrapper.binary);
+        let bundle = Bundle { addr: wrapper.binary, modules: HashMap::new(), managed: vec![] };
+        registered.bundles.entry(handle).or_insert(bundle);
+        Ok(())
+    });
+    handle
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn __hipUnregisterFatBinary(handle: u64) {
+    let modules = {
+        let mut registered = lock(&runtime().registered);
+        let bundle = registered.bundles.remove(&handle);
+        registered.functions.retain(|_, symbol| symbol.bundle != handle);
+        registered.variables.retain(|_, symbol| symbol.bundle != handle);
+        bundle.map(|b| b.modules).unwrap_or_default()
+    };
+    for module in modules.values() {
+        let _ = module::unload(*module);
+    }
+}
+
+fn symbol(bundle: u64, name: *const c_char) -> Result<Symbol> {
+    Tag::FatBinary.id(bundle).ok_or(HipError::INVALID_HANDLE)?;
+    let name = CString::new(string(name)?).map_err(|_| HipError::INVALID_VALUE)?;
+    Ok(Symbol { bundle, name })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn __hipRegisterFunction(
+    bundle: u64,
+    host_function: u64,
+    _device_function: *const c_char,
+    name: *const c_char,
+    _thread_limit: c_uint,
+    _tid: u64,
+    _bid: u64,
+    _block: u64,
+    _grid: u64,
+    _wave: u64,
+) {
+    registering("__hipRegisterFunction", || {
+        let symbol = symbol(bundle, name)?;
+        lock(&runtime().registered).functions.insert(host_function, symbol);
+        Ok(())
+    });
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn __hipRegisterVar(
+    bundle: u64,
+    host_variable: u64,
+    name: *const c_char,
+    _device_name: *const c_char,
+    _external: c_int,
+    _bytes: u64,
+    _constant: c_int,
+    _global: c_int,
+) {
+    registering("__hipRegisterVar", || {
+        let symbol = symbol(bundle, name)?;
+        lock(&runtime().registered).variables.insert(host_variable, symbol);
+        Ok(())
+    });
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn __hipRegisterManagedVar(
+    bundle: u64,
+    pointer: *mut u64,
+    initial: u64,
+    name: *const c_char,
+    bytes: u64,
+    _align: c_uint,
+) {
+    registering("__hipRegisterManagedVar", || {
+        let name = string(name)?;
+        let addr = crate::memory::malloc_managed(bytes)?;
+        put(pointer, addr)?;
+        const HOST_TO_HOST: c_int = 0;
+        copy(addr, initial, bytes, HOST_TO_HOST)?;
+        let mut registered = lock(&runtime().registered);
+        let bundle = registered.bundles.get_mut(&bundle).ok_or(HipError::INVALID_HANDLE)?;
+        bundle.managed.push((name, pointer as u64));
+        Ok(())
+    });
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hipKernelNameRefByPtr(host_function: u64, _stream: u64) -> *const c_char {
+    let registered = lock(&runtime().registered);
+    registered.functions.get(&host_function).map_or(std::ptr::null(), |symbol| symbol.name.as_ptr())
+}
+
+/// Exported functions whose result is no `hipError_t`.
+pub(crate) const MORE_NAMES: &[&str] = &[
+    "__hipRegisterFatBinary",
+    "__hipUnregisterFatBinary",
+    "__hipRegisterFunction",
+    "__hipRegisterVar",
+    "__hipRegisterManagedVar",
+    "hipKernelNameRefByPtr",
+];

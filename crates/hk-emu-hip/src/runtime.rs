@@ -1,0 +1,318 @@
+//! What outlives a call: the devices, the objects that handles name, and each thread's state.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::c_int;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use hk_codeobj::Arch;
+use hk_emu::{Machine, MachineOptions};
+
+use crate::error::{HipError, Result, SUCCESS};
+use crate::memory::Block;
+use crate::module::{Function, Module};
+use crate::register::Registered;
+use crate::stream::{Event, Stream};
+
+/// A message for the programmer. Codes alone say too little.
+macro_rules! say {
+    ($($text:tt)*) => {
+        eprintln!("hk-emu-hip: {}", format_args!($($text)*))
+    };
+}
+pub(crate) use say;
+
+/// Defines exported functions that return a `hipError_t`, and the list of their names. A body evaluates to `Result`.
+macro_rules! api {
+    ($(fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            pub(crate) extern "C" fn $name($($arg: $type),*) -> std::ffi::c_int {
+                crate::runtime::call(|| $body)
+            }
+        )*
+
+        pub(crate) const NAMES: &[&str] = &[$(stringify!($name)),*];
+    };
+}
+pub(crate) use api;
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An emulated device.
+pub(crate) struct Device {
+    pub ordinal: usize,
+    pub arch: Arch,
+    pub machine: Machine,
+    /// The code that a failed kernel left: what every later call that uses the device gives.
+    failure: AtomicI32,
+    /// Bytes that the program has allocated.
+    pub used: AtomicU64,
+}
+
+impl Device {
+    /// # Errors
+    /// What a kernel left when it failed.
+    pub fn check(&self) -> Result {
+        match self.failure.load(Relaxed) {
+            SUCCESS => Ok(()),
+            code => Err(HipError(code)),
+        }
+    }
+
+    /// From now on every use of the device fails.
+    pub fn fail(&self, error: HipError) {
+        let _ = self.failure.compare_exchange(SUCCESS, error.0, Relaxed, Relaxed);
+    }
+
+    /// As before any failure.
+    pub fn recover(&self) {
+        self.failure.store(SUCCESS, Relaxed);
+    }
+}
+
+/// What the handle of a type says in its upper bits. No such address exists, so a program that takes a handle for a
+/// pointer faults at once, and a handle of another type is never mistaken.
+#[derive(Clone, Copy)]
+pub(crate) enum Tag {
+    Stream = 0x51,
+    Event = 0x52,
+    Module = 0x53,
+    Function = 0x54,
+    Context = 0x55,
+    FatBinary = 0x56,
+    Pool = 0x57,
+}
+
+impl Tag {
+    const SHIFT: u32 = 56;
+
+    pub fn handle(self, id: u64) -> u64 {
+        (self as u64) << Self::SHIFT | id
+    }
+
+    /// The number in a handle of this type.
+    pub fn id(self, handle: u64) -> Option<u64> {
+        (handle >> Self::SHIFT == self as u64).then_some(handle & !(0xff << Self::SHIFT))
+    }
+}
+
+/// The live objects of one type by their handles. A handle is never used again.
+pub(crate) struct Table<T> {
+    tag: Tag,
+    objects: Mutex<HashMap<u64, Arc<T>>>,
+}
+
+impl<T> Table<T> {
+    fn new(tag: Tag) -> Self {
+        Table { tag, objects: Mutex::default() }
+    }
+
+    /// Makes an object, which may know its number, and its handle.
+    pub fn insert(&self, make: impl FnOnce(u64) -> T) -> u64 {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let id = NEXT.fetch_add(1, Relaxed);
+        let handle = self.tag.handle(id);
+        lock(&self.objects).insert(handle, Arc::new(make(id)));
+        handle
+    }
+
+    pub fn get(&self, handle: u64) -> Option<Arc<T>> {
+        lock(&self.objects).get(&handle).cloned()
+    }
+
+    pub fn remove(&self, handle: u64) -> Option<Arc<T>> {
+        lock(&self.objects).remove(&handle)
+    }
+
+    pub fn retain(&self, mut keep: impl FnMut(&T) -> bool) {
+        lock(&self.objects).retain(|_, object| keep(object));
+    }
+}
+
+pub(crate) struct Runtime {
+    pub devices: Vec<Device>,
+    pub streams: Table<Stream>,
+    pub events: Table<Event>,
+    pub modules: Table<Module>,
+    pub functions: Table<Function>,
+    /// What the program has allocated, by first address: device memory of all devices, and mapped host memory.
+    pub blocks: Mutex<BTreeMap<u64, Block>>,
+    pub registered: Mutex<Registered>,
+}
+
+/// Addresses of device memory. A share for each device keeps any address on one device.
+const FIRST_ADDRESS: u64 = 0x1000_0000_0000;
+const ADDRESSES_PER_DEVICE: u64 = 0x0800_0000_0000;
+/// Where the program's own memory begins on x86-64 and AArch64 is far above the last share.
+const MAX_DEVICES: usize = 8;
+
+/// The runtime, made from the environment by the first call that needs it.
+pub(crate) fn runtime() -> &'static Runtime {
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    RUNTIME.get_or_init(|| Runtime {
+        devices: devices(),
+        streams: Table::new(Tag::Stream),
+        events: Table::new(Tag::Event),
+        modules: Table::new(Tag::Module),
+        functions: Table::new(Tag::Function),
+        blocks: Mutex::default(),
+        registered: Mutex::default(),
+    })
+}
+
+/// The devices that `HK_EMU_ARCH` names; none, with a message, if it is wrong.
+fn devices() -> Vec<Device> {
+    let list = std::env::var("HK_EMU_ARCH").unwrap_or_else(|_| "gfx942".into());
+    match parse_devices(&list) {
+        Ok(devices) => devices,
+        Err(why) => {
+            say!("HK_EMU_ARCH=`{list}`: {why}; there is no device");
+            vec![]
+        }
+    }
+}
+
+/// `TARGET[?OPTION=VALUE[&..]],..`
+fn parse_devices(list: &str) -> std::result::Result<Vec<Device>, String> {
+    let specs: Vec<&str> = list.split(',').map(str::trim).filter(|s| !s.is_empty()).collect();
+    if specs.len() > MAX_DEVICES {
+        return Err(format!("more than {MAX_DEVICES} devices"));
+    }
+    let device = |(ordinal, spec): (usize, &&str)| {
+        let (target, rest) = spec.split_once('?').unwrap_or((spec, ""));
+        let arch: Arch = target
+            .parse()
+            .ok()
+            .filter(|a: &Arch| a.is_amd())
+            .ok_or_else(|| format!("`{target}` is neither gfx942 nor gfx950"))?;
+        let first = FIRST_ADDRESS + ordinal as u64 * ADDRESSES_PER_DEVICE;
+        let mut options = MachineOptions::default().arch(arch).addresses(first..first + ADDRESSES_PER_DEVICE);
+        for option in rest.split('&').filter(|o| !o.is_empty()) {
+            let wrong =
+                || format!("`{option}` is none of threads=N (N > 0), budget=N, misaligned=true or =false");
+            let (key, value) = option.split_once('=').ok_or_else(wrong)?;
+            options = match key {
+                "threads" => options.threads(Some(value.parse().ok().filter(|n| *n > 0).ok_or_else(wrong)?)),
+                "budget" => options.instruction_budget(Some(value.parse().map_err(|_| wrong())?)),
+                "misaligned" => options.allow_misaligned(value.parse().map_err(|_| wrong())?),
+                _ => return Err(wrong()),
+            };
+        }
+        Ok(Device {
+            ordinal,
+            arch,
+            machine: Machine::new(options),
+            failure: AtomicI32::new(SUCCESS),
+            used: AtomicU64::new(0),
+        })
+    };
+    specs.iter().enumerate().map(device).collect()
+}
+
+thread_local! {
+    static LAST: Cell<c_int> = const { Cell::new(SUCCESS) };
+    static CURRENT: Cell<usize> = const { Cell::new(0) };
+    /// Devices of the contexts below the current one.
+    pub(crate) static CONTEXTS: RefCell<Vec<usize>> = const { RefCell::new(vec![]) };
+}
+
+/// Runs the body of an exported function: a panic becomes an error, and an error is kept for `hipGetLastError`.
+pub(crate) fn call(body: impl FnOnce() -> Result) -> c_int {
+    let result = catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(HipError::UNKNOWN));
+    let code = result.err().map_or(SUCCESS, |e| e.0);
+    // `hipErrorNotReady` is an answer, not a failure.
+    if code != SUCCESS && code != HipError::NOT_READY.0 {
+        LAST.set(code);
+    }
+    code
+}
+
+/// The last error of this thread; `reset` forgets it.
+pub(crate) fn last_error(reset: bool) -> c_int {
+    if reset { LAST.replace(SUCCESS) } else { LAST.get() }
+}
+
+impl Runtime {
+    /// Whether only a device can have this address.
+    pub fn is_device_address(addr: u64) -> bool {
+        addr >= FIRST_ADDRESS && Self::device_of_address(addr) < MAX_DEVICES
+    }
+
+    /// The ordinal of the device whose share of the addresses this one is in.
+    pub fn device_of_address(addr: u64) -> usize {
+        (addr.saturating_sub(FIRST_ADDRESS) / ADDRESSES_PER_DEVICE) as usize
+    }
+
+    /// # Errors
+    /// `hipErrorNoDevice`, `hipErrorInvalidDevice`.
+    pub fn device(&self, ordinal: c_int) -> Result<&Device> {
+        if self.devices.is_empty() {
+            return Err(HipError::NO_DEVICE);
+        }
+        let device = usize::try_from(ordinal).ok().and_then(|i| self.devices.get(i));
+        device.ok_or(HipError::INVALID_DEVICE)
+    }
+
+    /// This thread's current device.
+    ///
+    /// # Errors
+    /// `hipErrorNoDevice`.
+    pub fn current(&self) -> Result<&Device> {
+        self.devices.get(CURRENT.get()).ok_or(HipError::NO_DEVICE)
+    }
+
+    /// Makes a device this thread's current one.
+    pub fn set_current(&self, device: &Device) {
+        CURRENT.set(device.ordinal);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_parsed() {
+        let devices = parse_devices(" gfx942 ,gfx950?threads=2&misaligned=true&budget=10").unwrap();
+        let archs: Vec<_> = devices.iter().map(|d| d.arch).collect();
+        assert_eq!(archs, [Arch::Gfx942, Arch::Gfx950]);
+        assert!(parse_devices("").unwrap().is_empty());
+        for wrong in ["gfx90a", "sm_90", "gfx942?", "gfx942?threads=0", "gfx942?threads", "gfx942?x=1"] {
+            let result = parse_devices(wrong);
+            assert_eq!(result.is_ok(), wrong == "gfx942?", "{wrong}");
+        }
+        assert!(parse_devices(&["gfx942"; MAX_DEVICES + 1].join(",")).is_err());
+    }
+
+    #[test]
+    fn addresses_of_devices_are_disjoint() {
+        let devices = parse_devices("gfx942,gfx950").unwrap();
+        let [a, b] = [0, 1].map(|i: usize| devices[i].machine.alloc(16, 256, "x").unwrap());
+        assert!(b - a >= ADDRESSES_PER_DEVICE / 2);
+        assert!(devices[1].machine.write(a, &[0]).is_err());
+    }
+
+    #[test]
+    fn a_handle_has_one_type() {
+        let handle = Tag::Event.handle(7);
+        assert_eq!((Tag::Event.id(handle), Tag::Stream.id(handle)), (Some(7), None));
+        let table = Table::new(Tag::Event);
+        let handle = table.insert(|_| 5);
+        assert_eq!(table.get(handle).as_deref(), Some(&5));
+        assert!(table.get(handle + 1).is_none() && table.get(0).is_none());
+        assert!(table.remove(handle).is_some() && table.remove(handle).is_none());
+    }
+
+    #[test]
+    fn panics_become_errors() {
+        assert_eq!(call(|| panic!("expected by this test")), HipError::UNKNOWN.0);
+        assert_eq!((last_error(false), last_error(true), last_error(true)), (999, 999, SUCCESS));
+        assert_eq!(call(|| Err(HipError::NOT_READY)), 600);
+        assert_eq!(last_error(true), SUCCESS);
+    }
+}

@@ -1,0 +1,246 @@
+//! Streams and events.
+//!
+//! Every command is executed when it is given, by the thread that gives it. That is an order that any program allows
+//! which is right on a GPU: each stream's own, and one in which an event is recorded before anything waits for it.
+
+use std::ffi::{c_float, c_int, c_uint};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
+
+use crate::error::{HipError, Result};
+use crate::host::put;
+use crate::runtime::{Device, api, lock, runtime};
+
+/// A stream that the program made.
+pub(crate) struct Stream {
+    pub device: usize,
+    id: u64,
+    flags: c_uint,
+    priority: c_int,
+}
+
+pub(crate) struct Event {
+    pub device: usize,
+    flags: c_uint,
+    recorded: Mutex<Option<Recorded>>,
+}
+
+#[derive(Clone, Copy)]
+struct Recorded {
+    at: Instant,
+    device: usize,
+}
+
+/// The stream that a command goes to.
+#[derive(Clone, Copy)]
+pub(crate) struct StreamRef {
+    pub device: &'static Device,
+    /// Unique among all streams; 0 is the null stream of its device.
+    pub id: u64,
+    flags: c_uint,
+    priority: c_int,
+}
+
+/// `hipStreamLegacy` and `hipStreamPerThread`.
+const LEGACY: u64 = 1;
+pub(crate) const PER_THREAD: u64 = 2;
+const NON_BLOCKING: c_uint = 1;
+const LOWEST_PRIORITY: c_int = 1;
+const HIGHEST_PRIORITY: c_int = -1;
+
+/// Finds a stream: a handle, 0 for the null stream, or one of the two special values.
+///
+/// # Errors
+/// `hipErrorContextIsDestroyed`, which is HIP's code for a handle that is no stream.
+pub(crate) fn stream(handle: u64) -> Result<StreamRef> {
+    let runtime = runtime();
+    if let 0 | LEGACY | PER_THREAD = handle {
+        let id = if handle == PER_THREAD { per_thread_id() } else { 0 };
+        return Ok(StreamRef { device: runtime.current()?, id, flags: 0, priority: 0 });
+    }
+    let stream = runtime.streams.get(handle).ok_or(HipError::CONTEXT_IS_DESTROYED)?;
+    let device = runtime.devices.get(stream.device).ok_or(HipError::CONTEXT_IS_DESTROYED)?;
+    Ok(StreamRef { device, id: stream.id, flags: stream.flags, priority: stream.priority })
+}
+
+/// Numbers of the threads' own streams: above all that handles have.
+fn per_thread_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1 << 55);
+    thread_local!(static ID: u64 = NEXT.fetch_add(1, Relaxed));
+    ID.with(|id| *id)
+}
+
+fn create(handle: *mut u64, flags: c_uint, priority: c_int) -> Result {
+    let runtime = runtime();
+    let device = runtime.current()?;
+    device.check()?;
+    if flags & !NON_BLOCKING != 0 {
+        return Err(HipError::INVALID_VALUE);
+    }
+    put(handle, 0)?;
+    let priority = priority.clamp(HIGHEST_PRIORITY, LOWEST_PRIORITY);
+    put(handle, runtime.streams.insert(|id| Stream { device: device.ordinal, id, flags, priority }))
+}
+
+/// All work is done; it may have failed.
+fn finish(handle: u64) -> Result {
+    stream(handle)?.device.check()
+}
+
+fn event(handle: u64) -> Result<std::sync::Arc<Event>> {
+    runtime().events.get(handle).ok_or(HipError::INVALID_HANDLE)
+}
+
+/// Flags of events: blocking, no timing, interprocess, no fence, release to device or system.
+const NO_TIMING: c_uint = 2;
+const INTERPROCESS: c_uint = 4;
+const RELEASE: c_uint = 0x2000_0000 | 0x4000_0000 | 0x8000_0000;
+
+fn create_event(handle: *mut u64, flags: c_uint) -> Result {
+    let runtime = runtime();
+    let device = runtime.current()?;
+    device.check()?;
+    if flags & !(1 | NO_TIMING | INTERPROCESS | RELEASE) != 0 || (flags & RELEASE).count_ones() > 1 {
+        return Err(HipError::INVALID_VALUE);
+    }
+    if flags & INTERPROCESS != 0 {
+        return Err(HipError::NOT_SUPPORTED);
+    }
+    put(handle, 0)?;
+    let event = Event { device: device.ordinal, flags, recorded: Mutex::default() };
+    put(handle, runtime.events.insert(|_| event))
+}
+
+/// Records an event behind what its stream was given so far.
+pub(crate) fn record(handle: u64, on: StreamRef) -> Result {
+    let event = event(handle)?;
+    if event.device != on.device.ordinal {
+        return Err(HipError::INVALID_HANDLE);
+    }
+    on.device.check()?;
+    *lock(&event.recorded) = Some(Recorded { at: Instant::now(), device: on.device.ordinal });
+    Ok(())
+}
+
+fn check_event(handle: u64) -> Result {
+    let recorded = *lock(&event(handle)?.recorded);
+    // One that was never recorded is done.
+    recorded.map_or(Ok(()), |r| runtime().device(r.device as c_int)?.check())
+}
+
+fn wait_event(on: u64, handle: u64) -> Result {
+    if handle == 0 {
+        return Err(HipError::INVALID_HANDLE);
+    }
+    stream(on)?.device.check()?;
+    check_event(handle)
+}
+
+/// A call of a function of the program.
+fn call_back<F>(on: u64, function: u64, call: impl FnOnce() -> F) -> Result {
+    stream(on)?.device.check()?;
+    if function == 0 {
+        return Err(HipError::INVALID_VALUE);
+    }
+    call();
+    Ok(())
+}
+
+pub(crate) type Callback = unsafe extern "C" fn(stream: u64, status: c_int, data: u64);
+pub(crate) type HostFunction = unsafe extern "C" fn(data: u64);
+
+api! {
+    fn hipStreamCreate(handle: *mut u64) { create(handle, 0, 0) }
+    fn hipStreamCreateWithFlags(handle: *mut u64, flags: c_uint) { create(handle, flags, 0) }
+
+    fn hipStreamCreateWithPriority(handle: *mut u64, flags: c_uint, priority: c_int) {
+        create(handle, flags, priority)
+    }
+
+    fn hipExtStreamCreateWithCUMask(handle: *mut u64, words: c_uint, mask: u64) {
+        if words == 0 || mask == 0 {
+            return Err(HipError::INVALID_VALUE);
+        }
+        create(handle, 0, 0)
+    }
+
+    fn hipStreamDestroy(handle: u64) {
+        if let 0 | LEGACY | PER_THREAD = handle {
+            return Err(HipError::INVALID_HANDLE);
+        }
+        runtime().streams.remove(handle).map(drop).ok_or(HipError::CONTEXT_IS_DESTROYED)
+    }
+
+    fn hipStreamSynchronize(handle: u64) { finish(handle) }
+    fn hipStreamQuery(handle: u64) { finish(handle) }
+    fn hipStreamWaitEvent(handle: u64, event: u64, _flags: c_uint) { wait_event(handle, event) }
+    fn hipStreamGetFlags(handle: u64, flags: *mut c_uint) { put(flags, stream(handle)?.flags) }
+    fn hipStreamGetPriority(handle: u64, priority: *mut c_int) { put(priority, stream(handle)?.priority) }
+
+    fn hipStreamGetDevice(handle: u64, device: *mut c_int) {
+        put(device, stream(handle)?.device.ordinal as c_int)
+    }
+
+    fn hipDeviceGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) {
+        crate::host::put_if(least, LOWEST_PRIORITY)?;
+        crate::host::put_if(greatest, HIGHEST_PRIORITY)
+    }
+
+    fn hipStreamIsCapturing(handle: u64, status: *mut c_int) {
+        stream(handle)?;
+        put(status, 0)
+    }
+
+    fn hipStreamAddCallback(handle: u64, function: Option<Callback>, data: u64, flags: c_uint) {
+        if flags != 0 {
+            return Err(HipError::INVALID_VALUE);
+        }
+        call_back(handle, function.map_or(0, |f| f as usize as u64), || {
+            // SAFETY: the program promises that this is such a function.
+            function.map(|f| unsafe { f(handle, 0, data) })
+        })
+    }
+
+    fn hipLaunchHostFunc(handle: u64, function: Option<HostFunction>, data: u64) {
+        call_back(handle, function.map_or(0, |f| f as usize as u64), || {
+            // SAFETY: the program promises that this is such a function.
+            function.map(|f| unsafe { f(data) })
+        })
+    }
+
+    fn hipEventCreate(handle: *mut u64) { create_event(handle, 0) }
+    fn hipEventCreateWithFlags(handle: *mut u64, flags: c_uint) { create_event(handle, flags) }
+    fn hipEventRecord(handle: u64, on: u64) { record(handle, stream(on)?) }
+    fn hipEventSynchronize(handle: u64) { check_event(handle) }
+    fn hipEventQuery(handle: u64) { check_event(handle) }
+
+    fn hipEventDestroy(handle: u64) {
+        if handle == 0 {
+            return Err(HipError::INVALID_HANDLE);
+        }
+        runtime().events.remove(handle).map(drop).ok_or(HipError::CONTEXT_IS_DESTROYED)
+    }
+
+    fn hipEventElapsedTime(ms: *mut c_float, start: u64, stop: u64) {
+        if ms.is_null() {
+            return Err(HipError::INVALID_VALUE);
+        }
+        let (start, stop) = (event(start)?, event(stop)?);
+        if start.device != stop.device || (start.flags | stop.flags) & NO_TIMING != 0 {
+            return Err(HipError::INVALID_HANDLE);
+        }
+        let (from, to) = (*lock(&start.recorded), *lock(&stop.recorded));
+        let (Some(from), Some(to)) = (from, to) else { return Err(HipError::INVALID_HANDLE) };
+        let ns = |later: Instant, earlier: Instant| later.saturating_duration_since(earlier).as_nanos() as f64;
+        put(ms, ((ns(to.at, from.at) - ns(from.at, to.at)) / 1e6) as c_float)
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hipGetStreamDeviceId(handle: u64) -> c_int {
+    stream(handle).map_or(-1, |s| s.device.ordinal as c_int)
+}
+
+/// Exported functions whose result is no `hipError_t`.
+pub(crate) const MORE_NAMES: &[&str] = &["hipGetStreamDeviceId"];

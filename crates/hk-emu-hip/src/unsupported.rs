@@ -1,0 +1,187 @@
+//! The rest of what `libamdhip64` exports, so that programs that refer to it can be linked and started.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use half::f16;
+
+use crate::error::HipError;
+use crate::host::put_if;
+use crate::runtime::{call, say};
+
+/// Says once that a function is missing.
+fn tell(told: &AtomicBool, name: &str) {
+    if !told.swap(true, Relaxed) {
+        say!("{name} is not supported");
+    }
+}
+
+/// Exported functions that do nothing but return `$code`.
+macro_rules! unsupported {
+    ($names:ident, $code:expr; $($name:ident)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            extern "C" fn $name() -> c_int {
+                static TOLD: AtomicBool = AtomicBool::new(false);
+                tell(&TOLD, stringify!($name));
+                $code
+            }
+        )*
+
+        pub(crate) const $names: &[&str] = &[$(stringify!($name)),*];
+    };
+}
+
+fn not_supported() -> c_int {
+    call(|| Err(HipError::NOT_SUPPORTED))
+}
+
+#[rustfmt::skip] // a list
+unsupported! { NAMES, not_supported();
+    hipArray3DCreate hipArray3DGetDescriptor hipArrayCreate hipArrayDestroy hipArrayGetDescriptor
+    hipArrayGetInfo hipBindTexture hipBindTexture2D hipBindTextureToArray hipBindTextureToMipmappedArray
+    hipChooseDevice hipChooseDeviceR0000 hipChooseDeviceR0600 hipCreateSurfaceObject hipCreateTextureObject
+    hipCtxDisablePeerAccess hipCtxEnablePeerAccess hipDestroyExternalMemory hipDestroyExternalSemaphore
+    hipDestroySurfaceObject hipDestroyTextureObject hipDeviceGetGraphMemAttribute
+    hipDeviceGetTexture1DLinearMaxWidth hipDeviceGraphMemTrim hipDeviceSetGraphMemAttribute hipDeviceSetLimit
+    hipDrvGraphAddMemFreeNode hipDrvGraphAddMemcpyNode hipDrvGraphAddMemsetNode
+    hipDrvGraphExecMemcpyNodeSetParams hipDrvGraphExecMemsetNodeSetParams hipDrvGraphMemcpyNodeGetParams
+    hipDrvGraphMemcpyNodeSetParams hipDrvLaunchKernelEx hipDrvMemcpy3D hipDrvMemcpy3DAsync
+    hipEnableActivityCallback hipEventRecordWithFlags hipExtGetLinkTypeAndHopCount
+    hipExtLaunchMultiKernelMultiDevice hipExtStreamGetCUMask hipExternalMemoryGetMappedBuffer
+    hipExternalMemoryGetMappedMipmappedArray hipFreeArray hipFreeMipmappedArray hipGLGetDevices
+    hipGetChannelDesc hipGetDriverEntryPoint hipGetDriverEntryPoint_spt hipGetMipmappedArrayLevel
+    hipGetProcAddress hipGetTextureAlignmentOffset hipGetTextureObjectResourceDesc
+    hipGetTextureObjectResourceViewDesc hipGetTextureObjectTextureDesc hipGetTextureReference
+    hipGraphAddBatchMemOpNode hipGraphAddChildGraphNode hipGraphAddDependencies hipGraphAddEmptyNode
+    hipGraphAddEventRecordNode hipGraphAddEventWaitNode hipGraphAddExternalSemaphoresSignalNode
+    hipGraphAddExternalSemaphoresWaitNode hipGraphAddHostNode hipGraphAddKernelNode hipGraphAddMemAllocNode
+    hipGraphAddMemFreeNode hipGraphAddMemcpyNode hipGraphAddMemcpyNode1D hipGraphAddMemcpyNodeFromSymbol
+    hipGraphAddMemcpyNodeToSymbol hipGraphAddMemsetNode hipGraphAddNode hipGraphBatchMemOpNodeGetParams
+    hipGraphBatchMemOpNodeSetParams hipGraphChildGraphNodeGetGraph hipGraphClone hipGraphCreate
+    hipGraphDebugDotPrint hipGraphDestroy hipGraphDestroyNode hipGraphEventRecordNodeGetEvent
+    hipGraphEventRecordNodeSetEvent hipGraphEventWaitNodeGetEvent hipGraphEventWaitNodeSetEvent
+    hipGraphExecBatchMemOpNodeSetParams hipGraphExecChildGraphNodeSetParams hipGraphExecDestroy
+    hipGraphExecEventRecordNodeSetEvent hipGraphExecEventWaitNodeSetEvent
+    hipGraphExecExternalSemaphoresSignalNodeSetParams hipGraphExecExternalSemaphoresWaitNodeSetParams
+    hipGraphExecGetFlags hipGraphExecHostNodeSetParams hipGraphExecKernelNodeSetParams
+    hipGraphExecMemcpyNodeSetParams hipGraphExecMemcpyNodeSetParams1D
+    hipGraphExecMemcpyNodeSetParamsFromSymbol hipGraphExecMemcpyNodeSetParamsToSymbol
+    hipGraphExecMemsetNodeSetParams hipGraphExecNodeSetParams hipGraphExecUpdate
+    hipGraphExternalSemaphoresSignalNodeGetParams hipGraphExternalSemaphoresSignalNodeSetParams
+    hipGraphExternalSemaphoresWaitNodeGetParams hipGraphExternalSemaphoresWaitNodeSetParams hipGraphGetEdges
+    hipGraphGetNodes hipGraphGetRootNodes hipGraphHostNodeGetParams hipGraphHostNodeSetParams
+    hipGraphInstantiate hipGraphInstantiateWithFlags hipGraphInstantiateWithParams
+    hipGraphKernelNodeCopyAttributes hipGraphKernelNodeGetAttribute hipGraphKernelNodeGetParams
+    hipGraphKernelNodeSetAttribute hipGraphKernelNodeSetParams hipGraphLaunch hipGraphLaunch_spt
+    hipGraphMemAllocNodeGetParams hipGraphMemFreeNodeGetParams hipGraphMemcpyNodeGetParams
+    hipGraphMemcpyNodeSetParams hipGraphMemcpyNodeSetParams1D hipGraphMemcpyNodeSetParamsFromSymbol
+    hipGraphMemcpyNodeSetParamsToSymbol hipGraphMemsetNodeGetParams hipGraphMemsetNodeSetParams
+    hipGraphNodeFindInClone hipGraphNodeGetDependencies hipGraphNodeGetDependentNodes hipGraphNodeGetEnabled
+    hipGraphNodeGetType hipGraphNodeSetEnabled hipGraphNodeSetParams hipGraphReleaseUserObject
+    hipGraphRemoveDependencies hipGraphRetainUserObject hipGraphUpload hipGraphicsGLRegisterBuffer
+    hipGraphicsGLRegisterImage hipGraphicsMapResources hipGraphicsResourceGetMappedPointer
+    hipGraphicsSubResourceGetMappedArray hipGraphicsUnmapResources hipGraphicsUnregisterResource
+    hipImportExternalMemory hipImportExternalSemaphore hipInitActivityCallback hipIpcCloseMemHandle
+    hipIpcGetEventHandle hipIpcGetMemHandle hipIpcOpenEventHandle hipIpcOpenMemHandle
+    hipLaunchCooperativeKernel hipLaunchCooperativeKernelMultiDevice hipLaunchCooperativeKernel_spt
+    hipLaunchKernelExC hipLibraryGetKernel hipLibraryGetKernelCount hipLibraryLoadData hipLibraryLoadFromFile
+    hipLibraryUnload hipLinkAddData hipLinkAddFile hipLinkComplete hipLinkCreate hipLinkDestroy hipMalloc3D
+    hipMalloc3DArray hipMallocArray hipMallocMipmappedArray hipMemAddressFree hipMemAddressReserve
+    hipMemAdvise_v2 hipMemCreate hipMemExportToShareableHandle hipMemGetAccess hipMemGetAllocationGranularity
+    hipMemGetAllocationPropertiesFromHandle hipMemGetHandleForAddressRange hipMemImportFromShareableHandle
+    hipMemMap hipMemMapArrayAsync hipMemPoolCreate hipMemPoolDestroy hipMemPoolExportPointer
+    hipMemPoolExportToShareableHandle hipMemPoolGetAccess hipMemPoolGetAttribute
+    hipMemPoolImportFromShareableHandle hipMemPoolImportPointer hipMemPoolSetAccess hipMemPrefetchAsync_v2
+    hipMemRangeGetAttribute hipMemRangeGetAttributes hipMemRelease hipMemRetainAllocationHandle
+    hipMemSetAccess hipMemUnmap hipMemcpy2DArrayToArray hipMemcpy2DFromArray hipMemcpy2DFromArrayAsync
+    hipMemcpy2DFromArrayAsync_spt hipMemcpy2DFromArray_spt hipMemcpy2DToArray hipMemcpy2DToArrayAsync
+    hipMemcpy2DToArrayAsync_spt hipMemcpy2DToArray_spt hipMemcpy3D hipMemcpy3DAsync hipMemcpy3DAsync_spt
+    hipMemcpy3DBatchAsync hipMemcpy3DPeer hipMemcpy3DPeerAsync hipMemcpy3D_spt hipMemcpyAtoA hipMemcpyAtoD
+    hipMemcpyAtoH hipMemcpyAtoHAsync hipMemcpyBatchAsync hipMemcpyDtoA hipMemcpyFromArray
+    hipMemcpyFromArray_spt hipMemcpyHtoA hipMemcpyHtoAAsync hipMemcpyToArray hipMemset3D hipMemset3DAsync
+    hipMemset3DAsync_spt hipMemset3D_spt hipMemsetD2D16 hipMemsetD2D16Async hipMemsetD2D32 hipMemsetD2D32Async
+    hipMemsetD2D8 hipMemsetD2D8Async hipMipmappedArrayCreate hipMipmappedArrayDestroy
+    hipMipmappedArrayGetLevel hipModuleGetFunctionCount hipModuleGetTexRef hipModuleLaunchCooperativeKernel
+    hipModuleLaunchCooperativeKernelMultiDevice hipModuleLoadFatBinary
+    hipOccupancyAvailableDynamicSMemPerBlock hipPointerSetAttribute hipRegisterActivityCallback
+    hipRegisterApiCallback hipRegisterTracerCallback hipRemoveActivityCallback hipRemoveApiCallback
+    hipSignalExternalSemaphoresAsync hipStreamBatchMemOp hipStreamBeginCapture hipStreamBeginCaptureToGraph
+    hipStreamBeginCapture_spt hipStreamCopyAttributes hipStreamEndCapture hipStreamEndCapture_spt
+    hipStreamGetAttribute hipStreamGetCaptureInfo hipStreamGetCaptureInfo_spt hipStreamGetCaptureInfo_v2
+    hipStreamGetCaptureInfo_v2_spt hipStreamGetId hipStreamSetAttribute hipStreamUpdateCaptureDependencies
+    hipStreamWaitValue32 hipStreamWaitValue64 hipStreamWriteValue32 hipStreamWriteValue64 hipTexObjectCreate
+    hipTexObjectDestroy hipTexObjectGetResourceDesc hipTexObjectGetResourceViewDesc hipTexObjectGetTextureDesc
+    hipTexRefGetAddress hipTexRefGetAddressMode hipTexRefGetArray hipTexRefGetBorderColor
+    hipTexRefGetFilterMode hipTexRefGetFlags hipTexRefGetFormat hipTexRefGetMaxAnisotropy
+    hipTexRefGetMipMappedArray hipTexRefGetMipmapFilterMode hipTexRefGetMipmapLevelBias
+    hipTexRefGetMipmapLevelClamp hipTexRefSetAddress hipTexRefSetAddress2D hipTexRefSetAddressMode
+    hipTexRefSetArray hipTexRefSetBorderColor hipTexRefSetFilterMode hipTexRefSetFlags hipTexRefSetFormat
+    hipTexRefSetMaxAnisotropy hipTexRefSetMipmapFilterMode hipTexRefSetMipmapLevelBias
+    hipTexRefSetMipmapLevelClamp hipTexRefSetMipmappedArray hipThreadExchangeStreamCaptureMode
+    hipUnbindTexture hipUserObjectCreate hipUserObjectRelease hipUserObjectRetain
+    hipWaitExternalSemaphoresAsync _Z22hipCreateSurfaceObjectPP13__hip_surfacePK15hipResourceDesc
+    _Z23hipDestroySurfaceObjectP13__hip_surface
+}
+
+/// `HIPRTC_ERROR_INTERNAL_ERROR`.
+const HIPRTC_ERROR: c_int = 11;
+
+#[rustfmt::skip] // a list
+unsupported! { HIPRTC_NAMES, HIPRTC_ERROR;
+    hiprtcAddNameExpression hiprtcCompileProgram hiprtcCreateProgram hiprtcDestroyProgram hiprtcGetBitcode
+    hiprtcGetBitcodeSize hiprtcGetCode hiprtcGetCodeSize hiprtcGetLoweredName hiprtcGetProgramLog
+    hiprtcGetProgramLogSize hiprtcLinkAddData hiprtcLinkAddFile hiprtcLinkComplete hiprtcLinkCreate
+    hiprtcLinkDestroy hiprtcVersion
+}
+
+/// Functions that return something else than a code.
+macro_rules! others {
+    ($($(#[$meta:meta])* fn $name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)? $body:block)*) => {
+        $(
+            $(#[$meta])*
+            #[unsafe(no_mangle)]
+            extern "C" fn $name($($arg: $type),*) $(-> $result)? $body
+        )*
+
+        pub(crate) const OTHER_NAMES: &[&str] = &[$(stringify!($name)),*];
+    };
+}
+
+const UNKNOWN: &CStr = c"unknown";
+
+/// `hipChannelFormatDesc`.
+#[repr(C)]
+struct ChannelDesc {
+    bits: [c_int; 4],
+    kind: c_int,
+}
+
+others! {
+    fn hipApiName(_id: u32) -> *const c_char { UNKNOWN.as_ptr() }
+    fn hipGetCmdName(_operation: u32) -> *const c_char { UNKNOWN.as_ptr() }
+    fn hiprtcGetErrorString(_code: c_int) -> *const c_char { c"run-time compilation is not supported".as_ptr() }
+    fn amd_dbgapi_get_build_name() -> *const c_char { c"hk-emu".as_ptr() }
+    fn amd_dbgapi_get_git_hash() -> *const c_char { UNKNOWN.as_ptr() }
+    fn amd_dbgapi_get_build_id() -> usize { 0 }
+
+    fn hipCreateChannelDesc(x: c_int, y: c_int, z: c_int, w: c_int, kind: c_int) -> ChannelDesc {
+        ChannelDesc { bits: [x, y, z, w], kind }
+    }
+
+    /// A precompiled header: there is none.
+    fn __hipGetPCH(header: *mut u64, bytes: *mut u32) {
+        call(|| {
+            put_if(header, 0)?;
+            put_if(bytes, 0)
+        });
+    }
+
+    // Textures and surfaces do not exist; a program may register them and not use them.
+    fn __hipRegisterTexture() {}
+    fn __hipRegisterSurface() {}
+
+    // What compilers call for `_Float16` where the host has no instructions for it.
+    fn __gnu_h2f_ieee(bits: u16) -> f32 { f16::from_bits(bits).to_f32() }
+    fn __gnu_f2h_ieee(value: f32) -> u16 { f16::from_f32(value).to_bits() }
+}
