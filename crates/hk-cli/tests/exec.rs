@@ -174,7 +174,7 @@ fn wrong_arguments_say_what_is_wrong() {
     ] {
         files.fails(&with(&[&given, more].concat()), 1, part);
     }
-    files.fails(&with(&["--arg", "#x"]), 1, "#x: which file?");
+    files.fails(&with(&["--arg", "@0=#x"]), 1, "#x: which file?");
     files.fails(&["gfx942.co", "--grid", "1", "--block", "64"], 1, "choose one with --kernel: mix, slots");
     files.fails(&["gfx942.co", "--grid", "1", "--block", "64", "--kernel", "m"], 1, "no kernel `m`");
     files.fails(&["in.safetensors", "--list"], 1, "no ELF signature");
