@@ -1,4 +1,5 @@
-//! The `hk` program: lists, runs and inspects the operators of every family, all from their registries.
+//! The `hk` program: lists, runs and inspects the operators of every family, all from their registries; and
+//! executes the kernels of other code objects.
 //!
 //! | command | does |
 //! |---|---|
@@ -6,12 +7,14 @@
 //! | `hk list` | the operators |
 //! | `hk run` | an operator on tensors from a safetensors file |
 //! | `hk inspect` | arguments, registers, LDS, occupancy and disassembly of an operator's kernels |
+//! | `hk exec` | a kernel of any code object, with arguments from the command line |
 //! | `hk demo` | every operator at the sizes of real models, against its f64 reference |
 //!
 //! Exit status: 0, 1 if something failed, 2 if the command line is wrong.
 
 mod demo;
 mod devices;
+mod exec;
 mod failure;
 mod inspect;
 mod list;
@@ -61,6 +64,8 @@ enum Task {
     Run(run::Args),
     /// Show an operator: arguments, parameters, and what its kernels need on each target.
     Inspect(inspect::Args),
+    /// Execute a kernel of any code object for gfx942 or gfx950 on the emulator.
+    Exec(exec::Args),
     /// Run every operator at the sizes of real models and compare it with its f64 reference.
     Demo(demo::DemoArgs),
     /// Print what the registry knows of every operator, as JSON.
@@ -79,6 +84,7 @@ impl Cli {
             Task::List(args) => list::run(args),
             Task::Run(args) => run::run(args),
             Task::Inspect(args) => inspect::run(args),
+            Task::Exec(args) => exec::run(args),
             Task::Demo(args) => demo::run(args, &operators()),
             Task::Status => status::run(&operators()),
         }

@@ -2,6 +2,7 @@
 
 use crate::Result;
 use comfy_table::{CellAlignment, ContentArrangement, presets};
+use hk_emu::Counters;
 use serde::Serialize;
 use std::fmt::Display;
 use std::io::{ErrorKind, Write as _};
@@ -51,6 +52,30 @@ pub fn print(text: impl Display) -> Result<()> {
 /// Prints JSON.
 pub fn json(value: &impl Serialize) -> Result<()> {
     print(serde_json::to_string_pretty(value)?)
+}
+
+/// What the emulator executed, by class of instruction.
+pub fn executed(c: &Counters) -> Table {
+    let mut table = Table::new(["executed by the emulator", ">count", ">per wave"]);
+    let rows = [
+        ("workgroups", c.workgroups),
+        ("waves", c.waves),
+        ("instructions", c.instructions),
+        ("  vector ALU", c.valu),
+        ("  matrix", c.mfma),
+        ("  scalar ALU", c.salu),
+        ("  scalar memory", c.smem),
+        ("  vector loads", c.vmem_loads),
+        ("  vector stores", c.vmem_stores),
+        ("  LDS", c.lds),
+        ("  branches", c.branches),
+        ("  waits, barriers, others", c.other),
+    ];
+    for (what, n) in rows {
+        let per_wave = if c.waves == 0 { 0.0 } else { n as f64 / c.waves as f64 };
+        table.row([what.into(), n.to_string(), format!("{per_wave:.1}")]);
+    }
+    table
 }
 
 /// A number of bytes, readable.

@@ -263,26 +263,7 @@ fn print_stats(op: &Operator, call: &HostCall, device: &Device, counters: Option
         ))?;
     }
     let Some(c) = counters else { return Ok(()) };
-    let mut table = Table::new(["executed by the emulator", ">count", ">per wave"]);
-    let rows = [
-        ("workgroups", c.workgroups),
-        ("waves", c.waves),
-        ("instructions", c.instructions),
-        ("  vector ALU", c.valu),
-        ("  matrix", c.mfma),
-        ("  scalar ALU", c.salu),
-        ("  scalar memory", c.smem),
-        ("  vector loads", c.vmem_loads),
-        ("  vector stores", c.vmem_stores),
-        ("  LDS", c.lds),
-        ("  branches", c.branches),
-        ("  waits, barriers, others", c.other),
-    ];
-    for (what, n) in rows {
-        let per_wave = if c.waves == 0 { 0.0 } else { n as f64 / c.waves as f64 };
-        table.row([what.into(), n.to_string(), format!("{per_wave:.1}")]);
-    }
-    table.print()?;
+    out::executed(&c).print()?;
     let floor = (op.traffic)(call);
     let mut table = Table::new(["global memory, bytes", ">by all lanes", ">distinct", ">floor"]);
     let distinct = |n: Option<u64>| n.map_or("-".into(), |n| n.to_string());

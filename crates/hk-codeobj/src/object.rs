@@ -23,6 +23,8 @@ const NT_AMDGPU_METADATA: u32 = 32;
 const R_AMDGPU_RELATIVE64: u32 = 13;
 /// Upper bound of the loaded image, so that a corrupt header cannot ask a loader for terabytes.
 const MAX_IMAGE_BYTES: u64 = 1 << 30;
+/// Upper bound of where an argument ends; the largest segments have a few kilobytes.
+const MAX_ARGUMENT_BYTES: u32 = 1 << 20;
 
 /// A parsed code object. Byte ranges refer to the bytes that were parsed.
 #[derive(Debug, Clone)]
@@ -87,13 +89,14 @@ pub struct Kernel {
     pub descriptor_vaddr: u64,
     /// The first instruction's virtual address.
     pub entry_vaddr: u64,
-    /// Argument segment, hidden arguments included, in bytes.
+    /// Argument segment, hidden arguments included, in bytes: as the note states it, or as far as the arguments reach.
     pub kernarg_size: u32,
     /// Alignment of the argument segment, in bytes.
     pub kernarg_align: u32,
     /// The arguments in the order of the note, hidden ones included.
     pub args: Vec<KernelArg>,
-    /// End of the last argument that is not hidden, in bytes: the size of what a caller passes.
+    /// End of the last argument that is not hidden, in bytes: the size of what a caller passes. Kernels whose note lists no
+    /// arguments leave the whole segment to the caller.
     pub explicit_arg_bytes: u32,
     /// Static LDS, in bytes.
     pub lds_bytes: u32,
@@ -425,8 +428,8 @@ fn read_kernel(
     }
 
     let contradiction = |reason: String| ParseError::Contradiction { kernel: name.clone(), reason };
-    let kernarg_size = map.need_u32(".kernarg_segment_size")?;
-    let (args, explicit_arg_bytes) = read_args(map, &name, kernarg_size)?;
+    let stated = map.need_u32(".kernarg_segment_size")?;
+    let (args, explicit_arg_bytes, kernarg_size) = read_args(map, &name, stated)?;
     let total_vgprs = map.need_u32(".vgpr_count")?;
     let agprs = match map.u32(".agpr_count")? {
         Some(agprs) => agprs,
@@ -458,17 +461,15 @@ fn read_kernel(
         symbol,
         name: name.clone(),
     };
-    check_kernel(&kernel).map_err(contradiction)?;
+    check_kernel(&kernel, stated).map_err(contradiction)?;
     Ok(kernel)
 }
 
-fn read_args(
-    map: &Map<'_, '_>,
-    kernel: &str,
-    kernarg_size: u32,
-) -> Result<(Vec<KernelArg>, u32), ParseError> {
+/// The arguments, the end of those that the caller passes, and the size of the segment: as stated, or as far as the arguments
+/// reach. Hand-written kernels state less at times, and run.
+fn read_args(map: &Map<'_, '_>, kernel: &str, stated: u32) -> Result<(Vec<KernelArg>, u32, u32), ParseError> {
     let mut args = Vec::new();
-    let mut explicit = 0;
+    let (mut explicit, mut size) = (0, stated);
     for (i, value) in map.array(".args")?.unwrap_or_default().iter().enumerate() {
         let map = Map::new(format!("{kernel}.args[{i}]"), value)?;
         let arg = KernelArg {
@@ -477,23 +478,24 @@ fn read_args(
             offset: map.need_u32(".offset")?,
             size: map.need_u32(".size")?,
         };
-        let Some(end) = arg.offset.checked_add(arg.size).filter(|&end| end <= kernarg_size) else {
-            let reason = format!(
-                "argument {i} has {} bytes at {}, the argument segment has {kernarg_size}",
-                arg.size, arg.offset
-            );
+        let Some(end) = arg.offset.checked_add(arg.size).filter(|&end| end <= MAX_ARGUMENT_BYTES) else {
+            let reason = format!("argument {i} has {} bytes at {}", arg.size, arg.offset);
             return Err(ParseError::Contradiction { kernel: kernel.into(), reason });
         };
         if !arg.hidden() {
             explicit = explicit.max(end);
         }
+        size = size.max(end);
         args.push(arg);
     }
-    Ok((args, explicit))
+    if args.is_empty() {
+        explicit = stated;
+    }
+    Ok((args, explicit, size))
 }
 
 /// What the note and the descriptor both say has to agree, and what they say has to be possible.
-fn check_kernel(k: &Kernel) -> Result<(), String> {
+fn check_kernel(k: &Kernel, stated_arg_bytes: u32) -> Result<(), String> {
     let d = &k.descriptor;
     let agree = |what: &str, note: u32, descriptor: u32| {
         if note == descriptor {
@@ -504,7 +506,7 @@ fn check_kernel(k: &Kernel) -> Result<(), String> {
     agree("LDS bytes", k.lds_bytes, d.lds_bytes)?;
     agree("scratch bytes", k.scratch_bytes, d.scratch_bytes)?;
     if d.kernarg_bytes != 0 {
-        agree("argument bytes", k.kernarg_size, d.kernarg_bytes)?;
+        agree("argument bytes", stated_arg_bytes, d.kernarg_bytes)?;
     }
     if k.total_vgprs > d.allocated_vgprs {
         return Err(format!(

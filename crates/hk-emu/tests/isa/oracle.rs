@@ -49,7 +49,7 @@ impl Generator {
         let info = op.info();
         let opcode = u32::from(info.opcode);
         let random = self.0.next_u32();
-        let literal = match self.0.random_range(0..6) {
+        let literal = match self.0.random_range(0..7) {
             0 | 1 => self.0.random_range(0..100),
             2 => self.pick(&[
                 0,
@@ -61,6 +61,7 @@ impl Generator {
                 0x3118,
                 0x3C00,
             ]),
+            3 => !self.0.random_range(0..32),
             _ => self.0.next_u32(),
         };
         let vgpr = |g: &mut Self| g.pick(&VGPRS);

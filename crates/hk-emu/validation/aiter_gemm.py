@@ -1,0 +1,131 @@
+"""AITER: matrix products and MoE gates. Arguments are in slots of 16 bytes, in the order of `KernelArgs` of the host code."""
+
+import numpy as np
+from harness import InOut, Out, bf16, case, e4m3, e4m3fnuz, f32, u32
+
+FP8 = {"gfx942": e4m3fnuz, "gfx950": e4m3}
+TARGETS = ("gfx942", "gfx950")
+
+
+def shuffle(w, rows=16, bytes_per_k=32):
+    """Weights as tiles of `rows` rows by `bytes_per_k` bytes; in a tile, 16 bytes of each row, then the next 16 bytes."""
+    step = 16 // w.itemsize
+    blocks = bytes_per_k // 16
+    n, k = w.shape
+    tiles = w.reshape(n // rows, rows, k // (blocks * step), blocks, step)
+    return np.ascontiguousarray(tiles.transpose(0, 2, 3, 1, 4)).reshape(n, k)
+
+
+def gate(run, tokens, experts, topk, dtype, renormalize, subm=4):
+    """Softmax over the experts, the largest topk of it; host code: asm_topksoftmax.cu."""
+    run.result.size = f"{tokens} x {experts}, top {topk}"
+    logits = run.normal(tokens, experts, scale=2).astype(dtype)
+    name = f"topksoftmax/topksoftmax_{subm}x{experts}x{topk}{'_bf16' if dtype == bf16 else ''}.co"
+    out = run.launch(
+        name,
+        (-(-tokens // subm), 1, 1),
+        256,
+        [Out("ids", (tokens, topk), np.int32), Out("weights", (tokens, topk), np.float32), logits]
+        + [u32(tokens), u32(experts), u32(topk), u32(renormalize), u32(4 * topk)],
+    )
+    x = logits.astype(np.float64)
+    p = np.exp(x - x.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    ids = np.argsort(-p, axis=1, kind="stable")[:, :topk]
+    want = np.take_along_axis(p, ids, 1)
+    if renormalize:
+        want = want / want.sum(1, keepdims=True)
+    # Equal logits may come in any order; their weights are equal.
+    picked = np.take_along_axis(x, out["ids"].astype(np.int64), 1)
+    run.equal("experts", picked, np.take_along_axis(x, ids, 1))
+    run.compare("weights", out["weights"], want, 1e-5, 1e-7)
+
+
+for target in TARGETS:
+    case("MoE gate, softmax and top-k, f32", target)(lambda run: gate(run, 37, 128, 8, np.float32, 1))
+    case("MoE gate, softmax and top-k, bf16", target)(lambda run: gate(run, 30, 256, 6, bf16, 0, subm=12))
+
+
+def bf16_gemm(run, file, m, n, k, tile, shuffled=False, bias=False, out_dtype=np.float32, split=1):
+    """d = a b^T (+ bias); host code: asm_gemm_a16w16.cu."""
+    run.result.size = f"{m} x {n} x {k}" + (f", split K {split}" if split > 1 else "")
+    a, b = run.normal(m, k, dtype=bf16), run.normal(n, k, dtype=bf16)
+    bias_row = run.normal(n) if bias else None
+    semaphore = InOut("semaphore", np.zeros((16, 64), np.uint32)) if split > 1 else None
+    row = n * np.dtype(out_dtype).itemsize
+    out = run.launch(
+        f"bf16gemm/{file}.co",
+        (-(-n // tile[1]), -(-m // tile[0]), split),
+        256,
+        [Out("d", (m, n), out_dtype), None, a, shuffle(b) if shuffled else b, f32(1), f32(0)]
+        + [u32(row), u32(0), u32(row), u32(0), u32(2 * k), u32(0), u32(2 * k), u32(0)]
+        + [u32(m), u32(n), u32(k), u32(split), u32(int(out_dtype == bf16)), bias_row, u32(int(bias)), semaphore],
+    )
+    want = a.astype(np.float64) @ b.astype(np.float64).T + (0 if bias_row is None else bias_row)
+    if out_dtype == bf16:
+        run.compare("d", out["d"], want, 2**-7, 1e-4 * k**0.5)
+    else:
+        run.compare("d", out["d"], want, 1e-5, 1e-5 * k**0.5)
+
+
+for target in TARGETS:
+    case("bf16 GEMM", target)(
+        lambda run: bf16_gemm(run, "bf16gemm_fp32bf16_tn_48x64_pf3_splitk", 70, 128, 256, (48, 64))
+    )
+    case("bf16 GEMM, shuffled weights, bf16 out, bias", target)(
+        lambda run: bf16_gemm(
+            run, "bf16gemm_fp32bf16_tn_64x64_bshuffle_splitk", 64, 192, 128, (64, 64), True, True, bf16
+        )
+    )
+    case("bf16 GEMM, split K with a semaphore", target)(
+        lambda run: bf16_gemm(
+            run, "bf16gemm_fp32bf16_tn_32x64_splitk_clean", 33, 128, 512, (32, 64), False, False, np.float32, 4
+        )
+    )
+
+
+def i8_gemm(run, m, n, k, tile, split=1):
+    """c = (a b^T) * scale of the row * scale of the column + bias; host code: asm_gemm_a8w8.cu."""
+    run.result.size = f"{m} x {n} x {k}" + (f", split K {split}" if split > 1 else "")
+    a, b = run.integers(-128, 128, m, k, dtype=np.int8), run.integers(-128, 128, n, k, dtype=np.int8)
+    sa, sb = (np.abs(run.normal(m, 1)) / 100).astype(np.float32), (np.abs(run.normal(1, n)) / 100).astype(np.float32)
+    bias = run.normal(1, n)
+    out = run.launch(
+        f"i8gemm/I8gemm_bf16_perTokenI8_BpreShuffle_{tile[0]}x{tile[1]}.co",
+        (n // tile[1] * split, -(-m // tile[0]), 1),
+        256,
+        [Out("c", (m, n), bf16, fill=0 if split > 1 else None), a, shuffle(b), sa, sb, bias]
+        + [u32(m), u32(n), u32(k), u32(k), u32(k), u32(2 * n), u32(split)],
+    )
+    want = (a.astype(np.int64) @ b.astype(np.int64).T) * sa.astype(np.float64) * sb + bias
+    run.compare("c", out["c"], want, 2**-7 * split, 1e-6)
+
+
+for target in TARGETS:
+    case("i8 GEMM, scales per row and column", target)(lambda run: i8_gemm(run, 50, 256, 256, (32, 128)))
+    case("i8 GEMM, 128 x 128", target)(lambda run: i8_gemm(run, 130, 128, 256, (128, 128)))
+
+
+def blockscale_gemm(run, m, n, k, tile, split=1):
+    """c = sum over blocks of 128 k of (a b^T) * scale of row and block * scale of 128 columns and block; host code:
+    asm_a8w8_blockscale_bpreshuffle.cu."""
+    run.result.size = f"{m} x {n} x {k}" + (f", split K {split}" if split > 1 else "")
+    fp8 = FP8[run.result.target]
+    a, b = run.normal(m, k).astype(fp8), run.normal(n, k).astype(fp8)
+    sa = (0.5 + run.rng.random((m, k // 128))).astype(np.float32)
+    sb = (0.5 + run.rng.random((n // 128, k // 128))).astype(np.float32)
+    out = run.launch(
+        f"fp8gemm_blockscale/fp8gemm_bf16_blockscale_BpreShuffle_{tile[0]}x{tile[1]}.co",
+        (n // tile[1] * split, -(-m // tile[0]), 1),
+        256,
+        [Out("c", (m, n), bf16, fill=0 if split > 1 else None), a, shuffle(b)]
+        + [np.ascontiguousarray(sa.T), sb, np.zeros((1, n), np.float32)]
+        + [u32(m), u32(n), u32(k), u32(k), u32(k), u32(2 * n), u32(split), u32(m), u32(n // 128), u32(k // 128)],
+    )
+    blocks = a.astype(np.float64).reshape(m, -1, 128), b.astype(np.float64).reshape(n, -1, 128)
+    want = np.einsum("mbk,nbk,mb,nb->mn", *blocks, sa.astype(np.float64), np.repeat(sb, 128, 0).astype(np.float64))
+    run.compare("c", out["c"], want, 2**-7 * split, 1e-4 * k**0.5)
+
+
+for target in TARGETS:
+    case("fp8 block-scaled GEMM", target)(lambda run: blockscale_gemm(run, 40, 256, 256, (32, 128)))

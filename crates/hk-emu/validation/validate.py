@@ -1,0 +1,60 @@
+#!/usr/bin/env python3
+"""Validates the emulator on kernels that others wrote and run on hardware; VALIDATION.md has the results.
+
+  validate.py --hk target/release/hk --aiter AITER/hsa [--only PART] [--markdown] [--no-triton]
+"""
+
+import argparse
+import sys
+
+import aiter_gemm  # noqa: F401  (registers its cases)
+import harness
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hk", default="target/release/hk", help="the hk program")
+    parser.add_argument("--aiter", required=True, help="the folder hsa of AMD's repository AITER")
+    parser.add_argument("--only", default="", help="cases whose name or target contains this")
+    parser.add_argument("--markdown", action="store_true", help="print the table for VALIDATION.md")
+    args = parser.parse_args()
+    results = []
+    for name, target, function in harness.CASES:
+        if args.only not in f"{name} {target}":
+            continue
+        run = harness.Run(args.hk, args.aiter, name, target)
+        try:
+            function(run)
+        except RuntimeError as error:
+            run.result.failure = str(error)
+        results.append(run.result)
+        report(run.result)
+    if args.markdown:
+        print(markdown(results))
+    failed = [r for r in results if not r.passed()]
+    print(f"{len(results) - len(failed)} of {len(results)} cases pass")
+    return 1 if failed or not results else 0
+
+
+def report(r):
+    verdict = "ok" if r.passed() else f"FAILED {r.failure}"
+    print(f"{r.name} ({r.target}, {r.size}): {verdict}", flush=True)
+    for c in r.comparisons:
+        print(f"  {c.what}: largest error {c.absolute:.3g}, {c.error:.0%} of {c.allowed}", flush=True)
+
+
+def markdown(results):
+    lines = ["| kernel | target | size | largest error | of tolerance | tolerance | instructions | MFMA |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    for r in results:
+        errors = "; ".join(f"{c.what} {c.absolute:.2g}" for c in r.comparisons) or r.failure.split(":")[0]
+        share = max((c.error for c in r.comparisons), default=0)
+        allowed = "; ".join(dict.fromkeys(c.allowed for c in r.comparisons))
+        lines.append(
+            f"| {r.name} | {r.target} | {r.size} | {errors} | {share:.0%} | {allowed} | {r.instructions} | {r.mfma} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
