@@ -25,6 +25,10 @@
 //! # }
 //! ```
 
+// For test code that unit tests share with integration tests.
+#[cfg(test)]
+extern crate self as hk_emu;
+
 mod counters;
 mod exec;
 mod fault;

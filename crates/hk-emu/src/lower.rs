@@ -767,6 +767,9 @@ impl Lowering {
         }
         // Lane moves take scalar operands as they are.
         match op {
+            Op::V_READLANE_B32 if !matches!(inst.src[0], Operand::Vgpr(_) | Operand::Agpr(_)) => {
+                return Err(none("a source that is no vector register"));
+            }
             Op::V_READLANE_B32 => {
                 u.a = self.register(inst.src[0], 1)?;
                 u.b = self.scalar(inst.src[1], false, op)?;
@@ -787,6 +790,9 @@ impl Lowering {
                 return Err(none("a modifier"));
             }
             _ => {}
+        }
+        if inst.sdwa.is_some() && info.name.contains("F64") {
+            return Err(none("SDWA of 64 bits"));
         }
         // Sources.
         if let Some(dpp) = &inst.dpp {
@@ -832,19 +838,18 @@ impl Lowering {
         }
         u.d = d;
         let float_post = (inst.clamp && bits != 0 || inst.omod != 0) && !mix;
-        let sdwa = inst.sdwa.filter(|s| s.dst_sel != DWORD);
+        // Conversions to two registers ignore the destination's selector.
+        let sdwa = inst.sdwa.filter(|s| s.dst_sel != DWORD && info.dst == 1);
         let keeps_half = selects_halves(op) || matches!(op, Op::V_ASHR_PK_I8_I32 | Op::V_ASHR_PK_U8_I32);
         let half = (keeps_half && inst.encoding == Encoding::Vop3).then_some(inst.op_sel & 8 != 0);
         if float_post || sdwa.is_some() || half.is_some() {
             u.d = TEMP_DST;
             if float_post {
-                fix.posts.push(Post::Float {
-                    temp: TEMP_DST,
-                    bits,
-                    packed,
-                    omod: inst.omod,
-                    clamp: inst.clamp,
-                });
+                let registers = if bits == 64 { 1 } else { u16::from(info.dst) };
+                for temp in (0..registers).map(|i| TEMP_DST + i) {
+                    let (omod, clamp) = (inst.omod, inst.clamp);
+                    fix.posts.push(Post::Float { temp, bits, packed, omod, clamp });
+                }
             }
             match (sdwa, half) {
                 (Some(s), _) => {

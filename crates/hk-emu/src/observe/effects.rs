@@ -1,7 +1,7 @@
 //! Which registers an instruction reads and writes: facts of its encoding, whatever the registers hold.
 
 use crate::isa::{Encoding, Inst, Op, Operand};
-use crate::wave::{EXEC, M0, VCC};
+use crate::wave::{EXEC, M0, VCC, Wave};
 
 /// A register of a wave as a number: VGPRs from 0, AGPRs from 256, scalar registers by code from 512, then SCC.
 pub(crate) type Reg = u16;
@@ -90,6 +90,8 @@ impl RegSet {
 pub(crate) struct Effects {
     pub reads: RegSet,
     pub writes: RegSet,
+    /// The registers depend on M0: [`Effects::now`] tells them.
+    pub relative: bool,
 }
 
 /// The first register of an operand.
@@ -223,9 +225,20 @@ fn reads_destination(inst: &Inst) -> bool {
 }
 
 impl Effects {
-    pub const NONE: Effects = Effects { reads: RegSet::EMPTY, writes: RegSet::EMPTY };
+    pub const NONE: Effects = Effects { reads: RegSet::EMPTY, writes: RegSet::EMPTY, relative: false };
 
-    /// Of one instruction. The vector registers of an instruction that `s_set_gpr_idx` moves are those it encodes.
+    /// Of `s_movrels` or `s_movreld` with what M0 holds.
+    pub fn now(inst: &Inst, w: &Wave) -> Effects {
+        let mut inst = *inst;
+        let operand = if inst.op.info().name.contains("MOVRELS") { &mut inst.src[0] } else { &mut inst.dst };
+        if let Operand::Sgpr(code) = operand {
+            // Past the last register the instruction faults.
+            *code = (usize::from(*code) + (w.s[M0] as usize & 127)).min(EXEC) as u8;
+        }
+        Effects::of(&inst)
+    }
+
+    /// Of one instruction, as encoded: what `s_movrel` and `s_set_gpr_idx` add is not in it.
     pub fn of(inst: &Inst) -> Effects {
         use Op::*;
         let (mut reads, mut writes) = (RegSet::default(), RegSet::default());
@@ -300,6 +313,6 @@ impl Effects {
         if writes_scc(op) {
             writes.insert(SCC, 1);
         }
-        Effects { reads, writes }
+        Effects { reads, writes, relative: name.contains("MOVREL") }
     }
 }

@@ -7,6 +7,8 @@
 pub(crate) mod access;
 mod checks;
 pub(crate) mod effects;
+#[cfg(test)]
+mod proof;
 mod uninit;
 
 pub use checks::{Check, Checks, UnknownCheck};
@@ -115,7 +117,12 @@ impl Watch for Observer {
     fn before(&mut self, w: &Wave, e: &Env<'_>, u: &Uop) -> Result<(), Box<Finding>> {
         let Some(inst) = e.program.inst(u.index) else { return Ok(()) };
         self.accesses.of(inst, u, w, e);
-        let effects = e.program.effects(u.index);
+        let mut effects = e.program.effects(u.index);
+        let now;
+        if effects.relative {
+            now = Effects::now(inst, w);
+            effects = &now;
+        }
         let step = Step { w, e, u, inst, effects, accesses: self.accesses.parts() };
         if let Some(uninit) = &mut self.uninit {
             uninit.before(&step, &mut self.twin_accesses)?;
@@ -125,7 +132,12 @@ impl Watch for Observer {
 
     fn after(&mut self, w: &Wave, e: &Env<'_>, u: &Uop, ctl: Ctl) -> Result<(), Box<Finding>> {
         let Some(inst) = e.program.inst(u.index) else { return Ok(()) };
-        let effects = e.program.effects(u.index);
+        let mut effects = e.program.effects(u.index);
+        let now;
+        if effects.relative {
+            now = Effects::now(inst, w);
+            effects = &now;
+        }
         let step = Step { w, e, u, inst, effects, accesses: self.accesses.parts() };
         if let Some(uninit) = &mut self.uninit {
             uninit.after(&step, ctl)?;

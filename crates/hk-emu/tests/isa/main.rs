@@ -1,5 +1,6 @@
 //! The instruction table, the decoder and the disassembler against LLVM.
 
+mod generator;
 mod llvm;
 mod objdump;
 mod oracle;
