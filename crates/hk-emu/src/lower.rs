@@ -252,7 +252,7 @@ fn reach(text: &Text, arch: Arch, entry: u64) -> BTreeMap<u64, Result<Inst, Deco
 pub(crate) fn problem(arch: Arch, words: &[u32]) -> Option<String> {
     let text = Text { base: 0, segments: vec![Code { vaddr: 0, words: words.to_vec() }] };
     let registers = Registers { vgprs: 256, agprs: 256 };
-    let program = lower(&text, arch, Level::Portable, 0, registers);
+    let program = lower(&text, arch, Level::Portable, 0, registers, None);
     program.problems.get(&program.entry).map(ToString::to_string)
 }
 

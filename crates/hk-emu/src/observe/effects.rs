@@ -1,7 +1,7 @@
 //! Which registers an instruction reads and writes: facts of its encoding, whatever the registers hold.
 
 use crate::isa::{Encoding, Inst, Op, Operand};
-use crate::wave::{EXEC, M0, VCC, Wave};
+use crate::wave::{EXEC, M0, VCC, Wave, mode};
 
 /// A register of a wave as a number: VGPRs from 0, AGPRs from 256, scalar registers by code from 512, then SCC.
 pub(crate) type Reg = u16;
@@ -227,13 +227,36 @@ fn reads_destination(inst: &Inst) -> bool {
 impl Effects {
     pub const NONE: Effects = Effects { reads: RegSet::EMPTY, writes: RegSet::EMPTY, relative: false };
 
-    /// Of `s_movrels` or `s_movreld` with what M0 holds.
+    /// Whether the registers depend on M0 as well: [`Effects::now`] tells them.
+    #[inline]
+    pub fn moves(&self, w: &Wave) -> bool {
+        self.relative || w.mode & mode::GPR_IDX != 0
+    }
+
+    /// Of an instruction whose registers M0 may move, before it runs.
     pub fn now(inst: &Inst, w: &Wave) -> Effects {
         let mut inst = *inst;
-        let operand = if inst.op.info().name.contains("MOVRELS") { &mut inst.src[0] } else { &mut inst.dst };
-        if let Operand::Sgpr(code) = operand {
-            // Past the last register the instruction faults.
-            *code = (usize::from(*code) + (w.s[M0] as usize & 127)).min(EXEC) as u8;
+        let name = inst.op.info().name;
+        if name.contains("MOVREL") {
+            let operand = if name.contains("MOVRELS") { &mut inst.src[0] } else { &mut inst.dst };
+            if let Operand::Sgpr(code) = operand {
+                // Past the last register the instruction faults.
+                *code = (usize::from(*code) + (w.s[M0] as usize & 127)).min(EXEC) as u8;
+            }
+        }
+        let vector = matches!(
+            inst.encoding,
+            Encoding::Vop1 | Encoding::Vop2 | Encoding::Vopc | Encoding::Vop3 | Encoding::Vop3p
+        );
+        if vector && w.mode & mode::GPR_IDX != 0 {
+            let [a, b, c, _] = &mut inst.src;
+            for (n, operand) in [a, b, c, &mut inst.dst].into_iter().enumerate() {
+                if let Operand::Vgpr(first) = operand
+                    && w.s[M0] >> (12 + n) & 1 != 0
+                {
+                    *first = first.saturating_add(w.s[M0] as u8);
+                }
+            }
         }
         Effects::of(&inst)
     }
