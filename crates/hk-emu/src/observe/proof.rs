@@ -141,6 +141,12 @@ impl Case<'_> {
             Encoding::Sop1 | Encoding::Sop2 | Encoding::Sopk | Encoding::Sopp | Encoding::Sopc => {
                 match inst.op {
                     Op::S_SETPC_B64 | Op::S_SWAPPC_B64 => scalar(w, inst.src[0], 0),
+                    Op::S_CBRANCH_G_FORK => scalar(w, inst.src[1], 0),
+                    Op::S_CBRANCH_JOIN => {
+                        let depth = 1 + turn % 4;
+                        w.set_mode(w.mode & !0 >> 3 | depth << mode::FORKS);
+                        w.set_s64(4 * depth as usize - 2, 0);
+                    }
                     _ if inst.op.info().name.contains("MOVREL") => w.s[M0] = turn % 4,
                     _ => {}
                 }
@@ -361,9 +367,7 @@ fn check(
             a.w.s[M0] = (random >> 36) as u32 & 0xF003;
         }
         case.aim(&mut a.w, g, attempt);
-        if effects.moves(&a.w) {
-            effects = Effects::now(inst, &a.w);
-        }
+        effects = if effects.moves(&a.w) { Effects::now(inst, &a.w) } else { Effects::of(inst) };
         a.copy(first, spaces);
         program.place_constants(&mut first.w);
         let (found, ctl) = case.run(first);
