@@ -660,6 +660,10 @@ impl Lowering {
             }
             Encoding::Mubuf | Encoding::Mtbuf => {
                 let info = inst.op.info();
+                if inst.flags.lds && info.name.contains("_FORMAT_") && inst.op != Op::BUFFER_LOAD_FORMAT_X {
+                    let why = "a formatted load of several components to LDS";
+                    return Err(Problem::NoSemantics { name: inst.op.mnemonic(), why });
+                }
                 let returns = info.name.contains("ATOMIC") && inst.dst != Operand::None;
                 u.run = mubuf::handler(inst.op, inst.flags, returns, self.level, &mut u.extra)
                     .ok_or_else(|| none(inst))?;

@@ -1,7 +1,7 @@
 //! Which registers an instruction reads and writes: facts of its encoding, whatever the registers hold.
 
 use crate::isa::{Encoding, Inst, Op, Operand};
-use crate::wave::{EXEC, M0, VCC, Wave};
+use crate::wave::{EXEC, M0, VCC, Wave, mode};
 
 /// A register of a wave as a number: VGPRs from 0, AGPRs from 256, scalar registers by code from 512, then SCC.
 pub(crate) type Reg = u16;
@@ -90,7 +90,7 @@ impl RegSet {
 pub(crate) struct Effects {
     pub reads: RegSet,
     pub writes: RegSet,
-    /// The registers depend on M0: [`Effects::now`] tells them.
+    /// The registers depend on M0 or MODE: [`Effects::now`] tells them.
     pub relative: bool,
 }
 
@@ -134,7 +134,7 @@ pub(crate) fn source_width(inst: &Inst, i: usize) -> usize {
             },
             _ => table,
         },
-        _ if i == 2 && inst.op.reads_mask() => 2,
+        _ if i == 2 && inst.op.reads_mask() || inst.op == Op::S_CBRANCH_I_FORK => 2,
         _ => table,
     }
 }
@@ -219,6 +219,8 @@ fn reads_destination(inst: &Inst) -> bool {
         // One half, or one byte or word of the destination is written.
         || name.ends_with("_D16")
         || name.contains("_D16_HI")
+        || name.ends_with("_D16_X")
+        || name.ends_with("_D16_XYZ")
         || inst.sdwa.is_some_and(|s| s.dst_sel != 6 && s.dst_unused == 2)
         || inst.dpp.is_some()
         || inst.encoding == Encoding::Vop3 && info.op_sel_order().contains('3')
@@ -227,15 +229,59 @@ fn reads_destination(inst: &Inst) -> bool {
 impl Effects {
     pub const NONE: Effects = Effects { reads: RegSet::EMPTY, writes: RegSet::EMPTY, relative: false };
 
-    /// Of `s_movrels` or `s_movreld` with what M0 holds.
+    /// Whether the registers depend on the wave's state: [`Effects::now`] tells them.
+    #[inline]
+    pub fn moves(&self, w: &Wave) -> bool {
+        self.relative || w.mode & mode::GPR_IDX != 0
+    }
+
+    /// Of an instruction whose registers depend on M0 or MODE, before it runs.
     pub fn now(inst: &Inst, w: &Wave) -> Effects {
         let mut inst = *inst;
-        let operand = if inst.op.info().name.contains("MOVRELS") { &mut inst.src[0] } else { &mut inst.dst };
-        if let Operand::Sgpr(code) = operand {
-            // Past the last register the instruction faults.
-            *code = (usize::from(*code) + (w.s[M0] as usize & 127)).min(EXEC) as u8;
+        let name = inst.op.info().name;
+        if name.contains("MOVREL") {
+            let operand = if name.contains("MOVRELS") { &mut inst.src[0] } else { &mut inst.dst };
+            if let Operand::Sgpr(code) = operand {
+                // Past the last register the instruction faults.
+                *code = (usize::from(*code) + (w.s[M0] as usize & 127)).min(EXEC) as u8;
+            }
         }
-        Effects::of(&inst)
+        let vector = matches!(
+            inst.encoding,
+            Encoding::Vop1 | Encoding::Vop2 | Encoding::Vopc | Encoding::Vop3 | Encoding::Vop3p
+        );
+        if vector && w.mode & mode::GPR_IDX != 0 {
+            let [a, b, c, _] = &mut inst.src;
+            for (n, operand) in [a, b, c, &mut inst.dst].into_iter().enumerate() {
+                if let Operand::Vgpr(first) = operand
+                    && w.s[M0] >> (12 + n) & 1 != 0
+                {
+                    *first = first.saturating_add(w.s[M0] as u8);
+                }
+            }
+        }
+        let mut effects = Effects::of(&inst);
+        if vector && w.mode & mode::GPR_IDX != 0 {
+            effects.reads.insert(SGPR + M0 as Reg, 1);
+        }
+        // The stack of forks: what a fork does not need keeps its value.
+        let depth = (w.mode >> mode::FORKS) as Reg;
+        let (exec, entry) = (SGPR + EXEC as Reg, SGPR + 4 * depth);
+        match inst.op {
+            Op::S_CBRANCH_G_FORK | Op::S_CBRANCH_I_FORK => {
+                for set in [&mut effects.reads, &mut effects.writes] {
+                    set.insert(exec, 2);
+                    set.insert(entry, 4);
+                }
+            }
+            Op::S_CBRANCH_JOIN if depth != 0 => {
+                effects.reads.insert(exec, 2);
+                effects.reads.insert(entry - 4, 4);
+                effects.writes.insert(exec, 2);
+            }
+            _ => {}
+        }
+        effects
     }
 
     /// Of one instruction, as encoded: what `s_movrel` and `s_set_gpr_idx` add is not in it.
@@ -313,6 +359,7 @@ impl Effects {
         if writes_scc(op) {
             writes.insert(SCC, 1);
         }
-        Effects { reads, writes, relative: name.contains("MOVREL") }
+        let forks = name.ends_with("_FORK") || op == S_CBRANCH_JOIN;
+        Effects { reads, writes, relative: forks || name.contains("MOVREL") }
     }
 }

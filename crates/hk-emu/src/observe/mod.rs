@@ -119,7 +119,7 @@ impl Watch for Observer {
         self.accesses.of(inst, u, w, e);
         let mut effects = e.program.effects(u.index);
         let now;
-        if effects.relative {
+        if effects.moves(w) {
             now = Effects::now(inst, w);
             effects = &now;
         }
@@ -134,7 +134,7 @@ impl Watch for Observer {
         let Some(inst) = e.program.inst(u.index) else { return Ok(()) };
         let mut effects = e.program.effects(u.index);
         let now;
-        if effects.relative {
+        if effects.moves(w) {
             now = Effects::now(inst, w);
             effects = &now;
         }
