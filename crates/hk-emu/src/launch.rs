@@ -554,6 +554,8 @@ impl<'l, 'a> Worker<'l, 'a> {
                 if let Some(observer) = &mut group.observer
                     && let Err((wave, finding)) = observer.barrier(&group.waves)
                 {
+                    // The barrier, not what follows it.
+                    group.waves[wave].pc -= 1;
                     break 'run Outcome::Faulted(wave, Problem::Finding(finding));
                 }
                 // Ended waves count as arrived.

@@ -5,13 +5,19 @@
 //! check that is on. Handlers know nothing of it.
 
 pub(crate) mod access;
+mod barriers;
 mod checks;
 pub(crate) mod effects;
+mod lds;
+mod progress;
 
 pub use checks::{Check, Checks, UnknownCheck};
 
 use access::{Accesses, Part};
+use barriers::Barriers;
 use effects::Effects;
+use lds::LdsRaces;
+use progress::Progress;
 
 use crate::exec::{Env, Uop};
 use crate::fault::Space;
@@ -81,18 +87,31 @@ impl Step<'_> {
 /// The checks of one workgroup in execution.
 pub(crate) struct Observer {
     accesses: Accesses,
+    /// Of each wave.
+    progress: Vec<Progress>,
+    lds: Option<LdsRaces>,
+    barriers: Option<Barriers>,
 }
 
 impl Observer {
     /// For a workgroup of `waves` waves with `lds` bytes of LDS.
     pub fn new(checks: Checks, group: &GroupInfo, waves: usize, lds: usize) -> Observer {
-        let _ = (checks, group, waves, lds);
-        Observer { accesses: Accesses::default() }
+        Observer {
+            accesses: Accesses::default(),
+            progress: vec![Progress::default(); waves],
+            lds: checks.has(Check::Lds).then(|| LdsRaces::new(waves, lds)),
+            barriers: checks.has(Check::Barriers).then(|| Barriers::new(group, waves)),
+        }
     }
 
     /// Every wave that has not ended has arrived at a barrier, which now opens.
     pub fn barrier(&mut self, waves: &[Wave]) -> Result<(), (usize, Box<Finding>)> {
-        let _ = waves;
+        if let Some(barriers) = &mut self.barriers {
+            barriers.open(waves)?;
+        }
+        if let Some(lds) = &mut self.lds {
+            lds.barrier(&self.progress);
+        }
         Ok(())
     }
 }
@@ -103,7 +122,15 @@ impl Watch for Observer {
         self.accesses.of(inst, u, w, e);
         let effects = e.program.effects(u.index);
         let step = Step { w, e, u, inst, effects, accesses: self.accesses.parts() };
-        let _ = step;
+        if let Some(barriers) = &mut self.barriers {
+            barriers.step(&step)?;
+        }
+        let progress = &mut self.progress[w.index as usize];
+        if let Some(token) = progress.note(inst)
+            && let Some(lds) = &mut self.lds
+        {
+            lds.access(&step, progress, token)?;
+        }
         Ok(())
     }
 
