@@ -13,7 +13,7 @@ use crate::fault::{Fault, MemoryProblem, Problem, Site, Space};
 use crate::loader::Module;
 use crate::lower::{Program, Registers};
 use crate::memory::{Allocation, POISON};
-use crate::observe::{Checks, Finding, Observer, Place, Unwatched, Watch};
+use crate::observe::{Check, Checks, Finding, GlobalMemory, Observer, Place, Unwatched, Watch};
 use crate::wave::{AGPR, Lanes, Status, Wave};
 
 /// What to launch over which grid with which arguments.
@@ -45,6 +45,7 @@ pub(crate) struct Launch<'a> {
     pub memory: View<'a>,
     pub budget: u64,
     pub checks: Checks,
+    global: Option<Arc<Mutex<GlobalMemory>>>,
     spare: &'a Spare,
     grid: [u32; 3],
     block: [u32; 3],
@@ -270,6 +271,7 @@ impl<'a> Launch<'a> {
             memory,
             budget,
             checks,
+            global: checks.has(Check::Global).then(|| Arc::new(Mutex::new(GlobalMemory::new()))),
             spare,
             grid: dispatch.grid,
             block: dispatch.block,
@@ -287,7 +289,8 @@ impl<'a> Launch<'a> {
 
     /// Whether several threads may run it without changing the result.
     pub fn parallel(&self) -> bool {
-        self.program.parallel && self.total > 1
+        // The clocks of global memory are kept in one order.
+        self.program.parallel && self.total > 1 && self.global.is_none()
     }
 
     /// Runs every workgroup.
@@ -496,7 +499,10 @@ impl<'l, 'a> Worker<'l, 'a> {
         self.counters.workgroups += 1;
         self.counters.waves += u64::from(launch.waves);
         let observer = (!launch.checks.is_empty())
-            .then(|| Box::new(Observer::new(launch.checks, &info, launch.waves as usize, launch.lds_bytes)));
+            .then(|| {
+                let (waves, global) = (launch.waves as usize, launch.global.as_ref());
+                Box::new(Observer::new(launch.checks, &info, waves, launch.lds_bytes, global))
+            });
         Group { info, waves, lds, observer }
     }
 

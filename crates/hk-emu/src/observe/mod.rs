@@ -8,14 +8,19 @@ pub(crate) mod access;
 mod barriers;
 mod checks;
 pub(crate) mod effects;
+mod global;
 mod lds;
 mod progress;
 
 pub use checks::{Check, Checks, UnknownCheck};
+pub(crate) use global::GlobalMemory;
+
+use std::sync::{Arc, Mutex};
 
 use access::{Accesses, Part};
 use barriers::Barriers;
 use effects::Effects;
+use global::GlobalRaces;
 use lds::LdsRaces;
 use progress::Progress;
 
@@ -90,16 +95,24 @@ pub(crate) struct Observer {
     /// Of each wave.
     progress: Vec<Progress>,
     lds: Option<LdsRaces>,
+    global: Option<GlobalRaces>,
     barriers: Option<Barriers>,
 }
 
 impl Observer {
-    /// For a workgroup of `waves` waves with `lds` bytes of LDS.
-    pub fn new(checks: Checks, group: &GroupInfo, waves: usize, lds: usize) -> Observer {
+    /// For a workgroup of `waves` waves with `lds` bytes of LDS; `global` is the launch's.
+    pub fn new(
+        checks: Checks,
+        group: &GroupInfo,
+        waves: usize,
+        lds: usize,
+        global: Option<&Arc<Mutex<GlobalMemory>>>,
+    ) -> Observer {
         Observer {
             accesses: Accesses::default(),
             progress: vec![Progress::default(); waves],
             lds: checks.has(Check::Lds).then(|| LdsRaces::new(waves, lds)),
+            global: global.map(|memory| GlobalRaces::new(memory, group, waves)),
             barriers: checks.has(Check::Barriers).then(|| Barriers::new(group, waves)),
         }
     }
@@ -111,6 +124,9 @@ impl Observer {
         }
         if let Some(lds) = &mut self.lds {
             lds.barrier(&self.progress);
+        }
+        if let Some(global) = &mut self.global {
+            global.barrier(&self.progress);
         }
         Ok(())
     }
@@ -126,10 +142,12 @@ impl Watch for Observer {
             barriers.step(&step)?;
         }
         let progress = &mut self.progress[w.index as usize];
-        if let Some(token) = progress.note(inst)
-            && let Some(lds) = &mut self.lds
-        {
+        let token = progress.note(inst);
+        if let (Some(token), Some(lds)) = (token, &mut self.lds) {
             lds.access(&step, progress, token)?;
+        }
+        if let Some(global) = &mut self.global {
+            global.step(&step, progress, token)?;
         }
         Ok(())
     }

@@ -152,7 +152,7 @@ fn pipeline_of_loads_to_lds() {
             assert!(barrier.what.contains("no barrier"), "{}", barrier.what);
             let loaded = of("loaded");
             assert!(
-                loaded.what.contains("load to LDS of wave") && loaded.what.contains("vmcnt"),
+                loaded.what.contains("load to LDS by wave") && loaded.what.contains("vmcnt"),
                 "{}",
                 loaded.what
             );
