@@ -13,7 +13,9 @@ use crate::fault::{Fault, MemoryProblem, Problem, Site, Space};
 use crate::loader::Module;
 use crate::lower::{Program, Registers};
 use crate::memory::{Allocation, POISON};
-use crate::observe::{Check, Checks, Finding, Observer, Place, Undefined, Unwatched, Watch};
+use crate::observe::{
+    Check, Checks, Finding, GlobalMemory, Observer, Place, Subject, Undefined, Unwatched, Watch,
+};
 use crate::wave::{AGPR, Lanes, Status, Wave, mode};
 
 /// What to launch over which grid with which arguments.
@@ -45,6 +47,7 @@ pub(crate) struct Launch<'a> {
     pub memory: View<'a>,
     pub budget: u64,
     pub checks: Checks,
+    global: Option<Arc<Mutex<GlobalMemory>>>,
     spare: &'a Spare,
     grid: [u32; 3],
     block: [u32; 3],
@@ -270,6 +273,7 @@ impl<'a> Launch<'a> {
             memory,
             budget,
             checks,
+            global: checks.has(Check::Global).then(|| Arc::new(Mutex::new(GlobalMemory::new()))),
             spare,
             grid: dispatch.grid,
             block: dispatch.block,
@@ -287,7 +291,8 @@ impl<'a> Launch<'a> {
 
     /// Whether several threads may run it without changing the result.
     pub fn parallel(&self) -> bool {
-        self.program.parallel && self.total > 1
+        // The clocks of global memory are kept in one order.
+        self.program.parallel && self.total > 1 && self.global.is_none()
     }
 
     /// Runs every workgroup.
@@ -505,7 +510,15 @@ impl<'l, 'a> Worker<'l, 'a> {
                 launch.initialise(&mut twin, index, id, &Undefined::TWIN);
                 twin
             });
-            Box::new(Observer::new(twins.collect(), launch.lds_bytes, &launch.program))
+            Box::new(Observer::new(Subject {
+                checks: launch.checks,
+                program: &launch.program,
+                group: &info,
+                waves: launch.waves as usize,
+                lds: launch.lds_bytes,
+                twins: twins.collect(),
+                global: launch.global.as_ref(),
+            }))
         });
         Group { info, waves, lds, observer }
     }
@@ -565,6 +578,8 @@ impl<'l, 'a> Worker<'l, 'a> {
                 if let Some(observer) = &mut group.observer
                     && let Err((wave, finding)) = observer.barrier(&group.waves)
                 {
+                    // The barrier, not what follows it.
+                    group.waves[wave].pc -= 1;
                     break 'run Outcome::Faulted(wave, Problem::Finding(finding));
                 }
                 // Ended waves count as arrived.

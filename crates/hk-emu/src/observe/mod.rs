@@ -5,22 +5,34 @@
 //! check that is on. Handlers know nothing of it.
 
 pub(crate) mod access;
+mod barriers;
 mod checks;
 pub(crate) mod effects;
+mod global;
+mod lds;
+mod progress;
 #[cfg(test)]
 mod proof;
 mod uninit;
 
 pub use checks::{Check, Checks, UnknownCheck};
+pub(crate) use global::GlobalMemory;
 pub(crate) use uninit::Undefined;
 
+use std::sync::{Arc, Mutex};
+
 use access::{Accesses, Part};
+use barriers::Barriers;
 use effects::Effects;
+use global::GlobalRaces;
+use lds::LdsRaces;
+use progress::Progress;
 use uninit::Uninit;
 
 use crate::exec::{Ctl, Env, Uop};
 use crate::fault::Space;
 use crate::isa::Inst;
+use crate::launch::GroupInfo;
 use crate::lower::Program;
 use crate::wave::Wave;
 
@@ -88,16 +100,39 @@ pub(crate) struct Observer {
     accesses: Accesses,
     /// Those of a wave's twin.
     twin_accesses: Accesses,
+    /// Of each wave.
+    progress: Vec<Progress>,
     uninit: Option<Uninit>,
+    lds: Option<LdsRaces>,
+    global: Option<GlobalRaces>,
+    barriers: Option<Barriers>,
+}
+
+/// The workgroup that an [`Observer`] watches.
+pub(crate) struct Subject<'a> {
+    pub checks: Checks,
+    pub program: &'a Program,
+    pub group: &'a GroupInfo,
+    pub waves: usize,
+    /// Bytes.
+    pub lds: usize,
+    /// A second state for each wave where [`Check::Uninit`] is on.
+    pub twins: Vec<Wave>,
+    /// The launch's, where [`Check::Global`] is on.
+    pub global: Option<&'a Arc<Mutex<GlobalMemory>>>,
 }
 
 impl Observer {
-    /// For a workgroup with `lds` bytes of LDS. `twins`: a second state for each wave where [`Check::Uninit`] is on.
-    pub fn new(twins: Vec<Wave>, lds: usize, program: &Program) -> Observer {
+    pub fn new(subject: Subject<'_>) -> Observer {
+        let Subject { checks, program, group, waves, lds, twins, global } = subject;
         Observer {
             accesses: Accesses::default(),
             twin_accesses: Accesses::default(),
+            progress: vec![Progress::default(); waves],
             uninit: (!twins.is_empty()).then(|| Uninit::new(twins, lds, program.uops.len())),
+            lds: checks.has(Check::Lds).then(|| LdsRaces::new(waves, lds)),
+            global: global.map(|memory| GlobalRaces::new(memory, group, waves)),
+            barriers: checks.has(Check::Barriers).then(|| Barriers::new(group, waves)),
         }
     }
 
@@ -108,7 +143,15 @@ impl Observer {
 
     /// Every wave that has not ended has arrived at a barrier, which now opens.
     pub fn barrier(&mut self, waves: &[Wave]) -> Result<(), (usize, Box<Finding>)> {
-        let _ = waves;
+        if let Some(barriers) = &mut self.barriers {
+            barriers.open(waves)?;
+        }
+        if let Some(lds) = &mut self.lds {
+            lds.barrier(&self.progress);
+        }
+        if let Some(global) = &mut self.global {
+            global.barrier(&self.progress);
+        }
         Ok(())
     }
 }
@@ -126,6 +169,17 @@ impl Watch for Observer {
         let step = Step { w, e, u, inst, effects, accesses: self.accesses.parts() };
         if let Some(uninit) = &mut self.uninit {
             uninit.before(&step, &mut self.twin_accesses)?;
+        }
+        if let Some(barriers) = &mut self.barriers {
+            barriers.step(&step)?;
+        }
+        let progress = &mut self.progress[w.index as usize];
+        let token = progress.note(inst);
+        if let (Some(token), Some(lds)) = (token, &mut self.lds) {
+            lds.access(&step, progress, token)?;
+        }
+        if let Some(global) = &mut self.global {
+            global.step(&step, progress, token)?;
         }
         Ok(())
     }
