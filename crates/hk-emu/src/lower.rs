@@ -429,8 +429,11 @@ fn result_bits(op: Op) -> u8 {
         "F64" => 64,
         _ => 0,
     };
-    if let Some(rest) = name.strip_prefix("V_CVT_") {
-        return rest.split('_').find(|t| !matches!(*t, "PK" | "SR" | "PKRTZ")).map_or(0, ty);
+    // The result of a conversion or a dot product is named first.
+    for prefix in ["V_CVT_", "V_DOT2_", "V_DOT2C_"] {
+        if let Some(rest) = name.strip_prefix(prefix) {
+            return rest.split('_').find(|t| !matches!(*t, "PK" | "SR" | "PKRTZ")).map_or(0, ty);
+        }
     }
     name.rsplit('_').next().map_or(0, ty)
 }
@@ -976,6 +979,10 @@ impl Lowering {
         let kind = source_kind(op, i);
         let float64 = kind == Kind::Double || op.info().name.contains("F64");
         let value = match operand {
+            // A bf16 is the high half of the f32.
+            Operand::Inline(code @ 240..) if op.info().name.ends_with("F32_BF16") && i < 2 => {
+                Some(u64::from(inline32(code) >> 16))
+            }
             Operand::Inline(code) if wide => Some(inline64(code)),
             Operand::Inline(code) if packed => {
                 // A float constant is an f16 in the low half for floats, an f32 for integers; an integer is the whole

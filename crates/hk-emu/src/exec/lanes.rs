@@ -59,6 +59,13 @@ impl Modes {
         if self.in64 { super::float::flush16(x) } else { x & 0xFFFF }
     }
 
+    /// The bits of a value of f16. One that overflowed is the largest finite one with FP16_OVFL.
+    #[inline(always)]
+    pub fn result16(self, value: f64, finite: bool) -> u32 {
+        let bits = super::float::exact_f16(value);
+        if self.overflow_clamps && finite && value.is_infinite() { bits - 1 } else { self.output16(bits) }
+    }
+
     #[inline(always)]
     pub fn output16(self, x: u32) -> u32 {
         if self.out64 { super::float::flush16(x) } else { x }

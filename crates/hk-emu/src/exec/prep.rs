@@ -196,9 +196,13 @@ impl Post {
                     }),
                     16 => map(w, temp, temp, |x| {
                         let one = |h: u32| {
+                            if float::is_nan16(h) {
+                                return if clamp && modes & mode::DX10_CLAMP != 0 { 0 } else { h };
+                            }
                             let mut value = float::f16_to_f32(h);
                             if omod != 0 {
-                                value = f32::from_bits(omod32(value.to_bits(), omod));
+                                let scaled = float::f32_to_f16(f32::from_bits(omod32(value.to_bits(), omod)));
+                                value = float::f16_to_f32(float::flush16(scaled));
                             }
                             if clamp {
                                 value = clamp_unit(value, modes);
@@ -212,6 +216,7 @@ impl Post {
                             let mut value = f64::from_bits(w.lane64(temp, lane));
                             if omod != 0 && !value.is_nan() {
                                 value *= [1.0, 2.0, 4.0, 0.5][usize::from(omod & 3)];
+                                value = f64::from_bits(float::flush64(value.to_bits()));
                             }
                             if clamp {
                                 value = if value.is_nan() {

@@ -133,12 +133,12 @@ fn extreme16(a: u32, b: u32, m: Modes, less: impl Fn(i32, i32) -> bool) -> u32 {
         a | float::QUIET16
     } else if m.ieee && signal(b) {
         b | float::QUIET16
-    } else if nan_a {
-        b
-    } else if nan_b {
-        a
     } else {
-        m.output16(picked)
+        m.output16(match (nan_a, nan_b) {
+            (true, _) => b,
+            (_, true) => a,
+            _ => picked,
+        })
     }
 }
 
@@ -158,12 +158,13 @@ fn extreme64(a: u64, b: u64, m: Modes, less: impl Fn(i64, i64) -> bool) -> u64 {
         a | float::QUIET64
     } else if m.ieee && float::is_snan64(b) {
         b | float::QUIET64
-    } else if float::is_nan64(a) {
-        b
-    } else if float::is_nan64(b) {
-        a
     } else {
-        m.output64(if less(float::order64(a), float::order64(b)) { a } else { b })
+        m.output64(match (float::is_nan64(a), float::is_nan64(b)) {
+            (true, _) => b,
+            (_, true) => a,
+            _ if less(float::order64(a), float::order64(b)) => a,
+            _ => b,
+        })
     }
 }
 
@@ -231,7 +232,12 @@ fn special32(x: u32, f: impl Fn(f64) -> f64) -> u32 {
 fn special16(x: u32, m: Modes, f: impl Fn(f64) -> f64) -> u32 {
     let x = m.input16(x & 0xFFFF);
     let value = f(f64::from(float::f16_to_f32(x)));
-    if value.is_nan() { float::nan16(&[x]) } else { m.output16(float::f64_to_f16(value)) }
+    if value.is_nan() {
+        float::nan16(&[x])
+    } else {
+        let rounded = float::f16_to_f32(float::f64_to_f16(value));
+        m.result16(rounded.into(), value.is_finite())
+    }
 }
 
 /// A rounding function of f16: exact in f32.
@@ -299,19 +305,17 @@ fn cosine(x: f64) -> f64 {
     if !x.is_finite() || x.abs() > 256.0 { turns(x, 1.0, libm::cos) } else { cos_turns(x) }
 }
 
-#[inline(always)]
-fn fract(x: f32) -> f32 {
-    (x - x.floor()).min_number(f32::from_bits(0x3F7F_FFFF))
-}
-
-trait MinNumber {
-    /// The smaller one; a NaN stays.
-    fn min_number(self, limit: Self) -> Self;
-}
-impl MinNumber for f32 {
-    #[inline(always)]
-    fn min_number(self, limit: f32) -> f32 {
-        if self > limit { limit } else { self }
+/// `x - floor(x)`, rounded once, but below one.
+fn fract(x: f64, format: Format, round: Round) -> f64 {
+    let below_one = 1.0 - 0.5f64.powi(format.precision);
+    let value = float::soft_add(x, -x.floor(), format, round);
+    // An exact zero is positive in every rounding mode; a NaN stays.
+    if value > below_one {
+        below_one
+    } else if value == 0.0 {
+        0.0
+    } else {
+        value
     }
 }
 
@@ -449,7 +453,7 @@ lane_ops! {
         if x & 0x7FFF_FFFF == 0 || y & 0x7FFF_FFFF == 0 {
             0
         } else {
-            super::lanes::arith32::<Mul>(crate::wave::FloatMode::Native, m, [x; 16], [y; 16], [0; 16])[0]
+            super::lanes::soft32::<Mul>(x, y, 0, m)
         }
     };
     V_CVT_RPI_I32_F32 1 |a, b, c, m| (f64::from(f32::from_bits(a)) + 0.5).floor() as i32 as u32;
@@ -481,7 +485,7 @@ lane_ops! {
     };
     V_TRUNC_F32 1 |a, b, c, m| unary32(a, m, f32::trunc);
     V_CEIL_F32 1 |a, b, c, m| unary32(a, m, f32::ceil);
-    V_FRACT_F32 1 |a, b, c, m| unary32(a, m, fract);
+    V_FRACT_F32 1 |a, b, c, m| unary32(a, m, |x| fract(x.into(), F32, m.round32) as f32);
     V_FREXP_EXP_I32_F32 1 |a, b, c, m| frexp_exp32(m.input32(a));
     V_FREXP_MANT_F32 1 |a, b, c, m| frexp_mant32(m.input32(a));
     V_RCP_IFLAG_F32 1 |a, b, c, m| {
@@ -575,14 +579,14 @@ lane_ops! {
     V_CEIL_F16 1 |a, b, c, m| unary16(a, m, f32::ceil);
     V_TRUNC_F16 1 |a, b, c, m| unary16(a, m, f32::trunc);
     V_RNDNE_F16 1 |a, b, c, m| unary16(a, m, f32::round_ties_even);
-    V_FRACT_F16 1 |a, b, c, m| unary16(a, m, |x| (x - x.floor()).min_number(1.0 - 1.0 / 2048.0));
+    V_FRACT_F16 1 |a, b, c, m| unary16(a, m, |x| fract(x.into(), F16, m.round64) as f32);
     V_LDEXP_F16 2 |a, b, c, m| {
         let x = m.input16(a & 0xFFFF);
         if float::is_nan16(x) {
             float::nan16(&[x])
         } else {
-            let n = i32::from(b as u16 as i16);
-            m.output16(float::exact_f16(float::soft_ldexp(float::f16_to_f32(x).into(), n, F16, m.round64)))
+            let (value, n) = (f64::from(float::f16_to_f32(x)), i32::from(b as u16 as i16));
+            m.result16(float::soft_ldexp(value, n, F16, m.round64), value.is_finite())
         }
     };
     V_DIV_FIXUP_F16 3 |a, b, c, m| div_fixup16(a, b, c);
@@ -619,10 +623,7 @@ wide_ops! {
     V_CEIL_F64 [2, 2, 0, 0] |a, b, c, m| unary64(a, m, f64::ceil);
     V_RNDNE_F64 [2, 2, 0, 0] |a, b, c, m| unary64(a, m, f64::round_ties_even);
     V_FLOOR_F64 [2, 2, 0, 0] |a, b, c, m| unary64(a, m, f64::floor);
-    V_FRACT_F64 [2, 2, 0, 0] |a, b, c, m| unary64(a, m, |x| {
-        let r = x - x.floor();
-        if r >= 1.0 { 1.0 - f64::EPSILON / 2.0 } else { r }
-    });
+    V_FRACT_F64 [2, 2, 0, 0] |a, b, c, m| unary64(a, m, |x| fract(x, F64, m.round64));
     V_RCP_F64 [2, 2, 0, 0] |a, b, c, m| unary64(a, m, |x| 1.0 / x);
     V_RSQ_F64 [2, 2, 0, 0] |a, b, c, m| unary64(a, m, |x| 1.0 / x.sqrt());
     V_SQRT_F64 [2, 2, 0, 0] |a, b, c, m| unary64(a, m, f64::sqrt);

@@ -35,7 +35,7 @@ fn fma_mix(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
             for value in source.iter_mut() {
                 if half {
                     let bits = if high { *value >> 16 } else { *value & 0xFFFF };
-                    *value = float::f16_to_f32(bits).to_bits();
+                    *value = float::f16_to_f32(m.input16(bits)).to_bits();
                 }
                 if x >> (12 + i) & 1 != 0 {
                     *value &= 0x7FFF_FFFF;
@@ -62,7 +62,8 @@ fn fma_mix(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
                 float::f32_to_f16(f32::from_bits(float::nan32(&[a, b, c])))
             } else {
                 let [a, b, c] = [a, b, c].map(|x| f64::from(f32::from_bits(m.input32(x))));
-                float::exact_f16(float::soft_fma(a, b, c, float::F16, m.round64))
+                let value = float::soft_fma(a, b, c, float::F16, m.round64);
+                if value.is_nan() { float::NAN16 } else { m.result16(value, (a + b + c).is_finite()) }
             };
             let half =
                 if x >> 15 & 1 != 0 { float::f32_to_f16(clamp(float::f16_to_f32(half))) } else { half };

@@ -451,14 +451,13 @@ impl Mode {
             return self.nan(f, &x);
         }
         let values: Vec<Value> = x.iter().map(|x| f.value(*x)).collect();
-        let infinite = x.iter().any(|x| f.is_infinite(*x));
-        self.finish(f, &op(&values, self.round(f)), infinite)
+        self.finish(f, &op(&values, self.round(f)))
     }
 
-    /// Rounds a result; an f16 that overflows from finite operands is the largest finite one with FP16_OVFL.
-    pub fn finish(self, f: Format, value: &Value, infinite: bool) -> u64 {
+    /// Rounds a result; an f16 that overflows is the largest finite one with FP16_OVFL, but infinity stays.
+    pub fn finish(self, f: Format, value: &Value) -> u64 {
         let bits = value.round(f, self.round(f));
-        if f == HALF && self.fp16_ovfl() && f.is_infinite(bits) && !infinite {
+        if f == HALF && self.fp16_ovfl() && f.is_infinite(bits) && matches!(value, Value::Finite(_)) {
             return bits - 1;
         }
         self.output(f, bits)

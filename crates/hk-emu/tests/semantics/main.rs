@@ -9,5 +9,6 @@ mod common;
 
 mod coverage;
 mod exact;
+mod float;
 mod integer;
 mod vector;

@@ -7,7 +7,7 @@ use hk_emu::isa::{Encoding, Op};
 
 use crate::common::{Args, Assembly, Random, Rig, assemble, options};
 use crate::coverage::executed;
-use crate::exact::{DOUBLE, Format, HALF, Mode, Round, SINGLE, Value};
+use crate::exact::{BFLOAT, DOUBLE, Format, HALF, Mode, Round, SINGLE, Value};
 
 /// The type of an operand: how many registers, where its sign is, how an integer is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -267,14 +267,16 @@ fn constant_value(code: u8, ty: Ty) -> u128 {
         193..=208 => 192 - i128::from(code),
         _ => {
             let f = match ty {
-                U16 | I16 | F16 | PkF16 => HALF,
+                U16 | I16 | F16 | PkF16 | F16x2 => HALF,
+                Bf16x2 => BFLOAT,
                 U64 | I64 | F64 => DOUBLE,
                 _ => SINGLE,
             };
             if code == 248 {
-                return match f.bits() {
-                    16 => 0x3118,
-                    32 => 0x3E22_F983,
+                return match f {
+                    HALF => 0x3118,
+                    BFLOAT => 0x3E22,
+                    SINGLE => 0x3E22_F983,
                     _ => 0x3FC4_5F30_6DC9_C882,
                 };
             }
@@ -849,9 +851,16 @@ pub fn forms(model: &Model, random: &mut Random) -> Vec<Form> {
                     form.abs |= if pick(2) == 0 { bit } else { 0 };
                 }
                 let halves = model.src[i].packed() || matches!(model.src[i], Bf16x2 | F16x2);
-                if packed && halves && info.op_sel_mask() & bit != 0 {
+                // Dot products always take halves in order.
+                let dot = model.name().starts_with("V_DOT");
+                if packed && halves && !dot && info.op_sel_mask() & bit != 0 {
                     form.op_sel |= if pick(2) == 0 { bit } else { 0 };
                     form.op_sel_hi &= if pick(2) == 0 { !bit } else { !0 };
+                }
+                // What a constant gives as the high one of two f32 is not documented.
+                if model.src[i] == PkF32 && matches!(form.src[i], Src::Constant(_)) {
+                    form.op_sel &= !bit;
+                    form.op_sel_hi &= !bit;
                 }
                 if !packed && info.op_sel_mask() & bit != 0 && model.src[i].bits() == 16 {
                     form.op_sel |= if pick(2) == 0 { bit } else { 0 };
@@ -870,7 +879,8 @@ pub fn forms(model: &Model, random: &mut Random) -> Vec<Form> {
     // Sub-dword and lane selections.
     let narrow = model.dst.words() <= 1 && model.src.iter().all(|t| t.words() <= 1);
     if narrow && !native && !no_modifier(model.op) {
-        for _ in 0..if model.name().starts_with("V_DOT") { 0 } else { 2 } {
+        let no_sdwa = matches!(model.op, Op::V_FMAC_F32 | Op::V_MAC_F16) || model.name().starts_with("V_DOT");
+        for _ in 0..if no_sdwa { 0 } else { 2 } {
             let mut sdwa = Sdwa {
                 dst_sel: if info.encoding == Encoding::Vopc { 6 } else { pick(7) as u8 },
                 dst_unused: pick(3) as u8,
@@ -916,10 +926,10 @@ pub fn forms(model: &Model, random: &mut Random) -> Vec<Form> {
     list
 }
 
-/// VOP1 and VOP2 instructions without a VOP3 form that the assembler takes.
+/// VOP1 and VOP2 instructions without a VOP3 form that the assembler takes, or whose modifiers it leaves open.
 fn only_native(op: Op) -> bool {
     use Op::*;
-    matches!(op, V_SWAP_B32 | V_ACCVGPR_READ_B32 | V_ACCVGPR_WRITE_B32 | V_READFIRSTLANE_B32)
+    matches!(op, V_PK_FMAC_F16 | V_SWAP_B32 | V_ACCVGPR_READ_B32 | V_ACCVGPR_WRITE_B32 | V_READFIRSTLANE_B32)
 }
 
 fn no_modifier(op: Op) -> bool {
