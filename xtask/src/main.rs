@@ -8,6 +8,7 @@
 mod build_all;
 mod demo;
 mod doctor;
+mod hip;
 mod run;
 mod setup;
 
@@ -35,6 +36,10 @@ enum Task {
     Demo(demo::DemoArgs),
     /// Set up, and run all tests and documentation examples.
     Test(run::TestArgs),
+    /// Build the HIP runtime on the emulator, and lay out a directory to link and run HIP programs with.
+    HipRuntime(hip::RuntimeArgs),
+    /// Run the kernels' tests through the HIP driver on that runtime: no AMD GPU or library is needed.
+    TestHip(hip::TestArgs),
     /// Run the benchmarks.
     Bench(run::BenchArgs),
     /// List every operator: compiled for, tested, benchmarked.
@@ -60,6 +65,8 @@ fn main() -> ExitCode {
         Task::BuildAll(args) => build_all::run(&args),
         Task::Demo(args) => demo::demo(&args),
         Task::Test(args) => run::test(&args),
+        Task::HipRuntime(args) => hip::runtime(&args),
+        Task::TestHip(args) => hip::test(&args),
         Task::Bench(args) => run::bench(&args),
         Task::Status(args) => demo::status(&args),
     };

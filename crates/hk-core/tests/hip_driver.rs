@@ -17,19 +17,24 @@ static RUNTIME: LazyLock<PathBuf> = LazyLock::new(|| {
     std::fs::create_dir_all(&dir).unwrap();
     // Test processes may do this at the same time: the name appears with the finished file.
     let unfinished = dir.join(std::process::id().to_string());
-    let library = "libamdhip64.so.5"; // what Debian's package is linked as
     let host = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let compiler =
         cc::Build::new().cargo_metadata(false).host(&host).target(&host).opt_level(1).get_compiler();
     let status = compiler
         .to_command()
-        .args(["-shared", "-fPIC", &format!("-Wl,-soname,{library}"), "-o"])
+        .args(["-shared", "-fPIC", "-o"])
         .arg(&unfinished)
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hip/fake_hip.c"))
         .status()
         .unwrap();
     assert!(status.success());
-    std::fs::rename(unfinished, dir.join(library)).unwrap();
+    // What this was linked with: Debian's package, ROCm's, or the emulator's.
+    for library in ["libamdhip64.so.5", "libamdhip64.so.6", "libamdhip64.so.7"] {
+        let link = dir.join(format!("{}-{library}", std::process::id()));
+        std::fs::hard_link(&unfinished, &link).unwrap();
+        std::fs::rename(link, dir.join(library)).unwrap();
+    }
+    std::fs::remove_file(unfinished).unwrap();
     dir
 });
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use hk_codeobj::Arch;
-use hk_emu::{Machine, MachineOptions};
+use hk_emu::{Checks, Machine, MachineOptions};
 
 use crate::error::{HipError, Result, SUCCESS};
 use crate::memory::Block;
@@ -168,17 +168,19 @@ pub(crate) fn runtime() -> &'static Runtime {
 /// The devices that `HK_EMU_ARCH` names; none, with a message, if it is wrong.
 fn devices() -> Vec<Device> {
     let list = std::env::var("HK_EMU_ARCH").unwrap_or_else(|_| "gfx942".into());
-    match parse_devices(&list) {
-        Ok(devices) => devices,
-        Err(why) => {
-            say!("HK_EMU_ARCH=`{list}`: {why}; there is no device");
-            vec![]
-        }
-    }
+    let checks = std::env::var("HK_SANITIZE").unwrap_or_default();
+    let parsed = match checks.parse() {
+        Ok(checks) => parse_devices(&list, checks).map_err(|why| format!("HK_EMU_ARCH=`{list}`: {why}")),
+        Err(why) => Err(format!("HK_SANITIZE=`{checks}`: {why}")),
+    };
+    parsed.unwrap_or_else(|why| {
+        say!("{why}; there is no device");
+        vec![]
+    })
 }
 
 /// `TARGET[?OPTION=VALUE[&..]],..`
-fn parse_devices(list: &str) -> std::result::Result<Vec<Device>, String> {
+fn parse_devices(list: &str, checks: Checks) -> std::result::Result<Vec<Device>, String> {
     let specs: Vec<&str> = list.split(',').map(str::trim).filter(|s| !s.is_empty()).collect();
     if specs.len() > MAX_DEVICES {
         return Err(format!("more than {MAX_DEVICES} devices"));
@@ -191,7 +193,10 @@ fn parse_devices(list: &str) -> std::result::Result<Vec<Device>, String> {
             .filter(|a: &Arch| a.is_amd())
             .ok_or_else(|| format!("`{target}` is neither gfx942 nor gfx950"))?;
         let first = FIRST_ADDRESS + ordinal as u64 * ADDRESSES_PER_DEVICE;
-        let mut options = MachineOptions::default().arch(arch).addresses(first..first + ADDRESSES_PER_DEVICE);
+        let mut options = MachineOptions::default()
+            .arch(arch)
+            .sanitize(checks)
+            .addresses(first..first + ADDRESSES_PER_DEVICE);
         for option in rest.split('&').filter(|o| !o.is_empty()) {
             let wrong =
                 || format!("`{option}` is none of threads=N (N > 0), budget=N, misaligned=true or =false");
@@ -276,22 +281,26 @@ impl Runtime {
 mod tests {
     use super::*;
 
+    fn parse(list: &str) -> std::result::Result<Vec<Device>, String> {
+        parse_devices(list, Checks::NONE)
+    }
+
     #[test]
     fn devices_are_parsed() {
-        let devices = parse_devices(" gfx942 ,gfx950?threads=2&misaligned=true&budget=10").unwrap();
+        let devices = parse(" gfx942 ,gfx950?threads=2&misaligned=true&budget=10").unwrap();
         let archs: Vec<_> = devices.iter().map(|d| d.arch).collect();
         assert_eq!(archs, [Arch::Gfx942, Arch::Gfx950]);
-        assert!(parse_devices("").unwrap().is_empty());
+        assert!(parse("").unwrap().is_empty());
         for wrong in ["gfx90a", "sm_90", "gfx942?", "gfx942?threads=0", "gfx942?threads", "gfx942?x=1"] {
-            let result = parse_devices(wrong);
+            let result = parse(wrong);
             assert_eq!(result.is_ok(), wrong == "gfx942?", "{wrong}");
         }
-        assert!(parse_devices(&["gfx942"; MAX_DEVICES + 1].join(",")).is_err());
+        assert!(parse(&["gfx942"; MAX_DEVICES + 1].join(",")).is_err());
     }
 
     #[test]
     fn addresses_of_devices_are_disjoint() {
-        let devices = parse_devices("gfx942,gfx950").unwrap();
+        let devices = parse("gfx942,gfx950").unwrap();
         let [a, b] = [0, 1].map(|i: usize| devices[i].machine.alloc(16, 256, "x").unwrap());
         assert!(b - a >= ADDRESSES_PER_DEVICE / 2);
         assert!(devices[1].machine.write(a, &[0]).is_err());

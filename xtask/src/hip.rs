@@ -1,0 +1,122 @@
+//! The HIP runtime on the emulator: a directory to link and run HIP programs with, and the kernels' tests through it.
+
+use std::env;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use crate::run::{cargo, execute, workspace_root};
+use crate::{Failure, Result, setup};
+
+/// Options of `hip-runtime`.
+#[derive(clap::Args)]
+pub(crate) struct RuntimeArgs {
+    /// Where to put it. Default: `target/hip`.
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// Build it optimised.
+    #[arg(long)]
+    release: bool,
+}
+
+/// Options of `test-hip`.
+#[derive(clap::Args)]
+pub(crate) struct TestArgs {
+    #[command(flatten)]
+    setup: setup::Args,
+    /// Random cases of each property.
+    #[arg(long, default_value_t = 3)]
+    cases: u32,
+    /// Only tests whose name contains this.
+    filter: Option<String>,
+}
+
+/// The names by which linkers and programs of ROCm 5, 6 and 7 look for the library.
+const NAMES: [&str; 4] = ["libamdhip64.so", "libamdhip64.so.5", "libamdhip64.so.6", "libamdhip64.so.7"];
+
+/// Build scripts look for this file to know that a directory has HIP.
+const HEADER: &str = "#error \"this directory has the HIP runtime of hk-emu and no headers: those are ROCm's, or in \
+                      Debian's package libamdhip64-dev\"\n";
+
+/// `cargo xtask hip-runtime`
+pub(crate) fn runtime(args: &RuntimeArgs) -> Result {
+    let dir = install(args)?;
+    println!("the HIP runtime on the emulator is in {0}\n", dir.display());
+    println!("to run a HIP program on emulated GPUs:\n  export LD_LIBRARY_PATH={}/lib", dir.display());
+    println!("  export HK_EMU_ARCH=gfx942,gfx950   # one device each; gfx942 alone if it is not set");
+    println!("to link one, or crates that use HIP:\n  export HIP_PATH={}", dir.display());
+    Ok(())
+}
+
+/// Builds the library and lays out the directory; gives its absolute path.
+fn install(args: &RuntimeArgs) -> Result<PathBuf> {
+    let library = build(args.release)?;
+    let dir = args.dir.clone().unwrap_or_else(|| workspace_root().join("target/hip"));
+    fs::create_dir_all(dir.join("lib"))?;
+    fs::create_dir_all(dir.join("include/hip"))?;
+    let dir = dir.canonicalize()?;
+    for name in NAMES {
+        link(&library, &dir.join("lib").join(name))?;
+    }
+    let header = dir.join("include/hip/hip_runtime_api.h");
+    // An unchanged file keeps its time, by which cargo decides what to build again.
+    if fs::read(&header).ok().as_deref() != Some(HEADER.as_bytes()) {
+        fs::write(header, HEADER)?;
+    }
+    Ok(dir)
+}
+
+/// Builds the shared object; cargo says where it is.
+fn build(release: bool) -> Result<PathBuf> {
+    let mut command =
+        cargo(&["build", "--package", "hk-emu-hip", "--message-format=json-render-diagnostics"]);
+    if release {
+        command.arg("--release");
+    }
+    let output = command.stderr(Stdio::inherit()).output()?;
+    if !output.status.success() {
+        return Err(Failure(format!("hk-emu-hip was not built ({})", output.status)));
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let artifacts = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let files = artifacts.filter_map(|a| a["filenames"].as_array().cloned()).flatten();
+    let library = files
+        .filter_map(|f| f.as_str().map(PathBuf::from))
+        .find(|f| f.file_name().is_some_and(|name| name == "libhk_emu_hip.so"));
+    library.ok_or_else(|| Failure("cargo built no libhk_emu_hip.so: this is for Linux".into()))
+}
+
+#[cfg(unix)]
+fn link(library: &Path, name: &Path) -> Result {
+    match fs::remove_file(name) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
+        _ => Ok(std::os::unix::fs::symlink(library, name)?),
+    }
+}
+
+#[cfg(not(unix))]
+fn link(_: &Path, _: &Path) -> Result {
+    Err(Failure("the HIP runtime on the emulator is for Linux".into()))
+}
+
+/// `cargo xtask test-hip`
+pub(crate) fn test(args: &TestArgs) -> Result {
+    setup::compiler(&args.setup)?;
+    let dir = install(&RuntimeArgs { dir: None, release: false })?;
+    let mut command = cargo(&["test", "--workspace", "--features", "hk-core/hip"]);
+    for test in ["rmsnorm", "fused_add_rmsnorm"] {
+        command.args(["--test", test]);
+    }
+    command.args(args.filter.as_deref());
+    command.env("HIP_PATH", &dir).env("LD_LIBRARY_PATH", search_path(&dir.join("lib"))?);
+    command.env("HK_EMU_ARCH", "gfx942,gfx950").env("HK_TEST_DEVICES", "hip:0,hip:1");
+    command.env("HK_CASES", args.cases.to_string());
+    execute(&mut command)
+}
+
+/// `LD_LIBRARY_PATH` with a directory in front.
+fn search_path(first: &Path) -> Result<std::ffi::OsString> {
+    let rest = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    Ok(env::join_paths(std::iter::once(first.to_owned()).chain(env::split_paths(&rest)))?)
+}
