@@ -7,9 +7,9 @@ use hk_codeobj::{Arch, Kernel};
 use crate::counters::Counters;
 use crate::exec::{Level, mem::View};
 use crate::fault::Fault;
-use crate::launch::{Dispatch, Launch, Setup, Spare, Threads, check_limits, kernarg, packet, registers};
+use crate::launch::{Dispatch, Launch, Setup, Spare, Threads, check_limits, kernarg, packet};
 use crate::loader::{LoadError, Module};
-use crate::lower::Program;
+use crate::lower::{Program, Registers};
 use crate::memory::{Memory, MemoryError};
 use crate::observe::{Check, Checks};
 
@@ -260,7 +260,7 @@ impl Machine {
         // Hardware with the preload feature enters behind the prologue that loads the same registers by hand.
         let preloads = kernel.descriptor.kernarg_preload_dwords != 0 && self.0.options.kernarg_preload;
         let entry = kernel.entry_vaddr + if preloads { 256 } else { 0 };
-        module.program(self.0.level, entry, registers(kernel))
+        module.program(self.0.level, entry, Registers::of(kernel))
     }
 
     fn threads(&self) -> Threads<'_> {
