@@ -11,12 +11,12 @@ use crate::exec::mem::View;
 use crate::exec::{Ctl, Env, indexed};
 use crate::fault::{Fault, MemoryProblem, Problem, Site, Space};
 use crate::loader::Module;
-use crate::lower::{Program, Registers};
+use crate::lower::Program;
 use crate::memory::{Allocation, POISON};
 use crate::observe::{
     Check, Checks, Finding, GlobalMemory, Observer, Place, Subject, Undefined, Unwatched, Watch,
 };
-use crate::wave::{AGPR, Lanes, Status, Wave, mode};
+use crate::wave::{Lanes, Status, Wave, mode};
 
 /// What to launch over which grid with which arguments.
 #[derive(Debug, Clone, Copy)]
@@ -185,13 +185,6 @@ pub(crate) fn check_limits(arch: Arch, kernel: &Kernel, dispatch: &Dispatch<'_>)
         });
     }
     Ok(())
-}
-
-/// Registers that the kernel allocates.
-pub(crate) fn registers(kernel: &Kernel) -> Registers {
-    let d = &kernel.descriptor;
-    let vgprs = d.accum_offset.min(d.allocated_vgprs).min(256);
-    Registers { vgprs, agprs: d.allocated_vgprs.saturating_sub(d.accum_offset).min(256) }
 }
 
 /// What a launch is made of.
@@ -674,12 +667,9 @@ impl Launch<'_> {
     /// The state in which the hardware starts a wave, with `undefined` in what it leaves undefined.
     fn initialise(&self, w: &mut Wave, index: u32, id: [u32; 3], undefined: &Undefined) {
         let d = &self.kernel.descriptor;
-        let registers = registers(self.kernel);
-        for n in 0..registers.vgprs {
-            *w.v_mut(n as u16) = undefined.vector;
-        }
-        for n in 0..registers.agprs {
-            *w.v_mut(AGPR + n as u16) = undefined.vector;
+        let registers = self.program.registers;
+        for slot in (0..registers.vgprs).chain(registers.first_agpr..registers.first_agpr + registers.agprs) {
+            *w.v_mut(slot as u16) = undefined.vector;
         }
         self.program.place_constants(w);
         w.s = [undefined.scalar; 128];

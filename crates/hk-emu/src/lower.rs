@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use hk_codeobj::Arch;
+use hk_codeobj::{Arch, Kernel};
 
 use crate::counters::Class;
 use crate::exec::mfma::MatrixNumerics;
@@ -41,11 +41,29 @@ impl Text {
     }
 }
 
-/// Registers that a kernel may use.
-#[derive(Clone, Copy, Debug)]
+/// Vector registers that a kernel may use, and where they are. VGPRs have the slots from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Registers {
     pub vgprs: u32,
     pub agprs: u32,
+    /// The slot of a0.
+    pub first_agpr: u32,
+}
+
+impl Registers {
+    /// The registers that the kernel allocates: VGPRs up to where AGPRs start, each in slots of their own.
+    pub fn of(kernel: &Kernel) -> Registers {
+        let d = &kernel.descriptor;
+        let vgprs = d.accum_offset.min(d.allocated_vgprs).min(256);
+        let agprs = d.allocated_vgprs.saturating_sub(d.accum_offset).min(256);
+        Registers { vgprs, agprs, first_agpr: AGPR.into() }
+    }
+
+    /// The file as the hardware has it: VGPRs may go on to where AGPRs are, and are the same registers there.
+    fn one_file(self) -> Registers {
+        let allocated = self.vgprs + self.agprs;
+        Registers { vgprs: allocated.min(256), first_agpr: self.vgprs, ..self }
+    }
 }
 
 /// How instructions become handlers.
@@ -70,8 +88,8 @@ pub(crate) struct Program {
     pub fnuz: bool,
     /// Workgroups may run in any order at the same time without changing the result.
     pub parallel: bool,
+    pub registers: Registers,
     entry: u32,
-    registers: Registers,
     /// Decoded instructions, or why not, and their virtual addresses.
     insts: Vec<Result<Inst, DecodeError>>,
     addresses: Vec<u64>,
@@ -94,9 +112,10 @@ impl Program {
     /// The registers that an instruction reads and writes.
     pub fn effects(&self, index: u32) -> &Effects {
         static NONE: Effects = Effects::NONE;
-        let all = self
-            .effects
-            .get_or_init(|| self.insts.iter().map(|inst| inst.as_ref().map_or(NONE, Effects::of)).collect());
+        let all = self.effects.get_or_init(|| {
+            let slots = |inst| Effects::of(inst).with_agprs_at(self.registers.first_agpr as u16);
+            self.insts.iter().map(|inst| inst.as_ref().map_or(NONE, slots)).collect()
+        });
         all.get(index as usize).unwrap_or(&NONE)
     }
 
@@ -263,7 +282,7 @@ fn reach(text: &Text, arch: Arch, entry: u64) -> BTreeMap<u64, Result<Inst, Deco
 /// Why an instruction cannot be executed, if so: what a launch that reaches it reports.
 pub(crate) fn problem(arch: Arch, words: &[u32]) -> Option<String> {
     let text = Text { base: 0, segments: vec![Code { vaddr: 0, words: words.to_vec() }] };
-    let registers = Registers { vgprs: 256, agprs: 256 };
+    let registers = Registers { vgprs: 256, agprs: 256, first_agpr: AGPR.into() };
     let way = Way { level: Level::Portable, numerics: MatrixNumerics::Fma, mutation: None };
     let program = lower(&text, arch, &way, 0, registers);
     program.problems.get(&program.entry).map(ToString::to_string)
@@ -271,6 +290,17 @@ pub(crate) fn problem(arch: Arch, words: &[u32]) -> Option<String> {
 
 /// Lowers the kernel at `entry`.
 pub(crate) fn lower(text: &Text, arch: Arch, way: &Way, entry: u64, registers: Registers) -> Program {
+    let program = lower_with(text, arch, way, entry, registers);
+    // Compilers keep VGPRs and AGPRs apart. Hand-written kernels may not: they use v200 with AGPRs from 160 on.
+    let beyond = |p: &Problem| matches!(p, Problem::Register { register, .. } if register.starts_with('v'));
+    if program.problems.values().any(beyond) {
+        lower_with(text, arch, way, entry, registers.one_file())
+    } else {
+        program
+    }
+}
+
+fn lower_with(text: &Text, arch: Arch, way: &Way, entry: u64, registers: Registers) -> Program {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let mut found = reach(text, arch, entry);
     if let Some((address, mutation)) = way.mutation
@@ -287,8 +317,8 @@ pub(crate) fn lower(text: &Text, arch: Arch, way: &Way, entry: u64, registers: R
         conversions: vec![],
         fnuz: arch == Arch::Gfx942,
         parallel: true,
-        entry: 0,
         registers,
+        entry: 0,
         insts: vec![],
         addresses: vec![],
         index: HashMap::with_capacity(found.len()),
@@ -587,7 +617,7 @@ impl Lowering {
     fn register(&self, operand: Operand, width: u32) -> Result<u16, Problem> {
         let (letter, first, limit, base) = match operand {
             Operand::Vgpr(n) => ('v', u32::from(n), self.registers.vgprs, 0),
-            Operand::Agpr(n) => ('a', u32::from(n), self.registers.agprs, u32::from(AGPR)),
+            Operand::Agpr(n) => ('a', u32::from(n), self.registers.agprs, self.registers.first_agpr),
             _ => return Ok(0),
         };
         let last = first + width.max(1);

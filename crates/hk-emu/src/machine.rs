@@ -8,9 +8,9 @@ use hk_codeobj::{Arch, Kernel};
 use crate::counters::Counters;
 use crate::exec::{Level, mem::View, mfma::MatrixNumerics};
 use crate::fault::Fault;
-use crate::launch::{Dispatch, Launch, Setup, Spare, Threads, check_limits, kernarg, packet, registers};
+use crate::launch::{Dispatch, Launch, Setup, Spare, Threads, check_limits, kernarg, packet};
 use crate::loader::{LoadError, Module};
-use crate::lower::{Program, Way};
+use crate::lower::{Program, Registers, Way};
 use crate::memory::{ADDRESSES, Memory, MemoryError};
 use crate::mutate::{Candidate, Mutant};
 use crate::observe::{Check, Checks};
@@ -313,7 +313,7 @@ impl Machine {
         let mutant = self.0.options.mutant.as_ref().filter(|mutant| mutant.kernel == kernel.name);
         let mutation = mutant.map(|mutant| (mutant.address, mutant.mutation));
         let way = Way { level: self.0.level, numerics: self.0.options.numerics, mutation };
-        module.program(&way, entry, registers(kernel))
+        module.program(&way, entry, Registers::of(kernel))
     }
 
     fn threads(&self) -> Threads<'_> {

@@ -142,8 +142,8 @@ fn traps_unknown_words_and_missing_semantics_are_named() {
     );
     let fault = run("  s_sendmsg sendmsg(MSG_INTERRUPT)");
     assert!(matches!(&fault, Fault::NoSemantics { name, .. } if name == "s_sendmsg"), "{fault}");
-    let fault = run("  v_mov_b32 v1, v70");
-    assert!(matches!(&fault, Fault::Register { register, limit: 64, .. } if register == "v70"), "{fault}");
+    let fault = run("  v_mov_b32 v1, v130");
+    assert!(matches!(&fault, Fault::Register { register, limit: 128, .. } if register == "v130"), "{fault}");
     let fault = run("  v_accvgpr_read_b32 v1, a64");
     assert!(matches!(&fault, Fault::Register { register, .. } if register == "a64"), "{fault}");
     let fault = run("  s_mov_b64 s[4:5], 0\n  s_setpc_b64 s[4:5]");

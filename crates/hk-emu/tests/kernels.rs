@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Args, Random, Rig};
+use common::{Args, Assembly, Random, Rig, assemble, options};
 
 const CPUS: [&str; 2] = ["gfx942", "gfx950"];
 
@@ -423,4 +423,27 @@ fn footprint() {
     }
     assert_eq!(total.distinct_read_bytes, Some(256));
     assert_eq!(total.waves, 2);
+}
+
+#[test]
+fn vector_registers_behind_the_first_agpr_are_agprs() {
+    // AGPRs start at 64, so v70 is a6. A VGPR tuple may reach across the border.
+    let body = "
+  s_load_dwordx2 s[4:5], s[0:1], 0x0
+  v_lshlrev_b32 v1, 2, v0
+  v_mov_b32 v70, 7
+  v_accvgpr_read_b32 v2, a6
+  v_accvgpr_write_b32 a1, v0
+  v_mov_b32 v62, v65
+  v_mov_b32 v63, 3
+  v_lshlrev_b64 v[62:63], 1, v[62:63]
+  v_lshlrev_b64 v[64:65], 1, v[62:63]
+  v_add3_u32 v2, v2, v62, v65
+  s_waitcnt lgkmcnt(0)
+  global_store_dword v1, v2, s[4:5]";
+    let rig = Rig::new(options("gfx942"), &assemble(&Assembly { body, ..Assembly::default() }));
+    let out = rig.upload("out", &[0u32; 64]);
+    rig.launch("test", 1, 64, &Args::new().push(out)).expect("runs");
+    let want: Vec<u32> = (0..64).map(|lane| 7 + 2 * lane + 12).collect();
+    assert_eq!(rig.download::<u32>(out, 64), want);
 }

@@ -54,6 +54,15 @@ impl RegSet {
         self.0.iter().all(|w| *w == 0)
     }
 
+    /// The set with AGPRs from `first` on.
+    fn with_agprs_at(&self, first: Reg) -> RegSet {
+        let mut set = RegSet::default();
+        for reg in self.iter() {
+            set.insert(if (256..SGPR).contains(&reg) { reg - 256 + first } else { reg }, 1);
+        }
+        set
+    }
+
     pub fn union(&self, other: &RegSet) -> RegSet {
         RegSet(std::array::from_fn(|i| self.0[i] | other.0[i]))
     }
@@ -228,6 +237,15 @@ fn reads_destination(inst: &Inst) -> bool {
 
 impl Effects {
     pub const NONE: Effects = Effects { reads: RegSet::EMPTY, writes: RegSet::EMPTY, relative: false };
+
+    /// The same by slots, for a kernel whose AGPRs begin at slot `first`: those of hand-written kernels may be VGPRs
+    /// too.
+    pub fn with_agprs_at(self, first: Reg) -> Effects {
+        if first == 256 {
+            return self;
+        }
+        Effects { reads: self.reads.with_agprs_at(first), writes: self.writes.with_agprs_at(first), ..self }
+    }
 
     /// Whether the registers depend on the wave's state: [`Effects::now`] tells them.
     #[inline]

@@ -22,7 +22,7 @@ use crate::isa::{ALL_OPS, Encoding, Inst, Op, Operand, decode, display};
 use crate::launch::GroupInfo;
 use crate::lower::{Code, Program, Registers, Text, Way, lower};
 use crate::memory::{Allocation, Memory};
-use crate::wave::{M0, Wave, mode};
+use crate::wave::{AGPR, M0, Wave, mode};
 
 const LDS: usize = 256 << 10;
 const GLOBAL: usize = 64 << 10;
@@ -330,7 +330,7 @@ fn check(
     code.push(0xBF81_0000);
     let text = Text { base: 0, segments: vec![Code { vaddr: 0, words: code }] };
     let way = Way { level: Level::Portable, numerics: MatrixNumerics::Fma, mutation: None };
-    let program = &lower(&text, arch, &way, 0, Registers { vgprs: 256, agprs: 256 });
+    let program = &lower(&text, arch, &way, 0, Registers { vgprs: 256, agprs: 256, first_agpr: AGPR.into() });
     if program.unsupported().iter().any(|(at, ..)| *at == 0) {
         return Outcome::Unknown;
     }
