@@ -1,4 +1,4 @@
-//! `cargo xtask demo` and `cargo xtask status`: both run `hk`, which holds the operators.
+//! `cargo xtask demo`, `status` and `mutate`: all run `hk`, which holds the operators.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,6 +26,19 @@ pub(crate) struct StatusArgs {
     /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
+}
+
+/// Options of `mutate`, all handed to `hk mutate`.
+#[derive(clap::Args)]
+pub(crate) struct MutateArgs {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    options: Vec<String>,
+}
+
+/// Runs `hk mutate`, optimised: it launches thousands of kernels.
+pub(crate) fn mutate(args: &MutateArgs) -> Result {
+    let hk = ["run", "--release", "--package", "hk-cli", "--bin", "hk", "--", "mutate"];
+    run::execute(run::cargo(&hk).args(&args.options))
 }
 
 fn hk(task: &str) -> Command {

@@ -42,6 +42,8 @@ enum Task {
     TestHip(hip::TestArgs),
     /// Run the benchmarks.
     Bench(run::BenchArgs),
+    /// Break every kernel in every place, one at a time, and count what the sanitizers find (takes minutes).
+    Mutate(demo::MutateArgs),
     /// List every operator: compiled for, tested, benchmarked.
     Status(demo::StatusArgs),
 }
@@ -68,6 +70,7 @@ fn main() -> ExitCode {
         Task::HipRuntime(args) => hip::runtime(&args),
         Task::TestHip(args) => hip::test(&args),
         Task::Bench(args) => run::bench(&args),
+        Task::Mutate(args) => demo::mutate(&args),
         Task::Status(args) => demo::status(&args),
     };
     match result {

@@ -8,6 +8,7 @@
 //! | `hk run` | an operator on tensors from a safetensors file |
 //! | `hk inspect` | arguments, registers, LDS, occupancy and disassembly of an operator's kernels |
 //! | `hk exec` | a kernel of any code object, with arguments from the command line |
+//! | `hk mutate` | broken kernels, to see which mistakes the sanitizers and results show |
 //! | `hk demo` | every operator at the sizes of real models, against its f64 reference |
 //!
 //! Exit status: 0, 1 if something failed, 2 if the command line is wrong.
@@ -18,6 +19,7 @@ mod exec;
 mod failure;
 mod inspect;
 mod list;
+mod mutate;
 mod out;
 mod run;
 mod status;
@@ -66,6 +68,8 @@ enum Task {
     Inspect(inspect::Args),
     /// Execute a kernel of any code object for gfx942 or gfx950 on the emulator.
     Exec(exec::Args),
+    /// Break every kernel in every place, one at a time, and count what the sanitizers find (takes minutes).
+    Mutate(mutate::Args),
     /// Run every operator at the sizes of real models and compare it with its f64 reference.
     Demo(demo::DemoArgs),
     /// Print what the registry knows of every operator, as JSON.
@@ -85,6 +89,7 @@ impl Cli {
             Task::Run(args) => run::run(args),
             Task::Inspect(args) => inspect::run(args),
             Task::Exec(args) => exec::run(args),
+            Task::Mutate(args) => mutate::run(args, &operators()),
             Task::Demo(args) => demo::run(args, &operators()),
             Task::Status => status::run(&operators()),
         }

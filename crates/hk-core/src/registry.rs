@@ -31,6 +31,8 @@ pub struct Operator {
     pub kernels: &'static [&'static CodeObjects],
     /// Shapes of real models, what the demo and the benches run.
     pub cases: &'static [Case],
+    /// Small sizes that between them launch every kernel: what sanitizers and mutants run on.
+    pub corners: &'static [Case],
     /// The outputs for these inputs, in the order of `args`; checks what the inputs must have in common. Optional
     /// outputs are among them if the call asks for them ([`Call::wants`]).
     pub outputs: fn(&CallSpec) -> Result<Named<TensorSpec>>,

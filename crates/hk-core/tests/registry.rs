@@ -76,6 +76,7 @@ static SCALE: Operator = Operator {
         tensors: &[("x", DType::F32, &[200]), ("extra", DType::F32, &[1])],
         scalars: &[("a", Scalar::Float(0.5))],
     }],
+    corners: &[],
     outputs,
     run,
     reference,

@@ -33,6 +33,7 @@ pub static OPERATORS: &[Operator] = &[
                 scalars: &[],
             },
         ],
+        corners: &CORNERS_RMSNORM,
         outputs,
         run: run_rmsnorm,
         reference: reference_rmsnorm,
@@ -74,12 +75,49 @@ pub static OPERATORS: &[Operator] = &[
                 scalars: &[],
             },
         ],
+        corners: &CORNERS_FUSED,
         outputs,
         run: run_fused_add_rmsnorm,
         reference: reference_fused_add_rmsnorm,
         traffic,
     },
 ];
+
+/// A case for each entry point: each dtype, each kind of row. Rows of odd length go by elements.
+macro_rules! corners {
+    ($name:ident, [$($tensor:literal),+]: $($dtype:ident)+) => {
+        static $name: [Case; 36] = {
+            const CASES: &[[Case; 12]] = &[$(corners!(@dtype [$($tensor),+] $dtype)),+];
+            let mut all = [CASES[0][0]; 36];
+            let mut i = 0;
+            while i < 36 {
+                all[i] = CASES[i / 12][i % 12];
+                i += 1;
+            }
+            all
+        };
+    };
+    (@dtype $tensors:tt $dtype:ident) => {
+        corners!(@rows $tensors $dtype 37 128, 21 512, 7 1024, 5 2048, 6 4096, 3 8192, 3 16384, 2 20480, 9 509, 5 4001,
+            3 16001, 2 20001)
+    };
+    (@rows $tensors:tt $dtype:ident $($rows:literal $cols:literal),+) => {
+        [$(corners!(@case $tensors $dtype $rows $cols)),+]
+    };
+    (@case [$($tensor:literal),+] $dtype:ident $rows:literal $cols:literal) => {
+        Case {
+            label: concat!($rows, " rows of ", $cols),
+            tensors: &[
+                $(($tensor, DType::$dtype, &[$rows, $cols]),)+
+                ("weight", DType::$dtype, &[$cols]),
+                ("rstd", DType::F32, &[$rows]),
+            ],
+            scalars: &[],
+        }
+    };
+}
+corners!(CORNERS_RMSNORM, ["x"]: Bf16 F16 F32);
+corners!(CORNERS_FUSED, ["x", "residual_in"]: Bf16 F16 F32);
 
 const FLOATS: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
 const NORMAL: Sample = Sample::Normal { mean: 0.0, deviation: 1.0 };

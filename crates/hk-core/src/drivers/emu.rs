@@ -55,6 +55,10 @@ impl Emu {
                 "delay_ms" => {
                     delay = Duration::from_millis(parse(value).ok_or_else(|| wrong("delay_ms=N"))?);
                 }
+                "mutant" => {
+                    let mutant = parse(value).ok_or_else(|| wrong("mutant=KERNEL@0xADDRESS:CHANGE"))?;
+                    machine = machine.mutant(Some(mutant));
+                }
                 "sanitize" => {
                     // A plus as well, for lists of devices with commas between them.
                     let names: Result<Checks, UnknownCheck> = value.replace('+', ",").parse();
@@ -62,7 +66,7 @@ impl Emu {
                 }
                 _ => {
                     return Err(wrong(
-                        "the options threads, budget, footprint, misaligned, sanitize, delay_ms",
+                        "the options threads, budget, footprint, misaligned, sanitize, mutant, delay_ms",
                     ));
                 }
             }
