@@ -37,7 +37,7 @@ mod memory;
 mod observe;
 mod wave;
 
-pub use counters::Counters;
+pub use counters::{Counters, Details, LineCounters, Profile, Resources};
 pub use exec::Level;
 pub use fault::{Access, Fault, MemoryProblem, Site, Space};
 pub use launch::Dispatch;

@@ -6,11 +6,13 @@
 
 pub(crate) mod access;
 mod checks;
+pub(crate) mod counts;
 pub(crate) mod effects;
 
 pub use checks::{Check, Checks, UnknownCheck};
 
 use access::{Accesses, Part};
+use counts::Counts;
 use effects::Effects;
 
 use crate::exec::{Env, Uop};
@@ -81,13 +83,15 @@ impl Step<'_> {
 /// The checks of one workgroup in execution.
 pub(crate) struct Observer {
     accesses: Accesses,
+    /// Lent by the thread that runs the workgroup.
+    pub counts: Option<Box<Counts>>,
 }
 
 impl Observer {
     /// For a workgroup of `waves` waves with `lds` bytes of LDS.
     pub fn new(checks: Checks, group: &GroupInfo, waves: usize, lds: usize) -> Observer {
         let _ = (checks, group, waves, lds);
-        Observer { accesses: Accesses::default() }
+        Observer { accesses: Accesses::default(), counts: None }
     }
 
     /// Every wave that has not ended has arrived at a barrier, which now opens.
@@ -101,6 +105,9 @@ impl Watch for Observer {
     fn before(&mut self, w: &Wave, e: &Env<'_>, u: &Uop) -> Result<(), Box<Finding>> {
         let Some(inst) = e.program.inst(u.index) else { return Ok(()) };
         self.accesses.of(inst, u, w, e);
+        if let Some(counts) = &mut self.counts {
+            counts.count(u.index, self.accesses.parts());
+        }
         let effects = e.program.effects(u.index);
         let step = Step { w, e, u, inst, effects, accesses: self.accesses.parts() };
         let _ = step;
