@@ -5,7 +5,7 @@
 //! | `hk devices` | what there is to run on |
 //! | `hk list` | the operators |
 //! | `hk run` | an operator on tensors from a safetensors file |
-//! | `hk inspect` | arguments, registers, LDS, occupancy and disassembly of an operator's kernels |
+//! | `hk inspect` | arguments, registers, LDS, occupancy, disassembly and hot lines of an operator's kernels |
 //! | `hk demo` | every operator at the sizes of real models, against its f64 reference |
 //!
 //! Exit status: 0, 1 if something failed, 2 if the command line is wrong.
@@ -13,6 +13,7 @@
 mod demo;
 mod devices;
 mod failure;
+mod hot;
 mod inspect;
 mod list;
 mod out;

@@ -298,7 +298,7 @@ impl Worker {
         let failure = |report: String, fault: Option<Fault>| Error::Emulator {
             device: self.spec.clone(),
             report,
-            fault: fault.map(Arc::new),
+            fault: fault.map(Box::new),
         };
         let error = |report: &dyn Display| failure(report.to_string(), None);
         match command {
