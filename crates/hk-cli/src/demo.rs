@@ -81,7 +81,7 @@ pub fn run(args: &DemoArgs, operators: &[&'static Operator]) -> Result<()> {
     let operators: Vec<&'static Operator> = operators.iter().filter(chosen).copied().collect();
     let devices = match args.devices.as_slice() {
         // Distinct bytes are what a cache of any size cannot avoid.
-        [] => Arch::AMD.map(|arch| format!("emu:{arch}?footprint=true")).into(),
+        [] => Arch::AMD.map(|arch| format!("emu:{arch}?details=true")).into(),
         devices => devices.to_vec(),
     };
     let total = operators.iter().map(|o| o.cases.len()).sum::<usize>() * devices.len();
@@ -229,7 +229,7 @@ fn print(rows: &[Row]) -> Result<()> {
         let counted = |f: fn(&Counters) -> Option<u64>| row.counters.as_ref().and_then(f);
         let text = |n: Option<u64>| n.map_or_else(none, |n| n.to_string());
         let moved = counted(|c| Some(c.global_read_bytes + c.global_written_bytes));
-        let distinct = counted(|c| Some(c.distinct_read_bytes? + c.distinct_written_bytes?));
+        let distinct = counted(|c| c.details.map(|d| d.distinct_read_bytes + d.distinct_written_bytes));
         let of_floor = |bytes: Option<u64>| match bytes {
             Some(bytes) if row.floor_bytes > 0 => format!("{:.2}x", bytes as f64 / row.floor_bytes as f64),
             _ => none(),

@@ -1,10 +1,10 @@
 //! `hk inspect`.
 
 use crate::out::{self, Table};
-use crate::{Failure, Result, list};
+use crate::{Failure, Result, hot, list};
 use hk_codeobj::{CodeObject, Kernel};
 use hk_core::registry::Operator;
-use hk_core::{Arch, CodeObjects};
+use hk_core::{Arch, CodeObjects, Device};
 use hk_emu::isa;
 use object::{Object as _, ObjectSection as _, ObjectSymbol as _};
 use std::fmt::Write as _;
@@ -24,6 +24,23 @@ pub struct Args {
     /// Print the disassembly of the kernels.
     #[arg(long)]
     asm: bool,
+    /// Run one of the operator's cases on the emulator and print the source lines that executed most; sorted by
+    /// instructions, or by another column.
+    #[arg(
+        long,
+        value_name = "COLUMN",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "instructions",
+        conflicts_with = "asm"
+    )]
+    hot: Option<hot::Column>,
+    /// With --hot: the case, by a part of its name. Default: the first.
+    #[arg(long, requires = "hot")]
+    case: Option<String>,
+    /// With --hot: how many lines of each kernel.
+    #[arg(long, requires = "hot", default_value_t = 20)]
+    top: usize,
 }
 
 /// A kernel in a code object for a target.
@@ -36,6 +53,9 @@ struct Entry {
 
 pub fn run(args: &Args) -> Result<()> {
     let op = crate::operator(&args.operator)?;
+    if let Some(column) = args.hot {
+        return print_hot(op, args, column);
+    }
     let entries = entries(op, args)?;
     if args.asm {
         return entries.iter().try_for_each(|e| out::print(disassembly(e)?));
@@ -43,6 +63,26 @@ pub fn run(args: &Args) -> Result<()> {
     print_arguments(op)?;
     out::print("")?;
     print_resources(&entries)
+}
+
+/// Runs a case on each target and prints the hot lines of its kernels.
+fn print_hot(op: &'static Operator, args: &Args, column: hot::Column) -> Result<()> {
+    let part = args.case.as_deref().unwrap_or("");
+    let case = op.cases.iter().find(|case| case.label.contains(part)).ok_or_else(|| {
+        let labels: Vec<_> = op.cases.iter().map(|case| format!("`{}`", case.label)).collect();
+        Failure::new(format!("{}: no case `{part}`, expected a part of {}", op.name, labels.join(", ")))
+    })?;
+    let call = op.example(case, 0)?;
+    let targets = args.target.map_or(Arch::AMD.to_vec(), |target| vec![target]);
+    for arch in targets {
+        let stream = Device::open(&format!("emu:{arch}?details=true"))?.create_stream()?;
+        op.execute(&stream, &call)?;
+        let mut profiles = stream.take_profiles()?;
+        profiles.retain(|p| args.kernel.as_ref().is_none_or(|part| p.kernel.contains(part)));
+        out::print(format_args!("{}, {}, on {arch}:\n", op.name, case.label))?;
+        hot::print(&profiles, column, args.top)?;
+    }
+    Ok(())
 }
 
 fn entries(op: &Operator, args: &Args) -> Result<Vec<Entry>> {

@@ -6,7 +6,7 @@
 //! | `hk devices` | what there is to run on |
 //! | `hk list` | the operators |
 //! | `hk run` | an operator on tensors from a safetensors file |
-//! | `hk inspect` | arguments, registers, LDS, occupancy and disassembly of an operator's kernels |
+//! | `hk inspect` | arguments, registers, LDS, occupancy, disassembly and hot lines of an operator's kernels |
 //! | `hk exec` | a kernel of any code object, with arguments from the command line |
 //! | `hk mutate` | broken kernels, to see which mistakes the sanitizers and results show |
 //! | `hk demo` | every operator at the sizes of real models, against its f64 reference |
@@ -17,6 +17,7 @@ mod demo;
 mod devices;
 mod exec;
 mod failure;
+mod hot;
 mod inspect;
 mod list;
 mod mutate;

@@ -86,7 +86,8 @@ impl Kind {
 
 pub fn run(args: &Args, operators: &[&'static Operator]) -> Result<()> {
     let wanted = |name: &str, filter: &Option<String>| filter.as_ref().is_none_or(|text| name.contains(text));
-    let targets = [Arch::Gfx942, Arch::Gfx950].into_iter().filter(|arch| args.target.is_none_or(|t| t == *arch));
+    let targets =
+        [Arch::Gfx942, Arch::Gfx950].into_iter().filter(|arch| args.target.is_none_or(|t| t == *arch));
     let mut rows = vec![];
     for arch in targets {
         for op in operators.iter().filter(|op| wanted(op.name, &args.op)) {
@@ -107,9 +108,8 @@ fn operator(op: &'static Operator, arch: Arch, wanted: impl Fn(&str) -> bool) ->
     for case in op.corners {
         let call = op.example(case, 1)?;
         let device = device(arch, None, true)?;
-        let outputs = execute(op, &device, &call).map_err(|e| {
-            Failure::new(format!("{} ({}) on {arch}, unbroken: {e}", op.name, case.label))
-        })?;
+        let outputs = execute(op, &device, &call)
+            .map_err(|e| Failure::new(format!("{} ({}) on {arch}, unbroken: {e}", op.name, case.label)))?;
         if let Some(bad) = run::comparisons(op, &call, &outputs)?.iter().find(|c| !c.passed()) {
             return Err(Failure::new(format!("{} ({}) on {arch}, unbroken: {bad}", op.name, case.label)));
         }
@@ -192,7 +192,8 @@ fn execute(
 }
 
 fn print(rows: &[Row]) -> Result<()> {
-    let mut table = Table::new(["mutants", ">run", ">sanitizer", ">fault", ">wrong result", ">survived", ">found"]);
+    let mut table =
+        Table::new(["mutants", ">run", ">sanitizer", ">fault", ">wrong result", ">survived", ">found"]);
     for kind in [Kind::Wait, Kind::Barrier, Kind::Address] {
         let of = |test: &dyn Fn(&Verdict) -> bool| {
             rows.iter().filter(|r| Kind::of(r) == kind && test(&r.verdict)).count()
@@ -205,7 +206,11 @@ fn print(rows: &[Row]) -> Result<()> {
             of(&|v| *v == Verdict::Fault).to_string(),
             of(&|v| *v == Verdict::WrongResult).to_string(),
             survived.to_string(),
-            if all == 0 { "-".into() } else { format!("{:.1} %", 100.0 * (all - survived) as f64 / all as f64) },
+            if all == 0 {
+                "-".into()
+            } else {
+                format!("{:.1} %", 100.0 * (all - survived) as f64 / all as f64)
+            },
         ]);
     }
     table.print()?;

@@ -56,12 +56,14 @@ pub fn json(value: &impl Serialize) -> Result<()> {
 
 /// What the emulator executed, by class of instruction.
 pub fn executed(c: &Counters) -> Table {
+    let d = c.details.unwrap_or_default();
     let mut table = Table::new(["executed by the emulator", ">count", ">per wave"]);
     let rows = [
         ("workgroups", c.workgroups),
         ("waves", c.waves),
         ("instructions", c.instructions),
         ("  vector ALU", c.valu),
+        ("    transcendental", c.transcendental),
         ("  matrix", c.mfma),
         ("  scalar ALU", c.salu),
         ("  scalar memory", c.smem),
@@ -69,7 +71,19 @@ pub fn executed(c: &Counters) -> Table {
         ("  vector stores", c.vmem_stores),
         ("  LDS", c.lds),
         ("  branches", c.branches),
-        ("  waits, barriers, others", c.other),
+        ("  waits", c.waits),
+        ("  barriers", c.barriers),
+        ("  others", c.other - c.waits - c.barriers),
+        ("matrix passes", c.mfma_passes),
+        ("matrix operations", c.matrix_flops),
+        ("LDS clocks", d.lds_clocks),
+        ("  of bank conflicts", d.lds_conflict_clocks),
+        ("LDS bytes read", d.lds_read_bytes),
+        ("LDS bytes written", d.lds_written_bytes),
+        ("LDS atomics", d.lds_atomics),
+        ("global atomics", d.global_atomics),
+        ("scalar bytes read", c.smem_bytes),
+        ("scratch bytes", d.scratch_bytes),
     ];
     for (what, n) in rows {
         let per_wave = if c.waves == 0 { 0.0 } else { n as f64 / c.waves as f64 };

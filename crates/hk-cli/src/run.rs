@@ -1,13 +1,12 @@
 //! `hk run`.
 
 use crate::out::{self, Table};
-use crate::{Failure, Result, tensors};
+use crate::{Failure, Result, hot, tensors};
 use hk_core::registry::{Call, Described as _, HostCall, HostTensor, Operator};
-use hk_core::{Checks, Counters, DType, Device, Error, Fault};
+use hk_core::{Checks, Counters, DType, Device, Error, Fault, Profile};
 use hk_testkit::compare::{Comparison, compare};
 use serde::Serialize;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 /// Options of `hk run`.
 #[derive(Debug, clap::Args)]
@@ -40,6 +39,9 @@ pub struct Args {
     /// Print what was executed (emulator only).
     #[arg(long)]
     stats: bool,
+    /// Print the source lines that executed most (emulator only); sorted by instructions, or by another column.
+    #[arg(long, value_name = "COLUMN", num_args = 0..=1, require_equals = true, default_missing_value = "instructions")]
+    hot: Option<hot::Column>,
     /// Run with the checks that are not always on (emulator only): all, or those named, with commas between.
     ///
     /// On the emulator these checks are always on: out-of-bounds, misaligned and use-after-free accesses, unknown
@@ -64,9 +66,11 @@ struct Report {
     /// What went wrong, if so.
     error: Option<String>,
     /// The emulator's report, if a kernel is at fault.
-    fault: Option<Arc<Fault>>,
+    fault: Option<Box<Fault>>,
     /// What was executed, if the emulator executed it.
     counters: Option<Counters>,
+    /// The same by kernel and source line.
+    kernels: Vec<Profile>,
 }
 
 fn parameter(text: &str) -> Result<(String, String), String> {
@@ -85,16 +89,15 @@ pub fn run(args: &Args) -> Result<()> {
         Some(spec) => Device::open(spec)?,
         None => Device::open_default()?,
     };
-    if args.stats || args.sanitize.is_some() {
+    if args.stats || args.hot.is_some() || args.sanitize.is_some() {
         expect_emulator(&device)?;
     }
     let emulated = device.info().driver == "emu";
     if let Some(checks) = args.sanitize {
         device = with_option(&device, &format!("sanitize={checks}"))?;
     }
-    // Its own instance, so that it lists and counts this run only.
-    if args.stats || args.json && emulated {
-        device = with_option(&device, "footprint=true")?;
+    if args.stats || args.hot.is_some() || args.json && emulated {
+        device = with_option(&device, "details=true")?;
     }
     let mut report = Report {
         operator: op.name,
@@ -103,6 +106,7 @@ pub fn run(args: &Args) -> Result<()> {
         error: None,
         fault: None,
         counters: None,
+        kernels: Vec::new(),
     };
     let result = run_on(op, &device, &call, args, &mut report);
     if args.json {
@@ -118,16 +122,19 @@ fn run_on(op: &Operator, device: &Device, call: &HostCall, args: &Args, report: 
     if args.sanitize.is_some() {
         expect_written(call, &outputs)?;
         let serial = with_option(device, "threads=1")?;
-        let counters = report.counters;
+        let (counters, kernels) = (report.counters, std::mem::take(&mut report.kernels));
         expect_same(&outputs, &execute(op, &serial, call, report)?, device.spec(), serial.spec())?;
-        report.counters = counters;
+        (report.counters, report.kernels) = (counters, kernels);
     }
     if let Some(path) = &args.output {
         let about = [("format", "pt"), ("operator", op.name), ("device", device.spec())];
         tensors::write(path, &outputs, &about)?;
     }
-    if args.stats && !args.json {
-        print_stats(op, call, device, report.counters)?;
+    if let (true, false, Some(counters)) = (args.stats, args.json, &report.counters) {
+        print_stats(op, call, &report.kernels, counters)?;
+    }
+    if let (Some(column), false) = (args.hot, args.json) {
+        hot::print(&report.kernels, column, usize::MAX)?;
     }
     if args.check { check(op, call, &outputs, args.json) } else { Ok(()) }
 }
@@ -172,6 +179,7 @@ fn execute(op: &Operator, device: &Device, call: &HostCall, report: &mut Report)
         }
     })?;
     report.counters = stream.take_counters()?;
+    report.kernels = stream.take_profiles()?;
     Ok(outputs)
 }
 
@@ -249,28 +257,48 @@ fn check(op: &Operator, call: &HostCall, outputs: &Outputs, quiet: bool) -> Resu
     if bad.is_empty() { Ok(()) } else { Err(Failure::new(bad.join("\n"))) }
 }
 
-fn print_stats(op: &Operator, call: &HostCall, device: &Device, counters: Option<Counters>) -> Result<()> {
-    for kernel in device.loaded_kernels() {
-        let (info, arch) = (kernel.info(), device.arch());
+fn print_stats(op: &Operator, call: &HostCall, kernels: &[Profile], c: &Counters) -> Result<()> {
+    for Profile { kernel, launches, resources: r, .. } in kernels {
+        let times = if *launches == 1 { String::new() } else { format!("{launches} launches, ") };
         out::print(format_args!(
-            "{}: {} VGPRs, {} AGPRs, {} SGPRs, {} of LDS, {} waves per SIMD",
-            kernel.name(),
-            info.vgprs,
-            info.agprs,
-            info.sgprs,
-            out::bytes(info.lds_bytes.into()),
-            info.occupancy(arch)
+            "{kernel}: {times}{} threads, {} VGPRs, {} AGPRs, {} SGPRs, {} of LDS, {} of scratch, {} waves per SIMD",
+            r.threads,
+            r.vgprs,
+            r.agprs,
+            r.sgprs,
+            out::bytes(r.lds_bytes.into()),
+            out::bytes(r.scratch_bytes.into()),
+            r.waves_per_simd
         ))?;
     }
-    let Some(c) = counters else { return Ok(()) };
-    out::executed(&c).print()?;
+    out::executed(c).print()?;
+    let d = c.details.unwrap_or_default();
     let floor = (op.traffic)(call);
-    let mut table = Table::new(["global memory, bytes", ">by all lanes", ">distinct", ">floor"]);
-    let distinct = |n: Option<u64>| n.map_or("-".into(), |n| n.to_string());
-    let read = (c.global_read_bytes, c.distinct_read_bytes, floor.read);
-    let written = (c.global_written_bytes, c.distinct_written_bytes, floor.written);
-    for (what, (all, different, floor)) in [("read", read), ("written", written)] {
-        table.row([what.into(), all.to_string(), distinct(different), floor.to_string()]);
+    let mut table = Table::new([
+        "global memory, bytes",
+        ">by all lanes",
+        ">distinct",
+        ">floor",
+        ">128 B lines of all instructions",
+        ">distinct lines",
+    ]);
+    let (read, written) = (c.global_read_bytes, c.global_written_bytes);
+    let rows = [
+        ("read", [read, d.distinct_read_bytes, floor.read, d.global_read_lines, d.distinct_read_lines]),
+        (
+            "written",
+            [
+                written,
+                d.distinct_written_bytes,
+                floor.written,
+                d.global_written_lines,
+                d.distinct_written_lines,
+            ],
+        ),
+    ];
+    for (what, numbers) in rows {
+        let [all, distinct, floor, lines, distinct_lines] = numbers.map(|n| n.to_string());
+        table.row([what.into(), all, distinct, floor, lines, distinct_lines]);
     }
     table.print()
 }

@@ -28,7 +28,8 @@ fn the_demo_is_within_tolerance_and_counts() {
         let counters = &row["counters"];
         assert!(number(&counters["instructions"]) > number(&counters["waves"]));
         // Each input is read and each output written, and nothing else: the distinct bytes are the floor.
-        let distinct = number(&counters["distinct_read_bytes"]) + number(&counters["distinct_written_bytes"]);
+        let details = &counters["details"];
+        let distinct = number(&details["distinct_read_bytes"]) + number(&details["distinct_written_bytes"]);
         assert_eq!(distinct, number(&row["floor_bytes"]), "{row}");
         let moved = number(&counters["global_read_bytes"]) + number(&counters["global_written_bytes"]);
         assert!(moved >= distinct, "{row}");

@@ -171,8 +171,44 @@ fn fused_add_rmsnorm_makes_the_round_trip_with_every_option() {
             let cells: Vec<&str> = row.split('|').map(str::trim).collect();
             assert_eq!((cells[3], cells[4]), (&*floor.to_string(), &*floor.to_string()), "{text}");
         }
+        // Rows of 128 bytes, each a line.
+        let cells = |what: &str| -> Vec<String> {
+            let row = text.lines().find(|l| l.starts_with(&format!("| {what} "))).expect(&text);
+            row.split('|').map(|cell| cell.trim().to_owned()).collect()
+        };
+        assert_eq!((&*cells("read")[6], &*cells("written")[6]), ("11", "10"), "{text}");
+        assert_eq!(cells("  of bank conflicts")[2], "0", "{text}");
         assert!(text.contains("fused_add_rmsnorm_f16_128: ") && text.contains("| instructions "), "{text}");
     }
+}
+
+/// `--json` is all that the tables say, by kernel and line; nothing else goes to standard output.
+#[test]
+fn json_has_the_counters_of_each_line() {
+    let files = Files::new();
+    files.input(&good());
+    let args = [
+        "rmsnorm",
+        "--device",
+        "emu:gfx950",
+        "--json",
+        "--stats",
+        "--hot",
+        "--check",
+        "--sanitize=waits,lds",
+    ];
+    let report: serde_json::Value = serde_json::from_str(&succeed(&files.run(&args))).unwrap();
+    assert_eq!((&report["operator"], &report["passed"]), (&"rmsnorm".into(), &true.into()));
+    assert_eq!((&report["error"], &report["fault"]), (&serde_json::Value::Null, &serde_json::Value::Null));
+    let [kernel] = &report["kernels"].as_array().unwrap()[..] else { panic!("{report}") };
+    assert_eq!(kernel["counters"], report["counters"]);
+    let lines = kernel["lines"].as_array().unwrap();
+    assert!(lines.iter().any(|l| l["file"].as_str().is_some_and(|f| f.ends_with("rms_rows.h"))));
+    for count in ["instructions", "valu", "global_read_bytes", "transcendental"] {
+        let sum: u64 = lines.iter().map(|l| l["counters"][count].as_u64().unwrap()).sum();
+        assert_eq!(sum, report["counters"][count], "{count}");
+    }
+    assert_eq!(report["counters"]["details"]["distinct_read_bytes"], 2 * 2 * 8 + 2 * 8);
 }
 
 #[test]
@@ -276,6 +312,12 @@ fn wrong_names_and_values_are_refused() {
     let files = Files::new();
     files.input(&good());
     let on = |args: &[&'static str]| [&["rmsnorm", "--device", "emu:gfx942"], args].concat();
+    expect_failure(&files.run(&on(&["--sanitize=race"])), 2, &["unknown check \"race\""]);
+    expect_failure(
+        &files.run(&on(&["--hot=time"])),
+        2,
+        &["instructions, valu, passes, lines, lds, conflicts"],
+    );
     files.fails(&["rmsnrom"], &["no operator `rmsnrom`, expected one of rmsnorm, fused_add_rmsnorm"]);
     files.fails(&["rmsnorm", "--device", "gpu"], &["`gpu`, expected emu:gfx942, emu:gfx950 or hip:N"]);
     files.fails(&["rmsnorm", "--device", "emu:gfx942?speed=9"], &["`emu:gfx942?speed=9`"]);

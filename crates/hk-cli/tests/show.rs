@@ -169,3 +169,23 @@ fn the_readme_names_what_exists() {
         assert!(std::path::Path::new(&format!("{root}/crates/hk-norm/{file}")).exists(), "{file}");
     }
 }
+
+#[test]
+fn hot_lines_are_sorted_and_add_up() {
+    let args = ["inspect", "rmsnorm", "--target", "gfx942", "--hot=valu", "--case", "DeepSeek", "--top", "3"];
+    let table = text(&args);
+    assert!(table.starts_with("rmsnorm, DeepSeek-V3, 64 tokens, on gfx942:\n"), "{table}");
+    let cell = |row: &str, i: usize| row.split('|').nth(i).unwrap().trim().to_owned();
+    let rows: Vec<&str> = table.lines().filter(|l| l.starts_with("| ")).collect();
+    assert_eq!(rows.len(), 1 + 3 + 2, "{table}");
+    let valu: Vec<u64> = rows[1..].iter().map(|row| cell(row, 4).parse().unwrap()).collect();
+    assert!(valu[0] >= valu[1] && valu[1] >= valu[2] && valu[2] > 0, "{table}");
+    assert_eq!(valu[..4].iter().sum::<u64>(), valu[4], "{table}");
+    assert!(cell(rows[4], 1).ends_with("more lines") && cell(rows[5], 2) == "100.0 %", "{table}");
+    fails(
+        &["inspect", "rmsnorm", "--hot", "--case", "GPT"],
+        1,
+        "no case `GPT`, expected a part of `Llama-3 8B",
+    );
+    fails(&["inspect", "rmsnorm", "--top", "3"], 2, "--hot");
+}

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 /// |---|---|
 /// | `threads=N` | host threads per launch (default: all) |
 /// | `budget=N` | instructions after which a wave is stopped as endless |
-/// | `footprint=BOOL` | count distinct bytes read and written, for [`Counters`](crate::Counters) |
+/// | `details=BOOL` | count what depends on addresses: [`Counters::details`](crate::Counters::details), and by source line: [`Stream::take_profiles`] |
 /// | `misaligned=BOOL` | let global accesses be misaligned, as the hardware does |
 /// | `sanitize=NAMES` | checks that every launch runs under: `all`, or names as of [`Checks`](crate::Checks) with `,` or `+` between; the default is what the environment variable `HK_SANITIZE` names, else none |
 /// | `delay_ms=N` | pause before each piece of queued work, so that tests meet real asynchrony |

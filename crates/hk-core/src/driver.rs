@@ -54,7 +54,7 @@ pub(crate) struct Dispatch<'a> {
 /// A device as a driver presents it.
 ///
 /// Work on a stream runs in order; different streams are ordered by events only. Everything but `synchronize`,
-/// `read`, `write` and `take_counters` returns once the work is queued. A failure of queued work is reported by
+/// `read`, `write`, `take_counters` and `take_profiles` returns once the work is queued. A failure of queued work is reported by
 /// the next synchronising call.
 pub(crate) trait Driver: Send + Sync {
     fn info(&self) -> &DeviceInfo;
@@ -88,4 +88,8 @@ pub(crate) trait Driver: Send + Sync {
     /// What was executed on `stream` since the last call. `None` on hardware.
     #[cfg(feature = "emu")]
     fn take_counters(&self, stream: &Handle) -> Result<Option<crate::Counters>>;
+
+    /// The same by kernel and source line, where the device counts so.
+    #[cfg(feature = "emu")]
+    fn take_profiles(&self, stream: &Handle) -> Result<Vec<crate::Profile>>;
 }

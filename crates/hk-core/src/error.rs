@@ -175,7 +175,7 @@ pub enum Error {
         report: String,
         /// The same as data, where a kernel is at fault.
         #[cfg(feature = "emu")]
-        fault: Option<std::sync::Arc<hk_emu::Fault>>,
+        fault: Option<Box<hk_emu::Fault>>,
     },
     /// A call of the GPU driver failed.
     #[error("{call} failed with code {code} ({name}){context}")]

@@ -27,7 +27,7 @@ pub use event::Event;
 pub use global::GlobalLayout;
 pub use hk_codeobj::{Arch, Kernel as KernelInfo};
 #[cfg(feature = "emu")]
-pub use hk_emu::{Check, Checks, Counters, Fault};
+pub use hk_emu::{Check, Checks, Counters, Details, Fault, LineCounters, Profile, Resources};
 pub use launch::{Launch, LaunchConfig};
 pub use layout::{Layout, Rows};
 pub use module::{CodeObjects, Kernel};

@@ -191,6 +191,27 @@ impl Stream {
         self.driver().take_counters(self.handle())
     }
 
+    /// What each kernel executed on this stream since the last call, by source line; kernels in the order of their
+    /// first launches. Empty but for an emulated device with the option `details`. Blocks until all queued work is done.
+    ///
+    /// ```
+    /// # fn main() -> hk_core::Result<()> {
+    /// let stream = hk_core::Device::open("emu:gfx942?details=true")?.create_stream()?;
+    /// // ... launches ...
+    /// for profile in stream.take_profiles()? {
+    ///     let details = profile.counters.details.expect("the device counts them");
+    ///     assert_eq!(details.lds_conflict_clocks, 0, "{}", profile.kernel);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`synchronize`](Self::synchronize).
+    #[cfg(feature = "emu")]
+    pub fn take_profiles(&self) -> Result<Vec<crate::Profile>> {
+        self.driver().take_profiles(self.handle())
+    }
+
     /// Sets every byte. The storage is known to be used on this stream.
     pub(crate) fn fill_bytes(&self, storage: &Storage, value: u8) -> Result<()> {
         match storage.bytes() as u64 {

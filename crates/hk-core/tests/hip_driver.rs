@@ -100,6 +100,7 @@ fn child_uses_everything() {
     assert_eq!(stream.download(&half).unwrap(), [-2; 3]);
     #[cfg(feature = "emu")]
     assert_eq!(stream.take_counters(), Ok(None));
+    assert_eq!(stream.take_profiles(), Ok(vec![]));
 }
 
 #[test]

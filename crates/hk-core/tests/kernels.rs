@@ -91,6 +91,29 @@ fn counters_count_what_ran_on_the_stream_and_start_again() {
 }
 
 #[test]
+fn details_are_counted_by_kernel_and_line_where_asked_for() {
+    let stream = Device::open("emu:gfx950?details=true").unwrap().create_stream().unwrap();
+    let x = stream.upload(&[1f32; 640]).unwrap();
+    let mut y = stream.alloc_zeroed::<f32>(640).unwrap();
+    for _ in 0..2 {
+        scale(&stream, x.view([640]).unwrap(), y.view_mut([640]).unwrap(), 3.0).unwrap();
+    }
+    let profiles = stream.take_profiles().unwrap();
+    let [profile] = &profiles[..] else { panic!("{profiles:?}") };
+    assert_eq!((&*profile.kernel, profile.launches, profile.resources.threads), ("scale", 2, 64));
+    assert!(profile.lines.iter().any(|l| l.file.as_ref().is_some_and(|f| f.ends_with("probe.hip"))));
+    let counters = stream.take_counters().unwrap().unwrap();
+    assert_eq!(counters, profile.counters);
+    let details = counters.details.unwrap();
+    // Both buffers, of 20 lines each, in each launch.
+    assert_eq!((details.global_read_lines, details.distinct_read_lines), (40, 40));
+    assert_eq!((details.global_written_lines, details.distinct_written_bytes), (40, 2 * 2560));
+    assert!(stream.take_profiles().unwrap().is_empty());
+    assert_eq!(self::stream().take_counters().unwrap().unwrap().details, None);
+    assert!(self::stream().take_profiles().unwrap().is_empty());
+}
+
+#[test]
 fn a_kernel_is_loaded_once_per_device() {
     let [a, b] = [0, 1].map(|i| streams().nth(i).unwrap());
     let kernel = a.kernel(*PROBE, "scale").unwrap();

@@ -9,7 +9,7 @@ use std::time::Duration;
 use common::{Args, Assembly, Rig, assemble, options};
 use criterion::measurement::{Measurement, ValueFormatter};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use hk_emu::Level;
+use hk_emu::{Checks, Level};
 
 const LOOPS: u32 = 2000;
 
@@ -144,6 +144,29 @@ fn speed(c: &mut Criterion<CpuTime>) {
             let args = Args::new().push(data);
             group.throughput(Throughput::Elements(u64::from(LOOPS) * (repeat * body.len()) as u64 * each));
             group.bench_function(BenchmarkId::new(name, format!("{level:?}")), |b| {
+                b.iter(|| black_box(rig.launch("test", 1, 64, &args).expect("runs")));
+            });
+        }
+    }
+    group.finish();
+
+    // What watching costs: the same loops plain, counted in detail, and under every sanitizer.
+    let mut group = c.benchmark_group("watched wave instructions");
+    let load: &[&str] = &["global_load_dwordx4 v[8:11], v1, s[4:5]", "s_waitcnt vmcnt(0)"];
+    for (name, body, repeat) in [("valu_full_exec", valu, 16), ("load_dwordx4", load, 32)] {
+        let image = looped(name, &init, body, repeat);
+        let plain = || options("gfx942").threads(Some(1));
+        let modes = [
+            ("plain", plain()),
+            ("details", plain().details(true)),
+            ("sanitized", plain().sanitize(Checks::all())),
+        ];
+        for (mode, options) in modes {
+            let rig = Rig::new(options, &image);
+            let data = rig.upload("data", &vec![1f32; 4096]);
+            let args = Args::new().push(data);
+            group.throughput(Throughput::Elements(u64::from(LOOPS) * (repeat * body.len()) as u64));
+            group.bench_function(BenchmarkId::new(name, mode), |b| {
                 b.iter(|| black_box(rig.launch("test", 1, 64, &args).expect("runs")));
             });
         }

@@ -13,6 +13,7 @@ use crate::fault::{Fault, MemoryProblem, Problem, Site, Space};
 use crate::loader::Module;
 use crate::lower::Program;
 use crate::memory::{Allocation, POISON};
+use crate::observe::counts::Counts;
 use crate::observe::{
     Check, Checks, Finding, GlobalMemory, Observer, Place, Subject, Undefined, Unwatched, Watch,
 };
@@ -48,6 +49,7 @@ pub(crate) struct Launch<'a> {
     pub budget: u64,
     pub checks: Checks,
     global: Option<Arc<Mutex<GlobalMemory>>>,
+    details: bool,
     spare: &'a Spare,
     grid: [u32; 3],
     block: [u32; 3],
@@ -61,7 +63,16 @@ pub(crate) struct Launch<'a> {
     /// The lowest workgroup with a fault, and the fault.
     fault_at: AtomicU64,
     fault: Mutex<Option<(u64, Fault)>>,
-    counters: Mutex<Counters>,
+    executed: Mutex<Executed>,
+}
+
+/// What the threads of a launch have executed.
+#[derive(Default)]
+struct Executed {
+    counters: Counters,
+    /// Executions of each instruction.
+    hits: Vec<u64>,
+    counts: Option<Box<Counts>>,
 }
 
 /// Wave instructions that a workgroup runs before another one gets its turn.
@@ -198,6 +209,8 @@ pub(crate) struct Setup<'a> {
     pub packet: &'a Allocation,
     pub spare: &'a Spare,
     pub checks: Checks,
+    /// Count what depends on addresses.
+    pub details: bool,
 }
 
 /// Wave states between launches: making one touches a quarter of a megabyte.
@@ -231,7 +244,8 @@ pub(crate) enum Threads<'a> {
 
 impl<'a> Launch<'a> {
     pub fn new(setup: Setup<'a>, dispatch: &Dispatch<'_>) -> Launch<'a> {
-        let Setup { spare, module, kernel, program, memory, budget, kernarg, packet, checks } = setup;
+        let Setup { spare, module, kernel, program, memory, budget, kernarg, packet, checks, details } =
+            setup;
         let d = &kernel.descriptor;
         let mut user_sgprs = vec![];
         let mut push64 = |value: u64| user_sgprs.extend([value as u32, (value >> 32) as u32]);
@@ -267,6 +281,7 @@ impl<'a> Launch<'a> {
             budget,
             checks,
             global: checks.has(Check::Global).then(|| Arc::new(Mutex::new(GlobalMemory::new()))),
+            details,
             spare,
             grid: dispatch.grid,
             block: dispatch.block,
@@ -278,7 +293,7 @@ impl<'a> Launch<'a> {
             total: dispatch.grid.iter().map(|n| u64::from(*n)).product(),
             fault_at: AtomicU64::new(u64::MAX),
             fault: Mutex::new(None),
-            counters: Mutex::default(),
+            executed: Mutex::default(),
         }
     }
 
@@ -288,8 +303,8 @@ impl<'a> Launch<'a> {
         self.program.parallel && self.total > 1 && self.global.is_none()
     }
 
-    /// Runs every workgroup.
-    pub fn run(self, threads: Threads<'_>) -> Result<Counters, Fault> {
+    /// Runs every workgroup. Gives the total, and what each instruction of the program counted.
+    pub fn run(self, threads: Threads<'_>) -> Result<(Counters, Vec<Counters>), Fault> {
         let workers = |n: usize| n.min(usize::try_from(self.total).unwrap_or(n)).max(1);
         match threads {
             Threads::One => Worker::new(&self).run(),
@@ -304,12 +319,19 @@ impl<'a> Launch<'a> {
         if let Some((_, fault)) = fault {
             return Err(fault);
         }
-        let mut counters = self.counters.into_inner().unwrap_or_else(|e| e.into_inner());
-        if let Some((read, written)) = self.memory.footprint() {
-            counters.distinct_read_bytes = Some(read);
-            counters.distinct_written_bytes = Some(written);
+        let executed = self.executed.into_inner().unwrap_or_else(|e| e.into_inner());
+        let Executed { mut counters, hits, counts } = executed;
+        let mut sites = vec![];
+        for (i, (unit, n)) in self.program.units().iter().zip(hits).enumerate() {
+            counters.add_times(unit, n);
+            if let Some(counts) = &counts {
+                let mut site = counts.site(i);
+                site.add_times(unit, n);
+                sites.push(site);
+            }
         }
-        Ok(counters)
+        counters.details = counts.map(|counts| counts.details());
+        Ok((counters, sites))
     }
 
     fn report(&self, linear: u64, group: [u32; 3], wave: &Wave, problem: Problem) {
@@ -422,6 +444,7 @@ struct Worker<'l, 'a> {
     hits: Vec<u64>,
     hints: Vec<u32>,
     counters: Counters,
+    counts: Option<Box<Counts>>,
     spare_waves: Vec<Wave>,
     spare_lds: Vec<Vec<u8>>,
 }
@@ -434,6 +457,7 @@ impl<'l, 'a> Worker<'l, 'a> {
             hits: vec![0; n],
             hints: vec![0; n],
             counters: Counters::default(),
+            counts: launch.details.then(|| Box::new(Counts::new(launch.program.arch, n))),
             spare_waves: vec![],
             spare_lds: vec![],
         }
@@ -467,11 +491,15 @@ impl<'l, 'a> Worker<'l, 'a> {
                 }
             }
         }
-        for (hits, class) in self.hits.iter().zip(&launch.program.classes) {
-            self.counters.add_class(*class, *hits);
-        }
         launch.spare.give(self.spare_waves);
-        *launch.counters.lock().unwrap_or_else(|e| e.into_inner()) += self.counters;
+        let mut sum = launch.executed.lock().unwrap_or_else(|e| e.into_inner());
+        sum.counters += self.counters;
+        sum.hits.resize(self.hits.len(), 0);
+        sum.hits.iter_mut().zip(self.hits).for_each(|(sum, n)| *sum += n);
+        match (&mut sum.counts, self.counts) {
+            (Some(sum), Some(counts)) => sum.merge(&counts),
+            (sum, counts) => *sum = sum.take().or(counts),
+        }
     }
 
     fn start(&mut self, linear: u64) -> Group {
@@ -496,7 +524,7 @@ impl<'l, 'a> Worker<'l, 'a> {
             .collect();
         self.counters.workgroups += 1;
         self.counters.waves += u64::from(launch.waves);
-        let observer = (!launch.checks.is_empty()).then(|| {
+        let observer = (launch.details || !launch.checks.is_empty()).then(|| {
             let twins = if launch.checks.has(Check::Uninit) { launch.waves } else { 0 };
             let twins = (0..twins).map(|index| {
                 let mut twin = self.spare_waves.pop().unwrap_or_else(|| launch.spare.take());
@@ -537,6 +565,9 @@ impl<'l, 'a> Worker<'l, 'a> {
             written_bytes: 0,
             problem: None,
         };
+        if let Some(observer) = &mut group.observer {
+            observer.counts = self.counts.take();
+        }
         let start: u64 = group.waves.iter().map(|w| w.executed).sum();
         let mut sleepy = 0;
         let outcome = 'run: loop {
@@ -593,6 +624,9 @@ impl<'l, 'a> Worker<'l, 'a> {
                 break Outcome::Suspended;
             }
         };
+        if let Some(observer) = &mut group.observer {
+            self.counts = observer.counts.take();
+        }
         self.counters.global_read_bytes += env.read_bytes;
         self.counters.global_written_bytes += env.written_bytes;
         outcome

@@ -42,7 +42,7 @@ mod mutate;
 mod observe;
 mod wave;
 
-pub use counters::Counters;
+pub use counters::{Counters, Details, LineCounters, Profile, Resources};
 pub use exec::Level;
 pub use exec::mfma::{MatrixNumerics, UnknownNumerics};
 pub use fault::{Access, Fault, MemoryProblem, Site, Space};

@@ -151,6 +151,21 @@ impl Module {
 
     /// `file:line` of a virtual address of the code object, from its line table.
     pub(crate) fn source_line(&self, vaddr: u64) -> Option<String> {
+        let (file, line) = self.source_lines(&[vaddr]).pop().flatten()?;
+        Some(format!("{file}:{line}"))
+    }
+
+    /// File and line of each address.
+    pub(crate) fn source_lines(&self, vaddrs: &[u64]) -> Vec<Option<(String, u32)>> {
+        let table = self.line_table();
+        let find = |vaddr: &u64| {
+            let location = table.as_ref()?.find_location(*vaddr).ok()??;
+            Some((location.file?.to_owned(), location.line?))
+        };
+        vaddrs.iter().map(find).collect()
+    }
+
+    fn line_table(&self) -> Option<addr2line::Context<gimli::EndianArcSlice<gimli::LittleEndian>>> {
         use object::{Object, ObjectSection};
         let file = object::File::parse(&*self.image).ok()?;
         let load =
@@ -159,9 +174,7 @@ impl Module {
                 Ok(gimli::EndianArcSlice::new(Arc::from(data), gimli::LittleEndian))
             };
         let dwarf = gimli::Dwarf::load(load).ok()?;
-        let context = addr2line::Context::from_dwarf(dwarf).ok()?;
-        let location = context.find_location(vaddr).ok()??;
-        Some(format!("{}:{}", location.file?, location.line?))
+        addr2line::Context::from_dwarf(dwarf).ok()
     }
 }
 

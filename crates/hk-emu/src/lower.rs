@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use hk_codeobj::{Arch, Kernel};
 
-use crate::counters::Class;
+use crate::counters::Counters;
 use crate::exec::mfma::MatrixNumerics;
 use crate::exec::prep::{DWORD, DppTable, Fixup, Post, Prep, fixed, selects};
 use crate::exec::{
@@ -80,7 +80,7 @@ pub(crate) struct Program {
     /// Differs between programs; never 0.
     pub id: u64,
     pub uops: Vec<Uop>,
-    pub classes: Vec<Class>,
+    pub arch: Arch,
     pub fixups: Vec<Fixup>,
     pub matrices: Vec<mfma::Matrix>,
     pub conversions: Vec<convert::Scaled>,
@@ -101,6 +101,8 @@ pub(crate) struct Program {
     problems: HashMap<u32, Problem>,
     /// Made at the first watched launch.
     effects: OnceLock<Vec<Effects>>,
+    /// What one execution of each instruction counts; made when the first launch ends.
+    units: OnceLock<Vec<Counters>>,
 }
 
 impl Program {
@@ -117,6 +119,14 @@ impl Program {
             self.insts.iter().map(|inst| inst.as_ref().map_or(NONE, slots)).collect()
         });
         all.get(index as usize).unwrap_or(&NONE)
+    }
+
+    /// What one execution of each instruction counts, whatever its operands hold.
+    pub fn units(&self) -> &[Counters] {
+        let unit = |inst: &Result<Inst, _>| {
+            inst.as_ref().map_or(Counters::default(), |i| Counters::of(i, self.arch))
+        };
+        self.units.get_or_init(|| self.insts.iter().map(unit).collect())
     }
 
     pub fn entry(&self) -> u32 {
@@ -311,7 +321,7 @@ fn lower_with(text: &Text, arch: Arch, way: &Way, entry: u64, registers: Registe
     let mut program = Program {
         id: NEXT.fetch_add(1, Relaxed),
         uops: Vec::with_capacity(found.len()),
-        classes: Vec::with_capacity(found.len()),
+        arch,
         fixups: vec![],
         matrices: vec![],
         conversions: vec![],
@@ -327,6 +337,7 @@ fn lower_with(text: &Text, arch: Arch, way: &Way, entry: u64, registers: Registe
         vectors: vec![],
         problems: HashMap::new(),
         effects: OnceLock::new(),
+        units: OnceLock::new(),
     };
     // Addresses first: branches need the indices. Where the next instruction is missing, a guard reports it.
     let mut order = vec![];
@@ -353,16 +364,15 @@ fn lower_with(text: &Text, arch: Arch, way: &Way, entry: u64, registers: Registe
     };
     for (i, (at, inst)) in order.iter().enumerate() {
         let index = i as u32;
-        let (uop, class) = match inst {
-            Err(error) => (Err(Problem::Unknown(*error)), Class::Other),
-            Ok(inst) => (lowering.instruction(inst, *at, index), class(inst)),
+        let uop = match inst {
+            Err(error) => Err(Problem::Unknown(*error)),
+            Ok(inst) => lowering.instruction(inst, *at, index),
         };
         let uop = uop.unwrap_or_else(|problem| {
             lowering.program.problems.insert(index, problem);
             Uop { run: report, index, ..blank() }
         });
         lowering.program.uops.push(uop);
-        lowering.program.classes.push(class);
     }
     lowering.program
 }
@@ -382,40 +392,6 @@ fn blank() -> Uop {
         index: 0,
         extra: 0,
         fixup: u32::MAX,
-    }
-}
-
-fn class(inst: &Inst) -> Class {
-    let name = inst.op.info().name;
-    match inst.encoding {
-        Encoding::Sopp => {
-            if name.contains("BRANCH") {
-                Class::Branch
-            } else {
-                Class::Other
-            }
-        }
-        Encoding::Sop1 | Encoding::Sop2 | Encoding::Sopk | Encoding::Sopc => {
-            if matches!(inst.op, Op::S_SETPC_B64 | Op::S_SWAPPC_B64 | Op::S_CALL_B64) {
-                Class::Branch
-            } else {
-                Class::Salu
-            }
-        }
-        Encoding::Smem => Class::Smem,
-        Encoding::Ds => Class::Lds,
-        Encoding::Vop1 | Encoding::Vop2 | Encoding::Vopc | Encoding::Vop3 | Encoding::Vop3p => {
-            if inst.op.is_mfma() { Class::Mfma } else { Class::Valu }
-        }
-        Encoding::Flat | Encoding::Global | Encoding::Scratch | Encoding::Mubuf | Encoding::Mtbuf => {
-            if matches!(inst.op, Op::BUFFER_WBL2 | Op::BUFFER_INV) {
-                Class::Other
-            } else if name.contains("_LOAD") || inst.dst != Operand::None {
-                Class::VmemLoad
-            } else {
-                Class::VmemStore
-            }
-        }
     }
 }
 

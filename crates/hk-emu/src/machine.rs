@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use hk_codeobj::{Arch, Kernel};
 
-use crate::counters::Counters;
+use crate::counters::{Counters, Lines, Profile, Resources};
 use crate::exec::{Level, mem::View, mfma::MatrixNumerics};
 use crate::fault::Fault;
 use crate::launch::{Dispatch, Launch, Setup, Spare, Threads, check_limits, kernarg, packet};
@@ -21,7 +21,7 @@ pub struct MachineOptions {
     arch: Arch,
     threads: Option<usize>,
     instruction_budget: Option<u64>,
-    footprint: bool,
+    details: bool,
     allow_misaligned: bool,
     level: Option<Level>,
     kernarg_preload: bool,
@@ -38,7 +38,7 @@ impl Default for MachineOptions {
             arch: Arch::Gfx942,
             threads: None,
             instruction_budget: Some(4_000_000_000),
-            footprint: false,
+            details: false,
             allow_misaligned: false,
             level: None,
             kernarg_preload: true,
@@ -72,10 +72,10 @@ impl MachineOptions {
         self
     }
 
-    /// Count distinct bytes of global memory that a launch reads and writes. Slower.
+    /// Count what depends on addresses: [`Counters::details`]. Slower.
     #[must_use]
-    pub fn footprint(mut self, on: bool) -> Self {
-        self.footprint = on;
+    pub fn details(mut self, on: bool) -> Self {
+        self.details = on;
         self
     }
 
@@ -238,6 +238,45 @@ impl Machine {
     /// # Errors
     /// [`Fault`]: what the kernel did wrong, or what the launch asks in vain. Memory written before stays written.
     pub fn launch(&self, module: &Module, kernel: &str, dispatch: &Dispatch<'_>) -> Result<Counters, Fault> {
+        Ok(self.run(module, kernel, dispatch, self.0.options.details)?.0)
+    }
+
+    /// Runs a kernel to its end and counts everything, by source line.
+    ///
+    /// # Errors
+    /// As [`launch`](Self::launch).
+    pub fn profile(&self, module: &Module, kernel: &str, dispatch: &Dispatch<'_>) -> Result<Profile, Fault> {
+        let (counters, kernel, sites) = self.run(module, kernel, dispatch, true)?;
+        let program = self.program(module, kernel);
+        let executed = || sites.iter().enumerate().filter(|(_, site)| site.instructions > 0);
+        let addresses: Vec<u64> = executed().map(|(i, _)| program.address(i as u32)).collect();
+        let mut lines = Lines::default();
+        for ((_, site), source) in executed().zip(module.source_lines(&addresses)) {
+            let (file, line) = source.map_or((None, 0), |(file, line)| (Some(file), line));
+            lines.add((file, line), *site);
+        }
+        let threads = dispatch.block.iter().product();
+        let lds_bytes = kernel.lds_bytes + dispatch.dynamic_lds;
+        let resources = Resources {
+            threads,
+            vgprs: kernel.vgprs,
+            agprs: kernel.agprs,
+            sgprs: kernel.sgprs,
+            lds_bytes,
+            scratch_bytes: kernel.scratch_bytes,
+            waves_per_simd: hk_codeobj::occupancy(self.arch(), kernel.total_vgprs, lds_bytes, threads),
+        };
+        Ok(Profile { kernel: kernel.name.clone(), launches: 1, resources, counters, lines: lines.list() })
+    }
+
+    /// Runs a kernel; gives the total, and with `details` what each instruction of its program counted.
+    fn run<'m>(
+        &self,
+        module: &'m Module,
+        kernel: &str,
+        dispatch: &Dispatch<'_>,
+        details: bool,
+    ) -> Result<(Counters, &'m Kernel, Vec<Counters>), Fault> {
         let arch = self.0.options.arch;
         let kernel = module.object.kernel(kernel).ok_or_else(|| Fault::UnknownKernel {
             kernel: kernel.to_owned(),
@@ -271,7 +310,7 @@ impl Machine {
         let snapshot = memory.snapshot();
         let mut allocations: Vec<_> = snapshot.iter().map(|a| &**a).collect();
         allocations.extend([&*segment, &*packet_segment]);
-        let view = View::new(allocations, !self.0.options.allow_misaligned, self.0.options.footprint);
+        let view = View::new(allocations, !self.0.options.allow_misaligned);
         let setup = Setup {
             module,
             kernel,
@@ -282,10 +321,12 @@ impl Machine {
             packet: &packet_segment,
             spare: &self.0.spare,
             checks: self.0.options.checks,
+            details,
         };
         let launch = Launch::new(setup, dispatch);
         let threads = if launch.parallel() { self.threads() } else { Threads::One };
-        launch.run(threads)
+        let (counters, sites) = launch.run(threads)?;
+        Ok((counters, kernel, sites))
     }
 
     /// The instructions of a kernel that would end a launch if they were reached: virtual address, text, reason.

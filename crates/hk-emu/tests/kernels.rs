@@ -412,16 +412,17 @@ fn kernarg_preload() {
 fn footprint() {
     let source = "KERNEL void f(const float *x, float *y) { float s = 0; for (int i = 0; i < 4; i++) s += ((const volatile float *)x)[TID / 2]; y[TID] = s; }";
     let image = common::hip("gfx942", "-O2", source);
-    let rig = Rig::new(common::options("gfx942").footprint(true), &image);
+    let rig = Rig::new(common::options("gfx942").details(true), &image);
     let (x, y) = (rig.upload("x", &[1f32; 64]), rig.upload("y", &[0f32; 64]));
     let mut total = hk_emu::Counters::default();
     for _ in 0..2 {
         let counters = rig.launch("f", 1, 64, &Args::new().push(x).push(y)).unwrap();
-        assert_eq!((counters.distinct_read_bytes, counters.distinct_written_bytes), (Some(128), Some(256)));
+        let details = counters.details.unwrap();
+        assert_eq!((details.distinct_read_bytes, details.distinct_written_bytes), (128, 256));
         assert_eq!((counters.global_read_bytes, counters.global_written_bytes), (1024, 256));
         total += counters;
     }
-    assert_eq!(total.distinct_read_bytes, Some(256));
+    assert_eq!(total.details.unwrap().distinct_read_bytes, 256);
     assert_eq!(total.waves, 2);
 }
 

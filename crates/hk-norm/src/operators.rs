@@ -85,9 +85,9 @@ pub static OPERATORS: &[Operator] = &[
 
 /// A case for each entry point: each dtype, each kind of row. Rows of odd length go by elements.
 macro_rules! corners {
-    ($name:ident, [$($tensor:literal),+]: $($dtype:ident)+) => {
+    ($name:ident, $tensors:tt: $($dtype:ident)+) => {
         static $name: [Case; 36] = {
-            const CASES: &[[Case; 12]] = &[$(corners!(@dtype [$($tensor),+] $dtype)),+];
+            const CASES: &[[Case; 12]] = &[$(corners!(@dtype $tensors $dtype)),+];
             let mut all = [CASES[0][0]; 36];
             let mut i = 0;
             while i < 36 {

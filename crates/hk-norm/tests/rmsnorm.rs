@@ -445,6 +445,47 @@ fn rows_are_read_once() {
     }
 }
 
+/// What the emulator counts follows from the shape: every line is moved once by full accesses, weights once per wave.
+#[test]
+fn counted_facts_follow_from_the_shape() {
+    // A wave takes a row of 1024 to 4096 columns.
+    for (rows, cols) in [(3, 1024), (5, 2048), (2, 4096)] {
+        let c = dense::<bf16>(rows, cols, Fill::Normal, 12);
+        for arch in ["gfx942", "gfx950"] {
+            let gpu = kit::Gpu::open(&format!("emu:{arch}?details=true"));
+            let (x, weight) = (gpu.upload(&c.x, c.shape()), gpu.upload(&c.w, [cols]));
+            let mut y = gpu.poisoned::<bf16>(c.shape());
+            hk_norm::rmsnorm(gpu.stream(), x.view(), weight.view(), y.view_mut(), None, with_eps(1e-6))
+                .unwrap();
+            let counters = gpu.stream().take_counters().unwrap().unwrap();
+            let details = counters.details.unwrap();
+            let (rows, row_lines) = (rows as u64, 2 * cols as u64 / 128);
+            let what = format!("{rows} rows of {cols} on {arch}");
+            assert_eq!((counters.waves, counters.transcendental), (rows, rows), "{what}");
+            assert_eq!(details.global_read_lines, 2 * rows * row_lines, "{what}");
+            assert_eq!(details.distinct_read_lines, (rows + 1) * row_lines, "{what}");
+            assert_eq!(details.distinct_read_bytes, 128 * (rows + 1) * row_lines, "{what}");
+            assert_eq!(details.global_written_lines, rows * row_lines, "{what}");
+            assert_eq!(details.distinct_written_lines, rows * row_lines, "{what}");
+            assert_eq!((details.lds_clocks, details.scratch_bytes, counters.barriers), (0, 0, 0), "{what}");
+        }
+    }
+}
+
+/// Rows that several waves share meet in LDS without a bank conflict.
+#[test]
+fn sums_of_long_rows_have_no_bank_conflict() {
+    let c = dense::<bf16>(1, 8192, Fill::Normal, 13);
+    for gpu in kit::sanitized_devices() {
+        let (x, weight) = (gpu.upload(&c.x, c.shape()), gpu.upload(&c.w, [c.cols]));
+        gpu.stream().take_counters().unwrap();
+        rmsnorm(&gpu, &x, &weight, c.shape(), with_eps(1e-6));
+        let details = gpu.stream().take_counters().unwrap().unwrap().details.unwrap();
+        assert!(details.lds_clocks > 0, "{}", gpu.spec());
+        assert_eq!(details.lds_conflict_clocks, 0, "{}", gpu.spec());
+    }
+}
+
 #[test]
 fn errors() {
     let gpu = &kit::devices()[0];

@@ -22,7 +22,7 @@ pub fn devices() -> Vec<Gpu> {
 /// If the emulator does not open.
 pub fn sanitized_devices() -> Vec<Gpu> {
     static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
-    DEVICES.get_or_init(|| emulated("?sanitize=all&footprint=true")).iter().map(Gpu::new).collect()
+    DEVICES.get_or_init(|| emulated("?sanitize=all&details=true")).iter().map(Gpu::new).collect()
 }
 
 /// The emulated targets, with these options.

@@ -2,7 +2,7 @@
 
 use crate::driver::{Dependency, Dispatch, Driver, Handle};
 use crate::{Arch, Counters, DeviceInfo, Error, Result};
-use hk_emu::{Checks, Fault, Machine, MachineOptions, Module, UnknownCheck};
+use hk_emu::{Checks, Fault, Machine, MachineOptions, Module, Profile, UnknownCheck};
 use std::collections::VecDeque;
 use std::fmt::Display;
 use std::str::FromStr;
@@ -20,6 +20,8 @@ pub(super) struct Emu {
     info: DeviceInfo,
     /// Pause before each command.
     delay: Duration,
+    /// Profile launches.
+    details: bool,
 }
 
 impl Emu {
@@ -31,7 +33,7 @@ impl Emu {
             target.parse().ok().filter(|a: &Arch| a.is_amd()).ok_or_else(|| wrong(super::WANT))?;
 
         let mut machine = MachineOptions::default().arch(arch);
-        let mut delay = Duration::ZERO;
+        let (mut delay, mut details) = (Duration::ZERO, false);
         let mut checks = None;
         for option in options.split('&').filter(|o| !o.is_empty()) {
             let (key, value) = option.split_once('=').unwrap_or((option, ""));
@@ -44,9 +46,8 @@ impl Emu {
                     let n = parse(value).ok_or_else(|| wrong("budget=N"))?;
                     machine = machine.instruction_budget(Some(n));
                 }
-                "footprint" => {
-                    let on = parse(value).ok_or_else(|| wrong("footprint=true or =false"))?;
-                    machine = machine.footprint(on);
+                "details" => {
+                    details = parse(value).ok_or_else(|| wrong("details=true or =false"))?;
                 }
                 "misaligned" => {
                     let on = parse(value).ok_or_else(|| wrong("misaligned=true or =false"))?;
@@ -66,7 +67,7 @@ impl Emu {
                 }
                 _ => {
                     return Err(wrong(
-                        "the options threads, budget, footprint, misaligned, sanitize, mutant, delay_ms",
+                        "the options threads, budget, details, misaligned, sanitize, mutant, delay_ms",
                     ));
                 }
             }
@@ -86,7 +87,7 @@ impl Emu {
             total_memory_bytes: if arch == Arch::Gfx950 { 288 << 30 } else { 192 << 30 },
             driver: "emu",
         };
-        Ok(Self { machine: Machine::new(machine), info, delay })
+        Ok(Self { machine: Machine::new(machine), info, delay, details })
     }
 
     fn error(&self, report: impl Display) -> Error {
@@ -130,6 +131,8 @@ struct Queue {
     /// The first failure since the last report.
     fault: Option<Error>,
     counters: Counters,
+    /// By kernel, in the order of their first launches.
+    profiles: Vec<Profile>,
 }
 
 enum Command {
@@ -188,6 +191,14 @@ struct Worker {
     machine: Machine,
     spec: String,
     delay: Duration,
+    details: bool,
+}
+
+/// What a command executed.
+#[derive(Default)]
+struct Executed {
+    counters: Counters,
+    profile: Option<Profile>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -213,6 +224,17 @@ impl EmuStream {
         match queue.fault.take() {
             Some(fault) => Err(fault),
             None => Ok(queue),
+        }
+    }
+}
+
+impl Queue {
+    fn add(&mut self, executed: Executed) {
+        self.counters += executed.counters;
+        let Some(profile) = executed.profile else { return };
+        match self.profiles.iter_mut().find(|p| p.kernel == profile.kernel) {
+            Some(sum) => *sum += profile,
+            None => self.profiles.push(profile),
         }
     }
 }
@@ -251,8 +273,7 @@ impl Worker {
             let outcome = self.execute(command, failed);
             let mut queue = lock(&self.shared.queue);
             match outcome {
-                Ok(Some(counters)) => queue.counters += counters,
-                Ok(None) => {}
+                Ok(executed) => queue.add(executed),
                 Err(fault) => queue.fault = queue.fault.take().or(Some(fault)),
             }
             queue.busy = false;
@@ -277,11 +298,11 @@ impl Worker {
         }
     }
 
-    fn execute(&self, command: Command, failed: Option<Error>) -> Result<Option<Counters>> {
+    fn execute(&self, command: Command, failed: Option<Error>) -> Result<Executed> {
         let failure = |report: String, fault: Option<Fault>| Error::Emulator {
             device: self.spec.clone(),
             report,
-            fault: fault.map(Arc::new),
+            fault: fault.map(Box::new),
         };
         let error = |report: &dyn Display| failure(report.to_string(), None);
         match command {
@@ -304,11 +325,18 @@ impl Worker {
             }
             Command::Launch { op, function, grid, block, dynamic_lds, args } => {
                 let dispatch = hk_emu::Dispatch { grid, block, dynamic_lds, args: &args };
-                let counters = self.machine.launch(&function.module, &function.name, &dispatch);
-                return counters.map(Some).map_err(|fault| failure(format!("{op}: {fault}"), Some(fault)));
+                let (module, name) = (&function.module, &function.name);
+                let executed = if self.details {
+                    let profile = self.machine.profile(module, name, &dispatch);
+                    profile.map(|p| Executed { counters: p.counters, profile: Some(p) })
+                } else {
+                    let counters = self.machine.launch(module, name, &dispatch);
+                    counters.map(|counters| Executed { counters, profile: None })
+                };
+                return executed.map_err(|fault| failure(format!("{op}: {fault}"), Some(fault)));
             }
         }
-        Ok(None)
+        Ok(Executed::default())
     }
 }
 
@@ -324,6 +352,7 @@ impl Driver for Emu {
             machine: self.machine.clone(),
             spec: self.info.spec.clone(),
             delay: self.delay,
+            details: self.details,
         };
         std::thread::Builder::new()
             .name("hk-emu stream".into())
@@ -426,5 +455,9 @@ impl Driver for Emu {
 
     fn take_counters(&self, stream: &Handle) -> Result<Option<Counters>> {
         Ok(Some(std::mem::take(&mut stream.get::<EmuStream>().finish()?.counters)))
+    }
+
+    fn take_profiles(&self, stream: &Handle) -> Result<Vec<Profile>> {
+        Ok(std::mem::take(&mut stream.get::<EmuStream>().finish()?.profiles))
     }
 }

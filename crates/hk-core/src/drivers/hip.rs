@@ -526,6 +526,11 @@ impl Driver for Hip {
     fn take_counters(&self, stream: &Handle) -> Result<Option<crate::Counters>> {
         self.synchronize(stream).map(|()| None)
     }
+
+    #[cfg(feature = "emu")]
+    fn take_profiles(&self, stream: &Handle) -> Result<Vec<crate::Profile>> {
+        self.synchronize(stream).map(|()| Vec::new())
+    }
 }
 
 #[cfg(test)]

@@ -2,16 +2,14 @@
 
 use super::prep::{Fixup, Post, Prep, run_fixed};
 use super::{Ctl, Env, Uop};
-use crate::counters::Class;
 use crate::fault::Problem;
-use crate::isa::{Op, Operand};
+use crate::isa::{Inst, Op, Operand};
 use crate::wave::{AGPR, M0, TEMP, Wave, mode};
 
 /// Whether VSKIP drops the instruction.
 pub(crate) fn skips(w: &Wave, e: &Env<'_>, u: &Uop) -> bool {
-    use Class::{Lds, Mfma, Valu, VmemLoad, VmemStore};
-    let class = e.program.classes.get(u.index as usize);
-    w.mode & mode::VSKIP != 0 && matches!(class, Some(Valu | Mfma | VmemLoad | VmemStore | Lds))
+    let kept = |inst: &Inst| !inst.is_vector() || matches!(inst.op, Op::BUFFER_WBL2 | Op::BUFFER_INV);
+    w.mode & mode::VSKIP != 0 && e.program.inst(u.index).is_some_and(|inst| !kept(inst))
 }
 
 /// The destination as an operand number; sources are 0 to 2.
@@ -21,10 +19,8 @@ const DESTINATION: usize = 3;
 /// added to the number of each operand that M0[15:12] enables.
 pub(crate) fn run(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let program = e.program;
-    let class = program.classes.get(u.index as usize);
-    let inst = program.inst(u.index);
-    let (Some(inst), Some(Class::Valu | Class::Mfma), true) = (inst, class, w.mode & mode::GPR_IDX != 0)
-    else {
+    let inst = program.inst(u.index).filter(|inst| inst.is_valu());
+    let (Some(inst), true) = (inst, w.mode & mode::GPR_IDX != 0) else {
         // SAFETY: handlers come from the tables of the program's level, which the host was checked to have.
         return unsafe { (u.run)(w, e, u) };
     };

@@ -1,7 +1,6 @@
 //! Global memory as a wave sees it: a snapshot of the allocations, and vector accesses to it.
 
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 use super::float;
 use super::lanes::Modes;
@@ -16,21 +15,12 @@ pub(crate) struct View<'a> {
     allocations: Vec<&'a Allocation>,
     /// Misaligned accesses are errors.
     strict: bool,
-    footprint: Option<Footprint>,
-}
-
-/// Which bytes were touched, one bit each.
-struct Footprint {
-    read: Vec<OnceLock<Box<[AtomicU64]>>>,
-    written: Vec<OnceLock<Box<[AtomicU64]>>>,
 }
 
 impl<'a> View<'a> {
-    pub fn new(mut allocations: Vec<&'a Allocation>, strict: bool, footprint: bool) -> View<'a> {
+    pub fn new(mut allocations: Vec<&'a Allocation>, strict: bool) -> View<'a> {
         allocations.sort_unstable_by_key(|a| a.base);
-        let table = || allocations.iter().map(|_| OnceLock::new()).collect();
-        let footprint = footprint.then(|| Footprint { read: table(), written: table() });
-        View { allocations, strict, footprint }
+        View { allocations, strict }
     }
 
     /// Whether misaligned accesses are errors.
@@ -58,29 +48,6 @@ impl<'a> View<'a> {
         let offset = allocation.offset(address, bytes)?;
         *hint = index as u32;
         Some((allocation, offset))
-    }
-
-    /// Records an access to the allocation that `hint` names.
-    #[inline(always)]
-    fn touch(&self, hint: u32, offset: usize, bytes: usize, write: bool) {
-        if let Some(footprint) = &self.footprint {
-            let side = if write { &footprint.written } else { &footprint.read };
-            let size = self.allocations[hint as usize].size;
-            let bits = side[hint as usize]
-                .get_or_init(|| (0..size.div_ceil(64)).map(|_| AtomicU64::new(0)).collect::<Vec<_>>().into());
-            for byte in offset..offset + bytes {
-                bits[byte / 64].fetch_or(1 << (byte % 64), Relaxed);
-            }
-        }
-    }
-
-    /// Distinct bytes read and written so far.
-    pub fn footprint(&self) -> Option<(u64, u64)> {
-        let count = |side: &[OnceLock<Box<[AtomicU64]>>]| {
-            let words = side.iter().filter_map(OnceLock::get).flat_map(|bits| bits.iter());
-            words.map(|w| u64::from(w.load(Relaxed).count_ones())).sum::<u64>()
-        };
-        self.footprint.as_ref().map(|f| (count(&f.read), count(&f.written)))
     }
 }
 
@@ -126,7 +93,6 @@ pub(crate) fn load_dwords<const N: usize>(
                 registers[n].set(lane, words[n].load(Relaxed));
             }
         }
-        memory.touch(*hint, offset, 256 * N, false);
         return Ctl::Next;
     }
     for lane in 0..64 {
@@ -143,7 +109,6 @@ pub(crate) fn load_dwords<const N: usize>(
         for n in 0..N {
             w.set_lane(dst + n as u16, lane, allocation.load32(offset + 4 * n));
         }
-        memory.touch(*hint, offset, 4 * N, false);
     }
     Ctl::Next
 }
@@ -174,7 +139,6 @@ pub(crate) fn store_dwords<const N: usize>(
                 words[n].store(registers[n].get(lane), Relaxed);
             }
         }
-        memory.touch(*hint, offset, 256 * N, true);
         return Ctl::Next;
     }
     for lane in 0..64 {
@@ -191,7 +155,6 @@ pub(crate) fn store_dwords<const N: usize>(
         for n in 0..N {
             allocation.store32(offset + 4 * n, w.lane(src + n as u16, lane));
         }
-        memory.touch(*hint, offset, 4 * N, true);
     }
     Ctl::Next
 }
@@ -300,7 +263,6 @@ pub(crate) fn load_narrow(
         let raw = if n.bytes == 1 { allocation.load8(offset) } else { allocation.load16(offset) };
         let value = n.merge(w.lane(dst, lane), raw);
         w.set_lane(dst, lane, value);
-        memory.touch(*hint, offset, n.bytes.into(), false);
     }
     Ctl::Next
 }
@@ -341,7 +303,6 @@ pub(crate) fn store_narrow(
         if whole {
             let next = n.take(w.lane(src, lane + 1));
             allocation.store32(offset, value & 0xFFFF | next << 16);
-            memory.touch(*hint, offset, 4, true);
             lane += 2;
             continue;
         }
@@ -350,7 +311,6 @@ pub(crate) fn store_narrow(
         } else {
             allocation.store16(offset, value);
         }
-        memory.touch(*hint, offset, n.bytes.into(), true);
         lane += 1;
     }
     Ctl::Next
@@ -632,8 +592,6 @@ pub(crate) fn atomic(
         } else if atomic.returns {
             w.set_lane(dst, lane, old as u32);
         }
-        memory.touch(*hint, offset, bytes, false);
-        memory.touch(*hint, offset, bytes, true);
     }
     Ctl::Next
 }

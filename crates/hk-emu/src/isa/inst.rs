@@ -135,6 +135,18 @@ pub struct Inst {
 }
 
 impl Inst {
+    /// A vector-ALU instruction, matrix instructions among them.
+    pub fn is_valu(&self) -> bool {
+        use Encoding::*;
+        matches!(self.encoding, Vop1 | Vop2 | Vopc | Vop3 | Vop3p)
+    }
+
+    /// An instruction that works on lanes: vector ALU, vector memory, LDS.
+    pub fn is_vector(&self) -> bool {
+        use Encoding::*;
+        !matches!(self.encoding, Sop1 | Sop2 | Sopk | Sopc | Sopp | Smem)
+    }
+
     /// An instruction with every field at rest.
     pub(crate) fn new(op: Op, encoding: Encoding, size: u8) -> Inst {
         Inst {

@@ -159,13 +159,6 @@ pub(crate) fn destination_width(inst: &Inst) -> usize {
     if inst.op.is_cmp() { 2 } else { usize::from(data) >> u32::from(swaps) }
 }
 
-fn is_vector(inst: &Inst) -> bool {
-    !matches!(
-        inst.encoding,
-        Encoding::Sop1 | Encoding::Sop2 | Encoding::Sopk | Encoding::Sopc | Encoding::Sopp | Encoding::Smem
-    )
-}
-
 fn writes_scc(op: Op) -> bool {
     use Op::*;
     let name = op.info().name;
@@ -341,7 +334,7 @@ impl Effects {
         }
         let name = op.info().name;
         let exec = SGPR + EXEC as Reg;
-        if is_vector(inst) && !op.is_mfma() && !matches!(op, V_READLANE_B32 | V_WRITELANE_B32) {
+        if inst.is_vector() && !op.is_mfma() && !matches!(op, V_READLANE_B32 | V_WRITELANE_B32) {
             reads.insert(exec, 2);
         }
         if name.starts_with("V_CMPX") {

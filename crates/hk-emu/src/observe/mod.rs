@@ -7,6 +7,7 @@
 pub(crate) mod access;
 mod barriers;
 mod checks;
+pub(crate) mod counts;
 pub(crate) mod effects;
 mod global;
 mod lds;
@@ -23,6 +24,7 @@ use std::sync::{Arc, Mutex};
 
 use access::{Accesses, Part};
 use barriers::Barriers;
+use counts::Counts;
 use effects::Effects;
 use global::GlobalRaces;
 use lds::LdsRaces;
@@ -106,6 +108,8 @@ pub(crate) struct Observer {
     lds: Option<LdsRaces>,
     global: Option<GlobalRaces>,
     barriers: Option<Barriers>,
+    /// Lent by the thread that runs the workgroup.
+    pub counts: Option<Box<Counts>>,
 }
 
 /// The workgroup that an [`Observer`] watches.
@@ -133,6 +137,7 @@ impl Observer {
             lds: checks.has(Check::Lds).then(|| LdsRaces::new(waves, lds)),
             global: global.map(|memory| GlobalRaces::new(memory, group, waves)),
             barriers: checks.has(Check::Barriers).then(|| Barriers::new(group, waves)),
+            counts: None,
         }
     }
 
@@ -160,6 +165,9 @@ impl Watch for Observer {
     fn before(&mut self, w: &Wave, e: &Env<'_>, u: &Uop) -> Result<(), Box<Finding>> {
         let Some(inst) = e.program.inst(u.index) else { return Ok(()) };
         self.accesses.of(inst, u, w, e);
+        if let Some(counts) = &mut self.counts {
+            counts.count(u.index, self.accesses.parts());
+        }
         let mut effects = e.program.effects(u.index);
         let now;
         if effects.moves(w) {

@@ -1,0 +1,260 @@
+//! Detailed counters: coalescing of global accesses, bank conflicts of LDS, bytes touched.
+
+use std::collections::HashMap;
+
+use hk_codeobj::Arch;
+
+use super::access::Part;
+use crate::counters::{Counters, Details};
+use crate::fault::{Access, Space};
+
+/// Bytes of a line of the vector caches.
+const LINE: u64 = 128;
+
+/// What the accesses of a launch, or of one thread's share of it, count.
+pub(crate) struct Counts {
+    arch: Arch,
+    /// By instruction; the bytes of global memory, and `details`.
+    sites: Vec<Counters>,
+    read: Touched,
+    written: Touched,
+    /// Lines of one instruction; kept to spare allocations.
+    lines: Vec<u64>,
+}
+
+impl Counts {
+    /// For a program of `len` instructions.
+    pub fn new(arch: Arch, len: usize) -> Counts {
+        let none = Counters { details: Some(Details::default()), ..Counters::default() };
+        let (read, written) = (Touched::default(), Touched::default());
+        Counts { arch, sites: vec![none; len], read, written, lines: vec![] }
+    }
+
+    /// Counts what the instruction at `index` is about to access.
+    pub fn count(&mut self, index: u32, parts: &[Part]) {
+        if parts.iter().all(|part| part.scalar) {
+            return;
+        }
+        let Some(site) = self.sites.get_mut(index as usize) else { return };
+        let d = site.details.get_or_insert_default();
+        let (mut read, mut written) = (false, false);
+        for part in parts.iter().filter(|part| !part.scalar) {
+            let lanes = u64::from(part.mask.count_ones());
+            let bytes = lanes * u64::from(part.bytes);
+            let (reads, writes) = (part.access != Access::Write, part.access != Access::Read);
+            let atomics = if reads && writes { lanes } else { 0 };
+            match part.space {
+                Space::Global => {
+                    if reads {
+                        site.global_read_bytes += bytes;
+                        self.read.mark(part);
+                    }
+                    if writes {
+                        site.global_written_bytes += bytes;
+                        self.written.mark(part);
+                    }
+                    d.global_atomics += atomics;
+                    read |= reads && !writes;
+                    written |= writes && !reads;
+                }
+                Space::Lds => {
+                    d.lds_read_bytes += if reads { bytes } else { 0 };
+                    d.lds_written_bytes += if writes { bytes } else { 0 };
+                    d.lds_atomics += atomics;
+                    let (clocks, phases) = lds_clocks(self.arch, part);
+                    d.lds_clocks += clocks;
+                    d.lds_conflict_clocks += clocks - phases;
+                }
+                Space::Private => d.scratch_bytes += bytes,
+            }
+        }
+        // An instruction may access in several parts, but coalesces all of them.
+        if read {
+            d.global_read_lines += distinct_lines(&mut self.lines, parts, Access::Read);
+        }
+        if written {
+            d.global_written_lines += distinct_lines(&mut self.lines, parts, Access::Write);
+        }
+    }
+
+    /// Adds what another thread counted of the same launch.
+    pub fn merge(&mut self, other: &Counts) {
+        for (site, other) in self.sites.iter_mut().zip(&other.sites) {
+            *site += *other;
+        }
+        self.read.merge(&other.read);
+        self.written.merge(&other.written);
+    }
+
+    /// What the accesses of the instruction at `index` count.
+    pub fn site(&self, index: usize) -> Counters {
+        self.sites.get(index).copied().unwrap_or_default()
+    }
+
+    /// Those of all instructions, and what belongs to the launch as a whole.
+    pub fn details(&self) -> Details {
+        let mut sum = Details::default();
+        self.sites.iter().filter_map(|site| site.details).for_each(|details| sum += details);
+        (sum.distinct_read_bytes, sum.distinct_read_lines) = self.read.count();
+        (sum.distinct_written_bytes, sum.distinct_written_lines) = self.written.count();
+        sum
+    }
+}
+
+/// Different lines of all global accesses of a kind.
+fn distinct_lines(lines: &mut Vec<u64>, parts: &[Part], access: Access) -> u64 {
+    lines.clear();
+    for part in parts.iter().filter(|p| p.space == Space::Global && p.access == access) {
+        for (_, address) in part.lanes() {
+            let (first, last) = (address / LINE, address.wrapping_add(u64::from(part.bytes) - 1) / LINE);
+            for line in [first, last] {
+                if lines.last() != Some(&line) {
+                    lines.push(line);
+                }
+            }
+        }
+    }
+    lines.sort_unstable();
+    lines.dedup();
+    lines.len() as u64
+}
+
+/// Which bytes of global memory were touched: a bit each, in pages of 64 words.
+#[derive(Default)]
+struct Touched {
+    pages: Vec<[u64; 64]>,
+    index: HashMap<u64, usize>,
+    /// The page found last.
+    last: Option<(u64, usize)>,
+}
+
+impl Touched {
+    /// The bits of 64 aligned bytes; `word` is their address over 64.
+    fn word(&mut self, word: u64) -> &mut u64 {
+        let page = word / 64;
+        let at = match self.last {
+            Some((last, at)) if last == page => at,
+            _ => *self.index.entry(page).or_insert_with(|| {
+                self.pages.push([0; 64]);
+                self.pages.len() - 1
+            }),
+        };
+        self.last = Some((page, at));
+        &mut self.pages[at][(word % 64) as usize]
+    }
+
+    fn mark(&mut self, part: &Part) {
+        for (_, address) in part.lanes() {
+            let bit = address % 64;
+            // A lane's access is at most 64 bytes: two words.
+            let bits = (1u128 << part.bytes.min(64)) - 1 << bit;
+            *self.word(address / 64) |= bits as u64;
+            if bits >> 64 != 0 {
+                *self.word((address / 64).wrapping_add(1)) |= (bits >> 64) as u64;
+            }
+        }
+    }
+
+    fn merge(&mut self, other: &Touched) {
+        for (page, at) in &other.index {
+            for (i, bits) in other.pages[*at].iter().enumerate() {
+                *self.word(page * 64 + i as u64) |= bits;
+            }
+        }
+    }
+
+    /// Bytes and lines.
+    fn count(&self) -> (u64, u64) {
+        let bytes = self.pages.iter().flatten().map(|bits| u64::from(bits.count_ones())).sum();
+        let lines = self.pages.iter().flat_map(|page| page.chunks((LINE / 64) as usize));
+        (bytes, lines.filter(|line| line.iter().any(|bits| *bits != 0)).count() as u64)
+    }
+}
+
+/// Lanes as bits, from ranges with both ends.
+const fn lanes(ranges: &[(u32, u32)]) -> u64 {
+    let (mut mask, mut i) = (0, 0);
+    while i < ranges.len() {
+        let (first, last) = ranges[i];
+        mask |= (!0 >> (63 - (last - first))) << first;
+        i += 1;
+    }
+    mask
+}
+
+/// The same phases for the lower and the upper 32 lanes.
+const fn twice<const N: usize, const TWICE: usize>(low: [u64; N]) -> [u64; TWICE] {
+    let (mut phases, mut i) = ([0; TWICE], 0);
+    while i < TWICE {
+        phases[i] = low[i % N] << (32 * (i / N));
+        i += 1;
+    }
+    phases
+}
+
+const HALVES: [u64; 2] = twice([lanes(&[(0, 31)])]);
+const QUARTERS: [u64; 4] = twice([lanes(&[(0, 15)]), lanes(&[(16, 31)])]);
+const EIGHTHS: [u64; 8] =
+    twice([lanes(&[(0, 7)]), lanes(&[(8, 15)]), lanes(&[(16, 23)]), lanes(&[(24, 31)])]);
+const WIDE_READ: [u64; 8] = twice([
+    lanes(&[(0, 3), (20, 23)]),
+    lanes(&[(4, 7), (16, 19)]),
+    lanes(&[(8, 11), (28, 31)]),
+    lanes(&[(12, 15), (24, 27)]),
+]);
+const WIDE_READ_GFX950: [u64; 4] =
+    twice([lanes(&[(0, 3), (12, 15), (20, 27)]), lanes(&[(4, 11), (16, 19), (28, 31)])]);
+
+/// The lanes that are served together, and over how many banks of a dword each. Two-address instructions
+/// (`ds_read2`) are two accesses; 96-bit writes and atomics go as writes of the next width.
+fn phases(arch: Arch, access: Access, bytes: u32) -> (&'static [u64], usize) {
+    let gfx950 = arch == Arch::Gfx950;
+    match (access, bytes) {
+        (_, 0..=4) => (&HALVES, 32),
+        (Access::Read, 5..=8) if gfx950 => (&HALVES, 64),
+        (_, 5..=8) => (&QUARTERS, 32),
+        (Access::Read, 13..) if gfx950 => (&WIDE_READ_GFX950, 64),
+        (Access::Read, _) => (&WIDE_READ, 32),
+        _ => (&EIGHTHS, 32),
+    }
+}
+
+/// The clocks that an access takes, and the phases among them: what it would take without conflicts.
+fn lds_clocks(arch: Arch, part: &Part) -> (u64, u64) {
+    let (phases, banks) = phases(arch, part.access, part.bytes);
+    let costs = phases.iter().map(|phase| phase_clocks(part, part.mask & phase, banks)).filter(|n| *n > 0);
+    costs.fold((0, 0), |(clocks, phases), n| (clocks + n, phases + 1))
+}
+
+/// The most dwords on one bank: different ones, since the same dword serves all lanes at once, but each lane's of an
+/// atomic.
+fn phase_clocks(part: &Part, mask: u64, banks: usize) -> u64 {
+    let (mut dwords, mut n) = ([0; 64 * 5], 0);
+    let mut rest = mask;
+    while rest != 0 {
+        let address = part.address[rest.trailing_zeros() as usize];
+        rest &= rest - 1;
+        for dword in address / 4..=(address + u64::from(part.bytes) - 1) / 4 {
+            dwords[n] = dword;
+            n += 1;
+        }
+    }
+    let dwords = &mut dwords[..n];
+    if part.access != Access::Atomic && dwords.is_sorted_by(|a, b| a < b) {
+        // Different as they stand, and on different banks if they are neighbours.
+        if dwords.first().zip(dwords.last()).is_some_and(|(a, b)| b - a < banks as u64) {
+            return 1;
+        }
+    } else {
+        dwords.sort_unstable();
+    }
+    let mut on_bank = [0; 64];
+    let mut previous = None;
+    for dword in dwords {
+        if part.access == Access::Atomic || previous != Some(*dword) {
+            on_bank[*dword as usize % banks] += 1;
+        }
+        previous = Some(*dword);
+    }
+    on_bank.into_iter().max().unwrap_or(0)
+}
