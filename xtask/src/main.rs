@@ -9,6 +9,7 @@ mod build_all;
 mod demo;
 mod doctor;
 mod hip;
+mod isa;
 mod run;
 mod setup;
 
@@ -42,7 +43,7 @@ enum Task {
     TestHip(hip::TestArgs),
     /// Run the benchmarks.
     Bench(run::BenchArgs),
-    /// List every operator: compiled for, tested, benchmarked.
+    /// List every operator: compiled for, tested, benchmarked; or every instruction of the emulator.
     Status(demo::StatusArgs),
 }
 

@@ -68,9 +68,9 @@ enum Task {
     Exec(exec::Args),
     /// Run every operator at the sizes of real models and compare it with its f64 reference.
     Demo(demo::DemoArgs),
-    /// Print what the registry knows of every operator, as JSON.
+    /// Print what the registry knows of every operator, or what the emulator does of every instruction, as JSON.
     #[command(hide = true)]
-    Status,
+    Status(status::Args),
 }
 
 impl Cli {
@@ -86,7 +86,7 @@ impl Cli {
             Task::Inspect(args) => inspect::run(args),
             Task::Exec(args) => exec::run(args),
             Task::Demo(args) => demo::run(args, &operators()),
-            Task::Status => status::run(&operators()),
+            Task::Status(args) => status::run(args, &operators()),
         }
     }
 }
