@@ -8,7 +8,7 @@ use comfy_table::{Table, presets};
 use hk_build::DEFAULT_TARGETS;
 use serde::{Deserialize, Serialize};
 
-use crate::{Failure, Result, build_all, run, setup};
+use crate::{Failure, Result, build_all, isa, run, setup};
 
 /// Options of `demo`.
 #[derive(clap::Args)]
@@ -26,6 +26,12 @@ pub(crate) struct StatusArgs {
     /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
+    /// The instructions of the emulator instead of the operators: decoded, executed, tested, and how faithfully.
+    #[arg(long)]
+    isa: bool,
+    /// With `--isa`: each instruction, with the reason for its class.
+    #[arg(long, requires = "isa")]
+    list: bool,
 }
 
 /// Options of `mutate`, all handed to `hk mutate`.
@@ -41,7 +47,7 @@ pub(crate) fn mutate(args: &MutateArgs) -> Result {
     run::execute(run::cargo(&hk).args(&args.options))
 }
 
-fn hk(task: &str) -> Command {
+pub(crate) fn hk(task: &str) -> Command {
     run::cargo(&["run", "--package", "hk-cli", "--bin", "hk", "--", task])
 }
 
@@ -96,6 +102,9 @@ struct DemoRow {
 
 /// Prints the operators of the registry and what this workspace has for each.
 pub(crate) fn status(args: &StatusArgs) -> Result {
+    if args.isa {
+        return isa::status(args.json, args.list);
+    }
     let output = hk("status").stderr(Stdio::inherit()).output()?;
     if !output.status.success() {
         return Err(Failure(format!("`hk status` failed ({})", output.status)));

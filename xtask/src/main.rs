@@ -9,6 +9,7 @@ mod build_all;
 mod demo;
 mod doctor;
 mod hip;
+mod isa;
 mod run;
 mod setup;
 
@@ -44,7 +45,7 @@ enum Task {
     Bench(run::BenchArgs),
     /// Break every kernel in every place, one at a time, and count what the sanitizers find (takes minutes).
     Mutate(demo::MutateArgs),
-    /// List every operator: compiled for, tested, benchmarked.
+    /// List every operator: compiled for, tested, benchmarked; or every instruction of the emulator.
     Status(demo::StatusArgs),
 }
 

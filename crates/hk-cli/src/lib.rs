@@ -73,9 +73,9 @@ enum Task {
     Mutate(mutate::Args),
     /// Run every operator at the sizes of real models and compare it with its f64 reference.
     Demo(demo::DemoArgs),
-    /// Print what the registry knows of every operator, as JSON.
+    /// Print what the registry knows of every operator, or what the emulator does of every instruction, as JSON.
     #[command(hide = true)]
-    Status,
+    Status(status::Args),
 }
 
 impl Cli {
@@ -92,7 +92,7 @@ impl Cli {
             Task::Exec(args) => exec::run(args),
             Task::Mutate(args) => mutate::run(args, &operators()),
             Task::Demo(args) => demo::run(args, &operators()),
-            Task::Status => status::run(&operators()),
+            Task::Status(args) => status::run(args, &operators()),
         }
     }
 }

@@ -1,7 +1,10 @@
-//! `hk status`: what the registry knows of every operator, as JSON for `cargo xtask status`.
+//! `hk status`: what the registry knows of every operator, or what the emulator does of every instruction, as JSON for
+//! `cargo xtask status`.
 
 use crate::{Result, list, out};
+use hk_codeobj::Arch;
 use hk_core::registry::Operator;
+use hk_emu::isa::{self, ALL_OPS};
 use serde::Serialize;
 
 /// An operator.
@@ -18,9 +21,53 @@ struct Status {
     cases: Vec<&'static str>,
 }
 
-/// Prints all operators as JSON.
-pub fn run(operators: &[&'static Operator]) -> Result<()> {
+/// Options of `hk status`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The instructions of the emulator instead of the operators.
+    #[arg(long)]
+    isa: bool,
+}
+
+/// An instruction on one target.
+#[derive(Debug, Serialize)]
+struct Instruction {
+    target: &'static str,
+    group: &'static str,
+    name: &'static str,
+    decoded: bool,
+    executed: bool,
+    fidelity: String,
+    reason: &'static str,
+}
+
+/// Prints all operators, or all instructions, as JSON.
+pub fn run(args: &Args, operators: &[&'static Operator]) -> Result<()> {
+    if args.isa {
+        return out::json(&instructions());
+    }
     out::json(&operators.iter().map(|o| status(o)).collect::<Vec<_>>())
+}
+
+fn instructions() -> Vec<Instruction> {
+    let on =
+        |arch: Arch| ALL_OPS.iter().filter(move |op| op.info().exists_on(arch)).map(move |op| (arch, *op));
+    Arch::AMD
+        .into_iter()
+        .flat_map(on)
+        .map(|(arch, op)| {
+            let (fidelity, reason) = op.fidelity(arch);
+            Instruction {
+                target: arch.name(),
+                group: isa::group(op),
+                name: op.info().name,
+                decoded: isa::decodes(op, arch),
+                executed: isa::executes(op, arch).is_ok(),
+                fidelity: fidelity.to_string(),
+                reason,
+            }
+        })
+        .collect()
 }
 
 fn status(operator: &Operator) -> Status {

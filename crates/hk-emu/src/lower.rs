@@ -610,6 +610,9 @@ impl Lowering {
 
     /// Lowers one instruction, or says what to report when it is reached.
     fn instruction(&mut self, inst: &Inst, at: u64, index: u32) -> Result<Uop, Problem> {
+        if let Some(why) = inst.op.refusal() {
+            return Err(Problem::NoSemantics { name: inst.op.mnemonic(), why });
+        }
         let mut u = Uop { index, ..blank() };
         let none = |inst: &Inst| Problem::NoSemantics { name: inst.op.mnemonic(), why: "not implemented" };
         match inst.encoding {

@@ -6,7 +6,36 @@
 mod common;
 
 use common::{Body, Random};
+use hk_codeobj::Arch;
+use hk_emu::isa::{self, ALL_OPS, Fidelity, Op};
 use hk_emu::{Fault, MachineOptions, MemoryProblem, Space};
+
+#[test]
+fn every_instruction_runs_or_is_refused() {
+    for arch in Arch::AMD {
+        for &op in ALL_OPS.iter().filter(|op| op.info().exists_on(arch)) {
+            let name = op.info().name;
+            assert!(isa::decodes(op, arch), "{arch} {name}");
+            let (fidelity, why) = op.fidelity(arch);
+            assert!(!why.is_empty());
+            match isa::executes(op, arch) {
+                Ok(()) => assert_ne!(fidelity, Fidelity::Refused, "{arch} {name}"),
+                Err(reason) => {
+                    assert_eq!(fidelity, Fidelity::Refused, "{arch} {name}: {reason}");
+                    assert_eq!(reason, format!("{}: {why}", op.mnemonic()));
+                }
+            }
+        }
+        // What a target lacks is neither.
+        let other = |op: &&Op| !op.info().exists_on(arch);
+        assert!(
+            ALL_OPS
+                .iter()
+                .filter(other)
+                .all(|op| !isa::decodes(*op, arch) && isa::executes(*op, arch).is_err())
+        );
+    }
+}
 
 fn words(n: usize) -> Vec<u32> {
     let mut random = Random(29);

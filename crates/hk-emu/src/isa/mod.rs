@@ -5,11 +5,13 @@
 mod coverage;
 mod decode;
 mod disasm;
+mod fidelity;
 mod inst;
 
 pub use coverage::{decodes, executes, instance};
 pub use decode::{DecodeError, decode};
 pub use disasm::{Display, display};
+pub use fidelity::{Fidelity, group};
 pub use inst::{Dpp, Flags, Inst, MfmaScale, Operand, Sdwa};
 
 use hk_codeobj::Arch;
