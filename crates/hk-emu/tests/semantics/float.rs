@@ -124,7 +124,7 @@ fn reciprocal(x: &Value) -> Value {
     }
 }
 
-fn root(x: &Value) -> Value {
+pub fn root(x: &Value) -> Value {
     match x {
         Value::Finite(zero) if zero.is_zero() => x.clone(),
         Value::Infinity(false) => x.clone(),

@@ -7,8 +7,11 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod compare;
+mod convert;
 mod coverage;
 mod exact;
 mod float;
 mod integer;
+mod scalar;
 mod vector;
