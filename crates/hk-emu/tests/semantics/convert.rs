@@ -149,20 +149,6 @@ fn pack8(l: &Lane, bf8: bool) -> u128 {
     (one(0) | one(1) << 8).into()
 }
 
-/// Stochastic rounding of f32 to a format of as wide an exponent or, for f16, of normal results: noise below the last
-/// place, then truncation.
-fn noisy(l: &Lane, f: Format) -> u128 {
-    let x = l.mode.input(SINGLE, l.w(0));
-    let dropped = SINGLE.fraction - f.fraction;
-    if SINGLE.is_nan(x) || SINGLE.is_infinite(x) {
-        return convert(l.mode, x, SINGLE, f).into();
-    }
-    let noise = l.w(1) >> (32 - dropped);
-    let magnitude = ((x & !SINGLE.sign()) + noise) >> dropped << dropped;
-    let sum = SINGLE.value(magnitude | x & SINGLE.sign());
-    if f == HALF { rounding(l.mode, 3).finish(f, &sum).into() } else { sum.round(f, Round::Nearest).into() }
-}
-
 fn models() -> Vec<Model> {
     let mut all = bits! {
         V_CVT_I32_F64 I32(F64) |l| truncate(DOUBLE, l.w(0), I32);
@@ -257,12 +243,6 @@ fn models() -> Vec<Model> {
                 u128::from(f.decode(l.w(0) >> 16)) | u128::from(f.decode(l.w(0) >> 24)) << 32
             },
         ),
-        custom(Op::V_CVT_SR_F16_F32, Ty::U32, &two, "v_cvt_sr_f16_f32 v12, v4, v6", |l| {
-            l.old & 0xFFFF_0000 | noisy(l, HALF)
-        }),
-        custom(Op::V_CVT_SR_BF16_F32, Ty::U32, &two, "v_cvt_sr_bf16_f32 v12, v4, v6 op_sel:[0,0,1]", |l| {
-            l.old & 0xFFFF | noisy(l, BFLOAT) << 16
-        }),
     ]);
     all
 }

@@ -13,5 +13,6 @@ mod coverage;
 mod exact;
 mod float;
 mod integer;
+mod memory;
 mod scalar;
 mod vector;

@@ -88,7 +88,7 @@ impl Ty {
     }
     /// The ends of an integer type.
     fn range(self) -> (i128, i128) {
-        let n = self.bits();
+        let n = self.bits().min(126);
         if self.signed() { (-(1 << (n - 1)), (1 << (n - 1)) - 1) } else { (0, (1 << n) - 1) }
     }
 }
