@@ -438,7 +438,7 @@ fn result_bits(op: Op) -> u8 {
     // The result of a conversion or a dot product is named first.
     for prefix in ["V_CVT_", "V_DOT2_", "V_DOT2C_"] {
         if let Some(rest) = name.strip_prefix(prefix) {
-            return rest.split('_').find(|t| !matches!(*t, "PK" | "SR" | "PKRTZ")).map_or(0, ty);
+            return rest.split('_').find(|t| !matches!(*t, "PK" | "SR" | "PKRTZ" | "OFF")).map_or(0, ty);
         }
     }
     name.rsplit('_').next().map_or(0, ty)

@@ -154,12 +154,21 @@ pub(crate) fn max_finite(format: Format) -> f64 {
 
 /// `a * b + c` of finite or infinite numbers, rounded once to `format`. NaNs are the caller's.
 pub(crate) fn soft_fma(a: f64, b: f64, c: f64, format: Format, round: Round) -> f64 {
-    if !(a.is_finite() && b.is_finite() && c.is_finite()) {
+    soft_scaled_fma(a, b, c, 0, format, round)
+}
+
+/// `(a * b + c) * 2^n`, rounded once.
+pub(crate) fn soft_scaled_fma(a: f64, b: f64, c: f64, n: i32, format: Format, round: Round) -> f64 {
+    if !(a.is_finite() && b.is_finite()) {
         return a * b + c;
+    }
+    if !c.is_finite() {
+        return c;
     }
     let (x, y) = (Wide::of(a), Wide::of(b));
     let product = Wide { negative: x.negative != y.negative, m: x.m * y.m, e: x.e + y.e };
-    product.add(Wide::of(c), round).round(format, round)
+    let sum = product.add(Wide::of(c), round);
+    Wide { e: sum.e + n, ..sum }.round(format, round)
 }
 
 pub(crate) fn soft_mul(a: f64, b: f64, format: Format, round: Round) -> f64 {

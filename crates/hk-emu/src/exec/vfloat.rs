@@ -376,9 +376,11 @@ fn ldexp32(x: u32, n: i32, m: Modes) -> u32 {
     m.output32(round32(scaled, m).to_bits())
 }
 
+/// A number of `low..=1` times `scale`, exact before it is rounded; a NaN is 0.
 #[inline(always)]
-fn norm16(x: f32, low: f32, scale: f32) -> u32 {
-    (x.max(low).min(1.0) * scale).round_ties_even() as i32 as u32 & 0xFFFF
+fn norm16(x: f32, low: f64, scale: f64) -> u32 {
+    let x = if x.is_nan() { 0.0 } else { f64::from(x) };
+    (x.clamp(low, 1.0) * scale).round_ties_even() as i32 as u32 & 0xFFFF
 }
 
 lane_ops! {
@@ -554,8 +556,8 @@ lane_ops! {
         let half = |s: u32| propagating16([a >> s, b >> s, c >> s], m, |x, y| x > y);
         half(0) | half(16) << 16
     };
-    V_CVT_F16_U16 1 |a, b, c, m| float::exact_f16(float::soft_from_int(i64::from(a & 0xFFFF), F16, m.round64));
-    V_CVT_F16_I16 1 |a, b, c, m| float::exact_f16(float::soft_from_int(i64::from(a as u16 as i16), F16, m.round64));
+    V_CVT_F16_U16 1 |a, b, c, m| m.result16(float::soft_from_int(i64::from(a & 0xFFFF), F16, m.round64), true);
+    V_CVT_F16_I16 1 |a, b, c, m| m.result16(float::soft_from_int(i64::from(a as u16 as i16), F16, m.round64), true);
     V_CVT_U16_F16 1 |a, b, c, m| u32::from(float::f16_to_f32(a & 0xFFFF) as u16);
     V_CVT_I16_F16 1 |a, b, c, m| u32::from(float::f16_to_f32(a & 0xFFFF) as i16 as u16);
     V_CVT_NORM_I16_F16 1 |a, b, c, m| norm16(float::f16_to_f32(a & 0xFFFF), -1.0, 32767.0);
@@ -804,22 +806,7 @@ fn div_fmas32(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
                 (true, true) => 64,
                 (true, false) => -64,
             };
-            // One rounding: the exact sum to odd in f64, scaled, then to f32.
-            let exact = float::soft_fma(x, y, z, F64, Round::Zero);
-            let sum = if scale == 0 {
-                float::soft_fma(x, y, z, F32, m.round32)
-            } else if exact == 0.0 || !exact.is_finite() {
-                exact
-            } else {
-                let odd = f64::from_bits(
-                    exact.to_bits()
-                        | u64::from(
-                            float::soft_fma(x, y, z, F64, Round::Up)
-                                != float::soft_fma(x, y, z, F64, Round::Down),
-                        ),
-                );
-                float::soft_ldexp(odd, scale, F32, m.round32)
-            };
+            let sum = float::soft_scaled_fma(x, y, z, scale, F32, m.round32);
             if sum.is_nan() { float::NAN32 } else { m.output32((sum as f32).to_bits()) }
         };
         w.set_lane(u.d, lane, value);
@@ -840,7 +827,7 @@ fn div_fmas64(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
                 (true, true) => 128,
                 (true, false) => -128,
             };
-            let sum = float::soft_ldexp(float::soft_fma(x, y, z, F64, m.round64), scale, F64, m.round64);
+            let sum = float::soft_scaled_fma(x, y, z, scale, F64, m.round64);
             if sum.is_nan() { float::NAN64 } else { m.output64(sum.to_bits()) }
         };
         w.set_lane64(u.d, lane, value);

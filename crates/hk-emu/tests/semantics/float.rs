@@ -25,7 +25,7 @@ fn mad(a: &Value, b: &Value, c: &Value, r: Round) -> Value {
 }
 
 /// A key that orders all numbers, the negative zero below the positive one.
-fn key(f: Format, x: u64) -> i128 {
+pub fn key(f: Format, x: u64) -> i128 {
     let magnitude = i128::from(x & (f.sign() - 1));
     if f.is_negative(x) { -magnitude - 1 } else { magnitude }
 }
@@ -124,7 +124,7 @@ fn reciprocal(x: &Value) -> Value {
     }
 }
 
-fn root(x: &Value) -> Value {
+pub fn root(x: &Value) -> Value {
     match x {
         Value::Finite(zero) if zero.is_zero() => x.clone(),
         Value::Infinity(false) => x.clone(),

@@ -7,8 +7,12 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod compare;
+mod convert;
 mod coverage;
 mod exact;
 mod float;
 mod integer;
+mod memory;
+mod scalar;
 mod vector;

@@ -82,13 +82,13 @@ impl Ty {
     fn packed(self) -> bool {
         self.element() != self
     }
-    fn integer(self, x: u128) -> i128 {
+    pub fn integer(self, x: u128) -> i128 {
         let x = (x & self.mask()) as i128;
         if self.signed() && x >> (self.bits() - 1) & 1 != 0 { x - (1 << self.bits()) } else { x }
     }
     /// The ends of an integer type.
     fn range(self) -> (i128, i128) {
-        let n = self.bits();
+        let n = self.bits().min(126);
         if self.signed() { (-(1 << (n - 1)), (1 << (n - 1)) - 1) } else { (0, (1 << n) - 1) }
     }
 }
@@ -832,7 +832,11 @@ pub fn forms(model: &Model, random: &mut Random) -> Vec<Form> {
         for _ in 0..3 {
             let mut form = Form { e64: true, ..PLAIN };
             // A mask that is read takes the one scalar operand.
-            let scalar = if model.carries_in() { n } else { pick(2 * n.max(1)) };
+            let scalar = if model.carries_in() || model.name().starts_with("V_DIV_FMAS") {
+                n
+            } else {
+                pick(2 * n.max(1))
+            };
             for i in 0..n {
                 if model.src[i].words() > 2 {
                     continue;
@@ -848,7 +852,7 @@ pub fn forms(model: &Model, random: &mut Random) -> Vec<Form> {
                     || packed && matches!(model.src[i], Bf16x2 | F16x2)
                 {
                     form.neg |= if pick(2) == 0 { bit } else { 0 };
-                    form.abs |= if pick(2) == 0 { bit } else { 0 };
+                    form.abs |= if pick(2) == 0 && !matches!(model.body, Body::Flag(_)) { bit } else { 0 };
                 }
                 let halves = model.src[i].packed() || matches!(model.src[i], Bf16x2 | F16x2);
                 // Dot products always take halves in order.
@@ -879,7 +883,9 @@ pub fn forms(model: &Model, random: &mut Random) -> Vec<Form> {
     // Sub-dword and lane selections.
     let narrow = model.dst.words() <= 1 && model.src.iter().all(|t| t.words() <= 1);
     if narrow && !native && !no_modifier(model.op) {
-        let no_sdwa = matches!(model.op, Op::V_FMAC_F32 | Op::V_MAC_F16) || model.name().starts_with("V_DOT");
+        let no_sdwa =
+            matches!(model.op, Op::V_FMAC_F32 | Op::V_MAC_F16 | Op::V_CVT_F32_FP8 | Op::V_CVT_F32_BF8)
+                || model.name().starts_with("V_DOT");
         for _ in 0..if no_sdwa { 0 } else { 2 } {
             let mut sdwa = Sdwa {
                 dst_sel: if info.encoding == Encoding::Vopc { 6 } else { pick(7) as u8 },
