@@ -23,6 +23,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 /// | `budget=N` | instructions after which a wave is stopped as endless |
 /// | `footprint=BOOL` | count distinct bytes read and written, for [`Counters`](crate::Counters) |
 /// | `misaligned=BOOL` | let global accesses be misaligned, as the hardware does |
+/// | `mfma=fma`, `mfma=cdna3-exact` | how matrix instructions round, in place of the environment variable `HK_MFMA` |
 /// | `delay_ms=N` | pause before each piece of queued work, so that tests meet real asynchrony |
 ///
 /// ```

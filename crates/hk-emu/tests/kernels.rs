@@ -4,7 +4,8 @@
 
 mod common;
 
-use common::{Args, Random, Rig};
+use common::{Args, Random, Rig, gemm, options};
+use hk_emu::MatrixNumerics;
 
 const CPUS: [&str; 2] = ["gfx942", "gfx950"];
 
@@ -423,4 +424,28 @@ fn footprint() {
     }
     assert_eq!(total.distinct_read_bytes, Some(256));
     assert_eq!(total.waves, 2);
+}
+
+#[test]
+fn products_of_matrices() {
+    for cpu in CPUS {
+        let image = gemm::image(cpu);
+        for kernel in gemm::kernels(cpu) {
+            let product = gemm::Gemm::new(cpu, &image, kernel, [256, 128, 192], options(cpu));
+            let counters = product.run();
+            product.check(1);
+            // 32 x 32 results and 16 bytes of k of two lane groups each; f8f6f4 takes 64 bytes at once.
+            let bytes = if kernel.contains("bf16") { 384 } else { 192 };
+            let step = match (cpu, *kernel) {
+                (_, "gemm_f8f6f4" | "gemm_f8f6f4_dma") => 64,
+                ("gfx950", "gemm_bf16" | "gemm_bf16_dma") => 32,
+                _ => 16,
+            };
+            assert_eq!(counters.mfma, 8 * 4 * bytes / step, "{cpu} {kernel}");
+        }
+        let exact = options(cpu).matrix_numerics(MatrixNumerics::Cdna3Exact);
+        let product = gemm::Gemm::new(cpu, &image, "gemm_fp8", [128, 128, 64], exact);
+        product.run();
+        product.check(1);
+    }
 }

@@ -2,13 +2,15 @@
 
 use crate::driver::{Dependency, Dispatch, Driver, Handle};
 use crate::{Arch, Counters, DeviceInfo, Error, Result};
-use hk_emu::{Machine, MachineOptions, Module};
+use hk_emu::{Machine, MachineOptions, MatrixNumerics, Module, UnknownNumerics};
 use std::collections::VecDeque;
 use std::fmt::Display;
 use std::str::FromStr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+/// Names how matrix instructions round where the device's options do not.
+const MFMA: &str = "HK_MFMA";
 /// Alignment of allocations, that of the HIP runtime.
 const ALIGN: u64 = 256;
 
@@ -28,6 +30,12 @@ impl Emu {
             target.parse().ok().filter(|a: &Arch| a.is_amd()).ok_or_else(|| wrong(super::WANT))?;
 
         let mut machine = MachineOptions::default().arch(arch);
+        let mut numerics = match std::env::var(MFMA) {
+            Ok(name) => {
+                name.parse().map_err(|e: UnknownNumerics| Error::argument(super::OP, MFMA, name, e))?
+            }
+            Err(_) => MatrixNumerics::default(),
+        };
         let mut delay = Duration::ZERO;
         for option in options.split('&').filter(|o| !o.is_empty()) {
             let (key, value) = option.split_once('=').unwrap_or((option, ""));
@@ -48,15 +56,19 @@ impl Emu {
                     let on = parse(value).ok_or_else(|| wrong("misaligned=true or =false"))?;
                     machine = machine.allow_misaligned(on);
                 }
+                "mfma" => {
+                    numerics = value.parse().map_err(|_| wrong("mfma=fma or =cdna3-exact"))?;
+                }
                 "delay_ms" => {
                     delay = Duration::from_millis(parse(value).ok_or_else(|| wrong("delay_ms=N"))?);
                 }
-                _ => return Err(wrong("the options threads, budget, footprint, misaligned, delay_ms")),
+                _ => return Err(wrong("the options threads, budget, footprint, misaligned, mfma, delay_ms")),
             }
         }
+        let machine = machine.matrix_numerics(numerics);
         let info = DeviceInfo {
             spec: spec.into(),
-            name: format!("hk-emu, {arch}"),
+            name: format!("hk-emu, {arch}, mfma {numerics}"),
             arch,
             // MI300X and MI350X.
             compute_units: if arch == Arch::Gfx950 { 256 } else { 304 },
