@@ -263,6 +263,7 @@ fn unknown_device_strings() {
         "emu:gfx942?misaligned=",
         "emu:gfx942?delay_ms=",
         "emu:gfx942?sanitize=race",
+        "emu:gfx942?mfma=exact",
     ] {
         let error = Device::open(spec).unwrap_err();
         assert!(matches!(error, Error::Argument { .. }), "{spec}: {error}");
@@ -271,7 +272,10 @@ fn unknown_device_strings() {
     let error = Device::open("cpu:0").unwrap_err();
     assert_eq!(error.to_string(), "Device::open: spec: `cpu:0`, expected emu:gfx942, emu:gfx950 or hip:N");
     assert!(
-        Device::open("emu:gfx942?threads=2&budget=1000&details=true&misaligned=false&delay_ms=0").is_ok()
+        Device::open(
+            "emu:gfx942?threads=2&budget=1000&details=true&misaligned=false&mfma=cdna3-exact&delay_ms=0"
+        )
+        .is_ok()
     );
     assert!(Device::open("emu:gfx942?sanitize=lds+waits,uninit").is_ok());
 }

@@ -4,7 +4,8 @@
 
 mod common;
 
-use common::{Args, Assembly, Random, Rig, assemble, options};
+use common::{Args, Assembly, Random, Rig, assemble, gemm, options};
+use hk_emu::MatrixNumerics;
 
 const CPUS: [&str; 2] = ["gfx942", "gfx950"];
 
@@ -447,4 +448,28 @@ fn vector_registers_behind_the_first_agpr_are_agprs() {
     rig.launch("test", 1, 64, &Args::new().push(out)).expect("runs");
     let want: Vec<u32> = (0..64).map(|lane| 7 + 2 * lane + 12).collect();
     assert_eq!(rig.download::<u32>(out, 64), want);
+}
+
+#[test]
+fn products_of_matrices() {
+    for cpu in CPUS {
+        let image = gemm::image(cpu);
+        for kernel in gemm::kernels(cpu) {
+            let product = gemm::Gemm::new(cpu, &image, kernel, [256, 128, 192], options(cpu));
+            let counters = product.run();
+            product.check(1);
+            // 32 x 32 results and 16 bytes of k of two lane groups each; f8f6f4 takes 64 bytes at once.
+            let bytes = if kernel.contains("bf16") { 384 } else { 192 };
+            let step = match (cpu, *kernel) {
+                (_, "gemm_f8f6f4" | "gemm_f8f6f4_dma") => 64,
+                ("gfx950", "gemm_bf16" | "gemm_bf16_dma") => 32,
+                _ => 16,
+            };
+            assert_eq!(counters.mfma, 8 * 4 * bytes / step, "{cpu} {kernel}");
+        }
+        let exact = options(cpu).matrix_numerics(MatrixNumerics::Cdna3Exact);
+        let product = gemm::Gemm::new(cpu, &image, "gemm_fp8", [128, 128, 64], exact);
+        product.run();
+        product.check(1);
+    }
 }

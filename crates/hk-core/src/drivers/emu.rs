@@ -2,7 +2,7 @@
 
 use crate::driver::{Dependency, Dispatch, Driver, Handle};
 use crate::{Arch, Counters, DeviceInfo, Error, Result};
-use hk_emu::{Checks, Fault, Machine, MachineOptions, Module, Profile, UnknownCheck};
+use hk_emu::{Checks, Fault, Machine, MachineOptions, MatrixNumerics, Module, Profile, UnknownCheck, UnknownNumerics};
 use std::collections::VecDeque;
 use std::fmt::Display;
 use std::str::FromStr;
@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 /// The environment variable with the checks of devices whose string names none.
 const HK_SANITIZE: &str = "HK_SANITIZE";
 
+/// Names how matrix instructions round where the device's options do not.
+const MFMA: &str = "HK_MFMA";
 /// Alignment of allocations, that of the HIP runtime.
 const ALIGN: u64 = 256;
 
@@ -35,6 +37,12 @@ impl Emu {
         let mut machine = MachineOptions::default().arch(arch);
         let (mut delay, mut details) = (Duration::ZERO, false);
         let mut checks = None;
+        let mut numerics = match std::env::var(MFMA) {
+            Ok(name) => {
+                name.parse().map_err(|e: UnknownNumerics| Error::argument(super::OP, MFMA, name, e))?
+            }
+            Err(_) => MatrixNumerics::default(),
+        };
         for option in options.split('&').filter(|o| !o.is_empty()) {
             let (key, value) = option.split_once('=').unwrap_or((option, ""));
             match key {
@@ -53,6 +61,9 @@ impl Emu {
                     let on = parse(value).ok_or_else(|| wrong("misaligned=true or =false"))?;
                     machine = machine.allow_misaligned(on);
                 }
+                "mfma" => {
+                    numerics = value.parse().map_err(|_| wrong("mfma=fma or =cdna3-exact"))?;
+                }
                 "delay_ms" => {
                     delay = Duration::from_millis(parse(value).ok_or_else(|| wrong("delay_ms=N"))?);
                 }
@@ -67,16 +78,16 @@ impl Emu {
                 }
                 _ => {
                     return Err(wrong(
-                        "the options threads, budget, details, misaligned, sanitize, mutant, delay_ms",
+                        "the options threads, budget, details, misaligned, sanitize, mfma, mutant, delay_ms",
                     ));
                 }
             }
         }
         let checks = checks.map_or_else(checks_of_environment, Ok)?;
-        let machine = machine.sanitize(checks);
+        let machine = machine.sanitize(checks).matrix_numerics(numerics);
         let info = DeviceInfo {
             spec: spec.into(),
-            name: format!("hk-emu, {arch}"),
+            name: format!("hk-emu, {arch}, mfma {numerics}"),
             arch,
             // MI300X and MI350X.
             compute_units: if arch == Arch::Gfx950 { 256 } else { 304 },

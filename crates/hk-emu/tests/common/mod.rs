@@ -1,6 +1,8 @@
 //! Kernels for the tests: compiled from HIP C++ or assembled, and run.
 #![allow(dead_code)] // each test file uses its part
 
+pub mod gemm;
+
 use std::process::Command;
 use std::sync::Arc;
 
