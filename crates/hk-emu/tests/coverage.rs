@@ -78,7 +78,20 @@ fn gpr_index_moves_the_enabled_operands() {
     let minus = (-f32::from_bits(103) - f32::from_bits(101)).to_bits();
     assert_eq!(
         rows,
-        [105, 206, 1, 100, 0u32.wrapping_sub(3), 0u32.wrapping_sub(4), 309, 100, 7 + 7, minus, 0x1234_1F05, 5]
+        [
+            105,
+            206,
+            1,
+            100,
+            0u32.wrapping_sub(3),
+            0u32.wrapping_sub(4),
+            309,
+            100,
+            7 + 7,
+            minus,
+            0x1234_1F05,
+            5
+        ]
     );
     // Beyond the kernel's registers, and lane moves.
     for (body, want) in [
