@@ -91,23 +91,36 @@ fn gpr_index_moves_the_enabled_operands() {
              s_mov_b32 s20, 5\ns_mov_b32 m0, 0x12340f00
              s_set_gpr_idx_on s20, gpr_idx(SRC0)\nv_mov_b32 v10, v20\nv_add_u32 v11, v20, v21\ns_set_gpr_idx_off
              s_mov_b32 s21, m0
-             s_set_gpr_idx_on s20, gpr_idx(DST)\nv_mov_b32 v40, v20\nv_fmac_f32 v45, 1.0, v50\ns_set_gpr_idx_off
+             s_set_gpr_idx_on s20, gpr_idx(DST)\nv_mov_b32 v40, v20\nv_fmac_f32 v45, 1.0, v50\nv_writelane_b32 v46, s20, 63\ns_set_gpr_idx_off
              s_set_gpr_idx_on 2, gpr_idx(SRC1)\nv_sub_u32 v12, v20, v21
              s_set_gpr_idx_idx 3\nv_sub_u32 v13, v20, v21
              s_set_gpr_idx_mode gpr_idx(SRC0,SRC2)\nv_add3_u32 v14, v20, v21, v22\nv_sub_f32 v15, -v20, v21
              s_set_gpr_idx_off\nv_mov_b32 v16, v20\n";
     for (row, vgpr) in
-        [(0, 10), (1, 11), (2, 40), (3, 45), (4, 12), (5, 13), (6, 14), (7, 16), (8, 50), (9, 15)]
+        [(0, 10), (1, 11), (2, 40), (3, 45), (4, 12), (5, 13), (6, 14), (7, 16), (8, 50), (9, 15), (11, 51)]
     {
         body += &out(row, vgpr);
     }
     body += &out_scalar(10, "s21");
-    let got = run(&body, &words(11 * 64));
-    let rows: Vec<u32> = (0..11).map(|row| got[64 * row + 63]).collect();
+    let got = run(&body, &words(12 * 64));
+    let rows: Vec<u32> = (0..12).map(|row| got[64 * row + 63]).collect();
     let minus = (-f32::from_bits(103) - f32::from_bits(101)).to_bits();
     assert_eq!(
         rows,
-        [105, 206, 1, 100, 0u32.wrapping_sub(3), 0u32.wrapping_sub(4), 309, 100, 7 + 7, minus, 0x1234_1F05]
+        [
+            105,
+            206,
+            1,
+            100,
+            0u32.wrapping_sub(3),
+            0u32.wrapping_sub(4),
+            309,
+            100,
+            7 + 7,
+            minus,
+            0x1234_1F05,
+            5
+        ]
     );
     // Beyond the kernel's registers, and lane moves.
     for (body, want) in [

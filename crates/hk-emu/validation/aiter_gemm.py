@@ -50,7 +50,7 @@ def bf16_gemm(run, file, m, n, k, tile, shuffled=False, bias=False, out_dtype=np
     """d = a b^T (+ bias); host code: asm_gemm_a16w16.cu."""
     run.result.size = f"{m} x {n} x {k}" + (f", split K {split}" if split > 1 else "")
     a, b = run.normal(m, k, dtype=bf16), run.normal(n, k, dtype=bf16)
-    bias_row = run.normal(n) if bias else None
+    bias_row = run.normal(n, dtype=bf16) if bias else None
     # Kernels that do not split K have no such argument.
     semaphore = [InOut("semaphore", np.zeros((16, 64), np.uint32))] if split > 1 else []
     row = n * np.dtype(out_dtype).itemsize
@@ -63,7 +63,7 @@ def bf16_gemm(run, file, m, n, k, tile, shuffled=False, bias=False, out_dtype=np
         + [u32(m), u32(n), u32(k), u32(split), u32(int(out_dtype == bf16)), bias_row, u32(int(bias))]
         + semaphore,
     )
-    want = a.astype(np.float64) @ b.astype(np.float64).T + (0 if bias_row is None else bias_row)
+    want = a.astype(np.float64) @ b.astype(np.float64).T + (0 if bias_row is None else bias_row.astype(np.float64))
     if out_dtype == bf16:
         run.compare("d", out["d"], want, 2**-7, 1e-4 * k**0.5)
     else:

@@ -7,7 +7,8 @@
 import argparse
 import sys
 
-import aiter_gemm  # noqa: F401  (registers its cases)
+import aiter_attention  # noqa: F401  (these register their cases)
+import aiter_gemm  # noqa: F401
 import harness
 
 

@@ -25,7 +25,7 @@ pub(crate) fn run(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
         return unsafe { (u.run)(w, e, u) };
     };
     let (index, enabled) = ((w.s[M0] & 0xFF) as u16, w.s[M0] >> 12 & 0xF);
-    let lanes = matches!(inst.op, Op::V_READLANE_B32 | Op::V_WRITELANE_B32 | Op::V_READFIRSTLANE_B32);
+    let lanes = matches!(inst.op, Op::V_READLANE_B32 | Op::V_READFIRSTLANE_B32);
     if enabled != 0 && (lanes || inst.op.is_mfma() || inst.dpp.is_some() || inst.sdwa.is_some()) {
         return e.fault(Problem::Unsupported { what: "an instruction that takes no indexed registers" });
     }
