@@ -1,10 +1,11 @@
 //! Launches: limits, initial state, and the schedule of workgroups and waves.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use hk_codeobj::{Arch, Kernel};
+use hk_codeobj::{Arch, Kernel, workgroups_per_cu};
 
 use crate::counters::Counters;
 use crate::exec::mem::View;
@@ -14,6 +15,7 @@ use crate::loader::Module;
 use crate::lower::Program;
 use crate::memory::{Allocation, POISON};
 use crate::observe::counts::Counts;
+use crate::observe::deadlock::{Circle, Probe};
 use crate::observe::{
     Check, Checks, Finding, GlobalMemory, Observer, Place, Subject, Undefined, Unwatched, Watch,
 };
@@ -51,6 +53,7 @@ pub(crate) struct Launch<'a> {
     global: Option<Arc<Mutex<GlobalMemory>>>,
     details: bool,
     spare: &'a Spare,
+    active: &'a AtomicU64,
     grid: [u32; 3],
     block: [u32; 3],
     lds_bytes: usize,
@@ -60,6 +63,10 @@ pub(crate) struct Launch<'a> {
     /// Workgroups in execution order are taken from here.
     next: AtomicU64,
     total: u64,
+    /// Workgroups that the GPU holds at a time, per compute unit and in all; and those that have begun and not ended.
+    seats: [u64; 2],
+    seated: AtomicU64,
+    waiting: Waiting,
     /// The lowest workgroup with a fault, and the fault.
     fault_at: AtomicU64,
     fault: Mutex<Option<(u64, Fault)>>,
@@ -75,10 +82,32 @@ struct Executed {
     counts: Option<Box<Counts>>,
 }
 
+/// Whether all that runs only waits.
+#[derive(Default)]
+struct Waiting {
+    /// Host threads that run workgroups.
+    threads: AtomicU64,
+    /// Counted up around whatever may change memory.
+    version: AtomicU64,
+    /// A version, and how many threads hold only workgroups that go round in circles with it.
+    stuck: Mutex<(u64, u64)>,
+}
+
+/// How long all of a launch waits before that is a deadlock: the host might still write what it waits for.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Compute units of the GPU: MI300X, MI350X.
+pub(crate) fn compute_units(arch: Arch) -> u32 {
+    if arch == Arch::Gfx950 { 256 } else { 304 }
+}
+
 /// Wave instructions that a workgroup runs before another one gets its turn.
 const SLICE: u64 = 1 << 22;
 /// Instructions of a wave before its workgroup's next wave gets its turn.
 const TURN: u64 = 1 << 16;
+/// Instructions in which a wave that waits should be back where it was, and times it may sleep on the way.
+const CIRCLE: u64 = 1 << 12;
+const CIRCLE_SLEEPS: u32 = 64;
 /// Turns in a row in which every wave only slept, after which the workgroup gives way.
 const SLEEPY_TURNS: u32 = 4;
 /// Bytes of wave state that suspended workgroups of one thread may hold.
@@ -211,6 +240,8 @@ pub(crate) struct Setup<'a> {
     pub checks: Checks,
     /// Count what depends on addresses.
     pub details: bool,
+    /// Launches of the machine that run.
+    pub active: &'a AtomicU64,
 }
 
 /// Wave states between launches: making one touches a quarter of a megabyte.
@@ -244,8 +275,19 @@ pub(crate) enum Threads<'a> {
 
 impl<'a> Launch<'a> {
     pub fn new(setup: Setup<'a>, dispatch: &Dispatch<'_>) -> Launch<'a> {
-        let Setup { spare, module, kernel, program, memory, budget, kernarg, packet, checks, details } =
-            setup;
+        let Setup {
+            spare,
+            module,
+            kernel,
+            program,
+            memory,
+            budget,
+            kernarg,
+            packet,
+            checks,
+            details,
+            active,
+        } = setup;
         let d = &kernel.descriptor;
         let mut user_sgprs = vec![];
         let mut push64 = |value: u64| user_sgprs.extend([value as u32, (value >> 32) as u32]);
@@ -283,6 +325,7 @@ impl<'a> Launch<'a> {
             global: checks.has(Check::Global).then(|| Arc::new(Mutex::new(GlobalMemory::new()))),
             details,
             spare,
+            active,
             grid: dispatch.grid,
             block: dispatch.block,
             lds_bytes: (kernel.lds_bytes + dispatch.dynamic_lds) as usize,
@@ -291,6 +334,14 @@ impl<'a> Launch<'a> {
             scratch_stride,
             next: AtomicU64::new(0),
             total: dispatch.grid.iter().map(|n| u64::from(*n)).product(),
+            seats: {
+                let arch = module.object.arch;
+                let lds = kernel.lds_bytes + dispatch.dynamic_lds;
+                let each = workgroups_per_cu(arch, kernel.total_vgprs, lds, threads).max(1);
+                [each.into(), u64::from(each) * u64::from(compute_units(arch))]
+            },
+            seated: AtomicU64::new(0),
+            waiting: Waiting::default(),
             fault_at: AtomicU64::new(u64::MAX),
             fault: Mutex::new(None),
             executed: Mutex::default(),
@@ -301,6 +352,23 @@ impl<'a> Launch<'a> {
     pub fn parallel(&self) -> bool {
         // The clocks of global memory are kept in one order.
         self.program.parallel && self.total > 1 && self.global.is_none()
+    }
+
+    /// The next workgroup, if the GPU has room for it.
+    fn claim(&self) -> Option<u64> {
+        if self.seated.fetch_add(1, SeqCst) < self.seats[1] {
+            let linear = self.next.fetch_add(1, SeqCst);
+            if linear < self.total && linear <= self.fault_at.load(Relaxed) {
+                return Some(linear);
+            }
+        }
+        self.seated.fetch_sub(1, SeqCst);
+        None
+    }
+
+    /// Whether workgroups are left to begin.
+    fn unclaimed(&self) -> bool {
+        self.next.load(SeqCst) < self.total
     }
 
     /// Runs every workgroup. Gives the total, and what each instruction of the program counted.
@@ -332,6 +400,29 @@ impl<'a> Launch<'a> {
         }
         counters.details = counts.map(|counts| counts.details());
         Ok((counters, sites))
+    }
+
+    /// Reports the first of the workgroups, which all wait for what never comes.
+    fn deadlock(&self, groups: VecDeque<Group>) {
+        let first = groups.into_iter().min_by_key(|group| group.info.linear);
+        let Some(Group { info, mut waves, circle: Some((wave, circle)), .. }) = first else { return };
+        let Circle { mut finding, index } = circle;
+        let at_barrier = waves.iter().filter(|w| w.status == Status::AtBarrier).count();
+        if at_barrier != 0 {
+            finding.what += &format!("; {at_barrier} waves of its workgroup wait at a barrier");
+        }
+        if self.unclaimed() {
+            let [each, all] = self.seats;
+            finding.what += &format!(
+                "; the launch has {} workgroups, and the GPU holds {all} of them at a time ({each} on each of {} compute \
+                 units): the others cannot begin before one of these ends",
+                self.total,
+                all / each
+            );
+        }
+        let wave = &mut waves[wave];
+        wave.pc = index;
+        self.report(info.linear, info.id, wave, Problem::Finding(finding));
     }
 
     fn report(&self, linear: u64, group: [u32; 3], wave: &Wave, problem: Problem) {
@@ -429,12 +520,16 @@ struct Group {
     waves: Vec<Wave>,
     lds: Vec<u8>,
     observer: Option<Box<Observer>>,
+    /// The first wave that waits, if all that can run do.
+    circle: Option<(usize, Circle)>,
 }
 
 /// How a workgroup's time ended.
 enum Outcome {
     Finished,
     Suspended,
+    /// As `Suspended`, and every wave that can run goes round in circles.
+    Waiting,
     Faulted(usize, Problem),
 }
 
@@ -467,30 +562,82 @@ impl<'l, 'a> Worker<'l, 'a> {
         let launch = self.launch;
         let mut suspended: VecDeque<Group> = VecDeque::new();
         let wave_bytes = 1 << 18;
-        let room = (SUSPENDED_BYTES / (launch.waves as usize * wave_bytes).max(1)).max(2);
+        let mut room = (SUSPENDED_BYTES / (launch.waves as usize * wave_bytes).max(1)).max(2);
+        let waiting = &launch.waiting;
+        waiting.threads.fetch_add(1, SeqCst);
+        // Workgroups in a row that only wait, since which version, and the version that was told to all.
+        let (mut circles, mut since, mut told) = (0, 0, u64::MAX);
+        let mut patience = None;
         loop {
             // New workgroups go before suspended ones: those wait for something.
-            let fresh = if suspended.len() < room { launch.next.fetch_add(1, Relaxed) } else { u64::MAX };
-            let mut group = if fresh < launch.total && fresh <= launch.fault_at.load(Relaxed) {
-                self.start(fresh)
-            } else if let Some(group) = suspended.pop_front() {
-                group
-            } else {
-                break;
+            let fresh = if suspended.len() < room { launch.claim() } else { None };
+            let mut group = match fresh {
+                Some(linear) => self.start(linear),
+                None => match suspended.pop_front() {
+                    Some(group) => group,
+                    None => break,
+                },
             };
             if group.info.linear > launch.fault_at.load(Relaxed) {
                 continue;
             }
-            match self.advance(&mut group) {
-                Outcome::Finished => self.retire(group),
+            let version = waiting.version.load(SeqCst);
+            let mut outcome = Outcome::Suspended;
+            if fresh.is_none() {
+                outcome = self.advance(&mut group, true);
+            }
+            if matches!(outcome, Outcome::Suspended) {
+                waiting.version.fetch_add(1, SeqCst);
+                outcome = self.advance(&mut group, false);
+            }
+            if !matches!(outcome, Outcome::Waiting) {
+                patience = None;
+                waiting.version.fetch_add(1, SeqCst);
+            }
+            match outcome {
+                Outcome::Finished => {
+                    self.retire(group);
+                    launch.seated.fetch_sub(1, SeqCst);
+                }
                 Outcome::Suspended => suspended.push_back(group),
                 Outcome::Faulted(wave, problem) => {
                     if let Some(wave) = group.waves.get(wave) {
                         launch.report(group.info.linear, group.info.id, wave, problem);
                     }
                 }
+                Outcome::Waiting => {
+                    suspended.push_back(group);
+                    circles = if since == version { circles + 1 } else { 1 };
+                    since = version;
+                    if circles < suspended.len() {
+                        continue;
+                    }
+                    if launch.unclaimed() && launch.seated.load(SeqCst) < launch.seats[1] {
+                        // What they wait for may be a workgroup that there was no memory for.
+                        room *= 2;
+                        continue;
+                    }
+                    let all = {
+                        let mut stuck = waiting.stuck.lock().unwrap_or_else(|e| e.into_inner());
+                        if stuck.0 != version {
+                            *stuck = (version, 0);
+                        }
+                        stuck.1 += u64::from(told != version);
+                        told = version;
+                        stuck.1 >= waiting.threads.load(SeqCst)
+                    };
+                    let alone = launch.active.load(SeqCst) == 1;
+                    if !(all && alone && waiting.version.load(SeqCst) == version) {
+                        patience = None;
+                    } else if patience.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+                        launch.deadlock(suspended);
+                        break;
+                    }
+                    std::thread::sleep(Duration::from_millis(1));
+                }
             }
         }
+        waiting.threads.fetch_sub(1, SeqCst);
         launch.spare.give(self.spare_waves);
         let mut sum = launch.executed.lock().unwrap_or_else(|e| e.into_inner());
         sum.counters += self.counters;
@@ -541,7 +688,7 @@ impl<'l, 'a> Worker<'l, 'a> {
                 global: launch.global.as_ref(),
             }))
         });
-        Group { info, waves, lds, observer }
+        Group { info, waves, lds, observer, circle: None }
     }
 
     fn retire(&mut self, group: Group) {
@@ -550,8 +697,9 @@ impl<'l, 'a> Worker<'l, 'a> {
         self.spare_lds.push(group.lds);
     }
 
-    /// Runs the waves of a workgroup in turn until all have ended or its slice is used up.
-    fn advance(&mut self, group: &mut Group) -> Outcome {
+    /// Runs the waves of a workgroup in turn until all have ended or its slice is used up; or, to `probe` it, each wave
+    /// for a short while, until one does not go round in circles.
+    fn advance(&mut self, group: &mut Group, probe: bool) -> Outcome {
         let launch = self.launch;
         let program = &*launch.program;
         let mut env = Env {
@@ -570,16 +718,33 @@ impl<'l, 'a> Worker<'l, 'a> {
         }
         let start: u64 = group.waves.iter().map(|w| w.executed).sum();
         let mut sleepy = 0;
+        group.circle = None;
         let outcome = 'run: loop {
-            let mut progress = false;
+            let (mut progress, mut moved) = (false, false);
             for i in 0..group.waves.len() {
                 let wave = &mut group.waves[i];
                 if wave.status != Status::Ready {
                     continue;
                 }
                 let ctl = match &mut group.observer {
-                    None => run_wave(wave, &mut env, &mut Unwatched, launch.budget),
-                    Some(observer) => run_wave(wave, &mut env, &mut **observer, launch.budget),
+                    observer if probe => {
+                        let mut probe = Probe::new(observer.as_deref_mut());
+                        let mut ctl = run_wave(wave, &mut env, &mut probe, launch.budget, CIRCLE);
+                        for _ in 0..CIRCLE_SLEEPS {
+                            if ctl == Ctl::Sleep && probe.open() {
+                                ctl = run_wave(wave, &mut env, &mut probe, launch.budget, CIRCLE);
+                            }
+                        }
+                        if let Some(circle) = probe.into_circle() {
+                            env.problem = None;
+                            group.circle.get_or_insert((i, circle));
+                            continue;
+                        }
+                        moved = true;
+                        ctl
+                    }
+                    None => run_wave(wave, &mut env, &mut Unwatched, launch.budget, TURN),
+                    Some(observer) => run_wave(wave, &mut env, &mut **observer, launch.budget, TURN),
                 };
                 match ctl {
                     Ctl::Barrier => {
@@ -596,6 +761,9 @@ impl<'l, 'a> Worker<'l, 'a> {
                         let problem = env.problem.take();
                         break 'run Outcome::Faulted(i, problem.map_or(Problem::Trap { id: 0 }, |p| *p));
                     }
+                }
+                if moved {
+                    break;
                 }
             }
             if group.waves.iter().all(|w| w.status != Status::Ready) {
@@ -618,6 +786,9 @@ impl<'l, 'a> Worker<'l, 'a> {
                     break Outcome::Finished;
                 }
             }
+            if probe {
+                break if moved { Outcome::Suspended } else { Outcome::Waiting };
+            }
             sleepy = if progress { 0 } else { sleepy + 1 };
             let used = group.waves.iter().map(|w| w.executed).sum::<u64>() - start;
             if used > SLICE || sleepy > SLEEPY_TURNS {
@@ -633,9 +804,9 @@ impl<'l, 'a> Worker<'l, 'a> {
     }
 }
 
-/// Runs a wave until it stops for a reason or its turn is over (`Next`).
-fn run_wave<W: Watch>(w: &mut Wave, e: &mut Env<'_>, watch: &mut W, budget: u64) -> Ctl {
-    let end = budget.min(w.executed + TURN);
+/// Runs a wave until it stops for a reason or its turn of instructions is over (`Next`).
+fn run_wave<W: Watch>(w: &mut Wave, e: &mut Env<'_>, watch: &mut W, budget: u64, turn: u64) -> Ctl {
+    let end = budget.min(w.executed + turn);
     loop {
         let ctl = if w.mode & mode::ALTERED == 0 {
             run_mode::<W, false>(w, e, watch, budget, end)

@@ -1,6 +1,7 @@
 //! The emulated device.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 
 use hk_codeobj::{Arch, Kernel};
@@ -137,6 +138,8 @@ struct Inner {
     memory: Arc<Memory>,
     pool: OnceLock<Option<rayon::ThreadPool>>,
     spare: Spare,
+    /// Launches that run.
+    active: AtomicU64,
 }
 
 /// An emulated device. Clones are the same device.
@@ -149,7 +152,14 @@ impl Machine {
         let level = options.level.filter(|level| level.available()).unwrap_or_else(Level::detect);
         let track = options.checks.has(Check::Uninit);
         let memory = Arc::new(Memory::new(options.addresses.clone(), track));
-        Machine(Arc::new(Inner { options, level, memory, pool: OnceLock::new(), spare: Spare::default() }))
+        Machine(Arc::new(Inner {
+            options,
+            level,
+            memory,
+            pool: OnceLock::new(),
+            spare: Spare::default(),
+            active: AtomicU64::new(0),
+        }))
     }
 
     /// The target.
@@ -322,10 +332,14 @@ impl Machine {
             spare: &self.0.spare,
             checks: self.0.options.checks,
             details,
+            active: &self.0.active,
         };
         let launch = Launch::new(setup, dispatch);
         let threads = if launch.parallel() { self.threads() } else { Threads::One };
-        let (counters, sites) = launch.run(threads)?;
+        self.0.active.fetch_add(1, SeqCst);
+        let outcome = launch.run(threads);
+        self.0.active.fetch_sub(1, SeqCst);
+        let (counters, sites) = outcome?;
         Ok((counters, kernel, sites))
     }
 

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Args, Assembly, Random, Rig, assemble, hip, options};
-use hk_emu::{Access, Dispatch, Fault, LoadError, Machine, MachineOptions, MemoryProblem, Space};
+use hk_emu::{Access, Check, Dispatch, Fault, LoadError, Machine, MachineOptions, MemoryProblem, Space};
 use proptest::prelude::*;
 
 #[test]
@@ -125,7 +125,7 @@ fn endless_loops_end() {
     );
     let flag = rig.upload("flag", &[0u32]);
     let fault = rig.launch("test", 4, 64, &Args::new().push(flag)).unwrap_err();
-    assert!(matches!(fault, Fault::Budget { .. }), "{fault}");
+    assert!(matches!(fault, Fault::Sanitizer { check: Check::Barriers, .. }), "{fault}");
 }
 
 #[test]

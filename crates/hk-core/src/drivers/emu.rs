@@ -2,7 +2,9 @@
 
 use crate::driver::{Dependency, Dispatch, Driver, Handle};
 use crate::{Arch, Counters, DeviceInfo, Error, Result};
-use hk_emu::{Checks, Fault, Machine, MachineOptions, MatrixNumerics, Module, Profile, UnknownCheck, UnknownNumerics};
+use hk_emu::{
+    Checks, Fault, Machine, MachineOptions, MatrixNumerics, Module, Profile, UnknownCheck, UnknownNumerics,
+};
 use std::collections::VecDeque;
 use std::fmt::Display;
 use std::str::FromStr;

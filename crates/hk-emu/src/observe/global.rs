@@ -634,13 +634,13 @@ impl GlobalRaces {
         let workgroup = memory.groups.get(other.group as usize).copied().unwrap_or_default();
         let [x, y, z] = workgroup;
         let describe = |stamp: &Stamp| match (stamp.access, stamp.scope) {
-            (Access::Atomic, _) => "atomic",
-            (Access::Read, Scope::Wave) => "plain read",
-            (Access::Write, Scope::Wave) => "plain write",
-            (Access::Read, Scope::Workgroup) => "read at workgroup scope",
-            (Access::Write, Scope::Workgroup) => "write at workgroup scope",
-            (Access::Read, _) => "atomic read",
-            (Access::Write, _) => "atomic write",
+            (Access::Atomic, _) => "an atomic",
+            (Access::Read, Scope::Wave) => "a plain read",
+            (Access::Write, Scope::Wave) => "a plain write",
+            (Access::Read, Scope::Workgroup) => "a read at workgroup scope",
+            (Access::Write, Scope::Workgroup) => "a write at workgroup scope",
+            (Access::Read, _) => "an atomic read",
+            (Access::Write, _) => "an atomic write",
         };
         let same = other.group == self.group;
         let who = if same { format!("wave {}", other.wave) } else { format!("workgroup ({x}, {y}, {z})") };
@@ -654,13 +654,13 @@ impl GlobalRaces {
             "this wave has loaded a released value since, but no buffer_inv sc1 behind a wait for that load makes it an \
              acquire"
         } else if self.learned.sources.is_empty() && me.learned.sources.is_empty() {
-            "this wave has acquired nothing: that takes a release (buffer_wbl2 sc1, s_waitcnt vmcnt(0), then an atomic or a store with \
+            "nothing orders the workgroups, as this wave has acquired nothing: that takes a release (buffer_wbl2 sc1, s_waitcnt vmcnt(0), then an atomic or a store with \
              sc1) there and an acquire (an atomic or a load with sc1, its wait, then buffer_inv sc1) here"
         } else {
             "nothing that this wave has acquired was released behind that access (buffer_wbl2 sc1, s_waitcnt vmcnt(0), then an \
              atomic or a store with sc1)"
         };
-        let what = format!("a {} races with a {} by {who}: {why}", describe(&stamp), describe(&other));
+        let what = format!("{} races with {} by {who}: {why}", describe(&stamp), describe(&other));
         Box::new(Finding {
             check: Check::Global,
             what,

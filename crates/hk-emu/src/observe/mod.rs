@@ -8,6 +8,7 @@ pub(crate) mod access;
 mod barriers;
 mod checks;
 pub(crate) mod counts;
+pub(crate) mod deadlock;
 pub(crate) mod effects;
 mod global;
 mod lds;

@@ -21,7 +21,7 @@ use crate::fault::{Access, Space};
 use crate::isa::{ALL_OPS, Encoding, Inst, Op, Operand, decode, display};
 use crate::launch::GroupInfo;
 use crate::lower::{Code, Program, Registers, Text, Way, lower};
-use crate::memory::{Allocation, Memory};
+use crate::memory::{ADDRESSES, Allocation, Memory};
 use crate::wave::{AGPR, M0, Wave, mode};
 
 const LDS: usize = 256 << 10;
@@ -128,7 +128,7 @@ impl Case<'_> {
             Operand::Sgpr(code) => Some(usize::from(code)),
             _ => None,
         };
-        let mut scalar = |w: &mut Wave, operand: Operand, value: u64| {
+        let scalar = |w: &mut Wave, operand: Operand, value: u64| {
             if let Some(code) = low(operand) {
                 w.set_s64(code, value);
             }
@@ -253,7 +253,7 @@ impl Case<'_> {
         if global {
             self.global.write_bytes(0, &state.global);
         }
-        let view = View::new(vec![self.global], false, false);
+        let view = View::new(vec![self.global], false);
         let group = GroupInfo { id: [1, 2, 3], linear: 5, gpr_alloc: 0 };
         let n = self.program.uops.len();
         let mut env = Env {
@@ -496,7 +496,7 @@ fn list(set: &RegSet) -> String {
 #[test]
 fn effects_and_accesses_say_what_instructions_do() {
     let per_form: usize = std::env::var("HK_ISA_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(6);
-    let memory = Memory::new(false);
+    let memory = Memory::new(ADDRESSES, false);
     let global = memory.detached(GLOBAL as u64, 256, "test", true).expect("memory");
     for arch in Arch::AMD {
         let mut g = Generator::new(11);

@@ -1,0 +1,169 @@
+//! Waves that wait for what never comes.
+//!
+//! A wave that is back where it was, with the same registers, and has changed no memory on the way, goes round for as
+//! long as nobody else changes memory. When that holds for every wave of every workgroup that runs, and no workgroup is
+//! left to start, the launch cannot end.
+
+use super::access::Accesses;
+use super::{Check, Finding, Observer, Watch};
+use crate::exec::{Ctl, Env, Uop};
+use crate::fault::{Access, Space};
+use crate::wave::{AGPR, Lanes, Wave};
+
+/// Runs a wave for a short while to see whether it goes round in circles. Checks see its instructions as well.
+pub(crate) struct Probe<'o> {
+    observer: Option<&'o mut Observer>,
+    accesses: Accesses,
+    state: Option<Box<State>>,
+    /// Times that the wave was back at the state's instruction.
+    returns: u32,
+    /// Memory has changed.
+    changed: bool,
+    /// What a write overwrites.
+    old: Vec<u8>,
+    /// The last load: instruction, memory, first address, its lane.
+    load: Option<(u32, Space, u64, Option<u32>)>,
+    found: Option<Circle>,
+}
+
+/// A wave that goes round in circles.
+pub(crate) struct Circle {
+    pub finding: Box<Finding>,
+    /// The instruction that loads what the wave waits for.
+    pub index: u32,
+}
+
+/// Everything that a wave's future depends on, besides memory.
+struct State {
+    pc: u32,
+    s: [u32; 128],
+    scc: bool,
+    mode: u32,
+    registers: Vec<Lanes>,
+    scratch: Vec<u8>,
+}
+
+impl State {
+    fn of(w: &Wave) -> Box<State> {
+        let registers = (0..2 * AGPR).map(|n| *w.v(n)).collect();
+        let scratch = w.scratch.clone();
+        Box::new(State { pc: w.pc, s: w.s, scc: w.scc, mode: w.mode, registers, scratch })
+    }
+
+    fn holds(&self, w: &Wave) -> bool {
+        (self.scc, self.mode, &self.s) == (w.scc, w.mode, &w.s)
+            && (0..2 * AGPR).all(|n| self.registers[usize::from(n)] == *w.v(n))
+            && self.scratch == w.scratch
+    }
+}
+
+impl<'o> Probe<'o> {
+    pub fn new(observer: Option<&'o mut Observer>) -> Probe<'o> {
+        Probe {
+            observer,
+            accesses: Accesses::default(),
+            state: None,
+            returns: 0,
+            changed: false,
+            old: vec![],
+            load: None,
+            found: None,
+        }
+    }
+
+    /// Whether more of the wave could still show that it goes round.
+    pub fn open(&self) -> bool {
+        !self.changed && self.found.is_none()
+    }
+
+    pub fn into_circle(self) -> Option<Circle> {
+        self.found
+    }
+
+    /// The bytes that the writes of the instruction in `accesses` are about.
+    fn memory(&self, e: &Env<'_>, out: &mut Vec<u8>) {
+        out.clear();
+        let mut hint = 0;
+        for part in self.accesses.parts().iter().filter(|part| part.access != Access::Read) {
+            for (_, address) in part.lanes() {
+                let bytes = part.bytes as usize;
+                let start = out.len();
+                out.resize(start + bytes, 0);
+                match part.space {
+                    Space::Global => {
+                        if let Some((allocation, offset)) = e.memory.find(address, bytes as u64, &mut hint) {
+                            allocation.read_bytes(offset, &mut out[start..]);
+                        }
+                    }
+                    Space::Lds => {
+                        let at = address as usize;
+                        if let Some(lds) = e.lds.get(at..at.saturating_add(bytes)) {
+                            out[start..].copy_from_slice(lds);
+                        }
+                    }
+                    Space::Private => {}
+                }
+            }
+        }
+    }
+
+    fn circle(&self) -> Circle {
+        let (index, space, address, lane) =
+            self.load.unwrap_or((self.state.as_ref().map_or(0, |state| state.pc), Space::Global, 0, None));
+        let what = match self.load {
+            Some(_) => {
+                "deadlock: this wave loads a value again and again that no wave of the launch is left to change"
+            }
+            None => "deadlock: this wave repeats the same instructions for ever",
+        };
+        let address = self.load.map(|_| (space, address));
+        let finding = Finding { check: Check::Barriers, what: what.to_owned(), lane, address, other: None };
+        Circle { finding: Box::new(finding), index }
+    }
+}
+
+impl Watch for Probe<'_> {
+    /// Ends the run when the wave has gone round, with a finding that only the caller sees.
+    fn before(&mut self, w: &Wave, e: &Env<'_>, u: &Uop) -> Result<(), Box<Finding>> {
+        if self.open() {
+            match &self.state {
+                Some(state) if state.pc == w.pc => {
+                    if state.holds(w) {
+                        let circle = self.circle();
+                        let finding = circle.finding.clone();
+                        self.found = Some(circle);
+                        return Err(finding);
+                    }
+                    self.returns += 1;
+                    // Circles of several turns, and what only leads to one.
+                    if self.returns.is_power_of_two() {
+                        self.state = Some(State::of(w));
+                    }
+                }
+                Some(_) => {}
+                None => self.state = Some(State::of(w)),
+            }
+            if let Some(inst) = e.program.inst(u.index) {
+                self.accesses.of(inst, u, w, e);
+            }
+            let part = self.accesses.parts().iter().find(|part| part.access != Access::Write);
+            if let Some((part, (lane, address))) = part.and_then(|part| Some((part, part.lanes().next()?))) {
+                let lane = (!part.scalar).then_some(lane as u32);
+                self.load = Some((u.index, part.space, address, lane));
+            }
+            let mut old = std::mem::take(&mut self.old);
+            self.memory(e, &mut old);
+            self.old = old;
+        }
+        self.observer.as_mut().map_or(Ok(()), |observer| observer.before(w, e, u))
+    }
+
+    fn after(&mut self, w: &Wave, e: &Env<'_>, u: &Uop, ctl: Ctl) -> Result<(), Box<Finding>> {
+        if self.open() && !self.old.is_empty() {
+            let mut new = vec![];
+            self.memory(e, &mut new);
+            self.changed = self.old != new;
+        }
+        self.observer.as_mut().map_or(Ok(()), |observer| observer.after(w, e, u, ctl))
+    }
+}
