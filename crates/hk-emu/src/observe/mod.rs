@@ -9,11 +9,13 @@ mod barriers;
 mod checks;
 pub(crate) mod effects;
 mod global;
+mod hazards;
 mod lds;
 mod progress;
 #[cfg(test)]
 mod proof;
 mod uninit;
+mod waits;
 
 pub use checks::{Check, Checks, UnknownCheck};
 pub(crate) use global::GlobalMemory;
@@ -25,9 +27,11 @@ use access::{Accesses, Part};
 use barriers::Barriers;
 use effects::Effects;
 use global::GlobalRaces;
+use hazards::Hazards;
 use lds::LdsRaces;
 use progress::Progress;
 use uninit::Uninit;
+use waits::Waits;
 
 use crate::exec::{Ctl, Env, Uop};
 use crate::fault::Space;
@@ -106,6 +110,10 @@ pub(crate) struct Observer {
     lds: Option<LdsRaces>,
     global: Option<GlobalRaces>,
     barriers: Option<Barriers>,
+    waits: Option<Waits>,
+    hazards: Option<Hazards>,
+    /// No check but waits and hazards is on: nobody asks for accesses.
+    registers_only: bool,
 }
 
 /// The workgroup that an [`Observer`] watches.
@@ -133,6 +141,11 @@ impl Observer {
             lds: checks.has(Check::Lds).then(|| LdsRaces::new(waves, lds)),
             global: global.map(|memory| GlobalRaces::new(memory, group, waves)),
             barriers: checks.has(Check::Barriers).then(|| Barriers::new(group, waves)),
+            waits: checks.has(Check::Waits).then(|| Waits::new(waves)),
+            hazards: checks.has(Check::Hazards).then(|| Hazards::new(waves)),
+            registers_only: Check::ALL
+                .into_iter()
+                .all(|check| !checks.has(check) || matches!(check, Check::Waits | Check::Hazards)),
         }
     }
 
@@ -159,7 +172,9 @@ impl Observer {
 impl Watch for Observer {
     fn before(&mut self, w: &Wave, e: &Env<'_>, u: &Uop) -> Result<(), Box<Finding>> {
         let Some(inst) = e.program.inst(u.index) else { return Ok(()) };
-        self.accesses.of(inst, u, w, e);
+        if !self.registers_only {
+            self.accesses.of(inst, u, w, e);
+        }
         let mut effects = e.program.effects(u.index);
         let now;
         if effects.moves(w) {
@@ -167,6 +182,15 @@ impl Watch for Observer {
             effects = &now;
         }
         let step = Step { w, e, u, inst, effects, accesses: self.accesses.parts() };
+        if let Some(waits) = &mut self.waits {
+            waits.before(&step)?;
+        }
+        if let Some(hazards) = &mut self.hazards {
+            hazards.before(&step)?;
+        }
+        if self.registers_only {
+            return Ok(());
+        }
         if let Some(uninit) = &mut self.uninit {
             uninit.before(&step, &mut self.twin_accesses)?;
         }
