@@ -1,5 +1,7 @@
 //! Which registers an instruction reads and writes: facts of its encoding, whatever the registers hold.
 
+use super::hazards::Traits;
+use super::waits::Kind;
 use crate::isa::{Encoding, Inst, Op, Operand};
 use crate::wave::{EXEC, M0, VCC, Wave, mode};
 
@@ -40,10 +42,6 @@ impl RegSet {
         for reg in usize::from(first)..(usize::from(first) + count).min(64 * WORDS) {
             self.0[reg / 64] |= 1 << (reg % 64);
         }
-    }
-
-    pub fn remove(&mut self, reg: Reg) {
-        self.0[usize::from(reg) / 64] &= !(1 << (reg % 64));
     }
 
     pub fn contains(&self, reg: Reg) -> bool {
@@ -101,6 +99,10 @@ pub(crate) struct Effects {
     pub writes: RegSet,
     /// The registers depend on M0 or MODE: [`Effects::now`] tells them.
     pub relative: bool,
+    /// How it takes part in the counters of memory operations.
+    pub kind: Kind,
+    /// What it is in the rules of hazards.
+    pub traits: Traits,
 }
 
 /// The first register of an operand.
@@ -229,7 +231,13 @@ fn reads_destination(inst: &Inst) -> bool {
 }
 
 impl Effects {
-    pub const NONE: Effects = Effects { reads: RegSet::EMPTY, writes: RegSet::EMPTY, relative: false };
+    pub const NONE: Effects = Effects {
+        reads: RegSet::EMPTY,
+        writes: RegSet::EMPTY,
+        relative: false,
+        kind: Kind::None,
+        traits: Traits::NONE,
+    };
 
     /// The same by slots, for a kernel whose AGPRs begin at slot `first`: those of hand-written kernels may be VGPRs
     /// too.
@@ -371,6 +379,8 @@ impl Effects {
             writes.insert(SCC, 1);
         }
         let forks = name.ends_with("_FORK") || op == S_CBRANCH_JOIN;
-        Effects { reads, writes, relative: forks || name.contains("MOVREL") }
+        let relative = forks || name.contains("MOVREL");
+        let traits = Traits::of(inst, &reads, &writes);
+        Effects { reads, writes, relative, kind: Kind::of(inst), traits }
     }
 }

@@ -11,11 +11,13 @@ pub(crate) mod counts;
 pub(crate) mod deadlock;
 pub(crate) mod effects;
 mod global;
+mod hazards;
 mod lds;
 mod progress;
 #[cfg(test)]
 mod proof;
 mod uninit;
+mod waits;
 
 pub use checks::{Check, Checks, UnknownCheck};
 pub(crate) use global::GlobalMemory;
@@ -28,9 +30,11 @@ use barriers::Barriers;
 use counts::Counts;
 use effects::Effects;
 use global::GlobalRaces;
+use hazards::Hazards;
 use lds::LdsRaces;
 use progress::Progress;
 use uninit::Uninit;
+use waits::Waits;
 
 use crate::exec::{Ctl, Env, Uop};
 use crate::fault::Space;
@@ -111,6 +115,10 @@ pub(crate) struct Observer {
     barriers: Option<Barriers>,
     /// Lent by the thread that runs the workgroup.
     pub counts: Option<Box<Counts>>,
+    waits: Option<Waits>,
+    hazards: Option<Hazards>,
+    /// No check but waits and hazards is on: nobody asks for accesses.
+    registers_only: bool,
 }
 
 /// The workgroup that an [`Observer`] watches.
@@ -139,6 +147,11 @@ impl Observer {
             global: global.map(|memory| GlobalRaces::new(memory, group, waves)),
             barriers: checks.has(Check::Barriers).then(|| Barriers::new(group, waves)),
             counts: None,
+            waits: checks.has(Check::Waits).then(|| Waits::new(waves)),
+            hazards: checks.has(Check::Hazards).then(|| Hazards::new(waves)),
+            registers_only: Check::ALL
+                .into_iter()
+                .all(|check| !checks.has(check) || matches!(check, Check::Waits | Check::Hazards)),
         }
     }
 
@@ -165,7 +178,9 @@ impl Observer {
 impl Watch for Observer {
     fn before(&mut self, w: &Wave, e: &Env<'_>, u: &Uop) -> Result<(), Box<Finding>> {
         let Some(inst) = e.program.inst(u.index) else { return Ok(()) };
-        self.accesses.of(inst, u, w, e);
+        if !self.registers_only || self.counts.is_some() {
+            self.accesses.of(inst, u, w, e);
+        }
         if let Some(counts) = &mut self.counts {
             counts.count(u.index, self.accesses.parts());
         }
@@ -176,6 +191,15 @@ impl Watch for Observer {
             effects = &now;
         }
         let step = Step { w, e, u, inst, effects, accesses: self.accesses.parts() };
+        if let Some(waits) = &mut self.waits {
+            waits.before(&step)?;
+        }
+        if let Some(hazards) = &mut self.hazards {
+            hazards.before(&step)?;
+        }
+        if self.registers_only {
+            return Ok(());
+        }
         if let Some(uninit) = &mut self.uninit {
             uninit.before(&step, &mut self.twin_accesses)?;
         }

@@ -1,0 +1,510 @@
+//! Dependencies that the hardware does not check: between the two instructions so many wait states must lie.
+//!
+//! Every executed instruction is one wait state, `s_nop n` is `n + 1`. [`RULES`] is the whole knowledge: which
+//! instruction, which other one after it, what connects them, how many states. A matrix instruction may need more the
+//! more passes (of four cycles) it takes.
+//!
+//! Sources, named in each row: `manual`, the list of manually inserted wait states in AMD's CDNA3 ISA manual and its
+//! tables for matrix instructions; `llvm`, what LLVM inserts for gfx940 and later, which is the only public source for
+//! the columns of gfx950.
+//!
+//! Not in the table: buffer stores of more than 64 bits whose offset is a scalar register (one state has been reported
+//! for them, compilers insert none), and replayed loads with XNACK. Registers of a first instruction are those it
+//! encodes, also where M0 moves them.
+
+use std::collections::VecDeque;
+
+use super::effects::{self, Reg, RegSet, SGPR, destination_width, reg, source_width};
+use super::{Check, Finding, Place, Step};
+use crate::isa::{Encoding, Inst, Op, Operand};
+use crate::wave::{EXEC, M0, VCC};
+
+/// What an instruction is in the rules, a bit each.
+mod is {
+    /// Vector ALU without the matrix instructions.
+    pub const VALU: u32 = 1 << 0;
+    pub const SALU: u32 = 1 << 1;
+    /// Vector memory of every kind, not LDS.
+    pub const VMEM: u32 = 1 << 2;
+    pub const LDS: u32 = 1 << 3;
+    /// Exponential, logarithm, reciprocal, square root, sine.
+    pub const TRANS: u32 = 1 << 4;
+    /// Vector ALU, matrix instructions too, that is not transcendental.
+    pub const NOT_TRANS: u32 = 1 << 5;
+    pub const DPP: u32 = 1 << 6;
+    /// Writes a part of its destination that is not at its bottom.
+    pub const PARTIAL: u32 = 1 << 7;
+    pub const DOT: u32 = 1 << 8;
+    /// Vector ALU, neither matrix nor dot product.
+    pub const PLAIN: u32 = 1 << 9;
+    /// Writes a scalar register from the vector ALU.
+    pub const WRITES_SCALAR: u32 = 1 << 10;
+    /// Reads a scalar register into the vector ALU (EXEC as the mask aside).
+    pub const READS_SCALAR: u32 = 1 << 11;
+    /// Takes the number of a lane from a scalar register.
+    pub const LANE_SELECT: u32 = 1 << 12;
+    /// `v_readlane`, `v_readfirstlane`.
+    pub const READLANE: u32 = 1 << 13;
+    pub const WRITELANE: u32 = 1 << 14;
+    pub const DIV_FMAS: u32 = 1 << 15;
+    /// Reads EXECZ or VCCZ as data.
+    pub const READS_ZERO: u32 = 1 << 16;
+    pub const GETREG: u32 = 1 << 17;
+    pub const SETREG: u32 = 1 << 18;
+    /// Reads M0 other than as an operand.
+    pub const USES_M0: u32 = 1 << 19;
+    /// Stores more than 64 bits a lane.
+    pub const WIDE_STORE: u32 = 1 << 20;
+    /// `v_permlane16_swap`, `v_permlane32_swap`.
+    pub const SWAP: u32 = 1 << 21;
+    pub const CMPX: u32 = 1 << 22;
+    /// `v_fma_f64`, `v_fmac_f64`.
+    pub const FMA64: u32 = 1 << 23;
+    /// Matrix instructions: f64, f32, all others.
+    pub const DGEMM: u32 = 1 << 24;
+    pub const SGEMM: u32 = 1 << 25;
+    pub const XDL: u32 = 1 << 26;
+    pub const MATRIX: u32 = DGEMM | SGEMM | XDL;
+    /// Every instruction of the vector ALU.
+    pub const VECTOR: u32 = VALU | MATRIX;
+    pub const MEMORY: u32 = VMEM | LDS;
+}
+
+/// What the rules ask of an instruction.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Traits {
+    is: u32,
+    /// What an instruction before this one must be for a rule to apply.
+    after: u32,
+    /// Of a matrix instruction: 2, 4, 8, 16.
+    passes: u8,
+    /// Wait states that it is.
+    states: u8,
+    /// States after which no rule looks at it.
+    longest: u8,
+}
+
+impl Traits {
+    pub const NONE: Traits = Traits { is: 0, after: 0, passes: 0, states: 1, longest: 0 };
+
+    pub fn of(inst: &Inst, reads: &RegSet, writes: &RegSet) -> Traits {
+        use Op::*;
+        let (op, name) = (inst.op, inst.op.info().name);
+        let scalar = |set: &RegSet| set.iter().any(|r| r >= SGPR && r < SGPR + EXEC as Reg);
+        let mut is = 0;
+        let mut states = 1;
+        let mut passes = 0;
+        match inst.encoding {
+            Encoding::Sopp if op == S_NOP => states = (inst.imm as u8 & 15) + 1,
+            Encoding::Sop1 | Encoding::Sop2 | Encoding::Sopk | Encoding::Sopc | Encoding::Sopp => {
+                is |= is::SALU
+            }
+            Encoding::Smem => {}
+            Encoding::Ds => is |= is::LDS,
+            Encoding::Flat | Encoding::Global | Encoding::Scratch | Encoding::Mubuf | Encoding::Mtbuf => {
+                is |= is::VMEM;
+                let free = !matches!(inst.encoding, Encoding::Mubuf | Encoding::Mtbuf)
+                    || !matches!(inst.src[2], Operand::Sgpr(_));
+                if free && stored(inst).is_some_and(|(_, n)| n > 2) {
+                    is |= is::WIDE_STORE;
+                }
+            }
+            _ if op.is_mfma() => {
+                is |= if name.ends_with("_F64") {
+                    is::DGEMM
+                } else if name.ends_with("_F32") && !name.ends_with("_XF32") {
+                    is::SGEMM
+                } else {
+                    is::XDL
+                };
+                is |= is::NOT_TRANS;
+                passes = self::passes(inst);
+            }
+            _ => {
+                is |= is::VALU;
+                let trans = ["V_EXP_", "V_LOG_", "V_RCP_", "V_RSQ_", "V_SQRT_", "V_SIN_", "V_COS_"];
+                is |= if trans.iter().any(|t| name.starts_with(t)) { is::TRANS } else { is::NOT_TRANS };
+                is |= if name.starts_with("V_DOT") { is::DOT } else { is::PLAIN };
+                if inst.dpp.is_some() {
+                    is |= is::DPP;
+                }
+                let moved = inst.sdwa.is_some_and(|s| s.dst_sel != 6) && op.info().dst == 1;
+                let high = inst.encoding == Encoding::Vop3
+                    && op != V_BITOP3_B32
+                    && (inst.op_sel & 8 != 0 || name.contains("_SR_") && inst.op_sel & 4 != 0);
+                if moved || high || name.starts_with("V_CVT_SCALEF32_SR_PK_FP4") {
+                    is |= is::PARTIAL;
+                }
+                if scalar(writes) || name.starts_with("V_CMPX") {
+                    is |= is::WRITES_SCALAR;
+                }
+                if inst.src.iter().any(|src| matches!(src, Operand::Special(251 | 252))) {
+                    is |= is::READS_ZERO;
+                }
+                match op {
+                    V_READLANE_B32 => is |= is::READLANE,
+                    V_READFIRSTLANE_B32 => is |= is::READLANE,
+                    V_WRITELANE_B32 => is |= is::WRITELANE,
+                    V_DIV_FMAS_F32 | V_DIV_FMAS_F64 => is |= is::DIV_FMAS,
+                    V_PERMLANE16_SWAP_B32 | V_PERMLANE32_SWAP_B32 => is |= is::SWAP,
+                    V_FMA_F64 | V_FMAC_F64 => is |= is::FMA64,
+                    _ => {}
+                }
+                if matches!(op, V_READLANE_B32 | V_WRITELANE_B32) && matches!(inst.src[1], Operand::Sgpr(_)) {
+                    is |= is::LANE_SELECT;
+                }
+                if name.starts_with("V_CMPX") {
+                    is |= is::CMPX;
+                }
+            }
+        }
+        if is & is::VECTOR != 0 && scalar(reads) {
+            is |= is::READS_SCALAR;
+        }
+        match op {
+            S_GETREG_B32 => is |= is::GETREG,
+            S_SETREG_B32 | S_SETREG_IMM32_B32 => is |= is::SETREG,
+            S_MOVRELS_B32 | S_MOVRELS_B64 | S_MOVRELD_B32 | S_MOVRELD_B64 | S_SENDMSG | S_SENDMSGHALT
+            | DS_READ_ADDTID_B32 | DS_WRITE_ADDTID_B32 => is |= is::USES_M0,
+            _ if inst.flags.lds || inst.flags.gds || name.contains("_LOAD_LDS_") => is |= is::USES_M0,
+            _ => {}
+        }
+        let after =
+            RULES.iter().filter(|rule| rule.second & is != 0).fold(0, |after, rule| after | rule.first);
+        let longest = RULES
+            .iter()
+            .filter(|rule| rule.first & is != 0)
+            .flat_map(|rule| rule.states.map(|states| states[column(passes)]));
+        Traits { is, after, passes, states, longest: longest.max().unwrap_or(0) }
+    }
+}
+
+/// Where a number of passes stands in [`States`].
+fn column(passes: u8) -> usize {
+    (passes.max(2).ilog2() - 1) as usize
+}
+
+/// Passes of a matrix instruction on the target that has it: LLVM's scheduling model and AMD's matrix calculator.
+/// `v_mfma_f64_16x16x4` takes twice as many on gfx950, which its rules know.
+fn passes(inst: &Inst) -> u8 {
+    let name = inst.op.info().name;
+    let eights = name.ends_with("F8F6F4") && (inst.cbsz < 2 || inst.blgp < 2);
+    let single = name.ends_with("_F32") && !name.ends_with("_XF32");
+    let blocks = ["_2B_", "_4B_"].iter().any(|blocks| name.contains(blocks));
+    match () {
+        _ if name.starts_with("V_MFMA_F64_16X16") => 8,
+        _ if name.starts_with("V_MFMA_F64") => 4,
+        _ if name.contains("_4X4X") => 2,
+        _ if name.contains("_16X16X") => 4 << u8::from(eights || single || blocks),
+        _ => 8 << u8::from(eights || single || blocks),
+    }
+}
+
+/// The registers of the data that a vector store or atomic takes.
+fn stored(inst: &Inst) -> Option<(Reg, usize)> {
+    let name = inst.op.info().name;
+    if !name.contains("STORE") && !name.contains("ATOMIC") {
+        return None;
+    }
+    let data = if matches!(inst.encoding, Encoding::Mubuf | Encoding::Mtbuf) { 3 } else { 2 };
+    Some((reg(inst.src[data])?, source_width(inst, data)))
+}
+
+/// The accumulator that a matrix instruction reads.
+fn accumulator(inst: &Inst) -> Option<(Reg, usize)> {
+    let from = if inst.op.info().name.starts_with("V_SMFMAC") { inst.dst } else { inst.src[2] };
+    Some((reg(from)?, inst.op.info().dst.into()))
+}
+
+/// What connects two instructions.
+#[derive(Clone, Copy, Debug)]
+enum Via {
+    /// Nothing: the first one being there is enough.
+    Nothing,
+    /// A vector register that the first writes and the second reads.
+    Vector,
+    /// ... and the second writes.
+    Overwrites,
+    /// ... and the second reads or writes.
+    Touches,
+    /// A scalar register that the first writes and the second reads, EXEC included where the second is memory.
+    Scalar,
+    /// The register that selects a lane.
+    Lane,
+    Exec,
+    Vcc,
+    /// EXEC or VCC.
+    Zero,
+    M0,
+    /// The same hardware register.
+    Hardware,
+    /// Stored data of the first that the second overwrites.
+    Stored,
+    /// The second's accumulator is the first's result, all of it.
+    SameAccumulator,
+    /// The second's accumulator overlaps the first's result, but is not the same.
+    OtherAccumulator,
+    /// A, B, indices or scales of the second.
+    Multiplicand,
+    /// The first's accumulator, which the second overwrites.
+    Accumulated,
+    /// As `Touches`, the two being different instructions.
+    TouchesOther,
+    /// As `Vector`, the two being the same instruction, the accumulator aside.
+    Chained,
+}
+
+/// Wait states: for gfx942 and gfx950, by passes of the first instruction: 2, 4, 8, 16.
+type States = [[u8; 4]; 2];
+
+const fn fixed(n: u8) -> States {
+    [[n; 4]; 2]
+}
+
+const fn by_passes(gfx942: [u8; 4], gfx950: [u8; 4]) -> States {
+    [gfx942, gfx950]
+}
+
+/// `first` and `second`: one of these bits must be set. `second` follows `first` via `via` after `states`.
+struct Rule {
+    first: u32,
+    second: u32,
+    via: Via,
+    states: States,
+    what: &'static str,
+    source: &'static str,
+}
+
+const fn rule(
+    first: u32,
+    second: u32,
+    via: Via,
+    states: States,
+    what: &'static str,
+    source: &'static str,
+) -> Rule {
+    Rule { first, second, via, states, what, source }
+}
+
+/// The longest wait, and the longest after anything but a matrix instruction.
+const LONGEST: u64 = 20;
+const LONGEST_PLAIN: u64 = 5;
+
+#[rustfmt::skip]
+static RULES: &[Rule] = &[
+    // Scalar registers that the vector ALU writes.
+    rule(is::WRITES_SCALAR, is::VMEM, Via::Scalar, fixed(5), "VALU writes SGPR, VMEM reads it", "manual, llvm"),
+    rule(is::WRITES_SCALAR, is::LANE_SELECT, Via::Lane, fixed(4), "VALU writes SGPR, lane select", "manual, llvm"),
+    rule(is::WRITES_SCALAR, is::DIV_FMAS, Via::Vcc, fixed(4), "VALU writes VCC, v_div_fmas", "manual, llvm"),
+    rule(is::WRITES_SCALAR, is::READS_SCALAR, Via::Scalar, fixed(2), "VALU writes SGPR, VALU reads it", "manual, llvm"),
+    rule(is::WRITES_SCALAR, is::READS_ZERO, Via::Zero, fixed(5), "VALU writes VCC or EXEC, VALU reads VCCZ or EXECZ", "manual"),
+    rule(is::WRITES_SCALAR, is::DPP, Via::Exec, fixed(5), "VALU writes EXEC, DPP", "manual, llvm"),
+    rule(is::WRITES_SCALAR, is::READLANE | is::WRITELANE, Via::Exec, fixed(4), "VALU writes EXEC, lane access", "manual, llvm"),
+    rule(is::WRITES_SCALAR, is::MATRIX, Via::Exec, fixed(4), "VALU writes EXEC, MFMA", "manual, llvm"),
+    rule(is::CMPX, is::SWAP, Via::Nothing, fixed(4), "v_cmpx, v_permlane swap", "llvm"),
+    // Vector registers that the vector ALU writes.
+    rule(is::VECTOR, is::DPP, Via::Vector, fixed(2), "VALU writes VGPR, DPP reads it", "manual, llvm"),
+    rule(is::VECTOR, is::READLANE, Via::Vector, fixed(1), "VALU writes VGPR, v_readlane reads it", "manual, llvm"),
+    rule(is::VECTOR, is::SWAP, Via::Vector, fixed(2), "VALU writes VGPR, v_permlane swap", "llvm"),
+    rule(is::TRANS, is::NOT_TRANS, Via::Vector, fixed(1), "transcendental result, VALU reads it", "manual, llvm"),
+    rule(is::PARTIAL, is::VECTOR, Via::Touches, fixed(1), "VALU writes part of a VGPR, VALU uses it", "manual, llvm"),
+    rule(is::DOT, is::VECTOR | is::MEMORY, Via::TouchesOther, fixed(3), "dot product result, another instruction uses it", "llvm"),
+    rule(is::DOT, is::DOT, Via::Chained, fixed(3), "dot product result, factor of the next", "llvm"),
+    rule(is::WIDE_STORE, is::VECTOR, Via::Stored, fixed(2), "wide store, VALU overwrites its data", "manual, llvm"),
+    // Scalar side.
+    rule(is::SALU, is::USES_M0, Via::M0, fixed(1), "SALU writes M0, use of M0", "manual, llvm"),
+    rule(is::SETREG, is::GETREG | is::SETREG, Via::Hardware, fixed(2), "s_setreg, access to the same register", "manual, llvm"),
+    // Matrix instructions after the vector ALU, and after each other.
+    rule(is::PLAIN, is::MATRIX, Via::Vector, fixed(2), "VALU writes VGPR, MFMA reads it", "manual, llvm"),
+    rule(is::DGEMM, is::FMA64, Via::Nothing, fixed(2), "f64 MFMA, v_fma_f64", "llvm"),
+    rule(is::XDL | is::SGEMM, is::MATRIX, Via::SameAccumulator, by_passes([2, 0, 0, 0], [2, 0, 0, 0]), "MFMA result, accumulator of MFMA", "manual, llvm"),
+    rule(is::XDL, is::XDL, Via::OtherAccumulator, by_passes([3, 5, 9, 17], [4, 6, 10, 18]), "MFMA result, overlapping accumulator of MFMA", "manual, llvm"),
+    rule(is::XDL, is::SGEMM | is::DGEMM, Via::OtherAccumulator, by_passes([3, 5, 9, 17], [3, 6, 10, 18]), "MFMA result, overlapping accumulator of f32 or f64 MFMA", "manual, llvm"),
+    rule(is::SGEMM, is::SGEMM | is::DGEMM, Via::OtherAccumulator, by_passes([2, 4, 8, 16], [2, 4, 8, 16]), "f32 MFMA result, overlapping accumulator", "manual, llvm"),
+    rule(is::DGEMM, is::SGEMM | is::DGEMM, Via::OtherAccumulator, by_passes([0, 4, 9, 9], [0, 4, 17, 17]), "f64 MFMA result, overlapping accumulator", "manual, llvm"),
+    rule(is::XDL, is::MATRIX, Via::Multiplicand, by_passes([5, 7, 11, 19], [5, 8, 12, 20]), "MFMA result, factor of MFMA", "manual, llvm"),
+    rule(is::SGEMM, is::MATRIX, Via::Multiplicand, by_passes([4, 6, 10, 18], [4, 6, 10, 18]), "f32 MFMA result, factor of MFMA", "manual, llvm"),
+    rule(is::DGEMM, is::MATRIX, Via::Multiplicand, by_passes([0, 6, 11, 11], [0, 6, 19, 19]), "f64 MFMA result, factor of MFMA", "manual, llvm"),
+    // Other instructions after matrix instructions.
+    rule(is::XDL, is::VALU | is::MEMORY, Via::Vector, by_passes([5, 7, 11, 19], [5, 8, 12, 20]), "MFMA result, read", "manual, llvm"),
+    rule(is::SGEMM, is::VALU | is::MEMORY, Via::Vector, by_passes([4, 6, 10, 18], [4, 6, 10, 18]), "f32 MFMA result, read", "manual, llvm"),
+    rule(is::DGEMM, is::VALU, Via::Vector, by_passes([0, 6, 11, 11], [0, 6, 19, 19]), "f64 MFMA result, VALU reads it", "manual, llvm"),
+    rule(is::DGEMM, is::MEMORY, Via::Vector, by_passes([0, 9, 18, 18], [0, 9, 18, 18]), "f64 MFMA result, memory instruction reads it", "manual, llvm"),
+    rule(is::XDL, is::VALU | is::MEMORY, Via::Overwrites, by_passes([5, 7, 11, 19], [5, 8, 12, 20]), "MFMA result, overwritten", "manual, llvm"),
+    rule(is::SGEMM, is::VALU | is::MEMORY, Via::Overwrites, by_passes([4, 6, 10, 18], [4, 6, 10, 18]), "f32 MFMA result, overwritten", "manual, llvm"),
+    rule(is::DGEMM, is::VALU | is::MEMORY, Via::Overwrites, by_passes([0, 6, 11, 11], [0, 6, 11, 11]), "f64 MFMA result, overwritten", "manual, llvm"),
+    rule(is::XDL, is::VALU | is::MEMORY, Via::Accumulated, by_passes([1, 3, 7, 15], [1, 3, 7, 15]), "MFMA accumulator, overwritten", "manual, llvm"),
+];
+
+/// An instruction of the recent past.
+#[derive(Clone, Copy)]
+struct Past {
+    time: u64,
+    index: u32,
+    is: u32,
+    longest: u8,
+}
+
+/// What one wave did last.
+#[derive(Default)]
+struct History {
+    /// Wait states so far.
+    time: u64,
+    /// Matrix instructions of the last [`LONGEST`] states, others of the last [`LONGEST_PLAIN`]; oldest first.
+    matrix: VecDeque<Past>,
+    plain: VecDeque<Past>,
+}
+
+fn vector(set: &RegSet) -> Option<Reg> {
+    set.iter().next().filter(|register| *register < SGPR)
+}
+
+fn range(of: Option<(Reg, usize)>) -> RegSet {
+    let mut set = RegSet::EMPTY;
+    if let Some((first, count)) = of {
+        set.insert(first, count);
+    }
+    set
+}
+
+/// The register through which the second instruction depends on the first.
+fn connection(via: Via, a: &Inst, step: &Step<'_>, index: u32) -> Option<Option<Reg>> {
+    let (first, second) = (step.e.program.effects(index), step.effects);
+    let b = step.inst;
+    let written = |code: usize| {
+        let register = SGPR + code as Reg;
+        (first.writes.contains(register) || first.writes.contains(register + 1)).then_some(Some(register))
+    };
+    let exact = || {
+        let result = reg(a.dst).map(|r| (r, destination_width(a)));
+        result.is_some() && result == accumulator(b)
+    };
+    let found = |register: Option<Reg>| register.map(Some);
+    match via {
+        Via::Nothing => Some(None),
+        Via::Vector => found(vector(&first.writes.intersection(&second.reads))),
+        Via::Overwrites => found(vector(&first.writes.intersection(&second.writes))),
+        Via::Touches => found(vector(&first.writes.intersection(&second.reads.union(&second.writes)))),
+        Via::TouchesOther if a.op != b.op => connection(Via::Touches, a, step, index),
+        Via::TouchesOther => None,
+        Via::Chained if a.op == b.op => {
+            let read = second.reads.difference(&range(reg(b.src[2]).map(|r| (r, 1))));
+            let read = if b.op.accumulates() { read.difference(&second.writes) } else { read };
+            found(vector(&first.writes.intersection(&read)))
+        }
+        Via::Chained => None,
+        Via::Scalar => {
+            let memory = second.traits.is & is::VMEM != 0;
+            let both = first.writes.intersection(&second.reads);
+            found(both.iter().find(|r| *r >= SGPR && (memory || *r < SGPR + EXEC as Reg)))
+        }
+        Via::Lane => found(reg(b.src[1]).filter(|r| first.writes.contains(*r))),
+        Via::Exec => written(EXEC),
+        Via::Vcc => written(VCC),
+        Via::Zero => written(VCC).or_else(|| written(EXEC)),
+        Via::M0 => first.writes.contains(SGPR + M0 as Reg).then_some(Some(SGPR + M0 as Reg)),
+        Via::Hardware => (a.imm & 63 == b.imm & 63).then_some(None),
+        Via::Stored => found(vector(&range(stored(a)).intersection(&second.writes))),
+        Via::SameAccumulator => (exact()).then(|| reg(b.dst)),
+        Via::OtherAccumulator if exact() => None,
+        Via::OtherAccumulator => found(vector(&first.writes.intersection(&range(accumulator(b))))),
+        Via::Multiplicand => {
+            let mut factors = RegSet::EMPTY;
+            let sparse = b.op.info().name.starts_with("V_SMFMAC");
+            for i in 0..if sparse { 3 } else { 2 } {
+                factors = factors.union(&range(reg(b.src[i]).map(|r| (r, source_width(b, i)))));
+            }
+            for scale in b.scale.iter().flat_map(|scale| scale.src) {
+                factors = factors.union(&range(reg(scale).map(|r| (r, 1))));
+            }
+            found(vector(&first.writes.intersection(&factors)))
+        }
+        Via::Accumulated => found(vector(&range(accumulator(a)).intersection(&second.writes))),
+    }
+}
+
+impl History {
+    fn check(&self, step: &Step<'_>, past: Past) -> Option<Box<Finding>> {
+        let program = step.e.program;
+        let a = program.inst(past.index)?;
+        let (first, second) = (program.effects(past.index), step.effects);
+        // Matrix instructions are many, and most have nothing to do with each other.
+        if past.is & (is::XDL | is::SGEMM) != 0
+            && !first.writes.meets(&second.reads)
+            && !first.writes.meets(&second.writes)
+            && !first.reads.meets(&second.writes)
+        {
+            return None;
+        }
+        let traits = first.traits;
+        let has = self.time - past.time - 1;
+        let (target, column) = (usize::from(!program.fnuz), column(traits.passes));
+        for rule in RULES {
+            let needs = rule.states[target][column];
+            if past.is & rule.first == 0 || second.traits.is & rule.second == 0 || has >= u64::from(needs) {
+                continue;
+            }
+            let Some(register) = connection(rule.via, a, step, past.index) else { continue };
+            let register = register.map_or(String::new(), |r| format!(" through {}", effects::name(r)));
+            return Some(Box::new(Finding {
+                check: Check::Hazards,
+                what: format!(
+                    "needs {needs} wait states after {} at {:#x}{register}, has {has} ({}; {})",
+                    program.text(past.index),
+                    program.address(past.index),
+                    rule.what,
+                    rule.source,
+                ),
+                lane: None,
+                address: None,
+                other: Some(Place { index: past.index, ..step.place() }),
+            }));
+        }
+        None
+    }
+
+    fn before(&mut self, step: &Step<'_>) -> Option<Box<Finding>> {
+        let traits = step.effects.traits;
+        let expire = |past: &mut VecDeque<Past>, now: u64, longest: u64| {
+            while past.front().is_some_and(|p| now - p.time > longest) {
+                past.pop_front();
+            }
+        };
+        expire(&mut self.matrix, self.time, LONGEST);
+        expire(&mut self.plain, self.time, LONGEST_PLAIN);
+        if traits.is != 0 {
+            for past in self.matrix.iter().chain(&self.plain).rev() {
+                if past.is & traits.after != 0
+                    && self.time <= past.time + u64::from(past.longest)
+                    && let Some(finding) = self.check(step, *past)
+                {
+                    return Some(finding);
+                }
+            }
+            let past = Past { time: self.time, index: step.u.index, is: traits.is, longest: traits.longest };
+            if traits.is & is::MATRIX != 0 {
+                self.matrix.push_back(past);
+            } else {
+                self.plain.push_back(past);
+            }
+        }
+        self.time += u64::from(traits.states);
+        None
+    }
+}
+
+/// The recent past of a workgroup's waves.
+pub(crate) struct Hazards(Vec<History>);
+
+impl Hazards {
+    pub fn new(waves: usize) -> Hazards {
+        Hazards((0..waves).map(|_| History::default()).collect())
+    }
+
+    pub fn before(&mut self, step: &Step<'_>) -> Result<(), Box<Finding>> {
+        match self.0[step.w.index as usize].before(step) {
+            Some(finding) => Err(finding),
+            None => Ok(()),
+        }
+    }
+}
