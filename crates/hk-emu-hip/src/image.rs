@@ -1,5 +1,8 @@
 //! Code objects as programs hand them over: ELF files, and clang's offload bundles of them.
 
+use std::fs::File;
+use std::io::Read;
+
 use hk_codeobj::Arch;
 
 use crate::error::{HipError, Result};
@@ -48,11 +51,25 @@ impl Source for InMemory {
     }
 }
 
+/// The code object for a target in the file of that name.
+///
+/// # Errors
+/// `hipErrorFileNotFound`, and as [`in_bytes`].
+pub(crate) fn in_file(path: &str, arch: Arch) -> Result<Vec<u8>> {
+    let mut bytes = vec![];
+    let read = File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes));
+    read.map_err(|error| {
+        say!("{path}: {error}");
+        HipError::FILE_NOT_FOUND
+    })?;
+    if bytes.len() as u64 > MAX_BYTES { Err(HipError::INVALID_IMAGE) } else { in_bytes(&bytes, arch) }
+}
+
 /// The code object for a target in the bytes of a file.
 ///
 /// # Errors
 /// `hipErrorInvalidImage`, `hipErrorNoBinaryForGpu`.
-pub(crate) fn in_file(file: &[u8], arch: Arch) -> Result<Vec<u8>> {
+fn in_bytes(file: &[u8], arch: Arch) -> Result<Vec<u8>> {
     // A lone code object is the whole file, whatever its headers say: the loader judges.
     if file.starts_with(ELF) { Ok(file.to_vec()) } else { select(&file, arch) }
 }
@@ -60,7 +77,7 @@ pub(crate) fn in_file(file: &[u8], arch: Arch) -> Result<Vec<u8>> {
 /// The code object for a target in the program's memory.
 ///
 /// # Errors
-/// As [`in_file`].
+/// As [`in_bytes`].
 pub(crate) fn in_memory(addr: u64, arch: Arch) -> Result<Vec<u8>> {
     let source = InMemory(addr);
     if source.bytes(0, ELF.len() as u64)? == ELF {
@@ -75,7 +92,11 @@ fn elf_size(source: &impl Source) -> Result<u64> {
     let (segments, sections) = (source.number::<8>(32)?, source.number::<8>(40)?);
     let (segment_size, segment_count) = (source.number::<2>(54)?, source.number::<2>(56)?);
     let (section_size, section_count) = (source.number::<2>(58)?, source.number::<2>(60)?);
-    let table = |at: u64, size: u64, count: u64| at.checked_add(size * count).ok_or(HipError::INVALID_IMAGE);
+    // No image ends behind this, so that sums of such numbers do not overflow.
+    let table = |at: u64, size: u64, count: u64| {
+        let end = size.checked_mul(count).and_then(|bytes| at.checked_add(bytes));
+        end.filter(|end| *end <= MAX_BYTES).ok_or(HipError::INVALID_IMAGE)
+    };
     let mut end = 64;
     if segment_count > 0 {
         end = end.max(table(segments, segment_size, segment_count)?);
@@ -96,7 +117,7 @@ fn elf_size(source: &impl Source) -> Result<u64> {
             end = end.max(table(offset, size, 1)?);
         }
     }
-    if end <= MAX_BYTES { Ok(end) } else { Err(HipError::INVALID_IMAGE) }
+    Ok(end)
 }
 
 /// The entry of an offload bundle for a target: a count, then offset, size and name of each entry.
@@ -170,10 +191,10 @@ mod tests {
             ("hipv4-amdgcn-amd-amdhsa--gfx942:sramecc+:xnack+", b"xnack"),
             ("hip-amdgcn-amd-amdhsa-unknown-gfx942:sramecc+:xnack-", b"three"),
         ]);
-        assert_eq!(in_file(&bytes, Arch::Gfx942).unwrap(), b"three");
+        assert_eq!(in_bytes(&bytes, Arch::Gfx942).unwrap(), b"three");
         assert_eq!(in_memory(bytes.as_ptr() as u64, Arch::Gfx950).unwrap(), b"four");
         let other = bundle(&[("hipv4-amdgcn-amd-amdhsa--gfx90a", b"x")]);
-        assert_eq!(in_file(&other, Arch::Gfx942), Err(HipError::NO_BINARY_FOR_GPU));
+        assert_eq!(in_bytes(&other, Arch::Gfx942), Err(HipError::NO_BINARY_FOR_GPU));
     }
 
     #[test]
@@ -189,19 +210,25 @@ mod tests {
     fn broken_images_are_errors() {
         let bytes = bundle(&[("hipv4-amdgcn-amd-amdhsa--gfx942", b"three")]);
         for len in 0..bytes.len() {
-            assert!(in_file(&bytes[..len], Arch::Gfx942).is_err(), "{len}");
+            assert!(in_bytes(&bytes[..len], Arch::Gfx942).is_err(), "{len}");
         }
         for at in BUNDLE.len()..bytes.len() - 5 {
             let mut broken = bytes.clone();
             broken[at] ^= 0x80;
             // Whatever comes, it comes without a panic.
-            let _ = in_file(&broken, Arch::Gfx942);
+            let _ = in_bytes(&broken, Arch::Gfx942);
             let _ = in_memory(broken.as_ptr() as u64, Arch::Gfx942);
         }
         assert_eq!(in_memory(0, Arch::Gfx942), Err(HipError::INVALID_IMAGE));
-        let mut elf = [0xffu8; 64];
+        let mut elf = [0; 4096];
         elf[..4].copy_from_slice(ELF);
-        assert_eq!(in_memory(elf.as_ptr() as u64, Arch::Gfx942), Err(HipError::INVALID_IMAGE));
-        assert_eq!(in_file(b"CCOB    ", Arch::Gfx942), Err(HipError::INVALID_IMAGE));
+        elf[54..62].copy_from_slice(&[56, 0, 2, 0, 64, 0, 2, 0]); // two segments, two sections
+        assert_eq!(in_memory(elf.as_ptr() as u64, Arch::Gfx942).map(|image| image.len()), Ok(128));
+        for at in 32..256 {
+            let mut broken = elf;
+            broken[at..at + 8].fill(0xff);
+            let _ = in_memory(broken.as_ptr() as u64, Arch::Gfx942);
+        }
+        assert_eq!(in_bytes(b"CCOB    ", Arch::Gfx942), Err(HipError::INVALID_IMAGE));
     }
 }

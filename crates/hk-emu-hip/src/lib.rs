@@ -5,6 +5,7 @@ mod device;
 mod error;
 mod host;
 mod image;
+mod lookup;
 mod memory;
 mod module;
 mod register;
@@ -23,7 +24,7 @@ pub fn supported() -> Vec<(&'static str, Vec<&'static str>)> {
         group("modules, launches", &[module::NAMES, module::MORE_NAMES]),
         group("embedded code", &[register::NAMES, register::MORE_NAMES]),
         group("per-thread default stream", &[spt::NAMES]),
-        group("other", &[unsupported::OTHER_NAMES]),
+        group("other", &[lookup::NAMES, unsupported::OTHER_NAMES]),
     ]
 }
 

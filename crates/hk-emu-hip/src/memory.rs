@@ -28,11 +28,14 @@ const HOST_ALIGN: usize = 4096;
 #[derive(Clone)]
 pub(crate) struct Block {
     pub size: u64,
-    /// Ordinal of the device that was current when it was made.
+    /// Ordinal of the device that was current when it was made, or [`OF_THE_PROGRAM`].
     pub device: usize,
     pub kind: Kind,
     pub flags: c_uint,
 }
+
+/// The owner of managed variables: they last as long as the program, whatever is reset.
+const OF_THE_PROGRAM: usize = usize::MAX;
 
 #[derive(Clone)]
 pub(crate) enum Kind {
@@ -125,9 +128,12 @@ fn malloc(device: &Device, bytes: u64) -> Result<u64> {
 
 /// Host memory that devices reach by the same address.
 fn malloc_host(bytes: u64, flags: c_uint, managed: bool) -> Result<u64> {
-    let runtime = runtime();
-    let device = runtime.current()?;
+    let device = runtime().current()?;
     device.check()?;
+    new_host(device, device.ordinal, bytes, flags, managed)
+}
+
+fn new_host(device: &Device, owner: usize, bytes: u64, flags: c_uint, managed: bool) -> Result<u64> {
     if bytes == 0 {
         return Ok(0);
     }
@@ -136,7 +142,7 @@ fn malloc_host(bytes: u64, flags: c_uint, managed: bool) -> Result<u64> {
     let addr = memory.start as u64;
     let label = if managed { "hipMallocManaged" } else { "hipHostMalloc" };
     let kind = if managed { Kind::Managed(memory) } else { Kind::Host(memory) };
-    map_host(runtime, addr, Block { size: bytes, device: device.ordinal, kind, flags }, label)?;
+    map_host(runtime(), addr, Block { size: bytes, device: owner, kind, flags }, label)?;
     Ok(addr)
 }
 
@@ -145,7 +151,7 @@ fn malloc_host(bytes: u64, flags: c_uint, managed: bool) -> Result<u64> {
 /// # Errors
 /// `hipErrorNoDevice`, `hipErrorOutOfMemory`.
 pub(crate) fn malloc_managed(bytes: u64) -> Result<u64> {
-    malloc_host(bytes, 1, true)
+    new_host(runtime().current()?, OF_THE_PROGRAM, bytes, 1, true)
 }
 
 fn map_host(runtime: &Runtime, addr: u64, block: Block, label: &str) -> Result {
@@ -263,19 +269,32 @@ impl Mapped {
             if device.machine.read(*addr, &mut after).is_err() {
                 continue;
             }
-            let mut at = 0;
-            while at < after.len() {
-                let same = after[at..].iter().zip(&before[at..]).take_while(|(a, b)| a == b).count();
-                let start = at + same;
-                let changed = after[start..].iter().zip(&before[start..]).take_while(|(a, b)| a != b).count();
-                if host::write(*addr + start as u64, &after[start..start + changed]).is_err() {
-                    say!("registered host memory at {addr:#x} is no longer there");
-                    break;
-                }
-                at = start + changed;
+            let pages = after.chunks(PAGE).zip(before.chunks(PAGE)).enumerate();
+            let gone = pages
+                .filter(|(_, (a, b))| a != b)
+                .any(|(i, (after, before))| write_changes(*addr + (i * PAGE) as u64, after, before).is_err());
+            if gone {
+                say!("registered host memory at {addr:#x} is no longer there");
             }
         }
     }
+}
+
+const PAGE: usize = 4096;
+
+/// Writes the runs of bytes that differ.
+fn write_changes(addr: u64, after: &[u8], before: &[u8]) -> Result {
+    let mut at = 0;
+    while at < after.len() {
+        let run = |from: usize, same: bool| {
+            after[from..].iter().zip(&before[from..]).take_while(|(a, b)| (a == b) == same).count()
+        };
+        let start = at + run(at, true);
+        let end = start + run(start, false);
+        host::write(addr + start as u64, &after[start..end])?;
+        at = end;
+    }
+    Ok(())
 }
 
 /// Where the bytes of a copy lie.
@@ -287,7 +306,7 @@ enum Side {
 
 /// Finds the bytes from `addr` on. Memory that the runtime knows is checked for its size.
 fn side(addr: u64, bytes: u64) -> Result<Side> {
-    if addr == 0 {
+    if addr == 0 || addr.checked_add(bytes).is_none() {
         return Err(HipError::INVALID_VALUE);
     }
     let runtime = runtime();
@@ -476,7 +495,7 @@ fn attributes(ptr: u64) -> PointerAttributes {
         Kind::Host(_) | Kind::Registered => memory_type::HOST,
         Kind::Managed(_) => memory_type::MANAGED,
     };
-    a.device = block.device as i32;
+    a.device = i32::try_from(block.device).unwrap_or(0);
     a.device_pointer = ptr;
     a.host_pointer = if block.kind.on_host() { ptr } else { 0 };
     a.is_managed = matches!(block.kind, Kind::Managed(_)).into();

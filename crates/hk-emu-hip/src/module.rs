@@ -145,7 +145,7 @@ impl Arguments {
             Arguments { params, extra: 0 } => {
                 for (i, arg) in kernel.args.iter().filter(|a| !a.hidden()).enumerate() {
                     let from = get((params as *const u64).wrapping_add(i))?;
-                    let at = arg.offset as usize..(arg.offset + arg.size) as usize;
+                    let at = arg.offset as usize..arg.offset as usize + arg.size as usize;
                     read(from, bytes.get_mut(at).ok_or(HipError::INVALID_VALUE)?)?;
                 }
             }
@@ -220,7 +220,7 @@ pub(crate) fn launch(function: &Function, launch: &Launch) -> Result {
         say!("{threads} threads in a block, {} is compiled for {}", kernel.name, kernel.max_threads);
         return Err(HipError::LAUNCH_FAILURE);
     }
-    let lds = u64::from(kernel.lds_bytes) + launch.dynamic_lds;
+    let lds = u64::from(kernel.lds_bytes).saturating_add(launch.dynamic_lds);
     if lds > device.arch.lds_bytes().into() {
         say!("{}: {lds} bytes of LDS, {} has {}", kernel.name, device.arch, device.arch.lds_bytes());
         return Err(HipError::INVALID_VALUE);
@@ -370,13 +370,7 @@ fn attribute(a: &FuncAttributes, number: c_int) -> Result<c_int> {
 api! {
     fn hipModuleLoad(module: *mut u64, path: *const c_char) {
         let path = string(path)?;
-        load_to(module, |device| {
-            let file = std::fs::read(&path).map_err(|error| {
-                say!("{path}: {error}");
-                HipError::FILE_NOT_FOUND
-            })?;
-            image::in_file(&file, device.arch)
-        })
+        load_to(module, |device| image::in_file(&path, device.arch))
     }
 
     fn hipModuleLoadData(module: *mut u64, image: u64) { load_data(module, image) }

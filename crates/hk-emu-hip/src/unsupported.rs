@@ -50,8 +50,8 @@ unsupported! { NAMES, not_supported();
     hipEnableActivityCallback hipEventRecordWithFlags hipExtGetLinkTypeAndHopCount
     hipExtLaunchMultiKernelMultiDevice hipExtStreamGetCUMask hipExternalMemoryGetMappedBuffer
     hipExternalMemoryGetMappedMipmappedArray hipFreeArray hipFreeMipmappedArray hipGLGetDevices
-    hipGetChannelDesc hipGetDriverEntryPoint hipGetDriverEntryPoint_spt hipGetMipmappedArrayLevel
-    hipGetProcAddress hipGetTextureAlignmentOffset hipGetTextureObjectResourceDesc
+    hipGetChannelDesc hipGetDriverEntryPoint_spt hipGetMipmappedArrayLevel
+    hipGetTextureAlignmentOffset hipGetTextureObjectResourceDesc
     hipGetTextureObjectResourceViewDesc hipGetTextureObjectTextureDesc hipGetTextureReference
     hipGraphAddBatchMemOpNode hipGraphAddChildGraphNode hipGraphAddDependencies hipGraphAddEmptyNode
     hipGraphAddEventRecordNode hipGraphAddEventWaitNode hipGraphAddExternalSemaphoresSignalNode

@@ -44,6 +44,29 @@ fn every_name_is_exported_once() {
     assert!(find(library, "hipNoSuchFunction").is_null());
 }
 
+#[test]
+fn functions_are_found_by_name() {
+    type GetProcAddress = extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> c_int;
+    let library = open();
+    // SAFETY: this function has this type.
+    let get: GetProcAddress = unsafe { std::mem::transmute(find(library, "hipGetProcAddress")) };
+    let cases = [
+        ("hipMalloc", 602, "hipMalloc"),
+        ("hipGetDeviceProperties", 500, "hipGetDeviceProperties"),
+        ("hipGetDeviceProperties", 602, "hipGetDevicePropertiesR0600"),
+    ];
+    let (mut addr, mut status) = (std::ptr::null_mut(), -1);
+    for (name, version, want) in cases {
+        let name = CString::new(name).unwrap();
+        assert_eq!(get(name.as_ptr(), &mut addr, version, 0, &mut status), 0);
+        assert_eq!((addr, status), (find(library, want), 0), "{name:?} of {version}");
+    }
+    for name in [c"hipNoSuchFunction", c"malloc", c""] {
+        assert_eq!(get(name.as_ptr(), &mut addr, 602, 0, &mut status), 1);
+        assert_eq!((addr.is_null(), status), (true, 1), "{name:?}");
+    }
+}
+
 /// Functions as the test calls them: integer registers and stack slots are the same for all.
 type Function = unsafe extern "C" fn(
     usize,
