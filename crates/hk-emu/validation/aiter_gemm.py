@@ -131,3 +131,43 @@ def blockscale_gemm(run, m, n, k, tile, split=1):
 
 for target in TARGETS:
     case("fp8 block-scaled GEMM", target)(lambda run: blockscale_gemm(run, 40, 256, 256, (32, 128)))
+
+
+FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def unpack_fp4(x):
+    """Two values of each byte, the low one first."""
+    return FP4[np.stack([x & 15, x >> 4], -1).reshape(x.shape[0], -1)]
+
+
+def shuffle_scales(s):
+    """Scales of 1 x 32 blocks as tiles of 32 rows by 8 columns, padded to 256 rows."""
+    rows, columns = -(-s.shape[0] // 256) * 256, -(-s.shape[1] // 8) * 8
+    padded = np.full((rows, columns), 127, np.uint8)
+    padded[: s.shape[0], : s.shape[1]] = s
+    tiles = padded.reshape(rows // 32, 2, 16, columns // 8, 2, 4).transpose(0, 3, 5, 2, 4, 1)
+    return np.ascontiguousarray(tiles).reshape(rows, columns)
+
+
+def f4_gemm(run, m, n, k, tile):
+    """d = a b^T with fp4 values and e8m0 scales of 1 x 32 blocks; host code: asm_gemm_a4w4.cu."""
+    run.result.size = f"{m} x {n} x {k}"
+    a, b = (run.integers(0, 256, rows, k // 2, dtype=np.uint8) for rows in (m, n))
+    sa, sb = (run.integers(122, 133, rows, k // 32, dtype=np.uint8) for rows in (m, n))
+    packed_a, packed_b = shuffle_scales(sa), shuffle_scales(sb)
+    out = run.launch(
+        f"f4gemm/f4gemm_bf16_per1x32Fp4_BpreShuffle_{tile[0]}x{tile[1]}.co",
+        (-(-n // tile[1]), -(-m // tile[0]), 1),
+        256,
+        [Out("d", (-(-m // 32) * 32, n)), None, a, shuffle(b), f32(1), f32(0)]
+        + [u32(0), u32(0), u32(n), u32(0), u32(k), u32(0), u32(k), u32(0), u32(m), u32(n), u32(k)]
+        + [packed_a, packed_b, u32(packed_a.shape[1]), u32(0), u32(packed_b.shape[1]), u32(0), u32(0)],
+    )
+    scale = lambda s: np.repeat(2.0 ** (s.astype(int) - 127), 32, 1)  # noqa: E731
+    want = (unpack_fp4(a) * scale(sa)) @ (unpack_fp4(b) * scale(sb)).T
+    run.compare("d", out["d"][:m], want, 2**-7, 1e-6 * float(np.abs(want).max()))
+
+
+case("fp4 GEMM, scaled MFMA", "gfx950")(lambda run: f4_gemm(run, 50, 256, 512, (32, 128)))
+case("fp4 GEMM, 256 x 256", "gfx950")(lambda run: f4_gemm(run, 256, 256, 512, (256, 256)))

@@ -9,6 +9,7 @@ import sys
 
 import aiter_attention  # noqa: F401  (these register their cases)
 import aiter_gemm  # noqa: F401
+import aiter_moe  # noqa: F401
 import harness
 
 
