@@ -23,6 +23,8 @@ const NT_AMDGPU_METADATA: u32 = 32;
 const R_AMDGPU_RELATIVE64: u32 = 13;
 /// Upper bound of the loaded image, so that a corrupt header cannot ask a loader for terabytes.
 const MAX_IMAGE_BYTES: u64 = 1 << 30;
+/// Linkers make five or so. Every symbol and relocation is looked up in them.
+const MAX_SEGMENTS: usize = 64;
 /// Upper bound of where an argument ends; the largest segments have a few kilobytes.
 const MAX_ARGUMENT_BYTES: u32 = 1 << 20;
 
@@ -277,6 +279,9 @@ fn read_segments(header: &Header, bytes: &[u8]) -> Result<Vec<Segment>, ParseErr
         }
         if mem_size == 0 {
             continue;
+        }
+        if segments.len() == MAX_SEGMENTS {
+            return Err(error(format!("more than {MAX_SEGMENTS} loadable segments")));
         }
         let flags = p.p_flags(LE).0;
         segments.push((

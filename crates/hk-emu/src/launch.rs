@@ -251,6 +251,8 @@ pub(crate) struct Spare(Mutex<Vec<Wave>>);
 impl Spare {
     /// Most that are kept.
     const KEPT: usize = 64;
+    /// Bytes of private memory that stay with each.
+    const KEPT_SCRATCH: usize = 1 << 20;
 
     fn take(&self) -> Wave {
         self.0.lock().unwrap_or_else(|e| e.into_inner()).pop().unwrap_or_else(Wave::new)
@@ -259,7 +261,13 @@ impl Spare {
     fn give(&self, waves: impl IntoIterator<Item = Wave>) {
         let mut kept = self.0.lock().unwrap_or_else(|e| e.into_inner());
         let room = Self::KEPT.saturating_sub(kept.len());
-        kept.extend(waves.into_iter().take(room));
+        kept.extend(waves.into_iter().take(room).map(|mut wave| {
+            // Private memory may be far larger than the registers.
+            if wave.scratch.capacity() > Self::KEPT_SCRATCH {
+                wave.scratch = Vec::new();
+            }
+            wave
+        }));
     }
 }
 
@@ -561,7 +569,7 @@ impl<'l, 'a> Worker<'l, 'a> {
     fn run(mut self) {
         let launch = self.launch;
         let mut suspended: VecDeque<Group> = VecDeque::new();
-        let wave_bytes = 1 << 18;
+        let wave_bytes = (1 << 18) + 64 * launch.scratch_stride as usize;
         let mut room = (SUSPENDED_BYTES / (launch.waves as usize * wave_bytes).max(1)).max(2);
         let waiting = &launch.waiting;
         waiting.threads.fetch_add(1, SeqCst);

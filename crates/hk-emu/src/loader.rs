@@ -33,7 +33,7 @@ pub enum LoadError {
 
 /// Largest span of addresses that the segments of one object may cover.
 const MAX_SPAN: u64 = 1 << 32;
-/// Largest part of a segment that is not in the file.
+/// How much more memory the segments may take than the file has bytes.
 const MAX_ZEROS: u64 = 256 << 20;
 
 /// A loaded code object. Its memory is freed with the last reference.
@@ -44,7 +44,8 @@ pub struct Module {
     segments: Vec<u64>,
     /// The file, for line tables.
     image: Vec<u8>,
-    programs: Mutex<HashMap<u64, Arc<OnceLock<Arc<Program>>>>>,
+    /// By entry and registers: kernels may share code.
+    programs: Mutex<HashMap<(u64, Registers), Arc<OnceLock<Arc<Program>>>>>,
 }
 
 impl Module {
@@ -61,6 +62,12 @@ impl Module {
             .try_fold(0, |span, end| end.map(|end: u64| span.max(end)))
             .filter(|span| *span <= MAX_SPAN)
             .ok_or_else(|| map_error("its segments span more than 4 GiB".to_owned()))?;
+        let bytes = object.segments.iter().map(|s| s.mem_size).sum::<u64>();
+        if bytes > image.len() as u64 + MAX_ZEROS {
+            return Err(map_error(format!(
+                "its segments take {bytes} bytes, 256 MiB more than the file has"
+            )));
+        }
         // One reservation keeps the distances between segments; each segment is an allocation of its own in it.
         let base = memory.reserve_span(span.max(1), 4096)?;
         let mut allocations: Vec<Arc<Allocation>> = vec![];
@@ -70,12 +77,6 @@ impl Module {
                 .get(segment.file.clone())
                 .filter(|bytes| bytes.len() as u64 <= segment.mem_size)
                 .ok_or_else(|| map_error(format!("segment at {:#x} has no such bytes", segment.vaddr)))?;
-            if segment.mem_size - bytes.len() as u64 > MAX_ZEROS {
-                return Err(map_error(format!(
-                    "segment at {:#x} has more than 256 MiB of zeros",
-                    segment.vaddr
-                )));
-            }
             let label = if segment.executable { "code" } else { "constants and globals" };
             let allocation = memory.place(base + segment.vaddr, segment.mem_size, label, segment.writable)?;
             allocation.zero();
@@ -144,7 +145,7 @@ impl Module {
     pub(crate) fn program(&self, way: &Way, entry: u64, registers: Registers) -> Arc<Program> {
         let cell = {
             let mut programs = self.programs.lock().unwrap_or_else(|e| e.into_inner());
-            programs.entry(entry).or_default().clone()
+            programs.entry((entry, registers)).or_default().clone()
         };
         cell.get_or_init(|| Arc::new(lower(&self.text, self.object.arch, way, entry, registers))).clone()
     }

@@ -42,7 +42,7 @@ impl Text {
 }
 
 /// Vector registers that a kernel may use, and where they are. VGPRs have the slots from 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Registers {
     pub vgprs: u32,
     pub agprs: u32,
@@ -268,12 +268,12 @@ fn reach(text: &Text, arch: Arch, entry: u64) -> BTreeMap<u64, Result<Inst, Deco
             indirect |= matches!(inst.op, Op::S_SETPC_B64 | Op::S_SWAPPC_B64 | Op::S_CBRANCH_G_FORK);
             work.extend(branch_target(&inst, at));
             if inst.op == Op::S_SWAPPC_B64 {
-                work.push(at + u64::from(inst.size));
+                work.push(at.wrapping_add(inst.size.into()));
             }
             if ends_flow(inst.op) {
                 break;
             }
-            at += u64::from(inst.size);
+            at = at.wrapping_add(inst.size.into());
         }
     }
     if indirect {
@@ -345,7 +345,7 @@ fn lower_with(text: &Text, arch: Arch, way: &Way, entry: u64, registers: Registe
     while let Some((&at, &inst)) = iter.next() {
         program.index.insert(at, order.len() as u32);
         order.push((at, inst));
-        let next = at + inst.map_or(4, |inst| u64::from(inst.size));
+        let next = at.wrapping_add(inst.map_or(4, |inst| inst.size.into()));
         let stops = inst.map_or(true, |inst| ends_flow(inst.op));
         if !stops && iter.peek().is_none_or(|(following, _)| **following != next) {
             order.push((next, Err(DecodeError::Truncated)));

@@ -1,6 +1,6 @@
-//! exp2 and log2 in f64, to about 2^-51: far more than the f32 or f16 that they are rounded to needs, so that the
-//! rounded result is the correctly rounded one but for isolated near-ties. Plain multiplications and additions: the
-//! same bits on every host, and loops over lanes become vector code.
+//! exp2, log2, sin and cos in f64, to about 2^-51: so much more than the f32 or f16 that they are rounded to that the
+//! result is the correctly rounded one, for every f32 and f16 there is (the tests check them all). Plain
+//! multiplications and additions: the same bits on every host, and loops over lanes become vector code.
 
 /// ln(2)^k / k!
 const EXP: [f64; 14] = {
@@ -66,6 +66,44 @@ pub(crate) fn log2(x: f64) -> f64 {
     if x < 0.0 || x.is_nan() { f64::NAN } else { value }
 }
 
+/// A number of turns as the nearest quarter, modulo 4, and the angle from there in radians; exact up to the one product.
+fn quarter(x: f64) -> (i32, f64) {
+    let turns = x - x.trunc();
+    let quarter = (4.0 * turns).round_ties_even();
+    (quarter as i32 & 3, (turns - 0.25 * quarter) * std::f64::consts::TAU)
+}
+
+/// sin of a number of turns; 0 beyond 256 of them, where the hardware's domain ends.
+pub(crate) fn sin_turns(x: f64) -> f64 {
+    if !x.is_finite() {
+        return f64::NAN;
+    }
+    match quarter(x) {
+        _ if x.abs() > 256.0 => 0.0,
+        // Zeros have the sign of their argument.
+        (0 | 2, 0.0) => 0.0 * x,
+        (0, angle) => libm::sin(angle),
+        (1, angle) => libm::cos(angle),
+        (2, angle) => -libm::sin(angle),
+        (_, angle) => -libm::cos(angle),
+    }
+}
+
+/// cos of a number of turns; 1 beyond 256 of them.
+pub(crate) fn cos_turns(x: f64) -> f64 {
+    if !x.is_finite() {
+        return f64::NAN;
+    }
+    match quarter(x) {
+        _ if x.abs() > 256.0 => 1.0,
+        (1 | 3, 0.0) => 0.0,
+        (0, angle) => libm::cos(angle),
+        (1, angle) => -libm::sin(angle),
+        (2, angle) => -libm::cos(angle),
+        (_, angle) => libm::sin(angle),
+    }
+}
+
 /// The first 1201 bits of 2 / pi behind the binary point, from the first on.
 const TWO_OVER_PI: [u64; 19] = [
     0xA2F9_836E_4E44_1529,
@@ -120,27 +158,223 @@ mod tests {
         assert_eq!(part(2f64.powi(1000), 31), 0.0);
     }
 
-    #[test]
-    fn rounds_like_an_exact_library() {
-        let mut bits = 1u32;
-        for _ in 0..2_000_000 {
-            bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+    /// Numbers below 16 with 124 bits behind the point: what the functions are compared with where f64 cannot tell.
+    #[derive(Clone, Copy, PartialEq, PartialOrd)]
+    struct Fixed(u128);
+
+    const ONE: Fixed = Fixed(1 << 124);
+    const LN_2: Fixed = Fixed(0xB172_17F7_D1CF_79AB_C9E3_B398_03F2_F6AF >> 4);
+    const QUARTER_PI: Fixed = Fixed(0xC90F_DAA2_2168_C234_C4C6_628B_80DC_1CD1 >> 4);
+
+    impl Fixed {
+        /// A finite number from 0 to below 16 whose bits all fit.
+        fn of(x: f64) -> Fixed {
+            Fixed((x * 2f64.powi(100)) as u128 * (1 << 24))
+        }
+
+        fn times(self, other: Fixed) -> Fixed {
+            let parts = |x: u128| (x >> 64, x & u128::from(u64::MAX));
+            let ((a, b), (c, d)) = (parts(self.0), parts(other.0));
+            // The lowest product counts with its upper half alone.
+            let middle = a * d + (b * d >> 64);
+            let (m, n) = (parts(middle), parts(b * c));
+            let carry = m.1 + n.1 >> 64;
+            let high = a * c + m.0 + n.0 + carry;
+            let low = middle.wrapping_add(b * c) & u128::from(u64::MAX);
+            Fixed(high << 4 | low >> 60)
+        }
+
+        fn over(self, n: u128) -> Fixed {
+            Fixed(self.0 / n)
+        }
+    }
+
+    /// 2^r of a fraction.
+    fn exp2_of_fraction(r: f64) -> Fixed {
+        let x = Fixed::of(r).times(LN_2);
+        let (mut sum, mut term) = (ONE, ONE);
+        for k in 1..40 {
+            term = term.times(x).over(k);
+            sum.0 += term.0;
+        }
+        sum
+    }
+
+    /// sin(a) / a and cos(a) of an angle of `eighths` of a turn, up to one eighth.
+    fn sin_over_and_cos(eighths: f64) -> (Fixed, Fixed) {
+        let a = Fixed::of(eighths).times(QUARTER_PI);
+        let square = a.times(a);
+        let series = |first: u128| {
+            let (mut sum, mut term) = (ONE.0 as i128, ONE);
+            for k in 0..16 {
+                term = term.times(square).over((2 * k + first) * (2 * k + first + 1));
+                sum += if k % 2 == 0 { -(term.0 as i128) } else { term.0 as i128 };
+            }
+            Fixed(sum as u128)
+        };
+        (series(2), series(1))
+    }
+
+    /// Whether `x` times a power of two, `scale`, is beyond `middle`, both positive; closer than 2^-100 is equal.
+    fn beyond(x: Fixed, scale: i32, middle: f64) -> std::cmp::Ordering {
+        let exponent = (middle.to_bits() >> 52) as i32 - 1023;
+        let distance = scale - exponent;
+        // Both as numbers around one.
+        let m = Fixed::of(middle * 2f64.powi(-exponent));
+        let x = if distance >= 0 {
+            x.0.checked_shl(distance as u32).unwrap_or(u128::MAX)
+        } else {
+            x.0 >> -distance
+        };
+        if x.abs_diff(m.0) < 1 << 24 { std::cmp::Ordering::Equal } else { x.cmp(&m.0) }
+    }
+
+    /// The exact value against a number, for the inputs where f64 is too coarse.
+    type Exact = fn(f64, f64) -> std::cmp::Ordering;
+
+    fn exact_exp2(x: f64, middle: f64) -> std::cmp::Ordering {
+        beyond(exp2_of_fraction(x - x.floor()), x.floor() as i32, middle)
+    }
+
+    /// log2(x) > m where x > 2^m.
+    fn exact_log2(x: f64, middle: f64) -> std::cmp::Ordering {
+        beyond(exp2_of_fraction(middle - middle.floor()), middle.floor() as i32, x).reverse()
+    }
+
+    /// The magnitude of sin or cos, whose sign nobody doubts.
+    fn exact_circle(turns: f64, middle: f64, cosine: bool) -> std::cmp::Ordering {
+        let quarters = ((turns - turns.floor()) * 4.0).round_ties_even();
+        let eighths = ((turns - turns.floor() - quarters / 4.0) * 8.0).abs();
+        let (sin, cos) = sin_over_and_cos(eighths);
+        let order = if (quarters as i32 % 2 == 1) == cosine {
+            let exponent = (eighths.to_bits() >> 52) as i32 - 1023;
+            let significand = Fixed::of(eighths * 2f64.powi(-exponent));
+            beyond(significand.times(QUARTER_PI).times(sin), exponent, middle.abs())
+        } else {
+            beyond(cos, 0, middle.abs())
+        };
+        if middle < 0.0 { order.reverse() } else { order }
+    }
+
+    /// 1 / sqrt(x) > m where x m^2 < 1: integers decide.
+    fn exact_rsq(x: f64, middle: f64) -> std::cmp::Ordering {
+        let parts = |x: f64| {
+            let zeros = (x.to_bits() | 1 << 52).trailing_zeros().min(52);
+            (
+                (x.to_bits() & (1 << 52) - 1 | 1 << 52) >> zeros,
+                (x.to_bits() >> 52) as i32 - 1075 + zeros as i32,
+            )
+        };
+        let ((a, e), (m, f)) = (parts(x), parts(middle));
+        let product = u128::from(a) * u128::from(m) * u128::from(m);
+        let top = 127 - product.leading_zeros() as i32 + e + 2 * f;
+        // Exactly one, or beside it.
+        let one = product.is_power_of_two() && top == 0;
+        if one {
+            std::cmp::Ordering::Equal
+        } else if top < 0 {
+            std::cmp::Ordering::Greater
+        } else {
+            std::cmp::Ordering::Less
+        }
+    }
+
+    /// Relative error that the f64 results stay below: the series end at 2^-57, the rest is the rounding of a few
+    /// operations, at most 2^-53 each.
+    const ERROR: f64 = 1.0 / (1u64 << 49) as f64;
+
+    /// Checks the rounding of a result `y` to a smaller format by `round`, whose values are distinct as bits of f64.
+    /// Returns whether f64 alone could not tell.
+    fn check(what: &str, x: f64, y: f64, round: impl Fn(f64) -> f64, exact: Exact) -> bool {
+        let (low, high) = (round(y * (1.0 - ERROR)), round(y * (1.0 + ERROR)));
+        let ours = round(y);
+        if low == high || y.is_nan() || y == 0.0 || y.is_infinite() {
+            return false;
+        }
+        // No input comes that close to the largest number.
+        assert!(low.is_finite() && high.is_finite(), "{what} of {x:e}");
+        let middle = (low + high) / 2.0;
+        let want = match exact(x, middle) {
+            std::cmp::Ordering::Less => low.min(high),
+            std::cmp::Ordering::Greater => low.max(high),
+            std::cmp::Ordering::Equal => round(middle),
+        };
+        assert_eq!(ours, want, "{what} of {x:e}: {y:e} is {ours:e}, not {want:e}");
+        true
+    }
+
+    const FUNCTIONS: [(&str, fn(f64) -> f64, Exact); 5] = [
+        ("exp2", exp2, exact_exp2),
+        ("log2", log2, exact_log2),
+        ("sin", sin_turns, |x, m| exact_circle(x, m, false)),
+        ("cos", cos_turns, |x, m| exact_circle(x, m, true)),
+        ("rsq", |x| 1.0 / x.sqrt(), exact_rsq),
+    ];
+
+    /// Whether the result of a function is anything but a case of its own.
+    fn interesting(what: &str, x: f64) -> bool {
+        match what {
+            "exp2" => x.abs() < 150.0 && x.abs() > 1e-9,
+            "log2" | "rsq" => x > 0.0 && x.is_finite(),
+            _ => x != 0.0 && x.abs() <= 256.0,
+        }
+    }
+
+    /// All f32 numbers, `step` bits apart.
+    fn every_f32(step: usize) -> Vec<(&'static str, u64, u64)> {
+        let mut counts = FUNCTIONS.map(|(what, ..)| (what, 0, 0));
+        for bits in (0..=u32::MAX).step_by(step) {
             let x = f32::from_bits(bits);
             if x.is_subnormal() {
                 continue;
             }
-            let wide = f64::from(x);
-            let same = |ours: f64, theirs: f64, what: &str| {
-                let (a, b) = (ours as f32, theirs as f32);
-                assert!(a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan(), "{what}({x:e}): {a:e} {b:e}");
-                assert!(
-                    b.is_nan() || b.is_infinite() || b == 0.0 || ((ours - theirs) / theirs).abs() < 1e-15,
-                    "{what}({x:e})"
-                );
-            };
-            same(exp2(wide), libm::exp2(wide), "exp2");
-            same(log2(wide), libm::log2(wide), "log2");
+            let x = f64::from(x);
+            for ((what, f, exact), count) in FUNCTIONS.iter().zip(&mut counts) {
+                // Multiples of four have the same reciprocal root but for the exponent.
+                if interesting(what, x) && (*what != "rsq" || (1.0..4.0).contains(&x)) {
+                    let y = f(x);
+                    // Results that are flushed are not rounded.
+                    if y.abs() >= f64::from(f32::MIN_POSITIVE) {
+                        count.1 += 1;
+                        count.2 += u64::from(check(what, x, y, |y| f64::from(y as f32), *exact));
+                    }
+                }
+            }
         }
+        counts.into()
+    }
+
+    #[test]
+    fn a_sample_of_f32_rounds_correctly() {
+        for (what, numbers, hard) in every_f32(1021) {
+            assert!(numbers > 10_000, "{what}: {numbers} {hard}");
+        }
+    }
+
+    /// Minutes in a release build: `cargo test --release -p hk-emu --lib every_f32 -- --ignored --nocapture`.
+    #[test]
+    #[ignore = "takes minutes in a release build"]
+    fn every_f32_rounds_correctly() {
+        for (what, numbers, hard) in every_f32(1) {
+            println!("{what}: {numbers} numbers, {hard} of them too close to a tie for f64");
+            assert!(hard > 0);
+        }
+    }
+
+    #[test]
+    fn every_f16_rounds_correctly() {
+        use super::super::float::{f16_to_f32, f64_to_f16};
+        let round = |y: f64| f64::from(f16_to_f32(f64_to_f16(y)));
+        for h in 0..0x1_0000 {
+            let x = f64::from(f16_to_f32(h));
+            for (what, f, exact) in FUNCTIONS.iter().filter(|(what, ..)| interesting(what, x)) {
+                check(what, x, f(x), round, *exact);
+            }
+        }
+    }
+
+    #[test]
+    fn special_cases() {
         assert_eq!(exp2(3.0), 8.0);
         assert_eq!(log2(8.0), 3.0);
         assert_eq!(log2(1.0), 0.0);
@@ -148,5 +382,21 @@ mod tests {
         assert_eq!(exp2(f64::NEG_INFINITY) as f32, 0.0);
         assert_eq!(exp2(f64::INFINITY) as f32, f32::INFINITY);
         assert!(exp2(f64::NAN).is_nan() && log2(-1.0).is_nan());
+        let quarters = |f: fn(f64) -> f64| [0.0, 0.25, 0.5, 0.75, 1.0, -0.25, -0.5, 255.75, 300.0].map(f);
+        assert_eq!(quarters(sin_turns), [0.0, 1.0, 0.0, -1.0, 0.0, -1.0, 0.0, -1.0, 0.0]);
+        assert_eq!(quarters(cos_turns), [1.0, 0.0, -1.0, 0.0, 1.0, 0.0, -1.0, 0.0, 1.0]);
+        assert!(sin_turns(f64::INFINITY).is_nan() && cos_turns(f64::NAN).is_nan());
+        // The comparisons with exact values tell neighbours apart.
+        for (what, f, exact) in FUNCTIONS {
+            for x in [1.1875, 1.625, 3.0078125] {
+                let y = f(x);
+                let [less, more] = [y - 1e-12, y + 1e-12].map(|m| exact(x, m));
+                assert_eq!(
+                    (less, more),
+                    (std::cmp::Ordering::Greater, std::cmp::Ordering::Less),
+                    "{what} {x}"
+                );
+            }
+        }
     }
 }

@@ -261,50 +261,6 @@ fn unary64(x: u64, m: Modes, f: impl Fn(f64) -> f64) -> u64 {
     if value.is_nan() { float::nan64(&[x]) } else { m.output64(value.to_bits()) }
 }
 
-/// sin or cos of a number of revolutions; out of the domain of +-256 the hardware gives 0 and 1.
-fn turns(x: f64, outside: f64, f: impl Fn(f64) -> f64) -> f64 {
-    if x.is_nan() || x.is_infinite() {
-        f64::NAN
-    } else if x.abs() > 256.0 {
-        outside
-    } else {
-        f((x - x.trunc()) * std::f64::consts::TAU)
-    }
-}
-
-fn sin_turns(x: f64) -> f64 {
-    // Exact at multiples of a quarter, where the reduced argument in radians is not.
-    let quarter = (x - x.trunc()) * 4.0;
-    if quarter == quarter.trunc() {
-        return match quarter as i32 {
-            1 | -3 => 1.0,
-            -1 | 3 => -1.0,
-            _ => 0.0 * x,
-        };
-    }
-    turns(x, 0.0, libm::sin)
-}
-
-fn cos_turns(x: f64) -> f64 {
-    let quarter = (x - x.trunc()) * 4.0;
-    if quarter == quarter.trunc() {
-        return match (quarter as i32).abs() {
-            0 => 1.0,
-            2 => -1.0,
-            _ => 0.0,
-        };
-    }
-    turns(x, 1.0, libm::cos)
-}
-
-fn sine(x: f64) -> f64 {
-    if !x.is_finite() || x.abs() > 256.0 { turns(x, 0.0, libm::sin) } else { sin_turns(x) }
-}
-
-fn cosine(x: f64) -> f64 {
-    if !x.is_finite() || x.abs() > 256.0 { turns(x, 1.0, libm::cos) } else { cos_turns(x) }
-}
-
 /// `x - floor(x)`, rounded once, but below one.
 fn fract(x: f64, format: Format, round: Round) -> f64 {
     let below_one = 1.0 - 0.5f64.powi(format.precision);
@@ -497,8 +453,8 @@ lane_ops! {
     };
     V_EXP_LEGACY_F32 1 |a, b, c, m| special32(a, super::special::exp2);
     V_LOG_LEGACY_F32 1 |a, b, c, m| special32(a, super::special::log2);
-    V_SIN_F32 1 |a, b, c, m| special32(a, sine);
-    V_COS_F32 1 |a, b, c, m| special32(a, cosine);
+    V_SIN_F32 1 |a, b, c, m| special32(a, super::special::sin_turns);
+    V_COS_F32 1 |a, b, c, m| special32(a, super::special::cos_turns);
     V_DIV_FIXUP_F32 3 |a, b, c, m| div_fixup32(a, b, c);
     V_CUBEID_F32 3 |a, b, c, m| cube(a, b, c).0.to_bits();
     V_CUBESC_F32 3 |a, b, c, m| cube(a, b, c).1.to_bits();
@@ -573,8 +529,8 @@ lane_ops! {
     V_RSQ_F16 1 |a, b, c, m| special16(a, m, |x| 1.0 / x.sqrt());
     V_LOG_F16 1 |a, b, c, m| special16(a, m, super::special::log2);
     V_EXP_F16 1 |a, b, c, m| special16(a, m, super::special::exp2);
-    V_SIN_F16 1 |a, b, c, m| special16(a, m, sine);
-    V_COS_F16 1 |a, b, c, m| special16(a, m, cosine);
+    V_SIN_F16 1 |a, b, c, m| special16(a, m, super::special::sin_turns);
+    V_COS_F16 1 |a, b, c, m| special16(a, m, super::special::cos_turns);
     V_FREXP_MANT_F16 1 |a, b, c, m| frexp16(m.input16(a & 0xFFFF)).0;
     V_FREXP_EXP_I16_F16 1 |a, b, c, m| frexp16(m.input16(a & 0xFFFF)).1 as u32 & 0xFFFF;
     V_FLOOR_F16 1 |a, b, c, m| unary16(a, m, f32::floor);

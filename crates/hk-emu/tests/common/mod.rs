@@ -9,7 +9,7 @@ use std::sync::Arc;
 use hk_emu::{Checks, Counters, Dispatch, Fault, Machine, MachineOptions, Module};
 
 /// `HK_CLANG`, then the versioned names of Debian and Ubuntu, then the plain name.
-fn clang() -> Command {
+pub fn clang() -> Command {
     if let Some(path) = std::env::var_os("HK_CLANG") {
         return Command::new(path);
     }

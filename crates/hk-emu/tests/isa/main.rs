@@ -1,5 +1,6 @@
 //! The instruction table, the decoder and the disassembler against LLVM.
 
+mod execute;
 mod generator;
 mod llvm;
 mod objdump;
