@@ -54,11 +54,10 @@ pub fn json(value: &impl Serialize) -> Result<()> {
     print(serde_json::to_string_pretty(value)?)
 }
 
-/// What the emulator executed, by class of instruction.
+/// What the emulator executed, by class of instruction, and what it counted of their accesses.
 pub fn executed(c: &Counters) -> Table {
-    let d = c.details.unwrap_or_default();
     let mut table = Table::new(["executed by the emulator", ">count", ">per wave"]);
-    let rows = [
+    let instructions = [
         ("workgroups", c.workgroups),
         ("waves", c.waves),
         ("instructions", c.instructions),
@@ -76,16 +75,20 @@ pub fn executed(c: &Counters) -> Table {
         ("  others", c.other - c.waits - c.barriers),
         ("matrix passes", c.mfma_passes),
         ("matrix operations", c.matrix_flops),
-        ("LDS clocks", d.lds_clocks),
-        ("  of bank conflicts", d.lds_conflict_clocks),
-        ("LDS bytes read", d.lds_read_bytes),
-        ("LDS bytes written", d.lds_written_bytes),
-        ("LDS atomics", d.lds_atomics),
-        ("global atomics", d.global_atomics),
         ("scalar bytes read", c.smem_bytes),
-        ("scratch bytes", d.scratch_bytes),
     ];
-    for (what, n) in rows {
+    let accesses = c.details.map(|d| {
+        [
+            ("LDS clocks", d.lds_clocks),
+            ("  of bank conflicts", d.lds_conflict_clocks),
+            ("LDS bytes read", d.lds_read_bytes),
+            ("LDS bytes written", d.lds_written_bytes),
+            ("LDS atomics", d.lds_atomics),
+            ("global atomics", d.global_atomics),
+            ("scratch bytes", d.scratch_bytes),
+        ]
+    });
+    for (what, n) in instructions.into_iter().chain(accesses.into_iter().flatten()) {
         let per_wave = if c.waves == 0 { 0.0 } else { n as f64 / c.waves as f64 };
         table.row([what.into(), n.to_string(), format!("{per_wave:.1}")]);
     }

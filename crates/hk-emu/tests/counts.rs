@@ -5,7 +5,7 @@ mod common;
 use std::collections::{HashMap, HashSet};
 
 use common::{Args, Assembly, Random, Rig, assemble, options};
-use hk_emu::{Counters, Details, Dispatch, Profile};
+use hk_emu::{Checks, Counters, Details, Dispatch, Profile};
 
 const TARGETS: [&str; 2] = ["gfx942", "gfx950"];
 
@@ -169,13 +169,15 @@ fn a_buffer_load_counts_what_lies_in_range() {
     assert_eq!(profile.lines.iter().map(|l| l.counters.global_read_bytes).sum::<u64>(), 520);
 }
 
+/// Instruction, addresses, lanes, clocks and conflicts on gfx942, on gfx950.
+type LdsCase = (&'static str, [u32; 64], u64, [u64; 2], [u64; 2]);
+
 #[test]
 fn lds_conflicts_are_known() {
     let [read, write] = ["ds_read_b32 v4, v2", "ds_write_b32 v2, v4"];
     let [read64, write64] = ["ds_read_b64 v[4:5], v2", "ds_write_b64 v2, v[4:5]"];
     let [read128, write128] = ["ds_read_b128 v[4:7], v2", "ds_write_b128 v2, v[4:7]"];
-    // Instruction, addresses, lanes, clocks and conflicts on gfx942, on gfx950.
-    let cases: [(&str, [u32; 64], u64, [u64; 2], [u64; 2]); 16] = [
+    let cases: [LdsCase; 16] = [
         (read, lanes(|l| 4 * l), !0, [2, 0], [2, 0]),
         (read, lanes(|l| 4 * l), 0xFFFF_FFFF, [1, 0], [1, 0]),
         (read, lanes(|_| 12), !0, [2, 0], [2, 0]),
@@ -375,14 +377,15 @@ KERNEL void f(const float *x, float *y, u32 *n) {
   y[64 * BID + TID] = s;
 }";
 
-/// Lines add up to the total; threads change nothing; a launch is counted like two halves of it.
+/// Lines add up to the total; threads and sanitizers change nothing; a launch is counted like two halves of it.
 #[test]
 fn lines_add_up_whatever_the_threads() {
     for cpu in TARGETS {
         let image = common::hip(cpu, "-O2", SOURCE);
         let mut first: Option<Profile> = None;
-        for threads in [1, 2, 5] {
-            let rig = Rig::new(options(cpu).threads(Some(threads)), &image);
+        for (threads, checks) in [(1, Checks::NONE), (2, Checks::NONE), (5, Checks::NONE), (2, Checks::all())]
+        {
+            let rig = Rig::new(options(cpu).threads(Some(threads)).sanitize(checks), &image);
             let (x, n) = (rig.upload("x", &[1f32; 256]), rig.upload("n", &[0u32]));
             let y = rig.upload("y", &vec![0f32; 64 * 90]);
             let got = profile(&rig, "f", 90, 64, &Args::new().push(x).push(y).push(n));

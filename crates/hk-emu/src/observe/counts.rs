@@ -147,7 +147,7 @@ impl Touched {
         for (_, address) in part.lanes() {
             let bit = address % 64;
             // A lane's access is at most 64 bytes: two words.
-            let bits = (1u128 << part.bytes.min(64)) - 1 << bit;
+            let bits = ((1u128 << part.bytes.min(64)) - 1) << bit;
             *self.word(address / 64) |= bits as u64;
             if bits >> 64 != 0 {
                 *self.word((address / 64).wrapping_add(1)) |= (bits >> 64) as u64;
