@@ -57,3 +57,22 @@ fn status_lists_the_registry() {
     assert_eq!(names, registered);
     assert_eq!(listed[0]["targets"], serde_json::json!(["gfx942", "gfx950"]));
 }
+
+#[test]
+fn status_lists_the_instructions_of_the_emulator() {
+    let output = hk(&["status", "--isa"]);
+    assert!(output.status.success());
+    let rows: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+    for target in ["gfx942", "gfx950"] {
+        let of = |name: &str| rows.iter().find(|r| r["target"] == target && r["name"] == name).unwrap();
+        assert_eq!(of("S_ADD_U32")["fidelity"], "exact");
+        assert_eq!(of("V_EXP_F32")["fidelity"], "spec-bounded");
+        assert_eq!(
+            (&of("DS_GWS_INIT")["fidelity"], &of("DS_GWS_INIT")["executed"]),
+            (&"refused".into(), &false.into())
+        );
+    }
+    assert!(
+        rows.iter().all(|r| r["decoded"] == true && (r["executed"] == true) == (r["fidelity"] != "refused"))
+    );
+}

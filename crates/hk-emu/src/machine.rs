@@ -80,7 +80,8 @@ impl MachineOptions {
         self
     }
 
-    /// Let global accesses be misaligned, as the hardware does. Else they are faults.
+    /// Let accesses to global memory and LDS be misaligned, as the hardware does in the mode that HSA sets. Else an
+    /// access that is not aligned to its element, at most a dword, is a fault.
     #[must_use]
     pub fn allow_misaligned(mut self, on: bool) -> Self {
         self.allow_misaligned = on;

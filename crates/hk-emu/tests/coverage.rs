@@ -501,3 +501,118 @@ fn hardware_registers() {
         assert!(matches!(fault, Fault::NoSemantics { .. }) && fault.to_string().contains(name), "{fault}");
     }
 }
+
+#[test]
+fn clamp_saturates_integers() {
+    // Operands around every limit, against wide integers.
+    let edges =
+        [0u32, 1, 0x7FFF, 0x8000, 0xFFFF, 0x7FFF_FFFF, 0x8000_0000, 0xFFFF_FFFF, 0x8080_7F7F, 0x7FFF_8000];
+    let data: Vec<u32> = (0..64)
+        .map(|i| edges[i % 10])
+        .chain((0..64).map(|i| edges[i / 10 % 10]))
+        .chain((0..64).map(|i| edges[(i * 7 + 3) % 10]))
+        .chain(words(64 * 13))
+        .collect();
+    type Model = fn(u32, u32, u32) -> i128;
+    // Instruction, exact value, limits.
+    let cases: [(&str, Model, i128, i128); 9] = [
+        (
+            "v_mad_u32_u24 v20, v10, v11, v12 clamp",
+            |a, b, c| i128::from(a & 0xFF_FFFF) * i128::from(b & 0xFF_FFFF) + i128::from(c),
+            0,
+            0xFFFF_FFFF,
+        ),
+        (
+            "v_mad_i32_i16 v20, v10, v11, v12 clamp",
+            |a, b, c| i128::from(a as i16) * i128::from(b as i16) + i128::from(c as i32),
+            i128::from(i32::MIN),
+            i128::from(i32::MAX),
+        ),
+        (
+            "v_dot2_i32_i16 v20, v10, v11, v12 clamp",
+            |a, b, c| {
+                i128::from(a as i16) * i128::from(b as i16)
+                    + i128::from((a >> 16) as i16) * i128::from((b >> 16) as i16)
+                    + i128::from(c as i32)
+            },
+            i128::from(i32::MIN),
+            i128::from(i32::MAX),
+        ),
+        (
+            "v_dot4_u32_u8 v20, v10, v11, v12 clamp",
+            |a, b, c| {
+                a.to_le_bytes()
+                    .iter()
+                    .zip(b.to_le_bytes())
+                    .map(|(x, y)| i128::from(*x) * i128::from(y))
+                    .sum::<i128>()
+                    + i128::from(c)
+            },
+            0,
+            0xFFFF_FFFF,
+        ),
+        (
+            "v_sad_u16 v20, v10, v11, v12 clamp",
+            |a, b, c| {
+                i128::from((a & 0xFFFF).abs_diff(b & 0xFFFF))
+                    + i128::from((a >> 16).abs_diff(b >> 16))
+                    + i128::from(c)
+            },
+            0,
+            0xFFFF_FFFF,
+        ),
+        (
+            "v_mad_u16 v20, v10, v11, v12 clamp\nv_and_b32 v20, 0xffff, v20",
+            |a, b, c| i128::from(a as u16) * i128::from(b as u16) + i128::from(c as u16),
+            0,
+            0xFFFF,
+        ),
+        (
+            "v_add_co_u32_e64 v20, vcc, v10, v11 clamp",
+            |a, b, _| i128::from(a) + i128::from(b),
+            0,
+            0xFFFF_FFFF,
+        ),
+        (
+            "v_sub_co_u32_e64 v20, vcc, v10, v11 clamp",
+            |a, b, _| i128::from(a) - i128::from(b),
+            0,
+            0xFFFF_FFFF,
+        ),
+        (
+            "v_mul_i32_i24_e64 v20, v10, v11 clamp",
+            |a, b, _| i128::from((a << 8) as i32 >> 8) * i128::from((b << 8) as i32 >> 8),
+            i128::from(i32::MIN),
+            i128::from(i32::MAX),
+        ),
+    ];
+    let load: String =
+        (0..3).map(|i| format!("global_load_dword v{}, v1, s[4:5] offset:{}\n", 10 + i, 256 * i)).collect();
+    for (text, model, low, high) in cases {
+        let got = run(&(load.clone() + text + "\n" + &out(4, 20)), &data);
+        for lane in 0..64 {
+            let want = model(data[lane], data[64 + lane], data[128 + lane]).clamp(low, high) as u32;
+            assert_eq!(got[256 + lane], want, "{text} lane {lane}");
+        }
+    }
+    // 64 bits, signed and not.
+    for (text, signed) in [("v_mad_u64_u32", false), ("v_mad_i64_i32", true)] {
+        let body = format!(
+            "{load}v_mov_b32 v13, v12\n{text} v[20:21], vcc, v10, v11, v[12:13] clamp\n{}{}",
+            out(4, 20),
+            out(5, 21)
+        );
+        let got = run(&body, &data);
+        for lane in 0..64 {
+            let (a, b, c) = (data[lane], data[64 + lane], u64::from(data[128 + lane]) * 0x1_0000_0001);
+            let want = if signed {
+                let sum = i128::from(a as i32) * i128::from(b as i32) + i128::from(c as i64);
+                sum.clamp(i128::from(i64::MIN), i128::from(i64::MAX)) as u64
+            } else {
+                (u128::from(a) * u128::from(b) + u128::from(c)).min(u128::from(u64::MAX)) as u64
+            };
+            let got = u64::from(got[256 + lane]) | u64::from(got[320 + lane]) << 32;
+            assert_eq!(got, want, "{text} lane {lane}");
+        }
+    }
+}

@@ -440,6 +440,10 @@ pub(crate) trait CarryOp {
     fn f(a: u32, b: u32, carry: bool) -> (u32, bool);
 }
 
+/// `Uop::extra` of additions and subtractions that saturate where they carry or borrow.
+pub(crate) const CARRY_TO_MAX: u32 = 1;
+pub(crate) const CARRY_TO_ZERO: u32 = 2;
+
 #[inline(always)]
 fn carry_body<H: Host, O: CarryOp>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let exec = w.exec();
@@ -455,6 +459,11 @@ fn carry_body<H: Host, O: CarryOp>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ct
             o[l] = if carry { !0 } else { 0 };
         }
         out |= u64::from(H::movemask(o) & mask) << (16 * k);
+        if u.extra != 0 {
+            for l in 0..CHUNK {
+                r[l] = if u.extra == CARRY_TO_MAX { r[l] | o[l] } else { r[l] & !o[l] };
+            }
+        }
         w.set_chunk(u.d, k, mask, r);
     });
     w.set_s64(u.mask_out as usize, out);

@@ -340,7 +340,7 @@ wide_ops! {
 /// `v_mad_u64_u32`, `v_mad_i64_i32`: a wide result and a carry mask.
 fn mad64(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
     let exec = w.exec();
-    let signed = u.extra != 0;
+    let (signed, saturates) = (u.extra & 1 != 0, u.extra & MAD_SATURATES != 0);
     let mut out = 0;
     for lane in 0..64 {
         if exec >> lane & 1 == 0 {
@@ -353,12 +353,20 @@ fn mad64(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
         } else {
             (u64::from(a) * u64::from(b)).overflowing_add(c)
         };
-        w.set_lane64(u.d, lane, value);
+        let limit = match (signed, (c as i64) < 0) {
+            (false, _) => u64::MAX,
+            // Only an addend of the product's sign overflows.
+            (true, false) => i64::MAX as u64,
+            (true, true) => i64::MIN as u64,
+        };
+        w.set_lane64(u.d, lane, if carry && saturates { limit } else { value });
         out |= u64::from(carry) << lane;
     }
     w.set_s64(u.mask_out as usize, out);
     Ctl::Next
 }
+
+const MAD_SATURATES: u32 = 2;
 
 /// `v_qsad_pk_u16_u8`, `v_mqsad_pk_u16_u8`, `v_mqsad_u32_u8`: sums of absolute differences of four windows of the
 /// first source, a byte apart, and the second one. `extra`: zero bytes of the second count nothing, sums have 32 bits,
@@ -403,13 +411,69 @@ pub(crate) fn saturating(op: Op, level: Level, extra: &mut u32) -> Option<Handle
             *extra |= QSAD_SATURATES;
             run
         }
-        _ => saturate::table(op, level),
+        Op::V_MAD_U64_U32 | Op::V_MAD_I64_I32 => {
+            *extra = MAD_SATURATES | u32::from(op == Op::V_MAD_I64_I32);
+            Some(mad64)
+        }
+        Op::V_ADD_CO_U32 | Op::V_ADDC_CO_U32 => {
+            *extra = super::lanes::CARRY_TO_MAX;
+            carries(op, level)
+        }
+        Op::V_SUB_CO_U32 | Op::V_SUBREV_CO_U32 | Op::V_SUBB_CO_U32 | Op::V_SUBBREV_CO_U32 => {
+            *extra = super::lanes::CARRY_TO_ZERO;
+            carries(op, level)
+        }
+        _ => saturate::table(op, level).or_else(|| cannot_overflow(op).then(|| handler(op, level, extra))?),
     }
 }
 
-/// Saturating integer arithmetic: what CLAMP makes of an addition or subtraction.
+/// Instructions that have CLAMP and whose results are in range whatever the operands.
+fn cannot_overflow(op: Op) -> bool {
+    let name = op.info().name;
+    let stems = [
+        "V_MIN3_",
+        "V_MAX3_",
+        "V_MED3_",
+        "V_PK_MIN_",
+        "V_PK_MAX_",
+        "V_ALIGNBIT",
+        "V_ALIGNBYTE",
+        "V_PK_MOV_B32",
+    ];
+    stems.iter().any(|stem| name.starts_with(stem)) || name.starts_with("V_PK_") && name.contains("REV_")
+}
+
+/// Saturating integer arithmetic: what CLAMP makes of sums and products.
 pub(crate) mod saturate {
-    use super::{Handler, Host, LaneOp, Level, Modes, Op, i16lo, lane_portable, pair, sext24, u16lo};
+    use super::{Handler, Host, LaneOp, Level, Modes, Op, i16lo, lane_portable, pair, sad_u8, sext24, u16lo};
+
+    #[inline(always)]
+    fn to_i32(x: i64) -> u32 {
+        x.clamp(i64::from(i32::MIN), i64::from(i32::MAX)) as u32
+    }
+
+    #[inline(always)]
+    fn to_u32(x: u64) -> u32 {
+        x.min(u64::from(u32::MAX)) as u32
+    }
+
+    #[inline(always)]
+    fn to_i16(x: i32) -> u32 {
+        u16lo(x.clamp(-32768, 32767) as u32)
+    }
+
+    /// The exact sum of products of fields of `width` bits, and `c`.
+    #[inline(always)]
+    fn dot_i(a: u32, b: u32, c: u32, width: u32) -> u32 {
+        let field = |x: u32, i: u32| i64::from((x << (32 - width * (i + 1))) as i32 >> (32 - width));
+        to_i32((0..32 / width).map(|i| field(a, i) * field(b, i)).sum::<i64>() + i64::from(c as i32))
+    }
+
+    #[inline(always)]
+    fn dot_u(a: u32, b: u32, c: u32, width: u32) -> u32 {
+        let field = |x: u32, i: u32| u64::from(x << (32 - width * (i + 1)) >> (32 - width));
+        to_u32((0..32 / width).map(|i| field(a, i) * field(b, i)).sum::<u64>() + u64::from(c))
+    }
 
     lane_ops! {
         /// The operations that CLAMP makes saturate.
@@ -428,20 +492,33 @@ pub(crate) mod saturate {
         V_PK_SUB_I16 2 |a, b, c, m| pair(|a, b, _| (i16lo(a) - i16lo(b)).clamp(-32768, 32767) as u32, a, b, c);
         V_PK_ADD_U16 2 |a, b, c, m| pair(|a, b, _| (a + b).min(0xFFFF), a, b, c);
         V_PK_SUB_U16 2 |a, b, c, m| pair(|a, b, _| a.saturating_sub(b), a, b, c);
-        V_MAD_U32_U24 3 |a, b, c, m| {
-            (u64::from(a & 0xFF_FFFF) * u64::from(b & 0xFF_FFFF) + u64::from(c)).min(u64::from(u32::MAX)) as u32
-        };
-        V_MAD_I32_I24 3 |a, b, c, m| {
-            let sum = i64::from(sext24(a)) * i64::from(sext24(b)) + i64::from(c as i32);
-            sum.clamp(i64::from(i32::MIN), i64::from(i32::MAX)) as u32
-        };
-        V_DOT4_I32_I8 3 |a, b, c, m| {
-            let mut sum = i64::from(c as i32);
-            for i in 0..4 {
-                sum += i64::from((a >> (8 * i)) as u8 as i8) * i64::from((b >> (8 * i)) as u8 as i8);
-            }
-            sum.clamp(i64::from(i32::MIN), i64::from(i32::MAX)) as u32
-        };
+        V_MUL_U32_U24 2 |a, b, c, m| to_u32(u64::from(a & 0xFF_FFFF) * u64::from(b & 0xFF_FFFF));
+        V_MUL_I32_I24 2 |a, b, c, m| to_i32(i64::from(sext24(a)) * i64::from(sext24(b)));
+        V_MAD_U32_U24 3 |a, b, c, m| to_u32(u64::from(a & 0xFF_FFFF) * u64::from(b & 0xFF_FFFF) + u64::from(c));
+        V_MAD_I32_I24 3 |a, b, c, m| to_i32(i64::from(sext24(a)) * i64::from(sext24(b)) + i64::from(c as i32));
+        V_MAD_U16 3 |a, b, c, m| (u64::from(u16lo(a) * u16lo(b)) + u64::from(u16lo(c))).min(0xFFFF) as u32;
+        V_MAD_LEGACY_U16 3 |a, b, c, m| (u64::from(u16lo(a) * u16lo(b)) + u64::from(u16lo(c))).min(0xFFFF) as u32;
+        V_MAD_I16 3 |a, b, c, m| to_i16(i16lo(a) * i16lo(b) + i16lo(c));
+        V_MAD_LEGACY_I16 3 |a, b, c, m| to_i16(i16lo(a) * i16lo(b) + i16lo(c));
+        V_MAD_U32_U16 3 |a, b, c, m| to_u32(u64::from(u16lo(a) * u16lo(b)) + u64::from(c));
+        V_MAD_I32_I16 3 |a, b, c, m| to_i32(i64::from(i16lo(a) * i16lo(b)) + i64::from(c as i32));
+        V_PK_MAD_U16 3 |a, b, c, m| pair(|a, b, c| (u64::from(a * b) + u64::from(c)).min(0xFFFF) as u32, a, b, c);
+        V_PK_MAD_I16 3 |a, b, c, m| pair(|a, b, c| to_i16(i16lo(a) * i16lo(b) + i16lo(c)), a, b, c);
+        V_PK_MUL_LO_U16 2 |a, b, c, m| pair(|a, b, _| (a * b).min(0xFFFF), a, b, c);
+        V_SAD_U8 3 |a, b, c, m| c.saturating_add(sad_u8(a, b, 0, false));
+        V_MSAD_U8 3 |a, b, c, m| c.saturating_add(sad_u8(a, b, 0, true));
+        V_SAD_HI_U8 3 |a, b, c, m| c.saturating_add(sad_u8(a, b, 0, false) << 16);
+        V_SAD_U16 3 |a, b, c, m| c.saturating_add(u16lo(a).abs_diff(u16lo(b)) + (a >> 16).abs_diff(b >> 16));
+        V_SAD_U32 3 |a, b, c, m| c.saturating_add(a.abs_diff(b));
+        V_DOT2_I32_I16 3 |a, b, c, m| dot_i(a, b, c, 16);
+        V_DOT2C_I32_I16 3 |a, b, c, m| dot_i(a, b, c, 16);
+        V_DOT2_U32_U16 3 |a, b, c, m| dot_u(a, b, c, 16);
+        V_DOT4_I32_I8 3 |a, b, c, m| dot_i(a, b, c, 8);
+        V_DOT4C_I32_I8 3 |a, b, c, m| dot_i(a, b, c, 8);
+        V_DOT4_U32_U8 3 |a, b, c, m| dot_u(a, b, c, 8);
+        V_DOT8_I32_I4 3 |a, b, c, m| dot_i(a, b, c, 4);
+        V_DOT8C_I32_I4 3 |a, b, c, m| dot_i(a, b, c, 4);
+        V_DOT8_U32_U4 3 |a, b, c, m| dot_u(a, b, c, 4);
     }
 }
 
