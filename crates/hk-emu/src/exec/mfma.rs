@@ -11,7 +11,7 @@ use std::str::FromStr;
 use super::float;
 use super::formats::{Narrow, e8m0};
 use super::lanes::Modes;
-use super::{Ctl, Env, Handler, Host, Level, Uop, levels};
+use super::{Ctl, Env, Handler, Host, Level, Portable, Uop, levels};
 use crate::isa::{Inst, Operand};
 use crate::wave::{CHUNK, Lanes, Wave, mode};
 
@@ -620,6 +620,67 @@ fn rescale(x: &mut [f32], scales: &[u8; 64], dim: usize) {
 }
 
 #[inline(always)]
+fn products<H: Host>(w: &mut Wave, m: &Matrix, ends: Ends, a: &[f32], b: &[f32], k: &[u8]) {
+    match (m.dim, m.blocks) {
+        (dim, _) if m.sparse() => multiply_sparse::<H>(w, ends, dim, a, b, k),
+        (32, 1) => blocks::<H, 32, 32>(w, ends, 1, a, b),
+        (16, 1) => blocks::<H, 16, 16>(w, ends, 1, a, b),
+        (32, _) => blocks::<H, 32, 64>(w, ends, 2, a, b),
+        (16, _) => blocks::<H, 16, 64>(w, ends, 4, a, b),
+        _ => multiply4::<H>(w, ends, a, b),
+    }
+}
+
+/// A host without fused operations, where products are exact: adding them rounds once too.
+struct Separate;
+impl Host for Separate {
+    #[inline(always)]
+    fn fma32(a: f32, b: f32, c: f32) -> f32 {
+        a * b + c
+    }
+    #[inline(always)]
+    fn fma64(a: f64, b: f64, c: f64) -> f64 {
+        Portable::fma64(a, b, c)
+    }
+    const FUSED: bool = false;
+    type Chunk = [f32; CHUNK];
+    const SUMS: usize = 4;
+    #[inline(always)]
+    fn load(x: &[f32; CHUNK]) -> [f32; CHUNK] {
+        *x
+    }
+    #[inline(always)]
+    fn store(x: [f32; CHUNK]) -> [f32; CHUNK] {
+        x
+    }
+    #[inline(always)]
+    fn fma_chunk(a: f32, b: [f32; CHUNK], c: [f32; CHUNK]) -> [f32; CHUNK] {
+        let mut r = c;
+        for l in 0..CHUNK {
+            r[l] = a * b[l] + c[l];
+        }
+        r
+    }
+}
+
+/// Whether every product of an element of A with one of B is a normal f32 (or zero).
+fn exact_products(m: &Matrix, a: &[f32], b: &[f32]) -> bool {
+    // All formats but f32 have at most 11 bits of significand. Exponents may still add up to too much or too little.
+    let exponents = |x: &[f32]| {
+        let (mut least, mut most) = (u32::MAX, 0);
+        for x in x {
+            let magnitude = x.to_bits() & 0x7FFF_FFFF;
+            // A zero becomes the largest number.
+            least = least.min(magnitude.wrapping_sub(1));
+            most = most.max(magnitude);
+        }
+        ((least >> 23) as i32 - 127, (most >> 23) as i32 - 127)
+    };
+    let ((least_a, most_a), (least_b, most_b)) = (exponents(a), exponents(b));
+    m.a.element != Element::F32 && least_a + least_b >= -126 && most_a + most_b <= 125
+}
+
+#[inline(always)]
 fn matrix_body<H: Host>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let Some(m) = e.program.matrices.get(u.imm as usize) else { return Ctl::Next };
     let mut operands = w.operands.take().unwrap_or_else(Operands::new);
@@ -667,14 +728,12 @@ fn matrix_body<H: Host>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     }
     let exact =
         m.numerics == MatrixNumerics::Cdna3Exact && !matches!(m.a.element, Element::F32 | Element::I8);
-    match (m.dim, m.blocks) {
-        _ if exact || apart => slow(w, m, ends, &operands),
-        (dim, _) if m.sparse() => multiply_sparse::<H>(w, ends, dim, a, b, &operands.k),
-        (32, 1) => blocks::<H, 32, 32>(w, ends, 1, a, b),
-        (16, 1) => blocks::<H, 16, 16>(w, ends, 1, a, b),
-        (32, _) => blocks::<H, 32, 64>(w, ends, 2, a, b),
-        (16, _) => blocks::<H, 16, 64>(w, ends, 4, a, b),
-        _ => multiply4::<H>(w, ends, a, b),
+    if exact || apart {
+        slow(w, m, ends, &operands);
+    } else if !H::FUSED && exact_products(m, a, b) {
+        products::<Separate>(w, m, ends, a, b, &operands.k);
+    } else {
+        products::<H>(w, m, ends, a, b, &operands.k);
     }
     w.operands = Some(operands);
     Ctl::Next

@@ -203,6 +203,8 @@ pub(crate) trait Host {
     fn fma32(a: f32, b: f32, c: f32) -> f32;
     /// `a * b + c`, rounded once to nearest even.
     fn fma64(a: f64, b: f64, c: f64) -> f64;
+    /// Whether the host has the fused operations itself.
+    const FUSED: bool;
     /// A chunk of f32 in the host's registers.
     type Chunk: Copy;
     /// Chunks that fill the host's registers with sums, and its pipeline with work.
@@ -234,6 +236,7 @@ impl Host for Portable {
         libm::fma(a, b, c)
     }
 
+    const FUSED: bool = false;
     type Chunk = [f32; CHUNK];
     const SUMS: usize = 4;
     #[inline(always)]
@@ -277,6 +280,7 @@ mod x86 {
         fn fma64(a: f64, b: f64, c: f64) -> f64 {
             a.mul_add(b, c)
         }
+        const FUSED: bool = true;
         type Chunk = [__m256; 2];
         const SUMS: usize = 4;
         #[inline(always)]
@@ -318,6 +322,7 @@ mod x86 {
         fn fma64(a: f64, b: f64, c: f64) -> f64 {
             a.mul_add(b, c)
         }
+        const FUSED: bool = true;
         type Chunk = __m512;
         const SUMS: usize = 8;
         #[inline(always)]
