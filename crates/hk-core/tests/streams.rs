@@ -293,17 +293,14 @@ fn default_device(hk_device: Option<&str>) -> String {
     default_device_under(hk_device, None)
 }
 
-fn default_device_under(hk_device: Option<&str>, hk_sanitize: Option<&str>) -> String {
+fn default_device_under(hk_device: Option<&str>, variable: Option<(&str, &str)>) -> String {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", "print_default_device", "--ignored", "--nocapture"]);
     match hk_device {
         Some(spec) => child.env("HK_DEVICE", spec),
         None => child.env_remove("HK_DEVICE"),
     };
-    match hk_sanitize {
-        Some(names) => child.env("HK_SANITIZE", names),
-        None => child.env_remove("HK_SANITIZE"),
-    };
+    child.env_remove("HK_SANITIZE").env_remove("HK_MFMA").envs(variable);
     let output = String::from_utf8(child.output().unwrap().stdout).unwrap();
     let line = output.lines().find_map(|l| l.split_once("default: ")).expect("the line of the child");
     line.1.to_owned()
@@ -322,7 +319,7 @@ fn hk_device_selects_and_is_never_replaced() {
 
 #[test]
 fn hk_sanitize_names_checks() {
-    let open = |names| default_device_under(Some("emu:gfx950"), Some(names));
+    let open = |names| default_device_under(Some("emu:gfx950"), Some(("HK_SANITIZE", names)));
     for names in ["", "all", "none", "lds,waits"] {
         assert_eq!(open(names), "emu:gfx950", "{names}");
     }
@@ -333,7 +330,19 @@ fn hk_sanitize_names_checks() {
     );
     // What the string says goes first.
     let spec = "emu:gfx950?sanitize=none";
-    assert_eq!(default_device_under(Some(spec), Some("race")), spec);
+    assert_eq!(default_device_under(Some(spec), Some(("HK_SANITIZE", "race"))), spec);
+}
+
+#[test]
+fn hk_mfma_names_how_matrix_instructions_round() {
+    let open = |name| default_device_under(Some("emu:gfx942"), Some(("HK_MFMA", name)));
+    assert_eq!([open("fma"), open("cdna3-exact")], ["emu:gfx942"; 2]);
+    let error = open("exact");
+    assert_eq!(error, "error: Device::open: HK_MFMA: `exact`, expected fma or cdna3-exact");
+    // The device's name says it.
+    let name = |spec| Device::open(spec).unwrap().info().name.clone();
+    assert_eq!(name("emu:gfx950?mfma=cdna3-exact"), "hk-emu, gfx950, mfma cdna3-exact");
+    assert_eq!(name("emu:gfx950?mfma=fma"), "hk-emu, gfx950, mfma fma");
 }
 
 #[test]

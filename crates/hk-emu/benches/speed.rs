@@ -6,6 +6,7 @@ mod common;
 use std::hint::black_box;
 use std::time::Duration;
 
+use common::gemm::{self, Gemm};
 use common::{Args, Assembly, Rig, assemble, options};
 use criterion::measurement::{Measurement, ValueFormatter};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
@@ -194,6 +195,19 @@ fn speed(c: &mut Criterion<CpuTime>) {
     }
     group.finish();
 
+    let mut group = c.benchmark_group("matrix product 1024^3");
+    for cpu in ["gfx942", "gfx950"] {
+        let image = gemm::image(cpu);
+        for kernel in gemm::kernels(cpu) {
+            let product = Gemm::new(cpu, &image, kernel, [1024; 3], options(cpu).threads(Some(1)));
+            product.run();
+            product.check(4099);
+            group.throughput(Throughput::Elements(2 << 30));
+            group.bench_function(BenchmarkId::new(*kernel, cpu), |b| b.iter(|| black_box(product.run())));
+        }
+    }
+    group.finish();
+
     // From nothing to a first result: machine, load, lower, launch.
     let image = looped("first", &init, &["v_add_f32 v2, v3, v4"], 16);
     c.bench_function("first result", |b| {
@@ -205,9 +219,26 @@ fn speed(c: &mut Criterion<CpuTime>) {
     });
 }
 
+/// In wall-clock time: more threads make one launch faster.
+fn scaling(c: &mut Criterion) {
+    let image = gemm::image("gfx942");
+    let mut group = c.benchmark_group("scaling of gemm_bf16");
+    for threads in [1, 2] {
+        let options = options("gfx942").threads(Some(threads));
+        let product = Gemm::new("gfx942", &image, "gemm_bf16", [1024; 3], options);
+        group.bench_function(BenchmarkId::new("threads", threads), |b| b.iter(|| black_box(product.run())));
+    }
+    group.finish();
+}
+
+criterion_group! {
+    name = scales;
+    config = Criterion::default().sample_size(10).warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_millis(800));
+    targets = scaling
+}
 criterion_group! {
     name = benches;
     config = Criterion::default().with_measurement(CpuTime).sample_size(10).warm_up_time(std::time::Duration::from_millis(200)).measurement_time(std::time::Duration::from_millis(800));
     targets = speed
 }
-criterion_main!(benches);
+criterion_main!(benches, scales);

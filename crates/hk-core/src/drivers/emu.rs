@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 /// The environment variable with the checks of devices whose string names none.
 const HK_SANITIZE: &str = "HK_SANITIZE";
+/// The environment variable with the matrix numerics of devices whose string names none.
+const HK_MFMA: &str = "HK_MFMA";
 
-/// Names how matrix instructions round where the device's options do not.
-const MFMA: &str = "HK_MFMA";
 /// Alignment of allocations, that of the HIP runtime.
 const ALIGN: u64 = 256;
 
@@ -39,12 +39,7 @@ impl Emu {
         let mut machine = MachineOptions::default().arch(arch);
         let (mut delay, mut details) = (Duration::ZERO, false);
         let mut checks = None;
-        let mut numerics = match std::env::var(MFMA) {
-            Ok(name) => {
-                name.parse().map_err(|e: UnknownNumerics| Error::argument(super::OP, MFMA, name, e))?
-            }
-            Err(_) => MatrixNumerics::default(),
-        };
+        let mut numerics = None;
         for option in options.split('&').filter(|o| !o.is_empty()) {
             let (key, value) = option.split_once('=').unwrap_or((option, ""));
             match key {
@@ -64,7 +59,8 @@ impl Emu {
                     machine = machine.allow_misaligned(on);
                 }
                 "mfma" => {
-                    numerics = value.parse().map_err(|_| wrong("mfma=fma or =cdna3-exact"))?;
+                    let named = value.parse().map_err(|_| wrong("mfma=fma or =cdna3-exact"))?;
+                    numerics = Some(named);
                 }
                 "delay_ms" => {
                     delay = Duration::from_millis(parse(value).ok_or_else(|| wrong("delay_ms=N"))?);
@@ -86,6 +82,7 @@ impl Emu {
             }
         }
         let checks = checks.map_or_else(checks_of_environment, Ok)?;
+        let numerics = numerics.map_or_else(numerics_of_environment, Ok)?;
         let machine = machine.sanitize(checks).matrix_numerics(numerics);
         let info = DeviceInfo {
             spec: spec.into(),
@@ -115,6 +112,18 @@ fn checks_of_environment() -> Result<Checks> {
     value.parse().map_err(|_: UnknownCheck| {
         let want = format!("all, none, or some of {}, with commas between", Checks::all());
         Error::argument(super::OP, HK_SANITIZE, format!("`{value}`"), want)
+    })
+}
+
+/// The matrix numerics that `HK_MFMA` names; the default without it.
+fn numerics_of_environment() -> Result<MatrixNumerics> {
+    let value = std::env::var_os(HK_MFMA).unwrap_or_default();
+    let value = value.to_string_lossy();
+    if value.is_empty() {
+        return Ok(MatrixNumerics::default());
+    }
+    value.parse().map_err(|_: UnknownNumerics| {
+        Error::argument(super::OP, HK_MFMA, format!("`{value}`"), "fma or cdna3-exact")
     })
 }
 

@@ -115,18 +115,21 @@ impl Narrow {
         let bits = x.to_bits() & !(1 << 63);
         // Subnormal f64 are far below half of any smallest value; their exponent need not be exact.
         let exponent = (bits >> 52) as i32 - 1023;
-        let significand = u128::from(bits & ((1 << 52) - 1) | u64::from(bits >> 52 != 0) << 52);
+        let significand = bits & ((1 << 52) - 1) | u64::from(bits >> 52 != 0) << 52;
         let exponent = exponent.max(-1022);
         let place = exponent.max(self.emin());
         // The value is `significand * 2^(exponent - 52)`, a unit of the last place `2^(place - fraction)`.
         let shift = place - self.fraction as i32 - (exponent - 52);
         let units = match rounding {
-            _ if shift > 96 => 0,
+            Rounding::Nearest if shift > 62 => 0,
             Rounding::Nearest => {
-                let half = (1u128 << (shift - 1)) - 1 + (significand >> shift & 1);
+                let half = (1 << (shift - 1)) - 1 + (significand >> shift & 1);
                 (significand + half) >> shift
             }
-            Rounding::Stochastic(random) => (significand + (u128::from(random) << shift >> 32)) >> shift,
+            Rounding::Stochastic(_) if shift > 95 => 0,
+            Rounding::Stochastic(random) => {
+                ((u128::from(significand) + (u128::from(random) << shift >> 32)) >> shift) as u64
+            }
         };
         // Counted from the smallest subnormal, with the carries of rounding.
         let code = units as u32 + (((place + self.bias - 1) as u32) << self.fraction);

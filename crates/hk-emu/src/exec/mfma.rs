@@ -11,7 +11,7 @@ use std::str::FromStr;
 use super::float;
 use super::formats::{Narrow, e8m0};
 use super::lanes::Modes;
-use super::{Ctl, Env, Handler, Host, Level, Uop, levels};
+use super::{Ctl, Env, Handler, Host, Level, Portable, Uop, levels};
 use crate::isa::{Inst, Operand};
 use crate::wave::{CHUNK, Lanes, Wave, mode};
 
@@ -123,23 +123,26 @@ struct Packed {
     element: Element,
     width: usize,
     k: usize,
+    per_lane: usize,
+    /// The k of each element of each group of lanes.
+    places: [[u8; 32]; 4],
 }
 
 impl Packed {
-    fn groups(&self) -> usize {
-        64 / self.width
-    }
-
-    fn per_lane(&self) -> usize {
-        self.k / self.groups()
+    fn new(element: Element, width: usize, k: usize) -> Packed {
+        let groups = 64 / width;
+        let mut packed = Packed { element, width, k, per_lane: k / groups, places: [[0; 32]; 4] };
+        let registers = packed.registers();
+        for (group, places) in packed.places.iter_mut().enumerate().take(groups) {
+            for (element, place) in places.iter_mut().enumerate().take(packed.per_lane) {
+                *place = k_of(group, element, packed.per_lane, groups, registers) as u8;
+            }
+        }
+        packed
     }
 
     fn registers(&self) -> usize {
-        self.per_lane() * self.element.bits() / 32
-    }
-
-    fn k_of(&self, group: usize, element: usize) -> usize {
-        k_of(group, element, self.per_lane(), self.groups(), self.registers())
+        self.per_lane * self.element.bits() / 32
     }
 }
 
@@ -207,12 +210,11 @@ impl Matrix {
             (Element::of(types.first()?, fnuz)?, Element::of(types.last()?, fnuz)?)
         };
         let width = dim * blocks;
-        let packed = |element, k| Packed { element, width, k };
         let mut matrix = Matrix {
             dim,
             blocks,
-            a: packed(a, if sparse { k / 2 } else { k }),
-            b: packed(b, k),
+            a: Packed::new(a, width, if sparse { k / 2 } else { k }),
+            b: Packed::new(b, width, k),
             numerics,
             sparse: None,
             broadcast: None,
@@ -229,7 +231,7 @@ impl Matrix {
             }
         } else if sparse {
             // Two bits for each of a lane's elements; the register holds as many sets as fit.
-            let bits = 2 * matrix.a.per_lane();
+            let bits = 2 * matrix.a.per_lane;
             let set = if cbsz & 3 != 0 { 0 } else { abid % (32 / bits) };
             matrix.sparse = Some(Index { shift: set * bits });
         } else {
@@ -326,15 +328,15 @@ fn spread<const BITS: usize>(
     out: &mut [f32; MAX],
     widen: impl Fn(u32) -> f32,
 ) {
-    for element in 0..packed.per_lane() {
-        let (r, shift) = (element * BITS / 32, element * BITS % 32);
-        let Some(low) = registers.get(r) else { return };
-        for c in 0..4 {
-            let row = packed.k_of(16 * c / packed.width, element);
-            let start = row * packed.width + 16 * c % packed.width;
-            let Some(target) = out.get_mut(start..).and_then(|out| out.first_chunk_mut::<CHUNK>()) else {
-                return;
-            };
+    for c in 0..4 {
+        // Widths are 16, 32 and 64.
+        let (group, column) = (16 * c / packed.width, 16 * c % packed.width);
+        let Some(places) = packed.places.get(group) else { return };
+        for (element, place) in places.iter().enumerate().take(packed.per_lane) {
+            let (r, shift) = (element * BITS / 32, element * BITS % 32);
+            let start = usize::from(*place) * packed.width + column;
+            let target = out.get_mut(start..).and_then(|out| out.first_chunk_mut::<CHUNK>());
+            let (Some(target), Some(low)) = (target, registers.get(r)) else { return };
             if shift + BITS > 32 {
                 let Some(high) = registers.get(r + 1) else { return };
                 for l in 0..CHUNK {
@@ -449,14 +451,16 @@ impl Ends {
 }
 
 /// Whether row `i` of A or column `j` of B, given as indices into rows of `width`, holds an infinity.
+#[cold]
+#[inline(never)]
 fn any_infinite(a: &[f32], b: &[f32], width: usize, i: usize, j: usize) -> bool {
     let infinite = |x: &[f32], at: usize| x.iter().skip(at).step_by(width).any(|x| x.is_infinite());
     infinite(a, i) || infinite(b, j)
 }
 
-/// Blocks of 16 or 32 rows: four rows and 16 columns at a time. `W` is `DIM * blocks`.
+/// Blocks of 16 or 32 rows: `R` rows (four or eight) and 16 columns at a time. `W` is `DIM * blocks`.
 #[inline(always)]
-fn multiply<H: Host, const DIM: usize, const W: usize>(
+fn multiply<H: Host, const DIM: usize, const W: usize, const R: usize>(
     w: &mut Wave,
     ends: Ends,
     blocks: usize,
@@ -465,34 +469,54 @@ fn multiply<H: Host, const DIM: usize, const W: usize>(
 ) {
     let (a_rows, b_rows) = (a.as_chunks::<W>().0, b.as_chunks::<W>().0);
     for block in 0..blocks {
-        for quad in 0..DIM / 4 {
-            // Four registers over the same lanes.
-            let (register, lane) = output(DIM, 4 * quad, block);
-            let row = block * DIM + 4 * quad;
+        for first in (0..DIM).step_by(R) {
+            let row = block * DIM + first;
             for part in 0..DIM / 16 {
-                let (chunk, column) = (lane / 16 + part, block * DIM + 16 * part);
-                let mut acc = [[0f32; CHUNK]; 4];
+                let column = block * DIM + 16 * part;
+                // Four rows are four registers over the same lanes.
+                let place = |i: usize| {
+                    let (register, lane) = output(DIM, first + i, block);
+                    (register, lane / 16 + part)
+                };
+                let mut acc = [H::load(&[0.0; CHUNK]); R];
                 for (i, acc) in acc.iter_mut().enumerate() {
-                    *acc = ends.start(w, register + i, chunk);
+                    let (register, chunk) = place(i);
+                    *acc = H::load(&ends.start(w, register, chunk));
                 }
                 for (x, y) in a_rows.iter().zip(b_rows) {
                     let (Some(x), Some(y)) =
-                        (x[row..].first_chunk::<4>(), y[column..].first_chunk::<CHUNK>())
+                        (x[row..].first_chunk::<R>(), y[column..].first_chunk::<CHUNK>())
                     else {
                         continue;
                     };
-                    for i in 0..4 {
-                        for l in 0..CHUNK {
-                            acc[i][l] = H::fma32(x[i], y[l], acc[i][l]);
-                        }
+                    let y = H::load(y);
+                    for i in 0..R {
+                        acc[i] = H::fma_chunk(x[i], y, acc[i]);
                     }
                 }
                 for (i, acc) in acc.iter().enumerate() {
+                    let (register, chunk) = place(i);
                     let infinite = |l| any_infinite(a, b, W, row + i, column + l);
-                    ends.finish(w, register + i, chunk, *acc, infinite);
+                    ends.finish(w, register, chunk, H::store(*acc), infinite);
                 }
             }
         }
+    }
+}
+
+/// The same with as many rows as suit the host.
+#[inline(always)]
+fn blocks<H: Host, const DIM: usize, const W: usize>(
+    w: &mut Wave,
+    ends: Ends,
+    n: usize,
+    a: &[f32],
+    b: &[f32],
+) {
+    if H::SUMS == 8 {
+        multiply::<H, DIM, W, 8>(w, ends, n, a, b);
+    } else {
+        multiply::<H, DIM, W, 4>(w, ends, n, a, b);
     }
 }
 
@@ -520,16 +544,14 @@ fn multiply_sparse<H: Host>(w: &mut Wave, ends: Ends, dim: usize, a: &[f32], b: 
     for i in 0..dim {
         let (register, lane) = output(dim, i, 0);
         for part in 0..dim / 16 {
-            let mut acc = ends.start(w, register, lane / 16 + part);
+            let mut acc = H::load(&ends.start(w, register, lane / 16 + part));
             for (x, k) in a.iter().zip(k).skip(i).step_by(dim) {
                 let start = usize::from(*k) * dim + 16 * part;
                 let Some(y) = b.get(start..).and_then(|b| b.first_chunk::<CHUNK>()) else { continue };
-                for l in 0..CHUNK {
-                    acc[l] = H::fma32(*x, y[l], acc[l]);
-                }
+                acc = H::fma_chunk(*x, H::load(y), acc);
             }
             let infinite = |l| any_infinite(a, b, dim, i, 16 * part + l);
-            ends.finish(w, register, lane / 16 + part, acc, infinite);
+            ends.finish(w, register, lane / 16 + part, H::store(acc), infinite);
         }
     }
 }
@@ -570,9 +592,9 @@ fn each(
 
 /// Which k each element of a sparse A belongs to: two bits of its lane's index say which of four.
 fn place(index: &Lanes, packed: &Packed, shift: usize, out: &mut [u8; MAX]) {
-    for element in 0..packed.per_lane() {
+    for element in 0..packed.per_lane {
         for lane in 0..64 {
-            let k = packed.k_of(lane / packed.width, element);
+            let k = usize::from(packed.places[lane / packed.width][element]);
             let pair = (index.get(lane) >> (shift + 2 * element) & 3) as u8;
             out[k * packed.width + lane % packed.width] = (k / 2 * 4) as u8 + pair;
         }
@@ -595,6 +617,67 @@ fn rescale(x: &mut [f32], scales: &[u8; 64], dim: usize) {
             }
         }
     }
+}
+
+#[inline(always)]
+fn products<H: Host>(w: &mut Wave, m: &Matrix, ends: Ends, a: &[f32], b: &[f32], k: &[u8]) {
+    match (m.dim, m.blocks) {
+        (dim, _) if m.sparse() => multiply_sparse::<H>(w, ends, dim, a, b, k),
+        (32, 1) => blocks::<H, 32, 32>(w, ends, 1, a, b),
+        (16, 1) => blocks::<H, 16, 16>(w, ends, 1, a, b),
+        (32, _) => blocks::<H, 32, 64>(w, ends, 2, a, b),
+        (16, _) => blocks::<H, 16, 64>(w, ends, 4, a, b),
+        _ => multiply4::<H>(w, ends, a, b),
+    }
+}
+
+/// A host without fused operations, where products are exact: adding them rounds once too.
+struct Separate;
+impl Host for Separate {
+    #[inline(always)]
+    fn fma32(a: f32, b: f32, c: f32) -> f32 {
+        a * b + c
+    }
+    #[inline(always)]
+    fn fma64(a: f64, b: f64, c: f64) -> f64 {
+        Portable::fma64(a, b, c)
+    }
+    const FUSED: bool = false;
+    type Chunk = [f32; CHUNK];
+    const SUMS: usize = 4;
+    #[inline(always)]
+    fn load(x: &[f32; CHUNK]) -> [f32; CHUNK] {
+        *x
+    }
+    #[inline(always)]
+    fn store(x: [f32; CHUNK]) -> [f32; CHUNK] {
+        x
+    }
+    #[inline(always)]
+    fn fma_chunk(a: f32, b: [f32; CHUNK], c: [f32; CHUNK]) -> [f32; CHUNK] {
+        let mut r = c;
+        for l in 0..CHUNK {
+            r[l] = a * b[l] + c[l];
+        }
+        r
+    }
+}
+
+/// Whether every product of an element of A with one of B is a normal f32 (or zero).
+fn exact_products(m: &Matrix, a: &[f32], b: &[f32]) -> bool {
+    // All formats but f32 have at most 11 bits of significand. Exponents may still add up to too much or too little.
+    let exponents = |x: &[f32]| {
+        let (mut least, mut most) = (u32::MAX, 0);
+        for x in x {
+            let magnitude = x.to_bits() & 0x7FFF_FFFF;
+            // A zero becomes the largest number.
+            least = least.min(magnitude.wrapping_sub(1));
+            most = most.max(magnitude);
+        }
+        ((least >> 23) as i32 - 127, (most >> 23) as i32 - 127)
+    };
+    let ((least_a, most_a), (least_b, most_b)) = (exponents(a), exponents(b));
+    m.a.element != Element::F32 && least_a + least_b >= -126 && most_a + most_b <= 125
 }
 
 #[inline(always)]
@@ -645,14 +728,12 @@ fn matrix_body<H: Host>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     }
     let exact =
         m.numerics == MatrixNumerics::Cdna3Exact && !matches!(m.a.element, Element::F32 | Element::I8);
-    match (m.dim, m.blocks) {
-        _ if exact || apart => slow(w, m, ends, &operands),
-        (dim, _) if m.sparse() => multiply_sparse::<H>(w, ends, dim, a, b, &operands.k),
-        (32, 1) => multiply::<H, 32, 32>(w, ends, 1, a, b),
-        (16, 1) => multiply::<H, 16, 16>(w, ends, 1, a, b),
-        (32, _) => multiply::<H, 32, 64>(w, ends, 2, a, b),
-        (16, _) => multiply::<H, 16, 64>(w, ends, 4, a, b),
-        _ => multiply4::<H>(w, ends, a, b),
+    if exact || apart {
+        slow(w, m, ends, &operands);
+    } else if !H::FUSED && exact_products(m, a, b) {
+        products::<Separate>(w, m, ends, a, b, &operands.k);
+    } else {
+        products::<H>(w, m, ends, a, b, &operands.k);
     }
     w.operands = Some(operands);
     Ctl::Next

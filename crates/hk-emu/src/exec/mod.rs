@@ -203,6 +203,16 @@ pub(crate) trait Host {
     fn fma32(a: f32, b: f32, c: f32) -> f32;
     /// `a * b + c`, rounded once to nearest even.
     fn fma64(a: f64, b: f64, c: f64) -> f64;
+    /// Whether the host has the fused operations itself.
+    const FUSED: bool;
+    /// A chunk of f32 in the host's registers.
+    type Chunk: Copy;
+    /// Chunks that fill the host's registers with sums, and its pipeline with work.
+    const SUMS: usize;
+    fn load(x: &[f32; CHUNK]) -> Self::Chunk;
+    fn store(x: Self::Chunk) -> [f32; CHUNK];
+    /// `a * b + c` of each lane, rounded once to nearest even.
+    fn fma_chunk(a: f32, b: Self::Chunk, c: Self::Chunk) -> Self::Chunk;
     /// The bits of a chunk of booleans given as 0 or all-ones words.
     #[inline(always)]
     fn movemask(x: [u32; CHUNK]) -> u32 {
@@ -225,14 +235,36 @@ impl Host for Portable {
     fn fma64(a: f64, b: f64, c: f64) -> f64 {
         libm::fma(a, b, c)
     }
+
+    const FUSED: bool = false;
+    type Chunk = [f32; CHUNK];
+    const SUMS: usize = 4;
+    #[inline(always)]
+    fn load(x: &[f32; CHUNK]) -> [f32; CHUNK] {
+        *x
+    }
+    #[inline(always)]
+    fn store(x: [f32; CHUNK]) -> [f32; CHUNK] {
+        x
+    }
+    #[inline(always)]
+    fn fma_chunk(a: f32, b: [f32; CHUNK], c: [f32; CHUNK]) -> [f32; CHUNK] {
+        let mut r = c;
+        for l in 0..CHUNK {
+            r[l] = float::fma32(a, b[l], c[l]);
+        }
+        r
+    }
 }
 
 #[cfg(all(target_arch = "x86_64", not(hk_emu_portable)))]
 mod x86 {
     use super::{CHUNK, Host};
     use std::arch::x86_64::{
-        __m256i, __m512i, _mm256_castsi256_ps, _mm256_movemask_ps, _mm512_movepi32_mask,
+        __m256, __m256i, __m512, __m512i, _mm256_castsi256_ps, _mm256_fmadd_ps, _mm256_movemask_ps,
+        _mm256_set1_ps, _mm512_fmadd_ps, _mm512_movepi32_mask, _mm512_set1_ps,
     };
+    use std::mem::transmute;
 
     /// Handlers of [`Level::Avx2`](super::Level::Avx2).
     pub(crate) struct Avx2;
@@ -248,10 +280,31 @@ mod x86 {
         fn fma64(a: f64, b: f64, c: f64) -> f64 {
             a.mul_add(b, c)
         }
+        const FUSED: bool = true;
+        type Chunk = [__m256; 2];
+        const SUMS: usize = 4;
+        #[inline(always)]
+        fn load(x: &[f32; CHUNK]) -> Self::Chunk {
+            // SAFETY: the same 64 bytes.
+            unsafe { transmute::<[f32; CHUNK], Self::Chunk>(*x) }
+        }
+        #[inline(always)]
+        fn store(x: Self::Chunk) -> [f32; CHUNK] {
+            // SAFETY: the same 64 bytes.
+            unsafe { transmute::<Self::Chunk, [f32; CHUNK]>(x) }
+        }
+        #[inline(always)]
+        fn fma_chunk(a: f32, b: Self::Chunk, c: Self::Chunk) -> Self::Chunk {
+            // SAFETY: only handlers of the level use this, which run where its features are.
+            unsafe {
+                let a = _mm256_set1_ps(a);
+                [_mm256_fmadd_ps(a, b[0], c[0]), _mm256_fmadd_ps(a, b[1], c[1])]
+            }
+        }
         #[inline(always)]
         fn movemask(x: [u32; CHUNK]) -> u32 {
             // SAFETY: 64 bytes are two vectors. Only handlers of the level use this, which run where AVX2 is.
-            let [low, high]: [__m256i; 2] = unsafe { std::mem::transmute(x) };
+            let [low, high]: [__m256i; 2] = unsafe { transmute(x) };
             // SAFETY: as above.
             unsafe {
                 let bits = |v| _mm256_movemask_ps(_mm256_castsi256_ps(v)) as u32;
@@ -269,10 +322,28 @@ mod x86 {
         fn fma64(a: f64, b: f64, c: f64) -> f64 {
             a.mul_add(b, c)
         }
+        const FUSED: bool = true;
+        type Chunk = __m512;
+        const SUMS: usize = 8;
+        #[inline(always)]
+        fn load(x: &[f32; CHUNK]) -> Self::Chunk {
+            // SAFETY: the same 64 bytes.
+            unsafe { transmute::<[f32; CHUNK], Self::Chunk>(*x) }
+        }
+        #[inline(always)]
+        fn store(x: Self::Chunk) -> [f32; CHUNK] {
+            // SAFETY: the same 64 bytes.
+            unsafe { transmute::<Self::Chunk, [f32; CHUNK]>(x) }
+        }
+        #[inline(always)]
+        fn fma_chunk(a: f32, b: Self::Chunk, c: Self::Chunk) -> Self::Chunk {
+            // SAFETY: only handlers of the level use this, which run where its features are.
+            unsafe { _mm512_fmadd_ps(_mm512_set1_ps(a), b, c) }
+        }
         #[inline(always)]
         fn movemask(x: [u32; CHUNK]) -> u32 {
             // SAFETY: 64 bytes are one vector. Only handlers of the level use this, which run where AVX-512 DQ is.
-            unsafe { _mm512_movepi32_mask(std::mem::transmute::<[u32; CHUNK], __m512i>(x)).into() }
+            unsafe { _mm512_movepi32_mask(transmute::<[u32; CHUNK], __m512i>(x)).into() }
         }
     }
 }
