@@ -13,6 +13,8 @@ mod coverage;
 mod exact;
 mod float;
 mod integer;
+mod lanes;
 mod memory;
 mod scalar;
+mod scalar_memory;
 mod vector;

@@ -55,7 +55,7 @@ struct Atomic {
 }
 
 /// Memory as bits: the new value of `old` under an atomic with `data`, and a second operand.
-fn modify(what: &str, bits: u32, old: u64, data: u64, other: u64, mode: Option<Mode>) -> u64 {
+pub fn modify(what: &str, bits: u32, old: u64, data: u64, other: u64, mode: Option<Mode>) -> u64 {
     let wide = |x: u64| i128::from(x);
     let signed = |x: u64| if bits == 32 { i128::from(x as i32) } else { i128::from(x as i64) };
     let f = if bits == 32 { SINGLE } else { DOUBLE };
