@@ -30,7 +30,7 @@ fn from_integer(l: &Lane, x: i128, f: Format) -> u128 {
 }
 
 /// One float as another, with a rounding of its own.
-fn convert(mode: Mode, x: u64, from: Format, to: Format) -> u64 {
+pub fn convert(mode: Mode, x: u64, from: Format, to: Format) -> u64 {
     let x = mode.input(from, x);
     if from.is_nan(x) { convert_nan(x, from, to) } else { mode.finish(to, &from.value(x)) }
 }

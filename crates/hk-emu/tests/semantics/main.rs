@@ -12,6 +12,7 @@ mod convert;
 mod coverage;
 mod exact;
 mod float;
+mod formatted;
 mod integer;
 mod lanes;
 mod memory;

@@ -403,6 +403,14 @@ fn models() -> Vec<Model> {
     for op in [Op::S_DCACHE_INV, Op::S_DCACHE_WB, Op::S_DCACHE_INV_VOL, Op::S_DCACHE_WB_VOL] {
         several(op, &op.mnemonic(), |s| compare(s, s.scc));
     }
+    for (op, operands) in [
+        (Op::S_DCACHE_DISCARD, "s[12:13], 0"),
+        (Op::S_DCACHE_DISCARD_X2, "s[12:13], 0"),
+        (Op::S_ATC_PROBE, "3, s[12:13], 0"),
+        (Op::S_ATC_PROBE_BUFFER, "3, s[8:11], 0"),
+    ] {
+        several(op, &format!("{} {operands}", op.mnemonic()), |s| compare(s, s.scc));
+    }
     // Time goes on.
     for op in [Op::S_MEMTIME, Op::S_MEMREALTIME] {
         let name = op.mnemonic();
