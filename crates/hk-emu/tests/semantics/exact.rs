@@ -457,6 +457,9 @@ impl Value {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mode(pub u32);
 
+/// Round to nearest, keep denormals, IEEE, clamp NaNs.
+pub const USUAL: Mode = Mode(0x3F0);
+
 impl Mode {
     pub fn round(self, f: Format) -> Round {
         let bits = if f == SINGLE { self.0 } else { self.0 >> 2 };

@@ -47,7 +47,7 @@ fn least(l: &Lane, f: Format, n: usize) -> u128 {
     (1..n).fold(l.w(0), |x, i| extreme(l.mode, f, x, l.w(i), Ordering::Less)).into()
 }
 
-fn greatest(l: &Lane, f: Format, n: usize) -> u128 {
+pub fn greatest(l: &Lane, f: Format, n: usize) -> u128 {
     (1..n).fold(l.w(0), |x, i| extreme(l.mode, f, x, l.w(i), Ordering::Greater)).into()
 }
 

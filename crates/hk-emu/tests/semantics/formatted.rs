@@ -7,7 +7,7 @@ use hk_emu::isa::{ALL_OPS, Encoding, Op};
 use crate::common::{Args, Assembly, Random, Rig, assemble, options};
 use crate::convert::convert;
 use crate::coverage::executed;
-use crate::exact::{Exact, Format, HALF, Mode, Round, SINGLE, Value};
+use crate::exact::{Exact, Format, HALF, Round, SINGLE, USUAL, Value};
 
 /// Number, name, and widths of the components, the lowest bits first.
 const DATA: [(u32, &str, &[u32]); 14] = [
@@ -29,8 +29,6 @@ const DATA: [(u32, &str, &[u32]); 14] = [
 
 const NUMBERS: [(u32, &str); 7] =
     [(0, "UNORM"), (1, "SNORM"), (2, "USCALED"), (3, "SSCALED"), (4, "UINT"), (5, "SINT"), (7, "FLOAT")];
-
-const NEAREST: Mode = Mode(0x3F0);
 
 /// Formats that mean something.
 fn exists(widths: &[u32], number: u32) -> bool {
@@ -64,8 +62,8 @@ fn unpack(raw: u64, width: u32, number: u32) -> u32 {
         5 => signed as u32,
         _ if width == 32 => raw as u32,
         // The small ones have no sign.
-        _ if width == 16 => convert(NEAREST, raw, HALF, SINGLE) as u32,
-        _ => convert(NEAREST, raw, small(width), SINGLE) as u32,
+        _ if width == 16 => convert(USUAL, raw, HALF, SINGLE) as u32,
+        _ => convert(USUAL, raw, small(width), SINGLE) as u32,
     }
 }
 
@@ -85,7 +83,7 @@ fn pack(x: u32, width: u32, number: u32) -> u64 {
         4 => u64::from(x).min(mask),
         5 => i128::from(x as i32).clamp(-most - 1, most) as u64 & mask,
         _ if width == 32 => x.into(),
-        _ => convert(NEAREST, x.into(), SINGLE, HALF),
+        _ => convert(USUAL, x.into(), SINGLE, HALF),
     }
 }
 
@@ -203,7 +201,7 @@ fn formats() {
                             match case.number {
                                 4 => half,
                                 5 => half as u16 as i16 as u32,
-                                _ => convert(NEAREST, half.into(), HALF, SINGLE) as u32,
+                                _ => convert(USUAL, half.into(), HALF, SINGLE) as u32,
                             }
                         };
                         let field = ((1u128 << width) - 1) << at;
@@ -233,11 +231,8 @@ fn formats() {
                             result[i] = x;
                             continue;
                         }
-                        let half = if integer {
-                            x & 0xFFFF
-                        } else {
-                            convert(NEAREST, x.into(), SINGLE, HALF) as u32
-                        };
+                        let half =
+                            if integer { x & 0xFFFF } else { convert(USUAL, x.into(), SINGLE, HALF) as u32 };
                         let high = case.high || i % 2 == 1;
                         let word = &mut result[i / 2];
                         *word = if high { *word & 0xFFFF | half << 16 } else { *word & 0xFFFF_0000 | half };

@@ -576,7 +576,8 @@ fn kernel(cases: &[Case]) -> String {
     body
 }
 
-fn check(cpu: &str, encoding: Encoding) {
+/// `end` sees each expected memory before it is compared.
+fn check(cpu: &str, encoding: Encoding, end: fn(&Case, &mut [u8])) {
     let mut random = Random(encoding as u64 + 5);
     let mut cases = vec![];
     for op in ALL_OPS.iter().copied().filter(|op| op.info().encoding == encoding) {
@@ -661,6 +662,7 @@ fn check(cpu: &str, encoding: Encoding) {
             let at = w * record + HEADER + c * 2 * REGION;
             let mut memory = data[at..at + REGION].to_vec();
             let results = model(case, wave, &mut memory);
+            end(case, &mut memory);
             let place = |what: &str| {
                 format!(
                     "{cpu} {:?}: {}\n  {what}, wave {w}, EXEC {:#x}, MODE {:#x}",
@@ -854,8 +856,8 @@ fn copies_to_lds() {
 }
 
 fn both(encoding: Encoding) {
-    check("gfx942", encoding);
-    check("gfx950", encoding);
+    check("gfx942", encoding, |_, _| {});
+    check("gfx950", encoding, |_, _| {});
 }
 
 #[test]
@@ -881,4 +883,14 @@ fn scratch() {
 #[test]
 fn buffers() {
     both(Encoding::Mubuf);
+}
+
+#[test]
+#[should_panic(expected = "scratch_store_byte")]
+fn a_wrong_byte_is_noticed() {
+    check("gfx942", Encoding::Scratch, |case, memory| {
+        if case.op == Op::SCRATCH_STORE_BYTE {
+            memory[REGION - 1] ^= 1;
+        }
+    });
 }

@@ -433,8 +433,8 @@ pub fn ops() -> Vec<Op> {
 
 const WORDS: usize = 10;
 
-fn check(cpu: &str) -> HashMap<Op, usize> {
-    let models: Vec<Model> = models().into_iter().filter(|m| executed(cpu).contains(&m.op)).collect();
+fn check(cpu: &str, models: Vec<Model>) -> HashMap<Op, usize> {
+    let models: Vec<Model> = models.into_iter().filter(|m| executed(cpu).contains(&m.op)).collect();
     let special = [
         0,
         1,
@@ -538,8 +538,17 @@ fn check(cpu: &str) -> HashMap<Op, usize> {
 #[test]
 fn values_scc_and_exec() {
     for cpu in ["gfx942", "gfx950"] {
-        for (op, n) in check(cpu) {
+        for (op, n) in check(cpu, models()) {
             assert!(n >= 2, "{}: only {n} different results", op.mnemonic());
         }
     }
+}
+
+#[test]
+#[should_panic(expected = "s_addc_u32 s16, s8, s10")]
+fn a_wrong_model_is_noticed() {
+    let mut models = models();
+    let wrong = models.iter_mut().find(|m| m.op == Op::S_ADDC_U32).expect("it has a model");
+    wrong.formula = Box::new(|s| carry(s, s.ua() + s.ub()));
+    check("gfx942", models);
 }

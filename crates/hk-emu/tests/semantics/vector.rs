@@ -1065,3 +1065,65 @@ pub fn check_all(models: &[Model], waves: &[Wave], at_least: usize) {
         }
     }
 }
+
+/// The comparison notices models that are wrong in a few cases.
+#[test]
+fn wrong_models_are_noticed() {
+    use crate::exact::{Exact, USUAL};
+    use crate::float::waves_of;
+    let (singles, words) = (waves_of(SINGLE, 64), crate::integer::waves32(32));
+    let f32s = |op, n: usize, f| model(op, F32, &[F32; 3][..n], Body::Bits(f));
+    let wrong = [
+        // A carry lost.
+        (model(Op::V_ADDC_CO_U32, U32, &[U32; 2], Body::Carry(|[a, b, _], _| a + b)), &words),
+        // A shift count of 32.
+        (
+            model(
+                Op::V_LSHLREV_B32,
+                U32,
+                &[U32; 2],
+                Body::Int(|[a, b, _]| if a % 64 > 31 { 0 } else { b << (a % 32) }),
+            ),
+            &words,
+        ),
+        // Equal numbers.
+        (model(Op::V_CMP_LT_I32, Void, &[I32; 2], Body::Compare(|l| l.u(0) as i32 <= l.u(1) as i32)), &words),
+        // Zeros of unequal signs.
+        (
+            f32s(Op::V_MAX_F32, 2, |l| {
+                let x = crate::float::greatest(l, SINGLE, 2);
+                if SINGLE.is_zero(x as u64) { 0 } else { x }
+            }),
+            &singles,
+        ),
+        // Two roundings.
+        (
+            f32s(Op::V_FMA_F32, 3, |l| {
+                l.float(SINGLE, |[a, b, c], r| SINGLE.value(a.times(b).round(SINGLE, r)).plus(c, r))
+            }),
+            &singles,
+        ),
+        // MODE ignored.
+        (
+            f32s(Op::V_ADD_F32, 2, |l| Lane { mode: USUAL, ..*l }.float(SINGLE, |[a, b], r| a.plus(b, r))),
+            &singles,
+        ),
+        // A quotient that is one unit off, where nothing may be.
+        (
+            f32s(Op::V_RCP_F32, 1, |l| {
+                let scaled = |x: &Value| match x {
+                    Value::Finite(x) if !x.is_zero() => {
+                        Value::Finite(Exact::new(false, (1 << 30) + 1, -30).over(x))
+                    }
+                    _ => Value::Infinity(x.negative()),
+                };
+                USUAL.arithmetic(SINGLE, &[l.w(0)], |x, _| scaled(&x[0])).into()
+            }),
+            &singles,
+        ),
+    ];
+    for (model, waves) in &wrong {
+        let case = Case { model, form: Form { e64: true, ..PLAIN } };
+        assert!(compare("gfx942", None, &[case], waves).is_err(), "{}", model.name());
+    }
+}
