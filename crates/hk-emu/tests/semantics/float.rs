@@ -174,7 +174,11 @@ fn turns(x: &Value, quarter: i128, outside: i128) -> Value {
 }
 
 fn exp2(x: &Value) -> Value {
-    host(x, f64::exp2)
+    match (x, host(x, f64::exp2)) {
+        // Finite, though beyond f64 too.
+        (Value::Finite(_), Value::Infinity(_)) => Value::Finite(Exact::new(false, 1, 2000)),
+        (_, value) => value,
+    }
 }
 
 fn log2(x: &Value) -> Value {

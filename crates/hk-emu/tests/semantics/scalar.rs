@@ -94,7 +94,7 @@ fn saveexec(s: &Scalar, x: u64) -> Out {
     Out { value: s.exec, scc: x != 0, exec: x }
 }
 
-fn wrexec(s: &Scalar, x: u64) -> Out {
+fn wrexec(x: u64) -> Out {
     Out { value: x, scc: x != 0, exec: x }
 }
 
@@ -257,8 +257,8 @@ fn models() -> Vec<Model> {
         S_XNOR_SAVEEXEC_B64 "D,A" |s| saveexec(s, !(s.a ^ s.exec));
         S_ANDN1_SAVEEXEC_B64 "D,A" |s| saveexec(s, !s.a & s.exec);
         S_ORN1_SAVEEXEC_B64 "D,A" |s| saveexec(s, !s.a | s.exec);
-        S_ANDN1_WREXEC_B64 "D,A" |s| wrexec(s, !s.a & s.exec);
-        S_ANDN2_WREXEC_B64 "D,A" |s| wrexec(s, s.a & !s.exec);
+        S_ANDN1_WREXEC_B64 "D,A" |s| wrexec(!s.a & s.exec);
+        S_ANDN2_WREXEC_B64 "D,A" |s| wrexec(s.a & !s.exec);
     };
     let mut all = vec![];
     for (op, operands, formula) in list {

@@ -18,7 +18,6 @@ enum Kind {
 }
 
 struct Case {
-    op: Op,
     kind: Kind,
     words: usize,
     /// Byte offset in the region; what a resource holds of it.
@@ -90,7 +89,7 @@ fn cases(cpu: &str, random: &mut Random) -> Vec<Case> {
             if scratch && i % 3 != 0 {
                 continue;
             }
-            all.push(Case { op, kind, words, at, inside, text });
+            all.push(Case { kind, words, at, inside, text });
         }
     }
     all

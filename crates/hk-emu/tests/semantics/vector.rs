@@ -24,6 +24,7 @@ pub enum Ty {
     I64,
     B128,
     F16,
+    Bf16,
     F32,
     F64,
     PkU16,
@@ -53,12 +54,13 @@ impl Ty {
             F16 | PkF16 => Some(HALF),
             F32 | PkF32 => Some(SINGLE),
             F64 => Some(DOUBLE),
+            Bf16 => Some(BFLOAT),
             _ => None,
         }
     }
     fn bits(self) -> u32 {
         match self {
-            U16 | I16 | F16 => 16,
+            U16 | I16 | F16 | Bf16 => 16,
             U24 | I24 => 24,
             other => 32 * other.words() as u32,
         }
@@ -103,7 +105,6 @@ pub struct Lane {
     pub mask: bool,
     pub lane: usize,
     pub gfx950: bool,
-    pub op_sel: u8,
     /// s[22:23].
     pub scalar: u64,
 }
@@ -268,7 +269,7 @@ fn constant_value(code: u8, ty: Ty) -> u128 {
         _ => {
             let f = match ty {
                 U16 | I16 | F16 | PkF16 | F16x2 => HALF,
-                Bf16x2 => BFLOAT,
+                Bf16 | Bf16x2 => BFLOAT,
                 U64 | I64 | F64 => DOUBLE,
                 _ => SINGLE,
             };
@@ -635,7 +636,6 @@ fn expected(case: &Case<'_>, wave: &Wave, gfx950: bool) -> Vec<[u32; 4]> {
             mask: wave.mask >> lane & 1 != 0,
             lane,
             gfx950,
-            op_sel: form.op_sel,
             scalar: wave.scalar,
         };
         let (mut value, bit) = evaluate(model, form, &view);
@@ -829,7 +829,7 @@ pub fn forms(model: &Model, random: &mut Random) -> Vec<Form> {
     let mut pick = |k: usize| (random.next() as usize) % k;
     // VOP3.
     if has_suffix(model.op) && !only_native(model.op) {
-        for _ in 0..3 {
+        for _ in 0..5 {
             let mut form = Form { e64: true, ..PLAIN };
             // A mask that is read takes the one scalar operand.
             let scalar = if model.carries_in() || model.name().starts_with("V_DIV_FMAS") {
@@ -880,13 +880,19 @@ pub fn forms(model: &Model, random: &mut Random) -> Vec<Form> {
             list.push(form);
         }
     }
+    // A literal as the first source.
+    if !native && n > 0 && !model.carries_in() && has_suffix(model.op) && !only_native(model.op) {
+        let value = 0x8123_4567u32.rotate_left(pick(32) as u32);
+        let value = if model.src[0].bits() == 16 { value & 0xFFFF } else { value };
+        list.push(Form { src: [Src::Literal(value), Src::Vgpr, Src::Vgpr], ..PLAIN });
+    }
     // Sub-dword and lane selections.
     let narrow = model.dst.words() <= 1 && model.src.iter().all(|t| t.words() <= 1);
     if narrow && !native && !no_modifier(model.op) {
         let no_sdwa =
             matches!(model.op, Op::V_FMAC_F32 | Op::V_MAC_F16 | Op::V_CVT_F32_FP8 | Op::V_CVT_F32_BF8)
                 || model.name().starts_with("V_DOT");
-        for _ in 0..if no_sdwa { 0 } else { 2 } {
+        for _ in 0..if no_sdwa { 0 } else { 3 } {
             let mut sdwa = Sdwa {
                 dst_sel: if info.encoding == Encoding::Vopc { 6 } else { pick(7) as u8 },
                 dst_unused: pick(3) as u8,
@@ -907,7 +913,7 @@ pub fn forms(model: &Model, random: &mut Random) -> Vec<Form> {
             list.push(form);
         }
         if info.encoding != Encoding::Vopc {
-            for _ in 0..2 {
+            for _ in 0..3 {
                 let ctrl = match pick(5) {
                     0 => pick(256) as u16,
                     1 => 0x101 + 0x10 * pick(3) as u16 + pick(15) as u16,
