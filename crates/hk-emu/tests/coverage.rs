@@ -135,11 +135,22 @@ fn gpr_index_moves_the_enabled_operands() {
 #[test]
 fn forks_run_both_sides_and_join() {
     // Lanes below 10 take the branch; each side adds its own constant, and the join runs once for both.
-    for (below, near) in [(10, "first"), (50, "second")] {
+    for (below, near, relative) in
+        [(10, "first", true), (50, "second", true), (10, "third", false), (50, "fourth", false)]
+    {
+        // The target is an offset, or an address in registers.
+        let fork = if relative {
+            format!("s_cbranch_i_fork s[20:21], taken_{near}")
+        } else {
+            format!(
+                "s_getpc_b64 s[24:25]\nhere_{near}:\ns_add_u32 s24, s24, taken_{near}-here_{near}
+                 s_addc_u32 s25, s25, 0\ns_cbranch_g_fork s[20:21], s[24:25]"
+            )
+        };
         let body = format!(
             "v_mov_b32 v5, 0\nv_cmp_gt_u32 s[20:21], {below}, v0\ns_mov_b64 s[22:23], exec
              s_getreg_b32 s26, hwreg(HW_REG_MODE, 29, 3)
-             s_cbranch_i_fork s[20:21], taken_{near}\nv_add_u32 v5, 1, v5\ns_branch joined_{near}
+             {fork}\nv_add_u32 v5, 1, v5\ns_branch joined_{near}
              taken_{near}:\nv_add_u32 v5, 2, v5
              joined_{near}:\ns_cbranch_join s26\ns_mov_b64 exec, s[22:23]\nv_add_u32 v5, 4, v5\n{}",
             out(0, 5)

@@ -258,12 +258,10 @@ fn permute(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
 /// The source lane of `ds_swizzle_b32`.
 pub(crate) fn swizzle_source(lane: usize, pattern: u32) -> usize {
     if pattern >= 0xE000 {
-        // FFT: bit reversal over the lower bits that the pattern leaves.
+        // FFT: the lane reversed, but for the upper bits that the pattern keeps.
         let mask = (pattern & 0x1F) as usize;
         let reversed = (lane as u32 & 31).reverse_bits() >> 27;
-        let count = mask.leading_zeros() as usize;
-        let swapped = (reversed as usize) >> (5usize.saturating_sub(usize::BITS as usize - count)).min(5);
-        lane & !31 | lane & mask | if mask == 0x1F { 0 } else { swapped & !mask & 31 }
+        lane & !31 | reversed as usize >> mask.count_ones() | lane & mask
     } else if pattern >= 0xC000 {
         // Rotate within 32 lanes; bit 10 is the direction, bits 9:5 the amount, bits 4:0 keep source bits.
         let (amount, mask) = ((pattern >> 5 & 31) as usize, (pattern & 31) as usize);

@@ -124,7 +124,7 @@ const TWO_OVER_PI: [u64; 19] = [
     0x7527_BAC7_EBE5_F17B,
     0x3D07_39F7_8A52_92EA,
     0x6BFB_5FB1_1F8D_5D08,
-    0x5603_0000_0000_0000,
+    0x5603_3046_FC7B_0000,
 ];
 
 /// `v_trig_preop_f64`: 53 bits of 2 / pi that matter for the reduction of `x`, segment `segment`, as a double.

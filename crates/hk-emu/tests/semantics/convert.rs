@@ -30,7 +30,7 @@ fn from_integer(l: &Lane, x: i128, f: Format) -> u128 {
 }
 
 /// One float as another, with a rounding of its own.
-fn convert(mode: Mode, x: u64, from: Format, to: Format) -> u64 {
+pub fn convert(mode: Mode, x: u64, from: Format, to: Format) -> u64 {
     let x = mode.input(from, x);
     if from.is_nan(x) { convert_nan(x, from, to) } else { mode.finish(to, &from.value(x)) }
 }
@@ -177,7 +177,7 @@ fn models() -> Vec<Model> {
         V_CVT_F32_F16 F32(F16) |l| convert(l.mode, l.w(0), HALF, SINGLE).into();
         V_CVT_F32_F64 F32(F64) |l| convert(l.mode, l.w(0), DOUBLE, SINGLE).into();
         V_CVT_F64_F32 F64(F32) |l| convert(l.mode, l.w(0), SINGLE, DOUBLE).into();
-        V_CVT_F32_BF16 F32(U16) |l| {
+        V_CVT_F32_BF16 F32(Bf16) |l| {
             let x = l.w(0) << 16;
             (if SINGLE.is_nan(x) { x | SINGLE.quiet() } else { l.mode.input(SINGLE, x) }).into()
         };

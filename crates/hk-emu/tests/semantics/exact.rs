@@ -192,6 +192,52 @@ impl Natural {
     }
 }
 
+/// The arc tangent of `1 / n` in units of `2^-bits`, rounded down a little.
+fn arc_cotangent(n: u64, bits: u32) -> Natural {
+    let (mut plus, mut minus) = (Natural(vec![]), Natural(vec![]));
+    let mut power = Natural::new(1).shifted_left(bits).divided(n).0;
+    let mut k = 1;
+    while !power.0.is_empty() {
+        let term = power.divided(k).0;
+        if k % 4 == 1 {
+            plus = plus.plus(&term)
+        } else {
+            minus = minus.plus(&term)
+        }
+        power = power.divided(n * n).0;
+        k += 2;
+    }
+    plus.minus(&minus)
+}
+
+/// `2 / pi` in units of `2^-bits`, rounded down: by Machin's formula, and division bit by bit.
+fn two_over_pi(bits: u32) -> Natural {
+    let more = bits + 64;
+    let quarter = arc_cotangent(5, more).shifted_left(2).minus(&arc_cotangent(239, more));
+    // 1 / (2 * pi / 4).
+    let divisor = quarter.shifted_left(1);
+    let (mut rest, mut quotient) = (Natural::new(1).shifted_left(more), Natural(vec![]));
+    for _ in 0..=bits {
+        quotient = quotient.shifted_left(1);
+        if rest.cmp(&divisor).is_ge() {
+            rest = rest.minus(&divisor);
+            quotient = quotient.plus(&Natural::new(1));
+        }
+        rest = rest.shifted_left(1);
+    }
+    quotient
+}
+
+/// 53 bits of the fraction of `2 / pi` behind the first `skip` ones; it is known to 1201 bits.
+pub fn two_over_pi_segment(skip: u32) -> u64 {
+    const KNOWN: u32 = 1201;
+    static BITS: std::sync::OnceLock<Natural> = std::sync::OnceLock::new();
+    let bits = BITS.get_or_init(|| two_over_pi(KNOWN));
+    let end = skip + 53;
+    let whole = if end <= KNOWN { bits.shifted_right(KNOWN - end).0 } else { bits.shifted_left(end - KNOWN) };
+    whole.word(0) & ((1 << 53) - 1)
+}
+
 /// `(-1)^negative * magnitude * 2^exponent`.
 #[derive(Clone, Debug)]
 pub struct Exact {
@@ -410,6 +456,9 @@ impl Value {
 /// The MODE register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mode(pub u32);
+
+/// Round to nearest, keep denormals, IEEE, clamp NaNs.
+pub const USUAL: Mode = Mode(0x3F0);
 
 impl Mode {
     pub fn round(self, f: Format) -> Round {

@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use hk_emu::isa::Op;
 
 use crate::common::Random;
-use crate::exact::{DOUBLE, Exact, Format, HALF, Mode, Round, SINGLE, Value};
+use crate::exact::{DOUBLE, Exact, Format, HALF, Mode, Round, SINGLE, Value, two_over_pi_segment};
 use crate::vector::{Body, Lane, Model, Ty, Wave, bits, check_all, custom, model, waves};
 
 fn fma(a: &Value, b: &Value, c: &Value, r: Round) -> Value {
@@ -47,7 +47,7 @@ fn least(l: &Lane, f: Format, n: usize) -> u128 {
     (1..n).fold(l.w(0), |x, i| extreme(l.mode, f, x, l.w(i), Ordering::Less)).into()
 }
 
-fn greatest(l: &Lane, f: Format, n: usize) -> u128 {
+pub fn greatest(l: &Lane, f: Format, n: usize) -> u128 {
     (1..n).fold(l.w(0), |x, i| extreme(l.mode, f, x, l.w(i), Ordering::Greater)).into()
 }
 
@@ -174,7 +174,11 @@ fn turns(x: &Value, quarter: i128, outside: i128) -> Value {
 }
 
 fn exp2(x: &Value) -> Value {
-    host(x, f64::exp2)
+    match (x, host(x, f64::exp2)) {
+        // Finite, though beyond f64 too.
+        (Value::Finite(_), Value::Infinity(_)) => Value::Finite(Exact::new(false, 1, 2000)),
+        (_, value) => value,
+    }
 }
 
 fn log2(x: &Value) -> Value {
@@ -451,6 +455,13 @@ pub fn doubles() -> Vec<Model> {
         V_LDEXP_F64 F64(F64, I32) |l| ldexp(l, DOUBLE, l.u(1) as i32 as i128);
         V_FREXP_MANT_F64 F64(F64) |l| frexp(l, DOUBLE).0.into();
         V_FREXP_EXP_I32_F64 I32(F64) |l| frexp(l, DOUBLE).1 as u128;
+        V_TRIG_PREOP_F64 F64(F64, U32) |l| {
+            let exponent = DOUBLE.field(l.w(0));
+            let skip = 53 * (l.u(1) % 32) + (exponent - 1077).max(0) as u32;
+            let scale = if exponent >= 1968 { 128 } else { 0 };
+            let segment = Exact::new(false, two_over_pi_segment(skip).into(), -53 - skip as i32 + scale);
+            segment.round(DOUBLE, Round::Zero).into()
+        };
         V_RCP_F64 F64(F64) |l| special(l, DOUBLE, reciprocal);
         V_SQRT_F64 F64(F64) |l| special(l, DOUBLE, root);
     };

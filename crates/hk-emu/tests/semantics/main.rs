@@ -2,7 +2,7 @@
 //! from its handlers: exact integers and rationals, one lane at a time.
 
 // Models are written as the ISA manual writes them, over lanes that are numbers.
-#![allow(clippy::precedence, clippy::needless_range_loop)]
+#![allow(clippy::precedence, clippy::needless_range_loop, clippy::redundant_pattern_matching)]
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -12,7 +12,10 @@ mod convert;
 mod coverage;
 mod exact;
 mod float;
+mod formatted;
 mod integer;
+mod lanes;
 mod memory;
 mod scalar;
+mod scalar_memory;
 mod vector;

@@ -44,6 +44,10 @@ enum Access {
         words: usize,
         stride: usize,
     },
+    SwapTwo {
+        words: usize,
+        stride: usize,
+    },
     Atomic(Atomic),
 }
 
@@ -55,7 +59,7 @@ struct Atomic {
 }
 
 /// Memory as bits: the new value of `old` under an atomic with `data`, and a second operand.
-fn modify(what: &str, bits: u32, old: u64, data: u64, other: u64, mode: Option<Mode>) -> u64 {
+pub fn modify(what: &str, bits: u32, old: u64, data: u64, other: u64, mode: Option<Mode>) -> u64 {
     let wide = |x: u64| i128::from(x);
     let signed = |x: u64| if bits == 32 { i128::from(x as i32) } else { i128::from(x as i64) };
     let f = if bits == 32 { SINGLE } else { DOUBLE };
@@ -111,6 +115,14 @@ fn modify(what: &str, bits: u32, old: u64, data: u64, other: u64, mode: Option<M
                 wide(old) + wide(other)
             }
         }
+        // Each word whose top bit is set is written without it.
+        "condxchg" => [0, 32]
+            .map(|s| {
+                let (x, keep) = (data >> s & 0xFFFF_FFFF, old >> s & 0xFFFF_FFFF);
+                wide(if x >> 31 != 0 { x & 0x7FFF_FFFF } else { keep }) << s
+            })
+            .iter()
+            .sum(),
         "fadd" => wide(add(f, old, data, float_mode)),
         "fmin" => wide(if f.is_nan(old) || less(data, old) { data } else { old }),
         "fmax" => wide(if f.is_nan(old) || less(old, data) { data } else { old }),
@@ -203,6 +215,10 @@ fn lds_access(name: &str) -> Option<Access> {
         "WRITE2_B64" => Access::StoreTwo { words: 2, stride: 8 },
         "WRITE2ST64_B32" => Access::StoreTwo { words: 1, stride: 256 },
         "WRITE2ST64_B64" => Access::StoreTwo { words: 2, stride: 512 },
+        "WRXCHG2_RTN_B32" => Access::SwapTwo { words: 1, stride: 4 },
+        "WRXCHG2_RTN_B64" => Access::SwapTwo { words: 2, stride: 8 },
+        "WRXCHG2ST64_RTN_B32" => Access::SwapTwo { words: 1, stride: 256 },
+        "WRXCHG2ST64_RTN_B64" => Access::SwapTwo { words: 2, stride: 512 },
         _ => {
             let returns = name.contains("_RTN");
             let base = name.replace("_RTN", "");
@@ -224,6 +240,7 @@ fn lds_access(name: &str) -> Option<Access> {
                 "CMPST_B32" | "CMPST_B64" => "cmpswap",
                 "CMPST_F32" | "CMPST_F64" => "fcmpswap",
                 "WRAP_B32" => "wrap",
+                "CONDXCHG32_B64" => "condxchg",
                 "MIN_F32" | "MIN_F64" => "fmin",
                 "MAX_F32" | "MAX_F64" => "fmax",
                 "ADD_F32" | "ADD_F64" => "fadd",
@@ -309,13 +326,19 @@ fn case(op: Op, place: Place, returns: bool, random: &mut Random) -> Option<Case
         }
         Access::Load(n) => (n, vec![]),
         Access::Store(n) => (0, vec![n]),
-        Access::LoadTwo { words, stride } | Access::StoreTwo { words, stride } => {
+        Access::LoadTwo { words, stride }
+        | Access::StoreTwo { words, stride }
+        | Access::SwapTwo { words, stride } => {
             let units = if stride >= 256 { 2 } else { 16 / stride };
             offset = [random.next() as usize % units, random.next() as usize % units];
-            if matches!(access, Access::LoadTwo { .. }) {
-                (2 * words, vec![])
-            } else {
-                (0, vec![words, words])
+            match access {
+                Access::LoadTwo { .. } => (2 * words, vec![]),
+                Access::StoreTwo { .. } => (0, vec![words, words]),
+                _ => {
+                    // Which exchange of one place comes first is not documented.
+                    offset[1] = (offset[0] + 1) % units;
+                    (2 * words, vec![words, words])
+                }
             }
         }
         Access::Atomic(a) => {
@@ -365,7 +388,7 @@ fn case(op: Op, place: Place, returns: bool, random: &mut Random) -> Option<Case
     if place == Place::Buffer {
         text += " offen";
     }
-    if matches!(access, Access::LoadTwo { .. } | Access::StoreTwo { .. }) {
+    if matches!(access, Access::LoadTwo { .. } | Access::StoreTwo { .. } | Access::SwapTwo { .. }) {
         text += &format!(" offset0:{} offset1:{}", offset[0], offset[1]);
     } else if offset[0] != 0 {
         text += &format!(" offset:{}", offset[0]);
@@ -428,6 +451,15 @@ fn model(case: &Case, wave: &Wave, memory: &mut [u8]) -> Vec<[u32; 4]> {
                 for (k, unit) in case.offset.iter().enumerate() {
                     for i in 0..words {
                         r[k * words + i] = read(memory, base + unit * stride + 4 * i, 4) as u32;
+                    }
+                }
+            }
+            Access::SwapTwo { words, stride } => {
+                for (k, unit) in case.offset.iter().enumerate() {
+                    for i in 0..words {
+                        let at = base + unit * stride + 4 * i;
+                        r[k * words + i] = read(memory, at, 4) as u32;
+                        write(memory, at, 4, data[2 * k + i].into());
                     }
                 }
             }
@@ -544,7 +576,8 @@ fn kernel(cases: &[Case]) -> String {
     body
 }
 
-fn check(cpu: &str, encoding: Encoding) {
+/// `end` sees each expected memory before it is compared.
+fn check(cpu: &str, encoding: Encoding, end: fn(&Case, &mut [u8])) {
     let mut random = Random(encoding as u64 + 5);
     let mut cases = vec![];
     for op in ALL_OPS.iter().copied().filter(|op| op.info().encoding == encoding) {
@@ -629,6 +662,7 @@ fn check(cpu: &str, encoding: Encoding) {
             let at = w * record + HEADER + c * 2 * REGION;
             let mut memory = data[at..at + REGION].to_vec();
             let results = model(case, wave, &mut memory);
+            end(case, &mut memory);
             let place = |what: &str| {
                 format!(
                     "{cpu} {:?}: {}\n  {what}, wave {w}, EXEC {:#x}, MODE {:#x}",
@@ -687,9 +721,143 @@ pub fn ops() -> Vec<Op> {
     ALL_OPS.iter().copied().filter(covered).collect()
 }
 
+/// Copies from memory to LDS: bytes of each lane, whether they are signed, and how many go to its place.
+fn copy_of(op: Op) -> Option<(usize, bool, usize)> {
+    let name = op.info().name;
+    let tail = match name.split_once("_LOAD_LDS_") {
+        Some((_, tail)) => tail,
+        None => name.strip_prefix("BUFFER_LOAD_")?,
+    };
+    Some(match tail {
+        "UBYTE" => (1, false, 4),
+        "SBYTE" => (1, true, 4),
+        "USHORT" => (2, false, 4),
+        "SSHORT" => (2, true, 4),
+        "DWORD" => (4, false, 4),
+        "DWORDX3" => (12, false, 16),
+        "DWORDX4" => (16, false, 16),
+        _ => return None,
+    })
+}
+
+pub fn copies() -> Vec<Op> {
+    ALL_OPS
+        .iter()
+        .copied()
+        .filter(|op| op.info().name.contains("_LOAD_LDS_") && copy_of(*op).is_some())
+        .collect()
+}
+
+/// M0 and the immediate, the latter also of the address, are where the first lane's bytes go in LDS.
+#[test]
+fn copies_to_lds() {
+    const LDS: usize = 2048;
+    for cpu in ["gfx942", "gfx950"] {
+        let mut random = Random(31);
+        let mut cases = vec![];
+        for op in ALL_OPS.iter().copied().filter(|op| executed(cpu).contains(op)) {
+            let (Some((bytes, signed, slot)), name) = (copy_of(op), op.mnemonic()) else { continue };
+            let buffer = name.starts_with("buffer");
+            // Copies of more than a dword are gfx950's.
+            if buffer && bytes > 4 && cpu == "gfx942" {
+                continue;
+            }
+            for i in 0..2 {
+                let (m0, imm) = (random.next() as usize % 32 * 4, random.next() as usize % 4 * 4);
+                let imm = if bytes > 4 { 0 } else { imm };
+                let address = match (name.split('_').next(), i) {
+                    (Some("global"), 0) => "v8, s[30:31]",
+                    (Some("global"), _) => "v[10:11], off",
+                    (Some("scratch"), 0) => "off, off",
+                    (Some("scratch"), _) => "v16, off",
+                    _ => "v8, s[36:39], s29 offen",
+                };
+                let offset = if imm == 0 { String::new() } else { format!(" offset:{imm}") };
+                let lds = if buffer { " lds" } else { "" };
+                let text = format!("s_movk_i32 m0, {m0:#x}\n  {name} {address}{offset}{lds}");
+                cases.push((text, name.starts_with("scratch"), bytes, signed, slot, m0, imm));
+            }
+        }
+        assert!(cases.len() > 20);
+        let mut body = format!(
+            "  s_load_dwordx2 s[4:5], s[0:1], 0x0
+  v_lshlrev_b32 v2, 4, v0
+  s_movk_i32 s20, 0x5577
+  s_mov_b32 s21, 0xf00fffff
+  v_mul_u32_u24 v8, 7, v0
+  v_and_b32 v8, 31, v8
+  v_lshlrev_b32 v8, 4, v8
+  v_mov_b32 v16, 0
+  s_waitcnt lgkmcnt(0)
+  s_mov_b64 s[30:31], s[4:5]
+  v_mov_b32 v11, s31
+  v_add_co_u32 v10, vcc, s30, v8
+  v_addc_co_u32 v11, vcc, 0, v11, vcc
+  s_mov_b32 s36, s30
+  s_and_b32 s37, s31, 0xffff
+  s_movk_i32 s38, 0x180
+  s_mov_b32 s39, 0x27000
+  s_mov_b32 s29, 0
+  global_load_dwordx4 v[40:43], v2, s[30:31]
+  s_waitcnt vmcnt(0)
+  scratch_store_dwordx4 v16, v[40:43], off
+  v_mov_b32 v3, {REGION:#x}
+  v_add_u32 v3, v3, v2\n"
+        );
+        for n in 0..4 {
+            body += &format!("  v_mov_b32 v{}, {:#x}\n", 44 + n, OLD[n]);
+        }
+        for (text, ..) in &cases {
+            body += &format!(
+                "  ds_write_b128 v2, v[44:47]\n  ds_write_b128 v2, v[44:47] offset:1024\n  s_waitcnt lgkmcnt(0)
+  s_mov_b64 exec, s[20:21]\n  {text}\n  s_waitcnt vmcnt(0)\n  s_mov_b64 exec, -1
+  ds_read_b128 v[48:51], v2\n  ds_read_b128 v[52:55], v2 offset:1024\n  s_waitcnt lgkmcnt(0)
+  global_store_dwordx4 v3, v[48:51], s[4:5]\n  global_store_dwordx4 v3, v[52:55], s[4:5] offset:1024
+  v_add_u32 v3, {LDS:#x}, v3\n"
+            );
+        }
+        let assembly = Assembly { cpu, body: &body, lds: LDS as u32, scratch: 64, ..Assembly::default() };
+        let rig = Rig::new(options(cpu), &assemble(&assembly));
+        let mut data: Vec<u8> = (0..REGION).map(|_| random.next() as u8).collect();
+        data.resize(REGION + cases.len() * LDS, 0);
+        let buffer = rig.upload("data", &data);
+        rig.launch("test", 1, 64, &Args::new().push(buffer)).unwrap_or_else(|f| panic!("{f}"));
+        let got: Vec<u8> = rig.download(buffer, data.len());
+        let exec = 0xF00F_FFFF_0000_5577u64;
+        for (c, (text, private, bytes, signed, slot, m0, imm)) in cases.iter().enumerate() {
+            let mut want: Vec<u8> = (0..LDS / 16).flat_map(|_| OLD).flat_map(u32::to_le_bytes).collect();
+            for lane in (0..64).filter(|l| exec >> l & 1 != 0) {
+                let from = if *private { 16 * lane } else { 7 * lane % 32 * 16 } + imm;
+                let to = m0 + imm + lane * slot;
+                let bound = if text.contains("buffer") { 0x180 } else { REGION };
+                if *bytes > 4 {
+                    for i in 0..*bytes {
+                        // A resource ends the access; what lies beyond is zero.
+                        want[to + i] = if from + bytes <= bound { data[from + i] } else { 0 };
+                    }
+                    continue;
+                }
+                let raw = if from + bytes <= bound { read(&data, from, *bytes) as i64 } else { 0 };
+                let bits = 8 * bytes;
+                let x = if *signed && raw >> (bits - 1) != 0 { raw - (1 << bits) } else { raw };
+                write(&mut want, to, 4, x as u64);
+            }
+            let out = &got[REGION + c * LDS..][..LDS];
+            for i in (0..LDS).step_by(4) {
+                assert!(
+                    read(out, i, 4) == read(&want, i, 4),
+                    "{cpu}: {text}: byte {i}: got {:08x}, want {:08x}",
+                    read(out, i, 4),
+                    read(&want, i, 4)
+                );
+            }
+        }
+    }
+}
+
 fn both(encoding: Encoding) {
-    check("gfx942", encoding);
-    check("gfx950", encoding);
+    check("gfx942", encoding, |_, _| {});
+    check("gfx950", encoding, |_, _| {});
 }
 
 #[test]
@@ -715,4 +883,14 @@ fn scratch() {
 #[test]
 fn buffers() {
     both(Encoding::Mubuf);
+}
+
+#[test]
+#[should_panic(expected = "scratch_store_byte")]
+fn a_wrong_byte_is_noticed() {
+    check("gfx942", Encoding::Scratch, |case, memory| {
+        if case.op == Op::SCRATCH_STORE_BYTE {
+            memory[REGION - 1] ^= 1;
+        }
+    });
 }

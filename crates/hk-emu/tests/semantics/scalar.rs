@@ -94,7 +94,7 @@ fn saveexec(s: &Scalar, x: u64) -> Out {
     Out { value: s.exec, scc: x != 0, exec: x }
 }
 
-fn wrexec(s: &Scalar, x: u64) -> Out {
+fn wrexec(x: u64) -> Out {
     Out { value: x, scc: x != 0, exec: x }
 }
 
@@ -257,8 +257,8 @@ fn models() -> Vec<Model> {
         S_XNOR_SAVEEXEC_B64 "D,A" |s| saveexec(s, !(s.a ^ s.exec));
         S_ANDN1_SAVEEXEC_B64 "D,A" |s| saveexec(s, !s.a & s.exec);
         S_ORN1_SAVEEXEC_B64 "D,A" |s| saveexec(s, !s.a | s.exec);
-        S_ANDN1_WREXEC_B64 "D,A" |s| wrexec(s, !s.a & s.exec);
-        S_ANDN2_WREXEC_B64 "D,A" |s| wrexec(s, s.a & !s.exec);
+        S_ANDN1_WREXEC_B64 "D,A" |s| wrexec(!s.a & s.exec);
+        S_ANDN2_WREXEC_B64 "D,A" |s| wrexec(s.a & !s.exec);
     };
     let mut all = vec![];
     for (op, operands, formula) in list {
@@ -403,6 +403,14 @@ fn models() -> Vec<Model> {
     for op in [Op::S_DCACHE_INV, Op::S_DCACHE_WB, Op::S_DCACHE_INV_VOL, Op::S_DCACHE_WB_VOL] {
         several(op, &op.mnemonic(), |s| compare(s, s.scc));
     }
+    for (op, operands) in [
+        (Op::S_DCACHE_DISCARD, "s[12:13], 0"),
+        (Op::S_DCACHE_DISCARD_X2, "s[12:13], 0"),
+        (Op::S_ATC_PROBE, "3, s[12:13], 0"),
+        (Op::S_ATC_PROBE_BUFFER, "3, s[8:11], 0"),
+    ] {
+        several(op, &format!("{} {operands}", op.mnemonic()), |s| compare(s, s.scc));
+    }
     // Time goes on.
     for op in [Op::S_MEMTIME, Op::S_MEMREALTIME] {
         let name = op.mnemonic();
@@ -425,8 +433,8 @@ pub fn ops() -> Vec<Op> {
 
 const WORDS: usize = 10;
 
-fn check(cpu: &str) -> HashMap<Op, usize> {
-    let models: Vec<Model> = models().into_iter().filter(|m| executed(cpu).contains(&m.op)).collect();
+fn check(cpu: &str, models: Vec<Model>) -> HashMap<Op, usize> {
+    let models: Vec<Model> = models.into_iter().filter(|m| executed(cpu).contains(&m.op)).collect();
     let special = [
         0,
         1,
@@ -530,8 +538,17 @@ fn check(cpu: &str) -> HashMap<Op, usize> {
 #[test]
 fn values_scc_and_exec() {
     for cpu in ["gfx942", "gfx950"] {
-        for (op, n) in check(cpu) {
+        for (op, n) in check(cpu, models()) {
             assert!(n >= 2, "{}: only {n} different results", op.mnemonic());
         }
     }
+}
+
+#[test]
+#[should_panic(expected = "s_addc_u32 s16, s8, s10")]
+fn a_wrong_model_is_noticed() {
+    let mut models = models();
+    let wrong = models.iter_mut().find(|m| m.op == Op::S_ADDC_U32).expect("it has a model");
+    wrong.formula = Box::new(|s| carry(s, s.ua() + s.ub()));
+    check("gfx942", models);
 }

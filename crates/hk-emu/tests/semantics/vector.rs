@@ -24,6 +24,7 @@ pub enum Ty {
     I64,
     B128,
     F16,
+    Bf16,
     F32,
     F64,
     PkU16,
@@ -53,12 +54,13 @@ impl Ty {
             F16 | PkF16 => Some(HALF),
             F32 | PkF32 => Some(SINGLE),
             F64 => Some(DOUBLE),
+            Bf16 => Some(BFLOAT),
             _ => None,
         }
     }
     fn bits(self) -> u32 {
         match self {
-            U16 | I16 | F16 => 16,
+            U16 | I16 | F16 | Bf16 => 16,
             U24 | I24 => 24,
             other => 32 * other.words() as u32,
         }
@@ -103,7 +105,6 @@ pub struct Lane {
     pub mask: bool,
     pub lane: usize,
     pub gfx950: bool,
-    pub op_sel: u8,
     /// s[22:23].
     pub scalar: u64,
 }
@@ -268,7 +269,7 @@ fn constant_value(code: u8, ty: Ty) -> u128 {
         _ => {
             let f = match ty {
                 U16 | I16 | F16 | PkF16 | F16x2 => HALF,
-                Bf16x2 => BFLOAT,
+                Bf16 | Bf16x2 => BFLOAT,
                 U64 | I64 | F64 => DOUBLE,
                 _ => SINGLE,
             };
@@ -635,7 +636,6 @@ fn expected(case: &Case<'_>, wave: &Wave, gfx950: bool) -> Vec<[u32; 4]> {
             mask: wave.mask >> lane & 1 != 0,
             lane,
             gfx950,
-            op_sel: form.op_sel,
             scalar: wave.scalar,
         };
         let (mut value, bit) = evaluate(model, form, &view);
@@ -829,7 +829,7 @@ pub fn forms(model: &Model, random: &mut Random) -> Vec<Form> {
     let mut pick = |k: usize| (random.next() as usize) % k;
     // VOP3.
     if has_suffix(model.op) && !only_native(model.op) {
-        for _ in 0..3 {
+        for _ in 0..5 {
             let mut form = Form { e64: true, ..PLAIN };
             // A mask that is read takes the one scalar operand.
             let scalar = if model.carries_in() || model.name().starts_with("V_DIV_FMAS") {
@@ -880,13 +880,19 @@ pub fn forms(model: &Model, random: &mut Random) -> Vec<Form> {
             list.push(form);
         }
     }
+    // A literal as the first source.
+    if !native && n > 0 && !model.carries_in() && has_suffix(model.op) && !only_native(model.op) {
+        let value = 0x8123_4567u32.rotate_left(pick(32) as u32);
+        let value = if model.src[0].bits() == 16 { value & 0xFFFF } else { value };
+        list.push(Form { src: [Src::Literal(value), Src::Vgpr, Src::Vgpr], ..PLAIN });
+    }
     // Sub-dword and lane selections.
     let narrow = model.dst.words() <= 1 && model.src.iter().all(|t| t.words() <= 1);
     if narrow && !native && !no_modifier(model.op) {
         let no_sdwa =
             matches!(model.op, Op::V_FMAC_F32 | Op::V_MAC_F16 | Op::V_CVT_F32_FP8 | Op::V_CVT_F32_BF8)
                 || model.name().starts_with("V_DOT");
-        for _ in 0..if no_sdwa { 0 } else { 2 } {
+        for _ in 0..if no_sdwa { 0 } else { 3 } {
             let mut sdwa = Sdwa {
                 dst_sel: if info.encoding == Encoding::Vopc { 6 } else { pick(7) as u8 },
                 dst_unused: pick(3) as u8,
@@ -907,7 +913,7 @@ pub fn forms(model: &Model, random: &mut Random) -> Vec<Form> {
             list.push(form);
         }
         if info.encoding != Encoding::Vopc {
-            for _ in 0..2 {
+            for _ in 0..3 {
                 let ctrl = match pick(5) {
                     0 => pick(256) as u16,
                     1 => 0x101 + 0x10 * pick(3) as u16 + pick(15) as u16,
@@ -1063,5 +1069,67 @@ pub fn check_all(models: &[Model], waves: &[Wave], at_least: usize) {
         if level.available() && level != Level::detect() {
             check("gfx950", Some(level), models, &waves[..waves.len().min(32)]);
         }
+    }
+}
+
+/// The comparison notices models that are wrong in a few cases.
+#[test]
+fn wrong_models_are_noticed() {
+    use crate::exact::{Exact, USUAL};
+    use crate::float::waves_of;
+    let (singles, words) = (waves_of(SINGLE, 64), crate::integer::waves32(32));
+    let f32s = |op, n: usize, f| model(op, F32, &[F32; 3][..n], Body::Bits(f));
+    let wrong = [
+        // A carry lost.
+        (model(Op::V_ADDC_CO_U32, U32, &[U32; 2], Body::Carry(|[a, b, _], _| a + b)), &words),
+        // A shift count of 32.
+        (
+            model(
+                Op::V_LSHLREV_B32,
+                U32,
+                &[U32; 2],
+                Body::Int(|[a, b, _]| if a % 64 > 31 { 0 } else { b << (a % 32) }),
+            ),
+            &words,
+        ),
+        // Equal numbers.
+        (model(Op::V_CMP_LT_I32, Void, &[I32; 2], Body::Compare(|l| l.u(0) as i32 <= l.u(1) as i32)), &words),
+        // Zeros of unequal signs.
+        (
+            f32s(Op::V_MAX_F32, 2, |l| {
+                let x = crate::float::greatest(l, SINGLE, 2);
+                if SINGLE.is_zero(x as u64) { 0 } else { x }
+            }),
+            &singles,
+        ),
+        // Two roundings.
+        (
+            f32s(Op::V_FMA_F32, 3, |l| {
+                l.float(SINGLE, |[a, b, c], r| SINGLE.value(a.times(b).round(SINGLE, r)).plus(c, r))
+            }),
+            &singles,
+        ),
+        // MODE ignored.
+        (
+            f32s(Op::V_ADD_F32, 2, |l| Lane { mode: USUAL, ..*l }.float(SINGLE, |[a, b], r| a.plus(b, r))),
+            &singles,
+        ),
+        // A quotient that is one unit off, where nothing may be.
+        (
+            f32s(Op::V_RCP_F32, 1, |l| {
+                let scaled = |x: &Value| match x {
+                    Value::Finite(x) if !x.is_zero() => {
+                        Value::Finite(Exact::new(false, (1 << 30) + 1, -30).over(x))
+                    }
+                    _ => Value::Infinity(x.negative()),
+                };
+                USUAL.arithmetic(SINGLE, &[l.w(0)], |x, _| scaled(&x[0])).into()
+            }),
+            &singles,
+        ),
+    ];
+    for (model, waves) in &wrong {
+        let case = Case { model, form: Form { e64: true, ..PLAIN } };
+        assert!(compare("gfx942", None, &[case], waves).is_err(), "{}", model.name());
     }
 }
