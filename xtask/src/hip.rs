@@ -90,7 +90,7 @@ fn build(release: bool) -> Result<PathBuf> {
 #[cfg(unix)]
 fn link(library: &Path, name: &Path) -> Result {
     match fs::remove_file(name) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error.into()),
         _ => Ok(std::os::unix::fs::symlink(library, name)?),
     }
 }
