@@ -41,7 +41,7 @@ const HEADER: &str = "#error \"this directory has the HIP runtime of hk-emu and 
 
 /// `cargo xtask hip-runtime`
 pub(crate) fn runtime(args: &RuntimeArgs) -> Result {
-    let dir = install(args)?;
+    let dir = install(args, &[])?;
     println!("the HIP runtime on the emulator is in {0}\n", dir.display());
     println!("to run a HIP program on emulated GPUs:\n  export LD_LIBRARY_PATH={}/lib", dir.display());
     println!("  export HK_EMU_ARCH=gfx942,gfx950   # one device each; gfx942 alone if it is not set");
@@ -49,9 +49,9 @@ pub(crate) fn runtime(args: &RuntimeArgs) -> Result {
     Ok(())
 }
 
-/// Builds the library and lays out the directory; gives its absolute path.
-fn install(args: &RuntimeArgs) -> Result<PathBuf> {
-    let library = build(args.release)?;
+/// Builds the library and lays out the directory; gives its absolute path. `others` are packages to build along.
+fn install(args: &RuntimeArgs, others: &[&str]) -> Result<PathBuf> {
+    let library = build(args.release, others)?;
     let dir = args.dir.clone().unwrap_or_else(|| workspace_root().join("target/hip"));
     fs::create_dir_all(dir.join("lib"))?;
     fs::create_dir_all(dir.join("include/hip"))?;
@@ -68,9 +68,12 @@ fn install(args: &RuntimeArgs) -> Result<PathBuf> {
 }
 
 /// Builds the shared object; cargo says where it is.
-fn build(release: bool) -> Result<PathBuf> {
+fn build(release: bool, others: &[&str]) -> Result<PathBuf> {
     let mut command =
         cargo(&["build", "--package", "hk-emu-hip", "--message-format=json-render-diagnostics"]);
+    for package in others {
+        command.args(["--package", package]);
+    }
     if release {
         command.arg("--release");
     }
@@ -90,7 +93,7 @@ fn build(release: bool) -> Result<PathBuf> {
 #[cfg(unix)]
 fn link(library: &Path, name: &Path) -> Result {
     match fs::remove_file(name) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error.into()),
         _ => Ok(std::os::unix::fs::symlink(library, name)?),
     }
 }
@@ -103,7 +106,8 @@ fn link(_: &Path, _: &Path) -> Result {
 /// `cargo xtask test-hip`
 pub(crate) fn test(args: &TestArgs) -> Result {
     setup::compiler(&args.setup)?;
-    let dir = install(&RuntimeArgs { dir: None, release: false })?;
+    // Together with `hk`, the emulator is built with the features that it has there, and not once more.
+    let dir = install(&RuntimeArgs { dir: None, release: false }, &["hk-cli"])?;
     let mut command = cargo(&["test", "--workspace", "--features", "hk-core/hip"]);
     for test in ["rmsnorm", "fused_add_rmsnorm"] {
         command.args(["--test", test]);

@@ -261,7 +261,7 @@ fn blocks(threads: [u32; 3], block: [u32; 3]) -> Result<[u32; 3]> {
         if block[i] == 0 {
             return Err(HipError::INVALID_CONFIGURATION);
         }
-        if threads[i] % block[i] != 0 {
+        if !threads[i].is_multiple_of(block[i]) {
             return Err(HipError::INVALID_VALUE);
         }
         grid[i] = threads[i] / block[i];

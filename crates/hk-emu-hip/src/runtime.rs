@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use hk_codeobj::Arch;
-use hk_emu::{Checks, Machine, MachineOptions};
+use hk_emu::{Checks, Machine, MachineOptions, MatrixNumerics};
 
 use crate::error::{HipError, Result, SUCCESS};
 use crate::memory::Block;
@@ -165,22 +165,33 @@ pub(crate) fn runtime() -> &'static Runtime {
     })
 }
 
-/// The devices that `HK_EMU_ARCH` names; none, with a message, if it is wrong.
+/// The devices that `HK_EMU_ARCH` names; none, with a message, if a variable is wrong.
 fn devices() -> Vec<Device> {
     let list = std::env::var("HK_EMU_ARCH").unwrap_or_else(|_| "gfx942".into());
-    let checks = std::env::var("HK_SANITIZE").unwrap_or_default();
-    let parsed = match checks.parse() {
-        Ok(checks) => parse_devices(&list, checks).map_err(|why| format!("HK_EMU_ARCH=`{list}`: {why}")),
-        Err(why) => Err(format!("HK_SANITIZE=`{checks}`: {why}")),
-    };
+    let parsed = defaults()
+        .and_then(|options| parse_devices(&list, &options).map_err(|e| format!("HK_EMU_ARCH=`{list}`: {e}")));
     parsed.unwrap_or_else(|why| {
         say!("{why}; there is no device");
         vec![]
     })
 }
 
+/// What the variables say that hold for every emulated device.
+fn defaults() -> std::result::Result<MachineOptions, String> {
+    let mut options = MachineOptions::default();
+    if let Ok(names) = std::env::var("HK_SANITIZE") {
+        let checks: Checks = names.parse().map_err(|e| format!("HK_SANITIZE=`{names}`: {e}"))?;
+        options = options.sanitize(checks);
+    }
+    if let Ok(name) = std::env::var("HK_MFMA") {
+        let numerics: MatrixNumerics = name.parse().map_err(|e| format!("HK_MFMA=`{name}`: {e}"))?;
+        options = options.matrix_numerics(numerics);
+    }
+    Ok(options)
+}
+
 /// `TARGET[?OPTION=VALUE[&..]],..`
-fn parse_devices(list: &str, checks: Checks) -> std::result::Result<Vec<Device>, String> {
+fn parse_devices(list: &str, defaults: &MachineOptions) -> std::result::Result<Vec<Device>, String> {
     let specs: Vec<&str> = list.split(',').map(str::trim).filter(|s| !s.is_empty()).collect();
     if specs.len() > MAX_DEVICES {
         return Err(format!("more than {MAX_DEVICES} devices"));
@@ -193,10 +204,7 @@ fn parse_devices(list: &str, checks: Checks) -> std::result::Result<Vec<Device>,
             .filter(|a: &Arch| a.is_amd())
             .ok_or_else(|| format!("`{target}` is neither gfx942 nor gfx950"))?;
         let first = FIRST_ADDRESS + ordinal as u64 * ADDRESSES_PER_DEVICE;
-        let mut options = MachineOptions::default()
-            .arch(arch)
-            .sanitize(checks)
-            .addresses(first..first + ADDRESSES_PER_DEVICE);
+        let mut options = defaults.clone().arch(arch).addresses(first..first + ADDRESSES_PER_DEVICE);
         for option in rest.split('&').filter(|o| !o.is_empty()) {
             let wrong =
                 || format!("`{option}` is none of threads=N (N > 0), budget=N, misaligned=true or =false");
@@ -282,7 +290,7 @@ mod tests {
     use super::*;
 
     fn parse(list: &str) -> std::result::Result<Vec<Device>, String> {
-        parse_devices(list, Checks::NONE)
+        parse_devices(list, &MachineOptions::default())
     }
 
     #[test]

@@ -499,7 +499,8 @@ fn launches() {
     };
     assert_eq!(by_extra(&mut extra), SUCCESS);
     assert_eq!(download::<i32>(data, 128), (0..128).collect::<Vec<_>>());
-    size = 4;
+    let mut short = 4usize;
+    extra[3] = address(&mut short);
     assert_eq!(by_extra(&mut extra), INVALID_VALUE);
     extra[0] = 9 as Ptr;
     assert_eq!(by_extra(&mut extra), INVALID_VALUE);
