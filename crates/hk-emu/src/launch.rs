@@ -49,6 +49,7 @@ pub(crate) struct Launch<'a> {
     pub program: Arc<Program>,
     pub memory: View<'a>,
     pub budget: u64,
+    pub turn: u64,
     pub checks: Checks,
     global: Option<Arc<Mutex<GlobalMemory>>>,
     details: bool,
@@ -103,8 +104,8 @@ pub(crate) fn compute_units(arch: Arch) -> u32 {
 
 /// Wave instructions that a workgroup runs before another one gets its turn.
 const SLICE: u64 = 1 << 22;
-/// Instructions of a wave before its workgroup's next wave gets its turn.
-const TURN: u64 = 1 << 16;
+/// Instructions of a wave before its workgroup's next wave gets its turn, unless a machine says otherwise.
+pub(crate) const TURN: u64 = 1 << 16;
 /// Instructions in which a wave that waits should be back where it was, and times it may sleep on the way.
 const CIRCLE: u64 = 1 << 12;
 const CIRCLE_SLEEPS: u32 = 64;
@@ -234,6 +235,7 @@ pub(crate) struct Setup<'a> {
     pub program: Arc<Program>,
     pub memory: View<'a>,
     pub budget: u64,
+    pub turn: u64,
     pub kernarg: &'a Allocation,
     pub packet: &'a Allocation,
     pub spare: &'a Spare,
@@ -290,6 +292,7 @@ impl<'a> Launch<'a> {
             program,
             memory,
             budget,
+            turn,
             kernarg,
             packet,
             checks,
@@ -329,6 +332,7 @@ impl<'a> Launch<'a> {
             program,
             memory,
             budget,
+            turn,
             checks,
             global: checks.has(Check::Global).then(|| Arc::new(Mutex::new(GlobalMemory::new()))),
             details,
@@ -751,8 +755,8 @@ impl<'l, 'a> Worker<'l, 'a> {
                         moved = true;
                         ctl
                     }
-                    None => run_wave(wave, &mut env, &mut Unwatched, launch.budget, TURN),
-                    Some(observer) => run_wave(wave, &mut env, &mut **observer, launch.budget, TURN),
+                    None => run_wave(wave, &mut env, &mut Unwatched, launch.budget, launch.turn),
+                    Some(observer) => run_wave(wave, &mut env, &mut **observer, launch.budget, launch.turn),
                 };
                 match ctl {
                     Ctl::Barrier => {
