@@ -136,7 +136,7 @@ class Run:
     def launch(self, file, grid, block, args, slot=16, kernel=None, more=()):
         """Runs the only kernel of a file, or the one named. Arguments are arrays, `Out`, `InOut`, scalars, None (null), or
         pairs of a byte offset and one of these."""
-        path = self.folder / self.result.target / file if isinstance(file, str) else file
+        path = self.folder / self.result.target / file  # or the file itself, if its path is absolute
         inputs, texts = {}, []
         for arg in args:
             place = ""
@@ -169,7 +169,7 @@ class Run:
             if done.returncode != 0:
                 raise RuntimeError(done.stderr.strip())
             counters = json.loads(done.stdout)
-            self.result.kernel = self.result.kernel or Path(path).name
+            self.result.kernel = self.result.kernel or path.name
             self.result.instructions += counters["instructions"]
             self.result.mfma += counters["mfma"]
             return read_safetensors(f"{folder}/out")

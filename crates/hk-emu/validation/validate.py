@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Validates the emulator on kernels that others wrote and run on hardware; VALIDATION.md has the results.
 
-  validate.py --hk target/release/hk --aiter AITER/hsa [--only PART] [--markdown] [--no-triton]
+  validate.py --hk target/release/hk --aiter AITER/hsa [--only PART] [--markdown]
+
+Needs numpy and ml_dtypes; with triton, runs kernels that it compiles, too.
 """
 
 import argparse
@@ -11,6 +13,11 @@ import aiter_attention  # noqa: F401  (these register their cases)
 import aiter_gemm  # noqa: F401
 import aiter_moe  # noqa: F401
 import harness
+
+try:
+    import triton_kernels  # noqa: F401
+except ModuleNotFoundError as error:
+    print(f"without Triton's kernels: {error}", file=sys.stderr)
 
 
 def main():
