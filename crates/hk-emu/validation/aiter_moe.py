@@ -2,7 +2,7 @@
 
 import numpy as np
 from aiter_gemm import FP8, shuffle
-from harness import InOut, bf16, case, u32
+from harness import IN_STEP, InOut, bf16, case, u32
 
 BLOCK = 32
 
@@ -81,13 +81,12 @@ def fused(run, file, tokens, experts, topk, dim, inter, tile, quantised, kernel=
     run.compare("y", out["y"], want, parts * 2**-8, (2**-6 if quantised else 2**-8) * float(np.abs(want).max()))
 
 
-# These clear LDS that other waves may still read: no barrier is between. Waves that go on in step pass.
-IN_STEP = ("--turn", "16")
-case("fused MoE, bf16, gelu, waves in step", "gfx942")(
+# These clear LDS that other waves may still read: no barrier is between.
+case("fused MoE, bf16, gelu", "gfx942")(
     lambda run: fused(run, "fmoe_b16.co", 20, 4, 2, 512, 512, 512, False, act=gelu, more=IN_STEP)
 )
 for target in ("gfx942", "gfx950"):
-    case("fused MoE, bf16, silu, VSKIP, waves in step", target)(
+    case("fused MoE, bf16, silu, VSKIP", target)(
         lambda run: fused(
             run, "fmoe/silu/fmoe_bf16_noquantBf16_g1u0_vs_atm_inlv_silu_1tg_32x512.co", 20, 4, 2, 512, 512, 512, False,
             more=IN_STEP,

@@ -100,6 +100,7 @@ class Result:
     kernel: str = ""
     instructions: int = 0
     mfma: int = 0
+    options: str = ""  # of `hk exec`, that change how it executes
     comparisons: list = field(default_factory=list)
     failure: str = ""
 
@@ -118,11 +119,17 @@ def case(name, target):
     return register
 
 
+# For kernels with races between waves, which work on hardware because of its timing: the waves of a workgroup go on in
+# step. `validate.py --sanitize lds` shows the races.
+IN_STEP = ("--turn", "16")
+
+
 class Run:
     """One case: its launches and comparisons."""
 
-    def __init__(self, hk, folder, name, target):
+    def __init__(self, hk, folder, name, target, options=()):
         self.hk = hk
+        self.options = options  # of every launch
         self.folder = Path(folder)  # of the code objects, one folder for each target
         self.result = Result(name, target)
         self.rng = np.random.default_rng(1)
@@ -163,6 +170,7 @@ class Run:
             Path(f"{folder}/args").write_text(json.dumps(texts))
             command = [self.hk, "exec", path, "--grid", ",".join(map(str, grid)), "--block", str(block), "--json"]
             command += ["--in", f"{folder}/in", "--out", f"{folder}/out", "--args", f"{folder}/args", *more]
+            command += self.options
             command += ["--slot", str(slot)] if slot else []
             command += ["--kernel", kernel] if kernel else []
             done = subprocess.run(command, capture_output=True, text=True)
@@ -170,6 +178,7 @@ class Run:
                 raise RuntimeError(done.stderr.strip())
             counters = json.loads(done.stdout)
             self.result.kernel = self.result.kernel or path.name
+            self.result.options = " ".join(more)
             self.result.instructions += counters["instructions"]
             self.result.mfma += counters["mfma"]
             return read_safetensors(f"{folder}/out")

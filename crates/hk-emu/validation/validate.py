@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Validates the emulator on kernels that others wrote and run on hardware; VALIDATION.md has the results.
 
-  validate.py --hk target/release/hk --aiter AITER/hsa [--only PART] [--markdown]
+  validate.py --hk target/release/hk --aiter AITER/hsa [--only PART] [--markdown] [--sanitize NAMES]
 
 Needs numpy and ml_dtypes; with triton, runs kernels that it compiles, too.
 """
@@ -26,12 +26,14 @@ def main():
     parser.add_argument("--aiter", required=True, help="the folder hsa of AMD's repository AITER")
     parser.add_argument("--only", default="", help="cases whose name or target contains this")
     parser.add_argument("--markdown", action="store_true", help="print the table for VALIDATION.md")
+    parser.add_argument("--sanitize", help="run under the emulator's sanitizers; what they report is a failure")
     args = parser.parse_args()
+    options = [f"--sanitize={args.sanitize}"] if args.sanitize else []
     results = []
     for name, target, function in harness.CASES:
         if args.only not in f"{name} {target}":
             continue
-        run = harness.Run(args.hk, args.aiter, name, target)
+        run = harness.Run(args.hk, args.aiter, name, target, options)
         try:
             function(run)
         except RuntimeError as error:
@@ -53,14 +55,15 @@ def report(r):
 
 
 def markdown(results):
-    lines = ["| kernel | target | size | largest error | of tolerance | tolerance | instructions | MFMA |"]
-    lines.append("|---|---|---|---|---|---|---|---|")
+    lines = ["| kernel | target | size | largest error | of tolerance | tolerance | instructions | MFMA | options |"]
+    lines.append("|---|---|---|---|---:|---|---:|---:|---|")
     for r in results:
         errors = "; ".join(f"{c.what} {c.absolute:.2g}" for c in r.comparisons) or r.failure.split(":")[0]
         share = max((c.error for c in r.comparisons), default=0)
+        options = f"`{r.options}`" if r.options else ""
         allowed = "; ".join(dict.fromkeys(c.allowed for c in r.comparisons))
         lines.append(
-            f"| {r.name} | {r.target} | {r.size} | {errors} | {share:.0%} | {allowed} | {r.instructions} | {r.mfma} |"
+            f"| {r.name} | {r.target} | {r.size} | {errors} | {share:.0%} | {allowed.replace('|', '&#124;')} | {r.instructions} | {r.mfma} | {options} |"
         )
     return "\n".join(lines)
 
