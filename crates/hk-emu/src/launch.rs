@@ -10,7 +10,7 @@ use hk_codeobj::{Arch, Kernel, workgroups_per_cu};
 use crate::counters::Counters;
 use crate::exec::mem::View;
 use crate::exec::{Ctl, Env, indexed};
-use crate::fault::{Fault, MemoryProblem, Problem, Site, Space};
+use crate::fault::{Access, Fault, MemoryProblem, Problem, Site, Space};
 use crate::loader::Module;
 use crate::lower::Program;
 use crate::memory::{Allocation, POISON};
@@ -442,7 +442,7 @@ impl<'a> Launch<'a> {
         let site = self.site(Place { index: wave.pc, workgroup: group, wave: wave.index });
         let fault = match problem {
             Problem::Memory { space, access, address, bytes, lane } => {
-                let near = (space == Space::Global).then(|| self.memory_near(address, bytes));
+                let near = (space == Space::Global).then(|| self.memory_near(access, address, bytes));
                 let inside = space == Space::Lds && address + u64::from(bytes) <= self.lds_bytes as u64;
                 let local = if inside { MemoryProblem::Misaligned } else { MemoryProblem::OutOfBounds };
                 let problem = near.as_ref().map_or(local, |(problem, _)| *problem);
@@ -500,10 +500,10 @@ impl<'a> Launch<'a> {
     }
 
     /// What is wrong with an access to global memory, and what lies near it.
-    fn memory_near(&self, address: u64, bytes: u32) -> (MemoryProblem, crate::memory::Near) {
+    fn memory_near(&self, access: Access, address: u64, bytes: u32) -> (MemoryProblem, crate::memory::Near) {
         let mut hint = u32::MAX;
         let problem = match self.memory.find(address, bytes.into(), &mut hint) {
-            Some((allocation, _)) if !allocation.writable => MemoryProblem::ReadOnly,
+            Some((allocation, _)) if !allocation.writable && access != Access::Read => MemoryProblem::ReadOnly,
             Some(_) => MemoryProblem::Misaligned,
             None => MemoryProblem::OutOfBounds,
         };

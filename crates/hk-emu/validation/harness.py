@@ -140,7 +140,7 @@ class Run:
     def integers(self, low, high, *shape, dtype=np.int32):
         return self.rng.integers(low, high, shape).astype(dtype)
 
-    def launch(self, file, grid, block, args, slot=16, kernel=None, more=()):
+    def launch(self, file, grid, block, args, slot=16, kernel=None, more=(), lds=0):
         """Runs the only kernel of a file, or the one named. Arguments are arrays, `Out`, `InOut`, scalars, None (null), or
         pairs of a byte offset and one of these."""
         path = self.folder / self.result.target / file  # or the file itself, if its path is absolute
@@ -169,7 +169,7 @@ class Run:
             write_safetensors(f"{folder}/in", inputs)
             Path(f"{folder}/args").write_text(json.dumps(texts))
             command = [self.hk, "exec", path, "--grid", ",".join(map(str, grid)), "--block", str(block), "--json"]
-            command += ["--in", f"{folder}/in", "--out", f"{folder}/out", "--args", f"{folder}/args", *more]
+            command += ["--in", f"{folder}/in", "--out", f"{folder}/out", "--args", f"{folder}/args", "--dynamic-lds", str(lds), *more]
             command += self.options
             command += ["--slot", str(slot)] if slot else []
             command += ["--kernel", kernel] if kernel else []
@@ -191,7 +191,7 @@ class Run:
             error = np.where(got == want, 0, np.abs(got - want))
             share = error / (atol + rtol * np.abs(want))
         share = np.where(np.isnan(share), np.inf, share)
-        allowed = " + ".join([f"{atol:g}"] * (atol > 0) + [f"{rtol:g} |x|"] * (rtol > 0)) or "0"
+        allowed = " + ".join([f"{atol:.2g}"] * (atol > 0) + [f"{rtol:.2g} x"] * (rtol > 0)) or "0"
         worst = float(share.max())
         self.result.comparisons.append(Comparison(what, worst, float(np.nanmax(error)), allowed))
         if worst > 1:

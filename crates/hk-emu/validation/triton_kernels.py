@@ -26,8 +26,8 @@ def launch(run, function, types, constants, grid, args):
         file.write(compiled.asm["hsaco"])
         file.flush()
         run.result.kernel = compiled.metadata.name
-        more = ["--dynamic-lds", str(compiled.metadata.shared)]
-        return run.launch(file.name, grid, 64 * compiled.metadata.num_warps, args + [None, None], slot=0, more=more)
+        block, lds = 64 * compiled.metadata.num_warps, compiled.metadata.shared
+        return run.launch(file.name, grid, block, args + [None, None], slot=0, lds=lds)
 
 
 @triton.jit

@@ -2,6 +2,7 @@
 """Validates the emulator on kernels that others wrote and run on hardware; VALIDATION.md has the results.
 
   validate.py --hk target/release/hk --aiter AITER/hsa [--only PART] [--markdown] [--sanitize NAMES]
+              [--numerics NAME]
 
 Needs numpy and ml_dtypes; with triton, runs kernels that it compiles, too.
 """
@@ -26,9 +27,11 @@ def main():
     parser.add_argument("--aiter", required=True, help="the folder hsa of AMD's repository AITER")
     parser.add_argument("--only", default="", help="cases whose name or target contains this")
     parser.add_argument("--markdown", action="store_true", help="print the table for VALIDATION.md")
+    parser.add_argument("--numerics", default="fma", help="how matrix instructions add up: fma or cdna3-exact")
     parser.add_argument("--sanitize", help="run under the emulator's sanitizers; what they report is a failure")
     args = parser.parse_args()
-    options = [f"--sanitize={args.sanitize}"] if args.sanitize else []
+    options = [f"--numerics={args.numerics}"]
+    options += [f"--sanitize={args.sanitize}"] if args.sanitize else []
     results = []
     for name, target, function in harness.CASES:
         if args.only not in f"{name} {target}":
@@ -63,7 +66,7 @@ def markdown(results):
         options = f"`{r.options}`" if r.options else ""
         allowed = "; ".join(dict.fromkeys(c.allowed for c in r.comparisons))
         lines.append(
-            f"| {r.name} | {r.target} | {r.size} | {errors} | {share:.0%} | {allowed.replace('|', '&#124;')} | {r.instructions} | {r.mfma} | {options} |"
+            f"| {r.name} | {r.target} | {r.size} | {errors} | {share:.0%} | {allowed} | {r.instructions} | {r.mfma} | {options} |"
         )
     return "\n".join(lines)
 
