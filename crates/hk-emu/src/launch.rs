@@ -10,7 +10,7 @@ use hk_codeobj::{Arch, Kernel, workgroups_per_cu};
 use crate::counters::Counters;
 use crate::exec::mem::View;
 use crate::exec::{Ctl, Env, indexed};
-use crate::fault::{Fault, MemoryProblem, Problem, Site, Space};
+use crate::fault::{Access, Fault, MemoryProblem, Problem, Site, Space};
 use crate::loader::Module;
 use crate::lower::Program;
 use crate::memory::{Allocation, POISON};
@@ -49,6 +49,7 @@ pub(crate) struct Launch<'a> {
     pub program: Arc<Program>,
     pub memory: View<'a>,
     pub budget: u64,
+    pub turn: u64,
     pub checks: Checks,
     global: Option<Arc<Mutex<GlobalMemory>>>,
     details: bool,
@@ -103,8 +104,8 @@ pub(crate) fn compute_units(arch: Arch) -> u32 {
 
 /// Wave instructions that a workgroup runs before another one gets its turn.
 const SLICE: u64 = 1 << 22;
-/// Instructions of a wave before its workgroup's next wave gets its turn.
-const TURN: u64 = 1 << 16;
+/// Instructions of a wave before its workgroup's next wave gets its turn, unless a machine says otherwise.
+pub(crate) const TURN: u64 = 1 << 16;
 /// Instructions in which a wave that waits should be back where it was, and times it may sleep on the way.
 const CIRCLE: u64 = 1 << 12;
 const CIRCLE_SLEEPS: u32 = 64;
@@ -234,6 +235,7 @@ pub(crate) struct Setup<'a> {
     pub program: Arc<Program>,
     pub memory: View<'a>,
     pub budget: u64,
+    pub turn: u64,
     pub kernarg: &'a Allocation,
     pub packet: &'a Allocation,
     pub spare: &'a Spare,
@@ -290,6 +292,7 @@ impl<'a> Launch<'a> {
             program,
             memory,
             budget,
+            turn,
             kernarg,
             packet,
             checks,
@@ -329,6 +332,7 @@ impl<'a> Launch<'a> {
             program,
             memory,
             budget,
+            turn,
             checks,
             global: checks.has(Check::Global).then(|| Arc::new(Mutex::new(GlobalMemory::new()))),
             details,
@@ -438,7 +442,7 @@ impl<'a> Launch<'a> {
         let site = self.site(Place { index: wave.pc, workgroup: group, wave: wave.index });
         let fault = match problem {
             Problem::Memory { space, access, address, bytes, lane } => {
-                let near = (space == Space::Global).then(|| self.memory_near(address, bytes));
+                let near = (space == Space::Global).then(|| self.memory_near(access, address, bytes));
                 let inside = space == Space::Lds && address + u64::from(bytes) <= self.lds_bytes as u64;
                 let local = if inside { MemoryProblem::Misaligned } else { MemoryProblem::OutOfBounds };
                 let problem = near.as_ref().map_or(local, |(problem, _)| *problem);
@@ -496,10 +500,10 @@ impl<'a> Launch<'a> {
     }
 
     /// What is wrong with an access to global memory, and what lies near it.
-    fn memory_near(&self, address: u64, bytes: u32) -> (MemoryProblem, crate::memory::Near) {
+    fn memory_near(&self, access: Access, address: u64, bytes: u32) -> (MemoryProblem, crate::memory::Near) {
         let mut hint = u32::MAX;
         let problem = match self.memory.find(address, bytes.into(), &mut hint) {
-            Some((allocation, _)) if !allocation.writable => MemoryProblem::ReadOnly,
+            Some((allocation, _)) if !allocation.writable && access != Access::Read => MemoryProblem::ReadOnly,
             Some(_) => MemoryProblem::Misaligned,
             None => MemoryProblem::OutOfBounds,
         };
@@ -751,8 +755,8 @@ impl<'l, 'a> Worker<'l, 'a> {
                         moved = true;
                         ctl
                     }
-                    None => run_wave(wave, &mut env, &mut Unwatched, launch.budget, TURN),
-                    Some(observer) => run_wave(wave, &mut env, &mut **observer, launch.budget, TURN),
+                    None => run_wave(wave, &mut env, &mut Unwatched, launch.budget, launch.turn),
+                    Some(observer) => run_wave(wave, &mut env, &mut **observer, launch.budget, launch.turn),
                 };
                 match ctl {
                     Ctl::Barrier => {

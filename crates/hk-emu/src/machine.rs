@@ -9,7 +9,7 @@ use hk_codeobj::{Arch, Kernel};
 use crate::counters::{Counters, Lines, Profile, Resources};
 use crate::exec::{Level, mem::View, mfma::MatrixNumerics};
 use crate::fault::Fault;
-use crate::launch::{Dispatch, Launch, Setup, Spare, Threads, check_limits, kernarg, packet};
+use crate::launch::{Dispatch, Launch, Setup, Spare, TURN, Threads, check_limits, kernarg, packet};
 use crate::loader::{LoadError, Module};
 use crate::lower::{Program, Registers, Way};
 use crate::memory::{ADDRESSES, Memory, MemoryError};
@@ -22,6 +22,7 @@ pub struct MachineOptions {
     arch: Arch,
     threads: Option<usize>,
     instruction_budget: Option<u64>,
+    turn: u64,
     details: bool,
     allow_misaligned: bool,
     level: Option<Level>,
@@ -39,6 +40,7 @@ impl Default for MachineOptions {
             arch: Arch::Gfx942,
             threads: None,
             instruction_budget: Some(4_000_000_000),
+            turn: TURN,
             details: false,
             allow_misaligned: false,
             level: None,
@@ -70,6 +72,14 @@ impl MachineOptions {
     #[must_use]
     pub fn instruction_budget(mut self, budget: Option<u64>) -> Self {
         self.instruction_budget = budget;
+        self
+    }
+
+    /// Instructions that a wave may execute before the next one of its workgroup gets its turn, at least 1. Changes only
+    /// the results of kernels with races; waves then go on almost in step, as they may on hardware.
+    #[must_use]
+    pub fn turn(mut self, instructions: u64) -> Self {
+        self.turn = instructions.max(1);
         self
     }
 
@@ -328,6 +338,7 @@ impl Machine {
             program,
             memory: view,
             budget: self.0.options.instruction_budget.unwrap_or(u64::MAX),
+            turn: self.0.options.turn,
             kernarg: &segment,
             packet: &packet_segment,
             spare: &self.0.spare,

@@ -1,9 +1,10 @@
 """AITER: attention. Arguments are in slots of 16 bytes, in the order of the structs of the host code."""
 
 import numpy as np
-from harness import InOut, Out, bf16, case, e4m3, e4m3fnuz, f32, i32, u32
+from harness import IN_STEP, Out, bf16, case, e4m3, e4m3fnuz, f32, u32
 
 TARGETS = ("gfx942", "gfx950")
+FP8 = {"gfx942": e4m3fnuz, "gfx950": e4m3}
 
 
 def attention(q, k, v, scale, causal):
@@ -27,11 +28,13 @@ def strides(x):
     return [u32(s), u32(h), u32(b)]
 
 
-def forward(run, file, b, sq, sk, hq, hk, d, causal, tile=256, dv=128):
-    """Flash attention; host code: mha_fwd.cu."""
+def forward(run, file, b, sq, sk, hq, hk, d, causal, tile=256, dv=128, dtype=bf16, more=()):
+    """Flash attention; host code: mha_fwd.cu. fp8 inputs have a scale for each tensor, and give bf16."""
     run.result.size = f"b {b}, q {sq}, k {sk}, heads {hq}/{hk}, dim {d}"
-    q, k = run.normal(b, sq, hq, d, dtype=bf16), run.normal(b, sk, hk, d, dtype=bf16)
-    v = run.normal(b, sk, hk, dv, dtype=bf16)
+    q, k = run.normal(b, sq, hq, d).astype(dtype), run.normal(b, sk, hk, d).astype(dtype)
+    v = run.normal(b, sk, hk, dv).astype(dtype)
+    quantised = dtype != bf16
+    scales = [np.array([x], np.float32) for x in (0.75, 1.25, 0.5)] if quantised else []
     scale = np.float32(d**-0.5)
     # Both ends of the triangle make one workgroup.
     tiles = -(-sq // tile)
@@ -45,15 +48,22 @@ def forward(run, file, b, sq, sk, hq, hk, d, causal, tile=256, dv=128):
         [Out("o", (b, sq, hq, dv)), q, k, v, Out("lse", (b, hq, sq), np.float32), f32(scale), u32(sq)]
         + [strides(q)[0], u32(tile * q.strides[1])] + strides(q)[1:] + [u32(hq // hk)]
         + strides(k) + [u32(options), u32(1), u32(sk), u32(d), u32(dv), u32(hq)]
-        + strides(v) + [u32(2 * hq * dv), u32(2 * dv), u32(2 * sq * hq * dv), None, None, u32(4 * sq)],
+        + strides(v) + [u32(2 * hq * dv), u32(2 * dv), u32(2 * sq * hq * dv), None, None, u32(4 * sq)]
+        + ([None, None, *scales] + [u32(0)] * 6 if quantised else []),
+        more=more,
     )
+    if quantised:
+        q, k, v = (x.astype(np.float64) * y for x, y in zip((q, k, v), scales))
     o, lse, _ = attention(q, k, v, float(scale), causal)
+    if quantised:
+        # P is rounded to fp8.
+        run.compare("o", out["o"], o, 2**-4, 2**-6)
+        return
     # P is rounded to bf16 before the second product; to zero, it is twice as far off.
     run.compare("o", out["o"], o, 2**-6 if "rtz" in file else 2**-7, 2**-8)
     run.compare("lse", out["lse"], lse, 1e-5, 1e-4)
 
 
-GFX942 = "MI300/fwd_hd128_bf16"
 for suffix, causal in (("", False), ("_causal", True)):
     for rounding in ("rtne", "rtz"):
         case(f"flash attention forward, bf16{', causal' if causal else ''}, {rounding}", "gfx942")(
@@ -64,6 +74,13 @@ for suffix, causal in (("", False), ("_causal", True)):
     case(f"flash attention forward, bf16{', causal' if causal else ''}", "gfx950")(
         lambda run, file=f"fwd_hd128_bf16{suffix}", causal=causal: forward(run, file, 2, 200, 200, 2, 1, 128, causal)
     )
+    for target, folder in (("gfx942", "MI300/"), ("gfx950", "")):
+        case(f"flash attention forward, fp8{', causal' if causal else ''}", target)(
+            lambda run, file=f"{folder}fwd_hd128_fp8{suffix}", causal=causal: forward(
+                run, file, 2, 200, 200, 2, 1, 128, causal, dtype=FP8[run.result.target],
+                more=IN_STEP if run.result.target == "gfx950" else (),
+            )
+        )
 
 
 def paged(run, heads, kv_heads, lengths, block=16, d=128):
@@ -158,34 +175,47 @@ case("flash attention backward, bf16", "gfx942")(lambda run: backward(run, "_rtn
 case("flash attention backward, bf16", "gfx950")(lambda run: backward(run, "", 2, 100, 280, 2, 1))
 
 
-def latent(run, lengths, splits, heads=16, d=576, dv=512):
+def latent(run, file, lengths, splits, dtype=bf16, heads=16, d=576, dv=512):
     """MLA decode: one latent key for all heads, whose first `dv` elements are the value; host code: asm_mla.cu,
     `mla_decode_stage1_asm_fwd`. Each split writes its share and the logarithm of its sum, in f32."""
     run.result.size = f"{len(lengths)} sequences of {', '.join(map(str, lengths))}, heads {heads}, splits {splits}"
     b = len(lengths)
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     pages = int(starts[-1]) + 5
-    q, kv = run.normal(b, heads, d, dtype=bf16), run.normal(pages, 1, 1, d, dtype=bf16)
+    q, kv = run.normal(b, heads, d).astype(dtype), run.normal(pages, 1, 1, d).astype(dtype)
     table = run.rng.permutation(pages)[: starts[-1]].astype(np.int32)
     scale = float(np.float32(d**-0.5))
+    quantised = dtype != bf16
+    scales = [np.array([x], np.float32) for x in (0.75, 1.25)] if quantised else []
+    # Kernels for bf16 have no more arguments than those below.
+    more = [np.arange(b + 1, dtype=np.int32), (np.arange(b + 1) * splits).astype(np.int32), None, *scales]
+    size = np.dtype(dtype).itemsize
     out = run.launch(
-        "mla/mla_dec_stage1_bf16_a16w16_subQ16_mqa16.co",
+        f"mla/{file}.co",
         (1, b, splits),
         256,
         [Out("r", (b, splits, heads, dv), np.float32), Out("lse", (b, splits, heads), np.float32), q, kv]
         + [starts, table, np.ones(b, np.int32), f32(scale), u32(heads), u32(splits)]
-        + [u32(2 * heads * d), u32(2 * d), u32(0)],
+        + [u32(size * heads * d), u32(size * d), u32(0)]
+        + (more if quantised else []),
+        more=IN_STEP if quantised else (),
     )
     # The host code's second stage: the splits, weighted by their sums.
     lse = out["lse"].astype(np.float64)
     weight = np.exp(lse - lse.max(1, keepdims=True))
     o = (out["r"] * weight[..., None]).sum(1) / weight.sum(1)[..., None]
+    q, kv = (x.astype(np.float64) * (y if quantised else 1) for x, y in zip((q, kv), scales or (1, 1)))
     want = []
     for i, n in enumerate(lengths):
         keys = kv[table[starts[i] : starts[i + 1]], 0].reshape(1, n, 1, d)
         want.append(attention(q[i : i + 1, None], keys, keys[..., :dv], scale, False)[0][0, 0])
-    run.compare("o", o, np.stack(want), 2**-7, 2**-8)
+    run.compare("o", o, np.stack(want), *((2**-4, 2**-5) if quantised else (2**-7, 2**-8)))
 
 
 for target in TARGETS:
-    case("MLA decode, bf16", target)(lambda run: latent(run, [200, 67], 2))
+    case("MLA decode, bf16", target)(
+        lambda run: latent(run, "mla_dec_stage1_bf16_a16w16_subQ16_mqa16", [200, 67], 2)
+    )
+    case("MLA decode, fp8", target)(
+        lambda run: latent(run, "mla_a8w8_qh16_qseqlen1_gqaratio16", [200, 140], 2, FP8[run.result.target])
+    )

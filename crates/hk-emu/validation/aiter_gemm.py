@@ -46,6 +46,28 @@ for target in TARGETS:
     case("MoE gate, softmax and top-k, bf16", target)(lambda run: gate(run, 30, 256, 6, bf16, 0, subm=12))
 
 
+def top_k_rows(run):
+    """The indices of the 2048 largest of each row, in any order; host code: asm_topk_per_row_decode.cu."""
+    rows, columns, k = 3, 5000, 2048
+    run.result.size = f"{rows} x {columns}, top {k}"
+    logits = run.normal(rows, columns)
+    lengths = np.array([5000, 3001, 1500], np.int32)
+    out = run.launch(
+        "topk_per_row_decode/asm_top_k_per_row_decode.co",
+        (rows, 1, 1),
+        1024,
+        [logits, lengths, Out("ids", (rows, k), np.int32), u32(columns), u32(1), u32(1)],
+        slot=0,
+        more=("--allow-misaligned",),
+    )
+    for row, n in enumerate(lengths):
+        want = np.sort(np.argsort(-logits[row, :n], kind="stable")[:k])
+        run.equal(f"row {row}", np.sort(out["ids"][row])[k - len(want) :], want)
+
+
+case("top 2048 of rows, C++", "gfx942")(top_k_rows)
+
+
 def bf16_gemm(run, file, m, n, k, tile, shuffled=False, bias=False, out_dtype=np.float32, split=1):
     """d = a b^T (+ bias); host code: asm_gemm_a16w16.cu."""
     run.result.size = f"{m} x {n} x {k}" + (f", split K {split}" if split > 1 else "")

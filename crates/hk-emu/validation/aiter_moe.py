@@ -2,7 +2,7 @@
 
 import numpy as np
 from aiter_gemm import FP8, shuffle
-from harness import InOut, bf16, case, u32
+from harness import IN_STEP, InOut, bf16, case, u32
 
 BLOCK = 32
 
@@ -27,9 +27,13 @@ def silu(x):
     return x / (1 + np.exp(-x))
 
 
-def fused(run, file, tokens, experts, topk, dim, inter, tile, quantised, kernel=None):
-    """y = sum over a token's experts of weight * act(x w1^T) w2^T. bf16: act = silu. fp8: two halves of w1, act = silu of the
-    first times the second, rounded to fp8 with a scale for each row of a tile."""
+def gelu(x):
+    return x / (1 + np.exp(-x * (1.5957691 + 0.0713548 * x * x)))
+
+
+def fused(run, file, tokens, experts, topk, dim, inter, tile, quantised, kernel=None, act=silu, more=()):
+    """y = sum over a token's experts of weight * act(x w1^T) w2^T. fp8: two halves of w1, act of the first times the second,
+    rounded to fp8 with a scale for each row of a tile."""
     run.result.size = f"{tokens} tokens, {experts} experts, top {topk}, dim {dim}, inner {inter}"
     fp8 = FP8[run.result.target]
     top = float(np.finfo(np.float32).max) if not quantised else (240.0 if run.result.target == "gfx942" else 448.0)
@@ -56,6 +60,7 @@ def fused(run, file, tokens, experts, topk, dim, inter, tile, quantised, kernel=
         # Only later kernels have these.
         + ([u32(0), u32(-(-inter // tile))] if quantised else []),
         kernel=kernel,
+        more=more,
     )
     want = np.zeros((tokens, dim))
     for t in range(tokens):
@@ -63,12 +68,12 @@ def fused(run, file, tokens, experts, topk, dim, inter, tile, quantised, kernel=
             h = w1[e].astype(np.float64) @ x[t].astype(np.float64)
             if quantised:
                 h *= scales[0][t] * scales[1][e]
-                h = silu(h[:inter]) * h[inter:]
+                h = act(h[:inter]) * h[inter:]
                 parts = h.reshape(-1, tile)
                 step = np.abs(parts).max(1, keepdims=True) / top
                 h = ((parts / step).astype(np.float32).astype(fp8).astype(np.float64) * step).reshape(-1)
             else:
-                h = silu(h)
+                h = act(h)
             part = w2[e].astype(np.float64) @ h
             want[t] += weights[t, s] * part * (scales[2][e] if quantised else 1)
     # Each expert's (and tile's) share is added to bf16 memory.
@@ -76,9 +81,17 @@ def fused(run, file, tokens, experts, topk, dim, inter, tile, quantised, kernel=
     run.compare("y", out["y"], want, parts * 2**-8, (2**-6 if quantised else 2**-8) * float(np.abs(want).max()))
 
 
-case("fused MoE, bf16", "gfx942")(
-    lambda run: fused(run, "fmoe_b16.co", 20, 4, 2, 512, 512, 512, False, kernel="fmoe_kernel_func")
+# These clear LDS that other waves may still read: no barrier is between.
+case("fused MoE, bf16, gelu", "gfx942")(
+    lambda run: fused(run, "fmoe_b16.co", 20, 4, 2, 512, 512, 512, False, act=gelu, more=IN_STEP)
 )
+for target in ("gfx942", "gfx950"):
+    case("fused MoE, bf16, silu, VSKIP", target)(
+        lambda run: fused(
+            run, "fmoe/silu/fmoe_bf16_noquantBf16_g1u0_vs_atm_inlv_silu_1tg_32x512.co", 20, 4, 2, 512, 512, 512, False,
+            more=IN_STEP,
+        )
+    )
 for target in ("gfx942", "gfx950"):
     case("fused MoE, fp8 with scales per token", target)(
         lambda run: fused(

@@ -100,6 +100,7 @@ class Result:
     kernel: str = ""
     instructions: int = 0
     mfma: int = 0
+    options: str = ""  # of `hk exec`, that change how it executes
     comparisons: list = field(default_factory=list)
     failure: str = ""
 
@@ -118,11 +119,17 @@ def case(name, target):
     return register
 
 
+# For kernels with races between waves, which work on hardware because of its timing: the waves of a workgroup go on in
+# step. `validate.py --sanitize lds` shows the races.
+IN_STEP = ("--turn", "16")
+
+
 class Run:
     """One case: its launches and comparisons."""
 
-    def __init__(self, hk, folder, name, target):
+    def __init__(self, hk, folder, name, target, options=()):
         self.hk = hk
+        self.options = options  # of every launch
         self.folder = Path(folder)  # of the code objects, one folder for each target
         self.result = Result(name, target)
         self.rng = np.random.default_rng(1)
@@ -133,10 +140,10 @@ class Run:
     def integers(self, low, high, *shape, dtype=np.int32):
         return self.rng.integers(low, high, shape).astype(dtype)
 
-    def launch(self, file, grid, block, args, slot=16, kernel=None, more=()):
+    def launch(self, file, grid, block, args, slot=16, kernel=None, more=(), lds=0):
         """Runs the only kernel of a file, or the one named. Arguments are arrays, `Out`, `InOut`, scalars, None (null), or
         pairs of a byte offset and one of these."""
-        path = self.folder / self.result.target / file if isinstance(file, str) else file
+        path = self.folder / self.result.target / file  # or the file itself, if its path is absolute
         inputs, texts = {}, []
         for arg in args:
             place = ""
@@ -162,14 +169,16 @@ class Run:
             write_safetensors(f"{folder}/in", inputs)
             Path(f"{folder}/args").write_text(json.dumps(texts))
             command = [self.hk, "exec", path, "--grid", ",".join(map(str, grid)), "--block", str(block), "--json"]
-            command += ["--in", f"{folder}/in", "--out", f"{folder}/out", "--args", f"{folder}/args", *more]
+            command += ["--in", f"{folder}/in", "--out", f"{folder}/out", "--args", f"{folder}/args", "--dynamic-lds", str(lds), *more]
+            command += self.options
             command += ["--slot", str(slot)] if slot else []
             command += ["--kernel", kernel] if kernel else []
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode != 0:
                 raise RuntimeError(done.stderr.strip())
             counters = json.loads(done.stdout)
-            self.result.kernel = self.result.kernel or Path(path).name
+            self.result.kernel = self.result.kernel or path.name
+            self.result.options = " ".join(more)
             self.result.instructions += counters["instructions"]
             self.result.mfma += counters["mfma"]
             return read_safetensors(f"{folder}/out")
@@ -182,7 +191,7 @@ class Run:
             error = np.where(got == want, 0, np.abs(got - want))
             share = error / (atol + rtol * np.abs(want))
         share = np.where(np.isnan(share), np.inf, share)
-        allowed = " + ".join([f"{atol:g}"] * (atol > 0) + [f"{rtol:g} |x|"] * (rtol > 0)) or "0"
+        allowed = " + ".join([f"{atol:.2g}"] * (atol > 0) + [f"{rtol:.2g} x"] * (rtol > 0)) or "0"
         worst = float(share.max())
         self.result.comparisons.append(Comparison(what, worst, float(np.nanmax(error)), allowed))
         if worst > 1:

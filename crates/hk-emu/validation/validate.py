@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """Validates the emulator on kernels that others wrote and run on hardware; VALIDATION.md has the results.
 
-  validate.py --hk target/release/hk --aiter AITER/hsa [--only PART] [--markdown] [--no-triton]
+  validate.py --hk target/release/hk --aiter AITER/hsa [--only PART] [--markdown] [--sanitize NAMES]
+              [--numerics NAME]
+
+Needs numpy and ml_dtypes; with triton, runs kernels that it compiles, too.
 """
 
 import argparse
@@ -12,6 +15,11 @@ import aiter_gemm  # noqa: F401
 import aiter_moe  # noqa: F401
 import harness
 
+try:
+    import triton_kernels  # noqa: F401
+except ModuleNotFoundError as error:
+    print(f"without Triton's kernels: {error}", file=sys.stderr)
+
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -19,12 +27,16 @@ def main():
     parser.add_argument("--aiter", required=True, help="the folder hsa of AMD's repository AITER")
     parser.add_argument("--only", default="", help="cases whose name or target contains this")
     parser.add_argument("--markdown", action="store_true", help="print the table for VALIDATION.md")
+    parser.add_argument("--numerics", default="fma", help="how matrix instructions add up: fma or cdna3-exact")
+    parser.add_argument("--sanitize", help="run under the emulator's sanitizers; what they report is a failure")
     args = parser.parse_args()
+    options = [f"--numerics={args.numerics}"]
+    options += [f"--sanitize={args.sanitize}"] if args.sanitize else []
     results = []
     for name, target, function in harness.CASES:
         if args.only not in f"{name} {target}":
             continue
-        run = harness.Run(args.hk, args.aiter, name, target)
+        run = harness.Run(args.hk, args.aiter, name, target, options)
         try:
             function(run)
         except RuntimeError as error:
@@ -46,14 +58,15 @@ def report(r):
 
 
 def markdown(results):
-    lines = ["| kernel | target | size | largest error | of tolerance | tolerance | instructions | MFMA |"]
-    lines.append("|---|---|---|---|---|---|---|---|")
+    lines = ["| kernel | target | size | largest error | of tolerance | tolerance | instructions | MFMA | options |"]
+    lines.append("|---|---|---|---|---:|---|---:|---:|---|")
     for r in results:
         errors = "; ".join(f"{c.what} {c.absolute:.2g}" for c in r.comparisons) or r.failure.split(":")[0]
         share = max((c.error for c in r.comparisons), default=0)
+        options = f"`{r.options}`" if r.options else ""
         allowed = "; ".join(dict.fromkeys(c.allowed for c in r.comparisons))
         lines.append(
-            f"| {r.name} | {r.target} | {r.size} | {errors} | {share:.0%} | {allowed} | {r.instructions} | {r.mfma} |"
+            f"| {r.name} | {r.target} | {r.size} | {errors} | {share:.0%} | {allowed} | {r.instructions} | {r.mfma} | {options} |"
         )
     return "\n".join(lines)
 

@@ -6,7 +6,7 @@ use crate::out::{self, Table};
 use crate::{Failure, Result};
 use arg::{Arg, Output, Value};
 use hk_codeobj::{Arch, CodeObject, Kernel};
-use hk_emu::{Checks, Counters, Dispatch, Machine, MachineOptions};
+use hk_emu::{Checks, Counters, Dispatch, Machine, MachineOptions, MatrixNumerics};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::Serialize;
 use std::collections::HashMap;
@@ -69,7 +69,14 @@ pub struct Args {
     /// Let global accesses be misaligned, as the hardware does. Else they are errors.
     #[arg(long)]
     allow_misaligned: bool,
-    /// Run with sanitizers: all, or those named, with commas between.
+    /// Instructions of a wave before the next one of its workgroup gets its turn: small, waves go on almost in step. Only
+    /// kernels with races between waves give other results.
+    #[arg(long, value_name = "INSTRUCTIONS")]
+    turn: Option<u64>,
+    /// How matrix instructions add up: `fma` or `cdna3-exact`.
+    #[arg(long, value_name = "NAME")]
+    numerics: Option<MatrixNumerics>,
+    /// Run with the emulator's sanitizers: all, or those named, with commas between.
     #[arg(long, value_name = "NAMES", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
     sanitize: Option<Checks>,
     /// Print what was executed.
@@ -109,11 +116,15 @@ pub fn run(args: &Args) -> Result<()> {
     };
     given.extend(args.args.iter().cloned());
 
-    let options = MachineOptions::default()
+    let mut options = MachineOptions::default()
         .arch(object.arch)
         .allow_misaligned(args.allow_misaligned)
+        .matrix_numerics(args.numerics.unwrap_or_default())
         .sanitize(args.sanitize.unwrap_or_default())
         .details(args.stats || args.json);
+    if let Some(instructions) = args.turn {
+        options = options.turn(instructions);
+    }
     let machine = Machine::new(options);
     let module = machine.load(&image).map_err(|e| Failure::file(&args.file, e))?;
     let mut buffers = Buffers::new(&machine, args.input.as_deref());
