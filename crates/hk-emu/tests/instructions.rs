@@ -702,7 +702,7 @@ fn modes() {
         "gfx942",
         "",
         &[(
-            "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 2), 1\nv_add_f32 v8, v4, v5\ns_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 2), 2\nv_add_f32 v9, v4, v5\ns_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 2), 0",
+            "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 2), 1\nv_add_f32 v8, v4, v5\ns_nop 0\ns_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 2), 2\nv_add_f32 v9, v4, v5\ns_nop 0\ns_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 2), 0",
             |x| [sum(&x, true), sum(&x, false)],
         )],
     );

@@ -17,17 +17,37 @@ fn report(check: Check, result: Result<Counters, Fault>) -> (String, Site, Site)
     }
 }
 
-/// Runs `body` in one wave: s[4:5] is a buffer, v1 = 16 * lane, and so is v[10:11] + the buffer's address.
-fn run(cpu: &str, check: Check, body: &str) -> Result<Counters, Fault> {
-    let prologue =
-        "s_load_dwordx2 s[4:5], s[0:1], 0x0\nv_lshlrev_b32 v1, 4, v0\ns_mov_b32 m0, 0\ns_waitcnt lgkmcnt(0)
-        s_mov_b32 s8, s4\ns_mov_b32 s9, s5\ns_mov_b32 s10, 0x8000\ns_mov_b32 s11, 0x27000
-        v_mov_b32 v11, s5\nv_add_co_u32 v10, vcc, s4, v1\ns_nop 15\ns_nop 15\n";
-    let body = format!("{prologue}{body}\n");
-    let image = assemble(&Assembly { cpu, body: &body, lds: 4096, ..Assembly::default() });
-    let rig = Rig::new(sanitized(cpu, check), &image);
-    let buffer = rig.upload("data", &vec![0u32; 8192]);
-    rig.launch("test", 1, 64, &Args::new().push(buffer))
+/// Snippets of one wave each in one kernel: s[4:5] is a buffer of zeros but for its first word, s[8:11] its resource,
+/// v1 = 16 * lane, v[10:11] = v1 + the buffer.
+struct Snippets {
+    cpu: &'static str,
+    check: Check,
+    image: Vec<u8>,
+}
+
+impl Snippets {
+    fn new<'a>(cpu: &'static str, check: Check, snippets: impl IntoIterator<Item = &'a str>) -> Snippets {
+        let mut body = "s_load_dwordx2 s[4:5], s[0:1], 0x0\nv_lshlrev_b32 v1, 4, v0\ns_mov_b32 m0, 0\ns_waitcnt lgkmcnt(0)
+            s_load_dword s20, s[4:5], 0x0\ns_mov_b32 s8, s4\ns_mov_b32 s9, s5\ns_mov_b32 s10, 0x8000\ns_mov_b32 s11, 0x27000
+            v_mov_b32 v11, s5\nv_add_co_u32 v10, vcc, s4, v1\ns_waitcnt lgkmcnt(0)\n"
+            .to_owned();
+        let mut rest = String::new();
+        for (i, snippet) in snippets.into_iter().enumerate() {
+            body += &format!("s_cmp_eq_u32 s20, {i}\ns_cbranch_scc1 snippet{i}\n");
+            rest += &format!("snippet{i}:\ns_nop 15\ns_nop 15\n{snippet}\ns_nop 15\ns_nop 15\ns_endpgm\n");
+        }
+        body += &rest;
+        let image = assemble(&Assembly { cpu, body: &body, lds: 4096, ..Assembly::default() });
+        Snippets { cpu, check, image }
+    }
+
+    fn run(&self, i: usize) -> Result<Counters, Fault> {
+        let rig = Rig::new(sanitized(self.cpu, self.check), &self.image);
+        let mut data = vec![0; 8192];
+        data[0] = i as u32;
+        let buffer = rig.upload("data", &data);
+        rig.launch("test", 1, 64, &Args::new().push(buffer))
+    }
 }
 
 #[test]
@@ -57,8 +77,9 @@ fn waits_prove_what_they_must() {
         "buffer_load_dword v1, s[8:11], 0 offen lds\ns_mov_b32 m0, 64\nv_mov_b32 v1, 0".to_owned(),
         load(2) + "s_endpgm",
     ];
-    for body in &clean {
-        run("gfx942", Check::Waits, body).unwrap_or_else(|fault| panic!("{body}: {fault}"));
+    let snippets = Snippets::new("gfx942", Check::Waits, clean.iter().map(String::as_str));
+    for (i, body) in clean.iter().enumerate() {
+        snippets.run(i).unwrap_or_else(|fault| panic!("{body}: {fault}"));
     }
     let broken = [
         (load(2) + "v_add_u32 v3, v2, v2", "v2 is read", "needs s_waitcnt vmcnt(0), none came before"),
@@ -83,11 +104,12 @@ fn waits_prove_what_they_must() {
         (load(2) + "v_mfma_f32_4x4x1_16b_f32 a[0:3], v2, v0, a[0:3]", "v2 is read", "vmcnt(0)"),
         ("global_load_dword a4, v1, s[4:5]\nv_accvgpr_read_b32 v2, a4".to_owned(), "a4 is read", "vmcnt(0)"),
     ];
-    for (body, how, needs) in &broken {
-        let (what, _, _) = report(Check::Waits, run("gfx942", Check::Waits, body));
+    let snippets = Snippets::new("gfx950", Check::Waits, broken.iter().map(|(body, ..)| body.as_str()));
+    for (i, (body, how, needs)) in broken.iter().enumerate() {
+        let (what, _, _) = report(Check::Waits, snippets.run(i));
         assert!(what.starts_with(how) && what.contains(needs), "{body}\n{what}");
     }
-    let (what, site, other) = report(Check::Waits, run("gfx950", Check::Waits, &broken[0].0));
+    let (what, site, other) = report(Check::Waits, snippets.run(0));
     let load = "global_load_dword v2, v1, s[4:5]";
     assert_eq!((&*site.instruction, &*other.instruction), ("v_add_u32_e32 v3, v2, v2", load));
     assert!(what.contains(&format!("while {load} at {:#x} may still write it", other.pc)), "{what}");
@@ -281,43 +303,44 @@ fn states(n: u32) -> String {
 #[test]
 fn hazards_need_the_published_wait_states() {
     for (cpu, column) in [("gfx942", 0), ("gfx950", 1)] {
-        for (first, second, needs) in PAIRS {
-            let needs = needs[column];
-            let body = |n| format!("{first}\n{}{second}\ns_nop 15\ns_nop 15\n", states(n));
-            let done = run(cpu, Check::Hazards, &body(needs));
+        let body = |n: u32, pair: &(&str, &str, [u32; 2])| format!("{}\n{}{}", pair.0, states(n), pair.1);
+        let bodies: Vec<String> = PAIRS
+            .iter()
+            .flat_map(|pair| [body(pair.2[column], pair), body(pair.2[column].saturating_sub(1), pair)])
+            .collect();
+        let snippets = Snippets::new(cpu, Check::Hazards, bodies.iter().map(String::as_str));
+        for (i, (first, second, needs)) in PAIRS.iter().enumerate() {
+            let done = snippets.run(2 * i);
             done.unwrap_or_else(|fault| panic!("{cpu}: {first}; {second}: {fault}"));
+            let needs = needs[column];
             if needs != 0 {
-                let (what, site, other) = report(Check::Hazards, run(cpu, Check::Hazards, &body(needs - 1)));
-                assert!(what.contains("wait states after") && what.contains(", has"), "{what}");
+                let (what, site, other) = report(Check::Hazards, snippets.run(2 * i + 1));
+                let states =
+                    format!("needs {needs} wait states after {} at {:#x}", other.instruction, other.pc);
+                assert!(
+                    what.starts_with(&states) && what.contains(&format!(", has {} (", needs - 1)),
+                    "{what}"
+                );
                 assert!(site.pc > other.pc && site.pc - other.pc <= 32, "{what}");
             }
         }
     }
-    // Two of eight passes after it keep the unit busy.
-    let next = "v_mfma_f32_32x32x8_f16 a[16:31], v[2:3], v[4:5], a[16:31]\n".repeat(2);
-    let body = |n| {
-        format!(
-            "v_mfma_f32_32x32x4_2b_f16 a[32:63], v[2:3], v[4:5], a[32:63]\n{next}{}v_accvgpr_read_b32 v2, a32\n",
-            states(n)
-        )
-    };
-    let done = run("gfx942", Check::Hazards, &body(0));
-    done.unwrap_or_else(|fault| panic!("{fault}"));
-    let (what, _, _) = report(
-        Check::Hazards,
-        run(
-            "gfx942",
-            Check::Hazards,
-            "v_mfma_f32_32x32x8_f16 a[0:15], v[2:3], v[4:5], a[0:15]\ns_nop 3\nv_accvgpr_read_b32 v2, a3",
-        ),
-    );
-    assert!(
-        what.starts_with(
-            "needs 11 wait states after v_mfma_f32_32x32x8_f16 a[0:15], v[2:3], v[4:5], a[0:15] at"
-        ),
-        "{what}"
-    );
-    assert!(what.contains("through a3, has 4 (MFMA result, read; manual, llvm)"), "{what}");
+    let long = "v_mfma_f32_32x32x4_2b_f16 a[0:31], v[2:3], v[4:5], a[0:31]";
+    let other = "v_mfma_f32_32x32x8_f16 v[40:55], v[2:3], v[4:5], v[40:55]";
+    let read = "v_accvgpr_read_b32 v2, a3";
+    let bodies = [
+        format!("{long}\ns_nop 3\n{read}"),
+        // The next one starts after the sixteen passes of the first.
+        format!("{long}\n{other}\ns_nop 2\n{read}"),
+        format!("{long}\n{other}\ns_nop 1\n{read}"),
+    ];
+    let snippets = Snippets::new("gfx942", Check::Hazards, bodies.iter().map(String::as_str));
+    let (what, ..) = report(Check::Hazards, snippets.run(0));
+    assert!(what.starts_with(&format!("needs 19 wait states after {long} at 0x")), "{what}");
+    assert!(what.ends_with("through a3, has 4 (MFMA result, read; manual, llvm)"), "{what}");
+    snippets.run(1).unwrap_or_else(|fault| panic!("{fault}"));
+    let (what, ..) = report(Check::Hazards, snippets.run(2));
+    assert!(what.contains("needs 19 wait states") && what.contains(", has 18 ("), "{what}");
 }
 
 /// A product whose results and factors are needed soon.

@@ -189,7 +189,7 @@ fn values_and_scc() {
         ("s_mov_b32 m0, 1\ns_movreld_b32 s16, s8", |a, _, _| (OLD & 0xFFFF_FFFF | a << 32, None)),
         ("s_getreg_b32 s16, hwreg(HW_REG_MODE, 4, 4)", |_, _, _| (lo(0xF), None)),
         (
-            "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 4), 0x9\ns_getreg_b32 s16, hwreg(HW_REG_MODE, 0, 8)\ns_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 4), 0",
+            "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 4), 0x9\ns_nop 1\ns_getreg_b32 s16, hwreg(HW_REG_MODE, 0, 8)\ns_nop 0\ns_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 4), 0",
             |_, _, _| (lo(0xF9), None),
         ),
     ];
