@@ -102,7 +102,7 @@ fn run(cpu: &str, level: Level, directives: &str, cases: &[Case], operands: &[[u
             body += &format!("  {}\n", line.trim());
         }
         body += &format!(
-            "  s_mov_b64 exec, -1\n  global_store_dwordx2 v2, v[8:9], s[4:5]\n  v_add_u32 v2, {:#x}, v2\n",
+            "  s_mov_b64 exec, -1\n  s_nop 1\n  global_store_dwordx2 v2, v[8:9], s[4:5]\n  v_add_u32 v2, {:#x}, v2\n",
             operands.len() * 8
         );
     }

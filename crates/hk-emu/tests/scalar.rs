@@ -185,8 +185,8 @@ fn values_and_scc() {
             "s_getpc_b64 s[20:21]\n.Lf%=:\ns_add_u32 s20, s20, .Lg%=-.Lf%=\ns_addc_u32 s21, s21, 0\ns_setpc_b64 s[20:21]\ns_mov_b32 s16, 9\n.Lg%=:\ns_cmp_eq_u32 s8, s8",
             |_, _, _| (OLD, Some(true)),
         ),
-        ("s_mov_b32 m0, 1\ns_movrels_b32 s16, s8", |a, _, _| (lo((a >> 32) as u32), None)),
-        ("s_mov_b32 m0, 1\ns_movreld_b32 s16, s8", |a, _, _| (OLD & 0xFFFF_FFFF | a << 32, None)),
+        ("s_mov_b32 m0, 1\ns_nop 0\ns_movrels_b32 s16, s8", |a, _, _| (lo((a >> 32) as u32), None)),
+        ("s_mov_b32 m0, 1\ns_nop 0\ns_movreld_b32 s16, s8", |a, _, _| (OLD & 0xFFFF_FFFF | a << 32, None)),
         ("s_getreg_b32 s16, hwreg(HW_REG_MODE, 4, 4)", |_, _, _| (lo(0xF), None)),
         (
             "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 4), 0x9\ns_nop 1\ns_getreg_b32 s16, hwreg(HW_REG_MODE, 0, 8)\ns_nop 0\ns_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 4), 0",

@@ -226,7 +226,7 @@ enum Via {
     Overwrites,
     /// ... and the second reads or writes.
     Touches,
-    /// A scalar register that the first writes and the second reads.
+    /// A scalar register, EXEC aside, that the first writes and the second reads.
     Scalar,
     /// The register that selects a lane.
     Lane,
@@ -396,7 +396,7 @@ fn connection(via: Via, a: &Inst, step: &Step<'_>, index: u32) -> Option<Option<
         Via::Chained => None,
         Via::Scalar => {
             let both = first.writes.intersection(&second.reads);
-            found(both.iter().find(|r| *r >= SGPR))
+            found(both.iter().find(|r| (SGPR..SGPR + EXEC as Reg).contains(r)))
         }
         Via::Permuted => found(reg(b.src[0]).filter(|r| first.writes.contains(*r))),
         Via::Lane => found(reg(b.src[1]).filter(|r| first.writes.contains(*r))),
