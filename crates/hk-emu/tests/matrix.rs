@@ -552,7 +552,7 @@ fn execute(cpu: &str, cases: &[Case], numerics: MatrixNumerics, level: Option<Le
         }
         // EXEC does not matter.
         body += &format!(
-            "  s_waitcnt vmcnt(0)\n  s_mov_b64 s[6:7], exec\n  s_mov_b64 exec, 5\n  {}\n  {}\n  {}\n  s_mov_b64 exec, s[6:7]\n  s_nop 15\n",
+            "  s_waitcnt vmcnt(0)\n  s_mov_b64 s[6:7], exec\n  s_mov_b64 exec, 5\n  {}\n  {}\n  {}\n  s_mov_b64 exec, s[6:7]\n  s_nop 15\n  s_nop 3\n",
             case.around[0],
             case.text(),
             case.around[1]
@@ -847,8 +847,10 @@ fn the_published_example_gives_the_published_results() {
 #[test]
 fn denormals_follow_mode_only_as_f32_inputs() {
     use MatrixNumerics::{Cdna3Exact, Fma};
-    let flush =
-        ["s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 4), 0", "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 4), 15"];
+    let flush = [
+        "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 4), 0",
+        "s_nop 0\n  s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 4), 15",
+    ];
     let (tiny, huge) = (2f64.powi(-130), 2f64.powi(100));
     let f32s = |around| one("gfx942", "mfma_f32_16x16x4_f32", &[tiny], &[huge], 0.0, Fma, around);
     assert_eq!(f32s([""; 2]), 2f32.powi(-30));
@@ -869,7 +871,7 @@ fn overflow_is_clamped_where_mode_says_so() {
     use MatrixNumerics::{Cdna3Exact, Fma};
     let clamp = [
         "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1",
-        "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 0",
+        "s_nop 0\n  s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 0",
     ];
     let big = 2f64.powi(100);
     for numerics in [Fma, Cdna3Exact] {

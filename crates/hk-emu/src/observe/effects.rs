@@ -380,7 +380,7 @@ impl Effects {
         }
         let forks = name.ends_with("_FORK") || op == S_CBRANCH_JOIN;
         let relative = forks || name.contains("MOVREL");
-        let traits = Traits::of(inst, &reads, &writes);
+        let traits = Traits::of(inst, &writes);
         Effects { reads, writes, relative, kind: Kind::of(inst), traits }
     }
 }

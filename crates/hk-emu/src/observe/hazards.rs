@@ -8,9 +8,13 @@
 //! tables for matrix instructions; `llvm`, what LLVM inserts for gfx940 and later, which is the only public source for
 //! the columns of gfx950.
 //!
-//! Not in the table: buffer stores of more than 64 bits whose offset is a scalar register (one state has been reported
-//! for them, compilers insert none), and replayed loads with XNACK. Registers of a first instruction are those it
-//! encodes, also where M0 moves them.
+//! A matrix instruction waits until the wave's last one has left the unit: that many passes count as states.
+//!
+//! AMD's hand-written kernels (AITER) are evidence of what the hardware checks after all. Left out, because thousands
+//! of places in them do without: VALU writes SGPR or VCC, VALU reads it (LLVM inserts 2 states); SALU writes M0, load
+//! to LDS (1). Weaker than LLVM's: `v_permlane` swaps (2), operands of DPP that are not moved (2). Also left out:
+//! buffer stores of more than 64 bits whose offset is a scalar register (1 has been reported, compilers insert none),
+//! replayed loads with XNACK. Registers of a first instruction are those it encodes, also where M0 moves them.
 
 use std::collections::VecDeque;
 
@@ -39,8 +43,6 @@ mod is {
     pub const PLAIN: u32 = 1 << 9;
     /// Writes a scalar register from the vector ALU.
     pub const WRITES_SCALAR: u32 = 1 << 10;
-    /// Reads a scalar register into the vector ALU (EXEC as the mask aside).
-    pub const READS_SCALAR: u32 = 1 << 11;
     /// Takes the number of a lane from a scalar register.
     pub const LANE_SELECT: u32 = 1 << 12;
     /// `v_readlane`, `v_readfirstlane`.
@@ -87,7 +89,7 @@ pub(crate) struct Traits {
 impl Traits {
     pub const NONE: Traits = Traits { is: 0, after: 0, passes: 0, states: 1, longest: 0 };
 
-    pub fn of(inst: &Inst, reads: &RegSet, writes: &RegSet) -> Traits {
+    pub fn of(inst: &Inst, writes: &RegSet) -> Traits {
         use Op::*;
         let (op, name) = (inst.op, inst.op.info().name);
         let scalar = |set: &RegSet| set.iter().any(|r| r >= SGPR && r < SGPR + EXEC as Reg);
@@ -158,15 +160,12 @@ impl Traits {
                 }
             }
         }
-        if is & is::VECTOR != 0 && scalar(reads) {
-            is |= is::READS_SCALAR;
-        }
         match op {
             S_GETREG_B32 => is |= is::GETREG,
             S_SETREG_B32 | S_SETREG_IMM32_B32 => is |= is::SETREG,
             S_MOVRELS_B32 | S_MOVRELS_B64 | S_MOVRELD_B32 | S_MOVRELD_B64 | S_SENDMSG | S_SENDMSGHALT
             | DS_READ_ADDTID_B32 | DS_WRITE_ADDTID_B32 => is |= is::USES_M0,
-            _ if inst.flags.lds || inst.flags.gds || name.contains("_LOAD_LDS_") => is |= is::USES_M0,
+            _ if inst.flags.gds => is |= is::USES_M0,
             _ => {}
         }
         let after =
@@ -227,10 +226,12 @@ enum Via {
     Overwrites,
     /// ... and the second reads or writes.
     Touches,
-    /// A scalar register that the first writes and the second reads, EXEC included where the second is memory.
+    /// A scalar register, EXEC aside, that the first writes and the second reads.
     Scalar,
     /// The register that selects a lane.
     Lane,
+    /// The register whose lanes the second moves.
+    Permuted,
     Exec,
     Vcc,
     /// EXEC or VCC.
@@ -296,16 +297,15 @@ static RULES: &[Rule] = &[
     rule(is::WRITES_SCALAR, is::VMEM, Via::Scalar, fixed(5), "VALU writes SGPR, VMEM reads it", "manual, llvm"),
     rule(is::WRITES_SCALAR, is::LANE_SELECT, Via::Lane, fixed(4), "VALU writes SGPR, lane select", "manual, llvm"),
     rule(is::WRITES_SCALAR, is::DIV_FMAS, Via::Vcc, fixed(4), "VALU writes VCC, v_div_fmas", "manual, llvm"),
-    rule(is::WRITES_SCALAR, is::READS_SCALAR, Via::Scalar, fixed(2), "VALU writes SGPR, VALU reads it", "manual, llvm"),
     rule(is::WRITES_SCALAR, is::READS_ZERO, Via::Zero, fixed(5), "VALU writes VCC or EXEC, VALU reads VCCZ or EXECZ", "manual"),
     rule(is::WRITES_SCALAR, is::DPP, Via::Exec, fixed(5), "VALU writes EXEC, DPP", "manual, llvm"),
     rule(is::WRITES_SCALAR, is::READLANE | is::WRITELANE, Via::Exec, fixed(4), "VALU writes EXEC, lane access", "manual, llvm"),
     rule(is::WRITES_SCALAR, is::MATRIX, Via::Exec, fixed(4), "VALU writes EXEC, MFMA", "manual, llvm"),
     rule(is::CMPX, is::SWAP, Via::Nothing, fixed(4), "v_cmpx, v_permlane swap", "llvm"),
     // Vector registers that the vector ALU writes.
-    rule(is::VECTOR, is::DPP, Via::Vector, fixed(2), "VALU writes VGPR, DPP reads it", "manual, llvm"),
+    rule(is::VECTOR, is::DPP, Via::Permuted, fixed(2), "VALU writes VGPR, DPP reads it", "manual, llvm"),
     rule(is::VECTOR, is::READLANE, Via::Vector, fixed(1), "VALU writes VGPR, v_readlane reads it", "manual, llvm"),
-    rule(is::VECTOR, is::SWAP, Via::Vector, fixed(2), "VALU writes VGPR, v_permlane swap", "llvm"),
+    rule(is::VECTOR, is::SWAP, Via::Vector, fixed(1), "VALU writes VGPR, v_permlane swap", "llvm"),
     rule(is::TRANS, is::NOT_TRANS, Via::Vector, fixed(1), "transcendental result, VALU reads it", "manual, llvm"),
     rule(is::PARTIAL, is::VECTOR, Via::Touches, fixed(1), "VALU writes part of a VGPR, VALU uses it", "manual, llvm"),
     rule(is::DOT, is::VECTOR | is::MEMORY, Via::TouchesOther, fixed(3), "dot product result, another instruction uses it", "llvm"),
@@ -342,6 +342,7 @@ struct Past {
     time: u64,
     index: u32,
     is: u32,
+    passes: u8,
     longest: u8,
 }
 
@@ -394,10 +395,10 @@ fn connection(via: Via, a: &Inst, step: &Step<'_>, index: u32) -> Option<Option<
         }
         Via::Chained => None,
         Via::Scalar => {
-            let memory = second.traits.is & is::VMEM != 0;
             let both = first.writes.intersection(&second.reads);
-            found(both.iter().find(|r| *r >= SGPR && (memory || *r < SGPR + EXEC as Reg)))
+            found(both.iter().find(|r| (SGPR..SGPR + EXEC as Reg).contains(r)))
         }
+        Via::Permuted => found(reg(b.src[0]).filter(|r| first.writes.contains(*r))),
         Via::Lane => found(reg(b.src[1]).filter(|r| first.writes.contains(*r))),
         Via::Exec => written(EXEC),
         Via::Vcc => written(VCC),
@@ -472,6 +473,12 @@ impl History {
         };
         expire(&mut self.matrix, self.time, LONGEST);
         expire(&mut self.plain, self.time, LONGEST_PLAIN);
+        // The matrix unit takes the next instruction of a wave when it is done with the passes of the last.
+        if traits.is & is::MATRIX != 0
+            && let Some(last) = self.matrix.back()
+        {
+            self.time = self.time.max(last.time + u64::from(last.passes));
+        }
         if traits.is != 0 {
             for past in self.matrix.iter().chain(&self.plain).rev() {
                 if past.is & traits.after != 0
@@ -481,7 +488,13 @@ impl History {
                     return Some(finding);
                 }
             }
-            let past = Past { time: self.time, index: step.u.index, is: traits.is, longest: traits.longest };
+            let past = Past {
+                time: self.time,
+                index: step.u.index,
+                is: traits.is,
+                passes: traits.passes,
+                longest: traits.longest,
+            };
             if traits.is & is::MATRIX != 0 {
                 self.matrix.push_back(past);
             } else {

@@ -71,6 +71,17 @@ pub fn hip_with(cpu: &str, level: &str, source: &str, more: &[&str]) -> Vec<u8> 
     run_clang("kernel", &format!("{PRELUDE}{source}"), "hip", &args)
 }
 
+/// The assembly that [`hip`] would assemble.
+pub fn text(cpu: &str, level: &str, source: &str) -> String {
+    String::from_utf8(hip_with(cpu, level, source, &["-S"])).expect("assembly is text")
+}
+
+/// Assembles what [`text`] gave, or parts of it.
+pub fn link(cpu: &str, text: &str) -> Vec<u8> {
+    let cpu = format!("-mcpu={cpu}");
+    run_clang("kernel", text, "s", &["-x", "assembler", "--target=amdgcn-amd-amdhsa", &cpu])
+}
+
 /// What an assembled kernel has.
 pub struct Assembly<'a> {
     pub cpu: &'a str,
