@@ -16,6 +16,7 @@ use crate::lower::Program;
 use crate::memory::{Allocation, POISON};
 use crate::observe::counts::Counts;
 use crate::observe::deadlock::{Circle, Probe};
+use crate::observe::streams::Touched;
 use crate::observe::{
     Check, Checks, Finding, GlobalMemory, Observer, Place, Subject, Undefined, Unwatched, Watch,
 };
@@ -54,6 +55,7 @@ pub(crate) struct Launch<'a> {
     details: bool,
     spare: &'a Spare,
     active: &'a AtomicU64,
+    touched: Option<Arc<Mutex<Touched>>>,
     grid: [u32; 3],
     block: [u32; 3],
     lds_bytes: usize,
@@ -242,6 +244,8 @@ pub(crate) struct Setup<'a> {
     pub details: bool,
     /// Launches of the machine that run.
     pub active: &'a AtomicU64,
+    /// Where the bytes that are accessed are noted.
+    pub touched: Option<Arc<Mutex<Touched>>>,
 }
 
 /// Wave states between launches: making one touches a quarter of a megabyte.
@@ -295,6 +299,7 @@ impl<'a> Launch<'a> {
             checks,
             details,
             active,
+            touched,
         } = setup;
         let d = &kernel.descriptor;
         let mut user_sgprs = vec![];
@@ -334,6 +339,7 @@ impl<'a> Launch<'a> {
             details,
             spare,
             active,
+            touched,
             grid: dispatch.grid,
             block: dispatch.block,
             lds_bytes: (kernel.lds_bytes + dispatch.dynamic_lds) as usize,
@@ -694,6 +700,7 @@ impl<'l, 'a> Worker<'l, 'a> {
                 lds: launch.lds_bytes,
                 twins: twins.collect(),
                 global: launch.global.as_ref(),
+                touched: launch.touched.as_ref(),
             }))
         });
         Group { info, waves, lds, observer, circle: None }

@@ -51,4 +51,5 @@ pub use loader::{LoadError, Module};
 pub use machine::{Machine, MachineOptions};
 pub use memory::{MemoryError, Near, POISON};
 pub use mutate::{Candidate, Mutant, MutantError, Mutation};
+pub use observe::streams::{Mark, StreamRace};
 pub use observe::{Check, Checks, UnknownCheck};

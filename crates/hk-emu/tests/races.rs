@@ -7,6 +7,8 @@ mod common;
 mod global;
 #[path = "races/lds.rs"]
 mod lds;
+#[path = "races/streams.rs"]
+mod streams;
 
 use common::{Rig, hip, options};
 use hk_emu::{Check, Checks, Fault, Near, Site, Space};
