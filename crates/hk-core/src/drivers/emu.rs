@@ -404,6 +404,7 @@ impl Driver for Emu {
     fn read(&self, stream: &Handle, src: u64, dst: &mut [u8]) -> Result<()> {
         let stream = stream.get::<EmuStream>();
         drop(stream.finish()?);
+        stream.machine.wait(&self.machine.mark());
         stream.machine.read(src, dst).map_err(|e| self.error(e))?;
         self.machine.wait(&stream.machine.mark());
         Ok(())

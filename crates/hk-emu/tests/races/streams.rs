@@ -51,6 +51,7 @@ fn launches() {
         assert!(found.to_string().contains(part), "{found}");
     }
     // With an event between them the same launches are in order, and what follows on either stream is too.
+    a.wait(&b.mark());
     launch(&a, &rig, "scale", x, y).expect("its own");
     b.wait(&a.mark());
     launch(&b, &rig, "add", y, z).expect("behind the event");
