@@ -98,11 +98,6 @@ struct Waiting {
 /// How long all of a launch waits before that is a deadlock: the host might still write what it waits for.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Compute units of the GPU: MI300X, MI350X.
-pub(crate) fn compute_units(arch: Arch) -> u32 {
-    if arch == Arch::Gfx950 { 256 } else { 304 }
-}
-
 /// Wave instructions that a workgroup runs before another one gets its turn.
 const SLICE: u64 = 1 << 22;
 /// Instructions of a wave before its workgroup's next wave gets its turn.
@@ -352,7 +347,7 @@ impl<'a> Launch<'a> {
                 let arch = module.object.arch;
                 let lds = kernel.lds_bytes + dispatch.dynamic_lds;
                 let each = workgroups_per_cu(arch, kernel.total_vgprs, lds, threads).max(1);
-                [each.into(), u64::from(each) * u64::from(compute_units(arch))]
+                [each.into(), u64::from(each) * u64::from(arch.compute_units())]
             },
             seated: AtomicU64::new(0),
             waiting: Waiting::default(),

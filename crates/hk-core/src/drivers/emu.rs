@@ -91,8 +91,7 @@ impl Emu {
             spec: spec.into(),
             name: format!("hk-emu, {arch}, mfma {numerics}"),
             arch,
-            // MI300X and MI350X.
-            compute_units: if arch == Arch::Gfx950 { 256 } else { 304 },
+            compute_units: arch.compute_units(),
             wave_size: arch.wave_size(),
             lds_per_workgroup: arch.lds_bytes(),
             max_threads_per_workgroup: arch.max_workgroup_threads(),
