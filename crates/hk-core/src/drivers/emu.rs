@@ -3,7 +3,8 @@
 use crate::driver::{Dependency, Dispatch, Driver, Handle};
 use crate::{Arch, Counters, DeviceInfo, Error, Result};
 use hk_emu::{
-    Checks, Fault, Machine, MachineOptions, Mark, MatrixNumerics, Module, Profile, UnknownCheck, UnknownNumerics,
+    Checks, Fault, Machine, MachineOptions, Mark, MatrixNumerics, Module, Profile, UnknownCheck,
+    UnknownNumerics,
 };
 use std::collections::VecDeque;
 use std::fmt::Display;
