@@ -377,7 +377,8 @@ impl<'a> Launch<'a> {
 
     /// Whether workgroups are left to begin.
     fn unclaimed(&self) -> bool {
-        self.next.load(SeqCst) < self.total
+        let next = self.next.load(SeqCst);
+        next < self.total && next <= self.fault_at.load(Relaxed)
     }
 
     /// Runs every workgroup. Gives the total, and what each instruction of the program counted.
@@ -413,6 +414,10 @@ impl<'a> Launch<'a> {
 
     /// Reports the first of the workgroups, which all wait for what never comes.
     fn deadlock(&self, groups: VecDeque<Group>) {
+        // They may wait for the workgroup that failed.
+        if self.fault_at.load(Relaxed) != u64::MAX {
+            return;
+        }
         let first = groups.into_iter().min_by_key(|group| group.info.linear);
         let Some(Group { info, mut waves, circle: Some((wave, circle)), .. }) = first else { return };
         let Circle { mut finding, index } = circle;
@@ -623,7 +628,7 @@ impl<'l, 'a> Worker<'l, 'a> {
                     }
                     if launch.unclaimed() && launch.seated.load(SeqCst) < launch.seats[1] {
                         // What they wait for may be a workgroup that there was no memory for.
-                        room *= 2;
+                        room = room.saturating_mul(2);
                         continue;
                     }
                     let all = {
