@@ -62,6 +62,15 @@ impl Arch {
         1024
     }
 
+    /// Compute units of a part: MI300X, MI350X, H100 SXM.
+    pub const fn compute_units(self) -> u32 {
+        match self {
+            Arch::Gfx942 => 304,
+            Arch::Gfx950 => 256,
+            Arch::Sm90 => 132,
+        }
+    }
+
     /// SIMDs of a compute unit (sub-partitions of an SM on `sm_90`).
     pub const fn simds(self) -> u32 {
         4

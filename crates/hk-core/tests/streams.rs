@@ -196,6 +196,35 @@ fn events_measure_time_between_them() {
 }
 
 #[test]
+fn streams_without_an_event_between_them_are_reported() {
+    let a = Device::open("emu:gfx942?sanitize=streams").unwrap().create_stream().unwrap();
+    let b = a.device().create_stream().unwrap();
+    let mut x = a.upload(&[1f32; 100]).unwrap();
+    let mut y = b.upload(&[2f32; 100]).unwrap();
+    // First uses are ordered, and so is what a synchronising call has waited for.
+    b.copy(&x, &mut y).unwrap();
+    assert_eq!(b.download(&y).unwrap(), [1f32; 100]);
+    a.fill(&mut x, 3.0).unwrap();
+    let filled = a.record().unwrap();
+    b.wait(&filled).unwrap();
+    b.copy(&x, &mut y).unwrap();
+    assert_eq!(b.download(&y).unwrap(), [3f32; 100]);
+    a.fill(&mut x, 4.0).unwrap();
+    while !a.record().unwrap().query().unwrap() {
+        std::thread::yield_now();
+    }
+    assert_eq!(b.download(&x).unwrap(), [4f32; 100]);
+    // The host has waited for neither.
+    a.fill(&mut x, 5.0).unwrap();
+    b.copy(&x, &mut y).unwrap();
+    let errors = [a.synchronize(), b.synchronize()];
+    let error = errors.into_iter().find_map(|e| e.err()).expect("one of them is the second").to_string();
+    for part in ["fill on stream", "copy on stream", "400 bytes", "f32 x 100", "no event"] {
+        assert!(error.contains(part), "{part} is missing in: {error}");
+    }
+}
+
+#[test]
 fn devices_do_not_mix() {
     let a = fast();
     let b = Device::open("emu:gfx950").unwrap().create_stream().unwrap();

@@ -159,6 +159,9 @@ pub enum Fault {
         /// The closest allocation of global memory.
         near: Option<Near>,
     },
+    /// A launch races with work on another stream; only with [`Check::Streams`].
+    #[error("{0}")]
+    Streams(Box<crate::StreamRace>),
     /// Words that are no instruction of the target.
     #[error("unknown instruction: {error}: {site}")]
     UnknownInstruction {

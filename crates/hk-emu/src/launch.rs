@@ -16,6 +16,7 @@ use crate::lower::Program;
 use crate::memory::{Allocation, POISON};
 use crate::observe::counts::Counts;
 use crate::observe::deadlock::{Circle, Probe};
+use crate::observe::streams::Touched;
 use crate::observe::{
     Check, Checks, Finding, GlobalMemory, Observer, Place, Subject, Undefined, Unwatched, Watch,
 };
@@ -55,6 +56,7 @@ pub(crate) struct Launch<'a> {
     details: bool,
     spare: &'a Spare,
     active: &'a AtomicU64,
+    touched: Option<Arc<Mutex<Touched>>>,
     grid: [u32; 3],
     block: [u32; 3],
     lds_bytes: usize,
@@ -96,11 +98,6 @@ struct Waiting {
 
 /// How long all of a launch waits before that is a deadlock: the host might still write what it waits for.
 const PATIENCE: Duration = Duration::from_secs(1);
-
-/// Compute units of the GPU: MI300X, MI350X.
-pub(crate) fn compute_units(arch: Arch) -> u32 {
-    if arch == Arch::Gfx950 { 256 } else { 304 }
-}
 
 /// Wave instructions that a workgroup runs before another one gets its turn.
 const SLICE: u64 = 1 << 22;
@@ -244,6 +241,8 @@ pub(crate) struct Setup<'a> {
     pub details: bool,
     /// Launches of the machine that run.
     pub active: &'a AtomicU64,
+    /// Where the bytes that are accessed are noted.
+    pub touched: Option<Arc<Mutex<Touched>>>,
 }
 
 /// Wave states between launches: making one touches a quarter of a megabyte.
@@ -298,6 +297,7 @@ impl<'a> Launch<'a> {
             checks,
             details,
             active,
+            touched,
         } = setup;
         let d = &kernel.descriptor;
         let mut user_sgprs = vec![];
@@ -338,6 +338,7 @@ impl<'a> Launch<'a> {
             details,
             spare,
             active,
+            touched,
             grid: dispatch.grid,
             block: dispatch.block,
             lds_bytes: (kernel.lds_bytes + dispatch.dynamic_lds) as usize,
@@ -350,7 +351,7 @@ impl<'a> Launch<'a> {
                 let arch = module.object.arch;
                 let lds = kernel.lds_bytes + dispatch.dynamic_lds;
                 let each = workgroups_per_cu(arch, kernel.total_vgprs, lds, threads).max(1);
-                [each.into(), u64::from(each) * u64::from(compute_units(arch))]
+                [each.into(), u64::from(each) * u64::from(arch.compute_units())]
             },
             seated: AtomicU64::new(0),
             waiting: Waiting::default(),
@@ -380,7 +381,8 @@ impl<'a> Launch<'a> {
 
     /// Whether workgroups are left to begin.
     fn unclaimed(&self) -> bool {
-        self.next.load(SeqCst) < self.total
+        let next = self.next.load(SeqCst);
+        next < self.total && next <= self.fault_at.load(Relaxed)
     }
 
     /// Runs every workgroup. Gives the total, and what each instruction of the program counted.
@@ -416,6 +418,10 @@ impl<'a> Launch<'a> {
 
     /// Reports the first of the workgroups, which all wait for what never comes.
     fn deadlock(&self, groups: VecDeque<Group>) {
+        // They may wait for the workgroup that failed.
+        if self.fault_at.load(Relaxed) != u64::MAX {
+            return;
+        }
         let first = groups.into_iter().min_by_key(|group| group.info.linear);
         let Some(Group { info, mut waves, circle: Some((wave, circle)), .. }) = first else { return };
         let Circle { mut finding, index } = circle;
@@ -626,7 +632,7 @@ impl<'l, 'a> Worker<'l, 'a> {
                     }
                     if launch.unclaimed() && launch.seated.load(SeqCst) < launch.seats[1] {
                         // What they wait for may be a workgroup that there was no memory for.
-                        room *= 2;
+                        room = room.saturating_mul(2);
                         continue;
                     }
                     let all = {
@@ -698,6 +704,7 @@ impl<'l, 'a> Worker<'l, 'a> {
                 lds: launch.lds_bytes,
                 twins: twins.collect(),
                 global: launch.global.as_ref(),
+                touched: launch.touched.as_ref(),
             }))
         });
         Group { info, waves, lds, observer, circle: None }

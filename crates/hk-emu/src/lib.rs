@@ -5,6 +5,8 @@
 //! or late ends the launch with a [`Fault`] that names the kernel, the instruction, its source line, workgroup, wave,
 //! lane, address and the nearest allocation. What is not emulated is an error by name, never a silent no-op.
 //!
+//! A launch whose waves all wait for memory that nobody is left to write ends with a report as well.
+//!
 //! Results depend on the code object and its inputs alone: not on the host's instruction set, and not on the number of
 //! threads. Kernels whose result could depend on the order of workgroups (floating-point or returning atomics) run on
 //! one thread, in order.
@@ -51,4 +53,5 @@ pub use loader::{LoadError, Module};
 pub use machine::{Machine, MachineOptions};
 pub use memory::{MemoryError, Near, POISON};
 pub use mutate::{Candidate, Mutant, MutantError, Mutation};
+pub use observe::streams::{Mark, StreamRace};
 pub use observe::{Check, Checks, UnknownCheck};

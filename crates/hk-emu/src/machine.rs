@@ -2,18 +2,19 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use hk_codeobj::{Arch, Kernel};
 
 use crate::counters::{Counters, Lines, Profile, Resources};
 use crate::exec::{Level, mem::View, mfma::MatrixNumerics};
-use crate::fault::Fault;
+use crate::fault::{Access, Fault};
 use crate::launch::{Dispatch, Launch, Setup, Spare, TURN, Threads, check_limits, kernarg, packet};
 use crate::loader::{LoadError, Module};
 use crate::lower::{Program, Registers, Way};
-use crate::memory::{ADDRESSES, Memory, MemoryError};
+use crate::memory::{ADDRESSES, Memory, MemoryError, Near};
 use crate::mutate::{Candidate, Mutant};
+use crate::observe::streams::{Begun, Mark, Order, StreamRace, Touched};
 use crate::observe::{Check, Checks};
 
 /// How a [`Machine`] behaves.
@@ -151,11 +152,20 @@ struct Inner {
     spare: Spare,
     /// Launches that run.
     active: AtomicU64,
+    /// Where [`Check::Streams`] is on.
+    order: Option<Mutex<Order>>,
 }
 
 /// An emulated device. Clones are the same device.
+///
+/// Calls run to their end before they return. What is called on one handle, or on its clones, is in order; for
+/// [`Check::Streams`] the work of [`stream`](Machine::stream) handles is ordered by marks only, whatever order the calls
+/// happen to come in.
 #[derive(Clone)]
-pub struct Machine(Arc<Inner>);
+pub struct Machine(Arc<Inner>, usize);
+
+/// The stream of what the host does itself.
+const HOST: usize = 0;
 
 impl Machine {
     /// A device with empty memory.
@@ -163,14 +173,23 @@ impl Machine {
         let level = options.level.filter(|level| level.available()).unwrap_or_else(Level::detect);
         let track = options.checks.has(Check::Uninit);
         let memory = Arc::new(Memory::new(options.addresses.clone(), track));
-        Machine(Arc::new(Inner {
-            options,
-            level,
-            memory,
-            pool: OnceLock::new(),
-            spare: Spare::default(),
-            active: AtomicU64::new(0),
-        }))
+        let order = options.checks.has(Check::Streams).then(|| {
+            let mut order = Order::default();
+            order.stream();
+            Mutex::new(order)
+        });
+        Machine(
+            Arc::new(Inner {
+                options,
+                level,
+                memory,
+                pool: OnceLock::new(),
+                spare: Spare::default(),
+                active: AtomicU64::new(0),
+                order,
+            }),
+            HOST,
+        )
     }
 
     /// The target.
@@ -211,7 +230,20 @@ impl Machine {
     /// # Errors
     /// `NotAnAllocation`.
     pub fn free(&self, addr: u64) -> Result<(), MemoryError> {
-        self.0.memory.free(addr)
+        let begun = self.begin("release");
+        let near = begun.as_ref().map(|_| self.0.memory.near(addr));
+        self.0.memory.free(addr)?;
+        let (Some(begun), Some(near)) = (begun, near) else { return Ok(()) };
+        let size = if let Near::Allocation { size, .. } = near { size } else { 0 };
+        let mut order = self.order();
+        let race = order.as_mut().and_then(|order| order.access(&begun, Access::Write, addr, addr + size));
+        if let Some(order) = &mut order {
+            order.forget(addr, addr + size);
+        }
+        match race {
+            Some(race) => Err(MemoryError::Race(Box::new(StreamRace { near, ..race }))),
+            None => Ok(()),
+        }
     }
 
     /// Copies device memory to the host. The bytes must lie in one allocation.
@@ -219,7 +251,9 @@ impl Machine {
     /// # Errors
     /// `Unmapped`.
     pub fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), MemoryError> {
-        self.0.memory.read(addr, out)
+        let begun = self.begin("copy to the host");
+        self.0.memory.read(addr, out)?;
+        self.used(begun.as_ref(), Access::Read, addr, out.len() as u64).map_err(MemoryError::Race)
     }
 
     /// Copies from the host to device memory. The bytes must lie in one allocation.
@@ -227,7 +261,9 @@ impl Machine {
     /// # Errors
     /// `Unmapped`.
     pub fn write(&self, addr: u64, data: &[u8]) -> Result<(), MemoryError> {
-        self.0.memory.write(addr, data)
+        let begun = self.begin("copy from the host");
+        self.0.memory.write(addr, data)?;
+        self.used(begun.as_ref(), Access::Write, addr, data.len() as u64).map_err(MemoryError::Race)
     }
 
     /// Copies inside device memory; the ranges may overlap.
@@ -235,7 +271,11 @@ impl Machine {
     /// # Errors
     /// `Unmapped`.
     pub fn copy(&self, dst: u64, src: u64, bytes: u64) -> Result<(), MemoryError> {
-        self.0.memory.copy(dst, src, bytes)
+        let begun = self.begin("copy");
+        self.0.memory.copy(dst, src, bytes)?;
+        self.used(begun.as_ref(), Access::Read, src, bytes)
+            .and_then(|()| self.used(begun.as_ref(), Access::Write, dst, bytes))
+            .map_err(MemoryError::Race)
     }
 
     /// Fills `bytes` bytes with repetitions of `pattern`, the last one cut short.
@@ -243,7 +283,9 @@ impl Machine {
     /// # Errors
     /// `Unmapped`.
     pub fn fill(&self, addr: u64, pattern: &[u8], bytes: u64) -> Result<(), MemoryError> {
-        self.0.memory.fill(addr, pattern, bytes)
+        let begun = self.begin("fill");
+        self.0.memory.fill(addr, pattern, bytes)?;
+        self.used(begun.as_ref(), Access::Write, addr, bytes).map_err(MemoryError::Race)
     }
 
     /// Loads a code object: maps and relocates its segments. Kernels are decoded at their first launch.
@@ -332,6 +374,8 @@ impl Machine {
         let mut allocations: Vec<_> = snapshot.iter().map(|a| &**a).collect();
         allocations.extend([&*segment, &*packet_segment]);
         let view = View::new(allocations, !self.0.options.allow_misaligned);
+        let begun = self.begin(&format!("launch of {}", kernel.name));
+        let touched = begun.is_some().then(Arc::<Mutex<Touched>>::default);
         let setup = Setup {
             module,
             kernel,
@@ -345,6 +389,7 @@ impl Machine {
             checks: self.0.options.checks,
             details,
             active: &self.0.active,
+            touched: touched.clone(),
         };
         let launch = Launch::new(setup, dispatch);
         let threads = if launch.parallel() { self.threads() } else { Threads::One };
@@ -352,7 +397,63 @@ impl Machine {
         let outcome = launch.run(threads);
         self.0.active.fetch_sub(1, SeqCst);
         let (counters, sites) = outcome?;
+        if let Some(touched) = touched {
+            let touched = touched.lock().unwrap_or_else(PoisonError::into_inner);
+            let own = |at: u64| [&segment, &packet_segment].iter().any(|a| a.offset(at, 1).is_some());
+            for access in [Access::Read, Access::Write] {
+                for (start, end) in touched.runs(access).into_iter().filter(|(start, _)| !own(*start)) {
+                    self.used(begun.as_ref(), access, start, end - start).map_err(Fault::Streams)?;
+                }
+            }
+        }
         Ok((counters, kernel, sites))
+    }
+
+    /// A handle for work on a new stream, which the host's calls and other streams are not in order with but for marks.
+    #[must_use]
+    pub fn stream(&self) -> Machine {
+        Machine(self.0.clone(), self.order().map_or(HOST, |mut order| order.stream()))
+    }
+
+    /// The host's handle: what is called on it happens where the host is.
+    #[must_use]
+    pub fn host(&self) -> Machine {
+        Machine(self.0.clone(), HOST)
+    }
+
+    /// Everything that this handle's work is behind, that work included: an event. Of the host, what it has waited for.
+    pub fn mark(&self) -> Mark {
+        self.order().map_or_else(Mark::default, |order| order.mark(self.1))
+    }
+
+    /// Puts what comes next on this handle behind the mark. Of the host: it has waited for that.
+    pub fn wait(&self, mark: &Mark) {
+        if let Some(mut order) = self.order() {
+            order.wait(self.1, mark);
+        }
+    }
+
+    fn order(&self) -> Option<MutexGuard<'_, Order>> {
+        self.0.order.as_ref().map(|order| order.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn begin(&self, name: &str) -> Option<Begun> {
+        self.order().map(|mut order| order.begin(self.1, name))
+    }
+
+    /// Work has accessed bytes.
+    fn used(
+        &self,
+        begun: Option<&Begun>,
+        access: Access,
+        addr: u64,
+        bytes: u64,
+    ) -> Result<(), Box<StreamRace>> {
+        let (Some(mut order), Some(begun)) = (self.order(), begun) else { return Ok(()) };
+        match order.access(begun, access, addr, addr.saturating_add(bytes)) {
+            Some(race) => Err(Box::new(StreamRace { near: self.0.memory.near(race.address), ..race })),
+            None => Ok(()),
+        }
     }
 
     /// The instructions of a kernel that would end a launch if they were reached: virtual address, text, reason.

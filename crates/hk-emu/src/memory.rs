@@ -61,6 +61,9 @@ pub enum MemoryError {
         /// The alignment asked for, in bytes.
         align: u64,
     },
+    /// A copy or release on one stream races with other work; only with [`Check::Streams`](crate::Check::Streams).
+    #[error("{0}")]
+    Race(Box<crate::StreamRace>),
     /// The host or the device address space has no room for the allocation.
     #[error("out of memory: {bytes} bytes for {label:?}")]
     OutOfMemory {

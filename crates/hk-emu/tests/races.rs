@@ -3,10 +3,14 @@
 #[path = "races/barriers.rs"]
 mod barriers;
 mod common;
+#[path = "races/cost.rs"]
+mod cost;
 #[path = "races/global.rs"]
 mod global;
 #[path = "races/lds.rs"]
 mod lds;
+#[path = "races/streams.rs"]
+mod streams;
 
 use common::{Rig, hip, options};
 use hk_emu::{Check, Checks, Fault, Near, Site, Space};

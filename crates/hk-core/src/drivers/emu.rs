@@ -3,7 +3,8 @@
 use crate::driver::{Dependency, Dispatch, Driver, Handle};
 use crate::{Arch, Counters, DeviceInfo, Error, Result};
 use hk_emu::{
-    Checks, Fault, Machine, MachineOptions, MatrixNumerics, Module, Profile, UnknownCheck, UnknownNumerics,
+    Checks, Fault, Machine, MachineOptions, Mark, MatrixNumerics, Module, Profile, UnknownCheck,
+    UnknownNumerics,
 };
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -88,8 +89,7 @@ impl Emu {
             spec: spec.into(),
             name: format!("hk-emu, {arch}, mfma {numerics}"),
             arch,
-            // MI300X and MI350X.
-            compute_units: if arch == Arch::Gfx950 { 256 } else { 304 },
+            compute_units: arch.compute_units(),
             wave_size: arch.wave_size(),
             lds_per_workgroup: arch.lds_bytes(),
             max_threads_per_workgroup: arch.max_workgroup_threads(),
@@ -133,6 +133,8 @@ fn parse<T: FromStr>(value: &str) -> Option<T> {
 
 struct EmuStream {
     shared: Arc<Shared>,
+    /// The device, in order with this stream's work.
+    machine: Machine,
 }
 
 /// What a stream shares with its worker.
@@ -146,7 +148,8 @@ struct Shared {
 
 #[derive(Default)]
 struct Queue {
-    commands: VecDeque<Command>,
+    /// Each with what the host had waited for when it queued it.
+    commands: VecDeque<(Command, Mark)>,
     /// The worker executes a command that it has taken off the queue.
     busy: bool,
     closed: bool,
@@ -197,6 +200,8 @@ struct EmuEvent {
 #[derive(Clone)]
 struct Done {
     at: Instant,
+    /// What is behind the event.
+    mark: Mark,
     /// The failure of the stream up to here that nobody had been told by then.
     fault: Option<Error>,
 }
@@ -229,7 +234,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl EmuStream {
     fn push(&self, command: Command) {
-        lock(&self.shared.queue).commands.push_back(command);
+        lock(&self.shared.queue).commands.push_back((command, self.machine.host().mark()));
         self.shared.work.notify_one();
     }
 
@@ -243,6 +248,7 @@ impl EmuStream {
     /// Waits for all commands and takes the failure.
     fn finish(&self) -> Result<MutexGuard<'_, Queue>> {
         let mut queue = self.drained();
+        self.machine.host().wait(&self.machine.mark());
         match queue.fault.take() {
             Some(fault) => Err(fault),
             None => Ok(queue),
@@ -270,8 +276,8 @@ impl Drop for EmuStream {
 }
 
 impl EmuEvent {
-    fn complete(&self, fault: Option<Error>) {
-        *lock(&self.done) = Some(Done { at: Instant::now(), fault });
+    fn complete(&self, mark: Mark, fault: Option<Error>) {
+        *lock(&self.done) = Some(Done { at: Instant::now(), mark, fault });
         self.signal.notify_all();
     }
 
@@ -309,8 +315,9 @@ impl Worker {
     fn next(&self) -> Option<(Command, Option<Error>)> {
         let mut queue = lock(&self.shared.queue);
         loop {
-            if let Some(command) = queue.commands.pop_front() {
+            if let Some((command, mark)) = queue.commands.pop_front() {
                 queue.busy = true;
+                self.machine.wait(&mark);
                 return Some((command, queue.fault.clone()));
             }
             if queue.closed {
@@ -330,9 +337,11 @@ impl Worker {
         match command {
             // Order and lifetime hold whatever has failed.
             Command::Free { addr } => self.machine.free(addr).map_err(|e| error(&e))?,
-            Command::Record(event) => event.complete(failed),
+            Command::Record(event) => event.complete(self.machine.mark(), failed),
             Command::Wait(event, why) => {
-                if let (Some(fault), Dependency::Data) = (event.wait().fault, why) {
+                let done = event.wait();
+                self.machine.wait(&done.mark);
+                if let (Some(fault), Dependency::Data) = (done.fault, why) {
                     return Err(fault);
                 }
             }
@@ -368,10 +377,11 @@ impl Driver for Emu {
     }
 
     fn create_stream(&self) -> Result<Handle> {
+        let machine = self.machine.stream();
         let shared = Arc::new(Shared { queue: Mutex::default(), work: Condvar::new(), idle: Condvar::new() });
         let worker = Worker {
             shared: Arc::clone(&shared),
-            machine: self.machine.clone(),
+            machine: machine.clone(),
             spec: self.info.spec.clone(),
             delay: self.delay,
             details: self.details,
@@ -380,7 +390,7 @@ impl Driver for Emu {
             .name("hk-emu stream".into())
             .spawn(|| worker.run())
             .map_err(|e| self.error(format_args!("no thread for a stream: {e}")))?;
-        Ok(Handle::new(EmuStream { shared }))
+        Ok(Handle::new(EmuStream { shared, machine }))
     }
 
     fn synchronize(&self, stream: &Handle) -> Result<()> {
@@ -401,8 +411,12 @@ impl Driver for Emu {
     }
 
     fn read(&self, stream: &Handle, src: u64, dst: &mut [u8]) -> Result<()> {
-        drop(stream.get::<EmuStream>().finish()?);
-        self.machine.read(src, dst).map_err(|e| self.error(e))
+        let stream = stream.get::<EmuStream>();
+        drop(stream.finish()?);
+        stream.machine.wait(&self.machine.mark());
+        stream.machine.read(src, dst).map_err(|e| self.error(e))?;
+        self.machine.wait(&stream.machine.mark());
+        Ok(())
     }
 
     fn copy(&self, stream: &Handle, dst: u64, src: u64, bytes: u64) -> Result<()> {
@@ -432,11 +446,17 @@ impl Driver for Emu {
     }
 
     fn query(&self, event: &Handle) -> Result<bool> {
-        Ok(lock(&event.get::<Arc<EmuEvent>>().done).is_some())
+        let done = lock(&event.get::<Arc<EmuEvent>>().done).clone();
+        if let Some(done) = &done {
+            self.machine.wait(&done.mark);
+        }
+        Ok(done.is_some())
     }
 
     fn synchronize_event(&self, event: &Handle) -> Result<()> {
-        event.get::<Arc<EmuEvent>>().wait().fault.map_or(Ok(()), Err)
+        let done = event.get::<Arc<EmuEvent>>().wait();
+        self.machine.wait(&done.mark);
+        done.fault.map_or(Ok(()), Err)
     }
 
     fn elapsed(&self, from: &Handle, to: &Handle) -> Result<Duration> {

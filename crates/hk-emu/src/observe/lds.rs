@@ -44,6 +44,11 @@ impl Slot {
     }
 }
 
+/// The bits of the bytes of a dword from `first` up to `end`.
+fn from_to(first: u64, end: u64) -> u64 {
+    (1 << end) - (1 << first)
+}
+
 /// What happened to a dword, or to a byte of it: the last access of each kind, and the last one by another wave
 /// before that. Whoever comes next, one of them is somebody else's if any is.
 #[derive(Clone, Copy, Default)]
@@ -215,7 +220,7 @@ impl LdsRaces {
             while at < address + bytes {
                 // The bytes of one dword.
                 let (first, end) = (at % 4, (at % 4 + address + bytes - at).min(4));
-                let me = Slot(me.0 | (1 << end) - (1 << first));
+                let me = Slot(me.0 | from_to(first, end));
                 if let Some(other) = self.touch(at / 4, me, part.access, true) {
                     let byte = (me.bytes() & other.bytes()).trailing_zeros();
                     let byte = if other.bytes() == 0 { at } else { at / 4 * 4 + u64::from(byte) };
@@ -282,7 +287,7 @@ impl LdsRaces {
                     let (mut at, last) = (u64::from(address), u64::from(address) + u64::from(p.bytes));
                     while at < last {
                         let end = (at % 4 + last - at).min(4);
-                        self.touch(at / 4, Slot(me.0 | (1 << end) - (1 << (at % 4))), p.access, false);
+                        self.touch(at / 4, Slot(me.0 | from_to(at % 4, end)), p.access, false);
                         at += end - at % 4;
                     }
                 }

@@ -16,6 +16,7 @@ mod lds;
 mod progress;
 #[cfg(test)]
 mod proof;
+pub(crate) mod streams;
 mod uninit;
 mod waits;
 
@@ -33,6 +34,7 @@ use global::GlobalRaces;
 use hazards::Hazards;
 use lds::LdsRaces;
 use progress::Progress;
+use streams::{GroupTouched, Touched};
 use uninit::Uninit;
 use waits::Waits;
 
@@ -119,6 +121,7 @@ pub(crate) struct Observer {
     hazards: Option<Hazards>,
     /// No check but waits and hazards is on: nobody asks for accesses.
     registers_only: bool,
+    touched: Option<GroupTouched>,
 }
 
 /// The workgroup that an [`Observer`] watches.
@@ -133,11 +136,13 @@ pub(crate) struct Subject<'a> {
     pub twins: Vec<Wave>,
     /// The launch's, where [`Check::Global`] is on.
     pub global: Option<&'a Arc<Mutex<GlobalMemory>>>,
+    /// The launch's, where [`Check::Streams`] is on.
+    pub touched: Option<&'a Arc<Mutex<Touched>>>,
 }
 
 impl Observer {
     pub fn new(subject: Subject<'_>) -> Observer {
-        let Subject { checks, program, group, waves, lds, twins, global } = subject;
+        let Subject { checks, program, group, waves, lds, twins, global, touched } = subject;
         Observer {
             accesses: Accesses::default(),
             twin_accesses: Accesses::default(),
@@ -152,6 +157,7 @@ impl Observer {
             registers_only: Check::ALL
                 .into_iter()
                 .all(|check| !checks.has(check) || matches!(check, Check::Waits | Check::Hazards)),
+            touched: touched.map(GroupTouched::new),
         }
     }
 
@@ -213,6 +219,9 @@ impl Watch for Observer {
         }
         if let Some(global) = &mut self.global {
             global.step(&step, progress, token)?;
+        }
+        if let Some(touched) = &mut self.touched {
+            touched.step(step.accesses);
         }
         Ok(())
     }

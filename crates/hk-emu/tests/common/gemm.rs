@@ -1,7 +1,7 @@
 //! A matrix product of two row-major matrices, the second one transposed, by the kernels of `kernels/gemm.hip`.
 
 use super::{Args, Random, Rig, hip};
-use hk_emu::{Counters, MachineOptions};
+use hk_emu::{Counters, Fault, Machine, MachineOptions, Module};
 
 /// The kernels of a target.
 pub fn kernels(cpu: &str) -> &'static [&'static str] {
@@ -66,13 +66,23 @@ impl Gemm {
         Gemm { rig, kernel, size, values, buffers }
     }
 
-    /// One launch.
+    /// One launch that works.
     pub fn run(&self) -> Counters {
+        self.launch().expect("the product runs")
+    }
+
+    /// One launch.
+    pub fn launch(&self) -> Result<Counters, Fault> {
         let [m, n, k] = self.size;
         let bytes = k * if self.kernel.contains("bf16") { 2 } else { 1 };
         let [a, b, d] = self.buffers;
         let args = Args::new().push(a).push(b).push(d).push(n as u32).push(bytes as u32);
-        self.rig.launch(self.kernel, (m / 128 * n / 128) as u32, 256, &args).expect("the product runs")
+        self.rig.launch(self.kernel, (m / 128 * n / 128) as u32, 256, &args)
+    }
+
+    /// The device and the kernels.
+    pub fn device(&self) -> (&Machine, &Module) {
+        (&self.rig.machine, &self.rig.module)
     }
 
     /// Compares one element in `step` with sums in f64.

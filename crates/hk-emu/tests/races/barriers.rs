@@ -155,3 +155,12 @@ KERNEL void grid(u32* count, u32 n) {
         assert!(found.what.contains("1 on each of 304"), "{}", found.what);
     }
 }
+
+#[test]
+fn a_fault_is_not_hidden_by_who_waits_for_it() {
+    let source = NEIGHBOURS.replace("if (TID == 0)", "if (BID == 2) flag += 1 << 20;\n    if (TID == 0)");
+    for outcome in waits(&source, "neighbours", 3) {
+        let fault = outcome.expect_err("a wild store");
+        assert!(matches!(&fault, Fault::Memory { site, .. } if site.workgroup == [2, 0, 0]), "{fault}");
+    }
+}

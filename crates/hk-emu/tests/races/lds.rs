@@ -1,6 +1,6 @@
 //! Races on LDS.
 
-use super::common::{Args, Assembly, Rig, assemble, options};
+use super::common::{Args, Assembly, Rig, assemble, gemm, options};
 use super::{Report, report, watched};
 use hk_emu::{Check, Checks, Fault, Space};
 
@@ -243,4 +243,28 @@ KERNEL void count(u32* out) {
     let found = report(launch(&source));
     found.lines(&source, "// add", "// load");
     assert_eq!((found.site.wave, found.other.expect("another side").wave), (1, 0));
+}
+
+/// Matrix products through registers, and straight to LDS with two buffers: without any one of their barriers.
+#[test]
+fn products_without_a_barrier() {
+    for cpu in ["gfx942", "gfx950"] {
+        let image = gemm::image(cpu);
+        for kernel in ["gemm_bf16", "gemm_bf16_dma"] {
+            let watched = options(cpu).sanitize(Checks::from(Check::Lds) | Check::Barriers);
+            let product = gemm::Gemm::new(cpu, &image, kernel, [128, 128, 128], watched.clone());
+            product.launch().expect("no race");
+            product.check(97);
+            let (machine, module) = product.device();
+            let mut candidates = machine.candidates(module, kernel).expect("the kernel is there");
+            candidates.retain(|c| c.instruction == "s_barrier");
+            assert!(candidates.len() >= 2, "{cpu} {kernel}");
+            for candidate in candidates {
+                let mutant = watched.clone().mutant(Some(candidate.mutant.clone()));
+                let product = gemm::Gemm::new(cpu, &image, kernel, [128, 128, 128], mutant);
+                let found = report(product.launch());
+                assert_eq!(found.check, Check::Lds, "{} ({:?})", candidate.mutant, candidate.source);
+            }
+        }
+    }
 }
