@@ -1,7 +1,7 @@
 //! Launches: limits, initial state, and the schedule of workgroups and waves.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -94,6 +94,8 @@ struct Waiting {
     version: AtomicU64,
     /// A version, and how many threads hold only workgroups that go round in circles with it.
     stuck: Mutex<(u64, u64)>,
+    /// A thread has reported that.
+    deadlock: AtomicBool,
 }
 
 /// How long all of a launch waits before that is a deadlock: the host might still write what it waits for.
@@ -418,10 +420,12 @@ impl<'a> Launch<'a> {
 
     /// Reports the first of the workgroups, which all wait for what never comes.
     fn deadlock(&self, groups: VecDeque<Group>) {
-        // They may wait for the workgroup that failed.
-        if self.fault_at.load(Relaxed) != u64::MAX {
+        // They may wait for a workgroup that failed; or another thread holds some of those that wait.
+        let known = self.waiting.deadlock.load(SeqCst);
+        if self.fault_at.load(Relaxed) != u64::MAX && !known {
             return;
         }
+        self.waiting.deadlock.store(true, SeqCst);
         let first = groups.into_iter().min_by_key(|group| group.info.linear);
         let Some(Group { info, mut waves, circle: Some((wave, circle)), .. }) = first else { return };
         let Circle { mut finding, index } = circle;
@@ -429,7 +433,7 @@ impl<'a> Launch<'a> {
         if at_barrier != 0 {
             finding.what += &format!("; {at_barrier} waves of its workgroup wait at a barrier");
         }
-        if self.unclaimed() {
+        if self.next.load(SeqCst) < self.total {
             let [each, all] = self.seats;
             finding.what += &format!(
                 "; the launch has {} workgroups, and the GPU holds {all} of them at a time ({each} on each of {} compute \

@@ -236,6 +236,12 @@ impl LdsRaces {
     #[inline(always)]
     fn touch(&mut self, dword: u64, me: Slot, access: Access, check: bool) -> Option<Slot> {
         let cell = self.cells.get_mut(dword as usize)?;
+        // The first access of an epoch; the second slots are never newer than the first ones.
+        if cell.writes[0].epoch() != me.epoch() && cell.reads[0].epoch() != me.epoch() {
+            let slots = if access == Access::Read { &mut cell.reads } else { &mut cell.writes };
+            slots[0] = me;
+            return None;
+        }
         let split = cell.writes[0].wave() == SPLIT && cell.writes[0].epoch() == me.epoch();
         if split || cell.uneven(me) {
             return self.touch_bytes(dword as u32, me, access, check);
