@@ -245,7 +245,7 @@ fn case(op: Op, op_sel: u32, random: &mut Random) -> Case {
                 let float = (123 + random.next() % 9) << 23 | random.next() & 0x807F_FFFF;
                 let tie = float & 0xFFF0_0000 | (random.next() & 1) << 19;
                 let end = [0, 1, 254, 255][random.next() as usize % 4] << 23 | random.next() & 0x807F_FFFF;
-                let scale = if random.next() % 16 == 0 { end } else { float };
+                let scale = if random.next().is_multiple_of(16) { end } else { float };
                 let wide = [registers[r][lane], tie, tie, float][random.next() as usize % 4];
                 let word = &mut registers[r][lane];
                 *word = match (i, from) {

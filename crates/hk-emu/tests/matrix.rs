@@ -900,7 +900,9 @@ fn overflow_is_clamped_where_mode_says_so() {
 
 /// The one thing that the kernel with this instruction cannot do.
 fn refused(cpu: &str, instruction: &str) -> Option<String> {
-    let image = assemble(&Assembly { cpu, body: &format!("  {instruction}"), ..Assembly::default() });
+    // As many registers as VGPRs: none beyond v63.
+    let body = format!("  {instruction}");
+    let image = assemble(&Assembly { cpu, body: &body, vgprs: 64, ..Assembly::default() });
     let rig = Rig::new(options(cpu), &image);
     match rig.launch("test", 1, 64, &Args::new().push(0u64)) {
         Ok(_) => None,

@@ -426,7 +426,8 @@ impl Ends {
         if self.integer {
             let c = w.chunk(self.c + self.c_step * register as u16, chunk);
             for l in 0..CHUNK {
-                let sum = acc[l] as i32;
+                // An integer of at most 22 bits: at this offset a unit is the last place.
+                let sum = (acc[l] + 12_582_912.0).to_bits().wrapping_sub(0x4B40_0000) as i32;
                 out[l] = if self.clamps {
                     (c[l] as i32).saturating_add(sum) as u32
                 } else {

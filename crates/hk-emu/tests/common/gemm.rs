@@ -49,7 +49,7 @@ impl Gemm {
                     values[o].push(f64::from(f32::from_bits(bits << 16)));
                 } else {
                     // Subnormals to 1, of either sign.
-                    let code = random.next() & 0x80 | random.next() % (bias << 3) | 1;
+                    let code = random.next() & 0x80 | (random.next() % (bias << 3)) | 1;
                     bytes.push(code as u8);
                     let (e, fraction) = ((code >> 3 & 15) as i32, f64::from(code & 7) / 8.0);
                     let v = if e == 0 {
