@@ -509,7 +509,9 @@ impl<'a> Launch<'a> {
     fn memory_near(&self, access: Access, address: u64, bytes: u32) -> (MemoryProblem, crate::memory::Near) {
         let mut hint = u32::MAX;
         let problem = match self.memory.find(address, bytes.into(), &mut hint) {
-            Some((allocation, _)) if !allocation.writable && access != Access::Read => MemoryProblem::ReadOnly,
+            Some((allocation, _)) if !allocation.writable && access != Access::Read => {
+                MemoryProblem::ReadOnly
+            }
             Some(_) => MemoryProblem::Misaligned,
             None => MemoryProblem::OutOfBounds,
         };
