@@ -311,7 +311,10 @@ mod tests {
     /// The f32 numbers whose result is so close to a tie that the error of f64 takes it to the other side.
     const WRONG: [(&str, &[u32]); 1] = [("exp2", &[0x3B42_9D37, 0xBCF3_A937])];
 
-    const FUNCTIONS: [(&str, fn(f64) -> f64, Exact); 5] = [
+    /// A name, the function, and its exact values.
+    type Function = (&'static str, fn(f64) -> f64, Exact);
+
+    const FUNCTIONS: [Function; 5] = [
         ("exp2", exp2, exact_exp2),
         ("log2", log2, exact_log2),
         ("sin", sin_turns, |x, m| exact_circle(x, m, false)),
