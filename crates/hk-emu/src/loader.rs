@@ -36,6 +36,9 @@ const MAX_SPAN: u64 = 1 << 32;
 /// How much more memory the segments may take than the file has bytes.
 const MAX_ZEROS: u64 = 256 << 20;
 
+/// By entry and registers, because kernels may share code; each is lowered once.
+type Programs = HashMap<(u64, Registers), Arc<OnceLock<Arc<Program>>>>;
+
 /// A loaded code object. Its memory is freed with the last reference.
 pub struct Module {
     pub(crate) object: CodeObject,
@@ -44,8 +47,7 @@ pub struct Module {
     segments: Vec<u64>,
     /// The file, for line tables.
     image: Vec<u8>,
-    /// By entry and registers: kernels may share code.
-    programs: Mutex<HashMap<(u64, Registers), Arc<OnceLock<Arc<Program>>>>>,
+    programs: Mutex<Programs>,
 }
 
 impl Module {

@@ -1,6 +1,8 @@
 //! Whatever clang makes of C++: the same functions compiled for both targets at every optimisation level, and for the
 //! host, give the same results.
 
+#![allow(clippy::precedence)] // shared test code writes bits as the ISA manual does
+
 mod common;
 
 use std::process::Command;

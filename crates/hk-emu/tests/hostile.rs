@@ -1,6 +1,8 @@
 //! Damaged code objects and wild arguments: an error, a report or a result; never a panic, a hang, or memory without
 //! bound.
 
+#![allow(clippy::precedence)] // shared test code writes bits as the ISA manual does
+
 mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -141,12 +141,12 @@ impl Format {
     }
 
     /// A component of a register as a 16-bit half.
-    pub fn to_half(self, component: u32) -> u32 {
+    pub fn narrow(self, component: u32) -> u32 {
         if self.integer() { component & 0xFFFF } else { float::f32_to_f16(f32::from_bits(component)) }
     }
 
     /// A 16-bit half as a component of a register.
-    pub fn from_half(self, half: u32) -> u32 {
+    pub fn widen(self, half: u32) -> u32 {
         match self.number {
             Number::Uint => half & 0xFFFF,
             Number::Sint => half as u16 as i16 as u32,

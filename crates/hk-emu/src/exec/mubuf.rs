@@ -284,7 +284,7 @@ fn load_format(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
                 continue;
             }
             let (d, high) = (u.d + n as u16 / 2, f.high || n % 2 == 1);
-            let (old, half) = (w.lane(d, lane), format.0.to_half(x));
+            let (old, half) = (w.lane(d, lane), format.0.narrow(x));
             w.set_lane(d, lane, if high { old & 0xFFFF | half << 16 } else { old & 0xFFFF_0000 | half });
         }
     }
@@ -311,7 +311,7 @@ fn store_format(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
         for (n, x) in x.iter_mut().enumerate().take(f.components) {
             *x = if f.half {
                 let word = w.lane(u.c + n as u16 / 2, lane);
-                format.from_half(if f.high || n % 2 == 1 { word >> 16 } else { word })
+                format.widen(if f.high || n % 2 == 1 { word >> 16 } else { word })
             } else {
                 w.lane(u.c + n as u16, lane)
             };

@@ -1,5 +1,8 @@
 //! Which instructions the emulator decodes and executes: found out on an instance of each.
 
+// Bits are written as the ISA manuals write them.
+#![allow(clippy::precedence)]
+
 use hk_codeobj::Arch;
 
 use super::{Encoding, Op, decode};
