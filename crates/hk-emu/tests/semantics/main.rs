@@ -16,6 +16,7 @@ mod formatted;
 mod integer;
 mod lanes;
 mod memory;
+mod ranges;
 mod scalar;
 mod scalar_memory;
 mod vector;
