@@ -3,6 +3,7 @@
 
 // Models are written as the ISA manual writes them, over lanes that are numbers.
 #![allow(clippy::precedence, clippy::needless_range_loop, clippy::redundant_pattern_matching)]
+#![allow(clippy::manual_is_multiple_of)]
 
 #[path = "../common/mod.rs"]
 mod common;
