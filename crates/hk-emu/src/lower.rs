@@ -957,7 +957,8 @@ impl Lowering {
         let (neg, abs) = (inst.neg & bit != 0, inst.abs & bit != 0);
         if !plain && (neg || abs) {
             let to = next(&mut temp);
-            let sign = if kind == Kind::Half { 0x8000 } else { 0x8000_0000 };
+            let half = kind == Kind::Half || op == Op::V_CVT_F32_BF16;
+            let sign = if half { 0x8000 } else { 0x8000_0000 };
             let (and, xor) = (if abs { !sign } else { !0 }, if neg { sign } else { 0 });
             if width == 2 {
                 fix.preps.push(Prep::Bits { from: slot, to, and: !0, xor: 0 });

@@ -235,8 +235,9 @@ fn special16(x: u32, m: Modes, f: impl Fn(f64) -> f64) -> u32 {
     if value.is_nan() {
         float::nan16(&[x])
     } else {
+        // A finite operand may give infinity as it is, or overflow to it.
         let rounded = float::f16_to_f32(float::f64_to_f16(value));
-        m.result16(rounded.into(), value.is_finite())
+        m.result16(rounded.into(), value.is_finite() && x & 0x7FFF != 0x7C00)
     }
 }
 

@@ -3,6 +3,7 @@
 
 // Models are written as the ISA manual writes them, over lanes that are numbers.
 #![allow(clippy::precedence, clippy::needless_range_loop, clippy::redundant_pattern_matching)]
+#![allow(clippy::manual_is_multiple_of)]
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -16,6 +17,7 @@ mod formatted;
 mod integer;
 mod lanes;
 mod memory;
+mod ranges;
 mod scalar;
 mod scalar_memory;
 mod vector;

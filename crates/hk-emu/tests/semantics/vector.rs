@@ -843,6 +843,8 @@ pub fn forms(model: &Model, random: &mut Random) -> Vec<Form> {
                 }
                 form.src[i] = match pick(6) {
                     _ if i == scalar => Src::Sgpr,
+                    // Negative integers are no floats, which the cube map's models want.
+                    0 | 1 if model.name().starts_with("V_CUBE") => Src::Vgpr,
                     0 => Src::Constant([128, 129, 133, 192, 193, 208][pick(6)]),
                     1 => Src::Constant(240 + pick(9) as u8),
                     _ => Src::Vgpr,
