@@ -157,7 +157,7 @@ pub enum Fault {
         /// The other side: of a race the earlier access, of a value its producer.
         other: Option<Box<Site>>,
         /// The closest allocation of global memory.
-        near: Option<Near>,
+        near: Option<Box<Near>>,
     },
     /// A launch races with work on another stream; only with [`Check::Streams`].
     #[error("{0}")]
@@ -297,3 +297,6 @@ impl Problem {
         Problem::Memory { space: Space::Global, access, address, bytes, lane }
     }
 }
+
+/// Results carry a fault by value.
+const _: () = assert!(size_of::<Fault>() <= 128);

@@ -486,7 +486,7 @@ impl<'a> Launch<'a> {
                     lane,
                     address,
                     other: other.map(|o| self.site(o)),
-                    near,
+                    near: near.map(Box::new),
                 }
             }
         };

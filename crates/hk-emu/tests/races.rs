@@ -38,7 +38,7 @@ fn report<T: std::fmt::Debug>(result: Result<T, Fault>) -> Report {
     let Fault::Sanitizer { site, check, what, lane, address, other, near } = fault else {
         panic!("another fault: {fault}")
     };
-    Report { check, what, site: *site, other: other.map(|o| *o), lane, address, near }
+    Report { check, what, site: *site, other: other.map(|o| *o), lane, address, near: near.map(|n| *n) }
 }
 
 /// Asserts that a report names the line of the source that ends in the comment `mark`.

@@ -425,7 +425,7 @@ impl GlobalRaces {
                 let me = Slot(number << 4 | ((1 << last) - (1 << first)) as u32);
                 if let Some((other, byte)) = self.dword(memory, at, me, stamp, &mut met) {
                     let lane = (!part.scalar).then_some(lane as u32);
-                    return Err(self.race(memory, step, stamp, lane, at / 4 * 4 + byte, other));
+                    return Err(self.race(memory, stamp, lane, at / 4 * 4 + byte, other));
                 }
                 at += last - first;
             }
@@ -624,7 +624,6 @@ impl GlobalRaces {
     fn race(
         &self,
         memory: &GlobalMemory,
-        step: &Step<'_>,
         stamp: Stamp,
         lane: Option<u32>,
         address: u64,
@@ -666,7 +665,7 @@ impl GlobalRaces {
             what,
             lane,
             address: Some((Space::Global, address)),
-            other: Some(Place { index: other.index, workgroup, wave: other.wave, ..step.place() }),
+            other: Some(Place { index: other.index, workgroup, wave: other.wave }),
         })
     }
 }

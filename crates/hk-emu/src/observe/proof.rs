@@ -213,7 +213,7 @@ impl Case<'_> {
                 });
             }
             Encoding::Mubuf | Encoding::Mtbuf => {
-                let stride = if inst.flags.idxen && turn % 4 != 0 { 64 } else { 0 };
+                let stride = if inst.flags.idxen && !turn.is_multiple_of(4) { 64 } else { 0 };
                 if let Some(code) = low(inst.src[1]) {
                     w.set_s64(code, base.wrapping_sub(imm.into()) & 0xFFFF_FFFF_FFFF | stride << 48);
                     w.s[code + 2] = if stride == 0 { 4096 + 16 * turn + imm } else { turn };
@@ -221,7 +221,7 @@ impl Case<'_> {
                     let (number, data) =
                         ([0, 1, 4, 5, 7][turn as usize % 5], [1, 2, 3, 4, 5, 10, 11, 12, 13, 14]);
                     let format = number << 12 | data[g.0.random_range(0..data.len())] << 15;
-                    w.s[code + 3] = add_thread | format | if turn % 3 == 0 { 0xFAC } else { 0x32D };
+                    w.s[code + 3] = add_thread | format | if turn.is_multiple_of(3) { 0xFAC } else { 0x32D };
                 }
                 if let Some(code) = low(inst.src[2]) {
                     w.s[code] = shift;
@@ -271,8 +271,8 @@ impl Case<'_> {
         state.w.pc = u.index;
         let mut accesses = Accesses::default();
         accesses.of(self.inst, u, &state.w, &env);
-        // SAFETY: handlers of the portable level.
         let ctl = match state.w.mode & mode::GPR_IDX {
+            // SAFETY: the portable level is everywhere.
             0 => unsafe { (u.run)(&mut state.w, &mut env, u) },
             _ => indexed::run(&mut state.w, &mut env, u),
         };
