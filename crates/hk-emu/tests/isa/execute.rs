@@ -79,7 +79,8 @@ fn lacks(op: Op, arch: Arch, fault: &Fault) -> Option<String> {
         "a source that the target does not have",
         "a destination that is no register",
         "not emulated", // a hardware register
-        "CLAMP",        // the bit in instructions that have no such modifier
+        "CLAMP",        // the bits in instructions that have no such modifier
+        "CLAMP or OMOD",
         "a formatted load of several components to LDS",
         "SDWA of 64 bits",
         "a modifier",
