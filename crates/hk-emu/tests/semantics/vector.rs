@@ -970,9 +970,30 @@ fn saturates(op: Op) -> bool {
             | V_PK_SUB_I16
             | V_PK_ADD_U16
             | V_PK_SUB_U16
+            | V_MUL_U32_U24
+            | V_MUL_I32_I24
             | V_MAD_U32_U24
             | V_MAD_I32_I24
+            | V_MAD_U16
+            | V_MAD_LEGACY_U16
+            | V_MAD_I16
+            | V_MAD_LEGACY_I16
+            | V_MAD_U32_U16
+            | V_MAD_I32_I16
+            | V_PK_MAD_U16
+            | V_PK_MAD_I16
+            | V_PK_MUL_LO_U16
+            | V_SAD_U8
+            | V_MSAD_U8
+            | V_SAD_HI_U8
+            | V_SAD_U16
+            | V_SAD_U32
+            | V_DOT2_I32_I16
+            | V_DOT2_U32_U16
             | V_DOT4_I32_I8
+            | V_DOT4_U32_U8
+            | V_DOT8_I32_I4
+            | V_DOT8_U32_U4
     )
 }
 
