@@ -163,7 +163,12 @@ fn registers_that_nobody_wrote_are_named() {
         );
         found(run(cpu, "ds_read_b32 v9, v7").unwrap_err(), &["the address", "v7 has no value yet"]);
         let scratch = "scratch_load_dword v9, off, off offset:4\ns_waitcnt vmcnt(0)";
-        found(run(cpu, &format!("{scratch}\n{stored}")).unwrap_err(), &["v9", "scratch_load_dword"]);
+        // An untouched copy out of private memory may be the padding of a struct; a sum is none.
+        assert!(run(cpu, &format!("{scratch}\n{stored}")).is_ok());
+        found(
+            run(cpu, &format!("{scratch}\nv_add_u32 v9, 1, v9\n{stored}")).unwrap_err(),
+            &["v9", "v_add_u32"],
+        );
         found(
             run(cpu, &format!("ds_read_b32 v9, v1\ns_waitcnt lgkmcnt(0)\n{stored}")).unwrap_err(),
             &["ds_read_b32"],
