@@ -7,7 +7,7 @@ use hk_core::{Arch, Device, Error};
 use hk_emu::{Candidate, Fault, Machine, MachineOptions, Mutant, Mutation};
 use rayon::prelude::*;
 use serde::Serialize;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// Options of `hk mutate`.
@@ -101,10 +101,16 @@ pub fn run(args: &Args, operators: &[&'static Operator]) -> Result<()> {
     print(&rows)
 }
 
+/// A corner case, and what it gives.
+struct Run {
+    call: HostCall,
+    outputs: Vec<(&'static str, HostTensor)>,
+}
+
 /// Every mutant of the kernels that an operator's corner cases launch.
 fn operator(op: &'static Operator, arch: Arch, wanted: impl Fn(&str) -> bool) -> Result<Vec<Row>> {
-    let mut rows = vec![];
-    let mut done = BTreeSet::new();
+    let mut runs = vec![];
+    let mut kernels: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     for case in op.corners {
         let call = op.example(case, 1)?;
         let device = device(arch, None, true)?;
@@ -114,11 +120,18 @@ fn operator(op: &'static Operator, arch: Arch, wanted: impl Fn(&str) -> bool) ->
             return Err(Failure::new(format!("{} ({}) on {arch}, unbroken: {bad}", op.name, case.label)));
         }
         for kernel in device.loaded_kernels() {
-            if wanted(kernel.name()) && done.insert(kernel.name().to_owned()) {
-                let found = candidates(op, arch, kernel.name())?;
-                rows.par_extend(found.par_iter().filter_map(|c| mutant(op, arch, &call, &outputs, c)));
-            }
+            kernels.entry(kernel.name().to_owned()).or_default().push(runs.len());
         }
+        runs.push(Run { call, outputs });
+    }
+    let mut rows = vec![];
+    for (kernel, cases) in kernels.iter().filter(|(kernel, _)| wanted(kernel)) {
+        let found = candidates(op, arch, kernel)?;
+        rows.par_extend(found.par_iter().filter_map(|candidate| {
+            let rows = cases.iter().filter_map(|case| mutant(op, arch, &runs[*case], candidate));
+            // Who notices in any case.
+            rows.reduce(|a, b| if a.verdict == Verdict::Survived { b } else { a })
+        }));
     }
     Ok(rows)
 }
@@ -135,16 +148,10 @@ fn candidates(op: &Operator, arch: Arch, kernel: &str) -> Result<Vec<Candidate>>
 }
 
 /// What becomes of one mutant; `None` if the run does not reach the instruction.
-fn mutant(
-    op: &'static Operator,
-    arch: Arch,
-    call: &HostCall,
-    want: &[(&'static str, HostTensor)],
-    candidate: &Candidate,
-) -> Option<Row> {
+fn mutant(op: &'static Operator, arch: Arch, case: &Run, candidate: &Candidate) -> Option<Row> {
     let run = |mutation, sanitize| {
         let mutant = Mutant { mutation, ..candidate.mutant.clone() };
-        execute(op, &device(arch, Some(&mutant), sanitize)?, call)
+        execute(op, &device(arch, Some(&mutant), sanitize)?, &case.call)
     };
     run(Mutation::Trap, false).err()?;
     let (verdict, report) = match run(candidate.mutant.mutation, true) {
@@ -160,7 +167,7 @@ fn mutant(
         }
         Err(error) => (Verdict::Fault, Some(error.to_string())),
         Ok(outputs) => {
-            let differs = want.iter().zip(&outputs).find(|((_, a), (_, b))| a.bytes() != b.bytes());
+            let differs = case.outputs.iter().zip(&outputs).find(|((_, a), (_, b))| a.bytes() != b.bytes());
             match differs {
                 Some(((name, _), _)) => (Verdict::WrongResult, Some(format!("output `{name}` differs"))),
                 None => (Verdict::Survived, None),
@@ -177,10 +184,11 @@ fn mutant(
     })
 }
 
+/// A device with a single compute unit: kernels that loop over rows have to do so.
 fn device(arch: Arch, mutant: Option<&Mutant>, sanitize: bool) -> std::result::Result<Device, Error> {
     let checks = if sanitize { "all" } else { "none" };
     let mutant = mutant.map_or(String::new(), |mutant| format!("&mutant={mutant}"));
-    Device::open(&format!("emu:{arch}?threads=1&budget=100000000&sanitize={checks}{mutant}"))
+    Device::open(&format!("emu:{arch}?threads=1&cus=1&budget=100000000&sanitize={checks}{mutant}"))
 }
 
 fn execute(

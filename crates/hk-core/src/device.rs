@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 /// | option | meaning |
 /// |---|---|
 /// | `threads=N` | host threads per launch (default: all) |
+/// | `cus=N` | compute units that the device says it has: with few, kernels that loop over their work do so at small sizes |
 /// | `budget=N` | instructions after which a wave is stopped as endless |
 /// | `details=BOOL` | count what depends on addresses: [`Counters::details`](crate::Counters::details), and by source line: [`Stream::take_profiles`] |
 /// | `misaligned=BOOL` | let global accesses be misaligned, as the hardware does |

@@ -287,6 +287,7 @@ fn unknown_device_strings() {
         "emu:gfx942?speed=9",
         "emu:gfx942?threads=0",
         "emu:gfx942?threads=many",
+        "emu:gfx942?cus=0",
         "emu:gfx942?budget=-1",
         "emu:gfx942?details=1",
         "emu:gfx942?misaligned=",
@@ -302,7 +303,7 @@ fn unknown_device_strings() {
     assert_eq!(error.to_string(), "Device::open: spec: `cpu:0`, expected emu:gfx942, emu:gfx950 or hip:N");
     assert!(
         Device::open(
-            "emu:gfx942?threads=2&budget=1000&details=true&misaligned=false&mfma=cdna3-exact&delay_ms=0"
+            "emu:gfx942?threads=2&cus=1&budget=1000&details=true&misaligned=false&mfma=cdna3-exact&delay_ms=0"
         )
         .is_ok()
     );

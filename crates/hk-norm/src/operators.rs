@@ -83,41 +83,42 @@ pub static OPERATORS: &[Operator] = &[
     },
 ];
 
-/// A case for each entry point: each dtype, each kind of row. Rows of odd length go by elements.
+/// Cases for each entry point: each dtype and dtype of weights, each kind of row, enough of them that waves loop on one compute unit. Rows
+/// of odd length go by elements.
 macro_rules! corners {
-    ($name:ident, $tensors:tt: $($dtype:ident)+) => {
-        static $name: [Case; 36] = {
-            const CASES: &[[Case; 12]] = &[$(corners!(@dtype $tensors $dtype)),+];
-            let mut all = [CASES[0][0]; 36];
+    ($name:ident, $tensors:tt: $($dtype:ident $weight:ident),+) => {
+        static $name: [Case; 60] = {
+            const CASES: &[[Case; 12]] = &[$(corners!(@dtype $tensors $dtype $weight)),+];
+            let mut all = [CASES[0][0]; 60];
             let mut i = 0;
-            while i < 36 {
+            while i < 60 {
                 all[i] = CASES[i / 12][i % 12];
                 i += 1;
             }
             all
         };
     };
-    (@dtype $tensors:tt $dtype:ident) => {
-        corners!(@rows $tensors $dtype 37 128, 21 512, 7 1024, 5 2048, 6 4096, 3 8192, 3 16384, 2 20480, 9 509, 5 4001,
-            3 16001, 2 20001)
+    (@dtype $tensors:tt $dtype:ident $weight:ident) => {
+        corners!(@rows $tensors $dtype $weight: 300 128, 100 512, 40 1024, 20 2048, 30 4096, 5 8192, 5 16384, 9 20480, 100 509,
+            20 4001, 5 16001, 5 20001)
     };
-    (@rows $tensors:tt $dtype:ident $($rows:literal $cols:literal),+) => {
-        [$(corners!(@case $tensors $dtype $rows $cols)),+]
+    (@rows $tensors:tt $dtype:ident $weight:ident: $($rows:literal $cols:literal),+) => {
+        [$(corners!(@case $tensors $dtype $weight $rows $cols)),+]
     };
-    (@case [$($tensor:literal),+] $dtype:ident $rows:literal $cols:literal) => {
+    (@case [$($tensor:literal),+] $dtype:ident $weight:ident $rows:literal $cols:literal) => {
         Case {
             label: concat!($rows, " rows of ", $cols),
             tensors: &[
                 $(($tensor, DType::$dtype, &[$rows, $cols]),)+
-                ("weight", DType::$dtype, &[$cols]),
+                ("weight", DType::$weight, &[$cols]),
                 ("rstd", DType::F32, &[$rows]),
             ],
             scalars: &[],
         }
     };
 }
-corners!(CORNERS_RMSNORM, ["x"]: Bf16 F16 F32);
-corners!(CORNERS_FUSED, ["x", "residual_in"]: Bf16 F16 F32);
+corners!(CORNERS_RMSNORM, ["x"]: Bf16 Bf16, F16 F16, F32 F32, Bf16 F32, F16 F32);
+corners!(CORNERS_FUSED, ["x", "residual_in"]: Bf16 Bf16, F16 F16, F32 F32, Bf16 F32, F16 F32);
 
 const FLOATS: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
 const NORMAL: Sample = Sample::Normal { mean: 0.0, deviation: 1.0 };

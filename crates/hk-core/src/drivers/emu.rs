@@ -41,12 +41,17 @@ impl Emu {
         let (mut delay, mut details) = (Duration::ZERO, false);
         let mut checks = None;
         let mut numerics = None;
+        let mut compute_units = arch.compute_units();
         for option in options.split('&').filter(|o| !o.is_empty()) {
             let (key, value) = option.split_once('=').unwrap_or((option, ""));
             match key {
                 "threads" => {
                     let n = parse(value).filter(|&n| n > 0);
                     machine = machine.threads(Some(n.ok_or_else(|| wrong("threads=N with N > 0"))?));
+                }
+                "cus" => {
+                    let n = parse(value).filter(|&n| n > 0);
+                    compute_units = n.ok_or_else(|| wrong("cus=N with N > 0"))?;
                 }
                 "budget" => {
                     let n = parse(value).ok_or_else(|| wrong("budget=N"))?;
@@ -77,7 +82,7 @@ impl Emu {
                 }
                 _ => {
                     return Err(wrong(
-                        "the options threads, budget, details, misaligned, sanitize, mfma, mutant, delay_ms",
+                        "the options threads, cus, budget, details, misaligned, sanitize, mfma, mutant, delay_ms",
                     ));
                 }
             }
@@ -89,7 +94,7 @@ impl Emu {
             spec: spec.into(),
             name: format!("hk-emu, {arch}, mfma {numerics}"),
             arch,
-            compute_units: arch.compute_units(),
+            compute_units,
             wave_size: arch.wave_size(),
             lds_per_workgroup: arch.lds_bytes(),
             max_threads_per_workgroup: arch.max_workgroup_threads(),
