@@ -181,6 +181,12 @@ impl Allocation {
         }
     }
 
+    /// Whether all of `bytes` bytes from `offset` on are written, as far as anybody keeps track.
+    pub fn is_written(&self, offset: usize, bytes: usize) -> bool {
+        let Some(unwritten) = &self.unwritten else { return true };
+        (0..bytes).step_by(64).all(|i| unwritten.bits(offset + i, (bytes - i).min(64)) == 0)
+    }
+
     /// Which of up to 64 bytes were never written, the byte at `offset` in bit 0. 0 where nobody keeps track.
     #[inline]
     pub fn unwritten(&self, offset: usize, bytes: usize) -> u64 {

@@ -1,9 +1,11 @@
 //! Which memory an instruction is about to access: by the address arithmetic of its handler, before it runs.
 
+use std::sync::OnceLock;
+
 use crate::exec::flat::{self, NO_SADDR, NO_VADDR, PRIVATE_APERTURE, SHARED_APERTURE};
 use crate::exec::{Env, Uop, mubuf};
 use crate::fault::{Access, Space};
-use crate::isa::{Encoding, Inst, Op, Operand};
+use crate::isa::{ALL_OPS, Encoding, Inst, Op, Operand};
 use crate::wave::{M0, Wave};
 
 /// Bytes of one memory space that the lanes of `mask` access, each from its own address.
@@ -22,6 +24,16 @@ pub(crate) struct Part {
 }
 
 impl Part {
+    /// First address and length in bytes, where all 64 lanes access neighbours in ascending order.
+    pub fn span(&self) -> Option<(u64, u64)> {
+        let (start, bytes) = (self.address[0], u64::from(self.bytes));
+        let mut differences = u64::from(self.scalar) | !self.mask;
+        for l in 0..64 {
+            differences |= self.address[l] ^ start.wrapping_add(l as u64 * bytes);
+        }
+        (differences == 0).then_some((start, 64 * bytes))
+    }
+
     pub fn lanes(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
         let mut rest = self.mask;
         std::iter::from_fn(move || {
@@ -70,14 +82,11 @@ impl Accesses {
     }
 
     fn scalar(&mut self, inst: &Inst, u: &Uop, w: &Wave, e: &Env<'_>) {
-        let name = inst.op.info().name;
-        let dwords = u32::from(inst.op.info().dst);
-        let Some(access) = access(name) else { return };
+        let nature = Nature::of(inst.op);
+        let Some(access) = nature.access else { return };
         let register = Some(super::effects::SGPR + if access == Access::Read { u.d } else { u.c });
         let (start, inside) = crate::exec::smem::address(w, e, u);
-        // A compare-and-swap carries two values and accesses one.
-        let dwords = if name.contains("CMPSWAP") { dwords / 2 } else { dwords };
-        let bytes = (4 * u64::from(dwords)).min(inside & !3);
+        let bytes = u64::from(nature.bytes).min(inside & !3);
         let mut address = [0; 64];
         address[0] = start;
         self.push(Space::Global, access, 1, address, bytes as u32, register);
@@ -87,13 +96,8 @@ impl Accesses {
     }
 
     fn lds(&mut self, inst: &Inst, u: &Uop, w: &Wave) {
-        let info = inst.op.info();
-        let Some(name) = info.name.strip_prefix("DS_") else { return };
-        if matches!(inst.op, Op::DS_SWIZZLE_B32 | Op::DS_PERMUTE_B32 | Op::DS_BPERMUTE_B32 | Op::DS_NOP)
-            || name.starts_with("GWS")
-        {
-            return;
-        }
+        let nature = Nature::of(inst.op);
+        let Some(access) = nature.access else { return };
         let exec = w.exec();
         if matches!(inst.op, Op::DS_APPEND | Op::DS_CONSUME) {
             // One access for the wave.
@@ -107,35 +111,21 @@ impl Accesses {
                 _ => u64::from(base[l].wrapping_add(offset)),
             })
         };
-        let read = name.starts_with("READ");
-        let write = name.starts_with("WRITE");
-        let access = match (read, write) {
-            (true, _) => Access::Read,
-            (_, true) => Access::Write,
-            _ => Access::Atomic,
-        };
-        let pair = inst.op.has_two_offsets();
-        let dwords = if read { info.dst } else { info.src[1] };
-        let bytes = narrow(name).unwrap_or(4 * u32::from(dwords) / if pair && read { 2 } else { 1 });
-        let [first, second] = if read { [u.d, u.d + u16::from(dwords) / 2] } else { [u.b, u.c] };
+        let read = access == Access::Read;
+        let bytes = nature.bytes;
+        let [first, second] = if read { [u.d, u.d + bytes as u16 / 4] } else { [u.b, u.c] };
         self.push(Space::Lds, access, exec, at(u.imm as u32), bytes, Some(first));
-        if pair {
+        if nature.pair {
             // The top bit of an exchange's is no part of its offset.
             self.push(Space::Lds, access, exec, at(u.extra & 0xFFFF_FFFF >> 1), bytes, Some(second));
         }
     }
 
     fn flat(&mut self, inst: &Inst, u: &Uop, w: &Wave, e: &Env<'_>) {
-        let info = inst.op.info();
-        let name = info.name;
-        let Some(access) = access(name) else { return };
+        let Nature { access, bytes, dma, .. } = Nature::of(inst.op);
+        let Some(access) = access else { return };
         let exec = w.exec();
-        let dma = name.contains("_LOAD_LDS_");
-        let (register, dwords) = match access {
-            Access::Read => (u.d, info.dst),
-            _ => (u.c, info.src[1]),
-        };
-        let bytes = bytes(name, dwords.into(), access);
+        let register = if access == Access::Read { u.d } else { u.c };
         let register = (!dma).then_some(register);
         let addr: [u64; 64] = if inst.encoding == Encoding::Scratch {
             let base = if u.b == NO_SADDR { 0 } else { e.s32(w, u.b) }.wrapping_add(u.imm as u32);
@@ -164,18 +154,11 @@ impl Accesses {
     }
 
     fn buffer(&mut self, inst: &Inst, u: &Uop, w: &Wave, e: &Env<'_>) {
-        let info = inst.op.info();
-        let name = info.name;
-        let Some(access) = access(name) else { return };
+        let Nature { access, bytes, formatted, .. } = Nature::of(inst.op);
+        let Some(access) = access else { return };
         let exec = w.exec();
-        let register = match access {
-            Access::Read => u.d,
-            _ => u.c,
-        };
-        let bytes = bytes(name, info.dst.into(), access);
-        let register = (!inst.flags.lds).then_some(register);
-        // Registers of a formatted access hold other bytes than memory.
-        let register = register.filter(|_| !name.contains("_FORMAT_"));
+        let register = if access == Access::Read { u.d } else { u.c };
+        let register = (!inst.flags.lds && !formatted).then_some(register);
         for (n, (addr, valid, bytes)) in mubuf::pieces(w, e, inst, u, bytes).into_iter().enumerate() {
             self.push(Space::Global, access, exec & valid, addr, bytes, register.map(|r| r + n as u16));
         }
@@ -190,6 +173,84 @@ impl Accesses {
         let size = if bytes <= 4 { 4 } else { 16 };
         let address = std::array::from_fn(|l| start + size * l as u64);
         self.push(Space::Lds, Access::Write, exec, address, bytes.max(4), None);
+    }
+}
+
+/// What checks ask about an instruction again and again, from its name.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Nature {
+    pub access: Option<Access>,
+    /// Bytes of one lane's access, or of each of two.
+    pub bytes: u32,
+    /// LDS: with two offsets.
+    pub pair: bool,
+    /// Loads to LDS by opcode; buffer loads have a flag.
+    pub dma: bool,
+    /// Registers hold other bytes than memory.
+    pub formatted: bool,
+    /// The high half of a register is loaded or stored.
+    pub high: bool,
+    /// Different operands often have the same result: comparisons, minima and maxima, conversions that saturate.
+    pub hides: bool,
+}
+
+impl Nature {
+    pub fn of(op: Op) -> Nature {
+        static ALL: OnceLock<Vec<Nature>> = OnceLock::new();
+        let all = ALL.get_or_init(|| ALL_OPS.iter().map(|op| Nature::new(*op)).collect());
+        all.get(op as usize).copied().unwrap_or_default()
+    }
+
+    fn new(op: Op) -> Nature {
+        let info = op.info();
+        let name = info.name;
+        let pair = op.has_two_offsets();
+        let mut nature = Nature {
+            pair,
+            dma: name.contains("_LOAD_LDS_"),
+            formatted: name.contains("_FORMAT_"),
+            high: name.contains("_D16_HI"),
+            hides: super::uninit::hides(op),
+            ..Nature::default()
+        };
+        if let Some(name) = name.strip_prefix("DS_") {
+            let touches_nothing =
+                matches!(op, Op::DS_SWIZZLE_B32 | Op::DS_PERMUTE_B32 | Op::DS_BPERMUTE_B32 | Op::DS_NOP);
+            let read = name.starts_with("READ");
+            nature.access = match name {
+                _ if touches_nothing || name.starts_with("GWS") => None,
+                _ if read => Some(Access::Read),
+                _ if name.starts_with("WRITE") => Some(Access::Write),
+                _ => Some(Access::Atomic),
+            };
+            let dwords = u32::from(if read { info.dst } else { info.src[1] });
+            nature.bytes = narrow(name).unwrap_or(4 * dwords / if pair && read { 2 } else { 1 });
+            return nature;
+        }
+        nature.access = match info.encoding {
+            Encoding::Smem
+            | Encoding::Flat
+            | Encoding::Global
+            | Encoding::Scratch
+            | Encoding::Mubuf
+            | Encoding::Mtbuf => access(name),
+            _ => None,
+        };
+        if let Some(access) = nature.access {
+            let dwords = match info.encoding {
+                Encoding::Flat | Encoding::Global | Encoding::Scratch if access != Access::Read => {
+                    info.src[1]
+                }
+                _ => info.dst,
+            };
+            nature.bytes = if info.encoding == Encoding::Smem {
+                // A compare-and-swap carries two values and accesses one.
+                4 * u32::from(dwords) / if name.contains("CMPSWAP") { 2 } else { 1 }
+            } else {
+                bytes(name, dwords.into(), access)
+            };
+        }
+        nature
     }
 }
 

@@ -4,14 +4,14 @@
 //! instruction, which other one after it, what connects them, how many states. A matrix instruction may need more the
 //! more passes (of four cycles) it takes.
 //!
-//! Sources, named in each row: `manual`, the list of manually inserted wait states in AMD's CDNA3 ISA manual and its
-//! tables for matrix instructions; `llvm`, what LLVM inserts for gfx940 and later, which is the only public source for
-//! the columns of gfx950.
+//! Sources, named in each row: `manual`, the manually inserted wait states and the tables for matrix instructions of
+//! AMD's CDNA3 ISA manual (not compared with its text line by line); `llvm`, what LLVM inserts for gfx940 and later, which
+//! is the only public source for the columns of gfx950.
 //!
 //! A matrix instruction waits until the wave's last one has left the unit: that many passes count as states.
 //!
-//! AMD's hand-written kernels (AITER) are evidence of what the hardware checks after all. Left out, because thousands
-//! of places in them do without: VALU writes SGPR or VCC, VALU reads it (LLVM inserts 2 states); SALU writes M0, load
+//! AMD's hand-written kernels (AITER) suggest that some dependencies need no states after all. Left out, because
+//! thousands of places in them do without: VALU writes SGPR or VCC, VALU reads it (LLVM inserts 2 states); SALU writes M0, load
 //! to LDS (1). Weaker than LLVM's: `v_permlane` swaps (2), operands of DPP that are not moved (2). Also left out:
 //! buffer stores of more than 64 bits whose offset is a scalar register (1 has been reported, compilers insert none),
 //! replayed loads with XNACK. Registers of a first instruction are those it encodes, also where M0 moves them.

@@ -227,6 +227,7 @@ impl Watch for Observer {
     }
 
     fn after(&mut self, w: &Wave, e: &Env<'_>, u: &Uop, ctl: Ctl) -> Result<(), Box<Finding>> {
+        let Some(uninit) = &mut self.uninit else { return Ok(()) };
         let Some(inst) = e.program.inst(u.index) else { return Ok(()) };
         let mut effects = e.program.effects(u.index);
         let now;
@@ -235,9 +236,6 @@ impl Watch for Observer {
             effects = &now;
         }
         let step = Step { w, e, u, inst, effects, accesses: self.accesses.parts() };
-        if let Some(uninit) = &mut self.uninit {
-            uninit.after(&step, ctl)?;
-        }
-        Ok(())
+        uninit.after(&step, ctl)
     }
 }

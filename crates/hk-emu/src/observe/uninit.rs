@@ -8,14 +8,13 @@
 //! Global memory has no twin. It keeps a bit for each byte that nobody wrote, from which the twin's loads differ, and
 //! a store of different values is a finding.
 
-use super::access::Part;
+use super::access::{Nature, Part};
 use super::effects::{self, Effects, RegSet, SGPR};
 use super::{Check, Finding, Place, Step};
-use crate::exec::mem::View;
 use crate::exec::prep::dpp_source;
 use crate::exec::{Ctl, Env, indexed};
 use crate::fault::{Access, Problem, Space};
-use crate::isa::{Encoding, Inst, Operand};
+use crate::isa::{Encoding, Inst, Op, Operand};
 use crate::memory::POISON;
 use crate::wave::{CHUNK, Lanes, M0, Wave};
 
@@ -91,7 +90,7 @@ impl Uninit {
         let Step { w, e, u, inst, accesses, .. } = *step;
         let Some(twin) = self.twins.get(w.index as usize) else { return Ok(()) };
         if !is_memory(inst) {
-            self.differing = if hides(inst) { differing_lanes(inst, w, twin) } else { 0 };
+            self.differing = if Nature::of(inst.op).hides { differing_lanes(inst, w, twin) } else { 0 };
             return Ok(());
         }
         self.differing = 0;
@@ -125,9 +124,20 @@ impl Uninit {
         if part.access == Access::Read {
             return Ok(());
         }
-        let high = step.inst.op.info().name.contains("_D16_HI");
+        let high = Nature::of(step.inst.op).high;
+        let alike = part.register.is_some_and(|register| {
+            let mut registers = register..register + part.bytes.div_ceil(4) as u16;
+            !part.scalar && registers.all(|n| step.w.v(n) == twin.v(n))
+        });
+        if let (true, Access::Write, Some((start, bytes))) = (alike, part.access, part.span())
+            && let Some((allocation, offset)) = memory.find(start, bytes, &mut 0)
+        {
+            allocation.mark_written(offset, bytes as usize);
+            return Ok(());
+        }
+        let mut hint = 0;
         for (lane, address) in part.lanes() {
-            if let Some(register) = part.register {
+            if let (false, Some(register)) = (alike, part.register) {
                 let stored = |w: &Wave, n: u32| {
                     let word = match register {
                         register if part.scalar => w.s[(register - SGPR + n as u16) as usize & 127],
@@ -152,7 +162,7 @@ impl Uninit {
                     }
                 }
             }
-            let Some((allocation, offset)) = memory.find(address, part.bytes.into(), &mut 0) else {
+            let Some((allocation, offset)) = memory.find(address, part.bytes.into(), &mut hint) else {
                 continue;
             };
             if part.access == Access::Atomic && allocation.unwritten(offset, part.bytes as usize) != 0 {
@@ -160,6 +170,10 @@ impl Uninit {
                 let mut finding = self.finding(step, what, Some(lane), None);
                 finding.address = Some((Space::Global, address));
                 return Err(finding);
+            }
+            if alike {
+                allocation.mark_written(offset, part.bytes as usize);
+                continue;
             }
             for n in 0..part.bytes as usize / 4 {
                 // Padding stays unwritten where it is copied to.
@@ -291,14 +305,14 @@ impl Uninit {
 }
 
 /// Instructions that map different operands to the same result by design.
-fn hides(inst: &Inst) -> bool {
-    let name = inst.op.info().name;
+pub(crate) fn hides(op: Op) -> bool {
+    let name = op.info().name;
     let starts = |prefix: &str| name.starts_with(prefix);
-    match inst.encoding {
+    match op.info().encoding {
         Encoding::Sopc | Encoding::Sopk => starts("S_CMP") || starts("S_BITCMP"),
         Encoding::Sop2 => starts("S_MIN") || starts("S_MAX"),
         Encoding::Vop1 | Encoding::Vop2 | Encoding::Vopc | Encoding::Vop3 | Encoding::Vop3p => {
-            inst.op.is_cmp()
+            op.is_cmp()
                 || ["V_MIN", "V_MAX", "V_MED3", "V_PK_MIN", "V_PK_MAX", "V_CVT_I", "V_CVT_U", "V_CVT_PK"]
                     .iter()
                     .any(|prefix| starts(prefix))
@@ -449,10 +463,18 @@ fn copy_results(step: &Step<'_>, twin: &mut Wave, lds: &mut [u8]) {
             }
         }
     }
-    let high = inst.op.info().name.contains("_D16_HI");
+    let high = Nature::of(inst.op).high;
     for part in accesses.iter().filter(|p| p.space == Space::Global && p.access == Access::Read) {
+        if let Some((start, bytes)) = part.span()
+            && let Some((allocation, offset)) = e.memory.find(start, bytes, &mut 0)
+            && allocation.is_written(offset, bytes as usize)
+        {
+            continue;
+        }
+        let mut hint = 0;
         for (lane, address) in part.lanes() {
-            let unwritten = unwritten(e.memory, address, part.bytes);
+            let found = e.memory.find(address, part.bytes.into(), &mut hint);
+            let unwritten = found.map_or(0, |(a, offset)| a.unwritten(offset, part.bytes as usize));
             if unwritten == 0 {
                 continue;
             }
@@ -480,8 +502,4 @@ fn copy_results(step: &Step<'_>, twin: &mut Wave, lds: &mut [u8]) {
             }
         }
     }
-}
-
-fn unwritten(memory: &View<'_>, address: u64, bytes: u32) -> u64 {
-    memory.find(address, bytes.into(), &mut 0).map_or(0, |(a, offset)| a.unwritten(offset, bytes as usize))
 }
