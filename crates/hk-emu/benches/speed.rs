@@ -10,7 +10,7 @@ use common::gemm::{self, Gemm};
 use common::{Args, Assembly, Rig, assemble, options};
 use criterion::measurement::{Measurement, ValueFormatter};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use hk_emu::{Checks, Level};
+use hk_emu::{Check, Checks, Level, MachineOptions};
 
 const LOOPS: u32 = 2000;
 
@@ -96,6 +96,15 @@ fn looped(name: &str, setup: &str, body: &[&str], repeat: usize) -> Vec<u8> {
     assemble(&Assembly { body: &text, ..Assembly::default() })
 }
 
+/// One host thread: unwatched, counting, under each check, under all.
+fn modes() -> Vec<(&'static str, MachineOptions)> {
+    let plain = || options("gfx942").threads(Some(1));
+    let mut modes = vec![("plain", plain()), ("details", plain().details(true))];
+    modes.extend(Check::ALL.map(|check| (check.name(), plain().sanitize(check.into()))));
+    modes.push(("all", plain().sanitize(Checks::all())));
+    modes
+}
+
 fn speed(c: &mut Criterion<CpuTime>) {
     let init: String = (2..48).map(|n| format!("  v_mov_b32 v{n}, 0x3f800000\n")).collect();
     let partial = format!("{init}  s_mov_b64 exec, 0x7fffffff\n  s_mov_b32 exec_hi, 0x00fffff1");
@@ -156,13 +165,7 @@ fn speed(c: &mut Criterion<CpuTime>) {
     let load: &[&str] = &["global_load_dwordx4 v[8:11], v1, s[4:5]", "s_waitcnt vmcnt(0)"];
     for (name, body, repeat) in [("valu_full_exec", valu, 16), ("load_dwordx4", load, 32)] {
         let image = looped(name, &init, body, repeat);
-        let plain = || options("gfx942").threads(Some(1));
-        let modes = [
-            ("plain", plain()),
-            ("details", plain().details(true)),
-            ("sanitized", plain().sanitize(Checks::all())),
-        ];
-        for (mode, options) in modes {
+        for (mode, options) in modes() {
             let rig = Rig::new(options, &image);
             let data = rig.upload("data", &vec![1f32; 4096]);
             let args = Args::new().push(data);
@@ -171,6 +174,13 @@ fn speed(c: &mut Criterion<CpuTime>) {
                 b.iter(|| black_box(rig.launch("test", 1, 64, &args).expect("runs")));
             });
         }
+    }
+    group.sample_size(10);
+    let image = gemm::image("gfx942");
+    for (mode, options) in modes() {
+        let product = Gemm::new("gfx942", &image, "gemm_bf16", [256, 256, 256], options);
+        group.throughput(Throughput::Elements(product.run().instructions));
+        group.bench_function(BenchmarkId::new("gemm_bf16", mode), |b| b.iter(|| black_box(product.run())));
     }
     group.finish();
 

@@ -15,6 +15,7 @@ use crate::exec::prep::dpp_source;
 use crate::exec::{Ctl, Env, indexed};
 use crate::fault::{Access, Problem, Space};
 use crate::isa::{Encoding, Inst, Op, Operand};
+use crate::lower::Program;
 use crate::memory::POISON;
 use crate::wave::{CHUNK, Lanes, M0, Wave};
 
@@ -61,20 +62,48 @@ pub(crate) struct Uninit {
     twins: Vec<Wave>,
     lds: Vec<u8>,
     hints: Vec<u32>,
-    /// Per wave and register: the instruction that wrote it last.
-    writers: Vec<Vec<u32>>,
+    histories: Vec<History>,
     /// Lanes whose operands differ, where the instruction may hide it.
     differing: u64,
 }
 
-const NOBODY: u32 = u32::MAX;
+/// The last instructions of a wave.
+#[derive(Clone)]
+struct History {
+    indices: Vec<u32>,
+    count: usize,
+}
+
+impl History {
+    /// How many it knows, a power of two.
+    const LENGTH: usize = 1 << 12;
+
+    fn push(&mut self, index: u32) {
+        self.indices[self.count % Self::LENGTH] = index;
+        self.count += 1;
+    }
+
+    /// The last instruction that wrote `register`, but for the newest entry if that is `now`.
+    fn writer(&self, program: &Program, register: u16, now: u32) -> Option<u32> {
+        let known = self.count.min(Self::LENGTH);
+        let mut indices = (1..=known).map(|back| self.indices[(self.count - back) % Self::LENGTH]);
+        let skipped = indices.next().filter(|index| *index != now);
+        skipped.into_iter().chain(indices).find(|index| program.effects(*index).writes.contains(register))
+    }
+
+    /// Whether it goes back to the start of the wave.
+    fn is_complete(&self) -> bool {
+        self.count <= Self::LENGTH
+    }
+}
 
 impl Uninit {
     /// `twins` are in their first state, undefined registers holding [`TWIN_POISON`].
     pub fn new(twins: Vec<Wave>, lds: usize, instructions: usize) -> Uninit {
         let lds = (0..lds).map(|i| TWIN_POISON[i / 4 % 2].to_le_bytes()[i % 4]).collect();
-        let writers = vec![vec![NOBODY; usize::from(effects::SCC) + 1]; twins.len()];
-        Uninit { twins, lds, hints: vec![0; instructions], writers, differing: 0 }
+        let history = History { indices: vec![0; History::LENGTH], count: 0 };
+        let histories = vec![history; twins.len()];
+        Uninit { twins, lds, hints: vec![0; instructions], histories, differing: 0 }
     }
 
     pub fn into_waves(self) -> Vec<Wave> {
@@ -190,19 +219,19 @@ impl Uninit {
     /// through it, padding and all.
     fn is_padding(&self, step: &Step<'_>, register: u16, lane: usize) -> bool {
         let (w, program) = (step.w, step.e.program);
-        let writer =
-            self.writers.get(w.index as usize).and_then(|writers| writers.get(usize::from(register)));
-        let private = writer
-            .and_then(|index| program.inst(*index))
-            .is_some_and(|inst| matches!(inst.encoding, Encoding::Flat | Encoding::Scratch));
-        private
-            && register < SGPR
-            && w.lane(register, lane) == u32::from_le_bytes([Undefined::POISON.byte; 4])
+        if register >= SGPR || w.lane(register, lane) != u32::from_le_bytes([Undefined::POISON.byte; 4]) {
+            return false;
+        }
+        let history = self.histories.get(w.index as usize);
+        history
+            .and_then(|history| history.writer(program, register, u32::MAX))
+            .and_then(|index| program.inst(index))
+            .is_some_and(|inst| matches!(inst.encoding, Encoding::Flat | Encoding::Scratch))
     }
 
     /// Lets the twin execute what the wave has executed.
     pub fn after(&mut self, step: &Step<'_>, ctl: Ctl) -> Result<(), Box<Finding>> {
-        let Step { w, e, u, inst, effects, accesses } = *step;
+        let Step { w, e, u, inst, accesses, .. } = *step;
         let Some(mut twin) = self.twins.get_mut(w.index as usize) else { return Ok(()) };
         twin.executed = w.executed;
         let copies = takes_results(inst, accesses);
@@ -248,10 +277,8 @@ impl Uninit {
         if self.differing != 0 {
             tell_apart(step, twin, self.differing);
         }
-        for register in effects.writes.iter() {
-            if let Some(writer) = self.writers[w.index as usize].get_mut(usize::from(register)) {
-                *writer = u.index;
-            }
+        if let Some(history) = self.histories.get_mut(w.index as usize) {
+            history.push(u.index);
         }
         let what = if twin_ctl != ctl || ctl == Ctl::Jump && twin.pc != w.pc {
             "the branch depends on a value that was never written"
@@ -274,18 +301,16 @@ impl Uninit {
         register: Option<u16>,
     ) -> Box<Finding> {
         let w = step.w;
-        let writers = self.writers.get(w.index as usize);
+        let history = self.histories.get(w.index as usize);
         let register = register.or_else(|| {
             let twin = self.twins.get(w.index as usize)?;
             let reads = if is_memory(step.inst) { addressing(step.inst) } else { step.effects.reads };
             reads.iter().find(|r| differs(w, twin, *r, lane))
         });
-        let writer = register
-            .and_then(|r| writers.and_then(|w| w.get(usize::from(r))))
-            .copied()
-            .filter(|index| *index != NOBODY && *index != step.u.index);
+        let writer = register.zip(history).and_then(|(r, h)| h.writer(step.e.program, r, step.u.index));
+        let never = writer.is_none() && history.is_some_and(History::is_complete);
         let what = match register {
-            Some(r) if writer.is_none() && !what.starts_with(&effects::name(r)) => {
+            Some(r) if never && !what.starts_with(&effects::name(r)) => {
                 format!("{what}: {} has no value yet", effects::name(r))
             }
             Some(r) if !what.starts_with(&effects::name(r)) => {
