@@ -3,8 +3,6 @@
 #[path = "races/barriers.rs"]
 mod barriers;
 mod common;
-#[path = "races/cost.rs"]
-mod cost;
 #[path = "races/global.rs"]
 mod global;
 #[path = "races/lds.rs"]
