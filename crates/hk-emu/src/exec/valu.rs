@@ -287,15 +287,9 @@ lane_ops! {
     V_PK_MIN_I16 2 |a, b, c, m| pair(|a, b, _| i16lo(a).min(i16lo(b)) as u32, a, b, c);
     V_PK_MAX_U16 2 |a, b, c, m| pair(|a, b, _| a.max(b), a, b, c);
     V_PK_MIN_U16 2 |a, b, c, m| pair(|a, b, _| a.min(b), a, b, c);
-    V_DOT2_I32_I16 3 |a, b, c, m| {
-        let sum = i64::from(i16lo(a) * i16lo(b)) + i64::from(i16lo(a >> 16) * i16lo(b >> 16)) + i64::from(c as i32);
-        sum as u32
-    };
-    V_DOT2C_I32_I16 3 |a, b, c, m| {
-        let sum = i64::from(i16lo(a) * i16lo(b)) + i64::from(i16lo(a >> 16) * i16lo(b >> 16)) + i64::from(c as i32);
-        sum as u32
-    };
-    V_DOT2_U32_U16 3 |a, b, c, m| (u16lo(a) * u16lo(b)).wrapping_add((a >> 16) * (b >> 16)).wrapping_add(c);
+    V_DOT2_I32_I16 3 |a, b, c, m| dot_i(a, b, c, 16);
+    V_DOT2C_I32_I16 3 |a, b, c, m| dot_i(a, b, c, 16);
+    V_DOT2_U32_U16 3 |a, b, c, m| dot_u(a, b, c, 16);
     V_DOT4_I32_I8 3 |a, b, c, m| dot_i(a, b, c, 8);
     V_DOT4C_I32_I8 3 |a, b, c, m| dot_i(a, b, c, 8);
     V_DOT4_U32_U8 3 |a, b, c, m| dot_u(a, b, c, 8);
