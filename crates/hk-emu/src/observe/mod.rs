@@ -109,6 +109,8 @@ pub(crate) struct Observer {
     accesses: Accesses,
     /// Those of a wave's twin.
     twin_accesses: Accesses,
+    /// The registers of the instruction that runs, where M0 or MODE moves them.
+    moved: Option<Effects>,
     /// Of each wave.
     progress: Vec<Progress>,
     uninit: Option<Uninit>,
@@ -145,6 +147,7 @@ impl Observer {
         let Subject { checks, program, group, waves, lds, twins, global, touched } = subject;
         Observer {
             accesses: Accesses::default(),
+            moved: None,
             twin_accesses: Accesses::default(),
             progress: vec![Progress::default(); waves],
             uninit: (!twins.is_empty()).then(|| Uninit::new(twins, lds, program.uops.len())),
@@ -190,12 +193,9 @@ impl Watch for Observer {
         if let Some(counts) = &mut self.counts {
             counts.count(u.index, self.accesses.parts());
         }
-        let mut effects = e.program.effects(u.index);
-        let now;
-        if effects.moves(w) {
-            now = Effects::now(inst, w);
-            effects = &now;
-        }
+        let effects = e.program.effects(u.index);
+        self.moved = effects.moves(w).then(|| Effects::now(inst, w));
+        let effects = self.moved.as_ref().unwrap_or(effects);
         let step = Step { w, e, u, inst, effects, accesses: self.accesses.parts() };
         if let Some(waits) = &mut self.waits {
             waits.before(&step)?;
@@ -229,12 +229,7 @@ impl Watch for Observer {
     fn after(&mut self, w: &Wave, e: &Env<'_>, u: &Uop, ctl: Ctl) -> Result<(), Box<Finding>> {
         let Some(uninit) = &mut self.uninit else { return Ok(()) };
         let Some(inst) = e.program.inst(u.index) else { return Ok(()) };
-        let mut effects = e.program.effects(u.index);
-        let now;
-        if effects.moves(w) {
-            now = Effects::now(inst, w);
-            effects = &now;
-        }
+        let effects = self.moved.as_ref().unwrap_or_else(|| e.program.effects(u.index));
         let step = Step { w, e, u, inst, effects, accesses: self.accesses.parts() };
         uninit.after(&step, ctl)
     }

@@ -1,6 +1,7 @@
 //! Which memory operations of a wave an `s_waitcnt` has proven complete, as far as races need to know.
 
-use crate::isa::{Encoding, Inst, Op};
+use super::waits::{self, Kind};
+use crate::isa::Inst;
 
 /// One memory operation of a wave: what proves it complete, and its number among those of its kind.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -45,24 +46,21 @@ impl Line {
 impl Progress {
     /// Takes note of an instruction; a token if it is a memory operation of interest.
     pub fn note(&mut self, inst: &Inst) -> Option<Token> {
-        Some(match inst.encoding {
-            Encoding::Ds => Token::Lds(self.lds.issue()),
-            Encoding::Flat => {
+        match Kind::of(inst) {
+            Kind::Vector => Some(Token::Vector(self.vector.issue())),
+            Kind::Lds => Some(Token::Lds(self.lds.issue())),
+            Kind::Flat => {
                 self.vector.issue();
                 self.flat_issued += 1;
-                Token::Flat(self.flat_issued)
+                Some(Token::Flat(self.flat_issued))
             }
-            Encoding::Mubuf if inst.op == Op::BUFFER_INV => return None,
-            Encoding::Global | Encoding::Scratch | Encoding::Mubuf | Encoding::Mtbuf => {
-                Token::Vector(self.vector.issue())
+            Kind::Wait => {
+                let [vmcnt, lgkmcnt] = waits::counts(inst.imm).map(|n| n as u64);
+                self.wait(vmcnt, lgkmcnt);
+                None
             }
-            Encoding::Sopp if inst.op == Op::S_WAITCNT => {
-                let imm = inst.imm as u64;
-                self.wait(imm & 15 | imm >> 14 << 4 & 48, imm >> 8 & 15);
-                return None;
-            }
-            _ => return None,
-        })
+            Kind::Scalar | Kind::None => None,
+        }
     }
 
     fn wait(&mut self, vmcnt: u64, lgkmcnt: u64) {
@@ -105,6 +103,7 @@ impl Token {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::isa::{Encoding, Op};
 
     #[test]
     fn later_operations_of_the_kind_count_and_others_do_not() {

@@ -9,7 +9,7 @@
 //! a store of different values is a finding.
 
 use super::access::{Nature, Part};
-use super::effects::{self, Effects, RegSet, SGPR};
+use super::effects::{self, RegSet, SGPR};
 use super::{Check, Finding, Place, Step};
 use crate::exec::prep::dpp_source;
 use crate::exec::{Ctl, Env, indexed};
@@ -304,7 +304,7 @@ impl Uninit {
         let history = self.histories.get(w.index as usize);
         let register = register.or_else(|| {
             let twin = self.twins.get(w.index as usize)?;
-            let reads = if is_memory(step.inst) { addressing(step.inst) } else { step.effects.reads };
+            let reads = if is_memory(step.inst) { addressing(step) } else { step.effects.reads };
             reads.iter().find(|r| differs(w, twin, *r, lane))
         });
         let writer = register.zip(history).and_then(|(r, h)| h.writer(step.e.program, r, step.u.index));
@@ -413,7 +413,8 @@ fn tell_apart(step: &Step<'_>, twin: &mut Wave, lanes: u64) {
 }
 
 /// The registers that make up the address of a memory instruction.
-fn addressing(inst: &Inst) -> RegSet {
+fn addressing(step: &Step<'_>) -> RegSet {
+    let inst = step.inst;
     let mut set = RegSet::default();
     let operands = match inst.encoding {
         Encoding::Ds => 0..1,
@@ -425,7 +426,7 @@ fn addressing(inst: &Inst) -> RegSet {
             set.insert(first, effects::source_width(inst, i));
         }
     }
-    if Effects::of(inst).reads.contains(SGPR + M0 as u16) {
+    if step.effects.reads.contains(SGPR + M0 as u16) {
         set.insert(SGPR + M0 as u16, 1);
     }
     set

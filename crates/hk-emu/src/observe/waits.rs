@@ -73,7 +73,7 @@ impl Kind {
 const COUNTERS: [(u8, &str, usize); 2] = [(1, "vmcnt", 63), (2, "lgkmcnt", 15)];
 
 /// The counts in an `s_waitcnt`.
-fn counts(imm: i32) -> [usize; 2] {
+pub(crate) fn counts(imm: i32) -> [usize; 2] {
     let imm = imm as usize;
     [imm & 15 | imm >> 10 & 0x30, imm >> 8 & 15]
 }
