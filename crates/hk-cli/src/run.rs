@@ -4,7 +4,7 @@ use crate::out::{self, Table};
 use crate::{Failure, Result, hot, tensors};
 use hk_core::registry::{Call, Described as _, HostCall, HostTensor, Operator};
 use hk_core::{Checks, Counters, DType, Device, Error, Fault, Profile};
-use hk_testkit::compare::{Comparison, compare};
+use hk_testkit::compare::{Comparison, compare_outputs};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -215,25 +215,7 @@ fn expect_same(a: &Outputs, b: &Outputs, a_on: &str, b_on: &str) -> Result<()> {
 
 /// Compares each output with the reference.
 pub fn comparisons(op: &Operator, call: &HostCall, outputs: &Outputs) -> Result<Vec<Comparison>> {
-    let mut all = Vec::new();
-    for (name, want) in (op.reference)(call)? {
-        let Some((_, got)) = outputs.iter().find(|(n, _)| *n == name) else {
-            return Err(Failure::new(format!(
-                "{}: the reference has an output `{name}`, the run has none",
-                op.name
-            )));
-        };
-        let Some(tolerance) = op.arg(name).and_then(|arg| arg.role.output()) else {
-            return Err(Failure::new(format!("{}: `{name}` is not one of its outputs", op.name)));
-        };
-        let values = got.to_f64();
-        if values.len() != want.values.len() {
-            let (got, want) = (got.shape(), &want.shape);
-            return Err(Failure::new(format!("{}: `{name}` is {got:?}, its reference {want:?}", op.name)));
-        }
-        all.push(compare(name, got.dtype(), &want.shape, &values, &want.values, tolerance));
-    }
-    Ok(all)
+    Ok(compare_outputs(op, call, outputs)?)
 }
 
 fn check(op: &Operator, call: &HostCall, outputs: &Outputs, quiet: bool) -> Result<()> {

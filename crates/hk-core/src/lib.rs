@@ -13,6 +13,7 @@ mod launch;
 mod layout;
 mod module;
 pub mod registry;
+pub mod rowwise;
 mod stream;
 mod tensor;
 

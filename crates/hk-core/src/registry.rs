@@ -45,7 +45,7 @@ pub struct Operator {
 }
 
 /// What an argument is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Role {
     /// Read.
     In,
@@ -113,6 +113,18 @@ pub enum Sample {
         /// Upper bound, excluded.
         high: i64,
     },
+    /// Integers from 0 to `below`, excluded, none of them twice: slots, rows.
+    Distinct {
+        /// Upper bound, excluded; at least the number of elements.
+        below: i64,
+    },
+    /// `0, step, 2 * step, ..`: where sequences of one length begin.
+    Steps {
+        /// From one element to the next.
+        step: i64,
+    },
+    /// Positive, with a sum of one along the last axis, over some orders of magnitude.
+    Probabilities,
 }
 
 /// A scalar argument or an option of an operator.
@@ -172,8 +184,23 @@ pub struct Traffic {
     pub written: u64,
 }
 
+impl Traffic {
+    /// Every tensor of the call once: those that it is given are read, those that it makes or updates are written.
+    pub fn once(call: &HostCall) -> Self {
+        let bytes = |spec: &TensorSpec| spec.bytes().unwrap_or(0) as u64;
+        let updated =
+            call.tensors().filter(|(n, _)| call.op.arg(n).is_some_and(|a| a.role.output().is_some()));
+        let made = (call.op.outputs)(&call.spec()).unwrap_or_default();
+        Self {
+            read: call.tensors().map(|(_, t)| t.bytes.len() as u64).sum(),
+            written: updated.map(|(_, t)| t.bytes.len() as u64).sum::<u64>()
+                + made.iter().map(|(_, spec)| bytes(spec)).sum::<u64>(),
+        }
+    }
+}
+
 /// How far a result may be from the f64 reference of the same, already rounded inputs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Tolerance {
     /// The same bits.
     Exact,
@@ -181,13 +208,34 @@ pub enum Tolerance {
     Elementwise,
     /// A reduction along a row, then elementwise arithmetic.
     Reduction,
+    /// The nearest element, or the one next to it: codes of a quantizer, where a value may lie on either side of a tie.
+    Neighbour,
+    /// `|got - want| <= rtol |want| + atol`, whatever the type.
+    Within {
+        /// Relative to the reference.
+        rtol: f64,
+        /// Absolute.
+        atol: f64,
+    },
 }
 
 impl Tolerance {
-    /// `(rtol, atol)` for a result of this type: `|got - want| <= rtol |want| + atol`. Zero for [`Tolerance::Exact`] and
-    /// for types other than `f32`, `f16` and `bf16`.
+    /// `(rtol, atol)` for a result of this type: `|got - want| <= rtol |want| + atol`. Zero for [`Tolerance::Exact`], and
+    /// for types other than `f32`, `f16` and `bf16` in the classes of arithmetic.
     pub const fn bounds(self, dtype: DType) -> (f64, f64) {
         match (self, dtype) {
+            (Self::Within { rtol, atol }, _) => (rtol, atol),
+            // The step from a value to the next, at most, and the step at zero.
+            (Self::Neighbour, DType::Fp8E4M3) => (1.0 / 8.0, 1.0 / 512.0),
+            (Self::Neighbour, DType::Fp8E4M3Fnuz) => (1.0 / 8.0, 1.0 / 1024.0),
+            (Self::Neighbour, DType::Fp8E5M2) => (1.0 / 4.0, 1.0 / 65536.0),
+            (Self::Neighbour, DType::Fp8E5M2Fnuz) => (1.0 / 4.0, 1.0 / 131072.0),
+            (Self::Neighbour, DType::Fp4x2) => (0.5, 0.5),
+            (Self::Neighbour, DType::E8M0) => (1.0, 0.0),
+            (Self::Neighbour, DType::Bf16) => (1.0 / 128.0, 0.0),
+            (Self::Neighbour, DType::F16) => (1.0 / 1024.0, 0.0),
+            (Self::Neighbour, DType::F32) => (f32::EPSILON as f64, 0.0),
+            (Self::Neighbour, _) => (0.0, 1.0),
             (Self::Elementwise, DType::Bf16) => (8e-3, 1e-6),
             (Self::Elementwise, DType::F16) => (1e-3, 1e-6),
             (Self::Elementwise, DType::F32) => (4e-6, 1e-6),
@@ -263,6 +311,30 @@ impl Described for HostTensor {
     fn shape(&self) -> &[usize] {
         &self.spec.shape
     }
+}
+
+/// Runs `$body` with `$t` as the type of a [`Float`], or answers that the argument cannot be of another type.
+///
+/// `with_float!("rmsnorm", "x", dtype, T => rmsnorm::<T>(..))`
+#[macro_export]
+macro_rules! with_float {
+    ($op:expr, $arg:expr, $dtype:expr, $t:ident => $body:expr) => {
+        match $dtype {
+            $crate::DType::Bf16 => {
+                type $t = $crate::bf16;
+                $body
+            }
+            $crate::DType::F16 => {
+                type $t = $crate::f16;
+                $body
+            }
+            $crate::DType::F32 => {
+                type $t = f32;
+                $body
+            }
+            other => Err($crate::Error::dtype($op, $arg, other, "bf16, f16, f32")),
+        }
+    };
 }
 
 /// Runs `$body` with `$t` as the type of a dtype.
@@ -400,10 +472,43 @@ impl Random {
             Sample::Uniform { low, high } => {
                 f64::from(low) + (f64::from(high) - f64::from(low)) * self.unit()
             }
-            Sample::Integers { low, high } => {
-                let range = high.saturating_sub(low).max(1) as u64;
-                low.wrapping_add((self.bits() % range) as i64) as f64
+            Sample::Integers { low, high } => self.below(low, high) as f64,
+            Sample::Distinct { .. } | Sample::Steps { .. } | Sample::Probabilities => {
+                unreachable!("these depend on the other elements: `sequence`")
             }
+        }
+    }
+
+    /// Uniform in `low..high`.
+    fn below(&mut self, low: i64, high: i64) -> i64 {
+        let range = high.saturating_sub(low).max(1) as u64;
+        low.wrapping_add((self.bits() % range) as i64)
+    }
+
+    /// `n` values whose rows have `cols` of them.
+    fn sequence(&mut self, sample: Sample, n: usize, cols: usize) -> Vec<f64> {
+        match sample {
+            Sample::Distinct { below } => {
+                // The first steps of a shuffle; only what it has moved is kept.
+                let mut moved = std::collections::HashMap::new();
+                let pick = |i: i64| {
+                    let at = self.below(i, below);
+                    let here = moved.get(&i).copied().unwrap_or(i);
+                    moved.insert(at, here).unwrap_or(at) as f64
+                };
+                (0..n as i64).map(pick).collect()
+            }
+            Sample::Steps { step } => (0..n as i64).map(|i| i.wrapping_mul(step) as f64).collect(),
+            Sample::Probabilities => {
+                let normal = Sample::Normal { mean: 0.0, deviation: 2.0 };
+                let mut values: Vec<f64> = (0..n).map(|_| self.draw(normal).exp()).collect();
+                for row in values.chunks_mut(cols.max(1)) {
+                    let sum: f64 = row.iter().sum();
+                    row.iter_mut().for_each(|v| *v /= sum);
+                }
+                values
+            }
+            _ => (0..n).map(|_| self.draw(sample)).collect(),
         }
     }
 }
@@ -435,10 +540,12 @@ impl HostTensor {
     /// # Errors
     /// As [`TensorSpec::bytes`].
     pub fn sample(spec: TensorSpec, sample: Sample, seed: u64) -> Result<Self> {
-        let mut random = Random(seed);
         let n = spec.bytes()? / spec.dtype.size_bytes();
+        let per_element = if spec.dtype == DType::Fp4x2 { 2 } else { 1 };
+        let cols = per_element * spec.shape.last().copied().unwrap_or(1);
+        let mut values = Random(seed).sequence(sample, n * per_element, cols).into_iter();
         let bytes = with_element!(spec.dtype, T => {
-            let elements: Vec<T> = (0..n).map(|_| T::encode(|| random.draw(sample))).collect();
+            let elements: Vec<T> = (0..n).map(|_| T::encode(|| values.next().unwrap_or(0.0))).collect();
             bytemuck::cast_slice(&elements).to_vec()
         });
         Ok(Self { spec, bytes })
@@ -785,6 +892,54 @@ impl ScalarSpec {
 }
 
 impl ArgSpec {
+    /// A tensor that is read, of normal example data, with `rank` axes or, by [`ranks`](Self::ranks), others.
+    pub const fn input(
+        name: &'static str,
+        dtypes: &'static [DType],
+        rank: usize,
+        shape: &'static str,
+    ) -> Self {
+        let sample = Sample::Normal { mean: 0.0, deviation: 1.0 };
+        Self { name, role: Role::In, optional: false, dtypes, rank: (rank, rank), shape, sample }
+    }
+
+    /// A tensor that is written.
+    pub const fn output(
+        name: &'static str,
+        tolerance: Tolerance,
+        dtypes: &'static [DType],
+        rank: usize,
+        shape: &'static str,
+    ) -> Self {
+        Self { role: Role::Out(tolerance), ..Self::input(name, dtypes, rank, shape) }
+    }
+
+    /// A tensor that is updated in place.
+    pub const fn updated(
+        name: &'static str,
+        tolerance: Tolerance,
+        dtypes: &'static [DType],
+        rank: usize,
+        shape: &'static str,
+    ) -> Self {
+        Self { role: Role::InOut(tolerance), ..Self::input(name, dtypes, rank, shape) }
+    }
+
+    /// It may be left out.
+    pub const fn optional(self) -> Self {
+        Self { optional: true, ..self }
+    }
+
+    /// With this example data.
+    pub const fn sampled(self, sample: Sample) -> Self {
+        Self { sample, ..self }
+    }
+
+    /// With at least `fewest` and at most `most` axes.
+    pub const fn ranks(self, fewest: usize, most: usize) -> Self {
+        Self { rank: (fewest, most), ..self }
+    }
+
     /// Checks element type and number of axes.
     fn check(&self, op: &'static str, tensor: &impl Described) -> Result<()> {
         if !self.dtypes.contains(&tensor.dtype()) {
@@ -805,6 +960,7 @@ impl ArgSpec {
 pub struct DeviceCall {
     inputs: Call<DynTensor>,
     outputs: Named<DynTensor>,
+    workspace: Option<DynTensor>,
 }
 
 impl DeviceCall {
@@ -836,14 +992,14 @@ impl DeviceCall {
                 (_, None) => {}
             }
         }
-        Ok(Self { inputs, outputs })
+        Ok(Self { inputs, outputs, workspace: None })
     }
 
     /// The inputs with the scalars, and the outputs to be taken one by one.
     pub fn split(&mut self) -> (Inputs<'_>, Outputs<'_>) {
         let op = self.inputs.op.name;
         let tensors = self.outputs.iter_mut().map(|(n, t)| (*n, t)).collect();
-        (Inputs(&self.inputs), Outputs { op, tensors })
+        (Inputs(&self.inputs), Outputs { op, tensors, workspace: Some(&mut self.workspace) })
     }
 
     /// The outputs, those updated in place included, in the order of the arguments.
@@ -887,6 +1043,7 @@ impl std::ops::Deref for Inputs<'_> {
 pub struct Outputs<'a> {
     op: &'static str,
     tensors: Named<&'a mut DynTensor>,
+    workspace: Option<&'a mut Option<DynTensor>>,
 }
 
 impl<'a> Outputs<'a> {
@@ -907,6 +1064,20 @@ impl<'a> Outputs<'a> {
     pub fn take_optional<T: Element>(&mut self, name: &'static str) -> Result<Option<TensorViewMut<'a, T>>> {
         let Some(i) = self.tensors.iter().position(|(n, _)| *n == name) else { return Ok(None) };
         self.tensors.swap_remove(i).1.view_mut(self.op, name).map(Some)
+    }
+
+    /// A workspace of `len` elements, to be taken once a run: allocated by the first run of a call, kept for the others.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if it is taken; as [`Stream::alloc_zeroed`].
+    pub fn workspace<T: Element>(&mut self, stream: &Stream, len: usize) -> Result<TensorViewMut<'a, T>> {
+        let taken = || Error::argument(self.op, "workspace", "taken before", "taken once a run");
+        let slot = self.workspace.take().ok_or_else(taken)?;
+        let spec = TensorSpec::new(T::DTYPE, [len]);
+        if slot.as_ref().is_none_or(|t| t.spec != spec) {
+            *slot = Some(DynTensor::poisoned(stream, spec)?);
+        }
+        slot.as_mut().ok_or_else(taken)?.view_mut(self.op, "workspace")
     }
 }
 

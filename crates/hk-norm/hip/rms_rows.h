@@ -21,18 +21,16 @@
 
 #include <hk/arch.h>
 #include <hk/block.h>
-#include <hk/global.h>
 #include <hk/math.h>
 #include <hk/reg.h>
+#include <hk/rows.h>
 #include <hk/types.h>
 
 namespace rms {
 
 using hk::Access;
-using hk::Cursor;
-using hk::GlobalPtr;
-using hk::i32;
-using hk::i64;
+using hk::RowBatch;
+using hk::row_threads;
 using hk::u32;
 using hk::u64;
 
@@ -46,39 +44,12 @@ struct Scalars {
     u32 batch;            // rows that a block takes at a time
 };
 
-/// Threads of a block whose rows have `lanes` lanes each.
-constexpr int threads(int lanes) { return lanes > hk::kWaveSize ? lanes : hk::kWaveSize; }
-
-/// The rows that a block has in hand, from `first` on, `count` of them; and this lane's first column.
-struct Batch {
-    u64 first;
-    u32 count;
-    u32 column;
-    u32 cols;
-
-    /// Cursor at row `index` of the batch, none of it if that is beyond `count`. A batch that can only be of
-    /// one row, kAlone, leaves it to the window to end the row; else a lane counts its columns.
-    template <class T, Access kAccess, bool kAlone>
-    HK_FN Cursor<T, kAccess> at(const hk::Global &g, u32 index) const {
-        // Fits 32 bits: the host keeps a batch within 2 GiB.
-        const u32 stride = u32(g.row_stride());
-        const hk::Window window(g.row<T>(first), ((count - 1) * stride + cols) * u32(sizeof(T)));
-        const u32 offset = (index * stride + column) * u32(sizeof(T));
-        i32 left = Cursor<T, kAccess>::kToEnd;
-        if constexpr (!kAlone) left = i32(cols - column);
-        // By vectors, the rows beyond `count` lie beyond the window. By elements, strides may be so large that
-        // a batch is one row and the offsets of the others wrap.
-        if constexpr (!kAlone && kAccess == Access::Elements) left = index < count ? left : 0;
-        return {window, offset, left};
-    }
-};
-
 /// The weights of a lane's columns, from `batch.column` on, as they multiply.
 template <Access kAccess, class RowT>
 HK_FN auto load_weights(const hk::Global &weight, const Scalars &scalars, u32 column, u32 cols) {
     using T = typename RowT::Element;
     using RowF = typename RowT::template With<float>;
-    const Batch one = {0, 1, column, cols};
+    const RowBatch one = {0, 1, column, cols};
     RowF w;
     if (scalars.weight_is_f32) {
         w = RowF::load(one.at<float, kAccess, true>(weight, 0));
@@ -96,7 +67,7 @@ HK_FN float rstd_of(float sum_sq, const Scalars &scalars) {
 template <Access kAccess, class T, int Lanes, int ColsPerLane, int Rows, class Params>
 HK_FN void rows_in_registers(const Params &p) {
     constexpr bool kAdd = requires { p.residual_in; };
-    constexpr u32 kAbreast = threads(Lanes) / Lanes;
+    constexpr u32 kAbreast = row_threads(Lanes) / Lanes;
     constexpr u32 kBatch = kAbreast * Rows;
     constexpr bool kAlone = kBatch == 1;
     using RowT = hk::Row<T, Lanes, hk::kVecLen<T>, ColsPerLane / hk::kVecLen<T>>;
@@ -107,13 +78,9 @@ HK_FN void rows_in_registers(const Params &p) {
     const u32 rows = p.x.rows();
     const u32 cols = p.x.cols();
     const RowF w = load_weights<kAccess, RowT>(p.weight, p.scalars, lane * hk::kVecLen<T>, cols);
-    hk::GroupReducer<threads(Lanes), Lanes> group;
+    hk::GroupReducer<row_threads(Lanes), Lanes> group;
 
-    const u32 batch_rows = kAlone ? 1 : p.scalars.batch;
-    for (u64 first = u64(hk::block_x()) * batch_rows; first < rows; first += u64(hk::grid_x()) * batch_rows) {
-        const u32 count = rows - first < batch_rows ? u32(rows - first) : batch_rows;
-        const Batch batch = {first, count, lane * hk::kVecLen<T>, cols};
-
+    hk::for_row_batches<kAlone>(rows, cols, lane * hk::kVecLen<T>, p.scalars.batch, [&](const RowBatch &batch) {
         RowT s[Rows];
 #pragma unroll
         for (int r = 0; r < Rows; ++r) {
@@ -154,10 +121,10 @@ HK_FN void rows_in_registers(const Params &p) {
 #pragma unroll
             for (int r = 0; r < Rows; ++r) {
                 const u32 index = r * kAbreast + side;
-                if (index < count) p.rstd.template row<float>(0)[first + index] = rstd[r];
+                if (index < batch.count) p.rstd.template row<float>(0)[batch.first + index] = rstd[r];
             }
         }
-    }
+    });
 }
 
 /// Rows of any length, read twice by a block of Lanes threads in tiles of Lanes * ColsPerLane columns.
@@ -173,7 +140,7 @@ HK_FN void rows_in_tiles(const Params &p) {
     for (u64 row = hk::block_x(); row < p.x.rows(); row += hk::grid_x()) {
         hk::SumSq sum_sq;
         for (u32 tile = 0; tile < cols; tile += RowT::kCols) {
-            const Batch batch = {row, 1, tile + column, cols};
+            const RowBatch batch = {row, 1, tile + column, cols};
             RowT s = RowT::load(batch.at<T, kAccess, true>(p.x, 0));
             if constexpr (kAdd) {
                 const RowT residual = RowT::load(batch.at<T, kAccess, true>(p.residual_in, 0));
@@ -188,7 +155,7 @@ HK_FN void rows_in_tiles(const Params &p) {
         const hk::Global *input = &p.x;
         if constexpr (kAdd) input = &p.residual_out;
         for (u32 tile = 0; tile < cols; tile += RowT::kCols) {
-            const Batch batch = {row, 1, tile + column, cols};
+            const RowBatch batch = {row, 1, tile + column, cols};
             auto y = hk::widen(RowT::load(batch.at<T, kAccess, true>(*input, 0))) * rstd;
             if (p.scalars.model_sensitive) y = hk::widen(hk::narrow<T>(y));
             const auto w = load_weights<kAccess, RowT>(p.weight, p.scalars, tile + column, cols);
@@ -204,15 +171,15 @@ HK_FN void rows_in_tiles(const Params &p) {
 // is by elements. A lane holds at most 64 columns: more would leave room for one wave a SIMD. Narrower rows
 // have variants of fewer columns a lane, so that a lane's share is not mostly past the end.
 #define RMS_ENTRIES(op, T)                                                                                                  \
-    HK_ENTRY(op##_##T##_128, rms::threads(16), rms::rows_in_registers<hk::Access::Vectors, hk::T, 16, 8, 4>)                \
-    HK_ENTRY(op##_##T##_512, rms::threads(16), rms::rows_in_registers<hk::Access::Vectors, hk::T, 16, 32, 1>)               \
-    HK_ENTRY(op##_##T##_1024, rms::threads(64), rms::rows_in_registers<hk::Access::Vectors, hk::T, 64, 16, 1>)              \
-    HK_ENTRY(op##_##T##_2048, rms::threads(64), rms::rows_in_registers<hk::Access::Vectors, hk::T, 64, 32, 1>)              \
-    HK_ENTRY(op##_##T##_4096, rms::threads(64), rms::rows_in_registers<hk::Access::Vectors, hk::T, 64, 64, 1>)              \
-    HK_ENTRY(op##_##T##_8192, rms::threads(256), rms::rows_in_registers<hk::Access::Vectors, hk::T, 256, 32, 1>)            \
-    HK_ENTRY(op##_##T##_16384, rms::threads(256), rms::rows_in_registers<hk::Access::Vectors, hk::T, 256, 64, 1>)           \
-    HK_ENTRY(op##_##T##_long, rms::threads(256), rms::rows_in_tiles<hk::Access::Vectors, hk::T, 256, 16>)                   \
-    HK_ENTRY(op##_##T##_512_elements, rms::threads(16), rms::rows_in_registers<hk::Access::Elements, hk::T, 16, 32, 1>)     \
-    HK_ENTRY(op##_##T##_4096_elements, rms::threads(64), rms::rows_in_registers<hk::Access::Elements, hk::T, 64, 64, 1>)    \
-    HK_ENTRY(op##_##T##_16384_elements, rms::threads(256), rms::rows_in_registers<hk::Access::Elements, hk::T, 256, 64, 1>) \
-    HK_ENTRY(op##_##T##_long_elements, rms::threads(256), rms::rows_in_tiles<hk::Access::Elements, hk::T, 256, 16>)
+    HK_ENTRY(op##_##T##_128, hk::row_threads(16), rms::rows_in_registers<hk::Access::Vectors, hk::T, 16, 8, 4>)                \
+    HK_ENTRY(op##_##T##_512, hk::row_threads(16), rms::rows_in_registers<hk::Access::Vectors, hk::T, 16, 32, 1>)               \
+    HK_ENTRY(op##_##T##_1024, hk::row_threads(64), rms::rows_in_registers<hk::Access::Vectors, hk::T, 64, 16, 1>)              \
+    HK_ENTRY(op##_##T##_2048, hk::row_threads(64), rms::rows_in_registers<hk::Access::Vectors, hk::T, 64, 32, 1>)              \
+    HK_ENTRY(op##_##T##_4096, hk::row_threads(64), rms::rows_in_registers<hk::Access::Vectors, hk::T, 64, 64, 1>)              \
+    HK_ENTRY(op##_##T##_8192, hk::row_threads(256), rms::rows_in_registers<hk::Access::Vectors, hk::T, 256, 32, 1>)            \
+    HK_ENTRY(op##_##T##_16384, hk::row_threads(256), rms::rows_in_registers<hk::Access::Vectors, hk::T, 256, 64, 1>)           \
+    HK_ENTRY(op##_##T##_long, hk::row_threads(256), rms::rows_in_tiles<hk::Access::Vectors, hk::T, 256, 16>)                   \
+    HK_ENTRY(op##_##T##_512_elements, hk::row_threads(16), rms::rows_in_registers<hk::Access::Elements, hk::T, 16, 32, 1>)     \
+    HK_ENTRY(op##_##T##_4096_elements, hk::row_threads(64), rms::rows_in_registers<hk::Access::Elements, hk::T, 64, 64, 1>)    \
+    HK_ENTRY(op##_##T##_16384_elements, hk::row_threads(256), rms::rows_in_registers<hk::Access::Elements, hk::T, 256, 64, 1>) \
+    HK_ENTRY(op##_##T##_long_elements, hk::row_threads(256), rms::rows_in_tiles<hk::Access::Elements, hk::T, 256, 16>)

@@ -72,7 +72,7 @@ pub fn fused_add_rmsnorm<T: Float, W: Weight<T>>(
         return Ok(());
     }
 
-    let plan = problem.plan(stream, &KERNELS, T::DTYPE)?;
+    let (plan, scalars) = problem.plan(stream, &KERNELS, T::DTYPE)?;
     let mut launch = stream.launch(OP, &plan.kernel);
     let params = Params {
         x: launch.input("x", &x.flatten_rows(OP, "x")?)?,
@@ -82,7 +82,7 @@ pub fn fused_add_rmsnorm<T: Float, W: Weight<T>>(
         residual_out: launch
             .output("residual_out", &mut residual_out.reborrow().flatten_rows(OP, "residual_out")?)?,
         rstd: launch.optional_output("rstd", rstd.as_mut())?,
-        scalars: plan.scalars,
+        scalars,
     };
     // SAFETY: the checks above make every row of the four matrices `cols` long and `rstd` as long as there are rows,
     // which is what the kernel accesses, whatever the grid; the loader matches `Params` to the kernel.

@@ -5,7 +5,7 @@ use hk_core::registry::{
     ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Operator, Role, Sample,
     Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
-use hk_core::{DType, Error, Result, Stream, bf16, f16};
+use hk_core::{DType, Error, Result, Stream, with_float};
 
 /// The operators of this crate.
 pub static OPERATORS: &[Operator] = &[
@@ -37,7 +37,7 @@ pub static OPERATORS: &[Operator] = &[
         outputs,
         run: run_rmsnorm,
         reference: reference_rmsnorm,
-        traffic,
+        traffic: Traffic::once,
     },
     Operator {
         name: "fused_add_rmsnorm",
@@ -79,7 +79,7 @@ pub static OPERATORS: &[Operator] = &[
         outputs,
         run: run_fused_add_rmsnorm,
         reference: reference_fused_add_rmsnorm,
-        traffic,
+        traffic: Traffic::once,
     },
 ];
 
@@ -121,34 +121,14 @@ corners!(CORNERS_RMSNORM, ["x"]: Bf16 Bf16, F16 F16, F32 F32, Bf16 F32, F16 F32)
 corners!(CORNERS_FUSED, ["x", "residual_in"]: Bf16 Bf16, F16 F16, F32 F32, Bf16 F32, F16 F32);
 
 const FLOATS: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
-const NORMAL: Sample = Sample::Normal { mean: 0.0, deviation: 1.0 };
 
-const fn matrix(name: &'static str, role: Role) -> ArgSpec {
-    ArgSpec { name, role, optional: false, dtypes: FLOATS, rank: (1, 5), shape: "[.., cols]", sample: NORMAL }
-}
-
-const X: ArgSpec = matrix("x", Role::In);
-const RESIDUAL_IN: ArgSpec = matrix("residual_in", Role::In);
-const Y: ArgSpec = matrix("y", Role::Out(Tolerance::Reduction));
-const RESIDUAL_OUT: ArgSpec = matrix("residual_out", Role::Out(Tolerance::Exact));
-const WEIGHT: ArgSpec = ArgSpec {
-    name: "weight",
-    role: Role::In,
-    optional: false,
-    dtypes: FLOATS,
-    rank: (1, 1),
-    shape: "[cols]",
-    sample: Sample::Normal { mean: 1.0, deviation: 0.25 },
-};
-const RSTD: ArgSpec = ArgSpec {
-    name: "rstd",
-    role: Role::Out(Tolerance::Reduction),
-    optional: true,
-    dtypes: &[DType::F32],
-    rank: (1, 1),
-    shape: "[rows]",
-    sample: NORMAL,
-};
+const X: ArgSpec = ArgSpec::input("x", FLOATS, 2, "[.., cols]").ranks(1, 5);
+const RESIDUAL_IN: ArgSpec = ArgSpec { name: "residual_in", ..X };
+const Y: ArgSpec = ArgSpec { name: "y", role: Role::Out(Tolerance::Reduction), ..X };
+const RESIDUAL_OUT: ArgSpec = ArgSpec { name: "residual_out", role: Role::Out(Tolerance::Exact), ..X };
+const WEIGHT: ArgSpec =
+    ArgSpec::input("weight", FLOATS, 1, "[cols]").sampled(Sample::Normal { mean: 1.0, deviation: 0.25 });
+const RSTD: ArgSpec = ArgSpec::output("rstd", Tolerance::Reduction, &[DType::F32], 1, "[rows]").optional();
 
 const SCALARS: &[ScalarSpec] = &[
     ScalarSpec {
@@ -199,32 +179,11 @@ fn outputs(call: &CallSpec) -> Result<Vec<(&'static str, TensorSpec)>> {
     Ok(outputs)
 }
 
-/// `$body` with `$t` as the type of the activations.
-macro_rules! with_float {
-    ($op:expr, $dtype:expr, $t:ident => $body:expr) => {
-        match $dtype {
-            DType::Bf16 => {
-                type $t = bf16;
-                $body
-            }
-            DType::F16 => {
-                type $t = f16;
-                $body
-            }
-            DType::F32 => {
-                type $t = f32;
-                $body
-            }
-            other => Err(Error::dtype($op, "x", other, "bf16, f16, f32")),
-        }
-    };
-}
-
 fn run_rmsnorm(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (inputs, mut outputs) = call.split();
     let options = options(&inputs)?;
     let (x_type, weight_type) = (inputs.get("x")?.dtype(), inputs.get("weight")?.dtype());
-    with_float!("rmsnorm", x_type, T => {
+    with_float!("rmsnorm", "x", x_type, T => {
         let x = inputs.view::<T>("x")?;
         let (y, rstd) = (outputs.take::<T>("y")?, outputs.take_optional("rstd")?);
         if weight_type == DType::F32 {
@@ -239,7 +198,7 @@ fn run_fused_add_rmsnorm(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (inputs, mut outputs) = call.split();
     let options = options(&inputs)?;
     let (x_type, weight_type) = (inputs.get("x")?.dtype(), inputs.get("weight")?.dtype());
-    with_float!("fused_add_rmsnorm", x_type, T => {
+    with_float!("fused_add_rmsnorm", "x", x_type, T => {
         let (x, residual_in) = (inputs.view::<T>("x")?, inputs.view::<T>("residual_in")?);
         let (y, residual_out) = (outputs.take::<T>("y")?, outputs.take::<T>("residual_out")?);
         let rstd = outputs.take_optional("rstd")?;
@@ -256,7 +215,7 @@ fn run_fused_add_rmsnorm(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
 fn reference_rmsnorm(call: &HostCall) -> Result<Vec<(&'static str, HostTensorF64)>> {
     let (x, weight) = (call.get("x")?, call.get("weight")?);
     let options = options(call)?;
-    let result = with_float!("rmsnorm", x.dtype(), T => {
+    let result = with_float!("rmsnorm", "x", x.dtype(), T => {
         Ok(reference::rmsnorm::<T>(&x.to_f64(), &weight.to_f64(), options))
     })?;
     Ok(named(call, x.shape(), result.y, None, result.rstd))
@@ -265,7 +224,7 @@ fn reference_rmsnorm(call: &HostCall) -> Result<Vec<(&'static str, HostTensorF64
 fn reference_fused_add_rmsnorm(call: &HostCall) -> Result<Vec<(&'static str, HostTensorF64)>> {
     let (x, residual_in, weight) = (call.get("x")?, call.get("residual_in")?, call.get("weight")?);
     let options = options(call)?;
-    let result = with_float!("fused_add_rmsnorm", x.dtype(), T => {
+    let result = with_float!("fused_add_rmsnorm", "x", x.dtype(), T => {
         let (x, residual_in) = (x.to_f64(), residual_in.to_f64());
         Ok(reference::fused_add_rmsnorm::<T>(&x, &residual_in, &weight.to_f64(), options))
     })?;
@@ -287,11 +246,4 @@ fn named(
         outputs.push(("rstd", HostTensorF64 { shape: vec![rstd.len()], values: rstd }));
     }
     outputs
-}
-
-/// Every input once, every output once.
-fn traffic(call: &HostCall) -> Traffic {
-    let read = call.tensors().map(|(_, t)| t.bytes().len() as u64).sum();
-    let written = outputs(&call.spec()).ok().into_iter().flatten().filter_map(|(_, t)| t.bytes().ok());
-    Traffic { read, written: written.map(|n| n as u64).sum() }
 }

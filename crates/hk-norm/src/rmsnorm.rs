@@ -71,14 +71,14 @@ pub fn rmsnorm<T: Float, W: Weight<T>>(
         return Ok(());
     }
 
-    let plan = problem.plan(stream, &KERNELS, T::DTYPE)?;
+    let (plan, scalars) = problem.plan(stream, &KERNELS, T::DTYPE)?;
     let mut launch = stream.launch(OP, &plan.kernel);
     let params = Params {
         x: launch.input("x", &x.flatten_rows(OP, "x")?)?,
         weight: launch.input("weight", &weight)?,
         y: launch.output("y", &mut y.reborrow().flatten_rows(OP, "y")?)?,
         rstd: launch.optional_output("rstd", rstd.as_mut())?,
-        scalars: plan.scalars,
+        scalars,
     };
     // SAFETY: the checks above make every row of x and y `cols` long and `rstd` as long as there are rows, which is what
     // the kernel accesses, whatever the grid; the loader matches `Params` to the kernel.

@@ -2,10 +2,13 @@
 
 mod common;
 
-use common::{COLS, Output, assert_error, dense, options, rmsnorm, widen, with_eps};
+use common::{COLS, Output, dense, options, rmsnorm, with_eps};
 use hk_core::{Device, Float, Layout, Result, TensorView, TensorViewMut, bf16, f16};
 use hk_norm::{RmsNormOptions, Weight, reference};
-use hk_testkit::{self as kit, Array, Fill, Gpu, Place, RowCase, Tensor, Tolerance, proptest::prelude::*};
+use hk_testkit::{
+    self as kit, Array, Fill, Gpu, Place, RowCase, Tensor, Tolerance, assert_error, kind,
+    proptest::prelude::*, widen,
+};
 
 /// Runs the operator with outputs in the given places, and checks that nothing else is touched.
 #[track_caller]

@@ -2,12 +2,12 @@
 
 mod common;
 
-use common::{
-    COLS, assert_error, assert_rstd, assert_same, dense, floats, options, rmsnorm, widen, with_eps,
-};
+use common::{COLS, assert_rstd, assert_same, dense, options, rmsnorm, with_eps};
 use hk_core::{DType, Device, Float, Layout, bf16, f16};
 use hk_norm::{RmsNormOptions, RoundMode, Weight, WeightOffset, reference};
-use hk_testkit::{self as kit, Fill, Place, RowCase, Tolerance, proptest::prelude::*};
+use hk_testkit::{
+    self as kit, Fill, Place, RowCase, Tolerance, assert_error, floats, kind, proptest::prelude::*, widen,
+};
 
 /// The result is near the reference, and given `rstd` it is exactly what the formula makes of it.
 #[track_caller]

@@ -1,7 +1,7 @@
 //! Comparison of results with references.
 
-use hk_core::registry::Tolerance;
-use hk_core::{DType, Element, Float, bf16, f16};
+use hk_core::registry::{Described, HostCall, HostTensor, HostTensorF64, Operator, Tolerance};
+use hk_core::{DType, Element, Error, Float, Result, bf16, f16};
 use std::fmt::{self, Write as _};
 
 /// A tensor's elements on the host, row-major, with its shape and a name for reports.
@@ -167,6 +167,36 @@ pub fn compare(
     }
     let shape = shape.to_vec();
     Comparison { label, dtype, shape, tolerance, elements, bad, rounded, worst, around }
+}
+
+/// Compares each output of a call of an operator with the operator's reference, by the tolerance of its argument.
+///
+/// # Errors
+/// What the reference answers; [`Error::Argument`] or [`Error::Shape`] if the reference and the outputs are not of the same
+/// names and sizes.
+pub fn compare_outputs(
+    op: &Operator,
+    call: &HostCall,
+    outputs: &[(&'static str, HostTensor)],
+) -> Result<Vec<Comparison>> {
+    let compare_one = |(name, want): (&'static str, HostTensorF64)| {
+        let found = outputs.iter().find(|(n, _)| *n == name);
+        let tolerance = op.arg(name).and_then(|arg| arg.role.output());
+        let (Some((_, got)), Some(tolerance)) = (found, tolerance) else {
+            return Err(Error::argument(op.name, name, "a tensor of the reference", "one of the outputs"));
+        };
+        let values = got.to_f64();
+        if values.len() != want.values.len() {
+            return Err(Error::shape(
+                op.name,
+                name,
+                got.shape(),
+                format!("{:?}, as the reference", want.shape),
+            ));
+        }
+        Ok(compare(name, got.dtype(), &want.shape, &values, &want.values, tolerance))
+    };
+    (op.reference)(call)?.into_iter().map(compare_one).collect()
 }
 
 impl Comparison {

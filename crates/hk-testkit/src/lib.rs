@@ -27,20 +27,30 @@
 //! - [`devices`], [`sanitized_devices`] and [`config`]: where tests run and how often.
 //! - [`Gpu`], [`Tensor`], [`Place`]: tensors inside larger, poisoned allocations.
 //! - [`compare`](mod@compare), [`assert_close`] and the like: comparison, and the report of a failure.
+//! - [`assert_error`], [`kind!`], [`widen`], [`floats`]: small ones.
+//! - [`check_corners`], [`assert_every_kernel_runs`]: what every operator of a registry has to pass.
 //! - [`row_case`], [`size`], [`finite`] and the like: strategies that lean to where kernels break.
 //!
 //! Functions of this crate panic on failure, as assertions do.
 
+mod checks;
 pub mod compare;
 mod gpu;
 #[cfg(feature = "strategies")]
+mod registry;
+#[cfg(feature = "strategies")]
 mod strategies;
 
+pub use checks::{assert_error, floats, widen};
 pub use compare::{Array, assert_bits, assert_close, assert_rounded, assert_within_ulps, ulp_distance};
 pub use gpu::{Gpu, Place, Tensor, devices, sanitized_devices};
+#[doc(hidden)]
+pub use hk_core;
 pub use hk_core::registry::Tolerance;
 #[cfg(feature = "strategies")]
 pub use proptest;
+#[cfg(feature = "strategies")]
+pub use registry::{assert_every_kernel_runs, check_corners};
 #[cfg(feature = "strategies")]
 pub use strategies::{
     Fill, RowCase, any_value, config, finite, on_grid, row_case, row_stride, size, special, special_values,

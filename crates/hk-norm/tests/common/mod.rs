@@ -1,7 +1,7 @@
 //! What the tests of both operators share.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
-use hk_core::{Element, Error, Float};
+use hk_core::{Element, Float};
 use hk_norm::{RmsNormOptions, RoundMode, Weight, WeightOffset};
 use hk_testkit::{self as kit, Array, Fill, Gpu, Place, RowCase, Tensor, proptest::prelude::*};
 
@@ -41,15 +41,6 @@ pub fn f32_weights<T>(case: &RowCase<T>) -> Vec<f32> {
 /// A case of ordinary values, rows tight.
 pub fn dense<T: Float>(rows: usize, cols: usize, fill: Fill, seed: u64) -> RowCase<T> {
     RowCase::new(rows, cols, fill, seed, [(cols, 0); 4])
-}
-
-pub fn widen<T: Float>(values: &[T]) -> Vec<f64> {
-    values.iter().map(|v| v.to_f64()).collect()
-}
-
-/// Values that are exact in f32, of `T`.
-pub fn floats<T: Float>(values: &[f32]) -> Vec<T> {
-    values.iter().map(|&v| T::from_f32(v)).collect()
 }
 
 /// `y` as the kernels are to compute it from `rstd`, operation by operation in f32.
@@ -116,23 +107,4 @@ pub fn assert_rstd(got: &[f32], want: &[f64]) {
         let error = (f64::from(got) - want).abs();
         assert!(error <= 1e-6 * want.abs(), "rstd of row {i}: {got:e}, reference {want:e}");
     }
-}
-
-/// Asserts the kind of an error and what its message says.
-#[track_caller]
-pub fn assert_error(result: hk_core::Result<()>, kind: fn(&Error) -> bool, parts: &[&str]) {
-    let error = result.expect_err("this is to be refused");
-    assert!(kind(&error), "{error:?}");
-    let message = error.to_string();
-    for part in parts {
-        assert!(message.contains(part), "`{message}` does not say `{part}`");
-    }
-}
-
-/// A macro, since the pattern of a variant is no value.
-#[macro_export]
-macro_rules! kind {
-    ($variant:ident) => {
-        |e| matches!(e, hk_core::Error::$variant { .. })
-    };
 }

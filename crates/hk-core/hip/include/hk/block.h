@@ -31,23 +31,25 @@ class GroupReducer {
     u32 turn_ = 0;
 
 public:
-    template <class Op>
-    HK_FN float reduce(float v, Op op) {
+    /// T is of 4 bytes.
+    template <class T, class Op>
+    HK_FN T reduce(T v, Op op) {
         v = group_reduce<(Width < kWaveSize ? Width : kWaveSize)>(v, op);
         if constexpr (kWaves > 1) {
-            __shared__ float slots[2][kWaves];
-            float *mine = slots[turn_];
+            __shared__ u32 slots[2][kWaves];
+            u32 *mine = slots[turn_];
             turn_ ^= 1;
-            if (thread_x() % kWaveSize == 0) mine[thread_x() / kWaveSize] = v;
+            if (thread_x() % kWaveSize == 0) mine[thread_x() / kWaveSize] = __builtin_bit_cast(u32, v);
             block_barrier();
-            v = mine[0];
+            v = __builtin_bit_cast(T, mine[0]);
 #pragma unroll
-            for (int wave = 1; wave < kWaves; ++wave) v = op(v, mine[wave]);
+            for (int wave = 1; wave < kWaves; ++wave) v = op(v, __builtin_bit_cast(T, mine[wave]));
         }
         return v;
     }
 
     HK_FN float sum(float v) { return reduce(v, Sum{}); }
+    HK_FN float max(float v) { return reduce(v, Max{}); }
 };
 
 }  // namespace hk

@@ -61,32 +61,40 @@ public:
 #endif
     }
 
-    /// A value of 2, 4 or 16 bytes from `offset`, a multiple of its size.
+    /// A value of 1, 2, 4, 8 or 16 bytes from `offset`, a multiple of its size.
     template <class V>
     HK_FN V load(u32 offset) const {
 #if defined(HK_AMD)
         if constexpr (sizeof(V) == 16) {
             return __builtin_bit_cast(V, __builtin_amdgcn_raw_buffer_load_b128(resource_, int(offset), 0, 0));
+        } else if constexpr (sizeof(V) == 8) {
+            return __builtin_bit_cast(V, __builtin_amdgcn_raw_buffer_load_b64(resource_, int(offset), 0, 0));
         } else if constexpr (sizeof(V) == 4) {
             return __builtin_bit_cast(V, __builtin_amdgcn_raw_buffer_load_b32(resource_, int(offset), 0, 0));
-        } else {
+        } else if constexpr (sizeof(V) == 2) {
             return __builtin_bit_cast(V, __builtin_amdgcn_raw_buffer_load_b16(resource_, int(offset), 0, 0));
+        } else {
+            return __builtin_bit_cast(V, __builtin_amdgcn_raw_buffer_load_b8(resource_, int(offset), 0, 0));
         }
 #else
         return offset < bytes_ ? *reinterpret_cast<GlobalPtr<const V>>(base_ + offset) : V(0);
 #endif
     }
 
-    /// A value of 2, 4 or 16 bytes to `offset`, a multiple of its size.
+    /// A value of 1, 2, 4, 8 or 16 bytes to `offset`, a multiple of its size.
     template <class V>
     HK_FN void store(V v, u32 offset) const {
 #if defined(HK_AMD)
         if constexpr (sizeof(V) == 16) {
             __builtin_amdgcn_raw_buffer_store_b128(__builtin_bit_cast(Vec<u32, 4>, v), resource_, int(offset), 0, 0);
+        } else if constexpr (sizeof(V) == 8) {
+            __builtin_amdgcn_raw_buffer_store_b64(__builtin_bit_cast(Vec<u32, 2>, v), resource_, int(offset), 0, 0);
         } else if constexpr (sizeof(V) == 4) {
             __builtin_amdgcn_raw_buffer_store_b32(__builtin_bit_cast(u32, v), resource_, int(offset), 0, 0);
-        } else {
+        } else if constexpr (sizeof(V) == 2) {
             __builtin_amdgcn_raw_buffer_store_b16(__builtin_bit_cast(u16, v), resource_, int(offset), 0, 0);
+        } else {
+            __builtin_amdgcn_raw_buffer_store_b8(__builtin_bit_cast(u8, v), resource_, int(offset), 0, 0);
         }
 #else
         if (offset < bytes_) *reinterpret_cast<GlobalPtr<V>>(base_ + offset) = v;
@@ -103,21 +111,24 @@ struct Cursor {
     i32 left;    // kToEnd where the row ends with its window
 
     static constexpr i32 kToEnd = 0x7fffffff;
-    static constexpr int kLen = kAccess == Access::Vectors ? kVecLen<T> : 1;  // elements of one access
+    /// Elements of one access to N columns: by vectors up to 16 bytes.
+    template <int N>
+    static constexpr int kLen = kAccess == Access::Vectors ? (N < kVecLen<T> ? N : kVecLen<T>) : 1;
 
     /// N columns, starting `ahead` columns on.
     template <int N>
     HK_FN Vec<T, N> load(int ahead) const {
-        static_assert(N % kLen == 0, "whole accesses");
+        constexpr int kPart = kLen<N>;
+        static_assert(N % kPart == 0, "whole accesses");
         Vec<T, N> v;
 #pragma unroll
-        for (int i = 0; i < N; i += kLen) {
-            if constexpr (kLen == 1) {
+        for (int i = 0; i < N; i += kPart) {
+            if constexpr (kPart == 1) {
                 v[i] = window.load<T>(at(ahead + i));
             } else {
-                const auto part = window.load<Vec<T, kLen>>(at(ahead + i));
+                const auto part = window.load<Vec<T, kPart>>(at(ahead + i));
 #pragma unroll
-                for (int j = 0; j < kLen; ++j) v[i + j] = part[j];
+                for (int j = 0; j < kPart; ++j) v[i + j] = part[j];
             }
         }
         return v;
@@ -125,15 +136,16 @@ struct Cursor {
 
     template <int N>
     HK_FN void store(Vec<T, N> v, int ahead) const {
-        static_assert(N % kLen == 0, "whole accesses");
+        constexpr int kPart = kLen<N>;
+        static_assert(N % kPart == 0, "whole accesses");
 #pragma unroll
-        for (int i = 0; i < N; i += kLen) {
-            if constexpr (kLen == 1) {
+        for (int i = 0; i < N; i += kPart) {
+            if constexpr (kPart == 1) {
                 window.store(T(v[i]), at(ahead + i));
             } else {
-                Vec<T, kLen> part;
+                Vec<T, kPart> part;
 #pragma unroll
-                for (int j = 0; j < kLen; ++j) part[j] = v[i + j];
+                for (int j = 0; j < kPart; ++j) part[j] = v[i + j];
                 window.store(part, at(ahead + i));
             }
         }

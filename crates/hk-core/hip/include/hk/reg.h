@@ -23,7 +23,7 @@ struct Row {
     /// Reads the lane's share of a row; `from` stands at its first chunk. Columns past the row are zero.
     template <class From>
     HK_FN static Row load(const From &from) {
-        const From place = N * Chunks > From::kLen ? from.anew() : from;
+        const From place = N * Chunks > From::template kLen<N> ? from.anew() : from;
         Row row;
 #pragma unroll
         for (int k = 0; k < Chunks; ++k) row.chunk[k] = place.template load<N>(k * Lanes * N);
@@ -33,7 +33,7 @@ struct Row {
     /// Writes the lane's share to where `load` would read it.
     template <class To>
     HK_FN void store(const To &to) const {
-        const To place = N * Chunks > To::kLen ? to.anew() : to;
+        const To place = N * Chunks > To::template kLen<N> ? to.anew() : to;
 #pragma unroll
         for (int k = 0; k < Chunks; ++k) place.template store<N>(chunk[k], k * Lanes * N);
     }

@@ -14,6 +14,11 @@ struct Sum {
     }
 };
 
+/// The larger; of a NaN and a number, the number.
+struct Max {
+    HK_FN float operator()(float a, float b) const { return __builtin_fmaxf(a, b); }
+};
+
 namespace detail {
 
 #if defined(HK_AMD)
@@ -27,24 +32,25 @@ enum : int {
     kDppBroadcast31 = 0x143,  // lane 31 to the upper two rows
 };
 
-template <int Control>
-HK_FN float dpp(float v) {
+template <int Control, class T>
+HK_FN T dpp(T v) {
     const int bits = __builtin_bit_cast(int, v);
-    return __builtin_bit_cast(float, __builtin_amdgcn_update_dpp(0, bits, Control, 0xf, 0xf, true));
+    return __builtin_bit_cast(T, __builtin_amdgcn_update_dpp(0, bits, Control, 0xf, 0xf, true));
 }
 #else
-HK_FN float swap_lanes(float v, int mask) {
+template <class T>
+HK_FN T swap_lanes(T v, int mask) {
     const int bits = __builtin_bit_cast(int, v);
-    return __builtin_bit_cast(float, __nvvm_shfl_sync_bfly_i32(0xffffffffu, bits, mask, 0x1f));
+    return __builtin_bit_cast(T, __nvvm_shfl_sync_bfly_i32(0xffffffffu, bits, mask, 0x1f));
 }
 #endif
 
 }  // namespace detail
 
 /// Reduces over each aligned group of Width lanes and gives every lane its group's result. The order is that
-/// of a butterfly, lane ^ 1 first, on every target; `op` must be commutative. All lanes take part.
-template <int Width, class Op>
-HK_FN float group_reduce(float v, Op op) {
+/// of a butterfly, lane ^ 1 first, on every target; `op` must be commutative. All lanes take part. T is of 4 bytes.
+template <int Width, class T, class Op>
+HK_FN T group_reduce(T v, Op op) {
     static_assert(Width >= 1 && Width <= kWaveSize && (Width & (Width - 1)) == 0, "a power of two within the wave");
 #if defined(HK_AMD)
     if constexpr (Width >= 2) v = op(v, detail::dpp<detail::kDppQuadSwap1>(v));
@@ -53,14 +59,14 @@ HK_FN float group_reduce(float v, Op op) {
     if constexpr (Width >= 16) v = op(v, detail::dpp<detail::kDppMirror>(v));
     if constexpr (Width == 32) {
         constexpr int kSwap16 = (16 << 10) | 0x1f;  // ds_swizzle, bit mode: lane ^ 16 within 32
-        v = op(v, __builtin_bit_cast(float, __builtin_amdgcn_ds_swizzle(__builtin_bit_cast(int, v), kSwap16)));
+        v = op(v, __builtin_bit_cast(T, __builtin_amdgcn_ds_swizzle(__builtin_bit_cast(int, v), kSwap16)));
     }
     if constexpr (Width == 64) {
         // Rows of 16 agree. Rows 1 and 3 take in rows 0 and 2, then row 3 takes in row 1; the rest is not
         // used. The last lane's value goes to a scalar register: no lane is different from another.
         v = op(v, detail::dpp<detail::kDppBroadcast15>(v));
         v = op(v, detail::dpp<detail::kDppBroadcast31>(v));
-        v = __builtin_bit_cast(float, __builtin_amdgcn_readlane(__builtin_bit_cast(int, v), kWaveSize - 1));
+        v = __builtin_bit_cast(T, __builtin_amdgcn_readlane(__builtin_bit_cast(int, v), kWaveSize - 1));
     }
 #else
 #pragma unroll

@@ -1,0 +1,52 @@
+//! Tests that every operator of a registry gets.
+
+use crate::compare::compare_outputs;
+use crate::{Gpu, sanitized_devices};
+use hk_codeobj::CodeObject;
+use hk_core::Arch;
+use hk_core::registry::Operator;
+use std::collections::BTreeSet;
+
+/// Runs the corner cases of an operator on both emulated targets with every sanitizer on, and compares the outputs with the
+/// reference.
+///
+/// # Panics
+/// With the report of a sanitizer, or of a comparison that fails.
+#[track_caller]
+pub fn check_corners(operator: &'static Operator) {
+    for gpu in sanitized_devices() {
+        run_corners(operator, &gpu);
+    }
+}
+
+/// Asserts that the corner cases of the operators launch every kernel of their sources, on both emulated targets.
+///
+/// # Panics
+/// With the names of those that do not run, or as [`check_corners`].
+#[track_caller]
+pub fn assert_every_kernel_runs(operators: &'static [Operator]) {
+    for arch in Arch::AMD {
+        let gpu = Gpu::open(&format!("emu:{arch}"));
+        operators.iter().for_each(|operator| run_corners(operator, &gpu));
+        let ran: BTreeSet<String> =
+            gpu.stream().device().loaded_kernels().iter().map(|k| k.name().to_owned()).collect();
+        let sources = operators.iter().flat_map(|operator| operator.kernels);
+        let images = sources.map(|source| source.image(arch).unwrap_or_else(|e| panic!("{e}")));
+        let compiled = images.map(|image| CodeObject::parse(image).unwrap_or_else(|e| panic!("{e}")));
+        let all: BTreeSet<String> = compiled.flat_map(|c| c.kernels).map(|k| k.name).collect();
+        let idle: Vec<_> = all.difference(&ran).collect();
+        assert!(idle.is_empty(), "{arch}: no corner case launches {idle:?}");
+    }
+}
+
+#[track_caller]
+fn run_corners(operator: &'static Operator, gpu: &Gpu) {
+    let name = operator.name;
+    for (i, case) in operator.corners.iter().enumerate() {
+        let at = format!("{name}, corner {i} ({}) on {}", case.label, gpu.spec());
+        let call = operator.example(case, i as u64).unwrap_or_else(|e| panic!("{at}: {e}"));
+        let outputs = operator.execute(gpu.stream(), &call).unwrap_or_else(|e| panic!("{at}: {e}"));
+        let compared = compare_outputs(operator, &call, &outputs).unwrap_or_else(|e| panic!("{at}: {e}"));
+        compared.iter().for_each(|c| assert!(c.passed(), "{at}: {c}"));
+    }
+}
