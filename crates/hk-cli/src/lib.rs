@@ -31,7 +31,13 @@ pub use failure::{Failure, Result};
 use hk_core::registry::Operator;
 
 /// The operators of each family: the one place that a new family is added to.
-pub const FAMILIES: &[&[Operator]] = &[hk_norm::OPERATORS];
+pub const FAMILIES: &[&[Operator]] = &[
+    hk_norm::OPERATORS,
+    hk_activation::OPERATORS,
+    hk_quant::OPERATORS,
+    hk_sampling::OPERATORS,
+    hk_attention::OPERATORS,
+];
 
 /// Every operator of every family, by crate.
 pub fn operators() -> Vec<&'static Operator> {

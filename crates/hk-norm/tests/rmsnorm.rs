@@ -73,8 +73,8 @@ proptest! {
             let all = rmsnorm(&gpu, &gpu.upload(&c.x, c.place(0)), &weight, c.place(1), o);
             let alone = rmsnorm(&gpu, &gpu.upload(x, [1, c.cols]), &weight, [1, c.cols], o);
             let among = rmsnorm(&gpu, &gpu.upload(&moved, c.shape()), &weight, c.shape(), o);
-            prop_assert_eq!(bytemuck::cast_slice::<_, u16>(alone.y.row(0)), bytemuck::cast_slice(all.y.row(row)));
-            prop_assert_eq!(bytemuck::cast_slice::<_, u16>(alone.y.row(0)), bytemuck::cast_slice(among.y.row(place)));
+            prop_assert_eq!(bytemuck::cast_slice::<_, u16>(alone.y.row(0)), bytemuck::cast_slice::<_, u16>(all.y.row(row)));
+            prop_assert_eq!(bytemuck::cast_slice::<_, u16>(alone.y.row(0)), bytemuck::cast_slice::<_, u16>(among.y.row(place)));
             prop_assert_eq!(alone.rstd[0].to_bits(), all.rstd[row].to_bits());
             prop_assert_eq!(alone.rstd[0].to_bits(), among.rstd[place].to_bits());
         }

@@ -33,6 +33,8 @@
 //!
 //! Functions of this crate panic on failure, as assertions do.
 
+#[cfg(feature = "bench")]
+pub mod bench;
 mod checks;
 pub mod compare;
 mod gpu;
