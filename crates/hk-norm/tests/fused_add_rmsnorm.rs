@@ -93,7 +93,7 @@ proptest! {
             let (x, r) = (&c.x[row * n..][..n], &residual[row * n..][..n]);
             let inputs = (&gpu.upload(x, [1, n]), &gpu.upload(r, [1, n]));
             let (alone, _) = fused(&gpu, inputs, &weight, ([1, n].into(), [1, n].into()), o);
-            prop_assert_eq!(bytemuck::cast_slice::<_, u16>(alone.y.row(0)), bytemuck::cast_slice(all.y.row(row)));
+            prop_assert_eq!(bytemuck::cast_slice::<_, u16>(alone.y.row(0)), bytemuck::cast_slice::<_, u16>(all.y.row(row)));
             prop_assert_eq!(alone.rstd[0].to_bits(), all.rstd[row].to_bits());
         }
     }

@@ -24,7 +24,7 @@
 //! }
 //! ```
 //!
-//! - [`devices`], [`sanitized_devices`] and [`config`]: where tests run and how often.
+//! - [`devices`], [`sanitized_devices`], [`config`] and [`full`]: where tests run, how often, and how large.
 //! - [`Gpu`], [`Tensor`], [`Place`]: tensors inside larger, poisoned allocations.
 //! - [`compare`](mod@compare), [`assert_close`] and the like: comparison, and the report of a failure.
 //! - [`assert_error`], [`kind!`], [`widen`], [`floats`]: small ones.
@@ -55,5 +55,6 @@ pub use proptest;
 pub use registry::{assert_every_kernel_runs, check_corners};
 #[cfg(feature = "strategies")]
 pub use strategies::{
-    Fill, RowCase, any_value, config, finite, on_grid, row_case, row_stride, size, special, special_values,
+    Fill, RowCase, any_value, config, finite, full, on_grid, row_case, row_stride, size, special,
+    special_values,
 };

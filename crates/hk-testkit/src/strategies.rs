@@ -30,6 +30,11 @@ pub fn config() -> Config {
     }
 }
 
+/// Whether tests run at the full sizes of real models, some of which take minutes on the emulator: `HK_FULL=1`.
+pub fn full() -> bool {
+    std::env::var_os("HK_FULL").is_some_and(|v| v != "0")
+}
+
 /// The first and last number of a range.
 ///
 /// # Panics
