@@ -112,6 +112,11 @@ counts! {
         distinct_read_lines,
         /// Different lines that the launch writes. Of whole launches only.
         distinct_written_lines,
+        /// The most lines that loads of a wave have outstanding at a time, summed over waves: those that it has asked for
+        /// and that no `s_waitcnt` has waited for. Of whole launches only.
+        lines_in_flight,
+        /// Bytes of global memory that lanes read or write 16 at a time.
+        wide_bytes,
         /// Bytes read from LDS by active lanes, atomics included.
         lds_read_bytes,
         /// Bytes written to LDS by active lanes, atomics and loads to LDS included.

@@ -148,6 +148,47 @@ fn lines_and_bytes_are_those_of_a_set() {
     }
 }
 
+/// What a wave has outstanding at most: up to each wait, by what that leaves, whatever the kind of the instruction.
+#[test]
+fn loads_are_in_flight_until_they_are_waited_for() {
+    // Two waves of loads of 8 lines, 2 lines, and a store; a wait leaves the newest ones.
+    let cases = [
+        ("", 8),
+        ("global_load_dwordx4 v[8:11], v1, s[4:5]", 16),
+        ("s_waitcnt vmcnt(0)\nglobal_load_dword v8, v2, s[4:5]", 8),
+        (
+            "global_load_dword v8, v2, s[4:5]\ns_waitcnt vmcnt(1)\nglobal_load_dwordx4 v[12:15], v1, s[4:5]",
+            10,
+        ),
+        (
+            "global_store_dword v2, v3, s[4:5] offset:2048\ns_waitcnt vmcnt(1)\nglobal_load_dword v8, v2, s[4:5]",
+            8,
+        ),
+        ("s_waitcnt lgkmcnt(0)\nglobal_load_dword v8, v2, s[4:5]", 10),
+    ];
+    for (rest, lines) in cases {
+        let body = format!(
+            "  s_load_dwordx2 s[4:5], s[0:1], 0x0
+  v_and_b32 v4, 63, v0
+  v_lshlrev_b32 v1, 4, v4
+  v_lshlrev_b32 v2, 2, v4
+  v_mov_b32 v3, 0
+  s_waitcnt lgkmcnt(0)
+  global_load_dwordx4 v[4:7], v1, s[4:5]
+  {rest}
+  s_waitcnt vmcnt(0)"
+        );
+        let image = assemble(&Assembly { body: &body, ..Assembly::default() });
+        let rig = Rig::new(options("gfx942").details(true), &image);
+        let buffer = rig.upload("data", &[0u32; 1024]);
+        let counters = rig.launch("test", 1, 128, &Args::new().push(buffer)).expect("runs");
+        let d = counters.details.expect("details");
+        assert_eq!(d.lines_in_flight, 2 * lines, "{rest}");
+        assert_eq!(d.wide_bytes % 2048, 0, "{rest}");
+        assert!(d.wide_bytes >= 2048, "{rest}");
+    }
+}
+
 /// Buffer loads are range-checked dword by dword; what is cut off is neither moved nor counted.
 #[test]
 fn a_buffer_load_counts_what_lies_in_range() {
@@ -397,6 +438,7 @@ fn lines_add_up_whatever_the_threads() {
                 distinct_written_bytes: 0,
                 distinct_read_lines: 0,
                 distinct_written_lines: 0,
+                lines_in_flight: 0,
                 ..d
             };
             assert_eq!(sum, Counters { workgroups: 0, waves: 0, details: Some(details), ..c });

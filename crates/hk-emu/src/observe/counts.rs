@@ -1,10 +1,12 @@
 //! Detailed counters: coalescing of global accesses, bank conflicts of LDS, bytes touched.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use hk_codeobj::Arch;
 
+use super::Step;
 use super::access::Part;
+use super::waits::{self, Kind};
 use crate::counters::{Counters, Details};
 use crate::fault::{Access, Space};
 
@@ -20,6 +22,37 @@ pub(crate) struct Counts {
     written: Touched,
     /// Lines of one instruction; kept to spare allocations.
     lines: Vec<u64>,
+    lines_in_flight: u64,
+}
+
+/// The vector memory instructions of a wave that may not have come back.
+#[derive(Clone, Default)]
+pub(crate) struct Outstanding {
+    /// Lines that each reads, in the order of issue; none if it writes.
+    lines: VecDeque<u64>,
+    sum: u64,
+    peak: u64,
+}
+
+/// The highest count of vmcnt: one more instruction waits.
+const VMCNT: usize = 63;
+
+impl Outstanding {
+    /// All but the last `n` have come back.
+    fn wait(&mut self, n: usize) {
+        let done = self.lines.len().saturating_sub(n);
+        self.sum -= self.lines.drain(..done).sum::<u64>();
+    }
+
+    /// Gives by how much there are more than ever.
+    fn issue(&mut self, lines: u64) -> u64 {
+        self.wait(VMCNT - 1);
+        self.lines.push_back(lines);
+        self.sum += lines;
+        let more = self.sum.saturating_sub(self.peak);
+        self.peak += more;
+        more
+    }
 }
 
 impl Counts {
@@ -27,15 +60,25 @@ impl Counts {
     pub fn new(arch: Arch, len: usize) -> Counts {
         let none = Counters { details: Some(Details::default()), ..Counters::default() };
         let (read, written) = (Touched::default(), Touched::default());
-        Counts { arch, sites: vec![none; len], read, written, lines: vec![] }
+        Counts { arch, sites: vec![none; len], read, written, lines: vec![], lines_in_flight: 0 }
     }
 
-    /// Counts what the instruction at `index` is about to access.
-    pub fn count(&mut self, index: u32, parts: &[Part]) {
-        if parts.iter().all(|part| part.scalar) {
-            return;
+    /// Counts what an instruction of a wave is about to access.
+    pub fn count(&mut self, step: &Step<'_>, wave: &mut Outstanding) {
+        let lines = self.access(step.u.index, step.accesses);
+        match step.effects.kind {
+            Kind::Wait => wave.wait(waits::counts(step.inst.imm)[0]),
+            Kind::Vector | Kind::Flat => self.lines_in_flight += wave.issue(lines),
+            _ => {}
         }
-        let Some(site) = self.sites.get_mut(index as usize) else { return };
+    }
+
+    /// Gives the lines that the instruction at `index` loads.
+    fn access(&mut self, index: u32, parts: &[Part]) -> u64 {
+        if parts.iter().all(|part| part.scalar) {
+            return 0;
+        }
+        let Some(site) = self.sites.get_mut(index as usize) else { return 0 };
         let d = site.details.get_or_insert_default();
         let (mut read, mut written) = (false, false);
         for part in parts.iter().filter(|part| !part.scalar) {
@@ -54,6 +97,7 @@ impl Counts {
                         self.written.mark(part);
                     }
                     d.global_atomics += atomics;
+                    d.wide_bytes += if part.bytes >= 16 { bytes } else { 0 };
                     read |= reads && !writes;
                     written |= writes && !reads;
                 }
@@ -69,12 +113,12 @@ impl Counts {
             }
         }
         // An instruction may access in several parts, but coalesces all of them.
-        if read {
-            d.global_read_lines += distinct_lines(&mut self.lines, parts, Access::Read);
-        }
+        let loaded = if read { distinct_lines(&mut self.lines, parts, Access::Read) } else { 0 };
+        d.global_read_lines += loaded;
         if written {
             d.global_written_lines += distinct_lines(&mut self.lines, parts, Access::Write);
         }
+        loaded
     }
 
     /// Adds what another thread counted of the same launch.
@@ -84,6 +128,7 @@ impl Counts {
         }
         self.read.merge(&other.read);
         self.written.merge(&other.written);
+        self.lines_in_flight += other.lines_in_flight;
     }
 
     /// What the accesses of the instruction at `index` count.
@@ -97,6 +142,7 @@ impl Counts {
         self.sites.iter().filter_map(|site| site.details).for_each(|details| sum += details);
         (sum.distinct_read_bytes, sum.distinct_read_lines) = self.read.count();
         (sum.distinct_written_bytes, sum.distinct_written_lines) = self.written.count();
+        sum.lines_in_flight = self.lines_in_flight;
         sum
     }
 }

@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex};
 
 use access::{Accesses, Part};
 use barriers::Barriers;
-use counts::Counts;
+use counts::{Counts, Outstanding};
 use effects::Effects;
 use global::GlobalRaces;
 use hazards::Hazards;
@@ -119,6 +119,8 @@ pub(crate) struct Observer {
     barriers: Option<Barriers>,
     /// Lent by the thread that runs the workgroup.
     pub counts: Option<Box<Counts>>,
+    /// Of each wave, for `counts`.
+    outstanding: Vec<Outstanding>,
     waits: Option<Waits>,
     hazards: Option<Hazards>,
     /// No check but waits and hazards is on: nobody asks for accesses.
@@ -155,6 +157,7 @@ impl Observer {
             global: global.map(|memory| GlobalRaces::new(memory, group, waves)),
             barriers: checks.has(Check::Barriers).then(|| Barriers::new(group, waves)),
             counts: None,
+            outstanding: vec![Outstanding::default(); waves],
             waits: checks.has(Check::Waits).then(|| Waits::new(waves)),
             hazards: checks.has(Check::Hazards).then(|| Hazards::new(waves)),
             registers_only: Check::ALL
@@ -190,13 +193,13 @@ impl Watch for Observer {
         if !self.registers_only || self.counts.is_some() {
             self.accesses.of(inst, u, w, e);
         }
-        if let Some(counts) = &mut self.counts {
-            counts.count(u.index, self.accesses.parts());
-        }
         let effects = e.program.effects(u.index);
         self.moved = effects.moves(w).then(|| Effects::now(inst, w));
         let effects = self.moved.as_ref().unwrap_or(effects);
         let step = Step { w, e, u, inst, effects, accesses: self.accesses.parts() };
+        if let Some(counts) = &mut self.counts {
+            counts.count(&step, &mut self.outstanding[w.index as usize]);
+        }
         if let Some(waits) = &mut self.waits {
             waits.before(&step)?;
         }
