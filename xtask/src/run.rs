@@ -14,6 +14,9 @@ pub(crate) struct TestArgs {
     /// Test one package instead of all.
     #[arg(long, short)]
     package: Option<String>,
+    /// At the full sizes of real models: some of them take minutes.
+    #[arg(long)]
+    full: bool,
     /// Only tests whose name contains this.
     filter: Option<String>,
 }
@@ -76,6 +79,7 @@ pub(crate) fn test(args: &TestArgs) -> Result {
     let run = |runner: &[&str], rest: &[&str]| {
         let mut command = cargo(&[runner, &what, rest].concat());
         command.envs(llvm.iter().map(|dir| ("HK_LLVM_BIN", dir)));
+        command.envs(args.full.then_some(("HK_FULL", "1")));
         execute(&mut command)
     };
     let filter: Vec<&str> = args.filter.as_deref().into_iter().collect();

@@ -9,6 +9,7 @@
 //! | `hk inspect` | arguments, registers, LDS, occupancy, disassembly and hot lines of an operator's kernels |
 //! | `hk exec` | a kernel of any code object, with arguments from the command line |
 //! | `hk mutate` | broken kernels, to see which mistakes the sanitizers and results show |
+//! | `hk facts` | what the emulator counts of every operator at the sizes of real models |
 //! | `hk demo` | every operator at the sizes of real models, against its f64 reference |
 //!
 //! Exit status: 0, 1 if something failed, 2 if the command line is wrong.
@@ -16,6 +17,7 @@
 mod demo;
 mod devices;
 mod exec;
+mod facts;
 mod failure;
 mod hot;
 mod inspect;
@@ -79,6 +81,8 @@ enum Task {
     Mutate(mutate::Args),
     /// Run every operator at the sizes of real models and compare it with its f64 reference.
     Demo(demo::DemoArgs),
+    /// Count what every operator executes and moves at the sizes of real models.
+    Facts(facts::Args),
     /// Print what the registry knows of every operator, or what the emulator does of every instruction, as JSON.
     #[command(hide = true)]
     Status(status::Args),
@@ -98,6 +102,7 @@ impl Cli {
             Task::Exec(args) => exec::run(args),
             Task::Mutate(args) => mutate::run(args, &operators()),
             Task::Demo(args) => demo::run(args, &operators()),
+            Task::Facts(args) => facts::run(args),
             Task::Status(args) => status::run(args, &operators()),
         }
     }

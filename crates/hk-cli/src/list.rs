@@ -66,7 +66,8 @@ pub fn run(args: &Args) -> Result<()> {
     table.print()
 }
 
-fn chosen(family: Option<&str>) -> Result<Vec<&'static Operator>> {
+/// The operators of a family, named with or without `hk-`, or all of them.
+pub fn chosen(family: Option<&str>) -> Result<Vec<&'static Operator>> {
     let all = crate::operators();
     let Some(family) = family else { return Ok(all) };
     let is = |op: &&&Operator| op.family == family || op.family.strip_prefix("hk-") == Some(family);

@@ -1,0 +1,179 @@
+//! `hk facts`: what the emulator counts of every operator at the sizes of real models; the table of each crate's README.
+
+use crate::out::Table;
+use crate::{Failure, Result, list};
+use hk_core::registry::{Case, HostCall, Operator};
+use hk_core::{Arch, Counters, Device, Profile};
+use std::fs;
+use std::path::PathBuf;
+
+/// Options of `hk facts`.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_long_help = "Counts, not times: an emulated GPU has no clock. Where the two targets differ, gfx942 comes first.\n\n\
+    bytes      distinct bytes read and written, over what any implementation has to move\n\
+    by 16      share of the bytes that lanes move 16 at a time\n\
+    waves      waves launched, all kernels\n\
+    VALU       vector-ALU instructions of a wave, without matrix instructions\n\
+    per line   instructions of all waves for each 128-byte line of output\n\
+    in flight  lines that loads of a wave have outstanding at most, averaged over waves\n\
+    LDS        clocks of LDS accesses over what they take without bank conflicts\n\
+    VGPRs, waves/SIMD, scratch bytes: of each kernel"
+)]
+pub struct Args {
+    /// Only this family, such as hk-norm or norm.
+    #[arg(long)]
+    family: Option<String>,
+    /// Only operators whose name contains this.
+    #[arg(long, value_name = "TEXT")]
+    op: Option<String>,
+    /// Write each family's table into DIR/FAMILY/README.md, between `<!-- facts -->` and `<!-- end -->`.
+    #[arg(long, value_name = "DIR", conflicts_with = "op")]
+    update: Option<PathBuf>,
+}
+
+/// Where the table stands in a README.
+const MARKS: (&str, &str) = ("<!-- facts -->\n", "<!-- end -->");
+
+pub fn run(args: &Args) -> Result<()> {
+    let chosen = list::chosen(args.family.as_deref())?;
+    let named = |op: &&&'static Operator| args.op.as_ref().is_none_or(|text| op.name.contains(text));
+    let operators: Vec<_> = chosen.iter().filter(named).copied().collect();
+    let Some(directory) = &args.update else { return table(&operators)?.print() };
+    for of_family in operators.chunk_by(|a, b| a.family == b.family) {
+        let family = of_family.first().map_or("", |op| op.family);
+        let path = directory.join(family).join("README.md");
+        let text = fs::read_to_string(&path).map_err(|e| Failure::file(&path, e))?;
+        let new = replaced(&text, &table(of_family)?.to_string())
+            .ok_or_else(|| Failure::file(&path, "no <!-- facts --> and <!-- end --> after it"))?;
+        fs::write(&path, new).map_err(|e| Failure::file(&path, e))?;
+    }
+    Ok(())
+}
+
+/// The text with another table between the marks.
+fn replaced(text: &str, table: &str) -> Option<String> {
+    let (before, rest) = text.split_once(MARKS.0)?;
+    let (_, after) = rest.split_once(MARKS.1)?;
+    Some(format!("{before}{}{table}\n{}{after}", MARKS.0, MARKS.1))
+}
+
+fn table(operators: &[&'static Operator]) -> Result<Table> {
+    let mut table = Table::new([
+        "operator",
+        "case",
+        ">bytes",
+        ">by 16",
+        ">waves",
+        ">VALU",
+        ">per line",
+        ">in flight",
+        ">LDS",
+        ">VGPRs",
+        ">waves/SIMD",
+        ">scratch",
+    ]);
+    for op in operators {
+        for case in op.cases {
+            let facts = Arch::AMD.map(|arch| Facts::count(op, case, arch));
+            let [a, b] = facts;
+            let (a, b) = (a?.cells(), b?.cells());
+            let both = |i: usize| if a[i] == b[i] { a[i].clone() } else { format!("{} / {}", a[i], b[i]) };
+            let name = if case.label == op.cases[0].label { format!("`{}`", op.name) } else { String::new() };
+            table.row([
+                name,
+                case.label.into(),
+                both(0),
+                both(1),
+                both(2),
+                both(3),
+                both(4),
+                both(5),
+                both(6),
+                both(7),
+                both(8),
+                both(9),
+            ]);
+        }
+    }
+    Ok(table)
+}
+
+/// One case on one target.
+struct Facts {
+    floor: u64,
+    sum: Counters,
+    kernels: Vec<Profile>,
+}
+
+impl Facts {
+    fn count(op: &'static Operator, case: &Case, arch: Arch) -> Result<Facts> {
+        let failed = |e: hk_core::Error| Failure::new(format!("{} ({}) on {arch}: {e}", op.name, case.label));
+        let call: HostCall = op.example(case, 0).map_err(failed)?;
+        let stream = Device::open(&format!("emu:{arch}?details=true"))?.create_stream()?;
+        op.execute(&stream, &call).map_err(failed)?;
+        let traffic = (op.traffic)(&call);
+        let kernels = stream.take_profiles()?;
+        let mut sum = Counters::default();
+        kernels.iter().for_each(|kernel| sum += kernel.counters);
+        Ok(Facts { floor: traffic.read + traffic.written, sum, kernels })
+    }
+
+    fn cells(&self) -> [String; 10] {
+        let c = &self.sum;
+        let d = c.details.unwrap_or_default();
+        let ratio = |a: u64, b: u64, digits: usize| match b {
+            0 => "-".into(),
+            b => format!("{:.*}", digits, a as f64 / b as f64),
+        };
+        let each = |f: fn(&Profile) -> u32| {
+            let mut values: Vec<String> = self.kernels.iter().map(|k| f(k).to_string()).collect();
+            values.dedup();
+            values.join(", ")
+        };
+        let moved = c.global_read_bytes + c.global_written_bytes;
+        [
+            ratio(d.distinct_read_bytes + d.distinct_written_bytes, self.floor, 2),
+            format!("{} %", ratio(100 * d.wide_bytes, moved, 0)),
+            c.waves.to_string(),
+            ratio(c.valu, c.waves, 0),
+            ratio(c.instructions, d.distinct_written_lines, 1),
+            ratio(d.lines_in_flight, c.waves, 1),
+            ratio(d.lds_clocks, d.lds_clocks - d.lds_conflict_clocks, 2),
+            each(|k| k.resources.vgprs + k.resources.agprs),
+            each(|k| k.resources.waves_per_simd),
+            each(|k| k.resources.scratch_bytes),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_replaced_between_its_marks() {
+        let text = "# a\n<!-- facts -->\nold\n<!-- end -->\nrest <!-- end -->\n";
+        assert_eq!(
+            replaced(text, "new").unwrap(),
+            "# a\n<!-- facts -->\nnew\n<!-- end -->\nrest <!-- end -->\n"
+        );
+        assert_eq!(replaced("# a\n", "new"), None);
+        assert_eq!(replaced("<!-- facts -->\n", "new"), None);
+    }
+
+    #[test]
+    fn facts_are_those_of_the_launch() {
+        let op = crate::operator("rmsnorm").unwrap();
+        let facts = Facts::count(op, &op.cases[1], Arch::Gfx942).unwrap();
+        let cells = facts.cells();
+        // 4096 rows of 128 bf16, read once and written once, and the weights.
+        assert_eq!(cells[0], "1.00");
+        assert_eq!(cells[1], "100 %");
+        assert_eq!(facts.sum.waves.to_string(), cells[2]);
+        assert!(facts.sum.waves <= 1024, "four rows a wave or more");
+        assert_eq!((&*cells[6], &*cells[9]), ("-", "0"), "no LDS, no scratch");
+        let lines: f64 = cells[5].parse().unwrap();
+        assert!(lines >= 16.0, "{lines} lines in flight");
+    }
+}
