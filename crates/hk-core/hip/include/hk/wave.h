@@ -14,9 +14,15 @@ struct Sum {
     }
 };
 
+/// The smaller.
+struct Min {
+    HK_FN u32 operator()(u32 a, u32 b) const { return a < b ? a : b; }
+};
+
 /// The larger; of a NaN and a number, the number.
 struct Max {
     HK_FN float operator()(float a, float b) const { return __builtin_fmaxf(a, b); }
+    HK_FN u32 operator()(u32 a, u32 b) const { return a > b ? a : b; }
 };
 
 namespace detail {
@@ -30,7 +36,22 @@ enum : int {
     kDppMirror = 0x140,       // 15 - lane within 16: as lane ^ 8 once eights agree
     kDppBroadcast15 = 0x142,  // lane 15 of each row of 16 to the next row
     kDppBroadcast31 = 0x143,  // lane 31 to the upper two rows
+    kDppShiftRight = 0x110,   // plus n: lane - n within a row of 16
 };
+
+// What `v` of another lane adds to a scan: zero where the control finds no lane, or a row is not in `Rows`.
+template <int Control, int Rows = 0xf>
+HK_FN u32 dpp_or_zero(u32 v) {
+    return u32(__builtin_amdgcn_update_dpp(0, int(v), Control, Rows, 0xf, false));
+}
+template <int Control, int Rows = 0xf>
+HK_FN u64 dpp_or_zero(u64 v) {
+    return u64(dpp_or_zero<Control, Rows>(u32(v >> 32))) << 32 | dpp_or_zero<Control, Rows>(u32(v));
+}
+template <int Control, int Rows = 0xf>
+HK_FN double dpp_or_zero(double v) {
+    return __builtin_bit_cast(double, dpp_or_zero<Control, Rows>(__builtin_bit_cast(u64, v)));
+}
 
 template <int Control, class T>
 HK_FN T dpp(T v) {
@@ -42,6 +63,17 @@ template <class T>
 HK_FN T swap_lanes(T v, int mask) {
     const int bits = __builtin_bit_cast(int, v);
     return __builtin_bit_cast(T, __nvvm_shfl_sync_bfly_i32(0xffffffffu, bits, mask, 0x1f));
+}
+
+HK_FN u32 lane_below_or_zero(u32 v, int n) {
+    const u32 below = u32(__nvvm_shfl_sync_up_i32(0xffffffffu, int(v), n, 0));
+    return int(thread_x() % kWaveSize) >= n ? below : 0;
+}
+HK_FN u64 lane_below_or_zero(u64 v, int n) {
+    return u64(lane_below_or_zero(u32(v >> 32), n)) << 32 | lane_below_or_zero(u32(v), n);
+}
+HK_FN double lane_below_or_zero(double v, int n) {
+    return __builtin_bit_cast(double, lane_below_or_zero(__builtin_bit_cast(u64, v), n));
 }
 #endif
 
@@ -73,6 +105,42 @@ HK_FN T group_reduce(T v, Op op) {
     for (int mask = 1; mask < Width; mask *= 2) v = op(v, detail::swap_lanes(v, mask));
 #endif
     return v;
+}
+
+/// Sum of the lanes up to this one, itself included. The order of a lane's sum is fixed. All lanes take part.
+/// T is u32, u64 or double.
+template <class T>
+HK_FN T wave_scan(T v) {
+#if defined(HK_AMD)
+    v += detail::dpp_or_zero<detail::kDppShiftRight + 1>(v);
+    v += detail::dpp_or_zero<detail::kDppShiftRight + 2>(v);
+    v += detail::dpp_or_zero<detail::kDppShiftRight + 4>(v);
+    v += detail::dpp_or_zero<detail::kDppShiftRight + 8>(v);
+    v += detail::dpp_or_zero<detail::kDppBroadcast15, 0xa>(v);
+    v += detail::dpp_or_zero<detail::kDppBroadcast31, 0xc>(v);
+#else
+#pragma unroll
+    for (int n = 1; n < kWaveSize; n *= 2) v += detail::lane_below_or_zero(v, n);
+#endif
+    return v;
+}
+
+/// The value of the last lane, in all lanes: after a scan, its total. T is of 4 or 8 bytes.
+template <class T>
+HK_FN T last_lane(T v) {
+    const auto last = [](u32 word) {
+#if defined(HK_AMD)
+        return u32(__builtin_amdgcn_readlane(int(word), kWaveSize - 1));
+#else
+        return u32(__nvvm_shfl_sync_idx_i32(0xffffffffu, int(word), kWaveSize - 1, 0x1f));
+#endif
+    };
+    if constexpr (sizeof(T) == 4) {
+        return __builtin_bit_cast(T, last(__builtin_bit_cast(u32, v)));
+    } else {
+        const u64 bits = __builtin_bit_cast(u64, v);
+        return __builtin_bit_cast(T, u64(last(u32(bits >> 32))) << 32 | last(u32(bits)));
+    }
 }
 
 }  // namespace hk
