@@ -1,0 +1,302 @@
+//! Rotary position embedding: what its operators, of several crates, have in common. The device's side is `hk/rope.h`.
+//!
+//! A head is rotated in pairs of columns `(a, b)` by the angle of its token:
+//!
+//! ```text
+//! out_a = x_a cos_a - x_b sin_a        inverse: out_a = x_a cos_a + x_b sin_b
+//! out_b = x_b cos_b + x_a sin_b                 out_b = x_b cos_b - x_a sin_a
+//! ```
+//!
+//! Models differ in which columns are a pair, how wide the tables of cosines and sines are, and which part of a head is
+//! rotated; a wrong choice gives plausible numbers. So [`Rope`] spells them out and has no default.
+//!
+//! Source: Su et al. 2021, "RoFormer", section 3.2.2.
+
+use crate::tensor::{TensorView, check_overlap};
+use crate::{
+    Aliasing, DType, Element, Error, Float, GlobalLayout, IndexView, Launch, Operand, Result, bf16, f16,
+};
+use bytemuck::{Pod, Zeroable};
+
+/// Which columns are a pair, counted from the first that is rotated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RopeStyle {
+    /// `(i, i + rotary / 2)`: GPT-NeoX, Llama and Qwen in Hugging Face's layout, GPT-OSS.
+    Neox,
+    /// `(2i, 2i + 1)`: GPT-J, DeepSeek.
+    Interleaved,
+}
+
+/// How many columns the tables have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RopeTableWidth {
+    /// `rotary / 2`: one entry for each pair.
+    Half,
+    /// `rotary`: one entry for each column. Those of a pair may differ.
+    Full,
+}
+
+/// Where in a head the columns that are rotated lie; the others are copied bit by bit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RopeSpan {
+    /// `0..rotary`
+    First,
+    /// `head_dim - rotary..head_dim`: the part without position comes first, as in DeepSeek's heads.
+    Last,
+}
+
+/// What the axes of a tensor of heads mean; each stride is free, but that of the columns of a head is 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RopeLayout {
+    /// `[batch, heads, tokens, head_dim]`
+    Bhsd,
+    /// `[tokens, batch, heads, head_dim]`
+    Sbhd,
+    /// `[batch, tokens, heads, head_dim]`
+    Bshd,
+    /// `[tokens, heads, head_dim]`: sequences one after the other.
+    Thd,
+}
+
+/// How heads are rotated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rope {
+    /// Which columns are a pair.
+    pub style: RopeStyle,
+    /// How many columns the tables have.
+    pub table: RopeTableWidth,
+    /// Number of columns that are rotated: even, from 2 to all of a head.
+    pub rotary: usize,
+    /// Where they lie.
+    pub span: RopeSpan,
+    /// Rotates back: the transpose of the rotation, which is what its backward pass needs.
+    pub inverse: bool,
+}
+
+impl Rope {
+    /// Checks that heads of `head_dim` columns can be rotated so; `arg` is the tensor of that `shape`.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for an odd number of columns, or none; [`Error::Shape`] for more than a head has.
+    pub fn check(&self, op: &'static str, arg: &'static str, shape: &[usize], head_dim: usize) -> Result<()> {
+        if self.rotary == 0 || !self.rotary.is_multiple_of(2) {
+            return Err(Error::argument(op, "rotary", self.rotary, "an even number of columns, 2 or more"));
+        }
+        if self.rotary > head_dim {
+            let want = format!("heads of at least {} columns (rotary)", self.rotary);
+            return Err(Error::shape(op, arg, shape, want));
+        }
+        Ok(())
+    }
+
+    /// Columns of the tables.
+    pub const fn table_width(&self) -> usize {
+        match self.table {
+            RopeTableWidth::Half => self.rotary / 2,
+            RopeTableWidth::Full => self.rotary,
+        }
+    }
+}
+
+/// A type that tables can have beside heads of type `T`: `T` itself and `f32`.
+pub trait RopeElement<T: Float>: Element {}
+
+impl<T: Float> RopeElement<T> for T {}
+impl RopeElement<bf16> for f32 {}
+impl RopeElement<f16> for f32 {}
+
+/// Which position a token has.
+#[derive(Debug, Clone, Copy)]
+pub enum Positions<'a> {
+    /// Its index along the axis of tokens.
+    Index,
+    /// Its index since its sequence began, for packed tokens: `[sequences + 1]`, sequence `i` is the tokens
+    /// `starts[i]..starts[i + 1]`. Tokens of no sequence have no position.
+    Sequences(IndexView<'a>),
+    /// This, for each token: `[batch, tokens]`, or `[tokens, batch]` beside [`RopeLayout::Sbhd`], or `[tokens]` for packed
+    /// tokens.
+    Given(IndexView<'a>),
+}
+
+/// Cosines and sines by position, and the positions of tokens.
+///
+/// A token's row of the tables is its position plus its offset. If there is no such row, the heads of the token, with the
+/// columns that are not rotated, become NaN: positions lie on the device, where only the kernel sees them.
+#[derive(Debug, Clone, Copy)]
+pub struct RopeTables<'a, C: Element> {
+    /// `[positions, rotary / 2]` or `[positions, rotary]`, unit stride on the columns.
+    pub cos: TensorView<'a, C>,
+    /// As `cos`.
+    pub sin: TensorView<'a, C>,
+    /// Positions of the tokens.
+    pub positions: Positions<'a>,
+    /// Added to the positions; of the shape of [`Positions::Given`].
+    pub offsets: Option<IndexView<'a>>,
+}
+
+/// Angles in radians by position, and the positions of tokens; otherwise as [`RopeTables`].
+#[derive(Debug, Clone, Copy)]
+pub struct RopeAngles<'a, C: Element> {
+    /// `[positions, rotary / 2]` or `[positions, rotary]`, unit stride on the columns.
+    pub angles: TensorView<'a, C>,
+    /// Positions of the tokens.
+    pub positions: Positions<'a>,
+    /// Added to the positions; of the shape of [`Positions::Given`].
+    pub offsets: Option<IndexView<'a>>,
+}
+
+/// [`RopeTables`] or [`RopeAngles`], as the wrappers of kernels use them.
+#[derive(Debug, Clone, Copy)]
+pub struct RopeSource<'a, C: Element> {
+    /// Cosines, or angles, by argument name.
+    first: (&'static str, TensorView<'a, C>),
+    sin: Option<TensorView<'a, C>>,
+    positions: Positions<'a>,
+    offsets: Option<IndexView<'a>>,
+}
+
+impl<'a, C: Element> From<RopeTables<'a, C>> for RopeSource<'a, C> {
+    fn from(t: RopeTables<'a, C>) -> Self {
+        Self { first: ("cos", t.cos), sin: Some(t.sin), positions: t.positions, offsets: t.offsets }
+    }
+}
+
+impl<'a, C: Element> From<RopeAngles<'a, C>> for RopeSource<'a, C> {
+    fn from(t: RopeAngles<'a, C>) -> Self {
+        Self { first: ("angles", t.angles), sin: None, positions: t.positions, offsets: t.offsets }
+    }
+}
+
+/// `hk::Rope` of `hk/rope.h`: a part of a kernel's parameters.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct RopeParams {
+    cos: GlobalLayout,
+    sin: GlobalLayout,
+    positions: GlobalLayout,
+    offsets: GlobalLayout,
+    rotary: u32,
+    interleaved: u32,
+    full: u32,
+    inverse: u32,
+    table_is_f32: u32,
+    positions_kind: u32,
+    positions_are_i64: u32,
+    offsets_are_i64: u32,
+}
+
+const _: () = assert!(size_of::<RopeParams>() == 4 * size_of::<GlobalLayout>() + 32);
+
+impl<'a, C: Element> RopeSource<'a, C> {
+    /// Checks the tables against the rotation, and positions and offsets against the tokens, whose axes are `tokens`: one
+    /// axis if they are packed.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::Stride`], [`Error::Align`] naming the tensor; [`Error::Argument`] for sequences of tokens
+    /// that are not packed.
+    pub fn check(&self, op: &'static str, rope: &Rope, tokens: &[usize]) -> Result<()> {
+        let width = rope.table_width();
+        let (name, first) = &self.first;
+        let why = match rope.table {
+            RopeTableWidth::Half => "rotary / 2",
+            RopeTableWidth::Full => "rotary",
+        };
+        let [rows, cols] = first.dims(op, name)?;
+        if cols != width {
+            return Err(Error::shape(op, name, first.shape(), format!("[{rows}, {width}] (columns: {why})")));
+        }
+        check_table(op, name, first)?;
+        if let Some(sin) = &self.sin {
+            if sin.shape() != first.shape() {
+                let want = format!("{:?} (shape of {name})", first.shape());
+                return Err(Error::shape(op, "sin", sin.shape(), want));
+            }
+            check_table(op, "sin", sin)?;
+        }
+        let per_token = |arg, view: &IndexView<'a>| {
+            if view.shape() != tokens {
+                return Err(Error::shape(op, arg, view.shape(), format!("{tokens:?} (the tokens)")));
+            }
+            view.expect_aligned(op, arg)
+        };
+        match &self.positions {
+            Positions::Index => {}
+            Positions::Given(view) => per_token("positions", view)?,
+            Positions::Sequences(view) => {
+                let [_] = tokens else {
+                    let want = "packed tokens beside starts of sequences";
+                    return Err(Error::argument(op, "positions", format!("tokens {tokens:?}"), want));
+                };
+                if view.shape().len() != 1 || view.shape()[0] == 0 {
+                    return Err(Error::shape(op, "positions", view.shape(), "[sequences + 1]"));
+                }
+                view.expect_aligned(op, "positions")?;
+            }
+        }
+        self.offsets.as_ref().map_or(Ok(()), |view| per_token("offsets", view))
+    }
+
+    /// Checks that an output shares no memory with the tables, positions or offsets.
+    ///
+    /// # Errors
+    /// [`Error::Overlap`].
+    pub fn check_disjoint(&self, op: &'static str, arg: &'static str, out: &impl Operand) -> Result<()> {
+        let out = (arg, out);
+        check_overlap(op, (self.first.0, &self.first.1), out, Aliasing::Disjoint)?;
+        if let Some(sin) = &self.sin {
+            check_overlap(op, ("sin", sin), out, Aliasing::Disjoint)?;
+        }
+        if let Positions::Given(view) | Positions::Sequences(view) = &self.positions {
+            check_overlap(op, ("positions", view), out, Aliasing::Disjoint)?;
+        }
+        if let Some(view) = &self.offsets {
+            check_overlap(op, ("offsets", view), out, Aliasing::Disjoint)?;
+        }
+        Ok(())
+    }
+
+    /// Whether kernels that take vectors of `columns` columns can serve this: each pair of vectors is half the rotated
+    /// columns apart, and rows of the tables begin on 16 bytes.
+    pub fn by_vectors(&self, rope: &Rope, columns: usize) -> bool {
+        let aligned = |t: &TensorView<'a, C>| t.rows_aligned(16);
+        (rope.rotary / 2).is_multiple_of(columns)
+            && aligned(&self.first.1)
+            && self.sin.as_ref().is_none_or(aligned)
+    }
+
+    /// The kernel's parameters, after [`check`](Self::check). `tokens_first`: positions and offsets are
+    /// `[tokens, batch]`.
+    ///
+    /// # Errors
+    /// As [`Launch::input`].
+    pub fn params(&self, launch: &mut Launch<'a>, rope: &Rope, tokens_first: bool) -> Result<RopeParams> {
+        let mut integers = |arg, view: Option<&IndexView<'a>>| {
+            let Some(view) = view else { return Ok(GlobalLayout::ABSENT) };
+            if tokens_first { view.transpose(0, 1)?.input(launch, arg) } else { view.input(launch, arg) }
+        };
+        let (positions_kind, positions) = match &self.positions {
+            Positions::Index => (0, None),
+            Positions::Given(view) => (1, Some(view)),
+            Positions::Sequences(view) => (2, Some(view)),
+        };
+        Ok(RopeParams {
+            positions: integers("positions", positions)?,
+            offsets: integers("offsets", self.offsets.as_ref())?,
+            cos: launch.input(self.first.0, &self.first.1)?,
+            sin: launch.optional_input("sin", self.sin.as_ref())?,
+            rotary: u32::try_from(rope.rotary).unwrap_or(u32::MAX), // no longer than a head, which is checked
+            interleaved: (rope.style == RopeStyle::Interleaved).into(),
+            full: (rope.table == RopeTableWidth::Full).into(),
+            inverse: rope.inverse.into(),
+            table_is_f32: (C::DTYPE == DType::F32).into(),
+            positions_kind,
+            positions_are_i64: positions.is_some_and(IndexView::is_i64).into(),
+            offsets_are_i64: self.offsets.as_ref().is_some_and(IndexView::is_i64).into(),
+        })
+    }
+}
+
+fn check_table<C: Element>(op: &'static str, arg: &'static str, table: &TensorView<C>) -> Result<()> {
+    table.expect_unit_stride(op, arg)?;
+    table.expect_aligned(op, arg, size_of::<C>() as u64)
+}
