@@ -1,9 +1,90 @@
-// math.h: f32 functions with stated error bounds. None flushes subnormals.
+// math.h: f32 functions with stated error bounds. None flushes subnormals, of arguments or results, but those whose
+// names end in _fast.
+//
+// Each takes a float or a Vec<float, N>; of vectors, what is no special function goes by packed instructions, two
+// elements each. Bounds are in ulp of the result. The first holds for special functions (v_exp_f32, v_log_f32, v_rcp_f32,
+// v_rsq_f32) within 1 ulp, as the hardware's are; the one in parentheses is measured with these rounded correctly, as the
+// emulator's are (crates/hk-core/tests/math.rs). `n + m`: n VALU instructions for a float and m special functions, which
+// take four times as long on gfx942 and twice as long on gfx950. On sm_90 special functions err by up to 2 ulp.
 #pragma once
 
 #include <hk/arch.h>
+#include <hk/types.h>
 
 namespace hk {
+
+namespace detail {
+
+/// `f` of a float, or of each element of a vector.
+template <class F, class Op>
+HK_FN F each(F v, Op op) {
+    if constexpr (__is_same(F, float)) {
+        return op(v);
+    } else {
+        F out;
+#pragma unroll
+        for (unsigned i = 0; i < sizeof(F) / sizeof(float); ++i) out[i] = op(float(v[i]));
+        return out;
+    }
+}
+
+template <class F>
+HK_FN F fma(F a, F b, F c) {
+    return __builtin_elementwise_fma(a, b, c);
+}
+
+/// c[0] + c[1] x + c[2] x^2 + ..
+template <class F, unsigned long N>
+HK_FN F polynomial(F x, const float (&c)[N]) {
+    F sum = F(c[N - 1]);
+#pragma unroll
+    for (int i = int(N) - 2; i >= 0; --i) sum = fma(sum, x, F(c[i]));
+    return sum;
+}
+
+}  // namespace detail
+
+/// 2^x in one instruction, within 1 ulp; exact at integers. Results below 2^-126 are 0.
+template <class F>
+HK_FN F exp2_fast(F x) {
+    return detail::each(x, [](float v) {
+#if defined(HK_AMD)
+        return __builtin_amdgcn_exp2f(v);
+#else
+        return __nvvm_ex2_approx_ftz_f(v);
+#endif
+    });
+}
+
+/// log2(x) in one instruction, within 1 ulp. Subnormals are 0.
+template <class F>
+HK_FN F log2_fast(F x) {
+    return detail::each(x, [](float v) {
+#if defined(HK_AMD)
+        return __builtin_amdgcn_logf(v);
+#else
+        return __nvvm_lg2_approx_ftz_f(v);
+#endif
+    });
+}
+
+/// 1 / x in one instruction, within 1 ulp. Subnormals, and results that are, are 0. rcp_fast(0) = inf.
+template <class F>
+HK_FN F rcp_fast(F x) {
+    return detail::each(x, [](float v) {
+#if defined(HK_AMD)
+        return __builtin_amdgcn_rcpf(v);
+#else
+        return __nvvm_rcp_approx_ftz_f(v);
+#endif
+    });
+}
+
+/// a / b, correctly rounded: 10 + 1.
+template <class F>
+HK_FN F divide(F a, F b) {
+    return a / b;
+}
 
 /// 1 / sqrt(x), within 1 ulp on AMD and 2 ulp on sm_90. rsqrt(4^k x) = 2^-k rsqrt(x) exactly.
 /// rsqrt(0) = inf, rsqrt(inf) = 0, rsqrt(x < 0) = NaN.
@@ -16,6 +97,135 @@ HK_FN float rsqrt(float x) {
 #else
     return __nvvm_rsqrt_approx_f(x);
 #endif
+}
+
+/// 2^x, within 1.5 ulp (0.75); exact at integers. 5 + 1.
+template <class F>
+HK_FN F exp2(F x) {
+    return detail::each(x, [](float v) {
+        const bool small = v < -126.0f;
+        return exp2_fast(v + (small ? 64.0f : 0.0f)) * (small ? 0x1p-64f : 1.0f);
+    });
+}
+
+namespace detail {
+
+/// x with NaN and what lies beyond 2^-15 replaced by something within.
+template <class F>
+HK_FN F as_correction(F x) {
+    return each(x, [](float v) {
+#if defined(HK_AMD)
+        return __builtin_amdgcn_fmed3f(v, -0x1p-15f, 0x1p-15f);
+#else
+        return __builtin_fminf(__builtin_fmaxf(v, -0x1p-15f), 0x1p-15f);
+#endif
+    });
+}
+
+/// exp(x) as root * (root * factor), which is in range where root alone would be subnormal: the root is
+/// 2^(x log2(e) / 2), and the factor, close to 1, makes up for the rounding of that exponent.
+template <class F>
+struct Exp {
+    F root, factor;
+
+    HK_FN explicit Exp(F x) : Exp(x, F(-0.0f)) {}
+
+    /// exp(x + rest) for a rest within rounding of x.
+    HK_FN Exp(F x, F rest) {
+        const F half = x * 0x1.715476p-1f;  // log2(e) / 2
+        // Less 2 ln(2) half, in two parts. NaN for an infinite x.
+        const F off = fma(half, F(0x1.05c61p-28f), fma(half, F(-0x1.62e43p+0f), x) + rest);
+        factor = as_correction(off) + 1.0f;
+        root = exp2_fast(half);
+    }
+};
+
+}  // namespace detail
+
+/// e^x, within 6 ulp (3.5). 7 + 1.
+template <class F>
+HK_FN F exp(F x) {
+    const detail::Exp<F> e(x);
+    return e.root * (e.root * e.factor);
+}
+
+/// log2(x), within 1.5 ulp (0.75). log2(0) = -inf, log2(x < 0) = NaN. 5 + 1.
+template <class F>
+HK_FN F log2(F x) {
+    return detail::each(x, [](float v) {
+        const bool subnormal = v < 0x1p-126f;
+        return log2_fast(v * (subnormal ? 0x1p+32f : 1.0f)) - (subnormal ? 32.0f : 0.0f);
+    });
+}
+
+/// ln(x), within 3 ulp (2). log(0) = -inf, log(x < 0) = NaN. 6 + 1.
+template <class F>
+HK_FN F log(F x) {
+    return log2(x) * 0x1.62e43p-1f;
+}
+
+/// 1 / (1 + e^-x), within 8 ulp (4.5); 0 below 2^-150. 9 + 2.
+template <class F>
+HK_FN F sigmoid(F x) {
+    // Scaled by 2^-24, the denominator is finite until the result is zero.
+    const detail::Exp<F> e(-x);
+    const F denominator = detail::fma(e.root * e.factor, e.root * 0x1p-24f, F(0x1p-24f));
+    return rcp_fast(denominator) * 0x1p-24f;
+}
+
+/// Within 4 ulp (2). tanh(-x) = -tanh(x) exactly. 12 + 2.
+template <class F>
+HK_FN F tanh(F x) {
+    // Where 1 minus something would leave little, x + x^3 P(x^2), relatively within 2^-24.7.
+    constexpr float kSmall[] = {-0.3333294664f, 0.1332072508f, -0.05267181464f, 0.01643758275f};
+    const F sq = x * x;
+    const F small = detail::fma(x * sq, detail::polynomial(sq, kSmall), x);
+    const F a = __builtin_elementwise_abs(x);
+    const F large = detail::fma(F(-2.0f), rcp_fast(exp2_fast(a * 0x1.715476p+1f) + 1.0f), F(1.0f));
+    return __builtin_elementwise_copysign(a < 0.55f ? small : large, x);
+}
+
+namespace detail {
+
+/// erfc(|z|) where minus * x = -z^2 and scale * |x| = 31/64 |z|; relatively accurate however small it is.
+template <class F>
+HK_FN F erfc_of_abs(F minus, F x, float scale) {
+    // t P(t) with t = 1 / (1 + 31/64 z) is exp(z^2) erfc(z), relatively within 2^-25.
+    constexpr float kScaled[] = {0.273245449193f, 0.274103565549f, 0.232700938523f,
+                                   0.226105614019f, -0.0796924506077f, 0.38557396f,
+                                   -0.541008752651f, 0.283085681054f, -0.0541139774281f};
+    const F sq = minus * x;
+    const Exp<F> e(sq, fma(minus, x, -sq));
+    const F t = rcp_fast(fma(__builtin_elementwise_abs(x), F(scale), F(1.0f)));
+    return (e.root * e.factor) * (e.root * (t * polynomial(t, kScaled)));
+}
+
+}  // namespace detail
+
+/// 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to x, within 4 ulp (2). erf(-x) = -erf(x) exactly. 30 + 2.
+template <class F>
+HK_FN F erf(F x) {
+    constexpr float kSmall[] = {0.1283791538f, -0.3761252327f, 0.112821408f, -0.02677890841f, 0.00501196214f,
+                                  -0.0006090356768f};
+    const F small = detail::fma(x, detail::polynomial(x * x, kSmall), x);  // relatively within 2^-26
+    const F a = __builtin_elementwise_abs(x);
+    const F large = 1.0f - detail::erfc_of_abs(-x, x, 0x1.fp-2f);
+    return __builtin_elementwise_copysign(a < 0.9f ? small : large, x);
+}
+
+/// 1 - erf(x), within 11 ulp (7.5): relatively accurate however small it is. 23 + 2.
+template <class F>
+HK_FN F erfc(F x) {
+    const F tail = detail::erfc_of_abs(-x, x, 0x1.fp-2f);
+    return x < 0.0f ? 2.0f - tail : tail;
+}
+
+/// The normal distribution's share below x, erfc(-x / sqrt(2)) / 2, within 11 ulp (7.5): relatively accurate however
+/// small it is. 24 + 2.
+template <class F>
+HK_FN F normal_cdf(F x) {
+    const F tail = detail::erfc_of_abs(-0.5f * x, x, 0x1.5eb998p-2f);  // 31/64 / sqrt(2)
+    return x < 0.0f ? 0.5f * tail : detail::fma(F(-0.5f), tail, F(1.0f));
 }
 
 }  // namespace hk
