@@ -319,7 +319,8 @@ fn wrong_names_and_values_are_refused() {
         &["instructions, valu, passes, lines, lds, conflicts"],
     );
     files.fails(&["rmsnrom"], &["no operator `rmsnrom`, expected one of rmsnorm, fused_add_rmsnorm"]);
-    files.fails(&["rmsnorm", "--device", "gpu"], &["`gpu`, expected emu:gfx942, emu:gfx950 or hip:N"]);
+    files
+        .fails(&["rmsnorm", "--device", "gpu"], &["`gpu`, expected emu:gfx942, emu:gfx950, hip:N or cuda:N"]);
     files.fails(&["rmsnorm", "--device", "emu:gfx942?speed=9"], &["`emu:gfx942?speed=9`"]);
     files.fails(&["rmsnorm", "--device", "hip:0"], &["device hip:0: "]);
     let unknown = "`epsilon`, expected one of eps, weight_offset, round_mode";

@@ -10,6 +10,12 @@ pub enum ParseError {
         /// What the bytes look like instead.
         reason: &'static str,
     },
+    /// A PTX text that is not what a launcher can use.
+    #[error("PTX: {reason}")]
+    Ptx {
+        /// What is missing or wrong.
+        reason: String,
+    },
     /// The ELF structure is broken or ends early.
     #[error("truncated or malformed ELF: {what}: {reason}")]
     Elf {

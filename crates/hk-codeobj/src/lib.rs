@@ -1,4 +1,4 @@
-//! Reader of AMDGPU code objects: kernels, resources, occupancy.
+//! Reader of AMDGPU code objects (and of PTX): kernels, resources, occupancy.
 //!
 //! A code object is the ELF file that the compiler makes of one HIP source for one target. [`CodeObject::parse`]
 //! reads what a loader and a launcher need from it: the segments to map, the relocations to apply, and for every
@@ -22,6 +22,7 @@ mod descriptor;
 mod error;
 mod metadata;
 mod object;
+mod ptx;
 
 pub use arch::{Arch, UnknownArch, occupancy, workgroups_per_cu};
 pub use descriptor::Descriptor;

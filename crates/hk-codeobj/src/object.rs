@@ -8,7 +8,7 @@ use ::object::read::elf::{FileHeader, ProgramHeader, Rela, SectionHeader, Sym};
 use ::object::{LittleEndian, read};
 
 use crate::metadata::{self, Map};
-use crate::{Arch, Descriptor, ParseError, occupancy};
+use crate::{Arch, Descriptor, ParseError, occupancy, ptx};
 
 type Header = elf::FileHeader64<LittleEndian>;
 const LE: LittleEndian = LittleEndian;
@@ -159,11 +159,15 @@ fn elf<T>(what: &'static str, result: read::Result<T>) -> Result<T, ParseError> 
 }
 
 impl CodeObject {
-    /// Parses a linked AMDGPU code object of version 4, 5 or 6.
+    /// Parses a linked AMDGPU code object of version 4, 5 or 6; or PTX, whose kernels have no registers, memory or
+    /// descriptor yet.
     ///
     /// # Errors
     /// A [`ParseError`] that says what is missing, broken or contradictory.
     pub fn parse(bytes: &[u8]) -> Result<CodeObject, ParseError> {
+        if ptx::is_ptx(bytes) {
+            return ptx::parse(bytes);
+        }
         let header = read_header(bytes)?;
         let ident = header.e_ident();
         let arch = read_arch(header)?;

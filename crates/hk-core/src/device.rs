@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 /// |---|---|
 /// | `emu:gfx942`, `emu:gfx950` | the emulator (feature `emu`, on by default) |
 /// | `hip:N` | AMD GPU number N through the ROCm runtime (feature `hip`) |
+/// | `cuda:N` | NVIDIA GPU number N, Hopper or later, for measuring (feature `cuda`; kernels built with `HK_TARGETS` naming `sm_90`) |
 ///
 /// The emulator takes options, `emu:gfx942?threads=1&budget=1000000`:
 ///
@@ -69,7 +70,7 @@ pub struct DeviceInfo {
     pub max_grid: [u32; 3],
     /// Memory in bytes; on the emulator that of the part (MI300X, MI350X), of which the host lends what is allocated.
     pub total_memory_bytes: u64,
-    /// `emu` or `hip`.
+    /// `emu`, `hip` or `cuda`.
     pub driver: &'static str,
 }
 

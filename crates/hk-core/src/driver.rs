@@ -1,6 +1,6 @@
 //! What a device driver provides, modelled on the HIP module API.
 
-use crate::{DeviceInfo, Result};
+use crate::{DeviceInfo, KernelInfo, Result};
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
@@ -83,6 +83,10 @@ pub(crate) trait Driver: Send + Sync {
 
     fn load_module(&self, name: &str, image: &'static [u8]) -> Result<Handle>;
     fn function(&self, module: &Handle, symbol: &str) -> Result<Handle>;
+    /// Adds to what the code object says of a kernel what only the driver knows.
+    fn resources(&self, _function: &Handle, _info: &mut KernelInfo) -> Result<()> {
+        Ok(())
+    }
     fn launch(&self, stream: &Handle, function: &Handle, dispatch: &Dispatch) -> Result<()>;
 
     /// What was executed on `stream` since the last call. `None` on hardware.

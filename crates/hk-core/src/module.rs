@@ -127,12 +127,11 @@ pub(crate) fn kernel(device: &Device, objects: &'static CodeObjects, symbol: &st
         wrong(format!("no such kernel; it has {}", have.join(", ")))
     })?;
     check_contract(device, info).map_err(wrong)?;
-    let kernel = Arc::new(Kernel {
-        device_id: device.id(),
-        device_spec: device.spec().into(),
-        function: device.driver().function(&loaded.module, symbol)?,
-        info: info.clone(),
-    });
+    let function = device.driver().function(&loaded.module, symbol)?;
+    let mut info = info.clone();
+    device.driver().resources(&function, &mut info)?;
+    let kernel =
+        Arc::new(Kernel { device_id: device.id(), device_spec: device.spec().into(), function, info });
     loaded.kernels.insert(symbol.into(), Arc::clone(&kernel));
     Ok(kernel)
 }

@@ -282,6 +282,8 @@ fn unknown_device_strings() {
         "hip:+1",
         "hip:01",
         "hip:x",
+        "cuda",
+        "cuda:01",
         "cpu:0",
         "EMU:gfx942",
         "emu:gfx942?speed=9",
@@ -300,7 +302,10 @@ fn unknown_device_strings() {
         assert!(error.to_string().contains(&format!("`{spec}`, expected")), "{error}");
     }
     let error = Device::open("cpu:0").unwrap_err();
-    assert_eq!(error.to_string(), "Device::open: spec: `cpu:0`, expected emu:gfx942, emu:gfx950 or hip:N");
+    assert_eq!(
+        error.to_string(),
+        "Device::open: spec: `cpu:0`, expected emu:gfx942, emu:gfx950, hip:N or cuda:N"
+    );
     assert!(
         Device::open(
             "emu:gfx942?threads=2&cus=1&budget=1000&details=true&misaligned=false&mfma=cdna3-exact&delay_ms=0"
@@ -308,6 +313,9 @@ fn unknown_device_strings() {
         .is_ok()
     );
     assert!(Device::open("emu:gfx942?sanitize=lds+waits,uninit").is_ok());
+    // Without its driver, built in or installed, there is no such device: number 4096 is on no host.
+    let error = Device::open("cuda:4096").unwrap_err();
+    assert!(matches!(error, Error::NoDevice { .. }) && error.to_string().contains("cuda:4096"), "{error}");
 }
 
 #[test]

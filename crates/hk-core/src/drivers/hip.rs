@@ -453,14 +453,7 @@ impl Driver for Hip {
         let code =
             unsafe { sys::hipEventElapsedTime(&mut ms, from.get::<Event>().raw, to.get::<Event>().raw) };
         self.check("hipEventElapsedTime", code)?;
-        Duration::try_from_secs_f64(f64::from(ms) / 1e3).map_err(|_| {
-            Error::argument(
-                "Event::elapsed_since",
-                "earlier",
-                format!("{ms} ms"),
-                "an event that is done before",
-            )
-        })
+        super::elapsed(ms)
     }
 
     fn load_module(&self, name: &str, image: &'static [u8]) -> Result<Handle> {
