@@ -81,7 +81,7 @@ impl RowProblem {
     }
 
     /// Adds a tensor whose rows the kernel walks along with the columns: one element a column, or if it is shorter one for
-    /// several (pairs of fp4). A tensor with one axis is one row for all.
+    /// several (pairs of fp4), or if it is longer more behind the last (padding). A tensor with one axis is one row for all.
     ///
     /// # Errors
     /// [`Error::Stride`] if its leading axes do not collapse to rows, [`Error::Align`] if it is not aligned to its elements.
@@ -90,9 +90,23 @@ impl RowProblem {
         let per_column = self.cols.div_ceil(cols.max(1));
         let vector_bytes = (self.vector / per_column.min(self.vector) * element).min(VECTOR_BYTES);
         self.by_vectors &= aligned_to.is_multiple_of(vector_bytes as u64);
+        self.by_vectors &= cols <= self.cols || cols.is_multiple_of(self.vector);
         self.row_bytes = self.row_bytes.max(cols * element);
         self.stride_bytes = self.stride_bytes.max(row_stride.saturating_mul(element));
         Ok(())
+    }
+
+    /// Adds a matrix that the kernel reads element by element, columns of any stride, from any address
+    /// (`hk::StridedCursor`).
+    ///
+    /// # Errors
+    /// [`Error::Stride`] if it has several columns with a stride of zero, [`Error::Align`] if it is not aligned to its elements.
+    pub fn strided<T: Element>(&mut self, arg: &'static str, tensor: &TensorView<T>) -> Result<()> {
+        if tensor.shape().last().zip(tensor.strides().last()).is_some_and(|(&n, &stride)| n > 1 && stride == 0) {
+            return Err(Error::stride(self.op, arg, tensor.layout(), "a stride of columns that is not zero"));
+        }
+        self.by_vectors = false;
+        tensor.expect_aligned(self.op, arg, size_of::<T>() as u64)
     }
 
     /// [`tensor`](Self::tensor), with a check of its shape; `why` says where the shape comes from: `shape of x`.

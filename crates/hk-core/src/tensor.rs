@@ -290,8 +290,8 @@ pub enum Aliasing {
 /// [`Error::Overlap`].
 pub fn check_overlap(
     op: &'static str,
-    (a_name, a): (&'static str, &impl Operand),
-    (b_name, b): (&'static str, &impl Operand),
+    (a_name, a): (&'static str, &(impl Operand + ?Sized)),
+    (b_name, b): (&'static str, &(impl Operand + ?Sized)),
     permitted: Aliasing,
 ) -> Result<()> {
     // Devices have address spaces of their own.
@@ -306,4 +306,33 @@ pub fn check_overlap(
         Aliasing::Disjoint => "disjoint tensors",
     };
     if a.intersects(&b) { Err(Error::Overlap { op, a: a_name, b: b_name, want }) } else { Ok(()) }
+}
+
+/// An argument with its name, as [`check_aliases`] takes it; `None` if it is optional and left out.
+pub type NamedOperand<'a> = (&'static str, Option<&'a dyn Operand>);
+
+/// [`check_overlap`] of every output with every input, and with the outputs before it. An output, followed by the names of
+/// the inputs that it may be exactly, is disjoint from all else.
+///
+/// # Errors
+/// [`Error::Overlap`].
+pub fn check_aliases(
+    op: &'static str,
+    inputs: &[NamedOperand],
+    outputs: &[(NamedOperand, &[&'static str])],
+) -> Result<()> {
+    for (i, &((name, output), may_be)) in outputs.iter().enumerate() {
+        let Some(output) = output else { continue };
+        let earlier = outputs[..i].iter().map(|(named, _)| named);
+        for &(other_name, other) in inputs.iter().chain(earlier) {
+            let Some(other) = other else { continue };
+            let permitted = if may_be.contains(&other_name) {
+                Aliasing::ExactAliasAllowed
+            } else {
+                Aliasing::Disjoint
+            };
+            check_overlap(op, (other_name, other), (name, output), permitted)?;
+        }
+    }
+    Ok(())
 }

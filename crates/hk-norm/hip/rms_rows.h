@@ -1,8 +1,10 @@
 // rms_rows.h: the root-mean-square norm of rows, shared by rmsnorm.hip and fused_add_rmsnorm.hip.
 //   s[r, c] = x[r, c]                                    rmsnorm
-//           = round_T(x[r, c] + residual_in[r, c])       fused_add_rmsnorm; also written to residual_out
+//           = x[r, c] + residual_in[r, c]                fused_add_rmsnorm; rounded to T it goes to residual_out, and,
+//                                                        but for the padded form, it is the rounded sum that counts
 //   rstd[r] = rsqrt(sum_c s[r, c]^2 / cols + eps)
-//   y[r, c] = round_T(s[r, c] * rstd[r] * (w[c] + weight_offset))
+//   y[r, c] = round_T(s[r, c] * rstd[r] * (w[c] + weight_offset))     c < cols
+//           = 0                                                       where y is wider than x: the padded forms
 // All arithmetic is f32. Source: Zhang & Sennrich 2019, eq. 4.
 //
 // How the work is split
@@ -11,7 +13,7 @@
 //   more lanes than a wave is one block. Blocks step through the matrix with the weights kept in registers.
 //   A row too long for registers is walked twice by one block.
 //   The order of a row's sum depends on its length alone: neither the number of rows, nor the place of a row,
-//   nor how it is accessed (vectors or elements) changes a bit of the result.
+//   nor how it is accessed (vectors, elements, columns of any stride) changes a bit of the result.
 // Floor
 //   Memory: rows * cols * 2 * sizeof(T) + cols * sizeof(w), twice that for fused_add_rmsnorm. In VALU instructions
 //   a 16-byte chunk of 8 bf16 costs a wave, at 64 lanes: 8 to widen, 4 to square and add, 4 + 4 to scale,
@@ -21,7 +23,7 @@
 
 #include <hk/arch.h>
 #include <hk/block.h>
-#include <hk/math.h>
+#include <hk/norm.h>
 #include <hk/reg.h>
 #include <hk/rows.h>
 #include <hk/types.h>
@@ -30,138 +32,99 @@ namespace rms {
 
 using hk::Access;
 using hk::RowBatch;
-using hk::row_threads;
 using hk::u32;
 using hk::u64;
 
 /// Scalars of both kernels, the tail of their `Params`; the same fields as `Scalars` in src/rms.rs.
 struct Scalars {
-    float eps;            // added to the mean, inside the root
-    float inv_cols;       // 1 / cols
-    float weight_offset;  // 1, or -0 which leaves every weight as it is
-    u32 weight_is_f32;    // w is f32 whatever T is
-    u32 model_sensitive;  // rounds s * rstd to T before the weight
-    u32 batch;            // rows that a block takes at a time
+    hk::RmsScalars norm;
+    u32 rounding;  // which of these values are rounded to T
+    u32 batch;     // rows that a block takes at a time
+};
+enum Rounding : u32 {
+    kRoundSum = 1,         // s
+    kRoundNormalised = 2,  // s * rstd, before the weight: the model-sensitive mode
 };
 
-/// The weights of a lane's columns, from `batch.column` on, as they multiply.
-template <Access kAccess, class RowT>
-HK_FN auto load_weights(const hk::Global &weight, const Scalars &scalars, u32 column, u32 cols) {
-    using T = typename RowT::Element;
-    using RowF = typename RowT::template With<float>;
-    const RowBatch one = {0, 1, column, cols};
-    RowF w;
-    if (scalars.weight_is_f32) {
-        w = RowF::load(one.at<float, kAccess, true>(weight, 0));
+/// s of a batch of rows; if kStore, sums go to residual_out.
+template <bool kStore, class Block, class RowF, int Rows, class Params>
+HK_FN void load_sums(const Block &block, RowF (&s)[Rows], const Params &p, const RowBatch &batch) {
+    typename Block::RowT x[Rows];
+    block.load_strided(x, p.x, batch);
+    if constexpr (requires { p.residual_in; }) {
+        block.template add<kStore>(s, x, p.residual_in, p.residual_out, p.scalars.rounding & kRoundSum, batch);
     } else {
-        w = hk::widen(RowT::load(one.at<T, kAccess, true>(weight, 0)));
+#pragma unroll
+        for (int r = 0; r < Rows; ++r) s[r] = hk::widen(x[r]);
     }
-    return w + scalars.weight_offset;
-}
-
-HK_FN float rstd_of(float sum_sq, const Scalars &scalars) {
-    return hk::rsqrt(__builtin_fmaf(sum_sq, scalars.inv_cols, scalars.eps));
 }
 
 /// Rows that stay in registers, up to Lanes * ColsPerLane columns; a lane has `Rows` rows in hand at a time.
 template <Access kAccess, class T, int Lanes, int ColsPerLane, int Rows, class Params>
 HK_FN void rows_in_registers(const Params &p) {
-    constexpr bool kAdd = requires { p.residual_in; };
-    constexpr u32 kAbreast = row_threads(Lanes) / Lanes;
-    constexpr u32 kBatch = kAbreast * Rows;
-    constexpr bool kAlone = kBatch == 1;
-    using RowT = hk::Row<T, Lanes, hk::kVecLen<T>, ColsPerLane / hk::kVecLen<T>>;
-    using RowF = typename RowT::template With<float>;
+    using Block = hk::RowBlock<kAccess, T, Lanes, ColsPerLane, Rows>;
+    using RowT = typename Block::RowT;
+    using RowF = typename Block::RowF;
 
-    const u32 side = hk::thread_x() / Lanes;  // place among the rows abreast
-    const u32 lane = hk::thread_x() % Lanes;  // place in the row
-    const u32 rows = p.x.rows();
+    const Block block;
     const u32 cols = p.x.cols();
-    const RowF w = load_weights<kAccess, RowT>(p.weight, p.scalars, lane * hk::kVecLen<T>, cols);
-    hk::GroupReducer<row_threads(Lanes), Lanes> group;
+    const RowF w = p.scalars.norm.template weights<kAccess, RowT>(p.weight, block.column(), cols);
+    hk::GroupReducer<Block::kThreads, Lanes> group;
 
-    hk::for_row_batches<kAlone>(rows, cols, lane * hk::kVecLen<T>, p.scalars.batch, [&](const RowBatch &batch) {
-        RowT s[Rows];
-#pragma unroll
-        for (int r = 0; r < Rows; ++r) {
-            s[r] = RowT::load(batch.at<T, kAccess, kAlone>(p.x, r * kAbreast + side));
-        }
-        if constexpr (kAdd) {
-            RowT residual[Rows];
-#pragma unroll
-            for (int r = 0; r < Rows; ++r) {
-                residual[r] = RowT::load(batch.at<T, kAccess, kAlone>(p.residual_in, r * kAbreast + side));
-            }
-#pragma unroll
-            for (int r = 0; r < Rows; ++r) {
-                s[r] = hk::narrow<T>(hk::widen(s[r]) + hk::widen(residual[r]));
-                s[r].store(batch.at<T, kAccess, kAlone>(p.residual_out, r * kAbreast + side));
-            }
-        }
-
-        RowF y[Rows];
+    hk::for_row_batches<Block::kAlone>(p.x.rows(), cols, block.column(), p.scalars.batch, [&](const RowBatch &batch) {
+        RowF s[Rows];
+        load_sums<true>(block, s, p, batch);
         float rstd[Rows];
 #pragma unroll
         for (int r = 0; r < Rows; ++r) {
-            y[r] = hk::widen(s[r]);
             hk::SumSq sum_sq;
-            sum_sq.add(y[r]);
-            rstd[r] = rstd_of(group.sum(sum_sq.total()), p.scalars);
-            y[r] = y[r] * rstd[r];
+            sum_sq.add(s[r]);
+            rstd[r] = p.scalars.norm.rstd(group.sum(sum_sq.total()));
+            s[r] = s[r] * rstd[r];
         }
-        if (p.scalars.model_sensitive) {
+        if (p.scalars.rounding & kRoundNormalised) {
 #pragma unroll
-            for (int r = 0; r < Rows; ++r) y[r] = hk::widen(hk::narrow<T>(y[r]));
+            for (int r = 0; r < Rows; ++r) s[r] = hk::widen(hk::narrow<T>(s[r]));
         }
 #pragma unroll
-        for (int r = 0; r < Rows; ++r) {
-            hk::narrow<T>(y[r] * w).store(batch.at<T, kAccess, kAlone>(p.y, r * kAbreast + side));
-        }
-        if (p.rstd.present() && lane == 0) {
-#pragma unroll
-            for (int r = 0; r < Rows; ++r) {
-                const u32 index = r * kAbreast + side;
-                if (index < batch.count) p.rstd.template row<float>(0)[batch.first + index] = rstd[r];
-            }
-        }
+        for (int r = 0; r < Rows; ++r) block.store(hk::narrow<T>(s[r] * w), p.y, batch, r);
+        if (p.y.cols() > cols) block.zero_pads(p.y, batch);
+        if (p.rstd.present()) block.store_per_row(rstd, p.rstd, batch);
     });
 }
 
 /// Rows of any length, read twice by a block of Lanes threads in tiles of Lanes * ColsPerLane columns.
 template <Access kAccess, class T, int Lanes, int ColsPerLane, class Params>
 HK_FN void rows_in_tiles(const Params &p) {
-    constexpr bool kAdd = requires { p.residual_in; };
-    using RowT = hk::Row<T, Lanes, hk::kVecLen<T>, ColsPerLane / hk::kVecLen<T>>;
+    using Block = hk::RowBlock<kAccess, T, Lanes, ColsPerLane, 1>;
+    using RowT = typename Block::RowT;
+    using RowF = typename Block::RowF;
 
+    const Block block;
     const u32 cols = p.x.cols();
-    const u32 column = hk::thread_x() * hk::kVecLen<T>;
     hk::GroupReducer<Lanes, Lanes> group;
 
     for (u64 row = hk::block_x(); row < p.x.rows(); row += hk::grid_x()) {
         hk::SumSq sum_sq;
-        for (u32 tile = 0; tile < cols; tile += RowT::kCols) {
-            const RowBatch batch = {row, 1, tile + column, cols};
-            RowT s = RowT::load(batch.at<T, kAccess, true>(p.x, 0));
-            if constexpr (kAdd) {
-                const RowT residual = RowT::load(batch.at<T, kAccess, true>(p.residual_in, 0));
-                s = hk::narrow<T>(hk::widen(s) + hk::widen(residual));
-                s.store(batch.at<T, kAccess, true>(p.residual_out, 0));
-            }
-            sum_sq.add(hk::widen(s));
-        }
-        const float rstd = rstd_of(group.sum(sum_sq.total()), p.scalars);
+        hk::for_tiles<RowT::kCols>(row, cols, block.column(), [&](const RowBatch &tile) {
+            RowF s[1];
+            load_sums<false>(block, s, p, tile);
+            sum_sq.add(s[0]);
+        });
+        const float rstd[1] = {p.scalars.norm.rstd(group.sum(sum_sq.total()))};
 
-        // A sum is read back from where this very lane wrote it, so y may lie on x or on residual_in.
-        const hk::Global *input = &p.x;
-        if constexpr (kAdd) input = &p.residual_out;
-        for (u32 tile = 0; tile < cols; tile += RowT::kCols) {
-            const RowBatch batch = {row, 1, tile + column, cols};
-            auto y = hk::widen(RowT::load(batch.at<T, kAccess, true>(*input, 0))) * rstd;
-            if (p.scalars.model_sensitive) y = hk::widen(hk::narrow<T>(y));
-            const auto w = load_weights<kAccess, RowT>(p.weight, p.scalars, tile + column, cols);
-            hk::narrow<T>(y * w).store(batch.at<T, kAccess, true>(p.y, 0));
-        }
-        if (p.rstd.present() && hk::thread_x() == 0) p.rstd.template row<float>(0)[row] = rstd;
+        // Outputs may lie on inputs: they are written only here, where this very lane has just read.
+        hk::for_tiles<RowT::kCols>(row, cols, block.column(), [&](const RowBatch &tile) {
+            RowF s[1];
+            load_sums<true>(block, s, p, tile);
+            s[0] = s[0] * rstd[0];
+            if (p.scalars.rounding & kRoundNormalised) s[0] = hk::widen(hk::narrow<T>(s[0]));
+            const RowF w = p.scalars.norm.template weights<kAccess, RowT>(p.weight, tile.column, cols);
+            block.store(hk::narrow<T>(s[0] * w), p.y, tile, 0);
+        });
+        const RowBatch whole = {row, 1, block.column(), cols};
+        block.zero_pads(p.y, whole);
+        if (p.rstd.present()) block.store_per_row(rstd, p.rstd, whole);
     }
 }
 

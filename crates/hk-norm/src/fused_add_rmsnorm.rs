@@ -1,25 +1,10 @@
 //! The safe function of `hip/fused_add_rmsnorm.hip`.
 
-use crate::kernels;
-use crate::rms::{KernelTable, Problem, RmsNormOptions, Scalars, Weight, kernel_table};
-use bytemuck::{Pod, Zeroable};
-use hk_core::{Aliasing, Float, GlobalLayout, Result, Stream, TensorView, TensorViewMut, check_overlap};
+use crate::problem::{Problem, Weight};
+use crate::rms::{FUSED_ADD_RMSNORM, FusedAddParams, RmsNormOptions, Scalars};
+use hk_core::{Float, Result, Stream, TensorView, TensorViewMut, check_aliases};
 
 const OP: &str = "fused_add_rmsnorm";
-
-static KERNELS: KernelTable = kernel_table!(&kernels::FUSED_ADD_RMSNORM, "fused_add_rmsnorm");
-
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    x: GlobalLayout,
-    residual_in: GlobalLayout,
-    weight: GlobalLayout,
-    y: GlobalLayout,
-    residual_out: GlobalLayout,
-    rstd: GlobalLayout,
-    scalars: Scalars,
-}
 
 /// Adds a residual and normalises the sum over the last axis: `s = round(x + residual_in)`, `residual_out = s`,
 /// `y = rmsnorm(s)`.
@@ -50,31 +35,29 @@ pub fn fused_add_rmsnorm<T: Float, W: Weight<T>>(
     mut rstd: Option<TensorViewMut<f32>>,
     options: RmsNormOptions,
 ) -> Result<()> {
-    let mut problem = Problem::new(OP, &x, &weight, options)?;
+    let mut problem = Problem::new(OP, &x)?;
+    problem.per_column("weight", &weight)?;
+    problem.eps(options.eps)?;
     problem.like_x("residual_in", &residual_in)?;
     problem.like_x("y", &y)?;
     problem.like_x("residual_out", &residual_out)?;
-    for (name, output) in [("y", &y), ("residual_out", &residual_out)] {
-        check_overlap(OP, ("x", &x), (name, output), Aliasing::ExactAliasAllowed)?;
-        check_overlap(OP, ("residual_in", &residual_in), (name, output), Aliasing::ExactAliasAllowed)?;
-        check_overlap(OP, ("weight", &weight), (name, output), Aliasing::Disjoint)?;
-    }
-    check_overlap(OP, ("y", &y), ("residual_out", &residual_out), Aliasing::Disjoint)?;
-    if let Some(rstd) = &rstd {
-        problem.per_row("rstd", rstd)?;
-        check_overlap(OP, ("x", &x), ("rstd", rstd), Aliasing::Disjoint)?;
-        check_overlap(OP, ("residual_in", &residual_in), ("rstd", rstd), Aliasing::Disjoint)?;
-        check_overlap(OP, ("weight", &weight), ("rstd", rstd), Aliasing::Disjoint)?;
-        check_overlap(OP, ("y", &y), ("rstd", rstd), Aliasing::Disjoint)?;
-        check_overlap(OP, ("residual_out", &residual_out), ("rstd", rstd), Aliasing::Disjoint)?;
-    }
+    problem.per_row("rstd", rstd.as_ref())?;
+    check_aliases(
+        OP,
+        &[("x", Some(&x)), ("residual_in", Some(&residual_in)), ("weight", Some(&weight))],
+        &[
+            (("y", Some(&y)), &["x", "residual_in"]),
+            (("residual_out", Some(&residual_out)), &["x", "residual_in"]),
+            (("rstd", rstd.as_ref().map(|t| t as _)), &[]),
+        ],
+    )?;
     if problem.is_empty() {
         return Ok(());
     }
 
-    let (plan, scalars) = problem.plan(stream, &KERNELS, T::DTYPE)?;
+    let plan = problem.plan(stream, &FUSED_ADD_RMSNORM)?;
     let mut launch = stream.launch(OP, &plan.kernel);
-    let params = Params {
+    let params = FusedAddParams {
         x: launch.input("x", &x.flatten_rows(OP, "x")?)?,
         residual_in: launch.input("residual_in", &residual_in.flatten_rows(OP, "residual_in")?)?,
         weight: launch.input("weight", &weight)?,
@@ -82,7 +65,7 @@ pub fn fused_add_rmsnorm<T: Float, W: Weight<T>>(
         residual_out: launch
             .output("residual_out", &mut residual_out.reborrow().flatten_rows(OP, "residual_out")?)?,
         rstd: launch.optional_output("rstd", rstd.as_mut())?,
-        scalars,
+        scalars: Scalars::new::<W>(&problem, &plan, options, true),
     };
     // SAFETY: the checks above make every row of the four matrices `cols` long and `rstd` as long as there are rows,
     // which is what the kernel accesses, whatever the grid; the loader matches `Params` to the kernel.

@@ -1,23 +1,10 @@
 //! The safe function of `hip/rmsnorm.hip`.
 
-use crate::kernels;
-use crate::rms::{KernelTable, Problem, RmsNormOptions, Scalars, Weight, kernel_table};
-use bytemuck::{Pod, Zeroable};
-use hk_core::{Aliasing, Float, GlobalLayout, Result, Stream, TensorView, TensorViewMut, check_overlap};
+use crate::problem::{Problem, Weight};
+use crate::rms::{Params, RMSNORM, RmsNormOptions, Scalars};
+use hk_core::{Float, Result, Stream, TensorView, TensorViewMut, check_aliases};
 
 const OP: &str = "rmsnorm";
-
-static KERNELS: KernelTable = kernel_table!(&kernels::RMSNORM, "rmsnorm");
-
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    x: GlobalLayout,
-    weight: GlobalLayout,
-    y: GlobalLayout,
-    rstd: GlobalLayout,
-    scalars: Scalars,
-}
 
 /// RMS normalisation over the last axis:
 /// `y = x * rstd * (weight + weight_offset)` with `rstd = 1 / sqrt(mean(x^2) + eps)`.
@@ -57,28 +44,28 @@ pub fn rmsnorm<T: Float, W: Weight<T>>(
     mut rstd: Option<TensorViewMut<f32>>,
     options: RmsNormOptions,
 ) -> Result<()> {
-    let mut problem = Problem::new(OP, &x, &weight, options)?;
+    let mut problem = Problem::new(OP, &x)?;
+    problem.per_column("weight", &weight)?;
+    problem.eps(options.eps)?;
     problem.like_x("y", &y)?;
-    check_overlap(OP, ("x", &x), ("y", &y), Aliasing::ExactAliasAllowed)?;
-    check_overlap(OP, ("weight", &weight), ("y", &y), Aliasing::Disjoint)?;
-    if let Some(rstd) = &rstd {
-        problem.per_row("rstd", rstd)?;
-        check_overlap(OP, ("x", &x), ("rstd", rstd), Aliasing::Disjoint)?;
-        check_overlap(OP, ("weight", &weight), ("rstd", rstd), Aliasing::Disjoint)?;
-        check_overlap(OP, ("y", &y), ("rstd", rstd), Aliasing::Disjoint)?;
-    }
+    problem.per_row("rstd", rstd.as_ref())?;
+    check_aliases(
+        OP,
+        &[("x", Some(&x)), ("weight", Some(&weight))],
+        &[(("y", Some(&y)), &["x"]), (("rstd", rstd.as_ref().map(|t| t as _)), &[])],
+    )?;
     if problem.is_empty() {
         return Ok(());
     }
 
-    let (plan, scalars) = problem.plan(stream, &KERNELS, T::DTYPE)?;
+    let plan = problem.plan(stream, &RMSNORM)?;
     let mut launch = stream.launch(OP, &plan.kernel);
     let params = Params {
         x: launch.input("x", &x.flatten_rows(OP, "x")?)?,
         weight: launch.input("weight", &weight)?,
         y: launch.output("y", &mut y.reborrow().flatten_rows(OP, "y")?)?,
         rstd: launch.optional_output("rstd", rstd.as_mut())?,
-        scalars,
+        scalars: Scalars::new::<W>(&problem, &plan, options, false),
     };
     // SAFETY: the checks above make every row of x and y `cols` long and `rstd` as long as there are rows, which is what
     // the kernel accesses, whatever the grid; the loader matches `Params` to the kernel.

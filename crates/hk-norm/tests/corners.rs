@@ -8,12 +8,19 @@ fn every_kernel_runs() {
     kit::assert_every_kernel_runs(OPERATORS);
 }
 
-#[test]
-fn rmsnorm_has_no_finding() {
-    kit::check_corners(&OPERATORS[0]);
+macro_rules! no_finding {
+    ($($test:ident: $index:literal),+ $(,)?) => {$(
+        #[test]
+        fn $test() {
+            kit::check_corners(&OPERATORS[$index]);
+        }
+    )+};
 }
-
-#[test]
-fn fused_add_rmsnorm_has_no_finding() {
-    kit::check_corners(&OPERATORS[1]);
+no_finding! {
+    rmsnorm_has_no_finding: 0,
+    fused_add_rmsnorm_has_no_finding: 1,
+    layernorm_has_no_finding: 2,
+    fused_add_layernorm_has_no_finding: 3,
+    rmsnorm_pad_has_no_finding: 4,
+    fused_add_rmsnorm_pad_has_no_finding: 5,
 }

@@ -84,6 +84,30 @@ HK_FN Row<float, L, N, C> operator*(Row<float, L, N, C> a, float b) {
     return a;
 }
 
+/// a * b + c, rounded once
+template <int L, int N, int C>
+HK_FN Row<float, L, N, C> fma(Row<float, L, N, C> a, const Row<float, L, N, C> &b, const Row<float, L, N, C> &c) {
+#pragma unroll
+    for (int k = 0; k < C; ++k) a.chunk[k] = __builtin_elementwise_fma(a.chunk[k], b.chunk[k], c.chunk[k]);
+    return a;
+}
+
+/// Running sum, apart for even and odd columns so that a pair takes one packed instruction.
+struct SumOf {
+    Vec<float, 2> acc = 0.0f;
+
+    template <int L, int N, int C>
+    HK_FN void add(const Row<float, L, N, C> &row) {
+#pragma unroll
+        for (int k = 0; k < C; ++k) {
+#pragma unroll
+            for (int i = 0; i < N; i += 2) acc += Vec<float, 2>{row.chunk[k][i], row.chunk[k][i + 1]};
+        }
+    }
+
+    HK_FN float total() const { return acc[0] + acc[1]; }
+};
+
 /// Running sum of squares, apart for even and odd columns so that a pair takes one packed instruction.
 struct SumSq {
     Vec<float, 2> acc = 0.0f;

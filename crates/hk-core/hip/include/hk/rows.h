@@ -6,11 +6,51 @@
 
 #include <hk/arch.h>
 #include <hk/global.h>
+#include <hk/reg.h>
+#include <hk/types.h>
 
 namespace hk {
 
 /// Threads of a block whose rows have `lanes` lanes each.
 constexpr int row_threads(int lanes) { return lanes > kWaveSize ? lanes : kWaveSize; }
+
+/// A lane's place in a row of any column stride, to read it by elements. It asks for no window, and so reaches any address.
+template <class T>
+struct StridedCursor {
+    GlobalPtr<const T> row;
+    i64 stride;  // of columns, in elements
+    u32 column;
+    u32 cols;
+
+    template <int N>
+    static constexpr int kLen = 1;
+
+    /// N columns, starting `ahead` columns on; those past the row are zero.
+    template <int N>
+    HK_FN Vec<T, N> load(int ahead) const {
+        using Bits = decltype([] {
+            if constexpr (sizeof(T) == 2) return u16(0);
+            else return u32(0);
+        }());
+        Vec<T, N> v;
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            // The last column in place of one past the row, and its bits cleared by the sign of what is left: a compare for
+            // each element would fill the scalar registers.
+            u32 place = column + u32(ahead + i);
+            forget(place);
+            const auto value = __builtin_bit_cast(Bits, row[i64(place < cols ? place : cols - 1) * stride]);
+            v[i] = __builtin_bit_cast(T, Bits(value & Bits(i32(place - cols) >> 31)));
+        }
+        return v;
+    }
+
+    HK_FN StridedCursor anew() const {
+        StridedCursor here = *this;
+        forget(here.column);
+        return here;
+    }
+};
 
 /// The rows that a block has in hand, from `first` on, `count` of them; and this lane's first column.
 struct RowBatch {
@@ -34,6 +74,12 @@ struct RowBatch {
         if constexpr (!kAlone && kAccess == Access::Elements) left = index < count ? left : 0;
         return {window, offset, left};
     }
+
+    /// Cursor at row `index` of the batch, the last one's if that is beyond `count`, of a tensor of any column stride.
+    template <class T>
+    HK_FN StridedCursor<T> strided(const Global &g, u32 index) const {
+        return {g.row<const T>(first + (index < count ? index : count - 1)), g.strides[3], column, cols};
+    }
 };
 
 /// Calls `f(batch)` for each batch of rows of this block: every grid_x()-th, `batch_rows` rows each; the last may have
@@ -44,6 +90,99 @@ HK_FN void for_row_batches(u32 rows, u32 cols, u32 column, u32 batch_rows, F f) 
     for (u64 first = u64(block_x()) * batch_rows; first < rows; first += u64(grid_x()) * batch_rows) {
         f(RowBatch{first, rows - first < batch_rows ? u32(rows - first) : batch_rows, column, cols});
     }
+}
+
+/// Rows of T in registers: `Lanes` lanes hold a row, up to Lanes * ColsPerLane columns, and have `Rows` rows in hand at a
+/// time. This lane's place among them, and what it moves.
+template <Access kAccess, class T, int Lanes, int ColsPerLane, int Rows>
+struct RowBlock {
+    static constexpr int kThreads = row_threads(Lanes);
+    static constexpr u32 kAbreast = kThreads / Lanes;
+    static constexpr bool kAlone = kAbreast * Rows == 1;
+    using RowT = Row<T, Lanes, kVecLen<T>, ColsPerLane / kVecLen<T>>;
+    using RowF = typename RowT::template With<float>;
+
+    const u32 side = thread_x() / Lanes;  // place among the rows abreast
+    const u32 lane = thread_x() % Lanes;  // place in the row
+
+    /// First column of this lane.
+    HK_FN u32 column() const { return lane * kVecLen<T>; }
+    /// Place of row `r` of this lane in its batch.
+    HK_FN u32 index(int r) const { return u32(r) * kAbreast + side; }
+
+    /// Reads this lane's share of its rows.
+    HK_FN void load(RowT (&x)[Rows], const Global &g, const RowBatch &batch) const {
+#pragma unroll
+        for (int r = 0; r < Rows; ++r) x[r] = RowT::load(batch.at<T, kAccess, kAlone>(g, index(r)));
+    }
+
+    /// As `load`, of a tensor whose columns may have any stride if access is by elements.
+    HK_FN void load_strided(RowT (&x)[Rows], const Global &g, const RowBatch &batch) const {
+        if constexpr (kAccess == Access::Elements) {
+            if (g.strides[3] != 1) {
+#pragma unroll
+                for (int r = 0; r < Rows; ++r) x[r] = RowT::load(batch.strided<T>(g, index(r)));
+                return;
+            }
+        }
+        load(x, g, batch);
+    }
+
+    /// Writes this lane's share of row `r`.
+    HK_FN void store(const RowT &x, const Global &g, const RowBatch &batch, int r) const {
+        x.store(batch.at<T, kAccess, kAlone>(g, index(r)));
+    }
+
+    /// s = x + residual_in, rounded to T if `round`; if kStore, residual_out gets the rounded sum.
+    template <bool kStore>
+    HK_FN void add(RowF (&s)[Rows], const RowT (&x)[Rows], const Global &residual_in, const Global &residual_out, bool round,
+                   const RowBatch &batch) const {
+        RowT residual[Rows];
+        load(residual, residual_in, batch);
+#pragma unroll
+        for (int r = 0; r < Rows; ++r) {
+            s[r] = widen(x[r]) + widen(residual[r]);
+            if (kStore || round) {
+                const RowT rounded = narrow<T>(s[r]);
+                if constexpr (kStore) store(rounded, residual_out, batch, r);
+                if (round) s[r] = widen(rounded);
+            }
+        }
+    }
+
+    /// One value per row, from the row's first lane.
+    HK_FN void store_per_row(const float (&value)[Rows], const Global &g, const RowBatch &batch) const {
+        if (lane != 0) return;
+#pragma unroll
+        for (int r = 0; r < Rows; ++r) {
+            if (index(r) < batch.count) g.row<float>(0)[batch.first + index(r)] = value[r];
+        }
+    }
+
+    /// Writes +0 to the columns of g past those of the batch.
+    HK_FN void zero_pads(const Global &g, const RowBatch &batch) const {
+        constexpr int kLen = kAccess == Access::Vectors ? kVecLen<T> : 1;
+        // Made here: this is rare, and is not to hold registers where it does not happen.
+        u32 pad = batch.cols + lane * kLen;
+        u32 zero = 0;
+        forget(pad);
+        forget(zero);
+        for (; pad < g.cols(); pad += Lanes * kLen) {
+            const RowBatch here = {batch.first, batch.count, pad, g.cols()};
+#pragma unroll
+            for (int r = 0; r < Rows; ++r) {
+                const Vec<float, kLen> zeros = __builtin_bit_cast(float, zero);
+                here.at<T, kAccess, kAlone>(g, index(r)).template store<kLen>(narrow<T>(zeros), 0);
+            }
+        }
+    }
+};
+
+/// Calls `f(batch)` for each tile of `kCols` columns of a row that one block works on alone; `column` is this lane's first one
+/// in a tile.
+template <int kCols, class F>
+HK_FN void for_tiles(u64 row, u32 cols, u32 column, F f) {
+    for (u32 tile = 0; tile < cols; tile += kCols) f(RowBatch{row, 1, tile + column, cols});
 }
 
 }  // namespace hk

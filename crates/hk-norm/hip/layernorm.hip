@@ -1,0 +1,215 @@
+// layernorm.hip: y[r, c] = round_T((s[r, c] - mean[r]) * rstd[r] * weight[c] + bias[c])
+//   s = x                                          layernorm
+//     = round_T(x + residual_in)                   fused_add_layernorm; also written to residual_out
+//       in both with round_T(x + x_bias) for x if there is an x_bias
+//   mean[r] = sum_c s[r, c] / cols,   rstd[r] = rsqrt(sum_c (s[r, c] - mean[r])^2 / cols + eps)
+//   x, residual_in, residual_out, y  [rows, cols]  T = bf16 | f16 | f32   unit stride on cols, rows any stride
+//   weight, bias                     [cols]        T | f32, optional      contiguous
+//   x_bias                           [cols]        T, optional            contiguous
+//   mean, rstd                       [rows]        f32, optional          contiguous
+// y and residual_out may each lie on x or residual_in, but not both on one. All arithmetic is f32.
+//
+// The mean is taken twice, the second time of the distances from the first: so it is exact where all values are the same,
+// and near where they are far from zero; the variance is that of distances, never E[s^2] - mean^2 of the values.
+//
+// How the work is split
+//   As rms_rows.h: `Lanes` lanes hold a row in registers, a wave has kWaveSize / Lanes rows side by side, a row of more
+//   lanes than a wave is one block, blocks step through the matrix with weights and biases kept in registers. Those
+//   want twice the registers, so a lane has at most 32 columns. A row too long for registers is walked three times by one
+//   block, each tile summed by itself first. The order of sums depends on the row's length alone.
+// Floor
+//   Memory: rows * cols * 2 * sizeof(T) + 2 * cols * sizeof(w), with a residual twice that. In VALU instructions a 16-byte
+//   chunk of 8 bf16 costs a wave, at 64 lanes: 8 to widen, 4 for each of two sums, 4 for the sum of squares, 4 + 4 to
+//   take off both means, 4 + 4 to scale, and to round 4 on gfx950 and 36 on gfx942: 40 and 72, of the 218 clocks
+//   that memory takes (rms_rows.h).
+#include <hk/block.h>
+#include <hk/entry.h>
+#include <hk/norm.h>
+#include <hk/reg.h>
+#include <hk/rows.h>
+
+namespace {
+
+using hk::Access;
+using hk::RowBatch;
+using hk::u32;
+using hk::u64;
+
+struct Params {  // same fields, same order as `Params` in src/layernorm.rs
+    hk::Global x, x_bias, residual_in, weight, bias, y, residual_out, mean, rstd;
+    float eps;
+    float cols;           // as a number
+    float inv_cols;       // 1 / cols
+    u32 weight_is_f32;    // whatever T is
+    u32 bias_is_f32;
+    u32 batch;            // rows that a block takes at a time
+};
+
+/// sum / cols, correctly rounded unless it is subnormal: a row of one value has that value as its mean.
+HK_FN float mean_of(float sum, const Params &p) {
+    const float quotient = sum * p.inv_cols;
+    const float better = __builtin_fmaf(__builtin_fmaf(-quotient, p.cols, sum), p.inv_cols, quotient);
+    return __builtin_fabsf(quotient) < __builtin_inff() ? better : quotient;
+}
+
+/// s of a batch of rows; if kStore, sums go to residual_out.
+template <bool kStore, Access kAccess, class Block, class RowF, int Rows>
+HK_FN void load_sums(const Block &block, RowF (&s)[Rows], const Params &p, const RowBatch &batch) {
+    using RowT = typename Block::RowT;
+    using T = typename RowT::Element;
+    RowT x[Rows];
+    block.load(x, p.x, batch);
+    if (p.x_bias.present()) {
+        const RowF x_bias = hk::load_vector<kAccess, RowT>(p.x_bias, false, 0.0f, batch.column, batch.cols);
+#pragma unroll
+        for (int r = 0; r < Rows; ++r) x[r] = hk::narrow<T>(hk::widen(x[r]) + x_bias);
+    }
+    if (p.residual_in.present()) {
+        block.template add<kStore>(s, x, p.residual_in, p.residual_out, true, batch);
+    } else {
+#pragma unroll
+        for (int r = 0; r < Rows; ++r) s[r] = hk::widen(x[r]);
+    }
+}
+
+/// s - mean; past the end of the row, where s is zero, zero.
+template <Access kAccess, class T, int L, int N, int C>
+HK_FN hk::Row<float, L, N, C> distances(hk::Row<float, L, N, C> s, float mean, const RowBatch &batch) {
+    // Compares of single elements would fill the scalar registers: masks from the sign of what is left do not.
+    int left = int(batch.cols - batch.column);
+    hk::forget(left);
+    const auto inside = [&](int column) {
+        return __builtin_bit_cast(float, __builtin_bit_cast(int, mean) & ((column - left) >> 31));
+    };
+#pragma unroll
+    for (int k = 0; k < C; ++k) {
+        if constexpr (kAccess == Access::Vectors) {  // the row ends with a chunk
+            s.chunk[k] -= inside(k * L * N);
+        } else {
+#pragma unroll
+            for (int i = 0; i < N; ++i) s.chunk[k][i] -= inside(k * L * N + i);
+        }
+    }
+    return s;
+}
+
+/// rstd from the sums of the distances from a first mean and of their squares. `correction` is what that mean lacks.
+HK_FN float rstd_of(float sum_sq, float correction, const Params &p) {
+    const float variance = __builtin_fmaf(-correction, correction, sum_sq * p.inv_cols);
+    // By rounding it may be below zero. A NaN stays.
+    return hk::rsqrt((variance < 0.0f ? 0.0f : variance) + p.eps);
+}
+
+/// Rows that stay in registers, up to Lanes * ColsPerLane columns; a lane has `Rows` rows in hand at a time.
+template <Access kAccess, class T, int Lanes, int ColsPerLane, int Rows>
+HK_FN void rows_in_registers(const Params &p) {
+    using Block = hk::RowBlock<kAccess, T, Lanes, ColsPerLane, Rows>;
+    using RowT = typename Block::RowT;
+    using RowF = typename Block::RowF;
+
+    const Block block;
+    const u32 cols = p.x.cols();
+    const RowF w = hk::load_vector<kAccess, RowT>(p.weight, p.weight_is_f32, 1.0f, block.column(), cols);
+    const RowF b = hk::load_vector<kAccess, RowT>(p.bias, p.bias_is_f32, -0.0f, block.column(), cols);
+    hk::GroupReducer<Block::kThreads, Lanes> group;
+
+    hk::for_row_batches<Block::kAlone>(p.x.rows(), cols, block.column(), p.batch, [&](const RowBatch &batch) {
+        RowF s[Rows];
+        load_sums<true, kAccess>(block, s, p, batch);
+        float mean[Rows], rstd[Rows];
+#pragma unroll
+        for (int r = 0; r < Rows; ++r) {
+            hk::SumOf sum;
+            sum.add(s[r]);
+            mean[r] = mean_of(group.sum(sum.total()), p);
+            s[r] = distances<kAccess, T>(s[r], mean[r], batch);
+            hk::SumOf rest;
+            hk::SumSq squares;
+            rest.add(s[r]);
+            squares.add(s[r]);
+            const float correction = mean_of(group.sum(rest.total()), p);
+            rstd[r] = rstd_of(group.sum(squares.total()), correction, p);
+            mean[r] += correction;
+            s[r] = (s[r] + -correction) * rstd[r];
+        }
+#pragma unroll
+        for (int r = 0; r < Rows; ++r) block.store(hk::narrow<T>(hk::fma(s[r], w, b)), p.y, batch, r);
+        if (p.mean.present()) block.store_per_row(mean, p.mean, batch);
+        if (p.rstd.present()) block.store_per_row(rstd, p.rstd, batch);
+    });
+}
+
+/// Rows of any length, read three times by a block of Lanes threads in tiles of Lanes * ColsPerLane columns.
+template <Access kAccess, class T, int Lanes, int ColsPerLane>
+HK_FN void rows_in_tiles(const Params &p) {
+    using Block = hk::RowBlock<kAccess, T, Lanes, ColsPerLane, 1>;
+    using RowT = typename Block::RowT;
+    using RowF = typename Block::RowF;
+
+    const Block block;
+    const u32 cols = p.x.cols();
+    hk::GroupReducer<Lanes, Lanes> group;
+
+    for (u64 row = hk::block_x(); row < p.x.rows(); row += hk::grid_x()) {
+        float total = 0.0f;
+        hk::for_tiles<RowT::kCols>(row, cols, block.column(), [&](const RowBatch &tile) {
+            RowF s[1];
+            load_sums<false, kAccess>(block, s, p, tile);
+            hk::SumOf sum;
+            sum.add(s[0]);
+            total += sum.total();
+        });
+        const float first_mean = mean_of(group.sum(total), p);
+
+        float rest = 0.0f, squares = 0.0f;
+        hk::for_tiles<RowT::kCols>(row, cols, block.column(), [&](const RowBatch &tile) {
+            RowF s[1];
+            load_sums<false, kAccess>(block, s, p, tile);
+            s[0] = distances<kAccess, T>(s[0], first_mean, tile);
+            hk::SumOf sum;
+            hk::SumSq sum_sq;
+            sum.add(s[0]);
+            sum_sq.add(s[0]);
+            rest += sum.total();
+            squares += sum_sq.total();
+        });
+        const float correction = mean_of(group.sum(rest), p);
+        const float rstd[1] = {rstd_of(group.sum(squares), correction, p)};
+        const float mean[1] = {first_mean + correction};
+
+        // Outputs may lie on inputs: they are written only here, where this very lane has just read.
+        hk::for_tiles<RowT::kCols>(row, cols, block.column(), [&](const RowBatch &tile) {
+            RowF s[1];
+            load_sums<true, kAccess>(block, s, p, tile);
+            const RowF w = hk::load_vector<kAccess, RowT>(p.weight, p.weight_is_f32, 1.0f, tile.column, cols);
+            const RowF b = hk::load_vector<kAccess, RowT>(p.bias, p.bias_is_f32, -0.0f, tile.column, cols);
+            s[0] = ((s[0] + -first_mean) + -correction) * rstd[0];
+            block.store(hk::narrow<T>(hk::fma(s[0], w, b)), p.y, tile, 0);
+        });
+        const RowBatch whole = {row, 1, block.column(), cols};
+        if (p.mean.present()) block.store_per_row(mean, p.mean, whole);
+        if (p.rstd.present()) block.store_per_row(rstd, p.rstd, whole);
+    }
+}
+
+}  // namespace
+
+// Entry points of one dtype, one per row of `VARIANTS` in src/layernorm.rs, named as those of rms_rows.h.
+#define LAYERNORM_ENTRIES(T)                                                                                              \
+    HK_ENTRY(layernorm_##T##_128, hk::row_threads(16), rows_in_registers<Access::Vectors, hk::T, 16, 8, 4>)                 \
+    HK_ENTRY(layernorm_##T##_512, hk::row_threads(16), rows_in_registers<Access::Vectors, hk::T, 16, 32, 1>)                \
+    HK_ENTRY(layernorm_##T##_1024, hk::row_threads(64), rows_in_registers<Access::Vectors, hk::T, 64, 16, 1>)               \
+    HK_ENTRY(layernorm_##T##_2048, hk::row_threads(64), rows_in_registers<Access::Vectors, hk::T, 64, 32, 1>)               \
+    HK_ENTRY(layernorm_##T##_4096, hk::row_threads(256), rows_in_registers<Access::Vectors, hk::T, 256, 16, 1>)             \
+    HK_ENTRY(layernorm_##T##_8192, hk::row_threads(256), rows_in_registers<Access::Vectors, hk::T, 256, 32, 1>)             \
+    HK_ENTRY(layernorm_##T##_16384, hk::row_threads(512), rows_in_registers<Access::Vectors, hk::T, 512, 32, 1>)            \
+    HK_ENTRY(layernorm_##T##_long, hk::row_threads(512), rows_in_tiles<Access::Vectors, hk::T, 512, 16>)                    \
+    HK_ENTRY(layernorm_##T##_512_elements, hk::row_threads(16), rows_in_registers<Access::Elements, hk::T, 16, 32, 1>)      \
+    HK_ENTRY(layernorm_##T##_2048_elements, hk::row_threads(64), rows_in_registers<Access::Elements, hk::T, 64, 32, 1>)     \
+    HK_ENTRY(layernorm_##T##_8192_elements, hk::row_threads(256), rows_in_registers<Access::Elements, hk::T, 256, 32, 1>)   \
+    HK_ENTRY(layernorm_##T##_16384_elements, hk::row_threads(512), rows_in_registers<Access::Elements, hk::T, 512, 32, 1>)  \
+    HK_ENTRY(layernorm_##T##_long_elements, hk::row_threads(512), rows_in_tiles<Access::Elements, hk::T, 512, 16>)
+
+LAYERNORM_ENTRIES(bf16)
+LAYERNORM_ENTRIES(f16)
+LAYERNORM_ENTRIES(f32)
