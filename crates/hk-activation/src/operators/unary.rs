@@ -1,0 +1,102 @@
+//! `silu`, `gelu`, `gelu_tanh`, `relu`, `tanh`.
+
+use super::FLOATS;
+use crate::{kernels, reference};
+use hk_core::registry::{
+    ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Operator, Sample, Scalar,
+    ScalarSpec, TensorSpec, Tolerance, Traffic,
+};
+use hk_core::{DType, Result, Stream, with_float};
+
+macro_rules! case {
+    ($dtype:ident $y:literal $($n:literal)+) => {
+        Case {
+            label: concat!($($n, " ",)+ stringify!($dtype), " to ", $y),
+            tensors: &[("x", DType::$dtype, &[$($n),+])],
+            scalars: &[("y_dtype", Scalar::Choice($y))],
+        }
+    };
+}
+
+/// An operator of one tensor.
+macro_rules! operator {
+    ($const:ident, $name:ident, $summary:literal) => {
+        pub(crate) const $const: Operator = Operator {
+            name: stringify!($name),
+            family: "hk-activation",
+            summary: $summary,
+            args: &[X, Y],
+            scalars: SCALARS,
+            kernels: &[&kernels::UNARY],
+            cases: CASES,
+            corners: CORNERS,
+            outputs,
+            run: |stream: &Stream, call: &mut DeviceCall| {
+                let (inputs, mut outputs) = call.split();
+                let f32_out = in_f32(&inputs)?;
+                with_float!(stringify!($name), "x", inputs.get("x")?.dtype(), T => {
+                    if f32_out {
+                        crate::$name(stream, inputs.view::<T>("x")?, outputs.take::<f32>("y")?)
+                    } else {
+                        crate::$name(stream, inputs.view::<T>("x")?, outputs.take::<T>("y")?)
+                    }
+                })
+            },
+            reference: |call: &HostCall| {
+                let x = call.get("x")?;
+                let values = x.to_f64().into_iter().map(reference::$name).collect();
+                Ok(vec![("y", HostTensorF64 { shape: x.shape().to_vec(), values })])
+            },
+            traffic: Traffic::once,
+        };
+    };
+}
+
+operator!(SILU, silu, "y = x / (1 + exp(-x))");
+operator!(GELU, gelu, "y = x * (1 + erf(x / sqrt(2))) / 2");
+operator!(GELU_TANH, gelu_tanh, "y = x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))) / 2");
+operator!(RELU, relu, "y = max(x, 0)");
+operator!(TANH, tanh, "y = tanh(x)");
+
+const X: ArgSpec =
+    ArgSpec::input("x", FLOATS, 2, "any").ranks(1, 5).sampled(Sample::Normal { mean: 0.0, deviation: 3.0 });
+const Y: ArgSpec = ArgSpec::output("y", Tolerance::Elementwise, FLOATS, 2, "as x").ranks(1, 5);
+
+const SCALARS: &[ScalarSpec] = &[ScalarSpec {
+    name: "y_dtype",
+    default: Scalar::Choice("as_x"),
+    choices: &["as_x", "f32"],
+    summary: "type of y",
+}];
+
+const CASES: &[Case] = &[
+    Case { label: "Llama-3 8B, 64 tokens", tensors: &[("x", DType::Bf16, &[64, 14336])], scalars: &[] },
+    Case { label: "GPT-OSS, 256 tokens", tensors: &[("x", DType::Bf16, &[256, 2880])], scalars: &[] },
+];
+
+/// Small sizes; each entry point with so much that waves loop on one compute unit where that is possible: by elements go
+/// tensors of less than a vector, and those with gaps, which a registry does not have.
+const CORNERS: &[Case] = &[
+    case!(Bf16 "as_x" 40 1024),
+    case!(F16 "as_x" 40 1024),
+    case!(F32 "as_x" 20 1024),
+    case!(Bf16 "f32" 3 1001),
+    case!(F16 "f32" 3 1001),
+    case!(Bf16 "as_x" 9),
+    case!(F16 "as_x" 5 2 1 1 13),
+    case!(F32 "f32" 1025),
+    case!(Bf16 "as_x" 7),
+    case!(Bf16 "f32" 1),
+    case!(F16 "f32" 7),
+    case!(F32 "as_x" 3),
+];
+
+fn in_f32<V: Described>(call: &Call<V>) -> Result<bool> {
+    Ok(call.choice("y_dtype")? == "f32")
+}
+
+fn outputs(call: &CallSpec) -> Result<Vec<(&'static str, TensorSpec)>> {
+    let x = call.get("x")?;
+    let dtype = if in_f32(call)? { DType::F32 } else { x.dtype };
+    Ok(vec![("y", TensorSpec::new(dtype, x.shape.clone()))])
+}

@@ -1,0 +1,214 @@
+//! Elementwise kernels: which entry point serves a set of tensors, and how it walks them. The device's side is
+//! `hip/tiles.h`.
+
+use bytemuck::{Pod, Zeroable};
+use hk_core::rowwise::RowProblem;
+use hk_core::{
+    CodeObjects, DType, Element, Error, Kernel, LaunchConfig, Result, Stream, TensorView, TensorViewMut,
+};
+use std::sync::Arc;
+
+/// `tiles::Shape` of `hip/tiles.h`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct Shape {
+    numel: u64,
+    rows: u32,
+    units: u32,
+    tile: u32,
+    step_rows: u32,
+    step_units: u32,
+    inv_units: f32,
+    tail: u32,
+    pad: u32,
+}
+
+/// `tiles::Type` of `hip/tiles.h`: 0, 1, 2 for bf16, f16, f32.
+pub(crate) const fn type_code(dtype: DType) -> u32 {
+    match dtype {
+        DType::Bf16 => 0,
+        DType::F16 => 1,
+        _ => 2,
+    }
+}
+
+/// Groups of a lane in a tile, `tiles::kGroups`: by vectors, and by elements.
+const GROUPS: [usize; 2] = [4, 1];
+/// Bytes of a vector of the main input, `hk::kVecBytes`.
+const VECTOR_BYTES: usize = 16;
+/// Units of the rows that tensors without gaps are cut into: a multiple of every tile.
+const UNITS_WITHOUT_ROWS: usize = 1 << 17;
+/// Waves that a CU needs for enough bytes in flight to cover the latency of memory, and to work on some while others load.
+const WAVES_PER_CU: usize = 16;
+
+/// The entry points of one source: by vectors and by elements, for bf16, f16 and f32.
+pub(crate) struct KernelTable {
+    pub objects: &'static CodeObjects,
+    pub names: [[&'static str; 2]; 3],
+}
+
+/// Names of the entry points of an operator: `op_dtype` and `op_dtype_elements`.
+macro_rules! kernel_table {
+    ($objects:expr, $op:literal) => {
+        $crate::tiles::KernelTable {
+            objects: $objects,
+            names: [
+                [concat!($op, "_bf16"), concat!($op, "_bf16_elements")],
+                [concat!($op, "_f16"), concat!($op, "_f16_elements")],
+                [concat!($op, "_f32"), concat!($op, "_f32_elements")],
+            ],
+        }
+    };
+}
+pub(crate) use kernel_table;
+
+/// The tensors of an elementwise operator.
+pub(crate) struct Tiles {
+    op: &'static str,
+    dtype: DType,
+    walk: Walk,
+}
+
+enum Walk {
+    /// All tensors without gaps: the number of elements, and whether every tensor is aligned for whole vectors.
+    Flat { numel: usize, by_vectors: bool },
+    /// By rows; the largest row stride and the longest row, in bytes.
+    Rows { problem: RowProblem, stride_bytes: usize, row_bytes: usize },
+}
+
+impl Tiles {
+    /// Tensors of `numel` elements without gaps, of which the main one is of `dtype`.
+    pub fn flat(op: &'static str, dtype: DType, numel: usize) -> Self {
+        Self { op, dtype, walk: Walk::Flat { numel, by_vectors: true } }
+    }
+
+    /// Tensors of `rows` rows; `cols` is how many columns the shortest of them has.
+    ///
+    /// # Errors
+    /// As [`RowProblem::new`].
+    pub fn rows(op: &'static str, arg: &'static str, rows: usize, cols: usize, dtype: DType) -> Result<Self> {
+        let problem = RowProblem::new(op, arg, rows, cols, dtype)?;
+        Ok(Self { op, dtype, walk: Walk::Rows { problem, stride_bytes: 0, row_bytes: 0 } })
+    }
+
+    /// Adds an input.
+    ///
+    /// # Errors
+    /// As [`RowProblem::tensor`].
+    pub fn input<T: Element>(&mut self, arg: &'static str, tensor: &TensorView<T>) -> Result<()> {
+        let rows = || tensor.rows(self.op, arg);
+        match &mut self.walk {
+            Walk::Flat { by_vectors, .. } => {
+                tensor.expect_aligned(self.op, arg, size_of::<T>() as u64)?;
+                *by_vectors &= tensor.is_aligned(vector_bytes::<T>(self.dtype));
+                Ok(())
+            }
+            Walk::Rows { problem, stride_bytes, row_bytes } => {
+                let rows = rows()?;
+                *stride_bytes = (*stride_bytes).max(rows.row_stride.saturating_mul(size_of::<T>()));
+                *row_bytes = (*row_bytes).max(rows.cols * size_of::<T>());
+                problem.tensor(arg, tensor)
+            }
+        }
+    }
+
+    /// Adds an output.
+    ///
+    /// # Errors
+    /// As [`RowProblem::tensor`].
+    pub fn output<T: Element>(&mut self, arg: &'static str, tensor: &TensorViewMut<T>) -> Result<()> {
+        self.input(arg, &tensor.alias())
+    }
+
+    /// The kernel, its walk and its grid. There is something to do.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] beyond 2^32 - 1 rows, as [`Stream::kernel`].
+    pub fn plan(&self, stream: &Stream, table: &KernelTable) -> Result<(Arc<Kernel>, Shape, LaunchConfig)> {
+        let vector = VECTOR_BYTES / self.dtype.size_bytes();
+        let by_vectors = match &self.walk {
+            &Walk::Flat { numel, by_vectors } => by_vectors && numel >= vector,
+            Walk::Rows { problem, .. } => problem.by_vectors(),
+        };
+        let unit = if by_vectors { vector } else { 1 };
+        let info = stream.device().info();
+        let wave = info.wave_size as usize;
+        let full = wave * GROUPS[usize::from(!by_vectors)] * vector / unit;
+
+        let mut shape = Shape::zeroed();
+        let (rows, units, tile) = match &self.walk {
+            &Walk::Flat { numel, .. } => {
+                shape.tail = (numel % unit) as u32;
+                shape.numel = (numel - numel % unit) as u64;
+                ((numel / unit).div_ceil(UNITS_WITHOUT_ROWS), UNITS_WITHOUT_ROWS, full)
+            }
+            Walk::Rows { problem, stride_bytes, row_bytes } => {
+                let units = problem.cols() / unit;
+                // Offsets from a tile's first row fit 31 bits, and strides that are multiplied with rows 24.
+                let reach =
+                    (full.div_ceil(units) + 1).saturating_mul(*stride_bytes).saturating_add(*row_bytes);
+                let near = *stride_bytes < 1 << 24 && reach < 1 << 31;
+                let within_a_row = if units <= full { units } else { gcd(units, full) };
+                (problem.rows(), units, if near { full } else { within_a_row })
+            }
+        };
+        let too_many = || Error::too_large(self.op, "x", format!("{rows} rows"), u32::MAX.into());
+        shape.rows = u32::try_from(rows).map_err(|_| too_many())?;
+        shape.units = units as u32;
+        shape.tile = tile as u32;
+        shape.inv_units = (1.0 / units as f64) as f32;
+
+        // No more waves than keep memory busy, and each with as many tiles as the next, as far as that goes.
+        let all = match self.walk {
+            Walk::Flat { numel, .. } => (numel / unit).div_ceil(tile),
+            Walk::Rows { .. } => rows.saturating_mul(units).div_ceil(tile),
+        };
+        let all = all.max(1);
+        let most = info.compute_units as usize * WAVES_PER_CU;
+        let blocks = all.div_ceil(all.div_ceil(most.max(1)));
+        shape.step_rows = (blocks * tile / units) as u32;
+        shape.step_units = (blocks * tile % units) as u32;
+        let names = &table.names[type_code(self.dtype) as usize];
+        let kernel = stream.kernel(table.objects, names[usize::from(!by_vectors)])?;
+        Ok((kernel, shape, LaunchConfig::grid_1d(blocks)))
+    }
+}
+
+/// Bytes of a tensor of `T` beside a vector of the main tensor, as far as they are moved at once.
+fn vector_bytes<T: Element>(main: DType) -> u64 {
+    (VECTOR_BYTES / main.size_bytes() * size_of::<T>()).min(VECTOR_BYTES) as u64
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// A tensor without gaps as the kernel needs it, which is where it begins: a descriptor has axes below 2^32.
+///
+/// # Errors
+/// As [`TensorView::flatten_rows`].
+pub(crate) fn start_of<'a, T: Element>(
+    op: &'static str,
+    arg: &'static str,
+    mut tensor: TensorView<'a, T>,
+) -> Result<TensorView<'a, T>> {
+    for axis in 0..tensor.shape().len() {
+        tensor = tensor.slice(axis, 0..1)?;
+    }
+    if tensor.shape().is_empty() { Ok(tensor) } else { tensor.flatten_rows(op, arg) }
+}
+
+/// [`start_of`] of an output.
+///
+/// # Errors
+/// As [`TensorView::flatten_rows`].
+pub(crate) fn start_of_mut<'a, T: Element>(
+    op: &'static str,
+    arg: &'static str,
+    mut tensor: TensorViewMut<'a, T>,
+) -> Result<TensorViewMut<'a, T>> {
+    for axis in 0..tensor.shape().len() {
+        tensor = tensor.slice(axis, 0..1)?;
+    }
+    if tensor.shape().is_empty() { Ok(tensor) } else { tensor.flatten_rows(op, arg) }
+}
