@@ -5,7 +5,9 @@ hk_core::include_kernels!();
 mod operators;
 pub mod reference;
 mod tiles;
+mod topk;
 mod unary;
 
 pub use operators::OPERATORS;
+pub use topk::{TopkIndex, TopkOptions, topk, topk_workspace};
 pub use unary::{ActivationOutput, gelu, gelu_tanh, relu, silu, tanh};

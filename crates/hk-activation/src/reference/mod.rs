@@ -3,6 +3,8 @@
 //! Inputs are the values that the kernels read, already rounded to their types; results are not rounded unless the
 //! operator says so.
 
+mod topk;
 mod unary;
 
+pub use topk::{Topk, topk};
 pub use unary::{gelu, gelu_tanh, relu, silu, tanh};

@@ -34,6 +34,9 @@ enum : int {
     kDppQuadSwap2 = 0x4E,     // quad_perm [2,3,0,1]: lane ^ 2
     kDppHalfMirror = 0x141,   // 7 - lane within 8: as lane ^ 4 once quads agree
     kDppMirror = 0x140,       // 15 - lane within 16: as lane ^ 8 once eights agree
+    kDppRotate8 = 0x128,      // lane ^ 8
+    kDppQuadReverse = 0x1B,   // quad_perm [3,2,1,0]: lane ^ 3
+    kDppShift = 0x110,        // plus n: from n lanes below, within 16
     kDppBroadcast15 = 0x142,  // lane 15 of each row of 16 to the next row
     kDppBroadcast31 = 0x143,  // lane 31 to the upper two rows
     kDppShiftRight = 0x110,   // plus n: lane - n within a row of 16
@@ -78,6 +81,105 @@ HK_FN double lane_below_or_zero(double v, int n) {
 #endif
 
 }  // namespace detail
+
+/// The lanes of the wave for which `mine` is true, lane 0 the lowest bit. All lanes take part.
+HK_FN u64 ballot(bool mine) {
+#if defined(HK_AMD)
+    return __builtin_amdgcn_ballot_w64(mine);
+#else
+    return u32(__nvvm_vote_ballot_sync(0xffffffffu, mine));
+#endif
+}
+
+/// Index of this lane in its wave. A block is one-dimensional.
+HK_FN u32 lane_id() { return thread_x() % kWaveSize; }
+
+/// Index of this wave in its block, known to be the same for its lanes. A block is one-dimensional.
+HK_FN u32 wave_id() {
+#if defined(HK_AMD)
+    return u32(__builtin_amdgcn_readfirstlane(int(thread_x() / kWaveSize)));
+#else
+    return thread_x() / kWaveSize;
+#endif
+}
+
+/// Makes what lanes of this wave have written to LDS visible to its other lanes: they run in step, so it costs no
+/// instruction on AMD targets.
+HK_FN void wave_barrier() {
+#if defined(HK_AMD)
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront", "local");
+    __builtin_amdgcn_wave_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront", "local");
+#else
+    __nvvm_bar_warp_sync(0xffffffffu);
+#endif
+}
+
+/// The value that lane `lane`, the same for all, has.
+template <class T>
+HK_FN T broadcast(T v, u32 lane) {
+    static_assert(sizeof(T) == 4, "one register");
+    const int bits = __builtin_bit_cast(int, v);
+#if defined(HK_AMD)
+    return __builtin_bit_cast(T, __builtin_amdgcn_readlane(bits, int(lane)));
+#else
+    return __builtin_bit_cast(T, __nvvm_shfl_sync_idx_i32(0xffffffffu, bits, int(lane), 0x1f));
+#endif
+}
+
+/// The value that lane `lane ^ Mask` has, of 4 or 8 bytes. All lanes take part. On AMD targets masks 1, 2, 3, 7, 8 and 15
+/// take one instruction a word, 4 takes two, others below 32 go through the LDS crossbar, 32 and above with an address.
+template <int Mask, class T>
+HK_FN T exchange(T v) {
+    static_assert(Mask > 0 && Mask < kWaveSize, "another lane of the wave");
+    if constexpr (sizeof(T) == 8) {
+        const u64 bits = __builtin_bit_cast(u64, v);
+        const u64 high = exchange<Mask>(u32(bits >> 32));
+        return __builtin_bit_cast(T, high << 32 | exchange<Mask>(u32(bits)));
+    } else {
+#if defined(HK_AMD)
+        if constexpr (Mask == 1) return detail::dpp<detail::kDppQuadSwap1>(v);
+        if constexpr (Mask == 2) return detail::dpp<detail::kDppQuadSwap2>(v);
+        if constexpr (Mask == 3) return detail::dpp<detail::kDppQuadReverse>(v);
+        if constexpr (Mask == 4) return detail::dpp<detail::kDppQuadReverse>(detail::dpp<detail::kDppHalfMirror>(v));
+        if constexpr (Mask == 7) return detail::dpp<detail::kDppHalfMirror>(v);
+        if constexpr (Mask == 8) return detail::dpp<detail::kDppRotate8>(v);
+        if constexpr (Mask == 15) return detail::dpp<detail::kDppMirror>(v);
+        const int bits = __builtin_bit_cast(int, v);
+        if constexpr (Mask < 32) {
+            return __builtin_bit_cast(T, __builtin_amdgcn_ds_swizzle(bits, Mask << 10 | 0x1f));  // bit mode: xor
+        } else {
+            return __builtin_bit_cast(T, __builtin_amdgcn_ds_bpermute(int((lane_id() ^ Mask) * 4), bits));
+        }
+#else
+        return detail::swap_lanes(v, Mask);
+#endif
+    }
+}
+
+/// The sum of `v` over this lane and those below it. All lanes take part.
+HK_FN u32 inclusive_scan(u32 v) {
+#if defined(HK_AMD)
+    // Within rows of 16 by doubling; then rows 1 and 3 take in the last lane of the row before, then the upper two rows
+    // that of row 1.
+    const auto add = [&]<int Control, int Rows>() {
+        v += u32(__builtin_amdgcn_update_dpp(0, int(v), Control, Rows, 0xf, false));
+    };
+    add.template operator()<detail::kDppShift + 1, 0xf>();
+    add.template operator()<detail::kDppShift + 2, 0xf>();
+    add.template operator()<detail::kDppShift + 4, 0xf>();
+    add.template operator()<detail::kDppShift + 8, 0xf>();
+    add.template operator()<detail::kDppBroadcast15, 0xa>();
+    add.template operator()<detail::kDppBroadcast31, 0xc>();
+#else
+#pragma unroll
+    for (int below = 1; below < kWaveSize; below *= 2) {
+        const u32 other = u32(__nvvm_shfl_sync_up_i32(0xffffffffu, int(v), below, 0));
+        if (lane_id() >= u32(below)) v += other;
+    }
+#endif
+    return v;
+}
 
 /// Reduces over each aligned group of Width lanes and gives every lane its group's result. The order is that
 /// of a butterfly, lane ^ 1 first, on every target; `op` must be commutative. All lanes take part. T is of 4 bytes.

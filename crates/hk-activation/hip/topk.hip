@@ -1,0 +1,285 @@
+// topk.hip: the k first columns of each row, by value (largest or smallest), then by index; k <= 64
+//   x        [rows, cols]  T = bf16 | f16 | f32   unit stride on cols, rows any stride
+//   values   [rows, k]     T                      the bits that x has
+//   indices  [rows, k]     i32 | i64
+//   from, to [rows, ..]    ranks (hk/select.h), where a row is split: see below
+// The order is that of hk/select.h. Every result is exact, so how a row is split changes nothing.
+//
+// How the work is split
+//   lists    k <= 8, cols <= 256. Lanes of a row sort their columns in registers and keep the eight first; a butterfly
+//            merges the lists. 8 or 16 lanes a row, so 8 or 4 rows in a wave (8 columns a lane, 16 for 256).
+//   wave     cols <= 1024: a row is held by a wave, which finds a bound that k elements and few others reach, writes
+//            their columns to LDS, reads them back one or two a lane and sorts those.
+//   block    cols <= 16384: each wave of a block does so with its part of the row, the first with the results of all.
+//   segments longer rows: blocks take 4096 columns each and write k ranks to the workspace; merge selects from those.
+// Floor
+//   Memory: rows * cols * sizeof(T) + rows * k * (sizeof(T) + 4 or 8). The values are read again by index, from cache.
+//   Vector instructions of a wave, at 1024 columns and k = 32: see crates/hk-activation/README.md.
+#include <hk/block.h>
+#include <hk/reg.h>
+#include <hk/rows.h>
+
+#include "topk.h"
+
+namespace {
+using namespace topk;
+using hk::Access;
+using hk::kWaveSize;
+
+/// Results, at most.
+constexpr int kResults = 64;
+/// Elements that a wave sorts after the selection, at most.
+constexpr u32 kSlots = 2 * kResults;
+
+/// Ranks fit a word.
+template <class T>
+constexpr bool kShort = sizeof(T) == 2;
+
+/// Rows of at most Lanes * ColsPerLane columns, k <= 8.
+template <Access kAccess, class T, int Lanes, int ColsPerLane>
+HK_FN void lists(const Params &p) {
+    using Rank = hk::RankOf<T>;
+    constexpr int kVec = hk::kVecLen<T> < ColsPerLane ? hk::kVecLen<T> : ColsPerLane;
+    using RowT = hk::Row<T, Lanes, kVec, ColsPerLane / kVec>;
+    const u32 side = hk::thread_x() / Lanes;
+    const u32 lane = hk::thread_x() % Lanes;
+    const u32 cols = p.x.cols();
+    hk::for_row_batches<false>(p.x.rows(), cols, lane * kVec, p.batch, [&](const hk::RowBatch &batch) {
+        const RowT x = RowT::load(batch.at<T, kAccess, false>(p.x, side));
+        Rank rank[ColsPerLane];
+#pragma unroll
+        for (int e = 0; e < ColsPerLane; ++e) {
+            const u32 column = (e / kVec * Lanes + lane) * kVec + e % kVec;
+            const u32 key = hk::order_key<T>(x.chunk[e / kVec][e % kVec], p.smallest);
+            if constexpr (kShort<T>) rank[e] = column < cols ? hk::ranked16(key, column) : 0;
+            else rank[e] = column < cols ? hk::ranked(key, column) : 0;
+        }
+#pragma unroll
+        for (int e = 0; e < ColsPerLane; e += 8) hk::sort8(rank + e);
+#pragma unroll
+        for (int e = 8; e < ColsPerLane; e += 8) hk::merge8(rank, [&](int i) { return rank[e + i]; });
+        // Groups that are merged have the same list in all their lanes, so turning a larger group round is as good as
+        // swapping its halves.
+        hk::merge8(rank, [&](int i) { return hk::exchange<1>(rank[i]); });
+        hk::merge8(rank, [&](int i) { return hk::exchange<2>(rank[i]); });
+        if constexpr (Lanes > 4) hk::merge8(rank, [&](int i) { return hk::exchange<7>(rank[i]); });
+        if constexpr (Lanes > 8) hk::merge8(rank, [&](int i) { return hk::exchange<15>(rank[i]); });
+        Rank mine = rank[0];
+#pragma unroll
+        for (u32 i = 1; i < 8; ++i) mine = lane == i ? rank[i] : mine;
+        if (lane < p.k && side < batch.count) {
+            if constexpr (kShort<T>) write_result<T>(p, batch.first + side, lane, hk::ranked16_index(mine));
+            else write_result<T>(p, batch.first + side, lane, hk::ranked_index(mine));
+        }
+    });
+}
+
+/// Elements of a row of x, from column `first` on, `cols` of them: a wave's part, of Cols at most.
+template <class T, Access kAccess, int Cols>
+struct Elements {
+    static constexpr int kKeys = Cols / kWaveSize;
+    static constexpr int kVec = hk::kVecLen<T> < kKeys ? hk::kVecLen<T> : kKeys;
+    using Rank = hk::RankOf<T>;
+    using Keys = hk::RoughKeys<T>;
+
+    hk::GlobalPtr<const T> x;
+    u32 cols;
+    u32 first;  // what is added to columns for their index
+    u32 smallest;
+
+    HK_FN static u32 column(u32 e) { return (e / kVec * kWaveSize + hk::lane_id()) * kVec + e % kVec; }
+    HK_FN Keys keys() const { return {smallest}; }
+
+    /// The keys, and which of them are of the row.
+    HK_FN u32 load(i32 (&key)[kKeys]) const {
+        using RowT = hk::Row<T, kWaveSize, kVec, kKeys / kVec>;
+        const u32 offset = hk::lane_id() * kVec * u32(sizeof(T));
+        const hk::Window window((hk::GlobalPtr<T>)x, cols * u32(sizeof(T)));
+        using Place = hk::Cursor<T, kAccess>;
+        const RowT row = RowT::load(Place{window, offset, Place::kToEnd});
+        keys().of(row, key);
+        u32 valid = kKeys == 32 ? ~0u : (1u << kKeys) - 1u;
+        if (cols < u32(Cols)) {
+            valid = 0;
+#pragma unroll
+            for (int e = 0; e < kKeys; ++e) {
+                const bool within = column(e) < cols;
+                valid |= u32(within) << e;
+                key[e] = within ? key[e] : Keys::kLowest;
+            }
+        }
+        return valid;
+    }
+
+    HK_FN Rank rank(u32 column) const {
+        const u32 key = hk::order_key<T>(x[column], smallest);
+        if constexpr (kShort<T>) return hk::ranked16(key, column);
+        else return hk::ranked(key, column);
+    }
+    /// The rank with the index in the whole row.
+    HK_FN u64 full(Rank rank) const {
+        if constexpr (kShort<T>) return hk::ranked(rank & 0xffff0000u, first + hk::ranked16_index(rank));
+        else return rank - first;
+    }
+};
+
+/// Ranks in memory, 0 where there is none; Pointer is to global memory or LDS.
+template <class Pointer, int Cols>
+struct Ranks {
+    static constexpr int kKeys = Cols / kWaveSize;
+    static constexpr int kVec = 1;
+    using Rank = u64;
+    using Keys = hk::ExactKeys;
+
+    Pointer ranks;
+    u32 cols;
+
+    HK_FN static u32 column(u32 e) { return e * kWaveSize + hk::lane_id(); }
+    HK_FN Keys keys() const { return {}; }
+
+    HK_FN u32 load(i32 (&key)[kKeys]) const {
+#pragma unroll
+        for (int e = 0; e < kKeys; ++e) {
+            const u64 rank = column(e) < cols ? ranks[column(e)] : 0;
+            key[e] = i32(hk::ranked_key(rank) ^ 0x80000000u);
+        }
+        const u32 none = hk::detail::keys_below(key, Keys::kLowest + 1);
+        return kKeys == 32 ? ~none : ~none & ((1u << kKeys) - 1u);
+    }
+
+    HK_FN Rank rank(u32 column) const { return ranks[column]; }
+    HK_FN u64 full(Rank rank) const { return rank; }
+};
+
+/// Calls `emit(place, rank)` for the k first of a source's elements, in order; with 0 where there are fewer.
+template <class Source, class Emit>
+HK_FN void select(const Source &source, u32 k, bool pairs, u32 *slots, Emit emit) {
+    i32 key[Source::kKeys];
+    const u32 valid = source.load(key);
+    const bool two = k > u32(kWaveSize) / 2 || pairs;
+    const u32 most = two ? kSlots : kSlots / 2;
+    const u32 marked = hk::mark_first<Source::kVec>(source.keys(), key, valid, k, most, two);
+    hk::wave_barrier();
+    const u32 count = hk::for_marked(marked, [&](u32 place, u32 e) { slots[place] = Source::column(e); });
+    hk::wave_barrier();
+
+    const auto finish = [&]<int Regs>() {
+        typename Source::Rank rank[Regs];
+#pragma unroll
+        for (int r = 0; r < Regs; ++r) {
+            const u32 place = r * kWaveSize + hk::lane_id();
+            rank[r] = 0;
+            if (place < count) rank[r] = source.rank(slots[place]);
+        }
+        hk::sort_wave(rank);
+#pragma unroll
+        for (int r = 0; r < (Regs + 1) / 2; ++r) {
+            const u32 place = r * kWaveSize + hk::lane_id();
+            if (place < k) emit(place, place < count ? source.full(rank[r]) : 0);
+        }
+    };
+    if (two) finish.template operator()<kSlots / kWaveSize>();
+    else finish.template operator()<kSlots / kWaveSize / 2>();
+}
+
+/// A row in a wave.
+template <Access kAccess, class T, int Cols>
+HK_FN void wave(const Params &p) {
+    __shared__ u32 slots[kSlots];
+    for (u64 row = hk::block_x(); row < p.x.rows(); row += hk::grid_x()) {
+        const Elements<T, kAccess, Cols> x = {p.x.row<const T>(row), p.x.cols(), 0, p.smallest};
+        select(x, p.k, p.pairs, slots, [&](u32 place, u64 rank) {
+            write_result<T>(p, row, place, hk::ranked_index(rank));
+        });
+    }
+}
+
+/// The part of a segment that this wave has: from where, how much.
+struct Part {
+    u32 from, cols;
+
+    HK_FN Part(u32 first, u32 end, u32 widest) {
+        const u32 before = first + hk::wave_id() * widest;
+        from = before < end ? before : end;
+        cols = end - from < widest ? end - from : widest;
+    }
+};
+
+/// The k first of what the waves of a block have found, to the results or, of a part of a row, to the workspace.
+template <class T, int Waves>
+HK_FN void gather(const Params &p, u64 row, u32 segment, u64 *found, u32 *slots) {
+    hk::block_barrier();
+    if (hk::wave_id() == 0) {
+        const Ranks<const u64 *, Waves * kResults> ranks = {found, Waves * kResults};
+        select(ranks, p.k, true, slots, [&](u32 place, u64 rank) {
+            write_rank<T>(p, row, segment * p.k + place, rank);
+        });
+    }
+    hk::block_barrier();
+}
+
+/// A row, or a segment of one, in a block.
+template <Access kAccess, class T, int Waves>
+HK_FN void block(const Params &p) {
+    constexpr u32 kPart = 1024;
+    __shared__ u32 slots[Waves][kSlots];
+    __shared__ u64 found[Waves * kResults];
+    const u32 wave = hk::wave_id();
+    const u64 units = u64(p.x.rows()) * p.segments;
+    for (u64 unit = hk::block_x(); unit < units; unit += hk::grid_x()) {
+        const u64 row = p.segments == 1 ? unit : unit / p.segments;
+        const u32 segment = u32(unit - row * p.segments);
+        const u32 first = segment * p.segment;
+        const u32 end = p.x.cols() - first < p.segment ? p.x.cols() : first + p.segment;
+        const Part part(first, end, kPart);
+        const Elements<T, kAccess, kPart> x = {p.x.row<const T>(row) + part.from, part.cols, part.from, p.smallest};
+        u64 *mine = found + wave * kResults;
+        for (u32 i = hk::lane_id(); i < u32(kResults); i += kWaveSize) mine[i] = 0;
+        hk::wave_barrier();
+        select(x, p.k, part.cols < kPart, slots[wave], [&](u32 place, u64 rank) { mine[place] = rank; });
+        gather<T, Waves>(p, row, segment, found, slots[0]);
+    }
+}
+
+/// Ranks of a row, or a segment of them, in a block.
+template <class T, int Waves>
+HK_FN void merge(const Params &p) {
+    constexpr u32 kPart = 1024;
+    __shared__ u32 slots[Waves][kSlots];
+    __shared__ u64 found[Waves * kResults];
+    const u32 wave = hk::wave_id();
+    const u64 units = u64(p.x.rows()) * p.segments;
+    for (u64 unit = hk::block_x(); unit < units; unit += hk::grid_x()) {
+        const u64 row = unit / p.segments;
+        const u32 segment = u32(unit - row * p.segments);
+        const u32 first = segment * p.segment;
+        const u32 end = p.from_len - first < p.segment ? p.from_len : first + p.segment;
+        const Part part(first, end, kPart);
+        const Ranks<hk::GlobalPtr<const u64>, kPart> ranks = {p.read_from(row) + part.from, part.cols};
+        u64 *mine = found + wave * kResults;
+        for (u32 i = hk::lane_id(); i < u32(kResults); i += kWaveSize) mine[i] = 0;
+        hk::wave_barrier();
+        select(ranks, p.k, true, slots[wave], [&](u32 place, u64 rank) { mine[place] = rank; });
+        gather<T, Waves>(p, row, segment, found, slots[0]);
+    }
+}
+}  // namespace
+
+#define TOPK_ENTRIES(T)                                                                                          \
+    HK_ENTRY(topk_##T##_lists_64, hk::row_threads(8), lists<Access::Vectors, hk::T, 8, 8>)                          \
+    HK_ENTRY(topk_##T##_lists_128, hk::row_threads(16), lists<Access::Vectors, hk::T, 16, 8>)                       \
+    HK_ENTRY(topk_##T##_lists_256, hk::row_threads(16), lists<Access::Vectors, hk::T, 16, 16>)                      \
+    HK_ENTRY(topk_##T##_lists_256_elements, hk::row_threads(16), lists<Access::Elements, hk::T, 16, 16>)            \
+    HK_ENTRY(topk_##T##_256, kWaveSize, wave<Access::Vectors, hk::T, 256>)                                          \
+    HK_ENTRY(topk_##T##_512, kWaveSize, wave<Access::Vectors, hk::T, 512>)                                          \
+    HK_ENTRY(topk_##T##_1024, kWaveSize, wave<Access::Vectors, hk::T, 1024>)                                        \
+    HK_ENTRY(topk_##T##_1024_elements, kWaveSize, wave<Access::Elements, hk::T, 1024>)                              \
+    HK_ENTRY(topk_##T##_4096, 4 * kWaveSize, block<Access::Vectors, hk::T, 4>)                                      \
+    HK_ENTRY(topk_##T##_16384, 16 * kWaveSize, block<Access::Vectors, hk::T, 16>)                                   \
+    HK_ENTRY(topk_##T##_4096_elements, 4 * kWaveSize, block<Access::Elements, hk::T, 4>)                            \
+    HK_ENTRY(topk_##T##_16384_elements, 16 * kWaveSize, block<Access::Elements, hk::T, 16>)                         \
+    HK_ENTRY(topk_##T##_merge, 4 * kWaveSize, merge<hk::T, 4>)
+
+TOPK_ENTRIES(bf16)
+TOPK_ENTRIES(f16)
+TOPK_ENTRIES(f32)
