@@ -28,7 +28,7 @@ pub fn image(name: &str, arch: Arch) -> &'static [u8] {
         package: "hk-core".into(),
         root: env!("CARGO_MANIFEST_DIR").into(),
         source: PathBuf::from("tests/hip").join(name).with_extension("hip"),
-        includes: Vec::new(),
+        includes: vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("hip/include")],
         arch,
     };
     builder.compile(&unit).unwrap_or_else(|e| panic!("{e}")).bytes.leak()
