@@ -13,6 +13,7 @@ mod index;
 mod launch;
 mod layout;
 mod module;
+pub mod quant;
 pub mod registry;
 pub mod rope;
 pub mod rowwise;

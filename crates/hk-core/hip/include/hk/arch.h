@@ -40,14 +40,20 @@ inline constexpr int kWaveSize = 64;
 #if defined(__gfx950__)
 inline constexpr int kLdsBytes = 160 * 1024;
 inline constexpr bool kHasCvtBf16 = true;  // v_cvt_pk_bf16_f32
+inline constexpr bool kFp8IsFnuz = false;  // the fp8 of its conversions and matrix products
+inline constexpr bool kHasCvtFp4 = true;   // v_cvt_scalef32_pk_fp4_f32
 #else
 inline constexpr int kLdsBytes = 64 * 1024;
 inline constexpr bool kHasCvtBf16 = false;
+inline constexpr bool kFp8IsFnuz = true;
+inline constexpr bool kHasCvtFp4 = false;
 #endif
 #else
 inline constexpr int kWaveSize = 32;
 inline constexpr int kLdsBytes = 227 * 1024;
 inline constexpr bool kHasCvtBf16 = true;  // cvt.rn.bf16x2.f32
+inline constexpr bool kFp8IsFnuz = false;
+inline constexpr bool kHasCvtFp4 = false;
 #endif
 
 /// Makes the compiler forget where `v` comes from: what is derived from it is computed anew where it is used,
