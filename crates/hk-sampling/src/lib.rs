@@ -2,7 +2,16 @@
 
 hk_core::include_kernels!();
 
+mod args;
 mod operators;
+mod race;
 pub mod reference;
+mod sample;
 
+pub use args::{Draw, FilterOrder, Filters, PerRow, Race, Samples};
 pub use operators::OPERATORS;
+pub use race::{greedy_sample, mixed_sample, race_workspace, random_sample};
+pub use sample::{
+    min_p_sampling_from_probs, sample_from_logits, sampling_workspace, top_k_renorm_probs,
+    top_k_sampling_from_probs, top_k_top_p_sampling_from_probs, top_p_sampling_from_probs,
+};

@@ -1,4 +1,210 @@
 //! The operators again, in f64 and plain loops: what the kernels are measured against.
 //!
-//! Inputs are the values that the kernels read, already rounded to their types; results are not rounded unless the
-//! operator says so.
+//! Inputs are the values that the kernels read, already rounded to their types; results are not rounded. What the device
+//! does with parameters out of their range is done here too.
+
+use crate::FilterOrder;
+
+/// Philox4x32-10: four random words from a counter of 128 bits and a key of 64, low words first.
+///
+/// ```
+/// let words = hk_sampling::reference::philox([0; 4], 0);
+/// assert_eq!(words, [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
+/// ```
+///
+/// Source: Salmon, Moraes, Dror and Shaw 2011, "Parallel Random Numbers: As Easy as 1, 2, 3".
+pub fn philox(counter: [u32; 4], key: u64) -> [u32; 4] {
+    let [mut a, mut b, mut c, mut d] = counter;
+    let (mut low, mut high) = (key as u32, (key >> 32) as u32);
+    for _ in 0..10 {
+        let (x, y) = (u64::from(a) * 0xD251_1F53, u64::from(c) * 0xCD9E_8D57);
+        (a, b) = ((y >> 32) as u32 ^ b ^ low, y as u32);
+        (c, d) = ((x >> 32) as u32 ^ d ^ high, x as u32);
+        low = low.wrapping_add(0x9E37_79B9);
+        high = high.wrapping_add(0xBB67_AE85);
+    }
+    [a, b, c, d]
+}
+
+/// A random word as a number in (0, 1], a multiple of 2^-24.
+pub fn unit_interval(word: u32) -> f64 {
+    f64::from((word >> 8) + 1) / f64::from(1 << 24)
+}
+
+/// The number that draws for output `b`: [`Draw`](crate::Draw).
+pub fn uniform(seed: u64, offset: u64, b: usize) -> f64 {
+    unit_interval(philox([offset as u32, (offset >> 32) as u32, b as u32, 0], seed)[0])
+}
+
+/// The exponential number of token `i` in the race for output `b`: [`Race`](crate::Race).
+pub fn exponential(seed: u64, offset: u64, b: usize, i: usize) -> f64 {
+    let words = philox([offset as u32, (offset >> 32) as u32, b as u32, (i / 4) as u32], seed);
+    -unit_interval(words[i % 4]).ln()
+}
+
+/// The filters of one row; `None` keeps all.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Filters {
+    /// As [`crate::Filters::k`].
+    pub k: Option<i64>,
+    /// As [`crate::Filters::p`].
+    pub p: Option<f64>,
+    /// As [`crate::Filters::min_p`].
+    pub min_p: Option<f64>,
+    /// As [`crate::Filters::order`].
+    pub order: FilterOrder,
+}
+
+/// What filters keep of a row.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Kept {
+    /// The least probability that is kept; infinite if nothing is.
+    pub threshold: f64,
+    /// Sum of the kept probabilities.
+    pub mass: f64,
+    /// Number of kept tokens.
+    pub count: usize,
+}
+
+/// The probabilities that can be drawn: those that are not finite and positive become 0, all of them if one is +Inf.
+pub fn clean(row: &[f64]) -> Vec<f64> {
+    if row.contains(&f64::INFINITY) {
+        return vec![0.0; row.len()];
+    }
+    row.iter().map(|&v| if v > 0.0 { v } else { 0.0 }).collect()
+}
+
+/// What filters keep of a clean row.
+pub fn kept(row: &[f64], filters: Filters) -> Kept {
+    let mut sorted: Vec<f64> = row.iter().copied().filter(|&v| v > 0.0).collect();
+    sorted.sort_by(|a, b| b.total_cmp(a));
+    let Some(&max) = sorted.first() else { return Kept { threshold: f64::INFINITY, mass: 0.0, count: 0 } };
+    // A filter keeps a token by the number and the mass of those above it, so that ties share their fate.
+    let threshold_of = |keeps: &dyn Fn(usize, f64) -> bool| {
+        let (mut mass, mut threshold) = (0.0, max);
+        for (above, group) in groups(&sorted) {
+            if !keeps(above, mass) {
+                break;
+            }
+            threshold = group[0];
+            mass += group.iter().sum::<f64>();
+        }
+        threshold
+    };
+    let of_k = filters.k.map_or(0.0, |k| threshold_of(&|above, _| (above as i64) < k.max(1)));
+    let of_min = filters.min_p.filter(|p| *p > 0.0).map_or(0.0, |p| p.min(1.0) * max);
+    let mass_from = |least: f64| sorted.iter().take_while(|v| **v >= least).sum::<f64>();
+    let of_p = filters.p.filter(|p| *p <= 1.0).map_or(0.0, |p| {
+        let p = match filters.order {
+            FilterOrder::Joint => p,
+            FilterOrder::TopKFirst => p * mass_from(of_k.max(of_min)),
+        };
+        threshold_of(&|_, mass| mass < p)
+    });
+    let threshold = of_k.max(of_min).max(of_p);
+    let count = sorted.iter().take_while(|v| **v >= threshold).count();
+    Kept { threshold, mass: mass_from(threshold), count }
+}
+
+/// The runs of equal values, each with the number of values before it.
+fn groups(sorted: &[f64]) -> impl Iterator<Item = (usize, &[f64])> {
+    sorted.chunk_by(|a, b| a == b).scan(0, |before, group| {
+        let above = *before;
+        *before += group.len();
+        Some((above, group))
+    })
+}
+
+/// The token that `u` draws from what is kept of a clean row: 0 if nothing is.
+pub fn draw(row: &[f64], kept: &Kept, u: f64) -> usize {
+    let mut tokens = row.iter().enumerate().filter(|(_, v)| **v > 0.0 && **v >= kept.threshold);
+    let (mut sum, mut last) = (0.0, 0);
+    let reaches = |(i, v): &(usize, &f64)| {
+        sum += **v;
+        last = *i;
+        sum >= u * kept.mass
+    };
+    match tokens.find(reaches) {
+        Some((i, _)) => i,
+        None => last,
+    }
+}
+
+/// `softmax(logits / temperature)`, clean. A temperature of zero gives all to the largest logit, the first if there are
+/// several; others are at least 1e-5.
+pub fn softmax(logits: &[f64], temperature: f64) -> Vec<f64> {
+    let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    if !max.is_finite() {
+        return vec![0.0; logits.len()];
+    }
+    if temperature == 0.0 {
+        let first = argmax(logits);
+        return (0..logits.len()).map(|i| f64::from(u8::from(i == first))).collect();
+    }
+    let t = temperature.max(f64::from(1e-5f32));
+    let numbers: Vec<f64> =
+        logits.iter().map(|v| if v.is_nan() { 0.0 } else { ((v - max) / t).exp() }).collect();
+    let sum: f64 = numbers.iter().sum();
+    numbers.iter().map(|v| v / sum).collect()
+}
+
+/// The smallest index of the largest number; 0 if there is none above -Inf.
+pub fn argmax(scores: &[f64]) -> usize {
+    let best = |best: (usize, f64), (i, &v): (usize, &f64)| if v > best.1 { (i, v) } else { best };
+    scores.iter().enumerate().fold((0, f64::NEG_INFINITY), best).0
+}
+
+/// `logits / temperature - ln(exponentials + 1e-10)`: what the race goes by.
+pub fn race_scores(logits: &[f64], temperature: f64, exponentials: &[f64]) -> Vec<f64> {
+    let t = temperature.max(f64::from(1e-5f32));
+    logits.iter().zip(exponentials).map(|(l, e)| l / t - (e + f64::from(1e-10f32)).ln()).collect()
+}
+
+/// The kept probabilities of a clean row, divided by their mass (1e-8 at least); 0 for the others.
+pub fn renorm(row: &[f64], kept: &Kept) -> Vec<f64> {
+    let keeps = |v: f64| v > 0.0 && v >= kept.threshold;
+    row.iter().map(|&v| if keeps(v) { v / kept.mass.max(1e-8) } else { 0.0 }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The published vectors of Random123.
+    #[test]
+    fn philox_gives_the_published_words() {
+        let zeros = philox([0; 4], 0);
+        assert_eq!(zeros, [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
+        let ones = philox([u32::MAX; 4], u64::MAX);
+        assert_eq!(ones, [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
+        let key = 0x299f_31d0_a409_3822;
+        let pi = philox([0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344], key);
+        assert_eq!(pi, [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]);
+    }
+
+    #[test]
+    fn unit_interval_excludes_zero_and_includes_one() {
+        assert_eq!(unit_interval(0), 2f64.powi(-24));
+        assert_eq!(unit_interval(u32::MAX), 1.0);
+    }
+
+    #[test]
+    fn filters_keep_ties_and_the_token_that_crosses() {
+        let row = [0.5, 0.2, 0.1, 0.1, 0.1, 0.0];
+        let count = |f: Filters| kept(&row, f).count;
+        assert_eq!(count(Filters { k: Some(1), ..Default::default() }), 1);
+        assert_eq!(count(Filters { k: Some(3), ..Default::default() }), 5);
+        assert_eq!(count(Filters { k: Some(0), ..Default::default() }), 1);
+        assert_eq!(count(Filters { p: Some(0.5), ..Default::default() }), 1);
+        assert_eq!(count(Filters { p: Some(0.51), ..Default::default() }), 2);
+        assert_eq!(count(Filters { p: Some(-1.0), ..Default::default() }), 1);
+        assert_eq!(count(Filters { p: Some(f64::NAN), ..Default::default() }), 5);
+        assert_eq!(count(Filters { min_p: Some(0.4), ..Default::default() }), 2);
+        assert_eq!(count(Filters { min_p: Some(2.0), ..Default::default() }), 1);
+        assert_eq!(count(Filters::default()), 5);
+        // 0.5 / 0.7 is above 0.6, 0.5 is not.
+        let both = Filters { k: Some(2), p: Some(0.6), ..Default::default() };
+        assert_eq!(count(both), 2);
+        assert_eq!(count(Filters { order: FilterOrder::TopKFirst, ..both }), 1);
+    }
+}

@@ -1,0 +1,291 @@
+//! What the operators take beside their tensors, and the checks that they share.
+
+use hk_core::{
+    Aliasing, DType, Element, Error, Float, GlobalLayout, Launch, Operand, Result, TensorView, TensorViewMut,
+    check_overlap,
+};
+use std::fmt::Display;
+
+/// A parameter: one value for all rows, checked on the host, or one for each row in a tensor on the device.
+///
+/// A tensor has the shape `[R]`, contiguous, and is indexed by the row of `x` that an output uses, not by the output.
+/// Values on the device cannot be refused; what they do out of their range stands with each parameter.
+#[derive(Debug, Clone, Copy)]
+pub enum PerRow<'a, T: Element> {
+    /// The same for all rows.
+    All(T),
+    /// One for each row.
+    Rows(TensorView<'a, T>),
+}
+
+impl<T: Element> From<T> for PerRow<'_, T> {
+    fn from(value: T) -> Self {
+        Self::All(value)
+    }
+}
+
+impl<'a, T: Element> From<TensorView<'a, T>> for PerRow<'a, T> {
+    fn from(rows: TensorView<'a, T>) -> Self {
+        Self::Rows(rows)
+    }
+}
+
+impl<'a, T: Element + PartialOrd + Display> PerRow<'a, T> {
+    pub(crate) fn rows(&self) -> Option<&TensorView<'a, T>> {
+        match self {
+            Self::All(_) => None,
+            Self::Rows(rows) => Some(rows),
+        }
+    }
+
+    /// The one value; `none` if there is a tensor.
+    pub(crate) fn value_or(&self, none: T) -> T {
+        match self {
+            Self::All(value) => *value,
+            Self::Rows(_) => none,
+        }
+    }
+
+    fn check(
+        &self,
+        op: &'static str,
+        arg: &'static str,
+        rows: usize,
+        accepts: impl Fn(&T) -> bool,
+        want: &str,
+    ) -> Result<()> {
+        match self {
+            Self::All(value) if !accepts(value) => Err(Error::argument(op, arg, value, want)),
+            Self::All(_) => Ok(()),
+            Self::Rows(tensor) => expect_vector(op, arg, tensor, rows, "rows"),
+        }
+    }
+}
+
+/// Which tokens of a row can be drawn: those that every filter keeps. A filter that is not there keeps all; tokens
+/// without probability are never kept.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Filters<'a> {
+    /// Top-k: a token is kept if fewer than `k` tokens have a larger probability, so that all that tie with the last are
+    /// kept. At least 1; on the device, less acts as 1.
+    pub k: Option<PerRow<'a, i32>>,
+    /// Top-p: a token is kept if the tokens of larger probability have less than `p` together. Above 0, at most 1; on the
+    /// device, 0 and less keep the largest only, and more than 1 or NaN keep all.
+    pub p: Option<PerRow<'a, f32>>,
+    /// Min-p: a token is kept if it has at least `min_p` times the largest probability. From 0 to 1; on the device, less or
+    /// NaN keep all, and more acts as 1.
+    pub min_p: Option<PerRow<'a, f32>>,
+    /// What `p` is a share of.
+    pub order: FilterOrder,
+}
+
+/// What the `p` of top-p is compared with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum FilterOrder {
+    /// The probabilities as they are given: each filter looks at the whole row.
+    #[default]
+    Joint,
+    /// The probabilities after min-p and top-k, renormalised to a sum of one: top-p looks at what these two keep.
+    TopKFirst,
+}
+
+/// The numbers that tokens are drawn with.
+///
+/// Output `b` is drawn with `u = ((word >> 8) + 1) * 2^-24` of the first word of Philox4x32-10 at counter `(offset, b)`
+/// with key `seed`: see [`reference::uniform`](crate::reference::uniform). A caller steps `offset` by one from call to call.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Draw<'a> {
+    /// Key of the generator.
+    pub seed: u64,
+    /// Low half of its counter.
+    pub offset: u64,
+    /// The numbers themselves, `[B]`, instead of the generator's: from 0 to 1.
+    pub uniform: Option<TensorView<'a, f32>>,
+}
+
+/// The exponential numbers of a race.
+///
+/// Token `i` of output `b` gets `-ln(u)`, where `u` is made as in [`Draw`] from word `i % 4` of Philox4x32-10 at counter
+/// `(offset, b + 2^32 (i / 4))` with key `seed`: see [`reference::exponential`](crate::reference::exponential).
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Race<'a> {
+    /// Key of the generator.
+    pub seed: u64,
+    /// Low half of its counter.
+    pub offset: u64,
+    /// The numbers themselves, `[B, V]`, instead of the generator's: finite and not negative.
+    pub exponentials: Option<TensorView<'a, f32>>,
+}
+
+/// What a draw gives, each `[B]` and contiguous.
+#[derive(Debug)]
+pub struct Samples<'a> {
+    /// The token.
+    pub ids: TensorViewMut<'a, i32>,
+    /// The sum of the kept probabilities, as they were before any renormalisation.
+    pub mass: Option<TensorViewMut<'a, f32>>,
+    /// The number of kept tokens.
+    pub count: Option<TensorViewMut<'a, i32>>,
+}
+
+impl<'a> From<TensorViewMut<'a, i32>> for Samples<'a> {
+    fn from(ids: TensorViewMut<'a, i32>) -> Self {
+        Self { ids, mass: None, count: None }
+    }
+}
+
+impl Filters<'_> {
+    pub(crate) fn check(&self, op: &'static str, rows: usize) -> Result<()> {
+        if let Some(k) = &self.k {
+            k.check(op, "k", rows, |k| *k >= 1, "at least 1")?;
+        }
+        if let Some(p) = &self.p {
+            p.check(op, "p", rows, |p| *p > 0.0 && *p <= 1.0, "more than 0 and at most 1")?;
+        }
+        if let Some(min_p) = &self.min_p {
+            min_p.check(op, "min_p", rows, |p| (0.0..=1.0).contains(p), "from 0 to 1")?;
+        }
+        Ok(())
+    }
+}
+
+/// Checks a temperature.
+pub(crate) fn check_temperature(op: &'static str, t: &PerRow<'_, f32>, rows: usize) -> Result<()> {
+    t.check(op, "temperature", rows, |t| *t >= 0.0, "a number that is not negative")
+}
+
+/// Views of either kind, as far as their checks go.
+pub(crate) trait Vector {
+    fn expect(&self, op: &'static str, arg: &'static str, len: usize, of: &str) -> Result<()>;
+}
+
+macro_rules! vector {
+    ($view:ident) => {
+        impl<T: Element> Vector for $view<'_, T> {
+            fn expect(&self, op: &'static str, arg: &'static str, len: usize, of: &str) -> Result<()> {
+                if self.shape() != [len] {
+                    return Err(Error::shape(op, arg, self.shape(), format!("[{len}] ({of})")));
+                }
+                self.expect_contiguous(op, arg)?;
+                self.expect_aligned(op, arg, size_of::<T>() as u64)
+            }
+        }
+    };
+}
+vector!(TensorView);
+vector!(TensorViewMut);
+
+/// Checks a contiguous tensor with one axis of `len` elements, one for each of `of`.
+pub(crate) fn expect_vector(
+    op: &'static str,
+    arg: &'static str,
+    vector: &impl Vector,
+    len: usize,
+    of: &str,
+) -> Result<()> {
+    vector.expect(op, arg, len, of)
+}
+
+/// Checks a workspace: so many bytes at least, contiguous, on 16 bytes.
+pub(crate) fn expect_workspace(
+    op: &'static str,
+    workspace: &TensorViewMut<'_, u8>,
+    bytes: usize,
+    from: &str,
+) -> Result<()> {
+    let [len] = workspace.dims(op, "workspace")?;
+    if len < bytes {
+        return Err(Error::shape(op, "workspace", [len], format!("[{bytes}] or longer ({from})")));
+    }
+    workspace.expect_contiguous(op, "workspace")?;
+    if bytes == 0 { Ok(()) } else { workspace.expect_aligned(op, "workspace", 16) }
+}
+
+/// Number of outputs: as many as `row_index` has, or as there are rows.
+pub(crate) fn outputs_of(
+    op: &'static str,
+    row_index: Option<&TensorView<'_, i32>>,
+    rows: usize,
+) -> Result<usize> {
+    let Some(index) = row_index else { return Ok(rows) };
+    let [outputs] = index.dims(op, "row_index")?;
+    expect_vector(op, "row_index", index, outputs, "outputs")?;
+    Ok(outputs)
+}
+
+/// [`check_overlap`] of tensors that may be absent.
+pub(crate) fn disjoint(
+    op: &'static str,
+    (a_name, a): (&'static str, Option<&impl Operand>),
+    (b_name, b): (&'static str, Option<&impl Operand>),
+) -> Result<()> {
+    match (a, b) {
+        (Some(a), Some(b)) => check_overlap(op, (a_name, a), (b_name, b), Aliasing::Disjoint),
+        _ => Ok(()),
+    }
+}
+
+/// A parameter's tensor for a launch; absent if it is one value.
+pub(crate) fn rows_layout<'a, T: Element + PartialOrd + Display>(
+    launch: &mut Launch<'a>,
+    arg: &'static str,
+    parameter: Option<&PerRow<'a, T>>,
+) -> Result<GlobalLayout> {
+    launch.optional_input(arg, parameter.and_then(PerRow::rows))
+}
+
+/// Longest row: the counts and sums of a histogram's cell have no room for more.
+pub(crate) const MOST_TOKENS: usize = (1 << 24) - 1;
+
+/// Tokens that a block has in registers.
+const TILE: usize = 8192;
+/// Segments of a row, at most.
+const MOST_SEGMENTS: usize = 64;
+
+/// How a row of more than [`TILE`] tokens is cut; a shorter one is one segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Cut {
+    pub segments: usize,
+    /// Tokens of a segment.
+    pub segment: usize,
+}
+
+impl Cut {
+    pub fn of(cols: usize) -> Self {
+        let segment = cols.div_ceil(MOST_SEGMENTS).next_multiple_of(TILE).max(TILE);
+        Self { segments: cols.div_ceil(segment).max(1), segment }
+    }
+}
+
+/// Checks the length of rows.
+pub(crate) fn check_cols(op: &'static str, arg: &'static str, cols: usize) -> Result<()> {
+    if cols > MOST_TOKENS {
+        return Err(Error::too_large(op, arg, format!("{cols} columns"), MOST_TOKENS as u64));
+    }
+    Ok(())
+}
+
+/// Index of a dtype in the tables of kernels.
+pub(crate) fn dtype_index<T: Float>() -> usize {
+    match T::DTYPE {
+        DType::Bf16 => 0,
+        DType::F16 => 1,
+        _ => 2,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_cover_the_row() {
+        for cols in [1, 8192, 8193, 32_000, 128_256, 256_000, 524_288, 524_289, 1_000_000, MOST_TOKENS] {
+            let Cut { segments, segment } = Cut::of(cols);
+            assert!(segment.is_multiple_of(TILE) && (1..=MOST_SEGMENTS).contains(&segments), "{cols}");
+            assert!((segments - 1) * segment < cols && cols <= segments * segment, "{cols}");
+        }
+        assert_eq!(Cut::of(128_256), Cut { segments: 16, segment: 8192 });
+        assert_eq!(Cut::of(256_000).segments, 32);
+    }
+}

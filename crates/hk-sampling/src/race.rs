@@ -1,0 +1,212 @@
+//! The safe functions of `hip/race.hip`.
+
+use crate::args::{
+    Cut, check_cols, check_temperature, disjoint, dtype_index, expect_vector, expect_workspace, outputs_of,
+    rows_layout,
+};
+use crate::{PerRow, Race, kernels};
+use bytemuck::{Pod, Zeroable};
+use hk_core::rowwise::RowProblem;
+use hk_core::{
+    Float, GlobalLayout, LaunchConfig, Result, Stream, TensorView, TensorViewMut, row_kernels,
+};
+
+/// The entry points of each dtype: rows of up to 1024 tokens, longer ones; both again by elements.
+const KERNELS: [[&str; 4]; 3] =
+    row_kernels!("race", ["bf16", "f16", "f32"], ["1024", "8192", "1024_elements", "8192_elements"]);
+
+/// Longest row that a wave takes.
+const WAVE_COLS: usize = 1024;
+
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Params {
+    x: GlobalLayout,
+    row_index: GlobalLayout,
+    temperature: GlobalLayout,
+    exponentials: GlobalLayout,
+    ids: GlobalLayout,
+    workspace: GlobalLayout,
+    seed: u64,
+    offset: u64,
+    temperature_value: f32,
+    mode: u32,
+    segments: u32,
+    segment: u32,
+}
+
+/// `Mode` of the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Greedy = 0,
+    Random = 1,
+    Mixed = 2,
+}
+
+/// Bytes of workspace that [`greedy_sample`], [`random_sample`] and [`mixed_sample`] need for this many outputs of rows of
+/// this many tokens; none for rows of up to 8192.
+pub fn race_workspace(outputs: usize, cols: usize) -> usize {
+    match Cut::of(cols).segments {
+        1 => 0,
+        segments => outputs.saturating_mul(segments * 8),
+    }
+}
+
+/// The most likely token: `ids[b] = argmax_i x[row_index[b], i]`.
+///
+/// | arg         | shape    | dtype                | layout                                                             |
+/// |-------------|----------|----------------------|--------------------------------------------------------------------|
+/// | `x`         | `[R, V]` | `bf16`, `f16`, `f32` | logits or probabilities; unit stride on `V`, any row stride        |
+/// | `row_index` | `[B]`    | `i32`                | contiguous; may be left out: `B = R`, output `b` is of row `b`     |
+/// | `ids`       | `[B]`    | `i32`                | contiguous                                                         |
+/// | `workspace` | bytes    | `u8`                 | contiguous, on 16 bytes, [`race_workspace`] long or longer         |
+///
+/// The smallest index of the largest value. NaN is passed over; a row of nothing but NaN and -Inf gives 0, and so does a
+/// `row_index` that is out of range. One launch for up to 8192 tokens, two for more. Returns when they are queued. No
+/// outputs: nothing is launched.
+///
+/// # Errors
+/// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align) if a tensor
+/// breaks the table, [`Empty`](hk_core::Error::Empty) for `V = 0`, [`TooLarge`](hk_core::Error::TooLarge) beyond
+/// 2^24 - 1 tokens, [`Overlap`](hk_core::Error::Overlap) if an output or the workspace shares memory with another tensor,
+/// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and what loading and launching a kernel can answer.
+pub fn greedy_sample<T: Float>(
+    stream: &Stream,
+    x: TensorView<T>,
+    row_index: Option<TensorView<i32>>,
+    ids: TensorViewMut<i32>,
+    workspace: TensorViewMut<u8>,
+) -> Result<()> {
+    let call = Call { op: "greedy_sample", mode: Mode::Greedy, x_name: "x", temperature: 0.0.into() };
+    call.run(stream, x, row_index, ids, workspace, Race::default())
+}
+
+/// A token at random: `ids[b] = argmax_i softmax(logits[r] / temperature[r])_i / (E_i + 1e-10)` with `r = row_index[b]`
+/// and exponential `E_i` of rate one, which draws from the softmax without its sum.
+///
+/// | arg                 | shape    | dtype                | layout                                                       |
+/// |---------------------|----------|----------------------|--------------------------------------------------------------|
+/// | `logits`            | `[R, V]` | `bf16`, `f16`, `f32` | unit stride on `V`, any row stride                           |
+/// | `temperature`       | `[R]`    | `f32`                | a number, or contiguous                                      |
+/// | `row_index`         | `[B]`    | `i32`                | contiguous; may be left out: `B = R`, output `b` is of row `b` |
+/// | `ids`               | `[B]`    | `i32`                | contiguous                                                   |
+/// | `workspace`         | bytes    | `u8`                 | contiguous, on 16 bytes, [`race_workspace`] long or longer   |
+/// | `race.exponentials` | `[B, V]` | `f32`                | unit stride on `V`, any row stride; may be left out          |
+///
+/// Temperatures below 1e-5, and on the device NaN, act as 1e-5. The winner is found as the largest
+/// `logits_i / temperature - ln(E_i + 1e-10)` in f32: two tokens may change places if these are within
+/// `1e-6 + 2^-22 max|logits / temperature|`. A NaN is passed over and +Inf wins; else as [`greedy_sample`].
+///
+/// # Errors
+/// As [`greedy_sample`]; [`Argument`](hk_core::Error::Argument) for a temperature that is negative or NaN.
+pub fn random_sample<T: Float>(
+    stream: &Stream,
+    logits: TensorView<T>,
+    temperature: PerRow<f32>,
+    row_index: Option<TensorView<i32>>,
+    ids: TensorViewMut<i32>,
+    workspace: TensorViewMut<u8>,
+    race: Race,
+) -> Result<()> {
+    let call = Call { op: "random_sample", mode: Mode::Random, x_name: "logits", temperature };
+    call.run(stream, logits, row_index, ids, workspace, race)
+}
+
+/// [`greedy_sample`] for rows whose temperature is zero, [`random_sample`] for all others.
+///
+/// Tensors and errors as there.
+///
+/// # Errors
+/// As [`random_sample`].
+pub fn mixed_sample<T: Float>(
+    stream: &Stream,
+    logits: TensorView<T>,
+    temperature: PerRow<f32>,
+    row_index: Option<TensorView<i32>>,
+    ids: TensorViewMut<i32>,
+    workspace: TensorViewMut<u8>,
+    race: Race,
+) -> Result<()> {
+    let call = Call { op: "mixed_sample", mode: Mode::Mixed, x_name: "logits", temperature };
+    call.run(stream, logits, row_index, ids, workspace, race)
+}
+
+struct Call<'a> {
+    op: &'static str,
+    mode: Mode,
+    x_name: &'static str,
+    temperature: PerRow<'a, f32>,
+}
+
+impl Call<'_> {
+    fn run<T: Float>(
+        self,
+        stream: &Stream,
+        x: TensorView<T>,
+        row_index: Option<TensorView<i32>>,
+        mut ids: TensorViewMut<i32>,
+        mut workspace: TensorViewMut<u8>,
+        race: Race,
+    ) -> Result<()> {
+        let Self { op, mode, x_name, temperature } = self;
+        let [rows, cols] = x.dims(op, x_name)?;
+        let mut problem = RowProblem::new(op, x_name, rows, cols, T::DTYPE)?;
+        check_cols(op, x_name, cols)?;
+        problem.tensor(x_name, &x)?;
+        let outputs = outputs_of(op, row_index.as_ref(), rows)?;
+        expect_vector(op, "ids", &ids, outputs, "outputs")?;
+        check_temperature(op, &temperature, rows)?;
+        if let Some(exponentials) = &race.exponentials {
+            let shape = [outputs, cols];
+            problem.shaped("exponentials", exponentials, &shape, "outputs, columns of logits")?;
+        }
+        let cut = Cut::of(cols);
+        expect_workspace(op, &workspace, race_workspace(outputs, cols), "race_workspace")?;
+        let scratch = (cut.segments > 1).then_some(&workspace);
+        disjoint(op, (x_name, Some(&x)), ("ids", Some(&ids)))?;
+        disjoint(op, ("row_index", row_index.as_ref()), ("ids", Some(&ids)))?;
+        disjoint(op, ("temperature", temperature.rows()), ("ids", Some(&ids)))?;
+        disjoint(op, ("exponentials", race.exponentials.as_ref()), ("ids", Some(&ids)))?;
+        disjoint(op, (x_name, Some(&x)), ("workspace", scratch))?;
+        disjoint(op, ("row_index", row_index.as_ref()), ("workspace", scratch))?;
+        disjoint(op, ("temperature", temperature.rows()), ("workspace", scratch))?;
+        disjoint(op, ("exponentials", race.exponentials.as_ref()), ("workspace", scratch))?;
+        disjoint(op, ("ids", Some(&ids)), ("workspace", scratch))?;
+        if outputs == 0 {
+            return Ok(());
+        }
+
+        let by_wave = cols <= WAVE_COLS;
+        let variant = usize::from(!by_wave) + 2 * usize::from(!problem.by_vectors());
+        let mut launch = |kernel: &'static str, blocks: usize| {
+            let kernel = stream.kernel(&kernels::RACE, kernel)?;
+            let mut launch = stream.launch(op, &kernel);
+            let params = Params {
+                x: launch.input(x_name, &x)?,
+                row_index: launch.optional_input("row_index", row_index.as_ref())?,
+                temperature: rows_layout(&mut launch, "temperature", Some(&temperature))?,
+                exponentials: launch.optional_input("exponentials", race.exponentials.as_ref())?,
+                ids: launch.output("ids", &mut ids)?,
+                workspace: match cut.segments {
+                    1 => GlobalLayout::ABSENT,
+                    _ => launch.output("workspace", &mut workspace)?,
+                },
+                seed: race.seed,
+                offset: race.offset,
+                temperature_value: temperature.value_or(0.0),
+                mode: mode as u32,
+                segments: cut.segments as u32,
+                segment: cut.segment as u32,
+            };
+            // SAFETY: the checks above make `x` and `exponentials` as wide as the kernel walks them, the vectors as long
+            // as there are rows or outputs, and the workspace long enough for the winners of all segments; the kernel
+            // checks `row_index` itself. The loader matches `Params` to the kernel.
+            unsafe { launch.run(LaunchConfig::grid_1d(blocks), &params) }
+        };
+        launch(KERNELS[dtype_index::<T>()][variant], outputs * cut.segments)?;
+        if cut.segments > 1 {
+            launch("race_merge", outputs)?;
+        }
+        Ok(())
+    }
+}
