@@ -1,6 +1,8 @@
 //! The operators as data, for the `hk` program, the demo and the documentation.
 
+mod rope;
+
 use hk_core::registry::Operator;
 
 /// The operators of this crate.
-pub static OPERATORS: &[Operator] = &[];
+pub static OPERATORS: &[Operator] = &[rope::ROPE_CACHED, rope::ROPE_FREQS, rope::ROPE_QK];
