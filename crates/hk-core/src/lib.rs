@@ -9,6 +9,7 @@ mod dtype;
 mod error;
 mod event;
 mod global;
+pub mod heads;
 mod index;
 mod launch;
 mod layout;

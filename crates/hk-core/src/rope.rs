@@ -77,13 +77,14 @@ impl Rope {
     /// Checks that heads of `head_dim` columns can be rotated so; `arg` is the tensor of that `shape`.
     ///
     /// # Errors
-    /// [`Error::Argument`] for an odd number of columns, or none; [`Error::Shape`] for more than a head has.
+    /// [`Error::Argument`] for an odd number of columns to be rotated, or none; [`Error::Shape`] for more of them than a head
+    /// has, or heads of an odd number.
     pub fn check(&self, op: &'static str, arg: &'static str, shape: &[usize], head_dim: usize) -> Result<()> {
         if self.rotary == 0 || !self.rotary.is_multiple_of(2) {
             return Err(Error::argument(op, "rotary", self.rotary, "an even number of columns, 2 or more"));
         }
-        if self.rotary > head_dim {
-            let want = format!("heads of at least {} columns (rotary)", self.rotary);
+        if self.rotary > head_dim || !head_dim.is_multiple_of(2) {
+            let want = format!("heads of an even number of columns, at least {} (rotary)", self.rotary);
             return Err(Error::shape(op, arg, shape, want));
         }
         Ok(())
@@ -188,6 +189,11 @@ pub struct RopeParams {
 const _: () = assert!(size_of::<RopeParams>() == 4 * size_of::<GlobalLayout>() + 32);
 
 impl<'a, C: Element> RopeSource<'a, C> {
+    /// True for [`RopeAngles`].
+    pub const fn is_angles(&self) -> bool {
+        self.sin.is_none()
+    }
+
     /// Checks the tables against the rotation, and positions and offsets against the tokens, whose axes are `tokens`: one
     /// axis if they are packed.
     ///

@@ -28,7 +28,7 @@
 //! - [`Gpu`], [`Tensor`], [`Place`]: tensors inside larger, poisoned allocations.
 //! - [`compare`](mod@compare), [`assert_close`] and the like: comparison, and the report of a failure.
 //! - [`assert_error`], [`kind!`], [`widen`], [`floats`]: small ones.
-//! - [`check_corners`], [`assert_every_kernel_runs`]: what every operator of a registry has to pass.
+//! - [`corner_tests!`]: what every operator of a registry has to pass.
 //! - [`row_case`], [`size`], [`finite`] and the like: strategies that lean to where kernels break.
 //!
 //! Functions of this crate panic on failure, as assertions do.

@@ -39,6 +39,36 @@ pub fn assert_every_kernel_runs(operators: &'static [Operator]) {
     }
 }
 
+/// The tests of the corner cases of a family: one for each operator ([`check_corners`]), which have to be all, and
+/// [`assert_every_kernel_runs`].
+///
+/// `hk_testkit::corner_tests!(hk_norm::OPERATORS: rmsnorm, layernorm);`
+#[macro_export]
+macro_rules! corner_tests {
+    ($operators:path: $($name:ident),+ $(,)?) => {
+        mod has_no_finding {
+            $(
+                #[test]
+                fn $name() {
+                    let named = $operators.iter().find(|operator| operator.name == stringify!($name));
+                    $crate::check_corners(named.expect("an operator of that name"));
+                }
+            )+
+        }
+
+        #[test]
+        fn every_operator_is_checked() {
+            let names: Vec<_> = $operators.iter().map(|operator| operator.name).collect();
+            assert_eq!(names, [$(stringify!($name)),+]);
+        }
+
+        #[test]
+        fn every_kernel_runs() {
+            $crate::assert_every_kernel_runs($operators);
+        }
+    };
+}
+
 #[track_caller]
 fn run_corners(operator: &'static Operator, gpu: &Gpu) {
     let name = operator.name;

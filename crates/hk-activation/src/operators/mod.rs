@@ -1,5 +1,6 @@
 //! The operators as data, for the `hk` program, the demo and the documentation.
 
+mod rope;
 mod topk;
 mod unary;
 
@@ -13,6 +14,9 @@ pub static OPERATORS: &[Operator] = &[
     unary::GELU_TANH,
     unary::RELU,
     unary::TANH,
+    rope::ROPE_CACHED,
+    rope::ROPE_FREQS,
+    rope::ROPE_QK,
     topk::TOPK,
 ];
 

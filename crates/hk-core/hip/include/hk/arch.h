@@ -68,6 +68,20 @@ HK_FN void forget(T &v) {
 #endif
 }
 
+/// The kernel's parameters, to be read anew. What is read of them stays in scalar registers for as long as it is of use,
+/// all through a loop; where there are too few of those, a loop reads through this in each turn, from the scalar cache.
+template <class Params>
+HK_FN const Params &read_anew([[maybe_unused]] const Params &p) {
+#if defined(HK_AMD)
+    // The kernel's one argument is at the start of its arguments.
+    auto fresh = (const __attribute__((address_space(4))) Params *)__builtin_amdgcn_kernarg_segment_ptr();
+    asm volatile("" : "+s"(fresh));
+    return *(const Params *)fresh;
+#else
+    return p;
+#endif
+}
+
 /// Index of this block in the grid.
 HK_FN u32 block_x() {
 #if defined(HK_AMD)
