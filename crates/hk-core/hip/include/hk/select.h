@@ -286,7 +286,7 @@ HK_FN u32 keys_below(const i32 (&key)[N], i32 bound) {
     return bits;
 }
 
-HK_FN u32 wave_total(u32 v) { return broadcast(inclusive_scan(v), kWaveSize - 1); }
+HK_FN u32 wave_total(u32 v) { return last_lane(wave_scan(v)); }
 
 // A bound that at least k, of `best`, and as few more as there are, reach: the highest, bit by bit, until it is met by k.
 template <int N>
@@ -362,10 +362,10 @@ HK_FN u32 mark_first(const Keys &keys, const i32 (&key)[E], u32 valid, u32 k, u3
     for (int chunk = 0; chunk < E / V; ++chunk) {
         const u32 here = equal >> (chunk * V) & kChunk;
         const u32 count = u32(__builtin_popcount(here));
-        const u32 upto = inclusive_scan(count);
+        const u32 upto = wave_scan(count);
         const u32 before = upto - count;
         marked |= detail::lowest_bits(here, needed > before ? needed - before : 0u) << (chunk * V);
-        const u32 total = broadcast(upto, kWaveSize - 1);
+        const u32 total = last_lane(upto);
         needed = needed > total ? needed - total : 0u;
     }
     return marked;
@@ -375,10 +375,10 @@ HK_FN u32 mark_first(const Keys &keys, const i32 (&key)[E], u32 valid, u32 k, u3
 template <class F>
 HK_FN u32 for_marked(u32 marked, F f) {
     const u32 count = u32(__builtin_popcount(marked));
-    const u32 upto = inclusive_scan(count);
+    const u32 upto = wave_scan(count);
     u32 place = upto - count;
     for (; marked != 0; marked &= marked - 1) f(place++, u32(__builtin_ctz(marked)));
-    return broadcast(upto, kWaveSize - 1);
+    return last_lane(upto);
 }
 
 }  // namespace hk

@@ -39,7 +39,6 @@ enum : int {
     kDppShift = 0x110,        // plus n: from n lanes below, within 16
     kDppBroadcast15 = 0x142,  // lane 15 of each row of 16 to the next row
     kDppBroadcast31 = 0x143,  // lane 31 to the upper two rows
-    kDppShiftRight = 0x110,   // plus n: lane - n within a row of 16
 };
 
 // What `v` of another lane adds to a scan: zero where the control finds no lane, or a row is not in `Rows`.
@@ -157,30 +156,6 @@ HK_FN T exchange(T v) {
     }
 }
 
-/// The sum of `v` over this lane and those below it. All lanes take part.
-HK_FN u32 inclusive_scan(u32 v) {
-#if defined(HK_AMD)
-    // Within rows of 16 by doubling; then rows 1 and 3 take in the last lane of the row before, then the upper two rows
-    // that of row 1.
-    const auto add = [&]<int Control, int Rows>() {
-        v += u32(__builtin_amdgcn_update_dpp(0, int(v), Control, Rows, 0xf, false));
-    };
-    add.template operator()<detail::kDppShift + 1, 0xf>();
-    add.template operator()<detail::kDppShift + 2, 0xf>();
-    add.template operator()<detail::kDppShift + 4, 0xf>();
-    add.template operator()<detail::kDppShift + 8, 0xf>();
-    add.template operator()<detail::kDppBroadcast15, 0xa>();
-    add.template operator()<detail::kDppBroadcast31, 0xc>();
-#else
-#pragma unroll
-    for (int below = 1; below < kWaveSize; below *= 2) {
-        const u32 other = u32(__nvvm_shfl_sync_up_i32(0xffffffffu, int(v), below, 0));
-        if (lane_id() >= u32(below)) v += other;
-    }
-#endif
-    return v;
-}
-
 /// Reduces over each aligned group of Width lanes and gives every lane its group's result. The order is that
 /// of a butterfly, lane ^ 1 first, on every target; `op` must be commutative. All lanes take part. T is of 4 bytes.
 template <int Width, class T, class Op>
@@ -214,10 +189,12 @@ HK_FN T group_reduce(T v, Op op) {
 template <class T>
 HK_FN T wave_scan(T v) {
 #if defined(HK_AMD)
-    v += detail::dpp_or_zero<detail::kDppShiftRight + 1>(v);
-    v += detail::dpp_or_zero<detail::kDppShiftRight + 2>(v);
-    v += detail::dpp_or_zero<detail::kDppShiftRight + 4>(v);
-    v += detail::dpp_or_zero<detail::kDppShiftRight + 8>(v);
+    // Within rows of 16 by doubling; then rows 1 and 3 take in the last lane of the row before, then the upper two rows
+    // that of row 1.
+    v += detail::dpp_or_zero<detail::kDppShift + 1>(v);
+    v += detail::dpp_or_zero<detail::kDppShift + 2>(v);
+    v += detail::dpp_or_zero<detail::kDppShift + 4>(v);
+    v += detail::dpp_or_zero<detail::kDppShift + 8>(v);
     v += detail::dpp_or_zero<detail::kDppBroadcast15, 0xa>(v);
     v += detail::dpp_or_zero<detail::kDppBroadcast31, 0xc>(v);
 #else
@@ -230,18 +207,11 @@ HK_FN T wave_scan(T v) {
 /// The value of the last lane, in all lanes: after a scan, its total. T is of 4 or 8 bytes.
 template <class T>
 HK_FN T last_lane(T v) {
-    const auto last = [](u32 word) {
-#if defined(HK_AMD)
-        return u32(__builtin_amdgcn_readlane(int(word), kWaveSize - 1));
-#else
-        return u32(__nvvm_shfl_sync_idx_i32(0xffffffffu, int(word), kWaveSize - 1, 0x1f));
-#endif
-    };
     if constexpr (sizeof(T) == 4) {
-        return __builtin_bit_cast(T, last(__builtin_bit_cast(u32, v)));
+        return broadcast(v, kWaveSize - 1);
     } else {
         const u64 bits = __builtin_bit_cast(u64, v);
-        return __builtin_bit_cast(T, u64(last(u32(bits >> 32))) << 32 | last(u32(bits)));
+        return __builtin_bit_cast(T, u64(last_lane(u32(bits >> 32))) << 32 | last_lane(u32(bits)));
     }
 }
 
