@@ -1,8 +1,9 @@
-//! `hk demo`: every operator at the sizes of real models, on every emulated GPU, against its f64 reference.
+//! `hk demo`: a decoder layer, then every operator at the sizes of real models, on every emulated GPU, against the f64
+//! references.
 
 use crate::out::{self, Table};
-use crate::{Failure, Result, run};
-use hk_core::registry::{Case, HostCall, Operator};
+use crate::{Failure, Result, layer, run};
+use hk_core::registry::{Described as _, HostCall, HostTensor, Operator};
 use hk_core::{Arch, Counters, Device};
 use hk_testkit::compare::Comparison;
 use serde::Serialize;
@@ -12,7 +13,7 @@ use std::time::Instant;
 /// Options of `hk demo`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct DemoArgs {
-    /// Only operators whose name contains this.
+    /// Only operators whose name contains this, and no layer.
     #[arg(long)]
     op: Option<String>,
     /// Devices to run on. Default: every emulated GPU.
@@ -25,7 +26,7 @@ pub struct DemoArgs {
 
 /// The result of one operator at one size on one device.
 #[derive(Debug, Serialize)]
-struct Row {
+pub struct Row {
     operator: &'static str,
     family: &'static str,
     case: &'static str,
@@ -90,63 +91,63 @@ pub fn run(args: &DemoArgs, operators: &[&'static Operator]) -> Result<()> {
         return Err(Failure::new(format!("no operator matches `{part}`")));
     }
     let mut rows = Vec::with_capacity(total);
+    if args.op.is_none() {
+        rows = layer::run(&devices)?;
+        out::print(
+            "The row-wise operators of a Llama-3 8B decoder layer and of sampling, each on what the one before it gave:\n",
+        )?;
+        print(&rows)?;
+        out::print("\nEvery operator at the sizes of real models:\n")?;
+    }
+    let layer_rows = rows.len();
     for operator in operators {
         for case in operator.cases {
-            run_case(operator, case, &devices, |row| {
-                progress(rows.len() + 1, total, &row);
+            let call = operator.example(case, 0);
+            for device in &devices {
+                let row = match &call {
+                    Ok(call) => measure(call, case.label, device).0,
+                    Err(error) => {
+                        Row { error: Some(error.to_string()), ..Row::new(operator, case.label, device) }
+                    }
+                };
+                progress(rows.len() - layer_rows + 1, total, &row);
                 rows.push(row);
-            });
+            }
         }
     }
-    print(&rows)?;
+    print(&rows[layer_rows..])?;
     if let Some(path) = &args.json {
         let text = serde_json::to_string_pretty(&rows)? + "\n";
         std::fs::write(path, text).map_err(|e| Failure::file(path, e))?;
     }
     match rows.iter().filter(|row| !row.passed).count() {
         0 => Ok(()),
-        failed => Err(Failure::new(format!("{failed} of {total} runs failed"))),
+        failed => Err(Failure::new(format!("{failed} of {} runs failed", rows.len()))),
     }
 }
 
-/// Runs one case on all devices.
-fn run_case(operator: &'static Operator, case: &'static Case, devices: &[String], mut done: impl FnMut(Row)) {
-    let call = operator.example(case, 0);
-    for device in devices {
-        let mut row = Row {
-            operator: operator.name,
-            family: operator.family,
-            case: case.label,
-            shapes: shapes(case),
-            device: device.split('?').next().unwrap_or(device).into(),
-            passed: false,
-            error: None,
-            worst: None,
-            kernels: Vec::new(),
-            counters: None,
-            floor_bytes: 0,
-            host_seconds: 0.0,
-        };
-        let result = match &call {
-            Ok(call) => run_on(operator, call, device, &mut row),
-            Err(error) => Err(error.clone().into()),
-        };
-        row.error = result.err().map(|e| e.to_string());
-        // No element to compare means that nothing was shown.
-        row.passed = row.error.is_none() && row.worst.is_some();
-        done(row);
-    }
+/// Runs a call on a device, and compares what it gives with the reference. Gives the outputs, too, if it ran.
+pub fn measure(call: &HostCall, label: &'static str, device: &str) -> (Row, Vec<(&'static str, HostTensor)>) {
+    let mut row = Row { shapes: shapes(call), ..Row::new(call.operator(), label, device) };
+    let (result, outputs) = match run_on(call, device, &mut row) {
+        Ok(outputs) => (compare(call, &outputs, &mut row), outputs),
+        Err(failure) => (Err(failure), vec![]),
+    };
+    row.error = result.err().map(|e| e.to_string());
+    // No element to compare means that nothing was shown.
+    row.passed = row.error.is_none() && row.worst.is_some();
+    (row, outputs)
 }
 
-fn run_on(operator: &'static Operator, call: &HostCall, spec: &str, row: &mut Row) -> Result<()> {
+fn run_on(call: &HostCall, spec: &str, row: &mut Row) -> Result<Vec<(&'static str, HostTensor)>> {
     // A device of its own: it lists the kernels of this run only.
     let device = Device::open(spec)?;
     let stream = device.create_stream()?;
     let start = Instant::now();
-    let outputs = operator.execute(&stream, call)?;
+    let outputs = call.operator().execute(&stream, call)?;
     row.host_seconds = start.elapsed().as_secs_f64();
     row.counters = stream.take_counters()?;
-    let traffic = (operator.traffic)(call);
+    let traffic = (call.operator().traffic)(call);
     row.floor_bytes = traffic.read + traffic.written;
     row.kernels = device
         .loaded_kernels()
@@ -158,7 +159,11 @@ fn run_on(operator: &'static Operator, call: &HostCall, spec: &str, row: &mut Ro
             occupancy: kernel.info().occupancy(device.arch()),
         })
         .collect();
-    let comparisons = run::comparisons(operator, call, &outputs)?;
+    Ok(outputs)
+}
+
+fn compare(call: &HostCall, outputs: &Vec<(&'static str, HostTensor)>, row: &mut Row) -> Result<()> {
+    let comparisons = run::comparisons(call.operator(), call, outputs)?;
     row.worst = comparisons.iter().filter_map(worst).max_by(|a, b| a.of_tolerance.total_cmp(&b.of_tolerance));
     match comparisons.iter().find(|c| !c.passed()) {
         Some(bad) => Err(Failure::new(bad.to_string())),
@@ -179,15 +184,33 @@ fn worst(c: &Comparison) -> Option<Worst> {
 }
 
 /// `x 128x4096 bf16, w 4096 bf16`
-fn shapes(case: &Case) -> String {
-    let tensor = |(name, dtype, shape): &(&str, hk_core::DType, &[usize])| {
-        let sizes: Vec<String> = shape.iter().map(usize::to_string).collect();
-        format!("{name} {} {}", sizes.join("x"), dtype.name())
+fn shapes(call: &HostCall) -> String {
+    let tensor = |(name, tensor): (&str, &HostTensor)| {
+        let sizes: Vec<String> = tensor.shape().iter().map(usize::to_string).collect();
+        format!("{name} {} {}", sizes.join("x"), tensor.dtype().name())
     };
-    case.tensors.iter().map(tensor).collect::<Vec<_>>().join(", ")
+    call.tensors().map(|(name, t)| tensor((name, t))).collect::<Vec<_>>().join(", ")
 }
 
 impl Row {
+    /// Nothing is known yet.
+    fn new(operator: &Operator, case: &'static str, device: &str) -> Self {
+        Self {
+            operator: operator.name,
+            family: operator.family,
+            case,
+            shapes: String::new(),
+            device: device.split('?').next().unwrap_or(device).into(),
+            passed: false,
+            error: None,
+            worst: None,
+            kernels: Vec::new(),
+            counters: None,
+            floor_bytes: 0,
+            host_seconds: 0.0,
+        }
+    }
+
     fn verdict(&self) -> &'static str {
         if self.passed { "ok" } else { "FAILED" }
     }

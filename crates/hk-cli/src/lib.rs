@@ -21,6 +21,7 @@ mod facts;
 mod failure;
 mod hot;
 mod inspect;
+mod layer;
 mod list;
 mod mutate;
 mod out;

@@ -38,9 +38,7 @@ pub use launch::{Launch, LaunchConfig};
 pub use layout::{Layout, Rows};
 pub use module::{CodeObjects, Kernel};
 pub use stream::Stream;
-pub use tensor::{
-    Aliasing, NamedOperand, Operand, TensorView, TensorViewMut, check_aliases, check_overlap,
-};
+pub use tensor::{Aliasing, NamedOperand, Operand, TensorView, TensorViewMut, check_aliases, check_overlap};
 
 /// Includes what the build script of a family crate has compiled: a private module `kernels` with one
 /// [`CodeObjects`] per HIP source, `kernels::RMSNORM` for `hip/rmsnorm.hip`.

@@ -102,7 +102,12 @@ impl RowProblem {
     /// # Errors
     /// [`Error::Stride`] if it has several columns with a stride of zero, [`Error::Align`] if it is not aligned to its elements.
     pub fn strided<T: Element>(&mut self, arg: &'static str, tensor: &TensorView<T>) -> Result<()> {
-        if tensor.shape().last().zip(tensor.strides().last()).is_some_and(|(&n, &stride)| n > 1 && stride == 0) {
+        if tensor
+            .shape()
+            .last()
+            .zip(tensor.strides().last())
+            .is_some_and(|(&n, &stride)| n > 1 && stride == 0)
+        {
             return Err(Error::stride(self.op, arg, tensor.layout(), "a stride of columns that is not zero"));
         }
         self.by_vectors = false;

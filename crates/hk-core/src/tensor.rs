@@ -326,11 +326,8 @@ pub fn check_aliases(
         let earlier = outputs[..i].iter().map(|(named, _)| named);
         for &(other_name, other) in inputs.iter().chain(earlier) {
             let Some(other) = other else { continue };
-            let permitted = if may_be.contains(&other_name) {
-                Aliasing::ExactAliasAllowed
-            } else {
-                Aliasing::Disjoint
-            };
+            let permitted =
+                if may_be.contains(&other_name) { Aliasing::ExactAliasAllowed } else { Aliasing::Disjoint };
             check_overlap(op, (other_name, other), (name, output), permitted)?;
         }
     }

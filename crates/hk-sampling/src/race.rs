@@ -7,9 +7,7 @@ use crate::args::{
 use crate::{PerRow, Race, kernels};
 use bytemuck::{Pod, Zeroable};
 use hk_core::rowwise::RowProblem;
-use hk_core::{
-    Float, GlobalLayout, LaunchConfig, Result, Stream, TensorView, TensorViewMut, row_kernels,
-};
+use hk_core::{Float, GlobalLayout, LaunchConfig, Result, Stream, TensorView, TensorViewMut, row_kernels};
 
 /// The entry points of each dtype: rows of up to 1024 tokens, longer ones; both again by elements.
 const KERNELS: [[&str; 4]; 3] =

@@ -13,11 +13,8 @@ use hk_core::{
 };
 
 /// The entry points of each dtype for rows that stay in registers: up to 1024 tokens, up to 8192; both again by elements.
-const ROWS: [[&str; 4]; 3] = row_kernels!(
-    "sample_rows",
-    ["bf16", "f16", "f32"],
-    ["1024", "8192", "1024_elements", "8192_elements"]
-);
+const ROWS: [[&str; 4]; 3] =
+    row_kernels!("sample_rows", ["bf16", "f16", "f32"], ["1024", "8192", "1024_elements", "8192_elements"]);
 
 /// The launches for longer rows, in order: `[launch][dtype][by elements]`.
 const SEGMENTS: [[[&str; 2]; 3]; 5] = [

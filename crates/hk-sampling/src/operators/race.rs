@@ -24,11 +24,7 @@ pub(crate) const GREEDY_SAMPLE: Operator = Operator {
     scalars: &[],
     kernels: &[&kernels::RACE],
     cases: &[
-        Case {
-            label: "Llama-3 8B, 8 rows",
-            tensors: &[("x", DType::Bf16, &[8, 128_256])],
-            scalars: &[],
-        },
+        Case { label: "Llama-3 8B, 8 rows", tensors: &[("x", DType::Bf16, &[8, 128_256])], scalars: &[] },
         Case { label: "Qwen3 8B, 4 rows", tensors: &[("x", DType::F32, &[4, 151_936])], scalars: &[] },
     ],
     corners: &[
