@@ -2,10 +2,14 @@
 
 hk_core::include_kernels!();
 
+mod gated;
+mod mul_add;
 mod operators;
 pub mod reference;
 mod tiles;
 mod unary;
 
+pub use gated::{gelu_and_mul, gelu_tanh_and_mul, silu_and_mul, swiglu_oai_and_mul};
+pub use mul_add::{MulAddOperand, fused_mul_add};
 pub use operators::OPERATORS;
 pub use unary::{ActivationOutput, gelu, gelu_tanh, relu, silu, tanh};

@@ -3,6 +3,10 @@
 //! Inputs are the values that the kernels read, already rounded to their types; results are not rounded unless the
 //! operator says so.
 
+mod gated;
+mod mul_add;
 mod unary;
 
+pub use gated::{gelu_and_mul, gelu_tanh_and_mul, silu_and_mul, swiglu_oai_and_mul};
+pub use mul_add::fused_mul_add;
 pub use unary::{gelu, gelu_tanh, relu, silu, tanh};
