@@ -2,6 +2,8 @@
 
 hk_core::include_kernels!();
 
+mod gated;
+mod mul_add;
 mod operators;
 pub mod reference;
 mod rope;
@@ -9,6 +11,8 @@ mod tiles;
 mod topk;
 mod unary;
 
+pub use gated::{gelu_and_mul, gelu_tanh_and_mul, silu_and_mul, swiglu_oai_and_mul};
+pub use mul_add::{MulAddOperand, fused_mul_add};
 pub use operators::OPERATORS;
 pub use rope::{rope_cached, rope_freqs, rope_qk};
 pub use topk::{TopkIndex, TopkOptions, topk, topk_workspace};

@@ -2,6 +2,8 @@
 
 mod rope;
 mod topk;
+mod gated;
+mod mul_add;
 mod unary;
 
 use hk_core::DType;
@@ -18,6 +20,11 @@ pub static OPERATORS: &[Operator] = &[
     rope::ROPE_FREQS,
     rope::ROPE_QK,
     topk::TOPK,
+    gated::SILU_AND_MUL,
+    gated::GELU_AND_MUL,
+    gated::GELU_TANH_AND_MUL,
+    gated::SWIGLU_OAI_AND_MUL,
+    mul_add::FUSED_MUL_ADD,
 ];
 
 const FLOATS: &[DType] = &[DType::Bf16, DType::F16, DType::F32];

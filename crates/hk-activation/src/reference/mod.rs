@@ -8,4 +8,8 @@ mod topk;
 mod unary;
 
 pub use topk::{Topk, topk};
+mod gated;
+mod mul_add;
+pub use gated::{gelu_and_mul, gelu_tanh_and_mul, silu_and_mul, swiglu_oai_and_mul};
+pub use mul_add::fused_mul_add;
 pub use unary::{gelu, gelu_tanh, relu, silu, tanh};
