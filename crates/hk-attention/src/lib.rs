@@ -2,7 +2,15 @@
 
 hk_core::include_kernels!();
 
+mod cache;
+mod mla;
 mod operators;
 pub mod reference;
+mod rope_cat_and_cache_mla;
+mod rope_reshape_and_cache;
 
+pub use cache::{Activation, CacheElement, KvLayout};
+pub use mla::MlaOutputs;
 pub use operators::OPERATORS;
+pub use rope_cat_and_cache_mla::rope_cat_and_cache_mla;
+pub use rope_reshape_and_cache::{CacheScales, RopeCacheOutputs, rope_reshape_and_cache};

@@ -1,4 +1,104 @@
 //! The operators again, in f64 and plain loops: what the kernels are measured against.
 //!
-//! Inputs are the values that the kernels read, already rounded to their types; results are not rounded unless the
-//! operator says so.
+//! Inputs are the values that the kernels read, already rounded to their types; results are not rounded. Tensors are
+//! row-major without gaps. Caches are logical: `[slots, heads, columns]`, whatever their layout in memory.
+
+use crate::KvLayout;
+use hk_core::rope::{Rope, RopeSpan, RopeStyle, RopeTableWidth};
+
+/// Cosines and sines by position, and what becomes of each token.
+#[derive(Debug, Clone)]
+pub struct Tokens<'a> {
+    /// How heads are rotated.
+    pub rope: Rope,
+    /// `[positions, width]`
+    pub cos: &'a [f64],
+    /// `[positions, width]`
+    pub sin: &'a [f64],
+    /// Table rows of the tokens that have a position, which may not exist.
+    pub positions: &'a [i64],
+    /// Slots of the tokens that have one, which may not exist.
+    pub slots: &'a [i64],
+    /// Slots of the cache.
+    pub n_slots: usize,
+}
+
+impl Tokens<'_> {
+    /// The row of a table for a token: `Ok(None)` if it has no position, `Err` if the tables have none.
+    fn row<'t>(&self, table: &'t [f64], token: usize) -> Result<Option<&'t [f64]>, ()> {
+        let width = self.rope.table_width();
+        let Some(&position) = self.positions.get(token) else { return Ok(None) };
+        let position = usize::try_from(position).map_err(|_| ())?;
+        let start = position.checked_mul(width).filter(|s| s + width <= table.len()).ok_or(())?;
+        Ok(Some(&table[start..start + width]))
+    }
+
+    /// A head of a token, rotated if the token has a position; NaN if the tables do not have that.
+    pub fn rotate(&self, token: usize, head: &[f64]) -> Vec<f64> {
+        match (self.row(self.cos, token), self.row(self.sin, token)) {
+            (Ok(Some(cos)), Ok(Some(sin))) => rotate(&self.rope, head, cos, sin),
+            (Ok(_), Ok(_)) => head.to_vec(),
+            _ => vec![f64::NAN; head.len()],
+        }
+    }
+
+    /// A head of a token as it is; NaN if the token has a position that the tables do not have.
+    pub fn keep(&self, token: usize, head: &[f64]) -> Vec<f64> {
+        if self.row(self.cos, token).is_ok() { head.to_vec() } else { vec![f64::NAN; head.len()] }
+    }
+
+    /// Where in the cache a token goes, if it does.
+    pub fn slot(&self, token: usize) -> Option<usize> {
+        self.row(self.cos, token).ok()?;
+        let slot = usize::try_from(*self.slots.get(token)?).ok()?;
+        (slot < self.n_slots).then_some(slot)
+    }
+}
+
+/// `out_a = x_a cos_a - x_b sin_a`, `out_b = x_b cos_b + x_a sin_b` for each pair of columns.
+pub fn rotate(rope: &Rope, x: &[f64], cos: &[f64], sin: &[f64]) -> Vec<f64> {
+    let mut out = x.to_vec();
+    let half = rope.rotary / 2;
+    let first = match rope.span {
+        RopeSpan::First => 0,
+        RopeSpan::Last => x.len() - rope.rotary,
+    };
+    let sign = if rope.inverse { -1.0 } else { 1.0 };
+    for i in 0..half {
+        let (a, b) = match rope.style {
+            RopeStyle::Neox => (i, i + half),
+            RopeStyle::Interleaved => (2 * i, 2 * i + 1),
+        };
+        let (ta, tb) = match rope.table {
+            RopeTableWidth::Half => (i, i),
+            RopeTableWidth::Full => (a, b),
+        };
+        let (x_a, x_b) = (x[first + a], x[first + b]);
+        let (sin_a, sin_b) = if rope.inverse { (sin[tb], sin[ta]) } else { (sin[ta], sin[tb]) };
+        out[first + a] = x_a * cos[ta] - sign * x_b * sin_a;
+        out[first + b] = x_b * cos[tb] + sign * x_a * sin_b;
+    }
+    out
+}
+
+/// Where a cache keeps `[slot, head, column]`, in elements from its first, row-major without gaps.
+pub fn element_of(
+    layout: KvLayout,
+    values: bool,
+    piece: usize,
+    [block, heads, dim]: [usize; 3],
+    [slot, head, col]: [usize; 3],
+) -> usize {
+    let (b, w) = (slot / block, slot % block);
+    match layout {
+        KvLayout::Nhd => ((b * block + w) * heads + head) * dim + col,
+        KvLayout::Hnd => ((b * heads + head) * block + w) * dim + col,
+        KvLayout::Paged | KvLayout::PagedShuffled if !values => {
+            (((b * heads + head) * (dim / piece) + col / piece) * block + w) * piece + col % piece
+        }
+        KvLayout::Paged => ((b * heads + head) * dim + col) * block + w,
+        KvLayout::PagedShuffled => {
+            (((b * heads + head) * (block / piece) + w / piece) * dim + col) * piece + w % piece
+        }
+    }
+}

@@ -98,6 +98,19 @@ impl<'a> Launch<'a> {
         GlobalLayout::new(self.op, arg, tensor.addr(), tensor.layout())
     }
 
+    /// The address of a tensor that the kernel writes, for kernels that take its layout in a form of their own.
+    ///
+    /// # Errors
+    /// [`Error::DeviceMismatch`].
+    pub fn output_address<'t: 'a, T: Element>(
+        &mut self,
+        arg: &'static str,
+        tensor: &mut TensorViewMut<'t, T>,
+    ) -> Result<u64> {
+        tensor.storage().used_on(self.op, arg, self.stream)?;
+        Ok(tensor.addr())
+    }
+
     /// An input that may be absent: [`GlobalLayout::ABSENT`] then.
     ///
     /// # Errors

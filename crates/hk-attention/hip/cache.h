@@ -1,0 +1,159 @@
+// cache.h: tokens, their places in a cache, and writing parts of rows there.
+#pragma once
+
+#include <hk/arch.h>
+#include <hk/global.h>
+#include <hk/quant.h>
+#include <hk/rope.h>
+#include <hk/types.h>
+
+namespace cache {
+
+using hk::GlobalPtr;
+using hk::i64;
+using hk::u16;
+using hk::u32;
+using hk::u64;
+using hk::u8;
+using hk::Vec;
+
+/// What the elements of a target are. Same values as in src/cache_rows.rs.
+enum Format : u32 {
+    kAsInput = 0,
+    kFp8Fnuz = 1,
+    kFp8Ocp = 2,
+    kZeros = 3,  // zeros, in the type of the input
+};
+
+/// Where rows are written: block, token within the block, head, column; strides in elements. Tokens of a block and the
+/// columns of a row can be in pieces of 2^shift elements next to each other, from piece to piece by the stride.
+/// An output is a target with one token a block. Same fields as `Target` in src/cache_rows.rs.
+struct Target {
+    static constexpr u32 kSlots = 0xffffffffu;
+
+    u64 data;
+    u64 scale;  // f32[1] to divide by; 0: none
+    i64 block, head, within, col;
+    u32 within_shift, col_shift;
+    u32 format;
+    u32 tokens;   // as many tokens from the first; kSlots: a cache, for tokens that have a slot
+    u32 grouped;  // a cache by columns may be written 16 bytes of tokens at a time
+    u32 pad;
+
+    /// Where head 0 of a token begins.
+    HK_FN i64 row(u64 block_index, u32 token) const { return i64(block_index) * block + piece(token, within_shift, within); }
+    HK_FN i64 column(u32 c) const { return piece(c, col_shift, col); }
+
+    template <class T>
+    HK_FN u32 element_bytes() const {
+        return format == kFp8Fnuz || format == kFp8Ocp ? 1 : sizeof(T);
+    }
+
+    /// It holds the bits of the input.
+    HK_FN bool is_copy() const { return format == kAsInput && scale == 0; }
+
+private:
+    HK_FN static i64 piece(u32 i, u32 shift, i64 stride) {
+        return i64(i >> shift) * stride + i64(i & ((1u << shift) - 1u));
+    }
+};
+
+/// Which tokens go where, and by what angle they are rotated. Same fields as `Common` in src/cache_rows.rs.
+struct Common {
+    hk::Rope rope;
+    hk::Global slots;  // (1, 1, 1, n) of i32 or i64
+    u64 n_slots;
+    u32 slots_are_i64;
+    u32 block_tokens;
+    u32 rotated_tokens;  // tokens that have a position; those beyond are copied
+    u32 cached_tokens;   // tokens that have a slot
+};
+
+/// What becomes of a token.
+struct Place {
+    u64 slot;
+    u32 row;      // of the tables
+    bool rotate;  // it has a position, in the tables
+    bool poison;  // it has one that the tables do not
+    bool cached;  // it has a slot, in the cache
+};
+
+/// Slots are not trusted: one that the cache does not have is a large number.
+HK_FN u64 slot_of(const Common &c, u32 token) {
+    const i64 at = i64(token) * c.slots.strides[3];
+    if (c.slots_are_i64) return u64(c.slots.row<const i64>(0)[at]);
+    return u64(i64(c.slots.row<const hk::i32>(0)[at]));
+}
+
+HK_FN Place place_of(const Common &c, u32 token) {
+    Place place = {};
+    if (token < c.rotated_tokens) {
+        place.row = c.rope.table_row(0, token);
+        place.poison = place.row == hk::Rope::kNoRow;
+        place.rotate = !place.poison;
+    }
+    if (token < c.cached_tokens) {
+        place.slot = slot_of(c, token);
+        place.cached = place.slot < c.n_slots && !place.poison;
+    }
+    return place;
+}
+
+template <class T, int N>
+HK_FN Vec<T, N> load(GlobalPtr<const T> from) {
+    constexpr int kPart = N < hk::kVecLen<T> ? N : hk::kVecLen<T>;
+    Vec<T, N> v;
+#pragma unroll
+    for (int i = 0; i < N; i += kPart) {
+        if constexpr (kPart == 1) {
+            v[i] = from[i];
+        } else {
+            const auto part = *reinterpret_cast<GlobalPtr<const Vec<T, kPart>>>(from + i);
+#pragma unroll
+            for (int j = 0; j < kPart; ++j) v[i + j] = part[j];
+        }
+    }
+    return v;
+}
+
+/// N elements next to each other, in one access.
+template <class T, int N>
+HK_FN void store(GlobalPtr<T> to, Vec<T, N> v) {
+    if constexpr (N == 1) {
+        *to = v[0];
+    } else {
+        *reinterpret_cast<GlobalPtr<Vec<T, N>>>(to) = v;
+    }
+}
+
+HK_FN float scale_of(const Target &t) {
+    return t.scale ? 1.0f / *reinterpret_cast<GlobalPtr<const float>>(t.scale) : 1.0f;
+}
+
+/// Codes of N values, of one of the fp8 formats.
+template <hk::CodeKind kKind, int N>
+HK_FN Vec<u8, N> codes_of(Vec<float, N> v) {
+    if constexpr (N == 1) {
+        return hk::to_code<kKind>(v[0]);
+    } else {
+        return __builtin_bit_cast(Vec<u8, N>, hk::to_codes<kKind, N>(v));
+    }
+}
+template <int N>
+HK_FN Vec<u8, N> to_fp8(Vec<float, N> v, u32 format) {
+    if (format == kFp8Fnuz) return codes_of<hk::CodeKind::Fp8Fnuz, N>(v);
+    return codes_of<hk::CodeKind::Fp8, N>(v);
+}
+
+/// Rounds and stores N columns that lie next to each other, `at` elements from `data`.
+template <class T, int N>
+HK_FN void write(const Target &to, u64 data, i64 at, Vec<float, N> v) {
+    if (to.format == kFp8Fnuz || to.format == kFp8Ocp) {
+        store<u8, N>(reinterpret_cast<GlobalPtr<u8>>(data) + at, to_fp8<N>(v, to.format));
+    } else {
+        if (to.format == kZeros) v = Vec<float, N>(0.0f);
+        store<T, N>(reinterpret_cast<GlobalPtr<T>>(data) + at, hk::narrow<T, N>(v));
+    }
+}
+
+}  // namespace cache

@@ -1,0 +1,338 @@
+// cache_rows.hip: rows of heads, rotated or copied, to outputs and to the slots of a cache.
+//   out[t, h, :] = rope(in[t, h, :]) at position[t]                      tokens that have a position, else a copy
+//   cache[slot[t], h, :] = cast(rope(in[t, h, :]) * (1 / scale))         tokens that have a slot
+// A launch does a few jobs (Job), each over one tensor in [tokens, heads, cols] of T = bf16 | f16: those of
+// rope_reshape_and_cache are q, k and v, those of rope_cat_and_cache_mla the parts of q and of k. All arithmetic is f32,
+// each result is rounded once; what is not rotated, scaled or narrowed keeps its bits. A token whose position the tables
+// do not have gives rows of NaN and does not go to the cache; a slot that the cache does not have is skipped.
+//
+// How the work is split
+//   A unit is a lane's share of a row: two parts of 8 columns (16 bytes), or of one where addresses or lengths are not
+//   multiples of 16 bytes. For NeoX the parts are those that rotate together, so no lane needs another's; interleaved
+//   pairs lie within a part. The lanes of a wave are units x rows: several heads of one token, or several tokens if heads
+//   are few or the cache keeps the tokens of a block next to each other. A task is kPasses such sets of heads, with all
+//   loads before the first use and one load of the tables. Waves step through the tasks of all jobs.
+//   Values in the paged layouts lie by columns, with a block's tokens next to each other: there a lane takes 16 bytes'
+//   worth of tokens x 8 columns, transposes them in registers and writes 16 bytes a column. That needs tokens whose
+//   slots follow each other from a multiple of 16 bytes in a block; each wave finds those in its window of tokens. All
+//   others are written by elements.
+// Floor
+//   Memory: every input once, every output and cache row once; tables and slots stay in cache. 3 flop an element.
+#include <hk/entry.h>
+#include <hk/rope.h>
+#include <hk/wave.h>
+
+#include "cache.h"
+
+namespace {
+using cache::Common;
+using cache::Place;
+using cache::Target;
+using hk::Access;
+using hk::GlobalPtr;
+using hk::i64;
+using hk::u16;
+using hk::u32;
+using hk::u64;
+using hk::u8;
+using hk::Vec;
+
+/// Columns of a part, by vectors.
+constexpr int kPart = 8;
+/// Sets of heads that a wave has in hand at a time, rotating and copying.
+constexpr u32 kPasses = 2;
+constexpr u32 kCopyPasses = 4;
+/// Where the rows of a job go, at most.
+constexpr u32 kTargets = 2;
+
+/// One tensor's rows. Same fields as `Job` in src/cache_rows.rs.
+struct Job {
+    hk::Global in;  // (1, tokens, heads, cols)
+    Target targets[kTargets];
+    u32 rotary;     // columns that are rotated, from rotary_at on
+    u32 rotary_at;
+    u32 passed_at;  // the first and the last of those that are not, exclusive
+    u32 passed_end;
+    // Lanes: units of a row, and rows of tokens_abreast x heads_abreast; 2^16 / n rounded up for division by n.
+    u32 units, inv_units, tokens_abreast, inv_tokens_abreast, heads_abreast;
+    u32 heads;   // of a task
+    u32 groups;  // tasks a set of tokens
+    u32 window;  // tokens of a task, if by columns
+    u32 end;     // tasks of this job and those before it
+    u32 pad;
+};
+
+struct Params {  // same fields, same order as `Params` in src/cache_rows.rs
+    Common common;
+    Job jobs[4];
+    // Jobs that rotate, then those that copy, then those that copy to a cache by columns: where the tasks of each kind end.
+    u32 rotations, copies, columns;
+    u32 pad;
+};
+
+/// This lane's part of a task: a token, some of its heads, and a unit of each.
+struct Share {
+    u32 token;
+    u32 unit;                    // the first; those of a row longer than a wave are kWaveSize apart
+    u32 head, last_head;         // the first, and past the last
+    bool live;
+
+    HK_FN Share(const Job &job, u32 task) {
+        const u32 set = task / job.groups;
+        const u32 group = task - set * job.groups;
+        const u32 side = hk::thread_x() * job.inv_units >> 16;
+        const u32 head_side = side * job.inv_tokens_abreast >> 16;
+        unit = hk::thread_x() - side * job.units;
+        token = set * job.tokens_abreast + side - head_side * job.tokens_abreast;
+        head = group * job.heads + head_side;
+        last_head = (group + 1) * job.heads < job.in.shape[2] ? (group + 1) * job.heads : job.in.shape[2];
+        live = head_side < job.heads_abreast && token < job.in.shape[1] && head < last_head;
+    }
+};
+
+/// Where the targets of a job take a token: the address of its first head, 0 if they do not.
+struct Sinks {
+    u64 at[kTargets];
+    float scale[kTargets];
+
+    template <class T>
+    HK_FN static Sinks of(const Job &job, const Common &c, const Place &place, u32 token) {
+        Sinks s;
+        const u32 block = u32(place.slot) / c.block_tokens;
+        const u32 within = u32(place.slot) - block * c.block_tokens;
+#pragma unroll
+        for (u32 i = 0; i < kTargets; ++i) {
+            const Target &to = job.targets[i];
+            const bool cache = to.tokens == Target::kSlots;
+            const bool takes = cache ? place.cached : token < to.tokens;
+            const i64 row = cache ? to.row(block, within) : to.row(token, 0);
+            s.at[i] = takes ? to.data + u64(row * i64(to.element_bytes<T>())) : 0;
+            s.scale[i] = cache::scale_of(to);
+        }
+        return s;
+    }
+};
+
+/// One task of a job that rotates.
+template <class T, Access kAccess>
+HK_FN void rotate_rows(const Job &job, const Common &c, u32 task) {
+    constexpr int N = kAccess == Access::Vectors ? kPart : 1;
+    const Share mine(job, task);
+    if (!mine.live) return;
+    const Place place = cache::place_of(c, mine.token);
+    const Sinks sinks = Sinks::of<T>(job, c, place, mine.token);
+    for (u32 unit = mine.unit; unit < job.units; unit += hk::kWaveSize) {
+        const bool rotary = unit * 2 * N < job.rotary;
+        const u32 a = rotary ? job.rotary_at + c.rope.column<N>(unit, 0) : job.passed_at + unit * 2 * N - job.rotary;
+        const u32 b = rotary ? job.rotary_at + c.rope.column<N>(unit, 1) : a + N;
+        const bool has_b = b < (rotary ? job.in.shape[3] : job.passed_end);
+        const bool rotates = rotary && place.rotate;
+        hk::Factors<N> factors;
+        if (rotates) factors = c.rope.factors<T, N>(place.row, unit);
+        const auto row = job.in.row<const T>(0) + i64(mine.token) * job.in.strides[1];
+        for (u32 first = mine.head; first < mine.last_head; first += kPasses * job.heads_abreast) {
+            Vec<T, N> in[kPasses][2];
+#pragma unroll
+            for (u32 pass = 0; pass < kPasses; ++pass) {
+                // Past the last head: the first one once more, to no end.
+                const u32 head = first + pass * job.heads_abreast;
+                const auto at = row + i64(head < mine.last_head ? head : first) * job.in.strides[2];
+                in[pass][0] = cache::load<T, N>(at + a);
+                in[pass][1] = cache::load<T, N>(at + (has_b ? b : a));
+            }
+#pragma unroll
+            for (u32 pass = 0; pass < kPasses; ++pass) {
+                const u32 head = first + pass * job.heads_abreast;
+                if (head >= mine.last_head) continue;
+                Vec<float, N> x[2] = {hk::widen<T, N>(in[pass][0]), hk::widen<T, N>(in[pass][1])};
+                if (rotates) c.rope.rotate<N>(x, factors);
+                if (place.poison) x[0] = x[1] = Vec<float, N>(__builtin_nanf(""));
+#pragma unroll
+                for (u32 i = 0; i < kTargets; ++i) {
+                    if (sinks.at[i] == 0) continue;
+                    const Target &to = job.targets[i];
+                    cache::write<T, N>(to, sinks.at[i], i64(head) * to.head + to.column(a), x[0] * sinks.scale[i]);
+                    if (has_b) cache::write<T, N>(to, sinks.at[i], i64(head) * to.head + to.column(b), x[1] * sinks.scale[i]);
+                }
+            }
+        }
+    }
+}
+
+/// One task of a job that copies, bit for bit where a target is of the type of the input and has no scale.
+template <class T, Access kAccess>
+HK_FN void copy_rows(const Job &job, const Common &c, u32 task) {
+    constexpr int N = kAccess == Access::Vectors ? kPart : 1;
+    const Share mine(job, task);
+    if (!mine.live) return;
+    const Place place = cache::place_of(c, mine.token);
+    const Sinks sinks = Sinks::of<T>(job, c, place, mine.token);
+    const auto row = job.in.row<const T>(0) + i64(mine.token) * job.in.strides[1];
+    for (u32 unit = mine.unit; unit < job.units; unit += hk::kWaveSize) {
+        const u32 a = unit * N;
+        for (u32 first = mine.head; first < mine.last_head; first += kCopyPasses * job.heads_abreast) {
+            Vec<T, N> x[kCopyPasses];
+#pragma unroll
+            for (u32 pass = 0; pass < kCopyPasses; ++pass) {
+                const u32 head = first + pass * job.heads_abreast;
+                x[pass] = cache::load<T, N>(row + i64(head < mine.last_head ? head : first) * job.in.strides[2] + a);
+            }
+#pragma unroll
+            for (u32 i = 0; i < kTargets; ++i) {
+                if (sinks.at[i] == 0) continue;
+                const Target &to = job.targets[i];
+                const i64 at = to.column(a);
+#pragma unroll
+                for (u32 pass = 0; pass < kCopyPasses; ++pass) {
+                    const u32 head = first + pass * job.heads_abreast;
+                    if (head >= mine.last_head) continue;
+                    const Vec<T, N> v = place.poison ? hk::Rope::poison<T, N>() : x[pass];
+                    if (to.is_copy()) {
+                        cache::store<T, N>(reinterpret_cast<GlobalPtr<T>>(sinks.at[i]) + i64(head) * to.head + at, v);
+                    } else {
+                        cache::write<T, N>(to, sinks.at[i], i64(head) * to.head + at, hk::widen<T, N>(v) * sinks.scale[i]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// kTokens tokens from `token` on, whose slots follow each other, and this lane's columns of them.
+template <class T, int kTokens>
+HK_FN void write_group(const Job &job, const Target &to, float scale, u32 token, i64 in, i64 out, u32 col) {
+    Vec<T, kPart> bits[kTokens];
+#pragma unroll
+    for (int i = 0; i < kTokens; ++i) {
+        bits[i] = cache::load<T, kPart>(job.in.row<const T>(0) + in + i64(token + i) * job.in.strides[1]);
+    }
+    if (to.element_bytes<T>() == sizeof(T)) {
+        if (!to.is_copy()) {
+#pragma unroll
+            for (int i = 0; i < kTokens; ++i) bits[i] = hk::narrow<T, kPart>(hk::widen<T, kPart>(bits[i]) * scale);
+        }
+#pragma unroll
+        for (int i = 0; i < kPart; ++i) {
+            Vec<T, kTokens> column;
+#pragma unroll
+            for (int j = 0; j < kTokens; ++j) column[j] = bits[j][i];
+            cache::store<T, kTokens>(reinterpret_cast<GlobalPtr<T>>(to.data) + out + to.column(col + i), column);
+        }
+    } else {
+        Vec<u8, kPart> codes[kTokens];
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) codes[i] = cache::to_fp8<kPart>(hk::widen<T, kPart>(bits[i]) * scale, to.format);
+#pragma unroll
+        for (int i = 0; i < kPart; ++i) {
+            Vec<u8, kTokens> column;
+#pragma unroll
+            for (int j = 0; j < kTokens; ++j) column[j] = codes[j][i];
+            cache::store<u8, kTokens>(reinterpret_cast<GlobalPtr<u8>>(to.data) + out + to.column(col + i), column);
+        }
+    }
+}
+
+/// One task of a job whose rows lie by columns in the cache: a window of tokens, kPart columns a lane. kTokens of an
+/// element are 16 bytes.
+template <class T, int kTokens>
+HK_FN void columns(const Job &job, const Common &c, u32 task) {
+    const u32 set = task / job.groups;
+    const u32 group = task - set * job.groups;
+    const u32 parts = job.in.shape[3] / kPart;
+    const u32 part = group * hk::kWaveSize + hk::thread_x();
+    const u32 head = part / parts;
+    const u32 col = (part - head * parts) * kPart;
+    const bool live = head < job.in.shape[2];
+    const i64 in = i64(head) * job.in.strides[2] + col;
+    const Target &to = job.targets[0];
+    const float scale = cache::scale_of(to);
+
+    // A lane a token: those of the window, and as many before and after as can be in a group with one of them.
+    constexpr u32 kAround = kTokens - 1;
+    const u32 first = set * job.window - kAround;  // wraps below 0, and is then no token
+    const u32 token = first + hk::thread_x();
+    bool cached = false;
+    bool followed = false;
+    bool begins = false;
+    if (hk::thread_x() < job.window + 2 * kAround && token < c.cached_tokens) {
+        const Place place = cache::place_of(c, token);
+        cached = place.cached;
+        const u32 within = u32(place.slot) % c.block_tokens;
+        begins = to.grouped && within % kTokens == 0 && within + kTokens <= c.block_tokens;
+        if (token + 1 < c.cached_tokens) {
+            followed = cache::slot_of(c, token + 1) == place.slot + 1;
+        }
+    }
+    constexpr u64 kAll = (u64(1) << kTokens) - 1;
+    const u64 places = hk::ballot(cached);
+    const u64 follow = hk::ballot(followed);
+    const u32 lane = hk::thread_x();
+    const bool leads = begins && (places >> lane & kAll) == kAll && (follow >> lane & kAll >> 1) == kAll >> 1;
+    const u64 leaders = hk::ballot(leads);
+    u64 grouped = leaders;
+#pragma unroll
+    for (int i = 1; i < kTokens; i *= 2) grouped |= grouped << i;
+    const u64 window = ((u64(1) << job.window) - 1) << kAround;
+
+    for (u64 left = leaders & window; left != 0; left &= left - 1) {
+        const u32 t = first + __builtin_ctzll(left);
+        const u32 slot = u32(cache::slot_of(c, t));
+        const u32 block = slot / c.block_tokens;
+        const i64 out = to.row(block, slot - block * c.block_tokens) + i64(head) * to.head;
+        if (live) write_group<T, kTokens>(job, to, scale, t, in, out, col);
+    }
+    for (u64 left = places & ~grouped & window; left != 0; left &= left - 1) {
+        const u32 t = first + __builtin_ctzll(left);
+        const u32 slot = u32(cache::slot_of(c, t));
+        const u32 block = slot / c.block_tokens;
+        const i64 out = to.row(block, slot - block * c.block_tokens) + i64(head) * to.head;
+        if (live) {
+            const auto bits = cache::load<T, kPart>(job.in.row<const T>(0) + in + i64(t) * job.in.strides[1]);
+#pragma unroll
+            for (int i = 0; i < kPart; ++i) {
+                const Vec<T, 1> one = bits[i];
+                if (to.is_copy()) {
+                    cache::store<T, 1>(reinterpret_cast<GlobalPtr<T>>(to.data) + out + to.column(col + i), one);
+                } else {
+                    cache::write<T, 1>(to, to.data, out + to.column(col + i), hk::widen<T, 1>(one) * scale);
+                }
+            }
+        }
+    }
+}
+
+/// Calls `f(job, common, task)` for this block's tasks below `end`, and goes on from `task`.
+template <class F>
+HK_FN void for_tasks(const Params &p, u32 end, u32 &task, F f) {
+    for (; task < end; task += hk::grid_x()) {
+        u32 index = 0;
+        u32 first = 0;
+        while (task >= p.jobs[index].end) first = p.jobs[index++].end;
+        // There are less than 2^31 tasks, so this is the one there is, but the compiler loads it for each task: what it
+        // would keep of it from task to task does not fit scalar registers.
+        f(p.jobs[index], (&p.common)[task >> 31], task - first);
+    }
+}
+
+template <class T, Access kAccess>
+HK_FN void cache_rows(const Params &p) {
+    u32 task = hk::block_x();
+    for_tasks(p, p.rotations, task, [](const Job &job, const Common &c, u32 t) { rotate_rows<T, kAccess>(job, c, t); });
+    for_tasks(p, p.copies, task, [](const Job &job, const Common &c, u32 t) { copy_rows<T, kAccess>(job, c, t); });
+    if constexpr (kAccess == Access::Vectors) {
+        for_tasks(p, p.columns, task, [](const Job &job, const Common &c, u32 t) {
+            if (job.targets[0].element_bytes<T>() == sizeof(T)) {
+                columns<T, hk::kVecLen<T>>(job, c, t);
+            } else {
+                columns<T, hk::kVecLen<u8>>(job, c, t);
+            }
+        });
+    }
+}
+}  // namespace
+
+// Entry points, see `KERNELS` in src/cache_rows.rs. Name = dtype of the rows, access if it is by elements.
+HK_ENTRY(cache_rows_bf16, hk::kWaveSize, cache_rows<hk::bf16, Access::Vectors>)
+HK_ENTRY(cache_rows_f16, hk::kWaveSize, cache_rows<hk::f16, Access::Vectors>)
+HK_ENTRY(cache_rows_bf16_elements, hk::kWaveSize, cache_rows<hk::bf16, Access::Elements>)
+HK_ENTRY(cache_rows_f16_elements, hk::kWaveSize, cache_rows<hk::f16, Access::Elements>)

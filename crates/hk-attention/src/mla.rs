@@ -1,0 +1,196 @@
+//! What the operators on the latent cache of multi-head latent attention share: their checks and their launch.
+
+use crate::cache::{
+    Activation, CacheElement, Heads as _, Jobs, PART, Strides, Target, Tokens, check_disjoint, check_scale,
+};
+use hk_core::rope::{Rope, RopeElement, RopeSource};
+use hk_core::{
+    Aliasing, Element, Error, IndexView, Operand, Result, Stream, TensorView, TensorViewMut, check_overlap,
+};
+
+/// The outputs of [`rope_cat_and_cache_mla`](crate::rope_cat_and_cache_mla()) and
+/// [`fused_bmm_rope_kv_cache`](crate::fused_bmm_rope_kv_cache()). The two types are those of the queries and of the cache.
+#[derive(Debug)]
+pub struct MlaOutputs<'a, T: Element, Q: Element, C: Element> {
+    /// `[tokens, q_heads, nope + pe]`: the queries, part without position first.
+    pub q_out: TensorViewMut<'a, Q>,
+    /// Shape of `k_pe`: the rotated keys of the tokens that have a slot; rows of other tokens are left alone. May be
+    /// exactly `k_pe`.
+    pub k_pe_out: TensorViewMut<'a, T>,
+    /// `[slots, kv_heads, nope + pe]`: the cache.
+    pub kv_cache: TensorViewMut<'a, C>,
+    /// `[head_tokens, q_heads, pe]`: the rotated part of the queries of the first tokens once more.
+    pub q_pe_head: Option<TensorViewMut<'a, T>>,
+    /// `[head_tokens, q_heads, nope]`, filled with zeros.
+    pub nope_zeros: Option<TensorViewMut<'a, T>>,
+}
+
+/// The inputs of both operators but the part of the queries without position.
+pub(crate) struct Inputs<'a, T: Element, R: Element> {
+    pub q_pe: TensorView<'a, T>,
+    pub k_nope: TensorView<'a, T>,
+    pub k_pe: TensorView<'a, T>,
+    pub tables: RopeSource<'a, R>,
+    pub slot_mapping: IndexView<'a>,
+    pub k_scale: Option<TensorView<'a, f32>>,
+    pub rope: Rope,
+}
+
+/// Sizes that the checks have found.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sizes {
+    pub tokens: usize,
+    pub q_heads: usize,
+    pub nope: usize,
+    pub pe: usize,
+    cached: usize,
+    slots: usize,
+}
+
+impl<'a, T: Activation, R: RopeElement<T>> Inputs<'a, T, R> {
+    /// Checks all but the part of the queries without position, whose shape is `[tokens, q_heads, nope]` of the result.
+    pub fn check<Q: CacheElement<T>, C: CacheElement<T>>(
+        &self,
+        op: &'static str,
+        outputs: &MlaOutputs<'a, T, Q, C>,
+    ) -> Result<Sizes> {
+        let Self { q_pe, k_nope, k_pe, tables, slot_mapping, k_scale, rope } = self;
+        let MlaOutputs { q_out, k_pe_out, kv_cache, q_pe_head, nope_zeros } = outputs;
+        let [tokens, q_heads, pe] = q_pe.dims(op, "q_pe")?;
+        let [all, kv_heads, nope] = k_nope.dims(op, "k_nope")?;
+        if pe == 0 {
+            return Err(Error::empty(op, "q_pe", 2, q_pe.shape()));
+        }
+        if nope == 0 {
+            return Err(Error::empty(op, "k_nope", 2, k_nope.shape()));
+        }
+        if kv_heads == 0 || !q_heads.is_multiple_of(kv_heads) {
+            let want = format!("a number of heads that is a multiple of those of k_nope ({kv_heads})");
+            return Err(Error::shape(op, "q_pe", q_pe.shape(), want));
+        }
+        q_pe.check(op, "q_pe", &[tokens, q_heads, pe], "itself")?;
+        k_nope.check(op, "k_nope", &[all, kv_heads, nope], "itself")?;
+        k_pe.check(op, "k_pe", &[all, kv_heads, pe], "tokens and heads of k_nope, columns of q_pe")?;
+        rope.check(op, "q_pe", q_pe.shape(), pe)?;
+        tables.check(op, rope, &[tokens])?;
+        check_scale(op, "k_scale", k_scale.as_ref())?;
+        q_out.check(op, "q_out", &[tokens, q_heads, nope + pe], "tokens and heads of q_pe, columns of both")?;
+        k_pe_out.check(op, "k_pe_out", k_pe.shape(), "shape of k_pe")?;
+        let [slots, ..] = kv_cache.dims::<3>(op, "kv_cache")?;
+        kv_cache.check(op, "kv_cache", &[slots, kv_heads, nope + pe], "heads of k_nope, columns of both")?;
+        let mut head_tokens = None;
+        for (name, head, cols) in [("q_pe_head", q_pe_head, pe), ("nope_zeros", nope_zeros, nope)] {
+            let Some(head) = head else { continue };
+            let [n, ..] = head.dims::<3>(op, name)?;
+            if n > tokens || head_tokens.is_some_and(|other| other != n) {
+                let want = format!("at most {tokens} tokens, as many in q_pe_head as in nope_zeros");
+                return Err(Error::shape(op, name, head.shape(), want));
+            }
+            head_tokens = Some(n);
+            head.check(op, name, &[n, q_heads, cols], "heads of q_pe")?;
+        }
+        let cached = slot_mapping.shape().first().copied().unwrap_or(0);
+        Tokens { rotated: tokens, cached, blocks: slots, block: 1 }.check(op, slot_mapping, all)?;
+
+        check_overlap(op, ("k_pe", k_pe), ("k_pe_out", k_pe_out), Aliasing::ExactAliasAllowed)?;
+        self.check_disjoint(op, "q_out", q_out)?;
+        check_disjoint!(op, "k_pe_out", k_pe_out, [*q_pe, *k_nope, *slot_mapping, *q_out]);
+        tables.check_disjoint(op, "k_pe_out", k_pe_out)?;
+        if let Some(k_scale) = k_scale {
+            check_disjoint!(op, "k_pe_out", k_pe_out, [*k_scale]);
+        }
+        self.check_disjoint(op, "kv_cache", kv_cache)?;
+        check_disjoint!(op, "kv_cache", kv_cache, [*q_out, *k_pe_out]);
+        if let Some(q_pe_head) = q_pe_head {
+            self.check_disjoint(op, "q_pe_head", q_pe_head)?;
+            check_disjoint!(op, "q_pe_head", q_pe_head, [*q_out, *k_pe_out, *kv_cache]);
+        }
+        if let Some(nope_zeros) = nope_zeros {
+            self.check_disjoint(op, "nope_zeros", nope_zeros)?;
+            check_disjoint!(op, "nope_zeros", nope_zeros, [*q_out, *k_pe_out, *kv_cache]);
+            if let Some(q_pe_head) = q_pe_head {
+                check_disjoint!(op, "nope_zeros", nope_zeros, [*q_pe_head]);
+            }
+        }
+        Ok(Sizes { tokens, q_heads, nope, pe, cached, slots })
+    }
+
+    /// Checks that an output shares no memory with any input.
+    fn check_disjoint(&self, op: &'static str, name: &'static str, out: &impl Operand) -> Result<()> {
+        let Self { q_pe, k_nope, k_pe, tables, slot_mapping, k_scale, .. } = self;
+        for (input_name, input) in [("q_pe", q_pe), ("k_nope", k_nope), ("k_pe", k_pe)] {
+            check_overlap(op, (input_name, input), (name, out), Aliasing::Disjoint)?;
+        }
+        check_overlap(op, ("slot_mapping", slot_mapping), (name, out), Aliasing::Disjoint)?;
+        if let Some(k_scale) = k_scale {
+            check_overlap(op, ("k_scale", k_scale), (name, out), Aliasing::Disjoint)?;
+        }
+        tables.check_disjoint(op, name, out)
+    }
+
+    /// Queues everything but the product: with `q_nope`, its copy to `q_out` and the zeros.
+    pub fn run<Q: CacheElement<T>, C: CacheElement<T>>(
+        self,
+        op: &'static str,
+        stream: &Stream,
+        sizes: Sizes,
+        q_nope: Option<TensorView<'a, T>>,
+        outputs: MlaOutputs<'a, T, Q, C>,
+    ) -> Result<()> {
+        let Self { q_pe, k_nope, k_pe, tables, slot_mapping, k_scale, rope } = self;
+        let MlaOutputs { q_out, mut k_pe_out, kv_cache, mut q_pe_head, mut nope_zeros } = outputs;
+        let Sizes { tokens, nope, pe, cached, slots, .. } = sizes;
+        let (mut q_nope_out, mut q_pe_out) = q_out.split_at(2, nope)?;
+        let strides = Strides::of_rows(kv_cache.layout());
+        let (mut nope_cache, mut pe_cache) = kv_cache.split_at(2, nope)?;
+        let vectors = nope.is_multiple_of(PART)
+            && pe.is_multiple_of(PART)
+            && tables.by_vectors(&rope, PART)
+            && [&q_pe, &k_nope, &k_pe].iter().all(|t| t.by_vectors())
+            && q_nope.as_ref().is_none_or(|t| t.by_vectors())
+            && [&q_nope_out, &q_pe_out].iter().all(|t| t.by_vectors())
+            && [&nope_cache, &pe_cache].iter().all(|t| t.by_vectors())
+            && k_pe_out.by_vectors()
+            && [&q_pe_head, &nope_zeros].iter().all(|t| t.as_ref().is_none_or(|t| t.by_vectors()));
+        let mut jobs = Jobs::new(op, stream, vectors);
+        let kernel = jobs.kernel::<T>(stream)?;
+        let mut launch = stream.launch(op, &kernel);
+
+        let q_target = Target::output::<Q>(&launch.output("q_out", &mut q_pe_out)?);
+        let q_pe = launch.input("q_pe", &q_pe)?;
+        match &mut q_pe_head {
+            Some(head) => {
+                let head = Target::output::<T>(&launch.output("q_pe_head", head)?);
+                jobs.rotate(q_pe, &rope, &[q_target, head], false);
+            }
+            None => jobs.rotate(q_pe, &rope, &[q_target], false),
+        }
+        let scale = launch.optional_input("k_scale", k_scale.as_ref())?;
+        let mut k_pe_out = k_pe_out.reborrow().slice(0, 0..cached)?;
+        let k_target = Target::output::<T>(&launch.output("k_pe_out", &mut k_pe_out)?);
+        let cache = launch.output_address("kv_cache", &mut pe_cache)?;
+        let k_pe = launch.input("k_pe", &k_pe.slice(0, 0..cached)?)?;
+        jobs.rotate(k_pe, &rope, &[k_target, Target::cache::<C>(cache, strides, &scale)], false);
+
+        if let Some(q_nope) = q_nope {
+            let q_target = Target::output::<Q>(&launch.output("q_out", &mut q_nope_out)?);
+            let q_nope = launch.input("q_nope", &q_nope)?;
+            match &mut nope_zeros {
+                Some(zeros) => {
+                    let zeros = Target::zeros(&launch.output("nope_zeros", zeros)?);
+                    jobs.copy(q_nope, &[q_target, zeros]);
+                }
+                None => jobs.copy(q_nope, &[q_target]),
+            }
+        }
+        let cache = launch.output_address("kv_cache", &mut nope_cache)?;
+        let k_nope = launch.input("k_nope", &k_nope.slice(0, 0..cached)?)?;
+        jobs.copy(k_nope, &[Target::cache::<C>(cache, strides, &scale)]);
+
+        let places = Tokens { rotated: tokens, cached, blocks: slots, block: 1 };
+        let common = places.common(&mut launch, &rope, &tables, &slot_mapping)?;
+        // SAFETY: the checks make every tensor of heads as long as the jobs' tokens, heads and columns say, the cache as
+        // long as there are slots, heads and columns; the kernel checks positions and slots, and the loader its parameters.
+        unsafe { jobs.run(launch, common) }
+    }
+}

@@ -1,0 +1,203 @@
+//! What the entries of the registry share.
+
+use crate::reference::Tokens;
+use hk_core::registry::{
+    ArgSpec, Call, Described, HostCall, HostTensor, Inputs, Sample, Scalar, ScalarSpec, Tolerance,
+};
+use hk_core::rope::{Positions, Rope, RopeSpan, RopeStyle, RopeTableWidth, RopeTables};
+use hk_core::{DType, Error, Fp8E4M3, Fp8E4M3Fnuz, IndexView, Result};
+
+pub(super) const ACTIVATIONS: &[DType] = &[DType::Bf16, DType::F16];
+pub(super) const TABLES: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
+pub(super) const NARROW: &[DType] = &[DType::Bf16, DType::F16, DType::Fp8E4M3Fnuz, DType::Fp8E4M3];
+const INDICES: &[DType] = &[DType::I32, DType::I64];
+
+/// Rows of the tables in the cases.
+pub(super) const TABLE_ROWS: usize = 64;
+
+pub(super) const COS: ArgSpec =
+    ArgSpec::input("cos", TABLES, 2, "[positions, rotary / 2 or rotary]").sampled(Sample::Uniform { low: -1.0, high: 1.0 });
+pub(super) const SIN: ArgSpec = ArgSpec { name: "sin", ..COS };
+/// Positions that the tables of the cases have, but for one in 65.
+pub(super) const POSITIONS: ArgSpec =
+    ArgSpec::input("positions", INDICES, 1, "[tokens]").sampled(Sample::Integers { low: 0, high: TABLE_ROWS as i64 + 1 });
+pub(super) const OFFSETS: ArgSpec =
+    ArgSpec::input("offsets", INDICES, 1, "[tokens]").sampled(Sample::Integers { low: 0, high: 1 }).optional();
+/// One token after the other, as a prompt that is processed at once.
+pub(super) const SLOT_MAPPING: ArgSpec =
+    ArgSpec::input("slot_mapping", INDICES, 1, "[n]").sampled(Sample::Steps { step: 1 });
+pub(super) const K_SCALE: ArgSpec =
+    ArgSpec::input("k_scale", &[DType::F32], 1, "[1]").sampled(Sample::Uniform { low: 0.005, high: 0.02 }).optional();
+pub(super) const V_SCALE: ArgSpec = ArgSpec { name: "v_scale", ..K_SCALE };
+
+/// A cache holds the rounded values of the same arithmetic; in fp8 a value may lie on either side of a tie.
+pub(super) const CACHED: Tolerance = Tolerance::Neighbour;
+
+pub(super) const STYLE: ScalarSpec = ScalarSpec {
+    name: "style",
+    default: Scalar::Choice("neox"),
+    choices: &["neox", "interleaved"],
+    summary: "pairs of columns: (i, i + rotary / 2), or (2i, 2i + 1)",
+};
+pub(super) const TABLE: ScalarSpec = ScalarSpec {
+    name: "table",
+    default: Scalar::Choice("half"),
+    choices: &["half", "full"],
+    summary: "tables with an entry for each pair, or for each column",
+};
+pub(super) const SPAN: ScalarSpec = ScalarSpec {
+    name: "span",
+    default: Scalar::Choice("first"),
+    choices: &["first", "last"],
+    summary: "the columns of a head that are rotated, if not all are",
+};
+
+/// Runs `$body` with `$t` as the type of activations.
+macro_rules! with_activation {
+    ($op:expr, $arg:expr, $dtype:expr, $t:ident => $body:expr) => {
+        match $dtype {
+            hk_core::DType::Bf16 => {
+                type $t = hk_core::bf16;
+                $body
+            }
+            hk_core::DType::F16 => {
+                type $t = hk_core::f16;
+                $body
+            }
+            other => Err(hk_core::Error::dtype($op, $arg, other, "bf16, f16")),
+        }
+    };
+}
+pub(super) use with_activation;
+
+/// Runs `$body` with `$c` as the type of a cache beside activations of type `$t`.
+macro_rules! with_narrow {
+    ($dtype:expr, $t:ty, $c:ident => $body:expr) => {
+        match $dtype {
+            hk_core::DType::Fp8E4M3Fnuz => {
+                type $c = hk_core::Fp8E4M3Fnuz;
+                $body
+            }
+            hk_core::DType::Fp8E4M3 => {
+                type $c = hk_core::Fp8E4M3;
+                $body
+            }
+            _ => {
+                type $c = $t;
+                $body
+            }
+        }
+    };
+}
+pub(super) use with_narrow;
+
+/// Runs `$body` with `$r` as the type of tables beside activations of type `$t`.
+macro_rules! with_table {
+    ($dtype:expr, $t:ty, $r:ident => $body:expr) => {
+        if $dtype == hk_core::DType::F32 {
+            type $r = f32;
+            $body
+        } else {
+            type $r = $t;
+            $body
+        }
+    };
+}
+pub(super) use with_table;
+
+/// The rotation, its width that of the tables.
+pub(super) fn rope<V: Described>(call: &Call<V>) -> Result<Rope> {
+    let width = call.get("cos")?.shape()[1];
+    let (table, rotary) = match call.choice("table")? {
+        "full" => (RopeTableWidth::Full, width),
+        _ => (RopeTableWidth::Half, 2 * width),
+    };
+    let style = match call.choice("style")? {
+        "interleaved" => RopeStyle::Interleaved,
+        _ => RopeStyle::Neox,
+    };
+    let span = match call.choice("span")? {
+        "last" => RopeSpan::Last,
+        _ => RopeSpan::First,
+    };
+    Ok(Rope { style, table, rotary, span, inverse: false })
+}
+
+fn index<'a>(inputs: &Inputs<'a>, name: &'static str) -> Result<IndexView<'a>> {
+    match inputs.get(name)?.dtype() {
+        DType::I64 => Ok(inputs.view::<i64>(name)?.into()),
+        _ => Ok(inputs.view::<i32>(name)?.into()),
+    }
+}
+
+pub(super) fn slots<'a>(inputs: &Inputs<'a>) -> Result<IndexView<'a>> {
+    index(inputs, "slot_mapping")
+}
+
+pub(super) fn tables<'a, R: hk_core::Element>(inputs: &Inputs<'a>) -> Result<RopeTables<'a, R>> {
+    Ok(RopeTables {
+        cos: inputs.view("cos")?,
+        sin: inputs.view("sin")?,
+        positions: Positions::Given(index(inputs, "positions")?),
+        offsets: inputs.optional("offsets").map(|_| index(inputs, "offsets")).transpose()?,
+    })
+}
+
+/// What a call says about its tokens, on the host.
+pub(super) struct HostTokens {
+    rope: Rope,
+    cos: Vec<f64>,
+    sin: Vec<f64>,
+    positions: Vec<i64>,
+    slots: Vec<i64>,
+}
+
+fn integers(tensor: &HostTensor) -> Vec<i64> {
+    tensor.to_f64().iter().map(|&v| v as i64).collect()
+}
+
+impl HostTokens {
+    pub fn of(call: &HostCall) -> Result<Self> {
+        let mut positions = integers(call.get("positions")?);
+        if let Some(offsets) = call.optional("offsets") {
+            positions.iter_mut().zip(integers(offsets)).for_each(|(p, o)| *p += o);
+        }
+        Ok(Self {
+            rope: rope(call)?,
+            cos: call.get("cos")?.to_f64(),
+            sin: call.get("sin")?.to_f64(),
+            positions,
+            slots: integers(call.get("slot_mapping")?),
+        })
+    }
+
+    pub fn tokens(&self, n_slots: usize) -> Tokens<'_> {
+        let Self { rope, cos, sin, positions, slots } = self;
+        Tokens { rope: *rope, cos, sin, positions, slots, n_slots }
+    }
+
+    pub fn cached(&self) -> usize {
+        self.slots.len()
+    }
+}
+
+/// The reciprocal of a scale, as the kernels have it.
+pub(super) fn reciprocal(call: &HostCall, name: &str) -> f64 {
+    call.optional(name).map_or(1.0, |t| f64::from(1.0 / (t.to_f64()[0] as f32)))
+}
+
+/// What a tensor of this type holds of a value: fp8 saturates.
+pub(super) fn stored(dtype: DType, x: f64) -> f64 {
+    match dtype {
+        DType::Fp8E4M3 => Fp8E4M3::from_f32_saturating(x as f32).to_f32().into(),
+        DType::Fp8E4M3Fnuz => Fp8E4M3Fnuz::from_f32_saturating(x as f32).to_f32().into(),
+        _ => x,
+    }
+}
+
+/// Checks that a tensor has as many axes as its specification says one may have at most; for shapes that are only looked at
+/// in part here.
+pub(super) fn shape<const N: usize, V: Described>(call: &Call<V>, name: &'static str) -> Result<[usize; N]> {
+    let shape = call.get(name)?.shape();
+    shape.try_into().map_err(|_| Error::shape(call.operator().name, name, shape, format!("{N} axes")))
+}

@@ -1,0 +1,214 @@
+//! `rope_reshape_and_cache` as data.
+
+use super::common::{
+    ACTIVATIONS, CACHED, COS, HostTokens, K_SCALE, NARROW, OFFSETS, POSITIONS, SIN, SLOT_MAPPING, SPAN, STYLE,
+    TABLE, TABLE_ROWS, V_SCALE, reciprocal, rope, shape, slots, stored, tables, with_activation, with_narrow,
+    with_table,
+};
+use crate::reference::element_of;
+use crate::{Activation, CacheElement, CacheScales, KvLayout, RopeCacheOutputs, kernels};
+use hk_core::registry::{
+    ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named, Operator, Role, Scalar,
+    ScalarSpec, TensorSpec, Tolerance, Traffic,
+};
+use hk_core::rope::RopeElement;
+use hk_core::{DType, Result, Stream};
+
+/// A case of `[tokens, q_heads, kv_heads, dim]`: names of the types of activations and tables, shape of the tables, caches.
+macro_rules! case {
+    ($label:literal, [$tokens:literal, $q:literal, $kv:literal, $dim:literal], $t:ident, $r:ident, $table:tt,
+        fp8 [$(($cache:literal, $shape:tt)),*], $scalars:tt) => {
+        case!(@ $label, [$tokens, $q, $kv, $dim], $t, $r, $table, [$(($cache, DType::Fp8E4M3Fnuz, &$shape),)*
+            ("k_scale", DType::F32, &[1]), ("v_scale", DType::F32, &[1]), ("zeros_out", DType::$t, &[$tokens, $q, $dim])],
+            $scalars)
+    };
+    ($label:literal, $dims:tt, $t:ident, $r:ident, $table:tt, [$(($cache:literal, $shape:tt)),*], $scalars:tt) => {
+        case!(@ $label, $dims, $t, $r, $table, [$(($cache, DType::$t, &$shape)),*], $scalars)
+    };
+    (@ $label:literal, [$tokens:literal, $q:literal, $kv:literal, $dim:literal], $t:ident, $r:ident, $table:tt,
+        [$($more:tt),*], $scalars:tt) => {
+        Case {
+            label: $label,
+            tensors: &[
+                ("q", DType::$t, &[$tokens, $q, $dim]),
+                ("k", DType::$t, &[$tokens, $kv, $dim]),
+                ("v", DType::$t, &[$tokens, $kv, $dim]),
+                ("cos", DType::$r, &$table),
+                ("sin", DType::$r, &$table),
+                ("positions", DType::I32, &[$tokens]),
+                ("slot_mapping", DType::I64, &[$tokens]),
+                $($more),*
+            ],
+            scalars: &$scalars,
+        }
+    };
+}
+
+pub(super) const ROPE_RESHAPE_AND_CACHE: Operator = Operator {
+    name: "rope_reshape_and_cache",
+    family: "hk-attention",
+    summary: "q_out = rope(q), k_out = rope(k), key_cache[slot] = cast(rope(k) / k_scale), value_cache[slot] = cast(v / v_scale)",
+    args: &[
+        Q, K, V, COS, SIN, POSITIONS, OFFSETS, SLOT_MAPPING, K_SCALE, V_SCALE, Q_OUT, K_OUT, ZEROS_OUT, KEY_CACHE,
+        VALUE_CACHE,
+    ],
+    scalars: &[STYLE, TABLE, SPAN, LAYOUT],
+    kernels: &[&kernels::CACHE_ROWS],
+    cases: &[
+        case!("Llama-3 8B, 64 tokens of a prompt, NHD", [64, 32, 8, 128], Bf16, Bf16, [64, 64],
+            [("key_cache", [8, 16, 8, 128]), ("value_cache", [8, 16, 8, 128])], []),
+        case!("Llama-3 8B, 64 tokens of a prompt, paged fp8", [64, 32, 8, 128], Bf16, Bf16, [64, 64],
+            fp8 [("key_cache", [8, 8, 8, 16, 16]), ("value_cache", [8, 8, 1, 128, 16])],
+            [("layout", Scalar::Choice("paged_shuffled"))]),
+        case!("GPT-OSS 120B, 16 tokens, HND", [16, 64, 8, 64], Bf16, Bf16, [64, 32],
+            [("key_cache", [2, 8, 64, 64]), ("value_cache", [2, 8, 64, 64])], [("layout", Scalar::Choice("hnd"))]),
+    ],
+    corners: &[
+        case!("bf16, NHD", [37, 8, 2, 128], Bf16, Bf16, [64, 64],
+            [("key_cache", [4, 8, 2, 128]), ("value_cache", [4, 8, 2, 128])], []),
+        case!("f16, paged", [29, 4, 4, 64], F16, F16, [64, 32],
+            [("key_cache", [2, 4, 8, 16, 8]), ("value_cache", [2, 4, 64, 16])],
+            [("layout", Scalar::Choice("paged")), ("style", Scalar::Choice("interleaved"))]),
+        case!("bf16, paged and shuffled, fp8", [40, 2, 1, 80], Bf16, F32, [64, 80],
+            fp8 [("key_cache", [1, 1, 5, 32, 16]), ("value_cache", [1, 1, 2, 80, 16])],
+            [("layout", Scalar::Choice("paged_shuffled")), ("table", Scalar::Choice("full"))]),
+        case!("f16, by elements, HND", [9, 3, 3, 21], F16, F32, [64, 5],
+            [("key_cache", [3, 3, 5, 21]), ("value_cache", [3, 3, 5, 21])],
+            [("layout", Scalar::Choice("hnd")), ("span", Scalar::Choice("last"))]),
+        case!("bf16, by elements, paged", [11, 2, 2, 24], Bf16, Bf16, [64, 6],
+            [("key_cache", [3, 2, 3, 3, 8]), ("value_cache", [3, 2, 24, 3])], [("layout", Scalar::Choice("paged"))]),
+        case!("f16, rows longer than a wave", [3, 2, 1, 1056], F16, F16, [64, 528],
+            [("key_cache", [3, 1, 1, 1056]), ("value_cache", [3, 1, 1, 1056])], []),
+        case!("bf16, rows by elements longer than a wave", [3, 2, 1, 203], Bf16, Bf16, [64, 101],
+            [("key_cache", [3, 1, 1, 203]), ("value_cache", [3, 1, 1, 203])], []),
+    ],
+    outputs,
+    run,
+    reference,
+    traffic,
+};
+
+const _: () = assert!(TABLE_ROWS == 64, "the tables of the cases");
+
+const Q: ArgSpec = ArgSpec::input("q", ACTIVATIONS, 3, "[tokens, q_heads, dim]");
+const K: ArgSpec = ArgSpec::input("k", ACTIVATIONS, 3, "[all, kv_heads, dim]");
+const V: ArgSpec = ArgSpec { name: "v", ..K };
+const Q_OUT: ArgSpec = ArgSpec { name: "q_out", role: Role::Out(Tolerance::Elementwise), ..Q };
+const K_OUT: ArgSpec = ArgSpec { name: "k_out", role: Role::Out(Tolerance::Elementwise), ..K };
+const ZEROS_OUT: ArgSpec =
+    ArgSpec::output("zeros_out", Tolerance::Exact, ACTIVATIONS, 3, "[tokens, q_heads, dim]").optional();
+const KEY_CACHE: ArgSpec = ArgSpec::updated("key_cache", CACHED, NARROW, 4, "by layout").ranks(4, 5);
+const VALUE_CACHE: ArgSpec = ArgSpec { name: "value_cache", ..KEY_CACHE };
+
+const LAYOUT: ScalarSpec = ScalarSpec {
+    name: "layout",
+    default: Scalar::Choice("nhd"),
+    choices: &["nhd", "hnd", "paged", "paged_shuffled"],
+    summary: "how the caches lie in memory",
+};
+
+fn layout<V: Described>(call: &Call<V>) -> Result<KvLayout> {
+    Ok(match call.choice("layout")? {
+        "hnd" => KvLayout::Hnd,
+        "paged" => KvLayout::Paged,
+        "paged_shuffled" => KvLayout::PagedShuffled,
+        _ => KvLayout::Nhd,
+    })
+}
+
+fn outputs(call: &CallSpec) -> Result<Named<TensorSpec>> {
+    rope(call)?;
+    let (q, k) = (call.get("q")?, call.get("k")?);
+    let mut outputs = vec![("q_out", q.clone()), ("k_out", k.clone())];
+    if call.wants("zeros_out") {
+        outputs.push(("zeros_out", q.clone()));
+    }
+    Ok(outputs)
+}
+
+fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
+    let cache = call.outputs().find(|(name, _)| *name == "key_cache").map(|(_, t)| t.dtype());
+    let (inputs, _) = call.split();
+    let (activations, table) = (inputs.get("q")?.dtype(), inputs.get("cos")?.dtype());
+    with_activation!("rope_reshape_and_cache", "q", activations, T => {
+        with_table!(table, T, R => with_narrow!(cache.unwrap_or(activations), T, C => run_typed::<T, R, C>(stream, call)))
+    })
+}
+
+fn run_typed<T: Activation, R: RopeElement<T>, C: CacheElement<T>>(
+    stream: &Stream,
+    call: &mut DeviceCall,
+) -> Result<()> {
+    let (inputs, mut outputs) = call.split();
+    let (rope, layout) = (rope(&inputs)?, layout(&inputs)?);
+    let scales = CacheScales { k: inputs.optional_view("k_scale")?, v: inputs.optional_view("v_scale")? };
+    let (q, k, v) = (inputs.view::<T>("q")?, inputs.view::<T>("k")?, inputs.view::<T>("v")?);
+    let outputs = RopeCacheOutputs::<T, C> {
+        q_out: outputs.take("q_out")?,
+        k_out: outputs.take("k_out")?,
+        zeros_out: outputs.take_optional("zeros_out")?,
+        key_cache: outputs.take("key_cache")?,
+        value_cache: outputs.take("value_cache")?,
+    };
+    let (tables, slots) = (tables::<R>(&inputs)?, slots(&inputs)?);
+    crate::rope_reshape_and_cache(stream, q, k, v, tables, slots, scales, outputs, layout, rope)
+}
+
+/// Blocks' tokens, heads and columns of the caches, and elements of a piece.
+fn cache_sizes(call: &HostCall) -> Result<([usize; 3], usize, usize)> {
+    let [_, heads, dim] = shape(call, "k")?;
+    let cache = call.get("key_cache")?;
+    let block = cache.shape()[layout(call)?.block_axis()];
+    Ok(([block, heads, dim], cache.shape()[0] * block, 16 / cache.dtype().size_bytes()))
+}
+
+fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
+    let ([_, q_heads, dim], [all, kv_heads, _]) = (shape::<3, _>(call, "q")?, shape::<3, _>(call, "k")?);
+    let host = HostTokens::of(call)?;
+    let (sizes, n_slots, piece) = cache_sizes(call)?;
+    let (tokens, layout) = (host.tokens(n_slots), layout(call)?);
+    let (q, k, v) = (call.get("q")?.to_f64(), call.get("k")?.to_f64(), call.get("v")?.to_f64());
+    let (mut keys, mut values) = (call.get("key_cache")?.to_f64(), call.get("value_cache")?.to_f64());
+    let dtype = call.get("key_cache")?.dtype();
+    let (k_scale, v_scale) = (reciprocal(call, "k_scale"), reciprocal(call, "v_scale"));
+
+    let q_out = q.chunks(dim).enumerate().flat_map(|(i, head)| tokens.rotate(i / q_heads, head)).collect();
+    let mut k_out = vec![f64::NAN; all * kv_heads * dim]; // beyond the tokens with a slot: as it was, poisoned
+    for row in 0..host.cached() * kv_heads {
+        let (token, head) = (row / kv_heads, row % kv_heads);
+        let columns = row * dim..(row + 1) * dim;
+        let rotated = tokens.rotate(token, &k[columns.clone()]);
+        if let Some(slot) = tokens.slot(token) {
+            for col in 0..dim {
+                let at = [slot, head, col];
+                keys[element_of(layout, false, piece, sizes, at)] = stored(dtype, rotated[col] * k_scale);
+                values[element_of(layout, true, piece, sizes, at)] = stored(dtype, v[columns.start + col] * v_scale);
+            }
+        }
+        k_out[columns].copy_from_slice(&rotated);
+    }
+    let tensor = |name: &'static str, shape: &[usize], values| (name, HostTensorF64 { shape: shape.to_vec(), values });
+    let mut outputs =
+        vec![tensor("q_out", call.get("q")?.shape(), q_out), tensor("k_out", call.get("k")?.shape(), k_out)];
+    if call.wants("zeros_out") {
+        outputs.push(tensor("zeros_out", call.get("q")?.shape(), vec![0.0; q.len()]));
+    }
+    outputs.push(tensor("key_cache", call.get("key_cache")?.shape(), keys));
+    outputs.push(tensor("value_cache", call.get("value_cache")?.shape(), values));
+    Ok(outputs)
+}
+
+/// Of the caches only what is written, and none of it is read; of the tables the rows of the positions.
+fn traffic(call: &HostCall) -> Traffic {
+    let once = Traffic::once(call);
+    let bytes = |name: &str| call.optional(name).map_or(0, |t| t.bytes().len() as u64);
+    let caches = bytes("key_cache") + bytes("value_cache");
+    let written = || -> Result<u64> {
+        let host = HostTokens::of(call)?;
+        let ([_, heads, dim], n_slots, _) = cache_sizes(call)?;
+        let tokens = host.tokens(n_slots);
+        let rows = (0..host.cached()).filter(|&t| tokens.slot(t).is_some()).count() * heads;
+        Ok((2 * rows * dim * call.get("key_cache")?.dtype().size_bytes()) as u64)
+    };
+    Traffic { read: once.read - caches, written: once.written - caches + written().unwrap_or(0) }
+}
