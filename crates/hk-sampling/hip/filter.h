@@ -58,7 +58,9 @@ struct Bin {
     u64 rest;
 
     HK_FN double mass(u32 least_key) const {
-        return __builtin_fma(double(count), double(value_of(least_key)), double(rest) * unit_of(least_key));
+        // The last bins are those of infinity and NaN, which are empty.
+        const double least = count != 0 ? double(value_of(least_key)) : 0.0;
+        return __builtin_fma(double(count), least, double(rest) * unit_of(least_key));
     }
 };
 

@@ -1,7 +1,7 @@
 //! The entries of the filters and what draws from them.
 
 use super::{
-    FLOATS, IDS, LOGITS, OFFSET, ORDER, PROBS, ROW_INDEX, SEED, TEMPERATURE, TEMPERATURE_SCALAR, of_row, order,
+    IDS, LOGITS, OFFSET, ORDER, PROBS, ROW_INDEX, SEED, TEMPERATURE, TEMPERATURE_SCALAR, of_row, order,
     outputs_of, per_row, reference, rows, rows_of, seed,
 };
 use crate::{Draw, Filters, PerRow, Samples, kernels, sampling_workspace};
