@@ -37,6 +37,7 @@ using hk::u64;
 
 inline constexpr u32 kInfinity = 0x7f800000u;
 inline constexpr u32 kNone = 0xffffffffu;
+inline constexpr u32 kNoToken = 0xfffffffeu;
 
 /// The bits of a probability that can be drawn, finite and positive; 0 for all others.
 HK_FN u32 key_of(float probability) {
@@ -58,7 +59,9 @@ struct Bin {
     u64 rest;
 
     HK_FN double mass(u32 least_key) const {
-        return __builtin_fma(double(count), double(value_of(least_key)), double(rest) * unit_of(least_key));
+        // The last bins are those of infinity and NaN, which are empty.
+        const double least = count != 0 ? double(value_of(least_key)) : 0.0;
+        return __builtin_fma(double(count), least, double(rest) * unit_of(least_key));
     }
 };
 
@@ -246,7 +249,7 @@ struct Softmax {
     float max;
     float log2_scale;  // log2(e) / temperature
     float inverse_sum;
-    u32 greedy;  // the token that has it all, at a temperature of zero; else kNone
+    u32 greedy;  // at a temperature of zero the token that has it all, or kNoToken; else kNone
 
     HK_FN float exponential(float logit) const { return hk::exp2_fast((logit - max) * log2_scale); }
 };

@@ -32,7 +32,7 @@ HK_FN void softmax(const Params &p, u64 row, RowF &v, u32 column, Reducer &block
         for_each(v, column, [&](float &x, u32 c) { first = c < first && c < cols && x == s.max ? c : first; });
         s.greedy = block.reduce(first, hk::Min{});
         // Nothing can be drawn from a row without a finite maximum.
-        if (!(__builtin_fabsf(s.max) < __builtin_inff())) s.greedy = cols;
+        if (!(__builtin_fabsf(s.max) < __builtin_inff())) s.greedy = kNoToken;
     } else {
         float sum = 0.0f;
         for_each(v, column, [&](float &x, u32 c) { sum += hk::Max{}(c < cols ? s.exponential(x) : 0.0f, 0.0f); });

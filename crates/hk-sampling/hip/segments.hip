@@ -126,7 +126,7 @@ HK_FN Softmax row_softmax(const Params &p, const Workspace &w, u32 b, u64 row) {
     }
     if (t == 0.0f) {
         first = hk::group_reduce<kWaveSize>(first, hk::Min{});
-        softmax.greedy = __builtin_fabsf(softmax.max) < __builtin_inff() ? first : p.x.cols();
+        softmax.greedy = __builtin_fabsf(softmax.max) < __builtin_inff() ? first : kNoToken;
     } else {
         softmax.inverse_sum = 1.0f / hk::group_reduce<kWaveSize>(sum, hk::Sum{});
     }

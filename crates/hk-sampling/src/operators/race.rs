@@ -1,7 +1,7 @@
 //! The entries of the argmax and the exponential races.
 
 use super::{
-    FLOATS, IDS, LOGITS, OFFSET, ROW_INDEX, SEED, TEMPERATURE, TEMPERATURE_SCALAR, of_row, outputs_of,
+    IDS, LOGITS, OFFSET, ROW_INDEX, SEED, TEMPERATURE, TEMPERATURE_SCALAR, of_row, outputs_of,
     per_row, reference, rows, rows_of, seed,
 };
 use crate::{Race, kernels, race_workspace};
