@@ -28,3 +28,8 @@ fn rope_freqs_has_no_finding() {
 fn rope_qk_has_no_finding() {
     check("rope_qk");
 }
+
+#[test]
+fn fused_qkv_split_qk_rope_has_no_finding() {
+    check("fused_qkv_split_qk_rope");
+}
