@@ -3,6 +3,8 @@
 //! Inputs are the values that the kernels read, already rounded to their types; results are not rounded. Tensors are
 //! row-major without gaps. Caches are logical: `[slots, heads, columns]`, whatever their layout in memory.
 
+pub mod qk_concat;
+
 use crate::KvLayout;
 use hk_core::rope::{Rope, RopeSpan, RopeStyle, RopeTableWidth};
 

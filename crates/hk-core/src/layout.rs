@@ -165,6 +165,26 @@ impl Layout {
         Ok(swapped)
     }
 
+    /// Splits an axis in two: indices of the outer one count groups of `inner` elements. Heads out of the columns of a
+    /// projection, for one.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if there is no such axis, or its length is not a multiple of `inner`; [`Error::Shape`] beyond five
+    /// axes.
+    pub fn split_axis(&self, axis: usize, inner: usize) -> Result<Self> {
+        let length = self.axis("split_axis", axis)?;
+        if inner == 0 || !length.is_multiple_of(inner) {
+            let want = format!("a divisor of {length} (axis {axis} of {:?})", self.shape());
+            return Err(Error::argument("split_axis", "inner", inner, want));
+        }
+        let (mut shape, mut strides) = (self.shape().to_vec(), self.strides().to_vec());
+        shape.splice(axis..=axis, [length / inner, inner]);
+        let stride = strides[axis];
+        // Of an empty tensor, or a single group, any stride will do.
+        strides.splice(axis..=axis, [stride.saturating_mul(inner), stride]);
+        Self::with_strides(shape, strides)
+    }
+
     /// Repeats axes of length 1, and adds leading ones, up to `shape`: the usual broadcasting rule, with strides of
     /// zero.
     ///

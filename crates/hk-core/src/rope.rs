@@ -306,3 +306,75 @@ fn check_table<C: Element>(op: &'static str, arg: &'static str, table: &TensorVi
     table.expect_unit_stride(op, arg)?;
     table.expect_aligned(op, arg, size_of::<C>() as u64)
 }
+
+/// Rotation again, in f64 and plain loops: what kernels are measured against.
+pub mod reference {
+    use super::{Rope, RopeSpan, RopeStyle, RopeTableWidth};
+
+    /// Cosines and sines, row-major with [`Rope::table_width`] columns.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct Tables {
+        /// `cos`
+        pub cos: Vec<f64>,
+        /// `sin`
+        pub sin: Vec<f64>,
+    }
+
+    impl Tables {
+        /// Of angles.
+        pub fn of_angles(angles: &[f64]) -> Self {
+            let each = |f: fn(f64) -> f64| angles.iter().map(|&a| f(a)).collect();
+            Self { cos: each(f64::cos), sin: each(f64::sin) }
+        }
+
+        /// A head rotated by a row of the tables; NaN without a row.
+        ///
+        /// # Panics
+        /// If the head or a row has too few columns.
+        pub fn rotate(&self, x: &[f64], row: Option<usize>, rope: &Rope) -> Vec<f64> {
+            let Some(row) = row else { return vec![f64::NAN; x.len()] };
+            let width = rope.table_width();
+            let (cos, sin) = (&self.cos[row * width..][..width], &self.sin[row * width..][..width]);
+            let first = match rope.span {
+                RopeSpan::First => 0,
+                RopeSpan::Last => x.len() - rope.rotary,
+            };
+            let mut y = x.to_vec();
+            for pair in 0..rope.rotary / 2 {
+                let (a, b) = match rope.style {
+                    RopeStyle::Neox => (pair, pair + rope.rotary / 2),
+                    RopeStyle::Interleaved => (2 * pair, 2 * pair + 1),
+                };
+                let (at_a, at_b) = match rope.table {
+                    RopeTableWidth::Half => (pair, pair),
+                    RopeTableWidth::Full => (a, b),
+                };
+                let (a, b) = (first + a, first + b);
+                (y[a], y[b]) = if rope.inverse {
+                    (x[a] * cos[at_a] + x[b] * sin[at_b], x[b] * cos[at_b] - x[a] * sin[at_a])
+                } else {
+                    (x[a] * cos[at_a] - x[b] * sin[at_a], x[b] * cos[at_b] + x[a] * sin[at_b])
+                };
+            }
+            y
+        }
+    }
+
+    /// The table row of each token: its position plus its offset, if the tables have that many.
+    pub fn table_rows(positions: &[i64], offsets: Option<&[i64]>, rows: usize) -> Vec<Option<usize>> {
+        let row = |(i, &position): (usize, &i64)| {
+            let row = position.checked_add(offsets.map_or(0, |offsets| offsets[i]))?;
+            usize::try_from(row).ok().filter(|row| *row < rows)
+        };
+        positions.iter().enumerate().map(row).collect()
+    }
+
+    /// The positions of packed tokens: since their sequence began, and for tokens of no sequence one that no table has.
+    pub fn positions_in_sequences(tokens: usize, starts: &[i64]) -> Vec<i64> {
+        let position = |token: i64| {
+            let of = starts.windows(2).find(|range| range[0] <= token && token < range[1]);
+            of.map_or(i64::MIN, |range| token - range[0])
+        };
+        (0..tokens as i64).map(position).collect()
+    }
+}

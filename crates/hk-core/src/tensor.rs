@@ -117,6 +117,16 @@ macro_rules! view_methods {
                 Ok(Self { raw: RawView { layout, ..self.raw }, element: PhantomData })
             }
 
+            /// Splits an axis in two: see [`Layout::split_axis`].
+            ///
+            /// # Errors
+            /// [`Error::Argument`] if there is no such axis, or its length is not a multiple of `inner`;
+            /// [`Error::Shape`] beyond five axes.
+            pub fn split_axis(self, axis: usize, inner: usize) -> Result<Self> {
+                let layout = self.raw.layout.split_axis(axis, inner)?;
+                Ok(Self { raw: RawView { layout, ..self.raw }, element: PhantomData })
+            }
+
             /// The lengths of the axes, if there are `N`.
             ///
             /// # Errors

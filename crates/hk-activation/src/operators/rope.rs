@@ -1,11 +1,12 @@
 //! `rope_cached`, `rope_freqs`, `rope_qk`.
 
-use crate::reference::rope::{self as reference, Tables};
+use crate::reference;
 use crate::{kernels, rope_cached, rope_freqs, rope_qk};
 use hk_core::registry::{
     ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named, Operator,
     Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
+use hk_core::rope::reference::{Tables, positions_in_sequences, table_rows};
 use hk_core::rope::{
     Positions, Rope, RopeAngles, RopeLayout, RopeSpan, RopeStyle, RopeTableWidth, RopeTables,
 };
@@ -146,6 +147,8 @@ macro_rules! corner {
         }
     };
 }
+
+pub(super) use corner;
 
 pub(super) const INTERLEAVED: Scalar = Scalar::Choice("interleaved");
 pub(super) const LAST: Scalar = Scalar::Choice("last");
@@ -408,10 +411,10 @@ pub(super) fn reference_tables(
     };
     let positions = match (given("positions"), given("cu_seqlens")) {
         (Some(positions), _) => positions,
-        (_, Some(starts)) => reference::positions_in_sequences(all, &starts),
+        (_, Some(starts)) => positions_in_sequences(all, &starts),
         _ => (0..all).map(|i| index(i) as i64).collect(),
     };
-    Ok((table, reference::table_rows(&positions, given("offsets").as_deref(), rows)))
+    Ok((table, table_rows(&positions, given("offsets").as_deref(), rows)))
 }
 
 fn reference_heads(call: &HostCall, x: &'static str) -> Result<HostTensorF64> {
@@ -422,7 +425,7 @@ fn reference_heads(call: &HostCall, x: &'static str) -> Result<HostTensorF64> {
         (_, shape) => shape[..shape.len() - 2].to_vec(),
     };
     let (tables, rows) = reference_tables(call, &tokens, layout == RopeLayout::Sbhd)?;
-    let values = reference::rope(&x.to_f64(), shape, layout, &tables, &rows, &rope);
+    let values = reference::rope::rope(&x.to_f64(), shape, layout, &tables, &rows, &rope);
     Ok(HostTensorF64 { shape: shape.to_vec(), values })
 }
 

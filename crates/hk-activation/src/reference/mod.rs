@@ -3,6 +3,7 @@
 //! Inputs are the values that the kernels read, already rounded to their types; results are not rounded unless the
 //! operator says so.
 
+pub mod qkv;
 pub mod rope;
 mod topk;
 mod unary;

@@ -1,11 +1,16 @@
 //! The operators as data, for the `hk` program, the demo and the documentation.
 
 mod common;
+mod qk_concat;
 mod rope_cat_and_cache_mla;
 mod rope_reshape_and_cache;
 
 use hk_core::registry::Operator;
 
 /// The operators of this crate.
-pub static OPERATORS: &[Operator] =
-    &[rope_reshape_and_cache::ROPE_RESHAPE_AND_CACHE, rope_cat_and_cache_mla::ROPE_CAT_AND_CACHE_MLA];
+pub static OPERATORS: &[Operator] = &[
+    qk_concat::QK_CAT,
+    qk_concat::QK_ROPE_CAT,
+    rope_reshape_and_cache::ROPE_RESHAPE_AND_CACHE,
+    rope_cat_and_cache_mla::ROPE_CAT_AND_CACHE_MLA,
+];

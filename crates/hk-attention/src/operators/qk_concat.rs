@@ -1,0 +1,349 @@
+//! `qk_cat`, `qk_rope_cat`.
+
+use crate::reference::qk_concat as reference;
+use crate::{kernels, qk_cat, qk_rope_cat};
+use hk_core::registry::{
+    ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named, Operator,
+    Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
+};
+use hk_core::rope::reference::{Tables, positions_in_sequences, table_rows};
+use hk_core::rope::{Positions, Rope, RopeSpan, RopeStyle, RopeTableWidth, RopeTables};
+use hk_core::{
+    DType, Element, Error, Fp8E4M3, Fp8E4M3Fnuz, IndexView, Result, Stream, bf16, f16, with_float,
+};
+
+/// Inputs of `qk_cat`: dtype, tokens, heads of queries and of keys, columns of both.
+macro_rules! cat {
+    ($dtype:ident $tokens:literal $q:literal $kv:literal $cols1:literal $cols2:literal) => {
+        [
+            ("q1", DType::$dtype, &[$tokens, $q, $cols1]),
+            ("q2", DType::$dtype, &[$tokens, $q, $cols2]),
+            ("k1", DType::$dtype, &[$tokens, $kv, $cols1]),
+            ("k2", DType::$dtype, &[$tokens, $kv, $cols2]),
+        ]
+    };
+}
+
+/// Inputs of `qk_rope_cat`: the same, dtype and shape of the tables, and integers.
+macro_rules! rope_cat {
+    (
+        $dtype:ident $tokens:literal $q:literal $kv:literal $cols:literal $rotary:literal,
+        $table:ident $rows:literal $width:literal $(, $name:literal $integer:ident $n:literal)*
+    ) => {
+        [
+            ("q_nope", DType::$dtype, &[$tokens, $q, $cols]),
+            ("q_pe", DType::$dtype, &[$tokens, $q, $rotary]),
+            ("k_nope", DType::$dtype, &[$tokens, $kv, $cols]),
+            ("k_pe", DType::$dtype, &[$tokens, $kv, $rotary]),
+            ("cos", DType::$table, &[$rows, $width]),
+            ("sin", DType::$table, &[$rows, $width]),
+            $(($name, DType::$integer, &[$n]),)*
+        ]
+    };
+}
+
+pub(crate) const QK_CAT: Operator = Operator {
+    name: "qk_cat",
+    family: "hk-attention",
+    summary: "q_out = (q1, q2), k_out = (k1, k2) along the columns of each head",
+    args: &[
+        ArgSpec::input("q1", COPIED, 3, "[tokens, q_heads, cols1]"),
+        ArgSpec::input("q2", COPIED, 3, "[tokens, q_heads, cols2]"),
+        ArgSpec::input("k1", COPIED, 3, "[tokens, kv_heads, cols1]"),
+        ArgSpec::input("k2", COPIED, 3, "[tokens, kv_heads, cols2]"),
+        ArgSpec::output("q_out", Tolerance::Exact, COPIED, 3, "[tokens, q_heads, cols1 + cols2]"),
+        ArgSpec::output("k_out", Tolerance::Exact, COPIED, 3, "[tokens, kv_heads, cols1 + cols2]"),
+    ],
+    scalars: &[],
+    kernels: &[&kernels::QK_CAT],
+    cases: &[
+        Case {
+            label: "DeepSeek-V3 latent heads, 32 tokens",
+            tensors: &[
+                ("q1", DType::Bf16, &[32, 16, 512]),
+                ("q2", DType::Bf16, &[32, 16, 64]),
+                ("k1", DType::Bf16, &[32, 1, 512]),
+                ("k2", DType::Bf16, &[32, 1, 64]),
+            ],
+            scalars: &[],
+        },
+        Case {
+            label: "DeepSeek-V3 heads, 32 tokens",
+            tensors: &[
+                ("q1", DType::Bf16, &[32, 128, 128]),
+                ("q2", DType::Bf16, &[32, 128, 64]),
+                ("k1", DType::Bf16, &[32, 128, 128]),
+                ("k2", DType::Bf16, &[32, 128, 64]),
+            ],
+            scalars: &[],
+        },
+    ],
+    corners: &[
+        Case { label: "16 bits", tensors: &cat!(Bf16 40 9 3 24 16), scalars: &[] },
+        Case { label: "8 bits", tensors: &cat!(Fp8E4M3 40 9 3 48 16), scalars: &[] },
+        Case { label: "32 bits", tensors: &cat!(F32 40 4 1 4 20), scalars: &[] },
+        Case { label: "elements of 16 bits", tensors: &cat!(F16 40 9 3 23 3), scalars: &[] },
+        Case { label: "elements of 8 bits", tensors: &cat!(I8 40 9 3 23 5), scalars: &[] },
+        Case { label: "elements of 32 bits", tensors: &cat!(I32 40 4 1 5 1), scalars: &[] },
+    ],
+    outputs: outputs_cat,
+    run: run_cat,
+    reference: reference_cat,
+    traffic: Traffic::once,
+};
+
+pub(crate) const QK_ROPE_CAT: Operator = Operator {
+    name: "qk_rope_cat",
+    summary: "q_out = (q_nope, rotation of q_pe), k_out = (k_nope, rotation of k_pe)",
+    args: &[
+        ArgSpec::input("q_nope", FLOATS, 3, "[tokens, q_heads, cols]"),
+        ArgSpec::input("q_pe", FLOATS, 3, "[tokens, q_heads, rotary]"),
+        ArgSpec::input("k_nope", FLOATS, 3, "[tokens, kv_heads, cols]"),
+        ArgSpec::input("k_pe", FLOATS, 3, "[tokens, kv_heads, rotary]"),
+        COS,
+        ArgSpec { name: "sin", ..COS },
+        POSITIONS,
+        ArgSpec::input("cu_seqlens", INTEGERS, 1, "[sequences + 1]")
+            .sampled(Sample::Steps { step: 8 })
+            .optional(),
+        ArgSpec { name: "offsets", ..POSITIONS }.sampled(Sample::Integers { low: -4, high: 4 }),
+        ArgSpec::output("q_out", Tolerance::Elementwise, FLOATS, 3, "[tokens, q_heads, cols + rotary]"),
+        ArgSpec::output("k_out", Tolerance::Elementwise, FLOATS, 3, "[tokens, kv_heads, cols + rotary]"),
+    ],
+    scalars: SCALARS,
+    kernels: &[&kernels::QK_ROPE_CAT],
+    cases: &[
+        Case {
+            label: "DeepSeek-V3 latent heads, 32 tokens",
+            tensors: &[
+                ("q_nope", DType::Bf16, &[32, 16, 512]),
+                ("q_pe", DType::Bf16, &[32, 16, 64]),
+                ("k_nope", DType::Bf16, &[32, 1, 512]),
+                ("k_pe", DType::Bf16, &[32, 1, 64]),
+                ("cos", DType::F32, &[4096, 32]),
+                ("sin", DType::F32, &[4096, 32]),
+                ("positions", DType::I64, &[32]),
+            ],
+            scalars: &[("style", INTERLEAVED)],
+        },
+        Case {
+            label: "DeepSeek-V3 heads, 32 tokens",
+            tensors: &[
+                ("q_nope", DType::Bf16, &[32, 128, 128]),
+                ("q_pe", DType::Bf16, &[32, 128, 64]),
+                ("k_nope", DType::Bf16, &[32, 128, 128]),
+                ("k_pe", DType::Bf16, &[32, 128, 64]),
+                ("cos", DType::F32, &[4096, 32]),
+                ("sin", DType::F32, &[4096, 32]),
+                ("positions", DType::I64, &[32]),
+            ],
+            scalars: &[("style", INTERLEAVED)],
+        },
+    ],
+    corners: &[
+        Case { label: "bf16", tensors: &rope_cat!(Bf16 40 9 3 24 16, Bf16 40 8), scalars: &[] },
+        Case {
+            label: "f16, interleaved full tables, inverse",
+            tensors: &rope_cat!(F16 40 9 3 24 16, F32 40 16),
+            scalars: &[("style", INTERLEAVED), ("table", FULL), ("inverse", Scalar::Bool(true))],
+        },
+        Case {
+            label: "f32, positions beyond the tables",
+            tensors: &rope_cat!(F32 40 4 1 4 16, F32 30 8, "positions" I32 40, "offsets" I64 40),
+            scalars: &[],
+        },
+        Case {
+            label: "elements of bf16, sequences",
+            tensors: &rope_cat!(Bf16 40 9 3 127 2, Bf16 8 1, "cu_seqlens" I64 5),
+            scalars: &[],
+        },
+        Case {
+            label: "elements of f16",
+            tensors: &rope_cat!(F16 40 4 1 24 10, F32 40 5, "positions" I64 40),
+            scalars: &[("style", INTERLEAVED)],
+        },
+        Case {
+            label: "elements of f32",
+            tensors: &rope_cat!(F32 40 4 1 5 6, F32 40 6),
+            scalars: &[("table", FULL)],
+        },
+    ],
+    outputs: outputs_rope_cat,
+    run: run_rope_cat,
+    reference: reference_rope_cat,
+    ..QK_CAT
+};
+
+const INTERLEAVED: Scalar = Scalar::Choice("interleaved");
+const FULL: Scalar = Scalar::Choice("full");
+
+const COPIED: &[DType] = &[
+    DType::Bf16,
+    DType::F16,
+    DType::F32,
+    DType::Fp8E4M3,
+    DType::Fp8E4M3Fnuz,
+    DType::I8,
+    DType::U8,
+    DType::I16,
+    DType::I32,
+];
+const FLOATS: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
+const INTEGERS: &[DType] = &[DType::I32, DType::I64];
+
+const COS: ArgSpec = ArgSpec::input("cos", FLOATS, 2, "[positions, rotary / 2 or rotary]")
+    .sampled(Sample::Uniform { low: -1.0, high: 1.0 });
+const POSITIONS: ArgSpec = ArgSpec::input("positions", INTEGERS, 1, "[tokens]")
+    .sampled(Sample::Integers { low: 0, high: 64 })
+    .optional();
+
+const SCALARS: &[ScalarSpec] = &[
+    ScalarSpec {
+        name: "style",
+        default: Scalar::Choice("neox"),
+        choices: &["neox", "interleaved"],
+        summary: "pairs of columns (i, i + rotary / 2) or (2i, 2i + 1)",
+    },
+    ScalarSpec {
+        name: "table",
+        default: Scalar::Choice("half"),
+        choices: &["half", "full"],
+        summary: "tables of rotary / 2 columns, one for each pair, or of rotary columns",
+    },
+    ScalarSpec {
+        name: "inverse",
+        default: Scalar::Bool(false),
+        choices: &[],
+        summary: "rotates back, as the backward pass does",
+    },
+];
+
+/// The rotation that the scalars say, of all columns of `q_pe`.
+fn rope_of<V: Described>(call: &Call<V>) -> Result<Rope> {
+    Ok(Rope {
+        style: match call.choice("style")? {
+            "interleaved" => RopeStyle::Interleaved,
+            _ => RopeStyle::Neox,
+        },
+        table: match call.choice("table")? {
+            "full" => RopeTableWidth::Full,
+            _ => RopeTableWidth::Half,
+        },
+        rotary: call.get("q_pe")?.shape()[2],
+        span: RopeSpan::First,
+        inverse: call.bool("inverse")?,
+    })
+}
+
+fn integers<'a>(inputs: &Inputs<'a>, name: &'static str) -> Result<Option<IndexView<'a>>> {
+    match inputs.optional(name).map(Described::dtype) {
+        None => Ok(None),
+        Some(DType::I64) => Ok(inputs.optional_view::<i64>(name)?.map(IndexView::from)),
+        Some(_) => Ok(inputs.optional_view::<i32>(name)?.map(IndexView::from)),
+    }
+}
+
+fn tables<'a, C: Element>(inputs: &Inputs<'a>) -> Result<RopeTables<'a, C>> {
+    let positions = match (integers(inputs, "positions")?, integers(inputs, "cu_seqlens")?) {
+        (None, None) => Positions::Index,
+        (Some(given), None) => Positions::Given(given),
+        (None, Some(starts)) => Positions::Sequences(starts),
+        (Some(_), Some(_)) => {
+            return Err(Error::argument("qk_rope_cat", "cu_seqlens", "given", "nothing beside positions"));
+        }
+    };
+    let offsets = integers(inputs, "offsets")?;
+    Ok(RopeTables { cos: inputs.view("cos")?, sin: inputs.view("sin")?, positions, offsets })
+}
+
+fn concatenated<V: Described>(
+    call: &Call<V>,
+    first: &'static str,
+    second: &'static str,
+) -> Result<TensorSpec> {
+    let (first, second) = (call.get(first)?, call.get(second)?);
+    let [tokens, heads, cols] = [0, 1, 2].map(|axis| first.shape()[axis]);
+    Ok(TensorSpec::new(first.dtype(), [tokens, heads, cols + second.shape()[2]]))
+}
+
+fn outputs_cat(call: &CallSpec) -> Result<Named<TensorSpec>> {
+    Ok(vec![("q_out", concatenated(call, "q1", "q2")?), ("k_out", concatenated(call, "k1", "k2")?)])
+}
+
+fn outputs_rope_cat(call: &CallSpec) -> Result<Named<TensorSpec>> {
+    Ok(vec![
+        ("q_out", concatenated(call, "q_nope", "q_pe")?),
+        ("k_out", concatenated(call, "k_nope", "k_pe")?),
+    ])
+}
+
+fn run_cat(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
+    fn of<T: Element>(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
+        let (inputs, mut outputs) = call.split();
+        let view = |name| inputs.view::<T>(name);
+        let (q_out, k_out) = (outputs.take("q_out")?, outputs.take("k_out")?);
+        qk_cat(stream, view("q1")?, view("q2")?, view("k1")?, view("k2")?, q_out, k_out)
+    }
+    let (inputs, _) = call.split();
+    match inputs.get("q1")?.dtype() {
+        DType::F16 => of::<f16>(stream, call),
+        DType::F32 => of::<f32>(stream, call),
+        DType::Fp8E4M3 => of::<Fp8E4M3>(stream, call),
+        DType::Fp8E4M3Fnuz => of::<Fp8E4M3Fnuz>(stream, call),
+        DType::I8 => of::<i8>(stream, call),
+        DType::U8 => of::<u8>(stream, call),
+        DType::I16 => of::<i16>(stream, call),
+        DType::I32 => of::<i32>(stream, call),
+        _ => of::<bf16>(stream, call),
+    }
+}
+
+fn run_rope_cat(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
+    let (inputs, mut outputs) = call.split();
+    let rope = rope_of(&inputs)?;
+    let table_type = inputs.get("cos")?.dtype();
+    with_float!("qk_rope_cat", "q_nope", inputs.get("q_nope")?.dtype(), T => {
+        let (q_nope, q_pe) = (inputs.view::<T>("q_nope")?, inputs.view::<T>("q_pe")?);
+        let (k_nope, k_pe) = (inputs.view::<T>("k_nope")?, inputs.view::<T>("k_pe")?);
+        let (q_out, k_out) = (outputs.take::<T>("q_out")?, outputs.take::<T>("k_out")?);
+        if table_type == DType::F32 {
+            qk_rope_cat(stream, q_nope, q_pe, k_nope, k_pe, tables::<f32>(&inputs)?, q_out, k_out, rope)
+        } else {
+            qk_rope_cat(stream, q_nope, q_pe, k_nope, k_pe, tables::<T>(&inputs)?, q_out, k_out, rope)
+        }
+    })
+}
+
+fn reference_cat(call: &HostCall) -> Result<Named<HostTensorF64>> {
+    let cat = |first, second| {
+        let spec = concatenated(call, first, second)?;
+        let (first, second) = (call.get(first)?, call.get(second)?);
+        let cols = [first.shape()[2], second.shape()[2]];
+        Ok(HostTensorF64 {
+            shape: spec.shape,
+            values: reference::cat(&first.to_f64(), &second.to_f64(), cols),
+        })
+    };
+    Ok(vec![("q_out", cat("q1", "q2")?), ("k_out", cat("k1", "k2")?)])
+}
+
+fn reference_rope_cat(call: &HostCall) -> Result<Named<HostTensorF64>> {
+    let rope = rope_of(call)?;
+    let (cos, sin) = (call.get("cos")?, call.get("sin")?);
+    let tokens = call.get("q_pe")?.shape()[0];
+    let given = |name| call.optional(name).map(|t| t.to_f64().iter().map(|&v| v as i64).collect::<Vec<_>>());
+    let positions = given("positions").unwrap_or_else(|| match given("cu_seqlens") {
+        Some(starts) => positions_in_sequences(tokens, &starts),
+        None => (0..tokens as i64).collect(),
+    });
+    let rows = table_rows(&positions, given("offsets").as_deref(), cos.shape()[0]);
+    let tables = Tables { cos: cos.to_f64(), sin: sin.to_f64() };
+    let cat = |nope, pe| {
+        let spec = concatenated(call, nope, pe)?;
+        let (nope, pe) = (call.get(nope)?, call.get(pe)?);
+        let sizes = [nope.shape()[1], nope.shape()[2]];
+        let values = reference::rope_cat(&nope.to_f64(), &pe.to_f64(), sizes, &tables, &rows, &rope);
+        Ok(HostTensorF64 { shape: spec.shape, values })
+    };
+    Ok(vec![("q_out", cat("q_nope", "q_pe")?), ("k_out", cat("k_nope", "k_pe")?)])
+}
