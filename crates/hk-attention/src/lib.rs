@@ -13,6 +13,6 @@ mod rope_reshape_and_cache;
 pub use cache::{Activation, CacheElement, KvLayout};
 pub use mla::MlaOutputs;
 pub use operators::OPERATORS;
+pub use qk_concat::{qk_cat, qk_rope_cat};
 pub use rope_cat_and_cache_mla::rope_cat_and_cache_mla;
 pub use rope_reshape_and_cache::{CacheScales, RopeCacheOutputs, rope_reshape_and_cache};
-pub use qk_concat::{qk_cat, qk_rope_cat};

@@ -18,7 +18,15 @@ fn joint<'a>(
     let draw = Draw { uniform, ..Default::default() };
     let mut empty = gpu.stream().alloc_zeroed::<u8>(0)?;
     let scratch = empty.view_mut([0])?;
-    hk_sampling::top_k_top_p_sampling_from_probs(gpu.stream(), probs, row_index, samples.into(), scratch, filters, draw)
+    hk_sampling::top_k_top_p_sampling_from_probs(
+        gpu.stream(),
+        probs,
+        row_index,
+        samples.into(),
+        scratch,
+        filters,
+        draw,
+    )
 }
 
 #[test]
@@ -48,13 +56,24 @@ fn parameters_out_of_range() {
         let (stream, filters, draw, race) = (gpu.stream(), off(), Draw::default(), Race::default());
         let scratch = empty.view_mut([0]).unwrap();
         let samples = ids.view_mut().into();
-        let result = hk_sampling::sample_from_logits(stream, x.view(), t.into(), none(), samples, scratch, filters, draw);
+        let result = hk_sampling::sample_from_logits(
+            stream,
+            x.view(),
+            t.into(),
+            none(),
+            samples,
+            scratch,
+            filters,
+            draw,
+        );
         assert_error(result, kind!(Argument), &["sample_from_logits: temperature", "not negative"]);
         let scratch = empty.view_mut([0]).unwrap();
-        let result = hk_sampling::random_sample(stream, x.view(), t.into(), None, ids.view_mut(), scratch, race);
+        let result =
+            hk_sampling::random_sample(stream, x.view(), t.into(), None, ids.view_mut(), scratch, race);
         assert_error(result, kind!(Argument), &["random_sample: temperature"]);
         let scratch = empty.view_mut([0]).unwrap();
-        let result = hk_sampling::mixed_sample(stream, x.view(), t.into(), None, ids.view_mut(), scratch, race);
+        let result =
+            hk_sampling::mixed_sample(stream, x.view(), t.into(), None, ids.view_mut(), scratch, race);
         assert_error(result, kind!(Argument), &["mixed_sample: temperature"]);
     }
     let mut y = gpu.poisoned::<f32>([3, 4]);
@@ -73,7 +92,11 @@ fn shapes() {
     let off = Filters::default;
 
     let flat = gpu.upload(&[0.25f32; 12], [12]);
-    assert_error(joint(gpu, flat.view(), None, ids.view_mut(), off(), None), kind!(Shape), &["probs", "[12]"]);
+    assert_error(
+        joint(gpu, flat.view(), None, ids.view_mut(), off(), None),
+        kind!(Shape),
+        &["probs", "[12]"],
+    );
     let none_wide = gpu.upload::<f32>(&[], [3, 0]);
     let result = joint(gpu, none_wide.view(), None, ids.view_mut(), off(), None);
     assert_error(result, kind!(Empty), &["probs", "[3, 0]"]);
@@ -94,7 +117,11 @@ fn shapes() {
     assert_error(joint(gpu, x.view(), None, samples, off(), None), kind!(Shape), &["mass: shape [4]", "[3]"]);
     let mut count = gpu.poisoned::<i32>([1]);
     let samples = Samples { count: Some(count.view_mut()), ..ids.view_mut().into() };
-    assert_error(joint(gpu, x.view(), None, samples, off(), None), kind!(Shape), &["count: shape [1]", "[3]"]);
+    assert_error(
+        joint(gpu, x.view(), None, samples, off(), None),
+        kind!(Shape),
+        &["count: shape [1]", "[3]"],
+    );
 
     let (k, p) = (gpu.upload(&[1, 2], [2]), gpu.upload(&[0.5f32; 2], [2]));
     let filters = Filters { k: Some(k.view().into()), ..off() };
@@ -119,7 +146,11 @@ fn shapes() {
     assert_error(result, kind!(Shape), &["temperature: shape [2], expected [3] (rows)"]);
     let e = gpu.upload(&[1.0f32; 9], [3, 3]);
     let result = race(1.0.into(), Some(e.view()), ids.view_mut());
-    assert_error(result, kind!(Shape), &["exponentials: shape [3, 3], expected [3, 4] (outputs, columns of logits)"]);
+    assert_error(
+        result,
+        kind!(Shape),
+        &["exponentials: shape [3, 3], expected [3, 4] (outputs, columns of logits)"],
+    );
     let result = race(1.0.into(), None, short.view_mut());
     assert_error(result, kind!(Shape), &["random_sample: ids: shape [2]"]);
 
@@ -172,12 +203,14 @@ fn rows_too_long() {
     let mut ids = gpu.poisoned::<i32>([1]);
     let mut empty = gpu.stream().alloc_zeroed::<u8>(0).unwrap();
     let scratch = empty.view_mut([0]).unwrap();
-    let result = hk_sampling::greedy_sample(gpu.stream(), x.view([1, cols]).unwrap(), None, ids.view_mut(), scratch);
+    let result =
+        hk_sampling::greedy_sample(gpu.stream(), x.view([1, cols]).unwrap(), None, ids.view_mut(), scratch);
     assert_error(result, kind!(TooLarge), &["x", "16777216 columns", "16777215"]);
     let scratch = empty.view_mut([0]).unwrap();
     let (samples, draw) = (ids.view_mut().into(), Draw::default());
     let x = x.view([1, cols]).unwrap();
-    let result = hk_sampling::min_p_sampling_from_probs(gpu.stream(), x, None, samples, scratch, 0.1.into(), draw);
+    let result =
+        hk_sampling::min_p_sampling_from_probs(gpu.stream(), x, None, samples, scratch, 0.1.into(), draw);
     assert_error(result, kind!(TooLarge), &["probs", "16777216 columns"]);
     gpu.assert_untouched(&ids);
 }
@@ -195,7 +228,15 @@ fn workspaces() {
     let mut call = |at: usize, len: usize, ids: TensorViewMut<i32>| {
         let scratch = scratch.view_mut([needed + 32]).unwrap().slice(0, at..at + len).unwrap();
         let draw = Draw::default();
-        hk_sampling::top_p_sampling_from_probs(gpu.stream(), x.view(), None, ids.into(), scratch, 0.5.into(), draw)
+        hk_sampling::top_p_sampling_from_probs(
+            gpu.stream(),
+            x.view(),
+            None,
+            ids.into(),
+            scratch,
+            0.5.into(),
+            draw,
+        )
     };
     let short = call(0, needed - 1, ids.view_mut());
     assert_error(short, kind!(Shape), &["workspace", &format!("[{needed}] or longer (sampling_workspace)")]);

@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{EXACT, GRID_OF_U, Kind, Output, Parameters, Problem, all_kinds, none, sampled, upload, workspace};
+use common::{
+    EXACT, GRID_OF_U, Kind, Output, Parameters, Problem, all_kinds, none, sampled, upload, workspace,
+};
 use hk_core::registry::Sample;
 use hk_core::{Float, bf16, f16};
 use hk_sampling::{Draw, FilterOrder, Filters, PerRow, Samples, reference};
@@ -89,15 +91,18 @@ fn case() -> impl Strategy<Value = Case> {
     let cols = prop_oneof![6 => kit::size(1..=1100, &[1024]), 2 => kit::size(1025..=20_000, &[8192, 16_384])];
     let row = (0..Kind::ALL.len(), any::<usize>().no_shrink());
     let place = prop_oneof![Just((0usize, 0usize)), (0usize..=9, 0usize..=9)];
-    (cols, prop::collection::vec(row, 1..=4), place, any::<bool>()).prop_map(|(cols, rows, (pad, shift), first)| {
-        let stride = if pad == 0 { cols.next_multiple_of(8) } else { cols + pad };
-        Case { cols, rows, stride, shift, first }
-    })
+    (cols, prop::collection::vec(row, 1..=4), place, any::<bool>()).prop_map(
+        |(cols, rows, (pad, shift), first)| {
+            let stride = if pad == 0 { cols.next_multiple_of(8) } else { cols + pad };
+            Case { cols, rows, stride, shift, first }
+        },
+    )
 }
 
 impl Case {
     fn problem<T: Float>(&self) -> Problem<T> {
-        let rows: Vec<_> = self.rows.iter().map(|&(k, seed)| Kind::ALL[k].row(self.cols, seed as u64)).collect();
+        let rows: Vec<_> =
+            self.rows.iter().map(|&(k, seed)| Kind::ALL[k].row(self.cols, seed as u64)).collect();
         let parameters = self.rows.iter().map(|&(_, seed)| Parameters::listed(seed, self.cols)).collect();
         let mut problem = Problem::new(&rows, parameters, &[0.001, 0.37, 1.0]);
         problem.order = if self.first { FilterOrder::TopKFirst } else { FilterOrder::Joint };
@@ -237,7 +242,11 @@ fn controlled_borders() {
         (row(&[0.92], 0.08 / 200.0), Parameters { k: 10, p: 0.9, min_p: -1.0 }, 1),
         (row(&[0.09; 10], 0.1 / 200.0), Parameters { k: 10, p: 1.0, min_p: -1.0 }, 10),
         (row(&[0.50, 0.31, 0.10, 0.05], 0.04 / 200.0), Parameters { k: 100, p: 0.8, min_p: -1.0 }, 2),
-        (row(&[0.15, 0.15, 0.15, 0.15, 0.15, 0.04, 0.04, 0.04, 0.04, 0.04], 0.0), Parameters { k: 5, p: 0.95, min_p: -1.0 }, 5),
+        (
+            row(&[0.15, 0.15, 0.15, 0.15, 0.15, 0.04, 0.04, 0.04, 0.04, 0.04], 0.0),
+            Parameters { k: 5, p: 0.95, min_p: -1.0 },
+            5,
+        ),
     ];
     let us: Vec<f32> = (1..=50).map(|i| i as f32 / 50.0).collect();
     for (row, parameters, kept) in cases {
@@ -262,7 +271,15 @@ fn operators_agree() {
             let (x, stream) = (upload::<f32>(&gpu, &rows), gpu.stream());
             let joint = |filters: Filters| {
                 sampled(&gpu, 3, cols, |s, w| {
-                    hk_sampling::top_k_top_p_sampling_from_probs(stream, x.view(), none(), s, w, filters, draw)
+                    hk_sampling::top_k_top_p_sampling_from_probs(
+                        stream,
+                        x.view(),
+                        none(),
+                        s,
+                        w,
+                        filters,
+                        draw,
+                    )
                 })
             };
             let off = Parameters::OFF;
@@ -273,18 +290,26 @@ fn operators_agree() {
             let run = |f: &dyn Fn(Samples, hk_core::TensorViewMut<u8>) -> hk_core::Result<()>| {
                 sampled(&gpu, 3, cols, |s, w| f(s, w)).bits()
             };
-            use hk_sampling::{min_p_sampling_from_probs, top_k_sampling_from_probs, top_p_sampling_from_probs};
-            let one = run(&|s, w| top_p_sampling_from_probs(stream, x.view(), none(), s, w, 0.7.into(), draw));
+            use hk_sampling::{
+                min_p_sampling_from_probs, top_k_sampling_from_probs, top_p_sampling_from_probs,
+            };
+            let one =
+                run(&|s, w| top_p_sampling_from_probs(stream, x.view(), none(), s, w, 0.7.into(), draw));
             assert_eq!(one, p.bits());
             let one = run(&|s, w| top_k_sampling_from_probs(stream, x.view(), none(), s, w, 20.into(), draw));
             assert_eq!(one, k.bits());
-            let one = run(&|s, w| min_p_sampling_from_probs(stream, x.view(), none(), s, w, 0.3.into(), draw));
+            let one =
+                run(&|s, w| min_p_sampling_from_probs(stream, x.view(), none(), s, w, 0.3.into(), draw));
             assert_eq!(one, min_p.bits());
             let ps = gpu.upload(&[0.7f32; 3], [3]);
-            let one = run(&|s, w| top_p_sampling_from_probs(stream, x.view(), none(), s, w, ps.view().into(), draw));
+            let one = run(&|s, w| {
+                top_p_sampling_from_probs(stream, x.view(), none(), s, w, ps.view().into(), draw)
+            });
             assert_eq!(one, p.bits());
             let ks = gpu.upload(&[20i32; 3], [3]);
-            let one = run(&|s, w| top_k_sampling_from_probs(stream, x.view(), none(), s, w, ks.view().into(), draw));
+            let one = run(&|s, w| {
+                top_k_sampling_from_probs(stream, x.view(), none(), s, w, ks.view().into(), draw)
+            });
             assert_eq!(one, k.bits());
         }
     }
@@ -294,7 +319,9 @@ fn operators_agree() {
 #[test]
 fn numbers_are_those_of_philox() {
     let cols = 1000;
-    for (seed, offset) in [(0, 0), (1, 0), (0, 1), (0x299f_31d0_a409_3822, 0x85a3_08d3_243f_6a88), (u64::MAX, u64::MAX)] {
+    for (seed, offset) in
+        [(0, 0), (1, 0), (0, 1), (0x299f_31d0_a409_3822, 0x85a3_08d3_243f_6a88), (u64::MAX, u64::MAX)]
+    {
         for gpu in kit::devices() {
             let x = gpu.upload(&vec![1.0f32 / 1024.0; cols], [1, cols]);
             let x = x.view().broadcast([200, cols]).unwrap();
@@ -317,7 +344,15 @@ fn streams_repeat_and_differ() {
         let run = |seed, offset| {
             sampled(&gpu, 64, 500, |s, w| {
                 let draw = Draw { seed, offset, uniform: None };
-                hk_sampling::top_p_sampling_from_probs(gpu.stream(), x.view(), none(), s, w, 0.99.into(), draw)
+                hk_sampling::top_p_sampling_from_probs(
+                    gpu.stream(),
+                    x.view(),
+                    none(),
+                    s,
+                    w,
+                    0.99.into(),
+                    draw,
+                )
             })
         };
         let first = run(1, 1);
@@ -344,7 +379,15 @@ fn draws_follow_the_probabilities() {
         let got = sampled(&gpu, draws, cols, |s, w| {
             let draw = Draw { seed: 2026, offset: 3, uniform: None };
             let index = Some(index.view());
-            hk_sampling::top_k_top_p_sampling_from_probs(gpu.stream(), x.view(), index, s, w, set.filters(), draw)
+            hk_sampling::top_k_top_p_sampling_from_probs(
+                gpu.stream(),
+                x.view(),
+                index,
+                s,
+                w,
+                set.filters(),
+                draw,
+            )
         });
         if let Some(first) = &first {
             assert_eq!(got.ids, first[..draws]);
@@ -384,7 +427,15 @@ fn draws_of_a_large_vocabulary() {
         let index = gpu.upload(&vec![0i32; draws], [draws]);
         let got = sampled(&gpu, draws, cols, |s, w| {
             let draw = Draw { seed: 7, ..Default::default() };
-            hk_sampling::top_k_sampling_from_probs(gpu.stream(), x.view(), Some(index.view()), s, w, 50.into(), draw)
+            hk_sampling::top_k_sampling_from_probs(
+                gpu.stream(),
+                x.view(),
+                Some(index.view()),
+                s,
+                w,
+                50.into(),
+                draw,
+            )
         });
         let row: Vec<f64> = row.iter().map(|v| f64::from(*v as f32)).collect();
         let kept = reference::kept(&row, reference::Filters { k: Some(50), ..Default::default() });
@@ -399,10 +450,12 @@ fn draws_of_a_large_vocabulary() {
 
 #[test]
 fn top_one_is_the_argmax() {
-    for (cols, kind) in [(7, Kind::Softmax), (900, Kind::Uniform), (5000, Kind::Peaked), (9001, Kind::OneHot)] {
+    for (cols, kind) in [(7, Kind::Softmax), (900, Kind::Uniform), (5000, Kind::Peaked), (9001, Kind::OneHot)]
+    {
         let row = kind.row(cols, 5);
         for gpu in kit::devices() {
-            let problem = Problem::<f32>::new(&[row.clone()], vec![Parameters { k: 1, ..Parameters::OFF }], &GRID_OF_U);
+            let problem =
+                Problem::<f32>::new(&[row.clone()], vec![Parameters { k: 1, ..Parameters::OFF }], &GRID_OF_U);
             let got = problem.run(&gpu, [1, cols], None);
             let x = upload::<f32>(&gpu, std::slice::from_ref(&row));
             let mut ids = gpu.poisoned::<i32>([1]);
@@ -422,7 +475,8 @@ fn the_ends_of_the_interval() {
         let mut row = vec![0.0; cols];
         let (first, last) = (cols / 3, cols - 1 - cols / 4);
         (first..=last).for_each(|i| row[i] = 1e-3 / (1.0 + (i % 13) as f64));
-        let problem = Problem::<f32>::new(&[row], vec![Parameters::OFF], &[0.0, 2f32.powi(-24), 1.0, 2.0, f32::NAN]);
+        let problem =
+            Problem::<f32>::new(&[row], vec![Parameters::OFF], &[0.0, 2f32.powi(-24), 1.0, 2.0, f32::NAN]);
         for gpu in kit::devices() {
             let got = problem.run(&gpu, [1, cols], None);
             let (first, last) = (first as i32, last as i32);
@@ -444,15 +498,28 @@ fn degenerate_rows() {
                 let filters = Filters { k: Some(3.into()), p: Some(0.9.into()), order, ..Default::default() };
                 let got = sampled(&gpu, 8, cols, |s, w| {
                     let (index, draw) = (Some(index.view()), Draw::default());
-                    hk_sampling::top_k_top_p_sampling_from_probs(gpu.stream(), x.view(), index, s, w, filters, draw)
+                    hk_sampling::top_k_top_p_sampling_from_probs(
+                        gpu.stream(),
+                        x.view(),
+                        index,
+                        s,
+                        w,
+                        filters,
+                        draw,
+                    )
                 });
-                assert_eq!((&got.ids[..3], &got.mass[..3], &got.count[..3]), (&[0; 3][..], &[0.0; 3][..], &[0; 3][..]));
+                assert_eq!(
+                    (&got.ids[..3], &got.mass[..3], &got.count[..3]),
+                    (&[0; 3][..], &[0.0; 3][..], &[0; 3][..])
+                );
                 assert!(got.mass[3] > 0.0 && got.count[3] > 0);
                 assert_eq!((&got.ids[4..], &got.count[4..]), (&[0; 4][..], &[0; 4][..]));
                 assert!(got.mass[4..].iter().all(|m| m.is_nan()), "{:?}", got.mass);
             }
             let y = renormed::<bf16>(&gpu, &rows, 2.into());
-            assert!(y[..3 * cols].iter().all(|v| *v == bf16::ZERO) && y.row(3).iter().any(|v| *v > bf16::ZERO));
+            assert!(
+                y[..3 * cols].iter().all(|v| *v == bf16::ZERO) && y.row(3).iter().any(|v| *v > bf16::ZERO)
+            );
         }
     }
 }
@@ -505,14 +572,19 @@ fn check_renorm<T: Float>(cols: usize, k: i32) {
             let sum: f64 = kit::widen(y.row(i)).iter().sum();
             let empty = matches!(kind, Kind::Zeros | Kind::Nan | Kind::OneInfinity | Kind::Tiny);
             let bound = if size_of::<T>() == 4 { 1e-5 } else { 1e-2 };
-            assert!(empty || (sum - 1.0).abs() <= bound || want[i * cols..][..cols].iter().all(|v| *v == 0.0), "{kind:?}: {sum}");
+            assert!(
+                empty || (sum - 1.0).abs() <= bound || want[i * cols..][..cols].iter().all(|v| *v == 0.0),
+                "{kind:?}: {sum}"
+            );
         }
     }
 }
 
 #[test]
 fn top_k_renorm_matches_reference() {
-    for (cols, k) in [(1, 1), (7, 3), (500, 50), (1024, 1024), (1025, 10), (5000, 200), (8200, 500), (9001, 1)] {
+    for (cols, k) in
+        [(1, 1), (7, 3), (500, 50), (1024, 1024), (1025, 10), (5000, 200), (8200, 500), (9001, 1)]
+    {
         check_renorm::<f32>(cols, k);
         check_renorm::<bf16>(cols, k);
         check_renorm::<f16>(cols, k);
@@ -565,10 +637,22 @@ fn short_rows_are_read_once() {
             gpu.stream().take_counters().unwrap();
             sampled(&gpu, 3, cols, |s, w| {
                 let filters = Parameters { k: 50, p: 0.9, min_p: 0.01 }.filters();
-                hk_sampling::top_k_top_p_sampling_from_probs(gpu.stream(), x.view(), none(), s, w, filters, Draw::default())
+                hk_sampling::top_k_top_p_sampling_from_probs(
+                    gpu.stream(),
+                    x.view(),
+                    none(),
+                    s,
+                    w,
+                    filters,
+                    Draw::default(),
+                )
             });
             let counters = gpu.stream().take_counters().unwrap().unwrap();
-            assert_eq!((counters.waves, counters.global_read_bytes), (3 * waves, 3 * 4 * cols as u64), "{arch}");
+            assert_eq!(
+                (counters.waves, counters.global_read_bytes),
+                (3 * waves, 3 * 4 * cols as u64),
+                "{arch}"
+            );
         }
     }
 }

@@ -98,7 +98,14 @@ fn special_logits() {
             row[hot] = at;
             row
         };
-        let rows = [with(nan, 1.0), with(-inf, -50.0), with(nan, nan), with(-inf, -inf), with(0.0, inf), with(0.0, 60.0)];
+        let rows = [
+            with(nan, 1.0),
+            with(-inf, -50.0),
+            with(nan, nan),
+            with(-inf, -inf),
+            with(0.0, inf),
+            with(0.0, 60.0),
+        ];
         for temperature in [1.0f32, 0.0] {
             let problem = Problem::<bf16>::new(&rows, vec![Parameters::OFF; 6], &[2f32.powi(-24), 1.0]);
             for gpu in kit::devices() {
@@ -139,7 +146,9 @@ fn zero_is_greedy() {
                             draw,
                         )
                     });
-                    assert!(ids.contains(&(got.ids[0] as usize)) && got.count[0] == count && got.mass[0] == 1.0);
+                    assert!(
+                        ids.contains(&(got.ids[0] as usize)) && got.count[0] == count && got.mass[0] == 1.0
+                    );
                 }
             }
         }
@@ -156,13 +165,23 @@ fn absent_filters_keep_all() {
             let run = |filters: Filters| {
                 sampled(&gpu, 2, cols, |s, w| {
                     let draw = Draw { seed: 4, ..Default::default() };
-                    hk_sampling::sample_from_logits(gpu.stream(), x.view(), 0.9.into(), none(), s, w, filters, draw)
+                    hk_sampling::sample_from_logits(
+                        gpu.stream(),
+                        x.view(),
+                        0.9.into(),
+                        none(),
+                        s,
+                        w,
+                        filters,
+                        draw,
+                    )
                 })
             };
             let off = run(Filters::default());
             assert_eq!(off.count, [cols as i32; 2]);
             assert!(off.mass.iter().all(|m| (m - 1.0).abs() < 1e-5));
-            let wide = Filters { k: Some((cols as i32).into()), min_p: Some(0.0.into()), ..Default::default() };
+            let wide =
+                Filters { k: Some((cols as i32).into()), min_p: Some(0.0.into()), ..Default::default() };
             assert_eq!(run(wide).bits(), off.bits());
         }
     }

@@ -106,7 +106,13 @@ fn check_random<T: Float>(cols: usize, seed: u64, place: Place) {
             let ids = run(&gpu, &x, None, Op::Random(t.view().into(), race));
             for (b, id) in ids.into_iter().enumerate() {
                 let e = kit::widen(&numbers[b * cols..][..cols]);
-                assert_wins(&rows[b], temperatures[b].into(), &e, id, &format!("row {b} of {cols} {}", T::DTYPE));
+                assert_wins(
+                    &rows[b],
+                    temperatures[b].into(),
+                    &e,
+                    id,
+                    &format!("row {b} of {cols} {}", T::DTYPE),
+                );
             }
         }
     }
@@ -197,7 +203,9 @@ fn special_logits() {
 fn streams_repeat_and_differ() {
     for gpu in kit::devices() {
         let x = upload::<f32>(&gpu, &vec![normal(400, 1); 64]);
-        let ids = |seed, offset| run(&gpu, &x, None, Op::Random(2.0.into(), Race { seed, offset, exponentials: None }));
+        let ids = |seed, offset| {
+            run(&gpu, &x, None, Op::Random(2.0.into(), Race { seed, offset, exponentials: None }))
+        };
         let first = ids(1, 1);
         assert_eq!(first, ids(1, 1));
         for other in [ids(1, 2), ids(2, 1), ids(1 << 32, 1)] {

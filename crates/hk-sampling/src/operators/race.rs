@@ -1,8 +1,8 @@
 //! The entries of the argmax and the exponential races.
 
 use super::{
-    IDS, LOGITS, OFFSET, ROW_INDEX, SEED, TEMPERATURE, TEMPERATURE_SCALAR, of_row, outputs_of,
-    per_row, reference, rows, rows_of, seed,
+    IDS, LOGITS, OFFSET, ROW_INDEX, SEED, TEMPERATURE, TEMPERATURE_SCALAR, of_row, outputs_of, per_row,
+    reference, rows, rows_of, seed,
 };
 use crate::{Race, kernels, race_workspace};
 use hk_core::registry::{

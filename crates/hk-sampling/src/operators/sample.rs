@@ -11,12 +11,10 @@ use hk_core::registry::{
 };
 use hk_core::{DType, Result, Stream, with_float};
 
-const K: ArgSpec = ArgSpec::input("k", &[DType::I32], 1, "[R]")
-    .optional()
-    .sampled(Sample::Integers { low: -1, high: 60 });
-const P: ArgSpec = ArgSpec::input("p", &[DType::F32], 1, "[R]")
-    .optional()
-    .sampled(Sample::Uniform { low: -0.1, high: 1.1 });
+const K: ArgSpec =
+    ArgSpec::input("k", &[DType::I32], 1, "[R]").optional().sampled(Sample::Integers { low: -1, high: 60 });
+const P: ArgSpec =
+    ArgSpec::input("p", &[DType::F32], 1, "[R]").optional().sampled(Sample::Uniform { low: -0.1, high: 1.1 });
 const MIN_P: ArgSpec = ArgSpec::input("min_p", &[DType::F32], 1, "[R]")
     .optional()
     .sampled(Sample::Uniform { low: -0.1, high: 0.2 });
@@ -48,11 +46,7 @@ const MIN_P_SCALAR: ScalarSpec = ScalarSpec {
 
 const LLAMA: Case = Case {
     label: "Llama-3 8B, 4 rows",
-    tensors: &[
-        ("probs", DType::F32, &[4, 128_256]),
-        ("mass", DType::F32, &[4]),
-        ("count", DType::I32, &[4]),
-    ],
+    tensors: &[("probs", DType::F32, &[4, 128_256]), ("mass", DType::F32, &[4]), ("count", DType::I32, &[4])],
     scalars: &[],
 };
 

@@ -188,20 +188,12 @@ pub fn sampled(
     let mut workspace = workspace(gpu, bytes);
     let (mut ids, mut mass) = (gpu.poisoned::<i32>([outputs]), gpu.poisoned::<f32>([outputs]));
     let mut count = gpu.poisoned::<i32>([outputs]);
-    let samples = Samples {
-        ids: ids.view_mut(),
-        mass: Some(mass.view_mut()),
-        count: Some(count.view_mut()),
-    };
+    let samples = Samples { ids: ids.view_mut(), mass: Some(mass.view_mut()), count: Some(count.view_mut()) };
     f(samples, workspace.view_mut([bytes]).unwrap()).unwrap();
     gpu.assert_guards(&ids);
     gpu.assert_guards(&mass);
     gpu.assert_guards(&count);
-    Output {
-        ids: gpu.download(&ids).data,
-        mass: gpu.download(&mass).data,
-        count: gpu.download(&count).data,
-    }
+    Output { ids: gpu.download(&ids).data, mass: gpu.download(&mass).data, count: gpu.download(&count).data }
 }
 
 /// A matrix and what is drawn from it.
