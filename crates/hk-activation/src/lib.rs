@@ -2,6 +2,7 @@
 
 hk_core::include_kernels!();
 
+mod causal_conv1d;
 mod gated;
 mod mul_add;
 mod operators;
@@ -12,6 +13,7 @@ mod tiles;
 mod topk;
 mod unary;
 
+pub use causal_conv1d::{ConvActivation, ConvStates, ConvWeight, causal_conv1d_fwd, causal_conv1d_update};
 pub use gated::{gelu_and_mul, gelu_tanh_and_mul, silu_and_mul, swiglu_oai_and_mul};
 pub use mul_add::{MulAddOperand, fused_mul_add};
 pub use operators::OPERATORS;

@@ -1,5 +1,6 @@
 //! The operators as data, for the `hk` program, the demo and the documentation.
 
+mod causal_conv1d;
 mod gated;
 mod mul_add;
 mod qkv;
@@ -22,6 +23,8 @@ pub static OPERATORS: &[Operator] = &[
     gated::GELU_TANH_AND_MUL,
     gated::SWIGLU_OAI_AND_MUL,
     mul_add::FUSED_MUL_ADD,
+    causal_conv1d::CAUSAL_CONV1D_FWD,
+    causal_conv1d::CAUSAL_CONV1D_UPDATE,
     rope::ROPE_CACHED,
     rope::ROPE_FREQS,
     rope::ROPE_QK,

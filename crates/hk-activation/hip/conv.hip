@@ -1,0 +1,395 @@
+// conv.hip: depthwise causal convolution along the tokens of sequences, with states that chain calls
+//   y[c, t] = act(bias[c] + sum_j w[c, j] h[c, t - (W - 1) + j]),  j = 0 .. W - 1,  act = identity | silu
+//   h: the tokens x of a sequence behind its history, which is its line of the states, or zeros
+//   x, y    [batch, C, L] T = bf16 | f16 | f32   unit stride on C or on L; or packed [C, tokens], sequence b from starts[b] to
+//                                               starts[b + 1]; y may lie on x if a lane walks whole sequences
+//   weight  [C, W]        T | f32                without gaps, W = 2 | 3 | 4
+//   bias    [C]           as weight, optional    without gaps
+//   states  [lines, C, W - 1]  T, optional       any strides; becomes the last W - 1 entries of h
+// A fused multiply-add a tap in f32, j rising from the bias; one rounding.
+//
+// How the work is split
+//   A lane walks a run of tokens with the last W - 1 of them in registers, so that each token is read once but for the W - 1
+//   before a run. With unit stride on channels, lanes have 16 bytes of channels each (or one channel) and a wave one run; with
+//   unit stride on tokens, a lane has runs of 8 tokens of a channel.
+//   Runs are of one length, but the first W - 1 tokens of a sequence are all walked by the lane that has the first: it alone
+//   reads the history, and writes the state when it has read it.
+// Indices come from the device and are not trusted: a line out of range makes its sequence NaN, line -1 skips it, and starts
+// are cut to the tokens that there are.
+// Floor
+//   Memory: 2 C L sizeof(T) a sequence, and twice its state. W + silu (11 and 2 special functions, hk/math.h) VALU instructions an
+//   element, two elements an instruction but for silu's special functions and one other.
+#include <hk/activate.h>
+#include <hk/entry.h>
+#include <hk/global.h>
+
+namespace {
+using hk::GlobalPtr;
+using hk::i32;
+using hk::i64;
+using hk::u32;
+using hk::u64;
+using hk::u8;
+using hk::Vec;
+
+struct Strides {
+    i64 outer, channel, inner;  // batch and token, or line and slot
+};
+
+/// How a lane reaches the states of neighbouring channels, `StateAccess` in src/causal_conv1d.rs.
+enum class StateAccess : u32 { Elements = 0, Channels = 1, Slots = 2 };
+
+struct Params {  // same fields, same order as `Params` in src/causal_conv1d.rs
+    hk::Global x, weight, bias, y, states, starts, lines, has_initial;
+    Strides x_at, y_at, state_at;
+    u32 batch;
+    u32 channels;
+    u32 tokens;  // of a sequence, or packed ones of all
+    u32 run;     // tokens of a lane
+    u32 runs;    // of a sequence, or of all
+    u32 width;
+    u32 n_lines;
+    u32 weight_is_f32;
+    u32 silu;
+    StateAccess state_access;
+    u32 update;  // every sequence begins with its line
+    u32 pad;
+};
+
+/// Reads or writes neighbours, by 16 bytes where that many are asked for.
+template <class V, class T>
+HK_FN V load_at(GlobalPtr<const T> p) {
+    return *reinterpret_cast<GlobalPtr<const V>>(p);
+}
+template <class T, class V>
+HK_FN void store_at(GlobalPtr<T> p, V v) {
+    *reinterpret_cast<GlobalPtr<V>>(p) = v;
+}
+
+/// What one call knows about a sequence.
+struct Sequence {
+    i64 x, y;     // of its first token, in elements
+    i64 state;    // of its line
+    u32 length;   //
+    bool skip;    // neither y nor the state is written
+    bool poison;  // y is NaN
+    bool keeps;   // has a line
+    bool begins;  // with the history in that line
+};
+
+/// Tokens of sequence `b` that are packed, cut to those there are; false if that cuts any.
+HK_FN bool cut(const Params &p, u32 b, u32 &start, u32 &end) {
+    const auto starts = p.starts.row<const i32>(0);
+    const i32 from = starts[b], to = starts[b + 1];
+    const i32 tokens = i32(p.tokens);
+    const auto within = [&](i32 t) { return u32(t < 0 ? 0 : t > tokens ? tokens : t); };
+    start = within(from);
+    end = within(to);
+    const bool whole = from >= 0 && from <= to && to <= tokens;
+    if (end < start) end = start;
+    return whole;
+}
+
+HK_FN Sequence sequence(const Params &p, u32 b, i64 first, u32 length, bool whole) {
+    Sequence s = {};
+    s.length = length;
+    s.poison = !whole;
+    const i64 outer = p.starts.present() ? 0 : b;
+    s.x = outer * p.x_at.outer + first * p.x_at.inner;
+    s.y = outer * p.y_at.outer + first * p.y_at.inner;
+    if (p.states.present()) {
+        const i32 line = p.lines.present() ? p.lines.row<const i32>(0)[b] : i32(b);
+        s.skip = line == -1;
+        const bool there = u32(line) < p.n_lines;
+        s.poison |= !there;
+        s.keeps = there && whole;
+        s.begins = s.keeps && (p.has_initial.present() ? p.has_initial.row<const u8>(0)[b] != 0 : p.update != 0);
+        s.state = there ? i64(line) * p.state_at.outer : 0;
+    }
+    return s;
+}
+
+/// A lane's channels, `V` of them from `channel` on, with W taps.
+template <class T, int V, int W>
+struct Lane {
+    using Values = Vec<T, V>;
+    using Floats = Vec<float, V>;
+    static constexpr int kSlots = W - 1;
+
+    const Params &p;
+    u32 channel;
+    Floats taps[W];
+    Floats bias;
+
+    HK_FN Lane(const Params &p, u32 channel) : p(p), channel(channel) {
+        if (p.weight_is_f32) {
+            load_weights<float>();
+        } else {
+            load_weights<T>();
+        }
+    }
+
+    template <class E>
+    HK_FN void load_weights() {
+        // The taps of a lane's channels lie side by side.
+        constexpr int kPart = V * W < hk::kVecLen<E> ? 1 : V > 1 ? hk::kVecLen<E> : 1;
+        const auto from = p.weight.row<const E>(0) + u64(channel) * W;
+#pragma unroll
+        for (int i = 0; i < V * W; i += kPart) {
+            const auto part = load_at<Vec<E, kPart>>(from + i);
+#pragma unroll
+            for (int j = 0; j < kPart; ++j) taps[(i + j) % W][(i + j) / W] = float(part[j]);
+        }
+        bias = Floats(0.0f);
+        if (p.bias.present()) {
+            constexpr int kLen = V < hk::kVecLen<E> ? V : hk::kVecLen<E>;
+#pragma unroll
+            for (int i = 0; i < V; i += kLen) {
+                const auto part = load_at<Vec<E, kLen>>(p.bias.row<const E>(0) + channel + i);
+#pragma unroll
+                for (int j = 0; j < kLen; ++j) bias[i + j] = float(part[j]);
+            }
+        }
+    }
+
+    HK_FN GlobalPtr<const T> x(const Sequence &s, i64 t) const {
+        return reinterpret_cast<GlobalPtr<const T>>(p.x.data) + s.x + own(p.x_at) + t * p.x_at.inner;
+    }
+    HK_FN GlobalPtr<T> y(const Sequence &s, i64 t) const {
+        return reinterpret_cast<GlobalPtr<T>>(p.y.data) + s.y + own(p.y_at) + t * p.y_at.inner;
+    }
+    /// Where the lane's channels are. Several have unit stride.
+    HK_FN i64 own(const Strides &at) const { return V > 1 ? i64(channel) : channel * at.channel; }
+    HK_FN GlobalPtr<T> state(const Sequence &s) const {
+        return reinterpret_cast<GlobalPtr<T>>(p.states.data) + s.state + channel * p.state_at.channel;
+    }
+
+    /// The history of a sequence.
+    HK_FN void load_state(const Sequence &s, Values (&h)[kSlots]) const {
+#pragma unroll
+        for (int i = 0; i < kSlots; ++i) h[i] = Values(T(0.0f));
+        if (!s.begins) return;
+        const auto from = state(s);
+        if (V > 1 && p.state_access == StateAccess::Channels) {
+#pragma unroll
+            for (int i = 0; i < kSlots; ++i) h[i] = load_at<Values>(GlobalPtr<const T>(from + i * p.state_at.inner));
+        } else if (V > 1 && p.state_access == StateAccess::Slots) {
+            // The slots of a lane's channels lie side by side.
+#pragma unroll
+            for (int n = 0; n < kSlots; ++n) {
+                const auto part = load_at<Values>(GlobalPtr<const T>(from + n * V));
+#pragma unroll
+                for (int j = 0; j < V; ++j) h[(n * V + j) % kSlots][(n * V + j) / kSlots] = part[j];
+            }
+        } else {
+#pragma unroll
+            for (int v = 0; v < V; ++v) {
+#pragma unroll
+                for (int i = 0; i < kSlots; ++i) h[i][v] = from[v * p.state_at.channel + i * p.state_at.inner];
+            }
+        }
+    }
+
+    HK_FN void store_state(const Sequence &s, const Values (&h)[kSlots]) const {
+        const auto to = state(s);
+        if (V > 1 && p.state_access == StateAccess::Channels) {
+#pragma unroll
+            for (int i = 0; i < kSlots; ++i) store_at(to + i * p.state_at.inner, h[i]);
+        } else if (V > 1 && p.state_access == StateAccess::Slots) {
+#pragma unroll
+            for (int n = 0; n < kSlots; ++n) {
+                Values part;
+#pragma unroll
+                for (int j = 0; j < V; ++j) part[j] = h[(n * V + j) % kSlots][(n * V + j) / kSlots];
+                store_at(to + n * V, part);
+            }
+        } else {
+#pragma unroll
+            for (int v = 0; v < V; ++v) {
+#pragma unroll
+                for (int i = 0; i < kSlots; ++i) to[v * p.state_at.channel + i * p.state_at.inner] = h[i][v];
+            }
+        }
+    }
+
+    /// The W - 1 entries of h before token `t`, which is the first of a sequence or not among the first W - 1.
+    HK_FN void load_before(const Sequence &s, u32 t, Values (&h)[kSlots]) const {
+        if (t == 0) {
+            load_state(s, h);
+        } else {
+#pragma unroll
+            for (int i = 0; i < kSlots; ++i) h[i] = load_at<Values>(x(s, i64(t) + i - kSlots));
+        }
+    }
+
+    /// The result at a token, which then is the newest of h.
+    HK_FN Values step(Values (&h)[kSlots], Values newest) const {
+        Floats sum = bias;
+#pragma unroll
+        for (int j = 0; j < kSlots; ++j) sum = __builtin_elementwise_fma(taps[j], hk::widen<T, V>(h[j]), sum);
+        sum = __builtin_elementwise_fma(taps[kSlots], hk::widen<T, V>(newest), sum);
+        if (p.silu) sum = hk::silu(sum);
+#pragma unroll
+        for (int j = 0; j + 1 < kSlots; ++j) h[j] = h[j + 1];
+        h[kSlots - 1] = newest;
+        return hk::narrow<T, V>(sum);
+    }
+
+    /// Tokens `from` to `to` of a sequence, kAhead of them read at a time; if `from` is the first one, the state too.
+    template <int kAhead>
+    HK_FN void walk(const Sequence &s, u32 from, u32 to) const {
+        if (s.skip) return;
+        if (s.poison) {
+            for (u32 t = from; t < to; ++t) store_at(y(s, t), Values(T(__builtin_nanf(""))));
+            return;
+        }
+        Values h[kSlots];
+        load_before(s, from, h);
+        u32 t = from;
+        for (; t + kAhead <= to; t += kAhead) {
+            Values ahead[kAhead];
+            load_ahead<kAhead>(s, t, ahead);
+#pragma unroll
+            for (int i = 0; i < kAhead; ++i) ahead[i] = step(h, ahead[i]);
+            store_ahead<kAhead>(s, t, ahead);
+        }
+        for (; t < to; ++t) store_at(y(s, t), step(h, load_at<Values>(x(s, t))));
+
+        if (from == 0 && s.keeps && s.length > 0) {
+            if (to < s.length) load_before(s, s.length, h);
+            store_state(s, h);
+        }
+    }
+
+private:
+    /// True if a lane's tokens from `address` on, one after the other, can be moved 16 bytes at a time.
+    HK_FN static bool together(i64 stride, u64 address) { return stride == 1 && address % hk::kVecBytes == 0; }
+
+    template <int kAhead>
+    HK_FN void load_ahead(const Sequence &s, u32 t, Values (&ahead)[kAhead]) const {
+        if constexpr (V == 1 && kAhead % hk::kVecLen<T> == 0) {
+            constexpr int kLen = hk::kVecLen<T>;
+            const auto from = x(s, t);
+            if (together(p.x_at.inner, reinterpret_cast<u64>(from))) {
+#pragma unroll
+                for (int i = 0; i < kAhead; i += kLen) {
+                    const auto part = load_at<Vec<T, kLen>>(from + i);
+#pragma unroll
+                    for (int j = 0; j < kLen; ++j) ahead[i + j] = part[j];
+                }
+                return;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) ahead[i] = load_at<Values>(x(s, i64(t) + i));
+    }
+
+    template <int kAhead>
+    HK_FN void store_ahead(const Sequence &s, u32 t, const Values (&results)[kAhead]) const {
+        if constexpr (V == 1 && kAhead % hk::kVecLen<T> == 0) {
+            constexpr int kLen = hk::kVecLen<T>;
+            const auto to = y(s, t);
+            if (together(p.y_at.inner, reinterpret_cast<u64>(to))) {
+#pragma unroll
+                for (int i = 0; i < kAhead; i += kLen) {
+                    Vec<T, kLen> part;
+#pragma unroll
+                    for (int j = 0; j < kLen; ++j) part[j] = results[i + j][0];
+                    store_at(to + i, part);
+                }
+                return;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) store_at(y(s, i64(t) + i), results[i]);
+    }
+};
+
+/// The last sequence that begins at or before packed token `t`, or the first.
+HK_FN u32 sequence_of(const Params &p, u32 t) {
+    const auto starts = p.starts.row<const i32>(0);
+    u32 low = 0, high = p.batch;
+    while (high - low > 1) {
+        const u32 middle = low + (high - low) / 2;
+        if (starts[middle] <= i32(t)) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+/// Run number `run` of a lane's channels.
+template <int kAhead, class L>
+HK_FN void walk_run(const Params &p, const L &lane, u32 b, u32 run) {
+    const u32 from = run * p.run;
+    const u32 to = p.tokens - from < p.run ? p.tokens : from + p.run;
+    if (!p.starts.present()) {
+        lane.template walk<kAhead>(sequence(p, b, 0, p.tokens, true), from, to);
+        return;
+    }
+    for (b = sequence_of(p, from); b < p.batch; ++b) {
+        u32 start, end;
+        const bool whole = cut(p, b, start, end);
+        if (start >= to) break;
+        // Tokens of this run, but for the first of a sequence, which belong to the run with the very first.
+        const u32 mine = start + L::kSlots;
+        const u32 first = start >= from ? start : mine > from ? mine : from;
+        const u32 last = start >= from && mine > to ? mine : to;
+        const u32 until = end < last ? end : last;
+        if (first < until) {
+            lane.template walk<kAhead>(sequence(p, b, start, end - start, whole), first - start, until - start);
+        }
+    }
+}
+
+/// Lanes side by side along channels, V each: a wave has one run of kWaveSize * V channels.
+template <class T, int V, int W>
+HK_FN void along_channels(const Params &p) {
+    const u32 tiles = (p.channels + hk::kWaveSize * V - 1) / (hk::kWaveSize * V);
+    const u32 channel = (hk::block_x() % tiles * hk::kWaveSize + hk::thread_x()) * V;
+    const u32 item = hk::block_x() / tiles;
+    if (channel < p.channels) walk_run<4>(p, Lane<T, V, W>(p, channel), item / p.runs, item % p.runs);
+}
+
+/// Lanes side by side along runs of a channel, then along channels.
+template <class T, int W>
+HK_FN void along_tokens(const Params &p) {
+    const u64 index = u64(hk::block_x()) * hk::kWaveSize + hk::thread_x();
+    const u32 run = u32(index % p.runs);
+    const u64 row = index / p.runs;
+    const u32 channel = u32(row % p.channels);
+    const u64 b = row / p.channels;
+    const u32 batches = p.starts.present() ? 1 : p.batch;
+    if (b < batches) walk_run<8>(p, Lane<T, 1, W>(p, channel), u32(b), run);
+}
+
+template <class T, hk::Access kAccess>
+HK_FN void channels(const Params &p) {
+    constexpr int V = kAccess == hk::Access::Vectors ? hk::kVecLen<T> : 1;
+    switch (p.width) {
+        case 2: return along_channels<T, V, 2>(p);
+        case 3: return along_channels<T, V, 3>(p);
+        case 4: return along_channels<T, V, 4>(p);
+    }
+}
+
+template <class T>
+HK_FN void tokens(const Params &p) {
+    switch (p.width) {
+        case 2: return along_tokens<T, 2>(p);
+        case 3: return along_tokens<T, 3>(p);
+        case 4: return along_tokens<T, 4>(p);
+    }
+}
+}  // namespace
+
+// Entry points: op, dtype of x, how lanes lie, access.
+#define CONV_ENTRIES(T)                                                              \
+    HK_ENTRY(conv_##T##_channels, hk::kWaveSize, channels<hk::T, hk::Access::Vectors>) \
+    HK_ENTRY(conv_##T##_channels_elements, hk::kWaveSize, channels<hk::T, hk::Access::Elements>) \
+    HK_ENTRY(conv_##T##_tokens, hk::kWaveSize, tokens<hk::T>)
+CONV_ENTRIES(bf16)
+CONV_ENTRIES(f16)
+CONV_ENTRIES(f32)
