@@ -56,14 +56,25 @@ struct Params {  // same fields, same order as `Params` in src/causal_conv1d.rs
     u32 pad;
 };
 
-/// Reads or writes neighbours, by 16 bytes where that many are asked for.
+/// Reads or writes a vector, aligned as such, or an element. Atomic ones for elements of two bytes: else the compiler makes
+/// one access of two neighbours, which need not be on four bytes. They cost nothing.
 template <class V, class T>
 HK_FN V load_at(GlobalPtr<const T> p) {
-    return *reinterpret_cast<GlobalPtr<const V>>(p);
+    if constexpr (sizeof(V) == 2) {
+        const auto bits = reinterpret_cast<GlobalPtr<const hk::u16>>(p);
+        return __builtin_bit_cast(V, __scoped_atomic_load_n(bits, __ATOMIC_RELAXED, __MEMORY_SCOPE_SINGLE));
+    } else {
+        return *reinterpret_cast<GlobalPtr<const V>>(p);
+    }
 }
 template <class T, class V>
 HK_FN void store_at(GlobalPtr<T> p, V v) {
-    *reinterpret_cast<GlobalPtr<V>>(p) = v;
+    if constexpr (sizeof(V) == 2) {
+        const auto bits = reinterpret_cast<GlobalPtr<hk::u16>>(p);
+        __scoped_atomic_store_n(bits, __builtin_bit_cast(hk::u16, v), __ATOMIC_RELAXED, __MEMORY_SCOPE_SINGLE);
+    } else {
+        *reinterpret_cast<GlobalPtr<V>>(p) = v;
+    }
 }
 
 /// What one call knows about a sequence.
@@ -164,6 +175,10 @@ struct Lane {
         return reinterpret_cast<GlobalPtr<T>>(p.states.data) + s.state + channel * p.state_at.channel;
     }
 
+    HK_FN GlobalPtr<T> slot(GlobalPtr<T> state, int v, int i) const {
+        return state + v * p.state_at.channel + i * p.state_at.inner;
+    }
+
     /// The history of a sequence.
     HK_FN void load_state(const Sequence &s, Values (&h)[kSlots]) const {
 #pragma unroll
@@ -185,7 +200,7 @@ struct Lane {
 #pragma unroll
             for (int v = 0; v < V; ++v) {
 #pragma unroll
-                for (int i = 0; i < kSlots; ++i) h[i][v] = from[v * p.state_at.channel + i * p.state_at.inner];
+                for (int i = 0; i < kSlots; ++i) h[i][v] = load_at<T>(GlobalPtr<const T>(slot(from, v, i)));
             }
         }
     }
@@ -207,7 +222,7 @@ struct Lane {
 #pragma unroll
             for (int v = 0; v < V; ++v) {
 #pragma unroll
-                for (int i = 0; i < kSlots; ++i) to[v * p.state_at.channel + i * p.state_at.inner] = h[i][v];
+                for (int i = 0; i < kSlots; ++i) store_at(slot(to, v, i), T(h[i][v]));
             }
         }
     }

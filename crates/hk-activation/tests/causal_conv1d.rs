@@ -1,0 +1,731 @@
+//! The causal convolutions on the emulated GPUs (and real ones where there are some) against f64 and their laws.
+
+use hk_activation::{
+    ConvActivation, ConvStates, ConvWeight, causal_conv1d_fwd, causal_conv1d_update, reference,
+};
+use hk_core::{DType, Device, Float, Layout, TensorView, TensorViewMut, bf16, f16};
+use hk_testkit::{self as kit, Fill, Gpu, Place, Tensor, assert_error, kind, proptest::prelude::*, widen};
+use std::ops::Range;
+
+/// How `x`, `y` and the states lie.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Order {
+    /// `[batch, channels, tokens]` with unit stride on tokens.
+    Tokens,
+    /// Unit stride on channels.
+    Channels,
+}
+
+/// A call. Sequences are `[channels, tokens]` each, one after the other.
+#[derive(Debug, Clone)]
+struct Case {
+    lengths: Vec<usize>,
+    channels: usize,
+    width: usize,
+    bias: bool,
+    silu: bool,
+    packed: bool,
+    order: Order,
+    /// Elements between rows, in front of the first element, and along the slots of a state.
+    gap: usize,
+    shift: usize,
+    slots_first: bool,
+    /// Line of each sequence, of how many, and whether it goes on from there.
+    lines: Option<(Vec<i32>, usize)>,
+    begins: Option<Vec<u8>>,
+    seed: u64,
+}
+
+impl Case {
+    fn new(lengths: &[usize], channels: usize, width: usize) -> Self {
+        Self {
+            lengths: lengths.to_vec(),
+            channels,
+            width,
+            bias: true,
+            silu: true,
+            packed: false,
+            order: Order::Channels,
+            gap: 0,
+            shift: 0,
+            slots_first: false,
+            lines: None,
+            begins: None,
+            seed: 1,
+        }
+    }
+
+    /// Lines in a random order, from ten times as many, and every other sequence going on.
+    fn with_states(mut self) -> Self {
+        let n = self.lengths.len();
+        let lines = (0..n).map(|b| ((b * 7 + 3) % (10 * n)) as i32).collect();
+        self.lines = Some((lines, 10 * n));
+        self.begins = Some((0..n).map(|b| (b % 2) as u8).collect());
+        self
+    }
+
+    fn tokens(&self) -> usize {
+        self.lengths.iter().sum()
+    }
+
+    /// Tokens of a sequence in packed order.
+    fn range(&self, b: usize) -> Range<usize> {
+        let start = self.lengths[..b].iter().sum();
+        start..start + self.lengths[b]
+    }
+
+    /// The axes of `x`, and where they lie.
+    fn place(&self) -> Place {
+        let (c, n) = (self.channels, self.lengths.len());
+        let last = if self.packed { self.tokens() } else { self.lengths[0] };
+        let (inner, rows) = if self.order == Order::Tokens { (last, c) } else { (c, last) };
+        let pitch = inner.max(1) + self.gap;
+        let [channel, token] = if self.order == Order::Tokens { [pitch, 1] } else { [1, pitch] };
+        let layout = if self.packed {
+            Layout::with_strides([c, last], [channel, token])
+        } else {
+            Layout::with_strides([n, c, last], [rows.max(1) * pitch, channel, token])
+        };
+        Place::new(layout.unwrap()).shifted(self.shift)
+    }
+
+    fn state_place(&self, lines: usize) -> Place {
+        let (c, slots) = (self.channels, self.width - 1);
+        let line = c * slots + self.gap;
+        let strides = if self.slots_first { [line, slots, 1] } else { [line, 1, c] };
+        Place::new(Layout::with_strides([lines, c, slots], strides).unwrap()).shifted(self.shift)
+    }
+
+    /// Index into a downloaded or uploaded `x`.
+    fn at(&self, b: usize, c: usize, t: usize) -> usize {
+        if self.packed {
+            c * self.tokens() + self.range(b).start + t
+        } else {
+            (b * self.channels + c) * self.lengths[0] + t
+        }
+    }
+}
+
+/// The tensors of a case.
+struct Data<T, W> {
+    x: Vec<T>,
+    weight: Vec<W>,
+    bias: Vec<W>,
+    states: Vec<T>,
+}
+
+impl<T: Float, W: Float> Data<T, W> {
+    fn new(case: &Case) -> Self {
+        let lines = case.lines.as_ref().map_or(0, |(_, n)| *n);
+        let normal = |n, seed| Fill::Normal.elements::<f32>(n, case.seed ^ seed);
+        let to = |v: Vec<f32>| v.iter().map(|&v| T::from_f32(v)).collect();
+        let weights = |v: Vec<f32>| v.iter().map(|&v| W::from_f32(v)).collect();
+        Self {
+            x: to(normal(case.channels * case.tokens(), 1)),
+            weight: weights(normal(case.channels * case.width, 2)),
+            bias: weights(normal(case.channels, 3)),
+            states: to(normal(lines * case.channels * (case.width - 1), 4)),
+        }
+    }
+}
+
+/// What a call gives.
+#[derive(Debug, PartialEq)]
+struct Output<T> {
+    y: Vec<T>,
+    states: Vec<T>,
+}
+
+#[track_caller]
+fn fwd<T: Float, W: ConvWeight<T>>(gpu: &Gpu, case: &Case, data: &Data<T, W>) -> Output<T> {
+    let x = gpu.upload(&data.x, case.place());
+    let mut y = gpu.poisoned::<T>(case.place());
+    let weight = gpu.upload(&data.weight, [case.channels, case.width]);
+    let bias = gpu.upload(&data.bias, [case.channels]);
+    let n = case.lengths.len();
+    let starts: Vec<i32> = (0..n).map(|b| case.range(b).start as i32).chain([case.tokens() as i32]).collect();
+    let starts = gpu.upload(&starts, [n + 1]);
+    let (lines, n_lines) = case.lines.clone().unwrap_or((vec![0; n], 0));
+    let lines = gpu.upload(&lines, [n]);
+    let begins = case.begins.as_ref().map(|b| gpu.upload(b, [n]));
+    let mut states = case.lines.is_some().then(|| gpu.upload(&data.states, case.state_place(n_lines)));
+    causal_conv1d_fwd(
+        gpu.stream(),
+        x.view(),
+        weight.view(),
+        case.bias.then(|| bias.view()),
+        case.packed.then(|| starts.view()),
+        states.as_mut().map(|states| ConvStates {
+            states: states.view_mut(),
+            cache_indices: Some(lines.view()),
+            has_initial_state: begins.as_ref().map(|b| b.view()),
+        }),
+        y.view_mut(),
+        if case.silu { ConvActivation::Silu } else { ConvActivation::None },
+    )
+    .unwrap();
+    gpu.assert_guards(&y);
+    gpu.assert_untouched(&x);
+    if let Some(states) = &states {
+        gpu.assert_guards(states);
+    }
+    Output { y: gpu.download(&y).data, states: states.map_or(Vec::new(), |s| gpu.download(&s).data) }
+}
+
+/// Checks the results of every sequence against f64, and the states exactly; lines that are -1 or out of range by their rules.
+#[track_caller]
+fn check_output<T: Float, W: Float>(case: &Case, data: &Data<T, W>, got: &Output<T>, goes_on: bool) {
+    // Half a step of what is subnormal in f16.
+    let (rtol, atol, step) = match T::DTYPE {
+        DType::Bf16 => (8e-3, 1e-3, 0.0),
+        DType::F16 => (1e-3, 1e-4, 3e-8),
+        _ => (1e-5, 1e-6, 0.0),
+    };
+    let (c, slots) = (case.channels, case.channels * (case.width - 1));
+    let (x, weight, bias) = (widen(&data.x), widen(&data.weight), widen(&data.bias));
+    let mut states = widen(&data.states);
+    for (b, &length) in case.lengths.iter().enumerate() {
+        let tokens: Vec<f64> =
+            (0..c).flat_map(|c| (0..length).map(move |t| (c, t))).map(|(c, t)| x[case.at(b, c, t)]).collect();
+        let each = || (0..c).flat_map(|c| (0..length).map(move |t| (c, t)));
+        let line = case.lines.as_ref().map(|(lines, n)| (lines[b], *n));
+        let own = match line {
+            Some((line, n)) if (0..n as i32).contains(&line) => Some(line as usize),
+            // Poison where it is skipped, NaN elsewhere.
+            Some(_) => {
+                assert!(each().all(|(c, t)| got.y[case.at(b, c, t)].to_f64().is_nan()), "sequence {b}");
+                continue;
+            }
+            None => None,
+        };
+        let initial = case.begins.as_ref().map_or(goes_on, |begins| begins[b] != 0);
+        let history = match own {
+            Some(line) if initial => states[line * slots..][..slots].to_vec(),
+            _ => vec![0.0; slots],
+        };
+        let bias = if case.bias { &bias[..] } else { &[] };
+        let want = reference::causal_conv1d(&tokens, &history, &weight, bias, c, case.width, case.silu);
+        for (i, (c, t)) in each().enumerate() {
+            let (got, want) = (got.y[case.at(b, c, t)].to_f64(), (want.y[i], want.size[i]));
+            let bound = rtol * want.0.abs() + atol * want.1 + step;
+            let at = format!("sequence {b}, channel {c}, token {t} of {case:?}");
+            assert!((got - want.0).abs() <= bound, "{at}: {got:e}, not {:e}", want.0);
+        }
+        if let (Some(line), true) = (own, length > 0) {
+            states[line * slots..][..slots].copy_from_slice(&want.state);
+        }
+    }
+    assert_eq!(widen(&got.states), states, "states of {case:?}");
+}
+
+#[track_caller]
+fn check<T: Float, W: ConvWeight<T>>(case: &Case) {
+    let data = Data::<T, W>::new(case);
+    for gpu in kit::devices() {
+        check_output(case, &data, &fwd(&gpu, case, &data), false);
+    }
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let channels = prop_oneof![1usize..=20, Just(64), Just(127), Just(130), Just(136), Just(520)];
+    let length = prop_oneof![Just(0usize), 1usize..=5, 6usize..=40];
+    let lengths = prop_oneof![
+        prop::collection::vec(length, 1..=6).prop_map(|l| (true, l)),
+        (1usize..=3, 1usize..=40).prop_map(|(n, l)| (false, vec![l; n])),
+    ];
+    let flags = any::<(bool, bool, bool, bool, bool, bool)>();
+    let gaps =
+        (prop_oneof![Just(0usize), Just(16), 1usize..=9], prop_oneof![3 => Just(0usize), 1 => 1usize..=7]);
+    (lengths, channels, 2usize..=4, flags, gaps, any::<u64>().no_shrink()).prop_map(
+        |(
+            (packed, lengths),
+            channels,
+            width,
+            (bias, silu, tokens, slots_first, states, begins),
+            (gap, shift),
+            seed,
+        )| {
+            let case = Case::new(&lengths, channels, width);
+            let mut case = if states { case.with_states() } else { case };
+            if !begins {
+                case.begins = None;
+            }
+            let order = if tokens { Order::Tokens } else { Order::Channels };
+            Case { bias, silu, packed, order, gap, shift, slots_first, seed, ..case }
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(kit::config())]
+
+    #[test]
+    fn bf16_matches_reference(case in cases()) {
+        check::<bf16, bf16>(&case);
+    }
+
+    #[test]
+    fn f16_matches_reference(case in cases()) {
+        check::<f16, f32>(&case);
+    }
+
+    #[test]
+    fn f32_matches_reference(case in cases()) {
+        check::<f32, f32>(&case);
+    }
+
+    /// Packed sequences have the bits that each has alone.
+    #[test]
+    fn packed_is_dense(case in cases().prop_filter("packed", |c| c.packed)) {
+        let data = Data::<bf16, bf16>::new(&case);
+        for gpu in kit::devices() {
+            let all = fwd(&gpu, &case, &data);
+            for (b, &length) in case.lengths.iter().enumerate() {
+                let alone = Case {
+                    lengths: vec![length],
+                    packed: false,
+                    lines: case.lines.as_ref().map(|(l, n)| (vec![l[b]], *n)),
+                    begins: case.begins.as_ref().map(|v| vec![v[b]]),
+                    order: if b % 2 == 0 { Order::Tokens } else { Order::Channels },
+                    ..case.clone()
+                };
+                let each = || (0..case.channels).flat_map(|c| (0..length).map(move |t| (c, t)));
+                let x = each().map(|(c, t)| data.x[case.at(b, c, t)]).collect();
+                let parts = Data { x, ..Data::<bf16, bf16>::new(&case) };
+                let got = fwd(&gpu, &alone, &parts);
+                for (i, (c, t)) in each().enumerate() {
+                    prop_assert_eq!(got.y[i].to_bits(), all.y[case.at(b, c, t)].to_bits());
+                }
+            }
+        }
+    }
+
+    /// A sequence in two calls chained by its state has the bits of one call.
+    #[test]
+    fn calls_chain(length in 2usize..=60, cut in any::<prop::sample::Index>(), width in 2usize..=4, tokens: bool, seed: u64) {
+        let cut = cut.index(length - 1) + 1;
+        let order = if tokens { Order::Tokens } else { Order::Channels };
+        let whole = Case {
+            lines: Some((vec![2], 4)), begins: Some(vec![1]), order, seed, ..Case::new(&[length], 24, width)
+        };
+        let data = Data::<bf16, bf16>::new(&whole);
+        let part = |range: Range<usize>| -> Vec<bf16> {
+            (0..24).flat_map(|c| data.x[c * length..][range.clone()].to_vec()).collect()
+        };
+        for gpu in kit::devices() {
+            let want = fwd(&gpu, &whole, &data);
+            let one = Case { lengths: vec![cut], ..whole.clone() };
+            let again = || Data::<bf16, bf16>::new(&whole);
+            let first = fwd(&gpu, &one, &Data { x: part(0..cut), ..again() });
+            let two = Case { lengths: vec![length - cut], ..whole.clone() };
+            let second = fwd(&gpu, &two, &Data { x: part(cut..length), states: first.states, ..again() });
+            prop_assert_eq!(&second.states, &want.states);
+            for c in 0..24 {
+                let joined = [&first.y[c * cut..][..cut], &second.y[c * (length - cut)..][..length - cut]].concat();
+                prop_assert_eq!(&joined[..], &want.y[c * length..][..length]);
+            }
+        }
+    }
+}
+
+/// The shapes of the specification, in both orders.
+#[test]
+fn every_size() {
+    let full = [(2048, 1024), (8192, 64), (1024, 5120), (64, 8193), (4096, 64)];
+    let sizes = [(1, 1), (64, 2), (127, 3), (130, 4), (1024, 8), (64, 64), (8, 1024), (16, 700), (520, 33)];
+    for (i, &(channels, length)) in sizes.iter().chain(if kit::full() { &full[..] } else { &[] }).enumerate()
+    {
+        for order in [Order::Tokens, Order::Channels] {
+            let case = Case::new(&[length], channels, 2 + i % 3);
+            let case = if i % 2 == 0 { case.with_states() } else { case };
+            check::<bf16, bf16>(&Case { order, ..case.clone() });
+            check::<f32, f32>(&Case { order, gap: 8, ..case });
+        }
+    }
+}
+
+/// Ragged lengths with 1 and 0 among them, runs of lanes that begin anywhere in a sequence, x a part of a wider row.
+#[test]
+fn ragged_lengths() {
+    let lengths = [1, 0, 17, 2, 3, 0, 0, 40, 1, 1, 15, 100, 7, 16, 33];
+    for order in [Order::Tokens, Order::Channels] {
+        for (width, channels) in [(2, 64), (3, 72), (4, 9)] {
+            let case = Case { packed: true, order, ..Case::new(&lengths, channels, width).with_states() };
+            check::<bf16, bf16>(&case);
+            check::<f16, f16>(&Case { gap: 4096, shift: 64, slots_first: true, ..case.clone() });
+            check::<f32, f32>(&Case { gap: 7, shift: 1, ..case });
+        }
+    }
+}
+
+/// Padding is left alone, lines out of range make NaN and write nothing.
+#[test]
+fn lines_out_of_range() {
+    for order in [Order::Tokens, Order::Channels] {
+        for packed in [false, true] {
+            let mut case = Case { order, packed, ..Case::new(&[9; 6], 16, 4).with_states() };
+            case.lines = Some((vec![-1, 3, 60, -2, i32::MIN, i32::MAX], 60));
+            case.begins = Some(vec![1; 6]);
+            check::<bf16, bf16>(&case);
+            let data = Data::<bf16, bf16>::new(&case);
+            // What is skipped keeps its bytes; what is poisoned does not.
+            for gpu in kit::devices() {
+                let poison = gpu.download(&gpu.poisoned::<bf16>(case.place()));
+                let got = fwd(&gpu, &case, &data);
+                let kept = |b: usize| {
+                    (0..16).all(|c| {
+                        (0..9)
+                            .all(|t| got.y[case.at(b, c, t)].to_bits() == poison[case.at(b, c, t)].to_bits())
+                    })
+                };
+                assert_eq!([0, 2, 3, 4, 5].map(kept), [true, false, false, false, false], "{}", gpu.spec());
+            }
+        }
+    }
+}
+
+/// Starts that are no starts: nothing outside the tokens is touched.
+#[test]
+fn starts_out_of_range() {
+    let (channels, tokens) = (16, 24);
+    for order in [Order::Tokens, Order::Channels] {
+        for starts in
+            [[-5, 8, 24], [0, 30, 24], [0, 8, 1 << 30], [i32::MIN, i32::MAX, 3], [20, 4, 24], [7, 7, 7]]
+        {
+            let case = Case { order, packed: true, ..Case::new(&[tokens], channels, 4) };
+            let data = Data::<bf16, bf16>::new(&case);
+            for gpu in kit::devices() {
+                let (x, mut y) = (gpu.upload(&data.x, case.place()), gpu.poisoned::<bf16>(case.place()));
+                let weight = gpu.upload(&data.weight, [channels, 4]);
+                let mut states = gpu.upload(&vec![bf16::ONE; 2 * channels * 3], [2, channels, 3]);
+                let starts = gpu.upload(&starts, [3]);
+                causal_conv1d_fwd(
+                    gpu.stream(),
+                    x.view(),
+                    weight.view(),
+                    None,
+                    Some(starts.view()),
+                    Some(ConvStates {
+                        states: states.view_mut(),
+                        cache_indices: None,
+                        has_initial_state: None,
+                    }),
+                    y.view_mut(),
+                    ConvActivation::None,
+                )
+                .unwrap();
+                gpu.assert_guards(&y);
+                gpu.assert_guards(&states);
+            }
+        }
+    }
+}
+
+/// Calls `causal_conv1d_update`, with `y` over `x` if `in_place`.
+fn update<T: Float, W: ConvWeight<T>>(
+    gpu: &Gpu,
+    case: &Case,
+    data: &Data<T, W>,
+    rank: usize,
+    in_place: bool,
+) -> Output<T> {
+    let (n, c) = (case.lengths.len(), case.channels);
+    let place = if rank == 2 { Place::rows([n, c], c + case.gap).shifted(case.shift) } else { case.place() };
+    let mut x = gpu.upload(&data.x, &place);
+    let mut y = gpu.poisoned::<T>(&place);
+    let weight = gpu.upload(&data.weight, [c, case.width]);
+    let bias = gpu.upload(&data.bias, [c]);
+    let (lines, n_lines) = case.lines.clone().unwrap();
+    let lines = gpu.upload(&lines, [n]);
+    let mut states = gpu.upload(&data.states, case.state_place(n_lines));
+    let act = if case.silu { ConvActivation::Silu } else { ConvActivation::None };
+    let call = |x: TensorView<T>, y: TensorViewMut<T>, states: TensorViewMut<T>| {
+        let bias = case.bias.then(|| bias.view());
+        causal_conv1d_update(gpu.stream(), x, weight.view(), bias, Some(lines.view()), states, y, act)
+            .unwrap();
+    };
+    if in_place {
+        let over = x.view_mut();
+        call(over.alias(), over, states.view_mut());
+        gpu.assert_guards(&x);
+        y = x;
+    } else {
+        call(x.view(), y.view_mut(), states.view_mut());
+        gpu.assert_guards(&y);
+        gpu.assert_untouched(&x);
+    }
+    gpu.assert_guards(&states);
+    Output { y: gpu.download(&y).data, states: gpu.download(&states).data }
+}
+
+/// One token and some, against f64, in place to the bit, and to the bit what the other operator gives.
+#[test]
+fn updates() {
+    fn check_update<T: Float, W: ConvWeight<T>>(case: &Case, rank: usize) {
+        let data = Data::<T, W>::new(case);
+        for gpu in kit::devices() {
+            let got = update(&gpu, case, &data, rank, false);
+            check_output(case, &data, &got, true);
+            assert_eq!(update(&gpu, case, &data, rank, true), got, "in place: {case:?}");
+            let begins = Some(vec![1; case.lengths.len()]);
+            let forward = fwd(&gpu, &Case { begins, ..case.clone() }, &data);
+            assert_eq!(forward, got, "forward: {case:?}");
+        }
+    }
+    for (i, (n, channels)) in [(1, 1), (5, 64), (3, 130), (4, 1032), (9, 16)].into_iter().enumerate() {
+        for length in [1, 2, 3, 5, 12] {
+            for order in [Order::Tokens, Order::Channels] {
+                let mut case = Case::new(&vec![length; n], channels, 2 + (i + length) % 3).with_states();
+                case.begins = None;
+                let case = Case {
+                    order,
+                    gap: 8 * (i % 2),
+                    slots_first: i % 2 == 0,
+                    bias: i != 2,
+                    silu: i != 3,
+                    ..case
+                };
+                check_update::<bf16, bf16>(&case, 3);
+                check_update::<f16, f32>(&Case { gap: 3, shift: 1, ..case.clone() }, 3);
+                if length == 1 && order == Order::Channels {
+                    check_update::<bf16, f32>(&case, 2);
+                    check_update::<f32, f32>(&case, 2);
+                }
+            }
+        }
+    }
+}
+
+/// What comes later does not change what came before; without an activation sums add; an impulse gives the weights back.
+#[test]
+fn laws() {
+    for order in [Order::Tokens, Order::Channels] {
+        let case = Case { order, bias: false, silu: false, ..Case::new(&[50], 16, 4) };
+        let data = Data::<bf16, bf16>::new(&case);
+        for gpu in kit::devices() {
+            let plain = fwd(&gpu, &case, &data);
+            for from in [1, 17, 49] {
+                let mut x = data.x.clone();
+                (0..16).for_each(|c| x[c * 50 + from..(c + 1) * 50].fill(bf16::NAN));
+                let got = fwd(&gpu, &case, &Data { x, ..Data::<bf16, bf16>::new(&case) });
+                for c in 0..16 {
+                    assert_eq!(got.y[c * 50..][..from], plain.y[c * 50..][..from], "from {from}");
+                    assert!(got.y[c * 50 + from].is_nan());
+                }
+            }
+            let doubled = data.x.iter().map(|v| bf16::from_f32(2.0 * v.to_f32())).collect();
+            let twice = fwd(&gpu, &case, &Data { x: doubled, ..Data::<bf16, bf16>::new(&case) });
+            assert!(twice.y.iter().zip(&plain.y).all(|(a, b)| a.to_f32() == 2.0 * b.to_f32()));
+
+            let mut x = vec![bf16::ZERO; 16 * 50];
+            (0..16).for_each(|c| x[c * 50 + 20] = bf16::ONE);
+            let response = fwd(&gpu, &case, &Data { x, ..Data::<bf16, bf16>::new(&case) });
+            for c in 0..16 {
+                let weights: Vec<bf16> = data.weight[c * 4..][..4].iter().rev().copied().collect();
+                assert_eq!(response.y[c * 50 + 20..][..4], weights);
+                assert!(
+                    response.y[c * 50..][..20]
+                        .iter()
+                        .chain(&response.y[c * 50 + 24..][..26])
+                        .all(|v| v.to_f32() == 0.0)
+                );
+            }
+        }
+    }
+}
+
+/// What the emulator counts: x is read once and y written once, in whole lines.
+#[test]
+fn tokens_are_moved_once() {
+    for order in [Order::Tokens, Order::Channels] {
+        let case = Case { order, bias: false, ..Case::new(&[256], 512, 4) };
+        let data = Data::<bf16, bf16>::new(&case);
+        for arch in ["gfx942", "gfx950"] {
+            let gpu = Gpu::open(&format!("emu:{arch}?details=true"));
+            gpu.stream().take_counters().unwrap();
+            fwd(&gpu, &case, &data);
+            let counters = gpu.stream().take_counters().unwrap().unwrap();
+            let details = counters.details.unwrap();
+            let lines = 512 * 256 * 2 / 128;
+            assert_eq!(details.distinct_written_lines, lines, "{order:?} on {arch}");
+            assert_eq!(details.distinct_read_lines, lines + 512 * 4 * 2 / 128, "{order:?} on {arch}");
+            assert_eq!(details.scratch_bytes, 0, "{order:?} on {arch}");
+        }
+    }
+}
+
+#[test]
+fn nothing_is_launched_for_no_tokens() {
+    for gpu in kit::devices() {
+        gpu.stream().take_counters().unwrap();
+        let case = Case::new(&[0, 0], 8, 4).with_states();
+        let data = Data::<bf16, bf16>::new(&case);
+        assert_eq!(fwd(&gpu, &case, &data).states, data.states);
+        if let Some(counters) = gpu.stream().take_counters().unwrap() {
+            assert_eq!(counters.waves, 0, "{}", gpu.spec());
+        }
+    }
+}
+
+/// The tensors that errors are about.
+struct Good {
+    x: Tensor<bf16>,
+    weight: Tensor<bf16>,
+    y: Tensor<bf16>,
+    states: Tensor<bf16>,
+}
+
+fn good(gpu: &Gpu) -> Good {
+    Good {
+        x: gpu.upload(&[bf16::ONE; 60], [3, 4, 5]),
+        weight: gpu.upload(&[bf16::ONE; 16], [4, 4]),
+        y: gpu.poisoned([3, 4, 5]),
+        states: gpu.upload(&[bf16::ONE; 36], [3, 4, 3]),
+    }
+}
+
+#[test]
+fn errors() {
+    const NONE: ConvActivation = ConvActivation::None;
+    let gpu = &kit::devices()[0];
+    let s = gpu.stream();
+    let Good { x, weight, mut y, mut states } = good(gpu);
+    let plain = |x: TensorView<bf16>, weight: TensorView<bf16>, y: TensorViewMut<bf16>| {
+        causal_conv1d_fwd(s, x, weight, None, None, None, y, NONE)
+    };
+    let flat = gpu.upload(&[bf16::ONE; 20], [4, 5]);
+    let mut flat_y = gpu.poisoned::<bf16>([4, 5]);
+    let wrong = plain(flat.view(), weight.view(), flat_y.view_mut());
+    assert_error(wrong, kind!(Shape), &["causal_conv1d_fwd: x", "[4, 5]", "3 axes"]);
+    let starts = gpu.upload(&[0, 5], [2]);
+    let wrong =
+        causal_conv1d_fwd(s, x.view(), weight.view(), None, Some(starts.view()), None, y.view_mut(), NONE);
+    assert_error(wrong, kind!(Shape), &["x", "[3, 4, 5]", "2 axes"]);
+    let none = gpu.upload::<i32>(&[], [0]);
+    let wrong = causal_conv1d_fwd(
+        s,
+        flat.view(),
+        weight.view(),
+        None,
+        Some(none.view()),
+        None,
+        flat_y.view_mut(),
+        NONE,
+    );
+    assert_error(wrong, kind!(Shape), &["query_start_loc", "[0]"]);
+    let wrong = plain(x.view(), weight.view(), flat_y.view_mut());
+    assert_error(wrong, kind!(Shape), &["y", "[4, 5]", "[3, 4, 5] (shape of x)"]);
+    let five = gpu.upload(&[bf16::ONE; 20], [5, 4]);
+    let wrong = plain(x.view(), five.view(), y.view_mut());
+    assert_error(wrong, kind!(Shape), &["weight", "[5, 4]", "[4, width] (channels of x)"]);
+    for width in [1, 5] {
+        let weight = gpu.upload(&vec![bf16::ONE; 4 * width], [4, width]);
+        let wrong = plain(x.view(), weight.view(), y.view_mut());
+        assert_error(wrong, kind!(Argument), &["weight", &format!("width {width}"), "2, 3 or 4"]);
+    }
+    let gaps = gpu.upload(&[bf16::ONE; 16], Place::rows([4, 4], 5));
+    assert_error(plain(x.view(), gaps.view(), y.view_mut()), kind!(Stride), &["weight"]);
+    let bias = gpu.upload(&[bf16::ONE; 3], [3]);
+    let wrong =
+        causal_conv1d_fwd(s, x.view(), weight.view(), Some(bias.view()), None, None, y.view_mut(), NONE);
+    assert_error(wrong, kind!(Shape), &["bias", "[3]", "[4] (channels of x)"]);
+
+    let place = |strides: [usize; 3]| Place::new(Layout::with_strides([3, 4, 5], strides).unwrap());
+    let spread = gpu.upload(&[bf16::ONE; 60], place([60, 10, 2]));
+    let message = "unit stride on channels or on tokens";
+    assert_error(plain(spread.view(), weight.view(), y.view_mut()), kind!(Stride), &["x", message]);
+    let mut spread_y = gpu.poisoned::<bf16>(place([60, 10, 2]));
+    assert_error(plain(x.view(), weight.view(), spread_y.view_mut()), kind!(Stride), &["y", message]);
+
+    let two = gpu.upload(&[0, 1], [2]);
+    let yes = gpu.upload(&[1u8, 1], [2]);
+    let mut with = |states: &mut Tensor<bf16>, lines: Option<&Tensor<i32>>, begins: Option<&Tensor<u8>>| {
+        let states = ConvStates {
+            states: states.view_mut(),
+            cache_indices: lines.map(|l| l.view()),
+            has_initial_state: begins.map(|b| b.view()),
+        };
+        causal_conv1d_fwd(s, x.view(), weight.view(), None, None, Some(states), y.view_mut(), NONE)
+    };
+    assert_error(
+        with(&mut states, Some(&two), None),
+        kind!(Shape),
+        &["cache_indices", "[2]", "[3] (sequences)"],
+    );
+    assert_error(with(&mut states, None, Some(&yes)), kind!(Shape), &["has_initial_state", "[2]"]);
+    let mut more = gpu.upload(&[bf16::ONE; 48], [3, 4, 4]);
+    assert_error(
+        with(&mut more, None, None),
+        kind!(Shape),
+        &["conv_states", "[3, 4, 4]", "[3 or more, 4, 3]"],
+    );
+    let mut few = gpu.upload(&[bf16::ONE; 24], [2, 4, 3]);
+    assert_error(with(&mut few, None, None), kind!(Shape), &["conv_states", "[2, 4, 3]"]);
+    gpu.assert_untouched(&states);
+    gpu.assert_untouched(&more);
+
+    let other = Device::open("emu:gfx950").unwrap().create_stream().unwrap();
+    let wrong = causal_conv1d_fwd(&other, x.view(), weight.view(), None, None, None, y.view_mut(), NONE);
+    assert_error(wrong, kind!(DeviceMismatch), &["x", "emu:gfx942", "emu:gfx950"]);
+    gpu.assert_untouched(&y);
+
+    let Good { x, mut y, mut states, .. } = good(gpu);
+    let four = gpu.upload(&[bf16::ONE; 4], [4]);
+    let wrong = causal_conv1d_update(
+        s,
+        four.view(),
+        weight.view(),
+        None,
+        None,
+        states.view_mut(),
+        y.view_mut(),
+        NONE,
+    );
+    assert_error(wrong, kind!(Shape), &["causal_conv1d_update: x", "[4]"]);
+    let wrong = causal_conv1d_update(
+        s,
+        x.view(),
+        weight.view(),
+        None,
+        Some(two.view()),
+        states.view_mut(),
+        y.view_mut(),
+        NONE,
+    );
+    assert_error(wrong, kind!(Shape), &["conv_state_indices", "[2]"]);
+    gpu.assert_untouched(&y);
+}
+
+#[test]
+fn overlaps_are_refused() {
+    const NONE: ConvActivation = ConvActivation::None;
+    let gpu = &kit::devices()[0];
+    let s = gpu.stream();
+    let Good { weight, mut y, mut states, .. } = good(gpu);
+    let out = y.view_mut();
+    let wrong = causal_conv1d_fwd(s, out.alias(), weight.view(), None, None, None, out, NONE);
+    assert_error(wrong, kind!(Overlap), &["x and y"]);
+    gpu.assert_untouched(&y);
+
+    let mut y = gpu.poisoned::<bf16>([3, 4, 3]);
+    let over = states.view_mut();
+    let x = over.alias();
+    let wrong = causal_conv1d_update(s, x, weight.view(), None, None, over, y.view_mut(), NONE);
+    assert_error(wrong, kind!(Overlap), &["x and conv_states"]);
+    gpu.assert_untouched(&states);
+    gpu.assert_untouched(&y);
+
+    let x = gpu.upload(&[bf16::ONE; 16], [4, 4]);
+    let mut y = gpu.upload(&[bf16::ONE; 16], [4, 4]);
+    let mut states = gpu.upload(&[bf16::ONE; 48], [4, 4, 3]);
+    let out = y.view_mut();
+    let wrong = causal_conv1d_update(s, x.view(), out.alias(), None, None, states.view_mut(), out, NONE);
+    assert_error(wrong, kind!(Overlap), &["weight and y"]);
+    let mut wide = gpu.upload(&[bf16::ONE; 20], [4, 5]);
+    let whole = wide.view_mut();
+    let left = whole.alias().slice(1, 0..4).unwrap();
+    let right = whole.slice(1, 1..5).unwrap();
+    let wrong = causal_conv1d_update(s, left, weight.view(), None, None, states.view_mut(), right, NONE);
+    assert_error(wrong, kind!(Overlap), &["x and y"]);
+    gpu.assert_untouched(&states);
+}
