@@ -2,5 +2,6 @@
 
 hk_testkit::corner_tests!(
     hk_activation::OPERATORS: silu, gelu, gelu_tanh, relu, tanh, silu_and_mul, gelu_and_mul, gelu_tanh_and_mul,
-    swiglu_oai_and_mul, fused_mul_add, rope_cached, rope_freqs, rope_qk, fused_qkv_split_qk_rope, topk
+    swiglu_oai_and_mul, fused_mul_add, rope_cached, rope_freqs, rope_qk, fused_qkv_split_qk_rope,
+    softmax, topk
 );

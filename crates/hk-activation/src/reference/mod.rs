@@ -5,9 +5,11 @@
 
 pub mod qkv;
 pub mod rope;
+mod softmax;
 mod topk;
 mod unary;
 
+pub use softmax::softmax;
 pub use topk::{Topk, topk};
 mod gated;
 mod mul_add;
