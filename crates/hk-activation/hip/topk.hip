@@ -14,7 +14,10 @@
 //   segments longer rows: blocks take 4096 columns each and write k ranks to the workspace; merge selects from those.
 // Floor
 //   Memory: rows * cols * sizeof(T) + rows * k * (sizeof(T) + 4 or 8). The values are read again by index, from cache.
-//   Vector instructions of a wave, at 1024 columns and k = 32: see crates/hk-activation/README.md.
+//   Vector instructions of a wave at 1024 columns of normal values and k = 32, counted: bf16 240, f32 299. Of these keys
+//   take 2.5 and 3 an element, the bound 0.5 and one for each of its bits that is tried, comparison with it 2 an element,
+//   the scan 8, sorting 45 and 100. Sorting whole rows in lanes first would take 120 for 16 elements of a lane before any
+//   lane meets another; k reductions, 16 each with as many selects. Rows in some order raise the bound: at most 566 and 754.
 #include <hk/block.h>
 #include <hk/reg.h>
 #include <hk/rows.h>

@@ -396,9 +396,9 @@ fn workspaces_are_for_long_rows_and_many_results() {
 }
 
 /// What the emulator counts for one row in every wave.
-fn counted<T: Float>(arch: &str, cols: usize, k: usize) -> (u64, u64, u64) {
+fn counted<T: Float>(arch: &str, data: Data, cols: usize, k: usize) -> (u64, u64, u64) {
     let gpu = Gpu::open(&format!("emu:{arch}?details=true"));
-    let x = rows::<T>(Data::Normal, 64, cols, 11);
+    let x = rows::<T>(data, 64, cols, 11);
     gpu.stream().take_counters().unwrap();
     run(&gpu, &x, cols, k, LARGEST);
     let counters = gpu.stream().take_counters().unwrap().unwrap();
@@ -416,8 +416,8 @@ fn selection_takes_few_instructions() {
     for arch in ["gfx942", "gfx950"] {
         let mut table = Vec::new();
         for k in [1, 8, 10, 32, 33, 50, 64] {
-            let (bf16, all_bf16, waves) = counted::<bf16>(arch, 1024, k);
-            let (f32, all_f32, _) = counted::<f32>(arch, 1024, k);
+            let (bf16, all_bf16, waves) = counted::<bf16>(arch, Data::Normal, 1024, k);
+            let (f32, all_f32, _) = counted::<f32>(arch, Data::Normal, 1024, k);
             assert_eq!(waves, 64);
             table.push((k, bf16, f32));
             println!("{arch}: {k} of 1024: bf16 {bf16} of {all_bf16} instructions, f32 {f32} of {all_f32}");
@@ -431,14 +431,25 @@ fn selection_takes_few_instructions() {
     }
 }
 
+/// Rows in an order of some kind cost more, within a bound.
+#[test]
+fn rows_in_order_take_bounded_instructions() {
+    for data in DATA {
+        let (bf16, ..) = counted::<bf16>("gfx942", data, 1024, 32);
+        let (f32, ..) = counted::<f32>("gfx942", data, 1024, 32);
+        println!("32 of 1024, {data:?}: bf16 {bf16} vector instructions, f32 {f32}");
+        assert!(bf16 <= 600 && f32 <= 800, "{data:?}: {bf16}, {f32}");
+    }
+}
+
 /// Short rows share a wave: eight of 64 columns, four of up to 256.
 #[test]
 fn short_rows_share_a_wave() {
     for (cols, waves) in [(32, 8), (64, 8), (128, 16), (256, 16)] {
-        let (valu, _, got) = counted::<f32>("gfx942", cols, 8);
+        let (valu, _, got) = counted::<f32>("gfx942", Data::Normal, cols, 8);
         println!("8 of {cols}, f32: {valu} vector instructions a row");
         assert_eq!(got, waves, "{cols} columns");
-        let (valu, _, got) = counted::<bf16>("gfx942", cols, 8);
+        let (valu, _, got) = counted::<bf16>("gfx942", Data::Normal, cols, 8);
         println!("8 of {cols}, bf16: {valu} vector instructions a row");
         assert_eq!(got, waves, "{cols} columns");
     }
