@@ -2,8 +2,10 @@
 //! exact.
 
 use hk_activation::{TopkIndex, TopkOptions, reference, topk_workspace};
-use hk_core::{Float, bf16, f16};
-use hk_testkit::{self as kit, Array, Fill, Gpu, Place, Tensor, proptest::prelude::*, widen};
+use hk_core::{Device, Float, Layout, bf16, f16};
+use hk_testkit::{
+    self as kit, Array, Fill, Gpu, Place, Tensor, assert_error, kind, proptest::prelude::*, widen,
+};
 
 const LARGEST: TopkOptions = TopkOptions { largest: true };
 const SMALLEST: TopkOptions = TopkOptions { largest: false };
@@ -267,4 +269,270 @@ fn every_kernel_meets_every_data_f16() {
 #[test]
 fn every_kernel_meets_every_data_f32() {
     every_kernel_meets_every_data::<f32>();
+}
+
+/// Sizes of the specification; at full sizes also its largest.
+#[test]
+fn sizes_of_the_specification_are_exact() {
+    let full = kit::full();
+    let wide: &[usize] = if full { &[8193, 32_768, 128_256, 151_936, 201_088] } else { &[8193, 17_000] };
+    let cols = [1, 2, 16, 100, 127, 128, 256, 1024, 1025, 4096].iter().chain(wide);
+    for (i, &cols) in cols.enumerate() {
+        for (j, k) in [1, 2, 4, 8, 10, 32, 50, 64, 100, 256, 1024, 2048, cols].into_iter().enumerate() {
+            if k > cols || (!full && cols > 2048 && (i + j) % 3 != 0) {
+                continue;
+            }
+            let rows = if full && cols <= 1024 { [1335, 4096][j % 2] } else { 1 };
+            let data = if (i + j) % 2 == 0 { Data::Shuffled } else { Data::Levels };
+            matches::<f32>(Size { rows, cols, k }, data, 3, LARGEST, [0; 3], false);
+            matches::<bf16>(Size { rows, cols, k }, Data::Normal, 4, LARGEST, [0; 3], false);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(kit::config())]
+
+    /// Columns are distinct and in range, values are what x has there, none that is left out precedes one that is not, and
+    /// one result more leaves the others as they are.
+    #[test]
+    fn laws(size in size(5000), data in data(), seed: u64, o in options()) {
+        let Size { rows: n, cols, k } = size;
+        let x = rows::<bf16>(data, n, cols, seed);
+        for gpu in kit::devices() {
+            let got = run(&gpu, &x, cols, k, o);
+            let more = run(&gpu, &x, cols, (k + 1).min(cols), o);
+            for row in 0..n {
+                let x = &x[row * cols..][..cols];
+                let columns = &got.indices[row * k..][..k];
+                let mut taken = vec![false; cols];
+                for (place, &column) in columns.iter().enumerate() {
+                    prop_assert!((0..cols as i64).contains(&column) && !taken[column as usize], "{columns:?}");
+                    taken[column as usize] = true;
+                    prop_assert_eq!(got.values.row(row)[place].to_bits(), x[column as usize].to_bits());
+                }
+                let last = x[columns[k - 1] as usize].to_f64();
+                let left_out = (0..cols).filter(|&c| !taken[c]).map(|c| x[c].to_f64());
+                // Of a comparison with NaN only what the order says of numbers is checked here.
+                let precedes = |v: f64| if o.largest { v > last } else { v < last };
+                prop_assert!(left_out.into_iter().all(|v| !precedes(v)));
+                let width = (k + 1).min(cols);
+                prop_assert_eq!(columns, &more.indices[row * width..][..k]);
+            }
+        }
+    }
+
+    /// A row's results are the same alone and in any place among others.
+    #[test]
+    fn a_row_does_not_depend_on_its_surroundings(
+        size in size(5000),
+        data in data(),
+        seed: u64,
+        pick in any::<prop::sample::Index>(),
+    ) {
+        let Size { rows: n, cols, k } = size;
+        let x = rows::<f32>(data, n, cols, seed);
+        let turned: Vec<f32> = x.chunks(cols).rev().flatten().copied().collect();
+        let row = pick.index(n);
+        for gpu in kit::devices() {
+            let all = run(&gpu, &x, cols, k, LARGEST);
+            let alone = run(&gpu, &x[row * cols..][..cols], cols, k, LARGEST);
+            let moved = run(&gpu, &turned, cols, k, LARGEST);
+            let there = n - 1 - row;
+            prop_assert_eq!(&all.indices[row * k..][..k], &alone.indices[..]);
+            prop_assert_eq!(&all.indices[row * k..][..k], &moved.indices[there * k..][..k]);
+            kit::assert_bits(&alone.values, all.values.row(row));
+        }
+    }
+}
+
+#[test]
+fn leading_axes_collapse_and_rows_repeat() {
+    let x = rows::<f16>(Data::Normal, 6, 40, 5);
+    for gpu in kit::devices() {
+        let want = run(&gpu, &x, 40, 9, LARGEST);
+        let tensor = gpu.upload(&x, Place::rows([2, 3, 40], 48));
+        let got = run_at::<_, i32>(&gpu, &tensor, Place::rows([2, 3, 9], 11), [2, 3, 9], LARGEST);
+        assert_eq!(got.indices, want.indices);
+        let row = run_at::<_, i64>(&gpu, &gpu.upload(&x[..40], [40]), [9], [9], LARGEST);
+        assert_eq!(row.indices, want.indices[..9]);
+
+        let one = gpu.upload(&x[..40], [1, 40]);
+        let (mut values, mut indices) = (gpu.poisoned::<f16>([5, 9]), gpu.poisoned::<i32>([5, 9]));
+        let repeated = one.view().broadcast([5, 40]).unwrap();
+        hk_activation::topk(gpu.stream(), repeated, values.view_mut(), indices.view_mut(), None, LARGEST)
+            .unwrap();
+        let first: Vec<i32> = want.indices[..9].iter().map(|&i| i as i32).collect();
+        assert_eq!(*gpu.download(&indices), first.repeat(5));
+    }
+}
+
+#[test]
+fn nothing_is_launched_for_no_rows() {
+    for gpu in kit::devices() {
+        gpu.stream().take_counters().unwrap();
+        for shape in [vec![0, 8], vec![3, 0, 8]] {
+            let x = gpu.upload::<bf16>(&[], Place::contiguous(&shape));
+            let mut results = shape.clone();
+            *results.last_mut().unwrap() = 3;
+            run_at::<_, i32>(&gpu, &x, Place::contiguous(&results), Place::contiguous(&results), LARGEST);
+        }
+        if let Some(counters) = gpu.stream().take_counters().unwrap() {
+            assert_eq!(counters.workgroups, 0);
+        }
+    }
+}
+
+#[test]
+fn workspaces_are_for_long_rows_and_many_results() {
+    for (cols, k) in [(1, 1), (16_384, 64), (16_384, 1), (2048, 2048), (100, 65)] {
+        assert_eq!(topk_workspace(7, cols, k), 0, "{k} of {cols}");
+    }
+    // 32 segments leave 50 ranks each, 63 tiles 100 and then 8 groups of these 100 again.
+    assert_eq!(topk_workspace(2, 128_256, 50), 2 * 32 * 50);
+    assert_eq!(topk_workspace(2, 128_256, 100), 2 * (63 + 8) * 100);
+    assert_eq!(topk_workspace(1, 4000, 4000), 2 * 2048);
+    assert_eq!(topk_workspace(usize::MAX, 128_256, 50), usize::MAX);
+}
+
+/// What the emulator counts for one row in every wave.
+fn counted<T: Float>(arch: &str, data: Data, cols: usize, k: usize) -> (u64, u64, u64) {
+    let gpu = Gpu::open(&format!("emu:{arch}?details=true"));
+    let x = rows::<T>(data, 64, cols, 11);
+    gpu.stream().take_counters().unwrap();
+    run(&gpu, &x, cols, k, LARGEST);
+    let counters = gpu.stream().take_counters().unwrap().unwrap();
+    let details = counters.details.unwrap();
+    let read = (64 * cols * size_of::<T>()) as u64;
+    assert_eq!(details.distinct_read_bytes, read, "{k} of {cols} on {arch}");
+    assert_eq!(details.distinct_written_bytes, (64 * k * (size_of::<T>() + 4)) as u64);
+    (counters.valu / 64, counters.instructions / 64, counters.waves)
+}
+
+/// A wave selects from a row of 1024 columns in less than 350 vector instructions, and from 1 to 64 results cost less than
+/// twice as much.
+#[test]
+fn selection_takes_few_instructions() {
+    for arch in ["gfx942", "gfx950"] {
+        let mut table = Vec::new();
+        for k in [1, 8, 10, 32, 33, 50, 64] {
+            let (bf16, all_bf16, waves) = counted::<bf16>(arch, Data::Normal, 1024, k);
+            let (f32, all_f32, _) = counted::<f32>(arch, Data::Normal, 1024, k);
+            assert_eq!(waves, 64);
+            table.push((k, bf16, f32));
+            println!("{arch}: {k} of 1024: bf16 {bf16} of {all_bf16} instructions, f32 {f32} of {all_f32}");
+        }
+        let (_, bf16, f32) = table[3];
+        assert!(bf16 < 350 && f32 < 350, "{arch}: {table:?}");
+        for of in [|t: &(usize, u64, u64)| t.1, |t: &(usize, u64, u64)| t.2] {
+            let (low, high) = (table.iter().map(of).min().unwrap(), table.iter().map(of).max().unwrap());
+            assert!(high <= 2 * low, "{arch}: {table:?}");
+        }
+    }
+}
+
+/// Rows in an order of some kind cost more, within a bound.
+#[test]
+fn rows_in_order_take_bounded_instructions() {
+    for data in DATA {
+        let (bf16, ..) = counted::<bf16>("gfx942", data, 1024, 32);
+        let (f32, ..) = counted::<f32>("gfx942", data, 1024, 32);
+        println!("32 of 1024, {data:?}: bf16 {bf16} vector instructions, f32 {f32}");
+        assert!(bf16 <= 600 && f32 <= 800, "{data:?}: {bf16}, {f32}");
+    }
+}
+
+/// Short rows share a wave: eight of 64 columns, four of up to 256.
+#[test]
+fn short_rows_share_a_wave() {
+    for (cols, waves) in [(32, 8), (64, 8), (128, 16), (256, 16)] {
+        let (valu, _, got) = counted::<f32>("gfx942", Data::Normal, cols, 8);
+        println!("8 of {cols}, f32: {valu} vector instructions a row");
+        assert_eq!(got, waves, "{cols} columns");
+        let (valu, _, got) = counted::<bf16>("gfx942", Data::Normal, cols, 8);
+        println!("8 of {cols}, bf16: {valu} vector instructions a row");
+        assert_eq!(got, waves, "{cols} columns");
+    }
+}
+
+#[test]
+fn errors() {
+    let gpu = &kit::devices()[0];
+    let stream = gpu.stream();
+    let op = hk_activation::topk::<bf16, i32>;
+    let x = gpu.upload(&[bf16::ONE; 12], [3, 4]);
+    let (mut values, mut indices) = (gpu.poisoned::<bf16>([3, 2]), gpu.poisoned::<i32>([3, 2]));
+
+    for k in [0, 5] {
+        let (mut v, mut i) = (gpu.poisoned::<bf16>([3, k]), gpu.poisoned::<i32>([3, k]));
+        let message = format!("topk: k: {k}, expected 1 to 4 (columns of x)");
+        assert_error(
+            op(stream, x.view(), v.view_mut(), i.view_mut(), None, LARGEST),
+            kind!(Argument),
+            &[&message],
+        );
+    }
+    let empty = gpu.upload::<bf16>(&[], [3, 0]);
+    let result = op(stream, empty.view(), values.view_mut(), indices.view_mut(), None, LARGEST);
+    assert_error(result, kind!(Empty), &["topk: x", "[3, 0]"]);
+    let mut v = gpu.poisoned::<bf16>([2, 2]);
+    let result = op(stream, x.view(), v.view_mut(), indices.view_mut(), None, LARGEST);
+    assert_error(
+        result,
+        kind!(Shape),
+        &["topk: values: shape [2, 2], expected [3, 2] (rows of x, k of values)"],
+    );
+    let mut i = gpu.poisoned::<i32>([3, 3]);
+    let result = op(stream, x.view(), values.view_mut(), i.view_mut(), None, LARGEST);
+    assert_error(result, kind!(Shape), &["topk: indices: shape [3, 3], expected [3, 2]"]);
+    let mut flat = gpu.poisoned::<i32>([6]);
+    let result = op(stream, x.view(), values.view_mut(), flat.view_mut(), None, LARGEST);
+    assert_error(result, kind!(Shape), &["indices", "[6]"]);
+    let scalar = gpu.upload(&[bf16::ONE], Place::contiguous([]));
+    let result = op(stream, scalar.view(), values.view_mut(), indices.view_mut(), None, LARGEST);
+    assert_error(result, kind!(Shape), &["topk: x"]);
+
+    let turned = gpu.upload(&[bf16::ONE; 12], [4, 3]);
+    let turned = turned.view().transpose(0, 1).unwrap();
+    let result = op(stream, turned, values.view_mut(), indices.view_mut(), None, LARGEST);
+    assert_error(result, kind!(Stride), &["topk: x"]);
+    let mut spread = gpu.poisoned::<bf16>(Place::new(Layout::with_strides([3, 2], [4, 2]).unwrap()));
+    let result = op(stream, x.view(), spread.view_mut(), indices.view_mut(), None, LARGEST);
+    assert_error(result, kind!(Stride), &["topk: values"]);
+    let mut spread = gpu.poisoned::<i32>(Place::new(Layout::with_strides([3, 2], [4, 2]).unwrap()));
+    let result = op(stream, x.view(), values.view_mut(), spread.view_mut(), None, LARGEST);
+    assert_error(result, kind!(Stride), &["topk: indices"]);
+
+    let mut both = gpu.upload(&[bf16::ONE; 12], [3, 4]);
+    let over = both.view_mut();
+    let input = over.alias();
+    let result = op(stream, input, over.slice(1, 0..2).unwrap(), indices.view_mut(), None, LARGEST);
+    assert_error(result, kind!(Overlap), &["x and values"]);
+    gpu.assert_untouched(&both);
+
+    // A row that is split needs a workspace.
+    let long = gpu.upload(&vec![bf16::ONE; 3000], [1, 3000]);
+    let (mut v, mut i) = (gpu.poisoned::<bf16>([1, 100]), gpu.poisoned::<i32>([1, 100]));
+    let result = op(stream, long.view(), v.view_mut(), i.view_mut(), None, LARGEST);
+    assert_error(
+        result,
+        kind!(Shape),
+        &["topk: workspace: shape [0], expected [200] or longer (topk_workspace(1, 3000, 100))"],
+    );
+    let mut short = gpu.poisoned::<i64>([199]);
+    let result = op(stream, long.view(), v.view_mut(), i.view_mut(), Some(short.view_mut()), LARGEST);
+    assert_error(result, kind!(Shape), &["topk: workspace: shape [199]"]);
+    let mut square = gpu.poisoned::<i64>([20, 20]);
+    let result = op(stream, long.view(), v.view_mut(), i.view_mut(), Some(square.view_mut()), LARGEST);
+    assert_error(result, kind!(Shape), &["topk: workspace"]);
+    let mut spread = gpu.poisoned::<i64>(Place::new(Layout::with_strides([200], [2]).unwrap()));
+    let result = op(stream, long.view(), v.view_mut(), i.view_mut(), Some(spread.view_mut()), LARGEST);
+    assert_error(result, kind!(Stride), &["topk: workspace"]);
+    gpu.assert_untouched(&v);
+
+    let other = Device::open("emu:gfx950").unwrap().create_stream().unwrap();
+    let result = op(&other, x.view(), values.view_mut(), indices.view_mut(), None, LARGEST);
+    assert_error(result, kind!(DeviceMismatch), &["x", "emu:gfx942", "emu:gfx950"]);
+    gpu.assert_untouched(&values);
+    gpu.assert_untouched(&indices);
 }

@@ -5,6 +5,7 @@ mod gated;
 mod mul_add;
 mod qkv;
 mod rope;
+mod softmax;
 mod topk;
 mod unary;
 
@@ -29,6 +30,7 @@ pub static OPERATORS: &[Operator] = &[
     rope::ROPE_FREQS,
     rope::ROPE_QK,
     qkv::FUSED_QKV_SPLIT_QK_ROPE,
+    softmax::SOFTMAX,
     topk::TOPK,
 ];
 

@@ -1,13 +1,12 @@
 //! `topk`.
 
+use super::FLOATS;
 use crate::{TopkIndex, TopkOptions, kernels, reference, topk_workspace};
 use hk_core::registry::{
     ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Operator, Scalar,
     ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
 use hk_core::{DType, Error, Float, Result, Stream, with_float};
-
-const FLOATS: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
 
 pub(crate) const TOPK: Operator = Operator {
     name: "topk",

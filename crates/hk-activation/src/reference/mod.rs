@@ -8,11 +8,13 @@ mod gated;
 mod mul_add;
 pub mod qkv;
 pub mod rope;
+mod softmax;
 mod topk;
 mod unary;
 
 pub use conv::{CausalConv1d, causal_conv1d};
 pub use gated::{gelu_and_mul, gelu_tanh_and_mul, silu_and_mul, swiglu_oai_and_mul};
 pub use mul_add::fused_mul_add;
+pub use softmax::softmax;
 pub use topk::{Topk, topk};
 pub use unary::{gelu, gelu_tanh, relu, silu, tanh};

@@ -80,6 +80,18 @@ HK_FN F rcp_fast(F x) {
     });
 }
 
+/// The largest of three in one instruction. Of NaNs and numbers it may be either.
+HK_FN float max3(float a, float b, float c) {
+#if defined(HK_AMD)
+    float out;
+    // Not a builtin: that would quiet each operand first.
+    asm("v_max3_f32 %0, %1, %2, %3" : "=v"(out) : "v"(a), "v"(b), "v"(c));
+    return out;
+#else
+    return __builtin_fmaxf(__builtin_fmaxf(a, b), c);
+#endif
+}
+
 /// a / b, correctly rounded: 10 + 1.
 template <class F>
 HK_FN F divide(F a, F b) {

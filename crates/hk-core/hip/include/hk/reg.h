@@ -12,6 +12,7 @@ namespace hk {
 template <class T, int Lanes, int N, int Chunks>
 struct Row {
     using Element = T;
+    static constexpr int kLanes = Lanes;
     static constexpr int kCols = Lanes * N * Chunks;
 
     Vec<T, N> chunk[Chunks];

@@ -116,11 +116,28 @@ HK_FN u64 keep(u64 mine, u64 other, u32 lane) {
     return (mine < other) != upper ? other : mine;
 }
 
+// The same for the value that lane `lane ^ Mask` has.
+template <int Mask, int Bit, class R>
+HK_FN R meet(R v, u32 lane) {
+#if defined(HK_AMD)
+    if constexpr (sizeof(R) == 8) {
+        // Signs are put on before the exchange; the other lane's is the opposite of this one's.
+        const u64 sign = u64(lane & Bit ? 0x80000000u : 0u) << 32;
+        const u64 own = v ^ sign;
+        const double other = __builtin_bit_cast(double, exchange<Mask>(own));
+        double out;
+        asm("v_max_f64 %0, %1, -%2" : "=v"(out) : "v"(__builtin_bit_cast(double, own)), "v"(other));
+        return __builtin_bit_cast(u64, out) ^ sign;
+    }
+#endif
+    return keep<Bit>(v, exchange<Mask>(v), lane);
+}
+
 // Sorts each group of Size lanes, a bitonic sequence (rising, then falling, or turned), descending.
 template <int Size, class R>
 HK_FN R merge_lanes(R v, u32 lane) {
     if constexpr (Size == 1) return v;
-    else return merge_lanes<Size / 2>(keep<Size / 2>(v, exchange<Size / 2>(v), lane), lane);
+    else return merge_lanes<Size / 2>(meet<Size / 2, Size / 2>(v, lane), lane);
 }
 
 // Sorts each group of Size lanes descending: halves against each other turned round, then each as it is.
@@ -130,14 +147,14 @@ HK_FN R sort_lanes(R v, u32 lane) {
         return v;
     } else {
         v = sort_lanes<Size / 2>(v, lane);
-        return merge_lanes<Size / 2>(keep<Size / 2>(v, exchange<Size - 1>(v), lane), lane);
+        return merge_lanes<Size / 2>(meet<Size - 1, Size / 2>(v, lane), lane);
     }
 }
 
 }  // namespace detail
 
 /// Sorts Regs * kWaveSize values descending; element r of lane l is at place r * kWaveSize + l. A bitonic network: 21
-/// steps for 64 values, of 2 instructions for words and 5 for ranks.
+/// steps for 64 values, of 2 instructions for words and 4 for ranks.
 template <int Regs, class R>
 HK_FN void sort_wave(R (&v)[Regs]) {
     u32 lane = lane_id();
@@ -286,14 +303,12 @@ HK_FN u32 keys_below(const i32 (&key)[N], i32 bound) {
     return bits;
 }
 
-HK_FN u32 wave_total(u32 v) { return last_lane(wave_scan(v)); }
-
 // A bound that at least k, of `best`, and as few more as there are, reach: the highest, bit by bit, until it is met by k.
 template <int N>
 HK_FN i32 bound_for(const i32 (&best)[N], u32 k, int lowest_bit) {
     u32 bound = 0;
-    for (int bit = 31; bit >= lowest_bit; --bit) {
-        const u32 higher = bound | 1u << bit;
+    for (u32 step = 0x80000000u; step >= 1u << lowest_bit; step /= 2) {
+        const u32 higher = bound | step;
         u32 reach = 0;
 #pragma unroll
         for (int i = 0; i < N; ++i) {
@@ -317,22 +332,31 @@ HK_FN u32 lowest_bits(u32 from, u32 n) {
 
 }  // namespace detail
 
-/// Marks elements of a wave, bit e: element e of this lane. All the k first ones by `keys`, then by column, are among
+/// Elements of a wave: bit e is element e of this lane; and how many there are up to this lane.
+struct Marked {
+    u32 bits;
+    u32 upto;
+
+    HK_FN explicit Marked(u32 bits) : bits(bits), upto(wave_scan(u32(__builtin_popcount(bits)))) {}
+    HK_FN u32 total() const { return last_lane(upto); }
+};
+
+/// Marks elements of a wave. All the k first ones by `keys`, then by column, are among
 /// them, and at most `most`, k or more, in the whole wave; where many keys are equal, exactly the k first ones. Only those
 /// `valid` count; if they are fewer than k, all are marked. Element e of lane l is of column ((e / V) * kWaveSize + l) * V + e % V.
 ///
 /// A bound comes from the largest keys of each lane (`pairs`: of its even and odd elements): k of those that reach it
 /// are elements that do. Few others reach it, unless the row is in an order of some kind: then the bound is raised.
 template <int V, class Keys, int E>
-HK_FN u32 mark_first(const Keys &keys, const i32 (&key)[E], u32 valid, u32 k, u32 most, bool pairs) {
+HK_FN Marked mark_first(const Keys &keys, const i32 (&key)[E], u32 valid, u32 k, u32 most, bool pairs) {
     i32 best[2] = {key[0], key[1]};
 #pragma unroll
     for (int e = 2; e < E; ++e) best[e % 2] = key[e] > best[e % 2] ? key[e] : best[e % 2];
     const i32 both[1] = {best[0] > best[1] ? best[0] : best[1]};
     i32 bound = pairs ? detail::bound_for(best, k, Keys::kLowestBit) : detail::bound_for(both, k, Keys::kLowestBit);
     bound = keys.first(bound);
-    u32 marked = valid & ~detail::keys_below(key, bound);
-    if (detail::wave_total(u32(__builtin_popcount(marked))) <= most) return marked;
+    const Marked first(valid & ~detail::keys_below(key, bound));
+    if (first.total() <= most) return first;
 
     // Rare. Bits in which the bound and the largest key agree are settled.
     const i32 top = i32(group_reduce<kWaveSize>(u32(both[0]) ^ 0x80000000u, [](u32 a, u32 b) { return larger(a, b); }));
@@ -341,44 +365,38 @@ HK_FN u32 mark_first(const Keys &keys, const i32 (&key)[E], u32 valid, u32 k, u3
     u32 raised = low & ~((2u << bit) - 1u);
     for (; bit >= Keys::kLowestBit; --bit) {
         const u32 higher = raised | 1u << bit;
-        const u32 reach = valid & ~detail::keys_below(key, i32(higher ^ 0x80000000u));
-        const u32 count = detail::wave_total(u32(__builtin_popcount(reach)));
+        const u32 count = Marked(valid & ~detail::keys_below(key, i32(higher ^ 0x80000000u))).total();
         if (count >= k) raised = higher;
         if (count >= k && count <= most) break;
     }
     bound = keys.first(i32(raised ^ 0x80000000u));
-    marked = valid & ~detail::keys_below(key, bound);
-    if (detail::wave_total(u32(__builtin_popcount(marked))) <= most) return marked;
+    const Marked raised_to(valid & ~detail::keys_below(key, bound));
+    if (raised_to.total() <= most) return raised_to;
 
     // Many are equal to the last of the k: those of the lowest columns are taken.
     const i32 next = keys.next(bound);
-    const u32 above = next == Keys::kLowest ? 0u : marked & ~detail::keys_below(key, next);
-    const u32 equal = marked & ~above;
-    marked = above;
-    const u32 n_above = detail::wave_total(u32(__builtin_popcount(above)));
+    const u32 above = next == Keys::kLowest ? 0u : raised_to.bits & ~detail::keys_below(key, next);
+    const u32 equal = raised_to.bits & ~above;
+    const u32 n_above = Marked(above).total();
     u32 needed = k > n_above ? k - n_above : 0u;
+    u32 bits = above;
     constexpr u32 kChunk = V >= 32 ? ~0u : (1u << V) - 1u;
 #pragma unroll 1
     for (int chunk = 0; chunk < E / V; ++chunk) {
         const u32 here = equal >> (chunk * V) & kChunk;
-        const u32 count = u32(__builtin_popcount(here));
-        const u32 upto = wave_scan(count);
-        const u32 before = upto - count;
-        marked |= detail::lowest_bits(here, needed > before ? needed - before : 0u) << (chunk * V);
-        const u32 total = last_lane(upto);
-        needed = needed > total ? needed - total : 0u;
+        const Marked those(here);
+        const u32 before = those.upto - u32(__builtin_popcount(here));
+        bits |= detail::lowest_bits(here, needed > before ? needed - before : 0u) << (chunk * V);
+        needed = needed > those.total() ? needed - those.total() : 0u;
     }
-    return marked;
+    return Marked(bits);
 }
 
-/// Calls `f(place, e)` for each marked element e; places count all that are marked in the wave. Returns their number.
+/// Calls `f(place, e)` for each marked element e of this lane; places count all that are marked in the wave.
 template <class F>
-HK_FN u32 for_marked(u32 marked, F f) {
-    const u32 count = u32(__builtin_popcount(marked));
-    const u32 upto = wave_scan(count);
-    u32 place = upto - count;
-    for (; marked != 0; marked &= marked - 1) f(place++, u32(__builtin_ctz(marked)));
-    return last_lane(upto);
+HK_FN void for_marked(const Marked &marked, F f) {
+    u32 place = marked.upto - u32(__builtin_popcount(marked.bits));
+    for (u32 bits = marked.bits; bits != 0; bits &= bits - 1) f(place++, u32(__builtin_ctz(bits)));
 }
 
 }  // namespace hk

@@ -1,0 +1,196 @@
+// softmax.hip: y[r, c] = exp(x[r, c] - m[r]) / sum_c exp(x[r, c] - m[r]),  m[r] = max_c x[r, c]
+//   x      [rows, cols]               T = bf16 | f16 | f32   unit stride on cols, rows any stride
+//   y      [rows, cols]               T | f32                likewise; may lie on x
+//   parts  [rows, segments, 2]        f32                    of rows longer than 32768: largest element and sum of each
+// All arithmetic is f32, exponentials as powers of two, one rounding. A NaN, an infinity that is not negative, or nothing
+// but negative infinities make x - m or the sum NaN, and with it the row.
+//
+// How the work is split
+//   Up to 32768 columns, `Lanes` lanes hold a row in registers, so it is read once; rows on lanes as hk/rows.h has it.
+//   Longer rows are cut into segments of 4096 columns, a block each: `parts` finds the largest element of a segment and its
+//   sum relative to that, `apply` what these make for the row, in a fixed order, and reads the segment again.
+//   The order of sums depends on the length of a row alone.
+// Floor
+//   Memory: rows * cols * (sizeof(T) + sizeof(y)), with another sizeof(T) for long rows. In VALU instructions a 16-byte
+//   chunk of 8 bf16 costs a wave 8 to widen, 4 for the largest, 16 and 8 exponentials for the terms, 4 + 4 to sum and scale,
+//   and to round 4 on gfx950 and 36 on gfx942.
+#include <hk/arch.h>
+#include <hk/block.h>
+#include <hk/entry.h>
+#include <hk/math.h>
+#include <hk/reg.h>
+#include <hk/rows.h>
+
+namespace {
+using hk::Access;
+using hk::RowBatch;
+using hk::row_threads;
+using hk::u32;
+using hk::u64;
+
+struct Params {  // same fields, same order as `Params` in src/softmax.rs
+    hk::Global x, y;
+    u64 parts;
+    u32 y_is_f32;
+    u32 batch;     // rows that a block takes at a time
+    u32 segments;  // of a row
+    u32 pad;
+};
+
+constexpr float kLowest = -__builtin_inff();
+constexpr float kLog2E = 0x1.715476p+0f;
+
+/// A lane's elements in f32; where the row has none, they add nothing. `left` columns are from the lane's first one on.
+template <Access kAccess, class RowT>
+HK_FN auto widen_within(const RowT &x, hk::i32 left, bool full) {
+    using RowF = typename RowT::template With<float>;
+    constexpr int kChunks = sizeof(x.chunk) / sizeof(x.chunk[0]);
+    constexpr int kVec = RowF::kCols / kChunks / RowT::kLanes;
+    RowF out = hk::widen(x);
+    if (full) return out;
+    hk::forget(left);  // the results of the comparisons would fill scalar registers if they were kept from row to row
+#pragma unroll
+    for (int k = 0; k < kChunks; ++k) {
+        const hk::i32 ahead = k * RowT::kLanes * kVec;
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) {
+            // By vectors a chunk is within the row or not.
+            const bool within = ahead + (kAccess == Access::Vectors ? 0 : i) < left;
+            out.chunk[k][i] = within ? out.chunk[k][i] : kLowest;
+        }
+    }
+    return out;
+}
+
+template <int L, int N, int C>
+HK_FN float largest(const hk::Row<float, L, N, C> &row) {
+    float max = row.chunk[0][0];
+#pragma unroll
+    for (int k = 0; k < C; ++k) {
+#pragma unroll
+        for (int i = 0; i < N; i += 2) max = hk::max3(max, row.chunk[k][i], row.chunk[k][i + 1]);
+    }
+    return max;
+}
+
+/// exp(x - max), in place; their sum.
+template <int L, int N, int C>
+HK_FN float exponentials(hk::Row<float, L, N, C> &row, float max) {
+    hk::Vec<float, 2> sum = 0.0f;
+#pragma unroll
+    for (int k = 0; k < C; ++k) {
+        // The difference first: a product of the large numbers would lose what they differ by.
+        row.chunk[k] = hk::exp2_fast((row.chunk[k] - max) * kLog2E);
+#pragma unroll
+        for (int i = 0; i < N; i += 2) sum += hk::Vec<float, 2>{row.chunk[k][i], row.chunk[k][i + 1]};
+    }
+    return sum[0] + sum[1];
+}
+
+template <Access kAccess, class T, bool kAlone, class RowF>
+HK_FN void store(const Params &p, const RowBatch &batch, u32 index, const RowF &y) {
+    if (p.y_is_f32) y.store(batch.at<float, kAccess, kAlone>(p.y, index));
+    else hk::narrow<T>(y).store(batch.at<T, kAccess, kAlone>(p.y, index));
+}
+
+/// Rows that stay in registers, up to Lanes * ColsPerLane columns; a lane has `Rows` rows in hand at a time.
+template <Access kAccess, class T, int Lanes, int ColsPerLane, int Rows>
+HK_FN void rows(const Params &p) {
+    constexpr u32 kAbreast = row_threads(Lanes) / Lanes;
+    constexpr bool kAlone = kAbreast * Rows == 1;
+    using RowT = hk::Row<T, Lanes, hk::kVecLen<T>, ColsPerLane / hk::kVecLen<T>>;
+    using RowF = typename RowT::template With<float>;
+    const u32 side = hk::thread_x() / Lanes;
+    const u32 column = hk::thread_x() % Lanes * hk::kVecLen<T>;
+    const u32 cols = p.x.cols();
+    hk::GroupReducer<row_threads(Lanes), Lanes> group;
+
+    hk::for_row_batches<kAlone>(p.x.rows(), cols, column, p.batch, [&](const RowBatch &batch) {
+        RowT x[Rows];
+#pragma unroll
+        for (int r = 0; r < Rows; ++r) x[r] = RowT::load(batch.at<T, kAccess, kAlone>(p.x, r * kAbreast + side));
+#pragma unroll
+        for (int r = 0; r < Rows; ++r) {
+            RowF y = widen_within<kAccess>(x[r], hk::i32(cols - column), cols == u32(RowT::kCols));
+            const float max = group.max(largest(y));
+            const float sum = group.sum(exponentials(y, max));
+            store<kAccess, T, kAlone>(p, batch, r * kAbreast + side, y * hk::divide(1.0f, sum));
+        }
+    });
+}
+
+constexpr int kThreads = 256;
+constexpr int kSegmentCols = 16;  // of a lane
+
+/// Calls `f(row, segment, x, batch, full)` for each segment of this block.
+template <Access kAccess, class T, class F>
+HK_FN void for_segments(const Params &p, F f) {
+    using RowT = hk::Row<T, kThreads, hk::kVecLen<T>, kSegmentCols / hk::kVecLen<T>>;
+    const u32 cols = p.x.cols();
+    const u64 units = u64(p.x.rows()) * p.segments;
+    for (u64 unit = hk::block_x(); unit < units; unit += hk::grid_x()) {
+        const u64 row = unit / p.segments;
+        const u32 segment = u32(unit - row * p.segments);
+        const RowBatch batch = {row, 1, segment * RowT::kCols + hk::thread_x() * hk::kVecLen<T>, cols};
+        const RowT x = RowT::load(batch.at<T, kAccess, true>(p.x, 0));
+        const bool full = (segment + 1) * RowT::kCols <= cols;
+        f(row, segment, widen_within<kAccess>(x, hk::i32(cols - batch.column), full), batch);
+    }
+}
+
+/// The segments' largest elements, and their sums relative to these.
+template <Access kAccess, class T>
+HK_FN void parts(const Params &p) {
+    hk::GroupReducer<kThreads, kThreads> group;
+    for_segments<kAccess, T>(p, [&](u64 row, u32 segment, auto y, const RowBatch &) {
+        const float max = group.max(largest(y));
+        // A segment of nothing but negative infinities adds 0.
+        const float sum = group.sum(exponentials(y, max == kLowest ? 0.0f : max));
+        const auto out = reinterpret_cast<hk::GlobalPtr<hk::Vec<float, 2>>>(p.parts);
+        if (hk::thread_x() == 0) out[row * p.segments + segment] = hk::Vec<float, 2>{max, sum};
+    });
+}
+
+/// The results of the segments, given all parts of the row.
+template <Access kAccess, class T>
+HK_FN void apply(const Params &p) {
+    for_segments<kAccess, T>(p, [&](u64 row, u32, auto y, const RowBatch &batch) {
+        // Each wave by itself: lanes take parts in turn, then meet.
+        const auto parts = reinterpret_cast<hk::GlobalPtr<const hk::Vec<float, 2>>>(p.parts) + row * p.segments;
+        float max = kLowest;
+        for (u32 i = hk::lane_id(); i < p.segments; i += hk::kWaveSize) max = hk::max3(max, max, parts[i][0]);
+        max = hk::group_reduce<hk::kWaveSize>(max, hk::Max{});
+        float sum = 0.0f;
+        for (u32 i = hk::lane_id(); i < p.segments; i += hk::kWaveSize) {
+            const hk::Vec<float, 2> part = parts[i];
+            sum = __builtin_fmaf(hk::exp2_fast((part[0] - max) * kLog2E), part[1], sum);
+        }
+        sum = hk::group_reduce<hk::kWaveSize>(sum, hk::Sum{});
+        exponentials(y, max);
+        store<kAccess, T, true>(p, batch, 0, y * hk::divide(1.0f, sum));
+    });
+}
+}  // namespace
+
+// Entry points of one dtype, one per row of `VARIANTS` in src/softmax.rs, and those of long rows.
+#define SOFTMAX_ENTRIES(T)                                                                                \
+    HK_ENTRY(softmax_##T##_128, row_threads(16), rows<Access::Vectors, hk::T, 16, 8, 4>)                    \
+    HK_ENTRY(softmax_##T##_512, row_threads(16), rows<Access::Vectors, hk::T, 16, 32, 1>)                   \
+    HK_ENTRY(softmax_##T##_1024, row_threads(64), rows<Access::Vectors, hk::T, 64, 16, 1>)                  \
+    HK_ENTRY(softmax_##T##_2048, row_threads(64), rows<Access::Vectors, hk::T, 64, 32, 1>)                  \
+    HK_ENTRY(softmax_##T##_4096, row_threads(64), rows<Access::Vectors, hk::T, 64, 64, 1>)                  \
+    HK_ENTRY(softmax_##T##_8192, row_threads(256), rows<Access::Vectors, hk::T, 256, 32, 1>)                \
+    HK_ENTRY(softmax_##T##_16384, row_threads(256), rows<Access::Vectors, hk::T, 256, 64, 1>)               \
+    HK_ENTRY(softmax_##T##_32768, row_threads(512), rows<Access::Vectors, hk::T, 512, 64, 1>)               \
+    HK_ENTRY(softmax_##T##_parts, kThreads, parts<Access::Vectors, hk::T>)                                  \
+    HK_ENTRY(softmax_##T##_apply, kThreads, apply<Access::Vectors, hk::T>)                                  \
+    HK_ENTRY(softmax_##T##_512_elements, row_threads(16), rows<Access::Elements, hk::T, 16, 32, 1>)         \
+    HK_ENTRY(softmax_##T##_4096_elements, row_threads(64), rows<Access::Elements, hk::T, 64, 64, 1>)        \
+    HK_ENTRY(softmax_##T##_16384_elements, row_threads(256), rows<Access::Elements, hk::T, 256, 64, 1>)     \
+    HK_ENTRY(softmax_##T##_32768_elements, row_threads(512), rows<Access::Elements, hk::T, 512, 64, 1>)     \
+    HK_ENTRY(softmax_##T##_parts_elements, kThreads, parts<Access::Elements, hk::T>)                        \
+    HK_ENTRY(softmax_##T##_apply_elements, kThreads, apply<Access::Elements, hk::T>)
+
+SOFTMAX_ENTRIES(bf16)
+SOFTMAX_ENTRIES(f16)
+SOFTMAX_ENTRIES(f32)

@@ -1,0 +1,112 @@
+//! `softmax`.
+
+use super::FLOATS;
+use crate::{kernels, reference, softmax_workspace};
+use hk_core::registry::{
+    ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Operator, Role, Scalar,
+    ScalarSpec, TensorSpec, Tolerance, Traffic,
+};
+use hk_core::{DType, Result, Stream, with_float};
+
+const X: ArgSpec = ArgSpec::input("x", FLOATS, 2, "[.., cols]").ranks(1, 5);
+
+macro_rules! case {
+    ($dtype:ident $y:literal $rows:literal $cols:literal) => {
+        case!(concat!($rows, " rows of ", $cols, ", to ", $y), $dtype $y $rows $cols)
+    };
+    ($label:expr, $dtype:ident $y:literal $rows:literal $cols:literal) => {
+        Case {
+            label: $label,
+            tensors: &[("x", DType::$dtype, &[$rows, $cols])],
+            scalars: &[("y_dtype", Scalar::Choice($y))],
+        }
+    };
+}
+
+/// Each entry point, with enough rows that blocks loop on one compute unit. Rows of odd length go by elements.
+macro_rules! corners {
+    ($dtype:ident) => {
+        [
+            case!($dtype "as_x" 300 128),
+            case!($dtype "f32" 150 120),
+            case!($dtype "as_x" 100 512),
+            case!($dtype "f32" 40 1024),
+            case!($dtype "as_x" 20 2048),
+            case!($dtype "as_x" 30 4096),
+            case!($dtype "as_x" 5 8192),
+            case!($dtype "f32" 5 16384),
+            case!($dtype "as_x" 4 32760),
+            case!($dtype "as_x" 2 32776),
+            case!($dtype "f32" 100 509),
+            case!($dtype "as_x" 20 4001),
+            case!($dtype "as_x" 5 16001),
+            case!($dtype "f32" 4 32001),
+            case!($dtype "as_x" 2 32769),
+        ]
+    };
+}
+
+pub(crate) const SOFTMAX: Operator = Operator {
+    name: "softmax",
+    family: "hk-activation",
+    summary: "y = exp(x - max(x)) / sum(exp(x - max(x)))",
+    args: &[X, ArgSpec { name: "y", role: Role::Out(Tolerance::Elementwise), ..X }],
+    scalars: &[ScalarSpec {
+        name: "y_dtype",
+        default: Scalar::Choice("as_x"),
+        choices: &["as_x", "f32"],
+        summary: "type of y",
+    }],
+    kernels: &[&kernels::SOFTMAX],
+    cases: &[
+        case!("4096 rows of 128", Bf16 "as_x" 4096 128),
+        case!("attention scores, 128 rows of 4096", Bf16 "as_x" 128 4096),
+        case!("Llama-3 logits, batch 4", Bf16 "f32" 4 128_256),
+        case!("GPT-OSS logits, batch 1", F32 "as_x" 1 201_088),
+    ],
+    corners: &CORNERS,
+    outputs,
+    run: |stream: &Stream, call: &mut DeviceCall| {
+        let (inputs, mut outputs) = call.split();
+        let f32_out = in_f32(&inputs)?;
+        let x = inputs.get("x")?;
+        let cols = x.shape().last().copied().unwrap_or(0);
+        let len = softmax_workspace(x.shape().iter().rev().skip(1).product(), cols);
+        let workspace = if len == 0 { None } else { Some(outputs.workspace(stream, len)?) };
+        with_float!("softmax", "x", x.dtype(), T => {
+            if f32_out {
+                crate::softmax(stream, inputs.view::<T>("x")?, outputs.take::<f32>("y")?, workspace)
+            } else {
+                crate::softmax(stream, inputs.view::<T>("x")?, outputs.take::<T>("y")?, workspace)
+            }
+        })
+    },
+    reference: |call: &HostCall| {
+        let x = call.get("x")?;
+        let cols = x.shape().last().copied().unwrap_or(1);
+        let values = reference::softmax(&x.to_f64(), cols);
+        Ok(vec![("y", HostTensorF64 { shape: x.shape().to_vec(), values })])
+    },
+    traffic: Traffic::once,
+};
+
+static CORNERS: [Case; 45] = {
+    const CASES: [[Case; 15]; 3] = [corners!(Bf16), corners!(F16), corners!(F32)];
+    let mut all = [CASES[0][0]; 45];
+    let mut i = 0;
+    while i < all.len() {
+        all[i] = CASES[i / 15][i % 15];
+        i += 1;
+    }
+    all
+};
+
+fn in_f32<V: Described>(call: &Call<V>) -> Result<bool> {
+    Ok(call.choice("y_dtype")? == "f32")
+}
+
+fn outputs(call: &CallSpec) -> Result<Vec<(&'static str, TensorSpec)>> {
+    let x = call.get("x")?;
+    let dtype = if in_f32(call)? { DType::F32 } else { x.dtype };
+    Ok(vec![("y", TensorSpec::new(dtype, x.shape.clone()))])
+}
