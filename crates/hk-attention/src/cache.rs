@@ -5,8 +5,8 @@ use crate::kernels;
 use bytemuck::{Pod, Zeroable};
 use hk_core::rope::{Rope, RopeParams, RopeSource, RopeSpan};
 use hk_core::{
-    DType, Element, Error, Float, Fp8E4M3, Fp8E4M3Fnuz, GlobalLayout, IndexView, Launch, LaunchConfig, Layout,
-    Operand, Result, Stream, TensorView, TensorViewMut, bf16, f16,
+    DType, Element, Error, Float, Fp8E4M3, Fp8E4M3Fnuz, GlobalLayout, IndexView, Launch, LaunchConfig,
+    Layout, Operand, Result, Stream, TensorView, TensorViewMut, bf16, f16,
 };
 
 /// The element types of activations here: `bf16` and `f16`.
@@ -256,7 +256,18 @@ impl Target {
 
     fn new(data: u64, strides: Strides, format: Format, tokens: u32) -> Self {
         let Strides { block, head, within, col, within_shift, col_shift } = strides;
-        Self { data, block, head, within, col, within_shift, col_shift, format: format as u32, tokens, ..Self::NONE }
+        Self {
+            data,
+            block,
+            head,
+            within,
+            col,
+            within_shift,
+            col_shift,
+            format: format as u32,
+            tokens,
+            ..Self::NONE
+        }
     }
 
     /// An output `[tokens, heads, cols]`: fp8, or of the type of the input.
@@ -331,7 +342,9 @@ impl Jobs {
         let rotary = rope.rotary as u32; // at most `cols`
         let job = match rope.span {
             RopeSpan::First => Job { rotary, passed_at: rotary, passed_end: cols, ..Job::zeroed() },
-            RopeSpan::Last => Job { rotary, rotary_at: cols - rotary, passed_end: cols - rotary, ..Job::zeroed() },
+            RopeSpan::Last => {
+                Job { rotary, rotary_at: cols - rotary, passed_end: cols - rotary, ..Job::zeroed() }
+            }
         };
         let part = if self.vectors { PART } else { 1 };
         self.by_rows(0, job, input, targets, (cols as usize).div_ceil(2 * part), PASSES, tokens_first);
@@ -411,7 +424,8 @@ impl Jobs {
         self.tasks += sets as u64 * groups as u64;
         let mut all = [Target::NONE; TARGETS];
         all[..targets.len()].copy_from_slice(targets);
-        self.jobs[self.count] = Job { input, targets: all, end: self.tasks.min(u64::from(u32::MAX)) as u32, ..job };
+        self.jobs[self.count] =
+            Job { input, targets: all, end: self.tasks.min(u64::from(u32::MAX)) as u32, ..job };
         self.count += 1;
         self.ends[kind..].fill(self.tasks);
     }
@@ -489,7 +503,11 @@ impl Tokens {
 }
 
 /// Checks a tensor that has one number for all.
-pub(crate) fn check_scale(op: &'static str, arg: &'static str, scale: Option<&TensorView<f32>>) -> Result<()> {
+pub(crate) fn check_scale(
+    op: &'static str,
+    arg: &'static str,
+    scale: Option<&TensorView<f32>>,
+) -> Result<()> {
     let Some(scale) = scale else { return Ok(()) };
     if scale.numel() != 1 || scale.shape().len() > 1 {
         return Err(Error::shape(op, arg, scale.shape(), "[1]"));

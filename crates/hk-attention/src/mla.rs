@@ -74,7 +74,12 @@ impl<'a, T: Activation, R: RopeElement<T>> Inputs<'a, T, R> {
         rope.check(op, "q_pe", q_pe.shape(), pe)?;
         tables.check(op, rope, &[tokens])?;
         check_scale(op, "k_scale", k_scale.as_ref())?;
-        q_out.check(op, "q_out", &[tokens, q_heads, nope + pe], "tokens and heads of q_pe, columns of both")?;
+        q_out.check(
+            op,
+            "q_out",
+            &[tokens, q_heads, nope + pe],
+            "tokens and heads of q_pe, columns of both",
+        )?;
         k_pe_out.check(op, "k_pe_out", k_pe.shape(), "shape of k_pe")?;
         let [slots, ..] = kv_cache.dims::<3>(op, "kv_cache")?;
         kv_cache.check(op, "kv_cache", &[slots, kv_heads, nope + pe], "heads of k_nope, columns of both")?;

@@ -35,7 +35,13 @@ const OP: &str = "rope_cat_and_cache_mla";
 ///
 /// Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1.
 #[expect(clippy::too_many_arguments, reason = "the operator's tensors")]
-pub fn rope_cat_and_cache_mla<'a, T: Activation, R: RopeElement<T>, Q: CacheElement<T>, C: CacheElement<T>>(
+pub fn rope_cat_and_cache_mla<
+    'a,
+    T: Activation,
+    R: RopeElement<T>,
+    Q: CacheElement<T>,
+    C: CacheElement<T>,
+>(
     stream: &Stream,
     q_nope: TensorView<'a, T>,
     q_pe: TensorView<'a, T>,

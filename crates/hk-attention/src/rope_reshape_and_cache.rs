@@ -5,7 +5,9 @@ use crate::cache::{
     piece,
 };
 use hk_core::rope::{Rope, RopeElement, RopeSource, RopeTables};
-use hk_core::{Aliasing, Element, Error, IndexView, Result, Stream, TensorView, TensorViewMut, check_overlap};
+use hk_core::{
+    Aliasing, Element, Error, IndexView, Result, Stream, TensorView, TensorViewMut, check_overlap,
+};
 
 const OP: &str = "rope_reshape_and_cache";
 
@@ -131,7 +133,12 @@ pub fn rope_reshape_and_cache<'a, T: Activation, R: RopeElement<T>, C: CacheElem
     tables.check_disjoint(OP, "key_cache", &key_cache)?;
     tables.check_disjoint(OP, "value_cache", &value_cache)?;
     if let Some(zeros_out) = &zeros_out {
-        check_disjoint!(OP, "zeros_out", zeros_out, [q, k, v, slot_mapping, q_out, k_out, key_cache, value_cache]);
+        check_disjoint!(
+            OP,
+            "zeros_out",
+            zeros_out,
+            [q, k, v, slot_mapping, q_out, k_out, key_cache, value_cache]
+        );
         tables.check_disjoint(OP, "zeros_out", zeros_out)?;
     }
     for (name, scale) in [("k_scale", &scales.k), ("v_scale", &scales.v)] {

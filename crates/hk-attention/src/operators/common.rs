@@ -15,19 +15,21 @@ const INDICES: &[DType] = &[DType::I32, DType::I64];
 /// Rows of the tables in the cases.
 pub(super) const TABLE_ROWS: usize = 64;
 
-pub(super) const COS: ArgSpec =
-    ArgSpec::input("cos", TABLES, 2, "[positions, rotary / 2 or rotary]").sampled(Sample::Uniform { low: -1.0, high: 1.0 });
+pub(super) const COS: ArgSpec = ArgSpec::input("cos", TABLES, 2, "[positions, rotary / 2 or rotary]")
+    .sampled(Sample::Uniform { low: -1.0, high: 1.0 });
 pub(super) const SIN: ArgSpec = ArgSpec { name: "sin", ..COS };
 /// Positions that the tables of the cases have, but for one in 65.
-pub(super) const POSITIONS: ArgSpec =
-    ArgSpec::input("positions", INDICES, 1, "[tokens]").sampled(Sample::Integers { low: 0, high: TABLE_ROWS as i64 + 1 });
-pub(super) const OFFSETS: ArgSpec =
-    ArgSpec::input("offsets", INDICES, 1, "[tokens]").sampled(Sample::Integers { low: 0, high: 1 }).optional();
+pub(super) const POSITIONS: ArgSpec = ArgSpec::input("positions", INDICES, 1, "[tokens]")
+    .sampled(Sample::Integers { low: 0, high: TABLE_ROWS as i64 + 1 });
+pub(super) const OFFSETS: ArgSpec = ArgSpec::input("offsets", INDICES, 1, "[tokens]")
+    .sampled(Sample::Integers { low: 0, high: 1 })
+    .optional();
 /// One token after the other, as a prompt that is processed at once.
 pub(super) const SLOT_MAPPING: ArgSpec =
     ArgSpec::input("slot_mapping", INDICES, 1, "[n]").sampled(Sample::Steps { step: 1 });
-pub(super) const K_SCALE: ArgSpec =
-    ArgSpec::input("k_scale", &[DType::F32], 1, "[1]").sampled(Sample::Uniform { low: 0.005, high: 0.02 }).optional();
+pub(super) const K_SCALE: ArgSpec = ArgSpec::input("k_scale", &[DType::F32], 1, "[1]")
+    .sampled(Sample::Uniform { low: 0.005, high: 0.02 })
+    .optional();
 pub(super) const V_SCALE: ArgSpec = ArgSpec { name: "v_scale", ..K_SCALE };
 
 /// A cache holds the rounded values of the same arithmetic; in fp8 a value may lie on either side of a tie.

@@ -1,8 +1,8 @@
 //! `rope_cat_and_cache_mla` as data.
 
 use super::common::{
-    ACTIVATIONS, CACHED, COS, HostTokens, K_SCALE, NARROW, OFFSETS, POSITIONS, SIN, SLOT_MAPPING, SPAN, STYLE,
-    TABLE, reciprocal, rope, shape, slots, stored, tables, with_activation, with_narrow, with_table,
+    ACTIVATIONS, CACHED, COS, HostTokens, K_SCALE, NARROW, OFFSETS, POSITIONS, SIN, SLOT_MAPPING, SPAN,
+    STYLE, TABLE, reciprocal, rope, shape, slots, stored, tables, with_activation, with_narrow, with_table,
 };
 use crate::{Activation, CacheElement, MlaOutputs, kernels};
 use hk_core::registry::{
@@ -43,28 +43,93 @@ pub(super) const ROPE_CAT_AND_CACHE_MLA: Operator = Operator {
     family: "hk-attention",
     summary: "q_out = [q_nope, rope(q_pe)], kv_cache[slot] = cast([k_nope, rope(k_pe)] / k_scale)",
     args: &[
-        Q_NOPE, Q_PE, K_NOPE, K_PE, COS, SIN, POSITIONS, OFFSETS, SLOT_MAPPING, K_SCALE, Q_OUT, K_PE_OUT, KV_CACHE,
-        Q_PE_HEAD, NOPE_ZEROS,
+        Q_NOPE,
+        Q_PE,
+        K_NOPE,
+        K_PE,
+        COS,
+        SIN,
+        POSITIONS,
+        OFFSETS,
+        SLOT_MAPPING,
+        K_SCALE,
+        Q_OUT,
+        K_PE_OUT,
+        KV_CACHE,
+        Q_PE_HEAD,
+        NOPE_ZEROS,
     ],
     scalars: &[STYLE, TABLE, SPAN, Q_OUT_TYPE, HEAD_TOKENS],
     kernels: &[&kernels::CACHE_ROWS],
     cases: &[
-        case!("DeepSeek-V3, 16 tokens", [16, 128, 1, 512, 64], Bf16, Bf16, Bf16, [64, 32], [64, 576], [], [GPT_J]),
-        case!("DeepSeek-V3, 16 tokens of 8 ranks, fp8", [16, 16, 1, 512, 64], Bf16, Bf16, Fp8E4M3Fnuz, [64, 32],
-            [64, 576], [("k_scale", DType::F32, &[1])], [GPT_J, ("q_out_type", Scalar::Choice("cache"))]),
+        case!(
+            "DeepSeek-V3, 16 tokens",
+            [16, 128, 1, 512, 64],
+            Bf16,
+            Bf16,
+            Bf16,
+            [64, 32],
+            [64, 576],
+            [],
+            [GPT_J]
+        ),
+        case!(
+            "DeepSeek-V3, 16 tokens of 8 ranks, fp8",
+            [16, 16, 1, 512, 64],
+            Bf16,
+            Bf16,
+            Fp8E4M3Fnuz,
+            [64, 32],
+            [64, 576],
+            [("k_scale", DType::F32, &[1])],
+            [GPT_J, ("q_out_type", Scalar::Choice("cache"))]
+        ),
     ],
     corners: &[
-        case!("bf16", [9, 4, 1, 128, 64], Bf16, Bf16, Bf16, [64, 32], [16, 192],
+        case!(
+            "bf16",
+            [9, 4, 1, 128, 64],
+            Bf16,
+            Bf16,
+            Bf16,
+            [64, 32],
+            [16, 192],
             [("q_pe_head", DType::Bf16, &[4, 4, 64]), ("nope_zeros", DType::Bf16, &[4, 4, 128])],
-            [GPT_J, ("head_tokens", Scalar::Int(4))]),
-        case!("f16 to fp8", [7, 4, 2, 64, 64], F16, F32, Fp8E4M3, [64, 64], [8, 128],
+            [GPT_J, ("head_tokens", Scalar::Int(4))]
+        ),
+        case!(
+            "f16 to fp8",
+            [7, 4, 2, 64, 64],
+            F16,
+            F32,
+            Fp8E4M3,
+            [64, 64],
+            [8, 128],
             [("k_scale", DType::F32, &[1])],
-            [("table", Scalar::Choice("full")), ("q_out_type", Scalar::Choice("cache"))]),
-        case!("bf16 by elements", [5, 2, 1, 127, 2], Bf16, Bf16, Bf16, [64, 1], [8, 129],
+            [("table", Scalar::Choice("full")), ("q_out_type", Scalar::Choice("cache"))]
+        ),
+        case!(
+            "bf16 by elements",
+            [5, 2, 1, 127, 2],
+            Bf16,
+            Bf16,
+            Bf16,
+            [64, 1],
+            [8, 129],
             [("q_pe_head", DType::Bf16, &[5, 2, 2]), ("nope_zeros", DType::Bf16, &[5, 2, 127])],
-            [("head_tokens", Scalar::Int(5))]),
-        case!("f16 by elements to fp8", [5, 2, 2, 31, 6], F16, F32, Fp8E4M3Fnuz, [64, 3], [4, 37],
-            [("k_scale", DType::F32, &[1])], [GPT_J]),
+            [("head_tokens", Scalar::Int(5))]
+        ),
+        case!(
+            "f16 by elements to fp8",
+            [5, 2, 2, 31, 6],
+            F16,
+            F32,
+            Fp8E4M3Fnuz,
+            [64, 3],
+            [4, 37],
+            [("k_scale", DType::F32, &[1])],
+            [GPT_J]
+        ),
     ],
     outputs,
     run,
@@ -80,9 +145,11 @@ const Q_OUT: ArgSpec = ArgSpec::output("q_out", CACHED, NARROW, 3, "[tokens, q_h
 const K_PE_OUT: ArgSpec = ArgSpec { name: "k_pe_out", role: Role::Out(Tolerance::Elementwise), ..K_PE };
 const KV_CACHE: ArgSpec = ArgSpec::updated("kv_cache", CACHED, NARROW, 3, "[slots, kv_heads, nope + pe]");
 const Q_PE_HEAD: ArgSpec =
-    ArgSpec::output("q_pe_head", Tolerance::Elementwise, ACTIVATIONS, 3, "[head_tokens, q_heads, pe]").optional();
+    ArgSpec::output("q_pe_head", Tolerance::Elementwise, ACTIVATIONS, 3, "[head_tokens, q_heads, pe]")
+        .optional();
 const NOPE_ZEROS: ArgSpec =
-    ArgSpec::output("nope_zeros", Tolerance::Exact, ACTIVATIONS, 3, "[head_tokens, q_heads, nope]").optional();
+    ArgSpec::output("nope_zeros", Tolerance::Exact, ACTIVATIONS, 3, "[head_tokens, q_heads, nope]")
+        .optional();
 
 const Q_OUT_TYPE: ScalarSpec = ScalarSpec {
     name: "q_out_type",
@@ -166,7 +233,8 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
 
 /// The outputs from the part of the queries without position, `[tokens, q_heads, nope]`.
 pub(super) fn mla_reference(call: &HostCall, q_nope: &[f64]) -> Result<Named<HostTensorF64>> {
-    let ([_, q_heads, pe], [all, kv_heads, nope]) = (shape::<3, _>(call, "q_pe")?, shape::<3, _>(call, "k_nope")?);
+    let ([_, q_heads, pe], [all, kv_heads, nope]) =
+        (shape::<3, _>(call, "q_pe")?, shape::<3, _>(call, "k_nope")?);
     let host = HostTokens::of(call)?;
     let [n_slots, ..] = shape::<3, _>(call, "kv_cache")?;
     let tokens = host.tokens(n_slots);
@@ -180,7 +248,9 @@ pub(super) fn mla_reference(call: &HostCall, q_nope: &[f64]) -> Result<Named<Hos
     let (mut q_out, mut q_rotated) = (Vec::new(), Vec::new());
     for (row, (first, last)) in q_nope.chunks(nope).zip(q_pe.chunks(pe)).enumerate() {
         let rotated = tokens.rotate(row / q_heads, last);
-        q_out.extend(tokens.keep(row / q_heads, first).iter().chain(&rotated).map(|&x| stored(dtype_of("q_out"), x)));
+        q_out.extend(
+            tokens.keep(row / q_heads, first).iter().chain(&rotated).map(|&x| stored(dtype_of("q_out"), x)),
+        );
         q_rotated.extend(rotated);
     }
     let mut k_pe_out = vec![f64::NAN; all * kv_heads * pe]; // beyond the tokens with a slot: as it was, poisoned
@@ -191,7 +261,9 @@ pub(super) fn mla_reference(call: &HostCall, q_nope: &[f64]) -> Result<Named<Hos
         if let Some(slot) = tokens.slot(token) {
             let first = &k_nope[row * nope..][..nope];
             let to = &mut cache[(slot * kv_heads + head) * (nope + pe)..][..nope + pe];
-            to.iter_mut().zip(first.iter().chain(&rotated)).for_each(|(to, x)| *to = stored(cache_type, x * scale));
+            to.iter_mut()
+                .zip(first.iter().chain(&rotated))
+                .for_each(|(to, x)| *to = stored(cache_type, x * scale));
         }
         k_pe_out[row * pe..][..pe].copy_from_slice(&rotated);
     }
@@ -208,7 +280,8 @@ pub(super) fn mla_reference(call: &HostCall, q_nope: &[f64]) -> Result<Named<Hos
             (*name, HostTensorF64 { shape: s.shape.clone(), values })
         })
         .collect();
-    outputs.push(("kv_cache", HostTensorF64 { shape: call.get("kv_cache")?.shape().to_vec(), values: cache }));
+    outputs
+        .push(("kv_cache", HostTensorF64 { shape: call.get("kv_cache")?.shape().to_vec(), values: cache }));
     Ok(outputs)
 }
 

@@ -1,15 +1,15 @@
 //! `rope_reshape_and_cache` as data.
 
 use super::common::{
-    ACTIVATIONS, CACHED, COS, HostTokens, K_SCALE, NARROW, OFFSETS, POSITIONS, SIN, SLOT_MAPPING, SPAN, STYLE,
-    TABLE, TABLE_ROWS, V_SCALE, reciprocal, rope, shape, slots, stored, tables, with_activation, with_narrow,
-    with_table,
+    ACTIVATIONS, CACHED, COS, HostTokens, K_SCALE, NARROW, OFFSETS, POSITIONS, SIN, SLOT_MAPPING, SPAN,
+    STYLE, TABLE, TABLE_ROWS, V_SCALE, reciprocal, rope, shape, slots, stored, tables, with_activation,
+    with_narrow, with_table,
 };
 use crate::reference::element_of;
 use crate::{Activation, CacheElement, CacheScales, KvLayout, RopeCacheOutputs, kernels};
 use hk_core::registry::{
-    ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named, Operator, Role, Scalar,
-    ScalarSpec, TensorSpec, Tolerance, Traffic,
+    ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named, Operator, Role,
+    Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
 use hk_core::rope::RopeElement;
 use hk_core::{DType, Result, Stream};
@@ -49,38 +49,105 @@ pub(super) const ROPE_RESHAPE_AND_CACHE: Operator = Operator {
     family: "hk-attention",
     summary: "q_out = rope(q), k_out = rope(k), key_cache[slot] = cast(rope(k) / k_scale), value_cache[slot] = cast(v / v_scale)",
     args: &[
-        Q, K, V, COS, SIN, POSITIONS, OFFSETS, SLOT_MAPPING, K_SCALE, V_SCALE, Q_OUT, K_OUT, ZEROS_OUT, KEY_CACHE,
+        Q,
+        K,
+        V,
+        COS,
+        SIN,
+        POSITIONS,
+        OFFSETS,
+        SLOT_MAPPING,
+        K_SCALE,
+        V_SCALE,
+        Q_OUT,
+        K_OUT,
+        ZEROS_OUT,
+        KEY_CACHE,
         VALUE_CACHE,
     ],
     scalars: &[STYLE, TABLE, SPAN, LAYOUT],
     kernels: &[&kernels::CACHE_ROWS],
     cases: &[
-        case!("Llama-3 8B, 64 tokens of a prompt, NHD", [64, 32, 8, 128], Bf16, Bf16, [64, 64],
-            [("key_cache", [8, 16, 8, 128]), ("value_cache", [8, 16, 8, 128])], []),
+        case!(
+            "Llama-3 8B, 64 tokens of a prompt, NHD",
+            [64, 32, 8, 128],
+            Bf16,
+            Bf16,
+            [64, 64],
+            [("key_cache", [8, 16, 8, 128]), ("value_cache", [8, 16, 8, 128])],
+            []
+        ),
         case!("Llama-3 8B, 64 tokens of a prompt, paged fp8", [64, 32, 8, 128], Bf16, Bf16, [64, 64],
             fp8 [("key_cache", [8, 8, 8, 16, 16]), ("value_cache", [8, 8, 1, 128, 16])],
             [("layout", Scalar::Choice("paged_shuffled"))]),
-        case!("GPT-OSS 120B, 16 tokens, HND", [16, 64, 8, 64], Bf16, Bf16, [64, 32],
-            [("key_cache", [2, 8, 64, 64]), ("value_cache", [2, 8, 64, 64])], [("layout", Scalar::Choice("hnd"))]),
+        case!(
+            "GPT-OSS 120B, 16 tokens, HND",
+            [16, 64, 8, 64],
+            Bf16,
+            Bf16,
+            [64, 32],
+            [("key_cache", [2, 8, 64, 64]), ("value_cache", [2, 8, 64, 64])],
+            [("layout", Scalar::Choice("hnd"))]
+        ),
     ],
     corners: &[
-        case!("bf16, NHD", [37, 8, 2, 128], Bf16, Bf16, [64, 64],
-            [("key_cache", [4, 8, 2, 128]), ("value_cache", [4, 8, 2, 128])], []),
-        case!("f16, paged", [29, 4, 4, 64], F16, F16, [64, 32],
+        case!(
+            "bf16, NHD",
+            [37, 8, 2, 128],
+            Bf16,
+            Bf16,
+            [64, 64],
+            [("key_cache", [4, 8, 2, 128]), ("value_cache", [4, 8, 2, 128])],
+            []
+        ),
+        case!(
+            "f16, paged",
+            [29, 4, 4, 64],
+            F16,
+            F16,
+            [64, 32],
             [("key_cache", [2, 4, 8, 16, 8]), ("value_cache", [2, 4, 64, 16])],
-            [("layout", Scalar::Choice("paged")), ("style", Scalar::Choice("interleaved"))]),
+            [("layout", Scalar::Choice("paged")), ("style", Scalar::Choice("interleaved"))]
+        ),
         case!("bf16, paged and shuffled, fp8", [40, 2, 1, 80], Bf16, F32, [64, 80],
             fp8 [("key_cache", [1, 1, 5, 32, 16]), ("value_cache", [1, 1, 2, 80, 16])],
             [("layout", Scalar::Choice("paged_shuffled")), ("table", Scalar::Choice("full"))]),
-        case!("f16, by elements, HND", [9, 3, 3, 21], F16, F32, [64, 5],
-            [("key_cache", [3, 3, 5, 21]), ("value_cache", [3, 3, 5, 21])],
-            [("layout", Scalar::Choice("hnd")), ("span", Scalar::Choice("last"))]),
-        case!("bf16, by elements, paged", [11, 2, 2, 24], Bf16, Bf16, [64, 6],
-            [("key_cache", [3, 2, 3, 3, 8]), ("value_cache", [3, 2, 24, 3])], [("layout", Scalar::Choice("paged"))]),
-        case!("f16, rows longer than a wave", [3, 2, 1, 1056], F16, F16, [64, 528],
-            [("key_cache", [3, 1, 1, 1056]), ("value_cache", [3, 1, 1, 1056])], []),
-        case!("bf16, rows by elements longer than a wave", [3, 2, 1, 203], Bf16, Bf16, [64, 101],
-            [("key_cache", [3, 1, 1, 203]), ("value_cache", [3, 1, 1, 203])], []),
+        case!(
+            "f16, by elements, HND",
+            [9, 3, 3, 22],
+            F16,
+            F32,
+            [64, 5],
+            [("key_cache", [3, 3, 5, 22]), ("value_cache", [3, 3, 5, 22])],
+            [("layout", Scalar::Choice("hnd")), ("span", Scalar::Choice("last"))]
+        ),
+        case!(
+            "bf16, by elements, paged",
+            [11, 2, 2, 24],
+            Bf16,
+            Bf16,
+            [64, 6],
+            [("key_cache", [3, 2, 3, 3, 8]), ("value_cache", [3, 2, 24, 3])],
+            [("layout", Scalar::Choice("paged"))]
+        ),
+        case!(
+            "f16, rows longer than a wave",
+            [3, 2, 1, 1056],
+            F16,
+            F16,
+            [64, 528],
+            [("key_cache", [3, 1, 1, 1056]), ("value_cache", [3, 1, 1, 1056])],
+            []
+        ),
+        case!(
+            "bf16, rows by elements longer than a wave",
+            [3, 2, 1, 202],
+            Bf16,
+            Bf16,
+            [64, 101],
+            [("key_cache", [3, 1, 1, 202]), ("value_cache", [3, 1, 1, 202])],
+            []
+        ),
     ],
     outputs,
     run,
@@ -182,12 +249,14 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
             for col in 0..dim {
                 let at = [slot, head, col];
                 keys[element_of(layout, false, piece, sizes, at)] = stored(dtype, rotated[col] * k_scale);
-                values[element_of(layout, true, piece, sizes, at)] = stored(dtype, v[columns.start + col] * v_scale);
+                values[element_of(layout, true, piece, sizes, at)] =
+                    stored(dtype, v[columns.start + col] * v_scale);
             }
         }
         k_out[columns].copy_from_slice(&rotated);
     }
-    let tensor = |name: &'static str, shape: &[usize], values| (name, HostTensorF64 { shape: shape.to_vec(), values });
+    let tensor =
+        |name: &'static str, shape: &[usize], values| (name, HostTensorF64 { shape: shape.to_vec(), values });
     let mut outputs =
         vec![tensor("q_out", call.get("q")?.shape(), q_out), tensor("k_out", call.get("k")?.shape(), k_out)];
     if call.wants("zeros_out") {
