@@ -114,11 +114,11 @@ pub(super) const ROPE_RESHAPE_AND_CACHE: Operator = Operator {
             [("layout", Scalar::Choice("paged_shuffled")), ("table", Scalar::Choice("full"))]),
         case!(
             "f16, by elements, HND",
-            [9, 3, 3, 21],
+            [9, 3, 3, 22],
             F16,
             F32,
             [64, 5],
-            [("key_cache", [3, 3, 5, 21]), ("value_cache", [3, 3, 5, 21])],
+            [("key_cache", [3, 3, 5, 22]), ("value_cache", [3, 3, 5, 22])],
             [("layout", Scalar::Choice("hnd")), ("span", Scalar::Choice("last"))]
         ),
         case!(
@@ -141,11 +141,11 @@ pub(super) const ROPE_RESHAPE_AND_CACHE: Operator = Operator {
         ),
         case!(
             "bf16, rows by elements longer than a wave",
-            [3, 2, 1, 203],
+            [3, 2, 1, 202],
             Bf16,
             Bf16,
             [64, 101],
-            [("key_cache", [3, 1, 1, 203]), ("value_cache", [3, 1, 1, 203])],
+            [("key_cache", [3, 1, 1, 202]), ("value_cache", [3, 1, 1, 202])],
             []
         ),
     ],

@@ -1,0 +1,690 @@
+//! `rope_reshape_and_cache` on the emulated GPUs (and real ones where there are some): it is rotating, then scattering.
+
+mod common;
+
+use common::{DeviceTokens, Order, Stored, Tokens, elements, heads_place, ropes, rotate_f32, rotate_f64};
+use hk_attention::{
+    Activation, CacheElement, CacheScales, KvLayout, RopeCacheOutputs, reference, rope_reshape_and_cache,
+};
+use hk_core::rope::{Positions, Rope, RopeElement, RopeSpan, RopeStyle, RopeTableWidth, RopeTables};
+use hk_core::{Element, Float, Fp8E4M3, Fp8E4M3Fnuz, Layout, Result, TensorView, TensorViewMut, bf16, f16};
+use hk_testkit::{
+    self as kit, Array, Gpu, Place, Tolerance, assert_bits, assert_close, assert_error, assert_rounded, kind,
+    proptest::prelude::*, proptest::sample::select,
+};
+
+const LAYOUTS: [KvLayout; 4] = [KvLayout::Nhd, KvLayout::Hnd, KvLayout::Paged, KvLayout::PagedShuffled];
+
+#[derive(Debug, Clone)]
+struct Case {
+    tokens: Tokens,
+    q_heads: usize,
+    kv_heads: usize,
+    dim: usize,
+    layout: KvLayout,
+    blocks: usize,
+    block: usize,
+    /// Divides keys and values.
+    scales: Option<[f32; 2]>,
+    zeros: bool,
+    /// Elements between rows, and before the first.
+    pad: usize,
+    shift: usize,
+    /// Elements after each block of the caches.
+    cache_pad: usize,
+}
+
+/// What a run writes.
+struct Written<T: Element, C: Element> {
+    q_out: Array<T>,
+    k_out: Array<T>,
+    keys: Array<C>,
+    values: Array<C>,
+    /// What the caches held before.
+    before: [Array<C>; 2],
+}
+
+impl Case {
+    fn q<T: Float>(&self) -> Vec<T> {
+        elements(self.tokens.counts[0] * self.q_heads * self.dim, self.tokens.seed)
+    }
+
+    fn k<T: Float>(&self, number: u64) -> Vec<T> {
+        elements(self.tokens.counts[2] * self.kv_heads * self.dim, self.tokens.seed ^ number << 20)
+    }
+
+    fn shapes(&self) -> ([usize; 3], [usize; 3]) {
+        let [rotated, _, all] = self.tokens.counts;
+        ([rotated, self.q_heads, self.dim], [all, self.kv_heads, self.dim])
+    }
+
+    fn cache_place<C: Element>(&self, shape: &[usize]) -> Place {
+        let mut strides = Layout::contiguous(shape).unwrap().strides().to_vec();
+        strides[0] += self.cache_pad;
+        Place::new(Layout::with_strides(shape, strides).unwrap())
+    }
+
+    /// Runs the operator, in place if `alias`, and checks that nothing else is touched.
+    #[track_caller]
+    fn run<T: Activation, R: RopeElement<T> + Float, C: CacheElement<T>>(
+        &self,
+        gpu: &Gpu,
+        alias: bool,
+    ) -> Written<T, C> {
+        let (q_shape, k_shape) = self.shapes();
+        let place = |shape| heads_place(shape, self.pad, self.shift);
+        let mut q = gpu.upload(&self.q::<T>(), place(q_shape));
+        let mut k = gpu.upload(&self.k::<T>(1), place(k_shape));
+        let v = gpu.upload(&self.k::<T>(2), place(k_shape));
+        let mut q_out = gpu.poisoned::<T>(place(q_shape));
+        let mut k_out = gpu.poisoned::<T>(place(k_shape));
+        let mut zeros = gpu.poisoned::<T>(place(q_shape));
+        let sizes = [self.blocks, self.block, self.kv_heads, self.dim];
+        let mut keys = gpu.poisoned::<C>(self.cache_place::<C>(&self.layout.key_shape::<C>(sizes)));
+        let mut values = gpu.poisoned::<C>(self.cache_place::<C>(&self.layout.value_shape::<C>(sizes)));
+        let before = [gpu.download(&keys), gpu.download(&values)];
+        let tokens = DeviceTokens::<R>::new(gpu, &self.tokens, self.shift);
+        let scales = self.scales.map(|s| s.map(|s| gpu.upload(&[s], [1])));
+        let scale = |i: usize| scales.as_ref().map(|s| s[i].view());
+        {
+            let (qv, q_outv) = if alias {
+                let v = q.view_mut();
+                (v.alias(), v)
+            } else {
+                (q.view(), q_out.view_mut())
+            };
+            let (kv, k_outv) = if alias {
+                let v = k.view_mut();
+                (v.alias(), v)
+            } else {
+                (k.view(), k_out.view_mut())
+            };
+            let outputs = RopeCacheOutputs {
+                q_out: q_outv,
+                k_out: k_outv,
+                zeros_out: self.zeros.then(|| zeros.view_mut()),
+                key_cache: keys.view_mut(),
+                value_cache: values.view_mut(),
+            };
+            let (tables, slots) = (tokens.tables(), tokens.slots());
+            let scales = CacheScales { k: scale(0), v: scale(1) };
+            let (vv, layout, rope) = (v.view(), self.layout, self.tokens.rope);
+            rope_reshape_and_cache(gpu.stream(), qv, kv, vv, tables, slots, scales, outputs, layout, rope)
+                .unwrap();
+        }
+        gpu.assert_guards(&keys);
+        gpu.assert_guards(&values);
+        gpu.assert_untouched(&v);
+        tokens.assert_untouched(gpu);
+        if self.zeros {
+            gpu.assert_guards(&zeros);
+            assert_bits(&gpu.download(&zeros), &vec![T::from_f32(0.0); q_shape.iter().product()]);
+        } else {
+            gpu.assert_untouched(&zeros);
+        }
+        let (q_out, k_out) = if alias { (&q, &k) } else { (&q_out, &k_out) };
+        gpu.assert_guards(q_out);
+        gpu.assert_guards(k_out);
+        if !alias {
+            gpu.assert_untouched(&q);
+            gpu.assert_untouched(&k);
+        }
+        Written {
+            q_out: gpu.download(q_out),
+            k_out: gpu.download(k_out),
+            keys: gpu.download(&keys),
+            values: gpu.download(&values),
+            before,
+        }
+    }
+
+    /// Everything that is written has the bits of rotating, then scattering; all else is untouched.
+    #[track_caller]
+    fn check<T: Activation + Stored, R: RopeElement<T> + Float, C: CacheElement<T> + Stored>(&self) {
+        let [_, cached, all] = self.tokens.counts;
+        let (heads, dim) = (self.kv_heads, self.dim);
+        for gpu in kit::devices() {
+            let got = self.run::<T, R, C>(&gpu, false);
+            let q = self.q::<T>();
+            let (k, v) = (self.k::<T>(1), self.k::<T>(2));
+            let rotated_q = rotate_f32::<T, R>(&gpu, &self.tokens, &q, [self.q_heads, dim]);
+            let rotated_k = rotate_f32::<T, R>(&gpu, &self.tokens, &k, [heads, dim]);
+            let rounded = |x: &[f32]| x.iter().map(|&v| T::from_f32(v)).collect::<Vec<T>>();
+            assert_bits(&got.q_out, &rounded(&rotated_q));
+            let written = cached * heads * dim;
+            let k_out = Array::new("k_out", [written], got.k_out[..written].to_vec());
+            assert_bits(&k_out, &rounded(&rotated_k[..written]));
+
+            let want_q = rotate_f64::<T, R>(&self.tokens, &q, [self.q_heads, dim]);
+            // The bound's absolute part is that of elements around 1; some here are larger.
+            let largest = q.iter().filter(|x| !x.to_f64().is_nan()).fold(1.0, |m, x| x.to_f64().abs().max(m));
+            let (rtol, atol) = Tolerance::Elementwise.bounds(T::DTYPE);
+            assert_close(&got.q_out, &want_q, Tolerance::Within { rtol, atol: atol * largest });
+            assert_rounded(&got.q_out, &want_q, 0.99);
+
+            let piece = 16 / size_of::<C>();
+            let at = |values, place| {
+                reference::element_of(self.layout, values, piece, [self.block, heads, dim], place)
+            };
+            let [mut keys, mut values] = got.before.clone().map(|b| b.data);
+            let inverse = self.scales.map(|s| s.map(|s| 1.0 / s));
+            let scaled = |x: f32, i: usize| C::store(inverse.map_or(x, |s| x * s[i]));
+            for token in 0..cached {
+                let Some(slot) = self.tokens.slot(token) else { continue };
+                for (head, col) in (0..heads).flat_map(|h| (0..dim).map(move |c| (h, c))) {
+                    let from = (token * heads + head) * dim + col;
+                    keys[at(false, [slot, head, col])] = scaled(rotated_k[from], 0);
+                    values[at(true, [slot, head, col])] = scaled(v[from].to_f32(), 1);
+                }
+            }
+            assert_bits(&got.keys, &keys);
+            assert_bits(&got.values, &values);
+            if C::DTYPE == T::DTYPE && self.scales.is_none() {
+                // Said again without the rotation: the caches hold k_out and v.
+                for token in (0..cached).filter(|&t| self.tokens.slot(t).is_some()) {
+                    let slot = self.tokens.slot(token).unwrap();
+                    for (head, col) in (0..heads).flat_map(|h| (0..dim).map(move |c| (h, c))) {
+                        let from = (token * heads + head) * dim + col;
+                        let (key, value) =
+                            (got.keys[at(false, [slot, head, col])], got.values[at(true, [slot, head, col])]);
+                        assert_eq!(bytemuck::bytes_of(&key), bytemuck::bytes_of(&got.k_out[from]));
+                        assert_eq!(bytemuck::bytes_of(&value), bytemuck::bytes_of(&v[from]));
+                    }
+                }
+            }
+            assert_eq!(got.k_out.len(), all * heads * dim);
+            // k_out of tokens without a slot is what it was: poison is NaN.
+            assert!(got.k_out[written..].iter().all(|x| x.to_f64().is_nan()));
+        }
+    }
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let dims = select(vec![64usize, 80, 128, 256, 16, 48, 96, 24, 2, 22]);
+    let heads = select(vec![(4, 1), (8, 2), (3, 3), (16, 1), (6, 2), (32, 8)]);
+    let counts = (select(vec![1usize, 8, 31]), select(vec![0usize, 3]), select(vec![0usize, 2]));
+    let memory = (select(vec![0usize, 0, 8, 5]), select(vec![0usize, 0, 8, 1]), select(vec![0usize, 16]));
+    let options = (any::<[bool; 4]>(), select(&LAYOUTS[..]), select(vec![1usize, 16, 32, 64, 128, 5]));
+    (dims, heads, counts, memory, options, any::<u64>()).prop_flat_map(
+        |(
+            dim,
+            (q_heads, kv_heads),
+            (n, more, rest),
+            (pad, shift, cache_pad),
+            (flags, layout, block),
+            seed,
+        )| {
+            let [runs, offsets, bad, zeros] = flags;
+            // What the layouts need: whole pieces of 16 bytes, of 16 elements if they are fp8.
+            let paged = matches!(layout, KvLayout::Paged | KvLayout::PagedShuffled);
+            let dim = if paged { dim.next_multiple_of(16) } else { dim };
+            let block = if layout == KvLayout::PagedShuffled { block.next_multiple_of(16) } else { block };
+            let blocks = (n + more + 20).div_ceil(block);
+            ropes(dim).prop_map(move |rope| {
+                let order = if runs { Order::Runs } else { Order::Shuffled };
+                let counts = [n, n + more, n + more + rest];
+                let mut tokens = Tokens::new(counts, rope, blocks * block, order, seed);
+                if bad {
+                    tokens = tokens.with_bad_positions();
+                }
+                if offsets {
+                    tokens = tokens.with_offsets();
+                }
+                let scales = None;
+                Case {
+                    tokens,
+                    q_heads,
+                    kv_heads,
+                    dim,
+                    layout,
+                    blocks,
+                    block,
+                    scales,
+                    zeros,
+                    pad,
+                    shift,
+                    cache_pad,
+                }
+            })
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(kit::config())]
+
+    #[test]
+    fn bf16_is_rotating_then_scattering(c in cases(), f32_table: bool) {
+        if f32_table { c.check::<bf16, f32, bf16>() } else { c.check::<bf16, bf16, bf16>() }
+    }
+
+    #[test]
+    fn f16_is_rotating_then_scattering(c in cases(), f32_table: bool) {
+        if f32_table { c.check::<f16, f32, f16>() } else { c.check::<f16, f16, f16>() }
+    }
+
+    #[test]
+    fn fp8_caches_hold_what_is_scaled(mut c in cases(), ocp: bool, scaled: bool) {
+        c.scales = scaled.then_some([0.013, 0.4]);
+        if ocp { c.check::<bf16, bf16, Fp8E4M3>() } else { c.check::<f16, f16, Fp8E4M3Fnuz>() }
+    }
+
+    #[test]
+    fn a_scale_divides_in_any_type(mut c in cases()) {
+        c.scales = Some([3.0, 0.1]);
+        c.check::<bf16, bf16, bf16>();
+    }
+
+    #[test]
+    fn in_place_is_out_of_place(c in cases()) {
+        for gpu in kit::devices() {
+            let (apart, alias) = (c.run::<bf16, bf16, bf16>(&gpu, false), c.run::<bf16, bf16, bf16>(&gpu, true));
+            assert_bits(&alias.q_out, &apart.q_out);
+            // Rows of tokens without a slot are poison in one, and k itself in the other.
+            let written = c.tokens.counts[1] * c.kv_heads * c.dim;
+            assert_bits(&Array::new("k_out", [written], alias.k_out[..written].to_vec()), &apart.k_out[..written]);
+            assert_bits(&Array::new("k", [alias.k_out.len() - written], alias.k_out[written..].to_vec()), &c.k::<bf16>(1)[written..]);
+            assert_bits(&alias.keys, &apart.keys);
+            assert_bits(&alias.values, &apart.values);
+        }
+    }
+}
+
+fn rope(rotary: usize, style: RopeStyle) -> Rope {
+    Rope { style, table: RopeTableWidth::Half, rotary, span: RopeSpan::First, inverse: false }
+}
+
+/// A case of `[q_heads, kv_heads, dim]`, `[blocks, block]`.
+fn case(
+    counts: [usize; 3],
+    [q_heads, kv_heads, dim]: [usize; 3],
+    [blocks, block]: [usize; 2],
+    layout: KvLayout,
+    order: Order,
+) -> Case {
+    let tokens = Tokens::new(counts, rope(dim, RopeStyle::Neox), blocks * block, order, 42);
+    Case {
+        tokens,
+        q_heads,
+        kv_heads,
+        dim,
+        layout,
+        blocks,
+        block,
+        scales: None,
+        zeros: false,
+        pad: 0,
+        shift: 0,
+        cache_pad: 0,
+    }
+}
+
+/// Heads of real models, in each layout.
+#[test]
+fn heads_of_models() {
+    let n = if kit::full() { 2048 } else { 19 };
+    for (i, heads) in [[32, 8, 128], [64, 8, 128], [32, 4, 128], [128, 8, 64], [16, 1, 256], [8, 8, 80]]
+        .into_iter()
+        .enumerate()
+    {
+        let layout = LAYOUTS[i % 4];
+        let mut c = case([n, n + 3, n + 3], heads, [n.div_ceil(16) + 2, 16], layout, Order::Runs);
+        c.check::<bf16, bf16, bf16>();
+        c.scales = Some([0.02, 0.02]);
+        c.tokens.rope.style = RopeStyle::Interleaved;
+        c.check::<bf16, bf16, Fp8E4M3Fnuz>();
+    }
+}
+
+/// More tokens than there are waves, so that waves take several tasks; groups of tokens at each place of a window.
+#[test]
+fn many_tokens() {
+    for (layout, order) in [
+        (KvLayout::Paged, Order::Runs),
+        (KvLayout::PagedShuffled, Order::Runs),
+        (KvLayout::Nhd, Order::Shuffled),
+    ] {
+        let n = if kit::full() { 20_000 } else { 1500 };
+        let c = case([n, n, n], [2, 2, 16], [n.div_ceil(32) + 6, 32], layout, order);
+        c.check::<bf16, bf16, bf16>();
+        c.check::<bf16, bf16, Fp8E4M3>();
+    }
+}
+
+/// Caches in every layout decode to the same values.
+#[test]
+fn layouts_hold_the_same() {
+    for gpu in kit::devices() {
+        let mut decoded: Vec<Vec<[u8; 2]>> = Vec::new();
+        for layout in LAYOUTS {
+            let c = case([40, 40, 40], [4, 2, 64], [4, 32], layout, Order::Runs);
+            let got = c.run::<f16, f16, Fp8E4M3Fnuz>(&gpu, false);
+            let sizes = [c.block, c.kv_heads, c.dim];
+            let mut logical = Vec::new();
+            for slot in (0..40).filter_map(|t| c.tokens.slot(t)) {
+                for (head, col) in (0..2).flat_map(|h| (0..64).map(move |col| (h, col))) {
+                    let at = |values| reference::element_of(layout, values, 16, sizes, [slot, head, col]);
+                    logical.push([got.keys[at(false)].0, got.values[at(true)].0]);
+                }
+            }
+            assert_eq!(logical.len(), 40 * 2 * 64);
+            decoded.push(logical);
+        }
+        assert!(decoded.iter().all(|d| *d == decoded[0]));
+    }
+}
+
+/// Groups of tokens and single ones, under all sanitizers.
+#[test]
+fn groups_have_no_finding() {
+    for gpu in kit::sanitized_devices() {
+        for layout in LAYOUTS {
+            for order in [Order::Runs, Order::Shuffled] {
+                let c = case([37, 40, 41], [2, 2, 32], [3, 32], layout, order);
+                c.run::<bf16, bf16, bf16>(&gpu, false);
+                c.run::<f16, f16, Fp8E4M3Fnuz>(&gpu, true);
+            }
+        }
+    }
+}
+
+/// With angles of zero a rotation is none: everything is copied.
+#[test]
+fn position_zero_is_the_identity() {
+    for gpu in kit::devices() {
+        let mut c = case([9, 9, 9], [4, 2, 64], [1, 16], KvLayout::Nhd, Order::Runs);
+        c.tokens.positions.fill(0);
+        let got = c.run::<bf16, bf16, bf16>(&gpu, false);
+        assert_bits(&got.q_out, &c.q::<bf16>());
+        assert_bits(&got.k_out, &c.k::<bf16>(1));
+    }
+}
+
+/// Two tokens with one slot: each element is one of theirs.
+#[test]
+fn one_of_two_tokens_with_one_slot_wins() {
+    for gpu in kit::devices() {
+        for layout in LAYOUTS {
+            let mut c = case([8, 8, 8], [2, 2, 32], [1, 16], layout, Order::Runs);
+            c.tokens.slots = vec![3, 3, 9, 9, 9, 1, 2, 3];
+            let got = c.run::<bf16, bf16, bf16>(&gpu, false);
+            let (v, sizes) = (c.k::<bf16>(2), [16, 2, 32]);
+            for slot in [3, 9, 1, 2] {
+                for (head, col) in (0..2).flat_map(|h| (0..32).map(move |col| (h, col))) {
+                    let from: Vec<usize> = (0..8)
+                        .filter(|&t| c.tokens.slots[t] == slot)
+                        .map(|t| (t * 2 + head) * 32 + col)
+                        .collect();
+                    let at =
+                        |values| reference::element_of(layout, values, 8, sizes, [slot as usize, head, col]);
+                    assert!(from.iter().any(|&i| got.keys[at(false)].to_bits() == got.k_out[i].to_bits()));
+                    assert!(from.iter().any(|&i| got.values[at(true)].to_bits() == v[i].to_bits()));
+                }
+            }
+        }
+    }
+}
+
+/// No number that an index can be leads out of the cache or the tables.
+#[test]
+fn wild_indices_are_harmless() {
+    for layout in LAYOUTS {
+        let mut c = case([12, 12, 12], [2, 2, 32], [2, 16], layout, Order::Runs);
+        c.tokens.wide = true;
+        let wild = [
+            i64::MIN,
+            i64::MAX,
+            -1,
+            32,
+            33,
+            1 << 32,
+            (1 << 32) + 5,
+            -32,
+            i64::MIN + 1,
+            u32::MAX as i64,
+            0,
+            31,
+        ];
+        c.tokens.slots = wild.to_vec();
+        c.check::<bf16, bf16, bf16>();
+        c.tokens.slots = (0..12).collect();
+        c.tokens.positions = wild.iter().map(|&w| if w == 32 || w == 33 { w + 100 } else { w }).collect();
+        c.check::<bf16, bf16, bf16>();
+    }
+}
+
+/// NaN and infinities in k and v: NaN stays NaN in every type, infinities saturate in fp8.
+#[test]
+fn special_values_reach_the_cache() {
+    for gpu in kit::devices() {
+        let mut values = kit::special_values::<bf16>();
+        values.resize(16, bf16::ONE);
+        let (q, k) = (gpu.upload(&values, [1, 1, 16]), gpu.upload(&values, [1, 1, 16]));
+        let v = gpu.upload(&values, [1, 1, 16]);
+        let (cos, sin) = (gpu.upload(&[1.0f32; 8], [1, 8]), gpu.upload(&[0.0f32; 8], [1, 8]));
+        let (position, slot) = (gpu.upload(&[0i32], [1]), gpu.upload(&[0i32], [1]));
+        fn run<C: CacheElement<bf16> + Stored>(
+            gpu: &Gpu,
+            [q, k, v]: [TensorView<bf16>; 3],
+            tables: RopeTables<f32>,
+            slot: TensorView<i32>,
+        ) -> Array<C> {
+            let (mut q_out, mut k_out) = (gpu.poisoned([1, 1, 16]), gpu.poisoned([1, 1, 16]));
+            let (mut keys, mut cache) = (gpu.poisoned::<C>([1, 1, 1, 16]), gpu.poisoned::<C>([1, 1, 1, 16]));
+            let outputs = RopeCacheOutputs {
+                q_out: q_out.view_mut(),
+                k_out: k_out.view_mut(),
+                zeros_out: None,
+                key_cache: keys.view_mut(),
+                value_cache: cache.view_mut(),
+            };
+            let (scales, rope) = (CacheScales::default(), rope(16, RopeStyle::Neox));
+            rope_reshape_and_cache(gpu.stream(), q, k, v, tables, slot, scales, outputs, KvLayout::Nhd, rope)
+                .unwrap();
+            gpu.download(&cache)
+        }
+        let tables = || RopeTables {
+            cos: cos.view(),
+            sin: sin.view(),
+            positions: Positions::Given(position.view().into()),
+            offsets: None,
+        };
+        let inputs = || [q.view(), k.view(), v.view()];
+        assert_bits(&run::<bf16>(&gpu, inputs(), tables(), slot.view()), &values);
+        let ocp = run::<Fp8E4M3>(&gpu, inputs(), tables(), slot.view());
+        assert_bits(&ocp, &values.iter().map(|v| Fp8E4M3::store(v.to_f32())).collect::<Vec<_>>());
+        let fnuz = run::<Fp8E4M3Fnuz>(&gpu, inputs(), tables(), slot.view());
+        assert_bits(&fnuz, &values.iter().map(|v| Fp8E4M3Fnuz::store(v.to_f32())).collect::<Vec<_>>());
+    }
+}
+
+/// No queries but keys to copy; no tokens at all.
+#[test]
+fn empty_parts() {
+    case([0, 3, 5], [4, 2, 64], [1, 16], KvLayout::Paged, Order::Runs).check::<bf16, bf16, bf16>();
+    let c = case([0, 0, 2], [4, 2, 64], [1, 16], KvLayout::Nhd, Order::Runs);
+    for gpu in kit::devices() {
+        gpu.stream().take_counters().unwrap();
+        c.run::<bf16, bf16, bf16>(&gpu, false);
+        if let Some(counters) = gpu.stream().take_counters().unwrap() {
+            assert_eq!(counters.workgroups, 0);
+        }
+    }
+    // A cache without blocks takes nothing.
+    case([3, 3, 3], [4, 2, 64], [0, 16], KvLayout::Hnd, Order::Runs).check::<bf16, bf16, bf16>();
+}
+
+/// Each input is read once, each output written once.
+#[test]
+fn bytes_are_moved_once() {
+    for layout in LAYOUTS {
+        let c = case([32, 32, 32], [8, 2, 128], [4, 16], layout, Order::Runs);
+        for gpu in kit::devices() {
+            gpu.stream().take_counters().unwrap();
+            c.run::<bf16, bf16, bf16>(&gpu, false);
+            let Some(counters) = gpu.stream().take_counters().unwrap() else { continue };
+            let (q, k) = (32 * 8 * 128 * 2, 32 * 2 * 128 * 2);
+            assert_eq!(counters.global_written_bytes, q + 3 * k, "{layout:?} on {}", gpu.spec());
+        }
+    }
+}
+
+#[test]
+fn errors() {
+    let gpu = &kit::devices()[0];
+    let x = |shape: [usize; 3]| gpu.upload(&vec![bf16::ONE; shape.iter().product()], shape);
+    let (q, k, v) = (x([4, 4, 32]), x([4, 2, 32]), x([4, 2, 32]));
+    let (mut q_out, mut k_out) = (gpu.poisoned::<bf16>([4, 4, 32]), gpu.poisoned::<bf16>([4, 2, 32]));
+    let (mut keys, mut values) = (gpu.poisoned::<bf16>([2, 16, 2, 32]), gpu.poisoned::<bf16>([2, 16, 2, 32]));
+    let mut paged = gpu.poisoned::<bf16>([2, 2, 4, 16, 8]);
+    let table = gpu.upload(&[1.0f32; 5 * 16], [5, 16]);
+    let four = gpu.upload(&[0i32; 4], [4]);
+    let (three, five) = (gpu.upload(&[0i32; 3], [3]), gpu.upload(&[0i32; 5], [5]));
+    let neox = rope(32, RopeStyle::Neox);
+    let tables = |positions| RopeTables {
+        cos: table.view(),
+        sin: table.view(),
+        positions: Positions::Given(positions),
+        offsets: None,
+    };
+    struct Args<'a> {
+        q: TensorView<'a, bf16>,
+        k: TensorView<'a, bf16>,
+        v: TensorView<'a, bf16>,
+        tables: RopeTables<'a, f32>,
+        slots: TensorView<'a, i32>,
+        q_out: TensorViewMut<'a, bf16>,
+        k_out: TensorViewMut<'a, bf16>,
+        keys: TensorViewMut<'a, bf16>,
+        values: TensorViewMut<'a, bf16>,
+        layout: KvLayout,
+        rope: Rope,
+    }
+    let op = |a: Args| -> Result<()> {
+        let (q_out, k_out, key_cache, value_cache) = (a.q_out, a.k_out, a.keys, a.values);
+        let outputs = RopeCacheOutputs { q_out, k_out, zeros_out: None, key_cache, value_cache };
+        let scales = CacheScales::default();
+        rope_reshape_and_cache(
+            gpu.stream(),
+            a.q,
+            a.k,
+            a.v,
+            a.tables,
+            a.slots,
+            scales,
+            outputs,
+            a.layout,
+            a.rope,
+        )
+    };
+    /// Arguments that are right, but for those named.
+    macro_rules! args {
+        ($($name:ident = $value:expr),*) => {{
+            #[allow(unused_mut, reason = "all may be right")]
+            let mut args = Args {
+                q: q.view(),
+                k: k.view(),
+                v: v.view(),
+                tables: tables(four.view().into()),
+                slots: four.view(),
+                q_out: q_out.view_mut(),
+                k_out: k_out.view_mut(),
+                keys: keys.view_mut(),
+                values: values.view_mut(),
+                layout: KvLayout::Nhd,
+                rope: neox,
+            };
+            $(args.$name = $value;)*
+            args
+        }};
+    }
+    macro_rules! refused {
+        ($kind:ident, $says:expr; $($name:ident = $value:expr),*) => {
+            assert_error(op(args!($($name = $value),*)), kind!($kind), $says)
+        };
+    }
+
+    // Heads.
+    let (q3, k4, narrow, none) = (x([4, 3, 32]), x([4, 2, 16]), x([5, 2, 32]), x([4, 0, 32]));
+    refused!(Shape, &["rope_reshape_and_cache: q", "[4, 3, 32]", "multiple of those of k (2)"]; q = q3.view());
+    refused!(Shape, &["k: shape [4, 2, 16], expected [4, 2, 32] (dim of q)"]; k = k4.view());
+    refused!(Shape, &["v: shape [5, 2, 32], expected [4, 2, 32] (shape of k)"]; v = narrow.view());
+    refused!(Shape, &["q", "multiple of those of k (0)"]; k = none.view());
+    let (empty_q, empty_k) = (x([4, 4, 0]), x([4, 2, 0]));
+    refused!(Empty, &["q: axis 2 has length zero"]; q = empty_q.view(), k = empty_k.view(), v = empty_k.view());
+    let mut other = gpu.poisoned::<bf16>([3, 4, 32]);
+    refused!(Shape, &["q_out: shape [3, 4, 32]", "shape of q"]; q_out = other.view_mut());
+    refused!(Shape, &["k_out: shape [3, 4, 32]", "shape of k"]; k_out = other.view_mut());
+    let turned = gpu.upload(&[bf16::ONE; 4 * 2 * 32], [4, 32, 2]);
+    refused!(Stride, &["k: strides"]; k = turned.view().transpose(1, 2).unwrap());
+
+    // Tokens.
+    refused!(Shape, &["slot_mapping: shape [3]", "from 4 (tokens of q) to 4 (tokens of k)"]; slots = three.view());
+    refused!(Shape, &["slot_mapping: shape [5]"]; slots = five.view());
+    refused!(Shape, &["positions: shape [3]"]; tables = tables(three.view().into()));
+    let column = gpu.upload(&[0i32; 4], [4, 1]);
+    refused!(Shape, &["slot_mapping: shape [4, 1], expected [tokens]"]; slots = column.view());
+
+    // Rotation.
+    refused!(Argument, &["rotary: 3, expected an even number"]; rope = rope(3, RopeStyle::Neox));
+    refused!(Shape, &["q", "at least 34 (rotary)"]; rope = rope(34, RopeStyle::Neox));
+    refused!(Shape, &["cos: shape [5, 16], expected [5, 8]"]; rope = rope(16, RopeStyle::Neox));
+
+    // Caches.
+    refused!(Shape, &["key_cache", "5 axes, for Paged"]; layout = KvLayout::Paged);
+    refused!(Shape, &["key_cache", "4 axes, for Nhd"]; keys = paged.view_mut());
+    refused!(Shape, &["value_cache", "[2, 2, 32, 16]"]; keys = paged.view_mut(), layout = KvLayout::Paged);
+    let mut three_blocks = gpu.poisoned::<bf16>([3, 16, 2, 32]);
+    refused!(Shape, &["value_cache: shape [3, 16, 2, 32], expected [2, 16, 2, 32]"]; values = three_blocks.view_mut());
+    let mut one_head = gpu.poisoned::<bf16>([2, 16, 1, 32]);
+    refused!(Shape, &["key_cache: shape [2, 16, 1, 32]", "kv_heads"]; keys = one_head.view_mut());
+    let (q4, kv4) = (x([4, 2, 12]), x([4, 2, 12]));
+    let mut paged12 = gpu.poisoned::<bf16>([2, 2, 1, 16, 8]);
+    let (mut q4_out, mut k4_out) = (gpu.poisoned::<bf16>([4, 2, 12]), gpu.poisoned::<bf16>([4, 2, 12]));
+    let table6 = gpu.upload(&[1.0f32; 30], [5, 6]);
+    let tables6 = RopeTables { cos: table6.view(), sin: table6.view(), ..tables(four.view().into()) };
+    refused!(Shape, &["a dim that is a multiple of 8 (Paged of bf16)"]; q = q4.view(), k = kv4.view(), v = kv4.view(),
+        q_out = q4_out.view_mut(), k_out = k4_out.view_mut(), tables = tables6, keys = paged12.view_mut(),
+        layout = KvLayout::Paged, rope = rope(12, RopeStyle::Neox));
+    let mut blocks12 = gpu.poisoned::<bf16>([2, 2, 4, 12, 8]);
+    refused!(Shape, &["blocks of a multiple of 8 tokens (PagedShuffled of bf16)"]; keys = blocks12.view_mut(),
+        layout = KvLayout::PagedShuffled);
+    let mut no_tokens = gpu.poisoned::<bf16>([2, 0, 2, 32]);
+    let mut no_values = gpu.poisoned::<bf16>([2, 0, 2, 32]);
+    refused!(Empty, &["key_cache: axis 1"]; keys = no_tokens.view_mut(), values = no_values.view_mut());
+    let mut wide =
+        gpu.poisoned::<bf16>(Place::new(Layout::with_strides([2, 16, 2, 32], [4096, 128, 64, 2]).unwrap()));
+    refused!(Stride, &["key_cache: strides"]; keys = wide.view_mut());
+
+    // Memory that is shared.
+    let mut both = gpu.poisoned::<bf16>([4, 4, 32]);
+    let whole = both.view_mut();
+    let same = whole.alias();
+    op(args!(q = same, q_out = whole)).unwrap();
+    let mut long = gpu.poisoned::<bf16>([8, 2, 32]);
+    let whole = long.view_mut();
+    let (first, later) = (whole.alias().slice(0, 0..4).unwrap(), whole.slice(0, 2..6).unwrap());
+    refused!(Overlap, &["v and k_out overlap"]; v = first, k_out = later);
+    let whole = long.view_mut();
+    let (first, later) = (whole.alias().slice(0, 0..4).unwrap(), whole.slice(0, 2..6).unwrap());
+    refused!(Overlap, &["k and k_out overlap"]; k = first, k_out = later);
+    let scale = gpu.upload(&[1.0f32; 2], [2]);
+    let mut args = args!();
+    let (q_out, k_out, key_cache, value_cache) =
+        (args.q_out.reborrow(), args.k_out.reborrow(), args.keys.reborrow(), args.values.reborrow());
+    let outputs = RopeCacheOutputs { q_out, k_out, zeros_out: None, key_cache, value_cache };
+    let scales = CacheScales { k: None, v: Some(scale.view()) };
+    let result = rope_reshape_and_cache(
+        gpu.stream(),
+        q.view(),
+        k.view(),
+        v.view(),
+        tables(four.view().into()),
+        four.view(),
+        scales,
+        outputs,
+        KvLayout::Nhd,
+        neox,
+    );
+    assert_error(result, kind!(Shape), &["v_scale: shape [2], expected [1]"]);
+}
