@@ -2,8 +2,10 @@
 
 hk_core::include_kernels!();
 
+mod fp8_convert;
 mod group;
 mod launch_tiles;
+mod moe;
 mod mx_quant;
 mod operators;
 mod per_tensor;
@@ -13,7 +15,9 @@ mod scales;
 
 use hk_core::{DType, Error, Result, TensorView};
 
+pub use fp8_convert::{fp8_fnuz_to_ocp, fp8_ocp_to_fnuz};
 pub use group::{GroupOptions, GroupScale, group_quant};
+pub use moe::{MoeOrder, moe_smoothquant};
 pub use mx_quant::{MxOptions, dynamic_mxfp4_quant};
 pub use operators::OPERATORS;
 pub use per_tensor::{downcast_to_static_fp8, per_tensor_quant_dynamic, per_tensor_quant_static};

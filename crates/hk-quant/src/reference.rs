@@ -3,6 +3,7 @@
 //! Inputs are the values that the kernels read, already rounded to their types. Scales are defined by f32 operations, so
 //! these functions do the same ones: their results are exact, but for codes within a rounding error of a tie.
 
+use crate::MoeOrder;
 use hk_core::quant::{
     BlockRule, BlockScale, CodeFormat, group_scale, linear_scale, shuffled_index, shuffled_len,
 };
@@ -113,4 +114,41 @@ pub fn shuffle_scales(plain: &[f64], rows: usize, blocks: usize) -> Vec<f64> {
 /// The inverse of [`shuffle_scales`].
 pub fn unshuffle_scales(shuffled: &[f64], rows: usize, blocks: usize) -> Vec<f64> {
     (0..rows * blocks).map(|i| shuffled[shuffled_index(i / blocks, i % blocks, blocks)]).collect()
+}
+
+/// [`moe_smoothquant`](crate::moe_smoothquant) where no id is negative; `x` has a row per token or one per choice.
+#[expect(clippy::too_many_arguments, reason = "those of the operator")]
+pub fn moe_smoothquant(
+    x: &[f64],
+    smooth: &[f64],
+    cols: usize,
+    ids: &[i64],
+    topk: usize,
+    order: MoeOrder,
+    format: CodeFormat,
+    encode: fn(f32) -> f64,
+) -> Quantization {
+    let tokens = ids.len() / topk;
+    let by_choice = x.len() == ids.len() * cols && topk > 1;
+    let mut out = Quantization { q: vec![0.0; ids.len() * cols], scale: vec![f64::NAN; ids.len()] };
+    for (i, &id) in ids.iter().enumerate() {
+        let row = match order {
+            MoeOrder::TokenMajor => i,
+            MoeOrder::ChoiceMajor => i % topk * tokens + i / topk,
+        };
+        let from = if by_choice { i } else { i / topk } * cols;
+        let Some(factors) = smooth.chunks_exact(cols).nth(id as usize) else { continue };
+        let one = smoothquant(&x[from..from + cols], factors, format, encode);
+        out.q[row * cols..(row + 1) * cols].copy_from_slice(&one.q);
+        out.scale[row] = one.scale[0];
+    }
+    out
+}
+
+/// [`fp8_ocp_to_fnuz`](crate::fp8_ocp_to_fnuz) with the factor 0.5, and back with 2: values and scales. `largest` is that
+/// of the result.
+pub fn fp8_convert(q: &[f64], scale: &[f64], factor: f64, largest: f64) -> (Vec<f64>, Vec<f64>) {
+    // NaN stays: `clamp` keeps it.
+    let values = q.iter().map(|v| (v * factor).clamp(-largest, largest)).collect();
+    (values, scale.iter().map(|s| f64::from((s / factor) as f32)).collect())
 }

@@ -29,6 +29,7 @@ macro_rules! no_finding {
 no_finding!(
     per_token_quant,
     smoothquant,
+    moe_smoothquant,
     per_tensor_quant_static,
     per_tensor_quant_dynamic,
     downcast_to_static_fp8,
@@ -36,4 +37,6 @@ no_finding!(
     dynamic_mxfp4_quant,
     shuffle_scales,
     unshuffle_scales,
+    fp8_ocp_to_fnuz,
+    fp8_fnuz_to_ocp,
 );

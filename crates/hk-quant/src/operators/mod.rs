@@ -19,7 +19,9 @@ macro_rules! tile_corners {
     };
 }
 
+mod fp8_convert;
 mod group;
+mod moe;
 mod mx;
 mod per_tensor;
 mod per_token;
@@ -32,6 +34,7 @@ use hk_core::registry::{ArgSpec, Operator, Role, Scalar, ScalarSpec, Tolerance};
 pub static OPERATORS: &[Operator] = &[
     per_token::PER_TOKEN_QUANT,
     per_token::SMOOTHQUANT,
+    moe::MOE_SMOOTHQUANT,
     per_tensor::PER_TENSOR_QUANT_STATIC,
     per_tensor::PER_TENSOR_QUANT_DYNAMIC,
     per_tensor::DOWNCAST_TO_STATIC_FP8,
@@ -39,6 +42,8 @@ pub static OPERATORS: &[Operator] = &[
     mx::DYNAMIC_MXFP4_QUANT,
     mx::SHUFFLE_SCALES,
     mx::UNSHUFFLE_SCALES,
+    fp8_convert::FP8_OCP_TO_FNUZ,
+    fp8_convert::FP8_FNUZ_TO_OCP,
 ];
 
 const FLOATS: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
