@@ -1,4 +1,154 @@
-//! The operators again, in f64 and plain loops: what the kernels are measured against.
+//! The operators again, in plain loops: what the kernels are measured against.
 //!
-//! Inputs are the values that the kernels read, already rounded to their types; results are not rounded unless the
-//! operator says so.
+//! Inputs are the values that the kernels read, already rounded to their types. Scales are defined by f32 operations, so
+//! these functions do the same ones: their results are exact, but for codes within a rounding error of a tie.
+
+use crate::MoeOrder;
+use hk_core::quant::{
+    BlockRule, BlockScale, CodeFormat, group_scale, linear_scale, shuffled_index, shuffled_len,
+};
+use hk_core::{E8M0, Fp4, Fp4Rounding};
+
+/// What a linear quantizer gives: the values of the codes, and the scales.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Quantization {
+    /// Values of the codes.
+    pub q: Vec<f64>,
+    /// Scales.
+    pub scale: Vec<f64>,
+}
+
+/// The largest finite magnitude; 0 if there is none.
+pub fn finite_max(x: &[f64]) -> f64 {
+    x.iter().filter(|v| v.is_finite()).fold(0.0, |max, v| max.max(v.abs()))
+}
+
+/// The value of the code nearest to `x / scale`; that of an infinity is `qmax`, NaN stays.
+pub fn code(x: f64, scale: f64, encode: fn(f32) -> f64) -> f64 {
+    encode((x / scale) as f32)
+}
+
+/// [`per_token_quant`](crate::per_token_quant) of the rows of `x`.
+pub fn per_token_quant(
+    x: &[f64],
+    cols: usize,
+    scale_ub: Option<f32>,
+    format: CodeFormat,
+    encode: fn(f32) -> f64,
+) -> Quantization {
+    let mut out = Quantization { q: Vec::new(), scale: Vec::new() };
+    for row in x.chunks_exact(cols) {
+        let mut amax = finite_max(row) as f32;
+        if let Some(bound) = scale_ub.filter(|b| *b > 0.0) {
+            amax = amax.min(bound);
+        }
+        let scale = f64::from(linear_scale(amax, format));
+        out.q.extend(row.iter().map(|&v| code(v, scale, encode)));
+        out.scale.push(scale);
+    }
+    out
+}
+
+/// [`smoothquant`](crate::smoothquant) of the rows of `x`; the products are rounded to f32.
+pub fn smoothquant(x: &[f64], smooth: &[f64], format: CodeFormat, encode: fn(f32) -> f64) -> Quantization {
+    let z: Vec<f64> =
+        x.iter().zip(smooth.iter().cycle()).map(|(x, s)| f64::from(*x as f32 * *s as f32)).collect();
+    per_token_quant(&z, smooth.len(), None, format, encode)
+}
+
+/// [`per_tensor_quant_static`](crate::per_tensor_quant_static) and
+/// [`downcast_to_static_fp8`](crate::downcast_to_static_fp8).
+pub fn static_quant(x: &[f64], scale: f64, encode: fn(f32) -> f64) -> Vec<f64> {
+    x.iter().map(|&v| code(v, scale, encode)).collect()
+}
+
+/// [`group_quant`](crate::group_quant) of the rows of `x`.
+pub fn group_quant(
+    x: &[f64],
+    cols: usize,
+    group: usize,
+    pow2: bool,
+    format: CodeFormat,
+    encode: fn(f32) -> f64,
+) -> Quantization {
+    let rule = BlockRule::codes(BlockScale::RoundUp, format, 0);
+    let mut out = Quantization { q: Vec::new(), scale: Vec::new() };
+    for group in x.chunks_exact(cols).flat_map(|row| row.chunks(group)) {
+        let amax = finite_max(group) as f32;
+        let scale = if pow2 { rule.scale(amax.max(1e-10)).to_f32() } else { group_scale(amax, format) };
+        let scale = f64::from(scale);
+        out.q.extend(group.iter().map(|&v| code(v, scale, encode)));
+        out.scale.push(scale);
+    }
+    out
+}
+
+/// MX blocks of 32 values along the rows of `x`: values of the elements, and scales.
+pub fn mx_quant(x: &[f64], cols: usize, rule: BlockRule, encode: impl Fn(f32) -> f64) -> Quantization {
+    let mut out = Quantization { q: Vec::new(), scale: Vec::new() };
+    for block in x.chunks_exact(cols).flat_map(|row| row.chunks(32)) {
+        let bad = block.iter().any(|v| !v.is_finite());
+        let scale = if bad { E8M0::NAN } else { rule.scale(finite_max(block) as f32) };
+        let value = f64::from(scale.to_f32());
+        // The quotient is exact in f32, but where it is far below the smallest element.
+        out.q.extend(block.iter().map(|&v| if bad { 0.0 } else { encode((v / value) as f32) }));
+        out.scale.push(value);
+    }
+    out
+}
+
+/// The value of the fp4 code for a float.
+pub fn fp4(rounding: Fp4Rounding) -> impl Fn(f32) -> f64 {
+    move |x| f64::from(Fp4::from_f32(x, rounding).to_f32())
+}
+
+/// Scales of `[rows, blocks]` in the shuffled order of gfx950, padded with 1.
+pub fn shuffle_scales(plain: &[f64], rows: usize, blocks: usize) -> Vec<f64> {
+    let mut shuffled = vec![1.0; shuffled_len(rows, blocks).unwrap_or(0)];
+    for (i, &scale) in plain.iter().enumerate() {
+        shuffled[shuffled_index(i / blocks, i % blocks, blocks)] = scale;
+    }
+    shuffled
+}
+
+/// The inverse of [`shuffle_scales`].
+pub fn unshuffle_scales(shuffled: &[f64], rows: usize, blocks: usize) -> Vec<f64> {
+    (0..rows * blocks).map(|i| shuffled[shuffled_index(i / blocks, i % blocks, blocks)]).collect()
+}
+
+/// [`moe_smoothquant`](crate::moe_smoothquant) where no id is negative; `x` has a row per token or one per choice.
+#[expect(clippy::too_many_arguments, reason = "those of the operator")]
+pub fn moe_smoothquant(
+    x: &[f64],
+    smooth: &[f64],
+    cols: usize,
+    ids: &[i64],
+    topk: usize,
+    order: MoeOrder,
+    format: CodeFormat,
+    encode: fn(f32) -> f64,
+) -> Quantization {
+    let tokens = ids.len() / topk;
+    let by_choice = x.len() == ids.len() * cols && topk > 1;
+    let mut out = Quantization { q: vec![0.0; ids.len() * cols], scale: vec![f64::NAN; ids.len()] };
+    for (i, &id) in ids.iter().enumerate() {
+        let row = match order {
+            MoeOrder::TokenMajor => i,
+            MoeOrder::ChoiceMajor => i % topk * tokens + i / topk,
+        };
+        let from = if by_choice { i } else { i / topk } * cols;
+        let Some(factors) = smooth.chunks_exact(cols).nth(id as usize) else { continue };
+        let one = smoothquant(&x[from..from + cols], factors, format, encode);
+        out.q[row * cols..(row + 1) * cols].copy_from_slice(&one.q);
+        out.scale[row] = one.scale[0];
+    }
+    out
+}
+
+/// [`fp8_ocp_to_fnuz`](crate::fp8_ocp_to_fnuz) with the factor 0.5, and back with 2: values and scales. `largest` is that
+/// of the result.
+pub fn fp8_convert(q: &[f64], scale: &[f64], factor: f64, largest: f64) -> (Vec<f64>, Vec<f64>) {
+    // NaN stays: `clamp` keeps it.
+    let values = q.iter().map(|v| (v * factor).clamp(-largest, largest)).collect();
+    (values, scale.iter().map(|s| f64::from((s / factor) as f32)).collect())
+}

@@ -10,6 +10,16 @@ namespace hk {
 template <class T>
 using GlobalPtr = T __attribute__((address_space(1))) *;
 
+/// Raises `*at` to `v`, as one operation among all blocks.
+HK_FN void atomic_max(GlobalPtr<u32> at, u32 v) {
+    __scoped_atomic_fetch_max(at, v, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
+}
+
+/// Reads what atomic operations of other blocks may be writing.
+HK_FN u32 atomic_load(GlobalPtr<u32> at) {
+    return __scoped_atomic_load_n(at, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
+}
+
 /// A tensor as the host describes it: (batch, depth, rows, cols), strides in elements.
 /// Same layout as `hk_core::GlobalLayout`. An absent optional tensor has data = 0.
 struct Global {

@@ -64,6 +64,10 @@ HK_FN float clamp(float v, float limit) {
 
 /// [-limit, limit], and `nan` for NaN.
 HK_FN float clamp_or(float v, float limit, float nan) {
+    // Else the tests for NaN would be moved ahead of a branch on the kind, and keep a pair of scalar registers each.
+    u32 bits = bits_of(v);
+    forget(bits);
+    v = __builtin_bit_cast(float, bits);
     const float clamped = clamp(v, limit);
     return v == v ? clamped : nan;
 }

@@ -1,0 +1,61 @@
+// tiles.h: how the quantizers spread a matrix over lanes.
+#pragma once
+
+#include <hk/arch.h>
+#include <hk/quant.h>
+#include <hk/reg.h>
+#include <hk/rows.h>
+
+namespace quant {
+
+using hk::Access;
+using hk::RowBatch;
+using hk::u32;
+using hk::u64;
+using hk::u8;
+
+/// Columns that a lane takes at a time: 32 bytes of input, so that bytes of bf16 are written 16 at a time.
+template <class T>
+inline constexpr int kChunk = 32 / int(sizeof(T));
+
+/// Codes of a row.
+template <hk::CodeKind kKind, int L, int N, int C>
+HK_FN hk::Row<u8, L, N, C> codes(const hk::Row<float, L, N, C> &row) {
+    hk::Row<u8, L, N, C> out;
+#pragma unroll
+    for (int k = 0; k < C; ++k) {
+        out.chunk[k] = __builtin_bit_cast(hk::Vec<u8, N>, hk::to_codes<kKind, N>(row.chunk[k]));
+    }
+    return out;
+}
+
+template <int L, int N, int C>
+HK_FN u32 finite_max(const hk::Row<float, L, N, C> &row) {
+    hk::FiniteMax max;
+#pragma unroll
+    for (int k = 0; k < C; ++k) max.add(row.chunk[k]);
+    return max.top;
+}
+
+/// Elementwise work. Rows of up to Lanes * kChunk columns, if Lanes are fewer than a wave's, go side by side: `f` gets
+/// batches of kWaveSize / Lanes * Rows rows. Longer ones are cut into tiles of kTile columns, of which each wave takes
+/// every grid_x()-th of the matrix: `f` gets a batch of one row that begins at this lane's first column of the tile.
+template <int Lanes, int kTile, class F>
+HK_FN void for_tiles(u32 rows, u32 cols, u32 column, u32 batch_rows, F f) {
+    if constexpr (Lanes < hk::kWaveSize) {
+        hk::for_row_batches<false>(rows, cols, column, batch_rows, f);
+    } else {
+        const u32 tiles = (cols + kTile - 1) / kTile;
+        const u32 row_step = hk::grid_x() / tiles, tile_step = hk::grid_x() % tiles;
+        u64 row = hk::block_x() / tiles;
+        u32 tile = hk::block_x() % tiles;
+        while (row < rows) {
+            f(RowBatch{row, 1, tile * kTile + column, cols});
+            row += row_step;
+            tile += tile_step;
+            if (tile >= tiles) tile -= tiles, ++row;
+        }
+    }
+}
+
+}  // namespace quant

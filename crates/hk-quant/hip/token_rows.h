@@ -1,0 +1,148 @@
+// token_rows.h: a scale per row, shared by per_token_quant.hip and smoothquant.hip.
+//   z[r, c] = x[r, c]                    per_token_quant
+//           = x[r, c] * smooth[c]        smoothquant
+//   s[r]    = max_c |z[r, c]| / qmax     over finite z; at most scale_ub / qmax; 1 for zeros
+//   q[r, c] = code(z[r, c] * (1 / s[r]))
+//
+// How the work is split
+//   `Lanes` lanes hold a row in registers, so it is read once: chunks of 32 bytes go round the lanes in turn. A wave
+//   works on kWaveSize / Lanes rows side by side, `Rows` times over; a row of more lanes than a wave is one block.
+//   A row too long for registers is walked twice by one block. A maximum is the same in any order.
+// Floor
+//   Memory: rows * cols * (sizeof(T) + 1) + 4 * rows. In VALU instructions 16 bf16 cost a wave 16 to widen, 24 for the
+//   maximum, 8 to scale, 48 to clamp and 8 to convert: some 104 for 3 KiB, which at 6 TB/s over 304 CUs of 2.1 GHz
+//   take 327 clocks.
+#pragma once
+
+#include <hk/block.h>
+
+#include "tiles.h"
+
+namespace quant {
+
+/// Scalars of both kernels, the tail of their `Params`; the same fields as `Scalars` in src/per_token.rs.
+struct TokenScalars {
+    hk::CodeFormat format;
+    u32 batch;          // rows that a block takes at a time
+    u32 smooth_is_f32;  // smooth is f32 whatever T is
+};
+
+/// The factors of a lane's columns.
+template <Access kAccess, class RowT, class Params>
+HK_FN auto load_smooth(const Params &p, u32 column, u32 cols) {
+    using T = typename RowT::Element;
+    using RowF = typename RowT::template With<float>;
+    const RowBatch one = {0, 1, column, cols};
+    RowF w;
+    if (p.scalars.smooth_is_f32) {
+        w = RowF::load(one.at<float, kAccess, true>(p.smooth, 0));
+    } else {
+        w = hk::widen(RowT::load(one.at<T, kAccess, true>(p.smooth, 0)));
+    }
+    return w;
+}
+
+template <class Params>
+HK_FN float scale_of(const Params &p, u32 top) {
+    float amax = hk::FiniteMax::value(top);
+    if constexpr (requires { p.scale_ub; }) {
+        if (p.scale_ub.present()) {
+            const float bound = *p.scale_ub.template row<float>(0);
+            amax = bound > 0.0f && bound < amax ? bound : amax;
+        }
+    }
+    return hk::linear_scale(amax, p.scalars.format.qmax);
+}
+
+/// Rows that stay in registers, up to Lanes * ColsPerLane columns; a lane has `Rows` rows in hand at a time.
+template <Access kAccess, class T, int Lanes, int ColsPerLane, int Rows, class Params>
+HK_FN void rows_in_registers(const Params &p) {
+    constexpr bool kSmooth = requires { p.smooth; };
+    constexpr u32 kAbreast = hk::row_threads(Lanes) / Lanes;
+    constexpr bool kAlone = kAbreast * Rows == 1;
+    using RowT = hk::Row<T, Lanes, kChunk<T>, ColsPerLane / kChunk<T>>;
+    using RowF = typename RowT::template With<float>;
+
+    const u32 side = hk::thread_x() / Lanes;  // place among the rows abreast
+    const u32 lane = hk::thread_x() % Lanes;  // place in the row
+    const u32 cols = p.x.cols();
+    RowF smooth;
+    if constexpr (kSmooth) smooth = load_smooth<kAccess, RowT>(p, lane * kChunk<T>, cols);
+    hk::GroupReducer<hk::row_threads(Lanes), Lanes> group;
+
+    hk::for_row_batches<kAlone>(p.x.rows(), cols, lane * kChunk<T>, p.scalars.batch, [&](const RowBatch &batch) {
+        RowT x[Rows];
+#pragma unroll
+        for (int r = 0; r < Rows; ++r) {
+            x[r] = RowT::load(batch.at<T, kAccess, kAlone>(p.x, r * kAbreast + side));
+        }
+        RowF z[Rows];
+        float scale[Rows];
+#pragma unroll
+        for (int r = 0; r < Rows; ++r) {
+            z[r] = hk::widen(x[r]);
+            if constexpr (kSmooth) z[r] = z[r] * smooth;
+            scale[r] = scale_of(p, group.reduce(finite_max(z[r]), hk::MaxBits{}));
+        }
+        p.scalars.format.with_kind([&](auto kind) {
+#pragma unroll
+            for (int r = 0; r < Rows; ++r) {
+                codes<decltype(kind)::value>(z[r] * (1.0f / scale[r]))
+                    .store(batch.at<u8, kAccess, kAlone>(p.q, r * kAbreast + side));
+            }
+        });
+        if (lane == 0) {
+#pragma unroll
+            for (int r = 0; r < Rows; ++r) {
+                const u32 index = r * kAbreast + side;
+                if (index < batch.count) p.scale.template row<float>(0)[batch.first + index] = scale[r];
+            }
+        }
+    });
+}
+
+/// Rows of any length, read twice by a block of Lanes threads in tiles of Lanes * ColsPerLane columns.
+template <Access kAccess, class T, int Lanes, int ColsPerLane, class Params>
+HK_FN void rows_in_tiles(const Params &p) {
+    constexpr bool kSmooth = requires { p.smooth; };
+    using RowT = hk::Row<T, Lanes, kChunk<T>, ColsPerLane / kChunk<T>>;
+
+    const u32 cols = p.x.cols();
+    const u32 column = hk::thread_x() * kChunk<T>;
+    const auto load = [&](u64 row, u32 tile) {
+        const RowBatch batch = {row, 1, tile + column, cols};
+        auto z = hk::widen(RowT::load(batch.at<T, kAccess, true>(p.x, 0)));
+        if constexpr (kSmooth) z = z * load_smooth<kAccess, RowT>(p, tile + column, cols);
+        return z;
+    };
+    hk::GroupReducer<Lanes, Lanes> group;
+
+    for (u64 row = hk::block_x(); row < p.x.rows(); row += hk::grid_x()) {
+        u32 top = hk::FiniteMax::kZero;
+        for (u32 tile = 0; tile < cols; tile += RowT::kCols) top = hk::MaxBits{}(top, finite_max(load(row, tile)));
+        const float scale = scale_of(p, group.reduce(top, hk::MaxBits{}));
+        p.scalars.format.with_kind([&](auto kind) {
+            for (u32 tile = 0; tile < cols; tile += RowT::kCols) {
+                const RowBatch batch = {row, 1, tile + column, cols};
+                codes<decltype(kind)::value>(load(row, tile) * (1.0f / scale)).store(batch.at<u8, kAccess, true>(p.q, 0));
+            }
+        });
+        if (hk::thread_x() == 0) p.scale.template row<float>(0)[row] = scale;
+    }
+}
+
+}  // namespace quant
+
+// Entry points of one dtype, one per row of `VARIANTS` in src/per_token.rs. Name = op, dtype, widest row, access if it
+// is by elements.
+#define TOKEN_ENTRIES(op, T)                                                                                           \
+    HK_ENTRY(op##_##T##_128, hk::row_threads(16), quant::rows_in_registers<hk::Access::Vectors, hk::T, 128 / quant::kChunk<hk::T>, quant::kChunk<hk::T>, 2>) \
+    HK_ENTRY(op##_##T##_512, hk::row_threads(16), quant::rows_in_registers<hk::Access::Vectors, hk::T, 16, 32, 1>)          \
+    HK_ENTRY(op##_##T##_2048, hk::row_threads(64), quant::rows_in_registers<hk::Access::Vectors, hk::T, 64, 32, 1>)         \
+    HK_ENTRY(op##_##T##_4096, hk::row_threads(64), quant::rows_in_registers<hk::Access::Vectors, hk::T, 64, 64, 1>)         \
+    HK_ENTRY(op##_##T##_8192, hk::row_threads(256), quant::rows_in_registers<hk::Access::Vectors, hk::T, 256, 32, 1>)       \
+    HK_ENTRY(op##_##T##_32768, hk::row_threads(512), quant::rows_in_registers<hk::Access::Vectors, hk::T, 512, 64, 1>)      \
+    HK_ENTRY(op##_##T##_long, hk::row_threads(256), quant::rows_in_tiles<hk::Access::Vectors, hk::T, 256, 16>)              \
+    HK_ENTRY(op##_##T##_512_elements, hk::row_threads(16), quant::rows_in_registers<hk::Access::Elements, hk::T, 16, 32, 1>) \
+    HK_ENTRY(op##_##T##_32768_elements, hk::row_threads(512), quant::rows_in_registers<hk::Access::Elements, hk::T, 512, 64, 1>) \
+    HK_ENTRY(op##_##T##_long_elements, hk::row_threads(256), quant::rows_in_tiles<hk::Access::Elements, hk::T, 256, 16>)

@@ -1,0 +1,115 @@
+//! The safe functions of `hip/fp8_convert.hip`.
+
+use crate::kernels;
+use bytemuck::{Pod, Zeroable};
+use hk_core::rowwise::{RowProblem, RowVariant};
+use hk_core::{
+    Aliasing, DType, Element, Fp8E4M3, Fp8E4M3Fnuz, GlobalLayout, LaunchConfig, Result, Rows, Stream,
+    TensorView, TensorViewMut, check_overlap,
+};
+
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Params {
+    q: GlobalLayout,
+    scale: GlobalLayout,
+    out: GlobalLayout,
+    scale_out: GlobalLayout,
+    scales: u64,
+    to_fnuz: u32,
+    pad: u32,
+}
+
+const VARIANTS: [RowVariant; 2] =
+    [RowVariant::vectors(usize::MAX, 64, 1, 16), RowVariant::elements(usize::MAX, 64)];
+
+/// Columns of a tile, `RowT::kCols`.
+const TILE: usize = 2048;
+
+fn convert<A: Element, B: Element>(
+    op: &'static str,
+    stream: &Stream,
+    q: TensorView<A>,
+    scale: TensorView<f32>,
+    mut out: TensorViewMut<B>,
+    mut scale_out: TensorViewMut<f32>,
+) -> Result<()> {
+    let Rows { rows, cols, .. } = q.rows(op, "q")?;
+    let mut problem = RowProblem::new(op, "q", rows, cols, A::DTYPE)?;
+    problem.tensor("q", &q)?;
+    problem.shaped("out", &out, q.shape(), "shape of q")?;
+    scale.expect_contiguous(op, "scale")?;
+    scale.expect_aligned(op, "scale", 4)?;
+    scale_out.expect_shape(op, "scale_out", scale.shape())?;
+    scale_out.expect_contiguous(op, "scale_out")?;
+    scale_out.expect_aligned(op, "scale_out", 4)?;
+    check_overlap(op, ("q", &q), ("out", &out), Aliasing::Disjoint)?;
+    check_overlap(op, ("q", &q), ("scale_out", &scale_out), Aliasing::Disjoint)?;
+    check_overlap(op, ("scale", &scale), ("out", &out), Aliasing::Disjoint)?;
+    check_overlap(op, ("scale", &scale), ("scale_out", &scale_out), Aliasing::ExactAliasAllowed)?;
+    check_overlap(op, ("out", &out), ("scale_out", &scale_out), Aliasing::Disjoint)?;
+    let scales = scale.numel();
+    if rows == 0 && scales == 0 {
+        return Ok(());
+    }
+    let names = ["fp8_convert_bytes", "fp8_convert_elements"];
+    let plan = problem.plan(stream, &kernels::FP8_CONVERT, &VARIANTS, &names)?;
+    let tiles = rows.saturating_mul(cols.div_ceil(TILE)).max(scales.div_ceil(64)).max(1);
+    let most = stream.device().info().compute_units as usize * VARIANTS[0].waves_per_cu;
+    let mut launch = stream.launch(op, &plan.kernel);
+    let params = Params {
+        q: launch.input("q", &q.flatten_rows(op, "q")?)?,
+        scale: launch.input("scale", &scale)?,
+        out: launch.output("out", &mut out.reborrow().flatten_rows(op, "out")?)?,
+        scale_out: launch.output("scale_out", &mut scale_out)?,
+        scales: scales as u64,
+        to_fnuz: (B::DTYPE == DType::Fp8E4M3Fnuz).into(),
+        pad: 0,
+    };
+    // SAFETY: the checks above make every row of q and out `cols` long and both tensors of scales `scales` long without
+    // gaps, which is what the kernel accesses, whatever the grid; the loader matches the parameters to the kernel.
+    unsafe { launch.run(LaunchConfig::grid_1d(tiles.min(most.max(1))), &params) }
+}
+
+/// Converts fp8 e4m3 of the OCP with its scales to FNUZ, gfx942's own: the same bytes, of half the value, with twice the
+/// scale.
+///
+/// | arg                  | shape        | dtype                   | layout                                              |
+/// |----------------------|--------------|-------------------------|-----------------------------------------------------|
+/// | `q`, `out`           | `[.., cols]` | `fp8e4m3`, `fp8e4m3fnuz` | unit stride on `cols`, one row stride over the rest |
+/// | `scale`, `scale_out` | any          | `f32`                   | contiguous                                          |
+///
+/// Every product `q * scale` stays what it is. -0 becomes 0; NaN stays NaN. `scale_out` may be exactly `scale`
+/// ([`TensorViewMut::alias`]).
+///
+/// # Errors
+/// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align) if a tensor breaks
+/// the table, [`Empty`](hk_core::Error::Empty) for zero columns, [`Overlap`](hk_core::Error::Overlap) if an output shares
+/// memory with another tensor otherwise than said, [`TooLarge`](hk_core::Error::TooLarge) beyond 2^29 - 1 columns or 2^32 - 1
+/// rows, [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and what loading and launching a kernel can answer.
+pub fn fp8_ocp_to_fnuz(
+    stream: &Stream,
+    q: TensorView<Fp8E4M3>,
+    scale: TensorView<f32>,
+    out: TensorViewMut<Fp8E4M3Fnuz>,
+    scale_out: TensorViewMut<f32>,
+) -> Result<()> {
+    convert("fp8_ocp_to_fnuz", stream, q, scale, out, scale_out)
+}
+
+/// Converts fp8 e4m3 FNUZ with its scales to the OCP's: the same bytes, of twice the value, with half the scale.
+///
+/// Arguments and layout are those of [`fp8_ocp_to_fnuz`]. Every product `q * scale` stays what it is, but for the largest
+/// code, 240, which has no counterpart and becomes the next, of 224. NaN stays NaN.
+///
+/// # Errors
+/// As [`fp8_ocp_to_fnuz`].
+pub fn fp8_fnuz_to_ocp(
+    stream: &Stream,
+    q: TensorView<Fp8E4M3Fnuz>,
+    scale: TensorView<f32>,
+    out: TensorViewMut<Fp8E4M3>,
+    scale_out: TensorViewMut<f32>,
+) -> Result<()> {
+    convert("fp8_fnuz_to_ocp", stream, q, scale, out, scale_out)
+}

@@ -1,6 +1,0 @@
-//! The operators as data, for the `hk` program, the demo and the documentation.
-
-use hk_core::registry::Operator;
-
-/// The operators of this crate.
-pub static OPERATORS: &[Operator] = &[];

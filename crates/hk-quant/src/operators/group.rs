@@ -1,0 +1,137 @@
+//! `group_quant`.
+
+use super::{OUTPUT, Q, SCALE, X, encode};
+use crate::{GroupOptions, kernels, reference};
+use hk_core::quant::{GroupSize, Quantized};
+use hk_core::registry::{
+    ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named, Operator, Scalar,
+    ScalarSpec, TensorSpec, Traffic,
+};
+use hk_core::{DType, E8M0, Error, Result, Stream, TensorViewMut, with_float, with_quantized};
+
+pub(crate) const GROUP_QUANT: Operator = Operator {
+    name: "group_quant",
+    family: "hk-quant",
+    summary: "scale = max |x| / qmax per group of columns, q = round(x / scale)",
+    args: &[
+        X,
+        Q,
+        ArgSpec {
+            dtypes: &[DType::F32, DType::E8M0],
+            rank: (2, 2),
+            shape: "[rows, groups], column-major [groups, rows]",
+            ..SCALE
+        },
+    ],
+    scalars: &[
+        OUTPUT,
+        ScalarSpec {
+            name: "group",
+            default: Scalar::Int(128),
+            choices: &[],
+            summary: "columns that share a scale: 32, 64, 128",
+        },
+        ScalarSpec {
+            name: "scale",
+            default: Scalar::Choice("f32"),
+            choices: &["f32", "pow2", "e8m0"],
+            summary: "scales: any, powers of two, powers of two in a byte",
+        },
+        ScalarSpec {
+            name: "col_major",
+            default: Scalar::Bool(false),
+            choices: &[],
+            summary: "scales lie column by column",
+        },
+    ],
+    kernels: &[&kernels::GROUP_QUANT],
+    cases: &[
+        Case { label: "DeepSeek-V3, 64 tokens", tensors: &[("x", DType::Bf16, &[64, 7168])], scalars: &[] },
+        Case {
+            label: "DeepSeek-V3 experts, 128 tokens, column-major",
+            tensors: &[("x", DType::Bf16, &[128, 2048])],
+            scalars: &[("col_major", Scalar::Bool(true))],
+        },
+    ],
+    corners: CORNERS,
+    outputs,
+    run,
+    reference: reference_group,
+    traffic: Traffic::once,
+};
+
+tile_corners!(CORNERS, []:
+    Bf16 [("group", Scalar::Int(128))],
+    F16 [("group", Scalar::Int(64)), ("output", Scalar::Choice("fp8e4m3fnuz")), ("scale", Scalar::Choice("pow2"))],
+    F32 [("group", Scalar::Int(32)), ("output", Scalar::Choice("i8")), ("scale", Scalar::Choice("e8m0")),
+        ("col_major", Scalar::Bool(true))]);
+
+fn options<V: Described>(call: &Call<V>) -> Result<GroupOptions> {
+    let group = match call.int("group")? {
+        32 => GroupSize::G32,
+        64 => GroupSize::G64,
+        128 => GroupSize::G128,
+        other => return Err(Error::argument(call.operator().name, "group", other, "32, 64 or 128")),
+    };
+    Ok(GroupOptions { group, pow2_scale: call.choice("scale")? != "f32" })
+}
+
+fn outputs(call: &CallSpec) -> Result<Named<TensorSpec>> {
+    let x = call.get("x")?;
+    let rows = x.shape.iter().rev().skip(1).product::<usize>();
+    let groups = x.shape.last().copied().unwrap_or(1).div_ceil(options(call)?.group.columns());
+    let shape = if call.bool("col_major")? { [groups, rows] } else { [rows, groups] };
+    let scales = if call.choice("scale")? == "e8m0" { DType::E8M0 } else { DType::F32 };
+    let codes = call.choice("output")?.parse()?;
+    Ok(vec![("q", TensorSpec::new(codes, x.shape())), ("scale", TensorSpec::new(scales, shape))])
+}
+
+/// The scales as `[rows, groups]`.
+pub(super) fn as_rows<T: hk_core::Element>(
+    scale: TensorViewMut<T>,
+    col_major: bool,
+) -> Result<TensorViewMut<T>> {
+    if col_major { scale.transpose(0, 1) } else { Ok(scale) }
+}
+
+fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
+    let (inputs, mut outputs) = call.split();
+    let options = options(&inputs)?;
+    let codes = inputs.choice("output")?.parse()?;
+    let col_major = inputs.bool("col_major")?;
+    with_float!("group_quant", "x", inputs.get("x")?.dtype(), T => {
+        with_quantized!("group_quant", "q", codes, Q => {
+            let (x, q) = (inputs.view::<T>("x")?, outputs.take::<Q>("q")?);
+            if inputs.choice("scale")? == "e8m0" {
+                let scale = as_rows(outputs.take::<E8M0>("scale")?, col_major)?;
+                crate::group_quant(stream, x, q, scale, options)
+            } else {
+                let scale = as_rows(outputs.take::<f32>("scale")?, col_major)?;
+                crate::group_quant(stream, x, q, scale, options)
+            }
+        })
+    })
+}
+
+/// The matrix turned, if it is to lie column by column.
+pub(super) fn turned(values: Vec<f64>, rows: usize, col_major: bool) -> HostTensorF64 {
+    let cols = values.len() / rows.max(1);
+    if !col_major {
+        return HostTensorF64 { shape: vec![rows, cols], values };
+    }
+    let turned = (0..values.len()).map(|i| values[i % rows * cols + i / rows]).collect();
+    HostTensorF64 { shape: vec![cols, rows], values: turned }
+}
+
+fn reference_group(call: &HostCall) -> Result<Named<HostTensorF64>> {
+    let x = call.get("x")?;
+    let cols = x.shape().last().copied().unwrap_or(1);
+    let rows = x.shape().iter().rev().skip(1).product::<usize>();
+    let options = options(call)?;
+    with_quantized!("group_quant", "q", call.choice("output")?.parse()?, Q => {
+        let group = options.group.columns();
+        let out = reference::group_quant(&x.to_f64(), cols, group, options.pow2_scale, Q::FORMAT, encode::<Q>);
+        let scale = turned(out.scale, rows, call.bool("col_major")?);
+        Ok(vec![("q", HostTensorF64 { shape: x.shape().to_vec(), values: out.q }), ("scale", scale)])
+    })
+}

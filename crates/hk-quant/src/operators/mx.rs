@@ -1,0 +1,216 @@
+//! `dynamic_mxfp4_quant` and the order of its scales.
+
+use super::X;
+use super::group::{as_rows, turned};
+use crate::{MxOptions, kernels, reference};
+use hk_core::quant::{BlockRule, BlockScale, ScaleLayout, shuffled_len};
+use hk_core::registry::{
+    ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named, Operator, Sample,
+    Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
+};
+use hk_core::{DType, Error, Fp4Rounding, Result, Stream, with_float};
+
+pub(crate) const DYNAMIC_MXFP4_QUANT: Operator = Operator {
+    name: "dynamic_mxfp4_quant",
+    family: "hk-quant",
+    summary: "scale = 2^e per block of 32 columns, q = round(x / scale) in fp4",
+    args: &[
+        X,
+        ArgSpec::output("q", Tolerance::Exact, &[DType::Fp4x2], 2, "[.., cols / 2]").ranks(1, 5),
+        ArgSpec::output(
+            "scale",
+            Tolerance::Exact,
+            &[DType::E8M0],
+            2,
+            "[rows, blocks], [blocks, rows] or [n]",
+        )
+        .ranks(1, 2),
+    ],
+    scalars: &[
+        ScalarSpec {
+            name: "mode",
+            default: Scalar::Choice("even"),
+            choices: &["even", "round_up", "floor"],
+            summary: "how a scale follows from the largest magnitude",
+        },
+        ScalarSpec {
+            name: "scale_layout",
+            default: Scalar::Choice("row_major"),
+            choices: &["row_major", "col_major", "shuffled950"],
+            summary: "how scales lie",
+        },
+    ],
+    kernels: &[&kernels::MX_QUANT, &kernels::SCALES],
+    cases: &[
+        Case { label: "Llama-3 8B, 128 tokens", tensors: &[("x", DType::Bf16, &[128, 4096])], scalars: &[] },
+        Case {
+            label: "DeepSeek-V3, 64 tokens, shuffled",
+            tensors: &[("x", DType::Bf16, &[64, 7168])],
+            scalars: &[("scale_layout", Scalar::Choice("shuffled950"))],
+        },
+    ],
+    corners: CORNERS,
+    outputs,
+    run,
+    reference: reference_mx,
+    traffic: Traffic::once,
+};
+
+pub(crate) const SHUFFLE_SCALES: Operator = Operator {
+    name: "shuffle_scales",
+    family: "hk-quant",
+    summary: "block scales to the order of gfx950's matrix instructions",
+    args: &[
+        ArgSpec::input("plain", &[DType::E8M0], 2, "[rows, blocks]").sampled(SCALES),
+        ArgSpec::output("shuffled", Tolerance::Exact, &[DType::E8M0], 1, "[n]"),
+    ],
+    scalars: &[],
+    kernels: &[&kernels::SCALES],
+    cases: &[Case {
+        label: "DeepSeek-V3, 512 tokens",
+        tensors: &[("plain", DType::E8M0, &[512, 224])],
+        scalars: &[],
+    }],
+    corners: &[
+        Case { label: "300 rows of 9", tensors: &[("plain", DType::E8M0, &[300, 9])], scalars: &[] },
+        Case { label: "1 row of 1", tensors: &[("plain", DType::E8M0, &[1, 1])], scalars: &[] },
+    ],
+    outputs: |call| {
+        let [rows, blocks] = plain_shape(call.get("plain")?)?;
+        let n = shuffled_len(rows, blocks).unwrap_or(usize::MAX);
+        Ok(vec![("shuffled", TensorSpec::new(DType::E8M0, [n]))])
+    },
+    run: |stream, call| {
+        let (inputs, mut outputs) = call.split();
+        crate::shuffle_scales(stream, inputs.view("plain")?, outputs.take("shuffled")?)
+    },
+    reference: |call| {
+        let plain = call.get("plain")?;
+        let [rows, blocks] = plain_shape(&plain.spec())?;
+        let values = reference::shuffle_scales(&plain.to_f64(), rows, blocks);
+        Ok(vec![("shuffled", HostTensorF64 { shape: vec![values.len()], values })])
+    },
+    traffic: Traffic::once,
+};
+
+pub(crate) const UNSHUFFLE_SCALES: Operator = Operator {
+    name: "unshuffle_scales",
+    family: "hk-quant",
+    summary: "block scales from the order of gfx950's matrix instructions",
+    args: &[
+        ArgSpec::input("shuffled", &[DType::E8M0], 1, "[n]").sampled(SCALES),
+        ArgSpec::output("plain", Tolerance::Exact, &[DType::E8M0], 2, "[rows, blocks]"),
+    ],
+    scalars: &[
+        ScalarSpec { name: "rows", default: Scalar::Int(256), choices: &[], summary: "rows" },
+        ScalarSpec { name: "blocks", default: Scalar::Int(8), choices: &[], summary: "blocks of a row" },
+    ],
+    kernels: &[&kernels::SCALES],
+    cases: &[Case {
+        label: "DeepSeek-V3, 512 tokens",
+        tensors: &[("shuffled", DType::E8M0, &[512 * 224])],
+        scalars: &[("rows", Scalar::Int(512)), ("blocks", Scalar::Int(224))],
+    }],
+    corners: &[Case {
+        label: "300 rows of 9",
+        tensors: &[("shuffled", DType::E8M0, &[512 * 16])],
+        scalars: &[("rows", Scalar::Int(300)), ("blocks", Scalar::Int(9))],
+    }],
+    outputs: |call| {
+        call.get("shuffled")?;
+        Ok(vec![("plain", TensorSpec::new(DType::E8M0, given_shape(call)?))])
+    },
+    run: |stream, call| {
+        let (inputs, mut outputs) = call.split();
+        crate::unshuffle_scales(stream, inputs.view("shuffled")?, outputs.take("plain")?)
+    },
+    reference: |call| {
+        let [rows, blocks] = given_shape(call)?;
+        let values = reference::unshuffle_scales(&call.get("shuffled")?.to_f64(), rows, blocks);
+        Ok(vec![("plain", HostTensorF64 { shape: vec![rows, blocks], values })])
+    },
+    traffic: Traffic::once,
+};
+
+/// Powers of two.
+const SCALES: Sample = Sample::Uniform { low: 0.001, high: 1000.0 };
+
+tile_corners!(CORNERS, []:
+    Bf16 [],
+    F16 [("mode", Scalar::Choice("round_up")), ("scale_layout", Scalar::Choice("shuffled950"))],
+    F32 [("mode", Scalar::Choice("floor")), ("scale_layout", Scalar::Choice("col_major"))]);
+
+fn plain_shape(plain: &TensorSpec) -> Result<[usize; 2]> {
+    let shape = plain.shape.as_slice();
+    shape.try_into().map_err(|_| Error::shape("shuffle_scales", "plain", shape, "[rows, blocks]"))
+}
+
+fn given_shape<V: Described>(call: &Call<V>) -> Result<[usize; 2]> {
+    let mut shape = [0; 2];
+    for (n, name) in shape.iter_mut().zip(["rows", "blocks"]) {
+        let value = call.int(name)?;
+        *n = usize::try_from(value)
+            .map_err(|_| Error::argument("unshuffle_scales", name, value, "a length"))?;
+    }
+    Ok(shape)
+}
+
+fn options<V: Described>(call: &Call<V>) -> Result<MxOptions> {
+    let mode = match call.choice("mode")? {
+        "round_up" => BlockScale::RoundUp,
+        "floor" => BlockScale::Floor,
+        _ => BlockScale::Even,
+    };
+    let scale_layout = match call.choice("scale_layout")? {
+        "col_major" => ScaleLayout::ColMajor,
+        "shuffled950" => ScaleLayout::Shuffled950,
+        _ => ScaleLayout::RowMajor,
+    };
+    Ok(MxOptions { mode, scale_layout })
+}
+
+/// Rows, columns and blocks of a row.
+fn sizes(x: &TensorSpec) -> (usize, usize, usize) {
+    let cols = x.shape.last().copied().unwrap_or(1);
+    (x.shape.iter().rev().skip(1).product(), cols, cols.div_ceil(32))
+}
+
+fn outputs(call: &CallSpec) -> Result<Named<TensorSpec>> {
+    let x = call.get("x")?;
+    let (rows, _, blocks) = sizes(x);
+    let mut codes = x.shape.clone();
+    if let Some(last) = codes.last_mut() {
+        *last /= 2;
+    }
+    let scale = match options(call)?.scale_layout {
+        ScaleLayout::RowMajor => vec![rows, blocks],
+        ScaleLayout::ColMajor => vec![blocks, rows],
+        ScaleLayout::Shuffled950 => vec![shuffled_len(rows, blocks).unwrap_or(usize::MAX)],
+    };
+    Ok(vec![("q", TensorSpec::new(DType::Fp4x2, codes)), ("scale", TensorSpec::new(DType::E8M0, scale))])
+}
+
+fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
+    let (inputs, mut outputs) = call.split();
+    let options = options(&inputs)?;
+    let scale = as_rows(outputs.take("scale")?, options.scale_layout == ScaleLayout::ColMajor)?;
+    with_float!("dynamic_mxfp4_quant", "x", inputs.get("x")?.dtype(), T => {
+        crate::dynamic_mxfp4_quant(stream, inputs.view::<T>("x")?, outputs.take("q")?, scale, options)
+    })
+}
+
+fn reference_mx(call: &HostCall) -> Result<Named<HostTensorF64>> {
+    let x = call.get("x")?;
+    let options = options(call)?;
+    let (rows, cols, blocks) = sizes(&x.spec());
+    let rule = BlockRule::fp4(options.mode, 0);
+    let out = reference::mx_quant(&x.to_f64(), cols, rule, reference::fp4(Fp4Rounding::NearestEven));
+    let scale = match options.scale_layout {
+        ScaleLayout::Shuffled950 => {
+            let values = reference::shuffle_scales(&out.scale, rows, blocks);
+            HostTensorF64 { shape: vec![values.len()], values }
+        }
+        layout => turned(out.scale, rows, layout == ScaleLayout::ColMajor),
+    };
+    Ok(vec![("q", HostTensorF64 { shape: x.shape().to_vec(), values: out.q }), ("scale", scale)])
+}
