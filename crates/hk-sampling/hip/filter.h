@@ -39,11 +39,8 @@ inline constexpr u32 kInfinity = 0x7f800000u;
 inline constexpr u32 kNone = 0xffffffffu;
 inline constexpr u32 kNoToken = 0xfffffffeu;
 
-/// The bits of a probability that can be drawn, finite and positive; 0 for all others.
-HK_FN u32 key_of(float probability) {
-    const u32 bits = __builtin_bit_cast(u32, probability);
-    return bits - 1u < kInfinity - 1u ? bits : 0u;
-}
+/// The bits of a clean probability: in the order of the numbers, 0 for what cannot be drawn.
+HK_FN u32 key_of(float probability) { return __builtin_bit_cast(u32, probability); }
 
 HK_FN float value_of(u32 key) { return __builtin_bit_cast(float, key); }
 
@@ -130,8 +127,16 @@ struct Digit {
     }
     HK_FN u32 of(u32 key) const { return key >> shift & mask; }
     HK_FN u64 token(u32 key) const { return Cell::token(key & ((1u << shift) - 1)); }
-    /// Whether a key has the bits above the digit that `prefix` has.
-    HK_FN bool follows(u32 key, u32 prefix) const { return ((key ^ prefix) >> shift) <= mask; }
+};
+
+/// The keys that have the bits of `prefix` from bit `top` on, but not 0.
+struct Followers {
+    u32 least;
+    u32 width;
+
+    HK_FN Followers(u32 prefix, u32 top)
+        : least(prefix > 0 ? prefix : 1), width(prefix + (1u << top) - least) {}
+    HK_FN bool contain(u32 key) const { return key - least < width; }
 };
 
 /// One digit further: `bin(i)` is what has the prefix of the search and the value i in the digit. All threads of the
@@ -379,17 +384,16 @@ struct DrawScratch {
     double sums[Chunks * (Threads / kWaveSize)];
 };
 
-/// Makes of a row its drawable probabilities, zeros of all else, and gives the largest key of the lane's share: kNone if
-/// there is an infinity.
+/// Makes of a row its drawable probabilities: NaN and negative ones become 0. Gives the largest key of the lane's share,
+/// `kInfinity` if there is an infinity.
 template <class RowF>
 HK_FN u32 clean(RowF &row) {
-    u32 max_key = 0;
+    float max = 0.0f;
     for_each(row, 0, [&](float &v, u32) {
-        const u32 key = key_of(v);
-        max_key = hk::Max{}(max_key, __builtin_bit_cast(u32, v) == kInfinity ? kNone : key);
-        v = value_of(key);
+        v = hk::Max{}(v, 0.0f);  // the other one of a NaN, and of two zeros the positive one
+        max = hk::Max{}(max, v);
     });
-    return max_key;
+    return key_of(max);
 }
 
 /// Sums the kept ones of a clean row's probabilities, from `sum` on in the order of tokens. All threads of the block call

@@ -66,7 +66,7 @@ HK_FN void row_in_registers(const Params &p) {
     if (p.logits) softmax(p, row, v, column, block);
 
     const u32 max_key = block.reduce(clean(v), hk::Max{});
-    const bool degenerate = max_key == 0 || max_key == kNone;
+    const bool degenerate = max_key == 0 || max_key == kInfinity;
 
     Search search;
     u32 threshold = kNone;  // NaN: nothing is kept
@@ -78,9 +78,10 @@ HK_FN void row_in_registers(const Params &p) {
                 const Digit digit = Digit::below(top, DigitBits);
                 for (u32 i = thread; i < u32(kBins); i += Threads) cells[i] = 0;
                 hk::block_barrier();
+                const Followers followers(s.prefix, top);
                 for_each(v, column, [&](float &x, u32) {
-                    const u32 key = __builtin_bit_cast(u32, x);
-                    if (key != 0 && digit.follows(key, s.prefix)) add_in_lds(cells[digit.of(key)], digit.token(key));
+                    const u32 key = key_of(x);
+                    if (followers.contain(key)) add_in_lds(cells[digit.of(key)], digit.token(key));
                 });
                 hk::block_barrier();
                 step<Threads, kBins>(s, f, digit, block, step_scratch, [&](u32 i) { return Cell(cells[i]).bin(); });

@@ -4,7 +4,7 @@
 //   softmax     (logits only) of each segment, the maximum and the sum of the exponentials
 //   histogram   of each segment, over the upper 11 bits of its keys, to the workspace
 //   candidates  adds up the histograms of the row to find these bits of the threshold, and lists the tokens of the
-//               segment that have them, by their lower 20 bits
+//               segment that have them, if there are any, by their lower 20 bits
 //   draw        one block a row: finds the lower bits in the lists, sums the segments, draws in one of them
 //   renorm      (where y is wanted) writes y from the threshold and the kept mass
 // Where p is a share of what top-k and min-p keep, candidates and draw run twice: stage 1 without top-p, then stage 2.
@@ -40,8 +40,8 @@ struct Segment {
     float max;     // of logits
     float sum;     // of their exponentials relative to it
     u32 greedy;    // first token that has it
-    u32 max_key;   // kNone if there is an infinity
-    u32 low, high;  // bins in use; bin 0, which is empty then, if there are none
+    u32 max_key;   // kInfinity if there is one
+    u32 low, high;  // pairs of bins in use, first and last; low > high if there are none
     u32 listed;
     u32 unused[7];
 };
@@ -54,7 +54,7 @@ struct RowState {
     double kept_mass;
     u32 prefix, active, count, in_count;
     u32 k, min_key;
-    u32 max_key;    // 0 or kNone: degenerate
+    u32 max_key;    // 0 or kInfinity: degenerate
     u32 threshold;  // kNone: nothing is kept
     u32 unused[6];
 };
@@ -113,7 +113,7 @@ HK_FN void for_tiles(const Params &p, u32 s, F f) {
 HK_FN Softmax row_softmax(const Params &p, const Workspace &w, u32 b, u64 row) {
     const float t = temperature_of(p, row);
     const hk::GlobalPtr<Segment> segments = w.segment_of(b);
-    const u32 lane = hk::thread_x() % kWaveSize;
+    const u32 lane = hk::lane_id();
     float max = -__builtin_inff();
     for (u32 s = lane; s < p.segments; s += kWaveSize) max = hk::Max{}(max, segments[s].max);
     Softmax softmax = {hk::group_reduce<kWaveSize>(max, hk::Max{}), t == 0.0f ? 0.0f : 0x1.715476p+0f / t, 1.0f, kNone};
@@ -196,28 +196,30 @@ HK_FN void histogram(const Params &p) {
 
     const Softmax softmax = p.logits ? row_softmax(p, w, at.b, at.row) : Softmax{};
     u32 max_key = 0;
-    u32 least = kNone;  // less one, so that a key of 0 does not count
     for_tiles(p, at.s, [&](u32 tile) {
         const u32 column = tile + thread * hk::kVecLen<T>;
         auto v = load_tile<kAccess, T, kThreads>(p, at.row, column, softmax);
         max_key = hk::Max{}(max_key, clean(v));
         for_each(v, column, [&](float &x, u32) {
-            const u32 key = __builtin_bit_cast(u32, x);
+            const u32 key = key_of(x);
             if (key != 0) add_in_lds(cells[key >> kHighShift], Digit{kHighShift, kHighBins - 1}.token(key));
-            least = hk::Min{}(least, key - 1);
         });
     });
     hk::GroupReducer<kThreads, kThreads> block;
     max_key = block.reduce(max_key, hk::Max{});
-    least = block.reduce(least, hk::Min{});
     hk::block_barrier();
 
-    // With an infinity the row is degenerate, whatever its histogram.
-    const u32 low = (least + 1) >> kHighShift;
-    const u32 high = max_key >> kHighShift;
+    u32 low = kNone;
+#pragma unroll
+    for (u32 i = 0; i < kHighBins / 2 / kThreads; ++i) {
+        const u32 pair = i * kThreads + thread;
+        if ((cells[2 * pair] | cells[2 * pair + 1]) != 0) low = hk::Min{}(low, pair);
+    }
+    low = block.reduce(low, hk::Min{});
+    const u32 high = max_key >> kHighShift >> 1;
     const hk::GlobalPtr<hk::Vec<u64, 2>> out = w.cells(at.b, at.s);
-    if (max_key != kNone) {
-        for (u32 i = low / 2 + thread; i <= high / 2; i += kThreads) out[i] = {cells[2 * i], cells[2 * i + 1]};
+    for (u32 i = thread; i <= high; i += kThreads) {
+        if (i >= low) out[i] = {cells[2 * i], cells[2 * i + 1]};
     }
     if (thread == 0) {
         const hk::GlobalPtr<Segment> segment = w.segment_of(at.b) + at.s;
@@ -233,7 +235,7 @@ HK_FN void candidates(const Params &p) {
     __shared__ u64 rests[kHighBins];
     __shared__ u32 lows[kMostSegments], highs[kMostSegments];
     __shared__ StepScratch<kThreads> scratch;
-    __shared__ u32 wave_counts[kThreads / kWaveSize];
+    __shared__ u32 next;  // free place in the list
     __shared__ double wave_masses[kThreads / kWaveSize];
     const Place at(p);
     if (at.row == kNoRow) return;
@@ -254,16 +256,16 @@ HK_FN void candidates(const Params &p) {
     max_key = block.reduce(max_key, hk::Max{});
     low = block.reduce(low, hk::Min{});
     const hk::GlobalPtr<RowState> state = w.row(at.b);
-    if (max_key == 0 || max_key == kNone) {
+    if (max_key == 0 || max_key == kInfinity) {
         if (at.s == 0 && thread == 0) state->max_key = max_key;
         return;
     }
     hk::block_barrier();
-    const u32 high = max_key >> kHighShift;
-    for (u32 i = low / 2 + thread; i <= high / 2; i += kThreads) {
+    const u32 high = max_key >> kHighShift >> 1;
+    for (u32 i = low + thread; i <= high; i += kThreads) {
         Bin bins[2] = {};
         for (u32 s = 0; s < p.segments; ++s) {
-            if (i < lows[s] / 2 || i > highs[s] / 2) continue;
+            if (i < lows[s] || i > highs[s]) continue;
             const hk::Vec<u64, 2> cells = w.cells(at.b, s)[i];
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
@@ -285,7 +287,7 @@ HK_FN void candidates(const Params &p) {
     if (p.stage == 1) search.active &= ~Search::kP;
     if (p.stage == 2) f.p *= state->first_mass;
     step<kThreads, kHighBins>(search, f, Digit{kHighShift, kHighBins - 1}, block, scratch, [&](u32 i) {
-        return i >= (low & ~1u) && i <= (high | 1u) ? Bin{counts[i], rests[i]} : Bin{0, 0};
+        return i / 2 >= low && i / 2 <= high ? Bin{counts[i], rests[i]} : Bin{0, 0};
     });
     const bool done = search.done();
     if (at.s == 0 && thread == 0) {
@@ -301,39 +303,26 @@ HK_FN void candidates(const Params &p) {
         state->max_key = max_key;
     }
 
-    const Softmax softmax = p.logits ? row_softmax(p, w, at.b, at.row) : Softmax{};
+    // Of this segment, what is kept above, and how many there are to list: its histogram has both.
     const u32 digit = search.prefix >> kHighShift;
     const u32 least_above = done ? digit : digit + 1;
-    const hk::GlobalPtr<u32> list = w.list(at.b, at.s);
+    const hk::GlobalPtr<hk::Vec<u64, 2>> own = w.cells(at.b, at.s);
     double above = 0.0;
-    u32 listed = 0;
-    for_tiles(p, at.s, [&](u32 tile) {
-        const u32 column = tile + thread * hk::kVecLen<T>;
-        auto v = load_tile<kAccess, T, kThreads>(p, at.row, column, softmax);
-        clean(v);
-        u32 own = 0;
-        for_each(v, column, [&](float &x, u32) {
-            const u32 key = __builtin_bit_cast(u32, x);
-            above += double(key >> kHighShift >= least_above ? x : 0.0f);
-            own += key != 0 && key >> kHighShift == digit ? 1u : 0u;
-        });
-        if (done) return;
-        const u32 up_to = hk::wave_scan(own);
-        if (thread % kWaveSize == kWaveSize - 1) wave_counts[thread / kWaveSize] = up_to;
-        hk::block_barrier();
-        u32 place = listed + up_to - own;
-        for (u32 i = 0; i < u32(kThreads / kWaveSize); ++i) {
-            if (i < thread / kWaveSize) place += wave_counts[i];
-            listed += wave_counts[i];
+    for (u32 i = least_above / 2 + thread; i <= highs[at.s]; i += kThreads) {
+        if (i < lows[at.s]) continue;
+        const hk::Vec<u64, 2> cells = own[i];
+#pragma unroll
+        for (u32 j = 0; j < 2; ++j) {
+            if (2 * i + j >= least_above) above += Cell(cells[j]).bin().mass((2 * i + j) << kHighShift);
         }
-        for_each(v, column, [&](float &x, u32) {
-            const u32 key = __builtin_bit_cast(u32, x);
-            if (key != 0 && key >> kHighShift == digit) list[place++] = key & ((1u << kHighShift) - 1);
-        });
-        hk::block_barrier();
-    });
+    }
     above = hk::last_lane(hk::wave_scan(above));
-    if (thread % kWaveSize == 0) wave_masses[thread / kWaveSize] = above;
+    if (hk::lane_id() == 0) wave_masses[hk::wave_id()] = above;
+    u32 listed = 0;
+    if (!done && digit / 2 >= lows[at.s] && digit / 2 <= highs[at.s]) {
+        listed = Cell(own[digit / 2][digit % 2]).bin().count;
+    }
+    if (thread == 0) next = 0;
     hk::block_barrier();
     if (thread == 0) {
         above = 0.0;
@@ -341,6 +330,31 @@ HK_FN void candidates(const Params &p) {
         segments[at.s].above = above;
         segments[at.s].listed = listed;
     }
+    if (listed == 0) return;
+
+    // Waves take places as they come: what is made of a list does not depend on its order.
+    const Softmax softmax = p.logits ? row_softmax(p, w, at.b, at.row) : Softmax{};
+    const hk::GlobalPtr<u32> list = w.list(at.b, at.s);
+    const Followers followers(search.prefix, kHighShift);
+    for_tiles(p, at.s, [&](u32 tile) {
+        const u32 column = tile + thread * hk::kVecLen<T>;
+        auto v = load_tile<kAccess, T, kThreads>(p, at.row, column, softmax);
+        clean(v);
+        u32 count = 0;
+        for_each(v, column, [&](float &x, u32) {
+            count += u32(__builtin_popcountll(hk::ballot(followers.contain(key_of(x)))));
+        });
+        if (count == 0) return;
+        u32 place = 0;
+        if (hk::lane_id() == 0) place = __scoped_atomic_fetch_add(&next, count, __ATOMIC_RELAXED, __MEMORY_SCOPE_WRKGRP);
+        place = hk::broadcast(place, 0);
+        for_each(v, column, [&](float &x, u32) {
+            const u32 key = key_of(x);
+            const hk::u64 found = hk::ballot(followers.contain(key));
+            if (followers.contain(key)) list[place + hk::lanes_before(found)] = key & ((1u << kHighShift) - 1);
+            place += u32(__builtin_popcountll(found));
+        });
+    });
 }
 
 template <Access kAccess, class T>
@@ -352,7 +366,7 @@ HK_FN void draw(const Params &p) {
     __shared__ DrawScratch<kDrawThreads, RowT::kCols / kDrawThreads / hk::kVecLen<T>> draw_scratch;
     __shared__ double masses[kMostSegments];
     const u32 thread = hk::thread_x();
-    const u32 wave = thread / kWaveSize;
+    const u32 wave = hk::wave_id();
     const u64 b = u64(p.first) + hk::block_x();
     const u64 row = row_of(p, b);
     if (row == kNoRow) {
@@ -361,7 +375,7 @@ HK_FN void draw(const Params &p) {
     }
     const Workspace w(p);
     const hk::GlobalPtr<RowState> state = w.row(hk::block_x());
-    if (state->max_key == 0 || state->max_key == kNone) {
+    if (state->max_key == 0 || state->max_key == kInfinity) {
         if (thread == 0) {
             write_output(p, b, 0, 0.0f, 0);
             state->threshold = kNone;
@@ -382,18 +396,32 @@ HK_FN void draw(const Params &p) {
     search.in_mass = state->in_mass;
     const Filters f = {state->k, state->p, state->min_key};
     const u32 high = search.prefix;
-    // A wave takes every kWaves-th segment.
+    // A wave takes every kWaves-th segment, and has several loads in flight.
     const auto for_listed = [&](u32 s, auto use) {
+        constexpr u32 kAhead = 8;
         const hk::GlobalPtr<u32> list = w.list(hk::block_x(), s);
-        for (u32 i = thread % kWaveSize; i < segments[s].listed; i += kWaveSize) use(high | list[i]);
+        const u32 listed = segments[s].listed;
+        for (u32 i = hk::lane_id(); i < listed; i += kAhead * kWaveSize) {
+            u32 keys[kAhead];
+#pragma unroll
+            for (u32 j = 0; j < kAhead; ++j) {
+                const u32 at = i + j * kWaveSize;
+                keys[j] = list[at < listed ? at : i];
+            }
+#pragma unroll
+            for (u32 j = 0; j < kAhead; ++j) {
+                if (i + j * kWaveSize < listed) use(high | keys[j]);
+            }
+        }
     };
     for (u32 top = kHighShift; top > 0 && !search.done();) {
         const Digit digit = Digit::below(top, 10);
+        const Followers followers(search.prefix, top);
         cells[thread] = 0;
         hk::block_barrier();
         for (u32 s = wave; s < p.segments; s += kWaves) {
             for_listed(s, [&](u32 key) {
-                if (digit.follows(key, search.prefix)) add_in_lds(cells[digit.of(key)], digit.token(key));
+                if (followers.contain(key)) add_in_lds(cells[digit.of(key)], digit.token(key));
             });
         }
         hk::block_barrier();
@@ -416,7 +444,7 @@ HK_FN void draw(const Params &p) {
             });
             sum = hk::last_lane(hk::wave_scan(sum));
             const u32 least = high >> kHighShift << kHighShift;
-            if (thread % kWaveSize == 0) masses[s] = segments[s].above + Cell(sum).bin().mass(least);
+            if (hk::lane_id() == 0) masses[s] = segments[s].above + Cell(sum).bin().mass(least);
         }
         hk::block_barrier();
         // The segment in which the sum reaches the target; if rounding keeps it below, the last that keeps a token.

@@ -129,7 +129,7 @@ fn zero_is_greedy() {
         row[cols / 2] = 9.0;
         row[cols - 1] = 9.0;
         for gpu in kit::devices() {
-            let x = upload::<f32>(&gpu, &[row.clone()]);
+            let x = upload::<f32>(&gpu, std::slice::from_ref(&row));
             for (temperature, count, ids) in [(0.0, 1, vec![cols / 2]), (1e-7, 2, vec![cols / 2, cols - 1])] {
                 for offset in 0..4 {
                     let got = sampled(&gpu, 1, cols, |s, w| {

@@ -90,6 +90,15 @@ HK_FN u64 ballot(bool mine) {
 #endif
 }
 
+/// The number of lanes below this one in a ballot.
+HK_FN u32 lanes_before(u64 ballot) {
+#if defined(HK_AMD)
+    return __builtin_amdgcn_mbcnt_hi(u32(ballot >> 32), __builtin_amdgcn_mbcnt_lo(u32(ballot), 0));
+#else
+    return u32(__builtin_popcount(u32(ballot) & ((1u << thread_x() % kWaveSize) - 1)));
+#endif
+}
+
 /// Index of this lane in its wave. A block is one-dimensional.
 HK_FN u32 lane_id() { return thread_x() % kWaveSize; }
 
