@@ -1,0 +1,472 @@
+#!/usr/bin/env python3
+"""Compares the operators with JAX, which knows nothing of them: random cases through `hk run` and safetensors files.
+
+  operators.py --hk target/release/hk [--cases N] [--only OPERATOR] [--seed N]
+
+Needs jax, numpy, ml_dtypes. What JAX has as one function is taken from there (activations, softmax, top_k, convolution,
+standardize, casts to fp8 and fp4); the rest is written in jax.numpy, all in f64.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+sys.path.append(str(Path(__file__).parents[2] / "hk-emu" / "validation"))
+import harness  # noqa: E402
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+
+jax.config.update("jax_enable_x64", True)
+
+harness.NUMPY.setdefault("F8_E8M0", np.dtype(np.uint8))  # the exponent plus 127
+
+bf16 = ml_dtypes.bfloat16
+FLOATS = [bf16, np.float16, np.float32]
+FP8 = {"fp8e4m3": (ml_dtypes.float8_e4m3fn, 448.0), "fp8e4m3fnuz": (ml_dtypes.float8_e4m3fnuz, 240.0)}
+ELEMENTWISE = {bf16: (8e-3, 1e-6), np.float16: (1e-3, 1e-6), np.float32: (4e-6, 1e-6)}
+REDUCTION = {bf16: (8e-3, 1e-5), np.float16: (1e-3, 1e-5), np.float32: (1e-5, 1e-6)}
+EXACT = (0.0, 0.0)
+
+CASES = {}
+
+
+def case(function):
+    """Registers a function that makes a case: (inputs, parameters, {output: (expected, (rtol, atol))}, wanted outputs)."""
+    CASES[function.__name__] = function
+    return function
+
+
+class Draw:
+    def __init__(self, rng):
+        self.rng = rng
+
+    def dtype(self):
+        return FLOATS[self.rng.integers(len(FLOATS))]
+
+    def size(self, most):
+        """Small sizes, powers of two and their neighbours, and others."""
+        kind = self.rng.integers(3)
+        if kind == 0:
+            return int(self.rng.integers(1, min(most, 17) + 1))
+        if kind == 1:
+            n = 2 ** int(self.rng.integers(0, int(np.log2(most)) + 1)) + int(self.rng.integers(-1, 2))
+            return int(np.clip(n, 1, most))
+        return int(self.rng.integers(1, most + 1))
+
+    def pick(self, *options):
+        return options[self.rng.integers(len(options))]
+
+    def normal(self, shape, dtype, scale=1.0, shift=0.0):
+        return (self.rng.standard_normal(shape) * scale + shift).astype(dtype)
+
+    def integers(self, low, high, shape, dtype=np.int32):
+        return self.rng.integers(low, high, shape).astype(dtype)
+
+
+def f64(x):
+    return jnp.asarray(np.asarray(x).astype(np.float64))
+
+
+def matrix(d, cols=5000):
+    return d.size(40), d.size(cols)
+
+
+# Norms
+
+
+def rms(x, weight, eps):
+    return x / jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps) * weight
+
+
+@case
+def rmsnorm(d):
+    t, (rows, cols) = d.dtype(), matrix(d)
+    x, w, eps = d.normal((rows, cols), t, 2), d.normal(cols, t, 0.25, 1), d.pick(1e-6, 1e-5)
+    return {"x": x, "weight": w}, {"eps": eps}, {"y": (rms(f64(x), f64(w), eps), REDUCTION[t])}, []
+
+
+@case
+def fused_add_rmsnorm(d):
+    t, (rows, cols) = d.dtype(), matrix(d)
+    x, r, w = d.normal((rows, cols), t), d.normal((rows, cols), t), d.normal(cols, t, 0.25, 1)
+    s = (x.astype(np.float32) + r.astype(np.float32)).astype(t)
+    want = {"residual_out": (f64(s), EXACT), "y": (rms(f64(s), f64(w), 1e-6), REDUCTION[t])}
+    return {"x": x, "residual_in": r, "weight": w}, {}, want, []
+
+
+@case
+def layernorm(d):
+    t, (rows, cols) = d.dtype(), matrix(d)
+    x, w, b = d.normal((rows, cols), t, 2, 0.5), d.normal(cols, t, 0.25, 1), d.normal(cols, t)
+    y = jax.nn.standardize(f64(x), axis=-1, epsilon=1e-5) * f64(w) + f64(b)
+    rtol, atol = REDUCTION[t]
+    size = float(jnp.max(jnp.abs(y))) + 1 if t == np.float32 else 1.0
+    return {"x": x, "weight": w, "bias": b}, {"eps": 1e-5}, {"y": (y, (rtol, atol * size))}, []
+
+
+# Activations
+
+UNARY = {
+    "silu": jax.nn.silu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "relu": jax.nn.relu,
+    "tanh": jnp.tanh,
+}
+
+
+def unary(name):
+    def make(d):
+        t, shape = d.dtype(), matrix(d)
+        x = d.normal(shape, t, d.pick(1, 10))
+        return {"x": x}, {}, {"y": (UNARY[name](f64(x)), ELEMENTWISE[t])}, []
+
+    return make
+
+
+def gated(name):
+    def make(d):
+        t, (rows, cols) = d.dtype(), matrix(d, 3000)
+        x = d.normal((rows, 2 * cols), t, 2)
+        a, b = f64(x[:, :cols]), f64(x[:, cols:])
+        return {"x": x}, {}, {"y": (UNARY[name](a) * b, ELEMENTWISE[t])}, []
+
+    return make
+
+
+for _name in UNARY:
+    CASES[_name] = unary(_name)
+for _name in ["silu", "gelu", "gelu_tanh"]:
+    CASES[f"{_name}_and_mul"] = gated(_name)
+
+
+@case
+def fused_mul_add(d):
+    t, shape = d.dtype(), matrix(d)
+    x, a, b = d.normal(shape, t), d.normal(shape, t), d.normal(d.pick(shape, (1,)), t)
+    rtol, atol = ELEMENTWISE[t]
+    product = f64(a) * f64(x)
+    size = float(jnp.max(jnp.abs(product))) + 1
+    return {"x": x, "a": a, "b": b}, {}, {"y": (product + f64(b), (rtol, atol + rtol * size))}, []
+
+
+@case
+def softmax(d):
+    t, (rows, cols) = d.dtype(), (d.size(8), d.size(40000))
+    x = d.normal((rows, cols), t, d.pick(1, 8))
+    bounds = {bf16: ELEMENTWISE[bf16], np.float16: ELEMENTWISE[np.float16], np.float32: (1e-5, 1e-7)}[t]
+    return {"x": x}, {}, {"y": (jax.nn.softmax(f64(x), axis=-1), bounds)}, []
+
+
+@case
+def topk(d):
+    t, (rows, cols) = d.dtype(), (d.size(8), d.size(9000))
+    x, k = d.normal((rows, cols), t), d.size(min(cols, 300))
+    # Equal values: JAX, too, gives the lower index first.
+    values, indices = jax.lax.top_k(f64(x), k)
+    return {"x": x}, {"k": k}, {"values": (values, EXACT), "indices": (indices, EXACT)}, []
+
+
+@case
+def causal_conv1d_fwd(d):
+    t, batch, channels, tokens, width = d.dtype(), d.size(3), d.size(200), d.size(100), int(d.integers(2, 5, ()))
+    x, w, b = d.normal((batch, channels, tokens), t), d.normal((channels, width), t), d.normal(channels, t)
+    y = jax.lax.conv_general_dilated(
+        f64(x), f64(w)[:, None, :], (1,), [(width - 1, 0)], feature_group_count=channels
+    ) + f64(b)[None, :, None]
+    silu = d.pick("none", "silu")
+    bounds = {bf16: (8e-3, 8e-3), np.float16: (1e-3, 1e-3), np.float32: (1e-5, 1e-5)}[t]
+    want = jax.nn.silu(y) if silu == "silu" else y
+    return {"x": x, "weight": w, "bias": b}, {"activation": silu}, {"y": (want, bounds)}, []
+
+
+# Rotations
+
+
+def rotate(x, cos, sin, interleaved):
+    """x [tokens, heads, dim], tables [tokens, dim / 2]."""
+    c, s = cos[:, None, :], sin[:, None, :]
+    if interleaved:
+        a, b = x[..., 0::2], x[..., 1::2]
+        return jnp.stack([a * c - b * s, b * c + a * s], axis=-1).reshape(x.shape)
+    a, b = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([a * c - b * s, b * c + a * s], axis=-1)
+
+
+def tables(positions, dim, theta=1e4):
+    angles = np.arange(positions)[:, None] * theta ** (-np.arange(dim // 2) / (dim // 2))
+    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+
+def bounds_of_rotation(t, x):
+    rtol, atol = ELEMENTWISE[t]
+    return rtol, atol + rtol * float(jnp.max(jnp.abs(f64(x))))
+
+
+@case
+def rope_cached(d):
+    t, tokens, heads, dim = d.dtype(), d.size(30), d.size(9), 2 * d.size(80)
+    style = d.pick("neox", "interleaved")
+    x, (cos, sin) = d.normal((tokens, heads, dim), t), tables(64, dim)
+    at = d.integers(0, 64, tokens)
+    y = rotate(f64(x), f64(cos)[at], f64(sin)[at], style == "interleaved")
+    inputs = {"x": x, "cos": cos, "sin": sin, "positions": at}
+    return inputs, {"style": style, "layout": "thd", "rotary": dim}, {"y": (y, bounds_of_rotation(t, x))}, []
+
+
+@case
+def fused_qkv_split_qk_rope(d):
+    t, tokens, kv, group, dim = d.dtype(), d.size(20), d.size(4), d.size(4), 2 * d.size(64)
+    heads, style = kv * group, d.pick("neox", "interleaved")
+    qkv, (cos, sin) = d.normal((tokens, (heads + 2 * kv) * dim), t), tables(64, dim)
+    at = d.integers(0, 64, tokens)
+    all_heads = f64(qkv).reshape(tokens, heads + 2 * kv, dim)
+    rotated = rotate(all_heads, f64(cos)[at], f64(sin)[at], style == "interleaved")
+    b = bounds_of_rotation(t, qkv)
+    want = {"q": (rotated[:, :heads], b), "k": (rotated[:, heads : heads + kv], b), "v": (all_heads[:, heads + kv :], EXACT)}
+    parameters = {"style": style, "q_heads": heads, "kv_heads": kv, "head_dim": dim, "rotary": dim}
+    return {"qkv": qkv, "cos": cos, "sin": sin, "positions": at}, parameters, want, []
+
+
+@case
+def qk_cat(d):
+    t, tokens, kv, group = d.dtype(), d.size(20), d.size(4), d.size(4)
+    one, two, heads = d.size(130), d.size(130), kv * group
+    q1, q2 = d.normal((tokens, heads, one), t), d.normal((tokens, heads, two), t)
+    k1, k2 = d.normal((tokens, kv, one), t), d.normal((tokens, kv, two), t)
+    want = {
+        "q_out": (jnp.concatenate([f64(q1), f64(q2)], axis=-1), EXACT),
+        "k_out": (jnp.concatenate([f64(k1), f64(k2)], axis=-1), EXACT),
+    }
+    return {"q1": q1, "q2": q2, "k1": k1, "k2": k2}, {}, want, []
+
+
+@case
+def rope_reshape_and_cache(d):
+    t, tokens, kv, group, dim = d.pick(bf16, np.float16), d.size(12), d.size(3), d.size(3), 2 * d.size(64)
+    blocks, size = 5, 4
+    q, k, v = (d.normal((tokens, h, dim), t) for h in (kv * group, kv, kv))
+    caches = [d.normal((blocks, size, kv, dim), t) for _ in range(2)]
+    (cos, sin), at = tables(64, dim), d.integers(0, 64, tokens)
+    slots = d.rng.permutation(blocks * size)[:tokens].astype(np.int64)
+    slots[d.rng.random(tokens) < 0.2] = -1
+    q_out = rotate(f64(q), f64(cos)[at], f64(sin)[at], False)
+    k_out = rotate(f64(k), f64(cos)[at], f64(sin)[at], False)
+    key, value = (np.array(f64(c)).reshape(blocks * size, kv, dim) for c in caches)
+    used = slots >= 0
+    key[slots[used]], value[slots[used]] = np.array(k_out)[used], np.array(f64(v))[used]
+    b = bounds_of_rotation(t, k)
+    want = {
+        "q_out": (q_out, bounds_of_rotation(t, q)),
+        "k_out": (k_out, b),
+        "key_cache": (key.reshape(caches[0].shape), b),
+        "value_cache": (value.reshape(caches[1].shape), EXACT),
+    }
+    inputs = {"q": q, "k": k, "v": v, "cos": cos, "sin": sin, "positions": at, "slot_mapping": slots}
+    return inputs | {"key_cache": caches[0], "value_cache": caches[1]}, {}, want, []
+
+
+# Quantization. Codes are compared as values: a value on the edge of two codes may fall to either.
+
+
+def codes(x, scale, output):
+    """x / scale as JAX rounds it to the type, in f64; and what a neighbouring code is away."""
+    scaled = x * (1 / scale)
+    if output == "i8":
+        return jnp.round(jnp.clip(scaled, -127, 127)), (0.0, 1.0)
+    dtype, largest = FP8[output]
+    return jnp.clip(scaled, -largest, largest).astype(dtype).astype(jnp.float64), (1 / 8, 2**-9)
+
+
+@case
+def per_token_quant(d):
+    t, (rows, cols) = d.dtype(), matrix(d)
+    x, output = d.normal((rows, cols), t, 3), d.pick("i8", *FP8)
+    largest = 127.0 if output == "i8" else FP8[output][1]
+    scale = jnp.max(jnp.abs(f64(x)), axis=-1).astype(jnp.float32) / jnp.float32(largest)
+    q, neighbour = codes(f64(x), f64(scale)[:, None], output)
+    return {"x": x}, {"output": output}, {"scale": (scale, (2e-7, 0)), "q": (q, neighbour)}, []
+
+
+@case
+def per_tensor_quant_dynamic(d):
+    t, (rows, cols) = d.dtype(), matrix(d)
+    x, output = d.normal((rows, cols), t, 3), d.pick(*FP8)
+    scale = jnp.max(jnp.abs(f64(x))).astype(jnp.float32).reshape(1) / jnp.float32(FP8[output][1])
+    q, neighbour = codes(f64(x), f64(scale), output)
+    return {"x": x}, {"output": output}, {"scale": (scale, (2e-7, 0)), "q": (q, neighbour)}, []
+
+
+@case
+def group_quant(d):
+    t, rows, groups, group = d.dtype(), d.size(30), d.size(20), d.pick(32, 64, 128)
+    x, output = d.normal((rows, groups * group), t, 3), d.pick(*FP8)
+    parts = f64(x).reshape(rows, groups, group)
+    scale = jnp.max(jnp.abs(parts), axis=-1).astype(jnp.float32) / jnp.float32(FP8[output][1])
+    q, neighbour = codes(parts, f64(scale)[..., None], output)
+    parameters = {"output": output, "group": group}
+    return {"x": x}, parameters, {"scale": (scale, (2e-7, 0)), "q": (q.reshape(x.shape), neighbour)}, []
+
+
+@case
+def dynamic_mxfp4_quant(d):
+    t, rows, blocks = d.dtype(), d.size(30), d.size(20)
+    x = d.normal((rows, blocks * 32), t, 3)
+    parts = f64(x).reshape(rows, blocks, 32)
+    # The smallest power of two that leaves nothing above 6.
+    exponent = jnp.ceil(jnp.log2(jnp.max(jnp.abs(parts), axis=-1) / 6.0))
+    q = (parts / 2.0 ** exponent[..., None]).astype(ml_dtypes.float4_e2m1fn).astype(jnp.float64)
+    want = {"scale": (exponent + 127, EXACT), "q": (q.reshape(x.shape), EXACT)}
+    return {"x": x}, {"mode": "round_up"}, want, []
+
+
+@case
+def smoothquant(d):
+    t, (rows, cols) = d.dtype(), matrix(d)
+    x, smooth = d.normal((rows, cols), t, 3), (0.25 + d.rng.random(cols)).astype(np.float32)
+    z = f64((x.astype(np.float32) * smooth).astype(np.float32))
+    scale = jnp.max(jnp.abs(z), axis=-1).astype(jnp.float32) / jnp.float32(127)
+    q, neighbour = codes(z, f64(scale)[:, None], "i8")
+    return {"x": x, "smooth": smooth}, {"output": "i8"}, {"scale": (scale, (2e-7, 0)), "q": (q, neighbour)}, []
+
+
+# Sampling: the filters by sorting, the draws by cumulative sums.
+
+
+@case
+def greedy_sample(d):
+    t, rows, vocab = d.dtype(), d.size(8), d.size(40000)
+    logits = d.normal((rows, vocab), t, 3)
+    return {"logits": logits}, {}, {"ids": (jnp.argmax(f64(logits), axis=-1), EXACT)}, []
+
+
+def drawn(probs, kept, u):
+    p = jnp.where(kept, probs, 0.0)
+    prefix = jnp.cumsum(p, axis=-1)
+    return jnp.argmax((prefix >= u[:, None] * prefix[:, -1:]) & (p > 0), axis=-1)
+
+
+def probabilities(d, rows, vocab):
+    return np.asarray(jax.nn.softmax(jnp.asarray(d.rng.standard_normal((rows, vocab)) * 2), axis=-1)).astype(np.float32)
+
+
+@case
+def top_k_sampling_from_probs(d):
+    rows, vocab = d.size(8), d.size(30000)
+    probs, u, k = probabilities(d, rows, vocab), d.rng.random(rows).astype(np.float32), d.size(min(vocab, 500))
+    last = jax.lax.top_k(f64(probs), k)[0][:, -1:]
+    ids = drawn(f64(probs), f64(probs) >= last, f64(u))
+    return {"probs": probs, "uniform": u}, {"k": k}, {"ids": (ids, EXACT)}, []
+
+
+@case
+def top_p_sampling_from_probs(d):
+    rows, vocab, p = d.size(8), d.size(30000), d.pick(0.1, 0.5, 0.9)
+    probs, u = probabilities(d, rows, vocab), d.rng.random(rows).astype(np.float32)
+    falling = -jnp.sort(-f64(probs), axis=-1)
+    before = jnp.cumsum(falling, axis=-1) - falling
+    last = jnp.min(jnp.where(before < np.float32(p), falling, jnp.inf), axis=-1, keepdims=True)
+    ids = drawn(f64(probs), f64(probs) >= last, f64(u))
+    return {"probs": probs, "uniform": u}, {"p": p}, {"ids": (ids, EXACT)}, []
+
+
+@case
+def min_p_sampling_from_probs(d):
+    rows, vocab, min_p = d.size(8), d.size(30000), d.pick(0.01, 0.1)
+    probs, u = probabilities(d, rows, vocab), d.rng.random(rows).astype(np.float32)
+    kept = f64(probs) >= np.float64(np.float32(min_p)) * jnp.max(f64(probs), axis=-1, keepdims=True)
+    return {"probs": probs, "uniform": u}, {"min_p": min_p}, {"ids": (drawn(f64(probs), kept, f64(u)), EXACT)}, []
+
+
+def run(hk, device, name, inputs, parameters, wanted):
+    with tempfile.TemporaryDirectory() as folder:
+        given, out = Path(folder) / "in.safetensors", Path(folder) / "out.safetensors"
+        harness.write_safetensors(given, inputs)
+        command = [hk, "run", name, "--in", given, "--out", out, "--device", device]
+        command += [f"--param={k}={v!r}" if isinstance(v, float) else f"--param={k}={v}" for k, v in parameters.items()]
+        command += [f"--want={w}" for w in wanted]
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode:
+            raise RuntimeError(result.stderr.strip())
+        return harness.read_safetensors(out)
+
+
+def values(tensor, like):
+    """A tensor in f64; packed fp4 becomes single values."""
+    if tensor.dtype == np.uint8 and tensor.size * 2 == np.size(like):
+        both = np.stack([tensor & 15, tensor >> 4], axis=-1).reshape(np.shape(like))
+        return both.view(ml_dtypes.float4_e2m1fn).astype(np.float64)
+    return tensor.astype(np.float64)
+
+
+class Tally:
+    def __init__(self):
+        self.cases, self.failed, self.absolute, self.relative, self.share = 0, 0, 0.0, 0.0, 0.0
+        self.elements, self.differ = 0, 0
+
+    def compare(self, got, want, rtol, atol):
+        error = np.abs(got - want)
+        same = (got == want) | (np.isnan(got) & np.isnan(want))
+        error = np.where(same, 0.0, error)
+        self.elements += error.size
+        self.differ += int((~same).sum())
+        self.absolute = max(self.absolute, float(error.max(initial=0)))
+        self.relative = max(self.relative, float((error / np.maximum(np.abs(want), 1e-3)).max(initial=0)))
+        bound = rtol * np.abs(want) + atol
+        share = np.where(error == 0, 0.0, error / np.maximum(bound, 1e-300))
+        self.share = max(self.share, float(share.max(initial=0)))
+        return bool((error <= bound).all())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hk", default="target/release/hk", help="the hk program")
+    parser.add_argument("--cases", type=int, default=12, help="of each operator, half on each target")
+    parser.add_argument("--only", default="", help="operators whose name contains this")
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    tallies = defaultdict(Tally)
+    for name, make in CASES.items():
+        if args.only not in name:
+            continue
+        for i in range(args.cases):
+            draw = Draw(np.random.default_rng([args.seed, i, *name.encode()]))
+            inputs, parameters, want, wanted = make(draw)
+            device = ["emu:gfx942", "emu:gfx950"][i % 2]
+            tally = tallies[name]
+            tally.cases += 1
+            shapes = {k: (str(v.dtype), v.shape) for k, v in inputs.items()}
+            try:
+                got = run(args.hk, device, name, inputs, parameters, wanted)
+            except RuntimeError as error:
+                tally.failed += 1
+                print(f"{name} {i} {shapes} {parameters} on {device}: {error}", flush=True)
+                continue
+            good = True
+            for output, (expected, (rtol, atol)) in want.items():
+                expected = np.asarray(expected, dtype=np.float64)
+                actual = values(got[output], expected).reshape(expected.shape)
+                if not tally.compare(actual, expected, rtol, atol):
+                    good = False
+                    print(f"{name} {i} {shapes} {parameters} on {device}: {output} is off", flush=True)
+            tally.failed += not good
+    print("| operator | cases | failed | elements | not equal to f64 | largest error | largest relative | of tolerance |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    for name, t in tallies.items():
+        print(
+            f"| {name} | {t.cases} | {t.failed} | {t.elements} | {t.differ} | {t.absolute:.2g} | {t.relative:.2g} | {t.share:.0%} |"
+        )
+    cases, failed = (sum(getattr(t, what) for t in tallies.values()) for what in ("cases", "failed"))
+    print(f"{cases - failed} of {cases} cases are within tolerance")
+    return 1 if failed or not cases else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
