@@ -41,6 +41,7 @@ HK_FN void with_type(Type type, F f) {
         case Type::F16: return f(hk::f16{});
         case Type::F32: return f(hk::f32{});
     }
+    __builtin_unreachable();
 }
 
 /// A lane's places in a tile: kGroups groups of M elements. By vectors a group is one place, by elements M.

@@ -282,7 +282,7 @@ impl Conv {
         let whole = |at: &[i64; 3]| {
             let lengths = [self.batch, 1, tokens];
             let mut others = at.iter().zip(lengths).filter(|&(_, n)| n > 1);
-            at[1] == 1 && others.all(|(&s, _)| s as usize % v == 0)
+            at[1] == 1 && others.all(|(&s, _)| (s as usize).is_multiple_of(v))
         };
         let aligned = x.is_aligned(16) && y.is_aligned(16) && weight.is_aligned(16);
         let vectors = along_channels

@@ -39,7 +39,7 @@ const VECTOR_BYTES: usize = 16;
 /// Units of the rows that tensors without gaps are cut into: a multiple of every tile.
 const UNITS_WITHOUT_ROWS: usize = 1 << 17;
 /// Waves that a CU needs for enough bytes in flight to cover the latency of memory, and to work on some while others load.
-const WAVES_PER_CU: usize = 16;
+const WAVES_PER_CU: usize = 12;
 
 /// The entry points of one source: by vectors and by elements, for bf16, f16 and f32.
 pub(crate) struct KernelTable {

@@ -46,6 +46,7 @@ HK_FN void with_activation(Activation which, F f) {
         case Activation::Relu: return f([](auto x) { return relu(x); });
         case Activation::Tanh: return f([](auto x) { return tanh(x); });
     }
+    __builtin_unreachable();
 }
 
 }  // namespace hk
