@@ -1,11 +1,15 @@
 //! The operators as data, for the `hk` program, the demo and the documentation.
 
 mod common;
+mod fused_bmm_rope_kv_cache;
 mod rope_cat_and_cache_mla;
 mod rope_reshape_and_cache;
 
 use hk_core::registry::Operator;
 
 /// The operators of this crate.
-pub static OPERATORS: &[Operator] =
-    &[rope_reshape_and_cache::ROPE_RESHAPE_AND_CACHE, rope_cat_and_cache_mla::ROPE_CAT_AND_CACHE_MLA];
+pub static OPERATORS: &[Operator] = &[
+    rope_reshape_and_cache::ROPE_RESHAPE_AND_CACHE,
+    rope_cat_and_cache_mla::ROPE_CAT_AND_CACHE_MLA,
+    fused_bmm_rope_kv_cache::FUSED_BMM_ROPE_KV_CACHE,
+];
