@@ -2,6 +2,7 @@
 
 mod common;
 mod qk_concat;
+mod fused_bmm_rope_kv_cache;
 mod rope_cat_and_cache_mla;
 mod rope_reshape_and_cache;
 
@@ -13,4 +14,5 @@ pub static OPERATORS: &[Operator] = &[
     qk_concat::QK_ROPE_CAT,
     rope_reshape_and_cache::ROPE_RESHAPE_AND_CACHE,
     rope_cat_and_cache_mla::ROPE_CAT_AND_CACHE_MLA,
+    fused_bmm_rope_kv_cache::FUSED_BMM_ROPE_KV_CACHE,
 ];
