@@ -4,7 +4,7 @@ use crate::group::check_scales;
 use crate::scales::write_padding;
 use crate::{kernels, launch_tiles};
 use bytemuck::{Pod, Zeroable};
-use hk_core::quant::{BlockRule, BlockScale, ScaleLayout, shuffled_len};
+use hk_core::quant::{BlockRule, BlockScale, MxElement, ScaleLayout, shuffled_len};
 use hk_core::rowwise::RowProblem;
 use hk_core::{
     Aliasing, DType, E8M0, Error, Float, Fp4x2, GlobalLayout, Result, Rows, Stream, TensorView,
@@ -105,19 +105,54 @@ pub fn dynamic_mxfp4_quant<T: Float>(
     if rows == 0 {
         return Ok(());
     }
-    let plan = launch_tiles::plan(&problem, stream, &kernels::MX_QUANT, T::DTYPE, &MX)?;
-    let mut launch = stream.launch(OP, &plan.kernel);
+    let rule = BlockRule::fp4(options.mode, 0);
+    if shuffled {
+        launch(OP, stream, &problem, x, q.reborrow(), scale.reborrow(), rule, 0, true)?;
+        return write_padding(OP, stream, &mut scale, rows, blocks);
+    }
+    launch(OP, stream, &problem, x, q, scale, rule, 0, false)
+}
+
+/// Launches the kernel of rows for elements of any kind (`mx::Element`), with scales `[rows, blocks]`.
+#[expect(clippy::too_many_arguments, reason = "those of a launch")]
+pub(crate) fn launch_rows<T: Float, E: MxElement>(
+    op: &'static str,
+    stream: &Stream,
+    problem: &RowProblem,
+    x: TensorView<T>,
+    q: TensorViewMut<E>,
+    scale: TensorViewMut<E8M0>,
+    rule: BlockRule,
+    element: u32,
+) -> Result<()> {
+    launch(op, stream, problem, x, q, scale, rule, element, false)
+}
+
+/// The callers have checked that every row of x is as long as those of q say, and that each block of each row has a scale.
+#[expect(clippy::too_many_arguments, reason = "those of a launch")]
+fn launch<T: Float, E: MxElement>(
+    op: &'static str,
+    stream: &Stream,
+    problem: &RowProblem,
+    x: TensorView<T>,
+    mut q: TensorViewMut<E>,
+    mut scale: TensorViewMut<E8M0>,
+    rule: BlockRule,
+    element: u32,
+    shuffled: bool,
+) -> Result<()> {
+    let plan = launch_tiles::plan(problem, stream, &kernels::MX_QUANT, T::DTYPE, &MX)?;
+    let mut launch = stream.launch(op, &plan.kernel);
     let params = Params {
-        x: launch.input("x", &x.flatten_rows(OP, "x")?)?,
-        q: launch.output("q", &mut q.reborrow().flatten_rows(OP, "q")?)?,
+        x: launch.input("x", &x.flatten_rows(op, "x")?)?,
+        q: launch.output("q", &mut q.reborrow().flatten_rows(op, "q")?)?,
         scale: launch.output("scale", &mut scale)?,
-        rule: BlockRule::fp4(options.mode, 0),
-        element: 0,
+        rule,
+        element,
         shuffled: shuffled.into(),
         batch: plan.batch,
     };
-    // SAFETY: the checks above make every row of x `cols` long and of q half that, and give each block of each row a
-    // scale, which is what the kernel accesses, whatever the grid; the loader matches the parameters to the kernel.
-    unsafe { launch.run(plan.config, &params) }?;
-    if shuffled { write_padding(OP, stream, &mut scale, rows, blocks) } else { Ok(()) }
+    // SAFETY: what the callers have checked is what the kernel accesses, whatever the grid; the loader matches the parameters
+    // to the kernel.
+    unsafe { launch.run(plan.config, &params) }
 }

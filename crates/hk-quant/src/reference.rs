@@ -152,3 +152,15 @@ pub fn fp8_convert(q: &[f64], scale: &[f64], factor: f64, largest: f64) -> (Vec<
     let values = q.iter().map(|v| (v * factor).clamp(-largest, largest)).collect();
     (values, scale.iter().map(|s| f64::from((s / factor) as f32)).collect())
 }
+
+/// `[outer, length, inner]` with the last two axes exchanged, so that `length` is last.
+pub fn axis_last(x: &[f64], [outer, length, inner]: [usize; 3]) -> Vec<f64> {
+    let place = |i: usize| (i / (length * inner) * length + i % length) * inner + i / length % inner;
+    (0..outer * length * inner).map(|i| x[place(i)]).collect()
+}
+
+/// [`upcast_from_mxfp`](crate::upcast_from_mxfp) of rows: values of the elements and of the scales; not rounded.
+pub fn upcast_from_mxfp(q: &[f64], scale: &[f64], cols: usize) -> Vec<f64> {
+    let blocks = cols.div_ceil(32);
+    (0..q.len()).map(|i| q[i] * scale[i / cols * blocks + i % cols / 32]).collect()
+}

@@ -35,6 +35,8 @@ no_finding!(
     downcast_to_static_fp8,
     group_quant,
     dynamic_mxfp4_quant,
+    downcast_to_mxfp,
+    upcast_from_mxfp,
     shuffle_scales,
     unshuffle_scales,
     fp8_ocp_to_fnuz,

@@ -23,6 +23,7 @@ mod fp8_convert;
 mod group;
 mod moe;
 mod mx;
+mod mxfp;
 mod per_tensor;
 mod per_token;
 
@@ -40,6 +41,8 @@ pub static OPERATORS: &[Operator] = &[
     per_tensor::DOWNCAST_TO_STATIC_FP8,
     group::GROUP_QUANT,
     mx::DYNAMIC_MXFP4_QUANT,
+    mxfp::DOWNCAST_TO_MXFP,
+    mxfp::UPCAST_FROM_MXFP,
     mx::SHUFFLE_SCALES,
     mx::UNSHUFFLE_SCALES,
     fp8_convert::FP8_OCP_TO_FNUZ,
