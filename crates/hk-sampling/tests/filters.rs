@@ -673,3 +673,38 @@ fn listed_parameters_decide_something() {
     let spread = common::random(Sample::Probabilities, 500, 1);
     assert!(spread.iter().all(|v| *v > 0.0));
 }
+
+/// A long row is read once, again where segments have tokens around the threshold, and little is written: the histograms'
+/// bins in use, and short lists.
+#[test]
+fn long_rows_are_read_little_more_than_once() {
+    let cols = 32_768;
+    let gpu = Gpu::open("emu:gfx942");
+    let x = upload::<f32>(&gpu, &[Kind::Softmax.row(cols, 1)]);
+    let floor = 4 * cols as u64;
+    for (set, launches, least, most) in [
+        (Parameters::OFF, 9, floor, floor * 3 / 2),
+        (Parameters { k: 50, p: 0.9, min_p: 0.01 }, 9, floor, 3 * floor),
+        (Parameters { p: 0.9, ..Parameters::OFF }, 9, 2 * floor, 3 * floor),
+    ] {
+        gpu.stream().take_counters().unwrap();
+        sampled(&gpu, 1, cols, |s, w| {
+            hk_sampling::top_k_top_p_sampling_from_probs(
+                gpu.stream(),
+                x.view(),
+                none(),
+                s,
+                w,
+                set.filters(),
+                Draw::default(),
+            )
+        });
+        let counters = gpu.stream().take_counters().unwrap().unwrap();
+        assert_eq!(counters.workgroups, launches, "4 segments twice, 1 row");
+        let (read, written) = (counters.global_read_bytes, counters.global_written_bytes);
+        assert!(
+            (least..=most).contains(&read) && written < floor / 4,
+            "{set:?}: {read} read, {written} written"
+        );
+    }
+}
