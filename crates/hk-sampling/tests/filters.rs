@@ -55,9 +55,9 @@ fn the_listed_sizes_in_segments() {
     if kit::full() {
         let sizes = [32_000, 128_256, 129_280, 151_936, 201_088, 248_320, 256_000, 600_001];
         for (i, cols) in sizes.into_iter().enumerate() {
-            check_listed::<f32>(cols, 1000 + i, &GRID_OF_U);
-            check_listed::<bf16>(cols, 2000 + i, &GRID_OF_U);
-            check_listed::<f16>(cols, 3000 + i, &GRID_OF_U);
+            check_listed::<f32>(cols, 1000 + i, &[GRID_OF_U[i % 7], 0.37]);
+            check_listed::<bf16>(cols, 2000 + i, &[GRID_OF_U[(i + 2) % 7]]);
+            check_listed::<f16>(cols, 3000 + i, &[GRID_OF_U[(i + 4) % 7]]);
         }
     }
 }
@@ -422,7 +422,7 @@ fn draws_follow_the_probabilities() {
 fn draws_of_a_large_vocabulary() {
     let (cols, draws) = if kit::full() { (131_072, 8000) } else { (9000, 300) };
     let row = Kind::Softmax.row(cols, 22);
-    for gpu in kit::devices() {
+    for gpu in kit::devices().into_iter().take(1) {
         let x = upload::<f32>(&gpu, std::slice::from_ref(&row));
         let index = gpu.upload(&vec![0i32; draws], [draws]);
         let got = sampled(&gpu, draws, cols, |s, w| {
