@@ -27,17 +27,15 @@
 namespace sampling {
 
 using hk::Access;
-using hk::f32;
 using hk::i32;
-using hk::i64;
 using hk::kWaveSize;
 using hk::RowBatch;
 using hk::u32;
 using hk::u64;
 
 inline constexpr u32 kInfinity = 0x7f800000u;
-inline constexpr u32 kNone = 0xffffffffu;
-inline constexpr u32 kNoToken = 0xfffffffeu;
+inline constexpr u32 kNone = 0xffffffffu;     // no thread, no token yet, a filter that is off
+inline constexpr u32 kNoToken = 0xfffffffeu;  // a token beyond every row, but not `kNone`
 
 /// The bits of a clean probability: in the order of the numbers, 0 for what cannot be drawn.
 HK_FN u32 key_of(float probability) { return __builtin_bit_cast(u32, probability); }
@@ -309,8 +307,8 @@ HK_FN float temperature_of(const Params &p, u64 row) {
     return t == 0.0f ? 0.0f : hk::Max{}(t, 1e-5f);
 }
 
-/// The filters of a row whose largest key is `max_key`, and in `active` those that are on. Switched off: k as large as the row, p above
-/// one or NaN, min_p not above zero or NaN. At the other end, k and p keep the maxima at least.
+/// The filters of a row whose largest key is `max_key`, and in `active` those that are on. Switched off: k as large as the
+/// row, p above one or NaN, min_p not above zero or NaN. At the other end, k and p keep the maxima at least.
 HK_FN Filters filters_of(const Params &p, u64 row, u32 max_key, u32 &active) {
     const i32 k = element_or(p.k, row, i32(p.k_value));
     const float top_p = element_or(p.p, row, p.p_value);

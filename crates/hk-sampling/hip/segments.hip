@@ -17,7 +17,8 @@
 //   V * sizeof(T) from memory for `histogram` (for `softmax`, if there is one), the same through cache for each launch
 //   after it but `draw`, which reads one segment. A histogram is stored from its lowest to its highest bin in use, 8
 //   bytes a bin: some 2 KiB for probabilities over ten orders of magnitude, 16 KiB at most; each `candidates` block reads
-//   those of its row. A list has 4 bytes a token, usually a few hundred of them.
+//   those of its row. A list has 4 bytes a token, usually a few hundred of them. Atomics on one LDS address take turns: a
+//   row of equal tokens takes 64 an instruction, the slowest case there is.
 #include <hk/entry.h>
 
 #include "filter.h"
@@ -350,7 +351,7 @@ HK_FN void candidates(const Params &p) {
         place = hk::broadcast(place, 0);
         for_each(v, column, [&](float &x, u32) {
             const u32 key = key_of(x);
-            const hk::u64 found = hk::ballot(followers.contain(key));
+            const u64 found = hk::ballot(followers.contain(key));
             if (followers.contain(key)) list[place + hk::lanes_before(found)] = key & ((1u << kHighShift) - 1);
             place += u32(__builtin_popcountll(found));
         });

@@ -55,9 +55,9 @@ fn the_listed_sizes_in_segments() {
     if kit::full() {
         let sizes = [32_000, 128_256, 129_280, 151_936, 201_088, 248_320, 256_000, 600_001];
         for (i, cols) in sizes.into_iter().enumerate() {
-            check_listed::<f32>(cols, 1000 + i, &GRID_OF_U);
-            check_listed::<bf16>(cols, 2000 + i, &GRID_OF_U);
-            check_listed::<f16>(cols, 3000 + i, &GRID_OF_U);
+            check_listed::<f32>(cols, 1000 + i, &[GRID_OF_U[i % 7], 0.37]);
+            check_listed::<bf16>(cols, 2000 + i, &[GRID_OF_U[(i + 2) % 7]]);
+            check_listed::<f16>(cols, 3000 + i, &[GRID_OF_U[(i + 4) % 7]]);
         }
     }
 }
@@ -422,7 +422,7 @@ fn draws_follow_the_probabilities() {
 fn draws_of_a_large_vocabulary() {
     let (cols, draws) = if kit::full() { (131_072, 8000) } else { (9000, 300) };
     let row = Kind::Softmax.row(cols, 22);
-    for gpu in kit::devices() {
+    for gpu in kit::devices().into_iter().take(1) {
         let x = upload::<f32>(&gpu, std::slice::from_ref(&row));
         let index = gpu.upload(&vec![0i32; draws], [draws]);
         let got = sampled(&gpu, draws, cols, |s, w| {
@@ -672,4 +672,39 @@ fn listed_parameters_decide_something() {
     assert!(sizes.len() > 20, "{sizes:?}");
     let spread = common::random(Sample::Probabilities, 500, 1);
     assert!(spread.iter().all(|v| *v > 0.0));
+}
+
+/// A long row is read once, again where segments have tokens around the threshold, and little is written: the histograms'
+/// bins in use, and short lists.
+#[test]
+fn long_rows_are_read_little_more_than_once() {
+    let cols = 32_768;
+    let gpu = Gpu::open("emu:gfx942");
+    let x = upload::<f32>(&gpu, &[Kind::Softmax.row(cols, 1)]);
+    let floor = 4 * cols as u64;
+    for (set, launches, least, most) in [
+        (Parameters::OFF, 9, floor, floor * 3 / 2),
+        (Parameters { k: 50, p: 0.9, min_p: 0.01 }, 9, floor, 3 * floor),
+        (Parameters { p: 0.9, ..Parameters::OFF }, 9, 2 * floor, 3 * floor),
+    ] {
+        gpu.stream().take_counters().unwrap();
+        sampled(&gpu, 1, cols, |s, w| {
+            hk_sampling::top_k_top_p_sampling_from_probs(
+                gpu.stream(),
+                x.view(),
+                none(),
+                s,
+                w,
+                set.filters(),
+                Draw::default(),
+            )
+        });
+        let counters = gpu.stream().take_counters().unwrap().unwrap();
+        assert_eq!(counters.workgroups, launches, "4 segments twice, 1 row");
+        let (read, written) = (counters.global_read_bytes, counters.global_written_bytes);
+        assert!(
+            (least..=most).contains(&read) && written < floor / 4,
+            "{set:?}: {read} read, {written} written"
+        );
+    }
 }
