@@ -12,6 +12,7 @@
 //!
 //! Source: Su et al. 2021, "RoFormer", section 3.2.2.
 
+use crate::registry::{Described, HostCall, Traffic};
 use crate::tensor::{TensorView, check_overlap};
 use crate::{
     Aliasing, DType, Element, Error, Float, GlobalLayout, IndexView, Launch, Operand, Result, bf16, f16,
@@ -300,6 +301,19 @@ impl<'a, C: Element> RopeSource<'a, C> {
             offsets_are_i64: self.offsets.as_ref().is_some_and(IndexView::is_i64).into(),
         })
     }
+}
+
+/// The bytes that a call of an operator with arguments `cos`, `sin` or `angles`, and `positions`, has to move: every tensor
+/// once, but of tables no more rows than there are positions.
+pub fn traffic(call: &HostCall) -> Traffic {
+    let mut traffic = Traffic::once(call);
+    let tokens = call.optional("positions").map(|p| p.shape().iter().product::<usize>());
+    for table in ["cos", "sin", "angles"].into_iter().filter_map(|name| call.optional(name)) {
+        let rows = table.shape()[0];
+        let unread = rows - tokens.unwrap_or(rows).min(rows);
+        traffic.read -= (table.bytes().len() / rows.max(1) * unread) as u64;
+    }
+    traffic
 }
 
 fn check_table<C: Element>(op: &'static str, arg: &'static str, table: &TensorView<C>) -> Result<()> {

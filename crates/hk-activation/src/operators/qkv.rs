@@ -8,8 +8,9 @@ use crate::reference::qkv::split_and_rotate;
 use crate::{fused_qkv_split_qk_rope, kernels};
 use hk_core::registry::{
     ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named, Operator, Scalar,
-    ScalarSpec, TensorSpec, Tolerance, Traffic,
+    ScalarSpec, TensorSpec, Tolerance,
 };
+use hk_core::rope;
 use hk_core::{DType, Error, Result, Stream, with_float};
 
 pub(crate) const FUSED_QKV_SPLIT_QK_ROPE: Operator = Operator {
@@ -24,8 +25,8 @@ pub(crate) const FUSED_QKV_SPLIT_QK_ROPE: Operator = Operator {
             label: "Llama-3 8B, 256 tokens",
             tensors: &[
                 ("qkv", DType::Bf16, &[256, 6144]),
-                ("cos", DType::F32, &[4096, 64]),
-                ("sin", DType::F32, &[4096, 64]),
+                ("cos", DType::F32, &[64, 64]),
+                ("sin", DType::F32, &[64, 64]),
                 ("positions", DType::I64, &[256]),
             ],
             scalars: &[("rotary", Scalar::Int(128))],
@@ -34,8 +35,8 @@ pub(crate) const FUSED_QKV_SPLIT_QK_ROPE: Operator = Operator {
             label: "GPT-OSS, 256 tokens",
             tensors: &[
                 ("qkv", DType::Bf16, &[256, 5120]),
-                ("cos", DType::F32, &[4096, 32]),
-                ("sin", DType::F32, &[4096, 32]),
+                ("cos", DType::F32, &[64, 32]),
+                ("sin", DType::F32, &[64, 32]),
                 ("positions", DType::I64, &[256]),
             ],
             scalars: &[
@@ -48,8 +49,8 @@ pub(crate) const FUSED_QKV_SPLIT_QK_ROPE: Operator = Operator {
             label: "Qwen3 30B-A3B, 16 tokens decoded",
             tensors: &[
                 ("qkv", DType::Bf16, &[16, 5120]),
-                ("cos", DType::F32, &[4096, 64]),
-                ("sin", DType::F32, &[4096, 64]),
+                ("cos", DType::F32, &[64, 64]),
+                ("sin", DType::F32, &[64, 64]),
                 ("positions", DType::I64, &[16]),
             ],
             scalars: &[("kv_heads", Scalar::Int(4)), ("rotary", Scalar::Int(128))],
@@ -68,7 +69,7 @@ pub(crate) const FUSED_QKV_SPLIT_QK_ROPE: Operator = Operator {
     outputs,
     run,
     reference,
-    traffic: Traffic::once,
+    traffic: rope::traffic,
 };
 
 const FLOATS: &[DType] = &[DType::Bf16, DType::F16, DType::F32];

@@ -4,11 +4,11 @@ use crate::reference;
 use crate::{kernels, rope_cached, rope_freqs, rope_qk};
 use hk_core::registry::{
     ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named, Operator,
-    Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
+    Sample, Scalar, ScalarSpec, TensorSpec, Tolerance,
 };
 use hk_core::rope::reference::{Tables, positions_in_sequences, table_rows};
 use hk_core::rope::{
-    Positions, Rope, RopeAngles, RopeLayout, RopeSpan, RopeStyle, RopeTableWidth, RopeTables,
+    self, Positions, Rope, RopeAngles, RopeLayout, RopeSpan, RopeStyle, RopeTableWidth, RopeTables,
 };
 use hk_core::{DType, Element, Error, IndexView, Result, Stream, with_float};
 
@@ -33,8 +33,8 @@ pub(crate) const ROPE_CACHED: Operator = Operator {
             label: "DeepSeek-V3 queries, 32 tokens",
             tensors: &[
                 ("x", DType::Bf16, &[32, 128, 192]),
-                ("cos", DType::F32, &[4096, 32]),
-                ("sin", DType::F32, &[4096, 32]),
+                ("cos", DType::F32, &[64, 32]),
+                ("sin", DType::F32, &[64, 32]),
                 ("positions", DType::I64, &[32]),
             ],
             scalars: &[
@@ -57,7 +57,7 @@ pub(crate) const ROPE_CACHED: Operator = Operator {
     outputs: outputs_one,
     run: run_cached,
     reference: reference_one,
-    traffic: Traffic::once,
+    traffic: rope::traffic,
 };
 
 pub(crate) const ROPE_FREQS: Operator = Operator {
@@ -101,8 +101,8 @@ pub(crate) const ROPE_QK: Operator = Operator {
             tensors: &[
                 ("q", DType::Bf16, &[256, 32, 128]),
                 ("k", DType::Bf16, &[256, 8, 128]),
-                ("cos", DType::F32, &[4096, 64]),
-                ("sin", DType::F32, &[4096, 64]),
+                ("cos", DType::F32, &[64, 64]),
+                ("sin", DType::F32, &[64, 64]),
                 ("positions", DType::I64, &[256]),
             ],
             scalars: &[("rotary", Scalar::Int(128))],
@@ -112,8 +112,8 @@ pub(crate) const ROPE_QK: Operator = Operator {
             tensors: &[
                 ("q", DType::Bf16, &[256, 64, 64]),
                 ("k", DType::Bf16, &[256, 8, 64]),
-                ("cos", DType::F32, &[4096, 32]),
-                ("sin", DType::F32, &[4096, 32]),
+                ("cos", DType::F32, &[64, 32]),
+                ("sin", DType::F32, &[64, 32]),
                 ("positions", DType::I64, &[256]),
             ],
             scalars: &[("rotary", Scalar::Int(64))],
@@ -123,8 +123,8 @@ pub(crate) const ROPE_QK: Operator = Operator {
             tensors: &[
                 ("q", DType::Bf16, &[16, 32, 128]),
                 ("k", DType::Bf16, &[16, 8, 128]),
-                ("cos", DType::F32, &[4096, 64]),
-                ("sin", DType::F32, &[4096, 64]),
+                ("cos", DType::F32, &[64, 64]),
+                ("sin", DType::F32, &[64, 64]),
                 ("positions", DType::I64, &[16]),
             ],
             scalars: &[("rotary", Scalar::Int(128))],

@@ -7,7 +7,7 @@ use hk_core::registry::{
     Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
 use hk_core::rope::reference::{Tables, positions_in_sequences, table_rows};
-use hk_core::rope::{Positions, Rope, RopeSpan, RopeStyle, RopeTableWidth, RopeTables};
+use hk_core::rope::{self, Positions, Rope, RopeSpan, RopeStyle, RopeTableWidth, RopeTables};
 use hk_core::{
     DType, Element, Error, Fp8E4M3, Fp8E4M3Fnuz, IndexView, Result, Stream, bf16, f16, with_float,
 };
@@ -120,8 +120,8 @@ pub(crate) const QK_ROPE_CAT: Operator = Operator {
                 ("q_pe", DType::Bf16, &[32, 16, 64]),
                 ("k_nope", DType::Bf16, &[32, 1, 512]),
                 ("k_pe", DType::Bf16, &[32, 1, 64]),
-                ("cos", DType::F32, &[4096, 32]),
-                ("sin", DType::F32, &[4096, 32]),
+                ("cos", DType::F32, &[64, 32]),
+                ("sin", DType::F32, &[64, 32]),
                 ("positions", DType::I64, &[32]),
             ],
             scalars: &[("style", INTERLEAVED)],
@@ -133,8 +133,8 @@ pub(crate) const QK_ROPE_CAT: Operator = Operator {
                 ("q_pe", DType::Bf16, &[32, 128, 64]),
                 ("k_nope", DType::Bf16, &[32, 128, 128]),
                 ("k_pe", DType::Bf16, &[32, 128, 64]),
-                ("cos", DType::F32, &[4096, 32]),
-                ("sin", DType::F32, &[4096, 32]),
+                ("cos", DType::F32, &[64, 32]),
+                ("sin", DType::F32, &[64, 32]),
                 ("positions", DType::I64, &[32]),
             ],
             scalars: &[("style", INTERLEAVED)],
@@ -171,6 +171,7 @@ pub(crate) const QK_ROPE_CAT: Operator = Operator {
     outputs: outputs_rope_cat,
     run: run_rope_cat,
     reference: reference_rope_cat,
+    traffic: rope::traffic,
     ..QK_CAT
 };
 
