@@ -3,6 +3,7 @@
 hk_core::include_kernels!();
 
 mod fp8_convert;
+mod fused_rmsnorm;
 mod group;
 mod launch_tiles;
 mod moe;
@@ -17,6 +18,7 @@ mod scales;
 use hk_core::{DType, Error, Result, TensorView};
 
 pub use fp8_convert::{fp8_fnuz_to_ocp, fp8_ocp_to_fnuz};
+pub use fused_rmsnorm::{Fp8Scale, NormRows, SecondRows, fused_rmsnorm_fp8_quant, fused_rmsnorm_mxfp4_quant};
 pub use group::{GroupOptions, GroupScale, group_quant};
 pub use moe::{MoeOrder, moe_smoothquant};
 pub use mx_quant::{MxOptions, dynamic_mxfp4_quant};

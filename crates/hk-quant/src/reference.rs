@@ -4,6 +4,7 @@
 //! these functions do the same ones: their results are exact, but for codes within a rounding error of a tie.
 
 use crate::MoeOrder;
+pub use crate::fused_rmsnorm::reference::{NormedRows, normed_rows};
 use hk_core::quant::{
     BlockRule, BlockScale, CodeFormat, group_scale, linear_scale, shuffled_index, shuffled_len,
 };

@@ -41,4 +41,6 @@ no_finding!(
     unshuffle_scales,
     fp8_ocp_to_fnuz,
     fp8_fnuz_to_ocp,
+    fused_rmsnorm_fp8_quant,
+    fused_rmsnorm_mxfp4_quant,
 );

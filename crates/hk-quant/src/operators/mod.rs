@@ -47,6 +47,8 @@ pub static OPERATORS: &[Operator] = &[
     mx::UNSHUFFLE_SCALES,
     fp8_convert::FP8_OCP_TO_FNUZ,
     fp8_convert::FP8_FNUZ_TO_OCP,
+    crate::fused_rmsnorm::operators::FUSED_RMSNORM_FP8_QUANT,
+    crate::fused_rmsnorm::operators::FUSED_RMSNORM_MXFP4_QUANT,
 ];
 
 const FLOATS: &[DType] = &[DType::Bf16, DType::F16, DType::F32];

@@ -96,6 +96,7 @@ HK_FN void for_row_batches(u32 rows, u32 cols, u32 column, u32 batch_rows, F f) 
 /// time. This lane's place among them, and what it moves.
 template <Access kAccess, class T, int Lanes, int ColsPerLane, int Rows>
 struct RowBlock {
+    static constexpr Access kPath = kAccess;
     static constexpr int kThreads = row_threads(Lanes);
     static constexpr u32 kAbreast = kThreads / Lanes;
     static constexpr bool kAlone = kAbreast * Rows == 1;

@@ -1,0 +1,141 @@
+// fused_rmsnorm_fp8_quant.hip: the RMS norm of a row, quantized to int8 or fp8
+//   z = y, per token y * smooth[c] if there is one; y, its inputs and other outputs: norm_rows.h
+//   tensor  s = scale[0], given
+//   token   s[r] = max_c |z[r, c]| / qmax, 1 for zeros
+//   group   s[r, j] = max |z[r, c]| / qmax over c / g = j, magnitudes below 1e-10 as 1e-10; the power of two not below that
+//           on request
+//   q[r, c] = code(z[r, c] * (1 / s))             maxima over finite values; qmax = 127 | 240 | 448
+//   q      [rows, cols]   i8 | fp8 e4m3 | fp8 e4m3 FNUZ   unit stride on cols, rows any stride; absent: only `out` is made
+//   scale  [1] | [rows] | [rows, ceil(cols / g)]   f32    groups of any strides; g = 32 | 64 | 128
+//   smooth [cols]                                  f32    optional, contiguous
+// Floor
+//   Memory: rows * cols * (sizeof(T) + 1), with a residual 2 * sizeof(T) more, with `out` sizeof(T) more; and scales.
+//   In VALU instructions 8 bf16 cost a wave 8 to widen, 4 for the sum, 4 + 4 to scale, 16 for the maximum, 4 to divide and
+//   28 to clamp and convert: some 70, of the 163 clocks (rms_rows.h of hk-norm) that their 1.5 KiB take.
+#include "norm_rows.h"
+
+namespace {
+
+using namespace norm_quant;
+
+enum class Mode : u32 { Tensor = 0, Token = 1, Group = 2 };
+
+struct Params {  // same fields, same order as `Params` in src/fused_rmsnorm_fp8_quant.rs
+    NormParams head;
+    hk::Global smooth, q, scale;
+    hk::CodeFormat format;
+    hk::BlockRule rule;  // of scales that are powers of two
+    u32 mode;
+    u32 group;           // columns of a group
+    u32 pow2;            // scales are powers of two
+};
+
+template <class Block, class P>
+class Quantizer {
+    using RowF = typename Block::RowF;
+    using RowT = typename Block::RowT;
+    static constexpr int kLen = hk::kVecLen<typename RowT::Element>;
+    static constexpr int kChunks = sizeof(RowF) / sizeof(hk::Vec<float, kLen>);
+    static constexpr int kLanes = RowF::kCols / (kLen * kChunks);
+
+    const Block &block_;
+    hk::GroupReducer<Block::kThreads, kLanes> reducer_;
+    u32 top_ = hk::FiniteMax::kZero;  // of a row, until it is settled
+    float inverse_ = 1.0f;            // 1 / scale, where it is one for the row
+
+    HK_FN static bool is(const P &p, Mode mode) { return p.mode == u32(mode); }
+
+    /// y as its codes see it.
+    HK_FN RowF smoothed(const P &p, const RowF &y, const RowBatch &batch) const {
+        if (!p.smooth.present()) return y;
+        return y * hk::load_vector<Block::kPath, RowT>(p.smooth, true, 1.0f, batch.column, batch.cols);
+    }
+
+    /// Scales of groups of kGroup columns to memory, and 1 / scale of each of the lane's chunks.
+    template <int kGroup>
+    HK_FN void group_scales(const P &p, float (&inverse)[kChunks], const RowF &y, const RowBatch &batch) const {
+        constexpr int kSpan = kGroup / kLen < kLanes ? kGroup / kLen : kLanes;  // lanes that share a group,
+        constexpr int kPer = kGroup / (kLen * kSpan);                           // with so many chunks each
+        static_assert(kChunks % kPer == 0, "whole groups");
+#pragma unroll
+        for (int k = 0; k < kChunks; k += kPer) {
+            hk::FiniteMax max;
+#pragma unroll
+            for (int i = 0; i < kPer; ++i) max.add(y.chunk[k + i]);
+            const float amax = hk::FiniteMax::value(hk::group_reduce<kSpan>(max.top, hk::MaxBits{}));
+            float scale = hk::group_scale(amax, p.format.qmax);
+            if (p.pow2) {
+                scale = hk::e8m0_value(p.rule.code(hk::detail::bits_of(__builtin_fmaxf(amax, 1e-10f))));
+            }
+#pragma unroll
+            for (int i = 0; i < kPer; ++i) inverse[k + i] = 1.0f / scale;
+            u32 column = batch.column + u32(k * kLanes * kLen);
+            hk::forget(column);  // else the compares with it stay in scalar registers from row to row
+            if (block_.lane % kSpan == 0 && column < batch.cols && block_.index(0) < batch.count) {
+                p.scale.template row<float>(batch.first + block_.index(0))[hk::i64(column / kGroup) * p.scale.strides[3]] =
+                    scale;
+            }
+        }
+    }
+
+public:
+    HK_FN Quantizer(const P &p, const Block &block) : block_(block) {
+        // A given scale; absent where only `out` is made.
+        if (p.q.present() && is(p, Mode::Tensor)) inverse_ = 1.0f / *p.scale.template row<float>(0);
+    }
+
+    /// Whether all of a row has to be seen before any of it is written.
+    HK_FN bool observes_rows(const P &p) const { return p.q.present() && is(p, Mode::Token); }
+
+    HK_FN void observe(const P &p, const RowF &y, const RowBatch &batch) {
+        if (!is(p, Mode::Token)) return;
+        const RowF z = smoothed(p, y, batch);
+        hk::FiniteMax max;
+#pragma unroll
+        for (int k = 0; k < kChunks; ++k) max.add(z.chunk[k]);
+        top_ = hk::MaxBits{}(top_, max.top);
+    }
+
+    HK_FN void settle(const P &p, const RowBatch &batch) {
+        if (!is(p, Mode::Token)) return;
+        const float amax = hk::FiniteMax::value(reducer_.reduce(top_, hk::MaxBits{}));
+        top_ = hk::FiniteMax::kZero;
+        const float scale[1] = {hk::linear_scale(amax, p.format.qmax)};
+        inverse_ = 1.0f / scale[0];
+        block_.store_per_row(scale, p.scale, batch);
+    }
+
+    HK_FN void write(const P &p, const RowF &y, const RowBatch &batch) {
+        RowF z = smoothed(p, y, batch);
+        float inverse[kChunks];
+#pragma unroll
+        for (int k = 0; k < kChunks; ++k) inverse[k] = inverse_;
+        if (is(p, Mode::Group)) {
+            if (p.group == 32) {
+                group_scales<32>(p, inverse, z, batch);
+            } else if (p.group == 64) {
+                group_scales<64>(p, inverse, z, batch);
+            } else {
+                group_scales<128>(p, inverse, z, batch);
+            }
+        }
+        p.format.with_kind([&](auto kind) {
+            using Bytes = hk::Vec<u8, kLen>;
+            typename RowF::template With<u8> codes;
+#pragma unroll
+            for (int k = 0; k < kChunks; ++k) {
+                codes.chunk[k] = __builtin_bit_cast(Bytes,
+                                                    hk::to_codes<decltype(kind)::value, kLen>(z.chunk[k] * inverse[k]));
+            }
+            codes.store(batch.at<u8, Block::kPath, Block::kAlone>(p.q, block_.index(0)));
+        });
+    }
+
+    HK_FN void end(const P &) const {}
+};
+
+}  // namespace
+
+NORM_QUANT_ENTRIES(fused_rmsnorm_fp8_quant, Quantizer, bf16)
+NORM_QUANT_ENTRIES(fused_rmsnorm_fp8_quant, Quantizer, f16)
+NORM_QUANT_ENTRIES(fused_rmsnorm_fp8_quant, Quantizer, f32)

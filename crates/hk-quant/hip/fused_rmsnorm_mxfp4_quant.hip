@@ -1,0 +1,115 @@
+// fused_rmsnorm_mxfp4_quant.hip: the RMS norm of a row, quantized to MX blocks of fp4
+//   b[r, j] = e8m0 code of the scale s = 2^(b - 127) of block j, columns 32 j .. 32 j + 31, by the rule that is given, from
+//             the largest magnitude of its y; 255 if one is not finite
+//   q[r, c] = fp4(y[r, c] / s), to nearest even; 0 in a block whose b is 255. y, its inputs and other outputs: norm_rows.h
+//   q      [rows, cols / 2]             two codes a byte, the first in the low half; unit stride, rows any stride;
+//                                       absent: only `out` is made
+//   scale  [rows, ceil(cols / 32)]      e8m0, any strides; or shuffled as gfx950's matrix instructions read them
+//                                       (hk_core::quant::shuffled_index), with every byte of padding 127
+// Floor
+//   Memory: rows * cols * (sizeof(T) + 1/2 + 1/32), with a residual 2 * sizeof(T) more, with `out` sizeof(T) more.
+//   In VALU instructions 8 bf16 cost a wave 8 to widen, 4 for the sum, 4 + 4 to scale, 16 for the maximum, 8 to scale, and
+//   4 to convert on gfx950, 80 on gfx942: some 50 and 130, of the 135 clocks (rms_rows.h of hk-norm) that their 1.3 KiB take.
+#include "norm_rows.h"
+
+namespace {
+
+using namespace norm_quant;
+
+struct Params {  // same fields, same order as `Params` in src/fused_rmsnorm_mxfp4_quant.rs
+    NormParams head;
+    hk::Global q, scale;
+    hk::BlockRule rule;
+    u32 blocks;    // of a row
+    u32 shuffled;  // how scales lie
+    u32 _pad;
+};
+
+constexpr u32 kBlock = 32;
+constexpr u8 kPad = 127;
+
+/// Where the scale of a row's block lies if scales are shuffled. Rows are padded to 256, blocks to 8.
+HK_FN u64 shuffled_index(u64 row, u32 block, u32 blocks) {
+    const u32 padded = (blocks + 7) / 8 * 8;
+    const u32 m = u32(row % 32);
+    return row / 32 * 32 * padded + (block / 8) * 256 + (block % 4) * 64 + m % 16 * 4 + block % 8 / 4 * 2 + m / 16;
+}
+
+template <class Block, class P>
+class Quantizer {
+    using RowF = typename Block::RowF;
+    static constexpr int kLen = hk::kVecLen<typename Block::RowT::Element>;
+    static constexpr int kChunks = sizeof(RowF) / sizeof(hk::Vec<float, kLen>);
+    static constexpr int kLanes = RowF::kCols / (kLen * kChunks);
+    static constexpr int kSpan = int(kBlock) / kLen;  // lanes that share a block
+
+    const Block &block_;
+
+public:
+    HK_FN Quantizer(const P &, const Block &block) : block_(block) {}
+
+    HK_FN bool observes_rows(const P &) const { return false; }
+    HK_FN void observe(const P &, const RowF &, const RowBatch &) const {}
+    HK_FN void settle(const P &, const RowBatch &) const {}
+
+    HK_FN void write(const P &p, const RowF &y, const RowBatch &batch) const {
+        using Bytes = hk::Vec<u8, kLen / 2>;
+        hk::Row<u8, kLanes, kLen / 2, kChunks> codes;
+        const u64 row = batch.first + block_.index(0);
+#pragma unroll
+        for (int k = 0; k < kChunks; ++k) {
+            hk::AbsMax max;
+            max.add(y.chunk[k]);
+            const u32 code = p.rule.code(hk::group_reduce<kSpan>(max.bits, hk::MaxBits{}));
+            const float inverse = hk::e8m0_inverse(code);
+            hk::Vec<float, 8> v = 0.0f;
+#pragma unroll
+            for (int i = 0; i < kLen; ++i) v[i] = y.chunk[k][i] * inverse;
+            const u32 word = code == 255u ? 0u : hk::to_fp4<false>(v);
+            if constexpr (kLen == 8) {
+                codes.chunk[k] = __builtin_bit_cast(Bytes, word);
+            } else {
+                codes.chunk[k] = __builtin_bit_cast(Bytes, hk::u16(word));
+            }
+
+            u32 column = batch.column + u32(k * kLanes * kLen);
+            hk::forget(column);  // else the compares with it stay in scalar registers from row to row
+            if (block_.lane % kSpan == 0 && column < batch.cols && block_.index(0) < batch.count) {
+                const u32 n = column / kBlock;
+                if (p.shuffled) {
+                    p.scale.template row<u8>(0)[shuffled_index(row, n, p.blocks)] = u8(code);
+                } else {
+                    p.scale.template row<u8>(row)[hk::i64(n) * p.scale.strides[3]] = u8(code);
+                }
+            }
+        }
+        const RowBatch halves = {batch.first, batch.count, batch.column / 2, batch.cols / 2};
+        codes.store(halves.template at<u8, Block::kPath, Block::kAlone>(p.q, block_.index(0)));
+    }
+
+    /// The bytes between and after shuffled scales.
+    HK_FN void end(const P &p) const {
+        if (!p.q.present() || !p.shuffled) return;
+        const u64 rows = p.head.x.rows(), padded_rows = (rows + 255) / 256 * 256;
+        const u32 padded_blocks = (p.blocks + 7) / 8 * 8, behind = padded_blocks - p.blocks;
+        const u64 step = u64(hk::grid_x()) * Block::kThreads;
+        const u64 first = u64(hk::block_x()) * Block::kThreads + hk::thread_x();
+        const auto pad = [&](u64 row, u32 block) {
+            p.scale.template row<u8>(0)[shuffled_index(row, block, p.blocks)] = kPad;
+        };
+        // At most seven blocks behind each row: a thread takes a row.
+        for (u64 row = first; row < rows; row += step) {
+            for (u32 i = 0; i < behind; ++i) pad(row, p.blocks + i);
+        }
+        // At most 255 rows: a thread takes a block of all of them.
+        for (u64 block = first; block < padded_blocks; block += step) {
+            for (u64 row = rows; row < padded_rows; ++row) pad(row, u32(block));
+        }
+    }
+};
+
+}  // namespace
+
+NORM_QUANT_ENTRIES(fused_rmsnorm_mxfp4_quant, Quantizer, bf16)
+NORM_QUANT_ENTRIES(fused_rmsnorm_mxfp4_quant, Quantizer, f16)
+NORM_QUANT_ENTRIES(fused_rmsnorm_mxfp4_quant, Quantizer, f32)

@@ -1,0 +1,477 @@
+//! The operators of this module as data.
+
+use super::{Fp8Scale, NormRows, SecondRows, reference};
+use crate::{Smooth, kernels};
+use hk_core::quant::{
+    BlockRule, BlockScale, CodeFormat, GroupSize, Quantized, ScaleLayout, group_scale, linear_scale,
+    shuffled_index, shuffled_len,
+};
+use hk_core::registry::{
+    ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named, Operator,
+    Outputs, Role, Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
+};
+use hk_core::{DType, Error, Float, Result, Stream, TensorView, with_float, with_quantized};
+
+pub(crate) const FUSED_RMSNORM_FP8_QUANT: Operator = Operator {
+    name: "fused_rmsnorm_fp8_quant",
+    family: "hk-quant",
+    summary: "y = rmsnorm(x + residual_in) * weight, q = round(y / scale) per tensor, token or group",
+    args: &[
+        X,
+        RESIDUAL_IN,
+        WEIGHT,
+        X2,
+        WEIGHT2,
+        SMOOTH,
+        STATIC_SCALE,
+        ArgSpec { role: Role::Out(Tolerance::Neighbour), dtypes: CODES, name: "q", ..X },
+        ArgSpec::output("scale", SCALE_TOLERANCE, &[DType::F32], 2, "[rows] or [rows, groups]").ranks(1, 2),
+        RESIDUAL_OUT,
+        OUT,
+        OUT2,
+    ],
+    scalars: &[EPS, OUTPUT, MODE, GROUP, POW2, ROUND_NORM],
+    kernels: &[&kernels::FUSED_RMSNORM_FP8_QUANT],
+    cases: &[
+        Case {
+            label: "Llama-3 8B, 128 tokens, per token",
+            tensors: &[
+                ("x", DType::Bf16, &[128, 4096]),
+                ("residual_in", DType::Bf16, &[128, 4096]),
+                ("weight", DType::Bf16, &[4096]),
+            ],
+            scalars: &[],
+        },
+        Case {
+            label: "DeepSeek-V3, 64 tokens, groups of 128",
+            tensors: &[
+                ("x", DType::Bf16, &[64, 7168]),
+                ("residual_in", DType::Bf16, &[64, 7168]),
+                ("weight", DType::Bf16, &[7168]),
+            ],
+            scalars: &[("scaling", Scalar::Choice("group"))],
+        },
+        Case {
+            label: "DeepSeek-V3 latents, 128 tokens, groups of 128",
+            tensors: &[
+                ("x", DType::Bf16, &[128, 1536]),
+                ("weight", DType::Bf16, &[1536]),
+                ("x2", DType::Bf16, &[128, 512]),
+                ("weight2", DType::Bf16, &[512]),
+            ],
+            scalars: &[("scaling", Scalar::Choice("group"))],
+        },
+    ],
+    corners: &CORNERS_FP8,
+    outputs: outputs_fp8,
+    run: run_fp8,
+    reference: reference_fp8,
+    traffic: Traffic::once,
+};
+
+pub(crate) const FUSED_RMSNORM_MXFP4_QUANT: Operator = Operator {
+    name: "fused_rmsnorm_mxfp4_quant",
+    family: "hk-quant",
+    summary: "y = rmsnorm(x + residual_in) * weight, q = fp4(y / scale), a power of two for 32 columns",
+    args: &[
+        X,
+        RESIDUAL_IN,
+        WEIGHT,
+        X2,
+        WEIGHT2,
+        ArgSpec::output("q", Tolerance::Neighbour, &[DType::Fp4x2], 2, "[rows, cols / 2]"),
+        ArgSpec::output("scale", Tolerance::Neighbour, &[DType::E8M0], 2, "[rows, blocks] or shuffled")
+            .ranks(1, 2),
+        RESIDUAL_OUT,
+        OUT,
+        OUT2,
+    ],
+    scalars: &[EPS, BLOCK_MODE, SHUFFLED, ROUND_NORM],
+    kernels: &[&kernels::FUSED_RMSNORM_MXFP4_QUANT],
+    cases: &[
+        Case {
+            label: "Llama-3 8B, 128 tokens",
+            tensors: &[
+                ("x", DType::Bf16, &[128, 4096]),
+                ("residual_in", DType::Bf16, &[128, 4096]),
+                ("weight", DType::Bf16, &[4096]),
+            ],
+            scalars: &[],
+        },
+        Case {
+            label: "DeepSeek-V3, 64 tokens, shuffled scales",
+            tensors: &[
+                ("x", DType::Bf16, &[64, 7168]),
+                ("residual_in", DType::Bf16, &[64, 7168]),
+                ("weight", DType::Bf16, &[7168]),
+            ],
+            scalars: &[("shuffled", Scalar::Bool(true))],
+        },
+    ],
+    corners: &CORNERS_MXFP4,
+    outputs: outputs_mxfp4,
+    run: run_mxfp4,
+    reference: reference_mxfp4,
+    traffic: Traffic::once,
+};
+
+const FLOATS: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
+const CODES: &[DType] = &[DType::I8, DType::Fp8E4M3, DType::Fp8E4M3Fnuz];
+/// Of a maximum behind a norm.
+const SCALE_TOLERANCE: Tolerance = Tolerance::Within { rtol: 1e-5, atol: 0.0 };
+
+const X: ArgSpec = ArgSpec::input("x", FLOATS, 2, "[rows, cols]");
+const RESIDUAL_IN: ArgSpec = ArgSpec { name: "residual_in", ..X }.optional();
+const X2: ArgSpec = ArgSpec { name: "x2", shape: "[rows, cols2]", ..X }.optional();
+const WEIGHT: ArgSpec =
+    ArgSpec::input("weight", FLOATS, 1, "[cols]").sampled(Sample::Normal { mean: 1.0, deviation: 0.25 });
+const WEIGHT2: ArgSpec = ArgSpec { name: "weight2", shape: "[cols2]", ..WEIGHT }.optional();
+const SMOOTH: ArgSpec = ArgSpec::input("smooth", &[DType::F32], 1, "[cols]")
+    .sampled(Sample::Uniform { low: 0.25, high: 4.0 })
+    .optional();
+const STATIC_SCALE: ArgSpec = ArgSpec::input("static_scale", &[DType::F32], 1, "[1]")
+    .sampled(Sample::Uniform { low: 0.01, high: 0.02 })
+    .optional();
+const OUT: ArgSpec = ArgSpec { role: Role::Out(Tolerance::Reduction), name: "out", ..X }.optional();
+const OUT2: ArgSpec = ArgSpec { name: "out2", shape: "[rows, cols2]", ..OUT };
+const RESIDUAL_OUT: ArgSpec =
+    ArgSpec { role: Role::Out(Tolerance::Exact), name: "residual_out", ..X }.optional();
+
+const EPS: ScalarSpec = ScalarSpec {
+    name: "eps",
+    default: Scalar::Float(1e-6),
+    choices: &[],
+    summary: "added to the mean of the squares",
+};
+const OUTPUT: ScalarSpec = ScalarSpec {
+    name: "output",
+    default: Scalar::Choice("fp8e4m3"),
+    choices: &["i8", "fp8e4m3", "fp8e4m3fnuz"],
+    summary: "type of the codes",
+};
+const MODE: ScalarSpec = ScalarSpec {
+    name: "scaling",
+    default: Scalar::Choice("token"),
+    choices: &["tensor", "token", "group"],
+    summary: "what shares a scale; that of a tensor is static_scale",
+};
+const GROUP: ScalarSpec = ScalarSpec {
+    name: "group_size",
+    default: Scalar::Int(128),
+    choices: &[],
+    summary: "columns of a group: 32, 64, 128",
+};
+const POW2: ScalarSpec = ScalarSpec {
+    name: "pow2_scale",
+    default: Scalar::Bool(false),
+    choices: &[],
+    summary: "scales of groups are powers of two",
+};
+const ROUND_NORM: ScalarSpec = ScalarSpec {
+    name: "round_norm",
+    default: Scalar::Bool(false),
+    choices: &[],
+    summary: "rounds y to the type of x before it is quantized",
+};
+const BLOCK_MODE: ScalarSpec = ScalarSpec {
+    name: "mode",
+    default: Scalar::Choice("even"),
+    choices: &["even", "round_up", "floor"],
+    summary: "rule for the scale of a block",
+};
+const SHUFFLED: ScalarSpec = ScalarSpec {
+    name: "shuffled",
+    default: Scalar::Bool(false),
+    choices: &[],
+    summary: "scales in the order of gfx950's matrix instructions",
+};
+
+const TOKEN: &[(&str, Scalar)] = &[("output", Scalar::Choice("i8"))];
+const FNUZ: &[(&str, Scalar)] = &[("output", Scalar::Choice("fp8e4m3fnuz"))];
+const GROUP_32: &[(&str, Scalar)] = &[("scaling", Scalar::Choice("group")), ("group_size", Scalar::Int(32))];
+const GROUP_64: &[(&str, Scalar)] = &[
+    ("scaling", Scalar::Choice("group")),
+    ("group_size", Scalar::Int(64)),
+    ("output", Scalar::Choice("fp8e4m3fnuz")),
+];
+const GROUP_128: &[(&str, Scalar)] = &[("scaling", Scalar::Choice("group"))];
+const EVEN: &[(&str, Scalar)] = &[];
+const ROUND_UP: &[(&str, Scalar)] = &[("mode", Scalar::Choice("round_up"))];
+const FLOOR: &[(&str, Scalar)] = &[("mode", Scalar::Choice("floor")), ("shuffled", Scalar::Bool(true))];
+
+/// Cases for each entry point: each dtype, enough rows that waves loop on one compute unit.
+macro_rules! corners {
+    ($name:ident: $($dtype:ident $weight:ident),+; $rows:tt) => {
+        static $name: [Case; 30] = {
+            const CASES: [[Case; 10]; 3] = [$(corners!(@dtype $dtype $weight $rows)),+];
+            let mut all = [CASES[0][0]; 30];
+            let mut i = 0;
+            while i < 30 {
+                all[i] = CASES[i / 10][i % 10];
+                i += 1;
+            }
+            all
+        };
+    };
+    (@dtype $dtype:ident $weight:ident [$(($rows:literal $cols:literal $scalars:ident)),+]) => {
+        [$(Case {
+            label: concat!($rows, " rows of ", $cols),
+            tensors: &[
+                ("x", DType::$dtype, &[$rows, $cols]),
+                ("residual_in", DType::$dtype, &[$rows, $cols]),
+                ("weight", DType::$weight, &[$cols]),
+                ("out", DType::$dtype, &[$rows, $cols]),
+            ],
+            scalars: $scalars,
+        }),+]
+    };
+}
+corners!(CORNERS_FP8: Bf16 F32, F16 F16, F32 F32; [(70 512 GROUP_128), (9 2048 GROUP_64), (9 4000 TOKEN), (9 7168 GROUP_128),
+    (9 9216 FNUZ), (5 16512 TOKEN), (37 509 GROUP_32), (9 4001 GROUP_128), (9 4603 GROUP_64), (5 16403 GROUP_32)]);
+corners!(CORNERS_MXFP4: Bf16 F32, F16 F16, F32 F32; [(70 512 FLOOR), (9 2048 EVEN), (9 4000 ROUND_UP), (9 7168 FLOOR),
+    (9 9216 EVEN), (5 16512 ROUND_UP), (37 502 EVEN), (9 2002 FLOOR), (9 4602 ROUND_UP), (5 16402 FLOOR)]);
+
+/// `residual_out`, `out` and `out2`, where there are.
+fn norm_outputs(call: &CallSpec) -> Result<Named<TensorSpec>> {
+    let x = call.get("x")?;
+    let mut outputs = Vec::new();
+    if call.optional("residual_in").is_some() {
+        outputs.push(("residual_out", x.clone()));
+    }
+    if call.wants("out") {
+        outputs.push(("out", x.clone()));
+    }
+    if let Some(x2) = call.optional("x2") {
+        outputs.push(("out2", x2.clone()));
+    }
+    Ok(outputs)
+}
+
+fn group_size<V: Described>(call: &Call<V>) -> Result<GroupSize> {
+    match call.int("group_size")? {
+        32 => Ok(GroupSize::G32),
+        64 => Ok(GroupSize::G64),
+        128 => Ok(GroupSize::G128),
+        other => Err(Error::argument(call.operator().name, "group_size", other, "32, 64 or 128")),
+    }
+}
+
+fn rows_and_cols<V: Described>(call: &Call<V>) -> Result<(usize, usize)> {
+    let shape = call.get("x")?.shape();
+    Ok((shape.first().copied().unwrap_or(0), shape.get(1).copied().unwrap_or(0)))
+}
+
+fn outputs_fp8(call: &CallSpec) -> Result<Named<TensorSpec>> {
+    let (rows, cols) = rows_and_cols(call)?;
+    let mut outputs = vec![("q", TensorSpec::new(call.choice("output")?.parse()?, [rows, cols]))];
+    match call.choice("scaling")? {
+        "tensor" => {}
+        "token" => outputs.push(("scale", TensorSpec::new(DType::F32, [rows]))),
+        _ => {
+            let groups = cols.div_ceil(group_size(call)?.columns());
+            outputs.push(("scale", TensorSpec::new(DType::F32, [rows, groups])));
+        }
+    }
+    outputs.extend(norm_outputs(call)?);
+    Ok(outputs)
+}
+
+fn outputs_mxfp4(call: &CallSpec) -> Result<Named<TensorSpec>> {
+    let (rows, cols) = rows_and_cols(call)?;
+    let blocks = cols.div_ceil(32);
+    let scale = match call.bool("shuffled")? {
+        true => TensorSpec::new(DType::E8M0, [shuffled_len(rows, blocks).unwrap_or(usize::MAX)]),
+        false => TensorSpec::new(DType::E8M0, [rows, blocks]),
+    };
+    let mut outputs = vec![("q", TensorSpec::new(DType::Fp4x2, [rows, cols / 2])), ("scale", scale)];
+    outputs.extend(norm_outputs(call)?);
+    Ok(outputs)
+}
+
+type Norms<'a, T, W> = (NormRows<'a, T, W>, Option<SecondRows<'a, T, W>>);
+
+/// Both norms of a call.
+fn norms<'a, T: Float, W: Smooth<T>>(
+    inputs: &Inputs<'a>,
+    outputs: &mut Outputs<'a>,
+) -> Result<Norms<'a, T, W>> {
+    let eps = inputs.float("eps")? as f32;
+    let residual_in: Option<TensorView<T>> = inputs.optional_view("residual_in")?;
+    let residual_out = outputs.take_optional("residual_out")?;
+    let norm = NormRows {
+        x: inputs.view("x")?,
+        weight: inputs.view("weight")?,
+        eps,
+        residual: residual_in.zip(residual_out),
+        out: outputs.take_optional("out")?,
+    };
+    let second = match inputs.optional_view("x2")? {
+        Some(x) => Some(SecondRows { x, weight: inputs.view("weight2")?, eps, out: outputs.take("out2")? }),
+        None => None,
+    };
+    Ok((norm, second))
+}
+
+fn run_fp8(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
+    let (inputs, _) = call.split();
+    let op = inputs.operator().name;
+    let (x, weight) = (inputs.get("x")?.dtype(), inputs.get("weight")?.dtype());
+    let codes = inputs.choice("output")?.parse()?;
+    with_float!(op, "x", x, T => with_quantized!(op, "q", codes, Q => {
+        if weight == DType::F32 {
+            run_fp8_of::<T, f32, Q>(stream, call)
+        } else {
+            run_fp8_of::<T, T, Q>(stream, call)
+        }
+    }))
+}
+
+fn run_fp8_of<T: Float, W: Smooth<T>, Q: Quantized>(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
+    let (inputs, mut outputs) = call.split();
+    let (norm, second) = norms::<T, W>(&inputs, &mut outputs)?;
+    let scale = match inputs.choice("scaling")? {
+        "tensor" => Fp8Scale::PerTensorStatic { scale: inputs.view("static_scale")? },
+        "token" => {
+            Fp8Scale::PerToken { scale: outputs.take("scale")?, smooth: inputs.optional_view("smooth")? }
+        }
+        _ => {
+            let (size, pow2) = (group_size(&inputs)?, inputs.bool("pow2_scale")?);
+            Fp8Scale::Group { size, scale: outputs.take("scale")?, pow2 }
+        }
+    };
+    let round_norm = inputs.bool("round_norm")?;
+    crate::fused_rmsnorm_fp8_quant(stream, norm, second, outputs.take::<Q>("q")?, scale, round_norm)
+}
+
+fn block_mode<V: Described>(call: &Call<V>) -> Result<BlockScale> {
+    Ok(match call.choice("mode")? {
+        "round_up" => BlockScale::RoundUp,
+        "floor" => BlockScale::Floor,
+        _ => BlockScale::Even,
+    })
+}
+
+fn run_mxfp4(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
+    let (inputs, _) = call.split();
+    let (x, weight) = (inputs.get("x")?.dtype(), inputs.get("weight")?.dtype());
+    with_float!(inputs.operator().name, "x", x, T => {
+        if weight == DType::F32 {
+            run_mxfp4_of::<T, f32>(stream, call)
+        } else {
+            run_mxfp4_of::<T, T>(stream, call)
+        }
+    })
+}
+
+fn run_mxfp4_of<T: Float, W: Smooth<T>>(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
+    let (inputs, mut outputs) = call.split();
+    let (norm, second) = norms::<T, W>(&inputs, &mut outputs)?;
+    let (q, scale) = (outputs.take("q")?, outputs.take("scale")?);
+    let layout = if inputs.bool("shuffled")? { ScaleLayout::Shuffled950 } else { ScaleLayout::RowMajor };
+    let (mode, round_norm) = (block_mode(&inputs)?, inputs.bool("round_norm")?);
+    crate::fused_rmsnorm_mxfp4_quant(stream, norm, second, q, scale, layout, mode, round_norm)
+}
+
+/// `y` as it is quantized, and the outputs of the norms.
+fn reference_norms(call: &HostCall) -> Result<(Vec<f64>, Named<HostTensorF64>)> {
+    let x = call.get("x")?;
+    let eps = call.float("eps")? as f32;
+    let residual = call.optional("residual_in").map(|t| t.to_f64());
+    let weight = call.get("weight")?.to_f64();
+    with_float!(call.operator().name, "x", x.dtype(), T => {
+        let normed = reference::normed_rows::<T>(&x.to_f64(), residual.as_deref(), &weight, eps);
+        let mut outputs = Vec::new();
+        let like = |shape: &[usize], values: &[f64]| HostTensorF64 { shape: shape.to_vec(), values: values.to_vec() };
+        if residual.is_some() {
+            outputs.push(("residual_out", like(x.shape(), &normed.residual_out)));
+        }
+        if call.wants("out") {
+            outputs.push(("out", like(x.shape(), &normed.y)));
+        }
+        if let Some(x2) = call.optional("x2") {
+            let weight2 = call.get("weight2")?.to_f64();
+            let second = reference::normed_rows::<T>(&x2.to_f64(), None, &weight2, eps);
+            outputs.push(("out2", like(x2.shape(), &second.y)));
+        }
+        let rounded = call.bool("round_norm")?;
+        let y = normed.y.iter().map(|&v| if rounded { T::from_f64(v).to_f64() } else { v }).collect();
+        Ok((y, outputs))
+    })
+}
+
+fn finite_max(values: &[f64]) -> f32 {
+    values.iter().filter(|v| v.is_finite()).fold(0.0, |max, v| f64::max(max, v.abs())) as f32
+}
+
+fn reference_fp8(call: &HostCall) -> Result<Named<HostTensorF64>> {
+    let (y, mut outputs) = reference_norms(call)?;
+    let (rows, cols) = rows_and_cols(call)?;
+    let format: CodeFormat =
+        with_quantized!(call.operator().name, "q", call.choice("output")?.parse()?, Q => Ok(Q::FORMAT))?;
+    let smooth = call.optional("smooth").map(|t| t.to_f64());
+    let mode = call.choice("scaling")?;
+    let (size, pow2) = (group_size(call)?.columns(), call.bool("pow2_scale")?);
+    let rule = BlockRule::codes(BlockScale::RoundUp, format, 0);
+    let fixed = match mode {
+        "tensor" => call.get("static_scale")?.to_f64().first().copied(),
+        _ => None,
+    };
+    let (mut q, mut scales) = (Vec::with_capacity(y.len()), Vec::new());
+    for row in y.chunks_exact(cols) {
+        let smoothed = row.iter().enumerate().map(|(c, v)| match (&smooth, mode) {
+            (Some(smooth), "token") => v * smooth[c],
+            _ => *v,
+        });
+        let z: Vec<f64> = smoothed.collect();
+        for part in z.chunks(if mode == "group" { size } else { cols }) {
+            let amax = finite_max(part);
+            let scale = match mode {
+                "tensor" => fixed.unwrap_or(1.0),
+                "token" => f64::from(linear_scale(amax, format)),
+                _ if pow2 => f64::from(rule.scale(amax.max(1e-10)).to_f32()),
+                _ => f64::from(group_scale(amax, format)),
+            };
+            let limit = f64::from(format.qmax);
+            q.extend(part.iter().map(|v| (v / scale).clamp(-limit, limit)));
+            scales.push(scale);
+        }
+    }
+    outputs.push(("q", HostTensorF64 { shape: vec![rows, cols], values: q }));
+    match mode {
+        "tensor" => {}
+        "token" => outputs.push(("scale", HostTensorF64 { shape: vec![rows], values: scales })),
+        _ => {
+            let shape = vec![rows, cols.div_ceil(size)];
+            outputs.push(("scale", HostTensorF64 { shape, values: scales }));
+        }
+    }
+    Ok(outputs)
+}
+
+fn reference_mxfp4(call: &HostCall) -> Result<Named<HostTensorF64>> {
+    let (y, mut outputs) = reference_norms(call)?;
+    let (rows, cols) = rows_and_cols(call)?;
+    let rule = BlockRule::fp4(block_mode(call)?, 0);
+    let blocks = cols.div_ceil(32);
+    let (mut q, mut scales) = (Vec::with_capacity(y.len()), Vec::new());
+    for row in y.chunks_exact(cols) {
+        for block in row.chunks(32) {
+            let scale = rule.scale(block.iter().fold(0.0, |max, v| f64::max(max, v.abs())) as f32);
+            q.extend(block.iter().map(|v| (v / f64::from(scale.to_f32())).clamp(-6.0, 6.0)));
+            scales.push(f64::from(scale.to_f32()));
+        }
+    }
+    outputs.push(("q", HostTensorF64 { shape: vec![rows, cols], values: q }));
+    let scale = match shuffled_len(rows, blocks).filter(|_| call.bool("shuffled") == Ok(true)) {
+        Some(len) => {
+            let mut shuffled = vec![1.0; len];
+            for (i, scale) in scales.into_iter().enumerate() {
+                shuffled[shuffled_index(i / blocks, i % blocks, blocks)] = scale;
+            }
+            HostTensorF64 { shape: vec![len], values: shuffled }
+        }
+        None => HostTensorF64 { shape: vec![rows, blocks], values: scales },
+    };
+    outputs.push(("scale", scale));
+    Ok(outputs)
+}
