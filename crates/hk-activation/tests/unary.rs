@@ -9,7 +9,9 @@ use hk_testkit::{
 type Call<T, O> = fn(&Stream, TensorView<T>, TensorViewMut<O>) -> Result<()>;
 
 /// Name, the function, the same in f64.
-fn functions<T: Float, O: ActivationOutput<T>>() -> [(&'static str, Call<T, O>, fn(f64) -> f64); 5] {
+type Function<T, O> = (&'static str, Call<T, O>, fn(f64) -> f64);
+
+fn functions<T: Float, O: ActivationOutput<T>>() -> [Function<T, O>; 5] {
     [
         ("silu", silu::<T, O>, reference::silu),
         ("gelu", gelu::<T, O>, reference::gelu),
@@ -34,7 +36,7 @@ fn patterns<T: Float>() -> Vec<T> {
     (0..=u16::MAX).map(|bits| bytemuck::pod_read_unaligned(&bits.to_le_bytes()[..])).collect()
 }
 
-/// The reference for arguments of f32, where what f64 cannot say comes from what the kernels compute in.
+/// The reference.
 fn want<T: Float>(f: fn(f64) -> f64, x: &[T]) -> Vec<f64> {
     x.iter().map(|x| f(x.to_f64())).collect()
 }
