@@ -38,7 +38,7 @@ const VARIANTS: [RowVariant; 12] = [
     RowVariant::elements(WIDEST, 512),
 ];
 /// Longest row that stays in registers.
-const WIDEST: usize = 32768;
+pub(crate) const WIDEST: usize = 32768;
 /// Columns of a segment of longer rows, which a block of four waves takes, and how many waves a CU holds.
 const SEGMENT: usize = 4096;
 const WAVES: usize = 4;

@@ -285,22 +285,17 @@ impl<T: Float, I: TopkIndex> Call<'_, T, I> {
     /// One launch, each row in one block or part of one.
     fn whole_rows(&mut self, problem: &RowProblem) -> Result<()> {
         let k = self.params.k as usize;
-        let lists = k <= LIST_K && self.cols <= LISTS[LISTS.len() - 1].widest;
-        let plan = if lists {
-            problem.plan(self.stream, &kernels::TOPK, &LISTS, &LIST_KERNELS[self.dtype])?
-        } else {
-            problem.plan(self.stream, &kernels::TOPK, &SELECT, &SELECT_KERNELS[self.dtype])?
-        };
-        // Elements side by side in a lane, and lanes that have any: with fewer than twice k, few of their largest would
-        // lie beyond the bound that k of them give, and many other elements with them.
         let wave = self.stream.device().info().wave_size as usize;
-        let side_by_side =
-            (16 / size_of::<T>()).min(if lists { 1 } else { SELECT[plan.variant].widest / wave });
-        let params = Params {
-            pairs: (self.cols.div_ceil(side_by_side.max(1)).min(wave) < 2 * k).into(),
-            batch: plan.batch,
-            ..self.params
+        let (plan, pairs) = if k <= LIST_K && self.cols <= LISTS[LISTS.len() - 1].widest {
+            (problem.plan(self.stream, &kernels::TOPK, &LISTS, &LIST_KERNELS[self.dtype])?, false)
+        } else {
+            let plan = problem.plan(self.stream, &kernels::TOPK, &SELECT, &SELECT_KERNELS[self.dtype])?;
+            // If few lanes more than k have any elements, the bound that k of their largest give is low, and many elements
+            // reach it. Elements go to lanes by vectors.
+            let vector = (16 / size_of::<T>()).min(SELECT[plan.variant].widest / wave);
+            (plan, self.cols.div_ceil(vector).min(wave) < 2 * k)
         };
+        let params = Params { pairs: pairs.into(), batch: plan.batch, ..self.params };
         self.launch(&plan.kernel, plan.config, params, None, None)
     }
 

@@ -1,6 +1,7 @@
 //! `softmax`.
 
 use super::FLOATS;
+use crate::softmax::WIDEST;
 use crate::{kernels, reference, softmax_workspace};
 use hk_core::registry::{
     ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Operator, Role, Scalar,
@@ -87,7 +88,13 @@ pub(crate) const SOFTMAX: Operator = Operator {
         let values = reference::softmax(&x.to_f64(), cols);
         Ok(vec![("y", HostTensorF64 { shape: x.shape().to_vec(), values })])
     },
-    traffic: Traffic::once,
+    traffic: |call: &HostCall| {
+        // Rows that do not fit registers have to be read again.
+        let Traffic { read, written } = Traffic::once(call);
+        let cols = call.get("x").ok().and_then(|x| x.shape().last().copied());
+        let reads = if cols.is_some_and(|cols| cols > WIDEST) { 2 } else { 1 };
+        Traffic { read: reads * read, written }
+    },
 };
 
 static CORNERS: [Case; 45] = {
