@@ -308,9 +308,8 @@ HK_FN void for_tasks(const Params &p, u32 end, u32 &task, F f) {
         u32 index = 0;
         u32 first = 0;
         while (task >= p.jobs[index].end) first = p.jobs[index++].end;
-        // There are less than 2^31 tasks, so this is the one there is, but the compiler loads it for each task: what it
-        // would keep of it from task to task does not fit scalar registers.
-        f(p.jobs[index], (&p.common)[task >> 31], task - first);
+        const Params &anew = hk::read_anew(p);
+        f(anew.jobs[index], anew.common, task - first);
     }
 }
 

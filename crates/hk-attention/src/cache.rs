@@ -239,7 +239,8 @@ const COPY_PASSES: usize = 4;
 const WAVES_PER_CU: usize = 16;
 
 impl Target {
-    const NONE: Self = Self {
+    /// None.
+    pub const NONE: Self = Self {
         data: 0,
         scale: 0,
         block: 0,

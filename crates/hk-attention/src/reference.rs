@@ -6,7 +6,9 @@
 pub mod qk_concat;
 
 use crate::KvLayout;
+use hk_core::quant::{BlockRule, BlockScale, CodeFormat, group_scale};
 use hk_core::rope::{Rope, RopeSpan, RopeStyle, RopeTableWidth};
+use hk_core::{Fp4Rounding, Fp4x2};
 
 /// Cosines and sines by position, and what becomes of each token.
 #[derive(Debug, Clone)]
@@ -103,4 +105,43 @@ pub fn element_of(
             (((b * heads + head) * (block / piece) + w / piece) * dim + col) * piece + w % piece
         }
     }
+}
+
+/// What the codes of a row stand for, quantized in groups of columns with a scale each; `round` gives the value of the code
+/// for a value in units of the scale.
+pub fn fp8_groups(row: &[f64], group: usize, format: CodeFormat, round: impl Fn(f32) -> f32) -> Vec<f64> {
+    let of_group = |part: &[f64]| {
+        let finite = part.iter().filter(|x| x.is_finite());
+        let scale = group_scale(finite.fold(0.0, |m, x| x.abs().max(m)) as f32, format);
+        let inverse = 1.0 / scale;
+        part.iter().map(|&x| f64::from(round(x as f32 * inverse)) * f64::from(scale)).collect::<Vec<_>>()
+    };
+    row.chunks(group).flat_map(of_group).collect()
+}
+
+/// What the codes of a row stand for in mxfp4: blocks of 32 columns, scales by [`BlockScale::Even`].
+pub fn mxfp4_blocks(row: &[f64]) -> Vec<f64> {
+    let rule = BlockRule::fp4(BlockScale::Even, 0);
+    let of_block = |part: &[f64]| {
+        let amax = part.iter().fold(0.0, |m: f64, x| if x.is_nan() { f64::NAN } else { x.abs().max(m) });
+        let scale = f64::from(rule.scale(amax as f32).to_f32());
+        let code = |x: f64| Fp4x2::from_f32([(x / scale) as f32, 0.0], Fp4Rounding::NearestEven).to_f32()[0];
+        part.iter().map(|&x| f64::from(code(x)) * scale).collect::<Vec<_>>()
+    };
+    row.chunks(32).flat_map(of_block).collect()
+}
+
+/// The product `[tokens, heads, nope]` of queries `[heads, tokens, cols]` and weights `[heads, nope, cols]`, and the sums of
+/// the magnitudes of its terms.
+pub fn bmm(q: &[f64], w: &[f64], [heads, tokens, nope, cols]: [usize; 4]) -> (Vec<f64>, Vec<f64>) {
+    let (mut sums, mut magnitudes) = (Vec::new(), Vec::new());
+    for (token, head) in (0..tokens).flat_map(|t| (0..heads).map(move |h| (t, h))) {
+        let row = &q[(head * tokens + token) * cols..][..cols];
+        for n in 0..nope {
+            let terms = row.iter().zip(&w[(head * nope + n) * cols..][..cols]).map(|(x, w)| x * w);
+            sums.push(terms.clone().sum());
+            magnitudes.push(terms.map(f64::abs).sum());
+        }
+    }
+    (sums, magnitudes)
 }

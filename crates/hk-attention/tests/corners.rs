@@ -1,5 +1,5 @@
 //! Every kernel on its corner cases.
 
 hk_testkit::corner_tests!(
-    hk_attention::OPERATORS: qk_cat, qk_rope_cat, rope_reshape_and_cache, rope_cat_and_cache_mla
+    hk_attention::OPERATORS: qk_cat, qk_rope_cat, rope_reshape_and_cache, rope_cat_and_cache_mla, fused_bmm_rope_kv_cache
 );

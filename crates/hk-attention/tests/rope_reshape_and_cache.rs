@@ -58,7 +58,7 @@ impl Case {
         ([rotated, self.q_heads, self.dim], [all, self.kv_heads, self.dim])
     }
 
-    fn cache_place<C: Element>(&self, shape: &[usize]) -> Place {
+    fn cache_place(&self, shape: &[usize]) -> Place {
         let mut strides = Layout::contiguous(shape).unwrap().strides().to_vec();
         strides[0] += self.cache_pad;
         Place::new(Layout::with_strides(shape, strides).unwrap())
@@ -80,8 +80,8 @@ impl Case {
         let mut k_out = gpu.poisoned::<T>(place(k_shape));
         let mut zeros = gpu.poisoned::<T>(place(q_shape));
         let sizes = [self.blocks, self.block, self.kv_heads, self.dim];
-        let mut keys = gpu.poisoned::<C>(self.cache_place::<C>(&self.layout.key_shape::<C>(sizes)));
-        let mut values = gpu.poisoned::<C>(self.cache_place::<C>(&self.layout.value_shape::<C>(sizes)));
+        let mut keys = gpu.poisoned::<C>(self.cache_place(&self.layout.key_shape::<C>(sizes)));
+        let mut values = gpu.poisoned::<C>(self.cache_place(&self.layout.value_shape::<C>(sizes)));
         let before = [gpu.download(&keys), gpu.download(&values)];
         let tokens = DeviceTokens::<R>::new(gpu, &self.tokens, self.shift);
         let scales = self.scales.map(|s| s.map(|s| gpu.upload(&[s], [1])));

@@ -3,7 +3,7 @@
 use crate::compare::compare_outputs;
 use crate::{Gpu, sanitized_devices};
 use hk_codeobj::CodeObject;
-use hk_core::Arch;
+use hk_core::{Arch, Error};
 use hk_core::registry::Operator;
 use std::collections::BTreeSet;
 
@@ -75,7 +75,11 @@ fn run_corners(operator: &'static Operator, gpu: &Gpu) {
     for (i, case) in operator.corners.iter().enumerate() {
         let at = format!("{name}, corner {i} ({}) on {}", case.label, gpu.spec());
         let call = operator.example(case, i as u64).unwrap_or_else(|e| panic!("{at}: {e}"));
-        let outputs = operator.execute(gpu.stream(), &call).unwrap_or_else(|e| panic!("{at}: {e}"));
+        let outputs = match operator.execute(gpu.stream(), &call) {
+            // A case for other targets. Their kernels are not among this one's, or another case launches them.
+            Err(Error::Unsupported { .. }) => continue,
+            outputs => outputs.unwrap_or_else(|e| panic!("{at}: {e}")),
+        };
         let compared = compare_outputs(operator, &call, &outputs).unwrap_or_else(|e| panic!("{at}: {e}"));
         compared.iter().for_each(|c| assert!(c.passed(), "{at}: {c}"));
     }

@@ -1,6 +1,7 @@
 //! The operators as data, for the `hk` program, the demo and the documentation.
 
 mod common;
+mod fused_bmm_rope_kv_cache;
 mod qk_concat;
 mod rope_cat_and_cache_mla;
 mod rope_reshape_and_cache;
@@ -13,4 +14,5 @@ pub static OPERATORS: &[Operator] = &[
     qk_concat::QK_ROPE_CAT,
     rope_reshape_and_cache::ROPE_RESHAPE_AND_CACHE,
     rope_cat_and_cache_mla::ROPE_CAT_AND_CACHE_MLA,
+    fused_bmm_rope_kv_cache::FUSED_BMM_ROPE_KV_CACHE,
 ];

@@ -36,7 +36,7 @@ macro_rules! case {
     };
 }
 
-const GPT_J: (&str, Scalar) = ("style", Scalar::Choice("interleaved"));
+pub(super) const GPT_J: (&str, Scalar) = ("style", Scalar::Choice("interleaved"));
 
 pub(super) const ROPE_CAT_AND_CACHE_MLA: Operator = Operator {
     name: "rope_cat_and_cache_mla",
@@ -138,33 +138,35 @@ pub(super) const ROPE_CAT_AND_CACHE_MLA: Operator = Operator {
 };
 
 const Q_NOPE: ArgSpec = ArgSpec::input("q_nope", ACTIVATIONS, 3, "[tokens, q_heads, nope]");
-const Q_PE: ArgSpec = ArgSpec::input("q_pe", ACTIVATIONS, 3, "[tokens, q_heads, pe]");
-const K_NOPE: ArgSpec = ArgSpec::input("k_nope", ACTIVATIONS, 3, "[all, kv_heads, nope]");
-const K_PE: ArgSpec = ArgSpec::input("k_pe", ACTIVATIONS, 3, "[all, kv_heads, pe]");
-const Q_OUT: ArgSpec = ArgSpec::output("q_out", CACHED, NARROW, 3, "[tokens, q_heads, nope + pe]");
-const K_PE_OUT: ArgSpec = ArgSpec { name: "k_pe_out", role: Role::Out(Tolerance::Elementwise), ..K_PE };
-const KV_CACHE: ArgSpec = ArgSpec::updated("kv_cache", CACHED, NARROW, 3, "[slots, kv_heads, nope + pe]");
-const Q_PE_HEAD: ArgSpec =
+pub(super) const Q_PE: ArgSpec = ArgSpec::input("q_pe", ACTIVATIONS, 3, "[tokens, q_heads, pe]");
+pub(super) const K_NOPE: ArgSpec = ArgSpec::input("k_nope", ACTIVATIONS, 3, "[all, kv_heads, nope]");
+pub(super) const K_PE: ArgSpec = ArgSpec::input("k_pe", ACTIVATIONS, 3, "[all, kv_heads, pe]");
+pub(super) const Q_OUT: ArgSpec = ArgSpec::output("q_out", CACHED, NARROW, 3, "[tokens, q_heads, nope + pe]");
+pub(super) const K_PE_OUT: ArgSpec =
+    ArgSpec { name: "k_pe_out", role: Role::Out(Tolerance::Elementwise), ..K_PE };
+pub(super) const KV_CACHE: ArgSpec =
+    ArgSpec::updated("kv_cache", CACHED, NARROW, 3, "[slots, kv_heads, nope + pe]");
+pub(super) const Q_PE_HEAD: ArgSpec =
     ArgSpec::output("q_pe_head", Tolerance::Elementwise, ACTIVATIONS, 3, "[head_tokens, q_heads, pe]")
         .optional();
-const NOPE_ZEROS: ArgSpec =
+pub(super) const NOPE_ZEROS: ArgSpec =
     ArgSpec::output("nope_zeros", Tolerance::Exact, ACTIVATIONS, 3, "[head_tokens, q_heads, nope]")
         .optional();
 
-const Q_OUT_TYPE: ScalarSpec = ScalarSpec {
+pub(super) const Q_OUT_TYPE: ScalarSpec = ScalarSpec {
     name: "q_out_type",
     default: Scalar::Choice("input"),
     choices: &["input", "cache"],
     summary: "type of q_out: that of q_pe or that of kv_cache",
 };
-const HEAD_TOKENS: ScalarSpec = ScalarSpec {
+pub(super) const HEAD_TOKENS: ScalarSpec = ScalarSpec {
     name: "head_tokens",
     default: Scalar::Int(0),
     choices: &[],
     summary: "tokens of q_pe_head and nope_zeros",
 };
 
-fn outputs(call: &CallSpec) -> Result<Named<TensorSpec>> {
+pub(super) fn outputs(call: &CallSpec) -> Result<Named<TensorSpec>> {
     rope(call)?;
     let ([tokens, heads, pe], [_, _, nope]) = (shape::<3, _>(call, "q_pe")?, shape::<3, _>(call, "k_nope")?);
     let activations = call.get("q_pe")?.dtype;

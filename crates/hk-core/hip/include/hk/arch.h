@@ -38,15 +38,20 @@ inline constexpr int kVecBytes = 16;
 #if defined(HK_AMD)
 inline constexpr int kWaveSize = 64;
 #if defined(__gfx950__)
+#define HK_MX_MMA 1  // kHasMxMma, for entry points that only such targets have
 inline constexpr int kLdsBytes = 160 * 1024;
 inline constexpr bool kHasCvtBf16 = true;  // v_cvt_pk_bf16_f32
 inline constexpr bool kFp8IsFnuz = false;  // the fp8 of its conversions and matrix products
 inline constexpr bool kHasCvtFp4 = true;   // v_cvt_scalef32_pk_fp4_f32
+inline constexpr bool kHasMma32 = true;    // v_mfma_f32_16x16x32 of bf16 and f16; else 16x16x16
+inline constexpr bool kHasMxMma = true;    // v_mfma_scale_f32_16x16x128_f8f6f4
 #else
 inline constexpr int kLdsBytes = 64 * 1024;
 inline constexpr bool kHasCvtBf16 = false;
 inline constexpr bool kFp8IsFnuz = true;
 inline constexpr bool kHasCvtFp4 = false;
+inline constexpr bool kHasMma32 = false;
+inline constexpr bool kHasMxMma = false;
 #endif
 #else
 inline constexpr int kWaveSize = 32;
@@ -54,6 +59,8 @@ inline constexpr int kLdsBytes = 227 * 1024;
 inline constexpr bool kHasCvtBf16 = true;  // cvt.rn.bf16x2.f32
 inline constexpr bool kFp8IsFnuz = false;
 inline constexpr bool kHasCvtFp4 = false;
+inline constexpr bool kHasMma32 = false;
+inline constexpr bool kHasMxMma = false;
 #endif
 
 /// Makes the compiler forget where `v` comes from: what is derived from it is computed anew where it is used,

@@ -1,0 +1,118 @@
+// mma.h: products of small tiles in a wave's matrix unit.
+//   d[n, m] += sum over k of w[n, k] x[m, k]      n, m < 16, k < kMmaCols; f32 sums
+// A fragment is a lane's share of a tile [16, kMmaCols] of w or of x: 8 elements side by side of row lane % 16, from
+// column 8 (lane / 16) on. Which columns of a longer row are called 0 .. kMmaCols does not matter as long as both
+// operands agree, so a lane may as well take 16 bytes or more of a row at once. The accumulator of a lane is column
+// m = lane % 16 of d: kMmaRows rows from n = kMmaRows (lane / 16) on.
+#pragma once
+
+#include <hk/arch.h>
+#include <hk/quant.h>
+#include <hk/types.h>
+#include <hk/wave.h>
+
+namespace hk {
+
+/// Columns of the operands of one product.
+inline constexpr int kMmaCols = kWaveSize / 16 * 8;
+/// Rows of the result in a lane.
+inline constexpr int kMmaRows = 16 * 16 / kWaveSize;
+
+using MmaAcc = Vec<float, kMmaRows>;
+
+/// The fp8 encoding that matrix products take.
+inline constexpr CodeKind kMmaFp8 = kFp8IsFnuz ? CodeKind::Fp8Fnuz : CodeKind::Fp8;
+
+namespace detail {
+
+#if defined(HK_AMD)
+template <int N, class T>
+HK_FN auto as_operand(Vec<T, N> v) {
+    // The builtins of 16 columns take bf16 as integers.
+    if constexpr (__is_same(T, bf16)) {
+        return __builtin_bit_cast(Vec<short, N>, v);
+    } else {
+        return v;
+    }
+}
+#else
+// For targets whose matrix unit spreads tiles in another way: lanes exchange what they need.
+HK_FN float from_lane(float v, u32 lane) {
+    const int bits = __builtin_bit_cast(int, v);
+    return __builtin_bit_cast(float, __nvvm_shfl_sync_idx_i32(0xffffffffu, bits, int(lane), 0x1f));
+}
+
+HK_FN MmaAcc mma_by_exchange(Vec<float, 8> w, Vec<float, 8> x, MmaAcc acc) {
+#pragma unroll 1
+    for (u32 part = 0; part < kMmaCols / 8; ++part) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const float other = from_lane(x[i], part * 16 + lane_id() % 16);
+#pragma unroll
+            for (u32 r = 0; r < kMmaRows; ++r) {
+                acc[r] += from_lane(w[i], part * 16 + lane_id() / 16 * kMmaRows + r) * other;
+            }
+        }
+    }
+    return acc;
+}
+#endif
+
+}  // namespace detail
+
+/// Of bf16 or f16.
+template <class T>
+HK_FN MmaAcc mma(Vec<T, 8> w, Vec<T, 8> x, MmaAcc acc) {
+#if defined(HK_AMD)
+    if constexpr (kHasMma32) {
+        if constexpr (__is_same(T, bf16)) {
+            return __builtin_amdgcn_mfma_f32_16x16x32_bf16(w, x, acc, 0, 0, 0);
+        } else {
+            return __builtin_amdgcn_mfma_f32_16x16x32_f16(w, x, acc, 0, 0, 0);
+        }
+    } else {
+        // Twice 16 columns: the first and the last four of each lane.
+        const auto w_low = detail::as_operand<4, T>(w.lo), w_high = detail::as_operand<4, T>(w.hi);
+        const auto x_low = detail::as_operand<4, T>(x.lo), x_high = detail::as_operand<4, T>(x.hi);
+        if constexpr (__is_same(T, bf16)) {
+            acc = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(w_low, x_low, acc, 0, 0, 0);
+            return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(w_high, x_high, acc, 0, 0, 0);
+        } else {
+            acc = __builtin_amdgcn_mfma_f32_16x16x16f16(w_low, x_low, acc, 0, 0, 0);
+            return __builtin_amdgcn_mfma_f32_16x16x16f16(w_high, x_high, acc, 0, 0, 0);
+        }
+    }
+#else
+    return detail::mma_by_exchange(widen<T, 8>(w), widen<T, 8>(x), acc);
+#endif
+}
+
+/// Of fp8 codes of the kind kMmaFp8, four to a word.
+HK_FN MmaAcc mma_fp8(Vec<u32, 2> w, Vec<u32, 2> x, MmaAcc acc) {
+#if defined(HK_AMD)
+    return __builtin_amdgcn_mfma_f32_16x16x32_fp8_fp8(__builtin_bit_cast(long, w), __builtin_bit_cast(long, x), acc, 0, 0, 0);
+#else
+    return detail::mma_by_exchange(from_codes<kMmaFp8>(w), from_codes<kMmaFp8>(x), acc);
+#endif
+}
+
+// HK_IF_MX_MMA(entries): the entries, where the target has products of blocks with scales.
+#if defined(HK_MX_MMA)
+#define HK_IF_MX_MMA(...) __VA_ARGS__
+#else
+#define HK_IF_MX_MMA(...)
+#endif
+
+/// Of fp4 codes, eight to a word, in blocks of 32 with a power-of-two scale each: d[n, m] += sum over k of
+/// 2^(w_scale - 127 + x_scale - 127) w x. A fragment is 32 elements side by side of row lane % 16, a block, of 128 columns
+/// from 32 (lane / 16) on, and the code of its scale. Only where the target has it.
+#if defined(HK_MX_MMA)
+HK_FN MmaAcc mma_mxfp4(Vec<u32, 4> w, u32 w_scale, Vec<u32, 4> x, u32 x_scale, MmaAcc acc) {
+    constexpr int kFp4 = 4;
+    const Vec<int, 8> a = {int(w[0]), int(w[1]), int(w[2]), int(w[3]), 0, 0, 0, 0};
+    const Vec<int, 8> b = {int(x[0]), int(x[1]), int(x[2]), int(x[3]), 0, 0, 0, 0};
+    return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(a, b, acc, kFp4, kFp4, 0, int(w_scale), 0, int(x_scale));
+}
+#endif
+
+}  // namespace hk
