@@ -1,6 +1,7 @@
 //! The operators as data, for the `hk` program, the demo and the documentation.
 
 mod common;
+mod fused_bmm_rope_kv_cache;
 mod qk_concat;
 mod fused_bmm_rope_kv_cache;
 mod rope_cat_and_cache_mla;
