@@ -1,8 +1,8 @@
 //! The operators as data, for the `hk` program, the demo and the documentation.
 
 mod common;
-mod qk_concat;
 mod fused_bmm_rope_kv_cache;
+mod qk_concat;
 mod rope_cat_and_cache_mla;
 mod rope_reshape_and_cache;
 
