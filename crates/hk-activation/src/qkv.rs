@@ -1,6 +1,6 @@
 //! The safe function of `hip/rope.hip` that splits a projection.
 
-use crate::rope::{launch, rotated_parts};
+use crate::rope::{expect_even, launch, rotated_parts};
 use hk_core::heads::{Heads, HeadsAction};
 use hk_core::rope::{Rope, RopeElement, RopeSource, RopeTables};
 use hk_core::{Aliasing, Error, Float, Result, Stream, TensorView, TensorViewMut, check_overlap};
@@ -57,6 +57,7 @@ pub fn fused_qkv_split_qk_rope<'a, T: Float, C: RopeElement<T>>(
         return Err(Error::shape(OP, "q", q.shape(), want));
     }
     rope.check(OP, "q", q.shape(), head_dim)?;
+    expect_even(OP, "q", q.shape(), head_dim)?;
     for (arg, out, heads) in [("q", &q, q_heads), ("k", &k, kv_heads), ("v", &v, kv_heads)] {
         out.expect_shape(OP, arg, [tokens, heads, head_dim])?;
         out.expect_unit_stride(OP, arg)?;

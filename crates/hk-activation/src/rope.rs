@@ -182,6 +182,7 @@ impl<'a, T: Float> Rotated<'a, T> {
             RopeLayout::Bhsd | RopeLayout::Sbhd | RopeLayout::Bshd => x.dims::<4>(op, x_name)?[3],
         };
         rope.check(op, x_name, x.shape(), head_dim)?;
+        expect_even(op, x_name, x.shape(), head_dim)?;
         if y.shape() != x.shape() {
             return Err(Error::shape(op, y_name, y.shape(), format!("{:?} (shape of {x_name})", x.shape())));
         }
@@ -224,6 +225,19 @@ impl<'a, T: Float> Rotated<'a, T> {
         };
         rotated_parts(names, x, y, head_dim, rope, in_place)
     }
+}
+
+/// Checks that heads have an even number of columns.
+pub(crate) fn expect_even(
+    op: &'static str,
+    arg: &'static str,
+    shape: &[usize],
+    head_dim: usize,
+) -> Result<()> {
+    if head_dim.is_multiple_of(2) {
+        return Ok(());
+    }
+    Err(Error::shape(op, arg, shape, "heads of an even number of columns"))
 }
 
 /// The parts of heads, `[batches, tokens, heads, head_dim]` or packed: what is rotated and what is not.

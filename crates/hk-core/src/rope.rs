@@ -78,14 +78,13 @@ impl Rope {
     /// Checks that heads of `head_dim` columns can be rotated so; `arg` is the tensor of that `shape`.
     ///
     /// # Errors
-    /// [`Error::Argument`] for an odd number of columns to be rotated, or none; [`Error::Shape`] for more of them than a head
-    /// has, or heads of an odd number.
+    /// [`Error::Argument`] for an odd number of columns, or none; [`Error::Shape`] for more than a head has.
     pub fn check(&self, op: &'static str, arg: &'static str, shape: &[usize], head_dim: usize) -> Result<()> {
         if self.rotary == 0 || !self.rotary.is_multiple_of(2) {
             return Err(Error::argument(op, "rotary", self.rotary, "an even number of columns, 2 or more"));
         }
-        if self.rotary > head_dim || !head_dim.is_multiple_of(2) {
-            let want = format!("heads of an even number of columns, at least {} (rotary)", self.rotary);
+        if self.rotary > head_dim {
+            let want = format!("heads of at least {} columns (rotary)", self.rotary);
             return Err(Error::shape(op, arg, shape, want));
         }
         Ok(())

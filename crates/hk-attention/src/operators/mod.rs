@@ -3,7 +3,6 @@
 mod common;
 mod fused_bmm_rope_kv_cache;
 mod qk_concat;
-mod fused_bmm_rope_kv_cache;
 mod rope_cat_and_cache_mla;
 mod rope_reshape_and_cache;
 
