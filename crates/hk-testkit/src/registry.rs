@@ -3,8 +3,8 @@
 use crate::compare::compare_outputs;
 use crate::{Gpu, sanitized_devices};
 use hk_codeobj::CodeObject;
-use hk_core::{Arch, Error};
 use hk_core::registry::Operator;
+use hk_core::{Arch, Error};
 use std::collections::BTreeSet;
 
 /// Runs the corner cases of an operator on both emulated targets with every sanitizer on, and compares the outputs with the
