@@ -75,6 +75,7 @@ struct Share {
     u32 token;
     u32 unit;                    // the first; those of a row longer than a wave are kWaveSize apart
     u32 head, last_head;         // the first, and past the last
+    u32 first_head;              // of the task
     bool live;
 
     HK_FN Share(const Job &job, u32 task) {
@@ -84,7 +85,8 @@ struct Share {
         const u32 head_side = side * job.inv_tokens_abreast >> 16;
         unit = hk::thread_x() - side * job.units;
         token = set * job.tokens_abreast + side - head_side * job.tokens_abreast;
-        head = group * job.heads + head_side;
+        first_head = group * job.heads;
+        head = first_head + head_side;
         last_head = (group + 1) * job.heads < job.in.shape[2] ? (group + 1) * job.heads : job.in.shape[2];
         live = head_side < job.heads_abreast && token < job.in.shape[1] && head < last_head;
     }
@@ -130,11 +132,14 @@ HK_FN void rotate_rows(const Job &job, const Common &c, u32 task) {
         hk::Factors<N> factors;
         if (rotates) factors = c.rope.factors<T, N>(place.row, unit);
         const auto row = job.in.row<const T>(0) + i64(mine.token) * job.in.strides[1];
-        for (u32 first = mine.head; first < mine.last_head; first += kPasses * job.heads_abreast) {
+        for (u32 set = mine.first_head; set < mine.last_head; set += kPasses * job.heads_abreast) {
+            const u32 first = set + mine.head - mine.first_head;
+            if (first >= mine.last_head) break;
             Vec<T, N> in[kPasses][2];
 #pragma unroll
             for (u32 pass = 0; pass < kPasses; ++pass) {
-                // Past the last head: the first one once more, to no end.
+                // No lane has a head; or this one has none, and reads the first one once more, to no end.
+                if (set + pass * job.heads_abreast >= mine.last_head) break;
                 const u32 head = first + pass * job.heads_abreast;
                 const auto at = row + i64(head < mine.last_head ? head : first) * job.in.strides[2];
                 in[pass][0] = cache::load<T, N>(at + a);
@@ -170,10 +175,13 @@ HK_FN void copy_rows(const Job &job, const Common &c, u32 task) {
     const auto row = job.in.row<const T>(0) + i64(mine.token) * job.in.strides[1];
     for (u32 unit = mine.unit; unit < job.units; unit += hk::kWaveSize) {
         const u32 a = unit * N;
-        for (u32 first = mine.head; first < mine.last_head; first += kCopyPasses * job.heads_abreast) {
+        for (u32 set = mine.first_head; set < mine.last_head; set += kCopyPasses * job.heads_abreast) {
+            const u32 first = set + mine.head - mine.first_head;
+            if (first >= mine.last_head) break;
             Vec<T, N> x[kCopyPasses];
 #pragma unroll
             for (u32 pass = 0; pass < kCopyPasses; ++pass) {
+                if (set + pass * job.heads_abreast >= mine.last_head) break;
                 const u32 head = first + pass * job.heads_abreast;
                 x[pass] = cache::load<T, N>(row + i64(head < mine.last_head ? head : first) * job.in.strides[2] + a);
             }
