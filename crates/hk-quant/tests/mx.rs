@@ -129,7 +129,7 @@ fn special_blocks() {
             let amax = (f64::from(m) * 2f64.powi(e)) as f32;
             let s = 2f64.powi(e - 2);
             let ties = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 0.249_999_99, 0.250_000_01];
-            let mut block = vec![0.0f32; 32];
+            let mut block = [0.0f32; 32];
             block[0] = amax;
             for (i, t) in ties.iter().enumerate() {
                 block[1 + i] = (t * s) as f32;
