@@ -58,7 +58,7 @@ const STEPS: &[Step] = &[
             ("sin", From::Sample(F32, &[CONTEXT, HEAD_DIM / 2])),
             ("positions", From::Sample(I64, &[TOKENS])),
         ],
-        scalars: &[],
+        scalars: &[("rotary", Scalar::Int(HEAD_DIM as i64))],
         keep: &[("k", "k"), ("v", "v")],
     },
     Step {

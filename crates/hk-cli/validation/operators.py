@@ -344,7 +344,7 @@ def smoothquant(d):
 def greedy_sample(d):
     t, rows, vocab = d.dtype(), d.size(8), d.size(40000)
     logits = d.normal((rows, vocab), t, 3)
-    return {"logits": logits}, {}, {"ids": (jnp.argmax(f64(logits), axis=-1), EXACT)}, []
+    return {"x": logits}, {}, {"ids": (jnp.argmax(f64(logits), axis=-1), EXACT)}, []
 
 
 def drawn(probs, kept, u):

@@ -149,8 +149,8 @@ pub fn moe_smoothquant(
 /// [`fp8_ocp_to_fnuz`](crate::fp8_ocp_to_fnuz) with the factor 0.5, and back with 2: values and scales. `largest` is that
 /// of the result.
 pub fn fp8_convert(q: &[f64], scale: &[f64], factor: f64, largest: f64) -> (Vec<f64>, Vec<f64>) {
-    // NaN stays: `clamp` keeps it.
-    let values = q.iter().map(|v| (v * factor).clamp(-largest, largest)).collect();
+    // FNUZ has no negative zero, which a sum with zero makes positive. NaN stays: `clamp` keeps it.
+    let values = q.iter().map(|v| (v * factor + 0.0).clamp(-largest, largest)).collect();
     (values, scale.iter().map(|s| f64::from((s / factor) as f32)).collect())
 }
 

@@ -40,7 +40,7 @@ pub(crate) const FP8_OCP_TO_FNUZ: Operator = Operator {
     scalars: &[],
     kernels: &[&kernels::FP8_CONVERT],
     cases: cases!(Fp8E4M3: "DeepSeek-V3 q_b, 128 x 128 blocks" [1536, 1536], [12, 12]),
-    corners: cases!(Fp8E4M3: "rows of 2048" [40, 2048], [40, 16]; "rows of 101" [70, 101], [300]),
+    corners: cases!(Fp8E4M3: "rows of 2048" [40, 2048], [40, 16]; "rows of 101" [70, 101], [300]; "many, zeros of both signs among them" [300, 2048], [40]),
     outputs: |call| outputs(call, DType::Fp8E4M3Fnuz),
     run: |stream, call| {
         let (inputs, mut outputs) = call.split();
