@@ -26,6 +26,7 @@ import jax.numpy as jnp  # noqa: E402
 jax.config.update("jax_enable_x64", True)
 
 harness.NUMPY.setdefault("F8_E8M0", np.dtype(np.uint8))  # the exponent plus 127
+harness.SAFETENSORS.setdefault(np.dtype(ml_dtypes.float8_e8m0fnu), "F8_E8M0")
 
 bf16 = ml_dtypes.bfloat16
 FLOATS = [bf16, np.float16, np.float32]
@@ -111,6 +112,35 @@ def layernorm(d):
     return {"x": x, "weight": w, "bias": b}, {"eps": 1e-5}, {"y": (y, (rtol, atol * size))}, []
 
 
+@case
+def rmsnorm_pad(d):
+    t, (rows, cols), multiple = d.dtype(), matrix(d), d.pick(16, 256)
+    x, w = d.normal((rows, cols), t, 2), d.normal(cols, t, 0.25, 1)
+    y = jnp.pad(rms(f64(x), f64(w), 1e-6), ((0, 0), (0, -cols % multiple)))
+    return {"x": x, "weight": w}, {"pad_multiple": multiple}, {"y": (y, REDUCTION[t])}, []
+
+
+@case
+def fused_add_rmsnorm_pad(d):
+    t, (rows, cols) = d.dtype(), matrix(d)
+    x, r, w = d.normal((rows, cols), t), d.normal((rows, cols), t), d.normal(cols, t, 0.25, 1)
+    s = x.astype(np.float32) + r.astype(np.float32)
+    want = {"residual_out": (f64(s.astype(t)), EXACT), "y": (rms(f64(s), f64(w), 1e-6), REDUCTION[t])}
+    return {"x": x, "residual_in": r, "weight": w}, {}, want, []
+
+
+@case
+def fused_add_layernorm(d):
+    t, (rows, cols) = d.dtype(), matrix(d)
+    x, r, w = d.normal((rows, cols), t), d.normal((rows, cols), t), d.normal(cols, t, 0.25, 1)
+    s = (x.astype(np.float32) + r.astype(np.float32)).astype(t)
+    y = jax.nn.standardize(f64(s), axis=-1, epsilon=1e-5) * f64(w)
+    rtol, atol = REDUCTION[t]
+    size = float(jnp.max(jnp.abs(y))) + 1 if t == np.float32 else 1.0
+    want = {"residual_out": (f64(s), EXACT), "y": (y, (rtol, atol * size))}
+    return {"x": x, "residual_in": r, "weight": w}, {"eps": 1e-5}, want, []
+
+
 # Activations
 
 UNARY = {
@@ -145,6 +175,14 @@ for _name in UNARY:
     CASES[_name] = unary(_name)
 for _name in ["silu", "gelu", "gelu_tanh"]:
     CASES[f"{_name}_and_mul"] = gated(_name)
+
+
+@case
+def swiglu_oai_and_mul(d):
+    t, (rows, cols) = d.dtype(), matrix(d, 3000)
+    x = d.normal((rows, 2 * cols), t, 4)
+    a, b = jnp.minimum(f64(x[:, :cols]), 7.0), jnp.clip(f64(x[:, cols:]), -7.0, 7.0)
+    return {"x": x}, {}, {"y": (a * jax.nn.sigmoid(1.702 * a) * (b + 1), ELEMENTWISE[t])}, []
 
 
 @case
@@ -187,6 +225,18 @@ def causal_conv1d_fwd(d):
     return {"x": x, "weight": w, "bias": b}, {"activation": silu}, {"y": (want, bounds)}, []
 
 
+@case
+def causal_conv1d_update(d):
+    t, batch, channels, width = d.dtype(), d.size(8), d.size(200), int(d.integers(2, 5, ()))
+    x, w, b = d.normal((batch, channels), t), d.normal((channels, width), t), d.normal(channels, t)
+    states = d.normal((batch, channels, width - 1), t)
+    window = jnp.concatenate([f64(states), f64(x)[..., None]], axis=-1)
+    y = jax.lax.conv_general_dilated(window, f64(w)[:, None, :], (1,), [(0, 0)], feature_group_count=channels)
+    bounds = {bf16: (8e-3, 8e-3), np.float16: (1e-3, 1e-3), np.float32: (1e-5, 1e-5)}[t]
+    want = {"y": (y[..., 0] + f64(b), bounds), "conv_states": (window[..., 1:], EXACT)}
+    return {"x": x, "weight": w, "bias": b, "conv_states": states}, {}, want, []
+
+
 # Rotations
 
 
@@ -219,6 +269,75 @@ def rope_cached(d):
     y = rotate(f64(x), f64(cos)[at], f64(sin)[at], style == "interleaved")
     inputs = {"x": x, "cos": cos, "sin": sin, "positions": at}
     return inputs, {"style": style, "layout": "thd", "rotary": dim}, {"y": (y, bounds_of_rotation(t, x))}, []
+
+
+@case
+def rope_freqs(d):
+    t, tokens, heads, dim = d.dtype(), d.size(30), d.size(9), 2 * d.size(80)
+    x, angles = d.normal((tokens, heads, dim), t), d.normal((tokens, dim // 2), np.float32, 1e3)
+    y = rotate(f64(x), jnp.cos(f64(angles)), jnp.sin(f64(angles)), False)
+    return {"x": x, "angles": angles}, {"rotary": dim}, {"y": (y, bounds_of_rotation(t, x))}, []
+
+
+@case
+def rope_qk(d):
+    t, tokens, kv, group, dim = d.dtype(), d.size(30), d.size(4), d.size(4), 2 * d.size(80)
+    q, k, (cos, sin) = d.normal((tokens, kv * group, dim), t), d.normal((tokens, kv, dim), t), tables(64, dim)
+    want = {
+        "q_out": (rotate(f64(q), f64(cos)[:tokens], f64(sin)[:tokens], True), bounds_of_rotation(t, q)),
+        "k_out": (rotate(f64(k), f64(cos)[:tokens], f64(sin)[:tokens], True), bounds_of_rotation(t, k)),
+    }
+    return {"q": q, "k": k, "cos": cos, "sin": sin}, {"rotary": dim, "style": "interleaved"}, want, []
+
+
+@case
+def qk_rope_cat(d):
+    t, tokens, kv, group, nope, pe = d.dtype(), d.size(20), d.size(3), d.size(3), d.size(130), 2 * d.size(32)
+    parts = [d.normal((tokens, h, w), t) for h in (kv * group, kv) for w in (nope, pe)]
+    (cos, sin), at = tables(64, pe), d.integers(0, 64, tokens)
+    turned = [rotate(f64(p), f64(cos)[at], f64(sin)[at], False) for p in parts[1::2]]
+    want = {
+        name: (jnp.concatenate([f64(plain), pe_out], axis=-1), bounds_of_rotation(t, plain))
+        for name, plain, pe_out in zip(("q_out", "k_out"), parts[0::2], turned)
+    }
+    inputs = dict(zip(("q_nope", "q_pe", "k_nope", "k_pe"), parts)) | {"cos": cos, "sin": sin, "positions": at}
+    return inputs, {}, want, []
+
+
+def latent(d, t):
+    """Inputs of the operators on latent caches, of one key head, without the queries' first part; and what they give."""
+    tokens, heads, nope, pe = d.size(8), d.pick(2, 4, 16), 16 * d.size(8), 2 * d.size(32)
+    q_pe, k_nope, k_pe = d.normal((tokens, heads, pe), t), d.normal((tokens, 1, nope), t), d.normal((tokens, 1, pe), t)
+    cache, (cos, sin), at = d.normal((32, 1, nope + pe), t), tables(64, pe), d.integers(0, 64, tokens)
+    slots = d.rng.permutation(32)[:tokens].astype(np.int64)
+    q_turned, k_turned = (rotate(f64(x), f64(cos)[at], f64(sin)[at], True) for x in (q_pe, k_pe))
+    stored = np.array(f64(cache))
+    stored[slots] = np.concatenate([np.array(f64(k_nope)), np.array(k_turned)], axis=-1)
+    bounds = bounds_of_rotation(t, np.concatenate([q_pe.ravel(), k_pe.ravel()]))
+    inputs = {"q_pe": q_pe, "k_nope": k_nope, "k_pe": k_pe, "cos": cos, "sin": sin, "positions": at}
+    inputs |= {"slot_mapping": slots, "kv_cache": cache}
+    return inputs, q_turned, {"k_pe_out": (k_turned, bounds), "kv_cache": (stored, bounds)}, bounds, (tokens, heads, nope)
+
+
+@case
+def rope_cat_and_cache_mla(d):
+    t = d.pick(bf16, np.float16)
+    inputs, q_turned, want, bounds, shape = latent(d, t)
+    q_nope = d.normal(shape, t)
+    want["q_out"] = (jnp.concatenate([f64(q_nope), q_turned], axis=-1), bounds)
+    return {"q_nope": q_nope} | inputs, {"style": "interleaved"}, want, []
+
+
+@case
+def fused_bmm_rope_kv_cache(d):
+    t, inner = d.pick(bf16, np.float16), 8 * d.size(16)
+    inputs, q_turned, want, bounds, (tokens, heads, nope) = latent(d, t)
+    q, w = d.normal((heads, tokens, inner), t), d.normal((heads, nope, inner), t)
+    product = jnp.einsum("htp,hnp->thn", f64(q), f64(w))
+    size = float(jnp.max(jnp.einsum("htp,hnp->thn", jnp.abs(f64(q)), jnp.abs(f64(w)))))
+    rtol, atol = bounds
+    want["q_out"] = (jnp.concatenate([product, q_turned], axis=-1), (rtol, atol + 2**-8 * size / np.sqrt(inner)))
+    return {"q_nope": q, "w": w} | inputs, {"style": "interleaved"}, want, []
 
 
 @case
@@ -321,7 +440,7 @@ def dynamic_mxfp4_quant(d):
     x = d.normal((rows, blocks * 32), t, 3)
     parts = f64(x).reshape(rows, blocks, 32)
     # The smallest power of two that leaves nothing above 6.
-    exponent = jnp.ceil(jnp.log2(jnp.max(jnp.abs(parts), axis=-1) / 6.0))
+    exponent = np.ceil(np.log2(np.asarray(jnp.max(jnp.abs(parts), axis=-1) / 6.0)))  # exact for powers of two
     q = (parts / 2.0 ** exponent[..., None]).astype(ml_dtypes.float4_e2m1fn).astype(jnp.float64)
     want = {"scale": (exponent + 127, EXACT), "q": (q.reshape(x.shape), EXACT)}
     return {"x": x}, {"mode": "round_up"}, want, []
@@ -335,6 +454,64 @@ def smoothquant(d):
     scale = jnp.max(jnp.abs(z), axis=-1).astype(jnp.float32) / jnp.float32(127)
     q, neighbour = codes(z, f64(scale)[:, None], "i8")
     return {"x": x, "smooth": smooth}, {"output": "i8"}, {"scale": (scale, (2e-7, 0)), "q": (q, neighbour)}, []
+
+
+@case
+def moe_smoothquant(d):
+    t, tokens, experts, topk, cols = d.dtype(), d.size(12), d.size(6), d.size(3), d.size(3000)
+    x, ids = d.normal((tokens, cols), t, 3), d.integers(0, experts, (tokens, topk))
+    smooth = (0.25 + d.rng.random((experts, cols))).astype(np.float32)
+    z = f64((x.astype(np.float32)[:, None, :] * smooth[ids]).astype(np.float32)).reshape(tokens * topk, cols)
+    scale = jnp.max(jnp.abs(z), axis=-1).astype(jnp.float32) / jnp.float32(127)
+    q, neighbour = codes(z, f64(scale)[:, None], "i8")
+    inputs = {"x": x, "smooth": smooth, "topk_ids": ids}
+    return inputs, {"output": "i8"}, {"scale": (scale, (2e-7, 0)), "q": (q, neighbour)}, []
+
+
+def with_given_scale(d):
+    t, (rows, cols) = d.dtype(), matrix(d)
+    x, output, scale = d.normal((rows, cols), t, 3), d.pick(*FP8), np.float32([d.pick(0.003, 0.01, 0.5)])
+    q, neighbour = codes(f64(x), f64(scale), output)
+    return {"x": x, "scale": scale}, {"output": output}, {"q": (q, neighbour)}, []
+
+
+CASES["per_tensor_quant_static"] = CASES["downcast_to_static_fp8"] = with_given_scale
+
+
+@case
+def downcast_to_mxfp(d):
+    t, rows, blocks = d.pick(bf16, np.float16), d.size(30), d.size(20)
+    x = d.normal((rows, blocks * 32), t, 3)
+    parts = f64(x).reshape(rows, blocks, 32)
+    exponent = np.ceil(np.log2(np.asarray(jnp.max(jnp.abs(parts), axis=-1) / 448.0)))  # exact for powers of two
+    q = (parts / 2.0 ** exponent[..., None]).astype(ml_dtypes.float8_e4m3fn).astype(jnp.float64)
+    want = {"scale": (exponent + 127, EXACT), "q": (q.reshape(x.shape), EXACT)}
+    return {"x": x}, {"element": "fp8e4m3", "mode": "round_up"}, want, []
+
+
+@case
+def upcast_from_mxfp(d):
+    rows, blocks = d.size(30), d.size(20)
+    q = d.normal((rows, blocks * 32), np.float32, 30).astype(ml_dtypes.float8_e4m3fn)
+    exponent = d.integers(110, 140, (rows, blocks), np.uint8).view(ml_dtypes.float8_e8m0fnu)
+    out = f64(q).reshape(rows, blocks, 32) * f64(exponent)[..., None]
+    return {"q": q, "scale": exponent}, {}, {"out": (out.reshape(q.shape), ELEMENTWISE[bf16])}, []
+
+
+def quantized_norm(d, t):
+    (rows, cols) = matrix(d)
+    x, w = d.normal((rows, cols), t, 2), d.normal(cols, t, 0.25, 1)
+    return x, w, rms(f64(x), f64(w), 1e-6)
+
+
+@case
+def fused_rmsnorm_fp8_quant(d):
+    t, output = d.dtype(), d.pick(*FP8)
+    x, w, y = quantized_norm(d, t)
+    scale = jnp.max(jnp.abs(y), axis=-1) / FP8[output][1]
+    q, neighbour = codes(y, scale[:, None], output)
+    want = {"scale": (scale, (1e-5, 0)), "q": (q, neighbour), "out": (y, REDUCTION[t])}
+    return {"x": x, "weight": w}, {"output": output}, want, ["out"]
 
 
 # Sampling: the filters by sorting, the draws by cumulative sums.
@@ -383,6 +560,33 @@ def min_p_sampling_from_probs(d):
     probs, u = probabilities(d, rows, vocab), d.rng.random(rows).astype(np.float32)
     kept = f64(probs) >= np.float64(np.float32(min_p)) * jnp.max(f64(probs), axis=-1, keepdims=True)
     return {"probs": probs, "uniform": u}, {"min_p": min_p}, {"ids": (drawn(f64(probs), kept, f64(u)), EXACT)}, []
+
+
+@case
+def top_k_renorm_probs(d):
+    rows, vocab = d.size(8), d.size(30000)
+    probs, k = probabilities(d, rows, vocab), d.size(min(vocab, 500))
+    kept = jnp.where(f64(probs) >= jax.lax.top_k(f64(probs), k)[0][:, -1:], f64(probs), 0.0)
+    y = kept / jnp.sum(kept, axis=-1, keepdims=True)
+    return {"probs": probs}, {"k": k}, {"y": (y, (1e-5, 1e-7))}, []
+
+
+@case
+def random_sample(d):
+    rows, vocab = d.size(8), d.size(20000)
+    logits, e = d.normal((rows, vocab), np.float32, 3), d.rng.exponential(size=(rows, vocab)).astype(np.float32)
+    ids = jnp.argmax(jax.nn.softmax(f64(logits) / 0.75, axis=-1) / (f64(e) + 1e-10), axis=-1)
+    return {"logits": logits, "exponentials": e}, {"temperature": 0.75}, {"ids": (ids, EXACT)}, []
+
+
+@case
+def sample_from_logits(d):
+    rows, vocab, k = d.size(8), d.size(30000), d.size(100)
+    logits, u = d.normal((rows, vocab), np.float32, 3), d.rng.random(rows).astype(np.float32)
+    probs = jax.nn.softmax(f64(logits) / 1.25, axis=-1)
+    kept = probs >= jax.lax.top_k(probs, min(k, vocab))[0][:, -1:]
+    parameters = {"temperature": 1.25, "k": k, "p": 1.0}
+    return {"logits": logits, "uniform": u}, parameters, {"ids": (drawn(probs, kept, f64(u)), EXACT)}, []
 
 
 def run(hk, device, name, inputs, parameters, wanted):
