@@ -88,7 +88,8 @@ pub(crate) fn test(args: &TestArgs) -> Result {
     }
     // nextest runs no documentation examples. A failure of one kind does not hide the other's results.
     let examples = run(&["test", "--doc"], &filter);
-    let tests = run(&["nextest", "run", "--no-tests=warn"], &filter);
+    let profile = if args.full { "full" } else { "default" };
+    let tests = run(&["nextest", "run", "--profile", profile, "--no-tests=warn"], &filter);
     examples.and(tests)
 }
 
