@@ -181,6 +181,27 @@ fn doubled_weights<T: Float>(c: &RowCase<T>) {
     }
 }
 
+/// A zero keeps its sign, by vectors and by elements.
+fn zeros_keep_their_sign<T: Float>() {
+    for cols in [16, 17] {
+        let x: Vec<T> = (0..cols).map(|i| T::from_f32([-0.0, 0.0, -1.0, 2.0][i % 4])).collect();
+        for gpu in kit::devices() {
+            let weight = gpu.upload(&vec![T::from_f32(1.0); cols], [cols]);
+            let y = rmsnorm(&gpu, &gpu.upload(&x, [1, cols]), &weight, [1, cols], with_eps(1e-6)).y;
+            for (x, y) in x.iter().zip(y.iter()).filter(|(x, _)| x.to_f64() == 0.0) {
+                assert_eq!(y.to_f64().to_bits(), x.to_f64().to_bits(), "{} on {}", T::DTYPE, gpu.spec());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_zero_keeps_its_sign() {
+    zeros_keep_their_sign::<bf16>();
+    zeros_keep_their_sign::<f16>();
+    zeros_keep_their_sign::<f32>();
+}
+
 /// Every width of the specification and every border of a kernel, by vectors and by elements: near the reference, and
 /// the same bits either way.
 fn every_width<T: Float>() {

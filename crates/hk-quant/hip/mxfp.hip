@@ -56,21 +56,6 @@ HK_FN void store(GlobalPtr<T> to, hk::Vec<T, kCols> v) {
     }
 }
 
-/// v rounded to T. The compiler would take a product and its rounding to f16 for one instruction that adds 0, and so
-/// loses the sign of a zero.
-template <class T, int N>
-HK_FN hk::Vec<T, N> rounded(hk::Vec<float, N> v) {
-    if constexpr (__is_same(T, hk::f16)) {
-#pragma unroll
-        for (int i = 0; i < N; ++i) {
-            u32 bits = __builtin_bit_cast(u32, float(v[i]));
-            hk::forget(bits);
-            v[i] = __builtin_bit_cast(float, bits);
-        }
-    }
-    return hk::narrow<T, N>(v);
-}
-
 /// A lane's place: `f(outer, block, first column, rows of the block)`.
 template <int kCols, class F>
 HK_FN void for_blocks(const Params &p, F f) {
@@ -180,7 +165,7 @@ HK_FN void up(const Params &p) {
 #pragma unroll
             for (u32 j = 0; j < 2; ++j) {
                 if (r + j < rows) {
-                    store<T, kCols>(at<T>(p.x, p.x_at, outer, along + j, column), rounded<T, kCols>(v[j]));
+                    store<T, kCols>(at<T>(p.x, p.x_at, outer, along + j, column), hk::narrow<T, kCols>(v[j]));
                 }
             }
         }
@@ -220,7 +205,7 @@ HK_FN void up_rows(const Params &p) {
             RowT out;
 #pragma unroll
             for (int k = 0; k < kChunks; ++k) {
-                out.chunk[k] = rounded<T, kN>(decode<kN>(p, pairs[k], bytes[k]) * scale[k]);
+                out.chunk[k] = hk::narrow<T, kN>(decode<kN>(p, pairs[k], bytes[k]) * scale[k]);
             }
             out.store(batch.at<T, kAccess, true>(p.x, 0));
         });
