@@ -481,14 +481,4 @@ impl Driver for Cuda {
             format!("{op}: kernel {name}, grid {grid:?}, block {block:?}, {dynamic_lds} bytes of dynamic LDS")
         })
     }
-
-    #[cfg(feature = "emu")]
-    fn take_counters(&self, stream: &Handle) -> Result<Option<crate::Counters>> {
-        self.synchronize(stream).map(|()| None)
-    }
-
-    #[cfg(feature = "emu")]
-    fn take_profiles(&self, stream: &Handle) -> Result<Vec<crate::Profile>> {
-        self.synchronize(stream).map(|()| Vec::new())
-    }
 }
