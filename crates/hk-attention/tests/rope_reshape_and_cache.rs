@@ -627,7 +627,7 @@ fn errors() {
 
     // Rotation.
     refused!(Argument, &["rotary: 3, expected an even number"]; rope = rope(3, RopeStyle::Neox));
-    refused!(Shape, &["q", "at least 34 (rotary)"]; rope = rope(34, RopeStyle::Neox));
+    refused!(Shape, &["q", "at least 34 columns (rotary)"]; rope = rope(34, RopeStyle::Neox));
     refused!(Shape, &["cos: shape [5, 16], expected [5, 8]"]; rope = rope(16, RopeStyle::Neox));
 
     // Caches.

@@ -22,7 +22,8 @@ fn the_demo_is_within_tolerance_and_counts() {
         assert!(rows.iter().any(|r| r["device"] == device), "{device}: {text}");
     }
     for row in rows {
-        assert_eq!((&row["operator"], &row["passed"]), (&"fused_add_rmsnorm".into(), &true.into()), "{row}");
+        assert!(row["operator"].as_str().unwrap().starts_with("fused_add_rmsnorm"), "{row}");
+        assert_eq!(row["passed"], true, "{row}");
         assert_eq!(row["kernels"].as_array().unwrap().len(), 1);
         let number = |value: &serde_json::Value| value.as_u64().unwrap();
         let counters = &row["counters"];

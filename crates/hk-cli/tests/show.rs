@@ -131,7 +131,7 @@ fn disassembly_is_complete_and_has_source_lines_and_branch_targets() {
 
 #[test]
 fn what_cannot_be_inspected_is_refused() {
-    fails(&["inspect", "softmax"], 1, "no operator `softmax`");
+    fails(&["inspect", "hardmax"], 1, "no operator `hardmax`");
     fails(&["inspect", "rmsnorm", "--kernel", "rmsnorm_f64"], 1, "no kernel's name contains `rmsnorm_f64`");
     fails(&["inspect", "rmsnorm", "--target", "sm_90"], 1, "no code object for sm_90");
     fails(&["inspect", "rmsnorm", "--target", "gfx90a"], 2, "unknown target `gfx90a`");
