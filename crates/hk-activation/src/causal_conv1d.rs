@@ -2,6 +2,7 @@
 
 use crate::kernels;
 use bytemuck::{Pod, Zeroable};
+use hk_core::rowwise::float_index;
 use hk_core::{
     Aliasing, DType, Element, Error, Float, GlobalLayout, LaunchConfig, Result, Stream, TensorView,
     TensorViewMut, bf16, check_overlap, f16,
@@ -313,11 +314,7 @@ impl Conv {
         } else {
             runs.saturating_mul(channels).saturating_mul(batches).div_ceil(wave)
         };
-        let row = match T::DTYPE {
-            DType::Bf16 => 0,
-            DType::F16 => 1,
-            _ => 2,
-        };
+        let row = float_index(T::DTYPE);
         let column = if !along_channels { 2 } else { usize::from(!vectors) };
         let kernel = stream.kernel(&kernels::CONV, KERNELS[row][column])?;
         let mut launch = stream.launch(op, &kernel);

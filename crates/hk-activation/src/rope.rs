@@ -6,9 +6,8 @@ use hk_core::heads::{Heads, HeadsAction, HeadsPart, spread};
 use hk_core::rope::{
     Rope, RopeAngles, RopeElement, RopeLayout, RopeParams, RopeSource, RopeSpan, RopeTables,
 };
-use hk_core::{
-    Aliasing, DType, Element, Error, Float, Result, Stream, TensorView, TensorViewMut, check_overlap,
-};
+use hk_core::rowwise::float_index;
+use hk_core::{Aliasing, Element, Error, Float, Result, Stream, TensorView, TensorViewMut, check_overlap};
 
 /// Parts of a launch, at most: those of queries that are rotated and that are not, the same of keys, and values.
 pub(crate) const PARTS: usize = 5;
@@ -280,11 +279,7 @@ pub(crate) fn launch<'a, T: Float, C: RopeElement<T>>(
 ) -> Result<()> {
     let vector = 16 / size_of::<T>();
     let vectors = source.by_vectors(rope, vector) && parts.iter().flatten().all(Heads::by_vectors);
-    let names = match T::DTYPE {
-        DType::Bf16 => &NAMES[0],
-        DType::F16 => &NAMES[1],
-        _ => &NAMES[2],
-    };
+    let names = &NAMES[float_index(T::DTYPE)];
     let names = if source.is_angles() { &names.angles } else { &names.tables };
     let kernel = stream.kernel(&kernels::ROPE, names[usize::from(!vectors)])?;
     let mut launch = stream.launch(op, &kernel);

@@ -2,7 +2,7 @@
 
 use crate::{ActivationOutput, kernels};
 use bytemuck::{Pod, Zeroable};
-use hk_core::rowwise::{RowProblem, RowVariant};
+use hk_core::rowwise::{RowProblem, RowVariant, float_index};
 use hk_core::{
     Aliasing, DType, Error, Float, GlobalLayout, Kernel, LaunchConfig, Result, Rows, Stream, TensorView,
     TensorViewMut, check_overlap, row_kernels,
@@ -124,11 +124,7 @@ pub fn softmax<T: Float, Y: ActivationOutput<T>>(
         return Ok(());
     }
 
-    let dtype = match T::DTYPE {
-        DType::Bf16 => 0,
-        DType::F16 => 1,
-        _ => 2,
-    };
+    let dtype = float_index(T::DTYPE);
     let x = x.flatten_rows(OP, "x")?;
     let mut y = y.reborrow().flatten_rows(OP, "y")?;
     let mut run = |kernel: &Kernel, config: LaunchConfig, batch: u32, segments: usize| {

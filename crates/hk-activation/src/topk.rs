@@ -2,7 +2,7 @@
 
 use crate::kernels;
 use bytemuck::{Pod, Zeroable};
-use hk_core::rowwise::{RowProblem, RowVariant};
+use hk_core::rowwise::{RowProblem, RowVariant, float_index};
 use hk_core::{
     Aliasing, CodeObjects, DType, Element, Error, Float, GlobalLayout, LaunchConfig, Result, Rows, Stream,
     TensorView, TensorViewMut, check_overlap, row_kernels,
@@ -244,11 +244,7 @@ pub fn topk<T: Float, I: TopkIndex>(
         stream,
         rows,
         cols,
-        dtype: match T::DTYPE {
-            DType::Bf16 => 0,
-            DType::F16 => 1,
-            _ => 2,
-        },
+        dtype: float_index(T::DTYPE),
         x: x.flatten_rows(OP, "x")?,
         values: values.flatten_rows(OP, "values")?,
         indices: indices.flatten_rows(OP, "indices")?,

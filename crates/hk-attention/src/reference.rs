@@ -7,7 +7,8 @@ pub mod qk_concat;
 
 use crate::KvLayout;
 use hk_core::quant::{BlockRule, BlockScale, CodeFormat, group_scale};
-use hk_core::rope::{Rope, RopeSpan, RopeStyle, RopeTableWidth};
+use hk_core::rope::Rope;
+use hk_core::rope::reference::rotate;
 use hk_core::{Fp4Rounding, Fp4x2};
 
 /// Cosines and sines by position, and what becomes of each token.
@@ -40,7 +41,7 @@ impl Tokens<'_> {
     /// A head of a token, rotated if the token has a position; NaN if the tables do not have that.
     pub fn rotate(&self, token: usize, head: &[f64]) -> Vec<f64> {
         match (self.row(self.cos, token), self.row(self.sin, token)) {
-            (Ok(Some(cos)), Ok(Some(sin))) => rotate(&self.rope, head, cos, sin),
+            (Ok(Some(cos)), Ok(Some(sin))) => rotate(head, cos, sin, &self.rope),
             (Ok(_), Ok(_)) => head.to_vec(),
             _ => vec![f64::NAN; head.len()],
         }
@@ -57,32 +58,6 @@ impl Tokens<'_> {
         let slot = usize::try_from(*self.slots.get(token)?).ok()?;
         (slot < self.n_slots).then_some(slot)
     }
-}
-
-/// `out_a = x_a cos_a - x_b sin_a`, `out_b = x_b cos_b + x_a sin_b` for each pair of columns.
-pub fn rotate(rope: &Rope, x: &[f64], cos: &[f64], sin: &[f64]) -> Vec<f64> {
-    let mut out = x.to_vec();
-    let half = rope.rotary / 2;
-    let first = match rope.span {
-        RopeSpan::First => 0,
-        RopeSpan::Last => x.len() - rope.rotary,
-    };
-    let sign = if rope.inverse { -1.0 } else { 1.0 };
-    for i in 0..half {
-        let (a, b) = match rope.style {
-            RopeStyle::Neox => (i, i + half),
-            RopeStyle::Interleaved => (2 * i, 2 * i + 1),
-        };
-        let (ta, tb) = match rope.table {
-            RopeTableWidth::Half => (i, i),
-            RopeTableWidth::Full => (a, b),
-        };
-        let (x_a, x_b) = (x[first + a], x[first + b]);
-        let (sin_a, sin_b) = if rope.inverse { (sin[tb], sin[ta]) } else { (sin[ta], sin[tb]) };
-        out[first + a] = x_a * cos[ta] - sign * x_b * sin_a;
-        out[first + b] = x_b * cos[tb] + sign * x_a * sin_b;
-    }
-    out
 }
 
 /// Where a cache keeps `[slot, head, column]`, in elements from its first, row-major without gaps.

@@ -347,30 +347,37 @@ pub mod reference {
         pub fn rotate(&self, x: &[f64], row: Option<usize>, rope: &Rope) -> Vec<f64> {
             let Some(row) = row else { return vec![f64::NAN; x.len()] };
             let width = rope.table_width();
-            let (cos, sin) = (&self.cos[row * width..][..width], &self.sin[row * width..][..width]);
-            let first = match rope.span {
-                RopeSpan::First => 0,
-                RopeSpan::Last => x.len() - rope.rotary,
-            };
-            let mut y = x.to_vec();
-            for pair in 0..rope.rotary / 2 {
-                let (a, b) = match rope.style {
-                    RopeStyle::Neox => (pair, pair + rope.rotary / 2),
-                    RopeStyle::Interleaved => (2 * pair, 2 * pair + 1),
-                };
-                let (at_a, at_b) = match rope.table {
-                    RopeTableWidth::Half => (pair, pair),
-                    RopeTableWidth::Full => (a, b),
-                };
-                let (a, b) = (first + a, first + b);
-                (y[a], y[b]) = if rope.inverse {
-                    (x[a] * cos[at_a] + x[b] * sin[at_b], x[b] * cos[at_b] - x[a] * sin[at_a])
-                } else {
-                    (x[a] * cos[at_a] - x[b] * sin[at_a], x[b] * cos[at_b] + x[a] * sin[at_b])
-                };
-            }
-            y
+            rotate(x, &self.cos[row * width..][..width], &self.sin[row * width..][..width], rope)
         }
+    }
+
+    /// A head rotated by a row of cosines and one of sines.
+    ///
+    /// # Panics
+    /// If the head or a row has too few columns.
+    pub fn rotate(x: &[f64], cos: &[f64], sin: &[f64], rope: &Rope) -> Vec<f64> {
+        let first = match rope.span {
+            RopeSpan::First => 0,
+            RopeSpan::Last => x.len() - rope.rotary,
+        };
+        let mut y = x.to_vec();
+        for pair in 0..rope.rotary / 2 {
+            let (a, b) = match rope.style {
+                RopeStyle::Neox => (pair, pair + rope.rotary / 2),
+                RopeStyle::Interleaved => (2 * pair, 2 * pair + 1),
+            };
+            let (at_a, at_b) = match rope.table {
+                RopeTableWidth::Half => (pair, pair),
+                RopeTableWidth::Full => (a, b),
+            };
+            let (a, b) = (first + a, first + b);
+            (y[a], y[b]) = if rope.inverse {
+                (x[a] * cos[at_a] + x[b] * sin[at_b], x[b] * cos[at_b] - x[a] * sin[at_a])
+            } else {
+                (x[a] * cos[at_a] - x[b] * sin[at_a], x[b] * cos[at_b] + x[a] * sin[at_b])
+            };
+        }
+        y
     }
 
     /// The table row of each token: its position plus its offset, if the tables have that many.

@@ -246,6 +246,15 @@ macro_rules! row_tensor {
 row_tensor!(TensorView);
 row_tensor!(TensorViewMut);
 
+/// Where the kernels of a float type are in a table of `row_kernels!("..", ["bf16", "f16", "f32"], ..)`.
+pub const fn float_index(dtype: DType) -> usize {
+    match dtype {
+        DType::Bf16 => 0,
+        DType::F16 => 1,
+        _ => 2,
+    }
+}
+
 /// The names of row-wise entry points, `op_dtype_variant`: an array per dtype of an array per variant, in the order given.
 ///
 /// `row_kernels!("softmax", ["bf16", "f16"], ["512", "long"])` is

@@ -1,6 +1,6 @@
 //! What the wrappers of all norms share: checks of their tensors, and the choice of the kernel.
 
-use hk_core::rowwise::{RowPlan, RowProblem, RowTensor, RowVariant};
+use hk_core::rowwise::{RowPlan, RowProblem, RowTensor, RowVariant, float_index};
 use hk_core::{CodeObjects, DType, Element, Error, Float, Result, Rows, Stream, TensorView, bf16, f16};
 
 /// A type that weights can have beside activations of type `T`: `T` itself and `f32`.
@@ -108,11 +108,7 @@ impl<'a> Problem<'a> {
 
     /// The kernel for these tensors and its grid.
     pub fn plan<const N: usize>(&self, stream: &Stream, table: &KernelTable<N>) -> Result<RowPlan> {
-        let names = match self.dtype {
-            DType::Bf16 => &table.names[0],
-            DType::F16 => &table.names[1],
-            _ => &table.names[2],
-        };
+        let names = &table.names[float_index(self.dtype)];
         self.rows.plan(stream, table.objects, &table.variants, names)
     }
 }

@@ -36,7 +36,7 @@ pub fn plan(
     names: &[[&'static str; 4]; 3],
 ) -> Result<RowPlan> {
     let variants = variants(dtype);
-    let mut plan = problem.plan(stream, objects, &variants, &names[crate::dtype_index(dtype)])?;
+    let mut plan = problem.plan(stream, objects, &variants, &names[hk_core::rowwise::float_index(dtype)])?;
     let variant = &variants[plan.variant];
     if variant.widest == usize::MAX {
         let tiles = problem.rows().saturating_mul(problem.cols().div_ceil(TILE)).max(1);

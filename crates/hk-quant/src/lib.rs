@@ -15,7 +15,7 @@ mod per_token;
 pub mod reference;
 mod scales;
 
-use hk_core::{DType, Error, Result, TensorView};
+use hk_core::{Error, Result, TensorView};
 
 pub use fp8_convert::{fp8_fnuz_to_ocp, fp8_ocp_to_fnuz};
 pub use fused_rmsnorm::{Fp8Scale, NormRows, SecondRows, fused_rmsnorm_fp8_quant, fused_rmsnorm_mxfp4_quant};
@@ -27,15 +27,6 @@ pub use operators::OPERATORS;
 pub use per_tensor::{downcast_to_static_fp8, per_tensor_quant_dynamic, per_tensor_quant_static};
 pub use per_token::{Smooth, per_token_quant, smoothquant};
 pub use scales::{shuffle_scales, unshuffle_scales};
-
-/// Where the kernels of a float type are in a table of `row_kernels!("..", ["bf16", "f16", "f32"], ..)`.
-const fn dtype_index(dtype: DType) -> usize {
-    match dtype {
-        DType::Bf16 => 0,
-        DType::F16 => 1,
-        _ => 2,
-    }
-}
 
 /// Checks a scalar that lies on the device.
 fn expect_one(op: &'static str, arg: &'static str, tensor: &TensorView<f32>) -> Result<()> {

@@ -111,7 +111,7 @@ pub fn moe_smoothquant<T: Float, W: Smooth<T>, Q: Quantized>(
     if rows == 0 {
         return Ok(());
     }
-    let names = &NAMES[crate::dtype_index(T::DTYPE)];
+    let names = &NAMES[hk_core::rowwise::float_index(T::DTYPE)];
     let plan = problem.plan(stream, &kernels::MOE_SMOOTHQUANT, &VARIANTS, names)?;
     let mut launch = stream.launch(OP, &plan.kernel);
     let params = Params {

@@ -137,7 +137,7 @@ impl Problem {
         names: &'static [[&'static str; 10]; 3],
     ) -> Result<RowPlan> {
         let variants = if T::DTYPE == DType::F32 { &VARIANTS_F32 } else { &VARIANTS };
-        self.rows.plan(stream, objects, variants, &names[crate::dtype_index(T::DTYPE)])
+        self.rows.plan(stream, objects, variants, &names[hk_core::rowwise::float_index(T::DTYPE)])
     }
 }
 

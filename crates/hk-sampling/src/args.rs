@@ -1,8 +1,7 @@
 //! What the operators take beside their tensors, and the checks that they share.
 
 use hk_core::{
-    Aliasing, DType, Element, Error, Float, GlobalLayout, Launch, Operand, Result, TensorView, TensorViewMut,
-    check_overlap,
+    Aliasing, Element, Error, GlobalLayout, Launch, Operand, Result, TensorView, TensorViewMut, check_overlap,
 };
 use std::fmt::Display;
 
@@ -263,15 +262,6 @@ pub(crate) fn check_cols(op: &'static str, arg: &'static str, cols: usize) -> Re
         return Err(Error::too_large(op, arg, format!("{cols} columns"), MOST_TOKENS as u64));
     }
     Ok(())
-}
-
-/// Index of a dtype in the tables of kernels.
-pub(crate) fn dtype_index<T: Float>() -> usize {
-    match T::DTYPE {
-        DType::Bf16 => 0,
-        DType::F16 => 1,
-        _ => 2,
-    }
 }
 
 #[cfg(test)]

@@ -1,12 +1,11 @@
 //! The safe functions of `hip/race.hip`.
 
 use crate::args::{
-    Cut, check_cols, check_temperature, disjoint, dtype_index, expect_vector, expect_workspace, outputs_of,
-    rows_layout,
+    Cut, check_cols, check_temperature, disjoint, expect_vector, expect_workspace, outputs_of, rows_layout,
 };
 use crate::{PerRow, Race, kernels};
 use bytemuck::{Pod, Zeroable};
-use hk_core::rowwise::RowProblem;
+use hk_core::rowwise::{RowProblem, float_index};
 use hk_core::{Float, GlobalLayout, LaunchConfig, Result, Stream, TensorView, TensorViewMut, row_kernels};
 
 /// The entry points of each dtype: rows of up to 1024 tokens, longer ones; both again by elements.
@@ -201,7 +200,7 @@ impl Call<'_> {
             // checks `row_index` itself. The loader matches `Params` to the kernel.
             unsafe { launch.run(LaunchConfig::grid_1d(blocks), &params) }
         };
-        launch(KERNELS[dtype_index::<T>()][variant], outputs * cut.segments)?;
+        launch(KERNELS[float_index(T::DTYPE)][variant], outputs * cut.segments)?;
         if cut.segments > 1 {
             launch("race_merge", outputs)?;
         }

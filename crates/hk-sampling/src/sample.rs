@@ -1,12 +1,11 @@
 //! The safe functions of `hip/rows.hip` and `hip/segments.hip`.
 
 use crate::args::{
-    Cut, check_cols, check_temperature, disjoint, dtype_index, expect_vector, expect_workspace, outputs_of,
-    rows_layout,
+    Cut, check_cols, check_temperature, disjoint, expect_vector, expect_workspace, outputs_of, rows_layout,
 };
 use crate::{Draw, FilterOrder, Filters, PerRow, Samples, kernels};
 use bytemuck::{Pod, Zeroable};
-use hk_core::rowwise::RowProblem;
+use hk_core::rowwise::{RowProblem, float_index};
 use hk_core::{
     Aliasing, CodeObjects, Float, GlobalLayout, LaunchConfig, Operand, Result, Stream, TensorView,
     TensorViewMut, check_overlap, row_kernels,
@@ -360,7 +359,7 @@ impl<'a, T: Float> Call<'a, T> {
             return Ok(());
         }
 
-        let (dtype, elements) = (dtype_index::<T>(), usize::from(!problem.by_vectors()));
+        let (dtype, elements) = (float_index(T::DTYPE), usize::from(!problem.by_vectors()));
         let turn = Turn { first: 0, outputs, stage: 0 };
         if cut.segments == 1 {
             let kernel = ROWS[dtype][usize::from(cols > WAVE_COLS) + 2 * elements];

@@ -189,7 +189,7 @@ impl Problem {
         objects: &'static CodeObjects,
         names: &[[&'static str; 10]; 3],
     ) -> Result<RowPlan> {
-        self.rows.plan(stream, objects, &VARIANTS, &names[crate::dtype_index(T::DTYPE)])
+        self.rows.plan(stream, objects, &VARIANTS, &names[hk_core::rowwise::float_index(T::DTYPE)])
     }
 
     /// The head of the parameters of a launch.
