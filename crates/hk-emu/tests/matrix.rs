@@ -258,6 +258,8 @@ struct Case {
     constant: Option<(&'static str, f64)>,
     /// Bytes that hold the scales.
     scale: Option<[usize; 2]>,
+    /// How many registers behind C D begins.
+    behind: usize,
     registers: Vec<[u32; 64]>,
 }
 
@@ -310,7 +312,7 @@ impl Case {
             }
         }
         let controls = if shape.coded() { [code(shape.a), 0, code(shape.b)] } else { [0; 3] };
-        Case { shape: shape.clone(), around: [""; 2], controls, constant: None, scale: None, registers }
+        Case { shape: shape.clone(), around: [""; 2], controls, constant: None, scale: None, behind: 0, registers }
     }
 
     fn text(&self) -> String {
@@ -320,11 +322,11 @@ impl Case {
         };
         let a = range('v', 4 + A, s.registers(s.a, s.stored()));
         let b = range('v', 4 + B, s.registers(s.b, s.k));
-        let d = range('a', 0, s.results());
+        let d = range('a', self.behind, s.results());
         let c = match self.constant {
             _ if s.sparse() => format!("v{}", 4 + INDEX),
             Some((text, _)) => text.to_owned(),
-            None => d.clone(),
+            None => range('a', 0, s.results()),
         };
         let mut text = format!("v_{} {d}, {a}, {b}, {c}", s.name);
         if let Some([x, y]) = self.scale {
@@ -559,6 +561,7 @@ fn execute(cpu: &str, cases: &[Case], numerics: MatrixNumerics, level: Option<Le
         );
         body += &format!("  v_add_u32 v3, {}, v3\n", C * 256);
         for r in 0..32 {
+            let r = r + case.behind;
             body += &format!("  global_store_dword v3, a{r}, s[4:5]\n  v_add_u32 v3, 0x100, v3\n");
         }
     }
@@ -750,6 +753,18 @@ fn c_may_be_a_constant() {
             Case { constant, ..Case::new(s, random) }
         };
         let cases: Vec<Case> = shapes(cpu).filter(|s| !s.sparse()).map(|s| with(s, &mut random)).collect();
+        check(cpu, &cases, MatrixNumerics::Fma);
+    }
+}
+
+/// Compilers let the two overlap where D has four registers.
+#[test]
+fn c_is_read_before_d_is_written() {
+    let mut random = Random(7);
+    for cpu in TARGETS {
+        let dense = shapes(cpu).filter(|s| !s.sparse() && s.results() == 4);
+        let cases: Vec<Case> = dense.map(|s| Case { behind: 2, ..Case::new(s, &mut random) }).collect();
+        assert!(cases.iter().any(|case| case.shape.a == I8));
         check(cpu, &cases, MatrixNumerics::Fma);
     }
 }

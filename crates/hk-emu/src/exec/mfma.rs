@@ -707,13 +707,17 @@ fn matrix_body<H: Host>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     }
     let size = |packed: &Packed| packed.k * packed.width;
     let (a, b) = (&mut operands.a[..size(&m.a)], &mut operands.b[..size(&m.b)]);
-    let ends = Ends {
+    let mut ends = Ends {
         d: u.d,
         c: if m.sparse() { u.d } else { u.c },
         c_step: if m.constant_c { 0 } else { 1 },
         integer: m.integer(),
         clamps: w.mode & mode::FP16_OVFL != 0,
     };
+    let results = (m.dim * m.dim * m.blocks / 64) as u16;
+    if ends.c_step != 0 && ends.c != ends.d && ends.c.abs_diff(ends.d) < results {
+        ends.c = shifted(w, ends, results);
+    }
     let mut apart = false;
     if let Some(scale) = m.scale {
         for (scales, (slot, byte)) in operands.scales.iter_mut().zip(scale) {
@@ -740,6 +744,17 @@ fn matrix_body<H: Host>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     Ctl::Next
 }
 levels!(matrix_handler = matrix_body);
+
+/// C and D share some registers: the unit reads all of C before it writes any of D. Moves C to where D is.
+#[cold]
+#[inline(never)]
+fn shifted(w: &mut Wave, ends: Ends, results: u16) -> u16 {
+    let c = w.registers(ends.c, results.into()).to_vec();
+    for (slot, c) in (ends.d..).zip(c) {
+        *w.v_mut(slot) = c;
+    }
+    ends.d
+}
 
 /// Exact numerics, and scales that f32 cannot take.
 #[cold]
