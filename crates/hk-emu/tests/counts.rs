@@ -207,6 +207,7 @@ fn a_buffer_load_counts_what_lies_in_range() {
     // 32 whole lanes, and two dwords of the next one.
     assert_eq!((profile.counters.global_read_bytes, d.distinct_read_bytes), (520, 520));
     assert_eq!((d.global_read_lines, d.distinct_read_lines), (5, 5));
+    assert_eq!(d.wide_bytes, 512);
     assert_eq!(profile.lines.iter().map(|l| l.counters.global_read_bytes).sum::<u64>(), 520);
 }
 

@@ -66,26 +66,44 @@ fn addresses(w: &Wave, e: &Env<'_>, u: &Uop, bytes: u64, skip: u32) -> ([u64; 64
     (addr, valid)
 }
 
-/// The bytes that an instruction accesses: for each contiguous piece the addresses, the lanes that pass the range
-/// check, and its size. Formatted elements are one piece. `bytes`: size of the access by its name.
-pub(crate) fn pieces(w: &Wave, e: &Env<'_>, inst: &Inst, u: &Uop, bytes: u32) -> Vec<([u64; 64], u64, u32)> {
-    let one = |bytes: u32, mut at: ([u64; 64], u64), dword: bool| {
-        if dword {
-            at.0 = at.0.map(|a| a & !3);
-        }
-        vec![(at.0, at.1, bytes)]
-    };
-    if inst.op.info().name.contains("_FORMAT_") {
+/// Bytes next to each other that lanes of an instruction access.
+pub(crate) struct Piece {
+    pub address: [u64; 64],
+    /// The lanes that pass the range check.
+    pub lanes: u64,
+    /// Of each lane.
+    pub bytes: u32,
+    /// Place of the first one's register among those of the instruction.
+    pub register: u16,
+}
+
+/// What an instruction accesses. Formatted elements are one piece; of others, lanes that lie in range altogether are one, and
+/// those that do not go dword by dword, as all do where a swizzle takes dwords apart. `bytes`: size of the access by its name.
+pub(crate) fn pieces(w: &Wave, e: &Env<'_>, inst: &Inst, u: &Uop, bytes: u32) -> Vec<Piece> {
+    let name = inst.op.info().name;
+    if name.contains("_FORMAT_") {
         let format = Formatted::unpack(u.extra).format(w, u);
         let bytes = format.map_or(0, |(format, _)| format.bytes() as u32);
-        return one(bytes, addresses(w, e, u, bytes.into(), 0), false);
+        let (address, lanes) = addresses(w, e, u, bytes.into(), 0);
+        return vec![Piece { address, lanes, bytes, register: 0 }];
     }
-    let whole = addresses(w, e, u, bytes.into(), 0);
-    let atomic = inst.op.info().name.contains("ATOMIC");
-    if bytes <= 4 || atomic || inst.flags.lds || w.exec() & !whole.1 == 0 && !swizzled(w, u) {
-        return one(bytes, whole, bytes >= 4);
+    let (mut address, lanes) = addresses(w, e, u, bytes.into(), 0);
+    if bytes >= 4 {
+        address = address.map(|a| a & !3);
     }
-    (0..bytes / 4).map(|n| dword_addresses(w, e, u, 4, 4 * n)).map(|(addr, valid)| (addr, valid, 4)).collect()
+    let whole = Piece { address, lanes, bytes, register: 0 };
+    if bytes <= 4 || name.contains("ATOMIC") || inst.flags.lds {
+        return vec![whole];
+    }
+    let apart = if swizzled(w, u) { !0 } else { !lanes };
+    let dwords = (0..bytes / 4).map(|n| {
+        let (address, lanes) = dword_addresses(w, e, u, 4, 4 * n);
+        Piece { address, lanes: lanes & apart, bytes: 4, register: n as u16 }
+    });
+    if w.exec() & apart == 0 {
+        return vec![whole];
+    }
+    std::iter::once(Piece { lanes: lanes & !apart, ..whole }).chain(dwords).collect()
 }
 
 /// The same for dwords, whose addresses lose their two low bits.

@@ -159,8 +159,9 @@ impl Accesses {
         let exec = w.exec();
         let register = if access == Access::Read { u.d } else { u.c };
         let register = (!inst.flags.lds && !formatted).then_some(register);
-        for (n, (addr, valid, bytes)) in mubuf::pieces(w, e, inst, u, bytes).into_iter().enumerate() {
-            self.push(Space::Global, access, exec & valid, addr, bytes, register.map(|r| r + n as u16));
+        for piece in mubuf::pieces(w, e, inst, u, bytes) {
+            let register = register.map(|r| r + piece.register);
+            self.push(Space::Global, access, exec & piece.lanes, piece.address, piece.bytes, register);
         }
         if inst.flags.lds {
             self.dma(u, w, exec, bytes);
