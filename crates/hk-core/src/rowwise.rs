@@ -38,6 +38,14 @@ impl RowVariant {
     pub const fn elements(widest: usize, lanes: usize) -> Self {
         Self { widest, lanes, rows: 1, vectors: false, waves_per_cu: 8 }
     }
+
+    /// The variant for elements of `dtype`, where it has `rows` in hand for types of two bytes: as many bytes of wider types,
+    /// `hk::rows_in_hand`.
+    #[must_use]
+    pub const fn in_hand(self, dtype: DType) -> Self {
+        let rows = if dtype.size_bytes() > 2 { self.rows.div_ceil(2) } else { self.rows };
+        Self { rows, ..self }
+    }
 }
 
 /// Bytes of a vector access, `hk::kVecBytes`.

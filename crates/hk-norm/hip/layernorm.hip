@@ -100,9 +100,11 @@ HK_FN float rstd_of(float sum_sq, float correction, const Params &p) {
     return hk::rsqrt((variance < 0.0f ? 0.0f : variance) + p.eps);
 }
 
-/// Rows that stay in registers, up to Lanes * ColsPerLane columns; a lane has `Rows` rows in hand at a time.
-template <Access kAccess, class T, int Lanes, int ColsPerLane, int Rows>
+/// Rows that stay in registers, up to Lanes * ColsPerLane columns; a lane has `RowsOfHalves` rows of a type of two bytes in hand
+/// at a time.
+template <Access kAccess, class T, int Lanes, int ColsPerLane, int RowsOfHalves>
 HK_FN void rows_in_registers(const Params &p) {
+    constexpr int Rows = hk::rows_in_hand<T>(RowsOfHalves);
     using Block = hk::RowBlock<kAccess, T, Lanes, ColsPerLane, Rows>;
     using RowT = typename Block::RowT;
     using RowF = typename Block::RowF;
@@ -195,19 +197,24 @@ HK_FN void rows_in_tiles(const Params &p) {
 }  // namespace
 
 // Entry points of one dtype, one per row of `VARIANTS` in src/layernorm.rs, named as those of rms_rows.h.
-#define LAYERNORM_ENTRIES(T)                                                                                              \
-    HK_ENTRY(layernorm_##T##_128, hk::row_threads(16), rows_in_registers<Access::Vectors, hk::T, 16, 8, 4>)                 \
-    HK_ENTRY(layernorm_##T##_512, hk::row_threads(16), rows_in_registers<Access::Vectors, hk::T, 16, 32, 1>)                \
-    HK_ENTRY(layernorm_##T##_1024, hk::row_threads(64), rows_in_registers<Access::Vectors, hk::T, 64, 16, 1>)               \
-    HK_ENTRY(layernorm_##T##_2048, hk::row_threads(64), rows_in_registers<Access::Vectors, hk::T, 64, 32, 1>)               \
-    HK_ENTRY(layernorm_##T##_4096, hk::row_threads(256), rows_in_registers<Access::Vectors, hk::T, 256, 16, 1>)             \
-    HK_ENTRY(layernorm_##T##_8192, hk::row_threads(256), rows_in_registers<Access::Vectors, hk::T, 256, 32, 1>)             \
-    HK_ENTRY(layernorm_##T##_16384, hk::row_threads(512), rows_in_registers<Access::Vectors, hk::T, 512, 32, 1>)            \
-    HK_ENTRY(layernorm_##T##_long, hk::row_threads(512), rows_in_tiles<Access::Vectors, hk::T, 512, 16>)                    \
-    HK_ENTRY(layernorm_##T##_512_elements, hk::row_threads(16), rows_in_registers<Access::Elements, hk::T, 16, 32, 1>)      \
-    HK_ENTRY(layernorm_##T##_2048_elements, hk::row_threads(64), rows_in_registers<Access::Elements, hk::T, 64, 32, 1>)     \
-    HK_ENTRY(layernorm_##T##_8192_elements, hk::row_threads(256), rows_in_registers<Access::Elements, hk::T, 256, 32, 1>)   \
-    HK_ENTRY(layernorm_##T##_16384_elements, hk::row_threads(512), rows_in_registers<Access::Elements, hk::T, 512, 32, 1>)  \
+#define LAYERNORM_ENTRIES(T)                                                                                               \
+    HK_ENTRY(layernorm_##T##_64, hk::row_threads(8), rows_in_registers<Access::Vectors, hk::T, 8, 8, 4>)                   \
+    HK_ENTRY(layernorm_##T##_128, hk::row_threads(16), rows_in_registers<Access::Vectors, hk::T, 16, 8, 4>)                \
+    HK_ENTRY(layernorm_##T##_256, hk::row_threads(16), rows_in_registers<Access::Vectors, hk::T, 16, 16, 2>)               \
+    HK_ENTRY(layernorm_##T##_512, hk::row_threads(16), rows_in_registers<Access::Vectors, hk::T, 16, 32, 1>)               \
+    HK_ENTRY(layernorm_##T##_1024, hk::row_threads(64), rows_in_registers<Access::Vectors, hk::T, 64, 16, 2>)              \
+    HK_ENTRY(layernorm_##T##_1536, hk::row_threads(64), rows_in_registers<Access::Vectors, hk::T, 64, 24, 2>)              \
+    HK_ENTRY(layernorm_##T##_2048, hk::row_threads(64), rows_in_registers<Access::Vectors, hk::T, 64, 32, 1>)              \
+    HK_ENTRY(layernorm_##T##_4096, hk::row_threads(128), rows_in_registers<Access::Vectors, hk::T, 128, 32, 1>)            \
+    HK_ENTRY(layernorm_##T##_8192, hk::row_threads(256), rows_in_registers<Access::Vectors, hk::T, 256, 32, 1>)            \
+    HK_ENTRY(layernorm_##T##_16384, hk::row_threads(512), rows_in_registers<Access::Vectors, hk::T, 512, 32, 1>)           \
+    HK_ENTRY(layernorm_##T##_long, hk::row_threads(512), rows_in_tiles<Access::Vectors, hk::T, 512, 16>)                   \
+    HK_ENTRY(layernorm_##T##_64_elements, hk::row_threads(8), rows_in_registers<Access::Elements, hk::T, 8, 8, 1>)         \
+    HK_ENTRY(layernorm_##T##_512_elements, hk::row_threads(16), rows_in_registers<Access::Elements, hk::T, 16, 32, 1>)     \
+    HK_ENTRY(layernorm_##T##_2048_elements, hk::row_threads(64), rows_in_registers<Access::Elements, hk::T, 64, 32, 1>)    \
+    HK_ENTRY(layernorm_##T##_4096_elements, hk::row_threads(128), rows_in_registers<Access::Elements, hk::T, 128, 32, 1>)  \
+    HK_ENTRY(layernorm_##T##_8192_elements, hk::row_threads(256), rows_in_registers<Access::Elements, hk::T, 256, 32, 1>)  \
+    HK_ENTRY(layernorm_##T##_16384_elements, hk::row_threads(512), rows_in_registers<Access::Elements, hk::T, 512, 32, 1>) \
     HK_ENTRY(layernorm_##T##_long_elements, hk::row_threads(512), rows_in_tiles<Access::Elements, hk::T, 512, 16>)
 
 LAYERNORM_ENTRIES(bf16)

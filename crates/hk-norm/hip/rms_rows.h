@@ -9,8 +9,8 @@
 //
 // How the work is split
 //   `Lanes` lanes hold a row in registers, so it is read once: chunks of 16 bytes go round the lanes in turn. A
-//   wave works on kWaveSize / Lanes rows side by side, `Rows` times over, so that its loads overlap; a row of
-//   more lanes than a wave is one block. Blocks step through the matrix with the weights kept in registers.
+//   wave works on kWaveSize / Lanes rows side by side, `Rows` times over, so that a lane has four loads or more
+//   on their way before it waits; a row of more lanes than a wave is one block. Blocks step through the matrix with the weights kept in registers.
 //   A row too long for registers is walked twice by one block.
 //   The order of a row's sum depends on its length alone: neither the number of rows, nor the place of a row,
 //   nor how it is accessed (vectors, elements, columns of any stride) changes a bit of the result.
@@ -49,19 +49,24 @@ enum Rounding : u32 {
 /// s of a batch of rows; if kStore, sums go to residual_out.
 template <bool kStore, class Block, class RowF, int Rows, class Params>
 HK_FN void load_sums(const Block &block, RowF (&s)[Rows], const Params &p, const RowBatch &batch) {
+    using T = typename Block::RowT::Element;
     typename Block::RowT x[Rows];
     block.load_strided(x, p.x, batch);
     if constexpr (requires { p.residual_in; }) {
         block.template add<kStore>(s, x, p.residual_in, p.residual_out, p.scalars.rounding & kRoundSum, batch);
     } else {
+        // Else the first of several rows is waited for before the others are asked for.
+        if constexpr (Rows > 1 && RowF::kCols > RowF::kLanes * hk::kVecLen<T>) hk::stay_in_order();
 #pragma unroll
         for (int r = 0; r < Rows; ++r) s[r] = hk::widen(x[r]);
     }
 }
 
-/// Rows that stay in registers, up to Lanes * ColsPerLane columns; a lane has `Rows` rows in hand at a time.
-template <Access kAccess, class T, int Lanes, int ColsPerLane, int Rows, class Params>
+/// Rows that stay in registers, up to Lanes * ColsPerLane columns; a lane has `RowsOfHalves` rows of a type of two bytes in hand
+/// at a time.
+template <Access kAccess, class T, int Lanes, int ColsPerLane, int RowsOfHalves, class Params>
 HK_FN void rows_in_registers(const Params &p) {
+    constexpr int Rows = hk::rows_in_hand<T>(RowsOfHalves);
     using Block = hk::RowBlock<kAccess, T, Lanes, ColsPerLane, Rows>;
     using RowT = typename Block::RowT;
     using RowF = typename Block::RowF;
@@ -132,17 +137,25 @@ HK_FN void rows_in_tiles(const Params &p) {
 
 // Entry points of one dtype, one per row of `VARIANTS` in src/rms.rs. Name = op, dtype, widest row, access if it
 // is by elements. A lane holds at most 64 columns: more would leave room for one wave a SIMD. Narrower rows
-// have variants of fewer columns a lane, so that a lane's share is not mostly past the end.
-#define RMS_ENTRIES(op, T)                                                                                                  \
+// have variants of fewer columns a lane, so that a lane's share is not mostly past the end, and with fewer than four
+// loads of a row several rows in hand, unless eight waves fit a SIMD.
+#define RMS_ENTRIES(op, T)                                                                                                     \
+    HK_ENTRY(op##_##T##_64, hk::row_threads(8), rms::rows_in_registers<hk::Access::Vectors, hk::T, 8, 8, 4>)                   \
     HK_ENTRY(op##_##T##_128, hk::row_threads(16), rms::rows_in_registers<hk::Access::Vectors, hk::T, 16, 8, 4>)                \
+    HK_ENTRY(op##_##T##_256, hk::row_threads(16), rms::rows_in_registers<hk::Access::Vectors, hk::T, 16, 16, 2>)               \
     HK_ENTRY(op##_##T##_512, hk::row_threads(16), rms::rows_in_registers<hk::Access::Vectors, hk::T, 16, 32, 1>)               \
     HK_ENTRY(op##_##T##_1024, hk::row_threads(64), rms::rows_in_registers<hk::Access::Vectors, hk::T, 64, 16, 1>)              \
+    HK_ENTRY(op##_##T##_1536, hk::row_threads(64), rms::rows_in_registers<hk::Access::Vectors, hk::T, 64, 24, 2>)              \
     HK_ENTRY(op##_##T##_2048, hk::row_threads(64), rms::rows_in_registers<hk::Access::Vectors, hk::T, 64, 32, 1>)              \
+    HK_ENTRY(op##_##T##_3072, hk::row_threads(64), rms::rows_in_registers<hk::Access::Vectors, hk::T, 64, 48, 1>)              \
     HK_ENTRY(op##_##T##_4096, hk::row_threads(64), rms::rows_in_registers<hk::Access::Vectors, hk::T, 64, 64, 1>)              \
+    HK_ENTRY(op##_##T##_6144, hk::row_threads(128), rms::rows_in_registers<hk::Access::Vectors, hk::T, 128, 48, 1>)            \
     HK_ENTRY(op##_##T##_8192, hk::row_threads(256), rms::rows_in_registers<hk::Access::Vectors, hk::T, 256, 32, 1>)            \
     HK_ENTRY(op##_##T##_16384, hk::row_threads(256), rms::rows_in_registers<hk::Access::Vectors, hk::T, 256, 64, 1>)           \
     HK_ENTRY(op##_##T##_long, hk::row_threads(256), rms::rows_in_tiles<hk::Access::Vectors, hk::T, 256, 16>)                   \
+    HK_ENTRY(op##_##T##_64_elements, hk::row_threads(8), rms::rows_in_registers<hk::Access::Elements, hk::T, 8, 8, 1>)         \
     HK_ENTRY(op##_##T##_512_elements, hk::row_threads(16), rms::rows_in_registers<hk::Access::Elements, hk::T, 16, 32, 1>)     \
     HK_ENTRY(op##_##T##_4096_elements, hk::row_threads(64), rms::rows_in_registers<hk::Access::Elements, hk::T, 64, 64, 1>)    \
+    HK_ENTRY(op##_##T##_6144_elements, hk::row_threads(128), rms::rows_in_registers<hk::Access::Elements, hk::T, 128, 48, 1>)  \
     HK_ENTRY(op##_##T##_16384_elements, hk::row_threads(256), rms::rows_in_registers<hk::Access::Elements, hk::T, 256, 64, 1>) \
     HK_ENTRY(op##_##T##_long_elements, hk::row_threads(256), rms::rows_in_tiles<hk::Access::Elements, hk::T, 256, 16>)

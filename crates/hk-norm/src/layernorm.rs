@@ -9,19 +9,24 @@ use hk_core::{
 };
 use std::fmt;
 
-static KERNELS: KernelTable<13> = KernelTable {
+static KERNELS: KernelTable<18> = KernelTable {
     objects: &kernels::LAYERNORM,
     variants: [
+        RowVariant::vectors(64, 8, 4, 8),
         RowVariant::vectors(128, 16, 4, 8),
+        RowVariant::vectors(256, 16, 2, 8),
         RowVariant::vectors(512, 16, 1, 8),
-        RowVariant::vectors(1024, 64, 1, 16),
+        RowVariant::vectors(1024, 64, 2, 8),
+        RowVariant::vectors(1536, 64, 2, 8),
         RowVariant::vectors(2048, 64, 1, 8),
-        RowVariant::vectors(4096, 256, 1, 16),
+        RowVariant::vectors(4096, 128, 1, 8),
         RowVariant::vectors(8192, 256, 1, 8),
         RowVariant::vectors(16384, 512, 1, 8),
         RowVariant::vectors(usize::MAX, 512, 1, 16),
+        RowVariant::elements(64, 8),
         RowVariant::elements(512, 16),
         RowVariant::elements(2048, 64),
+        RowVariant::elements(4096, 128),
         RowVariant::elements(8192, 256),
         RowVariant::elements(16384, 512),
         RowVariant::elements(usize::MAX, 512),
@@ -30,16 +35,21 @@ static KERNELS: KernelTable<13> = KernelTable {
         "layernorm",
         ["bf16", "f16", "f32"],
         [
+            "64",
             "128",
+            "256",
             "512",
             "1024",
+            "1536",
             "2048",
             "4096",
             "8192",
             "16384",
             "long",
+            "64_elements",
             "512_elements",
             "2048_elements",
+            "4096_elements",
             "8192_elements",
             "16384_elements",
             "long_elements"

@@ -240,17 +240,18 @@ macro_rules! corners {
 /// go by elements.
 macro_rules! rms_corners {
     ($name:ident, $matrices:tt, $values:tt) => {
-        corners!($name, 12 rows of: [(300 128), (100 512), (40 1024), (20 2048), (30 4096), (5 8192), (5 16384), (9 20480),
-            (100 509), (20 4001), (5 16001), (5 20001)], $matrices, ["weight"], $values, &[],
+        corners!($name, 19 rows of: [(600 64), (300 128), (150 256), (100 512), (40 1024), (40 1536), (20 2048), (20 3072),
+            (30 4096), (10 6144), (5 8192), (5 16384), (9 20480), (150 61), (100 509), (20 4001), (10 6001), (5 16001),
+            (5 20001)], $matrices, ["weight"], $values, &[],
             [(Bf16 Bf16), (F16 F16), (F32 F32), (Bf16 F32), (F16 F32)]);
     };
 }
 rms_corners!(CORNERS_RMSNORM, ["x"], ["rstd"]);
 rms_corners!(CORNERS_FUSED, ["x", "residual_in"], ["rstd"]);
 
-corners!(CORNERS_LAYERNORM, 13 rows of: [(300 128), (100 512), (40 1024), (20 2048), (20 4096), (10 8192), (5 16384), (5 20480),
-    (100 509), (20 2001), (10 4001), (5 16001), (5 20001)], ["x"], ["weight", "bias"], ["mean", "rstd"], &[],
-    [(Bf16 Bf16), (F16 F16), (F32 F32), (Bf16 F32), (F16 F32)]);
+corners!(CORNERS_LAYERNORM, 18 rows of: [(600 64), (300 128), (150 256), (100 512), (70 1024), (40 1536), (20 2048), (20 4096),
+    (10 8192), (5 16384), (5 20480), (150 61), (100 509), (20 2001), (10 4001), (10 8001), (5 16001), (5 20001)],
+    ["x"], ["weight", "bias"], ["mean", "rstd"], &[], [(Bf16 Bf16), (F16 F16), (F32 F32), (Bf16 F32), (F16 F32)]);
 
 /// Rows of some lengths, for operators whose entry points are those of others.
 macro_rules! some_corners {

@@ -10,7 +10,8 @@ impl<T: Float> Weight<T> for T {}
 impl Weight<bf16> for f32 {}
 impl Weight<f16> for f32 {}
 
-/// The entry points of one source: for bf16, f16 and f32, each in the order of `variants`.
+/// The entry points of one source: for bf16, f16 and f32, each in the order of `variants`, which have rows in hand for types of
+/// two bytes.
 pub(crate) struct KernelTable<const N: usize> {
     pub objects: &'static CodeObjects,
     pub variants: [RowVariant; N],
@@ -109,6 +110,7 @@ impl<'a> Problem<'a> {
     /// The kernel for these tensors and its grid.
     pub fn plan<const N: usize>(&self, stream: &Stream, table: &KernelTable<N>) -> Result<RowPlan> {
         let names = &table.names[float_index(self.dtype)];
-        self.rows.plan(stream, table.objects, &table.variants, names)
+        let variants = table.variants.map(|v| v.in_hand(self.dtype));
+        self.rows.plan(stream, table.objects, &variants, names)
     }
 }

@@ -123,16 +123,23 @@ macro_rules! kernel_table {
         KernelTable {
             objects: $objects,
             variants: [
+                RowVariant::vectors(64, 8, 4, 8),
                 RowVariant::vectors(128, 16, 4, 8),
+                RowVariant::vectors(256, 16, 2, 8),
                 RowVariant::vectors(512, 16, 1, 8),
                 RowVariant::vectors(1024, 64, 1, 16),
+                RowVariant::vectors(1536, 64, 2, 8),
                 RowVariant::vectors(2048, 64, 1, 8),
+                RowVariant::vectors(3072, 64, 1, 8),
                 RowVariant::vectors(4096, 64, 1, 12),
+                RowVariant::vectors(6144, 128, 1, 8),
                 RowVariant::vectors(8192, 256, 1, 8),
                 RowVariant::vectors(16384, 256, 1, 8),
                 RowVariant::vectors(usize::MAX, 256, 1, 16),
+                RowVariant::elements(64, 8),
                 RowVariant::elements(512, 16),
                 RowVariant::elements(4096, 64),
+                RowVariant::elements(6144, 128),
                 RowVariant::elements(16384, 256),
                 RowVariant::elements(usize::MAX, 256),
             ],
@@ -140,16 +147,23 @@ macro_rules! kernel_table {
                 $op,
                 ["bf16", "f16", "f32"],
                 [
+                    "64",
                     "128",
+                    "256",
                     "512",
                     "1024",
+                    "1536",
                     "2048",
+                    "3072",
                     "4096",
+                    "6144",
                     "8192",
                     "16384",
                     "long",
+                    "64_elements",
                     "512_elements",
                     "4096_elements",
+                    "6144_elements",
                     "16384_elements",
                     "long_elements"
                 ]
@@ -158,6 +172,6 @@ macro_rules! kernel_table {
     };
 }
 
-pub(crate) static RMSNORM: KernelTable<12> = kernel_table!(&kernels::RMSNORM, "rmsnorm");
-pub(crate) static FUSED_ADD_RMSNORM: KernelTable<12> =
+pub(crate) static RMSNORM: KernelTable<19> = kernel_table!(&kernels::RMSNORM, "rmsnorm");
+pub(crate) static FUSED_ADD_RMSNORM: KernelTable<19> =
     kernel_table!(&kernels::FUSED_ADD_RMSNORM, "fused_add_rmsnorm");

@@ -6,9 +6,9 @@ use hk_norm::{RmsNormOptions, RoundMode, Weight, WeightOffset};
 use hk_testkit::{self as kit, Array, Fill, Gpu, Place, RowCase, Tensor, proptest::prelude::*};
 
 /// Columns that the specification lists, the borders of every kernel, and one past them.
-pub const COLS: [usize; 30] = [
-    1, 2, 4, 8, 10, 64, 127, 128, 130, 136, 512, 513, 520, 576, 1024, 1032, 1245, 1536, 2048, 2056, 2880,
-    4096, 4104, 5120, 7168, 8192, 8193, 8200, 16384, 16392,
+pub const COLS: [usize; 39] = [
+    1, 2, 4, 8, 10, 64, 65, 72, 127, 128, 130, 136, 256, 264, 512, 513, 520, 576, 1024, 1032, 1245, 1536,
+    1544, 2048, 2056, 2880, 3072, 3080, 4096, 4104, 5120, 6144, 6152, 7168, 8192, 8193, 8200, 16_384, 16_392,
 ];
 
 /// Options, `eps` not zero.

@@ -75,6 +75,13 @@ HK_FN void forget(T &v) {
 #endif
 }
 
+/// No instruction is moved past this place: what comes before it is issued before what comes after it.
+HK_FN void stay_in_order() {
+#if defined(HK_AMD)
+    __builtin_amdgcn_sched_barrier(0);
+#endif
+}
+
 /// The kernel's parameters, to be read anew. What is read of them stays in scalar registers for as long as it is of use,
 /// all through a loop; where there are too few of those, a loop reads through this in each turn, from the scalar cache.
 template <class Params>

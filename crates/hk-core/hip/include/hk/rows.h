@@ -14,6 +14,10 @@ namespace hk {
 /// Threads of a block whose rows have `lanes` lanes each.
 constexpr int row_threads(int lanes) { return lanes > kWaveSize ? lanes : kWaveSize; }
 
+/// Rows that a lane has in hand at a time where it has `rows` of a type of two bytes: as many bytes of wider types.
+template <class T>
+constexpr int rows_in_hand(int rows) { return sizeof(T) > 2 ? (rows + 1) / 2 : rows; }
+
 /// A lane's place in a row of any column stride, to read it by elements. It asks for no window, and so reaches any address.
 template <class T>
 struct StridedCursor {
@@ -75,6 +79,13 @@ struct RowBatch {
         return {window, offset, left};
     }
 
+    /// As `at`, for an index that is the same for all lanes of the block: the row ends with a window of its own.
+    template <class T, Access kAccess>
+    HK_FN Cursor<T, kAccess> alone_at(const Global &g, u32 index) const {
+        const Window window(g.row<T>(first + index), index < count ? cols * u32(sizeof(T)) : 0);
+        return {window, column * u32(sizeof(T)), Cursor<T, kAccess>::kToEnd};
+    }
+
     /// Cursor at row `index` of the batch, the last one's if that is beyond `count`, of a tensor of any column stride.
     template <class T>
     HK_FN StridedCursor<T> strided(const Global &g, u32 index) const {
@@ -111,10 +122,16 @@ struct RowBlock {
     /// Place of row `r` of this lane in its batch.
     HK_FN u32 index(int r) const { return u32(r) * kAbreast + side; }
 
+    /// Cursor at this lane's row `r`.
+    HK_FN Cursor<T, kAccess> at(const Global &g, const RowBatch &batch, int r) const {
+        if constexpr (kAbreast == 1 && !kAlone) return batch.template alone_at<T, kAccess>(g, index(r));
+        else return batch.template at<T, kAccess, kAlone>(g, index(r));
+    }
+
     /// Reads this lane's share of its rows.
     HK_FN void load(RowT (&x)[Rows], const Global &g, const RowBatch &batch) const {
 #pragma unroll
-        for (int r = 0; r < Rows; ++r) x[r] = RowT::load(batch.at<T, kAccess, kAlone>(g, index(r)));
+        for (int r = 0; r < Rows; ++r) x[r] = RowT::load(at(g, batch, r));
     }
 
     /// As `load`, of a tensor whose columns may have any stride if access is by elements.
@@ -131,7 +148,7 @@ struct RowBlock {
 
     /// Writes this lane's share of row `r`.
     HK_FN void store(const RowT &x, const Global &g, const RowBatch &batch, int r) const {
-        x.store(batch.at<T, kAccess, kAlone>(g, index(r)));
+        x.store(at(g, batch, r));
     }
 
     /// s = x + residual_in, rounded to T if `round`; if kStore, residual_out gets the rounded sum.
@@ -173,7 +190,7 @@ struct RowBlock {
 #pragma unroll
             for (int r = 0; r < Rows; ++r) {
                 const Vec<float, kLen> zeros = __builtin_bit_cast(float, zero);
-                here.at<T, kAccess, kAlone>(g, index(r)).template store<kLen>(narrow<T>(zeros), 0);
+                at(g, here, r).template store<kLen>(narrow<T>(zeros), 0);
             }
         }
     }
