@@ -429,15 +429,18 @@ fn the_ends_of_the_range() {
         };
         // The sum of squares overflows: rstd is 0.
         assert_eq!(run(1e20, 64, 1e-6), (0.0, 0.0));
-        assert_eq!(run(1e18, 64, 1e-6).0, 1.0);
+        let near_the_end = run(1e18, 64, 1e-6).0;
+        assert!((near_the_end - 1.0).abs() <= 4.0 * f32::EPSILON, "{near_the_end}");
         // Zeros: 0 with eps, NaN without.
         assert_eq!(run(0.0, 64, 1e-6).0, 0.0);
         assert!(run(0.0, 64, 0.0).0.is_nan());
         // A subnormal mean of squares is not taken for zero.
         let (y, rstd) = run(1e-20, 64, 0.0);
         assert!((y - 1.0).abs() < 1e-3 && (rstd / 1e20 - 1.0).abs() < 1e-3, "{y} {rstd:e}");
-        // Subnormal values with weights: not flushed.
-        assert_eq!(run(f32::from_bits(0x0040_0000), 64, 1.0).0, f32::from_bits(0x0040_0000));
+        // Subnormal values with weights: not flushed. An error of 1 ulp in rstd = 1 is lost in their rounding, one of 2 ulp,
+        // which `rsqrt` may have on an NVIDIA GPU, may be a unit.
+        let units = run(f32::from_bits(0x0040_0000), 64, 1.0).0.to_bits().abs_diff(0x0040_0000);
+        assert!(units <= u32::from(gpu.spec().starts_with("cuda")), "{units} units");
 
         // Results beyond f16 are infinite, not the largest value.
         let weight = gpu.upload(&[70_000.0f32; 8], [8]);
