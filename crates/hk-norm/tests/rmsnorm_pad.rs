@@ -337,6 +337,14 @@ fn errors() {
     let turned = gpu.upload(&[bf16::ONE; 12], [4, 3]);
     let turned = turned.view().transpose(0, 1).unwrap();
     assert_error(fused(turned, y.view_mut(), out.view_mut()), kind!(Stride), &["residual_in"]);
+    let mut turned = gpu.upload(&[bf16::ONE; 48], [16, 3]);
+    let turned_y = turned.view_mut().transpose(0, 1).unwrap();
+    assert_error(pad(x.view(), w.view(), turned_y, 1e-6, 16), kind!(Stride), &["rmsnorm_pad: y"]);
+    let turned_y = turned.view_mut().transpose(0, 1).unwrap();
+    assert_error(fused(r.view(), turned_y, out.view_mut()), kind!(Stride), &["fused_add_rmsnorm_pad: y"]);
+    let mut turned = gpu.upload(&[bf16::ONE; 12], [4, 3]);
+    let turned_out = turned.view_mut().transpose(0, 1).unwrap();
+    assert_error(fused(r.view(), y.view_mut(), turned_out), kind!(Stride), &["residual_out"]);
     let r2 = tensor([2, 4]);
     let result = fused(r2.view(), y.view_mut(), out.view_mut());
     assert_error(result, kind!(Shape), &["fused_add_rmsnorm_pad: residual_in", "[3, 4] (shape of x)"]);
