@@ -188,8 +188,12 @@ struct Conv {
     activation: ConvActivation,
 }
 
-/// Tokens that a lane moves at a time where lanes lie along channels, and along tokens: `kAhead` in `hip/conv.hip`.
-const AHEAD: [usize; 2] = [4, 8];
+/// Tokens that a lane moves at a time where lanes lie along channels, and its run where they lie along tokens: `kAhead` of
+/// both in `hip/conv.hip`.
+const AHEAD: usize = 4;
+const RUN: usize = 8;
+/// Channels of a lane that has 16 bytes of tokens of each.
+const TILE_CHANNELS: usize = 4;
 /// Waves that a CU needs to keep memory busy.
 const WAVES_PER_CU: usize = 12;
 
@@ -277,18 +281,24 @@ impl Conv {
             return Ok(());
         }
 
-        // Which way lanes lie, and whether 16 bytes of channels can be moved at a time.
+        // Which way lanes lie, and whether 16 bytes can be moved at a time.
         let v = 16 / size_of::<T>();
         let along_channels = x_at[1] == 1 && (channels > 1 || x_at[2] != 1);
+        let batches = if starts.is_some() { 1 } else { self.batch };
+        let lengths = [batches, channels, tokens];
+        let inner = if along_channels { 1 } else { 2 };
         let whole = |at: &[i64; 3]| {
-            let lengths = [self.batch, 1, tokens];
-            let mut others = at.iter().zip(lengths).filter(|&(_, n)| n > 1);
-            at[1] == 1 && others.all(|(&s, _)| (s as usize).is_multiple_of(v))
+            let apart = |axis: usize| lengths[axis] <= 1 || (at[axis] as usize).is_multiple_of(v);
+            at[inner] == 1 && (0..3).all(|axis| axis == inner || apart(axis))
         };
-        let aligned = x.is_aligned(16) && y.is_aligned(16) && weight.is_aligned(16);
-        let vectors = along_channels
-            && channels.is_multiple_of(v)
-            && (whole(&x_at) && whole(&y_at) && aligned)
+        let fits = if along_channels {
+            channels.is_multiple_of(v)
+        } else {
+            channels.is_multiple_of(TILE_CHANNELS) && tokens >= v && !self.update
+        };
+        let vectors = fits
+            && (whole(&x_at) && whole(&y_at))
+            && (x.is_aligned(16) && y.is_aligned(16) && weight.is_aligned(16))
             && bias.as_ref().is_none_or(|b| b.is_aligned(16));
         let (state_at, state_access) = match &states {
             Some(states) => state_access(states, v),
@@ -297,25 +307,27 @@ impl Conv {
 
         let info = stream.device().info();
         let wave = info.wave_size as usize;
-        let per_wave = if vectors { wave * v } else { wave };
-        let tiles = channels.div_ceil(per_wave);
-        let batches = if starts.is_some() { 1 } else { self.batch };
-        let run = if self.update {
-            tokens
-        } else if along_channels {
-            let waves = info.compute_units as usize * WAVES_PER_CU;
-            (batches * tokens * tiles).div_ceil(waves).next_multiple_of(AHEAD[0]).clamp(16, 256)
-        } else {
-            AHEAD[1]
+        // Waves side by side along channels, or lanes.
+        let abreast = match (along_channels, vectors) {
+            (true, true) => channels.div_ceil(wave * v),
+            (true, false) => channels.div_ceil(wave),
+            (false, true) => channels / TILE_CHANNELS,
+            (false, false) => channels,
+        };
+        let run = match (self.update, along_channels) {
+            (true, _) => tokens,
+            (false, true) => {
+                let waves = info.compute_units as usize * WAVES_PER_CU;
+                (batches * tokens * abreast).div_ceil(waves).next_multiple_of(AHEAD).clamp(16, 256)
+            }
+            (false, false) if vectors => v,
+            (false, false) => RUN,
         };
         let runs = tokens.div_ceil(run);
-        let blocks = if along_channels {
-            tiles.saturating_mul(runs).saturating_mul(batches)
-        } else {
-            runs.saturating_mul(channels).saturating_mul(batches).div_ceil(wave)
-        };
+        let items = runs.saturating_mul(abreast).saturating_mul(batches);
+        let blocks = if along_channels { items } else { items.div_ceil(wave) };
         let row = float_index(T::DTYPE);
-        let column = if !along_channels { 2 } else { usize::from(!vectors) };
+        let column = 2 * usize::from(!along_channels) + usize::from(!vectors);
         let kernel = stream.kernel(&kernels::CONV, KERNELS[row][column])?;
         let mut launch = stream.launch(op, &kernel);
         let params = Params {
@@ -360,8 +372,11 @@ impl Conv {
 }
 
 /// The entry points: for bf16, f16, f32.
-static KERNELS: [[&str; 3]; 3] =
-    hk_core::row_kernels!("conv", ["bf16", "f16", "f32"], ["channels", "channels_elements", "tokens"]);
+static KERNELS: [[&str; 4]; 3] = hk_core::row_kernels!(
+    "conv",
+    ["bf16", "f16", "f32"],
+    ["channels", "channels_elements", "tokens", "tokens_elements"]
+);
 
 /// The strides of a state, and how a lane with `v` channels reaches it.
 fn state_access<T: Element>(states: &TensorViewMut<T>, v: usize) -> ([i64; 3], StateAccess) {
