@@ -10,8 +10,11 @@
 //
 // How the work is split
 //   A lane walks a run of tokens with the last W - 1 of them in registers, so that each token is read once but for the W - 1
-//   before a run. With unit stride on channels, lanes have 16 bytes of channels each (or one channel) and a wave one run; with
-//   unit stride on tokens, a lane has runs of 8 tokens of a channel.
+//   before a run.
+//   channels  unit stride on channels: lanes have 16 bytes of channels each (or one channel) and a wave one run.
+//   tokens    unit stride on tokens: a lane has a tile of 16 bytes of tokens by four channels (or 8 tokens of one channel),
+//             and the tokens before it from the lane below. So weights of neighbouring channels come side by side, and
+//             neighbouring channels share packed instructions. Lanes whose tile sequences begin or end in walk as above.
 //   Runs are of one length, but the first W - 1 tokens of a sequence are all walked by the lane that has the first: it alone
 //   reads the history, and writes the state when it has read it.
 // Indices come from the device and are not trusted: a line out of range makes its sequence NaN, line -1 skips it, and starts

@@ -87,8 +87,8 @@ pub struct ConvStates<'a, T: Element> {
 /// Packed sequences lie one after the other along the tokens: sequence `b` from `query_start_loc[b]` to
 /// `query_start_loc[b + 1]`, which rise from 0. Without states the history is zeros. A state is the last `width - 1` tokens of
 /// `h`, oldest first, bit for bit; a sequence shorter than that keeps the end of its history, and one without tokens changes
-/// nothing. Unit stride on channels is the faster layout; 16 bytes are moved at a time where the channels are a multiple of 16
-/// bytes, and tensors and all strides but that one begin on 16 bytes.
+/// nothing. Unit stride on channels is the faster layout. 16 bytes are moved at a time where tensors and all strides but the
+/// unit one begin on 16 bytes, if the channels are a multiple of 16 bytes, or with unit stride on tokens a multiple of four.
 ///
 /// Arithmetic is `f32`, a fused multiply-add for each `j` from the bias on, with one rounding, to nearest even. A result
 /// depends on its tokens alone: calls chained by their states give the bits of one call.

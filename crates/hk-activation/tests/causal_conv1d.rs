@@ -534,11 +534,13 @@ fn laws() {
     }
 }
 
-/// What the emulator counts: x is read once and y written once, in whole lines.
+/// What the emulator counts: x is read once and y written once, in whole lines, 16 bytes at a time.
 #[test]
 fn tokens_are_moved_once() {
-    for order in [Order::Tokens, Order::Channels] {
-        let case = Case { order, bias: false, ..Case::new(&[256], 512, 4) };
+    for (order, packed) in
+        [(Order::Tokens, false), (Order::Tokens, true), (Order::Channels, false), (Order::Channels, true)]
+    {
+        let case = Case { order, packed, bias: false, ..Case::new(&[256], 512, 4) };
         let data = Data::<bf16, bf16>::new(&case);
         for arch in ["gfx942", "gfx950"] {
             let gpu = Gpu::open(&format!("emu:{arch}?details=true"));
@@ -547,9 +549,14 @@ fn tokens_are_moved_once() {
             let counters = gpu.stream().take_counters().unwrap().unwrap();
             let details = counters.details.unwrap();
             let lines = 512 * 256 * 2 / 128;
-            assert_eq!(details.distinct_written_lines, lines, "{order:?} on {arch}");
-            assert_eq!(details.distinct_read_lines, lines + 512 * 4 * 2 / 128, "{order:?} on {arch}");
-            assert_eq!(details.scratch_bytes, 0, "{order:?} on {arch}");
+            let (weights, starts) = (512 * 4 * 2 / 128, u64::from(packed));
+            let at = format!("{order:?}, packed: {packed}, on {arch}");
+            assert_eq!(details.distinct_written_lines, lines, "{at}");
+            assert_eq!(details.distinct_read_lines, lines + weights + starts, "{at}");
+            assert_eq!(details.scratch_bytes, 0, "{at}");
+            let moved = counters.global_read_bytes + counters.global_written_bytes;
+            let narrow = moved - details.wide_bytes;
+            assert!(narrow * 20 <= moved * u64::from(packed), "{at}: {narrow} of {moved} bytes");
         }
     }
 }
