@@ -4,8 +4,8 @@ use crate::kernels;
 use bytemuck::{Pod, Zeroable};
 use hk_core::rowwise::float_index;
 use hk_core::{
-    Aliasing, DType, Element, Error, Float, GlobalLayout, LaunchConfig, Result, Stream, TensorView,
-    TensorViewMut, bf16, check_overlap, f16,
+    DType, Element, Error, Float, GlobalLayout, LaunchConfig, NamedOperand, Operand, Result, Stream,
+    TensorView, TensorViewMut, bf16, check_aliases, f16,
 };
 
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
@@ -253,24 +253,24 @@ impl Conv {
         x.expect_aligned(op, "x", element)?;
         y.expect_aligned(op, "y", element)?;
         weight.expect_aligned(op, "weight", size_of::<W>() as u64)?;
-        let into_y = if self.update { Aliasing::ExactAliasAllowed } else { Aliasing::Disjoint };
-        check_overlap(op, ("x", &x), ("y", &y), into_y)?;
-        apart(op, ("y", &y), "weight", Some(&weight))?;
-        apart(op, ("y", &y), "bias", bias.as_ref())?;
-        apart(op, ("y", &y), "query_start_loc", starts.as_ref())?;
-        apart(op, ("y", &y), self.lines, lines.as_ref())?;
-        apart(op, ("y", &y), "has_initial_state", has_initial.as_ref())?;
         if let Some(states) = &states {
             states.expect_aligned(op, "conv_states", element)?;
-            let states = ("conv_states", states);
-            apart(op, states, "x", Some(&x))?;
-            apart(op, states, "y", Some(&y.alias()))?;
-            apart(op, states, "weight", Some(&weight))?;
-            apart(op, states, "bias", bias.as_ref())?;
-            apart(op, states, "query_start_loc", starts.as_ref())?;
-            apart(op, states, self.lines, lines.as_ref())?;
-            apart(op, states, "has_initial_state", has_initial.as_ref())?;
         }
+        fn some<O: Operand>(tensor: Option<&O>) -> Option<&dyn Operand> {
+            tensor.map(|tensor| tensor as _)
+        }
+        let inputs: [NamedOperand; 6] = [
+            ("x", Some(&x)),
+            ("weight", Some(&weight)),
+            ("bias", some(bias.as_ref())),
+            ("query_start_loc", some(starts.as_ref())),
+            (self.lines, some(lines.as_ref())),
+            ("has_initial_state", some(has_initial.as_ref())),
+        ];
+        let y_may_be: &[_] = if self.update { &["x"] } else { &[] };
+        let outputs: [(NamedOperand, &[_]); 2] =
+            [(("y", Some(&y)), y_may_be), (("conv_states", some(states.as_ref())), &[])];
+        check_aliases(op, &inputs, &outputs)?;
         let limit = i32::MAX as usize;
         for (n, what) in [(self.batch, "sequences"), (channels, "channels"), (tokens, "tokens")] {
             if n > limit {
@@ -409,14 +409,4 @@ fn vector<E: Element>(
     }
     tensor.expect_contiguous(op, arg)?;
     tensor.expect_aligned(op, arg, size_of::<E>() as u64)
-}
-
-/// Checks that an output shares no memory with an optional tensor.
-fn apart<T: Element, E: Element>(
-    op: &'static str,
-    (out_arg, out): (&'static str, &TensorViewMut<T>),
-    arg: &'static str,
-    tensor: Option<&TensorView<E>>,
-) -> Result<()> {
-    tensor.map_or(Ok(()), |tensor| check_overlap(op, (arg, tensor), (out_arg, out), Aliasing::Disjoint))
 }
