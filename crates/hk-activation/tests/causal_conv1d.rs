@@ -564,13 +564,9 @@ fn tokens_are_moved_once() {
 #[test]
 fn nothing_is_launched_for_no_tokens() {
     for gpu in kit::devices() {
-        gpu.stream().take_counters().unwrap();
         let case = Case::new(&[0, 0], 8, 4).with_states();
         let data = Data::<bf16, bf16>::new(&case);
-        assert_eq!(fwd(&gpu, &case, &data).states, data.states);
-        if let Some(counters) = gpu.stream().take_counters().unwrap() {
-            assert_eq!(counters.waves, 0, "{}", gpu.spec());
-        }
+        gpu.assert_nothing_launched(|| assert_eq!(fwd(&gpu, &case, &data).states, data.states));
     }
 }
 
@@ -632,10 +628,17 @@ fn errors() {
     }
     let gaps = gpu.upload(&[bf16::ONE; 16], Place::rows([4, 4], 5));
     assert_error(plain(x.view(), gaps.view(), y.view_mut()), kind!(Stride), &["weight"]);
+    let flat_weight = gpu.upload(&[bf16::ONE; 16], [16]);
+    let wrong = plain(x.view(), flat_weight.view(), y.view_mut());
+    assert_error(wrong, kind!(Shape), &["weight: shape [16]", "2 axes"]);
     let bias = gpu.upload(&[bf16::ONE; 3], [3]);
     let wrong =
         causal_conv1d_fwd(s, x.view(), weight.view(), Some(bias.view()), None, None, y.view_mut(), NONE);
     assert_error(wrong, kind!(Shape), &["bias", "[3]", "[4] (channels of x)"]);
+    let bias = gpu.upload(&[bf16::ONE; 4], Place::new(Layout::with_strides([4], [2]).unwrap()));
+    let wrong =
+        causal_conv1d_fwd(s, x.view(), weight.view(), Some(bias.view()), None, None, y.view_mut(), NONE);
+    assert_error(wrong, kind!(Stride), &["bias"]);
 
     let place = |strides: [usize; 3]| Place::new(Layout::with_strides([3, 4, 5], strides).unwrap());
     let spread = gpu.upload(&[bf16::ONE; 60], place([60, 10, 2]));
@@ -660,6 +663,8 @@ fn errors() {
         &["cache_indices", "[2]", "[3] (sequences)"],
     );
     assert_error(with(&mut states, None, Some(&yes)), kind!(Shape), &["has_initial_state", "[2]"]);
+    let apart = gpu.upload(&[0, 1, 2], Place::new(Layout::with_strides([3], [2]).unwrap()));
+    assert_error(with(&mut states, Some(&apart), None), kind!(Stride), &["cache_indices"]);
     let mut more = gpu.upload(&[bf16::ONE; 48], [3, 4, 4]);
     assert_error(
         with(&mut more, None, None),
@@ -703,6 +708,26 @@ fn errors() {
     gpu.assert_untouched(&y);
 }
 
+/// More than 2^31 - 1 of anything: of tensors without elements, which need no memory.
+#[test]
+fn too_many_are_refused() {
+    let gpu = &kit::devices()[0];
+    let n = 1 << 31;
+    let weights = gpu.poisoned::<bf16>([0, 2]);
+    let weight = gpu.upload(&[bf16::ONE; 2], [1, 2]);
+    for (shape, weight, what) in [
+        ([n, 1, 0], &weight, "2147483648 sequences"),
+        ([0, 1, n], &weight, "2147483648 tokens"),
+        ([1, 0, n], &weights, "2147483648 tokens"),
+    ] {
+        let (x, mut y) = (gpu.poisoned::<bf16>(shape), gpu.poisoned::<bf16>(shape));
+        let (none, act) = (None::<TensorView<bf16>>, ConvActivation::None);
+        let wrong =
+            causal_conv1d_fwd(gpu.stream(), x.view(), weight.view(), none, None, None, y.view_mut(), act);
+        assert_error(wrong, kind!(TooLarge), &["causal_conv1d_fwd: x", what, "2147483647"]);
+    }
+}
+
 #[test]
 fn overlaps_are_refused() {
     const NONE: ConvActivation = ConvActivation::None;
@@ -728,6 +753,23 @@ fn overlaps_are_refused() {
     let out = y.view_mut();
     let wrong = causal_conv1d_update(s, x.view(), out.alias(), None, None, states.view_mut(), out, NONE);
     assert_error(wrong, kind!(Overlap), &["weight and y"]);
+    for onto in ["y", "conv_states"] {
+        // A weight and a bias that are part of an output.
+        let wrong = |weight_over: bool| {
+            let (mut y, mut states) =
+                (gpu.upload(&[bf16::ONE; 16], [16]), gpu.upload(&[bf16::ONE; 48], [48]));
+            let (out, kept) = (y.view_mut(), states.view_mut());
+            let over = if onto == "y" { out.alias() } else { kept.alias() };
+            let (weight_part, bias_part) =
+                (over.slice(0, 0..16).unwrap().split_axis(0, 4).unwrap(), over.slice(0, 4..8).unwrap());
+            let (w, b) = if weight_over { (weight_part, None) } else { (weight.view(), Some(bias_part)) };
+            let out = out.split_axis(0, 4).unwrap();
+            let kept = kept.split_axis(0, 3).unwrap().split_axis(0, 4).unwrap();
+            causal_conv1d_update(s, x.view(), w, b, None, kept, out, NONE)
+        };
+        assert_error(wrong(true), kind!(Overlap), &[&format!("weight and {onto}")]);
+        assert_error(wrong(false), kind!(Overlap), &[&format!("bias and {onto}")]);
+    }
     let mut wide = gpu.upload(&[bf16::ONE; 20], [4, 5]);
     let whole = wide.view_mut();
     let left = whole.alias().slice(1, 0..4).unwrap();

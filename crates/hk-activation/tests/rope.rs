@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Case, Integers, angles, cos_sin, run, run_in_place};
+use common::{Case, Integers, angles, cos_sin, dense, rotation, run, run_in_place};
 use hk_activation::{reference, rope_cached, rope_freqs, rope_qk};
 use hk_core::rope::reference::Tables;
 use hk_core::rope::{
@@ -287,28 +287,6 @@ fn numbers_of_tokens_and_heads() {
             };
             check::<bf16, f32>(&case, &Tables::of_angles(&angles(case.rows, &rope, 5e5)));
         }
-    }
-}
-
-fn rotation(rotary: usize, style: RopeStyle) -> Rope {
-    Rope { style, table: RopeTableWidth::Half, rotary, span: RopeSpan::First, inverse: false }
-}
-
-fn dense(tokens: usize, heads: usize, head_dim: usize, rope: Rope) -> Case {
-    Case {
-        layout: RopeLayout::Thd,
-        batches: 1,
-        tokens,
-        heads,
-        head_dim,
-        rope,
-        given: None,
-        offsets: None,
-        starts: None,
-        rows: tokens.max(1),
-        strided: false,
-        shift: 0,
-        seed: 7,
     }
 }
 
@@ -665,6 +643,11 @@ fn wrong_arguments_are_refused() {
     let foreign = elsewhere.upload(&[1.0f32; 240], [4, 3, 20]);
     let result = rope_cached(stream, foreign.view(), tables, y.view_mut(), rope, thd);
     assert_error(result, kind!(DeviceMismatch), &["rope_cached: x"]);
+    let foreign = elsewhere.upload(&[1.0f32; 40], [4, 10]);
+    let result = rope_cached(stream, x.view(), source(table.view(), foreign.view()), y.view_mut(), rope, thd);
+    assert_error(result, kind!(DeviceMismatch), &["rope_cached: sin"]);
+    let result = rope_qk(stream, x.view(), x.view(), tables, y.view_mut(), k_out.view_mut(), rope, thd);
+    assert_error(result, kind!(Shape), &["rope_qk: k_out: shape [5, 3, 20]", "[4, 3, 20] (shape of k)"]);
     gpu.assert_untouched(&y);
 }
 
@@ -714,6 +697,23 @@ fn overlaps_are_refused() {
         rope_cached(stream, other.view(), over, y, rope, thd),
         kind!(Overlap),
         &["sin and y overlap"],
+    );
+    let view = wide.view_mut();
+    let (angles, y) = (view.alias().slice(1, 55..65).unwrap(), view.slice(1, 0..60).unwrap());
+    let angles = RopeAngles { angles, positions: Positions::Index, offsets: None };
+    let y = y.split_axis(1, 20).unwrap();
+    assert_error(
+        rope_freqs(stream, other.view(), angles, y, rope, thd),
+        kind!(Overlap),
+        &["angles and y overlap"],
+    );
+    let view = wide.view_mut();
+    let (cos, k_out) = (view.alias().slice(1, 55..65).unwrap(), view.slice(1, 0..60).unwrap());
+    let (over, k_out) = (RopeTables { cos, ..tables }, k_out.split_axis(1, 20).unwrap());
+    assert_error(
+        rope_qk(stream, other.view(), other.view(), over, out.view_mut(), k_out, rope, thd),
+        kind!(Overlap),
+        &["cos and k_out overlap"],
     );
     // Beside them it is fine.
     let view = wide.view_mut();
