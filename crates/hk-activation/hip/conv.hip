@@ -10,8 +10,11 @@
 //
 // How the work is split
 //   A lane walks a run of tokens with the last W - 1 of them in registers, so that each token is read once but for the W - 1
-//   before a run. With unit stride on channels, lanes have 16 bytes of channels each (or one channel) and a wave one run; with
-//   unit stride on tokens, a lane has runs of 8 tokens of a channel.
+//   before a run.
+//   channels  unit stride on channels: lanes have 16 bytes of channels each (or one channel) and a wave one run.
+//   tokens    unit stride on tokens: a lane has a tile of 16 bytes of tokens by four channels (or 8 tokens of one channel),
+//             and the tokens before it from the lane below. So weights of neighbouring channels come side by side, and
+//             neighbouring channels share packed instructions. Lanes whose tile sequences begin or end in walk as above.
 //   Runs are of one length, but the first W - 1 tokens of a sequence are all walked by the lane that has the first: it alone
 //   reads the history, and writes the state when it has read it.
 // Indices come from the device and are not trusted: a line out of range makes its sequence NaN, line -1 skips it, and starts
@@ -22,6 +25,7 @@
 #include <hk/activate.h>
 #include <hk/entry.h>
 #include <hk/global.h>
+#include <hk/wave.h>
 
 namespace {
 using hk::GlobalPtr;
@@ -143,7 +147,7 @@ struct Lane {
     template <class E>
     HK_FN void load_weights() {
         // The taps of a lane's channels lie side by side.
-        constexpr int kPart = V * W < hk::kVecLen<E> ? 1 : V > 1 ? hk::kVecLen<E> : 1;
+        constexpr int kPart = V > 1 && V * W % hk::kVecLen<E> == 0 ? hk::kVecLen<E> : V;
         const auto from = p.weight.row<const E>(0) + u64(channel) * W;
 #pragma unroll
         for (int i = 0; i < V * W; i += kPart) {
@@ -237,17 +241,42 @@ struct Lane {
         }
     }
 
-    /// The result at a token, which then is the newest of h.
-    HK_FN Values step(Values (&h)[kSlots], Values newest) const {
-        Floats sum = bias;
+    /// The results of N channels from `v` on at the token after h, before rounding.
+    template <int N>
+    HK_FN Vec<float, N> sum(const Values (&h)[kSlots], Values newest, int v) const {
+        const auto part = [&](auto from) {
+            Vec<float, N> to;
 #pragma unroll
-        for (int j = 0; j < kSlots; ++j) sum = __builtin_elementwise_fma(taps[j], hk::widen<T, V>(h[j]), sum);
-        sum = __builtin_elementwise_fma(taps[kSlots], hk::widen<T, V>(newest), sum);
-        if (p.silu) sum = hk::silu(sum);
+            for (int i = 0; i < N; ++i) to[i] = float(from[v + i]);
+            return to;
+        };
+        Vec<float, N> sum = part(bias);
+#pragma unroll
+        for (int j = 0; j < kSlots; ++j) sum = __builtin_elementwise_fma(part(taps[j]), part(h[j]), sum);
+        sum = __builtin_elementwise_fma(part(taps[kSlots]), part(newest), sum);
+        return p.silu ? hk::silu(sum) : sum;
+    }
+
+    /// Makes `newest` the newest of h.
+    HK_FN static void shift(Values (&h)[kSlots], Values newest) {
 #pragma unroll
         for (int j = 0; j + 1 < kSlots; ++j) h[j] = h[j + 1];
         h[kSlots - 1] = newest;
-        return hk::narrow<T, V>(sum);
+    }
+
+    /// The result at a token, which then is the newest of h.
+    HK_FN Values step(Values (&h)[kSlots], Values newest) const {
+        // Four channels at a time: what silu has in hand of eight would cost a wave per SIMD.
+        constexpr int kPart = V < 4 ? V : 4;
+        Values result;
+#pragma unroll
+        for (int v = 0; v < V; v += kPart) {
+            const auto rounded = hk::narrow<T, kPart>(sum<kPart>(h, newest, v));
+#pragma unroll
+            for (int i = 0; i < kPart; ++i) result[v + i] = rounded[i];
+        }
+        shift(h, newest);
+        return result;
     }
 
     /// Tokens `from` to `to` of a sequence, kAhead of them read at a time; if `from` is the first one, the state too.
@@ -263,10 +292,10 @@ struct Lane {
         u32 t = from;
         for (; t + kAhead <= to; t += kAhead) {
             Values ahead[kAhead];
-            load_ahead<kAhead>(s, t, ahead);
 #pragma unroll
-            for (int i = 0; i < kAhead; ++i) ahead[i] = step(h, ahead[i]);
-            store_ahead<kAhead>(s, t, ahead);
+            for (int i = 0; i < kAhead; ++i) ahead[i] = load_at<Values>(x(s, i64(t) + i));
+#pragma unroll
+            for (int i = 0; i < kAhead; ++i) store_at(y(s, i64(t) + i), step(h, ahead[i]));
         }
         for (; t < to; ++t) store_at(y(s, t), step(h, load_at<Values>(x(s, t))));
 
@@ -276,47 +305,39 @@ struct Lane {
         }
     }
 
-private:
-    /// True if a lane's tokens from `address` on, one after the other, can be moved 16 bytes at a time.
-    HK_FN static bool together(i64 stride, u64 address) { return stride == 1 && address % hk::kVecBytes == 0; }
-
-    template <int kAhead>
-    HK_FN void load_ahead(const Sequence &s, u32 t, Values (&ahead)[kAhead]) const {
-        if constexpr (V == 1 && kAhead % hk::kVecLen<T> == 0) {
-            constexpr int kLen = hk::kVecLen<T>;
-            const auto from = x(s, t);
-            if (together(p.x_at.inner, reinterpret_cast<u64>(from))) {
+    /// As `walk`, of the N tokens from `t` on with the W - 1 before them, a vector a channel; they are the first of their
+    /// sequence, or not among its first W - 1.
+    template <int N>
+    HK_FN void walk_tile(const Sequence &s, u32 t, const Vec<T, N> (&before)[V], Vec<T, N> (&tile)[V]) const {
+        Values h[kSlots];
+        if (t == 0) {
+            load_state(s, h);
+        } else {
 #pragma unroll
-                for (int i = 0; i < kAhead; i += kLen) {
-                    const auto part = load_at<Vec<T, kLen>>(from + i);
+            for (int i = 0; i < kSlots; ++i) {
 #pragma unroll
-                    for (int j = 0; j < kLen; ++j) ahead[i + j] = part[j];
-                }
-                return;
+                for (int v = 0; v < V; ++v) h[i][v] = before[v][N - kSlots + i];
             }
         }
+        // Two tokens at a time, which are rounded together.
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i) ahead[i] = load_at<Values>(x(s, i64(t) + i));
-    }
-
-    template <int kAhead>
-    HK_FN void store_ahead(const Sequence &s, u32 t, const Values (&results)[kAhead]) const {
-        if constexpr (V == 1 && kAhead % hk::kVecLen<T> == 0) {
-            constexpr int kLen = hk::kVecLen<T>;
-            const auto to = y(s, t);
-            if (together(p.y_at.inner, reinterpret_cast<u64>(to))) {
+        for (int i = 0; i < N; i += 2) {
+            Floats sums[2];
 #pragma unroll
-                for (int i = 0; i < kAhead; i += kLen) {
-                    Vec<T, kLen> part;
+            for (int j = 0; j < 2; ++j) {
+                Values newest;
 #pragma unroll
-                    for (int j = 0; j < kLen; ++j) part[j] = results[i + j][0];
-                    store_at(to + i, part);
-                }
-                return;
+                for (int v = 0; v < V; ++v) newest[v] = tile[v][i + j];
+                sums[j] = sum<V>(h, newest, 0);
+                shift(h, newest);
+            }
+#pragma unroll
+            for (int v = 0; v < V; ++v) {
+                const auto rounded = hk::narrow<T, 2>(Vec<float, 2>{sums[0][v], sums[1][v]});
+                tile[v][i] = rounded[0];
+                tile[v][i + 1] = rounded[1];
             }
         }
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i) store_at(y(s, i64(t) + i), results[i]);
     }
 };
 
@@ -340,13 +361,10 @@ template <int kAhead, class L>
 HK_FN void walk_run(const Params &p, const L &lane, u32 b, u32 run) {
     const u32 from = run * p.run;
     const u32 to = p.tokens - from < p.run ? p.tokens : from + p.run;
-    if (!p.starts.present()) {
-        lane.template walk<kAhead>(sequence(p, b, 0, p.tokens, true), from, to);
-        return;
-    }
-    for (b = sequence_of(p, from); b < p.batch; ++b) {
-        u32 start, end;
-        const bool whole = cut(p, b, start, end);
+    const bool packed = p.starts.present();
+    for (b = packed ? sequence_of(p, from) : b; b < p.batch; ++b) {
+        u32 start = 0, end = p.tokens;
+        const bool whole = !packed || cut(p, b, start, end);
         if (start >= to) break;
         // Tokens of this run, but for the first of a sequence, which belong to the run with the very first.
         const u32 mine = start + L::kSlots;
@@ -354,8 +372,10 @@ HK_FN void walk_run(const Params &p, const L &lane, u32 b, u32 run) {
         const u32 last = start >= from && mine > to ? mine : to;
         const u32 until = end < last ? end : last;
         if (first < until) {
-            lane.template walk<kAhead>(sequence(p, b, start, end - start, whole), first - start, until - start);
+            const Sequence s = sequence(hk::read_anew(p), b, start, end - start, whole);
+            lane.template walk<kAhead>(s, first - start, until - start);
         }
+        if (!packed) break;
     }
 }
 
@@ -368,16 +388,95 @@ HK_FN void along_channels(const Params &p) {
     if (channel < p.channels) walk_run<4>(p, Lane<T, V, W>(p, channel), item / p.runs, item % p.runs);
 }
 
-/// Lanes side by side along runs of a channel, then along channels.
+/// A lane's place where lanes lie side by side along the runs of V channels, then along channels, then along sequences.
+template <int V>
+struct Place {
+    u32 run, channel;
+    u64 b;
+    bool there;
+
+    HK_FN explicit Place(const Params &p) {
+        const u64 index = u64(hk::block_x()) * hk::kWaveSize + hk::thread_x();
+        run = u32(index % p.runs);
+        const u64 row = index / p.runs;
+        channel = u32(row % (p.channels / V)) * V;
+        b = row / (p.channels / V);
+        there = b < (p.starts.present() ? 1 : p.batch);
+    }
+};
+
+/// Runs of 8 tokens of a channel.
 template <class T, int W>
 HK_FN void along_tokens(const Params &p) {
-    const u64 index = u64(hk::block_x()) * hk::kWaveSize + hk::thread_x();
-    const u32 run = u32(index % p.runs);
-    const u64 row = index / p.runs;
-    const u32 channel = u32(row % p.channels);
-    const u64 b = row / p.channels;
-    const u32 batches = p.starts.present() ? 1 : p.batch;
-    if (b < batches) walk_run<8>(p, Lane<T, 1, W>(p, channel), u32(b), run);
+    const Place<1> place(p);
+    if (place.there) walk_run<8>(p, Lane<T, 1, W>(p, place.channel), u32(place.b), place.run);
+}
+
+/// Tiles of 16 bytes of tokens by four channels.
+template <class T, int W>
+HK_FN void in_tiles(const Params &p) {
+    constexpr int V = 4, N = hk::kVecLen<T>, kSlots = W - 1;
+    using Tokens = Vec<T, N>;
+    const Place<V> place(p);
+    const u32 from = place.run * N;
+    const u32 b = u32(place.b);
+    const i64 outer = p.starts.present() ? 0 : b;
+    const auto x = [&](int v) {
+        return reinterpret_cast<GlobalPtr<const T>>(p.x.data) + outer * p.x_at.outer + (place.channel + v) * p.x_at.channel;
+    };
+    const bool whole = place.there && p.tokens - from >= N;
+    Tokens tile[V] = {};
+    if (whole) {
+#pragma unroll
+        for (int v = 0; v < V; ++v) tile[v] = load_at<Tokens>(x(v) + from);
+    }
+    const Lane<T, V, W> lane(p, place.channel);
+    // The tokens before are the lane's below, but for the first lane.
+    Tokens before[V];
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+        using Words = Vec<u32, 4>;
+        Words words = __builtin_bit_cast(Words, tile[v]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) words[i] = hk::from_lane_below(words[i]);
+        before[v] = __builtin_bit_cast(Tokens, words);
+    }
+    if (whole && from > 0 && hk::lane_id() == 0) {
+#pragma unroll
+        for (int v = 0; v < V; ++v) before[v] = load_at<Tokens>(x(v) + from - N);
+    }
+    if (!place.there) return;
+
+    u32 start = 0, end = p.tokens, number = b;
+    bool valid = true;
+    if (p.starts.present()) {
+        number = sequence_of(p, from);
+        valid = cut(p, number, start, end);
+    }
+    const Sequence s = sequence(p, number, start, end - start, valid);
+    const bool first = from == start;
+    if (whole && !s.skip && !s.poison && (first || (from >= start && from - start >= kSlots)) && from + N <= end) {
+        lane.walk_tile(s, from - start, before, tile);
+        const auto y = reinterpret_cast<GlobalPtr<T>>(p.y.data) + outer * p.y_at.outer + place.channel * p.y_at.channel + from;
+#pragma unroll
+        for (int v = 0; v < V; ++v) store_at(y + v * p.y_at.channel, tile[v]);
+        if (first && s.keeps) {
+            Vec<T, V> h[kSlots];
+#pragma unroll
+            for (int v = 0; v < V; ++v) {
+#pragma unroll
+                for (int i = 0; i < kSlots; ++i) h[i][v] = load_at<T>(x(v) + i64(end) + i - kSlots);
+            }
+            lane.store_state(s, h);
+        }
+    } else {
+        // Sequences begin or end in the tile, or have no results.
+#pragma nounroll
+        for (u32 v = 0; v < V; ++v) {
+            const Params &anew = hk::read_anew(p);
+            walk_run<1>(anew, Lane<T, 1, W>(anew, place.channel + v), b, place.run);
+        }
+    }
 }
 
 template <class T, hk::Access kAccess>
@@ -390,12 +489,19 @@ HK_FN void channels(const Params &p) {
     }
 }
 
-template <class T>
+template <class T, hk::Access kAccess>
 HK_FN void tokens(const Params &p) {
+    const auto with_width = [&]<int W>() {
+        if constexpr (kAccess == hk::Access::Vectors) {
+            in_tiles<T, W>(p);
+        } else {
+            along_tokens<T, W>(p);
+        }
+    };
     switch (p.width) {
-        case 2: return along_tokens<T, 2>(p);
-        case 3: return along_tokens<T, 3>(p);
-        case 4: return along_tokens<T, 4>(p);
+        case 2: return with_width.template operator()<2>();
+        case 3: return with_width.template operator()<3>();
+        case 4: return with_width.template operator()<4>();
     }
 }
 }  // namespace
@@ -404,7 +510,8 @@ HK_FN void tokens(const Params &p) {
 #define CONV_ENTRIES(T)                                                              \
     HK_ENTRY(conv_##T##_channels, hk::kWaveSize, channels<hk::T, hk::Access::Vectors>) \
     HK_ENTRY(conv_##T##_channels_elements, hk::kWaveSize, channels<hk::T, hk::Access::Elements>) \
-    HK_ENTRY(conv_##T##_tokens, hk::kWaveSize, tokens<hk::T>)
+    HK_ENTRY(conv_##T##_tokens, hk::kWaveSize, tokens<hk::T, hk::Access::Vectors>) \
+    HK_ENTRY(conv_##T##_tokens_elements, hk::kWaveSize, tokens<hk::T, hk::Access::Elements>)
 CONV_ENTRIES(bf16)
 CONV_ENTRIES(f16)
 CONV_ENTRIES(f32)

@@ -4,8 +4,8 @@ use crate::kernels;
 use bytemuck::{Pod, Zeroable};
 use hk_core::rowwise::float_index;
 use hk_core::{
-    Aliasing, DType, Element, Error, Float, GlobalLayout, LaunchConfig, Result, Stream, TensorView,
-    TensorViewMut, bf16, check_overlap, f16,
+    DType, Element, Error, Float, GlobalLayout, LaunchConfig, NamedOperand, Operand, Result, Stream,
+    TensorView, TensorViewMut, bf16, check_aliases, f16,
 };
 
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
@@ -87,8 +87,8 @@ pub struct ConvStates<'a, T: Element> {
 /// Packed sequences lie one after the other along the tokens: sequence `b` from `query_start_loc[b]` to
 /// `query_start_loc[b + 1]`, which rise from 0. Without states the history is zeros. A state is the last `width - 1` tokens of
 /// `h`, oldest first, bit for bit; a sequence shorter than that keeps the end of its history, and one without tokens changes
-/// nothing. Unit stride on channels is the faster layout; 16 bytes are moved at a time where the channels are a multiple of 16
-/// bytes, and tensors and all strides but that one begin on 16 bytes.
+/// nothing. Unit stride on channels is the faster layout. 16 bytes are moved at a time where tensors and all strides but the
+/// unit one begin on 16 bytes, if the channels are a multiple of 16 bytes, or with unit stride on tokens a multiple of four.
 ///
 /// Arithmetic is `f32`, a fused multiply-add for each `j` from the bias on, with one rounding, to nearest even. A result
 /// depends on its tokens alone: calls chained by their states give the bits of one call.
@@ -188,8 +188,12 @@ struct Conv {
     activation: ConvActivation,
 }
 
-/// Tokens that a lane moves at a time where lanes lie along channels, and along tokens: `kAhead` in `hip/conv.hip`.
-const AHEAD: [usize; 2] = [4, 8];
+/// Tokens that a lane moves at a time where lanes lie along channels, and its run where they lie along tokens: `kAhead` of
+/// both in `hip/conv.hip`.
+const AHEAD: usize = 4;
+const RUN: usize = 8;
+/// Channels of a lane that has 16 bytes of tokens of each.
+const TILE_CHANNELS: usize = 4;
 /// Waves that a CU needs to keep memory busy.
 const WAVES_PER_CU: usize = 12;
 
@@ -249,24 +253,24 @@ impl Conv {
         x.expect_aligned(op, "x", element)?;
         y.expect_aligned(op, "y", element)?;
         weight.expect_aligned(op, "weight", size_of::<W>() as u64)?;
-        let into_y = if self.update { Aliasing::ExactAliasAllowed } else { Aliasing::Disjoint };
-        check_overlap(op, ("x", &x), ("y", &y), into_y)?;
-        apart(op, ("y", &y), "weight", Some(&weight))?;
-        apart(op, ("y", &y), "bias", bias.as_ref())?;
-        apart(op, ("y", &y), "query_start_loc", starts.as_ref())?;
-        apart(op, ("y", &y), self.lines, lines.as_ref())?;
-        apart(op, ("y", &y), "has_initial_state", has_initial.as_ref())?;
         if let Some(states) = &states {
             states.expect_aligned(op, "conv_states", element)?;
-            let states = ("conv_states", states);
-            apart(op, states, "x", Some(&x))?;
-            apart(op, states, "y", Some(&y.alias()))?;
-            apart(op, states, "weight", Some(&weight))?;
-            apart(op, states, "bias", bias.as_ref())?;
-            apart(op, states, "query_start_loc", starts.as_ref())?;
-            apart(op, states, self.lines, lines.as_ref())?;
-            apart(op, states, "has_initial_state", has_initial.as_ref())?;
         }
+        fn some<O: Operand>(tensor: Option<&O>) -> Option<&dyn Operand> {
+            tensor.map(|tensor| tensor as _)
+        }
+        let inputs: [NamedOperand; 6] = [
+            ("x", Some(&x)),
+            ("weight", Some(&weight)),
+            ("bias", some(bias.as_ref())),
+            ("query_start_loc", some(starts.as_ref())),
+            (self.lines, some(lines.as_ref())),
+            ("has_initial_state", some(has_initial.as_ref())),
+        ];
+        let y_may_be: &[_] = if self.update { &["x"] } else { &[] };
+        let outputs: [(NamedOperand, &[_]); 2] =
+            [(("y", Some(&y)), y_may_be), (("conv_states", some(states.as_ref())), &[])];
+        check_aliases(op, &inputs, &outputs)?;
         let limit = i32::MAX as usize;
         for (n, what) in [(self.batch, "sequences"), (channels, "channels"), (tokens, "tokens")] {
             if n > limit {
@@ -277,18 +281,24 @@ impl Conv {
             return Ok(());
         }
 
-        // Which way lanes lie, and whether 16 bytes of channels can be moved at a time.
+        // Which way lanes lie, and whether 16 bytes can be moved at a time.
         let v = 16 / size_of::<T>();
         let along_channels = x_at[1] == 1 && (channels > 1 || x_at[2] != 1);
+        let batches = if starts.is_some() { 1 } else { self.batch };
+        let lengths = [batches, channels, tokens];
+        let inner = if along_channels { 1 } else { 2 };
         let whole = |at: &[i64; 3]| {
-            let lengths = [self.batch, 1, tokens];
-            let mut others = at.iter().zip(lengths).filter(|&(_, n)| n > 1);
-            at[1] == 1 && others.all(|(&s, _)| (s as usize).is_multiple_of(v))
+            let apart = |axis: usize| lengths[axis] <= 1 || (at[axis] as usize).is_multiple_of(v);
+            at[inner] == 1 && (0..3).all(|axis| axis == inner || apart(axis))
         };
-        let aligned = x.is_aligned(16) && y.is_aligned(16) && weight.is_aligned(16);
-        let vectors = along_channels
-            && channels.is_multiple_of(v)
-            && (whole(&x_at) && whole(&y_at) && aligned)
+        let fits = if along_channels {
+            channels.is_multiple_of(v)
+        } else {
+            channels.is_multiple_of(TILE_CHANNELS) && tokens >= v && !self.update
+        };
+        let vectors = fits
+            && (whole(&x_at) && whole(&y_at))
+            && (x.is_aligned(16) && y.is_aligned(16) && weight.is_aligned(16))
             && bias.as_ref().is_none_or(|b| b.is_aligned(16));
         let (state_at, state_access) = match &states {
             Some(states) => state_access(states, v),
@@ -297,25 +307,27 @@ impl Conv {
 
         let info = stream.device().info();
         let wave = info.wave_size as usize;
-        let per_wave = if vectors { wave * v } else { wave };
-        let tiles = channels.div_ceil(per_wave);
-        let batches = if starts.is_some() { 1 } else { self.batch };
-        let run = if self.update {
-            tokens
-        } else if along_channels {
-            let waves = info.compute_units as usize * WAVES_PER_CU;
-            (batches * tokens * tiles).div_ceil(waves).next_multiple_of(AHEAD[0]).clamp(16, 256)
-        } else {
-            AHEAD[1]
+        // Waves side by side along channels, or lanes.
+        let abreast = match (along_channels, vectors) {
+            (true, true) => channels.div_ceil(wave * v),
+            (true, false) => channels.div_ceil(wave),
+            (false, true) => channels / TILE_CHANNELS,
+            (false, false) => channels,
+        };
+        let run = match (self.update, along_channels) {
+            (true, _) => tokens,
+            (false, true) => {
+                let waves = info.compute_units as usize * WAVES_PER_CU;
+                (batches * tokens * abreast).div_ceil(waves).next_multiple_of(AHEAD).clamp(16, 256)
+            }
+            (false, false) if vectors => v,
+            (false, false) => RUN,
         };
         let runs = tokens.div_ceil(run);
-        let blocks = if along_channels {
-            tiles.saturating_mul(runs).saturating_mul(batches)
-        } else {
-            runs.saturating_mul(channels).saturating_mul(batches).div_ceil(wave)
-        };
+        let items = runs.saturating_mul(abreast).saturating_mul(batches);
+        let blocks = if along_channels { items } else { items.div_ceil(wave) };
         let row = float_index(T::DTYPE);
-        let column = if !along_channels { 2 } else { usize::from(!vectors) };
+        let column = 2 * usize::from(!along_channels) + usize::from(!vectors);
         let kernel = stream.kernel(&kernels::CONV, KERNELS[row][column])?;
         let mut launch = stream.launch(op, &kernel);
         let params = Params {
@@ -360,8 +372,11 @@ impl Conv {
 }
 
 /// The entry points: for bf16, f16, f32.
-static KERNELS: [[&str; 3]; 3] =
-    hk_core::row_kernels!("conv", ["bf16", "f16", "f32"], ["channels", "channels_elements", "tokens"]);
+static KERNELS: [[&str; 4]; 3] = hk_core::row_kernels!(
+    "conv",
+    ["bf16", "f16", "f32"],
+    ["channels", "channels_elements", "tokens", "tokens_elements"]
+);
 
 /// The strides of a state, and how a lane with `v` channels reaches it.
 fn state_access<T: Element>(states: &TensorViewMut<T>, v: usize) -> ([i64; 3], StateAccess) {
@@ -394,14 +409,4 @@ fn vector<E: Element>(
     }
     tensor.expect_contiguous(op, arg)?;
     tensor.expect_aligned(op, arg, size_of::<E>() as u64)
-}
-
-/// Checks that an output shares no memory with an optional tensor.
-fn apart<T: Element, E: Element>(
-    op: &'static str,
-    (out_arg, out): (&'static str, &TensorViewMut<T>),
-    arg: &'static str,
-    tensor: Option<&TensorView<E>>,
-) -> Result<()> {
-    tensor.map_or(Ok(()), |tensor| check_overlap(op, (arg, tensor), (out_arg, out), Aliasing::Disjoint))
 }

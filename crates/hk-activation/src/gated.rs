@@ -1,8 +1,9 @@
 //! The safe functions of `hip/gated.hip`.
 
 use crate::kernels;
-use crate::tiles::{KernelTable, Shape, Tiles, kernel_table, type_code};
+use crate::tiles::{KernelTable, Shape, Tiles, kernel_table};
 use bytemuck::{Pod, Zeroable};
+use hk_core::rowwise::float_index;
 use hk_core::{
     Aliasing, Error, Float, GlobalLayout, Result, Stream, TensorView, TensorViewMut, check_overlap,
 };
@@ -124,13 +125,13 @@ fn gated<T: Float, O: Float>(
         return Err(Error::shape(op, "x", x.shape(), "an even last axis, two halves"));
     }
     let d = rows.cols / 2;
+    let mut tiles = Tiles::rows(op, "x", rows.rows, d, T::DTYPE)?;
     let mut want = x.shape().to_vec();
     want.pop();
     want.push(d);
     if y.shape() != want {
         return Err(Error::shape(op, "y", y.shape(), format!("{want:?} (half the columns of x)")));
     }
-    let mut tiles = Tiles::rows(op, "x", rows.rows, d, T::DTYPE)?;
     tiles.input("x", &x)?;
     tiles.output("y", &y)?;
     check_overlap(op, ("x", &x), ("y", &y), Aliasing::Disjoint)?;
@@ -149,7 +150,7 @@ fn gated<T: Float, O: Float>(
         y: launch.output("y", &mut y.flatten_rows(op, "y")?)?,
         shape,
         gate: gate as u32,
-        y_type: type_code(O::DTYPE),
+        y_type: float_index(O::DTYPE) as u32,
         limit,
         d: d as u32,
     };

@@ -1,8 +1,9 @@
 //! The safe function of `hip/mul_add.hip`.
 
 use crate::kernels;
-use crate::tiles::{KernelTable, Shape, Tiles, kernel_table, start_of, start_of_mut, type_code};
+use crate::tiles::{KernelTable, Shape, Tiles, kernel_table, start_of, start_of_mut};
 use bytemuck::{Pod, Zeroable};
+use hk_core::rowwise::float_index;
 use hk_core::{
     Aliasing, DType, Error, Float, GlobalLayout, Launch, Result, Stream, TensorView, TensorViewMut, bf16,
     check_overlap, f16,
@@ -80,9 +81,12 @@ impl<'a> MulAddOperand<'a> {
         tiles: &mut Tiles,
     ) -> Result<OperandIs> {
         match self {
-            Self::Scalar(value) => {
-                Ok(OperandIs { kind: Kind::Host as u32, dtype: type_code(DType::F32), value: *value, pad: 0 })
-            }
+            Self::Scalar(value) => Ok(OperandIs {
+                kind: Kind::Host as u32,
+                dtype: float_index(DType::F32) as u32,
+                value: *value,
+                pad: 0,
+            }),
             Self::Bf16(tensor) => check_tensor(arg, tensor, numel, y, tiles),
             Self::F16(tensor) => check_tensor(arg, tensor, numel, y, tiles),
             Self::F32(tensor) => check_tensor(arg, tensor, numel, y, tiles),
@@ -122,7 +126,7 @@ fn check_tensor<E: Float, O: Float>(
         tensor.expect_aligned(OP, arg, size_of::<E>() as u64)?;
         check_overlap(OP, (arg, tensor), ("y", y), Aliasing::Disjoint)?;
     }
-    Ok(OperandIs { kind: kind as u32, dtype: type_code(E::DTYPE), value: 0.0, pad: 0 })
+    Ok(OperandIs { kind: kind as u32, dtype: float_index(E::DTYPE) as u32, value: 0.0, pad: 0 })
 }
 
 /// `y = a * x + b`, elementwise.
@@ -179,7 +183,7 @@ pub fn fused_mul_add<'a, T: Float, O: Float>(
         shape,
         a_is,
         b_is,
-        y_type: type_code(O::DTYPE),
+        y_type: float_index(O::DTYPE) as u32,
         pad: 0,
     };
     // SAFETY: x, y and what of a and b varies have the same number of elements without gaps, which is what the kernel

@@ -2,7 +2,7 @@
 //! `hip/tiles.h`.
 
 use bytemuck::{Pod, Zeroable};
-use hk_core::rowwise::RowProblem;
+use hk_core::rowwise::{RowProblem, float_index};
 use hk_core::{
     CodeObjects, DType, Element, Error, Kernel, LaunchConfig, Result, Stream, TensorView, TensorViewMut,
 };
@@ -22,16 +22,6 @@ pub(crate) struct Shape {
     tail: u32,
     pad: u32,
 }
-
-/// `tiles::Type` of `hip/tiles.h`: 0, 1, 2 for bf16, f16, f32.
-pub(crate) const fn type_code(dtype: DType) -> u32 {
-    match dtype {
-        DType::Bf16 => 0,
-        DType::F16 => 1,
-        _ => 2,
-    }
-}
-
 /// Groups of a lane in a tile, `tiles::kGroups`: by vectors, and by elements.
 const GROUPS: [usize; 2] = [4, 1];
 /// Bytes of a vector of the main input, `hk::kVecBytes`.
@@ -168,7 +158,7 @@ impl Tiles {
         let blocks = all.div_ceil(all.div_ceil(most.max(1)));
         shape.step_rows = (blocks * tile / units) as u32;
         shape.step_units = (blocks * tile % units) as u32;
-        let names = &table.names[type_code(self.dtype) as usize];
+        let names = &table.names[float_index(self.dtype)];
         let kernel = stream.kernel(table.objects, names[usize::from(!by_vectors)])?;
         Ok((kernel, shape, LaunchConfig::grid_1d(blocks)))
     }

@@ -1,8 +1,9 @@
 //! The safe functions of `hip/unary.hip`.
 
 use crate::kernels;
-use crate::tiles::{KernelTable, Shape, Tiles, kernel_table, start_of, start_of_mut, type_code};
+use crate::tiles::{KernelTable, Shape, Tiles, kernel_table, start_of, start_of_mut};
 use bytemuck::{Pod, Zeroable};
+use hk_core::rowwise::float_index;
 use hk_core::{
     Aliasing, Error, Float, GlobalLayout, Result, Stream, TensorView, TensorViewMut, bf16, check_overlap, f16,
 };
@@ -123,7 +124,7 @@ fn unary<T: Float, O: ActivationOutput<T>>(
         y: launch.output("y", &mut y)?,
         shape,
         activation: activation as u32,
-        y_type: type_code(O::DTYPE),
+        y_type: float_index(O::DTYPE) as u32,
     };
     // SAFETY: x and y have the same shape. The kernel accesses as many rows and columns of them as they have, or as many
     // elements as both have without gaps, whatever the grid; the loader matches `Params` to the kernel.

@@ -68,6 +68,17 @@ impl Case {
         self.lengths.iter().sum()
     }
 
+    /// Rows that begin on multiples of 8 elements.
+    fn with_whole_pitch(mut self) -> Self {
+        let inner = match (self.order, self.packed) {
+            (Order::Channels, _) => self.channels,
+            (Order::Tokens, true) => self.tokens(),
+            (Order::Tokens, false) => self.lengths[0],
+        };
+        self.gap += (inner + self.gap).next_multiple_of(8) - (inner + self.gap);
+        self
+    }
+
     /// Tokens of a sequence in packed order.
     fn range(&self, b: usize) -> Range<usize> {
         let start = self.lengths[..b].iter().sum();
@@ -251,7 +262,8 @@ fn cases() -> impl Strategy<Value = Case> {
                 case.begins = None;
             }
             let order = if tokens { Order::Tokens } else { Order::Channels };
-            Case { bias, silu, packed, order, gap, shift, slots_first, seed, ..case }
+            let case = Case { bias, silu, packed, order, gap, shift, slots_first, seed, ..case };
+            if gap % 8 == 0 { case.with_whole_pitch() } else { case }
         },
     )
 }
@@ -352,7 +364,9 @@ fn ragged_lengths() {
         for (width, channels) in [(2, 64), (3, 72), (4, 9)] {
             let case = Case { packed: true, order, ..Case::new(&lengths, channels, width).with_states() };
             check::<bf16, bf16>(&case);
-            check::<f16, f16>(&Case { gap: 4096, shift: 64, slots_first: true, ..case.clone() });
+            check::<bf16, bf16>(&case.clone().with_whole_pitch());
+            let wider = Case { gap: 4096, shift: 64, slots_first: true, ..case.clone() };
+            check::<f16, f16>(&wider.with_whole_pitch());
             check::<f32, f32>(&Case { gap: 7, shift: 1, ..case });
         }
     }
@@ -366,6 +380,8 @@ fn lines_out_of_range() {
             let mut case = Case { order, packed, ..Case::new(&[9; 6], 16, 4).with_states() };
             case.lines = Some((vec![-1, 3, 60, -2, i32::MIN, i32::MAX], 60));
             case.begins = Some(vec![1; 6]);
+            check::<bf16, bf16>(&case);
+            let case = case.with_whole_pitch();
             check::<bf16, bf16>(&case);
             let data = Data::<bf16, bf16>::new(&case);
             // What is skipped keeps its bytes; what is poisoned does not.
@@ -534,11 +550,13 @@ fn laws() {
     }
 }
 
-/// What the emulator counts: x is read once and y written once, in whole lines.
+/// What the emulator counts: x is read once and y written once, in whole lines, 16 bytes at a time.
 #[test]
 fn tokens_are_moved_once() {
-    for order in [Order::Tokens, Order::Channels] {
-        let case = Case { order, bias: false, ..Case::new(&[256], 512, 4) };
+    for (order, packed) in
+        [(Order::Tokens, false), (Order::Tokens, true), (Order::Channels, false), (Order::Channels, true)]
+    {
+        let case = Case { order, packed, bias: false, ..Case::new(&[256], 512, 4) };
         let data = Data::<bf16, bf16>::new(&case);
         for arch in ["gfx942", "gfx950"] {
             let gpu = Gpu::open(&format!("emu:{arch}?details=true"));
@@ -547,9 +565,14 @@ fn tokens_are_moved_once() {
             let counters = gpu.stream().take_counters().unwrap().unwrap();
             let details = counters.details.unwrap();
             let lines = 512 * 256 * 2 / 128;
-            assert_eq!(details.distinct_written_lines, lines, "{order:?} on {arch}");
-            assert_eq!(details.distinct_read_lines, lines + 512 * 4 * 2 / 128, "{order:?} on {arch}");
-            assert_eq!(details.scratch_bytes, 0, "{order:?} on {arch}");
+            let (weights, starts) = (512 * 4 * 2 / 128, u64::from(packed));
+            let at = format!("{order:?}, packed: {packed}, on {arch}");
+            assert_eq!(details.distinct_written_lines, lines, "{at}");
+            assert_eq!(details.distinct_read_lines, lines + weights + starts, "{at}");
+            assert_eq!(details.scratch_bytes, 0, "{at}");
+            let moved = counters.global_read_bytes + counters.global_written_bytes;
+            let narrow = moved - details.wide_bytes;
+            assert!(narrow * 20 <= moved * u64::from(packed), "{at}: {narrow} of {moved} bytes");
         }
     }
 }
@@ -557,13 +580,9 @@ fn tokens_are_moved_once() {
 #[test]
 fn nothing_is_launched_for_no_tokens() {
     for gpu in kit::devices() {
-        gpu.stream().take_counters().unwrap();
         let case = Case::new(&[0, 0], 8, 4).with_states();
         let data = Data::<bf16, bf16>::new(&case);
-        assert_eq!(fwd(&gpu, &case, &data).states, data.states);
-        if let Some(counters) = gpu.stream().take_counters().unwrap() {
-            assert_eq!(counters.waves, 0, "{}", gpu.spec());
-        }
+        gpu.assert_nothing_launched(|| assert_eq!(fwd(&gpu, &case, &data).states, data.states));
     }
 }
 
@@ -625,10 +644,17 @@ fn errors() {
     }
     let gaps = gpu.upload(&[bf16::ONE; 16], Place::rows([4, 4], 5));
     assert_error(plain(x.view(), gaps.view(), y.view_mut()), kind!(Stride), &["weight"]);
+    let flat_weight = gpu.upload(&[bf16::ONE; 16], [16]);
+    let wrong = plain(x.view(), flat_weight.view(), y.view_mut());
+    assert_error(wrong, kind!(Shape), &["weight: shape [16]", "2 axes"]);
     let bias = gpu.upload(&[bf16::ONE; 3], [3]);
     let wrong =
         causal_conv1d_fwd(s, x.view(), weight.view(), Some(bias.view()), None, None, y.view_mut(), NONE);
     assert_error(wrong, kind!(Shape), &["bias", "[3]", "[4] (channels of x)"]);
+    let bias = gpu.upload(&[bf16::ONE; 4], Place::new(Layout::with_strides([4], [2]).unwrap()));
+    let wrong =
+        causal_conv1d_fwd(s, x.view(), weight.view(), Some(bias.view()), None, None, y.view_mut(), NONE);
+    assert_error(wrong, kind!(Stride), &["bias"]);
 
     let place = |strides: [usize; 3]| Place::new(Layout::with_strides([3, 4, 5], strides).unwrap());
     let spread = gpu.upload(&[bf16::ONE; 60], place([60, 10, 2]));
@@ -653,6 +679,8 @@ fn errors() {
         &["cache_indices", "[2]", "[3] (sequences)"],
     );
     assert_error(with(&mut states, None, Some(&yes)), kind!(Shape), &["has_initial_state", "[2]"]);
+    let apart = gpu.upload(&[0, 1, 2], Place::new(Layout::with_strides([3], [2]).unwrap()));
+    assert_error(with(&mut states, Some(&apart), None), kind!(Stride), &["cache_indices"]);
     let mut more = gpu.upload(&[bf16::ONE; 48], [3, 4, 4]);
     assert_error(
         with(&mut more, None, None),
@@ -696,6 +724,26 @@ fn errors() {
     gpu.assert_untouched(&y);
 }
 
+/// More than 2^31 - 1 of anything: of tensors without elements, which need no memory.
+#[test]
+fn too_many_are_refused() {
+    let gpu = &kit::devices()[0];
+    let n = 1 << 31;
+    let weights = gpu.poisoned::<bf16>([0, 2]);
+    let weight = gpu.upload(&[bf16::ONE; 2], [1, 2]);
+    for (shape, weight, what) in [
+        ([n, 1, 0], &weight, "2147483648 sequences"),
+        ([0, 1, n], &weight, "2147483648 tokens"),
+        ([1, 0, n], &weights, "2147483648 tokens"),
+    ] {
+        let (x, mut y) = (gpu.poisoned::<bf16>(shape), gpu.poisoned::<bf16>(shape));
+        let (none, act) = (None::<TensorView<bf16>>, ConvActivation::None);
+        let wrong =
+            causal_conv1d_fwd(gpu.stream(), x.view(), weight.view(), none, None, None, y.view_mut(), act);
+        assert_error(wrong, kind!(TooLarge), &["causal_conv1d_fwd: x", what, "2147483647"]);
+    }
+}
+
 #[test]
 fn overlaps_are_refused() {
     const NONE: ConvActivation = ConvActivation::None;
@@ -721,6 +769,23 @@ fn overlaps_are_refused() {
     let out = y.view_mut();
     let wrong = causal_conv1d_update(s, x.view(), out.alias(), None, None, states.view_mut(), out, NONE);
     assert_error(wrong, kind!(Overlap), &["weight and y"]);
+    for onto in ["y", "conv_states"] {
+        // A weight and a bias that are part of an output.
+        let wrong = |weight_over: bool| {
+            let (mut y, mut states) =
+                (gpu.upload(&[bf16::ONE; 16], [16]), gpu.upload(&[bf16::ONE; 48], [48]));
+            let (out, kept) = (y.view_mut(), states.view_mut());
+            let over = if onto == "y" { out.alias() } else { kept.alias() };
+            let (weight_part, bias_part) =
+                (over.slice(0, 0..16).unwrap().split_axis(0, 4).unwrap(), over.slice(0, 4..8).unwrap());
+            let (w, b) = if weight_over { (weight_part, None) } else { (weight.view(), Some(bias_part)) };
+            let out = out.split_axis(0, 4).unwrap();
+            let kept = kept.split_axis(0, 3).unwrap().split_axis(0, 4).unwrap();
+            causal_conv1d_update(s, x.view(), w, b, None, kept, out, NONE)
+        };
+        assert_error(wrong(true), kind!(Overlap), &[&format!("weight and {onto}")]);
+        assert_error(wrong(false), kind!(Overlap), &[&format!("bias and {onto}")]);
+    }
     let mut wide = gpu.upload(&[bf16::ONE; 20], [4, 5]);
     let whole = wide.view_mut();
     let left = whole.alias().slice(1, 0..4).unwrap();

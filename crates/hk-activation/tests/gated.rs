@@ -288,11 +288,9 @@ fn rows_are_moved_once() {
 #[test]
 fn nothing_is_launched_for_no_rows() {
     for gpu in kit::devices() {
-        gpu.stream().take_counters().unwrap();
-        run(&gpu, gelu_and_mul::<bf16, bf16>, &gpu.upload::<bf16>(&[], [0, 8]), [0, 4]);
-        if let Some(counters) = gpu.stream().take_counters().unwrap() {
-            assert_eq!(counters.waves, 0, "{}", gpu.spec());
-        }
+        gpu.assert_nothing_launched(|| {
+            run(&gpu, gelu_and_mul::<bf16, bf16>, &gpu.upload::<bf16>(&[], [0, 8]), [0, 4]);
+        });
     }
 }
 
@@ -329,6 +327,10 @@ fn errors() {
     let input = whole.alias();
     let left = whole.slice(1, 0..4).unwrap();
     assert_error(op(stream, input, left, 0.0), kind!(Overlap), &["x and y"]);
+    let long = gpu.poisoned::<bf16>([0, 1 << 29]);
+    let mut long_y = gpu.poisoned::<bf16>([0, 1 << 28]);
+    let message = ["silu_and_mul: x: 268435456 columns a half", "268435455"];
+    assert_error(op(stream, long.view(), long_y.view_mut(), 0.0), kind!(TooLarge), &message);
     let other = Device::open("emu:gfx950").unwrap().create_stream().unwrap();
     assert_error(op(&other, x.view(), y.view_mut(), 0.0), kind!(DeviceMismatch), &["x"]);
     gpu.assert_untouched(&y);

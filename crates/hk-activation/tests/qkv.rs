@@ -3,13 +3,13 @@
 
 mod common;
 
-use common::{Case, Integers, angles, cos_sin};
+use common::{Case, Integers, angles, cos_sin, dense, rotation};
 use hk_activation::{fused_qkv_split_qk_rope, reference};
 use hk_core::rope::reference::Tables;
 use hk_core::rope::{
     Positions, Rope, RopeElement, RopeLayout, RopeSpan, RopeStyle, RopeTableWidth, RopeTables,
 };
-use hk_core::{Float, bf16, f16};
+use hk_core::{Float, Layout, bf16, f16};
 use hk_testkit::{
     self as kit, Array, Fill, Gpu, Place, Tensor, Tolerance, assert_error, kind, proptest::prelude::*,
     proptest::sample::select, widen,
@@ -94,27 +94,8 @@ impl Split {
     }
 }
 
-fn rotation(rotary: usize, style: RopeStyle) -> Rope {
-    Rope { style, table: RopeTableWidth::Half, rotary, span: RopeSpan::First, inverse: false }
-}
-
 fn split(tokens: usize, heads: usize, kv_heads: usize, head_dim: usize, rope: Rope) -> Split {
-    let queries = Case {
-        layout: RopeLayout::Thd,
-        batches: 1,
-        tokens,
-        heads,
-        head_dim,
-        rope,
-        given: None,
-        offsets: None,
-        starts: None,
-        rows: tokens.max(1),
-        strided: false,
-        shift: 0,
-        seed: 3,
-    };
-    Split { queries, kv_heads, around: 0 }
+    Split { queries: dense(tokens, heads, head_dim, rope), kv_heads, around: 0 }
 }
 
 /// Each head comes from its own columns: with tables of the identity, numbers that differ by column go where they belong.
@@ -281,6 +262,32 @@ fn wrong_arguments_are_refused() {
     let full = Rope { table: RopeTableWidth::Full, ..rope };
     is(attempt([3, 128], q, k, k, full), kind!(Shape), &["cos: shape [3, 8]", "[3, 16]"]);
     attempt([0, 128], [0, 4, 16], [0, 2, 16], [0, 2, 16], rope).unwrap();
+
+    // Columns apart, in each tensor in turn; then tensors of another device.
+    for (i, arg) in ["qkv", "q", "k", "v"].into_iter().enumerate() {
+        let place = |of: usize, shape: &[usize]| {
+            let step = 1 + usize::from(i == of);
+            let strides: Vec<usize> =
+                (0..shape.len()).map(|a| step * shape[a + 1..].iter().product::<usize>()).collect();
+            Place::new(Layout::with_strides(shape, &strides).unwrap())
+        };
+        let qkv = gpu.poisoned::<f32>(place(0, &[3, 128]));
+        let outputs = [(1, [3, 4, 16]), (2, [3, 2, 16]), (3, [3, 2, 16])];
+        let [mut q, mut k, mut v] = outputs.map(|(of, shape)| gpu.poisoned(place(of, &shape)));
+        let (q, k, v) = (q.view_mut(), k.view_mut(), v.view_mut());
+        let result = fused_qkv_split_qk_rope(gpu.stream(), qkv.view(), tables, q, k, v, rope);
+        is(result, kind!(Stride), &[arg, "unit stride"]);
+    }
+    let on = |gpu: &Gpu, tables: RopeTables<f32>| {
+        let qkv = gpu.poisoned::<f32>([3, 128]);
+        let [mut q, mut k, mut v] = [[3, 4, 16], [3, 2, 16], [3, 2, 16]].map(|shape| gpu.poisoned(shape));
+        let (q, k, v) = (q.view_mut(), k.view_mut(), v.view_mut());
+        fused_qkv_split_qk_rope(gpu.stream(), qkv.view(), tables, q, k, v, rope)
+    };
+    let five = gpu.upload(&[0i32; 5], [5]);
+    let given = RopeTables { positions: Positions::Given(five.view().into()), ..tables };
+    is(on(gpu, given), kind!(Shape), &["positions: shape [5]", "[3] (the tokens)"]);
+    is(on(&kit::devices()[1], tables), kind!(DeviceMismatch), &["cos", "emu:gfx942", "emu:gfx950"]);
 }
 
 /// The outputs overlap neither each other nor an input.
@@ -309,4 +316,19 @@ fn overlaps_are_refused() {
     assert_error(attempt([0, 127, 192, 224]), kind!(Overlap), &["qkv and q overlap"]);
     assert_error(attempt([66, 0, 64, 200]), kind!(Overlap), &["qkv and k overlap"]);
     assert_error(attempt([100, 0, 64, 98]), kind!(Overlap), &["qkv and v overlap"]);
+
+    let qkv = gpu.upload(&[1.0f32; 3 * 128], [3, 128]);
+    for (i, arg) in ["q", "k", "v"].into_iter().enumerate() {
+        let [mut q, mut k, mut v] =
+            [4, 2, 2].map(|heads| gpu.upload(&vec![1.0f32; 48 * heads], [3, heads, 16]));
+        let (q, k, v) = (q.view_mut(), k.view_mut(), v.view_mut());
+        let out = [q.alias(), k.alias(), v.alias()][i];
+        let table = out.slice(1, 0..1).unwrap().slice(2, 0..8).unwrap().flatten_rows("", "").unwrap();
+        let (name, over) = match i {
+            1 => ("sin", RopeTables { sin: table, ..source }),
+            _ => ("cos", RopeTables { cos: table, ..source }),
+        };
+        let result = fused_qkv_split_qk_rope(gpu.stream(), qkv.view(), over, q, k, v, rope);
+        assert_error(result, kind!(Overlap), &[&format!("{name} and {arg} overlap")]);
+    }
 }

@@ -3,15 +3,15 @@
 
 mod common;
 
-use common::{Case, Integers, angles, cos_sin, run, run_in_place};
+use common::{Case, Integers, angles, cos_sin, dense, rotation, run, run_in_place};
 use hk_activation::{reference, rope_cached, rope_freqs, rope_qk};
 use hk_core::rope::reference::Tables;
 use hk_core::rope::{
     Positions, Rope, RopeAngles, RopeElement, RopeLayout, RopeSpan, RopeStyle, RopeTableWidth, RopeTables,
 };
-use hk_core::{Float, Layout, TensorView, bf16, f16};
+use hk_core::{Float, Layout, TensorView, TensorViewMut, bf16, f16};
 use hk_testkit::{
-    self as kit, Fill, Place, Tolerance, assert_error, floats, kind, proptest::prelude::*, widen,
+    self as kit, Fill, Place, Tensor, Tolerance, assert_error, floats, kind, proptest::prelude::*, widen,
 };
 
 const LAYOUTS: [RopeLayout; 4] = [RopeLayout::Bhsd, RopeLayout::Sbhd, RopeLayout::Bshd, RopeLayout::Thd];
@@ -270,45 +270,9 @@ fn numbers_of_tokens_and_heads() {
     for (i, heads) in [1, 8, 32, 64, 128].into_iter().enumerate() {
         for (j, tokens) in [0, 1, 31, most].into_iter().enumerate() {
             let rope = rotation(64, RopeStyle::Neox);
-            let case = Case {
-                layout: LAYOUTS[(i + j) % 4],
-                batches: 1,
-                tokens,
-                heads,
-                head_dim: 64,
-                rope,
-                given: None,
-                offsets: None,
-                starts: None,
-                rows: tokens.max(1),
-                strided: false,
-                shift: 0,
-                seed: 1,
-            };
+            let case = Case { layout: LAYOUTS[(i + j) % 4], ..dense(tokens, heads, 64, rope) };
             check::<bf16, f32>(&case, &Tables::of_angles(&angles(case.rows, &rope, 5e5)));
         }
-    }
-}
-
-fn rotation(rotary: usize, style: RopeStyle) -> Rope {
-    Rope { style, table: RopeTableWidth::Half, rotary, span: RopeSpan::First, inverse: false }
-}
-
-fn dense(tokens: usize, heads: usize, head_dim: usize, rope: Rope) -> Case {
-    Case {
-        layout: RopeLayout::Thd,
-        batches: 1,
-        tokens,
-        heads,
-        head_dim,
-        rope,
-        given: None,
-        offsets: None,
-        starts: None,
-        rows: tokens.max(1),
-        strided: false,
-        shift: 0,
-        seed: 7,
     }
 }
 
@@ -665,6 +629,11 @@ fn wrong_arguments_are_refused() {
     let foreign = elsewhere.upload(&[1.0f32; 240], [4, 3, 20]);
     let result = rope_cached(stream, foreign.view(), tables, y.view_mut(), rope, thd);
     assert_error(result, kind!(DeviceMismatch), &["rope_cached: x"]);
+    let foreign = elsewhere.upload(&[1.0f32; 40], [4, 10]);
+    let result = rope_cached(stream, x.view(), source(table.view(), foreign.view()), y.view_mut(), rope, thd);
+    assert_error(result, kind!(DeviceMismatch), &["rope_cached: sin"]);
+    let result = rope_qk(stream, x.view(), x.view(), tables, y.view_mut(), k_out.view_mut(), rope, thd);
+    assert_error(result, kind!(Shape), &["rope_qk: k_out: shape [5, 3, 20]", "[4, 3, 20] (shape of k)"]);
     gpu.assert_untouched(&y);
 }
 
@@ -696,30 +665,32 @@ fn overlaps_are_refused() {
     assert_error(result, kind!(Overlap), &["rope_qk: q and k_out overlap"]);
 
     // An output over the tables, which are columns of one buffer with it.
+    fn table_and_heads(
+        wide: &mut Tensor<f32>,
+        first: usize,
+    ) -> (TensorView<'_, f32>, TensorViewMut<'_, f32>) {
+        let view = wide.view_mut();
+        let table = view.alias().slice(1, first..first + 10).unwrap();
+        (table, view.slice(1, 0..60).unwrap().split_axis(1, 20).unwrap())
+    }
     let mut wide = gpu.upload(&[1.0f32; 320], [4, 80]);
-    let view = wide.view_mut();
-    let (cos, y) = (view.alias().slice(1, 55..65).unwrap(), view.slice(1, 0..60).unwrap());
-    let y = y.split_axis(1, 20).unwrap();
+    let (cos, y) = table_and_heads(&mut wide, 55);
+    let result = rope_cached(stream, other.view(), RopeTables { cos, ..tables }, y, rope, thd);
+    assert_error(result, kind!(Overlap), &["cos and y overlap"]);
+    let (sin, y) = table_and_heads(&mut wide, 55);
+    let result = rope_cached(stream, other.view(), RopeTables { sin, ..tables }, y, rope, thd);
+    assert_error(result, kind!(Overlap), &["sin and y overlap"]);
+    let (angles, y) = table_and_heads(&mut wide, 55);
+    let angles = RopeAngles { angles, positions: Positions::Index, offsets: None };
+    let result = rope_freqs(stream, other.view(), angles, y, rope, thd);
+    assert_error(result, kind!(Overlap), &["angles and y overlap"]);
+    let (cos, k_out) = table_and_heads(&mut wide, 55);
     let over = RopeTables { cos, ..tables };
-    assert_error(
-        rope_cached(stream, other.view(), over, y, rope, thd),
-        kind!(Overlap),
-        &["cos and y overlap"],
-    );
-    let view = wide.view_mut();
-    let (sin, y) = (view.alias().slice(1, 55..65).unwrap(), view.slice(1, 0..60).unwrap());
-    let over = RopeTables { sin, ..tables };
-    let y = y.split_axis(1, 20).unwrap();
-    assert_error(
-        rope_cached(stream, other.view(), over, y, rope, thd),
-        kind!(Overlap),
-        &["sin and y overlap"],
-    );
+    let result = rope_qk(stream, other.view(), other.view(), over, out.view_mut(), k_out, rope, thd);
+    assert_error(result, kind!(Overlap), &["cos and k_out overlap"]);
     // Beside them it is fine.
-    let view = wide.view_mut();
-    let (cos, y) = (view.alias().slice(1, 60..70).unwrap(), view.slice(1, 0..60).unwrap());
-    let beside = RopeTables { cos, ..tables };
-    rope_cached(stream, other.view(), beside, y.split_axis(1, 20).unwrap(), rope, thd).unwrap();
+    let (cos, y) = table_and_heads(&mut wide, 60);
+    rope_cached(stream, other.view(), RopeTables { cos, ..tables }, y, rope, thd).unwrap();
     gpu.assert_untouched(&out);
 }
 

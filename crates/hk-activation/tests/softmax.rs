@@ -308,16 +308,11 @@ fn leading_axes_collapse_and_rows_repeat() {
 #[test]
 fn nothing_is_launched_for_no_rows() {
     for gpu in kit::devices() {
-        gpu.stream().take_counters().unwrap();
         for shape in [vec![0, 8], vec![3, 0, 8], vec![0, 50_000]] {
-            softmax::<bf16, f32>(
-                &gpu,
-                &gpu.upload(&[], Place::contiguous(&shape)),
-                Place::contiguous(&shape),
-            );
-        }
-        if let Some(counters) = gpu.stream().take_counters().unwrap() {
-            assert_eq!(counters.workgroups, 0);
+            let x = gpu.upload(&[], Place::contiguous(&shape));
+            gpu.assert_nothing_launched(|| {
+                softmax::<bf16, f32>(&gpu, &x, Place::contiguous(&shape));
+            });
         }
     }
 }
@@ -408,6 +403,10 @@ fn errors() {
     let result = op(stream, long.view(), long_y.view_mut(), Some(odd.view_mut()));
     assert_error(result, kind!(Align), &["softmax: workspace", "8 bytes"]);
     gpu.assert_untouched(&long_y);
+
+    let wide = gpu.poisoned::<bf16>([0, 1 << 29]);
+    let result = op(stream, wide.view(), y.view_mut(), None);
+    assert_error(result, kind!(TooLarge), &["softmax: x: 536870912 columns", "536870911"]);
 
     let other = Device::open("emu:gfx950").unwrap().create_stream().unwrap();
     let result = op(&other, x.view(), y.view_mut(), None);

@@ -370,15 +370,14 @@ fn leading_axes_collapse_and_rows_repeat() {
 #[test]
 fn nothing_is_launched_for_no_rows() {
     for gpu in kit::devices() {
-        gpu.stream().take_counters().unwrap();
         for shape in [vec![0, 8], vec![3, 0, 8]] {
             let x = gpu.upload::<bf16>(&[], Place::contiguous(&shape));
             let mut results = shape.clone();
             *results.last_mut().unwrap() = 3;
-            run_at::<_, i32>(&gpu, &x, Place::contiguous(&results), Place::contiguous(&results), LARGEST);
-        }
-        if let Some(counters) = gpu.stream().take_counters().unwrap() {
-            assert_eq!(counters.workgroups, 0);
+            let results = Place::contiguous(&results);
+            gpu.assert_nothing_launched(|| {
+                run_at::<_, i32>(&gpu, &x, results.clone(), results, LARGEST);
+            });
         }
     }
 }
@@ -529,6 +528,10 @@ fn errors() {
     let result = op(stream, long.view(), v.view_mut(), i.view_mut(), Some(spread.view_mut()), LARGEST);
     assert_error(result, kind!(Stride), &["topk: workspace"]);
     gpu.assert_untouched(&v);
+
+    let wide = gpu.poisoned::<bf16>([0, 1 << 29]);
+    let result = op(stream, wide.view(), values.view_mut(), indices.view_mut(), None, LARGEST);
+    assert_error(result, kind!(TooLarge), &["topk: x: 536870912 columns", "536870911"]);
 
     let other = Device::open("emu:gfx950").unwrap().create_stream().unwrap();
     let result = op(&other, x.view(), values.view_mut(), indices.view_mut(), None, LARGEST);

@@ -300,6 +300,20 @@ impl Gpu {
     pub fn assert_untouched<T: Element>(&self, tensor: &Tensor<T>) {
         tensor.assert_bytes(&self.download_all(tensor), &tensor.image());
     }
+
+    /// Asserts that `f` launches no kernel, as far as the device counts.
+    ///
+    /// # Panics
+    /// If it does.
+    #[track_caller]
+    pub fn assert_nothing_launched(&self, f: impl FnOnce()) {
+        let take = || self.stream.take_counters().unwrap_or_else(|e| panic!("{e}"));
+        take();
+        f();
+        if let Some(counters) = take() {
+            assert_eq!(counters.waves, 0, "waves launched on {}", self.spec());
+        }
+    }
 }
 
 /// The whole allocation as it is before a run.

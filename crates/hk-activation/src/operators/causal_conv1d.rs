@@ -54,6 +54,11 @@ pub(crate) const CAUSAL_CONV1D_FWD: Operator = Operator {
         case!("one by one"; "channels" "silu"; x Bf16 [2, 50, 67] weight Bf16 [67, 2] conv_states Bf16 [8, 67, 1]),
         case!("one by one"; "channels" "none"; x F16 [128, 70] weight F16 [70, 4] query_start_loc I32 [3]),
         case!("one by one"; "channels" "none"; x F32 [1, 21, 66] weight F32 [66, 3] bias F32 [66]),
+        case!("tiles of tokens"; "tokens" "silu"; x Bf16 [2, 12, 520] weight Bf16 [12, 4] bias Bf16 [12]
+            conv_states Bf16 [8, 12, 3] cache_indices I32 [2] has_initial_state U8 [2]),
+        case!("tiles of tokens"; "tokens" "none"; x F16 [16, 192] weight F32 [16, 3] query_start_loc I32 [4]
+            conv_states F16 [8, 16, 2] cache_indices I32 [3] has_initial_state U8 [3]),
+        case!("tiles of tokens"; "tokens" "silu"; x F32 [1, 8, 268] weight F32 [8, 2] bias F32 [8]),
         case!("tokens"; "tokens" "silu"; x Bf16 [2, 5, 70] weight Bf16 [5, 4] bias Bf16 [5] conv_states Bf16 [8, 5, 3]
             cache_indices I32 [2] has_initial_state U8 [2]),
         case!("tokens"; "tokens" "none"; x F16 [70, 192] weight F32 [70, 3] query_start_loc I32 [4]
@@ -72,7 +77,7 @@ pub(crate) const CAUSAL_CONV1D_FWD: Operator = Operator {
         })
     },
     reference: |call: &HostCall| reference_of(call, "cache_indices", false),
-    traffic: Traffic::once,
+    traffic: |call: &HostCall| traffic(call, false),
 };
 
 pub(crate) const CAUSAL_CONV1D_UPDATE: Operator = Operator {
@@ -105,7 +110,7 @@ pub(crate) const CAUSAL_CONV1D_UPDATE: Operator = Operator {
         })
     },
     reference: |call: &HostCall| reference_of(call, "conv_state_indices", true),
-    traffic: Traffic::once,
+    traffic: |call: &HostCall| traffic(call, true),
 };
 
 /// Tokens of each packed sequence of an example, and lines of its states.
@@ -148,6 +153,27 @@ fn activation<V: Described>(call: &Call<V>) -> Result<ConvActivation> {
 
 fn outputs(call: &CallSpec) -> Result<Named<TensorSpec>> {
     Ok(vec![("y", call.get("x")?.clone())])
+}
+
+/// Every tensor once, but of the states only lines of sequences, and of these only those are read that sequences go on from.
+fn traffic(call: &HostCall, update: bool) -> Traffic {
+    let mut traffic = Traffic::once(call);
+    if let Some(states) = call.optional("conv_states") {
+        let (n_lines, bytes) = (states.shape()[0], states.bytes().len());
+        let sequences = match call.optional("query_start_loc") {
+            Some(starts) => starts.shape()[0] - 1,
+            None => call.get("x").map_or(0, |x| x.shape()[0]),
+        };
+        let begins = match call.optional("has_initial_state") {
+            Some(begins) => begins.to_f64().iter().filter(|&&b| b != 0.0).count(),
+            None if update => sequences,
+            None => 0,
+        };
+        let lines = |n: usize| (bytes / n_lines.max(1) * n) as u64;
+        traffic.read -= lines(n_lines - begins);
+        traffic.written -= lines(n_lines - sequences);
+    }
+    traffic
 }
 
 /// `x` and `y` as the safe functions take them, channels before tokens.

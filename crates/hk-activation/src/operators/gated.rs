@@ -1,10 +1,10 @@
 //! `silu_and_mul`, `gelu_and_mul`, `gelu_tanh_and_mul`, `swiglu_oai_and_mul`.
 
-use super::FLOATS;
+use super::{FLOATS, Y_DTYPE, y_dtype};
 use crate::{kernels, reference};
 use hk_core::registry::{
-    ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named, Operator, Sample,
-    Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
+    ArgSpec, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named, Operator, Sample, Scalar,
+    ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
 use hk_core::{DType, Error, Result, Stream, with_float};
 
@@ -69,12 +69,6 @@ const X: ArgSpec = ArgSpec::input("x", FLOATS, 2, "[.., 2d]")
     .sampled(Sample::Normal { mean: 0.0, deviation: 3.0 });
 const Y: ArgSpec = ArgSpec::output("y", Tolerance::Elementwise, FLOATS, 2, "[.., d]").ranks(1, 5);
 
-const Y_DTYPE: ScalarSpec = ScalarSpec {
-    name: "y_dtype",
-    default: Scalar::Choice("as_x"),
-    choices: &["as_x", "bf16", "f16", "f32"],
-    summary: "type of y",
-};
 const LIMIT: ScalarSpec = ScalarSpec {
     name: "limit",
     default: Scalar::Float(0.0),
@@ -101,13 +95,6 @@ const CORNERS: &[Case] = &[
     case!(F32 "bf16" 30 514),
     case!(Bf16 "as_x" 2),
 ];
-
-fn y_dtype<V: Described>(call: &Call<V>) -> Result<DType> {
-    match call.choice("y_dtype")? {
-        "as_x" => Ok(call.get("x")?.dtype()),
-        name => name.parse(),
-    }
-}
 
 fn outputs(call: &CallSpec) -> Result<Named<TensorSpec>> {
     let x = call.get("x")?;

@@ -9,8 +9,8 @@ mod softmax;
 mod topk;
 mod unary;
 
-use hk_core::DType;
-use hk_core::registry::Operator;
+use hk_core::registry::{Call, CallSpec, Described, Named, Operator, Scalar, ScalarSpec, TensorSpec};
+use hk_core::{DType, Result};
 
 /// The operators of this crate.
 pub static OPERATORS: &[Operator] = &[
@@ -35,3 +35,26 @@ pub static OPERATORS: &[Operator] = &[
 ];
 
 const FLOATS: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
+
+/// The type of `y`: that of `x`, or any.
+const Y_DTYPE: ScalarSpec = ScalarSpec {
+    name: "y_dtype",
+    default: Scalar::Choice("as_x"),
+    choices: &["as_x", "bf16", "f16", "f32"],
+    summary: "type of y",
+};
+/// The type of `y`: that of `x`, or `f32`.
+const Y_DTYPE_OR_F32: ScalarSpec = ScalarSpec { choices: &["as_x", "f32"], ..Y_DTYPE };
+
+/// What a call says with either.
+fn y_dtype<V: Described>(call: &Call<V>) -> Result<DType> {
+    match call.choice("y_dtype")? {
+        "as_x" => Ok(call.get("x")?.dtype()),
+        name => name.parse(),
+    }
+}
+
+/// `y`, of the shape of `x`.
+fn y_as_x(call: &CallSpec) -> Result<Named<TensorSpec>> {
+    Ok(vec![("y", TensorSpec::new(y_dtype(call)?, call.get("x")?.shape.clone()))])
+}

@@ -1,10 +1,10 @@
 //! `fused_mul_add`.
 
-use super::FLOATS;
+use super::{FLOATS, Y_DTYPE, y_as_x, y_dtype};
 use crate::{MulAddOperand, kernels, reference};
 use hk_core::registry::{
-    ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Operator, Scalar,
-    ScalarSpec, TensorSpec, Tolerance, Traffic,
+    ArgSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Operator, Scalar, ScalarSpec,
+    Tolerance, Traffic,
 };
 use hk_core::{DType, Error, Result, Stream, with_float};
 
@@ -29,12 +29,7 @@ pub(crate) const FUSED_MUL_ADD: Operator = Operator {
         ArgSpec::output("y", Tolerance::Elementwise, FLOATS, 2, "as x").ranks(1, 5),
     ],
     scalars: &[
-        ScalarSpec {
-            name: "y_dtype",
-            default: Scalar::Choice("as_x"),
-            choices: &["as_x", "bf16", "f16", "f32"],
-            summary: "type of y",
-        },
+        Y_DTYPE,
         ScalarSpec {
             name: "a_value",
             default: Scalar::Float(1.0),
@@ -64,10 +59,7 @@ pub(crate) const FUSED_MUL_ADD: Operator = Operator {
         case!("short"; F16 "f32" [1] a F32 [1] b Bf16 [1]),
         case!("short"; F32 "bf16" [3] a F16 [3] b F16 [3]),
     ],
-    outputs: |call: &CallSpec| {
-        let x = call.get("x")?;
-        Ok(vec![("y", TensorSpec::new(y_dtype(call)?, x.shape.clone()))])
-    },
+    outputs: y_as_x,
     run: |stream: &Stream, call: &mut DeviceCall| {
         let (inputs, mut outputs) = call.split();
         let (a, b) = (operand(&inputs, "a", "a_value")?, operand(&inputs, "b", "b_value")?);
@@ -89,13 +81,6 @@ pub(crate) const FUSED_MUL_ADD: Operator = Operator {
     },
     traffic: Traffic::once,
 };
-
-fn y_dtype<V: Described>(call: &Call<V>) -> Result<DType> {
-    match call.choice("y_dtype")? {
-        "as_x" => Ok(call.get("x")?.dtype()),
-        name => name.parse(),
-    }
-}
 
 fn operand<'a>(inputs: &Inputs<'a>, name: &'static str, number: &str) -> Result<MulAddOperand<'a>> {
     let Some(tensor) = inputs.optional(name) else { return Ok((inputs.float(number)? as f32).into()) };

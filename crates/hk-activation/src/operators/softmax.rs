@@ -1,13 +1,12 @@
 //! `softmax`.
 
-use super::FLOATS;
+use super::{FLOATS, Y_DTYPE_OR_F32, y_as_x, y_dtype};
 use crate::softmax::WIDEST;
 use crate::{kernels, reference, softmax_workspace};
 use hk_core::registry::{
-    ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Operator, Role, Scalar,
-    ScalarSpec, TensorSpec, Tolerance, Traffic,
+    ArgSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Operator, Role, Scalar, Tolerance, Traffic,
 };
-use hk_core::{DType, Result, Stream, with_float};
+use hk_core::{DType, Stream, with_float};
 
 const X: ArgSpec = ArgSpec::input("x", FLOATS, 2, "[.., cols]").ranks(1, 5);
 
@@ -52,12 +51,7 @@ pub(crate) const SOFTMAX: Operator = Operator {
     family: "hk-activation",
     summary: "y = exp(x - max(x)) / sum(exp(x - max(x)))",
     args: &[X, ArgSpec { name: "y", role: Role::Out(Tolerance::Elementwise), ..X }],
-    scalars: &[ScalarSpec {
-        name: "y_dtype",
-        default: Scalar::Choice("as_x"),
-        choices: &["as_x", "f32"],
-        summary: "type of y",
-    }],
+    scalars: &[Y_DTYPE_OR_F32],
     kernels: &[&kernels::SOFTMAX],
     cases: &[
         case!("4096 rows of 128", Bf16 "as_x" 4096 128),
@@ -66,10 +60,10 @@ pub(crate) const SOFTMAX: Operator = Operator {
         case!("GPT-OSS logits, batch 1", F32 "as_x" 1 201_088),
     ],
     corners: &CORNERS,
-    outputs,
+    outputs: y_as_x,
     run: |stream: &Stream, call: &mut DeviceCall| {
         let (inputs, mut outputs) = call.split();
-        let f32_out = in_f32(&inputs)?;
+        let f32_out = y_dtype(&inputs)? == DType::F32;
         let x = inputs.get("x")?;
         let cols = x.shape().last().copied().unwrap_or(0);
         let len = softmax_workspace(x.shape().iter().rev().skip(1).product(), cols);
@@ -107,13 +101,3 @@ static CORNERS: [Case; 45] = {
     }
     all
 };
-
-fn in_f32<V: Described>(call: &Call<V>) -> Result<bool> {
-    Ok(call.choice("y_dtype")? == "f32")
-}
-
-fn outputs(call: &CallSpec) -> Result<Vec<(&'static str, TensorSpec)>> {
-    let x = call.get("x")?;
-    let dtype = if in_f32(call)? { DType::F32 } else { x.dtype };
-    Ok(vec![("y", TensorSpec::new(dtype, x.shape.clone()))])
-}

@@ -1,12 +1,12 @@
 //! `silu`, `gelu`, `gelu_tanh`, `relu`, `tanh`.
 
-use super::FLOATS;
+use super::{FLOATS, Y_DTYPE_OR_F32, y_as_x, y_dtype};
 use crate::{kernels, reference};
 use hk_core::registry::{
-    ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Operator, Sample, Scalar,
-    ScalarSpec, TensorSpec, Tolerance, Traffic,
+    ArgSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Operator, Sample, Scalar, ScalarSpec,
+    Tolerance, Traffic,
 };
-use hk_core::{DType, Result, Stream, with_float};
+use hk_core::{DType, Stream, with_float};
 
 macro_rules! case {
     ($dtype:ident $y:literal $($n:literal)+) => {
@@ -30,10 +30,10 @@ macro_rules! operator {
             kernels: &[&kernels::UNARY],
             cases: CASES,
             corners: CORNERS,
-            outputs,
+            outputs: y_as_x,
             run: |stream: &Stream, call: &mut DeviceCall| {
                 let (inputs, mut outputs) = call.split();
-                let f32_out = in_f32(&inputs)?;
+                let f32_out = y_dtype(&inputs)? == DType::F32;
                 with_float!(stringify!($name), "x", inputs.get("x")?.dtype(), T => {
                     if f32_out {
                         crate::$name(stream, inputs.view::<T>("x")?, outputs.take::<f32>("y")?)
@@ -62,12 +62,7 @@ const X: ArgSpec =
     ArgSpec::input("x", FLOATS, 2, "any").ranks(1, 5).sampled(Sample::Normal { mean: 0.0, deviation: 3.0 });
 const Y: ArgSpec = ArgSpec::output("y", Tolerance::Elementwise, FLOATS, 2, "as x").ranks(1, 5);
 
-const SCALARS: &[ScalarSpec] = &[ScalarSpec {
-    name: "y_dtype",
-    default: Scalar::Choice("as_x"),
-    choices: &["as_x", "f32"],
-    summary: "type of y",
-}];
+const SCALARS: &[ScalarSpec] = &[Y_DTYPE_OR_F32];
 
 const CASES: &[Case] = &[
     Case { label: "Llama-3 8B, 64 tokens", tensors: &[("x", DType::Bf16, &[64, 14336])], scalars: &[] },
@@ -90,13 +85,3 @@ const CORNERS: &[Case] = &[
     case!(F16 "f32" 7),
     case!(F32 "as_x" 3),
 ];
-
-fn in_f32<V: Described>(call: &Call<V>) -> Result<bool> {
-    Ok(call.choice("y_dtype")? == "f32")
-}
-
-fn outputs(call: &CallSpec) -> Result<Vec<(&'static str, TensorSpec)>> {
-    let x = call.get("x")?;
-    let dtype = if in_f32(call)? { DType::F32 } else { x.dtype };
-    Ok(vec![("y", TensorSpec::new(dtype, x.shape.clone()))])
-}

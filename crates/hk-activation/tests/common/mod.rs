@@ -211,6 +211,30 @@ impl<C: Float> Inputs<C> {
     }
 }
 
+/// The first `rotary` columns, by half tables.
+pub fn rotation(rotary: usize, style: RopeStyle) -> Rope {
+    Rope { style, table: RopeTableWidth::Half, rotary, span: RopeSpan::First, inverse: false }
+}
+
+/// Heads of packed tokens, without gaps.
+pub fn dense(tokens: usize, heads: usize, head_dim: usize, rope: Rope) -> Case {
+    Case {
+        layout: RopeLayout::Thd,
+        batches: 1,
+        tokens,
+        heads,
+        head_dim,
+        rope,
+        given: None,
+        offsets: None,
+        starts: None,
+        rows: tokens.max(1),
+        strided: false,
+        shift: 0,
+        seed: 7,
+    }
+}
+
 /// Runs `rope_cached` and checks that nothing but the output is touched.
 #[track_caller]
 pub fn run<T: Float, C: RopeElement<T> + Float>(

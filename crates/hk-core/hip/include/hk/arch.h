@@ -96,20 +96,6 @@ HK_FN const Params &read_anew([[maybe_unused]] const Params &p) {
 #endif
 }
 
-/// The kernel's parameters, which `p` is, to be read from memory anew: what a loop reads of them stays in scalar registers
-/// from before it, of which there may not be enough.
-template <class Params>
-HK_FN const Params &params_anew([[maybe_unused]] const Params &p) {
-#if defined(HK_AMD)
-    using Constant = const __attribute__((address_space(4))) Params;
-    auto *anew = (Constant *)__builtin_amdgcn_kernarg_segment_ptr();
-    asm volatile("" : "+s"(anew));
-    return *(const Params *)anew;
-#else
-    return p;
-#endif
-}
-
 /// Index of this block in the grid.
 HK_FN u32 block_x() {
 #if defined(HK_AMD)

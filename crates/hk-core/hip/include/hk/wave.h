@@ -37,6 +37,7 @@ enum : int {
     kDppRotate8 = 0x128,      // lane ^ 8
     kDppQuadReverse = 0x1B,   // quad_perm [3,2,1,0]: lane ^ 3
     kDppShift = 0x110,        // plus n: from n lanes below, within 16
+    kDppWaveShift1 = 0x138,   // from the lane below
     kDppBroadcast15 = 0x142,  // lane 15 of each row of 16 to the next row
     kDppBroadcast31 = 0x143,  // lane 31 to the upper two rows
 };
@@ -132,6 +133,17 @@ HK_FN T broadcast(T v, u32 lane) {
     return __builtin_bit_cast(T, __builtin_amdgcn_readlane(bits, int(lane)));
 #else
     return __builtin_bit_cast(T, __nvvm_shfl_sync_idx_i32(0xffffffffu, bits, int(lane), 0x1f));
+#endif
+}
+
+/// The value that the lane below has; that of lane 0 is of no use. All lanes take part. T is of 4 bytes.
+template <class T>
+HK_FN T from_lane_below(T v) {
+    static_assert(sizeof(T) == 4, "one register");
+#if defined(HK_AMD)
+    return detail::dpp<detail::kDppWaveShift1>(v);
+#else
+    return __builtin_bit_cast(T, detail::lane_below_or_zero(__builtin_bit_cast(u32, v), 1));
 #endif
 }
 
