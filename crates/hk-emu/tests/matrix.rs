@@ -312,7 +312,15 @@ impl Case {
             }
         }
         let controls = if shape.coded() { [code(shape.a), 0, code(shape.b)] } else { [0; 3] };
-        Case { shape: shape.clone(), around: [""; 2], controls, constant: None, scale: None, behind: 0, registers }
+        Case {
+            shape: shape.clone(),
+            around: [""; 2],
+            controls,
+            constant: None,
+            scale: None,
+            behind: 0,
+            registers,
+        }
     }
 
     fn text(&self) -> String {
