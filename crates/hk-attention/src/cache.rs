@@ -82,7 +82,7 @@ impl KvLayout {
 
     /// The strides of a cache, of this many elements a piece.
     pub(crate) fn strides(self, cache: &Layout, values: bool, piece: usize) -> Strides {
-        let s = |axis: usize| if cache.shape()[axis] > 1 { cache.strides()[axis] as i64 } else { 0 };
+        let s = |axis| stride_of(cache, axis);
         let whole = Strides::WHOLE;
         let log = piece.trailing_zeros();
         match self {
@@ -99,6 +99,11 @@ impl KvLayout {
             }
         }
     }
+}
+
+/// The stride of an axis; that of one of length 1 is of no use, and need not be aligned.
+fn stride_of(cache: &Layout, axis: usize) -> i64 {
+    if cache.shape()[axis] > 1 { cache.strides()[axis] as i64 } else { 0 }
 }
 
 /// Strides of a [`Target`].
@@ -118,8 +123,7 @@ impl Strides {
 
     /// Those of a cache `[slots, heads, cols]`.
     pub fn of_rows(cache: &Layout) -> Self {
-        let s = |axis: usize| if cache.shape()[axis] > 1 { cache.strides()[axis] as i64 } else { 0 };
-        Self { block: s(0), head: s(1), ..Self::WHOLE }
+        Self { block: stride_of(cache, 0), head: stride_of(cache, 1), ..Self::WHOLE }
     }
 
     fn of_output(output: &GlobalLayout) -> Self {
@@ -545,13 +549,7 @@ macro_rules! heads {
 heads!(TensorView);
 heads!(TensorViewMut);
 
-/// Checks that an output shares no memory with any of these: `check_disjoint!(OP, "y", &y, [x, w])`.
-macro_rules! check_disjoint {
-    ($op:expr, $name:literal, $out:expr, [$($other:ident),+]) => {
-        $(hk_core::check_overlap($op, (stringify!($other), &$other), ($name, $out), hk_core::Aliasing::Disjoint)?;)+
-    };
-    ($op:expr, $name:literal, $out:expr, [$(*$other:ident),+]) => {
-        $(hk_core::check_overlap($op, (stringify!($other), $other), ($name, $out), hk_core::Aliasing::Disjoint)?;)+
-    };
+/// An optional tensor as one that may not share memory.
+pub(crate) fn optional<O: Operand>(tensor: &Option<O>) -> Option<&dyn Operand> {
+    tensor.as_ref().map(|tensor| tensor as &dyn Operand)
 }
-pub(crate) use check_disjoint;

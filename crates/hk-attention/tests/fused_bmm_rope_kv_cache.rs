@@ -5,7 +5,7 @@ mod common;
 
 use common::{DeviceTokens, Order, Tokens, elements};
 use hk_attention::{
-    CacheElement, Fp8Weight, MlaOutputs, MlaWeight, fused_bmm_rope_kv_cache, reference,
+    CacheElement, Fp8Weight, MlaOutputs, MlaWeight, Mxfp4Weight, fused_bmm_rope_kv_cache, reference,
     rope_cat_and_cache_mla,
 };
 use hk_core::quant::Quantized;
@@ -23,7 +23,7 @@ enum Weights {
     Same(Tensor<T>),
     Fp8(Tensor<Fp8E4M3>, Tensor<f32>, usize),
     Fnuz(Tensor<Fp8E4M3Fnuz>, Tensor<f32>, usize),
-    Mxfp4(Tensor<Fp4x2>, Tensor<E8M0>),
+    Mxfp4(Tensor<Fp4x2>, Tensor<E8M0>, Option<Tensor<f32>>),
 }
 
 impl Weights {
@@ -36,7 +36,11 @@ impl Weights {
             Self::Fnuz(w, s, group) => {
                 MlaWeight::Fp8Fnuz(Fp8Weight { w: w.view(), scale: s.view(), group: *group })
             }
-            Self::Mxfp4(w, scales) => MlaWeight::Mxfp4 { w: w.view(), scales: scales.view() },
+            Self::Mxfp4(w, scales, y_scale) => MlaWeight::Mxfp4(Mxfp4Weight {
+                w: w.view(),
+                scales: scales.view(),
+                y_scale: y_scale.as_ref().map(|s| s.view()),
+            }),
         }
     }
 }
@@ -46,7 +50,8 @@ enum Form {
     Same,
     /// With groups of so many columns.
     Fp8(usize),
-    Mxfp4,
+    /// With the number that the product is divided by.
+    Mxfp4(Option<f32>),
 }
 
 #[derive(Debug, Clone)]
@@ -129,7 +134,7 @@ impl Case {
                     _ => fp8!(Fp8E4M3, Fp8),
                 }
             }
-            Form::Mxfp4 => {
+            Form::Mxfp4(y_scale) => {
                 let codes = common::integers(self.tokens.seed, values.len(), 16);
                 let w: Vec<Fp4x2> = codes
                     .chunks(2)
@@ -139,13 +144,16 @@ impl Case {
                     .iter()
                     .map(|&e| E8M0(125 + e as u8))
                     .collect();
+                let inverse = f64::from(y_scale.map_or(1.0, |s| 1.0 / s));
                 let of_w = codes.iter().enumerate().map(|(i, &c)| {
-                    f64::from(Fp4::from_code(c as u8).to_f32()) * f64::from(scales[i / 32].to_f32())
+                    f64::from(Fp4::from_code(c as u8).to_f32()) * f64::from(scales[i / 32].to_f32()) * inverse
                 });
                 let of_q = q.chunks(self.cols).flat_map(reference::mxfp4_blocks).collect();
                 let of_w = of_w.collect();
                 let w = gpu.upload(&w, self.place([self.heads, self.nope, self.cols / 2]));
-                (Weights::Mxfp4(w, gpu.upload(&scales, [self.heads, self.nope, self.cols / 32])), of_w, of_q)
+                let scales = gpu.upload(&scales, [self.heads, self.nope, self.cols / 32]);
+                let y_scale = y_scale.map(|s| gpu.upload(&[s], [1]));
+                (Weights::Mxfp4(w, scales, y_scale), of_w, of_q)
             }
         }
     }
@@ -218,9 +226,6 @@ impl Case {
     #[track_caller]
     fn check<C: CacheElement<T>>(&self) {
         for gpu in kit::devices() {
-            if self.form == Form::Mxfp4 && gpu.stream().device().info().arch == Arch::Gfx942 {
-                continue;
-            }
             let q = self.q();
             let (w, of_w, of_q) = self.weights(&gpu, &q);
             let got = self.run::<C>(&gpu, &q, &w, None);
@@ -253,7 +258,7 @@ impl Case {
 }
 
 fn cases(form: Form) -> impl Strategy<Value = Case> {
-    let step = if form == Form::Mxfp4 { 32 } else { 1 };
+    let step = if matches!(form, Form::Mxfp4(_)) { 32 } else { 1 };
     let cols = select(vec![128usize, 64, 192, 37, 8, 144]).prop_map(move |c: usize| c.next_multiple_of(step));
     let sizes =
         (select(vec![1usize, 2, 17]), select(vec![1usize, 3]), cols, select(vec![64usize, 40, 21, 72]));
@@ -284,7 +289,8 @@ proptest! {
     }
 
     #[test]
-    fn mxfp4_is_the_product_of_codes(c in cases(Form::Mxfp4)) {
+    fn mxfp4_is_the_product_of_codes(mut c in cases(Form::Mxfp4(None)), y_scale in prop_oneof![Just(None), Just(Some(0.3))]) {
+        c.form = Form::Mxfp4(y_scale);
         c.check::<bf16>();
     }
 }
@@ -292,7 +298,9 @@ proptest! {
 #[test]
 fn heads_of_deepseek() {
     let tokens: &[usize] = if kit::full() { &[1, 2, 31, 32, 33, 2048] } else { &[1, 33] };
-    for (&n, form) in tokens.iter().zip([Form::Same, Form::Fp8(128), Form::Mxfp4].into_iter().cycle()) {
+    for (&n, form) in
+        tokens.iter().zip([Form::Same, Form::Fp8(128), Form::Mxfp4(Some(7.0))].into_iter().cycle())
+    {
         let heads = if kit::full() { 16 } else { 2 };
         Case::new(n, [heads, 1, 128, 512, 64], form, 3).check::<bf16>();
     }
@@ -323,7 +331,7 @@ fn an_identity_copies() {
 #[test]
 fn a_token_does_not_depend_on_others() {
     for gpu in kit::devices() {
-        for form in [Form::Same, Form::Fp8(64)] {
+        for form in [Form::Same, Form::Fp8(64), Form::Mxfp4(None)] {
             let c = Case::new(20, [320, 1, 72, 64, 16], form, 21);
             let q = c.q();
             let (w, ..) = c.weights(&gpu, &q);
@@ -347,7 +355,7 @@ fn a_token_does_not_depend_on_others() {
 #[test]
 fn zero_queries_give_zero() {
     for gpu in kit::devices() {
-        for form in [Form::Same, Form::Fp8(128)] {
+        for form in [Form::Same, Form::Fp8(128), Form::Mxfp4(None)] {
             let mut c = Case::new(3, [2, 1, 128, 64, 16], form, 4);
             let (w, ..) = c.weights(&gpu, &c.q());
             let zero = c.run::<bf16>(&gpu, &vec![T::from_f32(0.0); 2 * 3 * 128], &w, None);
@@ -440,21 +448,21 @@ fn errors() {
         assert_error(call(&c, [2, 3, 64], weight, false), kind!(Shape), &["w_scale: shape [2]"]);
         let codes = gpu.upload(&[Fp4x2(0); 2048], [2, 32, 32]);
         let scales = gpu.upload(&[E8M0::ONE; 128], [2, 32, 2]);
-        let mx = || MlaWeight::Mxfp4 { w: codes.view(), scales: scales.view() };
+        let mx = || MlaWeight::Mxfp4(Mxfp4Weight { w: codes.view(), scales: scales.view(), y_scale: None });
         let result = call(&c, [2, 3, 48], mx(), false);
         assert_error(result, kind!(Shape), &["q_nope", "a multiple of 32 columns"]);
         let result = call(&c, [2, 3, 32], mx(), false);
         assert_error(result, kind!(Shape), &["w: shape [2, 32, 32], expected [2, 32, 16]"]);
+        call(&c, [2, 3, 64], mx(), false).unwrap();
+        let weight = Mxfp4Weight { w: codes.view(), scales: scales.view(), y_scale: Some(two.view()) };
+        let result = call(&c, [2, 3, 64], MlaWeight::Mxfp4(weight), false);
+        assert_error(result, kind!(Shape), &["y_scale: shape [2], expected [1]"]);
+        let few = gpu.upload(&[E8M0::ONE; 64], [2, 32, 1]);
+        let weight = Mxfp4Weight { w: codes.view(), scales: few.view(), y_scale: None };
+        let result = call(&c, [2, 3, 64], MlaWeight::Mxfp4(weight), false);
+        assert_error(result, kind!(Shape), &["w_scales: shape [2, 32, 1], expected [2, 32, 2]"]);
         let foreign = match gpu.stream().device().info().arch {
-            Arch::Gfx942 => {
-                let reason = "products take";
-                assert_error(
-                    call(&c, [2, 3, 64], mx(), false),
-                    kind!(Unsupported),
-                    &["fp4e2m1x2 weights on gfx942", reason],
-                );
-                MlaWeight::Fp8(Fp8Weight { w: ocp.view(), scale: one.view(), group: 128 })
-            }
+            Arch::Gfx942 => MlaWeight::Fp8(Fp8Weight { w: ocp.view(), scale: one.view(), group: 128 }),
             _ => MlaWeight::Fp8Fnuz(Fp8Weight { w: fnuz.view(), scale: one.view(), group: 128 }),
         };
         assert_error(
