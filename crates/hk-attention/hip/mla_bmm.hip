@@ -160,14 +160,14 @@ HK_FN void write(const Params &p, const MmaAcc (&acc)[kTokenTiles][kTiles], cons
     constexpr int kSide = 2 * hk::kMmaRows;  // outputs of a token side by side
     constexpr int kPart = kAccess == Access::Vectors ? 8 : 1;
     float scale = 1.0f;
-    if (p.w_scale) scale = *reinterpret_cast<GlobalPtr<const float>>(p.w_scale);
-    if (p.y_scale) scale = 1.0f / *reinterpret_cast<GlobalPtr<const float>>(p.y_scale);
+    if (p.w_scale) scale = hk::load_uniform<float>(p.w_scale);
+    if (p.y_scale) scale = 1.0f / hk::load_uniform<float>(p.y_scale);
     const u32 outputs = p.w.shape[2];
 #pragma unroll
     for (int m = 0; m < kTokenTiles; ++m) {
         const u32 token = tile.first_token + 16 * m + hk::lane_id() % 16;
         if (token >= p.q.shape[2]) continue;
-        const bool poison = cache::place_of(p.common, token).poison;
+        const bool poison = cache::place_of(p.common, token, false).poison;
         const i64 to = p.out.row(token, 0) + i64(tile.head) * p.out.head;
         const i64 to_zeros = p.zeros.row(token, 0) + i64(tile.head) * p.zeros.head;
 #pragma unroll

@@ -332,7 +332,9 @@ fn an_identity_copies() {
 fn a_token_does_not_depend_on_others() {
     for gpu in kit::devices() {
         for form in [Form::Same, Form::Fp8(64), Form::Mxfp4(None)] {
-            let c = Case::new(20, [320, 1, 72, 64, 16], form, 21);
+            // More than the tokens of a wave, by many.
+            let cols = if form == Form::Mxfp4(None) { 96 } else { 72 };
+            let c = Case::new(37, [304, 1, cols, 64, 16], form, 21);
             let q = c.q();
             let (w, ..) = c.weights(&gpu, &q);
             let all = c.run::<bf16>(&gpu, &q, &w, None);
@@ -340,13 +342,55 @@ fn a_token_does_not_depend_on_others() {
             one.tokens.counts = [1, 1, 1];
             one.tokens.positions.truncate(1);
             one.tokens.slots.truncate(1);
-            one.tokens.positions[0] = c.tokens.positions[17];
-            let mine: Vec<T> = (0..320).flat_map(|h| q[(h * 20 + 17) * 72..][..72].to_vec()).collect();
+            one.tokens.positions[0] = c.tokens.positions[35];
+            let mine: Vec<T> = (0..304).flat_map(|h| q[(h * 37 + 35) * cols..][..cols].to_vec()).collect();
             let alone = one.run::<bf16>(&gpu, &mine, &w, None);
-            for head in 0..320 {
-                let of_all = &all.q_out[(17 * 320 + head) * 80..][..64];
+            for head in 0..304 {
+                let of_all = &all.q_out[(35 * 304 + head) * 80..][..64];
                 assert_eq!(of_all, &alone.q_out[head * 80..][..64], "{form:?}");
             }
+        }
+    }
+}
+
+/// Scales from the least to the largest, with queries that make up for them; one that is NaN, and a query that is infinite.
+#[test]
+fn mxfp4_scales_have_their_whole_range() {
+    let exponents = [0u8, 1, 2, 64, 126, 127, 128, 192, 252, 253, 254];
+    let (tokens, nope, cols) = (3, 64, 32 * exponents.len());
+    for gpu in kit::devices() {
+        let c = Case::new(tokens, [1, 1, cols, nope, 16], Form::Mxfp4(None), 6);
+        let scale = |col: usize| (f64::from(exponents[col / 32]) - 127.0).exp2();
+        let mut q: Vec<T> = c
+            .q()
+            .iter()
+            .enumerate()
+            .map(|(i, x)| T::from_f64(x.to_f64() * scale(i % cols).recip().min(124f64.exp2())))
+            .collect();
+        let (Weights::Mxfp4(w, ..), ..) = c.weights(&gpu, &q) else { unreachable!() };
+        let codes = common::integers(c.tokens.seed, nope * cols, 16);
+        let mut scales: Vec<E8M0> = (0..nope).flat_map(|_| exponents.map(E8M0)).collect();
+        let of_w: Vec<f64> = codes
+            .iter()
+            .enumerate()
+            .map(|(i, &c)| f64::from(Fp4::from_code(c as u8).to_f32()) * scale(i % cols))
+            .collect();
+        let of_q: Vec<f64> = widen(&q).chunks(cols).flat_map(reference::mxfp4_blocks).collect();
+        let (want, magnitudes) = reference::bmm(&of_q, &of_w, [1, tokens, nope, cols]);
+        scales[5 * exponents.len() + 3] = E8M0(255);
+        q[cols + 40] = T::INFINITY;
+        let weights = Weights::Mxfp4(w, gpu.upload(&scales, [1, nope, exponents.len()]), None);
+        let got = c.run::<bf16>(&gpu, &q, &weights, None);
+        for (i, (want, magnitude)) in want.iter().zip(&magnitudes).enumerate() {
+            let (token, n) = (i / nope, i % nope);
+            let got = got.q_out[token * (nope + 16) + n];
+            if token == 1 || n == 5 {
+                assert!(got.is_nan(), "token {token}, output {n}: {got} on {}", gpu.spec());
+                continue;
+            }
+            let error = (got.to_f64() - want).abs();
+            let bound = 8e-3 * want.abs() + magnitude / 65536.0;
+            assert!(error <= bound, "token {token}, output {n}: {got}, want {want} on {}", gpu.spec());
         }
     }
 }
@@ -370,6 +414,53 @@ fn zero_queries_give_zero() {
             );
         }
     }
+}
+
+/// A call whose `input` shares memory with its `output`.
+fn overlap(gpu: &Gpu, c: &Case, input: &str, output: &str) -> Result<()> {
+    let input_shape = if input == "w" { [2, 32, 64] } else { [2, 3, 64] };
+    let shapes = [[3, 2, 48], [5, 1, 16], [23, 1, 48], [3, 2, 16], [3, 2, 32]];
+    let names = ["q_out", "k_pe_out", "kv_cache", "q_pe_head", "nope_zeros"];
+    let at = names.iter().position(|n| *n == output).unwrap();
+    let one = T::from_f32(1.0);
+    let x = |shape: [usize; 3]| gpu.upload(&vec![one; shape.iter().product()], shape);
+    let (q_nope, w, q_pe, k_nope, k_pe) =
+        (x([2, 3, 64]), x([2, 32, 64]), x([3, 2, 16]), x([5, 1, 32]), x([5, 1, 16]));
+    let mut memory = gpu.poisoned::<T>([8192]);
+    let (from, to) = common::overlapping(memory.view_mut(), &input_shape, &shapes[at]);
+    let [mut q_out, mut k_pe_out, mut cache, mut head, mut zeros] =
+        shapes.map(|shape| gpu.poisoned::<T>(shape));
+    let outputs = MlaOutputs {
+        q_out: q_out.view_mut(),
+        k_pe_out: k_pe_out.view_mut(),
+        kv_cache: cache.view_mut(),
+        q_pe_head: Some(head.view_mut()),
+        nope_zeros: Some(zeros.view_mut()),
+    };
+    let outputs = match output {
+        "q_out" => MlaOutputs { q_out: to, ..outputs },
+        "k_pe_out" => MlaOutputs { k_pe_out: to, ..outputs },
+        "kv_cache" => MlaOutputs { kv_cache: to, ..outputs },
+        "q_pe_head" => MlaOutputs { q_pe_head: Some(to), ..outputs },
+        _ => MlaOutputs { nope_zeros: Some(to), ..outputs },
+    };
+    let (q, w) = if input == "w" { (q_nope.view(), from) } else { (from, w.view()) };
+    let w = MlaWeight::Same(w);
+    let tokens = DeviceTokens::<f32>::new(gpu, &c.tokens, 0);
+    let (tables, slots, stream) = (tokens.tables(), tokens.slots(), gpu.stream());
+    fused_bmm_rope_kv_cache(
+        stream,
+        q,
+        w,
+        q_pe.view(),
+        k_nope.view(),
+        k_pe.view(),
+        tables,
+        slots,
+        None,
+        outputs,
+        rope(16),
+    )
 }
 
 #[test]
@@ -433,6 +524,12 @@ fn errors() {
         let result = call(&c, [2, 3, 64], MlaWeight::Same(narrow.view()), true);
         assert_error(result, kind!(Overlap), &["q_nope and q_out overlap"]);
 
+        for name in ["q_out", "k_pe_out", "kv_cache", "q_pe_head", "nope_zeros"] {
+            for input in ["q_nope", "w"] {
+                let says = format!("{input} and {name} overlap");
+                assert_error(overlap(&gpu, &c, input, name), kind!(Overlap), &[&says]);
+            }
+        }
         let (ocp, fnuz) =
             (gpu.upload(&[Fp8E4M3(0); 4096], [2, 32, 64]), gpu.upload(&[Fp8E4M3Fnuz(0); 4096], [2, 32, 64]));
         let (one, two) = (gpu.upload(&[1.0f32], [1]), gpu.upload(&[1.0f32; 2], [2]));

@@ -218,34 +218,25 @@ pub(super) fn shape<const N: usize, V: Described>(call: &Call<V>, name: &'static
     shape.try_into().map_err(|_| Error::shape(call.operator().name, name, shape, format!("{N} axes")))
 }
 
-/// What a call has to move: of the tables the rows of the positions, of the caches the slots that are written, and none of
-/// what the caches held. Tokens whose position the tables do not have need no input, tokens without a slot no values.
-/// `queries` are inputs of each token with a position, `keys` and `values` of each one with a slot.
+/// What a call has to move: of the tables the rows of the positions, of the caches the slots that are written and none of
+/// what they held, of `values`, an input that goes nowhere else, the tokens with a slot.
 pub(super) fn traffic(
     call: &HostCall,
     caches: &[&'static str],
     n_slots: usize,
-    [queries, keys, values]: [&[&'static str]; 3],
+    values: &'static str,
 ) -> Traffic {
     let Ok(host) = HostTokens::of(call) else { return Traffic::once(call) };
     let (mut traffic, tokens) = (hk_core::rope::traffic(call), host.tokens(n_slots));
     let bytes = |name: &str| call.optional(name).map_or(0, |t| t.bytes().len() as u64);
-    let (rotated, cached) = (host.positions.len(), host.slots.len());
-    let mut slots: Vec<_> = (0..cached).filter_map(|t| tokens.slot(t)).collect();
-    let with_slot = slots.len();
+    let mut slots: Vec<_> = (0..host.cached()).filter_map(|t| tokens.slot(t)).collect();
+    let unread = host.cached() - slots.len();
+    traffic.read -= bytes(values) / host.cached().max(1) as u64 * unread as u64;
     slots.sort_unstable();
     slots.dedup();
     for cache in caches {
         traffic.read -= bytes(cache);
         traffic.written -= bytes(cache) / n_slots.max(1) as u64 * (n_slots - slots.len()) as u64;
-    }
-    let poisoned = (0..rotated).filter(|&t| !tokens.has_row(t)).count();
-    for (inputs, all, unread) in
-        [(queries, rotated, poisoned), (keys, cached, poisoned), (values, cached, cached - with_slot)]
-    {
-        for input in inputs {
-            traffic.read -= bytes(input) / all.max(1) as u64 * unread as u64;
-        }
     }
     traffic
 }

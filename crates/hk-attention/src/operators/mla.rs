@@ -195,5 +195,5 @@ pub(super) fn mla_reference(call: &HostCall, q_nope: &[f64]) -> Result<Named<Hos
 /// The weights with their scales are read once.
 pub(super) fn traffic(call: &HostCall) -> Traffic {
     let n_slots = call.optional("kv_cache").map_or(0, |cache| cache.shape()[0]);
-    common::traffic(call, &["kv_cache"], n_slots, [&["q_nope", "q_pe"], &["k_pe"], &["k_nope"]])
+    common::traffic(call, &["kv_cache"], n_slots, "k_nope")
 }

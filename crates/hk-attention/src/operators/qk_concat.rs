@@ -103,7 +103,7 @@ pub(crate) const QK_ROPE_CAT: Operator = Operator {
         ArgSpec::input("k_pe", TABLES, 3, "[tokens, kv_heads, rotary]"),
         COS,
         SIN,
-        POSITIONS.optional(),
+        POSITIONS.sampled(Sample::Integers { low: 0, high: 64 }).optional(),
         ArgSpec::input("cu_seqlens", INDICES, 1, "[sequences + 1]")
             .sampled(Sample::Steps { step: 8 })
             .optional(),

@@ -269,5 +269,5 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
 
 fn traffic(call: &HostCall) -> Traffic {
     let n_slots = cache_sizes(call).map_or(0, |(_, n_slots, _)| n_slots);
-    common::traffic(call, &["key_cache", "value_cache"], n_slots, [&["q"], &["k"], &["v"]])
+    common::traffic(call, &["key_cache", "value_cache"], n_slots, "v")
 }
