@@ -268,8 +268,9 @@ fn check_fp8(scale: &TensorView<f32>, group: usize) -> Result<()> {
 /// Returns when the two launches are queued, before they have run.
 ///
 /// # Errors
-/// As `rope_cat_and_cache_mla`; [`Error::Unsupported`] for weights that the device's products do not take,
-/// [`Error::Argument`] for groups of fp8 that are no power of two from 64 on, [`Error::Empty`] for `cols` of length zero.
+/// As `rope_cat_and_cache_mla`; [`Error::Unsupported`] for weights in the fp8 that the device's products do not take,
+/// [`Error::Argument`] for groups of fp8 that are no power of two from 64 on, [`Error::Empty`] for `cols` of length zero,
+/// [`Error::TooLarge`] for more than 2^30 of them.
 ///
 /// Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1.2 (absorbing the projection of keys in that of queries).
 #[expect(clippy::too_many_arguments, reason = "the operator's tensors")]

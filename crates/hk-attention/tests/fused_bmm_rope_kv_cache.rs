@@ -10,7 +10,7 @@ use hk_attention::{
 };
 use hk_core::quant::Quantized;
 use hk_core::rope::{Rope, RopeSpan, RopeStyle, RopeTableWidth};
-use hk_core::{Arch, E8M0, Element, Fp4, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, Layout, Result, bf16};
+use hk_core::{Arch, Device, E8M0, Element, Fp4, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, Layout, Result, Stream, bf16};
 use hk_testkit::{
     self as kit, Array, Fill, Gpu, Place, Tensor, assert_bits, assert_error, kind, proptest::prelude::*,
     proptest::sample::select, widen,
@@ -461,6 +461,37 @@ fn overlap(gpu: &Gpu, c: &Case, input: &str, output: &str) -> Result<()> {
         outputs,
         rope(16),
     )
+}
+
+/// More columns than fit, of no heads; and tensors of another device.
+#[test]
+fn too_many_columns_and_other_devices_are_refused() {
+    let gpu = &kit::devices()[0];
+    let c = Case::new(3, [2, 1, 64, 32, 16], Form::Same, 4);
+    let other = Device::open("emu:gfx950").unwrap().create_stream().unwrap();
+    let call = |stream: &Stream, cols: usize| {
+        let x = |shape: [usize; 3]| gpu.upload(&vec![T::from_f32(1.0); shape.iter().product()], shape);
+        let (q_nope, w, q_pe) = (x([0, 3, cols]), x([0, 32, cols]), x([3, 0, 16]));
+        let (k_nope, k_pe) = (x([5, 1, 32]), x([5, 1, 16]));
+        let (mut q_out, mut k_pe_out) = (gpu.poisoned::<T>([3, 0, 48]), gpu.poisoned::<T>([5, 1, 16]));
+        let mut cache = gpu.poisoned::<T>([23, 1, 48]);
+        let tokens = DeviceTokens::<f32>::new(gpu, &c.tokens, 0);
+        let outputs = MlaOutputs {
+            q_out: q_out.view_mut(),
+            k_pe_out: k_pe_out.view_mut(),
+            kv_cache: cache.view_mut(),
+            q_pe_head: None,
+            nope_zeros: None,
+        };
+        let (w, tables, slots) = (MlaWeight::Same(w.view()), tokens.tables(), tokens.slots());
+        let (q_nope, q_pe, k_nope, k_pe) = (q_nope.view(), q_pe.view(), k_nope.view(), k_pe.view());
+        fused_bmm_rope_kv_cache(stream, q_nope, w, q_pe, k_nope, k_pe, tables, slots, None, outputs, rope(16))
+    };
+    let stream = gpu.stream();
+    call(stream, 64).unwrap();
+    let refused = call(stream, (1 << 30) + 1);
+    assert_error(refused, kind!(TooLarge), &["q_nope: 1073741825 columns"]);
+    assert_error(call(&other, 64), kind!(DeviceMismatch), &["fused_bmm_rope_kv_cache"]);
 }
 
 #[test]
