@@ -149,7 +149,7 @@ fn fp4_values_are_those_of_their_codes() {
             assert_eq!(bits(got), bits(&want), "{pair:?} on {}", stream.device().spec());
         }
         for scale in 0..=255u8 {
-            let rule = BlockRule::new(BlockScale::Even, 6.0, 1, scale.into());
+            let rule = BlockRule::new(BlockScale::Even, 6.0, 1, scale);
             let words = bytemuck::cast_slice::<_, u32>(&all);
             let got: Vec<f32> = run(&stream, "quant_decode_fp4_block", words, (4, 32), I8, rule);
             for (code, got) in all.iter().zip(got.chunks_exact(2)) {
