@@ -17,7 +17,7 @@ using hk::u64;
 using hk::u8;
 using hk::Vec;
 
-/// What the elements of a target are. Same values as in src/cache_rows.rs.
+/// What the elements of a target are. Same values as in src/cache.rs.
 enum Format : u32 {
     kAsInput = 0,
     kFp8Fnuz = 1,
@@ -27,7 +27,7 @@ enum Format : u32 {
 
 /// Where rows are written: block, token within the block, head, column; strides in elements. Tokens of a block and the
 /// columns of a row can be in pieces of 2^shift elements next to each other, from piece to piece by the stride.
-/// An output is a target with one token a block. Same fields as `Target` in src/cache_rows.rs.
+/// An output is a target with one token a block. Same fields as `Target` in src/cache.rs.
 struct Target {
     static constexpr u32 kSlots = 0xffffffffu;
 
@@ -58,7 +58,7 @@ private:
     }
 };
 
-/// Which tokens go where, and by what angle they are rotated. Same fields as `Common` in src/cache_rows.rs.
+/// Which tokens go where, and by what angle they are rotated. Same fields as `Common` in src/cache.rs.
 struct Common {
     hk::Rope rope;
     hk::Global slots;  // (1, 1, 1, n) of i32 or i64
@@ -85,14 +85,15 @@ HK_FN u64 slot_of(const Common &c, u32 token) {
     return u64(i64(c.slots.row<const hk::i32>(0)[at]));
 }
 
-HK_FN Place place_of(const Common &c, u32 token) {
+/// `slots`: whether it matters where in the cache the token goes.
+HK_FN Place place_of(const Common &c, u32 token, bool slots) {
     Place place = {};
     if (token < c.rotated_tokens) {
         place.row = c.rope.table_row(0, token);
         place.poison = place.row == hk::Rope::kNoRow;
         place.rotate = !place.poison;
     }
-    if (token < c.cached_tokens) {
+    if (slots && token < c.cached_tokens) {
         place.slot = slot_of(c, token);
         place.cached = place.slot < c.n_slots && !place.poison;
     }
@@ -116,18 +117,21 @@ HK_FN Vec<T, N> load(GlobalPtr<const T> from) {
     return v;
 }
 
-/// N elements next to each other, in one access.
+/// N elements next to each other, 16 bytes an access, or in one that is shorter.
 template <class T, int N>
 HK_FN void store(GlobalPtr<T> to, Vec<T, N> v) {
     if constexpr (N == 1) {
         *to = v[0];
+    } else if constexpr (N > hk::kVecLen<T>) {
+        store<T, N / 2>(to, v.lo);
+        store<T, N / 2>(to + N / 2, v.hi);
     } else {
         *reinterpret_cast<GlobalPtr<Vec<T, N>>>(to) = v;
     }
 }
 
 HK_FN float scale_of(const Target &t) {
-    return t.scale ? 1.0f / *reinterpret_cast<GlobalPtr<const float>>(t.scale) : 1.0f;
+    return t.scale ? 1.0f / hk::load_uniform<float>(t.scale) : 1.0f;
 }
 
 /// Codes of N values, of one of the fp8 formats.

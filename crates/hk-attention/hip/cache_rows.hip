@@ -39,13 +39,16 @@ using hk::Vec;
 
 /// Columns of a part, by vectors.
 constexpr int kPart = 8;
-/// Sets of heads that a wave has in hand at a time, rotating and copying.
+/// Columns of a part where rows are copied to fp8, which 16 of are 16 bytes.
+constexpr int kWidePart = 16;
+/// Sets of heads that a wave has in hand at a time, rotating and copying: 64 bytes a lane.
 constexpr u32 kPasses = 2;
 constexpr u32 kCopyPasses = 4;
+constexpr u32 kWideCopyPasses = 2;
 /// Where the rows of a job go, at most.
 constexpr u32 kTargets = 2;
 
-/// One tensor's rows. Same fields as `Job` in src/cache_rows.rs.
+/// One tensor's rows. Same fields as `Job` in src/cache.rs.
 struct Job {
     hk::Global in;  // (1, tokens, heads, cols)
     Target targets[kTargets];
@@ -59,10 +62,12 @@ struct Job {
     u32 groups;  // tasks a set of tokens
     u32 window;  // tokens of a task, if by columns
     u32 end;     // tasks of this job and those before it
+    u32 wide;    // copies in parts of kWidePart columns
+    u32 cached;  // a target is a cache
     u32 pad;
 };
 
-struct Params {  // same fields, same order as `Params` in src/cache_rows.rs
+struct Params {  // same fields, same order as `Params` in src/cache.rs
     Common common;
     Job jobs[4];
     // Jobs that rotate, then those that copy, then those that copy to a cache by columns: where the tasks of each kind end.
@@ -121,7 +126,7 @@ HK_FN void rotate_rows(const Job &job, const Common &c, u32 task) {
     constexpr int N = kAccess == Access::Vectors ? kPart : 1;
     const Share mine(job, task);
     if (!mine.live) return;
-    const Place place = cache::place_of(c, mine.token);
+    const Place place = cache::place_of(c, mine.token, job.cached);
     const Sinks sinks = Sinks::of<T>(job, c, place, mine.token);
     for (u32 unit = mine.unit; unit < job.units; unit += hk::kWaveSize) {
         const bool rotary = unit * 2 * N < job.rotary;
@@ -165,12 +170,11 @@ HK_FN void rotate_rows(const Job &job, const Common &c, u32 task) {
 }
 
 /// One task of a job that copies, bit for bit where a target is of the type of the input and has no scale.
-template <class T, Access kAccess>
+template <class T, int N, u32 kCopyPasses>
 HK_FN void copy_rows(const Job &job, const Common &c, u32 task) {
-    constexpr int N = kAccess == Access::Vectors ? kPart : 1;
     const Share mine(job, task);
     if (!mine.live) return;
-    const Place place = cache::place_of(c, mine.token);
+    const Place place = cache::place_of(c, mine.token, job.cached);
     const Sinks sinks = Sinks::of<T>(job, c, place, mine.token);
     const auto row = job.in.row<const T>(0) + i64(mine.token) * job.in.strides[1];
     for (u32 unit = mine.unit; unit < job.units; unit += hk::kWaveSize) {
@@ -263,7 +267,7 @@ HK_FN void columns(const Job &job, const Common &c, u32 task) {
     bool followed = false;
     bool begins = false;
     if (hk::thread_x() < job.window + 2 * kAround && token < c.cached_tokens) {
-        const Place place = cache::place_of(c, token);
+        const Place place = cache::place_of(c, token, true);
         cached = place.cached;
         const u32 within = u32(place.slot) % c.block_tokens;
         begins = to.grouped && within % kTokens == 0 && within + kTokens <= c.block_tokens;
@@ -325,7 +329,15 @@ template <class T, Access kAccess>
 HK_FN void cache_rows(const Params &p) {
     u32 task = hk::block_x();
     for_tasks(p, p.rotations, task, [](const Job &job, const Common &c, u32 t) { rotate_rows<T, kAccess>(job, c, t); });
-    for_tasks(p, p.copies, task, [](const Job &job, const Common &c, u32 t) { copy_rows<T, kAccess>(job, c, t); });
+    for_tasks(p, p.copies, task, [](const Job &job, const Common &c, u32 t) {
+        if constexpr (kAccess == Access::Elements) {
+            copy_rows<T, 1, kCopyPasses>(job, c, t);
+        } else if (job.wide) {
+            copy_rows<T, kWidePart, kWideCopyPasses>(job, c, t);
+        } else {
+            copy_rows<T, kPart, kCopyPasses>(job, c, t);
+        }
+    });
     if constexpr (kAccess == Access::Vectors) {
         for_tasks(p, p.columns, task, [](const Job &job, const Common &c, u32 t) {
             if (job.targets[0].element_bytes<T>() == sizeof(T)) {
@@ -338,7 +350,7 @@ HK_FN void cache_rows(const Params &p) {
 }
 }  // namespace
 
-// Entry points, see `KERNELS` in src/cache_rows.rs. Name = dtype of the rows, access if it is by elements.
+// Entry points, see `KERNELS` in src/cache.rs. Name = dtype of the rows, access if it is by elements.
 HK_ENTRY(cache_rows_bf16, hk::kWaveSize, cache_rows<hk::bf16, Access::Vectors>)
 HK_ENTRY(cache_rows_f16, hk::kWaveSize, cache_rows<hk::f16, Access::Vectors>)
 HK_ENTRY(cache_rows_bf16_elements, hk::kWaveSize, cache_rows<hk::bf16, Access::Elements>)

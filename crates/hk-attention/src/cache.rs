@@ -82,7 +82,7 @@ impl KvLayout {
 
     /// The strides of a cache, of this many elements a piece.
     pub(crate) fn strides(self, cache: &Layout, values: bool, piece: usize) -> Strides {
-        let s = |axis: usize| if cache.shape()[axis] > 1 { cache.strides()[axis] as i64 } else { 0 };
+        let s = |axis| stride_of(cache, axis);
         let whole = Strides::WHOLE;
         let log = piece.trailing_zeros();
         match self {
@@ -99,6 +99,11 @@ impl KvLayout {
             }
         }
     }
+}
+
+/// The stride of an axis; that of one of length 1 is of no use, and need not be aligned.
+fn stride_of(cache: &Layout, axis: usize) -> i64 {
+    if cache.shape()[axis] > 1 { cache.strides()[axis] as i64 } else { 0 }
 }
 
 /// Strides of a [`Target`].
@@ -118,8 +123,7 @@ impl Strides {
 
     /// Those of a cache `[slots, heads, cols]`.
     pub fn of_rows(cache: &Layout) -> Self {
-        let s = |axis: usize| if cache.shape()[axis] > 1 { cache.strides()[axis] as i64 } else { 0 };
-        Self { block: s(0), head: s(1), ..Self::WHOLE }
+        Self { block: stride_of(cache, 0), head: stride_of(cache, 1), ..Self::WHOLE }
     }
 
     fn of_output(output: &GlobalLayout) -> Self {
@@ -210,6 +214,8 @@ struct Job {
     groups: u32,
     window: u32,
     end: u32,
+    wide: u32,
+    cached: u32,
     pad: u32,
 }
 
@@ -231,9 +237,13 @@ const KERNELS: [[&str; 2]; 2] =
 /// Columns that a lane takes at a time, by vectors: `kPart`.
 pub(crate) const PART: usize = 8;
 
-/// Sets of heads that a wave has in hand at a time, rotating and copying: `kPasses`, `kCopyPasses`.
+/// The same where rows are copied to fp8: `kWidePart`.
+const WIDE_PART: usize = 16;
+
+/// Sets of heads that a wave has in hand at a time, rotating and copying: `kPasses`, `kCopyPasses`, `kWideCopyPasses`.
 const PASSES: usize = 2;
 const COPY_PASSES: usize = 4;
+const WIDE_COPY_PASSES: usize = 2;
 
 /// Waves a CU that keep memory busy, which is what the registers of the kernels leave room for.
 const WAVES_PER_CU: usize = 16;
@@ -286,6 +296,18 @@ impl Target {
         let grouped = data.is_multiple_of(16) && strides.aligned(size_of::<C>(), 16);
         let target = Self::new(data, strides, Format::of::<C>(), SLOTS);
         Self { scale: scale.data(), grouped: grouped.into(), ..target }
+    }
+
+    fn is_fp8(&self) -> bool {
+        self.format == Format::Fp8Fnuz as u32 || self.format == Format::Fp8Ocp as u32
+    }
+
+    /// Whether parts of [`WIDE_PART`] columns, of fp8, are on 16 bytes and next to each other.
+    fn wide_parts_aligned(&self) -> bool {
+        let strides = [self.block, self.head, self.within, self.col];
+        self.data.is_multiple_of(16)
+            && strides.iter().all(|s| s % 16 == 0)
+            && self.col_shift >= WIDE_PART.trailing_zeros()
     }
 }
 
@@ -353,9 +375,18 @@ impl Jobs {
 
     /// Copies the heads of `input`, `[tokens, heads, cols]`.
     pub fn copy(&mut self, input: GlobalLayout, targets: &[Target]) {
-        let part = if self.vectors { PART } else { 1 };
-        let units = (input.shape()[3] as usize).div_ceil(part);
-        self.by_rows(1, Job::zeroed(), input, targets, units, COPY_PASSES, false);
+        let cols = input.shape()[3] as usize;
+        let wide = self.vectors
+            && cols.is_multiple_of(WIDE_PART)
+            && targets.iter().any(|t| t.is_fp8())
+            && targets.iter().all(|t| !t.is_fp8() || t.wide_parts_aligned());
+        let (part, passes) = match (self.vectors, wide) {
+            (false, _) => (1, COPY_PASSES),
+            (true, false) => (PART, COPY_PASSES),
+            (true, true) => (WIDE_PART, WIDE_COPY_PASSES),
+        };
+        let job = Job { wide: wide.into(), ..Job::zeroed() };
+        self.by_rows(1, job, input, targets, cols.div_ceil(part), passes, false);
     }
 
     /// Copies the heads of `input`, `[tokens, heads, cols]`, to a cache that lies by columns, of type `C`.
@@ -423,10 +454,16 @@ impl Jobs {
             return;
         }
         self.tasks += sets as u64 * groups as u64;
+        let cached = targets.iter().any(|t| t.tokens == SLOTS);
         let mut all = [Target::NONE; TARGETS];
         all[..targets.len()].copy_from_slice(targets);
-        self.jobs[self.count] =
-            Job { input, targets: all, end: self.tasks.min(u64::from(u32::MAX)) as u32, ..job };
+        self.jobs[self.count] = Job {
+            input,
+            targets: all,
+            end: self.tasks.min(u64::from(u32::MAX)) as u32,
+            cached: cached.into(),
+            ..job
+        };
         self.count += 1;
         self.ends[kind..].fill(self.tasks);
     }
@@ -545,13 +582,33 @@ macro_rules! heads {
 heads!(TensorView);
 heads!(TensorViewMut);
 
-/// Checks that an output shares no memory with any of these: `check_disjoint!(OP, "y", &y, [x, w])`.
-macro_rules! check_disjoint {
-    ($op:expr, $name:literal, $out:expr, [$($other:ident),+]) => {
-        $(hk_core::check_overlap($op, (stringify!($other), &$other), ($name, $out), hk_core::Aliasing::Disjoint)?;)+
-    };
-    ($op:expr, $name:literal, $out:expr, [$(*$other:ident),+]) => {
-        $(hk_core::check_overlap($op, (stringify!($other), $other), ($name, $out), hk_core::Aliasing::Disjoint)?;)+
-    };
+/// An optional tensor as one that may not share memory.
+pub(crate) fn optional<O: Operand>(tensor: &Option<O>) -> Option<&dyn Operand> {
+    tensor.as_ref().map(|tensor| tensor as &dyn Operand)
 }
-pub(crate) use check_disjoint;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hk_core::Device;
+
+    /// More than fits into memory, so not to be had through the operators.
+    #[test]
+    fn numbers_of_tokens_and_slots_have_a_limit() {
+        let stream = Device::open("emu:gfx942").unwrap().create_stream().unwrap();
+        let slots = stream.upload(&[0i32]).unwrap();
+        let check = |blocks: usize, block: usize, tokens: usize| {
+            let places = Tokens { rotated: 0, cached: 1, blocks, block };
+            places.check("op", &slots.view([1]).unwrap().into(), tokens)
+        };
+        check(1 << 20, (1 << 12) - 1, MOST_TOKENS).unwrap();
+        let error = check(1 << 20, 1 << 12, 1).unwrap_err();
+        assert!(matches!(error, Error::TooLarge { .. }), "{error}");
+        assert!(error.to_string().contains("slots: 1048576 blocks of 4096 tokens"), "{error}");
+        let error = check(usize::MAX, 2, 1).unwrap_err();
+        assert!(matches!(error, Error::TooLarge { .. }), "{error}");
+        let error = check(1, 1, MOST_TOKENS + 1).unwrap_err();
+        assert!(matches!(error, Error::TooLarge { .. }), "{error}");
+        assert!(error.to_string().contains("k: 2147483649 tokens"), "{error}");
+    }
+}

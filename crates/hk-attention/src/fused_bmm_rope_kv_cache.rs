@@ -1,14 +1,16 @@
 //! The product of queries with absorbed weights, rotation, concatenation and caching of multi-head latent attention.
 
-use crate::cache::{Activation, CacheElement, Common, Heads as _, PART, Target, Tokens};
+use crate::cache::{
+    Activation, CacheElement, Common, Heads as _, PART, Target, Tokens, check_scale, optional,
+};
 use crate::kernels;
 use crate::mla::{Inputs, MlaOutputs, Sizes};
 use bytemuck::{Pod, Zeroable};
 use hk_core::quant::{BlockRule, BlockScale};
 use hk_core::rope::{Rope, RopeElement, RopeTables};
 use hk_core::{
-    Aliasing, Arch, DType, E8M0, Element, Error, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, GlobalLayout, IndexView,
-    Launch, LaunchConfig, Result, Stream, TensorView, check_overlap,
+    Arch, DType, E8M0, Element, Error, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, GlobalLayout, IndexView, Launch,
+    LaunchConfig, NamedOperand, Result, Stream, TensorView,
 };
 
 const OP: &str = "fused_bmm_rope_kv_cache";
@@ -23,14 +25,8 @@ pub enum MlaWeight<'a, T: Element> {
     Fp8(Fp8Weight<'a, Fp8E4M3>),
     /// In fp8 FNUZ, the one of gfx942, with one scale for all; see [`Fp8Weight`].
     Fp8Fnuz(Fp8Weight<'a, Fp8E4M3Fnuz>),
-    /// In pairs of fp4, `[q_heads, nope, cols / 2]`, with a scale for each 32 columns, `[q_heads, nope, cols / 32]`, both with
-    /// unit stride on the last axis. Queries are quantized alike, with scales by [`BlockScale::Even`]. gfx950 only.
-    Mxfp4 {
-        /// The codes.
-        w: TensorView<'a, Fp4x2>,
-        /// The scales.
-        scales: TensorView<'a, E8M0>,
-    },
+    /// In mxfp4, see [`Mxfp4Weight`].
+    Mxfp4(Mxfp4Weight<'a>),
 }
 
 /// Weights in fp8. Queries are quantized to the same fp8, with a scale `s = max(max |q|, 1e-10) / largest` for each token,
@@ -45,6 +41,19 @@ pub struct Fp8Weight<'a, F: Element> {
     pub group: usize,
 }
 
+/// Weights in mxfp4: fp4 e2m1 with a power-of-two scale for each 32 columns. Queries are quantized alike, with scales by
+/// [`BlockScale::Even`]; a block with a value that is not finite is NaN. gfx950 multiplies the codes; elsewhere both operands
+/// are widened to `bf16`, which holds their values, scales included, exactly.
+#[derive(Debug, Clone, Copy)]
+pub struct Mxfp4Weight<'a> {
+    /// The codes, two columns a byte: `[q_heads, nope, cols / 2]`, unit stride on the last axis.
+    pub w: TensorView<'a, Fp4x2>,
+    /// The scales: `[q_heads, nope, cols / 32]`, unit stride on the last axis.
+    pub scales: TensorView<'a, E8M0>,
+    /// What the product is divided by before it is rounded: one number, on the device. For a product that goes on in fp8.
+    pub y_scale: Option<TensorView<'a, f32>>,
+}
+
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Params {
@@ -55,6 +64,7 @@ struct Params {
     out: Target,
     zeros: Target,
     w_scale: u64,
+    y_scale: u64,
     group: u32,
     m_tiles: u32,
     n_tiles: u32,
@@ -63,46 +73,44 @@ struct Params {
     pad: u32,
 }
 
-/// The entry points of `hip/mla_bmm.hip` for one form of weights: of bf16 and f16, for few tokens, for many, by elements; and
-/// how many tokens a wave has, if they are many.
-struct Form {
-    kernels: [[&'static str; 3]; 2],
-    wide: usize,
-}
+/// The entry points of `hip/mla_bmm.hip` for one form of weights: of bf16 and f16, for few tokens, for many, by elements.
+type Form = [[&'static str; 3]; 2];
 
 macro_rules! form {
-    ($name:literal, $wide:literal) => {
-        Form {
-            kernels: [form!(@ "bf16", $name, $wide), form!(@ "f16", $name, $wide)],
-            wide: $wide,
-        }
+    ($name:literal) => {
+        [form!(@ "bf16", $name), form!(@ "f16", $name)]
     };
-    (@ $dtype:literal, $name:literal, $wide:literal) => {
+    (@ $dtype:literal, $name:literal) => {
         [
             concat!("mla_bmm_", $dtype, "_", $name, "_16"),
-            concat!("mla_bmm_", $dtype, "_", $name, "_", $wide),
+            concat!("mla_bmm_", $dtype, "_", $name, "_64"),
             concat!("mla_bmm_", $dtype, "_", $name, "_16_elements"),
         ]
     };
 }
 
-static SAME: Form = form!("same", 64);
-static FP8: Form = form!("fp8", 32);
-static MXFP4: Form = form!("mxfp4", 32);
+static SAME: Form = form!("same");
+static FP8: Form = form!("fp8");
+static MXFP4: Form = form!("mxfp4");
 
+/// Tokens of a block, if they are few and if they are many.
+const FEW: usize = 16;
+const MANY: usize = 64;
 /// Outputs of a wave: `16 * kTiles`.
 const OUTPUTS: usize = 64;
 /// Columns that a wave takes at a time: `kStep`.
 const STEP: usize = 64;
-/// Waves a CU that keep memory busy.
-const WAVES_PER_CU: usize = 16;
+/// Blocks a CU that keep memory busy.
+const BLOCKS_PER_CU: usize = 16;
+/// Bytes that the rows of a block are within, by vectors.
+const WINDOW: usize = 1 << 31;
 
 impl<'a, T: Activation> MlaWeight<'a, T> {
     fn form(&self) -> &'static Form {
         match self {
             Self::Same(_) => &SAME,
             Self::Fp8(_) | Self::Fp8Fnuz(_) => &FP8,
-            Self::Mxfp4 { .. } => &MXFP4,
+            Self::Mxfp4(_) => &MXFP4,
         }
     }
 
@@ -111,7 +119,7 @@ impl<'a, T: Activation> MlaWeight<'a, T> {
         const WHY: &str = "heads, columns of k_nope, columns of q_nope";
         let arch = stream.device().info().arch;
         let native = |what: DType, served: bool| {
-            let reason = "products take fp8e4m3fnuz on gfx942, fp8e4m3 on gfx950, fp4 on gfx950";
+            let reason = "products take fp8e4m3fnuz on gfx942, fp8e4m3 elsewhere";
             if served {
                 Ok(())
             } else {
@@ -130,7 +138,7 @@ impl<'a, T: Activation> MlaWeight<'a, T> {
                 check_fp8(scale, *group)?;
                 native(DType::Fp8E4M3Fnuz, arch == Arch::Gfx942)
             }
-            Self::Mxfp4 { w, scales } => {
+            Self::Mxfp4(Mxfp4Weight { w, scales, y_scale }) => {
                 if !cols.is_multiple_of(32) {
                     let want = "a multiple of 32 columns, beside mxfp4 weights";
                     return Err(Error::shape(OP, "q_nope", [cols], want));
@@ -147,63 +155,98 @@ impl<'a, T: Activation> MlaWeight<'a, T> {
                     &[heads, nope, cols / 32],
                     "heads, columns of k_nope, blocks of 32",
                 )?;
-                native(DType::Fp4x2, arch == Arch::Gfx950)
+                check_scale(OP, "y_scale", y_scale.as_ref())
             }
         }
     }
 
-    /// Whether rows begin on 16 bytes and are as long as kernels by vectors need.
+    /// Whether rows begin on 16 bytes, are as long as kernels by vectors need, and as near to each other.
     fn by_vectors(&self, cols: usize) -> bool {
         match self {
-            Self::Same(w) => w.rows_aligned(16) && cols.is_multiple_of(8),
-            Self::Fp8(Fp8Weight { w, .. }) => w.rows_aligned(16) && cols.is_multiple_of(16),
-            Self::Fp8Fnuz(Fp8Weight { w, .. }) => w.rows_aligned(16) && cols.is_multiple_of(16),
-            Self::Mxfp4 { w, .. } => w.rows_aligned(16),
+            Self::Same(w) => w.rows_aligned(16) && cols.is_multiple_of(8) && is_near(w, OUTPUTS),
+            Self::Fp8(Fp8Weight { w, .. }) => fp8_by_vectors(w, cols),
+            Self::Fp8Fnuz(Fp8Weight { w, .. }) => fp8_by_vectors(w, cols),
+            Self::Mxfp4(Mxfp4Weight { w, scales, .. }) => {
+                w.rows_aligned(16) && is_near(w, OUTPUTS) && is_near(scales, OUTPUTS)
+            }
         }
     }
 
-    /// Checks that an output shares no memory with the weights.
-    fn check_disjoint(&self, name: &'static str, out: &impl hk_core::Operand) -> Result<()> {
-        let out = (name, out);
-        let scaled = |scale: &TensorView<f32>| check_overlap(OP, ("w_scale", scale), out, Aliasing::Disjoint);
+    /// Weights and scales, which no output may share memory with.
+    fn operands(&self) -> [NamedOperand<'_>; 3] {
         match self {
-            Self::Same(w) => check_overlap(OP, ("w", w), out, Aliasing::Disjoint),
+            Self::Same(w) => [("w", Some(w)), ("w_scale", None), ("y_scale", None)],
             Self::Fp8(Fp8Weight { w, scale, .. }) => {
-                scaled(scale)?;
-                check_overlap(OP, ("w", w), out, Aliasing::Disjoint)
+                [("w", Some(w)), ("w_scale", Some(scale)), ("y_scale", None)]
             }
             Self::Fp8Fnuz(Fp8Weight { w, scale, .. }) => {
-                scaled(scale)?;
-                check_overlap(OP, ("w", w), out, Aliasing::Disjoint)
+                [("w", Some(w)), ("w_scale", Some(scale)), ("y_scale", None)]
             }
-            Self::Mxfp4 { w, scales } => {
-                check_overlap(OP, ("w_scales", scales), out, Aliasing::Disjoint)?;
-                check_overlap(OP, ("w", w), out, Aliasing::Disjoint)
+            Self::Mxfp4(Mxfp4Weight { w, scales, y_scale }) => {
+                [("w", Some(w)), ("w_scales", Some(scales)), ("y_scale", optional(y_scale))]
             }
         }
     }
 
-    /// Weights, block scales, address of the scale, and columns of a group.
-    fn params(&self, launch: &mut Launch<'a>) -> Result<(GlobalLayout, GlobalLayout, u64, usize)> {
-        let absent = GlobalLayout::ABSENT;
+    fn inputs(&self, launch: &mut Launch<'a>) -> Result<Operands> {
+        let none = Operands {
+            w: GlobalLayout::ABSENT,
+            w_scales: GlobalLayout::ABSENT,
+            w_scale: 0,
+            y_scale: 0,
+            group: 0,
+        };
         Ok(match self {
-            Self::Same(w) => (launch.input("w", w)?, absent, 0, 0),
-            Self::Fp8(Fp8Weight { w, scale, group }) => {
-                (launch.input("w", w)?, absent, launch.input("w_scale", scale)?.data(), *group)
-            }
-            Self::Fp8Fnuz(Fp8Weight { w, scale, group }) => {
-                (launch.input("w", w)?, absent, launch.input("w_scale", scale)?.data(), *group)
-            }
-            Self::Mxfp4 { w, scales } => (launch.input("w", w)?, launch.input("w_scales", scales)?, 0, 0),
+            Self::Same(w) => Operands { w: launch.input("w", w)?, ..none },
+            Self::Fp8(Fp8Weight { w, scale, group }) => Operands {
+                w: launch.input("w", w)?,
+                w_scale: launch.input("w_scale", scale)?.data(),
+                group: *group,
+                ..none
+            },
+            Self::Fp8Fnuz(Fp8Weight { w, scale, group }) => Operands {
+                w: launch.input("w", w)?,
+                w_scale: launch.input("w_scale", scale)?.data(),
+                group: *group,
+                ..none
+            },
+            Self::Mxfp4(Mxfp4Weight { w, scales, y_scale }) => Operands {
+                w: launch.input("w", w)?,
+                w_scales: launch.input("w_scales", scales)?,
+                y_scale: launch.optional_input("y_scale", y_scale.as_ref())?.data(),
+                ..none
+            },
         })
     }
+}
+
+/// Weights and their scales as the kernel takes them.
+struct Operands {
+    w: GlobalLayout,
+    w_scales: GlobalLayout,
+    /// Addresses; 0: none.
+    w_scale: u64,
+    y_scale: u64,
+    /// Columns of an fp8 group.
+    group: usize,
+}
+
+/// Whether so many rows of a tensor of three axes are within [`WINDOW`].
+fn is_near<E: Element>(view: &TensorView<E>, rows: usize) -> bool {
+    let (cols, stride) = (view.shape()[2], view.strides()[1]);
+    let elements = stride.saturating_mul(rows.min(view.shape()[1]).saturating_sub(1)).saturating_add(cols);
+    elements.saturating_mul(size_of::<E>()) < WINDOW
+}
+
+fn fp8_by_vectors<F: Element>(w: &TensorView<F>, cols: usize) -> bool {
+    w.rows_aligned(16) && cols.is_multiple_of(16) && is_near(w, OUTPUTS)
 }
 
 fn check_fp8(scale: &TensorView<f32>, group: usize) -> Result<()> {
     if !group.is_power_of_two() || group < STEP {
         return Err(Error::argument(OP, "group", group, format!("a power of two from {STEP} columns on")));
     }
-    crate::cache::check_scale(OP, "w_scale", Some(scale))
+    check_scale(OP, "w_scale", Some(scale))
 }
 
 /// Multiplies the part of the queries that has no position with the weights that the latent cache absorbs, and does what
@@ -225,8 +268,9 @@ fn check_fp8(scale: &TensorView<f32>, group: usize) -> Result<()> {
 /// Returns when the two launches are queued, before they have run.
 ///
 /// # Errors
-/// As `rope_cat_and_cache_mla`; [`Error::Unsupported`] for weights that the device's products do not take,
-/// [`Error::Argument`] for groups of fp8 that are no power of two from 64 on, [`Error::Empty`] for `cols` of length zero.
+/// As `rope_cat_and_cache_mla`; [`Error::Unsupported`] for weights in the fp8 that the device's products do not take,
+/// [`Error::Argument`] for groups of fp8 that are no power of two from 64 on, [`Error::Empty`] for `cols` of length zero,
+/// [`Error::TooLarge`] for more than 2^30 of them.
 ///
 /// Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1.2 (absorbing the projection of keys in that of queries).
 #[expect(clippy::too_many_arguments, reason = "the operator's tensors")]
@@ -251,7 +295,8 @@ pub fn fused_bmm_rope_kv_cache<
 ) -> Result<()> {
     let slot_mapping = slot_mapping.into();
     let inputs = Inputs { q_pe, k_nope, k_pe, tables: tables.into(), slot_mapping, k_scale, rope };
-    let sizes = inputs.check(OP, &outputs)?;
+    let [weights, scales, y_scale] = w.operands();
+    let sizes = inputs.check(OP, &outputs, &[("q_nope", Some(&q_nope)), weights, scales, y_scale])?;
     let Sizes { tokens, q_heads, nope, .. } = sizes;
     let [_, _, cols] = q_nope.dims(OP, "q_nope")?;
     q_nope.check(OP, "q_nope", &[q_heads, tokens, cols], "heads and tokens of q_pe")?;
@@ -263,47 +308,36 @@ pub fn fused_bmm_rope_kv_cache<
     if cols > limit {
         return Err(Error::too_large(OP, "q_nope", format!("{cols} columns"), limit as u64));
     }
-    check_overlap(OP, ("q_nope", &q_nope), ("q_out", &outputs.q_out), Aliasing::Disjoint)?;
-    check_overlap(OP, ("q_nope", &q_nope), ("k_pe_out", &outputs.k_pe_out), Aliasing::Disjoint)?;
-    check_overlap(OP, ("q_nope", &q_nope), ("kv_cache", &outputs.kv_cache), Aliasing::Disjoint)?;
-    w.check_disjoint("q_out", &outputs.q_out)?;
-    w.check_disjoint("k_pe_out", &outputs.k_pe_out)?;
-    w.check_disjoint("kv_cache", &outputs.kv_cache)?;
-    for (name, head) in [("q_pe_head", &outputs.q_pe_head), ("nope_zeros", &outputs.nope_zeros)] {
-        let Some(head) = head else { continue };
-        check_overlap(OP, ("q_nope", &q_nope), (name, head), Aliasing::Disjoint)?;
-        w.check_disjoint(name, head)?;
-    }
 
     if tokens > 0 && q_heads > 0 {
         let mut product = outputs.q_out.reborrow().slice(2, 0..nope)?;
         let vectors = w.by_vectors(cols)
             && q_nope.by_vectors()
+            && is_near(&q_nope, MANY)
             && cols.is_multiple_of(PART)
             && nope.is_multiple_of(PART)
             && product.by_vectors()
             && outputs.nope_zeros.as_ref().is_none_or(|t| t.by_vectors());
         let info = stream.device().info();
-        let waves = info.compute_units as usize * WAVES_PER_CU;
-        let form = w.form();
+        let blocks = info.compute_units as usize * BLOCKS_PER_CU;
         let n_tiles = nope.div_ceil(OUTPUTS);
-        // Many tokens a wave read weights fewer times; not if that leaves the device idle.
-        let wide = vectors && q_heads * n_tiles * tokens.div_ceil(form.wide) >= info.compute_units as usize;
-        let (kernel, tokens_of_wave) = match (vectors, wide && tokens > 16) {
-            (true, true) => (1, form.wide),
-            (true, false) => (0, 16),
-            (false, _) => (2, 16),
+        // Many tokens a block read weights fewer times; not if that leaves the device idle.
+        let many = tokens > FEW && q_heads * n_tiles * tokens.div_ceil(MANY) >= info.compute_units as usize;
+        let (kernel, tokens_of_block) = match (vectors, many) {
+            (true, false) => (0, FEW),
+            (true, true) => (1, MANY),
+            (false, _) => (2, FEW),
         };
-        let m_tiles = tokens.div_ceil(tokens_of_wave);
+        let m_tiles = tokens.div_ceil(tokens_of_block);
         let tasks = m_tiles as u64 * n_tiles as u64 * q_heads as u64;
-        let limit = (1 << 31) - waves as u64;
+        let limit = (1 << 31) - blocks as u64;
         if tasks > limit {
-            return Err(Error::too_large(OP, "q_nope", format!("work for {tasks} waves"), limit));
+            return Err(Error::too_large(OP, "q_nope", format!("work for {tasks} blocks"), limit));
         }
-        let names = &form.kernels[usize::from(T::DTYPE == DType::F16)];
+        let names = &w.form()[usize::from(T::DTYPE == DType::F16)];
         let kernel = stream.kernel(&kernels::MLA_BMM, names[kernel])?;
         let mut launch = stream.launch(OP, &kernel);
-        let (w, w_scales, w_scale, group) = w.params(&mut launch)?;
+        let Operands { w, w_scales, w_scale, y_scale, group } = w.inputs(&mut launch)?;
         let places = Tokens { rotated: tokens, cached: 0, blocks: 0, block: 1 };
         let zeros = match &mut outputs.nope_zeros {
             Some(zeros) => Target::zeros(&launch.output("nope_zeros", &mut zeros.reborrow())?),
@@ -317,6 +351,7 @@ pub fn fused_bmm_rope_kv_cache<
             out: Target::output::<Q>(&launch.output("q_out", &mut product)?),
             zeros,
             w_scale,
+            y_scale,
             group: group.min(cols.next_multiple_of(STEP)) as u32,
             m_tiles: m_tiles as u32,
             n_tiles: n_tiles as u32,
@@ -324,7 +359,7 @@ pub fn fused_bmm_rope_kv_cache<
             rule: BlockRule::fp4(BlockScale::Even, 0),
             pad: 0,
         };
-        let config = LaunchConfig::grid_1d((tasks as usize).min(waves));
+        let config = LaunchConfig::grid_1d((tasks as usize).min(blocks));
         // SAFETY: the checks make queries, weights and outputs as long as their heads, tokens, outputs and columns, which
         // the tiles cover; the kernel checks positions, and the loader its parameters.
         unsafe { launch.run(config, &params)? };

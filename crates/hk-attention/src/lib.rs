@@ -12,7 +12,7 @@ mod rope_cat_and_cache_mla;
 mod rope_reshape_and_cache;
 
 pub use cache::{Activation, CacheElement, KvLayout};
-pub use fused_bmm_rope_kv_cache::{Fp8Weight, MlaWeight, fused_bmm_rope_kv_cache};
+pub use fused_bmm_rope_kv_cache::{Fp8Weight, MlaWeight, Mxfp4Weight, fused_bmm_rope_kv_cache};
 pub use mla::MlaOutputs;
 pub use operators::OPERATORS;
 pub use qk_concat::{qk_cat, qk_rope_cat};

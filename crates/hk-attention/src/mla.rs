@@ -1,11 +1,11 @@
 //! What the operators on the latent cache of multi-head latent attention share: their checks and their launch.
 
 use crate::cache::{
-    Activation, CacheElement, Heads as _, Jobs, PART, Strides, Target, Tokens, check_disjoint, check_scale,
+    Activation, CacheElement, Heads as _, Jobs, PART, Strides, Target, Tokens, check_scale, optional,
 };
 use hk_core::rope::{Rope, RopeElement, RopeSource};
 use hk_core::{
-    Aliasing, Element, Error, IndexView, Operand, Result, Stream, TensorView, TensorViewMut, check_overlap,
+    Element, Error, IndexView, NamedOperand, Result, Stream, TensorView, TensorViewMut, check_aliases,
 };
 
 /// The outputs of [`rope_cat_and_cache_mla`](crate::rope_cat_and_cache_mla()) and
@@ -48,11 +48,13 @@ pub(crate) struct Sizes {
 }
 
 impl<'a, T: Activation, R: RopeElement<T>> Inputs<'a, T, R> {
-    /// Checks all but the part of the queries without position, whose shape is `[tokens, q_heads, nope]` of the result.
+    /// Checks all but the part of the queries without position, whose shape is `[tokens, q_heads, nope]` of the result, and
+    /// that no output shares memory with `others`, the inputs that it comes from.
     pub fn check<Q: CacheElement<T>, C: CacheElement<T>>(
         &self,
         op: &'static str,
         outputs: &MlaOutputs<'a, T, Q, C>,
+        others: &[NamedOperand],
     ) -> Result<Sizes> {
         let Self { q_pe, k_nope, k_pe, tables, slot_mapping, k_scale, rope } = self;
         let MlaOutputs { q_out, k_pe_out, kv_cache, q_pe_head, nope_zeros } = outputs;
@@ -97,40 +99,24 @@ impl<'a, T: Activation, R: RopeElement<T>> Inputs<'a, T, R> {
         let cached = slot_mapping.shape().first().copied().unwrap_or(0);
         Tokens { rotated: tokens, cached, blocks: slots, block: 1 }.check(op, slot_mapping, all)?;
 
-        check_overlap(op, ("k_pe", k_pe), ("k_pe_out", k_pe_out), Aliasing::ExactAliasAllowed)?;
-        self.check_disjoint(op, "q_out", q_out)?;
-        check_disjoint!(op, "k_pe_out", k_pe_out, [*q_pe, *k_nope, *slot_mapping, *q_out]);
-        tables.check_disjoint(op, "k_pe_out", k_pe_out)?;
-        if let Some(k_scale) = k_scale {
-            check_disjoint!(op, "k_pe_out", k_pe_out, [*k_scale]);
-        }
-        self.check_disjoint(op, "kv_cache", kv_cache)?;
-        check_disjoint!(op, "kv_cache", kv_cache, [*q_out, *k_pe_out]);
-        if let Some(q_pe_head) = q_pe_head {
-            self.check_disjoint(op, "q_pe_head", q_pe_head)?;
-            check_disjoint!(op, "q_pe_head", q_pe_head, [*q_out, *k_pe_out, *kv_cache]);
-        }
-        if let Some(nope_zeros) = nope_zeros {
-            self.check_disjoint(op, "nope_zeros", nope_zeros)?;
-            check_disjoint!(op, "nope_zeros", nope_zeros, [*q_out, *k_pe_out, *kv_cache]);
-            if let Some(q_pe_head) = q_pe_head {
-                check_disjoint!(op, "nope_zeros", nope_zeros, [*q_pe_head]);
-            }
-        }
+        let mut inputs: Vec<NamedOperand> = vec![
+            ("q_pe", Some(q_pe)),
+            ("k_nope", Some(k_nope)),
+            ("k_pe", Some(k_pe)),
+            ("slot_mapping", Some(slot_mapping)),
+            ("k_scale", optional(k_scale)),
+        ];
+        inputs.extend(tables.operands());
+        inputs.extend(others);
+        let outputs: [(NamedOperand, &[&str]); 5] = [
+            (("q_out", Some(q_out)), &[]),
+            (("k_pe_out", Some(k_pe_out)), &["k_pe"]),
+            (("kv_cache", Some(kv_cache)), &[]),
+            (("q_pe_head", optional(q_pe_head)), &[]),
+            (("nope_zeros", optional(nope_zeros)), &[]),
+        ];
+        check_aliases(op, &inputs, &outputs)?;
         Ok(Sizes { tokens, q_heads, nope, pe, cached, slots })
-    }
-
-    /// Checks that an output shares no memory with any input.
-    fn check_disjoint(&self, op: &'static str, name: &'static str, out: &impl Operand) -> Result<()> {
-        let Self { q_pe, k_nope, k_pe, tables, slot_mapping, k_scale, .. } = self;
-        for (input_name, input) in [("q_pe", q_pe), ("k_nope", k_nope), ("k_pe", k_pe)] {
-            check_overlap(op, (input_name, input), (name, out), Aliasing::Disjoint)?;
-        }
-        check_overlap(op, ("slot_mapping", slot_mapping), (name, out), Aliasing::Disjoint)?;
-        if let Some(k_scale) = k_scale {
-            check_overlap(op, ("k_scale", k_scale), (name, out), Aliasing::Disjoint)?;
-        }
-        tables.check_disjoint(op, name, out)
     }
 
     /// Queues everything but the product: with `q_nope`, its copy to `q_out` and the zeros.

@@ -49,7 +49,12 @@ impl Tokens<'_> {
 
     /// A head of a token as it is; NaN if the token has a position that the tables do not have.
     pub fn keep(&self, token: usize, head: &[f64]) -> Vec<f64> {
-        if self.row(self.cos, token).is_ok() { head.to_vec() } else { vec![f64::NAN; head.len()] }
+        if self.has_row(token) { head.to_vec() } else { vec![f64::NAN; head.len()] }
+    }
+
+    /// Whether a token has no position, or one that the tables have.
+    pub fn has_row(&self, token: usize) -> bool {
+        self.row(self.cos, token).is_ok()
     }
 
     /// Where in the cache a token goes, if it does.

@@ -3,7 +3,7 @@
 use crate::cache::{Activation, CacheElement, Heads as _};
 use crate::mla::{Inputs, MlaOutputs};
 use hk_core::rope::{Rope, RopeElement, RopeTables};
-use hk_core::{Aliasing, IndexView, Result, Stream, TensorView, check_overlap};
+use hk_core::{IndexView, Result, Stream, TensorView};
 
 const OP: &str = "rope_cat_and_cache_mla";
 
@@ -55,20 +55,8 @@ pub fn rope_cat_and_cache_mla<
 ) -> Result<()> {
     let slot_mapping = slot_mapping.into();
     let inputs = Inputs { q_pe, k_nope, k_pe, tables: tables.into(), slot_mapping, k_scale, rope };
-    let sizes = inputs.check(OP, &outputs)?;
-    q_nope.check(
-        OP,
-        "q_nope",
-        &[sizes.tokens, sizes.q_heads, sizes.nope],
-        "tokens and heads of q_pe, columns of k_nope",
-    )?;
-    let nope = ("q_nope", &q_nope);
-    check_overlap(OP, nope, ("q_out", &outputs.q_out), Aliasing::Disjoint)?;
-    check_overlap(OP, nope, ("k_pe_out", &outputs.k_pe_out), Aliasing::Disjoint)?;
-    check_overlap(OP, nope, ("kv_cache", &outputs.kv_cache), Aliasing::Disjoint)?;
-    for (name, head) in [("q_pe_head", &outputs.q_pe_head), ("nope_zeros", &outputs.nope_zeros)] {
-        let Some(head) = head else { continue };
-        check_overlap(OP, nope, (name, head), Aliasing::Disjoint)?;
-    }
+    let sizes = inputs.check(OP, &outputs, &[("q_nope", Some(&q_nope))])?;
+    let shape = [sizes.tokens, sizes.q_heads, sizes.nope];
+    q_nope.check(OP, "q_nope", &shape, "tokens and heads of q_pe, columns of k_nope")?;
     inputs.run(OP, stream, sizes, Some(q_nope), outputs)
 }

@@ -1,12 +1,11 @@
 //! Rotation of queries and keys, and writing keys and values to a paged cache.
 
 use crate::cache::{
-    Activation, CacheElement, Heads as _, Jobs, KvLayout, PART, Target, Tokens, check_disjoint, check_scale,
-    piece,
+    Activation, CacheElement, Heads as _, Jobs, KvLayout, PART, Target, Tokens, check_scale, optional, piece,
 };
 use hk_core::rope::{Rope, RopeElement, RopeSource, RopeTables};
 use hk_core::{
-    Aliasing, Element, Error, IndexView, Result, Stream, TensorView, TensorViewMut, check_overlap,
+    Element, Error, IndexView, NamedOperand, Result, Stream, TensorView, TensorViewMut, check_aliases,
 };
 
 const OP: &str = "rope_reshape_and_cache";
@@ -122,35 +121,23 @@ pub fn rope_reshape_and_cache<'a, T: Activation, R: RopeElement<T>, C: CacheElem
     let places = Tokens { rotated: tokens, cached, blocks, block };
     places.check(OP, &slot_mapping, all)?;
 
-    check_overlap(OP, ("q", &q), ("q_out", &q_out), Aliasing::ExactAliasAllowed)?;
-    check_overlap(OP, ("k", &k), ("k_out", &k_out), Aliasing::ExactAliasAllowed)?;
-    check_disjoint!(OP, "q_out", &q_out, [k, v, slot_mapping]);
-    check_disjoint!(OP, "k_out", &k_out, [q, v, slot_mapping, q_out]);
-    check_disjoint!(OP, "key_cache", &key_cache, [q, k, v, slot_mapping, q_out, k_out]);
-    check_disjoint!(OP, "value_cache", &value_cache, [q, k, v, slot_mapping, q_out, k_out, key_cache]);
-    tables.check_disjoint(OP, "q_out", &q_out)?;
-    tables.check_disjoint(OP, "k_out", &k_out)?;
-    tables.check_disjoint(OP, "key_cache", &key_cache)?;
-    tables.check_disjoint(OP, "value_cache", &value_cache)?;
-    if let Some(zeros_out) = &zeros_out {
-        check_disjoint!(
-            OP,
-            "zeros_out",
-            zeros_out,
-            [q, k, v, slot_mapping, q_out, k_out, key_cache, value_cache]
-        );
-        tables.check_disjoint(OP, "zeros_out", zeros_out)?;
-    }
-    for (name, scale) in [("k_scale", &scales.k), ("v_scale", &scales.v)] {
-        let Some(scale) = scale else { continue };
-        check_overlap(OP, (name, scale), ("q_out", &q_out), Aliasing::Disjoint)?;
-        check_overlap(OP, (name, scale), ("k_out", &k_out), Aliasing::Disjoint)?;
-        check_overlap(OP, (name, scale), ("key_cache", &key_cache), Aliasing::Disjoint)?;
-        check_overlap(OP, (name, scale), ("value_cache", &value_cache), Aliasing::Disjoint)?;
-        if let Some(zeros_out) = &zeros_out {
-            check_overlap(OP, (name, scale), ("zeros_out", zeros_out), Aliasing::Disjoint)?;
-        }
-    }
+    let mut inputs: Vec<NamedOperand> = vec![
+        ("q", Some(&q)),
+        ("k", Some(&k)),
+        ("v", Some(&v)),
+        ("slot_mapping", Some(&slot_mapping)),
+        ("k_scale", optional(&scales.k)),
+        ("v_scale", optional(&scales.v)),
+    ];
+    inputs.extend(tables.operands());
+    let outputs: [(NamedOperand, &[&str]); 5] = [
+        (("q_out", Some(&q_out)), &["q"]),
+        (("k_out", Some(&k_out)), &["k"]),
+        (("key_cache", Some(&key_cache)), &[]),
+        (("value_cache", Some(&value_cache)), &[]),
+        (("zeros_out", optional(&zeros_out)), &[]),
+    ];
+    check_aliases(OP, &inputs, &outputs)?;
 
     let key_strides = layout.strides(key_cache.layout(), false, piece::<C>());
     let value_strides = layout.strides(value_cache.layout(), true, piece::<C>());

@@ -5,7 +5,7 @@ mod common;
 use common::{DeviceTokens, Order, Stored, Tokens, elements, heads_place, ropes, rotate_f32};
 use hk_attention::{Activation, CacheElement, MlaOutputs, rope_cat_and_cache_mla};
 use hk_core::rope::{Positions, Rope, RopeElement, RopeSpan, RopeStyle, RopeTableWidth, RopeTables};
-use hk_core::{Float, Fp8E4M3, Fp8E4M3Fnuz, Result, TensorView, TensorViewMut, bf16, f16};
+use hk_core::{Device, Float, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, TensorView, TensorViewMut, bf16, f16};
 use hk_testkit::{
     self as kit, Array, Gpu, Place, assert_bits, assert_error, kind, proptest::prelude::*,
     proptest::sample::select,
@@ -255,7 +255,7 @@ fn errors() {
     let (q_nope, q_pe, k_nope, k_pe) = (x([3, 4, 32]), x([3, 4, 16]), x([3, 2, 32]), x([3, 2, 16]));
     let out = |shape: [usize; 3]| gpu.poisoned::<bf16>(Place::from(shape));
     let (mut q_out, mut k_out, mut cache) = (out([3, 4, 48]), out([3, 2, 16]), out([9, 2, 48]));
-    let table = gpu.upload(&[1.0f32; 5 * 8], [5, 8]);
+    let table = gpu.upload(&[bf16::ONE; 5 * 8], [5, 8]);
     let (two, three) = (gpu.upload(&[0i32; 2], [2]), gpu.upload(&[0i32; 3], [3]));
     let neox = Rope {
         style: RopeStyle::Neox,
@@ -270,6 +270,8 @@ fn errors() {
         k_nope: TensorView<'a, bf16>,
         k_pe: TensorView<'a, bf16>,
         slots: TensorView<'a, i32>,
+        cos: TensorView<'a, bf16>,
+        sin: TensorView<'a, bf16>,
         k_scale: Option<TensorView<'a, f32>>,
         q_out: TensorViewMut<'a, bf16>,
         k_pe_out: TensorViewMut<'a, bf16>,
@@ -278,37 +280,30 @@ fn errors() {
         nope_zeros: Option<TensorViewMut<'a, bf16>>,
         rope: Rope,
     }
-    let op = |a: Args| -> Result<()> {
+    let run = |stream: &Stream, a: Args| -> Result<()> {
         let Args { q_out, k_pe_out, kv_cache, q_pe_head, nope_zeros, .. } = a;
         let outputs = MlaOutputs { q_out, k_pe_out, kv_cache, q_pe_head, nope_zeros };
         let tables = RopeTables {
-            cos: table.view(),
-            sin: table.view(),
+            cos: a.cos,
+            sin: a.sin,
             positions: Positions::Given(three.view().into()),
             offsets: None,
         };
         let (q_nope, q_pe, k_nope, k_pe) = (a.q_nope, a.q_pe, a.k_nope, a.k_pe);
         rope_cat_and_cache_mla(
-            gpu.stream(),
-            q_nope,
-            q_pe,
-            k_nope,
-            k_pe,
-            tables,
-            a.slots,
-            a.k_scale,
-            outputs,
-            a.rope,
+            stream, q_nope, q_pe, k_nope, k_pe, tables, a.slots, a.k_scale, outputs, a.rope,
         )
     };
-    macro_rules! refused {
-        ($kind:ident, $says:expr; $($name:ident = $value:expr),*) => {{
-            let mut args = Args {
+    macro_rules! args {
+        () => {
+            Args {
                 q_nope: q_nope.view(),
                 q_pe: q_pe.view(),
                 k_nope: k_nope.view(),
                 k_pe: k_pe.view(),
                 slots: three.view(),
+                cos: table.view(),
+                sin: table.view(),
                 k_scale: None,
                 q_out: q_out.view_mut(),
                 k_pe_out: k_out.view_mut(),
@@ -316,9 +311,14 @@ fn errors() {
                 q_pe_head: None,
                 nope_zeros: None,
                 rope: neox,
-            };
+            }
+        };
+    }
+    macro_rules! refused {
+        ($kind:ident, $says:expr; $($name:ident = $value:expr),*) => {{
+            let mut args = args!();
             $(args.$name = $value;)*
-            assert_error(op(args), kind!($kind), $says);
+            assert_error(run(gpu.stream(), args), kind!($kind), $says);
         }};
     }
     let (wrong_q, wrong_k, three_heads) = (x([3, 4, 31]), x([3, 2, 15]), x([3, 3, 16]));
@@ -349,4 +349,47 @@ fn errors() {
     let whole = memory.view_mut();
     let (first, later) = (whole.alias().slice(2, 0..32).unwrap(), whole.slice(2, 31..79).unwrap());
     refused!(Overlap, &["q_nope and q_out overlap"]; q_nope = first, q_out = later);
+
+    let outputs = [
+        ("q_out", vec![3, 4, 48]),
+        ("k_pe_out", vec![3, 2, 16]),
+        ("kv_cache", vec![9, 2, 48]),
+        ("q_pe_head", vec![3, 4, 16]),
+        ("nope_zeros", vec![3, 4, 32]),
+    ];
+    let inputs = [
+        ("q_nope", vec![3, 4, 32]),
+        ("q_pe", vec![3, 4, 16]),
+        ("k_nope", vec![3, 2, 32]),
+        ("k_pe", vec![3, 2, 16]),
+        ("cos", vec![5, 8]),
+        ("sin", vec![5, 8]),
+    ];
+    let mut memory = gpu.poisoned::<bf16>([1024]);
+    for (input, input_shape) in &inputs {
+        for (output, output_shape) in &outputs {
+            let (from, to) = common::overlapping(memory.view_mut(), input_shape, output_shape);
+            let mut args = args!();
+            match *input {
+                "q_nope" => args.q_nope = from,
+                "q_pe" => args.q_pe = from,
+                "k_nope" => args.k_nope = from,
+                "k_pe" => args.k_pe = from,
+                "cos" => args.cos = from,
+                _ => args.sin = from,
+            }
+            match *output {
+                "q_out" => args.q_out = to,
+                "k_pe_out" => args.k_pe_out = to,
+                "kv_cache" => args.kv_cache = to,
+                "q_pe_head" => args.q_pe_head = Some(to),
+                _ => args.nope_zeros = Some(to),
+            }
+            let says = format!("{input} and {output} overlap");
+            assert_error(run(gpu.stream(), args), kind!(Overlap), &[&says]);
+        }
+    }
+
+    let other = Device::open("emu:gfx950").unwrap().create_stream().unwrap();
+    assert_error(run(&other, args!()), kind!(DeviceMismatch), &["rope_cat_and_cache_mla"]);
 }

@@ -7,7 +7,10 @@ use hk_attention::{
     Activation, CacheElement, CacheScales, KvLayout, RopeCacheOutputs, reference, rope_reshape_and_cache,
 };
 use hk_core::rope::{Positions, Rope, RopeElement, RopeSpan, RopeStyle, RopeTableWidth, RopeTables};
-use hk_core::{Element, Float, Fp8E4M3, Fp8E4M3Fnuz, Layout, Result, TensorView, TensorViewMut, bf16, f16};
+use hk_core::{
+    Device, Element, Float, Fp8E4M3, Fp8E4M3Fnuz, Layout, Result, Stream, TensorView, TensorViewMut, bf16,
+    f16,
+};
 use hk_testkit::{
     self as kit, Array, Gpu, Place, Tolerance, assert_bits, assert_close, assert_error, assert_rounded, kind,
     proptest::prelude::*, proptest::sample::select,
@@ -32,6 +35,8 @@ struct Case {
     shift: usize,
     /// Elements after each block of the caches.
     cache_pad: usize,
+    /// Has the inputs of one token of a case of so many.
+    only: Option<(usize, usize)>,
 }
 
 /// What a run writes.
@@ -46,11 +51,19 @@ struct Written<T: Element, C: Element> {
 
 impl Case {
     fn q<T: Float>(&self) -> Vec<T> {
-        elements(self.tokens.counts[0] * self.q_heads * self.dim, self.tokens.seed)
+        self.drawn(self.tokens.counts[0], self.q_heads, self.tokens.seed)
     }
 
     fn k<T: Float>(&self, number: u64) -> Vec<T> {
-        elements(self.tokens.counts[2] * self.kv_heads * self.dim, self.tokens.seed ^ number << 20)
+        self.drawn(self.tokens.counts[2], self.kv_heads, self.tokens.seed ^ number << 20)
+    }
+
+    fn drawn<T: Float>(&self, tokens: usize, heads: usize, seed: u64) -> Vec<T> {
+        let row = heads * self.dim;
+        match self.only {
+            Some((token, of)) => elements(of * row, seed)[token * row..][..row].to_vec(),
+            None => elements(tokens * row, seed),
+        }
     }
 
     fn shapes(&self) -> ([usize; 3], [usize; 3]) {
@@ -244,6 +257,7 @@ fn cases() -> impl Strategy<Value = Case> {
                     pad,
                     shift,
                     cache_pad,
+                    only: None,
                 }
             })
         },
@@ -316,6 +330,7 @@ fn case(
         pad: 0,
         shift: 0,
         cache_pad: 0,
+        only: None,
     }
 }
 
@@ -514,6 +529,90 @@ fn empty_parts() {
     case([3, 3, 3], [4, 2, 64], [0, 16], KvLayout::Hnd, Order::Runs).check::<bf16, bf16, bf16>();
 }
 
+/// A token's rows have the same bits alone and among others, however many share a wave.
+#[test]
+fn a_token_does_not_depend_on_others() {
+    for gpu in kit::devices() {
+        for layout in LAYOUTS {
+            let c = case([40, 40, 40], [4, 2, 64], [4, 16], layout, Order::Runs);
+            let all = c.run::<bf16, bf16, Fp8E4M3Fnuz>(&gpu, false);
+            for token in [0, 17, 39] {
+                let mut one = c.clone();
+                one.tokens.counts = [1, 1, 1];
+                one.tokens.positions = vec![c.tokens.positions[token]];
+                one.tokens.slots = vec![c.tokens.slots[token]];
+                one.only = Some((token, 40));
+                let alone = one.run::<bf16, bf16, Fp8E4M3Fnuz>(&gpu, false);
+                let of = |n: usize| token * n * 64..(token + 1) * n * 64;
+                assert_bits(&alone.q_out, &all.q_out[of(4)]);
+                assert_bits(&alone.k_out, &all.k_out[of(2)]);
+                let sizes = [c.block, 2, 64];
+                let slot = c.tokens.slot(token).unwrap();
+                for (head, col) in (0..2).flat_map(|h| (0..64).map(move |col| (h, col))) {
+                    let at = |values| reference::element_of(layout, values, 16, sizes, [slot, head, col]);
+                    assert_eq!(alone.keys[at(false)].0, all.keys[at(false)].0);
+                    assert_eq!(alone.values[at(true)].0, all.values[at(true)].0);
+                }
+            }
+        }
+    }
+}
+
+/// Blocks of a cache more than 4 GiB apart, in bytes and in elements; a token goes to each.
+#[test]
+fn caches_beyond_4_gib() {
+    if !kit::full() {
+        return; // the emulator writes to all memory that it gives
+    }
+    for gpu in kit::devices() {
+        let stride = (1 << 32) + 512;
+        let c = case([2, 2, 2], [2, 1, 16], [2, 16], KvLayout::Nhd, Order::Runs);
+        // SAFETY: of what is read, the second block, all is written: by the operator, or with zeros.
+        let mut memory = unsafe { gpu.stream().alloc_uninit::<Fp8E4M3Fnuz>(stride + 512).unwrap() };
+        let place = Layout::with_strides([2, 16, 1, 16], [stride, 16, 16, 1]).unwrap();
+        let mut tokens = c.tokens.clone();
+        tokens.slots = vec![3, 16 + 5];
+        tokens.positions = vec![0, 0]; // an identity
+        let tokens = DeviceTokens::<bf16>::new(&gpu, &tokens, 0);
+        let (q, k, v) = (c.q::<bf16>(), c.k::<bf16>(1), c.k::<bf16>(2));
+        let (q, k, v) = (gpu.upload(&q, [2, 2, 16]), gpu.upload(&k, [2, 1, 16]), gpu.upload(&v, [2, 1, 16]));
+        let mut values = gpu.poisoned::<Fp8E4M3Fnuz>([2, 16, 1, 16]);
+        let (mut q_out, mut k_out) = (gpu.poisoned::<bf16>([2, 2, 16]), gpu.poisoned::<bf16>([2, 1, 16]));
+        let outputs = RopeCacheOutputs {
+            q_out: q_out.view_mut(),
+            k_out: k_out.view_mut(),
+            zeros_out: None,
+            key_cache: memory.view_mut_with(place, 0).unwrap(),
+            value_cache: values.view_mut(),
+        };
+        let (tables, slots, scales) = (tokens.tables(), tokens.slots(), CacheScales::default());
+        let (layout, rope) = (c.layout, c.tokens.rope);
+        rope_reshape_and_cache(
+            gpu.stream(),
+            q.view(),
+            k.view(),
+            v.view(),
+            tables,
+            slots,
+            scales,
+            outputs,
+            layout,
+            rope,
+        )
+        .unwrap();
+        let codes = gpu.stream().download(&memory).unwrap();
+        for (token, at) in [3 * 16, stride + 5 * 16].into_iter().enumerate() {
+            let want: Vec<_> = c.k::<bf16>(1)[token * 16..][..16]
+                .iter()
+                .map(|x| Fp8E4M3Fnuz::from_f32_saturating(x.to_f32()).0)
+                .collect();
+            assert_eq!(codes[at..at + 16].iter().map(|c| c.0).collect::<Vec<_>>(), want);
+        }
+        // Where it would be if slots were counted in 32 bits.
+        assert_ne!(codes[512 + 5 * 16..][..16], codes[stride + 5 * 16..][..16]);
+    }
+}
+
 /// Each input is read once, each output written once.
 #[test]
 fn bytes_are_moved_once() {
@@ -537,7 +636,7 @@ fn errors() {
     let (mut q_out, mut k_out) = (gpu.poisoned::<bf16>([4, 4, 32]), gpu.poisoned::<bf16>([4, 2, 32]));
     let (mut keys, mut values) = (gpu.poisoned::<bf16>([2, 16, 2, 32]), gpu.poisoned::<bf16>([2, 16, 2, 32]));
     let mut paged = gpu.poisoned::<bf16>([2, 2, 4, 16, 8]);
-    let table = gpu.upload(&[1.0f32; 5 * 16], [5, 16]);
+    let table = gpu.upload(&[bf16::ONE; 5 * 16], [5, 16]);
     let four = gpu.upload(&[0i32; 4], [4]);
     let (three, five) = (gpu.upload(&[0i32; 3], [3]), gpu.upload(&[0i32; 5], [5]));
     let neox = rope(32, RopeStyle::Neox);
@@ -551,32 +650,23 @@ fn errors() {
         q: TensorView<'a, bf16>,
         k: TensorView<'a, bf16>,
         v: TensorView<'a, bf16>,
-        tables: RopeTables<'a, f32>,
+        tables: RopeTables<'a, bf16>,
         slots: TensorView<'a, i32>,
         q_out: TensorViewMut<'a, bf16>,
         k_out: TensorViewMut<'a, bf16>,
+        zeros: Option<TensorViewMut<'a, bf16>>,
         keys: TensorViewMut<'a, bf16>,
         values: TensorViewMut<'a, bf16>,
         layout: KvLayout,
         rope: Rope,
     }
-    let op = |a: Args| -> Result<()> {
+    let run = |stream: &Stream, a: Args| -> Result<()> {
         let (q_out, k_out, key_cache, value_cache) = (a.q_out, a.k_out, a.keys, a.values);
-        let outputs = RopeCacheOutputs { q_out, k_out, zeros_out: None, key_cache, value_cache };
+        let outputs = RopeCacheOutputs { q_out, k_out, zeros_out: a.zeros, key_cache, value_cache };
         let scales = CacheScales::default();
-        rope_reshape_and_cache(
-            gpu.stream(),
-            a.q,
-            a.k,
-            a.v,
-            a.tables,
-            a.slots,
-            scales,
-            outputs,
-            a.layout,
-            a.rope,
-        )
+        rope_reshape_and_cache(stream, a.q, a.k, a.v, a.tables, a.slots, scales, outputs, a.layout, a.rope)
     };
+    let op = |a: Args| run(gpu.stream(), a);
     /// Arguments that are right, but for those named.
     macro_rules! args {
         ($($name:ident = $value:expr),*) => {{
@@ -589,6 +679,7 @@ fn errors() {
                 slots: four.view(),
                 q_out: q_out.view_mut(),
                 k_out: k_out.view_mut(),
+                zeros: None,
                 keys: keys.view_mut(),
                 values: values.view_mut(),
                 layout: KvLayout::Nhd,
@@ -641,7 +732,7 @@ fn errors() {
     let (q4, kv4) = (x([4, 2, 12]), x([4, 2, 12]));
     let mut paged12 = gpu.poisoned::<bf16>([2, 2, 1, 16, 8]);
     let (mut q4_out, mut k4_out) = (gpu.poisoned::<bf16>([4, 2, 12]), gpu.poisoned::<bf16>([4, 2, 12]));
-    let table6 = gpu.upload(&[1.0f32; 30], [5, 6]);
+    let table6 = gpu.upload(&[bf16::ONE; 30], [5, 6]);
     let tables6 = RopeTables { cos: table6.view(), sin: table6.view(), ..tables(four.view().into()) };
     refused!(Shape, &["a dim that is a multiple of 8 (Paged of bf16)"]; q = q4.view(), k = kv4.view(), v = kv4.view(),
         q_out = q4_out.view_mut(), k_out = k4_out.view_mut(), tables = tables6, keys = paged12.view_mut(),
@@ -668,6 +759,42 @@ fn errors() {
     let whole = long.view_mut();
     let (first, later) = (whole.alias().slice(0, 0..4).unwrap(), whole.slice(0, 2..6).unwrap());
     refused!(Overlap, &["k and k_out overlap"]; k = first, k_out = later);
+    let heads = [vec![4, 4, 32], vec![4, 2, 32], vec![2, 16, 2, 32], vec![5, 16]];
+    let [of_q, of_k, of_cache, of_table] = &heads;
+    let outputs = [
+        ("q_out", of_q),
+        ("k_out", of_k),
+        ("zeros_out", of_q),
+        ("key_cache", of_cache),
+        ("value_cache", of_cache),
+    ];
+    let mut memory = gpu.poisoned::<bf16>([4096]);
+    for (input, input_shape) in [("q", of_q), ("k", of_k), ("v", of_k), ("cos", of_table), ("sin", of_table)]
+    {
+        for (output, output_shape) in outputs {
+            let (from, to) = common::overlapping(memory.view_mut(), input_shape, output_shape);
+            let mut args = args!();
+            match input {
+                "q" => args.q = from,
+                "k" => args.k = from,
+                "v" => args.v = from,
+                "cos" => args.tables.cos = from,
+                _ => args.tables.sin = from,
+            }
+            match output {
+                "q_out" => args.q_out = to,
+                "k_out" => args.k_out = to,
+                "zeros_out" => args.zeros = Some(to),
+                "key_cache" => args.keys = to,
+                _ => args.values = to,
+            }
+            assert_error(op(args), kind!(Overlap), &[&format!("{input} and {output} overlap")]);
+        }
+    }
+
+    let other = Device::open("emu:gfx950").unwrap().create_stream().unwrap();
+    assert_error(run(&other, args!()), kind!(DeviceMismatch), &["rope_reshape_and_cache"]);
+
     let scale = gpu.upload(&[1.0f32; 2], [2]);
     let mut args = args!();
     let (q_out, k_out, key_cache, value_cache) =

@@ -13,7 +13,7 @@
 //! Source: Su et al. 2021, "RoFormer", section 3.2.2.
 
 use crate::registry::{Described, HostCall, Traffic};
-use crate::tensor::{TensorView, check_overlap};
+use crate::tensor::{NamedOperand, TensorView, check_overlap};
 use crate::{
     Aliasing, DType, Element, Error, Float, GlobalLayout, IndexView, Launch, Operand, Result, bf16, f16,
 };
@@ -247,18 +247,24 @@ impl<'a, C: Element> RopeSource<'a, C> {
     /// # Errors
     /// [`Error::Overlap`].
     pub fn check_disjoint(&self, op: &'static str, arg: &'static str, out: &impl Operand) -> Result<()> {
-        let out = (arg, out);
-        check_overlap(op, (self.first.0, &self.first.1), out, Aliasing::Disjoint)?;
-        if let Some(sin) = &self.sin {
-            check_overlap(op, ("sin", sin), out, Aliasing::Disjoint)?;
-        }
-        if let Positions::Given(view) | Positions::Sequences(view) = &self.positions {
-            check_overlap(op, ("positions", view), out, Aliasing::Disjoint)?;
-        }
-        if let Some(view) = &self.offsets {
-            check_overlap(op, ("offsets", view), out, Aliasing::Disjoint)?;
-        }
-        Ok(())
+        self.operands().iter().try_for_each(|&(name, input)| {
+            let Some(input) = input else { return Ok(()) };
+            check_overlap(op, (name, input), (arg, out), Aliasing::Disjoint)
+        })
+    }
+
+    /// Tables, positions and offsets, for [`check_aliases`](crate::check_aliases).
+    pub fn operands(&self) -> [NamedOperand<'_>; 4] {
+        let positions: Option<&dyn Operand> = match &self.positions {
+            Positions::Given(view) | Positions::Sequences(view) => Some(view),
+            Positions::Index => None,
+        };
+        [
+            (self.first.0, Some(&self.first.1)),
+            ("sin", self.sin.as_ref().map(|sin| sin as &dyn Operand)),
+            ("positions", positions),
+            ("offsets", self.offsets.as_ref().map(|offsets| offsets as &dyn Operand)),
+        ]
     }
 
     /// Whether kernels that take vectors of `columns` columns can serve this: each pair of vectors is half the rotated
@@ -303,14 +309,20 @@ impl<'a, C: Element> RopeSource<'a, C> {
 }
 
 /// The bytes that a call of an operator with arguments `cos`, `sin` or `angles`, and `positions`, has to move: every tensor
-/// once, but of tables no more rows than there are positions.
+/// once, but of tables only the rows of the positions.
 pub fn traffic(call: &HostCall) -> Traffic {
     let mut traffic = Traffic::once(call);
-    let tokens = call.optional("positions").map(|p| p.shape().iter().product::<usize>());
+    let integers =
+        |name| call.optional(name).map(|t| t.to_f64().iter().map(|&v| v as i64).collect::<Vec<_>>());
+    let (positions, offsets) = (integers("positions"), integers("offsets"));
     for table in ["cos", "sin", "angles"].into_iter().filter_map(|name| call.optional(name)) {
         let rows = table.shape()[0];
-        let unread = rows - tokens.unwrap_or(rows).min(rows);
-        traffic.read -= (table.bytes().len() / rows.max(1) * unread) as u64;
+        let Some(positions) = &positions else { continue };
+        let mut read: Vec<_> =
+            reference::table_rows(positions, offsets.as_deref(), rows).into_iter().flatten().collect();
+        read.sort_unstable();
+        read.dedup();
+        traffic.read -= (table.bytes().len() / rows.max(1) * (rows - read.len())) as u64;
     }
     traffic
 }

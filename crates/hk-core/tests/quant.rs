@@ -134,6 +134,35 @@ fn fp4_codes_are_those_of_the_host() {
     }
 }
 
+/// Rounding without codes gives what the codes stand for; bf16 holds a quarter of every value of every scale.
+#[test]
+fn fp4_values_are_those_of_their_codes() {
+    let mut x = inputs((0..8).map(|c| hk_core::Fp4::from_code(c).to_f32()));
+    x.retain(|x| !x.is_nan());
+    x.resize(x.len().next_multiple_of(8), 0.0);
+    let all: Vec<u8> = (0..=255).collect();
+    for stream in streams() {
+        let got: Vec<f32> = run(&stream, "quant_round_fp4", &x, (8, 8), I8, RULE);
+        for (pair, got) in x.chunks_exact(2).zip(got.chunks_exact(2)) {
+            let want = Fp4x2::from_f32([pair[0], pair[1]], Fp4Rounding::NearestEven).to_f32();
+            let bits = |v: &[f32]| v.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(got), bits(&want), "{pair:?} on {}", stream.device().spec());
+        }
+        for scale in 0..=255u8 {
+            let rule = BlockRule::new(BlockScale::Even, 6.0, 1, scale);
+            let words = bytemuck::cast_slice::<_, u32>(&all);
+            let got: Vec<f32> = run(&stream, "quant_decode_fp4_block", words, (4, 32), I8, rule);
+            for (code, got) in all.iter().zip(got.chunks_exact(2)) {
+                for (got, value) in got.iter().zip(Fp4x2(*code).to_f32()) {
+                    let want = f64::from(value) * (f64::from(scale) - 129.0).exp2();
+                    let same = if scale == 255 { got.is_nan() } else { f64::from(*got) == want };
+                    assert!(same, "{value} by scale {scale}: {got:e} on {}", stream.device().spec());
+                }
+            }
+        }
+    }
+}
+
 /// Whether `2^(code - 127) * max >= amax`, exactly.
 fn covers(code: i32, max: f64, amax: f64) -> bool {
     2f64.powi(code - 127) * max >= amax

@@ -2,7 +2,7 @@
 
 use crate::reference::Tokens;
 use hk_core::registry::{
-    ArgSpec, Call, Described, HostCall, HostTensor, Inputs, Sample, Scalar, ScalarSpec, Tolerance,
+    ArgSpec, Call, Described, HostCall, HostTensor, Inputs, Sample, Scalar, ScalarSpec, Tolerance, Traffic,
 };
 use hk_core::rope::{Positions, Rope, RopeSpan, RopeStyle, RopeTableWidth, RopeTables};
 use hk_core::{DType, Error, Fp8E4M3, Fp8E4M3Fnuz, IndexView, Result};
@@ -10,7 +10,7 @@ use hk_core::{DType, Error, Fp8E4M3, Fp8E4M3Fnuz, IndexView, Result};
 pub(super) const ACTIVATIONS: &[DType] = &[DType::Bf16, DType::F16];
 pub(super) const TABLES: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
 pub(super) const NARROW: &[DType] = &[DType::Bf16, DType::F16, DType::Fp8E4M3Fnuz, DType::Fp8E4M3];
-const INDICES: &[DType] = &[DType::I32, DType::I64];
+pub(super) const INDICES: &[DType] = &[DType::I32, DType::I64];
 
 /// Rows of the tables in the cases.
 pub(super) const TABLE_ROWS: usize = 64;
@@ -107,8 +107,8 @@ macro_rules! with_table {
 }
 pub(super) use with_table;
 
-/// The rotation, its width that of the tables.
-pub(super) fn rope<V: Described>(call: &Call<V>) -> Result<Rope> {
+/// The rotation of the first columns, its width that of the tables.
+pub(super) fn rope_first<V: Described>(call: &Call<V>) -> Result<Rope> {
     let width = call.get("cos")?.shape()[1];
     let (table, rotary) = match call.choice("table")? {
         "full" => (RopeTableWidth::Full, width),
@@ -118,31 +118,45 @@ pub(super) fn rope<V: Described>(call: &Call<V>) -> Result<Rope> {
         "interleaved" => RopeStyle::Interleaved,
         _ => RopeStyle::Neox,
     };
+    Ok(Rope { style, table, rotary, span: RopeSpan::First, inverse: false })
+}
+
+/// The rotation of the first or the last columns.
+pub(super) fn rope<V: Described>(call: &Call<V>) -> Result<Rope> {
     let span = match call.choice("span")? {
         "last" => RopeSpan::Last,
         _ => RopeSpan::First,
     };
-    Ok(Rope { style, table, rotary, span, inverse: false })
+    Ok(Rope { span, ..rope_first(call)? })
 }
 
-fn index<'a>(inputs: &Inputs<'a>, name: &'static str) -> Result<IndexView<'a>> {
-    match inputs.get(name)?.dtype() {
-        DType::I64 => Ok(inputs.view::<i64>(name)?.into()),
-        _ => Ok(inputs.view::<i32>(name)?.into()),
+fn index<'a>(inputs: &Inputs<'a>, name: &'static str) -> Result<Option<IndexView<'a>>> {
+    match inputs.optional(name).map(Described::dtype) {
+        None => Ok(None),
+        Some(DType::I64) => Ok(inputs.optional_view::<i64>(name)?.map(IndexView::from)),
+        Some(_) => Ok(inputs.optional_view::<i32>(name)?.map(IndexView::from)),
     }
 }
 
 pub(super) fn slots<'a>(inputs: &Inputs<'a>) -> Result<IndexView<'a>> {
-    index(inputs, "slot_mapping")
+    match inputs.get("slot_mapping")?.dtype() {
+        DType::I64 => Ok(inputs.view::<i64>("slot_mapping")?.into()),
+        _ => Ok(inputs.view::<i32>("slot_mapping")?.into()),
+    }
 }
 
 pub(super) fn tables<'a, R: hk_core::Element>(inputs: &Inputs<'a>) -> Result<RopeTables<'a, R>> {
-    Ok(RopeTables {
-        cos: inputs.view("cos")?,
-        sin: inputs.view("sin")?,
-        positions: Positions::Given(index(inputs, "positions")?),
-        offsets: inputs.optional("offsets").map(|_| index(inputs, "offsets")).transpose()?,
-    })
+    let positions = match (index(inputs, "positions")?, index(inputs, "cu_seqlens")?) {
+        (None, None) => Positions::Index,
+        (Some(given), None) => Positions::Given(given),
+        (None, Some(starts)) => Positions::Sequences(starts),
+        (Some(_), Some(_)) => {
+            let op = inputs.operator().name;
+            return Err(Error::argument(op, "cu_seqlens", "given", "nothing beside positions"));
+        }
+    };
+    let offsets = index(inputs, "offsets")?;
+    Ok(RopeTables { cos: inputs.view("cos")?, sin: inputs.view("sin")?, positions, offsets })
 }
 
 /// What a call says about its tokens, on the host.
@@ -154,7 +168,7 @@ pub(super) struct HostTokens {
     slots: Vec<i64>,
 }
 
-fn integers(tensor: &HostTensor) -> Vec<i64> {
+pub(super) fn integers(tensor: &HostTensor) -> Vec<i64> {
     tensor.to_f64().iter().map(|&v| v as i64).collect()
 }
 
@@ -202,4 +216,27 @@ pub(super) fn stored(dtype: DType, x: f64) -> f64 {
 pub(super) fn shape<const N: usize, V: Described>(call: &Call<V>, name: &'static str) -> Result<[usize; N]> {
     let shape = call.get(name)?.shape();
     shape.try_into().map_err(|_| Error::shape(call.operator().name, name, shape, format!("{N} axes")))
+}
+
+/// What a call has to move: of the tables the rows of the positions, of the caches the slots that are written and none of
+/// what they held, of `values`, an input that goes nowhere else, the tokens with a slot.
+pub(super) fn traffic(
+    call: &HostCall,
+    caches: &[&'static str],
+    n_slots: usize,
+    values: &'static str,
+) -> Traffic {
+    let Ok(host) = HostTokens::of(call) else { return Traffic::once(call) };
+    let (mut traffic, tokens) = (hk_core::rope::traffic(call), host.tokens(n_slots));
+    let bytes = |name: &str| call.optional(name).map_or(0, |t| t.bytes().len() as u64);
+    let mut slots: Vec<_> = (0..host.cached()).filter_map(|t| tokens.slot(t)).collect();
+    let unread = host.cached() - slots.len();
+    traffic.read -= bytes(values) / host.cached().max(1) as u64 * unread as u64;
+    slots.sort_unstable();
+    slots.dedup();
+    for cache in caches {
+        traffic.read -= bytes(cache);
+        traffic.written -= bytes(cache) / n_slots.max(1) as u64 * (n_slots - slots.len()) as u64;
+    }
+    traffic
 }

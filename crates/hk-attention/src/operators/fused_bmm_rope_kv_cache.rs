@@ -1,21 +1,20 @@
 //! `fused_bmm_rope_kv_cache` as data.
 
 use super::common::{
-    ACTIVATIONS, COS, K_SCALE, NARROW, OFFSETS, POSITIONS, SIN, SLOT_MAPPING, SPAN, STYLE, TABLE, rope,
-    shape, slots, tables, with_activation, with_narrow, with_table,
+    ACTIVATIONS, COS, K_SCALE, NARROW, OFFSETS, POSITIONS, SIN, SLOT_MAPPING, SPAN, STYLE, TABLE, reciprocal,
+    shape,
 };
-use super::rope_cat_and_cache_mla::{
+use super::mla::{
     GPT_J, HEAD_TOKENS, K_NOPE, K_PE, K_PE_OUT, KV_CACHE, NOPE_ZEROS, Q_OUT, Q_OUT_TYPE, Q_PE, Q_PE_HEAD,
-    mla_reference, outputs, traffic,
+    mla_reference, outputs, run, traffic,
 };
-use crate::{Activation, CacheElement, Fp8Weight, MlaOutputs, MlaWeight, kernels, reference};
+use crate::{kernels, reference};
 use hk_core::quant::Quantized;
 use hk_core::registry::{
-    ArgSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named, Operator, Role, Sample,
-    Scalar, ScalarSpec, Tolerance,
+    ArgSpec, Case, Described, HostCall, HostTensorF64, Named, Operator, Role, Sample, Scalar, ScalarSpec,
+    Tolerance,
 };
-use hk_core::rope::RopeElement;
-use hk_core::{DType, Element, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream};
+use hk_core::{DType, Fp8E4M3, Fp8E4M3Fnuz, Result};
 
 /// A case of `[tokens, q_heads, kv_heads, cols, nope, pe]`: names of the types of activations, weights and the cache, weights,
 /// slots.
@@ -53,19 +52,19 @@ macro_rules! corners {
             case!("by elements", [3, 2, 2, 37, 21, 6], $t, $t, $t, 37, [64, 3], [8, 27], [], [GPT_J]),
             case!("fp8 fnuz", [5, 2, 1, 208, 96, 16], $t, Fp8E4M3Fnuz, $t, 208, [64, 8], [8, 112],
                 [("w_scale", DType::F32, &[1])], []),
-            case!("fp8 fnuz, many tokens", [17, 38, 1, 16, 512, 16], $t, Fp8E4M3Fnuz, $t, 16, [64, 8], [20, 528],
+            case!("fp8 fnuz, many tokens", [37, 38, 1, 16, 512, 16], $t, Fp8E4M3Fnuz, $t, 16, [64, 8], [40, 528],
                 [("w_scale", DType::F32, &[1])], []),
             case!("fp8 fnuz by elements", [3, 2, 2, 133, 21, 6], $t, Fp8E4M3Fnuz, $t, 133, [64, 3], [8, 27],
                 [("w_scale", DType::F32, &[1])], [("group", Scalar::Int(64))]),
             case!("fp8", [5, 2, 1, 208, 96, 16], $t, Fp8E4M3, $t, 208, [64, 8], [8, 112],
                 [("w_scale", DType::F32, &[1])], []),
-            case!("fp8, many tokens", [17, 38, 1, 16, 512, 16], $t, Fp8E4M3, $t, 16, [64, 8], [20, 528],
+            case!("fp8, many tokens", [37, 38, 1, 16, 512, 16], $t, Fp8E4M3, $t, 16, [64, 8], [40, 528],
                 [("w_scale", DType::F32, &[1])], []),
             case!("fp8 by elements", [3, 2, 2, 133, 21, 6], $t, Fp8E4M3, $t, 133, [64, 3], [8, 27],
                 [("w_scale", DType::F32, &[1])], [("group", Scalar::Int(64))]),
             case!("mxfp4", [5, 2, 1, 160, 96, 16], $t, Fp4x2, $t, 80, [64, 8], [8, 112],
-                [("w_scales", DType::E8M0, &[2, 96, 5])], []),
-            case!("mxfp4, many tokens", [17, 38, 1, 32, 512, 16], $t, Fp4x2, $t, 16, [64, 8], [20, 528],
+                [("w_scales", DType::E8M0, &[2, 96, 5]), ("y_scale", DType::F32, &[1])], []),
+            case!("mxfp4, many tokens", [37, 38, 1, 32, 512, 16], $t, Fp4x2, $t, 16, [64, 8], [40, 528],
                 [("w_scales", DType::E8M0, &[38, 512, 1])], []),
             case!("mxfp4 by elements", [3, 2, 2, 96, 21, 6], $t, Fp4x2, $t, 48, [64, 3], [8, 27],
                 [("w_scales", DType::E8M0, &[2, 21, 3])], []),
@@ -82,6 +81,7 @@ pub(super) const FUSED_BMM_ROPE_KV_CACHE: Operator = Operator {
         W,
         W_SCALE,
         W_SCALES,
+        Y_SCALE,
         Q_PE,
         K_NOPE,
         K_PE,
@@ -124,6 +124,42 @@ pub(super) const FUSED_BMM_ROPE_KV_CACHE: Operator = Operator {
             [("k_scale", DType::F32, &[1])],
             [GPT_J]
         ),
+        case!(
+            "DeepSeek-V3, 160 tokens of 8 ranks",
+            [160, 16, 1, 128, 512, 64],
+            Bf16,
+            Bf16,
+            Bf16,
+            128,
+            [64, 32],
+            [160, 576],
+            [],
+            [GPT_J]
+        ),
+        case!(
+            "DeepSeek-V3, 4 tokens of 8 ranks, mxfp4",
+            [4, 16, 1, 128, 512, 64],
+            Bf16,
+            Fp4x2,
+            Bf16,
+            64,
+            [64, 32],
+            [64, 576],
+            [("w_scales", DType::E8M0, &[16, 512, 4])],
+            [GPT_J]
+        ),
+        case!(
+            "DeepSeek-V3, 160 tokens of 8 ranks, mxfp4",
+            [160, 16, 1, 128, 512, 64],
+            Bf16,
+            Fp4x2,
+            Bf16,
+            64,
+            [64, 32],
+            [160, 576],
+            [("w_scales", DType::E8M0, &[16, 512, 4])],
+            [GPT_J]
+        ),
     ],
     corners: corners!(Bf16, F16),
     outputs,
@@ -142,6 +178,7 @@ const W_SCALE: ArgSpec = ArgSpec::input("w_scale", &[DType::F32], 1, "[1], of fp
 const W_SCALES: ArgSpec = ArgSpec::input("w_scales", &[DType::E8M0], 3, "[q_heads, nope, cols / 32], of fp4")
     .sampled(Sample::Uniform { low: 0.25, high: 2.0 })
     .optional();
+const Y_SCALE: ArgSpec = ArgSpec { name: "y_scale", shape: "[1], of fp4", ..W_SCALE };
 /// Sums of terms around 1, for some hundred columns; the columns behind them are rotated.
 const Q_PRODUCT: ArgSpec =
     ArgSpec { role: Role::Out(Tolerance::Within { rtol: 8e-3, atol: 0.03 }), dtypes: NARROW, ..Q_OUT };
@@ -153,65 +190,10 @@ const GROUP: ScalarSpec = ScalarSpec {
     summary: "columns of q_nope with one scale, beside fp8 weights",
 };
 
-fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
-    let dtype = |name: &str| call.outputs().find(|(n, _)| *n == name).map(|(_, t)| t.dtype());
-    let (q_out, cache) = (dtype("q_out"), dtype("kv_cache"));
-    let (inputs, _) = call.split();
-    let (activations, table) = (inputs.get("q_pe")?.dtype(), inputs.get("cos")?.dtype());
-    with_activation!("fused_bmm_rope_kv_cache", "q_pe", activations, T => with_table!(table, T, R => {
-        with_narrow!(q_out.unwrap_or(activations), T, Q => {
-            with_narrow!(cache.unwrap_or(activations), T, C => run_typed::<T, R, Q, C>(stream, call))
-        })
-    }))
-}
-
-fn group(value: i64) -> usize {
-    usize::try_from(value).unwrap_or(0)
-}
-
-fn fp8_weight<'a, F: Element>(inputs: &Inputs<'a>) -> Result<Fp8Weight<'a, F>> {
-    Ok(Fp8Weight { w: inputs.view("w")?, scale: inputs.view("w_scale")?, group: group(inputs.int("group")?) })
-}
-
-fn run_typed<T: Activation, R: RopeElement<T>, Q: CacheElement<T>, C: CacheElement<T>>(
-    stream: &Stream,
-    call: &mut DeviceCall,
-) -> Result<()> {
-    let (inputs, mut outputs) = call.split();
-    let rope = rope(&inputs)?;
-    let outputs = MlaOutputs::<T, Q, C> {
-        q_out: outputs.take("q_out")?,
-        k_pe_out: outputs.take("k_pe_out")?,
-        kv_cache: outputs.take("kv_cache")?,
-        q_pe_head: outputs.take_optional("q_pe_head")?,
-        nope_zeros: outputs.take_optional("nope_zeros")?,
-    };
-    let w = match inputs.get("w")?.dtype() {
-        DType::Fp8E4M3 => MlaWeight::Fp8(fp8_weight(&inputs)?),
-        DType::Fp8E4M3Fnuz => MlaWeight::Fp8Fnuz(fp8_weight(&inputs)?),
-        DType::Fp4x2 => MlaWeight::Mxfp4 { w: inputs.view("w")?, scales: inputs.view("w_scales")? },
-        _ => MlaWeight::Same(inputs.view("w")?),
-    };
-    let view = |name| inputs.view::<T>(name);
-    crate::fused_bmm_rope_kv_cache(
-        stream,
-        view("q_nope")?,
-        w,
-        view("q_pe")?,
-        view("k_nope")?,
-        view("k_pe")?,
-        tables::<R>(&inputs)?,
-        slots(&inputs)?,
-        inputs.optional_view("k_scale")?,
-        outputs,
-        rope,
-    )
-}
-
 fn reference_of(call: &HostCall) -> Result<Named<HostTensorF64>> {
     let ([heads, tokens, cols], [_, nope, _]) = (shape::<3, _>(call, "q_nope")?, shape::<3, _>(call, "w")?);
     let (q, mut w) = (call.get("q_nope")?.to_f64(), call.get("w")?.to_f64());
-    let group = group(call.int("group")?).max(1);
+    let group = usize::try_from(call.int("group")?).unwrap_or(1).max(1);
     let rows = q.chunks(cols.max(1));
     let q: Vec<f64> = match call.get("w")?.dtype() {
         DType::Fp8E4M3 => {
@@ -232,6 +214,8 @@ fn reference_of(call: &HostCall) -> Result<Named<HostTensorF64>> {
     if let Some(scales) = call.optional("w_scales") {
         w.chunks_mut(32).zip(scales.to_f64()).for_each(|(block, s)| block.iter_mut().for_each(|w| *w *= s));
     }
+    let inverse = reciprocal(call, "y_scale");
+    w.iter_mut().for_each(|w| *w *= inverse);
     let (product, _) = reference::bmm(&q, &w, [heads, tokens, nope, cols]);
     mla_reference(call, &product)
 }

@@ -2,6 +2,7 @@
 
 mod common;
 mod fused_bmm_rope_kv_cache;
+mod mla;
 mod qk_concat;
 mod rope_cat_and_cache_mla;
 mod rope_reshape_and_cache;

@@ -1,16 +1,17 @@
 //! `qk_cat`, `qk_rope_cat`.
 
+use super::common::{
+    COS, INDICES, OFFSETS, POSITIONS, SIN, STYLE, TABLE, TABLES, integers, rope_first, tables,
+};
 use crate::reference::qk_concat as reference;
 use crate::{kernels, qk_cat, qk_rope_cat};
 use hk_core::registry::{
-    ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named, Operator,
-    Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
+    ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named, Operator, Sample,
+    Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
 use hk_core::rope::reference::{Tables, positions_in_sequences, table_rows};
-use hk_core::rope::{self, Positions, Rope, RopeSpan, RopeStyle, RopeTableWidth, RopeTables};
-use hk_core::{
-    DType, Element, Error, Fp8E4M3, Fp8E4M3Fnuz, IndexView, Result, Stream, bf16, f16, with_float,
-};
+use hk_core::rope::{self, Rope};
+use hk_core::{DType, Element, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, bf16, f16, with_float};
 
 /// Inputs of `qk_cat`: dtype, tokens, heads of queries and of keys, columns of both.
 macro_rules! cat {
@@ -96,21 +97,21 @@ pub(crate) const QK_ROPE_CAT: Operator = Operator {
     name: "qk_rope_cat",
     summary: "q_out = (q_nope, rotation of q_pe), k_out = (k_nope, rotation of k_pe)",
     args: &[
-        ArgSpec::input("q_nope", FLOATS, 3, "[tokens, q_heads, cols]"),
-        ArgSpec::input("q_pe", FLOATS, 3, "[tokens, q_heads, rotary]"),
-        ArgSpec::input("k_nope", FLOATS, 3, "[tokens, kv_heads, cols]"),
-        ArgSpec::input("k_pe", FLOATS, 3, "[tokens, kv_heads, rotary]"),
+        ArgSpec::input("q_nope", TABLES, 3, "[tokens, q_heads, cols]"),
+        ArgSpec::input("q_pe", TABLES, 3, "[tokens, q_heads, rotary]"),
+        ArgSpec::input("k_nope", TABLES, 3, "[tokens, kv_heads, cols]"),
+        ArgSpec::input("k_pe", TABLES, 3, "[tokens, kv_heads, rotary]"),
         COS,
-        ArgSpec { name: "sin", ..COS },
-        POSITIONS,
-        ArgSpec::input("cu_seqlens", INTEGERS, 1, "[sequences + 1]")
+        SIN,
+        POSITIONS.sampled(Sample::Integers { low: 0, high: 64 }).optional(),
+        ArgSpec::input("cu_seqlens", INDICES, 1, "[sequences + 1]")
             .sampled(Sample::Steps { step: 8 })
             .optional(),
-        ArgSpec { name: "offsets", ..POSITIONS }.sampled(Sample::Integers { low: -4, high: 4 }),
-        ArgSpec::output("q_out", Tolerance::Elementwise, FLOATS, 3, "[tokens, q_heads, cols + rotary]"),
-        ArgSpec::output("k_out", Tolerance::Elementwise, FLOATS, 3, "[tokens, kv_heads, cols + rotary]"),
+        OFFSETS.sampled(Sample::Integers { low: -4, high: 4 }),
+        ArgSpec::output("q_out", Tolerance::Elementwise, TABLES, 3, "[tokens, q_heads, cols + rotary]"),
+        ArgSpec::output("k_out", Tolerance::Elementwise, TABLES, 3, "[tokens, kv_heads, cols + rotary]"),
     ],
-    scalars: SCALARS,
+    scalars: &[STYLE, TABLE, INVERSE],
     kernels: &[&kernels::QK_ROPE_CAT],
     cases: &[
         Case {
@@ -189,72 +190,16 @@ const COPIED: &[DType] = &[
     DType::I16,
     DType::I32,
 ];
-const FLOATS: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
-const INTEGERS: &[DType] = &[DType::I32, DType::I64];
+const INVERSE: ScalarSpec = ScalarSpec {
+    name: "inverse",
+    default: Scalar::Bool(false),
+    choices: &[],
+    summary: "rotates back, as the backward pass does",
+};
 
-const COS: ArgSpec = ArgSpec::input("cos", FLOATS, 2, "[positions, rotary / 2 or rotary]")
-    .sampled(Sample::Uniform { low: -1.0, high: 1.0 });
-const POSITIONS: ArgSpec = ArgSpec::input("positions", INTEGERS, 1, "[tokens]")
-    .sampled(Sample::Integers { low: 0, high: 64 })
-    .optional();
-
-const SCALARS: &[ScalarSpec] = &[
-    ScalarSpec {
-        name: "style",
-        default: Scalar::Choice("neox"),
-        choices: &["neox", "interleaved"],
-        summary: "pairs of columns (i, i + rotary / 2) or (2i, 2i + 1)",
-    },
-    ScalarSpec {
-        name: "table",
-        default: Scalar::Choice("half"),
-        choices: &["half", "full"],
-        summary: "tables of rotary / 2 columns, one for each pair, or of rotary columns",
-    },
-    ScalarSpec {
-        name: "inverse",
-        default: Scalar::Bool(false),
-        choices: &[],
-        summary: "rotates back, as the backward pass does",
-    },
-];
-
-/// The rotation that the scalars say, of all columns of `q_pe`.
+/// The rotation that the scalars say.
 fn rope_of<V: Described>(call: &Call<V>) -> Result<Rope> {
-    Ok(Rope {
-        style: match call.choice("style")? {
-            "interleaved" => RopeStyle::Interleaved,
-            _ => RopeStyle::Neox,
-        },
-        table: match call.choice("table")? {
-            "full" => RopeTableWidth::Full,
-            _ => RopeTableWidth::Half,
-        },
-        rotary: call.get("q_pe")?.shape()[2],
-        span: RopeSpan::First,
-        inverse: call.bool("inverse")?,
-    })
-}
-
-fn integers<'a>(inputs: &Inputs<'a>, name: &'static str) -> Result<Option<IndexView<'a>>> {
-    match inputs.optional(name).map(Described::dtype) {
-        None => Ok(None),
-        Some(DType::I64) => Ok(inputs.optional_view::<i64>(name)?.map(IndexView::from)),
-        Some(_) => Ok(inputs.optional_view::<i32>(name)?.map(IndexView::from)),
-    }
-}
-
-fn tables<'a, C: Element>(inputs: &Inputs<'a>) -> Result<RopeTables<'a, C>> {
-    let positions = match (integers(inputs, "positions")?, integers(inputs, "cu_seqlens")?) {
-        (None, None) => Positions::Index,
-        (Some(given), None) => Positions::Given(given),
-        (None, Some(starts)) => Positions::Sequences(starts),
-        (Some(_), Some(_)) => {
-            return Err(Error::argument("qk_rope_cat", "cu_seqlens", "given", "nothing beside positions"));
-        }
-    };
-    let offsets = integers(inputs, "offsets")?;
-    Ok(RopeTables { cos: inputs.view("cos")?, sin: inputs.view("sin")?, positions, offsets })
+    Ok(Rope { inverse: call.bool("inverse")?, ..rope_first(call)? })
 }
 
 fn concatenated<V: Described>(
@@ -332,7 +277,7 @@ fn reference_rope_cat(call: &HostCall) -> Result<Named<HostTensorF64>> {
     let rope = rope_of(call)?;
     let (cos, sin) = (call.get("cos")?, call.get("sin")?);
     let tokens = call.get("q_pe")?.shape()[0];
-    let given = |name| call.optional(name).map(|t| t.to_f64().iter().map(|&v| v as i64).collect::<Vec<_>>());
+    let given = |name| call.optional(name).map(integers);
     let positions = given("positions").unwrap_or_else(|| match given("cu_seqlens") {
         Some(starts) => positions_in_sequences(tokens, &starts),
         None => (0..tokens as i64).collect(),

@@ -1,7 +1,7 @@
 //! `rope_reshape_and_cache` as data.
 
 use super::common::{
-    ACTIVATIONS, CACHED, COS, HostTokens, K_SCALE, NARROW, OFFSETS, POSITIONS, SIN, SLOT_MAPPING, SPAN,
+    self, ACTIVATIONS, CACHED, COS, HostTokens, K_SCALE, NARROW, OFFSETS, POSITIONS, SIN, SLOT_MAPPING, SPAN,
     STYLE, TABLE, TABLE_ROWS, V_SCALE, reciprocal, rope, shape, slots, stored, tables, with_activation,
     with_narrow, with_table,
 };
@@ -267,17 +267,7 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
     Ok(outputs)
 }
 
-/// Of the caches only what is written, and none of it is read; of the tables the rows of the positions.
 fn traffic(call: &HostCall) -> Traffic {
-    let once = Traffic::once(call);
-    let bytes = |name: &str| call.optional(name).map_or(0, |t| t.bytes().len() as u64);
-    let caches = bytes("key_cache") + bytes("value_cache");
-    let written = || -> Result<u64> {
-        let host = HostTokens::of(call)?;
-        let ([_, heads, dim], n_slots, _) = cache_sizes(call)?;
-        let tokens = host.tokens(n_slots);
-        let rows = (0..host.cached()).filter(|&t| tokens.slot(t).is_some()).count() * heads;
-        Ok((2 * rows * dim * call.get("key_cache")?.dtype().size_bytes()) as u64)
-    };
-    Traffic { read: once.read - caches, written: once.written - caches + written().unwrap_or(0) }
+    let n_slots = cache_sizes(call).map_or(0, |(_, n_slots, _)| n_slots);
+    common::traffic(call, &["key_cache", "value_cache"], n_slots, "v")
 }

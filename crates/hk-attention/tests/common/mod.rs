@@ -5,7 +5,9 @@ use hk_attention::reference;
 use hk_core::rope::{
     Positions, Rope, RopeElement, RopeLayout, RopeSpan, RopeStyle, RopeTableWidth, RopeTables,
 };
-use hk_core::{Element, Float, Fp8E4M3, Fp8E4M3Fnuz, IndexView, Layout, bf16, f16};
+use hk_core::{
+    Element, Float, Fp8E4M3, Fp8E4M3Fnuz, IndexView, Layout, TensorView, TensorViewMut, bf16, f16,
+};
 use hk_testkit::{Fill, Gpu, Place, Tensor, proptest::prelude::*, widen};
 
 /// Rows of the tables.
@@ -272,4 +274,20 @@ pub fn ropes(dim: usize) -> impl Strategy<Value = Rope> {
         span: if last { RopeSpan::Last } else { RopeSpan::First },
         inverse: false,
     })
+}
+
+/// An input at the start of some memory, and an output that begins eight elements on: they share memory.
+pub fn overlapping<'a, T: Element>(
+    memory: TensorViewMut<'a, T>,
+    input: &[usize],
+    output: &[usize],
+) -> (TensorView<'a, T>, TensorViewMut<'a, T>) {
+    macro_rules! shaped {
+        ($view:expr, $at:literal, $shape:expr) => {{
+            let inner = &$shape[1..];
+            let first = $view.slice(0, $at..$at + $shape.iter().product::<usize>()).unwrap();
+            inner.iter().rev().fold(first, |view, &n| view.split_axis(0, n).unwrap())
+        }};
+    }
+    (shaped!(memory.alias(), 0, input), shaped!(memory, 8, output))
 }

@@ -52,6 +52,19 @@ HK_FN void encode_fp4(const Params &p) {
 
 HK_FN void decode_fp4(const Params &p) { store(p, hk::from_fp4(load<u32, 1>(p)[0])); }
 
+HK_FN void round_fp4(const Params &p) { store(p, hk::rounded_to_fp4(load<float, 8>(p))); }
+
+// Blocks of codes, with a scale of a quarter of the one that `rule.least` stands for, in their own order.
+HK_FN void decode_fp4_block(const Params &p) {
+    hk::Vec<hk::bf16, 8> v[4];
+    hk::from_fp4_block(load<u32, 4>(p), hk::e8m0_value(p.rule.least) * 0.25f, v);
+    constexpr int kOrder[8] = {0, 2, 4, 6, 1, 3, 5, 7};
+    hk::Vec<float, 32> values;
+#pragma unroll
+    for (int i = 0; i < 32; ++i) values[i / 8 * 8 + kOrder[i % 8]] = float(v[i / 8][i % 8]);
+    store(p, values);
+}
+
 // Of each magnitude the code of its scale, of that the value and the reciprocal.
 HK_FN void block_scale(const Params &p) {
     hk::AbsMax max;
@@ -75,5 +88,7 @@ HK_ENTRY(quant_decode, 64, decode)
 HK_ENTRY(quant_encode_fp4_even, 64, encode_fp4<false>)
 HK_ENTRY(quant_encode_fp4_away, 64, encode_fp4<true>)
 HK_ENTRY(quant_decode_fp4, 64, decode_fp4)
+HK_ENTRY(quant_round_fp4, 64, round_fp4)
+HK_ENTRY(quant_decode_fp4_block, 64, decode_fp4_block)
 HK_ENTRY(quant_block_scale, 64, block_scale)
 HK_ENTRY(quant_linear_scale, 64, linear_scale)

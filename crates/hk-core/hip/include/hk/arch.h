@@ -37,8 +37,9 @@ inline constexpr int kVecBytes = 16;
 
 #if defined(HK_AMD)
 inline constexpr int kWaveSize = 64;
+inline constexpr int kXcds = 8;  // parts with an L2 of their own, to which blocks go in turn
 #if defined(__gfx950__)
-#define HK_MX_MMA 1  // kHasMxMma, for entry points that only such targets have
+#define HK_MX_MMA 1  // kHasMxMma, for types that differ
 inline constexpr int kLdsBytes = 160 * 1024;
 inline constexpr bool kHasCvtBf16 = true;  // v_cvt_pk_bf16_f32
 inline constexpr bool kFp8IsFnuz = false;  // the fp8 of its conversions and matrix products
@@ -55,6 +56,7 @@ inline constexpr bool kHasMxMma = false;
 #endif
 #else
 inline constexpr int kWaveSize = 32;
+inline constexpr int kXcds = 1;
 inline constexpr int kLdsBytes = 227 * 1024;
 inline constexpr bool kHasCvtBf16 = true;  // cvt.rn.bf16x2.f32
 inline constexpr bool kFp8IsFnuz = false;
@@ -103,6 +105,14 @@ HK_FN u32 block_x() {
 #else
     return __nvvm_read_ptx_sreg_ctaid_x();
 #endif
+}
+
+/// A permutation of 0 .. n - 1 by which the tasks of blocks of one XCD, where block i has task i, are neighbours: what they
+/// read in common comes to one L2. For tasks beyond the first grid too if the grid is a multiple of kXcds.
+HK_FN u32 by_xcd(u32 task, u32 n) {
+    const u32 xcd = task % kXcds;
+    const u32 longer = n % kXcds;  // XCDs that have one task more
+    return task / kXcds + xcd * (n / kXcds) + (xcd < longer ? xcd : longer);
 }
 
 /// Number of blocks in the grid.

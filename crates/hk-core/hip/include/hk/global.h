@@ -10,6 +10,16 @@ namespace hk {
 template <class T>
 using GlobalPtr = T __attribute__((address_space(1))) *;
 
+/// A value at an address that is the same for all lanes of a wave, and that the kernel writes nothing to: a scalar load.
+template <class T>
+HK_FN T load_uniform(u64 address) {
+#if defined(HK_AMD)
+    return *reinterpret_cast<const T __attribute__((address_space(4))) *>(address);
+#else
+    return *reinterpret_cast<GlobalPtr<const T>>(address);
+#endif
+}
+
 /// Raises `*at` to `v`, as one operation among all blocks.
 HK_FN void atomic_max(GlobalPtr<u32> at, u32 v) {
     __scoped_atomic_fetch_max(at, v, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);

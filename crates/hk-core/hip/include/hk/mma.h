@@ -96,23 +96,78 @@ HK_FN MmaAcc mma_fp8(Vec<u32, 2> w, Vec<u32, 2> x, MmaAcc acc) {
 #endif
 }
 
-// HK_IF_MX_MMA(entries): the entries, where the target has products of blocks with scales.
+/// Columns of a product of mxfp4.
+inline constexpr int kMxCols = kWaveSize / 16 * 32;
+
+/// A fragment of mxfp4: 32 elements side by side of row lane % 16, a block with one power-of-two scale, of kMxCols columns
+/// from 32 (lane / 16) on. Targets whose matrix unit does not take such blocks have their values in bf16, which holds all
+/// of them exactly once they are divided by 4, since neither the largest nor the least is out of its range then.
+struct MxBlock {
 #if defined(HK_MX_MMA)
-#define HK_IF_MX_MMA(...) __VA_ARGS__
+    Vec<u32, 4> codes;
+    u32 scale;
 #else
-#define HK_IF_MX_MMA(...)
+    static constexpr float kUnit = 0.25f;
+    Vec<bf16, 8> values[4];
 #endif
 
-/// Of fp4 codes, eight to a word, in blocks of 32 with a power-of-two scale each: d[n, m] += sum over k of
-/// 2^(w_scale - 127 + x_scale - 127) w x. A fragment is 32 elements side by side of row lane % 16, a block, of 128 columns
-/// from 32 (lane / 16) on, and the code of its scale. Only where the target has it.
+    /// Of fp4 codes, eight to a word, and the e8m0 code of their scale.
+    HK_FN static MxBlock of_codes(Vec<u32, 4> codes, u32 scale) {
+        MxBlock block;
 #if defined(HK_MX_MMA)
-HK_FN MmaAcc mma_mxfp4(Vec<u32, 4> w, u32 w_scale, Vec<u32, 4> x, u32 x_scale, MmaAcc acc) {
-    constexpr int kFp4 = 4;
-    const Vec<int, 8> a = {int(w[0]), int(w[1]), int(w[2]), int(w[3]), 0, 0, 0, 0};
-    const Vec<int, 8> b = {int(x[0]), int(x[1]), int(x[2]), int(x[3]), 0, 0, 0, 0};
-    return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(a, b, acc, kFp4, kFp4, 0, int(w_scale), 0, int(x_scale));
-}
+        block.codes = codes;
+        block.scale = scale;
+#else
+        from_fp4_block(codes, e8m0_value(scale) * kUnit, block.values);
 #endif
+        return block;
+    }
+
+    /// Quantizes; a value that is not finite makes all NaN.
+    HK_FN static MxBlock quantized(Vec<float, 32> v, const BlockRule &rule) {
+        AbsMax amax;
+        amax.add(v);
+        const u32 scale = rule.code(amax.bits);
+        const float inverse = e8m0_inverse(scale);
+        MxBlock block;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            Vec<float, 8> part;
+#pragma unroll
+            for (int j = 0; j < 8; ++j) part[j] = v[8 * i + j] * inverse;
+#if defined(HK_MX_MMA)
+            block.codes[i] = scale == 255u ? 0u : to_fp4<false>(part);
+#else
+            const Vec<float, 8> value = rounded_to_fp4(part) * (e8m0_value(scale) * kUnit);
+            block.values[i] = detail::exact_bf16<8>(detail::even_then_odd(value));
+#endif
+        }
+#if defined(HK_MX_MMA)
+        block.scale = scale;
+#endif
+        return block;
+    }
+};
+
+#if defined(HK_MX_MMA)
+inline constexpr float kMxSumUnit = 1.0f;
+#else
+/// What one in the sums of products of mxfp4 stands for.
+inline constexpr float kMxSumUnit = 1.0f / (MxBlock::kUnit * MxBlock::kUnit);
+#endif
+
+/// Of mxfp4; sums are in units of kMxSumUnit.
+HK_FN MmaAcc mma_mxfp4(const MxBlock &w, const MxBlock &x, MmaAcc acc) {
+#if defined(HK_MX_MMA)
+    constexpr int kFp4 = 4;
+    const Vec<int, 8> a = {int(w.codes[0]), int(w.codes[1]), int(w.codes[2]), int(w.codes[3]), 0, 0, 0, 0};
+    const Vec<int, 8> b = {int(x.codes[0]), int(x.codes[1]), int(x.codes[2]), int(x.codes[3]), 0, 0, 0, 0};
+    return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(a, b, acc, kFp4, kFp4, 0, int(w.scale), 0, int(x.scale));
+#else
+#pragma unroll
+    for (int i = 0; i < 4; ++i) acc = mma<bf16>(w.values[i], x.values[i], acc);
+    return acc;
+#endif
+}
 
 }  // namespace hk

@@ -342,4 +342,68 @@ HK_FN Vec<float, 8> from_fp4(u32 word) {
     return v;
 }
 
+namespace detail {
+
+/// bf16 of values that it holds exactly.
+template <int N>
+HK_FN Vec<bf16, N> exact_bf16(Vec<float, N> v) {
+    Vec<u32, N / 2> words;
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) words[i] = high_halves(bits_of(v[2 * i]), bits_of(v[2 * i + 1]));
+    return __builtin_bit_cast(Vec<bf16, N>, words);
+}
+
+/// The order in which a word's eight elements are taken where it does not matter: those of even, then of odd index.
+HK_FN Vec<float, 8> even_then_odd(Vec<float, 8> v) { return __builtin_shufflevector(v, v, 0, 2, 4, 6, 1, 3, 5, 7); }
+
+}  // namespace detail
+
+/// Values rounded to the nearest of fp4, ties to the even code, 6 beyond 6: what `from_fp4` makes of the codes of `to_fp4`.
+template <int N>
+HK_FN Vec<float, N> rounded_to_fp4(Vec<float, N> v) {
+    Vec<float, N> rounded;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        // A sum's last place is the step between codes: half the power of two below the magnitude, but not less than 1/2.
+        const float magnitude = __builtin_fminf(__builtin_fabsf(v[i]), 6.0f);
+        const float at_least_one = __builtin_fmaxf(magnitude, 1.0f);
+        const float binade = __builtin_bit_cast(float, detail::bits_of(at_least_one) & 0xff800000u);
+        const float round = binade * 0x1.8p+22f;
+        rounded[i] = __builtin_copysignf((magnitude + round) - round, v[i]);
+    }
+    return rounded;
+}
+
+/// The values of 32 fp4 codes times a power of two, exactly, if bf16 has them. Each eight of them in the order
+/// 0, 2, 4, 6, 1, 3, 5, 7.
+HK_FN void from_fp4_block(Vec<u32, 4> codes, float scale, Vec<bf16, 8> (&v)[4]) {
+#if defined(HK_AMD)
+    // Tables of the two bytes of the values of codes 0 .. 7, which a byte permutation looks four codes at a time up in.
+    const Vec<float, 8> values = from_fp4(0x76543210u) * scale;
+    const Vec<u32, 4> halves = __builtin_bit_cast(Vec<u32, 4>, detail::exact_bf16<8>(values));
+    const auto low_of = [](u32 a, u32 b) { return __builtin_amdgcn_perm(b, a, 0x06040200u); };
+    const auto high_of = [](u32 a, u32 b) { return __builtin_amdgcn_perm(b, a, 0x07050301u); };
+    const u32 low[2] = {low_of(halves[0], halves[1]), low_of(halves[2], halves[3])};
+    const u32 high[2] = {high_of(halves[0], halves[1]), high_of(halves[2], halves[3])};
+    constexpr u32 kMagnitudes = 0x07070707u, kSigns = 0x80808080u;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        Vec<u32, 4> words;
+#pragma unroll
+        for (int odd = 0; odd < 2; ++odd) {
+            const u32 at = (odd ? codes[i] >> 4 : codes[i]) & kMagnitudes;
+            const u32 signs = (odd ? codes[i] : codes[i] << 4) & kSigns;
+            const u32 lower = __builtin_amdgcn_perm(low[1], low[0], at);
+            const u32 upper = __builtin_amdgcn_perm(high[1], high[0], at) | signs;
+            words[2 * odd] = __builtin_amdgcn_perm(upper, lower, 0x05010400u);
+            words[2 * odd + 1] = __builtin_amdgcn_perm(upper, lower, 0x07030602u);
+        }
+        v[i] = __builtin_bit_cast(Vec<bf16, 8>, words);
+    }
+#else
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = detail::exact_bf16<8>(detail::even_then_odd(from_fp4(codes[i]) * scale));
+#endif
+}
+
 }  // namespace hk
