@@ -226,7 +226,6 @@ fn shared_memory_is_refused() {
     let ones = gpu.upload(&[1.0f32; 64], [64]);
     let x = gpu.upload(&[bf16::ONE; 256], [4, 64]);
     let mut q = gpu.poisoned::<Fp8E4M3>([4, 64]);
-    let mut scales = gpu.poisoned::<f32>([4]);
     /// A matrix of f32 and four of its elements.
     macro_rules! shared {
         () => {{
@@ -292,23 +291,26 @@ fn shared_memory_is_refused() {
     // The norm: residual_out on x, out on residual_in, on each other; scale on x.
     let (mut a, mut b) = (gpu.upload(&[bf16::ONE; 256], [4, 64]), gpu.upload(&[bf16::ONE; 256], [4, 64]));
     let weight = gpu.upload(&[bf16::ONE; 64], [64]);
-    let norm = |q: &mut Tensor<Fp8E4M3>, scales: &mut Tensor<f32>, norm| {
-        let mode = Fp8Scale::PerToken { scale: scales.view_mut(), smooth: None };
-        fused_rmsnorm_fp8_quant::<bf16, bf16, Fp8E4M3>(stream, norm, None, q.view_mut(), mode, false)
-    };
-    let (over, w) = (a.view_mut(), weight.view());
-    let (rows, shifted) = (over.alias().slice(0, 0..3).unwrap(), over.slice(0, 1..4).unwrap());
-    let residual = Some((x.view().slice(0, 0..3).unwrap(), shifted));
     let mut three_q = gpu.poisoned::<Fp8E4M3>([3, 64]);
     let mut three = gpu.poisoned::<f32>([3]);
+    macro_rules! norm {
+        ($norm:expr) => {{
+            let mode = Fp8Scale::PerToken { scale: three.view_mut(), smooth: None };
+            fused_rmsnorm_fp8_quant::<bf16, bf16, _>(stream, $norm, None, three_q.view_mut(), mode, false)
+        }};
+    }
+    let w = weight.view();
+    let over = a.view_mut();
+    let (rows, shifted) = (over.alias().slice(0, 0..3).unwrap(), over.slice(0, 1..4).unwrap());
+    let residual = Some((x.view().slice(0, 0..3).unwrap(), shifted));
     let rows = NormRows { x: rows, weight: w, eps: 1e-6, residual, out: None };
-    assert_error(norm(&mut three_q, &mut three, rows), kind!(Overlap), &["x and residual_out"]);
+    assert_error(norm!(rows), kind!(Overlap), &["x and residual_out"]);
     let over = a.view_mut();
     let (residual_in, shifted) = (over.alias().slice(0, 0..3).unwrap(), over.slice(0, 1..4).unwrap());
     let (rows, sums) = (x.view().slice(0, 0..3).unwrap(), b.view_mut().slice(0, 0..3).unwrap());
     let rows =
         NormRows { x: rows, weight: w, eps: 1e-6, residual: Some((residual_in, sums)), out: Some(shifted) };
-    assert_error(norm(&mut three_q, &mut three, rows), kind!(Overlap), &["residual_in and out"]);
+    assert_error(norm!(rows), kind!(Overlap), &["residual_in and out"]);
     let (matrix, four) = shared!();
     let rows = NormRows { x: matrix, weight: ones.view(), eps: 1e-6, residual: None, out: None };
     let mode = Fp8Scale::PerToken { scale: four!(four), smooth: None };
@@ -318,7 +320,6 @@ fn shared_memory_is_refused() {
         gpu.assert_untouched(tensor);
     }
     gpu.assert_untouched(&q);
-    gpu.assert_untouched(&scales);
 }
 
 /// Lengths that do not fit the kernels' parameters, of views that repeat one element.
@@ -331,12 +332,9 @@ fn what_is_too_large_is_refused() {
     let long = one.view().broadcast([1 << 31]).unwrap();
     let result = downcast_to_mxfp(stream, long, q.view_mut(), exponents.view_mut(), 0, BlockScale::RoundUp);
     assert_error(result, kind!(TooLarge), &["downcast_to_mxfp: x", "2147483648", "2147483647"]);
-    for shape in [[1 << 32, 1], [1, 1 << 32], [(1 << 32) - 1, (1 << 32) - 1]] {
+    for shape in [[1 << 32, 1], [1, 1 << 32]] {
         let result = shuffle_scales(stream, scale.view().broadcast(shape).unwrap(), exponents.view_mut());
-        assert!(result.is_err(), "{shape:?}");
-        if shape[0] == 1 << 32 || shape[1] == 1 << 32 {
-            assert_error(result, kind!(TooLarge), &["shuffle_scales: plain"]);
-        }
+        assert_error(result, kind!(TooLarge), &["shuffle_scales: plain"]);
     }
     gpu.assert_untouched(&q);
     gpu.assert_untouched(&exponents);

@@ -287,7 +287,7 @@ fn upcast_is_exact() {
 
 #[test]
 fn scales_are_shuffled_and_back() {
-    for (rows, blocks) in [(1, 1), (31, 7), (300, 9), (256, 8)] {
+    for (rows, blocks) in [(1, 1), (31, 7), (300, 9), (256, 8), (40, 48), (513, 272)] {
         let plain: Vec<E8M0> = (0..rows * blocks).map(|i| E8M0((i * 7 % 251) as u8)).collect();
         let len = shuffled_len(rows, blocks).unwrap();
         for gpu in kit::devices() {
