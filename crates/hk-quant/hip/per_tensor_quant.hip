@@ -67,20 +67,13 @@ HK_FN void encode(const Params &p) {
     using RowF = typename RowT::template With<float>;
     const u32 side = hk::thread_x() / Lanes, column = hk::thread_x() % Lanes * quant::kChunk<T>;
 
-    float scale;
-    if (p.dynamic) {
-        u32 bits = 0;
-        if (hk::thread_x() == 0) bits = hk::atomic_load(p.scale.row<u32>(0));
-        scale = __builtin_bit_cast(float, hk::broadcast(bits, 0));
-        if (scale == 0.0f) {
-            // Blocks that come later find either number, which mean the same.
-            scale = 1.0f;
-            if (hk::block_x() == 0 && hk::thread_x() == 0) {
-                hk::atomic_max(p.scale.row<u32>(0), __builtin_bit_cast(u32, scale));
-            }
-        }
-    } else {
-        scale = *p.scale.row<float>(0);
+    u32 bits = 0;
+    if (hk::thread_x() == 0) bits = hk::atomic_load(p.scale.row<u32>(0));
+    float scale = __builtin_bit_cast(float, hk::broadcast(bits, 0));
+    if (p.dynamic && scale == 0.0f) {
+        // Blocks that come later find either number, which mean the same.
+        scale = 1.0f;
+        if (hk::block_x() == 0 && hk::thread_x() == 0) hk::atomic_max(p.scale.row<u32>(0), __builtin_bit_cast(u32, scale));
     }
     const float inverse = 1.0f / scale;
     quant::for_tiles<Lanes, RowT::kCols>(p.x.rows(), p.x.cols(), column, p.batch, [&](const RowBatch &batch) {
