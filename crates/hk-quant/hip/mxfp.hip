@@ -36,7 +36,7 @@ struct Params {  // same fields, same order as `Params` in src/mxfp.rs
     hk::BlockRule rule;
     mx::Element element;
     u32 length, inner, blocks;
-    u32 units;  // outer * blocks * (inner / columns of a lane)
+    u32 units;  // outer * blocks * inner / columns of a lane
 };
 
 template <class T>
@@ -58,8 +58,8 @@ HK_FN void for_blocks(const Params &p, F f) {
 constexpr int kCols = 8;
 using Bytes16 = hk::Vec<u32, 4>;
 
-/// What two rows have in the 16 columns of two lanes. An even lane has, or gets, its columns of both rows (two words each)
-/// for all 16 of the first, and the odd lane all 16 of the second for its own of both: the same trade.
+/// Two lanes side by side have the bytes of two rows of 16 columns: each its 8 columns of both rows, two words of the first,
+/// then two of the second; or each all 16 of one row, the even lane of the first. From either form to the other.
 HK_FN Bytes16 trade(Bytes16 v) {
     u32 a[2] = {v[0], v[1]}, b[2] = {v[2], v[3]};
 #pragma unroll

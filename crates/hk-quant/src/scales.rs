@@ -86,7 +86,8 @@ fn plan(
 ///
 /// # Errors
 /// [`Shape`](Error::Shape), [`Stride`](Error::Stride) if a tensor breaks the table, [`Empty`](Error::Empty) for zero blocks,
-/// [`Overlap`](Error::Overlap) if the tensors share memory, [`TooLarge`](Error::TooLarge) beyond 2^32 - 1 rows,
+/// [`Overlap`](Error::Overlap) if the tensors share memory, [`TooLarge`](Error::TooLarge) beyond 2^32 - 1 rows or
+/// blocks,
 /// [`DeviceMismatch`](Error::DeviceMismatch), and what loading and launching a kernel can answer.
 pub fn shuffle_scales(
     stream: &Stream,
