@@ -88,6 +88,12 @@ impl RowProblem {
         Ok(Self { op, rows, cols, vector, row_bytes: 0, stride_bytes: 0, by_vectors })
     }
 
+    /// With kernels by vectors whose lanes take `columns` at a time: several accesses side by side, or as many as a shorter
+    /// tensor (pairs of fp4) needs for one.
+    pub fn in_steps_of(self, columns: usize) -> Self {
+        Self { vector: columns, by_vectors: self.cols.is_multiple_of(columns), ..self }
+    }
+
     /// Adds a tensor whose rows the kernel walks along with the columns: one element a column, or if it is shorter one for
     /// several (pairs of fp4), or if it is longer more behind the last (padding). A tensor with one axis is one row for all.
     ///

@@ -51,6 +51,11 @@ impl<'a> RawView<'a> {
         let Rows { rows, cols, row_stride } = self.layout.rows(op, arg)?;
         Ok(Self { layout: Layout::with_strides([rows, cols], [row_stride, 1])?, ..self })
     }
+
+    fn flatten(self, op: &'static str, arg: &'static str) -> Result<Self> {
+        self.layout.expect_contiguous(op, arg)?;
+        Ok(Self { layout: Layout::contiguous([self.layout.numel()])?, ..self })
+    }
 }
 
 macro_rules! view_methods {
@@ -150,6 +155,14 @@ macro_rules! view_methods {
             /// As [`rows`](Self::rows).
             pub fn flatten_rows(self, op: &'static str, arg: &'static str) -> Result<Self> {
                 Ok(Self { raw: self.raw.flatten_rows(op, arg)?, element: PhantomData })
+            }
+
+            /// The elements of a contiguous tensor as one axis.
+            ///
+            /// # Errors
+            /// [`Error::Stride`] if there are gaps between them.
+            pub fn flatten(self, op: &'static str, arg: &'static str) -> Result<Self> {
+                Ok(Self { raw: self.raw.flatten(op, arg)?, element: PhantomData })
             }
 
             /// Checks the shape.

@@ -3,7 +3,7 @@
 //   to OCP:  the same byte, of twice the value; 0x80 (NaN) -> 0x7f; 0x7f, 0xff (240) -> 0x7e, 0xfe; scales halved
 //   q, out            [rows, cols]  bytes  unit stride on cols, rows any stride
 //   scale, scale_out  any shape     f32    contiguous; scale_out may lie on scale
-// How the work is split: tiles.h, 32 bytes a lane. Floor: 2 * rows * cols + 8 * n bytes.
+// How the work is split: tiles.h, 64 bytes a lane; rows without gaps between them are one. Floor: 2 * rows * cols + 8 * n bytes.
 #include <hk/entry.h>
 
 #include "tiles.h"
@@ -42,12 +42,12 @@ HK_FN u32 to_ocp(u32 word) {
 
 template <Access kAccess>
 HK_FN void fp8_convert(const Params &p) {
-    using RowT = hk::Row<u8, hk::kWaveSize, 16, 2>;
+    using RowT = hk::Row<u8, hk::kWaveSize, 16, 4>;
     quant::for_tiles<hk::kWaveSize, RowT::kCols>(
         p.q.rows(), p.q.cols(), hk::thread_x() * 16, 1, [&](const RowBatch &batch) {
             RowT row = RowT::load(batch.at<u8, kAccess, true>(p.q, 0));
 #pragma unroll
-            for (int k = 0; k < 2; ++k) {
+            for (int k = 0; k < 4; ++k) {
                 auto words = __builtin_bit_cast(hk::Vec<u32, 4>, row.chunk[k]);
 #pragma unroll
                 for (int i = 0; i < 4; ++i) words[i] = p.to_fnuz ? to_fnuz(words[i]) : to_ocp(words[i]);

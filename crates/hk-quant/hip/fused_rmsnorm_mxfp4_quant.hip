@@ -10,6 +10,7 @@
 //   Memory: rows * cols * (sizeof(T) + 1/2 + 1/32), with a residual 2 * sizeof(T) more, with `out` sizeof(T) more.
 //   In VALU instructions 8 bf16 cost a wave 8 to widen, 4 for the sum, 4 + 4 to scale, 16 for the maximum, 8 to scale, and
 //   4 to convert on gfx950, 80 on gfx942: some 50 and 130, of the 135 clocks (rms_rows.h of hk-norm) that their 1.3 KiB take.
+#include "mx.h"
 #include "norm_rows.h"
 
 namespace {
@@ -25,23 +26,13 @@ struct Params {  // same fields, same order as `Params` in src/fused_rmsnorm_mxf
     u32 _pad;
 };
 
-constexpr u32 kBlock = 32;
-constexpr u8 kPad = 127;
-
-/// Where the scale of a row's block lies if scales are shuffled. Rows are padded to 256, blocks to 8.
-HK_FN u64 shuffled_index(u64 row, u32 block, u32 blocks) {
-    const u32 padded = (blocks + 7) / 8 * 8;
-    const u32 m = u32(row % 32);
-    return row / 32 * 32 * padded + (block / 8) * 256 + (block % 4) * 64 + m % 16 * 4 + block % 8 / 4 * 2 + m / 16;
-}
-
 template <class Block, class P>
 class Quantizer {
     using RowF = typename Block::RowF;
     static constexpr int kLen = hk::kVecLen<typename Block::RowT::Element>;
     static constexpr int kChunks = sizeof(RowF) / sizeof(hk::Vec<float, kLen>);
     static constexpr int kLanes = RowF::kCols / (kLen * kChunks);
-    static constexpr int kSpan = int(kBlock) / kLen;  // lanes that share a block
+    static constexpr int kSpan = int(mx::kBlock) / kLen;  // lanes that share a block
 
     const Block &block_;
 
@@ -75,9 +66,9 @@ public:
             u32 column = batch.column + u32(k * kLanes * kLen);
             hk::forget(column);  // else the compares with it stay in scalar registers from row to row
             if (block_.lane % kSpan == 0 && column < batch.cols && block_.index(0) < batch.count) {
-                const u32 n = column / kBlock;
+                const u32 n = column / mx::kBlock;
                 if (p.shuffled) {
-                    p.scale.template row<u8>(0)[shuffled_index(row, n, p.blocks)] = u8(code);
+                    p.scale.template row<u8>(0)[mx::shuffled_index(row, n, p.blocks)] = u8(code);
                 } else {
                     p.scale.template row<u8>(row)[hk::i64(n) * p.scale.strides[3]] = u8(code);
                 }
@@ -90,21 +81,8 @@ public:
     /// The bytes between and after shuffled scales.
     HK_FN void end(const P &p) const {
         if (!p.q.present() || !p.shuffled) return;
-        const u64 rows = p.head.x.rows(), padded_rows = (rows + 255) / 256 * 256;
-        const u32 padded_blocks = (p.blocks + 7) / 8 * 8, behind = padded_blocks - p.blocks;
-        const u64 step = u64(hk::grid_x()) * Block::kThreads;
-        const u64 first = u64(hk::block_x()) * Block::kThreads + hk::thread_x();
-        const auto pad = [&](u64 row, u32 block) {
-            p.scale.template row<u8>(0)[shuffled_index(row, block, p.blocks)] = kPad;
-        };
-        // At most seven blocks behind each row: a thread takes a row.
-        for (u64 row = first; row < rows; row += step) {
-            for (u32 i = 0; i < behind; ++i) pad(row, p.blocks + i);
-        }
-        // At most 255 rows: a thread takes a block of all of them.
-        for (u64 block = first; block < padded_blocks; block += step) {
-            for (u64 row = rows; row < padded_rows; ++row) pad(row, u32(block));
-        }
+        mx::write_padding(p.scale.template row<u8>(0), p.head.x.rows(), p.blocks,
+                          u64(hk::block_x()) * Block::kThreads + hk::thread_x(), u64(hk::grid_x()) * Block::kThreads);
     }
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <hk/arch.h>
+#include <hk/global.h>
 #include <hk/quant.h>
 
 namespace mx {
@@ -64,10 +65,77 @@ HK_FN void with_encoder(Element element, F f) {
     }
 }
 
+/// The values of fp4, two to a byte.
+struct DecodeFp4 {
+    static constexpr int kPerByte = 2;
+
+    template <int W>
+    HK_FN hk::Vec<float, 8 * W> operator()(hk::Vec<u32, W> words) const {
+        hk::Vec<float, 8 * W> v;
+#pragma unroll
+        for (int i = 0; i < W; ++i) {
+            const auto eight = hk::from_fp4(words[i]);
+#pragma unroll
+            for (int j = 0; j < 8; ++j) v[8 * i + j] = eight[j];
+        }
+        return v;
+    }
+};
+
+template <hk::CodeKind kKind>
+struct DecodeFp8 {
+    static constexpr int kPerByte = 1;
+
+    template <int W>
+    HK_FN hk::Vec<float, 4 * W> operator()(hk::Vec<u32, W> words) const {
+        return hk::from_codes<kKind, W>(words);
+    }
+};
+
+/// Calls `f` with what decodes such elements.
+template <class F>
+HK_FN void with_decoder(Element element, F f) {
+    if (element == Element::Fp8) {
+        f(DecodeFp8<hk::CodeKind::Fp8>{});
+    } else if (element == Element::E5M2) {
+        f(DecodeFp8<hk::CodeKind::Fp8E5M2>{});
+    } else {
+        f(DecodeFp4{});
+    }
+}
+
 /// Where gfx950's matrix instructions have the scale of a row's block; see `hk_core::quant::shuffled_index`.
 HK_FN u64 shuffled_index(u64 row, u32 block, u32 blocks) {
     const u64 padded = (blocks + 7) / 8 * 8;
     return row / 32 * 32 * padded + block / 8 * 256 + block % 4 * 64 + row % 16 * 4 + block % 8 / 4 * 2 + row % 32 / 16;
+}
+
+/// Writes the padding of shuffled scales; this is thread `thread` of `threads` that do.
+HK_FN void write_padding(hk::GlobalPtr<hk::u8> shuffled, u64 rows, u32 blocks, u64 thread, u64 threads) {
+    constexpr hk::u8 kOne = 127;
+    const u32 padded = (blocks + 7) / 8 * 8;
+    const u64 strips_end = (rows + 31) / 32 * 32, padded_rows = (rows + 255) / 256 * 256;
+    // At most seven blocks behind each row: a thread takes a row.
+    for (u64 row = thread; row < rows; row += threads) {
+        for (u32 block = blocks; block < padded; ++block) shuffled[shuffled_index(row, block, blocks)] = kOne;
+    }
+    // At most 31 rows share a strip with others.
+    for (u64 row = rows; row < strips_end; ++row) {
+        for (u64 block = thread; block < padded; block += threads) {
+            shuffled[shuffled_index(row, u32(block), blocks)] = kOne;
+        }
+    }
+    // Strips of padding are bytes without gaps.
+    const auto fill = [&]<class V>(V ones) {
+        for (u64 at = strips_end * padded + thread * sizeof(V); at < padded_rows * padded; at += threads * sizeof(V)) {
+            *reinterpret_cast<hk::GlobalPtr<V>>(shuffled + at) = ones;
+        }
+    };
+    if (reinterpret_cast<u64>(shuffled) % hk::kVecBytes == 0) {
+        fill(hk::Vec<u32, 4>(kOne * 0x01010101u));
+    } else {
+        fill(kOne);
+    }
 }
 
 }  // namespace mx

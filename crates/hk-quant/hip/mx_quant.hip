@@ -5,10 +5,9 @@
 //   q      [rows, cols / 2]     pairs of fp4 e2m1, even columns low; ties to even, or away from zero
 //          [rows, cols]         fp8 e4m3, e5m2 (OCP)    ties to even
 //   scale  [rows, blocks]       e8m0                    any strides; or one row, shuffled
-// How the work is split: tiles.h; two or four neighbouring lanes share a block. The last block may be short.
+// How the work is split: tiles.h; a lane has a block, so that 16 bytes of fp4 are written at a time. The last block may be short.
 // Floor: rows * cols * (sizeof(T) + 0.5 or 1) + rows * blocks bytes. Source: OCP Microscaling Formats 1.0.
 #include <hk/entry.h>
-#include <hk/wave.h>
 
 #include "mx.h"
 #include "tiles.h"
@@ -28,67 +27,49 @@ struct Params {  // same fields, same order as `Params` in src/mx_quant.rs
     u32 batch;     // rows that a block takes at a time
 };
 
-template <Access kAccess, class T, int Lanes, int Chunks, int Rows>
+template <Access kAccess, class T, int Lanes>
 HK_FN void mx_quant(const Params &p) {
-    constexpr int kN = quant::kChunk<T>;
+    constexpr int kN = mx::kBlock;
     constexpr bool kAlone = Lanes == hk::kWaveSize;
-    constexpr u32 kAbreast = hk::kWaveSize / Lanes;
-    using RowT = hk::Row<T, Lanes, kN, Chunks>;
+    using RowT = hk::Row<T, Lanes, kN, 1>;
     const u32 side = hk::thread_x() / Lanes, column = hk::thread_x() % Lanes * kN;
     const u32 blocks = (p.x.cols() + mx::kBlock - 1) / mx::kBlock;
 
     quant::for_tiles<Lanes, RowT::kCols>(p.x.rows(), p.x.cols(), column, p.batch, [&](const RowBatch &batch) {
-        RowT x[Rows];
-#pragma unroll
-        for (int r = 0; r < Rows; ++r) x[r] = RowT::load(batch.at<T, kAccess, kAlone>(p.x, r * kAbreast + side));
-        typename RowT::template With<float> v[Rows];
-        u32 keep[Rows][Chunks];
-#pragma unroll
-        for (int r = 0; r < Rows; ++r) {
-            v[r] = hk::widen(x[r]);
-#pragma unroll
-            for (int k = 0; k < Chunks; ++k) {
-                hk::AbsMax max;
-                max.add(v[r].chunk[k]);
-                const u32 code = p.rule.code(hk::group_reduce<mx::kBlock / kN>(max.bits, hk::MaxBits{}));
-                v[r].chunk[k] *= hk::e8m0_inverse(code);
-                keep[r][k] = code == 255u ? 0 : ~0u;
-
-                const u32 index = r * kAbreast + side, at = batch.column + k * Lanes * kN;
-                if (at < batch.cols && at % mx::kBlock == 0 && index < batch.count) {
-                    const u64 row = batch.first + index;
-                    const u32 block = at / mx::kBlock;
-                    const u64 place = p.shuffled ? mx::shuffled_index(row, block, blocks)
-                                                 : row * u64(p.scale.strides[2]) + block * u64(p.scale.strides[3]);
-                    p.scale.row<u8>(0)[place] = u8(code);
-                }
-            }
+        auto v = hk::widen(RowT::load(batch.at<T, kAccess, kAlone>(p.x, side)).chunk[0]);
+        hk::AbsMax max;
+        max.add(v);
+        const u32 code = p.rule.code(max.bits);
+        const u32 keep = code == 255u ? 0 : ~0u;
+        v *= hk::e8m0_inverse(code);
+        if (batch.column < batch.cols && side < batch.count) {
+            const u64 row = batch.first + side;
+            const u32 block = batch.column / mx::kBlock;
+            const u64 place = p.shuffled ? mx::shuffled_index(row, block, blocks)
+                                         : row * u64(p.scale.strides[2]) + block * u64(p.scale.strides[3]);
+            p.scale.row<u8>(0)[place] = u8(code);
         }
-        const auto bytes_of = [&](int r, auto encode) {
+        mx::with_encoder(p.element, [&](auto encode) {
             constexpr int kBytes = decltype(encode)::template kBytes<kN>;
             const RowBatch there = {batch.first, batch.count, batch.column / (kN / kBytes), batch.cols / (kN / kBytes)};
-            hk::Row<u8, Lanes, kBytes, Chunks> q;
-#pragma unroll
-            for (int k = 0; k < Chunks; ++k) {
-                q.chunk[k] = __builtin_bit_cast(hk::Vec<u8, kBytes>, encode(v[r].chunk[k]) & keep[r][k]);
-            }
-            q.store(there.at<u8, kAccess, kAlone>(p.q, r * kAbreast + side));
-        };
-        mx::with_encoder(p.element, [&](auto encode) {
-#pragma unroll
-            for (int r = 0; r < Rows; ++r) bytes_of(r, encode);
+            const hk::Row<u8, Lanes, kBytes, 1> q = {{__builtin_bit_cast(hk::Vec<u8, kBytes>, encode(v) & keep)}};
+            q.store(there.at<u8, kAccess, kAlone>(p.q, side));
         });
     });
+    if (p.shuffled) {
+        mx::write_padding(p.scale.row<u8>(0), p.x.rows(), blocks, u64(hk::block_x()) * hk::kWaveSize + hk::thread_x(),
+                          u64(hk::grid_x()) * hk::kWaveSize);
+    }
 }
 }  // namespace
 
 // Entry points of one dtype, one per row of `launch_tiles::variants`. Name = op, dtype, widest row, access if it is by
 // elements.
-#define ENTRIES(T)                                                                                               \
-    HK_ENTRY(mx_quant_##T##_128, hk::kWaveSize, mx_quant<Access::Vectors, hk::T, 128 / quant::kChunk<hk::T>, 1, 2>)      \
-    HK_ENTRY(mx_quant_##T##_long, hk::kWaveSize, mx_quant<Access::Vectors, hk::T, hk::kWaveSize, 2, 1>)                  \
-    HK_ENTRY(mx_quant_##T##_128_elements, hk::kWaveSize, mx_quant<Access::Elements, hk::T, 128 / quant::kChunk<hk::T>, 1, 1>) \
-    HK_ENTRY(mx_quant_##T##_long_elements, hk::kWaveSize, mx_quant<Access::Elements, hk::T, hk::kWaveSize, 1, 1>)
+#define ENTRIES(T)                                                                                                   \
+    HK_ENTRY(mx_quant_##T##_128, hk::kWaveSize, mx_quant<Access::Vectors, hk::T, 128 / mx::kBlock>)            \
+    HK_ENTRY(mx_quant_##T##_long, hk::kWaveSize, mx_quant<Access::Vectors, hk::T, hk::kWaveSize>)              \
+    HK_ENTRY(mx_quant_##T##_128_elements, hk::kWaveSize, mx_quant<Access::Elements, hk::T, 128 / mx::kBlock>)  \
+    HK_ENTRY(mx_quant_##T##_long_elements, hk::kWaveSize, mx_quant<Access::Elements, hk::T, hk::kWaveSize>)
 
 ENTRIES(bf16)
 ENTRIES(f16)

@@ -5,10 +5,13 @@
 //   q       [outer, length / 2, inner]   pairs of fp4 along the axis, even low  any strides
 //           [outer, length, inner]       fp8 e4m3, e5m2 (OCP)
 //   scale   [outer, blocks, inner]       e8m0                             any strides
-// How the work is split: along other axes than the last a lane has a block of kCols neighbouring columns, 4 where all
-// rows are on their alignment, else 1. Along the last one (`up` by rows) as in tiles.h.
+// How the work is split, along other axes than the last: where rows are on 16 bytes and blocks are whole, a lane has 8
+// neighbouring columns of a block, 16 bytes of each row of x, and two lanes trade codes so that these are 16 bytes too; else
+// (`.._1`) it has a column of a block. Along the last axis (`up` by rows) as in tiles.h; there lanes trade codes as well, so
+// that they read 16 bytes of them, and write the 8 columns next to the neighbour's.
 // Floor: numel * (2 + 0.5 or 1 + 1/32) bytes.
 #include <hk/entry.h>
+#include <hk/wave.h>
 
 #include "mx.h"
 #include "tiles.h"
@@ -18,6 +21,7 @@ using hk::Access;
 using hk::GlobalPtr;
 using hk::i64;
 using hk::RowBatch;
+using hk::u16;
 using hk::u32;
 using hk::u64;
 using hk::u8;
@@ -32,7 +36,7 @@ struct Params {  // same fields, same order as `Params` in src/mxfp.rs
     hk::BlockRule rule;
     mx::Element element;
     u32 length, inner, blocks;
-    u32 units;  // outer * blocks * (inner / kCols)
+    u32 units;  // outer * blocks * inner / columns of a lane
 };
 
 template <class T>
@@ -40,183 +44,254 @@ HK_FN GlobalPtr<T> at(const hk::Global &g, const Strides &s, u64 outer, u64 alon
     return g.row<T>(0) + outer * u64(s.outer) + along * u64(s.along) + inner * u64(s.inner);
 }
 
-/// kCols neighbouring elements, N bytes on their alignment.
-template <class T, int kCols>
-HK_FN hk::Vec<T, kCols> load(GlobalPtr<T> from) {
-    if constexpr (kCols == 1) return *from;
-    return *reinterpret_cast<GlobalPtr<hk::Vec<T, kCols>>>(from);
-}
-
-template <class T, int kCols>
-HK_FN void store(GlobalPtr<T> to, hk::Vec<T, kCols> v) {
-    if constexpr (kCols == 1) {
-        *to = v[0];
-    } else {
-        *reinterpret_cast<GlobalPtr<hk::Vec<T, kCols>>>(to) = v;
-    }
-}
-
-/// A lane's place: `f(outer, block, first column, rows of the block)`.
+/// A lane's place: `f(outer, block, first column)` for each of its blocks of kCols columns.
 template <int kCols, class F>
 HK_FN void for_blocks(const Params &p, F f) {
     const u32 chunks = p.inner / kCols;
     for (u64 unit = u64(hk::block_x()) * hk::kWaveSize + hk::thread_x(); unit < p.units;
          unit += u64(hk::grid_x()) * hk::kWaveSize) {
         const u32 row = u32(unit) / chunks;
-        const u32 left = p.length - row % p.blocks * mx::kBlock;
-        f(row / p.blocks, row % p.blocks, u32(unit) % chunks * kCols, left < mx::kBlock ? left : mx::kBlock);
+        f(row / p.blocks, row % p.blocks, u32(unit) % chunks * kCols);
     }
 }
 
-template <class T, int kCols>
+constexpr int kCols = 8;
+using Bytes16 = hk::Vec<u32, 4>;
+
+/// Two lanes side by side have the bytes of two rows of 16 columns: each its 8 columns of both rows, two words of the first,
+/// then two of the second; or each all 16 of one row, the even lane of the first. From either form to the other.
+HK_FN Bytes16 trade(Bytes16 v) {
+    u32 a[2] = {v[0], v[1]}, b[2] = {v[2], v[3]};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) hk::transpose_lanes<1>(a[i], b[i]);
+    return {a[0], a[1], b[0], b[1]};
+}
+
+/// Where a lane has 16 bytes of codes: the place of its block, one row on if it is odd, and back to its pair's first column.
+template <int kStep>
+HK_FN GlobalPtr<u8> traded_at(const Params &p, u32 outer, u32 block, u32 column) {
+    const u32 odd = column / kCols % 2;
+    return at<u8>(p.q, p.q_at, outer, u64(block) * (mx::kBlock / kStep) + odd, column - odd * kCols);
+}
+
+template <class T>
 HK_FN void down(const Params &p) {
-    for_blocks<kCols>(p, [&](u32 outer, u32 block, u32 column, u32 rows) {
+    for_blocks<kCols>(p, [&](u32 outer, u32 block, u32 column) {
+        using Halves = hk::Vec<u16, kCols>;
+        hk::Vec<T, kCols> x[mx::kBlock];
+        GlobalPtr<T> from = at<T>(p.x, p.x_at, outer, u64(block) * mx::kBlock, column);
+#pragma unroll
+        for (u32 r = 0; r < mx::kBlock; ++r, from += p.x_at.along) {
+            x[r] = *reinterpret_cast<GlobalPtr<hk::Vec<T, kCols>>>(from);
+        }
+        // Magnitudes are ordered as their bits are.
+        Halves top = u16(0);
+#pragma unroll
+        for (u32 r = 0; r < mx::kBlock; ++r) {
+            top = __builtin_elementwise_max(top, __builtin_bit_cast(Halves, x[r]) & u16(0x7fff));
+        }
+        const auto amax = hk::widen<T, kCols>(__builtin_bit_cast(hk::Vec<T, kCols>, top));
+        hk::Vec<float, kCols> inverse;
+        hk::Vec<u8, kCols> codes, keep;
+#pragma unroll
+        for (int c = 0; c < kCols; ++c) {
+            const u32 code = p.rule.code(hk::detail::bits_of(amax[c]));
+            codes[c] = u8(code);
+            inverse[c] = hk::e8m0_inverse(code);
+            keep[c] = code == 255u ? 0 : 0xff;
+        }
+        *reinterpret_cast<GlobalPtr<hk::Vec<u8, kCols>>>(at<u8>(p.scale, p.scale_at, outer, block, column)) = codes;
+        const auto keep_words = __builtin_bit_cast(hk::Vec<u32, 2>, keep);
+
+        mx::with_encoder(p.element, [&](auto encode) {
+            constexpr int kStep = decltype(encode)::template kBytes<2> == 1 ? 2 : 1;  // rows of a byte
+            GlobalPtr<u8> to = traded_at<kStep>(p, outer, block, column);
+#pragma unroll
+            for (u32 r = 0; r < mx::kBlock; r += 2 * kStep, to += 2 * p.q_at.along) {
+                Bytes16 bytes;
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    // Words hold four neighbouring columns of a row, or of a pair.
+                    const int row = int(r) + i / 2 * kStep, first = i % 2 * 4;
+                    hk::Vec<float, 4 * kStep> v;
+#pragma unroll
+                    for (int c = 0; c < 4; ++c) {
+#pragma unroll
+                        for (int j = 0; j < kStep; ++j) v[c * kStep + j] = float(x[row + j][first + c]) * inverse[first + c];
+                    }
+                    bytes[i] = encode(v)[0] & keep_words[i % 2];
+                }
+                *reinterpret_cast<GlobalPtr<Bytes16>>(to) = trade(bytes);
+            }
+        });
+    });
+}
+
+template <class T>
+HK_FN void down_column(const Params &p) {
+    for_blocks<1>(p, [&](u32 outer, u32 block, u32 column) {
+        const u32 left = p.length - block * mx::kBlock, rows = left < mx::kBlock ? left : mx::kBlock;
         // Rows past a short block are its last ones again, by pairs if they are in pairs: they change no maximum, and are
         // written to where they came from. A test for each row would keep more masks than there are registers for.
         const auto place = [&](u32 count, u32 r) {
             const u32 last = r % 2 == 0 && count % 2 == 0 ? count - 2 : count - 1;
             return u64(block) * mx::kBlock + (r < last ? r : last);
         };
-        hk::Vec<T, kCols> x[mx::kBlock];
+        hk::Vec<T, mx::kBlock> x;
 #pragma unroll
-        for (u32 r = 0; r < mx::kBlock; ++r) x[r] = load<T, kCols>(at<T>(p.x, p.x_at, outer, place(rows, r), column));
-        hk::Vec<float, kCols> inverse;
-        hk::Vec<u8, kCols> codes;
-        u32 keep[kCols];
-#pragma unroll
-        for (int c = 0; c < kCols; ++c) {
-            hk::AbsMax max;
-#pragma unroll
-            for (u32 r = 0; r < mx::kBlock; ++r) max.add(hk::Vec<float, 1>(float(x[r][c])));
-            const u32 code = p.rule.code(max.bits);
-            codes[c] = u8(code);
-            inverse[c] = hk::e8m0_inverse(code);
-            keep[c] = code == 255u ? 0 : 0xffu;
-        }
-        store<u8, kCols>(at<u8>(p.scale, p.scale_at, outer, block, column), codes);
+        for (u32 r = 0; r < mx::kBlock; ++r) x[r] = *at<T>(p.x, p.x_at, outer, place(rows, r), column);
+        auto v = hk::widen(x);
+        hk::AbsMax max;
+        max.add(v);
+        const u32 code = p.rule.code(max.bits);
+        const u32 keep = code == 255u ? 0 : ~0u;
+        v *= hk::e8m0_inverse(code);
+        *at<u8>(p.scale, p.scale_at, outer, block, column) = u8(code);
 
         mx::with_encoder(p.element, [&](auto encode) {
-            constexpr bool kPairs = decltype(encode)::template kBytes<2> == 1;
-            constexpr u32 kStep = kPairs ? 2 : 1;
-            // Four columns at a time, or one padded to four: words hold neighbouring columns of a row, or of a pair.
-            constexpr int kFour = kCols < 4 ? kCols : 4;
+            constexpr int kBytes = decltype(encode)::template kBytes<mx::kBlock>;
+            constexpr u32 kStep = mx::kBlock / kBytes;
+            const auto bytes = __builtin_bit_cast(hk::Vec<u8, kBytes>, encode(v) & keep);
             u32 count = rows;
             hk::forget(count);  // places are computed anew, not kept
 #pragma unroll
-            for (u32 r = 0; r < mx::kBlock; r += kStep) {
-                hk::Vec<u8, kCols> bytes;
-#pragma unroll
-                for (int c = 0; c < kCols; c += kFour) {
-                    hk::Vec<float, 4 * int(kStep)> v = 0.0f;
-#pragma unroll
-                    for (int i = 0; i < kFour; ++i) {
-#pragma unroll
-                        for (u32 j = 0; j < kStep; ++j) {
-                            v[i * int(kStep) + int(j)] = float(x[r + j][c + i]) * inverse[c + i];
-                        }
-                    }
-                    const u32 word = encode(v)[0];
-#pragma unroll
-                    for (int i = 0; i < kFour; ++i) bytes[c + i] = u8((word >> (8 * i)) & keep[c + i]);
-                }
-                store<u8, kCols>(at<u8>(p.q, p.q_at, outer, place(count, r) / kStep, column), bytes);
+            for (u32 i = 0; i < kBytes; ++i) {
+                *at<u8>(p.q, p.q_at, outer, place(count, i * kStep) / kStep, column) = bytes[i];
             }
         });
     });
 }
 
-/// The values of the bytes of `Elements` elements.
-template <int kElements>
-HK_FN hk::Vec<float, kElements> decode(const Params &p, hk::Vec<u32, kElements / 8> pairs, hk::Vec<u32, kElements / 4> bytes) {
-    if (p.element == mx::Element::Fp8) return hk::from_codes<hk::CodeKind::Fp8>(bytes);
-    if (p.element == mx::Element::E5M2) return hk::from_codes<hk::CodeKind::Fp8E5M2>(bytes);
-    hk::Vec<float, kElements> v;
-#pragma unroll
-    for (int i = 0; i < kElements / 8; ++i) {
-        const auto eight = hk::from_fp4(pairs[i]);
-#pragma unroll
-        for (int j = 0; j < 8; ++j) v[8 * i + j] = eight[j];
-    }
-    return v;
-}
-
-template <class T, int kCols>
+template <class T>
 HK_FN void up(const Params &p) {
-    for_blocks<kCols>(p, [&](u32 outer, u32 block, u32 column, u32 rows) {
-        const auto codes = load<u8, kCols>(at<u8>(p.scale, p.scale_at, outer, block, column));
-        hk::Vec<float, kCols> scale;
+    for_blocks<kCols>(p, [&](u32 outer, u32 block, u32 column) {
+        const auto codes =
+            *reinterpret_cast<GlobalPtr<hk::Vec<u8, kCols>>>(at<u8>(p.scale, p.scale_at, outer, block, column));
+        mx::with_decoder(p.element, [&](auto decode) {
+            constexpr int kStep = decltype(decode)::kPerByte;
+            constexpr int kLoads = mx::kBlock / (2 * kStep);
+            Bytes16 q[kLoads];
+            GlobalPtr<u8> from = traded_at<kStep>(p, outer, block, column);
 #pragma unroll
-        for (int c = 0; c < kCols; ++c) scale[c] = hk::e8m0_value(codes[c]);
-        const bool is_pairs = p.element == mx::Element::Fp4;
-        // Pairs of rows, which pairs of fp4 are.
-        for (u32 r = 0; r < rows; r += 2) {
-            const u64 along = u64(block) * mx::kBlock + r;
-            hk::Vec<float, kCols> v[2];
-            const auto q = load<u8, kCols>(at<u8>(p.q, p.q_at, outer, is_pairs ? along / 2 : along, column));
-            hk::Vec<u8, kCols> next = q;
-            if (!is_pairs && r + 1 < rows) next = load<u8, kCols>(at<u8>(p.q, p.q_at, outer, along + 1, column));
+            for (int i = 0; i < kLoads; ++i, from += 2 * p.q_at.along) q[i] = *reinterpret_cast<GlobalPtr<Bytes16>>(from);
+            hk::Vec<float, kCols> scale;
 #pragma unroll
-            for (int c = 0; c < kCols; ++c) {
-                const u32 pair = u32(q[c]), two = pair | u32(next[c]) << 8;
-                const auto values = decode<8>(p, pair, hk::Vec<u32, 2>{two, 0});
-                v[0][c] = values[0] * scale[c];
-                v[1][c] = values[1] * scale[c];
-            }
+            for (int c = 0; c < kCols; ++c) scale[c] = hk::e8m0_value(codes[c]);
+            GlobalPtr<T> to = at<T>(p.x, p.x_at, outer, u64(block) * mx::kBlock, column);
 #pragma unroll
-            for (u32 j = 0; j < 2; ++j) {
-                if (r + j < rows) {
-                    store<T, kCols>(at<T>(p.x, p.x_at, outer, along + j, column), hk::narrow<T, kCols>(v[j]));
+            for (int i = 0; i < kLoads; ++i) {
+                const Bytes16 mine = trade(q[i]);
+#pragma unroll
+                for (int row = 0; row < 2; ++row) {
+                    const auto v = decode(hk::Vec<u32, 2>{mine[2 * row], mine[2 * row + 1]});
+#pragma unroll
+                    for (int j = 0; j < kStep; ++j, to += p.x_at.along) {
+                        hk::Vec<float, kCols> out;
+#pragma unroll
+                        for (int c = 0; c < kCols; ++c) out[c] = v[c * kStep + j] * scale[c];
+                        *reinterpret_cast<GlobalPtr<hk::Vec<T, kCols>>>(to) = hk::narrow<T, kCols>(out);
+                    }
                 }
             }
-        }
+        });
     });
 }
 
-/// Along the last axis: rows of `length`, as many as x has.
+template <class T>
+HK_FN void up_column(const Params &p) {
+    for_blocks<1>(p, [&](u32 outer, u32 block, u32 column) {
+        const u32 left = p.length - block * mx::kBlock, rows = left < mx::kBlock ? left : mx::kBlock;
+        const float scale = hk::e8m0_value(*at<u8>(p.scale, p.scale_at, outer, block, column));
+        mx::with_decoder(p.element, [&](auto decode) {
+            constexpr u32 kStep = decltype(decode)::kPerByte;
+            for (u32 r = 0; r < rows; r += kStep) {
+                const u64 along = u64(block) * mx::kBlock + r;
+                const u32 byte = *at<u8>(p.q, p.q_at, outer, along / kStep, column);
+                const auto v = decode(hk::Vec<u32, 1>(byte));
+#pragma unroll
+                for (u32 j = 0; j < kStep; ++j) {
+                    const hk::Vec<float, 2> out = {v[j] * scale, 0.0f};
+                    *at<T>(p.x, p.x_at, outer, along + j, column) = hk::narrow<T, 2>(out)[0];
+                }
+            }
+        });
+    });
+}
+
+/// Along the last axis: rows of `length`, as many as x has, in tiles of four chunks of 8 columns a lane.
 template <Access kAccess, class T>
 HK_FN void up_rows(const Params &p) {
-    constexpr int kN = quant::kChunk<T>, kChunks = 2;
-    using RowT = hk::Row<T, hk::kWaveSize, kN, kChunks>;
-    const bool is_pairs = p.element == mx::Element::Fp4;
-    quant::for_tiles<hk::kWaveSize, RowT::kCols>(
-        p.x.rows(), p.length, hk::thread_x() * kN, 1, [&](const RowBatch &batch) {
-            hk::Vec<u32, kN / 8> pairs[kChunks] = {};
-            hk::Vec<u32, kN / 4> bytes[kChunks] = {};
-            if (is_pairs) {
-                const RowBatch there = {batch.first, 1, batch.column / 2, batch.cols / 2};
-                const auto row = hk::Row<u8, hk::kWaveSize, kN / 2, kChunks>::load(there.at<u8, kAccess, true>(p.q, 0));
+    constexpr int kChunks = 4, kChunk = hk::kWaveSize * kCols;
+    using RowT = hk::Row<T, hk::kWaveSize, kCols, kChunks>;
+    const u32 lane = hk::thread_x();
+    mx::with_decoder(p.element, [&](auto decode) {
+        constexpr int kPer = decltype(decode)::kPerByte, kWords = kCols / kPer / 4;  // words of a chunk
+        quant::for_tiles<hk::kWaveSize, RowT::kCols>(
+            p.x.rows(), p.length, lane * kCols, 1, [&](const RowBatch &batch) {
+                const u32 tile = batch.column - lane * kCols;
+                // Bytes of the row from column `first` on.
+                const auto bytes_at = [&](u32 first) {
+                    return RowBatch{batch.first, 1, first / kPer, batch.cols / kPer}.at<u8, kAccess, true>(p.q, 0);
+                };
+                u32 q[kChunks][kWords];
+                if constexpr (kAccess == Access::Vectors) {
+                    // Of each kSpan chunks a lane reads 16 bytes of one, and trades with the kSpan lanes that have the others.
+                    constexpr int kSpan = 4 / kWords;
 #pragma unroll
-                for (int k = 0; k < kChunks; ++k) pairs[k] = __builtin_bit_cast(hk::Vec<u32, kN / 8>, row.chunk[k]);
-            } else {
-                const auto row = hk::Row<u8, hk::kWaveSize, kN, kChunks>::load(batch.at<u8, kAccess, true>(p.q, 0));
+                    for (int k = 0; k < kChunks; k += kSpan) {
+                        const u32 first = tile + (k + lane % kSpan) * kChunk + lane / kSpan * (kSpan * kCols);
+                        const auto sixteen = bytes_at(first).template load<16>(0);
+                        const auto words = __builtin_bit_cast(Bytes16, sixteen);
 #pragma unroll
-                for (int k = 0; k < kChunks; ++k) bytes[k] = __builtin_bit_cast(hk::Vec<u32, kN / 4>, row.chunk[k]);
-            }
-            float scale[kChunks];
+                        for (int i = 0; i < 4; ++i) q[k + i / kWords][i % kWords] = words[i];
 #pragma unroll
-            for (int k = 0; k < kChunks; ++k) {
-                const u32 column = batch.column + k * hk::kWaveSize * kN;
-                scale[k] = 0.0f;
-                if (column < p.length) {
-                    scale[k] = hk::e8m0_value(
-                        p.scale.row<u8>(0)[batch.first * u64(p.scale_at.outer) + column / mx::kBlock * u64(p.scale_at.along)]);
+                        for (int w = 0; w < kWords; ++w) {
+                            if constexpr (kSpan == 4) {
+                                hk::transpose_lanes<2>(q[k][w], q[k + 2][w]);
+                                hk::transpose_lanes<2>(q[k + 1][w], q[k + 3][w]);
+                                hk::transpose_lanes<1>(q[k + 2][w], q[k + 3][w]);
+                            }
+                            hk::transpose_lanes<1>(q[k][w], q[k + 1][w]);
+                        }
+                    }
+                } else {
+                    constexpr int kBytes = 4 * kWords;
+                    const auto row = hk::Row<u8, hk::kWaveSize, kBytes, kChunks>::load(bytes_at(batch.column));
+#pragma unroll
+                    for (int k = 0; k < kChunks; ++k) {
+                        const auto words = __builtin_bit_cast(hk::Vec<u32, kWords>, row.chunk[k]);
+#pragma unroll
+                        for (int w = 0; w < kWords; ++w) q[k][w] = words[w];
+                    }
                 }
-            }
-            RowT out;
+                // Four lanes share a block in each chunk: each reads the scale of one chunk.
+                const u32 mine = tile + lane % 4 * kChunk + lane / 4 * mx::kBlock;
+                float scale = 0.0f;
+                if (mine < p.length) {
+                    scale = hk::e8m0_value(
+                        p.scale.row<u8>(0)[batch.first * u64(p.scale_at.outer) + mine / mx::kBlock * u64(p.scale_at.along)]);
+                }
+                const float scales[kChunks] = {hk::quad_broadcast<0>(scale), hk::quad_broadcast<1>(scale),
+                                               hk::quad_broadcast<2>(scale), hk::quad_broadcast<3>(scale)};
+                RowT out;
 #pragma unroll
-            for (int k = 0; k < kChunks; ++k) {
-                out.chunk[k] = hk::narrow<T, kN>(decode<kN>(p, pairs[k], bytes[k]) * scale[k]);
-            }
-            out.store(batch.at<T, kAccess, true>(p.x, 0));
-        });
+                for (int k = 0; k < kChunks; ++k) {
+                    hk::Vec<u32, kWords> words;
+#pragma unroll
+                    for (int w = 0; w < kWords; ++w) words[w] = q[k][w];
+                    out.chunk[k] = hk::narrow<T, kCols>(decode(words) * scales[k]);
+                }
+                out.store(batch.at<T, kAccess, true>(p.x, 0));
+            });
+    });
 }
 }  // namespace
 
 #define ENTRIES(T)                                                                                  \
-    HK_ENTRY(mxfp_down_##T##_4, hk::kWaveSize, down<hk::T, 4>)                                      \
-    HK_ENTRY(mxfp_down_##T##_1, hk::kWaveSize, down<hk::T, 1>)                                      \
-    HK_ENTRY(mxfp_up_##T##_4, hk::kWaveSize, up<hk::T, 4>)                                          \
-    HK_ENTRY(mxfp_up_##T##_1, hk::kWaveSize, up<hk::T, 1>)                                          \
+    HK_ENTRY(mxfp_down_##T##_8, hk::kWaveSize, down<hk::T>)                                         \
+    HK_ENTRY(mxfp_down_##T##_1, hk::kWaveSize, down_column<hk::T>)                                  \
+    HK_ENTRY(mxfp_up_##T##_8, hk::kWaveSize, up<hk::T>)                                             \
+    HK_ENTRY(mxfp_up_##T##_1, hk::kWaveSize, up_column<hk::T>)                                      \
     HK_ENTRY(mxfp_up_##T##_long, hk::kWaveSize, up_rows<Access::Vectors, hk::T>)                    \
     HK_ENTRY(mxfp_up_##T##_long_elements, hk::kWaveSize, up_rows<Access::Elements, hk::T>)
 

@@ -5,10 +5,12 @@
 //   x      [rows, cols]  T = bf16 | f16 | f32      unit stride on cols, rows any stride
 //   q      [rows, cols]  i8 | fp8 e4m3, OCP or FNUZ  likewise
 //   scale  [1]           f32
-// How the work is split: tiles.h; rows of up to 128 columns side by side, longer ones in tiles of 2048 columns.
+// How the work is split: tiles.h; rows of up to 128 columns side by side; longer ones, as one where there are no gaps between
+// them, in tiles of 4 KiB.
 // Floor: rows * cols * (sizeof(T) + 1) bytes, dynamic rows * cols * (2 * sizeof(T) + 1).
 #include <hk/block.h>
 #include <hk/entry.h>
+#include <hk/wave.h>
 
 #include "tiles.h"
 
@@ -65,7 +67,9 @@ HK_FN void encode(const Params &p) {
     using RowF = typename RowT::template With<float>;
     const u32 side = hk::thread_x() / Lanes, column = hk::thread_x() % Lanes * quant::kChunk<T>;
 
-    float scale = __builtin_bit_cast(float, hk::atomic_load(p.scale.row<u32>(0)));
+    u32 bits = 0;
+    if (hk::thread_x() == 0) bits = hk::atomic_load(p.scale.row<u32>(0));
+    float scale = __builtin_bit_cast(float, hk::broadcast(bits, 0));
     if (p.dynamic && scale == 0.0f) {
         // Blocks that come later find either number, which mean the same.
         scale = 1.0f;

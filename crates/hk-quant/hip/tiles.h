@@ -37,6 +37,20 @@ HK_FN u32 finite_max(const hk::Row<float, L, N, C> &row) {
     return max.top;
 }
 
+/// Calls `f(row, tile)` for every grid_x()-th of the `tiles` of each row, from block_x() on.
+template <class F>
+HK_FN void for_row_tiles(u64 rows, u32 tiles, F f) {
+    const u32 row_step = hk::grid_x() / tiles, tile_step = hk::grid_x() % tiles;
+    u64 row = hk::block_x() / tiles;
+    u32 tile = hk::block_x() % tiles;
+    while (row < rows) {
+        f(row, tile);
+        row += row_step;
+        tile += tile_step;
+        if (tile >= tiles) tile -= tiles, ++row;
+    }
+}
+
 /// Elementwise work. Rows of up to Lanes * kChunk columns, if Lanes are fewer than a wave's, go side by side: `f` gets
 /// batches of kWaveSize / Lanes * Rows rows. Longer ones are cut into tiles of kTile columns, of which each wave takes
 /// every grid_x()-th of the matrix: `f` gets a batch of one row that begins at this lane's first column of the tile.
@@ -45,16 +59,8 @@ HK_FN void for_tiles(u32 rows, u32 cols, u32 column, u32 batch_rows, F f) {
     if constexpr (Lanes < hk::kWaveSize) {
         hk::for_row_batches<false>(rows, cols, column, batch_rows, f);
     } else {
-        const u32 tiles = (cols + kTile - 1) / kTile;
-        const u32 row_step = hk::grid_x() / tiles, tile_step = hk::grid_x() % tiles;
-        u64 row = hk::block_x() / tiles;
-        u32 tile = hk::block_x() % tiles;
-        while (row < rows) {
-            f(RowBatch{row, 1, tile * kTile + column, cols});
-            row += row_step;
-            tile += tile_step;
-            if (tile >= tiles) tile -= tiles, ++row;
-        }
+        for_row_tiles(rows, (cols + kTile - 1) / kTile,
+                      [&](u64 row, u32 tile) { f(RowBatch{row, 1, tile * kTile + column, cols}); });
     }
 }
 

@@ -1,11 +1,11 @@
 //! The safe functions of `hip/fp8_convert.hip`.
 
 use crate::kernels;
+use crate::launch_tiles::{elementwise, grid, tiles};
 use bytemuck::{Pod, Zeroable};
-use hk_core::rowwise::{RowProblem, RowVariant};
 use hk_core::{
-    Aliasing, DType, Element, Fp8E4M3, Fp8E4M3Fnuz, GlobalLayout, LaunchConfig, Result, Rows, Stream,
-    TensorView, TensorViewMut, check_overlap,
+    Aliasing, DType, Element, Fp8E4M3, Fp8E4M3Fnuz, GlobalLayout, Result, Stream, TensorView, TensorViewMut,
+    check_overlap,
 };
 
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
@@ -20,55 +20,47 @@ struct Params {
     pad: u32,
 }
 
-const VARIANTS: [RowVariant; 2] =
-    [RowVariant::vectors(usize::MAX, 64, 1, 16), RowVariant::elements(usize::MAX, 64)];
-
 /// Columns of a tile, `RowT::kCols`.
-const TILE: usize = 2048;
+const TILE: usize = 4096;
 
 fn convert<A: Element, B: Element>(
     op: &'static str,
     stream: &Stream,
     q: TensorView<A>,
     scale: TensorView<f32>,
-    mut out: TensorViewMut<B>,
+    out: TensorViewMut<B>,
     mut scale_out: TensorViewMut<f32>,
 ) -> Result<()> {
-    let Rows { rows, cols, .. } = q.rows(op, "q")?;
-    let mut problem = RowProblem::new(op, "q", rows, cols, A::DTYPE)?;
-    problem.tensor("q", &q)?;
-    problem.shaped("out", &out, q.shape(), "shape of q")?;
+    let (problem, q, mut out) = elementwise(op, ("q", q), ("out", out))?;
     scale.expect_contiguous(op, "scale")?;
     scale.expect_aligned(op, "scale", 4)?;
     scale_out.expect_shape(op, "scale_out", scale.shape())?;
     scale_out.expect_contiguous(op, "scale_out")?;
     scale_out.expect_aligned(op, "scale_out", 4)?;
-    check_overlap(op, ("q", &q), ("out", &out), Aliasing::Disjoint)?;
     check_overlap(op, ("q", &q), ("scale_out", &scale_out), Aliasing::Disjoint)?;
     check_overlap(op, ("scale", &scale), ("out", &out), Aliasing::Disjoint)?;
     check_overlap(op, ("scale", &scale), ("scale_out", &scale_out), Aliasing::ExactAliasAllowed)?;
     check_overlap(op, ("out", &out), ("scale_out", &scale_out), Aliasing::Disjoint)?;
     let scales = scale.numel();
-    if rows == 0 && scales == 0 {
+    if problem.rows() == 0 && scales == 0 {
         return Ok(());
     }
-    let names = ["fp8_convert_bytes", "fp8_convert_elements"];
-    let plan = problem.plan(stream, &kernels::FP8_CONVERT, &VARIANTS, &names)?;
-    let tiles = rows.saturating_mul(cols.div_ceil(TILE)).max(scales.div_ceil(64)).max(1);
-    let most = stream.device().info().compute_units as usize * VARIANTS[0].waves_per_cu;
-    let mut launch = stream.launch(op, &plan.kernel);
+    let name = if problem.by_vectors() { "fp8_convert_bytes" } else { "fp8_convert_elements" };
+    let kernel = stream.kernel(&kernels::FP8_CONVERT, name)?;
+    let mut launch = stream.launch(op, &kernel);
     let params = Params {
-        q: launch.input("q", &q.flatten_rows(op, "q")?)?,
+        q: launch.input("q", &q)?,
         scale: launch.input("scale", &scale)?,
-        out: launch.output("out", &mut out.reborrow().flatten_rows(op, "out")?)?,
+        out: launch.output("out", &mut out)?,
         scale_out: launch.output("scale_out", &mut scale_out)?,
         scales: scales as u64,
         to_fnuz: (B::DTYPE == DType::Fp8E4M3Fnuz).into(),
         pad: 0,
     };
+    let grid = grid(stream, tiles(&problem, TILE).max(scales.div_ceil(64)), 16);
     // SAFETY: the checks above make every row of q and out `cols` long and both tensors of scales `scales` long without
     // gaps, which is what the kernel accesses, whatever the grid; the loader matches the parameters to the kernel.
-    unsafe { launch.run(LaunchConfig::grid_1d(tiles.min(most.max(1))), &params) }
+    unsafe { launch.run(grid, &params) }
 }
 
 /// Converts fp8 e4m3 of the OCP with its scales to FNUZ, gfx942's own: the same bytes, of half the value, with twice the

@@ -1,6 +1,7 @@
 //! The safe function of `hip/group_quant.hip`.
 
-use crate::{kernels, launch_tiles};
+use crate::kernels;
+use crate::launch_tiles::{self, Spread};
 use bytemuck::{Pod, Zeroable};
 use hk_core::quant::{BlockRule, BlockScale, CodeFormat, GroupSize, Quantized};
 use hk_core::rowwise::RowProblem;
@@ -95,7 +96,8 @@ pub fn group_quant<T: Float, Q: Quantized, S: GroupScale>(
     if rows == 0 {
         return Ok(());
     }
-    let plan = launch_tiles::plan(&problem, stream, &kernels::GROUP_QUANT, T::DTYPE, &GROUP)?;
+    let spread = Spread::bytes32(T::DTYPE);
+    let plan = spread.plan(&problem, stream, &kernels::GROUP_QUANT, T::DTYPE, &GROUP)?;
     let scale_is_e8m0 = S::DTYPE == DType::E8M0;
     let mut launch = stream.launch(OP, &plan.kernel);
     let params = Params {

@@ -1,8 +1,8 @@
 //! The safe functions of `hip/mx_quant.hip`.
 
 use crate::group::check_scales;
-use crate::scales::write_padding;
-use crate::{kernels, launch_tiles};
+use crate::kernels;
+use crate::launch_tiles::{self, Spread};
 use bytemuck::{Pod, Zeroable};
 use hk_core::quant::{BlockRule, BlockScale, MxElement, ScaleLayout, shuffled_len};
 use hk_core::rowwise::RowProblem;
@@ -22,6 +22,9 @@ struct Params {
     shuffled: u32,
     batch: u32,
 }
+
+/// A block a lane.
+const SPREAD: Spread = Spread { columns: BLOCK, rows: 1, chunks: 1 };
 
 static MX: [[&str; 4]; 3] = launch_tiles::names!("mx_quant");
 
@@ -62,8 +65,8 @@ pub struct MxOptions {
 pub fn dynamic_mxfp4_quant<T: Float>(
     stream: &Stream,
     x: TensorView<T>,
-    mut q: TensorViewMut<Fp4x2>,
-    mut scale: TensorViewMut<E8M0>,
+    q: TensorViewMut<Fp4x2>,
+    scale: TensorViewMut<E8M0>,
     options: MxOptions,
 ) -> Result<()> {
     const OP: &str = "dynamic_mxfp4_quant";
@@ -74,7 +77,7 @@ pub fn dynamic_mxfp4_quant<T: Float>(
     if cols % 2 == 1 {
         return Err(Error::shape(OP, "x", x.shape(), "an even number of columns"));
     }
-    let mut problem = RowProblem::new(OP, "x", rows, cols, DType::E8M0)?;
+    let mut problem = RowProblem::new(OP, "x", rows, cols, DType::E8M0)?.in_steps_of(BLOCK);
     problem.tensor("x", &x)?;
     let mut shape = x.shape().to_vec();
     if let Some(last) = shape.last_mut() {
@@ -106,11 +109,7 @@ pub fn dynamic_mxfp4_quant<T: Float>(
         return Ok(());
     }
     let rule = BlockRule::fp4(options.mode, 0);
-    if shuffled {
-        launch(OP, stream, &problem, x, q.reborrow(), scale.reborrow(), rule, 0, true)?;
-        return write_padding(OP, stream, &mut scale, rows, blocks);
-    }
-    launch(OP, stream, &problem, x, q, scale, rule, 0, false)
+    launch(OP, stream, &problem, x, q, scale, rule, 0, shuffled)
 }
 
 /// Launches the kernel of rows for elements of any kind (`mx::Element`), with scales `[rows, blocks]`.
@@ -141,7 +140,7 @@ fn launch<T: Float, E: MxElement>(
     element: u32,
     shuffled: bool,
 ) -> Result<()> {
-    let plan = launch_tiles::plan(problem, stream, &kernels::MX_QUANT, T::DTYPE, &MX)?;
+    let plan = SPREAD.plan(problem, stream, &kernels::MX_QUANT, T::DTYPE, &MX)?;
     let mut launch = stream.launch(op, &plan.kernel);
     let params = Params {
         x: launch.input("x", &x.flatten_rows(op, "x")?)?,

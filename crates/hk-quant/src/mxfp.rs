@@ -2,6 +2,7 @@
 //! axis.
 
 use crate::kernels;
+use crate::launch_tiles::{grid, tiles};
 use crate::mx_quant::{BLOCK, launch_rows};
 use bytemuck::{Pod, Zeroable};
 use hk_core::quant::{BlockRule, BlockScale, MxElement};
@@ -36,8 +37,8 @@ struct Params {
     units: u32,
 }
 
-/// Columns of a block that a lane has where all are on their alignment.
-const COLUMNS: usize = 4;
+/// Columns of a block that a lane has where rows are on 16 bytes; another lane has their neighbours.
+const COLUMNS: usize = 8;
 
 /// Columns of a tile of `up_rows`.
 const TILE: usize = 2048;
@@ -90,14 +91,12 @@ impl Collapsed {
         Ok(Self { outer, length: layout.shape()[axis], inner, at })
     }
 
-    /// Whether four neighbouring elements of `bytes` each lie together, on their alignment.
-    fn by_fours(&self, addr: u64, bytes: usize) -> bool {
-        let columns = COLUMNS as i64;
-        self.inner.is_multiple_of(COLUMNS)
-            && self.at.inner == 1
-            && (self.outer <= 1 || self.at.outer % columns == 0)
-            && (self.length <= 1 || self.at.along % columns == 0)
-            && addr.is_multiple_of((COLUMNS * bytes) as u64)
+    /// Whether each row, of elements of `bytes` each, begins on a multiple of `to` bytes, its elements side by side.
+    fn rows_on(&self, to: usize, addr: u64, bytes: usize) -> bool {
+        let steps = [(self.outer, self.at.outer), (self.length, self.at.along)];
+        self.at.inner == 1
+            && addr.is_multiple_of(to as u64)
+            && steps.iter().all(|&(n, step)| n == 1 || (step as usize * bytes).is_multiple_of(to))
     }
 }
 
@@ -164,8 +163,9 @@ impl Blocks {
         let x = Collapsed::new(op, x_name, x.0, axis)?;
         let q = Collapsed::new(op, "q", q.0, axis)?;
         let scale = Collapsed::new(op, "scale", scale.0, axis)?;
-        let fours = x.by_fours(x_addr, 2) && q.by_fours(q_addr, 1) && scale.by_fours(scale_addr, 1);
-        let columns = if fours { COLUMNS } else { 1 };
+        let whole = x.length.is_multiple_of(BLOCK) && x.inner.is_multiple_of(2 * COLUMNS);
+        let aligned = x.rows_on(16, x_addr, 2) && q.rows_on(16, q_addr, 1) && scale.rows_on(8, scale_addr, 1);
+        let columns = if whole && aligned { COLUMNS } else { 1 };
         let units = x.outer.saturating_mul(scale.length).saturating_mul(x.inner / columns);
         let units = u32::try_from(units)
             .map_err(|_| Error::too_large(op, x_name, format!("{units} blocks"), u32::MAX.into()))?;
@@ -173,8 +173,7 @@ impl Blocks {
     }
 
     fn config(&self, stream: &Stream) -> LaunchConfig {
-        let most = stream.device().info().compute_units as usize * 8;
-        LaunchConfig::grid_1d((self.units as usize).div_ceil(64).min(most.max(1)))
+        grid(stream, (self.units as usize).div_ceil(64), 8)
     }
 
     fn params(&self, rule: BlockRule, element: u32, [x, q, scale]: [GlobalLayout; 3]) -> Params {
@@ -242,7 +241,7 @@ pub fn downcast_to_mxfp<T: Float, E: MxElement>(
 
     let rows = (x.rows(OP, "x"), q.rows(OP, "q"), scale.rows(OP, "scale"));
     if let (true, (Ok(rows), Ok(_), Ok(_))) = (at + 1 == x.shape().len(), rows) {
-        let mut problem = RowProblem::new(OP, "x", rows.rows, rows.cols, E8M0::DTYPE)?;
+        let mut problem = RowProblem::new(OP, "x", rows.rows, rows.cols, E8M0::DTYPE)?.in_steps_of(BLOCK);
         problem.tensor("x", &x)?;
         problem.tensor("q", &q)?;
         let scale = scale.flatten_rows(OP, "scale")?;
@@ -257,9 +256,9 @@ pub fn downcast_to_mxfp<T: Float, E: MxElement>(
         at,
     )?;
     let names = match (T::DTYPE, blocks.columns) {
-        (DType::Bf16, COLUMNS) => "mxfp_down_bf16_4",
+        (DType::Bf16, COLUMNS) => "mxfp_down_bf16_8",
         (DType::Bf16, _) => "mxfp_down_bf16_1",
-        (_, COLUMNS) => "mxfp_down_f16_4",
+        (_, COLUMNS) => "mxfp_down_f16_8",
         _ => "mxfp_down_f16_1",
     };
     let kernel = stream.kernel(&kernels::MXFP, names)?;
@@ -304,7 +303,7 @@ pub fn upcast_from_mxfp<T: Float, E: MxElement>(
 
     let rows = (out.rows(OP, "out"), q.rows(OP, "q"), scale.rows(OP, "scale"));
     if let (true, (Ok(rows), Ok(_), Ok(scales))) = (at + 1 == out.shape().len(), rows) {
-        let mut problem = RowProblem::new(OP, "out", rows.rows, rows.cols, E8M0::DTYPE)?;
+        let mut problem = RowProblem::new(OP, "out", rows.rows, rows.cols, E8M0::DTYPE)?.in_steps_of(BLOCK);
         problem.tensor("out", &out)?;
         problem.tensor("q", &q)?;
         let name = match (problem.by_vectors(), is_bf16) {
@@ -314,8 +313,7 @@ pub fn upcast_from_mxfp<T: Float, E: MxElement>(
             (false, false) => "mxfp_up_f16_long_elements",
         };
         let kernel = stream.kernel(&kernels::MXFP, name)?;
-        let tiles = rows.rows.saturating_mul(rows.cols.div_ceil(TILE));
-        let most = stream.device().info().compute_units as usize * 16;
+        let grid = grid(stream, tiles(&problem, TILE), 16);
         let mut launch = stream.launch(OP, &kernel);
         let at = Strides { outer: scales.row_stride as i64, along: 1, inner: 0 };
         let params = Params {
@@ -334,7 +332,7 @@ pub fn upcast_from_mxfp<T: Float, E: MxElement>(
         };
         // SAFETY: the checks above make every row of out `length` long, of q as long as its elements, and give each block
         // of each row a scale, which is what the kernel accesses, whatever the grid; the loader matches the parameters.
-        return unsafe { launch.run(LaunchConfig::grid_1d(tiles.min(most.max(1))), &params) };
+        return unsafe { launch.run(grid, &params) };
     }
     let blocks = Blocks::new(
         OP,
@@ -345,9 +343,9 @@ pub fn upcast_from_mxfp<T: Float, E: MxElement>(
         at,
     )?;
     let name = match (is_bf16, blocks.columns) {
-        (true, COLUMNS) => "mxfp_up_bf16_4",
+        (true, COLUMNS) => "mxfp_up_bf16_8",
         (true, _) => "mxfp_up_bf16_1",
-        (false, COLUMNS) => "mxfp_up_f16_4",
+        (false, COLUMNS) => "mxfp_up_f16_8",
         _ => "mxfp_up_f16_1",
     };
     let kernel = stream.kernel(&kernels::MXFP, name)?;

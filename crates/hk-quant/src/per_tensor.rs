@@ -1,12 +1,12 @@
 //! The safe functions of `hip/per_tensor_quant.hip`.
 
-use crate::{expect_one, kernels, launch_tiles};
+use crate::launch_tiles::{self, Spread, elementwise};
+use crate::{expect_one, kernels};
 use bytemuck::{Pod, Zeroable};
 use hk_core::quant::{CodeFormat, Quantized};
-use hk_core::rowwise::RowProblem;
 use hk_core::{
-    Aliasing, DType, Error, Float, GlobalLayout, LaunchConfig, Result, Rows, Stream, TensorView,
-    TensorViewMut, check_overlap,
+    Aliasing, DType, Error, Float, GlobalLayout, LaunchConfig, Result, Stream, TensorView, TensorViewMut,
+    check_overlap,
 };
 
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
@@ -25,38 +25,26 @@ struct Params {
 static SCALE: [[&str; 4]; 3] = launch_tiles::names!("per_tensor_scale");
 static QUANT: [[&str; 4]; 3] = launch_tiles::names!("per_tensor_quant");
 
-fn problem<T: Float, Q: Quantized>(
-    op: &'static str,
-    x: &TensorView<T>,
-    q: &TensorViewMut<Q>,
-) -> Result<RowProblem> {
-    let Rows { rows, cols, .. } = x.rows(op, "x")?;
-    let mut problem = RowProblem::new(op, "x", rows, cols, Q::DTYPE)?;
-    problem.tensor("x", x)?;
-    problem.shaped("q", q, x.shape(), "shape of x")?;
-    check_overlap(op, ("x", x), ("q", q), Aliasing::Disjoint)?;
-    Ok(problem)
-}
-
 fn launch_static<T: Float, Q: Quantized>(
     op: &'static str,
     stream: &Stream,
     x: TensorView<T>,
     scale: TensorView<f32>,
-    mut q: TensorViewMut<Q>,
+    q: TensorViewMut<Q>,
     divide: bool,
 ) -> Result<()> {
-    let problem = problem(op, &x, &q)?;
+    let (problem, x, mut q) = elementwise(op, ("x", x), ("q", q))?;
     expect_one(op, "scale", &scale)?;
     check_overlap(op, ("scale", &scale), ("q", &q), Aliasing::Disjoint)?;
     if problem.rows() == 0 {
         return Ok(());
     }
-    let plan = launch_tiles::plan(&problem, stream, &kernels::PER_TENSOR_QUANT, T::DTYPE, &QUANT)?;
+    let spread = Spread::bytes32(T::DTYPE);
+    let plan = spread.plan(&problem, stream, &kernels::PER_TENSOR_QUANT, T::DTYPE, &QUANT)?;
     let mut launch = stream.launch(op, &plan.kernel);
     let params = Params {
-        x: launch.input("x", &x.flatten_rows(op, "x")?)?,
-        q: launch.output("q", &mut q.reborrow().flatten_rows(op, "q")?)?,
+        x: launch.input("x", &x)?,
+        q: launch.output("q", &mut q)?,
         scale: launch.input("scale", &scale)?,
         format: Q::FORMAT,
         batch: plan.batch,
@@ -133,17 +121,18 @@ pub fn downcast_to_static_fp8<T: Float, Q: Quantized>(
 pub fn per_tensor_quant_dynamic<T: Float, Q: Quantized>(
     stream: &Stream,
     x: TensorView<T>,
-    mut q: TensorViewMut<Q>,
+    q: TensorViewMut<Q>,
     mut scale: TensorViewMut<f32>,
 ) -> Result<()> {
     const OP: &str = "per_tensor_quant_dynamic";
-    let problem = problem(OP, &x, &q)?;
+    let (problem, x, mut q) = elementwise(OP, ("x", x), ("q", q))?;
     expect_one(OP, "scale", &scale.alias())?;
     check_overlap(OP, ("x", &x), ("scale", &scale), Aliasing::Disjoint)?;
     check_overlap(OP, ("q", &q), ("scale", &scale), Aliasing::Disjoint)?;
 
     let clear = stream.kernel(&kernels::PER_TENSOR_QUANT, "per_tensor_clear")?;
-    let plan = |names| launch_tiles::plan(&problem, stream, &kernels::PER_TENSOR_QUANT, T::DTYPE, names);
+    let spread = Spread::bytes32(T::DTYPE);
+    let plan = |names| spread.plan(&problem, stream, &kernels::PER_TENSOR_QUANT, T::DTYPE, names);
     let (gather, encode) = (plan(&SCALE)?, plan(&QUANT)?);
     let one = LaunchConfig::grid_1d(1);
     for (kernel, config, batch) in [
@@ -153,8 +142,8 @@ pub fn per_tensor_quant_dynamic<T: Float, Q: Quantized>(
     ] {
         let mut launch = stream.launch(OP, kernel);
         let params = Params {
-            x: launch.input("x", &x.flatten_rows(OP, "x")?)?,
-            q: launch.output("q", &mut q.reborrow().flatten_rows(OP, "q")?)?,
+            x: launch.input("x", &x)?,
+            q: launch.output("q", &mut q)?,
             scale: launch.output("scale", &mut scale)?,
             format: Q::FORMAT,
             batch,

@@ -287,7 +287,7 @@ fn upcast_is_exact() {
 
 #[test]
 fn scales_are_shuffled_and_back() {
-    for (rows, blocks) in [(1, 1), (31, 7), (300, 9), (256, 8)] {
+    for (rows, blocks) in [(1, 1), (31, 7), (300, 9), (256, 8), (40, 48), (513, 272)] {
         let plain: Vec<E8M0> = (0..rows * blocks).map(|i| E8M0((i * 7 % 251) as u8)).collect();
         let len = shuffled_len(rows, blocks).unwrap();
         for gpu in kit::devices() {
@@ -308,6 +308,30 @@ fn scales_are_shuffled_and_back() {
             gpu.assert_guards(&back);
             assert_eq!(gpu.download(&back).data, plain);
         }
+    }
+}
+
+/// The shuffled order begins at any address.
+#[test]
+fn shuffled_scales_lie_anywhere() {
+    let (rows, blocks) = (70, 16);
+    let c = RowCase::<bf16>::new(rows, 32 * blocks, Fill::Wide, 3, [(32 * blocks, 0); 4]);
+    let len = shuffled_len(rows, blocks).unwrap();
+    let options = MxOptions { mode: BlockScale::Even, scale_layout: ScaleLayout::Shuffled950 };
+    for gpu in kit::devices() {
+        let (_, want) = quantize(&gpu, &c, options.mode, options.scale_layout);
+        let (_, plain) = quantize(&gpu, &c, options.mode, ScaleLayout::RowMajor);
+        let place = Place::contiguous([len]).shifted(3);
+        let x = gpu.upload(&c.x, c.shape());
+        let (mut q, mut scale) = (gpu.poisoned::<Fp4x2>([rows, 16 * blocks]), gpu.poisoned::<E8M0>(&place));
+        dynamic_mxfp4_quant(gpu.stream(), x.view(), q.view_mut(), scale.view_mut(), options).unwrap();
+        gpu.assert_guards(&scale);
+        assert_eq!(bytes(&gpu.download(&scale).data), want);
+        let from: Vec<E8M0> = plain.iter().map(|b| E8M0(*b)).collect();
+        let (from, mut shuffled) = (gpu.upload(&from, [rows, blocks]), gpu.poisoned::<E8M0>(&place));
+        shuffle_scales(gpu.stream(), from.view(), shuffled.view_mut()).unwrap();
+        gpu.assert_guards(&shuffled);
+        assert_eq!(bytes(&gpu.download(&shuffled).data), want);
     }
 }
 

@@ -1,16 +1,17 @@
 //! The operators of this module as data.
 
 use super::{Fp8Scale, NormRows, SecondRows, reference};
+use crate::operators::group::group_size;
+use crate::operators::{CODES, FLOATS, OUTPUT, mx};
 use crate::{Smooth, kernels};
 use hk_core::quant::{
-    BlockRule, BlockScale, CodeFormat, GroupSize, Quantized, ScaleLayout, group_scale, linear_scale,
-    shuffled_index, shuffled_len,
+    BlockRule, BlockScale, CodeFormat, Quantized, ScaleLayout, group_scale, linear_scale, shuffled_len,
 };
 use hk_core::registry::{
     ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named, Operator,
     Outputs, Role, Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
-use hk_core::{DType, Error, Float, Result, Stream, TensorView, with_float, with_quantized};
+use hk_core::{DType, Float, Result, Stream, TensorView, with_float, with_quantized};
 
 pub(crate) const FUSED_RMSNORM_FP8_QUANT: Operator = Operator {
     name: "fused_rmsnorm_fp8_quant",
@@ -86,7 +87,7 @@ pub(crate) const FUSED_RMSNORM_MXFP4_QUANT: Operator = Operator {
         OUT,
         OUT2,
     ],
-    scalars: &[EPS, BLOCK_MODE, SHUFFLED, ROUND_NORM],
+    scalars: &[EPS, mx::MODE, SHUFFLED, ROUND_NORM],
     kernels: &[&kernels::FUSED_RMSNORM_MXFP4_QUANT],
     cases: &[
         Case {
@@ -115,8 +116,6 @@ pub(crate) const FUSED_RMSNORM_MXFP4_QUANT: Operator = Operator {
     traffic: Traffic::once,
 };
 
-const FLOATS: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
-const CODES: &[DType] = &[DType::I8, DType::Fp8E4M3, DType::Fp8E4M3Fnuz];
 /// Of a maximum behind a norm.
 const SCALE_TOLERANCE: Tolerance = Tolerance::Within { rtol: 1e-5, atol: 0.0 };
 
@@ -143,12 +142,6 @@ const EPS: ScalarSpec = ScalarSpec {
     choices: &[],
     summary: "added to the mean of the squares",
 };
-const OUTPUT: ScalarSpec = ScalarSpec {
-    name: "output",
-    default: Scalar::Choice("fp8e4m3"),
-    choices: &["i8", "fp8e4m3", "fp8e4m3fnuz"],
-    summary: "type of the codes",
-};
 const MODE: ScalarSpec = ScalarSpec {
     name: "scaling",
     default: Scalar::Choice("token"),
@@ -172,12 +165,6 @@ const ROUND_NORM: ScalarSpec = ScalarSpec {
     default: Scalar::Bool(false),
     choices: &[],
     summary: "rounds y to the type of x before it is quantized",
-};
-const BLOCK_MODE: ScalarSpec = ScalarSpec {
-    name: "mode",
-    default: Scalar::Choice("even"),
-    choices: &["even", "round_up", "floor"],
-    summary: "rule for the scale of a block",
 };
 const SHUFFLED: ScalarSpec = ScalarSpec {
     name: "shuffled",
@@ -247,15 +234,6 @@ fn norm_outputs(call: &CallSpec) -> Result<Named<TensorSpec>> {
     Ok(outputs)
 }
 
-fn group_size<V: Described>(call: &Call<V>) -> Result<GroupSize> {
-    match call.int("group_size")? {
-        32 => Ok(GroupSize::G32),
-        64 => Ok(GroupSize::G64),
-        128 => Ok(GroupSize::G128),
-        other => Err(Error::argument(call.operator().name, "group_size", other, "32, 64 or 128")),
-    }
-}
-
 fn rows_and_cols<V: Described>(call: &Call<V>) -> Result<(usize, usize)> {
     let shape = call.get("x")?.shape();
     Ok((shape.first().copied().unwrap_or(0), shape.get(1).copied().unwrap_or(0)))
@@ -268,7 +246,7 @@ fn outputs_fp8(call: &CallSpec) -> Result<Named<TensorSpec>> {
         "tensor" => {}
         "token" => outputs.push(("scale", TensorSpec::new(DType::F32, [rows]))),
         _ => {
-            let groups = cols.div_ceil(group_size(call)?.columns());
+            let groups = cols.div_ceil(group_size(call, GROUP.name)?.columns());
             outputs.push(("scale", TensorSpec::new(DType::F32, [rows, groups])));
         }
     }
@@ -335,20 +313,12 @@ fn run_fp8_of<T: Float, W: Smooth<T>, Q: Quantized>(stream: &Stream, call: &mut 
             Fp8Scale::PerToken { scale: outputs.take("scale")?, smooth: inputs.optional_view("smooth")? }
         }
         _ => {
-            let (size, pow2) = (group_size(&inputs)?, inputs.bool("pow2_scale")?);
+            let (size, pow2) = (group_size(&inputs, GROUP.name)?, inputs.bool("pow2_scale")?);
             Fp8Scale::Group { size, scale: outputs.take("scale")?, pow2 }
         }
     };
     let round_norm = inputs.bool("round_norm")?;
     crate::fused_rmsnorm_fp8_quant(stream, norm, second, outputs.take::<Q>("q")?, scale, round_norm)
-}
-
-fn block_mode<V: Described>(call: &Call<V>) -> Result<BlockScale> {
-    Ok(match call.choice("mode")? {
-        "round_up" => BlockScale::RoundUp,
-        "floor" => BlockScale::Floor,
-        _ => BlockScale::Even,
-    })
 }
 
 fn run_mxfp4(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
@@ -368,7 +338,7 @@ fn run_mxfp4_of<T: Float, W: Smooth<T>>(stream: &Stream, call: &mut DeviceCall) 
     let (norm, second) = norms::<T, W>(&inputs, &mut outputs)?;
     let (q, scale) = (outputs.take("q")?, outputs.take("scale")?);
     let layout = if inputs.bool("shuffled")? { ScaleLayout::Shuffled950 } else { ScaleLayout::RowMajor };
-    let (mode, round_norm) = (block_mode(&inputs)?, inputs.bool("round_norm")?);
+    let (mode, round_norm) = (mx::mode(&inputs)?, inputs.bool("round_norm")?);
     crate::fused_rmsnorm_mxfp4_quant(stream, norm, second, q, scale, layout, mode, round_norm)
 }
 
@@ -410,7 +380,7 @@ fn reference_fp8(call: &HostCall) -> Result<Named<HostTensorF64>> {
         with_quantized!(call.operator().name, "q", call.choice("output")?.parse()?, Q => Ok(Q::FORMAT))?;
     let smooth = call.optional("smooth").map(|t| t.to_f64());
     let mode = call.choice("scaling")?;
-    let (size, pow2) = (group_size(call)?.columns(), call.bool("pow2_scale")?);
+    let (size, pow2) = (group_size(call, GROUP.name)?.columns(), call.bool("pow2_scale")?);
     let rule = BlockRule::codes(BlockScale::RoundUp, format, 0);
     let fixed = match mode {
         "tensor" => call.get("static_scale")?.to_f64().first().copied(),
@@ -451,7 +421,7 @@ fn reference_fp8(call: &HostCall) -> Result<Named<HostTensorF64>> {
 fn reference_mxfp4(call: &HostCall) -> Result<Named<HostTensorF64>> {
     let (y, mut outputs) = reference_norms(call)?;
     let (rows, cols) = rows_and_cols(call)?;
-    let rule = BlockRule::fp4(block_mode(call)?, 0);
+    let rule = BlockRule::fp4(mx::mode(call)?, 0);
     let blocks = cols.div_ceil(32);
     let (mut q, mut scales) = (Vec::with_capacity(y.len()), Vec::new());
     for row in y.chunks_exact(cols) {
@@ -464,10 +434,7 @@ fn reference_mxfp4(call: &HostCall) -> Result<Named<HostTensorF64>> {
     outputs.push(("q", HostTensorF64 { shape: vec![rows, cols], values: q }));
     let scale = match shuffled_len(rows, blocks).filter(|_| call.bool("shuffled") == Ok(true)) {
         Some(len) => {
-            let mut shuffled = vec![1.0; len];
-            for (i, scale) in scales.into_iter().enumerate() {
-                shuffled[shuffled_index(i / blocks, i % blocks, blocks)] = scale;
-            }
+            let shuffled = crate::reference::shuffle_scales(&scales, rows, blocks);
             HostTensorF64 { shape: vec![len], values: shuffled }
         }
         None => HostTensorF64 { shape: vec![rows, blocks], values: scales },

@@ -66,13 +66,18 @@ tile_corners!(CORNERS, []:
     F32 [("group", Scalar::Int(32)), ("output", Scalar::Choice("i8")), ("scale", Scalar::Choice("e8m0")),
         ("col_major", Scalar::Bool(true))]);
 
+/// The columns of a group, which the scalar `name` gives.
+pub(crate) fn group_size<V: Described>(call: &Call<V>, name: &'static str) -> Result<GroupSize> {
+    match call.int(name)? {
+        32 => Ok(GroupSize::G32),
+        64 => Ok(GroupSize::G64),
+        128 => Ok(GroupSize::G128),
+        other => Err(Error::argument(call.operator().name, name, other, "32, 64 or 128")),
+    }
+}
+
 fn options<V: Described>(call: &Call<V>) -> Result<GroupOptions> {
-    let group = match call.int("group")? {
-        32 => GroupSize::G32,
-        64 => GroupSize::G64,
-        128 => GroupSize::G128,
-        other => return Err(Error::argument(call.operator().name, "group", other, "32, 64 or 128")),
-    };
+    let group = group_size(call, "group")?;
     Ok(GroupOptions { group, pow2_scale: call.choice("scale")? != "f32" })
 }
 

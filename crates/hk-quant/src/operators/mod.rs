@@ -20,9 +20,9 @@ macro_rules! tile_corners {
 }
 
 mod fp8_convert;
-mod group;
+pub(crate) mod group;
 mod moe;
-mod mx;
+pub(crate) mod mx;
 mod mxfp;
 mod per_tensor;
 mod per_token;
@@ -51,8 +51,8 @@ pub static OPERATORS: &[Operator] = &[
     crate::fused_rmsnorm::operators::FUSED_RMSNORM_MXFP4_QUANT,
 ];
 
-const FLOATS: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
-const CODES: &[DType] = &[DType::I8, DType::Fp8E4M3, DType::Fp8E4M3Fnuz];
+pub(crate) const FLOATS: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
+pub(crate) const CODES: &[DType] = &[DType::I8, DType::Fp8E4M3, DType::Fp8E4M3Fnuz];
 
 const X: ArgSpec = ArgSpec::input("x", FLOATS, 2, "[.., cols]").ranks(1, 5);
 const Q: ArgSpec = ArgSpec { role: Role::Out(Tolerance::Neighbour), dtypes: CODES, name: "q", ..X };
@@ -60,7 +60,7 @@ const Q: ArgSpec = ArgSpec { role: Role::Out(Tolerance::Neighbour), dtypes: CODE
 const SCALE: ArgSpec = ArgSpec::output("scale", Tolerance::Exact, &[DType::F32], 1, "[rows]");
 
 /// The type of the codes, which the inputs do not tell.
-const OUTPUT: ScalarSpec = ScalarSpec {
+pub(crate) const OUTPUT: ScalarSpec = ScalarSpec {
     name: "output",
     default: Scalar::Choice("fp8e4m3"),
     choices: &["i8", "fp8e4m3", "fp8e4m3fnuz"],

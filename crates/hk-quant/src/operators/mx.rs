@@ -27,12 +27,7 @@ pub(crate) const DYNAMIC_MXFP4_QUANT: Operator = Operator {
         .ranks(1, 2),
     ],
     scalars: &[
-        ScalarSpec {
-            name: "mode",
-            default: Scalar::Choice("even"),
-            choices: &["even", "round_up", "floor"],
-            summary: "how a scale follows from the largest magnitude",
-        },
+        MODE,
         ScalarSpec {
             name: "scale_layout",
             default: Scalar::Choice("row_major"),
@@ -40,7 +35,7 @@ pub(crate) const DYNAMIC_MXFP4_QUANT: Operator = Operator {
             summary: "how scales lie",
         },
     ],
-    kernels: &[&kernels::MX_QUANT, &kernels::SCALES],
+    kernels: &[&kernels::MX_QUANT],
     cases: &[
         Case { label: "Llama-3 8B, 128 tokens", tensors: &[("x", DType::Bf16, &[128, 4096])], scalars: &[] },
         Case {
@@ -74,6 +69,8 @@ pub(crate) const SHUFFLE_SCALES: Operator = Operator {
     corners: &[
         Case { label: "300 rows of 9", tensors: &[("plain", DType::E8M0, &[300, 9])], scalars: &[] },
         Case { label: "1 row of 1", tensors: &[("plain", DType::E8M0, &[1, 1])], scalars: &[] },
+        Case { label: "300 rows of 16", tensors: &[("plain", DType::E8M0, &[300, 16])], scalars: &[] },
+        Case { label: "70 rows of 304", tensors: &[("plain", DType::E8M0, &[70, 304])], scalars: &[] },
     ],
     outputs: |call| {
         let [rows, blocks] = plain_shape(call.get("plain")?)?;
@@ -111,11 +108,18 @@ pub(crate) const UNSHUFFLE_SCALES: Operator = Operator {
         tensors: &[("shuffled", DType::E8M0, &[512 * 224])],
         scalars: &[("rows", Scalar::Int(512)), ("blocks", Scalar::Int(224))],
     }],
-    corners: &[Case {
-        label: "300 rows of 9",
-        tensors: &[("shuffled", DType::E8M0, &[512 * 16])],
-        scalars: &[("rows", Scalar::Int(300)), ("blocks", Scalar::Int(9))],
-    }],
+    corners: &[
+        Case {
+            label: "300 rows of 9",
+            tensors: &[("shuffled", DType::E8M0, &[512 * 16])],
+            scalars: &[("rows", Scalar::Int(300)), ("blocks", Scalar::Int(9))],
+        },
+        Case {
+            label: "300 rows of 48",
+            tensors: &[("shuffled", DType::E8M0, &[512 * 48])],
+            scalars: &[("rows", Scalar::Int(300)), ("blocks", Scalar::Int(48))],
+        },
+    ],
     outputs: |call| {
         call.get("shuffled")?;
         Ok(vec![("plain", TensorSpec::new(DType::E8M0, given_shape(call)?))])
@@ -155,18 +159,29 @@ fn given_shape<V: Described>(call: &Call<V>) -> Result<[usize; 2]> {
     Ok(shape)
 }
 
-fn options<V: Described>(call: &Call<V>) -> Result<MxOptions> {
-    let mode = match call.choice("mode")? {
+pub(crate) const MODE: ScalarSpec = ScalarSpec {
+    name: "mode",
+    default: Scalar::Choice("even"),
+    choices: &["even", "round_up", "floor"],
+    summary: "how a scale follows from the largest magnitude",
+};
+
+/// What [`MODE`] is.
+pub(crate) fn mode<V: Described>(call: &Call<V>) -> Result<BlockScale> {
+    Ok(match call.choice("mode")? {
         "round_up" => BlockScale::RoundUp,
         "floor" => BlockScale::Floor,
         _ => BlockScale::Even,
-    };
+    })
+}
+
+fn options<V: Described>(call: &Call<V>) -> Result<MxOptions> {
     let scale_layout = match call.choice("scale_layout")? {
         "col_major" => ScaleLayout::ColMajor,
         "shuffled950" => ScaleLayout::Shuffled950,
         _ => ScaleLayout::RowMajor,
     };
-    Ok(MxOptions { mode, scale_layout })
+    Ok(MxOptions { mode: mode(call)?, scale_layout })
 }
 
 /// Rows, columns and blocks of a row.

@@ -83,6 +83,23 @@ HK_FN u32 low_bytes(u32 a, u32 b, u32 c, u32 d) {
 #endif
 }
 
+/// Four words of four bytes each, transposed.
+HK_FN Vec<u32, 4> transpose_bytes(Vec<u32, 4> w) {
+#if defined(HK_AMD)
+    const u32 p0 = __builtin_amdgcn_perm(w[1], w[0], 0x05010400u), p1 = __builtin_amdgcn_perm(w[1], w[0], 0x07030602u);
+    const u32 q0 = __builtin_amdgcn_perm(w[3], w[2], 0x05010400u), q1 = __builtin_amdgcn_perm(w[3], w[2], 0x07030602u);
+    return {__builtin_amdgcn_perm(q0, p0, 0x05040100u), __builtin_amdgcn_perm(q0, p0, 0x07060302u),
+            __builtin_amdgcn_perm(q1, p1, 0x05040100u), __builtin_amdgcn_perm(q1, p1, 0x07060302u)};
+#else
+    Vec<u32, 4> out;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        out[i] = low_bytes(w[0] >> (8 * i), w[1] >> (8 * i), w[2] >> (8 * i), w[3] >> (8 * i));
+    }
+    return out;
+#endif
+}
+
 /// Bit 7 of each byte: the signs of four values.
 HK_FN u32 sign_bytes(float a, float b, float c, float d) {
     return (low_bytes(bits_of(a) >> 24, bits_of(b) >> 24, bits_of(c) >> 24, bits_of(d) >> 24)) & 0x80808080u;
@@ -333,6 +350,15 @@ HK_FN u32 to_fp4(Vec<float, 8> v) {
 /// The values of eight fp4 codes, exactly.
 HK_FN Vec<float, 8> from_fp4(u32 word) {
     Vec<float, 8> v;
+#if defined(HK_AMD)
+    if constexpr (kHasCvtFp4) {
+        const auto a = __builtin_amdgcn_cvt_scalef32_pk_f32_fp4(word, 1.0f, 0);
+        const auto b = __builtin_amdgcn_cvt_scalef32_pk_f32_fp4(word, 1.0f, 1);
+        const auto c = __builtin_amdgcn_cvt_scalef32_pk_f32_fp4(word, 1.0f, 2);
+        const auto d = __builtin_amdgcn_cvt_scalef32_pk_f32_fp4(word, 1.0f, 3);
+        return {a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1]};
+    }
+#endif
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
         // As bits of an f32: exponent and mantissa, subnormal where the code is; then the bias.

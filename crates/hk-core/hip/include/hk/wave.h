@@ -177,6 +177,29 @@ HK_FN T exchange(T v) {
     }
 }
 
+/// The value that lane `kLane` of each four has. All lanes take part.
+template <int kLane, class T>
+HK_FN T quad_broadcast(T v) {
+    static_assert(kLane >= 0 && kLane < 4 && sizeof(T) == 4, "one of four lanes, one register");
+#if defined(HK_AMD)
+    return detail::dpp<kLane * 0x55>(v);  // quad_perm, the same lane four times
+#else
+    const int bits = __builtin_bit_cast(int, v);
+    return __builtin_bit_cast(T, __nvvm_shfl_sync_idx_i32(0xffffffffu, bits, kLane, 0x1c1f));
+#endif
+}
+
+/// Transposes the 2 x 2 matrices whose rows two lanes have that differ in the bit `Mask`, the upper lane the second row; `a` and `b`
+/// are the columns. All lanes take part.
+template <int Mask, class T>
+HK_FN void transpose_lanes(T &a, T &b) {
+    static_assert((Mask & (Mask - 1)) == 0, "one bit");
+    const bool upper = lane_id() & Mask;
+    const T from_b = exchange<Mask>(b), from_a = exchange<Mask>(a);
+    a = upper ? from_b : a;
+    b = upper ? b : from_a;
+}
+
 /// Reduces over each aligned group of Width lanes and gives every lane its group's result. The order is that
 /// of a butterfly, lane ^ 1 first, on every target; `op` must be commutative. All lanes take part. T is of 4 bytes.
 template <int Width, class T, class Op>
