@@ -236,12 +236,14 @@ pub(crate) fn rows_layout<'a, T: Element + PartialOrd + Display>(
 /// Longest row: the counts and sums of a histogram's cell have no room for more.
 pub(crate) const MOST_TOKENS: usize = (1 << 24) - 1;
 
-/// Tokens that a block has in registers.
-const TILE: usize = 8192;
+/// Longest row that a block has in registers.
+const WHOLE: usize = 8192;
+/// Tokens of a longer row that a block has in registers.
+const TILE: usize = 4096;
 /// Segments of a row, at most.
-const MOST_SEGMENTS: usize = 64;
+const MOST_SEGMENTS: usize = 128;
 
-/// How a row of more than [`TILE`] tokens is cut; a shorter one is one segment.
+/// How a row of more than [`WHOLE`] tokens is cut; a shorter one is one segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cut {
     pub segments: usize,
@@ -251,7 +253,10 @@ pub(crate) struct Cut {
 
 impl Cut {
     pub fn of(cols: usize) -> Self {
-        let segment = cols.div_ceil(MOST_SEGMENTS).next_multiple_of(TILE).max(TILE);
+        let segment = match cols {
+            ..=WHOLE => WHOLE,
+            _ => cols.div_ceil(MOST_SEGMENTS).next_multiple_of(TILE),
+        };
         Self { segments: cols.div_ceil(segment).max(1), segment }
     }
 }
@@ -275,7 +280,8 @@ mod tests {
             assert!(segment.is_multiple_of(TILE) && (1..=MOST_SEGMENTS).contains(&segments), "{cols}");
             assert!((segments - 1) * segment < cols && cols <= segments * segment, "{cols}");
         }
-        assert_eq!(Cut::of(128_256), Cut { segments: 16, segment: 8192 });
-        assert_eq!(Cut::of(256_000).segments, 32);
+        assert_eq!(Cut::of(128_256), Cut { segments: 32, segment: 4096 });
+        assert_eq!(Cut::of(256_000).segments, 63);
+        assert_eq!(Cut::of(8192).segments, 1);
     }
 }

@@ -10,7 +10,7 @@ use hk_core::{Float, GlobalLayout, LaunchConfig, Result, Stream, TensorView, Ten
 
 /// The entry points of each dtype: rows of up to 1024 tokens, longer ones; both again by elements.
 const KERNELS: [[&str; 4]; 3] =
-    row_kernels!("race", ["bf16", "f16", "f32"], ["1024", "8192", "1024_elements", "8192_elements"]);
+    row_kernels!("race", ["bf16", "f16", "f32"], ["1024", "4096", "1024_elements", "4096_elements"]);
 
 /// Longest row that a wave takes.
 const WAVE_COLS: usize = 1024;

@@ -16,21 +16,11 @@ const ROWS: [[&str; 4]; 3] =
     row_kernels!("sample_rows", ["bf16", "f16", "f32"], ["1024", "8192", "1024_elements", "8192_elements"]);
 
 /// The launches for longer rows, in order: `[launch][dtype][by elements]`.
-const SEGMENTS: [[[&str; 2]; 3]; 5] = [
-    [
-        ["sample_softmax_bf16", "sample_softmax_bf16_elements"],
-        ["sample_softmax_f16", "sample_softmax_f16_elements"],
-        ["sample_softmax_f32", "sample_softmax_f32_elements"],
-    ],
+const SEGMENTS: [[[&str; 2]; 3]; 3] = [
     [
         ["sample_histogram_bf16", "sample_histogram_bf16_elements"],
         ["sample_histogram_f16", "sample_histogram_f16_elements"],
         ["sample_histogram_f32", "sample_histogram_f32_elements"],
-    ],
-    [
-        ["sample_candidates_bf16", "sample_candidates_bf16_elements"],
-        ["sample_candidates_f16", "sample_candidates_f16_elements"],
-        ["sample_candidates_f32", "sample_candidates_f32_elements"],
     ],
     [
         ["sample_draw_bf16", "sample_draw_bf16_elements"],
@@ -43,19 +33,19 @@ const SEGMENTS: [[[&str; 2]; 3]; 5] = [
         ["sample_renorm_f32", "sample_renorm_f32_elements"],
     ],
 ];
-const SOFTMAX: usize = 0;
-const HISTOGRAM: usize = 1;
-const CANDIDATES: usize = 2;
-const DRAW: usize = 3;
-const RENORM: usize = 4;
+const HISTOGRAM: usize = 0;
+const DRAW: usize = 1;
+const RENORM: usize = 2;
+/// Segments that a block of the second launch has the charge of.
+const SHARE: usize = 4;
 
 /// Longest row that a wave takes.
 const WAVE_COLS: usize = 1024;
 /// Rows of a launch for long rows, as [`sampling_workspace`] makes room for: enough to fill a GPU.
 const ROWS_AT_A_TIME: usize = 64;
 /// `RowState` and `Segment` of `hip/segments.hip`, and a histogram, in bytes.
-const ROW_BYTES: usize = 96;
-const SEGMENT_BYTES: usize = 64 + 2048 * 8;
+const ROW_BYTES: usize = 32;
+const SEGMENT_BYTES: usize = 32 + 512 * 8;
 
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -368,20 +358,17 @@ impl<'a, T: Float> Call<'a, T> {
         let at_a_time = self.workspace.numel() / bytes_per_output(cols);
         for first in (0..outputs).step_by(at_a_time) {
             let turn = Turn { first, outputs: at_a_time.min(outputs - first), stage: 0 };
-            let (logits, renorm) = (self.temperature.is_some(), self.y.is_some());
+            let renorm = self.y.is_some();
             let two_rounds = self.filters.order == FilterOrder::TopKFirst && self.filters.p.is_some();
             let rounds: &[u32] = if two_rounds { &[1, 2] } else { &[0] };
             let mut launch = |which: usize, stage: u32| {
-                let blocks = turn.outputs * if which == DRAW { 1 } else { cut.segments };
+                let share = if which == DRAW { SHARE } else { 1 };
+                let blocks = turn.outputs * cut.segments.div_ceil(share);
                 let kernel = SEGMENTS[which][dtype][elements];
                 self.launch(stream, &kernels::SEGMENTS, kernel, blocks, cut, Turn { stage, ..turn })
             };
-            if logits {
-                launch(SOFTMAX, 0)?;
-            }
             launch(HISTOGRAM, 0)?;
             for &round in rounds {
-                launch(CANDIDATES, round)?;
                 launch(DRAW, round)?;
             }
             if renorm {

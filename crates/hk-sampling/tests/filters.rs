@@ -682,10 +682,10 @@ fn long_rows_are_read_little_more_than_once() {
     let gpu = Gpu::open("emu:gfx942");
     let x = upload::<f32>(&gpu, &[Kind::Softmax.row(cols, 1)]);
     let floor = 4 * cols as u64;
-    for (set, launches, least, most) in [
-        (Parameters::OFF, 9, floor, floor * 3 / 2),
-        (Parameters { k: 50, p: 0.9, min_p: 0.01 }, 9, floor, 3 * floor),
-        (Parameters { p: 0.9, ..Parameters::OFF }, 9, 2 * floor, 3 * floor),
+    for (set, least, most) in [
+        (Parameters::OFF, floor, floor * 5 / 4),
+        (Parameters { k: 50, p: 0.9, min_p: 0.01 }, floor, floor * 3 / 2),
+        (Parameters { p: 0.9, ..Parameters::OFF }, floor, floor * 3 / 2),
     ] {
         gpu.stream().take_counters().unwrap();
         sampled(&gpu, 1, cols, |s, w| {
@@ -700,7 +700,7 @@ fn long_rows_are_read_little_more_than_once() {
             )
         });
         let counters = gpu.stream().take_counters().unwrap().unwrap();
-        assert_eq!(counters.workgroups, launches, "4 segments twice, 1 row");
+        assert_eq!(counters.workgroups, 8 + 2, "8 segments, and 4 to a block");
         let (read, written) = (counters.global_read_bytes, counters.global_written_bytes);
         assert!(
             (least..=most).contains(&read) && written < floor / 4,
