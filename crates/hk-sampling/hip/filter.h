@@ -176,6 +176,7 @@ HK_FN void step(Search &search, Filters &f, Digit at, Reducer &block, StepScratc
         }
         hk::block_barrier();
         double total = base_mass;
+#pragma unroll 4
         for (u32 w = 0; w < u32(kWaves); ++w) {
             if (w == wave) base_mass = total;
             base_count += w < wave ? scratch.wave_count[w] : 0;
@@ -411,7 +412,7 @@ template <int L, int N, int C, class Reducer>
 HK_FN Drawn draw(hk::Row<float, L, N, C> &row, u32 column, u32 threshold, double sum, double target, Reducer &block,
                  DrawScratch<L, C> &scratch) {
     constexpr int kWaves = L / kWaveSize;
-    const u32 wave = hk::thread_x() / kWaveSize;
+    const u32 wave = hk::wave_id();
     const auto kept = [&](float v) { return v >= value_of(threshold); };
     double own[C], up_to[C];
 #pragma unroll
@@ -427,6 +428,7 @@ HK_FN Drawn draw(hk::Row<float, L, N, C> &row, u32 column, u32 threshold, double
 #pragma unroll
     for (int k = 0; k < C; ++k) {
         double before = 0.0;
+#pragma unroll 4
         for (u32 w = 0; w < u32(kWaves); ++w) {
             if (w == wave) before = drawn.sum;
             drawn.sum += scratch.sums[k * kWaves + w];

@@ -21,8 +21,8 @@
 //   segments' order fixes.
 // LDS
 //   Atomics on one address take turns, and so do lanes on one bank. A histogram has 16 copies of each bin, and a lane takes
-//   that of its place among 16: there is no turn to wait for, whatever the data. That is for keys of 2^-63 to 2; if a
-//   segment has others, all bins there are have 4 copies.
+//   that of its place among 16: there is no turn to wait for, whatever the data. That is for keys from 2^-59 to 2; if a
+//   segment has others, all bins there are have 2 copies. Either leaves room for four blocks in 64 KiB.
 // Floor
 //   V * sizeof(T) from memory for `histogram`. Besides, 8 bytes for each bin in use, some 80 in a segment of probabilities
 //   over ten orders of magnitude, are written and read, and a list of at most 512 keys, 4 bytes each: k and what ties with
@@ -43,12 +43,16 @@ constexpr u32 kShare = kDrawThreads / kThreads;  // segments of a block of `draw
 constexpr u32 kHighShift = 22;                   // keys above it: the first digit
 constexpr u32 kHighBins = 512;
 constexpr u32 kLowBins = 2048;  // of the two digits below
-constexpr u32 kCells = 2048;    // of a segment's histogram in LDS
-constexpr u32 kFirstNear = 128;  // bins of keys from 2^-63 to 2: they have more copies
-constexpr u32 kNearBins = 128;
+constexpr u32 kFirstNear = 136;  // bins of keys from 2^-59 to 2: they have more copies
+constexpr u32 kNearBins = 120;
+constexpr u32 kNearCopiesLog2 = 4;
+constexpr u32 kCopiesLog2 = 1;
+constexpr u32 kCells = kNearBins << kNearCopiesLog2;  // of a segment's histogram in LDS
 constexpr u32 kNoExponent = kHighBins / 2;
 constexpr u32 kMostListed = 512;
 static_assert(kHighShift == 2 * 11 && kLowBins == 1 << 11, "three digits");
+static_assert(kHighBins << kCopiesLog2 <= kCells, "room for all bins");
+static_assert(kFirstNear % 2 == 0 && kNearBins % 2 == 0, "both bins of an exponent");
 
 /// What is known of a segment.
 struct Segment {
@@ -178,7 +182,6 @@ HK_FN void add_to_list(hk::GlobalPtr<u32> list, u32 &next, RowF &v, Contain cont
 template <Access kAccess, class T>
 HK_FN void histogram(const Params &p) {
     using RowT = Tile<T, kThreads>;
-    constexpr u32 kEach = kCells / kThreads;  // cells of a thread when copies are added
     __shared__ alignas(16) u64 cells[kCells];
     __shared__ u32 wave_counts[kThreads / kWaveSize];
     __shared__ u32 next;  // free place in the list
@@ -198,7 +201,7 @@ HK_FN void histogram(const Params &p) {
         if (s == 0) w.row(b)->arrivals = 0;
     }
 #pragma unroll
-    for (u32 i = 0; i < kEach / 2; ++i) reinterpret_cast<Pair *>(cells)[i * kThreads + thread] = {0, 0};
+    for (u32 i = thread; i < kCells / 2; i += kThreads) reinterpret_cast<Pair *>(cells)[i] = {0, 0};
 
     auto v = load_tile<kAccess, RowT>(p, row, s * p.segment + lane_column);
     const float t = temperature_of(p, row);
@@ -253,7 +256,7 @@ HK_FN void histogram(const Params &p) {
     }
     hk::block_barrier();
 
-    const u32 copies_log2 = near ? 4 : 2;
+    const u32 copies_log2 = near ? kNearCopiesLog2 : kCopiesLog2;
     const u32 copy = hk::lane_id() % (1u << copies_log2) - (near ? kFirstNear << copies_log2 : 0);
     const auto count = [&](auto &x) {
         for_each(x, 0, [&](float &e, u32) {
@@ -276,26 +279,29 @@ HK_FN void histogram(const Params &p) {
     }
     hk::block_barrier();
 
-    // Adds the copies: a thread has four each of two bins, or eight of one, whose others the next thread has.
+    // Adds the copies: a thread has eight of one bin, whose others the next thread has, or all of two bins.
     u64 sums[2] = {0, 0};
-#pragma unroll
-    for (u32 i = 0; i < kEach / 2; ++i) {
-        // Turned by the lane, so that the lanes' cells lie in different banks.
-        const u32 at = (i + thread / 2) % (kEach / 2);
-        const Pair pair = reinterpret_cast<const Pair *>(cells)[thread * (kEach / 2) + at];
-        const u64 sum = pair[0] + pair[1];
-        sums[0] += at < kEach / 4 ? sum : 0;
-        sums[1] += at < kEach / 4 ? 0 : sum;
-    }
+    const auto *const pairs = reinterpret_cast<const Pair *>(cells);
     if (near) {
-        const u64 of_bin = sums[0] + sums[1] + hk::exchange<1>(sums[0] + sums[1]);
+        u64 sum = 0;
+        if (thread < 2 * kNearBins) {
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) {
+                // Turned by the lane, so that the lanes' cells lie in different banks.
+                const Pair pair = pairs[thread * 4 + (i + thread / 2) % 4];
+                sum += pair[0] + pair[1];
+            }
+        }
         // The exponent's two bins, in the first of the four threads that have them.
-        sums[0] = of_bin;
-        sums[1] = hk::exchange<2>(of_bin);
+        sums[0] = sum + hk::exchange<1>(sum);
+        sums[1] = hk::exchange<2>(sums[0]);
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < 2; ++i) sums[i] = pairs[thread * 2 + i][0] + pairs[thread * 2 + i][1];
     }
     // This thread's pair of bins, and whether it has one.
     const u32 exponent = near ? (kFirstNear + thread / 2) / 2 : thread;
-    const bool has = !near || thread % 4 == 0;
+    const bool has = !near || (thread % 4 == 0 && thread < 2 * kNearBins);
     const u32 counts[2] = {has ? Cell(sums[0]).bin().count : 0, has ? Cell(sums[1]).bin().count : 0};
 
     // What the filters can still reach: in the row, k and min-p keep no more than they do in this segment alone.
@@ -382,7 +388,7 @@ HK_FN void finish(const Params &p, u32 at, u64 row, Search search, Filters f, co
 
     // A wave takes every kWaves-th segment, and has several loads in flight.
     const auto for_listed = [&](u32 s, auto use) {
-        constexpr u32 kAhead = 8;
+        constexpr u32 kAhead = 4;
         const hk::GlobalPtr<u32> list = w.list(at, s);
         const u32 listed = segments[s].listed;
         const Shift shift = {lds.shifts[s], flush};

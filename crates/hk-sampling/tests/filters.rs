@@ -62,6 +62,22 @@ fn the_listed_sizes_in_segments() {
     }
 }
 
+/// Segments of more than a block has in registers: a vocabulary that no model has.
+#[test]
+fn segments_of_several_tiles() {
+    let cols = 525_001;
+    let parameters = [Parameters { k: 700, p: 0.6, min_p: 1e-4 }, Parameters { p: 0.5, ..Parameters::OFF }];
+    let rows = [Kind::Softmax.row(cols, 3), Kind::Uniform.row(cols, 4)];
+    let gpu = &kit::devices()[0];
+    let problem = Problem::<f32>::new(&rows, parameters.to_vec(), &[0.4, 1.0]);
+    let got = problem.run(gpu, [2, cols], None);
+    problem.check(&got, EXACT, |row, _| reference::clean(row));
+    let logits = rows.map(|row| row.iter().map(|v| v.max(1e-30).ln()).collect());
+    let problem = Problem::<f32>::new(&logits, parameters.to_vec(), &[0.4]);
+    let got = problem.run(gpu, [2, cols], Some(&[0.9, 0.0]));
+    problem.check(&got, 1e-5, |row, r| reference::softmax(row, [0.9f32, 0.0][r].into()));
+}
+
 /// Batches as the specification lists them: no output, one, and many of a few rows.
 #[test]
 fn the_listed_batches() {
