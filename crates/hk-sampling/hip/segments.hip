@@ -1,10 +1,10 @@
 // segments.hip: filters and draws for long rows, spread over blocks
 //   Arguments as in rows.hip; formulas and search in filter.h. Each row is cut into segments of a length that V alone
 //   fixes. In order, one launch each:
-//   histogram  of each segment, over the upper 9 bits of its keys, and a list of its largest keys
-//   draw       adds up the histograms of a row to find these bits of the threshold. Where a segment's list does not reach
-//              down to them, lists its tokens that have them. Of a row's blocks, the last to come here finds the lower bits
-//              in the lists, sums the segments, and draws in one of them
+//   histogram  of each segment, over the upper 9 bits of its keys, and a list of those keys where the threshold may be
+//   draw       adds up the histograms of a row to find these bits of the threshold. Where a segment's list is of others,
+//              lists its tokens that have them. Of a row's blocks, the last to come here finds the lower bits in the lists,
+//              sums the segments, and draws in one of them
 //   renorm     (where y is wanted) writes y from the threshold and the kept mass
 // Where p is a share of what top-k and min-p keep, draw runs twice: stage 1 without top-p, then stage 2.
 //
@@ -25,9 +25,9 @@
 //   segment has others, all bins there are have 2 copies. Either leaves room for four blocks in 64 KiB.
 // Floor
 //   V * sizeof(T) from memory for `histogram`. Besides, 8 bytes for each bin in use, some 80 in a segment of probabilities
-//   over ten orders of magnitude, are written and read, and a list of at most 512 keys, 4 bytes each: k and what ties with
-//   it for top-k. `draw` reads of x the segment that it draws in, and those whose list falls short: top-p of a flat row, or
-//   a k of thousands. `renorm` reads x again.
+//   over ten orders of magnitude, are written and read, and a list of at most 512 keys (1024 around a guess for top-p), 4
+//   bytes each: for top-k, k and what ties with it. `draw` reads of x the segment that it draws in, and those whose list
+//   does not have the threshold's bin: some of a flat row with top-p, or a k of many thousands. `renorm` reads x again.
 #include <hk/entry.h>
 
 #include "filter.h"
@@ -50,6 +50,7 @@ constexpr u32 kCopiesLog2 = 1;
 constexpr u32 kCells = kNearBins << kNearCopiesLog2;  // of a segment's histogram in LDS
 constexpr u32 kNoExponent = kHighBins / 2;
 constexpr u32 kMostListed = 512;
+constexpr u32 kMostGuessed = 1024;
 static_assert(kHighShift == 2 * 11 && kLowBins == 1 << 11, "three digits");
 static_assert(kHighBins << kCopiesLog2 <= kCells, "room for all bins");
 static_assert(kFirstNear % 2 == 0 && kNearBins % 2 == 0, "both bins of an exponent");
@@ -60,9 +61,8 @@ struct Segment {
     u32 first;      // token that has it first, at a temperature of zero
     u32 max_key;    // kInfinity if there is one
     u32 low, high;  // exponents in use, first and last; kNoExponent and 0 if there are none
-    u32 listed_from;  // least bin that is wholly in the list; kHighBins: none
+    u32 listed_from, listed_to;  // bins that are wholly in the list, first and one past the last; none from kHighBins on
     u32 listed;
-    u32 unused;
 };
 
 /// What is known of a row.
@@ -184,6 +184,7 @@ HK_FN void histogram(const Params &p) {
     using RowT = Tile<T, kThreads>;
     __shared__ alignas(16) u64 cells[kCells];
     __shared__ u32 wave_counts[kThreads / kWaveSize];
+    __shared__ double wave_masses[kThreads / kWaveSize];
     __shared__ u32 next;  // free place in the list
     const u32 b = hk::block_x() / p.segments;  // among the rows of the launch
     const u32 s = hk::block_x() % p.segments;
@@ -300,6 +301,7 @@ HK_FN void histogram(const Params &p) {
         for (u32 i = 0; i < 2; ++i) sums[i] = pairs[thread * 2 + i][0] + pairs[thread * 2 + i][1];
     }
     // This thread's pair of bins, and whether it has one.
+    const u32 least_bin = near ? kFirstNear : 0;
     const u32 exponent = near ? (kFirstNear + thread / 2) / 2 : thread;
     const bool has = !near || (thread % 4 == 0 && thread < 2 * kNearBins);
     const u32 counts[2] = {has ? Cell(sums[0]).bin().count : 0, has ? Cell(sums[1]).bin().count : 0};
@@ -328,20 +330,55 @@ HK_FN void histogram(const Params &p) {
         }
     }
     room = block.reduce(room, hk::Min{});
+    // Tokens from a bin on.
+    const auto tokens_from = [&](u32 bin) {
+        return block.reduce(has && exponent == bin / 2 ? (bin % 2 == 0 ? from[0] : from[1]) : 0, hk::Max{});
+    };
     u32 listed_from = kHighBins;
+    u32 listed_to = kHighBins;
+    u32 listed = 0;
     if (active != 0 && one_tile) {
-        listed_from = room;
-        if (active & Search::kK) listed_from = hk::Max{}(listed_from, block.reduce(reached, hk::Max{}));
+        listed_from = 0;
+        if (active & Search::kK) listed_from = block.reduce(reached, hk::Max{});
         if (active & Search::kMin) listed_from = hk::Max{}(listed_from, f.min_key >> kHighShift);
+        if (listed_from < room) {
+            listed_from = room;
+            if ((active & Search::kP) && !p.top_k_first) {
+                // Top-p may reach further down than there is room for. A guess: all segments leave their share of the rest,
+                // and probabilities sum to one. If that is below, what is around that bin is listed instead.
+                const double masses[2] = {Cell(sums[0]).bin().mass(exponent << 23),
+                                          Cell(sums[1]).bin().mass((2 * exponent + 1) << kHighShift)};
+                const double own_mass = has ? masses[0] + masses[1] : 0.0;
+                double up_to_mass = hk::wave_scan(own_mass);
+                if (hk::lane_id() == kWaveSize - 1) wave_masses[hk::wave_id()] = up_to_mass;
+                hk::block_barrier();
+                double all = 0.0;
+                for (u32 i = 0; i < kThreads / kWaveSize; ++i) {
+                    up_to_mass += i < hk::wave_id() ? wave_masses[i] : 0.0;
+                    all += wave_masses[i];
+                }
+                const double rest = (1.0 - f.p) * (p.logits ? all : double(p.segment) / double(cols));
+                const u32 bin = 2 * exponent + (up_to_mass - masses[1] > rest ? 0 : 1);
+                const u32 guess = block.reduce(has && up_to_mass > rest ? bin : kNone, hk::Min{});
+                if (guess <= room && guess > least_bin) {
+                    listed = tokens_from(guess - 1) - tokens_from(guess + 2);
+                    if (listed <= kMostGuessed) {
+                        listed_from = guess - 1;
+                        listed_to = guess + 2;
+                    }
+                }
+            }
+        }
+        if (listed_to == kHighBins) listed = tokens_from(listed_from);
     }
 
     const hk::GlobalPtr<Pair> out = w.cells(b, s);
     const u32 high = max_key >> 23;
     if (has && exponent >= low && exponent <= high) out[exponent] = {sums[0], sums[1]};
-    if (listed_from < kHighBins) {
+    if (listed != 0) {
         const u32 least = hk::Max{}(listed_from << kHighShift, 1);
-        add_to_list(w.list(b, s), next, v, [&](u32 key) { return key >= least; });
-        if (has && exponent == listed_from / 2) segment->listed = from[listed_from % 2];
+        const u32 width = (listed_to << kHighShift) - least;
+        add_to_list(w.list(b, s), next, v, [&](u32 key) { return key - least < width; });
     }
     if (thread == 0) {
         segment->max = max_logit;
@@ -349,7 +386,8 @@ HK_FN void histogram(const Params &p) {
         segment->low = low;
         segment->high = high;
         segment->listed_from = listed_from;
-        if (listed_from == kHighBins) segment->listed = 0;
+        segment->listed_to = listed_to;
+        segment->listed = listed;
     }
 }
 
@@ -613,7 +651,9 @@ HK_FN void draw(const Params &p) {
         bool missing = false;
         if (s < p.segments) {
             const u32 exponent = digit / 2 + lds.shifts[s];
-            missing = exponent >= lds.lows[s] && exponent <= lds.highs[s] && digit + 2 * lds.shifts[s] < segments[s].listed_from &&
+            const u32 bin = digit + 2 * lds.shifts[s];
+            missing = exponent >= lds.lows[s] && exponent <= lds.highs[s] &&
+                      (bin < segments[s].listed_from || bin >= segments[s].listed_to) &&
                       Cell(w.cells(at, s)[exponent][digit % 2]).bin().count != 0;
         }
         if (missing) {

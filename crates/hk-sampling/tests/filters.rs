@@ -611,6 +611,21 @@ fn top_k_renorm_matches_reference() {
 }
 
 #[test]
+fn top_k_renorm_of_a_row_does_not_depend_on_the_others() {
+    for cols in [77, 1024, 5000, 9000, 13_001] {
+        let rows: Vec<_> = (0..4).map(|i| Kind::ALL[3 * i].row(cols, i as u64)).collect();
+        for gpu in kit::devices() {
+            let all = renormed::<f32>(&gpu, &rows, 30.into());
+            for (i, row) in rows.iter().enumerate() {
+                let alone = renormed::<f32>(&gpu, std::slice::from_ref(row), 30.into());
+                let among = kit::Array::new("among", [1, cols], all.row(i).to_vec());
+                kit::assert_bits(&among, &alone);
+            }
+        }
+    }
+}
+
+#[test]
 fn top_k_renorm_in_place() {
     for cols in [99, 1024, 3001, 9000] {
         let rows = [Kind::Softmax.row(cols, 1), Kind::Ties.row(cols, 2)];
@@ -701,7 +716,7 @@ fn long_rows_are_read_little_more_than_once() {
     for (set, least, most) in [
         (Parameters::OFF, floor, floor * 5 / 4),
         (Parameters { k: 50, p: 0.9, min_p: 0.01 }, floor, floor * 3 / 2),
-        (Parameters { p: 0.9, ..Parameters::OFF }, floor, floor * 3 / 2),
+        (Parameters { p: 0.9, ..Parameters::OFF }, floor, floor * 2),
     ] {
         gpu.stream().take_counters().unwrap();
         sampled(&gpu, 1, cols, |s, w| {
