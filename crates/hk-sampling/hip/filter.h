@@ -126,7 +126,8 @@ struct Digit {
         return {top - bits, (1u << bits) - 1};
     }
     HK_FN u32 of(u32 key) const { return key >> shift & mask; }
-    HK_FN u64 token(u32 key) const { return Cell::tokens(1, key & ((1u << shift) - 1)); }
+    HK_FN u32 rest(u32 key) const { return key & ((1u << shift) - 1); }
+    HK_FN u64 token(u32 key) const { return Cell::tokens(1, rest(key)); }
 };
 
 /// The keys that have the bits of `prefix` from bit `top` on, but not 0.

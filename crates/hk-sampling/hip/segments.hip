@@ -424,22 +424,23 @@ HK_FN void finish(const Params &p, u32 at, u64 row, Search search, Filters f, co
     const bool settled = search.done();
     const bool flush = p.logits != 0;
 
-    // A wave takes every kWaves-th segment, and has several loads in flight.
+    // Calls `use(key)` for what is listed, in whole waves: there is none where the key is 0. A wave takes every kWaves-th
+    // segment, and has several loads in flight.
     const auto for_listed = [&](u32 s, auto use) {
         constexpr u32 kAhead = 4;
         const hk::GlobalPtr<u32> list = w.list(at, s);
         const u32 listed = segments[s].listed;
         const Shift shift = {lds.shifts[s], flush};
-        for (u32 i = lane; i < listed; i += kAhead * kWaveSize) {
+        for (u32 first = 0; first < listed; first += kAhead * kWaveSize) {
             u32 keys[kAhead];
 #pragma unroll
             for (u32 j = 0; j < kAhead; ++j) {
-                const u32 place = i + j * kWaveSize;
-                keys[j] = list[place < listed ? place : i];
+                const u32 place = first + j * kWaveSize + lane;
+                keys[j] = list[place < listed ? place : 0];
             }
 #pragma unroll
             for (u32 j = 0; j < kAhead; ++j) {
-                if (i + j * kWaveSize < listed) use(shift.key(keys[j]));
+                use(first + j * kWaveSize + lane < listed ? shift.key(keys[j]) : 0);
             }
         }
     };
@@ -450,7 +451,15 @@ HK_FN void finish(const Params &p, u32 at, u64 row, Search search, Filters f, co
         hk::block_barrier();
         for (u32 s = wave; s < p.segments; s += kWaves) {
             for_listed(s, [&](u32 key) {
-                if (followers.contain(key)) add_in_lds(lds.cells[low_digit.of(key)], low_digit.token(key));
+                const u64 found = hk::ballot(followers.contain(key));
+                if (found == 0) return;
+                // One lane adds all keys that are as the first one's: equal tokens do not take turns.
+                const u32 leader = u32(__builtin_ctzll(found));
+                const bool same = key == hk::broadcast(key, leader);
+                const u32 alike = u32(__builtin_popcountll(hk::ballot(same)));
+                const u32 tokens = lane == leader ? alike : same ? 0 : 1;
+                if (tokens == 0 || !followers.contain(key)) return;
+                add_in_lds(lds.cells[low_digit.of(key)], Cell::tokens(tokens, tokens * low_digit.rest(key)));
             });
         }
         hk::block_barrier();

@@ -739,3 +739,26 @@ fn long_rows_are_read_little_more_than_once() {
         );
     }
 }
+
+/// Tokens that are equal, or nearly so, do not take turns in LDS.
+#[test]
+fn equal_tokens_do_not_wait_for_each_other() {
+    let cols = 16_384;
+    for arch in ["gfx942", "gfx950"] {
+        for kind in [Kind::Softmax, Kind::Uniform, Kind::Equal, Kind::Plateaus] {
+            let gpu = Gpu::open(&format!("emu:{arch}?details=true"));
+            let x = upload::<f32>(&gpu, &[kind.row(cols, 1)]);
+            gpu.stream().take_counters().unwrap();
+            sampled(&gpu, 1, cols, |s, w| {
+                let filters = Parameters { k: 50, p: 0.9, min_p: -1.0 }.filters();
+                let draw = Draw::default();
+                hk_sampling::top_k_top_p_sampling_from_probs(gpu.stream(), x.view(), none(), s, w, filters, draw)
+            });
+            let details = gpu.stream().take_counters().unwrap().unwrap().details.unwrap();
+            let clocks = details.lds_clocks as f64;
+            let ratio = clocks / (clocks - details.lds_conflict_clocks as f64);
+            println!("{arch} {kind:?}: {clocks} clocks, {ratio:.2} times the least");
+            assert!(ratio < 1.25, "{arch} {kind:?}: {ratio:.2}");
+        }
+    }
+}
