@@ -237,6 +237,8 @@ HK_FN void histogram(const Params &p) {
                 segment->max_key = infinite ? kInfinity : 0;
                 segment->low = kNoExponent;
                 segment->high = 0;
+                segment->listed_from = segment->listed_to = kHighBins;
+                segment->listed = 0;
             }
             return;
         }

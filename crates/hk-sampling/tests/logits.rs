@@ -146,6 +146,34 @@ fn special_logits() {
     }
 }
 
+/// Of a row that is masked but for a few tokens, whole segments have nothing to draw; of one with a few large logits, only
+/// what is below the least exponent of the row.
+#[test]
+fn masked_rows() {
+    let cols = 20_000;
+    let (mut masked, mut far) = (vec![f64::NEG_INFINITY; cols], vec![-300.0; cols]);
+    for i in 0..100 {
+        masked[9000 + 7 * i] = (i % 23) as f64 / 8.0;
+        far[9000 + 7 * i] = (i % 19) as f64 / 8.0;
+    }
+    let sets = [
+        Parameters { k: 7, p: 0.7, min_p: 0.01 },
+        Parameters { p: 0.9, ..Parameters::OFF },
+        Parameters { k: 30, ..Parameters::OFF },
+        Parameters { min_p: 0.3, ..Parameters::OFF },
+    ];
+    let rows: Vec<_> = (0..8).map(|i| if i < 4 { masked.clone() } else { far.clone() }).collect();
+    let parameters = (0..8).map(|i| sets[i % 4]).collect();
+    let mut problem = Problem::<f32>::new(&rows, parameters, &[2f32.powi(-24), 0.5, 1.0]);
+    for order in [FilterOrder::Joint, FilterOrder::TopKFirst] {
+        problem.order = order;
+        for gpu in kit::devices() {
+            let got = problem.run(&gpu, [8, cols], Some(&[1.0; 8]));
+            problem.check(&got, EDGE, |row, _| reference::softmax(row, 1.0));
+        }
+    }
+}
+
 /// A temperature of zero takes the first of the largest logits; so does one that leaves nothing to the others.
 #[test]
 fn zero_is_greedy() {
