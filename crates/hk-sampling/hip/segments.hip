@@ -427,23 +427,18 @@ HK_FN void finish(const Params &p, u32 at, u64 row, Search search, Filters f, co
     const bool flush = p.logits != 0;
 
     // Calls `use(key)` for what is listed, in whole waves: there is none where the key is 0. A wave takes every kWaves-th
-    // segment, and has several loads in flight.
+    // segment.
     const auto for_listed = [&](u32 s, auto use) {
-        constexpr u32 kAhead = 4;
-        const hk::GlobalPtr<u32> list = w.list(at, s);
+        constexpr u32 kEachLane = 4;
+        using Keys = hk::Vec<u32, kEachLane>;
+        const auto list = reinterpret_cast<hk::GlobalPtr<const Keys>>(w.list(at, s));
         const u32 listed = segments[s].listed;
         const Shift shift = {lds.shifts[s], flush};
-        for (u32 first = 0; first < listed; first += kAhead * kWaveSize) {
-            u32 keys[kAhead];
+        for (u32 first = 0; first < listed; first += kEachLane * kWaveSize) {
+            const u32 place = first + lane * kEachLane;
+            const Keys keys = list[place < listed ? place / kEachLane : 0];
 #pragma unroll
-            for (u32 j = 0; j < kAhead; ++j) {
-                const u32 place = first + j * kWaveSize + lane;
-                keys[j] = list[place < listed ? place : 0];
-            }
-#pragma unroll
-            for (u32 j = 0; j < kAhead; ++j) {
-                use(first + j * kWaveSize + lane < listed ? shift.key(keys[j]) : 0);
-            }
+            for (u32 j = 0; j < kEachLane; ++j) use(place + j < listed ? shift.key(keys[j]) : 0);
         }
     };
     for (u32 top = kHighShift; top > 0 && !search.done();) {

@@ -275,7 +275,9 @@ mod tests {
 
     #[test]
     fn segments_cover_the_row() {
-        for cols in [1, 8192, 8193, 32_000, 128_256, 256_000, 524_288, 524_289, 1_000_000, MOST_TOKENS, (1 << 29) - 1] {
+        for cols in
+            [1, 8192, 8193, 32_000, 128_256, 256_000, 524_288, 524_289, 1_000_000, MOST_TOKENS, (1 << 29) - 1]
+        {
             let Cut { segments, segment } = Cut::of(cols);
             assert!(segment.is_multiple_of(TILE) && (1..=MOST_SEGMENTS).contains(&segments), "{cols}");
             assert!((segments - 1) * segment < cols && cols <= segments * segment, "{cols}");

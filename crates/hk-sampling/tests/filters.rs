@@ -752,7 +752,15 @@ fn equal_tokens_do_not_wait_for_each_other() {
             sampled(&gpu, 1, cols, |s, w| {
                 let filters = Parameters { k: 50, p: 0.9, min_p: -1.0 }.filters();
                 let draw = Draw::default();
-                hk_sampling::top_k_top_p_sampling_from_probs(gpu.stream(), x.view(), none(), s, w, filters, draw)
+                hk_sampling::top_k_top_p_sampling_from_probs(
+                    gpu.stream(),
+                    x.view(),
+                    none(),
+                    s,
+                    w,
+                    filters,
+                    draw,
+                )
             });
             let details = gpu.stream().take_counters().unwrap().unwrap().details.unwrap();
             let clocks = details.lds_clocks as f64;
