@@ -60,14 +60,14 @@ struct Bin {
     }
 };
 
-/// A bin in one word, so that one atomic adds a token. Rows of up to 2^24 - 1 tokens in bins 2^10 wide, or of 2^20
-/// tokens in bins 2^20 wide, do not carry from one part to the other.
+/// A bin in one word, so that one atomic adds a token. 2^24 - 1 tokens in bins 2^11 wide, or 2^17 in bins 2^22 wide, do not
+/// carry from one part to the other.
 class Cell {
     static constexpr int kRestBits = 40;
     u64 bits_;
 
 public:
-    HK_FN static u64 token(u32 rest) { return u64(1) << kRestBits | rest; }
+    HK_FN static u64 tokens(u32 count, u32 rest) { return u64(count) << kRestBits | rest; }
     HK_FN explicit Cell(u64 bits) : bits_(bits) {}
     HK_FN Bin bin() const { return {u32(bits_ >> kRestBits), bits_ & ((u64(1) << kRestBits) - 1)}; }
 };
@@ -80,7 +80,8 @@ HK_FN void add_in_lds(u64 &cell, u64 value) {
 struct Filters {
     u32 k;
     double p;
-    u32 min_key;  // least key that min-p keeps, at least 1
+    u32 min_key;              // least key that min-p keeps, at least 1
+    bool p_of_total = false;  // p is yet to be multiplied by the mass of the row
 };
 
 /// A search for the threshold: the upper bits of it found so far, and what lies above all keys with these.
@@ -91,6 +92,7 @@ struct Search {
     double mass = 0.0;
     u32 in_count = 0;  // what has the prefix itself
     double in_mass = 0.0;
+    double total = -1.0;  // mass of the row, from the first step on; negative before
 
     static constexpr u32 kK = 1, kP = 2, kMin = 4;  // in the order of `digits` in `step`
 
@@ -124,7 +126,8 @@ struct Digit {
         return {top - bits, (1u << bits) - 1};
     }
     HK_FN u32 of(u32 key) const { return key >> shift & mask; }
-    HK_FN u64 token(u32 key) const { return Cell::token(key & ((1u << shift) - 1)); }
+    HK_FN u32 rest(u32 key) const { return key & ((1u << shift) - 1); }
+    HK_FN u64 token(u32 key) const { return Cell::tokens(1, rest(key)); }
 };
 
 /// The keys that have the bits of `prefix` from bit `top` on, but not 0.
@@ -140,7 +143,7 @@ struct Followers {
 /// One digit further: `bin(i)` is what has the prefix of the search and the value i in the digit. All threads of the
 /// block call it; what it reads from LDS has been written before a barrier.
 template <int Threads, int Bins, class Reducer, class BinAt>
-HK_FN void step(Search &search, const Filters &f, Digit at, Reducer &block, StepScratch<Threads> &scratch, BinAt bin) {
+HK_FN void step(Search &search, Filters &f, Digit at, Reducer &block, StepScratch<Threads> &scratch, BinAt bin) {
     constexpr int kWaves = Threads / kWaveSize;
     constexpr u32 kEach = Bins > Threads ? Bins / Threads : 1;  // bins of a thread, which count from the top
     const u32 thread = hk::thread_x();
@@ -164,16 +167,26 @@ HK_FN void step(Search &search, const Filters &f, Digit at, Reducer &block, Step
     double up_to_mass = hk::wave_scan(own_mass);
     u32 base_count = search.count;
     double base_mass = search.mass;
-    if constexpr (kWaves > 1) {
-        const u32 wave = thread / kWaveSize;
+    if constexpr (kWaves == 1) {
+        if (search.total < 0.0) search.total = hk::last_lane(up_to_mass);
+    } else {
+        const u32 wave = hk::wave_id();
         if (thread % kWaveSize == kWaveSize - 1) {
             scratch.wave_count[wave] = up_to_count;
             scratch.wave_mass[wave] = up_to_mass;
         }
         hk::block_barrier();
-        for (u32 w = 0; w < wave; ++w) {
-            base_count += scratch.wave_count[w];
-            base_mass += scratch.wave_mass[w];
+        double total = base_mass;
+#pragma unroll 4
+        for (u32 w = 0; w < u32(kWaves); ++w) {
+            if (w == wave) base_mass = total;
+            base_count += w < wave ? scratch.wave_count[w] : 0;
+            total += scratch.wave_mass[w];
+        }
+        if (search.total < 0.0) search.total = total;
+        if (f.p_of_total) {
+            f.p *= total;
+            f.p_of_total = false;
         }
     }
     up_to_count += base_count;
@@ -400,7 +413,7 @@ template <int L, int N, int C, class Reducer>
 HK_FN Drawn draw(hk::Row<float, L, N, C> &row, u32 column, u32 threshold, double sum, double target, Reducer &block,
                  DrawScratch<L, C> &scratch) {
     constexpr int kWaves = L / kWaveSize;
-    const u32 wave = hk::thread_x() / kWaveSize;
+    const u32 wave = hk::wave_id();
     const auto kept = [&](float v) { return v >= value_of(threshold); };
     double own[C], up_to[C];
 #pragma unroll
@@ -416,6 +429,7 @@ HK_FN Drawn draw(hk::Row<float, L, N, C> &row, u32 column, u32 threshold, double
 #pragma unroll
     for (int k = 0; k < C; ++k) {
         double before = 0.0;
+#pragma unroll 4
         for (u32 w = 0; w < u32(kWaves); ++w) {
             if (w == wave) before = drawn.sum;
             drawn.sum += scratch.sums[k * kWaves + w];

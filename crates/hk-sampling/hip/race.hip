@@ -10,9 +10,9 @@
 // independent of rate one, i wins with probability softmax(x / T)_i: an exponential race.
 //
 // How the work is split
-//   V up to 1024: a wave takes a row. Longer rows: blocks of 256 threads take segments of 8192 tokens, 32 a lane, or
-//   beyond 64 segments a multiple of that; their winners go to the workspace, where a second launch, `merge`, finds the
-//   winner of each row. An argmax with a rule for ties is the same in any order.
+//   V up to 1024: a wave takes a row; up to 8192: a block of 256 threads does, 4096 tokens at a time, 16 a lane. Longer rows:
+//   such blocks take segments of 4096 tokens, or beyond 128 segments a multiple of that; their winners go to the workspace,
+//   where a second launch, `merge`, finds the winner of each row. An argmax with a rule for ties is the same in any order.
 // Floor
 //   V * sizeof(T), once, and V * 4 where exponentials are given. Drawing them takes 10 rounds of two 32 by 32 bit
 //   products and two logarithms, a quarter of the former for each token.
@@ -33,7 +33,7 @@ using hk::u32;
 using hk::u64;
 
 constexpr u32 kNone = 0xffffffffu;
-constexpr int kMergeThreads = 64;  // as many as a row has segments, at most
+constexpr int kMergeThreads = 64;
 
 enum Mode : u32 { kGreedy = 0, kRandom = 1, kMixed = 2 };
 
@@ -145,13 +145,13 @@ HK_FN void merge(const Params &p) {
 }
 }  // namespace
 
-// Entry points of one dtype: name = op, dtype, longest row or segment, access if it is by elements. As `KERNELS` in
+// Entry points of one dtype: name = op, dtype, tokens at a time, access if it is by elements. As `KERNELS` in
 // src/race.rs.
 #define RACE(T)                                                                                        \
     HK_ENTRY(race_##T##_1024, 64, race<hk::Access::Vectors, hk::T, 64, 16>)                            \
-    HK_ENTRY(race_##T##_8192, 256, race<hk::Access::Vectors, hk::T, 256, 32>)                          \
+    HK_ENTRY(race_##T##_4096, 256, race<hk::Access::Vectors, hk::T, 256, 16>)                          \
     HK_ENTRY(race_##T##_1024_elements, 64, race<hk::Access::Elements, hk::T, 64, 16>)                  \
-    HK_ENTRY(race_##T##_8192_elements, 256, race<hk::Access::Elements, hk::T, 256, 32>)
+    HK_ENTRY(race_##T##_4096_elements, 256, race<hk::Access::Elements, hk::T, 256, 16>)
 
 RACE(bf16)
 RACE(f16)

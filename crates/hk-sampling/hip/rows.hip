@@ -71,7 +71,7 @@ HK_FN void row_in_registers(const Params &p) {
     Search search;
     u32 threshold = kNone;  // NaN: nothing is kept
     if (!degenerate) {
-        const auto find = [&](const Filters &f, u32 active) {
+        const auto find = [&](Filters f, u32 active) {
             Search s;
             s.active = active;
             for (u32 top = 31; top > 0;) {

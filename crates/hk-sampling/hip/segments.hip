@@ -1,24 +1,33 @@
 // segments.hip: filters and draws for long rows, spread over blocks
 //   Arguments as in rows.hip; formulas and search in filter.h. Each row is cut into segments of a length that V alone
 //   fixes. In order, one launch each:
-//   softmax     (logits only) of each segment, the maximum and the sum of the exponentials
-//   histogram   of each segment, over the upper 11 bits of its keys, to the workspace
-//   candidates  adds up the histograms of the row to find these bits of the threshold, and lists the tokens of the
-//               segment that have them, if there are any, by their lower 20 bits
-//   draw        one block a row: finds the lower bits in the lists, sums the segments, draws in one of them
-//   renorm      (where y is wanted) writes y from the threshold and the kept mass
-// Where p is a share of what top-k and min-p keep, candidates and draw run twice: stage 1 without top-p, then stage 2.
+//   histogram  of each segment, over the upper 9 bits of its keys, and a list of those keys where the threshold may be
+//   draw       adds up the histograms of a row to find these bits of the threshold. Where a segment's list is of others,
+//              lists its tokens that have them. Of a row's blocks, the last to come here finds the lower bits in the lists,
+//              sums the segments, and draws in one of them
+//   renorm     (where y is wanted) writes y from the threshold and the kept mass
+// Where p is a share of what top-k and min-p keep, draw runs twice: stage 1 without top-p, then stage 2.
+//
+// Logits
+//   What is drawn from is 2^(t - top) with t = x log2(e) / temperature, whose sum p is multiplied with and the mass divided
+//   by: it need not be one. `top`, the whole number next to the largest t of the segment, takes the place of the largest
+//   logit of the row, which a segment does not know. Segments then differ by powers of two: a shift of their exponents makes
+//   keys of the row of them, the same for equal logits wherever they are. So one walk over the logits is enough.
 //
 // How the work is split
-//   A segment is 8192 tokens, or for rows beyond 64 times that a multiple of them; a block of 256 threads has 8192 in
-//   registers, 32 a lane. `draw` has 1024 threads. Results do not depend on the segments: what is added over blocks are
-//   whole numbers, or numbers whose order the segments' order fixes.
+//   A segment is 4096 tokens, or for rows beyond 128 times that a multiple of them: 128,256 tokens are 32 segments. In
+//   `histogram` a block of 256 threads has one in registers, 16 a lane; in `draw` one of 1024 threads has the charge of
+//   four. Results do not depend on the segments: what is added over blocks are whole numbers, or numbers whose order the
+//   segments' order fixes.
+// LDS
+//   Atomics on one address take turns, and so do lanes on one bank. A histogram has 16 copies of each bin, and a lane takes
+//   that of its place among 16: there is no turn to wait for, whatever the data. That is for keys from 2^-59 to 2; if a
+//   segment has others, all bins there are have 2 copies. Either leaves room for four blocks in 64 KiB.
 // Floor
-//   V * sizeof(T) from memory for `histogram` (for `softmax`, if there is one), the same through cache for each launch
-//   after it but `draw`, which reads one segment. A histogram is stored from its lowest to its highest bin in use, 8
-//   bytes a bin: some 2 KiB for probabilities over ten orders of magnitude, 16 KiB at most; each `candidates` block reads
-//   those of its row. A list has 4 bytes a token, usually a few hundred of them. Atomics on one LDS address take turns: a
-//   row of equal tokens takes 64 an instruction, the slowest case there is.
+//   V * sizeof(T) from memory for `histogram`. Besides, 8 bytes for each bin in use, some 80 in a segment of probabilities
+//   over ten orders of magnitude, are written and read, and a list of at most 512 keys (1024 around a guess for top-p), 4
+//   bytes each: for top-k, k and what ties with it. `draw` reads of x the segment that it draws in, and those whose list
+//   does not have the threshold's bin: some of a flat row with top-p, or a k of many thousands. `renorm` reads x again.
 #include <hk/entry.h>
 
 #include "filter.h"
@@ -28,38 +37,46 @@ using namespace sampling;
 
 constexpr int kThreads = 256;
 constexpr int kDrawThreads = 1024;
-constexpr u32 kTile = 8192;      // tokens that a block has in registers
-constexpr u32 kMostSegments = 64;
-constexpr u32 kHighShift = 20;   // keys above it: the first digit
-constexpr u32 kHighBins = 2048;
-constexpr u32 kLowBins = 1024;   // the two digits below
-static_assert(kThreads * 32 == kTile && kDrawThreads * 8 == kTile, "a tile is in registers");
+constexpr u32 kTile = 4096;  // tokens that 256 threads have in registers
+constexpr u32 kMostSegments = 128;
+constexpr u32 kShare = kDrawThreads / kThreads;  // segments of a block of `draw`
+constexpr u32 kHighShift = 22;                   // keys above it: the first digit
+constexpr u32 kHighBins = 512;
+constexpr u32 kLowBins = 2048;  // of the two digits below
+constexpr u32 kFirstNear = 136;  // bins of keys from 2^-59 to 2: they have more copies
+constexpr u32 kNearBins = 120;
+constexpr u32 kNearCopiesLog2 = 4;
+constexpr u32 kCopiesLog2 = 1;
+constexpr u32 kCells = kNearBins << kNearCopiesLog2;  // of a segment's histogram in LDS
+constexpr u32 kNoExponent = kHighBins / 2;
+constexpr u32 kMostListed = 512;
+constexpr u32 kMostGuessed = 1024;
+static_assert(kHighShift == 2 * 11 && kLowBins == 1 << 11, "three digits");
+static_assert(kHighBins << kCopiesLog2 <= kCells, "room for all bins");
+static_assert(kFirstNear % 2 == 0 && kNearBins % 2 == 0, "both bins of an exponent");
 
 /// What is known of a segment.
 struct Segment {
-    double above;  // mass above the first digit of the threshold; of all that is kept if that digit settles it
-    float max;     // of logits
-    float sum;     // of their exponentials relative to it
-    u32 greedy;    // first token that has it
-    u32 max_key;   // kInfinity if there is one
-    u32 low, high;  // pairs of bins in use, first and last; low > high if there are none
+    float max;      // of logits
+    u32 first;      // token that has it first, at a temperature of zero
+    u32 max_key;    // kInfinity if there is one
+    u32 low, high;  // exponents in use, first and last; kNoExponent and 0 if there are none
+    u32 listed_from, listed_to;  // bins that are wholly in the list, first and one past the last; none from kHighBins on
     u32 listed;
-    u32 unused[7];
 };
 
 /// What is known of a row.
 struct RowState {
-    double mass, in_mass;  // of `Search`
-    double p;
     double first_mass;  // what stage 1 keeps
     double kept_mass;
-    u32 prefix, active, count, in_count;
-    u32 k, min_key;
-    u32 max_key;    // 0 or kInfinity: degenerate
     u32 threshold;  // kNone: nothing is kept
-    u32 unused[6];
+    u32 arrivals;   // of blocks of `draw`
+    u32 unused[2];
 };
-static_assert(sizeof(Segment) == 64 && sizeof(RowState) == 96, "as in src/sample.rs");
+static_assert(sizeof(Segment) == 32 && sizeof(RowState) == 32, "as in src/sample.rs");
+
+/// Two bins of one exponent.
+using Pair = hk::Vec<u64, 2>;
 
 /// The workspace: its parts one after the other, each for all rows of the launch.
 struct Workspace {
@@ -78,9 +95,9 @@ struct Workspace {
     HK_FN hk::GlobalPtr<Segment> segment_of(u64 b) const {
         return reinterpret_cast<hk::GlobalPtr<Segment>>(base + rows * sizeof(RowState)) + b * segments;
     }
-    HK_FN hk::GlobalPtr<hk::Vec<u64, 2>> cells(u64 b, u64 s) const {
+    HK_FN hk::GlobalPtr<Pair> cells(u64 b, u64 s) const {
         const u64 at = base + rows * (sizeof(RowState) + segments * sizeof(Segment));
-        return reinterpret_cast<hk::GlobalPtr<hk::Vec<u64, 2>>>(at + (b * segments + s) * kHighBins * sizeof(u64));
+        return reinterpret_cast<hk::GlobalPtr<Pair>>(at + (b * segments + s) * kHighBins * sizeof(u64));
     }
     HK_FN hk::GlobalPtr<u32> list(u64 b, u64 s) const {
         const u64 at = base + rows * (sizeof(RowState) + segments * (sizeof(Segment) + kHighBins * sizeof(u64)));
@@ -88,18 +105,52 @@ struct Workspace {
     }
 };
 
-/// The segment of a block.
-struct Place {
-    u32 b;  // among the rows of the launch
-    u32 s;
-    u64 row;  // kNoRow: there is nothing to do
+/// The exponentials of logits, relative to a power of two.
+struct Powers {
+    double log2_scale;  // log2(e) / temperature
+    double top;         // whole: the exponent of what is 1
 
-    HK_FN explicit Place(const Params &p)
-        : b(hk::block_x() / p.segments), s(hk::block_x() % p.segments), row(row_of(p, u64(p.first) + b)) {}
+    HK_FN Powers(float temperature, float max_logit)
+        : log2_scale(0x1.71547652b82fep+0 / double(temperature)), top(__builtin_rint(double(max_logit) * log2_scale)) {}
+
+    /// 0 for what is not finite, or below 2^-126. Logits t apart by whole numbers give the same mantissa.
+    HK_FN float operator()(float logit) const {
+        // The product is exact. Of a NaN and a number, fmax takes the number.
+        const double t = __builtin_fmax(double(logit) * log2_scale, -0x1p200);
+        const double whole = __builtin_rint(t);
+        const float part = hk::exp2_fast(float(t - whole));
+        const i32 key = __builtin_bit_cast(i32, part) + (i32(__builtin_fmax(whole - top, -200.0)) << 23);
+        return __builtin_bit_cast(float, key < 0x00800000 ? 0 : key);
+    }
+
+    /// Makes exponentials of a lane's share of a row. There is nothing beyond the row.
+    template <class RowF>
+    HK_FN void apply(RowF &row, u32 column, u32 cols) const {
+        for_each(row, column, [&](float &v, u32 c) { v = c < cols ? (*this)(v) : 0.0f; });
+    }
 };
 
-template <class T, int Threads>
-using Tile = hk::Row<T, Threads, hk::kVecLen<T>, int(kTile) / Threads / hk::kVecLen<T>>;
+/// How keys of a segment become keys of the row: their exponent is less by `by`, and what has none left is 0.
+struct Shift {
+    u32 by;
+    bool flush;  // subnormals are 0
+
+    HK_FN u32 key(u32 of_segment) const {
+        const u32 exponent = of_segment >> 23;
+        return exponent >= by + (flush ? 1 : 0) ? of_segment - (by << 23) : 0;
+    }
+};
+
+template <class T, int Lanes>
+using Tile = hk::Row<T, Lanes, hk::kVecLen<T>, int(kTile) / Lanes / hk::kVecLen<T>>;
+
+/// A lane's share of a tile of row `row`, from `column` on.
+template <Access kAccess, class RowT>
+HK_FN auto load_tile(const Params &p, u64 row, u32 column) {
+    using T = typename RowT::Element;
+    const RowBatch batch = {row, 1, column, p.x.cols()};
+    return hk::widen(RowT::load(batch.at<T, kAccess, true>(p.x, 0)));
+}
 
 /// Calls `f(first token of the tile)` for each tile of a segment.
 template <class F>
@@ -110,327 +161,311 @@ HK_FN void for_tiles(const Params &p, u32 s, F f) {
     for (u32 tile = begin; tile < end; tile += kTile) f(tile);
 }
 
-/// The softmax of a row from those of its segments.
-HK_FN Softmax row_softmax(const Params &p, const Workspace &w, u32 b, u64 row) {
-    const float t = temperature_of(p, row);
-    const hk::GlobalPtr<Segment> segments = w.segment_of(b);
-    const u32 lane = hk::lane_id();
-    float max = -__builtin_inff();
-    for (u32 s = lane; s < p.segments; s += kWaveSize) max = hk::Max{}(max, segments[s].max);
-    Softmax softmax = {hk::group_reduce<kWaveSize>(max, hk::Max{}), t == 0.0f ? 0.0f : 0x1.715476p+0f / t, 1.0f, kNone};
-    float sum = 0.0f;
-    u32 first = kNone;
-    for (u32 s = lane; s < p.segments; s += kWaveSize) {
-        // Without a finite maximum this is NaN or zero, and so are all probabilities.
-        sum += segments[s].sum * softmax.exponential(segments[s].max);
-        if (segments[s].max == softmax.max) first = hk::Min{}(first, segments[s].greedy);
-    }
-    if (t == 0.0f) {
-        first = hk::group_reduce<kWaveSize>(first, hk::Min{});
-        softmax.greedy = __builtin_fabsf(softmax.max) < __builtin_inff() ? first : kNoToken;
-    } else {
-        softmax.inverse_sum = 1.0f / hk::group_reduce<kWaveSize>(sum, hk::Sum{});
-    }
-    return softmax;
-}
-
-/// Probabilities of a tile, not yet clean.
-template <Access kAccess, class T, int Threads>
-HK_FN auto load_tile(const Params &p, u64 row, u32 column, const Softmax &softmax) {
-    const RowBatch batch = {row, 1, column, p.x.cols()};
-    auto v = hk::widen(Tile<T, Threads>::load(batch.at<T, kAccess, true>(p.x, 0)));
-    if (p.logits) apply(softmax, v, column, p.x.cols());
-    return v;
-}
-
-template <Access kAccess, class T>
-HK_FN void softmax(const Params &p) {
-    const Place at(p);
-    if (at.row == kNoRow) return;
-    const u32 lane_column = hk::thread_x() * hk::kVecLen<T>;
-    const u32 cols = p.x.cols();
-    const float t = temperature_of(p, at.row);
-    Softmax softmax = {-__builtin_inff(), t == 0.0f ? 0.0f : 0x1.715476p+0f / t, 1.0f, kNone};
-    float sum = 0.0f;
-    u32 first = kNone;
-    hk::GroupReducer<kThreads, kThreads> block;
-    for_tiles(p, at.s, [&](u32 tile) {
-        const u32 column = tile + lane_column;
-        const RowBatch batch = {at.row, 1, column, cols};
-        auto v = hk::widen(Tile<T, kThreads>::load(batch.at<T, kAccess, true>(p.x, 0)));
-        float max = -__builtin_inff();
-        for_each(v, column, [&](float &x, u32 c) { max = hk::Max{}(max, c < cols ? x : -__builtin_inff()); });
-        max = block.max(max);
-        if (max > softmax.max) {
-            const float before = softmax.max;
-            softmax.max = max;
-            sum *= hk::Max{}(softmax.exponential(before), 0.0f);
-            first = kNone;
-        }
-        if (t == 0.0f) {
-            for_each(v, column, [&](float &x, u32 c) { first = c < first && c < cols && x == softmax.max ? c : first; });
-        } else {
-            for_each(v, column, [&](float &x, u32 c) {
-                sum += hk::Max{}(c < cols ? softmax.exponential(x) : 0.0f, 0.0f);
-            });
-        }
+/// Adds a wave's keys that `contain` has to a list, at places that it takes as it comes: what is made of a list does not
+/// depend on its order.
+template <class RowF, class Contain>
+HK_FN void add_to_list(hk::GlobalPtr<u32> list, u32 &next, RowF &v, Contain contain) {
+    u32 count = 0;
+    for_each(v, 0, [&](float &x, u32) { count += u32(__builtin_popcountll(hk::ballot(contain(key_of(x))))); });
+    if (count == 0) return;
+    u32 place = 0;
+    if (hk::lane_id() == 0) place = __scoped_atomic_fetch_add(&next, count, __ATOMIC_RELAXED, __MEMORY_SCOPE_WRKGRP);
+    place = hk::broadcast(place, 0);
+    for_each(v, 0, [&](float &x, u32) {
+        const u32 key = key_of(x);
+        const u64 found = hk::ballot(contain(key));
+        if (contain(key)) list[place + hk::lanes_before(found)] = key;
+        place += u32(__builtin_popcountll(found));
     });
-    sum = block.sum(sum);
-    first = block.reduce(first, hk::Min{});
-    if (hk::thread_x() == 0) {
-        const hk::GlobalPtr<Segment> segment = Workspace(p).segment_of(at.b) + at.s;
-        segment->max = softmax.max;
-        segment->sum = sum;
-        segment->greedy = first;
-    }
 }
 
 template <Access kAccess, class T>
 HK_FN void histogram(const Params &p) {
-    __shared__ alignas(16) u64 cells[kHighBins];
-    const Place at(p);
-    if (at.row == kNoRow) return;
+    using RowT = Tile<T, kThreads>;
+    __shared__ alignas(16) u64 cells[kCells];
+    __shared__ u32 wave_counts[kThreads / kWaveSize];
+    __shared__ double wave_masses[kThreads / kWaveSize];
+    __shared__ u32 next;  // free place in the list
+    const u32 b = hk::block_x() / p.segments;  // among the rows of the launch
+    const u32 s = hk::block_x() % p.segments;
+    const u64 row = row_of(p, u64(p.first) + b);
+    if (row == kNoRow) return;
     const Workspace w(p);
+    const hk::GlobalPtr<Segment> segment = w.segment_of(b) + s;
+    const u32 cols = p.x.cols();
     const u32 thread = hk::thread_x();
-    for (u32 i = thread; i < kHighBins; i += kThreads) cells[i] = 0;
-    hk::block_barrier();
-
-    const Softmax softmax = p.logits ? row_softmax(p, w, at.b, at.row) : Softmax{};
-    u32 max_key = 0;
-    for_tiles(p, at.s, [&](u32 tile) {
-        const u32 column = tile + thread * hk::kVecLen<T>;
-        auto v = load_tile<kAccess, T, kThreads>(p, at.row, column, softmax);
-        max_key = hk::Max{}(max_key, clean(v));
-        for_each(v, column, [&](float &x, u32) {
-            const u32 key = key_of(x);
-            if (key != 0) add_in_lds(cells[key >> kHighShift], Digit{kHighShift, kHighBins - 1}.token(key));
-        });
-    });
+    const u32 lane_column = thread * hk::kVecLen<T>;
+    const bool one_tile = p.segment == kTile;
     hk::GroupReducer<kThreads, kThreads> block;
-    max_key = block.reduce(max_key, hk::Max{});
+    if (thread == 0) {
+        next = 0;
+        if (s == 0) w.row(b)->arrivals = 0;
+    }
+#pragma unroll
+    for (u32 i = thread; i < kCells / 2; i += kThreads) reinterpret_cast<Pair *>(cells)[i] = {0, 0};
+
+    auto v = load_tile<kAccess, RowT>(p, row, s * p.segment + lane_column);
+    const float t = temperature_of(p, row);
+    float max_logit = -__builtin_inff();
+    if (p.logits) {
+        const auto max_of = [&](auto &x, u32 column) {
+            for_each(x, column, [&](float &l, u32 c) { max_logit = hk::Max{}(max_logit, c < cols ? l : -__builtin_inff()); });
+        };
+        max_of(v, s * p.segment + lane_column);
+        if (!one_tile) {
+            for_tiles(p, s, [&](u32 tile) {
+                auto x = load_tile<kAccess, RowT>(p, row, tile + lane_column);
+                max_of(x, tile + lane_column);
+            });
+        }
+        max_logit = block.max(max_logit);
+        u32 first = kNone;
+        if (t == 0.0f) {
+            for_tiles(p, s, [&](u32 tile) {
+                auto x = load_tile<kAccess, RowT>(p, row, tile + lane_column);
+                for_each(x, tile + lane_column, [&](float &l, u32 c) {
+                    first = c < first && c < cols && l == max_logit ? c : first;
+                });
+            });
+            first = block.reduce(first, hk::Min{});
+        }
+        const bool infinite = max_logit == __builtin_inff();
+        if (t == 0.0f || infinite || max_logit == -__builtin_inff()) {
+            if (thread == 0) {
+                segment->max = max_logit;
+                segment->first = first;
+                segment->max_key = infinite ? kInfinity : 0;
+                segment->low = kNoExponent;
+                segment->high = 0;
+                segment->listed_from = segment->listed_to = kHighBins;
+                segment->listed = 0;
+            }
+            return;
+        }
+    }
+    const Powers powers(t == 0.0f ? 1.0f : t, p.logits ? max_logit : 0.0f);
+    const auto prepare = [&](auto &x, u32 column) {
+        if (p.logits) powers.apply(x, column, cols);
+        return clean(x);
+    };
+    u32 max_key = prepare(v, s * p.segment + lane_column);
+    bool near = false;
+    if (one_tile) {
+        max_key = block.reduce(max_key, hk::Max{});
+        u32 least = kNone;  // one less than the least key that is not 0
+        for_each(v, 0, [&](float &x, u32) { least = hk::Min{}(least, key_of(x) - 1); });
+        least = block.reduce(least, hk::Min{});
+        near = least >= (kFirstNear << kHighShift) - 1 && max_key < (kFirstNear + kNearBins) << kHighShift;
+    }
     hk::block_barrier();
 
-    u32 low = kNone;
-#pragma unroll
-    for (u32 i = 0; i < kHighBins / 2 / kThreads; ++i) {
-        const u32 pair = i * kThreads + thread;
-        if ((cells[2 * pair] | cells[2 * pair + 1]) != 0) low = hk::Min{}(low, pair);
+    const u32 copies_log2 = near ? kNearCopiesLog2 : kCopiesLog2;
+    const u32 copy = hk::lane_id() % (1u << copies_log2) - (near ? kFirstNear << copies_log2 : 0);
+    const auto count = [&](auto &x) {
+        for_each(x, 0, [&](float &e, u32) {
+            const u32 key = key_of(e);
+            // Nothing is added for a 0, which goes to a bin that there is.
+            const u32 bin = (key != 0 ? key : kFirstNear << kHighShift) >> kHighShift;
+            const u32 one = key != 0 ? 1 : 0;
+            add_in_lds(cells[(bin << copies_log2) + copy], Cell::tokens(one, key & ((1u << kHighShift) - 1)));
+        });
+    };
+    count(v);
+    if (!one_tile) {
+        for_tiles(p, s, [&](u32 tile) {
+            if (tile == s * p.segment) return;
+            auto x = load_tile<kAccess, RowT>(p, row, tile + lane_column);
+            max_key = hk::Max{}(max_key, prepare(x, tile + lane_column));
+            count(x);
+        });
+        max_key = block.reduce(max_key, hk::Max{});
     }
-    low = block.reduce(low, hk::Min{});
-    const u32 high = max_key >> kHighShift >> 1;
-    const hk::GlobalPtr<hk::Vec<u64, 2>> out = w.cells(at.b, at.s);
-    for (u32 i = thread; i <= high; i += kThreads) {
-        if (i >= low) out[i] = {cells[2 * i], cells[2 * i + 1]};
+    hk::block_barrier();
+
+    // Adds the copies: a thread has eight of one bin, whose others the next thread has, or all of two bins.
+    u64 sums[2] = {0, 0};
+    const auto *const pairs = reinterpret_cast<const Pair *>(cells);
+    if (near) {
+        u64 sum = 0;
+        if (thread < 2 * kNearBins) {
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) {
+                // Turned by the lane, so that the lanes' cells lie in different banks.
+                const Pair pair = pairs[thread * 4 + (i + thread / 2) % 4];
+                sum += pair[0] + pair[1];
+            }
+        }
+        // The exponent's two bins, in the first of the four threads that have them.
+        sums[0] = sum + hk::exchange<1>(sum);
+        sums[1] = hk::exchange<2>(sums[0]);
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < 2; ++i) sums[i] = pairs[thread * 2 + i][0] + pairs[thread * 2 + i][1];
+    }
+    // This thread's pair of bins, and whether it has one.
+    const u32 least_bin = near ? kFirstNear : 0;
+    const u32 exponent = near ? (kFirstNear + thread / 2) / 2 : thread;
+    const bool has = !near || (thread % 4 == 0 && thread < 2 * kNearBins);
+    const u32 counts[2] = {has ? Cell(sums[0]).bin().count : 0, has ? Cell(sums[1]).bin().count : 0};
+
+    // What the filters can still reach: in the row, k and min-p keep no more than they do in this segment alone.
+    u32 active;
+    const Filters f = filters_of(p, row, max_key, active);
+    const u32 own = counts[0] + counts[1];
+    const u32 up_to = hk::wave_scan(own);
+    if (hk::lane_id() == kWaveSize - 1) wave_counts[hk::wave_id()] = up_to;
+    const u32 low = block.reduce(own != 0 ? exponent : kNoExponent, hk::Min{});
+    u32 from[2] = {own - up_to, counts[1] - up_to};  // tokens from these bins on
+#pragma unroll
+    for (u32 i = 0; i < kThreads / kWaveSize; ++i) {
+        const u32 in_wave = i < hk::wave_id() ? 0 : wave_counts[i];
+        from[0] += in_wave;
+        from[1] += in_wave;
+    }
+    u32 room = kHighBins;  // least bin down to which the list has room for all
+    u32 reached = 0;       // greatest bin down to which there are k
+    if (has) {
+#pragma unroll
+        for (u32 i = 0; i < 2; ++i) {
+            if (room == kHighBins && from[i] <= kMostListed) room = exponent * 2 + i;
+            if (from[i] >= f.k) reached = exponent * 2 + i;
+        }
+    }
+    room = block.reduce(room, hk::Min{});
+    // Tokens from a bin on.
+    const auto tokens_from = [&](u32 bin) {
+        return block.reduce(has && exponent == bin / 2 ? (bin % 2 == 0 ? from[0] : from[1]) : 0, hk::Max{});
+    };
+    u32 listed_from = kHighBins;
+    u32 listed_to = kHighBins;
+    u32 listed = 0;
+    if (active != 0 && one_tile) {
+        listed_from = 0;
+        if (active & Search::kK) listed_from = block.reduce(reached, hk::Max{});
+        if (active & Search::kMin) listed_from = hk::Max{}(listed_from, f.min_key >> kHighShift);
+        if (listed_from < room) {
+            listed_from = room;
+            if ((active & Search::kP) && !p.top_k_first) {
+                // Top-p may reach further down than there is room for. A guess: all segments leave their share of the rest,
+                // and probabilities sum to one. If that is below, what is around that bin is listed instead.
+                const double masses[2] = {Cell(sums[0]).bin().mass(exponent << 23),
+                                          Cell(sums[1]).bin().mass((2 * exponent + 1) << kHighShift)};
+                const double own_mass = has ? masses[0] + masses[1] : 0.0;
+                double up_to_mass = hk::wave_scan(own_mass);
+                if (hk::lane_id() == kWaveSize - 1) wave_masses[hk::wave_id()] = up_to_mass;
+                hk::block_barrier();
+                double all = 0.0;
+                for (u32 i = 0; i < kThreads / kWaveSize; ++i) {
+                    up_to_mass += i < hk::wave_id() ? wave_masses[i] : 0.0;
+                    all += wave_masses[i];
+                }
+                const double rest = (1.0 - f.p) * (p.logits ? all : double(p.segment) / double(cols));
+                const u32 bin = 2 * exponent + (up_to_mass - masses[1] > rest ? 0 : 1);
+                const u32 guess = block.reduce(has && up_to_mass > rest ? bin : kNone, hk::Min{});
+                if (guess <= room && guess > least_bin) {
+                    listed = tokens_from(guess - 1) - tokens_from(guess + 2);
+                    if (listed <= kMostGuessed) {
+                        listed_from = guess - 1;
+                        listed_to = guess + 2;
+                    }
+                }
+            }
+        }
+        if (listed_to == kHighBins) listed = tokens_from(listed_from);
+    }
+
+    const hk::GlobalPtr<Pair> out = w.cells(b, s);
+    const u32 high = max_key >> 23;
+    if (has && exponent >= low && exponent <= high) out[exponent] = {sums[0], sums[1]};
+    if (listed != 0) {
+        const u32 least = hk::Max{}(listed_from << kHighShift, 1);
+        const u32 width = (listed_to << kHighShift) - least;
+        add_to_list(w.list(b, s), next, v, [&](u32 key) { return key - least < width; });
     }
     if (thread == 0) {
-        const hk::GlobalPtr<Segment> segment = w.segment_of(at.b) + at.s;
+        segment->max = max_logit;
         segment->max_key = max_key;
         segment->low = low;
         segment->high = high;
+        segment->listed_from = listed_from;
+        segment->listed_to = listed_to;
+        segment->listed = listed;
     }
 }
 
+/// LDS of `draw`.
+struct DrawLds {
+    u64 cells[kLowBins];
+    u32 counts[kHighBins];
+    StepScratch<kDrawThreads> step;
+    DrawScratch<kDrawThreads, 1> draw;
+    double masses[kMostSegments];
+    u32 lows[kMostSegments], highs[kMostSegments], shifts[kMostSegments];
+    u32 next[kShare];
+    u32 chosen;
+    double before;
+};
+
+using DrawReducer = hk::GroupReducer<kDrawThreads, kDrawThreads>;
+
+/// The end of `draw`, in the last block of a row: what is left of the search, and the draw.
 template <Access kAccess, class T>
-HK_FN void candidates(const Params &p) {
-    __shared__ u32 counts[kHighBins];
-    __shared__ u64 rests[kHighBins];
-    __shared__ u32 lows[kMostSegments], highs[kMostSegments];
-    __shared__ StepScratch<kThreads> scratch;
-    __shared__ u32 next;  // free place in the list
-    __shared__ double wave_masses[kThreads / kWaveSize];
-    const Place at(p);
-    if (at.row == kNoRow) return;
-    const Workspace w(p);
-    const u32 thread = hk::thread_x();
-    hk::GroupReducer<kThreads, kThreads> block;
-
-    // The histogram of the row.
-    const hk::GlobalPtr<Segment> segments = w.segment_of(at.b);
-    u32 max_key = 0;
-    u32 low = kNone;
-    if (thread < p.segments) {
-        max_key = segments[thread].max_key;
-        lows[thread] = segments[thread].low;
-        highs[thread] = segments[thread].high;
-        low = lows[thread];
-    }
-    max_key = block.reduce(max_key, hk::Max{});
-    low = block.reduce(low, hk::Min{});
-    const hk::GlobalPtr<RowState> state = w.row(at.b);
-    if (max_key == 0 || max_key == kInfinity) {
-        if (at.s == 0 && thread == 0) state->max_key = max_key;
-        return;
-    }
-    hk::block_barrier();
-    const u32 high = max_key >> kHighShift >> 1;
-    for (u32 i = low + thread; i <= high; i += kThreads) {
-        Bin bins[2] = {};
-        for (u32 s = 0; s < p.segments; ++s) {
-            if (i < lows[s] || i > highs[s]) continue;
-            const hk::Vec<u64, 2> cells = w.cells(at.b, s)[i];
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                const Bin bin = Cell(cells[j]).bin();
-                bins[j].count += bin.count;
-                bins[j].rest += bin.rest;
-            }
-        }
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-            counts[2 * i + j] = bins[j].count;
-            rests[2 * i + j] = bins[j].rest;
-        }
-    }
-    hk::block_barrier();
-
-    Search search;
-    Filters f = filters_of(p, at.row, max_key, search.active);
-    if (p.stage == 1) search.active &= ~Search::kP;
-    if (p.stage == 2) f.p *= state->first_mass;
-    step<kThreads, kHighBins>(search, f, Digit{kHighShift, kHighBins - 1}, block, scratch, [&](u32 i) {
-        return i / 2 >= low && i / 2 <= high ? Bin{counts[i], rests[i]} : Bin{0, 0};
-    });
-    const bool done = search.done();
-    if (at.s == 0 && thread == 0) {
-        state->mass = search.mass;
-        state->in_mass = search.in_mass;
-        state->p = f.p;
-        state->prefix = search.prefix;
-        state->active = search.active;
-        state->count = search.count;
-        state->in_count = search.in_count;
-        state->k = f.k;
-        state->min_key = f.min_key;
-        state->max_key = max_key;
-    }
-
-    // Of this segment, what is kept above, and how many there are to list: its histogram has both.
-    const u32 digit = search.prefix >> kHighShift;
-    const u32 least_above = done ? digit : digit + 1;
-    const hk::GlobalPtr<hk::Vec<u64, 2>> own = w.cells(at.b, at.s);
-    double above = 0.0;
-    for (u32 i = least_above / 2 + thread; i <= highs[at.s]; i += kThreads) {
-        if (i < lows[at.s]) continue;
-        const hk::Vec<u64, 2> cells = own[i];
-#pragma unroll
-        for (u32 j = 0; j < 2; ++j) {
-            if (2 * i + j >= least_above) above += Cell(cells[j]).bin().mass((2 * i + j) << kHighShift);
-        }
-    }
-    above = hk::last_lane(hk::wave_scan(above));
-    if (hk::lane_id() == 0) wave_masses[hk::wave_id()] = above;
-    u32 listed = 0;
-    if (!done && digit / 2 >= lows[at.s] && digit / 2 <= highs[at.s]) {
-        listed = Cell(own[digit / 2][digit % 2]).bin().count;
-    }
-    if (thread == 0) next = 0;
-    hk::block_barrier();
-    if (thread == 0) {
-        above = 0.0;
-        for (int i = 0; i < kThreads / kWaveSize; ++i) above += wave_masses[i];
-        segments[at.s].above = above;
-        segments[at.s].listed = listed;
-    }
-    if (listed == 0) return;
-
-    // Waves take places as they come: what is made of a list does not depend on its order.
-    const Softmax softmax = p.logits ? row_softmax(p, w, at.b, at.row) : Softmax{};
-    const hk::GlobalPtr<u32> list = w.list(at.b, at.s);
-    const Followers followers(search.prefix, kHighShift);
-    for_tiles(p, at.s, [&](u32 tile) {
-        const u32 column = tile + thread * hk::kVecLen<T>;
-        auto v = load_tile<kAccess, T, kThreads>(p, at.row, column, softmax);
-        clean(v);
-        u32 count = 0;
-        for_each(v, column, [&](float &x, u32) {
-            count += u32(__builtin_popcountll(hk::ballot(followers.contain(key_of(x)))));
-        });
-        if (count == 0) return;
-        u32 place = 0;
-        if (hk::lane_id() == 0) place = __scoped_atomic_fetch_add(&next, count, __ATOMIC_RELAXED, __MEMORY_SCOPE_WRKGRP);
-        place = hk::broadcast(place, 0);
-        for_each(v, column, [&](float &x, u32) {
-            const u32 key = key_of(x);
-            const u64 found = hk::ballot(followers.contain(key));
-            if (followers.contain(key)) list[place + hk::lanes_before(found)] = key & ((1u << kHighShift) - 1);
-            place += u32(__builtin_popcountll(found));
-        });
-    });
-}
-
-template <Access kAccess, class T>
-HK_FN void draw(const Params &p) {
+HK_FN void finish(const Params &p, u32 at, u64 row, Search search, Filters f, const Powers &powers, DrawReducer &block,
+                  DrawLds &lds) {
     constexpr u32 kWaves = kDrawThreads / kWaveSize;
-    using RowT = Tile<T, kDrawThreads>;
-    __shared__ u64 cells[kLowBins];
-    __shared__ StepScratch<kDrawThreads> scratch;
-    __shared__ DrawScratch<kDrawThreads, RowT::kCols / kDrawThreads / hk::kVecLen<T>> draw_scratch;
-    __shared__ double masses[kMostSegments];
+    constexpr int kEach = int(kTile) / kDrawThreads;
+    using DrawT = hk::Row<T, kDrawThreads, kEach, 1>;
     const u32 thread = hk::thread_x();
     const u32 wave = hk::wave_id();
-    const u64 b = u64(p.first) + hk::block_x();
-    const u64 row = row_of(p, b);
-    if (row == kNoRow) {
-        if (thread == 0) write_output(p, b, 0, __builtin_nanf(""), 0);
-        return;
-    }
+    const u32 lane = hk::lane_id();
+    const u64 b = u64(p.first) + at;
     const Workspace w(p);
-    const hk::GlobalPtr<RowState> state = w.row(hk::block_x());
-    if (state->max_key == 0 || state->max_key == kInfinity) {
-        if (thread == 0) {
-            write_output(p, b, 0, 0.0f, 0);
-            state->threshold = kNone;
-            state->kept_mass = 0.0;
-            state->first_mass = 0.0;
-        }
-        return;
-    }
-    const hk::GlobalPtr<Segment> segments = w.segment_of(hk::block_x());
-    hk::GroupReducer<kDrawThreads, kDrawThreads> block;
+    const hk::GlobalPtr<RowState> state = w.row(at);
+    const hk::GlobalPtr<Segment> segments = w.segment_of(at);
+    const u32 digit = search.prefix >> kHighShift;
+    const bool settled = search.done();
+    const bool flush = p.logits != 0;
 
-    Search search;
-    search.prefix = state->prefix;
-    search.active = state->active;
-    search.count = state->count;
-    search.mass = state->mass;
-    search.in_count = state->in_count;
-    search.in_mass = state->in_mass;
-    const Filters f = {state->k, state->p, state->min_key};
-    const u32 high = search.prefix;
-    // A wave takes every kWaves-th segment, and has several loads in flight.
+    // Calls `use(key)` for what is listed, in whole waves: there is none where the key is 0. A wave takes every kWaves-th
+    // segment.
     const auto for_listed = [&](u32 s, auto use) {
-        constexpr u32 kAhead = 8;
-        const hk::GlobalPtr<u32> list = w.list(hk::block_x(), s);
+        constexpr u32 kEachLane = 4;
+        using Keys = hk::Vec<u32, kEachLane>;
+        const auto list = reinterpret_cast<hk::GlobalPtr<const Keys>>(w.list(at, s));
         const u32 listed = segments[s].listed;
-        for (u32 i = hk::lane_id(); i < listed; i += kAhead * kWaveSize) {
-            u32 keys[kAhead];
+        const Shift shift = {lds.shifts[s], flush};
+        for (u32 first = 0; first < listed; first += kEachLane * kWaveSize) {
+            const u32 place = first + lane * kEachLane;
+            const Keys keys = list[place < listed ? place / kEachLane : 0];
 #pragma unroll
-            for (u32 j = 0; j < kAhead; ++j) {
-                const u32 at = i + j * kWaveSize;
-                keys[j] = list[at < listed ? at : i];
-            }
-#pragma unroll
-            for (u32 j = 0; j < kAhead; ++j) {
-                if (i + j * kWaveSize < listed) use(high | keys[j]);
-            }
+            for (u32 j = 0; j < kEachLane; ++j) use(place + j < listed ? shift.key(keys[j]) : 0);
         }
     };
     for (u32 top = kHighShift; top > 0 && !search.done();) {
-        const Digit digit = Digit::below(top, 10);
+        const Digit low_digit = Digit::below(top, 11);
         const Followers followers(search.prefix, top);
-        cells[thread] = 0;
+        for (u32 i = thread; i < kLowBins; i += kDrawThreads) lds.cells[i] = 0;
         hk::block_barrier();
         for (u32 s = wave; s < p.segments; s += kWaves) {
             for_listed(s, [&](u32 key) {
-                if (followers.contain(key)) add_in_lds(cells[digit.of(key)], digit.token(key));
+                const u64 found = hk::ballot(followers.contain(key));
+                if (found == 0) return;
+                // One lane adds all keys that are as the first one's: equal tokens do not take turns.
+                const u32 leader = u32(__builtin_ctzll(found));
+                const bool same = key == hk::broadcast(key, leader);
+                const u32 alike = u32(__builtin_popcountll(hk::ballot(same)));
+                const u32 tokens = lane == leader ? alike : same ? 0 : 1;
+                if (tokens == 0 || !followers.contain(key)) return;
+                add_in_lds(lds.cells[low_digit.of(key)], Cell::tokens(tokens, tokens * low_digit.rest(key)));
             });
         }
         hk::block_barrier();
-        step<kDrawThreads, kLowBins>(search, f, digit, block, scratch, [&](u32 i) { return Cell(cells[i]).bin(); });
-        top = digit.shift;
+        step<kDrawThreads, kLowBins>(search, f, low_digit, block, lds.step, [&](u32 i) { return Cell(lds.cells[i]).bin(); });
+        top = low_digit.shift;
     }
     const u32 threshold = search.prefix > 1 ? search.prefix : 1;
     if (thread == 0) {
+        state->arrivals = 0;
         state->threshold = threshold;
         state->kept_mass = search.kept_mass();
         if (p.stage == 1) state->first_mass = search.kept_mass();
@@ -438,66 +473,239 @@ HK_FN void draw(const Params &p) {
     if (p.stage == 1) return;
     u32 id = 0;
     if (p.ids.present()) {
+        // Of each segment, what is kept: whole bins, and of the threshold's bin what is listed.
+        const u32 least_above = settled ? digit : digit + 1;
         for (u32 s = wave; s < p.segments; s += kWaves) {
-            u64 sum = 0;
-            for_listed(s, [&](u32 key) {
-                if (key >= threshold) sum += Cell::token(key & ((1u << kHighShift) - 1));
-            });
-            sum = hk::last_lane(hk::wave_scan(sum));
-            const u32 least = high >> kHighShift << kHighShift;
-            if (hk::lane_id() == 0) masses[s] = segments[s].above + Cell(sum).bin().mass(least);
+            double mass = 0.0;
+            for (u32 e = lds.lows[s] + lane; e <= lds.highs[s]; e += kWaveSize) {
+                const Pair pair = w.cells(at, s)[e];
+#pragma unroll
+                for (u32 j = 0; j < 2; ++j) {
+                    const u32 bin = 2 * (e - lds.shifts[s]) + j;
+                    if (bin >= least_above) mass += Cell(pair[j]).bin().mass(bin << kHighShift);
+                }
+            }
+            if (!settled) {
+                Bin kept = {0, 0};
+                for_listed(s, [&](u32 key) {
+                    if (key < threshold || key >> kHighShift != digit) return;
+                    kept.count += 1;
+                    kept.rest += key & ((1u << kHighShift) - 1);
+                });
+                mass += kept.mass(digit << kHighShift);
+            }
+            mass = hk::last_lane(hk::wave_scan(mass));
+            if (lane == 0) lds.masses[s] = mass;
         }
         hk::block_barrier();
         // The segment in which the sum reaches the target; if rounding keeps it below, the last that keeps a token.
         const double target = double(uniform_of(p, b)) * search.kept_mass();
-        u32 chosen = 0;
-        double before = 0.0;
-        double sum = 0.0;
-        for (u32 s = 0; s < p.segments; ++s) {
-            if (masses[s] <= 0.0) continue;
-            chosen = s;
-            before = sum;
-            sum += masses[s];
-            if (sum >= target) break;
+        if (wave == 0) {
+            constexpr u32 kOfLane = kMostSegments / kWaveSize;
+            double own[kOfLane];
+            double sum = 0.0;
+#pragma unroll
+            for (u32 i = 0; i < kOfLane; ++i) {
+                own[i] = lane * kOfLane + i < p.segments ? lds.masses[lane * kOfLane + i] : 0.0;
+                sum += own[i];
+            }
+            const double up_to = hk::wave_scan(sum);
+            const u64 reach = hk::ballot(sum > 0.0 && up_to >= target);
+            const u64 keep = hk::ballot(sum > 0.0);
+            const u32 who = u32(reach != 0 ? __builtin_ctzll(reach) : 63 - __builtin_clzll(keep));
+            if (lane == who) {
+                double so_far = up_to - sum;
+                for (u32 i = 0; i < kOfLane; ++i) {
+                    if (own[i] <= 0.0) continue;
+                    lds.chosen = lane * kOfLane + i;
+                    lds.before = so_far;
+                    so_far += own[i];
+                    if (so_far >= target) break;
+                }
+            }
         }
-        const Softmax softmax = p.logits ? row_softmax(p, w, hk::block_x(), row) : Softmax{};
-        Drawn drawn = {kNone, 0, before};
+        hk::block_barrier();
+        Drawn drawn = {kNone, 0, lds.before};
         u32 past_last = 0;
-        for_tiles(p, chosen, [&](u32 tile) {
+        for_tiles(p, lds.chosen, [&](u32 tile) {
             if (drawn.first != kNone) return;
-            const u32 column = tile + thread * hk::kVecLen<T>;
-            auto v = load_tile<kAccess, T, kDrawThreads>(p, row, column, softmax);
+            const u32 column = tile + thread * kEach;
+            auto v = load_tile<kAccess, DrawT>(p, row, column);
+            if (p.logits) powers.apply(v, column, p.x.cols());
             clean(v);
-            drawn = sampling::draw(v, column, threshold, drawn.sum, target, block, draw_scratch);
+            drawn = sampling::draw(v, column, threshold, drawn.sum, target, block, lds.draw);
             past_last = hk::Max{}(past_last, drawn.past_last);
         });
         id = drawn.first != kNone ? drawn.first : past_last - 1;
     }
-    if (thread == 0) write_output(p, b, id, float(search.kept_mass()), search.kept_count());
+    const double mass = p.logits ? search.kept_mass() / search.total : search.kept_mass();
+    if (thread == 0) write_output(p, b, id, float(mass), search.kept_count());
+}
+
+template <Access kAccess, class T>
+HK_FN void draw(const Params &p) {
+    constexpr u32 kWaves = kDrawThreads / kWaveSize;
+    __shared__ DrawLds lds;
+    const u32 thread = hk::thread_x();
+    const u32 wave = hk::wave_id();
+    const u32 lane = hk::lane_id();
+    const u32 blocks = (p.segments + kShare - 1) / kShare;  // of a row
+    const u32 at = hk::block_x() / blocks;                  // among the rows of the launch
+    const u32 share = hk::block_x() % blocks * kShare;      // first segment of this block
+    const u64 b = u64(p.first) + at;
+    const u64 row = row_of(p, b);
+    const bool speaks = share == 0 && thread == 0;
+    if (row == kNoRow) {
+        if (speaks) write_output(p, b, 0, __builtin_nanf(""), 0);
+        return;
+    }
+    const Workspace w(p);
+    const hk::GlobalPtr<RowState> state = w.row(at);
+    const hk::GlobalPtr<Segment> segments = w.segment_of(at);
+    DrawReducer block;
+
+    // The largest token, and what the segments' keys are of the row.
+    float max_logit = -__builtin_inff();
+    if (thread < p.segments) max_logit = segments[thread].max;
+    const float own_max = max_logit;
+    max_logit = block.max(max_logit);
+    const float t = temperature_of(p, row);
+    if (p.logits && t == 0.0f) {
+        u32 first = kNone;
+        if (thread < p.segments && own_max == max_logit) first = segments[thread].first;
+        first = block.reduce(first, hk::Min{});
+        const bool any = __builtin_fabsf(max_logit) < __builtin_inff();
+        if (speaks) write_output(p, b, any ? first : 0, any ? 1.0f : 0.0f, any ? 1 : 0);
+        return;
+    }
+    const Powers powers(t == 0.0f ? 1.0f : t, p.logits ? max_logit : 0.0f);
+    u32 max_key = 0;
+    u32 low = kNone;
+    const bool flush = p.logits != 0;
+    if (thread < p.segments) {
+        Shift shift = {0, flush};
+        if (p.logits) {
+            const double below = powers.top - Powers(t, own_max).top;
+            shift.by = below < double(kNoExponent) ? u32(below) : kNoExponent;
+        }
+        max_key = segments[thread].max_key;
+        if (max_key != kInfinity) max_key = shift.key(max_key);
+        // Exponents that are left.
+        const u32 high = segments[thread].high;
+        const u32 least = hk::Max{}(segments[thread].low, shift.by + (flush ? 1 : 0));
+        lds.lows[thread] = least;
+        lds.highs[thread] = high;
+        lds.shifts[thread] = shift.by;
+        if (least <= high) low = least - shift.by;
+    }
+    max_key = block.reduce(max_key, hk::Max{});
+    low = block.reduce(low, hk::Min{});
+    if (max_key == 0 || max_key == kInfinity) {
+        if (speaks) {
+            write_output(p, b, 0, 0.0f, 0);
+            state->threshold = kNone;
+            state->kept_mass = 0.0;
+            state->first_mass = 0.0;
+        }
+        return;
+    }
+
+    // The histogram of the row: a wave adds up every kWaves-th segment, a lane an exponent of them.
+    if (thread < kHighBins) {
+        lds.cells[thread] = 0;
+        lds.counts[thread] = 0;
+    }
+    if (thread < kShare) lds.next[thread] = 0;
+    hk::block_barrier();
+    for (u32 e = low + lane; e <= max_key >> 23; e += kWaveSize) {
+        Bin bins[2] = {};
+        for (u32 s = wave; s < p.segments; s += kWaves) {
+            const u32 exponent = e + lds.shifts[s];
+            if (exponent < lds.lows[s] || exponent > lds.highs[s]) continue;
+            const Pair pair = w.cells(at, s)[exponent];
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                const Bin bin = Cell(pair[j]).bin();
+                bins[j].count += bin.count;
+                bins[j].rest += bin.rest;
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            if (bins[j].count == 0) continue;
+            __scoped_atomic_fetch_add(&lds.counts[2 * e + j], bins[j].count, __ATOMIC_RELAXED, __MEMORY_SCOPE_WRKGRP);
+            add_in_lds(lds.cells[2 * e + j], bins[j].rest);
+        }
+    }
+    hk::block_barrier();
+
+    Search search;
+    Filters f = filters_of(p, row, max_key, search.active);
+    if (p.stage == 1) search.active &= ~Search::kP;
+    if (p.stage == 2) f.p *= state->first_mass;
+    f.p_of_total = p.logits && p.stage != 2;
+    step<kDrawThreads, kHighBins>(search, f, Digit{kHighShift, kHighBins - 1}, block, lds.step,
+                                  [&](u32 i) { return Bin{lds.counts[i], lds.cells[i]}; });
+    const u32 digit = search.prefix >> kHighShift;
+    const bool settled = search.done();
+
+    // Lists the tokens of the threshold's bin in this block's segments, where they are not listed. A quarter of the block
+    // has a segment.
+    if (!settled) {
+        const u32 quarter = wave / (kThreads / kWaveSize);
+        const u32 s = share + quarter;
+        bool missing = false;
+        if (s < p.segments) {
+            const u32 exponent = digit / 2 + lds.shifts[s];
+            const u32 bin = digit + 2 * lds.shifts[s];
+            missing = exponent >= lds.lows[s] && exponent <= lds.highs[s] &&
+                      (bin < segments[s].listed_from || bin >= segments[s].listed_to) &&
+                      Cell(w.cells(at, s)[exponent][digit % 2]).bin().count != 0;
+        }
+        if (missing) {
+            const u32 lane_column = thread % kThreads * hk::kVecLen<T>;
+            const Followers followers((digit + 2 * lds.shifts[s]) << kHighShift, kHighShift);
+            const Powers of_segment(t == 0.0f ? 1.0f : t, p.logits ? segments[s].max : 0.0f);
+            for_tiles(p, s, [&](u32 tile) {
+                auto v = load_tile<kAccess, Tile<T, kThreads>>(p, row, tile + lane_column);
+                if (p.logits) of_segment.apply(v, tile + lane_column, p.x.cols());
+                clean(v);
+                add_to_list(w.list(at, s), lds.next[quarter], v, [&](u32 key) { return followers.contain(key); });
+            });
+        }
+        hk::block_barrier();
+        if (missing && thread % kThreads == 0) {
+            segments[s].listed = lds.next[quarter];
+            segments[s].listed_from = kHighBins;  // another stage may look for another bin
+        }
+    }
+    if (!hk::last_to_arrive(&state->arrivals, blocks)) return;
+    // Scalar registers do not suffice for what has been read of the parameters.
+    finish<kAccess, T>(hk::read_anew(p), at, row, search, f, powers, block, lds);
 }
 
 template <Access kAccess, class T>
 HK_FN void renorm(const Params &p) {
-    const Place at(p);
-    const hk::GlobalPtr<RowState> state = Workspace(p).row(at.b);
+    const u32 b = hk::block_x() / p.segments;
+    const u32 s = hk::block_x() % p.segments;
+    const u64 row = u64(p.first) + b;
+    const hk::GlobalPtr<RowState> state = Workspace(p).row(b);
     const u32 threshold = state->threshold;
     const float scale = 1.0f / hk::Max{}(float(state->kept_mass), 1e-8f);
-    for_tiles(p, at.s, [&](u32 tile) {
+    for_tiles(p, s, [&](u32 tile) {
         const u32 column = tile + hk::thread_x() * hk::kVecLen<T>;
-        auto y = load_tile<kAccess, T, kThreads>(p, at.row, column, Softmax{});
+        auto y = load_tile<kAccess, Tile<T, kThreads>>(p, row, column);
         clean(y);
         for_each(y, column, [&](float &x, u32) { x = x >= value_of(threshold) ? x * scale : 0.0f; });
-        const RowBatch batch = {at.row, 1, column, p.x.cols()};
+        const RowBatch batch = {row, 1, column, p.x.cols()};
         hk::narrow<T>(y).store(batch.at<T, kAccess, true>(p.y, 0));
     });
 }
 }  // namespace
 
-// Entry points of one dtype: name = launch, dtype, access if it is by elements. As `Launches` in src/sample.rs.
+// Entry points of one dtype: name = launch, dtype, access if it is by elements. As `SEGMENTS` in src/sample.rs.
 #define SAMPLE_SEGMENTS(T, access, suffix)                                                                       \
-    HK_ENTRY(sample_softmax_##T##suffix, kThreads, softmax<hk::Access::access, hk::T>)                           \
     HK_ENTRY(sample_histogram_##T##suffix, kThreads, histogram<hk::Access::access, hk::T>)                       \
-    HK_ENTRY(sample_candidates_##T##suffix, kThreads, candidates<hk::Access::access, hk::T>)                     \
     HK_ENTRY(sample_draw_##T##suffix, kDrawThreads, draw<hk::Access::access, hk::T>)                             \
     HK_ENTRY(sample_renorm_##T##suffix, kThreads, renorm<hk::Access::access, hk::T>)
 

@@ -233,15 +233,17 @@ pub(crate) fn rows_layout<'a, T: Element + PartialOrd + Display>(
     launch.optional_input(arg, parameter.and_then(PerRow::rows))
 }
 
-/// Longest row: the counts and sums of a histogram's cell have no room for more.
+/// Longest row that filters take: a histogram's cell counts tokens in 24 bits beside the 40 bits of their sum.
 pub(crate) const MOST_TOKENS: usize = (1 << 24) - 1;
 
-/// Tokens that a block has in registers.
-const TILE: usize = 8192;
+/// Longest row that a block has in registers.
+const WHOLE: usize = 8192;
+/// Tokens of a longer row that a block has in registers.
+const TILE: usize = 4096;
 /// Segments of a row, at most.
-const MOST_SEGMENTS: usize = 64;
+const MOST_SEGMENTS: usize = 128;
 
-/// How a row of more than [`TILE`] tokens is cut; a shorter one is one segment.
+/// How a row of more than [`WHOLE`] tokens is cut; a shorter one is one segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cut {
     pub segments: usize,
@@ -251,12 +253,15 @@ pub(crate) struct Cut {
 
 impl Cut {
     pub fn of(cols: usize) -> Self {
-        let segment = cols.div_ceil(MOST_SEGMENTS).next_multiple_of(TILE).max(TILE);
+        let segment = match cols {
+            ..=WHOLE => WHOLE,
+            _ => cols.div_ceil(MOST_SEGMENTS).next_multiple_of(TILE),
+        };
         Self { segments: cols.div_ceil(segment).max(1), segment }
     }
 }
 
-/// Checks the length of rows.
+/// Checks the length of rows for filters.
 pub(crate) fn check_cols(op: &'static str, arg: &'static str, cols: usize) -> Result<()> {
     if cols > MOST_TOKENS {
         return Err(Error::too_large(op, arg, format!("{cols} columns"), MOST_TOKENS as u64));
@@ -270,12 +275,17 @@ mod tests {
 
     #[test]
     fn segments_cover_the_row() {
-        for cols in [1, 8192, 8193, 32_000, 128_256, 256_000, 524_288, 524_289, 1_000_000, MOST_TOKENS] {
+        for cols in
+            [1, 8192, 8193, 32_000, 128_256, 256_000, 524_288, 524_289, 1_000_000, MOST_TOKENS, (1 << 29) - 1]
+        {
             let Cut { segments, segment } = Cut::of(cols);
             assert!(segment.is_multiple_of(TILE) && (1..=MOST_SEGMENTS).contains(&segments), "{cols}");
             assert!((segments - 1) * segment < cols && cols <= segments * segment, "{cols}");
         }
-        assert_eq!(Cut::of(128_256), Cut { segments: 16, segment: 8192 });
-        assert_eq!(Cut::of(256_000).segments, 32);
+        assert_eq!(Cut::of(128_256), Cut { segments: 32, segment: 4096 });
+        // What a cell of a segment's histogram has room for.
+        assert!(Cut::of(MOST_TOKENS).segment <= 1 << 17);
+        assert_eq!(Cut::of(256_000).segments, 63);
+        assert_eq!(Cut::of(8192).segments, 1);
     }
 }

@@ -16,21 +16,11 @@ const ROWS: [[&str; 4]; 3] =
     row_kernels!("sample_rows", ["bf16", "f16", "f32"], ["1024", "8192", "1024_elements", "8192_elements"]);
 
 /// The launches for longer rows, in order: `[launch][dtype][by elements]`.
-const SEGMENTS: [[[&str; 2]; 3]; 5] = [
-    [
-        ["sample_softmax_bf16", "sample_softmax_bf16_elements"],
-        ["sample_softmax_f16", "sample_softmax_f16_elements"],
-        ["sample_softmax_f32", "sample_softmax_f32_elements"],
-    ],
+const SEGMENTS: [[[&str; 2]; 3]; 3] = [
     [
         ["sample_histogram_bf16", "sample_histogram_bf16_elements"],
         ["sample_histogram_f16", "sample_histogram_f16_elements"],
         ["sample_histogram_f32", "sample_histogram_f32_elements"],
-    ],
-    [
-        ["sample_candidates_bf16", "sample_candidates_bf16_elements"],
-        ["sample_candidates_f16", "sample_candidates_f16_elements"],
-        ["sample_candidates_f32", "sample_candidates_f32_elements"],
     ],
     [
         ["sample_draw_bf16", "sample_draw_bf16_elements"],
@@ -43,19 +33,19 @@ const SEGMENTS: [[[&str; 2]; 3]; 5] = [
         ["sample_renorm_f32", "sample_renorm_f32_elements"],
     ],
 ];
-const SOFTMAX: usize = 0;
-const HISTOGRAM: usize = 1;
-const CANDIDATES: usize = 2;
-const DRAW: usize = 3;
-const RENORM: usize = 4;
+const HISTOGRAM: usize = 0;
+const DRAW: usize = 1;
+const RENORM: usize = 2;
+/// Segments that a block of the second launch has the charge of.
+const SHARE: usize = 4;
 
 /// Longest row that a wave takes.
 const WAVE_COLS: usize = 1024;
 /// Rows of a launch for long rows, as [`sampling_workspace`] makes room for: enough to fill a GPU.
-const ROWS_AT_A_TIME: usize = 64;
+const ROWS_AT_A_TIME: usize = 256;
 /// `RowState` and `Segment` of `hip/segments.hip`, and a histogram, in bytes.
-const ROW_BYTES: usize = 96;
-const SEGMENT_BYTES: usize = 64 + 2048 * 8;
+const ROW_BYTES: usize = 32;
+const SEGMENT_BYTES: usize = 32 + 512 * 8;
 
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -98,10 +88,11 @@ fn bytes_per_output(cols: usize) -> usize {
 }
 
 /// Bytes of workspace that the operators with filters need for this many outputs of rows of this many tokens: none for
-/// rows of up to 8192; for longer ones 4 bytes a token and 2 more for histograms, for up to 64 outputs.
+/// rows of up to 8192; for longer ones 5 bytes a token and some, for up to 256 outputs.
 ///
-/// A shorter workspace serves too, if it is `sampling_workspace(1, cols)` long: the outputs are worked off in as many
-/// turns as that takes. Results do not depend on it.
+/// Any workspace serves that is `sampling_workspace(1, cols)` or longer: the outputs are worked off in turns of as many as
+/// it has room for, each of its own launches. Results do not depend on it. 256 outputs fill a GPU: fewer leave compute
+/// units idle in the last steps, which have one block an output.
 pub fn sampling_workspace(outputs: usize, cols: usize) -> usize {
     outputs.min(ROWS_AT_A_TIME).saturating_mul(bytes_per_output(cols))
 }
@@ -217,8 +208,9 @@ pub fn min_p_sampling_from_probs<T: Float>(
 /// The result depends on the row, the parameters, `u` and nothing else: not on the other rows, strides, alignment, the
 /// workspace's length or the device. The search for the threshold is a radix select whose work does not depend on the
 /// data, and masses are exact to about 2^-45 of themselves, so that the kept set is what the formulas say of the given
-/// numbers, but where a mass is that near to `p`. One launch for up to 8192 tokens, three for more and each 64 outputs.
-/// Returns when they are queued. No outputs: nothing is launched.
+/// numbers, but where a mass is that near to `p`. One launch for up to 8192 tokens, two for more, three with
+/// [`FilterOrder::TopKFirst`], for each turn of [`sampling_workspace`]. Returns when they are queued. No outputs: nothing is
+/// launched.
 ///
 /// # Errors
 /// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align) if a tensor
@@ -252,10 +244,10 @@ pub fn top_k_top_p_sampling_from_probs<T: Float>(
 /// | `logits`      | `[R, V]` | `bf16`, `f16`, `f32` | unit stride on `V`, any row stride |
 /// | `temperature` | `[R]`    | `f32`                | a number, or contiguous            |
 ///
-/// and the others as there. The softmax is of f32, relative to the largest logit, and `mass` is what the filters keep of
-/// it. A temperature of zero keeps the largest logit alone, the first if there are several, with mass 1 and count 1; other
+/// and the others as there. Exponentials are f32, their sums exact to about 2^-45, and `mass` is the share that the filters
+/// keep. A temperature of zero keeps the largest logit alone, the first if there are several, with mass 1 and count 1; other
 /// temperatures below 1e-5, and on the device NaN, act as 1e-5. NaN and -Inf have no probability; a row of nothing else, or
-/// with +Inf in it, gives id 0, mass 0 and count 0. Four launches for more than 8192 tokens.
+/// with +Inf in it, gives id 0, mass 0 and count 0.
 ///
 /// # Errors
 /// As [`top_k_top_p_sampling_from_probs`]; [`Argument`](hk_core::Error::Argument) for a temperature that is negative or NaN.
@@ -368,20 +360,17 @@ impl<'a, T: Float> Call<'a, T> {
         let at_a_time = self.workspace.numel() / bytes_per_output(cols);
         for first in (0..outputs).step_by(at_a_time) {
             let turn = Turn { first, outputs: at_a_time.min(outputs - first), stage: 0 };
-            let (logits, renorm) = (self.temperature.is_some(), self.y.is_some());
+            let renorm = self.y.is_some();
             let two_rounds = self.filters.order == FilterOrder::TopKFirst && self.filters.p.is_some();
             let rounds: &[u32] = if two_rounds { &[1, 2] } else { &[0] };
             let mut launch = |which: usize, stage: u32| {
-                let blocks = turn.outputs * if which == DRAW { 1 } else { cut.segments };
+                let share = if which == DRAW { SHARE } else { 1 };
+                let blocks = turn.outputs * cut.segments.div_ceil(share);
                 let kernel = SEGMENTS[which][dtype][elements];
                 self.launch(stream, &kernels::SEGMENTS, kernel, blocks, cut, Turn { stage, ..turn })
             };
-            if logits {
-                launch(SOFTMAX, 0)?;
-            }
             launch(HISTOGRAM, 0)?;
             for &round in rounds {
-                launch(CANDIDATES, round)?;
                 launch(DRAW, round)?;
             }
             if renorm {

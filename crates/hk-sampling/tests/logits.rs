@@ -72,7 +72,7 @@ proptest! {
         check::<bf16>(cols, &[1.0, t], seed, &[0.6], Some(place));
     }
 
-    /// A constant added to all logits changes nothing: here it is exact in f32.
+    /// A constant added to all logits, here exact in f32, changes nothing but how exponentials round.
     #[test]
     fn logits_are_relative(cols in kit::size(1..=9000, &[1024, 8192]), seed: u64, by in -64i32..64) {
         let row = logits(cols, seed);
@@ -81,8 +81,33 @@ proptest! {
         let problem = Problem::<f32>::new(&[row, moved], vec![set; 2], &[0.3]);
         for gpu in kit::devices() {
             let got = problem.run(&gpu, [2, cols], Some(&[0.8, 0.8]));
-            let of = |b: usize| (got.ids[b], got.mass[b].to_bits(), got.count[b]);
-            prop_assert_eq!(of(0), of(1));
+            prop_assert_eq!((got.ids[0], got.count[0]), (got.ids[1], got.count[1]));
+            prop_assert!((got.mass[0] / got.mass[1] - 1.0).abs() < 1e-6, "{:?}", got.mass);
+        }
+    }
+
+    /// What a row gives does not depend on its neighbours, its place, its alignment or the other outputs.
+    #[test]
+    fn an_output_does_not_depend_on_its_surroundings(
+        cols in kit::size(1..=13_000, &[1024, 8192]),
+        seed in 0u64..1 << 40,
+        at in 0usize..3,
+        pad in 0usize..9,
+        shift in 0usize..9,
+    ) {
+        let rows: Vec<_> = (0..3).map(|i| logits(cols, seed + i)).collect();
+        let parameters: Vec<_> = (0..3).map(|i| Parameters::listed(seed as usize + 7 * i, cols)).collect();
+        let temperatures = [0.8f32, 1.3, 0.4];
+        let mut problem = Problem::<bf16>::new(&rows, parameters, &[0.1, 0.8]);
+        let mut alone = Problem::<bf16>::new(&[problem.row(at)], vec![problem.parameters[at]], &[0.8]);
+        if seed % 2 == 0 {
+            (problem.order, alone.order) = (FilterOrder::TopKFirst, FilterOrder::TopKFirst);
+        }
+        for gpu in kit::devices() {
+            let all = problem.run(&gpu, Place::rows([3, cols], cols + pad).shifted(shift), Some(&temperatures));
+            let one = alone.run(&gpu, [1, cols], Some(&temperatures[at..=at]));
+            let b = 2 * at + 1;
+            prop_assert_eq!(one.bits(), (vec![all.ids[b]], vec![all.mass[b].to_bits()], vec![all.count[b]]));
         }
     }
 }
@@ -117,6 +142,34 @@ fn special_logits() {
                 assert_eq!(count[..10], [1, 1, 1, 1, 0, 0, 0, 0, 0, 0]);
                 assert!(ids[11] >= hot && mass[10] > 0.999 && mass[10] < 1.001, "{ids:?} {mass:?}");
             }
+        }
+    }
+}
+
+/// Of a row that is masked but for a few tokens, whole segments have nothing to draw; of one with a few large logits, only
+/// what is below the least exponent of the row.
+#[test]
+fn masked_rows() {
+    let cols = 20_000;
+    let (mut masked, mut far) = (vec![f64::NEG_INFINITY; cols], vec![-300.0; cols]);
+    for i in 0..100 {
+        masked[9000 + 7 * i] = (i % 23) as f64 / 8.0;
+        far[9000 + 7 * i] = (i % 19) as f64 / 8.0;
+    }
+    let sets = [
+        Parameters { k: 7, p: 0.7, min_p: 0.01 },
+        Parameters { p: 0.9, ..Parameters::OFF },
+        Parameters { k: 30, ..Parameters::OFF },
+        Parameters { min_p: 0.3, ..Parameters::OFF },
+    ];
+    let rows: Vec<_> = (0..8).map(|i| if i < 4 { masked.clone() } else { far.clone() }).collect();
+    let parameters = (0..8).map(|i| sets[i % 4]).collect();
+    let mut problem = Problem::<f32>::new(&rows, parameters, &[2f32.powi(-24), 0.5, 1.0]);
+    for order in [FilterOrder::Joint, FilterOrder::TopKFirst] {
+        problem.order = order;
+        for gpu in kit::devices() {
+            let got = problem.run(&gpu, [8, cols], Some(&[1.0; 8]));
+            problem.check(&got, EDGE, |row, _| reference::softmax(row, 1.0));
         }
     }
 }

@@ -235,6 +235,17 @@ fn winners_follow_the_softmax() {
     assert!(z.abs() < 4.75 && bins.len() > 20, "chi-square {chi} over {} bins", bins.len());
 }
 
+/// More tokens than filters take: no race counts them.
+#[test]
+fn rows_longer_than_filters_take() {
+    let (cols, at) = ((1 << 24) + 4099, (1 << 24) + 7);
+    let gpu = &kit::devices()[0];
+    let mut row = vec![bf16::ZERO; cols];
+    row[at] = bf16::from_f32(60.0);
+    let x = gpu.upload(&row, [1, cols]);
+    assert_eq!(run(gpu, &x, None, Op::Greedy), [at as i32]);
+}
+
 #[test]
 fn nothing_is_launched_for_no_outputs() {
     for gpu in kit::devices() {
