@@ -20,13 +20,13 @@ using namespace norm_quant;
 
 enum class Mode : u32 { Tensor = 0, Token = 1, Group = 2 };
 
-struct Params {  // same fields, same order as `Params` in src/fused_rmsnorm_fp8_quant.rs
+struct Params {  // same fields, same order as `Params` in src/fused_rmsnorm/fp8.rs
     NormParams head;
     hk::Global smooth, q, scale;
     hk::CodeFormat format;
     hk::BlockRule rule;  // of scales that are powers of two
     u32 mode;
-    u32 group;           // columns of a group
+    u32 group;           // columns of a group, a power of two
     u32 pow2;            // scales are powers of two
 };
 
@@ -51,29 +51,53 @@ class Quantizer {
         return y * hk::load_vector<Block::kPath, RowT>(p.smooth, true, 1.0f, batch.column, batch.cols);
     }
 
-    /// Scales of groups of kGroup columns to memory, and 1 / scale of each of the lane's chunks.
+    /// From the maxima of a lane's chunks those of their groups of kGroup columns.
     template <int kGroup>
-    HK_FN void group_scales(const P &p, float (&inverse)[kChunks], const RowF &y, const RowBatch &batch) const {
+    HK_FN static void share(u32 (&top)[kChunks]) {
         constexpr int kSpan = kGroup / kLen < kLanes ? kGroup / kLen : kLanes;  // lanes that share a group,
-        constexpr int kPer = kGroup / (kLen * kSpan);                           // with so many chunks each
+        constexpr int kWhole = kGroup / (kLen * kSpan);                         // with so many chunks each;
+        constexpr int kPer = kWhole < kChunks ? kWhole : kChunks;               // all of a short row is in one
         static_assert(kChunks % kPer == 0, "whole groups");
 #pragma unroll
         for (int k = 0; k < kChunks; k += kPer) {
-            hk::FiniteMax max;
+            u32 most = top[k];
 #pragma unroll
-            for (int i = 0; i < kPer; ++i) max.add(y.chunk[k + i]);
-            const float amax = hk::FiniteMax::value(hk::group_reduce<kSpan>(max.top, hk::MaxBits{}));
+            for (int i = 1; i < kPer; ++i) most = hk::MaxBits{}(most, top[k + i]);
+            most = hk::group_reduce<kSpan>(most, hk::MaxBits{});
+#pragma unroll
+            for (int i = 0; i < kPer; ++i) top[k + i] = most;
+        }
+    }
+
+    /// Scales of groups to memory, and 1 / scale of each of the lane's chunks.
+    HK_FN void group_scales(const P &p, float (&inverse)[kChunks], const RowF &y, const RowBatch &batch) const {
+        u32 top[kChunks];
+#pragma unroll
+        for (int k = 0; k < kChunks; ++k) {
+            hk::FiniteMax max;
+            max.add(y.chunk[k]);
+            top[k] = max.top;
+        }
+        if (p.group == 32) {
+            share<32>(top);
+        } else if (p.group == 64) {
+            share<64>(top);
+        } else {
+            share<128>(top);
+        }
+#pragma unroll
+        for (int k = 0; k < kChunks; ++k) {
+            const float amax = hk::FiniteMax::value(top[k]);
             float scale = hk::group_scale(amax, p.format.qmax);
             if (p.pow2) {
                 scale = hk::e8m0_value(p.rule.code(hk::detail::bits_of(__builtin_fmaxf(amax, 1e-10f))));
             }
-#pragma unroll
-            for (int i = 0; i < kPer; ++i) inverse[k + i] = 1.0f / scale;
+            inverse[k] = 1.0f / scale;
             u32 column = batch.column + u32(k * kLanes * kLen);
             hk::forget(column);  // else the compares with it stay in scalar registers from row to row
-            if (block_.lane % kSpan == 0 && column < batch.cols && block_.index(0) < batch.count) {
-                p.scale.template row<float>(batch.first + block_.index(0))[hk::i64(column / kGroup) * p.scale.strides[3]] =
-                    scale;
+            if ((column & (p.group - 1)) == 0 && column < batch.cols && block_.index(0) < batch.count) {
+                const u32 j = column >> __builtin_ctz(p.group);
+                p.scale.template row<float>(batch.first + block_.index(0))[hk::i64(j) * p.scale.strides[3]] = scale;
             }
         }
     }
@@ -110,15 +134,7 @@ public:
         float inverse[kChunks];
 #pragma unroll
         for (int k = 0; k < kChunks; ++k) inverse[k] = inverse_;
-        if (is(p, Mode::Group)) {
-            if (p.group == 32) {
-                group_scales<32>(p, inverse, z, batch);
-            } else if (p.group == 64) {
-                group_scales<64>(p, inverse, z, batch);
-            } else {
-                group_scales<128>(p, inverse, z, batch);
-            }
-        }
+        if (is(p, Mode::Group)) group_scales(p, inverse, z, batch);
         p.format.with_kind([&](auto kind) {
             using Bytes = hk::Vec<u8, kLen>;
             typename RowF::template With<u8> codes;

@@ -17,7 +17,7 @@ namespace {
 
 using namespace norm_quant;
 
-struct Params {  // same fields, same order as `Params` in src/fused_rmsnorm_mxfp4_quant.rs
+struct Params {  // same fields, same order as `Params` in src/fused_rmsnorm/mxfp4.rs
     NormParams head;
     hk::Global q, scale;
     hk::BlockRule rule;

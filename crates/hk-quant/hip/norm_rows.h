@@ -30,7 +30,7 @@ using hk::u32;
 using hk::u64;
 using hk::u8;
 
-/// The norm's tensors and scalars, the head of both kernels' `Params`; the same fields as `NormParams` in src/norm.rs.
+/// The norm's tensors and scalars, the head of both kernels' `Params`; the same fields as `NormParams` in src/fused_rmsnorm/mod.rs.
 struct NormParams {
     hk::Global x, residual_in, weight;  // residual_in, residual_out: both or neither
     hk::Global residual_out, out;       // out: optional
@@ -152,19 +152,33 @@ HK_FN void rows_in_tiles(const Params &params) {
 
 }  // namespace norm_quant
 
-// Entry points of one dtype, one per row of `VARIANTS` in src/norm.rs, named as those of hk-norm.
-#define NORM_QUANT_ENTRIES(op, Quantizer, T)                                                                                 \
-    HK_ENTRY(op##_##T##_512, hk::row_threads(16), norm_quant::rows_in_registers<Quantizer, hk::Access::Vectors, hk::T, 16, 32>)    \
-    HK_ENTRY(op##_##T##_2048, hk::row_threads(64), norm_quant::rows_in_registers<Quantizer, hk::Access::Vectors, hk::T, 64, 32>)   \
-    HK_ENTRY(op##_##T##_4096, hk::row_threads(64), norm_quant::rows_in_registers<Quantizer, hk::Access::Vectors, hk::T, 64, 64>)   \
-    HK_ENTRY(op##_##T##_8192, hk::row_threads(256), norm_quant::rows_in_registers<Quantizer, hk::Access::Vectors, hk::T, 256, 32>) \
-    HK_ENTRY(op##_##T##_16384, hk::row_threads(256), norm_quant::rows_in_registers<Quantizer, hk::Access::Vectors, hk::T, 256, 64>) \
-    HK_ENTRY(op##_##T##_long, hk::row_threads(256), norm_quant::rows_in_tiles<Quantizer, hk::Access::Vectors, hk::T, 256, 16>)     \
-    HK_ENTRY(op##_##T##_512_elements, hk::row_threads(16),                                                                     \
-             norm_quant::rows_in_registers<Quantizer, hk::Access::Elements, hk::T, 16, 32>)                                    \
-    HK_ENTRY(op##_##T##_4096_elements, hk::row_threads(64),                                                                    \
-             norm_quant::rows_in_registers<Quantizer, hk::Access::Elements, hk::T, 64, 64>)                                    \
-    HK_ENTRY(op##_##T##_16384_elements, hk::row_threads(256),                                                                  \
-             norm_quant::rows_in_registers<Quantizer, hk::Access::Elements, hk::T, 256, 64>)                                   \
-    HK_ENTRY(op##_##T##_long_elements, hk::row_threads(256),                                                                   \
+// Entry points of one dtype, one per row of `VARIANTS` in src/fused_rmsnorm/mod.rs, named as those of hk-norm.
+#define NORM_QUANT_ENTRIES(op, Quantizer, T)                                                                                  \
+    HK_ENTRY(op##_##T##_64, hk::row_threads(8),                                                                               \
+             norm_quant::rows_in_registers<Quantizer, hk::Access::Vectors, hk::T, 8, 8>)                                      \
+    HK_ENTRY(op##_##T##_512, hk::row_threads(16),                                                                             \
+             norm_quant::rows_in_registers<Quantizer, hk::Access::Vectors, hk::T, 16, 32>)                                    \
+    HK_ENTRY(op##_##T##_2048, hk::row_threads(64),                                                                            \
+             norm_quant::rows_in_registers<Quantizer, hk::Access::Vectors, hk::T, 64, 32>)                                    \
+    HK_ENTRY(op##_##T##_4096, hk::row_threads(64),                                                                            \
+             norm_quant::rows_in_registers<Quantizer, hk::Access::Vectors, hk::T, 64, 64>)                                    \
+    HK_ENTRY(op##_##T##_6144, hk::row_threads(128),                                                                           \
+             norm_quant::rows_in_registers<Quantizer, hk::Access::Vectors, hk::T, 128, 48>)                                   \
+    HK_ENTRY(op##_##T##_8192, hk::row_threads(256),                                                                           \
+             norm_quant::rows_in_registers<Quantizer, hk::Access::Vectors, hk::T, 256, 32>)                                   \
+    HK_ENTRY(op##_##T##_16384, hk::row_threads(256),                                                                          \
+             norm_quant::rows_in_registers<Quantizer, hk::Access::Vectors, hk::T, 256, 64>)                                   \
+    HK_ENTRY(op##_##T##_long, hk::row_threads(256),                                                                           \
+             norm_quant::rows_in_tiles<Quantizer, hk::Access::Vectors, hk::T, 256, 16>)                                       \
+    HK_ENTRY(op##_##T##_64_elements, hk::row_threads(8),                                                                      \
+             norm_quant::rows_in_registers<Quantizer, hk::Access::Elements, hk::T, 8, 8>)                                     \
+    HK_ENTRY(op##_##T##_512_elements, hk::row_threads(16),                                                                    \
+             norm_quant::rows_in_registers<Quantizer, hk::Access::Elements, hk::T, 16, 32>)                                   \
+    HK_ENTRY(op##_##T##_4096_elements, hk::row_threads(64),                                                                   \
+             norm_quant::rows_in_registers<Quantizer, hk::Access::Elements, hk::T, 64, 64>)                                   \
+    HK_ENTRY(op##_##T##_6144_elements, hk::row_threads(128),                                                                  \
+             norm_quant::rows_in_registers<Quantizer, hk::Access::Elements, hk::T, 128, 48>)                                  \
+    HK_ENTRY(op##_##T##_16384_elements, hk::row_threads(256),                                                                 \
+             norm_quant::rows_in_registers<Quantizer, hk::Access::Elements, hk::T, 256, 64>)                                  \
+    HK_ENTRY(op##_##T##_long_elements, hk::row_threads(256),                                                                  \
              norm_quant::rows_in_tiles<Quantizer, hk::Access::Elements, hk::T, 256, 16>)

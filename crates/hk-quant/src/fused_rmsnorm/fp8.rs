@@ -1,6 +1,8 @@
 //! `fused_rmsnorm_fp8_quant`.
 
-use super::{FIRST, NormParams, NormRows, Problem, SECOND, SecondRows, check_aliases, names, operand};
+use super::{
+    FIRST, NormParams, NormRows, Problem, SECOND, SecondRows, VARIANTS, check_aliases, names, operand,
+};
 use crate::{Smooth, kernels};
 use bytemuck::{Pod, Zeroable};
 use hk_core::quant::{BlockRule, BlockScale, CodeFormat, GroupSize, Quantized};
@@ -8,7 +10,7 @@ use hk_core::{DType, Error, Float, GlobalLayout, Result, Stream, TensorView, Ten
 
 const OP: &str = "fused_rmsnorm_fp8_quant";
 
-static KERNELS: [[&str; 10]; 3] = names!("fused_rmsnorm_fp8_quant");
+static KERNELS: [[&str; VARIANTS.len()]; 3] = names!("fused_rmsnorm_fp8_quant");
 
 /// `Params` of `hip/fused_rmsnorm_fp8_quant.hip`.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]

@@ -71,15 +71,19 @@ struct NormParams {
 }
 
 /// The entry points for each dtype, as `NORM_QUANT_ENTRIES` of `hip/norm_rows.h` makes them. Lanes are those of hk-norm.
-const VARIANTS: [RowVariant; 10] = [
+const VARIANTS: [RowVariant; 14] = [
+    RowVariant::vectors(64, 8, 1, 8),
     RowVariant::vectors(512, 16, 1, 8),
     RowVariant::vectors(2048, 64, 1, 8),
     RowVariant::vectors(4096, 64, 1, 8),
+    RowVariant::vectors(6144, 128, 1, 8),
     RowVariant::vectors(8192, 256, 1, 8),
     RowVariant::vectors(16384, 256, 1, 8),
     RowVariant::vectors(usize::MAX, 256, 1, 16),
+    RowVariant::elements(64, 8),
     RowVariant::elements(512, 16),
     RowVariant::elements(4096, 64),
+    RowVariant::elements(6144, 128),
     RowVariant::elements(16384, 256),
     RowVariant::elements(usize::MAX, 256),
 ];
@@ -90,14 +94,18 @@ macro_rules! names {
             $op,
             ["bf16", "f16", "f32"],
             [
+                "64",
                 "512",
                 "2048",
                 "4096",
+                "6144",
                 "8192",
                 "16384",
                 "long",
+                "64_elements",
                 "512_elements",
                 "4096_elements",
+                "6144_elements",
                 "16384_elements",
                 "long_elements"
             ]
@@ -187,7 +195,7 @@ impl Problem {
         &self,
         stream: &Stream,
         objects: &'static CodeObjects,
-        names: &[[&'static str; 10]; 3],
+        names: &[[&'static str; VARIANTS.len()]; 3],
     ) -> Result<RowPlan> {
         self.rows.plan(stream, objects, &VARIANTS, &names[hk_core::rowwise::float_index(T::DTYPE)])
     }

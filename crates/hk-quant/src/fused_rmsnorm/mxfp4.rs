@@ -1,6 +1,6 @@
 //! `fused_rmsnorm_mxfp4_quant`.
 
-use super::{FIRST, NormParams, NormRows, Problem, SECOND, SecondRows, check_aliases, names};
+use super::{FIRST, NormParams, NormRows, Problem, SECOND, SecondRows, VARIANTS, check_aliases, names};
 use crate::{Smooth, kernels};
 use bytemuck::{Pod, Zeroable};
 use hk_core::quant::{BlockRule, BlockScale, ScaleLayout, shuffled_len};
@@ -8,7 +8,7 @@ use hk_core::{E8M0, Error, Float, Fp4x2, GlobalLayout, Result, Stream, TensorVie
 
 const OP: &str = "fused_rmsnorm_mxfp4_quant";
 
-static KERNELS: [[&str; 10]; 3] = names!("fused_rmsnorm_mxfp4_quant");
+static KERNELS: [[&str; VARIANTS.len()]; 3] = names!("fused_rmsnorm_mxfp4_quant");
 
 /// Columns of a block.
 const BLOCK: usize = 32;
