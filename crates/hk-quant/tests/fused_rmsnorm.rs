@@ -5,7 +5,7 @@ use hk_core::quant::{
     BlockRule, BlockScale, GroupSize, Quantized, ScaleLayout, group_scale, linear_scale, shuffled_index,
     shuffled_len,
 };
-use hk_core::{E8M0, Float, Fp4Rounding, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, Layout, bf16, f16};
+use hk_core::{E8M0, Float, Fp4Rounding, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, Layout, Result, bf16, f16};
 use hk_quant::{Fp8Scale, NormRows, SecondRows, Smooth, reference};
 use hk_testkit::{
     self as kit, Array, Fill, Gpu, Place, RowCase, Tensor, assert_error, kind, proptest::prelude::*, widen,
@@ -176,24 +176,33 @@ fn check_fp8<T: Float, W: Float + Smooth<T> + hk_norm::Weight<T>, Q: Quantized>(
     inputs: &Inputs<T, W>,
     mode: Mode,
 ) {
-    let c = inputs.case;
     for gpu in kit::devices() {
-        let (want_out, want_sum) = norm_alone(&gpu, inputs);
-        for round_norm in [true, false] {
-            let got = run_fp8::<T, W, Q>(&gpu, inputs, mode, round_norm);
-            kit::assert_bits(&got.out, &want_out);
-            if inputs.residual.is_some() {
-                kit::assert_bits(&got.residual_out, &want_sum);
-            }
-            if round_norm || size_of::<T>() == 4 {
-                let y: Vec<f32> = got.out.iter().map(|v| v.to_f32()).collect();
-                let (q, scale) = quantized::<Q>(&y, c.cols, mode);
-                kit::assert_bits(&got.q, &q);
-                kit::assert_bits(&got.scale, &scale);
-            } else {
-                assert_near(&got, inputs, mode);
-            }
-        }
+        let want = norm_alone(&gpu, inputs);
+        check_fp8_on::<T, W, Q>(&gpu, inputs, mode, true, &want);
+        check_fp8_on::<T, W, Q>(&gpu, inputs, mode, false, &want);
+    }
+}
+
+#[track_caller]
+fn check_fp8_on<T: Float, W: Float + Smooth<T>, Q: Quantized>(
+    gpu: &Gpu,
+    inputs: &Inputs<T, W>,
+    mode: Mode,
+    round_norm: bool,
+    (want_out, want_sum): &(Array<T>, Array<T>),
+) {
+    let got = run_fp8::<T, W, Q>(gpu, inputs, mode, round_norm);
+    kit::assert_bits(&got.out, want_out);
+    if inputs.residual.is_some() {
+        kit::assert_bits(&got.residual_out, want_sum);
+    }
+    if round_norm || size_of::<T>() == 4 {
+        let y: Vec<f32> = got.out.iter().map(|v| v.to_f32()).collect();
+        let (q, scale) = quantized::<Q>(&y, inputs.case.cols, mode);
+        kit::assert_bits(&got.q, &q);
+        kit::assert_bits(&got.scale, &scale);
+    } else {
+        assert_near(&got, inputs, mode);
     }
 }
 
@@ -447,6 +456,58 @@ fn every_width_of_fp4() {
     }
 }
 
+/// The longest rows of each kernel of the norm, and the shortest ones of the next, by vectors and by elements.
+fn edges() -> impl Iterator<Item = RowPlaces> {
+    let widest = [64, 128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16_384];
+    let edges = widest.into_iter().flat_map(|cols| {
+        [(cols, cols), (cols + 8, cols + 8), (cols, cols + 1), (cols + 1, cols + 1), (cols + 2, cols + 2)]
+    });
+    edges.map(|(cols, stride)| RowPlaces { rows: if cols > 1032 { 2 } else { 9 }, cols, stride })
+}
+
+struct RowPlaces {
+    rows: usize,
+    cols: usize,
+    stride: usize,
+}
+
+impl RowPlaces {
+    fn case<T: Float>(&self) -> RowCase<T> {
+        RowCase::new(self.rows, self.cols, Fill::Normal, self.cols as u64, [(self.stride, 0); 4])
+    }
+}
+
+/// The norm's lanes follow from the length of a row as those of hk-norm do, for each dtype.
+#[test]
+fn every_edge_of_fp8() {
+    fn check<T: Float + Smooth<T> + hk_norm::Weight<T>>(at: &RowPlaces, mode: Mode, residual: bool) {
+        let c = at.case::<T>();
+        let inputs = Inputs::new(&c, residual);
+        for gpu in kit::devices() {
+            check_fp8_on::<_, _, Fp8E4M3>(&gpu, &inputs, mode, true, &norm_alone(&gpu, &inputs));
+        }
+    }
+    let group = |size| Mode::Group(size, false, ScaleLayout::RowMajor);
+    for (i, at) in edges().enumerate() {
+        let mode = [group(GroupSize::G128), Mode::Token { smooth: false }, group(GroupSize::G64)][i % 3];
+        check::<bf16>(&at, mode, i % 2 == 0);
+        check::<f16>(&at, mode, i % 2 == 1);
+        check::<f32>(&at, mode, i % 2 == 0);
+    }
+}
+
+#[test]
+fn every_edge_of_fp4() {
+    for (i, at) in edges().filter(|at| at.cols % 2 == 0).enumerate() {
+        for gpu in kit::devices() {
+            let c = at.case::<bf16>();
+            let inputs = Inputs::new(&c, i % 2 == 0);
+            let got = run_mxfp4(&gpu, &inputs, BlockScale::Even, ScaleLayout::RowMajor, true);
+            kit::assert_bits(&got.out, &norm_alone(&gpu, &inputs).0);
+        }
+    }
+}
+
 /// NaN, infinities and zeros stay in their rows.
 #[test]
 fn special_values_stay_in_their_rows() {
@@ -696,4 +757,94 @@ fn errors() {
     assert_error(fp4!(x, w, pairs, blocks, RowMajor, DivFloor), kind!(Argument), &["mode", "DivFloor"]);
     gpu.assert_untouched(&pairs);
     gpu.assert_untouched(&blocks);
+}
+
+const INPUTS: [&str; 6] = ["x", "residual_in", "weight", "x2", "weight2", "smooth"];
+const OUTPUTS: [&str; 4] = ["residual_out", "out", "out2", "scale"];
+
+/// The answer where input `i` begins a shared tensor and output `o` lies `ahead` elements on in it. Of fp4 the last input and
+/// the last output take no part.
+fn run_overlapping(gpu: &Gpu, fp4: bool, [i, o]: [usize; 2], ahead: usize) -> Result<()> {
+    const SHAPE: [usize; 2] = [1, 2];
+    let inputs = [(); 6].map(|()| gpu.upload(&[1.0f32; 2], SHAPE));
+    let mut outputs = [(); 4].map(|()| gpu.poisoned::<f32>(SHAPE));
+    let mut shared = gpu.upload(&[1.0f32; 3], [1, 3]);
+    let (mut q, mut pairs, mut exponent) =
+        (gpu.poisoned::<Fp8E4M3>(SHAPE), gpu.poisoned::<Fp4x2>([1, 1]), gpu.poisoned::<E8M0>([1, 1]));
+
+    let whole = shared.view_mut();
+    let mut views = inputs.each_ref().map(Tensor::view);
+    views[i] = whole.alias().slice(1, 0..2).unwrap();
+    let mut views_mut = outputs.each_mut().map(Tensor::view_mut);
+    views_mut[o] = whole.slice(1, ahead..ahead + 2).unwrap();
+
+    let [x, residual_in, weight, x2, weight2, smooth] = views;
+    let [residual_out, out, out2, scale] = views_mut;
+    let [weight, weight2, smooth] = [weight, weight2, smooth].map(|t| t.flatten("", "").unwrap());
+    let norm = NormRows { x, weight, eps: EPS, residual: Some((residual_in, residual_out)), out: Some(out) };
+    let second = Some(SecondRows { x: x2, weight: weight2, eps: EPS, out: out2 });
+    if fp4 {
+        let (layout, mode) = (ScaleLayout::RowMajor, BlockScale::Even);
+        let (q, scale) = (pairs.view_mut(), exponent.view_mut());
+        return hk_quant::fused_rmsnorm_mxfp4_quant(
+            gpu.stream(),
+            norm,
+            second,
+            q,
+            scale,
+            layout,
+            mode,
+            false,
+        );
+    }
+    let scale = scale.flatten("", "").unwrap().slice(0, 0..1).unwrap();
+    let scale = Fp8Scale::PerToken { scale, smooth: Some(smooth) };
+    hk_quant::fused_rmsnorm_fp8_quant(gpu.stream(), norm, second, q.view_mut(), scale, false)
+}
+
+/// No output shares memory with an input, but for `residual_out`, which may be `x` or `residual_in` exactly. Outputs cannot
+/// share memory with each other: views of them are borrowed mutably.
+#[test]
+fn overlaps_are_refused() {
+    let gpu = &kit::devices()[0];
+    for fp4 in [false, true] {
+        let last = usize::from(fp4);
+        for (i, input) in INPUTS[..INPUTS.len() - last].iter().enumerate() {
+            for (o, output) in OUTPUTS[..OUTPUTS.len() - last].iter().enumerate() {
+                let names = format!("{input} and {output}");
+                if o == 0 && i < 2 {
+                    run_overlapping(gpu, fp4, [i, o], 0).unwrap();
+                } else {
+                    assert_error(run_overlapping(gpu, fp4, [i, o], 0), kind!(Overlap), &[&names]);
+                }
+                assert_error(run_overlapping(gpu, fp4, [i, o], 1), kind!(Overlap), &[&names]);
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_that_are_too_long_are_refused() {
+    let gpu = &kit::devices()[0];
+    let stream = gpu.stream();
+    let (long, short) = (gpu.upload::<f32>(&[], [0, 1 << 29]), gpu.upload::<f32>(&[], [0, 2]));
+    let weight = gpu.upload(&[1.0f32; 2], [2]);
+    let (mut q, mut scale) = (gpu.poisoned::<Fp8E4M3>([0, 2]), gpu.poisoned::<f32>([0]));
+    let (mut pairs, mut exponents) = (gpu.poisoned::<Fp4x2>([0, 1]), gpu.poisoned::<E8M0>([0, 1]));
+    let (layout, mode) = (ScaleLayout::RowMajor, BlockScale::Even);
+    for (x, x2, name) in [(&long, &short, "x"), (&short, &long, "x2")] {
+        let mut out2 = gpu.poisoned::<f32>([0, 2]);
+        let message = format!("{name}: 536870912 columns");
+        let norm = || NormRows { x: x.view(), weight: weight.view(), eps: EPS, residual: None, out: None };
+        let second = SecondRows { x: x2.view(), weight: weight.view(), eps: EPS, out: out2.view_mut() };
+        let per_token = Fp8Scale::PerToken { scale: scale.view_mut(), smooth: None };
+        let result =
+            hk_quant::fused_rmsnorm_fp8_quant(stream, norm(), Some(second), q.view_mut(), per_token, false);
+        assert_error(result, kind!(TooLarge), &["fused_rmsnorm_fp8_quant", &message, "536870911"]);
+        let second = SecondRows { x: x2.view(), weight: weight.view(), eps: EPS, out: out2.view_mut() };
+        let (q, scale) = (pairs.view_mut(), exponents.view_mut());
+        let result =
+            hk_quant::fused_rmsnorm_mxfp4_quant(stream, norm(), Some(second), q, scale, layout, mode, false);
+        assert_error(result, kind!(TooLarge), &["fused_rmsnorm_mxfp4_quant", &message, "536870911"]);
+    }
 }

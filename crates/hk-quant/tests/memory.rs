@@ -8,9 +8,10 @@ use hk_core::quant::{BlockScale, GroupSize, ScaleLayout, shuffled_len};
 use hk_core::{Device, E8M0, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, Fp8E5M2, Layout, bf16};
 use hk_quant::{
     Fp8Scale, GroupOptions, MoeOrder, MxOptions, NormRows, OPERATORS, downcast_to_mxfp,
-    downcast_to_static_fp8, fp8_fnuz_to_ocp, fp8_ocp_to_fnuz, fused_rmsnorm_fp8_quant,
-    fused_rmsnorm_mxfp4_quant, group_quant, moe_smoothquant, per_tensor_quant_static, per_token_quant,
-    shuffle_scales, smoothquant, unshuffle_scales, upcast_from_mxfp,
+    downcast_to_static_fp8, dynamic_mxfp4_quant, fp8_fnuz_to_ocp, fp8_ocp_to_fnuz, fused_rmsnorm_fp8_quant,
+    fused_rmsnorm_mxfp4_quant, group_quant, moe_smoothquant, per_tensor_quant_dynamic,
+    per_tensor_quant_static, per_token_quant, shuffle_scales, smoothquant, unshuffle_scales,
+    upcast_from_mxfp,
 };
 use hk_testkit::{self as kit, Fill, Gpu, Place, RowCase, Tensor, assert_error, kind};
 
@@ -338,6 +339,48 @@ fn what_is_too_large_is_refused() {
     }
     gpu.assert_untouched(&q);
     gpu.assert_untouched(&exponents);
+}
+
+/// Rows that do not fit a kernel's window, of tensors that have none; the norms' are in `fused_rmsnorm.rs`.
+#[test]
+fn rows_that_are_too_long_are_refused() {
+    const SHAPE: [usize; 2] = [0, 1 << 29];
+    let gpu = &kit::devices()[0];
+    let stream = gpu.stream();
+    let (x, mut q) = (gpu.upload::<bf16>(&[], SHAPE), gpu.poisoned::<Fp8E4M3>(SHAPE));
+    let (smooth, ids) = (gpu.upload(&[1.0f32], [1, 1]), gpu.upload::<i32>(&[], [0, 1]));
+    let (one, mut scale) = (gpu.upload(&[1.0f32], [1]), gpu.poisoned::<f32>([1]));
+    let (mut pairs, mut exponents) = (gpu.poisoned::<Fp4x2>([0, 1]), gpu.poisoned::<E8M0>([0, 1]));
+    let (ocp, fnuz) = (gpu.upload::<Fp8E4M3>(&[], SHAPE), gpu.upload::<Fp8E4M3Fnuz>(&[], SHAPE));
+    let mut out = gpu.poisoned::<Fp8E4M3Fnuz>(SHAPE);
+    let (xv, order) = (x.view(), MoeOrder::TokenMajor);
+    let group = GroupOptions { group: GroupSize::G128, pow2_scale: false };
+    let mx = MxOptions { mode: BlockScale::Even, scale_layout: ScaleLayout::RowMajor };
+
+    let s = one.view();
+    let result = smoothquant(stream, xv, s, q.view_mut(), scale.view_mut());
+    assert_error(result, kind!(TooLarge), &["smoothquant: x: 536870912 columns", "536870911"]);
+    let result = per_token_quant(stream, xv, q.view_mut(), scale.view_mut(), None);
+    assert_error(result, kind!(TooLarge), &["per_token_quant: x: 536870912 columns", "536870911"]);
+    let result =
+        moe_smoothquant(stream, xv, smooth.view(), ids.view(), q.view_mut(), scale.view_mut(), order);
+    assert_error(result, kind!(TooLarge), &["moe_smoothquant: x: 536870912 columns", "536870911"]);
+    let mut groups = gpu.poisoned::<f32>([0, 1]);
+    let result = group_quant(stream, xv, q.view_mut(), groups.view_mut(), group);
+    assert_error(result, kind!(TooLarge), &["group_quant: x: 536870912 columns", "536870911"]);
+    let result = dynamic_mxfp4_quant(stream, xv, pairs.view_mut(), exponents.view_mut(), mx);
+    assert_error(result, kind!(TooLarge), &["dynamic_mxfp4_quant: x: 536870912 columns", "536870911"]);
+    let result = per_tensor_quant_static(stream, xv, s, q.view_mut());
+    assert_error(result, kind!(TooLarge), &["per_tensor_quant_static: x: 536870912 columns", "536870911"]);
+    let result = downcast_to_static_fp8(stream, xv, s, q.view_mut());
+    assert_error(result, kind!(TooLarge), &["downcast_to_static_fp8: x: 536870912 columns", "536870911"]);
+    let result = per_tensor_quant_dynamic(stream, xv, q.view_mut(), scale.view_mut());
+    assert_error(result, kind!(TooLarge), &["per_tensor_quant_dynamic: x: 536870912 columns", "536870911"]);
+    let result = fp8_ocp_to_fnuz(stream, ocp.view(), s, out.view_mut(), scale.view_mut());
+    assert_error(result, kind!(TooLarge), &["fp8_ocp_to_fnuz: q: 536870912 columns", "536870911"]);
+    let result = fp8_fnuz_to_ocp(stream, fnuz.view(), s, q.view_mut(), scale.view_mut());
+    assert_error(result, kind!(TooLarge), &["fp8_fnuz_to_ocp: q: 536870912 columns", "536870911"]);
+    gpu.assert_untouched(&scale);
 }
 
 /// Inputs that lie in columns give what those in rows do: elements next to each other along the axis, or across it.
