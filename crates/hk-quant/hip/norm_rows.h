@@ -82,7 +82,7 @@ HK_FN void rows_in_registers(const Params &params) {
     Quantizer<Block, Params> quantizer(params, block);
 
     hk::for_row_batches<Block::kAlone>(p.x.rows(), cols, block.column(), p.batch, [&](const RowBatch &batch) {
-        const Params &params_now = hk::params_anew(params);
+        const Params &params_now = hk::read_anew(params);
         const NormParams &p = params_now.head;
         RowF y[1];
         load_sums<true>(block, y, p, batch);
@@ -120,7 +120,7 @@ HK_FN void rows_in_tiles(const Params &params) {
         // `f(params, s, tile)` for each tile.
         const auto for_sums = [&]<bool kStore>(auto f) {
             hk::for_tiles<RowT::kCols>(row, cols, block.column(), [&](const RowBatch &tile) {
-                const Params &now = hk::params_anew(params);
+                const Params &now = hk::read_anew(params);
                 RowF s[1];
                 load_sums<kStore>(block, s, now.head, tile);
                 f(now, s, tile);

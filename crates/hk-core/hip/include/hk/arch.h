@@ -40,6 +40,8 @@ inline constexpr int kWaveSize = 64;
 #if defined(__gfx950__)
 #define HK_MX_MMA 1  // kHasMxMma, for entry points that only such targets have
 inline constexpr int kLdsBytes = 160 * 1024;
+inline constexpr int kLdsReadLanes = 16;   // that a 16-byte read of LDS serves together, see hk/shared.h
+inline constexpr bool kHasWideDma = true;  // 16 bytes a lane from global memory to LDS; else 4
 inline constexpr bool kHasCvtBf16 = true;  // v_cvt_pk_bf16_f32
 inline constexpr bool kFp8IsFnuz = false;  // the fp8 of its conversions and matrix products
 inline constexpr bool kHasCvtFp4 = true;   // v_cvt_scalef32_pk_fp4_f32
@@ -47,6 +49,8 @@ inline constexpr bool kHasMma32 = true;    // v_mfma_f32_16x16x32 of bf16 and f1
 inline constexpr bool kHasMxMma = true;    // v_mfma_scale_f32_16x16x128_f8f6f4
 #else
 inline constexpr int kLdsBytes = 64 * 1024;
+inline constexpr int kLdsReadLanes = 8;
+inline constexpr bool kHasWideDma = false;
 inline constexpr bool kHasCvtBf16 = false;
 inline constexpr bool kFp8IsFnuz = true;
 inline constexpr bool kHasCvtFp4 = false;
@@ -56,6 +60,8 @@ inline constexpr bool kHasMxMma = false;
 #else
 inline constexpr int kWaveSize = 32;
 inline constexpr int kLdsBytes = 227 * 1024;
+inline constexpr int kLdsReadLanes = 8;
+inline constexpr bool kHasWideDma = false;
 inline constexpr bool kHasCvtBf16 = true;  // cvt.rn.bf16x2.f32
 inline constexpr bool kFp8IsFnuz = false;
 inline constexpr bool kHasCvtFp4 = false;
@@ -84,20 +90,6 @@ HK_FN const Params &read_anew([[maybe_unused]] const Params &p) {
     auto fresh = (const __attribute__((address_space(4))) Params *)__builtin_amdgcn_kernarg_segment_ptr();
     asm volatile("" : "+s"(fresh));
     return *(const Params *)fresh;
-#else
-    return p;
-#endif
-}
-
-/// The kernel's parameters, which `p` is, to be read from memory anew: what a loop reads of them stays in scalar registers
-/// from before it, of which there may not be enough.
-template <class Params>
-HK_FN const Params &params_anew([[maybe_unused]] const Params &p) {
-#if defined(HK_AMD)
-    using Constant = const __attribute__((address_space(4))) Params;
-    auto *anew = (Constant *)__builtin_amdgcn_kernarg_segment_ptr();
-    asm volatile("" : "+s"(anew));
-    return *(const Params *)anew;
 #else
     return p;
 #endif

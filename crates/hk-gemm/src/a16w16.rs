@@ -1,0 +1,101 @@
+//! Products of 16-bit floats.
+
+use crate::config::Precision;
+use crate::kernels;
+use crate::problem::{FloatView, GemmOptions, NAMES, Product, Store};
+use hk_core::{Float, Result, Stream, TensorView, TensorViewMut, bf16, f16};
+
+mod sealed {
+    use super::*;
+
+    /// A 16-bit float.
+    pub trait Half: Float {
+        const PRECISION: Precision;
+        const KERNELS: [&'static str; 4];
+        const GATED: [&'static str; 4];
+    }
+    macro_rules! half {
+        ($t:ident, $precision:ident, $name:literal) => {
+            impl Half for $t {
+                const PRECISION: Precision = Precision::$precision;
+                const KERNELS: [&'static str; 4] = [
+                    concat!("gemm_", $name, "_256x256"),
+                    concat!("gemm_", $name, "_128x128"),
+                    concat!("gemm_", $name, "_64x64"),
+                    concat!("gemm_", $name, "_64x64_elements"),
+                ];
+                const GATED: [&'static str; 4] = [
+                    concat!("gemm_", $name, "_256x256_gated"),
+                    concat!("gemm_", $name, "_128x128_gated"),
+                    concat!("gemm_", $name, "_64x64_gated"),
+                    concat!("gemm_", $name, "_64x64_gated_elements"),
+                ];
+            }
+        };
+    }
+    half!(bf16, Bf16, "bf16");
+    half!(f16, F16, "f16");
+}
+
+/// `bf16` or `f16`.
+pub trait Half: sealed::Half {}
+impl Half for bf16 {}
+impl Half for f16 {}
+
+fn product<'a, T: Half>(
+    op: &'static str,
+    a: TensorView<'a, T>,
+    w: TensorView<'a, T>,
+    gated: bool,
+    options: GemmOptions,
+) -> Product<'a, T, T> {
+    Product {
+        op,
+        names: NAMES,
+        objects: &kernels::TILES16,
+        kernels: if gated { T::GATED } else { T::KERNELS },
+        precision: T::PRECISION,
+        x: a,
+        w,
+        scales: None,
+        bias: None,
+        gated,
+        options,
+    }
+}
+
+/// `y = activation(a w^T + bias)`.
+pub fn gemm_a16w16<'a, T: Half, Y: Float>(
+    stream: &Stream,
+    a: TensorView<'a, T>,
+    w: TensorView<'a, T>,
+    bias: Option<FloatView<'a>>,
+    y: TensorViewMut<Y>,
+    workspace: Option<TensorViewMut<f32>>,
+    options: GemmOptions,
+) -> Result<()> {
+    Product { bias, ..product("gemm_a16w16", a, w, false, options) }.run(stream, y, workspace, Store::Round)
+}
+
+/// `y += a w^T`, in any order.
+pub fn gemm_a16w16_atomic<T: Half>(
+    stream: &Stream,
+    a: TensorView<T>,
+    w: TensorView<T>,
+    y: TensorViewMut<f32>,
+    options: GemmOptions,
+) -> Result<()> {
+    product("gemm_a16w16_atomic", a, w, false, options).run(stream, y, None, Store::Add)
+}
+
+/// `y = activation(a w_gate^T) * (a w_value^T)`.
+pub fn gemm_a16w16_gated<T: Half, Y: Float>(
+    stream: &Stream,
+    a: TensorView<T>,
+    w: TensorView<T>,
+    y: TensorViewMut<Y>,
+    workspace: Option<TensorViewMut<f32>>,
+    options: GemmOptions,
+) -> Result<()> {
+    product("gemm_a16w16_gated", a, w, true, options).run(stream, y, workspace, Store::Round)
+}

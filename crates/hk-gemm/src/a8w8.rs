@@ -1,0 +1,104 @@
+//! Products of int8 and fp8 codes.
+
+use crate::config::Precision;
+use crate::kernels;
+use crate::problem::{FloatView, GemmOptions, NAMES, Product, Scales, Store};
+use hk_core::{Arch, Element, Error, Float, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, TensorView, TensorViewMut};
+
+mod sealed {
+    use super::*;
+
+    pub trait MatrixCode: Element {
+        const PRECISION: Precision;
+        const KERNELS: [&'static str; 4];
+        /// Whether the products of a device take it.
+        fn served(arch: Arch) -> bool;
+    }
+    macro_rules! code {
+        ($t:ident, $precision:ident, $name:literal, $arch:pat) => {
+            impl MatrixCode for $t {
+                const PRECISION: Precision = Precision::$precision;
+                const KERNELS: [&'static str; 4] = [
+                    concat!("gemm_", $name, "_256x256"),
+                    concat!("gemm_", $name, "_128x128"),
+                    concat!("gemm_", $name, "_64x64"),
+                    concat!("gemm_", $name, "_64x64_elements"),
+                ];
+                fn served(arch: Arch) -> bool {
+                    matches!(arch, $arch)
+                }
+            }
+        };
+    }
+    code!(i8, I8, "i8", _);
+    code!(Fp8E4M3, Fp8, "fp8", Arch::Gfx950 | Arch::Sm90);
+    code!(Fp8E4M3Fnuz, Fp8, "fp8", Arch::Gfx942);
+}
+
+/// `i8`, or the fp8 of the device's products: [`Fp8E4M3Fnuz`] on gfx942, [`Fp8E4M3`] on gfx950.
+pub trait MatrixCode: sealed::MatrixCode {}
+impl MatrixCode for i8 {}
+impl MatrixCode for Fp8E4M3 {}
+impl MatrixCode for Fp8E4M3Fnuz {}
+
+/// Longest sum of products of int8 that an i32 holds.
+const LONGEST_I8: usize = (1 << 17) - 1;
+
+#[expect(clippy::too_many_arguments, reason = "the operator's tensors")]
+fn product<'a, T: MatrixCode, Y: Float>(
+    op: &'static str,
+    stream: &Stream,
+    a: TensorView<'a, T>,
+    w: TensorView<'a, T>,
+    scales: Scales<'a>,
+    bias: Option<FloatView<'a>>,
+    y: TensorViewMut<Y>,
+    workspace: Option<TensorViewMut<f32>>,
+    options: GemmOptions,
+) -> Result<()> {
+    let arch = stream.device().arch();
+    if !T::served(arch) {
+        let reason = "products take fp8e4m3fnuz on gfx942, fp8e4m3 on gfx950";
+        return Err(Error::unsupported(op, format!("{} on {arch}", T::DTYPE), reason));
+    }
+    let k = a.shape().last().copied().unwrap_or(0);
+    if T::PRECISION == Precision::I8 && k > LONGEST_I8 {
+        return Err(Error::argument(op, "a", format!("{k} columns"), format!("at most {LONGEST_I8}, so that sums fit i32")));
+    }
+    let (objects, kernels) = (&kernels::TILES8, T::KERNELS);
+    let product =
+        Product { op, names: NAMES, objects, kernels, precision: T::PRECISION, x: a, w, scales: Some(scales), bias, gated: false, options };
+    product.run(stream, y, workspace, Store::Round)
+}
+
+/// `y = activation(a w^T * a_scale w_scale + bias)`.
+#[expect(clippy::too_many_arguments, reason = "the operator's tensors")]
+pub fn gemm_a8w8<'a, T: MatrixCode, Y: Float>(
+    stream: &Stream,
+    a: TensorView<'a, T>,
+    w: TensorView<'a, T>,
+    a_scale: TensorView<'a, f32>,
+    w_scale: TensorView<'a, f32>,
+    bias: Option<FloatView<'a>>,
+    y: TensorViewMut<Y>,
+    workspace: Option<TensorViewMut<f32>>,
+    options: GemmOptions,
+) -> Result<()> {
+    product("gemm_a8w8", stream, a, w, Scales { x: a_scale, w: w_scale }, bias, y, workspace, options)
+}
+
+/// [`gemm_a8w8`] without bias, by the name it has elsewhere.
+#[expect(clippy::too_many_arguments, reason = "the operator's tensors")]
+pub fn gemm_a8w8_per_token_scale<'a, T: MatrixCode, Y: Float>(
+    stream: &Stream,
+    a: TensorView<'a, T>,
+    w: TensorView<'a, T>,
+    a_scale: TensorView<'a, f32>,
+    w_scale: TensorView<'a, f32>,
+    y: TensorViewMut<Y>,
+    workspace: Option<TensorViewMut<f32>>,
+    options: GemmOptions,
+) -> Result<()> {
+    let scales = Scales { x: a_scale, w: w_scale };
+    product("gemm_a8w8_per_token_scale", stream, a, w, scales, None, y, workspace, options)
+}
