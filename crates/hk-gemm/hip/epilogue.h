@@ -39,6 +39,12 @@ struct Epilogue {
     static constexpr u32 kNone = 255;
 };
 
+struct Params {  // same layout as `Params` in src/problem.rs
+    Operand x, w;
+    Grid grid;
+    Epilogue epilogue;
+};
+
 /// N values of a type from `at` elements on, those past `left` zero.
 template <int N>
 HK_FN Vec<float, N> load_floats(u64 data, Float type, i64 at, u32 left) {

@@ -14,12 +14,6 @@ namespace gemm {
 using hk::Access;
 using hk::Frag;
 
-struct Params {  // same layout as `Params` in src/problem.rs
-    Operand x, w;
-    Grid grid;
-    Epilogue epilogue;
-};
-
 /// A tile's shape, and its way through LDS. `kStages`: where loads go straight to LDS.
 template <class E, Access kAccess, int kM_, int kN_, int kWavesM, int kWavesN, int kStages>
 struct Tile {

@@ -2,7 +2,7 @@
 
 use crate::config::Precision;
 use crate::kernels;
-use crate::problem::{FloatView, GemmOptions, NAMES, Product, Store};
+use crate::problem::{FloatView, GemmOptions, Kernels, NAMES, Product, Store, gemm_names};
 use hk_core::{Float, Result, Stream, TensorView, TensorViewMut, bf16, f16};
 
 mod sealed {
@@ -11,25 +11,23 @@ mod sealed {
     /// A 16-bit float.
     pub trait Half: Float {
         const PRECISION: Precision;
-        const KERNELS: [&'static str; 4];
-        const GATED: [&'static str; 4];
+        const KERNELS: &'static Kernels;
+        const GATED: &'static Kernels;
     }
     macro_rules! half {
         ($t:ident, $precision:ident, $name:literal) => {
             impl Half for $t {
                 const PRECISION: Precision = Precision::$precision;
-                const KERNELS: [&'static str; 4] = [
-                    concat!("gemm_", $name, "_256x256"),
-                    concat!("gemm_", $name, "_128x128"),
-                    concat!("gemm_", $name, "_64x64"),
-                    concat!("gemm_", $name, "_64x64_elements"),
-                ];
-                const GATED: [&'static str; 4] = [
-                    concat!("gemm_", $name, "_256x256_gated"),
-                    concat!("gemm_", $name, "_128x128_gated"),
-                    concat!("gemm_", $name, "_64x64_gated"),
-                    concat!("gemm_", $name, "_64x64_gated_elements"),
-                ];
+                const KERNELS: &'static Kernels = &Kernels {
+                    tiles: &kernels::TILES16,
+                    skinny: &kernels::SKINNY16,
+                    names: gemm_names!($name, "", concat!("gemm_", $name, "_16x16")),
+                };
+                const GATED: &'static Kernels = &Kernels {
+                    tiles: &kernels::TILES16,
+                    skinny: &kernels::SKINNY16,
+                    names: gemm_names!($name, "_gated", ""),
+                };
             }
         };
     }
@@ -52,7 +50,6 @@ fn product<'a, T: Half>(
     Product {
         op,
         names: NAMES,
-        objects: &kernels::TILES16,
         kernels: if gated { T::GATED } else { T::KERNELS },
         precision: T::PRECISION,
         x: a,

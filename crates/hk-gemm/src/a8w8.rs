@@ -2,7 +2,7 @@
 
 use crate::config::Precision;
 use crate::kernels;
-use crate::problem::{FloatView, GemmOptions, NAMES, Product, Scales, Store};
+use crate::problem::{FloatView, GemmOptions, Kernels, NAMES, Product, Scales, Store, gemm_names};
 use hk_core::{Arch, Element, Error, Float, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, TensorView, TensorViewMut};
 
 mod sealed {
@@ -10,7 +10,7 @@ mod sealed {
 
     pub trait MatrixCode: Element {
         const PRECISION: Precision;
-        const KERNELS: [&'static str; 4];
+        const KERNELS: &'static Kernels;
         /// Whether the products of a device take it.
         fn served(arch: Arch) -> bool;
     }
@@ -18,12 +18,11 @@ mod sealed {
         ($t:ident, $precision:ident, $name:literal, $arch:pat) => {
             impl MatrixCode for $t {
                 const PRECISION: Precision = Precision::$precision;
-                const KERNELS: [&'static str; 4] = [
-                    concat!("gemm_", $name, "_256x256"),
-                    concat!("gemm_", $name, "_128x128"),
-                    concat!("gemm_", $name, "_64x64"),
-                    concat!("gemm_", $name, "_64x64_elements"),
-                ];
+                const KERNELS: &'static Kernels = &Kernels {
+                    tiles: &kernels::TILES8,
+                    skinny: &kernels::SKINNY8,
+                    names: gemm_names!($name, "", concat!("gemm_", $name, "_16x16")),
+                };
                 fn served(arch: Arch) -> bool {
                     matches!(arch, $arch)
                 }
@@ -65,9 +64,8 @@ fn product<'a, T: MatrixCode, Y: Float>(
     if T::PRECISION == Precision::I8 && k > LONGEST_I8 {
         return Err(Error::argument(op, "a", format!("{k} columns"), format!("at most {LONGEST_I8}, so that sums fit i32")));
     }
-    let (objects, kernels) = (&kernels::TILES8, T::KERNELS);
     let product =
-        Product { op, names: NAMES, objects, kernels, precision: T::PRECISION, x: a, w, scales: Some(scales), bias, gated: false, options };
+        Product { op, names: NAMES, kernels: T::KERNELS, precision: T::PRECISION, x: a, w, scales: Some(scales), bias, gated: false, options };
     product.run(stream, y, workspace, Store::Round)
 }
 

@@ -36,6 +36,14 @@ pub enum GemmTile {
     T64x64,
     /// 64 x 64, element by element: any strides and alignment, any length of rows.
     Elements,
+    /// 16 x 16 by eight waves that share K, from memory to registers: the most blocks for few outputs. Not of gated products.
+    S16x16,
+    /// 16 x 32, likewise.
+    S16x32,
+    /// 32 x 32, likewise.
+    S32x32,
+    /// 64 x 32 by four waves, likewise.
+    S64x32,
 }
 
 /// A tile's shape, and what it costs.
@@ -49,18 +57,40 @@ struct TileInfo {
     cost: f64,
 }
 
+impl TileInfo {
+    /// Bytes of a row that the waves of a block read at a time, if they share K.
+    const fn stretch(&self) -> usize {
+        match self.tile {
+            GemmTile::S16x16 | GemmTile::S16x32 => 8 * 256,
+            GemmTile::S32x32 => 8 * 128,
+            GemmTile::S64x32 => 4 * 128,
+            _ => STAGE_BYTES,
+        }
+    }
+}
+
 /// The table. Costs are the longest of the CU's pipes per product (matrix, LDS), counted on the emulator.
-const TILES: [TileInfo; 4] = [
+const TILES: [TileInfo; GemmTile::COUNT] = [
     TileInfo { tile: GemmTile::T256x256, m: 256, n: 256, per_cu: 1, cost: 1.0 },
     TileInfo { tile: GemmTile::T128x128, m: 128, n: 128, per_cu: 2, cost: 1.1 },
     TileInfo { tile: GemmTile::T64x64, m: 64, n: 64, per_cu: 4, cost: 1.6 },
     TileInfo { tile: GemmTile::Elements, m: 64, n: 64, per_cu: 4, cost: 16.0 },
+    TileInfo { tile: GemmTile::S16x16, m: 16, n: 16, per_cu: 2, cost: 1.0 },
+    TileInfo { tile: GemmTile::S16x32, m: 16, n: 32, per_cu: 2, cost: 1.0 },
+    TileInfo { tile: GemmTile::S32x32, m: 32, n: 32, per_cu: 1, cost: 1.0 },
+    TileInfo { tile: GemmTile::S64x32, m: 64, n: 32, per_cu: 1, cost: 1.0 },
 ];
 
 /// Bytes of a row that a stage holds: `Tile::kBytes`.
 pub(crate) const STAGE_BYTES: usize = 64;
 
 impl GemmTile {
+    /// How many there are.
+    pub(crate) const COUNT: usize = 8;
+
+    /// Those that go through LDS, by vectors.
+    const THROUGH_LDS: [Self; 3] = [Self::T256x256, Self::T128x128, Self::T64x64];
+
     fn info(self) -> &'static TileInfo {
         &TILES[self as usize]
     }
@@ -71,9 +101,14 @@ impl GemmTile {
         (info.m, info.n)
     }
 
-    /// The end of its kernels' names.
-    pub(crate) const fn suffix(self) -> usize {
+    /// Its place in tables of kernels.
+    pub(crate) const fn index(self) -> usize {
         self as usize
+    }
+
+    /// Whether waves share K, from memory to registers.
+    pub(crate) const fn skinny(self) -> bool {
+        matches!(self, Self::S16x16 | Self::S16x32 | Self::S32x32 | Self::S64x32)
     }
 }
 
@@ -92,44 +127,67 @@ impl GemmConfig {
     /// The choice for `batch` products of `[m, k]` by `[n, k]` on a device. `vectors`: rows begin on 16 bytes and are a
     /// multiple of 16 bytes long. `most_splits`: that there is a workspace for.
     ///
-    /// Of all tiles and splits it is the one with the shortest modelled time: rounds of blocks over the CUs, times the
-    /// stages of a block, times the tile's cost; a split adds the traffic of its plane.
+    /// Up to 64 rows reading the weights is what takes time: the tile with the fewest rows that holds them all, and as many
+    /// splits as give each CU a block. More rows: of all tiles and splits the one with the shortest modelled time, which is
+    /// rounds of blocks over the CUs, times the stages of a block, times the tile's cost; a split adds the traffic of its
+    /// plane.
     pub fn choose(
         info: &DeviceInfo,
         precision: Precision,
         [batch, m, n, k]: [usize; 4],
         vectors: bool,
+        gated: bool,
         most_splits: usize,
     ) -> Self {
-        let stages = (k * precision.bytes()).div_ceil(STAGE_BYTES).max(1);
+        let bytes = k * precision.bytes();
         let cus = (info.compute_units as usize).max(1);
-        let mut best: Option<(f64, Self)> = None;
-        for t in TILES.iter().filter(|t| (t.tile != GemmTile::Elements) == vectors) {
+        if !vectors {
+            return Self::shortest(&[GemmTile::Elements], cus, [batch, m, n], bytes, most_splits);
+        }
+        if m > 64 {
+            return Self::shortest(&GemmTile::THROUGH_LDS, cus, [batch, m, n], bytes, most_splits);
+        }
+        let tile = match m {
+            33.. => GemmTile::S64x32,
+            17.. => GemmTile::S32x32,
+            _ if gated || batch * n.div_ceil(32) >= 2 * cus => GemmTile::S16x32,
+            _ => GemmTile::S16x16,
+        };
+        let tiles = batch.saturating_mul(n.div_ceil(tile.info().n)).max(1);
+        let stretches = bytes.div_ceil(tile.info().stretch()).max(1);
+        let splits = cus.div_ceil(tiles).min(stretches).min(most_splits).max(1);
+        Self { tile, splits, group: 1 }
+    }
+
+    fn shortest(tiles: &[GemmTile], cus: usize, [batch, m, n]: [usize; 3], bytes: usize, most_splits: usize) -> Self {
+        let stages = bytes.div_ceil(STAGE_BYTES).max(1);
+        let mut best = (f64::INFINITY, Self { tile: GemmTile::Elements, splits: 1, group: 1 });
+        for t in tiles.iter().map(|t| t.info()) {
             let tiles = batch.saturating_mul(m.div_ceil(t.m)).saturating_mul(n.div_ceil(t.n));
             let mut splits = 1;
             while splits <= most_splits.min(stages) {
                 let blocks = tiles.saturating_mul(splits);
                 let rounds = blocks.div_ceil(cus * t.per_cu).max(1);
-                // A CU with fewer blocks than it holds is as slow for each as with all of them, at worst.
+                // Blocks on a CU share its matrix units.
                 let resident = blocks.div_ceil(cus).min(t.per_cu).max(1);
                 let stage = (t.m * t.n) as f64 * t.cost * resident as f64;
                 // Prologue and epilogue weigh as some stages.
                 let block = (stages.div_ceil(splits) + 8) as f64;
-                let planes = if splits > 1 { (splits + 1) as f64 * (batch * m * n) as f64 / cus as f64 } else { 0.0 };
+                let planes =
+                    if splits > 1 { (splits + 1) as f64 * (batch * m * n) as f64 / cus as f64 } else { 0.0 };
                 let time = rounds as f64 * block * stage + planes;
-                if best.as_ref().is_none_or(|(t, _)| time < *t) {
-                    let group = (2048 / t.m).max(1);
-                    best = Some((time, Self { tile: t.tile, splits, group }));
+                if time < best.0 {
+                    best = (time, Self { tile: t.tile, splits, group: (2048 / t.m).max(1) });
                 }
                 splits *= 2;
             }
         }
-        best.map_or(Self { tile: GemmTile::Elements, splits: 1, group: 1 }, |(_, config)| config)
+        best.1
     }
 
     /// Elements of K in each part but perhaps the last, and how many parts are not empty.
     pub(crate) fn parts(&self, k: usize, precision: Precision, multiple: usize) -> (usize, usize) {
-        let step = (STAGE_BYTES / precision.bytes()).max(multiple);
+        let step = (self.tile.info().stretch() / precision.bytes()).max(multiple);
         let each = k.div_ceil(self.splits.max(1)).next_multiple_of(step).max(step);
         (each, k.div_ceil(each).max(1))
     }

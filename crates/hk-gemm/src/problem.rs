@@ -174,13 +174,37 @@ pub(crate) struct Names {
 /// `a` and `w`.
 pub(crate) const NAMES: Names = Names { x: "a", w: "w", x_scale: "a_scale", w_scale: "w_scale" };
 
+/// The entry points of products of one type.
+pub(crate) struct Kernels {
+    /// Of tiles that go through LDS, and of those that do not.
+    pub tiles: &'static CodeObjects,
+    pub skinny: &'static CodeObjects,
+    /// For each [`GemmTile`]; empty: there is none.
+    pub names: [&'static str; GemmTile::COUNT],
+}
+
+/// The names of one type's entry points: `gemm_bf16_256x256`, and with an end: `gemm_bf16_256x256_gated`.
+macro_rules! gemm_names {
+    ($type:literal, $end:literal, $s16x16:expr) => {
+        [
+            concat!("gemm_", $type, "_256x256", $end),
+            concat!("gemm_", $type, "_128x128", $end),
+            concat!("gemm_", $type, "_64x64", $end),
+            concat!("gemm_", $type, "_64x64", $end, "_elements"),
+            $s16x16,
+            concat!("gemm_", $type, "_16x32", $end),
+            concat!("gemm_", $type, "_32x32", $end),
+            concat!("gemm_", $type, "_64x32", $end),
+        ]
+    };
+}
+pub(crate) use gemm_names;
+
 /// A product `[batch,] M, K` by `[batch,] N, K`.
 pub(crate) struct Product<'a, X: Element, W: Element> {
     pub op: &'static str,
     pub names: Names,
-    pub objects: &'static CodeObjects,
-    /// Of each [`GemmTile`].
-    pub kernels: [&'static str; 4],
+    pub kernels: &'static Kernels,
     pub precision: Precision,
     pub x: TensorView<'a, X>,
     pub w: TensorView<'a, W>,
@@ -300,7 +324,7 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         let most = if store == Store::Add { MOST_ATOMIC_SPLITS } else { room.max(1) };
         let config = match self.options.config {
             Some(config) => self.check_config(config, vectors, plane, room, store)?,
-            None => GemmConfig::choose(info, self.precision, [batch, m, columns, k], vectors, most),
+            None => GemmConfig::choose(info, self.precision, [batch, m, columns, k], vectors, self.gated, most),
         };
         let (each, splits) = config.parts(k, self.precision, 1);
         let (m_tiles, n_tiles) = config.tiles(m, columns);
@@ -311,7 +335,8 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         }
 
         let split = splits > 1 && store != Store::Add;
-        let kernel = stream.kernel(self.objects, self.kernels[config.tile.suffix()])?;
+        let objects = if config.tile.skinny() { self.kernels.skinny } else { self.kernels.tiles };
+        let kernel = stream.kernel(objects, self.kernels.names[config.tile.index()])?;
         let mut launch = stream.launch(op, &kernel);
         let out = match (&mut workspace, split) {
             (Some(planes), true) => {
@@ -437,6 +462,9 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         if !vectors && config.tile != GemmTile::Elements {
             let want = "GemmTile::Elements, as rows do not begin on 16 bytes, are no multiple of 16 bytes long, or lie too far apart";
             return Err(Error::argument(op, "tile", format!("{:?}", config.tile), want));
+        }
+        if self.kernels.names[config.tile.index()].is_empty() {
+            return Err(Error::argument(op, "tile", format!("{:?}", config.tile), "a tile of gated products"));
         }
         if config.splits > 1 && store != Store::Add && config.splits > room {
             let want = format!("[{}] or longer ({} splits)", config.splits.saturating_mul(plane), config.splits);

@@ -36,6 +36,11 @@ fn small() {
         check::<bf16>(70, 200, 200, tile, 1);
         check::<f16>(300, 130, 344, tile, 3);
     }
+    check::<bf16>(16, 32, 4096, GemmTile::S16x16, 1);
+    check::<bf16>(13, 50, 1032, GemmTile::S16x16, 1);
+    check::<f16>(20, 70, 2056, GemmTile::S16x32, 2);
+    check::<bf16>(32, 70, 1000, GemmTile::S32x32, 1);
+    check::<bf16>(61, 70, 1000, GemmTile::S64x32, 3);
     check::<bf16>(1, 1, 1, GemmTile::Elements, 1);
     check::<bf16>(3, 5, 2, GemmTile::Elements, 1);
     check::<f16>(130, 67, 257, GemmTile::Elements, 2);

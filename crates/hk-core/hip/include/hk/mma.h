@@ -149,7 +149,7 @@ struct Product {
     static constexpr int kBytes = sizeof(E);  // of an element
     static constexpr int kFrags = 1;
 
-    HK_FN static Acc mma(const Frag (&w)[1], const Frag (&x)[1], Acc acc) {
+    HK_FN static Acc mma(const Frag *w, const Frag *x, Acc acc) {
         return hk::mma<E>(__builtin_bit_cast(Vec<E, 8>, w[0]), __builtin_bit_cast(Vec<E, 8>, x[0]), acc);
     }
 };
@@ -161,9 +161,9 @@ struct Product<Fp8> {
     // Products of 128 columns are twice as fast as of 32, where there are any.
     static constexpr int kFrags = kHasMxMma ? 2 : 1;
 
-    HK_FN static Acc mma(const Frag (&w)[kFrags], const Frag (&x)[kFrags], Acc acc) {
+    HK_FN static Acc mma(const Frag *w, const Frag *x, Acc acc) {
 #if defined(HK_MX_MMA)
-        const auto operand = [](const Frag(&f)[2]) {
+        const auto operand = [](const Frag *f) {
             return Vec<int, 8>{int(f[0][0]), int(f[0][1]), int(f[0][2]), int(f[0][3]),
                                int(f[1][0]), int(f[1][1]), int(f[1][2]), int(f[1][3])};
         };
@@ -182,7 +182,7 @@ struct Product<I8> {
     static constexpr int kBytes = 1;
     static constexpr int kFrags = 1;
 
-    HK_FN static Acc mma(const Frag (&w)[1], const Frag (&x)[1], Acc acc) {
+    HK_FN static Acc mma(const Frag *w, const Frag *x, Acc acc) {
 #if defined(HK_MX_MMA)
         return __builtin_amdgcn_mfma_i32_16x16x64_i8(__builtin_bit_cast(Vec<int, 4>, w[0]),
                                                      __builtin_bit_cast(Vec<int, 4>, x[0]), acc, 0, 0, 0);
