@@ -14,8 +14,9 @@ namespace gemm {
 using hk::Access;
 using hk::Frag;
 
-/// A tile's shape, and its way through LDS. `kStages`: where loads go straight to LDS.
-template <class E, Access kAccess, int kM_, int kN_, int kWavesM, int kWavesN, int kStages>
+/// A tile's shape, and its way through LDS. Where loads go straight to LDS: `kStages`, of which `kDirectStep` or more are
+/// multiplied at a time.
+template <class E, Access kAccess, int kM_, int kN_, int kWavesM, int kWavesN, int kStages, int kDirectStep = 1>
 struct Tile {
     using Product = hk::Product<E>;
     static constexpr int kM = kM_, kN = kN_;
@@ -24,48 +25,58 @@ struct Tile {
     /// Of a wave.
     static constexpr int kWaveM = kM / kWavesM, kWaveN = kN / kWavesN;
     /// Stages that are multiplied at a time, as products with longer rows need.
-    static constexpr int kStep = hk::kFragBytes * Product::kFrags > kBytes ? 2 : 1;
+    static constexpr bool kDirect = hk::kHasWideDma && kAccess == Access::Vectors;
+    static constexpr int kStep = hk::kFragBytes * Product::kFrags > kBytes ? 2 : kDirect ? kDirectStep : 1;
 
     template <int kRows>
     using Mover = hk::Mover<hk::SharedTile<kRows, kBytes>, kThreads, kAccess, Product::kBytes>;
     using X = Mover<kM>;
     using W = Mover<kN>;
-    using Pipeline = hk::Pipeline<X, W, kStages, kStep>;
+    template <class Words>
+    using Pipeline = hk::Pipeline<X, W, Words, kStages, kStep>;
 
     /// A wave's place in the tile.
     HK_FN static u32 wave_m() { return hk::wave_id() / kWavesN * kWaveM; }
     HK_FN static u32 wave_n() { return hk::wave_id() % kWavesN * kWaveN; }
 };
 
-/// A wave's sums: column m = lane % 16 of a tile of 16 x 16, kMmaRows neighbours n.
+/// Adds the products of all columns of some stages to a wave's sums: column m = lane % 16 of tiles of 16 x 16, kMmaRows
+/// neighbours n.
+template <class T, class Acc, int kM, int kN, class Step>
+HK_FN void multiply(Acc (&acc)[kM][kN], const Step &step) {
+    constexpr int kFrags = T::Product::kFrags;
+    constexpr int kOfStage = T::kBytes / hk::kFragBytes;
+#pragma unroll
+    for (int k = 0; k < T::kStep * kOfStage; k += kFrags) {
+        Frag w[kN][kFrags];
+#pragma unroll
+        for (int n = 0; n < kN; ++n) {
+#pragma unroll
+            for (int f = 0; f < kFrags; ++f) w[n][f] = step.w[(k + f) / kOfStage]->frag(T::wave_n() + 16 * n, (k + f) % kOfStage);
+        }
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+            Frag x[kFrags];
+#pragma unroll
+            for (int f = 0; f < kFrags; ++f) x[f] = step.x[(k + f) / kOfStage]->frag(T::wave_m() + 16 * m, (k + f) % kOfStage);
+#pragma unroll
+            for (int n = 0; n < kN; ++n) acc[m][n] = T::Product::mma(w[n], x, acc[m][n]);
+        }
+    }
+}
+
+/// A wave's sums.
 template <class T>
 struct Sums {
     static constexpr int kM = T::kWaveM / 16, kN = T::kWaveN / 16;
     typename T::Product::Acc acc[kM][kN] = {};
 
-    /// Adds the products of all columns of some stages.
-    template <class Step>
-    HK_FN void multiply(const Step &step) {
-        constexpr int kFrags = T::Product::kFrags;
-        constexpr int kOfStage = T::kBytes / hk::kFragBytes;
-#pragma unroll
-        for (int k = 0; k < T::kStep * kOfStage; k += kFrags) {
-            Frag w[kN][kFrags];
-#pragma unroll
-            for (int n = 0; n < kN; ++n) {
-#pragma unroll
-                for (int f = 0; f < kFrags; ++f) w[n][f] = step.w[(k + f) / kOfStage]->frag(T::wave_n() + 16 * n, (k + f) % kOfStage);
-            }
-#pragma unroll
-            for (int m = 0; m < kM; ++m) {
-                Frag x[kFrags];
-#pragma unroll
-                for (int f = 0; f < kFrags; ++f) x[f] = step.x[(k + f) / kOfStage]->frag(T::wave_m() + 16 * m, (k + f) % kOfStage);
-#pragma unroll
-                for (int n = 0; n < kN; ++n) acc[m][n] = T::Product::mma(w[n], x, acc[m][n]);
-            }
-        }
+    template <int>
+    HK_FN void multiply(const auto &step) {
+        gemm::multiply<T>(acc, step);
     }
+    template <int>
+    HK_FN void finish() {}
 };
 
 /// 16 rows of a wave's sums in LDS, row by row, padded such that lanes that write together meet no bank twice.
@@ -93,19 +104,19 @@ struct Strip {
 };
 
 /// Writes a wave's outputs. `lds` holds nothing that any wave needs.
-template <class T, bool kGated>
-HK_FN void write_tile(const Params &p, const Work &work, const Sums<T> &sums, void *lds) {
+template <class T, bool kGated, class Params, class SumsOf>
+HK_FN void write_tile(const Params &p, const Work &work, const SumsOf &sums, void *lds) {
     constexpr u32 kCols = kGated ? T::kWaveN / 2 : T::kWaveN, kPart = Strip<T::kWaveN>::kPart;
     constexpr u32 kLanes = kCols / kPart;
     Strip<T::kWaveN> &strip = static_cast<Strip<T::kWaveN> *>(lds)[hk::wave_id()];
     const u32 first_m = work.m_tile * T::kM + T::wave_m();
     const u32 first_n = (work.n_tile * T::kN + T::wave_n()) / (kGated ? 2 : 1);
 #pragma unroll 1
-    for (u32 m = 0; m < Sums<T>::kM; ++m) {
+    for (u32 m = 0; m < SumsOf::kM; ++m) {
         hk::wave_barrier();
         // One copy of what follows, whatever the strip.
 #pragma unroll
-        for (int i = 0; i < Sums<T>::kM; ++i) {
+        for (int i = 0; i < SumsOf::kM; ++i) {
             if (u32(i) == m) strip.put(sums.acc[i]);
         }
         hk::wave_barrier();
@@ -123,36 +134,49 @@ HK_FN void write_tile(const Params &p, const Work &work, const Sums<T> &sums, vo
     }
 }
 
-/// One tile of outputs, or of a split's part of them.
-template <class T, bool kGated>
-HK_FN void tile_gemm(const Params &p) {
-    const Work work(p.grid, hk::block_x());
-    const u32 first_m = work.m_tile * T::kM, first_n = work.n_tile * T::kN;
-    const u32 from = work.split * p.grid.split_bytes;
-    const u32 to = p.grid.k_bytes - from < p.grid.split_bytes ? p.grid.k_bytes : from + p.grid.split_bytes;
+/// What a block reads of K: bytes [from, to) of each row.
+struct Range {
+    u32 from, to;
 
-    const typename T::X x(p.x.at(work.batch, first_m), p.x.rows - first_m, p.x.row, to, [](u32 row) { return row; });
+    HK_FN Range(const Grid &g, u32 split) : from(split * g.split_bytes) {
+        to = g.k_bytes - from < g.split_bytes ? g.k_bytes : from + g.split_bytes;
+    }
+};
+
+/// One tile of outputs, or of a split's part of them. `make_words(work, range)`: what moves the words that go with rows.
+template <class T, template <class> class SumsOf, bool kGated, class Params, class MakeWords>
+HK_FN void tile_gemm(const Params &p, MakeWords make_words) {
+    const Work work(p.grid, hk::block_x());
+    const Range range(p.grid, work.split);
+    const u32 first_m = work.m_tile * T::kM, first_n = work.n_tile * T::kN;
+
+    const typename T::X x(p.x.at(work.batch, first_m), p.x.rows - first_m, p.x.row, range.to, [](u32 row) { return row; });
     // With gates and values, a wave has a strip of both: its rows of W's tile are first gates, then their values.
     const u32 first_w = kGated ? first_n / 2 : first_n;
     const u32 values = p.w.rows / 2;
-    const typename T::W w(p.w.at(work.batch, first_w), p.w.rows - first_w, p.w.row, to, [&](u32 row) -> u32 {
+    const typename T::W w(p.w.at(work.batch, first_w), p.w.rows - first_w, p.w.row, range.to, [&](u32 row) -> u32 {
         if constexpr (!kGated) return row;
         const u32 wave = row / T::kWaveN, in = row % T::kWaveN;
         const u32 gate = wave * (T::kWaveN / 2) + in % (T::kWaveN / 2);
         if (first_w + gate >= values) return p.w.rows;
         return in < T::kWaveN / 2 ? gate : gate + values;
     });
+    const auto words = make_words(work, range);
 
+    using Pipeline = typename T::template Pipeline<__remove_cvref(decltype(words))>;
     __shared__ union {
-        typename T::Pipeline::Lds stages;
+        typename Pipeline::Lds stages;
         Strip<T::kWaveN> strips[T::kThreads / hk::kWaveSize];
     } lds;
-    Sums<T> sums;
-    typename T::Pipeline(x, w, lds.stages).run(from, (to - from + T::kBytes - 1) / T::kBytes, [&](const auto &step) {
-        sums.multiply(step);
-    });
+    SumsOf<T> sums;
+    Pipeline(x, w, words, lds.stages).run(range.from, (range.to - range.from + T::kBytes - 1) / T::kBytes, sums);
     hk::block_barrier();
     write_tile<T, kGated>(p, work, sums, &lds);
+}
+
+template <class T, bool kGated>
+HK_FN void tile_gemm(const Params &p) {
+    tile_gemm<T, Sums, kGated>(p, [](const Work &, const Range &) { return hk::NoWords{}; });
 }
 
 }  // namespace gemm

@@ -160,32 +160,98 @@ HK_FN void wait_loads() {
 }
 #endif
 
-/// Stages of two tiles in LDS.
-template <class X, class W, int kStages>
+/// Nothing beside the tiles.
+struct NoWords {
+    struct Tile {
+        u32 none[0];  // takes no room
+    };
+    static constexpr int kParts = 0;
+    HK_FN u32 load(u32) const { return 0; }
+    HK_FN static void store(u32, Tile &) {}
+    HK_FN void copy(u32, Tile &) const {}
+};
+
+/// Where a thread finds the word that goes with its row in a stage, such as a scale.
+struct WordPlace {
+    u64 data;        ///< of row 0
+    u32 offset;      ///< of the row, in bytes; Window::kBeyond: there is none, zero
+    u32 step;        ///< bytes from a word to the next one of its row; the same for all lanes
+    u32 shift;       ///< one word for 2^shift bytes of a row
+};
+
+/// A word of 4 bytes for each row of both tiles, with each stage: those of x, then those of w, a thread each.
+template <int kXRows, int kWRows, int kThreads>
+class WordMover {
+    static_assert(kXRows + kWRows <= kThreads && kXRows % kWaveSize == 0, "a wave has rows of one tile");
+    Window window_;
+    u32 offset_, step_, shift_, end_;
+
+    HK_FN u32 at(u32 from) const {
+        return offset_ | ((end_ - 1u - from) & Window::kBeyond);
+    }
+    HK_FN u32 scalar(u32 from) const { return (from >> shift_) * step_; }
+
+public:
+    /// Words of the rows of x, and from `kXRows` on those of w. One for each thread, as all have to load as much.
+    struct Tile {
+        u32 word[kThreads];
+        HK_FN u32 x(u32 row) const { return word[row]; }
+        HK_FN const u32 *w(u32 row) const { return word + kXRows + row; }
+    };
+    static constexpr int kParts = 1;
+
+    /// `place(row, of_w)` tells where the words of a row are.
+    template <class Place>
+    HK_FN WordMover(u32 end, Place place)
+        : WordMover(end, wave_id() * kWaveSize < kXRows ? place(thread_x(), false) : place(thread_x() - kXRows, true), 0) {}
+
+private:
+    HK_FN WordMover(u32 end, WordPlace place, int)
+        : window_(reinterpret_cast<GlobalPtr<const u8>>(place.data), Window::kBeyond - 1),
+          offset_(thread_x() < kXRows + kWRows ? place.offset : Window::kBeyond),
+          step_(place.step), shift_(place.shift), end_(end) {}
+
+public:
+    HK_FN u32 load(u32 from) const { return window_.load_word(at(from), scalar(from)); }
+    HK_FN static void store(u32 word, Tile &tile) { tile.word[thread_x()] = word; }
+#if defined(HK_AMD)
+    HK_FN void copy(u32 from, Tile &tile) const {
+        using Lds = __attribute__((address_space(3))) void *;
+        window_.load_word_to_lds((Lds)&tile.word[wave_id() * kWaveSize], at(from), scalar(from));
+    }
+#endif
+};
+
+/// Stages of two tiles in LDS, and the words that go with them.
+template <class X, class W, class Words, int kStages>
 struct Stages {
     typename X::Tile x[kStages];
     typename W::Tile w[kStages];
+    typename Words::Tile words[kStages];
 };
 
 /// The stages that are multiplied at a time.
-template <class X, class W, int kStages>
+template <class X, class W, class Words, int kStages>
 struct Step {
     const typename X::Tile *x[kStages];
     const typename W::Tile *w[kStages];
+    const typename Words::Tile *words[kStages];
 };
 
 /// By registers: while `kStep` stages are multiplied, those after them are in registers or on their way there, and the ones
 /// after these are being loaded. Twice as many stages in LDS, one barrier a step: a block writes stages that all its waves
 /// have left before the last barrier.
-template <class X, class W, int kStep>
+template <class X, class W, class Words, int kStep>
 class RegisterPipeline {
     const X &x_;
     const W &w_;
-    Stages<X, W, 2 * kStep> &stages_;
+    const Words &words_;
+    Stages<X, W, Words, 2 * kStep> &stages_;
 
     struct Set {
         typename X::Chunks x[kStep];
         typename W::Chunks w[kStep];
+        u32 word[kStep];
     };
 
     HK_FN Set load(u32 from) const {
@@ -194,6 +260,7 @@ class RegisterPipeline {
         for (int i = 0; i < kStep; ++i) {
             set.x[i] = x_.load(from + i * X::Tile::kBytes);
             set.w[i] = w_.load(from + i * X::Tile::kBytes);
+            set.word[i] = words_.load(from + i * X::Tile::kBytes);
         }
         return set;
     }
@@ -202,26 +269,30 @@ class RegisterPipeline {
         for (int i = 0; i < kStep; ++i) {
             X::store(set.x[i], stages_.x[half * kStep + i]);
             W::store(set.w[i], stages_.w[half * kStep + i]);
+            Words::store(set.word[i], stages_.words[half * kStep + i]);
         }
     }
-    HK_FN Step<X, W, kStep> step(int half) const {
-        Step<X, W, kStep> now;
+    HK_FN Step<X, W, Words, kStep> step(int half) const {
+        Step<X, W, Words, kStep> now;
 #pragma unroll
         for (int i = 0; i < kStep; ++i) {
             now.x[i] = &stages_.x[half * kStep + i];
             now.w[i] = &stages_.w[half * kStep + i];
+            now.words[i] = &stages_.words[half * kStep + i];
         }
         return now;
     }
 
 public:
-    using Lds = Stages<X, W, 2 * kStep>;
+    using Lds = Stages<X, W, Words, 2 * kStep>;
 
-    HK_FN RegisterPipeline(const X &x, const W &w, Lds &stages) : x_(x), w_(w), stages_(stages) {}
+    HK_FN RegisterPipeline(const X &x, const W &w, const Words &words, Lds &stages)
+        : x_(x), w_(w), words_(words), stages_(stages) {}
 
-    /// Calls `multiply(Step)` for `count` stages from byte `from` of the rows on, `kStep` at a time.
-    template <class F>
-    HK_FN void run(u32 from, u32 count, F multiply) const {
+    /// Calls `sums.multiply<i>(Step)` for `count` stages from byte `from` of the rows on, `kStep` at a time; i is 0 and 1 in
+    /// turn. Then `sums.finish<n>()`, n of 1 or 2 having been the last ones.
+    template <class Sums>
+    HK_FN void run(u32 from, u32 count, Sums &sums) const {
         constexpr u32 kBytes = kStep * X::Tile::kBytes;
         const u32 steps = (count + kStep - 1) / kStep;
         Set even = load(from);
@@ -232,19 +303,22 @@ public:
             block_barrier();
             even = load(from);
             keep_order();
-            multiply(step(0));
+            sums.template multiply<0>(step(0));
             keep_order();
             store(odd, 1);
             block_barrier();
             odd = load(from + kBytes);
             keep_order();
-            multiply(step(1));
+            sums.template multiply<1>(step(1));
             keep_order();
             store(even, 0);
         }
         if (steps % 2 != 0) {
             block_barrier();
-            multiply(step(0));
+            sums.template multiply<0>(step(0));
+            sums.template finish<1>();
+        } else {
+            sums.template finish<2>();
         }
     }
 };
@@ -253,29 +327,33 @@ public:
 /// Straight to LDS: `kCount` stages in a ring, of which `kStep` are multiplied at a time, and all others but those that the
 /// last step has left are on their way. One barrier a step: a wave passes it when its own loads for this step have landed,
 /// and then all waves have left what the next loads overwrite.
-template <class X, class W, int kCount, int kStep>
+template <class X, class W, class Words, int kCount, int kStep>
 class DirectPipeline {
     static constexpr int kAhead = kCount - kStep;  // stages loaded before they are multiplied
-    static constexpr int kLoads = X::kParts + W::kParts;
+    static constexpr int kLoads = X::kParts + W::kParts + Words::kParts;
     static_assert(kAhead > kStep, "the loads for a step are not the last ones on their way");
 
     const X &x_;
     const W &w_;
-    Stages<X, W, kCount> &stages_;
+    const Words &words_;
+    Stages<X, W, Words, kCount> &stages_;
 
     HK_FN void copy(u32 from, u32 stage) const {
         x_.copy(from, stages_.x[stage]);
         w_.copy(from, stages_.w[stage]);
+        words_.copy(from, stages_.words[stage]);
     }
 
 public:
-    using Lds = Stages<X, W, kCount>;
+    using Lds = Stages<X, W, Words, kCount>;
 
-    HK_FN DirectPipeline(const X &x, const W &w, Lds &stages) : x_(x), w_(w), stages_(stages) {}
+    HK_FN DirectPipeline(const X &x, const W &w, const Words &words, Lds &stages)
+        : x_(x), w_(w), words_(words), stages_(stages) {}
 
-    /// Calls `multiply(Step)` for `count` stages from byte `from` of the rows on, `kStep` at a time.
-    template <class F>
-    HK_FN void run(u32 from, u32 count, F multiply) const {
+    /// Calls `sums.multiply<0>(Step)` for `count` stages from byte `from` of the rows on, `kStep` at a time, then
+    /// `sums.finish<1>()`.
+    template <class Sums>
+    HK_FN void run(u32 from, u32 count, Sums &sums) const {
         constexpr u32 kBytes = X::Tile::kBytes;
 #pragma unroll
         for (u32 i = 0; i < kAhead; ++i) copy(from + i * kBytes, i);
@@ -286,7 +364,7 @@ public:
         for (u32 done = 0; done < count; done += kStep) {
             wait_loads<(kAhead - kStep) * kLoads>();
             block_barrier();
-            Step<X, W, kStep> step;
+            Step<X, W, Words, kStep> step;
 #pragma unroll
             for (int i = 0; i < kStep; ++i) {
                 copy(from, next);
@@ -294,10 +372,12 @@ public:
                 next = after(next);
                 step.x[i] = &stages_.x[first];
                 step.w[i] = &stages_.w[first];
+                step.words[i] = &stages_.words[first];
                 first = after(first);
             }
-            multiply(step);
+            sums.template multiply<0>(step);
         }
+        sums.template finish<1>();
         // A block gives its LDS back when it ends.
         wait_loads<0>();
     }
@@ -305,20 +385,20 @@ public:
 #endif
 
 namespace detail {
-template <bool kDirect, class X, class W, int kCount, int kStep>
+template <bool kDirect, class X, class W, class Words, int kCount, int kStep>
 struct PipelineOf {
-    using Type = RegisterPipeline<X, W, kStep>;
+    using Type = RegisterPipeline<X, W, Words, kStep>;
 };
 #if defined(HK_AMD)
-template <class X, class W, int kCount, int kStep>
-struct PipelineOf<true, X, W, kCount, kStep> {
-    using Type = DirectPipeline<X, W, kCount, kStep>;
+template <class X, class W, class Words, int kCount, int kStep>
+struct PipelineOf<true, X, W, Words, kCount, kStep> {
+    using Type = DirectPipeline<X, W, Words, kCount, kStep>;
 };
 #endif
 }  // namespace detail
 
 /// Straight to LDS where the target and the rows allow it, with a ring of `kCount` stages; else by registers.
-template <class X, class W, int kCount, int kStep>
-using Pipeline = typename detail::PipelineOf<X::kDirect && W::kDirect, X, W, kCount, kStep>::Type;
+template <class X, class W, class Words, int kCount, int kStep>
+using Pipeline = typename detail::PipelineOf<X::kDirect && W::kDirect, X, W, Words, kCount, kStep>::Type;
 
 }  // namespace hk
