@@ -8,28 +8,6 @@
 
 namespace gemm {
 
-/// Scales of an operand, f32; same layout as `BlockScale` in src/blockscale.rs.
-struct BlockScale {
-    u64 data;
-    i64 batch;          // strides, in bytes
-    u32 row, group;
-    u32 row_shift;      // one row of scales for 2^row_shift rows of the operand
-    u32 group_shift;    // one scale for 2^group_shift bytes of a row
-
-    HK_FN hk::WordPlace place(const Work &work, u32 row, u32 rows) const {
-        return {data + u64(i64(work.batch) * batch), row < rows ? (row >> row_shift) * this->row : hk::Window::kBeyond, group,
-                group_shift};
-    }
-};
-static_assert(sizeof(BlockScale) == 32, "same layout as in Rust");
-
-struct BlockParams {  // same layout as `BlockParams` in src/blockscale.rs
-    Operand x, w;
-    Grid grid;
-    Epilogue epilogue;
-    BlockScale x_scale, w_scale;
-};
-
 /// A wave's sums, and those of the last 128 columns.
 template <class T>
 struct BlockSums {

@@ -4,6 +4,7 @@
 #include <hk/activate.h>
 #include <hk/arch.h>
 #include <hk/global.h>
+#include <hk/pipeline.h>
 #include <hk/types.h>
 
 #include "problem.h"
@@ -43,6 +44,34 @@ struct Params {  // same layout as `Params` in src/problem.rs
     Operand x, w;
     Grid grid;
     Epilogue epilogue;
+};
+
+/// Scales of an operand, f32; same layout as `BlockScale` in src/blockscale.rs.
+struct BlockScale {
+    u64 data;
+    i64 batch;          // strides, in bytes
+    u32 row, group;
+    u32 row_shift;      // one row of scales for 2^row_shift rows of the operand
+    u32 group_shift;    // one scale for 2^group_shift bytes of a row
+
+    HK_FN GlobalPtr<const u8> first(const Work &work) const {
+        return reinterpret_cast<GlobalPtr<const u8>>(data) + i64(work.batch) * batch;
+    }
+    /// Of the scales of a row of the operand; beyond every window if it has no such row.
+    HK_FN u32 offset(u32 of_row, u32 rows) const {
+        return of_row < rows ? (of_row >> row_shift) * row : hk::Window::kBeyond;
+    }
+    HK_FN hk::WordPlace place(const Work &work, u32 of_row, u32 rows) const {
+        return {reinterpret_cast<u64>(first(work)), offset(of_row, rows), group, group_shift};
+    }
+};
+static_assert(sizeof(BlockScale) == 32, "same layout as in Rust");
+
+struct BlockParams {  // same layout as `BlockParams` in src/blockscale.rs
+    Operand x, w;
+    Grid grid;
+    Epilogue epilogue;
+    BlockScale x_scale, w_scale;
 };
 
 /// N values of a type from `at` elements on, those past `left` zero.

@@ -1,7 +1,7 @@
 // skinny.h: products of few rows x, bound by reading w.
-//   A block makes 16 kMTiles x 16 kNTiles sums. Its waves share K: wave i takes every kWaves-th stretch of kUnroll fragments of
-//   each row, from global memory to registers, one stretch ahead of the products. So each weight is read once, by one wave,
-//   and a wave has (kMTiles + kNTiles) kUnroll KiB of loads on their way. The waves' sums meet in LDS, in their order.
+//   A block makes 16 kMTiles x 16 kNTiles sums. Its waves share K: wave i takes every kWaves-th stretch of kBytes of each row,
+//   from global memory to registers, two stretches ahead of the products. So each weight is read once, by one wave, and a
+//   wave has up to 32 (kMTiles + kNTiles) kBytes of loads on their way. The waves' sums meet in LDS, in their order.
 #pragma once
 
 #include <hk/block.h>
@@ -51,14 +51,70 @@ public:
     }
 };
 
-template <class E, int kMTiles, int kNTiles, int kWaves, int kUnroll, bool kGated>
-HK_FN void skinny_gemm(const Params &given) {
+/// What sums of products of 128 bytes of a row are multiplied by: nothing.
+struct Unscaled {
+    static constexpr bool kScaled = false;
+    struct Set {};
+    HK_FN Set load(u32) const { return {}; }
+};
+
+/// One scale for each 128 bytes of each row, or more of them (BlockScale); at least four rows of w have the same.
+template <int kMTiles, int kNTiles, int kGroups>
+class Scaled {
+    hk::Window x_, w_;
+    u32 x_offset_[kMTiles], w_offset_[kNTiles];
+    u32 x_group_, w_group_, x_shift_, w_shift_, end_;
+
+public:
+    static constexpr bool kScaled = true;
+    struct Set {
+        float x[kMTiles][kGroups], w[kNTiles][kGroups];
+    };
+
+    HK_FN Scaled(const BlockParams &p, const Work &work, u32 first_m, u32 first_n, u32 end)
+        : x_(p.x_scale.first(work), hk::Window::kBeyond - 1), w_(p.w_scale.first(work), hk::Window::kBeyond - 1),
+          x_group_(p.x_scale.group), w_group_(p.w_scale.group), x_shift_(p.x_scale.group_shift),
+          w_shift_(p.w_scale.group_shift), end_(end) {
+#pragma unroll
+        for (u32 i = 0; i < kMTiles; ++i) x_offset_[i] = p.x_scale.offset(first_m + 16 * i + hk::lane_id() % 16, p.x.rows);
+#pragma unroll
+        for (u32 i = 0; i < kNTiles; ++i) {
+            w_offset_[i] = p.w_scale.offset(first_n + 16 * i + hk::lane_id() / 16 * hk::kMmaRows, p.w.rows);
+        }
+    }
+
+    HK_FN Set load(u32 from) const {
+        Set set;
+#pragma unroll
+        for (u32 g = 0; g < kGroups; ++g) {
+            const u32 at = from + 128 * g;
+            const u32 past = (end_ - 1u - at) & hk::Window::kBeyond;
+#pragma unroll
+            for (int i = 0; i < kMTiles; ++i) {
+                set.x[i][g] = __builtin_bit_cast(float, x_.load_word(x_offset_[i] | past, (at >> x_shift_) * x_group_));
+            }
+#pragma unroll
+            for (int i = 0; i < kNTiles; ++i) {
+                set.w[i][g] = __builtin_bit_cast(float, w_.load_word(w_offset_[i] | past, (at >> w_shift_) * w_group_));
+            }
+        }
+        return set;
+    }
+};
+
+template <class E, int kMTiles, int kNTiles, int kWaves, int kBytes, bool kGated, class Params, class MakeScales>
+HK_FN void skinny_gemm(const Params &given, MakeScales make_scales) {
+    using Scales = decltype(make_scales(Work(0), 0u, 0u, 0u));
     using Product = hk::Product<E>;
-    using Acc = typename Product::Acc;
+    using Part = typename Product::Acc;
+    using Acc = decltype([] {
+        if constexpr (Scales::kScaled) return Vec<float, hk::kMmaRows>();
+        else return Part();
+    }());
     constexpr int kFrags = Product::kFrags;
     constexpr u32 kM = 16 * kMTiles, kN = 16 * kNTiles, kThreads = kWaves * hk::kWaveSize;
-    constexpr u32 kStretch = kUnroll * hk::kFragBytes;
-    static_assert(kUnroll % kFrags == 0, "whole products");
+    constexpr int kUnroll = kBytes / hk::kFragBytes;
+    constexpr u32 kStretch = kBytes;
     using Number = decltype(Acc{}[0] + 0);
 
     // Where sums meet: by wave, then by row, padded such that lanes that write together meet no bank twice.
@@ -83,18 +139,35 @@ HK_FN void skinny_gemm(const Params &given) {
         });
 
         Acc acc[kMTiles][kNTiles] = {};
+        const Scales scales = make_scales(work, first_m, first_w, end);
         struct Set {
             typename Rows<kMTiles, kUnroll>::Frags x;
             typename Rows<kNTiles, kUnroll>::Frags w;
+            typename Scales::Set scales;
         };
-        const auto load = [&](u32 from) { return Set{x.load(from), w.load(from)}; };
+        const auto load = [&](u32 from) { return Set{x.load(from), w.load(from), scales.load(from)}; };
         const auto multiply = [&](const Set &set) {
+            // Fragments whose products are summed before they are scaled.
+            constexpr int kTogether = Scales::kScaled ? 128 / hk::kFragBytes : kUnroll;
 #pragma unroll
-            for (int u = 0; u < kUnroll; u += kFrags) {
+            for (int first = 0; first < kUnroll; first += kTogether) {
 #pragma unroll
                 for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
-                    for (int n = 0; n < kNTiles; ++n) acc[m][n] = Product::mma(set.w.frag[n] + u, set.x.frag[m] + u, acc[m][n]);
+                    for (int n = 0; n < kNTiles; ++n) {
+                        Part part = {};
+                        if constexpr (!Scales::kScaled) part = acc[m][n];
+#pragma unroll
+                        for (int u = first; u < first + kTogether; u += kFrags) {
+                            part = Product::mma(set.w.frag[n] + u, set.x.frag[m] + u, part);
+                        }
+                        if constexpr (Scales::kScaled) {
+                            const float scale = set.scales.x[m][first / kTogether] * set.scales.w[n][first / kTogether];
+                            acc[m][n] = __builtin_elementwise_fma(__builtin_convertvector(part, Acc), Acc(scale), acc[m][n]);
+                        } else {
+                            acc[m][n] = part;
+                        }
+                    }
                 }
             }
         };
@@ -146,6 +219,18 @@ HK_FN void skinny_gemm(const Params &given) {
             finish<kPart>(e, work, m, n, total(row, col));
         }
     }
+}
+
+template <class E, int kMTiles, int kNTiles, int kWaves, int kBytes, bool kGated>
+HK_FN void skinny_gemm(const Params &p) {
+    skinny_gemm<E, kMTiles, kNTiles, kWaves, kBytes, kGated>(p, [](const Work &, u32, u32, u32) { return Unscaled{}; });
+}
+
+template <class E, int kMTiles, int kNTiles, int kWaves, int kBytes>
+HK_FN void skinny_block_gemm(const BlockParams &p) {
+    skinny_gemm<E, kMTiles, kNTiles, kWaves, kBytes, false>(p, [&](const Work &work, u32 first_m, u32 first_n, u32 end) {
+        return Scaled<kMTiles, kNTiles, kBytes / 128>(p, work, first_m, first_n, end);
+    });
 }
 
 }  // namespace gemm

@@ -55,6 +55,7 @@ fn product<'a, T: Half>(
         x: a,
         w,
         scales: None,
+        block: None,
         bias: None,
         gated,
         options,

@@ -2,7 +2,7 @@
 
 use crate::config::Precision;
 use crate::kernels;
-use crate::problem::{FloatView, GemmOptions, Kernels, NAMES, Product, Scales, Store, gemm_names};
+use crate::problem::{BlockScales, BlockShape, FloatView, GemmOptions, Kernels, NAMES, Product, Scales, Store, gemm_names};
 use hk_core::{Arch, Element, Error, Float, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, TensorView, TensorViewMut};
 
 mod sealed {
@@ -11,6 +11,7 @@ mod sealed {
     pub trait MatrixCode: Element {
         const PRECISION: Precision;
         const KERNELS: &'static Kernels;
+        const BLOCK: &'static Kernels;
         /// Whether the products of a device take it.
         fn served(arch: Arch) -> bool;
     }
@@ -22,6 +23,21 @@ mod sealed {
                     tiles: &kernels::TILES8,
                     skinny: &kernels::SKINNY8,
                     names: gemm_names!($name, "", concat!("gemm_", $name, "_16x16")),
+                };
+                const BLOCK: &'static Kernels = &Kernels {
+                    tiles: &kernels::BLOCKSCALE,
+                    skinny: &kernels::BLOCKSCALE,
+                    names: [
+                        "",
+                        "",
+                        concat!("gemm_", $name, "_block_64x64"),
+                        concat!("gemm_", $name, "_block_64x64_elements"),
+                        concat!("gemm_", $name, "_block_16x16"),
+                        concat!("gemm_", $name, "_block_16x32"),
+                        concat!("gemm_", $name, "_block_32x32"),
+                        concat!("gemm_", $name, "_block_64x32"),
+                        concat!("gemm_", $name, "_block_256x128"),
+                    ],
                 };
                 fn served(arch: Arch) -> bool {
                     matches!(arch, $arch)
@@ -43,18 +59,14 @@ impl MatrixCode for Fp8E4M3Fnuz {}
 /// Longest sum of products of int8 that an i32 holds.
 const LONGEST_I8: usize = (1 << 17) - 1;
 
-#[expect(clippy::too_many_arguments, reason = "the operator's tensors")]
-fn product<'a, T: MatrixCode, Y: Float>(
+/// Checks what codes need, and describes their product.
+fn product<'a, T: MatrixCode>(
     op: &'static str,
     stream: &Stream,
     a: TensorView<'a, T>,
     w: TensorView<'a, T>,
-    scales: Scales<'a>,
-    bias: Option<FloatView<'a>>,
-    y: TensorViewMut<Y>,
-    workspace: Option<TensorViewMut<f32>>,
     options: GemmOptions,
-) -> Result<()> {
+) -> Result<Product<'a, T, T>> {
     let arch = stream.device().arch();
     if !T::served(arch) {
         let reason = "products take fp8e4m3fnuz on gfx942, fp8e4m3 on gfx950";
@@ -62,11 +74,22 @@ fn product<'a, T: MatrixCode, Y: Float>(
     }
     let k = a.shape().last().copied().unwrap_or(0);
     if T::PRECISION == Precision::I8 && k > LONGEST_I8 {
-        return Err(Error::argument(op, "a", format!("{k} columns"), format!("at most {LONGEST_I8}, so that sums fit i32")));
+        let want = format!("at most {LONGEST_I8}, so that sums fit i32");
+        return Err(Error::argument(op, "a", format!("{k} columns"), want));
     }
-    let product =
-        Product { op, names: NAMES, kernels: T::KERNELS, precision: T::PRECISION, x: a, w, scales: Some(scales), bias, gated: false, options };
-    product.run(stream, y, workspace, Store::Round)
+    Ok(Product {
+        op,
+        names: NAMES,
+        kernels: T::KERNELS,
+        precision: T::PRECISION,
+        x: a,
+        w,
+        scales: None,
+        block: None,
+        bias: None,
+        gated: false,
+        options,
+    })
 }
 
 /// `y = activation(a w^T * a_scale w_scale + bias)`.
@@ -82,7 +105,9 @@ pub fn gemm_a8w8<'a, T: MatrixCode, Y: Float>(
     workspace: Option<TensorViewMut<f32>>,
     options: GemmOptions,
 ) -> Result<()> {
-    product("gemm_a8w8", stream, a, w, Scales { x: a_scale, w: w_scale }, bias, y, workspace, options)
+    let scales = Some(Scales { x: a_scale, w: w_scale });
+    let product = product("gemm_a8w8", stream, a, w, options)?;
+    Product { scales, bias, ..product }.run(stream, y, workspace, Store::Round)
 }
 
 /// [`gemm_a8w8`] without bias, by the name it has elsewhere.
@@ -97,6 +122,26 @@ pub fn gemm_a8w8_per_token_scale<'a, T: MatrixCode, Y: Float>(
     workspace: Option<TensorViewMut<f32>>,
     options: GemmOptions,
 ) -> Result<()> {
-    let scales = Scales { x: a_scale, w: w_scale };
-    product("gemm_a8w8_per_token_scale", stream, a, w, scales, None, y, workspace, options)
+    let scales = Some(Scales { x: a_scale, w: w_scale });
+    let product = product("gemm_a8w8_per_token_scale", stream, a, w, options)?;
+    Product { scales, ..product }.run(stream, y, workspace, Store::Round)
+}
+
+/// `y = activation(sum_g a_scale[m, g] w_scale[n / group.n, g] sum_{k in g} a w + bias)`.
+#[expect(clippy::too_many_arguments, reason = "the operator's tensors")]
+pub fn gemm_a8w8_blockscale<'a, T: MatrixCode, Y: Float>(
+    stream: &Stream,
+    a: TensorView<'a, T>,
+    w: TensorView<'a, T>,
+    a_scale: TensorView<'a, f32>,
+    w_scale: TensorView<'a, f32>,
+    group: BlockShape,
+    bias: Option<FloatView<'a>>,
+    y: TensorViewMut<Y>,
+    workspace: Option<TensorViewMut<f32>>,
+    options: GemmOptions,
+) -> Result<()> {
+    let product = product("gemm_a8w8_blockscale", stream, a, w, options)?;
+    let block = Some(BlockScales { x: a_scale, w: w_scale, group });
+    Product { kernels: T::BLOCK, block, bias, ..product }.run(stream, y, workspace, Store::Round)
 }

@@ -44,6 +44,9 @@ pub enum GemmTile {
     S32x32,
     /// 64 x 32 by four waves, likewise.
     S64x32,
+    /// 256 x 128 by eight waves, through LDS: a block fills a CU. Of products with scales of blocks, which need twice the
+    /// registers for sums.
+    T256x128,
 }
 
 /// A tile's shape, and what it costs.
@@ -79,6 +82,7 @@ const TILES: [TileInfo; GemmTile::COUNT] = [
     TileInfo { tile: GemmTile::S16x32, m: 16, n: 32, per_cu: 2, cost: 1.0 },
     TileInfo { tile: GemmTile::S32x32, m: 32, n: 32, per_cu: 1, cost: 1.0 },
     TileInfo { tile: GemmTile::S64x32, m: 64, n: 32, per_cu: 1, cost: 1.0 },
+    TileInfo { tile: GemmTile::T256x128, m: 256, n: 128, per_cu: 1, cost: 1.1 },
 ];
 
 /// Bytes of a row that a stage holds: `Tile::kBytes`.
@@ -86,10 +90,20 @@ pub(crate) const STAGE_BYTES: usize = 64;
 
 impl GemmTile {
     /// How many there are.
-    pub(crate) const COUNT: usize = 8;
+    pub(crate) const COUNT: usize = 9;
 
-    /// Those that go through LDS, by vectors.
-    const THROUGH_LDS: [Self; 3] = [Self::T256x256, Self::T128x128, Self::T64x64];
+    /// All of them.
+    pub const ALL: [Self; Self::COUNT] = [
+        Self::T256x256,
+        Self::T128x128,
+        Self::T64x64,
+        Self::Elements,
+        Self::S16x16,
+        Self::S16x32,
+        Self::S32x32,
+        Self::S64x32,
+        Self::T256x128,
+    ];
 
     fn info(self) -> &'static TileInfo {
         &TILES[self as usize]
@@ -131,27 +145,29 @@ impl GemmConfig {
     /// splits as give each CU a block. More rows: of all tiles and splits the one with the shortest modelled time, which is
     /// rounds of blocks over the CUs, times the stages of a block, times the tile's cost; a split adds the traffic of its
     /// plane.
-    pub fn choose(
+    ///
+    /// `serves` tells which tiles there are kernels of.
+    pub(crate) fn choose(
         info: &DeviceInfo,
         precision: Precision,
         [batch, m, n, k]: [usize; 4],
         vectors: bool,
-        gated: bool,
         most_splits: usize,
+        serves: impl Fn(GemmTile) -> bool,
     ) -> Self {
         let bytes = k * precision.bytes();
         let cus = (info.compute_units as usize).max(1);
-        if !vectors {
-            return Self::shortest(&[GemmTile::Elements], cus, [batch, m, n], bytes, most_splits);
-        }
-        if m > 64 {
-            return Self::shortest(&GemmTile::THROUGH_LDS, cus, [batch, m, n], bytes, most_splits);
-        }
-        let tile = match m {
-            33.. => GemmTile::S64x32,
-            17.. => GemmTile::S32x32,
-            _ if gated || batch * n.div_ceil(32) >= 2 * cus => GemmTile::S16x32,
-            _ => GemmTile::S16x16,
+        let narrow = if batch * n.div_ceil(32) >= 2 * cus { GemmTile::S16x32 } else { GemmTile::S16x16 };
+        let skinny = match m {
+            65.. => None,
+            33.. => Some(GemmTile::S64x32),
+            17.. => Some(GemmTile::S32x32),
+            _ if serves(narrow) => Some(narrow),
+            _ => Some(GemmTile::S16x32),
+        };
+        let Some(tile) = skinny.filter(|&tile| vectors && serves(tile)) else {
+            let fits = |t: &TileInfo| !t.tile.skinny() && serves(t.tile) && (t.tile != GemmTile::Elements) == vectors;
+            return Self::shortest(fits, cus, [batch, m, n], bytes, most_splits);
         };
         let tiles = batch.saturating_mul(n.div_ceil(tile.info().n)).max(1);
         let stretches = bytes.div_ceil(tile.info().stretch()).max(1);
@@ -159,10 +175,16 @@ impl GemmConfig {
         Self { tile, splits, group: 1 }
     }
 
-    fn shortest(tiles: &[GemmTile], cus: usize, [batch, m, n]: [usize; 3], bytes: usize, most_splits: usize) -> Self {
+    fn shortest(
+        fits: impl Fn(&TileInfo) -> bool,
+        cus: usize,
+        [batch, m, n]: [usize; 3],
+        bytes: usize,
+        most_splits: usize,
+    ) -> Self {
         let stages = bytes.div_ceil(STAGE_BYTES).max(1);
         let mut best = (f64::INFINITY, Self { tile: GemmTile::Elements, splits: 1, group: 1 });
-        for t in tiles.iter().map(|t| t.info()) {
+        for t in TILES.iter().filter(|t| fits(t)) {
             let tiles = batch.saturating_mul(m.div_ceil(t.m)).saturating_mul(n.div_ceil(t.n));
             let mut splits = 1;
             while splits <= most_splits.min(stages) {

@@ -162,6 +162,70 @@ pub(crate) struct Scales<'a> {
     pub w: TensorView<'a, f32>,
 }
 
+/// Scales of blocks: of x `[.., M, groups of K]`, of w `[.., groups of N, groups of K]`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BlockScales<'a> {
+    pub x: TensorView<'a, f32>,
+    pub w: TensorView<'a, f32>,
+    pub group: BlockShape,
+}
+
+/// What has one scale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BlockShape {
+    /// Rows of `w`: a power of two.
+    pub n: usize,
+    /// Columns of `a` and `w`: 128, or a larger power of two.
+    pub k: usize,
+}
+
+impl Default for BlockShape {
+    /// 128 by 128.
+    fn default() -> Self {
+        Self { n: 128, k: 128 }
+    }
+}
+
+/// Columns whose products kernels sum before they scale.
+const GROUP: usize = 128;
+
+/// `BlockScale` in `hip/epilogue.h`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct BlockScale {
+    data: u64,
+    batch: i64,
+    row: u32,
+    group: u32,
+    row_shift: u32,
+    group_shift: u32,
+}
+
+impl BlockScale {
+    fn new(layout: &GlobalLayout, rows: usize, columns: usize) -> Self {
+        let [_, batch, row, group] = layout.strides().map(|s| s * size_of::<f32>() as i64);
+        // A lone row or group can have any stride.
+        let [_, _, n, k] = layout.shape();
+        Self {
+            data: layout.data(),
+            batch,
+            row: if n > 1 { row as u32 } else { 0 },
+            group: if k > 1 { group as u32 } else { 0 },
+            row_shift: rows.trailing_zeros(),
+            group_shift: columns.trailing_zeros(),
+        }
+    }
+}
+
+/// `BlockParams` in `hip/epilogue.h`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct BlockParams {
+    common: Params,
+    x_scale: BlockScale,
+    w_scale: BlockScale,
+}
+
 /// Names of the arguments, for errors.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Names {
@@ -195,6 +259,7 @@ macro_rules! gemm_names {
             concat!("gemm_", $type, "_16x32", $end),
             concat!("gemm_", $type, "_32x32", $end),
             concat!("gemm_", $type, "_64x32", $end),
+            "",
         ]
     };
 }
@@ -209,6 +274,7 @@ pub(crate) struct Product<'a, X: Element, W: Element> {
     pub x: TensorView<'a, X>,
     pub w: TensorView<'a, W>,
     pub scales: Option<Scales<'a>>,
+    pub block: Option<BlockScales<'a>>,
     pub bias: Option<FloatView<'a>>,
     /// Rows of `w` are gates, then values.
     pub gated: bool,
@@ -269,6 +335,13 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         Ok(Sizes { batch, m, n, k })
     }
 
+    /// Whether there is a kernel for a tile.
+    fn serves(&self, tile: GemmTile) -> bool {
+        // Kernels whose waves share K read one scale for a lane's rows of w.
+        let fine = self.block.as_ref().is_some_and(|b| b.group.n < 4);
+        !self.kernels.names[tile.index()].is_empty() && !(tile.skinny() && fine)
+    }
+
     /// Whether kernels by vectors can serve the operands.
     fn by_vectors(&self, sizes: &Sizes) -> bool {
         let fits = |strides: &[usize], rows: usize, element: usize| {
@@ -324,9 +397,9 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         let most = if store == Store::Add { MOST_ATOMIC_SPLITS } else { room.max(1) };
         let config = match self.options.config {
             Some(config) => self.check_config(config, vectors, plane, room, store)?,
-            None => GemmConfig::choose(info, self.precision, [batch, m, columns, k], vectors, self.gated, most),
+            None => GemmConfig::choose(info, self.precision, [batch, m, columns, k], vectors, most, |tile| self.serves(tile)),
         };
-        let (each, splits) = config.parts(k, self.precision, 1);
+        let (each, splits) = config.parts(k, self.precision, self.block.as_ref().map_or(1, |b| b.group.k));
         let (m_tiles, n_tiles) = config.tiles(m, columns);
         let blocks = (batch as u64).saturating_mul(m_tiles as u64).saturating_mul(n_tiles as u64);
         let blocks = blocks.saturating_mul(splits as u64);
@@ -362,9 +435,19 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
             },
             epilogue: self.epilogue(&mut launch, &sizes, &out, if split { Store::Plane } else { store }, true)?,
         };
-        // SAFETY: the checks make operands, vectors and outputs as long as M, N and K, which the tiles cover and the kernel
-        // bounds its accesses by; planes have room for as many splits; the loader matches `Params` to the kernel.
-        unsafe { launch.run(LaunchConfig::grid_1d(blocks as usize), &params)? };
+        let grid = LaunchConfig::grid_1d(blocks as usize);
+        // SAFETY: the checks make operands, vectors, scales and outputs as long as M, N and K, which the tiles cover and the
+        // kernel bounds its accesses by; planes have room for as many splits; the loader matches the parameters to the kernel.
+        unsafe {
+            match &self.block {
+                None => launch.run(grid, &params)?,
+                Some(BlockScales { x, w, group }) => {
+                    let x_scale = BlockScale::new(&launch.input(names.x_scale, x)?, 1, group.k);
+                    let w_scale = BlockScale::new(&launch.input(names.w_scale, w)?, group.n, group.k);
+                    launch.run(grid, &BlockParams { common: params, x_scale, w_scale })?;
+                }
+            }
+        }
         if !split {
             return Ok(());
         }
@@ -417,6 +500,31 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
             check(self.names.x_scale, x, sizes.m, "M")?;
             check(self.names.w_scale, w, sizes.n, "N")?;
         }
+        if let Some(BlockScales { x, w, group }) = &self.block {
+            if !group.n.is_power_of_two() || group.n > LIMIT {
+                return Err(Error::argument(op, "group.n", group.n, "a power of two"));
+            }
+            if !group.k.is_power_of_two() || !(GROUP..=LIMIT).contains(&group.k) {
+                return Err(Error::argument(op, "group.k", group.k, format!("a power of two from {GROUP} on")));
+            }
+            let groups = sizes.k.div_ceil(group.k);
+            let check = |arg, view: &TensorView<f32>, rows: usize, why: &str| {
+                let want: &[usize] = if rank == 2 { &[rows, groups] } else { &[sizes.batch, rows, groups] };
+                if view.shape() != want {
+                    return Err(Error::shape(op, arg, view.shape(), format!("{want:?} ({why}, groups of K)")));
+                }
+                view.expect_aligned(op, arg, 4)?;
+                let spread = view.strides()[rank - 2..].iter().zip(&want[rank - 2..]).map(|(s, n)| s * (n - 1));
+                if spread.sum::<usize>() > WINDOW_BYTES / 4 - 1 {
+                    return Err(Error::too_large(op, arg, format!("strides {:?}", view.strides()), (WINDOW_BYTES / 4) as u64));
+                }
+                Ok(())
+            };
+            if sizes.batch * sizes.m * sizes.n * sizes.k > 0 {
+                check(self.names.x_scale, x, sizes.m, "M")?;
+                check(self.names.w_scale, w, sizes.n.div_ceil(group.n), "groups of N")?;
+            }
+        }
         if let Some(bias) = &self.bias {
             bias.check(op, rank, sizes.batch, sizes.n)?;
         }
@@ -431,7 +539,10 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         let bias = self.bias.as_ref().map(FloatView::operand);
         let (x_scale, w_scale) = match &self.scales {
             Some(Scales { x, w }) => (Some(x as &dyn hk_core::Operand), Some(w as &dyn hk_core::Operand)),
-            None => (None, None),
+            None => match &self.block {
+                Some(b) => (Some(&b.x as &dyn hk_core::Operand), Some(&b.w as &dyn hk_core::Operand)),
+                None => (None, None),
+            },
         };
         let inputs: [NamedOperand; 5] = [
             (self.names.x, Some(&self.x)),
@@ -463,8 +574,10 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
             let want = "GemmTile::Elements, as rows do not begin on 16 bytes, are no multiple of 16 bytes long, or lie too far apart";
             return Err(Error::argument(op, "tile", format!("{:?}", config.tile), want));
         }
-        if self.kernels.names[config.tile.index()].is_empty() {
-            return Err(Error::argument(op, "tile", format!("{:?}", config.tile), "a tile of gated products"));
+        if !self.serves(config.tile) {
+            let served = GemmTile::ALL.into_iter().filter(|&tile| self.serves(tile));
+            let want = format!("one of {:?}", served.collect::<Vec<_>>());
+            return Err(Error::argument(op, "tile", format!("{:?}", config.tile), want));
         }
         if config.splits > 1 && store != Store::Add && config.splits > room {
             let want = format!("[{}] or longer ({} splits)", config.splits.saturating_mul(plane), config.splits);

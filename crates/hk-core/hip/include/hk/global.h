@@ -65,6 +65,8 @@ public:
     /// An offset with this bit set is beyond the end of every window, with room for small additions.
     static constexpr u32 kBeyond = 0x80000000u;
 
+    Window() = default;
+
     template <class T>
     HK_FN Window(GlobalPtr<T> base, u32 bytes) {
 #if defined(HK_AMD)

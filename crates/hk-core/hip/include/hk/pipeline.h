@@ -165,9 +165,10 @@ struct NoWords {
     struct Tile {
         u32 none[0];  // takes no room
     };
+    struct Words {};
     static constexpr int kParts = 0;
-    HK_FN u32 load(u32) const { return 0; }
-    HK_FN static void store(u32, Tile &) {}
+    HK_FN Words load(u32) const { return {}; }
+    HK_FN static void store(Words, Tile &) {}
     HK_FN void copy(u32, Tile &) const {}
 };
 
@@ -179,45 +180,64 @@ struct WordPlace {
     u32 shift;       ///< one word for 2^shift bytes of a row
 };
 
-/// A word of 4 bytes for each row of both tiles, with each stage: those of x, then those of w, a thread each.
+/// A word of 4 bytes for each row of both tiles, with each stage: those of x, then those of w.
 template <int kXRows, int kWRows, int kThreads>
 class WordMover {
-    static_assert(kXRows + kWRows <= kThreads && kXRows % kWaveSize == 0, "a wave has rows of one tile");
-    Window window_;
-    u32 offset_, step_, shift_, end_;
-
-    HK_FN u32 at(u32 from) const {
-        return offset_ | ((end_ - 1u - from) & Window::kBeyond);
-    }
-    HK_FN u32 scalar(u32 from) const { return (from >> shift_) * step_; }
-
 public:
-    /// Words of the rows of x, and from `kXRows` on those of w. One for each thread, as all have to load as much.
+    static constexpr int kParts = (kXRows + kWRows + kThreads - 1) / kThreads;
+
     struct Tile {
-        u32 word[kThreads];
+        u32 word[kParts * kThreads];  // all threads load as much
         HK_FN u32 x(u32 row) const { return word[row]; }
         HK_FN const u32 *w(u32 row) const { return word + kXRows + row; }
     };
-    static constexpr int kParts = 1;
-
-    /// `place(row, of_w)` tells where the words of a row are.
-    template <class Place>
-    HK_FN WordMover(u32 end, Place place)
-        : WordMover(end, wave_id() * kWaveSize < kXRows ? place(thread_x(), false) : place(thread_x() - kXRows, true), 0) {}
+    struct Words {
+        u32 word[kParts];
+    };
 
 private:
-    HK_FN WordMover(u32 end, WordPlace place, int)
-        : window_(reinterpret_cast<GlobalPtr<const u8>>(place.data), Window::kBeyond - 1),
-          offset_(thread_x() < kXRows + kWRows ? place.offset : Window::kBeyond),
-          step_(place.step), shift_(place.shift), end_(end) {}
+    static_assert(kXRows % kWaveSize == 0, "a wave has rows of one tile");
+
+    u32 end_;
+    Window window_[kParts];
+    u32 offset_[kParts], step_[kParts], shift_[kParts];
+
+    HK_FN u32 at(int part, u32 from) const { return offset_[part] | ((end_ - 1u - from) & Window::kBeyond); }
+    HK_FN u32 scalar(int part, u32 from) const { return (from >> shift_[part]) * step_[part]; }
 
 public:
-    HK_FN u32 load(u32 from) const { return window_.load_word(at(from), scalar(from)); }
-    HK_FN static void store(u32 word, Tile &tile) { tile.word[thread_x()] = word; }
+    /// `place(row, of_w)` tells where the words of a row are.
+    template <class Place>
+    HK_FN WordMover(u32 end, Place place) : end_(end) {
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) {
+            const u32 row = thread_x() + i * kThreads;
+            const bool of_w = wave_id() * kWaveSize + i * kThreads >= kXRows;
+            const WordPlace where = of_w ? place(row - kXRows, true) : place(row, false);
+            window_[i] = Window(reinterpret_cast<GlobalPtr<const u8>>(where.data), Window::kBeyond - 1);
+            offset_[i] = row < kXRows + kWRows ? where.offset : Window::kBeyond;
+            step_[i] = where.step;
+            shift_[i] = where.shift;
+        }
+    }
+
+    HK_FN Words load(u32 from) const {
+        Words words;
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) words.word[i] = window_[i].load_word(at(i, from), scalar(i, from));
+        return words;
+    }
+    HK_FN static void store(const Words &words, Tile &tile) {
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) tile.word[thread_x() + i * kThreads] = words.word[i];
+    }
 #if defined(HK_AMD)
     HK_FN void copy(u32 from, Tile &tile) const {
         using Lds = __attribute__((address_space(3))) void *;
-        window_.load_word_to_lds((Lds)&tile.word[wave_id() * kWaveSize], at(from), scalar(from));
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) {
+            window_[i].load_word_to_lds((Lds)&tile.word[wave_id() * kWaveSize + i * kThreads], at(i, from), scalar(i, from));
+        }
     }
 #endif
 };
@@ -251,7 +271,7 @@ class RegisterPipeline {
     struct Set {
         typename X::Chunks x[kStep];
         typename W::Chunks w[kStep];
-        u32 word[kStep];
+        typename Words::Words words[kStep];
     };
 
     HK_FN Set load(u32 from) const {
@@ -260,7 +280,7 @@ class RegisterPipeline {
         for (int i = 0; i < kStep; ++i) {
             set.x[i] = x_.load(from + i * X::Tile::kBytes);
             set.w[i] = w_.load(from + i * X::Tile::kBytes);
-            set.word[i] = words_.load(from + i * X::Tile::kBytes);
+            set.words[i] = words_.load(from + i * X::Tile::kBytes);
         }
         return set;
     }
@@ -269,7 +289,7 @@ class RegisterPipeline {
         for (int i = 0; i < kStep; ++i) {
             X::store(set.x[i], stages_.x[half * kStep + i]);
             W::store(set.w[i], stages_.w[half * kStep + i]);
-            Words::store(set.word[i], stages_.words[half * kStep + i]);
+            Words::store(set.words[i], stages_.words[half * kStep + i]);
         }
     }
     HK_FN Step<X, W, Words, kStep> step(int half) const {
