@@ -1,5 +1,6 @@
 // reduce.hip: sums of the splits of K, in their order, and what comes after a sum.
 //   y[b, m, n] = epilogue(sum over s of planes[s, b, m, n]), planes f32; with gates and values planes have twice N columns.
+//   gemm_zero: y = 0, where blocks will add to it.
 //   A lane has eight outputs of a row. Floor: bytes of the planes and of y.
 #include <hk/entry.h>
 
@@ -33,6 +34,7 @@ HK_FN Vec<float, kPart> total(const Params &p, i64 at, u32 left) {
     return sum;
 }
 
+template <bool kZero>
 HK_FN void reduce(const Params &given) {
     const u64 count = u64(given.batches) * given.epilogue.rows * given.parts;
     for (u64 i = u64(hk::block_x()) * kThreads + hk::thread_x(); i < count; i += u64(hk::grid_x()) * kThreads) {
@@ -43,6 +45,10 @@ HK_FN void reduce(const Params &given) {
         const u32 batch = u32(row / e.rows), m = u32(row - u64(batch) * e.rows);
         const i64 at = i64(batch) * p.batch + i64(m) * p.row + n;
         const Work work(batch);
+        if constexpr (kZero) {
+            gemm::write<kPart>(e, work, m, n, Vec<float, kPart>(0.0f));
+            continue;
+        }
         const Vec<float, kPart> sum = total(p, at, e.cols - n);
         if (p.gated) {
             gemm::finish_gated<kPart>(e, work, m, n, sum, total(p, at + e.cols, e.cols - n));
@@ -53,4 +59,5 @@ HK_FN void reduce(const Params &given) {
 }
 }  // namespace
 
-HK_ENTRY(gemm_reduce, kThreads, reduce)
+HK_ENTRY(gemm_reduce, kThreads, reduce<false>)
+HK_ENTRY(gemm_zero, kThreads, reduce<true>)

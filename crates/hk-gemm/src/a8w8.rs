@@ -92,7 +92,24 @@ fn product<'a, T: MatrixCode>(
     })
 }
 
-/// `y = activation(a w^T * a_scale w_scale + bias)`.
+/// Product of codes with a scale for each row: `y[m, n] = activation(a_scale[m] w_scale[n] sum_k a[m, k] w[n, k] + bias[n])`.
+///
+/// | arg         | shape                              | dtype                | layout                                    |
+/// |-------------|------------------------------------|----------------------|-------------------------------------------|
+/// | `a`         | `[M, K]`                           | [`MatrixCode`]       | unit stride on `K`, any row stride        |
+/// | `w`         | `[N, K]`                           | as `a`               | likewise                                  |
+/// | `a_scale`   | `[M]`, `[M, 1]`, `[1, M]` or `[1]` | `f32`                | contiguous                                |
+/// | `w_scale`   | `[N]`, `[N, 1]`, `[1, N]` or `[1]` | `f32`                | contiguous                                |
+/// | `bias`      | `[N]`                              | `bf16`, `f16`, `f32` | contiguous                                |
+/// | `y`         | `[M, N]`                           | `bf16`, `f16`, `f32` | unit stride on `N`, any row stride        |
+/// | `workspace` | `[n]`                              | `f32`                | contiguous, 16-byte aligned; see [`gemm_workspace`](crate::gemm_workspace) |
+///
+/// Sums of int8 are exact, in `i32`, over each part of K; of fp8 they are `f32`. Scales, bias and activation are `f32`, and
+/// there is one rounding, to the type of `y`. All else is as of [`gemm_a16w16`](crate::gemm_a16w16()).
+///
+/// # Errors
+/// As `gemm_a16w16`; [`Unsupported`](hk_core::Error::Unsupported) for the fp8 that the device's products do not take,
+/// [`Argument`](hk_core::Error::Argument) for int8 with `K` beyond 131071, whose sums may not fit.
 #[expect(clippy::too_many_arguments, reason = "the operator's tensors")]
 pub fn gemm_a8w8<'a, T: MatrixCode, Y: Float>(
     stream: &Stream,
@@ -105,12 +122,16 @@ pub fn gemm_a8w8<'a, T: MatrixCode, Y: Float>(
     workspace: Option<TensorViewMut<f32>>,
     options: GemmOptions,
 ) -> Result<()> {
+    const OP: &str = "gemm_a8w8";
+    a.dims::<2>(OP, "a")?;
     let scales = Some(Scales { x: a_scale, w: w_scale });
-    let product = product("gemm_a8w8", stream, a, w, options)?;
-    Product { scales, bias, ..product }.run(stream, y, workspace, Store::Round)
+    Product { scales, bias, ..product(OP, stream, a, w, options)? }.run(stream, y, workspace, Store::Round)
 }
 
-/// [`gemm_a8w8`] without bias, by the name it has elsewhere.
+/// [`gemm_a8w8`] without bias.
+///
+/// # Errors
+/// As [`gemm_a8w8`].
 #[expect(clippy::too_many_arguments, reason = "the operator's tensors")]
 pub fn gemm_a8w8_per_token_scale<'a, T: MatrixCode, Y: Float>(
     stream: &Stream,
@@ -122,12 +143,52 @@ pub fn gemm_a8w8_per_token_scale<'a, T: MatrixCode, Y: Float>(
     workspace: Option<TensorViewMut<f32>>,
     options: GemmOptions,
 ) -> Result<()> {
+    const OP: &str = "gemm_a8w8_per_token_scale";
+    a.dims::<2>(OP, "a")?;
     let scales = Some(Scales { x: a_scale, w: w_scale });
-    let product = product("gemm_a8w8_per_token_scale", stream, a, w, options)?;
-    Product { scales, ..product }.run(stream, y, workspace, Store::Round)
+    Product { scales, ..product(OP, stream, a, w, options)? }.run(stream, y, workspace, Store::Round)
 }
 
-/// `y = activation(sum_g a_scale[m, g] w_scale[n / group.n, g] sum_{k in g} a w + bias)`.
+/// [`gemm_a8w8`] of `batch` independent products: tensors have `batch` as their first axis, scales as `[batch, M]` and
+/// `[batch, N]` (or with an axis of 1 more, or one number for all), the bias as `[batch, N]` or `[batch, 1, N]`.
+///
+/// # Errors
+/// As [`gemm_a8w8`].
+#[expect(clippy::too_many_arguments, reason = "the operator's tensors")]
+pub fn batched_gemm_a8w8<'a, T: MatrixCode, Y: Float>(
+    stream: &Stream,
+    a: TensorView<'a, T>,
+    w: TensorView<'a, T>,
+    a_scale: TensorView<'a, f32>,
+    w_scale: TensorView<'a, f32>,
+    bias: Option<FloatView<'a>>,
+    y: TensorViewMut<Y>,
+    workspace: Option<TensorViewMut<f32>>,
+    options: GemmOptions,
+) -> Result<()> {
+    const OP: &str = "batched_gemm_a8w8";
+    a.dims::<3>(OP, "a")?;
+    let scales = Some(Scales { x: a_scale, w: w_scale });
+    Product { scales, bias, ..product(OP, stream, a, w, options)? }.run(stream, y, workspace, Store::Round)
+}
+
+/// Product of codes with a scale for each block:
+/// `y[m, n] = activation(sum_g a_scale[m, g] w_scale[n / group.n, g] sum_{k in g} a[m, k] w[n, k] + bias[n])`, where group `g`
+/// of `K` is columns `group.k g` to `group.k (g + 1)`.
+///
+/// | arg       | shape                                        | dtype          | layout                         |
+/// |-----------|----------------------------------------------|----------------|--------------------------------|
+/// | `a`, `w`, `bias`, `y`, `workspace` | as of [`gemm_a8w8`] |                |                                |
+/// | `a_scale` | `[M, groups of K]`                           | `f32`          | any strides                    |
+/// | `w_scale` | `[groups of N, groups of K]`                 | `f32`          | any strides                    |
+///
+/// The last groups may be short. Scales that are stored with `M` as the last axis are a view with its axes exchanged
+/// ([`TensorView::transpose`]). Products are summed over 128 columns (in `i32` for int8), and each such sum is scaled into an
+/// `f32` sum; the result is rounded once.
+///
+/// # Errors
+/// As [`gemm_a8w8`]; [`Argument`](hk_core::Error::Argument) for a `group.n` that is no power of two, and a `group.k` that is
+/// no power of two from 128 on.
 #[expect(clippy::too_many_arguments, reason = "the operator's tensors")]
 pub fn gemm_a8w8_blockscale<'a, T: MatrixCode, Y: Float>(
     stream: &Stream,
@@ -141,7 +202,9 @@ pub fn gemm_a8w8_blockscale<'a, T: MatrixCode, Y: Float>(
     workspace: Option<TensorViewMut<f32>>,
     options: GemmOptions,
 ) -> Result<()> {
-    let product = product("gemm_a8w8_blockscale", stream, a, w, options)?;
+    const OP: &str = "gemm_a8w8_blockscale";
+    a.dims::<2>(OP, "a")?;
     let block = Some(BlockScales { x: a_scale, w: w_scale, group });
+    let product = product(OP, stream, a, w, options)?;
     Product { kernels: T::BLOCK, block, bias, ..product }.run(stream, y, workspace, Store::Round)
 }

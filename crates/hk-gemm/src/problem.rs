@@ -5,7 +5,7 @@ use crate::kernels;
 use bytemuck::{Pod, Zeroable};
 use hk_core::rowwise::float_index;
 use hk_core::{
-    CodeObjects, Element, Error, Float, GlobalLayout, Launch, LaunchConfig, NamedOperand, Result, Stream,
+    CodeObjects, DeviceInfo, Element, Error, Float, GlobalLayout, Launch, LaunchConfig, NamedOperand, Result, Stream,
     TensorView, TensorViewMut, bf16, check_aliases, f16,
 };
 
@@ -153,7 +153,20 @@ pub(crate) enum Store {
     Round = 0,
     Plane = 1,
     Add = 2,
+    /// Added to zeros.
+    ZeroAndAdd,
 }
+
+/// Length of the workspace, in `f32`, with which products of `[batch, m, k]` by `[batch, n, k]` can cut K into as many parts
+/// as suit the device; 0: they would not. `n` counts the rows of `w`, with gates and values both. A shorter workspace, or none,
+/// is as good but for speed.
+pub fn gemm_workspace(info: &DeviceInfo, precision: Precision, [batch, m, n, k]: [usize; 4]) -> usize {
+    let config = GemmConfig::choose(info, precision, [batch, m, n, k], true, MOST_SPLITS, |_| true);
+    if config.splits > 1 { config.splits.saturating_mul(batch * m * n) } else { 0 }
+}
+
+/// Parts of K that products are cut into of their own accord, at most.
+const MOST_SPLITS: usize = 32;
 
 /// Scales of both operands: `[.., M]` and `[.., N]`, or one number.
 #[derive(Debug, Clone, Copy)]
@@ -239,7 +252,7 @@ pub(crate) struct Names {
 pub(crate) const NAMES: Names = Names { x: "a", w: "w", x_scale: "a_scale", w_scale: "w_scale" };
 
 /// The entry points of products of one type.
-pub(crate) struct Kernels {
+pub struct Kernels {
     /// Of tiles that go through LDS, and of those that do not.
     pub tiles: &'static CodeObjects,
     pub skinny: &'static CodeObjects,
@@ -363,7 +376,7 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         stream: &Stream,
         mut y: TensorViewMut<Y>,
         mut workspace: Option<TensorViewMut<f32>>,
-        store: Store,
+        mut store: Store,
     ) -> Result<()> {
         let (op, names) = (self.op, self.names);
         let sizes = self.sizes()?;
@@ -394,7 +407,7 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         let plane = batch.saturating_mul(m).saturating_mul(columns);
         let room = workspace.as_ref().map_or(0, |w| w.numel() / plane.max(1));
         let info = stream.device().info();
-        let most = if store == Store::Add { MOST_ATOMIC_SPLITS } else { room.max(1) };
+        let most = if matches!(store, Store::Add | Store::ZeroAndAdd) { MOST_ATOMIC_SPLITS } else { room.clamp(1, MOST_SPLITS) };
         let config = match self.options.config {
             Some(config) => self.check_config(config, vectors, plane, room, store)?,
             None => GemmConfig::choose(info, self.precision, [batch, m, columns, k], vectors, most, |tile| self.serves(tile)),
@@ -407,6 +420,16 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
             return Err(Error::too_large(op, "y", format!("{blocks} tiles"), LIMIT as u64));
         }
 
+        if store == Store::ZeroAndAdd {
+            store = if splits > 1 { Store::Add } else { Store::Round };
+            if splits > 1 {
+                let kernel = stream.kernel(&kernels::REDUCE, "gemm_zero")?;
+                let mut launch = stream.launch(op, &kernel);
+                let out = Output::new::<Y>(&launch.output("y", &mut y.reborrow())?, aligned);
+                let epilogue = self.epilogue(&mut launch, &sizes, &out, Store::Round, false)?;
+                self.launch_reduce(stream, launch, epilogue, &sizes, None)?;
+            }
+        }
         let split = splits > 1 && store != Store::Add;
         let objects = if config.tile.skinny() { self.kernels.skinny } else { self.kernels.tiles };
         let kernel = stream.kernel(objects, self.kernels.names[config.tile.index()])?;
@@ -457,21 +480,39 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
             launch.output("workspace", &mut planes.reborrow())?;
         }
         let to = Output::new::<Y>(&launch.output("y", &mut y.reborrow())?, aligned);
-        let parts = n.div_ceil(REDUCED_PART);
+        let epilogue = self.epilogue(&mut launch, &sizes, &to, store, false)?;
+        self.launch_reduce(stream, launch, epilogue, &sizes, Some((&out, splits)))
+    }
+
+    /// A kernel of `hip/reduce.hip`.
+    fn launch_reduce(
+        &self,
+        stream: &Stream,
+        launch: Launch,
+        epilogue: Epilogue,
+        sizes: &Sizes,
+        planes: Option<(&Output, usize)>,
+    ) -> Result<()> {
+        let info = stream.device().info();
+        let parts = sizes.n.div_ceil(REDUCED_PART);
+        let (data, strides, splits) = match planes {
+            Some((out, splits)) => (out.data, [out.split, out.batch, out.row], splits),
+            None => (0, [0; 3], 0),
+        };
         let params = ReduceParams {
-            epilogue: self.epilogue(&mut launch, &sizes, &to, store, false)?,
-            planes: out.data,
-            split: out.split,
-            batch: out.batch,
-            row: out.row,
+            epilogue,
+            planes: data,
+            split: strides[0],
+            batch: strides[1],
+            row: strides[2],
             splits: splits as u32,
             parts: parts as u32,
-            batches: batch as u32,
+            batches: sizes.batch as u32,
             gated: self.gated.into(),
         };
-        let threads = (batch * m).saturating_mul(parts);
+        let threads = (sizes.batch * sizes.m).saturating_mul(parts);
         let most = info.compute_units as usize * REDUCE_BLOCKS_PER_CU;
-        // SAFETY: as above; the kernel covers y whatever the grid.
+        // SAFETY: y and the planes are as long as batch, M and N, which the kernels cover whatever the grid.
         unsafe { launch.run(LaunchConfig::grid_1d(threads.div_ceil(REDUCE_THREADS).min(most)), &params) }
     }
 
@@ -579,7 +620,7 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
             let want = format!("one of {:?}", served.collect::<Vec<_>>());
             return Err(Error::argument(op, "tile", format!("{:?}", config.tile), want));
         }
-        if config.splits > 1 && store != Store::Add && config.splits > room {
+        if config.splits > 1 && !matches!(store, Store::Add | Store::ZeroAndAdd) && config.splits > room {
             let want = format!("[{}] or longer ({} splits)", config.splits.saturating_mul(plane), config.splits);
             return Err(Error::shape(op, "workspace", [room * plane], want));
         }

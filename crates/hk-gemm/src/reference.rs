@@ -1,5 +1,7 @@
 //! Products in `f64` and plain loops.
 
+use crate::Activation;
+
 /// A product and, for each output, the sum of its terms' magnitudes, which bounds the error of a sum in `f32`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sums {
@@ -27,3 +29,21 @@ pub fn product(a: &[f64], w: &[f64], k: usize) -> Sums {
     }
     sums
 }
+
+/// The function of an activation, or none.
+pub fn activate(activation: Option<Activation>, x: f64) -> f64 {
+    match activation {
+        None => x,
+        Some(Activation::Silu) => x / (1.0 + (-x).exp()),
+        Some(Activation::Gelu) => x * (1.0 + libm::erf(x / 2f64.sqrt())) / 2.0,
+        Some(Activation::GeluTanh) => {
+            let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+            x * (1.0 + u.tanh()) / 2.0
+        }
+        Some(Activation::Relu) => x.max(0.0),
+        Some(Activation::Tanh) => x.tanh(),
+    }
+}
+
+/// No activation changes faster than this times its argument.
+pub const STEEPEST: f64 = 1.13;
