@@ -5,7 +5,7 @@ use crate::kernels;
 use crate::problem::{FloatView, GemmOptions, Kernels, NAMES, Product, Store, gemm_names};
 use hk_core::{Error, Float, Result, Stream, TensorView, TensorViewMut, bf16, f16};
 
-mod sealed {
+pub(crate) mod sealed {
     use super::*;
 
     /// A 16-bit float.

@@ -2,10 +2,12 @@
 
 use crate::config::Precision;
 use crate::kernels;
-use crate::problem::{BlockScales, BlockShape, FloatView, GemmOptions, Kernels, NAMES, Product, Scales, Store, gemm_names};
+use crate::problem::{
+    BlockScales, BlockShape, FloatView, GemmOptions, Kernels, NAMES, Product, Scales, Store, gemm_names,
+};
 use hk_core::{Arch, Element, Error, Float, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, TensorView, TensorViewMut};
 
-mod sealed {
+pub(crate) mod sealed {
     use super::*;
 
     pub trait MatrixCode: Element {

@@ -155,9 +155,10 @@ impl GemmConfig {
         most_splits: usize,
         serves: impl Fn(GemmTile) -> bool,
     ) -> Self {
-        let bytes = k * precision.bytes();
+        let bytes = k.saturating_mul(precision.bytes());
         let cus = (info.compute_units as usize).max(1);
-        let narrow = if batch * n.div_ceil(32) >= 2 * cus { GemmTile::S16x32 } else { GemmTile::S16x16 };
+        let narrow =
+            if batch.saturating_mul(n.div_ceil(32)) >= 2 * cus { GemmTile::S16x32 } else { GemmTile::S16x16 };
         let skinny = match m {
             65.. => None,
             33.. => Some(GemmTile::S64x32),
@@ -166,7 +167,9 @@ impl GemmConfig {
             _ => Some(GemmTile::S16x32),
         };
         let Some(tile) = skinny.filter(|&tile| vectors && serves(tile)) else {
-            let fits = |t: &TileInfo| !t.tile.skinny() && serves(t.tile) && (t.tile != GemmTile::Elements) == vectors;
+            let fits = |t: &TileInfo| {
+                !t.tile.skinny() && serves(t.tile) && (t.tile != GemmTile::Elements) == vectors
+            };
             return Self::shortest(fits, cus, [batch, m, n], bytes, most_splits);
         };
         let tiles = batch.saturating_mul(n.div_ceil(tile.info().n)).max(1);
@@ -195,8 +198,11 @@ impl GemmConfig {
                 let stage = (t.m * t.n) as f64 * t.cost * resident as f64;
                 // Prologue and epilogue weigh as some stages.
                 let block = (stages.div_ceil(splits) + 8) as f64;
-                let planes =
-                    if splits > 1 { (splits + 1) as f64 * (batch * m * n) as f64 / cus as f64 } else { 0.0 };
+                let planes = if splits > 1 {
+                    (splits + 1) as f64 * batch as f64 * m as f64 * n as f64 / cus as f64
+                } else {
+                    0.0
+                };
                 let time = rounds as f64 * block * stage + planes;
                 if time < best.0 {
                     best = (time, Self { tile: t.tile, splits, group: (2048 / t.m).max(1) });

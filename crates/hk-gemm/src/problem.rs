@@ -5,8 +5,8 @@ use crate::kernels;
 use bytemuck::{Pod, Zeroable};
 use hk_core::rowwise::float_index;
 use hk_core::{
-    CodeObjects, DeviceInfo, Element, Error, Float, GlobalLayout, Launch, LaunchConfig, NamedOperand, Result, Stream,
-    TensorView, TensorViewMut, bf16, check_aliases, f16,
+    CodeObjects, DeviceInfo, Element, Error, Float, GlobalLayout, Launch, LaunchConfig, NamedOperand, Result,
+    Stream, TensorView, TensorViewMut, bf16, check_aliases, f16,
 };
 
 /// A function of sums, in `f32`.
@@ -74,9 +74,15 @@ pub(crate) struct Operand {
 
 impl Operand {
     fn new(layout: &GlobalLayout, element: usize) -> Self {
-        let [_, batch, row, _] = layout.strides().map(|s| s * element as i64);
+        let [batch, row] = byte_strides(layout, element);
         Self { data: layout.data(), batch, row, rows: layout.shape()[2], pad: 0 }
     }
+}
+
+/// Strides of batches and rows, in bytes; 0 for a lone one, which can have any.
+fn byte_strides(layout: &GlobalLayout, element: usize) -> [i64; 2] {
+    let ([_, batches, rows, _], [_, batch, row, _]) = (layout.shape(), layout.strides());
+    [(batches, batch), (rows, row)].map(|(n, stride)| if n > 1 { stride * element as i64 } else { 0 })
 }
 
 /// `Grid` in `hip/problem.h`.
@@ -158,11 +164,29 @@ pub(crate) enum Store {
 }
 
 /// Length of the workspace, in `f32`, with which products of `[batch, m, k]` by `[batch, n, k]` can cut K into as many parts
-/// as suit the device; 0: they would not. `n` counts the rows of `w`, with gates and values both. A shorter workspace, or none,
-/// is as good but for speed.
+/// as suit the device, whichever operator it is; 0: none would. `n` counts the rows of `w`, with gates and values both. A
+/// shorter workspace, or none, is as good but for speed.
 pub fn gemm_workspace(info: &DeviceInfo, precision: Precision, [batch, m, n, k]: [usize; 4]) -> usize {
-    let config = GemmConfig::choose(info, precision, [batch, m, n, k], true, MOST_SPLITS, |_| true);
-    if config.splits > 1 { config.splits.saturating_mul(batch * m * n) } else { 0 }
+    let splits = |vectors, serves: fn(GemmTile) -> bool| {
+        GemmConfig::choose(info, precision, [batch, m, n, k], vectors, MOST_SPLITS, serves).splits
+    };
+    let splits = [
+        splits(false, |_| true),
+        splits(true, |tile| tile != GemmTile::T256x128),
+        // With gates; with scales of blocks; with those of blocks of few rows.
+        splits(true, |tile| !matches!(tile, GemmTile::T256x128 | GemmTile::S16x16)),
+        splits(true, |tile| !matches!(tile, GemmTile::T256x256 | GemmTile::T128x128)),
+        splits(true, |tile| matches!(tile, GemmTile::T256x128 | GemmTile::T64x64)),
+    ];
+    match splits.into_iter().max() {
+        Some(splits @ 2..) => splits.saturating_mul(outputs([batch, m, n])),
+        _ => 0,
+    }
+}
+
+/// Outputs of a batch, or as many as can be counted.
+pub(crate) fn outputs([batch, m, n]: [usize; 3]) -> usize {
+    batch.saturating_mul(m).saturating_mul(n)
 }
 
 /// Parts of K that products are cut into of their own accord, at most.
@@ -216,14 +240,14 @@ struct BlockScale {
 
 impl BlockScale {
     fn new(layout: &GlobalLayout, rows: usize, columns: usize) -> Self {
-        let [_, batch, row, group] = layout.strides().map(|s| s * size_of::<f32>() as i64);
-        // A lone row or group can have any stride.
-        let [_, _, n, k] = layout.shape();
+        let [batch, row] = byte_strides(layout, size_of::<f32>());
+        // A lone group can have any stride.
+        let group = if layout.shape()[3] > 1 { layout.strides()[3] * size_of::<f32>() as i64 } else { 0 };
         Self {
             data: layout.data(),
             batch,
-            row: if n > 1 { row as u32 } else { 0 },
-            group: if k > 1 { group as u32 } else { 0 },
+            row: row as u32,
+            group: group as u32,
             row_shift: rows.trailing_zeros(),
             group_shift: columns.trailing_zeros(),
         }
@@ -311,16 +335,13 @@ const TILE_ROWS: usize = 256;
 const LIMIT: usize = (1 << 31) - 4096;
 
 /// Shape and layout of an operand or output: `[batch, rows, cols]` or `[rows, cols]` with unit stride on columns.
-fn matrix(
-    op: &'static str,
-    arg: &'static str,
-    shape: &[usize],
-    rank: usize,
-) -> Result<[usize; 3]> {
+fn matrix(op: &'static str, arg: &'static str, shape: &[usize], rank: usize) -> Result<[usize; 3]> {
     match (shape, rank) {
         (&[rows, cols], 2) => Ok([1, rows, cols]),
         (&[batch, rows, cols], 3) => Ok([batch, rows, cols]),
-        _ => Err(Error::shape(op, arg, shape, if rank == 2 { "[rows, cols]" } else { "[batch, rows, cols]" })),
+        _ => {
+            Err(Error::shape(op, arg, shape, if rank == 2 { "[rows, cols]" } else { "[batch, rows, cols]" }))
+        }
     }
 }
 
@@ -331,11 +352,20 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         let [batch, m, k] = matrix(op, names.x, self.x.shape(), rank)?;
         let [w_batch, w_rows, w_k] = matrix(op, names.w, self.w.shape(), rank)?;
         if (w_batch, w_k) != (batch, k) {
-            let want = if rank == 2 { format!("[N, {k}] (K of {})", names.x) } else { format!("[{batch}, N, {k}] (batch and K of {})", names.x) };
+            let want = if rank == 2 {
+                format!("[N, {k}] (K of {})", names.x)
+            } else {
+                format!("[{batch}, N, {k}] (batch and K of {})", names.x)
+            };
             return Err(Error::shape(op, names.w, self.w.shape(), want));
         }
         if self.gated && w_rows % 2 != 0 {
-            return Err(Error::shape(op, names.w, self.w.shape(), "an even number of rows: gates, then values"));
+            return Err(Error::shape(
+                op,
+                names.w,
+                self.w.shape(),
+                "an even number of rows: gates, then values",
+            ));
         }
         for (arg, shape) in [(names.x, self.x.shape()), (names.w, self.w.shape())] {
             let axis = shape.iter().rev().take(2).position(|&n| n > LIMIT / 2);
@@ -352,22 +382,24 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
     fn serves(&self, tile: GemmTile) -> bool {
         // Kernels whose waves share K read one scale for a lane's rows of w.
         let fine = self.block.as_ref().is_some_and(|b| b.group.n < 4);
-        !self.kernels.names[tile.index()].is_empty() && !(tile.skinny() && fine)
+
+        !self.kernels.names[tile.index()].is_empty() && (!fine || !tile.skinny())
     }
 
     /// Whether kernels by vectors can serve the operands.
     fn by_vectors(&self, sizes: &Sizes) -> bool {
-        let fits = |strides: &[usize], rows: usize, element: usize| {
-            let stride = strides.iter().rev().nth(1).copied().unwrap_or(0);
-            (rows.saturating_mul(stride).saturating_add(sizes.k)).saturating_mul(element) < WINDOW_BYTES
+        let fits = |shape: &[usize], strides: &[usize], rows: usize, element: usize| {
+            let row = shape.len() - 2;
+            let stride = if shape[row] > 1 { strides[row] } else { 0 };
+            rows.saturating_mul(stride).saturating_add(sizes.k).saturating_mul(element) < WINDOW_BYTES
         };
         // Values are reached from the gates' window.
         let w_rows = if self.gated { sizes.n + TILE_ROWS } else { TILE_ROWS };
         self.x.rows_aligned(16)
             && self.w.rows_aligned(16)
             && (sizes.k * size_of::<X>()).is_multiple_of(16)
-            && fits(self.x.strides(), TILE_ROWS, size_of::<X>())
-            && fits(self.w.strides(), w_rows, size_of::<W>())
+            && fits(self.x.shape(), self.x.strides(), TILE_ROWS, size_of::<X>())
+            && fits(self.w.shape(), self.w.strides(), w_rows, size_of::<W>())
     }
 
     /// Checks everything, and launches what makes `y`. `planes`: f32 for the parts of K, if it is to be cut.
@@ -404,13 +436,19 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         let vectors = self.by_vectors(&sizes);
         let aligned = y.rows_aligned(16);
         let columns = if self.gated { 2 * n } else { n };
-        let plane = batch.saturating_mul(m).saturating_mul(columns);
+        let plane = outputs([batch, m, columns]);
         let room = workspace.as_ref().map_or(0, |w| w.numel() / plane.max(1));
         let info = stream.device().info();
-        let most = if matches!(store, Store::Add | Store::ZeroAndAdd) { MOST_ATOMIC_SPLITS } else { room.clamp(1, MOST_SPLITS) };
+        let most = if matches!(store, Store::Add | Store::ZeroAndAdd) {
+            MOST_ATOMIC_SPLITS
+        } else {
+            room.clamp(1, MOST_SPLITS)
+        };
         let config = match self.options.config {
             Some(config) => self.check_config(config, vectors, plane, room, store)?,
-            None => GemmConfig::choose(info, self.precision, [batch, m, columns, k], vectors, most, |tile| self.serves(tile)),
+            None => GemmConfig::choose(info, self.precision, [batch, m, columns, k], vectors, most, |tile| {
+                self.serves(tile)
+            }),
         };
         let (each, splits) = config.parts(k, self.precision, self.block.as_ref().map_or(1, |b| b.group.k));
         let (m_tiles, n_tiles) = config.tiles(m, columns);
@@ -436,10 +474,17 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         let mut launch = stream.launch(op, &kernel);
         let out = match (&mut workspace, split) {
             (Some(planes), true) => {
-                let data = launch.output("workspace", &mut planes.reborrow())?.data();
+                let data = launch.output_address("workspace", &mut planes.reborrow())?;
                 let row = columns as i64;
-                let [batch, split] = [row * m as i64, row * (m * batch) as i64];
-                Output { data, batch, row, split, type_: float_index(hk_core::DType::F32), vectors: columns % 8 == 0 }
+                let [batch, split] = [row * m as i64, plane as i64];
+                Output {
+                    data,
+                    batch,
+                    row,
+                    split,
+                    type_: float_index(hk_core::DType::F32),
+                    vectors: columns % 8 == 0,
+                }
             }
             _ => Output::new::<Y>(&launch.output("y", &mut y.reborrow())?, aligned),
         };
@@ -456,7 +501,13 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
                 blocks: blocks as u32,
                 pad: 0,
             },
-            epilogue: self.epilogue(&mut launch, &sizes, &out, if split { Store::Plane } else { store }, true)?,
+            epilogue: self.epilogue(
+                &mut launch,
+                &sizes,
+                &out,
+                if split { Store::Plane } else { store },
+                true,
+            )?,
         };
         let grid = LaunchConfig::grid_1d(blocks as usize);
         // SAFETY: the checks make operands, vectors, scales and outputs as long as M, N and K, which the tiles cover and the
@@ -477,7 +528,7 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         let kernel = stream.kernel(&kernels::REDUCE, "gemm_reduce")?;
         let mut launch = stream.launch(op, &kernel);
         if let Some(planes) = &mut workspace {
-            launch.output("workspace", &mut planes.reborrow())?;
+            launch.output_address("workspace", &mut planes.reborrow())?;
         }
         let to = Output::new::<Y>(&launch.output("y", &mut y.reborrow())?, aligned);
         let epilogue = self.epilogue(&mut launch, &sizes, &to, store, false)?;
@@ -510,7 +561,7 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
             batches: sizes.batch as u32,
             gated: self.gated.into(),
         };
-        let threads = (sizes.batch * sizes.m).saturating_mul(parts);
+        let threads = outputs([sizes.batch, sizes.m, parts]);
         let most = info.compute_units as usize * REDUCE_BLOCKS_PER_CU;
         // SAFETY: y and the planes are as long as batch, M and N, which the kernels cover whatever the grid.
         unsafe { launch.run(LaunchConfig::grid_1d(threads.div_ceil(REDUCE_THREADS).min(most)), &params) }
@@ -531,7 +582,8 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
             };
             if view.numel() != 1 && !(batched && fits) {
                 let batch = if lead == 1 { format!("{}, ", sizes.batch) } else { String::new() };
-                let want = format!("[{batch}{len}] ({letter}), [{batch}{len}, 1], [{batch}1, {len}] or one number");
+                let want =
+                    format!("[{batch}{len}] ({letter}), [{batch}{len}, 1], [{batch}1, {len}] or one number");
                 return Err(Error::shape(op, arg, shape, want));
             }
             view.expect_contiguous(op, arg)?;
@@ -546,25 +598,41 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
                 return Err(Error::argument(op, "group.n", group.n, "a power of two"));
             }
             if !group.k.is_power_of_two() || !(GROUP..=LIMIT).contains(&group.k) {
-                return Err(Error::argument(op, "group.k", group.k, format!("a power of two from {GROUP} on")));
+                return Err(Error::argument(
+                    op,
+                    "group.k",
+                    group.k,
+                    format!("a power of two from {GROUP} on"),
+                ));
             }
             let groups = sizes.k.div_ceil(group.k);
             let check = |arg, view: &TensorView<f32>, rows: usize, why: &str| {
                 let want: &[usize] = if rank == 2 { &[rows, groups] } else { &[sizes.batch, rows, groups] };
                 if view.shape() != want {
-                    return Err(Error::shape(op, arg, view.shape(), format!("{want:?} ({why}, groups of K)")));
+                    return Err(Error::shape(
+                        op,
+                        arg,
+                        view.shape(),
+                        format!("{want:?} ({why}, groups of K)"),
+                    ));
                 }
                 view.expect_aligned(op, arg, 4)?;
-                let spread = view.strides()[rank - 2..].iter().zip(&want[rank - 2..]).map(|(s, n)| s * (n - 1));
-                if spread.sum::<usize>() > WINDOW_BYTES / 4 - 1 {
-                    return Err(Error::too_large(op, arg, format!("strides {:?}", view.strides()), (WINDOW_BYTES / 4) as u64));
+                let spread = view.strides()[rank - 2..]
+                    .iter()
+                    .zip(&want[rank - 2..])
+                    .map(|(s, n)| s.saturating_mul(n.saturating_sub(1)));
+                if spread.fold(0, usize::saturating_add) > WINDOW_BYTES / 4 - 1 {
+                    return Err(Error::too_large(
+                        op,
+                        arg,
+                        format!("strides {:?}", view.strides()),
+                        (WINDOW_BYTES / 4) as u64,
+                    ));
                 }
                 Ok(())
             };
-            if sizes.batch * sizes.m * sizes.n * sizes.k > 0 {
-                check(self.names.x_scale, x, sizes.m, "M")?;
-                check(self.names.w_scale, w, sizes.n.div_ceil(group.n), "groups of N")?;
-            }
+            check(self.names.x_scale, x, sizes.m, "M")?;
+            check(self.names.w_scale, w, sizes.n.div_ceil(group.n), "groups of N")?;
         }
         if let Some(bias) = &self.bias {
             bias.check(op, rank, sizes.batch, sizes.n)?;
@@ -621,7 +689,8 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
             return Err(Error::argument(op, "tile", format!("{:?}", config.tile), want));
         }
         if config.splits > 1 && !matches!(store, Store::Add | Store::ZeroAndAdd) && config.splits > room {
-            let want = format!("[{}] or longer ({} splits)", config.splits.saturating_mul(plane), config.splits);
+            let want =
+                format!("[{}] or longer ({} splits)", config.splits.saturating_mul(plane), config.splits);
             return Err(Error::shape(op, "workspace", [room * plane], want));
         }
         Ok(config)
@@ -708,14 +777,24 @@ impl<'a> FloatView<'a> {
     }
 
     fn check(&self, op: &'static str, rank: usize, batch: usize, n: usize) -> Result<()> {
-        fn check<T: Element>(op: &'static str, view: &TensorView<T>, rank: usize, batch: usize, n: usize) -> Result<()> {
+        fn check<T: Element>(
+            op: &'static str,
+            view: &TensorView<T>,
+            rank: usize,
+            batch: usize,
+            n: usize,
+        ) -> Result<()> {
             let fits = match (rank, view.shape()) {
                 (2, [cols]) => *cols == n,
                 (3, [b, cols] | [b, 1, cols]) => (*b, *cols) == (batch, n),
                 _ => false,
             };
             if !fits {
-                let want = if rank == 2 { format!("[{n}] (N)") } else { format!("[{batch}, {n}] or [{batch}, 1, {n}] (batch and N)") };
+                let want = if rank == 2 {
+                    format!("[{n}] (N)")
+                } else {
+                    format!("[{batch}, {n}] or [{batch}, 1, {n}] (batch and N)")
+                };
                 return Err(Error::shape(op, "bias", view.shape(), want));
             }
             view.expect_contiguous(op, "bias")?;
@@ -730,7 +809,10 @@ impl<'a> FloatView<'a> {
 
     /// Address, type, and elements of a batch.
     fn params(&self, launch: &mut Launch<'a>) -> Result<(u64, u32, i64)> {
-        fn params<'a, T: Float>(launch: &mut Launch<'a>, view: &TensorView<'a, T>) -> Result<(u64, u32, i64)> {
+        fn params<'a, T: Float>(
+            launch: &mut Launch<'a>,
+            view: &TensorView<'a, T>,
+        ) -> Result<(u64, u32, i64)> {
             let cols = view.shape().last().map_or(0, |&n| n as i64);
             Ok((launch.input("bias", view)?.data(), float_index(T::DTYPE) as u32, cols))
         }

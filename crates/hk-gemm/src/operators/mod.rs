@@ -3,12 +3,14 @@
 mod a16w16;
 mod a8w8;
 
-use crate::{Activation, GemmConfig, GemmOptions, GemmTile, Precision, gemm_workspace, reference};
+use crate::problem::outputs;
+use crate::reference::Sums;
+use crate::{Activation, FloatView, GemmConfig, GemmOptions, GemmTile, Precision, gemm_workspace};
 use hk_core::registry::{
-    ArgSpec, Call, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named, Operator, Outputs, Scalar,
+    ArgSpec, Call, CallSpec, Described, HostCall, HostTensorF64, Inputs, Named, Operator, Outputs, Scalar,
     ScalarSpec, TensorSpec, Tolerance,
 };
-use hk_core::{DType, Element, Error, Float, Result, Stream, TensorView, TensorViewMut, bf16, f16};
+use hk_core::{DType, Error, Result, Stream, TensorViewMut};
 
 /// The operators of this crate.
 pub static OPERATORS: &[Operator] = &[
@@ -22,20 +24,14 @@ pub static OPERATORS: &[Operator] = &[
     a8w8::BATCHED_GEMM_A8W8,
 ];
 
-const HALVES: &[DType] = &[DType::Bf16, DType::F16];
 const FLOATS: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
 
-/// `y` and `bias` of products with this many leading axes.
 const fn y(rank: usize, shape: &'static str, terms: f64) -> ArgSpec {
     ArgSpec::output("y", Tolerance::Sum { terms }, FLOATS, rank, shape)
 }
 
-/// Errors of sums in f32, in terms of the magnitudes of what is added: of 16-bit floats, of int8, of fp8.
-const TERMS_16: f64 = 1.0 / (1u64 << 18) as f64;
-const TERMS_I8: f64 = 1.0 / (1u64 << 22) as f64;
-const TERMS_8: f64 = 1.0 / (1u64 << 16) as f64;
-
 const BIAS: ArgSpec = ArgSpec::input("bias", FLOATS, 1, "[N]").optional();
+const BATCHED_BIAS: ArgSpec = ArgSpec::input("bias", FLOATS, 2, "[batch, N]").ranks(2, 3).optional();
 
 const Y_DTYPE: ScalarSpec = ScalarSpec {
     name: "y_dtype",
@@ -64,16 +60,46 @@ const SPLITS: ScalarSpec = ScalarSpec {
     summary: "parts of K, if the tile is given",
 };
 
-/// The options of a call.
-fn options<V: Described>(call: &Call<V>, op: &'static str) -> Result<GemmOptions> {
-    let activation = match call.choice("activation").unwrap_or("none") {
+/// Scalars of a case.
+const fn tile(name: &'static str) -> (&'static str, Scalar) {
+    ("tile", Scalar::Choice(name))
+}
+const fn splits(n: i64) -> (&'static str, Scalar) {
+    ("splits", Scalar::Int(n))
+}
+const fn to(dtype: &'static str) -> (&'static str, Scalar) {
+    ("y_dtype", Scalar::Choice(dtype))
+}
+const fn act(name: &'static str) -> (&'static str, Scalar) {
+    ("activation", Scalar::Choice(name))
+}
+
+/// A case: `case!("label", a: Bf16 [16, 64], w: Bf16 [32, 64]; tile("16x16"))`.
+macro_rules! case {
+    ($label:expr, $($name:ident: $dtype:ident [$($n:literal),+]),+ $(; $($scalar:expr),+)?) => {
+        hk_core::registry::Case {
+            label: $label,
+            tensors: &[$((stringify!($name), hk_core::DType::$dtype, &[$($n),+])),+],
+            scalars: &[$($($scalar),+)?],
+        }
+    };
+}
+use case;
+
+/// A scalar `activation`, if the operator has one.
+fn activation<V: Described>(call: &Call<V>) -> Option<Activation> {
+    match call.choice("activation").unwrap_or("none") {
         "silu" => Some(Activation::Silu),
         "gelu" => Some(Activation::Gelu),
         "gelu_tanh" => Some(Activation::GeluTanh),
         "relu" => Some(Activation::Relu),
         "tanh" => Some(Activation::Tanh),
         _ => None,
-    };
+    }
+}
+
+/// The options of a call.
+fn options<V: Described>(call: &Call<V>) -> Result<GemmOptions> {
     let tile = match call.choice("tile")? {
         "256x256" => Some(GemmTile::T256x256),
         "256x128" => Some(GemmTile::T256x128),
@@ -87,53 +113,80 @@ fn options<V: Described>(call: &Call<V>, op: &'static str) -> Result<GemmOptions
         _ => None,
     };
     let splits = call.int("splits")?;
-    let splits =
-        usize::try_from(splits).map_err(|_| Error::argument(op, "splits", splits, "a number from 1 on"))?;
-    Ok(GemmOptions { activation, config: tile.map(|tile| GemmConfig { tile, splits, group: 8 }) })
+    let wrong = || Error::argument(call.operator().name, "splits", splits, "1 to 65535");
+    let splits = usize::try_from(splits).map_err(|_| wrong())?;
+    let config = tile.map(|tile| GemmConfig { tile, splits, group: 8 });
+    Ok(GemmOptions { activation: activation(call), config })
 }
 
-/// The spec of `y`, `[.., M, N]`.
-fn y_spec<V: Described>(call: &Call<V>, gated: bool) -> Result<Vec<(&'static str, TensorSpec)>> {
+/// Batches, M, rows of w and K of a call.
+fn sizes<V: Described>(call: &Call<V>) -> Result<[usize; 4]> {
     let (a, w) = (call.get("a")?.shape(), call.get("w")?.shape());
-    let dtype = call.choice("y_dtype")?.parse()?;
-    let mut shape = a.to_vec();
-    let n = w.iter().rev().nth(1).copied().unwrap_or(0);
+    match (a, w) {
+        (&[m, k], &[n, w_k]) if k == w_k => Ok([1, m, n, k]),
+        (&[batch, m, k], &[w_batch, n, w_k]) if (batch, k) == (w_batch, w_k) => Ok([batch, m, n, k]),
+        _ => Err(Error::shape(call.operator().name, "w", w, format!("batch and K of a, {a:?}"))),
+    }
+}
+
+fn y_dtype<V: Described>(call: &Call<V>) -> Result<DType> {
+    call.choice("y_dtype")?.parse()
+}
+
+fn y_spec(call: &CallSpec, gated: bool) -> Result<Named<TensorSpec>> {
+    let [_, _, n, _] = sizes(call)?;
+    let mut shape = call.get("a")?.shape().to_vec();
     if let Some(last) = shape.last_mut() {
         *last = if gated { n / 2 } else { n };
     }
-    Ok(vec![("y", TensorSpec::new(dtype, shape))])
+    Ok(vec![("y", TensorSpec::new(y_dtype(call)?, shape))])
+}
+
+fn y_outputs(call: &CallSpec) -> Result<Named<TensorSpec>> {
+    y_spec(call, false)
+}
+
+fn bias<'a>(inputs: &Inputs<'a>) -> Result<Option<FloatView<'a>>> {
+    let Some(bias) = inputs.optional("bias") else { return Ok(None) };
+    Ok(Some(match bias.dtype() {
+        DType::Bf16 => FloatView::Bf16(inputs.view("bias")?),
+        DType::F16 => FloatView::F16(inputs.view("bias")?),
+        _ => FloatView::F32(inputs.view("bias")?),
+    }))
 }
 
 /// A workspace, if it is of use.
 fn workspace<'a>(
     stream: &Stream,
     inputs: &Inputs,
-    outputs: &mut Outputs<'a>,
+    outputs_of: &mut Outputs<'a>,
     options: &GemmOptions,
     precision: Precision,
 ) -> Result<Option<TensorViewMut<'a, f32>>> {
-    let shapes = (inputs.get("a")?.shape(), inputs.get("w")?.shape());
-    let [batch, m, n, k] = match shapes {
-        (&[m, k], &[n, _]) => [1, m, n, k],
-        (&[batch, m, k], &[_, n, _]) => [batch, m, n, k],
-        _ => return Ok(None),
-    };
+    let [batch, m, n, k] = sizes(inputs)?;
     let len = match options.config {
-        Some(config) if config.splits > 1 => config.splits.saturating_mul(batch * m * n),
+        Some(config) if config.splits > 1 => config.splits.saturating_mul(outputs([batch, m, n])),
         Some(_) => 0,
         None => gemm_workspace(stream.device().info(), precision, [batch, m, n, k]),
     };
-    if len == 0 { Ok(None) } else { outputs.workspace(stream, len).map(Some) }
+    if len == 0 { Ok(None) } else { outputs_of.workspace(stream, len).map(Some) }
 }
 
-/// The reference's outputs: the sums with their bias and activation.
-fn finished<V: Described>(call: &Call<V>, op: &'static str, mut sums: reference::Sums, bias: &[f64], shape: Vec<usize>) -> Result<HostTensorF64> {
-    let n = shape.last().copied().unwrap_or(1).max(1);
-    let activation = options(call, op)?.activation;
-    for (i, (value, magnitude)) in sums.values.iter_mut().zip(&mut sums.magnitudes).enumerate() {
-        let bias = bias.get(i % n).copied().unwrap_or(0.0);
-        *value = reference::activate(activation, *value + bias);
-        *magnitude = reference::STEEPEST * (*magnitude + bias.abs());
+fn optional_f64(call: &HostCall, name: &str) -> Vec<f64> {
+    call.optional(name).map(|t| t.to_f64()).unwrap_or_default()
+}
+
+/// The reference's output: the sums with their bias and activation.
+fn finished(call: &HostCall, sums: Sums) -> Result<Named<HostTensorF64>> {
+    let [_, m, n, _] = sizes(call)?;
+    let sums = sums.biased(&optional_f64(call, "bias"), [m, n]).activated(activation(call));
+    as_y(call, sums, n)
+}
+
+fn as_y(call: &HostCall, sums: Sums, n: usize) -> Result<Named<HostTensorF64>> {
+    let mut shape = call.get("a")?.shape().to_vec();
+    if let Some(last) = shape.last_mut() {
+        *last = n;
     }
-    Ok(HostTensorF64 { shape, values: sums.values, magnitudes: sums.magnitudes })
+    Ok(vec![("y", HostTensorF64 { shape, values: sums.values, magnitudes: sums.magnitudes })])
 }
