@@ -75,10 +75,13 @@ fn table(operators: &[&'static Operator]) -> Result<Table> {
     ]);
     for op in operators {
         for case in op.cases {
-            let facts = Arch::AMD.map(|arch| Facts::count(op, case, arch));
-            let [a, b] = facts;
-            let (a, b) = (a?.cells(), b?.cells());
-            let both = |i: usize| if a[i] == b[i] { a[i].clone() } else { format!("{} / {}", a[i], b[i]) };
+            let [a, b] = Arch::AMD.map(|arch| Facts::count(op, case, arch));
+            let (a, b) = (a?.map(|f| f.cells()), b?.map(|f| f.cells()));
+            let both = |i: usize| match (&a, &b) {
+                (Some(a), Some(b)) if a[i] != b[i] => format!("{} / {}", a[i], b[i]),
+                (Some(cells), _) | (None, Some(cells)) => cells[i].clone(),
+                (None, None) => "-".into(),
+            };
             let name = if case.label == op.cases[0].label { format!("`{}`", op.name) } else { String::new() };
             table.row([
                 name,
@@ -107,16 +110,20 @@ struct Facts {
 }
 
 impl Facts {
-    fn count(op: &'static Operator, case: &Case, arch: Arch) -> Result<Facts> {
+    /// None for a case of other targets.
+    fn count(op: &'static Operator, case: &Case, arch: Arch) -> Result<Option<Facts>> {
         let failed = |e: hk_core::Error| Failure::new(format!("{} ({}) on {arch}: {e}", op.name, case.label));
         let call: HostCall = op.example(case, 0).map_err(failed)?;
         let stream = Device::open(&format!("emu:{arch}?details=true"))?.create_stream()?;
-        op.execute(&stream, &call).map_err(failed)?;
+        match op.execute(&stream, &call) {
+            Err(hk_core::Error::Unsupported { .. }) => return Ok(None),
+            outputs => outputs.map_err(failed)?,
+        };
         let traffic = (op.traffic)(&call);
         let kernels = stream.take_profiles()?;
         let mut sum = Counters::default();
         kernels.iter().for_each(|kernel| sum += kernel.counters);
-        Ok(Facts { floor: traffic.read + traffic.written, sum, kernels })
+        Ok(Some(Facts { floor: traffic.read + traffic.written, sum, kernels }))
     }
 
     fn cells(&self) -> [String; 10] {
@@ -165,7 +172,7 @@ mod tests {
     #[test]
     fn facts_are_those_of_the_launch() {
         let op = crate::operator("rmsnorm").unwrap();
-        let facts = Facts::count(op, &op.cases[1], Arch::Gfx942).unwrap();
+        let facts = Facts::count(op, &op.cases[1], Arch::Gfx942).unwrap().unwrap();
         let cells = facts.cells();
         // 4096 rows of 128 bf16, read once and written once, and the weights.
         assert_eq!(cells[0], "1.00");
