@@ -165,23 +165,25 @@ pub(crate) enum Store {
 
 /// Length of the workspace, in `f32`, with which products of `[batch, m, k]` by `[batch, n, k]` can cut K into as many parts
 /// as suit the device, whichever operator it is; 0: none would. `n` counts the rows of `w`, with gates and values both. A
-/// shorter workspace, or none, is as good but for speed.
+/// shorter workspace, or none, is as good but for speed. Rows that do not begin on 16 bytes are not reckoned with.
 pub fn gemm_workspace(info: &DeviceInfo, precision: Precision, [batch, m, n, k]: [usize; 4]) -> usize {
-    let splits = |vectors, serves: fn(GemmTile) -> bool| {
-        GemmConfig::choose(info, precision, [batch, m, n, k], vectors, MOST_SPLITS, serves).splits
+    let splits = |serves: fn(GemmTile) -> bool| {
+        GemmConfig::choose(info, precision, [batch, m, n, k], true, MOST_SPLITS, serves).splits
     };
-    let splits = [
-        splits(false, |_| true),
-        splits(true, |tile| tile != GemmTile::T256x128),
-        // With gates; with scales of blocks; with those of blocks of few rows.
-        splits(true, |tile| !matches!(tile, GemmTile::T256x128 | GemmTile::S16x16)),
-        splits(true, |tile| !matches!(tile, GemmTile::T256x256 | GemmTile::T128x128)),
-        splits(true, |tile| matches!(tile, GemmTile::T256x128 | GemmTile::T64x64)),
-    ];
-    match splits.into_iter().max() {
-        Some(splits @ 2..) => splits.saturating_mul(outputs([batch, m, n])),
-        _ => 0,
-    }
+    let plain = splits(|tile| tile != GemmTile::T256x128);
+    let splits = match precision {
+        Precision::Bf16 | Precision::F16 => {
+            let gated = splits(|tile| !matches!(tile, GemmTile::T256x128 | GemmTile::S16x16));
+            plain.max(gated)
+        }
+        Precision::I8 | Precision::Fp8 => {
+            let block = splits(|tile| !matches!(tile, GemmTile::T256x256 | GemmTile::T128x128));
+            // Of few rows of w.
+            let fine = splits(|tile| matches!(tile, GemmTile::T256x128 | GemmTile::T64x64));
+            plain.max(block).max(fine)
+        }
+    };
+    if splits > 1 { splits.saturating_mul(outputs([batch, m, n])) } else { 0 }
 }
 
 /// Outputs of a batch, or as many as can be counted.
