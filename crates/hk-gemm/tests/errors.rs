@@ -1,6 +1,9 @@
 //! Every error of the safe functions, with its message; nothing is launched.
 
-use hk_core::{DeviceBuffer, Element, Error, Fp8E4M3, Fp8E4M3Fnuz, Layout, Result, Stream, TensorView, bf16};
+use hk_core::{
+    DeviceBuffer, Element, Error, Fp8E4M3, Fp8E4M3Fnuz, Layout, Result, Stream, TensorView, TensorViewMut,
+    bf16,
+};
 use hk_gemm::{
     Activation, BlockShape, FloatView, GemmConfig, GemmOptions, GemmTile, batched_gemm_a8w8,
     batched_gemm_bf16, gemm_a8w8, gemm_a8w8_blockscale, gemm_a8w8_per_token_scale, gemm_a16w16,
@@ -31,6 +34,21 @@ fn view<'a, T: Element>(
     buffer.view_with(Layout::with_strides(shape, strides).unwrap(), offset).unwrap()
 }
 
+/// A contiguous tensor in the first elements of a buffer.
+trait Part<T: Element> {
+    fn part(&self, shape: impl AsRef<[usize]>) -> Result<TensorView<'_, T>>;
+    fn part_mut(&mut self, shape: impl AsRef<[usize]>) -> Result<TensorViewMut<'_, T>>;
+}
+
+impl<T: Element> Part<T> for DeviceBuffer<T> {
+    fn part(&self, shape: impl AsRef<[usize]>) -> Result<TensorView<'_, T>> {
+        self.view_with(Layout::contiguous(shape)?, 0)
+    }
+    fn part_mut(&mut self, shape: impl AsRef<[usize]>) -> Result<TensorViewMut<'_, T>> {
+        self.view_mut_with(Layout::contiguous(shape)?, 0)
+    }
+}
+
 impl Bench {
     fn new() -> Self {
         let stream = Gpu::open("emu:gfx942").stream().clone();
@@ -45,20 +63,20 @@ impl Bench {
     }
 
     fn half(&self, shape: &[usize]) -> TensorView<'_, bf16> {
-        self.halves.view(shape).unwrap()
+        self.halves.part(shape).unwrap()
     }
     fn code(&self, shape: &[usize]) -> TensorView<'_, i8> {
-        self.codes.view(shape).unwrap()
+        self.codes.part(shape).unwrap()
     }
     fn float(&self, shape: &[usize]) -> TensorView<'_, f32> {
-        self.floats.view(shape).unwrap()
+        self.floats.part(shape).unwrap()
     }
 
     /// `gemm_a16w16` of `a` and `w`, all else right.
     fn half_product(&mut self, a: (&[usize], &[usize], usize), w: (&[usize], &[usize], usize)) -> Result<()> {
         let a = view(&self.halves, a.0, a.1, a.2);
         let w = view(&self.halves, w.0, w.1, w.2);
-        let y = self.y.view_mut([M, N])?;
+        let y = self.y.part_mut([M, N])?;
         gemm_a16w16(&self.stream, a, w, None, y, None, GemmOptions::default())
     }
 
@@ -70,26 +88,26 @@ impl Bench {
         workspace: usize,
         options: GemmOptions,
     ) -> Result<()> {
-        let (a, w) = (self.halves.view([M, K])?, self.halves.view([N, K])?);
-        let bias = FloatView::F32(self.floats.view(bias)?);
-        let space = Some(self.sums.view_mut([workspace])?);
-        gemm_a16w16(&self.stream, a, w, Some(bias), self.y.view_mut(y)?, space, options)
+        let (a, w) = (self.halves.part([M, K])?, self.halves.part([N, K])?);
+        let bias = FloatView::F32(self.floats.part(bias)?);
+        let space = Some(self.sums.part_mut([workspace])?);
+        gemm_a16w16(&self.stream, a, w, Some(bias), self.y.part_mut(y)?, space, options)
     }
 
     /// `gemm_a8w8_blockscale` with these shapes of scales and groups.
     fn block_product(&mut self, a_scale: &[usize], w_scale: &[usize], group: BlockShape) -> Result<()> {
-        let (a, w) = (self.codes.view([M, 160])?, self.codes.view([N, 160])?);
-        let (a_scale, w_scale) = (self.floats.view(a_scale)?, self.floats.view(w_scale)?);
-        let y = self.y.view_mut([M, N])?;
+        let (a, w) = (self.codes.part([M, 160])?, self.codes.part([N, 160])?);
+        let (a_scale, w_scale) = (self.floats.part(a_scale)?, self.floats.part(w_scale)?);
+        let y = self.y.part_mut([M, N])?;
         let options = GemmOptions::default();
         gemm_a8w8_blockscale(&self.stream, a, w, a_scale, w_scale, group, None, y, None, options)
     }
 
     /// `gemm_a8w8` with these shapes of scales.
     fn code_product(&mut self, a_scale: &[usize], w_scale: &[usize]) -> Result<()> {
-        let (a, w) = (self.codes.view([M, K])?, self.codes.view([N, K])?);
-        let (a_scale, w_scale) = (self.floats.view(a_scale)?, self.floats.view(w_scale)?);
-        let y = self.y.view_mut([M, N])?;
+        let (a, w) = (self.codes.part([M, K])?, self.codes.part([N, K])?);
+        let (a_scale, w_scale) = (self.floats.part(a_scale)?, self.floats.part(w_scale)?);
+        let y = self.y.part_mut([M, N])?;
         gemm_a8w8(&self.stream, a, w, a_scale, w_scale, None, y, None, GemmOptions::default())
     }
 }
@@ -117,23 +135,23 @@ fn shapes_of_operands() {
     let (a, w, y) = (b.half(&[2, M, K]), b.half(&[3, N, K]), b.stream.alloc_zeroed::<f32>(100).unwrap());
     let mut y = y;
     let options = GemmOptions::default();
-    let r = batched_gemm_bf16(&b.stream, a, w, None, y.view_mut([2, M, N]).unwrap(), None, options);
+    let r = batched_gemm_bf16(&b.stream, a, w, None, y.part_mut([2, M, N]).unwrap(), None, options);
     assert_error(r, kind!(Shape), &["batched_gemm_bf16: w", "[3, 6, 32]", "[2, N, 32] (batch and K of a)"]);
     let (a, w) = (b.half(&[M, K]), b.half(&[5, K]));
-    let r = gemm_a16w16_gated(&b.stream, a, w, y.view_mut([M, 2]).unwrap(), None, options);
+    let r = gemm_a16w16_gated(&b.stream, a, w, y.part_mut([M, 2]).unwrap(), None, options);
     assert_error(r, kind!(Shape), &["gemm_a16w16_gated: w", "[5, 32]", "even number of rows"]);
     let r = batched_gemm_bf16(
         &b.stream,
         b.half(&[M, K]),
         b.half(&[N, K]),
         None,
-        y.view_mut([M, N]).unwrap(),
+        y.part_mut([M, N]).unwrap(),
         None,
         options,
     );
     assert_error(r, kind!(Shape), &["batched_gemm_bf16: a", "[4, 32]"]);
     let (a, w, s) = (b.code(&[M, K]), b.code(&[N, K]), b.float(&[1]));
-    let r = batched_gemm_a8w8(&b.stream, a, w, s, s, None, y.view_mut([M, N]).unwrap(), None, options);
+    let r = batched_gemm_a8w8(&b.stream, a, w, s, s, None, y.part_mut([M, N]).unwrap(), None, options);
     assert_error(r, kind!(Shape), &["batched_gemm_a8w8: a", "[4, 32]"]);
     let r = gemm_a8w8_per_token_scale(
         &b.stream,
@@ -141,7 +159,7 @@ fn shapes_of_operands() {
         b.code(&[N, 2]),
         s,
         s,
-        y.view_mut([M, N]).unwrap(),
+        y.part_mut([M, N]).unwrap(),
         None,
         options,
     );
@@ -150,7 +168,7 @@ fn shapes_of_operands() {
         &b.stream,
         b.half(&[M, K]),
         b.half(&[N, K]),
-        y.view_mut([N, M]).unwrap(),
+        y.part_mut([N, M]).unwrap(),
         true,
         options,
     );
@@ -164,11 +182,11 @@ fn strides_and_alignment() {
     assert_error(b.half_product(A, (&[N, K], &[2 * K, 2], 0)), kind!(Stride), &["gemm_a16w16: w", "[64, 2]"]);
     let turned = Layout::with_strides([M, N], [1, M]).unwrap();
     let y = b.y.view_mut_with(turned, 0).unwrap();
-    let (a, w) = (b.halves.view([M, K]).unwrap(), b.halves.view([N, K]).unwrap());
+    let (a, w) = (b.halves.part([M, K]).unwrap(), b.halves.part([N, K]).unwrap());
     let r = gemm_a16w16(&b.stream, a, w, None, y, None, GemmOptions::default());
     assert_error(r, kind!(Stride), &["gemm_a16w16: y", "[1, 4]"]);
     let bias = FloatView::F32(view(&b.floats, &[N], &[2], 0));
-    let y = b.y.view_mut([M, N]).unwrap();
+    let y = b.y.part_mut([M, N]).unwrap();
     let r = gemm_a16w16(&b.stream, a, w, Some(bias), y, None, GemmOptions::default());
     assert_error(r, kind!(Stride), &["gemm_a16w16: bias", "[2]"]);
     let space = b.sums.view_mut_with(Layout::contiguous([8]).unwrap(), 1).unwrap();
@@ -177,18 +195,18 @@ fn strides_and_alignment() {
         a,
         w,
         None,
-        b.y.view_mut([M, N]).unwrap(),
+        b.y.part_mut([M, N]).unwrap(),
         Some(space),
         GemmOptions::default(),
     );
     assert_error(r, kind!(Align), &["gemm_a16w16: workspace", "16"]);
-    let space = b.sums.view_mut([2, 4]).unwrap();
+    let space = b.sums.part_mut([2, 4]).unwrap();
     let r = gemm_a16w16(
         &b.stream,
         a,
         w,
         None,
-        b.y.view_mut([M, N]).unwrap(),
+        b.y.part_mut([M, N]).unwrap(),
         Some(space),
         GemmOptions::default(),
     );
@@ -199,16 +217,16 @@ fn strides_and_alignment() {
         a,
         w,
         None,
-        b.y.view_mut([M, N]).unwrap(),
+        b.y.part_mut([M, N]).unwrap(),
         Some(space),
         GemmOptions::default(),
     );
     assert_error(r, kind!(Stride), &["gemm_a16w16: workspace", "[2]"]);
-    let (a, w) = (b.codes.view([M, K]).unwrap(), b.codes.view([N, K]).unwrap());
+    let (a, w) = (b.codes.part([M, K]).unwrap(), b.codes.part([N, K]).unwrap());
     let scale = view(&b.floats, &[M], &[3], 0);
-    let y = b.y.view_mut([M, N]).unwrap();
+    let y = b.y.part_mut([M, N]).unwrap();
     let r =
-        gemm_a8w8(&b.stream, a, w, scale, b.floats.view([1]).unwrap(), None, y, None, GemmOptions::default());
+        gemm_a8w8(&b.stream, a, w, scale, b.floats.part([1]).unwrap(), None, y, None, GemmOptions::default());
     assert_error(r, kind!(Stride), &["gemm_a8w8: a_scale", "[3]"]);
 }
 
@@ -235,21 +253,21 @@ fn outputs_bias_and_options() {
     let r = b.half_options(&[M, N], &[N], 8, with(GemmTile::T256x128, 1, 1));
     assert_error(r, kind!(Argument), &["tile", "T256x128", "one of [T256x256, T128x128"]);
 
-    let (a, w) = (b.halves.view([M, K]).unwrap(), b.halves.view([N, K]).unwrap());
-    let sums = b.sums.view_mut([M, N]).unwrap();
+    let (a, w) = (b.halves.part([M, K]).unwrap(), b.halves.part([N, K]).unwrap());
+    let sums = b.sums.part_mut([M, N]).unwrap();
     let r =
-        gemm_a16w16_gated(&b.stream, a, w, b.y.view_mut([M, 3]).unwrap(), None, with(GemmTile::S16x16, 1, 1));
+        gemm_a16w16_gated(&b.stream, a, w, b.y.part_mut([M, 3]).unwrap(), None, with(GemmTile::S16x16, 1, 1));
     assert_error(r, kind!(Argument), &["gemm_a16w16_gated: tile", "S16x16"]);
     let activation = GemmOptions { activation: Some(Activation::Silu), config: None };
     let r = gemm_a16w16_atomic(&b.stream, a, w, sums, false, activation);
     assert_error(r, kind!(Argument), &["gemm_a16w16_atomic: activation", "Silu", "none"]);
     let odd = view(&b.halves, &[M, K], &[K + 1, 1], 0);
-    let r = gemm_a16w16(&b.stream, odd, w, None, b.y.view_mut([M, N]).unwrap(), None, with(tile, 1, 1));
+    let r = gemm_a16w16(&b.stream, odd, w, None, b.y.part_mut([M, N]).unwrap(), None, with(tile, 1, 1));
     assert_error(r, kind!(Argument), &["gemm_a16w16: tile", "T64x64", "GemmTile::Elements, as rows"]);
 
-    let (a, w) = (b.halves.view([2, M, K]).unwrap(), b.halves.view([2, N, K]).unwrap());
-    let bias = FloatView::F32(b.floats.view([2, 2, 3]).unwrap());
-    let r = batched_gemm_bf16(&b.stream, a, w, Some(bias), b.y.view_mut([2, M, N]).unwrap(), None, default);
+    let (a, w) = (b.halves.part([2, M, K]).unwrap(), b.halves.part([2, N, K]).unwrap());
+    let bias = FloatView::F32(b.floats.part([2, 2, 3]).unwrap());
+    let r = batched_gemm_bf16(&b.stream, a, w, Some(bias), b.y.part_mut([2, M, N]).unwrap(), None, default);
     assert_error(r, kind!(Shape), &["batched_gemm_bf16: bias", "[2, 2, 3]", "[2, 6] or [2, 1, 6]"]);
 }
 
@@ -263,9 +281,9 @@ fn scales() {
     );
     assert_error(b.code_product(&[2, 2], &[N]), kind!(Shape), &["a_scale", "[2, 2]"]);
     assert_error(b.code_product(&[M], &[N - 1]), kind!(Shape), &["gemm_a8w8: w_scale", "[5]", "[6] (N)"]);
-    let (a, w) = (b.codes.view([2, M, K]).unwrap(), b.codes.view([2, N, K]).unwrap());
-    let (one, flat) = (b.floats.view([1]).unwrap(), b.floats.view([2 * M]).unwrap());
-    let y = b.y.view_mut([2, M, N]).unwrap();
+    let (a, w) = (b.codes.part([2, M, K]).unwrap(), b.codes.part([2, N, K]).unwrap());
+    let (one, flat) = (b.floats.part([1]).unwrap(), b.floats.part([2 * M]).unwrap());
+    let y = b.y.part_mut([2, M, N]).unwrap();
     let r = batched_gemm_a8w8(&b.stream, a, w, flat, one, None, y, None, GemmOptions::default());
     assert_error(r, kind!(Shape), &["batched_gemm_a8w8: a_scale", "[8]", "[2, 4] (M), [2, 4, 1], [2, 1, 4]"]);
 
@@ -295,7 +313,7 @@ fn scales() {
 fn overlaps() {
     let b = Bench::new();
     let mut all = b.stream.alloc_zeroed::<bf16>(4096).unwrap();
-    let (first, second) = all.view_mut([4096]).unwrap().split_at(0, 2048).unwrap();
+    let (first, second) = all.part_mut([4096]).unwrap().split_at(0, 2048).unwrap();
     let a = first.alias();
     let a = a.slice(0, 0..M * K).unwrap().split_axis(0, K).unwrap();
     let w = b.half(&[N, K]);
@@ -307,10 +325,10 @@ fn overlaps() {
     let r = gemm_a16w16(&b.stream, b.half(&[M, K]), w, Some(bias.into()), y, None, GemmOptions::default());
     assert_error(r, kind!(Overlap), &["bias", "y"]);
     let mut sums = b.stream.alloc_zeroed::<f32>(4096).unwrap();
-    let (s, code) = (sums.view_mut([4096]).unwrap(), b.code(&[M, K]));
+    let (s, code) = (sums.part_mut([4096]).unwrap(), b.code(&[M, K]));
     let scale = s.alias().slice(0, 0..1).unwrap();
     let mut y = b.stream.alloc_zeroed::<bf16>(M * N).unwrap();
-    let y = y.view_mut([M, N]).unwrap();
+    let y = y.part_mut([M, N]).unwrap();
     let r =
         gemm_a8w8(&b.stream, code, b.code(&[N, K]), scale, scale, None, y, Some(s), GemmOptions::default());
     assert_error(r, kind!(Overlap), &["gemm_a8w8", "a_scale", "workspace"]);
@@ -320,8 +338,8 @@ fn fp8<T: hk_gemm::MatrixCode>(gpu: &Gpu) -> Result<()> {
     let stream = gpu.stream();
     let (a, w) = (stream.alloc_zeroed::<T>(M * K)?, stream.alloc_zeroed::<T>(N * K)?);
     let (scale, mut y) = (stream.alloc_zeroed::<f32>(1)?, stream.alloc_zeroed::<bf16>(M * N)?);
-    let (a, w, s) = (a.view([M, K])?, w.view([N, K])?, scale.view([1])?);
-    gemm_a8w8(stream, a, w, s, s, None, y.view_mut([M, N])?, None, GemmOptions::default())
+    let (a, w, s) = (a.part([M, K])?, w.part([N, K])?, scale.part([1])?);
+    gemm_a8w8(stream, a, w, s, s, None, y.part_mut([M, N])?, None, GemmOptions::default())
 }
 
 #[test]
@@ -352,7 +370,7 @@ fn sizes_beyond_the_limits() {
     let mut y = b.stream.alloc_zeroed::<f32>(64).unwrap();
     let (few, many) = (b.half(&[1, 8]), broadcast(&b.halves, [1 << 31, 8]));
     let turned = |y: &mut DeviceBuffer<f32>, a: TensorView<bf16>, w: TensorView<bf16>| {
-        gemm_a16w16(&b.stream, a, w, None, y.view_mut([1, 1]).unwrap(), None, GemmOptions::default())
+        gemm_a16w16(&b.stream, a, w, None, y.part_mut([1, 1]).unwrap(), None, GemmOptions::default())
     };
     assert_error(turned(&mut y, many, few), kind!(TooLarge), &["gemm_a16w16: a", "axis 0", "2147483648"]);
     assert_error(turned(&mut y, few, many), kind!(TooLarge), &["gemm_a16w16: w", "axis 0", "2147483648"]);
@@ -361,7 +379,7 @@ fn sizes_beyond_the_limits() {
 
     let long = view(&b.codes, &[1, 131_072], &[1, 0], 0);
     let one = b.float(&[1]);
-    let y = y.view_mut([1, 1]).unwrap();
+    let y = y.part_mut([1, 1]).unwrap();
     let r = gemm_a8w8(&b.stream, long, long, one, one, None, y, None, GemmOptions::default());
     assert_error(r, kind!(Argument), &["gemm_a8w8: a", "131072 columns", "131071"]);
 }
@@ -372,13 +390,13 @@ fn tensors_of_another_device() {
     let other = Gpu::open("emu:gfx950");
     let w = other.stream().alloc_zeroed::<bf16>(N * K).unwrap();
     let mut y = b.stream.alloc_zeroed::<f32>(M * N).unwrap();
-    let w = w.view([N, K]).unwrap();
+    let w = w.part([N, K]).unwrap();
     let r = gemm_a16w16(
         &b.stream,
         b.half(&[M, K]),
         w,
         None,
-        y.view_mut([M, N]).unwrap(),
+        y.part_mut([M, N]).unwrap(),
         None,
         GemmOptions::default(),
     );
