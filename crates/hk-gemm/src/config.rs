@@ -72,6 +72,12 @@ impl TileInfo {
     }
 }
 
+/// Time to write an output of a part of K and to read it again, 8 bytes, in a CU's share of the memory's bandwidth; and of one
+/// more launch, some microseconds: both in the time that the matrix units take for a stage of one output (MI300X: 1 us for 65536 of
+/// them, 17 bytes a ns).
+const PLANE: f64 = 24.0;
+const LAUNCH: f64 = 4.0 * 65536.0;
+
 /// The table. Costs are the longest of the CU's pipes per product (matrix, LDS), counted on the emulator.
 const TILES: [TileInfo; GemmTile::COUNT] = [
     TileInfo { tile: GemmTile::T256x256, m: 256, n: 256, per_cu: 1, cost: 1.0 },
@@ -143,8 +149,8 @@ impl GemmConfig {
     ///
     /// Up to 64 rows reading the weights is what takes time: the tile with the fewest rows that holds them all, and as many
     /// splits as give each CU a block. More rows: of all tiles and splits the one with the shortest modelled time, which is
-    /// rounds of blocks over the CUs, times the stages of a block, times the tile's cost; a split adds the traffic of its
-    /// plane.
+    /// rounds of blocks over the CUs, times the stages of a block, times the tile's cost; splits add the traffic of
+    /// their planes, and a launch.
     ///
     /// `serves` tells which tiles there are kernels of.
     pub(crate) fn choose(
@@ -198,11 +204,8 @@ impl GemmConfig {
                 let stage = (t.m * t.n) as f64 * t.cost * resident as f64;
                 // Prologue and epilogue weigh as some stages.
                 let block = (stages.div_ceil(splits) + 8) as f64;
-                let planes = if splits > 1 {
-                    (splits + 1) as f64 * batch as f64 * m as f64 * n as f64 / cus as f64
-                } else {
-                    0.0
-                };
+                let outputs = batch as f64 * m as f64 * n as f64 / cus as f64;
+                let planes = if splits > 1 { LAUNCH + PLANE * splits as f64 * outputs } else { 0.0 };
                 let time = rounds as f64 * block * stage + planes;
                 if time < best.0 {
                     best = (time, Self { tile: t.tile, splits, group: (2048 / t.m).max(1) });
@@ -223,5 +226,67 @@ impl GemmConfig {
     pub(crate) fn tiles(&self, m: usize, n: usize) -> (usize, usize) {
         let info = self.tile.info();
         (m.div_ceil(info.m), n.div_ceil(info.n))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hk_core::Device;
+
+    #[test]
+    fn parts_cover_k_and_none_is_empty() {
+        for tile in GemmTile::ALL {
+            for precision in [Precision::Bf16, Precision::I8] {
+                for (k, multiple) in [(0, 1), (1, 1), (77, 1), (4096, 1), (7168, 128), (100_000, 1 << 14)] {
+                    for splits in 1..40 {
+                        let config = GemmConfig { tile, splits, group: 1 };
+                        let (each, parts) = config.parts(k, precision, multiple);
+                        assert!((1..=splits).contains(&parts) && each % multiple == 0, "{config:?} {k}");
+                        assert!(parts * each >= k && (parts - 1) * each < k.max(1), "{config:?} {k}");
+                        assert_eq!(each * precision.bytes() % tile.info().stretch(), 0, "{config:?} {k}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn tables_are_in_order() {
+        for (i, tile) in GemmTile::ALL.into_iter().enumerate() {
+            assert_eq!((tile.index(), tile.info().tile), (i, tile));
+        }
+    }
+
+    #[test]
+    fn the_choice_fits_the_rows_and_fills_the_device() {
+        let device = Device::open("emu:gfx942").unwrap();
+        let (info, cus) = (device.info(), device.info().compute_units as usize);
+        const MOST: usize = 32;
+        let plain = |tile| tile != GemmTile::T256x128;
+        let choose =
+            |m, n, k, vectors| GemmConfig::choose(info, Precision::Bf16, [1, m, n, k], vectors, MOST, plain);
+        for m in [1, 16, 17, 32, 33, 64] {
+            let config = choose(m, 4096, 4096, true);
+            assert!(
+                config.tile.skinny() && config.tile.shape().0 >= m && config.tile.shape().0 < m + 32,
+                "{config:?}"
+            );
+            // Each CU has work, if K has enough of it.
+            let config = choose(m, 1280, 1 << 20, true);
+            let (_, n_tiles) = config.tiles(m, 1280);
+            assert!(n_tiles * config.splits >= cus, "{config:?}");
+        }
+        assert_eq!(choose(16384, 16384, 8192, true).tile, GemmTile::T256x256);
+        assert_eq!(choose(8192, 8192, 8192, true).splits, 1);
+        assert_eq!(choose(512, 512, 512, true).splits, 1);
+        assert!(choose(128, 128, 16384, true).splits > 1);
+        for m in [1, 50, 5000] {
+            assert_eq!(choose(m, 4096, 4099, false).tile, GemmTile::Elements);
+        }
+        // Lengths beyond all that there is are no panic.
+        choose(usize::MAX, usize::MAX, usize::MAX, true);
+        choose(1, usize::MAX, usize::MAX, true);
+        choose(0, 0, 0, true);
     }
 }
