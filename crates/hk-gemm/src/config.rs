@@ -133,6 +133,11 @@ impl GemmTile {
 }
 
 /// How a product is made.
+///
+/// Unless options say it, it follows from the sizes and the device. Up to 64 rows, reading the weights is what takes time: the
+/// tile with the fewest rows that holds them all, and as many splits as give each CU a block. For more rows, of all tiles and
+/// splits those with the shortest modelled time, which is rounds of blocks over the CUs, times the stages of a block, times the
+/// tile's cost; splits add the traffic of their planes, and a launch. Without a workspace K is not split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GemmConfig {
     /// The tile.
@@ -145,14 +150,7 @@ pub struct GemmConfig {
 
 impl GemmConfig {
     /// The choice for `batch` products of `[m, k]` by `[n, k]` on a device. `vectors`: rows begin on 16 bytes and are a
-    /// multiple of 16 bytes long. `most_splits`: that there is a workspace for.
-    ///
-    /// Up to 64 rows reading the weights is what takes time: the tile with the fewest rows that holds them all, and as many
-    /// splits as give each CU a block. More rows: of all tiles and splits the one with the shortest modelled time, which is
-    /// rounds of blocks over the CUs, times the stages of a block, times the tile's cost; splits add the traffic of
-    /// their planes, and a launch.
-    ///
-    /// `serves` tells which tiles there are kernels of.
+    /// multiple of 16 bytes long. `most_splits`: that there is a workspace for. `serves`: which tiles there are kernels of.
     pub(crate) fn choose(
         info: &DeviceInfo,
         precision: Precision,

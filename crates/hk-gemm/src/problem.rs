@@ -57,7 +57,7 @@ impl<'a> From<TensorView<'a, f32>> for FloatView<'a> {
 pub struct GemmOptions {
     /// Applied to sums after the bias.
     pub activation: Option<Activation>,
-    /// In place of [`GemmConfig::choose`].
+    /// In place of what suits the sizes and the device; see [`GemmConfig`].
     pub config: Option<GemmConfig>,
 }
 
