@@ -45,6 +45,9 @@ pub struct Row {
     floor_bytes: u64,
     /// Host time of the emulation, not of a GPU.
     host_seconds: f64,
+    /// The case is one of other devices.
+    #[serde(skip)]
+    unserved: bool,
 }
 
 /// A kernel that ran.
@@ -100,6 +103,7 @@ pub fn run(args: &DemoArgs, operators: &[&'static Operator]) -> Result<()> {
         out::print("\nEvery operator at the sizes of real models:\n")?;
     }
     let layer_rows = rows.len();
+    let mut skipped = 0;
     for operator in operators {
         for case in operator.cases {
             let call = operator.example(case, 0);
@@ -110,7 +114,11 @@ pub fn run(args: &DemoArgs, operators: &[&'static Operator]) -> Result<()> {
                         Row { error: Some(error.to_string()), ..Row::new(operator, case.label, device) }
                     }
                 };
-                progress(rows.len() - layer_rows + 1, total, &row);
+                if row.unserved {
+                    skipped += 1;
+                    continue;
+                }
+                progress(rows.len() - layer_rows + 1, total - skipped, &row);
                 rows.push(row);
             }
         }
@@ -144,7 +152,9 @@ fn run_on(call: &HostCall, spec: &str, row: &mut Row) -> Result<Vec<(&'static st
     let device = Device::open(spec)?;
     let stream = device.create_stream()?;
     let start = Instant::now();
-    let outputs = call.operator().execute(&stream, call)?;
+    let outputs = call.operator().execute(&stream, call);
+    row.unserved = matches!(outputs, Err(hk_core::Error::Unsupported { .. }));
+    let outputs = outputs?;
     row.host_seconds = start.elapsed().as_secs_f64();
     row.counters = stream.take_counters()?;
     let traffic = (call.operator().traffic)(call);
@@ -208,6 +218,7 @@ impl Row {
             counters: None,
             floor_bytes: 0,
             host_seconds: 0.0,
+            unserved: false,
         }
     }
 

@@ -18,6 +18,7 @@ use std::path::PathBuf;
     per line   instructions of all waves for each 128-byte line of output\n\
     in flight  lines that loads of a wave have outstanding at most, averaged over waves\n\
     LDS        clocks of LDS accesses over what they take without bank conflicts\n\
+    matrix     clocks of the matrix units over those of the busiest of matrix, vector ALU, LDS and global memory\n\
     VGPRs, waves/SIMD, scratch bytes: of each kernel"
 )]
 pub struct Args {
@@ -58,43 +59,44 @@ fn replaced(text: &str, table: &str) -> Option<String> {
     Some(format!("{before}{}{table}\n{}{after}", MARKS.0, MARKS.1))
 }
 
+/// Columns of the table.
+const COLUMNS: [&str; 13] = [
+    "operator",
+    "case",
+    ">bytes",
+    ">by 16",
+    ">waves",
+    ">VALU",
+    ">per line",
+    ">in flight",
+    ">LDS",
+    ">matrix",
+    ">VGPRs",
+    ">waves/SIMD",
+    ">scratch",
+];
+
 fn table(operators: &[&'static Operator]) -> Result<Table> {
-    let mut table = Table::new([
-        "operator",
-        "case",
-        ">bytes",
-        ">by 16",
-        ">waves",
-        ">VALU",
-        ">per line",
-        ">in flight",
-        ">LDS",
-        ">VGPRs",
-        ">waves/SIMD",
-        ">scratch",
-    ]);
+    let mut rows: Vec<Vec<String>> = vec![];
     for op in operators {
         for case in op.cases {
-            let facts = Arch::AMD.map(|arch| Facts::count(op, case, arch));
-            let [a, b] = facts;
-            let (a, b) = (a?.cells(), b?.cells());
-            let both = |i: usize| if a[i] == b[i] { a[i].clone() } else { format!("{} / {}", a[i], b[i]) };
+            let [a, b] = Arch::AMD.map(|arch| Facts::count(op, case, arch));
+            let (a, b) = (a?.map(|f| f.cells()), b?.map(|f| f.cells()));
+            let both = |i: usize| match (&a, &b) {
+                (Some(a), Some(b)) if a[i] != b[i] => format!("{} / {}", a[i], b[i]),
+                (Some(cells), _) | (None, Some(cells)) => cells[i].clone(),
+                (None, None) => "-".into(),
+            };
             let name = if case.label == op.cases[0].label { format!("`{}`", op.name) } else { String::new() };
-            table.row([
-                name,
-                case.label.into(),
-                both(0),
-                both(1),
-                both(2),
-                both(3),
-                both(4),
-                both(5),
-                both(6),
-                both(7),
-                both(8),
-                both(9),
-            ]);
+            rows.push([name, case.label.into()].into_iter().chain((0..COLUMNS.len() - 2).map(both)).collect());
         }
+    }
+    // Without the columns that say nothing of any of them.
+    let says = |column: &usize| rows.iter().any(|row| row[*column] != "-");
+    let columns: Vec<usize> = (0..COLUMNS.len()).filter(says).collect();
+    let mut table = Table::new(columns.iter().map(|&i| COLUMNS[i]));
+    for row in &rows {
+        table.row(columns.iter().map(|&i| row[i].clone()));
     }
     Ok(table)
 }
@@ -107,19 +109,23 @@ struct Facts {
 }
 
 impl Facts {
-    fn count(op: &'static Operator, case: &Case, arch: Arch) -> Result<Facts> {
+    /// None for a case of other targets.
+    fn count(op: &'static Operator, case: &Case, arch: Arch) -> Result<Option<Facts>> {
         let failed = |e: hk_core::Error| Failure::new(format!("{} ({}) on {arch}: {e}", op.name, case.label));
         let call: HostCall = op.example(case, 0).map_err(failed)?;
         let stream = Device::open(&format!("emu:{arch}?details=true"))?.create_stream()?;
-        op.execute(&stream, &call).map_err(failed)?;
+        match op.execute(&stream, &call) {
+            Err(hk_core::Error::Unsupported { .. }) => return Ok(None),
+            outputs => outputs.map_err(failed)?,
+        };
         let traffic = (op.traffic)(&call);
         let kernels = stream.take_profiles()?;
         let mut sum = Counters::default();
         kernels.iter().for_each(|kernel| sum += kernel.counters);
-        Ok(Facts { floor: traffic.read + traffic.written, sum, kernels })
+        Ok(Some(Facts { floor: traffic.read + traffic.written, sum, kernels }))
     }
 
-    fn cells(&self) -> [String; 10] {
+    fn cells(&self) -> [String; COLUMNS.len() - 2] {
         let c = &self.sum;
         let d = c.details.unwrap_or_default();
         let ratio = |a: u64, b: u64, digits: usize| match b {
@@ -131,6 +137,11 @@ impl Facts {
             values.dedup();
             values.join(", ")
         };
+        // Clocks of a CU: its four SIMDs take a vector instruction each in four, exponentials and the like in sixteen; a pass
+        // is four on one of them; 64 bytes a clock go to global memory and come from it.
+        let vector = c.valu + 3 * c.transcendental;
+        let busiest = vector.max(d.lds_clocks).max((c.global_read_bytes + c.global_written_bytes) / 64);
+        let matrix = if c.mfma == 0 { "-".into() } else { ratio(100 * c.mfma_passes, busiest.max(c.mfma_passes), 0) + " %" };
         let moved = c.global_read_bytes + c.global_written_bytes;
         [
             ratio(d.distinct_read_bytes + d.distinct_written_bytes, self.floor, 2),
@@ -140,6 +151,7 @@ impl Facts {
             ratio(c.instructions, d.distinct_written_lines, 1),
             ratio(d.lines_in_flight, c.waves, 1),
             ratio(d.lds_clocks, d.lds_clocks - d.lds_conflict_clocks, 2),
+            matrix,
             each(|k| k.resources.vgprs + k.resources.agprs),
             each(|k| k.resources.waves_per_simd),
             each(|k| k.resources.scratch_bytes),
@@ -165,14 +177,14 @@ mod tests {
     #[test]
     fn facts_are_those_of_the_launch() {
         let op = crate::operator("rmsnorm").unwrap();
-        let facts = Facts::count(op, &op.cases[1], Arch::Gfx942).unwrap();
+        let facts = Facts::count(op, &op.cases[1], Arch::Gfx942).unwrap().unwrap();
         let cells = facts.cells();
         // 4096 rows of 128 bf16, read once and written once, and the weights.
         assert_eq!(cells[0], "1.00");
         assert_eq!(cells[1], "100 %");
         assert_eq!(facts.sum.waves.to_string(), cells[2]);
         assert!(facts.sum.waves <= 1024, "four rows a wave or more");
-        assert_eq!((&*cells[6], &*cells[9]), ("-", "0"), "no LDS, no scratch");
+        assert_eq!((&*cells[6], &*cells[7], &*cells[10]), ("-", "-", "0"), "no LDS, no matrix unit, no scratch");
         let lines: f64 = cells[5].parse().unwrap();
         assert!(lines >= 16.0, "{lines} lines in flight");
     }

@@ -38,6 +38,7 @@ pub const FAMILIES: &[&[Operator]] = &[
     hk_norm::OPERATORS,
     hk_activation::OPERATORS,
     hk_quant::OPERATORS,
+    hk_gemm::OPERATORS,
     hk_sampling::OPERATORS,
     hk_attention::OPERATORS,
 ];

@@ -12,10 +12,11 @@ pub struct Table(comfy_table::Table);
 
 impl Table {
     /// Columns by their headers; a header that begins with `>` aligns its column to the right.
-    pub fn new<const N: usize>(headers: [&str; N]) -> Self {
+    pub fn new<'a>(headers: impl IntoIterator<Item = &'a str>) -> Self {
+        let headers: Vec<&str> = headers.into_iter().collect();
         let mut table = comfy_table::Table::new();
         table.load_style(presets::ASCII_MARKDOWN).set_content_arrangement(ContentArrangement::Disabled);
-        table.set_header(headers.map(|h| h.trim_start_matches('>')));
+        table.set_header(headers.iter().map(|h| h.trim_start_matches('>')));
         for (i, _) in headers.iter().enumerate().filter(|(_, h)| h.starts_with('>')) {
             if let Some(column) = table.column_mut(i) {
                 column.set_cell_alignment(CellAlignment::Right);
@@ -25,7 +26,7 @@ impl Table {
     }
 
     /// Adds a row.
-    pub fn row<const N: usize>(&mut self, cells: [String; N]) {
+    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         self.0.add_row(cells);
     }
 

@@ -178,7 +178,7 @@ fn fused_add_rmsnorm_makes_the_round_trip_with_every_option() {
         };
         assert_eq!((&*cells("read")[6], &*cells("written")[6]), ("11", "10"), "{text}");
         assert_eq!(cells("  of bank conflicts")[2], "0", "{text}");
-        assert!(text.contains("fused_add_rmsnorm_f16_128: ") && text.contains("| instructions "), "{text}");
+        assert!(text.contains("fused_add_rmsnorm_f16_64: ") && text.contains("| instructions "), "{text}");
     }
 }
 

@@ -217,10 +217,17 @@ pub enum Tolerance {
         /// Absolute.
         atol: f64,
     },
+    /// A sum in `f32`, rounded once: `|got - want| <= rtol |want| + terms magnitude + atol`, where `rtol` and `atol` are the
+    /// rounding to the result's type, and the magnitude is the sum of the absolute terms ([`HostTensorF64::magnitudes`]).
+    Sum {
+        /// Error of the sum, relative to its magnitude.
+        terms: f64,
+    },
 }
 
 impl Tolerance {
-    /// `(rtol, atol)` for a result of this type: `|got - want| <= rtol |want| + atol`. Zero for [`Tolerance::Exact`], and
+    /// `(rtol, atol)` for a result of this type: `|got - want| <= rtol |want| + atol`, for [`Tolerance::Sum`] without the error
+    /// of the sum. Zero for [`Tolerance::Exact`], and
     /// for types other than `f32`, `f16` and `bf16` in the classes of arithmetic.
     pub const fn bounds(self, dtype: DType) -> (f64, f64) {
         match (self, dtype) {
@@ -242,6 +249,10 @@ impl Tolerance {
             (Self::Reduction, DType::Bf16) => (8e-3, 1e-5),
             (Self::Reduction, DType::F16) => (1e-3, 1e-5),
             (Self::Reduction, DType::F32) => (1e-5, 1e-6),
+            // Half a step; of f32 a few, for the arithmetic after the sum.
+            (Self::Sum { .. }, DType::Bf16) => (1.0 / 256.0, f32::MIN_POSITIVE as f64),
+            (Self::Sum { .. }, DType::F16) => (1.0 / 2048.0, 1.0 / 33_554_432.0),
+            (Self::Sum { .. }, DType::F32) => (2.0 * f32::EPSILON as f64, f32::MIN_POSITIVE as f64),
             _ => (0.0, 0.0),
         }
     }
@@ -589,6 +600,15 @@ pub struct HostTensorF64 {
     pub shape: Vec<usize>,
     /// Elements, row-major.
     pub values: Vec<f64>,
+    /// For [`Tolerance::Sum`]: of each element, what the sum of its terms' absolute values is at most. Empty: as the elements.
+    pub magnitudes: Vec<f64>,
+}
+
+impl HostTensorF64 {
+    /// With these elements, and no magnitudes.
+    pub fn new(shape: impl Into<Vec<usize>>, values: Vec<f64>) -> Self {
+        Self { shape: shape.into(), values, magnitudes: Vec::new() }
+    }
 }
 
 /// A contiguous tensor on a device, its element type a value.

@@ -31,7 +31,7 @@ fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
 fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
     let (x, a) = (call.get("x")?, call.float("a")?);
     let values = x.to_f64().into_iter().map(|x| a * x).collect();
-    Ok(vec![("y", HostTensorF64 { shape: call.spec().get("x")?.shape.clone(), values })])
+    Ok(vec![("y", HostTensorF64::new(call.spec().get("x")?.shape.clone(), values))])
 }
 
 fn traffic(call: &HostCall) -> Traffic {

@@ -516,7 +516,7 @@ fn reference_rmsnorm_pad(call: &HostCall) -> Result<Vec<(&'static str, HostTenso
     let padded = padded_columns(weight.len(), pad_multiple(call)?)?;
     let values = reference::rmsnorm_pad(&x.to_f64(), &weight, padded, call.float("eps")? as f32);
     let shape = vec![x.shape().first().copied().unwrap_or(0), padded];
-    Ok(vec![("y", HostTensorF64 { shape, values })])
+    Ok(vec![("y", HostTensorF64::new(shape, values))])
 }
 
 fn reference_fused_add_rmsnorm_pad(call: &HostCall) -> Result<Vec<(&'static str, HostTensorF64)>> {
@@ -529,8 +529,8 @@ fn reference_fused_add_rmsnorm_pad(call: &HostCall) -> Result<Vec<(&'static str,
             reference::fused_add_rmsnorm_pad::<T>(&x.to_f64(), &residual_in, &weight, padded, eps);
         let shape = vec![x.shape().first().copied().unwrap_or(0), padded];
         Ok(vec![
-            ("y", HostTensorF64 { shape, values: y }),
-            ("residual_out", HostTensorF64 { shape: x.shape().to_vec(), values: residual_out }),
+            ("y", HostTensorF64::new(shape, y)),
+            ("residual_out", HostTensorF64::new(x.shape(), residual_out)),
         ])
     })
 }
@@ -544,7 +544,7 @@ fn named(
     let asked = |name: &str| !matches!(name, "mean" | "rstd") || call.wants(name);
     let shaped = |(name, values): (&'static str, Vec<f64>)| {
         let shape = if matches!(name, "mean" | "rstd") { vec![values.len()] } else { shape.to_vec() };
-        (name, HostTensorF64 { shape, values })
+        (name, HostTensorF64::new(shape, values))
     };
     outputs.into_iter().filter(|(name, _)| asked(name)).map(shaped).collect()
 }

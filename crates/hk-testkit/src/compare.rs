@@ -36,6 +36,12 @@ impl<T> Array<T> {
     }
 }
 
+impl<T: Float> Array<T> {
+    fn to_f64(&self) -> Vec<f64> {
+        self.iter().map(|x| x.to_f64()).collect()
+    }
+}
+
 impl<T> std::ops::Deref for Array<T> {
     type Target = [T];
 
@@ -107,7 +113,14 @@ pub fn round_to(dtype: DType, x: f64) -> f64 {
     }
 }
 
-fn deviation(dtype: DType, tolerance: Tolerance, index: usize, got: f64, want: f64) -> Deviation {
+fn deviation(
+    dtype: DType,
+    tolerance: Tolerance,
+    index: usize,
+    got: f64,
+    want: f64,
+    magnitude: f64,
+) -> Deviation {
     let rounded = round_to(dtype, want);
     let same = got.to_bits() == rounded.to_bits() || (got.is_nan() && want.is_nan());
     if tolerance == Tolerance::Exact {
@@ -115,7 +128,8 @@ fn deviation(dtype: DType, tolerance: Tolerance, index: usize, got: f64, want: f
         return Deviation { index, got, want, error, bound: 0.0, ok: same };
     }
     let (rtol, atol) = tolerance.bounds(dtype);
-    let bound = if want.is_finite() { rtol * want.abs() + atol } else { 0.0 };
+    let terms = if let Tolerance::Sum { terms } = tolerance { terms * magnitude } else { 0.0 };
+    let bound = if want.is_finite() { rtol * want.abs() + terms + atol } else { 0.0 };
     // A result at the end of the range may round to infinity where the reference just does not.
     let reached = round_to(dtype, want + bound.copysign(want));
     if same || got == rounded || (got.is_infinite() && got == reached) {
@@ -130,30 +144,32 @@ fn deviation(dtype: DType, tolerance: Tolerance, index: usize, got: f64, want: f
 /// Compares a result of type `dtype` with its reference.
 ///
 /// For [`Tolerance::Exact`] each element has the bits of the reference rounded once to `dtype`. Otherwise
-/// `|got - want| <= rtol |want| + atol` with the class's bounds; NaN meets NaN, and infinity meets what rounds to the
-/// same infinity, or would with the bound added.
+/// `|got - want| <= rtol |want| + atol` with the class's bounds, and for [`Tolerance::Sum`] with the error of the sum added;
+/// NaN meets NaN, and infinity meets what rounds to the same infinity, or would with the bound added.
 ///
 /// # Panics
-/// If `got` and `want` have not as many elements as `shape` says.
+/// If `got` and `want` have not as many elements as the shape of `want` says.
 pub fn compare(
     label: impl Into<String>,
     dtype: DType,
-    shape: &[usize],
     got: &[f64],
-    want: &[f64],
+    want: &HostTensorF64,
     tolerance: Tolerance,
 ) -> Comparison {
     let label = label.into();
+    let HostTensorF64 { shape, values: want, magnitudes } = want;
     let elements = shape.iter().product::<usize>();
     assert_eq!(got.len(), elements, "{label}: elements of the result");
     assert_eq!(want.len(), elements, "{label}: elements of the reference");
-    let at = |i: usize| deviation(dtype, tolerance, i, got[i], want[i]);
+    let magnitudes = if magnitudes.is_empty() { want } else { magnitudes };
+    assert_eq!(magnitudes.len(), elements, "{label}: magnitudes of the reference");
+    let at = |i: usize| deviation(dtype, tolerance, i, got[i], want[i], magnitudes[i].abs());
 
     let (mut bad, mut rounded, mut worst) = (0, 0, None::<Deviation>);
     for i in 0..elements {
         let d = at(i);
         bad += usize::from(!d.ok);
-        rounded += usize::from(deviation(dtype, Tolerance::Exact, i, got[i], want[i]).ok);
+        rounded += usize::from(deviation(dtype, Tolerance::Exact, i, got[i], want[i], 0.0).ok);
         let further = |w: &Deviation| (!d.ok, d.share()) > (!w.ok, w.share());
         if worst.as_ref().is_none_or(further) {
             worst = Some(d);
@@ -194,7 +210,7 @@ pub fn compare_outputs(
                 format!("{:?}, as the reference", want.shape),
             ));
         }
-        Ok(compare(name, got.dtype(), &want.shape, &values, &want.values, tolerance))
+        Ok(compare(name, got.dtype(), &values, &want, tolerance))
     };
     (op.reference)(call)?.into_iter().map(compare_one).collect()
 }
@@ -238,6 +254,10 @@ impl fmt::Display for Comparison {
         write!(f, "{label}: {bad} of {elements} elements of {shape:?} ")?;
         match self.tolerance {
             Tolerance::Exact => writeln!(f, "differ from the correctly rounded reference ({dtype})")?,
+            Tolerance::Sum { terms } => writeln!(
+                f,
+                "are further than {rtol:e} |want| + {terms:e} magnitude + {atol:e} from the reference ({dtype})"
+            )?,
             t => writeln!(
                 f,
                 "are further than {rtol:e} |want| + {atol:e} from the reference ({dtype}, {t:?})"
@@ -276,8 +296,16 @@ impl fmt::Display for Short {
 /// With a report of the worst element and its neighbours.
 #[track_caller]
 pub fn assert_close<T: Float>(got: &Array<T>, want: &[f64], tolerance: Tolerance) -> Comparison {
-    let values: Vec<f64> = got.iter().map(|x| x.to_f64()).collect();
-    let result = compare(&*got.label, T::DTYPE, &got.shape, &values, want, tolerance);
+    assert_near(got, &HostTensorF64::new(&*got.shape, want.to_vec()), tolerance)
+}
+
+/// [`assert_close`] to a reference that knows the magnitudes of its sums, whose shape counts.
+///
+/// # Panics
+/// As [`assert_close`].
+#[track_caller]
+pub fn assert_near<T: Float>(got: &Array<T>, want: &HostTensorF64, tolerance: Tolerance) -> Comparison {
+    let result = compare(&*got.label, T::DTYPE, &got.to_f64(), want, tolerance);
     result.assert();
     result
 }
@@ -289,8 +317,8 @@ pub fn assert_close<T: Float>(got: &Array<T>, want: &[f64], tolerance: Tolerance
 /// If fewer do; names the first that does not.
 #[track_caller]
 pub fn assert_rounded<T: Float>(got: &Array<T>, want: &[f64], share: f64) {
-    let values: Vec<f64> = got.iter().map(|x| x.to_f64()).collect();
-    let result = compare(&*got.label, T::DTYPE, &got.shape, &values, want, Tolerance::Exact);
+    let want = HostTensorF64::new(&*got.shape, want.to_vec());
+    let result = compare(&*got.label, T::DTYPE, &got.to_f64(), &want, Tolerance::Exact);
     let is = result.rounded_share();
     assert!(is >= share, "only {:.2} % of the elements are correctly rounded\n{result}", 100.0 * is);
 }
@@ -356,7 +384,7 @@ mod tests {
     }
 
     fn ok<T: Float>(got: T, want: f64, tolerance: Tolerance) -> bool {
-        compare("x", T::DTYPE, &[1], &[got.to_f64()], &[want], tolerance).passed()
+        compare("x", T::DTYPE, &[got.to_f64()], &HostTensorF64::new([1], vec![want]), tolerance).passed()
     }
 
     #[test]
@@ -366,15 +394,42 @@ mod tests {
         {
             for want in [0.0, 1.0, -3.0, 1e-4] {
                 let bound = rtol * f64::abs(want) + atol;
-                let shape = [2];
-                let at = |e: f64| {
-                    let c = compare("x", DType::Bf16, &shape, &[want + e, want - e], &[want; 2], tolerance);
-                    c.passed()
-                };
+                let wanted = HostTensorF64::new([2], vec![want; 2]);
+                let at =
+                    |e: f64| compare("x", DType::Bf16, &[want + e, want - e], &wanted, tolerance).passed();
                 assert!(at(0.999 * bound), "{want}");
                 assert!(!at(1.001 * bound), "{want}");
             }
         }
+    }
+
+    #[test]
+    fn sums_may_be_off_by_their_terms() {
+        let terms = 2f64.powi(-10);
+        let t = Tolerance::Sum { terms };
+        let mut want = HostTensorF64::new([1], vec![1.0]);
+        let passes = |want: &HostTensorF64, e: f64| {
+            let results = [DType::F16, DType::F32].map(|dtype| {
+                let half_step = t.bounds(dtype).0;
+                compare("x", dtype, &[1.0 - half_step - e], want, t).passed()
+            });
+            assert_eq!(results[0], results[1]);
+            results[0]
+        };
+        assert!(passes(&want, 0.999 * terms));
+        assert!(!passes(&want, 1.001 * terms));
+        want.magnitudes = vec![8.0];
+        assert!(passes(&want, 7.99 * terms));
+        assert!(!passes(&want, 8.01 * terms));
+        let zero = HostTensorF64 { magnitudes: vec![3.0], ..HostTensorF64::new([1], vec![0.0]) };
+        assert!(compare("x", DType::Bf16, &[2.99 * terms], &zero, t).passed());
+        let report = compare("x", DType::Bf16, &[3.01 * terms], &zero, t).to_string();
+        assert!(
+            report.contains(
+                "1 of 1 elements of [1] are further than 3.90625e-3 |want| + 9.765625e-4 magnitude"
+            ),
+            "{report}"
+        );
     }
 
     #[test]

@@ -44,11 +44,13 @@ mod registry;
 mod strategies;
 
 pub use checks::{assert_error, floats, widen};
-pub use compare::{Array, assert_bits, assert_close, assert_rounded, assert_within_ulps, ulp_distance};
+pub use compare::{
+    Array, assert_bits, assert_close, assert_near, assert_rounded, assert_within_ulps, ulp_distance,
+};
 pub use gpu::{Gpu, Place, Tensor, devices, sanitized_devices};
 #[doc(hidden)]
 pub use hk_core;
-pub use hk_core::registry::Tolerance;
+pub use hk_core::registry::{HostTensorF64, Tolerance};
 #[cfg(feature = "strategies")]
 pub use proptest;
 #[cfg(feature = "strategies")]

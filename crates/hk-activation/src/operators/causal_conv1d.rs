@@ -267,9 +267,9 @@ fn reference_of(call: &HostCall, lines: &str, update: bool) -> Result<Named<Host
             states[line * slots..][..slots].copy_from_slice(&out.state);
         }
     }
-    let mut outputs = vec![("y", HostTensorF64 { shape: x.shape().to_vec(), values: y })];
+    let mut outputs = vec![("y", HostTensorF64::new(x.shape(), y))];
     if let (Some(values), Some(tensor)) = (states, call.optional("conv_states")) {
-        outputs.push(("conv_states", HostTensorF64 { shape: tensor.shape().to_vec(), values }));
+        outputs.push(("conv_states", HostTensorF64::new(tensor.shape(), values)));
     }
     Ok(outputs)
 }

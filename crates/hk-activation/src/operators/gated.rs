@@ -111,5 +111,5 @@ fn result(x: &[usize], values: Vec<f64>) -> Result<Named<HostTensorF64>> {
     if let Some(cols) = shape.last_mut() {
         *cols /= 2;
     }
-    Ok(vec![("y", HostTensorF64 { shape, values })])
+    Ok(vec![("y", HostTensorF64::new(shape, values))])
 }

@@ -77,7 +77,7 @@ pub(crate) const FUSED_MUL_ADD: Operator = Operator {
         };
         let (a, b) = (values("a", "a_value")?, values("b", "b_value")?);
         let values = reference::fused_mul_add(&x.to_f64(), &a, &b);
-        Ok(vec![("y", HostTensorF64 { shape: x.shape().to_vec(), values })])
+        Ok(vec![("y", HostTensorF64::new(x.shape(), values))])
     },
     traffic: Traffic::once,
 };

@@ -138,6 +138,6 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
     let tokens = qkv.shape()[0];
     let (tables, rows) = reference_tables(call, &[tokens], false)?;
     let split = split_and_rotate(&qkv.to_f64(), sizes, &tables, &rows, &rope);
-    let of = |heads, values| HostTensorF64 { shape: vec![tokens, heads, head_dim], values };
+    let of = |heads, values| HostTensorF64::new([tokens, heads, head_dim], values);
     Ok(vec![("q", of(q_heads, split.q)), ("k", of(kv_heads, split.k)), ("v", of(kv_heads, split.v))])
 }

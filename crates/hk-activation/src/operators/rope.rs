@@ -426,7 +426,7 @@ fn reference_heads(call: &HostCall, x: &'static str) -> Result<HostTensorF64> {
     };
     let (tables, rows) = reference_tables(call, &tokens, layout == RopeLayout::Sbhd)?;
     let values = reference::rope::rope(&x.to_f64(), shape, layout, &tables, &rows, &rope);
-    Ok(HostTensorF64 { shape: shape.to_vec(), values })
+    Ok(HostTensorF64::new(shape, values))
 }
 
 fn reference_one(call: &HostCall) -> Result<Named<HostTensorF64>> {

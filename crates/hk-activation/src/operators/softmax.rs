@@ -80,7 +80,7 @@ pub(crate) const SOFTMAX: Operator = Operator {
         let x = call.get("x")?;
         let cols = x.shape().last().copied().unwrap_or(1);
         let values = reference::softmax(&x.to_f64(), cols);
-        Ok(vec![("y", HostTensorF64 { shape: x.shape().to_vec(), values })])
+        Ok(vec![("y", HostTensorF64::new(x.shape(), values))])
     },
     traffic: |call: &HostCall| {
         // Rows that do not fit registers have to be read again.

@@ -141,6 +141,6 @@ fn reference(call: &HostCall) -> Result<Vec<(&'static str, HostTensorF64)>> {
     let cols = x.shape().last().copied().unwrap_or(0);
     let result = reference::topk(&x.to_f64(), cols, k(call)?, call.bool("largest")?);
     let indices = result.indices.iter().map(|&i| i as f64).collect();
-    let tensor = |values| HostTensorF64 { shape: spec[0].1.shape.clone(), values };
+    let tensor = |values| HostTensorF64::new(spec[0].1.shape.clone(), values);
     Ok(vec![("values", tensor(result.values)), ("indices", tensor(indices))])
 }

@@ -184,11 +184,11 @@ pub(super) fn mla_reference(call: &HostCall, q_nope: &[f64]) -> Result<Named<Hos
         .iter()
         .map(|(name, s)| {
             let values = value_of(name, s.shape.iter().product());
-            (*name, HostTensorF64 { shape: s.shape.clone(), values })
+            (*name, HostTensorF64::new(s.shape.clone(), values))
         })
         .collect();
     outputs
-        .push(("kv_cache", HostTensorF64 { shape: call.get("kv_cache")?.shape().to_vec(), values: cache }));
+        .push(("kv_cache", HostTensorF64::new(call.get("kv_cache")?.shape(), cache)));
     Ok(outputs)
 }
 

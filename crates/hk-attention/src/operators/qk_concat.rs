@@ -265,10 +265,7 @@ fn reference_cat(call: &HostCall) -> Result<Named<HostTensorF64>> {
         let spec = concatenated(call, first, second)?;
         let (first, second) = (call.get(first)?, call.get(second)?);
         let cols = [first.shape()[2], second.shape()[2]];
-        Ok(HostTensorF64 {
-            shape: spec.shape,
-            values: reference::cat(&first.to_f64(), &second.to_f64(), cols),
-        })
+        Ok(HostTensorF64::new(spec.shape, reference::cat(&first.to_f64(), &second.to_f64(), cols)))
     };
     Ok(vec![("q_out", cat("q1", "q2")?), ("k_out", cat("k1", "k2")?)])
 }
@@ -289,7 +286,7 @@ fn reference_rope_cat(call: &HostCall) -> Result<Named<HostTensorF64>> {
         let (nope, pe) = (call.get(nope)?, call.get(pe)?);
         let sizes = [nope.shape()[1], nope.shape()[2]];
         let values = reference::rope_cat(&nope.to_f64(), &pe.to_f64(), sizes, &tables, &rows, &rope);
-        Ok(HostTensorF64 { shape: spec.shape, values })
+        Ok(HostTensorF64::new(spec.shape, values))
     };
     Ok(vec![("q_out", cat("q_nope", "q_pe")?), ("k_out", cat("k_nope", "k_pe")?)])
 }

@@ -255,8 +255,7 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
         }
         k_out[columns].copy_from_slice(&rotated);
     }
-    let tensor =
-        |name: &'static str, shape: &[usize], values| (name, HostTensorF64 { shape: shape.to_vec(), values });
+    let tensor = |name: &'static str, shape: &[usize], values| (name, HostTensorF64::new(shape, values));
     let mut outputs =
         vec![tensor("q_out", call.get("q")?.shape(), q_out), tensor("k_out", call.get("k")?.shape(), k_out)];
     if call.wants("zeros_out") {

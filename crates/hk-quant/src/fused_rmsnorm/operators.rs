@@ -353,7 +353,7 @@ fn reference_norms(call: &HostCall) -> Result<(Vec<f64>, Named<HostTensorF64>)> 
     with_float!(call.operator().name, "x", x.dtype(), T => {
         let normed = reference::normed_rows::<T>(&x.to_f64(), residual.as_deref(), &weight, eps);
         let mut outputs = Vec::new();
-        let like = |shape: &[usize], values: &[f64]| HostTensorF64 { shape: shape.to_vec(), values: values.to_vec() };
+        let like = |shape: &[usize], values: &[f64]| HostTensorF64::new(shape, values.to_vec());
         if residual.is_some() {
             outputs.push(("residual_out", like(x.shape(), &normed.residual_out)));
         }
@@ -408,13 +408,13 @@ fn reference_fp8(call: &HostCall) -> Result<Named<HostTensorF64>> {
             scales.push(scale);
         }
     }
-    outputs.push(("q", HostTensorF64 { shape: vec![rows, cols], values: q }));
+    outputs.push(("q", HostTensorF64::new(vec![rows, cols], q)));
     match mode {
         "tensor" => {}
-        "token" => outputs.push(("scale", HostTensorF64 { shape: vec![rows], values: scales })),
+        "token" => outputs.push(("scale", HostTensorF64::new(vec![rows], scales))),
         _ => {
             let shape = vec![rows, cols.div_ceil(size)];
-            outputs.push(("scale", HostTensorF64 { shape, values: scales }));
+            outputs.push(("scale", HostTensorF64::new(shape, scales)));
         }
     }
     Ok(outputs)
@@ -433,13 +433,13 @@ fn reference_mxfp4(call: &HostCall) -> Result<Named<HostTensorF64>> {
             scales.push(f64::from(scale.to_f32()));
         }
     }
-    outputs.push(("q", HostTensorF64 { shape: vec![rows, cols], values: q }));
+    outputs.push(("q", HostTensorF64::new(vec![rows, cols], q)));
     let scale = match shuffled_len(rows, blocks).filter(|_| call.bool("shuffled") == Ok(true)) {
         Some(len) => {
             let shuffled = crate::reference::shuffle_scales(&scales, rows, blocks);
-            HostTensorF64 { shape: vec![len], values: shuffled }
+            HostTensorF64::new(vec![len], shuffled)
         }
-        None => HostTensorF64 { shape: vec![rows, blocks], values: scales },
+        None => HostTensorF64::new(vec![rows, blocks], scales),
     };
     outputs.push(("scale", scale));
     Ok(outputs)

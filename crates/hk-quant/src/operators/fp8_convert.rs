@@ -78,7 +78,7 @@ fn reference(call: &HostCall, factor: f64, largest: f64) -> Result<Named<HostTen
     let (q, scale) = (call.get("q")?, call.get("scale")?);
     let (values, scales) = reference::fp8_convert(&q.to_f64(), &scale.to_f64(), factor, largest);
     Ok(vec![
-        ("out", HostTensorF64 { shape: q.shape().to_vec(), values }),
-        ("scale_out", HostTensorF64 { shape: scale.shape().to_vec(), values: scales }),
+        ("out", HostTensorF64::new(q.shape(), values)),
+        ("scale_out", HostTensorF64::new(scale.shape(), scales)),
     ])
 }

@@ -122,10 +122,10 @@ fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
 pub(super) fn turned(values: Vec<f64>, rows: usize, col_major: bool) -> HostTensorF64 {
     let cols = values.len() / rows.max(1);
     if !col_major {
-        return HostTensorF64 { shape: vec![rows, cols], values };
+        return HostTensorF64::new([rows, cols], values);
     }
     let turned = (0..values.len()).map(|i| values[i % rows * cols + i / rows]).collect();
-    HostTensorF64 { shape: vec![cols, rows], values: turned }
+    HostTensorF64::new([cols, rows], turned)
 }
 
 fn reference_group(call: &HostCall) -> Result<Named<HostTensorF64>> {
@@ -137,6 +137,6 @@ fn reference_group(call: &HostCall) -> Result<Named<HostTensorF64>> {
         let group = options.group.columns();
         let out = reference::group_quant(&x.to_f64(), cols, group, options.pow2_scale, Q::FORMAT, encode::<Q>);
         let scale = turned(out.scale, rows, call.bool("col_major")?);
-        Ok(vec![("q", HostTensorF64 { shape: x.shape().to_vec(), values: out.q }), ("scale", scale)])
+        Ok(vec![("q", HostTensorF64::new(x.shape(), out.q)), ("scale", scale)])
     })
 }

@@ -139,8 +139,8 @@ fn reference_moe(call: &HostCall) -> Result<Named<HostTensorF64>> {
             &x.to_f64(), &smooth.to_f64(), cols, &ids, topk, order(call)?, Q::FORMAT, encode::<Q>,
         );
         Ok(vec![
-            ("q", HostTensorF64 { shape: vec![ids.len(), cols], values: out.q }),
-            ("scale", HostTensorF64 { shape: vec![ids.len()], values: out.scale }),
+            ("q", HostTensorF64::new([ids.len(), cols], out.q)),
+            ("scale", HostTensorF64::new([ids.len()], out.scale)),
         ])
     })
 }

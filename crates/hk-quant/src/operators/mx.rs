@@ -85,7 +85,7 @@ pub(crate) const SHUFFLE_SCALES: Operator = Operator {
         let plain = call.get("plain")?;
         let [rows, blocks] = plain_shape(&plain.spec())?;
         let values = reference::shuffle_scales(&plain.to_f64(), rows, blocks);
-        Ok(vec![("shuffled", HostTensorF64 { shape: vec![values.len()], values })])
+        Ok(vec![("shuffled", HostTensorF64::new([values.len()], values))])
     },
     traffic: Traffic::once,
 };
@@ -131,7 +131,7 @@ pub(crate) const UNSHUFFLE_SCALES: Operator = Operator {
     reference: |call| {
         let [rows, blocks] = given_shape(call)?;
         let values = reference::unshuffle_scales(&call.get("shuffled")?.to_f64(), rows, blocks);
-        Ok(vec![("plain", HostTensorF64 { shape: vec![rows, blocks], values })])
+        Ok(vec![("plain", HostTensorF64::new([rows, blocks], values))])
     },
     traffic: Traffic::once,
 };
@@ -223,9 +223,9 @@ fn reference_mx(call: &HostCall) -> Result<Named<HostTensorF64>> {
     let scale = match options.scale_layout {
         ScaleLayout::Shuffled950 => {
             let values = reference::shuffle_scales(&out.scale, rows, blocks);
-            HostTensorF64 { shape: vec![values.len()], values }
+            HostTensorF64::new([values.len()], values)
         }
         layout => turned(out.scale, rows, layout == ScaleLayout::ColMajor),
     };
-    Ok(vec![("q", HostTensorF64 { shape: x.shape().to_vec(), values: out.q }), ("scale", scale)])
+    Ok(vec![("q", HostTensorF64::new(x.shape(), out.q)), ("scale", scale)])
 }

@@ -258,7 +258,7 @@ fn tensor(values: &[f64], shape: &[usize], axis: usize, per_element: usize) -> H
     let values = (0..outer * length * inner).flat_map(|i| parts.iter().map(move |p| p[i])).collect();
     // Pairs lie along the last axis of the values.
     let last = shape.len() - 1;
-    HostTensorF64 { shape: with_axis(shape, last, shape[last] * per_element), values }
+    HostTensorF64::new(with_axis(shape, last, shape[last] * per_element), values)
 }
 
 fn reference_down(call: &HostCall) -> Result<Named<HostTensorF64>> {

@@ -140,7 +140,7 @@ fn reference_static(call: &HostCall) -> Result<Named<HostTensorF64>> {
     let (x, scale) = (call.get("x")?, call.get("scale")?.to_f64());
     with_quantized!("per_tensor_quant_static", "q", call.choice("output")?.parse()?, Q => {
         let values = reference::static_quant(&x.to_f64(), scale[0], encode::<Q>);
-        Ok(vec![("q", HostTensorF64 { shape: x.shape().to_vec(), values })])
+        Ok(vec![("q", HostTensorF64::new(x.shape(), values))])
     })
 }
 
@@ -151,8 +151,8 @@ fn reference_dynamic(call: &HostCall) -> Result<Named<HostTensorF64>> {
         let out = reference::per_token_quant(&all, all.len().max(1), None, Q::FORMAT, encode::<Q>);
         let scale = out.scale.first().copied().unwrap_or(1.0);
         Ok(vec![
-            ("q", HostTensorF64 { shape: x.shape().to_vec(), values: out.q }),
-            ("scale", HostTensorF64 { shape: vec![1], values: vec![scale] }),
+            ("q", HostTensorF64::new(x.shape(), out.q)),
+            ("scale", HostTensorF64::new([1], vec![scale])),
         ])
     })
 }

@@ -158,10 +158,7 @@ fn run_smooth(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
 /// The outputs of a per-row quantizer, with their shapes.
 fn named(shape: &[usize], out: reference::Quantization) -> Named<HostTensorF64> {
     let rows = out.scale.len();
-    vec![
-        ("q", HostTensorF64 { shape: shape.to_vec(), values: out.q }),
-        ("scale", HostTensorF64 { shape: vec![rows], values: out.scale }),
-    ]
+    vec![("q", HostTensorF64::new(shape, out.q)), ("scale", HostTensorF64::new([rows], out.scale))]
 }
 
 fn reference_per_token(call: &HostCall) -> Result<Named<HostTensorF64>> {

@@ -154,7 +154,7 @@ fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
 
 fn named(ids: Vec<usize>) -> Named<HostTensorF64> {
     let values = ids.into_iter().map(|id| id as f64).collect::<Vec<_>>();
-    vec![("ids", HostTensorF64 { shape: vec![values.len()], values })]
+    vec![("ids", HostTensorF64::new([values.len()], values))]
 }
 
 fn reference_greedy(call: &HostCall) -> Result<Named<HostTensorF64>> {

@@ -398,7 +398,7 @@ fn reference_draw(call: &HostCall) -> Result<Named<HostTensorF64>> {
     }
     let all = [("ids", ids), ("mass", mass), ("count", count)];
     let wanted = all.into_iter().filter(|(name, _)| *name == "ids" || call.wants(name));
-    Ok(wanted.map(|(name, values)| (name, HostTensorF64 { shape: vec![values.len()], values })).collect())
+    Ok(wanted.map(|(name, values)| (name, HostTensorF64::new([values.len()], values))).collect())
 }
 
 fn reference_renorm(call: &HostCall) -> Result<Named<HostTensorF64>> {
@@ -408,5 +408,5 @@ fn reference_renorm(call: &HostCall) -> Result<Named<HostTensorF64>> {
         let p = reference::clean(p);
         values.extend(reference::renorm(&p, &reference::kept(&p, filters_of_row(call, row)?)));
     }
-    Ok(vec![("y", HostTensorF64 { shape: probs.shape().to_vec(), values })])
+    Ok(vec![("y", HostTensorF64::new(probs.shape(), values))])
 }

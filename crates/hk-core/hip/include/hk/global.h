@@ -25,6 +25,11 @@ HK_FN void atomic_max(GlobalPtr<u32> at, u32 v) {
     __scoped_atomic_fetch_max(at, v, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
 }
 
+/// Adds `v` to `*at`, as one operation among all blocks.
+HK_FN void atomic_add(GlobalPtr<float> at, float v) {
+    __scoped_atomic_fetch_add(at, v, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
+}
+
 /// Reads what atomic operations of other blocks may be writing.
 HK_FN u32 atomic_load(GlobalPtr<u32> at) {
     return __scoped_atomic_load_n(at, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
@@ -70,6 +75,8 @@ public:
     /// An offset with this bit set is beyond the end of every window, with room for small additions.
     static constexpr u32 kBeyond = 0x80000000u;
 
+    Window() = default;
+
     template <class T>
     HK_FN Window(GlobalPtr<T> base, u32 bytes) {
 #if defined(HK_AMD)
@@ -80,6 +87,45 @@ public:
         bytes_ = bytes;
 #endif
     }
+
+    /// 16 bytes from `offset` plus `scalar`, which is the same for all lanes, both multiples of 4. What lies beyond the end
+    /// gives zero.
+    HK_FN Vec<u32, 4> load_chunk(u32 offset, u32 scalar) const {
+#if defined(HK_AMD)
+        return __builtin_bit_cast(Vec<u32, 4>, __builtin_amdgcn_raw_buffer_load_b128(resource_, int(offset), int(scalar), 0));
+#else
+        return load<Vec<u32, 4>>(offset + scalar);
+#endif
+    }
+
+    /// A word, likewise.
+    HK_FN u32 load_word(u32 offset, u32 scalar) const {
+#if defined(HK_AMD)
+        return __builtin_amdgcn_raw_buffer_load_b32(resource_, int(offset), int(scalar), 0);
+#else
+        return load<u32>(offset + scalar);
+#endif
+    }
+
+#if defined(HK_AMD)
+    /// The same, straight to LDS: lane l's bytes go to `to + 16 l`. Not known to the compiler: `wait_loads` waits for it.
+    HK_FN void load_to_lds(__attribute__((address_space(3))) void *to, u32 offset, u32 scalar) const {
+        const u32 address = u32(reinterpret_cast<__UINTPTR_TYPE__>(to));
+        asm volatile("s_mov_b32 m0, %0\n\tbuffer_load_dwordx4 %1, %2, %3 offen lds"
+                     :
+                     : "s"(address), "v"(offset), "s"(resource_), "s"(scalar)
+                     : "memory");
+    }
+
+    /// A word of each lane, likewise, to `to + 4 l`.
+    HK_FN void load_word_to_lds(__attribute__((address_space(3))) void *to, u32 offset, u32 scalar) const {
+        const u32 address = u32(reinterpret_cast<__UINTPTR_TYPE__>(to));
+        asm volatile("s_mov_b32 m0, %0\n\tbuffer_load_dword %1, %2, %3 offen lds"
+                     :
+                     : "s"(address), "v"(offset), "s"(resource_), "s"(scalar)
+                     : "memory");
+    }
+#endif
 
     /// A value of 1, 2, 4, 8 or 16 bytes from `offset`, a multiple of its size.
     template <class V>

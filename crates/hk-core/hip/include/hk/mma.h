@@ -56,6 +56,24 @@ HK_FN MmaAcc mma_by_exchange(Vec<float, 8> w, Vec<float, 8> x, MmaAcc acc) {
     }
     return acc;
 }
+
+HK_FN Vec<int, kMmaRows> mma_i8_by_exchange(Vec<u32, 4> w, Vec<u32, 4> x, Vec<int, kMmaRows> acc) {
+    const auto word_of = [](u32 v, u32 lane) { return __nvvm_shfl_sync_idx_i32(0xffffffffu, int(v), int(lane), 0x1f); };
+#pragma unroll 1
+    for (u32 part = 0; part < kWaveSize / 16; ++part) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int other = word_of(x[i], part * 16 + lane_id() % 16);
+#pragma unroll
+            for (u32 r = 0; r < kMmaRows; ++r) {
+                const int mine = word_of(w[i], part * 16 + lane_id() / 16 * kMmaRows + r);
+#pragma unroll
+                for (int byte = 0; byte < 32; byte += 8) acc[r] += (mine << (24 - byte) >> 24) * (other << (24 - byte) >> 24);
+            }
+        }
+    }
+    return acc;
+}
 #endif
 
 }  // namespace detail
@@ -169,5 +187,68 @@ HK_FN MmaAcc mma_mxfp4(const MxBlock &w, const MxBlock &x, MmaAcc acc) {
     return acc;
 #endif
 }
+
+/// What a lane has of 16 rows, 16 bytes of each: row lane % 16, bytes from 16 (lane / 16) on.
+using Frag = Vec<u32, 4>;
+/// Bytes of a row that the lanes of a fragment hold together.
+inline constexpr int kFragBytes = kWaveSize / 16 * 16;
+
+/// Element types of operands beside bf16 and f16.
+struct Fp8 {};  ///< the fp8 that products take, kMmaFp8
+struct I8 {};
+
+/// Products by fragments: d[n, m] += sum over k of w[n, k] x[m, k], over the columns of `kFrags` fragments of a row.
+template <class E>
+struct Product {
+    using Acc = MmaAcc;
+    static constexpr int kBytes = sizeof(E);  // of an element
+    static constexpr int kFrags = 1;
+
+    HK_FN static Acc mma(const Frag *w, const Frag *x, Acc acc) {
+        return hk::mma<E>(__builtin_bit_cast(Vec<E, 8>, w[0]), __builtin_bit_cast(Vec<E, 8>, x[0]), acc);
+    }
+};
+
+template <>
+struct Product<Fp8> {
+    using Acc = MmaAcc;
+    static constexpr int kBytes = 1;
+    // Products of 128 columns are twice as fast as of 32, where there are any.
+    static constexpr int kFrags = kHasMxMma ? 2 : 1;
+
+    HK_FN static Acc mma(const Frag *w, const Frag *x, Acc acc) {
+#if defined(HK_MX_MMA)
+        const auto operand = [](const Frag *f) {
+            return Vec<int, 8>{int(f[0][0]), int(f[0][1]), int(f[0][2]), int(f[0][3]),
+                               int(f[1][0]), int(f[1][1]), int(f[1][2]), int(f[1][3])};
+        };
+        // Literal zeros for scales: the instruction without scales.
+        return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(operand(w), operand(x), acc, 0, 0, 0, 0, 0, 0);
+#else
+        acc = mma_fp8(w[0].lo, x[0].lo, acc);
+        return mma_fp8(w[0].hi, x[0].hi, acc);
+#endif
+    }
+};
+
+template <>
+struct Product<I8> {
+    using Acc = Vec<int, kMmaRows>;
+    static constexpr int kBytes = 1;
+    static constexpr int kFrags = 1;
+
+    HK_FN static Acc mma(const Frag *w, const Frag *x, Acc acc) {
+#if defined(HK_MX_MMA)
+        return __builtin_amdgcn_mfma_i32_16x16x64_i8(__builtin_bit_cast(Vec<int, 4>, w[0]),
+                                                     __builtin_bit_cast(Vec<int, 4>, x[0]), acc, 0, 0, 0);
+#elif defined(HK_AMD)
+        const auto half = [](Vec<u32, 2> v) { return __builtin_bit_cast(long, v); };
+        acc = __builtin_amdgcn_mfma_i32_16x16x32_i8(half(w[0].lo), half(x[0].lo), acc, 0, 0, 0);
+        return __builtin_amdgcn_mfma_i32_16x16x32_i8(half(w[0].hi), half(x[0].hi), acc, 0, 0, 0);
+#else
+        return detail::mma_i8_by_exchange(w[0], x[0], acc);
+#endif
+    }
+};
 
 }  // namespace hk

@@ -1,0 +1,416 @@
+// pipeline.h: tiles on their way from global memory through LDS to a block's waves, ahead of their use.
+//
+//   rows of X, of W  --Mover-->  stages in LDS  --fragments-->  products
+//
+// A stage is kBytes of each row of both tiles. What lies past the rows' end, `end`, is zero, and so are rows past the
+// last one: a tail costs nothing in the loop.
+#pragma once
+
+#include <hk/arch.h>
+#include <hk/block.h>
+#include <hk/global.h>
+#include <hk/shared.h>
+#include <hk/types.h>
+#include <hk/wave.h>
+
+namespace hk {
+
+/// How the threads of a block bring a tile's rows to LDS: 16 bytes at a time, lanes side by side in LDS, each with the chunk
+/// that belongs at its place. By vectors, rows begin on 16 bytes and end with a whole chunk, and the tile's rows lie within
+/// 2 GiB; by elements of `kElement` bytes any rows will do.
+template <class Tile_, int kThreads, Access kAccess, int kElement>
+class Mover;
+
+template <class Tile_, int kThreads, int kElement>
+class Mover<Tile_, kThreads, Access::Vectors, kElement> {
+public:
+    using Tile = Tile_;
+    static constexpr int kParts = Tile::kRows * Tile::kChunks / kThreads;
+    static_assert(kParts * kThreads == Tile::kRows * Tile::kChunks, "every thread has as many chunks");
+    static_assert(kThreads / Tile::kChunks % 16 == 0, "all chunks of a thread are at one place of their rows");
+
+    /// What a thread has of a tile.
+    struct Chunks {
+        Vec<u32, 4> part[kParts];
+    };
+
+private:
+    Window window_;
+    u32 end_;            // of a row, in bytes
+    u32 ahead_;          // of the thread's chunks in their rows
+    u32 offset_[kParts];  // of the chunks in the window; beyond it for rows past the last
+
+    HK_FN u32 at(int part, u32 from) const {
+        // The sign of what is left of the row moves the offset beyond the window.
+        const u32 left = end_ - 1u - (from + ahead_);
+        return offset_[part] | (left & Window::kBeyond);
+    }
+
+public:
+    static constexpr bool kDirect = kHasWideDma;
+
+    /// Rows of `end` bytes, `stride` bytes apart. Row r of the tile is row `row_of(r)` of them; from `rows` on there is none.
+    template <class RowOf>
+    HK_FN Mover(GlobalPtr<const u8> first, u32 rows, i64 stride, u32 end, RowOf row_of)
+        : window_(first, Window::kBeyond - 1), end_(end) {
+        const u32 row = thread_x() / Tile::kChunks;
+        ahead_ = (thread_x() % Tile::kChunks ^ Tile::swizzle(row)) * 16;
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) {
+            const u32 from = row_of(row + i * (kThreads / Tile::kChunks));
+            offset_[i] = from < rows ? from * u32(stride) + ahead_ : Window::kBeyond;
+        }
+    }
+
+    /// The thread's chunks of the stage that begins `from` bytes into the rows.
+    HK_FN Chunks load(u32 from) const {
+        Chunks chunks;
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) chunks.part[i] = window_.load_chunk(at(i, from), from);
+        return chunks;
+    }
+
+    HK_FN static void store(const Chunks &chunks, Tile &tile) {
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) tile.chunk[thread_x() + i * kThreads] = chunks.part[i];
+    }
+
+#if defined(HK_AMD)
+    /// `load` and `store` in one, past the registers: `kParts` loads, which `wait_loads` waits for.
+    HK_FN void copy(u32 from, Tile &tile) const {
+        using Lds = __attribute__((address_space(3))) void *;
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) {
+            window_.load_to_lds((Lds)&tile.chunk[wave_id() * kWaveSize + i * kThreads], at(i, from), from);
+        }
+    }
+#endif
+};
+
+template <class Tile_, int kThreads, int kElement>
+class Mover<Tile_, kThreads, Access::Elements, kElement> {
+public:
+    using Tile = Tile_;
+    static constexpr int kParts = Tile::kRows * Tile::kChunks / kThreads;
+    static_assert(kThreads / Tile::kChunks % 16 == 0, "all chunks of a thread are at one place of their rows");
+    static constexpr bool kDirect = false;
+
+    struct Chunks {
+        Vec<u32, 4> part[kParts];
+    };
+
+private:
+    using Bits = decltype([] {
+        if constexpr (kElement == 2) return u16(0);
+        else return u8(0);
+    }());
+
+    u32 end_, ahead_;
+    GlobalPtr<const u8> row_[kParts];
+    bool there_[kParts];
+
+public:
+    template <class RowOf>
+    HK_FN Mover(GlobalPtr<const u8> first, u32 rows, i64 stride, u32 end, RowOf row_of) : end_(end) {
+        const u32 row = thread_x() / Tile::kChunks;
+        ahead_ = (thread_x() % Tile::kChunks ^ Tile::swizzle(row)) * 16;
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) {
+            const u32 from = row_of(row + i * (kThreads / Tile::kChunks));
+            there_[i] = from < rows;
+            row_[i] = first + (there_[i] ? from : 0) * stride;
+        }
+    }
+
+    HK_FN Chunks load(u32 from) const {
+        Chunks chunks;
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) {
+            Vec<Bits, 16 / kElement> v = Bits(0);
+#pragma unroll
+            for (u32 j = 0; j < 16; j += kElement) {
+                const u32 at = from + ahead_ + j;
+                if (there_[i] && at < end_) v[j / kElement] = *reinterpret_cast<GlobalPtr<const Bits>>(row_[i] + at);
+            }
+            chunks.part[i] = __builtin_bit_cast(Vec<u32, 4>, v);
+        }
+        return chunks;
+    }
+
+    HK_FN static void store(const Chunks &chunks, Tile &tile) {
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) tile.chunk[thread_x() + i * kThreads] = chunks.part[i];
+    }
+};
+
+#if defined(HK_AMD)
+/// Waits until no more than `kLeft` loads of this wave are on their way, the last ones.
+template <int kLeft>
+HK_FN void wait_loads() {
+    static_assert(kLeft < 64, "what the counter holds");
+    asm volatile("s_waitcnt vmcnt(%0)" : : "n"(kLeft) : "memory");
+}
+#endif
+
+/// Nothing beside the tiles.
+struct NoWords {
+    struct Tile {
+        u32 none[0];  // takes no room
+    };
+    struct Words {};
+    static constexpr int kParts = 0;
+    HK_FN Words load(u32) const { return {}; }
+    HK_FN static void store(Words, Tile &) {}
+    HK_FN void copy(u32, Tile &) const {}
+};
+
+/// Where a thread finds the word that goes with its row in a stage, such as a scale.
+struct WordPlace {
+    u64 data;        ///< of row 0
+    u32 offset;      ///< of the row, in bytes; Window::kBeyond: there is none, zero
+    u32 step;        ///< bytes from a word to the next one of its row; the same for all lanes
+    u32 shift;       ///< one word for 2^shift bytes of a row
+};
+
+/// A word of 4 bytes for each row of both tiles, with each stage: those of x, then those of w.
+template <int kXRows, int kWRows, int kThreads>
+class WordMover {
+public:
+    static constexpr int kParts = (kXRows + kWRows + kThreads - 1) / kThreads;
+
+    struct Tile {
+        u32 word[kParts * kThreads];  // all threads load as much
+        HK_FN u32 x(u32 row) const { return word[row]; }
+        HK_FN const u32 *w(u32 row) const { return word + kXRows + row; }
+    };
+    struct Words {
+        u32 word[kParts];
+    };
+
+private:
+    static_assert(kXRows % kWaveSize == 0, "a wave has rows of one tile");
+
+    u32 end_;
+    Window window_[kParts];
+    u32 offset_[kParts], step_[kParts], shift_[kParts];
+
+    HK_FN u32 at(int part, u32 from) const { return offset_[part] | ((end_ - 1u - from) & Window::kBeyond); }
+    HK_FN u32 scalar(int part, u32 from) const { return (from >> shift_[part]) * step_[part]; }
+
+public:
+    /// `place(row, of_w)` tells where the words of a row are.
+    template <class Place>
+    HK_FN WordMover(u32 end, Place place) : end_(end) {
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) {
+            const u32 row = thread_x() + i * kThreads;
+            const bool of_w = wave_id() * kWaveSize + i * kThreads >= kXRows;
+            const WordPlace where = of_w ? place(row - kXRows, true) : place(row, false);
+            window_[i] = Window(reinterpret_cast<GlobalPtr<const u8>>(where.data), Window::kBeyond - 1);
+            offset_[i] = row < kXRows + kWRows ? where.offset : Window::kBeyond;
+            step_[i] = where.step;
+            shift_[i] = where.shift;
+        }
+    }
+
+    HK_FN Words load(u32 from) const {
+        Words words;
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) words.word[i] = window_[i].load_word(at(i, from), scalar(i, from));
+        return words;
+    }
+    HK_FN static void store(const Words &words, Tile &tile) {
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) tile.word[thread_x() + i * kThreads] = words.word[i];
+    }
+#if defined(HK_AMD)
+    HK_FN void copy(u32 from, Tile &tile) const {
+        using Lds = __attribute__((address_space(3))) void *;
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) {
+            window_[i].load_word_to_lds((Lds)&tile.word[wave_id() * kWaveSize + i * kThreads], at(i, from), scalar(i, from));
+        }
+    }
+#endif
+};
+
+/// Stages of two tiles in LDS, and the words that go with them.
+template <class X, class W, class Words, int kStages>
+struct Stages {
+    typename X::Tile x[kStages];
+    typename W::Tile w[kStages];
+    typename Words::Tile words[kStages];
+};
+
+/// The stages that are multiplied at a time.
+template <class X, class W, class Words, int kStages>
+struct Step {
+    const typename X::Tile *x[kStages];
+    const typename W::Tile *w[kStages];
+    const typename Words::Tile *words[kStages];
+};
+
+/// By registers: while `kStep` stages are multiplied, those after them are in registers or on their way there, and the ones
+/// after these are being loaded. Twice as many stages in LDS, one barrier a step: a block writes stages that all its waves
+/// have left before the last barrier.
+template <class X, class W, class Words, int kStep>
+class RegisterPipeline {
+    const X &x_;
+    const W &w_;
+    const Words &words_;
+    Stages<X, W, Words, 2 * kStep> &stages_;
+
+    struct Set {
+        typename X::Chunks x[kStep];
+        typename W::Chunks w[kStep];
+        typename Words::Words words[kStep];
+    };
+
+    HK_FN Set load(u32 from) const {
+        Set set;
+#pragma unroll
+        for (int i = 0; i < kStep; ++i) {
+            set.x[i] = x_.load(from + i * X::Tile::kBytes);
+            set.w[i] = w_.load(from + i * X::Tile::kBytes);
+            set.words[i] = words_.load(from + i * X::Tile::kBytes);
+        }
+        return set;
+    }
+    HK_FN void store(const Set &set, int half) const {
+#pragma unroll
+        for (int i = 0; i < kStep; ++i) {
+            X::store(set.x[i], stages_.x[half * kStep + i]);
+            W::store(set.w[i], stages_.w[half * kStep + i]);
+            Words::store(set.words[i], stages_.words[half * kStep + i]);
+        }
+    }
+    HK_FN Step<X, W, Words, kStep> step(int half) const {
+        Step<X, W, Words, kStep> now;
+#pragma unroll
+        for (int i = 0; i < kStep; ++i) {
+            now.x[i] = &stages_.x[half * kStep + i];
+            now.w[i] = &stages_.w[half * kStep + i];
+            now.words[i] = &stages_.words[half * kStep + i];
+        }
+        return now;
+    }
+
+public:
+    using Lds = Stages<X, W, Words, 2 * kStep>;
+
+    HK_FN RegisterPipeline(const X &x, const W &w, const Words &words, Lds &stages)
+        : x_(x), w_(w), words_(words), stages_(stages) {}
+
+    /// Calls `sums.multiply<i>(Step)` for `count` stages from byte `from` of the rows on, `kStep` at a time; i is 0 and 1 in
+    /// turn. Then `sums.finish<n>()`, n of 1 or 2 having been the last ones.
+    template <class Sums>
+    HK_FN void run(u32 from, u32 count, Sums &sums) const {
+        constexpr u32 kBytes = kStep * X::Tile::kBytes;
+        const u32 steps = (count + kStep - 1) / kStep;
+        Set even = load(from);
+        Set odd = load(from + kBytes);
+        store(even, 0);
+        for (u32 pairs = steps / 2; pairs > 0; --pairs) {
+            from += 2 * kBytes;
+            block_barrier();
+            even = load(from);
+            stay_in_order();
+            sums.template multiply<0>(step(0));
+            stay_in_order();
+            store(odd, 1);
+            block_barrier();
+            odd = load(from + kBytes);
+            stay_in_order();
+            sums.template multiply<1>(step(1));
+            stay_in_order();
+            store(even, 0);
+        }
+        if (steps % 2 != 0) {
+            block_barrier();
+            sums.template multiply<0>(step(0));
+            sums.template finish<1>();
+        } else {
+            sums.template finish<2>();
+        }
+    }
+};
+
+#if defined(HK_AMD)
+/// Straight to LDS: `kCount` stages in a ring, of which `kStep` are multiplied at a time, and all others but those that the
+/// last step has left are on their way. One barrier a step: a wave passes it when its own loads for this step have landed,
+/// and then all waves have left what the next loads overwrite.
+template <class X, class W, class Words, int kCount, int kStep>
+class DirectPipeline {
+    static constexpr int kAhead = kCount - kStep;  // stages loaded before they are multiplied
+    static constexpr int kLoads = X::kParts + W::kParts + Words::kParts;
+    static_assert(kAhead > kStep, "the loads for a step are not the last ones on their way");
+
+    const X &x_;
+    const W &w_;
+    const Words &words_;
+    Stages<X, W, Words, kCount> &stages_;
+
+    HK_FN void copy(u32 from, u32 stage) const {
+        x_.copy(from, stages_.x[stage]);
+        w_.copy(from, stages_.w[stage]);
+        words_.copy(from, stages_.words[stage]);
+    }
+
+public:
+    using Lds = Stages<X, W, Words, kCount>;
+
+    HK_FN DirectPipeline(const X &x, const W &w, const Words &words, Lds &stages)
+        : x_(x), w_(w), words_(words), stages_(stages) {}
+
+    /// Calls `sums.multiply<0>(Step)` for `count` stages from byte `from` of the rows on, `kStep` at a time, then
+    /// `sums.finish<1>()`.
+    template <class Sums>
+    HK_FN void run(u32 from, u32 count, Sums &sums) const {
+        constexpr u32 kBytes = X::Tile::kBytes;
+#pragma unroll
+        for (u32 i = 0; i < kAhead; ++i) copy(from + i * kBytes, i);
+        from += kAhead * kBytes;
+        // The next stage to multiply, and the next to load.
+        u32 first = 0, next = kAhead % kCount;
+        const auto after = [](u32 stage) { return stage + 1 == kCount ? 0 : stage + 1; };
+        for (u32 done = 0; done < count; done += kStep) {
+            wait_loads<(kAhead - kStep) * kLoads>();
+            block_barrier();
+            Step<X, W, Words, kStep> step;
+#pragma unroll
+            for (int i = 0; i < kStep; ++i) {
+                copy(from, next);
+                from += kBytes;
+                next = after(next);
+                step.x[i] = &stages_.x[first];
+                step.w[i] = &stages_.w[first];
+                step.words[i] = &stages_.words[first];
+                first = after(first);
+            }
+            sums.template multiply<0>(step);
+        }
+        sums.template finish<1>();
+        // A block gives its LDS back when it ends.
+        wait_loads<0>();
+    }
+};
+#endif
+
+namespace detail {
+template <bool kDirect, class X, class W, class Words, int kCount, int kStep>
+struct PipelineOf {
+    using Type = RegisterPipeline<X, W, Words, kStep>;
+};
+#if defined(HK_AMD)
+template <class X, class W, class Words, int kCount, int kStep>
+struct PipelineOf<true, X, W, Words, kCount, kStep> {
+    using Type = DirectPipeline<X, W, Words, kCount, kStep>;
+};
+#endif
+}  // namespace detail
+
+/// Straight to LDS where the target and the rows allow it, with a ring of `kCount` stages; else by registers.
+template <class X, class W, class Words, int kCount, int kStep>
+using Pipeline = typename detail::PipelineOf<X::kDirect && W::kDirect, X, W, Words, kCount, kStep>::Type;
+
+}  // namespace hk

@@ -1,0 +1,65 @@
+// problem.h: what a GEMM is given, and which part of it a block makes.
+//   y[b, m, n] = epilogue(sum over k of x[b, m, k] w[b, n, k])
+#pragma once
+
+#include <hk/arch.h>
+#include <hk/global.h>
+#include <hk/types.h>
+
+namespace gemm {
+using hk::GlobalPtr;
+using hk::i64;
+using hk::u32;
+using hk::u64;
+using hk::u8;
+
+/// An operand of a product, rows of K; same layout as `Operand` in src/problem.rs.
+struct Operand {
+    u64 data;
+    i64 batch, row;  // strides, in bytes
+    u32 rows;
+    u32 pad;
+
+    HK_FN GlobalPtr<const u8> at(u32 batch_index, u32 row_index) const {
+        return reinterpret_cast<GlobalPtr<const u8>>(data) + i64(batch_index) * batch + i64(row_index) * row;
+    }
+};
+static_assert(sizeof(Operand) == 32, "same layout as in Rust");
+
+/// How the tiles of an output are shared out; same layout as `Grid` in src/problem.rs.
+struct Grid {
+    u32 m_tiles, n_tiles;  // of an output
+    u32 group;             // tiles of M that are walked together, see `Work`
+    u32 splits;            // of K
+    u32 split_bytes;       // of a row of K, one split
+    u32 k_bytes;           // of a row
+    u32 blocks;            // batches * splits * m_tiles * n_tiles
+    u32 pad;
+};
+
+/// A block's tile. Blocks of one XCD, which share an L2, have neighbouring tiles (hk::by_xcd). In that order, `group` tiles of
+/// M are taken with one tile of N after the other: they share its rows of w while their own rows of x stay in L2.
+struct Work {
+    u32 batch = 0, split = 0, m_tile = 0, n_tile = 0;
+
+    HK_FN explicit Work(u32 of_batch) : batch(of_batch) {}
+
+    HK_FN Work(const Grid &g, u32 block) {
+        u32 tile = hk::by_xcd(block, g.blocks);
+        const u32 of_split = g.m_tiles * g.n_tiles;
+        const u32 plane = tile / of_split;
+        tile -= plane * of_split;
+        batch = plane / g.splits;
+        split = plane - batch * g.splits;
+
+        const u32 of_group = g.group * g.n_tiles;
+        const u32 index = tile / of_group;
+        const u32 first = index * g.group;
+        const u32 height = g.m_tiles - first < g.group ? g.m_tiles - first : g.group;
+        tile -= index * of_group;
+        n_tile = tile / height;
+        m_tile = first + tile - n_tile * height;
+    }
+};
+
+}  // namespace gemm

@@ -1,0 +1,182 @@
+// tiles.h: products of large tiles through LDS.
+//   A block makes kM x kN sums, each of its kWavesM x kWavesN waves a part of them, and walks along K in stages of 64 bytes of
+//   a row (hk/pipeline.h). In the end each wave passes its sums through LDS, so that its lanes write whole lines.
+#pragma once
+
+#include <hk/mma.h>
+#include <hk/pipeline.h>
+#include <hk/shared.h>
+
+#include "epilogue.h"
+#include "problem.h"
+
+namespace gemm {
+using hk::Access;
+using hk::Frag;
+
+/// A tile's shape, and its way through LDS. Where loads go straight to LDS: `kStages`, of which `kDirectStep` or more are
+/// multiplied at a time.
+template <class E, Access kAccess, int kM_, int kN_, int kWavesM, int kWavesN, int kStages, int kDirectStep = 1>
+struct Tile {
+    using Product = hk::Product<E>;
+    static constexpr int kM = kM_, kN = kN_;
+    static constexpr int kThreads = kWavesM * kWavesN * hk::kWaveSize;
+    static constexpr int kBytes = 64;
+    /// Of a wave.
+    static constexpr int kWaveM = kM / kWavesM, kWaveN = kN / kWavesN;
+    /// Stages that are multiplied at a time, as products with longer rows need.
+    static constexpr bool kDirect = hk::kHasWideDma && kAccess == Access::Vectors;
+    static constexpr int kStep = hk::kFragBytes * Product::kFrags > kBytes ? 2 : kDirect ? kDirectStep : 1;
+
+    template <int kRows>
+    using Mover = hk::Mover<hk::SharedTile<kRows, kBytes>, kThreads, kAccess, Product::kBytes>;
+    using X = Mover<kM>;
+    using W = Mover<kN>;
+    template <class Words>
+    using Pipeline = hk::Pipeline<X, W, Words, kStages, kStep>;
+
+    /// A wave's place in the tile.
+    HK_FN static u32 wave_m() { return hk::wave_id() / kWavesN * kWaveM; }
+    HK_FN static u32 wave_n() { return hk::wave_id() % kWavesN * kWaveN; }
+};
+
+/// Adds the products of all columns of some stages to a wave's sums: column m = lane % 16 of tiles of 16 x 16, kMmaRows
+/// neighbours n.
+template <class T, class Acc, int kM, int kN, class Step>
+HK_FN void multiply(Acc (&acc)[kM][kN], const Step &step) {
+    constexpr int kFrags = T::Product::kFrags;
+    constexpr int kOfStage = T::kBytes / hk::kFragBytes;
+#pragma unroll
+    for (int k = 0; k < T::kStep * kOfStage; k += kFrags) {
+        Frag w[kN][kFrags];
+#pragma unroll
+        for (int n = 0; n < kN; ++n) {
+#pragma unroll
+            for (int f = 0; f < kFrags; ++f) w[n][f] = step.w[(k + f) / kOfStage]->frag(T::wave_n() + 16 * n, (k + f) % kOfStage);
+        }
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+            Frag x[kFrags];
+#pragma unroll
+            for (int f = 0; f < kFrags; ++f) x[f] = step.x[(k + f) / kOfStage]->frag(T::wave_m() + 16 * m, (k + f) % kOfStage);
+#pragma unroll
+            for (int n = 0; n < kN; ++n) acc[m][n] = T::Product::mma(w[n], x, acc[m][n]);
+        }
+    }
+}
+
+/// A wave's sums.
+template <class T>
+struct Sums {
+    static constexpr int kM = T::kWaveM / 16, kN = T::kWaveN / 16;
+    typename T::Product::Acc acc[kM][kN] = {};
+
+    template <int>
+    HK_FN void multiply(const auto &step) {
+        gemm::multiply<T>(acc, step);
+    }
+    template <int>
+    HK_FN void finish() {}
+};
+
+/// 16 rows of a wave's sums in LDS, row by row, padded such that lanes that write together meet no bank twice.
+template <int kCols>
+struct Strip {
+    static constexpr int kPitch = kCols + 4;
+    static constexpr int kPart = 8;  // outputs of a lane at a time
+    static constexpr int kLanes = kCols / kPart;
+    float sum[16 * kPitch];
+
+    template <class Acc, int kN>
+    HK_FN void put(const Acc (&acc)[kN]) {
+        static_assert(16 * kN == kCols, "a wave's columns");
+#pragma unroll
+        for (int n = 0; n < kN; ++n) {
+            const u32 at = hk::lane_id() % 16 * kPitch + 16 * n + hk::lane_id() / 16 * hk::kMmaRows;
+            *reinterpret_cast<Vec<float, hk::kMmaRows> *>(sum + at) = __builtin_convertvector(acc[n], Vec<float, hk::kMmaRows>);
+        }
+    }
+
+    HK_FN Vec<float, kPart> get(u32 row, u32 col) const {
+        const auto *from = reinterpret_cast<const Vec<float, 4> *>(sum + row * kPitch + col);
+        return __builtin_shufflevector(from[0], from[1], 0, 1, 2, 3, 4, 5, 6, 7);
+    }
+};
+
+/// Writes a wave's outputs. `lds` holds nothing that any wave needs.
+template <class T, bool kGated, class Params, class SumsOf>
+HK_FN void write_tile(const Params &p, const Work &work, const SumsOf &sums, void *lds) {
+    constexpr u32 kCols = kGated ? T::kWaveN / 2 : T::kWaveN, kPart = Strip<T::kWaveN>::kPart;
+    constexpr u32 kLanes = kCols / kPart;
+    Strip<T::kWaveN> &strip = static_cast<Strip<T::kWaveN> *>(lds)[hk::wave_id()];
+    const u32 first_m = work.m_tile * T::kM + T::wave_m();
+    const u32 first_n = (work.n_tile * T::kN + T::wave_n()) / (kGated ? 2 : 1);
+#pragma unroll 1
+    for (u32 m = 0; m < SumsOf::kM; ++m) {
+        hk::wave_barrier();
+        // One copy of what follows, whatever the strip.
+#pragma unroll
+        for (int i = 0; i < SumsOf::kM; ++i) {
+            if (u32(i) == m) strip.put(sums.acc[i]);
+        }
+        hk::wave_barrier();
+#pragma unroll 1
+        for (u32 i = hk::lane_id(); i < 16 * kLanes; i += hk::kWaveSize) {
+            const u32 row = i / kLanes, col = i % kLanes * kPart;
+            const u32 at_m = first_m + 16 * m + row, at_n = first_n + col;
+            const Epilogue &e = hk::read_anew(p).epilogue;
+            if constexpr (kGated) {
+                finish_gated<kPart>(e, work, at_m, at_n, strip.get(row, col), strip.get(row, kCols + col));
+            } else {
+                finish<kPart>(e, work, at_m, at_n, strip.get(row, col));
+            }
+        }
+    }
+}
+
+/// What a block reads of K: bytes [from, to) of each row.
+struct Range {
+    u32 from, to;
+
+    HK_FN Range(const Grid &g, u32 split) : from(split * g.split_bytes) {
+        to = g.k_bytes - from < g.split_bytes ? g.k_bytes : from + g.split_bytes;
+    }
+};
+
+/// One tile of outputs, or of a split's part of them. `make_words(work, range)`: what moves the words that go with rows.
+template <class T, template <class> class SumsOf, bool kGated, class Params, class MakeWords>
+HK_FN void tile_gemm(const Params &p, MakeWords make_words) {
+    const Work work(p.grid, hk::block_x());
+    const Range range(p.grid, work.split);
+    const u32 first_m = work.m_tile * T::kM, first_n = work.n_tile * T::kN;
+
+    const typename T::X x(p.x.at(work.batch, first_m), p.x.rows - first_m, p.x.row, range.to, [](u32 row) { return row; });
+    // With gates and values, a wave has a strip of both: its rows of W's tile are first gates, then their values.
+    const u32 first_w = kGated ? first_n / 2 : first_n;
+    const u32 values = p.w.rows / 2;
+    const typename T::W w(p.w.at(work.batch, first_w), p.w.rows - first_w, p.w.row, range.to, [&](u32 row) -> u32 {
+        if constexpr (!kGated) return row;
+        const u32 wave = row / T::kWaveN, in = row % T::kWaveN;
+        const u32 gate = wave * (T::kWaveN / 2) + in % (T::kWaveN / 2);
+        if (first_w + gate >= values) return p.w.rows;
+        return in < T::kWaveN / 2 ? gate : gate + values;
+    });
+    const auto words = make_words(work, range);
+
+    using Pipeline = typename T::template Pipeline<__remove_cvref(decltype(words))>;
+    __shared__ union {
+        typename Pipeline::Lds stages;
+        Strip<T::kWaveN> strips[T::kThreads / hk::kWaveSize];
+    } lds;
+    SumsOf<T> sums;
+    Pipeline(x, w, words, lds.stages).run(range.from, (range.to - range.from + T::kBytes - 1) / T::kBytes, sums);
+    hk::block_barrier();
+    write_tile<T, kGated>(p, work, sums, &lds);
+}
+
+template <class T, bool kGated>
+HK_FN void tile_gemm(const Params &p) {
+    tile_gemm<T, Sums, kGated>(p, [](const Work &, const Range &) { return hk::NoWords{}; });
+}
+
+}  // namespace gemm

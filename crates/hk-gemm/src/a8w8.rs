@@ -1,0 +1,212 @@
+//! Products of int8 and fp8 codes.
+
+use crate::config::Precision;
+use crate::kernels;
+use crate::problem::{
+    BlockScales, BlockShape, FloatView, GemmOptions, Kernels, NAMES, Product, Scales, Store, gemm_names,
+};
+use hk_core::{Arch, Element, Error, Float, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, TensorView, TensorViewMut};
+
+pub(crate) mod sealed {
+    use super::*;
+
+    pub trait MatrixCode: Element {
+        const PRECISION: Precision;
+        const KERNELS: &'static Kernels;
+        const BLOCK: &'static Kernels;
+        /// Whether the products of a device take it.
+        fn served(arch: Arch) -> bool;
+    }
+    macro_rules! code {
+        ($t:ident, $precision:ident, $name:literal, $arch:pat) => {
+            impl MatrixCode for $t {
+                const PRECISION: Precision = Precision::$precision;
+                const KERNELS: &'static Kernels = &Kernels {
+                    tiles: &kernels::TILES8,
+                    skinny: &kernels::SKINNY8,
+                    names: gemm_names!($name, "", concat!("gemm_", $name, "_16x16")),
+                };
+                const BLOCK: &'static Kernels = &Kernels {
+                    tiles: &kernels::BLOCKSCALE,
+                    skinny: &kernels::BLOCKSCALE,
+                    names: [
+                        "",
+                        "",
+                        concat!("gemm_", $name, "_block_64x64"),
+                        concat!("gemm_", $name, "_block_64x64_elements"),
+                        concat!("gemm_", $name, "_block_16x16"),
+                        concat!("gemm_", $name, "_block_16x32"),
+                        concat!("gemm_", $name, "_block_32x32"),
+                        concat!("gemm_", $name, "_block_64x32"),
+                        concat!("gemm_", $name, "_block_256x128"),
+                    ],
+                };
+                fn served(arch: Arch) -> bool {
+                    matches!(arch, $arch)
+                }
+            }
+        };
+    }
+    code!(i8, I8, "i8", _);
+    code!(Fp8E4M3, Fp8, "fp8", Arch::Gfx950 | Arch::Sm90);
+    code!(Fp8E4M3Fnuz, Fp8, "fp8", Arch::Gfx942);
+}
+
+/// `i8`, or the fp8 of the device's products: [`Fp8E4M3Fnuz`] on gfx942, [`Fp8E4M3`] on gfx950.
+pub trait MatrixCode: sealed::MatrixCode {}
+impl MatrixCode for i8 {}
+impl MatrixCode for Fp8E4M3 {}
+impl MatrixCode for Fp8E4M3Fnuz {}
+
+/// Longest sum of products of int8 that an i32 holds.
+const LONGEST_I8: usize = (1 << 17) - 1;
+
+/// Checks what codes need, and describes their product.
+fn product<'a, T: MatrixCode>(
+    op: &'static str,
+    stream: &Stream,
+    a: TensorView<'a, T>,
+    w: TensorView<'a, T>,
+    options: GemmOptions,
+) -> Result<Product<'a, T, T>> {
+    let arch = stream.device().arch();
+    if !T::served(arch) {
+        let reason = "products take fp8e4m3fnuz on gfx942, fp8e4m3 on gfx950";
+        return Err(Error::unsupported(op, format!("{} on {arch}", T::DTYPE), reason));
+    }
+    let k = a.shape().last().copied().unwrap_or(0);
+    if T::PRECISION == Precision::I8 && k > LONGEST_I8 {
+        let want = format!("at most {LONGEST_I8}, so that sums fit i32");
+        return Err(Error::argument(op, "a", format!("{k} columns"), want));
+    }
+    Ok(Product {
+        op,
+        names: NAMES,
+        kernels: T::KERNELS,
+        precision: T::PRECISION,
+        x: a,
+        w,
+        scales: None,
+        block: None,
+        bias: None,
+        gated: false,
+        options,
+    })
+}
+
+/// Product of codes with a scale for each row: `y[m, n] = activation(a_scale[m] w_scale[n] sum_k a[m, k] w[n, k] + bias[n])`.
+///
+/// | arg         | shape                              | dtype                | layout                                    |
+/// |-------------|------------------------------------|----------------------|-------------------------------------------|
+/// | `a`         | `[M, K]`                           | [`MatrixCode`]       | unit stride on `K`, any row stride        |
+/// | `w`         | `[N, K]`                           | as `a`               | likewise                                  |
+/// | `a_scale`   | `[M]`, `[M, 1]`, `[1, M]` or `[1]` | `f32`                | contiguous                                |
+/// | `w_scale`   | `[N]`, `[N, 1]`, `[1, N]` or `[1]` | `f32`                | contiguous                                |
+/// | `bias`      | `[N]`                              | `bf16`, `f16`, `f32` | contiguous                                |
+/// | `y`         | `[M, N]`                           | `bf16`, `f16`, `f32` | unit stride on `N`, any row stride        |
+/// | `workspace` | `[n]`                              | `f32`                | contiguous, 16-byte aligned; see [`gemm_workspace`](crate::gemm_workspace) |
+///
+/// Sums of int8 are exact, in `i32`, over each part of K; of fp8 they are `f32`. Scales, bias and activation are `f32`, and
+/// there is one rounding, to the type of `y`. All else is as of [`gemm_a16w16`](crate::gemm_a16w16()).
+///
+/// # Errors
+/// As `gemm_a16w16`; [`Unsupported`](hk_core::Error::Unsupported) for the fp8 that the device's products do not take,
+/// [`Argument`](hk_core::Error::Argument) for int8 with `K` beyond 131071, whose sums may not fit.
+#[expect(clippy::too_many_arguments, reason = "the operator's tensors")]
+pub fn gemm_a8w8<'a, T: MatrixCode, Y: Float>(
+    stream: &Stream,
+    a: TensorView<'a, T>,
+    w: TensorView<'a, T>,
+    a_scale: TensorView<'a, f32>,
+    w_scale: TensorView<'a, f32>,
+    bias: Option<FloatView<'a>>,
+    y: TensorViewMut<Y>,
+    workspace: Option<TensorViewMut<f32>>,
+    options: GemmOptions,
+) -> Result<()> {
+    const OP: &str = "gemm_a8w8";
+    a.dims::<2>(OP, "a")?;
+    let scales = Some(Scales { x: a_scale, w: w_scale });
+    Product { scales, bias, ..product(OP, stream, a, w, options)? }.run(stream, y, workspace, Store::Round)
+}
+
+/// [`gemm_a8w8`] without bias.
+///
+/// # Errors
+/// As [`gemm_a8w8`].
+#[expect(clippy::too_many_arguments, reason = "the operator's tensors")]
+pub fn gemm_a8w8_per_token_scale<'a, T: MatrixCode, Y: Float>(
+    stream: &Stream,
+    a: TensorView<'a, T>,
+    w: TensorView<'a, T>,
+    a_scale: TensorView<'a, f32>,
+    w_scale: TensorView<'a, f32>,
+    y: TensorViewMut<Y>,
+    workspace: Option<TensorViewMut<f32>>,
+    options: GemmOptions,
+) -> Result<()> {
+    const OP: &str = "gemm_a8w8_per_token_scale";
+    a.dims::<2>(OP, "a")?;
+    let scales = Some(Scales { x: a_scale, w: w_scale });
+    Product { scales, ..product(OP, stream, a, w, options)? }.run(stream, y, workspace, Store::Round)
+}
+
+/// [`gemm_a8w8`] of `batch` independent products: tensors have `batch` as their first axis, scales as `[batch, M]` and
+/// `[batch, N]` (or with an axis of 1 more, or one number for all), the bias as `[batch, N]` or `[batch, 1, N]`.
+///
+/// # Errors
+/// As [`gemm_a8w8`].
+#[expect(clippy::too_many_arguments, reason = "the operator's tensors")]
+pub fn batched_gemm_a8w8<'a, T: MatrixCode, Y: Float>(
+    stream: &Stream,
+    a: TensorView<'a, T>,
+    w: TensorView<'a, T>,
+    a_scale: TensorView<'a, f32>,
+    w_scale: TensorView<'a, f32>,
+    bias: Option<FloatView<'a>>,
+    y: TensorViewMut<Y>,
+    workspace: Option<TensorViewMut<f32>>,
+    options: GemmOptions,
+) -> Result<()> {
+    const OP: &str = "batched_gemm_a8w8";
+    a.dims::<3>(OP, "a")?;
+    let scales = Some(Scales { x: a_scale, w: w_scale });
+    Product { scales, bias, ..product(OP, stream, a, w, options)? }.run(stream, y, workspace, Store::Round)
+}
+
+/// Product of codes with a scale for each block:
+/// `y[m, n] = activation(sum_g a_scale[m, g] w_scale[n / group.n, g] sum_{k in g} a[m, k] w[n, k] + bias[n])`, where group `g`
+/// of `K` is columns `group.k g` to `group.k (g + 1)`.
+///
+/// | arg       | shape                                        | dtype          | layout                         |
+/// |-----------|----------------------------------------------|----------------|--------------------------------|
+/// | `a`, `w`, `bias`, `y`, `workspace` | as of [`gemm_a8w8`] |                |                                |
+/// | `a_scale` | `[M, groups of K]`                           | `f32`          | any strides                    |
+/// | `w_scale` | `[groups of N, groups of K]`                 | `f32`          | any strides                    |
+///
+/// The last groups may be short. Scales that are stored with `M` as the last axis are a view with its axes exchanged
+/// ([`TensorView::transpose`]). Products are summed over 128 columns (in `i32` for int8), and each such sum is scaled into an
+/// `f32` sum; the result is rounded once.
+///
+/// # Errors
+/// As [`gemm_a8w8`]; [`Argument`](hk_core::Error::Argument) for a `group.n` that is no power of two, and a `group.k` that is
+/// no power of two from 128 on.
+#[expect(clippy::too_many_arguments, reason = "the operator's tensors")]
+pub fn gemm_a8w8_blockscale<'a, T: MatrixCode, Y: Float>(
+    stream: &Stream,
+    a: TensorView<'a, T>,
+    w: TensorView<'a, T>,
+    a_scale: TensorView<'a, f32>,
+    w_scale: TensorView<'a, f32>,
+    group: BlockShape,
+    bias: Option<FloatView<'a>>,
+    y: TensorViewMut<Y>,
+    workspace: Option<TensorViewMut<f32>>,
+    options: GemmOptions,
+) -> Result<()> {
+    const OP: &str = "gemm_a8w8_blockscale";
+    a.dims::<2>(OP, "a")?;
+    let block = Some(BlockScales { x: a_scale, w: w_scale, group });
+    let product = product(OP, stream, a, w, options)?;
+    Product { kernels: T::BLOCK, block, bias, ..product }.run(stream, y, workspace, Store::Round)
+}

@@ -1,0 +1,242 @@
+//! Products of 16-bit floats.
+
+use super::{
+    ACTIVATION, BATCHED_BIAS, BIAS, SPLITS, TILE, Y_DTYPE, act, activation, as_y, bias, case, finished,
+    optional_f64, options, sizes, splits, tile, to, workspace, y, y_dtype, y_outputs, y_spec,
+};
+use crate::a16w16::sealed::Half as _;
+use crate::kernels;
+use crate::reference::{self, Sums};
+use hk_core::registry::{
+    ArgSpec, Case, Described, DeviceCall, HostCall, Operator, Scalar, ScalarSpec, Tolerance, Traffic,
+};
+use hk_core::{DType, Error, Result, Stream, bf16, f16, with_float};
+
+const HALVES: &[DType] = &[DType::Bf16, DType::F16];
+const A: ArgSpec = ArgSpec::input("a", HALVES, 2, "[M, K]");
+const W: ArgSpec = ArgSpec::input("w", HALVES, 2, "[N, K]");
+
+/// Error of a sum in f32, in its magnitude.
+const TERMS: f64 = 1.0 / (1u64 << 18) as f64;
+
+const ACCUMULATE: ScalarSpec = ScalarSpec {
+    name: "accumulate",
+    default: Scalar::Bool(false),
+    choices: &[],
+    summary: "add to y, rather than to zero",
+};
+const fn keep() -> (&'static str, Scalar) {
+    ("accumulate", Scalar::Bool(true))
+}
+
+/// Runs `$body` with `$t` as the type of `a`.
+macro_rules! with_half {
+    ($inputs:ident, $t:ident => $body:expr) => {
+        match $inputs.get("a")?.dtype() {
+            DType::Bf16 => {
+                type $t = bf16;
+                $body
+            }
+            DType::F16 => {
+                type $t = f16;
+                $body
+            }
+            other => Err(Error::dtype($inputs.operator().name, "a", other, "bf16, f16")),
+        }
+    };
+}
+
+/// Each entry point of a type, over the ends of tiles.
+macro_rules! corners {
+    ($name:ident: $case:ident) => {
+        static $name: [Case; 18] = {
+            const CASES: [[Case; 9]; 2] = [corners!(@ $case Bf16), corners!(@ $case F16)];
+            let mut all = [CASES[0][0]; 18];
+            let mut i = 0;
+            while i < all.len() {
+                all[i] = CASES[i / 9][i % 9];
+                i += 1;
+            }
+            all
+        };
+    };
+    (@ plain $dtype:ident) => {
+        [
+            case!("256 x 256", a: $dtype [270, 200], w: $dtype [300, 200], bias: $dtype [300]; tile("256x256"), act("gelu")),
+            case!("128 x 128", a: $dtype [130, 96], w: $dtype [200, 96]; tile("128x128"), splits(2), to("f32")),
+            case!("64 x 64", a: $dtype [65, 264], w: $dtype [70, 264], bias: F32 [70]; tile("64x64"), splits(3), act("relu")),
+            case!("elements", a: $dtype [33, 77], w: $dtype [50, 77], bias: F16 [50]; tile("elements"), to("f16"), act("tanh")),
+            case!("16 x 16", a: $dtype [13, 1544], w: $dtype [40, 1544], bias: Bf16 [40]; tile("16x16"), act("silu")),
+            case!("16 x 32", a: $dtype [16, 2056], w: $dtype [40, 2056]; tile("16x32"), splits(2), act("gelu_tanh")),
+            case!("32 x 32", a: $dtype [17, 520], w: $dtype [40, 520]; tile("32x32")),
+            case!("64 x 32", a: $dtype [63, 344], w: $dtype [40, 344]; tile("64x32"), to("f32")),
+            case!("no columns of K", a: $dtype [3, 0], w: $dtype [5, 0], bias: F32 [5]),
+        ]
+    };
+    (@ batched $dtype:ident) => {
+        [
+            case!("256 x 256", a: $dtype [2, 20, 96], w: $dtype [2, 257, 96], bias: $dtype [2, 257]; tile("256x256")),
+            case!("128 x 128", a: $dtype [3, 130, 96], w: $dtype [3, 40, 96]; tile("128x128"), splits(2), to("f32")),
+            case!("64 x 64", a: $dtype [2, 65, 264], w: $dtype [2, 70, 264], bias: F32 [2, 1, 70]; tile("64x64"), splits(3), act("relu")),
+            case!("elements", a: $dtype [2, 33, 77], w: $dtype [2, 50, 77], bias: F16 [2, 50]; tile("elements"), to("f16")),
+            case!("16 x 16", a: $dtype [4, 13, 520], w: $dtype [4, 40, 520], bias: Bf16 [4, 40]; tile("16x16")),
+            case!("16 x 32", a: $dtype [2, 16, 2056], w: $dtype [2, 40, 2056]; tile("16x32"), splits(2)),
+            case!("32 x 32", a: $dtype [2, 17, 520], w: $dtype [2, 40, 520]; tile("32x32")),
+            case!("64 x 32", a: $dtype [3, 63, 128], w: $dtype [3, 40, 128]; tile("64x32"), to("f32")),
+            case!("no columns of K", a: $dtype [2, 3, 0], w: $dtype [2, 5, 0], bias: F32 [2, 5]),
+        ]
+    };
+    (@ atomic $dtype:ident) => {
+        [
+            case!("256 x 256", a: $dtype [260, 64], w: $dtype [257, 64], y: F32 [260, 257]; tile("256x256")),
+            case!("128 x 128", a: $dtype [130, 96], w: $dtype [129, 96], y: F32 [130, 129]; tile("128x128"), splits(2)),
+            case!("64 x 64", a: $dtype [65, 264], w: $dtype [70, 264], y: F32 [65, 70]; tile("64x64"), splits(3), keep()),
+            case!("elements", a: $dtype [33, 77], w: $dtype [50, 77], y: F32 [33, 50]; tile("elements"), splits(2)),
+            case!("16 x 16", a: $dtype [13, 1544], w: $dtype [40, 1544], y: F32 [13, 40]; tile("16x16"), keep()),
+            case!("16 x 32", a: $dtype [16, 2056], w: $dtype [40, 2056], y: F32 [16, 40]; tile("16x32"), splits(2)),
+            case!("32 x 32", a: $dtype [17, 520], w: $dtype [40, 520], y: F32 [17, 40]; tile("32x32")),
+            case!("64 x 32", a: $dtype [63, 344], w: $dtype [40, 344], y: F32 [63, 40]; tile("64x32")),
+            case!("no columns of K", a: $dtype [3, 0], w: $dtype [5, 0], y: F32 [3, 5]; keep()),
+        ]
+    };
+    (@ gated $dtype:ident) => {
+        [
+            case!("256 x 256", a: $dtype [257, 96], w: $dtype [300, 96]; tile("256x256"), act("silu")),
+            case!("128 x 128", a: $dtype [130, 200], w: $dtype [260, 200]; tile("128x128"), splits(2)),
+            case!("64 x 64", a: $dtype [65, 264], w: $dtype [70, 264]; tile("64x64"), act("gelu"), to("f32")),
+            case!("64 x 64, 3 splits", a: $dtype [65, 264], w: $dtype [70, 264]; tile("64x64"), splits(3), act("gelu_tanh")),
+            case!("elements", a: $dtype [33, 77], w: $dtype [50, 77]; tile("elements"), to("f16")),
+            case!("16 x 32", a: $dtype [13, 2056], w: $dtype [86, 2056]; tile("16x32"), act("silu")),
+            case!("32 x 32", a: $dtype [17, 520], w: $dtype [80, 520]; tile("32x32"), splits(2)),
+            case!("64 x 32", a: $dtype [63, 344], w: $dtype [80, 344]; tile("64x32")),
+            case!("no columns of K", a: $dtype [3, 0], w: $dtype [6, 0]),
+        ]
+    };
+}
+corners!(CORNERS: plain);
+corners!(ATOMIC_CORNERS: atomic);
+corners!(GATED_CORNERS: gated);
+corners!(BATCHED_CORNERS: batched);
+
+pub(super) const GEMM_A16W16: Operator = Operator {
+    name: "gemm_a16w16",
+    family: "hk-gemm",
+    summary: "y = activation(a w^T + bias)",
+    args: &[A, W, BIAS, y(2, "[M, N]", TERMS)],
+    scalars: &[Y_DTYPE, ACTIVATION, TILE, SPLITS],
+    kernels: &[&kernels::TILES16, &kernels::SKINNY16, &kernels::REDUCE],
+    cases: &[
+        case!("Llama-3 8B q, k, v, 16 tokens", a: Bf16 [16, 4096], w: Bf16 [6144, 4096]),
+        case!("GPT-OSS router, 128 tokens", a: Bf16 [128, 2880], w: Bf16 [128, 2880], bias: Bf16 [128]),
+        case!("512 x 512 x 512", a: Bf16 [512, 512], w: Bf16 [512, 512]),
+    ],
+    corners: &CORNERS,
+    outputs: y_outputs,
+    run: |stream: &Stream, call: &mut DeviceCall| {
+        let (inputs, mut outputs) = call.split();
+        let (options, bias) = (options(&inputs)?, bias(&inputs)?);
+        with_half!(inputs, T => {
+            let space = workspace(stream, &inputs, &mut outputs, &options, T::PRECISION)?;
+            let (a, w) = (inputs.view::<T>("a")?, inputs.view("w")?);
+            with_float!("gemm_a16w16", "y", y_dtype(&inputs)?, Y => {
+                crate::gemm_a16w16(stream, a, w, bias, outputs.take::<Y>("y")?, space, options)
+            })
+        })
+    },
+    reference: |call: &HostCall| finished(call, product(call)?),
+    traffic: Traffic::once,
+};
+
+pub(super) const BATCHED_GEMM_BF16: Operator = Operator {
+    name: "batched_gemm_bf16",
+    summary: "y = activation(a w^T + bias) for each batch",
+    args: &[
+        ArgSpec::input("a", HALVES, 3, "[batch, M, K]"),
+        ArgSpec::input("w", HALVES, 3, "[batch, N, K]"),
+        BATCHED_BIAS,
+        y(3, "[batch, M, N]", TERMS),
+    ],
+    cases: &[
+        case!("DeepSeek-V3 k up-projection of 16 heads, 16 tokens", a: Bf16 [16, 16, 128], w: Bf16 [16, 512, 128]),
+        case!("DeepSeek-V3 v up-projection of 16 heads, 64 tokens", a: Bf16 [16, 64, 512], w: Bf16 [16, 128, 512]),
+    ],
+    corners: &BATCHED_CORNERS,
+    run: |stream: &Stream, call: &mut DeviceCall| {
+        let (inputs, mut outputs) = call.split();
+        let (options, bias) = (options(&inputs)?, bias(&inputs)?);
+        with_half!(inputs, T => {
+            let space = workspace(stream, &inputs, &mut outputs, &options, T::PRECISION)?;
+            let (a, w) = (inputs.view::<T>("a")?, inputs.view("w")?);
+            with_float!("batched_gemm_bf16", "y", y_dtype(&inputs)?, Y => {
+                crate::batched_gemm_bf16(stream, a, w, bias, outputs.take::<Y>("y")?, space, options)
+            })
+        })
+    },
+    ..GEMM_A16W16
+};
+
+pub(super) const GEMM_A16W16_ATOMIC: Operator = Operator {
+    name: "gemm_a16w16_atomic",
+    summary: "y = a w^T, or y += a w^T, parts of K added in memory",
+    args: &[A, W, ArgSpec::updated("y", Tolerance::Sum { terms: TERMS }, &[DType::F32], 2, "[M, N]")],
+    scalars: &[ACCUMULATE, TILE, SPLITS],
+    cases: &[
+        case!("Llama-3 70B k, v of 8 GPUs, 16 tokens", a: Bf16 [16, 8192], w: Bf16 [256, 8192], y: F32 [16, 256]),
+        case!("DeepSeek-V3 router, 64 tokens", a: Bf16 [64, 7168], w: Bf16 [256, 7168], y: F32 [64, 256]),
+    ],
+    corners: &ATOMIC_CORNERS,
+    outputs: |_| Ok(vec![]),
+    run: |stream: &Stream, call: &mut DeviceCall| {
+        let (inputs, mut outputs) = call.split();
+        let (options, accumulate) = (options(&inputs)?, inputs.bool("accumulate")?);
+        with_half!(inputs, T => {
+            let (a, w) = (inputs.view::<T>("a")?, inputs.view("w")?);
+            crate::gemm_a16w16_atomic(stream, a, w, outputs.take("y")?, accumulate, options)
+        })
+    },
+    reference: |call: &HostCall| {
+        let mut sums = product(call)?;
+        if call.bool("accumulate")? {
+            let terms = sums.values.iter_mut().zip(&mut sums.magnitudes);
+            for (y, (value, magnitude)) in optional_f64(call, "y").into_iter().zip(terms) {
+                *value += y;
+                *magnitude += y.abs();
+            }
+        }
+        let [_, _, n, _] = sizes(call)?;
+        as_y(call, sums, n)
+    },
+    ..GEMM_A16W16
+};
+
+pub(super) const GEMM_A16W16_GATED: Operator = Operator {
+    name: "gemm_a16w16_gated",
+    summary: "y = activation(a w[..N]^T) * (a w[N..]^T)",
+    args: &[A, ArgSpec::input("w", HALVES, 2, "[2 N, K]"), y(2, "[M, N]", TERMS)],
+    cases: &[
+        case!("Llama-3 70B gate and up of 8 GPUs, 16 tokens", a: Bf16 [16, 2048], w: Bf16 [7168, 2048]; act("silu")),
+        case!("DeepSeek-V3 shared expert of 8 GPUs, 64 tokens", a: Bf16 [64, 7168], w: Bf16 [512, 7168]; act("silu")),
+    ],
+    corners: &GATED_CORNERS,
+    outputs: |call| y_spec(call, true),
+    run: |stream: &Stream, call: &mut DeviceCall| {
+        let (inputs, mut outputs) = call.split();
+        let options = options(&inputs)?;
+        with_half!(inputs, T => {
+            let space = workspace(stream, &inputs, &mut outputs, &options, T::PRECISION)?;
+            let (a, w) = (inputs.view::<T>("a")?, inputs.view("w")?);
+            with_float!("gemm_a16w16_gated", "y", y_dtype(&inputs)?, Y => {
+                crate::gemm_a16w16_gated(stream, a, w, outputs.take::<Y>("y")?, space, options)
+            })
+        })
+    },
+    reference: |call: &HostCall| {
+        let [_, _, rows, _] = sizes(call)?;
+        as_y(call, product(call)?.gated(activation(call), rows / 2, TERMS), rows / 2)
+    },
+    ..GEMM_A16W16
+};
+
+fn product(call: &HostCall) -> Result<Sums> {
+    Ok(reference::product(&call.get("a")?.to_f64(), &call.get("w")?.to_f64(), sizes(call)?))
+}

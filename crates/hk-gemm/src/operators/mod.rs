@@ -1,0 +1,192 @@
+//! The operators as data, for the `hk` program, the demo and the documentation.
+
+mod a16w16;
+mod a8w8;
+
+use crate::problem::outputs;
+use crate::reference::Sums;
+use crate::{Activation, FloatView, GemmConfig, GemmOptions, GemmTile, Precision, gemm_workspace};
+use hk_core::registry::{
+    ArgSpec, Call, CallSpec, Described, HostCall, HostTensorF64, Inputs, Named, Operator, Outputs, Scalar,
+    ScalarSpec, TensorSpec, Tolerance,
+};
+use hk_core::{DType, Error, Result, Stream, TensorViewMut};
+
+/// The operators of this crate.
+pub static OPERATORS: &[Operator] = &[
+    a16w16::GEMM_A16W16,
+    a16w16::GEMM_A16W16_ATOMIC,
+    a16w16::GEMM_A16W16_GATED,
+    a16w16::BATCHED_GEMM_BF16,
+    a8w8::GEMM_A8W8,
+    a8w8::GEMM_A8W8_PER_TOKEN_SCALE,
+    a8w8::GEMM_A8W8_BLOCKSCALE,
+    a8w8::BATCHED_GEMM_A8W8,
+];
+
+const FLOATS: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
+
+const fn y(rank: usize, shape: &'static str, terms: f64) -> ArgSpec {
+    ArgSpec::output("y", Tolerance::Sum { terms }, FLOATS, rank, shape)
+}
+
+const BIAS: ArgSpec = ArgSpec::input("bias", FLOATS, 1, "[N]").optional();
+const BATCHED_BIAS: ArgSpec = ArgSpec::input("bias", FLOATS, 2, "[batch, N]").ranks(2, 3).optional();
+
+const Y_DTYPE: ScalarSpec = ScalarSpec {
+    name: "y_dtype",
+    default: Scalar::Choice("bf16"),
+    choices: &["bf16", "f16", "f32"],
+    summary: "type of y",
+};
+const ACTIVATION: ScalarSpec = ScalarSpec {
+    name: "activation",
+    default: Scalar::Choice("none"),
+    choices: &["none", "silu", "gelu", "gelu_tanh", "relu", "tanh"],
+    summary: "function of the sum",
+};
+const TILE: ScalarSpec = ScalarSpec {
+    name: "tile",
+    default: Scalar::Choice("auto"),
+    choices: &[
+        "auto", "256x256", "256x128", "128x128", "64x64", "elements", "16x16", "16x32", "32x32", "64x32",
+    ],
+    summary: "outputs of a block",
+};
+const SPLITS: ScalarSpec = ScalarSpec {
+    name: "splits",
+    default: Scalar::Int(1),
+    choices: &[],
+    summary: "parts of K, if the tile is given",
+};
+
+/// Scalars of a case.
+const fn tile(name: &'static str) -> (&'static str, Scalar) {
+    ("tile", Scalar::Choice(name))
+}
+const fn splits(n: i64) -> (&'static str, Scalar) {
+    ("splits", Scalar::Int(n))
+}
+const fn to(dtype: &'static str) -> (&'static str, Scalar) {
+    ("y_dtype", Scalar::Choice(dtype))
+}
+const fn act(name: &'static str) -> (&'static str, Scalar) {
+    ("activation", Scalar::Choice(name))
+}
+
+/// A case: `case!("label", a: Bf16 [16, 64], w: Bf16 [32, 64]; tile("16x16"))`.
+macro_rules! case {
+    ($label:expr, $($name:ident: $dtype:ident [$($n:literal),+]),+ $(; $($scalar:expr),+)?) => {
+        hk_core::registry::Case {
+            label: $label,
+            tensors: &[$((stringify!($name), hk_core::DType::$dtype, &[$($n),+])),+],
+            scalars: &[$($($scalar),+)?],
+        }
+    };
+}
+use case;
+
+/// A scalar `activation`, if the operator has one.
+fn activation<V: Described>(call: &Call<V>) -> Option<Activation> {
+    match call.choice("activation").unwrap_or("none") {
+        "silu" => Some(Activation::Silu),
+        "gelu" => Some(Activation::Gelu),
+        "gelu_tanh" => Some(Activation::GeluTanh),
+        "relu" => Some(Activation::Relu),
+        "tanh" => Some(Activation::Tanh),
+        _ => None,
+    }
+}
+
+/// The options of a call.
+fn options<V: Described>(call: &Call<V>) -> Result<GemmOptions> {
+    let tile = match call.choice("tile")? {
+        "256x256" => Some(GemmTile::T256x256),
+        "256x128" => Some(GemmTile::T256x128),
+        "128x128" => Some(GemmTile::T128x128),
+        "64x64" => Some(GemmTile::T64x64),
+        "elements" => Some(GemmTile::Elements),
+        "16x16" => Some(GemmTile::S16x16),
+        "16x32" => Some(GemmTile::S16x32),
+        "32x32" => Some(GemmTile::S32x32),
+        "64x32" => Some(GemmTile::S64x32),
+        _ => None,
+    };
+    let splits = call.int("splits")?;
+    let wrong = || Error::argument(call.operator().name, "splits", splits, "1 to 65535");
+    let splits = usize::try_from(splits).map_err(|_| wrong())?;
+    let config = tile.map(|tile| GemmConfig { tile, splits, group: 8 });
+    Ok(GemmOptions { activation: activation(call), config })
+}
+
+/// Batches, M, rows of w and K of a call.
+fn sizes<V: Described>(call: &Call<V>) -> Result<[usize; 4]> {
+    let (a, w) = (call.get("a")?.shape(), call.get("w")?.shape());
+    match (a, w) {
+        (&[m, k], &[n, w_k]) if k == w_k => Ok([1, m, n, k]),
+        (&[batch, m, k], &[w_batch, n, w_k]) if (batch, k) == (w_batch, w_k) => Ok([batch, m, n, k]),
+        _ => Err(Error::shape(call.operator().name, "w", w, format!("batch and K of a, {a:?}"))),
+    }
+}
+
+fn y_dtype<V: Described>(call: &Call<V>) -> Result<DType> {
+    call.choice("y_dtype")?.parse()
+}
+
+fn y_spec(call: &CallSpec, gated: bool) -> Result<Named<TensorSpec>> {
+    let [_, _, n, _] = sizes(call)?;
+    let mut shape = call.get("a")?.shape().to_vec();
+    if let Some(last) = shape.last_mut() {
+        *last = if gated { n / 2 } else { n };
+    }
+    Ok(vec![("y", TensorSpec::new(y_dtype(call)?, shape))])
+}
+
+fn y_outputs(call: &CallSpec) -> Result<Named<TensorSpec>> {
+    y_spec(call, false)
+}
+
+fn bias<'a>(inputs: &Inputs<'a>) -> Result<Option<FloatView<'a>>> {
+    let Some(bias) = inputs.optional("bias") else { return Ok(None) };
+    Ok(Some(match bias.dtype() {
+        DType::Bf16 => FloatView::Bf16(inputs.view("bias")?),
+        DType::F16 => FloatView::F16(inputs.view("bias")?),
+        _ => FloatView::F32(inputs.view("bias")?),
+    }))
+}
+
+/// A workspace, if it is of use.
+fn workspace<'a>(
+    stream: &Stream,
+    inputs: &Inputs,
+    outputs_of: &mut Outputs<'a>,
+    options: &GemmOptions,
+    precision: Precision,
+) -> Result<Option<TensorViewMut<'a, f32>>> {
+    let [batch, m, n, k] = sizes(inputs)?;
+    let len = match options.config {
+        Some(config) if config.splits > 1 => config.splits.saturating_mul(outputs([batch, m, n])),
+        Some(_) => 0,
+        None => gemm_workspace(stream.device().info(), precision, [batch, m, n, k]),
+    };
+    if len == 0 { Ok(None) } else { outputs_of.workspace(stream, len).map(Some) }
+}
+
+fn optional_f64(call: &HostCall, name: &str) -> Vec<f64> {
+    call.optional(name).map(|t| t.to_f64()).unwrap_or_default()
+}
+
+/// The reference's output: the sums with their bias and activation.
+fn finished(call: &HostCall, sums: Sums) -> Result<Named<HostTensorF64>> {
+    let [_, m, n, _] = sizes(call)?;
+    let sums = sums.biased(&optional_f64(call, "bias"), [m, n]).activated(activation(call));
+    as_y(call, sums, n)
+}
+
+fn as_y(call: &HostCall, sums: Sums, n: usize) -> Result<Named<HostTensorF64>> {
+    let mut shape = call.get("a")?.shape().to_vec();
+    if let Some(last) = shape.last_mut() {
+        *last = n;
+    }
+    Ok(vec![("y", HostTensorF64 { shape, values: sums.values, magnitudes: sums.magnitudes })])
+}

@@ -1,0 +1,147 @@
+//! Products in `f64` and plain loops, with what bounds the error of the same in `f32`.
+
+use crate::Activation;
+use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_PI};
+
+/// Sums and, for each, the sum of its terms' magnitudes: an `f32` sum is off by a small part of the latter at most.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sums {
+    /// `sum_k a[m, k] w[n, k]`, row by row.
+    pub values: Vec<f64>,
+    /// `sum_k |a[m, k] w[n, k]|`.
+    pub magnitudes: Vec<f64>,
+}
+
+/// Sums that the processor keeps at a time, of each row.
+const LANES: usize = 8;
+
+/// `sum_k x[k] y[k]`, and of the terms' magnitudes.
+fn dot(x: &[f64], y: &[f64]) -> (f64, f64) {
+    let (mut sums, mut magnitudes) = ([0.0; LANES], [0.0; LANES]);
+    let (x, y) = (x.chunks(LANES), y.chunks(LANES));
+    for (x, y) in x.zip(y) {
+        for (i, (x, y)) in x.iter().zip(y).enumerate() {
+            sums[i] += x * y;
+            magnitudes[i] += (x * y).abs();
+        }
+    }
+    (sums.iter().sum(), magnitudes.iter().sum())
+}
+
+/// `a w^T` for each batch of `a` `[batch, m, k]` and `w` `[batch, n, k]`.
+///
+/// # Panics
+/// If a slice is shorter.
+pub fn product(a: &[f64], w: &[f64], [batch, m, n, k]: [usize; 4]) -> Sums {
+    let (mut values, mut magnitudes) = (vec![0.0; batch * m * n], vec![0.0; batch * m * n]);
+    for b in 0..batch {
+        // Rows of w, a few at a time, stay in the cache while all rows of a pass.
+        for first in (0..n).step_by(LANES) {
+            for i in 0..m {
+                for j in first..n.min(first + LANES) {
+                    let (x, y) = ((b * m + i) * k, (b * n + j) * k);
+                    let at = (b * m + i) * n + j;
+                    (values[at], magnitudes[at]) = dot(&a[x..x + k], &w[y..y + k]);
+                }
+            }
+        }
+    }
+    Sums { values, magnitudes }
+}
+
+/// The rows of `x`, `k` long, with one scale for each `rows` of them and `columns` of their columns.
+///
+/// # Panics
+/// If there are fewer scales.
+pub fn scaled(x: &[f64], k: usize, scales: &[f64], [rows, columns]: [usize; 2]) -> Vec<f64> {
+    let groups = k.div_ceil(columns);
+    let at = |i: usize| scales[i / k / rows * groups + i % k / columns];
+    x.iter().enumerate().map(|(i, x)| x * at(i)).collect()
+}
+
+impl Sums {
+    /// Scaled: of rows of `n`, element `(m, n)` by `x[m] w[n]`, each with a number for each row or one for all of a batch of
+    /// `m` rows.
+    ///
+    /// # Panics
+    /// If there are fewer scales.
+    #[must_use]
+    pub fn scaled(mut self, x: &[f64], w: &[f64], [m, n]: [usize; 2]) -> Self {
+        for (i, (value, magnitude)) in self.values.iter_mut().zip(&mut self.magnitudes).enumerate() {
+            let (row, batch) = (i / n, i / n / m);
+            let x = if x.len() == 1 { x[0] } else { x[row] };
+            let w = if w.len() == 1 { w[0] } else { w[batch * n + i % n] };
+            *value *= x * w;
+            *magnitude *= (x * w).abs();
+        }
+        self
+    }
+
+    /// With a bias for each column, of each batch of `m` rows; or none.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    #[must_use]
+    pub fn biased(mut self, bias: &[f64], [m, n]: [usize; 2]) -> Self {
+        if !bias.is_empty() {
+            for (i, (value, magnitude)) in self.values.iter_mut().zip(&mut self.magnitudes).enumerate() {
+                let bias = bias[i / n / m * n + i % n];
+                *value += bias;
+                *magnitude += bias.abs();
+            }
+        }
+        self
+    }
+
+    /// The activation of each.
+    #[must_use]
+    pub fn activated(mut self, activation: Option<Activation>) -> Self {
+        for (value, magnitude) in self.values.iter_mut().zip(&mut self.magnitudes) {
+            *value = activate(activation, *value);
+            *magnitude *= steepness(activation);
+        }
+        self
+    }
+
+    /// Rows of `n` outputs from rows of `n` gates, then `n` values: `activation(gate) * value`. `terms`: how far sums are off, in
+    /// their magnitudes; the result's magnitudes bound its error by the same.
+    #[must_use]
+    pub fn gated(self, activation: Option<Activation>, n: usize, terms: f64) -> Self {
+        let (mut values, mut magnitudes) = (Vec::new(), Vec::new());
+        let rows = self.values.chunks_exact(2 * n.max(1)).zip(self.magnitudes.chunks_exact(2 * n.max(1)));
+        for (sums, of) in rows {
+            for i in 0..n {
+                let (gate, value) = (activate(activation, sums[i]), sums[n + i]);
+                let farthest = value.abs() + terms * of[n + i];
+                values.push(gate * value);
+                magnitudes.push(steepness(activation) * of[i] * farthest + gate.abs() * of[n + i]);
+            }
+        }
+        Self { values, magnitudes }
+    }
+}
+
+/// The function of an activation, or none.
+pub fn activate(activation: Option<Activation>, x: f64) -> f64 {
+    match activation {
+        None => x,
+        Some(Activation::Silu) => x / (1.0 + (-x).exp()),
+        Some(Activation::Gelu) => x * (0.5 * libm::erfc(-x * FRAC_1_SQRT_2)),
+        Some(Activation::GeluTanh) => {
+            let u = FRAC_2_PI.sqrt() * (x + 0.044715 * x.powi(3));
+            // (1 + tanh u) / 2, without cancellation.
+            x / (1.0 + (-2.0 * u).exp())
+        }
+        Some(Activation::Relu) => x.max(0.0),
+        Some(Activation::Tanh) => x.tanh(),
+    }
+}
+
+/// The steepest slope of an activation, at least.
+fn steepness(activation: Option<Activation>) -> f64 {
+    match activation {
+        None | Some(Activation::Relu | Activation::Tanh) => 1.0,
+        // 1.0998, 1.1290, 1.1290.
+        Some(Activation::Silu | Activation::Gelu | Activation::GeluTanh) => 1.13,
+    }
+}
