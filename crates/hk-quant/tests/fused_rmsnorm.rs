@@ -462,7 +462,7 @@ fn edges() -> impl Iterator<Item = RowPlaces> {
     let edges = widest.into_iter().flat_map(|cols| {
         [(cols, cols), (cols + 8, cols + 8), (cols, cols + 1), (cols + 1, cols + 1), (cols + 2, cols + 2)]
     });
-    edges.map(|(cols, stride)| RowPlaces { rows: if cols > 1032 { 2 } else { 9 }, cols, stride })
+    edges.map(|(cols, stride)| RowPlaces { rows: 2, cols, stride })
 }
 
 struct RowPlaces {
@@ -492,7 +492,9 @@ fn every_edge_of_fp8() {
         let mode = [group(GroupSize::G128), Mode::Token { smooth: false }, group(GroupSize::G64)][i % 3];
         check::<bf16>(&at, mode, i % 2 == 0);
         check::<f16>(&at, mode, i % 2 == 1);
-        check::<f32>(&at, mode, i % 2 == 0);
+        // Other lanes may give a row the same sum: f32 shows one bit of difference, given enough rows.
+        let rows = if at.cols > 1032 { 9 } else { 40 };
+        check::<f32>(&RowPlaces { rows, ..at }, mode, i % 2 == 0);
     }
 }
 
