@@ -3,8 +3,11 @@
 mod common;
 
 use common::{Form, Inputs, Operand, config, devices, tiles};
-use hk_core::{bf16, f16};
-use hk_gemm::{Activation, GemmConfig, GemmOptions, GemmTile, gemm_a16w16_atomic, gemm_workspace, reference};
+use hk_core::{Layout, bf16, f16};
+use hk_gemm::{
+    Activation, GemmConfig, GemmOptions, GemmTile, batched_gemm_bf16, gemm_a16w16, gemm_a16w16_atomic,
+    gemm_workspace, reference,
+};
 use hk_testkit::{self as kit, Gpu, HostTensorF64, Tolerance};
 
 /// `w` = I gives `a` back.
@@ -310,7 +313,7 @@ fn the_workspace_is_used() {
         let run = |len: usize| {
             let (mut y, mut space) = (gpu.poisoned::<f32>([m, n]), gpu.poisoned::<f32>([len]));
             let workspace = Some(space.view_mut());
-            hk_gemm::gemm_a16w16(
+            gemm_a16w16(
                 gpu.stream(),
                 a.view(),
                 w.view(),
@@ -357,5 +360,37 @@ fn results_round_once() {
     for gpu in devices::<f16>() {
         let y = case.run::<f16>(&gpu, None);
         assert_eq!([y[0].to_f64(), y[1].to_f64()], [2048.0, f16::from_f32(35536.0).to_f64()]);
+    }
+}
+
+/// One row seen as many, one matrix as many, and strides that have no meaning.
+#[test]
+fn broadcasts_and_strides_of_lone_rows() {
+    let [batch, m, n, k] = [3, 21, 40, 272];
+    let case = Inputs::<bf16>::new(Form::Plain, [1, 1, n, k], 14);
+    for gpu in devices::<bf16>() {
+        let (stream, options) = (gpu.stream(), GemmOptions::default());
+        let (a, w) = (gpu.upload(&case.a, [1, k]), gpu.upload(&case.w, [n, k]));
+        let one = case.run::<f32>(&gpu, config(GemmTile::S32x32, 1));
+        let many = a.view().broadcast([m, k]).unwrap();
+        let of_batches = (many.split_axis(0, m).unwrap(), w.view().split_axis(0, n).unwrap());
+        let of_batches = of_batches
+            .0
+            .broadcast([batch, m, k])
+            .and_then(|a| Ok((a, of_batches.1.broadcast([batch, n, k])?)));
+        let (of_a, of_w) = of_batches.unwrap();
+        let mut y = gpu.poisoned::<f32>([batch, m, n]);
+        let fixed = GemmOptions { config: config(GemmTile::S32x32, 1), ..options };
+        batched_gemm_bf16(stream, of_a, of_w, None, y.view_mut(), None, fixed).unwrap();
+        kit::assert_bits(&gpu.download(&y), &one.repeat(batch * m));
+
+        let buffer = stream.upload(&case.a).unwrap();
+        let lone = buffer.view_with(Layout::with_strides([1, k], [1 << 60, 1]).unwrap(), 0).unwrap();
+        let mut y = gpu.poisoned::<f32>([1, n]);
+        for tile in [GemmTile::S32x32, GemmTile::T64x64, GemmTile::Elements] {
+            let fixed = GemmOptions { config: config(tile, 1), ..options };
+            gemm_a16w16(stream, lone, w.view(), None, y.view_mut(), None, fixed).unwrap();
+            kit::assert_bits(&gpu.download(&y), &case.run::<f32>(&gpu, config(tile, 1)));
+        }
     }
 }
