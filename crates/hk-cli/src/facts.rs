@@ -88,7 +88,9 @@ fn table(operators: &[&'static Operator]) -> Result<Table> {
                 (None, None) => "-".into(),
             };
             let name = if case.label == op.cases[0].label { format!("`{}`", op.name) } else { String::new() };
-            rows.push([name, case.label.into()].into_iter().chain((0..COLUMNS.len() - 2).map(both)).collect());
+            rows.push(
+                [name, case.label.into()].into_iter().chain((0..COLUMNS.len() - 2).map(both)).collect(),
+            );
         }
     }
     // Without the columns that say nothing of any of them.
@@ -141,7 +143,11 @@ impl Facts {
         // is four on one of them; 64 bytes a clock go to global memory and come from it.
         let vector = c.valu + 3 * c.transcendental;
         let busiest = vector.max(d.lds_clocks).max((c.global_read_bytes + c.global_written_bytes) / 64);
-        let matrix = if c.mfma == 0 { "-".into() } else { ratio(100 * c.mfma_passes, busiest.max(c.mfma_passes), 0) + " %" };
+        let matrix = if c.mfma == 0 {
+            "-".into()
+        } else {
+            ratio(100 * c.mfma_passes, busiest.max(c.mfma_passes), 0) + " %"
+        };
         let moved = c.global_read_bytes + c.global_written_bytes;
         [
             ratio(d.distinct_read_bytes + d.distinct_written_bytes, self.floor, 2),
@@ -184,7 +190,11 @@ mod tests {
         assert_eq!(cells[1], "100 %");
         assert_eq!(facts.sum.waves.to_string(), cells[2]);
         assert!(facts.sum.waves <= 1024, "four rows a wave or more");
-        assert_eq!((&*cells[6], &*cells[7], &*cells[10]), ("-", "-", "0"), "no LDS, no matrix unit, no scratch");
+        assert_eq!(
+            (&*cells[6], &*cells[7], &*cells[10]),
+            ("-", "-", "0"),
+            "no LDS, no matrix unit, no scratch"
+        );
         let lines: f64 = cells[5].parse().unwrap();
         assert!(lines >= 16.0, "{lines} lines in flight");
     }

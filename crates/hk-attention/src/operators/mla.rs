@@ -187,8 +187,7 @@ pub(super) fn mla_reference(call: &HostCall, q_nope: &[f64]) -> Result<Named<Hos
             (*name, HostTensorF64::new(s.shape.clone(), values))
         })
         .collect();
-    outputs
-        .push(("kv_cache", HostTensorF64::new(call.get("kv_cache")?.shape(), cache)));
+    outputs.push(("kv_cache", HostTensorF64::new(call.get("kv_cache")?.shape(), cache)));
     Ok(outputs)
 }
 
