@@ -1,5 +1,5 @@
-// norm_rows.h: rows that are normalised and then quantized, shared by fused_rmsnorm_fp8_quant.hip and
-// fused_rmsnorm_mxfp4_quant.hip, which say how.
+// norm_rows.h: rows that are normalised and then quantized, shared by fused_rmsnorm_fp8_quant.h and
+// fused_rmsnorm_mxfp4_quant.h, which say how.
 //   s[r, c]            = x[r, c] + residual_in[r, c]      in f32, not rounded; or x
 //   residual_out[r, c] = round_T(s[r, c])
 //   y[r, c]            = s[r, c] * rsqrt(mean(s[r, :]^2) + eps) * w[c]

@@ -6,13 +6,19 @@ use super::{
 use crate::{Smooth, kernels};
 use bytemuck::{Pod, Zeroable};
 use hk_core::quant::{BlockRule, BlockScale, CodeFormat, GroupSize, Quantized};
-use hk_core::{DType, Error, Float, GlobalLayout, Result, Stream, TensorView, TensorViewMut};
+use hk_core::{CodeObjects, DType, Error, Float, GlobalLayout, Result, Stream, TensorView, TensorViewMut};
 
 const OP: &str = "fused_rmsnorm_fp8_quant";
 
+/// Of `bf16`, `f16`, `f32`.
+pub(super) static OBJECTS: [&CodeObjects; 3] = [
+    &kernels::FUSED_RMSNORM_FP8_QUANT_BF16,
+    &kernels::FUSED_RMSNORM_FP8_QUANT_F16,
+    &kernels::FUSED_RMSNORM_FP8_QUANT_F32,
+];
 static KERNELS: [[&str; VARIANTS.len()]; 3] = names!("fused_rmsnorm_fp8_quant");
 
-/// `Params` of `hip/fused_rmsnorm_fp8_quant.hip`.
+/// `Params` of `hip/fused_rmsnorm_fp8_quant.h`.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Params {
@@ -139,7 +145,7 @@ pub fn fused_rmsnorm_fp8_quant<T: Float, W: Smooth<T>, Q: Quantized>(
         return Ok(());
     }
 
-    let plan = problem.plan::<T>(stream, &kernels::FUSED_RMSNORM_FP8_QUANT, &KERNELS)?;
+    let plan = problem.plan::<T>(stream, OBJECTS, &KERNELS)?;
     let mut launch = stream.launch(OP, &plan.kernel);
     let NormRows { x, weight, residual, out, .. } = norm;
     let params = Params {
@@ -161,7 +167,7 @@ pub fn fused_rmsnorm_fp8_quant<T: Float, W: Smooth<T>, Q: Quantized>(
     unsafe { launch.run(plan.config, &params) }?;
 
     let Some((second, problem)) = second.zip(second_problem) else { return Ok(()) };
-    let plan = problem.plan::<T>(stream, &kernels::FUSED_RMSNORM_FP8_QUANT, &KERNELS)?;
+    let plan = problem.plan::<T>(stream, OBJECTS, &KERNELS)?;
     let mut launch = stream.launch(OP, &plan.kernel);
     let SecondRows { x, weight, out, .. } = second;
     let absent = GlobalLayout::ABSENT;

@@ -1,5 +1,5 @@
-//! Quantizers fused behind an RMS norm: the safe functions of `hip/fused_rmsnorm_fp8_quant.hip` and
-//! `hip/fused_rmsnorm_mxfp4_quant.hip`, and what they share.
+//! Quantizers fused behind an RMS norm: the safe functions of `hip/fused_rmsnorm_fp8_quant_*.hip` and
+//! `hip/fused_rmsnorm_mxfp4_quant_*.hip`, and what they share.
 
 mod fp8;
 mod mxfp4;
@@ -194,10 +194,11 @@ impl Problem {
     fn plan<T: Float>(
         &self,
         stream: &Stream,
-        objects: &'static CodeObjects,
+        objects: [&'static CodeObjects; 3],
         names: &[[&'static str; VARIANTS.len()]; 3],
     ) -> Result<RowPlan> {
-        self.rows.plan(stream, objects, &VARIANTS, &names[hk_core::rowwise::float_index(T::DTYPE)])
+        let dtype = hk_core::rowwise::float_index(T::DTYPE);
+        self.rows.plan(stream, objects[dtype], &VARIANTS, &names[dtype])
     }
 
     /// The head of the parameters of a launch.

@@ -4,16 +4,22 @@ use super::{FIRST, NormParams, NormRows, Problem, SECOND, SecondRows, VARIANTS, 
 use crate::{Smooth, kernels};
 use bytemuck::{Pod, Zeroable};
 use hk_core::quant::{BlockRule, BlockScale, ScaleLayout, shuffled_len};
-use hk_core::{E8M0, Error, Float, Fp4x2, GlobalLayout, Result, Stream, TensorViewMut};
+use hk_core::{CodeObjects, E8M0, Error, Float, Fp4x2, GlobalLayout, Result, Stream, TensorViewMut};
 
 const OP: &str = "fused_rmsnorm_mxfp4_quant";
 
+/// Of `bf16`, `f16`, `f32`.
+pub(super) static OBJECTS: [&CodeObjects; 3] = [
+    &kernels::FUSED_RMSNORM_MXFP4_QUANT_BF16,
+    &kernels::FUSED_RMSNORM_MXFP4_QUANT_F16,
+    &kernels::FUSED_RMSNORM_MXFP4_QUANT_F32,
+];
 static KERNELS: [[&str; VARIANTS.len()]; 3] = names!("fused_rmsnorm_mxfp4_quant");
 
 /// Columns of a block.
 const BLOCK: usize = 32;
 
-/// `Params` of `hip/fused_rmsnorm_mxfp4_quant.hip`.
+/// `Params` of `hip/fused_rmsnorm_mxfp4_quant.h`.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Params {
@@ -87,7 +93,7 @@ pub fn fused_rmsnorm_mxfp4_quant<T: Float, W: Smooth<T>>(
         return Ok(());
     }
 
-    let plan = problem.plan::<T>(stream, &kernels::FUSED_RMSNORM_MXFP4_QUANT, &KERNELS)?;
+    let plan = problem.plan::<T>(stream, OBJECTS, &KERNELS)?;
     let mut launch = stream.launch(OP, &plan.kernel);
     let NormRows { x, weight, residual, out, .. } = norm;
     let params = Params {
@@ -104,7 +110,7 @@ pub fn fused_rmsnorm_mxfp4_quant<T: Float, W: Smooth<T>>(
     unsafe { launch.run(plan.config, &params) }?;
 
     let Some((second, problem)) = second.zip(second_problem) else { return Ok(()) };
-    let plan = problem.plan::<T>(stream, &kernels::FUSED_RMSNORM_MXFP4_QUANT, &KERNELS)?;
+    let plan = problem.plan::<T>(stream, OBJECTS, &KERNELS)?;
     let mut launch = stream.launch(OP, &plan.kernel);
     let SecondRows { x, weight, out, .. } = second;
     let params = Params {

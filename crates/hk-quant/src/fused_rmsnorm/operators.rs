@@ -1,9 +1,9 @@
 //! The operators of this module as data.
 
 use super::{Fp8Scale, NormRows, SecondRows, reference};
+use crate::Smooth;
 use crate::operators::group::group_size;
 use crate::operators::{CODES, FLOATS, OUTPUT, mx};
-use crate::{Smooth, kernels};
 use hk_core::quant::{
     BlockRule, BlockScale, CodeFormat, Quantized, ScaleLayout, group_scale, linear_scale, shuffled_len,
 };
@@ -32,7 +32,7 @@ pub(crate) const FUSED_RMSNORM_FP8_QUANT: Operator = Operator {
         OUT2,
     ],
     scalars: &[EPS, OUTPUT, MODE, GROUP, POW2, ROUND_NORM],
-    kernels: &[&kernels::FUSED_RMSNORM_FP8_QUANT],
+    kernels: &super::fp8::OBJECTS,
     cases: &[
         Case {
             label: "Llama-3 8B, 128 tokens, per token",
@@ -88,7 +88,7 @@ pub(crate) const FUSED_RMSNORM_MXFP4_QUANT: Operator = Operator {
         OUT2,
     ],
     scalars: &[EPS, mx::MODE, SHUFFLED, ROUND_NORM],
-    kernels: &[&kernels::FUSED_RMSNORM_MXFP4_QUANT],
+    kernels: &super::mxfp4::OBJECTS,
     cases: &[
         Case {
             label: "Llama-3 8B, 128 tokens",

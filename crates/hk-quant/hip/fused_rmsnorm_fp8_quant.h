@@ -1,4 +1,4 @@
-// fused_rmsnorm_fp8_quant.hip: the RMS norm of a row, quantized to int8 or fp8
+// fused_rmsnorm_fp8_quant.h: the RMS norm of a row, quantized to int8 or fp8
 //   z = y, per token y * smooth[c] if there is one; y, its inputs and other outputs: norm_rows.h
 //   tensor  s = scale[0], given
 //   token   s[r] = max_c |z[r, c]| / qmax, 1 for zeros
@@ -12,6 +12,8 @@
 //   Memory: rows * cols * (sizeof(T) + 1), with a residual 2 * sizeof(T) more, with `out` sizeof(T) more; and scales.
 //   In VALU instructions 8 bf16 cost a wave 8 to widen, 4 for the sum, 4 + 4 to scale, 16 for the maximum, 4 to divide and
 //   28 to clamp and convert: some 70, of the 163 clocks (rms_rows.h of hk-norm) that their 1.5 KiB take.
+#pragma once
+
 #include "norm_rows.h"
 
 namespace {
@@ -151,7 +153,3 @@ public:
 };
 
 }  // namespace
-
-NORM_QUANT_ENTRIES(fused_rmsnorm_fp8_quant, Quantizer, bf16)
-NORM_QUANT_ENTRIES(fused_rmsnorm_fp8_quant, Quantizer, f16)
-NORM_QUANT_ENTRIES(fused_rmsnorm_fp8_quant, Quantizer, f32)

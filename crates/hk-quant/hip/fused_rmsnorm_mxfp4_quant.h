@@ -1,4 +1,4 @@
-// fused_rmsnorm_mxfp4_quant.hip: the RMS norm of a row, quantized to MX blocks of fp4
+// fused_rmsnorm_mxfp4_quant.h: the RMS norm of a row, quantized to MX blocks of fp4
 //   b[r, j] = e8m0 code of the scale s = 2^(b - 127) of block j, columns 32 j .. 32 j + 31, by the rule that is given, from
 //             the largest magnitude of its y; 255 if one is not finite
 //   q[r, c] = fp4(y[r, c] / s), to nearest even; 0 in a block whose b is 255. y, its inputs and other outputs: norm_rows.h
@@ -10,6 +10,8 @@
 //   Memory: rows * cols * (sizeof(T) + 1/2 + 1/32), with a residual 2 * sizeof(T) more, with `out` sizeof(T) more.
 //   In VALU instructions 8 bf16 cost a wave 8 to widen, 4 for the sum, 4 + 4 to scale, 16 for the maximum, 8 to scale, and
 //   4 to convert on gfx950, 80 on gfx942: some 50 and 130, of the 135 clocks (rms_rows.h of hk-norm) that their 1.3 KiB take.
+#pragma once
+
 #include "mx.h"
 #include "norm_rows.h"
 
@@ -87,7 +89,3 @@ public:
 };
 
 }  // namespace
-
-NORM_QUANT_ENTRIES(fused_rmsnorm_mxfp4_quant, Quantizer, bf16)
-NORM_QUANT_ENTRIES(fused_rmsnorm_mxfp4_quant, Quantizer, f16)
-NORM_QUANT_ENTRIES(fused_rmsnorm_mxfp4_quant, Quantizer, f32)

@@ -1,0 +1,4 @@
+// fused_rmsnorm_mxfp4_quant_f32.hip: the RMS norm of rows of f32, quantized to MX blocks of fp4.
+#include "fused_rmsnorm_mxfp4_quant.h"
+
+NORM_QUANT_ENTRIES(fused_rmsnorm_mxfp4_quant, Quantizer, f32)
