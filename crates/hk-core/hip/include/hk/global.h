@@ -108,10 +108,11 @@ public:
     }
 
 #if defined(HK_AMD)
-    /// The same, straight to LDS: lane l's bytes go to `to + 16 l`. Not known to the compiler: `wait_loads` waits for it.
+    /// The same, straight to LDS: lane l's bytes go to `to + 16 l`. Not known to the compiler: `wait_loads` waits for it, and
+    /// M0, which says where to, takes a state to be read.
     HK_FN void load_to_lds(__attribute__((address_space(3))) void *to, u32 offset, u32 scalar) const {
         const u32 address = u32(reinterpret_cast<__UINTPTR_TYPE__>(to));
-        asm volatile("s_mov_b32 m0, %0\n\tbuffer_load_dwordx4 %1, %2, %3 offen lds"
+        asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tbuffer_load_dwordx4 %1, %2, %3 offen lds"
                      :
                      : "s"(address), "v"(offset), "s"(resource_), "s"(scalar)
                      : "memory");
@@ -120,7 +121,7 @@ public:
     /// A word of each lane, likewise, to `to + 4 l`.
     HK_FN void load_word_to_lds(__attribute__((address_space(3))) void *to, u32 offset, u32 scalar) const {
         const u32 address = u32(reinterpret_cast<__UINTPTR_TYPE__>(to));
-        asm volatile("s_mov_b32 m0, %0\n\tbuffer_load_dword %1, %2, %3 offen lds"
+        asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tbuffer_load_dword %1, %2, %3 offen lds"
                      :
                      : "s"(address), "v"(offset), "s"(resource_), "s"(scalar)
                      : "memory");
