@@ -46,7 +46,7 @@ struct Params {  // same layout as `Params` in src/problem.rs
     Epilogue epilogue;
 };
 
-/// Scales of an operand, f32; same layout as `BlockScale` in src/blockscale.rs.
+/// Scales of an operand, f32; same layout as `BlockScale` in src/problem.rs.
 struct BlockScale {
     u64 data;
     i64 batch;          // strides, in bytes
@@ -67,7 +67,7 @@ struct BlockScale {
 };
 static_assert(sizeof(BlockScale) == 32, "same layout as in Rust");
 
-struct BlockParams {  // same layout as `BlockParams` in src/blockscale.rs
+struct BlockParams {  // same layout as `BlockParams` in src/problem.rs
     Operand x, w;
     Grid grid;
     Epilogue epilogue;

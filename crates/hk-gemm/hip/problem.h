@@ -62,4 +62,23 @@ struct Work {
     }
 };
 
+/// What a block reads of K: bytes [from, to) of each row.
+struct Range {
+    u32 from, to;
+
+    HK_FN Range(const Grid &g, u32 split) : from(split * g.split_bytes) {
+        to = g.k_bytes - from < g.split_bytes ? g.k_bytes : from + g.split_bytes;
+    }
+};
+
+/// Which of the rows of w from `first` on row `row` of a tile is, if they are gates, then as many values: a strip of `kStrip`
+/// rows of the tile is half gates, then their values. `rows` of w in all; a row past these is none.
+template <u32 kStrip>
+HK_FN u32 gated_row(u32 row, u32 first, u32 rows) {
+    constexpr u32 kGates = kStrip / 2;
+    const u32 gate = row / kStrip * kGates + row % kGates;
+    if (first + gate >= rows / 2) return rows;
+    return row % kStrip < kGates ? gate : gate + rows / 2;
+}
+
 }  // namespace gemm

@@ -125,17 +125,12 @@ HK_FN void skinny_gemm(const Params &given, MakeScales make_scales) {
     {
         const Params &p = given;
         const u32 first_m = work.m_tile * kM, first_n = work.n_tile * kN;
-        const u32 begin = work.split * p.grid.split_bytes;
-        const u32 end = p.grid.k_bytes - begin < p.grid.split_bytes ? p.grid.k_bytes : begin + p.grid.split_bytes;
+        const auto [begin, end] = Range(p.grid, work.split);
         const Rows<kMTiles, kUnroll> x(p.x.at(work.batch, first_m), p.x.rows - first_m, p.x.row, end, [](u32 row) { return row; });
         // With gates and values, half of the tiles' rows are gates, then come their values.
         const u32 first_w = kGated ? first_n / 2 : first_n;
-        const u32 values = p.w.rows / 2;
-        const Rows<kNTiles, kUnroll> w(p.w.at(work.batch, first_w), p.w.rows - first_w, p.w.row, end, [&](u32 row) -> u32 {
-            if constexpr (!kGated) return row;
-            const u32 gate = row % (kN / 2);
-            if (first_w + gate >= values) return p.w.rows;
-            return row < kN / 2 ? gate : gate + values;
+        const Rows<kNTiles, kUnroll> w(p.w.at(work.batch, first_w), p.w.rows - first_w, p.w.row, end, [&](u32 row) {
+            return kGated ? gated_row<kN>(row, first_w, p.w.rows) : row;
         });
 
         Acc acc[kMTiles][kNTiles] = {};

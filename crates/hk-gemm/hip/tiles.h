@@ -84,7 +84,6 @@ template <int kCols>
 struct Strip {
     static constexpr int kPitch = kCols + 4;
     static constexpr int kPart = 8;  // outputs of a lane at a time
-    static constexpr int kLanes = kCols / kPart;
     float sum[16 * kPitch];
 
     template <class Acc, int kN>
@@ -134,15 +133,6 @@ HK_FN void write_tile(const Params &p, const Work &work, const SumsOf &sums, voi
     }
 }
 
-/// What a block reads of K: bytes [from, to) of each row.
-struct Range {
-    u32 from, to;
-
-    HK_FN Range(const Grid &g, u32 split) : from(split * g.split_bytes) {
-        to = g.k_bytes - from < g.split_bytes ? g.k_bytes : from + g.split_bytes;
-    }
-};
-
 /// One tile of outputs, or of a split's part of them. `make_words(work, range)`: what moves the words that go with rows.
 template <class T, template <class> class SumsOf, bool kGated, class Params, class MakeWords>
 HK_FN void tile_gemm(const Params &p, MakeWords make_words) {
@@ -153,13 +143,8 @@ HK_FN void tile_gemm(const Params &p, MakeWords make_words) {
     const typename T::X x(p.x.at(work.batch, first_m), p.x.rows - first_m, p.x.row, range.to, [](u32 row) { return row; });
     // With gates and values, a wave has a strip of both: its rows of W's tile are first gates, then their values.
     const u32 first_w = kGated ? first_n / 2 : first_n;
-    const u32 values = p.w.rows / 2;
-    const typename T::W w(p.w.at(work.batch, first_w), p.w.rows - first_w, p.w.row, range.to, [&](u32 row) -> u32 {
-        if constexpr (!kGated) return row;
-        const u32 wave = row / T::kWaveN, in = row % T::kWaveN;
-        const u32 gate = wave * (T::kWaveN / 2) + in % (T::kWaveN / 2);
-        if (first_w + gate >= values) return p.w.rows;
-        return in < T::kWaveN / 2 ? gate : gate + values;
+    const typename T::W w(p.w.at(work.batch, first_w), p.w.rows - first_w, p.w.row, range.to, [&](u32 row) {
+        return kGated ? gated_row<T::kWaveN>(row, first_w, p.w.rows) : row;
     });
     const auto words = make_words(work, range);
 

@@ -128,7 +128,7 @@ struct Epilogue {
 /// `Epilogue::kNone`.
 const NO_ACTIVATION: u32 = 255;
 
-/// `Params` in `hip/tiles.h`.
+/// `Params` in `hip/epilogue.h`.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Params {
@@ -161,6 +161,13 @@ pub(crate) enum Store {
     Add = 2,
     /// Added to zeros.
     ZeroAndAdd,
+}
+
+impl Store {
+    /// Whether blocks add up the parts of K in memory, and need no planes.
+    fn adds(self) -> bool {
+        matches!(self, Self::Add | Self::ZeroAndAdd)
+    }
 }
 
 /// Length of the workspace, in `f32`, with which products of `[batch, m, k]` by `[batch, n, k]` can cut K into as many parts
@@ -441,11 +448,7 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         let plane = outputs([batch, m, columns]);
         let room = workspace.as_ref().map_or(0, |w| w.numel() / plane.max(1));
         let info = stream.device().info();
-        let most = if matches!(store, Store::Add | Store::ZeroAndAdd) {
-            MOST_ATOMIC_SPLITS
-        } else {
-            room.clamp(1, MOST_SPLITS)
-        };
+        let most = if store.adds() { MOST_ATOMIC_SPLITS } else { room.clamp(1, MOST_SPLITS) };
         let config = match self.options.config {
             Some(config) => self.check_config(config, vectors, plane, room, store)?,
             None => GemmConfig::choose(info, self.precision, [batch, m, columns, k], vectors, most, |tile| {
@@ -690,7 +693,7 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
             let want = format!("one of {:?}", served.collect::<Vec<_>>());
             return Err(Error::argument(op, "tile", format!("{:?}", config.tile), want));
         }
-        if config.splits > 1 && !matches!(store, Store::Add | Store::ZeroAndAdd) && config.splits > room {
+        if config.splits > 1 && !store.adds() && config.splits > room {
             let want =
                 format!("[{}] or longer ({} splits)", config.splits.saturating_mul(plane), config.splits);
             return Err(Error::shape(op, "workspace", [room * plane], want));

@@ -22,23 +22,20 @@ HK_FN void block_barrier() {
 /// that the others have written to global memory before. No block waits for another. All threads of the block call it.
 HK_FN bool last_to_arrive(GlobalPtr<u32> arrivals, u32 blocks) {
     __shared__ u32 before;
-#if defined(HK_AMD)
     // What the block's other waves have written is ordered before the atomic operation, and what they read after it, by the
     // barriers around it: these fences are of all memory.
-    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
-    __builtin_amdgcn_s_barrier();
-    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
-#else
-    __nvvm_barrier_sync(0);
-#endif
-    if (thread_x() == 0) before = __scoped_atomic_fetch_add(arrivals, 1u, __ATOMIC_ACQ_REL, __MEMORY_SCOPE_DEVICE);
+    const auto barrier = [] {
 #if defined(HK_AMD)
-    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
-    __builtin_amdgcn_s_barrier();
-    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+        __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+        __builtin_amdgcn_s_barrier();
+        __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 #else
-    __nvvm_barrier_sync(0);
+        __nvvm_barrier_sync(0);
 #endif
+    };
+    barrier();
+    if (thread_x() == 0) before = __scoped_atomic_fetch_add(arrivals, 1u, __ATOMIC_ACQ_REL, __MEMORY_SCOPE_DEVICE);
+    barrier();
     return before == blocks - 1;
 }
 
