@@ -68,7 +68,7 @@ HK_FN void multiply(Acc (&acc)[kM][kN], const Step &step) {
 /// A wave's sums.
 template <class T>
 struct Sums {
-    static constexpr int kM = T::kWaveM / 16, kN = T::kWaveN / 16;
+    static constexpr int kM = T::kWaveM / 16, kN = T::kWaveN / 16, kTurns = 2;
     typename T::Product::Acc acc[kM][kN] = {};
 
     template <int>
@@ -133,6 +133,13 @@ HK_FN void write_tile(const Params &p, const Work &work, const SumsOf &sums, voi
     }
 }
 
+/// As many columns of w as `bytes` of x have, in bytes.
+template <class T>
+HK_FN u32 bytes_of_w(u32 bytes) {
+    constexpr u32 kX = T::X::kStage, kW = T::W::kStage;
+    return kW > kX ? bytes * (kW / kX) : bytes / (kX / kW);
+}
+
 /// One tile of outputs, or of a split's part of them. `make_words(work, range)`: what moves the words that go with rows.
 template <class T, template <class> class SumsOf, bool kGated, class Params, class MakeWords>
 HK_FN void tile_gemm(const Params &p, MakeWords make_words) {
@@ -144,9 +151,15 @@ HK_FN void tile_gemm(const Params &p, MakeWords make_words) {
     const typename T::X x(p.x.at(work.batch, first_m), p.x.rows - first_m, p.x.layout, range.to, [](u32 row) { return row; });
     // With gates and values, a wave has a strip of both: its rows of W's tile are first gates, then their values.
     const u32 first_w = kGated ? first_n / 2 : first_n;
-    const typename T::W w(p.w.at(work.matrix, first_w), p.w.rows - first_w, p.w.layout, range.to, [&](u32 row) {
-        return kGated ? gated_row<T::kWaveN>(row, first_w, p.w.rows) : row;
-    });
+    const auto rows_of_w = [&] {
+        if constexpr (requires { typename T::Decode; }) {
+            return typename T::Decode(p, work, first_w);
+        } else {
+            return [&](u32 row) { return kGated ? gated_row<T::kWaveN>(row, first_w, p.w.rows) : row; };
+        }
+    }();
+    const u32 w_end = bytes_of_w<T>(range.to);
+    const typename T::W w(p.w.at(work.matrix, first_w), p.w.rows - first_w, p.w.layout, w_end, rows_of_w);
     const auto words = make_words(work, range);
 
     using Pipeline = typename T::template Pipeline<__remove_cvref(decltype(words))>;
@@ -155,7 +168,7 @@ HK_FN void tile_gemm(const Params &p, MakeWords make_words) {
         Strip<T::kWaveN> strips[T::kThreads / hk::kWaveSize];
     } lds;
     SumsOf<T> sums;
-    Pipeline(x, w, words, lds.stages).run(range.from, (range.to - range.from + T::kBytes - 1) / T::kBytes, sums);
+    Pipeline(x, w, words, lds.stages).run(range.from, (range.to - range.from + T::X::kStage - 1) / T::X::kStage, sums);
     hk::block_barrier();
     write_tile<T, kGated>(p, work, sums, &lds);
 }
