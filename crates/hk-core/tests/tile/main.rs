@@ -4,12 +4,17 @@
 #[path = "../common/mod.rs"]
 #[allow(dead_code, reason = "each test binary uses its part")]
 mod common;
+mod lds;
 mod mma;
 
 use hk_core::{Arch, Device, Stream};
 
+fn open(device: &str) -> Stream {
+    Device::open(device).unwrap().create_stream().unwrap()
+}
+
 fn streams() -> impl Iterator<Item = Stream> {
-    Arch::AMD.iter().map(|a| Device::open(&format!("emu:{a}")).unwrap().create_stream().unwrap())
+    Arch::AMD.iter().map(|a| open(&format!("emu:{a}")))
 }
 
 /// Numbers without a pattern, the same in every run.
