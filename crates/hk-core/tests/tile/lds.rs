@@ -208,3 +208,181 @@ fn sums_are_an_operand_of_the_next_product() {
         }
     }
 }
+
+/// A stage of 128 rows: of rows of `x`, `stride` bytes apart, `end` long; zeros where there is none.
+fn stage(x: &[u8], bytes: usize, given: Given) -> Vec<u8> {
+    let mut stage = vec![0; 128 * bytes];
+    for row in 0..128 {
+        let of_x = row * given.factor as usize;
+        for i in 0..bytes {
+            let at = given.from as usize + i;
+            if of_x < given.rows as usize && at < given.end as usize {
+                stage[row * bytes + i] = x[of_x * given.stride as usize + at];
+            }
+        }
+    }
+    stage
+}
+
+/// Whole tiles; tails of rows and of their ends; a stage beyond the end; rows apart from each other, and out of order.
+#[test]
+fn movers_bring_rows() {
+    let mut random = Random(4);
+    for stream in streams() {
+        for bytes in [64usize, 128] {
+            for kind in ["vectors", "elements1", "elements2"] {
+                // What ends, strides and first bytes are multiples of.
+                let unit = match kind {
+                    "vectors" => 16,
+                    "elements2" => 2,
+                    _ => 1,
+                };
+                for case in 0..8 {
+                    let whole = case == 0;
+                    let rows = if whole { 128 } else { 1 + random.below(150) };
+                    let end = if whole { bytes } else { unit * (1 + random.below(3 * bytes / unit)) };
+                    let stride = end + if whole { 0 } else { unit * random.below(4) };
+                    let from = if whole { 0 } else { bytes * random.below(end / bytes + 2) };
+                    let factor = if whole { 1 } else { 1 + random.below(3) as u32 };
+                    let skip = if whole { 0 } else { unit * random.below(5) };
+                    let given = Given {
+                        stride: stride as i64,
+                        rows: rows as u32,
+                        end: end as u32,
+                        from: from as u32,
+                        factor,
+                        ..READ
+                    };
+                    // Beyond the last row's end there is nothing that may be read.
+                    let x = random_bytes(case, skip + (rows - 1) * stride + end);
+                    let want = stage(&x[skip..], bytes, given);
+                    let copies = if kind == "vectors" && arch(&stream) == Arch::Gfx950 { 2 } else { 1 };
+                    let kernel = format!("move_{kind}_{bytes}");
+                    let got = run(&stream, &kernel, &x, skip, &[0], copies * want.len(), given);
+                    for got in got.chunks(want.len()) {
+                        let differs = got.iter().zip(&want).position(|(a, b)| a != b);
+                        assert_eq!(differs, None, "{kernel} on {}, case {case}", arch(&stream));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What a mover writes to LDS fills all banks, by registers and straight from global memory.
+#[test]
+fn movers_have_no_bank_conflicts() {
+    for target in Arch::AMD {
+        let stream = open(&format!("emu:{target}?details=true"));
+        for bytes in [64u32, 128] {
+            let all = 128 * bytes;
+            let given = Given { stride: bytes.into(), rows: 128, end: bytes, read: 0, ..READ };
+            let x = random_bytes(5, all as usize);
+            let of = |kind: &str, count| {
+                let kernel = format!("move_{kind}_{bytes}");
+                clocks(&stream, |s| drop(run(s, &kernel, &x, 0, &[0], x.len(), Given { count, ..given })))
+            };
+            let (by_registers, elements) = (of("vectors", 0), of("elements1", 0));
+            let direct = of("vectors", 1).0 - by_registers.0;
+            println!("{target}: {} clocks for {all} bytes, {direct} straight from memory", by_registers.0);
+            assert_eq!([by_registers, elements], [(u64::from(all) / 128, 0); 2], "{target}");
+            assert_eq!(of("vectors", 1).1, 0, "{target}");
+            assert_eq!(direct, if target == Arch::Gfx950 { u64::from(all) / 128 } else { 0 }, "{target}");
+        }
+    }
+}
+
+#[test]
+fn words_go_with_their_rows() {
+    for stream in streams() {
+        for (rows, end, from) in [(128usize, 256usize, 0), (70, 256, 64), (41, 512, 128), (1, 200, 192), (128, 128, 128)] {
+            let factor = 2;
+            let given = Given { rows: rows as u32, end: end as u32, from: from as u32, factor: factor as u32, ..READ };
+            let words = |n: usize, first: u32| (0..n as u32).map(|i| first + i).collect::<Vec<u32>>();
+            // A word of x's rows for each 64 bytes, of w's for each 128.
+            let (x, w) = (words(rows * end.div_ceil(64), 1), words(rows * factor * end.div_ceil(128), 1 << 20));
+            let got = run(&stream, "move_words", bytemuck::cast_slice(&x), 0, &w, 2 * 198 * 4, given);
+            let there = |row: usize| row < rows && from < end;
+            let want = (0..128).map(|row| if there(row) { x[from / 64 * rows + row] } else { 0 });
+            let of_w = |row: usize| w[from / 128 * rows * factor + row * factor];
+            let want = want.chain((0..70).map(|row| if there(row) { of_w(row) } else { 0 })).collect::<Vec<u32>>();
+            for got in bytemuck::cast_slice::<u8, u32>(&got).chunks(198) {
+                assert_eq!(got, want, "{rows} rows, from {from} of {end} on {}", arch(&stream));
+            }
+        }
+    }
+}
+
+/// Every stage once, in order, in turns; then the end. Under all checks: no wave reads what another is writing, none reads
+/// ahead of its loads.
+#[test]
+fn pipelines_give_every_stage_in_order() {
+    // Of a stage: 64 rows of x, 32 of w, of 64 bytes; their words; the turn and 12 bytes that nothing writes.
+    const ROWS: usize = 96;
+    const STAGE: usize = ROWS * 64 + ROWS * 4 + 16;
+    for target in Arch::AMD {
+        let stream = open(&format!("emu:{target}?sanitize=all"));
+        let direct = target == Arch::Gfx950;
+        for (kernel, step, turns) in [
+            ("pipeline_registers_1", 1, 2),
+            ("pipeline_registers_2", 2, 2),
+            ("pipeline_target_3_1", 1, if direct { 1 } else { 2 }),
+            ("pipeline_target_5_2", 2, if direct { 1 } else { 2 }),
+        ] {
+            for (count, tail, first) in [(0, 0, 0), (1, 0, 0), (1, 48, 1), (2, 0, 0), (3, 16, 0), (4, 0, 2), (5, 0, 0), (6, 32, 1), (7, 0, 0)] {
+                // `tail` bytes of the last stage are past the end.
+                let end = (first + count) * 64 - tail;
+                let stride = end.max(16);
+                let x = random_bytes(6, ROWS * stride);
+                let words: Vec<u32> = (0..((first + count) * ROWS).max(1) as u32).map(|i| i + 1).collect();
+                let given = Given {
+                    stride: stride as i64,
+                    rows: 64,
+                    end: end as u32,
+                    from: (first * 64) as u32,
+                    count: count as u32,
+                    ..READ
+                };
+                let stages = count.next_multiple_of(step);
+                let got = run(&stream, kernel, &x, 0, &words, stages * STAGE + 4, given);
+                let at = format!("{kernel} on {target}, {count} stages");
+                for (i, got) in got.chunks_exact(STAGE).enumerate() {
+                    let from = (first + i) * 64;
+                    let byte = |row: usize, i: usize| if from + i < end { x[row * stride + from + i] } else { 0 };
+                    let want: Vec<u8> = (0..ROWS * 64).map(|at| byte(at / 64, at % 64)).collect();
+                    assert!(got[..ROWS * 64] == want, "{at}: the rows of stage {i}");
+                    let word = |row: usize| if from < end { words[(first + i) * ROWS + row] } else { 0 };
+                    let got: &[u32] = bytemuck::cast_slice(&got[ROWS * 64..]);
+                    assert_eq!(got[..ROWS], (0..ROWS).map(word).collect::<Vec<u32>>(), "{at}: the words of stage {i}");
+                    assert_eq!(got[ROWS] as usize, i / step % turns, "{at}: the turn of stage {i}");
+                }
+                let last = u32::from_le_bytes(got[stages * STAGE..].try_into().unwrap());
+                // The last steps are one or two, as the first turn or the second was the last.
+                let want = if turns == 1 || stages / step % 2 == 1 { 1 } else { 2 };
+                assert_eq!(last, want, "{at}: the end");
+            }
+        }
+    }
+}
+
+/// Every task once, whatever the grid; those of an XCD are neighbours, in order.
+#[test]
+fn tasks_of_an_xcd_are_neighbours() {
+    const XCDS: usize = 8;
+    const GRIDS: usize = 333;
+    for stream in streams() {
+        let given = Given { rows: GRIDS as u32, ..READ };
+        let got = run_grid(&stream, "tasks_by_xcd", &[0], 0, &[0], GRIDS * GRIDS * 4, given, GRIDS);
+        for (i, tasks) in bytemuck::cast_slice::<u8, u32>(&got).chunks(GRIDS).enumerate() {
+            let n = i + 1;
+            // Blocks go to XCDs in turn.
+            let mut order = (0..XCDS).flat_map(|xcd| (xcd..n).step_by(XCDS));
+            let mut all = vec![false; n];
+            for task in 0..n {
+                let block = order.next().unwrap();
+                assert_eq!(tasks[block] as usize, task, "block {block} of {n}");
+                assert!(!std::mem::replace(&mut all[task], true));
+            }
+        }
+    }
+}
