@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 #[allow(dead_code, reason = "each test binary uses its part")]
 mod common;
+mod gemm;
 mod lds;
 mod mma;
 
