@@ -123,11 +123,11 @@ HK_FN void write_tile(const Params &p, const Work &work, const SumsOf &sums, voi
         for (u32 i = hk::lane_id(); i < 16 * kLanes; i += hk::kWaveSize) {
             const u32 row = i / kLanes, col = i % kLanes * kPart;
             const u32 at_m = first_m + 16 * m + row, at_n = first_n + col;
-            const Epilogue &e = hk::read_anew(p).epilogue;
+            const Params &again = hk::read_anew(p);
             if constexpr (kGated) {
-                finish_gated<kPart>(e, work, at_m, at_n, strip.get(row, col), strip.get(row, kCols + col));
+                finish_gated<kPart>(again.epilogue, work, at_m, at_n, strip.get(row, col), strip.get(row, kCols + col));
             } else {
-                finish<kPart>(e, work, at_m, at_n, strip.get(row, col));
+                finish<kPart>(again, work, at_m, at_n, strip.get(row, col));
             }
         }
     }
@@ -136,14 +136,15 @@ HK_FN void write_tile(const Params &p, const Work &work, const SumsOf &sums, voi
 /// One tile of outputs, or of a split's part of them. `make_words(work, range)`: what moves the words that go with rows.
 template <class T, template <class> class SumsOf, bool kGated, class Params, class MakeWords>
 HK_FN void tile_gemm(const Params &p, MakeWords make_words) {
-    const Work work(p.grid, hk::block_x());
+    Work work(p.grid, hk::block_x());
+    if (!work.find_matrix<T::kM>(p.epilogue.groups, p.x.rows)) return;
     const Range range(p.grid, work.split);
     const u32 first_m = work.m_tile * T::kM, first_n = work.n_tile * T::kN;
 
-    const typename T::X x(p.x.at(work.batch, first_m), p.x.rows - first_m, p.x.row, range.to, [](u32 row) { return row; });
+    const typename T::X x(p.x.at(work.batch, first_m), p.x.rows - first_m, p.x.layout, range.to, [](u32 row) { return row; });
     // With gates and values, a wave has a strip of both: its rows of W's tile are first gates, then their values.
     const u32 first_w = kGated ? first_n / 2 : first_n;
-    const typename T::W w(p.w.at(work.batch, first_w), p.w.rows - first_w, p.w.row, range.to, [&](u32 row) {
+    const typename T::W w(p.w.at(work.matrix, first_w), p.w.rows - first_w, p.w.layout, range.to, [&](u32 row) {
         return kGated ? gated_row<T::kWaveN>(row, first_w, p.w.rows) : row;
     });
     const auto words = make_words(work, range);

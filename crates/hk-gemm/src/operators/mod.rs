@@ -42,7 +42,7 @@ const Y_DTYPE: ScalarSpec = ScalarSpec {
 const ACTIVATION: ScalarSpec = ScalarSpec {
     name: "activation",
     default: Scalar::Choice("none"),
-    choices: &["none", "silu", "gelu", "gelu_tanh", "relu", "tanh"],
+    choices: &["none", "silu", "gelu", "gelu_tanh", "relu", "tanh", "relu6"],
     summary: "function of the sum",
 };
 const TILE: ScalarSpec = ScalarSpec {
@@ -94,6 +94,7 @@ fn activation<V: Described>(call: &Call<V>) -> Option<Activation> {
         "gelu_tanh" => Some(Activation::GeluTanh),
         "relu" => Some(Activation::Relu),
         "tanh" => Some(Activation::Tanh),
+        "relu6" => Some(Activation::Relu6),
         _ => None,
     }
 }
@@ -116,7 +117,7 @@ fn options<V: Described>(call: &Call<V>) -> Result<GemmOptions> {
     let wrong = || Error::argument(call.operator().name, "splits", splits, "1 to 65535");
     let splits = usize::try_from(splits).map_err(|_| wrong())?;
     let config = tile.map(|tile| GemmConfig { tile, splits, group: 8 });
-    Ok(GemmOptions { activation: activation(call), config })
+    Ok(GemmOptions { activation: activation(call), config, skip_reduce: false })
 }
 
 /// Batches, M, rows of w and K of a call.
