@@ -40,7 +40,8 @@ struct Sums {
 
 HK_FN Mover rows_of(const hk::Global &t, u32 first) {
     const auto rows = reinterpret_cast<hk::GlobalPtr<const hk::u8>>(t.row<const bf16>(first));
-    return Mover(rows, t.rows() - first, t.row_stride() * sizeof(bf16), t.cols() * sizeof(bf16), [](u32 row) { return row; });
+    const auto layout = hk::RowLayout::by_rows(t.row_stride() * sizeof(bf16));
+    return Mover(rows, t.rows() - first, layout, t.cols() * sizeof(bf16), [](u32 row) { return row; });
 }
 
 HK_FN void product(const Params &p) {

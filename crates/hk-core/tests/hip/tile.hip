@@ -17,7 +17,7 @@ using hk::u8;
 
 struct Params {  // same fields, same order as `Params` in tests/tile/lds.rs
     hk::Global x, w, y;
-    hk::i64 stride;           // of x's rows, in bytes
+    hk::RowLayout layout;     // of x's rows
     u32 rows, end, from;      // of x's rows; bytes of a row; the stage's first byte
     u32 factor;               // row r of the tile is row `factor * r` of x
     u32 read;                 // the tile is read at last
@@ -145,7 +145,7 @@ HK_FN void move(const Params &p) {
     using Tile = SharedTile<128, kBytes>;
     using Mover = hk::Mover<Tile, kThreads, kAccess, kElement>;
     __shared__ Tile tile;
-    const Mover mover(bytes(p.x), p.rows, p.stride, p.end, [&](u32 row) { return row * p.factor; });
+    const Mover mover(bytes(p.x), p.rows, p.layout, p.end, [&](u32 row) { return row * p.factor; });
     Mover::store(mover.load(p.from), tile);
     hk::block_barrier();
     if (p.read != 0) write_rows(p.y, 0, tile, kThreads);
@@ -226,8 +226,8 @@ using Words96 = hk::WordMover<64, 32, kWordThreads>;
 template <class Pipeline>
 HK_FN void pipeline(const Params &p) {
     const auto same = [](u32 row) { return row; };
-    const Rows64 x(bytes(p.x), p.rows, p.stride, p.end, same);
-    const Rows32 w(bytes(p.x) + 64 * p.stride, p.rows, p.stride, p.end, same);
+    const Rows64 x(bytes(p.x), p.rows, p.layout, p.end, same);
+    const Rows32 w(bytes(p.x) + p.layout.offset(64), p.rows, p.layout, p.end, same);
     const Words96 words(p.end, [&](u32 row, bool of_w) {
         const u32 of_all = of_w ? 64 + row : row;
         return hk::WordPlace{p.w.data, of_all * 4, 96 * 4, 6};

@@ -73,8 +73,12 @@ fn products_are_those_of_f64() {
                     let products = x.row(row).zip(w.row(col)).map(|(x, w)| x * w);
                     let (want, magnitude) = products.fold((0.0, 0.0), |s, p| (s.0 + p, s.1 + p.abs()));
                     // At most half a unit in the last place of bf16, and the sums' f32.
-                    let bound = want.abs() * 2f64.powi(-8) + if whole { 0.0 } else { magnitude * 2f64.powi(-18) };
-                    assert!((got - want).abs() <= bound, "y[{row}, {col}] of {m} x {n} x {k}: {got}, not {want}");
+                    let bound =
+                        want.abs() * 2f64.powi(-8) + if whole { 0.0 } else { magnitude * 2f64.powi(-18) };
+                    assert!(
+                        (got - want).abs() <= bound,
+                        "y[{row}, {col}] of {m} x {n} x {k}: {got}, not {want}"
+                    );
                 }
             }
             // What is not of y is as it was.

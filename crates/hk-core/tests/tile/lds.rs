@@ -22,7 +22,7 @@ struct Params {
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct Given {
-    stride: i64,
+    layout: RowLayout,
     rows: u32,
     end: u32,
     from: u32,
@@ -31,10 +31,45 @@ struct Given {
     count: u32,
 }
 
-const READ: Given = Given { stride: 0, rows: 0, end: 0, from: 0, factor: 1, read: 1, count: 1 };
+/// Where rows are: from one to the next among 16, from 16 to the next 16, and 16 << spread from a chunk to the next.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct RowLayout {
+    row: i64,
+    block: i64,
+    spread: u32,
+    pad: u32,
+}
+
+impl RowLayout {
+    const fn by_rows(stride: usize) -> RowLayout {
+        RowLayout { row: stride as i64, block: 16 * stride as i64, spread: 0, pad: 0 }
+    }
+
+    /// A chunk of each of 16 rows side by side, of rows of `chunks`.
+    const fn shuffled(chunks: usize) -> RowLayout {
+        RowLayout { row: 16, block: 256 * chunks as i64, spread: 4, pad: 0 }
+    }
+
+    fn at(self, row: usize, byte: usize) -> usize {
+        let of_row = row / 16 * self.block as usize + row % 16 * self.row as usize;
+        of_row + (byte / 16 * 16 << self.spread) + byte % 16
+    }
+}
+
+const READ: Given =
+    Given { layout: RowLayout::by_rows(0), rows: 0, end: 0, from: 0, factor: 1, read: 1, count: 1 };
 
 /// What a kernel writes; `x` from byte `skip` on.
-fn run(stream: &Stream, kernel: &str, x: &[u8], skip: usize, w: &[u32], bytes: usize, given: Given) -> Vec<u8> {
+fn run(
+    stream: &Stream,
+    kernel: &str,
+    x: &[u8],
+    skip: usize,
+    w: &[u32],
+    bytes: usize,
+    given: Given,
+) -> Vec<u8> {
     run_grid(stream, kernel, x, skip, w, bytes, given, 1)
 }
 
@@ -118,9 +153,7 @@ fn clocks(stream: &Stream, f: impl FnOnce(&Stream)) -> (u64, u64) {
 
 /// The same of what a kernel does up to its first reads of LDS, and of those.
 fn clocks_of_halves(stream: &Stream, kernel: &str, x: &[u8], given: Given) -> [(u64, u64); 2] {
-    let of = |read| {
-        clocks(stream, |s| drop(run(s, kernel, x, 0, &[0], x.len(), Given { read, ..given })))
-    };
+    let of = |read| clocks(stream, |s| drop(run(s, kernel, x, 0, &[0], x.len(), Given { read, ..given })));
     let (without, with) = (of(0), of(1));
     [without, (with.0 - without.0, with.1 - without.1)]
 }
@@ -136,10 +169,14 @@ fn tiles_have_no_bank_conflicts() {
         for (bytes, dim) in [(64, 16), (64, 32), (128, 16), (128, 32)] {
             let rows = random_bytes(2, 64 * bytes as usize);
             let all = 64 * bytes;
-            let of = |kernel: &str| clocks_of_halves(&stream, &format!("{kernel}_{bytes}_{dim}"), &rows, READ);
+            let of =
+                |kernel: &str| clocks_of_halves(&stream, &format!("{kernel}_{bytes}_{dim}"), &rows, READ);
 
             let [writes, reads] = of("fragments");
-            println!("{target}, {dim} rows of {bytes} bytes: {} of {all} bytes written, {} read", writes.0, reads.0);
+            println!(
+                "{target}, {dim} rows of {bytes} bytes: {} of {all} bytes written, {} read",
+                writes.0, reads.0
+            );
             assert_eq!(writes, (all / of_write, 0), "lanes side by side, {bytes} bytes a row, on {target}");
             assert_eq!(reads, (all / of_read, 0), "fragments of {dim} rows of {bytes} bytes on {target}");
 
@@ -186,11 +223,14 @@ fn sums_are_an_operand_of_the_next_product() {
         ] {
             let cols = if kind == "fp8" { bytes } else { bytes / 2 };
             let mut random = Random(3);
-            let mut matrix = |rows: usize| (0..rows * cols).map(|_| random.below(5) as i32 - 2).collect::<Vec<_>>();
+            let mut matrix =
+                |rows: usize| (0..rows * cols).map(|_| random.below(5) as i32 - 2).collect::<Vec<_>>();
             let (x, v) = (matrix(64), matrix(64));
             // Each row of w is one column of x, twice: sums of all types stay small.
-            let w: Vec<i32> = (0..cols * cols).map(|i| i32::from(i % cols == (5 * (i / cols) + 3) % cols) * 2).collect();
-            let data: Vec<u8> = [&x, &w, &v].into_iter().flatten().flat_map(|&v| encode(kind, arch(&stream), v)).collect();
+            let w: Vec<i32> =
+                (0..cols * cols).map(|i| i32::from(i % cols == (5 * (i / cols) + 3) % cols) * 2).collect();
+            let data: Vec<u8> =
+                [&x, &w, &v].into_iter().flatten().flat_map(|&v| encode(kind, arch(&stream), v)).collect();
             let kernel = format!("chain_{kind}_{dim}");
             let got = run(&stream, &kernel, &data, 0, &[0], 2 * 64 * 64 * 4, READ);
             let got: &[f32] = bytemuck::cast_slice(&got);
@@ -209,7 +249,7 @@ fn sums_are_an_operand_of_the_next_product() {
     }
 }
 
-/// A stage of 128 rows: of rows of `x`, `stride` bytes apart, `end` long; zeros where there is none.
+/// A stage of 128 rows: of rows of `x`, of `end` bytes; zeros where there is none.
 fn stage(x: &[u8], bytes: usize, given: Given) -> Vec<u8> {
     let mut stage = vec![0; 128 * bytes];
     for row in 0..128 {
@@ -217,14 +257,15 @@ fn stage(x: &[u8], bytes: usize, given: Given) -> Vec<u8> {
         for i in 0..bytes {
             let at = given.from as usize + i;
             if of_x < given.rows as usize && at < given.end as usize {
-                stage[row * bytes + i] = x[of_x * given.stride as usize + at];
+                stage[row * bytes + i] = x[given.layout.at(of_x, at)];
             }
         }
     }
     stage
 }
 
-/// Whole tiles; tails of rows and of their ends; a stage beyond the end; rows apart from each other, and out of order.
+/// Whole tiles; tails of rows and of their ends; a stage beyond the end; rows apart from each other, and
+/// shuffled.
 #[test]
 fn movers_bring_rows() {
     let mut random = Random(4);
@@ -242,11 +283,17 @@ fn movers_bring_rows() {
                     let rows = if whole { 128 } else { 1 + random.below(150) };
                     let end = if whole { bytes } else { unit * (1 + random.below(3 * bytes / unit)) };
                     let stride = end + if whole { 0 } else { unit * random.below(4) };
+                    let shuffled = case % 3 == 2;
+                    let layout = if shuffled {
+                        RowLayout::shuffled(end.div_ceil(16))
+                    } else {
+                        RowLayout::by_rows(stride)
+                    };
                     let from = if whole { 0 } else { bytes * random.below(end / bytes + 2) };
                     let factor = if whole { 1 } else { 1 + random.below(3) as u32 };
                     let skip = if whole { 0 } else { unit * random.below(5) };
                     let given = Given {
-                        stride: stride as i64,
+                        layout,
                         rows: rows as u32,
                         end: end as u32,
                         from: from as u32,
@@ -254,7 +301,7 @@ fn movers_bring_rows() {
                         ..READ
                     };
                     // Beyond the last row's end there is nothing that may be read.
-                    let x = random_bytes(case, skip + (rows - 1) * stride + end);
+                    let x = random_bytes(case, skip + layout.at(rows - 1, end - 1) + 1);
                     let want = stage(&x[skip..], bytes, given);
                     let copies = if kind == "vectors" && arch(&stream) == Arch::Gfx950 { 2 } else { 1 };
                     let kernel = format!("move_{kind}_{bytes}");
@@ -276,7 +323,8 @@ fn movers_have_no_bank_conflicts() {
         let stream = open(&format!("emu:{target}?details=true"));
         for bytes in [64u32, 128] {
             let all = 128 * bytes;
-            let given = Given { stride: bytes.into(), rows: 128, end: bytes, read: 0, ..READ };
+            let given =
+                Given { layout: RowLayout::by_rows(bytes as usize), rows: 128, end: bytes, read: 0, ..READ };
             let x = random_bytes(5, all as usize);
             let of = |kind: &str, count| {
                 let kernel = format!("move_{kind}_{bytes}");
@@ -295,17 +343,27 @@ fn movers_have_no_bank_conflicts() {
 #[test]
 fn words_go_with_their_rows() {
     for stream in streams() {
-        for (rows, end, from) in [(128usize, 256usize, 0), (70, 256, 64), (41, 512, 128), (1, 200, 192), (128, 128, 128)] {
+        for (rows, end, from) in
+            [(128usize, 256usize, 0), (70, 256, 64), (41, 512, 128), (1, 200, 192), (128, 128, 128)]
+        {
             let factor = 2;
-            let given = Given { rows: rows as u32, end: end as u32, from: from as u32, factor: factor as u32, ..READ };
+            let given = Given {
+                rows: rows as u32,
+                end: end as u32,
+                from: from as u32,
+                factor: factor as u32,
+                ..READ
+            };
             let words = |n: usize, first: u32| (0..n as u32).map(|i| first + i).collect::<Vec<u32>>();
             // A word of x's rows for each 64 bytes, of w's for each 128.
-            let (x, w) = (words(rows * end.div_ceil(64), 1), words(rows * factor * end.div_ceil(128), 1 << 20));
+            let (x, w) =
+                (words(rows * end.div_ceil(64), 1), words(rows * factor * end.div_ceil(128), 1 << 20));
             let got = run(&stream, "move_words", bytemuck::cast_slice(&x), 0, &w, 2 * 198 * 4, given);
             let there = |row: usize| row < rows && from < end;
             let want = (0..128).map(|row| if there(row) { x[from / 64 * rows + row] } else { 0 });
             let of_w = |row: usize| w[from / 128 * rows * factor + row * factor];
-            let want = want.chain((0..70).map(|row| if there(row) { of_w(row) } else { 0 })).collect::<Vec<u32>>();
+            let want =
+                want.chain((0..70).map(|row| if there(row) { of_w(row) } else { 0 })).collect::<Vec<u32>>();
             for got in bytemuck::cast_slice::<u8, u32>(&got).chunks(198) {
                 assert_eq!(got, want, "{rows} rows, from {from} of {end} on {}", arch(&stream));
             }
@@ -329,14 +387,24 @@ fn pipelines_give_every_stage_in_order() {
             ("pipeline_target_3_1", 1, if direct { 1 } else { 2 }),
             ("pipeline_target_5_2", 2, if direct { 1 } else { 2 }),
         ] {
-            for (count, tail, first) in [(0, 0, 0), (1, 0, 0), (1, 48, 1), (2, 0, 0), (3, 16, 0), (4, 0, 2), (5, 0, 0), (6, 32, 1), (7, 0, 0)] {
+            for (count, tail, first) in [
+                (0, 0, 0),
+                (1, 0, 0),
+                (1, 48, 1),
+                (2, 0, 0),
+                (3, 16, 0),
+                (4, 0, 2),
+                (5, 0, 0),
+                (6, 32, 1),
+                (7, 0, 0),
+            ] {
                 // `tail` bytes of the last stage are past the end.
                 let end = (first + count) * 64 - tail;
                 let stride = end.max(16);
                 let x = random_bytes(6, ROWS * stride);
                 let words: Vec<u32> = (0..((first + count) * ROWS).max(1) as u32).map(|i| i + 1).collect();
                 let given = Given {
-                    stride: stride as i64,
+                    layout: RowLayout::by_rows(stride),
                     rows: 64,
                     end: end as u32,
                     from: (first * 64) as u32,
@@ -348,12 +416,17 @@ fn pipelines_give_every_stage_in_order() {
                 let at = format!("{kernel} on {target}, {count} stages");
                 for (i, got) in got.chunks_exact(STAGE).enumerate() {
                     let from = (first + i) * 64;
-                    let byte = |row: usize, i: usize| if from + i < end { x[row * stride + from + i] } else { 0 };
+                    let byte =
+                        |row: usize, i: usize| if from + i < end { x[row * stride + from + i] } else { 0 };
                     let want: Vec<u8> = (0..ROWS * 64).map(|at| byte(at / 64, at % 64)).collect();
                     assert!(got[..ROWS * 64] == want, "{at}: the rows of stage {i}");
                     let word = |row: usize| if from < end { words[(first + i) * ROWS + row] } else { 0 };
                     let got: &[u32] = bytemuck::cast_slice(&got[ROWS * 64..]);
-                    assert_eq!(got[..ROWS], (0..ROWS).map(word).collect::<Vec<u32>>(), "{at}: the words of stage {i}");
+                    assert_eq!(
+                        got[..ROWS],
+                        (0..ROWS).map(word).collect::<Vec<u32>>(),
+                        "{at}: the words of stage {i}"
+                    );
                     assert_eq!(got[ROWS] as usize, i / step % turns, "{at}: the turn of stage {i}");
                 }
                 let last = u32::from_le_bytes(got[stages * STAGE..].try_into().unwrap());

@@ -1,10 +1,10 @@
 //! Products through `hk/matrix.h` and `hk/mma.h`: every instruction, every pair of types, against products in f64 and
 //! the places of elements that are written here.
-use bytemuck::{Pod, Zeroable};
 use crate::{Random, common, streams};
+use bytemuck::{Pod, Zeroable};
 use hk_core::{
-    Arch, CodeObjects, E8M0, Fp4, Fp8E4M3, Fp8E4M3Fnuz, Fp8E5M2, Fp8E5M2Fnuz, GlobalLayout,
-    LaunchConfig, Stream, bf16, f16,
+    Arch, CodeObjects, E8M0, Fp4, Fp8E4M3, Fp8E4M3Fnuz, Fp8E5M2, Fp8E5M2Fnuz, GlobalLayout, LaunchConfig,
+    Stream, bf16, f16,
 };
 use std::sync::LazyLock;
 
@@ -119,7 +119,8 @@ impl Type {
     /// Any finite code, of types of two bytes and more between 2^-12 and 2^12.
     fn any(self, random: &mut Random, arch: Arch) -> u32 {
         let exponent = random.below(24) as i32 - 12;
-        let value = (1.0 + random.unit()) * 2f64.powi(exponent) * if random.below(2) == 0 { 1.0 } else { -1.0 };
+        let value =
+            (1.0 + random.unit()) * 2f64.powi(exponent) * if random.below(2) == 0 { 1.0 } else { -1.0 };
         match self {
             F32 | Xf32 => (value as f32).to_bits(),
             F16 | Bf16 => self.code(value, arch),
@@ -194,7 +195,8 @@ impl Shape {
     /// Small integers and halves, whose sums are exact; then a single one in each column of w, and of x.
     fn exact_cases(self, random: &mut Random, arch: Arch) -> Vec<Case> {
         let (ws, xs) = (self.w.exact(arch), self.x.exact(arch));
-        let [(w_one, w_zero), (x_one, x_zero)] = [self.w, self.x].map(|t| (t.code(1.0, arch), t.code(0.0, arch)));
+        let [(w_one, w_zero), (x_one, x_zero)] =
+            [self.w, self.x].map(|t| (t.code(1.0, arch), t.code(0.0, arch)));
         let mut cases: Vec<Case> = vec![];
         for _ in 0..2 {
             let w: Vec<u32> = (0..self.dim * self.cols).map(|_| ws[random.below(ws.len())]).collect();
@@ -219,7 +221,8 @@ impl Shape {
     }
 
     fn any_scales(self, random: &mut Random, around: usize) -> [Vec<u8>; 2] {
-        [0, 1].map(|_| (0..self.dim * self.cols / 32).map(|_| (around + random.below(16) - 8) as u8).collect())
+        [0, 1]
+            .map(|_| (0..self.dim * self.cols / 32).map(|_| (around + random.below(16) - 8) as u8).collect())
     }
 
     /// The result, and the sum of all magnitudes.
@@ -461,7 +464,10 @@ fn scales_are_of_any_byte() {
             let case = Case { w: case.w.clone(), x: case.x.clone(), c: case.c.clone(), scales };
             for (got, (want, magnitude)) in got.iter().zip(shape.spread(&shape.reference(&case, arch))) {
                 let got = f64::from(f32::from_bits(*got));
-                assert!((got - want).abs() <= magnitude * 2f64.powi(-17), "{kernel}, bytes {i}: {got}, not {want}");
+                assert!(
+                    (got - want).abs() <= magnitude * 2f64.powi(-17),
+                    "{kernel}, bytes {i}: {got}, not {want}"
+                );
             }
         }
     }
@@ -494,7 +500,9 @@ fn fragments_multiply() {
     for stream in streams() {
         let arch = stream.device().info().arch;
         let mut random = Random(6);
-        for (w, x) in [(F32, F32), (F16, F16), (Bf16, Bf16), (I8, I8), (Fp8, Fp8), (Fp8, Bf8), (Bf8, Fp8), (Bf8, Bf8)] {
+        for (w, x) in
+            [(F32, F32), (F16, F16), (Bf16, Bf16), (I8, I8), (Fp8, Fp8), (Fp8, Bf8), (Bf8, Fp8), (Bf8, Bf8)]
+        {
             for dim in [16, 32] {
                 let frags = if arch == Arch::Gfx950 && w.bits() == 8 && w != I8 { 2 } else { 1 };
                 let shape = Shape::new(w, x, dim, frags * 128 / w.bits() * lanes(dim));
@@ -517,7 +525,8 @@ fn places_are_those_of_the_formulas() {
             let zeros = |words: usize| vec![0; 64 * words];
             let (codes, results) = ([zeros(shape.words(w)), zeros(shape.words(x))], zeros(sums));
             let inputs = [&codes[0][..], &codes[1], &results, &[0], &[0]];
-            let (_, places) = launch(&stream, &shape.kernel("mma"), inputs, results.len(), 64 * (2 * each + sums), 1);
+            let (_, places) =
+                launch(&stream, &shape.kernel("mma"), inputs, results.len(), 64 * (2 * each + sums), 1);
             for (lane, places) in places.chunks(2 * each + sums).enumerate() {
                 let operand = |of: Type, i| operand_place(of.bits(), dim, cols, lane, i);
                 let want = (0..each).map(|i| operand(w, i)).chain((0..each).map(|i| operand(x, i)));
