@@ -21,6 +21,8 @@ struct RowLayout {
     i64 row, block;  ///< from a row to the next among 16; from 16 rows to the next 16
     u32 spread;      ///< chunks of a row are 16 << spread bytes apart
 
+    /// Row after row.
+    HK_FN static RowLayout by_rows(i64 stride) { return {stride, 16 * stride, 0}; }
     /// Of a row.
     HK_FN i64 offset(u32 of_row) const { return i64(of_row / 16) * block + i64(of_row % 16) * row; }
     /// The same within a window.
