@@ -60,8 +60,8 @@ HK_FN void block_gemm(const BlockParams &p) {
     static_assert(T::Product::kBytes == 1, "128 columns are 128 bytes");
     tile_gemm<T, BlockSums, false>(p, [&](const Work &work, const Range &range) {
         return hk::WordMover<T::kM, T::kN, T::kThreads>(range.to, [&](u32 row, bool of_w) {
-            return of_w ? p.w_scale.place(work, work.n_tile * T::kN + row, p.w.rows)
-                        : p.x_scale.place(work, work.m_tile * T::kM + row, p.x.rows);
+            return of_w ? p.w_scale.place(work.matrix, work.n_tile * T::kN + row, p.w.rows)
+                        : p.x_scale.place(work.batch, work.m_tile * T::kM + row, p.x.rows);
         });
     });
 }

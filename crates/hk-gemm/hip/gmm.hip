@@ -26,7 +26,7 @@ HK_FN void gmm(const Params &given) {
         u32 first_tile = task / p.n_tiles;
         const gemm::Group group = walk.find_tile(p.groups, first_tile);
         if (group.index == p.groups.count) break;
-        gemm::Work work(group.index);
+        gemm::Work work(group.index, 0);
         work.place(task - first_tile * p.n_tiles, (group.size + T::kM - 1) / T::kM, p.n_tiles, p.span);
         const u32 m = work.m_tile * T::kM, n = work.n_tile * T::kN;
 

@@ -25,8 +25,8 @@ struct Strided {
     }
 };
 
-/// Same layout as `Groups` in src/gmm.rs.
-struct Groups {
+/// Same layout as `GroupSizes` in src/gmm.rs.
+struct GroupSizes {
     u64 sizes;   // 0: one group of all rows
     u32 count;
     u32 rows;    // of all groups
@@ -54,7 +54,7 @@ class Walk {
     u32 base_ = 0;     // the group of lane 0
     u32 first_, size_, tiles_, upto_;  // of the lane's group: rows, tiles, and tiles of all groups up to it
 
-    HK_FN void read(const Groups &groups, u64 rows_before, u32 tiles_before) {
+    HK_FN void read(const GroupSizes &groups, u64 rows_before, u32 tiles_before) {
         const u32 size = groups.size(base_ + hk::lane_id());
         const u64 end = rows_before + hk::wave_scan(u64(size)), begin = end - size;
         const u64 rows = groups.rows;
@@ -63,7 +63,7 @@ class Walk {
         tiles_ = (size_ + tile_ - 1) / tile_;
         upto_ = tiles_before + hk::wave_scan(tiles_);
     }
-    HK_FN void next(const Groups &groups) {
+    HK_FN void next(const GroupSizes &groups) {
         base_ += hk::kWaveSize;
         // Rows past the last one are none, however many.
         read(groups, hk::last_lane(first_) + hk::last_lane(size_), hk::last_lane(upto_));
@@ -73,17 +73,17 @@ class Walk {
     }
 
 public:
-    HK_FN Walk(const Groups &groups, u32 tile) : tile_(tile) { read(groups, 0, 0); }
+    HK_FN Walk(const GroupSizes &groups, u32 tile) : tile_(tile) { read(groups, 0, 0); }
 
     /// A group, none before one that was asked for.
-    HK_FN Group find(const Groups &groups, u32 index) {
+    HK_FN Group find(const GroupSizes &groups, u32 index) {
         while (base_ + hk::kWaveSize <= index) next(groups);
         return of_lane(index - base_);
     }
 
     /// The group with tile `tile` of all groups' rows, none before one that was asked for; `tile` becomes the first one of the
     /// group. Its index is `count` if there is no such tile.
-    HK_FN Group find_tile(const Groups &groups, u32 &tile) {
+    HK_FN Group find_tile(const GroupSizes &groups, u32 &tile) {
         while (hk::last_lane(upto_) <= tile) {
             if (base_ + hk::kWaveSize >= groups.count) return {groups.count, 0, 0};
             next(groups);
@@ -96,7 +96,7 @@ public:
 
 struct GroupedParams {  // same layout as `Params` in src/gmm.rs
     Strided x, w;
-    Groups groups;
+    GroupSizes groups;
     u64 y;
     i64 y_group, y_row;  // strides, in elements
     u64 bias;            // of gmm: [groups, N] of the type of y; 0: none
@@ -152,7 +152,7 @@ struct GroupedTile : Tile<E, Access::Vectors, kM, kN, kWavesM, kWavesN, 5> {
     template <Way kWay, class Mover>
     HK_FN static Mover mover(const Strided &of, GlobalPtr<const u8> first, u32 rows, u32 columns) {
         const u32 end = columns * u32(sizeof(E));
-        if constexpr (kWay == Way::Rows) return Mover(first, rows, of.row, end, [](u32 row) { return row; });
+        if constexpr (kWay == Way::Rows) return Mover(first, rows, {of.row, 16 * of.row, 0}, end, [](u32 row) { return row; });
         else if constexpr (kWay == Way::Across) return Mover(first, rows, u32(of.step), end);
         else return Mover(first, rows, of.row, of.step, end);
     }

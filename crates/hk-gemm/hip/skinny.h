@@ -19,6 +19,7 @@ template <int kTiles, int kUnroll>
 class Rows {
     hk::Window window_;
     u32 end_;  // of a row, in bytes
+    u32 spread_;
     u32 offset_[kTiles];
 
 public:
@@ -28,12 +29,13 @@ public:
 
     /// Row r of the tiles is row `row_of(r)` from `first` on; from `rows` on there is none.
     template <class RowOf>
-    HK_FN Rows(GlobalPtr<const u8> first, u32 rows, i64 stride, u32 end, RowOf row_of)
-        : window_(first, hk::Window::kBeyond - 1), end_(end) {
+    HK_FN Rows(GlobalPtr<const u8> first, u32 rows, const hk::RowLayout &layout, u32 end, RowOf row_of)
+        : window_(first, hk::Window::kBeyond - 1), end_(end), spread_(layout.spread) {
 #pragma unroll
         for (u32 i = 0; i < kTiles; ++i) {
             const u32 row = row_of(16 * i + hk::lane_id() % 16);
-            offset_[i] = row < rows ? row * u32(stride) + hk::lane_id() / 16 * 16 : hk::Window::kBeyond;
+            const u32 ahead = hk::lane_id() / 16 * 16;
+            offset_[i] = row < rows ? layout.window_offset(row) + (ahead << spread_) : hk::Window::kBeyond;
         }
     }
 
@@ -45,7 +47,7 @@ public:
             const u32 at = from + u * hk::kFragBytes;
             const u32 past = (end_ - 1u - (at + hk::lane_id() / 16 * 16)) & hk::Window::kBeyond;
 #pragma unroll
-            for (int i = 0; i < kTiles; ++i) frags.frag[i][u] = window_.load_chunk(offset_[i] | past, at);
+            for (int i = 0; i < kTiles; ++i) frags.frag[i][u] = window_.load_chunk(offset_[i] | past, at << spread_);
         }
         return frags;
     }
@@ -72,7 +74,7 @@ public:
     };
 
     HK_FN Scaled(const BlockParams &p, const Work &work, u32 first_m, u32 first_n, u32 end)
-        : x_(p.x_scale.first(work), hk::Window::kBeyond - 1), w_(p.w_scale.first(work), hk::Window::kBeyond - 1),
+        : x_(p.x_scale.first(work.batch), hk::Window::kBeyond - 1), w_(p.w_scale.first(work.matrix), hk::Window::kBeyond - 1),
           x_group_(p.x_scale.group), w_group_(p.w_scale.group), x_shift_(p.x_scale.group_shift),
           w_shift_(p.w_scale.group_shift), end_(end) {
 #pragma unroll
@@ -104,7 +106,7 @@ public:
 
 template <class E, int kMTiles, int kNTiles, int kWaves, int kBytes, bool kGated, class Params, class MakeScales>
 HK_FN void skinny_gemm(const Params &given, MakeScales make_scales) {
-    using Scales = decltype(make_scales(Work(0), 0u, 0u, 0u));
+    using Scales = decltype(make_scales(Work(0, 0), 0u, 0u, 0u));
     using Product = hk::Product<E>;
     using Part = typename Product::Acc;
     using Acc = decltype([] {
@@ -121,15 +123,16 @@ HK_FN void skinny_gemm(const Params &given, MakeScales make_scales) {
     constexpr u32 kPitch = kN + 4;
     __shared__ Number planes[kWaves][kM * kPitch];
 
-    const Work work(given.grid, hk::block_x());
+    Work work(given.grid, hk::block_x());
+    if (!work.find_matrix<kM>(given.epilogue.groups, given.x.rows)) return;
     {
         const Params &p = given;
         const u32 first_m = work.m_tile * kM, first_n = work.n_tile * kN;
         const auto [begin, end] = Range(p.grid, work.split);
-        const Rows<kMTiles, kUnroll> x(p.x.at(work.batch, first_m), p.x.rows - first_m, p.x.row, end, [](u32 row) { return row; });
+        const Rows<kMTiles, kUnroll> x(p.x.at(work.batch, first_m), p.x.rows - first_m, p.x.layout, end, [](u32 row) { return row; });
         // With gates and values, half of the tiles' rows are gates, then come their values.
         const u32 first_w = kGated ? first_n / 2 : first_n;
-        const Rows<kNTiles, kUnroll> w(p.w.at(work.batch, first_w), p.w.rows - first_w, p.w.row, end, [&](u32 row) {
+        const Rows<kNTiles, kUnroll> w(p.w.at(work.matrix, first_w), p.w.rows - first_w, p.w.layout, end, [&](u32 row) {
             return kGated ? gated_row<kN>(row, first_w, p.w.rows) : row;
         });
 
@@ -205,13 +208,13 @@ HK_FN void skinny_gemm(const Params &given, MakeScales make_scales) {
     };
 #pragma unroll 1
     for (u32 i = hk::thread_x(); i < kM * kParts; i += kThreads) {
-        const Epilogue &e = hk::read_anew(given).epilogue;
+        const Params &p = hk::read_anew(given);
         const u32 row = i / kParts, col = i % kParts * kPart;
         const u32 m = work.m_tile * kM + row, n = work.n_tile * kCols + col;
         if constexpr (kGated) {
-            finish_gated<kPart>(e, work, m, n, total(row, col), total(row, kCols + col));
+            finish_gated<kPart>(p.epilogue, work, m, n, total(row, col), total(row, kCols + col));
         } else {
-            finish<kPart>(e, work, m, n, total(row, col));
+            finish<kPart>(p, work, m, n, total(row, col));
         }
     }
 }

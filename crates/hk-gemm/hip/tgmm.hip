@@ -29,17 +29,19 @@ struct RowSums : gemm::Sums<T> {
 
     template <int>
     HK_FN void multiply(const auto &step) {
-        gemm::multiply<T>(this->acc, step);
-        if (!rows_too) return;
-        const auto ones = __builtin_bit_cast(hk::Frag, hk::Vec<typename T::Element, 8>(typename T::Element(1.0f)));
+        // First, so that no product ends before a branch: LLVM 22 leaves too few states from there to what overwrites its sums.
+        if (rows_too) {
+            const auto ones = __builtin_bit_cast(hk::Frag, hk::Vec<typename T::Element, 8>(typename T::Element(1.0f)));
 #pragma unroll
-        for (int k = 0; k < T::kBytes / hk::kFragBytes; ++k) {
+            for (int k = 0; k < T::kBytes / hk::kFragBytes; ++k) {
 #pragma unroll
-            for (int m = 0; m < RowSums::kM; ++m) {
-                const hk::Frag x = step.x[0]->frag(T::wave_m() + 16 * m, k);
-                of_rows[m] = T::Product::mma(&ones, &x, of_rows[m]);
+                for (int m = 0; m < RowSums::kM; ++m) {
+                    const hk::Frag x = step.x[0]->frag(T::wave_m() + 16 * m, k);
+                    of_rows[m] = T::Product::mma(&ones, &x, of_rows[m]);
+                }
             }
         }
+        gemm::multiply<T>(this->acc, step);
     }
 };
 
@@ -51,7 +53,7 @@ HK_FN void tgmm(const Params &given) {
     for (u32 task = hk::by_xcd(hk::block_x(), hk::grid_x());; task += hk::grid_x()) {
         const Params &p = hk::read_anew(given);
         const u32 m_tiles = (p.rows + T::kM - 1) / T::kM, tiles = m_tiles * p.n_tiles;
-        gemm::Work work(task / tiles);
+        gemm::Work work(task / tiles, 0);
         if (work.batch >= p.groups.count) break;
         const gemm::Group group = walk.find(p.groups, work.batch);
         work.place(task - work.batch * tiles, m_tiles, p.n_tiles, p.span);

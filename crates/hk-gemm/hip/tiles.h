@@ -132,11 +132,11 @@ HK_FN void write_tile(const Params &p, const Work &work, const SumsOf &sums, voi
     const u32 first_m = work.m_tile * T::kM + T::wave_m();
     const u32 first_n = (work.n_tile * T::kN + T::wave_n()) / (kGated ? 2 : 1);
     each_part<T, kCols>(sums, lds, [&](u32 m, u32 n, const Strip<T::kWaveN> &strip, u32 row) {
-        const Epilogue &e = hk::read_anew(p).epilogue;
+        const Params &again = hk::read_anew(p);
         if constexpr (kGated) {
-            finish_gated<kPart>(e, work, first_m + m, first_n + n, strip.get(row, n), strip.get(row, kCols + n));
+            finish_gated<kPart>(again.epilogue, work, first_m + m, first_n + n, strip.get(row, n), strip.get(row, kCols + n));
         } else {
-            finish<kPart>(e, work, first_m + m, first_n + n, strip.get(row, n));
+            finish<kPart>(again, work, first_m + m, first_n + n, strip.get(row, n));
         }
     });
 }
@@ -144,14 +144,15 @@ HK_FN void write_tile(const Params &p, const Work &work, const SumsOf &sums, voi
 /// One tile of outputs, or of a split's part of them. `make_words(work, range)`: what moves the words that go with rows.
 template <class T, template <class> class SumsOf, bool kGated, class Params, class MakeWords>
 HK_FN void tile_gemm(const Params &p, MakeWords make_words) {
-    const Work work(p.grid, hk::block_x());
+    Work work(p.grid, hk::block_x());
+    if (!work.find_matrix<T::kM>(p.epilogue.groups, p.x.rows)) return;
     const Range range(p.grid, work.split);
     const u32 first_m = work.m_tile * T::kM, first_n = work.n_tile * T::kN;
 
-    const typename T::X x(p.x.at(work.batch, first_m), p.x.rows - first_m, p.x.row, range.to, [](u32 row) { return row; });
+    const typename T::X x(p.x.at(work.batch, first_m), p.x.rows - first_m, p.x.layout, range.to, [](u32 row) { return row; });
     // With gates and values, a wave has a strip of both: its rows of W's tile are first gates, then their values.
     const u32 first_w = kGated ? first_n / 2 : first_n;
-    const typename T::W w(p.w.at(work.batch, first_w), p.w.rows - first_w, p.w.row, range.to, [&](u32 row) {
+    const typename T::W w(p.w.at(work.matrix, first_w), p.w.rows - first_w, p.w.layout, range.to, [&](u32 row) {
         return kGated ? gated_row<T::kWaveN>(row, first_w, p.w.rows) : row;
     });
     const auto words = make_words(work, range);

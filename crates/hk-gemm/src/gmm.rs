@@ -43,9 +43,9 @@ impl GroupedTile {
     const fn per_cu(self) -> usize {
         match self {
             Self::T256x256 => 1,
-            Self::T128x128 => 2,
+            Self::T128x128 | Self::Elements => 2,
             Self::T32x128 => 3,
-            Self::T64x64 | Self::Elements => 4,
+            Self::T64x64 => 4,
         }
     }
 
@@ -84,10 +84,10 @@ struct Strided {
     pad: u32,
 }
 
-/// `Groups` in `hip/grouped.h`.
+/// `GroupSizes` in `hip/grouped.h`.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Groups {
+struct GroupSizes {
     sizes: u64,
     count: u32,
     rows: u32,
@@ -101,7 +101,7 @@ struct Groups {
 struct Params {
     x: Strided,
     w: Strided,
-    groups: Groups,
+    groups: GroupSizes,
     y: u64,
     y_group: i64,
     y_row: i64,
@@ -375,7 +375,7 @@ impl<'a, T: Half> Gmm<'a, T> {
         let params = Params {
             x: x.params(launch.input(lhs_name, &lhs)?.data()),
             w: w.params(launch.input(rhs_name, &rhs)?.data()),
-            groups: Groups {
+            groups: GroupSizes {
                 sizes: match &sizes {
                     Some(sizes) => sizes.input(&mut launch, "group_sizes")?.data(),
                     None => 0,
@@ -473,6 +473,7 @@ pub fn gmm<'a, T: Half>(
 ///
 /// # Errors
 /// As [`gmm`]; `bias_grad` is disjoint from all others too.
+#[expect(clippy::too_many_arguments, reason = "the tensors of the operator")]
 pub fn ptgmm<'a, T: Half>(
     stream: &Stream,
     lhs: TensorView<'a, T>,
@@ -490,6 +491,7 @@ pub fn ptgmm<'a, T: Half>(
 ///
 /// # Errors
 /// As [`ptgmm`]; [`Argument`](hk_core::Error::Argument) for a grid.
+#[expect(clippy::too_many_arguments, reason = "the tensors of the operator")]
 pub fn nptgmm<'a, T: Half>(
     stream: &Stream,
     lhs: TensorView<'a, T>,
@@ -503,7 +505,7 @@ pub fn nptgmm<'a, T: Half>(
     tgmm("nptgmm", stream, [lhs, rhs], group_sizes.into(), out, bias_grad, accumulate, options)
 }
 
-#[allow(clippy::too_many_arguments, reason = "those of the operator")]
+#[expect(clippy::too_many_arguments, reason = "the tensors of the operator")]
 fn tgmm<'a, T: Half>(
     op: &'static str,
     stream: &Stream,
@@ -563,7 +565,7 @@ fn tgmm<'a, T: Half>(
     let params = Params {
         x: x.params(launch.input("lhs", &lhs)?.data()),
         w: w.params(launch.input("rhs", &rhs)?.data()),
-        groups: Groups {
+        groups: GroupSizes {
             sizes: sizes.input(&mut launch, "group_sizes")?.data(),
             count: groups as u32,
             rows: m as u32,

@@ -184,13 +184,14 @@ pub fn activate(activation: Option<Activation>, x: f64) -> f64 {
         }
         Some(Activation::Relu) => x.max(0.0),
         Some(Activation::Tanh) => x.tanh(),
+        Some(Activation::Relu6) => x.clamp(0.0, 6.0),
     }
 }
 
 /// The steepest slope of an activation, at least.
 fn steepness(activation: Option<Activation>) -> f64 {
     match activation {
-        None | Some(Activation::Relu | Activation::Tanh) => 1.0,
+        None | Some(Activation::Relu | Activation::Tanh | Activation::Relu6) => 1.0,
         // 1.0998, 1.1290, 1.1290.
         Some(Activation::Silu | Activation::Gelu | Activation::GeluTanh) => 1.13,
     }

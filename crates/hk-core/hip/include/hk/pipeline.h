@@ -15,6 +15,18 @@
 
 namespace hk {
 
+/// Where the rows of an operand are, in bytes from the first one. Row after row, or shuffled: blocks of 16 rows, in which a chunk
+/// of 16 bytes of each row is beside that of the next, so that a wave reads all of them as one stretch.
+struct RowLayout {
+    i64 row, block;  ///< from a row to the next among 16; from 16 rows to the next 16
+    u32 spread;      ///< chunks of a row are 16 << spread bytes apart
+
+    /// Of a row.
+    HK_FN i64 offset(u32 of_row) const { return i64(of_row / 16) * block + i64(of_row % 16) * row; }
+    /// The same within a window.
+    HK_FN u32 window_offset(u32 of_row) const { return of_row / 16 * u32(block) + of_row % 16 * u32(row); }
+};
+
 /// How the threads of a block bring a tile's rows to LDS: 16 bytes at a time, lanes side by side in LDS, each with the chunk
 /// that belongs at its place. By vectors, rows begin on 16 bytes and end with a whole chunk, and the tile's rows lie within
 /// 2 GiB; by elements of `kElement` bytes any rows will do.
@@ -38,6 +50,7 @@ private:
     Window window_;
     u32 end_;            // of a row, in bytes
     u32 ahead_;          // of the thread's chunks in their rows
+    u32 spread_;
     u32 offset_[kParts];  // of the chunks in the window; beyond it for rows past the last
 
     HK_FN u32 at(int part, u32 from) const {
@@ -49,16 +62,16 @@ private:
 public:
     static constexpr bool kDirect = kHasWideDma;
 
-    /// Rows of `end` bytes, `stride` bytes apart. Row r of the tile is row `row_of(r)` of them; from `rows` on there is none.
+    /// Rows of `end` bytes. Row r of the tile is row `row_of(r)` of them; from `rows` on there is none.
     template <class RowOf>
-    HK_FN Mover(GlobalPtr<const u8> first, u32 rows, i64 stride, u32 end, RowOf row_of)
-        : window_(first, Window::kBeyond - 1), end_(end) {
+    HK_FN Mover(GlobalPtr<const u8> first, u32 rows, const RowLayout &layout, u32 end, RowOf row_of)
+        : window_(first, Window::kBeyond - 1), end_(end), spread_(layout.spread) {
         const u32 row = thread_x() / Tile::kChunks;
         ahead_ = (thread_x() % Tile::kChunks ^ Tile::swizzle(row)) * 16;
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
             const u32 from = row_of(row + i * (kThreads / Tile::kChunks));
-            offset_[i] = from < rows ? from * u32(stride) + ahead_ : Window::kBeyond;
+            offset_[i] = from < rows ? layout.window_offset(from) + (ahead_ << spread_) : Window::kBeyond;
         }
     }
 
@@ -66,7 +79,7 @@ public:
     HK_FN Chunks load(u32 from) const {
         Chunks chunks;
 #pragma unroll
-        for (int i = 0; i < kParts; ++i) chunks.part[i] = window_.load_chunk(at(i, from), from);
+        for (int i = 0; i < kParts; ++i) chunks.part[i] = window_.load_chunk(at(i, from), from << spread_);
         return chunks;
     }
 
@@ -81,7 +94,7 @@ public:
         using Lds = __attribute__((address_space(3))) void *;
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
-            window_.load_to_lds((Lds)&tile.chunk[wave_id() * kWaveSize + i * kThreads], at(i, from), from);
+            window_.load_to_lds((Lds)&tile.chunk[wave_id() * kWaveSize + i * kThreads], at(i, from), from << spread_);
         }
     }
 #endif
@@ -105,20 +118,21 @@ private:
         else return u8(0);
     }());
 
-    u32 end_, ahead_;
+    u32 end_, ahead_, spread_;
     GlobalPtr<const u8> row_[kParts];
     bool there_[kParts];
 
 public:
     template <class RowOf>
-    HK_FN Mover(GlobalPtr<const u8> first, u32 rows, i64 stride, u32 end, RowOf row_of) : end_(end) {
+    HK_FN Mover(GlobalPtr<const u8> first, u32 rows, const RowLayout &layout, u32 end, RowOf row_of)
+        : end_(end), spread_(layout.spread) {
         const u32 row = thread_x() / Tile::kChunks;
         ahead_ = (thread_x() % Tile::kChunks ^ Tile::swizzle(row)) * 16;
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
             const u32 from = row_of(row + i * (kThreads / Tile::kChunks));
             there_[i] = from < rows;
-            row_[i] = first + (there_[i] ? from : 0) * stride;
+            row_[i] = first + layout.offset(there_[i] ? from : 0);
         }
     }
 
@@ -127,10 +141,11 @@ public:
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
             Vec<Bits, 16 / kElement> v = Bits(0);
+            const GlobalPtr<const u8> chunk = row_[i] + (u64(from + ahead_) << spread_);
 #pragma unroll
             for (u32 j = 0; j < 16; j += kElement) {
-                const u32 at = from + ahead_ + j;
-                if (there_[i] && at < end_) v[j / kElement] = *reinterpret_cast<GlobalPtr<const Bits>>(row_[i] + at);
+                const bool there = there_[i] && from + ahead_ + j < end_;
+                if (there) v[j / kElement] = *reinterpret_cast<GlobalPtr<const Bits>>(chunk + j);
             }
             chunks.part[i] = __builtin_bit_cast(Vec<u32, 4>, v);
         }
