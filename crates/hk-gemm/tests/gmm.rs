@@ -631,3 +631,37 @@ fn errors() {
     );
     assert_error(result, kind!(Overlap), &["lhs", "out"]);
 }
+
+/// No bank of LDS is met twice on the way of operands, transposed or not: what a longer sum adds has no conflicts.
+#[test]
+fn stages_have_no_bank_conflicts() {
+    for target in ["gfx942", "gfx950"] {
+        let gpu = Gpu::open(&format!("emu:{target}?details=true"));
+        let clocks = |run: &dyn Fn()| {
+            run();
+            let counted = gpu.stream().take_counters().unwrap().and_then(|c| c.details).unwrap();
+            [counted.lds_clocks, counted.lds_conflict_clocks]
+        };
+        for tile in GroupedTile::ALL.into_iter().filter(|&tile| tile != GroupedTile::Elements) {
+            for order in [STRAIGHT, TURNED] {
+                let mut case = Case::new(&[128], [128, 128, 32]).tile(tile);
+                case.orders[1] = order;
+                let longer = Case { k: 128, ..case.clone() };
+                let [few, more] = [case, longer].map(|case| clocks(&|| case.check_gmm::<bf16>(&gpu)));
+                assert!(
+                    more[0] > few[0] && more[1] == few[1],
+                    "{target} {tile:?} {order:?}: {few:?} {more:?}"
+                );
+            }
+            if tile != GroupedTile::T32x128 {
+                let case = Case {
+                    orders: [TURNED, STRAIGHT, STRAIGHT],
+                    ..Case::new(&[32], [32, 128, 128]).tile(tile)
+                };
+                let longer = Case { sizes: vec![128], m: 128, ..case.clone() };
+                let [few, more] = [case, longer].map(|case| clocks(&|| case.check_ptgmm::<bf16>(&gpu)));
+                assert!(more[0] > few[0] && more[1] == few[1], "{target} {tile:?}: {few:?} {more:?}");
+            }
+        }
+    }
+}
