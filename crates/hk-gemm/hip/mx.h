@@ -161,7 +161,7 @@ struct MxTile {
 /// A wave's sums, in units of their operand's until the end.
 template <class T>
 struct MxSums {
-    static constexpr int kM = T::kWaveM / 16, kN = T::kWaveN / 16, kTurns = 2;
+    static constexpr int kM = T::kWaveM / 16, kN = T::kWaveN / 16;
     hk::MmaAcc acc[kM][kN] = {};
 
     template <int>

@@ -68,7 +68,7 @@ HK_FN void multiply(Acc (&acc)[kM][kN], const Step &step) {
 /// A wave's sums.
 template <class T>
 struct Sums {
-    static constexpr int kM = T::kWaveM / 16, kN = T::kWaveN / 16, kTurns = 2;
+    static constexpr int kM = T::kWaveM / 16, kN = T::kWaveN / 16;
     typename T::Product::Acc acc[kM][kN] = {};
 
     template <int>
@@ -102,14 +102,12 @@ struct Strip {
     }
 };
 
-/// Writes a wave's outputs. `lds` holds nothing that any wave needs.
-template <class T, bool kGated, class Params, class SumsOf>
-HK_FN void write_tile(const Params &p, const Work &work, const SumsOf &sums, void *lds) {
-    constexpr u32 kCols = kGated ? T::kWaveN / 2 : T::kWaveN, kPart = Strip<T::kWaveN>::kPart;
-    constexpr u32 kLanes = kCols / kPart;
+/// Passes a wave's sums through LDS, which holds nothing that any wave needs: calls `part(row, col, strip, r)` for each part of a
+/// row of the wave's outputs, `kCols` in all. The part's sums are in row `r` of the strip.
+template <class T, u32 kCols, class SumsOf, class F>
+HK_FN void each_part(const SumsOf &sums, void *lds, F part) {
+    constexpr u32 kLanes = kCols / Strip<T::kWaveN>::kPart;
     Strip<T::kWaveN> &strip = static_cast<Strip<T::kWaveN> *>(lds)[hk::wave_id()];
-    const u32 first_m = work.m_tile * T::kM + T::wave_m();
-    const u32 first_n = (work.n_tile * T::kN + T::wave_n()) / (kGated ? 2 : 1);
 #pragma unroll 1
     for (u32 m = 0; m < SumsOf::kM; ++m) {
         hk::wave_barrier();
@@ -121,14 +119,8 @@ HK_FN void write_tile(const Params &p, const Work &work, const SumsOf &sums, voi
         hk::wave_barrier();
 #pragma unroll 1
         for (u32 i = hk::lane_id(); i < 16 * kLanes; i += hk::kWaveSize) {
-            const u32 row = i / kLanes, col = i % kLanes * kPart;
-            const u32 at_m = first_m + 16 * m + row, at_n = first_n + col;
-            const Params &again = hk::read_anew(p);
-            if constexpr (kGated) {
-                finish_gated<kPart>(again.epilogue, work, at_m, at_n, strip.get(row, col), strip.get(row, kCols + col));
-            } else {
-                finish<kPart>(again, work, at_m, at_n, strip.get(row, col));
-            }
+            const u32 row = i / kLanes, col = i % kLanes * Strip<T::kWaveN>::kPart;
+            part(16 * m + row, col, strip, row);
         }
     }
 }
@@ -138,6 +130,22 @@ template <class T>
 HK_FN u32 bytes_of_w(u32 bytes) {
     constexpr u32 kX = T::X::kStage, kW = T::W::kStage;
     return kW > kX ? bytes * (kW / kX) : bytes / (kX / kW);
+}
+
+/// Writes a wave's outputs. `lds` holds nothing that any wave needs.
+template <class T, bool kGated, class Params, class SumsOf>
+HK_FN void write_tile(const Params &p, const Work &work, const SumsOf &sums, void *lds) {
+    constexpr u32 kCols = kGated ? T::kWaveN / 2 : T::kWaveN, kPart = Strip<T::kWaveN>::kPart;
+    const u32 first_m = work.m_tile * T::kM + T::wave_m();
+    const u32 first_n = (work.n_tile * T::kN + T::wave_n()) / (kGated ? 2 : 1);
+    each_part<T, kCols>(sums, lds, [&](u32 m, u32 n, const Strip<T::kWaveN> &strip, u32 row) {
+        const Params &again = hk::read_anew(p);
+        if constexpr (kGated) {
+            finish_gated<kPart>(again.epilogue, work, first_m + m, first_n + n, strip.get(row, n), strip.get(row, kCols + n));
+        } else {
+            finish<kPart>(again, work, first_m + m, first_n + n, strip.get(row, n));
+        }
+    });
 }
 
 /// One tile of outputs, or of a split's part of them. `make_words(work, range)`: what moves the words that go with rows.

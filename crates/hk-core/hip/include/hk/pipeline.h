@@ -342,6 +342,14 @@ struct Step {
     const typename Words::Tile *words[kStages];
 };
 
+namespace detail {
+template <class Sums>
+inline constexpr int kTurns = [] {
+    if constexpr (requires { Sums::kTurns; }) return Sums::kTurns;
+    else return 2;
+}();
+}  // namespace detail
+
 /// By registers: while `kStep` stages are multiplied, those after them are in registers or on their way there, and the ones
 /// after these are being loaded. Twice as many stages in LDS, one barrier a step: a block writes stages that all its waves
 /// have left before the last barrier.
@@ -395,11 +403,11 @@ public:
         : x_(x), w_(w), words_(words), stages_(stages) {}
 
     /// Calls `sums.multiply<i>(Step)` for `count` stages from byte `from` of the rows of x on, `kStep` at a time; i counts up to
-    /// Sums::kTurns, 2 or 4, and begins anew. Then `sums.finish<n>()`, n of them having been the last ones; beyond 2, past the end
+    /// Sums::kTurns, 2 (if it does not say) or 4, and begins anew. Then `sums.finish<n>()`, n of them having been the last ones; beyond 2, past the end
     /// they are zero up to a whole round.
     template <class Sums>
     HK_FN void run(u32 from, u32 count, Sums &sums) const {
-        constexpr u32 kBytes = kStep * X::kStage, kTurns = Sums::kTurns;
+        constexpr u32 kBytes = kStep * X::kStage, kTurns = detail::kTurns<Sums>;
         static_assert(kTurns == 2 || kTurns == 4, "halves of LDS in turn");
         u32 steps = (count + kStep - 1) / kStep;
         if constexpr (kTurns > 2) steps = (steps + kTurns - 1) / kTurns * kTurns;
