@@ -90,7 +90,7 @@ struct DecodedTile {
     static constexpr bool kXScaled = false;
 
     using X = hk::Mover<hk::SharedTile<kM, kBytes>, kThreads, kAccess, sizeof(T)>;
-    using W = hk::DecodingMover<hk::SharedTile<kN, kBytes>, kThreads, kAccess, hk::kBits<Code>, Decode>;
+    using W = hk::DecodingMover<hk::SharedTile<kN, kBytes>, kThreads, kAccess, hk::kBitsOf<Code>, Decode>;
     template <class Words>
     using Pipeline = hk::RegisterPipeline<X, W, Words, kStep>;
 

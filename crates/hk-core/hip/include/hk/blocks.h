@@ -7,15 +7,6 @@
 
 namespace hk {
 
-/// Pairs of fp4 in a byte, the first in the lower half.
-struct Fp4 {};
-
-/// Bits of an element in memory.
-template <class E>
-inline constexpr int kBits = 8 * sizeof(E);
-template <>
-inline constexpr int kBits<Fp4> = 4;
-
 /// Codes of bytes.
 template <class E>
 inline constexpr CodeKind kCodeKind = __is_same(E, I8) ? CodeKind::I8 : kMmaFp8;
@@ -24,7 +15,7 @@ inline constexpr CodeKind kCodeKind = __is_same(E, I8) ? CodeKind::I8 : kMmaFp8;
 /// bytes. If `kStriped`, chunks of all lanes come before the lanes' next ones: the way in which the matrix unit takes bytes.
 template <class E, bool kStriped = false>
 struct Block {
-    static constexpr int kChunks = kBits<E> / 4;
+    static constexpr int kChunks = kBitsOf<E> / 4;
     static constexpr u32 kLaneStep = kStriped ? 16 : 16 * kChunks;
     static constexpr u32 kStep = kStriped ? kFragBytes : 16;
     Frag chunk[kChunks];
@@ -135,11 +126,9 @@ inline constexpr float kMxFp8SumUnit = 1.0f / MxBlock::kUnit;
 /// Of mxfp4 by fp8; sums are in units of kMxFp8SumUnit.
 HK_FN MmaAcc mma(const MxBlock &w, const Fp8Block &x, MmaAcc acc) {
 #if defined(HK_MX_MMA)
-    constexpr int kFp4 = 4, kFp8 = 0, kOne = 127;
-    const Vec<int, 8> a = {int(w.codes[0]), int(w.codes[1]), int(w.codes[2]), int(w.codes[3]), 0, 0, 0, 0};
-    const Vec<int, 8> b = {int(x.codes[0][0]), int(x.codes[0][1]), int(x.codes[0][2]), int(x.codes[0][3]),
-                           int(x.codes[1][0]), int(x.codes[1][1]), int(x.codes[1][2]), int(x.codes[1][3])};
-    return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(a, b, acc, kFp4, kFp8, 0, int(w.scale), 0, kOne);
+    constexpr u32 kOne = 127;
+    const auto codes = __builtin_shufflevector(x.codes[0], x.codes[1], 0, 1, 2, 3, 4, 5, 6, 7);
+    return Instruction<Fp4, Fp8, 16, kMxCols>::mma<0, 0>(w.codes, codes, acc, w.scale, kOne);
 #else
 #pragma unroll
     for (int i = 0; i < 4; ++i) acc = mma<bf16>(w.values[i], x.values[i], acc);
