@@ -71,12 +71,16 @@ struct Sums {
     static constexpr int kM = T::kWaveM / 16, kN = T::kWaveN / 16;
     typename T::Product::Acc acc[kM][kN] = {};
 
+    HK_FN explicit Sums(const auto &) {}
+
+    HK_FN void run(const auto &pipeline, u32 from, u32 count) { pipeline.run(from, count, *this); }
+
     template <int>
     HK_FN void multiply(const auto &step) {
         gemm::multiply<T>(acc, step);
     }
     template <int>
-    HK_FN void finish() {}
+    HK_FN void finish(const auto &) {}
 };
 
 /// 16 rows of a wave's sums in LDS, row by row, padded such that lanes that write together meet no bank twice.
@@ -153,8 +157,8 @@ HK_FN void tile_gemm(const Params &p, MakeWords make_words) {
         typename Pipeline::Lds stages;
         Strip<T::kWaveN> strips[T::kThreads / hk::kWaveSize];
     } lds;
-    SumsOf<T> sums;
-    Pipeline(x, w, words, lds.stages).run(range.from, (range.to - range.from + T::kBytes - 1) / T::kBytes, sums);
+    SumsOf<T> sums(p);
+    sums.run(Pipeline(x, w, words, lds.stages), range.from, (range.to - range.from + T::kBytes - 1) / T::kBytes);
     hk::block_barrier();
     write_tile<T, kGated>(p, work, sums, &lds);
 }

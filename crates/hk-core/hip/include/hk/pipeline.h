@@ -302,7 +302,7 @@ public:
         : x_(x), w_(w), words_(words), stages_(stages) {}
 
     /// Calls `sums.multiply<i>(Step)` for `count` stages from byte `from` of the rows on, `kStep` at a time; i is 0 and 1 in
-    /// turn. Then `sums.finish<n>()`, n of 1 or 2 having been the last ones.
+    /// turn. Then `sums.finish<n>(Step)`, the last Step and n of 1 or 2 having been the last ones.
     template <class Sums>
     HK_FN void run(u32 from, u32 count, Sums &sums) const {
         constexpr u32 kBytes = kStep * X::Tile::kBytes;
@@ -328,9 +328,9 @@ public:
         if (steps % 2 != 0) {
             block_barrier();
             sums.template multiply<0>(step(0));
-            sums.template finish<1>();
-        } else {
-            sums.template finish<2>();
+            sums.template finish<1>(step(0));
+        } else if (steps != 0) {
+            sums.template finish<2>(step(1));
         }
     }
 };
@@ -362,8 +362,7 @@ public:
     HK_FN DirectPipeline(const X &x, const W &w, const Words &words, Lds &stages)
         : x_(x), w_(w), words_(words), stages_(stages) {}
 
-    /// Calls `sums.multiply<0>(Step)` for `count` stages from byte `from` of the rows on, `kStep` at a time, then
-    /// `sums.finish<1>()`.
+    /// Calls `sums.multiply<0>(Step)` for `count` stages from byte `from` of the rows on, `kStep` at a time.
     template <class Sums>
     HK_FN void run(u32 from, u32 count, Sums &sums) const {
         constexpr u32 kBytes = X::Tile::kBytes;
@@ -389,7 +388,6 @@ public:
             }
             sums.template multiply<0>(step);
         }
-        sums.template finish<1>();
         // A block gives its LDS back when it ends.
         wait_loads<0>();
     }
