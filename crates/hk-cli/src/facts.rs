@@ -143,7 +143,8 @@ impl Facts {
         // sixteen; a pass is four on one of them; 64 bytes a clock go to global memory and come from it, and addresses of 16
         // lanes.
         let vector = c.valu + 3 * c.transcendental + c.mfma;
-        let memory = (4 * (c.vmem_loads + c.vmem_stores)).max((c.global_read_bytes + c.global_written_bytes) / 64);
+        let memory =
+            (4 * (c.vmem_loads + c.vmem_stores)).max((c.global_read_bytes + c.global_written_bytes) / 64);
         let busiest = vector.max(d.lds_clocks).max(memory);
         let matrix = if c.mfma == 0 {
             "-".into()
