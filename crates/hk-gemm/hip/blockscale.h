@@ -43,11 +43,6 @@ struct BlockSums {
             if constexpr ((kTurn + 1) % kSteps == 0) scale(step);
         }
 
-        template <int kLast>
-        HK_FN void finish(const auto &step) const {
-            if constexpr (kLast % kSteps != 0) scale(step);
-        }
-
         /// By the scales of the step's columns.
         HK_FN void scale(const auto &step) const {
             const auto &words = *step.words[0];
@@ -79,7 +74,8 @@ template <class T>
 HK_FN void block_gemm(const BlockParams &p) {
     static_assert(T::Product::kBytes == 1, "128 columns are 128 bytes");
     tile_gemm<T, BlockSums, false>(p, [&](const Work &work, const Range &range) {
-        return hk::WordMover<T::kM, T::kN, T::kThreads>(range.to, [&](u32 row, bool of_w) {
+        // The last 128 columns have their scales whichever of their stages lie past the end.
+        return hk::WordMover<T::kM, T::kN, T::kThreads>((range.to + 127) & ~127u, [&](u32 row, bool of_w) {
             return of_w ? p.w_scale.place(work, work.n_tile * T::kN + row, p.w.rows)
                         : p.x_scale.place(work, work.m_tile * T::kM + row, p.x.rows);
         });

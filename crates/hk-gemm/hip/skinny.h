@@ -1,7 +1,8 @@
 // skinny.h: products of few rows x, bound by reading w.
 //   A block makes 16 kMTiles x 16 kNTiles sums. Its waves share K: wave i takes every kWaves-th stretch of kBytes of each row,
 //   from global memory to registers, two stretches ahead of the products. So each weight is read once, by one wave, and a
-//   wave has up to 32 (kMTiles + kNTiles) kBytes of loads on their way. The waves' sums meet in LDS, in their order.
+//   wave has up to 32 (kMTiles + kNTiles) kBytes of loads on their way. The waves' sums meet in LDS, in their order, as many
+//   rows at a time as fit 16 KiB: LDS does not bound how many blocks a CU holds.
 #pragma once
 
 #include <hk/block.h>
@@ -117,11 +118,13 @@ HK_FN void skinny_gemm(const Params &given, MakeScales make_scales) {
     constexpr u32 kStretch = kBytes;
     using Number = decltype(Acc{}[0] + 0);
 
-    // Where sums meet: by wave, then by row, padded such that lanes that write together meet no bank twice.
-    constexpr u32 kPitch = kN + 4;
-    __shared__ Number planes[kWaves][kM * kPitch];
+    // Where sums meet: of some tiles of M at a time.
+    constexpr u32 kTogether = kWaves < 8 && kMTiles > 1 ? 2 : 1;
+    static_assert(kMTiles % kTogether == 0, "all rounds alike");
+    __shared__ Strip<Number, kN, 16 * kTogether> strips[kWaves];
 
     const Work work(given.grid, hk::block_x());
+    Acc acc[kMTiles][kNTiles] = {};
     {
         const Params &p = given;
         const u32 first_m = work.m_tile * kM, first_n = work.n_tile * kN;
@@ -133,7 +136,6 @@ HK_FN void skinny_gemm(const Params &given, MakeScales make_scales) {
             return kGated ? gated_row<kN>(row, first_w, p.w.rows) : row;
         });
 
-        Acc acc[kMTiles][kNTiles] = {};
         const Scales scales = make_scales(work, first_m, first_w, end);
         struct Set {
             typename Rows<kMTiles, kUnroll>::Frags x;
@@ -181,37 +183,34 @@ HK_FN void skinny_gemm(const Params &given, MakeScales make_scales) {
             odd = load(from + kWaves * kStretch);
             hk::stay_in_order();
         }
-#pragma unroll
-        for (u32 m = 0; m < kMTiles; ++m) {
-#pragma unroll
-            for (u32 n = 0; n < kNTiles; ++n) {
-                const u32 at = (16 * m + hk::lane_id() % 16) * kPitch + 16 * n + hk::lane_id() / 16 * hk::kMmaRows;
-                *reinterpret_cast<Acc *>(planes[hk::wave_id()] + at) = acc[m][n];
-            }
-        }
     }
-    hk::block_barrier();
 
-    constexpr u32 kPart = 8, kCols = kGated ? kN / 2 : kN, kParts = kCols / kPart;
+    constexpr u32 kCols = kGated ? kN / 2 : kN, kParts = kCols / kPart;
     const auto total = [&](u32 row, u32 col) {
-        using Four = Vec<Number, 4>;
         Vec<Number, kPart> sum = Number(0);
 #pragma unroll
-        for (int wave = 0; wave < kWaves; ++wave) {
-            const auto *from = reinterpret_cast<const Four *>(planes[wave] + row * kPitch + col);
-            sum += __builtin_shufflevector(from[0], from[1], 0, 1, 2, 3, 4, 5, 6, 7);
-        }
+        for (int wave = 0; wave < kWaves; ++wave) sum += strips[wave].get(row, col);
         return __builtin_convertvector(sum, Vec<float, kPart>);
     };
 #pragma unroll 1
-    for (u32 i = hk::thread_x(); i < kM * kParts; i += kThreads) {
-        const Epilogue &e = hk::read_anew(given).epilogue;
-        const u32 row = i / kParts, col = i % kParts * kPart;
-        const u32 m = work.m_tile * kM + row, n = work.n_tile * kCols + col;
-        if constexpr (kGated) {
-            finish_gated<kPart>(e, work, m, n, total(row, col), total(row, kCols + col));
-        } else {
-            finish<kPart>(e, work, m, n, total(row, col));
+    for (u32 first = 0; first < kMTiles; first += kTogether) {
+        if (first > 0) hk::block_barrier();
+#pragma unroll
+        for (u32 m = 0; m < kMTiles; ++m) {
+            // One copy of what follows, whatever the tiles.
+            if (m / kTogether * kTogether == first) strips[hk::wave_id()].put(m % kTogether * 16, acc[m]);
+        }
+        hk::block_barrier();
+#pragma unroll 1
+        for (u32 i = hk::thread_x(); i < 16 * kTogether * kParts; i += kThreads) {
+            const Epilogue &e = hk::read_anew(given).epilogue;
+            const u32 row = i / kParts, col = i % kParts * kPart;
+            const u32 m = work.m_tile * kM + 16 * first + row, n = work.n_tile * kCols + col;
+            if constexpr (kGated) {
+                finish_gated<kPart>(e, work, m, n, total(row, col), total(row, kCols + col));
+            } else {
+                finish<kPart>(e, work, m, n, total(row, col));
+            }
         }
     }
 }

@@ -79,39 +79,13 @@ struct Sums {
     HK_FN void multiply(const auto &step) {
         gemm::multiply<T>(acc, step);
     }
-    template <int>
-    HK_FN void finish(const auto &) {}
-};
-
-/// 16 rows of a wave's sums in LDS, row by row, padded such that lanes that write together meet no bank twice.
-template <int kCols>
-struct Strip {
-    static constexpr int kPitch = kCols + 4;
-    static constexpr int kPart = 8;  // outputs of a lane at a time
-    float sum[16 * kPitch];
-
-    template <class Acc, int kN>
-    HK_FN void put(const Acc (&acc)[kN]) {
-        static_assert(16 * kN == kCols, "a wave's columns");
-#pragma unroll
-        for (int n = 0; n < kN; ++n) {
-            const u32 at = hk::lane_id() % 16 * kPitch + 16 * n + hk::lane_id() / 16 * hk::kMmaRows;
-            *reinterpret_cast<Vec<float, hk::kMmaRows> *>(sum + at) = __builtin_convertvector(acc[n], Vec<float, hk::kMmaRows>);
-        }
-    }
-
-    HK_FN Vec<float, kPart> get(u32 row, u32 col) const {
-        const auto *from = reinterpret_cast<const Vec<float, 4> *>(sum + row * kPitch + col);
-        return __builtin_shufflevector(from[0], from[1], 0, 1, 2, 3, 4, 5, 6, 7);
-    }
 };
 
 /// Writes a wave's outputs. `lds` holds nothing that any wave needs.
 template <class T, bool kGated, class Params, class SumsOf>
 HK_FN void write_tile(const Params &p, const Work &work, const SumsOf &sums, void *lds) {
-    constexpr u32 kCols = kGated ? T::kWaveN / 2 : T::kWaveN, kPart = Strip<T::kWaveN>::kPart;
-    constexpr u32 kLanes = kCols / kPart;
-    Strip<T::kWaveN> &strip = static_cast<Strip<T::kWaveN> *>(lds)[hk::wave_id()];
+    constexpr u32 kCols = kGated ? T::kWaveN / 2 : T::kWaveN, kLanes = kCols / kPart;
+    auto &strip = static_cast<Strip<float, T::kWaveN> *>(lds)[hk::wave_id()];
     const u32 first_m = work.m_tile * T::kM + T::wave_m();
     const u32 first_n = (work.n_tile * T::kN + T::wave_n()) / (kGated ? 2 : 1);
 #pragma unroll 1
@@ -120,7 +94,7 @@ HK_FN void write_tile(const Params &p, const Work &work, const SumsOf &sums, voi
         // One copy of what follows, whatever the strip.
 #pragma unroll
         for (int i = 0; i < SumsOf::kM; ++i) {
-            if (u32(i) == m) strip.put(sums.acc[i]);
+            if (u32(i) == m) strip.put(0, sums.acc[i]);
         }
         hk::wave_barrier();
 #pragma unroll 1
@@ -155,7 +129,7 @@ HK_FN void tile_gemm(const Params &p, MakeWords make_words) {
     using Pipeline = typename T::template Pipeline<__remove_cvref(decltype(words))>;
     __shared__ union {
         typename Pipeline::Lds stages;
-        Strip<T::kWaveN> strips[T::kThreads / hk::kWaveSize];
+        Strip<float, T::kWaveN> strips[T::kThreads / hk::kWaveSize];
     } lds;
     SumsOf<T> sums(p);
     sums.run(Pipeline(x, w, words, lds.stages), range.from, (range.to - range.from + T::kBytes - 1) / T::kBytes);

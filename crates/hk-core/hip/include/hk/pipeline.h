@@ -302,15 +302,14 @@ public:
         : x_(x), w_(w), words_(words), stages_(stages) {}
 
     /// Calls `sums.multiply<i>(Step)` for `count` stages from byte `from` of the rows on, `kStep` at a time; i is 0 and 1 in
-    /// turn. Then `sums.finish<n>(Step)`, the last Step and n of 1 or 2 having been the last ones.
+    /// turn, 1 at the end: the last stages may lie past the rows' end.
     template <class Sums>
     HK_FN void run(u32 from, u32 count, Sums &sums) const {
         constexpr u32 kBytes = kStep * X::Tile::kBytes;
-        const u32 steps = (count + kStep - 1) / kStep;
         Set even = load(from);
         Set odd = load(from + kBytes);
         store(even, 0);
-        for (u32 pairs = steps / 2; pairs > 0; --pairs) {
+        for (u32 pairs = (count + 2 * kStep - 1) / (2 * kStep); pairs > 0; --pairs) {
             from += 2 * kBytes;
             block_barrier();
             even = load(from);
@@ -324,13 +323,6 @@ public:
             sums.template multiply<1>(step(1));
             stay_in_order();
             store(even, 0);
-        }
-        if (steps % 2 != 0) {
-            block_barrier();
-            sums.template multiply<0>(step(0));
-            sums.template finish<1>(step(0));
-        } else if (steps != 0) {
-            sums.template finish<2>(step(1));
         }
     }
 };
