@@ -2,6 +2,7 @@
 
 hk_core::include_kernels!();
 
+mod a16w8;
 mod a16w16;
 mod a8w8;
 mod config;
@@ -10,10 +11,12 @@ mod gmm;
 mod operators;
 mod params;
 mod problem;
+mod quantized;
 pub mod reference;
 mod views;
 
 pub use a8w8::{MatrixCode, batched_gemm_a8w8, gemm_a8w8, gemm_a8w8_blockscale, gemm_a8w8_per_token_scale};
+pub use a16w8::{batched_gemm_a8w8_ptgq, gemm_a16w8_blockscale, gemm_a16w8_workspace};
 pub use a16w16::{Half, batched_gemm_bf16, gemm_a16w16, gemm_a16w16_atomic, gemm_a16w16_gated};
 pub use config::{GemmConfig, GemmTile, Precision};
 pub use gmm::{GroupedOptions, GroupedTile, gmm, nptgmm, ptgmm};
