@@ -34,10 +34,13 @@ HK_FN void store(const hk::Global &t, u32 i, V v) {
     reinterpret_cast<GlobalPtr<V>>(t.row<u8>(0))[i] = v;
 }
 
+/// The block's threads from the last to the first, so that a wave reads what another has brought.
+HK_FN u32 thread_from_last(u32 threads) { return threads - 1 - hk::thread_x(); }
+
 /// A tile's rows, one after the other, to y from byte `to` on.
 template <class Tile>
 HK_FN void write_rows(const hk::Global &y, u32 to, const Tile &tile, u32 threads) {
-    for (u32 i = hk::thread_x(); i < Tile::kRows * Tile::kChunks; i += threads) {
+    for (u32 i = thread_from_last(threads); i < Tile::kRows * Tile::kChunks; i += threads) {
         store(y, to / 16 + i, tile.template get<Frag>(i / Tile::kChunks, i % Tile::kChunks * 16));
     }
 }
@@ -178,8 +181,8 @@ HK_FN void words_to_lds(const Params &p) {
     Words::store(words.load(p.from), tile);
     hk::block_barrier();
     const auto write = [&](u32 to) {
-        for (u32 i = hk::thread_x(); i < 128; i += kWordThreads) store(p.y, to + i, tile.x(i));
-        for (u32 i = hk::thread_x(); i < 70; i += kWordThreads) store(p.y, to + 128 + i, *tile.w(i));
+        for (u32 i = thread_from_last(kWordThreads); i < 128; i += kWordThreads) store(p.y, to + i, tile.x(i));
+        for (u32 i = thread_from_last(kWordThreads); i < 70; i += kWordThreads) store(p.y, to + 128 + i, *tile.w(i));
     };
     write(0);
 #if defined(HK_AMD)
@@ -207,7 +210,7 @@ struct Record {
             write_rows(y, stage * kStage, *step.x[s], kWordThreads);
             write_rows(y, stage * kStage + kX, *step.w[s], kWordThreads);
             const u32 words = (stage * kStage + kX + kW) / 4;
-            for (u32 i = hk::thread_x(); i < kWords; i += kWordThreads) {
+            for (u32 i = thread_from_last(kWordThreads); i < kWords; i += kWordThreads) {
                 store(y, words + i, i < X::Tile::kRows ? step.words[s]->x(i) : *step.words[s]->w(i - X::Tile::kRows));
             }
             if (hk::thread_x() == 0) store(y, words + kWords, u32(kTurn));
