@@ -8,11 +8,16 @@
 
 namespace gemm {
 
-/// A wave's sums, and those of the last 128 columns.
+/// A wave's sums, and those of the last 128 columns. x has scales unless T::kXScaled is false.
 template <class T>
 struct BlockSums {
     static constexpr int kM = T::kWaveM / 16, kN = T::kWaveN / 16;
-    static constexpr int kSteps = 128 / (T::kBytes * T::kStep);  // of 128 columns
+    static constexpr int kSteps = 128 * T::Product::kBytes / (T::kBytes * T::kStep);  // of 128 columns
+    static constexpr int kTurns = kSteps > 2 ? kSteps : 2;
+    static constexpr bool kXScaled = [] {
+        if constexpr (requires { T::kXScaled; }) return T::kXScaled;
+        else return true;
+    }();
     using Part = typename T::Product::Acc;
     using Acc = Vec<float, hk::kMmaRows>;
     Acc acc[kM][kN] = {};
@@ -26,7 +31,10 @@ struct BlockSums {
         if constexpr (kTurn % kSteps == 0) {
 #pragma unroll
             for (int m = 0; m < kM; ++m) {
-                x_scale[m] = __builtin_bit_cast(float, step.words[0]->x(T::wave_m() + 16 * m + hk::lane_id() % 16));
+                x_scale[m] = 1.0f;
+                if constexpr (kXScaled) {
+                    x_scale[m] = __builtin_bit_cast(float, step.words[0]->x(T::wave_m() + 16 * m + hk::lane_id() % 16));
+                }
             }
 #pragma unroll
             for (int n = 0; n < kN; ++n) {
@@ -57,7 +65,6 @@ struct BlockSums {
 
 template <class T>
 HK_FN void block_gemm(const BlockParams &p) {
-    static_assert(T::Product::kBytes == 1, "128 columns are 128 bytes");
     tile_gemm<T, BlockSums, false>(p, [&](const Work &work, const Range &range) {
         return hk::WordMover<T::kM, T::kN, T::kThreads>(range.to, [&](u32 row, bool of_w) {
             return of_w ? p.w_scale.place(work.matrix, work.n_tile * T::kN + row, p.w.rows)

@@ -80,10 +80,15 @@ struct Work {
         split = plane - batch * g.splits;
         matrix = batch;
 
-        const u32 of_group = g.group * g.n_tiles;
+        place(tile, g.m_tiles, g.n_tiles, g.group);
+    }
+
+    /// Tile `tile` of an output, with `group` tiles of M walked together.
+    HK_FN void place(u32 tile, u32 m_tiles, u32 n_tiles, u32 group) {
+        const u32 of_group = group * n_tiles;
         const u32 index = tile / of_group;
-        const u32 first = index * g.group;
-        const u32 height = g.m_tiles - first < g.group ? g.m_tiles - first : g.group;
+        const u32 first = index * group;
+        const u32 height = m_tiles - first < group ? m_tiles - first : group;
         tile -= index * of_group;
         n_tile = tile / height;
         m_tile = first + tile - n_tile * height;

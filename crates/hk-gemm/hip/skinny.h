@@ -47,7 +47,7 @@ public:
             const u32 at = from + u * hk::kFragBytes;
             const u32 past = (end_ - 1u - (at + hk::lane_id() / 16 * 16)) & hk::Window::kBeyond;
 #pragma unroll
-            for (int i = 0; i < kTiles; ++i) frags.frag[i][u] = window_.load_chunk(offset_[i] | past, at << spread_);
+            for (int i = 0; i < kTiles; ++i) frags.frag[i][u] = window_.load<Vec<u32, 4>>(offset_[i] | past, at << spread_);
         }
         return frags;
     }
@@ -93,11 +93,11 @@ public:
             const u32 past = (end_ - 1u - at) & hk::Window::kBeyond;
 #pragma unroll
             for (int i = 0; i < kMTiles; ++i) {
-                set.x[i][g] = __builtin_bit_cast(float, x_.load_word(x_offset_[i] | past, (at >> x_shift_) * x_group_));
+                set.x[i][g] = __builtin_bit_cast(float, x_.load<u32>(x_offset_[i] | past, (at >> x_shift_) * x_group_));
             }
 #pragma unroll
             for (int i = 0; i < kNTiles; ++i) {
-                set.w[i][g] = __builtin_bit_cast(float, w_.load_word(w_offset_[i] | past, (at >> w_shift_) * w_group_));
+                set.w[i][g] = __builtin_bit_cast(float, w_.load<u32>(w_offset_[i] | past, (at >> w_shift_) * w_group_));
             }
         }
         return set;

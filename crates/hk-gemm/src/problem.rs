@@ -275,12 +275,12 @@ struct Plan {
 }
 
 /// Rows that begin within 2 GiB of a tile's first one can be reached by 32-bit offsets.
-const WINDOW_BYTES: usize = 1 << 31;
+pub(crate) const WINDOW_BYTES: usize = 1 << 31;
 /// Rows of a tile at most; with matrices that rows choose.
 const TILE_ROWS: usize = 256;
 const GROUPED_ROWS: usize = 128;
 /// The longest row, in bytes, and the most outputs of an axis: kernels count them in 31 bits, with room for a tile.
-const LIMIT: usize = (1 << 31) - 4096;
+pub(crate) const LIMIT: usize = (1 << 31) - 4096;
 
 /// Shape of an operand: `[batch, rows, cols]` or `[rows, cols]`.
 fn matrix(op: &'static str, arg: &'static str, shape: &[usize], rank: usize) -> Result<[usize; 3]> {

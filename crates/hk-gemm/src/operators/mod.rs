@@ -2,6 +2,7 @@
 
 mod a16w16;
 mod a8w8;
+mod gmm;
 
 use crate::problem::outputs;
 use crate::reference::Sums;
@@ -22,6 +23,9 @@ pub static OPERATORS: &[Operator] = &[
     a8w8::GEMM_A8W8_PER_TOKEN_SCALE,
     a8w8::GEMM_A8W8_BLOCKSCALE,
     a8w8::BATCHED_GEMM_A8W8,
+    gmm::GMM,
+    gmm::PTGMM,
+    gmm::NPTGMM,
 ];
 
 const FLOATS: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
@@ -85,6 +89,24 @@ macro_rules! case {
     };
 }
 use case;
+
+/// Runs `$body` with `$t` as the type of an input of 16-bit floats.
+macro_rules! with_half {
+    ($inputs:ident, $arg:literal, $t:ident => $body:expr) => {
+        match hk_core::registry::Described::dtype($inputs.get($arg)?) {
+            hk_core::DType::Bf16 => {
+                type $t = hk_core::bf16;
+                $body
+            }
+            hk_core::DType::F16 => {
+                type $t = hk_core::f16;
+                $body
+            }
+            other => Err(hk_core::Error::dtype($inputs.operator().name, $arg, other, "bf16, f16")),
+        }
+    };
+}
+use with_half;
 
 /// A scalar `activation`, if the operator has one.
 fn activation<V: Described>(call: &Call<V>) -> Option<Activation> {
