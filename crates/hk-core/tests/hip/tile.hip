@@ -6,6 +6,7 @@
 #include <hk/pipeline.h>
 #include <hk/shared.h>
 #include <hk/sums.h>
+#include <hk/transpose.h>
 
 namespace {
 using hk::Access;
@@ -162,6 +163,51 @@ HK_FN void move(const Params &p) {
     }
 }
 
+/// A stage that a mover brings by registers.
+template <class Mover>
+HK_FN void bring(const Params &p, const Mover &mover) {
+    __shared__ typename Mover::Tile tile;
+    mover.store(mover.load(p.from), tile);
+    hk::block_barrier();
+    if (p.read != 0) write_rows(p.y, 0, tile, kThreads);
+}
+
+/// Of a matrix whose columns are contiguous, `layout.row` bytes apart.
+template <int kRows>
+HK_FN void transposed(const Params &p) {
+    bring(p, hk::TransposingMover<SharedTile<kRows, 64>, kThreads>(bytes(p.x), p.rows, u32(p.layout.row), p.end));
+}
+
+/// Of a matrix with rows `layout.row` and columns `layout.block` bytes apart.
+HK_FN void strided(const Params &p) {
+    bring(p, hk::StridedMover<SharedTile<128, 64>, kThreads>(bytes(p.x), p.rows, p.layout.row, p.layout.block, p.end));
+}
+
+/// Codes of bytes, which become halves that are as large as they, plus a number for each row and stage.
+struct Widen {
+    struct Extra {
+        u32 more;
+    };
+    u32 row = 0;
+
+    HK_FN void of_row(u32 of) { row = of; }
+    HK_FN Extra load(u32 from, u32) const { return {row * 256 + from}; }
+    template <int kWords, int kChunks>
+    HK_FN void decode(hk::Vec<u32, kWords> codes, Extra extra, hk::Vec<u32, 4> (&halves)[kChunks]) const {
+#pragma unroll
+        for (int i = 0; i < 4 * kChunks; ++i) {
+            const auto half = [&](int k) { return ((codes[k / 4] >> (k % 4 * 8)) & 0xffu) + extra.more; };
+            halves[i / 4][i % 4] = (half(2 * i + 1) << 16) | (half(2 * i) & 0xffffu);
+        }
+    }
+};
+
+template <Access kAccess>
+HK_FN void decoded(const Params &p) {
+    using Mover = hk::DecodingMover<SharedTile<128, 64>, kThreads, kAccess, 8, Widen>;
+    bring(p, Mover(bytes(p.x), p.rows, p.layout, p.end, Widen{}));
+}
+
 constexpr int kWordThreads = 2 * hk::kWaveSize;
 
 /// Words beside rows: those of x in ascending order, those of w `factor` apart; of `rows` rows each.
@@ -274,6 +320,11 @@ HK_ENTRY(chain_fp8_32, hk::kWaveSize, chain<hk::Fp8, 32, 64>)
     HK_ENTRY(move_elements2_##bytes, kThreads, move<bytes, Access::Elements, 2>)
 MOVERS(64)
 MOVERS(128)
+HK_ENTRY(move_transposed_64, kThreads, transposed<64>)
+HK_ENTRY(move_transposed_128, kThreads, transposed<128>)
+HK_ENTRY(move_strided, kThreads, strided)
+HK_ENTRY(move_decoded_vectors, kThreads, decoded<Access::Vectors>)
+HK_ENTRY(move_decoded_elements, kThreads, decoded<Access::Elements>)
 HK_ENTRY(move_words, kWordThreads, words_to_lds)
 
 HK_ENTRY(pipeline_registers_1, kWordThreads, pipeline<ByRegisters<1>>)

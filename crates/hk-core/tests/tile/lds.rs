@@ -316,6 +316,83 @@ fn movers_bring_rows() {
     }
 }
 
+/// Matrices of 16-bit elements whose columns are contiguous, or nothing is.
+#[test]
+fn movers_transpose() {
+    let mut random = Random(8);
+    for stream in streams() {
+        for (kernel, tile_rows) in
+            [("move_transposed_64", 64), ("move_transposed_128", 128), ("move_strided", 128)]
+        {
+            for case in 0..6 {
+                let whole = case == 0;
+                let unit = if kernel == "move_strided" { 1 } else { 4 };
+                let rows = if whole { tile_rows } else { unit * (1 + random.below(150 / unit)) };
+                let columns = if whole { 32 } else { 1 + random.below(100) };
+                let from = if whole { 0 } else { random.below(columns / 32 + 2) * 32 };
+                // Elements from a row to the next, and from a column.
+                let (row, column) = match kernel {
+                    "move_strided" => (2, 2 * rows + random.below(4)),
+                    _ => (1, rows + unit * random.below(3)),
+                };
+                let given = Given {
+                    layout: RowLayout { row: 2 * row as i64, block: 2 * column as i64, spread: 0, pad: 0 },
+                    rows: rows as u32,
+                    end: 2 * columns as u32,
+                    from: 2 * from as u32,
+                    ..READ
+                };
+                let x: Vec<u16> =
+                    (0..(rows - 1) * row + (columns - 1) * column + 1).map(|i| i as u16 + 1).collect();
+                let element = |at: usize| {
+                    let (r, c) = (at / 32, from + at % 32);
+                    if r < rows && c < columns { x[r * row + c * column] } else { 0 }
+                };
+                let want: Vec<u16> = (0..tile_rows * 32).map(element).collect();
+                let given = match kernel {
+                    "move_strided" => given,
+                    _ => Given { layout: RowLayout { row: given.layout.block, ..given.layout }, ..given },
+                };
+                let got = run(&stream, kernel, bytemuck::cast_slice(&x), 0, &[0], 2 * want.len(), given);
+                let got: &[u16] = bytemuck::cast_slice(&got);
+                assert_eq!(got, want, "{kernel} on {}, case {case}", arch(&stream));
+            }
+        }
+    }
+}
+
+/// Rows of codes, half as long as the tile's.
+#[test]
+fn movers_decode() {
+    let mut random = Random(9);
+    for stream in streams() {
+        for kind in ["vectors", "elements"] {
+            for case in 0..6 {
+                let (whole, unit) = (case == 0, if kind == "vectors" { 16 } else { 1 });
+                let rows = if whole { 128 } else { 1 + random.below(150) };
+                let end = if whole { 32 } else { unit * (1 + random.below(100 / unit)) };
+                let from = if whole { 0 } else { 32 * random.below(end / 32 + 2) };
+                let layout = match case % 3 {
+                    2 => RowLayout::shuffled(end.div_ceil(16)),
+                    _ => RowLayout::by_rows(end + unit * random.below(3)),
+                };
+                let given = Given { layout, rows: rows as u32, end: end as u32, from: from as u32, ..READ };
+                let x = random_bytes(case, layout.at(rows - 1, end - 1) + 1);
+                let half = |at: usize| {
+                    let (r, c) = (at / 32, from + at % 32);
+                    let code = if r < rows && c < end { x[layout.at(r, c)] } else { 0 };
+                    (usize::from(code) + r * 256 + from) as u16
+                };
+                let want: Vec<u16> = (0..128 * 32).map(half).collect();
+                let kernel = format!("move_decoded_{kind}");
+                let got = run(&stream, &kernel, &x, 0, &[0], 2 * want.len(), given);
+                let got: &[u16] = bytemuck::cast_slice(&got);
+                assert_eq!(got, want, "{kernel} on {}, case {case}", arch(&stream));
+            }
+        }
+    }
+}
+
 /// What a mover writes to LDS fills all banks, by registers and straight from global memory.
 #[test]
 fn movers_have_no_bank_conflicts() {
@@ -336,6 +413,18 @@ fn movers_have_no_bank_conflicts() {
             assert_eq!([by_registers, elements], [(u64::from(all) / 128, 0); 2], "{target}");
             assert_eq!(of("vectors", 1).1, 0, "{target}");
             assert_eq!(direct, if target == Arch::Gfx950 { u64::from(all) / 128 } else { 0 }, "{target}");
+        }
+        for (kernel, rows) in
+            [("transposed_64", 64), ("transposed_128", 128), ("strided", 128), ("decoded_vectors", 128)]
+        {
+            let all = rows * 64;
+            let layout = RowLayout { block: 2, ..RowLayout::by_rows(2 * rows) };
+            let given = Given { layout, rows: rows as u32, end: 64, read: 0, ..READ };
+            let x = random_bytes(5, 4 * all);
+            let kernel = format!("move_{kernel}");
+            let of = clocks(&stream, |s| drop(run(s, &kernel, &x, 0, &[0], all, given)));
+            println!("{target}, {kernel}: {} clocks for {all} bytes", of.0);
+            assert_eq!(of, (all as u64 / 128, 0), "{kernel} on {target}");
         }
     }
 }

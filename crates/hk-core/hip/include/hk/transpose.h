@@ -7,6 +7,7 @@
 
 #include <hk/arch.h>
 #include <hk/global.h>
+#include <hk/pipeline.h>
 #include <hk/shared.h>
 #include <hk/types.h>
 
@@ -121,18 +122,14 @@ public:
 };
 
 /// How the threads of a block bring a tile of 16-bit elements with any strides to LDS, element by element.
-template <class Tile_, int kThreads>
-class StridedMover {
-public:
-    using Tile = Tile_;
-    static constexpr u32 kStage = Tile::kBytes;  // of a row in memory
-    static constexpr int kParts = Tile::kRows * Tile::kChunks / kThreads;
-    static constexpr bool kDirect = false;
-    static_assert(kThreads / Tile::kChunks % 16 == 0, "all chunks of a thread are at one place of their rows");
+template <class Tile, int kThreads>
+class StridedMover : public ThreadChunks<Tile, kThreads> {
+    using Base = ThreadChunks<Tile, kThreads>;
 
-    struct Chunks {
-        Vec<u32, 4> part[kParts];
-    };
+public:
+    using Base::kParts, typename Base::Chunks;
+    static constexpr u32 kStage = Tile::kBytes;  // of a row in memory
+    static constexpr bool kDirect = false;
 
 private:
     GlobalPtr<const u8> row_[kParts];
@@ -142,12 +139,11 @@ private:
 
 public:
     /// Rows `stride` bytes apart, of columns `step` bytes apart; `end` and `rows` as of TransposingMover.
-    HK_FN StridedMover(GlobalPtr<const u8> first, u32 rows, i64 stride, i64 step, u32 end) : step_(step), columns_(end / 2) {
-        const u32 row = thread_x() / Tile::kChunks;
-        ahead_ = (thread_x() % Tile::kChunks ^ Tile::swizzle(row)) * 8;
+    HK_FN StridedMover(GlobalPtr<const u8> first, u32 rows, i64 stride, i64 step, u32 end)
+        : step_(step), columns_(end / 2), ahead_(Base::chunk() * 8) {
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
-            const u32 from = row + i * (kThreads / Tile::kChunks);
+            const u32 from = Base::row(i);
             there_[i] = from < rows;
             row_[i] = first + (there_[i] ? from : 0) * stride;
         }
@@ -168,11 +164,6 @@ public:
             chunks.part[i] = __builtin_bit_cast(Vec<u32, 4>, v);
         }
         return chunks;
-    }
-
-    HK_FN static void store(const Chunks &chunks, Tile &tile) {
-#pragma unroll
-        for (int i = 0; i < kParts; ++i) tile.chunk[thread_x() + i * kThreads] = chunks.part[i];
     }
 };
 
