@@ -241,8 +241,9 @@ HK_FN void words_to_lds(const Params &p) {
 }
 
 /// What the pipeline gives, in order: y has, for each stage, x's rows, w's rows, their words, and whose turn it was.
-template <class X, class W, class Words>
+template <class X, class W, class Words, int kTurns_>
 struct Record {
+    static constexpr int kTurns = kTurns_;
     const hk::Global &y;
     u32 stage = 0;
 
@@ -267,7 +268,7 @@ using Rows64 = hk::Mover<SharedTile<64, 64>, kWordThreads, Access::Vectors, 1>;
 using Rows32 = hk::Mover<SharedTile<32, 64>, kWordThreads, Access::Vectors, 1>;
 using Words96 = hk::WordMover<64, 32, kWordThreads>;
 
-template <class Pipeline>
+template <class Pipeline, int kTurns = 2>
 HK_FN void pipeline(const Params &p) {
     const auto same = [](u32 row) { return row; };
     const Rows64 x(bytes(p.x), p.rows, p.layout, p.end, same);
@@ -277,7 +278,7 @@ HK_FN void pipeline(const Params &p) {
         return hk::WordPlace{p.w.data, of_all * 4, 96 * 4, 6};
     });
     __shared__ typename Pipeline::Lds stages;
-    Record<Rows64, Rows32, Words96> record{p.y};
+    Record<Rows64, Rows32, Words96, kTurns> record{p.y};
     Pipeline(x, w, words, stages).run(p.from, p.count, record);
 }
 template <int kStep>
@@ -324,6 +325,8 @@ HK_ENTRY(move_words, kWordThreads, words_to_lds)
 
 HK_ENTRY(pipeline_registers_1, kWordThreads, pipeline<ByRegisters<1>>)
 HK_ENTRY(pipeline_registers_2, kWordThreads, pipeline<ByRegisters<2>>)
+HK_ENTRY(pipeline_registers_1_in_4, kWordThreads, pipeline<ByRegisters<1>, 4>)
+HK_ENTRY(pipeline_registers_2_in_4, kWordThreads, pipeline<ByRegisters<2>, 4>)
 HK_ENTRY(pipeline_target_3_1, kWordThreads, pipeline<OfTarget<3, 1>>)
 HK_ENTRY(pipeline_target_5_2, kWordThreads, pipeline<OfTarget<5, 2>>)
 

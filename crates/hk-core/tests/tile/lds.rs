@@ -198,6 +198,34 @@ fn tiles_have_no_bank_conflicts() {
     }
 }
 
+/// Sums go to LDS 8 bytes of 16 rows at a time, which are on one half of the banks: twice the least.
+#[test]
+fn sums_in_lds_meet_twice() {
+    for target in Arch::AMD {
+        let stream = open(&format!("emu:{target}?details=true"));
+        let of_read = if target == Arch::Gfx950 { 64 * 4 } else { 32 * 4 };
+        for (kernel, dim, cols, bytes) in [
+            ("bf16_16", 16, 64, 128),
+            ("bf16_32", 32, 64, 128),
+            ("f16_16", 16, 32, 64),
+            ("f16_32", 32, 32, 64),
+        ] {
+            let x = vec![0; (128 + cols) * bytes];
+            let of = |read| {
+                let given = Given { read, ..READ };
+                let kernel = format!("chain_{kernel}");
+                clocks(&stream, |s| drop(run(s, &kernel, &x, 0, &[0], 2 * 64 * 64 * 4, given)))
+            };
+            // With `read`, the sums go to LDS, and both operands' fragments from there once.
+            let (without, with) = (of(0), of(1));
+            let (sums, fragments) = (64 * bytes as u64 / (32 * 4), 2 * 64 * bytes as u64 / of_read);
+            println!("{target}, {kernel}: {} clocks for sums, {dim} rows", with.0 - without.0 - fragments);
+            assert_eq!(with.0 - without.0, 2 * sums + fragments, "{kernel} on {target}");
+            assert_eq!(with.1 - without.1, sums, "{kernel} on {target}");
+        }
+    }
+}
+
 /// Small values of a type, as bytes.
 fn encode(kind: &str, target: Arch, v: i32) -> Vec<u8> {
     let v = v as f32;
@@ -473,6 +501,8 @@ fn pipelines_give_every_stage_in_order() {
         for (kernel, step, turns) in [
             ("pipeline_registers_1", 1, 2),
             ("pipeline_registers_2", 2, 2),
+            ("pipeline_registers_1_in_4", 1, 4),
+            ("pipeline_registers_2_in_4", 2, 4),
             ("pipeline_target_3_1", 1, if direct { 1 } else { 2 }),
             ("pipeline_target_5_2", 2, if direct { 1 } else { 2 }),
         ] {
