@@ -85,6 +85,26 @@ HK_FN void fragment_writes(const Params &p) {
     if (p.read != 0) write_rows(p.y, 0, tile, hk::kWaveSize);
 }
 
+/// 64 rows of 64 columns to LDS, and their fragments by columns to y; then which column each row of the operands is.
+template <int kDim, bool kOfSums>
+HK_FN void columns(const Params &p) {
+    using Tile = SharedTile<64, 128>;
+    constexpr u32 kOperands = 64 / kDim, kRows = 8 * hk::kWaveSize / kDim;
+    __shared__ Tile tile;
+    const u32 lane = hk::lane_id();
+    for (u32 i = lane; i < Tile::kRows * Tile::kChunks; i += hk::kWaveSize) {
+        tile.chunk[i] = load<Frag>(p.x, Tile::place(i / Tile::kChunks, i % Tile::kChunks));
+    }
+    hk::block_barrier();
+    if (p.read == 0) return;
+    for (u32 row = 0; row < Tile::kRows; row += kRows) {
+        Frag frags[kOperands];
+        tile.template column_frags<kDim, kOfSums>(row, frags);
+        for (u32 j = 0; j < kOperands; ++j) store(p.y, (row / kRows * kOperands + j) * hk::kWaveSize + lane, frags[j]);
+    }
+    store(p.y, Tile::kRows * Tile::kBytes / 4 + lane, Tile::template column<kDim>(lane));
+}
+
 /// y[0, m, i] = sum over n of v[i, n] T(d[n, m]), d = w x^T: the sums as an operand as they are; y[1]: by LDS.
 ///   x [64, kBytes], then w [kN, kBytes], then v [64, kN]; rows of kBytes, of T
 template <class T, int kDim, int kBytes>
@@ -302,6 +322,11 @@ SHAPES(64, 16)
 SHAPES(64, 32)
 SHAPES(128, 16)
 SHAPES(128, 32)
+
+HK_ENTRY(columns_16, hk::kWaveSize, columns<16, false>)
+HK_ENTRY(columns_32, hk::kWaveSize, columns<32, false>)
+HK_ENTRY(columns_16_of_sums, hk::kWaveSize, columns<16, true>)
+HK_ENTRY(columns_32_of_sums, hk::kWaveSize, columns<32, true>)
 
 HK_ENTRY(chain_bf16_16, hk::kWaveSize, chain<hk::bf16, 16, 128>)
 HK_ENTRY(chain_bf16_32, hk::kWaveSize, chain<hk::bf16, 32, 128>)

@@ -142,6 +142,38 @@ fn fragments_are_of_rows() {
     }
 }
 
+/// A tile's columns as rows of operands, over its rows in order or as they are in sums.
+#[test]
+fn fragments_are_of_columns() {
+    for stream in streams() {
+        for (kernel, dim, of_sums) in [
+            ("columns_16", 16, false),
+            ("columns_32", 32, false),
+            ("columns_16_of_sums", 16, true),
+            ("columns_32_of_sums", 32, true),
+        ] {
+            let x: Vec<u16> = (0..64 * 64).collect();
+            let got = run(&stream, kernel, bytemuck::cast_slice(&x), 0, &[0], 64 * 128 + 64 * 4, READ);
+            let (got, columns) = got.split_at(64 * 128);
+            let columns: &[u32] = bytemuck::cast_slice(columns);
+            // Where a lane has neighbouring columns, these are of different operands.
+            let operands = 64 / dim;
+            let column =
+                |i: usize| if arch(&stream) == Arch::Gfx950 { i } else { i % dim * operands + i / dim };
+            assert_eq!(columns, (0..64).map(|i| column(i) as u32).collect::<Vec<_>>(), "{kernel}");
+            let groups = 64 / dim;
+            for (at, got) in bytemuck::cast_slice::<u8, u16>(got).iter().enumerate() {
+                let (i, lane, j, first) =
+                    (at % 8, at / 8 % 64, at / 512 % operands, at / 512 / operands * 8 * groups);
+                let of_lane =
+                    if of_sums { i / 4 * 4 * groups + lane / dim * 4 + i % 4 } else { lane / dim * 8 + i };
+                let want = (first + of_lane) * 64 + column(j * dim + lane % dim);
+                assert_eq!(usize::from(*got), want, "{kernel} on {}, lane {lane}, {i} of {j}", arch(&stream));
+            }
+        }
+    }
+}
+
 /// Clocks of LDS, and those of them that conflicts cost.
 fn clocks(stream: &Stream, f: impl FnOnce(&Stream)) -> (u64, u64) {
     stream.take_counters().unwrap();
@@ -194,6 +226,22 @@ fn tiles_have_no_bank_conflicts() {
             };
             assert_eq!(reads.0, times * all / of_read, "{dim} rows of {bytes} bytes on {target}");
             assert_eq!(reads.1, (times - 1) * all / of_read);
+        }
+    }
+}
+
+/// Reads of columns fill all banks, too: 8 bytes of a lane, or 4 where 32 of them have a row.
+#[test]
+fn columns_have_no_bank_conflicts() {
+    for target in Arch::AMD {
+        let stream = open(&format!("emu:{target}?details=true"));
+        for kernel in ["columns_16", "columns_32", "columns_16_of_sums", "columns_32_of_sums"] {
+            let x = random_bytes(10, 64 * 128 + 64 * 4);
+            let [writes, reads] = clocks_of_halves(&stream, kernel, &x, READ);
+            println!("{target}, {kernel}: {} clocks for 8192 bytes", reads.0);
+            assert_eq!(writes, (64, 0));
+            let of_clock = if target == Arch::Gfx950 { 64 * 4 } else { 32 * 4 };
+            assert_eq!(reads, (64 * 128 / of_clock, 0), "{kernel} on {target}");
         }
     }
 }

@@ -13,25 +13,6 @@
 
 namespace hk {
 
-namespace detail {
-
-/// The low or the high halves of two words.
-struct HalfOf {
-#if defined(HK_AMD)
-    u32 selector;
-    HK_FN explicit HalfOf(bool high) : selector(high ? 0x07060302u : 0x05040100u) {}
-    HK_FN u32 operator()(u32 first, u32 second) const { return __builtin_amdgcn_perm(second, first, selector); }
-#else
-    bool high;
-    HK_FN explicit HalfOf(bool high) : high(high) {}
-    HK_FN u32 operator()(u32 first, u32 second) const {
-        return high ? high_halves(first, second) : (second << 16 | (first & 0xffffu));
-    }
-#endif
-};
-
-}  // namespace detail
-
 /// How the threads of a block bring a tile to LDS, 16-bit elements of which 4 or 2 neighbouring rows are loaded together: a thread
 /// has 4 columns of K of them, which it transposes in registers (one v_perm for two elements), and writes 8 bytes of each row.
 /// Columns lie within 2 GiB / 32 of each other; their addresses and the number of rows are multiples of 8 bytes.
