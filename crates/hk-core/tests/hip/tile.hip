@@ -21,7 +21,7 @@ struct Params {  // same fields, same order as `Params` in tests/tile/lds.rs
     hk::RowLayout layout;     // of x's rows
     u32 rows, end, from;      // of x's rows; bytes of a row; the stage's first byte
     u32 factor;               // row r of the tile is row `factor * r` of x
-    u32 read;                 // the tile is read at last
+    u32 read;                 // the tile is read at last; 2: in all ways
     u32 count;                // of stages
 };
 
@@ -105,7 +105,8 @@ HK_FN void columns(const Params &p) {
     store(p.y, Tile::kRows * Tile::kBytes / 4 + lane, Tile::template column<kDim>(lane));
 }
 
-/// y[0, m, i] = sum over n of v[i, n] T(d[n, m]), d = w x^T: the sums as an operand as they are; y[1]: by LDS.
+/// y[0, m, i] = sum over n of v[i, n] T(d[n, m]), d = w x^T: the sums as an operand as they are. y[1]: by LDS. y[2], of types
+/// of 2 bytes: as y[0], with v by columns of a tile that has rows n.
 ///   x [64, kBytes], then w [kN, kBytes], then v [64, kN]; rows of kBytes, of T
 template <class T, int kDim, int kBytes>
 HK_FN void chain(const Params &p) {
@@ -159,6 +160,35 @@ HK_FN void chain(const Params &p) {
     hk::WaveSums<Product, kV, kM> by_lds;
     by_lds.multiply(v, 0, x, 0);
     write(kM * kV, by_lds);
+    if (p.read == 1) return;
+
+    if constexpr (sizeof(Bits) == 2) {
+        constexpr int kRows = 8 * hk::kWaveSize / kDim;  // of a fragment
+        using Columns = SharedTile<kN, 128>;
+        __shared__ Columns by_columns;
+        for (u32 i = lane; i < kV * kN; i += hk::kWaveSize) {
+            by_columns.put(i % kN, i / kN * 2, load<Bits>(p.x, (kM + kN) * kN + i));
+        }
+        hk::block_barrier();
+        hk::WaveSums<Product, kV, kM> sums;
+#pragma unroll
+        for (int f = 0; f < kN / kRows; ++f) {
+            Frag of_v[kV / kDim];
+            by_columns.template column_frags<kDim, true>(f * kRows, of_v);
+#pragma unroll
+            for (int j = 0; j < kM / kDim; ++j) {
+                const auto operand = d.template as_operand<T>(j);
+#pragma unroll
+                for (int i = 0; i < kV / kDim; ++i) sums.acc[j][i] = Product::mma(of_v + i, operand.frag + f, sums.acc[j][i]);
+            }
+        }
+        sums.each([&](u32 n, u32 m, hk::Vec<float, hk::kMmaRows> run) {
+            for (u32 i = 0; i < hk::kMmaRows; ++i) {
+                const float sum = run[i];
+                store(p.y, 2 * kM * kV + m * kV + Columns::template column<kDim>(n + i), sum);
+            }
+        });
+    }
 }
 
 constexpr int kThreads = 4 * hk::kWaveSize;
