@@ -17,10 +17,10 @@ namespace hk {
 ///
 /// Lanes 16-31 of a read have a chunk of the same rows as lanes 0-15 and the chunk's neighbour, c ^ 1, in fragments of 16 rows;
 /// in those of 32, the same chunk of the next 16 rows, where the swizzle is the same again.
-///   Rows of 128 bytes are 32 banks. All of 0-7, all of 8-15, all even and all odd rows have different swizzles; those of rows
-///   4-11 of a parity are pairs {s, s ^ 1}, and so are those of the other rows. Transposed reads of gfx950, of 32 lanes and over
-///   64 banks, have 2 chunks of 4 rows, and of 4 others that are 4 or 8 rows on, or 4 chunks of 4 rows: these differ in
-///   s / 2, and the even ones among 4 rows in s / 4.
+///   Rows of 128 bytes are 32 banks. All of rows 0-7, all of 8-15, all even and all odd ones have different swizzles, those of a
+///   parity among rows 4-11 two pairs {s, s ^ 1}. Transposed reads of gfx950, of 8 bytes of 32 lanes, on 64 banks, take two
+///   neighbouring chunks of 4 rows and of 4 others that are 4 or 8 further on, of which those of a parity differ in s / 2;
+///   or four neighbouring chunks of 4 rows, of which those of a parity differ in s / 4.
 ///   Two rows of 64 bytes are 32 banks. Rows 2i and 2i + 1 share a swizzle: i = 0 .. 7 have 0, 1, 2, 3, 3, 2, 1, 0.
 template <int kRows_, int kBytes_>
 struct SharedTile {
