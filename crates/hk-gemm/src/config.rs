@@ -13,15 +13,29 @@ pub enum Precision {
     I8,
     /// The fp8 of the device's products by itself.
     Fp8,
+    /// 16-bit floats by int8 or fp8.
+    HalfByByte,
+    /// 16-bit floats by mxfp4.
+    HalfByFp4,
+    /// The fp8 of the device's products by mxfp4.
+    Fp8ByFp4,
+    /// mxfp4 by mxfp4.
+    Fp4,
 }
 
 impl Precision {
-    /// Bytes of an element.
-    pub(crate) const fn bytes(self) -> usize {
+    /// Bits of an element of the activations.
+    pub(crate) const fn bits(self) -> usize {
         match self {
-            Self::Bf16 | Self::F16 => 2,
-            Self::I8 | Self::Fp8 => 1,
+            Self::Bf16 | Self::F16 | Self::HalfByByte | Self::HalfByFp4 => 16,
+            Self::I8 | Self::Fp8 | Self::Fp8ByFp4 => 8,
+            Self::Fp4 => 4,
         }
+    }
+
+    /// Bytes of so many of them.
+    pub(crate) const fn bytes(self, elements: usize) -> usize {
+        (elements / 8).saturating_mul(self.bits()).saturating_add((elements % 8 * self.bits()).div_ceil(8))
     }
 }
 
@@ -159,7 +173,7 @@ impl GemmConfig {
         most_splits: usize,
         serves: impl Fn(GemmTile) -> bool,
     ) -> Self {
-        let bytes = k.saturating_mul(precision.bytes());
+        let bytes = precision.bytes(k);
         let cus = (info.compute_units as usize).max(1);
         let narrow =
             if batch.saturating_mul(n.div_ceil(32)) >= 2 * cus { GemmTile::S16x32 } else { GemmTile::S16x16 };
@@ -216,7 +230,7 @@ impl GemmConfig {
 
     /// Elements of K in each part but perhaps the last, and how many parts are not empty.
     pub(crate) fn parts(&self, k: usize, precision: Precision, multiple: usize) -> (usize, usize) {
-        let step = (self.tile.info().stretch() / precision.bytes()).max(multiple);
+        let step = (self.tile.info().stretch() * 8 / precision.bits()).max(multiple);
         let each = k.div_ceil(self.splits.max(1)).next_multiple_of(step).max(step);
         (each, k.div_ceil(each).max(1))
     }
@@ -235,14 +249,14 @@ mod tests {
     #[test]
     fn parts_cover_k_and_none_is_empty() {
         for tile in GemmTile::ALL {
-            for precision in [Precision::Bf16, Precision::I8] {
+            for precision in [Precision::Bf16, Precision::I8, Precision::Fp4] {
                 for (k, multiple) in [(0, 1), (1, 1), (77, 1), (4096, 1), (7168, 128), (100_000, 1 << 14)] {
                     for splits in 1..40 {
                         let config = GemmConfig { tile, splits, group: 1 };
                         let (each, parts) = config.parts(k, precision, multiple);
                         assert!((1..=splits).contains(&parts) && each % multiple == 0, "{config:?} {k}");
                         assert!(parts * each >= k && (parts - 1) * each < k.max(1), "{config:?} {k}");
-                        assert_eq!(each * precision.bytes() % tile.info().stretch(), 0, "{config:?} {k}");
+                        assert_eq!(precision.bytes(each) % tile.info().stretch(), 0, "{config:?} {k}");
                     }
                 }
             }

@@ -5,6 +5,7 @@ hk_core::include_kernels!();
 mod a16w16;
 mod a8w8;
 mod config;
+mod fp4;
 mod gmm;
 mod operators;
 mod params;
@@ -16,6 +17,10 @@ pub use a8w8::{MatrixCode, batched_gemm_a8w8, gemm_a8w8, gemm_a8w8_blockscale, g
 pub use a16w16::{Half, batched_gemm_bf16, gemm_a16w16, gemm_a16w16_atomic, gemm_a16w16_gated};
 pub use config::{GemmConfig, GemmTile, Precision};
 pub use gmm::{GroupedOptions, GroupedTile, gmm, nptgmm, ptgmm};
+pub use fp4::{
+    batched_gemm_a16wfp4, batched_gemm_afp4wfp4, gemm_a8wfp4, gemm_a16wfp4, gemm_a16wfp4_atomic, gemm_a16wfp4_workspace,
+    gemm_afp4wfp4,
+};
 pub use operators::OPERATORS;
 pub use problem::{Activation, BlockShape, FuseType, GemmOptions, gemm_workspace};
-pub use views::{Addend, FloatView, ShuffledWeight, Weight};
+pub use views::{Addend, FloatView, MxScaleView, ShuffledWeight, Weight};
