@@ -7,29 +7,11 @@
 
 #include <hk/arch.h>
 #include <hk/global.h>
+#include <hk/pipeline.h>
 #include <hk/shared.h>
 #include <hk/types.h>
 
 namespace hk {
-
-namespace detail {
-
-/// The low or the high halves of two words.
-struct HalfOf {
-#if defined(HK_AMD)
-    u32 selector;
-    HK_FN explicit HalfOf(bool high) : selector(high ? 0x07060302u : 0x05040100u) {}
-    HK_FN u32 operator()(u32 first, u32 second) const { return __builtin_amdgcn_perm(second, first, selector); }
-#else
-    bool high;
-    HK_FN explicit HalfOf(bool high) : high(high) {}
-    HK_FN u32 operator()(u32 first, u32 second) const {
-        return high ? high_halves(first, second) : (second << 16 | (first & 0xffffu));
-    }
-#endif
-};
-
-}  // namespace detail
 
 /// How the threads of a block bring a tile to LDS, 16-bit elements of which 4 or 2 neighbouring rows are loaded together: a thread
 /// has 4 columns of K of them, which it transposes in registers (one v_perm for two elements), and writes 8 bytes of each row.
@@ -121,18 +103,14 @@ public:
 };
 
 /// How the threads of a block bring a tile of 16-bit elements with any strides to LDS, element by element.
-template <class Tile_, int kThreads>
-class StridedMover {
-public:
-    using Tile = Tile_;
-    static constexpr u32 kStage = Tile::kBytes;  // of a row in memory
-    static constexpr int kParts = Tile::kRows * Tile::kChunks / kThreads;
-    static constexpr bool kDirect = false;
-    static_assert(kThreads / Tile::kChunks % 16 == 0, "all chunks of a thread are at one place of their rows");
+template <class Tile, int kThreads>
+class StridedMover : public ThreadChunks<Tile, kThreads> {
+    using Base = ThreadChunks<Tile, kThreads>;
 
-    struct Chunks {
-        Vec<u32, 4> part[kParts];
-    };
+public:
+    using Base::kParts, typename Base::Chunks;
+    static constexpr u32 kStage = Tile::kBytes;  // of a row in memory
+    static constexpr bool kDirect = false;
 
 private:
     GlobalPtr<const u8> row_[kParts];
@@ -142,12 +120,11 @@ private:
 
 public:
     /// Rows `stride` bytes apart, of columns `step` bytes apart; `end` and `rows` as of TransposingMover.
-    HK_FN StridedMover(GlobalPtr<const u8> first, u32 rows, i64 stride, i64 step, u32 end) : step_(step), columns_(end / 2) {
-        const u32 row = thread_x() / Tile::kChunks;
-        ahead_ = (thread_x() % Tile::kChunks ^ Tile::swizzle(row)) * 8;
+    HK_FN StridedMover(GlobalPtr<const u8> first, u32 rows, i64 stride, i64 step, u32 end)
+        : step_(step), columns_(end / 2), ahead_(Base::chunk() * 8) {
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
-            const u32 from = row + i * (kThreads / Tile::kChunks);
+            const u32 from = Base::row(i);
             there_[i] = from < rows;
             row_[i] = first + (there_[i] ? from : 0) * stride;
         }
@@ -168,11 +145,6 @@ public:
             chunks.part[i] = __builtin_bit_cast(Vec<u32, 4>, v);
         }
         return chunks;
-    }
-
-    HK_FN static void store(const Chunks &chunks, Tile &tile) {
-#pragma unroll
-        for (int i = 0; i < kParts; ++i) tile.chunk[thread_x() + i * kThreads] = chunks.part[i];
     }
 };
 
