@@ -7,6 +7,7 @@
 
 #include <hk/arch.h>
 #include <hk/global.h>
+#include <hk/mma.h>
 #include <hk/shared.h>
 #include <hk/types.h>
 
@@ -30,6 +31,15 @@ struct HalfOf {
 };
 
 }  // namespace detail
+
+/// Column `j` of 8 rows of 8 elements of 16 bits.
+HK_FN Frag column_of(const Frag (&rows)[8], u32 j) {
+    const detail::HalfOf half(j % 2 != 0);
+    Frag column;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) column[i] = half(rows[2 * i][j / 2], rows[2 * i + 1][j / 2]);
+    return column;
+}
 
 /// How the threads of a block bring a tile to LDS, 16-bit elements of which 4 or 2 neighbouring rows are loaded together: a thread
 /// has 4 columns of K of them, which it transposes in registers (one v_perm for two elements), and writes 8 bytes of each row.
