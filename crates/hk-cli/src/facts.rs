@@ -18,7 +18,7 @@ use std::path::PathBuf;
     per line   instructions of all waves for each 128-byte line of output\n\
     in flight  lines that loads of a wave have outstanding at most, averaged over waves\n\
     LDS        clocks of LDS accesses over what they take without bank conflicts\n\
-    matrix     clocks of the matrix units over those of the busiest of matrix, vector ALU, LDS and global memory\n\
+    matrix     clocks of the matrix units over those of the busiest of matrix, vector issue, LDS and global memory\n\
     VGPRs, waves/SIMD, scratch bytes: of each kernel"
 )]
 pub struct Args {
@@ -139,10 +139,13 @@ impl Facts {
             values.dedup();
             values.join(", ")
         };
-        // Clocks of a CU: its four SIMDs take a vector instruction each in four, exponentials and the like in sixteen; a pass
-        // is four on one of them; 64 bytes a clock go to global memory and come from it.
-        let vector = c.valu + 3 * c.transcendental;
-        let busiest = vector.max(d.lds_clocks).max((c.global_read_bytes + c.global_written_bytes) / 64);
+        // Clocks of a CU: its four SIMDs take a vector or matrix instruction each in four, exponentials and the like in
+        // sixteen; a pass is four on one of them; 64 bytes a clock go to global memory and come from it, and addresses of 16
+        // lanes.
+        let vector = c.valu + 3 * c.transcendental + c.mfma;
+        let memory =
+            (4 * (c.vmem_loads + c.vmem_stores)).max((c.global_read_bytes + c.global_written_bytes) / 64);
+        let busiest = vector.max(d.lds_clocks).max(memory);
         let matrix = if c.mfma == 0 {
             "-".into()
         } else {

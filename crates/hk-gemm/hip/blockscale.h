@@ -13,7 +13,6 @@ template <class T>
 struct BlockSums {
     static constexpr int kM = T::kWaveM / 16, kN = T::kWaveN / 16;
     static constexpr int kSteps = 128 * T::Product::kBytes / (T::kBytes * T::kStep);  // of 128 columns
-    static constexpr int kTurns = kSteps > 2 ? kSteps : 2;
     static constexpr bool kXScaled = [] {
         if constexpr (requires { T::kXScaled; }) return T::kXScaled;
         else return true;
@@ -22,51 +21,74 @@ struct BlockSums {
     using Acc = Vec<float, hk::kMmaRows>;
     Acc acc[kM][kN] = {};
     Part part[kM][kN] = {};
-    float x_scale[kM];
-    Acc w_scale[kN];
+    bool one_w_scale;  // for all rows of w that the wave has
 
-    template <int kTurn>
-    HK_FN void multiply(const auto &step) {
-        gemm::multiply<T>(part, step);
-        if constexpr (kTurn % kSteps == 0) {
+    HK_FN explicit BlockSums(const auto &p) : one_w_scale(T::kWaveN >> p.w_scale.row_shift <= 1) {}
+
+    HK_FN void run(const auto &pipeline, u32 from, u32 count) {
+        // Two loops: a branch in one of them would keep two copies of all sums.
+        if (one_w_scale) {
+            Turns<true> turns{*this};
+            pipeline.run(from, count, turns);
+        } else {
+            Turns<false> turns{*this};
+            pipeline.run(from, count, turns);
+        }
+    }
+
+    template <bool kOneWScale>
+    struct Turns {
+        static constexpr int kTurns = kSteps > 2 ? kSteps : 2;
+        BlockSums &sums;
+
+        template <int kTurn>
+        HK_FN void multiply(const auto &step) const {
+            static_assert(!T::kDirect || kSteps == 1, "straight to LDS, each turn is the first");
+            gemm::multiply<T>(sums.part, step);
+            if constexpr ((kTurn + 1) % kSteps == 0) scale(step);
+        }
+
+        /// By the scales of the step's columns.
+        HK_FN void scale(const auto &step) const {
+            const auto &words = *step.words[0];
+            float x_scale[kM];
 #pragma unroll
             for (int m = 0; m < kM; ++m) {
                 x_scale[m] = 1.0f;
                 if constexpr (kXScaled) {
-                    x_scale[m] = __builtin_bit_cast(float, step.words[0]->x(T::wave_m() + 16 * m + hk::lane_id() % 16));
+                    x_scale[m] = __builtin_bit_cast(float, words.x(T::wave_m() + 16 * m + hk::lane_id() % 16));
+                }
+                if constexpr (kOneWScale) x_scale[m] *= __builtin_bit_cast(float, *words.w(T::wave_n()));
+            }
+#pragma unroll
+            for (int n = 0; n < kN; ++n) {
+                Acc w_scale = Acc(1.0f);
+                if constexpr (!kOneWScale) {
+                    const u32 row = T::wave_n() + 16 * n + hk::lane_id() / 16 * hk::kMmaRows;
+                    w_scale = *reinterpret_cast<const Acc *>(words.w(row));
+                }
+#pragma unroll
+                for (int m = 0; m < kM; ++m) {
+                    const Acc sum = __builtin_convertvector(sums.part[m][n], Acc);
+                    sums.acc[m][n] = __builtin_elementwise_fma(sum, w_scale * x_scale[m], sums.acc[m][n]);
+                    sums.part[m][n] = Part(0);
                 }
             }
-#pragma unroll
-            for (int n = 0; n < kN; ++n) {
-                const u32 row = T::wave_n() + 16 * n + hk::lane_id() / 16 * hk::kMmaRows;
-                w_scale[n] = *reinterpret_cast<const Acc *>(step.words[0]->w(row));
-            }
         }
-        if constexpr ((kTurn + 1) % kSteps == 0) scale();
-    }
-
-    template <int kLast>
-    HK_FN void finish() {
-        if constexpr (kLast % kSteps != 0) scale();
-    }
-
-    HK_FN void scale() {
-#pragma unroll
-        for (int m = 0; m < kM; ++m) {
-#pragma unroll
-            for (int n = 0; n < kN; ++n) {
-                const Acc sum = __builtin_convertvector(part[m][n], Acc);
-                acc[m][n] = __builtin_elementwise_fma(sum, w_scale[n] * x_scale[m], acc[m][n]);
-                part[m][n] = Part(0);
-            }
-        }
-    }
+    };
 };
+
+/// The end of scales: the last 128 columns have theirs whichever of their stages lie past the rows' end.
+template <class T>
+HK_FN u32 scales_end(const Range &range) {
+    constexpr u32 kBytes = 128 * T::Product::kBytes;
+    return (range.to + kBytes - 1) / kBytes * kBytes;
+}
 
 template <class T>
 HK_FN void block_gemm(const BlockParams &p) {
     tile_gemm<T, BlockSums, false>(p, [&](const Work &work, const Range &range) {
-        return hk::WordMover<T::kM, T::kN, T::kThreads>(range.to, [&](u32 row, bool of_w) {
+        return hk::WordMover<T::kM, T::kN, T::kThreads>(scales_end<T>(range), [&](u32 row, bool of_w) {
             return of_w ? p.w_scale.place(work.matrix, work.n_tile * T::kN + row, p.w.rows)
                         : p.x_scale.place(work.batch, work.m_tile * T::kM + row, p.x.rows);
         });

@@ -87,7 +87,7 @@ struct DecodedTile {
     static constexpr int kM = kM_, kN = kN_, kBytes = 64, kStep = 1;
     static constexpr int kThreads = kWavesM * kWavesN * hk::kWaveSize;
     static constexpr int kWaveM = kM / kWavesM, kWaveN = kN / kWavesN;
-    static constexpr bool kXScaled = false;
+    static constexpr bool kDirect = false, kXScaled = false;
 
     using X = hk::Mover<hk::SharedTile<kM, kBytes>, kThreads, kAccess, sizeof(T)>;
     using W = hk::DecodingMover<hk::SharedTile<kN, kBytes>, kThreads, kAccess, hk::kBitsOf<Code>, Decode>;
@@ -101,13 +101,11 @@ struct DecodedTile {
 /// Sums with weights that are kFp4Unit times what they stand for.
 template <class T>
 struct Fp4Sums : Sums<T> {
-    template <int>
-    HK_FN void finish() {
-#pragma unroll
-        for (int m = 0; m < Fp4Sums::kM; ++m) {
-#pragma unroll
-            for (int n = 0; n < Fp4Sums::kN; ++n) this->acc[m][n] *= 1.0f / hk::kFp4Unit;
-        }
+    using Sums<T>::Sums;
+
+    HK_FN void run(const auto &pipeline, u32 from, u32 count) {
+        Sums<T>::run(pipeline, from, count);
+        in_units(this->acc, 1.0f / hk::kFp4Unit);
     }
 };
 
@@ -117,7 +115,7 @@ HK_FN void decoded_gemm(const MixedParams &p) {
         tile_gemm<T, Fp4Sums, false>(p, [](const Work &, const Range &) { return hk::NoWords{}; });
     } else {
         tile_gemm<T, BlockSums, false>(p, [&](const Work &work, const Range &range) {
-            return hk::WordMover<0, T::kN, T::kThreads>(range.to, [&](u32 row, bool) {
+            return hk::WordMover<0, T::kN, T::kThreads>(scales_end<T>(range), [&](u32 row, bool) {
                 return p.w_scale.place(work.matrix, work.n_tile * T::kN + row, p.w.rows);
             });
         });

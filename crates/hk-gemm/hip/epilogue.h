@@ -288,4 +288,43 @@ HK_FN void finish_gated(const Epilogue &e, const Work &work, u32 m, u32 n, Vec<f
     write<N>(e, work, m, n, activate<N>(e.activation, gate) * value);
 }
 
+/// Outputs of a lane at a time.
+inline constexpr int kPart = 8;
+
+/// Rows of sums in LDS, `kCols` to a row, for lanes that have tiles of 16 x 16 of them to exchange for parts of rows. Chunks of
+/// four columns are permuted in a row such that neither meets a bank twice: lanes that put a tile together, nor lanes that get
+/// parts of neighbouring rows, or of the halves of rows, gates and values, together.
+template <class Number, int kCols, int kRows = 16>
+struct Strip {
+    static constexpr u32 kChunks = kCols / 4;
+    static_assert(kChunks == 4 || kChunks == 8 || kChunks == 16, "rows of 16, 32 or 64 columns");
+    using Chunk = Vec<Number, 4>;
+    Chunk chunk[kRows * kChunks];
+
+    HK_FN static u32 place(u32 row, u32 c) {
+        const u32 r = row % 16;
+        const u32 swizzle = kChunks == 4 ? r / 2 ^ r / 4 : r ^ r / 2 ^ r / 8 ^ r * 8;
+        return row * kChunks + (c ^ swizzle % kChunks);
+    }
+
+    /// The 16 rows from `first` on, of which a lane has column lane % 16, kMmaRows neighbours.
+    template <class Acc, int kN>
+    HK_FN void put(u32 first, const Acc (&acc)[kN]) {
+        static_assert(16 * kN == kCols, "whole rows");
+#pragma unroll
+        for (u32 n = 0; n < kN; ++n) {
+            const auto sums = __builtin_convertvector(acc[n], Vec<Number, hk::kMmaRows>);
+#pragma unroll
+            for (u32 i = 0; i < hk::kMmaRows / 4; ++i) {
+                const u32 c = 4 * n + hk::lane_id() / 16 * (hk::kMmaRows / 4) + i;
+                chunk[place(first + hk::lane_id() % 16, c)] = reinterpret_cast<const Chunk *>(&sums)[i];
+            }
+        }
+    }
+
+    HK_FN Vec<Number, kPart> get(u32 row, u32 col) const {
+        return __builtin_shufflevector(chunk[place(row, col / 4)], chunk[place(row, col / 4 + 1)], 0, 1, 2, 3, 4, 5, 6, 7);
+    }
+};
+
 }  // namespace gemm

@@ -162,7 +162,7 @@ struct GroupedTile : Tile<E, Access::Vectors, kM, kN, kWavesM, kWavesN, 5> {
 template <class T>
 union GroupedLds {
     typename T::Pipeline::Lds stages;
-    Strip<T::kWaveN> strips[T::kThreads / hk::kWaveSize];
+    Strip<float, T::kWaveN> strips[T::kThreads / hk::kWaveSize];
 };
 
 /// The sums of a tile: from row `m` of x and column `n` of the output on, over `columns` of K from `column` on. `rows`: of x.

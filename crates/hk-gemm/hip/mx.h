@@ -158,11 +158,28 @@ struct MxTile {
     HK_FN static u32 wave_n() { return hk::wave_id() % kWavesN * kWaveN; }
 };
 
+/// Sums that are in units of something.
+template <int kM, int kN>
+HK_FN void in_units(hk::MmaAcc (&acc)[kM][kN], float unit) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int n = 0; n < kN; ++n) acc[m][n] *= unit;
+    }
+}
+
 /// A wave's sums, in units of their operand's until the end.
 template <class T>
 struct MxSums {
     static constexpr int kM = T::kWaveM / 16, kN = T::kWaveN / 16;
     hk::MmaAcc acc[kM][kN] = {};
+
+    HK_FN explicit MxSums(const auto &) {}
+
+    HK_FN void run(const auto &pipeline, u32 from, u32 count) {
+        pipeline.run(from, count, *this);
+        in_units(acc, T::Operand::kSumUnit);
+    }
 
     template <int>
     HK_FN void multiply(const auto &step) {
@@ -191,14 +208,6 @@ struct MxSums {
         }
     }
 
-    template <int>
-    HK_FN void finish() {
-#pragma unroll
-        for (int m = 0; m < kM; ++m) {
-#pragma unroll
-            for (int n = 0; n < kN; ++n) acc[m][n] *= T::Operand::kSumUnit;
-        }
-    }
 };
 
 template <class T>

@@ -8,6 +8,7 @@
 
 namespace {
 using gemm::Epilogue;
+using gemm::kPart;
 using gemm::Work;
 using hk::GlobalPtr;
 using hk::i64;
@@ -15,7 +16,7 @@ using hk::u32;
 using hk::u64;
 using hk::Vec;
 
-constexpr u32 kThreads = 256, kPart = 8;
+constexpr u32 kThreads = 256;
 
 struct Params {  // same layout as `ReduceParams` in src/problem.rs
     Epilogue epilogue;

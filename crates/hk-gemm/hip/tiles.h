@@ -71,34 +71,14 @@ struct Sums {
     static constexpr int kM = T::kWaveM / 16, kN = T::kWaveN / 16;
     typename T::Product::Acc acc[kM][kN] = {};
 
+    HK_FN Sums() {}
+    HK_FN explicit Sums(const auto &) {}  // parameters of sums with scales
+
+    HK_FN void run(const auto &pipeline, u32 from, u32 count) { pipeline.run(from, count, *this); }
+
     template <int>
     HK_FN void multiply(const auto &step) {
         gemm::multiply<T>(acc, step);
-    }
-    template <int>
-    HK_FN void finish() {}
-};
-
-/// 16 rows of a wave's sums in LDS, row by row, padded such that lanes that write together meet no bank twice.
-template <int kCols>
-struct Strip {
-    static constexpr int kPitch = kCols + 4;
-    static constexpr int kPart = 8;  // outputs of a lane at a time
-    float sum[16 * kPitch];
-
-    template <class Acc, int kN>
-    HK_FN void put(const Acc (&acc)[kN]) {
-        static_assert(16 * kN == kCols, "a wave's columns");
-#pragma unroll
-        for (int n = 0; n < kN; ++n) {
-            const u32 at = hk::lane_id() % 16 * kPitch + 16 * n + hk::lane_id() / 16 * hk::kMmaRows;
-            *reinterpret_cast<Vec<float, hk::kMmaRows> *>(sum + at) = __builtin_convertvector(acc[n], Vec<float, hk::kMmaRows>);
-        }
-    }
-
-    HK_FN Vec<float, kPart> get(u32 row, u32 col) const {
-        const auto *from = reinterpret_cast<const Vec<float, 4> *>(sum + row * kPitch + col);
-        return __builtin_shufflevector(from[0], from[1], 0, 1, 2, 3, 4, 5, 6, 7);
     }
 };
 
@@ -106,39 +86,32 @@ struct Strip {
 /// row of the wave's outputs, `kCols` in all. The part's sums are in row `r` of the strip.
 template <class T, u32 kCols, class SumsOf, class F>
 HK_FN void each_part(const SumsOf &sums, void *lds, F part) {
-    constexpr u32 kLanes = kCols / Strip<T::kWaveN>::kPart;
-    Strip<T::kWaveN> &strip = static_cast<Strip<T::kWaveN> *>(lds)[hk::wave_id()];
+    constexpr u32 kLanes = kCols / kPart;
+    auto &strip = static_cast<Strip<float, T::kWaveN> *>(lds)[hk::wave_id()];
 #pragma unroll 1
     for (u32 m = 0; m < SumsOf::kM; ++m) {
         hk::wave_barrier();
         // One copy of what follows, whatever the strip.
 #pragma unroll
         for (int i = 0; i < SumsOf::kM; ++i) {
-            if (u32(i) == m) strip.put(sums.acc[i]);
+            if (u32(i) == m) strip.put(0, sums.acc[i]);
         }
         hk::wave_barrier();
 #pragma unroll 1
         for (u32 i = hk::lane_id(); i < 16 * kLanes; i += hk::kWaveSize) {
-            const u32 row = i / kLanes, col = i % kLanes * Strip<T::kWaveN>::kPart;
+            const u32 row = i / kLanes, col = i % kLanes * kPart;
             part(16 * m + row, col, strip, row);
         }
     }
 }
 
-/// As many columns of w as `bytes` of x have, in bytes.
-template <class T>
-HK_FN u32 bytes_of_w(u32 bytes) {
-    constexpr u32 kX = T::X::kStage, kW = T::W::kStage;
-    return kW > kX ? bytes * (kW / kX) : bytes / (kX / kW);
-}
-
-/// Writes a wave's outputs. `lds` holds nothing that any wave needs.
+/// Writes a wave's outputs.
 template <class T, bool kGated, class Params, class SumsOf>
 HK_FN void write_tile(const Params &p, const Work &work, const SumsOf &sums, void *lds) {
-    constexpr u32 kCols = kGated ? T::kWaveN / 2 : T::kWaveN, kPart = Strip<T::kWaveN>::kPart;
+    constexpr u32 kCols = kGated ? T::kWaveN / 2 : T::kWaveN;
     const u32 first_m = work.m_tile * T::kM + T::wave_m();
     const u32 first_n = (work.n_tile * T::kN + T::wave_n()) / (kGated ? 2 : 1);
-    each_part<T, kCols>(sums, lds, [&](u32 m, u32 n, const Strip<T::kWaveN> &strip, u32 row) {
+    each_part<T, kCols>(sums, lds, [&](u32 m, u32 n, const auto &strip, u32 row) {
         const Params &again = hk::read_anew(p);
         if constexpr (kGated) {
             finish_gated<kPart>(again.epilogue, work, first_m + m, first_n + n, strip.get(row, n), strip.get(row, kCols + n));
@@ -146,6 +119,13 @@ HK_FN void write_tile(const Params &p, const Work &work, const SumsOf &sums, voi
             finish<kPart>(again, work, first_m + m, first_n + n, strip.get(row, n));
         }
     });
+}
+
+/// As many columns of w as `bytes` of x have, in bytes.
+template <class T>
+HK_FN u32 bytes_of_w(u32 bytes) {
+    constexpr u32 kX = T::X::kStage, kW = T::W::kStage;
+    return kW > kX ? bytes * (kW / kX) : bytes / (kX / kW);
 }
 
 /// One tile of outputs, or of a split's part of them. `make_words(work, range)`: what moves the words that go with rows.
@@ -173,10 +153,10 @@ HK_FN void tile_gemm(const Params &p, MakeWords make_words) {
     using Pipeline = typename T::template Pipeline<__remove_cvref(decltype(words))>;
     __shared__ union {
         typename Pipeline::Lds stages;
-        Strip<T::kWaveN> strips[T::kThreads / hk::kWaveSize];
+        Strip<float, T::kWaveN> strips[T::kThreads / hk::kWaveSize];
     } lds;
-    SumsOf<T> sums;
-    Pipeline(x, w, words, lds.stages).run(range.from, (range.to - range.from + T::X::kStage - 1) / T::X::kStage, sums);
+    SumsOf<T> sums(p);
+    sums.run(Pipeline(x, w, words, lds.stages), range.from, (range.to - range.from + T::X::kStage - 1) / T::X::kStage);
     hk::block_barrier();
     write_tile<T, kGated>(p, work, sums, &lds);
 }

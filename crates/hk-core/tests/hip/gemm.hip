@@ -34,8 +34,6 @@ struct Sums {
     HK_FN void multiply(const auto &step) {
         d.multiply(*step.w[0], wave_n, *step.x[0], wave_m);
     }
-    template <int>
-    HK_FN void finish() {}
 };
 
 HK_FN Mover rows_of(const hk::Global &t, u32 first) {

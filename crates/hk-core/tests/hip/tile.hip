@@ -191,8 +191,7 @@ HK_FN void words_to_lds(const Params &p) {
 #endif
 }
 
-/// What the pipeline gives, in order: y has, for each stage, x's rows, w's rows, their words, and whose turn it was; after the
-/// stages the number of those that the end belongs to.
+/// What the pipeline gives, in order: y has, for each stage, x's rows, w's rows, their words, and whose turn it was.
 template <class X, class W, class Words>
 struct Record {
     const hk::Global &y;
@@ -212,10 +211,6 @@ struct Record {
             }
             if (hk::thread_x() == 0) store(y, words + kWords, u32(kTurn));
         }
-    }
-    template <int kLast>
-    HK_FN void finish() {
-        if (hk::thread_x() == 0) store(y, stage * kStage / 4, u32(kLast));
     }
 };
 

@@ -411,8 +411,9 @@ fn pipelines_give_every_stage_in_order() {
                     count: count as u32,
                     ..READ
                 };
-                let stages = count.next_multiple_of(step);
-                let got = run(&stream, kernel, &x, 0, &words, stages * STAGE + 4, given);
+                // All turns of a round, and no more, for which there is no room.
+                let stages = count.next_multiple_of(step * turns);
+                let got = run(&stream, kernel, &x, 0, &words, stages * STAGE, given);
                 let at = format!("{kernel} on {target}, {count} stages");
                 for (i, got) in got.chunks_exact(STAGE).enumerate() {
                     let from = (first + i) * 64;
@@ -429,10 +430,6 @@ fn pipelines_give_every_stage_in_order() {
                     );
                     assert_eq!(got[ROWS] as usize, i / step % turns, "{at}: the turn of stage {i}");
                 }
-                let last = u32::from_le_bytes(got[stages * STAGE..].try_into().unwrap());
-                // The last steps are one or two, as the first turn or the second was the last.
-                let want = if turns == 1 || stages / step % 2 == 1 { 1 } else { 2 };
-                assert_eq!(last, want, "{at}: the end");
             }
         }
     }

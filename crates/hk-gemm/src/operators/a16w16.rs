@@ -112,6 +112,8 @@ pub(super) const GEMM_A16W16: Operator = Operator {
         case!("Llama-3 8B q, k, v, 16 tokens", a: Bf16 [16, 4096], w: Bf16 [6144, 4096]),
         case!("GPT-OSS router, 128 tokens", a: Bf16 [128, 2880], w: Bf16 [128, 2880], bias: Bf16 [128]),
         case!("512 x 512 x 512", a: Bf16 [512, 512], w: Bf16 [512, 512]),
+        case!("a block of 4096 x 4096 x 4096", a: Bf16 [256, 4096], w: Bf16 [256, 4096]; tile("256x256")),
+        case!("a block of 8192 x 8192 x 8192", a: Bf16 [256, 8192], w: Bf16 [256, 8192]; tile("256x256")),
     ],
     corners: &CORNERS,
     outputs: y_outputs,

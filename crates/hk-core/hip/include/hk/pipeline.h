@@ -403,14 +403,12 @@ public:
         : x_(x), w_(w), words_(words), stages_(stages) {}
 
     /// Calls `sums.multiply<i>(Step)` for `count` stages from byte `from` of the rows of x on, `kStep` at a time; i counts up to
-    /// Sums::kTurns, 2 (if it does not say) or 4, and begins anew. Then `sums.finish<n>()`, n of them having been the last ones; beyond 2, past the end
-    /// they are zero up to a whole round.
+    /// Sums::kTurns, 2 (if it does not say) or 4, begins anew, and is the last one at the end: the last stages may lie past the
+    /// rows' end.
     template <class Sums>
     HK_FN void run(u32 from, u32 count, Sums &sums) const {
         constexpr u32 kBytes = kStep * X::kStage, kTurns = detail::kTurns<Sums>;
         static_assert(kTurns == 2 || kTurns == 4, "halves of LDS in turn");
-        u32 steps = (count + kStep - 1) / kStep;
-        if constexpr (kTurns > 2) steps = (steps + kTurns - 1) / kTurns * kTurns;
         Set even = load(from);
         Set odd = load(from + kBytes);
         store(even, 0);
@@ -429,16 +427,9 @@ public:
             stay_in_order();
             store(even, 0);
         };
-        for (u32 rounds = steps / kTurns; rounds > 0; --rounds) {
+        for (u32 rounds = (count + kTurns * kStep - 1) / (kTurns * kStep); rounds > 0; --rounds) {
             two_steps(Turn<0>{});
             if constexpr (kTurns > 2) two_steps(Turn<2>{});
-        }
-        if (kTurns == 2 && steps % 2 != 0) {
-            block_barrier();
-            sums.template multiply<0>(step(0));
-            sums.template finish<1>();
-        } else {
-            sums.template finish<kTurns>();
         }
     }
 
@@ -474,8 +465,7 @@ public:
     HK_FN DirectPipeline(const X &x, const W &w, const Words &words, Lds &stages)
         : x_(x), w_(w), words_(words), stages_(stages) {}
 
-    /// Calls `sums.multiply<0>(Step)` for `count` stages from byte `from` of the rows on, `kStep` at a time, then
-    /// `sums.finish<1>()`.
+    /// Calls `sums.multiply<0>(Step)` for `count` stages from byte `from` of the rows on, `kStep` at a time.
     template <class Sums>
     HK_FN void run(u32 from, u32 count, Sums &sums) const {
         constexpr u32 kBytes = X::kStage;
@@ -501,7 +491,6 @@ public:
             }
             sums.template multiply<0>(step);
         }
-        sums.template finish<1>();
         // A block gives its LDS back when it ends.
         wait_loads<0>();
     }
