@@ -95,8 +95,8 @@ const fn entries(precision: Precision) -> &'static Entries {
 /// Which of them.
 const fn entry(rows: usize) -> usize {
     match rows {
-        ..=16 => 0,
-        ..=32 => 1,
+        0..=16 => 0,
+        17..=32 => 1,
         _ => 2,
     }
 }
