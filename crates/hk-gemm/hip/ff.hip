@@ -314,9 +314,9 @@ HK_FN void ff_down(const Params &given) {
                 sum += __builtin_shufflevector(from[0], from[1], 0, 1, 2, 3, 4, 5, 6, 7);
             }
             const i64 to = i64(part) * p.y_plane + i64(row) * p.y_row + at;
-            if (p.y_type == gemm::Float::F32) gemm::store_floats<float, 8>(p.y, to, sum, 8, p.vectors);
-            else if (p.y_type == gemm::Float::F16) gemm::store_floats<hk::f16, 8>(p.y, to, sum, 8, p.vectors);
-            else gemm::store_floats<hk::bf16, 8>(p.y, to, sum, 8, p.vectors);
+            const u32 left = p.width - at;
+            if (p.y_type == gemm::Float::F32) gemm::store_floats<float, 8>(p.y, to, sum, left, p.vectors);
+            else gemm::store_floats<T, 8>(p.y, to, sum, left, p.vectors);
         }
     }
 }

@@ -65,7 +65,7 @@ pub(super) const FF_FUSED_GATED: Operator = Operator {
     summary: "y = (activation(x w_up[..I]^T) * (x w_up[I..]^T)) w_down",
     args: &[X, ArgSpec::input("w_up", HALVES, 2, "[2 I, K]").sampled(UP_SAMPLE), W_DOWN, Y],
     scalars: &[ACTIVATION, PATH],
-    kernels: &[&kernels::FF],
+    kernels: &[&kernels::FF, &kernels::TILES16, &kernels::SKINNY16, &kernels::REDUCE, &kernels::GMM],
     cases: &[
         case!("Llama-3 8B of 8 GPUs, 1 token", x: Bf16 [1, 4096], w_up: Bf16 [3584, 4096], w_down: Bf16 [1792, 4096]; act("silu")),
         case!("Llama-3 8B of 8 GPUs, 16 tokens", x: Bf16 [16, 4096], w_up: Bf16 [3584, 4096], w_down: Bf16 [1792, 4096]; act("silu")),
