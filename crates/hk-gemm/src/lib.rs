@@ -7,6 +7,7 @@ mod a16w16;
 mod a8w8;
 mod config;
 mod deepgemm;
+mod ff;
 mod fp4;
 mod fused;
 mod gmm;
@@ -22,6 +23,7 @@ pub use a8w8::{MatrixCode, batched_gemm_a8w8, gemm_a8w8, gemm_a8w8_blockscale, g
 pub use a16w8::{batched_gemm_a8w8_ptgq, gemm_a16w8_blockscale, gemm_a16w8_workspace};
 pub use a16w16::{Half, batched_gemm_bf16, gemm_a16w16, gemm_a16w16_atomic, gemm_a16w16_gated};
 pub use config::{GemmConfig, GemmTile, Precision};
+pub use ff::{FfOptions, FfPath, ff_fused_gated, ff_fused_ungated, ff_fused_workspace};
 pub use gmm::{GroupedOptions, GroupedTile, gmm, nptgmm, ptgmm};
 pub use deepgemm::{
     GroupedScales, deepgemm_contiguous, deepgemm_contiguous_a8w8, deepgemm_masked, deepgemm_masked_a8w8,

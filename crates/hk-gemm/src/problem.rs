@@ -1027,6 +1027,6 @@ const MX_RULE: BlockRule = BlockRule::fp4(hk_core::quant::BlockScale::Even, 0);
 /// Splits that blocks add up in memory, at most: each adds to every output.
 const MOST_ATOMIC_SPLITS: usize = 16;
 /// Outputs of a lane, threads of a block, and blocks a CU, of `hip/reduce.hip`.
-const REDUCED_PART: usize = 8;
-const REDUCE_THREADS: usize = 256;
-const REDUCE_BLOCKS_PER_CU: usize = 8;
+pub(crate) const REDUCED_PART: usize = 8;
+pub(crate) const REDUCE_THREADS: usize = 256;
+pub(crate) const REDUCE_BLOCKS_PER_CU: usize = 8;
