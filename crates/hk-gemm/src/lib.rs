@@ -12,5 +12,5 @@ pub mod reference;
 pub use a8w8::{MatrixCode, batched_gemm_a8w8, gemm_a8w8, gemm_a8w8_blockscale, gemm_a8w8_per_token_scale};
 pub use a16w16::{Half, batched_gemm_bf16, gemm_a16w16, gemm_a16w16_atomic, gemm_a16w16_gated};
 pub use config::{GemmConfig, GemmTile, Precision};
-pub use operators::OPERATORS;
+pub use operators::{OPERATORS, choices};
 pub use problem::{Activation, BlockShape, FloatView, GemmOptions, gemm_workspace};

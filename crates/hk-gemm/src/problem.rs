@@ -1,6 +1,6 @@
 //! What all products have in common: operands, epilogues, splits of K, launches.
 
-use crate::config::{GemmConfig, GemmTile, Precision};
+use crate::config::{GemmConfig, GemmTile, Job, Precision};
 use crate::kernels;
 use bytemuck::{Pod, Zeroable};
 use hk_core::rowwise::float_index;
@@ -175,7 +175,8 @@ impl Store {
 /// shorter workspace, or none, is as good but for speed. Rows that do not begin on 16 bytes are not reckoned with.
 pub fn gemm_workspace(info: &DeviceInfo, precision: Precision, [batch, m, n, k]: [usize; 4]) -> usize {
     let splits = |serves: fn(GemmTile) -> bool| {
-        GemmConfig::choose(info, precision, [batch, m, n, k], true, MOST_SPLITS, serves).splits
+        let job = Job { info, precision, sizes: [batch, m, n, k], vectors: true, most_splits: MOST_SPLITS };
+        job.choose(serves).splits
     };
     let plain = splits(|tile| tile != GemmTile::T256x128);
     let splits = match precision {
@@ -199,7 +200,7 @@ pub(crate) fn outputs([batch, m, n]: [usize; 3]) -> usize {
 }
 
 /// Parts of K that products are cut into of their own accord, at most.
-const MOST_SPLITS: usize = 32;
+pub(crate) const MOST_SPLITS: usize = 32;
 
 /// Scales of both operands: `[.., M]` and `[.., N]`, or one number.
 #[derive(Debug, Clone, Copy)]
@@ -451,9 +452,10 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         let most = if store.adds() { MOST_ATOMIC_SPLITS } else { room.clamp(1, MOST_SPLITS) };
         let config = match self.options.config {
             Some(config) => self.check_config(config, vectors, plane, room, store)?,
-            None => GemmConfig::choose(info, self.precision, [batch, m, columns, k], vectors, most, |tile| {
-                self.serves(tile)
-            }),
+            None => {
+                let (precision, sizes) = (self.precision, [batch, m, columns, k]);
+                Job { info, precision, sizes, vectors, most_splits: most }.choose(|tile| self.serves(tile))
+            }
         };
         let (each, splits) = config.parts(k, self.precision, self.block.as_ref().map_or(1, |b| b.group.k));
         let (m_tiles, n_tiles) = config.tiles(m, columns);
@@ -749,7 +751,7 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
 }
 
 /// Splits that blocks add up in memory, at most: each adds to every output.
-const MOST_ATOMIC_SPLITS: usize = 16;
+pub(crate) const MOST_ATOMIC_SPLITS: usize = 16;
 /// Outputs of a lane, threads of a block, and blocks a CU, of `hip/reduce.hip`.
 const REDUCED_PART: usize = 8;
 const REDUCE_THREADS: usize = 256;

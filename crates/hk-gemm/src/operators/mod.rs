@@ -2,6 +2,9 @@
 
 mod a16w16;
 mod a8w8;
+mod choice;
+
+pub use choice::choices;
 
 use crate::problem::outputs;
 use crate::reference::Sums;
