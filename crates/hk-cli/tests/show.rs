@@ -146,7 +146,7 @@ fn configurations_are_those_for_the_sizes() {
         let value = |name: &str| of[0][names.iter().position(|n| n == name).unwrap()].clone();
         ["tile", "kernel", "waves", "stages", "parts of K", "workspace, bytes"].map(value)
     };
-    let large = chosen("8192", "8192", &[]);
+    let large = chosen("16384", "16384", &[]);
     assert_eq!(large, ["256x256", "gemm_bf16_256x256", "8", "4", "1", "0"]);
     // Few rows; and many parts where they are of few columns.
     assert_eq!(chosen("16", "4096", &[])[..5], ["16x16", "gemm_bf16_16x16", "8", "2", "1"]);

@@ -341,8 +341,8 @@ mod tests {
             let (_, n_tiles) = config.tiles(m, 1280);
             assert!(n_tiles * config.splits * 4 >= 3 * cus, "{config:?}");
             // Where parts would save less than they cost, K is whole.
-            assert_eq!(choose(m, 4096, 4096, true).splits, 1);
             assert_eq!(choose(m, 2112, 1024, true).splits, 1);
+            assert_eq!(choose(m, 14336, 4096, true).splits, 1);
         }
         assert_eq!(choose(16384, 16384, 8192, true).tile, GemmTile::T256x256);
         assert_eq!(choose(8192, 8192, 8192, true).splits, 1);
