@@ -8,18 +8,22 @@
 
 namespace gemm {
 
-/// A wave's sums, and those of the last 128 columns.
+/// A wave's sums, and those of the last 128 columns. x has scales unless T::kXScaled is false.
 template <class T>
 struct BlockSums {
     static constexpr int kM = T::kWaveM / 16, kN = T::kWaveN / 16;
-    static constexpr int kSteps = 128 / (T::kBytes * T::kStep);  // of 128 columns
+    static constexpr int kSteps = 128 * T::Product::kBytes / (T::kBytes * T::kStep);  // of 128 columns
+    static constexpr bool kXScaled = [] {
+        if constexpr (requires { T::kXScaled; }) return T::kXScaled;
+        else return true;
+    }();
     using Part = typename T::Product::Acc;
     using Acc = Vec<float, hk::kMmaRows>;
     Acc acc[kM][kN] = {};
     Part part[kM][kN] = {};
     bool one_w_scale;  // for all rows of w that the wave has
 
-    HK_FN explicit BlockSums(const BlockParams &p) : one_w_scale(T::kWaveN >> p.w_scale.row_shift <= 1) {}
+    HK_FN explicit BlockSums(const auto &p) : one_w_scale(T::kWaveN >> p.w_scale.row_shift <= 1) {}
 
     HK_FN void run(const auto &pipeline, u32 from, u32 count) {
         // Two loops: a branch in one of them would keep two copies of all sums.
@@ -34,6 +38,7 @@ struct BlockSums {
 
     template <bool kOneWScale>
     struct Turns {
+        static constexpr int kTurns = kSteps > 2 ? kSteps : 2;
         BlockSums &sums;
 
         template <int kTurn>
@@ -49,7 +54,10 @@ struct BlockSums {
             float x_scale[kM];
 #pragma unroll
             for (int m = 0; m < kM; ++m) {
-                x_scale[m] = __builtin_bit_cast(float, words.x(T::wave_m() + 16 * m + hk::lane_id() % 16));
+                x_scale[m] = 1.0f;
+                if constexpr (kXScaled) {
+                    x_scale[m] = __builtin_bit_cast(float, words.x(T::wave_m() + 16 * m + hk::lane_id() % 16));
+                }
                 if constexpr (kOneWScale) x_scale[m] *= __builtin_bit_cast(float, *words.w(T::wave_n()));
             }
 #pragma unroll
@@ -70,14 +78,19 @@ struct BlockSums {
     };
 };
 
+/// The end of scales: the last 128 columns have theirs whichever of their stages lie past the rows' end.
+template <class T>
+HK_FN u32 scales_end(const Range &range) {
+    constexpr u32 kBytes = 128 * T::Product::kBytes;
+    return (range.to + kBytes - 1) / kBytes * kBytes;
+}
+
 template <class T>
 HK_FN void block_gemm(const BlockParams &p) {
-    static_assert(T::Product::kBytes == 1, "128 columns are 128 bytes");
     tile_gemm<T, BlockSums, false>(p, [&](const Work &work, const Range &range) {
-        // The last 128 columns have their scales whichever of their stages lie past the end.
-        return hk::WordMover<T::kM, T::kN, T::kThreads>((range.to + 127) & ~127u, [&](u32 row, bool of_w) {
-            return of_w ? p.w_scale.place(work, work.n_tile * T::kN + row, p.w.rows)
-                        : p.x_scale.place(work, work.m_tile * T::kM + row, p.x.rows);
+        return hk::WordMover<T::kM, T::kN, T::kThreads>(scales_end<T>(range), [&](u32 row, bool of_w) {
+            return of_w ? p.w_scale.place(work.matrix, work.n_tile * T::kN + row, p.w.rows)
+                        : p.x_scale.place(work.batch, work.m_tile * T::kM + row, p.x.rows);
         });
     });
 }

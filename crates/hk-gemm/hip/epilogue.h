@@ -26,18 +26,19 @@ enum class Store : u32 {
 struct Epilogue {
     u64 y;
     i64 y_batch, y_row, y_split;  // strides, in elements
-    u64 bias;                     // [batch, N]; 0: none
+    u64 bias;                     // [matrices, N]; 0: none
     i64 bias_batch;
-    u64 x_scale, w_scale;         // f32 [batch, M], [batch, N]; 0: none
+    u64 x_scale, w_scale;         // f32 [batch, M], [matrices, N]; 0: none
     i64 x_scale_batch, w_scale_batch;
     u32 x_scale_step, w_scale_step;  // 0: one for all
     u32 rows, cols;                  // M, N
     Float y_type, bias_type;
     Store store;
-    u32 activation;  // hk::Activation; kNone: none
+    u32 activation;  // hk::Activation, kRelu6 or kNone
     u32 vectors;     // rows of y begin on 16 bytes
     u32 pad;
-    static constexpr u32 kNone = 255;
+    Groups groups;
+    static constexpr u32 kRelu6 = 5, kNone = 255;
 };
 
 struct Params {  // same layout as `Params` in src/problem.rs
@@ -54,35 +55,76 @@ struct BlockScale {
     u32 row_shift;      // one row of scales for 2^row_shift rows of the operand
     u32 group_shift;    // one scale for 2^group_shift bytes of a row
 
-    HK_FN GlobalPtr<const u8> first(const Work &work) const {
-        return reinterpret_cast<GlobalPtr<const u8>>(data) + i64(work.batch) * batch;
+    HK_FN GlobalPtr<const u8> first(u32 index) const {
+        return reinterpret_cast<GlobalPtr<const u8>>(data) + i64(index) * batch;
     }
     /// Of the scales of a row of the operand; beyond every window if it has no such row.
     HK_FN u32 offset(u32 of_row, u32 rows) const {
         return of_row < rows ? (of_row >> row_shift) * row : hk::Window::kBeyond;
     }
-    HK_FN hk::WordPlace place(const Work &work, u32 of_row, u32 rows) const {
-        return {reinterpret_cast<u64>(first(work)), offset(of_row, rows), group, group_shift};
+    HK_FN hk::WordPlace place(u32 index, u32 of_row, u32 rows) const {
+        return {reinterpret_cast<u64>(first(index)), offset(of_row, rows), group, group_shift};
     }
 };
 static_assert(sizeof(BlockScale) == 32, "same layout as in Rust");
+
+/// A number for each output, [M, N], or one for all; same layout as `Term` in src/problem.rs.
+struct Term {
+    u64 data;     // 0: `value`
+    i64 row;      // stride, in elements
+    float value;
+    Float type;
+    u32 step;     // 0: one for all
+    u32 vectors;  // rows begin on 16 bytes
+};
+
+/// What comes after a product; same layout as `Fusion` in src/problem.rs.
+struct Fusion {
+    enum class Kind : u32 {
+        None = 0,
+        ScaleAdd = 1,    ///< y = a g + b, g the product
+        AddProduct = 2,  ///< y = a b + g
+        SplitCat = 3,    ///< see write_split
+    };
+    u64 divisor;  // f32, of the product, before all else; 0: none
+    Term a, b;
+    // Of SplitCat: y[m, d, :head] and rest[m, d, :tail] are the columns of d, and y[m, d, head:] is cat[m, d, :].
+    u64 rest;
+    i64 y_head, rest_row, rest_head, cat_row, cat_head;  // strides, in elements
+    u64 cat;
+    u32 head, tail, extra;
+    Float cat_type;
+    Kind kind;
+    u32 whole;  // parts of eight columns are in one of y and rest, on 16 bytes
+};
 
 struct BlockParams {  // same layout as `BlockParams` in src/problem.rs
     Operand x, w;
     Grid grid;
     Epilogue epilogue;
     BlockScale x_scale, w_scale;
+    Fusion fusion;
 };
 
-/// N values of a type from `at` elements on, those past `left` zero.
+/// N values of a type from `at` elements on, those past `left` zero. `vectors`: they are on 16 bytes.
 template <int N>
-HK_FN Vec<float, N> load_floats(u64 data, Float type, i64 at, u32 left) {
+HK_FN Vec<float, N> load_floats(u64 data, Float type, i64 at, u32 left, bool vectors = false) {
     Vec<float, N> v = 0.0f;
     const auto fill = [&]<class T>(T) {
         const auto from = reinterpret_cast<GlobalPtr<const T>>(data) + at;
+        if (vectors && left >= N) {
+            constexpr int kPart = N < hk::kVecLen<T> ? N : hk::kVecLen<T>;
 #pragma unroll
-        for (u32 i = 0; i < N; ++i) {
-            if (i < left) v[i] = float(from[i]);
+            for (int i = 0; i < N; i += kPart) {
+                const auto part = *reinterpret_cast<GlobalPtr<const Vec<T, kPart>>>(from + i);
+#pragma unroll
+                for (int j = 0; j < kPart; ++j) v[i + j] = float(part[j]);
+            }
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < N; ++i) {
+                if (i < left) v[i] = float(from[i]);
+            }
         }
     };
     if (type == Float::Bf16) fill(hk::bf16{});
@@ -116,8 +158,20 @@ HK_FN void store_floats(u64 data, i64 at, Vec<float, N> v, u32 left, bool vector
 template <int N>
 HK_FN Vec<float, N> activate(u32 which, Vec<float, N> v) {
     if (which == Epilogue::kNone) return v;
+    if (which == Epilogue::kRelu6) {
+        v = hk::relu(v);
+        return v > 6.0f ? Vec<float, N>(6.0f) : v;
+    }
     hk::with_activation(hk::Activation(which), [&](auto f) { v = f(v); });
     return v;
+}
+
+/// Calls `f` with a value of the type.
+template <class F>
+HK_FN void with_type(Float type, F f) {
+    if (type == Float::Bf16) f(hk::bf16{});
+    else if (type == Float::F16) f(hk::f16{});
+    else f(0.0f);
 }
 
 /// The rounded output, or a part of it that still has to meet others.
@@ -133,13 +187,48 @@ HK_FN void write(const Epilogue &e, const Work &work, u32 m, u32 n, Vec<float, N
         for (u32 i = 0; i < N; ++i) {
             if (i < left) hk::atomic_add(to + i, y[i]);
         }
-    } else if (e.y_type == Float::Bf16) {
-        store_floats<hk::bf16, N>(e.y, at, y, left, e.vectors);
-    } else if (e.y_type == Float::F16) {
-        store_floats<hk::f16, N>(e.y, at, y, left, e.vectors);
     } else {
-        store_floats<float, N>(e.y, at, y, left, e.vectors);
+        with_type(e.y_type, [&]<class T>(T) { store_floats<T, N>(e.y, at, y, left, e.vectors); });
     }
+}
+
+/// The rounded output as rows of `head + tail` columns, whose heads y has, followed by `extra` columns of another tensor, and
+/// whose tails `rest` has. The lane that has a row's first column brings the others, too.
+template <class T, int N>
+HK_FN void write_split(const Epilogue &e, const Fusion &f, u32 m, u32 n, Vec<float, N> y) {
+    const u32 width = f.head + f.tail, left = e.cols - n;
+    const auto place = [&](u32 d, u32 at) {
+        const i64 head = i64(m) * e.y_row + i64(d) * f.y_head, rest = i64(m) * f.rest_row + i64(d) * f.rest_head;
+        return at < f.head ? e.y + u64(head + at) * sizeof(T) : f.rest + u64(rest + at - f.head) * sizeof(T);
+    };
+    if (f.whole) {
+        store_floats<T, N>(place(n / width, n % width), 0, y, left, true);
+    } else {
+        const Vec<T, N> rounded = hk::narrow<T, N>(y);
+#pragma unroll
+        for (u32 i = 0; i < N; ++i) {
+            if (i < left) *reinterpret_cast<GlobalPtr<T>>(place((n + i) / width, (n + i) % width)) = rounded[i];
+        }
+    }
+    // Rows that begin among these columns.
+#pragma unroll 1
+    for (u32 d = (n + width - 1) / width; d * width < n + N && d * width < e.cols; ++d) {
+        const i64 from = i64(m) * f.cat_row + i64(d) * f.cat_head;
+        const u64 to = e.y + u64(i64(m) * e.y_row + i64(d) * f.y_head + f.head) * sizeof(T);
+#pragma unroll 1
+        for (u32 i = 0; i < f.extra; i += N) {
+            const Vec<float, N> v = load_floats<N>(f.cat, f.cat_type, from + i, f.extra - i, f.whole);
+            store_floats<T, N>(to, i, v, f.extra - i, f.whole);
+        }
+    }
+}
+
+/// A term of some outputs.
+template <int N>
+HK_FN Vec<float, N> load_term(const Term &t, u32 m, u32 n, u32 left) {
+    if (!t.data) return t.value;
+    if (!t.step) return load_floats<1>(t.data, t.type, 0, 1)[0];
+    return load_floats<N>(t.data, t.type, i64(m) * t.row + n, left, t.vectors);
 }
 
 /// A sum with its scales.
@@ -147,7 +236,7 @@ template <int N>
 HK_FN Vec<float, N> scaled(const Epilogue &e, const Work &work, u32 m, u32 n, Vec<float, N> sum) {
     if (!e.x_scale) return sum;
     const auto x_scale = reinterpret_cast<GlobalPtr<const float>>(e.x_scale) + i64(work.batch) * e.x_scale_batch;
-    const i64 at = i64(work.batch) * e.w_scale_batch;
+    const i64 at = i64(work.matrix) * e.w_scale_batch;
     Vec<float, N> w_scale;
     if (e.w_scale_step) {
         w_scale = load_floats<N>(e.w_scale, Float::F32, at + n, e.cols - n);
@@ -158,13 +247,29 @@ HK_FN Vec<float, N> scaled(const Epilogue &e, const Work &work, u32 m, u32 n, Ve
 }
 
 /// Outputs (m, n .. n + N), given their sums.
-template <int N>
-HK_FN void finish(const Epilogue &e, const Work &work, u32 m, u32 n, Vec<float, N> sum) {
-    if (m >= e.rows || n >= e.cols) return;
+template <int N, class Params>
+HK_FN void finish(const Params &p, const Work &work, u32 m, u32 n, Vec<float, N> sum) {
+    const Epilogue &e = p.epilogue;
+    if (m >= e.rows || n >= e.cols || !e.groups.has(work.batch, m)) return;
     sum = scaled<N>(e, work, m, n, sum);
+    // Planes that are to be seen have the bias in the first one.
+    if (e.bias && (e.store == Store::Round || work.split == 0)) {
+        sum += load_floats<N>(e.bias, e.bias_type, i64(work.matrix) * e.bias_batch + n, e.cols - n);
+    }
     if (e.store == Store::Round) {
-        if (e.bias) sum += load_floats<N>(e.bias, e.bias_type, i64(work.batch) * e.bias_batch + n, e.cols - n);
         sum = activate<N>(e.activation, sum);
+        if constexpr (requires { p.fusion; }) {
+            const Fusion &f = p.fusion;
+            if (f.divisor) sum = sum / hk::load_uniform<float>(f.divisor);
+            if (f.kind == Fusion::Kind::SplitCat) {
+                with_type(e.y_type, [&]<class T>(T) { write_split<T, N>(e, f, m, n, sum); });
+                return;
+            }
+            if (f.kind != Fusion::Kind::None) {
+                const Vec<float, N> a = load_term<N>(f.a, m, n, e.cols - n), b = load_term<N>(f.b, m, n, e.cols - n);
+                sum = f.kind == Fusion::Kind::ScaleAdd ? a * sum + b : a * b + sum;
+            }
+        }
     }
     write<N>(e, work, m, n, sum);
 }

@@ -20,18 +20,24 @@ constexpr u32 kThreads = 256;
 
 struct Params {  // same layout as `ReduceParams` in src/problem.rs
     Epilogue epilogue;
+    gemm::Fusion fusion;
     u64 planes;
     i64 split, batch, row;  // strides of planes, in elements
     u32 splits;
     u32 parts;    // of a row of y
     u32 batches;
     u32 gated;
+    u32 vectors;  // rows of planes begin on 16 bytes
+    u32 pad;
 };
 
 /// The sum over the splits, of columns `at` on.
 HK_FN Vec<float, kPart> total(const Params &p, i64 at, u32 left) {
-    Vec<float, kPart> sum = gemm::load_floats<kPart>(p.planes, gemm::Float::F32, at, left);
-    for (u32 s = 1; s < p.splits; ++s) sum += gemm::load_floats<kPart>(p.planes, gemm::Float::F32, at + i64(s) * p.split, left);
+    constexpr auto kF32 = gemm::Float::F32;
+    Vec<float, kPart> sum = gemm::load_floats<kPart>(p.planes, kF32, at, left, p.vectors);
+    for (u32 s = 1; s < p.splits; ++s) {
+        sum += gemm::load_floats<kPart>(p.planes, kF32, at + i64(s) * p.split, left, p.vectors);
+    }
     return sum;
 }
 
@@ -45,7 +51,8 @@ HK_FN void reduce(const Params &given) {
         const u32 n = u32(i - row * p.parts) * kPart;
         const u32 batch = u32(row / e.rows), m = u32(row - u64(batch) * e.rows);
         const i64 at = i64(batch) * p.batch + i64(m) * p.row + n;
-        const Work work(batch);
+        const auto &groups = e.groups;
+        const Work work(batch, groups.kind == gemm::Grouping::Rows ? u32(groups.list()[m]) : batch);
         if constexpr (kZero) {
             gemm::write<kPart>(e, work, m, n, Vec<float, kPart>(0.0f));
             continue;
@@ -54,7 +61,7 @@ HK_FN void reduce(const Params &given) {
         if (p.gated) {
             gemm::finish_gated<kPart>(e, work, m, n, sum, total(p, at + e.cols, e.cols - n));
         } else {
-            gemm::finish<kPart>(e, work, m, n, sum);
+            gemm::finish<kPart>(p, work, m, n, sum);
         }
     }
 }

@@ -20,6 +20,7 @@ template <int kTiles, int kUnroll>
 class Rows {
     hk::Window window_;
     u32 end_;  // of a row, in bytes
+    u32 spread_;
     u32 offset_[kTiles];
 
 public:
@@ -29,12 +30,13 @@ public:
 
     /// Row r of the tiles is row `row_of(r)` from `first` on; from `rows` on there is none.
     template <class RowOf>
-    HK_FN Rows(GlobalPtr<const u8> first, u32 rows, i64 stride, u32 end, RowOf row_of)
-        : window_(first, hk::Window::kBeyond - 1), end_(end) {
+    HK_FN Rows(GlobalPtr<const u8> first, u32 rows, const hk::RowLayout &layout, u32 end, RowOf row_of)
+        : window_(first, hk::Window::kBeyond - 1), end_(end), spread_(layout.spread) {
 #pragma unroll
         for (u32 i = 0; i < kTiles; ++i) {
             const u32 row = row_of(16 * i + hk::lane_id() % 16);
-            offset_[i] = row < rows ? row * u32(stride) + hk::lane_id() / 16 * 16 : hk::Window::kBeyond;
+            const u32 ahead = hk::lane_id() / 16 * 16;
+            offset_[i] = row < rows ? layout.window_offset(row) + (ahead << spread_) : hk::Window::kBeyond;
         }
     }
 
@@ -46,7 +48,7 @@ public:
             const u32 at = from + u * hk::kFragBytes;
             const u32 past = (end_ - 1u - (at + hk::lane_id() / 16 * 16)) & hk::Window::kBeyond;
 #pragma unroll
-            for (int i = 0; i < kTiles; ++i) frags.frag[i][u] = window_.load_chunk(offset_[i] | past, at);
+            for (int i = 0; i < kTiles; ++i) frags.frag[i][u] = window_.load<Vec<u32, 4>>(offset_[i] | past, at << spread_);
         }
         return frags;
     }
@@ -73,7 +75,7 @@ public:
     };
 
     HK_FN Scaled(const BlockParams &p, const Work &work, u32 first_m, u32 first_n, u32 end)
-        : x_(p.x_scale.first(work), hk::Window::kBeyond - 1), w_(p.w_scale.first(work), hk::Window::kBeyond - 1),
+        : x_(p.x_scale.first(work.batch), hk::Window::kBeyond - 1), w_(p.w_scale.first(work.matrix), hk::Window::kBeyond - 1),
           x_group_(p.x_scale.group), w_group_(p.w_scale.group), x_shift_(p.x_scale.group_shift),
           w_shift_(p.w_scale.group_shift), end_(end) {
 #pragma unroll
@@ -92,30 +94,78 @@ public:
             const u32 past = (end_ - 1u - at) & hk::Window::kBeyond;
 #pragma unroll
             for (int i = 0; i < kMTiles; ++i) {
-                set.x[i][g] = __builtin_bit_cast(float, x_.load_word(x_offset_[i] | past, (at >> x_shift_) * x_group_));
+                set.x[i][g] = __builtin_bit_cast(float, x_.load<u32>(x_offset_[i] | past, (at >> x_shift_) * x_group_));
             }
 #pragma unroll
             for (int i = 0; i < kNTiles; ++i) {
-                set.w[i][g] = __builtin_bit_cast(float, w_.load_word(w_offset_[i] | past, (at >> w_shift_) * w_group_));
+                set.w[i][g] = __builtin_bit_cast(float, w_.load<u32>(w_offset_[i] | past, (at >> w_shift_) * w_group_));
             }
         }
         return set;
     }
 };
 
-template <class E, int kMTiles, int kNTiles, int kWaves, int kBytes, bool kGated, class Params, class MakeScales>
-HK_FN void skinny_gemm(const Params &given, MakeScales make_scales) {
-    using Scales = decltype(make_scales(Work(0), 0u, 0u, 0u));
+/// What a wave loads of a stretch of K, `kBytes` of each row of x, and how it multiplies it: operands as they are.
+template <class E, int kMTiles_, int kNTiles_, int kBytes, class Scales>
+struct PlainSource {
     using Product = hk::Product<E>;
     using Part = typename Product::Acc;
     using Acc = decltype([] {
         if constexpr (Scales::kScaled) return Vec<float, hk::kMmaRows>();
         else return Part();
     }());
-    constexpr int kFrags = Product::kFrags;
+    static constexpr int kMTiles = kMTiles_, kNTiles = kNTiles_;
+    static constexpr u32 kStretch = kBytes;
+    static constexpr int kUnroll = kBytes / hk::kFragBytes, kFrags = Product::kFrags;
+    using X = Rows<kMTiles, kUnroll>;
+    using W = Rows<kNTiles, kUnroll>;
+
+    X x;
+    W w;
+    Scales scales;
+
+    struct Set {
+        typename X::Frags x;
+        typename W::Frags w;
+        typename Scales::Set scales;
+    };
+    HK_FN Set load(u32 from) const { return {x.load(from), w.load(from), scales.load(from)}; }
+
+    HK_FN static void multiply(Acc (&acc)[kMTiles][kNTiles], const Set &set) {
+        // Fragments whose products are summed before they are scaled.
+        constexpr int kTogether = Scales::kScaled ? 128 / hk::kFragBytes : kUnroll;
+#pragma unroll
+        for (int first = 0; first < kUnroll; first += kTogether) {
+#pragma unroll
+            for (int m = 0; m < kMTiles; ++m) {
+#pragma unroll
+                for (int n = 0; n < kNTiles; ++n) {
+                    Part part = {};
+                    if constexpr (!Scales::kScaled) part = acc[m][n];
+#pragma unroll
+                    for (int u = first; u < first + kTogether; u += kFrags) {
+                        part = Product::mma(set.w.frag[n] + u, set.x.frag[m] + u, part);
+                    }
+                    if constexpr (Scales::kScaled) {
+                        const float scale = set.scales.x[m][first / kTogether] * set.scales.w[n][first / kTogether];
+                        acc[m][n] = __builtin_elementwise_fma(__builtin_convertvector(part, Acc), Acc(scale), acc[m][n]);
+                    } else {
+                        acc[m][n] = part;
+                    }
+                }
+            }
+        }
+    }
+};
+
+/// Sums of the block, one source for each wave: `make_source(p, work, first_m, first_w, end)`, w's rows from `first_w` on, x's
+/// rows ending with byte `end`.
+template <class Source, int kWaves, bool kGated, class Params, class MakeSource>
+HK_FN void skinny_gemm(const Params &given, MakeSource make_source) {
+    using Acc = typename Source::Acc;
+    constexpr int kMTiles = Source::kMTiles, kNTiles = Source::kNTiles;
     constexpr u32 kM = 16 * kMTiles, kN = 16 * kNTiles, kThreads = kWaves * hk::kWaveSize;
-    constexpr int kUnroll = kBytes / hk::kFragBytes;
-    constexpr u32 kStretch = kBytes;
+    constexpr u32 kStretch = Source::kStretch;
     using Number = decltype(Acc{}[0] + 0);
 
     // Where sums meet: of some tiles of M at a time.
@@ -123,66 +173,30 @@ HK_FN void skinny_gemm(const Params &given, MakeScales make_scales) {
     static_assert(kMTiles % kTogether == 0, "all rounds alike");
     __shared__ Strip<Number, kN, 16 * kTogether> strips[kWaves];
 
-    const Work work(given.grid, hk::block_x());
+    Work work(given.grid, hk::block_x());
+    if (!work.find_matrix<kM>(given.epilogue.groups, given.x.rows)) return;
     Acc acc[kMTiles][kNTiles] = {};
     {
-        const Params &p = given;
-        const u32 first_m = work.m_tile * kM, first_n = work.n_tile * kN;
-        const auto [begin, end] = Range(p.grid, work.split);
-        const Rows<kMTiles, kUnroll> x(p.x.at(work.batch, first_m), p.x.rows - first_m, p.x.row, end, [](u32 row) { return row; });
+        const auto [begin, end] = Range(given.grid, work.split);
         // With gates and values, half of the tiles' rows are gates, then come their values.
-        const u32 first_w = kGated ? first_n / 2 : first_n;
-        const Rows<kNTiles, kUnroll> w(p.w.at(work.batch, first_w), p.w.rows - first_w, p.w.row, end, [&](u32 row) {
-            return kGated ? gated_row<kN>(row, first_w, p.w.rows) : row;
-        });
-
-        const Scales scales = make_scales(work, first_m, first_w, end);
-        struct Set {
-            typename Rows<kMTiles, kUnroll>::Frags x;
-            typename Rows<kNTiles, kUnroll>::Frags w;
-            typename Scales::Set scales;
-        };
-        const auto load = [&](u32 from) { return Set{x.load(from), w.load(from), scales.load(from)}; };
-        const auto multiply = [&](const Set &set) {
-            // Fragments whose products are summed before they are scaled.
-            constexpr int kTogether = Scales::kScaled ? 128 / hk::kFragBytes : kUnroll;
-#pragma unroll
-            for (int first = 0; first < kUnroll; first += kTogether) {
-#pragma unroll
-                for (int m = 0; m < kMTiles; ++m) {
-#pragma unroll
-                    for (int n = 0; n < kNTiles; ++n) {
-                        Part part = {};
-                        if constexpr (!Scales::kScaled) part = acc[m][n];
-#pragma unroll
-                        for (int u = first; u < first + kTogether; u += kFrags) {
-                            part = Product::mma(set.w.frag[n] + u, set.x.frag[m] + u, part);
-                        }
-                        if constexpr (Scales::kScaled) {
-                            const float scale = set.scales.x[m][first / kTogether] * set.scales.w[n][first / kTogether];
-                            acc[m][n] = __builtin_elementwise_fma(__builtin_convertvector(part, Acc), Acc(scale), acc[m][n]);
-                        } else {
-                            acc[m][n] = part;
-                        }
-                    }
-                }
-            }
-        };
+        const u32 first_n = work.n_tile * kN;
+        const Source source = make_source(given, work, work.m_tile * kM, kGated ? first_n / 2 : first_n, end);
         // Two sets in turn, each loaded again as soon as it is multiplied; what lies past the end is zero.
         u32 from = begin + hk::wave_id() * kStretch;
-        Set even = load(from);
+        typename Source::Set even = source.load(from);
         hk::stay_in_order();
-        Set odd = load(from + kWaves * kStretch);
+        typename Source::Set odd = source.load(from + kWaves * kStretch);
         hk::stay_in_order();
         while (from < end) {
             from += 2 * kWaves * kStretch;
-            multiply(even);
-            even = load(from);
+            source.multiply(acc, even);
+            even = source.load(from);
             hk::stay_in_order();
-            multiply(odd);
-            odd = load(from + kWaves * kStretch);
+            source.multiply(acc, odd);
+            odd = source.load(from + kWaves * kStretch);
             hk::stay_in_order();
         }
+        if constexpr (requires { Source::kSumUnit; }) in_units(acc, Source::kSumUnit);
     }
 
     constexpr u32 kCols = kGated ? kN / 2 : kN, kParts = kCols / kPart;
@@ -203,27 +217,42 @@ HK_FN void skinny_gemm(const Params &given, MakeScales make_scales) {
         hk::block_barrier();
 #pragma unroll 1
         for (u32 i = hk::thread_x(); i < 16 * kTogether * kParts; i += kThreads) {
-            const Epilogue &e = hk::read_anew(given).epilogue;
+            const Params &p = hk::read_anew(given);
             const u32 row = i / kParts, col = i % kParts * kPart;
             const u32 m = work.m_tile * kM + 16 * first + row, n = work.n_tile * kCols + col;
             if constexpr (kGated) {
-                finish_gated<kPart>(e, work, m, n, total(row, col), total(row, kCols + col));
+                finish_gated<kPart>(p.epilogue, work, m, n, total(row, col), total(row, kCols + col));
             } else {
-                finish<kPart>(e, work, m, n, total(row, col));
+                finish<kPart>(p, work, m, n, total(row, col));
             }
         }
     }
 }
 
+/// The rows of x and w that a block has, in order; of w, with gates, half of them, then their values.
+template <class Source, bool kGated, class Params, class Scales>
+HK_FN Source plain_source(const Params &p, const Work &work, u32 first_m, u32 first_w, u32 end, const Scales &scales) {
+    constexpr u32 kN = 16 * Source::kNTiles;
+    const auto row_of_w = [&](u32 row) { return kGated ? gated_row<kN>(row, first_w, p.w.rows) : row; };
+    return {{p.x.at(work.batch, first_m), p.x.rows - first_m, p.x.layout, end, [](u32 row) { return row; }},
+            {p.w.at(work.matrix, first_w), p.w.rows - first_w, p.w.layout, end, row_of_w},
+            scales};
+}
+
 template <class E, int kMTiles, int kNTiles, int kWaves, int kBytes, bool kGated>
-HK_FN void skinny_gemm(const Params &p) {
-    skinny_gemm<E, kMTiles, kNTiles, kWaves, kBytes, kGated>(p, [](const Work &, u32, u32, u32) { return Unscaled{}; });
+HK_FN void skinny_gemm(const Params &given) {
+    using Source = PlainSource<E, kMTiles, kNTiles, kBytes, Unscaled>;
+    skinny_gemm<Source, kWaves, kGated>(given, [](const Params &p, const Work &work, u32 first_m, u32 first_w, u32 end) {
+        return plain_source<Source, kGated>(p, work, first_m, first_w, end, Unscaled{});
+    });
 }
 
 template <class E, int kMTiles, int kNTiles, int kWaves, int kBytes>
-HK_FN void skinny_block_gemm(const BlockParams &p) {
-    skinny_gemm<E, kMTiles, kNTiles, kWaves, kBytes, false>(p, [&](const Work &work, u32 first_m, u32 first_n, u32 end) {
-        return Scaled<kMTiles, kNTiles, kBytes / 128>(p, work, first_m, first_n, end);
+HK_FN void skinny_block_gemm(const BlockParams &given) {
+    using Scales = Scaled<kMTiles, kNTiles, kBytes / 128>;
+    using Source = PlainSource<E, kMTiles, kNTiles, kBytes, Scales>;
+    skinny_gemm<Source, kWaves, false>(given, [](const BlockParams &p, const Work &work, u32 first_m, u32 first_w, u32 end) {
+        return plain_source<Source, false>(p, work, first_m, first_w, end, Scales(p, work, first_m, first_w, end));
     });
 }
 

@@ -71,7 +71,8 @@ struct Sums {
     static constexpr int kM = T::kWaveM / 16, kN = T::kWaveN / 16;
     typename T::Product::Acc acc[kM][kN] = {};
 
-    HK_FN explicit Sums(const auto &) {}
+    HK_FN Sums() {}
+    HK_FN explicit Sums(const auto &) {}  // parameters of sums with scales
 
     HK_FN void run(const auto &pipeline, u32 from, u32 count) { pipeline.run(from, count, *this); }
 
@@ -81,13 +82,12 @@ struct Sums {
     }
 };
 
-/// Writes a wave's outputs. `lds` holds nothing that any wave needs.
-template <class T, bool kGated, class Params, class SumsOf>
-HK_FN void write_tile(const Params &p, const Work &work, const SumsOf &sums, void *lds) {
-    constexpr u32 kCols = kGated ? T::kWaveN / 2 : T::kWaveN, kLanes = kCols / kPart;
+/// Passes a wave's sums through LDS, which holds nothing that any wave needs: calls `part(row, col, strip, r)` for each part of a
+/// row of the wave's outputs, `kCols` in all. The part's sums are in row `r` of the strip.
+template <class T, u32 kCols, class SumsOf, class F>
+HK_FN void each_part(const SumsOf &sums, void *lds, F part) {
+    constexpr u32 kLanes = kCols / kPart;
     auto &strip = static_cast<Strip<float, T::kWaveN> *>(lds)[hk::wave_id()];
-    const u32 first_m = work.m_tile * T::kM + T::wave_m();
-    const u32 first_n = (work.n_tile * T::kN + T::wave_n()) / (kGated ? 2 : 1);
 #pragma unroll 1
     for (u32 m = 0; m < SumsOf::kM; ++m) {
         hk::wave_barrier();
@@ -100,30 +100,54 @@ HK_FN void write_tile(const Params &p, const Work &work, const SumsOf &sums, voi
 #pragma unroll 1
         for (u32 i = hk::lane_id(); i < 16 * kLanes; i += hk::kWaveSize) {
             const u32 row = i / kLanes, col = i % kLanes * kPart;
-            const u32 at_m = first_m + 16 * m + row, at_n = first_n + col;
-            const Epilogue &e = hk::read_anew(p).epilogue;
-            if constexpr (kGated) {
-                finish_gated<kPart>(e, work, at_m, at_n, strip.get(row, col), strip.get(row, kCols + col));
-            } else {
-                finish<kPart>(e, work, at_m, at_n, strip.get(row, col));
-            }
+            part(16 * m + row, col, strip, row);
         }
     }
+}
+
+/// Writes a wave's outputs.
+template <class T, bool kGated, class Params, class SumsOf>
+HK_FN void write_tile(const Params &p, const Work &work, const SumsOf &sums, void *lds) {
+    constexpr u32 kCols = kGated ? T::kWaveN / 2 : T::kWaveN;
+    const u32 first_m = work.m_tile * T::kM + T::wave_m();
+    const u32 first_n = (work.n_tile * T::kN + T::wave_n()) / (kGated ? 2 : 1);
+    each_part<T, kCols>(sums, lds, [&](u32 m, u32 n, const auto &strip, u32 row) {
+        const Params &again = hk::read_anew(p);
+        if constexpr (kGated) {
+            finish_gated<kPart>(again.epilogue, work, first_m + m, first_n + n, strip.get(row, n), strip.get(row, kCols + n));
+        } else {
+            finish<kPart>(again, work, first_m + m, first_n + n, strip.get(row, n));
+        }
+    });
+}
+
+/// As many columns of w as `bytes` of x have, in bytes.
+template <class T>
+HK_FN u32 bytes_of_w(u32 bytes) {
+    constexpr u32 kX = T::X::kStage, kW = T::W::kStage;
+    return kW > kX ? bytes * (kW / kX) : bytes / (kX / kW);
 }
 
 /// One tile of outputs, or of a split's part of them. `make_words(work, range)`: what moves the words that go with rows.
 template <class T, template <class> class SumsOf, bool kGated, class Params, class MakeWords>
 HK_FN void tile_gemm(const Params &p, MakeWords make_words) {
-    const Work work(p.grid, hk::block_x());
+    Work work(p.grid, hk::block_x());
+    if (!work.find_matrix<T::kM>(p.epilogue.groups, p.x.rows)) return;
     const Range range(p.grid, work.split);
     const u32 first_m = work.m_tile * T::kM, first_n = work.n_tile * T::kN;
 
-    const typename T::X x(p.x.at(work.batch, first_m), p.x.rows - first_m, p.x.row, range.to, [](u32 row) { return row; });
+    const typename T::X x(p.x.at(work.batch, first_m), p.x.rows - first_m, p.x.layout, range.to, [](u32 row) { return row; });
     // With gates and values, a wave has a strip of both: its rows of W's tile are first gates, then their values.
     const u32 first_w = kGated ? first_n / 2 : first_n;
-    const typename T::W w(p.w.at(work.batch, first_w), p.w.rows - first_w, p.w.row, range.to, [&](u32 row) {
-        return kGated ? gated_row<T::kWaveN>(row, first_w, p.w.rows) : row;
-    });
+    const auto rows_of_w = [&] {
+        if constexpr (requires { typename T::Decode; }) {
+            return typename T::Decode(p, work, first_w);
+        } else {
+            return [&](u32 row) { return kGated ? gated_row<T::kWaveN>(row, first_w, p.w.rows) : row; };
+        }
+    }();
+    const u32 w_end = bytes_of_w<T>(range.to);
+    const typename T::W w(p.w.at(work.matrix, first_w), p.w.rows - first_w, p.w.layout, w_end, rows_of_w);
     const auto words = make_words(work, range);
 
     using Pipeline = typename T::template Pipeline<__remove_cvref(decltype(words))>;
@@ -132,7 +156,7 @@ HK_FN void tile_gemm(const Params &p, MakeWords make_words) {
         Strip<float, T::kWaveN> strips[T::kThreads / hk::kWaveSize];
     } lds;
     SumsOf<T> sums(p);
-    sums.run(Pipeline(x, w, words, lds.stages), range.from, (range.to - range.from + T::kBytes - 1) / T::kBytes);
+    sums.run(Pipeline(x, w, words, lds.stages), range.from, (range.to - range.from + T::X::kStage - 1) / T::X::kStage);
     hk::block_barrier();
     write_tile<T, kGated>(p, work, sums, &lds);
 }

@@ -2,7 +2,8 @@
 
 use crate::config::Precision;
 use crate::kernels;
-use crate::problem::{FloatView, GemmOptions, Kernels, NAMES, Product, Store, gemm_names};
+use crate::problem::{After, GemmOptions, Grouping, Kernels, NAMES, Product, Scales, To, gemm_names};
+use crate::views::{FloatView, Weight};
 use hk_core::{Error, Float, Result, Stream, TensorView, TensorViewMut, bf16, f16};
 
 pub(crate) mod sealed {
@@ -43,7 +44,7 @@ impl Half for f16 {}
 fn product<'a, T: Half>(
     op: &'static str,
     a: TensorView<'a, T>,
-    w: TensorView<'a, T>,
+    w: impl Into<Weight<'a, T>>,
     gated: bool,
     options: GemmOptions,
 ) -> Product<'a, T, T> {
@@ -53,10 +54,12 @@ fn product<'a, T: Half>(
         kernels: if gated { T::GATED } else { T::KERNELS },
         precision: T::PRECISION,
         x: a,
-        w,
-        scales: None,
+        w: w.into(),
+        scales: Scales::default(),
         block: None,
         bias: None,
+        grouping: Grouping::Batches,
+        after: After::default(),
         gated,
         options,
     }
@@ -67,7 +70,7 @@ fn product<'a, T: Half>(
 /// | arg         | shape             | dtype                | layout                                              |
 /// |-------------|-------------------|----------------------|-----------------------------------------------------|
 /// | `a`         | `[M, K]`          | `bf16`, `f16`        | unit stride on `K`, any row stride                  |
-/// | `w`         | `[N, K]`          | as `a`               | likewise                                            |
+/// | `w`         | `[N, K]`          | as `a`               | likewise, or a [`ShuffledWeight`](crate::ShuffledWeight) |
 /// | `bias`      | `[N]`             | `bf16`, `f16`, `f32` | contiguous                                          |
 /// | `y`         | `[M, N]`          | `bf16`, `f16`, `f32` | unit stride on `N`, any row stride                  |
 /// | `workspace` | `[n]`             | `f32`                | contiguous, 16-byte aligned; see [`gemm_workspace`](crate::gemm_workspace) |
@@ -93,7 +96,7 @@ fn product<'a, T: Half>(
 pub fn gemm_a16w16<'a, T: Half, Y: Float>(
     stream: &Stream,
     a: TensorView<'a, T>,
-    w: TensorView<'a, T>,
+    w: impl Into<Weight<'a, T>>,
     bias: Option<FloatView<'a>>,
     y: TensorViewMut<Y>,
     workspace: Option<TensorViewMut<f32>>,
@@ -101,7 +104,7 @@ pub fn gemm_a16w16<'a, T: Half, Y: Float>(
 ) -> Result<()> {
     const OP: &str = "gemm_a16w16";
     a.dims::<2>(OP, "a")?;
-    Product { bias, ..product(OP, a, w, false, options) }.run(stream, y, workspace, Store::Round)
+    Product { bias, ..product(OP, a, w, false, options) }.run(stream, To::Y(y), workspace)
 }
 
 /// [`gemm_a16w16`] of `batch` independent products: `y[b, m, n] = activation(sum_k a[b, m, k] w[b, n, k] + bias[b, n])`.
@@ -121,7 +124,7 @@ pub fn gemm_a16w16<'a, T: Half, Y: Float>(
 pub fn batched_gemm_bf16<'a, T: Half, Y: Float>(
     stream: &Stream,
     a: TensorView<'a, T>,
-    w: TensorView<'a, T>,
+    w: impl Into<Weight<'a, T>>,
     bias: Option<FloatView<'a>>,
     y: TensorViewMut<Y>,
     workspace: Option<TensorViewMut<f32>>,
@@ -129,7 +132,7 @@ pub fn batched_gemm_bf16<'a, T: Half, Y: Float>(
 ) -> Result<()> {
     const OP: &str = "batched_gemm_bf16";
     a.dims::<3>(OP, "a")?;
-    Product { bias, ..product(OP, a, w, false, options) }.run(stream, y, workspace, Store::Round)
+    Product { bias, ..product(OP, a, w, false, options) }.run(stream, To::Y(y), workspace)
 }
 
 /// [`gemm_a16w16`] whose parts of K are added in memory: `y[m, n] = sum_k a[m, k] w[n, k]`, or `+=` if `accumulate`.
@@ -139,10 +142,10 @@ pub fn batched_gemm_bf16<'a, T: Half, Y: Float>(
 ///
 /// # Errors
 /// As [`gemm_a16w16`]; [`Argument`](hk_core::Error::Argument) for an activation, which sums of parts cannot have.
-pub fn gemm_a16w16_atomic<T: Half>(
+pub fn gemm_a16w16_atomic<'a, T: Half>(
     stream: &Stream,
-    a: TensorView<T>,
-    w: TensorView<T>,
+    a: TensorView<'a, T>,
+    w: impl Into<Weight<'a, T>>,
     y: TensorViewMut<f32>,
     accumulate: bool,
     options: GemmOptions,
@@ -152,8 +155,7 @@ pub fn gemm_a16w16_atomic<T: Half>(
         return Err(Error::argument(OP, "activation", format!("{activation:?}"), "none"));
     }
     a.dims::<2>(OP, "a")?;
-    let store = if accumulate { Store::Add } else { Store::ZeroAndAdd };
-    product(OP, a, w, false, options).run(stream, y, None, store)
+    product(OP, a, w, false, options).run(stream, To::Sum { y, accumulate }, None)
 }
 
 /// Product with gates: `y[m, n] = activation(sum_k a[m, k] w[n, k]) * sum_k a[m, k] w[N + n, k]`.
@@ -163,15 +165,15 @@ pub fn gemm_a16w16_atomic<T: Half>(
 ///
 /// # Errors
 /// As [`gemm_a16w16`]; [`Shape`](hk_core::Error::Shape) for an odd number of rows of `w`.
-pub fn gemm_a16w16_gated<T: Half, Y: Float>(
+pub fn gemm_a16w16_gated<'a, T: Half, Y: Float>(
     stream: &Stream,
-    a: TensorView<T>,
-    w: TensorView<T>,
+    a: TensorView<'a, T>,
+    w: impl Into<Weight<'a, T>>,
     y: TensorViewMut<Y>,
     workspace: Option<TensorViewMut<f32>>,
     options: GemmOptions,
 ) -> Result<()> {
     const OP: &str = "gemm_a16w16_gated";
     a.dims::<2>(OP, "a")?;
-    product(OP, a, w, true, options).run(stream, y, workspace, Store::Round)
+    product(OP, a, w, true, options).run(stream, To::Y(y), workspace)
 }

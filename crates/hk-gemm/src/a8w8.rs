@@ -3,8 +3,9 @@
 use crate::config::Precision;
 use crate::kernels;
 use crate::problem::{
-    BlockScales, BlockShape, FloatView, GemmOptions, Kernels, NAMES, Product, Scales, Store, gemm_names,
+    After, BlockScales, BlockShape, GemmOptions, Grouping, Kernels, NAMES, Product, Scales, To, gemm_names,
 };
+use crate::views::{FloatView, Weight};
 use hk_core::{Arch, Element, Error, Float, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, TensorView, TensorViewMut};
 
 pub(crate) mod sealed {
@@ -66,7 +67,7 @@ fn product<'a, T: MatrixCode>(
     op: &'static str,
     stream: &Stream,
     a: TensorView<'a, T>,
-    w: TensorView<'a, T>,
+    w: impl Into<Weight<'a, T>>,
     options: GemmOptions,
 ) -> Result<Product<'a, T, T>> {
     let arch = stream.device().arch();
@@ -85,10 +86,12 @@ fn product<'a, T: MatrixCode>(
         kernels: T::KERNELS,
         precision: T::PRECISION,
         x: a,
-        w,
-        scales: None,
+        w: w.into(),
+        scales: Scales::default(),
         block: None,
         bias: None,
+        grouping: Grouping::Batches,
+        after: After::default(),
         gated: false,
         options,
     })
@@ -116,7 +119,7 @@ fn product<'a, T: MatrixCode>(
 pub fn gemm_a8w8<'a, T: MatrixCode, Y: Float>(
     stream: &Stream,
     a: TensorView<'a, T>,
-    w: TensorView<'a, T>,
+    w: impl Into<Weight<'a, T>>,
     a_scale: TensorView<'a, f32>,
     w_scale: TensorView<'a, f32>,
     bias: Option<FloatView<'a>>,
@@ -126,8 +129,8 @@ pub fn gemm_a8w8<'a, T: MatrixCode, Y: Float>(
 ) -> Result<()> {
     const OP: &str = "gemm_a8w8";
     a.dims::<2>(OP, "a")?;
-    let scales = Some(Scales { x: a_scale, w: w_scale });
-    Product { scales, bias, ..product(OP, stream, a, w, options)? }.run(stream, y, workspace, Store::Round)
+    let scales = Scales { x: Some(a_scale), w: Some(w_scale) };
+    Product { scales, bias, ..product(OP, stream, a, w, options)? }.run(stream, To::Y(y), workspace)
 }
 
 /// [`gemm_a8w8`] without bias.
@@ -138,7 +141,7 @@ pub fn gemm_a8w8<'a, T: MatrixCode, Y: Float>(
 pub fn gemm_a8w8_per_token_scale<'a, T: MatrixCode, Y: Float>(
     stream: &Stream,
     a: TensorView<'a, T>,
-    w: TensorView<'a, T>,
+    w: impl Into<Weight<'a, T>>,
     a_scale: TensorView<'a, f32>,
     w_scale: TensorView<'a, f32>,
     y: TensorViewMut<Y>,
@@ -147,8 +150,8 @@ pub fn gemm_a8w8_per_token_scale<'a, T: MatrixCode, Y: Float>(
 ) -> Result<()> {
     const OP: &str = "gemm_a8w8_per_token_scale";
     a.dims::<2>(OP, "a")?;
-    let scales = Some(Scales { x: a_scale, w: w_scale });
-    Product { scales, ..product(OP, stream, a, w, options)? }.run(stream, y, workspace, Store::Round)
+    let scales = Scales { x: Some(a_scale), w: Some(w_scale) };
+    Product { scales, ..product(OP, stream, a, w, options)? }.run(stream, To::Y(y), workspace)
 }
 
 /// [`gemm_a8w8`] of `batch` independent products: tensors have `batch` as their first axis, scales as `[batch, M]` and
@@ -160,7 +163,7 @@ pub fn gemm_a8w8_per_token_scale<'a, T: MatrixCode, Y: Float>(
 pub fn batched_gemm_a8w8<'a, T: MatrixCode, Y: Float>(
     stream: &Stream,
     a: TensorView<'a, T>,
-    w: TensorView<'a, T>,
+    w: impl Into<Weight<'a, T>>,
     a_scale: TensorView<'a, f32>,
     w_scale: TensorView<'a, f32>,
     bias: Option<FloatView<'a>>,
@@ -170,8 +173,8 @@ pub fn batched_gemm_a8w8<'a, T: MatrixCode, Y: Float>(
 ) -> Result<()> {
     const OP: &str = "batched_gemm_a8w8";
     a.dims::<3>(OP, "a")?;
-    let scales = Some(Scales { x: a_scale, w: w_scale });
-    Product { scales, bias, ..product(OP, stream, a, w, options)? }.run(stream, y, workspace, Store::Round)
+    let scales = Scales { x: Some(a_scale), w: Some(w_scale) };
+    Product { scales, bias, ..product(OP, stream, a, w, options)? }.run(stream, To::Y(y), workspace)
 }
 
 /// Product of codes with a scale for each block:
@@ -195,7 +198,7 @@ pub fn batched_gemm_a8w8<'a, T: MatrixCode, Y: Float>(
 pub fn gemm_a8w8_blockscale<'a, T: MatrixCode, Y: Float>(
     stream: &Stream,
     a: TensorView<'a, T>,
-    w: TensorView<'a, T>,
+    w: impl Into<Weight<'a, T>>,
     a_scale: TensorView<'a, f32>,
     w_scale: TensorView<'a, f32>,
     group: BlockShape,
@@ -208,5 +211,5 @@ pub fn gemm_a8w8_blockscale<'a, T: MatrixCode, Y: Float>(
     a.dims::<2>(OP, "a")?;
     let block = Some(BlockScales { x: a_scale, w: w_scale, group });
     let product = product(OP, stream, a, w, options)?;
-    Product { kernels: T::BLOCK, block, bias, ..product }.run(stream, y, workspace, Store::Round)
+    Product { kernels: T::BLOCK, block, bias, ..product }.run(stream, To::Y(y), workspace)
 }

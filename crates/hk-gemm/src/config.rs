@@ -181,7 +181,7 @@ impl GemmTile {
 /// How a product is made.
 ///
 /// Unless options say it, it follows from the sizes and the device. Up to 64 rows, a tile with the fewest rows that hold them
-/// all; else, and among those, the one with the shortest modelled time. K is cut into as many parts as make that time shortest: it is what the
+/// all; else, and among those, the one with the shortest modelled time. K is cut into as few parts as make that time about the shortest: it is what the
 /// matrix units take, or the loads of a CU, or the memory, if that is longer, and what parts cost: a launch, and writing and
 /// reading their planes. Without a workspace K is not cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -240,10 +240,14 @@ impl Job<'_> {
         let parts = self.sizes[3].saturating_mul(self.precision.bytes()).div_ceil(t.stretch()).max(1);
         let most = parts.min(self.most_splits);
         let group = if tile.skinny() { 1 } else { (2048 / t.m).max(1) };
-        let configs = SPLITS.into_iter().filter(|&n| n == 1 || n <= most);
-        let times = configs.map(|splits| GemmConfig { tile, splits, group }).map(|c| (c, self.time(c)));
-        let best = times.min_by(|a, b| a.1.total_cmp(&b.1));
-        best.unwrap_or((GemmConfig { tile, splits: 1, group }, f64::INFINITY))
+        let configs = || {
+            let splits = SPLITS.into_iter().filter(|&n| n == 1 || n <= most);
+            splits.map(|splits| GemmConfig { tile, splits, group }).map(|config| (config, self.time(config)))
+        };
+        let shortest = configs().fold(f64::INFINITY, |shortest, (_, time)| time.min(shortest));
+        // The fewest parts within a tenth of it: the model is no better than that, and planes are traffic.
+        let few = configs().find(|(_, time)| *time <= 1.1 * shortest);
+        few.unwrap_or((GemmConfig { tile, splits: 1, group }, f64::INFINITY))
     }
 
     /// Each tile that can make the product, with its parts of K and modelled nanoseconds.
@@ -278,6 +282,19 @@ impl Job<'_> {
 }
 
 impl GemmConfig {
+    /// The choice for `batch` products of `[m, k]` by `[n, k]` on a device. `vectors`: rows begin on 16 bytes and are a
+    /// multiple of 16 bytes long. `most_splits`: that there is a workspace for. `serves`: which tiles there are kernels of.
+    pub(crate) fn choose(
+        info: &DeviceInfo,
+        precision: Precision,
+        sizes: [usize; 4],
+        vectors: bool,
+        most_splits: usize,
+        serves: impl Fn(GemmTile) -> bool,
+    ) -> Self {
+        Job { info, precision, sizes, vectors, most_splits }.choose(serves)
+    }
+
     /// Elements of K in each part but perhaps the last, and how many parts are not empty.
     pub(crate) fn parts(&self, k: usize, precision: Precision, multiple: usize) -> (usize, usize) {
         let step = (self.tile.info().stretch() / precision.bytes()).max(multiple);
@@ -326,10 +343,8 @@ mod tests {
         let (info, cus) = (device.info(), device.info().compute_units as usize);
         const MOST: usize = 32;
         let plain = |tile| tile != GemmTile::T256x128;
-        let choose = |m, n, k, vectors| {
-            let precision = Precision::Bf16;
-            Job { info, precision, sizes: [1, m, n, k], vectors, most_splits: MOST }.choose(plain)
-        };
+        let choose =
+            |m, n, k, vectors| GemmConfig::choose(info, Precision::Bf16, [1, m, n, k], vectors, MOST, plain);
         for m in [1, 16, 17, 32, 33, 64] {
             let config = choose(m, 4096, 4096, true);
             assert!(

@@ -1,12 +1,16 @@
 //! What all products have in common: operands, epilogues, splits of K, launches.
 
-use crate::config::{GemmConfig, GemmTile, Job, Precision};
+use crate::config::{GemmConfig, GemmTile, Precision};
 use crate::kernels;
-use bytemuck::{Pod, Zeroable};
-use hk_core::rowwise::float_index;
+use crate::params::{
+    BlockParams, BlockScale, Epilogue, Fusion, Grid, Groups, NO_ACTIVATION, Operand, Output, Params,
+    ReduceParams,
+};
+use crate::views::{Addend, FloatView, Weight};
+use bytemuck::Zeroable;
 use hk_core::{
-    CodeObjects, DeviceInfo, Element, Error, Float, GlobalLayout, Launch, LaunchConfig, NamedOperand, Result,
-    Stream, TensorView, TensorViewMut, bf16, check_aliases, f16,
+    CodeObjects, DType, DeviceInfo, Element, Error, Float, Launch, LaunchConfig, NamedOperand, Result,
+    Stream, TensorView, TensorViewMut, check_aliases,
 };
 
 /// A function of sums, in `f32`.
@@ -23,33 +27,8 @@ pub enum Activation {
     Relu = 3,
     /// `tanh(x)`.
     Tanh = 4,
-}
-
-/// A tensor of any float type.
-#[derive(Debug, Clone, Copy)]
-pub enum FloatView<'a> {
-    /// Of `bf16`.
-    Bf16(TensorView<'a, bf16>),
-    /// Of `f16`.
-    F16(TensorView<'a, f16>),
-    /// Of `f32`.
-    F32(TensorView<'a, f32>),
-}
-
-impl<'a> From<TensorView<'a, bf16>> for FloatView<'a> {
-    fn from(view: TensorView<'a, bf16>) -> Self {
-        Self::Bf16(view)
-    }
-}
-impl<'a> From<TensorView<'a, f16>> for FloatView<'a> {
-    fn from(view: TensorView<'a, f16>) -> Self {
-        Self::F16(view)
-    }
-}
-impl<'a> From<TensorView<'a, f32>> for FloatView<'a> {
-    fn from(view: TensorView<'a, f32>) -> Self {
-        Self::F32(view)
-    }
+    /// `min(max(x, 0), 6)`.
+    Relu6 = 5,
 }
 
 /// What a product can be asked for.
@@ -59,114 +38,42 @@ pub struct GemmOptions {
     pub activation: Option<Activation>,
     /// In place of what suits the sizes and the device; see [`GemmConfig`].
     pub config: Option<GemmConfig>,
-}
-
-/// `Operand` in `hip/problem.h`.
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct Operand {
-    data: u64,
-    batch: i64,
-    row: i64,
-    rows: u32,
-    pad: u32,
-}
-
-impl Operand {
-    fn new(layout: &GlobalLayout, element: usize) -> Self {
-        let [batch, row] = byte_strides(layout, element);
-        Self { data: layout.data(), batch, row, rows: layout.shape()[2], pad: 0 }
-    }
-}
-
-/// Strides of batches and rows, in bytes; 0 for a lone one, which can have any.
-fn byte_strides(layout: &GlobalLayout, element: usize) -> [i64; 2] {
-    let ([_, batches, rows, _], [_, batch, row, _]) = (layout.shape(), layout.strides());
-    [(batches, batch), (rows, row)].map(|(n, stride)| if n > 1 { stride * element as i64 } else { 0 })
-}
-
-/// `Grid` in `hip/problem.h`.
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Grid {
-    m_tiles: u32,
-    n_tiles: u32,
-    group: u32,
-    splits: u32,
-    split_bytes: u32,
-    k_bytes: u32,
-    blocks: u32,
-    pad: u32,
-}
-
-/// `Epilogue` in `hip/epilogue.h`.
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Epilogue {
-    y: u64,
-    y_batch: i64,
-    y_row: i64,
-    y_split: i64,
-    bias: u64,
-    bias_batch: i64,
-    x_scale: u64,
-    w_scale: u64,
-    x_scale_batch: i64,
-    w_scale_batch: i64,
-    x_scale_step: u32,
-    w_scale_step: u32,
-    rows: u32,
-    cols: u32,
-    y_type: u32,
-    bias_type: u32,
-    store: u32,
-    activation: u32,
-    vectors: u32,
-    pad: u32,
-}
-
-/// `Epilogue::kNone`.
-const NO_ACTIVATION: u32 = 255;
-
-/// `Params` in `hip/epilogue.h`.
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    x: Operand,
-    w: Operand,
-    grid: Grid,
-    epilogue: Epilogue,
-}
-
-/// `Params` in `hip/reduce.hip`.
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct ReduceParams {
-    epilogue: Epilogue,
-    planes: u64,
-    split: i64,
-    batch: i64,
-    row: i64,
-    splits: u32,
-    parts: u32,
-    batches: u32,
-    gated: u32,
+    /// `y` has one axis more, the first, of any length `S`, and is of `f32`: K is cut into `S` parts, and `y[s]` is the product
+    /// over part `s` (zero where there are more parts than K has columns for), with all scales, the first one with the bias.
+    /// No activation.
+    pub skip_reduce: bool,
 }
 
 /// What becomes of sums: `Store` in `hip/epilogue.h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Store {
+enum Store {
     Round = 0,
     Plane = 1,
     Add = 2,
-    /// Added to zeros.
-    ZeroAndAdd,
 }
 
-impl Store {
+/// Where a product goes.
+pub(crate) enum To<'t, 'a, Y: Float> {
+    /// `[.., M, N]`.
+    Y(TensorViewMut<'t, Y>),
+    /// The same, added to zeros or to what is there, by the blocks.
+    Sum { y: TensorViewMut<'t, Y>, accumulate: bool },
+    /// `[S, .., M, N]`: of each of S parts of K its own.
+    Planes(TensorViewMut<'t, Y>),
+    /// Rows of `N = D (S1 + S2)` columns: `[M, D, S1 + S3]`, the last S3 columns from `cat`, and `[M, D, S2]`.
+    Split { y: TensorViewMut<'t, Y>, rest: TensorViewMut<'t, Y>, cat: FloatView<'a> },
+}
+
+impl<'t, 'a, Y: Float> To<'t, 'a, Y> {
+    fn y(&mut self) -> &mut TensorViewMut<'t, Y> {
+        match self {
+            Self::Y(y) | Self::Sum { y, .. } | Self::Planes(y) | Self::Split { y, .. } => y,
+        }
+    }
+
     /// Whether blocks add up the parts of K in memory, and need no planes.
-    fn adds(self) -> bool {
-        matches!(self, Self::Add | Self::ZeroAndAdd)
+    fn adds(&self) -> bool {
+        matches!(self, Self::Sum { .. })
     }
 }
 
@@ -175,8 +82,7 @@ impl Store {
 /// shorter workspace, or none, is as good but for speed. Rows that do not begin on 16 bytes are not reckoned with.
 pub fn gemm_workspace(info: &DeviceInfo, precision: Precision, [batch, m, n, k]: [usize; 4]) -> usize {
     let splits = |serves: fn(GemmTile) -> bool| {
-        let job = Job { info, precision, sizes: [batch, m, n, k], vectors: true, most_splits: MOST_SPLITS };
-        job.choose(serves).splits
+        GemmConfig::choose(info, precision, [batch, m, n, k], true, MOST_SPLITS, serves).splits
     };
     let plain = splits(|tile| tile != GemmTile::T256x128);
     let splits = match precision {
@@ -202,11 +108,11 @@ pub(crate) fn outputs([batch, m, n]: [usize; 3]) -> usize {
 /// Parts of K that products are cut into of their own accord, at most.
 pub(crate) const MOST_SPLITS: usize = 32;
 
-/// Scales of both operands: `[.., M]` and `[.., N]`, or one number.
-#[derive(Debug, Clone, Copy)]
+/// Scales of whole rows: `[.., M]` of x, `[.., N]` of w, or one number.
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Scales<'a> {
-    pub x: TensorView<'a, f32>,
-    pub w: TensorView<'a, f32>,
+    pub x: Option<TensorView<'a, f32>>,
+    pub w: Option<TensorView<'a, f32>>,
 }
 
 /// Scales of blocks: of x `[.., M, groups of K]`, of w `[.., groups of N, groups of K]`.
@@ -216,6 +122,48 @@ pub(crate) struct BlockScales<'a> {
     pub w: TensorView<'a, f32>,
     pub group: BlockShape,
 }
+
+/// How rows of x choose among matrices w, on the device; `Grouping` in `hip/problem.h`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Grouping<'a> {
+    /// Batch b has matrix b.
+    Batches,
+    /// Likewise, for its first rows, as many as the list says.
+    Masked(TensorView<'a, i32>),
+    /// Row m has the matrix that the list says, or none.
+    Rows(TensorView<'a, i32>),
+}
+
+impl<'a> Grouping<'a> {
+    fn list(&self) -> Option<&TensorView<'a, i32>> {
+        match self {
+            Self::Batches => None,
+            Self::Masked(list) | Self::Rows(list) => Some(list),
+        }
+    }
+}
+
+/// What comes after the product.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct After<'a> {
+    /// A number to divide by.
+    pub divisor: Option<TensorView<'a, f32>>,
+    /// `a g + b`, or `a b + g`, of the product g.
+    pub terms: Option<(FuseType, Addend<'a>, Addend<'a>)>,
+}
+
+/// How two terms meet a product `g`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum FuseType {
+    /// `a * g + b`.
+    ScaleAdd = 1,
+    /// `a * b + g`.
+    AddProduct = 2,
+}
+
+/// `Fusion::Kind::SplitCat` in `hip/epilogue.h`.
+const SPLIT_CAT: u32 = 3;
 
 /// What has one scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -236,43 +184,6 @@ impl Default for BlockShape {
 /// Columns whose products kernels sum before they scale.
 const GROUP: usize = 128;
 
-/// `BlockScale` in `hip/epilogue.h`.
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct BlockScale {
-    data: u64,
-    batch: i64,
-    row: u32,
-    group: u32,
-    row_shift: u32,
-    group_shift: u32,
-}
-
-impl BlockScale {
-    fn new(layout: &GlobalLayout, rows: usize, columns: usize) -> Self {
-        let [batch, row] = byte_strides(layout, size_of::<f32>());
-        // A lone group can have any stride.
-        let group = if layout.shape()[3] > 1 { layout.strides()[3] * size_of::<f32>() as i64 } else { 0 };
-        Self {
-            data: layout.data(),
-            batch,
-            row: row as u32,
-            group: group as u32,
-            row_shift: rows.trailing_zeros(),
-            group_shift: columns.trailing_zeros(),
-        }
-    }
-}
-
-/// `BlockParams` in `hip/epilogue.h`.
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct BlockParams {
-    common: Params,
-    x_scale: BlockScale,
-    w_scale: BlockScale,
-}
-
 /// Names of the arguments, for errors.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Names {
@@ -280,10 +191,14 @@ pub(crate) struct Names {
     pub w: &'static str,
     pub x_scale: &'static str,
     pub w_scale: &'static str,
+    pub bias: &'static str,
+    pub y: &'static str,
+    pub groups: &'static str,
 }
 
-/// `a` and `w`.
-pub(crate) const NAMES: Names = Names { x: "a", w: "w", x_scale: "a_scale", w_scale: "w_scale" };
+/// Those of most operators.
+pub(crate) const NAMES: Names =
+    Names { x: "a", w: "w", x_scale: "a_scale", w_scale: "w_scale", bias: "bias", y: "y", groups: "groups" };
 
 /// The entry points of products of one type.
 pub struct Kernels {
@@ -312,17 +227,19 @@ macro_rules! gemm_names {
 }
 pub(crate) use gemm_names;
 
-/// A product `[batch,] M, K` by `[batch,] N, K`.
+/// A product `[.., M, K]` by `[.., N, K]`.
 pub(crate) struct Product<'a, X: Element, W: Element> {
     pub op: &'static str,
     pub names: Names,
     pub kernels: &'static Kernels,
     pub precision: Precision,
     pub x: TensorView<'a, X>,
-    pub w: TensorView<'a, W>,
-    pub scales: Option<Scales<'a>>,
+    pub w: Weight<'a, W>,
+    pub scales: Scales<'a>,
     pub block: Option<BlockScales<'a>>,
     pub bias: Option<FloatView<'a>>,
+    pub grouping: Grouping<'a>,
+    pub after: After<'a>,
     /// Rows of `w` are gates, then values.
     pub gated: bool,
     pub options: GemmOptions,
@@ -332,19 +249,40 @@ pub(crate) struct Product<'a, X: Element, W: Element> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Sizes {
     batch: usize,
+    /// Matrices of w.
+    matrices: usize,
     m: usize,
     n: usize,
     k: usize,
 }
 
-/// Rows that begin within 2 GiB of a tile's first one can be reached by 32-bit offsets.
-const WINDOW_BYTES: usize = 1 << 31;
-/// Rows of a tile at most.
-const TILE_ROWS: usize = 256;
-/// The longest row, in bytes, and the most outputs of an axis: kernels count them in 31 bits, with room for a tile.
-const LIMIT: usize = (1 << 31) - 4096;
+impl Sizes {
+    /// Of an output.
+    fn outputs(&self) -> usize {
+        outputs([self.batch, self.m, self.n])
+    }
+}
 
-/// Shape and layout of an operand or output: `[batch, rows, cols]` or `[rows, cols]` with unit stride on columns.
+/// How a product is launched.
+struct Plan {
+    config: GemmConfig,
+    /// Parts of K, and bytes of a row in each.
+    splits: usize,
+    split_bytes: usize,
+    m_tiles: usize,
+    n_tiles: usize,
+    blocks: usize,
+}
+
+/// Rows that begin within 2 GiB of a tile's first one can be reached by 32-bit offsets.
+pub(crate) const WINDOW_BYTES: usize = 1 << 31;
+/// Rows of a tile at most; with matrices that rows choose.
+const TILE_ROWS: usize = 256;
+const GROUPED_ROWS: usize = 128;
+/// The longest row, in bytes, and the most outputs of an axis: kernels count them in 31 bits, with room for a tile.
+pub(crate) const LIMIT: usize = (1 << 31) - 4096;
+
+/// Shape of an operand: `[batch, rows, cols]` or `[rows, cols]`.
 fn matrix(op: &'static str, arg: &'static str, shape: &[usize], rank: usize) -> Result<[usize; 3]> {
     match (shape, rank) {
         (&[rows, cols], 2) => Ok([1, rows, cols]),
@@ -356,28 +294,31 @@ fn matrix(op: &'static str, arg: &'static str, shape: &[usize], rank: usize) -> 
 }
 
 impl<'a, X: Element, W: Element> Product<'a, X, W> {
+    /// Rank of x.
+    fn rank(&self) -> usize {
+        self.x.shape().len()
+    }
+
     fn sizes(&self) -> Result<Sizes> {
         let (op, names) = (self.op, self.names);
-        let rank = self.x.shape().len().clamp(2, 3);
+        let (rank, w_shape) = (self.rank().clamp(2, 3), self.w.view().shape());
+        let chosen = matches!(self.grouping, Grouping::Rows(_));
         let [batch, m, k] = matrix(op, names.x, self.x.shape(), rank)?;
-        let [w_batch, w_rows, w_k] = matrix(op, names.w, self.w.shape(), rank)?;
-        if (w_batch, w_k) != (batch, k) {
-            let want = if rank == 2 {
-                format!("[N, {k}] (K of {})", names.x)
-            } else {
-                format!("[{batch}, N, {k}] (batch and K of {})", names.x)
+        let [matrices, w_rows, w_k] = matrix(op, names.w, w_shape, if chosen { 3 } else { rank })?;
+        let same_k = w_k == k || self.w.shuffled() && w_k > k;
+        if !same_k || !chosen && matrices != batch {
+            let lead = match (rank, chosen) {
+                (2, false) => String::new(),
+                (_, true) => "matrices, ".into(),
+                _ => format!("{batch}, "),
             };
-            return Err(Error::shape(op, names.w, self.w.shape(), want));
+            let why = if rank == 2 { "K of" } else { "batch and K of" };
+            return Err(Error::shape(op, names.w, w_shape, format!("[{lead}N, {k}] ({why} {})", names.x)));
         }
         if self.gated && w_rows % 2 != 0 {
-            return Err(Error::shape(
-                op,
-                names.w,
-                self.w.shape(),
-                "an even number of rows: gates, then values",
-            ));
+            return Err(Error::shape(op, names.w, w_shape, "an even number of rows: gates, then values"));
         }
-        for (arg, shape) in [(names.x, self.x.shape()), (names.w, self.w.shape())] {
+        for (arg, shape) in [(names.x, self.x.shape()), (names.w, w_shape)] {
             let axis = shape.iter().rev().take(2).position(|&n| n > LIMIT / 2);
             if let Some(axis) = axis {
                 let what = format!("axis {} of shape {shape:?}", shape.len() - 1 - axis);
@@ -385,15 +326,15 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
             }
         }
         let n = if self.gated { w_rows / 2 } else { w_rows };
-        Ok(Sizes { batch, m, n, k })
+        Ok(Sizes { batch, matrices, m, n, k })
     }
 
     /// Whether there is a kernel for a tile.
     fn serves(&self, tile: GemmTile) -> bool {
         // Kernels whose waves share K read one scale for a lane's rows of w.
         let fine = self.block.as_ref().is_some_and(|b| b.group.n < 4);
-
-        !self.kernels.names[tile.index()].is_empty() && (!fine || !tile.skinny())
+        let fits = !matches!(self.grouping, Grouping::Rows(_)) || tile.shape().0 <= GROUPED_ROWS;
+        fits && !self.kernels.names[tile.index()].is_empty() && (!fine || !tile.skinny())
     }
 
     /// Whether kernels by vectors can serve the operands.
@@ -401,274 +342,407 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         let fits = |shape: &[usize], strides: &[usize], rows: usize, element: usize| {
             let row = shape.len() - 2;
             let stride = if shape[row] > 1 { strides[row] } else { 0 };
-            rows.saturating_mul(stride).saturating_add(sizes.k).saturating_mul(element) < WINDOW_BYTES
+            rows.saturating_mul(stride).saturating_add(shape[row + 1]).saturating_mul(element) < WINDOW_BYTES
         };
         // Values are reached from the gates' window.
         let w_rows = if self.gated { sizes.n + TILE_ROWS } else { TILE_ROWS };
+        let w = self.w.view();
         self.x.rows_aligned(16)
-            && self.w.rows_aligned(16)
+            && w.rows_aligned(16)
             && (sizes.k * size_of::<X>()).is_multiple_of(16)
             && fits(self.x.shape(), self.x.strides(), TILE_ROWS, size_of::<X>())
-            && fits(self.w.shape(), self.w.strides(), w_rows, size_of::<W>())
+            && fits(w.shape(), w.strides(), w_rows, size_of::<W>())
     }
 
-    /// Checks everything, and launches what makes `y`. `planes`: f32 for the parts of K, if it is to be cut.
+    /// Checks everything, and launches what makes the output. `workspace`: f32 for the parts of K, if it is to be cut.
     pub fn run<Y: Float>(
         self,
         stream: &Stream,
-        mut y: TensorViewMut<Y>,
-        mut workspace: Option<TensorViewMut<f32>>,
-        mut store: Store,
+        mut to: To<'_, 'a, Y>,
+        workspace: Option<TensorViewMut<f32>>,
     ) -> Result<()> {
-        let (op, names) = (self.op, self.names);
         let sizes = self.sizes()?;
-        let Sizes { batch, m, n, k } = sizes;
-        let rank = self.x.shape().len();
-        self.x.expect_unit_stride(op, names.x)?;
-        self.w.expect_unit_stride(op, names.w)?;
-        self.x.expect_aligned(op, names.x, size_of::<X>() as u64)?;
-        self.w.expect_aligned(op, names.w, size_of::<W>() as u64)?;
-        let want: &[usize] = if rank == 2 { &[m, n] } else { &[batch, m, n] };
-        y.expect_shape(op, "y", want)?;
-        y.expect_unit_stride(op, "y")?;
-        y.expect_aligned(op, "y", size_of::<Y>() as u64)?;
-        self.check_vectors(rank, &sizes)?;
-        if let Some(workspace) = &workspace {
-            workspace.dims::<1>(op, "workspace")?;
-            workspace.expect_contiguous(op, "workspace")?;
-            workspace.expect_aligned(op, "workspace", 16)?;
+        if self.options.skip_reduce {
+            to = self.planes(to)?;
         }
-        self.check_aliases(&y, workspace.as_ref())?;
-        if batch == 0 || m == 0 || n == 0 {
+        self.check_inputs(&sizes)?;
+        self.check_output(&mut to, &sizes)?;
+        if let Some(workspace) = &workspace {
+            workspace.dims::<1>(self.op, "workspace")?;
+            workspace.expect_contiguous(self.op, "workspace")?;
+            workspace.expect_aligned(self.op, "workspace", 16)?;
+        }
+        self.check_aliases(&mut to, workspace.as_ref())?;
+        let plan = self.plan(stream, &mut to, &sizes, workspace.as_ref().map_or(0, |w| w.numel()))?;
+        if sizes.outputs() == 0 || to.y().numel() == 0 {
             return Ok(());
         }
-
-        let vectors = self.by_vectors(&sizes);
-        let aligned = y.rows_aligned(16);
-        let columns = if self.gated { 2 * n } else { n };
-        let plane = outputs([batch, m, columns]);
-        let room = workspace.as_ref().map_or(0, |w| w.numel() / plane.max(1));
-        let info = stream.device().info();
-        let most = if store.adds() { MOST_ATOMIC_SPLITS } else { room.clamp(1, MOST_SPLITS) };
-        let config = match self.options.config {
-            Some(config) => self.check_config(config, vectors, plane, room, store)?,
-            None => {
-                let (precision, sizes) = (self.precision, [batch, m, columns, k]);
-                Job { info, precision, sizes, vectors, most_splits: most }.choose(|tile| self.serves(tile))
+        match (&mut to, workspace.filter(|_| plan.splits > 1)) {
+            (To::Sum { accumulate, .. }, _) => {
+                let adds = *accumulate || plan.splits > 1;
+                if adds && !*accumulate {
+                    self.reduce(stream, &mut to, &sizes, None)?;
+                }
+                self.multiply(
+                    stream,
+                    &mut to,
+                    &sizes,
+                    &plan,
+                    if adds { Store::Add } else { Store::Round },
+                    None,
+                )
             }
-        };
-        let (each, splits) = config.parts(k, self.precision, self.block.as_ref().map_or(1, |b| b.group.k));
-        let (m_tiles, n_tiles) = config.tiles(m, columns);
-        let blocks = (batch as u64).saturating_mul(m_tiles as u64).saturating_mul(n_tiles as u64);
-        let blocks = blocks.saturating_mul(splits as u64);
-        if blocks > LIMIT as u64 {
-            return Err(Error::too_large(op, "y", format!("{blocks} tiles"), LIMIT as u64));
-        }
-
-        if store == Store::ZeroAndAdd {
-            store = if splits > 1 { Store::Add } else { Store::Round };
-            if splits > 1 {
-                let kernel = stream.kernel(&kernels::REDUCE, "gemm_zero")?;
-                let mut launch = stream.launch(op, &kernel);
-                let out = Output::new::<Y>(&launch.output("y", &mut y.reborrow())?, aligned);
-                let epilogue = self.epilogue(&mut launch, &sizes, &out, Store::Round, false)?;
-                self.launch_reduce(stream, launch, epilogue, &sizes, None)?;
+            (To::Planes(_), _) => self.multiply(stream, &mut to, &sizes, &plan, Store::Plane, None),
+            (_, Some(mut planes)) => {
+                self.multiply(stream, &mut to, &sizes, &plan, Store::Plane, Some(planes.reborrow()))?;
+                self.reduce(stream, &mut to, &sizes, Some((planes, plan.splits)))
             }
+            (_, None) => self.multiply(stream, &mut to, &sizes, &plan, Store::Round, None),
         }
-        let split = splits > 1 && store != Store::Add;
-        let objects = if config.tile.skinny() { self.kernels.skinny } else { self.kernels.tiles };
-        let kernel = stream.kernel(objects, self.kernels.names[config.tile.index()])?;
-        let mut launch = stream.launch(op, &kernel);
-        let out = match (&mut workspace, split) {
-            (Some(planes), true) => {
-                let data = launch.output_address("workspace", &mut planes.reborrow())?;
-                let row = columns as i64;
-                let [batch, split] = [row * m as i64, plane as i64];
-                Output {
-                    data,
-                    batch,
-                    row,
-                    split,
-                    type_: float_index(hk_core::DType::F32),
-                    vectors: columns % 8 == 0,
+    }
+
+    /// The output if parts of K are not summed.
+    fn planes<'t, Y: Float>(&self, to: To<'t, 'a, Y>) -> Result<To<'t, 'a, Y>> {
+        match to {
+            To::Y(y) if !self.gated && self.after.terms.is_none() && self.after.divisor.is_none() => {
+                if Y::DTYPE == DType::F32 {
+                    Ok(To::Planes(y))
+                } else {
+                    Err(Error::dtype(self.op, self.names.y, Y::DTYPE, "f32 (skip_reduce)"))
                 }
             }
-            _ => Output::new::<Y>(&launch.output("y", &mut y.reborrow())?, aligned),
+            _ => Err(Error::argument(self.op, "skip_reduce", true, "false: this operator needs whole sums")),
+        }
+    }
+
+    /// Sums of a part of K: both of gates and of values.
+    fn columns(&self, sizes: &Sizes) -> usize {
+        if self.gated { 2 * sizes.n } else { sizes.n }
+    }
+
+    /// Outputs of a part of K.
+    fn plane(&self, sizes: &Sizes) -> usize {
+        outputs([sizes.batch, sizes.m, self.columns(sizes)])
+    }
+
+    fn plan<Y: Float>(
+        &self,
+        stream: &Stream,
+        to: &mut To<Y>,
+        sizes: &Sizes,
+        workspace: usize,
+    ) -> Result<Plan> {
+        let &Sizes { batch, m, k, .. } = sizes;
+        let columns = self.columns(sizes);
+        let vectors = self.by_vectors(sizes);
+        let room = workspace / self.plane(sizes).max(1);
+        let wanted = if let To::Planes(y) = to { Some(y.shape()[0]) } else { None };
+        let most = match wanted {
+            Some(splits) => splits,
+            None if to.adds() => MOST_ATOMIC_SPLITS,
+            None => room.clamp(1, MOST_SPLITS),
         };
-        let params = Params {
-            x: Operand::new(&launch.input(names.x, &self.x)?, size_of::<X>()),
-            w: Operand::new(&launch.input(names.w, &self.w)?, size_of::<W>()),
+        let mut config = match self.options.config {
+            Some(config) => self.check_config(config, vectors, self.plane(sizes), room, to.adds())?,
+            None => {
+                let info = stream.device().info();
+                GemmConfig::choose(info, self.precision, [batch, m, columns, k], vectors, most, |tile| {
+                    self.serves(tile)
+                })
+            }
+        };
+        config.splits = wanted.unwrap_or(config.splits);
+        let (each, parts) = config.parts(k, self.precision, self.block.as_ref().map_or(1, |b| b.group.k));
+        let splits = wanted.unwrap_or(parts);
+        let (m_tiles, n_tiles) = config.tiles(m, columns);
+        let blocks = outputs([batch.saturating_mul(splits), m_tiles, n_tiles]);
+        if blocks > LIMIT {
+            return Err(Error::too_large(self.op, self.names.y, format!("{blocks} tiles"), LIMIT as u64));
+        }
+        Ok(Plan { config, splits, split_bytes: each * size_of::<X>(), m_tiles, n_tiles, blocks })
+    }
+
+    /// The kernel that multiplies. `planes`: where the sums of parts of K go, if not to the output.
+    fn multiply<Y: Float>(
+        &self,
+        stream: &Stream,
+        to: &mut To<'_, 'a, Y>,
+        sizes: &Sizes,
+        plan: &Plan,
+        store: Store,
+        planes: Option<TensorViewMut<f32>>,
+    ) -> Result<()> {
+        let names = self.names;
+        let tile = plan.config.tile;
+        let objects = if tile.skinny() { self.kernels.skinny } else { self.kernels.tiles };
+        let kernel = stream.kernel(objects, self.kernels.names[tile.index()])?;
+        let mut launch = stream.launch(self.op, &kernel);
+        let parts = planes.is_some();
+        let (out, fusion) = match planes {
+            Some(mut planes) => {
+                let data = launch.output_address("workspace", &mut planes)?;
+                let rows = [sizes.m, self.columns(sizes)];
+                (Output::planes(data, rows, self.plane(sizes)), Fusion::zeroed())
+            }
+            None => self.output(&mut launch, to)?,
+        };
+        let common = Params {
+            x: Operand::new(&launch.input(names.x, &self.x)?, size_of::<X>(), false),
+            w: Operand::new(&launch.input(names.w, self.w.view())?, size_of::<W>(), self.w.shuffled()),
             grid: Grid {
-                m_tiles: m_tiles as u32,
-                n_tiles: n_tiles as u32,
-                group: config.group.clamp(1, m_tiles) as u32,
-                splits: splits as u32,
-                split_bytes: (each * size_of::<X>()) as u32,
-                k_bytes: (k * size_of::<X>()) as u32,
-                blocks: blocks as u32,
+                m_tiles: plan.m_tiles as u32,
+                n_tiles: plan.n_tiles as u32,
+                group: plan.config.group.clamp(1, plan.m_tiles) as u32,
+                splits: plan.splits as u32,
+                split_bytes: plan.split_bytes as u32,
+                k_bytes: (sizes.k * size_of::<X>()) as u32,
+                blocks: plan.blocks as u32,
                 pad: 0,
             },
-            epilogue: self.epilogue(
-                &mut launch,
-                &sizes,
-                &out,
-                if split { Store::Plane } else { store },
-                true,
-            )?,
+            epilogue: self.epilogue(&mut launch, sizes, &out, store, [!parts, true])?,
         };
-        let grid = LaunchConfig::grid_1d(blocks as usize);
+        let grid = LaunchConfig::grid_1d(plan.blocks);
         // SAFETY: the checks make operands, vectors, scales and outputs as long as M, N and K, which the tiles cover and the
-        // kernel bounds its accesses by; planes have room for as many splits; the loader matches the parameters to the kernel.
+        // kernel bounds its accesses by, lists of groups too; planes have room for as many splits; the loader matches the
+        // parameters to the kernel.
         unsafe {
             match &self.block {
-                None => launch.run(grid, &params)?,
+                None => launch.run(grid, &common),
                 Some(BlockScales { x, w, group }) => {
                     let x_scale = BlockScale::new(&launch.input(names.x_scale, x)?, 1, group.k);
                     let w_scale = BlockScale::new(&launch.input(names.w_scale, w)?, group.n, group.k);
-                    launch.run(grid, &BlockParams { common: params, x_scale, w_scale })?;
+                    launch.run(grid, &BlockParams { common, x_scale, w_scale, fusion })
                 }
             }
         }
-        if !split {
-            return Ok(());
-        }
-        let kernel = stream.kernel(&kernels::REDUCE, "gemm_reduce")?;
-        let mut launch = stream.launch(op, &kernel);
-        if let Some(planes) = &mut workspace {
-            launch.output_address("workspace", &mut planes.reborrow())?;
-        }
-        let to = Output::new::<Y>(&launch.output("y", &mut y.reborrow())?, aligned);
-        let epilogue = self.epilogue(&mut launch, &sizes, &to, store, false)?;
-        self.launch_reduce(stream, launch, epilogue, &sizes, Some((&out, splits)))
     }
 
-    /// A kernel of `hip/reduce.hip`.
-    fn launch_reduce(
+    /// A kernel of `hip/reduce.hip`: sums the planes of as many parts of K; without any, zeros.
+    fn reduce<Y: Float>(
         &self,
         stream: &Stream,
-        launch: Launch,
-        epilogue: Epilogue,
+        to: &mut To<'_, 'a, Y>,
         sizes: &Sizes,
-        planes: Option<(&Output, usize)>,
+        planes: Option<(TensorViewMut<f32>, usize)>,
     ) -> Result<()> {
-        let info = stream.device().info();
-        let parts = sizes.n.div_ceil(REDUCED_PART);
-        let (data, strides, splits) = match planes {
-            Some((out, splits)) => (out.data, [out.split, out.batch, out.row], splits),
-            None => (0, [0; 3], 0),
+        let name = if planes.is_some() { "gemm_reduce" } else { "gemm_zero" };
+        let kernel = stream.kernel(&kernels::REDUCE, name)?;
+        let mut launch = stream.launch(self.op, &kernel);
+        let (from, splits) = match planes {
+            Some((mut planes, splits)) => {
+                let data = launch.output_address("workspace", &mut planes)?;
+                (Output::planes(data, [sizes.m, self.columns(sizes)], self.plane(sizes)), splits)
+            }
+            None => (Output::planes(0, [0, 0], 0), 0),
         };
+        let (out, fusion) = self.output(&mut launch, to)?;
+        let parts = sizes.n.div_ceil(REDUCED_PART);
         let params = ReduceParams {
-            epilogue,
-            planes: data,
-            split: strides[0],
-            batch: strides[1],
-            row: strides[2],
+            epilogue: self.epilogue(&mut launch, sizes, &out, Store::Round, [splits > 0, false])?,
+            fusion,
+            planes: from.data,
+            split: from.split,
+            batch: from.batch,
+            row: from.row,
             splits: splits as u32,
             parts: parts as u32,
             batches: sizes.batch as u32,
             gated: self.gated.into(),
+            vectors: from.vectors.into(),
+            pad: 0,
         };
         let threads = outputs([sizes.batch, sizes.m, parts]);
-        let most = info.compute_units as usize * REDUCE_BLOCKS_PER_CU;
+        let most = stream.device().info().compute_units as usize * REDUCE_BLOCKS_PER_CU;
         // SAFETY: y and the planes are as long as batch, M and N, which the kernels cover whatever the grid.
         unsafe { launch.run(LaunchConfig::grid_1d(threads.div_ceil(REDUCE_THREADS).min(most)), &params) }
     }
 
-    /// Bias and scales: shape, stride, alignment.
-    fn check_vectors(&self, rank: usize, sizes: &Sizes) -> Result<()> {
-        let op = self.op;
-        let check = |arg, view: &TensorView<f32>, len: usize, letter: &str| {
-            let shape = view.shape();
-            let lead = rank - 2;
-            let batched = shape.len() > lead && shape[..lead].iter().all(|&b| b == sizes.batch);
-            let rest = if batched { &shape[lead..] } else { shape };
-            let fits = match rest {
-                [n] => *n == len,
-                [a, b] => a * b == len && (*a == 1 || *b == 1),
-                _ => false,
-            };
-            if view.numel() != 1 && !(batched && fits) {
-                let batch = if lead == 1 { format!("{}, ", sizes.batch) } else { String::new() };
-                let want =
-                    format!("[{batch}{len}] ({letter}), [{batch}{len}, 1], [{batch}1, {len}] or one number");
-                return Err(Error::shape(op, arg, shape, want));
+    fn check_output<Y: Float>(&self, to: &mut To<Y>, sizes: &Sizes) -> Result<()> {
+        let (op, arg) = (self.op, self.names.y);
+        let &Sizes { batch, m, n, .. } = sizes;
+        let whole = if self.rank() == 2 { vec![m, n] } else { vec![batch, m, n] };
+        match to {
+            To::Y(y) | To::Sum { y, .. } => y.expect_shape(op, arg, whole)?,
+            To::Planes(y) => match y.shape() {
+                [splits, rest @ ..] if *rest == whole[..] && (1..=u16::MAX as usize).contains(splits) => {}
+                shape => return Err(Error::shape(op, arg, shape, format!("[parts of K, then {whole:?}]"))),
+            },
+            To::Split { y, rest, cat } => {
+                let fits = match (y.shape(), rest.shape(), cat.shape()) {
+                    (&[ym, yd, s13], &[rm, rd, s2], &[cm, cd, s3]) => {
+                        [ym, rm, cm] == [m; 3]
+                            && yd == rd
+                            && rd == cd
+                            && s13 >= s3
+                            && n == yd * (s13 - s3 + s2)
+                    }
+                    _ => false,
+                };
+                if !fits {
+                    let want = format!(
+                        "[{m}, D, S1 + S3], beside c2 {:?} [{m}, D, S2] and y {:?} [{m}, D, S3], D (S1 + S2) = {n}",
+                        rest.shape(),
+                        cat.shape()
+                    );
+                    return Err(Error::shape(op, arg, y.shape(), want));
+                }
+                cat.expect_rows(op, "y")?;
+                rest.expect_unit_stride(op, "c2")?;
+                rest.expect_aligned(op, "c2", size_of::<Y>() as u64)?;
             }
-            view.expect_contiguous(op, arg)?;
-            view.expect_aligned(op, arg, 4)
-        };
-        if let Some(Scales { x, w }) = &self.scales {
-            check(self.names.x_scale, x, sizes.m, "M")?;
-            check(self.names.w_scale, w, sizes.n, "N")?;
+        }
+        let y = to.y();
+        y.expect_unit_stride(op, arg)?;
+        y.expect_aligned(op, arg, size_of::<Y>() as u64)
+    }
+
+    /// Alignment of operands; bias, scales, terms, lists.
+    fn check_inputs(&self, sizes: &Sizes) -> Result<()> {
+        let (op, names) = (self.op, self.names);
+        self.x.expect_unit_stride(op, names.x)?;
+        self.w.view().expect_unit_stride(op, names.w)?;
+        self.x.expect_aligned(op, names.x, size_of::<X>() as u64)?;
+        self.w.view().expect_aligned(op, names.w, size_of::<W>() as u64)?;
+        let [x_lead, w_lead] =
+            [sizes.batch, sizes.matrices].map(|n| if self.rank() == 3 { Some(n) } else { None });
+        let w_lead = if matches!(self.grouping, Grouping::Rows(_)) { Some(sizes.matrices) } else { w_lead };
+        if let Some(x) = &self.scales.x {
+            self.check_scale(names.x_scale, x, x_lead, sizes.m, "M")?;
+        }
+        if let Some(w) = &self.scales.w {
+            self.check_scale(names.w_scale, w, w_lead, sizes.n, "N")?;
         }
         if let Some(BlockScales { x, w, group }) = &self.block {
-            if !group.n.is_power_of_two() || group.n > LIMIT {
-                return Err(Error::argument(op, "group.n", group.n, "a power of two"));
-            }
-            if !group.k.is_power_of_two() || !(GROUP..=LIMIT).contains(&group.k) {
-                return Err(Error::argument(
-                    op,
-                    "group.k",
-                    group.k,
-                    format!("a power of two from {GROUP} on"),
-                ));
-            }
+            group.check(op)?;
             let groups = sizes.k.div_ceil(group.k);
-            let check = |arg, view: &TensorView<f32>, rows: usize, why: &str| {
-                let want: &[usize] = if rank == 2 { &[rows, groups] } else { &[sizes.batch, rows, groups] };
-                if view.shape() != want {
-                    return Err(Error::shape(
-                        op,
-                        arg,
-                        view.shape(),
-                        format!("{want:?} ({why}, groups of K)"),
-                    ));
-                }
-                view.expect_aligned(op, arg, 4)?;
-                let spread = view.strides()[rank - 2..]
-                    .iter()
-                    .zip(&want[rank - 2..])
-                    .map(|(s, n)| s.saturating_mul(n.saturating_sub(1)));
-                if spread.fold(0, usize::saturating_add) > WINDOW_BYTES / 4 - 1 {
-                    return Err(Error::too_large(
-                        op,
-                        arg,
-                        format!("strides {:?}", view.strides()),
-                        (WINDOW_BYTES / 4) as u64,
-                    ));
-                }
-                Ok(())
-            };
-            check(self.names.x_scale, x, sizes.m, "M")?;
-            check(self.names.w_scale, w, sizes.n.div_ceil(group.n), "groups of N")?;
+            self.check_block_scale(names.x_scale, x, x_lead, [sizes.m, groups], "M")?;
+            self.check_block_scale(
+                names.w_scale,
+                w,
+                w_lead,
+                [sizes.n.div_ceil(group.n), groups],
+                "groups of N",
+            )?;
         }
         if let Some(bias) = &self.bias {
-            bias.check(op, rank, sizes.batch, sizes.n)?;
+            let n = sizes.n;
+            let fits = match (w_lead, bias.shape()) {
+                (None, [cols]) => *cols == n,
+                (Some(lead), [b, cols] | [b, 1, cols]) => (*b, *cols) == (lead, n),
+                _ => false,
+            };
+            if !fits {
+                let want = match w_lead {
+                    None => format!("[{n}] (N)"),
+                    Some(lead) => format!("[{lead}, {n}] or [{lead}, 1, {n}] (batch and N)"),
+                };
+                return Err(Error::shape(op, names.bias, bias.shape(), want));
+            }
+            bias.expect_contiguous(op, names.bias)?;
+        }
+        if let Some(list) = self.grouping.list() {
+            let want = if matches!(self.grouping, Grouping::Masked(_)) { sizes.batch } else { sizes.m };
+            list.expect_shape(op, names.groups, [want])?;
+            list.expect_contiguous(op, names.groups)?;
+            list.expect_aligned(op, names.groups, 4)?;
+        }
+        if let Some(divisor) = &self.after.divisor {
+            divisor.expect_shape(op, "y_scale", [1])?;
+            divisor.expect_aligned(op, "y_scale", 4)?;
+        }
+        if let Some((_, a, b)) = &self.after.terms {
+            a.check(op, "a", [sizes.m, sizes.n])?;
+            b.check(op, "b", [sizes.m, sizes.n])?;
         }
         Ok(())
     }
 
-    fn check_aliases<Y: Element>(
+    /// One number, or `len`, for each of `lead` batches if there are any.
+    fn check_scale(
         &self,
-        y: &TensorViewMut<Y>,
-        workspace: Option<&TensorViewMut<f32>>,
+        arg: &'static str,
+        view: &TensorView<f32>,
+        lead: Option<usize>,
+        len: usize,
+        letter: &str,
     ) -> Result<()> {
-        let bias = self.bias.as_ref().map(FloatView::operand);
-        let (x_scale, w_scale) = match &self.scales {
-            Some(Scales { x, w }) => (Some(x as &dyn hk_core::Operand), Some(w as &dyn hk_core::Operand)),
-            None => match &self.block {
-                Some(b) => (Some(&b.x as &dyn hk_core::Operand), Some(&b.w as &dyn hk_core::Operand)),
-                None => (None, None),
-            },
+        let shape = view.shape();
+        let (batched, rest) = match (lead, shape) {
+            (Some(lead), [first, rest @ ..]) => (*first == lead, rest),
+            (Some(_), []) => (false, shape),
+            (None, _) => (true, shape),
         };
-        let inputs: [NamedOperand; 5] = [
-            (self.names.x, Some(&self.x)),
-            (self.names.w, Some(&self.w)),
-            (self.names.x_scale, x_scale),
-            (self.names.w_scale, w_scale),
-            ("bias", bias),
+        let fits = match rest {
+            [n] => *n == len,
+            [a, b] => a * b == len && (*a == 1 || *b == 1),
+            _ => false,
+        };
+        if view.numel() != 1 && !(batched && fits) {
+            let batch = lead.map_or(String::new(), |lead| format!("{lead}, "));
+            let want =
+                format!("[{batch}{len}] ({letter}), [{batch}{len}, 1], [{batch}1, {len}] or one number");
+            return Err(Error::shape(self.op, arg, shape, want));
+        }
+        view.expect_contiguous(self.op, arg)?;
+        view.expect_aligned(self.op, arg, 4)
+    }
+
+    fn check_block_scale(
+        &self,
+        arg: &'static str,
+        view: &TensorView<f32>,
+        lead: Option<usize>,
+        want: [usize; 2],
+        why: &str,
+    ) -> Result<()> {
+        let want: Vec<usize> = lead.into_iter().chain(want).collect();
+        if view.shape() != want {
+            return Err(Error::shape(self.op, arg, view.shape(), format!("{want:?} ({why}, groups of K)")));
+        }
+        view.expect_aligned(self.op, arg, 4)?;
+        let last = want.len() - 2;
+        let spread = view.strides()[last..]
+            .iter()
+            .zip(&want[last..])
+            .map(|(s, n)| s.saturating_mul(n.saturating_sub(1)));
+        if spread.fold(0, usize::saturating_add) > WINDOW_BYTES / 4 - 1 {
+            let what = format!("strides {:?}", view.strides());
+            return Err(Error::too_large(self.op, arg, what, (WINDOW_BYTES / 4) as u64));
+        }
+        Ok(())
+    }
+
+    fn check_aliases<Y: Float>(&self, to: &mut To<Y>, workspace: Option<&TensorViewMut<f32>>) -> Result<()> {
+        let names = self.names;
+        fn erased<T: hk_core::Operand>(operand: Option<&T>) -> Option<&dyn hk_core::Operand> {
+            operand.map(|t| t as &dyn hk_core::Operand)
+        }
+        let block = self.block.as_ref();
+        let terms = self.after.terms.as_ref();
+        let (cat, rest) = match &*to {
+            To::Split { cat, rest, .. } => (Some(*cat), Some(rest.alias())),
+            _ => (None, None),
+        };
+        let inputs: [NamedOperand; 12] = [
+            (names.x, Some(&self.x)),
+            (names.w, Some(self.w.view())),
+            (names.x_scale, erased(self.scales.x.as_ref())),
+            (names.w_scale, erased(self.scales.w.as_ref())),
+            (names.x_scale, erased(block.map(|b| &b.x))),
+            (names.w_scale, erased(block.map(|b| &b.w))),
+            (names.bias, self.bias.as_ref().map(FloatView::operand)),
+            (names.groups, erased(self.grouping.list())),
+            ("y_scale", erased(self.after.divisor.as_ref())),
+            ("a", terms.and_then(|(_, a, _)| a.operand())),
+            ("b", terms.and_then(|(_, _, b)| b.operand())),
+            ("y", cat.as_ref().map(FloatView::operand)),
         ];
-        let workspace = workspace.map(|w| w as &dyn hk_core::Operand);
-        check_aliases(self.op, &inputs, &[(("y", Some(y)), &[]), (("workspace", workspace), &[])])
+        let outputs: [(NamedOperand, &[&'static str]); 3] = [
+            ((names.y, Some(&*to.y())), &[]),
+            (("c2", erased(rest.as_ref())), &[]),
+            (("workspace", erased(workspace)), &[]),
+        ];
+        check_aliases(self.op, &inputs, &outputs)
     }
 
     fn check_config(
@@ -677,7 +751,7 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         vectors: bool,
         plane: usize,
         room: usize,
-        store: Store,
+        adds: bool,
     ) -> Result<GemmConfig> {
         let op = self.op;
         if config.splits == 0 || config.splits > u16::MAX as usize {
@@ -695,7 +769,7 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
             let want = format!("one of {:?}", served.collect::<Vec<_>>());
             return Err(Error::argument(op, "tile", format!("{:?}", config.tile), want));
         }
-        if config.splits > 1 && !store.adds() && config.splits > room {
+        if config.splits > 1 && !adds && config.splits > room {
             let want =
                 format!("[{}] or longer ({} splits)", config.splits.saturating_mul(plane), config.splits);
             return Err(Error::shape(op, "workspace", [room * plane], want));
@@ -703,50 +777,115 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         Ok(config)
     }
 
-    fn epilogue(
+    /// The output, and what comes after the product.
+    fn output<'l, Y: Float>(
         &self,
-        launch: &mut Launch<'a>,
+        launch: &mut Launch<'l>,
+        to: &'l mut To<'_, 'a, Y>,
+    ) -> Result<(Output, Fusion)>
+    where
+        'a: 'l,
+    {
+        let mut fusion = Fusion::zeroed();
+        if let Some(divisor) = &self.after.divisor {
+            fusion.divisor = launch.input("y_scale", divisor)?.data();
+        }
+        if let Some((kind, a, b)) = &self.after.terms {
+            fusion.kind = *kind as u32;
+            fusion.a = a.term(launch, "a")?;
+            fusion.b = b.term(launch, "b")?;
+        }
+        if let To::Split { y, rest, cat } = to {
+            let stride = |strides: &[usize], axis: usize| strides[axis] as i64;
+            let (y_strides, rest_strides, cat_strides) = (y.strides(), rest.strides(), cat.strides());
+            let [head, tail, extra] = [y.shape()[2] - cat.shape()[2], rest.shape()[2], cat.shape()[2]];
+            fusion.kind = SPLIT_CAT;
+            fusion.y_head = stride(y_strides, 1);
+            (fusion.rest_row, fusion.rest_head) = (stride(rest_strides, 0), stride(rest_strides, 1));
+            (fusion.cat_row, fusion.cat_head) = (stride(cat_strides, 0), stride(cat_strides, 1));
+            [fusion.head, fusion.tail, fusion.extra] = [head as u32, tail as u32, extra as u32];
+            fusion.cat_type = cat.type_index();
+            let eights = |n: usize| n.is_multiple_of(REDUCED_PART);
+            let whole = eights(head) && eights(tail) && y.rows_aligned(16) && rest.rows_aligned(16);
+            fusion.whole = (whole && cat.rows_aligned(16)).into();
+            let row = stride(y_strides, 0);
+            fusion.rest = launch.output("c2", &mut rest.reborrow())?.data();
+            fusion.cat = cat.address(launch, "y")?;
+            let out = Output::new::<Y>(&launch.output(self.names.y, &mut y.reborrow())?, false);
+            return Ok((Output { row, ..out }, fusion));
+        }
+        // Planes are the first axis, whatever the rank.
+        let planes = matches!(to, To::Planes(_));
+        let y = to.y();
+        let (aligned, first) = (y.rows_aligned(16), y.strides()[0] as i64);
+        let out = Output::new::<Y>(&launch.output(self.names.y, &mut y.reborrow())?, aligned);
+        Ok((Output { split: if planes { first } else { 0 }, ..out }, fusion))
+    }
+
+    fn epilogue<'l>(
+        &self,
+        launch: &mut Launch<'l>,
         sizes: &Sizes,
         out: &Output,
         store: Store,
-        with_scales: bool,
-    ) -> Result<Epilogue> {
-        let (bias, bias_type, bias_batch) = match &self.bias {
-            Some(bias) => bias.params(launch)?,
-            None => (0, 0, 0),
-        };
+        [with_bias, with_scales]: [bool; 2],
+    ) -> Result<Epilogue>
+    where
+        'a: 'l,
+    {
         let mut e = Epilogue {
             y: out.data,
             y_batch: out.batch,
             y_row: out.row,
             y_split: out.split,
-            bias,
-            bias_batch,
-            x_scale: 0,
-            w_scale: 0,
-            x_scale_batch: 0,
-            w_scale_batch: 0,
-            x_scale_step: 0,
-            w_scale_step: 0,
             rows: sizes.m as u32,
             cols: sizes.n as u32,
-            y_type: out.type_ as u32,
-            bias_type,
+            y_type: out.type_,
             store: store as u32,
             activation: self.options.activation.map_or(NO_ACTIVATION, |a| a as u32),
             vectors: out.vectors.into(),
-            pad: 0,
+            ..Epilogue::zeroed()
         };
-        if let Some(Scales { x, w }) = self.scales.as_ref().filter(|_| with_scales) {
-            let step = |t: &TensorView<f32>| u32::from(t.numel() != 1);
+        if let Some(bias) = self.bias.as_ref().filter(|_| with_bias) {
+            e.bias = bias.address(launch, self.names.bias)?;
+            e.bias_type = bias.type_index();
+            e.bias_batch = sizes.n as i64;
+        }
+        let step = |t: &TensorView<f32>| u32::from(t.numel() != 1);
+        if let Some(x) = self.scales.x.as_ref().filter(|_| with_scales) {
             e.x_scale_step = step(x);
-            e.w_scale_step = step(w);
             e.x_scale_batch = i64::from(e.x_scale_step) * sizes.m as i64;
-            e.w_scale_batch = i64::from(e.w_scale_step) * sizes.n as i64;
             e.x_scale = launch.input(self.names.x_scale, x)?.data();
+        }
+        if let Some(w) = self.scales.w.as_ref().filter(|_| with_scales) {
+            e.w_scale_step = step(w);
+            e.w_scale_batch = i64::from(e.w_scale_step) * sizes.n as i64;
             e.w_scale = launch.input(self.names.w_scale, w)?.data();
         }
+        let kind = match self.grouping {
+            Grouping::Batches => 0,
+            Grouping::Masked(_) => 1,
+            Grouping::Rows(_) => 2,
+        };
+        let data = match self.grouping.list() {
+            Some(list) => launch.input(self.names.groups, list)?.data(),
+            None => 0,
+        };
+        e.groups = Groups { data, kind, matrices: sizes.matrices as u32 };
         Ok(e)
+    }
+}
+
+impl BlockShape {
+    fn check(&self, op: &'static str) -> Result<()> {
+        if !self.n.is_power_of_two() || self.n > LIMIT {
+            return Err(Error::argument(op, "group.n", self.n, "a power of two"));
+        }
+        if !self.k.is_power_of_two() || !(GROUP..=LIMIT).contains(&self.k) {
+            let want = format!("a power of two from {GROUP} on");
+            return Err(Error::argument(op, "group.k", self.k, want));
+        }
+        Ok(())
     }
 }
 
@@ -756,77 +895,3 @@ pub(crate) const MOST_ATOMIC_SPLITS: usize = 16;
 const REDUCED_PART: usize = 8;
 const REDUCE_THREADS: usize = 256;
 const REDUCE_BLOCKS_PER_CU: usize = 8;
-
-/// Where sums go.
-struct Output {
-    data: u64,
-    batch: i64,
-    row: i64,
-    split: i64,
-    type_: usize,
-    vectors: bool,
-}
-
-impl Output {
-    fn new<Y: Float>(layout: &GlobalLayout, vectors: bool) -> Self {
-        let [_, batch, row, _] = layout.strides();
-        Self { data: layout.data(), batch, row, split: 0, type_: float_index(Y::DTYPE), vectors }
-    }
-}
-
-impl<'a> FloatView<'a> {
-    fn operand(&self) -> &dyn hk_core::Operand {
-        match self {
-            Self::Bf16(view) => view,
-            Self::F16(view) => view,
-            Self::F32(view) => view,
-        }
-    }
-
-    fn check(&self, op: &'static str, rank: usize, batch: usize, n: usize) -> Result<()> {
-        fn check<T: Element>(
-            op: &'static str,
-            view: &TensorView<T>,
-            rank: usize,
-            batch: usize,
-            n: usize,
-        ) -> Result<()> {
-            let fits = match (rank, view.shape()) {
-                (2, [cols]) => *cols == n,
-                (3, [b, cols] | [b, 1, cols]) => (*b, *cols) == (batch, n),
-                _ => false,
-            };
-            if !fits {
-                let want = if rank == 2 {
-                    format!("[{n}] (N)")
-                } else {
-                    format!("[{batch}, {n}] or [{batch}, 1, {n}] (batch and N)")
-                };
-                return Err(Error::shape(op, "bias", view.shape(), want));
-            }
-            view.expect_contiguous(op, "bias")?;
-            view.expect_aligned(op, "bias", size_of::<T>() as u64)
-        }
-        match self {
-            Self::Bf16(view) => check(op, view, rank, batch, n),
-            Self::F16(view) => check(op, view, rank, batch, n),
-            Self::F32(view) => check(op, view, rank, batch, n),
-        }
-    }
-
-    /// Address, type, and elements of a batch.
-    fn params(&self, launch: &mut Launch<'a>) -> Result<(u64, u32, i64)> {
-        fn params<'a, T: Float>(
-            launch: &mut Launch<'a>,
-            view: &TensorView<'a, T>,
-        ) -> Result<(u64, u32, i64)> {
-            let cols = view.shape().last().map_or(0, |&n| n as i64);
-            Ok((launch.input("bias", view)?.data(), float_index(T::DTYPE) as u32, cols))
-        }
-        match self {
-            Self::Bf16(view) => params(launch, view),
-            Self::F16(view) => params(launch, view),
-            Self::F32(view) => params(launch, view),
-        }
-    }
-}

@@ -2,6 +2,7 @@
 
 use crate::Activation;
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_PI};
+use std::ops::Range;
 
 /// Sums and, for each, the sum of its terms' magnitudes: an `f32` sum is off by a small part of the latter at most.
 #[derive(Debug, Clone, PartialEq)]
@@ -47,6 +48,55 @@ pub fn product(a: &[f64], w: &[f64], [batch, m, n, k]: [usize; 4]) -> Sums {
         }
     }
     Sums { values, magnitudes }
+}
+
+/// The rows of each group: as many as its size says, after those of the groups before it, of `m` in all. None for a size below
+/// zero.
+pub fn group_rows(sizes: &[i64], m: usize) -> Vec<Range<usize>> {
+    let mut end = 0;
+    let rows = |&size: &i64| {
+        let first = end;
+        end = usize::try_from(size.max(0)).map_or(m, |size| m.min(end.saturating_add(size)));
+        first..end
+    };
+    sizes.iter().map(rows).collect()
+}
+
+/// For the rows of each group `lhs rhs[g]`, of `lhs` `[m, k]` and `rhs` `[groups, k, n]`; zero for other rows.
+///
+/// # Panics
+/// If a slice is shorter.
+pub fn gmm(lhs: &[f64], rhs: &[f64], groups: &[Range<usize>], [m, n, k]: [usize; 3]) -> Sums {
+    let mut sums = Sums { values: vec![0.0; m * n], magnitudes: vec![0.0; m * n] };
+    for (g, rows) in groups.iter().enumerate() {
+        for (row, i) in rows.clone().flat_map(|row| (0..k).map(move |i| (row, i))) {
+            let x = lhs[row * k + i];
+            for (j, w) in rhs[(g * k + i) * n..][..n].iter().enumerate() {
+                sums.values[row * n + j] += x * w;
+                sums.magnitudes[row * n + j] += (x * w).abs();
+            }
+        }
+    }
+    sums
+}
+
+/// For each group `lhs[:, rows] rhs[rows, :]`, of `lhs` `[k, m]` and `rhs` `[m, n]`, as `[groups, k, n]`.
+///
+/// # Panics
+/// If a slice is shorter.
+pub fn tgmm(lhs: &[f64], rhs: &[f64], groups: &[Range<usize>], [m, n, k]: [usize; 3]) -> Sums {
+    let len = groups.len() * k * n;
+    let mut sums = Sums { values: vec![0.0; len], magnitudes: vec![0.0; len] };
+    for (g, rows) in groups.iter().enumerate() {
+        for (row, i) in rows.clone().flat_map(|row| (0..k).map(move |i| (row, i))) {
+            let (x, at) = (lhs[i * m + row], (g * k + i) * n);
+            for (j, w) in rhs[row * n..][..n].iter().enumerate() {
+                sums.values[at + j] += x * w;
+                sums.magnitudes[at + j] += (x * w).abs();
+            }
+        }
+    }
+    sums
 }
 
 /// The rows of `x`, `k` long, with one scale for each `rows` of them and `columns` of their columns.
@@ -134,13 +184,14 @@ pub fn activate(activation: Option<Activation>, x: f64) -> f64 {
         }
         Some(Activation::Relu) => x.max(0.0),
         Some(Activation::Tanh) => x.tanh(),
+        Some(Activation::Relu6) => x.clamp(0.0, 6.0),
     }
 }
 
 /// The steepest slope of an activation, at least.
 fn steepness(activation: Option<Activation>) -> f64 {
     match activation {
-        None | Some(Activation::Relu | Activation::Tanh) => 1.0,
+        None | Some(Activation::Relu | Activation::Tanh | Activation::Relu6) => 1.0,
         // 1.0998, 1.1290, 1.1290.
         Some(Activation::Silu | Activation::Gelu | Activation::GeluTanh) => 1.13,
     }

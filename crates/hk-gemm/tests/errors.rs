@@ -235,7 +235,7 @@ fn outputs_bias_and_options() {
     let mut b = Bench::new();
     let with = |tile, splits, group| GemmOptions {
         config: Some(GemmConfig { tile, splits, group }),
-        activation: None,
+        ..Default::default()
     };
     let default = GemmOptions::default();
     assert_error(b.half_options(&[M, 5], &[N], 8, default), kind!(Shape), &["y", "[4, 5]", "[4, 6]"]);
@@ -258,7 +258,7 @@ fn outputs_bias_and_options() {
     let r =
         gemm_a16w16_gated(&b.stream, a, w, b.y.part_mut([M, 3]).unwrap(), None, with(GemmTile::S16x16, 1, 1));
     assert_error(r, kind!(Argument), &["gemm_a16w16_gated: tile", "S16x16"]);
-    let activation = GemmOptions { activation: Some(Activation::Silu), config: None };
+    let activation = GemmOptions { activation: Some(Activation::Silu), ..Default::default() };
     let r = gemm_a16w16_atomic(&b.stream, a, w, sums, false, activation);
     assert_error(r, kind!(Argument), &["gemm_a16w16_atomic: activation", "Silu", "none"]);
     let odd = view(&b.halves, &[M, K], &[K + 1, 1], 0);

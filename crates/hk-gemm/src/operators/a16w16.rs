@@ -2,15 +2,15 @@
 
 use super::{
     ACTIVATION, BATCHED_BIAS, BIAS, SPLITS, TILE, Y_DTYPE, act, activation, as_y, bias, case, finished,
-    optional_f64, options, sizes, splits, tile, to, workspace, y, y_dtype, y_outputs, y_spec,
+    optional_f64, options, sizes, splits, tile, to, with_half, workspace, y, y_dtype, y_outputs, y_spec,
 };
 use crate::a16w16::sealed::Half as _;
 use crate::kernels;
 use crate::reference::{self, Sums};
 use hk_core::registry::{
-    ArgSpec, Case, Described, DeviceCall, HostCall, Operator, Scalar, ScalarSpec, Tolerance, Traffic,
+    ArgSpec, Case, DeviceCall, HostCall, Operator, Scalar, ScalarSpec, Tolerance, Traffic,
 };
-use hk_core::{DType, Error, Result, Stream, bf16, f16, with_float};
+use hk_core::{DType, Result, Stream, with_float};
 
 const HALVES: &[DType] = &[DType::Bf16, DType::F16];
 const A: ArgSpec = ArgSpec::input("a", HALVES, 2, "[M, K]");
@@ -27,23 +27,6 @@ const ACCUMULATE: ScalarSpec = ScalarSpec {
 };
 const fn keep() -> (&'static str, Scalar) {
     ("accumulate", Scalar::Bool(true))
-}
-
-/// Runs `$body` with `$t` as the type of `a`.
-macro_rules! with_half {
-    ($inputs:ident, $t:ident => $body:expr) => {
-        match $inputs.get("a")?.dtype() {
-            DType::Bf16 => {
-                type $t = bf16;
-                $body
-            }
-            DType::F16 => {
-                type $t = f16;
-                $body
-            }
-            other => Err(Error::dtype($inputs.operator().name, "a", other, "bf16, f16")),
-        }
-    };
 }
 
 /// Each entry point of a type, over the ends of tiles.
@@ -137,7 +120,7 @@ pub(super) const GEMM_A16W16: Operator = Operator {
     run: |stream: &Stream, call: &mut DeviceCall| {
         let (inputs, mut outputs) = call.split();
         let (options, bias) = (options(&inputs)?, bias(&inputs)?);
-        with_half!(inputs, T => {
+        with_half!(inputs, "a", T => {
             let space = workspace(stream, &inputs, &mut outputs, &options, T::PRECISION)?;
             let (a, w) = (inputs.view::<T>("a")?, inputs.view("w")?);
             with_float!("gemm_a16w16", "y", y_dtype(&inputs)?, Y => {
@@ -166,7 +149,7 @@ pub(super) const BATCHED_GEMM_BF16: Operator = Operator {
     run: |stream: &Stream, call: &mut DeviceCall| {
         let (inputs, mut outputs) = call.split();
         let (options, bias) = (options(&inputs)?, bias(&inputs)?);
-        with_half!(inputs, T => {
+        with_half!(inputs, "a", T => {
             let space = workspace(stream, &inputs, &mut outputs, &options, T::PRECISION)?;
             let (a, w) = (inputs.view::<T>("a")?, inputs.view("w")?);
             with_float!("batched_gemm_bf16", "y", y_dtype(&inputs)?, Y => {
@@ -191,7 +174,7 @@ pub(super) const GEMM_A16W16_ATOMIC: Operator = Operator {
     run: |stream: &Stream, call: &mut DeviceCall| {
         let (inputs, mut outputs) = call.split();
         let (options, accumulate) = (options(&inputs)?, inputs.bool("accumulate")?);
-        with_half!(inputs, T => {
+        with_half!(inputs, "a", T => {
             let (a, w) = (inputs.view::<T>("a")?, inputs.view("w")?);
             crate::gemm_a16w16_atomic(stream, a, w, outputs.take("y")?, accumulate, options)
         })
@@ -224,7 +207,7 @@ pub(super) const GEMM_A16W16_GATED: Operator = Operator {
     run: |stream: &Stream, call: &mut DeviceCall| {
         let (inputs, mut outputs) = call.split();
         let options = options(&inputs)?;
-        with_half!(inputs, T => {
+        with_half!(inputs, "a", T => {
             let space = workspace(stream, &inputs, &mut outputs, &options, T::PRECISION)?;
             let (a, w) = (inputs.view::<T>("a")?, inputs.view("w")?);
             with_float!("gemm_a16w16_gated", "y", y_dtype(&inputs)?, Y => {

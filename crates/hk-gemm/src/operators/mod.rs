@@ -3,6 +3,7 @@
 mod a16w16;
 mod a8w8;
 mod choice;
+mod gmm;
 
 pub use choice::choices;
 
@@ -25,6 +26,9 @@ pub static OPERATORS: &[Operator] = &[
     a8w8::GEMM_A8W8_PER_TOKEN_SCALE,
     a8w8::GEMM_A8W8_BLOCKSCALE,
     a8w8::BATCHED_GEMM_A8W8,
+    gmm::GMM,
+    gmm::PTGMM,
+    gmm::NPTGMM,
 ];
 
 const FLOATS: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
@@ -45,7 +49,7 @@ const Y_DTYPE: ScalarSpec = ScalarSpec {
 const ACTIVATION: ScalarSpec = ScalarSpec {
     name: "activation",
     default: Scalar::Choice("none"),
-    choices: &["none", "silu", "gelu", "gelu_tanh", "relu", "tanh"],
+    choices: &["none", "silu", "gelu", "gelu_tanh", "relu", "tanh", "relu6"],
     summary: "function of the sum",
 };
 const TILE: ScalarSpec = ScalarSpec {
@@ -89,6 +93,24 @@ macro_rules! case {
 }
 use case;
 
+/// Runs `$body` with `$t` as the type of an input of 16-bit floats.
+macro_rules! with_half {
+    ($inputs:ident, $arg:literal, $t:ident => $body:expr) => {
+        match hk_core::registry::Described::dtype($inputs.get($arg)?) {
+            hk_core::DType::Bf16 => {
+                type $t = hk_core::bf16;
+                $body
+            }
+            hk_core::DType::F16 => {
+                type $t = hk_core::f16;
+                $body
+            }
+            other => Err(hk_core::Error::dtype($inputs.operator().name, $arg, other, "bf16, f16")),
+        }
+    };
+}
+use with_half;
+
 /// A scalar `activation`, if the operator has one.
 fn activation<V: Described>(call: &Call<V>) -> Option<Activation> {
     match call.choice("activation").unwrap_or("none") {
@@ -97,6 +119,7 @@ fn activation<V: Described>(call: &Call<V>) -> Option<Activation> {
         "gelu_tanh" => Some(Activation::GeluTanh),
         "relu" => Some(Activation::Relu),
         "tanh" => Some(Activation::Tanh),
+        "relu6" => Some(Activation::Relu6),
         _ => None,
     }
 }
@@ -119,7 +142,7 @@ fn options<V: Described>(call: &Call<V>) -> Result<GemmOptions> {
     let wrong = || Error::argument(call.operator().name, "splits", splits, "1 to 65535");
     let splits = usize::try_from(splits).map_err(|_| wrong())?;
     let config = tile.map(|tile| GemmConfig { tile, splits, group: 8 });
-    Ok(GemmOptions { activation: activation(call), config })
+    Ok(GemmOptions { activation: activation(call), config, skip_reduce: false })
 }
 
 /// Batches, M, rows of w and K of a call.

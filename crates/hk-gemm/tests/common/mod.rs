@@ -274,7 +274,7 @@ impl<T: Operand> Inputs<T> {
             bias: bias.as_ref().map(|bias| bias.view().into()),
             y: y.view_mut(),
             workspace: (splits > 1).then(|| workspace.view_mut()),
-            options: GemmOptions { activation: self.activation, config },
+            options: GemmOptions { activation: self.activation, config, skip_reduce: false },
         };
         let (form, spec) = (self.form, gpu.spec());
         T::call(gpu.stream(), form, call)

@@ -41,7 +41,6 @@ inline constexpr int kXcds = 8;  // parts with an L2 of their own, to which bloc
 #if defined(__gfx950__)
 #define HK_MX_MMA 1  // kHasMxMma, for types that differ
 inline constexpr int kLdsBytes = 160 * 1024;
-inline constexpr int kLdsReadLanes = 16;   // that a 16-byte read of LDS serves together, see hk/shared.h
 inline constexpr bool kHasWideDma = true;  // 16 bytes a lane from global memory to LDS; else 4
 inline constexpr bool kHasCvtBf16 = true;  // v_cvt_pk_bf16_f32
 inline constexpr bool kFp8IsFnuz = false;  // the fp8 of its conversions and matrix products
@@ -50,7 +49,6 @@ inline constexpr bool kHasMma32 = true;    // v_mfma_f32_16x16x32 of bf16 and f1
 inline constexpr bool kHasMxMma = true;    // v_mfma_scale_f32_16x16x128_f8f6f4
 #else
 inline constexpr int kLdsBytes = 64 * 1024;
-inline constexpr int kLdsReadLanes = 8;
 inline constexpr bool kHasWideDma = false;
 inline constexpr bool kHasCvtBf16 = false;
 inline constexpr bool kFp8IsFnuz = true;
@@ -62,7 +60,6 @@ inline constexpr bool kHasMxMma = false;
 inline constexpr int kWaveSize = 32;
 inline constexpr int kXcds = 1;
 inline constexpr int kLdsBytes = 227 * 1024;
-inline constexpr int kLdsReadLanes = 8;
 inline constexpr bool kHasWideDma = false;
 inline constexpr bool kHasCvtBf16 = true;  // cvt.rn.bf16x2.f32
 inline constexpr bool kFp8IsFnuz = false;

@@ -88,27 +88,8 @@ public:
 #endif
     }
 
-    /// 16 bytes from `offset` plus `scalar`, which is the same for all lanes, both multiples of 4. What lies beyond the end
-    /// gives zero.
-    HK_FN Vec<u32, 4> load_chunk(u32 offset, u32 scalar) const {
 #if defined(HK_AMD)
-        return __builtin_bit_cast(Vec<u32, 4>, __builtin_amdgcn_raw_buffer_load_b128(resource_, int(offset), int(scalar), 0));
-#else
-        return load<Vec<u32, 4>>(offset + scalar);
-#endif
-    }
-
-    /// A word, likewise.
-    HK_FN u32 load_word(u32 offset, u32 scalar) const {
-#if defined(HK_AMD)
-        return __builtin_amdgcn_raw_buffer_load_b32(resource_, int(offset), int(scalar), 0);
-#else
-        return load<u32>(offset + scalar);
-#endif
-    }
-
-#if defined(HK_AMD)
-    /// The same, straight to LDS: lane l's bytes go to `to + 16 l`. Not known to the compiler: `wait_loads` waits for it, and
+    /// 16 bytes of each lane, straight to LDS: lane l's go to `to + 16 l`. Not known to the compiler: `wait_loads` waits for it, and
     /// M0, which says where to, takes a state to be read.
     HK_FN void load_to_lds(__attribute__((address_space(3))) void *to, u32 offset, u32 scalar) const {
         const u32 address = u32(reinterpret_cast<__UINTPTR_TYPE__>(to));
@@ -128,23 +109,24 @@ public:
     }
 #endif
 
-    /// A value of 1, 2, 4, 8 or 16 bytes from `offset`, a multiple of its size.
+    /// A value of 1, 2, 4, 8 or 16 bytes from `offset` plus `scalar`, which is the same for all lanes, both multiples of its
+    /// size.
     template <class V>
-    HK_FN V load(u32 offset) const {
+    HK_FN V load(u32 offset, u32 scalar = 0) const {
 #if defined(HK_AMD)
         if constexpr (sizeof(V) == 16) {
-            return __builtin_bit_cast(V, __builtin_amdgcn_raw_buffer_load_b128(resource_, int(offset), 0, 0));
+            return __builtin_bit_cast(V, __builtin_amdgcn_raw_buffer_load_b128(resource_, int(offset), int(scalar), 0));
         } else if constexpr (sizeof(V) == 8) {
-            return __builtin_bit_cast(V, __builtin_amdgcn_raw_buffer_load_b64(resource_, int(offset), 0, 0));
+            return __builtin_bit_cast(V, __builtin_amdgcn_raw_buffer_load_b64(resource_, int(offset), int(scalar), 0));
         } else if constexpr (sizeof(V) == 4) {
-            return __builtin_bit_cast(V, __builtin_amdgcn_raw_buffer_load_b32(resource_, int(offset), 0, 0));
+            return __builtin_bit_cast(V, __builtin_amdgcn_raw_buffer_load_b32(resource_, int(offset), int(scalar), 0));
         } else if constexpr (sizeof(V) == 2) {
-            return __builtin_bit_cast(V, __builtin_amdgcn_raw_buffer_load_b16(resource_, int(offset), 0, 0));
+            return __builtin_bit_cast(V, __builtin_amdgcn_raw_buffer_load_b16(resource_, int(offset), int(scalar), 0));
         } else {
-            return __builtin_bit_cast(V, __builtin_amdgcn_raw_buffer_load_b8(resource_, int(offset), 0, 0));
+            return __builtin_bit_cast(V, __builtin_amdgcn_raw_buffer_load_b8(resource_, int(offset), int(scalar), 0));
         }
 #else
-        return offset < bytes_ ? *reinterpret_cast<GlobalPtr<const V>>(base_ + offset) : V(0);
+        return offset < bytes_ ? *reinterpret_cast<GlobalPtr<const V>>(base_ + offset + scalar) : V(0);
 #endif
     }
 

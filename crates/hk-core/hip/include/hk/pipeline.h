@@ -15,6 +15,20 @@
 
 namespace hk {
 
+/// Where the rows of an operand are, in bytes from the first one. Row after row, or shuffled: blocks of 16 rows, in which a chunk
+/// of 16 bytes of each row is beside that of the next, so that a wave reads all of them as one stretch.
+struct RowLayout {
+    i64 row, block;  ///< from a row to the next among 16; from 16 rows to the next 16
+    u32 spread;      ///< chunks of a row are 16 << spread bytes apart
+
+    /// Row after row.
+    HK_FN static RowLayout by_rows(i64 stride) { return {stride, 16 * stride, 0}; }
+    /// Of a row.
+    HK_FN i64 offset(u32 of_row) const { return i64(of_row / 16) * block + i64(of_row % 16) * row; }
+    /// The same within a window.
+    HK_FN u32 window_offset(u32 of_row) const { return of_row / 16 * u32(block) + of_row % 16 * u32(row); }
+};
+
 /// How the threads of a block bring a tile's rows to LDS: 16 bytes at a time, lanes side by side in LDS, each with the chunk
 /// that belongs at its place. By vectors, rows begin on 16 bytes and end with a whole chunk, and the tile's rows lie within
 /// 2 GiB; by elements of `kElement` bytes any rows will do.
@@ -25,6 +39,7 @@ template <class Tile_, int kThreads, int kElement>
 class Mover<Tile_, kThreads, Access::Vectors, kElement> {
 public:
     using Tile = Tile_;
+    static constexpr u32 kStage = Tile::kBytes;  // of a row in memory
     static constexpr int kParts = Tile::kRows * Tile::kChunks / kThreads;
     static_assert(kParts * kThreads == Tile::kRows * Tile::kChunks, "every thread has as many chunks");
     static_assert(kThreads / Tile::kChunks % 16 == 0, "all chunks of a thread are at one place of their rows");
@@ -38,6 +53,7 @@ private:
     Window window_;
     u32 end_;            // of a row, in bytes
     u32 ahead_;          // of the thread's chunks in their rows
+    u32 spread_;
     u32 offset_[kParts];  // of the chunks in the window; beyond it for rows past the last
 
     HK_FN u32 at(int part, u32 from) const {
@@ -49,16 +65,16 @@ private:
 public:
     static constexpr bool kDirect = kHasWideDma;
 
-    /// Rows of `end` bytes, `stride` bytes apart. Row r of the tile is row `row_of(r)` of them; from `rows` on there is none.
+    /// Rows of `end` bytes. Row r of the tile is row `row_of(r)` of them; from `rows` on there is none.
     template <class RowOf>
-    HK_FN Mover(GlobalPtr<const u8> first, u32 rows, i64 stride, u32 end, RowOf row_of)
-        : window_(first, Window::kBeyond - 1), end_(end) {
+    HK_FN Mover(GlobalPtr<const u8> first, u32 rows, const RowLayout &layout, u32 end, RowOf row_of)
+        : window_(first, Window::kBeyond - 1), end_(end), spread_(layout.spread) {
         const u32 row = thread_x() / Tile::kChunks;
         ahead_ = (thread_x() % Tile::kChunks ^ Tile::swizzle(row)) * 16;
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
             const u32 from = row_of(row + i * (kThreads / Tile::kChunks));
-            offset_[i] = from < rows ? from * u32(stride) + ahead_ : Window::kBeyond;
+            offset_[i] = from < rows ? layout.window_offset(from) + (ahead_ << spread_) : Window::kBeyond;
         }
     }
 
@@ -66,7 +82,7 @@ public:
     HK_FN Chunks load(u32 from) const {
         Chunks chunks;
 #pragma unroll
-        for (int i = 0; i < kParts; ++i) chunks.part[i] = window_.load_chunk(at(i, from), from);
+        for (int i = 0; i < kParts; ++i) chunks.part[i] = window_.load<Vec<u32, 4>>(at(i, from), from << spread_);
         return chunks;
     }
 
@@ -81,7 +97,7 @@ public:
         using Lds = __attribute__((address_space(3))) void *;
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
-            window_.load_to_lds((Lds)&tile.chunk[wave_id() * kWaveSize + i * kThreads], at(i, from), from);
+            window_.load_to_lds((Lds)&tile.chunk[wave_id() * kWaveSize + i * kThreads], at(i, from), from << spread_);
         }
     }
 #endif
@@ -91,6 +107,7 @@ template <class Tile_, int kThreads, int kElement>
 class Mover<Tile_, kThreads, Access::Elements, kElement> {
 public:
     using Tile = Tile_;
+    static constexpr u32 kStage = Tile::kBytes;  // of a row in memory
     static constexpr int kParts = Tile::kRows * Tile::kChunks / kThreads;
     static_assert(kThreads / Tile::kChunks % 16 == 0, "all chunks of a thread are at one place of their rows");
     static constexpr bool kDirect = false;
@@ -105,20 +122,21 @@ private:
         else return u8(0);
     }());
 
-    u32 end_, ahead_;
+    u32 end_, ahead_, spread_;
     GlobalPtr<const u8> row_[kParts];
     bool there_[kParts];
 
 public:
     template <class RowOf>
-    HK_FN Mover(GlobalPtr<const u8> first, u32 rows, i64 stride, u32 end, RowOf row_of) : end_(end) {
+    HK_FN Mover(GlobalPtr<const u8> first, u32 rows, const RowLayout &layout, u32 end, RowOf row_of)
+        : end_(end), spread_(layout.spread) {
         const u32 row = thread_x() / Tile::kChunks;
         ahead_ = (thread_x() % Tile::kChunks ^ Tile::swizzle(row)) * 16;
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
             const u32 from = row_of(row + i * (kThreads / Tile::kChunks));
             there_[i] = from < rows;
-            row_[i] = first + (there_[i] ? from : 0) * stride;
+            row_[i] = first + layout.offset(there_[i] ? from : 0);
         }
     }
 
@@ -127,10 +145,11 @@ public:
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
             Vec<Bits, 16 / kElement> v = Bits(0);
+            const GlobalPtr<const u8> chunk = row_[i] + (u64(from + ahead_) << spread_);
 #pragma unroll
             for (u32 j = 0; j < 16; j += kElement) {
-                const u32 at = from + ahead_ + j;
-                if (there_[i] && at < end_) v[j / kElement] = *reinterpret_cast<GlobalPtr<const Bits>>(row_[i] + at);
+                const bool there = there_[i] && from + ahead_ + j < end_;
+                if (there) v[j / kElement] = *reinterpret_cast<GlobalPtr<const Bits>>(chunk + j);
             }
             chunks.part[i] = __builtin_bit_cast(Vec<u32, 4>, v);
         }
@@ -141,6 +160,77 @@ public:
 #pragma unroll
         for (int i = 0; i < kParts; ++i) tile.chunk[thread_x() + i * kThreads] = chunks.part[i];
     }
+};
+
+/// Brings rows of codes to a tile of what they stand for, 16-bit floats: `kBits` bits in memory for each. Threads side by side
+/// have parts of a row. `Decode::load(row, from)` gives what else a part needs, `decode(codes, that, halves)` makes chunks.
+template <class Tile_, int kThreads, Access kAccess, int kBits, class Decode>
+class DecodingMover {
+public:
+    using Tile = Tile_;
+    static constexpr u32 kStage = Tile::kBytes / 2 * kBits / 8;
+    static constexpr bool kDirect = false;
+
+private:
+    static constexpr int kOfThread = Tile::kRows * Tile::kChunks / kThreads;  // chunks
+    static constexpr int kPerRow = Tile::kChunks / kOfThread;                 // threads
+    static constexpr int kBytes = kOfThread * kBits;                          // of codes, 8 elements a chunk
+    static_assert(kOfThread * kPerRow == Tile::kChunks && kThreads / kPerRow == Tile::kRows, "every thread has as much");
+
+    Window window_;
+    GlobalPtr<const u8> row_;
+    Decode decode_;
+    u32 end_, ahead_, spread_, offset_;
+
+public:
+    struct Chunks {
+        Vec<u32, kBytes / 4> codes;
+        typename Decode::Extra extra;
+    };
+
+    /// As Mover's; `decode` knows the same rows.
+    HK_FN DecodingMover(GlobalPtr<const u8> first, u32 rows, const RowLayout &layout, u32 end, const Decode &decode)
+        : window_(first, Window::kBeyond - 1), decode_(decode), end_(end), spread_(layout.spread) {
+        const u32 row = thread_x() / kPerRow;
+        ahead_ = thread_x() % kPerRow * kBytes;
+        decode_.of_row(row);
+        if constexpr (kAccess == Access::Vectors) {
+            offset_ = row < rows ? layout.window_offset(row) + in_row(ahead_) : Window::kBeyond;
+        } else {
+            row_ = first + layout.offset(row < rows ? row : 0);
+            if (row >= rows) end_ = 0;
+        }
+    }
+
+    HK_FN Chunks load(u32 from) const {
+        Chunks chunks;
+        if constexpr (kAccess == Access::Vectors) {
+            const u32 past = (end_ - 1u - (from + ahead_)) & Window::kBeyond;
+            chunks.codes = window_.load<Vec<u32, kBytes / 4>>(offset_ | past, from << spread_);
+        } else {
+            Vec<u8, kBytes> bytes = u8(0);
+#pragma unroll
+            for (u32 i = 0; i < kBytes; ++i) {
+                const u32 at = from + ahead_ + i;
+                if (at < end_) bytes[i] = row_[in_row(at)];
+            }
+            chunks.codes = __builtin_bit_cast(decltype(chunks.codes), bytes);
+        }
+        chunks.extra = decode_.load(from, end_);
+        return chunks;
+    }
+
+    HK_FN void store(const Chunks &chunks, Tile &tile) const {
+        Vec<u32, 4> halves[kOfThread];
+        decode_.decode(chunks.codes, chunks.extra, halves);
+        const u32 row = thread_x() / kPerRow, first = thread_x() % kPerRow * kOfThread;
+#pragma unroll
+        for (int i = 0; i < kOfThread; ++i) tile.chunk[Tile::place(row, first + i)] = halves[i];
+    }
+
+private:
+    /// Where a byte of a row is.
+    HK_FN u32 in_row(u32 at) const { return (at & ~15u) << spread_ | (at & 15u); }
 };
 
 #if defined(HK_AMD)
@@ -159,6 +249,7 @@ struct NoWords {
     };
     struct Words {};
     static constexpr int kParts = 0;
+    static constexpr bool kDirect = true;
     HK_FN Words load(u32) const { return {}; }
     HK_FN static void store(Words, Tile &) {}
     HK_FN void copy(u32, Tile &) const {}
@@ -177,6 +268,7 @@ template <int kXRows, int kWRows, int kThreads>
 class WordMover {
 public:
     static constexpr int kParts = (kXRows + kWRows + kThreads - 1) / kThreads;
+    static constexpr bool kDirect = true;
 
     struct Tile {
         u32 word[kParts * kThreads];  // all threads load as much
@@ -216,7 +308,7 @@ public:
     HK_FN Words load(u32 from) const {
         Words words;
 #pragma unroll
-        for (int i = 0; i < kParts; ++i) words.word[i] = window_[i].load_word(at(i, from), scalar(i, from));
+        for (int i = 0; i < kParts; ++i) words.word[i] = window_[i].template load<u32>(at(i, from), scalar(i, from));
         return words;
     }
     HK_FN static void store(const Words &words, Tile &tile) {
@@ -250,6 +342,14 @@ struct Step {
     const typename Words::Tile *words[kStages];
 };
 
+namespace detail {
+template <class Sums>
+inline constexpr int kTurns = [] {
+    if constexpr (requires { Sums::kTurns; }) return Sums::kTurns;
+    else return 2;
+}();
+}  // namespace detail
+
 /// By registers: while `kStep` stages are multiplied, those after them are in registers or on their way there, and the ones
 /// after these are being loaded. Twice as many stages in LDS, one barrier a step: a block writes stages that all its waves
 /// have left before the last barrier.
@@ -270,18 +370,19 @@ class RegisterPipeline {
         Set set;
 #pragma unroll
         for (int i = 0; i < kStep; ++i) {
-            set.x[i] = x_.load(from + i * X::Tile::kBytes);
-            set.w[i] = w_.load(from + i * X::Tile::kBytes);
-            set.words[i] = words_.load(from + i * X::Tile::kBytes);
+            const u32 at = from + i * X::kStage;
+            set.x[i] = x_.load(at);
+            set.w[i] = w_.load(at / X::kStage * W::kStage);
+            set.words[i] = words_.load(at);
         }
         return set;
     }
     HK_FN void store(const Set &set, int half) const {
 #pragma unroll
         for (int i = 0; i < kStep; ++i) {
-            X::store(set.x[i], stages_.x[half * kStep + i]);
-            W::store(set.w[i], stages_.w[half * kStep + i]);
-            Words::store(set.words[i], stages_.words[half * kStep + i]);
+            x_.store(set.x[i], stages_.x[half * kStep + i]);
+            w_.store(set.w[i], stages_.w[half * kStep + i]);
+            words_.store(set.words[i], stages_.words[half * kStep + i]);
         }
     }
     HK_FN Step<X, W, Words, kStep> step(int half) const {
@@ -301,30 +402,40 @@ public:
     HK_FN RegisterPipeline(const X &x, const W &w, const Words &words, Lds &stages)
         : x_(x), w_(w), words_(words), stages_(stages) {}
 
-    /// Calls `sums.multiply<i>(Step)` for `count` stages from byte `from` of the rows on, `kStep` at a time; i is 0 and 1 in
-    /// turn, 1 at the end: the last stages may lie past the rows' end.
+    /// Calls `sums.multiply<i>(Step)` for `count` stages from byte `from` of the rows of x on, `kStep` at a time; i counts up to
+    /// Sums::kTurns, 2 (if it does not say) or 4, begins anew, and is the last one at the end: the last stages may lie past the
+    /// rows' end.
     template <class Sums>
     HK_FN void run(u32 from, u32 count, Sums &sums) const {
-        constexpr u32 kBytes = kStep * X::Tile::kBytes;
+        constexpr u32 kBytes = kStep * X::kStage, kTurns = detail::kTurns<Sums>;
+        static_assert(kTurns == 2 || kTurns == 4, "halves of LDS in turn");
         Set even = load(from);
         Set odd = load(from + kBytes);
         store(even, 0);
-        for (u32 pairs = (count + 2 * kStep - 1) / (2 * kStep); pairs > 0; --pairs) {
+        const auto two_steps = [&]<int kTurn>(Turn<kTurn>) {
             from += 2 * kBytes;
             block_barrier();
             even = load(from);
             stay_in_order();
-            sums.template multiply<0>(step(0));
+            sums.template multiply<kTurn>(step(0));
             stay_in_order();
             store(odd, 1);
             block_barrier();
             odd = load(from + kBytes);
             stay_in_order();
-            sums.template multiply<1>(step(1));
+            sums.template multiply<kTurn + 1>(step(1));
             stay_in_order();
             store(even, 0);
+        };
+        for (u32 rounds = (count + kTurns * kStep - 1) / (kTurns * kStep); rounds > 0; --rounds) {
+            two_steps(Turn<0>{});
+            if constexpr (kTurns > 2) two_steps(Turn<2>{});
         }
     }
+
+private:
+    template <int kTurn>
+    struct Turn {};
 };
 
 #if defined(HK_AMD)
@@ -344,7 +455,7 @@ class DirectPipeline {
 
     HK_FN void copy(u32 from, u32 stage) const {
         x_.copy(from, stages_.x[stage]);
-        w_.copy(from, stages_.w[stage]);
+        w_.copy(from / X::kStage * W::kStage, stages_.w[stage]);
         words_.copy(from, stages_.words[stage]);
     }
 
@@ -357,7 +468,7 @@ public:
     /// Calls `sums.multiply<0>(Step)` for `count` stages from byte `from` of the rows on, `kStep` at a time.
     template <class Sums>
     HK_FN void run(u32 from, u32 count, Sums &sums) const {
-        constexpr u32 kBytes = X::Tile::kBytes;
+        constexpr u32 kBytes = X::kStage;
 #pragma unroll
         for (u32 i = 0; i < kAhead; ++i) copy(from + i * kBytes, i);
         from += kAhead * kBytes;
@@ -401,6 +512,6 @@ struct PipelineOf<true, X, W, Words, kCount, kStep> {
 
 /// Straight to LDS where the target and the rows allow it, with a ring of `kCount` stages; else by registers.
 template <class X, class W, class Words, int kCount, int kStep>
-using Pipeline = typename detail::PipelineOf<X::kDirect && W::kDirect, X, W, Words, kCount, kStep>::Type;
+using Pipeline = typename detail::PipelineOf<X::kDirect && W::kDirect && Words::kDirect, X, W, Words, kCount, kStep>::Type;
 
 }  // namespace hk

@@ -400,36 +400,77 @@ HK_FN Vec<float, N> rounded_to_fp4(Vec<float, N> v) {
     return rounded;
 }
 
-/// The values of 32 fp4 codes times a power of two, exactly, if bf16 has them. Each eight of them in the order
-/// 0, 2, 4, 6, 1, 3, 5, 7.
-HK_FN void from_fp4_block(Vec<u32, 4> codes, float scale, Vec<bf16, 8> (&v)[4]) {
+/// The values of fp4 codes times a power of two, exactly, if bf16 has them.
+class Fp4Table {
 #if defined(HK_AMD)
-    // Tables of the two bytes of the values of codes 0 .. 7, which a byte permutation looks four codes at a time up in.
-    const Vec<float, 8> values = from_fp4(0x76543210u) * scale;
-    const Vec<u32, 4> halves = __builtin_bit_cast(Vec<u32, 4>, detail::exact_bf16<8>(values));
-    const auto low_of = [](u32 a, u32 b) { return __builtin_amdgcn_perm(b, a, 0x06040200u); };
-    const auto high_of = [](u32 a, u32 b) { return __builtin_amdgcn_perm(b, a, 0x07050301u); };
-    const u32 low[2] = {low_of(halves[0], halves[1]), low_of(halves[2], halves[3])};
-    const u32 high[2] = {high_of(halves[0], halves[1]), high_of(halves[2], halves[3])};
-    constexpr u32 kMagnitudes = 0x07070707u, kSigns = 0x80808080u;
+    // The two bytes of the values of codes 0 .. 7, which a byte permutation looks four codes at a time up in.
+    u32 low_[2], high_[2];
+
+    /// Lower and upper bytes of the values of every other code, and how they come together.
+    HK_FN void look_up(u32 codes, u32 &lower, u32 &upper) const {
+        constexpr u32 kMagnitudes = 0x07070707u, kSigns = 0x80808080u;
+        lower = __builtin_amdgcn_perm(low_[1], low_[0], codes & kMagnitudes);
+        upper = __builtin_amdgcn_perm(high_[1], high_[0], codes & kMagnitudes) | (codes << 4 & kSigns);
+    }
+#else
+    float scale_;
+#endif
+
+public:
+    HK_FN explicit Fp4Table(float scale) {
+#if defined(HK_AMD)
+        const Vec<float, 8> values = from_fp4(0x76543210u) * scale;
+        const Vec<u32, 4> halves = __builtin_bit_cast(Vec<u32, 4>, detail::exact_bf16<8>(values));
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+        for (int i = 0; i < 2; ++i) {
+            low_[i] = __builtin_amdgcn_perm(halves[2 * i + 1], halves[2 * i], 0x06040200u);
+            high_[i] = __builtin_amdgcn_perm(halves[2 * i + 1], halves[2 * i], 0x07050301u);
+        }
+#else
+        scale_ = scale;
+#endif
+    }
+
+    /// Of a word's eight codes, in the order 0, 2, 4, 6, 1, 3, 5, 7.
+    HK_FN Vec<bf16, 8> even_then_odd(u32 codes) const {
+#if defined(HK_AMD)
         Vec<u32, 4> words;
 #pragma unroll
         for (int odd = 0; odd < 2; ++odd) {
-            const u32 at = (odd ? codes[i] >> 4 : codes[i]) & kMagnitudes;
-            const u32 signs = (odd ? codes[i] : codes[i] << 4) & kSigns;
-            const u32 lower = __builtin_amdgcn_perm(low[1], low[0], at);
-            const u32 upper = __builtin_amdgcn_perm(high[1], high[0], at) | signs;
+            u32 lower, upper;
+            look_up(codes >> (4 * odd), lower, upper);
             words[2 * odd] = __builtin_amdgcn_perm(upper, lower, 0x05010400u);
             words[2 * odd + 1] = __builtin_amdgcn_perm(upper, lower, 0x07030602u);
         }
-        v[i] = __builtin_bit_cast(Vec<bf16, 8>, words);
-    }
+        return __builtin_bit_cast(Vec<bf16, 8>, words);
 #else
-#pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] = detail::exact_bf16<8>(detail::even_then_odd(from_fp4(codes[i]) * scale));
+        return detail::exact_bf16<8>(detail::even_then_odd(from_fp4(codes) * scale_));
 #endif
+    }
+
+    /// In order.
+    HK_FN Vec<bf16, 8> in_order(u32 codes) const {
+#if defined(HK_AMD)
+        // The halves of words of even, then of odd codes.
+        const Vec<u32, 4> words = __builtin_bit_cast(Vec<u32, 4>, even_then_odd(codes));
+        Vec<u32, 4> pairs;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            pairs[2 * i] = __builtin_amdgcn_perm(words[2 + i], words[i], 0x05040100u);
+            pairs[2 * i + 1] = __builtin_amdgcn_perm(words[2 + i], words[i], 0x07060302u);
+        }
+        return __builtin_bit_cast(Vec<bf16, 8>, pairs);
+#else
+        return detail::exact_bf16<8>(from_fp4(codes) * scale_);
+#endif
+    }
+};
+
+/// Those of 32 codes. Each eight of them in the order 0, 2, 4, 6, 1, 3, 5, 7.
+HK_FN void from_fp4_block(Vec<u32, 4> codes, float scale, Vec<bf16, 8> (&v)[4]) {
+    const Fp4Table table(scale);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = table.even_then_odd(codes[i]);
 }
 
 }  // namespace hk

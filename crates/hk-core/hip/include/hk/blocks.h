@@ -1,0 +1,140 @@
+// blocks.h: products of operands of different types, and of codes with scales: blocks of 32 columns a lane.
+//   A lane has 32 elements side by side of row lane % 16, among kMxCols columns from 32 (lane / 16) on. What the matrix unit
+//   does not take as it is becomes bf16 or f16, eight elements at a time, exactly.
+#pragma once
+
+#include <hk/mma.h>
+
+namespace hk {
+
+/// Codes of bytes.
+template <class E>
+inline constexpr CodeKind kCodeKind = __is_same(E, I8) ? CodeKind::I8 : kMmaFp8;
+
+/// A lane's block as it lies in memory. Its chunks of 16 bytes are kStep bytes apart in the row, those of lanes 16 apart kLaneStep
+/// bytes. If `kStriped`, chunks of all lanes come before the lanes' next ones: the way in which the matrix unit takes bytes.
+template <class E, bool kStriped = false>
+struct Block {
+    static constexpr int kChunks = kBitsOf<E> / 4;
+    static constexpr u32 kLaneStep = kStriped ? 16 : 16 * kChunks;
+    static constexpr u32 kStep = kStriped ? kFragBytes : 16;
+    Frag chunk[kChunks];
+};
+
+/// A block of 16-bit floats, in order.
+template <class T>
+struct Halves {
+    Vec<T, 8> part[4];
+
+    HK_FN static Halves of(const Block<T> &block) {
+        Halves halves;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) halves.part[i] = __builtin_bit_cast(Vec<T, 8>, block.chunk[i]);
+        return halves;
+    }
+};
+
+/// Eight values that T holds exactly.
+template <class T>
+HK_FN Vec<T, 8> exact_halves(Vec<float, 8> v) {
+    if constexpr (__is_same(T, bf16)) {
+        return detail::exact_bf16<8>(v);
+    } else {
+        return __builtin_convertvector(v, Vec<T, 8>);
+    }
+}
+
+/// Eight codes of bytes.
+template <class E, class T>
+HK_FN Vec<T, 8> decoded(Vec<u32, 2> codes) {
+    return exact_halves<T>(from_codes<kCodeKind<E>>(codes));
+}
+
+/// What values of fp4 with their scales are multiplied by in bf16, so that it holds all of them exactly: neither the largest nor
+/// the least is out of its range then.
+inline constexpr float kFp4Unit = 0.25f;
+
+/// The values of fp4 codes of one block, times their scale and kFp4Unit: kWords words of eight.
+template <int kWords>
+HK_FN void decoded_fp4(Vec<u32, kWords> codes, u32 scale, Vec<bf16, 8> (&v)[kWords]) {
+    const float unit = e8m0_value(scale) * kFp4Unit;
+    if constexpr (kHasCvtFp4) {
+#pragma unroll
+        for (int i = 0; i < kWords; ++i) v[i] = detail::exact_bf16<8>(from_fp4(codes[i]) * unit);
+    } else {
+        const Fp4Table table(unit);
+#pragma unroll
+        for (int i = 0; i < kWords; ++i) v[i] = table.in_order(codes[i]);
+    }
+}
+
+/// Of bf16 by f16, which is the sum of two bf16.
+HK_FN MmaAcc mma(Vec<bf16, 8> w, Vec<f16, 8> x, MmaAcc acc) {
+    const Vec<float, 8> all = widen<f16, 8>(x);
+    Vec<float, 8> rest;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const float high = __builtin_bit_cast(float, detail::bits_of(all[i]) & 0xffff0000u);
+        // An infinity has no rest.
+        rest[i] = __builtin_fabsf(high) < __builtin_inff() ? all[i] - high : 0.0f;
+    }
+    acc = mma<bf16>(w, detail::exact_bf16<8>(all), acc);
+    return mma<bf16>(w, detail::exact_bf16<8>(rest), acc);
+}
+
+template <class W, class X>
+HK_FN MmaAcc mma(const Halves<W> &w, const Halves<X> &x, MmaAcc acc) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) acc = mma(w.part[i], x.part[i], acc);
+    return acc;
+}
+
+/// A block of fp8 to be multiplied by one of mxfp4.
+struct Fp8Block {
+#if defined(HK_MX_MMA)
+    using Raw = Block<Fp8, true>;
+    Frag codes[2];
+#else
+    using Raw = Block<Fp8>;
+    Vec<bf16, 8> values[4];
+#endif
+
+    HK_FN static Fp8Block of(const Raw &raw) {
+        Fp8Block block;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+#if defined(HK_MX_MMA)
+            block.codes[i] = raw.chunk[i];
+#else
+            // In the order of MxBlock.
+            const auto in_order = [](Vec<u32, 2> codes) { return detail::even_then_odd(from_codes<kMmaFp8>(codes)); };
+            block.values[2 * i] = detail::exact_bf16<8>(in_order(raw.chunk[i].lo));
+            block.values[2 * i + 1] = detail::exact_bf16<8>(in_order(raw.chunk[i].hi));
+#endif
+        }
+        return block;
+    }
+};
+
+/// What one stands for in sums of products of mxfp4 by fp8.
+#if defined(HK_MX_MMA)
+inline constexpr float kMxFp8SumUnit = 1.0f;
+#else
+inline constexpr float kMxFp8SumUnit = 1.0f / MxBlock::kUnit;
+#endif
+
+/// Of mxfp4 by fp8; sums are in units of kMxFp8SumUnit.
+HK_FN MmaAcc mma(const MxBlock &w, const Fp8Block &x, MmaAcc acc) {
+#if defined(HK_MX_MMA)
+    constexpr u32 kOne = 127;
+    const auto codes = __builtin_shufflevector(x.codes[0], x.codes[1], 0, 1, 2, 3, 4, 5, 6, 7);
+    return Instruction<Fp4, Fp8, 16, kMxCols>::mma<0, 0>(w.codes, codes, acc, w.scale, kOne);
+#else
+#pragma unroll
+    for (int i = 0; i < 4; ++i) acc = mma<bf16>(w.values[i], x.values[i], acc);
+    return acc;
+#endif
+}
+HK_FN MmaAcc mma(const MxBlock &w, const MxBlock &x, MmaAcc acc) { return mma_mxfp4(w, x, acc); }
+
+}  // namespace hk

@@ -1,0 +1,179 @@
+// transpose.h: tiles whose columns, not their rows, are contiguous in memory, on their way to LDS (hk/pipeline.h).
+//
+//   matrix [K, rows], 16-bit elements, rows side by side  -->  SharedTile, rows of K
+//
+// The tile in LDS, and so what multiplies it, is the same as with rows that are contiguous.
+#pragma once
+
+#include <hk/arch.h>
+#include <hk/global.h>
+#include <hk/shared.h>
+#include <hk/types.h>
+
+namespace hk {
+
+namespace detail {
+
+/// The low or the high halves of two words.
+struct HalfOf {
+#if defined(HK_AMD)
+    u32 selector;
+    HK_FN explicit HalfOf(bool high) : selector(high ? 0x07060302u : 0x05040100u) {}
+    HK_FN u32 operator()(u32 first, u32 second) const { return __builtin_amdgcn_perm(second, first, selector); }
+#else
+    bool high;
+    HK_FN explicit HalfOf(bool high) : high(high) {}
+    HK_FN u32 operator()(u32 first, u32 second) const {
+        return high ? high_halves(first, second) : (second << 16 | (first & 0xffffu));
+    }
+#endif
+};
+
+}  // namespace detail
+
+/// How the threads of a block bring a tile to LDS, 16-bit elements of which 4 or 2 neighbouring rows are loaded together: a thread
+/// has 4 columns of K of them, which it transposes in registers (one v_perm for two elements), and writes 8 bytes of each row.
+/// Columns lie within 2 GiB / 32 of each other; their addresses and the number of rows are multiples of 8 bytes.
+///
+/// 64 lanes have 4 times 4 columns of 16 neighbouring pieces of rows: a line of 128 bytes of each column, if pieces are of 4 rows.
+/// 16 lanes that LDS writes together have 4 pieces. The rows that they write at a time must not all be even, or all odd, for
+/// these are on one half of the banks: so lanes of every second piece, or pair of pieces, write odd rows where the others
+/// write even ones. Then no bank is met twice, with either swizzle of SharedTile.
+template <class Tile_, int kThreads>
+class TransposingMover {
+public:
+    using Tile = Tile_;
+    static constexpr u32 kStage = Tile::kBytes;  // of a row in memory
+    static constexpr int kQuads = Tile::kBytes / 8;  // of columns, in a row
+    static constexpr int kSide = Tile::kRows * kQuads / kThreads >= 4 ? 4 : 2;  // rows of a piece
+    static constexpr int kParts = Tile::kRows / kSide * kQuads / kThreads;
+    static constexpr bool kDirect = false;
+    static_assert(Tile::kChunks == 4, "quads of columns come in two groups of four");
+    static_assert(kParts * kThreads * kSide == Tile::kRows * kQuads, "every thread has as many pieces");
+
+    /// What a thread has of a tile: pieces of four columns.
+    struct Chunks {
+        Vec<u32, kSide / 2> part[kParts][4];
+    };
+
+private:
+    struct Place {
+        u32 piece, quad;
+        HK_FN explicit Place(int part) {
+            const u32 unit = thread_x() + part * kThreads;
+            piece = unit / 128 * 16 + unit / 16 % 4 * 4 + unit % 4;
+            quad = unit / 64 % 2 * 4 + unit / 4 % 4;
+        }
+    };
+
+    GlobalPtr<const u8> first_;
+    u32 stride_, columns_, row_bytes_;
+    u32 offset_[kParts];  // of the first columns in their stage; beyond its end for rows past the last
+
+public:
+    /// Column c of K is `stride` bytes after the one before; `end`, 2 bytes for each column, is what a row would have. From row
+    /// `rows` on there is none.
+    HK_FN TransposingMover(GlobalPtr<const u8> first, u32 rows, u32 stride, u32 end)
+        : first_(first), stride_(stride), columns_(end / 2) {
+        row_bytes_ = (rows < u32(Tile::kRows) ? rows : u32(Tile::kRows)) * 2;
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) {
+            const Place at(i);
+            const u32 row = at.piece * kSide;
+            offset_[i] = row < rows ? at.quad * 4 * stride + row * 2 : Window::kBeyond;
+        }
+    }
+
+    /// The thread's pieces of the stage that begins `from` bytes into the rows.
+    HK_FN Chunks load(u32 from) const {
+        constexpr u32 kColumns = Tile::kBytes / 2;
+        // The window ends with the last column.
+        const u32 column = from / 2;
+        const u32 rest = column < columns_ ? columns_ - column : 0;
+        const u32 last = (rest < kColumns ? rest : kColumns) - 1;
+        const Window window(first_ + u64(column) * stride_, rest ? last * stride_ + row_bytes_ : 0);
+        Chunks chunks;
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) {
+#pragma unroll
+            for (u32 c = 0; c < 4; ++c) {
+                chunks.part[i][c] = window.template load<Vec<u32, kSide / 2>>(offset_[i] + c * stride_);
+            }
+        }
+        return chunks;
+    }
+
+    HK_FN static void store(const Chunks &chunks, Tile &tile) {
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) {
+            const Place at(i);
+            const u32 odd = kSide == 4 ? at.piece / 2 % 2 : at.piece % 2;
+            const auto &part = chunks.part[i];
+#pragma unroll
+            for (u32 r = 0; r < kSide; ++r) {
+                const u32 row = at.piece * kSide + (r ^ odd);
+                const detail::HalfOf half((r ^ odd) % 2 != 0);
+                auto *chunk = reinterpret_cast<Vec<u32, 2> *>(&tile.chunk[Tile::place(row, at.quad / 2)]);
+                chunk[at.quad % 2] = Vec<u32, 2>{half(part[0][r / 2], part[1][r / 2]), half(part[2][r / 2], part[3][r / 2])};
+            }
+        }
+    }
+};
+
+/// How the threads of a block bring a tile of 16-bit elements with any strides to LDS, element by element.
+template <class Tile_, int kThreads>
+class StridedMover {
+public:
+    using Tile = Tile_;
+    static constexpr u32 kStage = Tile::kBytes;  // of a row in memory
+    static constexpr int kParts = Tile::kRows * Tile::kChunks / kThreads;
+    static constexpr bool kDirect = false;
+    static_assert(kThreads / Tile::kChunks % 16 == 0, "all chunks of a thread are at one place of their rows");
+
+    struct Chunks {
+        Vec<u32, 4> part[kParts];
+    };
+
+private:
+    GlobalPtr<const u8> row_[kParts];
+    bool there_[kParts];
+    i64 step_;
+    u32 columns_, ahead_;
+
+public:
+    /// Rows `stride` bytes apart, of columns `step` bytes apart; `end` and `rows` as of TransposingMover.
+    HK_FN StridedMover(GlobalPtr<const u8> first, u32 rows, i64 stride, i64 step, u32 end) : step_(step), columns_(end / 2) {
+        const u32 row = thread_x() / Tile::kChunks;
+        ahead_ = (thread_x() % Tile::kChunks ^ Tile::swizzle(row)) * 8;
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) {
+            const u32 from = row + i * (kThreads / Tile::kChunks);
+            there_[i] = from < rows;
+            row_[i] = first + (there_[i] ? from : 0) * stride;
+        }
+    }
+
+    HK_FN Chunks load(u32 from) const {
+        const u32 column = from / 2 + ahead_;
+        Chunks chunks;
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) {
+            Vec<u16, 8> v = u16(0);
+#pragma unroll
+            for (u32 j = 0; j < 8; ++j) {
+                if (there_[i] && column + j < columns_) {
+                    v[j] = *reinterpret_cast<GlobalPtr<const u16>>(row_[i] + i64(column + j) * step_);
+                }
+            }
+            chunks.part[i] = __builtin_bit_cast(Vec<u32, 4>, v);
+        }
+        return chunks;
+    }
+
+    HK_FN static void store(const Chunks &chunks, Tile &tile) {
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) tile.chunk[thread_x() + i * kThreads] = chunks.part[i];
+    }
+};
+
+}  // namespace hk

@@ -1,0 +1,276 @@
+// tile.hip: tiles in LDS: fragments, sums on their way to a next product, movers, pipelines.
+#include <hk/arch.h>
+#include <hk/block.h>
+#include <hk/entry.h>
+#include <hk/global.h>
+#include <hk/pipeline.h>
+#include <hk/shared.h>
+#include <hk/sums.h>
+
+namespace {
+using hk::Access;
+using hk::Frag;
+using hk::GlobalPtr;
+using hk::SharedTile;
+using hk::u32;
+using hk::u8;
+
+struct Params {  // same fields, same order as `Params` in tests/tile/lds.rs
+    hk::Global x, w, y;
+    hk::RowLayout layout;     // of x's rows
+    u32 rows, end, from;      // of x's rows; bytes of a row; the stage's first byte
+    u32 factor;               // row r of the tile is row `factor * r` of x
+    u32 read;                 // the tile is read at last
+    u32 count;                // of stages
+};
+
+HK_FN GlobalPtr<const u8> bytes(const hk::Global &t) { return t.row<const u8>(0); }
+template <class V>
+HK_FN V load(const hk::Global &t, u32 i) {
+    return reinterpret_cast<GlobalPtr<const V>>(bytes(t))[i];
+}
+template <class V>
+HK_FN void store(const hk::Global &t, u32 i, V v) {
+    reinterpret_cast<GlobalPtr<V>>(t.row<u8>(0))[i] = v;
+}
+
+/// A tile's rows, one after the other, to y from byte `to` on.
+template <class Tile>
+HK_FN void write_rows(const hk::Global &y, u32 to, const Tile &tile, u32 threads) {
+    for (u32 i = hk::thread_x(); i < Tile::kRows * Tile::kChunks; i += threads) {
+        store(y, to / 16 + i, tile.template get<Frag>(i / Tile::kChunks, i % Tile::kChunks * 16));
+    }
+}
+
+/// x's 64 rows to LDS, lanes side by side there, and back fragment by fragment. kSwizzled false: as a tile without a swizzle.
+template <int kBytes, int kDim, bool kSwizzled>
+HK_FN void fragments(const Params &p) {
+    using Tile = SharedTile<64, kBytes>;
+    constexpr u32 kGroups = hk::kWaveSize / kDim, kSteps = kBytes / hk::kFragBytesOf<kDim>;
+    __shared__ Tile tile;
+    const u32 lane = hk::lane_id();
+    for (u32 i = lane; i < Tile::kRows * Tile::kChunks; i += hk::kWaveSize) {
+        const u32 row = i / Tile::kChunks, at = kSwizzled ? Tile::place(row, i % Tile::kChunks) : i;
+        tile.chunk[i] = load<Frag>(p.x, at);
+    }
+    hk::block_barrier();
+    if (p.read == 0) return;
+    for (u32 row = 0; row < Tile::kRows; row += kDim) {
+        for (u32 step = 0; step < kSteps; ++step) {
+            const u32 plain = (row + lane % kDim) * Tile::kChunks + step * kGroups + lane / kDim;
+            const Frag frag = kSwizzled ? tile.template frag<kDim>(row, step) : tile.chunk[plain];
+            store(p.y, (row / kDim * kSteps + step) * hk::kWaveSize + lane, frag);
+        }
+    }
+}
+
+/// x's fragments to rows of a tile, and back.
+template <int kBytes, int kDim>
+HK_FN void fragment_writes(const Params &p) {
+    using Tile = SharedTile<64, kBytes>;
+    constexpr u32 kGroups = hk::kWaveSize / kDim, kSteps = kBytes / hk::kFragBytesOf<kDim>;
+    __shared__ Tile tile;
+    const u32 lane = hk::lane_id();
+    for (u32 row = 0; row < Tile::kRows; row += kDim) {
+        for (u32 step = 0; step < kSteps; ++step) {
+            const Frag frag = load<Frag>(p.x, (row / kDim * kSteps + step) * hk::kWaveSize + lane);
+            tile.put(row + lane % kDim, (step * kGroups + lane / kDim) * 16, frag);
+        }
+    }
+    hk::block_barrier();
+    if (p.read != 0) write_rows(p.y, 0, tile, hk::kWaveSize);
+}
+
+/// y[0, m, i] = sum over n of v[i, n] T(d[n, m]), d = w x^T: the sums as an operand as they are; y[1]: by LDS.
+///   x [64, kBytes], then w [kN, kBytes], then v [64, kN]; rows of kBytes, of T
+template <class T, int kDim, int kBytes>
+HK_FN void chain(const Params &p) {
+    using Product = hk::Product<T, T, kDim>;
+    constexpr int kM = 64, kN = kBytes * 8 / hk::kBitsOf<T>, kV = 64;
+    using Bits = hk::Vec<u8, hk::kBitsOf<T> / 8>;
+    __shared__ SharedTile<kM, kBytes> x;
+    __shared__ SharedTile<kN, kBytes> w;
+    __shared__ SharedTile<kV, kBytes> v, placed;
+    const u32 lane = hk::lane_id();
+    const auto fill = [&](auto &tile, u32 from) {
+        for (u32 i = lane; i < tile.kRows * tile.kChunks; i += hk::kWaveSize) {
+            tile.put(i / tile.kChunks, i % tile.kChunks * 16, load<Frag>(p.x, from / 16 + i));
+        }
+    };
+    fill(x, 0);
+    fill(w, kM * kBytes);
+    fill(v, (kM + kN) * kBytes);
+    for (u32 i = lane; i < kV * kN; i += hk::kWaveSize) {
+        const u32 row = i / kN, n = i % kN;
+        placed.put(row, hk::Sums<kDim>::template place<T>(n) * sizeof(Bits), load<Bits>(p.x, (kM + kN) * kN + i));
+    }
+    hk::block_barrier();
+
+    hk::WaveSums<Product, kN, kM> d;
+    d.multiply(w, 0, x, 0);
+    hk::WaveSums<Product, kV, kM> y;
+#pragma unroll
+    for (int j = 0; j < kM / kDim; ++j) {
+        const auto operand = d.template as_operand<T>(j);
+#pragma unroll
+        for (int f = 0; f < operand.kFrags; f += Product::kFrags) {
+#pragma unroll
+            for (int i = 0; i < kV / kDim; ++i) {
+                Frag of_v[Product::kFrags];
+                for (int part = 0; part < Product::kFrags; ++part) of_v[part] = placed.template frag<kDim>(i * kDim, f + part);
+                y.acc[j][i] = Product::mma(of_v, operand.frag + f, y.acc[j][i]);
+            }
+        }
+    }
+    const auto write = [&](u32 from, const auto &sums) {
+        sums.each([&](u32 n, u32 m, hk::Vec<float, hk::kMmaRows> run) {
+            store(p.y, (from + m * kV + n) / hk::kMmaRows, run);
+        });
+    };
+    write(0, y);
+    hk::block_barrier();
+    if (p.read == 0) return;
+    d.template put<T>(x, 0, 0);
+    hk::block_barrier();
+    hk::WaveSums<Product, kV, kM> by_lds;
+    by_lds.multiply(v, 0, x, 0);
+    write(kM * kV, by_lds);
+}
+
+constexpr int kThreads = 4 * hk::kWaveSize;
+
+/// A stage of x's rows to y: by registers and, from the tile's size on, straight to LDS where that is possible.
+template <int kBytes, Access kAccess, int kElement>
+HK_FN void move(const Params &p) {
+    using Tile = SharedTile<128, kBytes>;
+    using Mover = hk::Mover<Tile, kThreads, kAccess, kElement>;
+    __shared__ Tile tile;
+    const Mover mover(bytes(p.x), p.rows, p.layout, p.end, [&](u32 row) { return row * p.factor; });
+    Mover::store(mover.load(p.from), tile);
+    hk::block_barrier();
+    if (p.read != 0) write_rows(p.y, 0, tile, kThreads);
+    if constexpr (Mover::kDirect) {
+        if (p.count == 0) return;
+        hk::block_barrier();
+        mover.copy(p.from, tile);
+        hk::wait_loads<0>();
+        hk::block_barrier();
+        if (p.read != 0) write_rows(p.y, sizeof(Tile), tile, kThreads);
+    }
+}
+
+constexpr int kWordThreads = 2 * hk::kWaveSize;
+
+/// Words beside rows: those of x in ascending order, those of w `factor` apart; of `rows` rows each.
+template <int kXRows, int kWRows>
+HK_FN auto words_of(const Params &p) {
+    return hk::WordMover<kXRows, kWRows, kWordThreads>(p.end, [&](u32 row, bool of_w) {
+        const u32 apart = of_w ? p.factor : 1;
+        const u32 offset = row < p.rows ? row * apart * 4 : hk::Window::kBeyond;
+        return hk::WordPlace{(of_w ? p.w : p.x).data, offset, p.rows * apart * 4, of_w ? 7u : 6u};
+    });
+}
+
+HK_FN void words_to_lds(const Params &p) {
+    const auto words = words_of<128, 70>(p);
+    using Words = __remove_cvref(decltype(words));
+    __shared__ typename Words::Tile tile;
+    Words::store(words.load(p.from), tile);
+    hk::block_barrier();
+    const auto write = [&](u32 to) {
+        for (u32 i = hk::thread_x(); i < 128; i += kWordThreads) store(p.y, to + i, tile.x(i));
+        for (u32 i = hk::thread_x(); i < 70; i += kWordThreads) store(p.y, to + 128 + i, *tile.w(i));
+    };
+    write(0);
+#if defined(HK_AMD)
+    hk::block_barrier();
+    words.copy(p.from, tile);
+    hk::wait_loads<0>();
+    hk::block_barrier();
+    write(198);
+#endif
+}
+
+/// What the pipeline gives, in order: y has, for each stage, x's rows, w's rows, their words, and whose turn it was.
+template <class X, class W, class Words>
+struct Record {
+    const hk::Global &y;
+    u32 stage = 0;
+
+    static constexpr u32 kX = sizeof(typename X::Tile), kW = sizeof(typename W::Tile);
+    static constexpr u32 kWords = X::Tile::kRows + W::Tile::kRows, kStage = kX + kW + kWords * 4 + 16;
+
+    template <int kTurn>
+    HK_FN void multiply(const auto &step) {
+        for (u32 s = 0; s < sizeof(step.x) / sizeof(step.x[0]); ++s, ++stage) {
+            write_rows(y, stage * kStage, *step.x[s], kWordThreads);
+            write_rows(y, stage * kStage + kX, *step.w[s], kWordThreads);
+            const u32 words = (stage * kStage + kX + kW) / 4;
+            for (u32 i = hk::thread_x(); i < kWords; i += kWordThreads) {
+                store(y, words + i, i < X::Tile::kRows ? step.words[s]->x(i) : *step.words[s]->w(i - X::Tile::kRows));
+            }
+            if (hk::thread_x() == 0) store(y, words + kWords, u32(kTurn));
+        }
+    }
+};
+
+using Rows64 = hk::Mover<SharedTile<64, 64>, kWordThreads, Access::Vectors, 1>;
+using Rows32 = hk::Mover<SharedTile<32, 64>, kWordThreads, Access::Vectors, 1>;
+using Words96 = hk::WordMover<64, 32, kWordThreads>;
+
+template <class Pipeline>
+HK_FN void pipeline(const Params &p) {
+    const auto same = [](u32 row) { return row; };
+    const Rows64 x(bytes(p.x), p.rows, p.layout, p.end, same);
+    const Rows32 w(bytes(p.x) + p.layout.offset(64), p.rows, p.layout, p.end, same);
+    const Words96 words(p.end, [&](u32 row, bool of_w) {
+        const u32 of_all = of_w ? 64 + row : row;
+        return hk::WordPlace{p.w.data, of_all * 4, 96 * 4, 6};
+    });
+    __shared__ typename Pipeline::Lds stages;
+    Record<Rows64, Rows32, Words96> record{p.y};
+    Pipeline(x, w, words, stages).run(p.from, p.count, record);
+}
+template <int kStep>
+using ByRegisters = hk::RegisterPipeline<Rows64, Rows32, Words96, kStep>;
+/// The target's own: of kCount stages where loads go straight to LDS.
+template <int kCount, int kStep>
+using OfTarget = hk::Pipeline<Rows64, Rows32, Words96, kCount, kStep>;
+
+/// y[n - 1, i] = by_xcd(i, n) for all n up to `rows`.
+HK_FN void tasks(const Params &p) {
+    const u32 n = hk::block_x() + 1;
+    for (u32 i = hk::thread_x(); i < n; i += hk::kWaveSize) store(p.y, hk::block_x() * p.rows + i, hk::by_xcd(i, n));
+}
+}  // namespace
+
+#define SHAPES(bytes, dim)                                                                                    \
+    HK_ENTRY(fragments_##bytes##_##dim, hk::kWaveSize, fragments<bytes, dim, true>)                           \
+    HK_ENTRY(fragments_unswizzled_##bytes##_##dim, hk::kWaveSize, fragments<bytes, dim, false>)               \
+    HK_ENTRY(fragment_writes_##bytes##_##dim, hk::kWaveSize, fragment_writes<bytes, dim>)
+SHAPES(64, 16)
+SHAPES(64, 32)
+SHAPES(128, 16)
+SHAPES(128, 32)
+
+HK_ENTRY(chain_bf16_16, hk::kWaveSize, chain<hk::bf16, 16, 128>)
+HK_ENTRY(chain_bf16_32, hk::kWaveSize, chain<hk::bf16, 32, 128>)
+HK_ENTRY(chain_f16_16, hk::kWaveSize, chain<hk::f16, 16, 64>)
+HK_ENTRY(chain_f16_32, hk::kWaveSize, chain<hk::f16, 32, 64>)
+HK_ENTRY(chain_fp8_16, hk::kWaveSize, chain<hk::Fp8, 16, 128>)
+HK_ENTRY(chain_fp8_32, hk::kWaveSize, chain<hk::Fp8, 32, 64>)
+
+#define MOVERS(bytes)                                                     \
+    HK_ENTRY(move_vectors_##bytes, kThreads, move<bytes, Access::Vectors, 1>)   \
+    HK_ENTRY(move_elements1_##bytes, kThreads, move<bytes, Access::Elements, 1>) \
+    HK_ENTRY(move_elements2_##bytes, kThreads, move<bytes, Access::Elements, 2>)
+MOVERS(64)
+MOVERS(128)
+HK_ENTRY(move_words, kWordThreads, words_to_lds)
+
+HK_ENTRY(pipeline_registers_1, kWordThreads, pipeline<ByRegisters<1>>)
+HK_ENTRY(pipeline_registers_2, kWordThreads, pipeline<ByRegisters<2>>)
+HK_ENTRY(pipeline_target_3_1, kWordThreads, pipeline<OfTarget<3, 1>>)
+HK_ENTRY(pipeline_target_5_2, kWordThreads, pipeline<OfTarget<5, 2>>)
+
+HK_ENTRY(tasks_by_xcd, hk::kWaveSize, tasks)

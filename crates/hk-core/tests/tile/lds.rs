@@ -1,0 +1,458 @@
+//! Tiles in LDS through `hk/{shared,sums,pipeline}.h`: what lands where, and in how many clocks.
+
+use crate::{Random, common, open, streams};
+use bytemuck::{Pod, Zeroable};
+use hk_core::{
+    Arch, CodeObjects, Details, Fp8E4M3, Fp8E4M3Fnuz, GlobalLayout, LaunchConfig, Stream, bf16, f16,
+};
+use std::sync::LazyLock;
+
+static TILE: LazyLock<&'static CodeObjects> = LazyLock::new(|| common::compile("tile"));
+
+/// The parameters of the kernels in `tests/hip/tile.hip`.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Params {
+    x: GlobalLayout,
+    w: GlobalLayout,
+    y: GlobalLayout,
+    given: Given,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Given {
+    layout: RowLayout,
+    rows: u32,
+    end: u32,
+    from: u32,
+    factor: u32,
+    read: u32,
+    count: u32,
+}
+
+/// Where rows are: from one to the next among 16, from 16 to the next 16, and 16 << spread from a chunk to the next.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct RowLayout {
+    row: i64,
+    block: i64,
+    spread: u32,
+    pad: u32,
+}
+
+impl RowLayout {
+    const fn by_rows(stride: usize) -> RowLayout {
+        RowLayout { row: stride as i64, block: 16 * stride as i64, spread: 0, pad: 0 }
+    }
+
+    /// A chunk of each of 16 rows side by side, of rows of `chunks`.
+    const fn shuffled(chunks: usize) -> RowLayout {
+        RowLayout { row: 16, block: 256 * chunks as i64, spread: 4, pad: 0 }
+    }
+
+    fn at(self, row: usize, byte: usize) -> usize {
+        let of_row = row / 16 * self.block as usize + row % 16 * self.row as usize;
+        of_row + (byte / 16 * 16 << self.spread) + byte % 16
+    }
+}
+
+const READ: Given =
+    Given { layout: RowLayout::by_rows(0), rows: 0, end: 0, from: 0, factor: 1, read: 1, count: 1 };
+
+/// What a kernel writes; `x` from byte `skip` on.
+fn run(
+    stream: &Stream,
+    kernel: &str,
+    x: &[u8],
+    skip: usize,
+    w: &[u32],
+    bytes: usize,
+    given: Given,
+) -> Vec<u8> {
+    run_grid(stream, kernel, x, skip, w, bytes, given, 1)
+}
+
+#[expect(clippy::too_many_arguments, reason = "a launch has as many")]
+fn run_grid(
+    stream: &Stream,
+    kernel: &str,
+    x: &[u8],
+    skip: usize,
+    w: &[u32],
+    bytes: usize,
+    given: Given,
+    grid: usize,
+) -> Vec<u8> {
+    let (x_buffer, w_buffer) = (stream.upload(x).unwrap(), stream.upload(w).unwrap());
+    let mut y = stream.upload(&vec![0xa5u8; bytes]).unwrap();
+    let kernel = stream.kernel(*TILE, kernel).unwrap();
+    let mut launch = stream.launch("tile", &kernel);
+    let x_view = x_buffer.view([x.len()]).unwrap();
+    let params = Params {
+        x: launch.input("x", &x_view.slice(0, skip..x.len()).unwrap()).unwrap(),
+        w: launch.input("w", &w_buffer.view([w.len()]).unwrap()).unwrap(),
+        y: launch.output("y", &mut y.view_mut([bytes]).unwrap()).unwrap(),
+        given,
+    };
+    // SAFETY: the parameters are the kernel's, and each tensor has what its threads access.
+    unsafe { launch.run(LaunchConfig::grid_1d(grid), &params) }.unwrap();
+    stream.download(&y).unwrap()
+}
+
+fn arch(stream: &Stream) -> Arch {
+    stream.device().info().arch
+}
+
+fn random_bytes(seed: u64, n: usize) -> Vec<u8> {
+    let mut random = Random(seed);
+    (0..n).map(|_| random.bits() as u8).collect()
+}
+
+/// 64 rows of `bytes`, as fragments of `dim` rows: those of each `dim` rows in turn, lane after lane.
+fn as_fragments(rows: &[u8], bytes: usize, dim: usize) -> Vec<u8> {
+    let groups = 64 / dim;
+    let mut all = vec![];
+    for first in (0..64).step_by(dim) {
+        for step in 0..bytes / (16 * groups) {
+            for lane in 0..64 {
+                let at = (first + lane % dim) * bytes + (step * groups + lane / dim) * 16;
+                all.extend_from_slice(&rows[at..at + 16]);
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn fragments_are_of_rows() {
+    for stream in streams() {
+        for (bytes, dim) in [(64, 16), (64, 32), (128, 16), (128, 32)] {
+            let rows = random_bytes(1, 64 * bytes);
+            let fragments = as_fragments(&rows, bytes, dim);
+            for kind in ["fragments", "fragments_unswizzled"] {
+                let kernel = format!("{kind}_{bytes}_{dim}");
+                let got = run(&stream, &kernel, &rows, 0, &[0], rows.len(), READ);
+                assert_eq!(got, fragments, "{kernel} on {}", arch(&stream));
+            }
+            let kernel = format!("fragment_writes_{bytes}_{dim}");
+            let got = run(&stream, &kernel, &fragments, 0, &[0], rows.len(), READ);
+            assert_eq!(got, rows, "{kernel} on {}", arch(&stream));
+        }
+    }
+}
+
+/// Clocks of LDS, and those of them that conflicts cost.
+fn clocks(stream: &Stream, f: impl FnOnce(&Stream)) -> (u64, u64) {
+    stream.take_counters().unwrap();
+    f(stream);
+    let Details { lds_clocks, lds_conflict_clocks, .. } =
+        stream.take_counters().unwrap().unwrap().details.unwrap();
+    (lds_clocks, lds_conflict_clocks)
+}
+
+/// The same of what a kernel does up to its first reads of LDS, and of those.
+fn clocks_of_halves(stream: &Stream, kernel: &str, x: &[u8], given: Given) -> [(u64, u64); 2] {
+    let of = |read| clocks(stream, |s| drop(run(s, kernel, x, 0, &[0], x.len(), Given { read, ..given })));
+    let (without, with) = (of(0), of(1));
+    [without, (with.0 - without.0, with.1 - without.1)]
+}
+
+/// Reads and writes of 16 bytes a lane take as many clocks as their bytes fill all banks. Without a swizzle, or one that is
+/// not for fragments, they take more.
+#[test]
+fn tiles_have_no_bank_conflicts() {
+    for target in Arch::AMD {
+        let stream = open(&format!("emu:{target}?details=true"));
+        // Banks of 4 bytes.
+        let (of_write, of_read) = (32 * 4, if target == Arch::Gfx950 { 64 * 4 } else { 32 * 4 });
+        for (bytes, dim) in [(64, 16), (64, 32), (128, 16), (128, 32)] {
+            let rows = random_bytes(2, 64 * bytes as usize);
+            let all = 64 * bytes;
+            let of =
+                |kernel: &str| clocks_of_halves(&stream, &format!("{kernel}_{bytes}_{dim}"), &rows, READ);
+
+            let [writes, reads] = of("fragments");
+            println!(
+                "{target}, {dim} rows of {bytes} bytes: {} of {all} bytes written, {} read",
+                writes.0, reads.0
+            );
+            assert_eq!(writes, (all / of_write, 0), "lanes side by side, {bytes} bytes a row, on {target}");
+            assert_eq!(reads, (all / of_read, 0), "fragments of {dim} rows of {bytes} bytes on {target}");
+
+            let [writes, _] = of("fragment_writes");
+            assert_eq!(writes, (all / of_write, 0), "fragments of {dim} rows of {bytes} bytes on {target}");
+
+            // Lanes of as many rows meet as their chunks are on the same banks.
+            let [writes, reads] = of("fragments_unswizzled");
+            println!("{target}, {dim} rows of {bytes} bytes, unswizzled: {} clocks", reads.0);
+            assert_eq!(writes, (all / of_write, 0));
+            let times = match (target, bytes, dim) {
+                (Arch::Gfx942, 64, 16) | (Arch::Gfx950, 64, 16) => 2,
+                (Arch::Gfx942, 128, 32) | (Arch::Gfx950, 128, 32) => 8,
+                _ => 4,
+            };
+            assert_eq!(reads.0, times * all / of_read, "{dim} rows of {bytes} bytes on {target}");
+            assert_eq!(reads.1, (times - 1) * all / of_read);
+        }
+    }
+}
+
+/// Small values of a type, as bytes.
+fn encode(kind: &str, target: Arch, v: i32) -> Vec<u8> {
+    let v = v as f32;
+    match kind {
+        "bf16" => bf16::from_f32(v).to_le_bytes().to_vec(),
+        "f16" => f16::from_f32(v).to_le_bytes().to_vec(),
+        _ if target == Arch::Gfx942 => vec![Fp8E4M3Fnuz::from_f32(v).0],
+        _ => vec![Fp8E4M3::from_f32(v).0],
+    }
+}
+
+/// v (w x^T), the first product being an operand of the second, without a move and by LDS.
+#[test]
+fn sums_are_an_operand_of_the_next_product() {
+    for stream in streams() {
+        for (kind, dim, bytes) in [
+            ("bf16", 16, 128),
+            ("bf16", 32, 128),
+            ("f16", 16, 64),
+            ("f16", 32, 64),
+            ("fp8", 16, 128),
+            ("fp8", 32, 64),
+        ] {
+            let cols = if kind == "fp8" { bytes } else { bytes / 2 };
+            let mut random = Random(3);
+            let mut matrix =
+                |rows: usize| (0..rows * cols).map(|_| random.below(5) as i32 - 2).collect::<Vec<_>>();
+            let (x, v) = (matrix(64), matrix(64));
+            // Each row of w is one column of x, twice: sums of all types stay small.
+            let w: Vec<i32> =
+                (0..cols * cols).map(|i| i32::from(i % cols == (5 * (i / cols) + 3) % cols) * 2).collect();
+            let data: Vec<u8> =
+                [&x, &w, &v].into_iter().flatten().flat_map(|&v| encode(kind, arch(&stream), v)).collect();
+            let kernel = format!("chain_{kind}_{dim}");
+            let got = run(&stream, &kernel, &data, 0, &[0], 2 * 64 * 64 * 4, READ);
+            let got: &[f32] = bytemuck::cast_slice(&got);
+            let dot = |a: &[i32], b: &[i32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<i32>();
+            for m in 0..64 {
+                let x = &x[m * cols..][..cols];
+                let d: Vec<i32> = w.chunks(cols).map(|w| dot(w, x)).collect();
+                for (i, v) in v.chunks(cols).enumerate() {
+                    let at = m * 64 + i;
+                    let want = dot(v, &d) as f32;
+                    let got = [got[at], got[64 * 64 + at]];
+                    assert_eq!(got, [want; 2], "{kernel} on {}, y[{m}, {i}]", arch(&stream));
+                }
+            }
+        }
+    }
+}
+
+/// A stage of 128 rows: of rows of `x`, of `end` bytes; zeros where there is none.
+fn stage(x: &[u8], bytes: usize, given: Given) -> Vec<u8> {
+    let mut stage = vec![0; 128 * bytes];
+    for row in 0..128 {
+        let of_x = row * given.factor as usize;
+        for i in 0..bytes {
+            let at = given.from as usize + i;
+            if of_x < given.rows as usize && at < given.end as usize {
+                stage[row * bytes + i] = x[given.layout.at(of_x, at)];
+            }
+        }
+    }
+    stage
+}
+
+/// Whole tiles; tails of rows and of their ends; a stage beyond the end; rows apart from each other, and
+/// shuffled.
+#[test]
+fn movers_bring_rows() {
+    let mut random = Random(4);
+    for stream in streams() {
+        for bytes in [64usize, 128] {
+            for kind in ["vectors", "elements1", "elements2"] {
+                // What ends, strides and first bytes are multiples of.
+                let unit = match kind {
+                    "vectors" => 16,
+                    "elements2" => 2,
+                    _ => 1,
+                };
+                for case in 0..8 {
+                    let whole = case == 0;
+                    let rows = if whole { 128 } else { 1 + random.below(150) };
+                    let end = if whole { bytes } else { unit * (1 + random.below(3 * bytes / unit)) };
+                    let stride = end + if whole { 0 } else { unit * random.below(4) };
+                    let shuffled = case % 3 == 2;
+                    let layout = if shuffled {
+                        RowLayout::shuffled(end.div_ceil(16))
+                    } else {
+                        RowLayout::by_rows(stride)
+                    };
+                    let from = if whole { 0 } else { bytes * random.below(end / bytes + 2) };
+                    let factor = if whole { 1 } else { 1 + random.below(3) as u32 };
+                    let skip = if whole { 0 } else { unit * random.below(5) };
+                    let given = Given {
+                        layout,
+                        rows: rows as u32,
+                        end: end as u32,
+                        from: from as u32,
+                        factor,
+                        ..READ
+                    };
+                    // Beyond the last row's end there is nothing that may be read.
+                    let x = random_bytes(case, skip + layout.at(rows - 1, end - 1) + 1);
+                    let want = stage(&x[skip..], bytes, given);
+                    let copies = if kind == "vectors" && arch(&stream) == Arch::Gfx950 { 2 } else { 1 };
+                    let kernel = format!("move_{kind}_{bytes}");
+                    let got = run(&stream, &kernel, &x, skip, &[0], copies * want.len(), given);
+                    for got in got.chunks(want.len()) {
+                        let differs = got.iter().zip(&want).position(|(a, b)| a != b);
+                        assert_eq!(differs, None, "{kernel} on {}, case {case}", arch(&stream));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What a mover writes to LDS fills all banks, by registers and straight from global memory.
+#[test]
+fn movers_have_no_bank_conflicts() {
+    for target in Arch::AMD {
+        let stream = open(&format!("emu:{target}?details=true"));
+        for bytes in [64u32, 128] {
+            let all = 128 * bytes;
+            let given =
+                Given { layout: RowLayout::by_rows(bytes as usize), rows: 128, end: bytes, read: 0, ..READ };
+            let x = random_bytes(5, all as usize);
+            let of = |kind: &str, count| {
+                let kernel = format!("move_{kind}_{bytes}");
+                clocks(&stream, |s| drop(run(s, &kernel, &x, 0, &[0], x.len(), Given { count, ..given })))
+            };
+            let (by_registers, elements) = (of("vectors", 0), of("elements1", 0));
+            let direct = of("vectors", 1).0 - by_registers.0;
+            println!("{target}: {} clocks for {all} bytes, {direct} straight from memory", by_registers.0);
+            assert_eq!([by_registers, elements], [(u64::from(all) / 128, 0); 2], "{target}");
+            assert_eq!(of("vectors", 1).1, 0, "{target}");
+            assert_eq!(direct, if target == Arch::Gfx950 { u64::from(all) / 128 } else { 0 }, "{target}");
+        }
+    }
+}
+
+#[test]
+fn words_go_with_their_rows() {
+    for stream in streams() {
+        for (rows, end, from) in
+            [(128usize, 256usize, 0), (70, 256, 64), (41, 512, 128), (1, 200, 192), (128, 128, 128)]
+        {
+            let factor = 2;
+            let given = Given {
+                rows: rows as u32,
+                end: end as u32,
+                from: from as u32,
+                factor: factor as u32,
+                ..READ
+            };
+            let words = |n: usize, first: u32| (0..n as u32).map(|i| first + i).collect::<Vec<u32>>();
+            // A word of x's rows for each 64 bytes, of w's for each 128.
+            let (x, w) =
+                (words(rows * end.div_ceil(64), 1), words(rows * factor * end.div_ceil(128), 1 << 20));
+            let got = run(&stream, "move_words", bytemuck::cast_slice(&x), 0, &w, 2 * 198 * 4, given);
+            let there = |row: usize| row < rows && from < end;
+            let want = (0..128).map(|row| if there(row) { x[from / 64 * rows + row] } else { 0 });
+            let of_w = |row: usize| w[from / 128 * rows * factor + row * factor];
+            let want =
+                want.chain((0..70).map(|row| if there(row) { of_w(row) } else { 0 })).collect::<Vec<u32>>();
+            for got in bytemuck::cast_slice::<u8, u32>(&got).chunks(198) {
+                assert_eq!(got, want, "{rows} rows, from {from} of {end} on {}", arch(&stream));
+            }
+        }
+    }
+}
+
+/// Every stage once, in order, in turns; then the end. Under all checks: no wave reads what another is writing, none reads
+/// ahead of its loads.
+#[test]
+fn pipelines_give_every_stage_in_order() {
+    // Of a stage: 64 rows of x, 32 of w, of 64 bytes; their words; the turn and 12 bytes that nothing writes.
+    const ROWS: usize = 96;
+    const STAGE: usize = ROWS * 64 + ROWS * 4 + 16;
+    for target in Arch::AMD {
+        let stream = open(&format!("emu:{target}?sanitize=all"));
+        let direct = target == Arch::Gfx950;
+        for (kernel, step, turns) in [
+            ("pipeline_registers_1", 1, 2),
+            ("pipeline_registers_2", 2, 2),
+            ("pipeline_target_3_1", 1, if direct { 1 } else { 2 }),
+            ("pipeline_target_5_2", 2, if direct { 1 } else { 2 }),
+        ] {
+            for (count, tail, first) in [
+                (0, 0, 0),
+                (1, 0, 0),
+                (1, 48, 1),
+                (2, 0, 0),
+                (3, 16, 0),
+                (4, 0, 2),
+                (5, 0, 0),
+                (6, 32, 1),
+                (7, 0, 0),
+            ] {
+                // `tail` bytes of the last stage are past the end.
+                let end = (first + count) * 64 - tail;
+                let stride = end.max(16);
+                let x = random_bytes(6, ROWS * stride);
+                let words: Vec<u32> = (0..((first + count) * ROWS).max(1) as u32).map(|i| i + 1).collect();
+                let given = Given {
+                    layout: RowLayout::by_rows(stride),
+                    rows: 64,
+                    end: end as u32,
+                    from: (first * 64) as u32,
+                    count: count as u32,
+                    ..READ
+                };
+                // All turns of a round, and no more, for which there is no room.
+                let stages = count.next_multiple_of(step * turns);
+                let got = run(&stream, kernel, &x, 0, &words, stages * STAGE, given);
+                let at = format!("{kernel} on {target}, {count} stages");
+                for (i, got) in got.chunks_exact(STAGE).enumerate() {
+                    let from = (first + i) * 64;
+                    let byte =
+                        |row: usize, i: usize| if from + i < end { x[row * stride + from + i] } else { 0 };
+                    let want: Vec<u8> = (0..ROWS * 64).map(|at| byte(at / 64, at % 64)).collect();
+                    assert!(got[..ROWS * 64] == want, "{at}: the rows of stage {i}");
+                    let word = |row: usize| if from < end { words[(first + i) * ROWS + row] } else { 0 };
+                    let got: &[u32] = bytemuck::cast_slice(&got[ROWS * 64..]);
+                    assert_eq!(
+                        got[..ROWS],
+                        (0..ROWS).map(word).collect::<Vec<u32>>(),
+                        "{at}: the words of stage {i}"
+                    );
+                    assert_eq!(got[ROWS] as usize, i / step % turns, "{at}: the turn of stage {i}");
+                }
+            }
+        }
+    }
+}
+
+/// Every task once, whatever the grid; those of an XCD are neighbours, in order.
+#[test]
+fn tasks_of_an_xcd_are_neighbours() {
+    const XCDS: usize = 8;
+    const GRIDS: usize = 333;
+    for stream in streams() {
+        let given = Given { rows: GRIDS as u32, ..READ };
+        let got = run_grid(&stream, "tasks_by_xcd", &[0], 0, &[0], GRIDS * GRIDS * 4, given, GRIDS);
+        for (i, tasks) in bytemuck::cast_slice::<u8, u32>(&got).chunks(GRIDS).enumerate() {
+            let n = i + 1;
+            // Blocks go to XCDs in turn.
+            let mut order = (0..XCDS).flat_map(|xcd| (xcd..n).step_by(XCDS));
+            let mut all = vec![false; n];
+            for task in 0..n {
+                let block = order.next().unwrap();
+                assert_eq!(tasks[block] as usize, task, "block {block} of {n}");
+                assert!(!std::mem::replace(&mut all[task], true));
+            }
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Arguments that are more than a tensor.
+
+use crate::params::{CHUNK, SHUFFLED_ROWS, Term};
+use hk_core::rowwise::float_index;
+use hk_core::{Element, Error, Launch, Operand, Result, TensorView, bf16, f16};
+
+/// A tensor of any float type.
+#[derive(Debug, Clone, Copy)]
+pub enum FloatView<'a> {
+    /// Of `bf16`.
+    Bf16(TensorView<'a, bf16>),
+    /// Of `f16`.
+    F16(TensorView<'a, f16>),
+    /// Of `f32`.
+    F32(TensorView<'a, f32>),
+}
+
+impl<'a> From<TensorView<'a, bf16>> for FloatView<'a> {
+    fn from(view: TensorView<'a, bf16>) -> Self {
+        Self::Bf16(view)
+    }
+}
+impl<'a> From<TensorView<'a, f16>> for FloatView<'a> {
+    fn from(view: TensorView<'a, f16>) -> Self {
+        Self::F16(view)
+    }
+}
+impl<'a> From<TensorView<'a, f32>> for FloatView<'a> {
+    fn from(view: TensorView<'a, f32>) -> Self {
+        Self::F32(view)
+    }
+}
+
+/// Runs `$body` for the view.
+macro_rules! each_float {
+    ($self:expr, $view:ident => $body:expr) => {
+        match $self {
+            FloatView::Bf16($view) => $body,
+            FloatView::F16($view) => $body,
+            FloatView::F32($view) => $body,
+        }
+    };
+}
+
+/// Alignment to elements.
+fn expect_aligned<T: Element>(op: &'static str, arg: &'static str, view: &TensorView<T>) -> Result<()> {
+    view.expect_aligned(op, arg, size_of::<T>() as u64)
+}
+
+impl<'a> FloatView<'a> {
+    pub(crate) fn operand(&self) -> &dyn Operand {
+        each_float!(self, view => view as &dyn Operand)
+    }
+
+    pub(crate) fn shape(&self) -> &[usize] {
+        each_float!(self, view => view.shape())
+    }
+
+    pub(crate) fn strides(&self) -> &[usize] {
+        each_float!(self, view => view.strides())
+    }
+
+    pub(crate) fn type_index(&self) -> u32 {
+        let dtype = match self {
+            Self::Bf16(_) => bf16::DTYPE,
+            Self::F16(_) => f16::DTYPE,
+            Self::F32(_) => f32::DTYPE,
+        };
+        float_index(dtype) as u32
+    }
+
+    pub(crate) fn rows_aligned(&self, bytes: u64) -> bool {
+        each_float!(self, view => view.rows_aligned(bytes))
+    }
+
+    /// Unit stride on the last axis, and alignment to elements.
+    pub(crate) fn expect_rows(&self, op: &'static str, arg: &'static str) -> Result<()> {
+        each_float!(self, view => {
+            view.expect_unit_stride(op, arg)?;
+            expect_aligned(op, arg, view)
+        })
+    }
+
+    pub(crate) fn expect_contiguous(&self, op: &'static str, arg: &'static str) -> Result<()> {
+        each_float!(self, view => {
+            view.expect_contiguous(op, arg)?;
+            expect_aligned(op, arg, view)
+        })
+    }
+
+    pub(crate) fn address<'l>(&self, launch: &mut Launch<'l>, arg: &'static str) -> Result<u64>
+    where
+        'a: 'l,
+    {
+        each_float!(self, view => Ok(launch.input(arg, view)?.data()))
+    }
+}
+
+/// A number for all outputs, or one for each: a tensor `[M, N]` with unit stride on `N`, or `[1]`.
+#[derive(Debug, Clone, Copy)]
+pub enum Addend<'a> {
+    /// For all.
+    Value(f32),
+    /// `[M, N]`, or one element.
+    Tensor(FloatView<'a>),
+}
+
+impl From<f32> for Addend<'_> {
+    fn from(value: f32) -> Self {
+        Self::Value(value)
+    }
+}
+impl<'a, V: Into<FloatView<'a>>> From<V> for Addend<'a> {
+    fn from(view: V) -> Self {
+        Self::Tensor(view.into())
+    }
+}
+
+impl<'a> Addend<'a> {
+    pub(crate) fn operand(&self) -> Option<&dyn Operand> {
+        match self {
+            Self::Value(_) => None,
+            Self::Tensor(view) => Some(view.operand()),
+        }
+    }
+
+    pub(crate) fn check(&self, op: &'static str, arg: &'static str, [m, n]: [usize; 2]) -> Result<()> {
+        let Self::Tensor(view) = self else { return Ok(()) };
+        let one = view.shape().iter().product::<usize>() == 1;
+        if !one && view.shape() != [m, n] {
+            return Err(Error::shape(op, arg, view.shape(), format!("[{m}, {n}] (M, N), or one element")));
+        }
+        view.expect_rows(op, arg)
+    }
+
+    pub(crate) fn term<'l>(&self, launch: &mut Launch<'l>, arg: &'static str) -> Result<Term>
+    where
+        'a: 'l,
+    {
+        let none = Term { data: 0, row: 0, value: 0.0, type_: 0, step: 0, vectors: 0 };
+        match self {
+            &Self::Value(value) => Ok(Term { value, ..none }),
+            Self::Tensor(view) => Ok(Term {
+                data: view.address(launch, arg)?,
+                row: view.strides().iter().rev().nth(1).map_or(0, |&stride| stride as i64),
+                type_: view.type_index(),
+                step: (view.shape().iter().product::<usize>() != 1).into(),
+                vectors: view.rows_aligned(16).into(),
+                ..none
+            }),
+        }
+    }
+}
+
+/// Weights in the order in which matrix instructions take them: [`shuffle_weight`](crate::shuffle_weight).
+///
+/// `[.., N, K]`, in blocks of 16 rows; a block has chunks of 16 bytes of its rows, side by side. With chunks of `c` elements,
+/// element `(n, k)` is at `(n / 16) 16 K + (k / c) 16 c + (n % 16) c + k % c`.
+#[derive(Debug, Clone, Copy)]
+pub struct ShuffledWeight<'a, T: Element> {
+    pub(crate) view: TensorView<'a, T>,
+}
+
+impl<'a, T: Element> ShuffledWeight<'a, T> {
+    /// Shuffled elements, with the shape that the weights have. `N` is a multiple of 16, `K` of 32 elements (of fp4: 32
+    /// bytes). `K` can be longer than that of activations, the rest of it being of no effect.
+    ///
+    /// # Errors
+    /// [`Shape`](Error::Shape), [`Stride`](Error::Stride) if it is not contiguous, [`Align`](Error::Align) if it does not begin
+    /// on 16 bytes.
+    pub fn new(view: TensorView<'a, T>) -> Result<Self> {
+        const OP: &str = "ShuffledWeight::new";
+        check_shuffled(OP, "view", view.shape())?;
+        view.expect_contiguous(OP, "view")?;
+        view.expect_aligned(OP, "view", CHUNK as u64)?;
+        Ok(Self { view })
+    }
+}
+
+/// The shape that weights have which can be shuffled.
+pub(crate) fn check_shuffled(op: &'static str, arg: &'static str, shape: &[usize]) -> Result<()> {
+    match shape {
+        [.., n, k] if n.is_multiple_of(SHUFFLED_ROWS) && k.is_multiple_of(32) && shape.len() <= 3 => Ok(()),
+        _ => Err(Error::shape(op, arg, shape, "[N, K] or [batch, N, K], N a multiple of 16, K of 32")),
+    }
+}
+
+/// The weights of a product `[.., N, K]`: as rows, or shuffled.
+#[derive(Debug, Clone, Copy)]
+pub enum Weight<'a, T: Element> {
+    /// Unit stride on `K`, any other strides.
+    Rows(TensorView<'a, T>),
+    /// Shuffled.
+    Shuffled(ShuffledWeight<'a, T>),
+}
+
+impl<'a, T: Element> From<TensorView<'a, T>> for Weight<'a, T> {
+    fn from(view: TensorView<'a, T>) -> Self {
+        Self::Rows(view)
+    }
+}
+impl<'a, T: Element> From<ShuffledWeight<'a, T>> for Weight<'a, T> {
+    fn from(weight: ShuffledWeight<'a, T>) -> Self {
+        Self::Shuffled(weight)
+    }
+}
+
+impl<'a, T: Element> Weight<'a, T> {
+    pub(crate) fn view(&self) -> &TensorView<'a, T> {
+        match self {
+            Self::Rows(view) => view,
+            Self::Shuffled(ShuffledWeight { view }) => view,
+        }
+    }
+
+    pub(crate) fn shuffled(&self) -> bool {
+        matches!(self, Self::Shuffled(_))
+    }
+}
