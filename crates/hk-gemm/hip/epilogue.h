@@ -288,6 +288,16 @@ HK_FN void finish_gated(const Epilogue &e, const Work &work, u32 m, u32 n, Vec<f
     write<N>(e, work, m, n, activate<N>(e.activation, gate) * value);
 }
 
+/// Sums that are in units of something.
+template <int kM, int kN>
+HK_FN void in_units(Vec<float, hk::kMmaRows> (&acc)[kM][kN], float unit) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int n = 0; n < kN; ++n) acc[m][n] *= unit;
+    }
+}
+
 /// Outputs of a lane at a time.
 inline constexpr int kPart = 8;
 

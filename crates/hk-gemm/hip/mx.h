@@ -158,16 +158,6 @@ struct MxTile {
     HK_FN static u32 wave_n() { return hk::wave_id() % kWavesN * kWaveN; }
 };
 
-/// Sums that are in units of something.
-template <int kM, int kN>
-HK_FN void in_units(hk::MmaAcc (&acc)[kM][kN], float unit) {
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-#pragma unroll
-        for (int n = 0; n < kN; ++n) acc[m][n] *= unit;
-    }
-}
-
 /// A wave's sums, in units of their operand's until the end.
 template <class T>
 struct MxSums {

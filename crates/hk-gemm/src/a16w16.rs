@@ -2,9 +2,9 @@
 
 use crate::config::Precision;
 use crate::kernels;
-use crate::problem::{After, GemmOptions, Grouping, Kernels, NAMES, Product, Scales, To, gemm_names};
+use crate::problem::{After, Blocks, GemmOptions, Grouping, Kernels, NAMES, Product, Scales, To, gemm_names};
 use crate::views::{FloatView, Weight};
-use hk_core::{Error, Float, Result, Stream, TensorView, TensorViewMut, bf16, f16};
+use hk_core::{Float, Result, Stream, TensorView, TensorViewMut, bf16, f16};
 
 pub(crate) mod sealed {
     use super::*;
@@ -14,6 +14,9 @@ pub(crate) mod sealed {
         const PRECISION: Precision;
         const KERNELS: &'static Kernels;
         const GATED: &'static Kernels;
+        /// By mxfp4: as it is, and quantized to mxfp4 on its way.
+        const BY_FP4: &'static Kernels;
+        const TO_FP4: &'static Kernels;
     }
     macro_rules! half {
         ($t:ident, $precision:ident, $name:literal) => {
@@ -28,6 +31,36 @@ pub(crate) mod sealed {
                     tiles: &kernels::TILES16,
                     skinny: &kernels::SKINNY16,
                     names: gemm_names!($name, "_gated", ""),
+                };
+                const BY_FP4: &'static Kernels = &Kernels {
+                    tiles: &kernels::DECODED4,
+                    skinny: &kernels::MIXED4,
+                    names: [
+                        "",
+                        concat!("gemm_", $name, "_wfp4_128x128"),
+                        concat!("gemm_", $name, "_wfp4_64x64"),
+                        concat!("gemm_", $name, "_wfp4_64x64_elements"),
+                        "",
+                        concat!("gemm_", $name, "_wfp4_16x32"),
+                        concat!("gemm_", $name, "_wfp4_32x32"),
+                        concat!("gemm_", $name, "_wfp4_64x32"),
+                        "",
+                    ],
+                };
+                const TO_FP4: &'static Kernels = &Kernels {
+                    tiles: &kernels::QUANTIZED4,
+                    skinny: &kernels::QUANTIZED4,
+                    names: [
+                        "",
+                        "",
+                        "",
+                        "",
+                        "",
+                        concat!("gemm_", $name, "_to_fp4_wfp4_16x32"),
+                        concat!("gemm_", $name, "_to_fp4_wfp4_32x32"),
+                        "",
+                        "",
+                    ],
                 };
             }
         };
@@ -56,7 +89,7 @@ fn product<'a, T: Half>(
         x: a,
         w: w.into(),
         scales: Scales::default(),
-        block: None,
+        blocks: Blocks::None,
         bias: None,
         grouping: Grouping::Batches,
         after: After::default(),
@@ -151,9 +184,7 @@ pub fn gemm_a16w16_atomic<'a, T: Half>(
     options: GemmOptions,
 ) -> Result<()> {
     const OP: &str = "gemm_a16w16_atomic";
-    if let Some(activation) = options.activation {
-        return Err(Error::argument(OP, "activation", format!("{activation:?}"), "none"));
-    }
+    options.expect_no_activation(OP)?;
     a.dims::<2>(OP, "a")?;
     product(OP, a, w, false, options).run(stream, To::Sum { y, accumulate }, None)
 }

@@ -3,7 +3,8 @@
 use crate::config::Precision;
 use crate::kernels;
 use crate::problem::{
-    After, BlockScales, BlockShape, GemmOptions, Grouping, Kernels, NAMES, Product, Scales, To, gemm_names,
+    After, BlockScales, BlockShape, Blocks, GemmOptions, Grouping, Kernels, NAMES, Product, Scales, To,
+    gemm_names,
 };
 use crate::views::{FloatView, Weight};
 use hk_core::{Arch, Element, Error, Float, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, TensorView, TensorViewMut};
@@ -88,7 +89,7 @@ fn product<'a, T: MatrixCode>(
         x: a,
         w: w.into(),
         scales: Scales::default(),
-        block: None,
+        blocks: Blocks::None,
         bias: None,
         grouping: Grouping::Batches,
         after: After::default(),
@@ -209,7 +210,7 @@ pub fn gemm_a8w8_blockscale<'a, T: MatrixCode, Y: Float>(
 ) -> Result<()> {
     const OP: &str = "gemm_a8w8_blockscale";
     a.dims::<2>(OP, "a")?;
-    let block = Some(BlockScales { x: a_scale, w: w_scale, group });
+    let blocks = Blocks::F32(BlockScales { x: a_scale, w: w_scale, group });
     let product = product(OP, stream, a, w, options)?;
-    Product { kernels: T::BLOCK, block, bias, ..product }.run(stream, To::Y(y), workspace)
+    Product { kernels: T::BLOCK, blocks, bias, ..product }.run(stream, To::Y(y), workspace)
 }

@@ -13,15 +13,38 @@ pub enum Precision {
     I8,
     /// The fp8 of the device's products by itself.
     Fp8,
+    /// 16-bit floats by int8 or fp8.
+    HalfByByte,
+    /// 16-bit floats by mxfp4.
+    HalfByFp4,
+    /// The fp8 of the device's products by mxfp4.
+    Fp8ByFp4,
+    /// mxfp4 by mxfp4.
+    Fp4,
 }
 
 impl Precision {
-    /// Bytes of an element.
-    pub(crate) const fn bytes(self) -> usize {
+    /// Bits of an element of the activations.
+    pub(crate) const fn bits(self) -> usize {
         match self {
-            Self::Bf16 | Self::F16 => 2,
-            Self::I8 | Self::Fp8 => 1,
+            Self::Bf16 | Self::F16 | Self::HalfByByte | Self::HalfByFp4 => 16,
+            Self::I8 | Self::Fp8 | Self::Fp8ByFp4 => 8,
+            Self::Fp4 => 4,
         }
+    }
+
+    /// Bits of an element of the weights.
+    pub(crate) const fn weight_bits(self) -> usize {
+        match self {
+            Self::HalfByByte => 8,
+            Self::HalfByFp4 | Self::Fp8ByFp4 => 4,
+            _ => self.bits(),
+        }
+    }
+
+    /// Bytes of so many of them.
+    pub(crate) const fn bytes(self, elements: usize) -> usize {
+        (elements / 8).saturating_mul(self.bits()).saturating_add((elements % 8 * self.bits()).div_ceil(8))
     }
 }
 
@@ -213,7 +236,8 @@ impl Job<'_> {
         let [batch, m, n, k] = self.sizes;
         let rates = Rates::of(self.info.arch);
         let cus = (self.info.compute_units as usize).max(1);
-        let bytes = k.saturating_mul(self.precision.bytes());
+        let bytes = self.precision.bytes(k);
+        let weight = self.precision.weight_bits() as f64 / self.precision.bits() as f64;
         let stages = bytes.div_ceil(STAGE_BYTES).max(1).div_ceil(splits) as f64;
         let tiles = batch.saturating_mul(m.div_ceil(t.m)).saturating_mul(n.div_ceil(t.n));
         let blocks = tiles.saturating_mul(splits);
@@ -225,10 +249,10 @@ impl Job<'_> {
         let least = if t.tile.skinny() { 0.0 } else { STAGE };
         let matrix = rounds * (stages + 8.0) * stage.max(least);
         // The weights come from memory, the rows of all blocks from L2. Through LDS, both are part of the cost.
-        let row = t.n as f64 * rates.byte / ALONE + m.min(t.m) as f64 * rates.near;
+        let row = t.n as f64 * weight * rates.byte / ALONE + m.min(t.m) as f64 * rates.near;
         let loads = if t.tile.skinny() { rounds * resident * stages * STAGE_BYTES as f64 * row } else { 0.0 };
         let share = batch as f64 / cus as f64 * rates.byte;
-        let memory = (m as f64 + n as f64) * bytes as f64 * share;
+        let memory = (m as f64 + n as f64 * weight) * bytes as f64 * share;
         // Four bytes are written and read again.
         let planes = LAUNCH + 8.0 * splits as f64 * m as f64 * n as f64 * share;
         matrix.max(loads).max(memory) + if splits > 1 { planes } else { 0.0 }
@@ -237,7 +261,7 @@ impl Job<'_> {
     /// With the parts of K that make its time shortest, and that.
     fn fastest(&self, tile: GemmTile) -> (GemmConfig, f64) {
         let t = tile.info();
-        let parts = self.sizes[3].saturating_mul(self.precision.bytes()).div_ceil(t.stretch()).max(1);
+        let parts = self.precision.bytes(self.sizes[3]).div_ceil(t.stretch()).max(1);
         let most = parts.min(self.most_splits);
         let group = if tile.skinny() { 1 } else { (2048 / t.m).max(1) };
         let configs = || {
@@ -297,7 +321,7 @@ impl GemmConfig {
 
     /// Elements of K in each part but perhaps the last, and how many parts are not empty.
     pub(crate) fn parts(&self, k: usize, precision: Precision, multiple: usize) -> (usize, usize) {
-        let step = (self.tile.info().stretch() / precision.bytes()).max(multiple);
+        let step = (self.tile.info().stretch() * 8 / precision.bits()).max(multiple);
         let each = k.div_ceil(self.splits.max(1)).next_multiple_of(step).max(step);
         (each, k.div_ceil(each).max(1))
     }
@@ -316,14 +340,14 @@ mod tests {
     #[test]
     fn parts_cover_k_and_none_is_empty() {
         for tile in GemmTile::ALL {
-            for precision in [Precision::Bf16, Precision::I8] {
+            for precision in [Precision::Bf16, Precision::I8, Precision::Fp4] {
                 for (k, multiple) in [(0, 1), (1, 1), (77, 1), (4096, 1), (7168, 128), (100_000, 1 << 14)] {
                     for splits in 1..40 {
                         let config = GemmConfig { tile, splits, group: 1 };
                         let (each, parts) = config.parts(k, precision, multiple);
                         assert!((1..=splits).contains(&parts) && each % multiple == 0, "{config:?} {k}");
                         assert!(parts * each >= k && (parts - 1) * each < k.max(1), "{config:?} {k}");
-                        assert_eq!(each * precision.bytes() % tile.info().stretch(), 0, "{config:?} {k}");
+                        assert_eq!(precision.bytes(each) % tile.info().stretch(), 0, "{config:?} {k}");
                     }
                 }
             }

@@ -1,6 +1,7 @@
 //! What kernels are given: the structures of `hip/problem.h` and `hip/epilogue.h`, field by field.
 
 use bytemuck::{Pod, Zeroable};
+use hk_core::quant::BlockRule;
 use hk_core::rowwise::float_index;
 use hk_core::{DType, Float, GlobalLayout};
 
@@ -140,6 +141,29 @@ impl BlockScale {
             group_shift: columns.trailing_zeros(),
         }
     }
+}
+
+/// `MxScale` in `hip/mx.h`; zeros: there are none.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct MxScale {
+    pub data: u64,
+    pub batch: i64,
+    pub row: [u32; 3],
+    pub block: [u32; 3],
+}
+
+/// `MixedParams` in `hip/mx.h`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct MixedParams {
+    pub common: Params,
+    pub x_mx: MxScale,
+    pub w_mx: MxScale,
+    pub w_scale: BlockScale,
+    pub rule: BlockRule,
+    pub qmax: f32,
+    pub fusion: Fusion,
 }
 
 /// `Term` in `hip/epilogue.h`.

@@ -3,11 +3,12 @@
 use crate::config::{GemmConfig, GemmTile, Precision};
 use crate::kernels;
 use crate::params::{
-    BlockParams, BlockScale, Epilogue, Fusion, Grid, Groups, NO_ACTIVATION, Operand, Output, Params,
-    ReduceParams,
+    BlockParams, BlockScale, Epilogue, Fusion, Grid, Groups, MixedParams, NO_ACTIVATION, Operand, Output,
+    Params, ReduceParams,
 };
-use crate::views::{Addend, FloatView, Weight};
+use crate::views::{Addend, FloatView, MX_BLOCK, MxScaleView, Weight};
 use bytemuck::Zeroable;
+use hk_core::quant::BlockRule;
 use hk_core::{
     CodeObjects, DType, DeviceInfo, Element, Error, Float, Launch, LaunchConfig, NamedOperand, Result,
     Stream, TensorView, TensorViewMut, check_aliases,
@@ -44,6 +45,16 @@ pub struct GemmOptions {
     pub skip_reduce: bool,
 }
 
+impl GemmOptions {
+    /// Refuses an activation, which parts of sums cannot have.
+    pub(crate) fn expect_no_activation(&self, op: &'static str) -> Result<()> {
+        match self.activation {
+            None => Ok(()),
+            Some(activation) => Err(Error::argument(op, "activation", format!("{activation:?}"), "none")),
+        }
+    }
+}
+
 /// What becomes of sums: `Store` in `hip/epilogue.h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Store {
@@ -65,7 +76,7 @@ pub(crate) enum To<'t, 'a, Y: Float> {
 }
 
 impl<'t, 'a, Y: Float> To<'t, 'a, Y> {
-    fn y(&mut self) -> &mut TensorViewMut<'t, Y> {
+    pub fn y(&mut self) -> &mut TensorViewMut<'t, Y> {
         match self {
             Self::Y(y) | Self::Sum { y, .. } | Self::Planes(y) | Self::Split { y, .. } => y,
         }
@@ -89,6 +100,9 @@ pub fn gemm_workspace(info: &DeviceInfo, precision: Precision, [batch, m, n, k]:
         Precision::Bf16 | Precision::F16 => {
             let gated = splits(|tile| !matches!(tile, GemmTile::T256x128 | GemmTile::S16x16));
             plain.max(gated)
+        }
+        Precision::HalfByByte | Precision::HalfByFp4 | Precision::Fp8ByFp4 | Precision::Fp4 => {
+            splits(|tile| !matches!(tile, GemmTile::T256x256 | GemmTile::T256x128 | GemmTile::S16x16))
         }
         Precision::I8 | Precision::Fp8 => {
             let block = splits(|tile| !matches!(tile, GemmTile::T256x256 | GemmTile::T128x128));
@@ -121,6 +135,30 @@ pub(crate) struct BlockScales<'a> {
     pub x: TensorView<'a, f32>,
     pub w: TensorView<'a, f32>,
     pub group: BlockShape,
+}
+
+/// Scales of mxfp4, and how x is quantized to it, if it is.
+#[derive(Clone, Copy)]
+pub(crate) struct MxScales<'a> {
+    pub x: Option<MxScaleView<'a>>,
+    pub w: MxScaleView<'a>,
+    /// Where the scales of 128 columns are words.
+    pub by_words: &'static Kernels,
+}
+
+/// Scales of products by blocks of K.
+#[derive(Clone, Copy)]
+pub(crate) enum Blocks<'a> {
+    None,
+    /// Of both operands.
+    F32(BlockScales<'a>),
+    /// Of codes that 16-bit floats are multiplied by; `qmax` of what x is quantized to, if it is.
+    Weights {
+        w: TensorView<'a, f32>,
+        group: BlockShape,
+        qmax: f32,
+    },
+    Mx(MxScales<'a>),
 }
 
 /// How rows of x choose among matrices w, on the device; `Grouping` in `hip/problem.h`.
@@ -236,7 +274,7 @@ pub(crate) struct Product<'a, X: Element, W: Element> {
     pub x: TensorView<'a, X>,
     pub w: Weight<'a, W>,
     pub scales: Scales<'a>,
-    pub block: Option<BlockScales<'a>>,
+    pub blocks: Blocks<'a>,
     pub bias: Option<FloatView<'a>>,
     pub grouping: Grouping<'a>,
     pub after: After<'a>,
@@ -261,6 +299,13 @@ impl Sizes {
     fn outputs(&self) -> usize {
         outputs([self.batch, self.m, self.n])
     }
+}
+
+/// A call that nothing is wrong with.
+pub(crate) struct Checked<'t, 'a, Y: Float> {
+    to: To<'t, 'a, Y>,
+    sizes: Sizes,
+    plan: Plan,
 }
 
 /// How a product is launched.
@@ -293,6 +338,30 @@ fn matrix(op: &'static str, arg: &'static str, shape: &[usize], rank: usize) -> 
     }
 }
 
+/// Elements in one of a tensor.
+const fn packed<T: Element>() -> usize {
+    if matches!(T::DTYPE, DType::Fp4x2) { 2 } else { 1 }
+}
+
+impl<'a> Blocks<'a> {
+    /// Columns, a multiple of which every part of K has.
+    fn columns(&self) -> usize {
+        match self {
+            Self::None => 1,
+            Self::F32(BlockScales { group, .. }) | Self::Weights { group, .. } => group.k,
+            Self::Mx(_) => GROUP,
+        }
+    }
+
+    /// Rows of w with one scale.
+    fn rows(&self) -> Option<usize> {
+        match self {
+            Self::F32(BlockScales { group, .. }) | Self::Weights { group, .. } => Some(group.n),
+            Self::None | Self::Mx(_) => None,
+        }
+    }
+}
+
 impl<'a, X: Element, W: Element> Product<'a, X, W> {
     /// Rank of x.
     fn rank(&self) -> usize {
@@ -303,8 +372,9 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         let (op, names) = (self.op, self.names);
         let (rank, w_shape) = (self.rank().clamp(2, 3), self.w.view().shape());
         let chosen = matches!(self.grouping, Grouping::Rows(_));
-        let [batch, m, k] = matrix(op, names.x, self.x.shape(), rank)?;
-        let [matrices, w_rows, w_k] = matrix(op, names.w, w_shape, if chosen { 3 } else { rank })?;
+        let [batch, m, x_cols] = matrix(op, names.x, self.x.shape(), rank)?;
+        let [matrices, w_rows, w_cols] = matrix(op, names.w, w_shape, if chosen { 3 } else { rank })?;
+        let [k, w_k] = [x_cols.saturating_mul(packed::<X>()), w_cols.saturating_mul(packed::<W>())];
         let same_k = w_k == k || self.w.shuffled() && w_k > k;
         if !same_k || !chosen && matrices != batch {
             let lead = match (rank, chosen) {
@@ -313,7 +383,8 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
                 _ => format!("{batch}, "),
             };
             let why = if rank == 2 { "K of" } else { "batch and K of" };
-            return Err(Error::shape(op, names.w, w_shape, format!("[{lead}N, {k}] ({why} {})", names.x)));
+            let cols = k / packed::<W>();
+            return Err(Error::shape(op, names.w, w_shape, format!("[{lead}N, {cols}] ({why} {})", names.x)));
         }
         if self.gated && w_rows % 2 != 0 {
             return Err(Error::shape(op, names.w, w_shape, "an even number of rows: gates, then values"));
@@ -332,7 +403,7 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
     /// Whether there is a kernel for a tile.
     fn serves(&self, tile: GemmTile) -> bool {
         // Kernels whose waves share K read one scale for a lane's rows of w.
-        let fine = self.block.as_ref().is_some_and(|b| b.group.n < 4);
+        let fine = self.blocks.rows().is_some_and(|n| n < 4);
         let fits = !matches!(self.grouping, Grouping::Rows(_)) || tile.shape().0 <= GROUPED_ROWS;
         fits && !self.kernels.names[tile.index()].is_empty() && (!fine || !tile.skinny())
     }
@@ -349,31 +420,59 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         let w = self.w.view();
         self.x.rows_aligned(16)
             && w.rows_aligned(16)
-            && (sizes.k * size_of::<X>()).is_multiple_of(16)
+            && (sizes.k / packed::<X>() * size_of::<X>()).is_multiple_of(16)
+            && (sizes.k / packed::<W>() * size_of::<W>()).is_multiple_of(16)
             && fits(self.x.shape(), self.x.strides(), TILE_ROWS, size_of::<X>())
             && fits(w.shape(), w.strides(), w_rows, size_of::<W>())
     }
 
-    /// Checks everything, and launches what makes the output. `workspace`: f32 for the parts of K, if it is to be cut.
-    pub fn run<Y: Float>(
-        self,
+    /// Whether kernels by vectors can serve the operands, and how many rows x has.
+    pub fn vectors(&self) -> Result<(bool, usize)> {
+        let sizes = self.sizes()?;
+        Ok((self.by_vectors(&sizes), sizes.m))
+    }
+
+    /// Checks everything.
+    pub fn check<'t, Y: Float>(
+        &self,
         stream: &Stream,
-        mut to: To<'_, 'a, Y>,
-        workspace: Option<TensorViewMut<f32>>,
-    ) -> Result<()> {
+        mut to: To<'t, 'a, Y>,
+        workspace: Option<&TensorViewMut<f32>>,
+    ) -> Result<Checked<'t, 'a, Y>> {
         let sizes = self.sizes()?;
         if self.options.skip_reduce {
             to = self.planes(to)?;
         }
         self.check_inputs(&sizes)?;
         self.check_output(&mut to, &sizes)?;
-        if let Some(workspace) = &workspace {
+        if let Some(workspace) = workspace {
             workspace.dims::<1>(self.op, "workspace")?;
             workspace.expect_contiguous(self.op, "workspace")?;
             workspace.expect_aligned(self.op, "workspace", 16)?;
         }
-        self.check_aliases(&mut to, workspace.as_ref())?;
-        let plan = self.plan(stream, &mut to, &sizes, workspace.as_ref().map_or(0, |w| w.numel()))?;
+        self.check_aliases(&mut to, workspace)?;
+        let plan = self.plan(stream, &mut to, &sizes, workspace.map_or(0, TensorViewMut::numel))?;
+        Ok(Checked { to, sizes, plan })
+    }
+
+    /// Checks everything, and launches what makes the output. `workspace`: f32 for the parts of K, if it is to be cut.
+    pub fn run<Y: Float>(
+        self,
+        stream: &Stream,
+        to: To<'_, 'a, Y>,
+        workspace: Option<TensorViewMut<f32>>,
+    ) -> Result<()> {
+        let checked = self.check(stream, to, workspace.as_ref())?;
+        self.launch(stream, checked, workspace)
+    }
+
+    /// Launches what has been checked, with the same workspace.
+    pub fn launch<Y: Float>(
+        &self,
+        stream: &Stream,
+        Checked { mut to, sizes, plan }: Checked<'_, 'a, Y>,
+        workspace: Option<TensorViewMut<f32>>,
+    ) -> Result<()> {
         if sizes.outputs() == 0 || to.y().numel() == 0 {
             return Ok(());
         }
@@ -452,14 +551,21 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
             }
         };
         config.splits = wanted.unwrap_or(config.splits);
-        let (each, parts) = config.parts(k, self.precision, self.block.as_ref().map_or(1, |b| b.group.k));
+        let (each, parts) = config.parts(k, self.precision, self.blocks.columns());
         let splits = wanted.unwrap_or(parts);
         let (m_tiles, n_tiles) = config.tiles(m, columns);
         let blocks = outputs([batch.saturating_mul(splits), m_tiles, n_tiles]);
         if blocks > LIMIT {
             return Err(Error::too_large(self.op, self.names.y, format!("{blocks} tiles"), LIMIT as u64));
         }
-        Ok(Plan { config, splits, split_bytes: each * size_of::<X>(), m_tiles, n_tiles, blocks })
+        Ok(Plan {
+            config,
+            splits,
+            split_bytes: each / packed::<X>() * size_of::<X>(),
+            m_tiles,
+            n_tiles,
+            blocks,
+        })
     }
 
     /// The kernel that multiplies. `planes`: where the sums of parts of K go, if not to the output.
@@ -474,8 +580,18 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
     ) -> Result<()> {
         let names = self.names;
         let tile = plan.config.tile;
-        let objects = if tile.skinny() { self.kernels.skinny } else { self.kernels.tiles };
-        let kernel = stream.kernel(objects, self.kernels.names[tile.index()])?;
+        let kernels = match &self.blocks {
+            Blocks::Mx(MxScales { x, w, by_words })
+                if w.words(sizes.k)
+                    && x.as_ref().is_none_or(|x| x.words(sizes.k))
+                    && tile != GemmTile::Elements =>
+            {
+                by_words
+            }
+            _ => self.kernels,
+        };
+        let objects = if tile.skinny() { kernels.skinny } else { kernels.tiles };
+        let kernel = stream.kernel(objects, kernels.names[tile.index()])?;
         let mut launch = stream.launch(self.op, &kernel);
         let parts = planes.is_some();
         let (out, fusion) = match planes {
@@ -495,7 +611,7 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
                 group: plan.config.group.clamp(1, plan.m_tiles) as u32,
                 splits: plan.splits as u32,
                 split_bytes: plan.split_bytes as u32,
-                k_bytes: (sizes.k * size_of::<X>()) as u32,
+                k_bytes: (sizes.k / packed::<X>() * size_of::<X>()) as u32,
                 blocks: plan.blocks as u32,
                 pad: 0,
             },
@@ -506,12 +622,28 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         // kernel bounds its accesses by, lists of groups too; planes have room for as many splits; the loader matches the
         // parameters to the kernel.
         unsafe {
-            match &self.block {
-                None => launch.run(grid, &common),
-                Some(BlockScales { x, w, group }) => {
+            match &self.blocks {
+                Blocks::None => launch.run(grid, &common),
+                Blocks::F32(BlockScales { x, w, group }) => {
                     let x_scale = BlockScale::new(&launch.input(names.x_scale, x)?, 1, group.k);
                     let w_scale = BlockScale::new(&launch.input(names.w_scale, w)?, group.n, group.k);
                     launch.run(grid, &BlockParams { common, x_scale, w_scale, fusion })
+                }
+                Blocks::Weights { w, group, qmax } => {
+                    let bytes = group.k * size_of::<X>();
+                    let w_scale = BlockScale::new(&launch.input(names.w_scale, w)?, group.n, bytes);
+                    launch.run(
+                        grid,
+                        &MixedParams { common, w_scale, qmax: *qmax, fusion, ..MixedParams::zeroed() },
+                    )
+                }
+                Blocks::Mx(MxScales { x, w, .. }) => {
+                    let mut params = MixedParams { common, rule: MX_RULE, fusion, ..MixedParams::zeroed() };
+                    if let Some(x) = x {
+                        params.x_mx = x.params(&mut launch, names.x_scale, sizes.k)?;
+                    }
+                    params.w_mx = w.params(&mut launch, names.w_scale, sizes.k)?;
+                    launch.run(grid, &params)
                 }
             }
         }
@@ -612,17 +744,29 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         if let Some(w) = &self.scales.w {
             self.check_scale(names.w_scale, w, w_lead, sizes.n, "N")?;
         }
-        if let Some(BlockScales { x, w, group }) = &self.block {
-            group.check(op)?;
-            let groups = sizes.k.div_ceil(group.k);
-            self.check_block_scale(names.x_scale, x, x_lead, [sizes.m, groups], "M")?;
-            self.check_block_scale(
-                names.w_scale,
-                w,
-                w_lead,
-                [sizes.n.div_ceil(group.n), groups],
-                "groups of N",
-            )?;
+        match &self.blocks {
+            Blocks::None => {}
+            Blocks::F32(BlockScales { x, w, group }) => {
+                group.check(op)?;
+                let groups = sizes.k.div_ceil(group.k);
+                self.check_block_scale(names.x_scale, x, x_lead, [sizes.m, groups], "M")?;
+                let want = [sizes.n.div_ceil(group.n), groups];
+                self.check_block_scale(names.w_scale, w, w_lead, want, "groups of N")?;
+            }
+            Blocks::Weights { w, group, .. } => {
+                group.check(op)?;
+                let want = [sizes.n.div_ceil(group.n), sizes.k.div_ceil(group.k)];
+                self.check_block_scale(names.w_scale, w, w_lead, want, "groups of N")?;
+            }
+            Blocks::Mx(MxScales { x, w, .. }) => {
+                if !sizes.k.is_multiple_of(MX_BLOCK) {
+                    return Err(Error::shape(op, names.x, self.x.shape(), "K a multiple of 32"));
+                }
+                if let Some(x) = x {
+                    x.check(op, names.x_scale, x_lead, [sizes.m, sizes.k])?;
+                }
+                w.check(op, names.w_scale, w_lead, [sizes.n, sizes.k])?;
+            }
         }
         if let Some(bias) = &self.bias {
             let n = sizes.n;
@@ -717,7 +861,14 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         fn erased<T: hk_core::Operand>(operand: Option<&T>) -> Option<&dyn hk_core::Operand> {
             operand.map(|t| t as &dyn hk_core::Operand)
         }
-        let block = self.block.as_ref();
+        let (block_x, block_w): (Option<&dyn hk_core::Operand>, Option<&dyn hk_core::Operand>) = match &self
+            .blocks
+        {
+            Blocks::None => (None, None),
+            Blocks::F32(BlockScales { x, w, .. }) => (Some(x), Some(w)),
+            Blocks::Weights { w, .. } => (None, Some(w)),
+            Blocks::Mx(MxScales { x, w, .. }) => (erased(x.as_ref().map(MxScaleView::view)), Some(w.view())),
+        };
         let terms = self.after.terms.as_ref();
         let (cat, rest) = match &*to {
             To::Split { cat, rest, .. } => (Some(*cat), Some(rest.alias())),
@@ -728,8 +879,8 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
             (names.w, Some(self.w.view())),
             (names.x_scale, erased(self.scales.x.as_ref())),
             (names.w_scale, erased(self.scales.w.as_ref())),
-            (names.x_scale, erased(block.map(|b| &b.x))),
-            (names.w_scale, erased(block.map(|b| &b.w))),
+            (names.x_scale, block_x),
+            (names.w_scale, block_w),
             (names.bias, self.bias.as_ref().map(FloatView::operand)),
             (names.groups, erased(self.grouping.list())),
             ("y_scale", erased(self.after.divisor.as_ref())),
@@ -889,6 +1040,8 @@ impl BlockShape {
     }
 }
 
+/// How x is quantized to mxfp4.
+const MX_RULE: BlockRule = BlockRule::fp4(hk_core::quant::BlockScale::Even, 0);
 /// Splits that blocks add up in memory, at most: each adds to every output.
 pub(crate) const MOST_ATOMIC_SPLITS: usize = 16;
 /// Outputs of a lane, threads of a block, and blocks a CU, of `hip/reduce.hip`.

@@ -1,8 +1,8 @@
 //! Arguments that are more than a tensor.
 
-use crate::params::{CHUNK, SHUFFLED_ROWS, Term};
+use crate::params::{CHUNK, MxScale, SHUFFLED_ROWS, Term};
 use hk_core::rowwise::float_index;
-use hk_core::{Element, Error, Launch, Operand, Result, TensorView, bf16, f16};
+use hk_core::{E8M0, Element, Error, Launch, Operand, Result, TensorView, bf16, f16};
 
 /// A tensor of any float type.
 #[derive(Debug, Clone, Copy)]
@@ -215,5 +215,127 @@ impl<'a, T: Element> Weight<'a, T> {
 
     pub(crate) fn shuffled(&self) -> bool {
         matches!(self, Self::Shuffled(_))
+    }
+}
+
+/// Scales of mxfp4, e8m0: one for each 32 columns of each row, `[.., rows, K / 32]`.
+#[derive(Debug, Clone, Copy)]
+pub enum MxScaleView<'a> {
+    /// Any strides.
+    Rows(TensorView<'a, E8M0>),
+    /// In the order of [`ScaleLayout::Shuffled950`](hk_core::quant::ScaleLayout::Shuffled950): `[n]`, or `[batch, n]`,
+    /// contiguous, with rows padded to a multiple of 32 at least.
+    Shuffled(TensorView<'a, E8M0>),
+}
+
+impl<'a> From<TensorView<'a, E8M0>> for MxScaleView<'a> {
+    fn from(view: TensorView<'a, E8M0>) -> Self {
+        Self::Rows(view)
+    }
+}
+
+/// Columns with one scale, and those whose scales kernels can read as a word.
+pub(crate) const MX_BLOCK: usize = 32;
+const MX_WORD: usize = 128;
+
+/// Bytes of shuffled scales of 32 rows.
+fn strip(blocks: usize) -> usize {
+    32 * blocks.next_multiple_of(8)
+}
+
+impl<'a> MxScaleView<'a> {
+    pub(crate) fn view(&self) -> &TensorView<'a, E8M0> {
+        match self {
+            Self::Rows(view) | Self::Shuffled(view) => view,
+        }
+    }
+
+    /// `lead`: batches, if tensors have them.
+    pub(crate) fn check(
+        &self,
+        op: &'static str,
+        arg: &'static str,
+        lead: Option<usize>,
+        [rows, k]: [usize; 2],
+    ) -> Result<()> {
+        let blocks = k / MX_BLOCK;
+        let shape = self.view().shape();
+        match self {
+            Self::Rows(view) => {
+                let want: Vec<usize> = lead.into_iter().chain([rows, blocks]).collect();
+                if shape != want {
+                    return Err(Error::shape(
+                        op,
+                        arg,
+                        shape,
+                        format!("{want:?} (rows, blocks of 32 columns)"),
+                    ));
+                }
+                let axes = view.strides().iter().zip(shape).rev().take(2);
+                let spread = axes.map(|(s, n)| s.saturating_mul(n.next_multiple_of(64)));
+                if spread.fold(0, usize::saturating_add) >= 1 << 31 {
+                    return Err(Error::too_large(op, arg, format!("strides {:?}", view.strides()), 1 << 31));
+                }
+                Ok(())
+            }
+            Self::Shuffled(view) => {
+                let least = rows.div_ceil(32).saturating_mul(strip(blocks));
+                let fits = match (lead, shape) {
+                    (None, [n]) => *n >= least,
+                    (Some(lead), [batch, n]) => *batch == lead && *n >= least,
+                    _ => false,
+                };
+                if !fits {
+                    let lead = lead.map_or(String::new(), |lead| format!("{lead}, "));
+                    let want = format!(
+                        "[{lead}{least}] or longer (shuffled scales of {rows} rows of {blocks} blocks)"
+                    );
+                    return Err(Error::shape(op, arg, shape, want));
+                }
+                if least >= 1 << 31 {
+                    return Err(Error::too_large(op, arg, format!("{least} bytes"), 1 << 31));
+                }
+                view.expect_contiguous(op, arg)
+            }
+        }
+    }
+
+    /// Whether the scales of 128 columns are a word.
+    pub(crate) fn words(&self, k: usize) -> bool {
+        match self {
+            Self::Rows(view) => {
+                let unit = view.shape().last() == Some(&1) || view.strides().last() == Some(&1);
+                unit && k.is_multiple_of(MX_WORD) && view.rows_aligned(4)
+            }
+            Self::Shuffled(_) => false,
+        }
+    }
+
+    pub(crate) fn params<'l>(&self, launch: &mut Launch<'l>, arg: &'static str, k: usize) -> Result<MxScale>
+    where
+        'a: 'l,
+    {
+        let layout = launch.input(arg, self.view())?;
+        let ([_, batches, rows, cols], [_, batch, row, col]) = (layout.shape(), layout.strides());
+        // Lone ones can have any stride.
+        let stride = |n: u32, stride: i64| if n > 1 { stride as u32 } else { 0 };
+        Ok(match self {
+            Self::Rows(_) => {
+                let (row, col) = (stride(rows, row), stride(cols, col));
+                MxScale {
+                    data: layout.data(),
+                    batch: if batches > 1 { batch } else { 0 },
+                    row: [row, 16 * row, 32 * row],
+                    block: [col, 4 * col, 8 * col],
+                }
+            }
+            Self::Shuffled(_) => MxScale {
+                data: layout.data(),
+                // Batches are the rows of a tensor of two axes.
+                batch: if rows > 1 { row } else { 0 },
+                row: [4, 1, strip(k / MX_BLOCK) as u32],
+                block: [64, 2, 256],
+            },
+        })
     }
 }

@@ -14,13 +14,23 @@ use hk_core::{DType, DeviceInfo, Error, Fp8E4M3, Fp8E4M3Fnuz, Result, bf16, f16}
 ///
 /// # Errors
 /// [`Shape`](hk_core::Error::Shape) and [`Argument`](hk_core::Error::Argument) for a call that is none of its operator,
-/// [`DType`](hk_core::Error::DType) for operands of a type that has no such kernels.
+/// [`DType`](hk_core::Error::DType) for operands of a type that has no such kernels,
+/// [`Unsupported`](hk_core::Error::Unsupported) for other operators.
 pub fn choices(call: &CallSpec, info: &DeviceInfo) -> Result<Vec<Choice>> {
     let name = call.operator().name;
-    let (gated, block) = (name.ends_with("_gated"), name.ends_with("_blockscale"));
-    let adds = name.ends_with("_atomic");
+    let (gated, block) = (name == "gemm_a16w16_gated", name == "gemm_a8w8_blockscale");
+    let adds = name == "gemm_a16w16_atomic";
     let half = |plain, of_gates| if gated { of_gates } else { plain };
     let code = |plain, of_blocks| if block { of_blocks } else { plain };
+    let plain =
+        ["gemm_a16w16", "gemm_a8w8", "gemm_a8w8_per_token_scale", "batched_gemm_bf16", "batched_gemm_a8w8"];
+    if !(gated || block || adds || plain.contains(&name)) {
+        return Err(Error::unsupported(
+            name,
+            "its configurations",
+            format!("only those of {}", plain.join(", ")),
+        ));
+    }
     let (precision, kernels) = match call.get("a")?.dtype() {
         DType::Bf16 => (bf16::PRECISION, half(bf16::KERNELS, bf16::GATED)),
         DType::F16 => (f16::PRECISION, half(f16::KERNELS, f16::GATED)),
@@ -37,7 +47,7 @@ pub fn choices(call: &CallSpec, info: &DeviceInfo) -> Result<Vec<Choice>> {
         info,
         precision,
         sizes,
-        vectors: (k * precision.bytes()).is_multiple_of(16),
+        vectors: precision.bytes(k).is_multiple_of(16),
         most_splits: if adds { MOST_ATOMIC_SPLITS } else { MOST_SPLITS },
     };
     let asked = options(call)?.config;
@@ -59,7 +69,7 @@ pub fn choices(call: &CallSpec, info: &DeviceInfo) -> Result<Vec<Choice>> {
             ("kernel", kernels.names[config.tile.index()].to_owned()),
             ("waves", config.tile.waves().to_string()),
             ("operands", if config.tile.skinny() { "registers" } else { "LDS" }.to_owned()),
-            ("K at a time", (config.tile.stretch() / precision.bytes()).to_string()),
+            ("K at a time", (config.tile.stretch() * 8 / precision.bits()).to_string()),
             ("stages", config.tile.stages(info.arch).to_string()),
             ("parts of K", splits.to_string()),
             ("K of a part", each.min(k).to_string()),

@@ -1,0 +1,227 @@
+// mixed.h: products of few rows with codes, bound by reading w; see skinny.h.
+//   A wave's stretch is some times kMxCols columns; a lane has 32 of them, of 16 rows, in one piece (hk/blocks.h), decodes what
+//   the matrix unit does not take, and quantizes what it is to take as codes. An operator's kind says how:
+//
+//   kind         x                        w              sums are scaled
+//   Fp4ByFp4     mxfp4                    mxfp4          by the operands
+//   Fp8ByFp4     fp8                      mxfp4          by w
+//   HalfByFp4    bf16, f16                mxfp4          by w
+//   ToFp4ByFp4   bf16, f16, to mxfp4      mxfp4          by the operands
+//   HalfByByte   bf16, f16                int8, fp8      after 128 columns, by w
+//   ToByteByByte bf16, f16, to w's type   int8, fp8      after 128 columns, by both
+#pragma once
+
+#include <hk/blocks.h>
+
+#include "mx.h"
+#include "skinny.h"
+
+namespace gemm {
+
+/// What a wave reads of 16 kTiles rows: blocks of a type, of kCount times kMxCols columns. `from` is in bytes of x, with XBits bits
+/// for a column.
+template <class Raw, int kBits, int kXBits, int kTiles, int kCount>
+class BlockRows {
+    hk::Window window_;
+    u32 end_;  // of a row, in bytes
+    u32 spread_;
+    u32 offset_[kTiles];
+
+public:
+    static constexpr u32 kBytes = hk::kMxCols * kBits / 8;
+
+    template <class Given>
+    HK_FN BlockRows(GlobalPtr<const u8> first, const Given &given, u32 first_row, u32 end)
+        : window_(first, hk::Window::kBeyond - 1), end_(u32(u64(end) * kBits / kXBits)), spread_(given.layout.spread) {
+#pragma unroll
+        for (u32 i = 0; i < kTiles; ++i) {
+            const u32 row = 16 * i + hk::lane_id() % 16, ahead = hk::lane_id() / 16 * Raw::kLaneStep;
+            const bool there = row < given.rows - first_row;
+            offset_[i] = there ? given.layout.window_offset(row) + (ahead << spread_) : hk::Window::kBeyond;
+        }
+    }
+
+    HK_FN void load(Raw (&blocks)[kTiles][kCount], u32 from) const {
+        const u32 bytes = u32(u64(from) * kBits / kXBits);
+#pragma unroll
+        for (u32 b = 0; b < kCount; ++b) {
+#pragma unroll
+            for (u32 c = 0; c < Raw::kChunks; ++c) {
+                // The sign of what is left of the row moves the offset beyond the window.
+                const u32 at = bytes + b * kBytes + c * Raw::kStep;
+                const u32 past = (end_ - 1u - (at + hk::lane_id() / 16 * Raw::kLaneStep)) & hk::Window::kBeyond;
+#pragma unroll
+                for (int i = 0; i < kTiles; ++i) {
+                    blocks[i][b].chunk[c] = window_.load<Vec<u32, 4>>(offset_[i] | past, at << spread_);
+                }
+            }
+        }
+    }
+};
+
+/// The scales of blocks of 16 kTiles rows.
+template <int kXBits, int kTiles, int kCount>
+class ScaleRows {
+    hk::Window window_;
+    u32 columns_;
+    u32 block_[3], offset_[kTiles];
+
+public:
+    HK_FN ScaleRows(const MxScale &s, u32 index, u32 first_row, u32 rows, u32 end)
+        : window_(s.first(index), hk::Window::kBeyond - 1), columns_(u32(u64(end) * 8 / kXBits)) {
+#pragma unroll
+        for (int i = 0; i < 3; ++i) block_[i] = s.block[i];
+#pragma unroll
+        for (u32 i = 0; i < kTiles; ++i) {
+            const u32 offset = s.offset(first_row + 16 * i + hk::lane_id() % 16, rows);
+            offset_[i] = offset == hk::Window::kBeyond ? offset : offset + hk::lane_id() / 16 * block_[0];
+        }
+    }
+
+    HK_FN void load(u32 (&codes)[kTiles][kCount], u32 from) const {
+        const u32 column = u32(u64(from) * 8 / kXBits);
+#pragma unroll
+        for (u32 b = 0; b < kCount; ++b) {
+            const u32 at = column + b * hk::kMxCols;
+            const u32 past = (columns_ - 1u - (at + hk::lane_id() / 16 * 32)) & hk::Window::kBeyond;
+#pragma unroll
+            for (int i = 0; i < kTiles; ++i) {
+                codes[i][b] = window_.load<u8>(offset_[i] | past, MxScale::of_block(at / 32, block_));
+            }
+        }
+    }
+};
+
+/// No scales of blocks.
+struct NoScaleRows {
+    template <int kTiles, int kCount>
+    HK_FN void load(u32 (&)[kTiles][kCount], u32) const {}
+};
+
+struct Fp4ByFp4 {
+    using X = hk::Fp4;
+    using W = hk::Fp4;
+    using RawX = hk::Block<X>;
+    using RawW = hk::Block<W>;
+    using BlockX = hk::MxBlock;
+    using BlockW = hk::MxBlock;
+    static constexpr bool kXScales = true, kWScales = true;
+    static constexpr float kSumUnit = hk::kMxSumUnit;
+
+    HK_FN static BlockX x(const RawX &raw, u32 scale, const MixedParams &) { return BlockX::of_codes(raw.chunk[0], scale); }
+    HK_FN static BlockW w(const RawW &raw, u32 scale) { return BlockW::of_codes(raw.chunk[0], scale); }
+};
+
+struct Fp8ByFp4 : Fp4ByFp4 {
+    using X = hk::Fp8;
+    using BlockX = hk::Fp8Block;
+    using RawX = BlockX::Raw;
+    static constexpr bool kXScales = false;
+    static constexpr float kSumUnit = hk::kMxFp8SumUnit;
+
+    HK_FN static BlockX x(const RawX &raw, u32, const MixedParams &) { return BlockX::of(raw); }
+};
+
+template <class T>
+struct HalfByFp4 : Fp4ByFp4 {
+    using X = T;
+    using RawX = hk::Block<X>;
+    using BlockX = hk::Halves<T>;
+    using BlockW = hk::Halves<hk::bf16>;
+    static constexpr bool kXScales = false;
+    static constexpr float kSumUnit = 1.0f / hk::kFp4Unit;
+
+    HK_FN static BlockX x(const RawX &raw, u32, const MixedParams &) { return BlockX::of(raw); }
+    HK_FN static BlockW w(const RawW &raw, u32 scale) {
+        BlockW block;
+        hk::decoded_fp4<4>(raw.chunk[0], scale, block.part);
+        return block;
+    }
+};
+
+template <class T>
+struct ToFp4ByFp4 : Fp4ByFp4 {
+    using X = T;
+    using RawX = hk::Block<X>;
+    static constexpr bool kXScales = false;
+
+    HK_FN static BlockX x(const RawX &raw, u32, const MixedParams &p) {
+        Vec<float, 32> v;
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            const Vec<float, 8> part = hk::widen<T, 8>(__builtin_bit_cast(Vec<T, 8>, raw.chunk[c]));
+#pragma unroll
+            for (int i = 0; i < 8; ++i) v[8 * c + i] = part[i];
+        }
+        return BlockX::quantized(v, p.rule);
+    }
+};
+
+/// A source of skinny_gemm for codes with scales of 32 columns.
+template <class Kind, int kMTiles_, int kNTiles_, int kCount>
+struct MxSource {
+    using Acc = hk::MmaAcc;
+    static constexpr int kMTiles = kMTiles_, kNTiles = kNTiles_;
+    static constexpr int kXBits = hk::kBitsOf<typename Kind::X>;
+    static constexpr u32 kStretch = kCount * hk::kMxCols * kXBits / 8;
+    static constexpr float kSumUnit = Kind::kSumUnit;
+    template <bool kScales, int kTiles>
+    using Scales = decltype([] {
+        if constexpr (kScales) return (ScaleRows<kXBits, kTiles, kCount> *)nullptr;
+        else return (NoScaleRows *)nullptr;
+    }());
+
+    const MixedParams &p;
+    BlockRows<typename Kind::RawX, kXBits, kXBits, kMTiles, kCount> x;
+    BlockRows<typename Kind::RawW, hk::kBitsOf<typename Kind::W>, kXBits, kNTiles, kCount> w;
+    __remove_pointer(Scales<Kind::kXScales, kMTiles>) x_scales;
+    __remove_pointer(Scales<Kind::kWScales, kNTiles>) w_scales;
+
+    struct Set {
+        typename Kind::RawX x[kMTiles][kCount];
+        typename Kind::RawW w[kNTiles][kCount];
+        u32 x_scales[kMTiles][kCount], w_scales[kNTiles][kCount];
+    };
+    HK_FN Set load(u32 from) const {
+        Set set;
+        x.load(set.x, from);
+        w.load(set.w, from);
+        x_scales.load(set.x_scales, from);
+        w_scales.load(set.w_scales, from);
+        return set;
+    }
+
+    HK_FN void multiply(Acc (&acc)[kMTiles][kNTiles], const Set &set) const {
+#pragma unroll
+        for (int b = 0; b < kCount; ++b) {
+            typename Kind::BlockW ws[kNTiles];
+#pragma unroll
+            for (int n = 0; n < kNTiles; ++n) ws[n] = Kind::w(set.w[n][b], set.w_scales[n][b]);
+#pragma unroll
+            for (int m = 0; m < kMTiles; ++m) {
+                const auto x_block = Kind::x(set.x[m][b], set.x_scales[m][b], p);
+#pragma unroll
+                for (int n = 0; n < kNTiles; ++n) acc[m][n] = hk::mma(ws[n], x_block, acc[m][n]);
+            }
+        }
+    }
+};
+
+template <class Kind, int kMTiles, int kNTiles, int kWaves, int kCount>
+HK_FN void skinny_mx_gemm(const MixedParams &given) {
+    using Source = MxSource<Kind, kMTiles, kNTiles, kCount>;
+    const auto make = [](const MixedParams &p, const Work &work, u32 first_m, u32 first_n, u32 end) {
+        const auto scales = [&]<class Scales>(Scales *, const MxScale &s, u32 index, u32 first, u32 rows) {
+            if constexpr (__is_same(Scales, NoScaleRows)) return Scales{};
+            else return Scales(s, index, first, rows, end);
+        };
+        return Source{p,
+                      {p.x.at(work.batch, first_m), p.x, first_m, end},
+                      {p.w.at(work.matrix, first_n), p.w, first_n, end},
+                      scales(typename Source::template Scales<Kind::kXScales, kMTiles>(), p.x_mx, work.batch, first_m, p.x.rows),
+                      scales(typename Source::template Scales<Kind::kWScales, kNTiles>(), p.w_mx, work.matrix, first_n, p.w.rows)};
+    };
+    skinny_gemm<Source, kWaves, false>(given, make);
+}
+
+}  // namespace gemm
