@@ -1,13 +1,14 @@
 //! `hk inspect`.
 
 use crate::out::{self, Table};
-use crate::{Failure, Result, hot, list};
+use crate::{CHOICES, Failure, Result, hot, list};
 use hk_codeobj::{CodeObject, Kernel};
-use hk_core::registry::Operator;
-use hk_core::{Arch, CodeObjects, Device};
+use hk_core::registry::{CallSpec, Operator, TensorSpec};
+use hk_core::{Arch, CodeObjects, DType, Device};
 use hk_emu::isa;
 use object::{Object as _, ObjectSection as _, ObjectSymbol as _};
 use std::fmt::Write as _;
+use std::str::FromStr;
 
 /// Options of `hk inspect`.
 #[derive(Debug, clap::Args)]
@@ -35,12 +36,41 @@ pub struct Args {
         conflicts_with = "asm"
     )]
     hot: Option<hot::Column>,
+    /// Print the configurations that the operator has for tensors such as a=bf16[16,4096], and which one it takes.
+    #[arg(long = "tensor", value_name = "NAME=TYPE[SIZES]", conflicts_with_all = ["asm", "hot"])]
+    tensors: Vec<Tensor>,
+    /// With --tensor: a parameter of the call.
+    #[arg(long = "param", value_name = "NAME=VALUE", requires = "tensors")]
+    params: Vec<String>,
+    /// With --tensor: the device. Default: all emulated GPUs.
+    #[arg(long, value_name = "SPEC", requires = "tensors")]
+    device: Option<String>,
     /// With --hot: the case, by a part of its name. Default: the first.
     #[arg(long, requires = "hot")]
     case: Option<String>,
     /// With --hot: how many lines of each kernel.
     #[arg(long, requires = "hot", default_value_t = 20)]
     top: usize,
+}
+
+/// A tensor of a call: `a=bf16[16,4096]`.
+#[derive(Debug, Clone)]
+struct Tensor {
+    name: String,
+    spec: TensorSpec,
+}
+
+impl FromStr for Tensor {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Tensor, String> {
+        let wrong = || format!("`{text}` is not NAME=TYPE[SIZES], such as a=bf16[16,4096]");
+        let (name, rest) = text.split_once('=').ok_or_else(wrong)?;
+        let (dtype, sizes) = rest.strip_suffix(']').and_then(|s| s.split_once('[')).ok_or_else(wrong)?;
+        let dtype: DType = dtype.parse().map_err(|e: hk_core::Error| e.to_string())?;
+        let sizes: Result<Vec<usize>, _> = sizes.split(',').map(|n| n.trim().parse()).collect();
+        Ok(Tensor { name: name.into(), spec: TensorSpec::new(dtype, sizes.map_err(|_| wrong())?) })
+    }
 }
 
 /// A kernel in a code object for a target.
@@ -55,6 +85,9 @@ pub fn run(args: &Args) -> Result<()> {
     let op = crate::operator(&args.operator)?;
     if let Some(column) = args.hot {
         return print_hot(op, args, column);
+    }
+    if !args.tensors.is_empty() {
+        return print_choices(op, args);
     }
     let entries = entries(op, args)?;
     if args.asm {
@@ -81,6 +114,41 @@ fn print_hot(op: &'static Operator, args: &Args, column: hot::Column) -> Result<
         profiles.retain(|p| args.kernel.as_ref().is_none_or(|part| p.kernel.contains(part)));
         out::print(format_args!("{}, {}, on {arch}:\n", op.name, case.label))?;
         hot::print(&profiles, column, args.top)?;
+    }
+    Ok(())
+}
+
+/// The configurations for the tensors given, on each device.
+fn print_choices(op: &'static Operator, args: &Args) -> Result<()> {
+    let Some((_, choices)) = CHOICES.iter().find(|(family, _)| *family == op.family) else {
+        return Err(Failure::new(format!("{}: no configurations to choose from", op.name)));
+    };
+    let mut call = CallSpec::new(op);
+    for Tensor { name, spec } in &args.tensors {
+        call.set(name, spec.clone())?;
+    }
+    for param in &args.params {
+        let wrong = || Failure::new(format!("--param {param}: expected NAME=VALUE"));
+        let (name, value) = param.split_once('=').ok_or_else(wrong)?;
+        call.parse_scalar(name, value)?;
+    }
+    let devices = match &args.device {
+        Some(device) => vec![device.clone()],
+        None => Arch::AMD.map(|arch| format!("emu:{arch}")).into(),
+    };
+    for (i, spec) in devices.iter().enumerate() {
+        let device = Device::open(spec)?;
+        let rows = choices(&call, device.info())?;
+        let names = rows.first().map(|row| row.values.iter().map(|(name, _)| *name)).into_iter().flatten();
+        let mut table = Table::new([""].into_iter().chain(names));
+        for row in &rows {
+            let mark = if row.chosen { "chosen" } else { "" };
+            table.row([mark.to_owned()].into_iter().chain(row.values.iter().map(|(_, value)| value.clone())));
+        }
+        let gap = if i > 0 { "\n" } else { "" };
+        let cus = device.info().compute_units;
+        out::print(format_args!("{gap}{} on {}, {cus} CUs:\n", op.name, device.spec()))?;
+        table.print()?;
     }
     Ok(())
 }

@@ -1,10 +1,11 @@
-//! The row-wise operators of one decoder layer of Llama-3 8B and of sampling, in order: each works on what the one before
-//! it gave. What lies between them, matrix products and attention, is replaced by example data.
+//! One decoder layer of Llama-3 8B, in bf16 and with fp8 products, and sampling: each operator works on what the ones before it
+//! gave. What lies between them, attention, is replaced by example data, as are weights.
 
 use crate::demo::{Row, measure};
-use crate::{Result, operator};
+use crate::{Failure, Result, operator};
 use hk_core::DType::{self, Bf16, F32, I64};
-use hk_core::registry::{Call, HostCall, HostTensor, Scalar, TensorSpec};
+use hk_core::registry::{Call, HostCall, HostTensor, Sample, Scalar, TensorSpec};
+use hk_core::{Arch, Device};
 use std::collections::HashMap;
 
 /// Tokens: a batch of sequences that decode.
@@ -19,10 +20,18 @@ const VOCAB: usize = 128_256;
 const CONTEXT: usize = 256;
 const BLOCK: usize = 16;
 
+/// Heads of q, k and v, one after the other.
+const QKV: usize = (HEADS + 2 * KV_HEADS) * HEAD_DIM;
+
 /// Where an input comes from.
 enum From {
     /// Example data as the operator describes it.
     Sample(DType, &'static [usize]),
+    /// Weights of a product: normal, such that outputs are about as large as inputs.
+    Weights(&'static [usize]),
+    /// The same, as codes of the fp8 that the device's products take, and a scale for each row of them.
+    Codes(&'static [usize]),
+    Scales(&'static [usize]),
     /// An output of an earlier step, by the name that the step gave it.
     Step(&'static str),
 }
@@ -37,6 +46,76 @@ struct Step {
     keep: &'static [(&'static str, &'static str)],
 }
 
+/// To the fp8 that the device's products take.
+const FP8: (&str, Scalar) = ("output", Scalar::Choice("fp8"));
+
+/// A product in bf16.
+macro_rules! product {
+    ($label:literal: $a:expr, [$n:expr, $k:expr] => $y:literal) => {
+        product!("gemm_a16w16", &[]; $label: $a, [$n, $k] => $y)
+    };
+    ($operator:literal, $scalars:expr; $label:literal: $a:expr, [$n:expr, $k:expr] => $y:literal) => {
+        Step {
+            label: $label,
+            operator: $operator,
+            inputs: &[("a", $a), ("w", From::Weights(&[$n, $k]))],
+            scalars: $scalars,
+            keep: &[("y", $y)],
+        }
+    };
+}
+
+/// The norm after attention.
+macro_rules! norm {
+    ($label:literal: $x:literal) => {
+        Step {
+            label: $label,
+            operator: "fused_add_rmsnorm",
+            inputs: &[
+                ("x", From::Step($x)),
+                ("residual_in", From::Step("residual")),
+                ("weight", From::Sample(Bf16, &[HIDDEN])),
+            ],
+            scalars: &[("eps", Scalar::Float(1e-5))],
+            keep: &[("y", "ffn_normed")],
+        }
+    };
+}
+
+/// A quantization to fp8, by tokens.
+macro_rules! quantization {
+    ($label:literal: $x:expr => $q:literal, $scale:literal) => {
+        Step {
+            label: $label,
+            operator: "per_token_quant",
+            inputs: &[("x", $x)],
+            scalars: &[FP8],
+            keep: &[("q", $q), ("scale", $scale)],
+        }
+    };
+}
+
+/// A product in fp8.
+macro_rules! product8 {
+    ($label:literal: $a:literal, $scale:literal, [$n:expr, $k:expr] => $y:literal) => {
+        Step {
+            label: $label,
+            operator: "gemm_a8w8",
+            inputs: &[
+                ("a", From::Step($a)),
+                ("w", From::Codes(&[$n, $k])),
+                ("a_scale", From::Step($scale)),
+                ("w_scale", From::Scales(&[$n])),
+            ],
+            scalars: &[],
+            keep: &[("y", $y)],
+        }
+    };
+}
+
+/// What attention gives.
+const ATTENTION: From = From::Sample(Bf16, &[TOKENS, HEADS * HEAD_DIM]);
+
 const STEPS: &[Step] = &[
     Step {
         label: "norm before attention",
@@ -47,13 +126,14 @@ const STEPS: &[Step] = &[
             ("weight", From::Sample(Bf16, &[HIDDEN])),
         ],
         scalars: &[("eps", Scalar::Float(1e-5))],
-        keep: &[("residual_out", "residual")],
+        keep: &[("y", "normed"), ("residual_out", "residual")],
     },
+    product!("q, k, v": From::Step("normed"), [QKV, HIDDEN] => "qkv"),
     Step {
         label: "split of q, k, v; rotation",
         operator: "fused_qkv_split_qk_rope",
         inputs: &[
-            ("qkv", From::Sample(Bf16, &[TOKENS, (HEADS + 2 * KV_HEADS) * HEAD_DIM])),
+            ("qkv", From::Step("qkv")),
             ("cos", From::Sample(F32, &[CONTEXT, HEAD_DIM / 2])),
             ("sin", From::Sample(F32, &[CONTEXT, HEAD_DIM / 2])),
             ("positions", From::Sample(I64, &[TOKENS])),
@@ -79,31 +159,29 @@ const STEPS: &[Step] = &[
         scalars: &[],
         keep: &[],
     },
+    product!("output of attention": ATTENTION, [HIDDEN, HEADS * HEAD_DIM] => "attended"),
+    norm!("norm before the feed-forward part": "attended"),
+    product!(
+        "gemm_a16w16_gated", &[("activation", Scalar::Choice("silu"))];
+        "gate, up": From::Step("ffn_normed"), [2 * FFN, HIDDEN] => "gated"
+    ),
+    product!("down": From::Step("gated"), [HIDDEN, FFN] => "y"),
+    quantization!("fp8: quantization for q, k, v": From::Step("normed") => "normed8", "normed_scale"),
+    product8!("fp8: q, k, v": "normed8", "normed_scale", [QKV, HIDDEN] => "qkv"),
+    quantization!("fp8: quantization for the output": ATTENTION => "attention8", "attention_scale"),
+    product8!("fp8: output of attention": "attention8", "attention_scale", [HIDDEN, HEADS * HEAD_DIM] => "attended"),
+    norm!("fp8: norm before the feed-forward part": "attended"),
+    quantization!("fp8: quantization for gate, up": From::Step("ffn_normed") => "ffn8", "ffn_scale"),
+    product8!("fp8: gate, up": "ffn8", "ffn_scale", [2 * FFN, HIDDEN] => "gate_up"),
     Step {
-        label: "norm before the feed-forward part",
-        operator: "fused_add_rmsnorm",
-        inputs: &[
-            ("x", From::Sample(Bf16, &[TOKENS, HIDDEN])),
-            ("residual_in", From::Step("residual")),
-            ("weight", From::Sample(Bf16, &[HIDDEN])),
-        ],
-        scalars: &[("eps", Scalar::Float(1e-5))],
-        keep: &[],
-    },
-    Step {
-        label: "gate",
+        label: "fp8: gate",
         operator: "silu_and_mul",
-        inputs: &[("x", From::Sample(Bf16, &[TOKENS, 2 * FFN]))],
+        inputs: &[("x", From::Step("gate_up"))],
         scalars: &[],
         keep: &[("y", "gated")],
     },
-    Step {
-        label: "quantization for the down projection",
-        operator: "per_token_quant",
-        inputs: &[("x", From::Step("gated"))],
-        scalars: &[],
-        keep: &[],
-    },
+    quantization!("fp8: quantization for down": From::Step("gated") => "gated8", "gated_scale"),
+    product8!("fp8: down": "gated8", "gated_scale", [HIDDEN, FFN] => "y"),
     Step {
         label: "softmax of the logits",
         operator: "softmax",
@@ -131,7 +209,7 @@ pub fn run(devices: &[String]) -> Result<Vec<Row>> {
     for (i, step) in STEPS.iter().enumerate() {
         for (device, kept) in devices.iter().zip(&mut kept) {
             let Some(tensors) = kept else { continue };
-            let call = call(step, i as u64, tensors)?;
+            let call = call(step, i as u64, tensors, device)?;
             let (row, outputs) = measure(&call, step.label, device);
             for (argument, name) in step.keep {
                 let output = outputs.iter().find(|(n, _)| n == argument);
@@ -146,30 +224,53 @@ pub fn run(devices: &[String]) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-fn call(step: &Step, number: u64, kept: &HashMap<&str, HostTensor>) -> Result<HostCall> {
+fn call(step: &Step, number: u64, kept: &HashMap<&str, HostTensor>, device: &str) -> Result<HostCall> {
     let operator = operator(step.operator)?;
+    // A device that cannot be opened fails in the step itself.
+    let fp8 = match Device::open(device).map(|d| d.arch()) {
+        Ok(Arch::Gfx942) => DType::Fp8E4M3Fnuz,
+        _ => DType::Fp8E4M3,
+    };
     let mut call = Call::new(operator);
     for (i, (name, from)) in step.inputs.iter().enumerate() {
+        let seed = number << 8 | i as u64;
         let tensor = match from {
             From::Sample(dtype, shape) => {
-                let spec = TensorSpec::new(*dtype, *shape);
                 let sample = operator.arg(name).map(|arg| arg.sample);
-                let missing = || format!("{}: no argument `{name}`", step.operator);
-                HostTensor::sample(
-                    spec,
-                    sample.ok_or_else(|| crate::Failure::new(missing()))?,
-                    number << 8 | i as u64,
-                )?
+                let missing = || Failure::new(format!("{}: no argument `{name}`", step.operator));
+                HostTensor::sample(TensorSpec::new(*dtype, *shape), sample.ok_or_else(missing)?, seed)?
+            }
+            From::Weights(shape) => repeated(TensorSpec::new(Bf16, *shape), 1.0 / 64.0, seed)?,
+            From::Codes(shape) => repeated(TensorSpec::new(fp8, *shape), 32.0, seed)?,
+            From::Scales(shape) => {
+                let sample = Sample::Uniform { low: 0.3e-3, high: 0.6e-3 };
+                HostTensor::sample(TensorSpec::new(F32, *shape), sample, seed)?
             }
             From::Step(name) => {
-                let missing = || crate::Failure::new(format!("{}: no step gives `{name}`", step.operator));
+                let missing = || Failure::new(format!("{}: no step gives `{name}`", step.operator));
                 kept.get(name).cloned().ok_or_else(missing)?
             }
         };
         call.set(name, tensor)?;
     }
     for (name, value) in step.scalars {
-        call.set_scalar(name, *value)?;
+        let of_device = (*name, *value) == FP8;
+        call.set_scalar(name, if of_device { Scalar::Choice(fp8.name()) } else { *value })?;
     }
     Ok(call)
+}
+
+/// Normal values, the same ones again after a prime number of them: some hundreds of millions take long to make, and no two rows
+/// or columns of a matrix are alike.
+fn repeated(spec: TensorSpec, deviation: f32, seed: u64) -> Result<HostTensor> {
+    const PERIOD: usize = 1_048_583;
+    let sample = Sample::Normal { mean: 0.0, deviation };
+    let some = HostTensor::sample(TensorSpec::new(spec.dtype, [PERIOD]), sample, seed)?;
+    let n = spec.bytes()?;
+    let mut bytes = Vec::with_capacity(n);
+    while bytes.len() < n {
+        let left = some.bytes().len().min(n - bytes.len());
+        bytes.extend_from_slice(&some.bytes()[..left]);
+    }
+    Ok(HostTensor::from_bytes(spec, bytes)?)
 }

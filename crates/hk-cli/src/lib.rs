@@ -6,7 +6,7 @@
 //! | `hk devices` | what there is to run on |
 //! | `hk list` | the operators |
 //! | `hk run` | an operator on tensors from a safetensors file |
-//! | `hk inspect` | arguments, registers, LDS, occupancy, disassembly and hot lines of an operator's kernels |
+//! | `hk inspect` | arguments, registers, LDS, occupancy, disassembly and hot lines of an operator's kernels; configurations |
 //! | `hk exec` | a kernel of any code object, with arguments from the command line |
 //! | `hk mutate` | broken kernels, to see which mistakes the sanitizers and results show |
 //! | `hk facts` | what the emulator counts of every operator at the sizes of real models |
@@ -31,7 +31,7 @@ mod tensors;
 
 pub use failure::{Failure, Result};
 
-use hk_core::registry::Operator;
+use hk_core::registry::{Choices, Operator};
 
 /// The operators of each family: the one place that a new family is added to.
 pub const FAMILIES: &[&[Operator]] = &[
@@ -42,6 +42,9 @@ pub const FAMILIES: &[&[Operator]] = &[
     hk_sampling::OPERATORS,
     hk_attention::OPERATORS,
 ];
+
+/// Families that have more than one way to make what a call asks for, and which they take.
+pub const CHOICES: &[(&str, Choices)] = &[("hk-gemm", hk_gemm::choices)];
 
 /// Every operator of every family, by crate.
 pub fn operators() -> Vec<&'static Operator> {

@@ -130,6 +130,46 @@ fn disassembly_is_complete_and_has_source_lines_and_branch_targets() {
 }
 
 #[test]
+fn configurations_are_those_for_the_sizes() {
+    let rows = |args: &[&str]| -> Vec<Vec<String>> {
+        let table = text(&[&["inspect"], args].concat());
+        let rows = table.lines().filter(|l| l.starts_with('|') && !l.starts_with("|-"));
+        rows.map(|l| l.split('|').map(|cell| cell.trim().to_owned()).collect()).collect()
+    };
+    let chosen = |m: &str, n: &str, more: &[&str]| {
+        let (a, w) = (format!("a=bf16[{m},4096]"), format!("w=bf16[{n},4096]"));
+        let args = ["gemm_a16w16", "--tensor", &a, "--tensor", &w, "--device", "emu:gfx942"];
+        let rows = rows(&[&args, more].concat());
+        let names = &rows[0];
+        let of: Vec<_> = rows[1..].iter().filter(|row| row[1] == "chosen").collect();
+        assert_eq!(of.len(), 1, "{rows:?}");
+        let value = |name: &str| of[0][names.iter().position(|n| n == name).unwrap()].clone();
+        ["tile", "kernel", "waves", "stages", "parts of K", "workspace, bytes"].map(value)
+    };
+    let large = chosen("16384", "16384", &[]);
+    assert_eq!(large, ["256x256", "gemm_bf16_256x256", "8", "4", "1", "0"]);
+    // Few rows; and many parts where they are of few columns.
+    assert_eq!(chosen("16", "4096", &[])[..5], ["16x16", "gemm_bf16_16x16", "8", "2", "1"]);
+    let [tile, _, _, _, parts, bytes] = chosen("64", "64", &[]);
+    let parts: u64 = parts.parse().unwrap();
+    assert!(
+        tile == "64x32" && parts > 1 && bytes == (parts * 64 * 64 * 4).to_string(),
+        "{tile} {parts} {bytes}"
+    );
+    assert_eq!(chosen("16", "4096", &["--param", "tile=128x128"])[0], "128x128");
+    // All emulated GPUs, if no device is named.
+    let both = text(&["inspect", "gemm_a8w8", "--tensor", "a=i8[64,64]", "--tensor", "w=i8[64,64]"]);
+    assert!(both.contains("on emu:gfx942, 304 CUs") && both.contains("on emu:gfx950, 256 CUs"), "{both}");
+    let a = ["inspect", "gemm_a16w16", "--tensor", "a=bf16[16,64]"];
+    fails(&a, 1, "w: no tensor");
+    fails(&[&a[..], &["--tensor", "w=bf16[16,65]"]].concat(), 1, "w: shape [16, 65]");
+    fails(&["inspect", "gemm_a16w16", "--tensor", "a=bf16"], 2, "NAME=TYPE[SIZES]");
+    fails(&["inspect", "gemm_a16w16", "--tensor", "a=bf17[1,2]"], 2, "bf17");
+    fails(&["inspect", "rmsnorm", "--tensor", "x=bf16[1,2]"], 1, "no configurations to choose from");
+    fails(&["inspect", "rmsnorm", "--device", "emu:gfx942"], 2, "--tensor");
+}
+
+#[test]
 fn what_cannot_be_inspected_is_refused() {
     fails(&["inspect", "hardmax"], 1, "no operator `hardmax`");
     fails(&["inspect", "rmsnorm", "--kernel", "rmsnorm_f64"], 1, "no kernel's name contains `rmsnorm_f64`");

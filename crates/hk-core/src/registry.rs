@@ -6,8 +6,8 @@
 
 use crate::buffer::Storage;
 use crate::{
-    CodeObjects, DType, E8M0, Element, Error, Float, Fp4Rounding, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, Fp8E5M2,
-    Fp8E5M2Fnuz, Layout, Result, Stream, TensorView, TensorViewMut, bf16, f16,
+    CodeObjects, DType, DeviceInfo, E8M0, Element, Error, Float, Fp4Rounding, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz,
+    Fp8E5M2, Fp8E5M2Fnuz, Layout, Result, Stream, TensorView, TensorViewMut, bf16, f16,
 };
 use std::fmt;
 
@@ -43,6 +43,18 @@ pub struct Operator {
     /// Bytes that any implementation has to move.
     pub traffic: fn(&HostCall) -> Traffic,
 }
+
+/// One of the ways in which an operator can make what a call asks for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Choice {
+    /// What it is, by name; the same names for all of an operator.
+    pub values: Vec<(&'static str, String)>,
+    /// The one that it takes.
+    pub chosen: bool,
+}
+
+/// The ways that a family's operators have, given the call and the device.
+pub type Choices = fn(&CallSpec, &DeviceInfo) -> Result<Vec<Choice>>;
 
 /// What an argument is for.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -16,7 +16,8 @@ use hk_quant::{GroupOptions, group_quant};
 /// but once, and to cut K into as many parts as suit the device. A shorter one, or none, is as good but for speed, if rows of `a`
 /// begin on 16 bytes and groups are of 128 columns.
 pub fn gemm_a16w8_workspace(info: &DeviceInfo, [batch, m, n, k]: [usize; 4]) -> usize {
-    let planes = [Precision::Fp8, Precision::HalfByByte].map(|p| crate::gemm_workspace(info, p, [batch, m, n, k]));
+    let planes =
+        [Precision::Fp8, Precision::HalfByByte].map(|p| crate::gemm_workspace(info, p, [batch, m, n, k]));
     Quantized::<i8, f32>::new(&[batch, m, k], GROUP).len().saturating_add(planes[0].max(planes[1]))
 }
 
@@ -78,7 +79,9 @@ impl<'a, T: Half, C: MatrixCode> Call<'a, T, C> {
         };
         let checked = product.check(stream, to, Some(&planes))?;
         let options = GroupOptions { group: GroupSize::G128, pow2_scale: false };
-        quantized.each_batch(self.op, self.a, codes, scales, |x, q, scale| group_quant(stream, x, q, scale, options))?;
+        quantized.each_batch(self.op, self.a, codes, scales, |x, q, scale| {
+            group_quant(stream, x, q, scale, options)
+        })?;
         product.launch(stream, checked, Some(planes))
     }
 }

@@ -3,7 +3,8 @@
 use crate::config::Precision;
 use crate::kernels;
 use crate::problem::{
-    After, BlockScales, Blocks, BlockShape, GemmOptions, Grouping, Kernels, NAMES, Product, Scales, To, gemm_names,
+    After, BlockScales, BlockShape, Blocks, GemmOptions, Grouping, Kernels, NAMES, Product, Scales, To,
+    gemm_names,
 };
 use crate::views::{FloatView, Weight};
 use hk_core::quant::Quantized;

@@ -1,6 +1,6 @@
 //! Which kernel makes a product, and how it is cut into tiles.
 
-use hk_core::DeviceInfo;
+use hk_core::{Arch, DeviceInfo};
 
 /// What a product multiplies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +30,15 @@ impl Precision {
             Self::Bf16 | Self::F16 | Self::HalfByByte | Self::HalfByFp4 => 16,
             Self::I8 | Self::Fp8 | Self::Fp8ByFp4 => 8,
             Self::Fp4 => 4,
+        }
+    }
+
+    /// Bits of an element of the weights.
+    pub(crate) const fn weight_bits(self) -> usize {
+        match self {
+            Self::HalfByByte => 8,
+            Self::HalfByFp4 | Self::Fp8ByFp4 => 4,
+            _ => self.bits(),
         }
     }
 
@@ -86,11 +95,34 @@ impl TileInfo {
     }
 }
 
-/// Time to write an output of a part of K and to read it again, 8 bytes, in a CU's share of the memory's bandwidth; and of one
-/// more launch, some microseconds: both in the time that the matrix units take for a stage of one output (MI300X: 1 us for 65536 of
-/// them, 17 bytes a ns).
-const PLANE: f64 = 24.0;
-const LAUNCH: f64 = 4.0 * 65536.0;
+/// What times are modelled from, of the largest part of each target: bandwidths, clocks and rates as published.
+struct Rates {
+    /// Nanoseconds that a CU's matrix units take for a stage of K of an output.
+    stage: f64,
+    /// Nanoseconds for a byte in a CU's share of the memory's bandwidth, and from L2.
+    byte: f64,
+    near: f64,
+}
+
+impl Rates {
+    const fn of(arch: Arch) -> Self {
+        match arch {
+            // 256 CUs, 2.2 GHz, 8 TB/s.
+            Arch::Gfx950 => Self { stage: 1.0 / (64.0 * 2.2), byte: 0.032, near: 1.0 / (64.0 * 2.2) },
+            // 304 CUs, 2.1 GHz, 5.3 TB/s.
+            _ => Self { stage: 1.0 / (32.0 * 2.1), byte: 0.057, near: 1.0 / (64.0 * 2.1) },
+        }
+    }
+}
+
+/// Of one more launch, in nanoseconds.
+const LAUNCH: f64 = 4000.0;
+/// The least for a stage of a tile that goes through LDS: reading it, products and a barrier, some 200 clocks.
+const STAGE: f64 = 90.0;
+/// How much more than its share of the bandwidth a CU can use while others have nothing to read.
+const ALONE: f64 = 1.5;
+/// Numbers of parts of K to choose from.
+const SPLITS: [usize; 10] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32];
 
 /// The table. Costs are the longest of the CU's pipes per product (matrix, LDS), counted on the emulator.
 const TILES: [TileInfo; GemmTile::COUNT] = [
@@ -98,10 +130,10 @@ const TILES: [TileInfo; GemmTile::COUNT] = [
     TileInfo { tile: GemmTile::T128x128, m: 128, n: 128, per_cu: 2, cost: 1.1 },
     TileInfo { tile: GemmTile::T64x64, m: 64, n: 64, per_cu: 4, cost: 1.6 },
     TileInfo { tile: GemmTile::Elements, m: 64, n: 64, per_cu: 4, cost: 16.0 },
-    TileInfo { tile: GemmTile::S16x16, m: 16, n: 16, per_cu: 2, cost: 1.0 },
+    TileInfo { tile: GemmTile::S16x16, m: 16, n: 16, per_cu: 3, cost: 1.0 },
     TileInfo { tile: GemmTile::S16x32, m: 16, n: 32, per_cu: 2, cost: 1.0 },
-    TileInfo { tile: GemmTile::S32x32, m: 32, n: 32, per_cu: 1, cost: 1.0 },
-    TileInfo { tile: GemmTile::S64x32, m: 64, n: 32, per_cu: 1, cost: 1.0 },
+    TileInfo { tile: GemmTile::S32x32, m: 32, n: 32, per_cu: 2, cost: 1.0 },
+    TileInfo { tile: GemmTile::S64x32, m: 64, n: 32, per_cu: 3, cost: 1.0 },
     TileInfo { tile: GemmTile::T256x128, m: 256, n: 128, per_cu: 1, cost: 1.1 },
 ];
 
@@ -135,6 +167,29 @@ impl GemmTile {
         (info.m, info.n)
     }
 
+    /// Waves of a block.
+    pub(crate) const fn waves(self) -> usize {
+        match self {
+            Self::T256x256 | Self::T256x128 | Self::S16x16 | Self::S16x32 | Self::S32x32 => 8,
+            Self::T128x128 | Self::T64x64 | Self::Elements | Self::S64x32 => 4,
+        }
+    }
+
+    /// Bytes of a row that a block reads at a time.
+    pub(crate) const fn stretch(self) -> usize {
+        TILES[self as usize].stretch()
+    }
+
+    /// How often that is in LDS or registers, or on its way there.
+    pub(crate) const fn stages(self, arch: Arch) -> usize {
+        match (self, arch) {
+            (Self::T256x256 | Self::T256x128 | Self::T128x128 | Self::T64x64, Arch::Gfx950) => 5,
+            // Two in LDS, two in registers.
+            (Self::T256x256 | Self::T256x128 | Self::T128x128 | Self::T64x64 | Self::Elements, _) => 4,
+            _ => 2,
+        }
+    }
+
     /// Its place in tables of kernels.
     pub(crate) const fn index(self) -> usize {
         self as usize
@@ -148,10 +203,10 @@ impl GemmTile {
 
 /// How a product is made.
 ///
-/// Unless options say it, it follows from the sizes and the device. Up to 64 rows, reading the weights is what takes time: the
-/// tile with the fewest rows that holds them all, and as many splits as give each CU a block. For more rows, of all tiles and
-/// splits those with the shortest modelled time, which is rounds of blocks over the CUs, times the stages of a block, times the
-/// tile's cost; splits add the traffic of their planes, and a launch. Without a workspace K is not split.
+/// Unless options say it, it follows from the sizes and the device. Up to 64 rows, a tile with the fewest rows that hold them
+/// all; else, and among those, the one with the shortest modelled time. K is cut into as few parts as make that time about the shortest: it is what the
+/// matrix units take, or the loads of a CU, or the memory, if that is longer, and what parts cost: a launch, and writing and
+/// reading their planes. Without a workspace K is not cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GemmConfig {
     /// The tile.
@@ -162,70 +217,106 @@ pub struct GemmConfig {
     pub group: usize,
 }
 
+/// A product whose configuration is to be chosen.
+pub(crate) struct Job<'a> {
+    pub info: &'a DeviceInfo,
+    pub precision: Precision,
+    /// Batches, M, rows of `w`, K.
+    pub sizes: [usize; 4],
+    /// Rows begin on 16 bytes and are a multiple of 16 bytes long.
+    pub vectors: bool,
+    /// Parts of K that there is a workspace for.
+    pub most_splits: usize,
+}
+
+impl Job<'_> {
+    /// Modelled nanoseconds.
+    pub fn time(&self, GemmConfig { tile, splits, .. }: GemmConfig) -> f64 {
+        let (t, splits) = (tile.info(), splits.max(1));
+        let [batch, m, n, k] = self.sizes;
+        let rates = Rates::of(self.info.arch);
+        let cus = (self.info.compute_units as usize).max(1);
+        let bytes = self.precision.bytes(k);
+        let weight = self.precision.weight_bits() as f64 / self.precision.bits() as f64;
+        let stages = bytes.div_ceil(STAGE_BYTES).max(1).div_ceil(splits) as f64;
+        let tiles = batch.saturating_mul(m.div_ceil(t.m)).saturating_mul(n.div_ceil(t.n));
+        let blocks = tiles.saturating_mul(splits);
+        let rounds = blocks.div_ceil(cus.saturating_mul(t.per_cu)).max(1) as f64;
+        // Blocks on a CU share what it has.
+        let resident = blocks.div_ceil(cus).min(t.per_cu).max(1) as f64;
+        let stage = resident * (t.m * t.n) as f64 * t.cost * rates.stage;
+        // Prologue and epilogue weigh as some stages.
+        let least = if t.tile.skinny() { 0.0 } else { STAGE };
+        let matrix = rounds * (stages + 8.0) * stage.max(least);
+        // The weights come from memory, the rows of all blocks from L2. Through LDS, both are part of the cost.
+        let row = t.n as f64 * weight * rates.byte / ALONE + m.min(t.m) as f64 * rates.near;
+        let loads = if t.tile.skinny() { rounds * resident * stages * STAGE_BYTES as f64 * row } else { 0.0 };
+        let share = batch as f64 / cus as f64 * rates.byte;
+        let memory = (m as f64 + n as f64 * weight) * bytes as f64 * share;
+        // Four bytes are written and read again.
+        let planes = LAUNCH + 8.0 * splits as f64 * m as f64 * n as f64 * share;
+        matrix.max(loads).max(memory) + if splits > 1 { planes } else { 0.0 }
+    }
+
+    /// With the parts of K that make its time shortest, and that.
+    fn fastest(&self, tile: GemmTile) -> (GemmConfig, f64) {
+        let t = tile.info();
+        let parts = self.precision.bytes(self.sizes[3]).div_ceil(t.stretch()).max(1);
+        let most = parts.min(self.most_splits);
+        let group = if tile.skinny() { 1 } else { (2048 / t.m).max(1) };
+        let configs = || {
+            let splits = SPLITS.into_iter().filter(|&n| n == 1 || n <= most);
+            splits.map(|splits| GemmConfig { tile, splits, group }).map(|config| (config, self.time(config)))
+        };
+        let shortest = configs().fold(f64::INFINITY, |shortest, (_, time)| time.min(shortest));
+        // The fewest parts within a tenth of it: the model is no better than that, and planes are traffic.
+        let few = configs().find(|(_, time)| *time <= 1.1 * shortest);
+        few.unwrap_or((GemmConfig { tile, splits: 1, group }, f64::INFINITY))
+    }
+
+    /// Each tile that can make the product, with its parts of K and modelled nanoseconds.
+    pub fn candidates(&self, serves: impl Fn(GemmTile) -> bool) -> Vec<(GemmConfig, f64)> {
+        let fits = |&tile: &GemmTile| {
+            serves(tile)
+                && (tile != GemmTile::Elements) == self.vectors
+                && (!tile.skinny() || self.sizes[1] <= tile.info().m)
+        };
+        GemmTile::ALL.into_iter().filter(fits).map(|tile| self.fastest(tile)).collect()
+    }
+
+    /// The choice, among the tiles that there are kernels of.
+    pub fn choose(&self, serves: impl Fn(GemmTile) -> bool) -> GemmConfig {
+        // The fewest rows that hold all.
+        let skinny: &[GemmTile] = match self.sizes[1] {
+            65.. => &[],
+            33.. => &[GemmTile::S64x32],
+            17.. => &[GemmTile::S32x32],
+            _ => &[GemmTile::S16x16, GemmTile::S16x32],
+        };
+        let fastest = |tiles: &[GemmTile], fits: &dyn Fn(GemmTile) -> bool| {
+            let times =
+                tiles.iter().filter(|&&tile| serves(tile) && fits(tile)).map(|&tile| self.fastest(tile));
+            times.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(config, _)| config)
+        };
+        let through_lds = |tile: GemmTile| !tile.skinny() && (tile != GemmTile::Elements) == self.vectors;
+        fastest(skinny, &|_| self.vectors)
+            .or_else(|| fastest(&GemmTile::ALL, &through_lds))
+            .unwrap_or(GemmConfig { tile: GemmTile::Elements, splits: 1, group: 1 })
+    }
+}
+
 impl GemmConfig {
     /// The choice for `batch` products of `[m, k]` by `[n, k]` on a device. `vectors`: rows begin on 16 bytes and are a
     /// multiple of 16 bytes long. `most_splits`: that there is a workspace for. `serves`: which tiles there are kernels of.
     pub(crate) fn choose(
         info: &DeviceInfo,
         precision: Precision,
-        [batch, m, n, k]: [usize; 4],
+        sizes: [usize; 4],
         vectors: bool,
         most_splits: usize,
         serves: impl Fn(GemmTile) -> bool,
     ) -> Self {
-        let bytes = precision.bytes(k);
-        let cus = (info.compute_units as usize).max(1);
-        let narrow =
-            if batch.saturating_mul(n.div_ceil(32)) >= 2 * cus { GemmTile::S16x32 } else { GemmTile::S16x16 };
-        let skinny = match m {
-            65.. => None,
-            33.. => Some(GemmTile::S64x32),
-            17.. => Some(GemmTile::S32x32),
-            _ if serves(narrow) => Some(narrow),
-            _ => Some(GemmTile::S16x32),
-        };
-        let Some(tile) = skinny.filter(|&tile| vectors && serves(tile)) else {
-            let fits = |t: &TileInfo| {
-                !t.tile.skinny() && serves(t.tile) && (t.tile != GemmTile::Elements) == vectors
-            };
-            return Self::shortest(fits, cus, [batch, m, n], bytes, most_splits);
-        };
-        let tiles = batch.saturating_mul(n.div_ceil(tile.info().n)).max(1);
-        let stretches = bytes.div_ceil(tile.info().stretch()).max(1);
-        let splits = cus.div_ceil(tiles).min(stretches).min(most_splits).max(1);
-        Self { tile, splits, group: 1 }
-    }
-
-    fn shortest(
-        fits: impl Fn(&TileInfo) -> bool,
-        cus: usize,
-        [batch, m, n]: [usize; 3],
-        bytes: usize,
-        most_splits: usize,
-    ) -> Self {
-        let stages = bytes.div_ceil(STAGE_BYTES).max(1);
-        let mut best = (f64::INFINITY, Self { tile: GemmTile::Elements, splits: 1, group: 1 });
-        for t in TILES.iter().filter(|t| fits(t)) {
-            let tiles = batch.saturating_mul(m.div_ceil(t.m)).saturating_mul(n.div_ceil(t.n));
-            let mut splits = 1;
-            while splits <= most_splits.min(stages) {
-                let blocks = tiles.saturating_mul(splits);
-                let rounds = blocks.div_ceil(cus * t.per_cu).max(1);
-                // Blocks on a CU share its matrix units.
-                let resident = blocks.div_ceil(cus).min(t.per_cu).max(1);
-                let stage = (t.m * t.n) as f64 * t.cost * resident as f64;
-                // Prologue and epilogue weigh as some stages.
-                let block = (stages.div_ceil(splits) + 8) as f64;
-                let outputs = batch as f64 * m as f64 * n as f64 / cus as f64;
-                let planes = if splits > 1 { LAUNCH + PLANE * splits as f64 * outputs } else { 0.0 };
-                let time = rounds as f64 * block * stage + planes;
-                if time < best.0 {
-                    best = (time, Self { tile: t.tile, splits, group: (2048 / t.m).max(1) });
-                }
-                splits *= 2;
-            }
-        }
-        best.1
+        Job { info, precision, sizes, vectors, most_splits }.choose(serves)
     }
 
     /// Elements of K in each part but perhaps the last, and how many parts are not empty.
@@ -284,10 +375,13 @@ mod tests {
                 config.tile.skinny() && config.tile.shape().0 >= m && config.tile.shape().0 < m + 32,
                 "{config:?}"
             );
-            // Each CU has work, if K has enough of it.
+            // Most CUs have work, if K has enough of it.
             let config = choose(m, 1280, 1 << 20, true);
             let (_, n_tiles) = config.tiles(m, 1280);
-            assert!(n_tiles * config.splits >= cus, "{config:?}");
+            assert!(n_tiles * config.splits * 4 >= 3 * cus, "{config:?}");
+            // Where parts would save less than they cost, K is whole.
+            assert_eq!(choose(m, 2112, 1024, true).splits, 1);
+            assert_eq!(choose(m, 14336, 4096, true).splits, 1);
         }
         assert_eq!(choose(16384, 16384, 8192, true).tile, GemmTile::T256x256);
         assert_eq!(choose(8192, 8192, 8192, true).splits, 1);

@@ -2,7 +2,9 @@
 
 use crate::a8w8::{self, MatrixCode};
 use crate::a16w16::{self, Half};
-use crate::problem::{BlockScales, BlockShape, Blocks, GemmOptions, Grouping, NAMES, Names, Product, Scales, To};
+use crate::problem::{
+    BlockScales, BlockShape, Blocks, GemmOptions, Grouping, NAMES, Names, Product, Scales, To,
+};
 use crate::views::Weight;
 use hk_core::{Float, Result, Stream, TensorView, TensorViewMut};
 

@@ -4,9 +4,7 @@ use crate::a8w8::MatrixCode;
 use crate::a16w16::Half;
 use crate::config::Precision;
 use crate::kernels;
-use crate::problem::{
-    After, Blocks, GemmOptions, Grouping, Kernels, MxScales, NAMES, Product, Scales, To,
-};
+use crate::problem::{After, Blocks, GemmOptions, Grouping, Kernels, MxScales, NAMES, Product, Scales, To};
 use crate::quantized::Quantized;
 use crate::views::{MX_BLOCK, MxScaleView, Weight};
 use hk_core::quant::{BlockScale, ScaleLayout};
@@ -152,7 +150,8 @@ fn a16wfp4<'a, T: Half, Y: Float>(
     let product = Product { after, ..fp4_product(op, x, w, x_scale.into(), w_scale, options) };
     let checked = product.check(stream, to, Some(&planes))?;
     let options = MxOptions { mode: BlockScale::Even, scale_layout: ScaleLayout::RowMajor };
-    quantized.each_batch(op, a, codes, scales, |x, q, scale| dynamic_mxfp4_quant(stream, x, q, scale, options))?;
+    quantized
+        .each_batch(op, a, codes, scales, |x, q, scale| dynamic_mxfp4_quant(stream, x, q, scale, options))?;
     product.launch(stream, checked, Some(planes))
 }
 

@@ -2,7 +2,9 @@
 
 use crate::a8w8::{self, MatrixCode};
 use crate::fp4::fp4_product;
-use crate::problem::{After, BlockScales, BlockShape, Blocks, FuseType, GemmOptions, NAMES, Names, Product, To};
+use crate::problem::{
+    After, BlockScales, BlockShape, Blocks, FuseType, GemmOptions, NAMES, Names, Product, To,
+};
 use crate::views::{Addend, FloatView, MxScaleView, Weight};
 use hk_core::{Float, Fp4x2, Result, Stream, TensorView, TensorViewMut};
 

@@ -3,8 +3,8 @@
 use crate::config::{GemmConfig, GemmTile, Precision};
 use crate::kernels;
 use crate::params::{
-    BlockParams, BlockScale, Epilogue, Fusion, Grid, Groups, MixedParams, NO_ACTIVATION, Operand, Output, Params,
-    ReduceParams,
+    BlockParams, BlockScale, Epilogue, Fusion, Grid, Groups, MixedParams, NO_ACTIVATION, Operand, Output,
+    Params, ReduceParams,
 };
 use crate::views::{Addend, FloatView, MX_BLOCK, MxScaleView, Weight};
 use bytemuck::Zeroable;
@@ -120,7 +120,7 @@ pub(crate) fn outputs([batch, m, n]: [usize; 3]) -> usize {
 }
 
 /// Parts of K that products are cut into of their own accord, at most.
-const MOST_SPLITS: usize = 32;
+pub(crate) const MOST_SPLITS: usize = 32;
 
 /// Scales of whole rows: `[.., M]` of x, `[.., N]` of w, or one number.
 #[derive(Debug, Clone, Copy, Default)]
@@ -153,7 +153,10 @@ pub(crate) enum Blocks<'a> {
     /// Of both operands.
     F32(BlockScales<'a>),
     /// Of codes that 16-bit floats are multiplied by, or that they are quantized to.
-    Weights { w: TensorView<'a, f32>, group: BlockShape },
+    Weights {
+        w: TensorView<'a, f32>,
+        group: BlockShape,
+    },
     Mx(MxScales<'a>),
 }
 
@@ -554,7 +557,14 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         if blocks > LIMIT {
             return Err(Error::too_large(self.op, self.names.y, format!("{blocks} tiles"), LIMIT as u64));
         }
-        Ok(Plan { config, splits, split_bytes: each / packed::<X>() * size_of::<X>(), m_tiles, n_tiles, blocks })
+        Ok(Plan {
+            config,
+            splits,
+            split_bytes: each / packed::<X>() * size_of::<X>(),
+            m_tiles,
+            n_tiles,
+            blocks,
+        })
     }
 
     /// The kernel that multiplies. `planes`: where the sums of parts of K go, if not to the output.
@@ -571,7 +581,9 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         let tile = plan.config.tile;
         let kernels = match &self.blocks {
             Blocks::Mx(MxScales { x, w, by_words })
-                if w.words(sizes.k) && x.as_ref().is_none_or(|x| x.words(sizes.k)) && tile != GemmTile::Elements =>
+                if w.words(sizes.k)
+                    && x.as_ref().is_none_or(|x| x.words(sizes.k))
+                    && tile != GemmTile::Elements =>
             {
                 by_words
             }
@@ -845,7 +857,9 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         fn erased<T: hk_core::Operand>(operand: Option<&T>) -> Option<&dyn hk_core::Operand> {
             operand.map(|t| t as &dyn hk_core::Operand)
         }
-        let (block_x, block_w): (Option<&dyn hk_core::Operand>, Option<&dyn hk_core::Operand>) = match &self.blocks {
+        let (block_x, block_w): (Option<&dyn hk_core::Operand>, Option<&dyn hk_core::Operand>) = match &self
+            .blocks
+        {
             Blocks::None => (None, None),
             Blocks::F32(BlockScales { x, w, .. }) => (Some(x), Some(w)),
             Blocks::Weights { w, .. } => (None, Some(w)),
@@ -1025,7 +1039,7 @@ impl BlockShape {
 /// How x is quantized to mxfp4.
 const MX_RULE: BlockRule = BlockRule::fp4(hk_core::quant::BlockScale::Even, 0);
 /// Splits that blocks add up in memory, at most: each adds to every output.
-const MOST_ATOMIC_SPLITS: usize = 16;
+pub(crate) const MOST_ATOMIC_SPLITS: usize = 16;
 /// Outputs of a lane, threads of a block, and blocks a CU, of `hip/reduce.hip`.
 pub(crate) const REDUCED_PART: usize = 8;
 pub(crate) const REDUCE_THREADS: usize = 256;

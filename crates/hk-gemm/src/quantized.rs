@@ -33,7 +33,8 @@ impl<Q: Element, S: Element> Quantized<Q, S> {
     fn lens(&self) -> [usize; 2] {
         let all = |shape: &[usize]| shape.iter().fold(1, |n: usize, &len| n.saturating_mul(len));
         let room = |bytes: usize| bytes.div_ceil(16).saturating_mul(4);
-        [all(&self.codes).saturating_mul(size_of::<Q>()), all(&self.scales).saturating_mul(size_of::<S>())].map(room)
+        [all(&self.codes).saturating_mul(size_of::<Q>()), all(&self.scales).saturating_mul(size_of::<S>())]
+            .map(room)
     }
 
     /// f32 of a workspace for both.
@@ -83,7 +84,8 @@ impl<Q: Element, S: Element> Quantized<Q, S> {
         workspace.expect_aligned(op, ARG, 16)?;
         a.expect_unit_stride(op, "a")?;
         a.expect_aligned(op, "a", size_of::<T>() as u64)?;
-        let outputs = [(("y", Some(&*to.y() as &dyn hk_core::Operand)), &[][..]), ((ARG, Some(&workspace)), &[])];
+        let outputs =
+            [(("y", Some(&*to.y() as &dyn hk_core::Operand)), &[][..]), ((ARG, Some(&workspace)), &[])];
         check_aliases(op, &[("a", Some(a))], &outputs)?;
         let [codes, scales] = self.lens();
         let (codes, rest) = workspace.split_at(0, codes)?;
@@ -108,7 +110,11 @@ impl<Q: Element, S: Element> Quantized<Q, S> {
         for b in 0..batches {
             let (x, q, scale) = if a.shape().len() == 3 {
                 let one = b..b + 1;
-                (a.slice(0, one.clone())?, codes.reborrow().slice(0, one.clone())?, scales.reborrow().slice(0, one)?)
+                (
+                    a.slice(0, one.clone())?,
+                    codes.reborrow().slice(0, one.clone())?,
+                    scales.reborrow().slice(0, one)?,
+                )
             } else {
                 (a, codes.reborrow(), scales.reborrow())
             };

@@ -108,7 +108,8 @@ fn params<T: Element>(
 ) -> Result<Params> {
     check_shuffled(op, "shuffled", shuffled)?;
     let last = shuffled.len() - 1;
-    let fits = plain.len() == shuffled.len() && plain[..last] == shuffled[..last] && plain[last] <= shuffled[last];
+    let fits =
+        plain.len() == shuffled.len() && plain[..last] == shuffled[..last] && plain[last] <= shuffled[last];
     if !fits {
         let want = format!("{:?}, the last axis no longer than that", shuffled);
         return Err(Error::shape(op, "plain", plain, want));

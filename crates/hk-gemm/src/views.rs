@@ -264,7 +264,12 @@ impl<'a> MxScaleView<'a> {
             Self::Rows(view) => {
                 let want: Vec<usize> = lead.into_iter().chain([rows, blocks]).collect();
                 if shape != want {
-                    return Err(Error::shape(op, arg, shape, format!("{want:?} (rows, blocks of 32 columns)")));
+                    return Err(Error::shape(
+                        op,
+                        arg,
+                        shape,
+                        format!("{want:?} (rows, blocks of 32 columns)"),
+                    ));
                 }
                 let axes = view.strides().iter().zip(shape).rev().take(2);
                 let spread = axes.map(|(s, n)| s.saturating_mul(n.next_multiple_of(64)));
@@ -282,7 +287,9 @@ impl<'a> MxScaleView<'a> {
                 };
                 if !fits {
                     let lead = lead.map_or(String::new(), |lead| format!("{lead}, "));
-                    let want = format!("[{lead}{least}] or longer (shuffled scales of {rows} rows of {blocks} blocks)");
+                    let want = format!(
+                        "[{lead}{least}] or longer (shuffled scales of {rows} rows of {blocks} blocks)"
+                    );
                     return Err(Error::shape(op, arg, shape, want));
                 }
                 if least >= 1 << 31 {

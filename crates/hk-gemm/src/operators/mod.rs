@@ -2,8 +2,11 @@
 
 mod a16w16;
 mod a8w8;
+mod choice;
 mod ff;
 mod gmm;
+
+pub use choice::choices;
 
 use crate::problem::outputs;
 use crate::reference::Sums;
