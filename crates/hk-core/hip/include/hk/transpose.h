@@ -30,7 +30,7 @@ HK_FN Frag column_of(const Frag (&rows)[8], u32 j) {
 /// 64 lanes have 4 times 4 columns of 16 neighbouring pieces of rows: a line of 128 bytes of each column, if pieces are of 4 rows.
 /// 16 lanes that LDS writes together have 4 pieces. The rows that they write at a time must not all be even, or all odd, for
 /// these are on one half of the banks: so lanes of every second piece, or pair of pieces, write odd rows where the others
-/// write even ones. Then no bank is met twice, with either swizzle of SharedTile.
+/// write even ones. Then no bank is met twice.
 ///
 /// `kBegins`: columns before one that is given are none.
 template <class Tile_, int kThreads, bool kBegins = false>
