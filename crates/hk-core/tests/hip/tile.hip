@@ -228,6 +228,17 @@ HK_FN void transposed(const Params &p) {
     bring(p, hk::TransposingMover<SharedTile<kRows, 64>, kThreads>(bytes(p.x), p.rows, u32(p.layout.row), p.end));
 }
 
+/// The same, from byte `factor` of the rows on.
+HK_FN void transposed_part(const Params &p) {
+    using Mover = hk::TransposingMover<SharedTile<128, 64>, kThreads, true>;
+    bring(p, Mover(bytes(p.x), p.rows, u32(p.layout.row), p.end, p.factor));
+}
+
+/// Of rows `layout.row` bytes apart, from byte `factor` on.
+HK_FN void ragged(const Params &p) {
+    bring(p, hk::RaggedMover<SharedTile<128, 64>, kThreads>(bytes(p.x), p.rows, u32(p.layout.row), p.end, p.factor));
+}
+
 /// Of a matrix with rows `layout.row` and columns `layout.block` bytes apart.
 HK_FN void strided(const Params &p) {
     bring(p, hk::StridedMover<SharedTile<128, 64>, kThreads>(bytes(p.x), p.rows, p.layout.row, p.layout.block, p.end));
@@ -373,6 +384,8 @@ MOVERS(64)
 MOVERS(128)
 HK_ENTRY(move_transposed_64, kThreads, transposed<64>)
 HK_ENTRY(move_transposed_128, kThreads, transposed<128>)
+HK_ENTRY(move_transposed_part, kThreads, transposed_part)
+HK_ENTRY(move_ragged, kThreads, ragged)
 HK_ENTRY(move_strided, kThreads, strided)
 HK_ENTRY(move_decoded_vectors, kThreads, decoded<Access::Vectors>)
 HK_ENTRY(move_decoded_elements, kThreads, decoded<Access::Elements>)

@@ -393,43 +393,54 @@ fn movers_bring_rows() {
     }
 }
 
-/// Matrices of 16-bit elements whose columns are contiguous, or nothing is.
+/// Matrices of 16-bit elements whose columns are contiguous, or nothing is; and parts of their columns.
 #[test]
-fn movers_transpose() {
+fn movers_of_halves() {
     let mut random = Random(8);
     for stream in streams() {
-        for (kernel, tile_rows) in
-            [("move_transposed_64", 64), ("move_transposed_128", 128), ("move_strided", 128)]
-        {
+        for (kernel, tile_rows) in [
+            ("move_transposed_64", 64),
+            ("move_transposed_128", 128),
+            ("move_transposed_part", 128),
+            ("move_ragged", 128),
+            ("move_strided", 128),
+        ] {
             for case in 0..6 {
                 let whole = case == 0;
-                let unit = if kernel == "move_strided" { 1 } else { 4 };
+                let (unit, part) = match kernel {
+                    "move_strided" => (1, false),
+                    "move_ragged" => (1, true),
+                    _ => (4, kernel == "move_transposed_part"),
+                };
                 let rows = if whole { tile_rows } else { unit * (1 + random.below(150 / unit)) };
                 let columns = if whole { 32 } else { 1 + random.below(100) };
                 let from = if whole { 0 } else { random.below(columns / 32 + 2) * 32 };
+                let begin = if part && !whole { random.below(columns) } else { 0 };
                 // Elements from a row to the next, and from a column.
                 let (row, column) = match kernel {
                     "move_strided" => (2, 2 * rows + random.below(4)),
+                    "move_ragged" => (columns.next_multiple_of(8) + 8 * random.below(2), 1),
                     _ => (1, rows + unit * random.below(3)),
                 };
+                let (first, second) =
+                    if kernel.contains("transposed") { (column, row) } else { (row, column) };
                 let given = Given {
-                    layout: RowLayout { row: 2 * row as i64, block: 2 * column as i64, spread: 0, pad: 0 },
+                    layout: RowLayout { row: 2 * first as i64, block: 2 * second as i64, spread: 0, pad: 0 },
                     rows: rows as u32,
                     end: 2 * columns as u32,
                     from: 2 * from as u32,
+                    factor: 2 * begin as u32,
                     ..READ
                 };
+                // Ragged rows are parts of whole chunks.
+                let in_memory = if kernel == "move_ragged" { columns.next_multiple_of(8) } else { columns };
                 let x: Vec<u16> =
-                    (0..(rows - 1) * row + (columns - 1) * column + 1).map(|i| i as u16 + 1).collect();
+                    (0..(rows - 1) * row + (in_memory - 1) * column + 1).map(|i| i as u16 + 1).collect();
                 let element = |at: usize| {
                     let (r, c) = (at / 32, from + at % 32);
-                    if r < rows && c < columns { x[r * row + c * column] } else { 0 }
+                    if r < rows && (begin..columns).contains(&c) { x[r * row + c * column] } else { 0 }
                 };
                 let want: Vec<u16> = (0..tile_rows * 32).map(element).collect();
-                let given = match kernel {
-                    "move_strided" => given,
-                    _ => Given { layout: RowLayout { row: given.layout.block, ..given.layout }, ..given },
-                };
                 let got = run(&stream, kernel, bytemuck::cast_slice(&x), 0, &[0], 2 * want.len(), given);
                 let got: &[u16] = bytemuck::cast_slice(&got);
                 assert_eq!(got, want, "{kernel} on {}, case {case}", arch(&stream));

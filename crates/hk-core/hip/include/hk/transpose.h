@@ -119,18 +119,14 @@ public:
 
 /// As Mover by vectors, of rows of 16-bit elements that begin and end with any column of a chunk: rows of a part of the
 /// columns of a matrix whose own rows are on 16 bytes, and multiples of 16 bytes long.
-template <class Tile_, int kThreads>
-class RaggedMover {
-public:
-    using Tile = Tile_;
-    static constexpr u32 kStage = Tile::kBytes;  // of a row in memory
-    static constexpr int kParts = Tile::kRows * Tile::kChunks / kThreads;
-    static constexpr bool kDirect = false;
-    static_assert(kThreads / Tile::kChunks % 16 == 0, "all chunks of a thread are at one place of their rows");
+template <class Tile, int kThreads>
+class RaggedMover : public ThreadChunks<Tile, kThreads> {
+    using Base = ThreadChunks<Tile, kThreads>;
 
-    struct Chunks {
-        Vec<u32, 4> part[kParts];
-    };
+public:
+    using Base::kParts, typename Base::Chunks;
+    static constexpr u32 kStage = Tile::kBytes;  // of a row in memory
+    static constexpr bool kDirect = false;
 
 private:
     Window window_;
@@ -140,12 +136,10 @@ private:
 public:
     /// Rows `stride` bytes apart, of `end` bytes, of which the first `begin` are zero. From row `rows` on there is none.
     HK_FN RaggedMover(GlobalPtr<const u8> first, u32 rows, u32 stride, u32 end, u32 begin)
-        : window_(first, Window::kBeyond - 1), begin_(begin), end_(end) {
-        const u32 row = thread_x() / Tile::kChunks;
-        ahead_ = (thread_x() % Tile::kChunks ^ Tile::swizzle(row)) * 16;
+        : window_(first, Window::kBeyond - 1), begin_(begin), end_(end), ahead_(Base::chunk() * 16) {
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
-            const u32 from = row + i * (kThreads / Tile::kChunks);
+            const u32 from = Base::row(i);
             offset_[i] = from < rows ? from * stride + ahead_ : Window::kBeyond;
         }
     }
@@ -168,11 +162,6 @@ public:
             for (int i = 0; i < kParts; ++i) chunks.part[i] &= mask;
         }
         return chunks;
-    }
-
-    HK_FN static void store(const Chunks &chunks, Tile &tile) {
-#pragma unroll
-        for (int i = 0; i < kParts; ++i) tile.chunk[thread_x() + i * kThreads] = chunks.part[i];
     }
 };
 
