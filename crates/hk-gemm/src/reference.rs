@@ -1,6 +1,8 @@
 //! Products in `f64` and plain loops, with what bounds the error of the same in `f32`.
 
-use crate::Activation;
+use crate::{Activation, FuseType};
+use hk_core::Fp4Rounding;
+use hk_core::quant::{BlockRule, BlockScale, Quantized, group_scale};
 use hk_core::{DType, bf16, f16};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_PI};
 use std::ops::Range;
@@ -153,7 +155,66 @@ pub fn scaled(x: &[f64], k: usize, scales: &[f64], [rows, columns]: [usize; 2]) 
     x.iter().enumerate().map(|(i, x)| x * at(i)).collect()
 }
 
+/// Rows of `k` values from weights in shuffled order ([`ShuffledWeight`](crate::ShuffledWeight)), with chunks of `chunk`.
+///
+/// # Panics
+/// If there are no whole blocks of 16 rows.
+pub fn unshuffled(shuffled: &[f64], k: usize, chunk: usize) -> Vec<f64> {
+    let mut plain = vec![0.0; shuffled.len()];
+    for (i, &value) in shuffled.iter().enumerate() {
+        let (block, rest) = (i / (16 * k), i % (16 * k));
+        let (column, row) = (rest / (16 * chunk) * chunk + rest % chunk, rest / chunk % 16);
+        plain[(block * 16 + row) * k + column] = value;
+    }
+    plain
+}
+
+/// What the codes of rows of `k` 16-bit floats stand for in mxfp4.
+pub fn mx_quantized(x: &[f64], k: usize) -> Vec<f64> {
+    let rule = BlockRule::fp4(BlockScale::Even, 0);
+    let encode = hk_quant::reference::fp4(Fp4Rounding::NearestEven);
+    let out = hk_quant::reference::mx_quant(x, k, rule, encode);
+    let blocks = k.div_ceil(32);
+    out.q.iter().enumerate().map(|(i, q)| q * out.scale[i / k * blocks + i % k / 32]).collect()
+}
+
+/// What the codes of rows of `k` 16-bit floats stand for, with a scale for each 128 columns; as kernels compute them in f32.
+pub fn group_quantized<C: Quantized>(x: &[f64], k: usize) -> Vec<f64> {
+    let group = |group: &[f64]| {
+        let amax = hk_quant::reference::finite_max(group) as f32;
+        let scale = group_scale(amax, C::FORMAT);
+        let code =
+            move |&x: &f64| f64::from(C::from_f32(x as f32 * (1.0 / scale)).to_f32()) * f64::from(scale);
+        group.iter().map(code).collect::<Vec<_>>()
+    };
+    x.chunks_exact(k.max(1)).flat_map(|row| row.chunks(128)).flat_map(group).collect()
+}
+
 impl Sums {
+    /// Divided by a number.
+    #[must_use]
+    pub fn divided(mut self, by: f64) -> Self {
+        let both = self.values.iter_mut().zip(&mut self.magnitudes);
+        both.for_each(|(value, magnitude)| (*value, *magnitude) = (*value / by, *magnitude / by.abs()));
+        self
+    }
+
+    /// With two terms for each, or for all: `a * g + b`, or `a * b + g`.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    #[must_use]
+    pub fn with_terms(mut self, fuse: FuseType, a: &[f64], b: &[f64]) -> Self {
+        let at = |terms: &[f64], i: usize| terms[if terms.len() == 1 { 0 } else { i }];
+        for (i, (value, magnitude)) in self.values.iter_mut().zip(&mut self.magnitudes).enumerate() {
+            let (a, b) = (at(a, i), at(b, i));
+            let (factor, rest) = if fuse == FuseType::ScaleAdd { (a, b) } else { (1.0, a * b) };
+            *value = *value * factor + rest;
+            *magnitude = *magnitude * factor.abs() + rest.abs();
+        }
+        self
+    }
+
     /// Scaled: of rows of `n`, element `(m, n)` by `x[m] w[n]`, each with a number for each row or one for all of a batch of
     /// `m` rows.
     ///

@@ -1,8 +1,9 @@
 //! Products of 16-bit floats.
 
 use super::{
-    ACTIVATION, BATCHED_BIAS, BIAS, SPLITS, TILE, Y_DTYPE, act, activation, as_y, bias, case, finished,
-    optional_f64, options, sizes, splits, tile, to, with_half, workspace, y, y_dtype, y_outputs, y_spec,
+    ACTIVATION, BATCHED_BIAS, BIAS, SPLITS, TILE, W_SHUFFLED, Y_DTYPE, act, activation, as_y, bias, case,
+    finished, optional_f64, options, sizes, splits, tile, to, w_shuffled, weight, weights, with_half,
+    workspace, y, y_dtype, y_outputs, y_spec,
 };
 use crate::a16w16::sealed::Half as _;
 use crate::kernels;
@@ -47,7 +48,7 @@ macro_rules! corners {
         [
             case!("256 x 256", a: $dtype [270, 200], w: $dtype [300, 200], bias: $dtype [300]; tile("256x256"), act("gelu")),
             case!("128 x 128", a: $dtype [130, 96], w: $dtype [200, 96]; tile("128x128"), splits(2), to("f32")),
-            case!("64 x 64", a: $dtype [65, 264], w: $dtype [70, 264], bias: F32 [70]; tile("64x64"), splits(3), act("relu")),
+            case!("64 x 64, shuffled", a: $dtype [65, 288], w: $dtype [80, 288], bias: F32 [80]; tile("64x64"), splits(3), act("relu6"), w_shuffled()),
             case!("elements", a: $dtype [33, 77], w: $dtype [50, 77], bias: F16 [50]; tile("elements"), to("f16"), act("tanh")),
             case!("16 x 16", a: $dtype [13, 1544], w: $dtype [40, 1544], bias: Bf16 [40]; tile("16x16"), act("silu")),
             case!("16 x 32", a: $dtype [16, 2056], w: $dtype [40, 2056]; tile("16x32"), splits(2), act("gelu_tanh")),
@@ -106,7 +107,7 @@ pub(super) const GEMM_A16W16: Operator = Operator {
     family: "hk-gemm",
     summary: "y = activation(a w^T + bias)",
     args: &[A, W, BIAS, y(2, "[M, N]", TERMS)],
-    scalars: &[Y_DTYPE, ACTIVATION, TILE, SPLITS],
+    scalars: &[Y_DTYPE, ACTIVATION, W_SHUFFLED, TILE, SPLITS],
     kernels: &[&kernels::TILES16, &kernels::SKINNY16, &kernels::REDUCE],
     cases: &[
         case!("Llama-3 8B q, k, v, 16 tokens", a: Bf16 [16, 4096], w: Bf16 [6144, 4096]),
@@ -122,7 +123,7 @@ pub(super) const GEMM_A16W16: Operator = Operator {
         let (options, bias) = (options(&inputs)?, bias(&inputs)?);
         with_half!(inputs, "a", T => {
             let space = workspace(stream, &inputs, &mut outputs, &options, T::PRECISION)?;
-            let (a, w) = (inputs.view::<T>("a")?, inputs.view("w")?);
+            let (a, w) = (inputs.view::<T>("a")?, weight::<T>(&inputs)?);
             with_float!("gemm_a16w16", "y", y_dtype(&inputs)?, Y => {
                 crate::gemm_a16w16(stream, a, w, bias, outputs.take::<Y>("y")?, space, options)
             })
@@ -151,7 +152,7 @@ pub(super) const BATCHED_GEMM_BF16: Operator = Operator {
         let (options, bias) = (options(&inputs)?, bias(&inputs)?);
         with_half!(inputs, "a", T => {
             let space = workspace(stream, &inputs, &mut outputs, &options, T::PRECISION)?;
-            let (a, w) = (inputs.view::<T>("a")?, inputs.view("w")?);
+            let (a, w) = (inputs.view::<T>("a")?, weight::<T>(&inputs)?);
             with_float!("batched_gemm_bf16", "y", y_dtype(&inputs)?, Y => {
                 crate::batched_gemm_bf16(stream, a, w, bias, outputs.take::<Y>("y")?, space, options)
             })
@@ -164,7 +165,7 @@ pub(super) const GEMM_A16W16_ATOMIC: Operator = Operator {
     name: "gemm_a16w16_atomic",
     summary: "y = a w^T, or y += a w^T, parts of K added in memory",
     args: &[A, W, ArgSpec::updated("y", Tolerance::Sum { terms: TERMS }, &[DType::F32], 2, "[M, N]")],
-    scalars: &[ACCUMULATE, TILE, SPLITS],
+    scalars: &[ACCUMULATE, W_SHUFFLED, TILE, SPLITS],
     cases: &[
         case!("Llama-3 70B k, v of 8 GPUs, 16 tokens", a: Bf16 [16, 8192], w: Bf16 [256, 8192], y: F32 [16, 256]),
         case!("DeepSeek-V3 router, 64 tokens", a: Bf16 [64, 7168], w: Bf16 [256, 7168], y: F32 [64, 256]),
@@ -175,7 +176,7 @@ pub(super) const GEMM_A16W16_ATOMIC: Operator = Operator {
         let (inputs, mut outputs) = call.split();
         let (options, accumulate) = (options(&inputs)?, inputs.bool("accumulate")?);
         with_half!(inputs, "a", T => {
-            let (a, w) = (inputs.view::<T>("a")?, inputs.view("w")?);
+            let (a, w) = (inputs.view::<T>("a")?, weight::<T>(&inputs)?);
             crate::gemm_a16w16_atomic(stream, a, w, outputs.take("y")?, accumulate, options)
         })
     },
@@ -209,7 +210,7 @@ pub(super) const GEMM_A16W16_GATED: Operator = Operator {
         let options = options(&inputs)?;
         with_half!(inputs, "a", T => {
             let space = workspace(stream, &inputs, &mut outputs, &options, T::PRECISION)?;
-            let (a, w) = (inputs.view::<T>("a")?, inputs.view("w")?);
+            let (a, w) = (inputs.view::<T>("a")?, weight::<T>(&inputs)?);
             with_float!("gemm_a16w16_gated", "y", y_dtype(&inputs)?, Y => {
                 crate::gemm_a16w16_gated(stream, a, w, outputs.take::<Y>("y")?, space, options)
             })
@@ -223,5 +224,5 @@ pub(super) const GEMM_A16W16_GATED: Operator = Operator {
 };
 
 fn product(call: &HostCall) -> Result<Sums> {
-    Ok(reference::product(&call.get("a")?.to_f64(), &call.get("w")?.to_f64(), sizes(call)?))
+    Ok(reference::product(&call.get("a")?.to_f64(), &weights(call)?, sizes(call)?))
 }

@@ -1,8 +1,8 @@
 //! Products of int8 and fp8 codes.
 
 use super::{
-    ACTIVATION, BATCHED_BIAS, BIAS, SPLITS, TILE, Y_DTYPE, act, bias, case, finished, options, sizes, splits,
-    tile, to, workspace, y, y_dtype, y_outputs,
+    ACTIVATION, BATCHED_BIAS, BIAS, SPLITS, TILE, W_SHUFFLED, Y_DTYPE, act, bias, case, finished, options,
+    sizes, splits, tile, to, w_shuffled, weight, weights, workspace, y, y_dtype, y_outputs,
 };
 use crate::a8w8::sealed::MatrixCode as _;
 use crate::reference;
@@ -85,7 +85,7 @@ macro_rules! corners {
             case!("elements", a: $t [33, 77], w: $t [50, 77], a_scale: F32 [33], w_scale: F32 [1], bias: F16 [50]; tile("elements"), to("f16")),
             case!("16 x 16", a: $t [13, 3088], w: $t [40, 3088], a_scale: F32 [13], w_scale: F32 [40]; tile("16x16"), act("silu")),
             case!("16 x 32", a: $t [16, 4112], w: $t [40, 4112], a_scale: F32 [16], w_scale: F32 [40]; tile("16x32"), splits(2)),
-            case!("32 x 32", a: $t [17, 1040], w: $t [40, 1040], a_scale: F32 [17], w_scale: F32 [40]; tile("32x32")),
+            case!("32 x 32, shuffled", a: $t [17, 1056], w: $t [48, 1056], a_scale: F32 [17], w_scale: F32 [48]; tile("32x32"), w_shuffled()),
             case!("64 x 32", a: $t [63, 688], w: $t [40, 688], a_scale: F32 [63], w_scale: F32 [40]; tile("64x32"), to("f32")),
         ]
     };
@@ -110,7 +110,7 @@ macro_rules! corners {
             case!("16 x 16", a: $t [13, 2064], w: $t [40, 2064], a_scale: F32 [13, 17], w_scale: F32 [1, 17]; tile("16x16"), act("silu")),
             case!("16 x 32", a: $t [16, 4112], w: $t [40, 4112], a_scale: F32 [16, 17], w_scale: F32 [10, 17]; tile("16x32"), splits(2), of_n(4), of_k(256)),
             case!("32 x 32", a: $t [17, 1040], w: $t [40, 1040], a_scale: F32 [17, 9], w_scale: F32 [3, 9]; tile("32x32"), of_n(16)),
-            case!("64 x 32", a: $t [63, 688], w: $t [40, 688], a_scale: F32 [63, 6], w_scale: F32 [1, 6]; tile("64x32"), splits(2), to("f32")),
+            case!("64 x 32, shuffled", a: $t [63, 672], w: $t [48, 672], a_scale: F32 [63, 6], w_scale: F32 [1, 6]; tile("64x32"), splits(2), to("f32"), w_shuffled()),
         ]
     };
     (@ batched $t:ident) => {
@@ -140,7 +140,7 @@ macro_rules! run {
             let (a_scale, w_scale) = (inputs.view("a_scale")?, inputs.view("w_scale")?);
             with_code!(inputs, T => {
                 let space = workspace(stream, &inputs, &mut outputs, &options, T::PRECISION)?;
-                let (a, w) = (inputs.view::<T>("a")?, inputs.view("w")?);
+                let (a, w) = (inputs.view::<T>("a")?, weight::<T>(&inputs)?);
                 with_float!(stringify!($name), "y", y_dtype(&inputs)?, Y => {
                     let y = outputs.take::<Y>("y")?;
                     crate::$name(stream, a, w, a_scale, w_scale, bias, y, space, options)
@@ -155,7 +155,7 @@ pub(super) const GEMM_A8W8: Operator = Operator {
     family: "hk-gemm",
     summary: "y = activation(a_scale w_scale (a w^T) + bias)",
     args: &[A, W, A_SCALE, W_SCALE, BIAS, y(2, "[M, N]", TERMS)],
-    scalars: &[Y_DTYPE, ACTIVATION, TILE, SPLITS],
+    scalars: &[Y_DTYPE, ACTIVATION, W_SHUFFLED, TILE, SPLITS],
     kernels: &[&kernels::TILES8, &kernels::SKINNY8, &kernels::REDUCE],
     cases: &[
         case!("Llama-3 8B o, 16 tokens, int8", a: I8 [16, 4096], w: I8 [4096, 4096], a_scale: F32 [16], w_scale: F32 [4096]),
@@ -174,7 +174,7 @@ pub(super) const GEMM_A8W8: Operator = Operator {
     run: run!(gemm_a8w8),
     reference: |call: &HostCall| {
         let [batch, m, n, k] = sizes(call)?;
-        let (a, w) = (call.get("a")?.to_f64(), call.get("w")?.to_f64());
+        let (a, w) = (call.get("a")?.to_f64(), weights(call)?);
         let (a_scale, w_scale) = (call.get("a_scale")?.to_f64(), call.get("w_scale")?.to_f64());
         finished(call, reference::product(&a, &w, [batch, m, n, k]).scaled(&a_scale, &w_scale, [m, n]))
     },
@@ -196,7 +196,7 @@ pub(super) const GEMM_A8W8_PER_TOKEN_SCALE: Operator = Operator {
         let (a_scale, w_scale) = (inputs.view("a_scale")?, inputs.view("w_scale")?);
         with_code!(inputs, T => {
             let space = workspace(stream, &inputs, &mut outputs, &options, T::PRECISION)?;
-            let (a, w) = (inputs.view::<T>("a")?, inputs.view("w")?);
+            let (a, w) = (inputs.view::<T>("a")?, weight::<T>(&inputs)?);
             with_float!("gemm_a8w8_per_token_scale", "y", y_dtype(&inputs)?, Y => {
                 let y = outputs.take::<Y>("y")?;
                 crate::gemm_a8w8_per_token_scale(stream, a, w, a_scale, w_scale, y, space, options)
@@ -243,7 +243,7 @@ pub(super) const GEMM_A8W8_BLOCKSCALE: Operator = Operator {
         BIAS,
         y(2, "[M, N]", TERMS),
     ],
-    scalars: &[Y_DTYPE, ACTIVATION, GROUP_N, GROUP_K, TILE, SPLITS],
+    scalars: &[Y_DTYPE, ACTIVATION, GROUP_N, GROUP_K, W_SHUFFLED, TILE, SPLITS],
     kernels: &[&kernels::BLOCKSCALE, &kernels::REDUCE],
     cases: &[
         case!("DeepSeek-V3 down of a shared expert, 16 tokens", a: Fp8E4M3Fnuz [16, 2048], w: Fp8E4M3Fnuz [7168, 2048], a_scale: F32 [16, 16], w_scale: F32 [56, 16]),
@@ -265,7 +265,7 @@ pub(super) const GEMM_A8W8_BLOCKSCALE: Operator = Operator {
         let group = block_shape(inputs.int("group_n")?, inputs.int("group_k")?);
         with_code!(inputs, T => {
             let space = workspace(stream, &inputs, &mut outputs, &options, T::PRECISION)?;
-            let (a, w) = (inputs.view::<T>("a")?, inputs.view("w")?);
+            let (a, w) = (inputs.view::<T>("a")?, weight::<T>(&inputs)?);
             with_float!("gemm_a8w8_blockscale", "y", y_dtype(&inputs)?, Y => {
                 let y = outputs.take::<Y>("y")?;
                 crate::gemm_a8w8_blockscale(stream, a, w, a_scale, w_scale, group, bias, y, space, options)
@@ -274,7 +274,7 @@ pub(super) const GEMM_A8W8_BLOCKSCALE: Operator = Operator {
     },
     reference: |call: &HostCall| {
         let [batch, m, n, k] = sizes(call)?;
-        let (a, w) = (call.get("a")?.to_f64(), call.get("w")?.to_f64());
+        let (a, w) = (call.get("a")?.to_f64(), weights(call)?);
         let (a_scale, w_scale) = (call.get("a_scale")?.to_f64(), call.get("w_scale")?.to_f64());
         let group = block_shape(call.int("group_n")?, call.int("group_k")?);
         let a = reference::scaled(&a, k, &a_scale, [1, group.k]);

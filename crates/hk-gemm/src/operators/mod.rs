@@ -3,19 +3,25 @@
 mod a16w16;
 mod a8w8;
 mod choice;
+mod codes;
+mod deepgemm;
 mod ff;
 mod gmm;
 
 pub use choice::choices;
 
 use crate::problem::outputs;
+use crate::reference;
 use crate::reference::Sums;
-use crate::{Activation, FloatView, GemmConfig, GemmOptions, GemmTile, Precision, gemm_workspace};
+use crate::{
+    Activation, FloatView, GemmConfig, GemmOptions, GemmTile, Precision, ShuffledWeight, Weight,
+    gemm_workspace,
+};
 use hk_core::registry::{
     ArgSpec, Call, CallSpec, Described, HostCall, HostTensorF64, Inputs, Named, Operator, Outputs, Scalar,
     ScalarSpec, TensorSpec, Tolerance,
 };
-use hk_core::{DType, Error, Result, Stream, TensorViewMut};
+use hk_core::{DType, Element, Error, Result, Stream, TensorViewMut};
 
 /// The operators of this crate.
 pub static OPERATORS: &[Operator] = &[
@@ -27,6 +33,24 @@ pub static OPERATORS: &[Operator] = &[
     a8w8::GEMM_A8W8_PER_TOKEN_SCALE,
     a8w8::GEMM_A8W8_BLOCKSCALE,
     a8w8::BATCHED_GEMM_A8W8,
+    codes::GEMM_A16W8_BLOCKSCALE,
+    codes::BATCHED_GEMM_A8W8_PTGQ,
+    codes::GEMM_A16WFP4,
+    codes::GEMM_A16WFP4_ATOMIC,
+    codes::BATCHED_GEMM_A16WFP4,
+    codes::GEMM_A8WFP4,
+    codes::GEMM_AFP4WFP4,
+    codes::BATCHED_GEMM_AFP4WFP4,
+    codes::FUSED_GEMM_A8W8_BLOCKSCALE_MUL_ADD,
+    codes::FUSED_GEMM_A8W8_BLOCKSCALE_SPLIT_CAT,
+    codes::FUSED_GEMM_AFP4WFP4_MUL_ADD,
+    codes::FUSED_GEMM_AFP4WFP4_SPLIT_CAT,
+    deepgemm::DEEPGEMM_MASKED,
+    deepgemm::DEEPGEMM_MASKED_A8W8,
+    deepgemm::DEEPGEMM_CONTIGUOUS,
+    deepgemm::DEEPGEMM_CONTIGUOUS_A8W8,
+    deepgemm::SHUFFLE_WEIGHT,
+    deepgemm::UNSHUFFLE_WEIGHT,
     ff::FF_FUSED_GATED,
     ff::FF_FUSED_UNGATED,
     gmm::GMM,
@@ -141,21 +165,61 @@ fn options<V: Described>(call: &Call<V>) -> Result<GemmOptions> {
         "64x32" => Some(GemmTile::S64x32),
         _ => None,
     };
-    let splits = call.int("splits")?;
+    // Of operators without a workspace K stays whole.
+    let splits = call.int("splits").unwrap_or(1);
     let wrong = || Error::argument(call.operator().name, "splits", splits, "1 to 65535");
     let splits = usize::try_from(splits).map_err(|_| wrong())?;
     let config = tile.map(|tile| GemmConfig { tile, splits, group: 8 });
     Ok(GemmOptions { activation: activation(call), config, skip_reduce: false })
 }
 
+/// The activations of a call, `a` or `x`: of fused products `a` is another tensor.
+fn activations<V: Described>(call: &Call<V>) -> Result<&V> {
+    call.optional("x").map_or_else(|| call.get("a"), Ok)
+}
+
+/// Columns of K in an element.
+fn packed<V: Described>(tensor: &V) -> usize {
+    if tensor.dtype() == DType::Fp4x2 { 2 } else { 1 }
+}
+
 /// Batches, M, rows of w and K of a call.
 fn sizes<V: Described>(call: &Call<V>) -> Result<[usize; 4]> {
-    let (a, w) = (call.get("a")?.shape(), call.get("w")?.shape());
-    match (a, w) {
-        (&[m, k], &[n, w_k]) if k == w_k => Ok([1, m, n, k]),
-        (&[batch, m, k], &[w_batch, n, w_k]) if (batch, k) == (w_batch, w_k) => Ok([batch, m, n, k]),
-        _ => Err(Error::shape(call.operator().name, "w", w, format!("batch and K of a, {a:?}"))),
+    let (a, w) = (activations(call)?, call.get("w")?);
+    let columns = |tensor: &V| tensor.shape().last().map_or(0, |n| n * packed(tensor));
+    let k = columns(a);
+    match (a.shape(), w.shape()) {
+        (&[m, _], &[n, _]) if columns(w) == k => Ok([1, m, n, k]),
+        (&[batch, m, _], &[w_batch, n, _]) if (batch, k) == (w_batch, columns(w)) => Ok([batch, m, n, k]),
+        (a, w) => Err(Error::shape(call.operator().name, "w", w, format!("batch and K of a, {a:?}"))),
     }
+}
+
+const W_SHUFFLED: ScalarSpec = ScalarSpec {
+    name: "w_shuffled",
+    default: Scalar::Bool(false),
+    choices: &[],
+    summary: "w is in the order of shuffle_weight",
+};
+const fn w_shuffled() -> (&'static str, Scalar) {
+    ("w_shuffled", Scalar::Bool(true))
+}
+
+/// The weights of a call.
+fn weight<'a, T: Element>(inputs: &Inputs<'a>) -> Result<Weight<'a, T>> {
+    let view = inputs.view::<T>("w")?;
+    Ok(if inputs.bool("w_shuffled")? { ShuffledWeight::new(view)?.into() } else { view.into() })
+}
+
+/// Their values, row by row.
+fn weights(call: &HostCall) -> Result<Vec<f64>> {
+    let w = call.get("w")?;
+    let values = w.to_f64();
+    if !call.bool("w_shuffled")? {
+        return Ok(values);
+    }
+    let k = w.shape().last().map_or(0, |n| n * packed(w));
+    Ok(reference::unshuffled(&values, k, 16 / w.dtype().size_bytes() * packed(w)))
 }
 
 fn y_dtype<V: Described>(call: &Call<V>) -> Result<DType> {
@@ -164,7 +228,7 @@ fn y_dtype<V: Described>(call: &Call<V>) -> Result<DType> {
 
 fn y_spec(call: &CallSpec, gated: bool) -> Result<Named<TensorSpec>> {
     let [_, _, n, _] = sizes(call)?;
-    let mut shape = call.get("a")?.shape().to_vec();
+    let mut shape = activations(call)?.shape().to_vec();
     if let Some(last) = shape.last_mut() {
         *last = if gated { n / 2 } else { n };
     }
@@ -213,7 +277,7 @@ fn finished(call: &HostCall, sums: Sums) -> Result<Named<HostTensorF64>> {
 }
 
 fn as_y(call: &HostCall, sums: Sums, n: usize) -> Result<Named<HostTensorF64>> {
-    let mut shape = call.get("a")?.shape().to_vec();
+    let mut shape = activations(call)?.shape().to_vec();
     if let Some(last) = shape.last_mut() {
         *last = n;
     }
