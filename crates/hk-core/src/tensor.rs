@@ -267,6 +267,17 @@ impl<'a, T: Element> TensorViewMut<'a, T> {
         TensorViewMut { raw: self.raw, element: PhantomData }
     }
 
+    /// The memory of a contiguous tensor as elements of another type, as many as fit in it, along one axis.
+    ///
+    /// # Errors
+    /// [`Error::Stride`]; [`Error::Align`] if the address is not aligned to the other type.
+    pub fn cast<U: Element>(self, op: &'static str, arg: &'static str) -> Result<TensorViewMut<'a, U>> {
+        self.expect_contiguous(op, arg)?;
+        self.expect_aligned(op, arg, size_of::<U>() as u64)?;
+        let layout = Layout::contiguous([self.numel() * size_of::<T>() / size_of::<U>()])?;
+        Ok(TensorViewMut { raw: RawView { layout, ..self.raw }, element: PhantomData })
+    }
+
     /// The same elements as an input, for operators that permit an output to be exactly one of their inputs. Operators
     /// that do not permit it answer [`Error::Overlap`].
     pub fn alias(&self) -> TensorView<'a, T> {

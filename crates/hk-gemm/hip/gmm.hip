@@ -47,7 +47,7 @@ HK_FN void gmm(const Params &given) {
 }
 }  // namespace
 
-// Entry points of one type, as in `GMM_TILES` in src/gmm.rs: rhs with K contiguous, with N contiguous, with neither.
+// Entry points of one type, as in `gmm_names` in src/gmm.rs: rhs with K contiguous, with N contiguous, with neither.
 #define GMM_TILE(T, m, n, waves_m, waves_n)                                                          \
     HK_ENTRY(gmm_##T##_##m##x##n##_nk, waves_m * waves_n * hk::kWaveSize,                             \
              gmm<GroupedTile<hk::T, m, n, waves_m, waves_n, Way::Rows, Way::Rows>>)                   \

@@ -127,6 +127,7 @@ HK_FN Vec<float, 8> load_part(u64 data, i64 at, u32 left, bool vectors) {
 enum class Way {
     Rows,    ///< rows are contiguous, on 16 bytes, and multiples of 16 bytes long
     Across,  ///< columns of K are contiguous, on 8 bytes, and multiples of 8 bytes long
+    Ragged,  ///< as Rows, but for what they begin and end with: groups are of columns of K
     Any,
 };
 
@@ -141,19 +142,21 @@ struct GroupedTile : Tile<E, Access::Vectors, kM, kN, kWavesM, kWavesN, 5> {
     using Mover = decltype([] {
         using Shared = hk::SharedTile<kRows, Base::kBytes>;
         if constexpr (kWay == Way::Rows) return (hk::Mover<Shared, Base::kThreads, Access::Vectors, sizeof(E)> *)nullptr;
-        else if constexpr (kWay == Way::Across) return (hk::TransposingMover<Shared, Base::kThreads> *)nullptr;
+        else if constexpr (kWay == Way::Across) return (hk::TransposingMover<Shared, Base::kThreads, kX == Way::Ragged> *)nullptr;
+        else if constexpr (kWay == Way::Ragged) return (hk::RaggedMover<Shared, Base::kThreads> *)nullptr;
         else return (hk::StridedMover<Shared, Base::kThreads> *)nullptr;
     }());
     using X = __remove_pointer(Mover<kX, kM>);
     using W = __remove_pointer(Mover<kW, kN>);
     using Pipeline = hk::Pipeline<X, W, hk::NoWords, 5, kStep>;
 
-    /// What brings rows from `first` on, of `columns` of K.
+    /// What brings rows from `first` on, of `columns` of K, without the first `skipped`.
     template <Way kWay, class Mover>
-    HK_FN static Mover mover(const Strided &of, GlobalPtr<const u8> first, u32 rows, u32 columns) {
-        const u32 end = columns * u32(sizeof(E));
+    HK_FN static Mover mover(const Strided &of, GlobalPtr<const u8> first, u32 rows, u32 columns, u32 skipped) {
+        const u32 end = columns * u32(sizeof(E)), begin = skipped * u32(sizeof(E));
         if constexpr (kWay == Way::Rows) return Mover(first, rows, {of.row, 16 * of.row, 0}, end, [](u32 row) { return row; });
-        else if constexpr (kWay == Way::Across) return Mover(first, rows, u32(of.step), end);
+        else if constexpr (kWay == Way::Across) return Mover(first, rows, u32(of.step), end, begin);
+        else if constexpr (kWay == Way::Ragged) return Mover(first, rows, u32(of.row), end, begin);
         else return Mover(first, rows, of.row, of.step, end);
     }
 };
@@ -169,8 +172,12 @@ union GroupedLds {
 template <class T, class SumsOf>
 HK_FN void add_products(const GroupedParams &p, u32 group, u32 m, u32 rows, u32 n, u32 column, u32 columns,
                         GroupedLds<T> &lds, SumsOf &sums) {
-    const auto x = T::template mover<T::kX, typename T::X>(p.x, p.x.at(group, m, column), rows, columns);
-    const auto w = T::template mover<T::kW, typename T::W>(p.w, p.w.at(group, n, column), p.w.rows - n, columns);
+    // Chunks of 8 columns are on 16 bytes.
+    const u32 skipped = T::kX == Way::Ragged ? column % 8 : 0;
+    column -= skipped;
+    columns += skipped;
+    const auto x = T::template mover<T::kX, typename T::X>(p.x, p.x.at(group, m, column), rows, columns, skipped);
+    const auto w = T::template mover<T::kW, typename T::W>(p.w, p.w.at(group, n, column), p.w.rows - n, columns, skipped);
     const hk::NoWords none;
     const u32 stages = (columns * u32(sizeof(typename T::Element)) + T::kBytes - 1) / T::kBytes;
     typename T::Pipeline(x, w, none, lds.stages).run(0, stages, sums);

@@ -224,4 +224,196 @@ HK_FN void skinny_mx_gemm(const MixedParams &given) {
     skinny_gemm<Source, kWaves, false>(given, make);
 }
 
+/// Scales of w for columns of a group of 128 or more, at least four rows with the same; see BlockScale.
+template <int kTiles, int kGroups>
+class GroupRows {
+    hk::Window window_;
+    u32 offset_[kTiles];
+    u32 step_, shift_, end_;
+
+public:
+    HK_FN GroupRows(const BlockScale &s, u32 index, u32 first_row, u32 rows, u32 end)
+        : window_(s.first(index), hk::Window::kBeyond - 1), step_(s.group), shift_(s.group_shift), end_(end) {
+#pragma unroll
+        for (u32 i = 0; i < kTiles; ++i) offset_[i] = s.offset(first_row + 16 * i + hk::lane_id() / 16 * hk::kMmaRows, rows);
+    }
+
+    /// Of groups of `kBytes` bytes of x, from `from` on.
+    template <u32 kBytes>
+    HK_FN void load(float (&scales)[kTiles][kGroups], u32 from) const {
+#pragma unroll
+        for (u32 g = 0; g < kGroups; ++g) {
+            const u32 at = from + g * kBytes, past = (end_ - 1u - at) & hk::Window::kBeyond;
+#pragma unroll
+            for (int i = 0; i < kTiles; ++i) {
+                scales[i][g] = __builtin_bit_cast(float, window_.load<u32>(offset_[i] | past, (at >> shift_) * step_));
+            }
+        }
+    }
+};
+
+/// Times kMxCols columns that are 128.
+inline constexpr int kGroupBlocks = 128 / hk::kMxCols;
+
+/// Columns of 16-bit floats as they are, and codes of bytes as the same.
+template <class T, class Code>
+struct HalfByByte {
+    using X = T;
+    using W = Code;
+    using Part = hk::MmaAcc;
+    struct GroupX {
+        hk::Halves<T> block[kGroupBlocks];
+        float scale;
+    };
+    struct GroupW {
+        hk::Halves<T> block[kGroupBlocks];
+    };
+
+    HK_FN static GroupX x(const hk::Block<T> *raw) {
+        GroupX group;
+#pragma unroll
+        for (int b = 0; b < kGroupBlocks; ++b) group.block[b] = hk::Halves<T>::of(raw[b]);
+        group.scale = 1.0f;
+        return group;
+    }
+    HK_FN static GroupW w(const hk::Block<Code> *raw) {
+        GroupW group;
+#pragma unroll
+        for (int b = 0; b < kGroupBlocks; ++b) {
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                group.block[b].part[2 * c] = hk::decoded<Code, T>(raw[b].chunk[c].lo);
+                group.block[b].part[2 * c + 1] = hk::decoded<Code, T>(raw[b].chunk[c].hi);
+            }
+        }
+        return group;
+    }
+    HK_FN static Part mma(const GroupW &w, const GroupX &x, Part part) {
+#pragma unroll
+        for (int b = 0; b < kGroupBlocks; ++b) part = hk::mma(w.block[b], x.block[b], part);
+        return part;
+    }
+};
+
+/// 16-bit floats quantized to the codes that w has, a scale for each 128 columns of a row.
+template <class T, class Code>
+struct ToByteByByte {
+    using X = T;
+    using W = Code;
+    using Product = hk::Product<Code>;
+    using Part = typename Product::Acc;
+    struct GroupX {
+        Frag codes[kGroupBlocks][2];
+        float scale;
+    };
+    struct GroupW {
+        Frag codes[kGroupBlocks][2];
+    };
+
+    HK_FN static GroupX x(const hk::Block<T> *raw) {
+        constexpr auto kKind = hk::kCodeKind<Code>;
+        Vec<float, 8> v[kGroupBlocks][4];
+        hk::FiniteMax max;
+#pragma unroll
+        for (int b = 0; b < kGroupBlocks; ++b) {
+#pragma unroll
+            for (int c = 0; c < 4; ++c) {
+                v[b][c] = hk::widen<T, 8>(__builtin_bit_cast(Vec<T, 8>, raw[b].chunk[c]));
+                max.add(v[b][c]);
+            }
+        }
+        // Of the lanes that have the row.
+        u32 top = hk::MaxBits{}(max.top, hk::exchange<16>(max.top));
+        if constexpr (hk::kWaveSize > 32) top = hk::MaxBits{}(top, hk::exchange<hk::kWaveSize / 2>(top));
+        GroupX group;
+        group.scale = hk::group_scale(hk::FiniteMax::value(top), hk::kCodeMax<kKind>);
+        const float inverse = 1.0f / group.scale;
+#pragma unroll
+        for (int b = 0; b < kGroupBlocks; ++b) {
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                const auto low = hk::to_codes<kKind>(v[b][2 * c] * inverse);
+                const auto high = hk::to_codes<kKind>(v[b][2 * c + 1] * inverse);
+                group.codes[b][c] = {low[0], low[1], high[0], high[1]};
+                // All tests for NaN at once would fill the scalar registers.
+                hk::stay_in_order();
+            }
+        }
+        return group;
+    }
+    HK_FN static GroupW w(const hk::Block<Code> *raw) {
+        GroupW group;
+#pragma unroll
+        for (int b = 0; b < kGroupBlocks; ++b) {
+#pragma unroll
+            for (int c = 0; c < 2; ++c) group.codes[b][c] = raw[b].chunk[c];
+        }
+        return group;
+    }
+    HK_FN static Part mma(const GroupW &w, const GroupX &x, Part part) {
+#pragma unroll
+        for (int b = 0; b < kGroupBlocks; ++b) {
+#pragma unroll
+            for (int f = 0; f < 2; f += Product::kFrags) part = Product::mma(w.codes[b] + f, x.codes[b] + f, part);
+        }
+        return part;
+    }
+};
+
+/// A source of skinny_gemm whose sums are scaled after 128 columns; a stretch is kGroups times as many.
+template <class Kind, int kMTiles_, int kNTiles_, int kGroups>
+struct GroupSource {
+    using T = typename Kind::X;
+    using Code = typename Kind::W;
+    using Acc = Vec<float, hk::kMmaRows>;
+    static constexpr int kMTiles = kMTiles_, kNTiles = kNTiles_, kCount = kGroups * kGroupBlocks;
+    static constexpr u32 kGroupBytes = 128 * sizeof(T), kStretch = kGroups * kGroupBytes;
+
+    BlockRows<hk::Block<T>, hk::kBitsOf<T>, hk::kBitsOf<T>, kMTiles, kCount> x;
+    BlockRows<hk::Block<Code>, hk::kBitsOf<Code>, hk::kBitsOf<T>, kNTiles, kCount> w;
+    GroupRows<kNTiles, kGroups> scales;
+
+    struct Set {
+        hk::Block<T> x[kMTiles][kCount];
+        hk::Block<Code> w[kNTiles][kCount];
+        float scales[kNTiles][kGroups];
+    };
+    HK_FN Set load(u32 from) const {
+        Set set;
+        x.load(set.x, from);
+        w.load(set.w, from);
+        scales.template load<kGroupBytes>(set.scales, from);
+        return set;
+    }
+
+    HK_FN void multiply(Acc (&acc)[kMTiles][kNTiles], const Set &set) const {
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g) {
+            typename Kind::GroupW ws[kNTiles];
+#pragma unroll
+            for (int n = 0; n < kNTiles; ++n) ws[n] = Kind::w(set.w[n] + g * kGroupBlocks);
+#pragma unroll
+            for (int m = 0; m < kMTiles; ++m) {
+                const auto xs = Kind::x(set.x[m] + g * kGroupBlocks);
+#pragma unroll
+                for (int n = 0; n < kNTiles; ++n) {
+                    const auto part = Kind::mma(ws[n], xs, typename Kind::Part(0));
+                    const float scale = xs.scale * set.scales[n][g];
+                    acc[m][n] = __builtin_elementwise_fma(__builtin_convertvector(part, Acc), Acc(scale), acc[m][n]);
+                }
+            }
+        }
+    }
+};
+
+template <class Kind, int kMTiles, int kNTiles, int kWaves, int kGroups>
+HK_FN void skinny_group_gemm(const MixedParams &given) {
+    using Source = GroupSource<Kind, kMTiles, kNTiles, kGroups>;
+    skinny_gemm<Source, kWaves, false>(given, [](const MixedParams &p, const Work &work, u32 first_m, u32 first_n, u32 end) {
+        return Source{{p.x.at(work.batch, first_m), p.x, first_m, end},
+                      {p.w.at(work.matrix, first_n), p.w, first_n, end},
+                      {p.w_scale, work.matrix, first_n, p.w.rows, end}};
+    });
+}
+
 }  // namespace gemm

@@ -40,7 +40,7 @@ struct MixedParams {
     MxScale x_mx, w_mx;
     BlockScale w_scale;  // f32, of groups of columns
     hk::BlockRule rule;  // of x that is quantized to mxfp4
-    float qmax;          // of x that is quantized to bytes
+    u32 pad;
     Fusion fusion;
 };
 

@@ -2,8 +2,8 @@
 //   out[g, k, n] = sum over the rows m of group g of lhs[k, m] rhs[m, n]                      (+= with `accumulate`)
 //   row_sums[g, k] = sum over the rows m of group g of lhs[k, m]
 //   lhs [K, M], rhs [M, N], out [G, K, N]: bf16 or f16; row_sums f32; sizes of groups: i32 or i64.
-// By vectors lhs has K contiguous and rhs N: neither has the reduced axis contiguous, and both are transposed on their way to
-// LDS (hk/transpose.h). A task is a tile of a group's output, over all of its rows; blocks take tasks in turn, whatever their
+// By vectors rhs has N contiguous, not the reduced axis, and is transposed on its way to LDS (hk/transpose.h); so is lhs if it has
+// K contiguous. With M contiguous, a group's columns begin and end within chunks of 16 bytes. A task is a tile of a group's output, over all of its rows; blocks take tasks in turn, whatever their
 // number: one block for each task gives the same bits. Sums are f32, with one rounding, after the addition to what was there.
 // Sums of rows are products with ones, made where a block has the first tile of N.
 // Floor: bytes of lhs, rhs and out; 2 M K N flops.
@@ -87,14 +87,16 @@ HK_FN void tgmm(const Params &given) {
 }
 }  // namespace
 
-// Entry points of one type, as in `TGMM_TILES` in src/gmm.rs.
-#define TGMM_TILE(T, m, n, waves_m, waves_n)                                                        \
-    HK_ENTRY(tgmm_##T##_##m##x##n, waves_m * waves_n * hk::kWaveSize,                                \
-             tgmm<GroupedTile<hk::T, m, n, waves_m, waves_n, Way::Across, Way::Across>>)
-#define TGMM(T)                                                                                     \
-    TGMM_TILE(T, 256, 256, 2, 4)                                                                    \
-    TGMM_TILE(T, 128, 128, 2, 2)                                                                    \
-    TGMM_TILE(T, 64, 64, 2, 2)                                                                      \
+// Entry points of one type, as in `tgmm_names` in src/gmm.rs: lhs as [M, K], as [K, M].
+#define TGMM_TILE(name, T, m, n, waves_m, waves_n, lhs)            \
+    HK_ENTRY(tgmm_##T##_##m##x##n##_##name, waves_m * waves_n * hk::kWaveSize, \
+             tgmm<GroupedTile<hk::T, m, n, waves_m, waves_n, Way::lhs, Way::Across>>)
+#define TGMM(T)                                          \
+    TGMM_TILE(mk, T, 256, 256, 2, 4, Across)             \
+    TGMM_TILE(mk, T, 128, 128, 2, 2, Across)             \
+    TGMM_TILE(mk, T, 64, 64, 2, 2, Across)               \
+    TGMM_TILE(km, T, 128, 128, 2, 2, Ragged)             \
+    TGMM_TILE(km, T, 64, 64, 2, 2, Ragged)               \
     HK_ENTRY(tgmm_##T##_elements, 4 * hk::kWaveSize, tgmm<GroupedTile<hk::T, 64, 64, 2, 2, Way::Any, Way::Any>>)
 
 TGMM(bf16)

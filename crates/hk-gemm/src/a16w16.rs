@@ -74,7 +74,7 @@ pub trait Half: sealed::Half {}
 impl Half for bf16 {}
 impl Half for f16 {}
 
-fn product<'a, T: Half>(
+pub(crate) fn product<'a, T: Half>(
     op: &'static str,
     a: TensorView<'a, T>,
     w: impl Into<Weight<'a, T>>,

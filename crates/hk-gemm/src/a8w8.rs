@@ -7,15 +7,19 @@ use crate::problem::{
     gemm_names,
 };
 use crate::views::{FloatView, Weight};
+use hk_core::quant::Quantized;
 use hk_core::{Arch, Element, Error, Float, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, TensorView, TensorViewMut};
 
 pub(crate) mod sealed {
     use super::*;
 
-    pub trait MatrixCode: Element {
+    pub trait MatrixCode: Element + Quantized {
         const PRECISION: Precision;
         const KERNELS: &'static Kernels;
         const BLOCK: &'static Kernels;
+        /// As weights of `bf16` and `f16`, and of what these are quantized to on their way.
+        const OF_HALVES: [&'static Kernels; 2];
+        const OF_QUANTIZED: [&'static Kernels; 2];
         /// Whether the products of a device take it.
         fn served(arch: Arch) -> bool;
     }
@@ -43,9 +47,51 @@ pub(crate) mod sealed {
                         concat!("gemm_", $name, "_block_256x128"),
                     ],
                 };
+                const OF_HALVES: [&'static Kernels; 2] =
+                    [&mixed_kernels!("bf16", "w", $name), &mixed_kernels!("f16", "w", $name)];
+                const OF_QUANTIZED: [&'static Kernels; 2] =
+                    [&quantized_kernels!("bf16", "to_w", $name), &quantized_kernels!("f16", "to_w", $name)];
                 fn served(arch: Arch) -> bool {
                     matches!(arch, $arch)
                 }
+            }
+        };
+    }
+    macro_rules! mixed_kernels {
+        ($half:literal, $by:literal, $name:literal) => {
+            Kernels {
+                tiles: &kernels::DECODED8,
+                skinny: &kernels::MIXED8,
+                names: [
+                    "",
+                    concat!("gemm_", $half, "_", $by, $name, "_128x128"),
+                    concat!("gemm_", $half, "_", $by, $name, "_64x64"),
+                    concat!("gemm_", $half, "_", $by, $name, "_64x64_elements"),
+                    "",
+                    concat!("gemm_", $half, "_", $by, $name, "_16x32"),
+                    concat!("gemm_", $half, "_", $by, $name, "_32x32"),
+                    concat!("gemm_", $half, "_", $by, $name, "_64x32"),
+                    "",
+                ],
+            }
+        };
+    }
+    macro_rules! quantized_kernels {
+        ($half:literal, $by:literal, $name:literal) => {
+            Kernels {
+                tiles: &kernels::QUANTIZED8,
+                skinny: &kernels::QUANTIZED8,
+                names: [
+                    "",
+                    "",
+                    "",
+                    "",
+                    "",
+                    concat!("gemm_", $half, "_", $by, $name, "_16x32"),
+                    concat!("gemm_", $half, "_", $by, $name, "_32x32"),
+                    "",
+                    "",
+                ],
             }
         };
     }
@@ -63,19 +109,25 @@ impl MatrixCode for Fp8E4M3Fnuz {}
 /// Longest sum of products of int8 that an i32 holds.
 const LONGEST_I8: usize = (1 << 17) - 1;
 
+/// Refuses the fp8 that products do not take.
+pub(crate) fn expect_served<T: MatrixCode>(op: &'static str, stream: &Stream) -> Result<()> {
+    let arch = stream.device().arch();
+    if T::served(arch) {
+        return Ok(());
+    }
+    let reason = "products take fp8e4m3fnuz on gfx942, fp8e4m3 on gfx950";
+    Err(Error::unsupported(op, format!("{} on {arch}", T::DTYPE), reason))
+}
+
 /// Checks what codes need, and describes their product.
-fn product<'a, T: MatrixCode>(
+pub(crate) fn product<'a, T: MatrixCode>(
     op: &'static str,
     stream: &Stream,
     a: TensorView<'a, T>,
     w: impl Into<Weight<'a, T>>,
     options: GemmOptions,
 ) -> Result<Product<'a, T, T>> {
-    let arch = stream.device().arch();
-    if !T::served(arch) {
-        let reason = "products take fp8e4m3fnuz on gfx942, fp8e4m3 on gfx950";
-        return Err(Error::unsupported(op, format!("{} on {arch}", T::DTYPE), reason));
-    }
+    expect_served::<T>(op, stream)?;
     let k = a.shape().last().copied().unwrap_or(0);
     if T::PRECISION == Precision::I8 && k > LONGEST_I8 {
         let want = format!("at most {LONGEST_I8}, so that sums fit i32");

@@ -2,16 +2,14 @@
 
 use crate::a8w8::MatrixCode;
 use crate::a16w16::Half;
-use crate::config::{GemmConfig, GemmTile, Precision};
+use crate::config::Precision;
 use crate::kernels;
-use crate::problem::{
-    After, Blocks, GemmOptions, Grouping, Kernels, MxScales, NAMES, Product, Scales, To, outputs,
-};
+use crate::problem::{After, Blocks, GemmOptions, Grouping, Kernels, MxScales, NAMES, Product, Scales, To};
+use crate::quantized::Quantized;
 use crate::views::{MX_BLOCK, MxScaleView, Weight};
 use hk_core::quant::{BlockScale, ScaleLayout};
 use hk_core::{
     DType, DeviceInfo, E8M0, Element, Error, Float, Fp4x2, Result, Stream, TensorView, TensorViewMut,
-    check_aliases,
 };
 use hk_quant::{MxOptions, dynamic_mxfp4_quant};
 
@@ -113,34 +111,11 @@ pub(crate) fn fp4_product<'a>(
     product(op, Precision::Fp4, [&FP4, &FP4_BY_WORDS], x, w, Some(x_scale), w_scale, options)
 }
 
-/// Most rows that are quantized by each block on their way, rather than once ahead of it.
-const QUANTIZED_ROWS: usize = 32;
-
-/// The rows of a product, and the codes and scales that they take in a workspace of f32.
-struct Quantized {
-    batch: usize,
-    m: usize,
-    k: usize,
-}
-
-impl Quantized {
-    /// f32 of the codes.
-    fn codes(&self) -> usize {
-        outputs([self.batch, self.m, self.k / 8])
-    }
-
-    /// And of the scales, on 16 bytes.
-    fn len(&self) -> usize {
-        let scales = outputs([self.batch, self.m, self.k / MX_BLOCK]);
-        self.codes().saturating_add(scales.div_ceil(16).saturating_mul(4))
-    }
-}
-
 /// Length of the workspace, in `f32`, for [`gemm_a16wfp4`] with `prequant` to quantize `a` but once, and to cut K into as many
 /// parts as suit the device. A shorter one, or none, is as good but for speed, if rows of `a` begin on 16 bytes.
 pub fn gemm_a16wfp4_workspace(info: &DeviceInfo, [batch, m, n, k]: [usize; 4]) -> usize {
     let planes = crate::gemm_workspace(info, Precision::Fp4, [batch, m, n, k]);
-    Quantized { batch, m, k }.len().saturating_add(planes)
+    Quantized::<Fp4x2, E8M0>::new(&[batch, m, k], MX_BLOCK).len().saturating_add(planes)
 }
 
 /// Of 16-bit floats, as they are or quantized.
@@ -164,68 +139,19 @@ fn a16wfp4<'a, T: Half, Y: Float>(
     if !prequant {
         return of(T::BY_FP4, options).run(stream, to, workspace);
     }
+    let quantized = Quantized::<Fp4x2, E8M0>::new(a.shape(), MX_BLOCK);
     let direct = of(T::TO_FP4, options);
-    let (vectors, m) = direct.vectors()?;
-    let shape = a.shape();
-    let [batch, k] = [if shape.len() == 3 { shape[0] } else { 1 }, shape[shape.len() - 1]];
-    let rows = Quantized { batch, m, k };
-    let room = workspace.as_ref().map_or(0, TensorViewMut::numel);
-    let on_their_way = match options.config {
-        Some(config) => matches!(config.tile, GemmTile::S16x32 | GemmTile::S32x32),
-        None => m <= QUANTIZED_ROWS || room < rows.len(),
-    };
-    if vectors && on_their_way {
-        if options.config.is_none() && m > QUANTIZED_ROWS {
-            options.config = Some(GemmConfig { tile: GemmTile::S32x32, splits: 1, group: 1 });
-        }
+    if let Some(config) = quantized.on_their_way(&direct, workspace.as_ref())? {
+        options.config = config;
         return of(T::TO_FP4, options).run(stream, to, workspace);
     }
-    // Codes and scales are in the first part of the workspace, which then has the parts of K.
-    let Some(workspace) = workspace.filter(|_| room >= rows.len()) else {
-        let want = format!("[{}] or longer, for the codes of a", rows.len());
-        return Err(Error::shape(op, "workspace", [room], want));
-    };
-    workspace.dims::<1>(op, "workspace")?;
-    workspace.expect_contiguous(op, "workspace")?;
-    workspace.expect_aligned(op, "workspace", 16)?;
-    if !k.is_multiple_of(MX_BLOCK) {
-        return Err(Error::shape(op, "a", a.shape(), "K a multiple of 32"));
-    }
-    check_aliases(
-        op,
-        &[("a", Some(&a))],
-        &[(("y", Some(&*to.y())), &[]), (("workspace", Some(&workspace)), &[])],
-    )?;
-    let (codes, rest) = workspace.split_at(0, rows.codes())?;
-    let (scales, planes) = rest.split_at(0, rows.len() - rows.codes())?;
-    let mut shape = a.shape().to_vec();
-    let last = shape.len() - 1;
-    shape[last] = k / 2;
-    let mut codes = codes.cast::<Fp4x2>(op, "workspace")?.reshape_front(op, "workspace", &shape)?;
-    shape[last] = k / MX_BLOCK;
-    let mut scales = scales.cast::<E8M0>(op, "workspace")?.reshape_front(op, "workspace", &shape)?;
-    let product =
-        Product { after, ..fp4_product(op, codes.alias(), w, scales.alias().into(), w_scale, options) };
+    let (codes, scales, planes) = quantized.places(op, &a, &mut to, workspace)?;
+    let (x, x_scale) = (codes.alias(), scales.alias());
+    let product = Product { after, ..fp4_product(op, x, w, x_scale.into(), w_scale, options) };
     let checked = product.check(stream, to, Some(&planes))?;
-    let quantize = MxOptions { mode: BlockScale::Even, scale_layout: ScaleLayout::RowMajor };
-    for b in 0..if k == 0 { 0 } else { batch } {
-        // Batches need not follow each other as rows do.
-        let of_batch = |len| (b * m..(b + 1) * m, [batch * m, len]);
-        let (range, all) = of_batch(k / 2);
-        let q = codes
-            .reborrow()
-            .flatten(op, "workspace")?
-            .reshape_front(op, "workspace", all)?
-            .slice(0, range)?;
-        let (range, all) = of_batch(k / MX_BLOCK);
-        let scale = scales
-            .reborrow()
-            .flatten(op, "workspace")?
-            .reshape_front(op, "workspace", all)?
-            .slice(0, range)?;
-        let x = if last == 2 { a.slice(0, b..b + 1)? } else { a };
-        dynamic_mxfp4_quant(stream, x.flatten_rows(op, "a")?, q, scale, quantize)?;
-    }
+    let options = MxOptions { mode: BlockScale::Even, scale_layout: ScaleLayout::RowMajor };
+    quantized
+        .each_batch(op, a, codes, scales, |x, q, scale| dynamic_mxfp4_quant(stream, x, q, scale, options))?;
     product.launch(stream, checked, Some(planes))
 }
 

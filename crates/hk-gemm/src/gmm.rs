@@ -43,18 +43,18 @@ impl GroupedTile {
     const fn per_cu(self) -> usize {
         match self {
             Self::T256x256 => 1,
-            Self::T128x128 | Self::Elements => 2,
+            Self::T128x128 => 2,
             Self::T32x128 => 3,
-            Self::T64x64 => 4,
+            Self::T64x64 | Self::Elements => 4,
         }
     }
 
     /// The largest that gives each CU as many blocks as it holds, of `groups` outputs of `m` by `n`; the smallest if none does.
-    fn choose(info: &DeviceInfo, groups: usize, m: usize, n: usize) -> Self {
+    fn choose(info: &DeviceInfo, groups: usize, m: usize, n: usize, serves: impl Fn(Self) -> bool) -> Self {
         let fills = |tile: &Self| {
             let (rows, cols) = tile.shape();
             let tiles = groups.saturating_mul(m.div_ceil(rows)).saturating_mul(n.div_ceil(cols));
-            tiles >= info.compute_units as usize * tile.per_cu()
+            serves(*tile) && tiles >= info.compute_units as usize * tile.per_cu()
         };
         [Self::T256x256, Self::T128x128].into_iter().find(fills).unwrap_or(Self::T64x64)
     }
@@ -132,12 +132,13 @@ macro_rules! gmm_names {
         ]
     };
 }
+/// `tgmm_bf16_128x128_mk` and so on, the end being the layout of `lhs`.
 macro_rules! tgmm_names {
-    ($type:literal) => {
+    ($type:literal, $end:literal, $largest:expr) => {
         [
-            concat!("tgmm_", $type, "_256x256"),
-            concat!("tgmm_", $type, "_128x128"),
-            concat!("tgmm_", $type, "_64x64"),
+            $largest,
+            concat!("tgmm_", $type, "_128x128_", $end),
+            concat!("tgmm_", $type, "_64x64_", $end),
             "",
             concat!("tgmm_", $type, "_elements"),
         ]
@@ -154,9 +155,14 @@ const fn gmm_names(precision: Precision, k_contiguous: bool) -> &'static Names {
     }
 }
 
-/// The entry points of `hip/tgmm.hip`.
-const fn tgmm_names(precision: Precision) -> &'static Names {
-    if matches!(precision, Precision::F16) { &tgmm_names!("f16") } else { &tgmm_names!("bf16") }
+/// The entry points of `hip/tgmm.hip` for `lhs` with K contiguous, or M.
+const fn tgmm_names(precision: Precision, m_contiguous: bool) -> &'static Names {
+    match (matches!(precision, Precision::F16), m_contiguous) {
+        (false, false) => &tgmm_names!("bf16", "mk", "tgmm_bf16_256x256_mk"),
+        (false, true) => &tgmm_names!("bf16", "km", ""),
+        (true, false) => &tgmm_names!("f16", "mk", "tgmm_f16_256x256_mk"),
+        (true, true) => &tgmm_names!("f16", "km", ""),
+    }
 }
 
 /// Rows of a tile, columns of K in a stage, at most: what offsets of 32 bits have to reach.
@@ -356,8 +362,11 @@ impl<'a, T: Half> Gmm<'a, T> {
         let vectors = x.rows() && (k_contiguous || w.across());
         let info = stream.device().info();
         let average = m.div_ceil(groups);
-        let choice =
-            if average <= 32 { GroupedTile::T32x128 } else { GroupedTile::choose(info, groups, average, n) };
+        let choice = if average <= 32 {
+            GroupedTile::T32x128
+        } else {
+            GroupedTile::choose(info, groups, average, n, |_| true)
+        };
         let plan = Plan::new(
             op,
             info,
@@ -455,7 +464,7 @@ pub fn gmm<'a, T: Half>(
 ///
 /// | arg           | shape       | dtype         | layout                                                      |
 /// |---------------|-------------|---------------|-------------------------------------------------------------|
-/// | `lhs`         | `[K, M]`    | `bf16`, `f16` | any strides; fast: `K` contiguous, as below                 |
+/// | `lhs`         | `[K, M]`    | `bf16`, `f16` | any strides; fast: `K` or `M` contiguous, as below          |
 /// | `rhs`         | `[M, N]`    | as `lhs`      | any strides; fast: `N` contiguous, as below                 |
 /// | `group_sizes` | `[G]`       | `i32`, `i64`  | contiguous                                                  |
 /// | `out`         | `[G, K, N]` | as `lhs`      | unit stride on `N`, others free                             |
@@ -464,8 +473,9 @@ pub fn gmm<'a, T: Half>(
 /// Groups as of [`gmm`]. With `bias_grad`: `bias_grad[g, k] = sum over the rows m of group g of lhs[k, m]`, never accumulated.
 /// A group without rows has zeros, in `out` unless `accumulate`, and in `bias_grad`; so have all if `M` is zero.
 ///
-/// Fast, 8 bytes at a time: `K` of `lhs` and `N` of `rhs` contiguous and multiples of 4, on 8 bytes; a matrix `[M, K]` with rows of
-/// `K` is `lhs` transposed: `lhs.transpose(0, 1)?`. Other layouts go element by element, much slower.
+/// Fast, 8 bytes at a time: `K` of `lhs` and `N` of `rhs` contiguous and multiples of 4, on 8 bytes; or `M` of `lhs` contiguous
+/// and a multiple of 8, rows on 16 bytes. A matrix `[M, K]` with rows of `K` is `lhs` transposed: `lhs.transpose(0, 1)?`. Other
+/// layouts go element by element, much slower.
 ///
 /// Sums are `f32`; what was in `out` is added in `f32`, and there is one rounding. The grid is persistent: as many blocks as the
 /// device holds, or as the options say, take tiles in turn. The same call gives the same bits, those of [`nptgmm`] with the
@@ -546,20 +556,19 @@ fn tgmm<'a, T: Half>(
     }
 
     let (x, w) = (Side::new(&lhs, [None, Some(0), Some(1)]), Side::new(&rhs, [None, Some(1), Some(0)]));
-    let vectors = x.across() && w.across();
+    let m_contiguous = !x.across() && x.rows();
+    let vectors = w.across() && (m_contiguous || x.across());
+    let names = tgmm_names(T::PRECISION, m_contiguous);
     let info = stream.device().info();
     let tasks = |rows, n_tiles| groups.saturating_mul(k.div_ceil(rows)).saturating_mul(n_tiles);
-    let choice = GroupedTile::choose(info, groups, k, n);
-    let serves = |tile| match tile {
-        GroupedTile::Elements => true,
-        GroupedTile::T32x128 => false,
-        _ => vectors,
-    };
+    let serves =
+        |tile: GroupedTile| tile == GroupedTile::Elements || vectors && !names[tile as usize].is_empty();
+    let choice = GroupedTile::choose(info, groups, k, n, serves);
     let mut plan = Plan::new(op, info, options, serves, choice, n, tasks)?;
     if !persistent {
         plan.grid = tasks(plan.tile.shape().0, plan.n_tiles);
     }
-    let kernel = stream.kernel(&kernels::TGMM, tgmm_names(T::PRECISION)[plan.tile as usize])?;
+    let kernel = stream.kernel(&kernels::TGMM, names[plan.tile as usize])?;
     let mut launch = plan.launch(stream, &kernel);
     let ([y_group, y_row], aligned) = ([0, 1].map(|axis| out.strides()[axis] as i64), out.rows_aligned(16));
     let params = Params {

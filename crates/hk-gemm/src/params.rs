@@ -162,7 +162,7 @@ pub(crate) struct MixedParams {
     pub w_mx: MxScale,
     pub w_scale: BlockScale,
     pub rule: BlockRule,
-    pub qmax: f32,
+    pub pad: u32,
     pub fusion: Fusion,
 }
 

@@ -152,11 +152,10 @@ pub(crate) enum Blocks<'a> {
     None,
     /// Of both operands.
     F32(BlockScales<'a>),
-    /// Of codes that 16-bit floats are multiplied by; `qmax` of what x is quantized to, if it is.
+    /// Of codes that 16-bit floats are multiplied by, or that they are quantized to.
     Weights {
         w: TensorView<'a, f32>,
         group: BlockShape,
-        qmax: f32,
     },
     Mx(MxScales<'a>),
 }
@@ -339,7 +338,7 @@ fn matrix(op: &'static str, arg: &'static str, shape: &[usize], rank: usize) -> 
 }
 
 /// Elements in one of a tensor.
-const fn packed<T: Element>() -> usize {
+pub(crate) const fn packed<T: Element>() -> usize {
     if matches!(T::DTYPE, DType::Fp4x2) { 2 } else { 1 }
 }
 
@@ -401,7 +400,7 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
     }
 
     /// Whether there is a kernel for a tile.
-    fn serves(&self, tile: GemmTile) -> bool {
+    pub fn serves(&self, tile: GemmTile) -> bool {
         // Kernels whose waves share K read one scale for a lane's rows of w.
         let fine = self.blocks.rows().is_some_and(|n| n < 4);
         let fits = !matches!(self.grouping, Grouping::Rows(_)) || tile.shape().0 <= GROUPED_ROWS;
@@ -629,13 +628,10 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
                     let w_scale = BlockScale::new(&launch.input(names.w_scale, w)?, group.n, group.k);
                     launch.run(grid, &BlockParams { common, x_scale, w_scale, fusion })
                 }
-                Blocks::Weights { w, group, qmax } => {
+                Blocks::Weights { w, group } => {
                     let bytes = group.k * size_of::<X>();
                     let w_scale = BlockScale::new(&launch.input(names.w_scale, w)?, group.n, bytes);
-                    launch.run(
-                        grid,
-                        &MixedParams { common, w_scale, qmax: *qmax, fusion, ..MixedParams::zeroed() },
-                    )
+                    launch.run(grid, &MixedParams { common, w_scale, fusion, ..MixedParams::zeroed() })
                 }
                 Blocks::Mx(MxScales { x, w, .. }) => {
                     let mut params = MixedParams { common, rule: MX_RULE, fusion, ..MixedParams::zeroed() };
@@ -1045,6 +1041,6 @@ const MX_RULE: BlockRule = BlockRule::fp4(hk_core::quant::BlockScale::Even, 0);
 /// Splits that blocks add up in memory, at most: each adds to every output.
 pub(crate) const MOST_ATOMIC_SPLITS: usize = 16;
 /// Outputs of a lane, threads of a block, and blocks a CU, of `hip/reduce.hip`.
-const REDUCED_PART: usize = 8;
-const REDUCE_THREADS: usize = 256;
-const REDUCE_BLOCKS_PER_CU: usize = 8;
+pub(crate) const REDUCED_PART: usize = 8;
+pub(crate) const REDUCE_THREADS: usize = 256;
+pub(crate) const REDUCE_BLOCKS_PER_CU: usize = 8;

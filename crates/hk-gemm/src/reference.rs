@@ -1,8 +1,12 @@
 //! Products in `f64` and plain loops, with what bounds the error of the same in `f32`.
 
 use crate::Activation;
+use hk_core::{DType, bf16, f16};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_PI};
 use std::ops::Range;
+
+/// Error of a sum in `f32`, in its magnitude.
+const TERMS: f64 = 1.0 / (1u64 << 18) as f64;
 
 /// Sums and, for each, the sum of its terms' magnitudes: an `f32` sum is off by a small part of the latter at most.
 #[derive(Debug, Clone, PartialEq)]
@@ -48,6 +52,46 @@ pub fn product(a: &[f64], w: &[f64], [batch, m, n, k]: [usize; 4]) -> Sums {
         }
     }
     Sums { values, magnitudes }
+}
+
+/// `h = activation(x w_up[..i]^T) * (x w_up[i..]^T)`, or `activation(x w_up^T)` without gates, rounded to `dtype`, and `h w_down`;
+/// of `x` `[m, k]`, `w_up` `[2 i, k]` or `[i, k]`, `w_down` `[i, k]`.
+///
+/// Another sum of an `h` can round to its other neighbour: a step of that, in all terms, is within the bound of `terms` of the
+/// magnitudes.
+///
+/// # Panics
+/// If a slice is shorter.
+pub fn feed_forward(
+    x: &[f64],
+    w_up: &[f64],
+    w_down: &[f64],
+    [m, k, i]: [usize; 3],
+    gated: bool,
+    activation: Option<Activation>,
+    dtype: DType,
+) -> Sums {
+    let sums = product(x, w_up, [1, m, if gated { 2 * i } else { i }, k]);
+    let exact = if gated { sums.gated(activation, i, TERMS) } else { sums.activated(activation) };
+    let round =
+        |x: f64| if dtype == DType::F16 { f16::from_f64(x).to_f64() } else { bf16::from_f64(x).to_f64() };
+    let h: Vec<f64> = exact.values.iter().map(|&x| round(x)).collect();
+    // In units of TERMS: how far h may be off.
+    let off = exact.values.iter().zip(&exact.magnitudes).map(|(&x, &magnitude)| {
+        let reach = TERMS * magnitude;
+        let (low, high) = (round(x - reach), round(x + reach));
+        (high - low) / TERMS
+    });
+    let off: Vec<f64> = off.collect();
+    let mut y = Sums { values: vec![0.0; m * k], magnitudes: vec![0.0; m * k] };
+    for (row, at) in (0..m).flat_map(|row| (0..i).map(move |at| (row, at))) {
+        let (h, off) = (h[row * i + at], off[row * i + at]);
+        for (col, w) in w_down[at * k..][..k].iter().enumerate() {
+            y.values[row * k + col] += h * w;
+            y.magnitudes[row * k + col] += (h * w).abs() + off * w.abs();
+        }
+    }
+    y
 }
 
 /// The rows of each group: as many as its size says, after those of the groups before it, of `m` in all. None for a size below

@@ -255,6 +255,11 @@ fn tiles_and_layouts() {
                     case.orders = [TURNED, STRAIGHT, STRAIGHT];
                     case.check_ptgmm::<bf16>(&gpu);
                 }
+                if matches!(tile, GroupedTile::T128x128 | GroupedTile::T64x64) {
+                    // Rows of M: groups begin and end anywhere in 16 bytes.
+                    let m = m.next_multiple_of(8);
+                    Case { m, orders: [STRAIGHT; 3], ..case.clone() }.check_ptgmm::<bf16>(&gpu);
+                }
             }
         }
     }
@@ -383,25 +388,23 @@ fn groups_are_independent() {
         let mut spoilt = lhs.clone();
         spoilt[..70 * k].fill(bf16::NAN);
         spoilt[120 * k..].fill(bf16::INFINITY);
-        let (lhs, rhs) = (gpu.upload(&spoilt, [m, k]), gpu.upload(&rhs, [m, n]));
+        let turned: Vec<bf16> = (0..m * k).map(|i| spoilt[i % m * k + i / m]).collect();
+        let rows = [gpu.upload(&spoilt, [m, k]), gpu.upload(&turned, [k, m])];
+        let mut spoilt = rhs;
+        spoilt[..70 * n].fill(bf16::INFINITY);
+        spoilt[120 * n..].fill(bf16::NAN);
+        let rhs = gpu.upload(&spoilt, [m, n]);
         let sizes = gpu.upload(&[70i32, 50, 80], [3]);
-        for lhs in [lhs.view()] {
-            let lhs = lhs.transpose(0, 1).unwrap();
-            let mut out = gpu.poisoned::<bf16>([3, k, n]);
-            ptgmm(
-                gpu.stream(),
-                lhs,
-                rhs.view(),
-                sizes.view(),
-                out.view_mut(),
-                None,
-                false,
-                GroupedOptions::default(),
-            )
-            .unwrap();
-            let got = gpu.download(&out);
-            assert!(got[k * n..2 * k * n].iter().all(|y| y.to_f32() == 50.0), "{}", gpu.spec());
-            assert!(got[..k * n].iter().all(|y| y.is_nan()));
+        for lhs in [rows[0].view().transpose(0, 1).unwrap(), rows[1].view()] {
+            for tile in [GroupedTile::T64x64, GroupedTile::T128x128, GroupedTile::Elements] {
+                let mut out = gpu.poisoned::<bf16>([3, k, n]);
+                let options = GroupedOptions { tile: Some(tile), grid: None };
+                ptgmm(gpu.stream(), lhs, rhs.view(), sizes.view(), out.view_mut(), None, false, options)
+                    .unwrap();
+                let got = gpu.download(&out);
+                assert!(got[k * n..2 * k * n].iter().all(|y| y.to_f32() == 50.0), "{tile:?} {lhs:?}");
+                assert!(got[..k * n].iter().all(|y| y.is_nan()));
+            }
         }
     }
 }
@@ -606,7 +609,10 @@ fn errors() {
     bad(&lhs, &rhs, &mut out, None, grid, kind!(Argument), &["grid", "at least one block"]);
     let small = GroupedOptions { tile: Some(GroupedTile::T32x128), ..default };
     bad(&lhs, &rhs, &mut out, None, small, kind!(Argument), &["tile", "T32x128"]);
-    bad(&lhs, &rhs, &mut out, None, tile, kind!(Argument), &["tile", "[Elements]"]);
+    let odd = gpu.poisoned(Place::rows([k, m], m + 1));
+    bad(&odd, &rhs, &mut out, None, tile, kind!(Argument), &["tile", "[Elements]"]);
+    let largest = GroupedOptions { tile: Some(GroupedTile::T256x256), ..default };
+    bad(&lhs, &rhs, &mut out, None, largest, kind!(Argument), &["tile", "T256x256"]);
     let result = nptgmm(
         stream,
         lhs.view(),

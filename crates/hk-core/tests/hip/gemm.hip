@@ -15,7 +15,7 @@ namespace {
 using hk::bf16;
 using hk::u32;
 
-struct Params {  // same fields, same order as `Params` in tests/gemm.rs
+struct Params {  // same fields, same order as `Params` in tests/tile/gemm.rs
     hk::Global x, w, y;
 };
 

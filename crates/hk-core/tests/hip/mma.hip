@@ -9,7 +9,7 @@
 namespace {
 using hk::u32;
 
-struct Params {  // same fields, same order as `Params` in tests/mma.rs; words of 32 bits, lane after lane
+struct Params {  // same fields, same order as `Params` in tests/tile/mma.rs; words of 32 bits, lane after lane
     hk::Global w, x, c, d, w_scale, x_scale;
     hk::Global places;
 };

@@ -6,6 +6,7 @@
 #include <hk/pipeline.h>
 #include <hk/shared.h>
 #include <hk/sums.h>
+#include <hk/transpose.h>
 
 namespace {
 using hk::Access;
@@ -20,7 +21,7 @@ struct Params {  // same fields, same order as `Params` in tests/tile/lds.rs
     hk::RowLayout layout;     // of x's rows
     u32 rows, end, from;      // of x's rows; bytes of a row; the stage's first byte
     u32 factor;               // row r of the tile is row `factor * r` of x
-    u32 read;                 // the tile is read at last
+    u32 read;                 // the tile is read at last; 2: in all ways
     u32 count;                // of stages
 };
 
@@ -34,10 +35,13 @@ HK_FN void store(const hk::Global &t, u32 i, V v) {
     reinterpret_cast<GlobalPtr<V>>(t.row<u8>(0))[i] = v;
 }
 
+/// The block's threads from the last to the first, so that a wave reads what another has brought.
+HK_FN u32 thread_from_last(u32 threads) { return threads - 1 - hk::thread_x(); }
+
 /// A tile's rows, one after the other, to y from byte `to` on.
 template <class Tile>
 HK_FN void write_rows(const hk::Global &y, u32 to, const Tile &tile, u32 threads) {
-    for (u32 i = hk::thread_x(); i < Tile::kRows * Tile::kChunks; i += threads) {
+    for (u32 i = thread_from_last(threads); i < Tile::kRows * Tile::kChunks; i += threads) {
         store(y, to / 16 + i, tile.template get<Frag>(i / Tile::kChunks, i % Tile::kChunks * 16));
     }
 }
@@ -81,7 +85,28 @@ HK_FN void fragment_writes(const Params &p) {
     if (p.read != 0) write_rows(p.y, 0, tile, hk::kWaveSize);
 }
 
-/// y[0, m, i] = sum over n of v[i, n] T(d[n, m]), d = w x^T: the sums as an operand as they are; y[1]: by LDS.
+/// 64 rows of 64 columns to LDS, and their fragments by columns to y; then which column each row of the operands is.
+template <int kDim, bool kOfSums>
+HK_FN void columns(const Params &p) {
+    using Tile = SharedTile<64, 128>;
+    constexpr u32 kOperands = 64 / kDim, kRows = 8 * hk::kWaveSize / kDim;
+    __shared__ Tile tile;
+    const u32 lane = hk::lane_id();
+    for (u32 i = lane; i < Tile::kRows * Tile::kChunks; i += hk::kWaveSize) {
+        tile.chunk[i] = load<Frag>(p.x, Tile::place(i / Tile::kChunks, i % Tile::kChunks));
+    }
+    hk::block_barrier();
+    if (p.read == 0) return;
+    for (u32 row = 0; row < Tile::kRows; row += kRows) {
+        Frag frags[kOperands];
+        tile.template column_frags<kDim, kOfSums>(row, frags);
+        for (u32 j = 0; j < kOperands; ++j) store(p.y, (row / kRows * kOperands + j) * hk::kWaveSize + lane, frags[j]);
+    }
+    store(p.y, Tile::kRows * Tile::kBytes / 4 + lane, Tile::template column<kDim>(lane));
+}
+
+/// y[0, m, i] = sum over n of v[i, n] T(d[n, m]), d = w x^T: the sums as an operand as they are. y[1]: by LDS. y[2], of types
+/// of 2 bytes: as y[0], with v by columns of a tile that has rows n.
 ///   x [64, kBytes], then w [kN, kBytes], then v [64, kN]; rows of kBytes, of T
 template <class T, int kDim, int kBytes>
 HK_FN void chain(const Params &p) {
@@ -135,6 +160,35 @@ HK_FN void chain(const Params &p) {
     hk::WaveSums<Product, kV, kM> by_lds;
     by_lds.multiply(v, 0, x, 0);
     write(kM * kV, by_lds);
+    if (p.read == 1) return;
+
+    if constexpr (sizeof(Bits) == 2) {
+        constexpr int kRows = 8 * hk::kWaveSize / kDim;  // of a fragment
+        using Columns = SharedTile<kN, 128>;
+        __shared__ Columns by_columns;
+        for (u32 i = lane; i < kV * kN; i += hk::kWaveSize) {
+            by_columns.put(i % kN, i / kN * 2, load<Bits>(p.x, (kM + kN) * kN + i));
+        }
+        hk::block_barrier();
+        hk::WaveSums<Product, kV, kM> sums;
+#pragma unroll
+        for (int f = 0; f < kN / kRows; ++f) {
+            Frag of_v[kV / kDim];
+            by_columns.template column_frags<kDim, true>(f * kRows, of_v);
+#pragma unroll
+            for (int j = 0; j < kM / kDim; ++j) {
+                const auto operand = d.template as_operand<T>(j);
+#pragma unroll
+                for (int i = 0; i < kV / kDim; ++i) sums.acc[j][i] = Product::mma(of_v + i, operand.frag + f, sums.acc[j][i]);
+            }
+        }
+        sums.each([&](u32 n, u32 m, hk::Vec<float, hk::kMmaRows> run) {
+            for (u32 i = 0; i < hk::kMmaRows; ++i) {
+                const float sum = run[i];
+                store(p.y, 2 * kM * kV + m * kV + Columns::template column<kDim>(n + i), sum);
+            }
+        });
+    }
 }
 
 constexpr int kThreads = 4 * hk::kWaveSize;
@@ -159,6 +213,51 @@ HK_FN void move(const Params &p) {
     }
 }
 
+/// A stage that a mover brings by registers.
+template <class Mover>
+HK_FN void bring(const Params &p, const Mover &mover) {
+    __shared__ typename Mover::Tile tile;
+    mover.store(mover.load(p.from), tile);
+    hk::block_barrier();
+    if (p.read != 0) write_rows(p.y, 0, tile, kThreads);
+}
+
+/// Of a matrix whose columns are contiguous, `layout.row` bytes apart.
+template <int kRows>
+HK_FN void transposed(const Params &p) {
+    bring(p, hk::TransposingMover<SharedTile<kRows, 64>, kThreads>(bytes(p.x), p.rows, u32(p.layout.row), p.end));
+}
+
+/// Of a matrix with rows `layout.row` and columns `layout.block` bytes apart.
+HK_FN void strided(const Params &p) {
+    bring(p, hk::StridedMover<SharedTile<128, 64>, kThreads>(bytes(p.x), p.rows, p.layout.row, p.layout.block, p.end));
+}
+
+/// Codes of bytes, which become halves that are as large as they, plus a number for each row and stage.
+struct Widen {
+    struct Extra {
+        u32 more;
+    };
+    u32 row = 0;
+
+    HK_FN void of_row(u32 of) { row = of; }
+    HK_FN Extra load(u32 from, u32) const { return {row * 256 + from}; }
+    template <int kWords, int kChunks>
+    HK_FN void decode(hk::Vec<u32, kWords> codes, Extra extra, hk::Vec<u32, 4> (&halves)[kChunks]) const {
+#pragma unroll
+        for (int i = 0; i < 4 * kChunks; ++i) {
+            const auto half = [&](int k) { return ((codes[k / 4] >> (k % 4 * 8)) & 0xffu) + extra.more; };
+            halves[i / 4][i % 4] = (half(2 * i + 1) << 16) | (half(2 * i) & 0xffffu);
+        }
+    }
+};
+
+template <Access kAccess>
+HK_FN void decoded(const Params &p) {
+    using Mover = hk::DecodingMover<SharedTile<128, 64>, kThreads, kAccess, 8, Widen>;
+    bring(p, Mover(bytes(p.x), p.rows, p.layout, p.end, Widen{}));
+}
+
 constexpr int kWordThreads = 2 * hk::kWaveSize;
 
 /// Words beside rows: those of x in ascending order, those of w `factor` apart; of `rows` rows each.
@@ -178,8 +277,8 @@ HK_FN void words_to_lds(const Params &p) {
     Words::store(words.load(p.from), tile);
     hk::block_barrier();
     const auto write = [&](u32 to) {
-        for (u32 i = hk::thread_x(); i < 128; i += kWordThreads) store(p.y, to + i, tile.x(i));
-        for (u32 i = hk::thread_x(); i < 70; i += kWordThreads) store(p.y, to + 128 + i, *tile.w(i));
+        for (u32 i = thread_from_last(kWordThreads); i < 128; i += kWordThreads) store(p.y, to + i, tile.x(i));
+        for (u32 i = thread_from_last(kWordThreads); i < 70; i += kWordThreads) store(p.y, to + 128 + i, *tile.w(i));
     };
     write(0);
 #if defined(HK_AMD)
@@ -192,8 +291,9 @@ HK_FN void words_to_lds(const Params &p) {
 }
 
 /// What the pipeline gives, in order: y has, for each stage, x's rows, w's rows, their words, and whose turn it was.
-template <class X, class W, class Words>
+template <class X, class W, class Words, int kTurns_>
 struct Record {
+    static constexpr int kTurns = kTurns_;
     const hk::Global &y;
     u32 stage = 0;
 
@@ -206,7 +306,7 @@ struct Record {
             write_rows(y, stage * kStage, *step.x[s], kWordThreads);
             write_rows(y, stage * kStage + kX, *step.w[s], kWordThreads);
             const u32 words = (stage * kStage + kX + kW) / 4;
-            for (u32 i = hk::thread_x(); i < kWords; i += kWordThreads) {
+            for (u32 i = thread_from_last(kWordThreads); i < kWords; i += kWordThreads) {
                 store(y, words + i, i < X::Tile::kRows ? step.words[s]->x(i) : *step.words[s]->w(i - X::Tile::kRows));
             }
             if (hk::thread_x() == 0) store(y, words + kWords, u32(kTurn));
@@ -218,7 +318,7 @@ using Rows64 = hk::Mover<SharedTile<64, 64>, kWordThreads, Access::Vectors, 1>;
 using Rows32 = hk::Mover<SharedTile<32, 64>, kWordThreads, Access::Vectors, 1>;
 using Words96 = hk::WordMover<64, 32, kWordThreads>;
 
-template <class Pipeline>
+template <class Pipeline, int kTurns = 2>
 HK_FN void pipeline(const Params &p) {
     const auto same = [](u32 row) { return row; };
     const Rows64 x(bytes(p.x), p.rows, p.layout, p.end, same);
@@ -228,7 +328,7 @@ HK_FN void pipeline(const Params &p) {
         return hk::WordPlace{p.w.data, of_all * 4, 96 * 4, 6};
     });
     __shared__ typename Pipeline::Lds stages;
-    Record<Rows64, Rows32, Words96> record{p.y};
+    Record<Rows64, Rows32, Words96, kTurns> record{p.y};
     Pipeline(x, w, words, stages).run(p.from, p.count, record);
 }
 template <int kStep>
@@ -253,6 +353,11 @@ SHAPES(64, 32)
 SHAPES(128, 16)
 SHAPES(128, 32)
 
+HK_ENTRY(columns_16, hk::kWaveSize, columns<16, false>)
+HK_ENTRY(columns_32, hk::kWaveSize, columns<32, false>)
+HK_ENTRY(columns_16_of_sums, hk::kWaveSize, columns<16, true>)
+HK_ENTRY(columns_32_of_sums, hk::kWaveSize, columns<32, true>)
+
 HK_ENTRY(chain_bf16_16, hk::kWaveSize, chain<hk::bf16, 16, 128>)
 HK_ENTRY(chain_bf16_32, hk::kWaveSize, chain<hk::bf16, 32, 128>)
 HK_ENTRY(chain_f16_16, hk::kWaveSize, chain<hk::f16, 16, 64>)
@@ -266,10 +371,17 @@ HK_ENTRY(chain_fp8_32, hk::kWaveSize, chain<hk::Fp8, 32, 64>)
     HK_ENTRY(move_elements2_##bytes, kThreads, move<bytes, Access::Elements, 2>)
 MOVERS(64)
 MOVERS(128)
+HK_ENTRY(move_transposed_64, kThreads, transposed<64>)
+HK_ENTRY(move_transposed_128, kThreads, transposed<128>)
+HK_ENTRY(move_strided, kThreads, strided)
+HK_ENTRY(move_decoded_vectors, kThreads, decoded<Access::Vectors>)
+HK_ENTRY(move_decoded_elements, kThreads, decoded<Access::Elements>)
 HK_ENTRY(move_words, kWordThreads, words_to_lds)
 
 HK_ENTRY(pipeline_registers_1, kWordThreads, pipeline<ByRegisters<1>>)
 HK_ENTRY(pipeline_registers_2, kWordThreads, pipeline<ByRegisters<2>>)
+HK_ENTRY(pipeline_registers_1_in_4, kWordThreads, pipeline<ByRegisters<1>, 4>)
+HK_ENTRY(pipeline_registers_2_in_4, kWordThreads, pipeline<ByRegisters<2>, 4>)
 HK_ENTRY(pipeline_target_3_1, kWordThreads, pipeline<OfTarget<3, 1>>)
 HK_ENTRY(pipeline_target_5_2, kWordThreads, pipeline<OfTarget<5, 2>>)
 

@@ -88,3 +88,9 @@ fn products_are_those_of_f64() {
         }
     }
 }
+
+#[test]
+fn the_readme_has_the_kernel() {
+    let readme = include_str!("../../README.md");
+    assert!(readme.contains(concat!("```cpp\n", include_str!("../hip/gemm.hip"), "```\n")));
+}

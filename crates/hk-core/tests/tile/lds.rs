@@ -53,7 +53,7 @@ impl RowLayout {
 
     fn at(self, row: usize, byte: usize) -> usize {
         let of_row = row / 16 * self.block as usize + row % 16 * self.row as usize;
-        of_row + (byte / 16 * 16 << self.spread) + byte % 16
+        of_row + ((byte / 16 * 16) << self.spread) + byte % 16
     }
 }
 
@@ -142,6 +142,38 @@ fn fragments_are_of_rows() {
     }
 }
 
+/// A tile's columns as rows of operands, over its rows in order or as they are in sums.
+#[test]
+fn fragments_are_of_columns() {
+    for stream in streams() {
+        for (kernel, dim, of_sums) in [
+            ("columns_16", 16, false),
+            ("columns_32", 32, false),
+            ("columns_16_of_sums", 16, true),
+            ("columns_32_of_sums", 32, true),
+        ] {
+            let x: Vec<u16> = (0..64 * 64).collect();
+            let got = run(&stream, kernel, bytemuck::cast_slice(&x), 0, &[0], 64 * 128 + 64 * 4, READ);
+            let (got, columns) = got.split_at(64 * 128);
+            let columns: &[u32] = bytemuck::cast_slice(columns);
+            // Where a lane has neighbouring columns, these are of different operands.
+            let operands = 64 / dim;
+            let column =
+                |i: usize| if arch(&stream) == Arch::Gfx950 { i } else { i % dim * operands + i / dim };
+            assert_eq!(columns, (0..64).map(|i| column(i) as u32).collect::<Vec<_>>(), "{kernel}");
+            let groups = 64 / dim;
+            for (at, got) in bytemuck::cast_slice::<u8, u16>(got).iter().enumerate() {
+                let (i, lane, j, first) =
+                    (at % 8, at / 8 % 64, at / 512 % operands, at / 512 / operands * 8 * groups);
+                let of_lane =
+                    if of_sums { i / 4 * 4 * groups + lane / dim * 4 + i % 4 } else { lane / dim * 8 + i };
+                let want = (first + of_lane) * 64 + column(j * dim + lane % dim);
+                assert_eq!(usize::from(*got), want, "{kernel} on {}, lane {lane}, {i} of {j}", arch(&stream));
+            }
+        }
+    }
+}
+
 /// Clocks of LDS, and those of them that conflicts cost.
 fn clocks(stream: &Stream, f: impl FnOnce(&Stream)) -> (u64, u64) {
     stream.take_counters().unwrap();
@@ -198,6 +230,50 @@ fn tiles_have_no_bank_conflicts() {
     }
 }
 
+/// Reads of columns fill all banks, too: 8 bytes of a lane, or 4 where 32 of them have a row.
+#[test]
+fn columns_have_no_bank_conflicts() {
+    for target in Arch::AMD {
+        let stream = open(&format!("emu:{target}?details=true"));
+        for kernel in ["columns_16", "columns_32", "columns_16_of_sums", "columns_32_of_sums"] {
+            let x = random_bytes(10, 64 * 128 + 64 * 4);
+            let [writes, reads] = clocks_of_halves(&stream, kernel, &x, READ);
+            println!("{target}, {kernel}: {} clocks for 8192 bytes", reads.0);
+            assert_eq!(writes, (64, 0));
+            let of_clock = if target == Arch::Gfx950 { 64 * 4 } else { 32 * 4 };
+            assert_eq!(reads, (64 * 128 / of_clock, 0), "{kernel} on {target}");
+        }
+    }
+}
+
+/// Sums go to LDS 8 bytes of 16 rows at a time, which are on one half of the banks: twice the least.
+#[test]
+fn sums_in_lds_meet_twice() {
+    for target in Arch::AMD {
+        let stream = open(&format!("emu:{target}?details=true"));
+        let of_read = if target == Arch::Gfx950 { 64 * 4 } else { 32 * 4 };
+        for (kernel, dim, cols, bytes) in [
+            ("bf16_16", 16, 64, 128),
+            ("bf16_32", 32, 64, 128),
+            ("f16_16", 16, 32, 64),
+            ("f16_32", 32, 32, 64),
+        ] {
+            let x = vec![0; (128 + cols) * bytes];
+            let of = |read| {
+                let given = Given { read, ..READ };
+                let kernel = format!("chain_{kernel}");
+                clocks(&stream, |s| drop(run(s, &kernel, &x, 0, &[0], 2 * 64 * 64 * 4, given)))
+            };
+            // With `read`, the sums go to LDS, and both operands' fragments from there once.
+            let (without, with) = (of(0), of(1));
+            let (sums, fragments) = (64 * bytes as u64 / (32 * 4), 2 * 64 * bytes as u64 / of_read);
+            println!("{target}, {kernel}: {} clocks for sums, {dim} rows", with.0 - without.0 - fragments);
+            assert_eq!(with.0 - without.0, 2 * sums + fragments, "{kernel} on {target}");
+            assert_eq!(with.1 - without.1, sums, "{kernel} on {target}");
+        }
+    }
+}
+
 /// Small values of a type, as bytes.
 fn encode(kind: &str, target: Arch, v: i32) -> Vec<u8> {
     let v = v as f32;
@@ -209,7 +285,7 @@ fn encode(kind: &str, target: Arch, v: i32) -> Vec<u8> {
     }
 }
 
-/// v (w x^T), the first product being an operand of the second, without a move and by LDS.
+/// v (w x^T), the first product being an operand of the second: without a move, v by rows or by columns, and by LDS.
 #[test]
 fn sums_are_an_operand_of_the_next_product() {
     for stream in streams() {
@@ -232,7 +308,8 @@ fn sums_are_an_operand_of_the_next_product() {
             let data: Vec<u8> =
                 [&x, &w, &v].into_iter().flatten().flat_map(|&v| encode(kind, arch(&stream), v)).collect();
             let kernel = format!("chain_{kind}_{dim}");
-            let got = run(&stream, &kernel, &data, 0, &[0], 2 * 64 * 64 * 4, READ);
+            let ways = if kind == "fp8" { 2 } else { 3 };
+            let got = run(&stream, &kernel, &data, 0, &[0], ways * 64 * 64 * 4, Given { read: 2, ..READ });
             let got: &[f32] = bytemuck::cast_slice(&got);
             let dot = |a: &[i32], b: &[i32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<i32>();
             for m in 0..64 {
@@ -241,8 +318,8 @@ fn sums_are_an_operand_of_the_next_product() {
                 for (i, v) in v.chunks(cols).enumerate() {
                     let at = m * 64 + i;
                     let want = dot(v, &d) as f32;
-                    let got = [got[at], got[64 * 64 + at]];
-                    assert_eq!(got, [want; 2], "{kernel} on {}, y[{m}, {i}]", arch(&stream));
+                    let got: Vec<f32> = got.iter().skip(at).step_by(64 * 64).copied().collect();
+                    assert_eq!(got, vec![want; ways], "{kernel} on {}, y[{m}, {i}]", arch(&stream));
                 }
             }
         }
@@ -316,6 +393,83 @@ fn movers_bring_rows() {
     }
 }
 
+/// Matrices of 16-bit elements whose columns are contiguous, or nothing is.
+#[test]
+fn movers_transpose() {
+    let mut random = Random(8);
+    for stream in streams() {
+        for (kernel, tile_rows) in
+            [("move_transposed_64", 64), ("move_transposed_128", 128), ("move_strided", 128)]
+        {
+            for case in 0..6 {
+                let whole = case == 0;
+                let unit = if kernel == "move_strided" { 1 } else { 4 };
+                let rows = if whole { tile_rows } else { unit * (1 + random.below(150 / unit)) };
+                let columns = if whole { 32 } else { 1 + random.below(100) };
+                let from = if whole { 0 } else { random.below(columns / 32 + 2) * 32 };
+                // Elements from a row to the next, and from a column.
+                let (row, column) = match kernel {
+                    "move_strided" => (2, 2 * rows + random.below(4)),
+                    _ => (1, rows + unit * random.below(3)),
+                };
+                let given = Given {
+                    layout: RowLayout { row: 2 * row as i64, block: 2 * column as i64, spread: 0, pad: 0 },
+                    rows: rows as u32,
+                    end: 2 * columns as u32,
+                    from: 2 * from as u32,
+                    ..READ
+                };
+                let x: Vec<u16> =
+                    (0..(rows - 1) * row + (columns - 1) * column + 1).map(|i| i as u16 + 1).collect();
+                let element = |at: usize| {
+                    let (r, c) = (at / 32, from + at % 32);
+                    if r < rows && c < columns { x[r * row + c * column] } else { 0 }
+                };
+                let want: Vec<u16> = (0..tile_rows * 32).map(element).collect();
+                let given = match kernel {
+                    "move_strided" => given,
+                    _ => Given { layout: RowLayout { row: given.layout.block, ..given.layout }, ..given },
+                };
+                let got = run(&stream, kernel, bytemuck::cast_slice(&x), 0, &[0], 2 * want.len(), given);
+                let got: &[u16] = bytemuck::cast_slice(&got);
+                assert_eq!(got, want, "{kernel} on {}, case {case}", arch(&stream));
+            }
+        }
+    }
+}
+
+/// Rows of codes, half as long as the tile's.
+#[test]
+fn movers_decode() {
+    let mut random = Random(9);
+    for stream in streams() {
+        for kind in ["vectors", "elements"] {
+            for case in 0..6 {
+                let (whole, unit) = (case == 0, if kind == "vectors" { 16 } else { 1 });
+                let rows = if whole { 128 } else { 1 + random.below(150) };
+                let end = if whole { 32 } else { unit * (1 + random.below(100 / unit)) };
+                let from = if whole { 0 } else { 32 * random.below(end / 32 + 2) };
+                let layout = match case % 3 {
+                    2 => RowLayout::shuffled(end.div_ceil(16)),
+                    _ => RowLayout::by_rows(end + unit * random.below(3)),
+                };
+                let given = Given { layout, rows: rows as u32, end: end as u32, from: from as u32, ..READ };
+                let x = random_bytes(case, layout.at(rows - 1, end - 1) + 1);
+                let half = |at: usize| {
+                    let (r, c) = (at / 32, from + at % 32);
+                    let code = if r < rows && c < end { x[layout.at(r, c)] } else { 0 };
+                    (usize::from(code) + r * 256 + from) as u16
+                };
+                let want: Vec<u16> = (0..128 * 32).map(half).collect();
+                let kernel = format!("move_decoded_{kind}");
+                let got = run(&stream, &kernel, &x, 0, &[0], 2 * want.len(), given);
+                let got: &[u16] = bytemuck::cast_slice(&got);
+                assert_eq!(got, want, "{kernel} on {}, case {case}", arch(&stream));
+            }
+        }
+    }
+}
+
 /// What a mover writes to LDS fills all banks, by registers and straight from global memory.
 #[test]
 fn movers_have_no_bank_conflicts() {
@@ -336,6 +490,18 @@ fn movers_have_no_bank_conflicts() {
             assert_eq!([by_registers, elements], [(u64::from(all) / 128, 0); 2], "{target}");
             assert_eq!(of("vectors", 1).1, 0, "{target}");
             assert_eq!(direct, if target == Arch::Gfx950 { u64::from(all) / 128 } else { 0 }, "{target}");
+        }
+        for (kernel, rows) in
+            [("transposed_64", 64), ("transposed_128", 128), ("strided", 128), ("decoded_vectors", 128)]
+        {
+            let all = rows * 64;
+            let layout = RowLayout { block: 2, ..RowLayout::by_rows(2 * rows) };
+            let given = Given { layout, rows: rows as u32, end: 64, read: 0, ..READ };
+            let x = random_bytes(5, 4 * all);
+            let kernel = format!("move_{kernel}");
+            let of = clocks(&stream, |s| drop(run(s, &kernel, &x, 0, &[0], all, given)));
+            println!("{target}, {kernel}: {} clocks for {all} bytes", of.0);
+            assert_eq!(of, (all as u64 / 128, 0), "{kernel} on {target}");
         }
     }
 }
@@ -384,6 +550,8 @@ fn pipelines_give_every_stage_in_order() {
         for (kernel, step, turns) in [
             ("pipeline_registers_1", 1, 2),
             ("pipeline_registers_2", 2, 2),
+            ("pipeline_registers_1_in_4", 1, 4),
+            ("pipeline_registers_2_in_4", 2, 4),
             ("pipeline_target_3_1", 1, if direct { 1 } else { 2 }),
             ("pipeline_target_5_2", 2, if direct { 1 } else { 2 }),
         ] {
@@ -446,12 +614,10 @@ fn tasks_of_an_xcd_are_neighbours() {
         for (i, tasks) in bytemuck::cast_slice::<u8, u32>(&got).chunks(GRIDS).enumerate() {
             let n = i + 1;
             // Blocks go to XCDs in turn.
-            let mut order = (0..XCDS).flat_map(|xcd| (xcd..n).step_by(XCDS));
-            let mut all = vec![false; n];
-            for task in 0..n {
-                let block = order.next().unwrap();
+            let order: Vec<usize> = (0..XCDS).flat_map(|xcd| (xcd..n).step_by(XCDS)).collect();
+            assert_eq!(order.len(), n);
+            for (task, block) in order.into_iter().enumerate() {
                 assert_eq!(tasks[block] as usize, task, "block {block} of {n}");
-                assert!(!std::mem::replace(&mut all[task], true));
             }
         }
     }

@@ -74,12 +74,14 @@ macro_rules! corners {
             case!("256 x 256", lhs: $dtype [90, 260], rhs: $dtype [90, 264], group_sizes: I32 [3], out: $dtype [3, 260, 264], bias_grad: F32 [3, 260]; tile("256x256"), set("lhs_transposed")),
             case!("128 x 128", lhs: $dtype [100, 132], rhs: $dtype [100, 72], group_sizes: I64 [5], out: $dtype [5, 132, 72], bias_grad: F32 [5, 132]; tile("128x128"), set("lhs_transposed"), set("accumulate")),
             case!("64 x 64", lhs: $dtype [150, 72], rhs: $dtype [150, 68], group_sizes: I32 [70], out: $dtype [70, 72, 68]; tile("64x64"), set("lhs_transposed")),
+            case!("128 x 128, M contiguous", lhs: $dtype [132, 104], rhs: $dtype [104, 72], group_sizes: I64 [5], out: $dtype [5, 132, 72], bias_grad: F32 [5, 132]; tile("128x128")),
+            case!("64 x 64, M contiguous", lhs: $dtype [72, 152], rhs: $dtype [152, 68], group_sizes: I32 [6], out: $dtype [6, 72, 68]; tile("64x64"), set("accumulate")),
             case!("elements", lhs: $dtype [35, 70], rhs: $dtype [70, 67], group_sizes: I32 [3], out: $dtype [3, 35, 67], bias_grad: F32 [3, 35]; set("accumulate")),
         ]
     };
 }
 corners!(GMM_CORNERS, 9: gmm);
-corners!(TGMM_CORNERS, 4: tgmm);
+corners!(TGMM_CORNERS, 6: tgmm);
 
 pub(super) const GMM: Operator = Operator {
     name: "gmm",

@@ -3,6 +3,7 @@
 mod a16w16;
 mod a8w8;
 mod choice;
+mod ff;
 mod gmm;
 
 pub use choice::choices;
@@ -26,6 +27,8 @@ pub static OPERATORS: &[Operator] = &[
     a8w8::GEMM_A8W8_PER_TOKEN_SCALE,
     a8w8::GEMM_A8W8_BLOCKSCALE,
     a8w8::BATCHED_GEMM_A8W8,
+    ff::FF_FUSED_GATED,
+    ff::FF_FUSED_UNGATED,
     gmm::GMM,
     gmm::PTGMM,
     gmm::NPTGMM,
@@ -83,7 +86,7 @@ const fn act(name: &'static str) -> (&'static str, Scalar) {
 
 /// A case: `case!("label", a: Bf16 [16, 64], w: Bf16 [32, 64]; tile("16x16"))`.
 macro_rules! case {
-    ($label:expr, $($name:ident: $dtype:ident [$($n:literal),+]),+ $(; $($scalar:expr),+)?) => {
+    ($label:expr, $($name:ident: $dtype:ident [$($n:expr),+]),+ $(; $($scalar:expr),+)?) => {
         hk_core::registry::Case {
             label: $label,
             tensors: &[$((stringify!($name), hk_core::DType::$dtype, &[$($n),+])),+],

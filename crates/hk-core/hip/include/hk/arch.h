@@ -47,6 +47,7 @@ inline constexpr bool kFp8IsFnuz = false;  // the fp8 of its conversions and mat
 inline constexpr bool kHasCvtFp4 = true;   // v_cvt_scalef32_pk_fp4_f32
 inline constexpr bool kHasMma32 = true;    // v_mfma_f32_16x16x32 of bf16 and f16; else 16x16x16
 inline constexpr bool kHasMxMma = true;    // v_mfma_scale_f32_16x16x128_f8f6f4
+inline constexpr bool kHasReadTr = true;   // ds_read_b64_tr_b16
 #else
 inline constexpr int kLdsBytes = 64 * 1024;
 inline constexpr bool kHasWideDma = false;
@@ -55,6 +56,7 @@ inline constexpr bool kFp8IsFnuz = true;
 inline constexpr bool kHasCvtFp4 = false;
 inline constexpr bool kHasMma32 = false;
 inline constexpr bool kHasMxMma = false;
+inline constexpr bool kHasReadTr = false;
 #endif
 #else
 inline constexpr int kWaveSize = 32;
@@ -66,6 +68,7 @@ inline constexpr bool kFp8IsFnuz = false;
 inline constexpr bool kHasCvtFp4 = false;
 inline constexpr bool kHasMma32 = false;
 inline constexpr bool kHasMxMma = false;
+inline constexpr bool kHasReadTr = false;
 #endif
 
 /// Makes the compiler forget where `v` comes from: what is derived from it is computed anew where it is used,

@@ -182,7 +182,7 @@ template <class W, class X, int kDim, int kCols>
 struct MatrixUnit {
     static constexpr bool kExists = true;
 
-    template <class T, class Sum, int kWords>
+    template <class T, int kWords>
     HK_FN static auto values(Vec<u32, kWords> words) {
         constexpr int kElements = kWords * 32 / kBitsOf<T>;
         if constexpr (__is_same(T, I8)) {
@@ -210,9 +210,8 @@ struct MatrixUnit {
 
     template <class Words, class Acc>
     HK_FN static Acc mma(Words w, Words x, Acc acc) {
-        using Sum = __remove_cvref(decltype(acc[0]));
-        const auto ws = values<W, Sum>(w);
-        const auto xs = values<X, Sum>(x);
+        const auto ws = values<W>(w);
+        const auto xs = values<X>(x);
         const u32 lane = lane_id();
 #pragma unroll 1
         for (u32 group = 0; group < kWaveSize / kDim; ++group) {
@@ -249,12 +248,16 @@ private:
 public:
     static constexpr bool kExists = Unit::kExists;
 
-    HK_FN static Acc mma(typename W::Words w, typename X::Words x, Acc acc) { return Unit::mma(w, x, acc); }
+    HK_FN static Acc mma(typename W::Words w, typename X::Words x, Acc acc) {
+        static_assert(kExists, "the target has no such instruction");
+        return Unit::mma(w, x, acc);
+    }
 
     /// With a power of two for each row of an operand and 32 columns of it: the lane gives that of row lane % kDim and of block
     /// lane / kDim, as the e8m0 code in the byte `kWByte` or `kXByte` of a word. The code 255 makes NaN.
     template <int kWByte, int kXByte>
     HK_FN static Acc mma(typename W::Words w, typename X::Words x, Acc acc, u32 w_scale, u32 x_scale) {
+        static_assert(kExists, "the target has no such instruction");
         return Unit::template scaled<kWByte, kXByte>(w, x, acc, w_scale, x_scale);
     }
 };

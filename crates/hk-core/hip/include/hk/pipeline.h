@@ -29,25 +29,46 @@ struct RowLayout {
     HK_FN u32 window_offset(u32 of_row) const { return of_row / 16 * u32(block) + of_row % 16 * u32(row); }
 };
 
-/// How the threads of a block bring a tile's rows to LDS: 16 bytes at a time, lanes side by side in LDS, each with the chunk
-/// that belongs at its place. By vectors, rows begin on 16 bytes and end with a whole chunk, and the tile's rows lie within
-/// 2 GiB; by elements of `kElement` bytes any rows will do.
-template <class Tile_, int kThreads, Access kAccess, int kElement>
-class Mover;
-
-template <class Tile_, int kThreads, int kElement>
-class Mover<Tile_, kThreads, Access::Vectors, kElement> {
+/// A thread's chunks of a tile, 16 bytes each: side by side with those of its neighbours in LDS, all at one place of their rows
+/// there.
+template <class Tile_, int kThreads>
+class ThreadChunks {
 public:
     using Tile = Tile_;
-    static constexpr u32 kStage = Tile::kBytes;  // of a row in memory
     static constexpr int kParts = Tile::kRows * Tile::kChunks / kThreads;
     static_assert(kParts * kThreads == Tile::kRows * Tile::kChunks, "every thread has as many chunks");
     static_assert(kThreads / Tile::kChunks % 16 == 0, "all chunks of a thread are at one place of their rows");
 
-    /// What a thread has of a tile.
     struct Chunks {
         Vec<u32, 4> part[kParts];
     };
+
+    HK_FN static void store(const Chunks &chunks, Tile &tile) {
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) tile.chunk[thread_x() + i * kThreads] = chunks.part[i];
+    }
+
+protected:
+    /// The row of a part.
+    HK_FN static u32 row(int part) { return thread_x() / Tile::kChunks + part * (kThreads / Tile::kChunks); }
+    /// Which chunk of its row each part is.
+    HK_FN static u32 chunk() { return thread_x() % Tile::kChunks ^ Tile::swizzle(row(0)); }
+};
+
+/// How the threads of a block bring a tile's rows to LDS: 16 bytes at a time, lanes side by side in LDS, each with the chunk
+/// that belongs at its place. By vectors, rows begin on 16 bytes and end with a whole chunk, and the tile's rows lie within
+/// 2 GiB; by elements of `kElement` bytes any rows will do.
+template <class Tile, int kThreads, Access kAccess, int kElement>
+class Mover;
+
+template <class Tile, int kThreads, int kElement>
+class Mover<Tile, kThreads, Access::Vectors, kElement> : public ThreadChunks<Tile, kThreads> {
+    using Base = ThreadChunks<Tile, kThreads>;
+
+public:
+    using Base::kParts, typename Base::Chunks;
+    static constexpr u32 kStage = Tile::kBytes;  // of a row in memory
+    static constexpr bool kDirect = kHasWideDma;
 
 private:
     Window window_;
@@ -63,17 +84,13 @@ private:
     }
 
 public:
-    static constexpr bool kDirect = kHasWideDma;
-
     /// Rows of `end` bytes. Row r of the tile is row `row_of(r)` of them; from `rows` on there is none.
     template <class RowOf>
     HK_FN Mover(GlobalPtr<const u8> first, u32 rows, const RowLayout &layout, u32 end, RowOf row_of)
-        : window_(first, Window::kBeyond - 1), end_(end), spread_(layout.spread) {
-        const u32 row = thread_x() / Tile::kChunks;
-        ahead_ = (thread_x() % Tile::kChunks ^ Tile::swizzle(row)) * 16;
+        : window_(first, Window::kBeyond - 1), end_(end), ahead_(Base::chunk() * 16), spread_(layout.spread) {
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
-            const u32 from = row_of(row + i * (kThreads / Tile::kChunks));
+            const u32 from = row_of(Base::row(i));
             offset_[i] = from < rows ? layout.window_offset(from) + (ahead_ << spread_) : Window::kBeyond;
         }
     }
@@ -84,11 +101,6 @@ public:
 #pragma unroll
         for (int i = 0; i < kParts; ++i) chunks.part[i] = window_.load<Vec<u32, 4>>(at(i, from), from << spread_);
         return chunks;
-    }
-
-    HK_FN static void store(const Chunks &chunks, Tile &tile) {
-#pragma unroll
-        for (int i = 0; i < kParts; ++i) tile.chunk[thread_x() + i * kThreads] = chunks.part[i];
     }
 
 #if defined(HK_AMD)
@@ -103,25 +115,20 @@ public:
 #endif
 };
 
-template <class Tile_, int kThreads, int kElement>
-class Mover<Tile_, kThreads, Access::Elements, kElement> {
-public:
-    using Tile = Tile_;
-    static constexpr u32 kStage = Tile::kBytes;  // of a row in memory
-    static constexpr int kParts = Tile::kRows * Tile::kChunks / kThreads;
-    static_assert(kThreads / Tile::kChunks % 16 == 0, "all chunks of a thread are at one place of their rows");
-    static constexpr bool kDirect = false;
-
-    struct Chunks {
-        Vec<u32, 4> part[kParts];
-    };
-
-private:
+template <class Tile, int kThreads, int kElement>
+class Mover<Tile, kThreads, Access::Elements, kElement> : public ThreadChunks<Tile, kThreads> {
+    using Base = ThreadChunks<Tile, kThreads>;
     using Bits = decltype([] {
         if constexpr (kElement == 2) return u16(0);
         else return u8(0);
     }());
 
+public:
+    using Base::kParts, typename Base::Chunks;
+    static constexpr u32 kStage = Tile::kBytes;  // of a row in memory
+    static constexpr bool kDirect = false;
+
+private:
     u32 end_, ahead_, spread_;
     GlobalPtr<const u8> row_[kParts];
     bool there_[kParts];
@@ -129,12 +136,10 @@ private:
 public:
     template <class RowOf>
     HK_FN Mover(GlobalPtr<const u8> first, u32 rows, const RowLayout &layout, u32 end, RowOf row_of)
-        : end_(end), spread_(layout.spread) {
-        const u32 row = thread_x() / Tile::kChunks;
-        ahead_ = (thread_x() % Tile::kChunks ^ Tile::swizzle(row)) * 16;
+        : end_(end), ahead_(Base::chunk() * 16), spread_(layout.spread) {
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
-            const u32 from = row_of(row + i * (kThreads / Tile::kChunks));
+            const u32 from = row_of(Base::row(i));
             there_[i] = from < rows;
             row_[i] = first + layout.offset(there_[i] ? from : 0);
         }
@@ -154,11 +159,6 @@ public:
             chunks.part[i] = __builtin_bit_cast(Vec<u32, 4>, v);
         }
         return chunks;
-    }
-
-    HK_FN static void store(const Chunks &chunks, Tile &tile) {
-#pragma unroll
-        for (int i = 0; i < kParts; ++i) tile.chunk[thread_x() + i * kThreads] = chunks.part[i];
     }
 };
 

@@ -17,8 +17,10 @@ namespace hk {
 ///
 /// Lanes 16-31 of a read have a chunk of the same rows as lanes 0-15 and the chunk's neighbour, c ^ 1, in fragments of 16 rows;
 /// in those of 32, the same chunk of the next 16 rows, where the swizzle is the same again.
-///   Rows of 128 bytes are 32 banks. All of 0-7, all of 8-15, all even and all odd rows have different swizzles; those of rows
-///   4-11 of a parity are pairs of the form {s, s ^ 1}.
+///   Rows of 128 bytes are 32 banks. All of rows 0-7, all of 8-15, all even and all odd ones have different swizzles, those of a
+///   parity among rows 4-11 two pairs {s, s ^ 1}. Transposed reads of gfx950, of 8 bytes of 32 lanes, on 64 banks, take two
+///   neighbouring chunks of 4 rows and of 4 others that are 4 or 8 further on, of which those of a parity differ in s / 2;
+///   or four neighbouring chunks of 4 rows, of which those of a parity differ in s / 4.
 ///   Two rows of 64 bytes are 32 banks. Rows 2i and 2i + 1 share a swizzle: i = 0 .. 7 have 0, 1, 2, 3, 3, 2, 1, 0.
 template <int kRows_, int kBytes_>
 struct SharedTile {
@@ -29,7 +31,7 @@ struct SharedTile {
 
     /// What a row's chunks are permuted by: the same 16 rows on.
     HK_FN static constexpr u32 swizzle(u32 row) {
-        if constexpr (kChunks == 8) return row / 2 % 8 ^ row % 2 * 4;
+        if constexpr (kChunks == 8) return (row % 2 | row / 4 % 2 * 2 | row / 2 % 2 * 4) ^ row / 8 % 2 * 3;
         return row / 2 % 4 ^ row / 8 % 2 * 3;
     }
 
@@ -41,6 +43,51 @@ struct SharedTile {
     HK_FN Frag frag(u32 row, u32 step) const {
         constexpr u32 kGroups = kWaveSize / kDim;
         return chunk[place(lane_id() % kDim, step * kGroups + lane_id() / kDim) + row * kChunks];
+    }
+
+    /// Fragments of the tile's columns, 64 of 2 bytes, over the rows from `row`, a multiple of 16, on: column `column<kDim>(i)` is
+    /// row i % kDim of the operand that `frags[i / kDim]` is of. Its columns k are rows of the tile, in order; or, if `kOfSums`,
+    /// in that of sums which are the other operand, see WaveSums::as_operand.
+    template <int kDim, bool kOfSums>
+    HK_FN void column_frags(u32 row, Frag (&frags)[64 / kDim]) const {
+        static_assert(kBytes == 128, "64 columns");
+        constexpr u32 kOperands = 64 / kDim;
+        const u32 lane = lane_id();
+        const auto row_of = [&](u32 i) { return kOfSums ? Sums<kDim>::n(lane, i) : lane / kDim * 8 + i; };
+        if constexpr (kHasReadTr) {
+#if defined(HK_AMD)
+            // 16 lanes have addresses of 4 neighbouring elements, 4 in a row, of 4 rows; each gets a column.
+            using Four = Vec<short, 4>;
+            using Lds = __attribute__((address_space(3))) Four *;
+#pragma unroll
+            for (u32 half = 0; half < 2; ++half) {
+                const u32 from = row_of(4 * half) + lane % 16 / 4;
+#pragma unroll
+                for (u32 j = 0; j < kOperands; ++j) {
+                    const u32 col = j * kDim + lane % kDim / 16 * 16 + lane % 4 * 4;
+                    const auto *at = reinterpret_cast<const Four *>(chunk + place(from, col / 8) + row * kChunks) + col / 4 % 2;
+                    const auto four = __builtin_bit_cast(Vec<u32, 2>, __builtin_amdgcn_ds_read_tr16_b64_v4i16((Lds)at));
+                    frags[j][2 * half] = four[0], frags[j][2 * half + 1] = four[1];
+                }
+            }
+#endif
+        } else {
+            // A lane has neighbouring columns, one of each operand.
+            using Columns = Vec<u32, kOperands / 2>;
+            Columns of_row[8];
+#pragma unroll
+            for (u32 i = 0; i < 8; ++i) of_row[i] = get<Columns>(row + row_of(i), lane % kDim * sizeof(Columns));
+#pragma unroll
+            for (u32 j = 0; j < kOperands; ++j) {
+                const detail::HalfOf half(j % 2 != 0);
+#pragma unroll
+                for (u32 i = 0; i < 4; ++i) frags[j][i] = half(of_row[2 * i][j / 2], of_row[2 * i + 1][j / 2]);
+            }
+        }
+    }
+    template <int kDim>
+    HK_FN static constexpr u32 column(u32 i) {
+        return kHasReadTr ? i : i % kDim * (64 / kDim) + i / kDim;
     }
 
     /// A value of up to 16 bytes at `byte`, a multiple of its size, of a row.

@@ -58,7 +58,7 @@ public:
         }
     }
 
-    /// Calls `f(n, m, d)` for the lane's sums, kMmaRows at a time: d[i] is that of (n + i, m).
+    /// Calls `f(n, m, d)` for the lane's sums, in f32, kMmaRows at a time: d[i] is that of (n + i, m).
     template <class F>
     HK_FN void each(F f) const {
 #pragma unroll

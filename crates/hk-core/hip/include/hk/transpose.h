@@ -7,6 +7,8 @@
 
 #include <hk/arch.h>
 #include <hk/global.h>
+#include <hk/mma.h>
+#include <hk/pipeline.h>
 #include <hk/shared.h>
 #include <hk/types.h>
 
@@ -31,6 +33,15 @@ struct HalfOf {
 
 }  // namespace detail
 
+/// Column `j` of 8 rows of 8 elements of 16 bits.
+HK_FN Frag column_of(const Frag (&rows)[8], u32 j) {
+    const detail::HalfOf half(j % 2 != 0);
+    Frag column;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) column[i] = half(rows[2 * i][j / 2], rows[2 * i + 1][j / 2]);
+    return column;
+}
+
 /// How the threads of a block bring a tile to LDS, 16-bit elements of which 4 or 2 neighbouring rows are loaded together: a thread
 /// has 4 columns of K of them, which it transposes in registers (one v_perm for two elements), and writes 8 bytes of each row.
 /// Columns lie within 2 GiB / 32 of each other; their addresses and the number of rows are multiples of 8 bytes.
@@ -39,7 +50,9 @@ struct HalfOf {
 /// 16 lanes that LDS writes together have 4 pieces. The rows that they write at a time must not all be even, or all odd, for
 /// these are on one half of the banks: so lanes of every second piece, or pair of pieces, write odd rows where the others
 /// write even ones. Then no bank is met twice, with either swizzle of SharedTile.
-template <class Tile_, int kThreads>
+///
+/// `kBegins`: columns before one that is given are none.
+template <class Tile_, int kThreads, bool kBegins = false>
 class TransposingMover {
 public:
     using Tile = Tile_;
@@ -67,14 +80,14 @@ private:
     };
 
     GlobalPtr<const u8> first_;
-    u32 stride_, columns_, row_bytes_;
+    u32 stride_, begin_, columns_, row_bytes_;
     u32 offset_[kParts];  // of the first columns in their stage; beyond its end for rows past the last
 
 public:
-    /// Column c of K is `stride` bytes after the one before; `end`, 2 bytes for each column, is what a row would have. From row
-    /// `rows` on there is none.
-    HK_FN TransposingMover(GlobalPtr<const u8> first, u32 rows, u32 stride, u32 end)
-        : first_(first), stride_(stride), columns_(end / 2) {
+    /// Column c of K is `stride` bytes after the one before; `end`, 2 bytes for each column, is what a row would have, and `begin`
+    /// of it is none. From row `rows` on there is none.
+    HK_FN TransposingMover(GlobalPtr<const u8> first, u32 rows, u32 stride, u32 end, u32 begin = 0)
+        : first_(first), stride_(stride), begin_(begin / 2), columns_(end / 2) {
         row_bytes_ = (rows < u32(Tile::kRows) ? rows : u32(Tile::kRows)) * 2;
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
@@ -97,7 +110,10 @@ public:
         for (int i = 0; i < kParts; ++i) {
 #pragma unroll
             for (u32 c = 0; c < 4; ++c) {
-                chunks.part[i][c] = window.template load<Vec<u32, kSide / 2>>(offset_[i] + c * stride_);
+                u32 offset = offset_[i] + c * stride_;
+                // The sign of how far a column is past the first one moves the offset beyond the window.
+                if (kBegins) offset |= (column + Place(i).quad * 4 + c - begin_) & Window::kBeyond;
+                chunks.part[i][c] = window.template load<Vec<u32, kSide / 2>>(offset);
             }
         }
         return chunks;
@@ -120,9 +136,10 @@ public:
     }
 };
 
-/// How the threads of a block bring a tile of 16-bit elements with any strides to LDS, element by element.
+/// As Mover by vectors, of rows of 16-bit elements that begin and end with any column of a chunk: rows of a part of the
+/// columns of a matrix whose own rows are on 16 bytes, and multiples of 16 bytes long.
 template <class Tile_, int kThreads>
-class StridedMover {
+class RaggedMover {
 public:
     using Tile = Tile_;
     static constexpr u32 kStage = Tile::kBytes;  // of a row in memory
@@ -135,6 +152,60 @@ public:
     };
 
 private:
+    Window window_;
+    u32 begin_, end_, ahead_;
+    u32 offset_[kParts];
+
+public:
+    /// Rows `stride` bytes apart, of `end` bytes, of which the first `begin` are zero. From row `rows` on there is none.
+    HK_FN RaggedMover(GlobalPtr<const u8> first, u32 rows, u32 stride, u32 end, u32 begin)
+        : window_(first, Window::kBeyond - 1), begin_(begin), end_(end) {
+        const u32 row = thread_x() / Tile::kChunks;
+        ahead_ = (thread_x() % Tile::kChunks ^ Tile::swizzle(row)) * 16;
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) {
+            const u32 from = row + i * (kThreads / Tile::kChunks);
+            offset_[i] = from < rows ? from * stride + ahead_ : Window::kBeyond;
+        }
+    }
+
+    HK_FN Chunks load(u32 from) const {
+        const u32 at = from + ahead_;
+        const u32 past = (end_ - 1u - at) & Window::kBeyond;
+        Chunks chunks;
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) chunks.part[i] = window_.load<Vec<u32, 4>>(offset_[i] | past, from);
+        // Stages at an end of the rows wait for what they have loaded; others do not.
+        if (from < begin_ || from + Tile::kBytes > end_) {
+            Vec<u32, 4> mask;
+#pragma unroll
+            for (u32 j = 0; j < 4; ++j) {
+                const auto there = [&](u32 byte) { return byte >= begin_ && byte < end_; };
+                mask[j] = (there(at + 4 * j) ? 0xffffu : 0u) | (there(at + 4 * j + 2) ? 0xffff0000u : 0u);
+            }
+#pragma unroll
+            for (int i = 0; i < kParts; ++i) chunks.part[i] &= mask;
+        }
+        return chunks;
+    }
+
+    HK_FN static void store(const Chunks &chunks, Tile &tile) {
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) tile.chunk[thread_x() + i * kThreads] = chunks.part[i];
+    }
+};
+
+/// How the threads of a block bring a tile of 16-bit elements with any strides to LDS, element by element.
+template <class Tile, int kThreads>
+class StridedMover : public ThreadChunks<Tile, kThreads> {
+    using Base = ThreadChunks<Tile, kThreads>;
+
+public:
+    using Base::kParts, typename Base::Chunks;
+    static constexpr u32 kStage = Tile::kBytes;  // of a row in memory
+    static constexpr bool kDirect = false;
+
+private:
     GlobalPtr<const u8> row_[kParts];
     bool there_[kParts];
     i64 step_;
@@ -142,12 +213,11 @@ private:
 
 public:
     /// Rows `stride` bytes apart, of columns `step` bytes apart; `end` and `rows` as of TransposingMover.
-    HK_FN StridedMover(GlobalPtr<const u8> first, u32 rows, i64 stride, i64 step, u32 end) : step_(step), columns_(end / 2) {
-        const u32 row = thread_x() / Tile::kChunks;
-        ahead_ = (thread_x() % Tile::kChunks ^ Tile::swizzle(row)) * 8;
+    HK_FN StridedMover(GlobalPtr<const u8> first, u32 rows, i64 stride, i64 step, u32 end)
+        : step_(step), columns_(end / 2), ahead_(Base::chunk() * 8) {
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
-            const u32 from = row + i * (kThreads / Tile::kChunks);
+            const u32 from = Base::row(i);
             there_[i] = from < rows;
             row_[i] = first + (there_[i] ? from : 0) * stride;
         }
@@ -168,11 +238,6 @@ public:
             chunks.part[i] = __builtin_bit_cast(Vec<u32, 4>, v);
         }
         return chunks;
-    }
-
-    HK_FN static void store(const Chunks &chunks, Tile &tile) {
-#pragma unroll
-        for (int i = 0; i < kParts; ++i) tile.chunk[thread_x() + i * kThreads] = chunks.part[i];
     }
 };
 

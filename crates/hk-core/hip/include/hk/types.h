@@ -34,6 +34,21 @@ HK_FN u32 high_halves(u32 low, u32 high) {
 #endif
 }
 
+/// The low or the high halves of two words.
+struct HalfOf {
+#if defined(HK_AMD)
+    u32 selector;
+    HK_FN explicit HalfOf(bool high) : selector(high ? 0x07060302u : 0x05040100u) {}
+    HK_FN u32 operator()(u32 first, u32 second) const { return __builtin_amdgcn_perm(second, first, selector); }
+#else
+    bool high;
+    HK_FN explicit HalfOf(bool high) : high(high) {}
+    HK_FN u32 operator()(u32 first, u32 second) const {
+        return high ? high_halves(first, second) : (second << 16 | (first & 0xffffu));
+    }
+#endif
+};
+
 // Two bf16 from two f32 where there is no instruction for it. Adding half a unit of the kept part, less one if
 // that is even, rounds to nearest even; a carry out of the mantissa steps the exponent, up to infinity. Only a
 // NaN with a long payload carries into the sign (a quiet one, which the caller sees to, does not round to

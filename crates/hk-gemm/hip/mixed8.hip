@@ -1,0 +1,22 @@
+// mixed8.hip: products of few rows of 16-bit floats with int8 and with the fp8 that the target has; see mixed.h.
+#include <hk/entry.h>
+
+#include "mixed.h"
+
+namespace {
+using gemm::skinny_group_gemm;
+using Params = gemm::MixedParams;
+template <class T, class Code>
+using Kind = gemm::HalfByByte<T, Code>;
+}  // namespace
+
+// Entry points of one type of x and of w: tiles of M and N, waves that share K, times 128 columns in a stretch.
+#define MIXED8(T, code, Code)                                                                                          \
+    HK_ENTRY(gemm_##T##_w##code##_16x32, 8 * hk::kWaveSize, skinny_group_gemm<Kind<hk::T, Code>, 1, 2, 8, 1>)     \
+    HK_ENTRY(gemm_##T##_w##code##_32x32, 8 * hk::kWaveSize, skinny_group_gemm<Kind<hk::T, Code>, 2, 2, 8, 1>)     \
+    HK_ENTRY(gemm_##T##_w##code##_64x32, 4 * hk::kWaveSize, skinny_group_gemm<Kind<hk::T, Code>, 4, 2, 4, 1>)
+
+MIXED8(bf16, i8, hk::I8)
+MIXED8(f16, i8, hk::I8)
+MIXED8(bf16, fp8, hk::Fp8)
+MIXED8(f16, fp8, hk::Fp8)
