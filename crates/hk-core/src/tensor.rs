@@ -284,18 +284,6 @@ impl<'a, T: Element> TensorViewMut<'a, T> {
         TensorView { raw: self.raw, element: PhantomData }
     }
 
-    /// The memory of a contiguous tensor as elements of another type, `[n]`; bytes at the end that make no whole one are left
-    /// out. For workspaces.
-    ///
-    /// # Errors
-    /// [`Error::Stride`] if it is not contiguous, [`Error::Align`] if it does not begin on an element.
-    pub fn cast<U: Element>(self, op: &'static str, arg: &'static str) -> Result<TensorViewMut<'a, U>> {
-        self.expect_contiguous(op, arg)?;
-        self.expect_aligned(op, arg, size_of::<U>() as u64)?;
-        let layout = Layout::contiguous([self.numel() * size_of::<T>() / size_of::<U>()])?;
-        Ok(TensorViewMut { raw: RawView { layout, ..self.raw }, element: PhantomData })
-    }
-
     /// The first elements of a tensor `[n]`, as many as `shape` has, with that shape.
     ///
     /// # Errors

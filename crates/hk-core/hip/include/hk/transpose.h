@@ -14,25 +14,6 @@
 
 namespace hk {
 
-namespace detail {
-
-/// The low or the high halves of two words.
-struct HalfOf {
-#if defined(HK_AMD)
-    u32 selector;
-    HK_FN explicit HalfOf(bool high) : selector(high ? 0x07060302u : 0x05040100u) {}
-    HK_FN u32 operator()(u32 first, u32 second) const { return __builtin_amdgcn_perm(second, first, selector); }
-#else
-    bool high;
-    HK_FN explicit HalfOf(bool high) : high(high) {}
-    HK_FN u32 operator()(u32 first, u32 second) const {
-        return high ? high_halves(first, second) : (second << 16 | (first & 0xffffu));
-    }
-#endif
-};
-
-}  // namespace detail
-
 /// Column `j` of 8 rows of 8 elements of 16 bits.
 HK_FN Frag column_of(const Frag (&rows)[8], u32 j) {
     const detail::HalfOf half(j % 2 != 0);
