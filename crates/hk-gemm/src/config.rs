@@ -266,6 +266,8 @@ impl Job<'_> {
         let group = if tile.skinny() { 1 } else { (2048 / t.m).max(1) };
         let configs = || {
             let splits = SPLITS.into_iter().filter(|&n| n == 1 || n <= most);
+            // As many as there are, of whole stretches each.
+            let splits = splits.map(|n| parts.div_ceil(parts.div_ceil(n)));
             splits.map(|splits| GemmConfig { tile, splits, group }).map(|config| (config, self.time(config)))
         };
         let shortest = configs().fold(f64::INFINITY, |shortest, (_, time)| time.min(shortest));
