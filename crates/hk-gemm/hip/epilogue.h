@@ -231,19 +231,24 @@ HK_FN Vec<float, N> load_term(const Term &t, u32 m, u32 n, u32 left) {
     return load_floats<N>(t.data, t.type, i64(m) * t.row + n, left, t.vectors);
 }
 
-/// A sum with its scales.
+/// A sum with its scales, as far as there are any.
 template <int N>
 HK_FN Vec<float, N> scaled(const Epilogue &e, const Work &work, u32 m, u32 n, Vec<float, N> sum) {
-    if (!e.x_scale) return sum;
-    const auto x_scale = reinterpret_cast<GlobalPtr<const float>>(e.x_scale) + i64(work.batch) * e.x_scale_batch;
-    const i64 at = i64(work.matrix) * e.w_scale_batch;
-    Vec<float, N> w_scale;
-    if (e.w_scale_step) {
-        w_scale = load_floats<N>(e.w_scale, Float::F32, at + n, e.cols - n);
-    } else {
-        w_scale = reinterpret_cast<GlobalPtr<const float>>(e.w_scale)[at];
+    if (!(e.x_scale | e.w_scale)) return sum;
+    Vec<float, N> scale = 1.0f;
+    if (e.w_scale) {
+        const i64 at = i64(work.matrix) * e.w_scale_batch;
+        if (e.w_scale_step) {
+            scale = load_floats<N>(e.w_scale, Float::F32, at + n, e.cols - n);
+        } else {
+            scale = reinterpret_cast<GlobalPtr<const float>>(e.w_scale)[at];
+        }
     }
-    return sum * (w_scale * x_scale[i64(m) * e.x_scale_step]);
+    if (e.x_scale) {
+        const auto x_scale = reinterpret_cast<GlobalPtr<const float>>(e.x_scale) + i64(work.batch) * e.x_scale_batch;
+        scale *= x_scale[i64(m) * e.x_scale_step];
+    }
+    return sum * scale;
 }
 
 /// Outputs (m, n .. n + N), given their sums.
