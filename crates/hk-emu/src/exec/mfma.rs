@@ -714,10 +714,6 @@ fn matrix_body<H: Host>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
         integer: m.integer(),
         clamps: w.mode & mode::FP16_OVFL != 0,
     };
-    let results = (m.dim * m.dim * m.blocks / 64) as u16;
-    if ends.c_step != 0 && ends.c != ends.d && ends.c.abs_diff(ends.d) < results {
-        ends.c = shifted(w, ends, results);
-    }
     let mut apart = false;
     if let Some(scale) = m.scale {
         for (scales, (slot, byte)) in operands.scales.iter_mut().zip(scale) {
@@ -730,6 +726,11 @@ fn matrix_body<H: Host>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
             rescale(a, &operands.scales[0], m.dim);
             rescale(b, &operands.scales[1], m.dim);
         }
+    }
+    // All other sources have been read: D may share registers with these, too.
+    let results = (m.dim * m.dim * m.blocks / 64) as u16;
+    if ends.c_step != 0 && ends.c != ends.d && ends.c.abs_diff(ends.d) < results {
+        ends.c = shifted(w, ends, results);
     }
     let exact =
         m.numerics == MatrixNumerics::Cdna3Exact && !matches!(m.a.element, Element::F32 | Element::I8);

@@ -321,7 +321,7 @@ macro_rules! a8wfp4_corners {
             case!("128 x 128, words", a: $t [130, 256], w: Fp4x2 [140, 128], a_scale: F32 [130], w_scale: E8M0 [140, 8]; tile("128x128"), splits(2), to("f32")),
             case!("128 x 128", a: $t [130, 160], w: Fp4x2 [140, 80], a_scale: F32 [130, 1], w_scale: E8M0 [140, 5]; tile("128x128")),
             case!("64 x 64, words", a: $t [65, 256], w: Fp4x2 [70, 128], a_scale: F32 [65], w_scale: E8M0 [70, 8]; tile("64x64"), act("relu")),
-            case!("64 x 64, shuffled", a: $t [65, 288], w: Fp4x2 [64, 144], a_scale: F32 [1], w_scale: E8M0 [1024]; tile("64x64"), splits(2), scales_shuffled(), w_shuffled()),
+            case!("64 x 64, shuffled", a: $t [65, 256], w: Fp4x2 [64, 128], a_scale: F32 [1], w_scale: E8M0 [512]; tile("64x64"), splits(2), scales_shuffled(), w_shuffled()),
             case!("elements", a: $t [33, 96], w: Fp4x2 [50, 48], a_scale: F32 [33], w_scale: E8M0 [50, 3]; tile("elements"), to("f16")),
             case!("16 x 32", a: $t [13, 3104], w: Fp4x2 [40, 1552], a_scale: F32 [13], w_scale: E8M0 [40, 97]; tile("16x32"), splits(2)),
             case!("32 x 32", a: $t [17, 544], w: Fp4x2 [64, 272], a_scale: F32 [17], w_scale: E8M0 [64, 17]; tile("32x32")),
