@@ -541,7 +541,7 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
             None => room.clamp(1, MOST_SPLITS),
         };
         let mut config = match self.options.config {
-            Some(config) => self.check_config(config, vectors, self.plane(sizes), room, to.adds())?,
+            Some(config) => self.check_config(config, vectors, self.plane(sizes), workspace, to.adds())?,
             None => {
                 let info = stream.device().info();
                 GemmConfig::choose(info, self.precision, [batch, m, columns, k], vectors, most, |tile| {
@@ -897,7 +897,7 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         config: GemmConfig,
         vectors: bool,
         plane: usize,
-        room: usize,
+        workspace: usize,
         adds: bool,
     ) -> Result<GemmConfig> {
         let op = self.op;
@@ -916,10 +916,10 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
             let want = format!("one of {:?}", served.collect::<Vec<_>>());
             return Err(Error::argument(op, "tile", format!("{:?}", config.tile), want));
         }
-        if config.splits > 1 && !adds && config.splits > room {
+        if config.splits > 1 && !adds && plane > 0 && config.splits > workspace / plane {
             let want =
                 format!("[{}] or longer ({} splits)", config.splits.saturating_mul(plane), config.splits);
-            return Err(Error::shape(op, "workspace", [room * plane], want));
+            return Err(Error::shape(op, "workspace", [workspace], want));
         }
         Ok(config)
     }
