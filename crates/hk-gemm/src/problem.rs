@@ -64,6 +64,7 @@ enum Store {
 }
 
 /// Where a product goes.
+#[expect(clippy::large_enum_variant, reason = "there is one of them at a time")]
 pub(crate) enum To<'t, 'a, Y: Float> {
     /// `[.., M, N]`.
     Y(TensorViewMut<'t, Y>),

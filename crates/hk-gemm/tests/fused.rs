@@ -345,7 +345,7 @@ impl<T: Grouped> Groups<T> {
             case.x_scale = scales(groups * rows * columns, 21);
             case.w_scale = scales(groups * n.div_ceil(128) * columns, 22);
         }
-        let mut all = Self { case, groups, blocks, want: HostTensorF64::new(&[0], vec![]) };
+        let mut all = Self { case, groups, blocks, want: HostTensorF64::new([0], vec![]) };
         all.want = all.reference();
         all
     }
