@@ -103,7 +103,7 @@ struct Work {
             int found = -1;
             for (u32 i = hk::lane_id(); i < kM && first + i < rows; i += hk::kWaveSize) {
                 const int of_row = groups.list()[first + i];
-                found = found > of_row ? found : of_row;
+                if (u32(of_row) < groups.matrices) found = of_row;
             }
             found = hk::group_reduce<hk::kWaveSize>(found, [](int a, int b) { return a > b ? a : b; });
             matrix = u32(found);

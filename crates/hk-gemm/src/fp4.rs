@@ -139,6 +139,9 @@ fn a16wfp4<'a, T: Half, Y: Float>(
     if !prequant {
         return of(T::BY_FP4, options).run(stream, to, workspace);
     }
+    if a.shape().last().is_some_and(|k| !k.is_multiple_of(MX_BLOCK)) {
+        return Err(Error::shape(op, "a", a.shape(), "K a multiple of 32"));
+    }
     let quantized = Quantized::<Fp4x2, E8M0>::new(a.shape(), MX_BLOCK);
     let direct = of(T::TO_FP4, options);
     if let Some(config) = quantized.on_their_way(&direct, workspace.as_ref())? {

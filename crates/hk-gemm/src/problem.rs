@@ -64,7 +64,7 @@ enum Store {
 }
 
 /// Where a product goes.
-#[expect(clippy::large_enum_variant, reason = "one for each call")]
+#[expect(clippy::large_enum_variant, reason = "there is one of them at a time")]
 pub(crate) enum To<'t, 'a, Y: Float> {
     /// `[.., M, N]`.
     Y(TensorViewMut<'t, Y>),
@@ -543,7 +543,7 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         };
         let mut config = match self.options.config {
             Some(config) => {
-                self.check_config(config, vectors, self.plane(sizes), room, to.adds() || wanted.is_some())?
+                self.check_config(config, vectors, self.plane(sizes), workspace, to.adds() || wanted.is_some())?
             }
             None => {
                 let info = stream.device().info();
@@ -900,7 +900,7 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         config: GemmConfig,
         vectors: bool,
         plane: usize,
-        room: usize,
+        workspace: usize,
         adds: bool,
     ) -> Result<GemmConfig> {
         let op = self.op;
@@ -919,10 +919,10 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
             let want = format!("one of {:?}", served.collect::<Vec<_>>());
             return Err(Error::argument(op, "tile", format!("{:?}", config.tile), want));
         }
-        if config.splits > 1 && !adds && config.splits > room {
+        if config.splits > 1 && !adds && plane > 0 && config.splits > workspace / plane {
             let want =
                 format!("[{}] or longer ({} splits)", config.splits.saturating_mul(plane), config.splits);
-            return Err(Error::shape(op, "workspace", [room * plane], want));
+            return Err(Error::shape(op, "workspace", [workspace], want));
         }
         Ok(config)
     }

@@ -173,7 +173,7 @@ pub fn unshuffled(shuffled: &[f64], k: usize, chunk: usize) -> Vec<f64> {
 pub fn mx_quantized(x: &[f64], k: usize) -> Vec<f64> {
     let rule = BlockRule::fp4(BlockScale::Even, 0);
     let encode = hk_quant::reference::fp4(Fp4Rounding::NearestEven);
-    let out = hk_quant::reference::mx_quant(x, k, rule, encode);
+    let out = hk_quant::reference::mx_quant(x, k.max(1), rule, encode);
     let blocks = k.div_ceil(32);
     out.q.iter().enumerate().map(|(i, q)| q * out.scale[i / k * blocks + i % k / 32]).collect()
 }

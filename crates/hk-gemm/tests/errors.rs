@@ -1,13 +1,17 @@
 //! Every error of the safe functions, with its message; nothing is launched.
 
 use hk_core::{
-    DeviceBuffer, Element, Error, Fp8E4M3, Fp8E4M3Fnuz, Layout, Result, Stream, TensorView, TensorViewMut,
-    bf16,
+    DeviceBuffer, E8M0, Element, Error, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, Layout, Result, Stream, TensorView,
+    TensorViewMut, bf16,
 };
 use hk_gemm::{
-    Activation, BlockShape, FloatView, GemmConfig, GemmOptions, GemmTile, batched_gemm_a8w8,
-    batched_gemm_bf16, gemm_a8w8, gemm_a8w8_blockscale, gemm_a8w8_per_token_scale, gemm_a16w16,
-    gemm_a16w16_atomic, gemm_a16w16_gated,
+    Activation, BlockShape, FloatView, FuseType, GemmConfig, GemmOptions, GemmTile, GroupedScales,
+    MxScaleView, ShuffledWeight, batched_gemm_a8w8, batched_gemm_a8w8_ptgq, batched_gemm_a16wfp4,
+    batched_gemm_afp4wfp4, batched_gemm_bf16, deepgemm_contiguous, deepgemm_contiguous_a8w8, deepgemm_masked,
+    deepgemm_masked_a8w8, fused_gemm_a8w8_blockscale_mul_add, fused_gemm_a8w8_blockscale_split_cat,
+    fused_gemm_afp4wfp4_mul_add, fused_gemm_afp4wfp4_split_cat, gemm_a8w8, gemm_a8w8_blockscale,
+    gemm_a8w8_per_token_scale, gemm_a8wfp4, gemm_a16w8_blockscale, gemm_a16w16, gemm_a16w16_atomic,
+    gemm_a16w16_gated, gemm_a16wfp4, gemm_a16wfp4_atomic, gemm_afp4wfp4, shuffle_weight, unshuffle_weight,
 };
 use hk_testkit::{Gpu, assert_error, kind};
 
@@ -402,4 +406,620 @@ fn tensors_of_another_device() {
     );
     assert!(matches!(r, Err(Error::DeviceMismatch { op: "gemm_a16w16", arg: "w", .. })), "{r:?}");
     std::mem::forget(b);
+}
+
+/// Tensors of products with mxfp4 `[M, 64]` by `[N, 64]`.
+struct Fp4Bench {
+    b: Bench,
+    codes: DeviceBuffer<Fp4x2>,
+    scales: DeviceBuffer<E8M0>,
+    out: DeviceBuffer<f32>,
+}
+
+/// What a call of [`Fp4Bench::half`] is to have otherwise.
+struct Fp4Call<'c> {
+    a: (&'c [usize], &'c [usize]),
+    w: (&'c [usize], &'c [usize]),
+    w_scale: &'c [usize],
+    shuffled: bool,
+    prequant: bool,
+    y: &'c [usize],
+    workspace: usize,
+    options: GemmOptions,
+}
+
+impl Default for Fp4Call<'_> {
+    fn default() -> Self {
+        Self {
+            a: (&[M, 64], &[64, 1]),
+            w: (&[N, 32], &[32, 1]),
+            w_scale: &[N, 2],
+            shuffled: false,
+            prequant: true,
+            y: &[M, N],
+            workspace: 0,
+            options: GemmOptions::default(),
+        }
+    }
+}
+
+impl Fp4Bench {
+    fn new() -> Self {
+        let b = Bench::new();
+        let codes = b.stream.alloc_zeroed(8192).unwrap();
+        let scales = b.stream.alloc_zeroed(8192).unwrap();
+        let out = b.stream.alloc_zeroed(8192).unwrap();
+        Self { b, codes, scales, out }
+    }
+
+    fn code(&self, shape: &[usize]) -> TensorView<'_, Fp4x2> {
+        self.codes.part(shape).unwrap()
+    }
+
+    fn scale(&self, shape: &[usize]) -> TensorView<'_, E8M0> {
+        self.scales.part(shape).unwrap()
+    }
+
+    fn half(&mut self, call: Fp4Call) -> Result<()> {
+        let a = view(&self.b.halves, call.a.0, call.a.1, 0);
+        let w = view(&self.codes, call.w.0, call.w.1, 0);
+        let w_scale = self.scales.part(call.w_scale)?;
+        let w_scale = if call.shuffled { MxScaleView::Shuffled(w_scale) } else { w_scale.into() };
+        let space = if call.workspace > 0 { Some(self.b.sums.part_mut([call.workspace])?) } else { None };
+        let y = self.out.part_mut(call.y)?;
+        gemm_a16wfp4(&self.b.stream, a, w, w_scale, call.prequant, y, space, call.options)
+    }
+
+    /// `gemm_afp4wfp4`, or with terms or two outputs.
+    fn fp4(&mut self, x: &[usize], x_scale: &[usize], y: &[usize]) -> Result<()> {
+        let (x, w) = (self.codes.part(x)?, self.codes.part([N, 32])?);
+        let (x_scale, w_scale) = (self.scales.part(x_scale)?, self.scales.part([N, 2])?);
+        gemm_afp4wfp4(
+            &self.b.stream,
+            x,
+            w,
+            x_scale,
+            w_scale,
+            self.out.part_mut(y)?,
+            None,
+            GemmOptions::default(),
+        )
+    }
+}
+
+fn with_tile(tile: GemmTile, splits: usize) -> GemmOptions {
+    GemmOptions { config: Some(GemmConfig { tile, splits, group: 1 }), ..Default::default() }
+}
+
+#[test]
+fn mxfp4() {
+    let mut b = Fp4Bench::new();
+    let all = || Fp4Call::default();
+    for prequant in [false, true] {
+        let all = || Fp4Call { prequant, workspace: 4096, ..Fp4Call::default() };
+        let r = b.half(Fp4Call { a: (&[M, 48], &[48, 1]), w: (&[N, 24], &[24, 1]), ..all() });
+        assert_error(r, kind!(Shape), &["gemm_a16wfp4: a", "[4, 48]", "K a multiple of 32"]);
+        let r = b.half(Fp4Call { w: (&[N, 31], &[31, 1]), ..all() });
+        assert_error(r, kind!(Shape), &["gemm_a16wfp4: w", "[6, 31]", "[N, 32] (K of a)"]);
+        let r = b.half(Fp4Call { a: (&[64], &[1]), ..all() });
+        assert_error(r, kind!(Shape), &["gemm_a16wfp4: a", "[64]"]);
+        let r = b.half(Fp4Call { a: (&[M, 64], &[128, 2]), ..all() });
+        assert_error(r, kind!(Stride), &["gemm_a16wfp4: a", "[128, 2]"]);
+        let r = b.half(Fp4Call { w: (&[N, 32], &[64, 2]), ..all() });
+        assert_error(r, kind!(Stride), &["gemm_a16wfp4: w", "[64, 2]"]);
+        let r = b.half(Fp4Call { w_scale: &[N, 3], ..all() });
+        assert_error(
+            r,
+            kind!(Shape),
+            &["gemm_a16wfp4: w_scale", "[6, 3]", "[6, 2] (rows, blocks of 32 columns)"],
+        );
+        let r = b.half(Fp4Call { w_scale: &[255], shuffled: true, ..all() });
+        let want = "[256] or longer (shuffled scales of 6 rows of 2 blocks)";
+        assert_error(r, kind!(Shape), &["gemm_a16wfp4: w_scale", "[255]", want]);
+        let r = b.half(Fp4Call { w_scale: &[1, 256], shuffled: true, ..all() });
+        assert_error(r, kind!(Shape), &["gemm_a16wfp4: w_scale", "[1, 256]"]);
+        let r = b.half(Fp4Call { y: &[M, 5], ..all() });
+        assert_error(r, kind!(Shape), &["gemm_a16wfp4: y", "[4, 5]", "[4, 6]"]);
+        let r = b.half(Fp4Call { y: &[1, M, N], ..all() });
+        assert_error(r, kind!(Shape), &["gemm_a16wfp4: y", "[1, 4, 6]", "[4, 6]"]);
+        let r = b.half(Fp4Call { options: with_tile(GemmTile::S32x32, 0), ..all() });
+        assert_error(r, kind!(Argument), &["gemm_a16wfp4: splits", "0"]);
+        let r = b.half(Fp4Call { workspace: 71, options: with_tile(GemmTile::S32x32, 3), ..all() });
+        assert_error(r, kind!(Shape), &["gemm_a16wfp4: workspace", "[71]", "[72] or longer (3 splits)"]);
+        let room = 4096;
+        let r = b.half(Fp4Call { workspace: room, options: with_tile(GemmTile::T256x256, 1), ..all() });
+        assert_error(r, kind!(Argument), &["gemm_a16wfp4: tile", "T256x256", "one of ["]);
+    }
+    // Of tiles of more rows, and of rows by elements, codes need a place: 4 rows of 32 bytes, 8 scales.
+    let r = b.half(Fp4Call { workspace: 35, options: with_tile(GemmTile::T64x64, 1), ..all() });
+    assert_error(r, kind!(Shape), &["gemm_a16wfp4: workspace", "[35]", "[36] or longer, for the codes of a"]);
+    let r = b.half(Fp4Call { a: (&[M, 64], &[65, 1]), ..all() });
+    assert_error(r, kind!(Shape), &["gemm_a16wfp4: workspace", "[0]", "[36] or longer, for the codes of a"]);
+    let r = b.half(Fp4Call { workspace: 36 + 23, options: with_tile(GemmTile::T64x64, 2), ..all() });
+    assert_error(r, kind!(Shape), &["gemm_a16wfp4: workspace", "[48] or longer (2 splits)"]);
+    let r = b.half(Fp4Call {
+        a: (&[M, 64], &[65, 1]),
+        prequant: false,
+        options: with_tile(GemmTile::S32x32, 1),
+        ..all()
+    });
+    assert_error(r, kind!(Argument), &["gemm_a16wfp4: tile", "S32x32", "GemmTile::Elements, as rows"]);
+
+    let (s, options) = (&b.b.stream, GemmOptions::default());
+    let (a, w, w_scale) =
+        (b.b.half(&[M, 64]), b.codes.part([N, 32]).unwrap(), b.scales.part([N, 2]).unwrap());
+    let activation = GemmOptions { activation: Some(Activation::Relu6), ..options };
+    let y = b.out.part_mut([M, N]).unwrap();
+    let r = gemm_a16wfp4_atomic(s, a, w, w_scale, true, y, false, None, activation);
+    assert_error(r, kind!(Argument), &["gemm_a16wfp4_atomic: activation", "Relu6", "none"]);
+    let y = b.out.part_mut([1, M, N]).unwrap();
+    let skip = GemmOptions { skip_reduce: true, ..options };
+    let r = gemm_a16wfp4_atomic(s, a, w, w_scale, false, y, false, None, skip);
+    assert_error(r, kind!(Argument), &["gemm_a16wfp4_atomic: skip_reduce", "true", "whole sums"]);
+    let y = b.out.part_mut([M, N]).unwrap();
+    let r = batched_gemm_a16wfp4(s, a, w, w_scale, true, None, y, None, options);
+    assert_error(r, kind!(Shape), &["batched_gemm_a16wfp4: a", "[4, 64]"]);
+    let (a, w, w_scale) = (b.b.half(&[2, M, 64]), b.code(&[2, N, 32]), b.scale(&[2, N, 2]));
+    let two = b.b.float(&[2]);
+    let mut y = s.alloc_zeroed::<f32>(2 * M * N).unwrap();
+    let r = batched_gemm_a16wfp4(
+        s,
+        a,
+        w,
+        w_scale,
+        true,
+        Some(two),
+        y.part_mut([2, M, N]).unwrap(),
+        None,
+        options,
+    );
+    assert_error(r, kind!(Shape), &["batched_gemm_a16wfp4: y_scale", "[2]", "[1]"]);
+    let flat = b.scale(&[2 * N, 2]);
+    let r = batched_gemm_a16wfp4(s, a, w, flat, false, None, y.part_mut([2, M, N]).unwrap(), None, options);
+    assert_error(r, kind!(Shape), &["batched_gemm_a16wfp4: w_scale", "[12, 2]", "[2, 6, 2]"]);
+    let one = b.b.float(&[1]);
+    let r =
+        batched_gemm_a16wfp4(s, a, w, w_scale, false, Some(one), y.part_mut([2, M, N]).unwrap(), None, skip);
+    assert_error(r, kind!(Argument), &["batched_gemm_a16wfp4: skip_reduce", "true"]);
+    let flat = MxScaleView::Shuffled(b.scale(&[512]));
+    let (x, x_scale) = (b.code(&[2, M, 32]), b.scale(&[2, M, 2]));
+    let r = batched_gemm_afp4wfp4(s, x, w, x_scale, flat, y.part_mut([2, M, N]).unwrap(), None, options);
+    assert_error(r, kind!(Shape), &["batched_gemm_afp4wfp4: w_scale", "[512]", "[2, 256] or longer"]);
+    let w3 = b.code(&[3, N, 32]);
+    let r = batched_gemm_afp4wfp4(s, x, w3, x_scale, w_scale, y.part_mut([2, M, N]).unwrap(), None, options);
+    assert_error(r, kind!(Shape), &["batched_gemm_afp4wfp4: w", "[3, 6, 32]", "(batch and K of a)"]);
+    let x = b.code(&[M, 32]);
+    let r = batched_gemm_afp4wfp4(s, x, w, x_scale, w_scale, y.part_mut([2, M, N]).unwrap(), None, options);
+    assert_error(r, kind!(Shape), &["batched_gemm_afp4wfp4: a", "[4, 32]"]);
+
+    let (a, w, w_scale) = (b.b.code(&[M, 64]), b.code(&[N, 32]), b.scale(&[N, 2]));
+    let r = gemm_a8wfp4(s, a, w, one, w_scale, y.part_mut([M, N]).unwrap(), None, options);
+    assert_error(r, kind!(Unsupported), &["gemm_a8wfp4", "i8 on gfx942", "fp8e4m3fnuz on gfx942"]);
+    let fp8 = s.alloc_zeroed::<Fp8E4M3>(M * 64).unwrap();
+    let r = gemm_a8wfp4(
+        s,
+        fp8.part([M, 64]).unwrap(),
+        w,
+        one,
+        w_scale,
+        y.part_mut([M, N]).unwrap(),
+        None,
+        options,
+    );
+    assert_error(r, kind!(Unsupported), &["gemm_a8wfp4", "fp8e4m3 on gfx942"]);
+    let fp8 = s.alloc_zeroed::<Fp8E4M3Fnuz>(M * 64).unwrap();
+    let a = fp8.part([M, 64]).unwrap();
+    let r = gemm_a8wfp4(s, a, w, two, w_scale, y.part_mut([M, N]).unwrap(), None, options);
+    assert_error(r, kind!(Shape), &["gemm_a8wfp4: a_scale", "[2]", "[4] (M), [4, 1]"]);
+
+    assert_error(
+        b.fp4(&[M, 31], &[M, 2], &[M, N]),
+        kind!(Shape),
+        &["gemm_afp4wfp4: w", "[6, 32]", "[N, 31] (K of a)"],
+    );
+    assert_error(
+        b.fp4(&[M, 32], &[M, 1], &[M, N]),
+        kind!(Shape),
+        &["gemm_afp4wfp4: a_scale", "[4, 1]", "[4, 2]"],
+    );
+    assert_error(b.fp4(&[M, 32], &[M, 2], &[N, M]), kind!(Shape), &["gemm_afp4wfp4: y", "[6, 4]", "[4, 6]"]);
+    assert_error(b.fp4(&[32], &[M, 2], &[M, N]), kind!(Shape), &["gemm_afp4wfp4: a", "[32]"]);
+}
+
+#[test]
+fn weights_of_bytes() {
+    let b = Bench::new();
+    let (s, options, group) = (&b.stream, GemmOptions::default(), BlockShape::default());
+    let (a, w) = (b.half(&[M, 160]), b.code(&[N, 160]));
+    let mut y = s.alloc_zeroed::<f32>(256).unwrap();
+    let mut space = s.alloc_zeroed::<f32>(1024).unwrap();
+    let mut of = |a, w, scale: &[usize], group, prequant, room: usize, options| {
+        let (scale, y) = (b.floats.part(scale).unwrap(), y.part_mut([M, N]).unwrap());
+        let space = if room > 0 { Some(space.part_mut([room]).unwrap()) } else { None };
+        gemm_a16w8_blockscale(s, a, w, scale, group, prequant, y, space, options)
+    };
+    for prequant in [false, true] {
+        let r = of(a, b.code(&[N, 159]), &[1, 2], group, prequant, 0, options);
+        assert_error(r, kind!(Shape), &["gemm_a16w8_blockscale: w", "[6, 159]", "[N, 160] (K of a)"]);
+        let r = of(b.half(&[160]), w, &[1, 2], group, prequant, 0, options);
+        assert_error(r, kind!(Shape), &["gemm_a16w8_blockscale: a", "[160]"]);
+        let r = of(a, w, &[1, 1], group, prequant, 0, options);
+        assert_error(
+            r,
+            kind!(Shape),
+            &["gemm_a16w8_blockscale: w_scale", "[1, 1]", "[1, 2] (groups of N, groups of K)"],
+        );
+        let r = of(a, w, &[1, 2], BlockShape { n: 3, k: 128 }, prequant, 1024, options);
+        assert_error(r, kind!(Argument), &["gemm_a16w8_blockscale: group.n", "3", "a power of two"]);
+        let r = of(a, w, &[1, 2], group, prequant, 0, with_tile(GemmTile::S32x32, 2));
+        assert_error(
+            r,
+            kind!(Shape),
+            &["gemm_a16w8_blockscale: workspace", "[0]", "[48] or longer (2 splits)"],
+        );
+    }
+    let r = of(a, w, &[1, 3], BlockShape { n: 128, k: 64 }, false, 0, options);
+    assert_error(r, kind!(Argument), &["group.k", "64", "a power of two from 128 on"]);
+    let r = of(a, w, &[1, 1], BlockShape { n: 128, k: 256 }, true, 0, options);
+    assert_error(r, kind!(Argument), &["gemm_a16w8_blockscale: group.k", "256", "128, that of a (prequant)"]);
+    // 4 rows of 160 bytes, 8 scales.
+    let r = of(a, w, &[1, 2], group, true, 167, with_tile(GemmTile::T64x64, 1));
+    assert_error(
+        r,
+        kind!(Shape),
+        &["gemm_a16w8_blockscale: workspace", "[167]", "[168] or longer, for the codes of a"],
+    );
+    let r = of(a, w, &[1, 2], group, false, 0, with_tile(GemmTile::S16x16, 1));
+    assert_error(r, kind!(Argument), &["gemm_a16w8_blockscale: tile", "S16x16", "one of [T128x128, T64x64"]);
+    // Too few rows of w have a scale for tiles whose lanes read one.
+    let few = BlockShape { n: 2, k: 128 };
+    let r = of(a, w, &[3, 2], few, false, 0, with_tile(GemmTile::S16x32, 1));
+    assert_error(
+        r,
+        kind!(Argument),
+        &["gemm_a16w8_blockscale: tile", "S16x32", "one of [T128x128, T64x64, Elements]"],
+    );
+
+    let (a, w, one) = (b.half(&[2, M, 160]), b.code(&[2, N, 160]), b.float(&[1]));
+    let mut run = |a, w, scale, bias, options| {
+        batched_gemm_a8w8_ptgq(s, a, w, scale, bias, y.part_mut([2, M, N]).unwrap(), None, options)
+    };
+    assert_error(
+        run(b.half(&[M, 160]), w, one, None, options),
+        kind!(Shape),
+        &["batched_gemm_a8w8_ptgq: a", "[4, 160]"],
+    );
+    assert_error(
+        run(a, b.code(&[N, 160]), one, None, options),
+        kind!(Shape),
+        &["batched_gemm_a8w8_ptgq: w", "[6, 160]"],
+    );
+    let three = b.code(&[3, N, 160]);
+    assert_error(
+        run(a, three, one, None, options),
+        kind!(Shape),
+        &["batched_gemm_a8w8_ptgq: w", "[3, 6, 160]"],
+    );
+    let r = run(a, w, b.float(&[2]), None, options);
+    assert_error(r, kind!(Shape), &["batched_gemm_a8w8_ptgq: w_scale", "[2]", "[1]"]);
+    let r = run(a, w, one, Some(b.float(&[N]).into()), options);
+    assert_error(
+        r,
+        kind!(Shape),
+        &["batched_gemm_a8w8_ptgq: bias", "[6]", "[2, 6] or [2, 1, 6] (batch and N)"],
+    );
+}
+
+#[test]
+fn terms_and_two_outputs() {
+    let b = Fp4Bench::new();
+    let (s, options, group) = (&b.b.stream, GemmOptions::default(), BlockShape::default());
+    let (x, w, x_scale, w_scale) = (b.code(&[M, 32]), b.code(&[N, 32]), b.scale(&[M, 2]), b.scale(&[N, 2]));
+    let (of_x, of_w) = (b.b.code(&[M, 32]), b.b.code(&[N, 32]));
+    let (f_x, f_w) = (b.b.float(&[M, 1]), b.b.float(&[1, 1]));
+    let (mut y, mut rest) = (s.alloc_zeroed::<f32>(256).unwrap(), s.alloc_zeroed::<f32>(256).unwrap());
+    let fuse = FuseType::ScaleAdd;
+    let wrong = b.b.float(&[M, N - 1]);
+    let mut mul_add = |a: hk_gemm::Addend, b: hk_gemm::Addend, shape: &[usize], options| {
+        let first = fused_gemm_afp4wfp4_mul_add(
+            s,
+            x,
+            w,
+            x_scale,
+            w_scale,
+            a,
+            b,
+            fuse,
+            y.part_mut(shape)?,
+            None,
+            options,
+        );
+        let y = y.part_mut(shape)?;
+        let second =
+            fused_gemm_a8w8_blockscale_mul_add(s, of_x, of_w, f_x, f_w, group, a, b, fuse, y, None, options);
+        let message = second.as_ref().unwrap_err().to_string();
+        assert!(message.starts_with("fused_gemm_a8w8_blockscale_mul_add: "), "{message}");
+        assert_eq!(
+            message.split_once(": ").unwrap().1,
+            first.as_ref().unwrap_err().to_string().split_once(": ").unwrap().1
+        );
+        first
+    };
+    let r = mul_add(wrong.into(), 1.0.into(), &[M, N], options);
+    assert_error(
+        r,
+        kind!(Shape),
+        &["fused_gemm_afp4wfp4_mul_add: a", "[4, 5]", "[4, 6] (M, N), or one element"],
+    );
+    let r = mul_add(1.0.into(), b.b.half(&[N]).into(), &[M, N], options);
+    assert_error(
+        r,
+        kind!(Shape),
+        &["fused_gemm_afp4wfp4_mul_add: b", "[6]", "[4, 6] (M, N), or one element"],
+    );
+    let turned = view(&b.b.floats, &[M, N], &[1, M], 0);
+    let r = mul_add(1.0.into(), turned.into(), &[M, N], options);
+    assert_error(r, kind!(Stride), &["fused_gemm_afp4wfp4_mul_add: b", "[1, 4]"]);
+    let r = mul_add(1.0.into(), 1.0.into(), &[N, M], options);
+    assert_error(r, kind!(Shape), &["fused_gemm_afp4wfp4_mul_add: y", "[6, 4]", "[4, 6]"]);
+    let skip = GemmOptions { skip_reduce: true, ..options };
+    let r = mul_add(1.0.into(), 1.0.into(), &[1, M, N], skip);
+    assert_error(r, kind!(Argument), &["fused_gemm_afp4wfp4_mul_add: skip_reduce", "true", "whole sums"]);
+    let r = fused_gemm_afp4wfp4_mul_add(
+        s,
+        b.code(&[32]),
+        w,
+        x_scale,
+        w_scale,
+        1.0,
+        1.0,
+        fuse,
+        y.part_mut([M, N]).unwrap(),
+        None,
+        options,
+    );
+    assert_error(r, kind!(Shape), &["fused_gemm_afp4wfp4_mul_add: x", "[32]"]);
+    let r = fused_gemm_afp4wfp4_mul_add(
+        s,
+        x,
+        w,
+        x_scale,
+        b.scale(&[N, 1]),
+        1.0,
+        1.0,
+        fuse,
+        y.part_mut([M, N]).unwrap(),
+        None,
+        options,
+    );
+    assert_error(r, kind!(Shape), &["fused_gemm_afp4wfp4_mul_add: w_scale", "[6, 1]"]);
+    let r = fused_gemm_a8w8_blockscale_mul_add(
+        s,
+        of_x,
+        of_w,
+        b.b.float(&[M, 2]),
+        f_w,
+        group,
+        1.0,
+        1.0,
+        fuse,
+        y.part_mut([M, N]).unwrap(),
+        None,
+        options,
+    );
+    assert_error(
+        r,
+        kind!(Shape),
+        &["fused_gemm_a8w8_blockscale_mul_add: x_scale", "[4, 2]", "[4, 1] (M, groups of K)"],
+    );
+    let sums = y.part_mut([M, N]).unwrap();
+    let term = sums.alias();
+    let r = fused_gemm_afp4wfp4_mul_add(s, x, w, x_scale, w_scale, term, 1.0, fuse, sums, None, options);
+    assert_error(r, kind!(Overlap), &["fused_gemm_afp4wfp4_mul_add", "a", "y"]);
+
+    // N = 6 = D (S1 + S2) = 2 (1 + 2), S3 = 4.
+    let mut split_cat = |cat: TensorView<f32>, c1: &[usize], c2: &[usize], options| {
+        let (to, rest) = (y.part_mut(c1)?, rest.part_mut(c2)?);
+        fused_gemm_afp4wfp4_split_cat(s, x, w, x_scale, w_scale, cat, to, rest, None, options)
+    };
+    let cat = b.b.float(&[M, 2, 4]);
+    let right: [&[usize]; 2] = [&[M, 2, 5], &[M, 2, 2]];
+    for (cat, c1, c2) in [
+        (cat, &[M, 2, 6][..], right[1]),
+        (cat, right[0], &[M, 2, 1][..]),
+        (cat, right[0], &[M, 1, 2]),
+        (cat, &[3, 2, 5], right[1]),
+        (cat, &[M, 2, 3], right[1]),
+        (cat, &[M, 10], right[1]),
+        (b.b.float(&[M, 3, 4]), right[0], right[1]),
+        (b.b.float(&[M, 2, 6]), right[0], right[1]),
+    ] {
+        let want = format!("{c1:?}");
+        let beside = format!(
+            "[4, D, S1 + S3], beside c2 {c2:?} [4, D, S2] and y {:?} [4, D, S3], D (S1 + S2) = 6",
+            cat.shape()
+        );
+        let r = split_cat(cat, c1, c2, options);
+        assert_error(r, kind!(Shape), &["fused_gemm_afp4wfp4_split_cat: c1", &want, &beside]);
+    }
+    let turned = view(&b.b.floats, &[M, 2, 4], &[8, 1, 2], 0);
+    assert_error(
+        split_cat(turned, right[0], right[1], options),
+        kind!(Stride),
+        &["fused_gemm_afp4wfp4_split_cat: y"],
+    );
+    let r = split_cat(cat, right[0], right[1], skip);
+    assert_error(r, kind!(Argument), &["fused_gemm_afp4wfp4_split_cat: skip_reduce", "true"]);
+    let layout = Layout::with_strides([M, 2, 2], [4, 1, 2]).unwrap();
+    let c2 = rest.view_mut_with(layout, 0).unwrap();
+    let c1 = y.part_mut([M, 2, 5]).unwrap();
+    let r = fused_gemm_a8w8_blockscale_split_cat(s, of_x, of_w, f_x, f_w, group, cat, c1, c2, None, options);
+    assert_error(r, kind!(Stride), &["fused_gemm_a8w8_blockscale_split_cat: c2", "[4, 1, 2]"]);
+    let c1 = y.part_mut([M, 2, 3]).unwrap();
+    let c2 = rest.part_mut([M, 2, 2]).unwrap();
+    let own = c2.alias();
+    let r = fused_gemm_a8w8_blockscale_split_cat(s, of_x, of_w, f_x, f_w, group, own, c1, c2, None, options);
+    assert_error(r, kind!(Overlap), &["fused_gemm_a8w8_blockscale_split_cat", "y", "c2"]);
+}
+
+#[test]
+fn groups_of_rows() {
+    let b = Bench::new();
+    let (s, options) = (&b.stream, GemmOptions::default());
+    let (a, w) = (b.half(&[2, M, K]), b.half(&[2, N, K]));
+    let lists = s.alloc_zeroed::<i32>(64).unwrap();
+    let list = |n: usize| lists.part([n]).unwrap();
+    let mut y = s.alloc_zeroed::<f32>(256).unwrap();
+    let mut masked = |a, w, list, shape: &[usize], options| {
+        deepgemm_masked(s, a, w, list, y.part_mut(shape).unwrap(), options)
+    };
+    let shape = &[2, M, N][..];
+    assert_error(
+        masked(a, w, list(3), shape, options),
+        kind!(Shape),
+        &["deepgemm_masked: masked_m", "[3]", "[2]"],
+    );
+    let apart = view(&lists, &[2], &[2], 0);
+    assert_error(masked(a, w, apart, shape, options), kind!(Stride), &["deepgemm_masked: masked_m", "[2]"]);
+    assert_error(
+        masked(b.half(&[M, K]), w, list(2), shape, options),
+        kind!(Shape),
+        &["deepgemm_masked: a", "[4, 32]"],
+    );
+    let three = b.half(&[3, N, K]);
+    assert_error(
+        masked(a, three, list(2), shape, options),
+        kind!(Shape),
+        &["deepgemm_masked: w", "[3, 6, 32]"],
+    );
+    assert_error(
+        masked(a, w, list(2), &[2, N, M], options),
+        kind!(Shape),
+        &["deepgemm_masked: y", "[2, 6, 4]"],
+    );
+    // K stays whole: there is no workspace.
+    let r = masked(a, w, list(2), shape, with_tile(GemmTile::T64x64, 2));
+    assert_error(r, kind!(Shape), &["deepgemm_masked: workspace", "[0]", "(2 splits)"]);
+    let (x, wc) = (b.code(&[2, M, K]), b.code(&[2, N, K]));
+    let scales = GroupedScales::Rows { a: b.float(&[2, N]), w: b.float(&[2, N]) };
+    let r = deepgemm_masked_a8w8(s, x, wc, scales, list(2), y.part_mut(shape).unwrap(), options);
+    assert_error(r, kind!(Shape), &["deepgemm_masked_a8w8: a_scale", "[2, 6]", "[2, 4] (M)"]);
+    let group = BlockShape::default();
+    let scales = GroupedScales::Blocks { a: b.float(&[2, M, 1]), w: b.float(&[2, N, 1]), group };
+    let r = deepgemm_masked_a8w8(s, x, wc, scales, list(2), y.part_mut(shape).unwrap(), options);
+    assert_error(
+        r,
+        kind!(Shape),
+        &["deepgemm_masked_a8w8: w_scale", "[2, 6, 1]", "[2, 1, 1] (groups of N, groups of K)"],
+    );
+
+    let a = b.half(&[M, K]);
+    let mut rows = |a, w, list, shape: &[usize], options| {
+        deepgemm_contiguous(s, a, w, list, y.part_mut(shape).unwrap(), options)
+    };
+    let shape = &[M, N][..];
+    assert_error(
+        rows(a, w, list(3), shape, options),
+        kind!(Shape),
+        &["deepgemm_contiguous: m_group", "[3]", "[4]"],
+    );
+    let r = rows(a, b.half(&[N, K]), list(M), shape, options);
+    assert_error(r, kind!(Shape), &["deepgemm_contiguous: w", "[6, 32]", "[batch, rows, cols]"]);
+    let r = rows(a, b.half(&[2, N, 8]), list(M), shape, options);
+    assert_error(r, kind!(Shape), &["deepgemm_contiguous: w", "[2, 6, 8]", "[matrices, N, 32] (K of a)"]);
+    assert_error(rows(a, w, list(M), &[N, M], options), kind!(Shape), &["deepgemm_contiguous: y", "[6, 4]"]);
+    let r = rows(a, w, list(M), shape, with_tile(GemmTile::T256x256, 1));
+    assert_error(r, kind!(Argument), &["deepgemm_contiguous: tile", "T256x256", "one of [T128x128"]);
+    let x = b.code(&[M, K]);
+    let scales = GroupedScales::Rows { a: b.float(&[M]), w: b.float(&[N]) };
+    let r = deepgemm_contiguous_a8w8(s, x, wc, scales, list(M), y.part_mut(shape).unwrap(), options);
+    assert_error(r, kind!(Shape), &["deepgemm_contiguous_a8w8: w_scale", "[6]", "[2, 6] (N)"]);
+    let scales = GroupedScales::Blocks { a: b.float(&[M, 2]), w: b.float(&[2, 1, 1]), group };
+    let r = deepgemm_contiguous_a8w8(s, x, wc, scales, list(M), y.part_mut(shape).unwrap(), options);
+    assert_error(
+        r,
+        kind!(Shape),
+        &["deepgemm_contiguous_a8w8: a_scale", "[4, 2]", "[4, 1] (M, groups of K)"],
+    );
+}
+
+#[test]
+fn shuffled_weights() {
+    let b = Bench::new();
+    let s = &b.stream;
+    for shape in [&[15, 32][..], &[16, 31], &[16], &[1, 1, 16, 32]] {
+        let r = ShuffledWeight::new(b.half(shape)).map(|_| ());
+        assert_error(
+            r,
+            kind!(Shape),
+            &["ShuffledWeight::new: view", &format!("{shape:?}"), "N a multiple of 16, K of 32"],
+        );
+    }
+    let r = ShuffledWeight::new(view(&b.halves, &[16, 32], &[40, 1], 0)).map(|_| ());
+    assert_error(r, kind!(Stride), &["ShuffledWeight::new: view", "[40, 1]"]);
+    let r = ShuffledWeight::new(view(&b.halves, &[16, 32], &[32, 1], 1)).map(|_| ());
+    assert_error(r, kind!(Align), &["ShuffledWeight::new: view", "16"]);
+    // Shorter than a's K.
+    let w = ShuffledWeight::new(b.half(&[16, 32])).unwrap();
+    let mut y = s.alloc_zeroed::<f32>(256).unwrap();
+    let r =
+        gemm_a16w16(s, b.half(&[M, 64]), w, None, y.part_mut([M, 16]).unwrap(), None, GemmOptions::default());
+    assert_error(r, kind!(Shape), &["gemm_a16w16: w", "[16, 32]", "[N, 64] (K of a)"]);
+
+    let mut all = s.alloc_zeroed::<bf16>(4096).unwrap();
+    for (plain, shuffled, arg) in [
+        (&[16, 32][..], &[16, 33][..], "shuffled"),
+        (&[15, 32], &[15, 32], "shuffled"),
+        (&[16, 40], &[16, 32], "plain"),
+        (&[32, 32], &[16, 32], "plain"),
+        (&[1, 16, 32], &[16, 32], "plain"),
+    ] {
+        let r = shuffle_weight(s, b.half(plain), all.part_mut(shuffled).unwrap());
+        assert_error(r, kind!(Shape), &[&format!("shuffle_weight: {arg}")]);
+        let r = unshuffle_weight(s, b.half(shuffled), all.part_mut(plain).unwrap());
+        assert_error(r, kind!(Shape), &[&format!("unshuffle_weight: {arg}")]);
+    }
+    let turned = view(&b.halves, &[16, 32], &[1, 16], 0);
+    let r = shuffle_weight(s, turned, all.part_mut([16, 32]).unwrap());
+    assert_error(r, kind!(Stride), &["shuffle_weight: plain", "[1, 16]"]);
+    let padded = Layout::with_strides([16, 32], [40, 1]).unwrap();
+    let r = shuffle_weight(s, b.half(&[16, 32]), all.view_mut_with(padded, 0).unwrap());
+    assert_error(r, kind!(Stride), &["shuffle_weight: shuffled", "[40, 1]"]);
+    let r = unshuffle_weight(s, view(&b.halves, &[16, 32], &[40, 1], 0), all.part_mut([16, 32]).unwrap());
+    assert_error(r, kind!(Stride), &["unshuffle_weight: shuffled", "[40, 1]"]);
+    let odd = Layout::contiguous([16, 32]).unwrap();
+    let r = shuffle_weight(s, b.half(&[16, 32]), all.view_mut_with(odd, 1).unwrap());
+    assert_error(r, kind!(Align), &["shuffle_weight: shuffled", "16"]);
+    let r = unshuffle_weight(s, view(&b.halves, &[16, 32], &[32, 1], 1), all.part_mut([16, 32]).unwrap());
+    assert_error(r, kind!(Align), &["unshuffle_weight: shuffled", "16"]);
+    let own = all.part_mut([16, 32]).unwrap();
+    let r = shuffle_weight(s, own.alias(), own);
+    assert_error(r, kind!(Overlap), &["shuffle_weight", "plain", "shuffled"]);
+    let own = all.part_mut([16, 32]).unwrap();
+    let r = unshuffle_weight(s, own.alias(), own);
+    assert_error(r, kind!(Overlap), &["unshuffle_weight", "shuffled", "plain"]);
+}
+
+/// Parts of K that are not summed are of f32, as many as y has, of products alone.
+#[test]
+fn parts_that_are_not_summed() {
+    let b = Bench::new();
+    let (s, options) = (&b.stream, GemmOptions { skip_reduce: true, ..Default::default() });
+    let (a, w) = (b.half(&[M, K]), b.half(&[N, K]));
+    let mut y = s.alloc_zeroed::<f32>(4096).unwrap();
+    for shape in [&[M, N][..], &[0, M, N], &[2, N, M], &[1, 2, M, N]] {
+        let r = gemm_a16w16(s, a, w, None, y.part_mut(shape).unwrap(), None, options);
+        assert_error(
+            r,
+            kind!(Shape),
+            &["gemm_a16w16: y", &format!("{shape:?}"), "[parts of K, then [4, 6]]"],
+        );
+    }
+    let mut halves = s.alloc_zeroed::<bf16>(4096).unwrap();
+    let r = gemm_a16w16(s, a, w, None, halves.part_mut([2, M, N]).unwrap(), None, options);
+    assert_error(r, kind!(DType), &["gemm_a16w16: y", "bf16", "f32 (skip_reduce)"]);
+    let r = gemm_a16w16_gated(s, a, w, y.part_mut([2, M, N / 2]).unwrap(), None, options);
+    assert_error(r, kind!(Argument), &["gemm_a16w16_gated: skip_reduce", "true", "whole sums"]);
+    let r = gemm_a16w16_atomic(s, a, w, y.part_mut([2, M, N]).unwrap(), false, options);
+    assert_error(r, kind!(Argument), &["gemm_a16w16_atomic: skip_reduce", "true", "whole sums"]);
 }

@@ -287,7 +287,8 @@ pub(super) const BATCHED_GEMM_A16WFP4: Operator = Operator {
     },
     reference: |call: &HostCall| {
         let by = optional_f64(call, "y_scale").first().copied().unwrap_or(1.0);
-        finished(call, a16wfp4(call)?.divided(by))
+        let [_, _, n, _] = sizes(call)?;
+        super::as_y(call, a16wfp4(call)?.activated(super::activation(call)).divided(by), n)
     },
     ..GEMM_A16WFP4
 };
