@@ -45,8 +45,8 @@ def case(function):
 
 
 class Draw:
-    def __init__(self, rng):
-        self.rng = rng
+    def __init__(self, rng, device):
+        self.rng, self.device = rng, device
 
     def dtype(self):
         return FLOATS[self.rng.integers(len(FLOATS))]
@@ -589,6 +589,136 @@ def sample_from_logits(d):
     return {"logits": logits, "uniform": u}, parameters, {"ids": (drawn(probs, kept, f64(u)), EXACT)}, []
 
 
+# Products: y within half a unit in its last place, and a share of the terms' magnitudes.
+
+Y_TYPES = {"bf16": 2.0**-8, "f16": 2.0**-10, "f32": 0.0}
+
+
+def products(d, rows=70, cols=150, terms=700):
+    return d.size(rows), d.size(cols), d.size(terms)
+
+
+def near(y, magnitude, rtol):
+    """Sums of terms in f32, rounded once."""
+    return y, (rtol, np.asarray(magnitude) * 2.0**-16 + (2.0**-24 if rtol == Y_TYPES["f16"] else 1e-37))
+
+
+def product(a, w, y_dtype, finish=lambda y: y, spec="...mk,...nk->...mn"):
+    sums, magnitudes = jnp.einsum(spec, a, w), jnp.einsum(spec, jnp.abs(a), jnp.abs(w))
+    return near(finish(sums), jnp.abs(finish(magnitudes)), Y_TYPES[y_dtype])
+
+
+def fp8(d):
+    return ml_dtypes.float8_e4m3fn if d.device.endswith("gfx950") else ml_dtypes.float8_e4m3fnuz
+
+
+def code(d, shape):
+    t = d.pick(np.int8, fp8(d))
+    return d.integers(-127, 128, shape, np.int8) if t == np.int8 else d.normal(shape, np.float32, 30).astype(t)
+
+
+def scale(d, *shape):
+    return (0.001 + 0.02 * d.rng.random(shape)).astype(np.float32)
+
+
+def mxfp4(d, *shape):
+    """Packed codes, scales, and what they stand for."""
+    *lead, rows, k = shape
+    codes = d.integers(0, 16, shape, np.uint8)
+    exponents = d.integers(118, 136, (*lead, rows, k // 32), np.uint8).view(ml_dtypes.float8_e8m0fnu)
+    value = codes.view(ml_dtypes.float4_e2m1fn).astype(np.float64) * np.repeat(f64(exponents), 32, axis=-1)
+    return codes[..., ::2] | codes[..., 1::2] << 4, exponents, jnp.asarray(value)
+
+
+@case
+def gemm_a16w16(d):
+    (m, n, k), t, y = products(d), d.pick(bf16, np.float16), d.pick(*Y_TYPES)
+    a, w, bias = d.normal((m, k), t), d.normal((n, k), t), d.normal(n, t)
+    return {"a": a, "w": w, "bias": bias}, {"y_dtype": y}, {"y": product(f64(a), f64(w), y, lambda s: s + f64(bias))}, []
+
+
+@case
+def gemm_a16w16_gated(d):
+    (m, n, k), t = products(d), d.pick(bf16, np.float16)
+    a, w = d.normal((m, k), t), d.normal((2 * n, k), t)
+    gate, value = f64(a) @ f64(w[:n]).T, f64(a) @ f64(w[n:]).T
+    magnitude = jnp.abs(f64(a)) @ jnp.abs(f64(w)).T
+    error = magnitude[:, :n] * (jnp.abs(value) + 1) + jnp.abs(gate) * magnitude[:, n:]
+    return {"a": a, "w": w}, {"activation": "silu"}, {"y": near(jax.nn.silu(gate) * value, error, Y_TYPES["bf16"])}, []
+
+
+@case
+def batched_gemm_bf16(d):
+    (m, n, k), b = products(d), d.size(4)
+    a, w = d.normal((b, m, k), bf16), d.normal((b, n, k), bf16)
+    return {"a": a, "w": w}, {}, {"y": product(f64(a), f64(w), "bf16")}, []
+
+
+@case
+def gemm_a8w8(d):
+    (m, n, k), y = products(d), d.pick(*Y_TYPES)
+    a = code(d, (m, k))
+    w, a_scale, w_scale = d.normal((n, k), np.float32, 30).astype(a.dtype), scale(d, m), scale(d, n)
+    want = product(f64(a) * f64(a_scale)[:, None], f64(w) * f64(w_scale)[:, None], y)
+    return {"a": a, "w": w, "a_scale": a_scale, "w_scale": w_scale}, {"y_dtype": y}, {"y": want}, []
+
+
+def blocks(x, scales, rows):
+    """Times the scale of each `rows` by 128."""
+    of_rows = jnp.repeat(f64(scales), rows, axis=-2)[..., : x.shape[-2], :]
+    return f64(x) * jnp.repeat(of_rows, 128, axis=-1)[..., : x.shape[-1]]
+
+
+@case
+def gemm_a8w8_blockscale(d):
+    m, n, k = products(d)
+    a = code(d, (m, k))
+    w, groups = d.normal((n, k), np.float32, 30).astype(a.dtype), -(-k // 128)
+    a_scale, w_scale = scale(d, m, groups), scale(d, -(-n // 128), groups)
+    want = product(blocks(a, a_scale, 1), blocks(w, w_scale, 128), "bf16")
+    return {"a": a, "w": w, "a_scale": a_scale, "w_scale": w_scale}, {}, {"y": want}, []
+
+
+@case
+def gemm_a16w8_blockscale(d):
+    (m, n, k), t = products(d), d.pick(bf16, np.float16)
+    a, w, w_scale = d.normal((m, k), t), code(d, (n, k)), scale(d, -(-n // 128), -(-k // 128))
+    return {"a": a, "w": w, "w_scale": w_scale}, {}, {"y": product(f64(a), blocks(w, w_scale, 128), "bf16")}, []
+
+
+@case
+def gemm_a16wfp4(d):
+    (m, n, k), t = products(d, terms=20), d.pick(bf16, np.float16)
+    a, (w, w_scale, value) = d.normal((m, 32 * k), t), mxfp4(d, n, 32 * k)
+    return {"a": a, "w": w, "w_scale": w_scale}, {"prequant": "false"}, {"y": product(f64(a), value, "bf16")}, []
+
+
+@case
+def gemm_a8wfp4(d):
+    m, n, k = products(d, terms=20)
+    a, a_scale = d.normal((m, 32 * k), np.float32, 30).astype(fp8(d)), scale(d, m)
+    w, w_scale, value = mxfp4(d, n, 32 * k)
+    want = product(f64(a) * f64(a_scale)[:, None], value, "bf16")
+    return {"a": a, "w": w, "a_scale": a_scale, "w_scale": w_scale}, {}, {"y": want}, []
+
+
+@case
+def gemm_afp4wfp4(d):
+    m, n, k = products(d, terms=20)
+    (a, a_scale, x), (w, w_scale, value) = mxfp4(d, m, 32 * k), mxfp4(d, n, 32 * k)
+    return {"a": a, "w": w, "a_scale": a_scale, "w_scale": w_scale}, {}, {"y": product(x, value, "bf16")}, []
+
+
+@case
+def gmm(d):
+    (m, n, k), groups, t = products(d, rows=200, terms=150), d.size(5), d.pick(bf16, np.float16)
+    sizes = d.rng.multinomial(m, np.full(groups, 1.0 / groups)).astype(np.int32)
+    lhs, rhs = d.normal((m, k), t), d.normal((groups, k, n), t)
+    of_row = f64(rhs)[np.repeat(np.arange(groups), sizes)]
+    want = product(f64(lhs), of_row, "bf16" if t == bf16 else "f16", spec="mk,mkn->mn")
+    return {"lhs": lhs, "rhs": rhs, "group_sizes": sizes, "out": np.zeros((m, n), t)}, {}, {"out": want}, []
+
+
 def run(hk, device, name, inputs, parameters, wanted):
     with tempfile.TemporaryDirectory() as folder:
         given, out = Path(folder) / "in.safetensors", Path(folder) / "out.safetensors"
@@ -641,9 +771,9 @@ def main():
         if args.only not in name:
             continue
         for i in range(args.cases):
-            draw = Draw(np.random.default_rng([args.seed, i, *name.encode()]))
-            inputs, parameters, want, wanted = make(draw)
             device = ["emu:gfx942", "emu:gfx950"][i % 2]
+            draw = Draw(np.random.default_rng([args.seed, i, *name.encode()]), device)
+            inputs, parameters, want, wanted = make(draw)
             tally = tallies[name]
             tally.cases += 1
             shapes = {k: (str(v.dtype), v.shape) for k, v in inputs.items()}

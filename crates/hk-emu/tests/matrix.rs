@@ -578,7 +578,8 @@ fn execute(cpu: &str, cases: &[Case], numerics: MatrixNumerics, level: Option<Le
     let data: Vec<u32> = cases.iter().flat_map(|case| case.registers.iter().flatten().copied()).collect();
     let buffer = rig.upload("registers", &data);
     let counters = rig.launch("test", 1, 64, &Args::new().push(buffer)).unwrap();
-    assert_eq!(counters.mfma, cases.len() as u64, "{cpu}: every matrix instruction is counted as one");
+    let instructions = body.matches("mfma").count();
+    assert_eq!(counters.mfma, instructions as u64, "{cpu}: every matrix instruction is counted as one");
     let out: Vec<u32> = rig.download(buffer, data.len());
     out.chunks(64 * ALL).map(|case| case[64 * C..].to_vec()).collect()
 }
@@ -775,6 +776,22 @@ fn c_is_read_before_d_is_written() {
         assert!(cases.iter().any(|case| case.shape.a == I8));
         check(cpu, &cases, MatrixNumerics::Fma);
     }
+}
+
+/// D over a part of C and over both scales: all of these are read before.
+#[test]
+fn scales_are_read_before_d_is_written() {
+    const AGAIN: &str = "s_mov_b64 exec, s[6:7]\n  s_nop 15\n  v_accvgpr_read_b32 v40, a0\n  v_accvgpr_read_b32 v41, a1
+  v_accvgpr_read_b32 v42, a2\n  v_accvgpr_read_b32 v43, a3\n  v_mov_b32 v44, v21\n  v_mov_b32 v45, v22\n  s_nop 4
+  v_mfma_scale_f32_16x16x128_f8f6f4 v[42:45], v[4:7], v[12:15], v[40:43], v44, v45 op_sel_hi:[0,0,0] cbsz:4 blgp:4
+  s_nop 15\n  v_accvgpr_write_b32 a8, v42\n  v_accvgpr_write_b32 a9, v43\n  v_accvgpr_write_b32 a10, v44
+  v_accvgpr_write_b32 a11, v45";
+    let mut random = Random(9);
+    let case = Case::new(&f8f6f4(16, Fp4, Fp4), &mut random);
+    let cases = [Case { scale: Some([0, 0]), behind: 4, around: ["", AGAIN], ..case }];
+    let out = execute("gfx950", &cases, MatrixNumerics::Fma, None);
+    let (apart, over) = (&out[0][..4 * 64], &out[0][4 * 64..8 * 64]);
+    assert!(apart == over && apart.iter().any(|x| *x != 0));
 }
 
 #[test]

@@ -13,7 +13,7 @@ use hk_core::{
 };
 use hk_quant::{MxOptions, dynamic_mxfp4_quant};
 
-static FP4: Kernels = Kernels {
+pub(crate) static FP4: Kernels = Kernels {
     tiles: &kernels::MX,
     skinny: &kernels::MIXED4,
     names: [
@@ -42,7 +42,7 @@ static FP4_BY_WORDS: Kernels = Kernels {
     ],
     ..FP4
 };
-static FP8: Kernels = Kernels {
+pub(crate) static FP8: Kernels = Kernels {
     names: [
         "",
         "gemm_a8wfp4_128x128",

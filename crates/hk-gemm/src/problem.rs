@@ -64,6 +64,7 @@ pub(crate) enum Store {
 }
 
 /// Where a product goes.
+#[expect(clippy::large_enum_variant, reason = "one for each call")]
 pub(crate) enum To<'t, 'a, Y: Float> {
     /// `[.., M, N]`.
     Y(TensorViewMut<'t, Y>),
@@ -548,7 +549,9 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
             None => room.clamp(1, MOST_SPLITS),
         };
         let mut config = match self.options.config {
-            Some(config) => self.check_config(config, vectors, self.plane(sizes), room, to.adds())?,
+            Some(config) => {
+                self.check_config(config, vectors, self.plane(sizes), room, to.adds() || wanted.is_some())?
+            }
             None => {
                 let info = stream.device().info();
                 GemmConfig::choose(info, self.precision, [batch, m, columns, k], vectors, most, |tile| {

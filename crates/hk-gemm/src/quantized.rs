@@ -6,7 +6,7 @@ use hk_core::{Element, Error, Float, Result, TensorView, TensorViewMut, check_al
 use std::marker::PhantomData;
 
 /// Most rows that are quantized by each block on their way, rather than once ahead of the product.
-const ROWS_ON_THEIR_WAY: usize = 32;
+pub(crate) const ROWS_ON_THEIR_WAY: usize = 32;
 
 /// The codes `[.., M, K]` and scales `[.., M, groups]` of activations.
 pub(crate) struct Quantized<Q, S> {

@@ -2,15 +2,13 @@
 
 use super::{
     ACTIVATION, BATCHED_BIAS, BIAS, SPLITS, TILE, W_SHUFFLED, Y_DTYPE, act, bias, case, finished, options,
-    sizes, splits, tile, to, w_shuffled, weight, weights, workspace, y, y_dtype, y_outputs,
+    sizes, splits, tile, to, w_shuffled, weight, weights, with_codes, workspace, y, y_dtype, y_outputs,
 };
 use crate::a8w8::sealed::MatrixCode as _;
 use crate::reference;
 use crate::{BlockShape, kernels};
-use hk_core::registry::{
-    ArgSpec, Case, Described, DeviceCall, HostCall, Operator, Sample, Scalar, ScalarSpec, Traffic,
-};
-use hk_core::{DType, Error, Fp8E4M3, Fp8E4M3Fnuz, Stream, with_float};
+use hk_core::registry::{ArgSpec, Case, DeviceCall, HostCall, Operator, Sample, Scalar, ScalarSpec, Traffic};
+use hk_core::{DType, Stream, with_float};
 
 const CODES: &[DType] = &[DType::I8, DType::Fp8E4M3Fnuz, DType::Fp8E4M3];
 
@@ -39,27 +37,6 @@ const fn of_n(rows: i64) -> (&'static str, Scalar) {
 }
 const fn of_k(columns: i64) -> (&'static str, Scalar) {
     ("group_k", Scalar::Int(columns))
-}
-
-/// Runs `$body` with `$t` as the type of `a`.
-macro_rules! with_code {
-    ($inputs:ident, $t:ident => $body:expr) => {
-        match $inputs.get("a")?.dtype() {
-            DType::I8 => {
-                type $t = i8;
-                $body
-            }
-            DType::Fp8E4M3Fnuz => {
-                type $t = Fp8E4M3Fnuz;
-                $body
-            }
-            DType::Fp8E4M3 => {
-                type $t = Fp8E4M3;
-                $body
-            }
-            other => Err(Error::dtype($inputs.operator().name, "a", other, "i8, fp8e4m3fnuz, fp8e4m3")),
-        }
-    };
 }
 
 /// Each entry point of a type, over the ends of tiles; for int8 and both fp8.
@@ -138,7 +115,7 @@ macro_rules! run {
             let (inputs, mut outputs) = call.split();
             let (options, bias) = (options(&inputs)?, bias(&inputs)?);
             let (a_scale, w_scale) = (inputs.view("a_scale")?, inputs.view("w_scale")?);
-            with_code!(inputs, T => {
+            with_codes!(inputs, "a", T => {
                 let space = workspace(stream, &inputs, &mut outputs, &options, T::PRECISION)?;
                 let (a, w) = (inputs.view::<T>("a")?, weight::<T>(&inputs)?);
                 with_float!(stringify!($name), "y", y_dtype(&inputs)?, Y => {
@@ -194,7 +171,7 @@ pub(super) const GEMM_A8W8_PER_TOKEN_SCALE: Operator = Operator {
         let (inputs, mut outputs) = call.split();
         let options = options(&inputs)?;
         let (a_scale, w_scale) = (inputs.view("a_scale")?, inputs.view("w_scale")?);
-        with_code!(inputs, T => {
+        with_codes!(inputs, "a", T => {
             let space = workspace(stream, &inputs, &mut outputs, &options, T::PRECISION)?;
             let (a, w) = (inputs.view::<T>("a")?, weight::<T>(&inputs)?);
             with_float!("gemm_a8w8_per_token_scale", "y", y_dtype(&inputs)?, Y => {
@@ -263,7 +240,7 @@ pub(super) const GEMM_A8W8_BLOCKSCALE: Operator = Operator {
         let (options, bias) = (options(&inputs)?, bias(&inputs)?);
         let (a_scale, w_scale) = (inputs.view("a_scale")?, inputs.view("w_scale")?);
         let group = block_shape(inputs.int("group_n")?, inputs.int("group_k")?);
-        with_code!(inputs, T => {
+        with_codes!(inputs, "a", T => {
             let space = workspace(stream, &inputs, &mut outputs, &options, T::PRECISION)?;
             let (a, w) = (inputs.view::<T>("a")?, weight::<T>(&inputs)?);
             with_float!("gemm_a8w8_blockscale", "y", y_dtype(&inputs)?, Y => {

@@ -1,13 +1,127 @@
 //! What `hk inspect` says of configurations.
 
-use super::{options, sizes};
-use crate::GemmTile;
+use super::{activations, options, sizes};
 use crate::a8w8::sealed::MatrixCode;
 use crate::a16w16::sealed::Half;
 use crate::config::Job;
+use crate::fp4::{FP4, FP8};
+use crate::problem::Kernels;
 use crate::problem::{MOST_ATOMIC_SPLITS, MOST_SPLITS, outputs};
+use crate::quantized::ROWS_ON_THEIR_WAY;
+use crate::{BlockShape, GemmTile, Precision};
 use hk_core::registry::{CallSpec, Choice, Described};
 use hk_core::{DType, DeviceInfo, Error, Fp8E4M3, Fp8E4M3Fnuz, Result, bf16, f16};
+
+/// How parts of K meet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Parts {
+    Planes,
+    Added,
+    /// There is but one.
+    One,
+}
+
+/// What an operator multiplies, and with which kernels.
+struct Kind {
+    precision: Precision,
+    kernels: &'static Kernels,
+    /// Of scales.
+    groups: Option<BlockShape>,
+    parts: Parts,
+}
+
+/// The constant of a type of 16-bit floats, or of codes.
+macro_rules! of_half {
+    ($name:expr, $dtype:expr, $constant:ident) => {
+        match $dtype {
+            DType::Bf16 => Ok(bf16::$constant),
+            DType::F16 => Ok(f16::$constant),
+            other => Err(Error::dtype($name, "a", other, "bf16, f16")),
+        }
+    };
+}
+macro_rules! of_code {
+    ($name:expr, $dtype:expr, $constant:ident) => {
+        match $dtype {
+            DType::I8 => Ok(i8::$constant),
+            DType::Fp8E4M3 => Ok(Fp8E4M3::$constant),
+            DType::Fp8E4M3Fnuz => Ok(Fp8E4M3Fnuz::$constant),
+            other => Err(Error::dtype($name, "a", other, "i8, fp8e4m3fnuz, fp8e4m3")),
+        }
+    };
+}
+
+impl Kind {
+    fn of(call: &CallSpec) -> Result<Self> {
+        let name = call.operator().name;
+        let others = || Error::unsupported(name, "its configurations", "only those of products of GemmTile");
+        let w = call.optional("w").ok_or_else(others)?.dtype();
+        let a = activations(call)?.dtype();
+        let [_, m, _, _] = sizes(call)?;
+        let group = || {
+            Ok::<_, Error>(BlockShape { n: call.int("group_n")? as usize, k: call.int("group_k")? as usize })
+        };
+        // Of mxfp4, K is cut between groups of 128.
+        let mx = Some(BlockShape::default());
+        let with = |precision, kernels, groups| Ok(Self { precision, kernels, groups, parts: Parts::Planes });
+        // Few rows are quantized on their way.
+        let prequant = name.ends_with("ptgq") || call.bool("prequant").unwrap_or(false);
+        let on_their_way = prequant && m <= ROWS_ON_THEIR_WAY;
+        let half = usize::from(a == DType::F16);
+        let kind = match name {
+            "gemm_a16w16"
+            | "gemm_a16w16_atomic"
+            | "batched_gemm_bf16"
+            | "deepgemm_masked"
+            | "deepgemm_contiguous" => with(of_half!(name, a, PRECISION)?, of_half!(name, a, KERNELS)?, None),
+            "gemm_a16w16_gated" => with(of_half!(name, a, PRECISION)?, of_half!(name, a, GATED)?, None),
+            "gemm_a8w8" | "gemm_a8w8_per_token_scale" | "batched_gemm_a8w8" => {
+                with(of_code!(name, a, PRECISION)?, of_code!(name, a, KERNELS)?, None)
+            }
+            "gemm_a8w8_blockscale"
+            | "fused_gemm_a8w8_blockscale_mul_add"
+            | "fused_gemm_a8w8_blockscale_split_cat" => {
+                with(of_code!(name, a, PRECISION)?, of_code!(name, a, BLOCK)?, Some(group()?))
+            }
+            "deepgemm_masked_a8w8" | "deepgemm_contiguous_a8w8" => {
+                let blocks = call.bool("blocks")?;
+                let kernels = if blocks { of_code!(name, a, BLOCK)? } else { of_code!(name, a, KERNELS)? };
+                with(of_code!(name, a, PRECISION)?, kernels, blocks.then(BlockShape::default))
+            }
+            "gemm_a16w8_blockscale" | "batched_gemm_a8w8_ptgq" => {
+                let groups = Some(group().unwrap_or_default());
+                if on_their_way {
+                    with(Precision::HalfByByte, of_code!(name, w, OF_QUANTIZED)?[half], groups)
+                } else if prequant {
+                    with(of_code!(name, w, PRECISION)?, of_code!(name, w, BLOCK)?, groups)
+                } else {
+                    with(Precision::HalfByByte, of_code!(name, w, OF_HALVES)?[half], groups)
+                }
+            }
+            "gemm_a16wfp4" | "gemm_a16wfp4_atomic" | "batched_gemm_a16wfp4" => {
+                if on_their_way {
+                    with(Precision::HalfByFp4, of_half!(name, a, TO_FP4)?, mx)
+                } else if prequant {
+                    with(Precision::Fp4, &FP4, mx)
+                } else {
+                    with(Precision::HalfByFp4, of_half!(name, a, BY_FP4)?, mx)
+                }
+            }
+            "gemm_a8wfp4" => with(Precision::Fp8ByFp4, &FP8, mx),
+            "gemm_afp4wfp4"
+            | "batched_gemm_afp4wfp4"
+            | "fused_gemm_afp4wfp4_mul_add"
+            | "fused_gemm_afp4wfp4_split_cat" => with(Precision::Fp4, &FP4, mx),
+            _ => Err(others()),
+        }?;
+        let parts = match name {
+            _ if name.ends_with("_atomic") => Parts::Added,
+            _ if name.starts_with("deepgemm") => Parts::One,
+            _ => Parts::Planes,
+        };
+        Ok(Self { parts, ..kind })
+    }
+}
 
 /// The tiles that can make a product of contiguous operands, each with the parts of K that suit it best, and which is taken: by
 /// the shortest modelled time and the rules of [`GemmConfig`](crate::GemmConfig), or because the call says so.
@@ -17,38 +131,22 @@ use hk_core::{DType, DeviceInfo, Error, Fp8E4M3, Fp8E4M3Fnuz, Result, bf16, f16}
 /// [`DType`](hk_core::Error::DType) for operands of a type that has no such kernels,
 /// [`Unsupported`](hk_core::Error::Unsupported) for other operators.
 pub fn choices(call: &CallSpec, info: &DeviceInfo) -> Result<Vec<Choice>> {
-    let name = call.operator().name;
-    let (gated, block) = (name == "gemm_a16w16_gated", name == "gemm_a8w8_blockscale");
-    let adds = name == "gemm_a16w16_atomic";
-    let half = |plain, of_gates| if gated { of_gates } else { plain };
-    let code = |plain, of_blocks| if block { of_blocks } else { plain };
-    let plain =
-        ["gemm_a16w16", "gemm_a8w8", "gemm_a8w8_per_token_scale", "batched_gemm_bf16", "batched_gemm_a8w8"];
-    if !(gated || block || adds || plain.contains(&name)) {
-        return Err(Error::unsupported(
-            name,
-            "its configurations",
-            format!("only those of {}", plain.join(", ")),
-        ));
-    }
-    let (precision, kernels) = match call.get("a")?.dtype() {
-        DType::Bf16 => (bf16::PRECISION, half(bf16::KERNELS, bf16::GATED)),
-        DType::F16 => (f16::PRECISION, half(f16::KERNELS, f16::GATED)),
-        DType::I8 => (i8::PRECISION, code(i8::KERNELS, i8::BLOCK)),
-        DType::Fp8E4M3 => (Fp8E4M3::PRECISION, code(Fp8E4M3::KERNELS, Fp8E4M3::BLOCK)),
-        DType::Fp8E4M3Fnuz => (Fp8E4M3Fnuz::PRECISION, code(Fp8E4M3Fnuz::KERNELS, Fp8E4M3Fnuz::BLOCK)),
-        other => return Err(Error::dtype(name, "a", other, "bf16, f16, i8, fp8e4m3fnuz, fp8e4m3")),
-    };
+    let Kind { precision, kernels, groups, parts } = Kind::of(call)?;
     let sizes = sizes(call)?;
     let [batch, m, n, k] = sizes;
-    let fine = block && call.int("group_n")? < 4;
+    let adds = parts == Parts::Added;
+    let fine = groups.is_some_and(|group| group.n < 4);
     let serves = |tile: GemmTile| !kernels.names[tile.index()].is_empty() && (!fine || !tile.skinny());
     let job = Job {
         info,
         precision,
         sizes,
         vectors: precision.bytes(k).is_multiple_of(16),
-        most_splits: if adds { MOST_ATOMIC_SPLITS } else { MOST_SPLITS },
+        most_splits: match parts {
+            Parts::Added => MOST_ATOMIC_SPLITS,
+            Parts::Planes => MOST_SPLITS,
+            Parts::One => 1,
+        },
     };
     let asked = options(call)?.config;
     let chosen = asked.unwrap_or_else(|| job.choose(serves));
@@ -57,7 +155,7 @@ pub fn choices(call: &CallSpec, info: &DeviceInfo) -> Result<Vec<Choice>> {
         Some(candidate) => *candidate = (chosen, job.time(chosen)),
         None => candidates.push((chosen, job.time(chosen))),
     }
-    let groups = if block { call.int("group_k")?.max(1) as usize } else { 1 };
+    let groups = groups.map_or(1, |group| group.k.max(1));
     let describe = |(config, time): (crate::GemmConfig, f64)| {
         let (each, splits) = config.parts(k, precision, groups);
         let (m_tiles, n_tiles) = config.tiles(m, n);

@@ -2,8 +2,8 @@
 
 use super::{
     ACTIVATION, BATCHED_BIAS, SPLITS, TILE, W_SHUFFLED, Y_DTYPE, act, bias, case, finished, optional_f64,
-    options, sizes, splits, tile, to, w_shuffled, weight, weights, with_half, workspace, y, y_dtype,
-    y_outputs,
+    options, sizes, splits, tile, to, w_shuffled, weight, weights, with_codes, with_half, workspace, y,
+    y_dtype, y_outputs,
 };
 use crate::a8w8::sealed::MatrixCode as _;
 use crate::reference::{self, Sums};
@@ -15,9 +15,7 @@ use hk_core::registry::{
     ArgSpec, Call, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named, Operator, Outputs,
     Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
-use hk_core::{
-    DType, E8M0, Error, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, TensorViewMut, quant, with_float,
-};
+use hk_core::{DType, E8M0, Error, Fp4x2, Result, Stream, TensorViewMut, quant, with_float};
 
 pub(super) const HALVES: &[DType] = &[DType::Bf16, DType::F16];
 const CODES: &[DType] = &[DType::I8, DType::Fp8E4M3Fnuz, DType::Fp8E4M3];
@@ -93,29 +91,6 @@ const fn of_k(columns: i64) -> (&'static str, Scalar) {
 const fn add_product() -> (&'static str, Scalar) {
     ("fuse_type", Scalar::Int(1))
 }
-
-/// Runs `$body` with `$t` as the type of codes.
-macro_rules! with_codes {
-    ($inputs:ident, $arg:literal, $t:ident => $body:expr) => {
-        match $inputs.get($arg)?.dtype() {
-            DType::I8 => {
-                type $t = i8;
-                $body
-            }
-            DType::Fp8E4M3Fnuz => {
-                type $t = Fp8E4M3Fnuz;
-                $body
-            }
-            DType::Fp8E4M3 => {
-                type $t = Fp8E4M3;
-                $body
-            }
-            other => Err(Error::dtype($inputs.operator().name, $arg, other, "i8, fp8e4m3fnuz, fp8e4m3")),
-        }
-    };
-}
-
-pub(super) use with_codes;
 
 /// All of some lists.
 pub(super) const fn joined<const N: usize>(lists: &[&[Case]]) -> [Case; N] {

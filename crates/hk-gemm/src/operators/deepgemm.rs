@@ -2,7 +2,7 @@
 
 use super::{
     ACTIVATION, TILE, W_SHUFFLED, act, activation, as_y, case, options, tile, w_shuffled, weight, weights,
-    with_half,
+    with_codes, with_half,
 };
 use crate::reference::{self, Sums};
 use crate::{BlockShape, GroupedScales, kernels};
@@ -42,27 +42,6 @@ const BLOCKS: ScalarSpec = ScalarSpec {
 };
 const fn blocks() -> (&'static str, Scalar) {
     ("blocks", Scalar::Bool(true))
-}
-
-/// Runs `$body` with `$t` as the type of codes.
-macro_rules! with_codes {
-    ($inputs:ident, $t:ident => $body:expr) => {
-        match $inputs.get("a")?.dtype() {
-            DType::I8 => {
-                type $t = i8;
-                $body
-            }
-            DType::Fp8E4M3Fnuz => {
-                type $t = Fp8E4M3Fnuz;
-                $body
-            }
-            DType::Fp8E4M3 => {
-                type $t = Fp8E4M3;
-                $body
-            }
-            other => Err(Error::dtype($inputs.operator().name, "a", other, "i8, fp8e4m3fnuz, fp8e4m3")),
-        }
-    };
 }
 
 fn scales<'a>(inputs: &Inputs<'a>) -> Result<GroupedScales<'a>> {
@@ -211,7 +190,7 @@ pub(super) const DEEPGEMM_MASKED_A8W8: Operator = Operator {
     run: |stream: &Stream, call: &mut DeviceCall| {
         let (inputs, mut outputs) = call.split();
         let (options, scales, masked_m) = (options(&inputs)?, scales(&inputs)?, inputs.view("masked_m")?);
-        with_codes!(inputs, T => {
+        with_codes!(inputs, "a", T => {
             let (a, w) = (inputs.view::<T>("a")?, weight::<T>(&inputs)?);
             crate::deepgemm_masked_a8w8(stream, a, w, scales, masked_m, outputs.take::<bf16>("y")?, options)
         })
@@ -242,7 +221,7 @@ pub(super) const DEEPGEMM_CONTIGUOUS_A8W8: Operator = Operator {
     run: |stream: &Stream, call: &mut DeviceCall| {
         let (inputs, mut outputs) = call.split();
         let (options, scales, m_group) = (options(&inputs)?, scales(&inputs)?, inputs.view("m_group")?);
-        with_codes!(inputs, T => {
+        with_codes!(inputs, "a", T => {
             let (a, w) = (inputs.view::<T>("a")?, weight::<T>(&inputs)?);
             crate::deepgemm_contiguous_a8w8(stream, a, w, scales, m_group, outputs.take::<bf16>("y")?, options)
         })

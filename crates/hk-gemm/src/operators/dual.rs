@@ -2,11 +2,11 @@
 
 use super::codes::{
     FP8, GEMM_A16WFP4, GROUP_K, GROUP_N, HALVES, SHUFFLED, block_shape, f32s, floats, fp4, joined, mx,
-    mx_scale, mx_values, of_n, scales_shuffled, with_codes,
+    mx_scale, mx_values, of_n, scales_shuffled,
 };
 use super::{
     BIAS, SPLITS, TILE, W_SHUFFLED, Y_DTYPE, case, optional_f64, options, packed, splits, tile, to,
-    w_shuffled, weight_of, weights_of, with_half, y, y_dtype,
+    w_shuffled, weight_of, weights_of, with_codes, with_half, y, y_dtype,
 };
 use crate::reference::{self, Sums};
 use crate::{FloatView, Precision, fused_gemm_a16w16_workspace, kernels};
@@ -14,7 +14,7 @@ use hk_core::registry::{
     ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named, Operator,
     Outputs, Sample, TensorSpec,
 };
-use hk_core::{DType, Error, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, TensorViewMut, with_float};
+use hk_core::{Error, Fp4x2, Result, Stream, TensorViewMut, with_float};
 
 /// Error of a sum in f32, in its magnitude.
 const TERMS: f64 = 1.0 / (1u64 << 16) as f64;

@@ -141,6 +141,15 @@ macro_rules! with_half {
 }
 use with_half;
 
+/// Runs `$body` with `$t` as the type of an input of int8 or fp8 codes.
+macro_rules! with_codes {
+    ($inputs:ident, $arg:literal, $t:ident => $body:expr) => {{
+        let dtype = hk_core::registry::Described::dtype($inputs.get($arg)?);
+        hk_core::with_quantized!($inputs.operator().name, $arg, dtype, $t => $body)
+    }};
+}
+use with_codes;
+
 /// A scalar `activation`, if the operator has one.
 fn activation<V: Described>(call: &Call<V>) -> Option<Activation> {
     match call.choice("activation").unwrap_or("none") {
