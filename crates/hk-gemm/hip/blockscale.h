@@ -85,10 +85,14 @@ HK_FN u32 scales_end(const Range &range) {
     return (range.to + kBytes - 1) / kBytes * kBytes;
 }
 
+/// Scales of both operands.
 template <class T>
-HK_FN void block_gemm(const BlockParams &p) {
-    tile_gemm<T, BlockSums, false>(p, [&](const Work &work, const Range &range) {
-        return hk::WordMover<T::kM, T::kN, T::kThreads>(scales_end<T>(range), [&](u32 row, bool of_w) {
+using BlockWords = hk::WordMover<T::kM, T::kN, T::kThreads>;
+
+template <class T, class Site = Alone>
+HK_FN void block_gemm(const BlockParams &p, const Site &site = {}) {
+    tile_gemm<T, BlockSums, false>(p, site, [&](const Work &work, const Range &range) {
+        return BlockWords<T>(scales_end<T>(range), [&](u32 row, bool of_w) {
             return of_w ? p.w_scale.place(work.matrix, work.n_tile * T::kN + row, p.w.rows)
                         : p.x_scale.place(work.batch, work.m_tile * T::kM + row, p.x.rows);
         });

@@ -112,9 +112,9 @@ struct Fp4Sums : Sums<T> {
 template <class T>
 HK_FN void decoded_gemm(const MixedParams &p) {
     if constexpr (T::kFp4) {
-        tile_gemm<T, Fp4Sums, false>(p, [](const Work &, const Range &) { return hk::NoWords{}; });
+        tile_gemm<T, Fp4Sums, false>(p, Alone{}, [](const Work &, const Range &) { return hk::NoWords{}; });
     } else {
-        tile_gemm<T, BlockSums, false>(p, [&](const Work &work, const Range &range) {
+        tile_gemm<T, BlockSums, false>(p, Alone{}, [&](const Work &work, const Range &range) {
             return hk::WordMover<0, T::kN, T::kThreads>(scales_end<T>(range), [&](u32 row, bool) {
                 return p.w_scale.place(work.matrix, work.n_tile * T::kN + row, p.w.rows);
             });

@@ -207,8 +207,8 @@ struct MxSource {
     }
 };
 
-template <class Kind, int kMTiles, int kNTiles, int kWaves, int kCount>
-HK_FN void skinny_mx_gemm(const MixedParams &given) {
+template <class Kind, int kMTiles, int kNTiles, int kWaves, int kCount, class Site = Alone>
+HK_FN void skinny_mx_gemm(const MixedParams &given, const Site &site = {}) {
     using Source = MxSource<Kind, kMTiles, kNTiles, kCount>;
     const auto make = [](const MixedParams &p, const Work &work, u32 first_m, u32 first_n, u32 end) {
         const auto scales = [&]<class Scales>(Scales *, const MxScale &s, u32 index, u32 first, u32 rows) {
@@ -221,7 +221,7 @@ HK_FN void skinny_mx_gemm(const MixedParams &given) {
                       scales(typename Source::template Scales<Kind::kXScales, kMTiles>(), p.x_mx, work.batch, first_m, p.x.rows),
                       scales(typename Source::template Scales<Kind::kWScales, kNTiles>(), p.w_mx, work.matrix, first_n, p.w.rows)};
     };
-    skinny_gemm<Source, kWaves, false>(given, make);
+    skinny_gemm<Source, kWaves, false>(given, site, make);
 }
 
 /// Scales of w for columns of a group of 128 or more, at least four rows with the same; see BlockScale.
@@ -409,7 +409,7 @@ struct GroupSource {
 template <class Kind, int kMTiles, int kNTiles, int kWaves, int kGroups>
 HK_FN void skinny_group_gemm(const MixedParams &given) {
     using Source = GroupSource<Kind, kMTiles, kNTiles, kGroups>;
-    skinny_gemm<Source, kWaves, false>(given, [](const MixedParams &p, const Work &work, u32 first_m, u32 first_n, u32 end) {
+    skinny_gemm<Source, kWaves, false>(given, Alone{}, [](const MixedParams &p, const Work &work, u32 first_m, u32 first_n, u32 end) {
         return Source{{p.x.at(work.batch, first_m), p.x, first_m, end},
                       {p.w.at(work.matrix, first_n), p.w, first_n, end},
                       {p.w_scale, work.matrix, first_n, p.w.rows, end}};

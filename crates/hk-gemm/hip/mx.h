@@ -200,19 +200,25 @@ struct MxSums {
 
 };
 
+/// Scales of the operands that have some. A byte of x is of 128 / kBytes columns.
 template <class T>
-HK_FN void mx_gemm(const MixedParams &p) {
-    tile_gemm<T, MxSums, false>(p, [&](const Work &work, const Range &range) {
+using MxWords = __remove_pointer(decltype([] {
+    if constexpr (T::kWords) return (hk::WordMover<T::kXRows, T::kN, T::kThreads> *)nullptr;
+    else return (MxWordMover<T::kXRows, T::kN, T::kThreads, 128 / T::Operand::kBytes> *)nullptr;
+}()));
+
+template <class T, class Site = Alone>
+HK_FN void mx_gemm(const MixedParams &p, const Site &site = {}) {
+    tile_gemm<T, MxSums, false>(p, site, [&](const Work &work, const Range &range) {
         const u32 first_m = work.m_tile * T::kM, first_n = work.n_tile * T::kN;
         if constexpr (T::kWords) {
-            return hk::WordMover<T::kXRows, T::kN, T::kThreads>(range.to, [&](u32 row, bool of_w) {
+            return MxWords<T>(range.to, [&](u32 row, bool of_w) {
                 const u32 offset = of_w ? p.w_mx.offset(first_n + row, p.w.rows) : p.x_mx.offset(first_m + row, p.x.rows);
                 const auto first = of_w ? p.w_mx.first(work.matrix) : p.x_mx.first(work.batch);
                 return hk::WordPlace{reinterpret_cast<u64>(first), offset, 4, __builtin_ctz(T::Operand::kBytes)};
             });
         } else {
-            constexpr u32 kColumns = 128 / T::Operand::kBytes;  // of a byte
-            return MxWordMover<T::kXRows, T::kN, T::kThreads, kColumns>(p, work, range.to, first_m, first_n);
+            return MxWords<T>(p, work, range.to, first_m, first_n);
         }
     });
 }

@@ -63,6 +63,21 @@ struct Groups {
 };
 static_assert(sizeof(Groups) == 16, "same layout as in Rust");
 
+/// Where a block finds itself in a kernel of one product: its index, its LDS, and the product's parameters, to be read anew
+/// (hk::read_anew).
+struct Alone {
+    HK_FN static u32 block() { return hk::block_x(); }
+    template <class Lds>
+    HK_FN static Lds &lds() {
+        __shared__ Lds lds;
+        return lds;
+    }
+    template <class Params>
+    HK_FN static const Params &anew(const Params &p) {
+        return hk::read_anew(p);
+    }
+};
+
 /// A block's tile. Blocks of one XCD, which share an L2, have neighbouring tiles (hk::by_xcd). In that order, `group` tiles of
 /// M are taken with one tile of N after the other: they share its rows of w while their own rows of x stay in L2.
 struct Work {

@@ -158,22 +158,29 @@ struct PlainSource {
     }
 };
 
+/// Where sums of kWaves waves meet, of some tiles of M at a time.
+template <class Source, int kWaves>
+struct SkinnyLds {
+    using Number = decltype(typename Source::Acc{}[0] + 0);
+    static constexpr u32 kTogether = kWaves < 8 && Source::kMTiles > 1 ? 2 : 1;
+    static_assert(Source::kMTiles % kTogether == 0, "all rounds alike");
+    Strip<Number, 16 * Source::kNTiles, 16 * kTogether> strips[kWaves];
+};
+
 /// Sums of the block, one source for each wave: `make_source(p, work, first_m, first_w, end)`, w's rows from `first_w` on, x's
 /// rows ending with byte `end`.
-template <class Source, int kWaves, bool kGated, class Params, class MakeSource>
-HK_FN void skinny_gemm(const Params &given, MakeSource make_source) {
+template <class Source, int kWaves, bool kGated, class Params, class Site, class MakeSource>
+HK_FN void skinny_gemm(const Params &given, const Site &site, MakeSource make_source) {
     using Acc = typename Source::Acc;
     constexpr int kMTiles = Source::kMTiles, kNTiles = Source::kNTiles;
     constexpr u32 kM = 16 * kMTiles, kN = 16 * kNTiles, kThreads = kWaves * hk::kWaveSize;
     constexpr u32 kStretch = Source::kStretch;
-    using Number = decltype(Acc{}[0] + 0);
+    using Lds = SkinnyLds<Source, kWaves>;
+    using Number = typename Lds::Number;
+    constexpr u32 kTogether = Lds::kTogether;
+    auto &strips = site.template lds<Lds>().strips;
 
-    // Where sums meet: of some tiles of M at a time.
-    constexpr u32 kTogether = kWaves < 8 && kMTiles > 1 ? 2 : 1;
-    static_assert(kMTiles % kTogether == 0, "all rounds alike");
-    __shared__ Strip<Number, kN, 16 * kTogether> strips[kWaves];
-
-    Work work(given.grid, hk::block_x());
+    Work work(given.grid, site.block());
     if (!work.find_matrix<kM>(given.epilogue.groups, given.x.rows)) return;
     Acc acc[kMTiles][kNTiles] = {};
     {
@@ -217,7 +224,7 @@ HK_FN void skinny_gemm(const Params &given, MakeSource make_source) {
         hk::block_barrier();
 #pragma unroll 1
         for (u32 i = hk::thread_x(); i < 16 * kTogether * kParts; i += kThreads) {
-            const Params &p = hk::read_anew(given);
+            const Params &p = site.anew(given);
             const u32 row = i / kParts, col = i % kParts * kPart;
             const u32 m = work.m_tile * kM + 16 * first + row, n = work.n_tile * kCols + col;
             if constexpr (kGated) {
@@ -239,21 +246,26 @@ HK_FN Source plain_source(const Params &p, const Work &work, u32 first_m, u32 fi
             scales};
 }
 
-template <class E, int kMTiles, int kNTiles, int kWaves, int kBytes, bool kGated>
-HK_FN void skinny_gemm(const Params &given) {
+template <class E, int kMTiles, int kNTiles, int kWaves, int kBytes, bool kGated, class Site = Alone>
+HK_FN void skinny_gemm(const Params &given, const Site &site = {}) {
     using Source = PlainSource<E, kMTiles, kNTiles, kBytes, Unscaled>;
-    skinny_gemm<Source, kWaves, kGated>(given, [](const Params &p, const Work &work, u32 first_m, u32 first_w, u32 end) {
+    skinny_gemm<Source, kWaves, kGated>(given, site, [](const Params &p, const Work &work, u32 first_m, u32 first_w, u32 end) {
         return plain_source<Source, kGated>(p, work, first_m, first_w, end, Unscaled{});
     });
 }
 
-template <class E, int kMTiles, int kNTiles, int kWaves, int kBytes>
-HK_FN void skinny_block_gemm(const BlockParams &given) {
-    using Scales = Scaled<kMTiles, kNTiles, kBytes / 128>;
-    using Source = PlainSource<E, kMTiles, kNTiles, kBytes, Scales>;
-    skinny_gemm<Source, kWaves, false>(given, [](const BlockParams &p, const Work &work, u32 first_m, u32 first_w, u32 end) {
+/// A source of products with scales of blocks.
+template <class E, int kMTiles, int kNTiles, int kBytes>
+using BlockSource = PlainSource<E, kMTiles, kNTiles, kBytes, Scaled<kMTiles, kNTiles, kBytes / 128>>;
+
+template <class E, int kMTiles, int kNTiles, int kWaves, int kBytes, class Site = Alone>
+HK_FN void skinny_block_gemm(const BlockParams &given, const Site &site = {}) {
+    using Source = BlockSource<E, kMTiles, kNTiles, kBytes>;
+    using Scales = decltype(Source::scales);
+    const auto make = [](const BlockParams &p, const Work &work, u32 first_m, u32 first_w, u32 end) {
         return plain_source<Source, false>(p, work, first_m, first_w, end, Scales(p, work, first_m, first_w, end));
-    });
+    };
+    skinny_gemm<Source, kWaves, false>(given, site, make);
 }
 
 }  // namespace gemm

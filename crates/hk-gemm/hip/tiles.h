@@ -106,13 +106,13 @@ HK_FN void each_part(const SumsOf &sums, void *lds, F part) {
 }
 
 /// Writes a wave's outputs.
-template <class T, bool kGated, class Params, class SumsOf>
-HK_FN void write_tile(const Params &p, const Work &work, const SumsOf &sums, void *lds) {
+template <class T, bool kGated, class Params, class SumsOf, class Site>
+HK_FN void write_tile(const Params &p, const Site &site, const Work &work, const SumsOf &sums, void *lds) {
     constexpr u32 kCols = kGated ? T::kWaveN / 2 : T::kWaveN;
     const u32 first_m = work.m_tile * T::kM + T::wave_m();
     const u32 first_n = (work.n_tile * T::kN + T::wave_n()) / (kGated ? 2 : 1);
     each_part<T, kCols>(sums, lds, [&](u32 m, u32 n, const auto &strip, u32 row) {
-        const Params &again = hk::read_anew(p);
+        const Params &again = site.anew(p);
         if constexpr (kGated) {
             finish_gated<kPart>(again.epilogue, work, first_m + m, first_n + n, strip.get(row, n), strip.get(row, kCols + n));
         } else {
@@ -128,10 +128,17 @@ HK_FN u32 bytes_of_w(u32 bytes) {
     return kW > kX ? bytes * (kW / kX) : bytes / (kX / kW);
 }
 
+/// LDS of a tile: first stages, then sums.
+template <class T, class Words>
+union TileLds {
+    typename T::template Pipeline<Words>::Lds stages;
+    Strip<float, T::kWaveN> strips[T::kThreads / hk::kWaveSize];
+};
+
 /// One tile of outputs, or of a split's part of them. `make_words(work, range)`: what moves the words that go with rows.
-template <class T, template <class> class SumsOf, bool kGated, class Params, class MakeWords>
-HK_FN void tile_gemm(const Params &p, MakeWords make_words) {
-    Work work(p.grid, hk::block_x());
+template <class T, template <class> class SumsOf, bool kGated, class Params, class Site, class MakeWords>
+HK_FN void tile_gemm(const Params &p, const Site &site, MakeWords make_words) {
+    Work work(p.grid, site.block());
     if (!work.find_matrix<T::kM>(p.epilogue.groups, p.x.rows)) return;
     const Range range(p.grid, work.split);
     const u32 first_m = work.m_tile * T::kM, first_n = work.n_tile * T::kN;
@@ -150,20 +157,18 @@ HK_FN void tile_gemm(const Params &p, MakeWords make_words) {
     const typename T::W w(p.w.at(work.matrix, first_w), p.w.rows - first_w, p.w.layout, w_end, rows_of_w);
     const auto words = make_words(work, range);
 
-    using Pipeline = typename T::template Pipeline<__remove_cvref(decltype(words))>;
-    __shared__ union {
-        typename Pipeline::Lds stages;
-        Strip<float, T::kWaveN> strips[T::kThreads / hk::kWaveSize];
-    } lds;
+    using Words = __remove_cvref(decltype(words));
+    using Pipeline = typename T::template Pipeline<Words>;
+    auto &lds = site.template lds<TileLds<T, Words>>();
     SumsOf<T> sums(p);
     sums.run(Pipeline(x, w, words, lds.stages), range.from, (range.to - range.from + T::X::kStage - 1) / T::X::kStage);
     hk::block_barrier();
-    write_tile<T, kGated>(p, work, sums, &lds);
+    write_tile<T, kGated>(p, site, work, sums, &lds);
 }
 
-template <class T, bool kGated>
-HK_FN void tile_gemm(const Params &p) {
-    tile_gemm<T, Sums, kGated>(p, [](const Work &, const Range &) { return hk::NoWords{}; });
+template <class T, bool kGated, class Site = Alone>
+HK_FN void tile_gemm(const Params &p, const Site &site = {}) {
+    tile_gemm<T, Sums, kGated>(p, site, [](const Work &, const Range &) { return hk::NoWords{}; });
 }
 
 }  // namespace gemm

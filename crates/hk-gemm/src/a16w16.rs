@@ -17,6 +17,28 @@ pub(crate) mod sealed {
         /// By mxfp4: as it is, and quantized to mxfp4 on its way.
         const BY_FP4: &'static Kernels;
         const TO_FP4: &'static Kernels;
+        /// Beside a product of fp8 with scales of blocks; beside one of mxfp4, and one whose scales are words.
+        const BESIDE_FP8: &'static Kernels;
+        const BESIDE_FP4: [&'static Kernels; 2];
+    }
+    macro_rules! beside {
+        ($name:literal, $first:literal, $tiles:ident, $skinny:ident, $large:literal, $small:literal) => {
+            Kernels {
+                tiles: &kernels::$tiles,
+                skinny: &kernels::$skinny,
+                names: [
+                    "",
+                    "",
+                    concat!("gemm_", $first, "_and_", $name, $small),
+                    concat!("gemm_", $first, "_and_", $name, "_64x64_elements"),
+                    "",
+                    concat!("gemm_", $first, "_and_", $name, "_16x32"),
+                    concat!("gemm_", $first, "_and_", $name, "_32x32"),
+                    concat!("gemm_", $first, "_and_", $name, "_64x32"),
+                    concat!("gemm_", $first, "_and_", $name, $large),
+                ],
+            }
+        };
     }
     macro_rules! half {
         ($t:ident, $precision:ident, $name:literal) => {
@@ -62,6 +84,12 @@ pub(crate) mod sealed {
                         "",
                     ],
                 };
+                const BESIDE_FP8: &'static Kernels =
+                    &beside!($name, "fp8_block", DUAL8, SKINNY_DUAL8, "_256x128", "_64x64");
+                const BESIDE_FP4: [&'static Kernels; 2] = [
+                    &beside!($name, "fp4", DUAL4, SKINNY_DUAL4, "_256x128", "_64x64"),
+                    &beside!($name, "fp4", DUAL4, SKINNY_DUAL4, "_256x128_words", "_64x64_words"),
+                ];
             }
         };
     }

@@ -7,6 +7,7 @@ mod a16w8;
 mod a8w8;
 mod config;
 mod deepgemm;
+mod dual;
 mod ff;
 mod fp4;
 mod fused;
@@ -26,6 +27,7 @@ pub use config::{GemmConfig, GemmTile, Precision};
 pub use deepgemm::{
     GroupedScales, deepgemm_contiguous, deepgemm_contiguous_a8w8, deepgemm_masked, deepgemm_masked_a8w8,
 };
+pub use dual::{fused_gemm_a8w8_blockscale_a16w16, fused_gemm_a16w16_workspace, fused_gemm_afp4wfp4_a16w16};
 pub use ff::{FfOptions, FfPath, ff_fused_gated, ff_fused_ungated, ff_fused_workspace};
 pub use fp4::{
     batched_gemm_a16wfp4, batched_gemm_afp4wfp4, gemm_a8wfp4, gemm_a16wfp4, gemm_a16wfp4_atomic,

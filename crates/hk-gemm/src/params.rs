@@ -210,6 +210,22 @@ pub(crate) struct BlockParams {
     pub fusion: Fusion,
 }
 
+/// `DualParams` in `hip/dual.h`, of codes with scales of blocks and 16-bit floats.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct BlockAndPlain {
+    pub first: BlockParams,
+    pub second: Params,
+}
+
+/// The same, of mxfp4 and 16-bit floats.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct MixedAndPlain {
+    pub first: MixedParams,
+    pub second: Params,
+}
+
 /// `Params` in `hip/reduce.hip`.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]

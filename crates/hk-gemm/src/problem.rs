@@ -57,7 +57,7 @@ impl GemmOptions {
 
 /// What becomes of sums: `Store` in `hip/epilogue.h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Store {
+pub(crate) enum Store {
     Round = 0,
     Plane = 1,
     Add = 2,
@@ -285,38 +285,45 @@ pub(crate) struct Product<'a, X: Element, W: Element> {
 
 /// Lengths of a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Sizes {
+pub(crate) struct Sizes {
     batch: usize,
     /// Matrices of w.
     matrices: usize,
-    m: usize,
-    n: usize,
-    k: usize,
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
 }
 
 impl Sizes {
     /// Of an output.
-    fn outputs(&self) -> usize {
+    pub fn outputs(&self) -> usize {
         outputs([self.batch, self.m, self.n])
     }
 }
 
 /// A call that nothing is wrong with.
 pub(crate) struct Checked<'t, 'a, Y: Float> {
-    to: To<'t, 'a, Y>,
-    sizes: Sizes,
-    plan: Plan,
+    pub to: To<'t, 'a, Y>,
+    pub sizes: Sizes,
+    pub plan: Plan,
 }
 
 /// How a product is launched.
-struct Plan {
-    config: GemmConfig,
+pub(crate) struct Plan {
+    pub config: GemmConfig,
     /// Parts of K, and bytes of a row in each.
-    splits: usize,
+    pub splits: usize,
     split_bytes: usize,
     m_tiles: usize,
     n_tiles: usize,
-    blocks: usize,
+    pub blocks: usize,
+}
+
+/// What a kernel that multiplies is given.
+pub(crate) enum Given {
+    Plain(Params),
+    Block(BlockParams),
+    Mixed(MixedParams),
 }
 
 /// Rows that begin within 2 GiB of a tile's first one can be reached by 32-bit offsets.
@@ -368,7 +375,7 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         self.x.shape().len()
     }
 
-    fn sizes(&self) -> Result<Sizes> {
+    pub fn sizes(&self) -> Result<Sizes> {
         let (op, names) = (self.op, self.names);
         let (rank, w_shape) = (self.rank().clamp(2, 3), self.w.view().shape());
         let chosen = matches!(self.grouping, Grouping::Rows(_));
@@ -409,7 +416,7 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
     }
 
     /// Whether kernels by vectors can serve the operands.
-    fn by_vectors(&self, sizes: &Sizes) -> bool {
+    pub fn by_vectors(&self, sizes: &Sizes) -> bool {
         let fits = |shape: &[usize], strides: &[usize], rows: usize, element: usize| {
             let row = shape.len() - 2;
             let stride = if shape[row] > 1 { strides[row] } else { 0 };
@@ -520,7 +527,7 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
     }
 
     /// Outputs of a part of K.
-    fn plane(&self, sizes: &Sizes) -> usize {
+    pub fn plane(&self, sizes: &Sizes) -> usize {
         outputs([sizes.batch, sizes.m, self.columns(sizes)])
     }
 
@@ -570,6 +577,18 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         })
     }
 
+    /// The kernels that multiply.
+    pub fn kernels(&self, tile: GemmTile, k: usize) -> &'static Kernels {
+        match &self.blocks {
+            Blocks::Mx(MxScales { x, w, by_words })
+                if w.words(k) && x.as_ref().is_none_or(|x| x.words(k)) && tile != GemmTile::Elements =>
+            {
+                by_words
+            }
+            _ => self.kernels,
+        }
+    }
+
     /// The kernel that multiplies. `planes`: where the sums of parts of K go, if not to the output.
     fn multiply<Y: Float>(
         &self,
@@ -578,31 +597,49 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         sizes: &Sizes,
         plan: &Plan,
         store: Store,
-        planes: Option<TensorViewMut<f32>>,
+        mut planes: Option<TensorViewMut<f32>>,
     ) -> Result<()> {
-        let names = self.names;
         let tile = plan.config.tile;
-        let kernels = match &self.blocks {
-            Blocks::Mx(MxScales { x, w, by_words })
-                if w.words(sizes.k)
-                    && x.as_ref().is_none_or(|x| x.words(sizes.k))
-                    && tile != GemmTile::Elements =>
-            {
-                by_words
-            }
-            _ => self.kernels,
-        };
+        let kernels = self.kernels(tile, sizes.k);
         let objects = if tile.skinny() { kernels.skinny } else { kernels.tiles };
         let kernel = stream.kernel(objects, kernels.names[tile.index()])?;
         let mut launch = stream.launch(self.op, &kernel);
+        let given = self.given(&mut launch, to, sizes, plan, store, planes.as_mut())?;
+        let grid = LaunchConfig::grid_1d(plan.blocks);
+        // SAFETY: the checks make operands, vectors, scales and outputs as long as M, N and K, which the tiles cover and the
+        // kernel bounds its accesses by, lists of groups too; planes have room for as many splits; the loader matches the
+        // parameters to the kernel.
+        unsafe {
+            match &given {
+                Given::Plain(params) => launch.run(grid, params),
+                Given::Block(params) => launch.run(grid, params),
+                Given::Mixed(params) => launch.run(grid, params),
+            }
+        }
+    }
+
+    /// The parameters of a kernel that multiplies.
+    pub fn given<'l, Y: Float>(
+        &self,
+        launch: &mut Launch<'l>,
+        to: &'l mut To<'_, 'a, Y>,
+        sizes: &Sizes,
+        plan: &Plan,
+        store: Store,
+        planes: Option<&'l mut TensorViewMut<'_, f32>>,
+    ) -> Result<Given>
+    where
+        'a: 'l,
+    {
+        let names = self.names;
         let parts = planes.is_some();
         let (out, fusion) = match planes {
-            Some(mut planes) => {
-                let data = launch.output_address("workspace", &mut planes)?;
+            Some(planes) => {
+                let data = launch.output_address("workspace", planes)?;
                 let rows = [sizes.m, self.columns(sizes)];
                 (Output::planes(data, rows, self.plane(sizes)), Fusion::zeroed())
             }
-            None => self.output(&mut launch, to)?,
+            None => self.output(launch, to)?,
         };
         let common = Params {
             x: Operand::new(&launch.input(names.x, &self.x)?, size_of::<X>(), false),
@@ -617,39 +654,33 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
                 blocks: plan.blocks as u32,
                 pad: 0,
             },
-            epilogue: self.epilogue(&mut launch, sizes, &out, store, [!parts, true])?,
+            epilogue: self.epilogue(launch, sizes, &out, store, [!parts, true])?,
         };
-        let grid = LaunchConfig::grid_1d(plan.blocks);
-        // SAFETY: the checks make operands, vectors, scales and outputs as long as M, N and K, which the tiles cover and the
-        // kernel bounds its accesses by, lists of groups too; planes have room for as many splits; the loader matches the
-        // parameters to the kernel.
-        unsafe {
-            match &self.blocks {
-                Blocks::None => launch.run(grid, &common),
-                Blocks::F32(BlockScales { x, w, group }) => {
-                    let x_scale = BlockScale::new(&launch.input(names.x_scale, x)?, 1, group.k);
-                    let w_scale = BlockScale::new(&launch.input(names.w_scale, w)?, group.n, group.k);
-                    launch.run(grid, &BlockParams { common, x_scale, w_scale, fusion })
-                }
-                Blocks::Weights { w, group } => {
-                    let bytes = group.k * size_of::<X>();
-                    let w_scale = BlockScale::new(&launch.input(names.w_scale, w)?, group.n, bytes);
-                    launch.run(grid, &MixedParams { common, w_scale, fusion, ..MixedParams::zeroed() })
-                }
-                Blocks::Mx(MxScales { x, w, .. }) => {
-                    let mut params = MixedParams { common, rule: MX_RULE, fusion, ..MixedParams::zeroed() };
-                    if let Some(x) = x {
-                        params.x_mx = x.params(&mut launch, names.x_scale, sizes.k)?;
-                    }
-                    params.w_mx = w.params(&mut launch, names.w_scale, sizes.k)?;
-                    launch.run(grid, &params)
-                }
+        Ok(match &self.blocks {
+            Blocks::None => Given::Plain(common),
+            Blocks::F32(BlockScales { x, w, group }) => {
+                let x_scale = BlockScale::new(&launch.input(names.x_scale, x)?, 1, group.k);
+                let w_scale = BlockScale::new(&launch.input(names.w_scale, w)?, group.n, group.k);
+                Given::Block(BlockParams { common, x_scale, w_scale, fusion })
             }
-        }
+            Blocks::Weights { w, group } => {
+                let bytes = group.k * size_of::<X>();
+                let w_scale = BlockScale::new(&launch.input(names.w_scale, w)?, group.n, bytes);
+                Given::Mixed(MixedParams { common, w_scale, fusion, ..MixedParams::zeroed() })
+            }
+            Blocks::Mx(MxScales { x, w, .. }) => {
+                let mut params = MixedParams { common, rule: MX_RULE, fusion, ..MixedParams::zeroed() };
+                if let Some(x) = x {
+                    params.x_mx = x.params(launch, names.x_scale, sizes.k)?;
+                }
+                params.w_mx = w.params(launch, names.w_scale, sizes.k)?;
+                Given::Mixed(params)
+            }
+        })
     }
 
     /// A kernel of `hip/reduce.hip`: sums the planes of as many parts of K; without any, zeros.
-    fn reduce<Y: Float>(
+    pub fn reduce<Y: Float>(
         &self,
         stream: &Stream,
         to: &mut To<'_, 'a, Y>,
@@ -855,11 +886,9 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         Ok(())
     }
 
-    fn check_aliases<Y: Float>(&self, to: &mut To<Y>, workspace: Option<&TensorViewMut<f32>>) -> Result<()> {
+    /// All that is read but the terms of `to`.
+    pub fn inputs(&self) -> [NamedOperand<'_>; 11] {
         let names = self.names;
-        fn erased<T: hk_core::Operand>(operand: Option<&T>) -> Option<&dyn hk_core::Operand> {
-            operand.map(|t| t as &dyn hk_core::Operand)
-        }
         let (block_x, block_w): (Option<&dyn hk_core::Operand>, Option<&dyn hk_core::Operand>) = match &self
             .blocks
         {
@@ -869,11 +898,7 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
             Blocks::Mx(MxScales { x, w, .. }) => (erased(x.as_ref().map(MxScaleView::view)), Some(w.view())),
         };
         let terms = self.after.terms.as_ref();
-        let (cat, rest) = match &*to {
-            To::Split { cat, rest, .. } => (Some(*cat), Some(rest.alias())),
-            _ => (None, None),
-        };
-        let inputs: [NamedOperand; 12] = [
+        [
             (names.x, Some(&self.x)),
             (names.w, Some(self.w.view())),
             (names.x_scale, erased(self.scales.x.as_ref())),
@@ -885,17 +910,25 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
             ("y_scale", erased(self.after.divisor.as_ref())),
             ("a", terms.and_then(|(_, a, _)| a.operand())),
             ("b", terms.and_then(|(_, _, b)| b.operand())),
-            ("y", cat.as_ref().map(FloatView::operand)),
-        ];
+        ]
+    }
+
+    fn check_aliases<Y: Float>(&self, to: &mut To<Y>, workspace: Option<&TensorViewMut<f32>>) -> Result<()> {
+        let (cat, rest) = match &*to {
+            To::Split { cat, rest, .. } => (Some(*cat), Some(rest.alias())),
+            _ => (None, None),
+        };
+        let mut inputs = self.inputs().to_vec();
+        inputs.push(("y", cat.as_ref().map(FloatView::operand)));
         let outputs: [(NamedOperand, &[&'static str]); 3] = [
-            ((names.y, Some(&*to.y())), &[]),
+            ((self.names.y, Some(&*to.y())), &[]),
             (("c2", erased(rest.as_ref())), &[]),
             (("workspace", erased(workspace)), &[]),
         ];
         check_aliases(self.op, &inputs, &outputs)
     }
 
-    fn check_config(
+    pub fn check_config(
         &self,
         config: GemmConfig,
         vectors: bool,
@@ -1024,6 +1057,10 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         e.groups = Groups { data, kind, matrices: sizes.matrices as u32 };
         Ok(e)
     }
+}
+
+pub(crate) fn erased<T: hk_core::Operand>(operand: Option<&T>) -> Option<&dyn hk_core::Operand> {
+    operand.map(|t| t as &dyn hk_core::Operand)
 }
 
 impl BlockShape {

@@ -54,7 +54,9 @@ macro_rules! of_code {
 impl Kind {
     fn of(call: &CallSpec) -> Result<Self> {
         let name = call.operator().name;
-        let (a, w) = (activations(call)?.dtype(), call.get("w")?.dtype());
+        let others = || Error::unsupported(name, "its configurations", "only those of products of GemmTile");
+        let w = call.optional("w").ok_or_else(others)?.dtype();
+        let a = activations(call)?.dtype();
         let [_, m, _, _] = sizes(call)?;
         let group = || {
             Ok::<_, Error>(BlockShape { n: call.int("group_n")? as usize, k: call.int("group_k")? as usize })
@@ -110,7 +112,7 @@ impl Kind {
             | "batched_gemm_afp4wfp4"
             | "fused_gemm_afp4wfp4_mul_add"
             | "fused_gemm_afp4wfp4_split_cat" => with(Precision::Fp4, &FP4, mx),
-            _ => Err(Error::unsupported(name, "its configurations", "only those of products of GemmTile")),
+            _ => Err(others()),
         }?;
         let parts = match name {
             _ if name.ends_with("_atomic") => Parts::Added,

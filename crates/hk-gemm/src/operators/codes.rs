@@ -17,9 +17,9 @@ use hk_core::registry::{
 };
 use hk_core::{DType, E8M0, Error, Fp4x2, Result, Stream, TensorViewMut, quant, with_float};
 
-const HALVES: &[DType] = &[DType::Bf16, DType::F16];
+pub(super) const HALVES: &[DType] = &[DType::Bf16, DType::F16];
 const CODES: &[DType] = &[DType::I8, DType::Fp8E4M3Fnuz, DType::Fp8E4M3];
-const FP8: &[DType] = &[DType::Fp8E4M3Fnuz, DType::Fp8E4M3];
+pub(super) const FP8: &[DType] = &[DType::Fp8E4M3Fnuz, DType::Fp8E4M3];
 const FLOATS: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
 
 /// Error of a sum in f32, in its magnitude.
@@ -29,13 +29,13 @@ const CODE: Sample = Sample::Uniform { low: -100.0, high: 100.0 };
 const SCALE: Sample = Sample::Uniform { low: 0.001, high: 0.02 };
 const MX_SCALE: Sample = Sample::Uniform { low: 0.05, high: 2.0 };
 
-const fn fp4(name: &'static str, rank: usize, shape: &'static str) -> ArgSpec {
+pub(super) const fn fp4(name: &'static str, rank: usize, shape: &'static str) -> ArgSpec {
     ArgSpec::input(name, &[DType::Fp4x2], rank, shape)
 }
-const fn mx(name: &'static str, fewest: usize, most: usize, shape: &'static str) -> ArgSpec {
+pub(super) const fn mx(name: &'static str, fewest: usize, most: usize, shape: &'static str) -> ArgSpec {
     ArgSpec::input(name, &[DType::E8M0], fewest, shape).ranks(fewest, most).sampled(MX_SCALE)
 }
-const fn f32s(name: &'static str, fewest: usize, most: usize, shape: &'static str) -> ArgSpec {
+pub(super) const fn f32s(name: &'static str, fewest: usize, most: usize, shape: &'static str) -> ArgSpec {
     ArgSpec::input(name, &[DType::F32], fewest, shape).ranks(fewest, most).sampled(SCALE)
 }
 const A: ArgSpec = ArgSpec::input("a", HALVES, 2, "[M, K]");
@@ -49,15 +49,16 @@ const fn flag(name: &'static str, default: bool, summary: &'static str) -> Scala
     ScalarSpec { name, default: Scalar::Bool(default), choices: &[], summary }
 }
 const PREQUANT: ScalarSpec = flag("prequant", true, "quantize a to the type of w");
-const SHUFFLED: ScalarSpec = flag("scales_shuffled", false, "scales are in the order of shuffle_scales");
+pub(super) const SHUFFLED: ScalarSpec =
+    flag("scales_shuffled", false, "scales are in the order of shuffle_scales");
 const ACCUMULATE: ScalarSpec = flag("accumulate", false, "add to y, rather than to zero");
-const GROUP_N: ScalarSpec = ScalarSpec {
+pub(super) const GROUP_N: ScalarSpec = ScalarSpec {
     name: "group_n",
     default: Scalar::Int(128),
     choices: &[],
     summary: "rows of w with one scale",
 };
-const GROUP_K: ScalarSpec = ScalarSpec {
+pub(super) const GROUP_K: ScalarSpec = ScalarSpec {
     name: "group_k",
     default: Scalar::Int(128),
     choices: &[],
@@ -75,13 +76,13 @@ const fn plain() -> (&'static str, Scalar) {
 const fn quantized() -> (&'static str, Scalar) {
     ("prequant", Scalar::Bool(true))
 }
-const fn scales_shuffled() -> (&'static str, Scalar) {
+pub(super) const fn scales_shuffled() -> (&'static str, Scalar) {
     ("scales_shuffled", Scalar::Bool(true))
 }
 const fn keep() -> (&'static str, Scalar) {
     ("accumulate", Scalar::Bool(true))
 }
-const fn of_n(rows: i64) -> (&'static str, Scalar) {
+pub(super) const fn of_n(rows: i64) -> (&'static str, Scalar) {
     ("group_n", Scalar::Int(rows))
 }
 const fn of_k(columns: i64) -> (&'static str, Scalar) {
@@ -92,7 +93,7 @@ const fn add_product() -> (&'static str, Scalar) {
 }
 
 /// All of some lists.
-const fn joined<const N: usize>(lists: &[&[Case]]) -> [Case; N] {
+pub(super) const fn joined<const N: usize>(lists: &[&[Case]]) -> [Case; N] {
     let mut all = [lists[0][0]; N];
     let (mut list, mut i, mut n) = (0, 0, 0);
     while n < N {
@@ -106,13 +107,13 @@ const fn joined<const N: usize>(lists: &[&[Case]]) -> [Case; N] {
 }
 
 /// The scales of an operand.
-fn mx_scale<'a>(inputs: &Inputs<'a>, name: &'static str) -> Result<MxScaleView<'a>> {
+pub(super) fn mx_scale<'a>(inputs: &Inputs<'a>, name: &'static str) -> Result<MxScaleView<'a>> {
     let view = inputs.view::<E8M0>(name)?;
     Ok(if inputs.bool("scales_shuffled")? { MxScaleView::Shuffled(view) } else { view.into() })
 }
 
 /// The values of an operand with its scales, `rows` rows of `k` in each of `batch`.
-fn mx_values(
+pub(super) fn mx_values(
     call: &HostCall,
     values: Vec<f64>,
     scale: &'static str,
@@ -129,7 +130,7 @@ fn mx_values(
     Ok(values.into_iter().enumerate().map(|(i, v)| v * scales[at(i)]).collect())
 }
 
-fn block_shape<V: Described>(call: &Call<V>) -> Result<BlockShape> {
+pub(super) fn block_shape<V: Described>(call: &Call<V>) -> Result<BlockShape> {
     // A negative number becomes a large one, which is refused.
     Ok(BlockShape { n: call.int("group_n")? as usize, k: call.int("group_k")? as usize })
 }
@@ -580,7 +581,7 @@ const TERM_A: ArgSpec = ArgSpec::input("a", FLOATS, 1, "[M, N] or [1]").ranks(1,
 const TERM_B: ArgSpec = ArgSpec { name: "b", ..TERM_A };
 
 /// A tensor of any float type.
-fn floats<'a>(inputs: &Inputs<'a>, name: &'static str) -> Result<FloatView<'a>> {
+pub(super) fn floats<'a>(inputs: &Inputs<'a>, name: &'static str) -> Result<FloatView<'a>> {
     Ok(match inputs.get(name)?.dtype() {
         DType::Bf16 => FloatView::Bf16(inputs.view(name)?),
         DType::F16 => FloatView::F16(inputs.view(name)?),

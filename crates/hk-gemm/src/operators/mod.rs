@@ -5,6 +5,7 @@ mod a8w8;
 mod choice;
 mod codes;
 mod deepgemm;
+mod dual;
 mod ff;
 mod gmm;
 
@@ -41,8 +42,10 @@ pub static OPERATORS: &[Operator] = &[
     codes::GEMM_A8WFP4,
     codes::GEMM_AFP4WFP4,
     codes::BATCHED_GEMM_AFP4WFP4,
+    dual::FUSED_GEMM_A8W8_BLOCKSCALE_A16W16,
     codes::FUSED_GEMM_A8W8_BLOCKSCALE_MUL_ADD,
     codes::FUSED_GEMM_A8W8_BLOCKSCALE_SPLIT_CAT,
+    dual::FUSED_GEMM_AFP4WFP4_A16W16,
     codes::FUSED_GEMM_AFP4WFP4_MUL_ADD,
     codes::FUSED_GEMM_AFP4WFP4_SPLIT_CAT,
     deepgemm::DEEPGEMM_MASKED,
@@ -216,13 +219,21 @@ const fn w_shuffled() -> (&'static str, Scalar) {
 
 /// The weights of a call.
 fn weight<'a, T: Element>(inputs: &Inputs<'a>) -> Result<Weight<'a, T>> {
-    let view = inputs.view::<T>("w")?;
+    weight_of(inputs, "w")
+}
+
+fn weight_of<'a, T: Element>(inputs: &Inputs<'a>, name: &'static str) -> Result<Weight<'a, T>> {
+    let view = inputs.view::<T>(name)?;
     Ok(if inputs.bool("w_shuffled")? { ShuffledWeight::new(view)?.into() } else { view.into() })
 }
 
 /// Their values, row by row.
 fn weights(call: &HostCall) -> Result<Vec<f64>> {
-    let w = call.get("w")?;
+    weights_of(call, "w")
+}
+
+fn weights_of(call: &HostCall, name: &'static str) -> Result<Vec<f64>> {
+    let w = call.get(name)?;
     let values = w.to_f64();
     if !call.bool("w_shuffled")? {
         return Ok(values);
