@@ -549,9 +549,13 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
             None => room.clamp(1, MOST_SPLITS),
         };
         let mut config = match self.options.config {
-            Some(config) => {
-                self.check_config(config, vectors, self.plane(sizes), workspace, to.adds() || wanted.is_some())?
-            }
+            Some(config) => self.check_config(
+                config,
+                vectors,
+                self.plane(sizes),
+                workspace,
+                to.adds() || wanted.is_some(),
+            )?,
             None => {
                 let info = stream.device().info();
                 GemmConfig::choose(info, self.precision, [batch, m, columns, k], vectors, most, |tile| {

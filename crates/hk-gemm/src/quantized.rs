@@ -51,6 +51,9 @@ impl<Q: Element, S: Element> Quantized<Q, S> {
         workspace: Option<&TensorViewMut<f32>>,
     ) -> Result<Option<Option<GemmConfig>>> {
         let (vectors, m) = product.vectors()?;
+        if m == 0 {
+            return Ok(Some(None));
+        }
         let config = product.options.config;
         let room = workspace.map_or(0, TensorViewMut::numel);
         let wanted = match config {
