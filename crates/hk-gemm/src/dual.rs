@@ -92,11 +92,12 @@ fn run<'a, X: Element, W: Element, H: Half, Y1: Float, Y2: Float>(
     // One configuration, as for the first product with the columns of both.
     let vectors = first.by_vectors(&sizes[0]) && second.by_vectors(&sizes[1]);
     let planes = [first.plane(&sizes[0]), second.plane(&sizes[1])];
-    let room = workspace.as_ref().map_or(0, TensorViewMut::numel) / plane(planes).max(1);
+    let space = workspace.as_ref().map_or(0, TensorViewMut::numel);
+    let room = space / plane(planes).max(1);
     // Parts that are not summed are as many as y1 and y2 have.
     let whole = options.skip_reduce;
     let config = match options.config {
-        Some(config) => first.check_config(config, vectors, plane(planes), room, whole)?,
+        Some(config) => first.check_config(config, vectors, plane(planes), space, whole)?,
         None => {
             let columns = sizes[0].n.saturating_add(sizes[1].n);
             let most = if whole { 1 } else { room.clamp(1, MOST_SPLITS) };

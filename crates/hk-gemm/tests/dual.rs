@@ -467,7 +467,7 @@ fn errors_of_options() {
     refused(
         |b| (b.options, b.with_space) = (with(GemmTile::T64x64, 2), 111),
         kind!(Shape),
-        &["workspace", "[56]", workspace],
+        &["workspace", "[111]", workspace],
     );
     let mut enough = Bench::new();
     (enough.options, enough.with_space) = (with(GemmTile::T64x64, 2), 112);

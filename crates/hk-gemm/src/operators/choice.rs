@@ -55,7 +55,10 @@ impl Kind {
     fn of(call: &CallSpec) -> Result<Self> {
         let name = call.operator().name;
         let others = || Error::unsupported(name, "its configurations", "only those of products of GemmTile");
-        let w = call.optional("w").ok_or_else(others)?.dtype();
+        if call.operator().arg("w").is_none() {
+            return Err(others());
+        }
+        let w = call.get("w")?.dtype();
         let a = activations(call)?.dtype();
         let [_, m, _, _] = sizes(call)?;
         let group = || {
