@@ -1,13 +1,14 @@
 //! Products of int8 and fp8 codes.
 
 use super::{
-    ACTIVATION, BATCHED_BIAS, BIAS, SPLITS, TILE, W_SHUFFLED, Y_DTYPE, act, bias, case, finished, options,
-    sizes, splits, tile, to, w_shuffled, weight, weights, with_codes, workspace, y, y_dtype, y_outputs,
+    ACTIVATION, BATCHED_BIAS, BIAS, GROUP_K, GROUP_N, SPLITS, TILE, W_SHUFFLED, Y_DTYPE, act, bias,
+    block_shape, case, finished, of_k, of_n, options, sizes, splits, tile, to, w_shuffled, weight, weights,
+    with_codes, workspace, y, y_dtype, y_outputs,
 };
 use crate::a8w8::sealed::MatrixCode as _;
+use crate::kernels;
 use crate::reference;
-use crate::{BlockShape, kernels};
-use hk_core::registry::{ArgSpec, Case, DeviceCall, HostCall, Operator, Sample, Scalar, ScalarSpec, Traffic};
+use hk_core::registry::{ArgSpec, Case, DeviceCall, HostCall, Operator, Sample, Traffic};
 use hk_core::{DType, Stream, with_float};
 
 const CODES: &[DType] = &[DType::I8, DType::Fp8E4M3Fnuz, DType::Fp8E4M3];
@@ -26,18 +27,6 @@ const W_SCALE: ArgSpec = scale("w_scale", 1, 2, "[N] or [1]");
 
 /// Error of a sum of fp8 in f32, in its magnitude. (That of int8 is smaller: its property tests say so.)
 const TERMS: f64 = 1.0 / (1u64 << 16) as f64;
-
-const fn group(name: &'static str, summary: &'static str) -> ScalarSpec {
-    ScalarSpec { name, default: Scalar::Int(128), choices: &[], summary }
-}
-const GROUP_N: ScalarSpec = group("group_n", "rows of w with one scale, a power of two");
-const GROUP_K: ScalarSpec = group("group_k", "columns with one scale, a power of two from 128 on");
-const fn of_n(rows: i64) -> (&'static str, Scalar) {
-    ("group_n", Scalar::Int(rows))
-}
-const fn of_k(columns: i64) -> (&'static str, Scalar) {
-    ("group_k", Scalar::Int(columns))
-}
 
 /// Each entry point of a type, over the ends of tiles; for int8 and both fp8.
 macro_rules! corners {
@@ -204,11 +193,6 @@ pub(super) const BATCHED_GEMM_A8W8: Operator = Operator {
     ..GEMM_A8W8
 };
 
-fn block_shape(group_n: i64, group_k: i64) -> BlockShape {
-    // A negative number becomes a large one, which is refused.
-    BlockShape { n: group_n as usize, k: group_k as usize }
-}
-
 pub(super) const GEMM_A8W8_BLOCKSCALE: Operator = Operator {
     name: "gemm_a8w8_blockscale",
     summary: "y = activation(sum over groups of a_scale w_scale (a w^T of a group) + bias)",
@@ -239,7 +223,7 @@ pub(super) const GEMM_A8W8_BLOCKSCALE: Operator = Operator {
         let (inputs, mut outputs) = call.split();
         let (options, bias) = (options(&inputs)?, bias(&inputs)?);
         let (a_scale, w_scale) = (inputs.view("a_scale")?, inputs.view("w_scale")?);
-        let group = block_shape(inputs.int("group_n")?, inputs.int("group_k")?);
+        let group = block_shape(&inputs)?;
         with_codes!(inputs, "a", T => {
             let space = workspace(stream, &inputs, &mut outputs, &options, T::PRECISION)?;
             let (a, w) = (inputs.view::<T>("a")?, weight::<T>(&inputs)?);
@@ -253,7 +237,7 @@ pub(super) const GEMM_A8W8_BLOCKSCALE: Operator = Operator {
         let [batch, m, n, k] = sizes(call)?;
         let (a, w) = (call.get("a")?.to_f64(), weights(call)?);
         let (a_scale, w_scale) = (call.get("a_scale")?.to_f64(), call.get("w_scale")?.to_f64());
-        let group = block_shape(call.int("group_n")?, call.int("group_k")?);
+        let group = block_shape(call)?;
         let a = reference::scaled(&a, k, &a_scale, [1, group.k]);
         let w = reference::scaled(&w, k, &w_scale, [group.n, group.k]);
         finished(call, reference::product(&a, &w, [batch, m, n, k]))

@@ -1,6 +1,6 @@
 //! What `hk inspect` says of configurations.
 
-use super::{activations, options, sizes};
+use super::{activations, block_shape, options, sizes};
 use crate::a8w8::sealed::MatrixCode;
 use crate::a16w16::sealed::Half;
 use crate::config::Job;
@@ -61,9 +61,7 @@ impl Kind {
         let w = call.get("w")?.dtype();
         let a = activations(call)?.dtype();
         let [_, m, _, _] = sizes(call)?;
-        let group = || {
-            Ok::<_, Error>(BlockShape { n: call.int("group_n")? as usize, k: call.int("group_k")? as usize })
-        };
+        let group = || block_shape(call);
         // Of mxfp4, K is cut between groups of 128.
         let mx = Some(BlockShape::default());
         let with = |precision, kernels, groups| Ok(Self { precision, kernels, groups, parts: Parts::Planes });

@@ -1,15 +1,15 @@
 //! Products with codes of fewer bits than the activations, with mxfp4, and with what comes after them.
 
 use super::{
-    ACTIVATION, BATCHED_BIAS, SPLITS, TILE, W_SHUFFLED, Y_DTYPE, act, bias, case, finished, optional_f64,
-    options, sizes, splits, tile, to, w_shuffled, weight, weights, with_codes, with_half, workspace, y,
-    y_dtype, y_outputs,
+    ACTIVATION, BATCHED_BIAS, GROUP_K, GROUP_N, SPLITS, TILE, W_SHUFFLED, Y_DTYPE, act, bias, block_shape,
+    case, finished, of_k, of_n, optional_f64, options, sizes, splits, tile, to, w_shuffled, weight, weights,
+    with_codes, with_half, workspace, y, y_dtype, y_outputs,
 };
 use crate::a8w8::sealed::MatrixCode as _;
 use crate::reference::{self, Sums};
 use crate::{
-    Addend, BlockShape, FloatView, FuseType, MxScaleView, Precision, gemm_a16w8_workspace,
-    gemm_a16wfp4_workspace, kernels,
+    Addend, FloatView, FuseType, MxScaleView, Precision, gemm_a16w8_workspace, gemm_a16wfp4_workspace,
+    kernels,
 };
 use hk_core::registry::{
     ArgSpec, Call, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named, Operator, Outputs,
@@ -52,18 +52,6 @@ const PREQUANT: ScalarSpec = flag("prequant", true, "quantize a to the type of w
 pub(super) const SHUFFLED: ScalarSpec =
     flag("scales_shuffled", false, "scales are in the order of shuffle_scales");
 const ACCUMULATE: ScalarSpec = flag("accumulate", false, "add to y, rather than to zero");
-pub(super) const GROUP_N: ScalarSpec = ScalarSpec {
-    name: "group_n",
-    default: Scalar::Int(128),
-    choices: &[],
-    summary: "rows of w with one scale",
-};
-pub(super) const GROUP_K: ScalarSpec = ScalarSpec {
-    name: "group_k",
-    default: Scalar::Int(128),
-    choices: &[],
-    summary: "columns with one scale",
-};
 const FUSE: ScalarSpec = ScalarSpec {
     name: "fuse_type",
     default: Scalar::Int(0),
@@ -81,12 +69,6 @@ pub(super) const fn scales_shuffled() -> (&'static str, Scalar) {
 }
 const fn keep() -> (&'static str, Scalar) {
     ("accumulate", Scalar::Bool(true))
-}
-pub(super) const fn of_n(rows: i64) -> (&'static str, Scalar) {
-    ("group_n", Scalar::Int(rows))
-}
-const fn of_k(columns: i64) -> (&'static str, Scalar) {
-    ("group_k", Scalar::Int(columns))
 }
 const fn add_product() -> (&'static str, Scalar) {
     ("fuse_type", Scalar::Int(1))
@@ -128,11 +110,6 @@ pub(super) fn mx_values(
         if shuffled { b * of_batch + quant::shuffled_index(r, block, blocks) } else { row * blocks + block }
     };
     Ok(values.into_iter().enumerate().map(|(i, v)| v * scales[at(i)]).collect())
-}
-
-pub(super) fn block_shape<V: Described>(call: &Call<V>) -> Result<BlockShape> {
-    // A negative number becomes a large one, which is refused.
-    Ok(BlockShape { n: call.int("group_n")? as usize, k: call.int("group_k")? as usize })
 }
 
 /// A workspace of `len`, beside what parts of K need if the call says how many.

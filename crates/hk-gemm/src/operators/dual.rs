@@ -1,12 +1,11 @@
 //! Two products in one launch.
 
 use super::codes::{
-    FP8, GEMM_A16WFP4, GROUP_K, GROUP_N, HALVES, SHUFFLED, block_shape, f32s, floats, fp4, joined, mx,
-    mx_scale, mx_values, of_n, scales_shuffled,
+    FP8, GEMM_A16WFP4, HALVES, SHUFFLED, f32s, floats, fp4, joined, mx, mx_scale, mx_values, scales_shuffled,
 };
 use super::{
-    BIAS, SPLITS, TILE, W_SHUFFLED, Y_DTYPE, case, optional_f64, options, packed, splits, tile, to,
-    w_shuffled, weight_of, weights_of, with_codes, with_half, y, y_dtype,
+    BIAS, GROUP_K, GROUP_N, SPLITS, TILE, W_SHUFFLED, Y_DTYPE, block_shape, case, of_n, optional_f64,
+    options, packed, splits, tile, to, w_shuffled, weight_of, weights_of, with_codes, with_half, y, y_dtype,
 };
 use crate::reference::{self, Sums};
 use crate::{FloatView, Precision, fused_gemm_a16w16_workspace, kernels};

@@ -15,7 +15,7 @@ use crate::problem::outputs;
 use crate::reference;
 use crate::reference::Sums;
 use crate::{
-    Activation, FloatView, GemmConfig, GemmOptions, GemmTile, Precision, ShuffledWeight, Weight,
+    Activation, BlockShape, FloatView, GemmConfig, GemmOptions, GemmTile, Precision, ShuffledWeight, Weight,
     gemm_workspace,
 };
 use hk_core::registry::{
@@ -96,6 +96,18 @@ const SPLITS: ScalarSpec = ScalarSpec {
     choices: &[],
     summary: "parts of K, if the tile is given",
 };
+
+const fn group(name: &'static str, summary: &'static str) -> ScalarSpec {
+    ScalarSpec { name, default: Scalar::Int(128), choices: &[], summary }
+}
+const GROUP_N: ScalarSpec = group("group_n", "rows of w with one scale, a power of two");
+const GROUP_K: ScalarSpec = group("group_k", "columns with one scale, a power of two from 128 on");
+const fn of_n(rows: i64) -> (&'static str, Scalar) {
+    ("group_n", Scalar::Int(rows))
+}
+const fn of_k(columns: i64) -> (&'static str, Scalar) {
+    ("group_k", Scalar::Int(columns))
+}
 
 /// Scalars of a case.
 const fn tile(name: &'static str) -> (&'static str, Scalar) {
@@ -193,6 +205,12 @@ fn activations<V: Described>(call: &Call<V>) -> Result<&V> {
 /// Columns of K in an element.
 fn packed<V: Described>(tensor: &V) -> usize {
     if tensor.dtype() == DType::Fp4x2 { 2 } else { 1 }
+}
+
+/// What has one scale, as a call says.
+fn block_shape<V: Described>(call: &Call<V>) -> Result<BlockShape> {
+    // A negative number becomes a large one, which is refused.
+    Ok(BlockShape { n: call.int("group_n")? as usize, k: call.int("group_k")? as usize })
 }
 
 /// Batches, M, rows of w and K of a call.
