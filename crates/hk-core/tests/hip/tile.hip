@@ -350,18 +350,27 @@ using OfTarget = hk::Pipeline<Rows64, Rows32, Words96, kCount, kStep>;
 
 constexpr int kPairs = 2 * hk::kSimds * hk::kWaveSize;  // threads: two waves on each SIMD
 
-/// What ping-pong gives to each half of the block: y has, for each stage, all rows as one half has read them, in order, and their
-/// words; then as the other has.
+/// What ping-pong gives to each half of the block: y has, for each stage, all rows as one half has read them, in order, their
+/// words, and when it has read and multiplied its step; then the same of the other half. At the end, what counts the times.
 template <int kStep>
 struct RecordHalves {
-    static constexpr u32 kRows = 256, kHalf = kPairs / 2, kChunks = kRows * 4, kWords = kChunks * 4 + kRows;
+    static constexpr u32 kRows = 256, kHalf = kPairs / 2, kChunks = kRows * 4, kWords = kChunks * 4 + kRows + 4;
     const hk::Global &y;
+    u32 count;  // stages
     u32 stage = 0;
 
     struct Operands {
         Frag chunk[kStep][kChunks / kHalf];
         u32 word[kStep][kRows / kHalf];
+        u32 time;
     };
+
+    /// One wave of each half has the time.
+    HK_FN u32 time() const {
+        if (hk::wave_id() % hk::kSimds != 0 || hk::lane_id() != 0) return 0;
+        u32 *clock = reinterpret_cast<u32 *>(y.data) + 2 * count * kWords;
+        return __scoped_atomic_fetch_add(clock, 1u, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
+    }
 
     /// Of what other threads have moved.
     HK_FN static u32 first() { return (kPairs - 1 - hk::thread_x()) % kHalf; }
@@ -381,10 +390,16 @@ struct RecordHalves {
                 of.word[s][i] = row < kRows / 2 ? step.words[s]->x(row) : *step.words[s]->w(row - kRows / 2);
             }
         }
+        // Long enough for the other half to come first if nothing kept it from that.
+        if (hk::wave_id() == 0) {
+#pragma unroll 1
+            for (u32 i = 0; i < 40000; ++i) asm volatile("" : : : "memory");
+        }
+        of.time = time();
         return of;
     }
     HK_FN void multiply(const Operands &of) {
-        const u32 half = hk::thread_x() / kHalf;
+        const u32 half = hk::thread_x() / kHalf, now = time();
 #pragma unroll
         for (int s = 0; s < kStep; ++s, ++stage) {
             const u32 to = (2 * stage + half) * kWords;
@@ -392,6 +407,10 @@ struct RecordHalves {
             for (u32 i = 0; i < kChunks / kHalf; ++i) store(y, to / 4 + first() + i * kHalf, of.chunk[s][i]);
 #pragma unroll
             for (u32 i = 0; i < kRows / kHalf; ++i) store(y, to + kChunks * 4 + first() + i * kHalf, of.word[s][i]);
+            if (hk::thread_x() % kHalf == 0) {
+                store(y, to + kChunks * 4 + kRows, of.time);
+                store(y, to + kChunks * 4 + kRows + 1, now);
+            }
         }
     }
 };
@@ -408,7 +427,7 @@ HK_FN void ping_pong(const Params &p) {
         return hk::WordPlace{p.w.data, (of_w ? 128 + row : row) * 4, 256 * 4, 6};
     });
     __shared__ typename Pipeline::Lds stages;
-    RecordHalves<kStep> record{p.y};
+    RecordHalves<kStep> record{p.y, p.factor};
     Pipeline(x, w, words, stages).ping_pong(p.from, p.count, record);
 }
 template <int kStep>

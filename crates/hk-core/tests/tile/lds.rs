@@ -624,7 +624,7 @@ fn pipelines_give_every_stage_in_order() {
     }
 }
 
-/// Both halves of a block get every stage, in order, under all checks.
+/// Both halves of a block get every stage, in order, under all checks; while one reads, the other multiplies.
 #[test]
 fn ping_pong_gives_every_stage_to_both_halves() {
     const ROWS: usize = 256;
@@ -632,23 +632,31 @@ fn ping_pong_gives_every_stage_to_both_halves() {
     for target in Arch::AMD {
         let stream = open(&format!("emu:{target}?sanitize=all"));
         let direct = target == Arch::Gfx950;
-        // Stages that come at a time; by registers, those of two steps.
-        for (kernel, round) in [
-            ("ping_pong_registers_1", 2),
-            ("ping_pong_target_3_1", if direct { 1 } else { 2 }),
-            ("ping_pong_target_5_1", if direct { 1 } else { 2 }),
-            ("ping_pong_target_6_2", 2),
+        for (kernel, step) in [
+            ("ping_pong_registers_1", 1),
+            ("ping_pong_target_3_1", 1),
+            ("ping_pong_target_5_1", 1),
+            ("ping_pong_target_6_2", if direct { 2 } else { 1 }),
         ] {
-            for stages in STAGES {
+            // By registers, two steps at a time.
+            let round = if direct && kernel.contains("target") { step } else { 2 * step };
+            for stages in STAGES.into_iter().step_by(2) {
                 let (count, rows) = (stages.0, Rows::new(ROWS, stages));
-                let bytes = count.next_multiple_of(round) * 2 * STAGE;
-                let got = run(&stream, kernel, &rows.x, 0, &rows.words, bytes, rows.given(128, count));
-                for (i, got) in got.chunks_exact(STAGE).enumerate() {
+                let all = count.next_multiple_of(round);
+                let given = Given { factor: all as u32, ..rows.given(128, count) };
+                // At the end is the clock.
+                let bytes = 2 * all * (STAGE + 16) + 16;
+                let got = run(&stream, kernel, &rows.x, 0, &rows.words, bytes, given);
+                let begin = u32::from_le_bytes([0xa5; 4]);
+                for (i, got) in got.chunks_exact(STAGE + 16).enumerate() {
                     let (stage, half) = (i / 2, i % 2);
-                    assert!(
-                        got == rows.stage(stage),
-                        "stage {stage} of {count}, half {half}, {kernel} on {target}"
-                    );
+                    let at = format!("stage {stage} of {count}, half {half}, {kernel} on {target}");
+                    assert!(got[..STAGE] == rows.stage(stage), "{at}");
+                    // First one half reads; then there are two events at a time, one of each half, in any order.
+                    let times: &[u32] = bytemuck::cast_slice(&got[STAGE..STAGE + 8]);
+                    let turns = [times[0], times[1]].map(|time| (time - begin).div_ceil(2) as usize);
+                    let turn = 2 * (stage / step) + half;
+                    assert_eq!(turns, [turn, turn + 1], "{at}");
                 }
             }
         }
