@@ -105,7 +105,6 @@ struct StripSums {
 
 HK_FN GlobalPtr<const u8> bytes_at(u64 data, i64 offset) { return reinterpret_cast<GlobalPtr<const u8>>(data) + offset; }
 
-
 template <class T, int kMTiles, int kWaves, int kBytes, bool kGated>
 HK_FN void ff(const Params &given) {
     constexpr u32 kM = 16 * kMTiles, kNTiles = 2, kN = 16 * kNTiles, kThreads = kWaves * hk::kWaveSize;
