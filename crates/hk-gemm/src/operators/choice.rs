@@ -97,8 +97,7 @@ impl Kind {
                 with(of_code!(name, a, PRECISION)?, kernels, groups)
             }
             "gemm_a16w8_blockscale" | "batched_gemm_a8w8_ptgq" => {
-                let n = call.int("group_n").unwrap_or(128);
-                let group = BlockShape { n: n as usize, k: call.int("group_k")? as usize };
+                let group = group()?;
                 if on_their_way && group.k == GROUP {
                     with(Precision::HalfByByte, of_code!(name, w, OF_QUANTIZED)?[half], Some(group))
                 } else if prequant {
