@@ -85,6 +85,7 @@ struct DecodedTile {
         }
     };
     static constexpr int kM = kM_, kN = kN_, kBytes = 64, kStep = 1;
+    static constexpr bool kPingPong = false;  // four waves
     static constexpr int kThreads = kWavesM * kWavesN * hk::kWaveSize;
     static constexpr int kWaveM = kM / kWavesM, kWaveN = kN / kWavesN;
     static constexpr bool kDirect = false, kXScaled = false;
