@@ -41,7 +41,7 @@ pub(crate) mod sealed {
         };
     }
     macro_rules! half {
-        ($t:ident, $precision:ident, $name:literal) => {
+        ($t:ident, $precision:ident, $name:literal, $dual4:ident) => {
             impl Half for $t {
                 const PRECISION: Precision = Precision::$precision;
                 const KERNELS: &'static Kernels = &Kernels {
@@ -87,14 +87,14 @@ pub(crate) mod sealed {
                 const BESIDE_FP8: &'static Kernels =
                     &beside!($name, "fp8_block", DUAL8, SKINNY_DUAL8, "_256x128", "_64x64");
                 const BESIDE_FP4: [&'static Kernels; 2] = [
-                    &beside!($name, "fp4", DUAL4, SKINNY_DUAL4, "_256x128", "_64x64"),
-                    &beside!($name, "fp4", DUAL4, SKINNY_DUAL4, "_256x128_words", "_64x64_words"),
+                    &beside!($name, "fp4", $dual4, SKINNY_DUAL4, "_256x128", "_64x64"),
+                    &beside!($name, "fp4", $dual4, SKINNY_DUAL4, "_256x128_words", "_64x64_words"),
                 ];
             }
         };
     }
-    half!(bf16, Bf16, "bf16");
-    half!(f16, F16, "f16");
+    half!(bf16, Bf16, "bf16", DUAL4_BF16);
+    half!(f16, F16, "f16", DUAL4_F16);
 }
 
 /// `bf16` or `f16`.
