@@ -29,7 +29,7 @@ const Y1: ArgSpec = ArgSpec { name: "y1", ..y(2, "[M, N1]", TERMS) };
 const Y2: ArgSpec = ArgSpec { name: "y2", shape: "[M, N2]", ..Y1 };
 
 /// M, N1, N2 and K of a call.
-fn sizes<V: Described>(call: &Call<V>) -> Result<[usize; 4]> {
+pub(super) fn sizes<V: Described>(call: &Call<V>) -> Result<[usize; 4]> {
     let fp8 = call.optional("x_fp8").is_some();
     let (x, w, of) =
         if fp8 { ("x_fp8", "w_fp8", call.get("w_fp8")?) } else { ("x_fp4", "w_fp4", call.get("w_fp4")?) };
