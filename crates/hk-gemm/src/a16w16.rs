@@ -14,6 +14,8 @@ pub(crate) mod sealed {
         const PRECISION: Precision;
         const KERNELS: &'static Kernels;
         const GATED: &'static Kernels;
+        /// Beside the quantization of the activations.
+        const QUANT_X: &'static Kernels;
         /// By mxfp4: as it is, and quantized to mxfp4 on its way.
         const BY_FP4: &'static Kernels;
         const TO_FP4: &'static Kernels;
@@ -53,6 +55,11 @@ pub(crate) mod sealed {
                     tiles: &kernels::TILES16,
                     skinny: &kernels::SKINNY16,
                     names: gemm_names!($name, "_gated", ""),
+                };
+                const QUANT_X: &'static Kernels = &Kernels {
+                    tiles: &kernels::QUANT_X,
+                    skinny: &kernels::SKINNY_QUANT_X,
+                    names: gemm_names!($name, "_quant_x", concat!("gemm_", $name, "_16x16_quant_x")),
                 };
                 const BY_FP4: &'static Kernels = &Kernels {
                     tiles: &kernels::DECODED4,

@@ -158,7 +158,7 @@ fn run<'a, X: Element, W: Element, H: Half, Y1: Float, Y2: Float>(
 }
 
 /// What becomes of a product's sums; its planes, if it has any.
-fn sums<Y: Float>(checked: &Checked<Y>, planes: &mut Option<TensorViewMut<f32>>) -> Store {
+pub(crate) fn sums<Y: Float>(checked: &Checked<Y>, planes: &mut Option<TensorViewMut<f32>>) -> Store {
     if matches!(checked.to, To::Planes(_)) {
         return Store::Plane;
     }

@@ -15,6 +15,7 @@ mod gmm;
 mod operators;
 mod params;
 mod problem;
+mod quant_x;
 mod quantized;
 pub mod reference;
 mod shuffle;
@@ -40,5 +41,6 @@ pub use fused::{
 pub use gmm::{GroupedOptions, GroupedTile, gmm, nptgmm, ptgmm};
 pub use operators::{OPERATORS, choices};
 pub use problem::{Activation, BlockShape, FuseType, GemmOptions, gemm_workspace};
+pub use quant_x::fused_gemm_a16w16_quant_x;
 pub use shuffle::{shuffle_weight, shuffle_weight_host, unshuffle_weight, unshuffle_weight_host};
 pub use views::{Addend, FloatView, MxScaleView, ShuffledWeight, Weight};

@@ -94,6 +94,9 @@ impl Kind {
             | "batched_gemm_bf16"
             | "deepgemm_masked"
             | "deepgemm_contiguous" => with(of_half!(name, a, PRECISION)?, of_half!(name, a, KERNELS)?, None),
+            "fused_gemm_a16w16_quant_x" => {
+                with(of_half!(name, a, PRECISION)?, of_half!(name, a, QUANT_X)?, None)
+            }
             "gemm_a16w16_gated" => with(of_half!(name, a, PRECISION)?, of_half!(name, a, GATED)?, None),
             "gemm_a8w8" | "gemm_a8w8_per_token_scale" | "batched_gemm_a8w8" => {
                 with(of_code!(name, a, PRECISION)?, of_code!(name, a, KERNELS)?, None)
