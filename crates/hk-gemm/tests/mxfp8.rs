@@ -7,7 +7,7 @@ use hk_core::{E8M0, Fp8E4M3, Fp8E4M3Fnuz, bf16, f16};
 use hk_gemm::{Activation, GemmOptions, GemmTile};
 use hk_testkit::proptest::test_runner::TestRunner;
 use hk_testkit::{self as kit, Place, Tolerance, proptest::prelude::*};
-use mixed::{By, Case, Memory, Operand, SUM, config, devices};
+use mixed::{By, Case, Memory, SUM, config, devices};
 
 /// A test for each fp8.
 macro_rules! for_both {

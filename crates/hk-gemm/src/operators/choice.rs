@@ -120,8 +120,7 @@ impl Kind {
                 with(of_code!(name, a, PRECISION)?, kernels, groups)
             }
             "gemm_a16w8_blockscale" | "batched_gemm_a8w8_ptgq" => {
-                let n = call.int("group_n").unwrap_or(128);
-                let group = BlockShape { n: n as usize, k: call.int("group_k")? as usize };
+                let group = group()?;
                 if on_their_way && group.k == GROUP {
                     with(Precision::HalfByByte, of_code!(name, w, OF_QUANTIZED)?[half], Some(group))
                 } else if prequant {
@@ -166,7 +165,9 @@ impl Kind {
         let [m, n, second, k] = dual::sizes(call)?;
         let (precision, kernels, groups) = match call.optional("x_fp8") {
             Some(x) => {
-                (of_code!(name, x.dtype(), PRECISION)?, of_half!(name, half, BESIDE_FP8)?, block_shape(call)?)
+                let groups = block_shape(call)?;
+                let kernels = groups.kernels(of_half!(name, half, BESIDE_FP8)?);
+                (of_code!(name, x.dtype(), PRECISION)?, kernels, groups)
             }
             None => (Precision::Fp4, of_half!(name, half, BESIDE_FP4)?[0], BlockShape::default()),
         };

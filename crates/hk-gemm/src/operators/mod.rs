@@ -213,7 +213,8 @@ fn packed<V: Described>(tensor: &V) -> usize {
 /// What has one scale, as a call says.
 fn block_shape<V: Described>(call: &Call<V>) -> Result<BlockShape> {
     // A negative number becomes a large one, which is refused.
-    Ok(BlockShape { n: call.int("group_n")? as usize, k: call.int("group_k")? as usize })
+    let n = call.int("group_n").map_or(BlockShape::default().n, |n| n as usize);
+    Ok(BlockShape { n, k: call.int("group_k")? as usize })
 }
 
 /// Batches, M, rows of w and K of a call.
