@@ -38,6 +38,7 @@ pub mod bench;
 mod checks;
 pub mod compare;
 mod gpu;
+pub mod measure;
 #[cfg(feature = "strategies")]
 mod registry;
 #[cfg(feature = "strategies")]

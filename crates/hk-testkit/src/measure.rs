@@ -1,0 +1,353 @@
+//! Time of an operator on a device.
+//!
+//! What is timed is a pass: calls of the operator, one behind the other, between two events of the stream. Where the device
+//! has graphs a pass is one, so that what the host does for each call is not in the time. The operands of a pass are several
+//! copies, used in turn, that together exceed every cache ([`Plan::footprint`]); or one copy, that stays where it fits.
+
+use hk_core::registry::{CallSpec, Described as _, DeviceCall, HostCall, HostTensor, Named};
+use hk_core::{DType, Device, Error, Event, Graph, Result, Stream};
+use std::time::{Duration, Instant};
+
+use crate::compare::{Comparison, compare_outputs};
+
+/// How much is measured.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// Passes that are timed; at least one.
+    pub samples: usize,
+    /// Time for which passes run before.
+    pub warm_up: Duration,
+    /// Bytes of operands that a rotating pass goes through.
+    pub footprint: u64,
+    /// A pass is a graph.
+    pub graph: bool,
+}
+
+/// Copies of operands at most: small ones are made in a second, and exceed the L2 caches of GPUs still.
+const MOST_COPIES: u64 = 2048;
+/// Calls of a pass over one copy.
+const CACHED_CALLS: usize = 50;
+
+impl Plan {
+    /// For a GPU: 100 passes over 512 MiB, twice the largest of the caches (256 MiB on MI300X, 50 MiB of L2 on H100). For the
+    /// emulator, whose time is that of the host and depends on no cache: a pass of one call.
+    pub fn of(device: &Device) -> Self {
+        match device.info().driver {
+            "emu" => Self { samples: 1, warm_up: Duration::ZERO, footprint: 0, graph: false },
+            _ => Self { samples: 100, warm_up: Duration::from_millis(50), footprint: 512 << 20, graph: true },
+        }
+    }
+
+    /// Copies of the operands that a rotating pass uses.
+    fn copies(&self, call: &HostCall) -> usize {
+        self.footprint.div_ceil(bytes(call).max(1)).clamp(1, MOST_COPIES) as usize
+    }
+
+    /// Calls of a pass over one copy.
+    fn cached_calls(&self) -> usize {
+        if self.footprint == 0 { 1 } else { CACHED_CALLS }
+    }
+}
+
+/// Bytes that the call has to move.
+pub fn bytes(call: &HostCall) -> u64 {
+    let traffic = (call.operator().traffic)(call);
+    traffic.read + traffic.written
+}
+
+/// Multiplications and additions of a matrix product `a w^T`, of `a [.., M, K]` and `w [.., N, K]`; of no other operator.
+pub fn flops(call: &CallSpec) -> Option<u64> {
+    let name = call.operator().name;
+    if !name.starts_with("gemm_") && !name.starts_with("batched_gemm_") {
+        return None;
+    }
+    let (a, w) = (call.optional("a")?, call.optional("w")?);
+    let packed = if a.dtype() == DType::Fp4x2 { 2 } else { 1 };
+    let terms = packed * a.shape().iter().product::<usize>() as u64;
+    Some(2 * terms * *w.shape().iter().nth_back(1)? as u64)
+}
+
+/// Products above this are compared with the reference in some of their rows: f64 in plain loops does about 1 GFLOP/s.
+const MOST_REFERENCE_FLOPS: u64 = 1 << 32;
+
+/// Compares the operator's result with its f64 reference. Of a large matrix product some rows are compared.
+///
+/// # Errors
+/// What the operator or its reference answers.
+pub fn check(stream: &Stream, call: &HostCall) -> Result<Vec<Comparison>> {
+    let outputs = call.operator().execute(stream, call)?;
+    let flops = flops(&call.spec()).unwrap_or(0);
+    if flops <= MOST_REFERENCE_FLOPS {
+        return compare_outputs(call.operator(), call, &outputs);
+    }
+    let rows = call.get("a")?.shape()[0];
+    let some = (u128::from(MOST_REFERENCE_FLOPS) * rows as u128 / u128::from(flops)).clamp(1, rows as u128);
+    // From the first to the last, in equal steps.
+    let last = (some as usize - 1).max(1);
+    let picked: Vec<usize> = (0..some as usize).map(|i| i * (rows - 1) / last).collect();
+    let (call, outputs) = rows_of(call, &outputs, &picked)?;
+    compare_outputs(call.operator(), &call, &outputs)
+}
+
+/// The part of a product that has these rows of M: of each tensor whose first axis is M, by its description.
+fn rows_of(
+    call: &HostCall,
+    outputs: &Named<HostTensor>,
+    rows: &[usize],
+) -> Result<(HostCall, Named<HostTensor>)> {
+    let op = call.operator();
+    let part = |name: &str, tensor: &HostTensor| {
+        let mut spec = tensor.spec();
+        let along_m = op.arg(name).is_some_and(|arg| arg.shape.starts_with("[M"));
+        let Some(all) = spec.shape.first().copied().filter(|&n| along_m && n > 1) else {
+            return Ok(tensor.clone());
+        };
+        spec.shape[0] = rows.len();
+        let stride = tensor.bytes().len() / all;
+        let bytes = rows.iter().flat_map(|i| &tensor.bytes()[i * stride..][..stride]).copied().collect();
+        HostTensor::from_bytes(spec, bytes)
+    };
+    let mut some = HostCall::new(op);
+    for (name, tensor) in call.tensors() {
+        some.set(name, part(name, tensor)?)?;
+    }
+    for (name, value) in call.scalars() {
+        some.set_scalar(name, value)?;
+    }
+    for name in call.wanted() {
+        some.want(name)?;
+    }
+    let outputs = outputs.iter().map(|(name, t)| Ok((*name, part(name, t)?))).collect::<Result<_>>()?;
+    Ok((some, outputs))
+}
+
+/// Calls that are queued one behind the other.
+pub struct Pass<'a> {
+    stream: &'a Stream,
+    calls: Vec<DeviceCall>,
+    /// How often it goes through them.
+    rounds: usize,
+    graph: Option<Graph>,
+}
+
+impl<'a> Pass<'a> {
+    /// Over copies of the operands that no cache holds together.
+    ///
+    /// # Errors
+    /// As [`DeviceCall::prepare`], what the operator answers, and failures of the device.
+    pub fn rotating(stream: &'a Stream, call: &HostCall, plan: &Plan) -> Result<Self> {
+        Self::new(stream, call, plan, plan.copies(call), 1)
+    }
+
+    /// Over one copy, again and again.
+    ///
+    /// # Errors
+    /// As [`rotating`](Self::rotating).
+    pub fn cached(stream: &'a Stream, call: &HostCall, plan: &Plan) -> Result<Self> {
+        Self::new(stream, call, plan, 1, plan.cached_calls())
+    }
+
+    fn new(stream: &'a Stream, call: &HostCall, plan: &Plan, copies: usize, rounds: usize) -> Result<Self> {
+        let calls = (0..copies).map(|_| DeviceCall::prepare(stream, call)).collect::<Result<_>>()?;
+        let mut pass = Self { stream, calls, rounds, graph: None };
+        // Loads the kernels and makes the workspaces, which a capture cannot.
+        pass.queue()?;
+        stream.synchronize()?;
+        if plan.graph {
+            pass.graph = Some(stream.capture(|| pass.queue())?);
+        }
+        Ok(pass)
+    }
+
+    /// Calls of a pass.
+    pub fn calls(&self) -> usize {
+        self.calls.len() * self.rounds
+    }
+
+    /// Queues all of them.
+    ///
+    /// # Errors
+    /// What the operator answers; [`Error::Driver`].
+    pub fn queue(&mut self) -> Result<()> {
+        match &self.graph {
+            // SAFETY: the pass owns all buffers, which are used on this stream only.
+            Some(graph) => unsafe { graph.launch(self.stream) },
+            None => {
+                (0..self.rounds).try_for_each(|_| self.calls.iter_mut().try_for_each(|c| run(self.stream, c)))
+            }
+        }
+    }
+
+    /// Queues so many calls, each by itself, over the copies in turn.
+    ///
+    /// # Errors
+    /// As [`queue`](Self::queue).
+    pub fn queue_singly(&mut self, calls: usize) -> Result<()> {
+        let copies = self.calls.len();
+        (0..calls).try_for_each(|i| run(self.stream, &mut self.calls[i % copies]))
+    }
+
+    /// Time of so many passes, from event to event.
+    ///
+    /// # Errors
+    /// As [`queue`](Self::queue), and failures of the device.
+    pub fn time(&mut self, passes: usize) -> Result<Duration> {
+        let start = self.stream.record()?;
+        (0..passes).try_for_each(|_| self.queue())?;
+        self.stream.record()?.elapsed_since(&start)
+    }
+
+    /// Time of one call in each of many passes.
+    fn sample(&mut self, plan: &Plan) -> Result<Times> {
+        let start = Instant::now();
+        while start.elapsed() < plan.warm_up {
+            self.time(1)?;
+        }
+        // Nothing waits in between: the next pass is queued while one runs.
+        let mut events: Vec<Event> = vec![self.stream.record()?];
+        for _ in 0..plan.samples.max(1) {
+            self.queue()?;
+            events.push(self.stream.record()?);
+        }
+        let calls = self.calls() as f64;
+        let us = |pair: &[Event]| Ok(pair[1].elapsed_since(&pair[0])?.as_secs_f64() * 1e6 / calls);
+        Ok(Times::of(events.windows(2).map(us).collect::<Result<_>>()?))
+    }
+
+    /// Time of one call on the host's clock: from before the first, one by one, until the device is done with the last.
+    fn with_host(&mut self, plan: &Plan) -> Result<Times> {
+        let calls = 200_usize.div_ceil(self.calls.len()) * self.calls.len();
+        let calls = if plan.footprint == 0 { 1 } else { calls.min(4 * MOST_COPIES as usize) };
+        let pass = |this: &mut Self| {
+            this.stream.synchronize()?;
+            let start = Instant::now();
+            this.queue_singly(calls)?;
+            this.stream.synchronize()?;
+            Ok(start.elapsed().as_secs_f64() * 1e6 / calls as f64)
+        };
+        Ok(Times::of((0..plan.samples.clamp(1, 5)).map(|_| pass(self)).collect::<Result<_>>()?))
+    }
+}
+
+fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
+    (call.operator().run)(stream, call)
+}
+
+/// Time of one call in microseconds, over samples.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Times {
+    /// The median.
+    pub median: f64,
+    /// A tenth of the samples is below.
+    pub low: f64,
+    /// A tenth of the samples is above.
+    pub high: f64,
+}
+
+impl Times {
+    fn of(mut samples: Vec<f64>) -> Self {
+        samples.sort_by(f64::total_cmp);
+        let at = |share: f64| samples[((samples.len() - 1) as f64 * share).round() as usize];
+        Self { median: at(0.5), low: at(0.1), high: at(0.9) }
+    }
+}
+
+/// What was measured of a call.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Measured {
+    /// Copies of the operands that were used in turn.
+    pub copies: usize,
+    /// On the device, with operands that no cache holds.
+    pub device: Times,
+    /// On the device, with the same operands again and again.
+    pub cached: Times,
+    /// On the host's clock, the launch of each call included, with operands that no cache holds.
+    pub host: Times,
+}
+
+/// Measures a call.
+///
+/// # Errors
+/// As [`Pass::rotating`].
+pub fn measure(stream: &Stream, call: &HostCall, plan: &Plan) -> Result<Measured> {
+    let mut rotating = Pass::rotating(stream, call, plan)?;
+    let (device, host) = (rotating.sample(plan)?, rotating.with_host(plan)?);
+    let copies = rotating.calls.len();
+    drop(rotating);
+    let cached = Pass::cached(stream, call, plan)?.sample(plan)?;
+    Ok(Measured { copies, device, cached, host })
+}
+
+/// Bytes a second of a copy from device to device, of 1 GiB: each byte counts once for its read and once for its write.
+/// None on the emulator.
+///
+/// # Errors
+/// [`Error::Driver`], if there is not enough memory or the driver fails.
+pub fn copy_rate(stream: &Stream) -> Result<Option<f64>> {
+    const BYTES: usize = 1 << 30;
+    if stream.device().info().driver == "emu" {
+        return Ok(None);
+    }
+    let from = stream.alloc_zeroed::<u8>(BYTES)?;
+    let mut to = stream.alloc_zeroed::<u8>(BYTES)?;
+    let mut copy = || {
+        let start = stream.record()?;
+        stream.copy(&from, &mut to)?;
+        stream.record()?.elapsed_since(&start)
+    };
+    for _ in 0..10 {
+        copy()?;
+    }
+    let us = (0..50).map(|_| Ok(copy()?.as_secs_f64() * 1e6)).collect::<Result<_>>()?;
+    Ok(Some(2.0 * BYTES as f64 / (Times::of(us).median * 1e-6)))
+}
+
+/// Published operations a second of a part's matrix units, dense, for products of these elements: no kernel measures them.
+/// None for a part that is not listed.
+pub fn published_matrix_rate(name: &str, dtype: DType) -> Option<f64> {
+    // Of bf16 and of 8 bits, in TFLOP/s. Sources: the parts' data sheets.
+    const RATES: [(&str, f64, f64); 6] = [
+        ("H100 80GB HBM3", 989.0, 1979.0),
+        ("H200", 989.0, 1979.0),
+        ("MI300X", 1307.0, 2615.0),
+        ("MI325X", 1307.0, 2615.0),
+        ("MI350X", 2307.0, 4614.0),
+        ("MI355X", 2517.0, 5033.0),
+    ];
+    let (_, half, byte) = RATES.iter().find(|(part, ..)| name.ends_with(part))?;
+    match dtype {
+        DType::Bf16 | DType::F16 => Some(half * 1e12),
+        DType::I8 | DType::U8 | DType::Fp8E4M3 | DType::Fp8E4M3Fnuz => Some(byte * 1e12),
+        _ => None,
+    }
+}
+
+/// What an error of the operator says of a call: that this device does not serve it.
+pub fn unserved<T>(result: &Result<T>) -> bool {
+    matches!(result, Err(Error::Unsupported { .. }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_the_median_and_the_tenths() {
+        let times = Times::of((0..=100).rev().map(f64::from).collect());
+        assert_eq!(times, Times { median: 50.0, low: 10.0, high: 90.0 });
+        assert_eq!(Times::of(vec![3.0]), Times { median: 3.0, low: 3.0, high: 3.0 });
+    }
+
+    #[test]
+    fn rates_are_those_of_the_part() {
+        let rate = |name, dtype| published_matrix_rate(name, dtype).map(|r| r / 1e12);
+        assert_eq!(rate("NVIDIA H200", DType::Bf16), Some(989.0));
+        assert_eq!(rate("NVIDIA H100 80GB HBM3", DType::Fp8E4M3), Some(1979.0));
+        assert_eq!(rate("AMD Instinct MI355X", DType::I8), Some(5033.0));
+        // Parts of the same generation with other rates.
+        assert_eq!(rate("NVIDIA H200 NVL", DType::Bf16), None);
+        assert_eq!(rate("NVIDIA H100 PCIe", DType::Bf16), None);
+        assert_eq!(rate("NVIDIA H20", DType::Bf16), None);
+        assert_eq!(rate("NVIDIA H200", DType::F32), None);
+    }
+}
