@@ -69,7 +69,7 @@ pub fn operators(operators: &'static [Operator]) {
         for case in operator.cases {
             let call = operator.example(case, 1).unwrap_or_else(|e| panic!("{}: {e}", case.label));
             // Right first, then fast.
-            let compared = measure::check(&stream, &call);
+            let compared = measure::check(&stream, &call, &plan);
             if unserved(&compared) {
                 continue; // a case for other targets
             }

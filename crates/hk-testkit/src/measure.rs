@@ -4,7 +4,7 @@
 //! has graphs a pass is one, so that what the host does for each call is not in the time. The operands of a pass are several
 //! copies, used in turn, that together exceed every cache ([`Plan::footprint`]); or one copy, that stays where it fits.
 
-use hk_core::registry::{CallSpec, Described as _, DeviceCall, HostCall, HostTensor, Named};
+use hk_core::registry::{ArgSpec, CallSpec, Described as _, DeviceCall, HostCall, HostTensor, Named};
 use hk_core::{DType, Device, Error, Event, Graph, Result, Stream};
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,8 @@ pub struct Plan {
     pub footprint: u64,
     /// A pass is a graph.
     pub graph: bool,
+    /// Elements of input up to which a result is compared with the reference in all rows.
+    pub compared: u64,
 }
 
 /// Copies of operands at most: small ones are made in a second, and exceed the L2 caches of GPUs still.
@@ -32,9 +34,16 @@ impl Plan {
     /// For a GPU: 100 passes over 512 MiB, twice the largest of the caches (256 MiB on MI300X, 50 MiB of L2 on H100). For the
     /// emulator, whose time is that of the host and depends on no cache: a pass of one call.
     pub fn of(device: &Device) -> Self {
+        let compared = 1 << 24;
         match device.info().driver {
-            "emu" => Self { samples: 1, warm_up: Duration::ZERO, footprint: 0, graph: false },
-            _ => Self { samples: 100, warm_up: Duration::from_millis(50), footprint: 512 << 20, graph: true },
+            "emu" => Self { samples: 1, warm_up: Duration::ZERO, footprint: 0, graph: false, compared },
+            _ => Self {
+                samples: 100,
+                warm_up: Duration::from_millis(50),
+                footprint: 512 << 20,
+                graph: true,
+                compared,
+            },
         }
     }
 
@@ -67,47 +76,71 @@ pub fn flops(call: &CallSpec) -> Option<u64> {
     Some(2 * terms * *w.shape().iter().nth_back(1)? as u64)
 }
 
-/// Products above this are compared with the reference in some of their rows: f64 in plain loops does about 1 GFLOP/s.
-const MOST_REFERENCE_FLOPS: u64 = 1 << 32;
-
-/// Compares the operator's result with its f64 reference. Of a large matrix product some rows are compared.
+/// Compares the operator's result with its f64 reference: all of it up to [`Plan::compared`] elements of input or operations,
+/// else as many rows. (Those of samplers are the first, since their random numbers count the rows.)
 ///
 /// # Errors
 /// What the operator or its reference answers.
-pub fn check(stream: &Stream, call: &HostCall) -> Result<Vec<Comparison>> {
-    let outputs = call.operator().execute(stream, call)?;
-    let flops = flops(&call.spec()).unwrap_or(0);
-    if flops <= MOST_REFERENCE_FLOPS {
-        return compare_outputs(call.operator(), call, &outputs);
+pub fn check(stream: &Stream, call: &HostCall, plan: &Plan) -> Result<Vec<Comparison>> {
+    let op = call.operator();
+    let outputs = op.execute(stream, call)?;
+    let Some((_, first)) = call.tensors().next() else { return compare_outputs(op, call, &outputs) };
+    let rows = first.shape().first().copied().unwrap_or(0);
+    // The reference multiplies in plain loops, about 2^30 operations a second.
+    let work = (first.shape().iter().product::<usize>() as u64).max(flops(&call.spec()).unwrap_or(0) >> 7);
+    let some = (u128::from(plan.compared) * rows as u128 / u128::from(work.max(1)))
+        .clamp(1, rows.max(1) as u128) as usize;
+    if work <= plan.compared || !has_rows(call, &outputs, rows) {
+        return compare_outputs(op, call, &outputs);
     }
-    let rows = call.get("a")?.shape()[0];
-    let some = (u128::from(MOST_REFERENCE_FLOPS) * rows as u128 / u128::from(flops)).clamp(1, rows as u128);
-    // From the first to the last, in equal steps.
-    let last = (some as usize - 1).max(1);
-    let picked: Vec<usize> = (0..some as usize).map(|i| i * (rows - 1) / last).collect();
+    let picked: Vec<usize> = match op.family {
+        "hk-sampling" => (0..some).collect(),
+        // From the first to the last, in equal steps.
+        _ => (0..some).map(|i| i * (rows - 1) / (some - 1).max(1)).collect(),
+    };
     let (call, outputs) = rows_of(call, &outputs, &picked)?;
-    compare_outputs(call.operator(), &call, &outputs)
+    compare_outputs(op, &call, &outputs)
 }
 
-/// The part of a product that has these rows of M: of each tensor whose first axis is M, by its description.
+/// Whether the first axis of an argument is that of the rows, by its description.
+fn along_rows(call: &HostCall, name: &str) -> bool {
+    let leads =
+        |arg: &ArgSpec| ["[M", "[..,", "[rows", "[R", "[B]"].iter().any(|axis| arg.shape.starts_with(axis));
+    call.operator().arg(name).is_some_and(leads)
+}
+
+/// Whether the first axis of all tensors along the rows has that length, so that some rows make a call of their own.
+fn has_rows(call: &HostCall, outputs: &Named<HostTensor>, rows: usize) -> bool {
+    let mut tensors = call.tensors().chain(outputs.iter().map(|(name, t)| (*name, t)));
+    let whole = |name, t: &HostTensor| {
+        t.shape().len() <= 2 && t.shape().first() == Some(&rows) && along_rows(call, name)
+    };
+    let first = call.tensors().next();
+    first.is_some_and(|(name, t)| whole(name, t))
+        && tensors.all(|(name, t)| {
+            whole(name, t) || !along_rows(call, name) || t.bytes().len() == t.dtype().size_bytes()
+        })
+        && outputs.iter().all(|(name, t)| whole(name, t))
+}
+
+/// The part of a call that has these rows.
 fn rows_of(
     call: &HostCall,
     outputs: &Named<HostTensor>,
     rows: &[usize],
 ) -> Result<(HostCall, Named<HostTensor>)> {
-    let op = call.operator();
     let part = |name: &str, tensor: &HostTensor| {
         let mut spec = tensor.spec();
-        let along_m = op.arg(name).is_some_and(|arg| arg.shape.starts_with("[M"));
-        let Some(all) = spec.shape.first().copied().filter(|&n| along_m && n > 1) else {
+        let Some(all) = spec.shape.first().copied().filter(|&n| along_rows(call, name) && n > 1) else {
             return Ok(tensor.clone());
         };
         spec.shape[0] = rows.len();
         let stride = tensor.bytes().len() / all;
-        let bytes = rows.iter().flat_map(|i| &tensor.bytes()[i * stride..][..stride]).copied().collect();
+        let mut bytes = Vec::with_capacity(rows.len() * stride);
+        rows.iter().for_each(|i| bytes.extend_from_slice(&tensor.bytes()[i * stride..][..stride]));
         HostTensor::from_bytes(spec, bytes)
     };
-    let mut some = HostCall::new(op);
+    let mut some = HostCall::new(call.operator());
     for (name, tensor) in call.tensors() {
         some.set(name, part(name, tensor)?)?;
     }

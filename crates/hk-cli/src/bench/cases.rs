@@ -140,22 +140,23 @@ fn large(operator: &str) -> Vec<Sized> {
             ];
             by_rows(shapes.into(), &["x"], &[], &[])
         }
-        "silu" | "gelu" | "gelu_tanh" => by_rows(vec![[4096, 14_336], [40_960, 8192]], &["x"], &[], &[]),
+        "silu" => by_rows(vec![[4096, 14_336], [40_960, 8192]], &["x"], &[], &[]),
+        "gelu" | "gelu_tanh" => by_rows(vec![[4096, 14_336]], &["x"], &[], &[]),
         "per_token_quant" => {
             let fp8 = ("output", Scalar::Choice("fp8e4m3"));
             by_rows(rows(&[[4_194_304, 128], [51_200, 8192]]), &["x"], &[], &[fp8])
         }
-        "topk" => [[1024, 256, 10], [4096, 256, 10], [4096, 1024, 32], [64, 128_256, 50]]
+        "topk" => [[1024, 256, 10], [4096, 256, 10], [4096, 1024, 32], [64, 128_256, 50], [8192, 65_536, 32]]
             .map(|[m, n, k]| {
                 let scalars = vec![("k", Scalar::Int(k as i64)), ("index_dtype", Scalar::Choice("i64"))];
                 (format!("{m} x {n}, k = {k}"), vec![("x", BF16, vec![m, n])], scalars)
             })
             .into(),
-        "greedy_sample" => [[64, 128_256], [256, 151_936]]
+        "greedy_sample" => [[64, 128_256], [256, 151_936], [4096, 151_936]]
             .map(|[m, n]| (format!("{m} x {n}"), vec![("x", BF16, vec![m, n])], vec![]))
             .into(),
         "top_k_top_p_sampling_from_probs" | "top_p_sampling_from_probs" | "top_k_sampling_from_probs" => {
-            [[64, 128_256], [256, 151_936]]
+            [[64, 128_256], [256, 151_936], [2048, 151_936]]
                 .map(|[m, n]| (format!("{m} x {n}"), vec![("probs", DType::F32, vec![m, n])], vec![]))
                 .into()
         }

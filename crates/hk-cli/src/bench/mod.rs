@@ -148,7 +148,7 @@ fn measure_all(args: &Args) -> Result<(Vec<Row>, Vec<String>)> {
 fn measure_one(stream: &Stream, case: &Case, plan: &Plan, check: bool) -> Result<Option<Row>> {
     let call = case.call.sample(1)?;
     if check {
-        let compared = measure::check(stream, &call);
+        let compared = measure::check(stream, &call, plan);
         if measure::unserved(&compared) {
             return Ok(None);
         }
@@ -182,4 +182,62 @@ fn measure_one(stream: &Stream, case: &Case, plan: &Plan, check: bool) -> Result
         copy_gb_s: None,
         matrix_tflop_s: matrix.map(|rate| rate / 1e12),
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hk_core::DType;
+    use hk_core::registry::{Call, CallSpec, Scalar, TensorSpec};
+
+    /// Of a large call some rows are compared, and they are those of the result.
+    #[test]
+    fn rows_of_a_result_are_compared() {
+        let stream = Device::open("emu:gfx942").unwrap().create_stream().unwrap();
+        let plan = Plan { compared: 1000, ..Plan::of(stream.device()) };
+        let codes = DType::Fp8E4M3Fnuz;
+        let fnuz = ("output", Scalar::Choice("fp8e4m3fnuz"));
+        let (half, float) = (DType::Bf16, DType::F32);
+        let check = |name: &str, tensors: &[(&str, DType, &[usize])], scalar: Option<(&str, Scalar)>| {
+            let mut call: CallSpec = Call::new(crate::operator(name).unwrap());
+            for &(name, dtype, shape) in tensors {
+                call.set(name, TensorSpec::new(dtype, shape)).unwrap();
+            }
+            if let Some((name, value)) = scalar {
+                call.set_scalar(name, value).unwrap();
+            }
+            let compared = measure::check(&stream, &call.sample(1).unwrap(), &plan).unwrap();
+            assert!(compared.iter().all(|c| c.passed()), "{name}");
+            compared[0].elements
+        };
+        assert_eq!(check("rmsnorm", &[("x", half, &[70, 100]), ("weight", half, &[100])], None), 10 * 100);
+        assert_eq!(check("per_token_quant", &[("x", half, &[70, 100])], Some(fnuz)), 10 * 100);
+        assert_eq!(check("top_p_sampling_from_probs", &[("probs", float, &[9, 400])], None), 2);
+        // 2^7 operations are worth an element.
+        let product = [("a", half, &[65, 64][..]), ("w", half, &[80, 64])];
+        assert_eq!(check("gemm_a16w16", &product, None), 12 * 80);
+        let scales = [("a_scale", float, &[65][..]), ("w_scale", float, &[1])];
+        let product = [("a", codes, &[65, 64][..]), ("w", codes, &[80, 64]), scales[0], scales[1]];
+        assert_eq!(check("gemm_a8w8", &product, None), 12 * 80);
+        // Rows of several axes are compared all.
+        assert_eq!(check("softmax", &[("x", half, &[3, 5, 100])], None), 1500);
+    }
+
+    #[test]
+    fn products_have_operations() {
+        let product = |name: &str, a: &[usize], w: &[usize], dtype| {
+            let mut call: CallSpec = Call::new(crate::operator(name).unwrap());
+            call.set("a", TensorSpec::new(dtype, a)).unwrap();
+            call.set("w", TensorSpec::new(dtype, w)).unwrap();
+            measure::flops(&call)
+        };
+        assert_eq!(product("gemm_a16w16", &[3, 5], &[7, 5], DType::Bf16), Some(2 * 3 * 5 * 7));
+        assert_eq!(
+            product("batched_gemm_bf16", &[2, 3, 5], &[2, 7, 5], DType::Bf16),
+            Some(2 * 2 * 3 * 5 * 7)
+        );
+        assert_eq!(product("gemm_afp4wfp4", &[3, 32], &[7, 32], DType::Fp4x2), Some(2 * 3 * 64 * 7));
+        let norm = crate::operator("rmsnorm").unwrap();
+        assert_eq!(measure::flops(&norm.spec(&norm.cases[0]).unwrap()), None);
+    }
 }
