@@ -87,7 +87,7 @@ struct DecodedTile {
     static constexpr int kM = kM_, kN = kN_, kBytes = 64, kStep = 1;
     static constexpr int kThreads = kWavesM * kWavesN * hk::kWaveSize;
     static constexpr int kWaveM = kM / kWavesM, kWaveN = kN / kWavesN;
-    static constexpr bool kDirect = false, kXScaled = false;
+    static constexpr bool kDirect = false, kXScaled = false, kPingPong = false;
 
     using X = hk::Mover<hk::SharedTile<kM, kBytes>, kThreads, kAccess, sizeof(T)>;
     using W = hk::DecodingMover<hk::SharedTile<kN, kBytes>, kThreads, kAccess, hk::kBitsOf<Code>, Decode>;

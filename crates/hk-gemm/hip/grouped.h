@@ -137,6 +137,7 @@ struct GroupedTile : Tile<E, Access::Vectors, kM, kN, kWavesM, kWavesN, 5> {
     using Base = Tile<E, Access::Vectors, kM, kN, kWavesM, kWavesN, 5>;
     static constexpr Way kX = kX_, kW = kW_;
     static constexpr int kStep = 1;
+    static constexpr bool kPingPong = Base::kPingPong && kX == Way::Rows && kW == Way::Rows;
 
     template <Way kWay, int kRows>
     using Mover = decltype([] {
@@ -180,7 +181,7 @@ HK_FN void add_products(const GroupedParams &p, u32 group, u32 m, u32 rows, u32 
     const auto w = T::template mover<T::kW, typename T::W>(p.w, p.w.at(group, n, column), p.w.rows - n, columns, skipped);
     const hk::NoWords none;
     const u32 stages = (columns * u32(sizeof(typename T::Element)) + T::kBytes - 1) / T::kBytes;
-    typename T::Pipeline(x, w, none, lds.stages).run(0, stages, sums);
+    sums.run(typename T::Pipeline(x, w, none, lds.stages), 0, stages);
     hk::block_barrier();
 }
 

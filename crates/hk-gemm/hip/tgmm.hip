@@ -27,6 +27,8 @@ struct RowSums : gemm::Sums<T> {
 
     HK_FN explicit RowSums(bool rows_too) : rows_too(rows_too) {}
 
+    HK_FN void run(const auto &pipeline, u32 from, u32 count) { pipeline.run(from, count, *this); }
+
     template <int>
     HK_FN void multiply(const auto &step) {
         // First, so that no product ends before a branch: LLVM 22 leaves too few states from there to what overwrites its sums.

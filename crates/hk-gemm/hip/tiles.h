@@ -27,6 +27,9 @@ struct Tile {
     /// Stages that are multiplied at a time, as products with longer rows need.
     static constexpr bool kDirect = hk::kHasWideDma && kAccess == Access::Vectors;
     static constexpr int kStep = hk::kFragBytes * Product::kFrags > kBytes ? 2 : kDirect ? kDirectStep : 1;
+    /// Where a block has two waves on each SIMD, and its stages are loaded early enough. Waves of several blocks find their turns
+    /// by themselves.
+    static constexpr bool kPingPong = kThreads == 2 * hk::kSimds * hk::kWaveSize && (!kDirect || kStages >= 3 * kStep);
 
     template <int kRows>
     using Mover = hk::Mover<hk::SharedTile<kRows, kBytes>, kThreads, kAccess, Product::kBytes>;
@@ -40,29 +43,61 @@ struct Tile {
     HK_FN static u32 wave_n() { return hk::wave_id() % kWavesN * kWaveN; }
 };
 
+/// A wave's fragments of some stages, in LDS.
+template <class T, class Step>
+struct InLds {
+    static constexpr int kOfStage = T::kBytes / hk::kFragBytes;
+    const Step &step;
+
+    HK_FN Frag w(int n, int k) const { return step.w[k / kOfStage]->frag(T::wave_n() + 16 * n, k % kOfStage); }
+    HK_FN Frag x(int m, int k) const { return step.x[k / kOfStage]->frag(T::wave_m() + 16 * m, k % kOfStage); }
+};
+
+/// The same in registers.
+template <class T>
+struct InRegisters {
+    static constexpr int kM = T::kWaveM / 16, kN = T::kWaveN / 16, kK = T::kStep * T::kBytes / hk::kFragBytes;
+    Frag w_[kN][kK], x_[kM][kK];
+
+    HK_FN explicit InRegisters(const auto &from) {
+#pragma unroll
+        for (int k = 0; k < kK; ++k) {
+#pragma unroll
+            for (int n = 0; n < kN; ++n) w_[n][k] = from.w(n, k);
+#pragma unroll
+            for (int m = 0; m < kM; ++m) x_[m][k] = from.x(m, k);
+        }
+    }
+    HK_FN Frag w(int n, int k) const { return w_[n][k]; }
+    HK_FN Frag x(int m, int k) const { return x_[m][k]; }
+};
+
 /// Adds the products of all columns of some stages to a wave's sums: column m = lane % 16 of tiles of 16 x 16, kMmaRows
 /// neighbours n.
-template <class T, class Acc, int kM, int kN, class Step>
-HK_FN void multiply(Acc (&acc)[kM][kN], const Step &step) {
+template <class T, class Acc, int kM, int kN>
+HK_FN void multiply_fragments(Acc (&acc)[kM][kN], const auto &from) {
     constexpr int kFrags = T::Product::kFrags;
-    constexpr int kOfStage = T::kBytes / hk::kFragBytes;
 #pragma unroll
-    for (int k = 0; k < T::kStep * kOfStage; k += kFrags) {
+    for (int k = 0; k < T::kStep * T::kBytes / hk::kFragBytes; k += kFrags) {
         Frag w[kN][kFrags];
 #pragma unroll
         for (int n = 0; n < kN; ++n) {
 #pragma unroll
-            for (int f = 0; f < kFrags; ++f) w[n][f] = step.w[(k + f) / kOfStage]->frag(T::wave_n() + 16 * n, (k + f) % kOfStage);
+            for (int f = 0; f < kFrags; ++f) w[n][f] = from.w(n, k + f);
         }
 #pragma unroll
         for (int m = 0; m < kM; ++m) {
             Frag x[kFrags];
 #pragma unroll
-            for (int f = 0; f < kFrags; ++f) x[f] = step.x[(k + f) / kOfStage]->frag(T::wave_m() + 16 * m, (k + f) % kOfStage);
+            for (int f = 0; f < kFrags; ++f) x[f] = from.x(m, k + f);
 #pragma unroll
             for (int n = 0; n < kN; ++n) acc[m][n] = T::Product::mma(w[n], x, acc[m][n]);
         }
     }
+}
+template <class T, class Acc, int kM, int kN, class Step>
+HK_FN void multiply(Acc (&acc)[kM][kN], const Step &step) {
+    multiply_fragments<T>(acc, InLds<T, Step>{step});
 }
 
 /// A wave's sums.
@@ -74,12 +109,22 @@ struct Sums {
     HK_FN Sums() {}
     HK_FN explicit Sums(const auto &) {}  // parameters of sums with scales
 
-    HK_FN void run(const auto &pipeline, u32 from, u32 count) { pipeline.run(from, count, *this); }
+    HK_FN void run(const auto &pipeline, u32 from, u32 count) {
+        if constexpr (T::kPingPong) pipeline.ping_pong(from, count, *this);
+        else pipeline.run(from, count, *this);
+    }
 
     template <int>
     HK_FN void multiply(const auto &step) {
         gemm::multiply<T>(acc, step);
     }
+
+    // By ping-pong.
+    template <class Step>
+    HK_FN InRegisters<T> read(const Step &step) const {
+        return InRegisters<T>(InLds<T, Step>{step});
+    }
+    HK_FN void multiply(const InRegisters<T> &operands) { multiply_fragments<T>(acc, operands); }
 };
 
 /// Passes a wave's sums through LDS, which holds nothing that any wave needs: calls `part(row, col, strip, r)` for each part of a

@@ -348,6 +348,94 @@ using ByRegisters = hk::RegisterPipeline<Rows64, Rows32, Words96, kStep>;
 template <int kCount, int kStep>
 using OfTarget = hk::Pipeline<Rows64, Rows32, Words96, kCount, kStep>;
 
+constexpr int kPairs = 2 * hk::kSimds * hk::kWaveSize;  // threads: two waves on each SIMD
+
+/// What ping-pong gives to each half of the block: y has, for each stage, all rows as one half has read them, in order, their
+/// words, and when it has read and multiplied its step; then the same of the other half. At the end, what counts the times.
+template <int kStep>
+struct RecordHalves {
+    static constexpr u32 kRows = 256, kHalf = kPairs / 2, kChunks = kRows * 4, kWords = kChunks * 4 + kRows + 4;
+    const hk::Global &y;
+    u32 count;  // stages
+    u32 stage = 0;
+
+    struct Operands {
+        Frag chunk[kStep][kChunks / kHalf];
+        u32 word[kStep][kRows / kHalf];
+        u32 time;
+    };
+
+    /// One wave of each half has the time.
+    HK_FN u32 time() const {
+        if (hk::wave_id() % hk::kSimds != 0 || hk::lane_id() != 0) return 0;
+        u32 *clock = reinterpret_cast<u32 *>(y.data) + 2 * count * kWords;
+        return __scoped_atomic_fetch_add(clock, 1u, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
+    }
+
+    /// Of what other threads have moved.
+    HK_FN static u32 first() { return (kPairs - 1 - hk::thread_x()) % kHalf; }
+
+    HK_FN Operands read(const auto &step) const {
+        Operands of;
+#pragma unroll
+        for (int s = 0; s < kStep; ++s) {
+#pragma unroll
+            for (u32 i = 0; i < kChunks / kHalf; ++i) {
+                const u32 at = first() + i * kHalf, row = at / 4 % 128;
+                of.chunk[s][i] = (at < kChunks / 2 ? step.x[s] : step.w[s])->template get<Frag>(row, at % 4 * 16);
+            }
+#pragma unroll
+            for (u32 i = 0; i < kRows / kHalf; ++i) {
+                const u32 row = first() + i * kHalf;
+                of.word[s][i] = row < kRows / 2 ? step.words[s]->x(row) : *step.words[s]->w(row - kRows / 2);
+            }
+        }
+        // Long enough for the other half to come first if nothing kept it from that.
+        if (hk::wave_id() == 0) {
+#pragma unroll 1
+            for (u32 i = 0; i < 40000; ++i) asm volatile("" : : : "memory");
+        }
+        of.time = time();
+        return of;
+    }
+    HK_FN void multiply(const Operands &of) {
+        const u32 half = hk::thread_x() / kHalf, now = time();
+#pragma unroll
+        for (int s = 0; s < kStep; ++s, ++stage) {
+            const u32 to = (2 * stage + half) * kWords;
+#pragma unroll
+            for (u32 i = 0; i < kChunks / kHalf; ++i) store(y, to / 4 + first() + i * kHalf, of.chunk[s][i]);
+#pragma unroll
+            for (u32 i = 0; i < kRows / kHalf; ++i) store(y, to + kChunks * 4 + first() + i * kHalf, of.word[s][i]);
+            if (hk::thread_x() % kHalf == 0) {
+                store(y, to + kChunks * 4 + kRows, of.time);
+                store(y, to + kChunks * 4 + kRows + 1, now);
+            }
+        }
+    }
+};
+
+using Rows128 = hk::Mover<SharedTile<128, 64>, kPairs, Access::Vectors, 1>;
+using Words256 = hk::WordMover<128, 128, kPairs>;
+
+template <class Pipeline, int kStep>
+HK_FN void ping_pong(const Params &p) {
+    const auto same = [](u32 row) { return row; };
+    const Rows128 x(bytes(p.x), p.rows, p.layout, p.end, same);
+    const Rows128 w(bytes(p.x) + p.layout.offset(128), p.rows, p.layout, p.end, same);
+    const Words256 words(p.end, [&](u32 row, bool of_w) {
+        return hk::WordPlace{p.w.data, (of_w ? 128 + row : row) * 4, 256 * 4, 6};
+    });
+    __shared__ typename Pipeline::Lds stages;
+    RecordHalves<kStep> record{p.y, p.factor};
+    Pipeline(x, w, words, stages).ping_pong(p.from, p.count, record);
+}
+template <int kStep>
+using PairsByRegisters = hk::RegisterPipeline<Rows128, Rows128, Words256, kStep>;
+template <int kCount, int kStep>
+using PairsOfTarget = hk::Pipeline<Rows128, Rows128, Words256, kCount, kStep>;
+constexpr int kTwo = hk::kHasWideDma ? 2 : 1;  // by registers, there is no room for four stages in LDS
+
 /// y[n - 1, i] = by_xcd(i, n) for all n up to `rows`.
 HK_FN void tasks(const Params &p) {
     const u32 n = hk::block_x() + 1;
@@ -397,5 +485,10 @@ HK_ENTRY(pipeline_registers_1_in_4, kWordThreads, pipeline<ByRegisters<1>, 4>)
 HK_ENTRY(pipeline_registers_2_in_4, kWordThreads, pipeline<ByRegisters<2>, 4>)
 HK_ENTRY(pipeline_target_3_1, kWordThreads, pipeline<OfTarget<3, 1>>)
 HK_ENTRY(pipeline_target_5_2, kWordThreads, pipeline<OfTarget<5, 2>>)
+
+HK_ENTRY(ping_pong_registers_1, kPairs, ping_pong<PairsByRegisters<1>, 1>)
+HK_ENTRY(ping_pong_target_3_1, kPairs, ping_pong<PairsOfTarget<3, 1>, 1>)
+HK_ENTRY(ping_pong_target_5_1, kPairs, ping_pong<PairsOfTarget<5, 1>, 1>)
+HK_ENTRY(ping_pong_target_6_2, kPairs, ping_pong<PairsOfTarget<6, kTwo>, kTwo>)
 
 HK_ENTRY(tasks_by_xcd, hk::kWaveSize, tasks)

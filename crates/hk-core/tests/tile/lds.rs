@@ -548,13 +548,56 @@ fn words_go_with_their_rows() {
     }
 }
 
+/// Rows of stages from the first one on, the last without its tail, with a word for each row and stage.
+struct Rows {
+    rows: usize,
+    first: usize,
+    end: usize,
+    x: Vec<u8>,
+    words: Vec<u32>,
+}
+
+/// How many stages, bytes of the last one that are past the rows' end, stages before the first.
+const STAGES: [(usize, usize, usize); 9] =
+    [(0, 0, 0), (1, 0, 0), (1, 48, 1), (2, 0, 0), (3, 16, 0), (4, 0, 2), (5, 0, 0), (6, 32, 1), (7, 0, 0)];
+
+impl Rows {
+    fn new(rows: usize, (count, tail, first): (usize, usize, usize)) -> Rows {
+        let end = (first + count) * 64 - tail;
+        let words = (0..((first + count) * rows).max(1) as u32).map(|i| i + 1).collect();
+        Rows { rows, first, end, x: random_bytes(6, rows * end.max(16)), words }
+    }
+
+    fn given(&self, rows_of_tile: u32, count: usize) -> Given {
+        Given {
+            layout: RowLayout::by_rows(self.end.max(16)),
+            rows: rows_of_tile,
+            end: self.end as u32,
+            from: (self.first * 64) as u32,
+            count: count as u32,
+            ..READ
+        }
+    }
+
+    /// The rows of a stage and then their words, zeros past the end.
+    fn stage(&self, i: usize) -> Vec<u8> {
+        let (from, stride) = ((self.first + i) * 64, self.end.max(16));
+        let byte =
+            |row: usize, i: usize| if from + i < self.end { self.x[row * stride + from + i] } else { 0 };
+        let word =
+            |row: usize| if from < self.end { self.words[(self.first + i) * self.rows + row] } else { 0 };
+        let bytes = (0..self.rows * 64).map(|at| byte(at / 64, at % 64));
+        bytes.chain((0..self.rows).flat_map(|row| word(row).to_le_bytes())).collect()
+    }
+}
+
 /// Every stage once, in order, in turns; then the end. Under all checks: no wave reads what another is writing, none reads
 /// ahead of its loads.
 #[test]
 fn pipelines_give_every_stage_in_order() {
     // Of a stage: 64 rows of x, 32 of w, of 64 bytes; their words; the turn and 12 bytes that nothing writes.
     const ROWS: usize = 96;
-    const STAGE: usize = ROWS * 64 + ROWS * 4 + 16;
+    const STAGE: usize = ROWS * 64 + ROWS * 4;
     for target in Arch::AMD {
         let stream = open(&format!("emu:{target}?sanitize=all"));
         let direct = target == Arch::Gfx950;
@@ -566,48 +609,54 @@ fn pipelines_give_every_stage_in_order() {
             ("pipeline_target_3_1", 1, if direct { 1 } else { 2 }),
             ("pipeline_target_5_2", 2, if direct { 1 } else { 2 }),
         ] {
-            for (count, tail, first) in [
-                (0, 0, 0),
-                (1, 0, 0),
-                (1, 48, 1),
-                (2, 0, 0),
-                (3, 16, 0),
-                (4, 0, 2),
-                (5, 0, 0),
-                (6, 32, 1),
-                (7, 0, 0),
-            ] {
-                // `tail` bytes of the last stage are past the end.
-                let end = (first + count) * 64 - tail;
-                let stride = end.max(16);
-                let x = random_bytes(6, ROWS * stride);
-                let words: Vec<u32> = (0..((first + count) * ROWS).max(1) as u32).map(|i| i + 1).collect();
-                let given = Given {
-                    layout: RowLayout::by_rows(stride),
-                    rows: 64,
-                    end: end as u32,
-                    from: (first * 64) as u32,
-                    count: count as u32,
-                    ..READ
-                };
+            for stages in STAGES {
+                let (count, rows) = (stages.0, Rows::new(ROWS, stages));
                 // All turns of a round, and no more, for which there is no room.
-                let stages = count.next_multiple_of(step * turns);
-                let got = run(&stream, kernel, &x, 0, &words, stages * STAGE, given);
-                let at = format!("{kernel} on {target}, {count} stages");
-                for (i, got) in got.chunks_exact(STAGE).enumerate() {
-                    let from = (first + i) * 64;
-                    let byte =
-                        |row: usize, i: usize| if from + i < end { x[row * stride + from + i] } else { 0 };
-                    let want: Vec<u8> = (0..ROWS * 64).map(|at| byte(at / 64, at % 64)).collect();
-                    assert!(got[..ROWS * 64] == want, "{at}: the rows of stage {i}");
-                    let word = |row: usize| if from < end { words[(first + i) * ROWS + row] } else { 0 };
-                    let got: &[u32] = bytemuck::cast_slice(&got[ROWS * 64..]);
-                    assert_eq!(
-                        got[..ROWS],
-                        (0..ROWS).map(word).collect::<Vec<u32>>(),
-                        "{at}: the words of stage {i}"
-                    );
-                    assert_eq!(got[ROWS] as usize, i / step % turns, "{at}: the turn of stage {i}");
+                let bytes = count.next_multiple_of(step * turns) * (STAGE + 16);
+                let got = run(&stream, kernel, &rows.x, 0, &rows.words, bytes, rows.given(64, count));
+                for (i, got) in got.chunks_exact(STAGE + 16).enumerate() {
+                    let at = format!("stage {i} of {count}, {kernel} on {target}");
+                    assert!(got[..STAGE] == rows.stage(i), "{at}");
+                    assert_eq!(got[STAGE] as usize, i / step % turns, "{at}: the turn");
+                }
+            }
+        }
+    }
+}
+
+/// Both halves of a block get every stage, in order, under all checks; while one reads, the other multiplies.
+#[test]
+fn ping_pong_gives_every_stage_to_both_halves() {
+    const ROWS: usize = 256;
+    const STAGE: usize = ROWS * 64 + ROWS * 4;
+    for target in Arch::AMD {
+        let stream = open(&format!("emu:{target}?sanitize=all"));
+        let direct = target == Arch::Gfx950;
+        for (kernel, step) in [
+            ("ping_pong_registers_1", 1),
+            ("ping_pong_target_3_1", 1),
+            ("ping_pong_target_5_1", 1),
+            ("ping_pong_target_6_2", if direct { 2 } else { 1 }),
+        ] {
+            // By registers, two steps at a time.
+            let round = if direct && kernel.contains("target") { step } else { 2 * step };
+            for stages in STAGES.into_iter().step_by(2) {
+                let (count, rows) = (stages.0, Rows::new(ROWS, stages));
+                let all = count.next_multiple_of(round);
+                let given = Given { factor: all as u32, ..rows.given(128, count) };
+                // At the end is the clock.
+                let bytes = 2 * all * (STAGE + 16) + 16;
+                let got = run(&stream, kernel, &rows.x, 0, &rows.words, bytes, given);
+                let begin = u32::from_le_bytes([0xa5; 4]);
+                for (i, got) in got.chunks_exact(STAGE + 16).enumerate() {
+                    let (stage, half) = (i / 2, i % 2);
+                    let at = format!("stage {stage} of {count}, half {half}, {kernel} on {target}");
+                    assert!(got[..STAGE] == rows.stage(stage), "{at}");
+                    // First one half reads; then there are two events at a time, one of each half, in any order.
+                    let times: &[u32] = bytemuck::cast_slice(&got[STAGE..STAGE + 8]);
+                    let turns = [times[0], times[1]].map(|time| (time - begin).div_ceil(2) as usize);
+                    let turn = 2 * (stage / step) + half;
+                    assert_eq!(turns, [turn, turn + 1], "{at}");
                 }
             }
         }

@@ -34,6 +34,8 @@ using i64 = long long;
 
 /// Widest access of one lane to global memory, in bytes.
 inline constexpr int kVecBytes = 16;
+/// SIMD units of a CU, on which the waves of a block are placed in turn.
+inline constexpr u32 kSimds = 4;
 
 #if defined(HK_AMD)
 inline constexpr int kWaveSize = 64;
@@ -87,6 +89,14 @@ HK_FN void forget(T &v) {
 HK_FN void stay_in_order() {
 #if defined(HK_AMD)
     __builtin_amdgcn_sched_barrier(0);
+#endif
+}
+
+/// How eager the wave is to issue when several of its SIMD could: 0, as it begins, up to 3.
+template <int kPriority>
+HK_FN void set_priority() {
+#if defined(HK_AMD)
+    __builtin_amdgcn_s_setprio(kPriority);
 #endif
 }
 

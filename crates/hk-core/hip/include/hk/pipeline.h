@@ -350,6 +350,43 @@ inline constexpr int kTurns = [] {
 }();
 }  // namespace detail
 
+/// The ping-pong of a block's waves, of which every SIMD has two: while one reads from LDS and moves the stages to come, the
+/// other multiplies what it has in registers, and then they change places. One half of the block is a barrier behind the
+/// other.
+class PingPong {
+    bool behind_;
+
+public:
+    /// The first step's stages are in LDS.
+    HK_FN PingPong() : behind_(wave_id() / kSimds % 2 != 0) {
+        block_barrier();
+        if (behind_) block_barrier();
+    }
+
+    /// A step of one half: `multiply(read())`, and then what `read` has read from LDS may be overwritten, and what the wave has
+    /// waited for in it is there for all.
+    HK_FN void step(auto read, auto multiply) const {
+        const auto operands = read();
+        change();
+        set_priority<1>();
+        multiply(operands);
+        set_priority<0>();
+        change();
+    }
+
+    /// Both halves have met as many barriers.
+    HK_FN void end() const {
+        if (!behind_) block_barrier();
+    }
+
+private:
+    HK_FN static void change() {
+        stay_in_order();
+        block_barrier();
+        stay_in_order();
+    }
+};
+
 /// By registers: while `kStep` stages are multiplied, those after them are in registers or on their way there, and the ones
 /// after these are being loaded. Twice as many stages in LDS, one barrier a step: a block writes stages that all its waves
 /// have left before the last barrier.
@@ -433,6 +470,34 @@ public:
         }
     }
 
+    /// The same by ping-pong: `sums.multiply(sums.read(Step))`.
+    template <class Sums>
+    HK_FN void ping_pong(u32 from, u32 count, Sums &sums) const {
+        constexpr u32 kBytes = kStep * X::kStage;
+        Set even = load(from);
+        Set odd = load(from + kBytes);
+        store(even, 0);
+        even = load(from + 2 * kBytes);
+        from += 3 * kBytes;
+        const PingPong halves;
+        const auto turn = [&](Set &next, int half) {
+            halves.step(
+                [&] {
+                    const auto operands = sums.read(step(half));
+                    store(next, 1 - half);
+                    next = load(from);
+                    from += kBytes;
+                    return operands;
+                },
+                [&](const auto &operands) { sums.multiply(operands); });
+        };
+        for (u32 rounds = (count + 2 * kStep - 1) / (2 * kStep); rounds > 0; --rounds) {
+            turn(odd, 0);
+            turn(even, 1);
+        }
+        halves.end();
+    }
+
 private:
     template <int kTurn>
     struct Turn {};
@@ -459,6 +524,38 @@ class DirectPipeline {
         words_.copy(from, stages_.words[stage]);
     }
 
+    /// Where the next step is in the ring.
+    struct Place {
+        u32 from;       // bytes of the rows, of the next stage to load
+        u32 next;       // where that goes
+        u32 first = 0;  // the next stage to multiply
+    };
+    static constexpr u32 after(u32 stage) { return stage + 1 == kCount ? 0 : stage + 1; }
+
+    /// Loads all stages but those of a step.
+    HK_FN Place begin(u32 from) const {
+#pragma unroll
+        for (u32 i = 0; i < kAhead; ++i) copy(from + i * X::kStage, i);
+        return {from + kAhead * X::kStage, kAhead % kCount};
+    }
+    /// Begins to load the next stages; returns those to multiply.
+    HK_FN Step<X, W, Words, kStep> go_on(Place &place) const {
+        Step<X, W, Words, kStep> step;
+#pragma unroll
+        for (int i = 0; i < kStep; ++i) {
+            copy(place.from, place.next);
+            place.from += X::kStage;
+            place.next = after(place.next);
+            step.x[i] = &stages_.x[place.first];
+            step.w[i] = &stages_.w[place.first];
+            step.words[i] = &stages_.words[place.first];
+            place.first = after(place.first);
+        }
+        return step;
+    }
+    /// Until the wave's part of the next step has landed.
+    HK_FN static void wait_step() { wait_loads<(kAhead - kStep) * kLoads>(); }
+
 public:
     using Lds = Stages<X, W, Words, kCount>;
 
@@ -468,30 +565,33 @@ public:
     /// Calls `sums.multiply<0>(Step)` for `count` stages from byte `from` of the rows on, `kStep` at a time.
     template <class Sums>
     HK_FN void run(u32 from, u32 count, Sums &sums) const {
-        constexpr u32 kBytes = X::kStage;
-#pragma unroll
-        for (u32 i = 0; i < kAhead; ++i) copy(from + i * kBytes, i);
-        from += kAhead * kBytes;
-        // The next stage to multiply, and the next to load.
-        u32 first = 0, next = kAhead % kCount;
-        const auto after = [](u32 stage) { return stage + 1 == kCount ? 0 : stage + 1; };
+        Place place = begin(from);
         for (u32 done = 0; done < count; done += kStep) {
-            wait_loads<(kAhead - kStep) * kLoads>();
+            wait_step();
             block_barrier();
-            Step<X, W, Words, kStep> step;
-#pragma unroll
-            for (int i = 0; i < kStep; ++i) {
-                copy(from, next);
-                from += kBytes;
-                next = after(next);
-                step.x[i] = &stages_.x[first];
-                step.w[i] = &stages_.w[first];
-                step.words[i] = &stages_.words[first];
-                first = after(first);
-            }
-            sums.template multiply<0>(step);
+            sums.template multiply<0>(go_on(place));
         }
         // A block gives its LDS back when it ends.
+        wait_loads<0>();
+    }
+
+    /// The same by ping-pong: `sums.multiply(sums.read(Step))`.
+    template <class Sums>
+    HK_FN void ping_pong(u32 from, u32 count, Sums &sums) const {
+        static_assert(kAhead >= 2 * kStep, "what the wave waits for has been on its way for a step");
+        Place place = begin(from);
+        wait_step();
+        const PingPong halves;
+        for (u32 done = 0; done < count; done += kStep) {
+            halves.step(
+                [&] {
+                    const auto operands = sums.read(go_on(place));
+                    wait_step();
+                    return operands;
+                },
+                [&](const auto &operands) { sums.multiply(operands); });
+        }
+        halves.end();
         wait_loads<0>();
     }
 };
