@@ -85,11 +85,13 @@ def sample(calls, samples, keep):
         calls = calls[:50]
         (wait, run), results, method = queued(calls), [], "stream"
     start = time.perf_counter()
-    while time.perf_counter() - start < WARM_UP_S:
+    passes = 0
+    while passes == 0 or time.perf_counter() - start < WARM_UP_S:
         run()
         torch.cuda.synchronize()
+        passes += 1
     pairs = []
-    for _ in range(samples):
+    for _ in range(affordable((time.perf_counter() - start) / passes, samples)):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         if wait:
             torch.cuda.synchronize()
@@ -103,9 +105,18 @@ def sample(calls, samples, keep):
     return statistics.median(a.elapsed_time(b) for a, b in pairs) * 1e3 / len(calls), method
 
 
+def affordable(seconds, wanted):
+    """Repetitions of something that takes so long: as many as asked for, or those of ten seconds, but at least ten."""
+    return max(min(wanted, max(int(10 / max(seconds, 1e-9)), 10)), 1)
+
+
 def with_host(calls, passes=5):
     """Median microseconds of a call on the host's clock, each launched by itself."""
-    n = math.ceil(200 / len(calls)) * len(calls)
+    sync()
+    start = time.perf_counter()
+    calls[0]()
+    sync()
+    n = affordable(10 * (time.perf_counter() - start), max(200, len(calls)))
     times = []
     for _ in range(passes):
         sync()

@@ -2,7 +2,10 @@
 
 mod buffer;
 mod device;
-#[cfg_attr(not(any(feature = "emu", feature = "hip")), expect(dead_code, reason = "no driver is built in"))]
+#[cfg_attr(
+    not(any(feature = "cuda", feature = "emu", feature = "hip")),
+    expect(dead_code, reason = "no driver is built in")
+)]
 mod driver;
 mod drivers;
 mod dtype;

@@ -13,7 +13,7 @@ use crate::compare::{Comparison, compare_outputs};
 /// How much is measured.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// Passes that are timed; at least one.
+    /// Passes that are timed: at least one, and ten or more where so many take longer than ten seconds.
     pub samples: usize,
     /// Time for which passes run before.
     pub warm_up: Duration,
@@ -233,12 +233,13 @@ impl<'a> Pass<'a> {
     /// Time of one call in each of many passes.
     fn sample(&mut self, plan: &Plan) -> Result<Times> {
         let start = Instant::now();
+        let mut pass = Duration::ZERO;
         while start.elapsed() < plan.warm_up {
-            self.time(1)?;
+            pass = self.time(1)?;
         }
         // Nothing waits in between: the next pass is queued while one runs.
         let mut events: Vec<Event> = vec![self.stream.record()?];
-        for _ in 0..plan.samples.max(1) {
+        for _ in 0..affordable(pass, plan.samples) {
             self.queue()?;
             events.push(self.stream.record()?);
         }
@@ -249,8 +250,10 @@ impl<'a> Pass<'a> {
 
     /// Time of one call on the host's clock: from before the first, one by one, until the device is done with the last.
     fn with_host(&mut self, plan: &Plan) -> Result<Times> {
-        let calls = 200_usize.div_ceil(self.calls.len()) * self.calls.len();
-        let calls = if plan.footprint == 0 { 1 } else { calls.min(4 * MOST_COPIES as usize) };
+        let calls = match plan.footprint {
+            0 => 1,
+            _ => affordable((self.time(1)? * 10).div_f64(self.calls() as f64), 200.max(self.calls.len())),
+        };
         let pass = |this: &mut Self| {
             this.stream.synchronize()?;
             let start = Instant::now();
@@ -260,6 +263,12 @@ impl<'a> Pass<'a> {
         };
         Ok(Times::of((0..plan.samples.clamp(1, 5)).map(|_| pass(self)).collect::<Result<_>>()?))
     }
+}
+
+/// Repetitions of something that takes so long: as many as asked for, or those of ten seconds, but at least ten.
+fn affordable(each: Duration, wanted: usize) -> usize {
+    let seconds = each.as_secs_f64().max(1e-9);
+    wanted.min(((10.0 / seconds) as usize).max(10)).max(1)
 }
 
 fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
@@ -369,6 +378,15 @@ mod tests {
         let times = Times::of((0..=100).rev().map(f64::from).collect());
         assert_eq!(times, Times { median: 50.0, low: 10.0, high: 90.0 });
         assert_eq!(Times::of(vec![3.0]), Times { median: 3.0, low: 3.0, high: 3.0 });
+    }
+
+    #[test]
+    fn slow_passes_are_repeated_less() {
+        assert_eq!(affordable(Duration::from_millis(1), 100), 100);
+        assert_eq!(affordable(Duration::from_millis(500), 100), 20);
+        assert_eq!(affordable(Duration::from_secs(60), 100), 10);
+        assert_eq!(affordable(Duration::ZERO, 0), 1);
+        assert_eq!(affordable(Duration::from_secs(60), 1), 1);
     }
 
     #[test]
