@@ -5,7 +5,8 @@ use crate::a8w8::sealed::MatrixCode;
 use crate::a16w16::sealed::Half;
 use crate::config::Job;
 use crate::fp4::{FP4, FP8};
-use crate::problem::Kernels;
+use crate::mxfp8::MXFP8;
+use crate::problem::{GROUP, GROUP_BY_VECTORS, Kernels};
 use crate::problem::{MOST_ATOMIC_SPLITS, MOST_SPLITS, outputs};
 use crate::quantized::ROWS_ON_THEIR_WAY;
 use crate::{BlockShape, GemmTile, Precision};
@@ -81,22 +82,33 @@ impl Kind {
             }
             "gemm_a8w8_blockscale"
             | "fused_gemm_a8w8_blockscale_mul_add"
-            | "fused_gemm_a8w8_blockscale_split_cat" => {
-                with(of_code!(name, a, PRECISION)?, of_code!(name, a, BLOCK)?, Some(group()?))
-            }
+            | "fused_gemm_a8w8_blockscale_split_cat" => with(
+                of_code!(name, a, PRECISION)?,
+                group()?.kernels(of_code!(name, a, BLOCK)?),
+                Some(group()?),
+            ),
             "deepgemm_masked_a8w8" | "deepgemm_contiguous_a8w8" => {
                 let blocks = call.bool("blocks")?;
-                let kernels = if blocks { of_code!(name, a, BLOCK)? } else { of_code!(name, a, KERNELS)? };
-                with(of_code!(name, a, PRECISION)?, kernels, blocks.then(BlockShape::default))
+                let groups = if blocks { Some(group()?) } else { None };
+                let kernels = match groups {
+                    Some(group) => group.kernels(of_code!(name, a, BLOCK)?),
+                    None => of_code!(name, a, KERNELS)?,
+                };
+                with(of_code!(name, a, PRECISION)?, kernels, groups)
             }
             "gemm_a16w8_blockscale" | "batched_gemm_a8w8_ptgq" => {
-                let groups = Some(group().unwrap_or_default());
-                if on_their_way {
-                    with(Precision::HalfByByte, of_code!(name, w, OF_QUANTIZED)?[half], groups)
+                let n = call.int("group_n").unwrap_or(128);
+                let group = BlockShape { n: n as usize, k: call.int("group_k")? as usize };
+                if on_their_way && group.k == GROUP {
+                    with(Precision::HalfByByte, of_code!(name, w, OF_QUANTIZED)?[half], Some(group))
                 } else if prequant {
-                    with(of_code!(name, w, PRECISION)?, of_code!(name, w, BLOCK)?, groups)
+                    with(of_code!(name, w, PRECISION)?, group.kernels(of_code!(name, w, BLOCK)?), Some(group))
                 } else {
-                    with(Precision::HalfByByte, of_code!(name, w, OF_HALVES)?[half], groups)
+                    with(
+                        Precision::HalfByByte,
+                        group.kernels(of_code!(name, w, OF_HALVES)?[half]),
+                        Some(group),
+                    )
                 }
             }
             "gemm_a16wfp4" | "gemm_a16wfp4_atomic" | "batched_gemm_a16wfp4" => {
@@ -108,6 +120,7 @@ impl Kind {
                     with(Precision::HalfByFp4, of_half!(name, a, BY_FP4)?, mx)
                 }
             }
+            "gemm_afp8wfp8" => with(of_code!(name, a, PRECISION)?, &MXFP8, mx),
             "gemm_a8wfp4" => with(Precision::Fp8ByFp4, &FP8, mx),
             "gemm_afp4wfp4"
             | "batched_gemm_afp4wfp4"
@@ -142,7 +155,8 @@ pub fn choices(call: &CallSpec, info: &DeviceInfo) -> Result<Vec<Choice>> {
         info,
         precision,
         sizes,
-        vectors: precision.bytes(k).is_multiple_of(16),
+        vectors: precision.bytes(k).is_multiple_of(16)
+            && groups.is_none_or(|group| group.k >= GROUP_BY_VECTORS),
         most_splits: match parts {
             Parts::Added => MOST_ATOMIC_SPLITS,
             Parts::Planes => MOST_SPLITS,

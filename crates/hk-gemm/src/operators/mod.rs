@@ -41,6 +41,7 @@ pub static OPERATORS: &[Operator] = &[
     codes::BATCHED_GEMM_A16WFP4,
     codes::GEMM_A8WFP4,
     codes::GEMM_AFP4WFP4,
+    codes::GEMM_AFP8WFP8,
     codes::BATCHED_GEMM_AFP4WFP4,
     dual::FUSED_GEMM_A8W8_BLOCKSCALE_A16W16,
     codes::FUSED_GEMM_A8W8_BLOCKSCALE_MUL_ADD,
@@ -101,7 +102,7 @@ const fn group(name: &'static str, summary: &'static str) -> ScalarSpec {
     ScalarSpec { name, default: Scalar::Int(128), choices: &[], summary }
 }
 const GROUP_N: ScalarSpec = group("group_n", "rows of w with one scale, a power of two");
-const GROUP_K: ScalarSpec = group("group_k", "columns with one scale, a power of two from 128 on");
+const GROUP_K: ScalarSpec = group("group_k", "columns with one scale, a power of two");
 const fn of_n(rows: i64) -> (&'static str, Scalar) {
     ("group_n", Scalar::Int(rows))
 }
