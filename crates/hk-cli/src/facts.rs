@@ -17,6 +17,7 @@ use std::path::PathBuf;
     VALU       vector-ALU instructions of a wave, without matrix instructions\n\
     per line   instructions of all waves for each 128-byte line of output\n\
     in flight  lines that loads of a wave have outstanding at most, averaged over waves\n\
+    drains     waits of a wave between matrix instructions that leave no load on its way\n\
     LDS        clocks of LDS accesses over what they take without bank conflicts\n\
     matrix     clocks of the matrix units over those of the busiest of matrix, vector issue, LDS and global memory\n\
     VGPRs, waves/SIMD, scratch bytes: of each kernel"
@@ -60,7 +61,7 @@ fn replaced(text: &str, table: &str) -> Option<String> {
 }
 
 /// Columns of the table.
-const COLUMNS: [&str; 13] = [
+const COLUMNS: [&str; 14] = [
     "operator",
     "case",
     ">bytes",
@@ -69,6 +70,7 @@ const COLUMNS: [&str; 13] = [
     ">VALU",
     ">per line",
     ">in flight",
+    ">drains",
     ">LDS",
     ">matrix",
     ">VGPRs",
@@ -159,6 +161,7 @@ impl Facts {
             ratio(c.valu, c.waves, 0),
             ratio(c.instructions, d.distinct_written_lines, 1),
             ratio(d.lines_in_flight, c.waves, 1),
+            if c.mfma == 0 { "-".into() } else { ratio(d.drains, c.waves, 1) },
             ratio(d.lds_clocks, d.lds_clocks - d.lds_conflict_clocks, 2),
             matrix,
             each(|k| k.resources.vgprs + k.resources.agprs),
@@ -194,9 +197,9 @@ mod tests {
         assert_eq!(facts.sum.waves.to_string(), cells[2]);
         assert!(facts.sum.waves <= 1024, "four rows a wave or more");
         assert_eq!(
-            (&*cells[6], &*cells[7], &*cells[10]),
-            ("-", "-", "0"),
-            "no LDS, no matrix unit, no scratch"
+            (&*cells[6], &*cells[7], &*cells[8], &*cells[11]),
+            ("-", "-", "-", "0"),
+            "no matrix unit, no LDS, no scratch"
         );
         let lines: f64 = cells[5].parse().unwrap();
         assert!(lines >= 16.0, "{lines} lines in flight");

@@ -19,11 +19,20 @@ pub enum Column {
     Lds,
     /// LDS clocks that bank conflicts cost.
     Conflicts,
+    /// Waits between matrix instructions that leave no load on its way.
+    Drains,
 }
 
 impl Column {
-    const ALL: [Column; 6] =
-        [Column::Instructions, Column::Valu, Column::Passes, Column::Lines, Column::Lds, Column::Conflicts];
+    const ALL: [Column; 7] = [
+        Column::Instructions,
+        Column::Valu,
+        Column::Passes,
+        Column::Lines,
+        Column::Lds,
+        Column::Conflicts,
+        Column::Drains,
+    ];
 
     fn of(self, c: &Counters) -> u64 {
         let d = c.details.unwrap_or_default();
@@ -34,6 +43,7 @@ impl Column {
             Column::Lines => d.global_read_lines + d.global_written_lines,
             Column::Lds => d.lds_clocks,
             Column::Conflicts => d.lds_conflict_clocks,
+            Column::Drains => d.drains,
         }
     }
 }
@@ -55,14 +65,14 @@ pub fn print(profiles: &[Profile], by: Column, top: usize) -> Result<()> {
             ">128 B lines",
             ">LDS clocks",
             ">conflicts",
+            ">drains",
         ]);
         let total = by.of(&profile.counters);
         let mut add = |line: String, c: &Counters| {
             let share = if total == 0 { 0.0 } else { 100.0 * by.of(c) as f64 / total as f64 };
-            let [instructions, valu, passes, lines, lds, conflicts] =
-                Column::ALL.map(|column| column.of(c).to_string());
             let share = format!("{share:.1} %");
-            table.row([line, share, instructions, valu, passes, lines, lds, conflicts]);
+            let counts = Column::ALL.map(|column| column.of(c).to_string());
+            table.row([line, share].into_iter().chain(counts));
         };
         let mut lines: Vec<_> = profile.lines.iter().filter(|l| by.of(&l.counters) > 0).collect();
         lines.sort_by_key(|l| std::cmp::Reverse(by.of(&l.counters)));

@@ -80,6 +80,7 @@ pub fn executed(c: &Counters) -> Table {
     ];
     let accesses = c.details.map(|d| {
         [
+            ("waits between matrix instructions for all loads", d.drains),
             ("LDS clocks", d.lds_clocks),
             ("  of bank conflicts", d.lds_conflict_clocks),
             ("LDS bytes read", d.lds_read_bytes),

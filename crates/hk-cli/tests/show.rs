@@ -157,6 +157,27 @@ fn configurations_are_those_for_the_sizes() {
         "{tile} {parts} {bytes}"
     );
     assert_eq!(chosen("16", "4096", &["--param", "tile=128x128"])[0], "128x128");
+    // Of two products in one launch, the tile of each.
+    let fp8 = "fp8e4m3fnuz";
+    let two = |m: &str, more: &[&str]| {
+        let tensors = [
+            format!("x_fp8={fp8}[{m},7168]"),
+            format!("w_fp8={fp8}[512,7168]"),
+            format!("x_bf16=bf16[{m},7168]"),
+            "w_bf16=bf16[256,7168]".to_owned(),
+        ];
+        let mut args = vec!["fused_gemm_a8w8_blockscale_a16w16", "--device", "emu:gfx942"];
+        tensors.iter().for_each(|tensor| args.extend(["--tensor", tensor]));
+        let rows = rows(&[&args, more].concat());
+        let of = rows[1..].iter().find(|row| row[1] == "chosen").unwrap().clone();
+        ["tile", "parts of K", "K at a time", "blocks", "workspace, bytes"]
+            .map(|name| of[rows[0].iter().position(|n| n == name).unwrap()].clone())
+    };
+    let large = two("512", &["--param", "tile=256x128"]);
+    assert_eq!(large, ["256x128, 256x256", "1", "64, 32", "10", "0"]);
+    // Parts of K are whole stretches of each.
+    let small = two("16", &["--param", "tile=16x32", "--param", "splits=3"]);
+    assert_eq!(small, ["16x32", "2, 3", "2048, 1024", "56", (3 * 4 * 16 * 768).to_string().as_str()]);
     // All emulated GPUs, if no device is named.
     let both = text(&["inspect", "gemm_a8w8", "--tensor", "a=i8[64,64]", "--tensor", "w=i8[64,64]"]);
     assert!(both.contains("on emu:gfx942, 304 CUs") && both.contains("on emu:gfx950, 256 CUs"), "{both}");

@@ -115,6 +115,9 @@ counts! {
         /// The most lines that loads of a wave have outstanding at a time, summed over waves: those that it has asked for
         /// and that no `s_waitcnt` has waited for. Of whole launches only.
         lines_in_flight,
+        /// Waits between matrix instructions of a wave that leave none of its loads on the way: memory stands still until
+        /// it asks again.
+        drains,
         /// Bytes of global memory that lanes read or write 16 at a time.
         wide_bytes,
         /// Bytes read from LDS by active lanes, atomics included.

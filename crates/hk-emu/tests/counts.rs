@@ -189,6 +189,50 @@ fn loads_are_in_flight_until_they_are_waited_for() {
     }
 }
 
+/// A wait is a drain if it leaves no load, and if matrix instructions come before and after it.
+#[test]
+fn waits_between_matrix_instructions_that_leave_no_load_are_drains() {
+    let load = "global_load_dwordx4 v[4:7], v1, s[4:5]";
+    let store = "global_store_dword v1, v3, s[4:5] offset:2048";
+    let mma = "v_mfma_f32_16x16x16_bf16 v[12:15], v[2:3], v[2:3], v[12:15]";
+    let (all, but_one) = ("s_waitcnt vmcnt(0)", "s_waitcnt vmcnt(1)");
+    let cases: [(&[&str], u64); 9] = [
+        (&[load, all, mma], 0),
+        (&[mma, load, all], 0),
+        (&[mma, load, all, mma], 1),
+        (&[mma, mma, load, all, all, mma, mma], 1),
+        (&[mma, load, all, mma, load, all, mma], 2),
+        (&[mma, load, all, load, all, mma], 2),
+        (&[mma, load, load, but_one, mma, all, mma], 1),
+        (&[load, mma, load, but_one, mma, but_one, mma], 0),
+        // A store keeps no load waiting, and a load before it has come back.
+        (&[mma, store, all, mma, load, store, but_one, mma], 1),
+    ];
+    for (lines, drains) in cases {
+        let body = format!(
+            "  s_load_dwordx2 s[4:5], s[0:1], 0x0
+  v_and_b32 v4, 63, v0
+  v_lshlrev_b32 v1, 4, v4
+  v_mov_b32 v2, 0
+  v_mov_b32 v3, 0
+  v_mov_b32 v12, 0
+  v_mov_b32 v13, 0
+  v_mov_b32 v14, 0
+  v_mov_b32 v15, 0
+  s_waitcnt lgkmcnt(0)
+  {}
+  s_waitcnt vmcnt(0)",
+            lines.join("\n  ")
+        );
+        let image = assemble(&Assembly { body: &body, ..Assembly::default() });
+        let rig = Rig::new(options("gfx942").details(true), &image);
+        let buffer = rig.upload("data", &[0u32; 1024]);
+        let counters = rig.launch("test", 1, 128, &Args::new().push(buffer)).expect("runs");
+        // Of two waves.
+        assert_eq!(counters.details.expect("details").drains, 2 * drains, "{lines:?}");
+    }
+}
+
 /// Buffer loads are range-checked dword by dword; what is cut off is neither moved nor counted.
 #[test]
 fn a_buffer_load_counts_what_lies_in_range() {

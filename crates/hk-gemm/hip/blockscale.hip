@@ -1,12 +1,10 @@
-// blockscale.hip: products of int8 and fp8 with scales of blocks; see blockscale.h.
+// blockscale.hip: products of int8 and fp8 with scales of blocks, by tiles; see blockscale.h.
 #include <hk/entry.h>
 
 #include "blockscale.h"
-#include "skinny.h"
 
 namespace {
 using gemm::block_gemm;
-using gemm::skinny_block_gemm;
 using Params = gemm::BlockParams;
 using hk::Access;
 
@@ -21,11 +19,7 @@ using Elements = gemm::Tile<T, Access::Elements, 64, 64, 2, 2, 5>;
 #define BLOCKSCALE(name, T)                                                                      \
     HK_ENTRY(gemm_##name##_block_256x128, Tile256x128<T>::kThreads, block_gemm<Tile256x128<T>>)  \
     HK_ENTRY(gemm_##name##_block_64x64, Tile64x64<T>::kThreads, block_gemm<Tile64x64<T>>)        \
-    HK_ENTRY(gemm_##name##_block_64x64_elements, Elements<T>::kThreads, block_gemm<Elements<T>>) \
-    HK_ENTRY(gemm_##name##_block_16x16, 8 * hk::kWaveSize, skinny_block_gemm<T, 1, 1, 8, 256>)      \
-    HK_ENTRY(gemm_##name##_block_16x32, 8 * hk::kWaveSize, skinny_block_gemm<T, 1, 2, 8, 256>)      \
-    HK_ENTRY(gemm_##name##_block_32x32, 8 * hk::kWaveSize, skinny_block_gemm<T, 2, 2, 8, 128>)      \
-    HK_ENTRY(gemm_##name##_block_64x32, 4 * hk::kWaveSize, skinny_block_gemm<T, 4, 2, 4, 128>)
+    HK_ENTRY(gemm_##name##_block_64x64_elements, Elements<T>::kThreads, block_gemm<Elements<T>>)
 
 BLOCKSCALE(i8, hk::I8)
 BLOCKSCALE(fp8, hk::Fp8)

@@ -6,10 +6,9 @@
 #pragma once
 
 #include "blockscale.h"
+#include "half_tiles.h"
 #include "mixed.h"
 #include "mx.h"
-#include "skinny.h"
-#include "tiles.h"
 
 namespace gemm {
 
@@ -76,37 +75,6 @@ struct SkinnyFp4Tile {
     using Lds = SkinnyLds<MxSource<Fp4ByFp4, kMTiles, kNTiles, kCount>, kWaves>;
     static constexpr int kThreads = kWaves * hk::kWaveSize;
     HK_FN static void run(const Given &p, const auto &site) { skinny_mx_gemm<Fp4ByFp4, kMTiles, kNTiles, kWaves, kCount>(p, site); }
-};
-
-template <class T>
-struct HalfTile {
-    using Given = Params;
-    using Lds = TileLds<T, hk::NoWords>;
-    static constexpr int kThreads = T::kThreads;
-    HK_FN static void run(const Given &p, const auto &site) { tile_gemm<T, false>(p, site); }
-};
-
-template <class E, int kMTiles, int kNTiles, int kWaves, int kBytes>
-struct SkinnyHalfTile {
-    using Given = Params;
-    using Lds = SkinnyLds<PlainSource<E, kMTiles, kNTiles, kBytes, Unscaled>, kWaves>;
-    static constexpr int kThreads = kWaves * hk::kWaveSize;
-    HK_FN static void run(const Given &p, const auto &site) {
-        skinny_gemm<E, kMTiles, kNTiles, kWaves, kBytes, false>(p, site);
-    }
-};
-
-/// Tiles of 16-bit floats, those of `TILES16` and `SKINNY16`.
-template <class E>
-struct HalfTiles {
-    template <Access kAccess>
-    using Small = HalfTile<Tile<E, kAccess, 64, 64, 2, 2, 5>>;
-    using T256x256 = HalfTile<Tile<E, Access::Vectors, 256, 256, 2, 4, 5>>;
-    using T64x64 = Small<Access::Vectors>;
-    using Elements = Small<Access::Elements>;
-    using S16x32 = SkinnyHalfTile<E, 1, 2, 8, 256>;
-    using S32x32 = SkinnyHalfTile<E, 2, 2, 8, 128>;
-    using S64x32 = SkinnyHalfTile<E, 4, 2, 4, 128>;
 };
 
 /// A tile of one of the products.

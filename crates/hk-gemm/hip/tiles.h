@@ -6,6 +6,7 @@
 #include <hk/mma.h>
 #include <hk/pipeline.h>
 #include <hk/shared.h>
+#include <hk/sums.h>
 
 #include "epilogue.h"
 #include "problem.h"
@@ -72,28 +73,10 @@ struct InRegisters {
     HK_FN Frag x(int m, int k) const { return x_[m][k]; }
 };
 
-/// Adds the products of all columns of some stages to a wave's sums: column m = lane % 16 of tiles of 16 x 16, kMmaRows
-/// neighbours n.
+/// Adds the products of all columns of some stages to a wave's sums.
 template <class T, class Acc, int kM, int kN>
 HK_FN void multiply_fragments(Acc (&acc)[kM][kN], const auto &from) {
-    constexpr int kFrags = T::Product::kFrags;
-#pragma unroll
-    for (int k = 0; k < T::kStep * T::kBytes / hk::kFragBytes; k += kFrags) {
-        Frag w[kN][kFrags];
-#pragma unroll
-        for (int n = 0; n < kN; ++n) {
-#pragma unroll
-            for (int f = 0; f < kFrags; ++f) w[n][f] = from.w(n, k + f);
-        }
-#pragma unroll
-        for (int m = 0; m < kM; ++m) {
-            Frag x[kFrags];
-#pragma unroll
-            for (int f = 0; f < kFrags; ++f) x[f] = from.x(m, k + f);
-#pragma unroll
-            for (int n = 0; n < kN; ++n) acc[m][n] = T::Product::mma(w[n], x, acc[m][n]);
-        }
-    }
+    hk::add_products<typename T::Product, T::kStep * T::kBytes / hk::kFragBytes>(acc, from);
 }
 template <class T, class Acc, int kM, int kN, class Step>
 HK_FN void multiply(Acc (&acc)[kM][kN], const Step &step) {

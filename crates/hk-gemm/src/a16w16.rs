@@ -14,6 +14,8 @@ pub(crate) mod sealed {
         const PRECISION: Precision;
         const KERNELS: &'static Kernels;
         const GATED: &'static Kernels;
+        /// Beside the quantization of the activations.
+        const QUANT_X: &'static Kernels;
         /// By mxfp4: as it is, and quantized to mxfp4 on its way.
         const BY_FP4: &'static Kernels;
         const TO_FP4: &'static Kernels;
@@ -42,7 +44,7 @@ pub(crate) mod sealed {
         };
     }
     macro_rules! half {
-        ($t:ident, $precision:ident, $name:literal) => {
+        ($t:ident, $precision:ident, $name:literal, $dual4:ident) => {
             impl Half for $t {
                 const PRECISION: Precision = Precision::$precision;
                 const KERNELS: &'static Kernels = &Kernels {
@@ -54,6 +56,11 @@ pub(crate) mod sealed {
                     tiles: &kernels::TILES16,
                     skinny: &kernels::SKINNY16,
                     names: gemm_names!($name, "_gated", ""),
+                };
+                const QUANT_X: &'static Kernels = &Kernels {
+                    tiles: &kernels::QUANT_X,
+                    skinny: &kernels::SKINNY_QUANT_X,
+                    names: gemm_names!($name, "_quant_x", concat!("gemm_", $name, "_16x16_quant_x")),
                 };
                 const BY_FP4: &'static Kernels = &Kernels {
                     tiles: &kernels::DECODED4,
@@ -104,14 +111,14 @@ pub(crate) mod sealed {
                     },
                 ];
                 const BESIDE_FP4: [&'static Kernels; 2] = [
-                    &beside!($name, "fp4", DUAL4, SKINNY_DUAL4, "_256x128", "_64x64"),
-                    &beside!($name, "fp4", DUAL4, SKINNY_DUAL4, "_256x128_words", "_64x64_words"),
+                    &beside!($name, "fp4", $dual4, SKINNY_DUAL4, "_256x128", "_64x64"),
+                    &beside!($name, "fp4", $dual4, SKINNY_DUAL4, "_256x128_words", "_64x64_words"),
                 ];
             }
         };
     }
-    half!(bf16, Bf16, "bf16");
-    half!(f16, F16, "f16");
+    half!(bf16, Bf16, "bf16", DUAL4_BF16);
+    half!(f16, F16, "f16", DUAL4_F16);
 }
 
 /// `bf16` or `f16`.

@@ -25,7 +25,7 @@ pub(crate) mod sealed {
         fn served(arch: Arch) -> bool;
     }
     macro_rules! code {
-        ($t:ident, $precision:ident, $name:literal, $arch:pat) => {
+        ($t:ident, $precision:ident, $name:literal, $decoded:ident, $arch:pat) => {
             impl MatrixCode for $t {
                 const PRECISION: Precision = Precision::$precision;
                 const KERNELS: &'static Kernels = &Kernels {
@@ -36,7 +36,7 @@ pub(crate) mod sealed {
                 const BLOCK: [&'static Kernels; 2] = [
                     &Kernels {
                         tiles: &kernels::BLOCKSCALE,
-                        skinny: &kernels::BLOCKSCALE,
+                        skinny: &kernels::SKINNY_BLOCKSCALE,
                         names: [
                             "",
                             "",
@@ -52,8 +52,14 @@ pub(crate) mod sealed {
                     &group_kernels!(GROUPS8, $name),
                 ];
                 const OF_HALVES: [[&'static Kernels; 2]; 2] = [
-                    [&mixed_kernels!("bf16", "w", $name), &group_kernels!(DECODED_GROUPS8, "bf16_w", $name)],
-                    [&mixed_kernels!("f16", "w", $name), &group_kernels!(DECODED_GROUPS8, "f16_w", $name)],
+                    [
+                        &mixed_kernels!("bf16", "w", $name, $decoded),
+                        &group_kernels!(DECODED_GROUPS8, "bf16_w", $name),
+                    ],
+                    [
+                        &mixed_kernels!("f16", "w", $name, $decoded),
+                        &group_kernels!(DECODED_GROUPS8, "f16_w", $name),
+                    ],
                 ];
                 const OF_QUANTIZED: [&'static Kernels; 2] =
                     [&quantized_kernels!("bf16", "to_w", $name), &quantized_kernels!("f16", "to_w", $name)];
@@ -83,9 +89,9 @@ pub(crate) mod sealed {
         };
     }
     macro_rules! mixed_kernels {
-        ($half:literal, $by:literal, $name:literal) => {
+        ($half:literal, $by:literal, $name:literal, $decoded:ident) => {
             Kernels {
-                tiles: &kernels::DECODED8,
+                tiles: &kernels::$decoded,
                 skinny: &kernels::MIXED8,
                 names: [
                     "",
@@ -120,9 +126,9 @@ pub(crate) mod sealed {
             }
         };
     }
-    code!(i8, I8, "i8", _);
-    code!(Fp8E4M3, Fp8, "fp8", Arch::Gfx950 | Arch::Sm90);
-    code!(Fp8E4M3Fnuz, Fp8, "fp8", Arch::Gfx942);
+    code!(i8, I8, "i8", DECODED_I8, _);
+    code!(Fp8E4M3, Fp8, "fp8", DECODED_FP8, Arch::Gfx950 | Arch::Sm90);
+    code!(Fp8E4M3Fnuz, Fp8, "fp8", DECODED_FP8, Arch::Gfx942);
 }
 
 /// `i8`, or the fp8 of the device's products: [`Fp8E4M3Fnuz`] on gfx942, [`Fp8E4M3`] on gfx950.

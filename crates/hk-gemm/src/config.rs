@@ -195,6 +195,14 @@ impl GemmTile {
         self as usize
     }
 
+    /// The tile of 16-bit floats beside one of codes in the same launch: of as many threads.
+    pub(crate) const fn beside(self) -> Self {
+        match self {
+            Self::T256x128 => Self::T256x256,
+            other => other,
+        }
+    }
+
     /// Whether waves share K, from memory to registers.
     pub(crate) const fn skinny(self) -> bool {
         matches!(self, Self::S16x16 | Self::S16x32 | Self::S32x32 | Self::S64x32)
@@ -227,35 +235,86 @@ pub(crate) struct Job<'a> {
     pub vectors: bool,
     /// Parts of K that there is a workspace for.
     pub most_splits: usize,
+    /// Another product in the same launch.
+    pub second: Option<Second>,
+}
+
+/// A product in the launch of another, with the same M and K.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Second {
+    pub precision: Precision,
+    /// Rows of its `w`.
+    pub n: usize,
+}
+
+/// Time for rounds of blocks of some kinds.
+#[derive(Debug, Default)]
+struct Rounds {
+    mean: f64,
+    longest: f64,
+}
+
+impl Rounds {
+    /// Such a part of the blocks takes so long each.
+    fn add(&mut self, part: f64, time: f64) {
+        self.mean += part * time;
+        if part > 0.0 {
+            self.longest = self.longest.max(time);
+        }
+    }
+
+    /// The last blocks may be of the longest.
+    fn time(&self, rounds: f64) -> f64 {
+        (rounds - 1.0) * self.mean + self.longest
+    }
 }
 
 impl Job<'_> {
+    /// Each product of the launch: its tile, type and rows of `w`.
+    pub fn products(&self, tile: GemmTile) -> impl Iterator<Item = (GemmTile, Precision, usize)> {
+        let second = self.second.map(|Second { precision, n }| (tile.beside(), precision, n));
+        [(tile, self.precision, self.sizes[2])].into_iter().chain(second)
+    }
+
     /// Modelled nanoseconds.
     pub fn time(&self, GemmConfig { tile, splits, .. }: GemmConfig) -> f64 {
-        let (t, splits) = (tile.info(), splits.max(1));
-        let [batch, m, n, k] = self.sizes;
+        let splits = splits.max(1);
+        let [batch, m, _, k] = self.sizes;
         let rates = Rates::of(self.info.arch);
         let cus = (self.info.compute_units as usize).max(1);
-        let bytes = self.precision.bytes(k);
-        let weight = self.precision.weight_bits() as f64 / self.precision.bits() as f64;
-        let stages = bytes.div_ceil(STAGE_BYTES).max(1).div_ceil(splits) as f64;
-        let tiles = batch.saturating_mul(m.div_ceil(t.m)).saturating_mul(n.div_ceil(t.n));
-        let blocks = tiles.saturating_mul(splits);
-        let rounds = blocks.div_ceil(cus.saturating_mul(t.per_cu)).max(1) as f64;
+        let blocks_of = |t: &TileInfo, n: usize| {
+            let tiles = batch.saturating_mul(m.div_ceil(t.m)).saturating_mul(n.div_ceil(t.n));
+            tiles.saturating_mul(splits)
+        };
+        let blocks =
+            self.products(tile).map(|(tile, _, n)| blocks_of(tile.info(), n)).fold(0, usize::saturating_add);
         // Blocks on a CU share what it has.
-        let resident = blocks.div_ceil(cus).min(t.per_cu).max(1) as f64;
-        let stage = resident * (t.m * t.n) as f64 * t.cost * rates.stage;
-        // Prologue and epilogue weigh as some stages.
-        let least = if t.tile.skinny() { 0.0 } else { STAGE };
-        let matrix = rounds * (stages + 8.0) * stage.max(least);
-        // The weights come from memory, the rows of all blocks from L2. Through LDS, both are part of the cost.
-        let row = t.n as f64 * weight * rates.byte / ALONE + m.min(t.m) as f64 * rates.near;
-        let loads = if t.tile.skinny() { rounds * resident * stages * STAGE_BYTES as f64 * row } else { 0.0 };
+        let per_cu = tile.info().per_cu;
+        let rounds = blocks.div_ceil(cus.saturating_mul(per_cu)).max(1) as f64;
+        let resident = blocks.div_ceil(cus).min(per_cu).max(1) as f64;
         let share = batch as f64 / cus as f64 * rates.byte;
-        let memory = (m as f64 + n as f64 * weight) * bytes as f64 * share;
-        // Four bytes are written and read again.
-        let planes = LAUNCH + 8.0 * splits as f64 * m as f64 * n as f64 * share;
-        matrix.max(loads).max(memory) + if splits > 1 { planes } else { 0.0 }
+        let (mut matrix, mut loads) = (Rounds::default(), Rounds::default());
+        let (mut memory, mut planes) = (0.0, LAUNCH);
+        for (tile, precision, n) in self.products(tile) {
+            let t = tile.info();
+            let bytes = precision.bytes(k);
+            let weight = precision.weight_bits() as f64 / precision.bits() as f64;
+            let stages = bytes.div_ceil(STAGE_BYTES).max(1).div_ceil(splits) as f64;
+            let part = blocks_of(t, n) as f64 / blocks.max(1) as f64;
+            let stage = resident * (t.m * t.n) as f64 * t.cost * rates.stage;
+            // Prologue and epilogue weigh as some stages.
+            let least = if tile.skinny() { 0.0 } else { STAGE };
+            matrix.add(part, (stages + 8.0) * stage.max(least));
+            // The weights come from memory, the rows of all blocks from L2. Through LDS, both are part of the cost.
+            let row = t.n as f64 * weight * rates.byte / ALONE + m.min(t.m) as f64 * rates.near;
+            let of_block = resident * stages * STAGE_BYTES as f64 * row;
+            loads.add(part, if tile.skinny() { of_block } else { 0.0 });
+            memory += (m as f64 + n as f64 * weight) * bytes as f64 * share;
+            // Four bytes are written and read again.
+            planes += 8.0 * splits as f64 * m as f64 * n as f64 * share;
+        }
+        let busiest = matrix.time(rounds).max(loads.time(rounds)).max(memory);
+        busiest + if splits > 1 { planes } else { 0.0 }
     }
 
     /// With the parts of K that make its time shortest, and that.
@@ -318,7 +377,7 @@ impl GemmConfig {
         most_splits: usize,
         serves: impl Fn(GemmTile) -> bool,
     ) -> Self {
-        Job { info, precision, sizes, vectors, most_splits }.choose(serves)
+        Job { info, precision, sizes, vectors, most_splits, second: None }.choose(serves)
     }
 
     /// Elements of K in each part but perhaps the last, and how many parts are not empty.

@@ -2,7 +2,7 @@
 
 use crate::a8w8::MatrixCode;
 use crate::a16w16::{self, Half};
-use crate::config::{GemmConfig, GemmTile, Precision};
+use crate::config::{GemmConfig, GemmTile, Job, Precision, Second};
 use crate::fp4::fp4_product;
 use crate::fused::block_product;
 use crate::params::{BlockAndPlain, MixedAndPlain};
@@ -25,16 +25,8 @@ const fn served(tile: GemmTile) -> bool {
     !matches!(tile, GemmTile::T256x256 | GemmTile::T128x128 | GemmTile::S16x16)
 }
 
-/// The tile of the second product beside one of the first: of as many threads.
-const fn beside(tile: GemmTile) -> GemmTile {
-    match tile {
-        GemmTile::T256x128 => GemmTile::T256x256,
-        other => other,
-    }
-}
-
 /// What a part of K has in the workspace, in `f32`: sums of the first product, then those of the second, on 16 bytes.
-fn plane([first, second]: [usize; 2]) -> usize {
+pub(crate) fn plane([first, second]: [usize; 2]) -> usize {
     first.checked_next_multiple_of(4).map_or(usize::MAX, |first| first.saturating_add(second))
 }
 
@@ -47,10 +39,9 @@ pub fn fused_gemm_a16w16_workspace(
     precision: Precision,
     [m, n1, n2, k]: [usize; 4],
 ) -> usize {
-    let splits = |serves: fn(GemmTile) -> bool| {
-        let sizes = [1, m, n1.saturating_add(n2), k];
-        GemmConfig::choose(info, precision, sizes, true, MOST_SPLITS, serves).splits
-    };
+    let second = Some(Second { precision: Precision::Bf16, n: n2 });
+    let job = Job { info, precision, sizes: [1, m, n1, k], vectors: true, most_splits: MOST_SPLITS, second };
+    let splits = |serves: fn(GemmTile) -> bool| job.choose(serves).splits;
     // Of few rows of w with one scale there are no kernels whose waves share K.
     let splits = splits(served).max(splits(|tile| served(tile) && !tile.skinny()));
     let plane = plane([outputs([1, m, n1]), outputs([1, m, n2])]);
@@ -89,7 +80,7 @@ fn run<'a, X: Element, W: Element, H: Half, Y1: Float, Y2: Float>(
     ];
     check_aliases(op, &inputs, &made)?;
 
-    // One configuration, as for the first product with the columns of both.
+    // One configuration for both.
     let vectors = first.by_vectors(&sizes[0]) && second.by_vectors(&sizes[1]);
     let planes = [first.plane(&sizes[0]), second.plane(&sizes[1])];
     let space = workspace.as_ref().map_or(0, TensorViewMut::numel);
@@ -99,10 +90,15 @@ fn run<'a, X: Element, W: Element, H: Half, Y1: Float, Y2: Float>(
     let config = match options.config {
         Some(config) => first.check_config(config, vectors, plane(planes), space, whole)?,
         None => {
-            let columns = sizes[0].n.saturating_add(sizes[1].n);
-            let most = if whole { 1 } else { room.clamp(1, MOST_SPLITS) };
-            let (info, serves) = (stream.device().info(), |tile| first.serves(tile));
-            GemmConfig::choose(info, first.precision, [1, m, columns, k], vectors, most, serves)
+            let job = Job {
+                info: stream.device().info(),
+                precision: first.precision,
+                sizes: [1, m, sizes[0].n, k],
+                vectors,
+                most_splits: if whole { 1 } else { room.clamp(1, MOST_SPLITS) },
+                second: Some(Second { precision: second.precision, n: sizes[1].n }),
+            };
+            job.choose(|tile| first.serves(tile))
         }
     };
     let of = |tile: GemmTile, outputs: usize| {
@@ -110,7 +106,7 @@ fn run<'a, X: Element, W: Element, H: Half, Y1: Float, Y2: Float>(
         GemmOptions { config: Some(GemmConfig { tile, splits, ..config }), ..options }
     };
     (first.options, second.options) =
-        (of(config.tile, sizes[0].outputs()), of(beside(config.tile), sizes[1].outputs()));
+        (of(config.tile, sizes[0].outputs()), of(config.tile.beside(), sizes[1].outputs()));
     let (mut planes1, mut planes2) = match workspace.filter(|_| !whole && config.splits > 1) {
         Some(workspace) => {
             let of_first = config.splits.saturating_mul(planes[0].next_multiple_of(4));
@@ -162,7 +158,7 @@ fn run<'a, X: Element, W: Element, H: Half, Y1: Float, Y2: Float>(
 }
 
 /// What becomes of a product's sums; its planes, if it has any.
-fn sums<Y: Float>(checked: &Checked<Y>, planes: &mut Option<TensorViewMut<f32>>) -> Store {
+pub(crate) fn sums<Y: Float>(checked: &Checked<Y>, planes: &mut Option<TensorViewMut<f32>>) -> Store {
     if matches!(checked.to, To::Planes(_)) {
         return Store::Plane;
     }

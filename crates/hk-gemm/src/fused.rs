@@ -8,7 +8,7 @@ use crate::problem::{
 use crate::views::{Addend, FloatView, MxScaleView, Weight};
 use hk_core::{Float, Fp4x2, Result, Stream, TensorView, TensorViewMut};
 
-const OPERANDS: Names = Names { x: "x", x_scale: "x_scale", ..NAMES };
+pub(crate) const OPERANDS: Names = Names { x: "x", x_scale: "x_scale", ..NAMES };
 const OF_SPLIT: Names = Names { y: "c1", ..OPERANDS };
 
 /// A product of codes with scales of blocks.

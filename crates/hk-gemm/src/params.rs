@@ -218,6 +218,24 @@ pub(crate) struct MixedAndPlain {
     pub second: Params,
 }
 
+/// `QuantXParams` in `hip/quant_x.h`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct QuantXParams {
+    pub product: Params,
+    pub q: u64,
+    pub scale: u64,
+    pub q_row: i64,
+    pub scale_row: i64,
+    pub scale_block: i64,
+    pub cols: u32,
+    pub blocks: u32,
+    pub rule: BlockRule,
+    pub element: u32,
+    pub vectors: u32,
+    pub pad: u32,
+}
+
 /// `Params` in `hip/reduce.hip`.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]

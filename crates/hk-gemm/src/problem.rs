@@ -335,7 +335,7 @@ pub(crate) enum Given {
 pub(crate) const WINDOW_BYTES: usize = 1 << 31;
 /// Rows of a tile at most; with matrices that rows choose.
 const TILE_ROWS: usize = 256;
-const GROUPED_ROWS: usize = 128;
+pub(crate) const GROUPED_ROWS: usize = 128;
 /// The longest row, in bytes, and the most outputs of an axis: kernels count them in 31 bits, with room for a tile.
 pub(crate) const LIMIT: usize = (1 << 31) - 4096;
 

@@ -32,6 +32,10 @@ pub(crate) struct Outstanding {
     lines: VecDeque<u64>,
     sum: u64,
     peak: u64,
+    /// A matrix instruction has come before.
+    multiplied: bool,
+    /// Since the last one: the waits that left no load outstanding.
+    drains: Vec<u32>,
 }
 
 /// The highest count of vmcnt: one more instruction waits.
@@ -67,8 +71,22 @@ impl Counts {
     pub fn count(&mut self, step: &Step<'_>, wave: &mut Outstanding) {
         let lines = self.access(step.u.index, step.accesses);
         match step.effects.kind {
-            Kind::Wait => wave.wait(waits::counts(step.inst.imm)[0]),
+            Kind::Wait => {
+                let had = wave.sum;
+                wave.wait(waits::counts(step.inst.imm)[0]);
+                if wave.multiplied && had > 0 && wave.sum == 0 {
+                    wave.drains.push(step.u.index);
+                }
+            }
             Kind::Vector | Kind::Flat => self.lines_in_flight += wave.issue(lines),
+            Kind::None if step.inst.op.is_mfma() => {
+                wave.multiplied = true;
+                for index in wave.drains.drain(..) {
+                    if let Some(site) = self.sites.get_mut(index as usize) {
+                        site.details.get_or_insert_default().drains += 1;
+                    }
+                }
+            }
             _ => {}
         }
     }

@@ -1,9 +1,9 @@
 //! Products of 16-bit floats.
 
 use super::{
-    ACTIVATION, BATCHED_BIAS, BIAS, SPLITS, TILE, W_SHUFFLED, Y_DTYPE, act, activation, as_y, bias, case,
-    finished, optional_f64, options, sizes, splits, tile, to, w_shuffled, weight, weights, with_half,
-    workspace, y, y_dtype, y_outputs, y_spec,
+    ACTIVATION, BATCHED_BIAS, BIAS, SPLITS, TILE, W_SHUFFLED, Y_DTYPE, act, activation, activations, as_y,
+    bias, case, finished, optional_f64, options, sizes, splits, tile, to, w_shuffled, weight, weights,
+    with_half, workspace, y, y_dtype, y_outputs, y_spec,
 };
 use crate::a16w16::sealed::Half as _;
 use crate::kernels;
@@ -18,7 +18,7 @@ const A: ArgSpec = ArgSpec::input("a", HALVES, 2, "[M, K]");
 const W: ArgSpec = ArgSpec::input("w", HALVES, 2, "[N, K]");
 
 /// Error of a sum in f32, in its magnitude.
-const TERMS: f64 = 1.0 / (1u64 << 18) as f64;
+pub(super) const TERMS: f64 = 1.0 / (1u64 << 18) as f64;
 
 const ACCUMULATE: ScalarSpec = ScalarSpec {
     name: "accumulate",
@@ -223,6 +223,6 @@ pub(super) const GEMM_A16W16_GATED: Operator = Operator {
     ..GEMM_A16W16
 };
 
-fn product(call: &HostCall) -> Result<Sums> {
-    Ok(reference::product(&call.get("a")?.to_f64(), &weights(call)?, sizes(call)?))
+pub(super) fn product(call: &HostCall) -> Result<Sums> {
+    Ok(reference::product(&activations(call)?.to_f64(), &weights(call)?, sizes(call)?))
 }

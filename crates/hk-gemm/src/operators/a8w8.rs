@@ -213,7 +213,7 @@ pub(super) const GEMM_A8W8_BLOCKSCALE: Operator = Operator {
         y(2, "[M, N]", TERMS),
     ],
     scalars: &[Y_DTYPE, ACTIVATION, GROUP_N, GROUP_K, W_SHUFFLED, TILE, SPLITS],
-    kernels: &[&kernels::BLOCKSCALE, &kernels::GROUPS8, &kernels::REDUCE],
+    kernels: &[&kernels::BLOCKSCALE, &kernels::SKINNY_BLOCKSCALE, &kernels::GROUPS8, &kernels::REDUCE],
     cases: &[
         case!("DeepSeek-V3 down of a shared expert, 16 tokens", a: Fp8E4M3Fnuz [16, 2048], w: Fp8E4M3Fnuz [7168, 2048], a_scale: F32 [16, 16], w_scale: F32 [56, 16]),
         case!("DeepSeek-V3 down of a shared expert, 16 tokens (OCP)", a: Fp8E4M3 [16, 2048], w: Fp8E4M3 [7168, 2048], a_scale: F32 [16, 16], w_scale: F32 [56, 16]),

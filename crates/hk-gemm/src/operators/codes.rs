@@ -534,11 +534,13 @@ pub(super) const GEMM_A16W8_BLOCKSCALE: Operator = Operator {
         SPLITS,
     ],
     kernels: &[
-        &kernels::DECODED8,
-        &kernels::DECODED_GROUPS8,
+        &kernels::DECODED_I8,
+        &kernels::DECODED_FP8,
         &kernels::MIXED8,
         &kernels::QUANTIZED8,
         &kernels::BLOCKSCALE,
+        &kernels::SKINNY_BLOCKSCALE,
+        &kernels::DECODED_GROUPS8,
         &kernels::GROUPS8,
         &kernels::GROUP_QUANT,
         &kernels::REDUCE,
@@ -585,6 +587,7 @@ pub(super) const BATCHED_GEMM_A8W8_PTGQ: Operator = Operator {
     kernels: &[
         &kernels::QUANTIZED8,
         &kernels::BLOCKSCALE,
+        &kernels::SKINNY_BLOCKSCALE,
         &kernels::GROUPS8,
         &kernels::GROUP_QUANT,
         &kernels::REDUCE,
@@ -669,7 +672,7 @@ pub(super) const FUSED_GEMM_A8W8_BLOCKSCALE_MUL_ADD: Operator = Operator {
     summary: "y = a * g + b or a * b + g, g of gemm_a8w8_blockscale",
     args: &[X8, W8, X8_SCALE, W8_SCALE, TERM_A, TERM_B, y(2, "[M, N]", TERMS)],
     scalars: &[Y_DTYPE, FUSE, GROUP_N, GROUP_K, W_SHUFFLED, TILE, SPLITS],
-    kernels: &[&kernels::BLOCKSCALE, &kernels::GROUPS8, &kernels::REDUCE],
+    kernels: &[&kernels::BLOCKSCALE, &kernels::SKINNY_BLOCKSCALE, &kernels::GROUPS8, &kernels::REDUCE],
     cases: &[
         case!("DeepSeek-V3 down of a shared expert, 16 tokens", x: Fp8E4M3Fnuz [16, 2048], w: Fp8E4M3Fnuz [7168, 2048], x_scale: F32 [16, 16], w_scale: F32 [56, 16], a: F32 [1], b: Bf16 [16, 7168]),
         case!("DeepSeek-V3 down of a shared expert, 16 tokens (OCP)", x: Fp8E4M3 [16, 2048], w: Fp8E4M3 [7168, 2048], x_scale: F32 [16, 16], w_scale: F32 [56, 16], a: F32 [1], b: Bf16 [16, 7168]),
@@ -791,7 +794,7 @@ pub(super) const FUSED_GEMM_A8W8_BLOCKSCALE_SPLIT_CAT: Operator = Operator {
     summary: "c1 = [C[.., ..S1], y], c2 = C[.., S1..], C of gemm_a8w8_blockscale",
     args: &[X8, W8, X8_SCALE, W8_SCALE, CAT, C1, C2],
     scalars: &[Y_DTYPE, S1, GROUP_N, GROUP_K, W_SHUFFLED, TILE, SPLITS],
-    kernels: &[&kernels::BLOCKSCALE, &kernels::GROUPS8, &kernels::REDUCE],
+    kernels: &[&kernels::BLOCKSCALE, &kernels::SKINNY_BLOCKSCALE, &kernels::GROUPS8, &kernels::REDUCE],
     cases: &[
         case!("DeepSeek-V3 k, v up-projection of 16 heads, 64 tokens", x: Fp8E4M3Fnuz [64, 512], w: Fp8E4M3Fnuz [4096, 512], x_scale: F32 [64, 4], w_scale: F32 [32, 4], y: Bf16 [64, 16, 64]),
         case!("DeepSeek-V3 k, v up-projection of 16 heads, 64 tokens (OCP)", x: Fp8E4M3 [64, 512], w: Fp8E4M3 [4096, 512], x_scale: F32 [64, 4], w_scale: F32 [32, 4], y: Bf16 [64, 16, 64]),

@@ -178,7 +178,13 @@ pub(super) const DEEPGEMM_MASKED_A8W8: Operator = Operator {
         updated(3, "[G, Mmax, N]"),
     ],
     scalars: &[ACTIVATION, BLOCKS, GROUP_N, GROUP_K, W_SHUFFLED, TILE],
-    kernels: &[&kernels::TILES8, &kernels::SKINNY8, &kernels::BLOCKSCALE, &kernels::GROUPS8],
+    kernels: &[
+        &kernels::TILES8,
+        &kernels::SKINNY8,
+        &kernels::BLOCKSCALE,
+        &kernels::SKINNY_BLOCKSCALE,
+        &kernels::GROUPS8,
+    ],
     cases: &[
         case!("16 experts of DeepSeek-V3, up to 64 tokens each", a: Fp8E4M3Fnuz [16, 64, 1024], w: Fp8E4M3Fnuz [16, 512, 1024], a_scale: F32 [16, 64], w_scale: F32 [16, 512], masked_m: I32 [16], y: Bf16 [16, 64, 512]),
         case!("16 experts of DeepSeek-V3, up to 64 tokens each (OCP)", a: Fp8E4M3 [16, 64, 1024], w: Fp8E4M3 [16, 512, 1024], a_scale: F32 [16, 64], w_scale: F32 [16, 512], masked_m: I32 [16], y: Bf16 [16, 64, 512]),

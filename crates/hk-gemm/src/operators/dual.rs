@@ -29,7 +29,7 @@ const Y1: ArgSpec = ArgSpec { name: "y1", ..y(2, "[M, N1]", TERMS) };
 const Y2: ArgSpec = ArgSpec { name: "y2", shape: "[M, N2]", ..Y1 };
 
 /// M, N1, N2 and K of a call.
-fn sizes<V: Described>(call: &Call<V>) -> Result<[usize; 4]> {
+pub(super) fn sizes<V: Described>(call: &Call<V>) -> Result<[usize; 4]> {
     let fp8 = call.optional("x_fp8").is_some();
     let (x, w, of) =
         if fp8 { ("x_fp8", "w_fp8", call.get("w_fp8")?) } else { ("x_fp4", "w_fp4", call.get("w_fp4")?) };
@@ -184,7 +184,7 @@ pub(super) const FUSED_GEMM_AFP4WFP4_A16W16: Operator = Operator {
         Y2,
     ],
     scalars: &[Y_DTYPE, SHUFFLED, W_SHUFFLED, TILE, SPLITS],
-    kernels: &[&kernels::DUAL4, &kernels::SKINNY_DUAL4, &kernels::REDUCE],
+    kernels: &[&kernels::DUAL4_BF16, &kernels::DUAL4_F16, &kernels::SKINNY_DUAL4, &kernels::REDUCE],
     cases: &[
         case!("DeepSeek-V3 gate and up of a shared expert of 8 GPUs, and router, 16 tokens", x_fp4: Fp4x2 [16, 3584], w_fp4: Fp4x2 [512, 3584], x_scale: E8M0 [16, 224], w_scale: E8M0 [512, 224], x_bf16: Bf16 [16, 7168], w_bf16: Bf16 [256, 7168]),
         case!("the same, 64 tokens", x_fp4: Fp4x2 [64, 3584], w_fp4: Fp4x2 [512, 3584], x_scale: E8M0 [64, 224], w_scale: E8M0 [512, 224], x_bf16: Bf16 [64, 7168], w_bf16: Bf16 [256, 7168]),

@@ -8,6 +8,7 @@ mod deepgemm;
 mod dual;
 mod ff;
 mod gmm;
+mod quant_x;
 
 pub use choice::choices;
 
@@ -43,6 +44,7 @@ pub static OPERATORS: &[Operator] = &[
     codes::GEMM_AFP4WFP4,
     codes::GEMM_AFP8WFP8,
     codes::BATCHED_GEMM_AFP4WFP4,
+    quant_x::FUSED_GEMM_A16W16_QUANT_X,
     dual::FUSED_GEMM_A8W8_BLOCKSCALE_A16W16,
     codes::FUSED_GEMM_A8W8_BLOCKSCALE_MUL_ADD,
     codes::FUSED_GEMM_A8W8_BLOCKSCALE_SPLIT_CAT,

@@ -208,8 +208,9 @@ struct MatrixUnit {
         return __builtin_bit_cast(T, __nvvm_shfl_sync_idx_i32(0xffffffffu, bits, int(lane), 0x1f));
     }
 
+    /// A call, since tiles have dozens of them.
     template <class Words, class Acc>
-    HK_FN static Acc mma(Words w, Words x, Acc acc) {
+    __device__ __attribute__((noinline)) static Acc mma(Words w, Words x, Acc acc) {
         const auto ws = values<W>(w);
         const auto xs = values<X>(x);
         const u32 lane = lane_id();

@@ -22,6 +22,31 @@ HK_FN Vec<u32, N * kBitsOf<T> / 32> to_words(Vec<float, N> v) {
     }
 }
 
+/// Adds the products P of `kSteps` fragments of rows to sums: those of the n-th tile of rows of w with the m-th of x to
+/// acc[m][n]. `from.w(n, step)` and `from.x(m, step)` give the fragments.
+template <class P, int kSteps, int kM, int kN>
+HK_FN void add_products(typename P::Acc (&acc)[kM][kN], const auto &from) {
+    constexpr int kFrags = P::kFrags;
+    static_assert(kSteps % kFrags == 0, "whole products");
+#pragma unroll
+    for (int step = 0; step < kSteps; step += kFrags) {
+        Frag w[kN][kFrags];
+#pragma unroll
+        for (int n = 0; n < kN; ++n) {
+#pragma unroll
+            for (int f = 0; f < kFrags; ++f) w[n][f] = from.w(n, step + f);
+        }
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+            Frag x[kFrags];
+#pragma unroll
+            for (int f = 0; f < kFrags; ++f) x[f] = from.x(m, step + f);
+#pragma unroll
+            for (int n = 0; n < kN; ++n) acc[m][n] = P::mma(w[n], x, acc[m][n]);
+        }
+    }
+}
+
 /// A wave's sums d[n, m], n < kN, m < kM, of products P.
 template <class P, int kN, int kM>
 struct WaveSums {
@@ -37,25 +62,15 @@ public:
     /// Adds the products of rows [n, n + kN) of `w` with rows [m, m + kM) of `x`, over all their columns.
     template <class WTile, class XTile>
     HK_FN void multiply(const WTile &w, u32 n, const XTile &x, u32 m) {
-        constexpr int kFrags = P::kFrags, kSteps = WTile::kBytes / kFragBytesOf<kDim>;
-        static_assert(kSteps % kFrags == 0 && XTile::kBytes == WTile::kBytes, "whole products");
-#pragma unroll
-        for (int step = 0; step < kSteps; step += kFrags) {
-            Frag of_w[kN / kDim][kFrags];
-#pragma unroll
-            for (int i = 0; i < kN / kDim; ++i) {
-#pragma unroll
-                for (int f = 0; f < kFrags; ++f) of_w[i][f] = w.template frag<kDim>(n + i * kDim, step + f);
-            }
-#pragma unroll
-            for (int j = 0; j < kM / kDim; ++j) {
-                Frag of_x[kFrags];
-#pragma unroll
-                for (int f = 0; f < kFrags; ++f) of_x[f] = x.template frag<kDim>(m + j * kDim, step + f);
-#pragma unroll
-                for (int i = 0; i < kN / kDim; ++i) acc[j][i] = P::mma(of_w[i], of_x, acc[j][i]);
-            }
-        }
+        static_assert(XTile::kBytes == WTile::kBytes, "rows of one length");
+        struct {
+            const WTile &of_w;
+            const XTile &of_x;
+            u32 first_n, first_m;
+            HK_FN Frag w(int i, int step) const { return of_w.template frag<kDim>(first_n + i * kDim, step); }
+            HK_FN Frag x(int j, int step) const { return of_x.template frag<kDim>(first_m + j * kDim, step); }
+        } const from{w, x, n, m};
+        add_products<P, WTile::kBytes / kFragBytesOf<kDim>>(acc, from);
     }
 
     /// Calls `f(n, m, d)` for the lane's sums, in f32, kMmaRows at a time: d[i] is that of (n + i, m).

@@ -1,4 +1,6 @@
-// dual4.hip: mxfp4, and 16-bit floats, two products in one launch, by tiles; see dual.h.
+// dual4.h: tiles of mxfp4, and of 16-bit floats, two products in one launch, one source for each type of floats; see dual.h.
+#pragma once
+
 #include <hk/entry.h>
 
 #include "dual.h"
@@ -26,6 +28,3 @@ using Elements = gemm::Fp4Tile<gemm::MxTile<Fp4, Access::Elements, 64, 64, 2, 2,
     HK_ENTRY(gemm_fp4_and_##T##_64x64_words, T64x64<true>::kThreads, dual_gemm<T64x64<true>, gemm::HalfTiles<hk::T>::T64x64>) \
     HK_ENTRY(gemm_fp4_and_##T##_64x64, T64x64<false>::kThreads, dual_gemm<T64x64<false>, gemm::HalfTiles<hk::T>::T64x64>)     \
     HK_ENTRY(gemm_fp4_and_##T##_64x64_elements, Elements::kThreads, dual_gemm<Elements, gemm::HalfTiles<hk::T>::Elements>)
-
-DUAL4(bf16)
-DUAL4(f16)

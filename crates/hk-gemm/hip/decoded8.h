@@ -1,4 +1,6 @@
-// decoded8.hip: products of 16-bit floats by int8 and by the fp8 that the target has, by tiles; see decoded.h.
+// decoded8.h: tiles of products of 16-bit floats by codes of a byte, one source for each type of codes.
+#pragma once
+
 #include <hk/entry.h>
 
 #include "decoded.h"
@@ -16,12 +18,8 @@ template <class T, class Code>
 using Elements = gemm::DecodedTile<T, Code, Access::Elements, 64, 64, 2, 2>;
 }  // namespace
 
+// Entry points of one type of floats by one of codes.
 #define DECODED(T, name, Code)                                                                                             \
     HK_ENTRY(gemm_##T##_##name##_128x128, (Tile128x128<hk::T, Code>::kThreads), (decoded_gemm<Tile128x128<hk::T, Code>>))  \
     HK_ENTRY(gemm_##T##_##name##_64x64, (Tile64x64<hk::T, Code>::kThreads), (decoded_gemm<Tile64x64<hk::T, Code>>))        \
     HK_ENTRY(gemm_##T##_##name##_64x64_elements, (Elements<hk::T, Code>::kThreads), (decoded_gemm<Elements<hk::T, Code>>))
-
-DECODED(bf16, wi8, hk::I8)
-DECODED(f16, wi8, hk::I8)
-DECODED(bf16, wfp8, hk::Fp8)
-DECODED(f16, wfp8, hk::Fp8)
