@@ -41,7 +41,7 @@ enum Task {
     HipRuntime(hip::RuntimeArgs),
     /// Run the kernels' tests through the HIP driver on that runtime: no AMD GPU or library is needed.
     TestHip(hip::TestArgs),
-    /// Run the benchmarks.
+    /// Measure the operators on a device: a table, CSV, a plot.
     Bench(run::BenchArgs),
     /// Break every kernel in every place, one at a time, and count what the sanitizers find (takes minutes).
     Mutate(demo::MutateArgs),

@@ -26,10 +26,22 @@ pub(crate) struct TestArgs {
 pub(crate) struct BenchArgs {
     #[command(flatten)]
     setup: setup::Args,
-    /// The family to measure, such as `norm`. Default: every crate that has benchmarks.
+    /// The family to measure, such as `norm`. Default: all.
     #[arg(long)]
     family: Option<String>,
-    /// Arguments for the benchmarks, such as a filter or `--save-baseline NAME`.
+    /// The device, such as hip:0 or cuda:0. Default: HK_DEVICE, else emu:gfx942.
+    #[arg(long, value_name = "SPEC")]
+    device: Option<String>,
+    /// Write the table as CSV.
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Write a plot as SVG.
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+    /// Times of other implementations, as of `benches/peers/run.py`.
+    #[arg(long, value_name = "FILE")]
+    peers: Option<PathBuf>,
+    /// More options of `hk bench`, such as `--op rmsnorm`.
     #[arg(last = true)]
     args: Vec<String>,
 }
@@ -93,47 +105,29 @@ pub(crate) fn test(args: &TestArgs) -> Result {
     examples.and(tests)
 }
 
-/// `cargo xtask bench`
+/// Has `hk bench`, with the device's driver built in, measure. (`cargo bench` has criterion do so.)
 pub(crate) fn bench(args: &BenchArgs) -> Result {
-    let crates = workspace_root().join("crates");
-    let mut packages = Vec::new();
-    match &args.family {
-        Some(family) => packages.push(format!("hk-{}", family.strip_prefix("hk-").unwrap_or(family))),
-        None => {
-            let entries =
-                std::fs::read_dir(&crates).map_err(|e| Failure(format!("{}: {e}", crates.display())))?;
-            let with = entries.flatten().filter(|e| e.path().join("benches").is_dir());
-            packages.extend(with.map(|e| e.file_name().to_string_lossy().into_owned()));
-            packages.sort();
-        }
-    }
-    if let Some(missing) = packages.iter().find(|p| !crates.join(p).join("benches").is_dir()) {
-        return Err(Failure(format!("`{missing}` has no benchmarks: no crates/{missing}/benches")));
-    }
-    if packages.is_empty() {
-        return Err(Failure("no benchmarks: no crates/*/benches".into()));
+    let family = args.family.as_deref().map(|f| f.strip_prefix("hk-").unwrap_or(f));
+    if let Some(family) = family
+        && !workspace_root().join(format!("crates/hk-{family}/benches")).is_dir()
+    {
+        return Err(Failure(format!("`hk-{family}` has no benchmarks: no crates/hk-{family}/benches")));
     }
     setup::compiler(&args.setup)?;
-    // `--benches` alone would have the unit tests of libraries run, too.
-    for package in packages {
-        for bench in bench_names(&crates.join(&package))? {
-            let rest: Vec<&str> = args.args.iter().map(String::as_str).collect();
-            execute(&mut cargo(
-                &[&["bench", "--package", &package, "--bench", &bench, "--"], &rest[..]].concat(),
-            ))?;
+    let device = args.device.clone().or_else(|| env::var("HK_DEVICE").ok()).unwrap_or("emu:gfx942".into());
+    let driver = device.split(':').next().filter(|d| ["hip", "cuda"].contains(d));
+    let mut command = cargo(&["run", "--release", "--package", "hk-cli", "--bin", "hk"]);
+    command.args(driver.iter().flat_map(|driver| ["--features", driver]));
+    if driver == Some("cuda") && env::var_os("HK_TARGETS").is_none() {
+        command.env("HK_TARGETS", "gfx942,gfx950,sm_90");
+    }
+    command.args(["--", "bench", "--device", &device]);
+    command.args(family.iter().flat_map(|family| ["--family", family]));
+    for (option, file) in [("--csv", &args.csv), ("--plot", &args.plot), ("--peers", &args.peers)] {
+        if let Some(file) = file {
+            // cargo runs it in the workspace's directory.
+            command.arg(option).arg(std::path::absolute(file)?);
         }
     }
-    Ok(())
-}
-
-/// The benchmarks of a crate, by file name.
-fn bench_names(package: &Path) -> Result<Vec<String>> {
-    let mut names: Vec<String> = std::fs::read_dir(package.join("benches"))?
-        .flatten()
-        .map(|e| e.path())
-        .filter(|p| p.extension().is_some_and(|e| e == "rs"))
-        .filter_map(|p| Some(p.file_stem()?.to_string_lossy().into_owned()))
-        .collect();
-    names.sort();
-    Ok(names)
+    execute(command.args(&args.args))
 }

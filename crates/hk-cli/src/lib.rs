@@ -10,10 +10,12 @@
 //! | `hk exec` | a kernel of any code object, with arguments from the command line |
 //! | `hk mutate` | broken kernels, to see which mistakes the sanitizers and results show |
 //! | `hk facts` | what the emulator counts of every operator at the sizes of real models |
+//! | `hk bench` | time of the operators on a device, against its copy rate and other implementations |
 //! | `hk demo` | every operator at the sizes of real models, against its f64 reference |
 //!
 //! Exit status: 0, 1 if something failed, 2 if the command line is wrong.
 
+mod bench;
 mod demo;
 mod devices;
 mod exec;
@@ -84,6 +86,8 @@ enum Task {
     Exec(exec::Args),
     /// Break every kernel in every place, one at a time, and count what the sanitizers find (takes minutes).
     Mutate(mutate::Args),
+    /// Measure the operators on a device, and compare with its rates and with other implementations.
+    Bench(bench::Args),
     /// Run every operator at the sizes of real models and compare it with its f64 reference.
     Demo(demo::DemoArgs),
     /// Count what every operator executes and moves at the sizes of real models.
@@ -106,6 +110,7 @@ impl Cli {
             Task::Inspect(args) => inspect::run(args),
             Task::Exec(args) => exec::run(args),
             Task::Mutate(args) => mutate::run(args, &operators()),
+            Task::Bench(args) => bench::run(args),
             Task::Demo(args) => demo::run(args, &operators()),
             Task::Facts(args) => facts::run(args),
             Task::Status(args) => status::run(args, &operators()),

@@ -106,6 +106,7 @@ pub struct Storage {
 impl Storage {
     /// Uninitialised memory.
     pub fn new(stream: &Stream, bytes: usize, label: &dyn fmt::Display) -> Result<Self> {
+        stream.expect_no_capture("alloc")?;
         let addr = match bytes {
             0 => EMPTY,
             _ => stream.driver().malloc(stream.handle(), bytes as u64, label)?,
@@ -131,6 +132,11 @@ impl Storage {
             return Ok(());
         }
         stream.device().expect_same(op, arg, self.device())?;
+        if stream.captures() || self.home.captures() {
+            let what = format!("{arg}, a buffer of another stream,");
+            let reason = "a capture orders no streams; use buffers of the stream that captures".into();
+            return Err(Error::Unsupported { op, what, reason });
+        }
         let mut visitors = self.visitors.lock().unwrap_or_else(PoisonError::into_inner);
         if !visitors.contains(stream) {
             // The memory exists for work behind its allocation only.
@@ -144,11 +150,29 @@ impl Storage {
 
 impl Drop for Storage {
     fn drop(&mut self) {
-        if self.addr == EMPTY {
-            return;
+        if self.addr != EMPTY {
+            let visitors = std::mem::take(self.visitors.get_mut().unwrap_or_else(PoisonError::into_inner));
+            Unused { home: self.home.clone(), addr: self.addr, visitors }.release();
+        }
+    }
+}
+
+/// Memory that queued work may still use, but nothing else will.
+pub struct Unused {
+    home: Stream,
+    addr: u64,
+    visitors: Vec<Stream>,
+}
+
+impl Unused {
+    /// Releases it in stream order; after the capture, if one of its streams captures.
+    pub fn release(self) {
+        let capturing = std::iter::once(&self.home).chain(&self.visitors).find(|s| s.captures()).cloned();
+        if let Some(stream) = capturing {
+            return stream.release_after_capture(self);
         }
         let (driver, home) = (self.home.driver(), self.home.handle());
-        for visitor in self.visitors.get_mut().unwrap_or_else(PoisonError::into_inner) {
+        for visitor in &self.visitors {
             let ordered = driver
                 .record(visitor.handle())
                 .and_then(|event| driver.wait(home, &event, Dependency::Lifetime));

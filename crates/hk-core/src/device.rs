@@ -2,7 +2,7 @@
 
 use crate::driver::Driver;
 use crate::module::Loaded;
-use crate::{Arch, Error, Kernel, Result, Stream, drivers};
+use crate::{Arch, Element, Error, HostBuffer, Kernel, Result, Stream, drivers};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -144,6 +144,15 @@ impl Device {
     /// [`Error::Driver`] if the driver fails.
     pub fn create_stream(&self) -> Result<Stream> {
         Stream::new(self)
+    }
+
+    /// `len` zeros in page-locked host memory, for copies that the host does not wait for.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] if the size does not fit an `i64`; [`Error::Driver`] or [`Error::Emulator`] if there is not
+    /// enough memory.
+    pub fn alloc_host<T: Element>(&self, len: usize) -> Result<HostBuffer<T>> {
+        HostBuffer::new(self, len)
     }
 
     /// The kernels that were asked for on this device since it was opened, by name: what an operator really runs.

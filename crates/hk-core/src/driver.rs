@@ -3,6 +3,7 @@
 use crate::{DeviceInfo, KernelInfo, Result};
 use std::any::Any;
 use std::fmt;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -66,6 +67,23 @@ pub(crate) trait Driver: Send + Sync {
     fn malloc(&self, stream: &Handle, bytes: u64, label: &dyn fmt::Display) -> Result<u64>;
     /// Releases memory once everything queued on `stream` so far is done.
     fn free(&self, stream: &Handle, addr: u64);
+    /// Zeroed host memory that asynchronous copies can use, aligned to 64 bytes. `bytes > 0`.
+    fn malloc_host(&self, bytes: usize) -> Result<NonNull<u8>>;
+    /// Releases what `malloc_host` gave for as many bytes; no copy uses it any more.
+    ///
+    /// # Safety
+    /// As it says.
+    unsafe fn free_host(&self, host: NonNull<u8>, bytes: usize);
+    /// Queues a copy from memory of `malloc_host`.
+    ///
+    /// # Safety
+    /// `src` holds the bytes, and nothing writes them, until the copy is done.
+    unsafe fn write_async(&self, stream: &Handle, dst: u64, src: NonNull<u8>, bytes: usize) -> Result<()>;
+    /// Queues a copy to memory of `malloc_host`.
+    ///
+    /// # Safety
+    /// `dst` has room for the bytes, and nothing uses them, until the copy is done.
+    unsafe fn read_async(&self, stream: &Handle, src: u64, dst: NonNull<u8>, bytes: usize) -> Result<()>;
     /// Returns once `src` has been read, which may be before the copy is done.
     fn write(&self, stream: &Handle, dst: u64, src: &[u8]) -> Result<()>;
     /// Returns when `dst` is filled.
@@ -88,6 +106,13 @@ pub(crate) trait Driver: Send + Sync {
         Ok(())
     }
     fn launch(&self, stream: &Handle, function: &Handle, dispatch: &Dispatch) -> Result<()>;
+
+    /// From here on work on `stream` is noted, not done: launches, copies on the device, fills.
+    fn begin_capture(&self, stream: &Handle) -> Result<()>;
+    /// Ends it, and gives what was noted.
+    fn end_capture(&self, stream: &Handle) -> Result<Handle>;
+    /// Queues all of it.
+    fn launch_graph(&self, stream: &Handle, graph: &Handle) -> Result<()>;
 
     /// What was executed on `stream` since the last call. `None` on hardware.
     #[cfg(feature = "emu")]

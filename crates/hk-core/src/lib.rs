@@ -2,14 +2,19 @@
 
 mod buffer;
 mod device;
-#[cfg_attr(not(any(feature = "emu", feature = "hip")), expect(dead_code, reason = "no driver is built in"))]
+#[cfg_attr(
+    not(any(feature = "cuda", feature = "emu", feature = "hip")),
+    expect(dead_code, reason = "no driver is built in")
+)]
 mod driver;
 mod drivers;
 mod dtype;
 mod error;
 mod event;
 mod global;
+mod graph;
 pub mod heads;
+mod host;
 mod index;
 mod launch;
 mod layout;
@@ -30,9 +35,11 @@ pub use dtype::{
 pub use error::{Error, Result};
 pub use event::Event;
 pub use global::GlobalLayout;
+pub use graph::Graph;
 pub use hk_codeobj::{Arch, Kernel as KernelInfo};
 #[cfg(feature = "emu")]
 pub use hk_emu::{Check, Checks, Counters, Details, Fault, LineCounters, Profile, Resources};
+pub use host::HostBuffer;
 pub use index::IndexView;
 pub use launch::{Launch, LaunchConfig};
 pub use layout::{Layout, Rows};

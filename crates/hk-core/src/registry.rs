@@ -558,19 +558,31 @@ impl HostTensor {
         Ok(Self { spec, bytes })
     }
 
-    /// Example data, the same for the same seed.
+    /// Example data, the same for the same seed. Elements that do not depend on each other repeat after 2^22 or so.
     ///
     /// # Errors
     /// As [`TensorSpec::bytes`].
     pub fn sample(spec: TensorSpec, sample: Sample, seed: u64) -> Result<Self> {
-        let n = spec.bytes()? / spec.dtype.size_bytes();
+        /// The largest prime below 2^22, so that no two rows are equal.
+        const PERIOD: usize = 4_194_301;
+        let len = spec.bytes()?;
+        let n = match sample {
+            Sample::Distinct { .. } | Sample::Steps { .. } | Sample::Probabilities => usize::MAX,
+            Sample::Normal { .. } | Sample::Uniform { .. } | Sample::Integers { .. } => PERIOD,
+        };
+        let n = n.min(len / spec.dtype.size_bytes());
         let per_element = if spec.dtype == DType::Fp4x2 { 2 } else { 1 };
         let cols = per_element * spec.shape.last().copied().unwrap_or(1);
         let mut values = Random(seed).sequence(sample, n * per_element, cols).into_iter();
-        let bytes = with_element!(spec.dtype, T => {
+        let mut bytes = with_element!(spec.dtype, T => {
             let elements: Vec<T> = (0..n).map(|_| T::encode(|| values.next().unwrap_or(0.0))).collect();
             bytemuck::cast_slice(&elements).to_vec()
         });
+        let period = bytes.len();
+        bytes.reserve_exact(len - period);
+        while bytes.len() < len {
+            bytes.extend_from_within(..period.min(len - bytes.len()));
+        }
         Ok(Self { spec, bytes })
     }
 
@@ -721,6 +733,22 @@ pub type CallSpec = Call<TensorSpec>;
 /// A call with its inputs on the host.
 pub type HostCall = Call<HostTensor>;
 
+impl CallSpec {
+    /// The call with example data, the same for the same seed.
+    ///
+    /// # Errors
+    /// As [`TensorSpec::bytes`].
+    pub fn sample(&self, seed: u64) -> Result<HostCall> {
+        let mut tensors = Vec::with_capacity(self.tensors.len());
+        for (i, (name, spec)) in self.tensors.iter().enumerate() {
+            let sample = self.op.arg(name).map_or(Sample::Normal { mean: 0.0, deviation: 1.0 }, |a| a.sample);
+            let seed = seed.wrapping_add((i as u64) << 32);
+            tensors.push((*name, HostTensor::sample(spec.clone(), sample, seed)?));
+        }
+        Ok(Call { op: self.op, tensors, scalars: self.scalars.clone(), wanted: self.wanted.clone() })
+    }
+}
+
 impl<V: Described> Call<V> {
     /// Without inputs, every scalar at its default.
     pub fn new(op: &'static Operator) -> Self {
@@ -820,6 +848,16 @@ impl<V: Described> Call<V> {
             scalars: self.scalars.clone(),
             wanted: self.wanted.clone(),
         }
+    }
+
+    /// The scalars, with their names.
+    pub fn scalars(&self) -> impl Iterator<Item = (&'static str, Scalar)> {
+        self.scalars.iter().copied()
+    }
+
+    /// The optional outputs that it asks for.
+    pub fn wanted(&self) -> &[&'static str] {
+        &self.wanted
     }
 
     /// The inputs, with their names.
@@ -1034,6 +1072,11 @@ impl DeviceCall {
         (Inputs(&self.inputs), Outputs { op, tensors, workspace: Some(&mut self.workspace) })
     }
 
+    /// The operator.
+    pub fn operator(&self) -> &'static Operator {
+        self.inputs.op
+    }
+
     /// The outputs, those updated in place included, in the order of the arguments.
     pub fn outputs(&self) -> impl Iterator<Item = (&'static str, &DynTensor)> {
         self.outputs.iter().map(|(n, t)| (*n, t))
@@ -1119,18 +1162,15 @@ impl Operator {
         self.args.iter().find(|a| a.name == name)
     }
 
-    /// One of its cases with example data, the same for the same seed.
+    /// What one of its cases calls it with.
     ///
     /// # Errors
     /// As [`Call::set`], [`Call::want`] and [`Call::set_scalar`], if the case contradicts the operator.
-    pub fn example(&'static self, case: &Case, seed: u64) -> Result<HostCall> {
+    pub fn spec(&'static self, case: &Case) -> Result<CallSpec> {
         let mut call = Call::new(self);
-        for (i, &(name, dtype, shape)) in case.tensors.iter().enumerate() {
+        for &(name, dtype, shape) in case.tensors {
             match self.arg(name) {
-                Some(arg) if arg.role.is_input() => {
-                    let seed = seed.wrapping_add((i as u64) << 32);
-                    call.set(name, HostTensor::sample(TensorSpec::new(dtype, shape), arg.sample, seed)?)?;
-                }
+                Some(arg) if arg.role.is_input() => call.set(name, TensorSpec::new(dtype, shape))?,
                 _ => call.want(name)?,
             }
         }
@@ -1138,6 +1178,14 @@ impl Operator {
             call.set_scalar(name, value)?;
         }
         Ok(call)
+    }
+
+    /// One of its cases with example data, the same for the same seed.
+    ///
+    /// # Errors
+    /// As [`spec`](Self::spec).
+    pub fn example(&'static self, case: &Case, seed: u64) -> Result<HostCall> {
+        self.spec(case)?.sample(seed)
     }
 
     /// Runs the operator: copies the inputs to the device, runs, copies the outputs back, those updated in place

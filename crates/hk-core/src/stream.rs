@@ -1,11 +1,12 @@
 //! Queues of work.
 
-use crate::buffer::Storage;
+use crate::buffer::{Storage, Unused};
 use crate::driver::{Dependency, Driver, Handle};
 use crate::module::{self, CodeObjects, Kernel};
-use crate::{Device, DeviceBuffer, Element, Error, Event, Launch, Result};
+use crate::{Device, DeviceBuffer, Element, Error, Event, Graph, HostBuffer, Launch, Result};
 use std::fmt;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A queue of work on a device. Cheap to clone; clones are the same queue.
 ///
@@ -20,12 +21,42 @@ struct Inner {
     // Declared before the device: the driver's stream goes first.
     handle: Handle,
     device: Device,
+    captures: AtomicBool,
+    /// To be released after the capture.
+    unused: Mutex<Vec<Unused>>,
+}
+
+/// Ends a capture, whatever happens within.
+struct Capture<'a>(&'a Stream);
+
+impl Capture<'_> {
+    fn end(self) -> Result<Handle> {
+        let stream = self.0;
+        std::mem::forget(self);
+        Self::end_on(stream)
+    }
+
+    fn end_on(stream: &Stream) -> Result<Handle> {
+        let graph = stream.driver().end_capture(stream.handle());
+        stream.0.captures.store(false, Ordering::Release);
+        let unused = std::mem::take(&mut *stream.unused());
+        unused.into_iter().for_each(Unused::release);
+        graph
+    }
+}
+
+impl Drop for Capture<'_> {
+    fn drop(&mut self) {
+        // The work has panicked: nobody wants the graph.
+        let _ = Self::end_on(self.0);
+    }
 }
 
 impl Stream {
     pub(crate) fn new(device: &Device) -> Result<Self> {
         let handle = device.driver().create_stream()?;
-        Ok(Self(Arc::new(Inner { handle, device: device.clone() })))
+        let (captures, unused) = (AtomicBool::new(false), Mutex::default());
+        Ok(Self(Arc::new(Inner { handle, device: device.clone(), captures, unused })))
     }
 
     pub(crate) fn driver(&self) -> &dyn Driver {
@@ -46,6 +77,7 @@ impl Stream {
     /// # Errors
     /// The first failure of that work: [`Error::Emulator`], [`Error::Driver`].
     pub fn synchronize(&self) -> Result<()> {
+        self.expect_no_capture("Stream::synchronize")?;
         self.driver().synchronize(self.handle())
     }
 
@@ -54,6 +86,7 @@ impl Stream {
     /// # Errors
     /// [`Error::Driver`] if the driver fails.
     pub fn record(&self) -> Result<Event> {
+        self.expect_no_capture("Stream::record")?;
         let handle = self.driver().record(self.handle())?;
         Ok(Event { device: self.device().clone(), handle })
     }
@@ -65,6 +98,7 @@ impl Stream {
     /// [`Error::DeviceMismatch`] for an event of another device, [`Error::Driver`] if the driver fails.
     pub fn wait(&self, event: &Event) -> Result<()> {
         self.device().expect_same("Stream::wait", "event", &event.device)?;
+        self.expect_no_capture("Stream::wait")?;
         self.driver().wait(self.handle(), &event.handle, Dependency::Data)
     }
 
@@ -139,6 +173,62 @@ impl Stream {
         Ok(data)
     }
 
+    /// Queues a copy of `host` to the whole of `buffer` and returns.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn write_async<T: Element>(
+        &self,
+        buffer: &mut DeviceBuffer<T>,
+        host: &mut HostBuffer<T>,
+    ) -> Result<()> {
+        const OP: &str = "Stream::write_async";
+        self.copy_async(OP, buffer, host, |addr, bytes| {
+            // SAFETY: as long as each other, and the host memory is not used before the event behind the copy.
+            unsafe { self.driver().write_async(self.handle(), addr, bytes, buffer.storage.bytes()) }
+        })
+    }
+
+    /// Queues a copy of the whole of `buffer` to `host` and returns; [`HostBuffer::elements`] waits for it. (On the
+    /// emulator it is done when the call returns.)
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn read_async<T: Element>(&self, buffer: &DeviceBuffer<T>, host: &mut HostBuffer<T>) -> Result<()> {
+        const OP: &str = "Stream::read_async";
+        self.copy_async(OP, buffer, host, |addr, bytes| {
+            // SAFETY: as above.
+            unsafe { self.driver().read_async(self.handle(), addr, bytes, buffer.storage.bytes()) }
+        })
+    }
+
+    /// Queues a copy between the two, behind the last one of the host memory.
+    fn copy_async<T: Element>(
+        &self,
+        op: &'static str,
+        buffer: &DeviceBuffer<T>,
+        host: &mut HostBuffer<T>,
+        copy: impl FnOnce(u64, std::ptr::NonNull<u8>) -> Result<()>,
+    ) -> Result<()> {
+        expect_len(op, "host", host.len(), buffer.len())?;
+        self.device().expect_same(op, "host", host.device())?;
+        self.expect_no_capture(op)?;
+        if host.is_empty() {
+            return Ok(());
+        }
+        buffer.storage.used_on(op, "buffer", self)?;
+        if let Some(last) = host.last() {
+            self.driver().wait(self.handle(), &last.handle, Dependency::Data)?;
+        }
+        let queued = copy(buffer.storage.addr(), host.bytes());
+        match self.record() {
+            Ok(event) => host.used_before(event),
+            // Nothing would wait for the copy later on.
+            Err(_) => self.synchronize()?,
+        }
+        queued
+    }
+
     /// Sets every element of `buffer`.
     ///
     /// # Errors
@@ -165,6 +255,47 @@ impl Stream {
         dst.storage.used_on("Stream::copy", "dst", self)?;
         let bytes = src.storage.bytes() as u64;
         self.driver().copy(self.handle(), dst.storage.addr(), src.storage.addr(), bytes)
+    }
+
+    /// Notes, in place of doing it, what `work` queues on this stream: launches, copies on the device, fills.
+    /// [`Graph::launch`] then queues all of it at once, at less than the cost of the single calls.
+    ///
+    /// The functions of the family crates can be captured: they do not wait, allocate or copy. Within `work` the stream
+    /// refuses what a graph cannot hold (waits, allocations, copies from and to the host, events, the first use of a buffer
+    /// of another stream). A kernel is loaded by its first use: call each function once before, so that the capture does not.
+    ///
+    /// # Errors
+    /// What `work` answers; [`Error::Unsupported`] if the stream captures already; [`Error::Driver`].
+    pub fn capture(&self, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
+        self.expect_no_capture("Stream::capture")?;
+        self.driver().begin_capture(self.handle())?;
+        self.0.captures.store(true, Ordering::Release);
+        let capture = Capture(self);
+        let done = work();
+        let graph = capture.end();
+        done?;
+        Ok(Graph::new(graph?, self.device().clone()))
+    }
+
+    /// True within [`capture`](Self::capture).
+    pub(crate) fn captures(&self) -> bool {
+        self.0.captures.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn release_after_capture(&self, unused: Unused) {
+        self.unused().push(unused);
+    }
+
+    fn unused(&self) -> std::sync::MutexGuard<'_, Vec<Unused>> {
+        self.0.unused.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn expect_no_capture(&self, op: &'static str) -> Result<()> {
+        if !self.captures() {
+            return Ok(());
+        }
+        let reason = "a graph holds launches, copies on the device and fills".into();
+        Err(Error::Unsupported { op, what: "this call during a capture".into(), reason })
     }
 
     /// The kernel `symbol` of a source, loaded on the first call per device and kept from then on.
@@ -225,6 +356,7 @@ impl Stream {
         if data.is_empty() {
             return Ok(());
         }
+        self.expect_no_capture("Stream::write")?;
         self.driver().write(self.handle(), storage.addr(), data)
     }
 
@@ -233,6 +365,7 @@ impl Stream {
         if data.is_empty() {
             return self.synchronize();
         }
+        self.expect_no_capture("Stream::read")?;
         self.driver().read(self.handle(), storage.addr(), data)
     }
 }

@@ -76,6 +76,31 @@ fn a_kernel_computes() {
 }
 
 #[test]
+fn a_graph_launches_kernels() {
+    for stream in streams() {
+        let x = stream.upload(&[3f32; 100]).unwrap();
+        let mut y = stream.alloc_zeroed::<f32>(100).unwrap();
+        let mut run = || {
+            let out = y.view_mut([100])?;
+            scale(&stream, x.view([100])?, out, 2.0)?;
+            let out = y.view_mut([100])?;
+            scale(&stream, out.alias(), out, 5.0)
+        };
+        // Loads the kernel.
+        run().unwrap();
+        let graph = stream.capture(run).unwrap();
+        stream.fill(&mut y, 0.0).unwrap();
+        stream.take_counters().unwrap();
+        for _ in 0..3 {
+            // SAFETY: x and y are alive, and nothing else uses them.
+            unsafe { graph.launch(&stream).unwrap() };
+        }
+        assert_eq!(stream.download(&y).unwrap(), [30.0; 100]);
+        assert_eq!(stream.take_counters().unwrap().unwrap().waves, 3 * 2 * 2);
+    }
+}
+
+#[test]
 fn counters_count_what_ran_on_the_stream_and_start_again() {
     let stream = stream();
     let x = stream.upload(&[1f32; 640]).unwrap();

@@ -213,6 +213,20 @@ fn samples_follow_their_distribution_and_their_seed() {
     }
 }
 
+/// Large tensors are made by repetition; their rows differ, and what depends on all of a tensor holds.
+#[test]
+fn large_samples_repeat_after_a_prime() {
+    let normal = Sample::Normal { mean: 0.0, deviation: 1.0 };
+    let large = HostTensor::sample(TensorSpec::new(DType::U8, [1 << 23]), normal, 1).unwrap();
+    let small = HostTensor::sample(TensorSpec::new(DType::U8, [1 << 20]), normal, 1).unwrap();
+    let (first, rest) = large.bytes().split_at(4_194_301);
+    assert_eq!(&first[..1 << 20], small.bytes());
+    assert_eq!(rest, &first.repeat(2)[..rest.len()]);
+    let steps =
+        HostTensor::sample(TensorSpec::new(DType::I32, [1 << 23]), Sample::Steps { step: 1 }, 1).unwrap();
+    assert_eq!(steps.elements::<i32>().unwrap()[(1 << 23) - 1], (1 << 23) - 1);
+}
+
 #[test]
 fn tolerances() {
     assert_eq!(Tolerance::Exact.bounds(DType::F32), (0.0, 0.0));

@@ -1,7 +1,7 @@
 // blockscale.h: products of codes whose scales change along K.
 //   y[m, n] = epilogue(sum over groups g of K of x_scale[m, g] w_scale[n / N', g] sum over k in g of x[m, k] w[n, k])
-//   Groups of K are 128 columns or a power of two of them. The sum over each 128 columns is in sums of its own (i32 for int8),
-//   then scaled into f32. Scales come with the stages, a word for each row of both tiles.
+//   Groups of K are 128 columns or a power of two of them; of less, see groups.h. The sum over each 128 columns is in sums of its
+//   own (i32 for int8), then scaled into f32. Scales come with the stages, a word for each row of both tiles.
 #pragma once
 
 #include "tiles.h"
@@ -12,7 +12,10 @@ namespace gemm {
 template <class T>
 struct BlockSums {
     static constexpr int kM = T::kWaveM / 16, kN = T::kWaveN / 16;
-    static constexpr int kSteps = 128 * T::Product::kBytes / (T::kBytes * T::kStep);  // of 128 columns
+    /// Of short groups, see groups.h.
+    static constexpr bool kShort = requires { T::kShort; };
+    /// That are scaled together: of 128 columns.
+    static constexpr int kSteps = kShort ? 1 : 128 * T::Product::kBytes / (T::kBytes * T::kStep);
     static constexpr bool kXScaled = [] {
         if constexpr (requires { T::kXScaled; }) return T::kXScaled;
         else return true;
@@ -27,7 +30,7 @@ struct BlockSums {
 
     HK_FN void run(const auto &pipeline, u32 from, u32 count) {
         // Two loops: a branch in one of them would keep two copies of all sums.
-        if (one_w_scale) {
+        if (!kShort && one_w_scale) {
             Turns<true> turns{*this};
             pipeline.run(from, count, turns);
         } else {
@@ -78,10 +81,10 @@ struct BlockSums {
     };
 };
 
-/// The end of scales: the last 128 columns have theirs whichever of their stages lie past the rows' end.
+/// The end of scales: the last stages that are scaled together have theirs whichever of them lie past the rows' end.
 template <class T>
 HK_FN u32 scales_end(const Range &range) {
-    constexpr u32 kBytes = 128 * T::Product::kBytes;
+    constexpr u32 kBytes = BlockSums<T>::kSteps * T::kStep * T::kBytes;
     return (range.to + kBytes - 1) / kBytes * kBytes;
 }
 

@@ -105,9 +105,6 @@ struct StripSums {
 
 HK_FN GlobalPtr<const u8> bytes_at(u64 data, i64 offset) { return reinterpret_cast<GlobalPtr<const u8>>(data) + offset; }
 
-/// Rows `of` bytes apart.
-HK_FN hk::RowLayout row_after_row(i64 of) { return {of, 16 * of, 0}; }
-
 template <class T, int kMTiles, int kWaves, int kBytes, bool kGated>
 HK_FN void ff(const Params &given) {
     constexpr u32 kM = 16 * kMTiles, kNTiles = 2, kN = 16 * kNTiles, kThreads = kWaves * hk::kWaveSize;
@@ -130,9 +127,9 @@ HK_FN void ff(const Params &given) {
         {
             const Params &p = hk::read_anew(given);
             const u32 end = p.width * 2;
-            const Rows<kMTiles, kUnroll> x(bytes_at(p.x, 0), p.rows, row_after_row(p.x_row), end, [](u32 row) { return row; });
+            const Rows<kMTiles, kUnroll> x(bytes_at(p.x, 0), p.rows, hk::RowLayout::by_rows(p.x_row), end, [](u32 row) { return row; });
             const u32 first_w = first + c, rows = kGated ? 2 * p.columns : p.columns;
-            const Rows<kNTiles, kUnroll> w(bytes_at(p.w_up, first_w * p.up_row), rows - first_w, row_after_row(p.up_row), end,
+            const Rows<kNTiles, kUnroll> w(bytes_at(p.w_up, first_w * p.up_row), rows - first_w, hk::RowLayout::by_rows(p.up_row), end,
                                            [&](u32 row) { return kGated ? gemm::gated_row<kN>(row, first_w, rows) : row; });
             hk::MmaAcc acc[kMTiles][kNTiles] = {};
             struct Set {
@@ -264,7 +261,7 @@ HK_FN void ff_down(const Params &given) {
         const Params &p = given;
         const u32 first = part * p.slice, left = p.columns - first;
         const u32 count = left < p.slice ? left : p.slice;
-        const Rows<kMTiles, 1> h(bytes_at(p.h, i64(first) * 2), p.rows, row_after_row(p.h_row), count * 2, [](u32 row) { return row; });
+        const Rows<kMTiles, 1> h(bytes_at(p.h, i64(first) * 2), p.rows, hk::RowLayout::by_rows(p.h_row), count * 2, [](u32 row) { return row; });
         const DownRows w(bytes_at(p.w_down, first * p.down_row), u32(p.down_row), count, p.width);
         struct Set {
             typename Rows<kMTiles, 1>::Frags h;

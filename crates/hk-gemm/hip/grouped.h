@@ -155,7 +155,7 @@ struct GroupedTile : Tile<E, Access::Vectors, kM, kN, kWavesM, kWavesN, 5> {
     template <Way kWay, class Mover>
     HK_FN static Mover mover(const Strided &of, GlobalPtr<const u8> first, u32 rows, u32 columns, u32 skipped) {
         const u32 end = columns * u32(sizeof(E)), begin = skipped * u32(sizeof(E));
-        if constexpr (kWay == Way::Rows) return Mover(first, rows, {of.row, 16 * of.row, 0}, end, [](u32 row) { return row; });
+        if constexpr (kWay == Way::Rows) return Mover(first, rows, hk::RowLayout::by_rows(of.row), end, [](u32 row) { return row; });
         else if constexpr (kWay == Way::Across) return Mover(first, rows, u32(of.step), end, begin);
         else if constexpr (kWay == Way::Ragged) return Mover(first, rows, u32(of.row), end, begin);
         else return Mover(first, rows, of.row, of.step, end);

@@ -5,6 +5,7 @@
 //   kind         x                        w              sums are scaled
 //   Fp4ByFp4     mxfp4                    mxfp4          by the operands
 //   Fp8ByFp4     fp8                      mxfp4          by w
+//   MxFp8ByMxFp8 mxfp8                    mxfp8          by the operands
 //   HalfByFp4    bf16, f16                mxfp4          by w
 //   ToFp4ByFp4   bf16, f16, to mxfp4      mxfp4          by the operands
 //   HalfByByte   bf16, f16                int8, fp8      after 128 columns, by w
@@ -122,6 +123,62 @@ struct Fp8ByFp4 : Fp4ByFp4 {
     HK_FN static BlockX x(const RawX &raw, u32, const MixedParams &) { return BlockX::of(raw); }
 };
 
+/// One operand of mxfp8: what a lane has of a row, kMxCols columns.
+template <bool kOfW>
+struct MxFp8Row {
+    using Part = decltype([] {
+        if constexpr (kOfW) return hk::MxFp8::W();
+        else return hk::MxFp8::X();
+    }());
+    static constexpr int kParts = 2 / hk::MxFp8::kFrags;
+    Part part[kParts];
+
+    /// `scale`: of block lane / 16.
+    HK_FN static MxFp8Row of(const hk::Block<hk::Fp8, true> &raw, u32 scale) {
+        MxFp8Row row;
+        if constexpr (hk::kHasMxMma) {
+            row.part[0].codes[0] = raw.chunk[0], row.part[0].codes[hk::MxFp8::kFrags - 1] = raw.chunk[1];
+            row.part[0].scale = scale;
+        } else {
+            // The row's codes in one word.
+            u32 word = scale << 8 * (hk::lane_id() / 16);
+            word |= hk::exchange<16>(word);
+            if constexpr (hk::kWaveSize > 32) word |= hk::exchange<hk::kWaveSize / 2>(word);
+            decltype(row.part[0].scale) words = word;
+            if constexpr (kOfW) {
+#pragma unroll
+                for (u32 i = 0; i < hk::kMmaRows; ++i) words[i] = hk::from_lane(word, hk::lane_id() / 16 * hk::kMmaRows + i);
+            }
+#pragma unroll
+            for (int i = 0; i < kParts; ++i) {
+                row.part[i].codes[0] = raw.chunk[i];
+                row.part[i].scale = words >> 8 * i * hk::MxFp8::kBlocks;
+            }
+        }
+        return row;
+    }
+};
+
+HK_FN hk::MmaAcc mma(const MxFp8Row<true> &w, const MxFp8Row<false> &x, hk::MmaAcc acc) {
+#pragma unroll
+    for (int i = 0; i < MxFp8Row<true>::kParts; ++i) acc = hk::MxFp8::mma(w.part[i], x.part[i], acc);
+    return acc;
+}
+
+struct MxFp8ByMxFp8 {
+    using X = hk::Fp8;
+    using W = hk::Fp8;
+    using RawX = hk::Block<X, true>;
+    using RawW = RawX;
+    using BlockX = MxFp8Row<false>;
+    using BlockW = MxFp8Row<true>;
+    static constexpr bool kXScales = true, kWScales = true;
+    static constexpr float kSumUnit = 1.0f;
+
+    HK_FN static BlockX x(const RawX &raw, u32 scale, const MixedParams &) { return BlockX::of(raw, scale); }
+    HK_FN static BlockW w(const RawW &raw, u32 scale) { return BlockW::of(raw, scale); }
+};
+
 template <class T>
 struct HalfByFp4 : Fp4ByFp4 {
     using X = T;
@@ -201,7 +258,7 @@ struct MxSource {
             for (int m = 0; m < kMTiles; ++m) {
                 const auto x_block = Kind::x(set.x[m][b], set.x_scales[m][b], p);
 #pragma unroll
-                for (int n = 0; n < kNTiles; ++n) acc[m][n] = hk::mma(ws[n], x_block, acc[m][n]);
+                for (int n = 0; n < kNTiles; ++n) acc[m][n] = mma(ws[n], x_block, acc[m][n]);
             }
         }
     }

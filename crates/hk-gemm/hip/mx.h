@@ -1,7 +1,8 @@
-// mx.h: products of codes in blocks of 32 columns, each with a power-of-two scale (mxfp4), by tiles.
+// mx.h: products of codes in blocks of 32 columns, each with a power-of-two scale (mxfp4, mxfp8), by tiles.
 //   y[m, n] = epilogue(sum over k of 2^(x_scale[m, k / 32] - 127) x[m, k] 2^(w_scale[n, k / 32] - 127) w[n, k])
-//   w is fp4; x is fp4, or fp8 without scales of blocks. Both stand in LDS as codes, 128 columns of a row in a stage, and scales
-//   as a word for each row. Where the matrix unit takes no such blocks, each wave makes bf16 of its fragments (hk/blocks.h).
+//   w is fp4 and x fp4, or fp8 without scales of blocks; or both are fp8. They stand in LDS as codes, and scales of 128 columns as a
+//   word for each row. Where the matrix unit takes no such blocks, each wave makes bf16 of its fragments of fp4, and scales sums of 32
+//   columns of fp8 by fp8 (hk/blocks.h).
 #pragma once
 
 #include <hk/blocks.h>
@@ -80,6 +81,7 @@ public:
     HK_FN Words load(u32 from) const {
         Words words;
         constexpr u32 kBytes = 32 / kColumns;  // of a block in x
+        from -= from % (4 * kBytes);           // stages can have less than a word's columns
         const u32 block = from / kBytes;
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
@@ -200,6 +202,66 @@ struct MxSums {
 
 };
 
+/// As `Tile`, of fp8 by fp8, likewise. A stage is 64 columns.
+template <Access kAccess, int kM, int kN, int kWavesM, int kWavesN, bool kWords_>
+struct MxFp8Tile : Tile<hk::Fp8, kAccess, kM, kN, kWavesM, kWavesN, 5> {
+    struct Operand {
+        static constexpr int kBytes = 128;  // of 128 columns
+    };
+    static constexpr int kXRows = kM;
+    static constexpr bool kWords = kWords_;
+};
+
+/// A wave's sums of fp8 by fp8.
+template <class T>
+struct MxFp8Sums {
+    static constexpr int kM = T::kWaveM / 16, kN = T::kWaveN / 16;
+    hk::MmaAcc acc[kM][kN] = {};
+
+    HK_FN explicit MxFp8Sums(const auto &) {}
+
+    HK_FN void run(const auto &pipeline, u32 from, u32 count) { pipeline.run(from, count, *this); }
+
+    template <int kTurn>
+    HK_FN void multiply(const auto &step) {
+        using hk::MxFp8;
+        constexpr int kOfStage = T::kBytes / hk::kFragBytes;
+        const u32 lane = hk::lane_id();
+#pragma unroll
+        for (int k = 0; k < T::kStep * kOfStage; k += MxFp8::kFrags) {
+            const auto load = [&](Frag (&codes)[MxFp8::kFrags], const auto &tiles, u32 row) {
+#pragma unroll
+                for (int f = 0; f < MxFp8::kFrags; ++f) codes[f] = tiles[(k + f) / kOfStage]->frag(row, (k + f) % kOfStage);
+            };
+            const auto &words = *step.words[k / kOfStage];
+            // The first of the fragments' blocks, of four in a word; or the lane's own.
+            const u32 block = kTurn * (T::kStep * T::kBytes / 32) % 4 + k * (hk::kFragBytes / 32) % 4;
+            const u32 shift = 8 * (hk::kHasMxMma ? lane / 16 : block);
+            MxFp8::W w[kN];
+#pragma unroll
+            for (int n = 0; n < kN; ++n) {
+                const u32 row = T::wave_n() + 16 * n;
+                load(w[n].codes, step.w, row);
+                if constexpr (hk::kHasMxMma) {
+                    w[n].scale = *words.w(row + lane % 16) >> shift;
+                } else {
+                    using Scales = decltype(w[n].scale);
+                    w[n].scale = *reinterpret_cast<const Scales *>(words.w(row + lane / 16 * hk::kMmaRows)) >> shift;
+                }
+            }
+#pragma unroll
+            for (int m = 0; m < kM; ++m) {
+                const u32 row = T::wave_m() + 16 * m;
+                MxFp8::X x;
+                load(x.codes, step.x, row);
+                x.scale = words.x(row + lane % 16) >> shift;
+#pragma unroll
+                for (int n = 0; n < kN; ++n) acc[m][n] = MxFp8::mma(w[n], x, acc[m][n]);
+            }
+        }
+    }
+};
+
 /// Scales of the operands that have some. A byte of x is of 128 / kBytes columns.
 template <class T>
 using MxWords = __remove_pointer(decltype([] {
@@ -207,9 +269,9 @@ using MxWords = __remove_pointer(decltype([] {
     else return (MxWordMover<T::kXRows, T::kN, T::kThreads, 128 / T::Operand::kBytes> *)nullptr;
 }()));
 
-template <class T, class Site = Alone>
+template <class T, template <class> class SumsOf = MxSums, class Site = Alone>
 HK_FN void mx_gemm(const MixedParams &p, const Site &site = {}) {
-    tile_gemm<T, MxSums, false>(p, site, [&](const Work &work, const Range &range) {
+    tile_gemm<T, SumsOf, false>(p, site, [&](const Work &work, const Range &range) {
         const u32 first_m = work.m_tile * T::kM, first_n = work.n_tile * T::kN;
         if constexpr (T::kWords) {
             return MxWords<T>(range.to, [&](u32 row, bool of_w) {

@@ -19,8 +19,9 @@ pub(crate) mod sealed {
         /// By mxfp4: as it is, and quantized to mxfp4 on its way.
         const BY_FP4: &'static Kernels;
         const TO_FP4: &'static Kernels;
-        /// Beside a product of fp8 with scales of blocks; beside one of mxfp4, and one whose scales are words.
-        const BESIDE_FP8: &'static Kernels;
+        /// Beside a product of fp8 with scales of blocks ([`BlockShape::kernels`](crate::BlockShape)); beside one of mxfp4, and one whose
+        /// scales are words.
+        const BESIDE_FP8: [&'static Kernels; 2];
         const BESIDE_FP4: [&'static Kernels; 2];
     }
     macro_rules! beside {
@@ -91,8 +92,24 @@ pub(crate) mod sealed {
                         "",
                     ],
                 };
-                const BESIDE_FP8: &'static Kernels =
-                    &beside!($name, "fp8_block", DUAL8, SKINNY_DUAL8, "_256x128", "_64x64");
+                const BESIDE_FP8: [&'static Kernels; 2] = [
+                    &beside!($name, "fp8_block", DUAL8, SKINNY_DUAL8, "_256x128", "_64x64"),
+                    &Kernels {
+                        tiles: &kernels::DUAL_GROUPS8,
+                        skinny: &kernels::DUAL_GROUPS8,
+                        names: [
+                            "",
+                            "",
+                            concat!("gemm_fp8_group_and_", $name, "_64x64"),
+                            concat!("gemm_fp8_group_and_", $name, "_64x64_elements"),
+                            "",
+                            "",
+                            "",
+                            "",
+                            "",
+                        ],
+                    },
+                ];
                 const BESIDE_FP4: [&'static Kernels; 2] = [
                     &beside!($name, "fp4", $dual4, SKINNY_DUAL4, "_256x128", "_64x64"),
                     &beside!($name, "fp4", $dual4, SKINNY_DUAL4, "_256x128_words", "_64x64_words"),

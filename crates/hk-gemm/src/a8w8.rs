@@ -16,9 +16,10 @@ pub(crate) mod sealed {
     pub trait MatrixCode: Element + Quantized {
         const PRECISION: Precision;
         const KERNELS: &'static Kernels;
-        const BLOCK: &'static Kernels;
-        /// As weights of `bf16` and `f16`, and of what these are quantized to on their way.
-        const OF_HALVES: [&'static Kernels; 2];
+        /// With scales of blocks: see [`BlockShape::kernels`].
+        const BLOCK: [&'static Kernels; 2];
+        /// As weights of `bf16` and `f16`, likewise, and of what these are quantized to on their way.
+        const OF_HALVES: [[&'static Kernels; 2]; 2];
         const OF_QUANTIZED: [&'static Kernels; 2];
         /// Whether the products of a device take it.
         fn served(arch: Arch) -> bool;
@@ -32,30 +33,58 @@ pub(crate) mod sealed {
                     skinny: &kernels::SKINNY8,
                     names: gemm_names!($name, "", concat!("gemm_", $name, "_16x16")),
                 };
-                const BLOCK: &'static Kernels = &Kernels {
-                    tiles: &kernels::BLOCKSCALE,
-                    skinny: &kernels::SKINNY_BLOCKSCALE,
-                    names: [
-                        "",
-                        "",
-                        concat!("gemm_", $name, "_block_64x64"),
-                        concat!("gemm_", $name, "_block_64x64_elements"),
-                        concat!("gemm_", $name, "_block_16x16"),
-                        concat!("gemm_", $name, "_block_16x32"),
-                        concat!("gemm_", $name, "_block_32x32"),
-                        concat!("gemm_", $name, "_block_64x32"),
-                        concat!("gemm_", $name, "_block_256x128"),
+                const BLOCK: [&'static Kernels; 2] = [
+                    &Kernels {
+                        tiles: &kernels::BLOCKSCALE,
+                        skinny: &kernels::SKINNY_BLOCKSCALE,
+                        names: [
+                            "",
+                            "",
+                            concat!("gemm_", $name, "_block_64x64"),
+                            concat!("gemm_", $name, "_block_64x64_elements"),
+                            concat!("gemm_", $name, "_block_16x16"),
+                            concat!("gemm_", $name, "_block_16x32"),
+                            concat!("gemm_", $name, "_block_32x32"),
+                            concat!("gemm_", $name, "_block_64x32"),
+                            concat!("gemm_", $name, "_block_256x128"),
+                        ],
+                    },
+                    &group_kernels!(GROUPS8, $name),
+                ];
+                const OF_HALVES: [[&'static Kernels; 2]; 2] = [
+                    [
+                        &mixed_kernels!("bf16", "w", $name, $decoded),
+                        &group_kernels!(DECODED_GROUPS8, "bf16_w", $name),
                     ],
-                };
-                const OF_HALVES: [&'static Kernels; 2] = [
-                    &mixed_kernels!("bf16", "w", $name, $decoded),
-                    &mixed_kernels!("f16", "w", $name, $decoded),
+                    [
+                        &mixed_kernels!("f16", "w", $name, $decoded),
+                        &group_kernels!(DECODED_GROUPS8, "f16_w", $name),
+                    ],
                 ];
                 const OF_QUANTIZED: [&'static Kernels; 2] =
                     [&quantized_kernels!("bf16", "to_w", $name), &quantized_kernels!("f16", "to_w", $name)];
                 fn served(arch: Arch) -> bool {
                     matches!(arch, $arch)
                 }
+            }
+        };
+    }
+    macro_rules! group_kernels {
+        ($objects:ident, $($name:literal),+) => {
+            Kernels {
+                tiles: &kernels::$objects,
+                skinny: &kernels::$objects,
+                names: [
+                    "",
+                    "",
+                    concat!("gemm_", $($name,)+ "_group_64x64"),
+                    concat!("gemm_", $($name,)+ "_group_64x64_elements"),
+                    "",
+                    "",
+                    "",
+                    "",
+                    "",
+                ],
             }
         };
     }
@@ -244,11 +273,12 @@ pub fn batched_gemm_a8w8<'a, T: MatrixCode, Y: Float>(
 ///
 /// The last groups may be short. Scales that are stored with `M` as the last axis are a view with its axes exchanged
 /// ([`TensorView::transpose`]). Products are summed over 128 columns (in `i32` for int8), and each such sum is scaled into an
-/// `f32` sum; the result is rounded once.
+/// `f32` sum; the result is rounded once. With a `group.k` of less, they are summed over 64 columns, or a group, by tiles of 64 by
+/// 64, by elements if a group has fewer than 16 columns.
 ///
 /// # Errors
-/// As [`gemm_a8w8`]; [`Argument`](hk_core::Error::Argument) for a `group.n` that is no power of two, and a `group.k` that is
-/// no power of two from 128 on.
+/// As [`gemm_a8w8`]; [`Argument`](hk_core::Error::Argument) for a `group.n` or `group.k` that is no power of two,
+/// [`TooLarge`](hk_core::Error::TooLarge) for more than some 2^25 groups of fewer than 64 columns.
 #[expect(clippy::too_many_arguments, reason = "the operator's tensors")]
 pub fn gemm_a8w8_blockscale<'a, T: MatrixCode, Y: Float>(
     stream: &Stream,
@@ -266,5 +296,5 @@ pub fn gemm_a8w8_blockscale<'a, T: MatrixCode, Y: Float>(
     a.dims::<2>(OP, "a")?;
     let blocks = Blocks::F32(BlockScales { x: a_scale, w: w_scale, group });
     let product = product(OP, stream, a, w, options)?;
-    Product { kernels: T::BLOCK, blocks, bias, ..product }.run(stream, To::Y(y), workspace)
+    Product { kernels: group.kernels(T::BLOCK), blocks, bias, ..product }.run(stream, To::Y(y), workspace)
 }

@@ -37,7 +37,8 @@ impl<'a> GroupedScales<'a> {
         match self {
             Self::Rows { a, w } => Product { scales: Scales { x: Some(a), w: Some(w) }, ..product },
             Self::Blocks { a, w, group } => {
-                Product { kernels: T::BLOCK, blocks: Blocks::F32(BlockScales { x: a, w, group }), ..product }
+                let blocks = Blocks::F32(BlockScales { x: a, w, group });
+                Product { kernels: group.kernels(T::BLOCK), blocks, ..product }
             }
         }
     }

@@ -232,7 +232,7 @@ pub fn fused_gemm_a8w8_blockscale_a16w16<'a, T: MatrixCode, H: Half, Y1: Float, 
     x_fp8.dims::<2>(OP, OF_FP8.x)?;
     x_bf16.dims::<2>(OP, OF_HALVES.x)?;
     let product = block_product(OP, stream, x_fp8, w_fp8, x_scale, w_scale, group, options)?;
-    let first = Product { names: OF_FP8, kernels: H::BESIDE_FP8, bias: bias1, ..product };
+    let first = Product { names: OF_FP8, kernels: group.kernels(H::BESIDE_FP8), bias: bias1, ..product };
     let second = halves(OP, x_bf16, w_bf16, bias2, options);
     run(stream, first, second, y1, y2, workspace)
 }

@@ -71,18 +71,18 @@ static FP8_BY_WORDS: Kernels = Kernels {
     ..FP4
 };
 
-/// A product with mxfp4 weights; all else is for the caller to say.
+/// A product with weights in blocks of 32 columns; all else is for the caller to say.
 #[expect(clippy::too_many_arguments, reason = "what differs between the operators")]
-fn product<'a, X: Element>(
+pub(crate) fn product<'a, X: Element, W: Element>(
     op: &'static str,
     precision: Precision,
     [kernels, by_words]: [&'static Kernels; 2],
     x: TensorView<'a, X>,
-    w: Weight<'a, Fp4x2>,
+    w: Weight<'a, W>,
     x_scale: Option<MxScaleView<'a>>,
     w_scale: MxScaleView<'a>,
     options: GemmOptions,
-) -> Product<'a, X, Fp4x2> {
+) -> Product<'a, X, W> {
     Product {
         op,
         names: NAMES,

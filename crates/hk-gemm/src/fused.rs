@@ -26,7 +26,7 @@ pub(crate) fn block_product<'a, T: MatrixCode>(
     x.dims::<2>(op, "x")?;
     let blocks = Blocks::F32(BlockScales { x: x_scale, w: w_scale, group });
     let product = a8w8::product(op, stream, x, w, options)?;
-    Ok(Product { names: OPERANDS, kernels: T::BLOCK, blocks, ..product })
+    Ok(Product { names: OPERANDS, kernels: group.kernels(T::BLOCK), blocks, ..product })
 }
 
 /// [`gemm_a8w8_blockscale`](crate::gemm_a8w8_blockscale), and two terms: `y = a * g + b` ([`FuseType::ScaleAdd`]) or

@@ -12,6 +12,7 @@ mod ff;
 mod fp4;
 mod fused;
 mod gmm;
+mod mxfp8;
 mod operators;
 mod params;
 mod problem;
@@ -39,6 +40,7 @@ pub use fused::{
     fused_gemm_afp4wfp4_split_cat,
 };
 pub use gmm::{GroupedOptions, GroupedTile, gmm, nptgmm, ptgmm};
+pub use mxfp8::gemm_afp8wfp8;
 pub use operators::{OPERATORS, choices};
 pub use problem::{Activation, BlockShape, FuseType, GemmOptions, gemm_workspace};
 pub use quant_x::fused_gemm_a16w16_quant_x;

@@ -24,13 +24,14 @@ pub(crate) struct Operand {
     row: i64,
     block: i64,
     spread: u32,
-    layout_end: u32,
+    less: u32,
     rows: u32,
     pad: u32,
 }
 
 impl Operand {
-    pub fn new(layout: &GlobalLayout, element: usize, shuffled: bool) -> Self {
+    /// `less`: see `RowLayout` in `hk/pipeline.h`.
+    pub fn new(layout: &GlobalLayout, element: usize, shuffled: bool, less: u32) -> Self {
         let [batch, row] = byte_strides(layout, element);
         let (row, block, spread) = if shuffled {
             // The rows' stride is their length; a lone block has none.
@@ -39,16 +40,7 @@ impl Operand {
         } else {
             (row, SHUFFLED_ROWS as i64 * row, 0)
         };
-        Self {
-            data: layout.data(),
-            batch,
-            row,
-            block,
-            spread,
-            layout_end: 0,
-            rows: layout.shape()[2],
-            pad: 0,
-        }
+        Self { data: layout.data(), batch, row, block, spread, less, rows: layout.shape()[2], pad: 0 }
     }
 }
 

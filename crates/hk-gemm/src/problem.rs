@@ -1,6 +1,6 @@
 //! What all products have in common: operands, epilogues, splits of K, launches.
 
-use crate::config::{GemmConfig, GemmTile, Precision};
+use crate::config::{GemmConfig, GemmTile, Precision, STAGE_BYTES};
 use crate::kernels;
 use crate::params::{
     BlockParams, BlockScale, Epilogue, Fusion, Grid, Groups, MixedParams, NO_ACTIVATION, Operand, Output,
@@ -97,6 +97,8 @@ pub fn gemm_workspace(info: &DeviceInfo, precision: Precision, [batch, m, n, k]:
         GemmConfig::choose(info, precision, [batch, m, n, k], true, MOST_SPLITS, serves).splits
     };
     let plain = splits(|tile| tile != GemmTile::T256x128);
+    // Of groups of few columns.
+    let short = splits(|tile| tile == GemmTile::T64x64);
     let splits = match precision {
         Precision::Bf16 | Precision::F16 => {
             let gated = splits(|tile| !matches!(tile, GemmTile::T256x128 | GemmTile::S16x16));
@@ -104,12 +106,13 @@ pub fn gemm_workspace(info: &DeviceInfo, precision: Precision, [batch, m, n, k]:
         }
         Precision::HalfByByte | Precision::HalfByFp4 | Precision::Fp8ByFp4 | Precision::Fp4 => {
             splits(|tile| !matches!(tile, GemmTile::T256x256 | GemmTile::T256x128 | GemmTile::S16x16))
+                .max(short)
         }
         Precision::I8 | Precision::Fp8 => {
             let block = splits(|tile| !matches!(tile, GemmTile::T256x256 | GemmTile::T128x128));
             // Of few rows of w.
             let fine = splits(|tile| matches!(tile, GemmTile::T256x128 | GemmTile::T64x64));
-            plain.max(block).max(fine)
+            plain.max(block).max(fine).max(short)
         }
     };
     if splits > 1 { splits.saturating_mul(outputs([batch, m, n])) } else { 0 }
@@ -208,7 +211,7 @@ const SPLIT_CAT: u32 = 3;
 pub struct BlockShape {
     /// Rows of `w`: a power of two.
     pub n: usize,
-    /// Columns of `a` and `w`: 128, or a larger power of two.
+    /// Columns of `a` and `w`: a power of two. Fewer than 128 are slower, fewer than 16 by far.
     pub k: usize,
 }
 
@@ -219,8 +222,10 @@ impl Default for BlockShape {
     }
 }
 
-/// Columns whose products kernels sum before they scale.
-const GROUP: usize = 128;
+/// Columns whose products kernels sum before they scale, but for those of groups of less.
+pub(crate) const GROUP: usize = 128;
+/// The fewest columns of a group that can be loaded by vectors.
+pub(crate) const GROUP_BY_VECTORS: usize = 16;
 
 /// Names of the arguments, for errors.
 #[derive(Debug, Clone, Copy)]
@@ -360,10 +365,10 @@ impl<'a> Blocks<'a> {
         }
     }
 
-    /// Rows of w with one scale.
-    fn rows(&self) -> Option<usize> {
+    /// What has one scale, if it is not of mxfp4.
+    fn group(&self) -> Option<BlockShape> {
         match self {
-            Self::F32(BlockScales { group, .. }) | Self::Weights { group, .. } => Some(group.n),
+            Self::F32(BlockScales { group, .. }) | Self::Weights { group, .. } => Some(*group),
             Self::None | Self::Mx(_) => None,
         }
     }
@@ -410,9 +415,28 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
     /// Whether there is a kernel for a tile.
     pub fn serves(&self, tile: GemmTile) -> bool {
         // Kernels whose waves share K read one scale for a lane's rows of w.
-        let fine = self.blocks.rows().is_some_and(|n| n < 4);
+        let fine = self.blocks.group().is_some_and(|group| group.n < 4);
         let fits = !matches!(self.grouping, Grouping::Rows(_)) || tile.shape().0 <= GROUPED_ROWS;
         fits && !self.kernels.names[tile.index()].is_empty() && (!fine || !tile.skinny())
+    }
+
+    /// Halvings of a stage to what kernels have in it of a group, if that is less: `RowLayout::less` in `hk/pipeline.h`.
+    fn less(&self) -> u32 {
+        let stage = STAGE_BYTES / size_of::<X>();
+        match self.blocks.group() {
+            Some(group) if group.k < stage => (stage / group.k.max(1)).ilog2(),
+            _ => 0,
+        }
+    }
+
+    /// Bytes of so many columns of x, as kernels count them: a group of less than a stage is a stage.
+    fn bytes(&self, columns: usize) -> usize {
+        let (less, stage) = (self.less(), STAGE_BYTES / size_of::<X>());
+        let columns = match stage >> less {
+            _ if less == 0 => columns,
+            group => (columns / group).saturating_mul(stage).saturating_add(columns % group),
+        };
+        (columns / packed::<X>()).saturating_mul(size_of::<X>())
     }
 
     /// Whether kernels by vectors can serve the operands.
@@ -425,7 +449,8 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         // Values are reached from the gates' window.
         let w_rows = if self.gated { sizes.n + TILE_ROWS } else { TILE_ROWS };
         let w = self.w.view();
-        self.x.rows_aligned(16)
+        self.blocks.group().is_none_or(|group| group.k >= GROUP_BY_VECTORS)
+            && self.x.rows_aligned(16)
             && w.rows_aligned(16)
             && (sizes.k / packed::<X>() * size_of::<X>()).is_multiple_of(16)
             && (sizes.k / packed::<W>() * size_of::<W>()).is_multiple_of(16)
@@ -571,14 +596,7 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         if blocks > LIMIT {
             return Err(Error::too_large(self.op, self.names.y, format!("{blocks} tiles"), LIMIT as u64));
         }
-        Ok(Plan {
-            config,
-            splits,
-            split_bytes: each / packed::<X>() * size_of::<X>(),
-            m_tiles,
-            n_tiles,
-            blocks,
-        })
+        Ok(Plan { config, splits, split_bytes: self.bytes(each), m_tiles, n_tiles, blocks })
     }
 
     /// The kernels that multiply.
@@ -645,16 +663,17 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
             }
             None => self.output(launch, to)?,
         };
+        let less = self.less();
         let common = Params {
-            x: Operand::new(&launch.input(names.x, &self.x)?, size_of::<X>(), false),
-            w: Operand::new(&launch.input(names.w, self.w.view())?, size_of::<W>(), self.w.shuffled()),
+            x: Operand::new(&launch.input(names.x, &self.x)?, size_of::<X>(), false, less),
+            w: Operand::new(&launch.input(names.w, self.w.view())?, size_of::<W>(), self.w.shuffled(), less),
             grid: Grid {
                 m_tiles: plan.m_tiles as u32,
                 n_tiles: plan.n_tiles as u32,
                 group: plan.config.group.clamp(1, plan.m_tiles) as u32,
                 splits: plan.splits as u32,
                 split_bytes: plan.split_bytes as u32,
-                k_bytes: (sizes.k / packed::<X>() * size_of::<X>()) as u32,
+                k_bytes: self.bytes(sizes.k) as u32,
                 blocks: plan.blocks as u32,
                 pad: 0,
             },
@@ -663,12 +682,13 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         Ok(match &self.blocks {
             Blocks::None => Given::Plain(common),
             Blocks::F32(BlockScales { x, w, group }) => {
-                let x_scale = BlockScale::new(&launch.input(names.x_scale, x)?, 1, group.k);
-                let w_scale = BlockScale::new(&launch.input(names.w_scale, w)?, group.n, group.k);
+                let bytes = group.k << less;
+                let x_scale = BlockScale::new(&launch.input(names.x_scale, x)?, 1, bytes);
+                let w_scale = BlockScale::new(&launch.input(names.w_scale, w)?, group.n, bytes);
                 Given::Block(BlockParams { common, x_scale, w_scale, fusion })
             }
             Blocks::Weights { w, group } => {
-                let bytes = group.k * size_of::<X>();
+                let bytes = (group.k << less) * size_of::<X>();
                 let w_scale = BlockScale::new(&launch.input(names.w_scale, w)?, group.n, bytes);
                 Given::Mixed(MixedParams { common, w_scale, fusion, ..MixedParams::zeroed() })
             }
@@ -801,6 +821,16 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
                 }
                 w.check(op, names.w_scale, w_lead, [sizes.n, sizes.k])?;
             }
+        }
+        if self.bytes(sizes.k) > LIMIT {
+            let groups = self.blocks.columns();
+            let most = LIMIT / STAGE_BYTES * groups;
+            return Err(Error::too_large(
+                op,
+                names.x,
+                format!("{} columns in groups of {groups}", sizes.k),
+                most as u64,
+            ));
         }
         if let Some(bias) = &self.bias {
             let n = sizes.n;
@@ -948,7 +978,8 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
             return Err(Error::argument(op, "group", config.group, "at least 1"));
         }
         if !vectors && config.tile != GemmTile::Elements {
-            let want = "GemmTile::Elements, as rows do not begin on 16 bytes, are no multiple of 16 bytes long, or lie too far apart";
+            let want = "GemmTile::Elements, as rows do not begin on 16 bytes, are no multiple of 16 bytes long, or lie too far apart, \
+                        or groups have fewer than 16 columns";
             return Err(Error::argument(op, "tile", format!("{:?}", config.tile), want));
         }
         if !self.serves(config.tile) {
@@ -1068,15 +1099,18 @@ pub(crate) fn erased<T: hk_core::Operand>(operand: Option<&T>) -> Option<&dyn hk
 }
 
 impl BlockShape {
-    fn check(&self, op: &'static str) -> Result<()> {
-        if !self.n.is_power_of_two() || self.n > LIMIT {
-            return Err(Error::argument(op, "group.n", self.n, "a power of two"));
-        }
-        if !self.k.is_power_of_two() || !(GROUP..=LIMIT).contains(&self.k) {
-            let want = format!("a power of two from {GROUP} on");
-            return Err(Error::argument(op, "group.k", self.k, want));
+    pub(crate) fn check(&self, op: &'static str) -> Result<()> {
+        for (arg, n) in [("group.n", self.n), ("group.k", self.k)] {
+            if !n.is_power_of_two() || n > LIMIT {
+                return Err(Error::argument(op, arg, n, "a power of two"));
+            }
         }
         Ok(())
+    }
+
+    /// The kernels: those of groups of 128 columns and more, or of less.
+    pub(crate) fn kernels(&self, [most, short]: [&'static Kernels; 2]) -> &'static Kernels {
+        if self.k < GROUP { short } else { most }
     }
 }
 

@@ -178,8 +178,8 @@ pub fn mx_quantized(x: &[f64], k: usize) -> Vec<f64> {
     out.q.iter().enumerate().map(|(i, q)| q * out.scale[i / k * blocks + i % k / 32]).collect()
 }
 
-/// What the codes of rows of `k` 16-bit floats stand for, with a scale for each 128 columns; as kernels compute them in f32.
-pub fn group_quantized<C: Quantized>(x: &[f64], k: usize) -> Vec<f64> {
+/// What the codes of rows of `k` 16-bit floats stand for, with a scale for each `columns`; as kernels compute them in f32.
+pub fn group_quantized<C: Quantized>(x: &[f64], k: usize, columns: usize) -> Vec<f64> {
     let group = |group: &[f64]| {
         let amax = hk_quant::reference::finite_max(group) as f32;
         let scale = group_scale(amax, C::FORMAT);
@@ -187,7 +187,7 @@ pub fn group_quantized<C: Quantized>(x: &[f64], k: usize) -> Vec<f64> {
             move |&x: &f64| f64::from(C::from_f32(x as f32 * (1.0 / scale)).to_f32()) * f64::from(scale);
         group.iter().map(code).collect::<Vec<_>>()
     };
-    x.chunks_exact(k.max(1)).flat_map(|row| row.chunks(128)).flat_map(group).collect()
+    x.chunks_exact(k.max(1)).flat_map(|row| row.chunks(columns)).flat_map(group).collect()
 }
 
 impl Sums {

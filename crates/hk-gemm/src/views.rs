@@ -218,7 +218,7 @@ impl<'a, T: Element> Weight<'a, T> {
     }
 }
 
-/// Scales of mxfp4, e8m0: one for each 32 columns of each row, `[.., rows, K / 32]`.
+/// Scales of mxfp4 and mxfp8, e8m0: one for each 32 columns of each row, `[.., rows, K / 32]`.
 #[derive(Debug, Clone, Copy)]
 pub enum MxScaleView<'a> {
     /// Any strides.

@@ -165,7 +165,7 @@ fn exact<X: By<W>, W: Operand>() {
         identity.w = W::pack(&of_w);
         let x = X::unpack(&identity.x);
         // A sum that begins with zero is not -0. Of quantized ones the scale is rounded once more.
-        let x = if prequant { X::quantized(&x, k) } else { x };
+        let x = if prequant { X::quantized(&x, k, 128) } else { x };
         let want: Vec<f64> = x.iter().map(|x| x + 0.0).collect();
 
         let mut whole = Case::<X, W>::new(batch, [m, 37, 544], prequant, 2).unscaled();

@@ -258,6 +258,10 @@ fn strides_and_elements() {
         let case = Case::new(21, [40, 37], 160, config(GemmTile::T64x64, 2));
         fp8::<bf16, f32, bf16>(&gpu, &Case { pads: apart, ..case });
         fp4_case::<bf16, f32, bf16>(&gpu, &Case { pads: apart, ..case });
+        // Groups of few columns.
+        fp8::<f16, bf16, f32>(&gpu, &Case { pads: apart, group: BlockShape { n: 8, k: 32 }, ..case });
+        let by_elements = Case { config: config(GemmTile::Elements, 2), ..case };
+        fp8::<bf16, bf16, f32>(&gpu, &Case { group: BlockShape { n: 2, k: 4 }, ..by_elements });
         // Of its own accord by elements.
         let case = Case { pads: askew, config: None, space: 0, group: BlockShape { n: 8, k: 256 }, ..case };
         fp8::<bf16, f32, bf16>(&gpu, &case);

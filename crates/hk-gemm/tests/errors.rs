@@ -6,12 +6,13 @@ use hk_core::{
 };
 use hk_gemm::{
     Activation, BlockShape, FloatView, FuseType, GemmConfig, GemmOptions, GemmTile, GroupedScales,
-    MxScaleView, ShuffledWeight, batched_gemm_a8w8, batched_gemm_a8w8_ptgq, batched_gemm_a16wfp4,
+    MatrixCode, MxScaleView, ShuffledWeight, batched_gemm_a8w8, batched_gemm_a8w8_ptgq, batched_gemm_a16wfp4,
     batched_gemm_afp4wfp4, batched_gemm_bf16, deepgemm_contiguous, deepgemm_contiguous_a8w8, deepgemm_masked,
     deepgemm_masked_a8w8, fused_gemm_a8w8_blockscale_mul_add, fused_gemm_a8w8_blockscale_split_cat,
     fused_gemm_afp4wfp4_mul_add, fused_gemm_afp4wfp4_split_cat, gemm_a8w8, gemm_a8w8_blockscale,
     gemm_a8w8_per_token_scale, gemm_a8wfp4, gemm_a16w8_blockscale, gemm_a16w16, gemm_a16w16_atomic,
-    gemm_a16w16_gated, gemm_a16wfp4, gemm_a16wfp4_atomic, gemm_afp4wfp4, shuffle_weight, unshuffle_weight,
+    gemm_a16w16_gated, gemm_a16wfp4, gemm_a16wfp4_atomic, gemm_afp4wfp4, gemm_afp8wfp8, shuffle_weight,
+    unshuffle_weight,
 };
 use hk_testkit::{Gpu, assert_error, kind};
 
@@ -307,10 +308,17 @@ fn scales() {
         let r = b.block_product(&[M, 2], &[1, 2], BlockShape { n, k: 128 });
         assert_error(r, kind!(Argument), &["group.n", &n.to_string(), "a power of two"]);
     }
-    for k in [0, 64, 129, 192, 1 << 40] {
+    for k in [0, 3, 129, 192, 1 << 40] {
         let r = b.block_product(&[M, 2], &[1, 2], BlockShape { n: 128, k });
-        assert_error(r, kind!(Argument), &["group.k", &k.to_string(), "a power of two from 128 on"]);
+        assert_error(r, kind!(Argument), &["group.k", &k.to_string(), "a power of two"]);
     }
+    // So many groups of one column that kernels cannot count them.
+    let k = ((1 << 31) - 4096) / 64 + 1;
+    let codes = b.stream.alloc_zeroed::<Fp8E4M3Fnuz>(k).unwrap();
+    let (x, scale) = (codes.part([1, k]).unwrap(), b.floats.part([1, 1]).unwrap().broadcast([1, k]).unwrap());
+    let (group, y) = (BlockShape { n: 1, k: 1 }, b.y.part_mut([1, 1]).unwrap());
+    let r = gemm_a8w8_blockscale(&b.stream, x, x, scale, scale, group, None, y, None, GemmOptions::default());
+    assert_error(r, kind!(TooLarge), &["gemm_a8w8_blockscale: a", &format!("{k} columns in groups of 1")]);
 }
 
 #[test]
@@ -627,6 +635,34 @@ fn mxfp4() {
 }
 
 #[test]
+fn mxfp8() {
+    fn run<T: MatrixCode>(b: &Fp4Bench, of_a: &[usize], of_w: &[usize], of_scale: &[usize]) -> Result<()> {
+        let (s, codes) = (&b.b.stream, b.b.stream.alloc_zeroed::<T>(N * 64).unwrap());
+        let mut y = s.alloc_zeroed::<f32>(M * N).unwrap();
+        let (a, w, to) = (codes.part(of_a).unwrap(), codes.part(of_w).unwrap(), y.part_mut([M, N]).unwrap());
+        let scales = [b.scale(of_scale), b.scale(&[N, 2])];
+        gemm_afp8wfp8(s, a, w, scales[0], scales[1], to, None, GemmOptions::default())
+    }
+    let b = Fp4Bench::new();
+    let r = run::<Fp8E4M3Fnuz>(&b, &[M, 64], &[N, 64], &[M, 1]);
+    assert_error(r, kind!(Shape), &["gemm_afp8wfp8: a_scale", "[4, 1]", "[4, 2]"]);
+    let r = run::<Fp8E4M3Fnuz>(&b, &[M, 32], &[N, 64], &[M, 1]);
+    assert_error(r, kind!(Shape), &["gemm_afp8wfp8: w", "[6, 64]", "[N, 32] (K of a)"]);
+    let r = run::<Fp8E4M3Fnuz>(&b, &[M, 48], &[N, 48], &[M, 2]);
+    assert_error(r, kind!(Shape), &["gemm_afp8wfp8: a", "[4, 48]", "K a multiple of 32"]);
+    let r = run::<Fp8E4M3Fnuz>(&b, &[64], &[N, 64], &[M, 2]);
+    assert_error(r, kind!(Shape), &["gemm_afp8wfp8: a", "[64]"]);
+    let r = run::<i8>(&b, &[M, 64], &[N, 64], &[M, 2]);
+    assert_error(
+        r,
+        kind!(Unsupported),
+        &["gemm_afp8wfp8", "i8", "products of mxfp8 take fp8e4m3fnuz on gfx942"],
+    );
+    let r = run::<Fp8E4M3>(&b, &[M, 64], &[N, 64], &[M, 2]);
+    assert_error(r, kind!(Unsupported), &["gemm_afp8wfp8", "fp8e4m3 on gfx942"]);
+}
+
+#[test]
 fn weights_of_bytes() {
     let b = Bench::new();
     let (s, options, group) = (&b.stream, GemmOptions::default(), BlockShape::default());
@@ -658,10 +694,22 @@ fn weights_of_bytes() {
             &["gemm_a16w8_blockscale: workspace", "[0]", "[48] or longer (2 splits)"],
         );
     }
-    let r = of(a, w, &[1, 3], BlockShape { n: 128, k: 64 }, false, 0, options);
-    assert_error(r, kind!(Argument), &["group.k", "64", "a power of two from 128 on"]);
-    let r = of(a, w, &[1, 1], BlockShape { n: 128, k: 256 }, true, 0, options);
-    assert_error(r, kind!(Argument), &["gemm_a16w8_blockscale: group.k", "256", "128, that of a (prequant)"]);
+    for prequant in [false, true] {
+        let r = of(a, w, &[1, 2], BlockShape { n: 128, k: 96 }, prequant, 0, options);
+        assert_error(r, kind!(Argument), &["gemm_a16w8_blockscale: group.k", "96", "a power of two"]);
+    }
+    // Activations are quantized on their way in groups of 128 alone.
+    for (k, groups, room) in [(32, 5, 180), (256, 1, 164)] {
+        let r = of(a, w, &[1, groups], BlockShape { n: 128, k }, true, room - 1, options);
+        let (got, want) = (format!("[{}]", room - 1), format!("[{room}] or longer, for the codes of a"));
+        assert_error(r, kind!(Shape), &["gemm_a16w8_blockscale: workspace", &got, &want]);
+    }
+    let r = of(a, w, &[1, 3], BlockShape { n: 128, k: 64 }, false, 0, with_tile(GemmTile::S32x32, 1));
+    assert_error(r, kind!(Argument), &["gemm_a16w8_blockscale: tile", "S32x32", "one of [T64x64, Elements]"]);
+    let r = of(a, w, &[1, 20], BlockShape { n: 128, k: 8 }, false, 0, with_tile(GemmTile::T64x64, 1));
+    let want = "GemmTile::Elements, as rows do not begin on 16 bytes, are no multiple of 16 bytes long, or lie too far apart, or groups \
+                have fewer than 16 columns";
+    assert_error(r, kind!(Argument), &["gemm_a16w8_blockscale: tile", "T64x64", want]);
     // 4 rows of 160 bytes, 8 scales.
     let r = of(a, w, &[1, 2], group, true, 167, with_tile(GemmTile::T64x64, 1));
     assert_error(
@@ -682,7 +730,7 @@ fn weights_of_bytes() {
 
     let (a, w, one) = (b.half(&[2, M, 160]), b.code(&[2, N, 160]), b.float(&[1]));
     let mut run = |a, w, scale, bias, options| {
-        batched_gemm_a8w8_ptgq(s, a, w, scale, bias, y.part_mut([2, M, N]).unwrap(), None, options)
+        batched_gemm_a8w8_ptgq(s, a, w, scale, 128, bias, y.part_mut([2, M, N]).unwrap(), None, options)
     };
     assert_error(
         run(b.half(&[M, 160]), w, one, None, options),
@@ -702,6 +750,16 @@ fn weights_of_bytes() {
     );
     let r = run(a, w, b.float(&[2]), None, options);
     assert_error(r, kind!(Shape), &["batched_gemm_a8w8_ptgq: w_scale", "[2]", "[1]"]);
+    let mut out = s.alloc_zeroed::<f32>(256).unwrap();
+    for group in [0, 48] {
+        let to = out.part_mut([2, M, N]).unwrap();
+        let r = batched_gemm_a8w8_ptgq(s, a, w, one, group, None, to, None, options);
+        assert_error(
+            r,
+            kind!(Argument),
+            &["batched_gemm_a8w8_ptgq: group.k", &group.to_string(), "a power of two"],
+        );
+    }
     let r = run(a, w, one, Some(b.float(&[N]).into()), options);
     assert_error(
         r,

@@ -1,64 +1,113 @@
-//! The benchmark that every family has: its operators at the sizes of real models.
+//! The benchmark that every family has: its operators at the sizes of real models, by criterion.
+//!
+//! `hk bench` measures the same by the same means ([`measure`](crate::measure)), at more sizes, and makes tables.
 
+use crate::measure::{self, Pass, Plan, unserved};
+use criterion::measurement::{Measurement, ValueFormatter, WallTime};
 use criterion::{BenchmarkId, Criterion, Throughput};
-use hk_core::registry::{DeviceCall, Operator};
-use hk_core::{Device, Error};
-use std::hint::black_box;
+use hk_core::registry::Operator;
+use hk_core::{Device, Event, Stream};
 use std::time::{Duration, Instant};
 
-/// Calls between two waits.
-const QUEUED: u64 = 20;
+/// Time between two events of a stream; on the emulator that is the time of the host.
+pub struct DeviceTime {
+    stream: Stream,
+    wall: WallTime,
+}
 
-/// Times each operator at each of its cases, from the call until the device is done; the result is compared with the
-/// reference first. On the emulator that is how fast it emulates. Only a GPU gives times and bandwidths that mean
-/// something, and there the launch is in them: many calls are queued before each wait.
+impl Measurement for DeviceTime {
+    type Intermediate = Event;
+    type Value = Duration;
+
+    fn start(&self) -> Event {
+        self.stream.record().unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    fn end(&self, start: Event) -> Duration {
+        let end = self.stream.record().and_then(|end| end.elapsed_since(&start));
+        end.unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    fn add(&self, a: &Duration, b: &Duration) -> Duration {
+        *a + *b
+    }
+
+    fn zero(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn to_f64(&self, value: &Duration) -> f64 {
+        value.as_nanos() as f64
+    }
+
+    fn formatter(&self) -> &dyn ValueFormatter {
+        self.wall.formatter()
+    }
+}
+
+/// Times each operator at each of its cases; the result is compared with the reference first. On a GPU a case has three
+/// times: on the device with operands that no cache holds, on the device with the same operands again and again, and on the
+/// host's clock with the launch of each call. On the emulator it has one, which is how fast it emulates.
 ///
 /// # Panics
 /// If an operator fails or its result is wrong.
-pub fn operators(c: &mut Criterion, operators: &'static [Operator]) {
+pub fn operators(operators: &'static [Operator]) {
     let device = Device::open_default().unwrap_or_else(|e| panic!("{e}"));
     let stream = device.create_stream().unwrap_or_else(|e| panic!("{e}"));
     println!("device: {} ({})", device.spec(), device.info().name);
-    let queued = if device.info().driver == "emu" { 1 } else { QUEUED };
+    let plan = Plan::of(&device);
+    let emulated = device.info().driver == "emu";
+    let time = DeviceTime { stream: stream.clone(), wall: WallTime };
+    let mut criterion = Criterion::default()
+        .with_measurement(time)
+        .sample_size(if emulated { 10 } else { 100 })
+        .warm_up_time(Duration::from_millis(200))
+        .measurement_time(Duration::from_secs(2))
+        .configure_from_args();
     for operator in operators {
-        let mut group = c.benchmark_group(operator.name);
-        group
-            .sample_size(10)
-            .warm_up_time(Duration::from_millis(200))
-            .measurement_time(Duration::from_secs(2));
+        let mut group = criterion.benchmark_group(operator.name);
         for case in operator.cases {
             let call = operator.example(case, 1).unwrap_or_else(|e| panic!("{}: {e}", case.label));
             // Right first, then fast.
-            let outputs = match operator.execute(&stream, &call) {
-                // A case for other targets.
-                Err(Error::Unsupported { .. }) => continue,
-                outputs => outputs.unwrap_or_else(|e| panic!("{}: {e}", case.label)),
-            };
-            let compared = crate::compare::compare_outputs(operator, &call, &outputs);
+            let compared = measure::check(&stream, &call, &plan);
+            if unserved(&compared) {
+                continue; // a case for other targets
+            }
             let compared = compared.unwrap_or_else(|e| panic!("{}: {e}", case.label));
             compared.iter().for_each(|c| assert!(c.passed(), "{}: {c}", case.label));
 
-            let traffic = (operator.traffic)(&call);
-            group.throughput(Throughput::Bytes(traffic.read + traffic.written));
-            let mut on_device = DeviceCall::prepare(&stream, &call).unwrap_or_else(|e| panic!("{e}"));
-            let mut run =
-                || (operator.run)(&stream, black_box(&mut on_device)).unwrap_or_else(|e| panic!("{e}"));
-            let wait = || stream.synchronize().unwrap_or_else(|e| panic!("{e}"));
+            group.throughput(Throughput::Bytes(measure::bytes(&call)));
+            let rotating = || Pass::rotating(&stream, &call, &plan).unwrap_or_else(|e| panic!("{e}"));
+            let mut pass = rotating();
             group.bench_function(BenchmarkId::from_parameter(case.label), |b| {
+                b.iter_custom(|n| of_passes(&mut pass, n))
+            });
+            if emulated {
+                continue;
+            }
+            let mut pass = Pass::cached(&stream, &call, &plan).unwrap_or_else(|e| panic!("{e}"));
+            group.bench_function(BenchmarkId::new("cached", case.label), |b| {
+                b.iter_custom(|n| of_passes(&mut pass, n))
+            });
+            let mut pass = rotating();
+            group.bench_function(BenchmarkId::new("host", case.label), |b| {
                 b.iter_custom(|n| {
-                    wait();
                     let start = Instant::now();
-                    for i in 0..n {
-                        run();
-                        if i % queued == queued - 1 {
-                            wait();
-                        }
-                    }
-                    wait();
+                    pass.queue_singly(n as usize)
+                        .and_then(|()| stream.synchronize())
+                        .unwrap_or_else(|e| panic!("{e}"));
                     start.elapsed()
                 })
             });
         }
         group.finish();
     }
+    criterion.final_summary();
+}
+
+/// Time of `n` calls: that of the passes that have at least as many, in proportion.
+fn of_passes(pass: &mut Pass, n: u64) -> Duration {
+    let passes = n.div_ceil(pass.calls() as u64);
+    let time = pass.time(passes as usize).unwrap_or_else(|e| panic!("{e}"));
+    time.mul_f64(n as f64 / (passes * pass.calls() as u64) as f64)
 }

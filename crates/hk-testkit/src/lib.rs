@@ -27,6 +27,7 @@
 //! - [`devices`], [`sanitized_devices`], [`config`] and [`full`]: where tests run, how often, and how large.
 //! - [`Gpu`], [`Tensor`], [`Place`]: tensors inside larger, poisoned allocations.
 //! - [`compare`](mod@compare), [`assert_close`] and the like: comparison, and the report of a failure.
+//! - [`measure`](mod@measure): time of an operator on a device.
 //! - [`assert_error`], [`kind!`], [`widen`], [`floats`]: small ones.
 //! - [`corner_tests!`]: what every operator of a registry has to pass.
 //! - [`row_case`], [`size`], [`finite`] and the like: strategies that lean to where kernels break.
@@ -38,6 +39,7 @@ pub mod bench;
 mod checks;
 pub mod compare;
 mod gpu;
+pub mod measure;
 #[cfg(feature = "strategies")]
 mod registry;
 #[cfg(feature = "strategies")]

@@ -7,9 +7,10 @@
 use crate::driver::{Dependency, Dispatch, Driver, Handle};
 use crate::{Arch, DeviceInfo, Error, KernelInfo, Result};
 use cudarc::driver::sys as cuda;
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::fmt::Display;
-use std::ptr::null_mut;
+use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -23,6 +24,11 @@ const NO_DEVICE: Code = 100;
 const NOT_READY: Code = 600;
 const STREAM_NON_BLOCKING: c_uint = 1;
 const EVENT_DEFAULT: c_uint = 0;
+const HOST_PORTABLE: c_uint = 1;
+/// Calls that cannot be captured fail on this thread only.
+const CAPTURE_THREAD_LOCAL: c_int = 1;
+/// Shared memory of a block, static and dynamic, that a kernel gets without asking.
+const SHARED_WITHOUT_ASKING: u32 = 48 << 10;
 
 type Context = cuda::CUcontext;
 type RawStream = cuda::CUstream;
@@ -30,6 +36,8 @@ type RawEvent = cuda::CUevent;
 type RawModule = cuda::CUmodule;
 type RawFunction = cuda::CUfunction;
 type Address = cuda::CUdeviceptr;
+type RawGraph = cuda::CUgraph;
+type RawGraphExec = cuda::CUgraphExec;
 
 /// Declares the calls that this driver makes, looked up by name.
 macro_rules! api {
@@ -74,6 +82,8 @@ api! {
     elapsed = "cuEventElapsedTime": fn(*mut f32, RawEvent, RawEvent);
     malloc = "cuMemAllocAsync": fn(*mut Address, usize, RawStream);
     free = "cuMemFreeAsync": fn(Address, RawStream);
+    malloc_host = "cuMemHostAlloc": fn(*mut *mut c_void, usize, c_uint);
+    free_host = "cuMemFreeHost": fn(*mut c_void);
     to_device = "cuMemcpyHtoDAsync_v2": fn(Address, *const c_void, usize, RawStream);
     to_host = "cuMemcpyDtoHAsync_v2": fn(*mut c_void, Address, usize, RawStream);
     on_device = "cuMemcpyDtoDAsync_v2": fn(Address, Address, usize, RawStream);
@@ -84,9 +94,16 @@ api! {
     unload_module = "cuModuleUnload": fn(RawModule);
     function = "cuModuleGetFunction": fn(*mut RawFunction, RawModule, *const c_char);
     function_attribute = "cuFuncGetAttribute": fn(*mut c_int, c_int, RawFunction);
+    set_function_attribute = "cuFuncSetAttribute": fn(RawFunction, c_int, c_int);
     launch = "cuLaunchKernel": fn(
         RawFunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, RawStream, *mut *mut c_void, *mut *mut c_void
     );
+    begin_capture = "cuStreamBeginCapture_v2": fn(RawStream, c_int);
+    end_capture = "cuStreamEndCapture": fn(RawStream, *mut RawGraph);
+    instantiate = "cuGraphInstantiateWithFlags": fn(*mut RawGraphExec, RawGraph, c_ulonglong);
+    destroy_graph = "cuGraphDestroy": fn(RawGraph);
+    destroy_graph_exec = "cuGraphExecDestroy": fn(RawGraphExec);
+    launch_graph = "cuGraphLaunch": fn(RawGraphExec, RawStream);
 }
 
 /// The driver's API, or why there is none.
@@ -189,10 +206,15 @@ impl<T: Copy> Drop for Owned<T> {
 type Stream = Owned<RawStream>;
 type Event = Owned<RawEvent>;
 type Module = Arc<Owned<RawModule>>;
+type GraphExec = Owned<RawGraphExec>;
 
 struct Function {
     raw: RawFunction,
     name: String,
+    /// Static shared memory, in bytes.
+    shared: u32,
+    /// Dynamic shared memory that it may have, in bytes.
+    dynamic: AtomicU32,
     /// Keeps the code loaded.
     _module: Module,
 }
@@ -317,13 +339,51 @@ impl Driver for Cuda {
         }
     }
 
+    fn malloc_host(&self, bytes: usize) -> Result<NonNull<u8>> {
+        self.bind()?;
+        let mut host = null_mut();
+        // SAFETY: `host` is valid for the write.
+        let code = unsafe { (self.api.malloc_host)(&mut host, bytes, HOST_PORTABLE) };
+        let context = || format!("{bytes} bytes of page-locked memory for {}", self.info.spec);
+        check(self.api, "cuMemHostAlloc", code, context)?;
+        let host: NonNull<u8> = NonNull::new(host.cast())
+            .ok_or_else(|| check(self.api, "cuMemHostAlloc", OUT_OF_MEMORY, context).unwrap_err())?;
+        // SAFETY: the allocation has these bytes.
+        unsafe { host.write_bytes(0, bytes) };
+        Ok(host)
+    }
+
+    unsafe fn free_host(&self, host: NonNull<u8>, _: usize) {
+        // There is nobody to tell of a failure.
+        if self.bind().is_ok() {
+            // SAFETY: the caller's promise.
+            unsafe { (self.api.free_host)(host.as_ptr().cast()) };
+        }
+    }
+
+    unsafe fn write_async(&self, stream: &Handle, dst: u64, src: NonNull<u8>, bytes: usize) -> Result<()> {
+        self.bind()?;
+        // SAFETY: `dst` has room for the bytes (callers copy whole allocations), for `src` the caller's promise.
+        let code =
+            unsafe { (self.api.to_device)(dst, src.as_ptr().cast(), bytes, stream.get::<Stream>().raw) };
+        self.check("cuMemcpyHtoDAsync", code)
+    }
+
+    unsafe fn read_async(&self, stream: &Handle, src: u64, dst: NonNull<u8>, bytes: usize) -> Result<()> {
+        self.bind()?;
+        // SAFETY: `src` holds the bytes (callers copy whole allocations), for `dst` the caller's promise.
+        let code = unsafe { (self.api.to_host)(dst.as_ptr().cast(), src, bytes, stream.get::<Stream>().raw) };
+        self.check("cuMemcpyDtoHAsync", code)
+    }
+
     fn write(&self, stream: &Handle, dst: u64, src: &[u8]) -> Result<()> {
         self.bind()?;
-        // SAFETY: `dst` has room for the bytes (callers copy whole allocations). Pageable memory has been read when the
-        // call returns.
+        // The driver may read page-locked memory after the call returns, hence the wait.
+        // SAFETY: `dst` has room for the bytes (callers copy whole allocations), and `src` outlives the copy.
         let code =
             unsafe { (self.api.to_device)(dst, src.as_ptr().cast(), src.len(), stream.get::<Stream>().raw) };
-        self.check("cuMemcpyHtoDAsync", code)
+        self.check("cuMemcpyHtoDAsync", code)?;
+        self.synchronize(stream)
     }
 
     fn read(&self, stream: &Handle, src: u64, dst: &mut [u8]) -> Result<()> {
@@ -428,7 +488,13 @@ impl Driver for Cuda {
         // SAFETY: the module is alive, the name is a C string, `raw` is valid for the write.
         let code = unsafe { (self.api.function)(&mut raw, module.raw, name.as_ptr()) };
         check(self.api, "cuModuleGetFunction", code, || format!("{symbol} on {}", self.info.spec))?;
-        Ok(Handle::new(Function { raw, name: symbol.into(), _module: module }))
+        let mut shared = 0;
+        let which = cuda::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES as c_int;
+        // SAFETY: the function is loaded, `shared` is valid for the write.
+        let code = unsafe { (self.api.function_attribute)(&mut shared, which, raw) };
+        check(self.api, "cuFuncGetAttribute", code, || format!("{symbol} on {}", self.info.spec))?;
+        let (name, shared) = (symbol.into(), shared.max(0) as u32);
+        Ok(Handle::new(Function { raw, name, shared, dynamic: AtomicU32::new(0), _module: module }))
     }
 
     fn resources(&self, function: &Handle, info: &mut KernelInfo) -> Result<()> {
@@ -457,6 +523,18 @@ impl Driver for Cuda {
         self.bind()?;
         let &Dispatch { op, grid, block, dynamic_lds, args } = dispatch;
         let function = function.get::<Function>();
+        if function.shared.saturating_add(dynamic_lds) > SHARED_WITHOUT_ASKING
+            && function.dynamic.fetch_max(dynamic_lds, Ordering::Relaxed) < dynamic_lds
+        {
+            let most = cuda::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function is loaded. The size is within the device's limit, an `i32`.
+            let code = unsafe {
+                (self.api.set_function_attribute)(function.raw, most as c_int, dynamic_lds as c_int)
+            };
+            check(self.api, "cuFuncSetAttribute", code, || {
+                format!("{op}: {dynamic_lds} bytes of dynamic LDS of kernel {}", function.name)
+            })?;
+        }
         // The one parameter, a struct.
         let mut params: [*mut c_void; 1] = [args.as_ptr().cast_mut().cast()];
         // SAFETY: function and stream are alive; the driver copies the arguments during the call, and their size is the
@@ -480,5 +558,34 @@ impl Driver for Cuda {
             let name = &function.name;
             format!("{op}: kernel {name}, grid {grid:?}, block {block:?}, {dynamic_lds} bytes of dynamic LDS")
         })
+    }
+
+    fn begin_capture(&self, stream: &Handle) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the stream is alive.
+        let code = unsafe { (self.api.begin_capture)(stream.get::<Stream>().raw, CAPTURE_THREAD_LOCAL) };
+        self.check("cuStreamBeginCapture", code)
+    }
+
+    fn end_capture(&self, stream: &Handle) -> Result<Handle> {
+        self.bind()?;
+        let mut graph = null_mut();
+        // SAFETY: the stream is alive, `graph` is valid for the write.
+        let code = unsafe { (self.api.end_capture)(stream.get::<Stream>().raw, &mut graph) };
+        self.check("cuStreamEndCapture", code)?;
+        let graph = self.owned(graph, self.api.destroy_graph);
+        let mut raw = null_mut();
+        // SAFETY: the graph is alive, `raw` is valid for the write.
+        let code = unsafe { (self.api.instantiate)(&mut raw, graph.raw, 0) };
+        self.check("cuGraphInstantiate", code)?;
+        Ok(Handle::new(self.owned(raw, self.api.destroy_graph_exec)))
+    }
+
+    fn launch_graph(&self, stream: &Handle, graph: &Handle) -> Result<()> {
+        self.bind()?;
+        // SAFETY: both are alive. What the kernels do is what the caller of `Graph::launch` answers for.
+        let code =
+            unsafe { (self.api.launch_graph)(graph.get::<GraphExec>().raw, stream.get::<Stream>().raw) };
+        self.check("cuGraphLaunch", code)
     }
 }

@@ -6,8 +6,10 @@ use hk_emu::{
     Checks, Fault, Machine, MachineOptions, Mark, MatrixNumerics, Module, Profile, UnknownCheck,
     UnknownNumerics,
 };
+use std::alloc::Layout;
 use std::collections::VecDeque;
 use std::fmt::Display;
+use std::ptr::NonNull;
 use std::str::FromStr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -140,6 +142,8 @@ struct EmuStream {
     shared: Arc<Shared>,
     /// The device, in order with this stream's work.
     machine: Machine,
+    /// What was noted since the capture began, while there is one.
+    captured: Mutex<Option<Vec<Command>>>,
 }
 
 /// What a stream shares with its worker.
@@ -165,6 +169,7 @@ struct Queue {
     profiles: Vec<Profile>,
 }
 
+#[derive(Clone)]
 enum Command {
     Write {
         dst: u64,
@@ -239,6 +244,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl EmuStream {
     fn push(&self, command: Command) {
+        if let Some(captured) = &mut *lock(&self.captured) {
+            captured.push(command);
+            return;
+        }
+        self.queue(command);
+    }
+
+    fn queue(&self, command: Command) {
         lock(&self.shared.queue).commands.push_back((command, self.machine.host().mark()));
         self.shared.work.notify_one();
     }
@@ -376,6 +389,11 @@ impl Worker {
     }
 }
 
+/// Host memory for copies.
+fn host_layout(bytes: usize) -> Option<Layout> {
+    Layout::from_size_align(bytes, 64).ok()
+}
+
 impl Driver for Emu {
     fn info(&self) -> &DeviceInfo {
         &self.info
@@ -395,7 +413,7 @@ impl Driver for Emu {
             .name("hk-emu stream".into())
             .spawn(|| worker.run())
             .map_err(|e| self.error(format_args!("no thread for a stream: {e}")))?;
-        Ok(Handle::new(EmuStream { shared, machine }))
+        Ok(Handle::new(EmuStream { shared, machine, captured: Mutex::default() }))
     }
 
     fn synchronize(&self, stream: &Handle) -> Result<()> {
@@ -408,6 +426,31 @@ impl Driver for Emu {
 
     fn free(&self, stream: &Handle, addr: u64) {
         stream.get::<EmuStream>().push(Command::Free { addr });
+    }
+
+    fn malloc_host(&self, bytes: usize) -> Result<NonNull<u8>> {
+        let layout =
+            host_layout(bytes).ok_or_else(|| self.error(format_args!("{bytes} bytes of host memory")))?;
+        // SAFETY: there is at least one byte.
+        let host = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) });
+        host.ok_or_else(|| self.error(format_args!("not enough memory for {bytes} bytes on the host")))
+    }
+
+    unsafe fn free_host(&self, host: NonNull<u8>, bytes: usize) {
+        if let Some(layout) = host_layout(bytes) {
+            // SAFETY: `malloc_host` gave it for this layout.
+            unsafe { std::alloc::dealloc(host.as_ptr(), layout) };
+        }
+    }
+
+    unsafe fn write_async(&self, stream: &Handle, dst: u64, src: NonNull<u8>, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        self.write(stream, dst, unsafe { std::slice::from_raw_parts(src.as_ptr(), bytes) })
+    }
+
+    unsafe fn read_async(&self, stream: &Handle, src: u64, dst: NonNull<u8>, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's promise; `malloc_host` has initialised the bytes.
+        self.read(stream, src, unsafe { std::slice::from_raw_parts_mut(dst.as_ptr(), bytes) })
     }
 
     fn write(&self, stream: &Handle, dst: u64, src: &[u8]) -> Result<()> {
@@ -497,6 +540,21 @@ impl Driver for Emu {
             dynamic_lds,
             args: args.to_vec(),
         });
+        Ok(())
+    }
+
+    fn begin_capture(&self, stream: &Handle) -> Result<()> {
+        *lock(&stream.get::<EmuStream>().captured) = Some(Vec::new());
+        Ok(())
+    }
+
+    fn end_capture(&self, stream: &Handle) -> Result<Handle> {
+        Ok(Handle::new(lock(&stream.get::<EmuStream>().captured).take().unwrap_or_default()))
+    }
+
+    fn launch_graph(&self, stream: &Handle, graph: &Handle) -> Result<()> {
+        let stream = stream.get::<EmuStream>();
+        graph.get::<Vec<Command>>().iter().for_each(|command| stream.push(command.clone()));
         Ok(())
     }
 

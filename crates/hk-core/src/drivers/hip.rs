@@ -7,7 +7,7 @@ use crate::driver::{Dependency, Dispatch, Driver, Handle};
 use crate::{Arch, DeviceInfo, Error, Result};
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::fmt::Display;
-use std::ptr::null_mut;
+use std::ptr::{NonNull, null_mut};
 use std::time::Duration;
 
 /// The calls of the runtime that this driver makes, linked through `hip-runtime-sys`.
@@ -16,9 +16,10 @@ use std::time::Duration;
 /// the moment a call returns. The declarations here are the same but for the code, which is the integer it is in C.
 mod sys {
     pub use hip_runtime_sys::{
-        hipDevice_t, hipDeviceptr_t, hipEvent_t, hipFunction_t, hipModule_t, hipStream_t,
+        hipDevice_t, hipDeviceptr_t, hipEvent_t, hipFunction_t, hipGraph_t, hipGraphExec_t, hipModule_t,
+        hipStream_t,
     };
-    use std::ffi::{c_char, c_int, c_uint, c_void};
+    use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
     pub const SUCCESS: c_int = 0;
     pub const OUT_OF_MEMORY: c_int = 2;
@@ -28,6 +29,9 @@ mod sys {
 
     pub const STREAM_NON_BLOCKING: c_uint = 1;
     pub const EVENT_DEFAULT: c_uint = 0;
+    pub const HOST_PORTABLE: c_uint = 1;
+    /// Calls that cannot be captured fail on this thread only.
+    pub const CAPTURE_THREAD_LOCAL: c_int = 1;
     pub const LAUNCH_PARAM_BUFFER_POINTER: usize = 1;
     pub const LAUNCH_PARAM_BUFFER_SIZE: usize = 2;
     pub const LAUNCH_PARAM_END: usize = 3;
@@ -60,6 +64,8 @@ mod sys {
         pub fn hipFree(address: *mut c_void) -> c_int;
         pub fn hipMallocAsync(address: *mut *mut c_void, bytes: usize, stream: hipStream_t) -> c_int;
         pub fn hipFreeAsync(address: *mut c_void, stream: hipStream_t) -> c_int;
+        pub fn hipHostMalloc(host: *mut *mut c_void, bytes: usize, flags: c_uint) -> c_int;
+        pub fn hipHostFree(host: *mut c_void) -> c_int;
         pub fn hipMemcpyHtoDAsync(
             dst: hipDeviceptr_t,
             src: *mut c_void,
@@ -108,6 +114,17 @@ mod sys {
             params: *mut *mut c_void,
             extra: *mut *mut c_void,
         ) -> c_int;
+
+        pub fn hipStreamBeginCapture(stream: hipStream_t, mode: c_int) -> c_int;
+        pub fn hipStreamEndCapture(stream: hipStream_t, graph: *mut hipGraph_t) -> c_int;
+        pub fn hipGraphInstantiateWithFlags(
+            exec: *mut hipGraphExec_t,
+            graph: hipGraph_t,
+            flags: c_ulonglong,
+        ) -> c_int;
+        pub fn hipGraphDestroy(graph: hipGraph_t) -> c_int;
+        pub fn hipGraphExecDestroy(exec: hipGraphExec_t) -> c_int;
+        pub fn hipGraphLaunch(exec: hipGraphExec_t, stream: hipStream_t) -> c_int;
     }
 }
 
@@ -146,6 +163,7 @@ impl<T: Copy> Drop for Owned<T> {
 type Stream = Owned<sys::hipStream_t>;
 type Event = Owned<sys::hipEvent_t>;
 type Module = std::sync::Arc<Owned<sys::hipModule_t>>;
+type GraphExec = Owned<sys::hipGraphExec_t>;
 
 struct Function {
     raw: sys::hipFunction_t,
@@ -361,6 +379,44 @@ impl Driver for Hip {
         }
     }
 
+    fn malloc_host(&self, bytes: usize) -> Result<NonNull<u8>> {
+        self.bind()?;
+        let mut host = null_mut();
+        // SAFETY: `host` is valid for the write.
+        let code = unsafe { sys::hipHostMalloc(&mut host, bytes, sys::HOST_PORTABLE) };
+        let context = || format!("{bytes} bytes of page-locked memory for {}", self.info.spec);
+        check("hipHostMalloc", code, context)?;
+        let host: NonNull<u8> = NonNull::new(host.cast())
+            .ok_or_else(|| check("hipHostMalloc", sys::OUT_OF_MEMORY, context).unwrap_err())?;
+        // SAFETY: the allocation has these bytes.
+        unsafe { host.write_bytes(0, bytes) };
+        Ok(host)
+    }
+
+    unsafe fn free_host(&self, host: NonNull<u8>, _: usize) {
+        // SAFETY: the caller's promise. There is nobody to tell of a failure.
+        unsafe {
+            sys::hipSetDevice(self.ordinal);
+            sys::hipHostFree(host.as_ptr().cast());
+        }
+    }
+
+    unsafe fn write_async(&self, stream: &Handle, dst: u64, src: NonNull<u8>, bytes: usize) -> Result<()> {
+        self.bind()?;
+        let stream = stream.get::<Stream>().raw;
+        // SAFETY: `dst` has room for the bytes (callers copy whole allocations), for `src` the caller's promise.
+        let code = unsafe { sys::hipMemcpyHtoDAsync(pointer(dst), src.as_ptr().cast(), bytes, stream) };
+        self.check("hipMemcpyHtoDAsync", code)
+    }
+
+    unsafe fn read_async(&self, stream: &Handle, src: u64, dst: NonNull<u8>, bytes: usize) -> Result<()> {
+        self.bind()?;
+        let stream = stream.get::<Stream>().raw;
+        // SAFETY: `src` holds the bytes (callers copy whole allocations), for `dst` the caller's promise.
+        let code = unsafe { sys::hipMemcpyDtoHAsync(dst.as_ptr().cast(), pointer(src), bytes, stream) };
+        self.check("hipMemcpyDtoHAsync", code)
+    }
+
     fn write(&self, stream: &Handle, dst: u64, src: &[u8]) -> Result<()> {
         self.bind()?;
         // The runtime may read pageable memory after the call returns, hence the wait.
@@ -513,6 +569,35 @@ impl Driver for Hip {
             let name = &function.name;
             format!("{op}: kernel {name}, grid {grid:?}, block {block:?}, {dynamic_lds} bytes of dynamic LDS")
         })
+    }
+
+    fn begin_capture(&self, stream: &Handle) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the stream is alive.
+        let code =
+            unsafe { sys::hipStreamBeginCapture(stream.get::<Stream>().raw, sys::CAPTURE_THREAD_LOCAL) };
+        self.check("hipStreamBeginCapture", code)
+    }
+
+    fn end_capture(&self, stream: &Handle) -> Result<Handle> {
+        self.bind()?;
+        let mut raw = null_mut();
+        // SAFETY: the stream is alive, `raw` is valid for the write.
+        let code = unsafe { sys::hipStreamEndCapture(stream.get::<Stream>().raw, &mut raw) };
+        self.check("hipStreamEndCapture", code)?;
+        let graph = Owned { raw, ordinal: self.ordinal, release: sys::hipGraphDestroy };
+        let mut raw = null_mut();
+        // SAFETY: the graph is alive, `raw` is valid for the write.
+        let code = unsafe { sys::hipGraphInstantiateWithFlags(&mut raw, graph.raw, 0) };
+        self.check("hipGraphInstantiate", code)?;
+        Ok(Handle::new(Owned { raw, ordinal: self.ordinal, release: sys::hipGraphExecDestroy }))
+    }
+
+    fn launch_graph(&self, stream: &Handle, graph: &Handle) -> Result<()> {
+        self.bind()?;
+        // SAFETY: both are alive. What the kernels do is what the caller of `Graph::launch` answers for.
+        let code = unsafe { sys::hipGraphLaunch(graph.get::<GraphExec>().raw, stream.get::<Stream>().raw) };
+        self.check("hipGraphLaunch", code)
     }
 }
 

@@ -31,13 +31,16 @@ const TERMS: f64 = 1.0 / (1u64 << 16) as f64;
 /// Each entry point of a type, over the ends of tiles; for int8 and both fp8.
 macro_rules! corners {
     ($name:ident: $case:ident) => {
-        static $name: [Case; 24] = {
-            const CASES: [[Case; 8]; 3] =
+        corners!($name: $case, 8, 24);
+    };
+    ($name:ident: $case:ident, $each:literal, $all:literal) => {
+        static $name: [Case; $all] = {
+            const CASES: [[Case; $each]; 3] =
                 [corners!(@ $case I8), corners!(@ $case Fp8E4M3Fnuz), corners!(@ $case Fp8E4M3)];
-            let mut all = [CASES[0][0]; 24];
+            let mut all = [CASES[0][0]; $all];
             let mut i = 0;
             while i < all.len() {
-                all[i] = CASES[i / 8][i % 8];
+                all[i] = CASES[i / $each][i % $each];
                 i += 1;
             }
             all
@@ -77,6 +80,11 @@ macro_rules! corners {
             case!("16 x 32", a: $t [16, 4112], w: $t [40, 4112], a_scale: F32 [16, 17], w_scale: F32 [10, 17]; tile("16x32"), splits(2), of_n(4), of_k(256)),
             case!("32 x 32", a: $t [17, 1040], w: $t [40, 1040], a_scale: F32 [17, 9], w_scale: F32 [3, 9]; tile("32x32"), of_n(16)),
             case!("64 x 32, shuffled", a: $t [63, 672], w: $t [48, 672], a_scale: F32 [63, 6], w_scale: F32 [1, 6]; tile("64x32"), splits(2), to("f32"), w_shuffled()),
+            case!("groups of 64", a: $t [65, 336], w: $t [70, 336], a_scale: F32 [65, 6], w_scale: F32 [2, 6], bias: F32 [70]; tile("64x64"), splits(2), of_n(64), of_k(64)),
+            case!("groups of 32", a: $t [17, 272], w: $t [70, 272], a_scale: F32 [17, 9], w_scale: F32 [35, 9]; of_n(2), of_k(32), act("relu")),
+            case!("groups of 16, shuffled", a: $t [20, 160], w: $t [48, 160], a_scale: F32 [20, 10], w_scale: F32 [1, 10]; tile("64x64"), of_k(16), w_shuffled()),
+            case!("groups of 8, by elements", a: $t [20, 141], w: $t [70, 141], a_scale: F32 [20, 18], w_scale: F32 [70, 18]; tile("elements"), splits(2), of_n(1), of_k(8)),
+            case!("groups of 1", a: $t [5, 19], w: $t [9, 19], a_scale: F32 [5, 19], w_scale: F32 [1, 19]; of_k(1), to("f32")),
         ]
     };
     (@ batched $t:ident) => {
@@ -94,7 +102,7 @@ macro_rules! corners {
 }
 corners!(CORNERS: plain);
 corners!(PER_TOKEN_CORNERS: per_token);
-corners!(BLOCK_CORNERS: block);
+corners!(BLOCK_CORNERS: block, 13, 39);
 corners!(BATCHED_CORNERS: batched);
 
 /// Calls a safe function that takes a bias.
@@ -205,10 +213,12 @@ pub(super) const GEMM_A8W8_BLOCKSCALE: Operator = Operator {
         y(2, "[M, N]", TERMS),
     ],
     scalars: &[Y_DTYPE, ACTIVATION, GROUP_N, GROUP_K, W_SHUFFLED, TILE, SPLITS],
-    kernels: &[&kernels::BLOCKSCALE, &kernels::SKINNY_BLOCKSCALE, &kernels::REDUCE],
+    kernels: &[&kernels::BLOCKSCALE, &kernels::SKINNY_BLOCKSCALE, &kernels::GROUPS8, &kernels::REDUCE],
     cases: &[
         case!("DeepSeek-V3 down of a shared expert, 16 tokens", a: Fp8E4M3Fnuz [16, 2048], w: Fp8E4M3Fnuz [7168, 2048], a_scale: F32 [16, 16], w_scale: F32 [56, 16]),
         case!("DeepSeek-V3 down of a shared expert, 16 tokens (OCP)", a: Fp8E4M3 [16, 2048], w: Fp8E4M3 [7168, 2048], a_scale: F32 [16, 16], w_scale: F32 [56, 16]),
+        case!("the same, groups of 32", a: Fp8E4M3Fnuz [16, 2048], w: Fp8E4M3Fnuz [7168, 2048], a_scale: F32 [16, 64], w_scale: F32 [56, 64]; of_k(32)),
+        case!("the same, groups of 32 (OCP)", a: Fp8E4M3 [16, 2048], w: Fp8E4M3 [7168, 2048], a_scale: F32 [16, 64], w_scale: F32 [56, 64]; of_k(32)),
         case!("512 x 512 x 1024", a: Fp8E4M3Fnuz [512, 1024], w: Fp8E4M3Fnuz [512, 1024], a_scale: F32 [512, 8], w_scale: F32 [4, 8]),
         case!("512 x 512 x 1024 (OCP)", a: Fp8E4M3 [512, 1024], w: Fp8E4M3 [512, 1024], a_scale: F32 [512, 8], w_scale: F32 [4, 8]),
         case!("a block of 4096 x 4096 x 4096, int8", a: I8 [256, 4096], w: I8 [128, 4096], a_scale: F32 [256, 32], w_scale: F32 [1, 32]; tile("256x128")),

@@ -6,8 +6,10 @@ use crate::a16w16::sealed::Half;
 use crate::config::{Job, Second};
 use crate::dual::plane;
 use crate::fp4::{FP4, FP8};
-use crate::problem::Kernels;
-use crate::problem::{GROUPED_ROWS, MOST_ATOMIC_SPLITS, MOST_SPLITS, outputs};
+use crate::mxfp8::MXFP8;
+use crate::problem::{
+    GROUP, GROUP_BY_VECTORS, GROUPED_ROWS, Kernels, MOST_ATOMIC_SPLITS, MOST_SPLITS, outputs,
+};
 use crate::quantized::ROWS_ON_THEIR_WAY;
 use crate::{BlockShape, GemmConfig, GemmTile, Precision};
 use hk_core::registry::{CallSpec, Choice, Described};
@@ -103,22 +105,32 @@ impl Kind {
             }
             "gemm_a8w8_blockscale"
             | "fused_gemm_a8w8_blockscale_mul_add"
-            | "fused_gemm_a8w8_blockscale_split_cat" => {
-                with(of_code!(name, a, PRECISION)?, of_code!(name, a, BLOCK)?, Some(group()?))
-            }
+            | "fused_gemm_a8w8_blockscale_split_cat" => with(
+                of_code!(name, a, PRECISION)?,
+                group()?.kernels(of_code!(name, a, BLOCK)?),
+                Some(group()?),
+            ),
             "deepgemm_masked_a8w8" | "deepgemm_contiguous_a8w8" => {
                 let blocks = call.bool("blocks")?;
-                let kernels = if blocks { of_code!(name, a, BLOCK)? } else { of_code!(name, a, KERNELS)? };
-                with(of_code!(name, a, PRECISION)?, kernels, blocks.then(BlockShape::default))
+                let groups = if blocks { Some(group()?) } else { None };
+                let kernels = match groups {
+                    Some(group) => group.kernels(of_code!(name, a, BLOCK)?),
+                    None => of_code!(name, a, KERNELS)?,
+                };
+                with(of_code!(name, a, PRECISION)?, kernels, groups)
             }
             "gemm_a16w8_blockscale" | "batched_gemm_a8w8_ptgq" => {
-                let groups = Some(group().unwrap_or_default());
-                if on_their_way {
-                    with(Precision::HalfByByte, of_code!(name, w, OF_QUANTIZED)?[half], groups)
+                let group = group()?;
+                if on_their_way && group.k == GROUP {
+                    with(Precision::HalfByByte, of_code!(name, w, OF_QUANTIZED)?[half], Some(group))
                 } else if prequant {
-                    with(of_code!(name, w, PRECISION)?, of_code!(name, w, BLOCK)?, groups)
+                    with(of_code!(name, w, PRECISION)?, group.kernels(of_code!(name, w, BLOCK)?), Some(group))
                 } else {
-                    with(Precision::HalfByByte, of_code!(name, w, OF_HALVES)?[half], groups)
+                    with(
+                        Precision::HalfByByte,
+                        group.kernels(of_code!(name, w, OF_HALVES)?[half]),
+                        Some(group),
+                    )
                 }
             }
             "gemm_a16wfp4" | "gemm_a16wfp4_atomic" | "batched_gemm_a16wfp4" => {
@@ -130,6 +142,7 @@ impl Kind {
                     with(Precision::HalfByFp4, of_half!(name, a, BY_FP4)?, mx)
                 }
             }
+            "gemm_afp8wfp8" => with(of_code!(name, a, PRECISION)?, &MXFP8, mx),
             "gemm_a8wfp4" => with(Precision::Fp8ByFp4, &FP8, mx),
             "gemm_afp4wfp4"
             | "batched_gemm_afp4wfp4"
@@ -152,7 +165,9 @@ impl Kind {
         let [m, n, second, k] = dual::sizes(call)?;
         let (precision, kernels, groups) = match call.optional("x_fp8") {
             Some(x) => {
-                (of_code!(name, x.dtype(), PRECISION)?, of_half!(name, half, BESIDE_FP8)?, block_shape(call)?)
+                let groups = block_shape(call)?;
+                let kernels = groups.kernels(of_half!(name, half, BESIDE_FP8)?);
+                (of_code!(name, x.dtype(), PRECISION)?, kernels, groups)
             }
             None => (Precision::Fp4, of_half!(name, half, BESIDE_FP4)?[0], BlockShape::default()),
         };
@@ -201,6 +216,7 @@ pub fn choices(call: &CallSpec, info: &DeviceInfo) -> Result<Vec<Choice>> {
         precision,
         sizes,
         vectors: precision.bytes(k).is_multiple_of(16)
+            && groups.is_none_or(|group| group.k >= GROUP_BY_VECTORS)
             && second.is_none_or(|second| second.precision.bytes(k).is_multiple_of(16)),
         most_splits: match parts {
             Parts::Added => MOST_ATOMIC_SPLITS,

@@ -380,6 +380,55 @@ pub(super) const GEMM_AFP4WFP4: Operator = Operator {
     ..GEMM_A16WFP4
 };
 
+macro_rules! mxfp8_corners {
+    ($name:ident: $t:ident) => {
+        const $name: [Case; 9] = [
+            case!("256 x 128, words", a: $t [257, 256], w: $t [140, 256], a_scale: E8M0 [257, 8], w_scale: E8M0 [140, 8]; tile("256x128"), splits(2), to("f32")),
+            case!("256 x 128", a: $t [100, 160], w: $t [140, 160], a_scale: E8M0 [100, 5], w_scale: E8M0 [140, 5]; tile("256x128")),
+            case!("64 x 64, words", a: $t [65, 384], w: $t [70, 384], a_scale: E8M0 [65, 12], w_scale: E8M0 [70, 12]; tile("64x64"), act("relu")),
+            case!("64 x 64, shuffled", a: $t [65, 256], w: $t [64, 256], a_scale: E8M0 [768], w_scale: E8M0 [512]; tile("64x64"), splits(2), scales_shuffled(), w_shuffled()),
+            case!("elements", a: $t [33, 96], w: $t [50, 96], a_scale: E8M0 [33, 3], w_scale: E8M0 [50, 3]; tile("elements"), to("f16")),
+            case!("16 x 32", a: $t [13, 3104], w: $t [40, 3104], a_scale: E8M0 [13, 97], w_scale: E8M0 [40, 97]; tile("16x32"), splits(2)),
+            case!("32 x 32", a: $t [17, 544], w: $t [64, 544], a_scale: E8M0 [17, 17], w_scale: E8M0 [64, 17]; tile("32x32")),
+            case!("32 x 32, shuffled", a: $t [17, 256], w: $t [64, 256], a_scale: E8M0 [256], w_scale: E8M0 [512]; tile("32x32"), scales_shuffled(), w_shuffled()),
+            case!("64 x 32", a: $t [63, 352], w: $t [40, 352], a_scale: E8M0 [63, 11], w_scale: E8M0 [40, 11]; tile("64x32"), to("f32")),
+        ];
+    };
+}
+mxfp8_corners!(MXFP8_FNUZ: Fp8E4M3Fnuz);
+mxfp8_corners!(MXFP8_OCP: Fp8E4M3);
+
+pub(super) const GEMM_AFP8WFP8: Operator = Operator {
+    name: "gemm_afp8wfp8",
+    summary: "y = activation(a w^T), both of mxfp8",
+    args: &[
+        ArgSpec::input("a", FP8, 2, "[M, K]").sampled(CODE),
+        ArgSpec::input("w", FP8, 2, "[N, K]").sampled(CODE),
+        mx("a_scale", 1, 2, "[M, K / 32], or shuffled"),
+        W4_SCALE,
+        y(2, "[M, N]", TERMS),
+    ],
+    kernels: &[&kernels::MX8, &kernels::REDUCE],
+    cases: &[
+        case!("Llama-3 8B o, 16 tokens", a: Fp8E4M3Fnuz [16, 4096], w: Fp8E4M3Fnuz [4096, 4096], a_scale: E8M0 [16, 128], w_scale: E8M0 [4096, 128]),
+        case!("Llama-3 8B o, 16 tokens (OCP)", a: Fp8E4M3 [16, 4096], w: Fp8E4M3 [4096, 4096], a_scale: E8M0 [16, 128], w_scale: E8M0 [4096, 128]),
+        case!("a block of 4096 x 4096 x 4096", a: Fp8E4M3Fnuz [256, 4096], w: Fp8E4M3Fnuz [128, 4096], a_scale: E8M0 [256, 128], w_scale: E8M0 [128, 128]; tile("256x128")),
+        case!("a block of 4096 x 4096 x 4096 (OCP)", a: Fp8E4M3 [256, 4096], w: Fp8E4M3 [128, 4096], a_scale: E8M0 [256, 128], w_scale: E8M0 [128, 128]; tile("256x128")),
+    ],
+    corners: &joined::<18>(&[&MXFP8_FNUZ, &MXFP8_OCP]),
+    run: |stream: &Stream, call: &mut DeviceCall| {
+        let (inputs, mut outputs) = call.split();
+        let options = options(&inputs)?;
+        let space = workspace(stream, &inputs, &mut outputs, &options, Precision::Fp8)?;
+        let (a_scale, w_scale) = (mx_scale(&inputs, "a_scale")?, mx_scale(&inputs, "w_scale")?);
+        with_codes!(inputs, "a", T => with_float!("gemm_afp8wfp8", "y", y_dtype(&inputs)?, Y => {
+            let (a, w, y) = (inputs.view::<T>("a")?, weight::<T>(&inputs)?, outputs.take::<Y>("y")?);
+            crate::gemm_afp8wfp8(stream, a, w, a_scale, w_scale, y, space, options)
+        }))
+    },
+    ..GEMM_AFP4WFP4
+};
+
 pub(super) const BATCHED_GEMM_AFP4WFP4: Operator = Operator {
     name: "batched_gemm_afp4wfp4",
     summary: "y = activation(a w^T) for each batch, both of mxfp4",
@@ -414,7 +463,7 @@ pub(super) const BATCHED_GEMM_AFP4WFP4: Operator = Operator {
 
 macro_rules! a16w8_corners {
     ($name:ident: $t:ident, $c:ident) => {
-        const $name: [Case; 9] = [
+        const $name: [Case; 12] = [
             case!("128 x 128", a: $t [130, 272], w: $c [140, 272], w_scale: F32 [2, 3]; plain(), tile("128x128"), splits(2), to("f32")),
             case!("64 x 64", a: $t [65, 272], w: $c [70, 272], w_scale: F32 [35, 2]; plain(), tile("64x64"), act("relu"), of_n(2), of_k(256)),
             case!("64 x 64, shuffled", a: $t [65, 256], w: $c [80, 256], w_scale: F32 [1, 2]; plain(), tile("64x64"), w_shuffled()),
@@ -424,6 +473,9 @@ macro_rules! a16w8_corners {
             case!("64 x 32", a: $t [63, 352], w: $c [40, 352], w_scale: F32 [1, 3]; plain(), tile("64x32"), to("f32")),
             case!("quantized, 16 x 32", a: $t [13, 2064], w: $c [40, 2064], w_scale: F32 [1, 17]; quantized(), tile("16x32"), act("silu"), splits(2)),
             case!("quantized, 32 x 32", a: $t [33, 528], w: $c [40, 528], w_scale: F32 [5, 5]; quantized(), tile("32x32"), of_n(8)),
+            case!("groups of 64", a: $t [65, 336], w: $c [70, 336], w_scale: F32 [35, 6]; plain(), tile("64x64"), splits(2), of_n(2), of_k(64)),
+            case!("groups of 16, shuffled", a: $t [20, 160], w: $c [48, 160], w_scale: F32 [1, 10]; plain(), of_k(16), w_shuffled()),
+            case!("groups of 4, by elements", a: $t [33, 77], w: $c [50, 77], w_scale: F32 [7, 20]; plain(), tile("elements"), of_n(8), of_k(4), to("f16")),
         ];
     };
 }
@@ -433,18 +485,29 @@ a16w8_corners!(BF16_FNUZ: Bf16, Fp8E4M3Fnuz);
 a16w8_corners!(F16_FNUZ: F16, Fp8E4M3Fnuz);
 a16w8_corners!(BF16_OCP: Bf16, Fp8E4M3);
 a16w8_corners!(F16_OCP: F16, Fp8E4M3);
-const BEFORE: [Case; 3] = [
+const BEFORE: [Case; 6] = [
     case!("quantized before", a: Bf16 [70, 272], w: I8 [70, 272], w_scale: F32 [1, 3]; quantized(), tile("64x64"), splits(2), to("f32")),
     case!("quantized before, fp8", a: F16 [70, 272], w: Fp8E4M3Fnuz [70, 272], w_scale: F32 [1, 3]; quantized(), tile("64x64")),
+    case!("quantized before, groups of 32", a: Bf16 [20, 272], w: Fp8E4M3Fnuz [70, 272], w_scale: F32 [1, 9]; quantized(), of_k(32)),
+    case!("quantized before, groups of 16", a: F16 [20, 160], w: Fp8E4M3 [70, 160], w_scale: F32 [9, 10]; quantized(), of_n(8), of_k(16)),
+    case!("quantized before, groups of 256", a: Bf16 [20, 544], w: I8 [70, 544], w_scale: F32 [1, 3]; quantized(), of_k(256)),
     case!("quantized before, by elements", a: Bf16 [20, 77], w: Fp8E4M3 [70, 77], w_scale: F32 [1, 1]; quantized(), tile("elements")),
 ];
 
 fn a16w8(call: &HostCall, w: Vec<f64>, prequant: bool) -> Result<Sums> {
-    let [batch, m, n, k] = sizes(call)?;
+    let ([batch, m, n, k], columns) = (sizes(call)?, group_k(call)?);
     let a = call.get("a")?.to_f64();
-    let a =
-        if prequant { with_codes!(call, "w", C => Ok(reference::group_quantized::<C>(&a, k)))? } else { a };
+    let a = if prequant {
+        with_codes!(call, "w", C => Ok(reference::group_quantized::<C>(&a, k, columns)))?
+    } else {
+        a
+    };
     Ok(reference::product(&a, &w, [batch, m, n, k]))
+}
+
+/// Columns of a group; any number is refused later.
+fn group_k<V: Described>(call: &Call<V>) -> Result<usize> {
+    Ok(call.int("group_k")?.max(1) as usize)
 }
 
 fn a16w8_space<'a>(
@@ -452,7 +515,7 @@ fn a16w8_space<'a>(
     inputs: &Inputs,
     outputs: &mut Outputs<'a>,
 ) -> Result<Option<TensorViewMut<'a, f32>>> {
-    let len = gemm_a16w8_workspace(stream.device().info(), sizes(inputs)?);
+    let len = gemm_a16w8_workspace(stream.device().info(), sizes(inputs)?, group_k(inputs)?);
     space(stream, inputs, outputs, len)
 }
 
@@ -477,6 +540,9 @@ pub(super) const GEMM_A16W8_BLOCKSCALE: Operator = Operator {
         &kernels::QUANTIZED8,
         &kernels::BLOCKSCALE,
         &kernels::SKINNY_BLOCKSCALE,
+        &kernels::DECODED_GROUPS8,
+        &kernels::GROUPS8,
+        &kernels::GROUP_QUANT,
         &kernels::REDUCE,
     ],
     cases: &[
@@ -485,7 +551,7 @@ pub(super) const GEMM_A16W8_BLOCKSCALE: Operator = Operator {
         case!("the same, quantized", a: Bf16 [16, 2048], w: Fp8E4M3Fnuz [7168, 2048], w_scale: F32 [56, 16]; quantized()),
         case!("the same, quantized (OCP)", a: Bf16 [16, 2048], w: Fp8E4M3 [7168, 2048], w_scale: F32 [56, 16]; quantized()),
     ],
-    corners: &joined::<57>(&[&BF16_I8, &F16_I8, &BF16_FNUZ, &F16_FNUZ, &BF16_OCP, &F16_OCP, &BEFORE]),
+    corners: &joined::<78>(&[&BF16_I8, &F16_I8, &BF16_FNUZ, &F16_FNUZ, &BF16_OCP, &F16_OCP, &BEFORE]),
     run: |stream: &Stream, call: &mut DeviceCall| {
         let (inputs, mut outputs) = call.split();
         let (options, prequant) = (options(&inputs)?, inputs.bool("prequant")?);
@@ -517,8 +583,15 @@ pub(super) const BATCHED_GEMM_A8W8_PTGQ: Operator = Operator {
         BATCHED_BIAS,
         y(3, "[batch, M, N]", TERMS),
     ],
-    scalars: &[Y_DTYPE, ACTIVATION, W_SHUFFLED, TILE, SPLITS],
-    kernels: &[&kernels::QUANTIZED8, &kernels::BLOCKSCALE, &kernels::SKINNY_BLOCKSCALE, &kernels::REDUCE],
+    scalars: &[Y_DTYPE, ACTIVATION, GROUP_K, W_SHUFFLED, TILE, SPLITS],
+    kernels: &[
+        &kernels::QUANTIZED8,
+        &kernels::BLOCKSCALE,
+        &kernels::SKINNY_BLOCKSCALE,
+        &kernels::GROUPS8,
+        &kernels::GROUP_QUANT,
+        &kernels::REDUCE,
+    ],
     cases: &[
         case!("DeepSeek-V3 k up-projection of 16 heads, 16 tokens", a: Bf16 [16, 16, 128], w: Fp8E4M3Fnuz [16, 512, 128], w_scale: F32 [1]),
         case!("DeepSeek-V3 k up-projection of 16 heads, 16 tokens (OCP)", a: Bf16 [16, 16, 128], w: Fp8E4M3 [16, 512, 128], w_scale: F32 [1]),
@@ -529,18 +602,22 @@ pub(super) const BATCHED_GEMM_A8W8_PTGQ: Operator = Operator {
         case!("32 x 32, shuffled", a: Bf16 [2, 33, 256], w: Fp8E4M3 [2, 48, 256], w_scale: F32 [1]; tile("32x32"), w_shuffled()),
         case!("before", a: Bf16 [3, 70, 272], w: I8 [3, 70, 272], w_scale: F32 [1], bias: F16 [3, 70]; tile("64x64")),
         case!("before, by elements", a: F16 [2, 20, 77], w: Fp8E4M3Fnuz [2, 70, 77], w_scale: F32 [1]; tile("elements"), to("f32")),
+        case!("groups of 64", a: Bf16 [2, 20, 272], w: Fp8E4M3Fnuz [2, 70, 272], w_scale: F32 [1], bias: F32 [2, 70]; of_k(64)),
+        case!("groups of 2, by elements", a: F16 [2, 20, 30], w: I8 [2, 70, 30], w_scale: F32 [1]; of_k(2)),
+        case!("groups of 512", a: F16 [2, 20, 1040], w: Fp8E4M3 [2, 40, 1040], w_scale: F32 [1]; of_k(512)),
         case!("before, one part", a: F16 [2, 20, 77], w: Fp8E4M3 [2, 70, 77], w_scale: F32 [1]; to("f32")),
     ],
     run: |stream: &Stream, call: &mut DeviceCall| {
         let (inputs, mut outputs) = call.split();
-        let (options, bias) = (options(&inputs)?, bias(&inputs)?);
+        // A negative number becomes a large one, which is refused.
+        let (options, bias, group) = (options(&inputs)?, bias(&inputs)?, inputs.int("group_k")? as usize);
         let space = a16w8_space(stream, &inputs, &mut outputs)?;
         let w_scale = inputs.view("w_scale")?;
         with_half!(inputs, "a", T => with_codes!(inputs, "w", C => {
             let (a, w) = (inputs.view::<T>("a")?, weight::<C>(&inputs)?);
             with_float!("batched_gemm_a8w8_ptgq", "y", y_dtype(&inputs)?, Y => {
                 let y = outputs.take::<Y>("y")?;
-                crate::batched_gemm_a8w8_ptgq(stream, a, w, w_scale, bias, y, space, options)
+                crate::batched_gemm_a8w8_ptgq(stream, a, w, w_scale, group, bias, y, space, options)
             })
         }))
     },
@@ -595,7 +672,7 @@ pub(super) const FUSED_GEMM_A8W8_BLOCKSCALE_MUL_ADD: Operator = Operator {
     summary: "y = a * g + b or a * b + g, g of gemm_a8w8_blockscale",
     args: &[X8, W8, X8_SCALE, W8_SCALE, TERM_A, TERM_B, y(2, "[M, N]", TERMS)],
     scalars: &[Y_DTYPE, FUSE, GROUP_N, GROUP_K, W_SHUFFLED, TILE, SPLITS],
-    kernels: &[&kernels::BLOCKSCALE, &kernels::SKINNY_BLOCKSCALE, &kernels::REDUCE],
+    kernels: &[&kernels::BLOCKSCALE, &kernels::SKINNY_BLOCKSCALE, &kernels::GROUPS8, &kernels::REDUCE],
     cases: &[
         case!("DeepSeek-V3 down of a shared expert, 16 tokens", x: Fp8E4M3Fnuz [16, 2048], w: Fp8E4M3Fnuz [7168, 2048], x_scale: F32 [16, 16], w_scale: F32 [56, 16], a: F32 [1], b: Bf16 [16, 7168]),
         case!("DeepSeek-V3 down of a shared expert, 16 tokens (OCP)", x: Fp8E4M3 [16, 2048], w: Fp8E4M3 [7168, 2048], x_scale: F32 [16, 16], w_scale: F32 [56, 16], a: F32 [1], b: Bf16 [16, 7168]),
@@ -604,6 +681,7 @@ pub(super) const FUSED_GEMM_A8W8_BLOCKSCALE_MUL_ADD: Operator = Operator {
         case!("256 x 128", x: I8 [70, 272], w: I8 [150, 272], x_scale: F32 [70, 3], w_scale: F32 [2, 3], a: F32 [70, 150], b: F16 [1]; tile("256x128")),
         case!("64 x 64, 2 parts", x: Fp8E4M3Fnuz [65, 272], w: Fp8E4M3Fnuz [70, 272], x_scale: F32 [65, 3], w_scale: F32 [1, 3], a: Bf16 [1], b: F32 [65, 70]; tile("64x64"), splits(2), add_product()),
         case!("elements", x: Fp8E4M3 [33, 77], w: Fp8E4M3 [50, 77], x_scale: F32 [33, 1], w_scale: F32 [1, 1], a: F16 [33, 50], b: Bf16 [33, 50]; tile("elements"), add_product(), to("f32")),
+        case!("groups of 32", x: Fp8E4M3Fnuz [20, 272], w: Fp8E4M3Fnuz [70, 272], x_scale: F32 [20, 9], w_scale: F32 [1, 9], a: Bf16 [1], b: F32 [20, 70]; of_k(32), add_product()),
         case!("16 x 32", x: I8 [13, 2064], w: I8 [48, 2064], x_scale: F32 [13, 17], w_scale: F32 [1, 17], a: Bf16 [13, 48], b: F32 [1]; tile("16x32"), to("f16")),
     ],
     run: |stream: &Stream, call: &mut DeviceCall| {
@@ -716,7 +794,7 @@ pub(super) const FUSED_GEMM_A8W8_BLOCKSCALE_SPLIT_CAT: Operator = Operator {
     summary: "c1 = [C[.., ..S1], y], c2 = C[.., S1..], C of gemm_a8w8_blockscale",
     args: &[X8, W8, X8_SCALE, W8_SCALE, CAT, C1, C2],
     scalars: &[Y_DTYPE, S1, GROUP_N, GROUP_K, W_SHUFFLED, TILE, SPLITS],
-    kernels: &[&kernels::BLOCKSCALE, &kernels::SKINNY_BLOCKSCALE, &kernels::REDUCE],
+    kernels: &[&kernels::BLOCKSCALE, &kernels::SKINNY_BLOCKSCALE, &kernels::GROUPS8, &kernels::REDUCE],
     cases: &[
         case!("DeepSeek-V3 k, v up-projection of 16 heads, 64 tokens", x: Fp8E4M3Fnuz [64, 512], w: Fp8E4M3Fnuz [4096, 512], x_scale: F32 [64, 4], w_scale: F32 [32, 4], y: Bf16 [64, 16, 64]),
         case!("DeepSeek-V3 k, v up-projection of 16 heads, 64 tokens (OCP)", x: Fp8E4M3 [64, 512], w: Fp8E4M3 [4096, 512], x_scale: F32 [64, 4], w_scale: F32 [32, 4], y: Bf16 [64, 16, 64]),
@@ -725,6 +803,7 @@ pub(super) const FUSED_GEMM_A8W8_BLOCKSCALE_SPLIT_CAT: Operator = Operator {
         case!("eights", x: I8 [70, 272], w: I8 [120, 272], x_scale: F32 [70, 3], w_scale: F32 [1, 3], y: Bf16 [70, 5, 32]; tile("256x128"), s1(16)),
         case!("2 parts", x: Fp8E4M3Fnuz [65, 272], w: Fp8E4M3Fnuz [72, 272], x_scale: F32 [65, 3], w_scale: F32 [1, 3], y: F32 [65, 9, 8]; tile("64x64"), splits(2), s1(0), to("f32")),
         case!("elements", x: Fp8E4M3 [33, 77], w: Fp8E4M3 [51, 77], x_scale: F32 [33, 1], w_scale: F32 [1, 1], y: F16 [33, 17, 5]; tile("elements"), s1(1)),
+        case!("groups of 16", x: Fp8E4M3 [20, 160], w: Fp8E4M3 [72, 160], x_scale: F32 [20, 10], w_scale: F32 [9, 10], y: F32 [20, 9, 8]; s1(0), of_n(8), of_k(16)),
         case!("nothing to add", x: I8 [13, 2064], w: I8 [39, 2064], x_scale: F32 [13, 17], w_scale: F32 [1, 17], y: Bf16 [13, 3, 0]; tile("16x32"), s1(13), to("f16")),
     ],
     outputs: |call| split_specs(call),

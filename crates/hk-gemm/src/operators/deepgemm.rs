@@ -1,11 +1,11 @@
 //! Products in groups, and weights in shuffled order.
 
 use super::{
-    ACTIVATION, TILE, W_SHUFFLED, act, activation, as_y, case, options, tile, w_shuffled, weight, weights,
-    with_codes, with_half,
+    ACTIVATION, GROUP_K, GROUP_N, TILE, W_SHUFFLED, act, activation, as_y, block_shape, case, of_k, options,
+    tile, w_shuffled, weight, weights, with_codes, with_half,
 };
 use crate::reference::{self, Sums};
-use crate::{BlockShape, GroupedScales, kernels};
+use crate::{GroupedScales, kernels};
 use hk_core::registry::{
     ArgSpec, Call, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named, Operator, Sample, Scalar,
     ScalarSpec, TensorSpec, Tolerance, Traffic,
@@ -38,7 +38,7 @@ const BLOCKS: ScalarSpec = ScalarSpec {
     name: "blocks",
     default: Scalar::Bool(false),
     choices: &[],
-    summary: "scales of blocks of 128 by 128, rather than of rows",
+    summary: "scales of blocks, rather than of rows",
 };
 const fn blocks() -> (&'static str, Scalar) {
     ("blocks", Scalar::Bool(true))
@@ -47,7 +47,7 @@ const fn blocks() -> (&'static str, Scalar) {
 fn scales<'a>(inputs: &Inputs<'a>) -> Result<GroupedScales<'a>> {
     let (a, w) = (inputs.view("a_scale")?, inputs.view("w_scale")?);
     Ok(if inputs.bool("blocks")? {
-        GroupedScales::Blocks { a, w, group: BlockShape::default() }
+        GroupedScales::Blocks { a, w, group: block_shape(inputs)? }
     } else {
         GroupedScales::Rows { a, w }
     })
@@ -76,9 +76,10 @@ fn grouped(call: &HostCall) -> Result<Named<HostTensorF64>> {
     if let Some(a_scale) = call.optional("a_scale") {
         let (a_scale, w_scale) = (a_scale.to_f64(), call.get("w_scale")?.to_f64());
         if call.bool("blocks")? {
-            x = reference::scaled(&x, k, &a_scale, [1, 128]);
-            let (each, rows) = (n * w_k, n.div_ceil(128) * w_k.div_ceil(128));
-            let scaled = |(w, s): (&[f64], &[f64])| reference::scaled(w, w_k, s, [128, 128]);
+            let group = block_shape(call)?;
+            x = reference::scaled(&x, k, &a_scale, [1, group.k]);
+            let (each, rows) = (n * w_k, n.div_ceil(group.n) * w_k.div_ceil(group.k));
+            let scaled = |(w, s): (&[f64], &[f64])| reference::scaled(w, w_k, s, [group.n, group.k]);
             of_w = of_w.chunks(each).zip(w_scale.chunks(rows)).flat_map(scaled).collect();
         } else {
             x.iter_mut()
@@ -176,8 +177,14 @@ pub(super) const DEEPGEMM_MASKED_A8W8: Operator = Operator {
         MASKED_M.sampled(Sample::Integers { low: 0, high: 48 }),
         updated(3, "[G, Mmax, N]"),
     ],
-    scalars: &[ACTIVATION, BLOCKS, W_SHUFFLED, TILE],
-    kernels: &[&kernels::TILES8, &kernels::SKINNY8, &kernels::BLOCKSCALE, &kernels::SKINNY_BLOCKSCALE],
+    scalars: &[ACTIVATION, BLOCKS, GROUP_N, GROUP_K, W_SHUFFLED, TILE],
+    kernels: &[
+        &kernels::TILES8,
+        &kernels::SKINNY8,
+        &kernels::BLOCKSCALE,
+        &kernels::SKINNY_BLOCKSCALE,
+        &kernels::GROUPS8,
+    ],
     cases: &[
         case!("16 experts of DeepSeek-V3, up to 64 tokens each", a: Fp8E4M3Fnuz [16, 64, 1024], w: Fp8E4M3Fnuz [16, 512, 1024], a_scale: F32 [16, 64], w_scale: F32 [16, 512], masked_m: I32 [16], y: Bf16 [16, 64, 512]),
         case!("16 experts of DeepSeek-V3, up to 64 tokens each (OCP)", a: Fp8E4M3 [16, 64, 1024], w: Fp8E4M3 [16, 512, 1024], a_scale: F32 [16, 64], w_scale: F32 [16, 512], masked_m: I32 [16], y: Bf16 [16, 64, 512]),
@@ -186,6 +193,7 @@ pub(super) const DEEPGEMM_MASKED_A8W8: Operator = Operator {
         case!("128 x 128", a: Fp8E4M3Fnuz [4, 130, 96], w: Fp8E4M3Fnuz [4, 140, 96], a_scale: F32 [4, 130], w_scale: F32 [4, 140, 1], masked_m: I32 [4], y: Bf16 [4, 130, 140]; tile("128x128")),
         case!("64 x 64, blocks", a: Fp8E4M3 [3, 65, 160], w: Fp8E4M3 [3, 144, 160], a_scale: F32 [3, 65, 2], w_scale: F32 [3, 2, 2], masked_m: I32 [3], y: Bf16 [3, 65, 144]; tile("64x64"), w_shuffled(), blocks()),
         case!("32 x 32, blocks", a: I8 [6, 30, 272], w: I8 [6, 40, 272], a_scale: F32 [6, 30, 3], w_scale: F32 [6, 1, 3], masked_m: I32 [6], y: Bf16 [6, 30, 40]; tile("32x32"), blocks()),
+        case!("groups of 64", a: Fp8E4M3Fnuz [3, 30, 272], w: Fp8E4M3Fnuz [3, 40, 272], a_scale: F32 [3, 30, 5], w_scale: F32 [3, 1, 5], masked_m: I32 [3], y: Bf16 [3, 30, 40]; blocks(), of_k(64)),
     ],
     run: |stream: &Stream, call: &mut DeviceCall| {
         let (inputs, mut outputs) = call.split();
@@ -216,6 +224,7 @@ pub(super) const DEEPGEMM_CONTIGUOUS_A8W8: Operator = Operator {
     corners: &[
         case!("128 x 128", a: Fp8E4M3Fnuz [257, 96], w: Fp8E4M3Fnuz [4, 140, 96], a_scale: F32 [257], w_scale: F32 [4, 140], m_group: I32 [257], y: Bf16 [257, 140]; tile("128x128")),
         case!("64 x 64, blocks", a: Fp8E4M3 [130, 160], w: Fp8E4M3 [3, 144, 160], a_scale: F32 [130, 2], w_scale: F32 [3, 2, 2], m_group: I32 [130], y: Bf16 [130, 144]; tile("64x64"), w_shuffled(), blocks()),
+        case!("groups of 8", a: Fp8E4M3 [130, 40], w: Fp8E4M3 [3, 50, 40], a_scale: F32 [130, 5], w_scale: F32 [3, 1, 5], m_group: I32 [130], y: Bf16 [130, 50]; blocks(), of_k(8)),
         case!("elements", a: I8 [33, 77], w: I8 [3, 50, 77], a_scale: F32 [33], w_scale: F32 [3, 50], m_group: I32 [33], y: Bf16 [33, 50]; tile("elements")),
     ],
     run: |stream: &Stream, call: &mut DeviceCall| {

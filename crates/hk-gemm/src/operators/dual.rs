@@ -4,7 +4,7 @@ use super::codes::{
     FP8, GEMM_A16WFP4, HALVES, SHUFFLED, f32s, floats, fp4, joined, mx, mx_scale, mx_values, scales_shuffled,
 };
 use super::{
-    BIAS, GROUP_K, GROUP_N, SPLITS, TILE, W_SHUFFLED, Y_DTYPE, block_shape, case, of_n, optional_f64,
+    BIAS, GROUP_K, GROUP_N, SPLITS, TILE, W_SHUFFLED, Y_DTYPE, block_shape, case, of_k, of_n, optional_f64,
     options, packed, splits, tile, to, w_shuffled, weight_of, weights_of, with_codes, with_half, y, y_dtype,
 };
 use crate::reference::{self, Sums};
@@ -80,7 +80,7 @@ fn finished(call: &HostCall, first: Sums) -> Result<Named<HostTensorF64>> {
 
 macro_rules! fp8_corners {
     ($name:ident: $c:ident, $h:ident) => {
-        const $name: [Case; 7] = [
+        const $name: [Case; 9] = [
             case!("256 x 128", x_fp8: $c [20, 272], w_fp8: $c [140, 272], x_scale: F32 [20, 3], w_scale: F32 [2, 3], x_bf16: $h [20, 272], w_bf16: $h [40, 272], bias1: Bf16 [140]; tile("256x128")),
             case!("64 x 64, 2 parts", x_fp8: $c [65, 272], w_fp8: $c [70, 272], x_scale: F32 [65, 3], w_scale: F32 [1, 3], x_bf16: $h [65, 272], w_bf16: $h [66, 272], bias1: F32 [70], bias2: F16 [66]; tile("64x64"), splits(2), to("f32")),
             case!("64 x 64, shuffled", x_fp8: $c [33, 128], w_fp8: $c [80, 128], x_scale: F32 [33, 1], w_scale: F32 [40, 1], x_bf16: $h [33, 128], w_bf16: $h [16, 128]; tile("64x64"), w_shuffled(), of_n(2)),
@@ -88,6 +88,8 @@ macro_rules! fp8_corners {
             case!("16 x 32", x_fp8: $c [13, 2064], w_fp8: $c [40, 2064], x_scale: F32 [13, 17], w_scale: F32 [1, 17], x_bf16: $h [13, 2064], w_bf16: $h [33, 2064]; tile("16x32"), splits(2)),
             case!("32 x 32", x_fp8: $c [17, 272], w_fp8: $c [40, 272], x_scale: F32 [17, 3], w_scale: F32 [10, 3], x_bf16: $h [17, 272], w_bf16: $h [8, 272], bias1: F32 [40], bias2: F32 [8]; tile("32x32"), of_n(4)),
             case!("64 x 32", x_fp8: $c [63, 352], w_fp8: $c [40, 352], x_scale: F32 [63, 3], w_scale: F32 [1, 3], x_bf16: $h [63, 352], w_bf16: $h [33, 352]; tile("64x32"), to("f32")),
+            case!("groups of 32", x_fp8: $c [20, 272], w_fp8: $c [70, 272], x_scale: F32 [20, 9], w_scale: F32 [9, 9], x_bf16: $h [20, 272], w_bf16: $h [33, 272]; tile("64x64"), splits(2), of_n(8), of_k(32)),
+            case!("groups of 8", x_fp8: $c [20, 77], w_fp8: $c [50, 77], x_scale: F32 [20, 10], w_scale: F32 [1, 10], x_bf16: $h [20, 77], w_bf16: $h [3, 77]; of_k(8)),
         ];
     };
 }
@@ -113,12 +115,12 @@ pub(super) const FUSED_GEMM_A8W8_BLOCKSCALE_A16W16: Operator = Operator {
         Y2,
     ],
     scalars: &[Y_DTYPE, GROUP_N, GROUP_K, W_SHUFFLED, TILE, SPLITS],
-    kernels: &[&kernels::DUAL8, &kernels::SKINNY_DUAL8, &kernels::REDUCE],
+    kernels: &[&kernels::DUAL8, &kernels::DUAL_GROUPS8, &kernels::SKINNY_DUAL8, &kernels::REDUCE],
     cases: &[
         case!("DeepSeek-V3 gate and up of a shared expert of 8 GPUs, and router, 16 tokens", x_fp8: Fp8E4M3Fnuz [16, 7168], w_fp8: Fp8E4M3Fnuz [512, 7168], x_scale: F32 [16, 56], w_scale: F32 [4, 56], x_bf16: Bf16 [16, 7168], w_bf16: Bf16 [256, 7168]),
         case!("DeepSeek-V3 gate and up of a shared expert of 8 GPUs, and router, 16 tokens (OCP)", x_fp8: Fp8E4M3 [16, 7168], w_fp8: Fp8E4M3 [512, 7168], x_scale: F32 [16, 56], w_scale: F32 [4, 56], x_bf16: Bf16 [16, 7168], w_bf16: Bf16 [256, 7168]),
     ],
-    corners: &joined::<28>(&[&FNUZ_BF16, &FNUZ_F16, &OCP_BF16, &OCP_F16]),
+    corners: &joined::<36>(&[&FNUZ_BF16, &FNUZ_F16, &OCP_BF16, &OCP_F16]),
     outputs: specs,
     run: |stream: &Stream, call: &mut DeviceCall| {
         let (inputs, mut outputs) = call.split();

@@ -42,6 +42,7 @@ pub static OPERATORS: &[Operator] = &[
     codes::BATCHED_GEMM_A16WFP4,
     codes::GEMM_A8WFP4,
     codes::GEMM_AFP4WFP4,
+    codes::GEMM_AFP8WFP8,
     codes::BATCHED_GEMM_AFP4WFP4,
     quant_x::FUSED_GEMM_A16W16_QUANT_X,
     dual::FUSED_GEMM_A8W8_BLOCKSCALE_A16W16,
@@ -103,7 +104,7 @@ const fn group(name: &'static str, summary: &'static str) -> ScalarSpec {
     ScalarSpec { name, default: Scalar::Int(128), choices: &[], summary }
 }
 const GROUP_N: ScalarSpec = group("group_n", "rows of w with one scale, a power of two");
-const GROUP_K: ScalarSpec = group("group_k", "columns with one scale, a power of two from 128 on");
+const GROUP_K: ScalarSpec = group("group_k", "columns with one scale, a power of two");
 const fn of_n(rows: i64) -> (&'static str, Scalar) {
     ("group_n", Scalar::Int(rows))
 }
@@ -212,7 +213,8 @@ fn packed<V: Described>(tensor: &V) -> usize {
 /// What has one scale, as a call says.
 fn block_shape<V: Described>(call: &Call<V>) -> Result<BlockShape> {
     // A negative number becomes a large one, which is refused.
-    Ok(BlockShape { n: call.int("group_n")? as usize, k: call.int("group_k")? as usize })
+    let n = call.int("group_n").map_or(BlockShape::default().n, |n| n as usize);
+    Ok(BlockShape { n, k: call.int("group_k")? as usize })
 }
 
 /// Batches, M, rows of w and K of a call.

@@ -11,7 +11,7 @@ use hk_gemm::{
     Activation, BlockShape, FloatView, GemmConfig, GemmOptions, GemmTile, MxScaleView, ShuffledWeight,
     Weight, batched_gemm_a8w8, batched_gemm_a8w8_ptgq, batched_gemm_a16wfp4, batched_gemm_afp4wfp4,
     batched_gemm_bf16, gemm_a8w8, gemm_a8w8_blockscale, gemm_a8wfp4, gemm_a16w8_blockscale,
-    gemm_a16w8_workspace, gemm_a16w16, gemm_a16wfp4, gemm_a16wfp4_workspace, gemm_afp4wfp4,
+    gemm_a16w8_workspace, gemm_a16w16, gemm_a16wfp4, gemm_a16wfp4_workspace, gemm_afp4wfp4, gemm_afp8wfp8,
     shuffle_weight_host,
 };
 use hk_testkit::{Array, Fill, Gpu, HostTensorF64, Place, Tensor, Tolerance};
@@ -94,6 +94,8 @@ pub struct Call<'a, X: Element, W: Element, Y: Element> {
     pub batched: bool,
     pub prequant: bool,
     pub group: Option<BlockShape>,
+    pub columns: usize,
+    pub mxfp8: bool,
     pub x: TensorView<'a, X>,
     pub w: Weight<'a, W>,
     pub x_scale: TensorView<'a, f32>,
@@ -110,8 +112,8 @@ pub struct Call<'a, X: Element, W: Element, Y: Element> {
 /// What can be multiplied by what.
 pub trait By<W: Operand>: Operand {
     const KIND: Kind;
-    /// What rows of `k` stand for that are quantized.
-    fn quantized(x: &[f64], _k: usize) -> Vec<f64> {
+    /// What rows of `k` stand for that are quantized, those with a scale for each `columns`.
+    fn quantized(x: &[f64], _k: usize, _columns: usize) -> Vec<f64> {
         x.to_vec()
     }
     fn call<Y: Float>(stream: &Stream, call: Call<Self, W, Y>) -> Result<()>;
@@ -128,7 +130,7 @@ macro_rules! halves {
         }
         impl By<Fp4x2> for $t {
             const KIND: Kind = Kind::HalfByFp4;
-            fn quantized(x: &[f64], k: usize) -> Vec<f64> {
+            fn quantized(x: &[f64], k: usize, _columns: usize) -> Vec<f64> {
                 reference::mx_quantized(x, k)
             }
             fn call<Y: Float>(s: &Stream, c: Call<Self, Fp4x2, Y>) -> Result<()> {
@@ -146,12 +148,12 @@ macro_rules! halves {
     (by $t:ident, $c:ident) => {
         impl By<$c> for $t {
             const KIND: Kind = Kind::HalfByCode;
-            fn quantized(x: &[f64], k: usize) -> Vec<f64> {
-                reference::group_quantized::<$c>(x, k)
+            fn quantized(x: &[f64], k: usize, columns: usize) -> Vec<f64> {
+                reference::group_quantized::<$c>(x, k, columns)
             }
             fn call<Y: Float>(s: &Stream, c: Call<Self, $c, Y>) -> Result<()> {
                 if c.batched {
-                    batched_gemm_a8w8_ptgq(s, c.x, c.w, c.w_scale, c.bias, c.y, c.workspace, c.options)
+                    batched_gemm_a8w8_ptgq(s, c.x, c.w, c.w_scale, c.columns, c.bias, c.y, c.workspace, c.options)
                 } else {
                     let group = c.group.unwrap_or_default();
                     gemm_a16w8_blockscale(s, c.x, c.w, c.w_scale, group, c.prequant, c.y, c.workspace, c.options)
@@ -167,6 +169,9 @@ macro_rules! codes {
         impl By<$t> for $t {
             const KIND: Kind = Kind::Codes;
             fn call<Y: Float>(s: &Stream, c: Call<Self, Self, Y>) -> Result<()> {
+                if c.mxfp8 {
+                    return gemm_afp8wfp8(s, c.x, c.w, c.x_mx, c.w_mx, c.y, c.workspace, c.options);
+                }
                 match (c.batched, c.group) {
                     (true, _) => {
                         batched_gemm_a8w8(s, c.x, c.w, c.x_scale, c.w_scale, c.bias, c.y, c.workspace, c.options)
@@ -233,6 +238,10 @@ pub struct Case<X, W> {
     pub w: Vec<W>,
     /// Of rows, or of blocks if there is a group.
     pub group: Option<BlockShape>,
+    /// Of activations that are quantized, without a group.
+    pub quantized: usize,
+    /// Codes with scales of blocks of 32 columns.
+    pub mxfp8: bool,
     pub x_scale: Vec<f32>,
     pub w_scale: Vec<f32>,
     pub x_mx: Vec<E8M0>,
@@ -323,6 +332,8 @@ impl<X: By<W>, W: Operand> Case<X, W> {
             x: X::pack(&times(random(b * m * k, 1), X::SPREAD)),
             w: W::pack(&times(random(b * n * k, 2), W::SPREAD)),
             group,
+            quantized: 128,
+            mxfp8: false,
             x_scale: scales(of_x, 3),
             w_scale: scales(of_w, 4),
             x_mx: if kind == Kind::Fp4 { mx(b * m, 5) } else { vec![] },
@@ -332,6 +343,33 @@ impl<X: By<W>, W: Operand> Case<X, W> {
             activation: None,
             memory: Memory::default(),
         }
+    }
+
+    /// Without a batch, of codes with scales of blocks of 32 columns.
+    pub fn mxfp8(sizes: [usize; 3], seed: u64) -> Self {
+        let case = Self::new(None, sizes, false, seed);
+        let scales = |rows: usize, i| -> Vec<E8M0> {
+            let random = normal(rows * case.k / 32, seed.wrapping_mul(31) + i);
+            random.into_iter().map(|x| E8M0::from_exponent((2.0 * x) as i32)).collect()
+        };
+        let (x_mx, w_mx) = (scales(case.m, 5), scales(case.n, 6));
+        Self { group: None, x_scale: vec![], w_scale: vec![], x_mx, w_mx, mxfp8: true, ..case }
+    }
+
+    /// Columns with one scale.
+    pub fn columns(&self) -> usize {
+        self.group.map_or(self.quantized, |group| group.k)
+    }
+
+    /// With scales of blocks of another shape.
+    pub fn grouped(mut self, group: BlockShape) -> Self {
+        let of = |rows: usize| rows * self.k.div_ceil(group.k);
+        let scales = |len, i| normal(len, i).into_iter().map(|x| 0.01 + 0.1 * x.abs()).collect::<Vec<_>>();
+        self.w_scale = scales(of(self.n.div_ceil(group.n)), 14);
+        if X::KIND == Kind::Codes {
+            self.x_scale = scales(of(self.m), 13);
+        }
+        Self { group: Some(group), ..self }
     }
 
     /// All scales one.
@@ -360,7 +398,11 @@ impl<X: By<W>, W: Operand> Case<X, W> {
     /// Tiles that there are kernels of.
     pub fn tiles(&self) -> Vec<GemmTile> {
         use GemmTile::*;
+        if self.columns() < 128 {
+            return vec![T64x64, Elements];
+        }
         let large: &[GemmTile] = match (X::KIND, self.group, self.prequant) {
+            _ if self.mxfp8 => &[T256x128],
             (Kind::Halves, ..) | (Kind::Codes, None, _) => &[T256x256, T128x128, S16x16],
             (Kind::Codes, ..) | (Kind::HalfByCode, _, true) => &[T256x128, S16x16],
             (Kind::HalfByFp4, _, true) | (Kind::Fp4, ..) => &[T256x128],
@@ -376,7 +418,7 @@ impl<X: By<W>, W: Operand> Case<X, W> {
         let mx = |x: &[E8M0]| x.iter().map(|x| f64::from(x.to_f32())).collect::<Vec<_>>();
         let (mut x, mut w) = (X::unpack(&self.x), W::unpack(&self.w));
         if self.prequant {
-            x = X::quantized(&x, k);
+            x = X::quantized(&x, k, self.columns());
         }
         if !self.x_mx.is_empty() {
             x = reference::scaled(&x, k, &mx(&self.x_mx), [1, 32]);
@@ -491,7 +533,8 @@ impl<X: By<W>, W: Operand> Case<X, W> {
         let sizes = [self.batch.unwrap_or(1), self.m, self.n, self.k];
         let planes = splits * sizes[..3].iter().product::<usize>();
         // Not none, even for no rows.
-        4 + planes + gemm_a16wfp4_workspace(info, sizes).max(gemm_a16w8_workspace(info, sizes))
+        4 + planes
+            + gemm_a16wfp4_workspace(info, sizes).max(gemm_a16w8_workspace(info, sizes, self.columns()))
     }
 
     /// The call, to `y`.
@@ -513,6 +556,8 @@ impl<X: By<W>, W: Operand> Case<X, W> {
             batched: self.batch.is_some(),
             prequant: self.prequant,
             group: self.group,
+            columns: self.columns(),
+            mxfp8: self.mxfp8,
             x: inputs.x.view(),
             w: inputs.weight(),
             x_scale: inputs.x_scale.view(),

@@ -123,6 +123,56 @@ inline constexpr float kMxFp8SumUnit = 1.0f;
 inline constexpr float kMxFp8SumUnit = 1.0f / MxBlock::kUnit;
 #endif
 
+/// Products of fp8 in blocks of 32 columns, each with a power-of-two scale, over the columns of `kFrags` fragments of rows.
+struct MxFp8 {
+#if defined(HK_MX_MMA)
+    static constexpr int kFrags = 2;
+#else
+    static constexpr int kFrags = 1;
+#endif
+    /// Blocks of a row in these.
+    static constexpr int kBlocks = kFrags * kFragBytes / 32;
+
+    /// Fragments of row lane % 16, and e8m0 codes, in the lowest byte the first: of the lane's block, which is lane / 16; or where the
+    /// matrix unit takes no such blocks, of all of them.
+    struct X {
+        Frag codes[kFrags];
+        u32 scale;
+    };
+    /// The same; where the matrix unit takes no such blocks, the scales are of the rows whose sums the lane has.
+    struct W {
+        Frag codes[kFrags];
+#if defined(HK_MX_MMA)
+        u32 scale;
+#else
+        Vec<u32, kMmaRows> scale;
+#endif
+    };
+
+    HK_FN static MmaAcc mma(const W &w, const X &x, MmaAcc acc) {
+#if defined(HK_MX_MMA)
+        const auto all = [](const Frag (&codes)[kFrags]) { return __builtin_shufflevector(codes[0], codes[1], 0, 1, 2, 3, 4, 5, 6, 7); };
+        return Instruction<Fp8, Fp8, 16, kMxCols>::mma<0, 0>(all(w.codes), all(x.codes), acc, w.scale, x.scale);
+#else
+        // Sums of a block are those of the lanes that have it.
+#pragma unroll
+        for (u32 b = 0; b < kBlocks; ++b) {
+            const Frag codes = lane_id() / 32 == b || kBlocks == 1 ? w.codes[0] : Frag(0);
+            const MmaAcc sum = Product<Fp8>::mma(&codes, x.codes, MmaAcc(0.0f));
+            const Vec<float, 2> of_x = e8m0_factors(x.scale >> 8 * b & 0xffu);
+            MmaAcc first, second;
+#pragma unroll
+            for (int i = 0; i < kMmaRows; ++i) {
+                const Vec<float, 2> of_w = e8m0_factors(w.scale[i] >> 8 * b & 0xffu);
+                first[i] = of_w[0], second[i] = of_w[1];
+            }
+            acc = __builtin_elementwise_fma(sum * (second * of_x[0]), first * of_x[1], acc);
+        }
+        return acc;
+#endif
+    }
+};
+
 /// Of mxfp4 by fp8; sums are in units of kMxFp8SumUnit.
 HK_FN MmaAcc mma(const MxBlock &w, const Fp8Block &x, MmaAcc acc) {
 #if defined(HK_MX_MMA)

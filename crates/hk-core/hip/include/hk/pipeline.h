@@ -20,9 +20,10 @@ namespace hk {
 struct RowLayout {
     i64 row, block;  ///< from a row to the next among 16; from 16 rows to the next 16
     u32 spread;      ///< chunks of a row are 16 << spread bytes apart
+    u32 less;        ///< for movers that bring less than stages: a stage has kStage >> less bytes of a row
 
     /// Row after row.
-    HK_FN static RowLayout by_rows(i64 stride) { return {stride, 16 * stride, 0}; }
+    HK_FN static RowLayout by_rows(i64 stride) { return {stride, 16 * stride, 0, 0}; }
     /// Of a row.
     HK_FN i64 offset(u32 of_row) const { return i64(of_row / 16) * block + i64(of_row % 16) * row; }
     /// The same within a window.
@@ -47,6 +48,9 @@ public:
 #pragma unroll
         for (int i = 0; i < kParts; ++i) tile.chunk[thread_x() + i * kThreads] = chunks.part[i];
     }
+
+    /// Where the thread's chunks are in their rows' part of a stage.
+    HK_FN static u32 ahead() { return chunk() * 16; }
 
 protected:
     /// The row of a part.
@@ -87,7 +91,7 @@ public:
     /// Rows of `end` bytes. Row r of the tile is row `row_of(r)` of them; from `rows` on there is none.
     template <class RowOf>
     HK_FN Mover(GlobalPtr<const u8> first, u32 rows, const RowLayout &layout, u32 end, RowOf row_of)
-        : window_(first, Window::kBeyond - 1), end_(end), ahead_(Base::chunk() * 16), spread_(layout.spread) {
+        : window_(first, Window::kBeyond - 1), end_(end), ahead_(Base::ahead()), spread_(layout.spread) {
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
             const u32 from = row_of(Base::row(i));
@@ -136,7 +140,7 @@ private:
 public:
     template <class RowOf>
     HK_FN Mover(GlobalPtr<const u8> first, u32 rows, const RowLayout &layout, u32 end, RowOf row_of)
-        : end_(end), ahead_(Base::chunk() * 16), spread_(layout.spread) {
+        : end_(end), ahead_(Base::ahead()), spread_(layout.spread) {
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
             const u32 from = row_of(Base::row(i));
@@ -150,7 +154,8 @@ public:
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
             Vec<Bits, 16 / kElement> v = Bits(0);
-            const GlobalPtr<const u8> chunk = row_[i] + (u64(from + ahead_) << spread_);
+            // A stage can begin within a chunk, if no more than that chunk's rest is of use.
+            const GlobalPtr<const u8> chunk = row_[i] + (u64((from & ~15u) + ahead_) << spread_) + (from & 15u);
 #pragma unroll
             for (u32 j = 0; j < 16; j += kElement) {
                 const bool there = there_[i] && from + ahead_ + j < end_;
@@ -188,11 +193,14 @@ public:
         typename Decode::Extra extra;
     };
 
+    /// Where the thread's codes are in their rows' part of a stage.
+    HK_FN static u32 ahead() { return thread_x() % kPerRow * kBytes; }
+
     /// As Mover's; `decode` knows the same rows.
     HK_FN DecodingMover(GlobalPtr<const u8> first, u32 rows, const RowLayout &layout, u32 end, const Decode &decode)
         : window_(first, Window::kBeyond - 1), decode_(decode), end_(end), spread_(layout.spread) {
         const u32 row = thread_x() / kPerRow;
-        ahead_ = thread_x() % kPerRow * kBytes;
+        ahead_ = ahead();
         decode_.of_row(row);
         if constexpr (kAccess == Access::Vectors) {
             offset_ = row < rows ? layout.window_offset(row) + in_row(ahead_) : Window::kBeyond;
@@ -300,8 +308,8 @@ public:
             const WordPlace where = of_w ? place(row - kXRows, true) : place(row, false);
             window_[i] = Window(reinterpret_cast<GlobalPtr<const u8>>(where.data), Window::kBeyond - 1);
             offset_[i] = row < kXRows + kWRows ? where.offset : Window::kBeyond;
-            step_[i] = where.step;
-            shift_[i] = where.shift;
+            step_[i] = uniform(where.step);
+            shift_[i] = uniform(where.shift);
         }
     }
 

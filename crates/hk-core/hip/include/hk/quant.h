@@ -304,6 +304,14 @@ HK_FN float e8m0_value(u32 code) {
     return __builtin_bit_cast(float, code == 255u ? 0x7fc00000u : bits);
 }
 
+/// Two factors whose product is 2^(code - 127); NaN for 255. Their exponents are half of that, which is rounded to zero in the first
+/// one: with another such pair, first times second and second times first are no powers out of f32's range, whatever the codes, and
+/// as near to each other as can be. So a sum times one, times the other, has f32's range but for the result.
+HK_FN Vec<float, 2> e8m0_factors(u32 code) {
+    const u32 low = code / 2 + 64, high = code - code / 2 + 63;
+    return {__builtin_bit_cast(float, code == 255u ? 0x7fc00000u : low << 23), __builtin_bit_cast(float, high << 23)};
+}
+
 /// 2^(127 - code) for codes up to 254, exactly.
 HK_FN float e8m0_inverse(u32 code) {
     const u32 bits = code >= 254u ? 0x00400000u : (254u - code) << 23;

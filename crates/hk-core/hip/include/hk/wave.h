@@ -103,14 +103,17 @@ HK_FN u32 lanes_before(u64 ballot) {
 /// Index of this lane in its wave. A block is one-dimensional.
 HK_FN u32 lane_id() { return thread_x() % kWaveSize; }
 
-/// Index of this wave in its block, known to be the same for its lanes. A block is one-dimensional.
-HK_FN u32 wave_id() {
+/// A value that all lanes have, in a scalar register.
+HK_FN u32 uniform(u32 v) {
 #if defined(HK_AMD)
-    return u32(__builtin_amdgcn_readfirstlane(int(thread_x() / kWaveSize)));
+    return u32(__builtin_amdgcn_readfirstlane(int(v)));
 #else
-    return thread_x() / kWaveSize;
+    return v;
 #endif
 }
+
+/// Index of this wave in its block, known to be the same for its lanes. A block is one-dimensional.
+HK_FN u32 wave_id() { return uniform(thread_x() / kWaveSize); }
 
 /// Makes what lanes of this wave have written to LDS visible to its other lanes: they run in step, so it costs no
 /// instruction on AMD targets.
@@ -133,6 +136,15 @@ HK_FN T broadcast(T v, u32 lane) {
     return __builtin_bit_cast(T, __builtin_amdgcn_readlane(bits, int(lane)));
 #else
     return __builtin_bit_cast(T, __nvvm_shfl_sync_idx_i32(0xffffffffu, bits, int(lane), 0x1f));
+#endif
+}
+
+/// The value that lane `lane` has, which may differ between lanes. All lanes take part.
+HK_FN u32 from_lane(u32 v, u32 lane) {
+#if defined(HK_AMD)
+    return u32(__builtin_amdgcn_ds_bpermute(int(lane * 4), int(v)));
+#else
+    return u32(__nvvm_shfl_sync_idx_i32(0xffffffffu, int(v), int(lane), 0x1f));
 #endif
 }
 

@@ -1,0 +1,247 @@
+//! The sizes that are measured: one list, which the peers read, too (`hk bench --list`).
+
+use crate::Result;
+use hk_core::DType;
+use hk_core::registry::{Call, CallSpec, Described as _, Operator, Scalar, TensorSpec};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// Which sizes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Set {
+    /// Those of the registry, that the emulator takes about a second for.
+    Models,
+    /// Those that only a GPU can do: published tables, prefill, more than a GiB.
+    Large,
+    /// Both.
+    All,
+}
+
+/// A call to be measured.
+pub struct Case {
+    /// With operator and element type, unique.
+    pub label: String,
+    pub call: CallSpec,
+}
+
+impl Case {
+    /// The element type of the first input.
+    pub fn dtype(&self) -> &'static str {
+        self.call.tensors().next().map_or("", |(_, t)| t.dtype().name())
+    }
+
+    pub fn json(&self) -> CaseJson {
+        let op = self.call.operator();
+        let tensor = |(name, t): (&'static str, &TensorSpec)| TensorJson {
+            name,
+            dtype: t.dtype().name(),
+            shape: t.shape().to_vec(),
+        };
+        CaseJson {
+            operator: op.name,
+            family: op.family,
+            case: self.label.clone(),
+            dtype: self.dtype(),
+            tensors: self.call.tensors().map(tensor).collect(),
+            scalars: self.call.scalars().map(|(name, value)| (name, json(value))).collect(),
+            wanted: self.call.wanted().to_vec(),
+        }
+    }
+}
+
+/// A case as the peers read it.
+#[derive(Serialize)]
+pub struct CaseJson {
+    operator: &'static str,
+    family: &'static str,
+    case: String,
+    dtype: &'static str,
+    /// The inputs.
+    tensors: Vec<TensorJson>,
+    /// All scalars, those at their defaults, too.
+    scalars: BTreeMap<&'static str, serde_json::Value>,
+    /// The optional outputs that are asked for.
+    wanted: Vec<&'static str>,
+}
+
+#[derive(Serialize)]
+struct TensorJson {
+    name: &'static str,
+    dtype: &'static str,
+    shape: Vec<usize>,
+}
+
+fn json(value: Scalar) -> serde_json::Value {
+    match value {
+        Scalar::Float(x) => x.into(),
+        Scalar::Int(x) => x.into(),
+        Scalar::Bool(x) => x.into(),
+        Scalar::Choice(x) => x.into(),
+    }
+}
+
+/// The sizes of an operator.
+pub fn of(op: &'static Operator, set: Set) -> Result<Vec<Case>> {
+    let mut cases = Vec::new();
+    if set != Set::Large {
+        for case in op.cases {
+            cases.push(Case { label: case.label.into(), call: op.spec(case)? });
+        }
+    }
+    if set != Set::Models {
+        for (label, tensors, scalars) in large(op.name) {
+            let mut call: CallSpec = Call::new(op);
+            for (name, dtype, shape) in tensors {
+                call.set(name, TensorSpec::new(dtype, shape))?;
+            }
+            for (name, value) in scalars {
+                call.set_scalar(name, value)?;
+            }
+            cases.push(Case { label, call });
+        }
+    }
+    Ok(cases)
+}
+
+type Tensors = Vec<(&'static str, DType, Vec<usize>)>;
+type Sized = (String, Tensors, Vec<(&'static str, Scalar)>);
+
+const BF16: DType = DType::Bf16;
+
+/// 128 columns: a head, the width of published tables.
+const HEADS: [usize; 4] = [128, 4096, 16_384, 65_536];
+/// Widths of models, decode and prefill: Qwen3 30B-A3B, GPT-OSS, Llama-3 8B, DeepSeek-V3, Llama-3 70B.
+const MODELS: [[usize; 2]; 6] =
+    [[1, 8192], [4096, 2048], [4096, 2880], [4096, 4096], [4096, 7168], [4096, 8192]];
+
+fn large(operator: &str) -> Vec<Sized> {
+    let rows = |more: &[[usize; 2]]| -> Vec<[usize; 2]> {
+        HEADS.iter().map(|&m| [m, 128]).chain(MODELS).chain(more.iter().copied()).collect()
+    };
+    match operator {
+        "rmsnorm" => by_rows(rows(&[[2_097_152, 128], [40_960, 8192]]), &["x"], &["weight"], &[]),
+        "fused_add_rmsnorm" => {
+            by_rows(rows(&[[1_048_576, 128], [20_480, 8192]]), &["x", "residual_in"], &["weight"], &[])
+        }
+        "layernorm" => by_rows(rows(&[[2_097_152, 128], [40_960, 8192]]), &["x"], &["weight", "bias"], &[]),
+        "softmax" => by_rows(rows(&[[64, 128_256], [2_097_152, 128], [40_960, 8192]]), &["x"], &[], &[]),
+        "silu_and_mul" | "gelu_and_mul" => {
+            let shapes = [
+                [4096, 256],
+                [16_384, 256],
+                [65_536, 256],
+                [131_072, 256],
+                [4096, 8192],
+                [4096, 16_384],
+                // Llama-3 8B: a token, prefill, more than a GiB.
+                [1, 28_672],
+                [4096, 28_672],
+                [16_384, 28_672],
+            ];
+            by_rows(shapes.into(), &["x"], &[], &[])
+        }
+        "silu" => by_rows(vec![[4096, 14_336], [40_960, 8192]], &["x"], &[], &[]),
+        "gelu" | "gelu_tanh" => by_rows(vec![[4096, 14_336]], &["x"], &[], &[]),
+        "per_token_quant" => {
+            let fp8 = ("output", Scalar::Choice("fp8e4m3"));
+            by_rows(rows(&[[4_194_304, 128], [51_200, 8192]]), &["x"], &[], &[fp8])
+        }
+        "topk" => [[1024, 256, 10], [4096, 256, 10], [4096, 1024, 32], [64, 128_256, 50], [8192, 65_536, 32]]
+            .map(|[m, n, k]| {
+                let scalars = vec![("k", Scalar::Int(k as i64)), ("index_dtype", Scalar::Choice("i64"))];
+                (format!("{m} x {n}, k = {k}"), vec![("x", BF16, vec![m, n])], scalars)
+            })
+            .into(),
+        "greedy_sample" => [[64, 128_256], [256, 151_936], [4096, 151_936]]
+            .map(|[m, n]| (format!("{m} x {n}"), vec![("x", BF16, vec![m, n])], vec![]))
+            .into(),
+        "top_k_top_p_sampling_from_probs" | "top_p_sampling_from_probs" | "top_k_sampling_from_probs" => {
+            [[64, 128_256], [256, 151_936], [2048, 151_936]]
+                .map(|[m, n]| (format!("{m} x {n}"), vec![("probs", DType::F32, vec![m, n])], vec![]))
+                .into()
+        }
+        "rope_cached" => [[4, 32, 1024, 128], [8, 32, 2048, 128], [16, 32, 4096, 128]]
+            .map(|[b, h, s, d]| {
+                let table = |name| (name, BF16, vec![s, d / 2]);
+                let tensors = vec![("x", BF16, vec![b, h, s, d]), table("cos"), table("sin")];
+                let scalars = vec![("rotary", Scalar::Int(d as i64)), ("layout", Scalar::Choice("bhsd"))];
+                (format!("{b} x {h} x {s} x {d}"), tensors, scalars)
+            })
+            .into(),
+        "gemm_a16w16" => products().map(|mnk| product(mnk, BF16, &[])).collect(),
+        "gemm_a8w8" => products().map(|mnk| product(mnk, DType::Fp8E4M3, &["a_scale", "w_scale"])).collect(),
+        _ => vec![],
+    }
+}
+
+/// Tensors of `[rows, cols]`, and vectors of `[cols]`.
+fn by_rows(
+    shapes: Vec<[usize; 2]>,
+    full: &[&'static str],
+    vectors: &[&'static str],
+    scalars: &[(&'static str, Scalar)],
+) -> Vec<Sized> {
+    let case = |[m, n]: [usize; 2]| {
+        let full = full.iter().map(|&name| (name, BF16, vec![m, n]));
+        let vectors = vectors.iter().map(|&name| (name, BF16, vec![n]));
+        (format!("{m} x {n}"), full.chain(vectors).collect(), scalars.to_vec())
+    };
+    shapes.into_iter().map(case).collect()
+}
+
+/// M, N and K: squares, and the weights of Llama-3 8B for few and for many tokens.
+fn products() -> impl Iterator<Item = [usize; 3]> {
+    let squares = [1024, 2048, 4096, 8192].map(|n| [n, n, n]);
+    let weights = [[6144, 4096], [28_672, 4096], [4096, 14_336]];
+    let tokens = [1, 16, 64, 512];
+    squares.into_iter().chain(tokens.into_iter().flat_map(move |m| weights.map(|[n, k]| [m, n, k])))
+}
+
+fn product([m, n, k]: [usize; 3], dtype: DType, scales: &[&'static str]) -> Sized {
+    let mut tensors = vec![("a", dtype, vec![m, k]), ("w", dtype, vec![n, k])];
+    tensors.extend(scales.iter().zip([m, n]).map(|(&name, rows)| (name, DType::F32, vec![rows])));
+    (format!("{m} x {n} x {k}"), tensors, vec![])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn keys_are_unique_and_every_size_is_a_call() {
+        let mut keys = HashSet::new();
+        let mut operators = HashSet::new();
+        for op in crate::operators() {
+            for case in of(op, Set::All).unwrap() {
+                case.call.check_complete().unwrap();
+                (op.outputs)(&case.call).unwrap_or_else(|e| panic!("{}: {e}", case.label));
+                assert!(
+                    keys.insert((op.name, case.label.clone(), case.dtype())),
+                    "{} {}",
+                    op.name,
+                    case.label
+                );
+            }
+            let larger = of(op, Set::Large).unwrap().len();
+            assert_eq!(of(op, Set::All).unwrap().len(), op.cases.len() + larger);
+            operators.extend((larger > 0).then_some(op.name));
+        }
+        // All names of `large` are operators.
+        assert_eq!(operators.len(), 18, "{operators:?}");
+    }
+
+    #[test]
+    fn a_case_is_json() {
+        let op = crate::operator("topk").unwrap();
+        let case = &of(op, Set::Large).unwrap()[2];
+        let json = serde_json::to_value(case.json()).unwrap();
+        assert_eq!(json["case"], "4096 x 1024, k = 32");
+        assert_eq!(
+            json["tensors"],
+            serde_json::json!([{"name": "x", "dtype": "bf16", "shape": [4096, 1024]}])
+        );
+        assert_eq!(json["scalars"], serde_json::json!({"k": 32, "index_dtype": "i64", "largest": true}));
+        assert_eq!((&json["dtype"], &json["wanted"]), (&"bf16".into(), &serde_json::json!([])));
+    }
+}

@@ -1,0 +1,243 @@
+//! `hk bench`: time of the operators on a device, against what the device can do and against other implementations.
+
+mod cases;
+mod plot;
+mod table;
+
+use crate::{Failure, Result, list, out};
+use cases::{Case, Set};
+use hk_core::registry::{Described as _, Operator};
+use hk_core::{Device, Stream};
+use hk_testkit::measure::{self, Plan};
+use std::path::PathBuf;
+use table::{Peer, Row};
+
+/// Options of `hk bench`.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_long_help = "Times are of one call, medians of 100 passes on a GPU. Device time is between events; a pass is a \
+    graph of calls. The operands are copies, used in turn, that exceed every cache together; `cached` uses one copy again \
+    and again. Host time has the launch of each call in it. GB/s counts each input once and each output once, and is \
+    compared with a device-to-device copy of 1 GiB in the same run, whose bytes count twice; TFLOP/s with the published rate \
+    of the part's matrix units. On the emulator the times are the host's and say nothing about a GPU."
+)]
+pub struct Args {
+    /// Only one family, such as `norm`.
+    #[arg(long)]
+    family: Option<String>,
+    /// Only these operators.
+    #[arg(long = "op", value_name = "OP")]
+    operators: Vec<String>,
+    /// Only cases whose name contains this.
+    #[arg(long, value_name = "TEXT")]
+    case: Option<String>,
+    /// Which sizes. Default: all on a GPU, `models` on the emulator.
+    #[arg(long)]
+    set: Option<Set>,
+    /// The device, such as hip:0 or cuda:0. Default: HK_DEVICE, else an AMD GPU, else emu:gfx942.
+    #[arg(long, value_name = "SPEC")]
+    device: Option<String>,
+    /// Passes that are timed.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    samples: Option<u16>,
+    /// Launch each call by itself instead of passes as graphs.
+    #[arg(long)]
+    no_graph: bool,
+    /// Do not compare the results with the f64 references first.
+    #[arg(long)]
+    no_check: bool,
+    /// Print the cases as JSON, and measure nothing.
+    #[arg(long)]
+    list: bool,
+    /// Take the rows of this CSV file of an earlier run, and measure nothing.
+    #[arg(long, value_name = "FILE", conflicts_with = "list")]
+    from: Option<PathBuf>,
+    /// Times of other implementations: a CSV file with the columns operator, case, dtype, peer, device_us, cached_us, host_us.
+    #[arg(long, value_name = "FILE")]
+    peers: Option<PathBuf>,
+    /// Write the table as CSV.
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Write a plot of the shares of the device's rates as SVG.
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    if args.list {
+        let cases = chosen(args, args.set.unwrap_or(Set::All))?;
+        return out::json(&cases.iter().map(Case::json).collect::<Vec<_>>());
+    }
+    let peers: Vec<Peer> = args.peers.as_deref().map_or(Ok(vec![]), table::read)?;
+    let (rows, failed) = match &args.from {
+        Some(path) => (table::read(path)?, vec![]),
+        None => measure_all(args)?,
+    };
+    table::table(&rows, &peers).print()?;
+    if let Some(path) = &args.csv {
+        table::write(path, &rows, &peers)?;
+    }
+    if let Some(path) = &args.plot {
+        plot::write(path, &rows, &peers)?;
+    }
+    if failed.is_empty() { Ok(()) } else { Err(Failure::new(failed.join("\n"))) }
+}
+
+/// The cases that the options name.
+fn chosen(args: &Args, set: Set) -> Result<Vec<Case>> {
+    for name in &args.operators {
+        crate::operator(name)?;
+    }
+    let named =
+        |op: &&&'static Operator| args.operators.is_empty() || args.operators.iter().any(|n| n == op.name);
+    let operators = list::chosen(args.family.as_deref())?;
+    let mut cases = Vec::new();
+    for op in operators.iter().filter(named) {
+        cases.extend(cases::of(op, set)?);
+    }
+    if let Some(text) = &args.case {
+        cases.retain(|case| case.label.contains(text));
+    }
+    if cases.is_empty() {
+        return Err(Failure::new("no case has these names"));
+    }
+    Ok(cases)
+}
+
+/// The rows, and what went wrong with the others.
+fn measure_all(args: &Args) -> Result<(Vec<Row>, Vec<String>)> {
+    let device = match &args.device {
+        Some(spec) => Device::open(spec)?,
+        None => Device::open_default()?,
+    };
+    let emulated = device.info().driver == "emu";
+    let cases = chosen(args, args.set.unwrap_or(if emulated { Set::Models } else { Set::All }))?;
+    let stream = device.create_stream()?;
+    let mut plan = Plan::of(&device);
+    plan.samples = args.samples.map_or(plan.samples, usize::from);
+    plan.graph &= !args.no_graph;
+    let copy = measure::copy_rate(&stream)?;
+    let name = &device.info().name;
+    eprintln!("device: {} ({name})", device.spec());
+    match copy {
+        Some(rate) => eprintln!("copy of 1 GiB on the device: {:.0} GB/s, read and written", rate / 1e9),
+        None => eprintln!("times are the host's, of the emulation"),
+    }
+    let (mut rows, mut failed) = (Vec::new(), Vec::new());
+    for (i, case) in cases.iter().enumerate() {
+        let what = format!("{} {} {}", case.call.operator().name, case.label, case.dtype());
+        let verdict = match measure_one(&stream, case, &plan, !args.no_check) {
+            Ok(Some(mut row)) => {
+                row.copy_gb_s = copy.map(|rate| rate / 1e9);
+                let verdict = format!("{:.2} us", row.device_us);
+                rows.push(row);
+                verdict
+            }
+            Ok(None) => "for other targets".into(),
+            Err(failure) => {
+                failed.push(format!("{what}: {failure}"));
+                "FAILED".into()
+            }
+        };
+        eprintln!("[{}/{}] {what}: {verdict}", i + 1, cases.len());
+    }
+    Ok((rows, failed))
+}
+
+/// None for a case that is one of other devices.
+fn measure_one(stream: &Stream, case: &Case, plan: &Plan, check: bool) -> Result<Option<Row>> {
+    let call = case.call.sample(1)?;
+    if check {
+        let compared = measure::check(stream, &call, plan);
+        if measure::unserved(&compared) {
+            return Ok(None);
+        }
+        if let Some(bad) = compared?.iter().find(|c| !c.passed()) {
+            return Err(Failure::new(bad.to_string()));
+        }
+    }
+    let measured = measure::measure(stream, &call, plan);
+    if measure::unserved(&measured) {
+        return Ok(None);
+    }
+    let measured = measured?;
+    let (op, name) = (call.operator(), &stream.device().info().name);
+    let dtype = call.tensors().next().map(|(_, t)| t.dtype());
+    let flops = measure::flops(&case.call);
+    let matrix =
+        dtype.filter(|_| flops.is_some()).and_then(|dtype| measure::published_matrix_rate(name, dtype));
+    Ok(Some(Row {
+        operator: op.name.into(),
+        case: case.label.clone(),
+        dtype: case.dtype().into(),
+        device: name.clone(),
+        bytes: measure::bytes(&call),
+        flops,
+        copies: measured.copies,
+        device_us: measured.device.median,
+        device_us_p10: measured.device.low,
+        device_us_p90: measured.device.high,
+        cached_us: measured.cached.median,
+        host_us: measured.host.median,
+        copy_gb_s: None,
+        matrix_tflop_s: matrix.map(|rate| rate / 1e12),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hk_core::DType;
+    use hk_core::registry::{Call, CallSpec, Scalar, TensorSpec};
+
+    /// Of a large call some rows are compared, and they are those of the result.
+    #[test]
+    fn rows_of_a_result_are_compared() {
+        let stream = Device::open("emu:gfx942").unwrap().create_stream().unwrap();
+        let plan = Plan { compared: 1000, ..Plan::of(stream.device()) };
+        let codes = DType::Fp8E4M3Fnuz;
+        let fnuz = ("output", Scalar::Choice("fp8e4m3fnuz"));
+        let (half, float) = (DType::Bf16, DType::F32);
+        let check = |name: &str, tensors: &[(&str, DType, &[usize])], scalar: Option<(&str, Scalar)>| {
+            let mut call: CallSpec = Call::new(crate::operator(name).unwrap());
+            for &(name, dtype, shape) in tensors {
+                call.set(name, TensorSpec::new(dtype, shape)).unwrap();
+            }
+            if let Some((name, value)) = scalar {
+                call.set_scalar(name, value).unwrap();
+            }
+            let compared = measure::check(&stream, &call.sample(1).unwrap(), &plan).unwrap();
+            assert!(compared.iter().all(|c| c.passed()), "{name}");
+            compared[0].elements
+        };
+        assert_eq!(check("rmsnorm", &[("x", half, &[70, 100]), ("weight", half, &[100])], None), 10 * 100);
+        assert_eq!(check("per_token_quant", &[("x", half, &[70, 100])], Some(fnuz)), 10 * 100);
+        assert_eq!(check("top_p_sampling_from_probs", &[("probs", float, &[9, 400])], None), 2);
+        // 2^7 operations are worth an element.
+        let product = [("a", half, &[65, 64][..]), ("w", half, &[80, 64])];
+        assert_eq!(check("gemm_a16w16", &product, None), 12 * 80);
+        let scales = [("a_scale", float, &[65][..]), ("w_scale", float, &[1])];
+        let product = [("a", codes, &[65, 64][..]), ("w", codes, &[80, 64]), scales[0], scales[1]];
+        assert_eq!(check("gemm_a8w8", &product, None), 12 * 80);
+        // Rows of several axes are compared all.
+        assert_eq!(check("softmax", &[("x", half, &[3, 5, 100])], None), 1500);
+    }
+
+    #[test]
+    fn products_have_operations() {
+        let product = |name: &str, a: &[usize], w: &[usize], dtype| {
+            let mut call: CallSpec = Call::new(crate::operator(name).unwrap());
+            call.set("a", TensorSpec::new(dtype, a)).unwrap();
+            call.set("w", TensorSpec::new(dtype, w)).unwrap();
+            measure::flops(&call)
+        };
+        assert_eq!(product("gemm_a16w16", &[3, 5], &[7, 5], DType::Bf16), Some(2 * 3 * 5 * 7));
+        assert_eq!(
+            product("batched_gemm_bf16", &[2, 3, 5], &[2, 7, 5], DType::Bf16),
+            Some(2 * 2 * 3 * 5 * 7)
+        );
+        assert_eq!(product("gemm_afp4wfp4", &[3, 32], &[7, 32], DType::Fp4x2), Some(2 * 3 * 64 * 7));
+        let norm = crate::operator("rmsnorm").unwrap();
+        assert_eq!(measure::flops(&norm.spec(&norm.cases[0]).unwrap()), None);
+    }
+}

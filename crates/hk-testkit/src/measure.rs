@@ -1,0 +1,404 @@
+//! Time of an operator on a device.
+//!
+//! What is timed is a pass: calls of the operator, one behind the other, between two events of the stream. Where the device
+//! has graphs a pass is one, so that what the host does for each call is not in the time. The operands of a pass are several
+//! copies, used in turn, that together exceed every cache ([`Plan::footprint`]); or one copy, that stays where it fits.
+
+use hk_core::registry::{ArgSpec, CallSpec, Described as _, DeviceCall, HostCall, HostTensor, Named};
+use hk_core::{DType, Device, Error, Event, Graph, Result, Stream};
+use std::time::{Duration, Instant};
+
+use crate::compare::{Comparison, compare_outputs};
+
+/// How much is measured.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// Passes that are timed: at least one, and ten or more where so many take longer than ten seconds.
+    pub samples: usize,
+    /// Time for which passes run before.
+    pub warm_up: Duration,
+    /// Bytes of operands that a rotating pass goes through.
+    pub footprint: u64,
+    /// A pass is a graph.
+    pub graph: bool,
+    /// Elements of input up to which a result is compared with the reference in all rows.
+    pub compared: u64,
+}
+
+/// Copies of operands at most: small ones are made in a second, and exceed the L2 caches of GPUs still.
+const MOST_COPIES: u64 = 2048;
+/// Calls of a pass over one copy.
+const CACHED_CALLS: usize = 50;
+
+impl Plan {
+    /// For a GPU: 100 passes over 512 MiB, twice the largest of the caches (256 MiB on MI300X, 50 MiB of L2 on H100). For the
+    /// emulator, whose time is that of the host and depends on no cache: a pass of one call.
+    pub fn of(device: &Device) -> Self {
+        let compared = 1 << 24;
+        match device.info().driver {
+            "emu" => Self { samples: 1, warm_up: Duration::ZERO, footprint: 0, graph: false, compared },
+            _ => Self {
+                samples: 100,
+                warm_up: Duration::from_millis(50),
+                footprint: 512 << 20,
+                graph: true,
+                compared,
+            },
+        }
+    }
+
+    /// Copies of the operands that a rotating pass uses.
+    fn copies(&self, call: &HostCall) -> usize {
+        self.footprint.div_ceil(bytes(call).max(1)).clamp(1, MOST_COPIES) as usize
+    }
+
+    /// Calls of a pass over one copy.
+    fn cached_calls(&self) -> usize {
+        if self.footprint == 0 { 1 } else { CACHED_CALLS }
+    }
+}
+
+/// Bytes that the call has to move.
+pub fn bytes(call: &HostCall) -> u64 {
+    let traffic = (call.operator().traffic)(call);
+    traffic.read + traffic.written
+}
+
+/// Multiplications and additions of a matrix product `a w^T`, of `a [.., M, K]` and `w [.., N, K]`; of no other operator.
+pub fn flops(call: &CallSpec) -> Option<u64> {
+    let name = call.operator().name;
+    if !name.starts_with("gemm_") && !name.starts_with("batched_gemm_") {
+        return None;
+    }
+    let (a, w) = (call.optional("a")?, call.optional("w")?);
+    let packed = if a.dtype() == DType::Fp4x2 { 2 } else { 1 };
+    let terms = packed * a.shape().iter().product::<usize>() as u64;
+    Some(2 * terms * *w.shape().iter().nth_back(1)? as u64)
+}
+
+/// Compares the operator's result with its f64 reference: all of it up to [`Plan::compared`] elements of input or operations,
+/// else as many rows. (Those of samplers are the first, since their random numbers count the rows.)
+///
+/// # Errors
+/// What the operator or its reference answers.
+pub fn check(stream: &Stream, call: &HostCall, plan: &Plan) -> Result<Vec<Comparison>> {
+    let op = call.operator();
+    let outputs = op.execute(stream, call)?;
+    let Some((_, first)) = call.tensors().next() else { return compare_outputs(op, call, &outputs) };
+    let rows = first.shape().first().copied().unwrap_or(0);
+    // The reference multiplies in plain loops, about 2^30 operations a second.
+    let work = (first.shape().iter().product::<usize>() as u64).max(flops(&call.spec()).unwrap_or(0) >> 7);
+    let some = (u128::from(plan.compared) * rows as u128 / u128::from(work.max(1)))
+        .clamp(1, rows.max(1) as u128) as usize;
+    if work <= plan.compared || !has_rows(call, &outputs, rows) {
+        return compare_outputs(op, call, &outputs);
+    }
+    let picked: Vec<usize> = match op.family {
+        "hk-sampling" => (0..some).collect(),
+        // From the first to the last, in equal steps.
+        _ => (0..some).map(|i| i * (rows - 1) / (some - 1).max(1)).collect(),
+    };
+    let (call, outputs) = rows_of(call, &outputs, &picked)?;
+    compare_outputs(op, &call, &outputs)
+}
+
+/// Whether the first axis of an argument is that of the rows, by its description.
+fn along_rows(call: &HostCall, name: &str) -> bool {
+    let leads =
+        |arg: &ArgSpec| ["[M", "[..,", "[rows", "[R", "[B]"].iter().any(|axis| arg.shape.starts_with(axis));
+    call.operator().arg(name).is_some_and(leads)
+}
+
+/// Whether the first axis of all tensors along the rows has that length, so that some rows make a call of their own.
+fn has_rows(call: &HostCall, outputs: &Named<HostTensor>, rows: usize) -> bool {
+    let mut tensors = call.tensors().chain(outputs.iter().map(|(name, t)| (*name, t)));
+    let whole = |name, t: &HostTensor| {
+        t.shape().len() <= 2 && t.shape().first() == Some(&rows) && along_rows(call, name)
+    };
+    let first = call.tensors().next();
+    first.is_some_and(|(name, t)| whole(name, t))
+        && tensors.all(|(name, t)| {
+            whole(name, t) || !along_rows(call, name) || t.bytes().len() == t.dtype().size_bytes()
+        })
+        && outputs.iter().all(|(name, t)| whole(name, t))
+}
+
+/// The part of a call that has these rows.
+fn rows_of(
+    call: &HostCall,
+    outputs: &Named<HostTensor>,
+    rows: &[usize],
+) -> Result<(HostCall, Named<HostTensor>)> {
+    let part = |name: &str, tensor: &HostTensor| {
+        let mut spec = tensor.spec();
+        let Some(all) = spec.shape.first().copied().filter(|&n| along_rows(call, name) && n > 1) else {
+            return Ok(tensor.clone());
+        };
+        spec.shape[0] = rows.len();
+        let stride = tensor.bytes().len() / all;
+        let mut bytes = Vec::with_capacity(rows.len() * stride);
+        rows.iter().for_each(|i| bytes.extend_from_slice(&tensor.bytes()[i * stride..][..stride]));
+        HostTensor::from_bytes(spec, bytes)
+    };
+    let mut some = HostCall::new(call.operator());
+    for (name, tensor) in call.tensors() {
+        some.set(name, part(name, tensor)?)?;
+    }
+    for (name, value) in call.scalars() {
+        some.set_scalar(name, value)?;
+    }
+    for name in call.wanted() {
+        some.want(name)?;
+    }
+    let outputs = outputs.iter().map(|(name, t)| Ok((*name, part(name, t)?))).collect::<Result<_>>()?;
+    Ok((some, outputs))
+}
+
+/// Calls that are queued one behind the other.
+pub struct Pass<'a> {
+    stream: &'a Stream,
+    calls: Vec<DeviceCall>,
+    /// How often it goes through them.
+    rounds: usize,
+    graph: Option<Graph>,
+}
+
+impl<'a> Pass<'a> {
+    /// Over copies of the operands that no cache holds together.
+    ///
+    /// # Errors
+    /// As [`DeviceCall::prepare`], what the operator answers, and failures of the device.
+    pub fn rotating(stream: &'a Stream, call: &HostCall, plan: &Plan) -> Result<Self> {
+        Self::new(stream, call, plan, plan.copies(call), 1)
+    }
+
+    /// Over one copy, again and again.
+    ///
+    /// # Errors
+    /// As [`rotating`](Self::rotating).
+    pub fn cached(stream: &'a Stream, call: &HostCall, plan: &Plan) -> Result<Self> {
+        Self::new(stream, call, plan, 1, plan.cached_calls())
+    }
+
+    fn new(stream: &'a Stream, call: &HostCall, plan: &Plan, copies: usize, rounds: usize) -> Result<Self> {
+        let calls = (0..copies).map(|_| DeviceCall::prepare(stream, call)).collect::<Result<_>>()?;
+        let mut pass = Self { stream, calls, rounds, graph: None };
+        // Loads the kernels and makes the workspaces, which a capture cannot.
+        pass.queue()?;
+        stream.synchronize()?;
+        if plan.graph {
+            pass.graph = Some(stream.capture(|| pass.queue())?);
+        }
+        Ok(pass)
+    }
+
+    /// Calls of a pass.
+    pub fn calls(&self) -> usize {
+        self.calls.len() * self.rounds
+    }
+
+    /// Queues all of them.
+    ///
+    /// # Errors
+    /// What the operator answers; [`Error::Driver`].
+    pub fn queue(&mut self) -> Result<()> {
+        match &self.graph {
+            // SAFETY: the pass owns all buffers, which are used on this stream only.
+            Some(graph) => unsafe { graph.launch(self.stream) },
+            None => {
+                (0..self.rounds).try_for_each(|_| self.calls.iter_mut().try_for_each(|c| run(self.stream, c)))
+            }
+        }
+    }
+
+    /// Queues so many calls, each by itself, over the copies in turn.
+    ///
+    /// # Errors
+    /// As [`queue`](Self::queue).
+    pub fn queue_singly(&mut self, calls: usize) -> Result<()> {
+        let copies = self.calls.len();
+        (0..calls).try_for_each(|i| run(self.stream, &mut self.calls[i % copies]))
+    }
+
+    /// Time of so many passes, from event to event.
+    ///
+    /// # Errors
+    /// As [`queue`](Self::queue), and failures of the device.
+    pub fn time(&mut self, passes: usize) -> Result<Duration> {
+        let start = self.stream.record()?;
+        (0..passes).try_for_each(|_| self.queue())?;
+        self.stream.record()?.elapsed_since(&start)
+    }
+
+    /// Time of one call in each of many passes.
+    fn sample(&mut self, plan: &Plan) -> Result<Times> {
+        let start = Instant::now();
+        let mut pass = Duration::ZERO;
+        while start.elapsed() < plan.warm_up {
+            pass = self.time(1)?;
+        }
+        // Nothing waits in between: the next pass is queued while one runs.
+        let mut events: Vec<Event> = vec![self.stream.record()?];
+        for _ in 0..affordable(pass, plan.samples) {
+            self.queue()?;
+            events.push(self.stream.record()?);
+        }
+        let calls = self.calls() as f64;
+        let us = |pair: &[Event]| Ok(pair[1].elapsed_since(&pair[0])?.as_secs_f64() * 1e6 / calls);
+        Ok(Times::of(events.windows(2).map(us).collect::<Result<_>>()?))
+    }
+
+    /// Time of one call on the host's clock: from before the first, one by one, until the device is done with the last.
+    fn with_host(&mut self, plan: &Plan) -> Result<Times> {
+        let calls = match plan.footprint {
+            0 => 1,
+            _ => affordable((self.time(1)? * 10).div_f64(self.calls() as f64), 200.max(self.calls.len())),
+        };
+        let pass = |this: &mut Self| {
+            this.stream.synchronize()?;
+            let start = Instant::now();
+            this.queue_singly(calls)?;
+            this.stream.synchronize()?;
+            Ok(start.elapsed().as_secs_f64() * 1e6 / calls as f64)
+        };
+        Ok(Times::of((0..plan.samples.clamp(1, 5)).map(|_| pass(self)).collect::<Result<_>>()?))
+    }
+}
+
+/// Repetitions of something that takes so long: as many as asked for, or those of ten seconds, but at least ten.
+fn affordable(each: Duration, wanted: usize) -> usize {
+    let seconds = each.as_secs_f64().max(1e-9);
+    wanted.min(((10.0 / seconds) as usize).max(10)).max(1)
+}
+
+fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
+    (call.operator().run)(stream, call)
+}
+
+/// Time of one call in microseconds, over samples.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Times {
+    /// The median.
+    pub median: f64,
+    /// A tenth of the samples is below.
+    pub low: f64,
+    /// A tenth of the samples is above.
+    pub high: f64,
+}
+
+impl Times {
+    fn of(mut samples: Vec<f64>) -> Self {
+        samples.sort_by(f64::total_cmp);
+        let at = |share: f64| samples[((samples.len() - 1) as f64 * share).round() as usize];
+        Self { median: at(0.5), low: at(0.1), high: at(0.9) }
+    }
+}
+
+/// What was measured of a call.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Measured {
+    /// Copies of the operands that were used in turn.
+    pub copies: usize,
+    /// On the device, with operands that no cache holds.
+    pub device: Times,
+    /// On the device, with the same operands again and again.
+    pub cached: Times,
+    /// On the host's clock, the launch of each call included, with operands that no cache holds.
+    pub host: Times,
+}
+
+/// Measures a call.
+///
+/// # Errors
+/// As [`Pass::rotating`].
+pub fn measure(stream: &Stream, call: &HostCall, plan: &Plan) -> Result<Measured> {
+    let mut rotating = Pass::rotating(stream, call, plan)?;
+    let (device, host) = (rotating.sample(plan)?, rotating.with_host(plan)?);
+    let copies = rotating.calls.len();
+    drop(rotating);
+    let cached = Pass::cached(stream, call, plan)?.sample(plan)?;
+    Ok(Measured { copies, device, cached, host })
+}
+
+/// Bytes a second of a copy from device to device, of 1 GiB: each byte counts once for its read and once for its write.
+/// None on the emulator.
+///
+/// # Errors
+/// [`Error::Driver`], if there is not enough memory or the driver fails.
+pub fn copy_rate(stream: &Stream) -> Result<Option<f64>> {
+    const BYTES: usize = 1 << 30;
+    if stream.device().info().driver == "emu" {
+        return Ok(None);
+    }
+    let from = stream.alloc_zeroed::<u8>(BYTES)?;
+    let mut to = stream.alloc_zeroed::<u8>(BYTES)?;
+    let mut copy = || {
+        let start = stream.record()?;
+        stream.copy(&from, &mut to)?;
+        stream.record()?.elapsed_since(&start)
+    };
+    for _ in 0..10 {
+        copy()?;
+    }
+    let us = (0..50).map(|_| Ok(copy()?.as_secs_f64() * 1e6)).collect::<Result<_>>()?;
+    Ok(Some(2.0 * BYTES as f64 / (Times::of(us).median * 1e-6)))
+}
+
+/// Published operations a second of a part's matrix units, dense, for products of these elements: no kernel measures them.
+/// None for a part that is not listed.
+pub fn published_matrix_rate(name: &str, dtype: DType) -> Option<f64> {
+    // Of bf16 and of 8 bits, in TFLOP/s. Sources: the parts' data sheets.
+    const RATES: [(&str, f64, f64); 6] = [
+        ("H100 80GB HBM3", 989.0, 1979.0),
+        ("H200", 989.0, 1979.0),
+        ("MI300X", 1307.0, 2615.0),
+        ("MI325X", 1307.0, 2615.0),
+        ("MI350X", 2307.0, 4614.0),
+        ("MI355X", 2517.0, 5033.0),
+    ];
+    let (_, half, byte) = RATES.iter().find(|(part, ..)| name.ends_with(part))?;
+    match dtype {
+        DType::Bf16 | DType::F16 => Some(half * 1e12),
+        DType::I8 | DType::U8 | DType::Fp8E4M3 | DType::Fp8E4M3Fnuz => Some(byte * 1e12),
+        _ => None,
+    }
+}
+
+/// What an error of the operator says of a call: that this device does not serve it.
+pub fn unserved<T>(result: &Result<T>) -> bool {
+    matches!(result, Err(Error::Unsupported { .. }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_the_median_and_the_tenths() {
+        let times = Times::of((0..=100).rev().map(f64::from).collect());
+        assert_eq!(times, Times { median: 50.0, low: 10.0, high: 90.0 });
+        assert_eq!(Times::of(vec![3.0]), Times { median: 3.0, low: 3.0, high: 3.0 });
+    }
+
+    #[test]
+    fn slow_passes_are_repeated_less() {
+        assert_eq!(affordable(Duration::from_millis(1), 100), 100);
+        assert_eq!(affordable(Duration::from_millis(500), 100), 20);
+        assert_eq!(affordable(Duration::from_secs(60), 100), 10);
+        assert_eq!(affordable(Duration::ZERO, 0), 1);
+        assert_eq!(affordable(Duration::from_secs(60), 1), 1);
+    }
+
+    #[test]
+    fn rates_are_those_of_the_part() {
+        let rate = |name, dtype| published_matrix_rate(name, dtype).map(|r| r / 1e12);
+        assert_eq!(rate("NVIDIA H200", DType::Bf16), Some(989.0));
+        assert_eq!(rate("NVIDIA H100 80GB HBM3", DType::Fp8E4M3), Some(1979.0));
+        assert_eq!(rate("AMD Instinct MI355X", DType::I8), Some(5033.0));
+        // Parts of the same generation with other rates.
+        assert_eq!(rate("NVIDIA H200 NVL", DType::Bf16), None);
+        assert_eq!(rate("NVIDIA H100 PCIe", DType::Bf16), None);
+        assert_eq!(rate("NVIDIA H20", DType::Bf16), None);
+        assert_eq!(rate("NVIDIA H200", DType::F32), None);
+    }
+}
