@@ -474,7 +474,8 @@ mod tests {
                 let config = GemmConfig { tile, splits, group: 1 };
                 let one = job(Precision::Bf16, 3072, None).time(config);
                 let two = job(Precision::Bf16, 2048, of(Precision::Bf16, 1024)).time(config);
-                assert!((one - two).abs() < 1e-6 * one, "{config:?}: {one} {two}");
+                // But each reads rows of its own.
+                assert!(two > 0.999 * one && two < 1.02 * one, "{config:?}: {one} {two}");
                 // Codes are half as long.
                 let codes = job(Precision::Fp8, 2048, of(Precision::Fp8, 1024)).time(config);
                 let mixed = job(Precision::Fp8, 2048, of(Precision::Bf16, 1024)).time(config);
