@@ -183,7 +183,7 @@ fn planes<T: By<T>>() {
     for gpu in devices::<T, T>() {
         for tile in [GemmTile::T64x64, GemmTile::S32x32, GemmTile::Elements] {
             let options = GemmOptions { activation: None, config: config(tile, 1), skip_reduce: true };
-            let mut y = gpu.poisoned::<f32>(Place::rows(&[parts, 18, 37], 37 + 3));
+            let mut y = gpu.poisoned::<f32>(Place::rows([parts, 18, 37], 37 + 3));
             case.run_to(&gpu, options, 0, &mut y).unwrap();
             let got = gpu.download(&y);
             gpu.assert_guards(&y);
