@@ -194,9 +194,10 @@ fn loads_are_in_flight_until_they_are_waited_for() {
 fn waits_between_matrix_instructions_that_leave_no_load_are_drains() {
     let load = "global_load_dwordx4 v[4:7], v1, s[4:5]";
     let store = "global_store_dword v1, v3, s[4:5] offset:2048";
+    let masked = "s_mov_b64 exec, 0\n  global_load_dword v8, v2, s[4:5]\n  s_mov_b64 exec, -1";
     let mma = "v_mfma_f32_16x16x16_bf16 v[12:15], v[2:3], v[2:3], v[12:15]";
     let (all, but_one) = ("s_waitcnt vmcnt(0)", "s_waitcnt vmcnt(1)");
-    let cases: [(&[&str], u64); 9] = [
+    let cases: [(&[&str], u64); 10] = [
         (&[load, all, mma], 0),
         (&[mma, load, all], 0),
         (&[mma, load, all, mma], 1),
@@ -205,6 +206,8 @@ fn waits_between_matrix_instructions_that_leave_no_load_are_drains() {
         (&[mma, load, all, load, all, mma], 2),
         (&[mma, load, load, but_one, mma, all, mma], 1),
         (&[load, mma, load, but_one, mma, but_one, mma], 0),
+        // Also a load that reads nothing, as past the end of K.
+        (&[mma, load, masked, but_one, mma], 0),
         // A store keeps no load waiting, and a load before it has come back.
         (&[mma, store, all, mma, load, store, but_one, mma], 1),
     ];

@@ -456,4 +456,31 @@ mod tests {
         choose(1, usize::MAX, usize::MAX, true);
         choose(0, 0, 0, true);
     }
+
+    #[test]
+    fn two_products_of_a_launch_take_as_long_as_one_of_their_columns() {
+        let device = Device::open("emu:gfx942").unwrap();
+        let job = |precision, n, second| Job {
+            info: device.info(),
+            precision,
+            sizes: [1, 48, n, 7168],
+            vectors: true,
+            most_splits: 32,
+            second,
+        };
+        let of = |precision, n| Some(Second { precision, n });
+        for tile in [GemmTile::T64x64, GemmTile::S64x32] {
+            for splits in [1, 3] {
+                let config = GemmConfig { tile, splits, group: 1 };
+                let one = job(Precision::Bf16, 3072, None).time(config);
+                let two = job(Precision::Bf16, 2048, of(Precision::Bf16, 1024)).time(config);
+                // But each reads rows of its own.
+                assert!(two > 0.999 * one && two < 1.02 * one, "{config:?}: {one} {two}");
+                // Codes are half as long.
+                let codes = job(Precision::Fp8, 2048, of(Precision::Fp8, 1024)).time(config);
+                let mixed = job(Precision::Fp8, 2048, of(Precision::Bf16, 1024)).time(config);
+                assert!(codes < mixed && mixed <= two, "{config:?}: {codes} {mixed} {two}");
+            }
+        }
+    }
 }

@@ -25,12 +25,23 @@ pub(crate) struct Counts {
     lines_in_flight: u64,
 }
 
+/// A vector memory instruction.
+#[derive(Clone, Copy)]
+struct Issued {
+    /// That it reads; none if it writes.
+    lines: u64,
+    /// Whatever it reads, perhaps nothing.
+    load: bool,
+}
+
 /// The vector memory instructions of a wave that may not have come back.
 #[derive(Clone, Default)]
 pub(crate) struct Outstanding {
-    /// Lines that each reads, in the order of issue; none if it writes.
-    lines: VecDeque<u64>,
-    sum: u64,
+    /// In the order of issue.
+    issued: VecDeque<Issued>,
+    /// Lines of all of them, and how many are loads.
+    lines: u64,
+    loads: usize,
     peak: u64,
     /// A matrix instruction has come before.
     multiplied: bool,
@@ -44,16 +55,20 @@ const VMCNT: usize = 63;
 impl Outstanding {
     /// All but the last `n` have come back.
     fn wait(&mut self, n: usize) {
-        let done = self.lines.len().saturating_sub(n);
-        self.sum -= self.lines.drain(..done).sum::<u64>();
+        let done = self.issued.len().saturating_sub(n);
+        for Issued { lines, load } in self.issued.drain(..done) {
+            self.lines -= lines;
+            self.loads -= usize::from(load);
+        }
     }
 
     /// Gives by how much there are more than ever.
-    fn issue(&mut self, lines: u64) -> u64 {
+    fn issue(&mut self, issued: Issued) -> u64 {
         self.wait(VMCNT - 1);
-        self.lines.push_back(lines);
-        self.sum += lines;
-        let more = self.sum.saturating_sub(self.peak);
+        self.issued.push_back(issued);
+        self.lines += issued.lines;
+        self.loads += usize::from(issued.load);
+        let more = self.lines.saturating_sub(self.peak);
         self.peak += more;
         more
     }
@@ -72,13 +87,16 @@ impl Counts {
         let lines = self.access(step.u.index, step.accesses);
         match step.effects.kind {
             Kind::Wait => {
-                let had = wave.sum;
+                let had = wave.loads;
                 wave.wait(waits::counts(step.inst.imm)[0]);
-                if wave.multiplied && had > 0 && wave.sum == 0 {
+                if wave.multiplied && had > 0 && wave.loads == 0 {
                     wave.drains.push(step.u.index);
                 }
             }
-            Kind::Vector | Kind::Flat => self.lines_in_flight += wave.issue(lines),
+            Kind::Vector | Kind::Flat => {
+                let load = step.inst.op.info().name.contains("_LOAD");
+                self.lines_in_flight += wave.issue(Issued { lines, load });
+            }
             Kind::None if step.inst.op.is_mfma() => {
                 wave.multiplied = true;
                 for index in wave.drains.drain(..) {
