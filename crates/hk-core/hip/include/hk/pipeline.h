@@ -250,6 +250,14 @@ HK_FN void wait_loads() {
 }
 #endif
 
+/// Waits for all loads to registers, as the compiler sees.
+HK_FN void wait_known_loads() {
+#if defined(HK_AMD)
+    constexpr int kNoLoads = 0x0f70;  // vmcnt(0), any number of other operations
+    __builtin_amdgcn_s_waitcnt(kNoLoads);
+#endif
+}
+
 /// Nothing beside the tiles.
 struct NoWords {
     struct Tile {
