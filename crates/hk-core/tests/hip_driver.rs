@@ -92,6 +92,20 @@ fn child_uses_everything() {
     assert_eq!(stream.download(&y).unwrap(), [1.5; 3]);
     stream.copy(&x, &mut y).unwrap();
     assert_eq!(stream.download(&y).unwrap(), [1.0, 2.0, 3.0]);
+    let mut z = stream.alloc_zeroed::<f32>(3).unwrap();
+    let graph = stream.capture(|| stream.copy(&x, &mut z)).unwrap();
+    assert_eq!(stream.download(&z).unwrap(), [0.0; 3]);
+    // SAFETY: x and z are alive, and nothing else uses them.
+    unsafe { graph.launch(&stream) }.unwrap();
+    assert_eq!(stream.download(&z).unwrap(), [1.0, 2.0, 3.0]);
+    let mut host = device.alloc_host::<f32>(3).unwrap();
+    assert_eq!(host.elements().unwrap(), [0.0; 3]);
+    host.elements().unwrap().copy_from_slice(&[4.0, 5.0, 6.0]);
+    stream.write_async(&mut z, &mut host).unwrap();
+    host.elements().unwrap().fill(0.0);
+    stream.read_async(&z, &mut host).unwrap();
+    assert_eq!(host.elements().unwrap(), [4.0, 5.0, 6.0]);
+
     let mut wide = stream.alloc_zeroed::<i64>(3).unwrap();
     stream.fill(&mut wide, -2).unwrap();
     assert_eq!(stream.download(&wide).unwrap(), [-2; 3]);
