@@ -23,13 +23,12 @@ const KEPT: usize = 16;
 /// The flags that decide what is generated: the same for every compiler, and free of paths.
 ///
 /// Contraction of `a * b + c` is the same on all targets, so that results agree. Line tables name the source in the
-/// emulator's reports. No header but the compiler's own is reachable: kernels build alike on every machine.
+/// emulator's reports; PTX, of which they are most, has none. No header but the compiler's own is reachable: kernels build alike on every machine.
 pub fn compile_flags(arch: Arch) -> Vec<String> {
     let common = [
         "-std=c++20",
         "-O3",
         "-ffp-contract=fast-honor-pragmas",
-        "-gline-tables-only",
         "-nostdinc++",
         "-nostdlibinc",
         "-Wall",
@@ -42,7 +41,11 @@ pub fn compile_flags(arch: Arch) -> Vec<String> {
     flags.extend(common.map(String::from));
     if arch.is_amd() {
         // Without it the object holds a hash of the source's absolute path.
-        flags.extend(["-fuse-cuid=none".into(), format!("--offload-arch={arch}")]);
+        flags.extend([
+            "-fuse-cuid=none".into(),
+            format!("--offload-arch={arch}"),
+            "-gline-tables-only".into(),
+        ]);
     } else {
         flags.push(format!("--cuda-gpu-arch={arch}"));
     }
