@@ -26,7 +26,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import operators  # noqa: E402
 import timing  # noqa: E402
 
-COLUMNS = ["operator", "case", "dtype", "peer", "device_us", "cached_us", "host_us", "method"]
+COLUMNS = ["operator", "case", "dtype", "peer", "device_us", "cached_us", "launch_us", "host_us", "method"]
 
 
 def arguments():

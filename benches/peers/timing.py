@@ -111,7 +111,7 @@ def affordable(seconds, wanted):
 
 
 def with_host(calls, passes=5):
-    """Median microseconds of a call on the host's clock, each launched by itself."""
+    """Median microseconds of a call on the host's clock, each launched by itself: until queued, and until done."""
     sync()
     start = time.perf_counter()
     calls[0]()
@@ -123,9 +123,10 @@ def with_host(calls, passes=5):
         start = time.perf_counter()
         for i in range(n):
             calls[i % len(calls)]()
+        queued = time.perf_counter() - start
         sync()
-        times.append((time.perf_counter() - start) * 1e6 / n)
-    return statistics.median(times)
+        times.append((queued * 1e6 / n, (time.perf_counter() - start) * 1e6 / n))
+    return (statistics.median(column) for column in zip(*times))
 
 
 def sync():
@@ -140,8 +141,8 @@ def measure(function, operands, samples):
     del result
     calls = [lambda o=o: function(**o) for o in copies_of(operands, moved)]
     device_us, method = sample(calls, samples, keep=True)
-    host_us = with_host(calls)
+    launch_us, host_us = with_host(calls)
     first = calls[0]
     del calls
     cached_us, _ = sample([first] * CACHED_CALLS, samples, keep=False)
-    return {"device_us": device_us, "cached_us": cached_us, "host_us": host_us, "method": method}
+    return {"device_us": device_us, "cached_us": cached_us, "launch_us": launch_us, "host_us": host_us, "method": method}

@@ -114,7 +114,7 @@ pub(crate) fn test(args: &TestArgs) -> Result {
     }
     command.args(args.filter.as_deref());
     command.env("HIP_PATH", &dir).env("LD_LIBRARY_PATH", search_path(&dir.join("lib"))?);
-    command.env("HK_EMU_ARCH", "gfx942,gfx950").env("HK_TEST_DEVICES", "hip:0,hip:1");
+    command.env("HK_EMU_ARCH", "gfx942,gfx950").env("HK_TEST_DEVICES", "emu:gfx942,emu:gfx950,hip:0,hip:1");
     command.env("HK_CASES", args.cases.to_string());
     execute(&mut command)
 }

@@ -317,7 +317,7 @@ impl Conv {
         let run = match (self.update, along_channels) {
             (true, _) => tokens,
             (false, true) => {
-                let waves = info.compute_units as usize * WAVES_PER_CU;
+                let waves = info.most_blocks(wave, WAVES_PER_CU);
                 (batches * tokens * abreast).div_ceil(waves).next_multiple_of(AHEAD).clamp(16, 256)
             }
             (false, false) if vectors => v,

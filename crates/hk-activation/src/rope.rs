@@ -283,8 +283,8 @@ pub(crate) fn launch<'a, T: Float, C: RopeElement<T>>(
     let names = if source.is_angles() { &names.angles } else { &names.tables };
     let kernel = stream.kernel(&kernels::ROPE, names[usize::from(!vectors)])?;
     let mut launch = stream.launch(op, &kernel);
-    let units = stream.device().info().compute_units;
-    let (parts, grid) = spread(&mut launch, op, parts, if vectors { vector } else { 1 }, units)?;
+    let info = stream.device().info();
+    let (parts, grid) = spread(&mut launch, op, parts, if vectors { vector } else { 1 }, info)?;
     let params = Params { rope: source.params(&mut launch, rope, tokens_first)?, parts };
     // SAFETY: the kernel reads and writes the columns of each part, whose tensors have one shape, of every token and head;
     // of the tables only rows that it finds to be there, of positions and offsets the tokens, all of which are checked.

@@ -39,9 +39,9 @@ const VARIANTS: [RowVariant; 12] = [
 ];
 /// Longest row that stays in registers.
 pub(crate) const WIDEST: usize = 32768;
-/// Columns of a segment of longer rows, which a block of four waves takes, and how many waves a CU holds.
+/// Columns of a segment of longer rows, which a block takes, its threads, and how many waves a CU holds.
 const SEGMENT: usize = 4096;
-const WAVES: usize = 4;
+const THREADS: usize = 256;
 const WAVES_PER_CU: usize = 16;
 
 static KERNELS: [[&str; VARIANTS.len()]; 3] = row_kernels!(
@@ -148,9 +148,8 @@ pub fn softmax<T: Float, Y: ActivationOutput<T>>(
         return run(&plan.kernel, plan.config, plan.batch, 1);
     }
     let segments = cols.div_ceil(SEGMENT);
-    let most = stream.device().info().compute_units as usize * WAVES_PER_CU / WAVES;
     let units = rows.saturating_mul(segments);
-    let config = LaunchConfig::grid_1d(units.div_ceil(units.div_ceil(most.max(1))));
+    let config = LaunchConfig::grid_1d(stream.device().info().blocks_for(units, THREADS, WAVES_PER_CU));
     let names = LONG_KERNELS[dtype];
     let names = if problem.by_vectors() { [names[0], names[1]] } else { [names[2], names[3]] };
     for name in names {

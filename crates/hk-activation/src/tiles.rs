@@ -148,14 +148,11 @@ impl Tiles {
         shape.tile = tile as u32;
         shape.inv_units = (1.0 / units as f64) as f32;
 
-        // No more waves than keep memory busy, and each with as many tiles as the next, as far as that goes.
         let all = match self.walk {
             Walk::Flat { numel, .. } => (numel / unit).div_ceil(tile),
             Walk::Rows { .. } => rows.saturating_mul(units).div_ceil(tile),
         };
-        let all = all.max(1);
-        let most = info.compute_units as usize * WAVES_PER_CU;
-        let blocks = all.div_ceil(all.div_ceil(most.max(1)));
+        let blocks = info.blocks_for(all, wave, WAVES_PER_CU);
         shape.step_rows = (blocks * tile / units) as u32;
         shape.step_units = (blocks * tile % units) as u32;
         let names = &table.names[float_index(self.dtype)];

@@ -71,13 +71,13 @@ const SELECT: [RowVariant; 8] = [
 ];
 const SELECT_K: usize = 64;
 const SELECT_COLS: usize = 16384;
-/// Columns, or ranks, that a block takes of a row that is split. A block has four waves.
+/// Columns, or ranks, that a block takes of a row that is split.
 const SEGMENT: usize = 4096;
 /// Columns that a block sorts, and sorted lists that it merges.
 const TILE: usize = 2048;
 const FAN: usize = 8;
-/// Threads of the blocks of split rows and of sorts, in waves of an AMD GPU, and how many of these a CU holds.
-const WAVES: usize = 4;
+/// Threads of the blocks of split rows and of sorts, and how many waves a CU holds.
+const THREADS: usize = 256;
 const WAVES_PER_CU: usize = 16;
 
 static LIST_KERNELS: [[&str; 4]; 3] = row_kernels!(
@@ -354,9 +354,8 @@ impl<T: Float, I: TopkIndex> Call<'_, T, I> {
         to: Option<&mut TensorViewMut<i64>>,
     ) -> Result<()> {
         let kernel = self.stream.kernel(objects, name)?;
-        let most = self.stream.device().info().compute_units as usize * WAVES_PER_CU / WAVES;
         let units = self.rows.saturating_mul(params.segments as usize);
-        let blocks = units.div_ceil(units.div_ceil(most.max(1)));
+        let blocks = self.stream.device().info().blocks_for(units, THREADS, WAVES_PER_CU);
         self.launch(&kernel, LaunchConfig::grid_1d(blocks), params, from, to)
     }
 

@@ -345,7 +345,7 @@ impl Jobs {
             op,
             vectors,
             wave: info.wave_size as usize,
-            waves: info.compute_units as usize * WAVES_PER_CU,
+            waves: info.most_blocks(info.wave_size as usize, WAVES_PER_CU),
             jobs: Zeroable::zeroed(),
             count: 0,
             tasks: 0,

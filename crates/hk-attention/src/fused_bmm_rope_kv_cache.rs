@@ -319,7 +319,7 @@ pub fn fused_bmm_rope_kv_cache<
             && product.by_vectors()
             && outputs.nope_zeros.as_ref().is_none_or(|t| t.by_vectors());
         let info = stream.device().info();
-        let blocks = info.compute_units as usize * BLOCKS_PER_CU;
+        let blocks = info.most_blocks(64, BLOCKS_PER_CU);
         let n_tiles = nope.div_ceil(OUTPUTS);
         // Many tokens a block read weights fewer times; not if that leaves the device idle.
         let many = tokens > FEW && q_heads * n_tiles * tokens.div_ceil(MANY) >= info.compute_units as usize;

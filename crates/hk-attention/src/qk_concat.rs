@@ -70,9 +70,8 @@ pub fn qk_cat<'a, T: Element>(
     let vectors = parts.iter().flatten().all(Heads::by_vectors);
     let kernel = stream.kernel(&kernels::QK_CAT, names[usize::from(!vectors)])?;
     let mut launch = stream.launch(OP, &kernel);
-    let (units, columns) =
-        (stream.device().info().compute_units, if vectors { 16 / size_of::<T>() } else { 1 });
-    let (parts, grid) = spread(&mut launch, OP, parts, columns, units)?;
+    let columns = if vectors { 16 / size_of::<T>() } else { 1 };
+    let (parts, grid) = spread(&mut launch, OP, parts, columns, stream.device().info())?;
     // SAFETY: the kernel reads and writes the columns of each part, whose tensors have one shape; the loader matches
     // `CatParams` to the kernel.
     grid.map_or(Ok(()), |grid| unsafe { launch.run(grid, &CatParams { parts }) })
@@ -144,8 +143,8 @@ pub fn qk_rope_cat<'a, T: Float, C: RopeElement<T>>(
     let vectors = source.by_vectors(&rope, vector) && parts.iter().flatten().all(Heads::by_vectors);
     let kernel = stream.kernel(&kernels::QK_ROPE_CAT, names[usize::from(!vectors)])?;
     let mut launch = stream.launch(OP, &kernel);
-    let units = stream.device().info().compute_units;
-    let (parts, grid) = spread(&mut launch, OP, parts, if vectors { vector } else { 1 }, units)?;
+    let info = stream.device().info();
+    let (parts, grid) = spread(&mut launch, OP, parts, if vectors { vector } else { 1 }, info)?;
     let params = RopeCatParams { rope: source.params(&mut launch, &rope, false)?, parts };
     // SAFETY: the kernel reads and writes the columns of each part, whose tensors have one shape; of the tables only rows
     // that it finds to be there, of positions and offsets the tokens, all of which are checked. The loader matches

@@ -74,6 +74,27 @@ pub struct DeviceInfo {
     pub driver: &'static str,
 }
 
+impl DeviceInfo {
+    /// Blocks of a kernel whose blocks go on to further tasks, at most. `waves_per_cu`: waves of 64 lanes that a CU needs to keep
+    /// its memory busy.
+    ///
+    /// On AMD GPUs those waves: more only cost their launch. An SM of an NVIDIA GPU does better with blocks that come and go
+    /// than with blocks that stay, so there it is eight times as many.
+    pub fn most_blocks(&self, threads: usize, waves_per_cu: usize) -> usize {
+        let rounds = if self.arch.is_amd() { 1 } else { 8 };
+        (rounds * self.compute_units as usize * waves_per_cu).div_ceil(threads.div_ceil(64)).max(1)
+    }
+
+    /// Blocks for so many tasks, where beginning one costs a block nothing that another could use: on AMD GPUs as
+    /// [`most_blocks`](Self::most_blocks), each with as many tasks as the next, as far as that goes; on NVIDIA GPUs one for
+    /// each task.
+    pub fn blocks_for(&self, tasks: usize, threads: usize, waves_per_cu: usize) -> usize {
+        let tasks = tasks.max(1);
+        let most = if self.arch.is_amd() { self.most_blocks(threads, waves_per_cu) } else { tasks };
+        tasks.div_ceil(tasks.div_ceil(most))
+    }
+}
+
 /// The environment variable that [`Device::open_default`] looks at.
 const HK_DEVICE: &str = "HK_DEVICE";
 

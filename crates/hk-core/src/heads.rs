@@ -2,7 +2,7 @@
 //! a grid. The device's side is `hk/heads.h`.
 
 use crate::tensor::{TensorView, TensorViewMut};
-use crate::{Element, Error, GlobalLayout, Launch, LaunchConfig, Result};
+use crate::{DeviceInfo, Element, Error, GlobalLayout, Launch, LaunchConfig, Result};
 use bytemuck::{Pod, Zeroable};
 
 /// What happens to the columns of a part.
@@ -58,9 +58,9 @@ const _: () = assert!(size_of::<HeadsPart>() == 2 * size_of::<GlobalLayout>() + 
 /// Threads of a block, `hk::kHeadsThreads`.
 const THREADS: usize = 256;
 
-/// Blocks that a CU needs for enough bytes in flight to cover the latency of memory, about 32 KiB: 8 waves, each lane with
-/// four accesses of 16 bytes. More of them only cost their launch, since each one walks over tokens.
-const BLOCKS_PER_CU: usize = 2;
+/// Waves that a CU needs for enough bytes in flight to cover the latency of memory, about 32 KiB, each lane with four accesses
+/// of 16 bytes.
+const WAVES_PER_CU: usize = 8;
 
 /// Heads that a group takes of a token, at most: enough that finding the factors of the token is a small part of the work.
 const MOST_HEADS: usize = 16;
@@ -99,7 +99,7 @@ pub fn spread<'a, T: Element, const N: usize>(
     op: &'static str,
     mut parts: [Option<Heads<'a, T>>; N],
     columns: usize,
-    compute_units: u32,
+    info: &DeviceInfo,
 ) -> Result<([HeadsPart; N], Option<LaunchConfig>)> {
     let mut split = [Split::default(); N];
     let mut tokens_of_batch = 1;
@@ -114,7 +114,7 @@ pub fn spread<'a, T: Element, const N: usize>(
         tokens_of_batch = tokens.max(1);
         *split = Split::new(all, heads, part.columns().div_ceil(2 * columns));
     }
-    let grid = Split::plan(&mut split, compute_units as usize * BLOCKS_PER_CU);
+    let grid = Split::plan(&mut split, info.most_blocks(THREADS, WAVES_PER_CU));
 
     let mut out = [HeadsPart::zeroed(); N];
     for ((out, part), split) in out.iter_mut().zip(&mut parts).zip(split) {
@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     fn plan<const N: usize>(mut parts: [Split; N]) -> ([Split; N], usize) {
-        let blocks = Split::plan(&mut parts, 304 * BLOCKS_PER_CU);
+        let blocks = Split::plan(&mut parts, 304 * 2);
         (parts, blocks)
     }
 

@@ -189,8 +189,9 @@ impl<'a> Launch<'a> {
         let mut grid = [0; 3];
         for i in 0..3 {
             let resource = ["blocks in x", "blocks in y", "blocks in z"][i];
-            // The dispatch packet counts threads along each axis in 32 bits.
-            let limit = info.max_grid[i].min(u32::MAX / block[i]);
+            // The dispatch packet of AMD GPUs counts threads along each axis in 32 bits.
+            let most = if info.arch.is_amd() { u32::MAX / block[i] } else { u32::MAX };
+            let limit = info.max_grid[i].min(most);
             grid[i] = match u32::try_from(config.grid[i]) {
                 Ok(0) => {
                     return Err(Error::argument(

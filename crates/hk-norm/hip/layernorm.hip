@@ -13,9 +13,8 @@
 // and near where they are far from zero; the variance is that of distances, never E[s^2] - mean^2 of the values.
 //
 // How the work is split
-//   As rms_rows.h: `Lanes` lanes hold a row in registers, a wave has kWaveSize / Lanes rows side by side, a row of more
-//   lanes than a wave is one block, blocks step through the matrix with weights and biases kept in registers. Those
-//   want twice the registers, so a lane has at most 32 columns. A row too long for registers is walked three times by one
+//   As rms_rows.h: `Lanes` lanes hold a row in registers, rows on lanes as hk/rows.h has it, blocks step through the matrix
+//   with weights and biases kept in registers. Those want twice the registers, so a lane has at most 32 columns. A row too long for registers is walked three times by one
 //   block, each tile summed by itself first. The order of sums depends on the row's length alone.
 // Floor
 //   Memory: rows * cols * 2 * sizeof(T) + 2 * cols * sizeof(w), with a residual twice that. In VALU instructions a 16-byte
@@ -111,9 +110,9 @@ HK_FN void rows_in_registers(const Params &p) {
 
     const Block block;
     const u32 cols = p.x.cols();
-    const RowF w = hk::load_vector<kAccess, RowT>(p.weight, p.weight_is_f32, 1.0f, block.column(), cols);
-    const RowF b = hk::load_vector<kAccess, RowT>(p.bias, p.bias_is_f32, -0.0f, block.column(), cols);
-    hk::GroupReducer<Block::kThreads, Lanes> group;
+    const hk::RowVector<kAccess, RowT> weight(p.weight, p.weight_is_f32, 1.0f, block.column(), cols);
+    const hk::RowVector<kAccess, RowT> bias(p.bias, p.bias_is_f32, -0.0f, block.column(), cols);
+    hk::GroupReducer<Block::kThreads, Block::kLanes> group;
 
     hk::for_row_batches<Block::kAlone>(p.x.rows(), cols, block.column(), p.batch, [&](const RowBatch &batch) {
         RowF s[Rows];
@@ -134,6 +133,7 @@ HK_FN void rows_in_registers(const Params &p) {
             mean[r] += correction;
             s[r] = (s[r] + -correction) * rstd[r];
         }
+        const RowF w = weight.get(), b = bias.get();
 #pragma unroll
         for (int r = 0; r < Rows; ++r) block.store(hk::narrow<T>(hk::fma(s[r], w, b)), p.y, batch, r);
         if (p.mean.present()) block.store_per_row(mean, p.mean, batch);
@@ -150,7 +150,7 @@ HK_FN void rows_in_tiles(const Params &p) {
 
     const Block block;
     const u32 cols = p.x.cols();
-    hk::GroupReducer<Lanes, Lanes> group;
+    hk::GroupReducer<Block::kThreads, Block::kThreads> group;
 
     for (u64 row = hk::block_x(); row < p.x.rows(); row += hk::grid_x()) {
         float total = 0.0f;

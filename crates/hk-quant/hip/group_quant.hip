@@ -47,7 +47,7 @@ template <Access kAccess, class T, int Lanes, int Chunks, int Rows>
 HK_FN void group_quant(const Params &p) {
     constexpr int kN = quant::kChunk<T>;
     constexpr bool kAlone = Lanes == hk::kWaveSize;
-    constexpr u32 kAbreast = hk::kWaveSize / Lanes;
+    constexpr u32 kAbreast = kAlone ? 1 : hk::row_threads(Lanes) / Lanes;
     using RowT = hk::Row<T, Lanes, kN, Chunks>;
     const u32 side = hk::thread_x() / Lanes, column = hk::thread_x() % Lanes * kN;
 
@@ -95,9 +95,9 @@ HK_FN void group_quant(const Params &p) {
 // Entry points of one dtype, one per row of `launch_tiles::variants`. Name = op, dtype, widest row, access if it is by
 // elements.
 #define ENTRIES(T)                                                                                               \
-    HK_ENTRY(group_quant_##T##_128, hk::kWaveSize, group_quant<Access::Vectors, hk::T, 128 / quant::kChunk<hk::T>, 1, 2>)      \
+    HK_ENTRY(group_quant_##T##_128, hk::row_threads(1), group_quant<Access::Vectors, hk::T, 128 / quant::kChunk<hk::T>, 1, 2>)      \
     HK_ENTRY(group_quant_##T##_long, hk::kWaveSize, group_quant<Access::Vectors, hk::T, hk::kWaveSize, 2, 1>)                  \
-    HK_ENTRY(group_quant_##T##_128_elements, hk::kWaveSize, group_quant<Access::Elements, hk::T, 128 / quant::kChunk<hk::T>, 1, 1>) \
+    HK_ENTRY(group_quant_##T##_128_elements, hk::row_threads(1), group_quant<Access::Elements, hk::T, 128 / quant::kChunk<hk::T>, 1, 1>) \
     HK_ENTRY(group_quant_##T##_long_elements, hk::kWaveSize, group_quant<Access::Elements, hk::T, hk::kWaveSize, 1, 1>)
 
 ENTRIES(bf16)

@@ -57,8 +57,9 @@ HK_FN void mx_quant(const Params &p) {
         });
     });
     if (p.shuffled) {
-        mx::write_padding(p.scale.row<u8>(0), p.x.rows(), blocks, u64(hk::block_x()) * hk::kWaveSize + hk::thread_x(),
-                          u64(hk::grid_x()) * hk::kWaveSize);
+        constexpr u64 kThreads = kAlone ? hk::kWaveSize : hk::row_threads(Lanes);
+        mx::write_padding(p.scale.row<u8>(0), p.x.rows(), blocks, hk::block_x() * kThreads + hk::thread_x(),
+                          hk::grid_x() * kThreads);
     }
 }
 }  // namespace
@@ -66,9 +67,9 @@ HK_FN void mx_quant(const Params &p) {
 // Entry points of one dtype, one per row of `launch_tiles::variants`. Name = op, dtype, widest row, access if it is by
 // elements.
 #define ENTRIES(T)                                                                                                   \
-    HK_ENTRY(mx_quant_##T##_128, hk::kWaveSize, mx_quant<Access::Vectors, hk::T, 128 / mx::kBlock>)            \
+    HK_ENTRY(mx_quant_##T##_128, hk::row_threads(1), mx_quant<Access::Vectors, hk::T, 128 / mx::kBlock>)            \
     HK_ENTRY(mx_quant_##T##_long, hk::kWaveSize, mx_quant<Access::Vectors, hk::T, hk::kWaveSize>)              \
-    HK_ENTRY(mx_quant_##T##_128_elements, hk::kWaveSize, mx_quant<Access::Elements, hk::T, 128 / mx::kBlock>)  \
+    HK_ENTRY(mx_quant_##T##_128_elements, hk::row_threads(1), mx_quant<Access::Elements, hk::T, 128 / mx::kBlock>)  \
     HK_ENTRY(mx_quant_##T##_long_elements, hk::kWaveSize, mx_quant<Access::Elements, hk::T, hk::kWaveSize>)
 
 ENTRIES(bf16)

@@ -9,8 +9,7 @@
 //
 // How the work is split
 //   As in hk-norm, so that sums have the same order: `Lanes` lanes hold a row in registers, so it is read once; chunks of 16
-//   bytes go round the lanes in turn. A wave works on kWaveSize / Lanes rows side by side; a row of more lanes than a wave
-//   is one block. Blocks step through the matrix with the weights kept in registers. A row too long for registers is walked
+//   bytes go round the lanes in turn. Rows on lanes as hk/rows.h has it. Blocks step through the matrix with the weights kept in registers. A row too long for registers is walked
 //   twice by one block, three times where its scale is not known before.
 //   A lane's 8 bf16 become 8 bytes of fp8: those of a wave lie side by side.
 #pragma once
@@ -74,11 +73,13 @@ HK_FN void rows_in_registers(const Params &params) {
     const Block block;
     const u32 cols = p.x.cols();
     // Of more columns the weights would leave room for one wave a SIMD; they come from the cache for each row.
-    constexpr bool kKeepWeights = ColsPerLane <= 32;
-    const auto weights = [&] { return p.norm.template weights<kAccess, RowT>(p.weight, block.column(), cols); };
-    RowF w;
-    if constexpr (kKeepWeights) w = weights();
-    hk::GroupReducer<Block::kThreads, Lanes> group;
+    constexpr bool kKeepWeights = RowT::kCols / Block::kLanes <= 32;
+    const auto load_weights = [&] { return p.norm.template row_weights<kAccess, RowT>(p.weight, block.column(), cols); };
+    const auto weights = [&] {
+        if constexpr (kKeepWeights) return [kept = load_weights()] { return kept.get(); };
+        else return [&] { return load_weights().get(); };
+    }();
+    hk::GroupReducer<Block::kThreads, Block::kLanes> group;
     Quantizer<Block, Params> quantizer(params, block);
 
     hk::for_row_batches<Block::kAlone>(p.x.rows(), cols, block.column(), p.batch, [&](const RowBatch &batch) {
@@ -89,10 +90,7 @@ HK_FN void rows_in_registers(const Params &params) {
         hk::SumSq sum_sq;
         sum_sq.add(y[0]);
         // As hk-norm multiplies: first by the root, then by the weight.
-        y[0] = y[0] * p.norm.rstd(group.sum(sum_sq.total())) * [&] {
-            if constexpr (kKeepWeights) return w;
-            else return weights();
-        }();
+        y[0] = y[0] * p.norm.rstd(group.sum(sum_sq.total())) * weights();
         finish<true>(block, y, p, batch);
         if (params_now.q.present()) {
             quantizer.observe(params_now, y[0], batch);
@@ -113,7 +111,7 @@ HK_FN void rows_in_tiles(const Params &params) {
     const NormParams &p = params.head;
     const Block block;
     const u32 cols = p.x.cols();
-    hk::GroupReducer<Lanes, Lanes> group;
+    hk::GroupReducer<Block::kThreads, Block::kThreads> group;
     Quantizer<Block, Params> quantizer(params, block);
 
     for (u64 row = hk::block_x(); row < p.x.rows(); row += hk::grid_x()) {
@@ -160,13 +158,13 @@ HK_FN void rows_in_tiles(const Params &params) {
              norm_quant::rows_in_registers<Quantizer, hk::Access::Vectors, hk::T, 16, 32>)                                    \
     HK_ENTRY(op##_##T##_2048, hk::row_threads(64),                                                                            \
              norm_quant::rows_in_registers<Quantizer, hk::Access::Vectors, hk::T, 64, 32>)                                    \
-    HK_ENTRY(op##_##T##_4096, hk::row_threads(64),                                                                            \
+    HK_ENTRY(op##_##T##_4096, hk::row_threads(64, 64),                                                                        \
              norm_quant::rows_in_registers<Quantizer, hk::Access::Vectors, hk::T, 64, 64>)                                    \
-    HK_ENTRY(op##_##T##_6144, hk::row_threads(128),                                                                           \
+    HK_ENTRY(op##_##T##_6144, hk::row_threads(128, 48),                                                                       \
              norm_quant::rows_in_registers<Quantizer, hk::Access::Vectors, hk::T, 128, 48>)                                   \
     HK_ENTRY(op##_##T##_8192, hk::row_threads(256),                                                                           \
              norm_quant::rows_in_registers<Quantizer, hk::Access::Vectors, hk::T, 256, 32>)                                   \
-    HK_ENTRY(op##_##T##_16384, hk::row_threads(256),                                                                          \
+    HK_ENTRY(op##_##T##_16384, hk::row_threads(256, 64),                                                                      \
              norm_quant::rows_in_registers<Quantizer, hk::Access::Vectors, hk::T, 256, 64>)                                   \
     HK_ENTRY(op##_##T##_long, hk::row_threads(256),                                                                           \
              norm_quant::rows_in_tiles<Quantizer, hk::Access::Vectors, hk::T, 256, 16>)                                       \
@@ -174,11 +172,11 @@ HK_FN void rows_in_tiles(const Params &params) {
              norm_quant::rows_in_registers<Quantizer, hk::Access::Elements, hk::T, 8, 8>)                                     \
     HK_ENTRY(op##_##T##_512_elements, hk::row_threads(16),                                                                    \
              norm_quant::rows_in_registers<Quantizer, hk::Access::Elements, hk::T, 16, 32>)                                   \
-    HK_ENTRY(op##_##T##_4096_elements, hk::row_threads(64),                                                                   \
+    HK_ENTRY(op##_##T##_4096_elements, hk::row_threads(64, 64),                                                               \
              norm_quant::rows_in_registers<Quantizer, hk::Access::Elements, hk::T, 64, 64>)                                   \
-    HK_ENTRY(op##_##T##_6144_elements, hk::row_threads(128),                                                                  \
+    HK_ENTRY(op##_##T##_6144_elements, hk::row_threads(128, 48),                                                              \
              norm_quant::rows_in_registers<Quantizer, hk::Access::Elements, hk::T, 128, 48>)                                  \
-    HK_ENTRY(op##_##T##_16384_elements, hk::row_threads(256),                                                                 \
+    HK_ENTRY(op##_##T##_16384_elements, hk::row_threads(256, 64),                                                             \
              norm_quant::rows_in_registers<Quantizer, hk::Access::Elements, hk::T, 256, 64>)                                  \
     HK_ENTRY(op##_##T##_long_elements, hk::row_threads(256),                                                                  \
              norm_quant::rows_in_tiles<Quantizer, hk::Access::Elements, hk::T, 256, 16>)

@@ -44,7 +44,7 @@ HK_FN void clear(const Params &p) {
 template <Access kAccess, class T, int Lanes, int Chunks, int Rows>
 HK_FN void gather(const Params &p) {
     constexpr bool kAlone = Lanes == hk::kWaveSize;
-    constexpr u32 kAbreast = hk::kWaveSize / Lanes;
+    constexpr u32 kAbreast = kAlone ? 1 : hk::row_threads(Lanes) / Lanes;
     using RowT = hk::Row<T, Lanes, quant::kChunk<T>, Chunks>;
     const u32 side = hk::thread_x() / Lanes, column = hk::thread_x() % Lanes * quant::kChunk<T>;
     u32 top = hk::FiniteMax::kZero;
@@ -56,19 +56,19 @@ HK_FN void gather(const Params &p) {
         for (int r = 0; r < Rows; ++r) top = hk::MaxBits{}(top, quant::finite_max(hk::widen(x[r])));
     });
     top = hk::group_reduce<hk::kWaveSize>(top, hk::MaxBits{});
-    if (hk::thread_x() == 0) hk::atomic_max(p.scale.row<u32>(0), gathered_scale(top, p.format.qmax));
+    if (hk::lane_id() == 0) hk::atomic_max(p.scale.row<u32>(0), gathered_scale(top, p.format.qmax));
 }
 
 template <Access kAccess, class T, int Lanes, int Chunks, int Rows>
 HK_FN void encode(const Params &p) {
     constexpr bool kAlone = Lanes == hk::kWaveSize;
-    constexpr u32 kAbreast = hk::kWaveSize / Lanes;
+    constexpr u32 kAbreast = kAlone ? 1 : hk::row_threads(Lanes) / Lanes;
     using RowT = hk::Row<T, Lanes, quant::kChunk<T>, Chunks>;
     using RowF = typename RowT::template With<float>;
     const u32 side = hk::thread_x() / Lanes, column = hk::thread_x() % Lanes * quant::kChunk<T>;
 
     u32 bits = 0;
-    if (hk::thread_x() == 0) bits = hk::atomic_load(p.scale.row<u32>(0));
+    if (hk::lane_id() == 0) bits = hk::atomic_load(p.scale.row<u32>(0));
     float scale = __builtin_bit_cast(float, hk::broadcast(bits, 0));
     if (p.dynamic && scale == 0.0f) {
         // Blocks that come later find either number, which mean the same.
@@ -107,9 +107,9 @@ HK_FN void encode(const Params &p) {
 // Entry points of one dtype, one per row of `VARIANTS` in src/per_tensor.rs. Name = op, dtype, widest row, access if it
 // is by elements.
 #define ENTRIES(op, body, T)                                                                                     \
-    HK_ENTRY(op##_##T##_128, hk::kWaveSize, body<Access::Vectors, hk::T, 128 / quant::kChunk<hk::T>, 1, 2>)      \
+    HK_ENTRY(op##_##T##_128, hk::row_threads(1), body<Access::Vectors, hk::T, 128 / quant::kChunk<hk::T>, 1, 2>)      \
     HK_ENTRY(op##_##T##_long, hk::kWaveSize, body<Access::Vectors, hk::T, hk::kWaveSize, 2, 1>)                  \
-    HK_ENTRY(op##_##T##_128_elements, hk::kWaveSize, body<Access::Elements, hk::T, 128 / quant::kChunk<hk::T>, 1, 1>) \
+    HK_ENTRY(op##_##T##_128_elements, hk::row_threads(1), body<Access::Elements, hk::T, 128 / quant::kChunk<hk::T>, 1, 1>) \
     HK_ENTRY(op##_##T##_long_elements, hk::kWaveSize, body<Access::Elements, hk::T, hk::kWaveSize, 1, 1>)
 
 HK_ENTRY(per_tensor_clear, hk::kWaveSize, clear)

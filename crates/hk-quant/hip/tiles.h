@@ -52,7 +52,7 @@ HK_FN void for_row_tiles(u64 rows, u32 tiles, F f) {
 }
 
 /// Elementwise work. Rows of up to Lanes * kChunk columns, if Lanes are fewer than a wave's, go side by side: `f` gets
-/// batches of kWaveSize / Lanes * Rows rows. Longer ones are cut into tiles of kTile columns, of which each wave takes
+/// batches of 64 / Lanes * Rows rows. Longer ones are cut into tiles of kTile columns, of which each wave takes
 /// every grid_x()-th of the matrix: `f` gets a batch of one row that begins at this lane's first column of the tile.
 template <int Lanes, int kTile, class F>
 HK_FN void for_tiles(u32 rows, u32 cols, u32 column, u32 batch_rows, F f) {

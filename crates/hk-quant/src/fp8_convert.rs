@@ -20,8 +20,8 @@ struct Params {
     pad: u32,
 }
 
-/// Columns of a tile, `RowT::kCols`.
-const TILE: usize = 4096;
+/// Columns of a lane's part of a tile, `RowT::kCols / kWaveSize`.
+const LANE_COLUMNS: usize = 64;
 
 fn convert<A: Element, B: Element>(
     op: &'static str,
@@ -57,7 +57,8 @@ fn convert<A: Element, B: Element>(
         to_fnuz: (B::DTYPE == DType::Fp8E4M3Fnuz).into(),
         pad: 0,
     };
-    let grid = grid(stream, tiles(&problem, TILE).max(scales.div_ceil(64)), 16);
+    let wave = stream.device().info().wave_size as usize;
+    let grid = grid(stream, tiles(&problem, wave * LANE_COLUMNS).max(scales.div_ceil(wave)), 16);
     // SAFETY: the checks above make every row of q and out `cols` long and both tensors of scales `scales` long without
     // gaps, which is what the kernel accesses, whatever the grid; the loader matches the parameters to the kernel.
     unsafe { launch.run(grid, &params) }

@@ -52,7 +52,8 @@ impl Spread {
         let variant = &variants[plan.variant];
         if variant.widest == usize::MAX {
             let chunks = if variant.vectors { self.chunks } else { 1 };
-            let tiles = tiles(problem, 64 * self.columns * chunks);
+            let wave = stream.device().info().wave_size as usize;
+            let tiles = tiles(problem, wave * self.columns * chunks);
             plan.config = grid(stream, tiles, variant.waves_per_cu);
         }
         Ok(plan)
@@ -64,10 +65,11 @@ pub fn tiles(problem: &RowProblem, columns: usize) -> usize {
     problem.rows().saturating_mul(problem.cols().div_ceil(columns))
 }
 
-/// A wave for each tile, up to as many as keep memory busy.
+/// Waves for tiles, by [`blocks_for`](hk_core::DeviceInfo::blocks_for).
 pub fn grid(stream: &Stream, tiles: usize, waves_per_cu: usize) -> LaunchConfig {
-    let most = stream.device().info().compute_units as usize * waves_per_cu;
-    LaunchConfig::grid_1d(tiles.min(most).max(1))
+    let info = stream.device().info();
+    let wave = info.wave_size as usize;
+    LaunchConfig::grid_1d(info.blocks_for(tiles, wave, waves_per_cu))
 }
 
 /// Names of the entry points of an operator, per dtype.

@@ -40,8 +40,8 @@ struct Params {
 /// Columns of a block that a lane has where rows are on 16 bytes; another lane has their neighbours.
 const COLUMNS: usize = 8;
 
-/// Columns of a tile of `up_rows`.
-const TILE: usize = 2048;
+/// Columns of a lane's part of a tile of `up_rows`.
+const LANE_COLUMNS: usize = 32;
 
 /// `mx::Element` of `hip/mx.h`.
 fn element_kind<E: MxElement>(away: bool) -> u32 {
@@ -173,7 +173,8 @@ impl Blocks {
     }
 
     fn config(&self, stream: &Stream) -> LaunchConfig {
-        grid(stream, (self.units as usize).div_ceil(64), 8)
+        let wave = stream.device().info().wave_size as usize;
+        grid(stream, (self.units as usize).div_ceil(wave), 8)
     }
 
     fn params(&self, rule: BlockRule, element: u32, [x, q, scale]: [GlobalLayout; 3]) -> Params {
@@ -313,7 +314,8 @@ pub fn upcast_from_mxfp<T: Float, E: MxElement>(
             (false, false) => "mxfp_up_f16_long_elements",
         };
         let kernel = stream.kernel(&kernels::MXFP, name)?;
-        let grid = grid(stream, tiles(&problem, TILE), 16);
+        let wave = stream.device().info().wave_size as usize;
+        let grid = grid(stream, tiles(&problem, wave * LANE_COLUMNS), 16);
         let mut launch = stream.launch(OP, &kernel);
         let at = Strides { outer: scales.row_stride as i64, along: 1, inner: 0 };
         let params = Params {

@@ -133,7 +133,10 @@ pub fn per_tensor_quant_dynamic<T: Float, Q: Quantized>(
     let clear = stream.kernel(&kernels::PER_TENSOR_QUANT, "per_tensor_clear")?;
     let spread = Spread::bytes32(T::DTYPE);
     let plan = |names| spread.plan(&problem, stream, &kernels::PER_TENSOR_QUANT, T::DTYPE, names);
-    let (gather, encode) = (plan(&SCALE)?, plan(&QUANT)?);
+    let (mut gather, encode) = (plan(&SCALE)?, plan(&QUANT)?);
+    // Each block takes part in one atomic maximum.
+    let info = stream.device().info();
+    gather.config.grid[0] = gather.config.grid[0].min(info.most_blocks(info.wave_size as usize, 16));
     let one = LaunchConfig::grid_1d(1);
     for (kernel, config, batch) in [
         (&clear, one, 1),

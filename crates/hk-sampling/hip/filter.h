@@ -72,9 +72,7 @@ public:
     HK_FN Bin bin() const { return {u32(bits_ >> kRestBits), bits_ & ((u64(1) << kRestBits) - 1)}; }
 };
 
-HK_FN void add_in_lds(u64 &cell, u64 value) {
-    __scoped_atomic_fetch_add(&cell, value, __ATOMIC_RELAXED, __MEMORY_SCOPE_WRKGRP);
-}
+using hk::add_in_lds;
 
 /// The filters of one row, each of them switched off by a value that it never reaches.
 struct Filters {

@@ -65,6 +65,25 @@ struct Best {
     }
 };
 
+/// Column of element `e` of a lane whose first one is `column`.
+template <class RowT>
+HK_FN u32 column_of(u32 column, int e) {
+    constexpr int kVec = hk::kVecLen<typename RowT::Element>;
+    return column + u32(e / kVec * RowT::kLanes * kVec + e % kVec);
+}
+
+/// Negative infinities for what is beyond the row.
+template <int L, int N, int C>
+HK_FN void within(hk::Row<float, L, N, C> &x, u32 column, u32 cols) {
+    i32 left = i32(cols - column);
+    hk::forget(left);
+#pragma unroll
+    for (int k = 0; k < C; ++k) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) x.chunk[k][i] = k * L * N + i < left ? x.chunk[k][i] : -__builtin_inff();
+    }
+}
+
 template <Access kAccess, class T, int Threads, int ColsPerLane>
 HK_FN void race(const Params &p) {
     constexpr int kVec = hk::kVecLen<T>;
@@ -87,16 +106,57 @@ HK_FN void race(const Params &p) {
     }
     const float t = p.temperature.present() ? p.temperature.row<float>(0)[row] : p.temperature_value;
     const bool greedy = p.mode == kGreedy || (p.mode == kMixed && t == 0.0f);
-    const float scale = greedy ? 1.0f : 1.0f / hk::Max{}(t, 1e-5f);
+    const float scale = 1.0f / hk::Max{}(t, 1e-5f);
 
-    Best best;
     const u32 begin = s * p.segment;
     const u32 end = cols - begin < p.segment ? cols : begin + p.segment;
+    const auto load = [&](u32 column) {
+        return hk::widen(RowT::load(RowBatch{row, 1, column, cols}.at<T, kAccess, true>(p.x, 0)));
+    };
+    hk::GroupReducer<Threads, Threads> block;
+    // `best` of the block.
+    const auto finish = [&](const Best &best) {
+        if (thread != 0) return;
+        if (p.segments == 1) {
+            p.ids.row<i32>(0)[b] = best.index == kNone ? 0 : i32(best.index);
+        } else {
+            const auto winner = p.workspace.row<u32>(0) + u64(hk::block_x()) * 2;
+            winner[0] = __builtin_bit_cast(u32, best.score);
+            winner[1] = best.index;
+        }
+    };
+    if (greedy) {
+        // First the largest of each lane; then its place, in the lanes that have the largest of all, from memory once more.
+        float mine = -__builtin_inff();
+        u32 at = kNone;
+        for (u32 tile = begin; tile < end; tile += kTile) {
+            const u32 column = tile + thread * kVec;
+            RowF x = load(column);
+            if (cols - tile < kTile) within(x, column, cols);
+#pragma unroll
+            for (auto &chunk : x.chunk) chunk = __builtin_elementwise_canonicalize(chunk);  // no maximum is a signalling NaN
+            const float most = hk::largest(x);
+            at = most > mine ? column : at;
+            mine = hk::Max{}(mine, most);
+        }
+        const float most = block.max(mine);
+        u32 index = kNone;
+        if (mine == most && at != kNone) {
+            RowF x = load(at);
+            within(x, at, cols);
+#pragma unroll
+            for (int e = ColsPerLane - 1; e >= 0; --e) {
+                index = x.chunk[e / kVec][e % kVec] == most ? column_of<RowT>(at, e) : index;
+            }
+        }
+        return finish({most, block.reduce(index, hk::Min{})});
+    }
+    Best best;
     for (u32 tile = begin; tile < end; tile += kTile) {
         const u32 column = tile + thread * kVec;
-        const RowF x = hk::widen(RowT::load(RowBatch{row, 1, column, cols}.at<T, kAccess, true>(p.x, 0)));
+        const RowF x = load(column);
         RowF e = {};
-        if (!greedy && p.exponentials.present()) {
+        if (p.exponentials.present()) {
             e = RowF::load(RowBatch{b, 1, column, cols}.at<float, kAccess, true>(p.exponentials, 0));
         }
 #pragma unroll
@@ -104,30 +164,21 @@ HK_FN void race(const Params &p) {
 #pragma unroll
             for (int i = 0; i < kVec; i += 4) {
                 const u32 first = column + u32(k * Threads * kVec + i);
-                if (!greedy && !p.exponentials.present()) {
+                if (!p.exponentials.present()) {
                     const auto words = hk::philox({u32(p.offset), u32(p.offset >> 32), b, first / 4}, p.seed);
 #pragma unroll
                     for (int j = 0; j < 4; ++j) e.chunk[k][i + j] = -hk::log(hk::unit_interval(words[j]));
                 }
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
-                    const float handicap = greedy ? 0.0f : -hk::log(e.chunk[k][i + j] + 1e-10f);
+                    const float handicap = -hk::log(e.chunk[k][i + j] + 1e-10f);
                     const u32 c = first + u32(j);
                     if (c < cols) best.take(__builtin_fmaf(x.chunk[k][i + j], scale, handicap), c);
                 }
             }
         }
     }
-    hk::GroupReducer<Threads, Threads> block;
-    best = best.over([&](auto v, auto op) { return block.reduce(v, op); });
-    if (thread != 0) return;
-    if (p.segments == 1) {
-        p.ids.row<i32>(0)[b] = best.index == kNone ? 0 : i32(best.index);
-    } else {
-        const auto winner = p.workspace.row<u32>(0) + u64(hk::block_x()) * 2;
-        winner[0] = __builtin_bit_cast(u32, best.score);
-        winner[1] = best.index;
-    }
+    finish(best.over([&](auto v, auto op) { return block.reduce(v, op); }));
 }
 
 /// The best of the segments of a row.

@@ -248,8 +248,8 @@ impl<'a> Pass<'a> {
         Ok(Times::of(events.windows(2).map(us).collect::<Result<_>>()?))
     }
 
-    /// Time of one call on the host's clock: from before the first, one by one, until the device is done with the last.
-    fn with_host(&mut self, plan: &Plan) -> Result<Times> {
+    /// Times of one call on the host's clock, one by one: until the last is queued, and until the device is done with it.
+    fn with_host(&mut self, plan: &Plan) -> Result<[Times; 2]> {
         let calls = match plan.footprint {
             0 => 1,
             _ => affordable((self.time(1)? * 10).div_f64(self.calls() as f64), 200.max(self.calls.len())),
@@ -258,10 +258,12 @@ impl<'a> Pass<'a> {
             this.stream.synchronize()?;
             let start = Instant::now();
             this.queue_singly(calls)?;
+            let queued = start.elapsed();
             this.stream.synchronize()?;
-            Ok(start.elapsed().as_secs_f64() * 1e6 / calls as f64)
+            Ok([queued, start.elapsed()].map(|t| t.as_secs_f64() * 1e6 / calls as f64))
         };
-        Ok(Times::of((0..plan.samples.clamp(1, 5)).map(|_| pass(self)).collect::<Result<_>>()?))
+        let passes = (0..plan.samples.clamp(1, 5)).map(|_| pass(self)).collect::<Result<Vec<_>>>()?;
+        Ok([0, 1].map(|i| Times::of(passes.iter().map(|pass| pass[i]).collect())))
     }
 }
 
@@ -303,6 +305,8 @@ pub struct Measured {
     pub device: Times,
     /// On the device, with the same operands again and again.
     pub cached: Times,
+    /// On the host's clock until the call is queued: what a launch costs the host.
+    pub launch: Times,
     /// On the host's clock, the launch of each call included, with operands that no cache holds.
     pub host: Times,
 }
@@ -313,11 +317,11 @@ pub struct Measured {
 /// As [`Pass::rotating`].
 pub fn measure(stream: &Stream, call: &HostCall, plan: &Plan) -> Result<Measured> {
     let mut rotating = Pass::rotating(stream, call, plan)?;
-    let (device, host) = (rotating.sample(plan)?, rotating.with_host(plan)?);
+    let (device, [launch, host]) = (rotating.sample(plan)?, rotating.with_host(plan)?);
     let copies = rotating.calls.len();
     drop(rotating);
     let cached = Pass::cached(stream, call, plan)?.sample(plan)?;
-    Ok(Measured { copies, device, cached, host })
+    Ok(Measured { copies, device, cached, launch, host })
 }
 
 /// Bytes a second of a copy from device to device, of 1 GiB: each byte counts once for its read and once for its write.

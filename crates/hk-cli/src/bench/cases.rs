@@ -124,6 +124,9 @@ fn large(operator: &str) -> Vec<Sized> {
             by_rows(rows(&[[1_048_576, 128], [20_480, 8192]]), &["x", "residual_in"], &["weight"], &[])
         }
         "layernorm" => by_rows(rows(&[[2_097_152, 128], [40_960, 8192]]), &["x"], &["weight", "bias"], &[]),
+        "fused_add_layernorm" => {
+            by_rows(vec![[4096, 8192], [20_480, 8192]], &["x", "residual_in"], &["weight", "bias"], &[])
+        }
         "softmax" => by_rows(rows(&[[64, 128_256], [2_097_152, 128], [40_960, 8192]]), &["x"], &[], &[]),
         "silu_and_mul" | "gelu_and_mul" => {
             let shapes = [
@@ -140,11 +143,36 @@ fn large(operator: &str) -> Vec<Sized> {
             ];
             by_rows(shapes.into(), &["x"], &[], &[])
         }
-        "silu" => by_rows(vec![[4096, 14_336], [40_960, 8192]], &["x"], &[], &[]),
-        "gelu" | "gelu_tanh" => by_rows(vec![[4096, 14_336]], &["x"], &[], &[]),
+        "silu" | "gelu" | "gelu_tanh" | "relu" | "tanh" => {
+            by_rows(vec![[4096, 14_336], [40_960, 8192]], &["x"], &[], &[])
+        }
+        "gelu_tanh_and_mul" | "swiglu_oai_and_mul" => by_rows(vec![[16_384, 28_672]], &["x"], &[], &[]),
+        "fused_mul_add" => by_rows(vec![[20_480, 7168]], &["x", "a", "b"], &[], &[]),
         "per_token_quant" => {
             let fp8 = ("output", Scalar::Choice("fp8e4m3"));
             by_rows(rows(&[[4_194_304, 128], [51_200, 8192]]), &["x"], &[], &[fp8])
+        }
+        "smoothquant" => {
+            let fp8 = ("output", Scalar::Choice("fp8e4m3"));
+            by_rows(vec![[4096, 4096], [51_200, 8192]], &["x"], &["smooth"], &[fp8])
+        }
+        "per_tensor_quant_static" | "downcast_to_static_fp8" => {
+            let fp8 = ("output", Scalar::Choice("fp8e4m3"));
+            let mut cases = by_rows(vec![[4096, 4096], [51_200, 8192]], &["x"], &[], &[fp8]);
+            cases.iter_mut().for_each(|(_, tensors, _)| tensors.push(("scale", DType::F32, vec![1])));
+            cases
+        }
+        "per_tensor_quant_dynamic" | "group_quant" => {
+            let fp8 = ("output", Scalar::Choice("fp8e4m3"));
+            by_rows(vec![[4096, 7168], [51_200, 8192]], &["x"], &[], &[fp8])
+        }
+        "dynamic_mxfp4_quant" => by_rows(vec![[4096, 7168], [61_440, 8192]], &["x"], &[], &[]),
+        "fused_rmsnorm_fp8_quant" => {
+            let token = [("output", Scalar::Choice("fp8e4m3")), ("scaling", Scalar::Choice("token"))];
+            by_rows(vec![[4096, 4096], [32_768, 8192]], &["x", "residual_in"], &["weight"], &token)
+        }
+        "fused_rmsnorm_mxfp4_quant" => {
+            by_rows(vec![[4096, 4096], [32_768, 8192]], &["x", "residual_in"], &["weight"], &[])
         }
         "topk" => [[1024, 256, 10], [4096, 256, 10], [4096, 1024, 32], [64, 128_256, 50], [8192, 65_536, 32]]
             .map(|[m, n, k]| {
@@ -152,9 +180,26 @@ fn large(operator: &str) -> Vec<Sized> {
                 (format!("{m} x {n}, k = {k}"), vec![("x", BF16, vec![m, n])], scalars)
             })
             .into(),
+        "random_sample" => [[64, 128_256], [4096, 151_936]]
+            .map(|[m, n]| (format!("{m} x {n}"), vec![("logits", BF16, vec![m, n])], vec![]))
+            .into(),
         "greedy_sample" => [[64, 128_256], [256, 151_936], [4096, 151_936]]
             .map(|[m, n]| (format!("{m} x {n}"), vec![("x", BF16, vec![m, n])], vec![]))
             .into(),
+        "qk_cat" => {
+            let part = |name, heads, cols| (name, BF16, vec![16_384, heads, cols]);
+            let tensors =
+                vec![part("q1", 32, 512), part("q2", 32, 64), part("k1", 1, 512), part("k2", 1, 64)];
+            vec![("DeepSeek-V3, 16384 tokens".into(), tensors, vec![])]
+        }
+        "fused_qkv_split_qk_rope" => {
+            let table = |name| (name, DType::F32, vec![8192, 64]);
+            let positions = ("positions", DType::I64, vec![65_536]);
+            let tensors = vec![("qkv", BF16, vec![65_536, 6144]), table("cos"), table("sin"), positions];
+            let heads = [("q_heads", 32), ("kv_heads", 8), ("head_dim", 128), ("rotary", 128)];
+            let scalars = heads.map(|(name, n)| (name, Scalar::Int(n))).into();
+            vec![("Llama-3 8B, 65536 tokens".into(), tensors, scalars)]
+        }
         "top_k_top_p_sampling_from_probs" | "top_p_sampling_from_probs" | "top_k_sampling_from_probs" => {
             [[64, 128_256], [256, 151_936], [2048, 151_936]]
                 .map(|[m, n]| (format!("{m} x {n}"), vec![("probs", DType::F32, vec![m, n])], vec![]))

@@ -17,7 +17,7 @@ use table::{Peer, Row};
 #[command(
     after_long_help = "Times are of one call, medians of 100 passes on a GPU. Device time is between events; a pass is a \
     graph of calls. The operands are copies, used in turn, that exceed every cache together; `cached` uses one copy again \
-    and again. Host time has the launch of each call in it. GB/s counts each input once and each output once, and is \
+    and again. Launch time is what the host takes to queue a call; host time lasts until the device is done, too. GB/s counts each input once and each output once, and is \
     compared with a device-to-device copy of 1 GiB in the same run, whose bytes count twice; TFLOP/s with the published rate \
     of the part's matrix units. On the emulator the times are the host's and say nothing about a GPU."
 )]
@@ -52,7 +52,8 @@ pub struct Args {
     /// Take the rows of this CSV file of an earlier run, and measure nothing.
     #[arg(long, value_name = "FILE", conflicts_with = "list")]
     from: Option<PathBuf>,
-    /// Times of other implementations: a CSV file with the columns operator, case, dtype, peer, device_us, cached_us, host_us.
+    /// Times of other implementations: a CSV file with the columns operator, case, dtype, peer, device_us, cached_us, launch_us,
+    /// host_us.
     #[arg(long, value_name = "FILE")]
     peers: Option<PathBuf>,
     /// Write the table as CSV.
@@ -178,6 +179,7 @@ fn measure_one(stream: &Stream, case: &Case, plan: &Plan, check: bool) -> Result
         device_us_p10: measured.device.low,
         device_us_p90: measured.device.high,
         cached_us: measured.cached.median,
+        launch_us: measured.launch.median,
         host_us: measured.host.median,
         copy_gb_s: None,
         matrix_tflop_s: matrix.map(|rate| rate / 1e12),

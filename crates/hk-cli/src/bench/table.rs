@@ -25,7 +25,9 @@ pub struct Row {
     pub device_us_p90: f64,
     /// Median of the device's time, with the same operands again and again.
     pub cached_us: f64,
-    /// Median of the host's time, launches included.
+    /// Median of the host's time to queue a call.
+    pub launch_us: f64,
+    /// Median of the host's time until the device is done, launches included.
     pub host_us: f64,
     /// What the device copies, in the same run; bytes read and bytes written both count.
     pub copy_gb_s: Option<f64>,
@@ -42,6 +44,7 @@ pub struct Peer {
     pub peer: String,
     pub device_us: f64,
     pub cached_us: f64,
+    pub launch_us: f64,
     pub host_us: f64,
 }
 
@@ -99,6 +102,7 @@ pub fn table(rows: &[Row], peers: &[Peer]) -> Table {
         ">us",
         ">10..90 %",
         ">cached us",
+        ">launch us",
         ">host us",
         ">GB/s",
         ">of copy",
@@ -121,6 +125,7 @@ pub fn table(rows: &[Row], peers: &[Peer]) -> Table {
             format!("{:.2}", row.device_us),
             format!("{:.2}..{:.2}", row.device_us_p10, row.device_us_p90),
             format!("{:.2}", row.cached_us),
+            format!("{:.2}", row.launch_us),
             format!("{:.2}", row.host_us),
             format!("{:.0}", row.gb_s()),
             percent(row.of_copy()),
@@ -153,6 +158,7 @@ pub fn write(path: &Path, rows: &[Row], peers: &[Peer]) -> Result<()> {
         "device_us_p10",
         "device_us_p90",
         "cached_us",
+        "launch_us",
         "host_us",
         "copy_gb_s",
         "matrix_tflop_s",
@@ -164,7 +170,9 @@ pub fn write(path: &Path, rows: &[Row], peers: &[Peer]) -> Result<()> {
     .map(String::from)
     .into();
     for name in &names {
-        header.extend(["us", "cached_us", "host_us", "ratio"].map(|column| format!("{name}_{column}")));
+        header.extend(
+            ["us", "cached_us", "launch_us", "host_us", "ratio"].map(|column| format!("{name}_{column}")),
+        );
     }
     file.write_record(&header).map_err(failed)?;
     let text = |x: Option<f64>| x.map_or(String::new(), |x| format!("{x:.4}"));
@@ -179,7 +187,8 @@ pub fn write(path: &Path, rows: &[Row], peers: &[Peer]) -> Result<()> {
             row.copies.to_string(),
         ];
         let times =
-            [row.device_us, row.device_us_p10, row.device_us_p90, row.cached_us, row.host_us].map(Some);
+            [row.device_us, row.device_us_p10, row.device_us_p90, row.cached_us, row.launch_us, row.host_us]
+                .map(Some);
         let rates = [
             row.copy_gb_s,
             row.matrix_tflop_s,
@@ -193,7 +202,13 @@ pub fn write(path: &Path, rows: &[Row], peers: &[Peer]) -> Result<()> {
             let peer = find(row, peers, name);
             let of = |f: fn(&Peer) -> f64| text(peer.map(f));
             let ratio = text(peer.map(|p| p.device_us / row.device_us));
-            cells.extend([of(|p| p.device_us), of(|p| p.cached_us), of(|p| p.host_us), ratio]);
+            cells.extend([
+                of(|p| p.device_us),
+                of(|p| p.cached_us),
+                of(|p| p.launch_us),
+                of(|p| p.host_us),
+                ratio,
+            ]);
         }
         file.write_record(&cells).map_err(failed)?;
     }
@@ -223,6 +238,7 @@ pub mod tests {
             device_us_p10: 1.9,
             device_us_p90: 2.5,
             cached_us: 1.5,
+            launch_us: 2.25,
             host_us: 4.25,
             copy_gb_s: Some(4000.0),
             matrix_tflop_s: Some(1250.0),
@@ -231,7 +247,16 @@ pub mod tests {
 
     pub fn peer(name: &str, device_us: f64) -> Peer {
         let Row { operator, case, dtype, .. } = row();
-        Peer { operator, case, dtype, peer: name.into(), device_us, cached_us: 2.0, host_us: 9.0 }
+        Peer {
+            operator,
+            case,
+            dtype,
+            peer: name.into(),
+            device_us,
+            cached_us: 2.0,
+            launch_us: 8.0,
+            host_us: 9.0,
+        }
     }
 
     #[test]
@@ -253,19 +278,19 @@ pub mod tests {
         assert_eq!(read::<Row>(&path).unwrap(), rows);
         let text = std::fs::read_to_string(&path).unwrap();
         let lines: Vec<_> = text.lines().collect();
-        assert!(lines[0].ends_with(",torch_us,torch_cached_us,torch_host_us,torch_ratio,triton_us,triton_cached_us,triton_host_us,triton_ratio"));
+        assert!(lines[0].ends_with(",torch_us,torch_cached_us,torch_launch_us,torch_host_us,torch_ratio,triton_us,triton_cached_us,triton_launch_us,triton_host_us,triton_ratio"));
         assert!(
-            lines[1].ends_with(",3.0000,2.0000,9.0000,1.5000,1.0000,2.0000,9.0000,0.5000"),
+            lines[1].ends_with(",3.0000,2.0000,8.0000,9.0000,1.5000,1.0000,2.0000,8.0000,9.0000,0.5000"),
             "{}",
             lines[1]
         );
         // Another operator than the peers'.
-        assert!(lines[2].ends_with(",,,,,,,,"), "{}", lines[2]);
+        assert!(lines[2].ends_with(",,,,,,,,,,"), "{}", lines[2]);
 
         let path = dir.path().join("peers.csv");
         std::fs::write(
             &path,
-            "operator,case,dtype,peer,device_us,cached_us,host_us,error\na,\"b, c\",bf16,torch,1,2,3,\n",
+            "operator,case,dtype,peer,device_us,cached_us,launch_us,host_us,error\na,\"b, c\",bf16,torch,1,2,3,4,\n",
         )
         .unwrap();
         assert_eq!(read::<Peer>(&path).unwrap()[0].case, "b, c");

@@ -40,6 +40,8 @@ inline constexpr u32 kSimds = 4;
 #if defined(HK_AMD)
 inline constexpr int kWaveSize = 64;
 inline constexpr int kXcds = 8;  // parts with an L2 of their own, to which blocks go in turn
+inline constexpr bool kBlocksStay = true;  // blocks for rows are as many as keep memory busy, and take rows in turn; else one a batch
+inline constexpr int kMostCols = 64;       // columns of a lane that keeps its part of a row in registers, at most
 #if defined(__gfx950__)
 #define HK_MX_MMA 1  // kHasMxMma, for types that differ
 inline constexpr int kLdsBytes = 160 * 1024;
@@ -63,6 +65,8 @@ inline constexpr bool kHasReadTr = false;
 #else
 inline constexpr int kWaveSize = 32;
 inline constexpr int kXcds = 1;
+inline constexpr bool kBlocksStay = false;
+inline constexpr int kMostCols = 32;
 inline constexpr int kLdsBytes = 227 * 1024;
 inline constexpr bool kHasWideDma = false;
 inline constexpr bool kHasCvtBf16 = true;  // cvt.rn.bf16x2.f32

@@ -18,6 +18,24 @@ HK_FN void block_barrier() {
 #endif
 }
 
+/// Adds to a number in LDS, as one operation among the lanes of the block. None of them reads it before the next barrier.
+HK_FN void add_in_lds(u64 &cell, u64 value) {
+    const auto add = [](auto *at, auto v) {
+        return __scoped_atomic_fetch_add(at, v, __ATOMIC_RELAXED, __MEMORY_SCOPE_WRKGRP);
+    };
+#if defined(HK_AMD)
+    add(&cell, value);
+#else
+    // There are atomic additions of words only; longer ones are loops that compare and swap. Each carry is added by the lane
+    // that made it.
+    auto *const words = reinterpret_cast<u32 *>(&cell);
+    const u32 low = u32(value);
+    const u32 carry = add(words, low) > ~low ? 1 : 0;
+    const u32 high = u32(value >> 32) + carry;
+    if (high != 0) add(words + 1, high);
+#endif
+}
+
 /// Counts a block at `*arrivals`, which is zero before the first of `blocks` comes. True for the last one, which sees all
 /// that the others have written to global memory before. No block waits for another. All threads of the block call it.
 HK_FN bool last_to_arrive(GlobalPtr<u32> arrivals, u32 blocks) {

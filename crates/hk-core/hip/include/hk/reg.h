@@ -3,6 +3,7 @@
 
 #include <hk/arch.h>
 #include <hk/global.h>
+#include <hk/math.h>
 #include <hk/types.h>
 
 namespace hk {
@@ -91,6 +92,18 @@ HK_FN Row<float, L, N, C> fma(Row<float, L, N, C> a, const Row<float, L, N, C> &
 #pragma unroll
     for (int k = 0; k < C; ++k) a.chunk[k] = __builtin_elementwise_fma(a.chunk[k], b.chunk[k], c.chunk[k]);
     return a;
+}
+
+/// The largest element; of NaNs, quiet ones, none.
+template <int L, int N, int C>
+HK_FN float largest(const Row<float, L, N, C> &row) {
+    float max = row.chunk[0][0];
+#pragma unroll
+    for (int k = 0; k < C; ++k) {
+#pragma unroll
+        for (int i = 0; i < N; i += 2) max = max3(max, row.chunk[k][i], row.chunk[k][i + 1]);
+    }
+    return max;
 }
 
 /// Running sum, apart for even and odd columns so that a pair takes one packed instruction.

@@ -293,13 +293,18 @@ struct ExactKeys {
 
 namespace detail {
 
-// Bit i: key[i] < bound. Two instructions a key: the sign of a difference that does not wrap is shifted in.
+// Bit i: key[i] < bound. Two instructions a key: on AMD GPUs the sign of a difference that does not wrap is shifted in.
 template <int N>
 HK_FN u32 keys_below(const i32 (&key)[N], i32 bound) {
     static_assert(N <= 32, "a bit for each");
     u32 bits = 0;
+#if defined(HK_AMD)
 #pragma unroll
     for (int i = N - 1; i >= 0; --i) bits = bits << 1 | u32(__builtin_elementwise_sub_sat(key[i], bound)) >> 31;
+#else
+#pragma unroll
+    for (int i = 0; i < N; ++i) bits |= key[i] < bound ? 1u << i : 0u;
+#endif
     return bits;
 }
 
