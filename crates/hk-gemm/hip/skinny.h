@@ -15,6 +15,12 @@
 namespace gemm {
 using hk::Frag;
 
+/// Waves of a block that share K, but of blocks of 64 rows, and bytes of a row in the stretch that a wave takes at a time, if its
+/// block has 16 rows, or more. In a wave of half as many lanes, each needs twice the registers for a stretch. On an H200, 4 waves
+/// and 128 bytes are the best for 16 rows.
+inline constexpr int kSharing = 8 / hk::kLaneRows;
+inline constexpr int kLongStretch = 256 / hk::kLaneRows, kShortStretch = kLongStretch / 2;
+
 /// What a wave reads of 16 kTiles rows. `kOnce`: no other wave reads them.
 template <int kTiles, int kUnroll, bool kOnce = false>
 class Rows {
