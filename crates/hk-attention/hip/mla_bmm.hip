@@ -36,7 +36,7 @@ using hk::Vec;
 
 /// Columns of P that a lane takes of a row at a time, and that a wave does.
 constexpr u32 kLaneCols = 16;
-constexpr u32 kStep = hk::kWaveSize / 16 * kLaneCols;
+constexpr u32 kStep = hk::kLaneGroups<16> * kLaneCols;
 /// Tiles of 16 outputs of a wave.
 constexpr int kTiles = 4;
 
@@ -64,52 +64,63 @@ class Rows;
 template <class E, int kCount>
 class Rows<E, kCount, Access::Vectors> {
     hk::Window window_;
-    u32 offsets_[kCount];
+    u32 offsets_[kCount][hk::kLaneRows];
 
 public:
-    /// `first` is the task's first row, `row_of(i)` this lane's of tile i.
+    /// `first` is the task's first row, `row_of(i, r)` the lane's row r of tile i.
     template <class F>
     HK_FN Rows(const hk::Global &g, u32 head, u32 first, F row_of)
         : window_(g.row<const E>(first) + i64(head) * g.strides[1], hk::Window::kBeyond) {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) offsets_[i] = (row_of(i) - first) * u32(g.strides[2]) * u32(sizeof(E));
+        for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+            for (u32 r = 0; r < hk::kLaneRows; ++r) offsets_[i][r] = (row_of(i, r) - first) * u32(g.strides[2]) * u32(sizeof(E));
+        }
     }
 
-    /// N elements of row i from `col` on, of a row of `cols`.
+    /// N elements of the lane's rows of tile i from `col` on, of rows of `cols`.
     template <int N>
-    HK_FN Vec<E, N> load(int i, u32 col, u32 cols) const {
-        const hk::Cursor<E, Access::Vectors> at = {window_, offsets_[i] + col * u32(sizeof(E)), hk::i32(cols - col)};
-        return at.template load<N>(0);
+    HK_FN hk::OfRows<Vec<E, N>> load(int i, u32 col, u32 cols) const {
+        return hk::of_rows([&](u32 r) {
+            const hk::Cursor<E, Access::Vectors> at = {window_, offsets_[i][r] + col * u32(sizeof(E)), hk::i32(cols - col)};
+            return at.template load<N>(0);
+        });
     }
 };
 
 /// By elements: rows are anywhere.
 template <class E, int kCount>
 class Rows<E, kCount, Access::Elements> {
-    GlobalPtr<const E> rows_[kCount];
+    GlobalPtr<const E> rows_[kCount][hk::kLaneRows];
 
 public:
     template <class F>
     HK_FN Rows(const hk::Global &g, u32 head, u32, F row_of) {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) rows_[i] = g.row<const E>(row_of(i)) + i64(head) * g.strides[1];
+        for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+            for (u32 r = 0; r < hk::kLaneRows; ++r) rows_[i][r] = g.row<const E>(row_of(i, r)) + i64(head) * g.strides[1];
+        }
     }
 
     template <int N>
-    HK_FN Vec<E, N> load(int i, u32 col, u32 cols) const {
+    HK_FN hk::OfRows<Vec<E, N>> load(int i, u32 col, u32 cols) const {
         hk::forget(col);  // not one mask for each column, kept for all rows
-        Vec<E, N> v = E(0);
+        return hk::of_rows([&](u32 r) {
+            Vec<E, N> v = E(0);
 #pragma unroll
-        for (int j = 0; j < N; ++j) {
-            if (col + j < cols) v[j] = rows_[i][col + j];
-        }
-        return v;
+            for (int j = 0; j < N; ++j) {
+                if (col + j < cols) v[j] = rows_[i][r][col + j];
+            }
+            return v;
+        });
     }
 };
 
 /// The head, tokens and outputs of a task.
 struct Tile {
     u32 head, first_token, first_output;
+    u32 lane;  // this one; what follows from it is computed for each task, not kept from one to the next
 
     /// Of a block's wave, with kTokenTiles of its kWaves * kTokenTiles tiles of tokens.
     template <int kTokenTiles, int kWaves>
@@ -117,6 +128,8 @@ struct Tile {
         const u32 task = hk::by_xcd(index, p.tasks);
         const u32 wave = kWaves > 1 ? hk::wave_id() : 0;
         Tile tile;
+        tile.lane = hk::lane_id();
+        hk::forget(tile.lane);
         const u32 head_tile = task / p.m_tiles;
         tile.first_token = ((task - head_tile * p.m_tiles) * kWaves + wave) * 16 * kTokenTiles;
         tile.head = head_tile / p.n_tiles;
@@ -141,13 +154,13 @@ struct Tile {
     /// This lane's rows of the queries, for each 16 tokens.
     template <class T, int kTokenTiles, Access kAccess>
     HK_FN Rows<T, kTokenTiles, kAccess> queries(const Params &p) const {
-        return {p.q, head, first_token, [&](int m) { return token_row(p, m, hk::lane_id() % 16); }};
+        return {p.q, head, first_token, [&](int m, u32 r) { return token_row(p, m, hk::row_of_lane(lane, r)); }};
     }
 
     /// This lane's rows of the weights, or of their scales.
     template <class W, Access kAccess>
     HK_FN Rows<W, kTiles, kAccess> weights(const Params &p, const hk::Global &w) const {
-        return {w, head, first_output, [&](int n) { return weight_row(p, n, hk::lane_id() % 16); }};
+        return {w, head, first_output, [&](int n, u32 r) { return weight_row(p, n, hk::row_of_lane(lane, r)); }};
     }
 };
 
@@ -164,19 +177,20 @@ HK_FN void write(const Params &p, const MmaAcc (&acc)[kTokenTiles][kTiles], cons
     if (p.y_scale) scale = 1.0f / hk::load_uniform<float>(p.y_scale);
     const u32 outputs = p.w.shape[2];
 #pragma unroll
-    for (int m = 0; m < kTokenTiles; ++m) {
-        const u32 token = tile.first_token + 16 * m + hk::lane_id() % 16;
+    for (int i = 0; i < kTokenTiles * hk::kLaneRows; ++i) {
+        const u32 m = i / hk::kLaneRows, r = i % hk::kLaneRows;
+        const u32 token = tile.first_token + 16 * m + hk::row_of_lane(tile.lane, r);
         if (token >= p.q.shape[2]) continue;
         const bool poison = cache::place_of(p.common, token, false).poison;
         const i64 to = p.out.row(token, 0) + i64(tile.head) * p.out.head;
         const i64 to_zeros = p.zeros.row(token, 0) + i64(tile.head) * p.zeros.head;
 #pragma unroll
         for (int n = 0; n < kTiles; n += 2) {
-            const u32 first = tile.first_output + n / 2 * 32 + hk::lane_id() / 16 * kSide;
+            const u32 first = tile.first_output + n / 2 * 32 + hk::group_of_lane(tile.lane) * kSide;
             Vec<float, kSide> y;
 #pragma unroll
             for (int i = 0; i < kSide; ++i) {
-                const float sum = acc[m][n + i / hk::kMmaRows][i % hk::kMmaRows] * unit;
+                const float sum = acc[m][n + i / hk::kMmaRows][r * hk::kMmaRows + i % hk::kMmaRows] * unit;
                 y[i] = poison ? __builtin_nanf("") : sum * scale;
             }
 #pragma unroll
@@ -196,13 +210,12 @@ HK_FN void write(const Params &p, const MmaAcc (&acc)[kTokenTiles][kTiles], cons
 template <class T, class W, int kTokenTiles, int kWaves, Access kAccess>
 HK_FN void product(const Params &given) {
     constexpr bool kFp8 = !__is_same(T, W);
-    const u32 quarter = hk::lane_id() / 16;
-
     for (u32 task = hk::block_x(); task < given.tasks; task += hk::grid_x()) {
         const Params &p = hk::read_anew(given);
         const u32 cols = p.q.shape[3];
         const Tile tile = Tile::of<kTokenTiles, kWaves>(p, task);
         if (tile.first_token >= p.q.shape[2]) continue;
+        const u32 quarter = hk::group_of_lane(tile.lane);
         const auto q = tile.queries<T, kTokenTiles, kAccess>(p);
         const auto w = tile.weights<W, kAccess>(p, p.w);
 
@@ -210,55 +223,55 @@ HK_FN void product(const Params &given) {
         if constexpr (kFp8) {
             for (u32 group = 0; group < cols; group += p.group) {
                 const u32 end = group + p.group < cols ? group + p.group : cols;
-                hk::FiniteMax amax[kTokenTiles];
+                hk::FiniteMax amax[kTokenTiles][hk::kLaneRows];
                 for (u32 k = group; k < end; k += kStep) {
 #pragma unroll
                     for (int m = 0; m < kTokenTiles; ++m) {
                         const auto x = q.template load<kLaneCols>(m, k + quarter * kLaneCols, end);
-                        amax[m].add(hk::widen<T, kLaneCols>(x));
+#pragma unroll
+                        for (int r = 0; r < hk::kLaneRows; ++r) amax[m][r].add(hk::widen<T, kLaneCols>(x.row[r]));
                     }
                 }
-                float scale[kTokenTiles], inverse[kTokenTiles];
+                Vec<float, hk::kLaneRows> scale[kTokenTiles], inverse[kTokenTiles];
 #pragma unroll
                 for (int m = 0; m < kTokenTiles; ++m) {
-                    u32 top = amax[m].top;
 #pragma unroll
-                    for (u32 other = 16; other < hk::kWaveSize; other *= 2) {
-                        const u32 theirs = other == 16 ? hk::exchange<16>(top) : hk::exchange<hk::kWaveSize / 2>(top);
-                        top = theirs > top ? theirs : top;
+                    for (int r = 0; r < hk::kLaneRows; ++r) {
+                        const u32 top = hk::reduce_over_groups(amax[m][r].top, hk::Max{});
+                        scale[m][r] = hk::group_scale(hk::FiniteMax::value(top), hk::kCodeMax<hk::kMmaFp8>);
+                        inverse[m][r] = 1.0f / scale[m][r];
                     }
-                    scale[m] = hk::group_scale(hk::FiniteMax::value(top), hk::kCodeMax<hk::kMmaFp8>);
-                    inverse[m] = 1.0f / scale[m];
                 }
                 MmaAcc part[kTokenTiles][kTiles] = {};
                 for (u32 k = group; k < end; k += kStep) {
                     const u32 col = k + quarter * kLaneCols;
-                    Vec<u32, 4> codes[kTiles];
+                    hk::OfRows<Vec<u8, kLaneCols>> codes[kTiles];
 #pragma unroll
-                    for (int n = 0; n < kTiles; ++n) {
-                        codes[n] = __builtin_bit_cast(Vec<u32, 4>, w.template load<kLaneCols>(n, col, end));
-                    }
+                    for (int n = 0; n < kTiles; ++n) codes[n] = w.template load<kLaneCols>(n, col, end);
 #pragma unroll
                     for (int m = 0; m < kTokenTiles; ++m) {
                         const auto x = q.template load<kLaneCols>(m, col, end);
-                        const Vec<u32, 4> mine = quantize(hk::widen<T, kLaneCols>(x) * inverse[m]);
+                        const auto mine = hk::of_rows([&](u32 r) {
+                            return quantize(hk::widen<T, kLaneCols>(x.row[r]) * inverse[m][r]);
+                        });
 #pragma unroll
                         for (int n = 0; n < kTiles; ++n) {
-                            part[m][n] = hk::mma_fp8(codes[n].lo, mine.lo, part[m][n]);
-                            part[m][n] = hk::mma_fp8(codes[n].hi, mine.hi, part[m][n]);
+                            const auto words = __builtin_bit_cast(hk::OfRows<Vec<u32, 4>>, codes[n]);
+                            part[m][n] = hk::mma_fp8(hk::lower(words), hk::lower(mine), part[m][n]);
+                            part[m][n] = hk::mma_fp8(hk::upper(words), hk::upper(mine), part[m][n]);
                         }
                     }
                 }
 #pragma unroll
                 for (int m = 0; m < kTokenTiles; ++m) {
 #pragma unroll
-                    for (int n = 0; n < kTiles; ++n) acc[m][n] += part[m][n] * scale[m];
+                    for (int n = 0; n < kTiles; ++n) acc[m][n] += part[m][n] * hk::by_m(scale[m]);
                 }
             }
         } else {
             for (u32 k = 0; k < cols; k += kStep) {
                 const u32 col = k + quarter * kLaneCols;
-                Vec<T, kLaneCols> weights[kTiles];
+                hk::OfRows<Vec<T, kLaneCols>> weights[kTiles];
 #pragma unroll
                 for (int n = 0; n < kTiles; ++n) weights[n] = w.template load<kLaneCols>(n, col, cols);
 #pragma unroll
@@ -266,8 +279,8 @@ HK_FN void product(const Params &given) {
                     const auto x = q.template load<kLaneCols>(m, col, cols);
 #pragma unroll
                     for (int n = 0; n < kTiles; ++n) {
-                        acc[m][n] = hk::mma<T>(weights[n].lo, x.lo, acc[m][n]);
-                        acc[m][n] = hk::mma<T>(weights[n].hi, x.hi, acc[m][n]);
+                        acc[m][n] = hk::mma(hk::lower(weights[n]), hk::lower(x), acc[m][n]);
+                        acc[m][n] = hk::mma(hk::upper(weights[n]), hk::upper(x), acc[m][n]);
                     }
                 }
             }
@@ -280,29 +293,31 @@ HK_FN void product(const Params &given) {
 /// With weights in fp4 and a scale for each block of 32 columns. A lane has a block of a row at a time.
 template <class T, int kTokenTiles, int kWaves, Access kAccess>
 HK_FN void product_mxfp4(const Params &given) {
-    const u32 quarter = hk::lane_id() / 16;
     for (u32 task = hk::block_x(); task < given.tasks; task += hk::grid_x()) {
         const Params &p = hk::read_anew(given);
         const u32 cols = p.q.shape[3];
         const Tile tile = Tile::of<kTokenTiles, kWaves>(p, task);
         if (tile.first_token >= p.q.shape[2]) continue;
+        const u32 quarter = hk::group_of_lane(tile.lane);
         const auto q = tile.queries<T, kTokenTiles, kAccess>(p);
         const auto w = tile.weights<u8, kAccess>(p, p.w);
         const auto w_scales = tile.weights<u8, kAccess>(p, p.w_scales);
         MmaAcc acc[kTokenTiles][kTiles] = {};
         for (u32 k = 0; k < cols; k += hk::kMxCols) {
             const u32 col = k + quarter * 32;
-            hk::MxBlock blocks[kTiles];
+            hk::OfRows<hk::MxBlock> blocks[kTiles];
 #pragma unroll
             for (int n = 0; n < kTiles; ++n) {
                 const auto codes = w.template load<16>(n, col / 2, cols / 2);
-                const u32 scale = w_scales.template load<1>(n, col / 32, cols / 32)[0];
-                blocks[n] = hk::MxBlock::of_codes(__builtin_bit_cast(Vec<u32, 4>, codes), scale);
+                const auto scale = w_scales.template load<1>(n, col / 32, cols / 32);
+                blocks[n] = hk::of_rows([&](u32 r) {
+                    return hk::MxBlock::of_codes(__builtin_bit_cast(Vec<u32, 4>, codes.row[r]), scale.row[r][0]);
+                });
             }
 #pragma unroll
             for (int m = 0; m < kTokenTiles; ++m) {
                 const auto x = q.template load<32>(m, col, cols);
-                const auto block = hk::MxBlock::quantized(hk::widen<T, 32>(x), p.rule);
+                const auto block = hk::of_rows([&](u32 r) { return hk::MxBlock::quantized(hk::widen<T, 32>(x.row[r]), p.rule); });
 #pragma unroll
                 for (int n = 0; n < kTiles; ++n) acc[m][n] = hk::mma_mxfp4(blocks[n], block, acc[m][n]);
             }

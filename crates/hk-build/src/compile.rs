@@ -35,7 +35,7 @@ pub fn compile_flags(arch: Arch) -> Vec<String> {
         "-Wextra",
     ];
     let amd = ["-x", "hip", "--offload-device-only", "--no-gpu-bundle-output", "-nogpulib", "-nogpuinc"];
-    let ptx = ["-x", "cuda", "--cuda-device-only", "-S", "-nocudainc", "-nocudalib", "--cuda-feature=+ptx83"];
+    let ptx = ["-x", "cuda", "--cuda-device-only", "-S", "-nocudainc", "-nocudalib", "--cuda-feature=+ptx84"];
     let mut flags: Vec<String> =
         if arch.is_amd() { amd.as_slice() } else { &ptx }.iter().map(|f| f.to_string()).collect();
     flags.extend(common.map(String::from));

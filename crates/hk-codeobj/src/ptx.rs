@@ -17,8 +17,11 @@ pub(crate) fn is_ptx(bytes: &[u8]) -> bool {
     text.starts_with(b"//") || text.starts_with(b".version")
 }
 
-/// Reads target and kernels. Registers, shared and local memory are zero: the GPU's driver, which assembles the text,
-/// decides on them.
+/// The first word of a `.pragma` in which our kernels say how many bytes of dynamic shared memory they want: `"hk_lds 81920"`.
+const LDS: &str = "hk_lds";
+
+/// Reads target, kernels, and what dynamic shared memory these want. Registers, static shared and local memory are zero:
+/// the GPU's driver, which assembles the text, decides on them.
 pub(crate) fn parse(bytes: &[u8]) -> Result<CodeObject, ParseError> {
     let bytes = bytes.strip_suffix(b"\0").unwrap_or(bytes);
     let text = std::str::from_utf8(bytes).map_err(|e| wrong(e.to_string()))?;
@@ -35,6 +38,11 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<CodeObject, ParseError> {
                     return Err(wrong(format!("kernel `{}` is there twice", kernel.name)));
                 }
                 kernels.push(kernel);
+            }
+            LDS => {
+                if let Some(kernel) = kernels.last_mut() {
+                    kernel.lds_bytes = words.number("dynamic shared memory")?.max(kernel.lds_bytes);
+                }
             }
             _ => {}
         }
@@ -216,6 +224,8 @@ mod tests {
 .maxntid 64                             // @scale
 {
 \t.reg .b32 \t%r<3>;
+\t.pragma \"nounroll\";
+\t.pragma \"hk_lds 81920\";
 \tret;
 }
 .entry two(.param .u32 n, /* a pointer */ .param .u64 x, .param .align 16 .b8 s[20]) .reqntid 8, 4 { ret; }
@@ -234,6 +244,7 @@ mod tests {
         let places: Vec<_> = two.args.iter().map(|a| (a.offset, a.size)).collect();
         assert_eq!(places, [(0, 4), (8, 8), (16, 20)]);
         assert_eq!((two.max_threads, two.reqd_workgroup_size), (32, Some([8, 4, 1])));
+        assert_eq!((scale.lds_bytes, two.lds_bytes), (81920, 0));
         // As embedded for the driver.
         assert!(CodeObject::parse(format!("{TEXT}\0").as_bytes()).is_ok());
     }
@@ -256,6 +267,7 @@ mod tests {
         fails(&with(".entry f(.param .b8 p[0]) {"), "size of parameter p");
         fails(&with(".entry f() .maxntid 70000, 70000 {"), "f: .maxntid");
         fails(&with(".entry f() {} .entry f() {}"), "`f` is there twice");
+        fails(&with(".entry f() { .pragma \"hk_lds all\"; }"), "dynamic shared memory is `all`");
         let no_text = CodeObject::parse(b".version \xff").unwrap_err();
         assert!(matches!(no_text, ParseError::Ptx { .. }), "{no_text}");
     }

@@ -21,7 +21,8 @@ struct BlockSums {
         else return true;
     }();
     using Part = typename T::Product::Acc;
-    using Acc = Vec<float, hk::kMmaRows>;
+    using Acc = hk::MmaAcc;
+    using Rows = Vec<float, hk::kLaneRows>;
     Acc acc[kM][kN] = {};
     Part part[kM][kN] = {};
     bool one_w_scale;  // for all rows of w that the wave has
@@ -56,12 +57,16 @@ struct BlockSums {
         /// By the scales of the step's columns.
         HK_FN void scale(const auto &step) const {
             const auto &words = *step.words[0];
-            float x_scale[kM];
+            Rows x_scale[kM];
 #pragma unroll
             for (int m = 0; m < kM; ++m) {
-                x_scale[m] = 1.0f;
+                x_scale[m] = Rows(1.0f);
                 if constexpr (kXScaled) {
-                    x_scale[m] = __builtin_bit_cast(float, words.x(T::wave_m() + 16 * m + hk::lane_id() % 16));
+#pragma unroll
+                    for (u32 r = 0; r < hk::kLaneRows; ++r) {
+                        const u32 row = T::wave_m() + 16 * m + hk::row_of_lane(hk::lane_id(), r);
+                        x_scale[m][r] = __builtin_bit_cast(float, words.x(row));
+                    }
                 }
                 if constexpr (kOneWScale) x_scale[m] *= __builtin_bit_cast(float, *words.w(T::wave_n()));
             }
@@ -69,13 +74,13 @@ struct BlockSums {
             for (int n = 0; n < kN; ++n) {
                 Acc w_scale = Acc(1.0f);
                 if constexpr (!kOneWScale) {
-                    const u32 row = T::wave_n() + 16 * n + hk::lane_id() / 16 * hk::kMmaRows;
-                    w_scale = *reinterpret_cast<const Acc *>(words.w(row));
+                    const u32 row = T::wave_n() + 16 * n + hk::group_of_lane(hk::lane_id()) * hk::kMmaRows;
+                    w_scale = hk::by_n(*reinterpret_cast<const Vec<float, hk::kMmaRows> *>(words.w(row)));
                 }
 #pragma unroll
                 for (int m = 0; m < kM; ++m) {
                     const Acc sum = __builtin_convertvector(sums.part[m][n], Acc);
-                    sums.acc[m][n] = __builtin_elementwise_fma(sum, w_scale * x_scale[m], sums.acc[m][n]);
+                    sums.acc[m][n] = __builtin_elementwise_fma(sum, w_scale * hk::by_m(x_scale[m]), sums.acc[m][n]);
                     sums.part[m][n] = Part(0);
                 }
             }

@@ -80,8 +80,9 @@ struct DecodedTile {
         static constexpr int kBytes = 2, kFrags = 1;
 
         HK_FN static Acc mma(const Frag *w, const Frag *x, Acc acc) {
-            using Weights = Vec<typename Decode::Half, 8>;
-            return hk::mma(__builtin_bit_cast(Weights, w[0]), __builtin_bit_cast(Vec<T, 8>, x[0]), acc);
+            using Weights = hk::OfRows<Vec<typename Decode::Half, 8>>;
+            using Floats = hk::OfRows<Vec<T, 8>>;
+            return hk::mma(__builtin_bit_cast(Weights, w[0]), __builtin_bit_cast(Floats, x[0]), acc);
         }
     };
     static constexpr int kM = kM_, kN = kN_, kBytes = 64, kStep = 1;

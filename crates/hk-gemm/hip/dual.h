@@ -85,7 +85,7 @@ HK_FN void dual_gemm(const DualParams<typename First::Given> &p) {
         typename First::Lds first;
         typename Second::Lds second;
     };
-    __shared__ Lds lds;
+    auto &lds = hk::block_lds<Lds>();
     if (hk::block_x() < p.first.grid.blocks) {
         First::run(p.first, Beside<false, typename First::Given, Lds>{p, lds});
     } else {

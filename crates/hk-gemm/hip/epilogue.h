@@ -4,6 +4,7 @@
 #include <hk/activate.h>
 #include <hk/arch.h>
 #include <hk/global.h>
+#include <hk/mma.h>
 #include <hk/pipeline.h>
 #include <hk/types.h>
 
@@ -295,7 +296,7 @@ HK_FN void finish_gated(const Epilogue &e, const Work &work, u32 m, u32 n, Vec<f
 
 /// Sums that are in units of something.
 template <int kM, int kN>
-HK_FN void in_units(Vec<float, hk::kMmaRows> (&acc)[kM][kN], float unit) {
+HK_FN void in_units(hk::MmaAcc (&acc)[kM][kN], float unit) {
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
@@ -322,17 +323,17 @@ struct Strip {
         return row * kChunks + (c ^ swizzle % kChunks);
     }
 
-    /// The 16 rows from `first` on, of which a lane has column lane % 16, kMmaRows neighbours.
+    /// The 16 rows from `first` on, as a lane has sums of them.
     template <class Acc, int kN>
     HK_FN void put(u32 first, const Acc (&acc)[kN]) {
         static_assert(16 * kN == kCols, "whole rows");
 #pragma unroll
         for (u32 n = 0; n < kN; ++n) {
-            const auto sums = __builtin_convertvector(acc[n], Vec<Number, hk::kMmaRows>);
+            const auto sums = __builtin_convertvector(acc[n], Vec<Number, hk::kLaneRows * hk::kMmaRows>);
+            const u32 lane = hk::lane_id(), c = 4 * n + hk::group_of_lane(lane);
 #pragma unroll
-            for (u32 i = 0; i < hk::kMmaRows / 4; ++i) {
-                const u32 c = 4 * n + hk::lane_id() / 16 * (hk::kMmaRows / 4) + i;
-                chunk[place(first + hk::lane_id() % 16, c)] = reinterpret_cast<const Chunk *>(&sums)[i];
+            for (u32 i = 0; i < hk::kLaneRows; ++i) {
+                chunk[place(first + hk::row_of_lane(lane, i), c)] = reinterpret_cast<const Chunk *>(&sums)[i];
             }
         }
     }

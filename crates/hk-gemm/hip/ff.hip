@@ -50,28 +50,37 @@ constexpr u32 kColumns = 8;
 /// Rows of w_down.
 class DownRows {
     hk::Window window_;
-    u32 stride_, end_, bytes_, offset_;
+    u32 stride_, end_, bytes_, offset_[hk::kLaneRows];
+
+    /// The first of the lane's 8 rows of a step, and its bytes of strip 0 for each row of a fragment.
+    HK_FN static u32 row() { return hk::group_of_lane(hk::lane_id()) * 8; }
+    HK_FN static u32 byte(u32 i) { return hk::row_of_lane(hk::lane_id(), i) * 16; }
 
 public:
     struct Set {
-        Frag row[8];
+        Vec<u32, 4> row[hk::kLaneRows][8];
     };
 
     /// `end` rows from `first` on, of `width` columns.
     HK_FN DownRows(GlobalPtr<const u8> first, u32 stride, u32 end, u32 width)
-        : window_(first, hk::Window::kBeyond - 1), stride_(stride), end_(end), bytes_(width * 2),
-          offset_(hk::lane_id() / 16 * 8 * stride + hk::lane_id() % 16 * 16) {}
+        : window_(first, hk::Window::kBeyond - 1), stride_(stride), end_(end), bytes_(width * 2) {
+#pragma unroll
+        for (u32 i = 0; i < hk::kLaneRows; ++i) offset_[i] = row() * stride + byte(i);
+    }
 
-    /// The lane's 8 columns of strip `strip`, of 8 of the kStep rows from `row` on.
-    HK_FN Set load(u32 row, u32 strip) const {
+    /// The lane's columns of strip `strip`, 8 and 8, of 8 of the kStep rows from `from` on.
+    HK_FN Set load(u32 from, u32 strip) const {
         const u32 at = strip * (kStrip * 2);
         // The sign of what is left moves the offset beyond the window.
-        const u32 rows_left = end_ - 1u - (row + hk::lane_id() / 16 * 8);
-        const u32 bytes_left = bytes_ - 1u - (at + hk::lane_id() % 16 * 16);
-        const u32 past = (rows_left | bytes_left) & hk::Window::kBeyond;
+        const u32 rows_left = end_ - 1u - (from + row());
         Set set;
 #pragma unroll
-        for (u32 r = 0; r < 8; ++r) set.row[r] = window_.load<Frag>(offset_ | past, (row + r) * stride_ + at);
+        for (u32 i = 0; i < hk::kLaneRows; ++i) {
+            const u32 bytes_left = bytes_ - 1u - (at + byte(i));
+            const u32 past = (rows_left | bytes_left) & hk::Window::kBeyond;
+#pragma unroll
+            for (u32 r = 0; r < 8; ++r) set.row[i][r] = window_.load<Vec<u32, 4>>(offset_[i] | past, (from + r) * stride_ + at);
+        }
         return set;
     }
 };
@@ -84,21 +93,22 @@ struct StripSums {
     HK_FN void add(const DownRows::Set &set, const Frag (&h)[kMTiles]) {
 #pragma unroll
         for (u32 j = 0; j < kColumns; ++j) {
-            const Frag w = hk::column_of(set.row, j);
+            const Frag w = hk::joined(hk::of_rows([&](u32 i) { return hk::column_of(set.row[i], j); }));
 #pragma unroll
             for (int m = 0; m < kMTiles; ++m) acc[m][j] = hk::Product<T>::mma(&w, &h[m], acc[m][j]);
         }
     }
 
-    /// Calls `part(col, sums)` for each 8 columns that the lane has of row lane % 16 of a tile of rows.
+    /// Calls `part(row, col, sums)` for each 8 columns that the lane has of a row of a tile of 16.
     template <class F>
     HK_FN void each(int tile, F part) const {
+        const u32 lane = hk::lane_id();
 #pragma unroll
-        for (u32 r = 0; r < hk::kMmaRows; ++r) {
+        for (u32 i = 0; i < hk::kLaneRows * hk::kMmaRows; ++i) {
             Vec<float, 8> sums;
 #pragma unroll
-            for (u32 j = 0; j < kColumns; ++j) sums[j] = acc[tile][j][r];
-            part((hk::lane_id() / 16 * hk::kMmaRows + r) * kColumns, sums);
+            for (u32 j = 0; j < kColumns; ++j) sums[j] = acc[tile][j][i];
+            part(hk::Sums<16>::m(lane, i), hk::Sums<16>::n(lane, i) * kColumns, sums);
         }
     }
 };
@@ -112,10 +122,11 @@ HK_FN void ff(const Params &given) {
     constexpr u32 kChunk = kGated ? kN / 2 : kN;      // columns of h that are made at a time
     constexpr u32 kSlice = 192;                       // of a block, at most
     constexpr u32 kPitch = kN + 4, kHPitch = kSlice + 8;  // rows of a fragment are on different banks
-    __shared__ struct {
+    struct Lds {
         float sums[kWaves][kM * kPitch];
         alignas(16) T h[kM * kHPitch];
-    } lds;
+    };
+    auto &lds = hk::block_lds<Lds>();
 
     const u32 first = hk::block_x() * given.slice;
     const u32 left = given.columns - first;
@@ -168,8 +179,13 @@ HK_FN void ff(const Params &given) {
             for (u32 m = 0; m < kMTiles; ++m) {
 #pragma unroll
                 for (u32 n = 0; n < kNTiles; ++n) {
-                    const u32 at = (16 * m + hk::lane_id() % 16) * kPitch + 16 * n + hk::lane_id() / 16 * hk::kMmaRows;
-                    *reinterpret_cast<hk::MmaAcc *>(lds.sums[hk::wave_id()] + at) = acc[m][n];
+                    using Run = Vec<float, hk::kMmaRows>;
+#pragma unroll
+                    for (u32 i = 0; i < hk::kLaneRows; ++i) {
+                        const u32 row = 16 * m + hk::row_of_lane(hk::lane_id(), i);
+                        const u32 col = 16 * n + hk::group_of_lane(hk::lane_id()) * hk::kMmaRows;
+                        *reinterpret_cast<Run *>(lds.sums[hk::wave_id()] + row * kPitch + col) = reinterpret_cast<const Run *>(&acc[m][n])[i];
+                    }
                 }
             }
         }
@@ -215,19 +231,22 @@ HK_FN void ff(const Params &given) {
         Frag h[kMTiles];
 #pragma unroll
         for (u32 m = 0; m < kMTiles; ++m) {
-            const T *from = lds.h + (16 * m + hk::lane_id() % 16) * kHPitch + at.step * kStep + hk::lane_id() / 16 * 8;
-            h[m] = *reinterpret_cast<const Frag *>(from);
+            h[m] = hk::joined(hk::of_rows([&](u32 i) {
+                const T *row = lds.h + (16 * m + hk::row_of_lane(hk::lane_id(), i)) * kHPitch;
+                return *reinterpret_cast<const Vec<u32, 4> *>(row + at.step * kStep + hk::group_of_lane(hk::lane_id()) * 8);
+            }));
         }
         sums.add(set, h);
         if (at.step + 1 < steps) return;
         const Params &p = hk::read_anew(given);
 #pragma unroll
         for (int m = 0; m < kMTiles; ++m) {
-            const u32 row = 16 * m + hk::lane_id() % 16;
-            const i64 plane = i64(hk::block_x()) * p.y_plane + i64(row) * p.y_row;
-            sums.each(m, [&](u32 col, Vec<float, 8> part) {
+            const i64 plane = i64(hk::block_x()) * p.y_plane;
+            sums.each(m, [&](u32 of_tile, u32 col, Vec<float, 8> part) {
+                const u32 row = 16 * m + of_tile;
                 col += at.strip * kStrip;
-                if (row < p.rows && col < p.width) gemm::store_floats<float, 8>(p.y, plane + col, part, 8, true);
+                if (row >= p.rows || col >= p.width) return;
+                gemm::store_floats<float, 8>(p.y, plane + i64(row) * p.y_row + col, part, 8, true);
             });
         }
         sums = {};
@@ -293,8 +312,8 @@ HK_FN void ff_down(const Params &given) {
     for (int m = 0; m < kMTiles; ++m) {
         // What was read of the tile before is no longer needed.
         hk::block_barrier();
-        sums.each(m, [&](u32 col, Vec<float, 8> v) {
-            auto *to = reinterpret_cast<Vec<float, 4> *>(planes[hk::wave_id()] + hk::lane_id() % 16 * kPitch + col);
+        sums.each(m, [&](u32 row, u32 col, Vec<float, 8> v) {
+            auto *to = reinterpret_cast<Vec<float, 4> *>(planes[hk::wave_id()] + row * kPitch + col);
             to[0] = v.lo;
             to[1] = v.hi;
         });

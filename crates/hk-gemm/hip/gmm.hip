@@ -19,7 +19,7 @@ using hk::u32;
 template <class T>
 HK_FN void gmm(const Params &given) {
     using E = typename T::Element;
-    __shared__ gemm::GroupedLds<T> lds;
+    auto &lds = hk::block_lds<gemm::GroupedLds<T>>();
     gemm::Walk walk(given.groups, T::kM);
     for (u32 task = hk::by_xcd(hk::block_x(), hk::grid_x());; task += hk::grid_x()) {
         const Params &p = hk::read_anew(given);

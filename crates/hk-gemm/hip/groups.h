@@ -50,9 +50,7 @@ public:
         }
         return chunks;
     }
-#if defined(HK_AMD)
     HK_FN void copy(u32 from, typename Base::Tile &tile) const { Base::copy(from >> less_, tile); }
-#endif
 };
 
 /// Products over the columns of one fragment, whatever is fastest for more of them.
@@ -66,7 +64,7 @@ struct FragProduct {
             return hk::Product<E>::mma(w, x, acc);
         } else {
             static_assert(__is_same(E, hk::Fp8), "the one type whose instructions can be of more columns");
-            return hk::mma_fp8(w->hi, x->hi, hk::mma_fp8(w->lo, x->lo, acc));
+            return hk::mma_fp8({w->hi}, {x->hi}, hk::mma_fp8({w->lo}, {x->lo}, acc));
         }
     }
 };

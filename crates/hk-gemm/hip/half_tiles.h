@@ -35,10 +35,10 @@ struct HalfTiles {
     using T128x128 = HalfTile<Tile<E, Access::Vectors, 128, 128, 2, 2, 5>>;
     using T64x64 = Small<Access::Vectors>;
     using Elements = Small<Access::Elements>;
-    using S16x16 = SkinnyHalfTile<E, 1, 1, 8, 256>;
-    using S16x32 = SkinnyHalfTile<E, 1, 2, 8, 256>;
-    using S32x32 = SkinnyHalfTile<E, 2, 2, 8, 128>;
-    using S64x32 = SkinnyHalfTile<E, 4, 2, 4, 128>;
+    using S16x16 = SkinnyHalfTile<E, 1, 1, kSharing, kLongStretch>;
+    using S16x32 = SkinnyHalfTile<E, 1, 2, kSharing, kLongStretch>;
+    using S32x32 = SkinnyHalfTile<E, 2, 2, kSharing, kShortStretch>;
+    using S64x32 = SkinnyHalfTile<E, 4, 2, 4, kShortStretch>;
 };
 
 }  // namespace gemm

@@ -20,13 +20,15 @@
 namespace gemm {
 
 /// What a wave reads of 16 kTiles rows: blocks of a type, of kCount times kMxCols columns. `from` is in bytes of x, with XBits bits
-/// for a column.
-template <class Raw, int kBits, int kXBits, int kTiles, int kCount>
+/// for a column. `kOnce`: no other wave reads them.
+template <class Raw, int kBits, int kXBits, int kTiles, int kCount, bool kOnce>
 class BlockRows {
     hk::Window window_;
     u32 end_;  // of a row, in bytes
     u32 spread_;
-    u32 offset_[kTiles];
+    u32 offset_[kTiles][hk::kLaneRows];
+
+    HK_FN static u32 ahead() { return hk::group_of_lane(hk::lane_id()) * Raw::kLaneStep; }
 
 public:
     static constexpr u32 kBytes = hk::kMxCols * kBits / 8;
@@ -36,13 +38,16 @@ public:
         : window_(first, hk::Window::kBeyond - 1), end_(u32(u64(end) * kBits / kXBits)), spread_(given.layout.spread) {
 #pragma unroll
         for (u32 i = 0; i < kTiles; ++i) {
-            const u32 row = 16 * i + hk::lane_id() % 16, ahead = hk::lane_id() / 16 * Raw::kLaneStep;
-            const bool there = row < given.rows - first_row;
-            offset_[i] = there ? given.layout.window_offset(row) + (ahead << spread_) : hk::Window::kBeyond;
+#pragma unroll
+            for (u32 r = 0; r < hk::kLaneRows; ++r) {
+                const u32 row = 16 * i + hk::row_of_lane(hk::lane_id(), r);
+                const bool there = row < given.rows - first_row;
+                offset_[i][r] = there ? given.layout.window_offset(row) + (ahead() << spread_) : hk::Window::kBeyond;
+            }
         }
     }
 
-    HK_FN void load(Raw (&blocks)[kTiles][kCount], u32 from) const {
+    HK_FN void load(hk::OfRows<Raw> (&blocks)[kTiles][kCount], u32 from) const {
         const u32 bytes = u32(u64(from) * kBits / kXBits);
 #pragma unroll
         for (u32 b = 0; b < kCount; ++b) {
@@ -50,10 +55,15 @@ public:
             for (u32 c = 0; c < Raw::kChunks; ++c) {
                 // The sign of what is left of the row moves the offset beyond the window.
                 const u32 at = bytes + b * kBytes + c * Raw::kStep;
-                const u32 past = (end_ - 1u - (at + hk::lane_id() / 16 * Raw::kLaneStep)) & hk::Window::kBeyond;
+                const u32 past = (end_ - 1u - (at + ahead())) & hk::Window::kBeyond;
 #pragma unroll
                 for (int i = 0; i < kTiles; ++i) {
-                    blocks[i][b].chunk[c] = window_.load<Vec<u32, 4>>(offset_[i] | past, at << spread_);
+#pragma unroll
+                    for (u32 r = 0; r < hk::kLaneRows; ++r) {
+                        auto &chunk = blocks[i][b].row[r].chunk[c];
+                        if constexpr (kOnce) chunk = window_.load_once(offset_[i][r] | past, at << spread_);
+                        else chunk = window_.template load<Vec<u32, 4>>(offset_[i][r] | past, at << spread_);
+                    }
                 }
             }
         }
@@ -65,7 +75,7 @@ template <int kXBits, int kTiles, int kCount>
 class ScaleRows {
     hk::Window window_;
     u32 columns_;
-    u32 block_[3], offset_[kTiles];
+    u32 block_[3], offset_[kTiles][hk::kLaneRows];
 
 public:
     HK_FN ScaleRows(const MxScale &s, u32 index, u32 first_row, u32 rows, u32 end)
@@ -74,20 +84,25 @@ public:
         for (int i = 0; i < 3; ++i) block_[i] = s.block[i];
 #pragma unroll
         for (u32 i = 0; i < kTiles; ++i) {
-            const u32 offset = s.offset(first_row + 16 * i + hk::lane_id() % 16, rows);
-            offset_[i] = offset == hk::Window::kBeyond ? offset : offset + hk::lane_id() / 16 * block_[0];
+#pragma unroll
+            for (u32 r = 0; r < hk::kLaneRows; ++r) {
+                const u32 offset = s.offset(first_row + 16 * i + hk::row_of_lane(hk::lane_id(), r), rows);
+                offset_[i][r] = offset == hk::Window::kBeyond ? offset : offset + hk::group_of_lane(hk::lane_id()) * block_[0];
+            }
         }
     }
 
-    HK_FN void load(u32 (&codes)[kTiles][kCount], u32 from) const {
+    HK_FN void load(hk::OfRows<u32> (&codes)[kTiles][kCount], u32 from) const {
         const u32 column = u32(u64(from) * 8 / kXBits);
 #pragma unroll
         for (u32 b = 0; b < kCount; ++b) {
             const u32 at = column + b * hk::kMxCols;
-            const u32 past = (columns_ - 1u - (at + hk::lane_id() / 16 * 32)) & hk::Window::kBeyond;
+            const u32 past = (columns_ - 1u - (at + hk::group_of_lane(hk::lane_id()) * 32)) & hk::Window::kBeyond;
 #pragma unroll
             for (int i = 0; i < kTiles; ++i) {
-                codes[i][b] = window_.load<u8>(offset_[i] | past, MxScale::of_block(at / 32, block_));
+                codes[i][b] = hk::of_rows([&](u32 r) {
+                    return u32(window_.load<u8>(offset_[i][r] | past, MxScale::of_block(at / 32, block_)));
+                });
             }
         }
     }
@@ -96,7 +111,7 @@ public:
 /// No scales of blocks.
 struct NoScaleRows {
     template <int kTiles, int kCount>
-    HK_FN void load(u32 (&)[kTiles][kCount], u32) const {}
+    HK_FN void load(hk::OfRows<u32> (&)[kTiles][kCount], u32) const {}
 };
 
 struct Fp4ByFp4 {
@@ -123,9 +138,9 @@ struct Fp8ByFp4 : Fp4ByFp4 {
     HK_FN static BlockX x(const RawX &raw, u32, const MixedParams &) { return BlockX::of(raw); }
 };
 
-/// One operand of mxfp8: what a lane has of a row, kMxCols columns.
+/// One operand of mxfp8: what a lane has of its rows, kMxCols columns.
 template <bool kOfW>
-struct MxFp8Row {
+struct MxFp8Rows {
     using Part = decltype([] {
         if constexpr (kOfW) return hk::MxFp8::W();
         else return hk::MxFp8::X();
@@ -133,35 +148,42 @@ struct MxFp8Row {
     static constexpr int kParts = 2 / hk::MxFp8::kFrags;
     Part part[kParts];
 
-    /// `scale`: of block lane / 16.
-    HK_FN static MxFp8Row of(const hk::Block<hk::Fp8, true> &raw, u32 scale) {
-        MxFp8Row row;
+    /// `scale`: of the lane's blocks.
+    HK_FN static MxFp8Rows of(const hk::OfRows<hk::Block<hk::Fp8, true>> &raw, const hk::OfRows<u32> &scale) {
+        MxFp8Rows rows;
+        const auto codes = [&](int c) { return hk::joined(hk::of_rows([&](u32 r) { return raw.row[r].chunk[c]; })); };
         if constexpr (hk::kHasMxMma) {
-            row.part[0].codes[0] = raw.chunk[0], row.part[0].codes[hk::MxFp8::kFrags - 1] = raw.chunk[1];
-            row.part[0].scale = scale;
+            rows.part[0].codes[0] = codes(0), rows.part[0].codes[hk::MxFp8::kFrags - 1] = codes(1);
+            if constexpr (kOfW) rows.part[0].scale = scale.row[0];
+            else rows.part[0].scale = scale;
         } else {
-            // The row's codes in one word.
-            u32 word = scale << 8 * (hk::lane_id() / 16);
-            word |= hk::exchange<16>(word);
-            if constexpr (hk::kWaveSize > 32) word |= hk::exchange<hk::kWaveSize / 2>(word);
-            decltype(row.part[0].scale) words = word;
-            if constexpr (kOfW) {
+            // A row's scales in one word.
+            const u32 group = hk::group_of_lane(hk::lane_id());
+            const auto words = hk::of_rows([&](u32 r) {
+                return hk::reduce_over_groups(scale.row[r] << 8 * group, [](u32 a, u32 b) { return a | b; });
+            });
 #pragma unroll
-                for (u32 i = 0; i < hk::kMmaRows; ++i) words[i] = hk::from_lane(word, hk::lane_id() / 16 * hk::kMmaRows + i);
-            }
+            for (int p = 0; p < kParts; ++p) {
+                rows.part[p].codes[0] = codes(p);
+                const u32 shift = 8 * p * hk::MxFp8::kBlocks;
+                if constexpr (kOfW) {
 #pragma unroll
-            for (int i = 0; i < kParts; ++i) {
-                row.part[i].codes[0] = raw.chunk[i];
-                row.part[i].scale = words >> 8 * i * hk::MxFp8::kBlocks;
+                    for (u32 i = 0; i < hk::kMmaRows; ++i) {
+                        const u32 word = words.row[hk::part_of_row(i)];
+                        rows.part[p].scale[i] = hk::from_lane(word, hk::lane_of_row(group * hk::kMmaRows + i)) >> shift;
+                    }
+                } else {
+                    rows.part[p].scale = hk::of_rows([&](u32 r) { return words.row[r] >> shift; });
+                }
             }
         }
-        return row;
+        return rows;
     }
 };
 
-HK_FN hk::MmaAcc mma(const MxFp8Row<true> &w, const MxFp8Row<false> &x, hk::MmaAcc acc) {
+HK_FN hk::MmaAcc mma(const MxFp8Rows<true> &w, const MxFp8Rows<false> &x, hk::MmaAcc acc) {
 #pragma unroll
-    for (int i = 0; i < MxFp8Row<true>::kParts; ++i) acc = hk::MxFp8::mma(w.part[i], x.part[i], acc);
+    for (int i = 0; i < MxFp8Rows<true>::kParts; ++i) acc = hk::MxFp8::mma(w.part[i], x.part[i], acc);
     return acc;
 }
 
@@ -170,13 +192,15 @@ struct MxFp8ByMxFp8 {
     using W = hk::Fp8;
     using RawX = hk::Block<X, true>;
     using RawW = RawX;
-    using BlockX = MxFp8Row<false>;
-    using BlockW = MxFp8Row<true>;
+    using BlockX = MxFp8Rows<false>;
+    using BlockW = MxFp8Rows<true>;
     static constexpr bool kXScales = true, kWScales = true;
     static constexpr float kSumUnit = 1.0f;
 
-    HK_FN static BlockX x(const RawX &raw, u32 scale, const MixedParams &) { return BlockX::of(raw, scale); }
-    HK_FN static BlockW w(const RawW &raw, u32 scale) { return BlockW::of(raw, scale); }
+    HK_FN static BlockX x(const hk::OfRows<RawX> &raw, const hk::OfRows<u32> &scale, const MixedParams &) {
+        return BlockX::of(raw, scale);
+    }
+    HK_FN static BlockW w(const hk::OfRows<RawW> &raw, const hk::OfRows<u32> &scale) { return BlockW::of(raw, scale); }
 };
 
 template <class T>
@@ -229,15 +253,15 @@ struct MxSource {
     }());
 
     const MixedParams &p;
-    BlockRows<typename Kind::RawX, kXBits, kXBits, kMTiles, kCount> x;
-    BlockRows<typename Kind::RawW, hk::kBitsOf<typename Kind::W>, kXBits, kNTiles, kCount> w;
+    BlockRows<typename Kind::RawX, kXBits, kXBits, kMTiles, kCount, false> x;
+    BlockRows<typename Kind::RawW, hk::kBitsOf<typename Kind::W>, kXBits, kNTiles, kCount, true> w;
     __remove_pointer(Scales<Kind::kXScales, kMTiles>) x_scales;
     __remove_pointer(Scales<Kind::kWScales, kNTiles>) w_scales;
 
     struct Set {
-        typename Kind::RawX x[kMTiles][kCount];
-        typename Kind::RawW w[kNTiles][kCount];
-        u32 x_scales[kMTiles][kCount], w_scales[kNTiles][kCount];
+        hk::OfRows<typename Kind::RawX> x[kMTiles][kCount];
+        hk::OfRows<typename Kind::RawW> w[kNTiles][kCount];
+        hk::OfRows<u32> x_scales[kMTiles][kCount], w_scales[kNTiles][kCount];
     };
     HK_FN Set load(u32 from) const {
         Set set;
@@ -248,17 +272,31 @@ struct MxSource {
         return set;
     }
 
+    /// Operands of products, row by row if the kind makes them so.
+    HK_FN static auto w_block(const Set &set, int n, int b) {
+        const auto &raw = set.w[n][b];
+        const auto &scale = set.w_scales[n][b];
+        if constexpr (requires { Kind::w(raw, scale); }) return Kind::w(raw, scale);
+        else return hk::of_rows([&](u32 r) { return Kind::w(raw.row[r], scale.row[r]); });
+    }
+    HK_FN auto x_block(const Set &set, int m, int b) const {
+        const auto &raw = set.x[m][b];
+        const auto &scale = set.x_scales[m][b];
+        if constexpr (requires { Kind::x(raw, scale, p); }) return Kind::x(raw, scale, p);
+        else return hk::of_rows([&](u32 r) { return Kind::x(raw.row[r], scale.row[r], p); });
+    }
+
     HK_FN void multiply(Acc (&acc)[kMTiles][kNTiles], const Set &set) const {
 #pragma unroll
         for (int b = 0; b < kCount; ++b) {
-            typename Kind::BlockW ws[kNTiles];
+            decltype(w_block(set, 0, 0)) ws[kNTiles];
 #pragma unroll
-            for (int n = 0; n < kNTiles; ++n) ws[n] = Kind::w(set.w[n][b], set.w_scales[n][b]);
+            for (int n = 0; n < kNTiles; ++n) ws[n] = w_block(set, n, b);
 #pragma unroll
             for (int m = 0; m < kMTiles; ++m) {
-                const auto x_block = Kind::x(set.x[m][b], set.x_scales[m][b], p);
+                const auto x = x_block(set, m, b);
 #pragma unroll
-                for (int n = 0; n < kNTiles; ++n) acc[m][n] = mma(ws[n], x_block, acc[m][n]);
+                for (int n = 0; n < kNTiles; ++n) acc[m][n] = mma(ws[n], x, acc[m][n]);
             }
         }
     }
@@ -292,7 +330,9 @@ public:
     HK_FN GroupRows(const BlockScale &s, u32 index, u32 first_row, u32 rows, u32 end)
         : window_(s.first(index), hk::Window::kBeyond - 1), step_(s.group), shift_(s.group_shift), end_(end) {
 #pragma unroll
-        for (u32 i = 0; i < kTiles; ++i) offset_[i] = s.offset(first_row + 16 * i + hk::lane_id() / 16 * hk::kMmaRows, rows);
+        for (u32 i = 0; i < kTiles; ++i) {
+            offset_[i] = s.offset(first_row + 16 * i + hk::group_of_lane(hk::lane_id()) * hk::kMmaRows, rows);
+        }
     }
 
     /// Of groups of `kBytes` bytes of x, from `from` on.
@@ -319,29 +359,35 @@ struct HalfByByte {
     using W = Code;
     using Part = hk::MmaAcc;
     struct GroupX {
-        hk::Halves<T> block[kGroupBlocks];
-        float scale;
+        hk::OfRows<hk::Halves<T>> block[kGroupBlocks];
+        Vec<float, hk::kLaneRows> scale;
     };
     struct GroupW {
-        hk::Halves<T> block[kGroupBlocks];
+        hk::OfRows<hk::Halves<T>> block[kGroupBlocks];
     };
 
-    HK_FN static GroupX x(const hk::Block<T> *raw) {
+    HK_FN static GroupX x(const hk::OfRows<hk::Block<T>> *raw) {
         GroupX group;
 #pragma unroll
-        for (int b = 0; b < kGroupBlocks; ++b) group.block[b] = hk::Halves<T>::of(raw[b]);
+        for (int b = 0; b < kGroupBlocks; ++b) {
+            group.block[b] = hk::of_rows([&](u32 r) { return hk::Halves<T>::of(raw[b].row[r]); });
+        }
         group.scale = 1.0f;
         return group;
     }
-    HK_FN static GroupW w(const hk::Block<Code> *raw) {
+    HK_FN static GroupW w(const hk::OfRows<hk::Block<Code>> *raw) {
         GroupW group;
 #pragma unroll
         for (int b = 0; b < kGroupBlocks; ++b) {
+            group.block[b] = hk::of_rows([&](u32 r) {
+                hk::Halves<T> halves;
 #pragma unroll
-            for (int c = 0; c < 2; ++c) {
-                group.block[b].part[2 * c] = hk::decoded<Code, T>(raw[b].chunk[c].lo);
-                group.block[b].part[2 * c + 1] = hk::decoded<Code, T>(raw[b].chunk[c].hi);
-            }
+                for (int c = 0; c < 2; ++c) {
+                    halves.part[2 * c] = hk::decoded<Code, T>(raw[b].row[r].chunk[c].lo);
+                    halves.part[2 * c + 1] = hk::decoded<Code, T>(raw[b].row[r].chunk[c].hi);
+                }
+                return halves;
+            });
         }
         return group;
     }
@@ -361,49 +407,58 @@ struct ToByteByByte {
     using Part = typename Product::Acc;
     struct GroupX {
         Frag codes[kGroupBlocks][2];
-        float scale;
+        Vec<float, hk::kLaneRows> scale;
     };
     struct GroupW {
         Frag codes[kGroupBlocks][2];
     };
 
-    HK_FN static GroupX x(const hk::Block<T> *raw) {
+    HK_FN static GroupX x(const hk::OfRows<hk::Block<T>> *raw) {
         constexpr auto kKind = hk::kCodeKind<Code>;
-        Vec<float, 8> v[kGroupBlocks][4];
-        hk::FiniteMax max;
+        GroupX group;
+        hk::OfRows<Vec<u32, 4>> codes[kGroupBlocks][2];
 #pragma unroll
-        for (int b = 0; b < kGroupBlocks; ++b) {
+        for (int r = 0; r < hk::kLaneRows; ++r) {
+            Vec<float, 8> v[kGroupBlocks][4];
+            hk::FiniteMax max;
 #pragma unroll
-            for (int c = 0; c < 4; ++c) {
-                v[b][c] = hk::widen<T, 8>(__builtin_bit_cast(Vec<T, 8>, raw[b].chunk[c]));
-                max.add(v[b][c]);
+            for (int b = 0; b < kGroupBlocks; ++b) {
+#pragma unroll
+                for (int c = 0; c < 4; ++c) {
+                    v[b][c] = hk::widen<T, 8>(__builtin_bit_cast(Vec<T, 8>, raw[b].row[r].chunk[c]));
+                    max.add(v[b][c]);
+                }
+            }
+            const u32 top = hk::reduce_over_groups(max.top, hk::MaxBits{});
+            group.scale[r] = hk::group_scale(hk::FiniteMax::value(top), hk::kCodeMax<kKind>);
+            const float inverse = 1.0f / group.scale[r];
+#pragma unroll
+            for (int b = 0; b < kGroupBlocks; ++b) {
+#pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    const auto low = hk::to_codes<kKind>(v[b][2 * c] * inverse);
+                    const auto high = hk::to_codes<kKind>(v[b][2 * c + 1] * inverse);
+                    codes[b][c].row[r] = {low[0], low[1], high[0], high[1]};
+                    // All tests for NaN at once would fill the scalar registers.
+                    hk::stay_in_order();
+                }
             }
         }
-        // Of the lanes that have the row.
-        u32 top = hk::MaxBits{}(max.top, hk::exchange<16>(max.top));
-        if constexpr (hk::kWaveSize > 32) top = hk::MaxBits{}(top, hk::exchange<hk::kWaveSize / 2>(top));
-        GroupX group;
-        group.scale = hk::group_scale(hk::FiniteMax::value(top), hk::kCodeMax<kKind>);
-        const float inverse = 1.0f / group.scale;
 #pragma unroll
         for (int b = 0; b < kGroupBlocks; ++b) {
 #pragma unroll
-            for (int c = 0; c < 2; ++c) {
-                const auto low = hk::to_codes<kKind>(v[b][2 * c] * inverse);
-                const auto high = hk::to_codes<kKind>(v[b][2 * c + 1] * inverse);
-                group.codes[b][c] = {low[0], low[1], high[0], high[1]};
-                // All tests for NaN at once would fill the scalar registers.
-                hk::stay_in_order();
-            }
+            for (int c = 0; c < 2; ++c) group.codes[b][c] = hk::joined(codes[b][c]);
         }
         return group;
     }
-    HK_FN static GroupW w(const hk::Block<Code> *raw) {
+    HK_FN static GroupW w(const hk::OfRows<hk::Block<Code>> *raw) {
         GroupW group;
 #pragma unroll
         for (int b = 0; b < kGroupBlocks; ++b) {
 #pragma unroll
-            for (int c = 0; c < 2; ++c) group.codes[b][c] = raw[b].chunk[c];
+            for (int c = 0; c < 2; ++c) {
+                group.codes[b][c] = hk::joined(hk::of_rows([&](u32 r) { return raw[b].row[r].chunk[c]; }));
+            }
         }
         return group;
     }
@@ -422,17 +477,17 @@ template <class Kind, int kMTiles_, int kNTiles_, int kGroups>
 struct GroupSource {
     using T = typename Kind::X;
     using Code = typename Kind::W;
-    using Acc = Vec<float, hk::kMmaRows>;
+    using Acc = hk::MmaAcc;
     static constexpr int kMTiles = kMTiles_, kNTiles = kNTiles_, kCount = kGroups * kGroupBlocks;
     static constexpr u32 kGroupBytes = 128 * sizeof(T), kStretch = kGroups * kGroupBytes;
 
-    BlockRows<hk::Block<T>, hk::kBitsOf<T>, hk::kBitsOf<T>, kMTiles, kCount> x;
-    BlockRows<hk::Block<Code>, hk::kBitsOf<Code>, hk::kBitsOf<T>, kNTiles, kCount> w;
+    BlockRows<hk::Block<T>, hk::kBitsOf<T>, hk::kBitsOf<T>, kMTiles, kCount, false> x;
+    BlockRows<hk::Block<Code>, hk::kBitsOf<Code>, hk::kBitsOf<T>, kNTiles, kCount, true> w;
     GroupRows<kNTiles, kGroups> scales;
 
     struct Set {
-        hk::Block<T> x[kMTiles][kCount];
-        hk::Block<Code> w[kNTiles][kCount];
+        hk::OfRows<hk::Block<T>> x[kMTiles][kCount];
+        hk::OfRows<hk::Block<Code>> w[kNTiles][kCount];
         float scales[kNTiles][kGroups];
     };
     HK_FN Set load(u32 from) const {
@@ -455,8 +510,8 @@ struct GroupSource {
 #pragma unroll
                 for (int n = 0; n < kNTiles; ++n) {
                     const auto part = Kind::mma(ws[n], xs, typename Kind::Part(0));
-                    const float scale = xs.scale * set.scales[n][g];
-                    acc[m][n] = __builtin_elementwise_fma(__builtin_convertvector(part, Acc), Acc(scale), acc[m][n]);
+                    const Acc scale = hk::by_m(xs.scale * set.scales[n][g]);
+                    acc[m][n] = __builtin_elementwise_fma(__builtin_convertvector(part, Acc), scale, acc[m][n]);
                 }
             }
         }

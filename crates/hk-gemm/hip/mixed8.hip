@@ -4,6 +4,7 @@
 #include "mixed.h"
 
 namespace {
+using gemm::kSharing;
 using gemm::skinny_group_gemm;
 using Params = gemm::MixedParams;
 template <class T, class Code>
@@ -11,9 +12,9 @@ using Kind = gemm::HalfByByte<T, Code>;
 }  // namespace
 
 // Entry points of one type of x and of w: tiles of M and N, waves that share K, times 128 columns in a stretch.
-#define MIXED8(T, code, Code)                                                                                          \
-    HK_ENTRY(gemm_##T##_w##code##_16x32, 8 * hk::kWaveSize, skinny_group_gemm<Kind<hk::T, Code>, 1, 2, 8, 1>)     \
-    HK_ENTRY(gemm_##T##_w##code##_32x32, 8 * hk::kWaveSize, skinny_group_gemm<Kind<hk::T, Code>, 2, 2, 8, 1>)     \
+#define MIXED8(T, code, Code)                                                                                               \
+    HK_ENTRY(gemm_##T##_w##code##_16x32, kSharing * hk::kWaveSize, skinny_group_gemm<Kind<hk::T, Code>, 1, 2, kSharing, 1>) \
+    HK_ENTRY(gemm_##T##_w##code##_32x32, kSharing * hk::kWaveSize, skinny_group_gemm<Kind<hk::T, Code>, 2, 2, kSharing, 1>) \
     HK_ENTRY(gemm_##T##_w##code##_64x32, 4 * hk::kWaveSize, skinny_group_gemm<Kind<hk::T, Code>, 4, 2, 4, 1>)
 
 MIXED8(bf16, i8, hk::I8)

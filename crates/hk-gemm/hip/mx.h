@@ -116,8 +116,9 @@ struct MxFrag<hk::Fp4> {
     static constexpr float kSumUnit = hk::kMxSumUnit;
 
     template <class Tile>
-    HK_FN static Block load(const Tile &tile, u32 row, u32 k, u32 scale) {
-        return Block::of_codes(tile.frag(row, k), scale);
+    HK_FN static hk::OfRows<Block> load(const Tile &tile, u32 row, u32 k, const hk::OfRows<u32> &scale) {
+        const auto chunks = tile.chunks(row, k);
+        return hk::of_rows([&](u32 i) { return Block::of_codes(chunks.row[i], scale.row[i]); });
     }
 };
 
@@ -129,15 +130,17 @@ struct MxFrag<hk::Fp8> {
     static constexpr float kSumUnit = hk::kMxFp8SumUnit;
 
     template <class Tile>
-    HK_FN static Block load(const Tile &tile, u32 row, u32 k, u32) {
-        typename Block::Raw raw;
-        constexpr u32 kOfLanes = hk::kWaveSize / 16;
+    HK_FN static hk::OfRows<Block> load(const Tile &tile, u32 row, u32 k, const hk::OfRows<u32> &) {
+        const u32 lane = hk::lane_id();
+        return hk::of_rows([&](u32 i) {
+            typename Block::Raw raw;
 #pragma unroll
-        for (u32 c = 0; c < 2; ++c) {
-            const u32 in_block = (c * Block::Raw::kStep + hk::lane_id() / 16 * Block::Raw::kLaneStep) / 16;
-            raw.chunk[c] = tile.chunk[Tile::place(row + hk::lane_id() % 16, 2 * kOfLanes * k + in_block)];
-        }
-        return Block::of(raw);
+            for (u32 c = 0; c < 2; ++c) {
+                const u32 in_block = (c * Block::Raw::kStep + hk::group_of_lane(lane) * Block::Raw::kLaneStep) / 16;
+                raw.chunk[c] = tile.chunk[Tile::place(row + hk::row_of_lane(lane, i), 2 * hk::kLaneGroups<16> * k + in_block)];
+            }
+            return Block::of(raw);
+        });
     }
 };
 
@@ -179,20 +182,22 @@ struct MxSums {
 #pragma unroll
         for (int k = 0; k < kOfStage; ++k) {
             // A lane has a block of its row.
-            const u32 shift = 8 * (k * (hk::kWaveSize / 16) + hk::lane_id() / 16);
-            const auto code = [&](u32 word) { return word >> shift & 0xffu; };
-            hk::MxBlock w[kN];
+            const u32 lane = hk::lane_id(), shift = 8 * (k * hk::kLaneGroups<16> + hk::group_of_lane(lane));
+            const auto codes = [&](u32 row, auto word) {
+                return hk::of_rows([&](u32 i) { return word(row + hk::row_of_lane(lane, i)) >> shift & 0xffu; });
+            };
+            hk::OfRows<hk::MxBlock> w[kN];
 #pragma unroll
             for (int n = 0; n < kN; ++n) {
                 const u32 row = T::wave_n() + 16 * n;
-                const u32 scale = code(*step.words[0]->w(row + hk::lane_id() % 16));
+                const auto scale = codes(row, [&](u32 r) { return *step.words[0]->w(r); });
                 w[n] = MxFrag<hk::Fp4>::load(*step.w[0], row, k, scale);
             }
 #pragma unroll
             for (int m = 0; m < kM; ++m) {
                 const u32 row = T::wave_m() + 16 * m;
-                u32 scale = 0;
-                if constexpr (T::Operand::kHasScales) scale = code(step.words[0]->x(row + hk::lane_id() % 16));
+                hk::OfRows<u32> scale = {};
+                if constexpr (T::Operand::kHasScales) scale = codes(row, [&](u32 r) { return step.words[0]->x(r); });
                 const auto x = T::Operand::load(*step.x[0], row, k, scale);
 #pragma unroll
                 for (int n = 0; n < kN; ++n) acc[m][n] = hk::mma(w[n], x, acc[m][n]);
@@ -231,22 +236,25 @@ struct MxFp8Sums {
         for (int k = 0; k < T::kStep * kOfStage; k += MxFp8::kFrags) {
             const auto load = [&](Frag (&codes)[MxFp8::kFrags], const auto &tiles, u32 row) {
 #pragma unroll
-                for (int f = 0; f < MxFp8::kFrags; ++f) codes[f] = tiles[(k + f) / kOfStage]->frag(row, (k + f) % kOfStage);
+                for (int f = 0; f < MxFp8::kFrags; ++f) {
+                    codes[f] = hk::joined(tiles[(k + f) / kOfStage]->chunks(row, (k + f) % kOfStage));
+                }
             };
             const auto &words = *step.words[k / kOfStage];
             // The first of the fragments' blocks, of four in a word; or the lane's own.
             const u32 block = kTurn * (T::kStep * T::kBytes / 32) % 4 + k * (hk::kFragBytes / 32) % 4;
-            const u32 shift = 8 * (hk::kHasMxMma ? lane / 16 : block);
+            const u32 shift = 8 * (hk::kHasMxMma ? hk::group_of_lane(lane) : block);
             MxFp8::W w[kN];
 #pragma unroll
             for (int n = 0; n < kN; ++n) {
                 const u32 row = T::wave_n() + 16 * n;
                 load(w[n].codes, step.w, row);
                 if constexpr (hk::kHasMxMma) {
-                    w[n].scale = *words.w(row + lane % 16) >> shift;
+                    w[n].scale = *words.w(row + hk::row_of_lane(lane)) >> shift;
                 } else {
                     using Scales = decltype(w[n].scale);
-                    w[n].scale = *reinterpret_cast<const Scales *>(words.w(row + lane / 16 * hk::kMmaRows)) >> shift;
+                    const u32 of_lane = row + hk::group_of_lane(lane) * hk::kMmaRows;
+                    w[n].scale = *reinterpret_cast<const Scales *>(words.w(of_lane)) >> shift;
                 }
             }
 #pragma unroll
@@ -254,7 +262,7 @@ struct MxFp8Sums {
                 const u32 row = T::wave_m() + 16 * m;
                 MxFp8::X x;
                 load(x.codes, step.x, row);
-                x.scale = words.x(row + lane % 16) >> shift;
+                x.scale = hk::of_rows([&](u32 i) { return words.x(row + hk::row_of_lane(lane, i)) >> shift; });
 #pragma unroll
                 for (int n = 0; n < kN; ++n) acc[m][n] = MxFp8::mma(w[n], x, acc[m][n]);
             }

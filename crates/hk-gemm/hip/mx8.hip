@@ -8,6 +8,7 @@ namespace {
 using gemm::mx_gemm;
 using gemm::MxFp8Sums;
 using gemm::MxFp8Tile;
+using gemm::kSharing;
 using gemm::skinny_mx_gemm;
 using hk::Access;
 using Kind = gemm::MxFp8ByMxFp8;
@@ -30,6 +31,6 @@ MX_TILE(gemm_afp8wfp8_64x64, Small<false>)
 MX_TILE(gemm_afp8wfp8_64x64_elements, Elements)
 
 // Tiles of M and N, waves that share K, times kMxCols columns in a stretch.
-HK_ENTRY(gemm_afp8wfp8_16x32, 8 * hk::kWaveSize, skinny_mx_gemm<Kind, 1, 2, 8, 2>)
-HK_ENTRY(gemm_afp8wfp8_32x32, 8 * hk::kWaveSize, skinny_mx_gemm<Kind, 2, 2, 8, 1>)
+HK_ENTRY(gemm_afp8wfp8_16x32, kSharing * hk::kWaveSize, skinny_mx_gemm<Kind, 1, 2, kSharing, 2 / hk::kLaneRows>)
+HK_ENTRY(gemm_afp8wfp8_32x32, kSharing * hk::kWaveSize, skinny_mx_gemm<Kind, 2, 2, kSharing, 1>)
 HK_ENTRY(gemm_afp8wfp8_64x32, 4 * hk::kWaveSize, skinny_mx_gemm<Kind, 4, 2, 4, 1>)

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <hk/arch.h>
+#include <hk/block.h>
 #include <hk/global.h>
 #include <hk/pipeline.h>
 #include <hk/types.h>
@@ -69,8 +70,7 @@ struct Alone {
     HK_FN static u32 block() { return hk::block_x(); }
     template <class Lds>
     HK_FN static Lds &lds() {
-        __shared__ Lds lds;
-        return lds;
+        return hk::block_lds<Lds>();
     }
     template <class Params>
     HK_FN static const Params &anew(const Params &p) {

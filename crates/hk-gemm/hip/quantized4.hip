@@ -4,14 +4,15 @@
 #include "mixed.h"
 
 namespace {
+using gemm::kSharing;
 using gemm::skinny_mx_gemm;
 using Params = gemm::MixedParams;
 }  // namespace
 
 // Entry points of one type of x.
-#define QUANTIZED4(T)                                                                                                     \
-    HK_ENTRY(gemm_##T##_to_fp4_wfp4_16x32, 8 * hk::kWaveSize, skinny_mx_gemm<gemm::ToFp4ByFp4<hk::T>, 1, 2, 8, 1>)        \
-    HK_ENTRY(gemm_##T##_to_fp4_wfp4_32x32, 8 * hk::kWaveSize, skinny_mx_gemm<gemm::ToFp4ByFp4<hk::T>, 2, 2, 8, 1>)
+#define QUANTIZED4(T)                                                                                                            \
+    HK_ENTRY(gemm_##T##_to_fp4_wfp4_16x32, kSharing * hk::kWaveSize, skinny_mx_gemm<gemm::ToFp4ByFp4<hk::T>, 1, 2, kSharing, 1>) \
+    HK_ENTRY(gemm_##T##_to_fp4_wfp4_32x32, kSharing * hk::kWaveSize, skinny_mx_gemm<gemm::ToFp4ByFp4<hk::T>, 2, 2, kSharing, 1>)
 
 QUANTIZED4(bf16)
 QUANTIZED4(f16)

@@ -15,13 +15,19 @@
 namespace gemm {
 using hk::Frag;
 
-/// What a wave reads of 16 kTiles rows.
-template <int kTiles, int kUnroll>
+/// Waves of a block that share K, but of blocks of 64 rows, and bytes of a row in the stretch that a wave takes at a time, if its
+/// block has 16 rows, or more. In a wave of half as many lanes, each needs twice the registers for a stretch. On an H200, 4 waves
+/// and 128 bytes are the best for 16 rows.
+inline constexpr int kSharing = 8 / hk::kLaneRows;
+inline constexpr int kLongStretch = 256 / hk::kLaneRows, kShortStretch = kLongStretch / 2;
+
+/// What a wave reads of 16 kTiles rows. `kOnce`: no other wave reads them.
+template <int kTiles, int kUnroll, bool kOnce = false>
 class Rows {
     hk::Window window_;
     u32 end_;  // of a row, in bytes
     u32 spread_;
-    u32 offset_[kTiles];
+    u32 offset_[kTiles][hk::kLaneRows];
 
 public:
     struct Frags {
@@ -34,9 +40,11 @@ public:
         : window_(first, hk::Window::kBeyond - 1), end_(end), spread_(layout.spread) {
 #pragma unroll
         for (u32 i = 0; i < kTiles; ++i) {
-            const u32 row = row_of(16 * i + hk::lane_id() % 16);
-            const u32 ahead = hk::lane_id() / 16 * 16;
-            offset_[i] = row < rows ? layout.window_offset(row) + (ahead << spread_) : hk::Window::kBeyond;
+#pragma unroll
+            for (u32 r = 0; r < hk::kLaneRows; ++r) {
+                const u32 row = row_of(16 * i + hk::row_of_lane(hk::lane_id(), r));
+                offset_[i][r] = row < rows ? layout.window_offset(row) + (ahead() << spread_) : hk::Window::kBeyond;
+            }
         }
     }
 
@@ -46,12 +54,22 @@ public:
         for (u32 u = 0; u < kUnroll; ++u) {
             // The sign of what is left of the row moves the offset beyond the window.
             const u32 at = from + u * hk::kFragBytes;
-            const u32 past = (end_ - 1u - (at + hk::lane_id() / 16 * 16)) & hk::Window::kBeyond;
+            const u32 past = (end_ - 1u - (at + ahead())) & hk::Window::kBeyond;
 #pragma unroll
-            for (int i = 0; i < kTiles; ++i) frags.frag[i][u] = window_.load<Vec<u32, 4>>(offset_[i] | past, at << spread_);
+            for (int i = 0; i < kTiles; ++i) {
+                const auto chunk = [&](u32 r) {
+                    if constexpr (kOnce) return window_.load_once(offset_[i][r] | past, at << spread_);
+                    else return window_.template load<Vec<u32, 4>>(offset_[i][r] | past, at << spread_);
+                };
+                frags.frag[i][u] = hk::joined(hk::of_rows(chunk));
+            }
         }
         return frags;
     }
+
+private:
+    /// Where the lane's bytes of a fragment begin.
+    HK_FN static u32 ahead() { return hk::group_of_lane(hk::lane_id()) * 16; }
 };
 
 /// What sums of products of 128 bytes of a row are multiplied by: nothing.
@@ -65,13 +83,14 @@ struct Unscaled {
 template <int kMTiles, int kNTiles, int kGroups>
 class Scaled {
     hk::Window x_, w_;
-    u32 x_offset_[kMTiles], w_offset_[kNTiles];
+    u32 x_offset_[kMTiles][hk::kLaneRows], w_offset_[kNTiles];
     u32 x_group_, w_group_, x_shift_, w_shift_, end_;
 
 public:
     static constexpr bool kScaled = true;
     struct Set {
-        float x[kMTiles][kGroups], w[kNTiles][kGroups];
+        Vec<float, hk::kLaneRows> x[kMTiles][kGroups];
+        float w[kNTiles][kGroups];
     };
 
     HK_FN Scaled(const BlockParams &p, const Work &work, u32 first_m, u32 first_n, u32 end)
@@ -79,10 +98,15 @@ public:
           x_group_(p.x_scale.group), w_group_(p.w_scale.group), x_shift_(p.x_scale.group_shift),
           w_shift_(p.w_scale.group_shift), end_(end) {
 #pragma unroll
-        for (u32 i = 0; i < kMTiles; ++i) x_offset_[i] = p.x_scale.offset(first_m + 16 * i + hk::lane_id() % 16, p.x.rows);
+        for (u32 i = 0; i < kMTiles; ++i) {
+#pragma unroll
+            for (u32 r = 0; r < hk::kLaneRows; ++r) {
+                x_offset_[i][r] = p.x_scale.offset(first_m + 16 * i + hk::row_of_lane(hk::lane_id(), r), p.x.rows);
+            }
+        }
 #pragma unroll
         for (u32 i = 0; i < kNTiles; ++i) {
-            w_offset_[i] = p.w_scale.offset(first_n + 16 * i + hk::lane_id() / 16 * hk::kMmaRows, p.w.rows);
+            w_offset_[i] = p.w_scale.offset(first_n + 16 * i + hk::group_of_lane(hk::lane_id()) * hk::kMmaRows, p.w.rows);
         }
     }
 
@@ -94,7 +118,10 @@ public:
             const u32 past = (end_ - 1u - at) & hk::Window::kBeyond;
 #pragma unroll
             for (int i = 0; i < kMTiles; ++i) {
-                set.x[i][g] = __builtin_bit_cast(float, x_.load<u32>(x_offset_[i] | past, (at >> x_shift_) * x_group_));
+#pragma unroll
+                for (u32 r = 0; r < hk::kLaneRows; ++r) {
+                    set.x[i][g][r] = __builtin_bit_cast(float, x_.load<u32>(x_offset_[i][r] | past, (at >> x_shift_) * x_group_));
+                }
             }
 #pragma unroll
             for (int i = 0; i < kNTiles; ++i) {
@@ -111,14 +138,14 @@ struct PlainSource {
     using Product = hk::Product<E>;
     using Part = typename Product::Acc;
     using Acc = decltype([] {
-        if constexpr (Scales::kScaled) return Vec<float, hk::kMmaRows>();
+        if constexpr (Scales::kScaled) return hk::MmaAcc();
         else return Part();
     }());
     static constexpr int kMTiles = kMTiles_, kNTiles = kNTiles_;
     static constexpr u32 kStretch = kBytes;
     static constexpr int kUnroll = kBytes / hk::kFragBytes, kFrags = Product::kFrags;
     using X = Rows<kMTiles, kUnroll>;
-    using W = Rows<kNTiles, kUnroll>;
+    using W = Rows<kNTiles, kUnroll, true>;
 
     X x;
     W w;
@@ -147,8 +174,8 @@ struct PlainSource {
                         part = Product::mma(set.w.frag[n] + u, set.x.frag[m] + u, part);
                     }
                     if constexpr (Scales::kScaled) {
-                        const float scale = set.scales.x[m][first / kTogether] * set.scales.w[n][first / kTogether];
-                        acc[m][n] = __builtin_elementwise_fma(__builtin_convertvector(part, Acc), Acc(scale), acc[m][n]);
+                        const Acc scale = hk::by_m(set.scales.x[m][first / kTogether] * set.scales.w[n][first / kTogether]);
+                        acc[m][n] = __builtin_elementwise_fma(__builtin_convertvector(part, Acc), scale, acc[m][n]);
                     } else {
                         acc[m][n] = part;
                     }

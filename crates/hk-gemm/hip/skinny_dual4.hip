@@ -8,8 +8,8 @@ using gemm::dual_gemm;
 using Params = gemm::DualParams<gemm::MixedParams>;
 
 // As in mixed4.hip.
-using S16x32 = gemm::SkinnyFp4Tile<1, 2, 8, 2>;
-using S32x32 = gemm::SkinnyFp4Tile<2, 2, 8, 2>;
+using S16x32 = gemm::SkinnyFp4Tile<1, 2, gemm::kSharing, 2 / hk::kLaneRows>;
+using S32x32 = gemm::SkinnyFp4Tile<2, 2, gemm::kSharing, 2 / hk::kLaneRows>;
 using S64x32 = gemm::SkinnyFp4Tile<4, 2, 4, 1>;
 }  // namespace
 

@@ -8,8 +8,8 @@ using gemm::dual_gemm;
 using Params = gemm::DualParams<gemm::BlockParams>;
 
 // As in blockscale.hip.
-using S16x32 = gemm::SkinnyBlockTile<hk::Fp8, 1, 2, 8, 256>;
-using S32x32 = gemm::SkinnyBlockTile<hk::Fp8, 2, 2, 8, 128>;
+using S16x32 = gemm::SkinnyBlockTile<hk::Fp8, 1, 2, gemm::kSharing, gemm::kLongStretch>;
+using S32x32 = gemm::SkinnyBlockTile<hk::Fp8, 2, 2, gemm::kSharing, 128>;
 using S64x32 = gemm::SkinnyBlockTile<hk::Fp8, 4, 2, 4, 128>;
 }  // namespace
 

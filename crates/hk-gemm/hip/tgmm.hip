@@ -33,7 +33,8 @@ struct RowSums : gemm::Sums<T> {
     HK_FN void multiply(const auto &step) {
         // First, so that no product ends before a branch: LLVM 22 leaves too few states from there to what overwrites its sums.
         if (rows_too) {
-            const auto ones = __builtin_bit_cast(hk::Frag, hk::Vec<typename T::Element, 8>(typename T::Element(1.0f)));
+            using Ones = hk::Vec<typename T::Element, 8 * hk::kLaneRows>;
+            const auto ones = __builtin_bit_cast(hk::Frag, Ones(typename T::Element(1.0f)));
 #pragma unroll
             for (int k = 0; k < T::kBytes / hk::kFragBytes; ++k) {
 #pragma unroll
@@ -50,7 +51,7 @@ struct RowSums : gemm::Sums<T> {
 template <class T>
 HK_FN void tgmm(const Params &given) {
     using E = typename T::Element;
-    __shared__ gemm::GroupedLds<T> lds;
+    auto &lds = hk::block_lds<gemm::GroupedLds<T>>();
     gemm::Walk walk(given.groups, T::kM);
     for (u32 task = hk::by_xcd(hk::block_x(), hk::grid_x());; task += hk::grid_x()) {
         const Params &p = hk::read_anew(given);
@@ -63,12 +64,15 @@ HK_FN void tgmm(const Params &given) {
 
         RowSums<T> sums(p.row_sums && work.n_tile == 0 && T::wave_n() == 0);
         gemm::add_products<T>(p, 0, m, p.rows - m, n, group.first, group.size, lds, sums);
-        if (sums.rows_too && hk::lane_id() < 16) {
+        if (sums.rows_too && hk::group_of_lane(hk::lane_id()) == 0) {
             const auto to = reinterpret_cast<GlobalPtr<float>>(p.row_sums) + i64(work.batch) * p.rows;
 #pragma unroll
             for (u32 i = 0; i < RowSums<T>::kM; ++i) {
-                const u32 row = m + T::wave_m() + 16 * i + hk::lane_id();
-                if (row < p.rows) to[row] = sums.of_rows[i][0];
+#pragma unroll
+                for (u32 r = 0; r < hk::kLaneRows; ++r) {
+                    const u32 row = m + T::wave_m() + 16 * i + hk::row_of_lane(hk::lane_id(), r);
+                    if (row < p.rows) to[row] = sums.of_rows[i][r * hk::kMmaRows];
+                }
             }
         }
         gemm::each_part<T, T::kWaveN>(sums, &lds, [&](u32 row, u32 col, const auto &strip, u32 r) {

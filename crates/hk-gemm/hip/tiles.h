@@ -30,7 +30,8 @@ struct Tile {
     static constexpr int kStep = hk::kFragBytes * Product::kFrags > kBytes ? 2 : kDirect ? kDirectStep : 1;
     /// Where a block has two waves on each SIMD, and its stages are loaded early enough. Waves of several blocks find their turns
     /// by themselves.
-    static constexpr bool kPingPong = kThreads == 2 * hk::kSimds * hk::kWaveSize && (!kDirect || kStages >= 3 * kStep);
+    static constexpr bool kPingPong =
+        hk::kPingPongs && kThreads == 2 * hk::kSimds * hk::kWaveSize && (!kDirect || kStages >= 3 * kStep);
 
     template <int kRows>
     using Mover = hk::Mover<hk::SharedTile<kRows, kBytes>, kThreads, kAccess, Product::kBytes>;
@@ -50,7 +51,9 @@ struct InLds {
     static constexpr int kOfStage = T::kBytes / hk::kFragBytes;
     const Step &step;
 
-    HK_FN Frag w(int n, int k) const { return step.w[k / kOfStage]->frag(T::wave_n() + 16 * n, k % kOfStage); }
+    HK_FN Frag w(int n, int k) const {
+        return step.w[k / kOfStage]->template frag<16, true>(T::wave_n() + 16 * n, k % kOfStage);
+    }
     HK_FN Frag x(int m, int k) const { return step.x[k / kOfStage]->frag(T::wave_m() + 16 * m, k % kOfStage); }
 };
 

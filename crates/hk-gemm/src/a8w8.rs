@@ -131,7 +131,7 @@ pub(crate) mod sealed {
     code!(Fp8E4M3Fnuz, Fp8, "fp8", DECODED_FP8, Arch::Gfx942);
 }
 
-/// `i8`, or the fp8 of the device's products: [`Fp8E4M3Fnuz`] on gfx942, [`Fp8E4M3`] on gfx950.
+/// `i8`, or the fp8 of the device's products: [`Fp8E4M3Fnuz`] on gfx942, [`Fp8E4M3`] on gfx950 and sm_90.
 pub trait MatrixCode: sealed::MatrixCode {}
 impl MatrixCode for i8 {}
 impl MatrixCode for Fp8E4M3 {}
@@ -146,7 +146,7 @@ pub(crate) fn expect_served<T: MatrixCode>(op: &'static str, stream: &Stream) ->
     if T::served(arch) {
         return Ok(());
     }
-    let reason = "products take fp8e4m3fnuz on gfx942, fp8e4m3 on gfx950";
+    let reason = "products take fp8e4m3fnuz on gfx942, fp8e4m3 on gfx950 and sm_90";
     Err(Error::unsupported(op, format!("{} on {arch}", T::DTYPE), reason))
 }
 

@@ -48,7 +48,8 @@ impl Precision {
     }
 }
 
-/// The outputs that a block makes, and how.
+/// The outputs that a block makes, and how. On sm_90, tiles of 16 and 32 rows are made by four waves; those of 256 rows do not
+/// fit its registers, and are taken only if options say so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum GemmTile {
     /// 256 x 256 by eight waves, through LDS: a block fills a CU.
@@ -74,68 +75,84 @@ pub enum GemmTile {
 
 /// A tile's shape, and what it costs.
 struct TileInfo {
-    tile: GemmTile,
     m: usize,
     n: usize,
+    amd: Cost,
+    nvidia: Cost,
+}
+
+/// What a tile costs on a target.
+struct Cost {
     /// Blocks that a CU holds.
     per_cu: usize,
     /// Time for a stage of K, in a CU full of such blocks, relative to outputs: reading and writing LDS, and addresses.
-    cost: f64,
+    time: f64,
 }
 
 impl TileInfo {
-    /// Bytes of a row that the waves of a block read at a time, if they share K.
-    const fn stretch(&self) -> usize {
-        match self.tile {
-            GemmTile::S16x16 | GemmTile::S16x32 => 8 * 256,
-            GemmTile::S32x32 => 8 * 128,
-            GemmTile::S64x32 => 4 * 128,
-            _ => STAGE_BYTES,
-        }
+    const fn on(&self, arch: Arch) -> &Cost {
+        if arch.is_amd() { &self.amd } else { &self.nvidia }
     }
 }
 
-/// What times are modelled from, of the largest part of each target: bandwidths, clocks and rates as published.
+/// What times are modelled from, of the largest part of each AMD target: bandwidths, clocks and rates as published. Of sm_90 they
+/// are an H200's, measured but for the latency of memory. What a launch costs is assumed.
 struct Rates {
     /// Nanoseconds that a CU's matrix units take for a stage of K of an output.
     stage: f64,
     /// Nanoseconds for a byte in a CU's share of the memory's bandwidth, and from L2.
     byte: f64,
     near: f64,
+    /// The same from L2 to LDS, where it is no part of a tile's cost.
+    to_lds: f64,
+    /// The least for a stage of a tile that goes through LDS, of one more launch.
+    least: f64,
+    launch: f64,
 }
 
 impl Rates {
+    /// Reading a stage, its products and a barrier: some 200 clocks.
+    const CLOCKS: f64 = 90.0;
+    const LAUNCH: f64 = 4000.0;
+
     const fn of(arch: Arch) -> Self {
         match arch {
             // 256 CUs, 2.2 GHz, 8 TB/s.
-            Arch::Gfx950 => Self { stage: 1.0 / (64.0 * 2.2), byte: 0.032, near: 1.0 / (64.0 * 2.2) },
+            Arch::Gfx950 => Self {
+                stage: 1.0 / (64.0 * 2.2),
+                byte: 0.032,
+                near: 1.0 / (64.0 * 2.2),
+                to_lds: 0.0,
+                least: Self::CLOCKS,
+                launch: Self::LAUNCH,
+            },
+            // 132 SMs. Of 790 TFLOP/s of bf16, mma.sync makes 0.65. Memory is copied at 4.2 TB/s; tiles of 128 x 128 read 6.7 TB/s
+            // from L2, so that it has some more. Loads are on their way for some 800 ns, those of four stages together.
+            Arch::Sm90 => Self {
+                stage: 64.0 / (0.65 * 790e3 / 132.0),
+                byte: 132.0 / 4200.0,
+                near: 132.0 / 7200.0,
+                to_lds: 132.0 / 7200.0,
+                least: 800.0 / 4.0,
+                launch: Self::LAUNCH / 2.0,
+            },
             // 304 CUs, 2.1 GHz, 5.3 TB/s.
-            _ => Self { stage: 1.0 / (32.0 * 2.1), byte: 0.057, near: 1.0 / (64.0 * 2.1) },
+            _ => Self {
+                stage: 1.0 / (32.0 * 2.1),
+                byte: 0.057,
+                near: 1.0 / (64.0 * 2.1),
+                to_lds: 0.0,
+                least: Self::CLOCKS,
+                launch: Self::LAUNCH,
+            },
         }
     }
 }
 
-/// Of one more launch, in nanoseconds.
-const LAUNCH: f64 = 4000.0;
-/// The least for a stage of a tile that goes through LDS: reading it, products and a barrier, some 200 clocks.
-const STAGE: f64 = 90.0;
 /// How much more than its share of the bandwidth a CU can use while others have nothing to read.
 const ALONE: f64 = 1.5;
 /// Numbers of parts of K to choose from.
 const SPLITS: [usize; 10] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32];
-
-/// The table. Costs are the longest of the CU's pipes per product (matrix, LDS), counted on the emulator.
-const TILES: [TileInfo; GemmTile::COUNT] = [
-    TileInfo { tile: GemmTile::T256x256, m: 256, n: 256, per_cu: 1, cost: 1.0 },
-    TileInfo { tile: GemmTile::T128x128, m: 128, n: 128, per_cu: 2, cost: 1.1 },
-    TileInfo { tile: GemmTile::T64x64, m: 64, n: 64, per_cu: 4, cost: 1.6 },
-    TileInfo { tile: GemmTile::Elements, m: 64, n: 64, per_cu: 4, cost: 16.0 },
-    TileInfo { tile: GemmTile::S16x16, m: 16, n: 16, per_cu: 3, cost: 1.0 },
-    TileInfo { tile: GemmTile::S16x32, m: 16, n: 32, per_cu: 2, cost: 1.0 },
-    TileInfo { tile: GemmTile::S32x32, m: 32, n: 32, per_cu: 2, cost: 1.0 },
-    TileInfo { tile: GemmTile::S64x32, m: 64, n: 32, per_cu: 3, cost: 1.0 },
-    TileInfo { tile: GemmTile::T256x128, m: 256, n: 128, per_cu: 1, cost: 1.1 },
-];
 
 /// Bytes of a row that a stage holds: `Tile::kBytes`.
 pub(crate) const STAGE_BYTES: usize = 64;
@@ -157,33 +174,60 @@ impl GemmTile {
         Self::T256x128,
     ];
 
-    fn info(self) -> &'static TileInfo {
-        &TILES[self as usize]
+    /// On AMD targets, costs are the longest of the CU's pipes per product (matrix, LDS), counted on the emulator. On sm_90, blocks
+    /// are those that registers have room for; of tiles through LDS, 128 x 128 was measured on an H200 (426 TFLOP/s of 4096^3),
+    /// 64 x 64 is assumed, and the larger ones spill registers, so that they are never chosen.
+    const fn info(self) -> TileInfo {
+        const fn of([m, n]: [usize; 2], amd: (usize, f64), nvidia: (usize, f64)) -> TileInfo {
+            const fn cost((per_cu, time): (usize, f64)) -> Cost {
+                Cost { per_cu, time }
+            }
+            TileInfo { m, n, amd: cost(amd), nvidia: cost(nvidia) }
+        }
+        match self {
+            Self::T256x256 => of([256, 256], (1, 1.0), (1, 4.0)),
+            Self::T128x128 => of([128, 128], (2, 1.1), (2, 1.1)),
+            Self::T64x64 => of([64, 64], (4, 1.6), (4, 1.3)),
+            Self::Elements => of([64, 64], (4, 16.0), (4, 16.0)),
+            Self::S16x16 => of([16, 16], (3, 1.0), (5, 1.0)),
+            Self::S16x32 => of([16, 32], (2, 1.0), (3, 1.0)),
+            Self::S32x32 => of([32, 32], (2, 1.0), (4, 1.0)),
+            Self::S64x32 => of([64, 32], (3, 1.0), (2, 1.0)),
+            Self::T256x128 => of([256, 128], (1, 1.1), (1, 4.0)),
+        }
     }
 
     /// Rows and columns of outputs that a block makes.
     pub const fn shape(self) -> (usize, usize) {
-        let info = &TILES[self as usize];
+        let info = self.info();
         (info.m, info.n)
     }
 
     /// Waves of a block.
-    pub(crate) const fn waves(self) -> usize {
+    pub(crate) const fn waves(self, arch: Arch) -> usize {
         match self {
-            Self::T256x256 | Self::T256x128 | Self::S16x16 | Self::S16x32 | Self::S32x32 => 8,
-            Self::T128x128 | Self::T64x64 | Self::Elements | Self::S64x32 => 4,
+            Self::T256x256 | Self::T256x128 => 8,
+            // `kSharing` in `hip/skinny.h`.
+            Self::S16x16 | Self::S16x32 | Self::S32x32 if arch.is_amd() => 8,
+            _ => 4,
         }
     }
 
     /// Bytes of a row that a block reads at a time.
-    pub(crate) const fn stretch(self) -> usize {
-        TILES[self as usize].stretch()
+    pub(crate) const fn stretch(self, arch: Arch) -> usize {
+        // Of a wave: `kLongStretch` in `hip/skinny.h`.
+        let longest = if arch.is_amd() { 256 } else { 128 };
+        match self {
+            Self::S16x16 | Self::S16x32 => self.waves(arch) * longest,
+            Self::S32x32 | Self::S64x32 => self.waves(arch) * longest / 2,
+            _ => STAGE_BYTES,
+        }
     }
 
     /// How often that is in LDS or registers, or on its way there.
     pub(crate) const fn stages(self, arch: Arch) -> usize {
         match (self, arch) {
-            (Self::T256x256 | Self::T256x128 | Self::T128x128 | Self::T64x64, Arch::Gfx950) => 5,
+            (Self::T256x256 | Self::T256x128 | Self::T128x128 | Self::T64x64, Arch::Gfx950 | Arch::Sm90) => 5,
             // Two in LDS, two in registers.
             (Self::T256x256 | Self::T256x128 | Self::T128x128 | Self::T64x64 | Self::Elements, _) => 4,
             _ => 2,
@@ -212,9 +256,10 @@ impl GemmTile {
 /// How a product is made.
 ///
 /// Unless options say it, it follows from the sizes and the device. Up to 64 rows, a tile with the fewest rows that hold them
-/// all; else, and among those, the one with the shortest modelled time. K is cut into as few parts as make that time about the shortest: it is what the
-/// matrix units take, or the loads of a CU, or the memory, if that is longer, and what parts cost: a launch, and writing and
-/// reading their planes. Without a workspace K is not cut.
+/// all, or on sm_90, from 17 rows on, one of 64 x 64; else, and among those, the one with the shortest modelled time. K is cut
+/// into as few parts as make that time about the shortest: it is what the matrix units take, or the loads of a CU, or the
+/// memory, if that is longer, and what parts cost: a launch, and writing and reading their planes. Without a workspace K is
+/// not cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GemmConfig {
     /// The tile.
@@ -287,28 +332,34 @@ impl Job<'_> {
             tiles.saturating_mul(splits)
         };
         let blocks =
-            self.products(tile).map(|(tile, _, n)| blocks_of(tile.info(), n)).fold(0, usize::saturating_add);
+            self.products(tile).map(|(tile, _, n)| blocks_of(&tile.info(), n)).fold(0, usize::saturating_add);
         // Blocks on a CU share what it has.
-        let per_cu = tile.info().per_cu;
+        let arch = self.info.arch;
+        let per_cu = tile.info().on(arch).per_cu;
         let rounds = blocks.div_ceil(cus.saturating_mul(per_cu)).max(1) as f64;
         let resident = blocks.div_ceil(cus).min(per_cu).max(1) as f64;
         let share = batch as f64 / cus as f64 * rates.byte;
         let (mut matrix, mut loads) = (Rounds::default(), Rounds::default());
-        let (mut memory, mut planes) = (0.0, LAUNCH);
+        let (mut memory, mut planes) = (0.0, rates.launch);
         for (tile, precision, n) in self.products(tile) {
             let t = tile.info();
             let bytes = precision.bytes(k);
             let weight = precision.weight_bits() as f64 / precision.bits() as f64;
             let stages = bytes.div_ceil(STAGE_BYTES).max(1).div_ceil(splits) as f64;
-            let part = blocks_of(t, n) as f64 / blocks.max(1) as f64;
-            let stage = resident * (t.m * t.n) as f64 * t.cost * rates.stage;
+            let part = blocks_of(&t, n) as f64 / blocks.max(1) as f64;
+            let stage = resident * (t.m * t.n) as f64 * t.on(arch).time * rates.stage;
             // Prologue and epilogue weigh as some stages.
-            let least = if tile.skinny() { 0.0 } else { STAGE };
+            let least = if tile.skinny() { 0.0 } else { rates.least };
             matrix.add(part, (stages + 8.0) * stage.max(least));
-            // The weights come from memory, the rows of all blocks from L2. Through LDS, both are part of the cost.
-            let row = t.n as f64 * weight * rates.byte / ALONE + m.min(t.m) as f64 * rates.near;
-            let of_block = resident * stages * STAGE_BYTES as f64 * row;
-            loads.add(part, if tile.skinny() { of_block } else { 0.0 });
+            // The weights come from memory, the rows of all blocks from L2. Through LDS, tiles of the same weights are at work
+            // together, and both come from L2.
+            let (of_w, of_x) = (t.n as f64 * weight, m.min(t.m) as f64);
+            let row = if tile.skinny() {
+                of_w * rates.byte / ALONE + of_x * rates.near
+            } else {
+                (of_w + of_x) * rates.to_lds
+            };
+            loads.add(part, resident * stages * STAGE_BYTES as f64 * row);
             memory += (m as f64 + n as f64 * weight) * bytes as f64 * share;
             // Four bytes are written and read again.
             planes += 8.0 * splits as f64 * m as f64 * n as f64 * share;
@@ -320,7 +371,7 @@ impl Job<'_> {
     /// With the parts of K that make its time shortest, and that.
     fn fastest(&self, tile: GemmTile) -> (GemmConfig, f64) {
         let t = tile.info();
-        let parts = self.precision.bytes(self.sizes[3]).div_ceil(t.stretch()).max(1);
+        let parts = self.precision.bytes(self.sizes[3]).div_ceil(tile.stretch(self.info.arch)).max(1);
         let most = parts.min(self.most_splits);
         let group = if tile.skinny() { 1 } else { (2048 / t.m).max(1) };
         let configs = || {
@@ -347,11 +398,16 @@ impl Job<'_> {
 
     /// The choice, among the tiles that there are kernels of.
     pub fn choose(&self, serves: impl Fn(GemmTile) -> bool) -> GemmConfig {
-        // The fewest rows that hold all.
+        // The fewest rows that hold all. On sm_90 the narrow tiles, of which each reads all rows, can ask L2 for more than it has;
+        // and of those of 16 rows the narrowest was the fastest on an H200.
+        let amd = self.info.arch.is_amd();
         let skinny: &[GemmTile] = match self.sizes[1] {
             65.. => &[],
-            33.. => &[GemmTile::S64x32],
-            17.. => &[GemmTile::S32x32],
+            33.. if amd => &[GemmTile::S64x32],
+            33.. => &[GemmTile::S64x32, GemmTile::T64x64],
+            17.. if amd => &[GemmTile::S32x32],
+            17.. => &[GemmTile::S32x32, GemmTile::T64x64],
+            _ if !amd && serves(GemmTile::S16x16) => &[GemmTile::S16x16],
             _ => &[GemmTile::S16x16, GemmTile::S16x32],
         };
         let fastest = |tiles: &[GemmTile], fits: &dyn Fn(GemmTile) -> bool| {
@@ -381,8 +437,14 @@ impl GemmConfig {
     }
 
     /// Elements of K in each part but perhaps the last, and how many parts are not empty.
-    pub(crate) fn parts(&self, k: usize, precision: Precision, multiple: usize) -> (usize, usize) {
-        let step = (self.tile.info().stretch() * 8 / precision.bits()).max(multiple);
+    pub(crate) fn parts(
+        &self,
+        arch: Arch,
+        k: usize,
+        precision: Precision,
+        multiple: usize,
+    ) -> (usize, usize) {
+        let step = (self.tile.stretch(arch) * 8 / precision.bits()).max(multiple);
         let each = k.div_ceil(self.splits.max(1)).next_multiple_of(step).max(step);
         (each, k.div_ceil(each).max(1))
     }
@@ -400,15 +462,17 @@ mod tests {
 
     #[test]
     fn parts_cover_k_and_none_is_empty() {
-        for tile in GemmTile::ALL {
+        let tiles =
+            GemmTile::ALL.into_iter().flat_map(|tile| [Arch::Gfx942, Arch::Sm90].map(|arch| (tile, arch)));
+        for (tile, arch) in tiles {
             for precision in [Precision::Bf16, Precision::I8, Precision::Fp4] {
                 for (k, multiple) in [(0, 1), (1, 1), (77, 1), (4096, 1), (7168, 128), (100_000, 1 << 14)] {
                     for splits in 1..40 {
                         let config = GemmConfig { tile, splits, group: 1 };
-                        let (each, parts) = config.parts(k, precision, multiple);
+                        let (each, parts) = config.parts(arch, k, precision, multiple);
                         assert!((1..=splits).contains(&parts) && each % multiple == 0, "{config:?} {k}");
                         assert!(parts * each >= k && (parts - 1) * each < k.max(1), "{config:?} {k}");
-                        assert_eq!(precision.bytes(each) % tile.info().stretch(), 0, "{config:?} {k}");
+                        assert_eq!(precision.bytes(each) % tile.stretch(arch), 0, "{config:?} {k}");
                     }
                 }
             }
@@ -418,7 +482,7 @@ mod tests {
     #[test]
     fn tables_are_in_order() {
         for (i, tile) in GemmTile::ALL.into_iter().enumerate() {
-            assert_eq!((tile.index(), tile.info().tile), (i, tile));
+            assert_eq!(tile.index(), i);
         }
     }
 
@@ -480,6 +544,40 @@ mod tests {
                 let codes = job(Precision::Fp8, 2048, of(Precision::Fp8, 1024)).time(config);
                 let mixed = job(Precision::Fp8, 2048, of(Precision::Bf16, 1024)).time(config);
                 assert!(codes < mixed && mixed <= two, "{config:?}: {codes} {mixed} {two}");
+            }
+        }
+    }
+
+    /// What was measured to be the best on an H200: large products and up to 16 rows. Else, what asks less of L2.
+    #[test]
+    fn the_choice_on_an_h200() {
+        let mut info = Device::open("emu:gfx942").unwrap().info().clone();
+        (info.arch, info.compute_units) = (Arch::Sm90, 132);
+        let choose = |[m, n, k]: [usize; 3], serves: fn(GemmTile) -> bool| {
+            GemmConfig::choose(&info, Precision::Bf16, [1, m, n, k], true, 32, serves)
+        };
+        let plain: fn(GemmTile) -> bool = |tile| tile != GemmTile::T256x128;
+        let gated = |tile| !matches!(tile, GemmTile::T256x128 | GemmTile::S16x16);
+        for size in [2048, 4096, 8192, 16384] {
+            let config = choose([size; 3], plain);
+            assert_eq!((config.tile, config.splits), (GemmTile::T128x128, 1), "{size}");
+        }
+        for m in [1, 8, 16] {
+            for [n, k] in [[6144, 4096], [28672, 4096], [4096, 14336], [57344, 8192], [8192, 28672]] {
+                assert_eq!(choose([m, n, k], plain).tile, GemmTile::S16x16, "{m} {n} {k}");
+                assert_eq!(choose([m, n, k], gated).tile, GemmTile::S16x32, "{m} {n} {k}");
+            }
+        }
+        // Twice as many rows for each weight as S64x32 has.
+        for [n, k] in [[4096, 4096], [28672, 4096], [4096, 14336]] {
+            assert_eq!(choose([64, n, k], plain).tile, GemmTile::T64x64, "{n} {k}");
+        }
+        // Whatever the sizes, none that spills while there is another.
+        let block = |tile| !matches!(tile, GemmTile::T256x256 | GemmTile::T128x128);
+        for m in [65, 128, 500, 1 << 14] {
+            for serves in [plain, block] {
+                let config = choose([m, 7168, 7168], serves);
+                assert!(config.tile.shape().0 < 256, "{m}: {config:?}");
             }
         }
     }

@@ -226,7 +226,7 @@ pub fn fused_gemm_a8w8_blockscale_a16w16<'a, T: MatrixCode, H: Half, Y1: Float, 
 ) -> Result<()> {
     const OP: &str = "fused_gemm_a8w8_blockscale_a16w16";
     if T::DTYPE == DType::I8 {
-        let reason = "products beside 16-bit floats take fp8e4m3fnuz on gfx942, fp8e4m3 on gfx950";
+        let reason = "products beside 16-bit floats take fp8e4m3fnuz on gfx942, fp8e4m3 on gfx950 and sm_90";
         return Err(Error::unsupported(OP, T::DTYPE.to_string(), reason));
     }
     x_fp8.dims::<2>(OP, OF_FP8.x)?;

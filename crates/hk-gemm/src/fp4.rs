@@ -265,7 +265,7 @@ pub fn gemm_a8wfp4<'a, T: MatrixCode, Y: Float>(
     a.dims::<2>(OP, "a")?;
     let arch = stream.device().arch();
     if T::DTYPE == DType::I8 || !T::served(arch) {
-        let reason = "products with mxfp4 take fp8e4m3fnuz on gfx942, fp8e4m3 on gfx950";
+        let reason = "products with mxfp4 take fp8e4m3fnuz on gfx942, fp8e4m3 on gfx950 and sm_90";
         return Err(Error::unsupported(OP, format!("{} on {arch}", T::DTYPE), reason));
     }
     let kernels = [&FP8, &FP8_BY_WORDS];

@@ -49,12 +49,14 @@ impl GroupedTile {
         }
     }
 
-    /// The largest that gives each CU as many blocks as it holds, of `groups` outputs of `m` by `n`; the smallest if none does.
+    /// The largest that gives each CU as many blocks as it holds, of `groups` outputs of `m` by `n`; the smallest if none does. On
+    /// sm_90 256 x 256 does not fit the registers.
     fn choose(info: &DeviceInfo, groups: usize, m: usize, n: usize, serves: impl Fn(Self) -> bool) -> Self {
         let fills = |tile: &Self| {
             let (rows, cols) = tile.shape();
             let tiles = groups.saturating_mul(m.div_ceil(rows)).saturating_mul(n.div_ceil(cols));
-            serves(*tile) && tiles >= info.compute_units as usize * tile.per_cu()
+            let fits = info.arch.is_amd() || *tile != Self::T256x256;
+            fits && serves(*tile) && tiles >= info.compute_units as usize * tile.per_cu()
         };
         [Self::T256x256, Self::T128x128].into_iter().find(fills).unwrap_or(Self::T64x64)
     }

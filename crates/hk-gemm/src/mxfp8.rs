@@ -73,7 +73,7 @@ pub fn gemm_afp8wfp8<'a, T: MatrixCode, Y: Float>(
     const OP: &str = "gemm_afp8wfp8";
     a.dims::<2>(OP, "a")?;
     if T::DTYPE == DType::I8 {
-        let reason = "products of mxfp8 take fp8e4m3fnuz on gfx942, fp8e4m3 on gfx950";
+        let reason = "products of mxfp8 take fp8e4m3fnuz on gfx942, fp8e4m3 on gfx950 and sm_90";
         return Err(Error::unsupported(OP, T::DTYPE.to_string(), reason));
     }
     expect_served::<T>(OP, stream)?;

@@ -589,7 +589,8 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
             }
         };
         config.splits = wanted.unwrap_or(config.splits);
-        let (each, parts) = config.parts(k, self.precision, self.blocks.columns());
+        let arch = stream.device().arch();
+        let (each, parts) = config.parts(arch, k, self.precision, self.blocks.columns());
         let splits = wanted.unwrap_or(parts);
         let (m_tiles, n_tiles) = config.tiles(m, columns);
         let blocks = outputs([batch.saturating_mul(splits), m_tiles, n_tiles]);

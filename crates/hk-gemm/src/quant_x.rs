@@ -77,7 +77,8 @@ pub fn fused_gemm_a16w16_quant_x<'a, T: Half, Y: Float, E: MxElement>(
 
     let tile = checked.plan.config.tile;
     let (tiles, units) = (checked.plan.blocks, m.saturating_mul(blocks));
-    let threads = tile.waves() * stream.device().info().wave_size as usize;
+    let info = stream.device().info();
+    let threads = tile.waves(info.arch) * info.wave_size as usize;
     let grid = tiles.saturating_add(units.div_ceil(threads));
     // Units are counted in 32 bits.
     if grid > LIMIT || units > u32::MAX as usize - threads {

@@ -1,6 +1,19 @@
 //! Small checks and conversions that many tests make.
 
-use hk_core::{Error, Float, Result};
+use crate::{Gpu, devices};
+use hk_core::{Arch, Error, Float, Result};
+
+/// The [`devices`] of some targets.
+///
+/// # Panics
+/// If there are both of AMD's targets and none of them is served.
+#[track_caller]
+pub fn devices_where(served: impl Fn(Arch) -> bool) -> Vec<Gpu> {
+    let (found, others): (Vec<_>, Vec<_>) = devices().into_iter().partition(|gpu| served(gpu.arch()));
+    let all = Arch::AMD.iter().all(|arch| others.iter().any(|gpu| gpu.arch() == *arch));
+    assert!(!all, "no target is served");
+    found
+}
 
 /// Asserts the kind of an error, and that its message says each of `parts`: `assert_error(r, kind!(Shape), &["x", "[3]"])`.
 ///

@@ -24,7 +24,7 @@
 //! }
 //! ```
 //!
-//! - [`devices`], [`sanitized_devices`], [`config`] and [`full`]: where tests run, how often, and how large.
+//! - [`devices`], [`devices_where`], [`sanitized_devices`], [`config`] and [`full`]: where tests run, how often, and how large.
 //! - [`Gpu`], [`Tensor`], [`Place`]: tensors inside larger, poisoned allocations.
 //! - [`compare`](mod@compare), [`assert_close`] and the like: comparison, and the report of a failure.
 //! - [`measure`](mod@measure): time of an operator on a device.
@@ -45,7 +45,7 @@ mod registry;
 #[cfg(feature = "strategies")]
 mod strategies;
 
-pub use checks::{assert_error, floats, widen};
+pub use checks::{assert_error, devices_where, floats, widen};
 pub use compare::{
     Array, assert_bits, assert_close, assert_near, assert_rounded, assert_within_ulps, ulp_distance,
 };

@@ -213,6 +213,8 @@ struct Function {
     name: String,
     /// Static shared memory, in bytes.
     shared: u32,
+    /// Dynamic shared memory that the kernel wants for itself, in bytes.
+    wanted: AtomicU32,
     /// Dynamic shared memory that it may have, in bytes.
     dynamic: AtomicU32,
     /// Keeps the code loaded.
@@ -494,7 +496,8 @@ impl Driver for Cuda {
         let code = unsafe { (self.api.function_attribute)(&mut shared, which, raw) };
         check(self.api, "cuFuncGetAttribute", code, || format!("{symbol} on {}", self.info.spec))?;
         let (name, shared) = (symbol.into(), shared.max(0) as u32);
-        Ok(Handle::new(Function { raw, name, shared, dynamic: AtomicU32::new(0), _module: module }))
+        let [wanted, dynamic] = [0, 0].map(AtomicU32::new);
+        Ok(Handle::new(Function { raw, name, shared, wanted, dynamic, _module: module }))
     }
 
     fn resources(&self, function: &Handle, info: &mut KernelInfo) -> Result<()> {
@@ -510,7 +513,10 @@ impl Driver for Cuda {
             Ok::<u32, Error>(value.max(0) as u32)
         };
         let registers = attribute(Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?;
-        let lds = attribute(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?;
+        // Beside the static part, what the PTX asks for: so far that alone is in `info`.
+        let wanted = info.lds_bytes;
+        function.get::<Function>().wanted.store(wanted, Ordering::Relaxed);
+        let lds = attribute(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?.saturating_add(wanted);
         let local = attribute(Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?;
         let threads = attribute(Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?;
         (info.vgprs, info.total_vgprs) = (registers, registers);
@@ -523,6 +529,7 @@ impl Driver for Cuda {
         self.bind()?;
         let &Dispatch { op, grid, block, dynamic_lds, args } = dispatch;
         let function = function.get::<Function>();
+        let dynamic_lds = dynamic_lds.saturating_add(function.wanted.load(Ordering::Relaxed));
         if function.shared.saturating_add(dynamic_lds) > SHARED_WITHOUT_ASKING
             && function.dynamic.fetch_max(dynamic_lds, Ordering::Relaxed) < dynamic_lds
         {

@@ -44,9 +44,9 @@ HK_FN void write_places(hk::GlobalPtr<u32> to) {
     const u32 lane = hk::lane_id();
     const auto put = [&](u32 a, u32 b) { *to++ = a << 16 | b; };
     to += lane * (W::kElements + X::kElements + Sums::kElements);
-    for (u32 i = 0; i < W::kElements; ++i) put(W::row(lane), W::col(lane, i));
-    for (u32 i = 0; i < X::kElements; ++i) put(X::row(lane), X::col(lane, i));
-    for (u32 i = 0; i < Sums::kElements; ++i) put(Sums::n(lane, i), Sums::m(lane));
+    for (u32 i = 0; i < W::kElements; ++i) put(W::row(lane, i), W::col(lane, i));
+    for (u32 i = 0; i < X::kElements; ++i) put(X::row(lane, i), X::col(lane, i));
+    for (u32 i = 0; i < Sums::kElements; ++i) put(Sums::n(lane, i), Sums::m(lane, i));
 }
 
 template <class W, class X, int kDim, int kCols>
@@ -96,7 +96,10 @@ HK_FN void mxfp4(const Params &p) {
     using Acc = typename hk::Product<hk::bf16, hk::bf16, kDim>::Acc;
     const u32 lane = hk::block_x() * hk::kWaveSize + hk::lane_id();
     const auto block = [&](const hk::Global &codes, const hk::Global &scale) {
-        return hk::MxBlock::of_codes(load<hk::Vec<u32, 4>>(codes, lane), scale.row<const u32>(0)[lane]);
+        return hk::of_rows([&](u32 i) {
+            const u32 row = lane * hk::kLaneRows + i;
+            return hk::MxBlock::of_codes(load<hk::Vec<u32, 4>>(codes, row), scale.row<const u32>(0)[row]);
+        });
     };
     const Acc c = load<Acc>(p.c, lane) / hk::kMxSumUnit;
     store(p.d, lane, hk::mma_mxfp4<kDim>(block(p.w, p.w_scale), block(p.x, p.x_scale), c) * hk::kMxSumUnit);

@@ -207,7 +207,7 @@ HK_FN void move(const Params &p) {
         if (p.count == 0) return;
         hk::block_barrier();
         mover.copy(p.from, tile);
-        hk::wait_loads<0>();
+        hk::wait_loads<0, 0>();
         hk::block_barrier();
         if (p.read != 0) write_rows(p.y, sizeof(Tile), tile, kThreads);
     }
@@ -292,13 +292,11 @@ HK_FN void words_to_lds(const Params &p) {
         for (u32 i = thread_from_last(kWordThreads); i < 70; i += kWordThreads) store(p.y, to + 128 + i, *tile.w(i));
     };
     write(0);
-#if defined(HK_AMD)
     hk::block_barrier();
     words.copy(p.from, tile);
-    hk::wait_loads<0>();
+    hk::wait_loads<0, 0>();
     hk::block_barrier();
     write(198);
-#endif
 }
 
 /// What the pipeline gives, in order: y has, for each stage, x's rows, w's rows, their words, and whose turn it was.

@@ -237,12 +237,12 @@ pub fn choices(call: &CallSpec, info: &DeviceInfo) -> Result<Vec<Choice>> {
         let shares = job.products(config.tile).enumerate().map(|(i, (tile, precision, n))| {
             // Scales are of the first.
             let config = GemmConfig { tile, ..config };
-            let (each, splits) = config.parts(k, precision, if i == 0 { groups } else { 1 });
+            let (each, splits) = config.parts(info.arch, k, precision, if i == 0 { groups } else { 1 });
             let (m_tiles, n_tiles) = config.tiles(m, n);
             let blocks = outputs([batch, m_tiles, n_tiles]).saturating_mul(splits);
             Share {
                 tile,
-                at_a_time: tile.stretch() * 8 / precision.bits(),
+                at_a_time: tile.stretch(info.arch) * 8 / precision.bits(),
                 each: each.min(k),
                 splits,
                 m_tiles,
@@ -272,7 +272,7 @@ pub fn choices(call: &CallSpec, info: &DeviceInfo) -> Result<Vec<Choice>> {
         let values = vec![
             ("tile", of(tile_name)),
             ("kernel", kernels.names[config.tile.index()].to_owned()),
-            ("waves", config.tile.waves().to_string()),
+            ("waves", config.tile.waves(info.arch).to_string()),
             ("operands", if config.tile.skinny() { "registers" } else { "LDS" }.to_owned()),
             ("K at a time", of(|share| share.at_a_time.to_string())),
             ("stages", config.tile.stages(info.arch).to_string()),

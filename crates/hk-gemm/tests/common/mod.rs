@@ -106,9 +106,17 @@ macro_rules! operand {
 operand!(bf16, 18, HALF_FORMS, false, 1.0, _, call_half, |x| Float::to_f64(x), |x| bf16::from_f32(x));
 operand!(f16, 18, HALF_FORMS, false, 1.0, _, call_half, |x| Float::to_f64(x), |x| f16::from_f32(x));
 operand!(i8, 22, CODE_FORMS, true, 32.0, _, call_code, |x| f64::from(x), |x| x.round() as i8);
-operand!(Fp8E4M3, 16, CODE_FORMS, true, 4.0, Arch::Gfx950, call_code, |x| f64::from(x.to_f32()), |x| {
-    Fp8E4M3::from_f32_saturating(x)
-});
+operand!(
+    Fp8E4M3,
+    16,
+    CODE_FORMS,
+    true,
+    4.0,
+    Arch::Gfx950 | Arch::Sm90,
+    call_code,
+    |x| f64::from(x.to_f32()),
+    |x| Fp8E4M3::from_f32_saturating(x)
+);
 operand!(Fp8E4M3Fnuz, 16, CODE_FORMS, true, 4.0, Arch::Gfx942, call_code, |x| f64::from(x.to_f32()), |x| {
     Fp8E4M3Fnuz::from_f32_saturating(x)
 });
@@ -298,10 +306,7 @@ impl<T: Operand> Inputs<T> {
 
 /// The devices whose products take a type.
 pub fn devices<T: Operand>() -> Vec<Gpu> {
-    let mut gpus = hk_testkit::devices();
-    gpus.retain(|gpu| T::served(gpu.arch()));
-    assert!(!gpus.is_empty());
-    gpus
+    hk_testkit::devices_where(T::served)
 }
 
 /// A test for each type of operands.

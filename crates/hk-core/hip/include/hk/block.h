@@ -3,9 +3,24 @@
 
 #include <hk/arch.h>
 #include <hk/global.h>
+#include <hk/types.h>
 #include <hk/wave.h>
 
 namespace hk {
+
+/// The block's LDS, for a kernel that may need more of it than the 48 KiB that can be static on NVIDIA's GPUs; once in a kernel.
+template <class T>
+HK_FN T &block_lds() {
+#if defined(HK_AMD)
+    __shared__ T lds;
+    return lds;
+#else
+    // The size, for who launches the kernel (hk-codeobj reads it).
+    extern __shared__ Vec<u32, 4> dynamic_lds[];
+    asm volatile(".pragma \"hk_lds %0\";" : : "n"(sizeof(T)));
+    return *reinterpret_cast<T *>(dynamic_lds);
+#endif
+}
 
 /// Waits for all waves of the block; LDS written before it is visible after it.
 HK_FN void block_barrier() {

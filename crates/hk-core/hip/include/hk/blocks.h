@@ -1,5 +1,5 @@
 // blocks.h: products of operands of different types, and of codes with scales: blocks of 32 columns a lane.
-//   A lane has 32 elements side by side of row lane % 16, among kMxCols columns from 32 (lane / 16) on. What the matrix unit
+//   A lane has 32 elements side by side of each of its rows, among kMxCols columns from 32 group_of_lane on. What the matrix unit
 //   does not take as it is becomes bf16 or f16, eight elements at a time, exactly.
 #pragma once
 
@@ -11,17 +11,18 @@ namespace hk {
 template <class E>
 inline constexpr CodeKind kCodeKind = __is_same(E, I8) ? CodeKind::I8 : kMmaFp8;
 
-/// A lane's block as it lies in memory. Its chunks of 16 bytes are kStep bytes apart in the row, those of lanes 16 apart kLaneStep
-/// bytes. If `kStriped`, chunks of all lanes come before the lanes' next ones: the way in which the matrix unit takes bytes.
+/// A lane's block of a row as it lies in memory. Its chunks of 16 bytes are kStep bytes apart in the row, those of the next
+/// group of lanes kLaneStep bytes. If `kStriped`, chunks of all lanes come before the lanes' next ones: the way in which the
+/// matrix unit takes bytes.
 template <class E, bool kStriped = false>
 struct Block {
     static constexpr int kChunks = kBitsOf<E> / 4;
     static constexpr u32 kLaneStep = kStriped ? 16 : 16 * kChunks;
     static constexpr u32 kStep = kStriped ? kFragBytes : 16;
-    Frag chunk[kChunks];
+    Vec<u32, 4> chunk[kChunks];
 };
 
-/// A block of 16-bit floats, in order.
+/// A row's block of 16-bit floats, in order.
 template <class T>
 struct Halves {
     Vec<T, 8> part[4];
@@ -69,27 +70,33 @@ HK_FN void decoded_fp4(Vec<u32, kWords> codes, u32 scale, Vec<bf16, 8> (&v)[kWor
 }
 
 /// Of bf16 by f16, which is the sum of two bf16.
-HK_FN MmaAcc mma(Vec<bf16, 8> w, Vec<f16, 8> x, MmaAcc acc) {
-    const Vec<float, 8> all = widen<f16, 8>(x);
-    Vec<float, 8> rest;
+HK_FN MmaAcc mma(const OfRows<Vec<bf16, 8>> &w, const OfRows<Vec<f16, 8>> &x, MmaAcc acc) {
+    const auto all = of_rows([&](u32 r) { return widen<f16, 8>(x.row[r]); });
+    acc = mma(w, of_rows([&](u32 r) { return detail::exact_bf16<8>(all.row[r]); }), acc);
+    const auto rest = [&](u32 r) {
+        Vec<float, 8> rest;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const float high = __builtin_bit_cast(float, detail::bits_of(all[i]) & 0xffff0000u);
-        // An infinity has no rest.
-        rest[i] = __builtin_fabsf(high) < __builtin_inff() ? all[i] - high : 0.0f;
-    }
-    acc = mma<bf16>(w, detail::exact_bf16<8>(all), acc);
-    return mma<bf16>(w, detail::exact_bf16<8>(rest), acc);
+        for (int i = 0; i < 8; ++i) {
+            const float v = all.row[r][i], high = __builtin_bit_cast(float, detail::bits_of(v) & 0xffff0000u);
+            // An infinity has no rest.
+            rest[i] = __builtin_fabsf(high) < __builtin_inff() ? v - high : 0.0f;
+        }
+        return detail::exact_bf16<8>(rest);
+    };
+    return mma(w, of_rows(rest), acc);
 }
 
 template <class W, class X>
-HK_FN MmaAcc mma(const Halves<W> &w, const Halves<X> &x, MmaAcc acc) {
+HK_FN MmaAcc mma(const OfRows<Halves<W>> &w, const OfRows<Halves<X>> &x, MmaAcc acc) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) acc = mma(w.part[i], x.part[i], acc);
+    for (int i = 0; i < 4; ++i) {
+        const auto part = [&](const auto &of) { return of_rows([&](u32 r) { return of.row[r].part[i]; }); };
+        acc = mma(part(w), part(x), acc);
+    }
     return acc;
 }
 
-/// A block of fp8 to be multiplied by one of mxfp4.
+/// A row's block of fp8 to be multiplied by one of mxfp4.
 struct Fp8Block {
 #if defined(HK_MX_MMA)
     using Raw = Block<Fp8, true>;
@@ -133,11 +140,11 @@ struct MxFp8 {
     /// Blocks of a row in these.
     static constexpr int kBlocks = kFrags * kFragBytes / 32;
 
-    /// Fragments of row lane % 16, and e8m0 codes, in the lowest byte the first: of the lane's block, which is lane / 16; or where the
+    /// Fragments of the lane's rows, and e8m0 codes, in the lowest byte the first: of the lane's block, its group's; or where the
     /// matrix unit takes no such blocks, of all of them.
     struct X {
         Frag codes[kFrags];
-        u32 scale;
+        OfRows<u32> scale;
     };
     /// The same; where the matrix unit takes no such blocks, the scales are of the rows whose sums the lane has.
     struct W {
@@ -152,21 +159,26 @@ struct MxFp8 {
     HK_FN static MmaAcc mma(const W &w, const X &x, MmaAcc acc) {
 #if defined(HK_MX_MMA)
         const auto all = [](const Frag (&codes)[kFrags]) { return __builtin_shufflevector(codes[0], codes[1], 0, 1, 2, 3, 4, 5, 6, 7); };
-        return Instruction<Fp8, Fp8, 16, kMxCols>::mma<0, 0>(all(w.codes), all(x.codes), acc, w.scale, x.scale);
+        return Instruction<Fp8, Fp8, 16, kMxCols>::mma<0, 0>(all(w.codes), all(x.codes), acc, w.scale, x.scale.row[0]);
 #else
         // Sums of a block are those of the lanes that have it.
 #pragma unroll
         for (u32 b = 0; b < kBlocks; ++b) {
-            const Frag codes = lane_id() / 32 == b || kBlocks == 1 ? w.codes[0] : Frag(0);
+            const Frag codes = group_of_lane(lane_id()) / 2 == b ? w.codes[0] : Frag(0);
             const MmaAcc sum = Product<Fp8>::mma(&codes, x.codes, MmaAcc(0.0f));
-            const Vec<float, 2> of_x = e8m0_factors(x.scale >> 8 * b & 0xffu);
-            MmaAcc first, second;
+            Vec<float, kMmaRows> w_first, w_second;
 #pragma unroll
             for (int i = 0; i < kMmaRows; ++i) {
-                const Vec<float, 2> of_w = e8m0_factors(w.scale[i] >> 8 * b & 0xffu);
-                first[i] = of_w[0], second[i] = of_w[1];
+                const Vec<float, 2> factors = e8m0_factors(w.scale[i] >> 8 * b & 0xffu);
+                w_first[i] = factors[0], w_second[i] = factors[1];
             }
-            acc = __builtin_elementwise_fma(sum * (second * of_x[0]), first * of_x[1], acc);
+            Vec<float, kLaneRows> x_first, x_second;
+#pragma unroll
+            for (int i = 0; i < kLaneRows; ++i) {
+                const Vec<float, 2> factors = e8m0_factors(x.scale.row[i] >> 8 * b & 0xffu);
+                x_first[i] = factors[0], x_second[i] = factors[1];
+            }
+            acc = __builtin_elementwise_fma(sum * (by_n(w_second) * by_m(x_first)), by_n(w_first) * by_m(x_second), acc);
         }
         return acc;
 #endif
@@ -174,17 +186,21 @@ struct MxFp8 {
 };
 
 /// Of mxfp4 by fp8; sums are in units of kMxFp8SumUnit.
-HK_FN MmaAcc mma(const MxBlock &w, const Fp8Block &x, MmaAcc acc) {
+HK_FN MmaAcc mma(const OfRows<MxBlock> &w, const OfRows<Fp8Block> &x, MmaAcc acc) {
 #if defined(HK_MX_MMA)
     constexpr u32 kOne = 127;
-    const auto codes = __builtin_shufflevector(x.codes[0], x.codes[1], 0, 1, 2, 3, 4, 5, 6, 7);
-    return Instruction<Fp4, Fp8, 16, kMxCols>::mma<0, 0>(w.codes, codes, acc, w.scale, kOne);
+    const auto &[codes] = x.row[0];
+    const auto all = __builtin_shufflevector(codes[0], codes[1], 0, 1, 2, 3, 4, 5, 6, 7);
+    return Instruction<Fp4, Fp8, 16, kMxCols>::mma<0, 0>(w.row[0].codes, all, acc, w.row[0].scale, kOne);
 #else
 #pragma unroll
-    for (int i = 0; i < 4; ++i) acc = mma<bf16>(w.values[i], x.values[i], acc);
+    for (int i = 0; i < 4; ++i) {
+        const auto part = [&](const auto &of) { return of_rows([&](u32 r) { return of.row[r].values[i]; }); };
+        acc = mma(part(w), part(x), acc);
+    }
     return acc;
 #endif
 }
-HK_FN MmaAcc mma(const MxBlock &w, const MxBlock &x, MmaAcc acc) { return mma_mxfp4(w, x, acc); }
+HK_FN MmaAcc mma(const OfRows<MxBlock> &w, const OfRows<MxBlock> &x, MmaAcc acc) { return mma_mxfp4(w, x, acc); }
 
 }  // namespace hk

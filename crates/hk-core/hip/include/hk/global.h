@@ -88,26 +88,12 @@ public:
 #endif
     }
 
-#if defined(HK_AMD)
-    /// 16 bytes of each lane, straight to LDS: lane l's go to `to + 16 l`. Not known to the compiler: `wait_loads` waits for it, and
-    /// M0, which says where to, takes a state to be read.
-    HK_FN void load_to_lds(__attribute__((address_space(3))) void *to, u32 offset, u32 scalar) const {
-        const u32 address = u32(reinterpret_cast<__UINTPTR_TYPE__>(to));
-        asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tbuffer_load_dwordx4 %1, %2, %3 offen lds"
-                     :
-                     : "s"(address), "v"(offset), "s"(resource_), "s"(scalar)
-                     : "memory");
-    }
+    /// 16 bytes of each lane, straight to LDS: lane l's go to `to + 16 l`, `to` being the same for all. The compiler does not know:
+    /// `wait_loads` waits for it.
+    HK_FN void load_to_lds(void *to, u32 offset, u32 scalar) const { load_to_lds<16>(to, offset, scalar); }
 
     /// A word of each lane, likewise, to `to + 4 l`.
-    HK_FN void load_word_to_lds(__attribute__((address_space(3))) void *to, u32 offset, u32 scalar) const {
-        const u32 address = u32(reinterpret_cast<__UINTPTR_TYPE__>(to));
-        asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tbuffer_load_dword %1, %2, %3 offen lds"
-                     :
-                     : "s"(address), "v"(offset), "s"(resource_), "s"(scalar)
-                     : "memory");
-    }
-#endif
+    HK_FN void load_word_to_lds(void *to, u32 offset, u32 scalar) const { load_to_lds<4>(to, offset, scalar); }
 
     /// A value of 1, 2, 4, 8 or 16 bytes from `offset` plus `scalar`, which is the same for all lanes, both multiples of its
     /// size.
@@ -130,6 +116,20 @@ public:
 #endif
     }
 
+    /// 16 bytes that no other wave reads, of rows that are read in order: on NVIDIA's GPUs past L1, and 128 bytes at a time to L2.
+    HK_FN Vec<u32, 4> load_once(u32 offset, u32 scalar = 0) const {
+#if defined(HK_AMD)
+        return load<Vec<u32, 4>>(offset, scalar);
+#else
+        u32 a = 0, b = 0, c = 0, d = 0;
+        asm("{\n\t.reg .pred there;\n\tsetp.lt.u32 there, %5, %6;\n\t"
+            "@there ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];\n\t}"
+            : "+r"(a), "+r"(b), "+r"(c), "+r"(d)
+            : "l"(base_ + offset + scalar), "r"(offset), "r"(bytes_));
+        return {a, b, c, d};
+#endif
+    }
+
     /// A value of 1, 2, 4, 8 or 16 bytes to `offset`, a multiple of its size.
     template <class V>
     HK_FN void store(V v, u32 offset) const {
@@ -147,6 +147,38 @@ public:
         }
 #else
         if (offset < bytes_) *reinterpret_cast<GlobalPtr<V>>(base_ + offset) = v;
+#endif
+    }
+
+private:
+    template <int kBytes>
+    HK_FN void load_to_lds(void *to, u32 offset, u32 scalar) const {
+        using Lds = __attribute__((address_space(3))) void *;
+        const u32 address = u32(reinterpret_cast<__UINTPTR_TYPE__>((Lds)to));
+#if defined(HK_AMD)
+        // M0 says where to, and takes a state to be read.
+        if constexpr (kBytes == 16) {
+            asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tbuffer_load_dwordx4 %1, %2, %3 offen lds"
+                         :
+                         : "s"(address), "v"(offset), "s"(resource_), "s"(scalar)
+                         : "memory");
+        } else {
+            asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tbuffer_load_dword %1, %2, %3 offen lds"
+                         :
+                         : "s"(address), "v"(offset), "s"(resource_), "s"(scalar)
+                         : "memory");
+        }
+#else
+        // What is beyond is read from the start, and zero bytes of it.
+        const bool there = offset < bytes_;
+        const u32 own = address + kBytes * __nvvm_read_ptx_sreg_laneid();
+        const u64 from = base_ + (there ? u64(offset) + scalar : 0);
+        const u32 bytes = there ? kBytes : 0;
+        if constexpr (kBytes == 16) {
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(own), "l"(from), "r"(bytes) : "memory");
+        } else {
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" : : "r"(own), "l"(from), "r"(bytes) : "memory");
+        }
 #endif
     }
 };

@@ -1,6 +1,7 @@
 // matrix.h: the instructions of the matrix unit, and which lane holds what.
 //   d[n, m] += sum over k of w[n, k] x[m, k]      n, m < kDim, which is 16 or 32; k < kCols
-// The wave's lanes stand in groups of kDim. A lane has elements of one row of each operand, and sums of one m.
+// On AMD targets the wave's lanes stand in groups of kDim; a lane has elements of one row of each operand, and sums of one m. On
+// others, kDim is 16 and the lanes stand in groups of 8; a lane has elements of two rows, and sums of two m.
 #pragma once
 
 #include <hk/arch.h>
@@ -44,38 +45,61 @@ template <class T>
 inline constexpr int kBitsOf = detail::bits_of_type<T>();
 
 /// The neighbouring n of sums that a lane has.
-inline constexpr int kMmaRows = 16 * 16 / kWaveSize;
+inline constexpr int kMmaRows = 4;
+
+/// Groups of lanes with the same rows, which have different columns.
+template <int kDim>
+inline constexpr int kLaneGroups = kWaveSize * kLaneRows / kDim;
+
+/// Which group a lane is in, and its rows: `i` counts up to kLaneRows.
+template <int kDim = 16>
+HK_FN constexpr u32 group_of_lane(u32 lane) {
+    if constexpr (kLaneRows == 1) return lane / kDim;
+    return lane % 4;
+}
+template <int kDim = 16>
+HK_FN constexpr u32 row_of_lane(u32 lane, u32 i = 0) {
+    if constexpr (kLaneRows == 1) return lane % kDim;
+    // The two of each group of four rows: their sums are of four neighbouring n, see Sums.
+    return lane / 8 * 4 + lane / 4 % 2 + 2 * i;
+}
+
+/// A lane that has row `row` of 16, and as which of its rows.
+HK_FN constexpr u32 lane_of_row(u32 row) { return kLaneRows == 1 ? row : row / 4 * 8 + row % 2 * 4; }
+HK_FN constexpr u32 part_of_row(u32 row) { return kLaneRows == 1 ? 0 : row / 2 % 2; }
 
 /// Where the elements of an operand of kDim rows are: a lane has `kElements`, the i-th in bits [i kBits, (i + 1) kBits) of its
 /// words.
 template <class T, int kDim, int kCols>
 struct Operand {
-    static constexpr int kGroups = kWaveSize / kDim;
-    static constexpr int kElements = kCols / kGroups;
+    static constexpr int kGroups = kLaneGroups<kDim>;
+    static constexpr int kOfRow = kCols / kGroups;
+    static constexpr int kElements = kLaneRows * kOfRow;
     static constexpr int kBits = kBitsOf<T>;
     static constexpr int kWords = kElements * kBits / 32;
     using Words = Vec<u32, kWords>;
 
-    HK_FN static constexpr u32 row(u32 lane) { return lane % kDim; }
+    HK_FN static constexpr u32 row(u32 lane, u32 i = 0) { return row_of_lane<kDim>(lane, i / kOfRow); }
 
-    /// The column k of element i. A group's elements are neighbours; but operands of eight words are in two halves, each with
-    /// one half of the columns.
+    /// The column k of element i. A group's elements are neighbours; but operands of eight words of a row are in two halves, each
+    /// with one half of the columns.
     HK_FN static constexpr u32 col(u32 lane, u32 i) {
-        constexpr u32 kRun = kWords == 8 ? kElements / 2 : kElements;
-        return i / kRun * (kGroups * kRun) + lane / kDim * kRun + i % kRun;
+        constexpr u32 kRun = kWords == 8 * kLaneRows ? kOfRow / 2 : kOfRow;
+        i %= kOfRow;
+        return i / kRun * (kGroups * kRun) + group_of_lane<kDim>(lane) * kRun + i % kRun;
     }
 };
 
-/// Where sums d[n, m] are: a lane has `kElements` of one m, in runs of kMmaRows neighbouring n. Those of further tiles, on from
+/// Where sums d[n, m] are: a lane has `kElements`, in runs of kMmaRows neighbouring n of one m. Those of further tiles, on from
 /// n = kDim, are counted on.
 template <int kDim>
 struct Sums {
-    static constexpr int kGroups = kWaveSize / kDim;
+    static constexpr int kGroups = kLaneGroups<kDim>;
     static constexpr int kElements = kDim * kDim / kWaveSize;
 
-    HK_FN static constexpr u32 m(u32 lane) { return lane % kDim; }
+    HK_FN static constexpr u32 m(u32 lane, u32 i = 0) { return row_of_lane<kDim>(lane, i / kMmaRows % kLaneRows); }
     HK_FN static constexpr u32 n(u32 lane, u32 i) {
-        return i / kMmaRows * (kGroups * kMmaRows) + lane / kDim * kMmaRows + i % kMmaRows;
+        return i / (kMmaRows * kLaneRows) * (kGroups * kMmaRows) + group_of_lane<kDim>(lane) * kMmaRows + i % kMmaRows;
     }
 
     /// Cast to T, a lane's sums are its fragments of an operand over k = n: that operand needs no exchange between lanes, if the
@@ -177,57 +201,40 @@ HK_MATRIX_UNIT(Xf32, Xf32, 32, 4, F32x2, f32_32x32x4_xf32)
 #endif
 #undef HK_MATRIX_UNIT
 #else
-/// For targets whose matrix unit spreads tiles in another way: lanes exchange what they need.
+/// Made of products of 16 rows m by 8 rows n. Those take elements of rows lane / 4 and lane / 4 + 8, which are the two rows that
+/// a lane has; and since both operands are alike, any columns of it will do.
 template <class W, class X, int kDim, int kCols>
 struct MatrixUnit {
-    static constexpr bool kExists = true;
-
-    template <class T, int kWords>
-    HK_FN static auto values(Vec<u32, kWords> words) {
-        constexpr int kElements = kWords * 32 / kBitsOf<T>;
-        if constexpr (__is_same(T, I8)) {
-            Vec<int, kElements> v;
-#pragma unroll
-            for (int i = 0; i < kElements; ++i) v[i] = int(words[i / 4] << (24 - i % 4 * 8)) >> 24;
-            return v;
-        } else if constexpr (__is_same(T, Fp8)) {
-            return from_codes<kMmaFp8>(words);
-        } else if constexpr (__is_same(T, Bf8)) {
-            return from_codes<CodeKind::Fp8E5M2>(words);
-        } else if constexpr (__is_same(T, float)) {
-            return __builtin_bit_cast(Vec<float, kElements>, words);
-        } else {
-            static_assert(__is_same(T, bf16) || __is_same(T, f16), "a type of this target's products");
-            return widen<T, kElements>(__builtin_bit_cast(Vec<T, kElements>, words));
-        }
-    }
-
-    template <class T>
-    HK_FN static T from_lane(T v, u32 lane) {
-        const int bits = __builtin_bit_cast(int, v);
-        return __builtin_bit_cast(T, __nvvm_shfl_sync_idx_i32(0xffffffffu, bits, int(lane), 0x1f));
-    }
-
-    /// A call, since tiles have dozens of them.
-    template <class Words, class Acc>
-    __device__ __attribute__((noinline)) static Acc mma(Words w, Words x, Acc acc) {
-        const auto ws = values<W>(w);
-        const auto xs = values<X>(x);
-        const u32 lane = lane_id();
-#pragma unroll 1
-        for (u32 group = 0; group < kWaveSize / kDim; ++group) {
-#pragma unroll
-            for (int i = 0; i < Operand<W, kDim, kCols>::kElements; ++i) {
-                const auto other = from_lane(xs[i], group * kDim + Sums<kDim>::m(lane));
-#pragma unroll
-                for (int r = 0; r < Sums<kDim>::kElements; ++r) {
-                    acc[r] += from_lane(ws[i], group * kDim + Sums<kDim>::n(lane, r)) * other;
-                }
-            }
-        }
-        return acc;
-    }
+    static constexpr bool kExists = false;
 };
+
+#define HK_MATRIX_UNIT(T, shape, types, Number, constraint)                                                           \
+    template <int kCols>                                                                                              \
+    struct MatrixUnit<T, T, 16, kCols> {                                                                              \
+        static constexpr bool kExists = true;                                                                         \
+        template <int kWords, class Acc>                                                                              \
+        HK_FN static Acc mma(Vec<u32, kWords> w, Vec<u32, kWords> x, Acc acc) {                                       \
+            constexpr int kOfRow = kWords / 2;                                                                        \
+            static_assert(kOfRow % 2 == 0, "eight bytes of a row");                                                   \
+            _Pragma("unroll") for (int i = 0; i < kOfRow; i += 2) {                                                   \
+                _Pragma("unroll") for (int n = 0; n < 2; ++n) {                                                       \
+                    Number a = acc[2 * n], b = acc[2 * n + 1], c = acc[2 * n + 4], d = acc[2 * n + 5];                \
+                    asm("mma.sync.aligned." shape ".row.col." types " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, " \
+                        "{%0, %1, %2, %3};"                                                                           \
+                        : "+" constraint(a), "+" constraint(b), "+" constraint(c), "+" constraint(d)                  \
+                        : "r"(x[i]), "r"(x[kOfRow + i]), "r"(x[i + 1]), "r"(x[kOfRow + i + 1]),                       \
+                          "r"(w[kOfRow * n + i]), "r"(w[kOfRow * n + i + 1]));                                        \
+                    acc[2 * n] = a, acc[2 * n + 1] = b, acc[2 * n + 4] = c, acc[2 * n + 5] = d;                       \
+                }                                                                                                     \
+            }                                                                                                         \
+            return acc;                                                                                               \
+        }                                                                                                             \
+    };
+HK_MATRIX_UNIT(bf16, "m16n8k16", "f32.bf16.bf16.f32", float, "f")
+HK_MATRIX_UNIT(f16, "m16n8k16", "f32.f16.f16.f32", float, "f")
+HK_MATRIX_UNIT(I8, "m16n8k32", "s32.s8.s8.s32", int, "r")
+HK_MATRIX_UNIT(Fp8, "m16n8k32", "f32.e4m3.e4m3.f32", float, "f")
+#undef HK_MATRIX_UNIT
 #endif
 
 }  // namespace detail
@@ -264,7 +271,7 @@ public:
 };
 
 namespace detail {
-/// Elements of a lane in the fastest instruction.
+/// Elements of a row that a lane has in the fastest instruction.
 template <class T>
 consteval int fastest() {
     if constexpr (kWaveSize != 64) return 128 / kBitsOf<T>;
@@ -278,6 +285,6 @@ consteval int fastest() {
 
 /// Columns of the fastest instruction of operands of these types.
 template <class W, class X, int kDim>
-inline constexpr int kFastestCols = kWaveSize / kDim * detail::fastest<W>();
+inline constexpr int kFastestCols = kLaneGroups<kDim> * detail::fastest<W>();
 
 }  // namespace hk

@@ -107,16 +107,13 @@ public:
         return chunks;
     }
 
-#if defined(HK_AMD)
     /// `load` and `store` in one, past the registers: `kParts` loads, which `wait_loads` waits for.
     HK_FN void copy(u32 from, Tile &tile) const {
-        using Lds = __attribute__((address_space(3))) void *;
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
-            window_.load_to_lds((Lds)&tile.chunk[wave_id() * kWaveSize + i * kThreads], at(i, from), from << spread_);
+            window_.load_to_lds(&tile.chunk[wave_id() * kWaveSize + i * kThreads], at(i, from), from << spread_);
         }
     }
-#endif
 };
 
 template <class Tile, int kThreads, int kElement>
@@ -241,14 +238,23 @@ private:
     HK_FN u32 in_row(u32 at) const { return (at & ~15u) << spread_ | (at & 15u); }
 };
 
-#if defined(HK_AMD)
-/// Waits until no more than `kLeft` loads of this wave are on their way, the last ones.
-template <int kLeft>
-HK_FN void wait_loads() {
-    static_assert(kLeft < 64, "what the counter holds");
-    asm volatile("s_waitcnt vmcnt(%0)" : : "n"(kLeft) : "memory");
-}
+/// Ends a batch of loads straight to LDS.
+HK_FN void end_loads() {
+#if !defined(HK_AMD)
+    asm volatile("cp.async.commit_group;" : : : "memory");
 #endif
+}
+
+/// Waits until no more than `kBatches` batches of `kLoads` loads of this wave are on their way, the last ones.
+template <int kBatches, int kLoads>
+HK_FN void wait_loads() {
+#if defined(HK_AMD)
+    static_assert(kBatches * kLoads < 64, "what the counter holds");
+    asm volatile("s_waitcnt vmcnt(%0)" : : "n"(kBatches * kLoads) : "memory");
+#else
+    asm volatile("cp.async.wait_group %0;" : : "n"(kBatches) : "memory");
+#endif
+}
 
 /// Waits for all loads to registers, as the compiler sees.
 HK_FN void wait_known_loads() {
@@ -331,15 +337,12 @@ public:
 #pragma unroll
         for (int i = 0; i < kParts; ++i) tile.word[thread_x() + i * kThreads] = words.word[i];
     }
-#if defined(HK_AMD)
     HK_FN void copy(u32 from, Tile &tile) const {
-        using Lds = __attribute__((address_space(3))) void *;
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
-            window_[i].load_word_to_lds((Lds)&tile.word[wave_id() * kWaveSize + i * kThreads], at(i, from), scalar(i, from));
+            window_[i].load_word_to_lds(&tile.word[wave_id() * kWaveSize + i * kThreads], at(i, from), scalar(i, from));
         }
     }
-#endif
 };
 
 /// Stages of two tiles in LDS, and the words that go with them.
@@ -519,7 +522,6 @@ private:
     struct Turn {};
 };
 
-#if defined(HK_AMD)
 /// Straight to LDS: `kCount` stages in a ring, of which `kStep` are multiplied at a time, and all others but those that the
 /// last step has left are on their way. One barrier a step: a wave passes it when its own loads for this step have landed,
 /// and then all waves have left what the next loads overwrite.
@@ -538,6 +540,7 @@ class DirectPipeline {
         x_.copy(from, stages_.x[stage]);
         w_.copy(from / X::kStage * W::kStage, stages_.w[stage]);
         words_.copy(from, stages_.words[stage]);
+        end_loads();
     }
 
     /// Where the next step is in the ring.
@@ -570,7 +573,7 @@ class DirectPipeline {
         return step;
     }
     /// Until the wave's part of the next step has landed.
-    HK_FN static void wait_step() { wait_loads<(kAhead - kStep) * kLoads>(); }
+    HK_FN static void wait_step() { wait_loads<kAhead - kStep, kLoads>(); }
 
 public:
     using Lds = Stages<X, W, Words, kCount>;
@@ -588,7 +591,7 @@ public:
             sums.template multiply<0>(go_on(place));
         }
         // A block gives its LDS back when it ends.
-        wait_loads<0>();
+        wait_loads<0, 0>();
     }
 
     /// The same by ping-pong: `sums.multiply(sums.read(Step))`.
@@ -608,26 +611,28 @@ public:
                 [&](const auto &operands) { sums.multiply(operands); });
         }
         halves.end();
-        wait_loads<0>();
+        wait_loads<0, 0>();
     }
 };
-#endif
 
 namespace detail {
+template <class Stage, int kMost>
+inline constexpr int kRoom = int(sizeof(Stage)) * kMost <= kLdsBytes ? kMost : kLdsBytes / int(sizeof(Stage));
+
 template <bool kDirect, class X, class W, class Words, int kCount, int kStep>
 struct PipelineOf {
     using Type = RegisterPipeline<X, W, Words, kStep>;
 };
-#if defined(HK_AMD)
 template <class X, class W, class Words, int kCount, int kStep>
 struct PipelineOf<true, X, W, Words, kCount, kStep> {
     using Type = DirectPipeline<X, W, Words, kCount, kStep>;
 };
-#endif
 }  // namespace detail
 
-/// Straight to LDS where the target and the rows allow it, with a ring of `kCount` stages; else by registers.
+/// Straight to LDS where the target and the rows allow it, with a ring of up to `kCount` stages, as there is room for; else by
+/// registers.
 template <class X, class W, class Words, int kCount, int kStep>
-using Pipeline = typename detail::PipelineOf<X::kDirect && W::kDirect && Words::kDirect, X, W, Words, kCount, kStep>::Type;
+using Pipeline = typename detail::PipelineOf<X::kDirect && W::kDirect && Words::kDirect, X, W, Words,
+                                             detail::kRoom<Stages<X, W, Words, 1>, kCount>, kStep>::Type;
 
 }  // namespace hk

@@ -21,6 +21,7 @@ namespace hk {
 ///   parity among rows 4-11 two pairs {s, s ^ 1}. Transposed reads of gfx950, of 8 bytes of 32 lanes, on 64 banks, take two
 ///   neighbouring chunks of 4 rows and of 4 others that are 4 or 8 further on, of which those of a parity differ in s / 2;
 ///   or four neighbouring chunks of 4 rows, of which those of a parity differ in s / 4.
+///   Where a lane has two rows, eight lanes read the four chunks of a step of two neighbouring rows: their swizzles differ by 4.
 ///   Two rows of 64 bytes are 32 banks. Rows 2i and 2i + 1 share a swizzle: i = 0 .. 7 have 0, 1, 2, 3, 3, 2, 1, 0.
 template <int kRows_, int kBytes_>
 struct SharedTile {
@@ -31,6 +32,7 @@ struct SharedTile {
 
     /// What a row's chunks are permuted by: the same 16 rows on.
     HK_FN static constexpr u32 swizzle(u32 row) {
+        if constexpr (kChunks == 8 && kLaneRows > 1) return row % 2 * 4 | row / 4 % 4;
         if constexpr (kChunks == 8) return (row % 2 | row / 4 % 2 * 2 | row / 2 % 2 * 4) ^ row / 8 % 2 * 3;
         return row / 2 % 4 ^ row / 8 % 2 * 3;
     }
@@ -38,11 +40,39 @@ struct SharedTile {
     /// Where chunk `c` of a row is; and which chunk it is that stands at place `c`.
     HK_FN static constexpr u32 place(u32 row, u32 c) { return row * kChunks + (c ^ swizzle(row)); }
 
-    /// The lane's fragment of kDim rows from `row`, a multiple of 16, on, of bytes from `kFragBytesOf<kDim> * step` on.
-    template <int kDim = 16>
+    /// The lane's fragment of kDim rows from `row`, a multiple of 16, on, of bytes from `kFragBytesOf<kDim> * step` on, for
+    /// products: of other columns among these than `chunks` has, if that is faster. `kOfW`: as their first operand.
+    template <int kDim = 16, bool kOfW = false>
     HK_FN Frag frag(u32 row, u32 step) const {
-        constexpr u32 kGroups = kWaveSize / kDim;
-        return chunk[place(lane_id() % kDim, step * kGroups + lane_id() / kDim) + row * kChunks];
+#if defined(HK_AMD)
+        return joined(chunks<kDim>(row, step));
+#else
+        // The lane has the address of a row of one of four matrices, and gets a word of each. They are in the order in which
+        // products take them: rows of one half, then of the other, of x; columns of one half of w.
+        const u32 lane = lane_id(), matrix = lane / 8;
+        const u32 half = kOfW ? matrix / 2 : matrix % 2, next = kOfW ? matrix % 2 : matrix / 2;
+        const u32 of_lane = lane % 8 / 2 * 4 + lane % 2 + half * 2;
+        Frag frag;
+#pragma unroll
+        for (u32 i = 0; i < 4; i += 2) {
+            const auto *at = chunk + place(of_lane, 4 * step + i + next) + row * kChunks;
+            const u32 address = u32(reinterpret_cast<__UINTPTR_TYPE__>((__attribute__((address_space(3))) const void *)at));
+            u32 word[4];
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                         : "r"(address)
+                         : "memory");
+            frag[i] = word[0], frag[i + 1] = word[kOfW ? 1 : 2], frag[i + 4] = word[kOfW ? 2 : 1], frag[i + 5] = word[3];
+        }
+        return frag;
+#endif
+    }
+
+    /// Of the lane's rows among kDim from `row` on, 16 bytes each, beside those of the next group of lanes.
+    template <int kDim = 16>
+    HK_FN OfRows<Vec<u32, 4>> chunks(u32 row, u32 step) const {
+        const u32 at = step * kLaneGroups<kDim> + group_of_lane<kDim>(lane_id());
+        return of_rows([&](u32 i) { return chunk[place(row_of_lane<kDim>(lane_id(), i), at) + row * kChunks]; });
     }
 
     /// Fragments of the tile's columns, 64 of 2 bytes, over the rows from `row`, a multiple of 16, on: column `column<kDim>(i)` is

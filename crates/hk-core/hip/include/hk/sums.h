@@ -67,7 +67,7 @@ public:
             const WTile &of_w;
             const XTile &of_x;
             u32 first_n, first_m;
-            HK_FN Frag w(int i, int step) const { return of_w.template frag<kDim>(first_n + i * kDim, step); }
+            HK_FN Frag w(int i, int step) const { return of_w.template frag<kDim, true>(first_n + i * kDim, step); }
             HK_FN Frag x(int j, int step) const { return of_x.template frag<kDim>(first_m + j * kDim, step); }
         } const from{w, x, n, m};
         add_products<P, WTile::kBytes / kFragBytesOf<kDim>>(acc, from);
@@ -80,7 +80,7 @@ public:
         for (int j = 0; j < kM / kDim; ++j) {
 #pragma unroll
             for (int i = 0; i < kN / kDim * Places::kElements; i += kMmaRows) {
-                f(Places::n(lane_id(), i), j * kDim + Places::m(lane_id()), run<kMmaRows>(j, i));
+                f(Places::n(lane_id(), i), j * kDim + Places::m(lane_id(), i), run<kMmaRows>(j, i));
             }
         }
     }

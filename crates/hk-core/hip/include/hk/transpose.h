@@ -15,9 +15,9 @@
 namespace hk {
 
 /// Column `j` of 8 rows of 8 elements of 16 bits.
-HK_FN Frag column_of(const Frag (&rows)[8], u32 j) {
+HK_FN Vec<u32, 4> column_of(const Vec<u32, 4> (&rows)[8], u32 j) {
     const detail::HalfOf half(j % 2 != 0);
-    Frag column;
+    Vec<u32, 4> column;
 #pragma unroll
     for (int i = 0; i < 4; ++i) column[i] = half(rows[2 * i][j / 2], rows[2 * i + 1][j / 2]);
     return column;
