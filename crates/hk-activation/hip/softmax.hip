@@ -82,18 +82,17 @@ HK_FN void store(const Params &p, const RowBatch &batch, u32 index, const RowF &
     else hk::narrow<T>(y).store(batch.at<T, kAccess, kAlone>(p.y, index));
 }
 
-/// Rows that stay in registers, up to Lanes * ColsPerLane columns, of `row_lanes` lanes; a lane has `Rows` rows in hand at a time.
+/// Rows that stay in registers, up to Lanes * ColsPerLane columns; a lane has `Rows` rows in hand at a time.
 template <Access kAccess, class T, int Lanes, int ColsPerLane, int Rows>
 HK_FN void rows(const Params &p) {
-    constexpr int kLanes = hk::row_lanes(Lanes, ColsPerLane), kThreads = row_threads(Lanes, ColsPerLane);
-    constexpr u32 kAbreast = kThreads / kLanes;
+    constexpr u32 kAbreast = row_threads(Lanes) / Lanes;
     constexpr bool kAlone = kAbreast * Rows == 1;
-    using RowT = hk::Row<T, kLanes, hk::kVecLen<T>, Lanes * ColsPerLane / kLanes / hk::kVecLen<T>>;
+    using RowT = hk::Row<T, Lanes, hk::kVecLen<T>, ColsPerLane / hk::kVecLen<T>>;
     using RowF = typename RowT::template With<float>;
-    const u32 side = hk::thread_x() / kLanes;
-    const u32 column = hk::thread_x() % kLanes * hk::kVecLen<T>;
+    const u32 side = hk::thread_x() / Lanes;
+    const u32 column = hk::thread_x() % Lanes * hk::kVecLen<T>;
     const u32 cols = p.x.cols();
-    hk::GroupReducer<kThreads, kLanes> group;
+    hk::GroupReducer<row_threads(Lanes), Lanes> group;
 
     hk::for_row_batches<kAlone>(p.x.rows(), cols, column, p.batch, [&](const RowBatch &batch) {
         RowT x[Rows];
@@ -163,21 +162,21 @@ HK_FN void apply(const Params &p) {
 }  // namespace
 
 // Entry points of one dtype, one per row of `VARIANTS` in src/softmax.rs, and those of long rows.
-#define SOFTMAX_ENTRIES(T)                                                                                  \
+#define SOFTMAX_ENTRIES(T)                                                                                \
     HK_ENTRY(softmax_##T##_128, row_threads(16), rows<Access::Vectors, hk::T, 16, 8, 4>)                    \
     HK_ENTRY(softmax_##T##_512, row_threads(16), rows<Access::Vectors, hk::T, 16, 32, 1>)                   \
     HK_ENTRY(softmax_##T##_1024, row_threads(64), rows<Access::Vectors, hk::T, 64, 16, 1>)                  \
     HK_ENTRY(softmax_##T##_2048, row_threads(64), rows<Access::Vectors, hk::T, 64, 32, 1>)                  \
-    HK_ENTRY(softmax_##T##_4096, row_threads(64, 64), rows<Access::Vectors, hk::T, 64, 64, 1>)              \
+    HK_ENTRY(softmax_##T##_4096, row_threads(64), rows<Access::Vectors, hk::T, 64, 64, 1>)                  \
     HK_ENTRY(softmax_##T##_8192, row_threads(256), rows<Access::Vectors, hk::T, 256, 32, 1>)                \
-    HK_ENTRY(softmax_##T##_16384, row_threads(256, 64), rows<Access::Vectors, hk::T, 256, 64, 1>)           \
-    HK_ENTRY(softmax_##T##_32768, row_threads(512, 64), rows<Access::Vectors, hk::T, 512, 64, 1>)           \
+    HK_ENTRY(softmax_##T##_16384, row_threads(256), rows<Access::Vectors, hk::T, 256, 64, 1>)               \
+    HK_ENTRY(softmax_##T##_32768, row_threads(512), rows<Access::Vectors, hk::T, 512, 64, 1>)               \
     HK_ENTRY(softmax_##T##_parts, kThreads, parts<Access::Vectors, hk::T>)                                  \
     HK_ENTRY(softmax_##T##_apply, kThreads, apply<Access::Vectors, hk::T>)                                  \
     HK_ENTRY(softmax_##T##_512_elements, row_threads(16), rows<Access::Elements, hk::T, 16, 32, 1>)         \
-    HK_ENTRY(softmax_##T##_4096_elements, row_threads(64, 64), rows<Access::Elements, hk::T, 64, 64, 1>)    \
-    HK_ENTRY(softmax_##T##_16384_elements, row_threads(256, 64), rows<Access::Elements, hk::T, 256, 64, 1>) \
-    HK_ENTRY(softmax_##T##_32768_elements, row_threads(512, 64), rows<Access::Elements, hk::T, 512, 64, 1>) \
+    HK_ENTRY(softmax_##T##_4096_elements, row_threads(64), rows<Access::Elements, hk::T, 64, 64, 1>)        \
+    HK_ENTRY(softmax_##T##_16384_elements, row_threads(256), rows<Access::Elements, hk::T, 256, 64, 1>)     \
+    HK_ENTRY(softmax_##T##_32768_elements, row_threads(512), rows<Access::Elements, hk::T, 512, 64, 1>)     \
     HK_ENTRY(softmax_##T##_parts_elements, kThreads, parts<Access::Elements, hk::T>)                        \
     HK_ENTRY(softmax_##T##_apply_elements, kThreads, apply<Access::Elements, hk::T>)
 

@@ -10,8 +10,7 @@
 //            merges the lists. 8 or 16 lanes a row, so 8 or 4 rows in a wave (8 columns a lane, 16 for 256).
 //   wave     cols <= 1024: a row is held by a wave, which finds a bound that k elements and few others reach, writes
 //            their columns to LDS, reads them back one or two a lane and sorts those.
-//   block    cols <= 16384: each wave of a block finds such a bound for its part of the row, the first wave then the results
-//            among what reaches them.
+//   block    cols <= 16384: each wave of a block does so with its part of the row, the first with the results of all.
 //   segments longer rows: blocks take 4096 columns each and write k ranks to the workspace; merge selects from those.
 // Floor
 //   Memory: rows * cols * sizeof(T) + rows * k * (sizeof(T) + 4 or 8). The values are read again by index, from cache.
@@ -160,27 +159,19 @@ struct Ranks {
     HK_FN u64 full(Rank rank) const { return rank; }
 };
 
-/// Whether a lane's largest key alone says too little of the k first.
-HK_FN bool by_pairs(u32 k, bool pairs) { return k > u32(kWaveSize) / 2 || pairs; }
-
-/// Writes the columns of the k first of a source's elements, and of others, `most` in all at most, to `slots`; their number.
-template <class Source>
-HK_FN u32 mark(const Source &source, u32 k, bool two, u32 most, u32 *slots) {
+/// Calls `emit(place, rank)` for the k first of a source's elements, in order; with 0 where there are fewer.
+template <class Source, class Emit>
+HK_FN void select(const Source &source, u32 k, bool pairs, u32 *slots, Emit emit) {
     i32 key[Source::kKeys];
     const u32 valid = source.load(key);
+    const bool two = k > u32(kWaveSize) / 2 || pairs;
+    const u32 most = two ? kSlots : kSlots / 2;
     const hk::Marked marked = hk::mark_first<Source::kVec>(source.keys(), key, valid, k, most, two);
     hk::wave_barrier();
     const u32 count = marked.total();
     hk::for_marked(marked, [&](u32 place, u32 e) { slots[place] = Source::column(e); });
     hk::wave_barrier();
-    return count;
-}
 
-/// Calls `emit(place, rank)` for the k first of a source's elements, in order; with 0 where there are fewer.
-template <class Source, class Emit>
-HK_FN void select(const Source &source, u32 k, bool pairs, u32 *slots, Emit emit) {
-    const bool two = by_pairs(k, pairs);
-    const u32 count = mark(source, k, two, two ? kSlots : kSlots / 2, slots);
     const auto finish = [&]<int Regs>() {
         typename Source::Rank rank[Regs];
 #pragma unroll
@@ -198,22 +189,6 @@ HK_FN void select(const Source &source, u32 k, bool pairs, u32 *slots, Emit emit
     };
     if (two) finish.template operator()<kSlots / kWaveSize>();
     else finish.template operator()<kSlots / kWaveSize / 2>();
-}
-
-/// Ranks that each of a block's waves leaves for the selection among all: more where that has few in a lane.
-template <int Waves>
-constexpr u32 kLeft = Waves * kSlots / kWaveSize <= 16 ? kSlots : kSlots / 2;
-
-/// Writes the ranks of the k first of a source's elements, and of others, in no order, to `mine`, and 0 where there are fewer.
-template <u32 kMost, class Source>
-HK_FN void leave(const Source &source, u32 k, bool pairs, u32 *slots, u64 *mine) {
-    const bool two = by_pairs(k, pairs);
-    const u32 count = mark(source, k, two, two ? kMost : kSlots / 2, slots);
-#pragma unroll
-    for (u32 i = 0; i < kMost / kWaveSize; ++i) {
-        const u32 place = i * kWaveSize + hk::lane_id();
-        mine[place] = place < count ? source.full(source.rank(slots[place])) : 0;
-    }
 }
 
 /// A row in a wave.
@@ -244,7 +219,7 @@ template <class T, int Waves>
 HK_FN void gather(const Params &p, u64 row, u32 segment, u64 *found, u32 *slots) {
     hk::block_barrier();
     if (hk::wave_id() == 0) {
-        const Ranks<const u64 *, Waves * kLeft<Waves>> ranks = {found, Waves * kLeft<Waves>};
+        const Ranks<const u64 *, Waves * kResults> ranks = {found, Waves * kResults};
         select(ranks, p.k, true, slots, [&](u32 place, u64 rank) {
             write_rank<T>(p, row, segment * p.k + place, rank);
         });
@@ -257,7 +232,7 @@ template <Access kAccess, class T, int Waves>
 HK_FN void block(const Params &p) {
     constexpr u32 kPart = 1024;
     __shared__ u32 slots[Waves][kSlots];
-    __shared__ u64 found[Waves * kLeft<Waves>];
+    __shared__ u64 found[Waves * kResults];
     const u32 wave = hk::wave_id();
     const u64 units = u64(p.x.rows()) * p.segments;
     for (u64 unit = hk::block_x(); unit < units; unit += hk::grid_x()) {
@@ -267,7 +242,10 @@ HK_FN void block(const Params &p) {
         const u32 end = p.x.cols() - first < p.segment ? p.x.cols() : first + p.segment;
         const Part part(first, end, kPart);
         const Elements<T, kAccess, kPart> x = {p.x.row<const T>(row) + part.from, part.cols, part.from, p.smallest};
-        leave<kLeft<Waves>>(x, p.k, part.cols < kPart, slots[wave], found + wave * kLeft<Waves>);
+        u64 *mine = found + wave * kResults;
+        for (u32 i = hk::lane_id(); i < u32(kResults); i += kWaveSize) mine[i] = 0;
+        hk::wave_barrier();
+        select(x, p.k, part.cols < kPart, slots[wave], [&](u32 place, u64 rank) { mine[place] = rank; });
         gather<T, Waves>(p, row, segment, found, slots[0]);
     }
 }
@@ -277,7 +255,7 @@ template <class T, int Waves>
 HK_FN void merge(const Params &p) {
     constexpr u32 kPart = 1024;
     __shared__ u32 slots[Waves][kSlots];
-    __shared__ u64 found[Waves * kLeft<Waves>];
+    __shared__ u64 found[Waves * kResults];
     const u32 wave = hk::wave_id();
     const u64 units = u64(p.x.rows()) * p.segments;
     for (u64 unit = hk::block_x(); unit < units; unit += hk::grid_x()) {
@@ -287,7 +265,10 @@ HK_FN void merge(const Params &p) {
         const u32 end = p.from_len - first < p.segment ? p.from_len : first + p.segment;
         const Part part(first, end, kPart);
         const Ranks<hk::GlobalPtr<const u64>, kPart> ranks = {p.read_from(row) + part.from, part.cols};
-        leave<kLeft<Waves>>(ranks, p.k, true, slots[wave], found + wave * kLeft<Waves>);
+        u64 *mine = found + wave * kResults;
+        for (u32 i = hk::lane_id(); i < u32(kResults); i += kWaveSize) mine[i] = 0;
+        hk::wave_barrier();
+        select(ranks, p.k, true, slots[wave], [&](u32 place, u64 rank) { mine[place] = rank; });
         gather<T, Waves>(p, row, segment, found, slots[0]);
     }
 }

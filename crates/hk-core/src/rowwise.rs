@@ -6,7 +6,7 @@
 //! and the rows that a block takes at a time, which goes into the kernel's parameters.
 
 use crate::tensor::{TensorView, TensorViewMut};
-use crate::{Arch, CodeObjects, DType, Element, Error, Kernel, LaunchConfig, Result, Rows, Stream};
+use crate::{CodeObjects, DType, Element, Error, Kernel, LaunchConfig, Result, Rows, Stream};
 use std::sync::Arc;
 
 /// How an entry point spreads rows over lanes.
@@ -17,7 +17,7 @@ use std::sync::Arc;
 pub struct RowVariant {
     /// Longest row, in columns.
     pub widest: usize,
-    /// Lanes that share a row, on AMD GPUs: a power of two; more than a wave has are one block.
+    /// Lanes that share a row: a power of two; more than a wave has are one block.
     pub lanes: usize,
     /// Rows that a lane has in hand at a time.
     pub rows: usize,
@@ -37,13 +37,6 @@ impl RowVariant {
     /// An entry point by elements.
     pub const fn elements(widest: usize, lanes: usize) -> Self {
         Self { widest, lanes, rows: 1, vectors: false, waves_per_cu: 8 }
-    }
-
-    /// Lanes that share a row on a target: as given, or where a lane would have more columns than it has registers for, twice
-    /// as many, `hk::row_lanes`.
-    const fn lanes_on(&self, arch: Arch) -> usize {
-        let crowded = !arch.is_amd() && self.widest != usize::MAX && self.widest / self.lanes > 32;
-        if crowded { 2 * self.lanes } else { self.lanes }
     }
 
     /// The variant for elements of `dtype`, where it has `rows` in hand for types of two bytes: as many bytes of wider types,
@@ -183,8 +176,8 @@ impl RowProblem {
     ) -> Result<RowPlan> {
         let info = stream.device().info();
         // A block of `threads` takes this many rows at a time.
-        let threads = |v: &RowVariant| v.lanes_on(info.arch).max(SHORTEST_BLOCK);
-        let batch = |v: &RowVariant| threads(v) / v.lanes_on(info.arch) * v.rows;
+        let threads = |v: &RowVariant| v.lanes.max(SHORTEST_BLOCK);
+        let batch = |v: &RowVariant| threads(v) / v.lanes * v.rows;
         let fits_window = |batch: usize| {
             let bytes =
                 (batch - 1).checked_mul(self.stride_bytes).and_then(|n| n.checked_add(self.row_bytes));

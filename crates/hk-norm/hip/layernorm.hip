@@ -110,9 +110,9 @@ HK_FN void rows_in_registers(const Params &p) {
 
     const Block block;
     const u32 cols = p.x.cols();
-    const hk::RowVector<kAccess, RowT> weight(p.weight, p.weight_is_f32, 1.0f, block.column(), cols);
-    const hk::RowVector<kAccess, RowT> bias(p.bias, p.bias_is_f32, -0.0f, block.column(), cols);
-    hk::GroupReducer<Block::kThreads, Block::kLanes> group;
+    const RowF w = hk::load_vector<kAccess, RowT>(p.weight, p.weight_is_f32, 1.0f, block.column(), cols);
+    const RowF b = hk::load_vector<kAccess, RowT>(p.bias, p.bias_is_f32, -0.0f, block.column(), cols);
+    hk::GroupReducer<Block::kThreads, Lanes> group;
 
     hk::for_row_batches<Block::kAlone>(p.x.rows(), cols, block.column(), p.batch, [&](const RowBatch &batch) {
         RowF s[Rows];
@@ -133,7 +133,6 @@ HK_FN void rows_in_registers(const Params &p) {
             mean[r] += correction;
             s[r] = (s[r] + -correction) * rstd[r];
         }
-        const RowF w = weight.get(), b = bias.get();
 #pragma unroll
         for (int r = 0; r < Rows; ++r) block.store(hk::narrow<T>(hk::fma(s[r], w, b)), p.y, batch, r);
         if (p.mean.present()) block.store_per_row(mean, p.mean, batch);
@@ -150,7 +149,7 @@ HK_FN void rows_in_tiles(const Params &p) {
 
     const Block block;
     const u32 cols = p.x.cols();
-    hk::GroupReducer<Block::kThreads, Block::kThreads> group;
+    hk::GroupReducer<Lanes, Lanes> group;
 
     for (u64 row = hk::block_x(); row < p.x.rows(); row += hk::grid_x()) {
         float total = 0.0f;

@@ -73,8 +73,8 @@ HK_FN void rows_in_registers(const Params &p) {
 
     const Block block;
     const u32 cols = p.x.cols();
-    const auto weights = p.scalars.norm.template row_weights<kAccess, RowT>(p.weight, block.column(), cols);
-    hk::GroupReducer<Block::kThreads, Block::kLanes> group;
+    const RowF w = p.scalars.norm.template weights<kAccess, RowT>(p.weight, block.column(), cols);
+    hk::GroupReducer<Block::kThreads, Lanes> group;
 
     hk::for_row_batches<Block::kAlone>(p.x.rows(), cols, block.column(), p.scalars.batch, [&](const RowBatch &batch) {
         RowF s[Rows];
@@ -91,7 +91,6 @@ HK_FN void rows_in_registers(const Params &p) {
 #pragma unroll
             for (int r = 0; r < Rows; ++r) s[r] = hk::widen(hk::narrow<T>(s[r]));
         }
-        const RowF w = weights.get();
 #pragma unroll
         for (int r = 0; r < Rows; ++r) block.store(hk::narrow<T>(s[r] * w), p.y, batch, r);
         if (p.y.cols() > cols) block.zero_pads(p.y, batch);
@@ -108,7 +107,7 @@ HK_FN void rows_in_tiles(const Params &p) {
 
     const Block block;
     const u32 cols = p.x.cols();
-    hk::GroupReducer<Block::kThreads, Block::kThreads> group;
+    hk::GroupReducer<Lanes, Lanes> group;
 
     for (u64 row = hk::block_x(); row < p.x.rows(); row += hk::grid_x()) {
         hk::SumSq sum_sq;
@@ -140,23 +139,23 @@ HK_FN void rows_in_tiles(const Params &p) {
 // is by elements. A lane holds at most 64 columns: more would leave room for one wave a SIMD. Narrower rows
 // have variants of fewer columns a lane, so that a lane's share is not mostly past the end, and with fewer than four
 // loads of a row several rows in hand, unless eight waves fit a SIMD.
-#define RMS_ENTRIES(op, T)                                                                                                         \
-    HK_ENTRY(op##_##T##_64, hk::row_threads(8), rms::rows_in_registers<hk::Access::Vectors, hk::T, 8, 8, 4>)                       \
-    HK_ENTRY(op##_##T##_128, hk::row_threads(16), rms::rows_in_registers<hk::Access::Vectors, hk::T, 16, 8, 4>)                    \
-    HK_ENTRY(op##_##T##_256, hk::row_threads(16), rms::rows_in_registers<hk::Access::Vectors, hk::T, 16, 16, 2>)                   \
-    HK_ENTRY(op##_##T##_512, hk::row_threads(16), rms::rows_in_registers<hk::Access::Vectors, hk::T, 16, 32, 1>)                   \
-    HK_ENTRY(op##_##T##_1024, hk::row_threads(64), rms::rows_in_registers<hk::Access::Vectors, hk::T, 64, 16, 1>)                  \
-    HK_ENTRY(op##_##T##_1536, hk::row_threads(64), rms::rows_in_registers<hk::Access::Vectors, hk::T, 64, 24, 2>)                  \
-    HK_ENTRY(op##_##T##_2048, hk::row_threads(64), rms::rows_in_registers<hk::Access::Vectors, hk::T, 64, 32, 1>)                  \
-    HK_ENTRY(op##_##T##_3072, hk::row_threads(64, 48), rms::rows_in_registers<hk::Access::Vectors, hk::T, 64, 48, 1>)              \
-    HK_ENTRY(op##_##T##_4096, hk::row_threads(64, 64), rms::rows_in_registers<hk::Access::Vectors, hk::T, 64, 64, 1>)              \
-    HK_ENTRY(op##_##T##_6144, hk::row_threads(128, 48), rms::rows_in_registers<hk::Access::Vectors, hk::T, 128, 48, 1>)            \
-    HK_ENTRY(op##_##T##_8192, hk::row_threads(256), rms::rows_in_registers<hk::Access::Vectors, hk::T, 256, 32, 1>)                \
-    HK_ENTRY(op##_##T##_16384, hk::row_threads(256, 64), rms::rows_in_registers<hk::Access::Vectors, hk::T, 256, 64, 1>)           \
-    HK_ENTRY(op##_##T##_long, hk::row_threads(256), rms::rows_in_tiles<hk::Access::Vectors, hk::T, 256, 16>)                       \
-    HK_ENTRY(op##_##T##_64_elements, hk::row_threads(8), rms::rows_in_registers<hk::Access::Elements, hk::T, 8, 8, 1>)             \
-    HK_ENTRY(op##_##T##_512_elements, hk::row_threads(16), rms::rows_in_registers<hk::Access::Elements, hk::T, 16, 32, 1>)         \
-    HK_ENTRY(op##_##T##_4096_elements, hk::row_threads(64, 64), rms::rows_in_registers<hk::Access::Elements, hk::T, 64, 64, 1>)    \
-    HK_ENTRY(op##_##T##_6144_elements, hk::row_threads(128, 48), rms::rows_in_registers<hk::Access::Elements, hk::T, 128, 48, 1>)  \
-    HK_ENTRY(op##_##T##_16384_elements, hk::row_threads(256, 64), rms::rows_in_registers<hk::Access::Elements, hk::T, 256, 64, 1>) \
+#define RMS_ENTRIES(op, T)                                                                                                     \
+    HK_ENTRY(op##_##T##_64, hk::row_threads(8), rms::rows_in_registers<hk::Access::Vectors, hk::T, 8, 8, 4>)                   \
+    HK_ENTRY(op##_##T##_128, hk::row_threads(16), rms::rows_in_registers<hk::Access::Vectors, hk::T, 16, 8, 4>)                \
+    HK_ENTRY(op##_##T##_256, hk::row_threads(16), rms::rows_in_registers<hk::Access::Vectors, hk::T, 16, 16, 2>)               \
+    HK_ENTRY(op##_##T##_512, hk::row_threads(16), rms::rows_in_registers<hk::Access::Vectors, hk::T, 16, 32, 1>)               \
+    HK_ENTRY(op##_##T##_1024, hk::row_threads(64), rms::rows_in_registers<hk::Access::Vectors, hk::T, 64, 16, 1>)              \
+    HK_ENTRY(op##_##T##_1536, hk::row_threads(64), rms::rows_in_registers<hk::Access::Vectors, hk::T, 64, 24, 2>)              \
+    HK_ENTRY(op##_##T##_2048, hk::row_threads(64), rms::rows_in_registers<hk::Access::Vectors, hk::T, 64, 32, 1>)              \
+    HK_ENTRY(op##_##T##_3072, hk::row_threads(64), rms::rows_in_registers<hk::Access::Vectors, hk::T, 64, 48, 1>)              \
+    HK_ENTRY(op##_##T##_4096, hk::row_threads(64), rms::rows_in_registers<hk::Access::Vectors, hk::T, 64, 64, 1>)              \
+    HK_ENTRY(op##_##T##_6144, hk::row_threads(128), rms::rows_in_registers<hk::Access::Vectors, hk::T, 128, 48, 1>)            \
+    HK_ENTRY(op##_##T##_8192, hk::row_threads(256), rms::rows_in_registers<hk::Access::Vectors, hk::T, 256, 32, 1>)            \
+    HK_ENTRY(op##_##T##_16384, hk::row_threads(256), rms::rows_in_registers<hk::Access::Vectors, hk::T, 256, 64, 1>)           \
+    HK_ENTRY(op##_##T##_long, hk::row_threads(256), rms::rows_in_tiles<hk::Access::Vectors, hk::T, 256, 16>)                   \
+    HK_ENTRY(op##_##T##_64_elements, hk::row_threads(8), rms::rows_in_registers<hk::Access::Elements, hk::T, 8, 8, 1>)         \
+    HK_ENTRY(op##_##T##_512_elements, hk::row_threads(16), rms::rows_in_registers<hk::Access::Elements, hk::T, 16, 32, 1>)     \
+    HK_ENTRY(op##_##T##_4096_elements, hk::row_threads(64), rms::rows_in_registers<hk::Access::Elements, hk::T, 64, 64, 1>)    \
+    HK_ENTRY(op##_##T##_6144_elements, hk::row_threads(128), rms::rows_in_registers<hk::Access::Elements, hk::T, 128, 48, 1>)  \
+    HK_ENTRY(op##_##T##_16384_elements, hk::row_threads(256), rms::rows_in_registers<hk::Access::Elements, hk::T, 256, 64, 1>) \
     HK_ENTRY(op##_##T##_long_elements, hk::row_threads(256), rms::rows_in_tiles<hk::Access::Elements, hk::T, 256, 16>)

@@ -73,13 +73,11 @@ HK_FN void rows_in_registers(const Params &params) {
     const Block block;
     const u32 cols = p.x.cols();
     // Of more columns the weights would leave room for one wave a SIMD; they come from the cache for each row.
-    constexpr bool kKeepWeights = RowT::kCols / Block::kLanes <= 32;
-    const auto load_weights = [&] { return p.norm.template row_weights<kAccess, RowT>(p.weight, block.column(), cols); };
-    const auto weights = [&] {
-        if constexpr (kKeepWeights) return [kept = load_weights()] { return kept.get(); };
-        else return [&] { return load_weights().get(); };
-    }();
-    hk::GroupReducer<Block::kThreads, Block::kLanes> group;
+    constexpr bool kKeepWeights = ColsPerLane <= 32;
+    const auto weights = [&] { return p.norm.template weights<kAccess, RowT>(p.weight, block.column(), cols); };
+    RowF w;
+    if constexpr (kKeepWeights) w = weights();
+    hk::GroupReducer<Block::kThreads, Lanes> group;
     Quantizer<Block, Params> quantizer(params, block);
 
     hk::for_row_batches<Block::kAlone>(p.x.rows(), cols, block.column(), p.batch, [&](const RowBatch &batch) {
@@ -90,7 +88,10 @@ HK_FN void rows_in_registers(const Params &params) {
         hk::SumSq sum_sq;
         sum_sq.add(y[0]);
         // As hk-norm multiplies: first by the root, then by the weight.
-        y[0] = y[0] * p.norm.rstd(group.sum(sum_sq.total())) * weights();
+        y[0] = y[0] * p.norm.rstd(group.sum(sum_sq.total())) * [&] {
+            if constexpr (kKeepWeights) return w;
+            else return weights();
+        }();
         finish<true>(block, y, p, batch);
         if (params_now.q.present()) {
             quantizer.observe(params_now, y[0], batch);
@@ -111,7 +112,7 @@ HK_FN void rows_in_tiles(const Params &params) {
     const NormParams &p = params.head;
     const Block block;
     const u32 cols = p.x.cols();
-    hk::GroupReducer<Block::kThreads, Block::kThreads> group;
+    hk::GroupReducer<Lanes, Lanes> group;
     Quantizer<Block, Params> quantizer(params, block);
 
     for (u64 row = hk::block_x(); row < p.x.rows(); row += hk::grid_x()) {
@@ -158,13 +159,13 @@ HK_FN void rows_in_tiles(const Params &params) {
              norm_quant::rows_in_registers<Quantizer, hk::Access::Vectors, hk::T, 16, 32>)                                    \
     HK_ENTRY(op##_##T##_2048, hk::row_threads(64),                                                                            \
              norm_quant::rows_in_registers<Quantizer, hk::Access::Vectors, hk::T, 64, 32>)                                    \
-    HK_ENTRY(op##_##T##_4096, hk::row_threads(64, 64),                                                                        \
+    HK_ENTRY(op##_##T##_4096, hk::row_threads(64),                                                                            \
              norm_quant::rows_in_registers<Quantizer, hk::Access::Vectors, hk::T, 64, 64>)                                    \
-    HK_ENTRY(op##_##T##_6144, hk::row_threads(128, 48),                                                                       \
+    HK_ENTRY(op##_##T##_6144, hk::row_threads(128),                                                                           \
              norm_quant::rows_in_registers<Quantizer, hk::Access::Vectors, hk::T, 128, 48>)                                   \
     HK_ENTRY(op##_##T##_8192, hk::row_threads(256),                                                                           \
              norm_quant::rows_in_registers<Quantizer, hk::Access::Vectors, hk::T, 256, 32>)                                   \
-    HK_ENTRY(op##_##T##_16384, hk::row_threads(256, 64),                                                                      \
+    HK_ENTRY(op##_##T##_16384, hk::row_threads(256),                                                                          \
              norm_quant::rows_in_registers<Quantizer, hk::Access::Vectors, hk::T, 256, 64>)                                   \
     HK_ENTRY(op##_##T##_long, hk::row_threads(256),                                                                           \
              norm_quant::rows_in_tiles<Quantizer, hk::Access::Vectors, hk::T, 256, 16>)                                       \
@@ -172,11 +173,11 @@ HK_FN void rows_in_tiles(const Params &params) {
              norm_quant::rows_in_registers<Quantizer, hk::Access::Elements, hk::T, 8, 8>)                                     \
     HK_ENTRY(op##_##T##_512_elements, hk::row_threads(16),                                                                    \
              norm_quant::rows_in_registers<Quantizer, hk::Access::Elements, hk::T, 16, 32>)                                   \
-    HK_ENTRY(op##_##T##_4096_elements, hk::row_threads(64, 64),                                                               \
+    HK_ENTRY(op##_##T##_4096_elements, hk::row_threads(64),                                                                   \
              norm_quant::rows_in_registers<Quantizer, hk::Access::Elements, hk::T, 64, 64>)                                   \
-    HK_ENTRY(op##_##T##_6144_elements, hk::row_threads(128, 48),                                                              \
+    HK_ENTRY(op##_##T##_6144_elements, hk::row_threads(128),                                                                  \
              norm_quant::rows_in_registers<Quantizer, hk::Access::Elements, hk::T, 128, 48>)                                  \
-    HK_ENTRY(op##_##T##_16384_elements, hk::row_threads(256, 64),                                                             \
+    HK_ENTRY(op##_##T##_16384_elements, hk::row_threads(256),                                                                 \
              norm_quant::rows_in_registers<Quantizer, hk::Access::Elements, hk::T, 256, 64>)                                  \
     HK_ENTRY(op##_##T##_long_elements, hk::row_threads(256),                                                                  \
              norm_quant::rows_in_tiles<Quantizer, hk::Access::Elements, hk::T, 256, 16>)

@@ -54,22 +54,21 @@ HK_FN float scale_of(const Params &p, u32 top) {
     return hk::linear_scale(amax, p.scalars.format.qmax);
 }
 
-/// Rows that stay in registers, up to Lanes * ColsPerLane columns, of `row_lanes` lanes; a lane has `Rows` rows in hand at a time.
+/// Rows that stay in registers, up to Lanes * ColsPerLane columns; a lane has `Rows` rows in hand at a time.
 template <Access kAccess, class T, int Lanes, int ColsPerLane, int Rows, class Params>
 HK_FN void rows_in_registers(const Params &p) {
     constexpr bool kSmooth = requires { p.smooth; };
-    constexpr int kLanes = hk::row_lanes(Lanes, ColsPerLane), kThreads = hk::row_threads(Lanes, ColsPerLane);
-    constexpr u32 kAbreast = kThreads / kLanes;
+    constexpr u32 kAbreast = hk::row_threads(Lanes) / Lanes;
     constexpr bool kAlone = kAbreast * Rows == 1;
-    using RowT = hk::Row<T, kLanes, kChunk<T>, Lanes * ColsPerLane / kLanes / kChunk<T>>;
+    using RowT = hk::Row<T, Lanes, kChunk<T>, ColsPerLane / kChunk<T>>;
     using RowF = typename RowT::template With<float>;
 
-    const u32 side = hk::thread_x() / kLanes;  // place among the rows abreast
-    const u32 lane = hk::thread_x() % kLanes;  // place in the row
+    const u32 side = hk::thread_x() / Lanes;  // place among the rows abreast
+    const u32 lane = hk::thread_x() % Lanes;  // place in the row
     const u32 cols = p.x.cols();
     RowF smooth;
     if constexpr (kSmooth && hk::kBlocksStay) smooth = load_smooth<kAccess, RowT>(p, lane * kChunk<T>, cols);
-    hk::GroupReducer<kThreads, kLanes> group;
+    hk::GroupReducer<hk::row_threads(Lanes), Lanes> group;
 
     hk::for_row_batches<kAlone>(p.x.rows(), cols, lane * kChunk<T>, p.scalars.batch, [&](const RowBatch &batch) {
         RowT x[Rows];
@@ -137,15 +136,14 @@ HK_FN void rows_in_tiles(const Params &p) {
 
 // Entry points of one dtype, one per row of `VARIANTS` in src/per_token.rs. Name = op, dtype, widest row, access if it
 // is by elements.
-#define TOKEN_ENTRIES(op, T)                                                                                                         \
-    HK_ENTRY(op##_##T##_128, hk::row_threads(16),                                                                                    \
-             quant::rows_in_registers<hk::Access::Vectors, hk::T, 128 / quant::kChunk<hk::T>, quant::kChunk<hk::T>, 2>)              \
-    HK_ENTRY(op##_##T##_512, hk::row_threads(16), quant::rows_in_registers<hk::Access::Vectors, hk::T, 16, 32, 1>)                   \
-    HK_ENTRY(op##_##T##_2048, hk::row_threads(64), quant::rows_in_registers<hk::Access::Vectors, hk::T, 64, 32, 1>)                  \
-    HK_ENTRY(op##_##T##_4096, hk::row_threads(64, 64), quant::rows_in_registers<hk::Access::Vectors, hk::T, 64, 64, 1>)              \
-    HK_ENTRY(op##_##T##_8192, hk::row_threads(256), quant::rows_in_registers<hk::Access::Vectors, hk::T, 256, 32, 1>)                \
-    HK_ENTRY(op##_##T##_32768, hk::row_threads(512, 64), quant::rows_in_registers<hk::Access::Vectors, hk::T, 512, 64, 1>)           \
-    HK_ENTRY(op##_##T##_long, hk::row_threads(256), quant::rows_in_tiles<hk::Access::Vectors, hk::T, 256, 16>)                       \
-    HK_ENTRY(op##_##T##_512_elements, hk::row_threads(16), quant::rows_in_registers<hk::Access::Elements, hk::T, 16, 32, 1>)         \
-    HK_ENTRY(op##_##T##_32768_elements, hk::row_threads(512, 64), quant::rows_in_registers<hk::Access::Elements, hk::T, 512, 64, 1>) \
+#define TOKEN_ENTRIES(op, T)                                                                                           \
+    HK_ENTRY(op##_##T##_128, hk::row_threads(16), quant::rows_in_registers<hk::Access::Vectors, hk::T, 128 / quant::kChunk<hk::T>, quant::kChunk<hk::T>, 2>) \
+    HK_ENTRY(op##_##T##_512, hk::row_threads(16), quant::rows_in_registers<hk::Access::Vectors, hk::T, 16, 32, 1>)          \
+    HK_ENTRY(op##_##T##_2048, hk::row_threads(64), quant::rows_in_registers<hk::Access::Vectors, hk::T, 64, 32, 1>)         \
+    HK_ENTRY(op##_##T##_4096, hk::row_threads(64), quant::rows_in_registers<hk::Access::Vectors, hk::T, 64, 64, 1>)         \
+    HK_ENTRY(op##_##T##_8192, hk::row_threads(256), quant::rows_in_registers<hk::Access::Vectors, hk::T, 256, 32, 1>)       \
+    HK_ENTRY(op##_##T##_32768, hk::row_threads(512), quant::rows_in_registers<hk::Access::Vectors, hk::T, 512, 64, 1>)      \
+    HK_ENTRY(op##_##T##_long, hk::row_threads(256), quant::rows_in_tiles<hk::Access::Vectors, hk::T, 256, 16>)              \
+    HK_ENTRY(op##_##T##_512_elements, hk::row_threads(16), quant::rows_in_registers<hk::Access::Elements, hk::T, 16, 32, 1>) \
+    HK_ENTRY(op##_##T##_32768_elements, hk::row_threads(512), quant::rows_in_registers<hk::Access::Elements, hk::T, 512, 64, 1>) \
     HK_ENTRY(op##_##T##_long_elements, hk::row_threads(256), quant::rows_in_tiles<hk::Access::Elements, hk::T, 256, 16>)

@@ -43,7 +43,6 @@ inline constexpr int kLaneRows = 1;  // of the 16 rows of an operand of matrix p
 inline constexpr bool kPingPongs = true;  // waves of a SIMD take turns by barriers (PingPong in hk/pipeline.h), or by themselves
 inline constexpr int kXcds = 8;  // parts with an L2 of their own, to which blocks go in turn
 inline constexpr bool kBlocksStay = true;  // blocks for rows are as many as keep memory busy, and take rows in turn; else one a batch
-inline constexpr int kMostCols = 64;       // columns of a lane that keeps its part of a row in registers, at most
 #if defined(__gfx950__)
 #define HK_MX_MMA 1  // kHasMxMma, for types that differ
 inline constexpr int kLdsBytes = 160 * 1024;
@@ -70,7 +69,6 @@ inline constexpr int kLaneRows = 2;
 inline constexpr bool kPingPongs = false;  // an H200 makes 300 TFLOP/s of bf16 with it, 426 without
 inline constexpr int kXcds = 1;
 inline constexpr bool kBlocksStay = false;
-inline constexpr int kMostCols = 32;
 inline constexpr int kLdsBytes = 227 * 1024;
 inline constexpr bool kHasWideDma = true;
 inline constexpr bool kHasCvtBf16 = true;  // cvt.rn.bf16x2.f32

@@ -11,11 +11,8 @@
 
 namespace hk {
 
-/// Lanes that hold `lanes * cols` columns: as many as that, or twice as many where a lane has too few registers for `cols`.
-constexpr int row_lanes(int lanes, int cols) { return cols > kMostCols ? 2 * lanes : lanes; }
-
-/// Threads of a block whose rows have `row_lanes(lanes, cols)` lanes each: at least 64, which take several rows side by side.
-constexpr int row_threads(int lanes, int cols = 1) { return row_lanes(lanes, cols) > 64 ? row_lanes(lanes, cols) : 64; }
+/// Threads of a block whose rows have `lanes` lanes each: at least 64, which take several rows side by side.
+constexpr int row_threads(int lanes) { return lanes > 64 ? lanes : 64; }
 
 /// Rows that a lane has in hand at a time where it has `rows` of a type of two bytes: as many bytes of wider types.
 template <class T>
@@ -106,20 +103,19 @@ HK_FN void for_row_batches(u32 rows, u32 cols, u32 column, u32 batch_rows, F f) 
     }
 }
 
-/// Rows of T in registers: `row_lanes(Lanes, ColsPerLane)` lanes hold a row, up to Lanes * ColsPerLane columns, and have `Rows`
-/// rows in hand at a time. This lane's place among them, and what it moves.
+/// Rows of T in registers: `Lanes` lanes hold a row, up to Lanes * ColsPerLane columns, and have `Rows` rows in hand at a
+/// time. This lane's place among them, and what it moves.
 template <Access kAccess, class T, int Lanes, int ColsPerLane, int Rows>
 struct RowBlock {
     static constexpr Access kPath = kAccess;
-    static constexpr int kThreads = row_threads(Lanes, ColsPerLane);
-    static constexpr int kLanes = row_lanes(Lanes, ColsPerLane);
-    static constexpr u32 kAbreast = kThreads / kLanes;
+    static constexpr int kThreads = row_threads(Lanes);
+    static constexpr u32 kAbreast = kThreads / Lanes;
     static constexpr bool kAlone = kAbreast * Rows == 1;
-    using RowT = Row<T, kLanes, kVecLen<T>, Lanes * ColsPerLane / kLanes / kVecLen<T>>;
+    using RowT = Row<T, Lanes, kVecLen<T>, ColsPerLane / kVecLen<T>>;
     using RowF = typename RowT::template With<float>;
 
-    const u32 side = thread_x() / kLanes;  // place among the rows abreast
-    const u32 lane = thread_x() % kLanes;  // place in the row
+    const u32 side = thread_x() / Lanes;  // place among the rows abreast
+    const u32 lane = thread_x() % Lanes;  // place in the row
 
     /// First column of this lane.
     HK_FN u32 column() const { return lane * kVecLen<T>; }
@@ -189,7 +185,7 @@ struct RowBlock {
         u32 zero = 0;
         forget(pad);
         forget(zero);
-        for (; pad < g.cols(); pad += kLanes * kLen) {
+        for (; pad < g.cols(); pad += Lanes * kLen) {
             const RowBatch here = {batch.first, batch.count, pad, g.cols()};
 #pragma unroll
             for (int r = 0; r < Rows; ++r) {
