@@ -110,8 +110,14 @@ HK_FN void rows_in_registers(const Params &p) {
 
     const Block block;
     const u32 cols = p.x.cols();
-    const RowF w = hk::load_vector<kAccess, RowT>(p.weight, p.weight_is_f32, 1.0f, block.column(), cols);
-    const RowF b = hk::load_vector<kAccess, RowT>(p.bias, p.bias_is_f32, -0.0f, block.column(), cols);
+    // Where a block has one batch, and is as large as this, they would leave registers for no other beside it.
+    constexpr bool kKeep = hk::kBlocksStay || Lanes < 256;
+    RowF w, b;
+    const auto load_vectors = [&] {
+        w = hk::load_vector<kAccess, RowT>(p.weight, p.weight_is_f32, 1.0f, block.column(), cols);
+        b = hk::load_vector<kAccess, RowT>(p.bias, p.bias_is_f32, -0.0f, block.column(), cols);
+    };
+    if constexpr (kKeep) load_vectors();
     hk::GroupReducer<Block::kThreads, Lanes> group;
 
     hk::for_row_batches<Block::kAlone>(p.x.rows(), cols, block.column(), p.batch, [&](const RowBatch &batch) {
@@ -133,6 +139,7 @@ HK_FN void rows_in_registers(const Params &p) {
             mean[r] += correction;
             s[r] = (s[r] + -correction) * rstd[r];
         }
+        if constexpr (!kKeep) load_vectors();
 #pragma unroll
         for (int r = 0; r < Rows; ++r) block.store(hk::narrow<T>(hk::fma(s[r], w, b)), p.y, batch, r);
         if (p.mean.present()) block.store_per_row(mean, p.mean, batch);

@@ -66,8 +66,18 @@ HK_FN bool last_to_arrive(GlobalPtr<u32> arrivals, u32 blocks) {
         __nvvm_barrier_sync(0);
 #endif
     };
+    // LLVM 22 drops the order of an atomic operation for NVIDIA GPUs.
+    const auto fence = [] {
+#if !defined(HK_AMD)
+        asm volatile("fence.acq_rel.gpu;" ::: "memory");
+#endif
+    };
     barrier();
-    if (thread_x() == 0) before = __scoped_atomic_fetch_add(arrivals, 1u, __ATOMIC_ACQ_REL, __MEMORY_SCOPE_DEVICE);
+    if (thread_x() == 0) {
+        fence();
+        before = __scoped_atomic_fetch_add(arrivals, 1u, __ATOMIC_ACQ_REL, __MEMORY_SCOPE_DEVICE);
+        fence();
+    }
     barrier();
     return before == blocks - 1;
 }
