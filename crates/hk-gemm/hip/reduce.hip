@@ -31,7 +31,7 @@ struct Params {  // same layout as `ReduceParams` in src/problem.rs
     u32 pad;
 };
 
-/// Whether planes are on 16 bytes from `at` on, which values beside an odd number of gates are not though their rows are.
+/// Whether planes are on 16 bytes from `at` on, as values are not that follow a number of gates which 4 does not divide.
 HK_FN bool by_vectors(const Params &p, i64 at) { return p.vectors && (hk::kAnyAddress || at % 4 == 0); }
 
 /// The sum over the splits, of columns `at` on.
