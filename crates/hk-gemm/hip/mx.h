@@ -207,9 +207,10 @@ struct MxSums {
 
 };
 
-/// As `Tile`, of fp8 by fp8, likewise. A stage is 64 columns.
+/// As `Tile`, of fp8 by fp8, likewise. A stage is 64 columns; straight to LDS, those of a word of
+/// scales are multiplied at a time.
 template <Access kAccess, int kM, int kN, int kWavesM, int kWavesN, bool kWords_>
-struct MxFp8Tile : Tile<hk::Fp8, kAccess, kM, kN, kWavesM, kWavesN, 5> {
+struct MxFp8Tile : Tile<hk::Fp8, kAccess, kM, kN, kWavesM, kWavesN, 5, 2> {
     struct Operand {
         static constexpr int kBytes = 128;  // of 128 columns
     };
@@ -230,6 +231,7 @@ struct MxFp8Sums {
     template <int kTurn>
     HK_FN void multiply(const auto &step) {
         using hk::MxFp8;
+        static_assert(!T::kDirect || T::kStep * T::kBytes == 128, "straight to LDS, each turn is the first");
         constexpr int kOfStage = T::kBytes / hk::kFragBytes;
         const u32 lane = hk::lane_id();
 #pragma unroll

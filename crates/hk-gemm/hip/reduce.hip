@@ -31,12 +31,15 @@ struct Params {  // same layout as `ReduceParams` in src/problem.rs
     u32 pad;
 };
 
+/// Whether planes are on 16 bytes from `at` on, as values are not that follow a number of gates which 4 does not divide.
+HK_FN bool by_vectors(const Params &p, i64 at) { return p.vectors && (hk::kAnyAddress || at % 4 == 0); }
+
 /// The sum over the splits, of columns `at` on.
 HK_FN Vec<float, kPart> total(const Params &p, i64 at, u32 left) {
     constexpr auto kF32 = gemm::Float::F32;
-    Vec<float, kPart> sum = gemm::load_floats<kPart>(p.planes, kF32, at, left, p.vectors);
+    Vec<float, kPart> sum = gemm::load_floats<kPart>(p.planes, kF32, at, left, by_vectors(p, at));
     for (u32 s = 1; s < p.splits; ++s) {
-        sum += gemm::load_floats<kPart>(p.planes, kF32, at + i64(s) * p.split, left, p.vectors);
+        sum += gemm::load_floats<kPart>(p.planes, kF32, at + i64(s) * p.split, left, by_vectors(p, at));
     }
     return sum;
 }

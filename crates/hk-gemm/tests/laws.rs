@@ -328,7 +328,11 @@ fn the_workspace_is_used() {
             (gpu.download(&y), gpu.download(&space))
         };
         let (y, space) = run(len);
-        assert!(space.iter().all(|x| !x.is_nan()), "all of it is written");
+        // It is for whichever product of these sizes needs most, on AMD targets as much as this one.
+        let written = space.iter().take_while(|x| !x.is_nan()).count();
+        assert!(written >= 2 * m * n && written.is_multiple_of(m * n), "{written} of {len}");
+        assert!(written == len || !info.arch.is_amd(), "all of it is written");
+        assert!(space[written..].iter().all(|x| x.is_nan()));
         let (same, longer) = run(3 * len);
         kit::assert_bits(&same, &y);
         assert!(longer[len..].iter().all(|x| x.is_nan()));

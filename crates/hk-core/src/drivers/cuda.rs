@@ -11,7 +11,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::fmt::Display;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// `CUresult`, as the integer that it is in C: cudarc declares an enum, and a code that it does not list would be an
@@ -215,8 +215,8 @@ struct Function {
     shared: u32,
     /// Dynamic shared memory that the kernel wants for itself, in bytes.
     wanted: AtomicU32,
-    /// Dynamic shared memory that it may have, in bytes.
-    dynamic: AtomicU32,
+    /// Dynamic shared memory that the driver has been told it may have, in bytes.
+    dynamic: Mutex<u32>,
     /// Keeps the code loaded.
     _module: Module,
 }
@@ -496,7 +496,7 @@ impl Driver for Cuda {
         let code = unsafe { (self.api.function_attribute)(&mut shared, which, raw) };
         check(self.api, "cuFuncGetAttribute", code, || format!("{symbol} on {}", self.info.spec))?;
         let (name, shared) = (symbol.into(), shared.max(0) as u32);
-        let [wanted, dynamic] = [0, 0].map(AtomicU32::new);
+        let (wanted, dynamic) = (AtomicU32::new(0), Mutex::new(0));
         Ok(Handle::new(Function { raw, name, shared, wanted, dynamic, _module: module }))
     }
 
@@ -530,17 +530,20 @@ impl Driver for Cuda {
         let &Dispatch { op, grid, block, dynamic_lds, args } = dispatch;
         let function = function.get::<Function>();
         let dynamic_lds = dynamic_lds.saturating_add(function.wanted.load(Ordering::Relaxed));
-        if function.shared.saturating_add(dynamic_lds) > SHARED_WITHOUT_ASKING
-            && function.dynamic.fetch_max(dynamic_lds, Ordering::Relaxed) < dynamic_lds
-        {
-            let most = cuda::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // SAFETY: the function is loaded. The size is within the device's limit, an `i32`.
-            let code = unsafe {
-                (self.api.set_function_attribute)(function.raw, most as c_int, dynamic_lds as c_int)
-            };
-            check(self.api, "cuFuncSetAttribute", code, || {
-                format!("{op}: {dynamic_lds} bytes of dynamic LDS of kernel {}", function.name)
-            })?;
+        if function.shared.saturating_add(dynamic_lds) > SHARED_WITHOUT_ASKING {
+            // Whoever launches the kernel meanwhile waits until the driver knows.
+            let mut told = function.dynamic.lock().unwrap_or_else(PoisonError::into_inner);
+            if *told < dynamic_lds {
+                let most = cuda::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                // SAFETY: the function is loaded. The size is within the device's limit, an `i32`.
+                let code = unsafe {
+                    (self.api.set_function_attribute)(function.raw, most as c_int, dynamic_lds as c_int)
+                };
+                check(self.api, "cuFuncSetAttribute", code, || {
+                    format!("{op}: {dynamic_lds} bytes of dynamic LDS of kernel {}", function.name)
+                })?;
+                *told = dynamic_lds;
+            }
         }
         // The one parameter, a struct.
         let mut params: [*mut c_void; 1] = [args.as_ptr().cast_mut().cast()];

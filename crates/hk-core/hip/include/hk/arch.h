@@ -39,6 +39,7 @@ inline constexpr u32 kSimds = 4;
 
 #if defined(HK_AMD)
 inline constexpr int kWaveSize = 64;
+inline constexpr bool kAnyAddress = true;  // vectors in global memory can begin on any of their elements
 inline constexpr int kLaneRows = 1;  // of the 16 rows of an operand of matrix products, those that a lane has
 inline constexpr bool kPingPongs = true;  // waves of a SIMD take turns by barriers (PingPong in hk/pipeline.h), or by themselves
 inline constexpr int kXcds = 8;  // parts with an L2 of their own, to which blocks go in turn
@@ -65,6 +66,7 @@ inline constexpr bool kHasReadTr = false;
 #endif
 #else
 inline constexpr int kWaveSize = 32;
+inline constexpr bool kAnyAddress = false;
 inline constexpr int kLaneRows = 2;
 inline constexpr bool kPingPongs = false;  // an H200 makes 300 TFLOP/s of bf16 with it, 426 without
 inline constexpr int kXcds = 1;

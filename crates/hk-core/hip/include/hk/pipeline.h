@@ -210,8 +210,19 @@ public:
     HK_FN Chunks load(u32 from) const {
         Chunks chunks;
         if constexpr (kAccess == Access::Vectors) {
-            const u32 past = (end_ - 1u - (from + ahead_)) & Window::kBeyond;
-            chunks.codes = window_.load<Vec<u32, kBytes / 4>>(offset_ | past, from << spread_);
+            if constexpr (kBytes <= 16) {
+                const u32 past = (end_ - 1u - (from + ahead_)) & Window::kBeyond;
+                chunks.codes = window_.load<Vec<u32, kBytes / 4>>(offset_ | past, from << spread_);
+            } else {
+                // Chunks of a row need not be side by side, nor all there.
+#pragma unroll
+                for (u32 i = 0; i < kBytes / 4; i += 4) {
+                    const u32 past = (end_ - 1u - (from + ahead_ + 4 * i)) & Window::kBeyond;
+                    const auto chunk = window_.load<Vec<u32, 4>>(offset_ | past, (from + 4 * i) << spread_);
+#pragma unroll
+                    for (u32 j = 0; j < 4; ++j) chunks.codes[i + j] = chunk[j];
+                }
+            }
         } else {
             Vec<u8, kBytes> bytes = u8(0);
 #pragma unroll

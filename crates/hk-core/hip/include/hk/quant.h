@@ -209,7 +209,12 @@ HK_FN Vec<u32, N / 4> to_codes(Vec<float, N> v) {
 /// The code of one value.
 template <CodeKind kKind>
 HK_FN u8 to_code(float v) {
-    return u8(detail::to_code_word<kKind>(v, 0.0f, 0.0f, 0.0f));
+    u32 word = detail::to_code_word<kKind>(v, 0.0f, 0.0f, 0.0f);
+#if !defined(HK_AMD)
+    // ptxas 12 makes a conversion to an integer of storing the low byte of a float's bits.
+    forget(word);
+#endif
+    return u8(word);
 }
 
 /// The values of codes, exactly.
