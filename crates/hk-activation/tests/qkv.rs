@@ -287,7 +287,7 @@ fn wrong_arguments_are_refused() {
     let five = gpu.upload(&[0i32; 5], [5]);
     let given = RopeTables { positions: Positions::Given(five.view().into()), ..tables };
     is(on(gpu, given), kind!(Shape), &["positions: shape [5]", "[3] (the tokens)"]);
-    is(on(&kit::devices()[1], tables), kind!(DeviceMismatch), &["cos", "emu:gfx942", "emu:gfx950"]);
+    is(on(&Gpu::open("emu:gfx950"), tables), kind!(DeviceMismatch), &["cos", gpu.spec(), "emu:gfx950"]);
 }
 
 /// The outputs overlap neither each other nor an input.

@@ -11,7 +11,7 @@ use hk_core::rope::{
 };
 use hk_core::{Float, Layout, TensorView, TensorViewMut, bf16, f16};
 use hk_testkit::{
-    self as kit, Fill, Place, Tensor, Tolerance, assert_error, floats, kind, proptest::prelude::*, widen,
+    self as kit, Fill, Gpu, Place, Tensor, Tolerance, assert_error, floats, kind, proptest::prelude::*, widen,
 };
 
 const LAYOUTS: [RopeLayout; 4] = [RopeLayout::Bhsd, RopeLayout::Sbhd, RopeLayout::Bshd, RopeLayout::Thd];
@@ -625,7 +625,7 @@ fn wrong_arguments_are_refused() {
         kind!(Shape),
         &["rope_qk: k: shape [5, 3, 20]", "[4, 3, 20] (q, but for the heads)"],
     );
-    let elsewhere = &kit::devices()[1];
+    let elsewhere = &Gpu::open("emu:gfx950");
     let foreign = elsewhere.upload(&[1.0f32; 240], [4, 3, 20]);
     let result = rope_cached(stream, foreign.view(), tables, y.view_mut(), rope, thd);
     assert_error(result, kind!(DeviceMismatch), &["rope_cached: x"]);

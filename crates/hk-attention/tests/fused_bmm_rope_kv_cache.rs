@@ -593,10 +593,6 @@ fn errors() {
             Arch::Gfx942 => MlaWeight::Fp8(Fp8Weight { w: ocp.view(), scale: one.view(), group: 128 }),
             _ => MlaWeight::Fp8Fnuz(Fp8Weight { w: fnuz.view(), scale: one.view(), group: 128 }),
         };
-        assert_error(
-            call(&c, [2, 3, 64], foreign, false),
-            kind!(Unsupported),
-            &["fp8e4m3", "weights on gfx9"],
-        );
+        assert_error(call(&c, [2, 3, 64], foreign, false), kind!(Unsupported), &["fp8e4m3", "weights on "]);
     }
 }
