@@ -11,8 +11,9 @@
 //
 // How the work is split
 //   V up to 1024: a wave takes a row; up to 8192: a block of 256 threads does, 4096 tokens at a time, 16 a lane. Longer rows:
-//   such blocks take segments of 4096 tokens, or beyond 128 segments a multiple of that; their winners go to the workspace,
-//   where a second launch, `merge`, finds the winner of each row. An argmax with a rule for ties is the same in any order.
+//   such blocks take segments of 4096 tokens, or a multiple of that beyond 128 segments and where rows are many; their
+//   winners go to the workspace, where a second launch, `merge`, finds the winner of each row. An argmax with a rule for
+//   ties is the same in any order.
 // Floor
 //   V * sizeof(T), once, and V * 4 where exponentials are given. Drawing them takes 10 rounds of two 32 by 32 bit
 //   products and two logarithms, a quarter of the former for each token.

@@ -259,6 +259,13 @@ impl Cut {
         };
         Self { segments: cols.div_ceil(segment).max(1), segment }
     }
+
+    /// As [`of`](Self::of), in fewer and longer segments where those of so many rows are more than `most`.
+    pub fn among(cols: usize, rows: usize, most: usize) -> Self {
+        let Self { segments, segment } = Self::of(cols);
+        let segment = segments.div_ceil(most.div_ceil(rows.max(1)).max(1)) * segment;
+        Self { segments: cols.div_ceil(segment).max(1), segment }
+    }
 }
 
 /// Checks the length of rows for filters.
@@ -287,5 +294,10 @@ mod tests {
         assert!(Cut::of(MOST_TOKENS).segment <= 1 << 17);
         assert_eq!(Cut::of(256_000).segments, 63);
         assert_eq!(Cut::of(8192).segments, 1);
+        // Few rows as before, many in the segments that there are blocks for, more still one by one.
+        assert_eq!(Cut::among(128_256, 8, 2432), Cut::of(128_256));
+        assert_eq!(Cut::among(128_256, 1000, 2432), Cut { segments: 3, segment: 11 * TILE });
+        assert_eq!(Cut::among(128_256, 5000, 2432), Cut { segments: 1, segment: 32 * TILE });
+        assert_eq!(Cut::among(100, 5000, 0).segments, 1);
     }
 }

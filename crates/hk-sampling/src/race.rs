@@ -32,6 +32,10 @@ struct Params {
     segment: u32,
 }
 
+/// Threads of the blocks of long rows, and how many waves a CU holds of them.
+const THREADS: usize = 256;
+const WAVES_PER_CU: usize = 32;
+
 /// `Mode` of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
@@ -156,7 +160,7 @@ impl Call<'_> {
             let shape = [outputs, cols];
             problem.shaped("exponentials", exponentials, &shape, "outputs, columns of logits")?;
         }
-        let cut = Cut::of(cols);
+        let cut = Cut::among(cols, outputs, stream.device().info().most_blocks(THREADS, WAVES_PER_CU));
         expect_workspace(op, &workspace, race_workspace(outputs, cols), "race_workspace")?;
         let scratch = (cut.segments > 1).then_some(&workspace);
         disjoint(op, (x_name, Some(&x)), ("ids", Some(&ids)))?;

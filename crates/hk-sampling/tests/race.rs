@@ -155,6 +155,22 @@ proptest! {
     }
 }
 
+/// Blocks of a device with one CU take longer segments; a token does not depend on them.
+#[test]
+fn segments_change_nothing() {
+    let cols = 5 * 4096 + 100;
+    let rows: Vec<_> = (0..6).map(|i| normal(cols, i)).collect();
+    let race = Race { seed: 5, offset: 6, exponentials: None };
+    for arch in ["gfx942", "gfx950"] {
+        let tokens = [format!("emu:{arch}"), format!("emu:{arch}?cus=1")].map(|spec| {
+            let gpu = Gpu::open(&spec);
+            let x = upload::<bf16>(&gpu, &rows);
+            (run(&gpu, &x, None, Op::Greedy), run(&gpu, &x, None, Op::Random(0.7.into(), race)))
+        });
+        assert_eq!(tokens[0], tokens[1], "{arch}");
+    }
+}
+
 /// Zero is greedy in a mixed batch, and hot in a random one; all other rows are the same in both.
 #[test]
 fn mixed_is_greedy_where_the_temperature_is_zero() {
