@@ -273,7 +273,7 @@ mod tests {
             operators.extend((larger > 0).then_some(op.name));
         }
         // All names of `large` are operators.
-        assert_eq!(operators.len(), 18, "{operators:?}");
+        assert_eq!(operators.len(), 35, "{operators:?}");
     }
 
     #[test]
