@@ -323,18 +323,13 @@ pub fn assert_rounded<T: Float>(got: &Array<T>, want: &[f64], share: f64) {
     assert!(is >= share, "only {:.2} % of the elements are correctly rounded\n{result}", 100.0 * is);
 }
 
-/// Asserts that both have the same bits, and NaN where the other has: which one differs from target to target. For results
-/// that must not depend on something.
+/// Asserts that both have the same bits. For results that must not depend on something.
 ///
 /// # Panics
 /// If the lengths or any bits differ; names the first such element.
 #[track_caller]
 pub fn assert_bits<T: Element>(got: &Array<T>, want: &[T]) {
-    first_mismatch(got, want, "has other bits", |a, b| {
-        #[expect(clippy::eq_op, reason = "NaN is not equal to itself")]
-        let is_nan = |x: &T| x != x;
-        bytemuck::bytes_of(a) == bytemuck::bytes_of(b) || (is_nan(a) && is_nan(b))
-    });
+    first_mismatch(got, want, "has other bits", |a, b| bytemuck::bytes_of(a) == bytemuck::bytes_of(b));
 }
 
 /// Asserts that no element is more than `ulps` representable values away; NaN meets NaN.
