@@ -51,12 +51,10 @@ HK_FN float mean_of(float sum, const Params &p) {
     return __builtin_fabsf(quotient) < __builtin_inff() ? better : quotient;
 }
 
-/// s of a batch of rows; if kStore, sums go to residual_out.
-template <bool kStore, Access kAccess, class Block, class RowF, int Rows>
-HK_FN void load_sums(const Block &block, RowF (&s)[Rows], const Params &p, const RowBatch &batch) {
-    using RowT = typename Block::RowT;
+/// s of a batch of rows, and x, which becomes s in its own type; if kStore, sums go to residual_out.
+template <bool kStore, Access kAccess, class Block, class RowT, class RowF, int Rows>
+HK_FN void load_sums(const Block &block, RowT (&x)[Rows], RowF (&s)[Rows], const Params &p, const RowBatch &batch) {
     using T = typename RowT::Element;
-    RowT x[Rows];
     block.load(x, p.x, batch);
     if (p.x_bias.present()) {
         const RowF x_bias = hk::load_vector<kAccess, RowT>(p.x_bias, false, 0.0f, batch.column, batch.cols);
@@ -65,6 +63,10 @@ HK_FN void load_sums(const Block &block, RowF (&s)[Rows], const Params &p, const
     }
     if (p.residual_in.present()) {
         block.template add<kStore>(s, x, p.residual_in, p.residual_out, true, batch);
+        if constexpr (hk::kWidensAgain) {
+#pragma unroll
+            for (int r = 0; r < Rows; ++r) x[r] = hk::narrow<T>(s[r]);
+        }
     } else {
 #pragma unroll
         for (int r = 0; r < Rows; ++r) s[r] = hk::widen(x[r]);
@@ -72,25 +74,48 @@ HK_FN void load_sums(const Block &block, RowF (&s)[Rows], const Params &p, const
 }
 
 /// s - mean; past the end of the row, where s is zero, zero.
-template <Access kAccess, class T, int L, int N, int C>
-HK_FN hk::Row<float, L, N, C> distances(hk::Row<float, L, N, C> s, float mean, const RowBatch &batch) {
+template <Access kAccess>
+class Distances {
+    int left_;
+    float mean_;
+
     // Compares of single elements would fill the scalar registers: masks from the sign of what is left do not.
-    int left = int(batch.cols - batch.column);
-    hk::forget(left);
-    const auto inside = [&](int column) {
-        return __builtin_bit_cast(float, __builtin_bit_cast(int, mean) & ((column - left) >> 31));
-    };
-#pragma unroll
-    for (int k = 0; k < C; ++k) {
+    HK_FN float inside(int column) const {
+        return __builtin_bit_cast(float, __builtin_bit_cast(int, mean_) & ((column - left_) >> 31));
+    }
+
+public:
+    HK_FN Distances(float mean, const RowBatch &batch) : left_(int(batch.cols - batch.column)), mean_(mean) { hk::forget(left_); }
+
+    /// Of chunk k of a row.
+    template <class RowF>
+    HK_FN auto of(const RowF &s, int k) const {
+        auto chunk = s.chunk[k];
+        const int first = k * RowF::kLanes * RowF::kLen;
         if constexpr (kAccess == Access::Vectors) {  // the row ends with a chunk
-            s.chunk[k] -= inside(k * L * N);
+            chunk -= inside(first);
         } else {
 #pragma unroll
-            for (int i = 0; i < N; ++i) s.chunk[k][i] -= inside(k * L * N + i);
+            for (int i = 0; i < RowF::kLen; ++i) chunk[i] -= inside(first + i);
         }
+        return chunk;
     }
-    return s;
-}
+
+    /// Puts them in the place of s; the sums of them and of their squares.
+    template <class RowF>
+    HK_FN void sum(RowF &s, float (&sums)[2]) const {
+        hk::SumOf sum;
+        hk::SumSq squares;
+#pragma unroll
+        for (int k = 0; k < RowF::kChunks; ++k) {
+            s.chunk[k] = of(s, k);
+            sum.add(s.chunk[k]);
+            squares.add(s.chunk[k]);
+        }
+        sums[0] = sum.total();
+        sums[1] = squares.total();
+    }
+};
 
 /// rstd from the sums of the distances from a first mean and of their squares. `correction` is what that mean lacks.
 HK_FN float rstd_of(float sum_sq, float correction, const Params &p) {
@@ -110,38 +135,42 @@ HK_FN void rows_in_registers(const Params &p) {
 
     const Block block;
     const u32 cols = p.x.cols();
-    // Where a block has one batch, and is as large as this, they would leave registers for no other beside it.
-    constexpr bool kKeep = hk::kBlocksStay || Lanes < 256;
-    RowF w, b;
-    const auto load_vectors = [&] {
-        w = hk::load_vector<kAccess, RowT>(p.weight, p.weight_is_f32, 1.0f, block.column(), cols);
-        b = hk::load_vector<kAccess, RowT>(p.bias, p.bias_is_f32, -0.0f, block.column(), cols);
-    };
-    if constexpr (kKeep) load_vectors();
+    const hk::HeldVector<kAccess, RowT> w(p.weight, p.weight_is_f32, 1.0f, -0.0f, block.column(), cols);
+    const hk::HeldVector<kAccess, RowT> b(p.bias, p.bias_is_f32, -0.0f, -0.0f, block.column(), cols);
     hk::GroupReducer<Block::kThreads, Lanes> group;
+    constexpr bool kAnew = hk::kWidensAgain && sizeof(T) < sizeof(float);  // the distances
 
     hk::for_row_batches<Block::kAlone>(p.x.rows(), cols, block.column(), p.batch, [&](const RowBatch &batch) {
+        RowT x[Rows];
         RowF s[Rows];
-        load_sums<true, kAccess>(block, s, p, batch);
-        float mean[Rows], rstd[Rows];
+        load_sums<true, kAccess>(block, x, s, p, batch);
+        float first_mean[Rows], correction[Rows], mean[Rows], rstd[Rows];
 #pragma unroll
         for (int r = 0; r < Rows; ++r) {
             hk::SumOf sum;
             sum.add(s[r]);
-            mean[r] = mean_of(group.sum(sum.total()), p);
-            s[r] = distances<kAccess, T>(s[r], mean[r], batch);
-            hk::SumOf rest;
-            hk::SumSq squares;
-            rest.add(s[r]);
-            squares.add(s[r]);
-            const float correction = mean_of(group.sum(rest.total()), p);
-            rstd[r] = rstd_of(group.sum(squares.total()), correction, p);
-            mean[r] += correction;
-            s[r] = (s[r] + -correction) * rstd[r];
+            first_mean[r] = mean_of(group.sum(sum.total()), p);
+            s[r] = hk::widen_again(s[r], x[r]);
+            float sums[2];
+            Distances<kAccess>(first_mean[r], batch).sum(s[r], sums);
+            group.sums(sums);
+            correction[r] = mean_of(sums[0], p);
+            mean[r] = first_mean[r] + correction[r];
+            rstd[r] = rstd_of(sums[1], correction[r], p);
         }
-        if constexpr (!kKeep) load_vectors();
+        hk::with_vectors([&](auto weight, auto bias) {
 #pragma unroll
-        for (int r = 0; r < Rows; ++r) block.store(hk::narrow<T>(hk::fma(s[r], w, b)), p.y, batch, r);
+            for (int r = 0; r < Rows; ++r) {
+                if constexpr (kAnew) s[r] = hk::widen_again(s[r], x[r]);
+                const Distances<kAccess> distances(first_mean[r], batch);
+                const auto y = [&](int k) {
+                    auto chunk = kAnew ? distances.of(s[r], k) : s[r].chunk[k];
+                    chunk = (chunk + -correction[r]) * rstd[r];
+                    return hk::narrow<T, RowT::kLen>(__builtin_elementwise_fma(chunk, weight(k), bias(k)));
+                };
+                block.store(y, p.y, batch, r);
+            }
+        }, w, b);
         if (p.mean.present()) block.store_per_row(mean, p.mean, batch);
         if (p.rstd.present()) block.store_per_row(rstd, p.rstd, batch);
     });
@@ -161,34 +190,35 @@ HK_FN void rows_in_tiles(const Params &p) {
     for (u64 row = hk::block_x(); row < p.x.rows(); row += hk::grid_x()) {
         float total = 0.0f;
         hk::for_tiles<RowT::kCols>(row, cols, block.column(), [&](const RowBatch &tile) {
+            RowT x[1];
             RowF s[1];
-            load_sums<false, kAccess>(block, s, p, tile);
+            load_sums<false, kAccess>(block, x, s, p, tile);
             hk::SumOf sum;
             sum.add(s[0]);
             total += sum.total();
         });
         const float first_mean = mean_of(group.sum(total), p);
 
-        float rest = 0.0f, squares = 0.0f;
+        float totals[2] = {};
         hk::for_tiles<RowT::kCols>(row, cols, block.column(), [&](const RowBatch &tile) {
+            RowT x[1];
             RowF s[1];
-            load_sums<false, kAccess>(block, s, p, tile);
-            s[0] = distances<kAccess, T>(s[0], first_mean, tile);
-            hk::SumOf sum;
-            hk::SumSq sum_sq;
-            sum.add(s[0]);
-            sum_sq.add(s[0]);
-            rest += sum.total();
-            squares += sum_sq.total();
+            load_sums<false, kAccess>(block, x, s, p, tile);
+            float sums[2];
+            Distances<kAccess>(first_mean, tile).sum(s[0], sums);
+            totals[0] += sums[0];
+            totals[1] += sums[1];
         });
-        const float correction = mean_of(group.sum(rest), p);
-        const float rstd[1] = {rstd_of(group.sum(squares), correction, p)};
+        group.sums(totals);
+        const float correction = mean_of(totals[0], p);
+        const float rstd[1] = {rstd_of(totals[1], correction, p)};
         const float mean[1] = {first_mean + correction};
 
         // Outputs may lie on inputs: they are written only here, where this very lane has just read.
         hk::for_tiles<RowT::kCols>(row, cols, block.column(), [&](const RowBatch &tile) {
+            RowT x[1];
             RowF s[1];
-            load_sums<true, kAccess>(block, s, p, tile);
+            load_sums<true, kAccess>(block, x, s, p, tile);
             const RowF w = hk::load_vector<kAccess, RowT>(p.weight, p.weight_is_f32, 1.0f, tile.column, cols);
             const RowF b = hk::load_vector<kAccess, RowT>(p.bias, p.bias_is_f32, -0.0f, tile.column, cols);
             s[0] = ((s[0] + -first_mean) + -correction) * rstd[0];

@@ -48,7 +48,7 @@ HK_FN void gather(const Params &p) {
     using RowT = hk::Row<T, Lanes, quant::kChunk<T>, Chunks>;
     const u32 side = hk::thread_x() / Lanes, column = hk::thread_x() % Lanes * quant::kChunk<T>;
     u32 top = hk::FiniteMax::kZero;
-    quant::for_tiles<Lanes, RowT::kCols>(p.x.rows(), p.x.cols(), column, p.batch, [&](const RowBatch &batch) {
+    quant::for_tiles<Lanes, RowT::kCols, true>(p.x.rows(), p.x.cols(), column, p.batch, [&](const RowBatch &batch) {
         RowT x[Rows];
 #pragma unroll
         for (int r = 0; r < Rows; ++r) x[r] = RowT::load(batch.at<T, kAccess, kAlone>(p.x, r * kAbreast + side));

@@ -20,6 +20,19 @@ inline constexpr int kVecLen = kVecBytes / int(sizeof(T));
 /// Exact: f32 holds every bf16 and f16, subnormals, infinities and NaNs included.
 template <class T, int N>
 HK_FN Vec<float, N> widen(Vec<T, N> v) {
+#if !defined(HK_AMD)
+    // ptxas moves an upper half down before it shifts it up.
+    if constexpr (__is_same(T, bf16) && N % 2 == 0) {
+        const auto pairs = __builtin_bit_cast(Vec<u32, N / 2>, v);
+        Vec<float, N> out;
+#pragma unroll
+        for (int i = 0; i < N / 2; ++i) {
+            out[2 * i] = __builtin_bit_cast(float, pairs[i] << 16);
+            out[2 * i + 1] = __builtin_bit_cast(float, pairs[i] & 0xffff0000u);
+        }
+        return out;
+    }
+#endif
     return __builtin_convertvector(v, Vec<float, N>);
 }
 
