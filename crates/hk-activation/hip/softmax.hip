@@ -43,22 +43,8 @@ constexpr float kLog2E = 0x1.715476p+0f;
 /// A lane's elements in f32; where the row has none, they add nothing. `left` columns are from the lane's first one on.
 template <Access kAccess, class RowT>
 HK_FN auto widen_within(const RowT &x, hk::i32 left, bool full) {
-    using RowF = typename RowT::template With<float>;
-    constexpr int kChunks = sizeof(x.chunk) / sizeof(x.chunk[0]);
-    constexpr int kVec = RowF::kCols / kChunks / RowT::kLanes;
-    RowF out = hk::widen(x);
-    if (full) return out;
-    hk::forget(left);  // the results of the comparisons would fill scalar registers if they were kept from row to row
-#pragma unroll
-    for (int k = 0; k < kChunks; ++k) {
-        const hk::i32 ahead = k * RowT::kLanes * kVec;
-#pragma unroll
-        for (int i = 0; i < kVec; ++i) {
-            // By vectors a chunk is within the row or not.
-            const bool within = ahead + (kAccess == Access::Vectors ? 0 : i) < left;
-            out.chunk[k][i] = within ? out.chunk[k][i] : kLowest;
-        }
-    }
+    auto out = hk::widen(x);
+    if (!full) hk::lowest_beyond<kAccess>(out, left);
     return out;
 }
 

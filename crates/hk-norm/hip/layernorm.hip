@@ -14,8 +14,7 @@
 //
 // How the work is split
 //   As rms_rows.h: `Lanes` lanes hold a row in registers, rows on lanes as hk/rows.h has it, blocks step through the matrix
-//   with weights and biases kept in registers. Those want twice the registers, so a lane has at most 32 columns. A row too long for registers is walked three times by one
-//   block, each tile summed by itself first. The order of sums depends on the row's length alone.
+//   with weights and biases kept in registers. Those want twice the registers, so a lane has at most 32 columns. A row too long for registers is walked three times by one block, each tile summed by itself first. The order of sums depends on the row's length alone.
 // Floor
 //   Memory: rows * cols * 2 * sizeof(T) + 2 * cols * sizeof(w), with a residual twice that. In VALU instructions a 16-byte
 //   chunk of 8 bf16 costs a wave, at 64 lanes: 8 to widen, 4 for each of two sums, 4 for the sum of squares, 4 + 4 to
@@ -43,6 +42,11 @@ struct Params {  // same fields, same order as `Params` in src/layernorm.rs
     u32 bias_is_f32;
     u32 batch;            // rows that a block takes at a time
 };
+
+/// Waves that share an SM of NVIDIA's GPUs, at least: a row waits for two sums, one after the other. What does not wait in the rows'
+/// type takes more registers.
+template <Access kAccess, class T, int Rows>
+constexpr int kWavesOfSm = kAccess == Access::Vectors && sizeof(T) == 2 && Rows == 1 ? 24 : 12;
 
 /// sum / cols, correctly rounded unless it is subnormal: a row of one value has that value as its mean.
 HK_FN float mean_of(float sum, const Params &p) {
@@ -135,8 +139,14 @@ HK_FN void rows_in_registers(const Params &p) {
 
     const Block block;
     const u32 cols = p.x.cols();
-    const hk::HeldVector<kAccess, RowT> w(p.weight, p.weight_is_f32, 1.0f, -0.0f, block.column(), cols);
-    const hk::HeldVector<kAccess, RowT> b(p.bias, p.bias_is_f32, -0.0f, -0.0f, block.column(), cols);
+    hk::HeldVector<kAccess, RowT> w(p.weight, p.weight_is_f32, 1.0f, -0.0f, block.column(), cols);
+    hk::HeldVector<kAccess, RowT> b(p.bias, p.bias_is_f32, -0.0f, -0.0f, block.column(), cols);
+    // Where registers are few, they are asked for before the last sums, so that they come with those.
+    const auto begin_vectors = [&] {
+        w.begin();
+        b.begin();
+    };
+    if constexpr (!hk::kWidensAgain) begin_vectors();
     hk::GroupReducer<Block::kThreads, Lanes> group;
     constexpr bool kAnew = hk::kWidensAgain && sizeof(T) < sizeof(float);  // the distances
 
@@ -153,6 +163,7 @@ HK_FN void rows_in_registers(const Params &p) {
             s[r] = hk::widen_again(s[r], x[r]);
             float sums[2];
             Distances<kAccess>(first_mean[r], batch).sum(s[r], sums);
+            if (hk::kWidensAgain && r == Rows - 1) begin_vectors();
             group.sums(sums);
             correction[r] = mean_of(sums[0], p);
             mean[r] = first_mean[r] + correction[r];
@@ -233,24 +244,28 @@ HK_FN void rows_in_tiles(const Params &p) {
 }  // namespace
 
 // Entry points of one dtype, one per row of `VARIANTS` in src/layernorm.rs, named as those of rms_rows.h.
-#define LAYERNORM_ENTRIES(T)                                                                                               \
-    HK_ENTRY(layernorm_##T##_64, hk::row_threads(8), rows_in_registers<Access::Vectors, hk::T, 8, 8, 4>)                   \
-    HK_ENTRY(layernorm_##T##_128, hk::row_threads(16), rows_in_registers<Access::Vectors, hk::T, 16, 8, 4>)                \
-    HK_ENTRY(layernorm_##T##_256, hk::row_threads(16), rows_in_registers<Access::Vectors, hk::T, 16, 16, 2>)               \
-    HK_ENTRY(layernorm_##T##_512, hk::row_threads(16), rows_in_registers<Access::Vectors, hk::T, 16, 32, 1>)               \
-    HK_ENTRY(layernorm_##T##_1024, hk::row_threads(64), rows_in_registers<Access::Vectors, hk::T, 64, 16, 2>)              \
-    HK_ENTRY(layernorm_##T##_1536, hk::row_threads(64), rows_in_registers<Access::Vectors, hk::T, 64, 24, 2>)              \
-    HK_ENTRY(layernorm_##T##_2048, hk::row_threads(64), rows_in_registers<Access::Vectors, hk::T, 64, 32, 1>)              \
-    HK_ENTRY(layernorm_##T##_4096, hk::row_threads(128), rows_in_registers<Access::Vectors, hk::T, 128, 32, 1>)            \
-    HK_ENTRY(layernorm_##T##_8192, hk::row_threads(256), rows_in_registers<Access::Vectors, hk::T, 256, 32, 1>)            \
-    HK_ENTRY(layernorm_##T##_16384, hk::row_threads(512), rows_in_registers<Access::Vectors, hk::T, 512, 32, 1>)           \
-    HK_ENTRY(layernorm_##T##_long, hk::row_threads(512), rows_in_tiles<Access::Vectors, hk::T, 512, 16>)                   \
-    HK_ENTRY(layernorm_##T##_64_elements, hk::row_threads(8), rows_in_registers<Access::Elements, hk::T, 8, 8, 1>)         \
-    HK_ENTRY(layernorm_##T##_512_elements, hk::row_threads(16), rows_in_registers<Access::Elements, hk::T, 16, 32, 1>)     \
-    HK_ENTRY(layernorm_##T##_2048_elements, hk::row_threads(64), rows_in_registers<Access::Elements, hk::T, 64, 32, 1>)    \
-    HK_ENTRY(layernorm_##T##_4096_elements, hk::row_threads(128), rows_in_registers<Access::Elements, hk::T, 128, 32, 1>)  \
-    HK_ENTRY(layernorm_##T##_8192_elements, hk::row_threads(256), rows_in_registers<Access::Elements, hk::T, 256, 32, 1>)  \
-    HK_ENTRY(layernorm_##T##_16384_elements, hk::row_threads(512), rows_in_registers<Access::Elements, hk::T, 512, 32, 1>) \
+#define LAYERNORM_ROWS(name, access, T, widest, lanes, rows)     \
+    HK_ENTRY_FOR_WAVES(name, hk::row_threads(lanes), (kWavesOfSm<Access::access, hk::T, rows>), \
+                       rows_in_registers<Access::access, hk::T, lanes, widest / lanes, rows>)
+
+#define LAYERNORM_ENTRIES(T)                                                                              \
+    LAYERNORM_ROWS(layernorm_##T##_64, Vectors, T, 64, 8, 4)                                              \
+    LAYERNORM_ROWS(layernorm_##T##_128, Vectors, T, 128, 16, 4)                                           \
+    LAYERNORM_ROWS(layernorm_##T##_256, Vectors, T, 256, 16, 2)                                           \
+    LAYERNORM_ROWS(layernorm_##T##_512, Vectors, T, 512, 16, 1)                                           \
+    LAYERNORM_ROWS(layernorm_##T##_1024, Vectors, T, 1024, 64, 2)                                         \
+    LAYERNORM_ROWS(layernorm_##T##_1536, Vectors, T, 1536, 64, 2)                                         \
+    LAYERNORM_ROWS(layernorm_##T##_2048, Vectors, T, 2048, 64, 1)                                         \
+    LAYERNORM_ROWS(layernorm_##T##_4096, Vectors, T, 4096, 128, 1)                                        \
+    LAYERNORM_ROWS(layernorm_##T##_8192, Vectors, T, 8192, 256, 1)                                        \
+    LAYERNORM_ROWS(layernorm_##T##_16384, Vectors, T, 16384, 512, 1)                                      \
+    HK_ENTRY(layernorm_##T##_long, hk::row_threads(512), rows_in_tiles<Access::Vectors, hk::T, 512, 16>)  \
+    LAYERNORM_ROWS(layernorm_##T##_64_elements, Elements, T, 64, 8, 1)                                    \
+    LAYERNORM_ROWS(layernorm_##T##_512_elements, Elements, T, 512, 16, 1)                                 \
+    LAYERNORM_ROWS(layernorm_##T##_2048_elements, Elements, T, 2048, 64, 1)                               \
+    LAYERNORM_ROWS(layernorm_##T##_4096_elements, Elements, T, 4096, 128, 1)                              \
+    LAYERNORM_ROWS(layernorm_##T##_8192_elements, Elements, T, 8192, 256, 1)                              \
+    LAYERNORM_ROWS(layernorm_##T##_16384_elements, Elements, T, 16384, 512, 1)                            \
     HK_ENTRY(layernorm_##T##_long_elements, hk::row_threads(512), rows_in_tiles<Access::Elements, hk::T, 512, 16>)
 
 LAYERNORM_ENTRIES(bf16)

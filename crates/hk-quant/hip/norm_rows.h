@@ -91,11 +91,13 @@ HK_FN void rows_in_registers(const Params &params) {
         hk::SumSq sum_sq;
         sum_sq.add(y[0]);
         // As hk-norm multiplies: first by the root, then by the weight.
-        y[0] = y[0] * p.norm.rstd(group.sum(sum_sq.total()));
+        const float rstd = p.norm.rstd(group.sum(sum_sq.total()));
         const auto scale = [&](const auto &held) {
-            hk::with_vectors([&](auto w) {
+            hk::with_vectors([&](auto weight) {
+                RowF w;
 #pragma unroll
-                for (int k = 0; k < RowF::kChunks; ++k) y[0].chunk[k] *= w(k);
+                for (int k = 0; k < RowF::kChunks; ++k) w.chunk[k] = weight(k);
+                y[0] = y[0] * rstd * w;
             }, held);
         };
         if constexpr (kKeepWeights) scale(kept);
@@ -160,8 +162,9 @@ HK_FN void rows_in_tiles(const Params &params) {
 }  // namespace norm_quant
 
 // Entry points of one dtype, one per row of `VARIANTS` in src/fused_rmsnorm/mod.rs, named as those of hk-norm.
-#define NORM_QUANT_ROWS(name, Quantizer, access, T, widest, lanes)  \
-    HK_ENTRY(name, hk::row_threads(hk::row_lanes(lanes, widest)), \
+#define NORM_QUANT_ROWS(name, Quantizer, access, T, widest, lanes)                             \
+    HK_ENTRY_FOR_WAVES(name, hk::row_threads(hk::row_lanes(lanes, widest)),                    \
+                       hk::Access::access == hk::Access::Vectors ? 24 : 12, /* of an NVIDIA SM */ \
              norm_quant::rows_in_registers<Quantizer, hk::Access::access, hk::T, hk::row_lanes(lanes, widest), widest / hk::row_lanes(lanes, widest)>)
 
 #define NORM_QUANT_ENTRIES(op, Quantizer, T)                                               \

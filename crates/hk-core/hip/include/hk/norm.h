@@ -47,11 +47,14 @@ public:
     static constexpr bool kRaw = kWidensAgain && kAccess == Access::Vectors && sizeof(T) < sizeof(float);
 
     HK_FN HeldVector(const Global &vector, bool is_f32, float absent, float plus, u32 column, u32 cols)
-        : vector_(vector), one_{0, 1, column, cols}, absent_(absent), plus_(plus), is_f32_(is_f32) {
+        : vector_(vector), one_{0, 1, column, cols}, absent_(absent), plus_(plus), is_f32_(is_f32) {}
+
+    /// Asks for it.
+    HK_FN void begin() {
         if constexpr (!kRaw) {
-            wide_ = load_vector<kAccess, RowT>(vector, is_f32, absent, column, cols) + plus;
+            wide_ = load_vector<kAccess, RowT>(vector_, is_f32_, absent_, one_.column, one_.cols) + plus_;
         } else if (is_raw()) {
-            raw_ = RowT::load(one_.template at<T, kAccess, true>(vector, 0));
+            raw_ = RowT::load(one_.template at<T, kAccess, true>(vector_, 0));
         }
     }
 
@@ -97,7 +100,9 @@ struct RmsScalars {
     /// The same, asked for before they are used.
     template <Access kAccess, class RowT>
     HK_FN HeldVector<kAccess, RowT> held_weights(const Global &weight, u32 column, u32 cols) const {
-        return {weight, weight_is_f32 != 0, 1.0f, weight_offset, column, cols};
+        HeldVector<kAccess, RowT> held(weight, weight_is_f32 != 0, 1.0f, weight_offset, column, cols);
+        held.begin();
+        return held;
     }
 
     /// 1 / sqrt(mean of the squares + eps)

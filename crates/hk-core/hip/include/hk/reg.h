@@ -142,6 +142,21 @@ HK_FN float largest(const Row<float, L, N, C> &row) {
     return max;
 }
 
+/// Negative infinity in place of columns past the row, of which `left` are from the lane's first one on.
+template <Access kAccess, int L, int N, int C>
+HK_FN void lowest_beyond(Row<float, L, N, C> &row, i32 left) {
+    forget(left);  // the results of the comparisons would fill scalar registers if they were kept from row to row
+#pragma unroll
+    for (int k = 0; k < C; ++k) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            // By vectors a chunk is within the row or not.
+            const bool within = k * L * N + (kAccess == Access::Vectors ? 0 : i) < left;
+            row.chunk[k][i] = within ? row.chunk[k][i] : -__builtin_inff();
+        }
+    }
+}
+
 /// Running sum, apart for even and odd columns so that a pair takes one packed instruction.
 struct SumOf {
     Vec<float, 2> acc = 0.0f;

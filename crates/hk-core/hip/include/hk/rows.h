@@ -14,8 +14,9 @@ namespace hk {
 /// Threads of a block whose rows have `lanes` lanes each: at least 64, which take several rows side by side.
 constexpr int row_threads(int lanes) { return lanes > 64 ? lanes : 64; }
 
-/// Lanes of a row of up to `widest` columns: `lanes`, twice as many where they would have more columns than a lane can.
-constexpr int row_lanes(int lanes, int widest) { return widest / lanes > kMostLaneCols ? 2 * lanes : lanes; }
+/// Lanes of a row of up to `widest` columns: `lanes`; twice as many, if they are a block, where a lane would have more than
+/// kMostLaneCols.
+constexpr int row_lanes(int lanes, int widest) { return lanes >= 64 && widest / lanes > kMostLaneCols ? 2 * lanes : lanes; }
 
 /// Rows that a lane has in hand at a time where it has `rows` of a type of two bytes: as many bytes of wider types.
 template <class T>
@@ -118,8 +119,8 @@ struct RowBlock {
     using RowT = Row<T, Lanes, kVecLen<T>, ColsPerLane / kVecLen<T>>;
     using RowF = typename RowT::template With<float>;
 
-    const u32 side = kAbreast == 1 ? 0 : thread_x() / Lanes;            // place among the rows abreast
-    const u32 lane = kAbreast == 1 ? thread_x() : thread_x() % Lanes;  // place in the row
+    const u32 side = thread_x() / Lanes;  // place among the rows abreast
+    const u32 lane = thread_x() % Lanes;  // place in the row
 
     /// First column of this lane.
     HK_FN u32 column() const { return lane * kVecLen<T>; }
