@@ -149,8 +149,8 @@ HK_FN Vec<u8, N> to_fp8(Vec<float, N> v, u32 format) {
     return codes_of<hk::CodeKind::Fp8, N>(v);
 }
 
-/// Rounds and stores N columns that lie next to each other, `at` elements from `data`; NaN in their place if `poison`, the same
-/// bits on every target.
+/// Rounds and stores N columns that lie next to each other, `at` elements from `data`; NaN in their place if `poison`,
+/// of the same bits on every target.
 template <class T, int N>
 HK_FN void write(const Target &to, u64 data, i64 at, Vec<float, N> v, bool poison) {
     if (to.format == kFp8Fnuz || to.format == kFp8Ocp) {

@@ -188,8 +188,8 @@ impl Split {
         if self.is_empty() { 0 } else { self.walkers * self.chunks() }
     }
 
-    /// Chooses chunks and walkers, and gives the number of blocks: about `most`, all with about as much to do, if they stay, else
-    /// one for each turn, and `most` tells how many keep the GPU busy.
+    /// Chooses chunks and walkers, and gives the number of blocks: if they stay, about `most`, all with about as much
+    /// to do; else one for each turn, and `most` tells how many keep the GPU busy.
     fn plan(parts: &mut [Self], most: usize, stay: bool) -> usize {
         let mut heads = MOST_HEADS;
         loop {

@@ -14,7 +14,9 @@
 //
 // How the work is split
 //   As rms_rows.h: `Lanes` lanes hold a row in registers, rows on lanes as hk/rows.h has it, blocks step through the matrix
-//   with weights and biases kept in registers. Those want twice the registers, so a lane has at most 32 columns. A row too long for registers is walked three times by one block, each tile summed by itself first. The order of sums depends on the row's length alone.
+//   with weights and biases kept in registers. Those want twice the registers, so a lane has at most 32 columns. A row
+//   too long for registers is walked three times by one block, each tile summed by itself first. The order of sums
+//   depends on the row's length alone.
 // Floor
 //   Memory: rows * cols * 2 * sizeof(T) + 2 * cols * sizeof(w), with a residual twice that. In VALU instructions a 16-byte
 //   chunk of 8 bf16 costs a wave, at 64 lanes: 8 to widen, 4 for each of two sums, 4 for the sum of squares, 4 + 4 to
@@ -43,10 +45,10 @@ struct Params {  // same fields, same order as `Params` in src/layernorm.rs
     u32 batch;            // rows that a block takes at a time
 };
 
-/// Waves that share an SM of NVIDIA's GPUs, at least: a row waits for two sums, one after the other. What does not wait in the rows'
-/// type takes more registers.
-template <Access kAccess, class T, int Rows>
-constexpr int kWavesOfSm = kAccess == Access::Vectors && sizeof(T) == 2 && Rows == 1 ? 24 : 12;
+/// Waves that share an SM of NVIDIA's GPUs, at least, since a row waits for two sums, one after the other; fewer where
+/// more registers are needed than for 32 columns a lane, `InHand`, that wait in the rows' type.
+template <Access kAccess, class T, int InHand>
+constexpr int kWavesOfSm = kAccess == Access::Vectors && sizeof(T) == 2 && InHand <= 32 ? 24 : 12;
 
 /// sum / cols, correctly rounded unless it is subnormal: a row of one value has that value as its mean.
 HK_FN float mean_of(float sum, const Params &p) {
@@ -245,7 +247,7 @@ HK_FN void rows_in_tiles(const Params &p) {
 
 // Entry points of one dtype, one per row of `VARIANTS` in src/layernorm.rs, named as those of rms_rows.h.
 #define LAYERNORM_ROWS(name, access, T, widest, lanes, rows)     \
-    HK_ENTRY_FOR_WAVES(name, hk::row_threads(lanes), (kWavesOfSm<Access::access, hk::T, rows>), \
+    HK_ENTRY_FOR_WAVES(name, hk::row_threads(lanes), (kWavesOfSm<Access::access, hk::T, widest / lanes * rows>), \
                        rows_in_registers<Access::access, hk::T, lanes, widest / lanes, rows>)
 
 #define LAYERNORM_ENTRIES(T)                                                                              \

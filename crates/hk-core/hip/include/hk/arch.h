@@ -45,8 +45,8 @@ inline constexpr bool kPingPongs = true;  // waves of a SIMD take turns by barri
 inline constexpr int kXcds = 8;  // parts with an L2 of their own, to which blocks go in turn
 inline constexpr bool kBlocksStay = true;  // blocks for rows are as many as keep memory busy, and take rows in turn; else one a batch
 inline constexpr int kMostLaneCols = 64;   // columns of a row that a lane has in registers
-inline constexpr bool kFp8Saturates = false;  // conversions to fp8 saturate by themselves, and make kFp8's NaN of NaN
 inline constexpr bool kWidensAgain = false;  // what waits in registers for a sum does so in its own type rather than in f32
+inline constexpr bool kFp8Saturates = false;  // conversions to fp8 saturate by themselves, and keep NaN
 #if defined(__gfx950__)
 #define HK_MX_MMA 1  // kHasMxMma, for types that differ
 inline constexpr int kLdsBytes = 160 * 1024;

@@ -17,12 +17,13 @@
 
 #define HK_ENTRY(name, threads, ...) HK_ENTRY_BOUNDED(name, threads, HK_LAUNCH_BOUNDS(threads), __VA_ARGS__)
 
-// The same, with registers for `waves` waves to share an SM of NVIDIA's GPUs. On AMD targets they are as many as the body needs.
+// The same, with registers for `waves` waves to share an SM of NVIDIA's GPUs. On AMD targets they are as many as the
+// body needs.
 #define HK_ENTRY_FOR_WAVES(name, threads, waves, ...) \
     HK_ENTRY_BOUNDED(name, threads, HK_LAUNCH_BOUNDS(threads, (waves) * hk::kWaveSize / (threads)), __VA_ARGS__)
 
 #define HK_ENTRY_BOUNDED(name, threads, bounds, ...)                                          \
-    extern "C" __global__ bounds void name(const Params p HK_IN_PLACE) {                                \
+    extern "C" __global__ bounds void name(const Params p HK_IN_PLACE) {                      \
         static_assert(threads > 0 && threads % hk::kWaveSize == 0, "a block is whole waves"); \
         static_assert(threads <= 1024, "a block has at most 1024 threads");                   \
         hk::assume_threads(threads);                                                          \

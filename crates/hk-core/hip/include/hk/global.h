@@ -95,8 +95,8 @@ public:
     /// A word of each lane, likewise, to `to + 4 l`.
     HK_FN void load_word_to_lds(void *to, u32 offset, u32 scalar) const { load_to_lds<4>(to, offset, scalar); }
 
-    /// A value of 1, 2, 4, 8 or 16 bytes from `offset` plus `ahead`, which is known when compiling, plus `scalar`, which is the
-    /// same for all lanes; all are multiples of its size. `scalar` is not looked at to see whether it is beyond the end.
+    /// A value of 1, 2, 4, 8 or 16 bytes from `offset` plus `ahead`, which is known when compiling, plus `scalar`,
+    /// which is the same for all lanes and does not count for what is beyond the end; all are multiples of its size.
     template <class V>
     HK_FN V load(u32 offset, u32 scalar = 0, u32 ahead = 0) const {
 #if defined(HK_AMD)
@@ -170,7 +170,8 @@ public:
 #endif
     }
 
-    /// A value of 1, 2, 4, 8 or 16 bytes to `offset` plus `ahead`, which is known when compiling, both multiples of its size.
+    /// A value of 1, 2, 4, 8 or 16 bytes to `offset` plus `ahead`, which is known when compiling, both multiples of its
+    /// size.
     template <class V>
     HK_FN void store(V v, u32 offset, u32 ahead = 0) const {
 #if defined(HK_AMD)

@@ -98,8 +98,8 @@ HK_FN F divide(F a, F b) {
     return a / b;
 }
 
-/// Division of many values by one number: their quotients, correctly rounded but where they are beyond 2^24 or below 2^-24 in
-/// magnitude: then what is beyond stays so, and what is below too. 7 for each value, where `/` takes 10 + 1.
+/// Division of many values by one number. Quotients are rounded correctly; but if they are beyond 2^24 or below 2^-20
+/// in magnitude, all that is sure is that they are, and their sign. 7 for each value, where `/` takes 10 + 1.
 class DivideBy {
     float divisor_, inverse_;
     bool near_;  // so that no product below leaves the range in which it is exact
@@ -126,8 +126,9 @@ private:
     template <int N>
     HK_FN Vec<float, N> near(Vec<float, N> v) const {
         using F = Vec<float, N>;
-        // What is left after a quotient is exact. A first one errs by less than 2 ulp, a second one is within 1 of the exact
-        // quotient, whose rounding the third one then is (Markstein 1990). Signs are such that a zero keeps its own.
+        // What is left after a quotient is exact. A first one errs by less than 2 ulp, a second one is within 1 of the
+        // exact quotient, whose rounding the third one then is (Markstein 1990). Signs are such that a zero keeps its
+        // own.
         const F first = v * inverse_;
         const auto better = [&](F quotient) {
             return detail::fma(-detail::fma(quotient, F(divisor_), -v), F(inverse_), quotient);

@@ -28,8 +28,8 @@ HK_FN auto load_vector(const Global &vector, bool is_f32, float absent, u32 colu
     return v;
 }
 
-/// What `load_vector` gives, plus a number, asked for before it is used: on targets that save registers it waits in the rows' type
-/// till then, and where it is not of that type it is read when it is used.
+/// What `load_vector` gives, plus a number, asked for before it is used: on targets that save registers it waits in the
+/// rows' type till then, and where it is not of that type it is read when it is used.
 template <Access kAccess, class RowT>
 class HeldVector {
     using T = typename RowT::Element;

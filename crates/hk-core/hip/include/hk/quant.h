@@ -361,16 +361,19 @@ HK_FN u32 to_fp4(Vec<float, 8> v) {
         return __builtin_amdgcn_cvt_scalef32_pk_fp4_f32(pairs, v[6], v[7], 1.0f, 3);
     }
 #endif
-    // Steps of the magnitude m are 1/2 up to 2, then 1, then 2: its code is the least of 2 m, m + 2 and m / 2 + 4, rounded. A sum
-    // with kRound rounds to an integer, which ends its bits; sums of one sign are ordered as their bits are.
+    // Steps of the magnitude m are 1/2 up to 2, then 1, then 2: its code is the least of 2 m, m + 2 and m / 2 + 4,
+    // rounded. A sum with kRound rounds to an integer, which ends its bits; sums of one sign are ordered as their bits
+    // are.
     constexpr float kRound = 0x1.8p+23f;
     Vec<float, 8> m;
 #pragma unroll
     for (int i = 0; i < 8; ++i) m[i] = __builtin_fminf(__builtin_fabsf(v[i]), 6.0f);
-    const auto up_to_2 = __builtin_bit_cast(Vec<u32, 8>, __builtin_elementwise_fma(m, Vec<float, 8>(2.0f), Vec<float, 8>(kRound)));
-    const auto up_to_4 = __builtin_bit_cast(Vec<u32, 8>, m + (kRound + 2.0f));
-    const auto above = __builtin_bit_cast(Vec<u32, 8>, __builtin_elementwise_fma(m, Vec<float, 8>(0.5f), Vec<float, 8>(kRound + 4.0f)));
-    const auto codes = __builtin_elementwise_min(__builtin_elementwise_min(up_to_2, up_to_4), above);
+    const auto rounded = [&](float factor, float plus) {
+        const auto sum = __builtin_elementwise_fma(m, Vec<float, 8>(factor), Vec<float, 8>(kRound + plus));
+        return __builtin_bit_cast(Vec<u32, 8>, sum);
+    };
+    const auto up_to_4 = __builtin_elementwise_min(rounded(2.0f, 0.0f), rounded(1.0f, 2.0f));
+    const auto codes = __builtin_elementwise_min(up_to_4, rounded(0.5f, 4.0f));
     u32 word = 0;
 #pragma unroll
     for (int i = 7; i >= 0; --i) word = (word << 4) + codes[i];

@@ -63,7 +63,8 @@ HK_FN Row<float, L, N, C> widen(const Row<T, L, N, C> &row) {
     return out;
 }
 
-/// `v`, which is `row` in f32, where it is used again after a while: on targets that save registers it is made anew from `row`.
+/// `v`, which is `row` in f32, where it is used again after a while: on targets that save registers it is made anew
+/// from `row`.
 template <class T, int L, int N, int C>
 HK_FN Row<float, L, N, C> widen_again(const Row<float, L, N, C> &v, const Row<T, L, N, C> &row) {
     if constexpr (!kWidensAgain || sizeof(T) == sizeof(float)) {

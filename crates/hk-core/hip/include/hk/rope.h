@@ -33,8 +33,8 @@ struct Factors {
     Vec<float, N> sin[2];
 };
 
-/// The same where both vectors of a slot have the same entries: the sine is that of the second one, the first one's is its
-/// negative.
+/// The same where both vectors of a slot have the same entries: the sine is that of the second one, the first one's is
+/// its negative.
 template <int N>
 struct SharedFactors {
     Vec<float, N> cos, sin;

@@ -14,8 +14,8 @@ namespace hk {
 /// Threads of a block whose rows have `lanes` lanes each: at least 64, which take several rows side by side.
 constexpr int row_threads(int lanes) { return lanes > 64 ? lanes : 64; }
 
-/// Lanes of a row of up to `widest` columns: `lanes`; twice as many, if they are a block, where a lane would have more than
-/// kMostLaneCols.
+/// Lanes of a row of up to `widest` columns: `lanes`; twice as many, if they are a block, where a lane would have more
+/// than kMostLaneCols.
 constexpr int row_lanes(int lanes, int widest) { return lanes >= 64 && widest / lanes > kMostLaneCols ? 2 * lanes : lanes; }
 
 /// Rows that a lane has in hand at a time where it has `rows` of a type of two bytes: as many bytes of wider types.
