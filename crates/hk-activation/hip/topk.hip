@@ -11,13 +11,18 @@
 //   wave     cols <= 1024: a row is held by a wave, which finds a bound that k elements and few others reach, writes
 //            their columns to LDS, reads them back one or two a lane and sorts those.
 //   block    cols <= 16384: each wave of a block does so with its part of the row, the first with the results of all.
-//   segments longer rows: blocks take 4096 columns each and write k ranks to the workspace; merge selects from those.
+//   tiles    longer rows, and of those beyond 1024 columns so many that each has a wave to keep busy: a wave walks its row,
+//            or a segment of 4096 to 65536 columns, 1024 at a time. Columns whose elements come before the k-th of those
+//            seen so far go to a list in LDS; when it is full, its k first stay. Of segments, the ranks go to the
+//            workspace, and merge selects from them.
 // Floor
 //   Memory: rows * cols * sizeof(T) + rows * k * (sizeof(T) + 4 or 8). The values are read again by index, from cache.
 //   Vector instructions of a wave at 1024 columns of normal values and k = 32, counted: bf16 240, f32 299. Of these keys
 //   take 2.5 and 3 an element, the bound 0.5 and one for each of its bits that is tried, comparison with it 2 an element,
 //   the scan 8, sorting 45 and 100. Sorting whole rows in lanes first would take 120 for 16 elements of a lane before any
 //   lane meets another; k reductions, 16 each with as many selects. Rows in some order raise the bound: at most 566 and 754.
+//   Walking tiles takes 110 for 1024 columns of a bf16 row of 65536: keys, the largest of each eight, and the more rarely
+//   the further it gets, comparison with the bound and sorting.
 #include <hk/block.h>
 #include <hk/reg.h>
 #include <hk/rows.h>
