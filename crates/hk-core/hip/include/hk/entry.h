@@ -9,12 +9,15 @@
 // `body` may hold commas (template arguments).
 #if defined(HK_AMD)
 #define HK_LAUNCH_BOUNDS(threads) __attribute__((amdgpu_flat_work_group_size(threads, threads)))
+#define HK_PARAMS
 #else
 #define HK_LAUNCH_BOUNDS(threads) __attribute__((launch_bounds(threads)))
+// Parameters that are found by an index, too, are read where they are, not copied by each thread.
+#define HK_PARAMS __attribute__((grid_constant))
 #endif
 
 #define HK_ENTRY(name, threads, ...)                                                       \
-    extern "C" __global__ HK_LAUNCH_BOUNDS(threads) void name(const Params p) {            \
+    extern "C" __global__ HK_LAUNCH_BOUNDS(threads) void name(HK_PARAMS const Params p) {  \
         static_assert(threads > 0 && threads % hk::kWaveSize == 0, "a block is whole waves"); \
         static_assert(threads <= 1024, "a block has at most 1024 threads");                \
         __VA_ARGS__(p);                                                                    \
