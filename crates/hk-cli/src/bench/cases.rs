@@ -154,16 +154,16 @@ fn large(operator: &str) -> Vec<Sized> {
             let packed = vec![
                 ("x", BF16, vec![65_536, 8192]),
                 ("weight", BF16, vec![8192, 4]),
-                ("query_start_loc", DType::I32, vec![17]),
-                ("cache_indices", DType::I32, vec![16]),
-                ("has_initial_state", DType::U8, vec![16]),
-                ("conv_states", BF16, vec![16, 8192, 3]),
+                ("query_start_loc", DType::I32, vec![1025]),
+                ("cache_indices", DType::I32, vec![1024]),
+                ("has_initial_state", DType::U8, vec![1024]),
+                ("conv_states", BF16, vec![1024, 8192, 3]),
             ];
             let along = vec![("x", BF16, vec![8, 8192, 8192]), ("weight", BF16, vec![8192, 4])];
             let layout = |name| vec![("layout", Scalar::Choice(name))];
             vec![
                 (
-                    "Qwen3-Next, 65536 tokens of 16 sequences, channels together".into(),
+                    "Qwen3-Next, 65536 tokens of 1024 sequences, channels together".into(),
                     packed,
                     layout("channels"),
                 ),
