@@ -11,13 +11,18 @@
 //   wave     cols <= 1024: a row is held by a wave, which finds a bound that k elements and few others reach, writes
 //            their columns to LDS, reads them back one or two a lane and sorts those.
 //   block    cols <= 16384: each wave of a block does so with its part of the row, the first with the results of all.
-//   segments longer rows: blocks take 4096 columns each and write k ranks to the workspace; merge selects from those.
+//   tiles    longer rows, and of those beyond 1024 columns so many that each has a wave to keep busy: a wave walks its row,
+//            or a segment of 4096 to 65536 columns, 1024 at a time. Columns whose elements come before the k-th of those
+//            seen so far go to a list in LDS; when it is full, its k first stay. Of segments, the ranks go to the
+//            workspace, and merge selects from them.
 // Floor
 //   Memory: rows * cols * sizeof(T) + rows * k * (sizeof(T) + 4 or 8). The values are read again by index, from cache.
 //   Vector instructions of a wave at 1024 columns of normal values and k = 32, counted: bf16 240, f32 299. Of these keys
 //   take 2.5 and 3 an element, the bound 0.5 and one for each of its bits that is tried, comparison with it 2 an element,
 //   the scan 8, sorting 45 and 100. Sorting whole rows in lanes first would take 120 for 16 elements of a lane before any
 //   lane meets another; k reductions, 16 each with as many selects. Rows in some order raise the bound: at most 566 and 754.
+//   Walking tiles takes 110 for 1024 columns of a bf16 row of 65536: keys, the largest of each eight, and the more rarely
+//   the further it gets, comparison with the bound and sorting.
 #include <hk/block.h>
 #include <hk/reg.h>
 #include <hk/rows.h>
@@ -93,17 +98,21 @@ struct Elements {
     HK_FN static u32 column(u32 e) { return (e / kVec * kWaveSize + hk::lane_id()) * kVec + e % kVec; }
     HK_FN Keys keys() const { return {smallest}; }
 
-    /// The keys, and which of them are of the row.
-    HK_FN u32 load(i32 (&key)[kKeys]) const {
-        using RowT = hk::Row<T, kWaveSize, kVec, kKeys / kVec>;
-        const u32 offset = hk::lane_id() * kVec * u32(sizeof(T));
+    using RowT = hk::Row<T, kWaveSize, kVec, kKeys / kVec>;
+
+    /// What this lane has of the Cols elements from column `at` on.
+    HK_FN RowT fetch(u32 at) const {
         const hk::Window window((hk::GlobalPtr<T>)x, cols * u32(sizeof(T)));
         using Place = hk::Cursor<T, kAccess>;
-        const RowT row = RowT::load(Place{window, offset, Place::kToEnd});
+        return RowT::load(Place{window, (at + hk::lane_id() * kVec) * u32(sizeof(T)), Place::kToEnd});
+    }
+
+    /// The keys of those, and which of them are of the row.
+    HK_FN u32 make_keys(const RowT &row, u32 at, i32 (&key)[kKeys]) const {
         keys().of(row, key);
         u32 valid = kKeys == 32 ? ~0u : (1u << kKeys) - 1u;
-        if (cols < u32(Cols)) {
-            i32 left = i32(cols) - i32(hk::lane_id() * kVec);
+        if (cols - at < u32(Cols)) {
+            i32 left = i32(cols - at) - i32(hk::lane_id() * kVec);
             hk::forget(left);  // so that comparisons are made here, not once for all rows and kept
             valid = 0;
 #pragma unroll
@@ -118,11 +127,20 @@ struct Elements {
         }
         return valid;
     }
+    HK_FN u32 load(i32 (&key)[kKeys]) const { return make_keys(fetch(0), 0, key); }
 
     HK_FN Rank rank(u32 column) const {
         const u32 key = hk::order_key<T>(x[column], smallest);
         if constexpr (kShort<T>) return hk::ranked16(key, column);
         else return hk::ranked(key, column);
+    }
+    HK_FN static u32 key_of(Rank rank) {
+        if constexpr (kShort<T>) return rank & 0xffff0000u;
+        else return hk::ranked_key(rank);
+    }
+    HK_FN static u32 column_of(Rank rank) {
+        if constexpr (kShort<T>) return hk::ranked16_index(rank);
+        else return hk::ranked_index(rank);
     }
     /// The rank with the index in the whole row.
     HK_FN u64 full(Rank rank) const {
@@ -159,6 +177,26 @@ struct Ranks {
     HK_FN u64 full(Rank rank) const { return rank; }
 };
 
+/// Sorts the `count` elements whose columns `slots` has, up to Regs for each lane: calls `use(place, rank)` for the first
+/// k places, with rank 0 where there are fewer elements.
+template <int Regs, class Source, class Use>
+HK_FN void sort_slots(const Source &source, const u32 *slots, u32 count, u32 k, Use use) {
+    typename Source::Rank rank[Regs];
+#pragma unroll
+    for (int r = 0; r < Regs; ++r) {
+        const u32 place = r * kWaveSize + hk::lane_id();
+        rank[r] = 0;
+        if (place < count) rank[r] = source.rank(slots[place]);
+    }
+    hk::sort_wave(rank);
+    constexpr int kFirst = kResults / kWaveSize;
+#pragma unroll
+    for (int r = 0; r < (Regs < kFirst ? Regs : kFirst); ++r) {
+        const u32 place = r * kWaveSize + hk::lane_id();
+        if (place < k) use(place, place < count ? rank[r] : 0);
+    }
+}
+
 /// Calls `emit(place, rank)` for the k first of a source's elements, in order; with 0 where there are fewer.
 template <class Source, class Emit>
 HK_FN void select(const Source &source, u32 k, bool pairs, u32 *slots, Emit emit) {
@@ -171,24 +209,88 @@ HK_FN void select(const Source &source, u32 k, bool pairs, u32 *slots, Emit emit
     const u32 count = marked.total();
     hk::for_marked(marked, [&](u32 place, u32 e) { slots[place] = Source::column(e); });
     hk::wave_barrier();
+    const auto use = [&](u32 place, auto rank) { emit(place, rank != 0 ? source.full(rank) : 0); };
+    if (two) sort_slots<kSlots / kWaveSize>(source, slots, count, k, use);
+    else sort_slots<kSlots / kWaveSize / 2>(source, slots, count, k, use);
+}
 
-    const auto finish = [&]<int Regs>() {
-        typename Source::Rank rank[Regs];
-#pragma unroll
-        for (int r = 0; r < Regs; ++r) {
-            const u32 place = r * kWaveSize + hk::lane_id();
-            rank[r] = 0;
-            if (place < count) rank[r] = source.rank(slots[place]);
-        }
-        hk::sort_wave(rank);
-#pragma unroll
-        for (int r = 0; r < (Regs + 1) / 2; ++r) {
-            const u32 place = r * kWaveSize + hk::lane_id();
-            if (place < k) emit(place, place < count ? source.full(rank[r]) : 0);
-        }
+/// The same for elements of any number, tile by tile. LDS has the columns that may be among the k first: a tile adds what
+/// is above the bound, which is the k-th of all that was sorted before. Where there is no room for more, they are sorted,
+/// and the k first stay.
+template <class Source, class Emit>
+HK_FN void select_tiles(const Source &source, u32 k, u32 *slots, Emit emit) {
+    constexpr u32 kTile = Source::kKeys * kWaveSize;
+    constexpr int kGroup = 8;
+    const u32 most = k > kSlots / 4 ? kSlots : kSlots / 2;
+    const bool pairs = k > u32(kWaveSize) / 2 || source.cols < kTile;
+    u32 count = 0;
+    i32 bound = Source::Keys::kLowest;
+    const auto sort = [&] {
+        u32 last = 0;
+        const auto use = [&](u32 place, auto rank) {
+            slots[place] = Source::column_of(rank);
+            if (place == k - 1) last = Source::key_of(rank);
+        };
+        hk::wave_barrier();
+        if (count > kSlots / 2) sort_slots<kSlots / kWaveSize>(source, slots, count, k, use);
+        else sort_slots<kSlots / kWaveSize / 2>(source, slots, count, k, use);
+        hk::wave_barrier();
+        last = hk::broadcast(last, (k - 1) % kWaveSize);
+        if (count >= k) bound = source.keys().above(last);
+        count = count < k ? count : k;
     };
-    if (two) finish.template operator()<kSlots / kWaveSize>();
-    else finish.template operator()<kSlots / kWaveSize / 2>();
+    auto row = source.fetch(0);
+    for (u32 at = 0; at < source.cols; at += kTile) {
+        const bool last_tile = source.cols - at <= kTile;
+        i32 key[Source::kKeys];
+        const u32 valid = source.make_keys(row, at, key);
+        row = source.fetch(at + kTile);
+        u32 above = valid;
+        bool to_sort = last_tile || bound == Source::Keys::kLowest;
+        if (bound != Source::Keys::kLowest) {
+            above = 0;
+#pragma unroll
+            for (int e = 0; e < Source::kKeys; e += kGroup) {
+                i32 group[kGroup];
+                for (int i = 0; i < kGroup; ++i) group[i] = key[e + i];
+                i32 best = group[0];
+#pragma unroll
+                for (int i = 1; i < kGroup; ++i) best = group[i] > best ? group[i] : best;
+                if (hk::ballot(best >= bound) != 0) {
+                    above |= (~hk::detail::keys_below(group, bound) & ((1u << kGroup) - 1u)) << e;
+                }
+            }
+            above &= valid;
+        }
+        const u32 lanes = u32(__builtin_popcountll(hk::ballot(above != 0)));
+        if (lanes == 0 && !to_sort) continue;
+        // Of many, the k first of the tile and few others.
+        if (lanes > kWaveSize * 3u / 4) {
+            above = hk::mark_first<Source::kVec>(source.keys(), key, above, k, most, pairs).bits;
+        }
+        for (;;) {
+            const u64 found = hk::ballot(above != 0);
+            if (found == 0 ? to_sort : count == most) {
+                sort();
+                if (found == 0) break;
+                above &= ~hk::detail::keys_below(key, bound);
+                continue;
+            }
+            if (found == 0) break;
+            const u32 place = count + hk::lanes_before(found);
+            if (above != 0 && place < most) {
+                slots[place] = at + Source::column(u32(__builtin_ctz(above)));
+                above &= above - 1;
+            }
+            count += u32(__builtin_popcountll(found));
+            count = count < most ? count : most;
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < kResults / kWaveSize; ++r) {
+        const u32 place = r * kWaveSize + hk::lane_id();
+        if (place < k) emit(place, place < count ? source.full(source.rank(slots[place])) : 0);
+    }
 }
 
 /// A row in a wave.
@@ -227,26 +329,39 @@ HK_FN void gather(const Params &p, u64 row, u32 segment, u64 *found, u32 *slots)
     hk::block_barrier();
 }
 
-/// A row, or a segment of one, in a block.
+/// A row in a block.
 template <Access kAccess, class T, int Waves>
 HK_FN void block(const Params &p) {
     constexpr u32 kPart = 1024;
     __shared__ u32 slots[Waves][kSlots];
     __shared__ u64 found[Waves * kResults];
     const u32 wave = hk::wave_id();
-    const u64 units = u64(p.x.rows()) * p.segments;
-    for (u64 unit = hk::block_x(); unit < units; unit += hk::grid_x()) {
-        const u64 row = p.segments == 1 ? unit : unit / p.segments;
-        const u32 segment = u32(unit - row * p.segments);
-        const u32 first = segment * p.segment;
-        const u32 end = p.x.cols() - first < p.segment ? p.x.cols() : first + p.segment;
-        const Part part(first, end, kPart);
+    for (u64 row = hk::block_x(); row < p.x.rows(); row += hk::grid_x()) {
+        const Part part(0, p.x.cols(), kPart);
         const Elements<T, kAccess, kPart> x = {p.x.row<const T>(row) + part.from, part.cols, part.from, p.smallest};
         u64 *mine = found + wave * kResults;
         for (u32 i = hk::lane_id(); i < u32(kResults); i += kWaveSize) mine[i] = 0;
         hk::wave_barrier();
         select(x, p.k, part.cols < kPart, slots[wave], [&](u32 place, u64 rank) { mine[place] = rank; });
-        gather<T, Waves>(p, row, segment, found, slots[0]);
+        gather<T, Waves>(p, row, 0, found, slots[0]);
+    }
+}
+
+/// A row, or a segment of one, in a wave: up to 65536 columns, as ranks have.
+template <Access kAccess, class T>
+HK_FN void tiles(const Params &params) {
+    __shared__ u32 slots[kSlots];
+    const u64 units = u64(params.x.rows()) * params.segments;
+    for (u64 unit = hk::block_x(); unit < units; unit += hk::grid_x()) {
+        const Params &p = hk::read_anew(params);  // scalar registers do not suffice for all of them at once
+        const u64 row = p.segments == 1 ? unit : unit / p.segments;
+        const u32 segment = u32(unit - row * p.segments);
+        const u32 first = segment * p.segment;
+        const u32 cols = p.x.cols() - first < p.segment ? p.x.cols() - first : p.segment;
+        const Elements<T, kAccess, 1024> x = {p.x.row<const T>(row) + first, cols, first, p.smallest};
+        select_tiles(x, p.k, slots, [&](u32 place, u64 rank) {
+            write_rank<T>(p, row, segment * p.k + place, rank);
+        });
     }
 }
 
@@ -287,6 +402,8 @@ HK_FN void merge(const Params &p) {
     HK_ENTRY(topk_##T##_16384, 16 * kWaveSize, block<Access::Vectors, hk::T, 16>)                                   \
     HK_ENTRY(topk_##T##_4096_elements, 4 * kWaveSize, block<Access::Elements, hk::T, 4>)                            \
     HK_ENTRY(topk_##T##_16384_elements, 16 * kWaveSize, block<Access::Elements, hk::T, 16>)                         \
+    HK_ENTRY(topk_##T##_tiles, kWaveSize, tiles<Access::Vectors, hk::T>)                                            \
+    HK_ENTRY(topk_##T##_tiles_elements, kWaveSize, tiles<Access::Elements, hk::T>)                                  \
     HK_ENTRY(topk_##T##_merge, 4 * kWaveSize, merge<hk::T, 4>)
 
 TOPK_ENTRIES(bf16)

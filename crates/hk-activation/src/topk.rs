@@ -71,13 +71,16 @@ const SELECT: [RowVariant; 8] = [
 ];
 const SELECT_K: usize = 64;
 const SELECT_COLS: usize = 16384;
-/// Columns, or ranks, that a block takes of a row that is split.
+/// Columns that a wave takes of a row that is split, at least and at most: as many as ranks of one word can tell apart. As
+/// many ranks as the former are what a block merges.
 const SEGMENT: usize = 4096;
+const LONGEST_SEGMENT: usize = 1 << 16;
+/// Columns of a wave's tile: longer rows are walked tile by tile where they are many.
+const WAVE_TILE: usize = 1024;
 /// Columns that a block sorts, and sorted lists that it merges.
 const TILE: usize = 2048;
 const FAN: usize = 8;
-/// Threads of the blocks of split rows and of sorts, and how many waves a CU holds.
-const THREADS: usize = 256;
+/// Waves that a CU holds.
 const WAVES_PER_CU: usize = 16;
 
 static LIST_KERNELS: [[&str; 4]; 3] = row_kernels!(
@@ -92,7 +95,7 @@ static SELECT_KERNELS: [[&str; 8]; 3] = row_kernels!(
 );
 /// By vectors, by elements, and the merge.
 static SEGMENT_KERNELS: [[&str; 3]; 3] =
-    row_kernels!("topk", ["bf16", "f16", "f32"], ["4096", "4096_elements", "merge"]);
+    row_kernels!("topk", ["bf16", "f16", "f32"], ["tiles", "tiles_elements", "merge"]);
 static SORT_KERNELS: [[&str; 3]; 3] =
     row_kernels!("topk_sort", ["bf16", "f16", "f32"], ["tiles", "tiles_elements", "merge"]);
 
@@ -134,6 +137,15 @@ impl Split {
 
     fn first(&self) -> Lists {
         if self.sorts { self.lists(TILE, TILE) } else { self.lists(SEGMENT, SEGMENT) }
+    }
+
+    /// As [`first`](Self::first), of fewer and longer segments where those of so many rows are more than `waves`.
+    fn first_among(&self, rows: usize, waves: usize) -> Lists {
+        if self.sorts {
+            return self.first();
+        }
+        let longest = self.cols / waves.div_ceil(rows) / SEGMENT * SEGMENT;
+        self.lists(longest.clamp(SEGMENT, LONGEST_SEGMENT), SEGMENT)
     }
 
     /// After a merge of those.
@@ -257,9 +269,15 @@ pub fn topk<T: Float, I: TopkIndex>(
             ..Params::zeroed()
         },
     };
-    match (Split::new(cols, k), workspace) {
-        (None, _) => call.whole_rows(&problem),
-        (Some(split), workspace) => call.split_rows(&problem, split, workspace),
+    let waves = call.waves();
+    match Split::new(cols, k) {
+        Some(split) => call.split_rows(&problem, split.first_among(rows, waves), split, workspace),
+        // Rows enough that none needs more than a wave.
+        None if cols > WAVE_TILE && rows >= waves => {
+            let split = Split { cols, k, sorts: false };
+            call.split_rows(&problem, Lists { span: cols, count: 1, list: k }, split, None)
+        }
+        None => call.whole_rows(&problem),
     }
 }
 
@@ -278,6 +296,11 @@ struct Call<'a, T, I> {
 }
 
 impl<T: Float, I: TopkIndex> Call<'_, T, I> {
+    /// Waves that fill the device.
+    fn waves(&self) -> usize {
+        self.stream.device().info().compute_units as usize * WAVES_PER_CU
+    }
+
     /// One launch, each row in one block or part of one.
     fn whole_rows(&mut self, problem: &RowProblem) -> Result<()> {
         let k = self.params.k as usize;
@@ -299,6 +322,7 @@ impl<T: Float, I: TopkIndex> Call<'_, T, I> {
     fn split_rows(
         &mut self,
         problem: &RowProblem,
+        mut lists: Lists,
         split: Split,
         workspace: Option<TensorViewMut<i64>>,
     ) -> Result<()> {
@@ -307,10 +331,9 @@ impl<T: Float, I: TopkIndex> Call<'_, T, I> {
         } else {
             (&kernels::TOPK, &SEGMENT_KERNELS[self.dtype])
         };
-        let mut lists = split.first();
         let mut params = Params {
             segments: to_u32(lists.count)?,
-            segment: SEGMENT as u32,
+            segment: to_u32(lists.span)?,
             list: to_u32(lists.list)?,
             ..self.params
         };
@@ -331,6 +354,7 @@ impl<T: Float, I: TopkIndex> Call<'_, T, I> {
                 params.segment = to_u32(lists.span)?;
                 params.segments = to_u32(lists.len().div_ceil(self.threads()))?;
             } else {
+                params.segment = SEGMENT as u32;
                 params.segments = to_u32(merged.count)?;
             }
             let output = (merged.count > 1).then_some(&mut to);
@@ -355,7 +379,8 @@ impl<T: Float, I: TopkIndex> Call<'_, T, I> {
     ) -> Result<()> {
         let kernel = self.stream.kernel(objects, name)?;
         let units = self.rows.saturating_mul(params.segments as usize);
-        let blocks = self.stream.device().info().blocks_for(units, THREADS, WAVES_PER_CU);
+        let threads = kernel.block()[0] as usize;
+        let blocks = self.stream.device().info().blocks_for(units, threads, WAVES_PER_CU);
         self.launch(&kernel, LaunchConfig::grid_1d(blocks), params, from, to)
     }
 

@@ -186,17 +186,29 @@ fn matches<T: Float>(
     places: [usize; 3],
     wide: bool,
 ) {
+    matches_on::<T>(&kit::devices(), size, data, seed, options, places, wide);
+}
+
+fn matches_on<T: Float>(
+    gpus: &[Gpu],
+    size: Size,
+    data: Data,
+    seed: u64,
+    options: TopkOptions,
+    places: [usize; 3],
+    wide: bool,
+) {
     let Size { rows: n, cols, k } = size;
     let x = rows::<T>(data, n, cols, seed);
     let [pad, shift, out] = places;
-    for gpu in kit::devices() {
+    for gpu in gpus {
         let tensor = gpu.upload(&x, Place::rows([n, cols], cols + pad).shifted(shift));
         let values = Place::rows([n, k], k + out).shifted(out);
         let indices = Place::rows([n, k], k + 2 * out).shifted(shift);
         let got = if wide {
-            run_at::<T, i64>(&gpu, &tensor, values, indices, options)
+            run_at::<T, i64>(gpu, &tensor, values, indices, options)
         } else {
-            run_at::<T, i32>(&gpu, &tensor, values, indices, options)
+            run_at::<T, i32>(gpu, &tensor, values, indices, options)
         };
         let what = format!("{size:?} of {} {data:?}, {options:?} on {}", T::DTYPE, gpu.spec());
         assert_exact(&got, &x, cols, k, options, &what);
@@ -269,6 +281,31 @@ fn every_kernel_meets_every_data_f16() {
 #[test]
 fn every_kernel_meets_every_data_f32() {
     every_kernel_meets_every_data::<f32>();
+}
+
+/// On a device that few rows fill, waves walk whole rows, or long segments, tile by tile.
+fn many_rows<T: Float>() {
+    let gpus = ["gfx942", "gfx950"].map(|arch| Gpu::open(&format!("emu:{arch}?cus=1")));
+    for (i, data) in DATA.into_iter().enumerate() {
+        for (j, k) in [1, 31, 32, 33, 64].into_iter().enumerate() {
+            let size = Size { rows: 17, cols: [1025, 2048, 4999][(i + j) % 3], k };
+            let options = if (i + j) % 2 == 0 { LARGEST } else { SMALLEST };
+            matches_on::<T>(&gpus, size, data, i as u64, options, [0, j % 2, 0], false);
+        }
+    }
+    for (data, k) in [(Data::Ascending, 64), (Data::Shuffled, 20), (Data::Special, 32), (Data::Normal, 50)] {
+        matches_on::<T>(&gpus, Size { rows: 17, cols: 65_600, k }, data, 3, LARGEST, [0; 3], false);
+    }
+}
+
+#[test]
+fn many_rows_bf16() {
+    many_rows::<bf16>();
+}
+
+#[test]
+fn many_rows_f32() {
+    many_rows::<f32>();
 }
 
 /// Sizes of the specification; at full sizes also its largest.

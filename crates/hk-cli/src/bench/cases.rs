@@ -123,6 +123,8 @@ fn large(operator: &str) -> Vec<Sized> {
         "fused_add_rmsnorm" => {
             by_rows(rows(&[[1_048_576, 128], [20_480, 8192]]), &["x", "residual_in"], &["weight"], &[])
         }
+        "rmsnorm_pad" => by_rows(vec![[131_072, 2880]], &["x"], &["weight"], &[]),
+        "fused_add_rmsnorm_pad" => by_rows(vec![[65_536, 2880]], &["x", "residual_in"], &["weight"], &[]),
         "layernorm" => by_rows(rows(&[[2_097_152, 128], [40_960, 8192]]), &["x"], &["weight", "bias"], &[]),
         "fused_add_layernorm" => {
             by_rows(vec![[4096, 8192], [20_480, 8192]], &["x", "residual_in"], &["weight", "bias"], &[])
@@ -148,6 +150,26 @@ fn large(operator: &str) -> Vec<Sized> {
         }
         "gelu_tanh_and_mul" | "swiglu_oai_and_mul" => by_rows(vec![[16_384, 28_672]], &["x"], &[], &[]),
         "fused_mul_add" => by_rows(vec![[20_480, 7168]], &["x", "a", "b"], &[], &[]),
+        "causal_conv1d_fwd" => {
+            let packed = vec![
+                ("x", BF16, vec![65_536, 8192]),
+                ("weight", BF16, vec![8192, 4]),
+                ("query_start_loc", DType::I32, vec![1025]),
+                ("cache_indices", DType::I32, vec![1024]),
+                ("has_initial_state", DType::U8, vec![1024]),
+                ("conv_states", BF16, vec![1024, 8192, 3]),
+            ];
+            let along = vec![("x", BF16, vec![8, 8192, 8192]), ("weight", BF16, vec![8192, 4])];
+            let layout = |name| vec![("layout", Scalar::Choice(name))];
+            vec![
+                (
+                    "Qwen3-Next, 65536 tokens of 1024 sequences, channels together".into(),
+                    packed,
+                    layout("channels"),
+                ),
+                ("Qwen3-Next, 8 x 8192 tokens, tokens together".into(), along, layout("tokens")),
+            ]
+        }
         "per_token_quant" => {
             let fp8 = ("output", Scalar::Choice("fp8e4m3"));
             by_rows(rows(&[[4_194_304, 128], [51_200, 8192]]), &["x"], &[], &[fp8])
@@ -155,6 +177,11 @@ fn large(operator: &str) -> Vec<Sized> {
         "smoothquant" => {
             let fp8 = ("output", Scalar::Choice("fp8e4m3"));
             by_rows(vec![[4096, 4096], [51_200, 8192]], &["x"], &["smooth"], &[fp8])
+        }
+        "moe_smoothquant" => {
+            let ids = ("topk_ids", DType::I32, vec![65_536, 8]);
+            let tensors = vec![("x", BF16, vec![65_536, 2048]), ("smooth", DType::F32, vec![128, 2048]), ids];
+            vec![("Qwen3 30B-A3B, 65536 tokens, 8 of 128 experts".into(), tensors, vec![])]
         }
         "per_tensor_quant_static" | "downcast_to_static_fp8" => {
             let fp8 = ("output", Scalar::Choice("fp8e4m3"));
@@ -167,6 +194,27 @@ fn large(operator: &str) -> Vec<Sized> {
             by_rows(vec![[4096, 7168], [51_200, 8192]], &["x"], &[], &[fp8])
         }
         "dynamic_mxfp4_quant" => by_rows(vec![[4096, 7168], [61_440, 8192]], &["x"], &[], &[]),
+        "downcast_to_mxfp" => {
+            let fp8 = ("element", Scalar::Choice("fp8e4m3"));
+            by_rows(vec![[61_440, 8192]], &["x"], &[], &[fp8])
+        }
+        "upcast_from_mxfp" => {
+            let tensors =
+                vec![("q", DType::Fp4x2, vec![61_440, 4096]), ("scale", DType::E8M0, vec![61_440, 256])];
+            vec![("61440 x 8192".into(), tensors, vec![])]
+        }
+        "shuffle_scales" => {
+            vec![("1048576 x 512".into(), vec![("plain", DType::E8M0, vec![1_048_576, 512])], vec![])]
+        }
+        "unshuffle_scales" => {
+            let scalars = vec![("rows", Scalar::Int(1_048_576)), ("blocks", Scalar::Int(512))];
+            vec![("1048576 x 512".into(), vec![("shuffled", DType::E8M0, vec![1 << 29])], scalars)]
+        }
+        "fp8_ocp_to_fnuz" | "fp8_fnuz_to_ocp" => {
+            let q = if operator == "fp8_ocp_to_fnuz" { DType::Fp8E4M3 } else { DType::Fp8E4M3Fnuz };
+            let tensors = vec![("q", q, vec![32_768, 16_384]), ("scale", DType::F32, vec![256, 128])];
+            vec![("32768 x 16384, 128 x 128 blocks".into(), tensors, vec![])]
+        }
         "fused_rmsnorm_fp8_quant" => {
             let token = [("output", Scalar::Choice("fp8e4m3")), ("scaling", Scalar::Choice("token"))];
             by_rows(vec![[4096, 4096], [32_768, 8192]], &["x", "residual_in"], &["weight"], &token)
@@ -178,6 +226,15 @@ fn large(operator: &str) -> Vec<Sized> {
             .map(|[m, n, k]| {
                 let scalars = vec![("k", Scalar::Int(k as i64)), ("index_dtype", Scalar::Choice("i64"))];
                 (format!("{m} x {n}, k = {k}"), vec![("x", BF16, vec![m, n])], scalars)
+            })
+            .into(),
+        "mixed_sample" | "sample_from_logits" => [[64, 128_256], [4096, 151_936]]
+            .map(|[m, n]| {
+                let scalars = match operator {
+                    "sample_from_logits" => vec![("k", Scalar::Int(50)), ("p", Scalar::Float(0.9))],
+                    _ => vec![],
+                };
+                (format!("{m} x {n}"), vec![("logits", BF16, vec![m, n])], scalars)
             })
             .into(),
         "random_sample" => [[64, 128_256], [4096, 151_936]]
@@ -200,10 +257,74 @@ fn large(operator: &str) -> Vec<Sized> {
             let scalars = heads.map(|(name, n)| (name, Scalar::Int(n))).into();
             vec![("Llama-3 8B, 65536 tokens".into(), tensors, scalars)]
         }
+        "qk_rope_cat" => {
+            let part = |name, heads, cols| (name, BF16, vec![16_384, heads, cols]);
+            let table = |name| (name, DType::F32, vec![8192, 32]);
+            let tensors = vec![
+                part("q_nope", 32, 512),
+                part("q_pe", 32, 64),
+                part("k_nope", 1, 512),
+                part("k_pe", 1, 64),
+                table("cos"),
+                table("sin"),
+                ("positions", DType::I64, vec![16_384]),
+            ];
+            vec![("DeepSeek-V3, 16384 tokens".into(), tensors, vec![])]
+        }
+        "rope_reshape_and_cache" => {
+            let heads = |name, heads| (name, BF16, vec![65_536, heads, 128]);
+            let table = |name| (name, BF16, vec![8192, 64]);
+            let cache = |name| (name, BF16, vec![4096, 16, 8, 128]);
+            let tensors = vec![
+                heads("q", 32),
+                heads("k", 8),
+                heads("v", 8),
+                table("cos"),
+                table("sin"),
+                ("positions", DType::I32, vec![65_536]),
+                ("slot_mapping", DType::I64, vec![65_536]),
+                cache("key_cache"),
+                cache("value_cache"),
+            ];
+            vec![("Llama-3 8B, 65536 tokens".into(), tensors, vec![])]
+        }
+        "rope_cat_and_cache_mla" => {
+            let part = |name, heads, cols| (name, BF16, vec![8192, heads, cols]);
+            let table = |name| (name, BF16, vec![8192, 32]);
+            let tensors = vec![
+                part("q_nope", 128, 512),
+                part("q_pe", 128, 64),
+                part("k_nope", 1, 512),
+                part("k_pe", 1, 64),
+                table("cos"),
+                table("sin"),
+                ("positions", DType::I64, vec![8192]),
+                ("slot_mapping", DType::I32, vec![8192]),
+                ("kv_cache", BF16, vec![8192, 1, 576]),
+            ];
+            vec![("DeepSeek-V3, 8192 tokens".into(), tensors, vec![])]
+        }
+        "min_p_sampling_from_probs" => {
+            vec![("2048 x 151936".into(), vec![("probs", DType::F32, vec![2048, 151_936])], vec![])]
+        }
+        "top_k_renorm_probs" => {
+            vec![("1024 x 151936".into(), vec![("probs", DType::F32, vec![1024, 151_936])], vec![])]
+        }
         "top_k_top_p_sampling_from_probs" | "top_p_sampling_from_probs" | "top_k_sampling_from_probs" => {
             [[64, 128_256], [256, 151_936], [2048, 151_936]]
                 .map(|[m, n]| (format!("{m} x {n}"), vec![("probs", DType::F32, vec![m, n])], vec![]))
                 .into()
+        }
+        "rope_freqs" => {
+            let tensors = vec![("x", BF16, vec![65_536, 32, 128]), ("angles", DType::F32, vec![65_536, 64])];
+            vec![("Llama-3 8B queries, 65536 tokens".into(), tensors, vec![("rotary", Scalar::Int(128))])]
+        }
+        "rope_qk" => {
+            let heads = |name, heads| (name, BF16, vec![65_536, heads, 128]);
+            let table = |name| (name, DType::F32, vec![8192, 64]);
+            let positions = ("positions", DType::I64, vec![65_536]);
+            let tensors = vec![heads("q", 32), heads("k", 8), table("cos"), table("sin"), positions];
+            vec![("Llama-3 8B, 65536 tokens".into(), tensors, vec![("rotary", Scalar::Int(128))])]
         }
         "rope_cached" => [[4, 32, 1024, 128], [8, 32, 2048, 128], [16, 32, 4096, 128]]
             .map(|[b, h, s, d]| {
@@ -273,7 +394,7 @@ mod tests {
             operators.extend((larger > 0).then_some(op.name));
         }
         // All names of `large` are operators.
-        assert_eq!(operators.len(), 35, "{operators:?}");
+        assert_eq!(operators.len(), 54, "{operators:?}");
     }
 
     #[test]

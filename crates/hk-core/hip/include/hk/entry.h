@@ -9,10 +9,11 @@
 // `body` may hold commas (template arguments).
 #if defined(HK_AMD)
 #define HK_LAUNCH_BOUNDS(threads, ...) __attribute__((amdgpu_flat_work_group_size(threads, threads)))
-#define HK_IN_PLACE
+#define HK_PARAMS
 #else
 #define HK_LAUNCH_BOUNDS(threads, ...) __attribute__((launch_bounds(threads __VA_OPT__(, ) __VA_ARGS__)))
-#define HK_IN_PLACE __attribute__((grid_constant))  // else parameters that are indexed would be copied to local memory
+// Parameters that are found by an index, too, are read where they are, not copied by each thread.
+#define HK_PARAMS __attribute__((grid_constant))
 #endif
 
 #define HK_ENTRY(name, threads, ...) HK_ENTRY_BOUNDED(name, threads, HK_LAUNCH_BOUNDS(threads), __VA_ARGS__)
@@ -23,7 +24,7 @@
     HK_ENTRY_BOUNDED(name, threads, HK_LAUNCH_BOUNDS(threads, (waves) * hk::kWaveSize / (threads)), __VA_ARGS__)
 
 #define HK_ENTRY_BOUNDED(name, threads, bounds, ...)                                          \
-    extern "C" __global__ bounds void name(const Params p HK_IN_PLACE) {                      \
+    extern "C" __global__ bounds void name(HK_PARAMS const Params p) {                        \
         static_assert(threads > 0 && threads % hk::kWaveSize == 0, "a block is whole waves"); \
         static_assert(threads <= 1024, "a block has at most 1024 threads");                   \
         hk::assume_threads(threads);                                                          \

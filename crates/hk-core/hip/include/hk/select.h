@@ -106,7 +106,8 @@ HK_FN u32 keep(u32 mine, u32 other, u32 lane) {
     asm("v_med3_u32 %0, %1, %2, %3" : "=v"(out) : "v"(mine), "v"(other), "v"(bound));
     return out;
 #else
-    return lane & Bit ? smaller(mine, other) : larger(mine, other);
+    const bool upper = lane & Bit;
+    return (mine < other) != upper ? other : mine;
 #endif
 }
 
@@ -215,6 +216,22 @@ HK_FN void merge8(R *v, Other other) {
     }
 }
 
+namespace detail {
+
+/// Of each half, its sign in all bits.
+HK_FN Vec<short, 2> signs(Vec<short, 2> halves) {
+#if defined(HK_AMD)
+    return halves >> 15;
+#else
+    const u32 bits = __builtin_bit_cast(u32, halves);
+    u32 out;
+    asm("prmt.b32 %0, %1, %1, 0xbb99;" : "=r"(out) : "r"(bits));
+    return __builtin_bit_cast(__typeof__(halves), out);
+#endif
+}
+
+}  // namespace detail
+
 /// Keys made quickly, for comparison with a bound: signed, in the order of `order_key`, but zeros and NaNs differ among
 /// themselves, and below `FloatBits<T>::kUnit` there is anything. Classes of equals are contiguous.
 template <class T>
@@ -259,6 +276,20 @@ struct RoughKeys {
         return first + (first == -kTurn - kUnit ? 2 * kUnit : kUnit);
     }
 
+    /// A key up to which nothing comes before what has `key` in `order_key`; keys of those that do are as large or larger.
+    HK_FN i32 above(u32 key) const {
+        const i32 number = i32(key ^ 0x80000000u);
+        if (!smallest && number > Bits::kInf) return 0x7fffffff;
+        return number + (number < 0 ? 0 : kUnit) + (smallest ? kTurn : -kTurn);
+    }
+
+    /// The lowest key of what has `key` in `order_key`.
+    HK_FN i32 first_of(u32 key) const {
+        const i32 number = i32(key ^ 0x80000000u);
+        if (smallest && number < -Bits::kInf) return kLowest;
+        return number - (number > 0 ? 0 : kUnit) + (smallest ? kTurn : -kTurn);
+    }
+
 private:
     template <bool kSmallest, class RowT, int E>
     HK_FN static void make(const RowT &row, i32 (&key)[E]) {
@@ -269,7 +300,7 @@ private:
                 using Halves = Vec<short, 2>;
                 const Vec<T, 2> pair = {row.chunk[e / kChunk][e % kChunk], row.chunk[e / kChunk][e % kChunk + 1]};
                 const Halves bits = __builtin_bit_cast(Halves, pair);
-                Halves rough = bits ^ ((bits >> 15) & short(0x7fff));
+                Halves rough = bits ^ (detail::signs(bits) & short(0x7fff));
                 rough = kSmallest ? ~rough + short(kTurn >> 16) : rough - short(kTurn >> 16);
                 key[e + 1] = __builtin_bit_cast(i32, rough);  // with the other's key below it
                 key[e] = i32(__builtin_bit_cast(u32, rough) << 16);
