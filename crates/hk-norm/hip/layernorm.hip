@@ -149,7 +149,7 @@ HK_FN void rows_in_registers(const Params &p) {
         b.begin();
     };
     if constexpr (!hk::kWidensAgain) begin_vectors();
-    hk::GroupReducer<Block::kThreads, Lanes> group;
+    hk::GroupReducer<Block::kThreads, Lanes, 2> group;
     constexpr bool kAnew = hk::kWidensAgain && sizeof(T) < sizeof(float);  // the distances
 
     hk::for_row_batches<Block::kAlone>(p.x.rows(), cols, block.column(), p.batch, [&](const RowBatch &batch) {
@@ -161,7 +161,9 @@ HK_FN void rows_in_registers(const Params &p) {
         for (int r = 0; r < Rows; ++r) {
             hk::SumOf sum;
             sum.add(s[r]);
-            first_mean[r] = mean_of(group.sum(sum.total()), p);
+            float total[] = {sum.total()};
+            group.sums(total);
+            first_mean[r] = mean_of(total[0], p);
             s[r] = hk::widen_again(s[r], x[r]);
             float sums[2];
             Distances<kAccess>(first_mean[r], batch).sum(s[r], sums);
@@ -198,19 +200,20 @@ HK_FN void rows_in_tiles(const Params &p) {
 
     const Block block;
     const u32 cols = p.x.cols();
-    hk::GroupReducer<Lanes, Lanes> group;
+    hk::GroupReducer<Lanes, Lanes, 2> group;
 
     for (u64 row = hk::block_x(); row < p.x.rows(); row += hk::grid_x()) {
-        float total = 0.0f;
+        float total[1] = {};
         hk::for_tiles<RowT::kCols>(row, cols, block.column(), [&](const RowBatch &tile) {
             RowT x[1];
             RowF s[1];
             load_sums<false, kAccess>(block, x, s, p, tile);
             hk::SumOf sum;
             sum.add(s[0]);
-            total += sum.total();
+            total[0] += sum.total();
         });
-        const float first_mean = mean_of(group.sum(total), p);
+        group.sums(total);
+        const float first_mean = mean_of(total[0], p);
 
         float totals[2] = {};
         hk::for_tiles<RowT::kCols>(row, cols, block.column(), [&](const RowBatch &tile) {

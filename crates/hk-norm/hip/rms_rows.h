@@ -73,7 +73,7 @@ HK_FN void rows_in_registers(const Params &p) {
     const Block block;
     const u32 cols = p.x.cols();
     const auto held = p.scalars.norm.template held_weights<kAccess, RowT>(p.weight, block.column(), cols);
-    hk::GroupReducer<Block::kThreads, Lanes> group;
+    hk::GroupReducer<Block::kThreads, Lanes, Rows> group;
 
     hk::for_row_batches<Block::kAlone>(p.x.rows(), cols, block.column(), p.scalars.batch, [&](const RowBatch &batch) {
         RowT x[Rows];

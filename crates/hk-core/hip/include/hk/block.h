@@ -85,8 +85,8 @@ HK_FN bool last_to_arrive(GlobalPtr<u32> arrivals, u32 blocks) {
 /// Reductions over aligned groups of Width threads of a block of Threads; every thread gets its group's
 /// result, in a fixed order: butterfly in each wave, then waves in ascending order.
 /// A group wider than a wave is the whole block, and all its threads must call together, on the one reducer
-/// of its kind that the kernel makes: the slots in LDS belong to the type.
-template <int Threads, int Width>
+/// of its kind that the kernel makes: the slots in LDS belong to the type. kSums are summed up at a time, at most.
+template <int Threads, int Width, int kSums = 1>
 class GroupReducer {
     static_assert(Width <= kWaveSize || Width == Threads, "a group is within a wave or the whole block");
     static constexpr int kWaves = Width > kWaveSize ? Width / kWaveSize : 1;
@@ -94,6 +94,11 @@ class GroupReducer {
     // Two sets of slots in turn: a wave can come back to a set only through the barrier of the other, which
     // it leaves when all waves have read the first. So one barrier a reduction is enough.
     u32 turn_ = 0;
+
+    HK_FN static auto &slots() {
+        __shared__ float lds[2 * kSums * kWaves];
+        return lds;
+    }
 
 public:
     /// T is of 4 bytes.
@@ -121,19 +126,19 @@ public:
 #pragma unroll
         for (int i = 0; i < N; ++i) v[i] = group_reduce<(Width < kWaveSize ? Width : kWaveSize)>(v[i], Sum{});
         if constexpr (kWaves > 1) {
-            __shared__ float slots[2][kWaves][N];
-            auto &mine = slots[turn_];
+            static_assert(N <= kSums, "as many as there are slots for");
+            float *mine = &slots()[turn_ * kSums * kWaves];
             turn_ ^= 1;
             if (thread_x() % kWaveSize == 0) {
 #pragma unroll
-                for (int i = 0; i < N; ++i) mine[thread_x() / kWaveSize][i] = v[i];
+                for (int i = 0; i < N; ++i) mine[i * kWaves + thread_x() / kWaveSize] = v[i];
             }
             block_barrier();
 #pragma unroll
             for (int i = 0; i < N; ++i) {
-                v[i] = mine[0][i];
+                v[i] = mine[i * kWaves];
 #pragma unroll
-                for (int wave = 1; wave < kWaves; ++wave) v[i] = Sum{}(v[i], mine[wave][i]);
+                for (int wave = 1; wave < kWaves; ++wave) v[i] = Sum{}(v[i], mine[i * kWaves + wave]);
             }
         }
     }

@@ -119,7 +119,7 @@ struct RowBlock {
     using RowT = Row<T, Lanes, kVecLen<T>, ColsPerLane / kVecLen<T>>;
     using RowF = typename RowT::template With<float>;
 
-    const u32 side = thread_x() / Lanes;  // place among the rows abreast
+    const u32 side = kAbreast == 1 && !kAlone ? 0 : thread_x() / Lanes;  // place among the rows abreast
     const u32 lane = thread_x() % Lanes;  // place in the row
 
     /// First column of this lane.
