@@ -43,22 +43,8 @@ constexpr float kLog2E = 0x1.715476p+0f;
 /// A lane's elements in f32; where the row has none, they add nothing. `left` columns are from the lane's first one on.
 template <Access kAccess, class RowT>
 HK_FN auto widen_within(const RowT &x, hk::i32 left, bool full) {
-    using RowF = typename RowT::template With<float>;
-    constexpr int kChunks = sizeof(x.chunk) / sizeof(x.chunk[0]);
-    constexpr int kVec = RowF::kCols / kChunks / RowT::kLanes;
-    RowF out = hk::widen(x);
-    if (full) return out;
-    hk::forget(left);  // the results of the comparisons would fill scalar registers if they were kept from row to row
-#pragma unroll
-    for (int k = 0; k < kChunks; ++k) {
-        const hk::i32 ahead = k * RowT::kLanes * kVec;
-#pragma unroll
-        for (int i = 0; i < kVec; ++i) {
-            // By vectors a chunk is within the row or not.
-            const bool within = ahead + (kAccess == Access::Vectors ? 0 : i) < left;
-            out.chunk[k][i] = within ? out.chunk[k][i] : kLowest;
-        }
-    }
+    auto out = hk::widen(x);
+    if (!full) hk::lowest_beyond<kAccess>(out, left);
     return out;
 }
 
@@ -162,22 +148,28 @@ HK_FN void apply(const Params &p) {
 }  // namespace
 
 // Entry points of one dtype, one per row of `VARIANTS` in src/softmax.rs, and those of long rows.
-#define SOFTMAX_ENTRIES(T)                                                                                \
-    HK_ENTRY(softmax_##T##_128, row_threads(16), rows<Access::Vectors, hk::T, 16, 8, 4>)                    \
-    HK_ENTRY(softmax_##T##_512, row_threads(16), rows<Access::Vectors, hk::T, 16, 32, 1>)                   \
-    HK_ENTRY(softmax_##T##_1024, row_threads(64), rows<Access::Vectors, hk::T, 64, 16, 1>)                  \
-    HK_ENTRY(softmax_##T##_2048, row_threads(64), rows<Access::Vectors, hk::T, 64, 32, 1>)                  \
-    HK_ENTRY(softmax_##T##_4096, row_threads(64), rows<Access::Vectors, hk::T, 64, 64, 1>)                  \
-    HK_ENTRY(softmax_##T##_8192, row_threads(256), rows<Access::Vectors, hk::T, 256, 32, 1>)                \
-    HK_ENTRY(softmax_##T##_16384, row_threads(256), rows<Access::Vectors, hk::T, 256, 64, 1>)               \
-    HK_ENTRY(softmax_##T##_32768, row_threads(512), rows<Access::Vectors, hk::T, 512, 64, 1>)               \
-    HK_ENTRY(softmax_##T##_parts, kThreads, parts<Access::Vectors, hk::T>)                                  \
-    HK_ENTRY(softmax_##T##_apply, kThreads, apply<Access::Vectors, hk::T>)                                  \
-    HK_ENTRY(softmax_##T##_512_elements, row_threads(16), rows<Access::Elements, hk::T, 16, 32, 1>)         \
-    HK_ENTRY(softmax_##T##_4096_elements, row_threads(64), rows<Access::Elements, hk::T, 64, 64, 1>)        \
-    HK_ENTRY(softmax_##T##_16384_elements, row_threads(256), rows<Access::Elements, hk::T, 256, 64, 1>)     \
-    HK_ENTRY(softmax_##T##_32768_elements, row_threads(512), rows<Access::Elements, hk::T, 512, 64, 1>)     \
-    HK_ENTRY(softmax_##T##_parts_elements, kThreads, parts<Access::Elements, hk::T>)                        \
+#define SOFTMAX_ROWS(name, access, T, widest, lanes, n)             \
+    HK_ENTRY(name, row_threads(hk::row_lanes(lanes, widest)),     \
+             rows<Access::access, hk::T, hk::row_lanes(lanes, widest), widest / hk::row_lanes(lanes, widest), n>)
+
+#define SOFTMAX_ENTRIES(T)                                                            \
+    SOFTMAX_ROWS(softmax_##T##_128, Vectors, T, 128, 16, 4)                           \
+    SOFTMAX_ROWS(softmax_##T##_512, Vectors, T, 512, 16, 1)                           \
+    SOFTMAX_ROWS(softmax_##T##_1024, Vectors, T, 1024, 64, 1)                         \
+    SOFTMAX_ROWS(softmax_##T##_2048, Vectors, T, 2048, 64, 1)                         \
+    SOFTMAX_ROWS(softmax_##T##_4096, Vectors, T, 4096, 64, 1)                         \
+    SOFTMAX_ROWS(softmax_##T##_8192, Vectors, T, 8192, 256, 1)                        \
+    SOFTMAX_ROWS(softmax_##T##_16384, Vectors, T, 16384, 256, 1)                      \
+    SOFTMAX_ROWS(softmax_##T##_32768, Vectors, T, 32768, 512, 1)                      \
+    HK_ENTRY(softmax_##T##_parts, kThreads, parts<Access::Vectors, hk::T>)            \
+    HK_ENTRY(softmax_##T##_apply, kThreads, apply<Access::Vectors, hk::T>)            \
+    SOFTMAX_ROWS(softmax_##T##_512_elements, Elements, T, 512, 16, 1)                 \
+    SOFTMAX_ROWS(softmax_##T##_2048_elements, Elements, T, 2048, 64, 1)               \
+    SOFTMAX_ROWS(softmax_##T##_4096_elements, Elements, T, 4096, 64, 1)               \
+    SOFTMAX_ROWS(softmax_##T##_8192_elements, Elements, T, 8192, 256, 1)              \
+    SOFTMAX_ROWS(softmax_##T##_16384_elements, Elements, T, 16384, 256, 1)            \
+    SOFTMAX_ROWS(softmax_##T##_32768_elements, Elements, T, 32768, 512, 1)            \
+    HK_ENTRY(softmax_##T##_parts_elements, kThreads, parts<Access::Elements, hk::T>)  \
     HK_ENTRY(softmax_##T##_apply_elements, kThreads, apply<Access::Elements, hk::T>)
 
 SOFTMAX_ENTRIES(bf16)

@@ -151,6 +151,7 @@ HK_FN void for_tiles(const Shape &shape, F f) {
     u32 unit = first % shape.units;
     while (row < shape.rows) {
         f(Tile<kAccess, M, kGroups>(shape, row, unit));
+        if constexpr (!hk::kBlocksStay) return;  // there is a block for each tile
         row += shape.step_rows;
         unit += shape.step_units;
         if (unit >= shape.units) {

@@ -23,7 +23,7 @@ struct Params {
 }
 
 /// The entry points for each dtype that have rows in registers.
-const VARIANTS: [RowVariant; 12] = [
+const VARIANTS: [RowVariant; 14] = [
     RowVariant::vectors(128, 16, 4, 8),
     RowVariant::vectors(512, 16, 1, 8),
     RowVariant::vectors(1024, 64, 1, 16),
@@ -33,7 +33,9 @@ const VARIANTS: [RowVariant; 12] = [
     RowVariant::vectors(16384, 256, 1, 8),
     RowVariant::vectors(WIDEST, 512, 1, 16),
     RowVariant::elements(512, 16),
+    RowVariant::elements(2048, 64),
     RowVariant::elements(4096, 64),
+    RowVariant::elements(8192, 256),
     RowVariant::elements(16384, 256),
     RowVariant::elements(WIDEST, 512),
 ];
@@ -57,7 +59,9 @@ static KERNELS: [[&str; VARIANTS.len()]; 3] = row_kernels!(
         "16384",
         "32768",
         "512_elements",
+        "2048_elements",
         "4096_elements",
+        "8192_elements",
         "16384_elements",
         "32768_elements"
     ]

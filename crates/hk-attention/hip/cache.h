@@ -149,14 +149,17 @@ HK_FN Vec<u8, N> to_fp8(Vec<float, N> v, u32 format) {
     return codes_of<hk::CodeKind::Fp8, N>(v);
 }
 
-/// Rounds and stores N columns that lie next to each other, `at` elements from `data`.
+/// Rounds and stores N columns that lie next to each other, `at` elements from `data`; NaN in their place if `poison`,
+/// of the same bits on every target.
 template <class T, int N>
-HK_FN void write(const Target &to, u64 data, i64 at, Vec<float, N> v) {
+HK_FN void write(const Target &to, u64 data, i64 at, Vec<float, N> v, bool poison) {
     if (to.format == kFp8Fnuz || to.format == kFp8Ocp) {
+        if (poison) v = Vec<float, N>(__builtin_nanf(""));
         store<u8, N>(reinterpret_cast<GlobalPtr<u8>>(data) + at, to_fp8<N>(v, to.format));
+    } else if (to.format == kZeros) {
+        store<T, N>(reinterpret_cast<GlobalPtr<T>>(data) + at, Vec<T, N>(T(0.0f)));
     } else {
-        if (to.format == kZeros) v = Vec<float, N>(0.0f);
-        store<T, N>(reinterpret_cast<GlobalPtr<T>>(data) + at, hk::narrow<T, N>(v));
+        store<T, N>(reinterpret_cast<GlobalPtr<T>>(data) + at, poison ? hk::Rope::poison<T, N>() : hk::narrow<T, N>(v));
     }
 }
 

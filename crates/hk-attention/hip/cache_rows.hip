@@ -156,13 +156,15 @@ HK_FN void rotate_rows(const Job &job, const Common &c, u32 task) {
                 if (head >= mine.last_head) continue;
                 Vec<float, N> x[2] = {hk::widen<T, N>(in[pass][0]), hk::widen<T, N>(in[pass][1])};
                 if (rotates) c.rope.rotate<N>(x, factors);
-                if (place.poison) x[0] = x[1] = Vec<float, N>(__builtin_nanf(""));
 #pragma unroll
                 for (u32 i = 0; i < kTargets; ++i) {
                     if (sinks.at[i] == 0) continue;
                     const Target &to = job.targets[i];
-                    cache::write<T, N>(to, sinks.at[i], i64(head) * to.head + to.column(a), x[0] * sinks.scale[i]);
-                    if (has_b) cache::write<T, N>(to, sinks.at[i], i64(head) * to.head + to.column(b), x[1] * sinks.scale[i]);
+                    const auto put = [&](u32 column, Vec<float, N> v) {
+                        cache::write<T, N>(to, sinks.at[i], i64(head) * to.head + to.column(column), v, place.poison);
+                    };
+                    put(a, x[0] * sinks.scale[i]);
+                    if (has_b) put(b, x[1] * sinks.scale[i]);
                 }
             }
         }
@@ -202,7 +204,8 @@ HK_FN void copy_rows(const Job &job, const Common &c, u32 task) {
                     if (to.is_copy()) {
                         cache::store<T, N>(reinterpret_cast<GlobalPtr<T>>(sinks.at[i]) + i64(head) * to.head + at, v);
                     } else {
-                        cache::write<T, N>(to, sinks.at[i], i64(head) * to.head + at, hk::widen<T, N>(v) * sinks.scale[i]);
+                        const Vec<float, N> scaled = hk::widen<T, N>(v) * sinks.scale[i];
+                        cache::write<T, N>(to, sinks.at[i], i64(head) * to.head + at, scaled, place.poison);
                     }
                 }
             }
@@ -306,7 +309,7 @@ HK_FN void columns(const Job &job, const Common &c, u32 task) {
                 if (to.is_copy()) {
                     cache::store<T, 1>(reinterpret_cast<GlobalPtr<T>>(to.data) + out + to.column(col + i), one);
                 } else {
-                    cache::write<T, 1>(to, to.data, out + to.column(col + i), hk::widen<T, 1>(one) * scale);
+                    cache::write<T, 1>(to, to.data, out + to.column(col + i), hk::widen<T, 1>(one) * scale, false);
                 }
             }
         }

@@ -191,7 +191,7 @@ HK_FN void write(const Params &p, const MmaAcc (&acc)[kTokenTiles][kTiles], cons
 #pragma unroll
             for (int i = 0; i < kSide; ++i) {
                 const float sum = acc[m][n + i / hk::kMmaRows][r * hk::kMmaRows + i % hk::kMmaRows] * unit;
-                y[i] = poison ? __builtin_nanf("") : sum * scale;
+                y[i] = sum * scale;
             }
 #pragma unroll
             for (int i = 0; i < kSide; i += kPart) {
@@ -200,8 +200,8 @@ HK_FN void write(const Params &p, const MmaAcc (&acc)[kTokenTiles][kTiles], cons
                 Vec<float, kPart> v;
 #pragma unroll
                 for (int j = 0; j < kPart; ++j) v[j] = y[i + j];
-                cache::write<T, kPart>(p.out, p.out.data, to + output, v);
-                if (token < p.zeros.tokens) cache::write<T, kPart>(p.zeros, p.zeros.data, to_zeros + output, v);
+                cache::write<T, kPart>(p.out, p.out.data, to + output, v, poison);
+                if (token < p.zeros.tokens) cache::write<T, kPart>(p.zeros, p.zeros.data, to_zeros + output, v, poison);
             }
         }
     }

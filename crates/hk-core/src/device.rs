@@ -87,7 +87,7 @@ impl DeviceInfo {
 
     /// Blocks for so many tasks, where beginning one costs a block nothing that another could use: on AMD GPUs as
     /// [`most_blocks`](Self::most_blocks), each with as many tasks as the next, as far as that goes; on NVIDIA GPUs one for
-    /// each task.
+    /// each task, which kernels there rely on (`hk::kBlocksStay`).
     pub fn blocks_for(&self, tasks: usize, threads: usize, waves_per_cu: usize) -> usize {
         let tasks = tasks.max(1);
         let most = if self.arch.is_amd() { self.most_blocks(threads, waves_per_cu) } else { tasks };

@@ -65,6 +65,9 @@ const WAVES_PER_CU: usize = 8;
 /// Heads that a group takes of a token, at most: enough that finding the factors of the token is a small part of the work.
 const MOST_HEADS: usize = 16;
 
+/// The same where nothing is rotated and blocks come and go, on NVIDIA GPUs: two turns of loads.
+const MOST_COPIED_HEADS: usize = 4;
+
 /// Columns and tokens of a launch, at most.
 const LIMIT: usize = i32::MAX as usize;
 
@@ -113,8 +116,11 @@ pub fn spread<'a, T: Element, const N: usize>(
         }
         tokens_of_batch = tokens.max(1);
         *split = Split::new(all, heads, part.columns().div_ceil(2 * columns));
+        if !info.arch.is_amd() && part.action != HeadsAction::Rotate {
+            split.most_heads = MOST_COPIED_HEADS;
+        }
     }
-    let grid = Split::plan(&mut split, info.most_blocks(THREADS, WAVES_PER_CU));
+    let grid = Split::plan(&mut split, info.most_blocks(THREADS, WAVES_PER_CU), info.arch.is_amd());
 
     let mut out = [HeadsPart::zeroed(); N];
     for ((out, part), split) in out.iter_mut().zip(&mut parts).zip(split) {
@@ -144,6 +150,8 @@ struct Split {
     tokens: usize,
     heads: usize,
     slots: usize,
+    /// Heads that a group takes of a token, at most.
+    most_heads: usize,
     /// Heads that a group takes of a token.
     chunk: usize,
     /// Blocks with the same heads.
@@ -152,7 +160,7 @@ struct Split {
 
 impl Split {
     fn new(tokens: usize, heads: usize, slots: usize) -> Self {
-        Self { tokens, heads, slots, chunk: 1, walkers: 0 }
+        Self { tokens, heads, slots, most_heads: MOST_HEADS, chunk: 1, walkers: 0 }
     }
 
     fn is_empty(&self) -> bool {
@@ -180,13 +188,14 @@ impl Split {
         if self.is_empty() { 0 } else { self.walkers * self.chunks() }
     }
 
-    /// Chooses chunks and walkers for about `most` blocks, all with about as much to do, and gives their number.
-    fn plan(parts: &mut [Self], most: usize) -> usize {
+    /// Chooses chunks and walkers, and gives the number of blocks: if they stay, about `most`, all with about as much
+    /// to do; else one for each turn, and `most` tells how many keep the GPU busy.
+    fn plan(parts: &mut [Self], most: usize, stay: bool) -> usize {
         let mut heads = MOST_HEADS;
         loop {
             for part in parts.iter_mut().filter(|p| !p.is_empty()) {
                 // Chunks of one size, as far as that goes.
-                part.chunk = part.heads.div_ceil(part.heads.div_ceil(heads));
+                part.chunk = part.heads.div_ceil(part.heads.div_ceil(heads.min(part.most_heads)));
             }
             let busy = parts.iter().filter(|p| !p.is_empty());
             let (blocks, work) = busy.fold((0, 0), |(blocks, work), p| {
@@ -200,7 +209,8 @@ impl Split {
             }
             let budget = work.div_ceil(most.max(1));
             for part in parts.iter_mut().filter(|p| !p.is_empty()) {
-                part.walkers = part.turns().div_ceil((budget / part.chunk).max(1));
+                let turns = if stay { (budget / part.chunk).max(1) } else { 1 };
+                part.walkers = part.turns().div_ceil(turns);
             }
             return parts.iter().map(Self::blocks).sum();
         }
@@ -212,7 +222,7 @@ mod tests {
     use super::*;
 
     fn plan<const N: usize>(mut parts: [Split; N]) -> ([Split; N], usize) {
-        let blocks = Split::plan(&mut parts, 304 * 2);
+        let blocks = Split::plan(&mut parts, 304 * 2, true);
         (parts, blocks)
     }
 
@@ -226,6 +236,14 @@ mod tests {
         assert_eq!((q.chunk, k.chunk), (16, 8));
         assert!((500..=700).contains(&blocks), "{blocks}");
         assert!((4 * k.blocks()).abs_diff(q.blocks()) < 50, "{q:?} {k:?}");
+    }
+
+    #[test]
+    fn blocks_that_come_and_go_take_one_turn() {
+        let mut parts = [Split::new(65536, 32, 8), Split { most_heads: 4, ..Split::new(65536, 8, 8) }];
+        let blocks = Split::plan(&mut parts, 2112, false);
+        assert_eq!((parts[0].chunk, parts[1].chunk), (16, 4));
+        assert_eq!(blocks, 65536 / 32 * (2 + 2));
     }
 
     #[test]

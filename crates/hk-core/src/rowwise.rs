@@ -17,7 +17,8 @@ use std::sync::Arc;
 pub struct RowVariant {
     /// Longest row, in columns.
     pub widest: usize,
-    /// Lanes that share a row: a power of two; more than a wave has are one block.
+    /// Lanes that share a row: a power of two; more than a wave has are one block. On NVIDIA GPUs a block can have
+    /// twice as many (`hk::row_lanes`), of which the host sees nothing but the size of the block, the kernel's own.
     pub lanes: usize,
     /// Rows that a lane has in hand at a time.
     pub rows: usize,

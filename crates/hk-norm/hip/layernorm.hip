@@ -14,8 +14,9 @@
 //
 // How the work is split
 //   As rms_rows.h: `Lanes` lanes hold a row in registers, rows on lanes as hk/rows.h has it, blocks step through the matrix
-//   with weights and biases kept in registers. Those want twice the registers, so a lane has at most 32 columns. A row too long for registers is walked three times by one
-//   block, each tile summed by itself first. The order of sums depends on the row's length alone.
+//   with weights and biases kept in registers. Those want twice the registers, so a lane has at most 32 columns. A row
+//   too long for registers is walked three times by one block, each tile summed by itself first. The order of sums
+//   depends on the row's length alone.
 // Floor
 //   Memory: rows * cols * 2 * sizeof(T) + 2 * cols * sizeof(w), with a residual twice that. In VALU instructions a 16-byte
 //   chunk of 8 bf16 costs a wave, at 64 lanes: 8 to widen, 4 for each of two sums, 4 for the sum of squares, 4 + 4 to
@@ -44,6 +45,11 @@ struct Params {  // same fields, same order as `Params` in src/layernorm.rs
     u32 batch;            // rows that a block takes at a time
 };
 
+/// Waves that share an SM of NVIDIA's GPUs, at least, since a row waits for two sums, one after the other; fewer where
+/// more registers are needed than for 32 columns a lane, `InHand`, that wait in the rows' type.
+template <Access kAccess, class T, int InHand>
+constexpr int kWavesOfSm = kAccess == Access::Vectors && sizeof(T) == 2 && InHand <= 32 ? 24 : 12;
+
 /// sum / cols, correctly rounded unless it is subnormal: a row of one value has that value as its mean.
 HK_FN float mean_of(float sum, const Params &p) {
     const float quotient = sum * p.inv_cols;
@@ -51,12 +57,10 @@ HK_FN float mean_of(float sum, const Params &p) {
     return __builtin_fabsf(quotient) < __builtin_inff() ? better : quotient;
 }
 
-/// s of a batch of rows; if kStore, sums go to residual_out.
-template <bool kStore, Access kAccess, class Block, class RowF, int Rows>
-HK_FN void load_sums(const Block &block, RowF (&s)[Rows], const Params &p, const RowBatch &batch) {
-    using RowT = typename Block::RowT;
+/// s of a batch of rows, and x, which becomes s in its own type; if kStore, sums go to residual_out.
+template <bool kStore, Access kAccess, class Block, class RowT, class RowF, int Rows>
+HK_FN void load_sums(const Block &block, RowT (&x)[Rows], RowF (&s)[Rows], const Params &p, const RowBatch &batch) {
     using T = typename RowT::Element;
-    RowT x[Rows];
     block.load(x, p.x, batch);
     if (p.x_bias.present()) {
         const RowF x_bias = hk::load_vector<kAccess, RowT>(p.x_bias, false, 0.0f, batch.column, batch.cols);
@@ -65,6 +69,10 @@ HK_FN void load_sums(const Block &block, RowF (&s)[Rows], const Params &p, const
     }
     if (p.residual_in.present()) {
         block.template add<kStore>(s, x, p.residual_in, p.residual_out, true, batch);
+        if constexpr (hk::kWidensAgain) {
+#pragma unroll
+            for (int r = 0; r < Rows; ++r) x[r] = hk::narrow<T>(s[r]);
+        }
     } else {
 #pragma unroll
         for (int r = 0; r < Rows; ++r) s[r] = hk::widen(x[r]);
@@ -72,25 +80,48 @@ HK_FN void load_sums(const Block &block, RowF (&s)[Rows], const Params &p, const
 }
 
 /// s - mean; past the end of the row, where s is zero, zero.
-template <Access kAccess, class T, int L, int N, int C>
-HK_FN hk::Row<float, L, N, C> distances(hk::Row<float, L, N, C> s, float mean, const RowBatch &batch) {
+template <Access kAccess>
+class Distances {
+    int left_;
+    float mean_;
+
     // Compares of single elements would fill the scalar registers: masks from the sign of what is left do not.
-    int left = int(batch.cols - batch.column);
-    hk::forget(left);
-    const auto inside = [&](int column) {
-        return __builtin_bit_cast(float, __builtin_bit_cast(int, mean) & ((column - left) >> 31));
-    };
-#pragma unroll
-    for (int k = 0; k < C; ++k) {
+    HK_FN float inside(int column) const {
+        return __builtin_bit_cast(float, __builtin_bit_cast(int, mean_) & ((column - left_) >> 31));
+    }
+
+public:
+    HK_FN Distances(float mean, const RowBatch &batch) : left_(int(batch.cols - batch.column)), mean_(mean) { hk::forget(left_); }
+
+    /// Of chunk k of a row.
+    template <class RowF>
+    HK_FN auto of(const RowF &s, int k) const {
+        auto chunk = s.chunk[k];
+        const int first = k * RowF::kLanes * RowF::kLen;
         if constexpr (kAccess == Access::Vectors) {  // the row ends with a chunk
-            s.chunk[k] -= inside(k * L * N);
+            chunk -= inside(first);
         } else {
 #pragma unroll
-            for (int i = 0; i < N; ++i) s.chunk[k][i] -= inside(k * L * N + i);
+            for (int i = 0; i < RowF::kLen; ++i) chunk[i] -= inside(first + i);
         }
+        return chunk;
     }
-    return s;
-}
+
+    /// Puts them in the place of s; the sums of them and of their squares.
+    template <class RowF>
+    HK_FN void sum(RowF &s, float (&sums)[2]) const {
+        hk::SumOf sum;
+        hk::SumSq squares;
+#pragma unroll
+        for (int k = 0; k < RowF::kChunks; ++k) {
+            s.chunk[k] = of(s, k);
+            sum.add(s.chunk[k]);
+            squares.add(s.chunk[k]);
+        }
+        sums[0] = sum.total();
+        sums[1] = squares.total();
+    }
+};
 
 /// rstd from the sums of the distances from a first mean and of their squares. `correction` is what that mean lacks.
 HK_FN float rstd_of(float sum_sq, float correction, const Params &p) {
@@ -110,38 +141,49 @@ HK_FN void rows_in_registers(const Params &p) {
 
     const Block block;
     const u32 cols = p.x.cols();
-    // Where a block has one batch, and is as large as this, they would leave registers for no other beside it.
-    constexpr bool kKeep = hk::kBlocksStay || Lanes < 256;
-    RowF w, b;
-    const auto load_vectors = [&] {
-        w = hk::load_vector<kAccess, RowT>(p.weight, p.weight_is_f32, 1.0f, block.column(), cols);
-        b = hk::load_vector<kAccess, RowT>(p.bias, p.bias_is_f32, -0.0f, block.column(), cols);
+    hk::HeldVector<kAccess, RowT> w(p.weight, p.weight_is_f32, 1.0f, -0.0f, block.column(), cols);
+    hk::HeldVector<kAccess, RowT> b(p.bias, p.bias_is_f32, -0.0f, -0.0f, block.column(), cols);
+    // Where registers are few, they are asked for before the last sums, so that they come with those.
+    const auto begin_vectors = [&] {
+        w.begin();
+        b.begin();
     };
-    if constexpr (kKeep) load_vectors();
+    if constexpr (!hk::kWidensAgain) begin_vectors();
     hk::GroupReducer<Block::kThreads, Lanes> group;
+    constexpr bool kAnew = hk::kWidensAgain && sizeof(T) < sizeof(float);  // the distances
 
     hk::for_row_batches<Block::kAlone>(p.x.rows(), cols, block.column(), p.batch, [&](const RowBatch &batch) {
+        RowT x[Rows];
         RowF s[Rows];
-        load_sums<true, kAccess>(block, s, p, batch);
-        float mean[Rows], rstd[Rows];
+        load_sums<true, kAccess>(block, x, s, p, batch);
+        float first_mean[Rows], correction[Rows], mean[Rows], rstd[Rows];
 #pragma unroll
         for (int r = 0; r < Rows; ++r) {
             hk::SumOf sum;
             sum.add(s[r]);
-            mean[r] = mean_of(group.sum(sum.total()), p);
-            s[r] = distances<kAccess, T>(s[r], mean[r], batch);
-            hk::SumOf rest;
-            hk::SumSq squares;
-            rest.add(s[r]);
-            squares.add(s[r]);
-            const float correction = mean_of(group.sum(rest.total()), p);
-            rstd[r] = rstd_of(group.sum(squares.total()), correction, p);
-            mean[r] += correction;
-            s[r] = (s[r] + -correction) * rstd[r];
+            first_mean[r] = mean_of(group.sum(sum.total()), p);
+            s[r] = hk::widen_again(s[r], x[r]);
+            float sums[2];
+            Distances<kAccess>(first_mean[r], batch).sum(s[r], sums);
+            if (hk::kWidensAgain && r == Rows - 1) begin_vectors();
+            group.sums(sums);
+            correction[r] = mean_of(sums[0], p);
+            mean[r] = first_mean[r] + correction[r];
+            rstd[r] = rstd_of(sums[1], correction[r], p);
         }
-        if constexpr (!kKeep) load_vectors();
+        hk::with_vectors([&](auto weight, auto bias) {
 #pragma unroll
-        for (int r = 0; r < Rows; ++r) block.store(hk::narrow<T>(hk::fma(s[r], w, b)), p.y, batch, r);
+            for (int r = 0; r < Rows; ++r) {
+                if constexpr (kAnew) s[r] = hk::widen_again(s[r], x[r]);
+                const Distances<kAccess> distances(first_mean[r], batch);
+                const auto y = [&](int k) {
+                    auto chunk = kAnew ? distances.of(s[r], k) : s[r].chunk[k];
+                    chunk = (chunk + -correction[r]) * rstd[r];
+                    return hk::narrow<T, RowT::kLen>(__builtin_elementwise_fma(chunk, weight(k), bias(k)));
+                };
+                block.store(y, p.y, batch, r);
+            }
+        }, w, b);
         if (p.mean.present()) block.store_per_row(mean, p.mean, batch);
         if (p.rstd.present()) block.store_per_row(rstd, p.rstd, batch);
     });
@@ -161,34 +203,35 @@ HK_FN void rows_in_tiles(const Params &p) {
     for (u64 row = hk::block_x(); row < p.x.rows(); row += hk::grid_x()) {
         float total = 0.0f;
         hk::for_tiles<RowT::kCols>(row, cols, block.column(), [&](const RowBatch &tile) {
+            RowT x[1];
             RowF s[1];
-            load_sums<false, kAccess>(block, s, p, tile);
+            load_sums<false, kAccess>(block, x, s, p, tile);
             hk::SumOf sum;
             sum.add(s[0]);
             total += sum.total();
         });
         const float first_mean = mean_of(group.sum(total), p);
 
-        float rest = 0.0f, squares = 0.0f;
+        float totals[2] = {};
         hk::for_tiles<RowT::kCols>(row, cols, block.column(), [&](const RowBatch &tile) {
+            RowT x[1];
             RowF s[1];
-            load_sums<false, kAccess>(block, s, p, tile);
-            s[0] = distances<kAccess, T>(s[0], first_mean, tile);
-            hk::SumOf sum;
-            hk::SumSq sum_sq;
-            sum.add(s[0]);
-            sum_sq.add(s[0]);
-            rest += sum.total();
-            squares += sum_sq.total();
+            load_sums<false, kAccess>(block, x, s, p, tile);
+            float sums[2];
+            Distances<kAccess>(first_mean, tile).sum(s[0], sums);
+            totals[0] += sums[0];
+            totals[1] += sums[1];
         });
-        const float correction = mean_of(group.sum(rest), p);
-        const float rstd[1] = {rstd_of(group.sum(squares), correction, p)};
+        group.sums(totals);
+        const float correction = mean_of(totals[0], p);
+        const float rstd[1] = {rstd_of(totals[1], correction, p)};
         const float mean[1] = {first_mean + correction};
 
         // Outputs may lie on inputs: they are written only here, where this very lane has just read.
         hk::for_tiles<RowT::kCols>(row, cols, block.column(), [&](const RowBatch &tile) {
+            RowT x[1];
             RowF s[1];
-            load_sums<true, kAccess>(block, s, p, tile);
+            load_sums<true, kAccess>(block, x, s, p, tile);
             const RowF w = hk::load_vector<kAccess, RowT>(p.weight, p.weight_is_f32, 1.0f, tile.column, cols);
             const RowF b = hk::load_vector<kAccess, RowT>(p.bias, p.bias_is_f32, -0.0f, tile.column, cols);
             s[0] = ((s[0] + -first_mean) + -correction) * rstd[0];
@@ -203,24 +246,28 @@ HK_FN void rows_in_tiles(const Params &p) {
 }  // namespace
 
 // Entry points of one dtype, one per row of `VARIANTS` in src/layernorm.rs, named as those of rms_rows.h.
-#define LAYERNORM_ENTRIES(T)                                                                                               \
-    HK_ENTRY(layernorm_##T##_64, hk::row_threads(8), rows_in_registers<Access::Vectors, hk::T, 8, 8, 4>)                   \
-    HK_ENTRY(layernorm_##T##_128, hk::row_threads(16), rows_in_registers<Access::Vectors, hk::T, 16, 8, 4>)                \
-    HK_ENTRY(layernorm_##T##_256, hk::row_threads(16), rows_in_registers<Access::Vectors, hk::T, 16, 16, 2>)               \
-    HK_ENTRY(layernorm_##T##_512, hk::row_threads(16), rows_in_registers<Access::Vectors, hk::T, 16, 32, 1>)               \
-    HK_ENTRY(layernorm_##T##_1024, hk::row_threads(64), rows_in_registers<Access::Vectors, hk::T, 64, 16, 2>)              \
-    HK_ENTRY(layernorm_##T##_1536, hk::row_threads(64), rows_in_registers<Access::Vectors, hk::T, 64, 24, 2>)              \
-    HK_ENTRY(layernorm_##T##_2048, hk::row_threads(64), rows_in_registers<Access::Vectors, hk::T, 64, 32, 1>)              \
-    HK_ENTRY(layernorm_##T##_4096, hk::row_threads(128), rows_in_registers<Access::Vectors, hk::T, 128, 32, 1>)            \
-    HK_ENTRY(layernorm_##T##_8192, hk::row_threads(256), rows_in_registers<Access::Vectors, hk::T, 256, 32, 1>)            \
-    HK_ENTRY(layernorm_##T##_16384, hk::row_threads(512), rows_in_registers<Access::Vectors, hk::T, 512, 32, 1>)           \
-    HK_ENTRY(layernorm_##T##_long, hk::row_threads(512), rows_in_tiles<Access::Vectors, hk::T, 512, 16>)                   \
-    HK_ENTRY(layernorm_##T##_64_elements, hk::row_threads(8), rows_in_registers<Access::Elements, hk::T, 8, 8, 1>)         \
-    HK_ENTRY(layernorm_##T##_512_elements, hk::row_threads(16), rows_in_registers<Access::Elements, hk::T, 16, 32, 1>)     \
-    HK_ENTRY(layernorm_##T##_2048_elements, hk::row_threads(64), rows_in_registers<Access::Elements, hk::T, 64, 32, 1>)    \
-    HK_ENTRY(layernorm_##T##_4096_elements, hk::row_threads(128), rows_in_registers<Access::Elements, hk::T, 128, 32, 1>)  \
-    HK_ENTRY(layernorm_##T##_8192_elements, hk::row_threads(256), rows_in_registers<Access::Elements, hk::T, 256, 32, 1>)  \
-    HK_ENTRY(layernorm_##T##_16384_elements, hk::row_threads(512), rows_in_registers<Access::Elements, hk::T, 512, 32, 1>) \
+#define LAYERNORM_ROWS(name, access, T, widest, lanes, rows)     \
+    HK_ENTRY_FOR_WAVES(name, hk::row_threads(lanes), (kWavesOfSm<Access::access, hk::T, widest / lanes * rows>), \
+                       rows_in_registers<Access::access, hk::T, lanes, widest / lanes, rows>)
+
+#define LAYERNORM_ENTRIES(T)                                                                              \
+    LAYERNORM_ROWS(layernorm_##T##_64, Vectors, T, 64, 8, 4)                                              \
+    LAYERNORM_ROWS(layernorm_##T##_128, Vectors, T, 128, 16, 4)                                           \
+    LAYERNORM_ROWS(layernorm_##T##_256, Vectors, T, 256, 16, 2)                                           \
+    LAYERNORM_ROWS(layernorm_##T##_512, Vectors, T, 512, 16, 1)                                           \
+    LAYERNORM_ROWS(layernorm_##T##_1024, Vectors, T, 1024, 64, 2)                                         \
+    LAYERNORM_ROWS(layernorm_##T##_1536, Vectors, T, 1536, 64, 2)                                         \
+    LAYERNORM_ROWS(layernorm_##T##_2048, Vectors, T, 2048, 64, 1)                                         \
+    LAYERNORM_ROWS(layernorm_##T##_4096, Vectors, T, 4096, 128, 1)                                        \
+    LAYERNORM_ROWS(layernorm_##T##_8192, Vectors, T, 8192, 256, 1)                                        \
+    LAYERNORM_ROWS(layernorm_##T##_16384, Vectors, T, 16384, 512, 1)                                      \
+    HK_ENTRY(layernorm_##T##_long, hk::row_threads(512), rows_in_tiles<Access::Vectors, hk::T, 512, 16>)  \
+    LAYERNORM_ROWS(layernorm_##T##_64_elements, Elements, T, 64, 8, 1)                                    \
+    LAYERNORM_ROWS(layernorm_##T##_512_elements, Elements, T, 512, 16, 1)                                 \
+    LAYERNORM_ROWS(layernorm_##T##_2048_elements, Elements, T, 2048, 64, 1)                               \
+    LAYERNORM_ROWS(layernorm_##T##_4096_elements, Elements, T, 4096, 128, 1)                              \
+    LAYERNORM_ROWS(layernorm_##T##_8192_elements, Elements, T, 8192, 256, 1)                              \
+    LAYERNORM_ROWS(layernorm_##T##_16384_elements, Elements, T, 16384, 512, 1)                            \
     HK_ENTRY(layernorm_##T##_long_elements, hk::row_threads(512), rows_in_tiles<Access::Elements, hk::T, 512, 16>)
 
 LAYERNORM_ENTRIES(bf16)

@@ -46,11 +46,10 @@ enum Rounding : u32 {
     kRoundNormalised = 2,  // s * rstd, before the weight: the model-sensitive mode
 };
 
-/// s of a batch of rows; if kStore, sums go to residual_out.
-template <bool kStore, class Block, class RowF, int Rows, class Params>
-HK_FN void load_sums(const Block &block, RowF (&s)[Rows], const Params &p, const RowBatch &batch) {
-    using T = typename Block::RowT::Element;
-    typename Block::RowT x[Rows];
+/// x and s of a batch of rows; if kStore, sums go to residual_out.
+template <bool kStore, class Block, class RowT, class RowF, int Rows, class Params>
+HK_FN void load_sums(const Block &block, RowT (&x)[Rows], RowF (&s)[Rows], const Params &p, const RowBatch &batch) {
+    using T = typename RowT::Element;
     block.load_strided(x, p.x, batch);
     if constexpr (requires { p.residual_in; }) {
         block.template add<kStore>(s, x, p.residual_in, p.residual_out, p.scalars.rounding & kRoundSum, batch);
@@ -73,26 +72,38 @@ HK_FN void rows_in_registers(const Params &p) {
 
     const Block block;
     const u32 cols = p.x.cols();
-    const RowF w = p.scalars.norm.template weights<kAccess, RowT>(p.weight, block.column(), cols);
+    const auto held = p.scalars.norm.template held_weights<kAccess, RowT>(p.weight, block.column(), cols);
     hk::GroupReducer<Block::kThreads, Lanes> group;
 
     hk::for_row_batches<Block::kAlone>(p.x.rows(), cols, block.column(), p.scalars.batch, [&](const RowBatch &batch) {
+        RowT x[Rows];
         RowF s[Rows];
-        load_sums<true>(block, s, p, batch);
+        load_sums<true>(block, x, s, p, batch);
         float rstd[Rows];
 #pragma unroll
         for (int r = 0; r < Rows; ++r) {
             hk::SumSq sum_sq;
             sum_sq.add(s[r]);
-            rstd[r] = p.scalars.norm.rstd(group.sum(sum_sq.total()));
+            rstd[r] = sum_sq.total();
+        }
+        group.sums(rstd);
+#pragma unroll
+        for (int r = 0; r < Rows; ++r) {
+            rstd[r] = p.scalars.norm.rstd(rstd[r]);
+            if constexpr (!requires { p.residual_in; }) s[r] = hk::widen_again(s[r], x[r]);
             s[r] = s[r] * rstd[r];
         }
         if (p.scalars.rounding & kRoundNormalised) {
 #pragma unroll
             for (int r = 0; r < Rows; ++r) s[r] = hk::widen(hk::narrow<T>(s[r]));
         }
+        hk::with_vectors([&](auto weight) {
 #pragma unroll
-        for (int r = 0; r < Rows; ++r) block.store(hk::narrow<T>(s[r] * w), p.y, batch, r);
+            for (int r = 0; r < Rows; ++r) {
+                const auto y = [&](int k) { return hk::narrow<T, RowT::kLen>(s[r].chunk[k] * weight(k)); };
+                block.store(y, p.y, batch, r);
+            }
+        }, held);
         if (p.y.cols() > cols) block.zero_pads(p.y, batch);
         if (p.rstd.present()) block.store_per_row(rstd, p.rstd, batch);
     });
@@ -112,16 +123,18 @@ HK_FN void rows_in_tiles(const Params &p) {
     for (u64 row = hk::block_x(); row < p.x.rows(); row += hk::grid_x()) {
         hk::SumSq sum_sq;
         hk::for_tiles<RowT::kCols>(row, cols, block.column(), [&](const RowBatch &tile) {
+            RowT x[1];
             RowF s[1];
-            load_sums<false>(block, s, p, tile);
+            load_sums<false>(block, x, s, p, tile);
             sum_sq.add(s[0]);
         });
         const float rstd[1] = {p.scalars.norm.rstd(group.sum(sum_sq.total()))};
 
         // Outputs may lie on inputs: they are written only here, where this very lane has just read.
         hk::for_tiles<RowT::kCols>(row, cols, block.column(), [&](const RowBatch &tile) {
+            RowT x[1];
             RowF s[1];
-            load_sums<true>(block, s, p, tile);
+            load_sums<true>(block, x, s, p, tile);
             s[0] = s[0] * rstd[0];
             if (p.scalars.rounding & kRoundNormalised) s[0] = hk::widen(hk::narrow<T>(s[0]));
             const RowF w = p.scalars.norm.template weights<kAccess, RowT>(p.weight, tile.column, cols);
@@ -136,26 +149,33 @@ HK_FN void rows_in_tiles(const Params &p) {
 }  // namespace rms
 
 // Entry points of one dtype, one per row of `VARIANTS` in src/rms.rs. Name = op, dtype, widest row, access if it
-// is by elements. A lane holds at most 64 columns: more would leave room for one wave a SIMD. Narrower rows
+// is by elements. A lane holds at most kMostLaneCols columns: more would leave room for one wave a SIMD. Narrower rows
 // have variants of fewer columns a lane, so that a lane's share is not mostly past the end, and with fewer than four
 // loads of a row several rows in hand, unless eight waves fit a SIMD.
-#define RMS_ENTRIES(op, T)                                                                                                     \
-    HK_ENTRY(op##_##T##_64, hk::row_threads(8), rms::rows_in_registers<hk::Access::Vectors, hk::T, 8, 8, 4>)                   \
-    HK_ENTRY(op##_##T##_128, hk::row_threads(16), rms::rows_in_registers<hk::Access::Vectors, hk::T, 16, 8, 4>)                \
-    HK_ENTRY(op##_##T##_256, hk::row_threads(16), rms::rows_in_registers<hk::Access::Vectors, hk::T, 16, 16, 2>)               \
-    HK_ENTRY(op##_##T##_512, hk::row_threads(16), rms::rows_in_registers<hk::Access::Vectors, hk::T, 16, 32, 1>)               \
-    HK_ENTRY(op##_##T##_1024, hk::row_threads(64), rms::rows_in_registers<hk::Access::Vectors, hk::T, 64, 16, 1>)              \
-    HK_ENTRY(op##_##T##_1536, hk::row_threads(64), rms::rows_in_registers<hk::Access::Vectors, hk::T, 64, 24, 2>)              \
-    HK_ENTRY(op##_##T##_2048, hk::row_threads(64), rms::rows_in_registers<hk::Access::Vectors, hk::T, 64, 32, 1>)              \
-    HK_ENTRY(op##_##T##_3072, hk::row_threads(64), rms::rows_in_registers<hk::Access::Vectors, hk::T, 64, 48, 1>)              \
-    HK_ENTRY(op##_##T##_4096, hk::row_threads(64), rms::rows_in_registers<hk::Access::Vectors, hk::T, 64, 64, 1>)              \
-    HK_ENTRY(op##_##T##_6144, hk::row_threads(128), rms::rows_in_registers<hk::Access::Vectors, hk::T, 128, 48, 1>)            \
-    HK_ENTRY(op##_##T##_8192, hk::row_threads(256), rms::rows_in_registers<hk::Access::Vectors, hk::T, 256, 32, 1>)            \
-    HK_ENTRY(op##_##T##_16384, hk::row_threads(256), rms::rows_in_registers<hk::Access::Vectors, hk::T, 256, 64, 1>)           \
-    HK_ENTRY(op##_##T##_long, hk::row_threads(256), rms::rows_in_tiles<hk::Access::Vectors, hk::T, 256, 16>)                   \
-    HK_ENTRY(op##_##T##_64_elements, hk::row_threads(8), rms::rows_in_registers<hk::Access::Elements, hk::T, 8, 8, 1>)         \
-    HK_ENTRY(op##_##T##_512_elements, hk::row_threads(16), rms::rows_in_registers<hk::Access::Elements, hk::T, 16, 32, 1>)     \
-    HK_ENTRY(op##_##T##_4096_elements, hk::row_threads(64), rms::rows_in_registers<hk::Access::Elements, hk::T, 64, 64, 1>)    \
-    HK_ENTRY(op##_##T##_6144_elements, hk::row_threads(128), rms::rows_in_registers<hk::Access::Elements, hk::T, 128, 48, 1>)  \
-    HK_ENTRY(op##_##T##_16384_elements, hk::row_threads(256), rms::rows_in_registers<hk::Access::Elements, hk::T, 256, 64, 1>) \
+#define RMS_ROWS(name, access, T, widest, lanes, rows)      \
+    HK_ENTRY(name, hk::row_threads(hk::row_lanes(lanes, widest)), \
+             rms::rows_in_registers<hk::Access::access, hk::T, hk::row_lanes(lanes, widest), \
+                                    widest / hk::row_lanes(lanes, widest), rows>)
+
+#define RMS_ENTRIES(op, T)                                                \
+    RMS_ROWS(op##_##T##_64, Vectors, T, 64, 8, 4)                         \
+    RMS_ROWS(op##_##T##_128, Vectors, T, 128, 16, 4)                      \
+    RMS_ROWS(op##_##T##_256, Vectors, T, 256, 16, 2)                      \
+    RMS_ROWS(op##_##T##_512, Vectors, T, 512, 16, 1)                      \
+    RMS_ROWS(op##_##T##_1024, Vectors, T, 1024, 64, 1)                    \
+    RMS_ROWS(op##_##T##_1536, Vectors, T, 1536, 64, 2)                    \
+    RMS_ROWS(op##_##T##_2048, Vectors, T, 2048, 64, 1)                    \
+    RMS_ROWS(op##_##T##_3072, Vectors, T, 3072, 64, 1)                    \
+    RMS_ROWS(op##_##T##_4096, Vectors, T, 4096, 64, 1)                    \
+    RMS_ROWS(op##_##T##_6144, Vectors, T, 6144, 128, 1)                   \
+    RMS_ROWS(op##_##T##_8192, Vectors, T, 8192, 256, 1)                   \
+    RMS_ROWS(op##_##T##_16384, Vectors, T, 16384, 256, 1)                 \
+    HK_ENTRY(op##_##T##_long, hk::row_threads(256), rms::rows_in_tiles<hk::Access::Vectors, hk::T, 256, 16>) \
+    RMS_ROWS(op##_##T##_64_elements, Elements, T, 64, 8, 1)               \
+    RMS_ROWS(op##_##T##_512_elements, Elements, T, 512, 16, 1)            \
+    RMS_ROWS(op##_##T##_2048_elements, Elements, T, 2048, 64, 1)          \
+    RMS_ROWS(op##_##T##_4096_elements, Elements, T, 4096, 64, 1)          \
+    RMS_ROWS(op##_##T##_6144_elements, Elements, T, 6144, 128, 1)         \
+    RMS_ROWS(op##_##T##_8192_elements, Elements, T, 8192, 256, 1)         \
+    RMS_ROWS(op##_##T##_16384_elements, Elements, T, 16384, 256, 1)       \
     HK_ENTRY(op##_##T##_long_elements, hk::row_threads(256), rms::rows_in_tiles<hk::Access::Elements, hk::T, 256, 16>)

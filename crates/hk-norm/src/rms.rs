@@ -138,8 +138,10 @@ macro_rules! kernel_table {
                 RowVariant::vectors(usize::MAX, 256, 1, 16),
                 RowVariant::elements(64, 8),
                 RowVariant::elements(512, 16),
+                RowVariant::elements(2048, 64),
                 RowVariant::elements(4096, 64),
                 RowVariant::elements(6144, 128),
+                RowVariant::elements(8192, 256),
                 RowVariant::elements(16384, 256),
                 RowVariant::elements(usize::MAX, 256),
             ],
@@ -162,8 +164,10 @@ macro_rules! kernel_table {
                     "long",
                     "64_elements",
                     "512_elements",
+                    "2048_elements",
                     "4096_elements",
                     "6144_elements",
+                    "8192_elements",
                     "16384_elements",
                     "long_elements"
                 ]
@@ -172,6 +176,6 @@ macro_rules! kernel_table {
     };
 }
 
-pub(crate) static RMSNORM: KernelTable<19> = kernel_table!(&kernels::RMSNORM, "rmsnorm");
-pub(crate) static FUSED_ADD_RMSNORM: KernelTable<19> =
+pub(crate) static RMSNORM: KernelTable<21> = kernel_table!(&kernels::RMSNORM, "rmsnorm");
+pub(crate) static FUSED_ADD_RMSNORM: KernelTable<21> =
     kernel_table!(&kernels::FUSED_ADD_RMSNORM, "fused_add_rmsnorm");

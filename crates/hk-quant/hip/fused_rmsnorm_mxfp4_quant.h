@@ -9,7 +9,7 @@
 // Floor
 //   Memory: rows * cols * (sizeof(T) + 1/2 + 1/32), with a residual 2 * sizeof(T) more, with `out` sizeof(T) more.
 //   In VALU instructions 8 bf16 cost a wave 8 to widen, 4 for the sum, 4 + 4 to scale, 16 for the maximum, 8 to scale, and
-//   4 to convert on gfx950, 80 on gfx942: some 50 and 130, of the 135 clocks (rms_rows.h of hk-norm) that their 1.3 KiB take.
+//   4 to convert on gfx950, 45 on gfx942: 50 and 95, of the 135 clocks (rms_rows.h of hk-norm) that their 1.3 KiB take.
 #pragma once
 
 #include "mx.h"

@@ -74,9 +74,12 @@ HK_FN void rows_in_registers(const Params &params) {
     const u32 cols = p.x.cols();
     // Of more columns the weights would leave room for one wave a SIMD; they come from the cache for each row.
     constexpr bool kKeepWeights = ColsPerLane <= 32;
-    const auto weights = [&] { return p.norm.template weights<kAccess, RowT>(p.weight, block.column(), cols); };
-    RowF w;
-    if constexpr (kKeepWeights) w = weights();
+    const auto weights = [&] { return p.norm.template held_weights<kAccess, RowT>(p.weight, block.column(), cols); };
+    struct None {};
+    const auto kept = [&] {
+        if constexpr (kKeepWeights) return weights();
+        else return None{};
+    }();
     hk::GroupReducer<Block::kThreads, Lanes> group;
     Quantizer<Block, Params> quantizer(params, block);
 
@@ -88,10 +91,17 @@ HK_FN void rows_in_registers(const Params &params) {
         hk::SumSq sum_sq;
         sum_sq.add(y[0]);
         // As hk-norm multiplies: first by the root, then by the weight.
-        y[0] = y[0] * p.norm.rstd(group.sum(sum_sq.total())) * [&] {
-            if constexpr (kKeepWeights) return w;
-            else return weights();
-        }();
+        const float rstd = p.norm.rstd(group.sum(sum_sq.total()));
+        const auto scale = [&](const auto &held) {
+            hk::with_vectors([&](auto weight) {
+                RowF w;
+#pragma unroll
+                for (int k = 0; k < RowF::kChunks; ++k) w.chunk[k] = weight(k);
+                y[0] = y[0] * rstd * w;
+            }, held);
+        };
+        if constexpr (kKeepWeights) scale(kept);
+        else scale(weights());
         finish<true>(block, y, p, batch);
         if (params_now.q.present()) {
             quantizer.observe(params_now, y[0], batch);
@@ -152,32 +162,28 @@ HK_FN void rows_in_tiles(const Params &params) {
 }  // namespace norm_quant
 
 // Entry points of one dtype, one per row of `VARIANTS` in src/fused_rmsnorm/mod.rs, named as those of hk-norm.
-#define NORM_QUANT_ENTRIES(op, Quantizer, T)                                                                                  \
-    HK_ENTRY(op##_##T##_64, hk::row_threads(8),                                                                               \
-             norm_quant::rows_in_registers<Quantizer, hk::Access::Vectors, hk::T, 8, 8>)                                      \
-    HK_ENTRY(op##_##T##_512, hk::row_threads(16),                                                                             \
-             norm_quant::rows_in_registers<Quantizer, hk::Access::Vectors, hk::T, 16, 32>)                                    \
-    HK_ENTRY(op##_##T##_2048, hk::row_threads(64),                                                                            \
-             norm_quant::rows_in_registers<Quantizer, hk::Access::Vectors, hk::T, 64, 32>)                                    \
-    HK_ENTRY(op##_##T##_4096, hk::row_threads(64),                                                                            \
-             norm_quant::rows_in_registers<Quantizer, hk::Access::Vectors, hk::T, 64, 64>)                                    \
-    HK_ENTRY(op##_##T##_6144, hk::row_threads(128),                                                                           \
-             norm_quant::rows_in_registers<Quantizer, hk::Access::Vectors, hk::T, 128, 48>)                                   \
-    HK_ENTRY(op##_##T##_8192, hk::row_threads(256),                                                                           \
-             norm_quant::rows_in_registers<Quantizer, hk::Access::Vectors, hk::T, 256, 32>)                                   \
-    HK_ENTRY(op##_##T##_16384, hk::row_threads(256),                                                                          \
-             norm_quant::rows_in_registers<Quantizer, hk::Access::Vectors, hk::T, 256, 64>)                                   \
-    HK_ENTRY(op##_##T##_long, hk::row_threads(256),                                                                           \
-             norm_quant::rows_in_tiles<Quantizer, hk::Access::Vectors, hk::T, 256, 16>)                                       \
-    HK_ENTRY(op##_##T##_64_elements, hk::row_threads(8),                                                                      \
-             norm_quant::rows_in_registers<Quantizer, hk::Access::Elements, hk::T, 8, 8>)                                     \
-    HK_ENTRY(op##_##T##_512_elements, hk::row_threads(16),                                                                    \
-             norm_quant::rows_in_registers<Quantizer, hk::Access::Elements, hk::T, 16, 32>)                                   \
-    HK_ENTRY(op##_##T##_4096_elements, hk::row_threads(64),                                                                   \
-             norm_quant::rows_in_registers<Quantizer, hk::Access::Elements, hk::T, 64, 64>)                                   \
-    HK_ENTRY(op##_##T##_6144_elements, hk::row_threads(128),                                                                  \
-             norm_quant::rows_in_registers<Quantizer, hk::Access::Elements, hk::T, 128, 48>)                                  \
-    HK_ENTRY(op##_##T##_16384_elements, hk::row_threads(256),                                                                 \
-             norm_quant::rows_in_registers<Quantizer, hk::Access::Elements, hk::T, 256, 64>)                                  \
-    HK_ENTRY(op##_##T##_long_elements, hk::row_threads(256),                                                                  \
+#define NORM_QUANT_ROWS(name, Quantizer, access, T, widest, lanes)                             \
+    HK_ENTRY_FOR_WAVES(name, hk::row_threads(hk::row_lanes(lanes, widest)),                    \
+                       hk::Access::access == hk::Access::Vectors ? 24 : 12, /* of an NVIDIA SM */ \
+                       norm_quant::rows_in_registers<Quantizer, hk::Access::access, hk::T, hk::row_lanes(lanes, widest), \
+                                                     widest / hk::row_lanes(lanes, widest)>)
+
+#define NORM_QUANT_ENTRIES(op, Quantizer, T)                                               \
+    NORM_QUANT_ROWS(op##_##T##_64, Quantizer, Vectors, T, 64, 8)                           \
+    NORM_QUANT_ROWS(op##_##T##_512, Quantizer, Vectors, T, 512, 16)                        \
+    NORM_QUANT_ROWS(op##_##T##_2048, Quantizer, Vectors, T, 2048, 64)                      \
+    NORM_QUANT_ROWS(op##_##T##_4096, Quantizer, Vectors, T, 4096, 64)                      \
+    NORM_QUANT_ROWS(op##_##T##_6144, Quantizer, Vectors, T, 6144, 128)                     \
+    NORM_QUANT_ROWS(op##_##T##_8192, Quantizer, Vectors, T, 8192, 256)                     \
+    NORM_QUANT_ROWS(op##_##T##_16384, Quantizer, Vectors, T, 16384, 256)                   \
+    HK_ENTRY(op##_##T##_long, hk::row_threads(256),                                        \
+             norm_quant::rows_in_tiles<Quantizer, hk::Access::Vectors, hk::T, 256, 16>)    \
+    NORM_QUANT_ROWS(op##_##T##_64_elements, Quantizer, Elements, T, 64, 8)                 \
+    NORM_QUANT_ROWS(op##_##T##_512_elements, Quantizer, Elements, T, 512, 16)              \
+    NORM_QUANT_ROWS(op##_##T##_2048_elements, Quantizer, Elements, T, 2048, 64)            \
+    NORM_QUANT_ROWS(op##_##T##_4096_elements, Quantizer, Elements, T, 4096, 64)            \
+    NORM_QUANT_ROWS(op##_##T##_6144_elements, Quantizer, Elements, T, 6144, 128)           \
+    NORM_QUANT_ROWS(op##_##T##_8192_elements, Quantizer, Elements, T, 8192, 256)           \
+    NORM_QUANT_ROWS(op##_##T##_16384_elements, Quantizer, Elements, T, 16384, 256)         \
+    HK_ENTRY(op##_##T##_long_elements, hk::row_threads(256),                               \
              norm_quant::rows_in_tiles<Quantizer, hk::Access::Elements, hk::T, 256, 16>)

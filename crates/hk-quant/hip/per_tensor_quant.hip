@@ -10,6 +10,7 @@
 // Floor: rows * cols * (sizeof(T) + 1) bytes, dynamic rows * cols * (2 * sizeof(T) + 1).
 #include <hk/block.h>
 #include <hk/entry.h>
+#include <hk/math.h>
 #include <hk/wave.h>
 
 #include "tiles.h"
@@ -48,7 +49,7 @@ HK_FN void gather(const Params &p) {
     using RowT = hk::Row<T, Lanes, quant::kChunk<T>, Chunks>;
     const u32 side = hk::thread_x() / Lanes, column = hk::thread_x() % Lanes * quant::kChunk<T>;
     u32 top = hk::FiniteMax::kZero;
-    quant::for_tiles<Lanes, RowT::kCols>(p.x.rows(), p.x.cols(), column, p.batch, [&](const RowBatch &batch) {
+    quant::for_tiles<Lanes, RowT::kCols, true>(p.x.rows(), p.x.cols(), column, p.batch, [&](const RowBatch &batch) {
         RowT x[Rows];
 #pragma unroll
         for (int r = 0; r < Rows; ++r) x[r] = RowT::load(batch.at<T, kAccess, kAlone>(p.x, r * kAbreast + side));
@@ -76,6 +77,7 @@ HK_FN void encode(const Params &p) {
         if (hk::block_x() == 0 && hk::thread_x() == 0) hk::atomic_max(p.scale.row<u32>(0), __builtin_bit_cast(u32, scale));
     }
     const float inverse = 1.0f / scale;
+    const hk::DivideBy quotient(scale);
     quant::for_tiles<Lanes, RowT::kCols>(p.x.rows(), p.x.cols(), column, p.batch, [&](const RowBatch &batch) {
         RowT x[Rows];
 #pragma unroll
@@ -87,7 +89,7 @@ HK_FN void encode(const Params &p) {
 #pragma unroll
             for (int k = 0; k < Chunks; ++k) {
                 if (p.divide) {
-                    v[r].chunk[k] /= scale;
+                    v[r].chunk[k] = quotient(v[r].chunk[k]);
                 } else {
                     v[r].chunk[k] *= inverse;
                 }

@@ -54,10 +54,15 @@ HK_FN void for_row_tiles(u64 rows, u32 tiles, F f) {
 /// Elementwise work. Rows of up to Lanes * kChunk columns, if Lanes are fewer than a wave's, go side by side: `f` gets
 /// batches of 64 / Lanes * Rows rows. Longer ones are cut into tiles of kTile columns, of which each wave takes
 /// every grid_x()-th of the matrix: `f` gets a batch of one row that begins at this lane's first column of the tile.
-template <int Lanes, int kTile, class F>
+/// Unless kStay, there is a block for each.
+template <int Lanes, int kTile, bool kStay = hk::kBlocksStay, class F>
 HK_FN void for_tiles(u32 rows, u32 cols, u32 column, u32 batch_rows, F f) {
     if constexpr (Lanes < hk::kWaveSize) {
-        hk::for_row_batches<false>(rows, cols, column, batch_rows, f);
+        hk::for_row_batches<false, kStay>(rows, cols, column, batch_rows, f);
+    } else if constexpr (!kStay) {
+        const u32 tiles = (cols + kTile - 1) / kTile, row = hk::block_x() / tiles;
+        const u32 tile = hk::block_x() - row * tiles;
+        if (row < rows) f(RowBatch{row, 1, tile * kTile + column, cols});
     } else {
         for_row_tiles(rows, (cols + kTile - 1) / kTile,
                       [&](u64 row, u32 tile) { f(RowBatch{row, 1, tile * kTile + column, cols}); });

@@ -136,14 +136,19 @@ HK_FN void rows_in_tiles(const Params &p) {
 
 // Entry points of one dtype, one per row of `VARIANTS` in src/per_token.rs. Name = op, dtype, widest row, access if it
 // is by elements.
-#define TOKEN_ENTRIES(op, T)                                                                                           \
-    HK_ENTRY(op##_##T##_128, hk::row_threads(16), quant::rows_in_registers<hk::Access::Vectors, hk::T, 128 / quant::kChunk<hk::T>, quant::kChunk<hk::T>, 2>) \
-    HK_ENTRY(op##_##T##_512, hk::row_threads(16), quant::rows_in_registers<hk::Access::Vectors, hk::T, 16, 32, 1>)          \
-    HK_ENTRY(op##_##T##_2048, hk::row_threads(64), quant::rows_in_registers<hk::Access::Vectors, hk::T, 64, 32, 1>)         \
-    HK_ENTRY(op##_##T##_4096, hk::row_threads(64), quant::rows_in_registers<hk::Access::Vectors, hk::T, 64, 64, 1>)         \
-    HK_ENTRY(op##_##T##_8192, hk::row_threads(256), quant::rows_in_registers<hk::Access::Vectors, hk::T, 256, 32, 1>)       \
-    HK_ENTRY(op##_##T##_32768, hk::row_threads(512), quant::rows_in_registers<hk::Access::Vectors, hk::T, 512, 64, 1>)      \
-    HK_ENTRY(op##_##T##_long, hk::row_threads(256), quant::rows_in_tiles<hk::Access::Vectors, hk::T, 256, 16>)              \
-    HK_ENTRY(op##_##T##_512_elements, hk::row_threads(16), quant::rows_in_registers<hk::Access::Elements, hk::T, 16, 32, 1>) \
-    HK_ENTRY(op##_##T##_32768_elements, hk::row_threads(512), quant::rows_in_registers<hk::Access::Elements, hk::T, 512, 64, 1>) \
+#define TOKEN_ROWS(name, access, T, widest, lanes, rows)            \
+    HK_ENTRY(name, hk::row_threads(hk::row_lanes(lanes, widest)), \
+             quant::rows_in_registers<hk::Access::access, hk::T, hk::row_lanes(lanes, widest), \
+                                    widest / hk::row_lanes(lanes, widest), rows>)
+
+#define TOKEN_ENTRIES(op, T)                                                                                    \
+    TOKEN_ROWS(op##_##T##_128, Vectors, T, 128, 128 / quant::kChunk<hk::T>, 2)                                  \
+    TOKEN_ROWS(op##_##T##_512, Vectors, T, 512, 16, 1)                                                          \
+    TOKEN_ROWS(op##_##T##_2048, Vectors, T, 2048, 64, 1)                                                        \
+    TOKEN_ROWS(op##_##T##_4096, Vectors, T, 4096, 64, 1)                                                        \
+    TOKEN_ROWS(op##_##T##_8192, Vectors, T, 8192, 256, 1)                                                       \
+    TOKEN_ROWS(op##_##T##_32768, Vectors, T, 32768, 512, 1)                                                     \
+    HK_ENTRY(op##_##T##_long, hk::row_threads(256), quant::rows_in_tiles<hk::Access::Vectors, hk::T, 256, 16>)  \
+    TOKEN_ROWS(op##_##T##_512_elements, Elements, T, 512, 16, 1)                                                \
+    TOKEN_ROWS(op##_##T##_32768_elements, Elements, T, 32768, 512, 1)                                           \
     HK_ENTRY(op##_##T##_long_elements, hk::row_threads(256), quant::rows_in_tiles<hk::Access::Elements, hk::T, 256, 16>)

@@ -87,6 +87,32 @@ proptest! {
     }
 }
 
+/// Quotients at ties between codes and beside them, of scales that leave the range of fast division too.
+#[test]
+fn quotients_round_once() {
+    fn run<Q: Quantized>(gpu: &Gpu, scale: f32, code: impl Fn(u8) -> f32) {
+        let ties = (0..0x7e).map(|i| (code(i) + code(i + 1)) * 0.5 * scale);
+        let near =
+            ties.flat_map(|x| (-2..=2).map(move |d| f32::from_bits(x.to_bits().wrapping_add_signed(d))));
+        let special = [0.0, 1e-45, 1e-38, 1e9, 3e38, f32::INFINITY, f32::NAN];
+        let values: Vec<f32> = near.chain(special).flat_map(|x| [x, -x]).collect();
+        let cols = values.len();
+        let want: Vec<Q> = values.iter().map(|x| Q::from_f32(x / scale)).collect();
+        let case = with_values(values, RowCase::new(1, cols, Fill::Normal, 1, [(cols, 0); 4]));
+        assert_eq!(bytes(&static_quant::<_, Q>(gpu, &case, scale, true).data), bytes(&want), "scale {scale}");
+    }
+    for gpu in kit::devices() {
+        for scale in
+            [0.0137, 3.3e-5, 1.000_000_1, 0.999_999_94, 7.7e20, 1e-30, 1e-24, 1e24, 1e-38, 2e38, 0.0, -0.25]
+        {
+            run::<Fp8E4M3>(&gpu, scale, |i| Fp8E4M3(i).to_f32());
+            run::<Fp8E4M3Fnuz>(&gpu, scale, |i| Fp8E4M3Fnuz(i).to_f32());
+        }
+        run::<Fp8E4M3>(&gpu, f32::INFINITY, |i| Fp8E4M3(i).to_f32());
+        run::<Fp8E4M3>(&gpu, f32::NAN, |i| Fp8E4M3(i).to_f32());
+    }
+}
+
 #[test]
 fn scales_that_are_no_numbers_do_no_harm() {
     let c = RowCase::<f32>::new(3, 50, Fill::Normal, 1, [(50, 0); 4]);

@@ -38,7 +38,9 @@ macro_rules! corners {
             case!($dtype "as_x" 4 32760),
             case!($dtype "as_x" 2 32776),
             case!($dtype "f32" 100 509),
+            case!($dtype "as_x" 20 2001),
             case!($dtype "as_x" 20 4001),
+            case!($dtype "f32" 10 8001),
             case!($dtype "as_x" 5 16001),
             case!($dtype "f32" 4 32001),
             case!($dtype "as_x" 2 32769),
@@ -91,12 +93,12 @@ pub(crate) const SOFTMAX: Operator = Operator {
     },
 };
 
-static CORNERS: [Case; 45] = {
-    const CASES: [[Case; 15]; 3] = [corners!(Bf16), corners!(F16), corners!(F32)];
-    let mut all = [CASES[0][0]; 45];
+static CORNERS: [Case; 51] = {
+    const CASES: [[Case; 17]; 3] = [corners!(Bf16), corners!(F16), corners!(F32)];
+    let mut all = [CASES[0][0]; 51];
     let mut i = 0;
     while i < all.len() {
-        all[i] = CASES[i / 15][i % 15];
+        all[i] = CASES[i / 17][i % 17];
         i += 1;
     }
     all

@@ -71,7 +71,7 @@ struct NormParams {
 }
 
 /// The entry points for each dtype, as `NORM_QUANT_ENTRIES` of `hip/norm_rows.h` makes them. Lanes are those of hk-norm.
-const VARIANTS: [RowVariant; 14] = [
+const VARIANTS: [RowVariant; 16] = [
     RowVariant::vectors(64, 8, 1, 8),
     RowVariant::vectors(512, 16, 1, 8),
     RowVariant::vectors(2048, 64, 1, 8),
@@ -82,8 +82,10 @@ const VARIANTS: [RowVariant; 14] = [
     RowVariant::vectors(usize::MAX, 256, 1, 16),
     RowVariant::elements(64, 8),
     RowVariant::elements(512, 16),
+    RowVariant::elements(2048, 64),
     RowVariant::elements(4096, 64),
     RowVariant::elements(6144, 128),
+    RowVariant::elements(8192, 256),
     RowVariant::elements(16384, 256),
     RowVariant::elements(usize::MAX, 256),
 ];
@@ -104,8 +106,10 @@ macro_rules! names {
                 "long",
                 "64_elements",
                 "512_elements",
+                "2048_elements",
                 "4096_elements",
                 "6144_elements",
+                "8192_elements",
                 "16384_elements",
                 "long_elements"
             ]

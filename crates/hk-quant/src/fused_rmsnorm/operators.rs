@@ -189,12 +189,12 @@ const FLOOR: &[(&str, Scalar)] = &[("mode", Scalar::Choice("floor")), ("shuffled
 /// Cases for each entry point: each dtype, enough rows that waves loop on one compute unit.
 macro_rules! corners {
     ($name:ident: $($dtype:ident $weight:ident),+; $rows:tt) => {
-        static $name: [Case; 42] = {
-            const CASES: [[Case; 14]; 3] = [$(corners!(@dtype $dtype $weight $rows)),+];
-            let mut all = [CASES[0][0]; 42];
+        static $name: [Case; 48] = {
+            const CASES: [[Case; 16]; 3] = [$(corners!(@dtype $dtype $weight $rows)),+];
+            let mut all = [CASES[0][0]; 48];
             let mut i = 0;
-            while i < 42 {
-                all[i] = CASES[i / 14][i % 14];
+            while i < 48 {
+                all[i] = CASES[i / 16][i % 16];
                 i += 1;
             }
             all
@@ -215,10 +215,10 @@ macro_rules! corners {
 }
 corners!(CORNERS_FP8: Bf16 F32, F16 F16, F32 F32; [(150 64 GROUP_128), (70 512 GROUP_128), (9 2048 GROUP_64), (9 4000 TOKEN),
     (9 6144 GROUP_32), (9 7168 GROUP_128), (9 9216 FNUZ), (5 16512 TOKEN), (150 59 GROUP_64), (37 509 GROUP_32),
-    (9 4001 GROUP_128), (9 4603 GROUP_64), (9 7001 TOKEN), (5 16403 GROUP_32)]);
+    (9 2001 GROUP_128), (9 4001 GROUP_64), (9 4603 GROUP_64), (9 7001 TOKEN), (5 9001 GROUP_32), (5 16403 GROUP_32)]);
 corners!(CORNERS_MXFP4: Bf16 F32, F16 F16, F32 F32; [(150 64 EVEN), (70 512 FLOOR), (9 2048 EVEN), (9 4000 ROUND_UP),
     (9 6144 FLOOR), (9 7168 FLOOR), (9 9216 EVEN), (5 16512 ROUND_UP), (150 58 FLOOR), (37 502 EVEN), (9 2002 FLOOR),
-    (9 4602 ROUND_UP), (9 7002 EVEN), (5 16402 FLOOR)]);
+    (9 4002 EVEN), (9 4602 ROUND_UP), (9 7002 EVEN), (5 9002 FLOOR), (5 16402 FLOOR)]);
 
 /// `residual_out`, `out` and `out2`, where there are.
 fn norm_outputs(call: &CallSpec) -> Result<Named<TensorSpec>> {

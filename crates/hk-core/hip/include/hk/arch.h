@@ -44,6 +44,9 @@ inline constexpr int kLaneRows = 1;  // of the 16 rows of an operand of matrix p
 inline constexpr bool kPingPongs = true;  // waves of a SIMD take turns by barriers (PingPong in hk/pipeline.h), or by themselves
 inline constexpr int kXcds = 8;  // parts with an L2 of their own, to which blocks go in turn
 inline constexpr bool kBlocksStay = true;  // blocks for rows are as many as keep memory busy, and take rows in turn; else one a batch
+inline constexpr int kMostLaneCols = 64;   // columns of a row that a lane has in registers
+inline constexpr bool kWidensAgain = false;  // what waits in registers for a sum does so in its own type rather than in f32
+inline constexpr bool kFp8Saturates = false;  // conversions to fp8 saturate by themselves, and keep NaN
 #if defined(__gfx950__)
 #define HK_MX_MMA 1  // kHasMxMma, for types that differ
 inline constexpr int kLdsBytes = 160 * 1024;
@@ -71,6 +74,9 @@ inline constexpr int kLaneRows = 2;
 inline constexpr bool kPingPongs = false;  // an H200 makes 300 TFLOP/s of bf16 with it, 426 without
 inline constexpr int kXcds = 1;
 inline constexpr bool kBlocksStay = false;
+inline constexpr int kMostLaneCols = 32;     // registers bound how many warps, so how many loads, share an SM:
+inline constexpr bool kFp8Saturates = true;
+inline constexpr bool kWidensAgain = true;   // for the same reason
 inline constexpr int kLdsBytes = 227 * 1024;
 inline constexpr bool kHasWideDma = true;
 inline constexpr bool kHasCvtBf16 = true;  // cvt.rn.bf16x2.f32
@@ -146,6 +152,13 @@ HK_FN u32 grid_x() {
     return ((const __attribute__((address_space(4))) u32 *)__builtin_amdgcn_implicitarg_ptr())[0];
 #else
     return __nvvm_read_ptx_sreg_nctaid_x();
+#endif
+}
+
+/// Tells the compiler that a block has this many threads: AMD's know it from the launch bounds.
+HK_FN void assume_threads([[maybe_unused]] u32 threads) {
+#if !defined(HK_AMD)
+    __builtin_assume(u32(__nvvm_read_ptx_sreg_tid_x()) < threads);
 #endif
 }
 

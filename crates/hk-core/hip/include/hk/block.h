@@ -185,6 +185,30 @@ public:
     }
 
     HK_FN float sum(float v) { return reduce(v, Sum{}); }
+
+    /// As `sum` of each, but with one barrier for all.
+    template <int N>
+    HK_FN void sums(float (&v)[N]) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) v[i] = group_reduce<(Width < kWaveSize ? Width : kWaveSize)>(v[i], Sum{});
+        if constexpr (kWaves > 1) {
+            __shared__ float slots[2][kWaves][N];
+            auto &mine = slots[turn_];
+            turn_ ^= 1;
+            if (thread_x() % kWaveSize == 0) {
+#pragma unroll
+                for (int i = 0; i < N; ++i) mine[thread_x() / kWaveSize][i] = v[i];
+            }
+            block_barrier();
+#pragma unroll
+            for (int i = 0; i < N; ++i) {
+                v[i] = mine[0][i];
+#pragma unroll
+                for (int wave = 1; wave < kWaves; ++wave) v[i] = Sum{}(v[i], mine[wave][i]);
+            }
+        }
+    }
+
     HK_FN float max(float v) { return reduce(v, Max{}); }
 };
 

@@ -95,11 +95,12 @@ public:
     /// A word of each lane, likewise, to `to + 4 l`.
     HK_FN void load_word_to_lds(void *to, u32 offset, u32 scalar) const { load_to_lds<4>(to, offset, scalar); }
 
-    /// A value of 1, 2, 4, 8 or 16 bytes from `offset` plus `scalar`, which is the same for all lanes, both multiples of its
-    /// size.
+    /// A value of 1, 2, 4, 8 or 16 bytes from `offset` plus `ahead`, which is known when compiling, plus `scalar`,
+    /// which is the same for all lanes and does not count for what is beyond the end; all are multiples of its size.
     template <class V>
-    HK_FN V load(u32 offset, u32 scalar = 0) const {
+    HK_FN V load(u32 offset, u32 scalar = 0, u32 ahead = 0) const {
 #if defined(HK_AMD)
+        offset += ahead;
         if constexpr (sizeof(V) == 16) {
             return __builtin_bit_cast(V, __builtin_amdgcn_raw_buffer_load_b128(resource_, int(offset), int(scalar), 0));
         } else if constexpr (sizeof(V) == 8) {
@@ -112,7 +113,46 @@ public:
             return __builtin_bit_cast(V, __builtin_amdgcn_raw_buffer_load_b8(resource_, int(offset), int(scalar), 0));
         }
 #else
-        return offset < bytes_ ? *reinterpret_cast<GlobalPtr<const V>>(base_ + offset + scalar) : V(0);
+        // Not an `if`: what is made of the value would be moved into it, and each load waited for before the next.
+        const u64 from = base_ + offset + scalar + ahead;
+        const u32 at = offset + ahead;
+        if constexpr (sizeof(V) == 16) {
+            u32 a = 0, b = 0, c = 0, d = 0;
+            asm volatile("{\n\t.reg .pred there;\n\tsetp.lt.u32 there, %5, %6;\n\t"
+                         "@there ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n\t}"
+                         : "+r"(a), "+r"(b), "+r"(c), "+r"(d)
+                         : "l"(from), "r"(at), "r"(bytes_)
+                         : "memory");
+            return __builtin_bit_cast(V, Vec<u32, 4>{a, b, c, d});
+        } else if constexpr (sizeof(V) == 8) {
+            u32 a = 0, b = 0;
+            asm volatile("{\n\t.reg .pred there;\n\tsetp.lt.u32 there, %3, %4;\n\t@there ld.global.v2.u32 {%0, %1}, [%2];\n\t}"
+                         : "+r"(a), "+r"(b)
+                         : "l"(from), "r"(at), "r"(bytes_)
+                         : "memory");
+            return __builtin_bit_cast(V, Vec<u32, 2>{a, b});
+        } else if constexpr (sizeof(V) == 4) {
+            u32 a = 0;
+            asm volatile("{\n\t.reg .pred there;\n\tsetp.lt.u32 there, %2, %3;\n\t@there ld.global.u32 %0, [%1];\n\t}"
+                         : "+r"(a)
+                         : "l"(from), "r"(at), "r"(bytes_)
+                         : "memory");
+            return __builtin_bit_cast(V, a);
+        } else if constexpr (sizeof(V) == 2) {
+            u16 a = 0;
+            asm volatile("{\n\t.reg .pred there;\n\tsetp.lt.u32 there, %2, %3;\n\t@there ld.global.u16 %0, [%1];\n\t}"
+                         : "+h"(a)
+                         : "l"(from), "r"(at), "r"(bytes_)
+                         : "memory");
+            return __builtin_bit_cast(V, a);
+        } else {
+            u16 a = 0;
+            asm volatile("{\n\t.reg .pred there;\n\tsetp.lt.u32 there, %2, %3;\n\t@there ld.global.u8 %0, [%1];\n\t}"
+                         : "+h"(a)
+                         : "l"(from), "r"(at), "r"(bytes_)
+                         : "memory");
+            return __builtin_bit_cast(V, u8(a));
+        }
 #endif
     }
 
@@ -130,10 +170,12 @@ public:
 #endif
     }
 
-    /// A value of 1, 2, 4, 8 or 16 bytes to `offset`, a multiple of its size.
+    /// A value of 1, 2, 4, 8 or 16 bytes to `offset` plus `ahead`, which is known when compiling, both multiples of its
+    /// size.
     template <class V>
-    HK_FN void store(V v, u32 offset) const {
+    HK_FN void store(V v, u32 offset, u32 ahead = 0) const {
 #if defined(HK_AMD)
+        offset += ahead;
         if constexpr (sizeof(V) == 16) {
             __builtin_amdgcn_raw_buffer_store_b128(__builtin_bit_cast(Vec<u32, 4>, v), resource_, int(offset), 0, 0);
         } else if constexpr (sizeof(V) == 8) {
@@ -146,7 +188,24 @@ public:
             __builtin_amdgcn_raw_buffer_store_b8(__builtin_bit_cast(u8, v), resource_, int(offset), 0, 0);
         }
 #else
-        if (offset < bytes_) *reinterpret_cast<GlobalPtr<V>>(base_ + offset) = v;
+        const u64 to = base_ + offset + ahead;
+        const u32 at = offset + ahead;
+        if constexpr (sizeof(V) == 16) {
+            const Vec<u32, 4> w = __builtin_bit_cast(Vec<u32, 4>, v);
+            asm volatile("{\n\t.reg .pred there;\n\tsetp.lt.u32 there, %1, %2;\n\t"
+                         "@there st.global.v4.u32 [%0], {%3, %4, %5, %6};\n\t}"
+                         :
+                         : "l"(to), "r"(at), "r"(bytes_), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
+                         : "memory");
+        } else if constexpr (sizeof(V) == 8) {
+            const Vec<u32, 2> w = __builtin_bit_cast(Vec<u32, 2>, v);
+            asm volatile("{\n\t.reg .pred there;\n\tsetp.lt.u32 there, %1, %2;\n\t@there st.global.v2.u32 [%0], {%3, %4};\n\t}"
+                         :
+                         : "l"(to), "r"(at), "r"(bytes_), "r"(w[0]), "r"(w[1])
+                         : "memory");
+        } else {
+            if (at < bytes_) *reinterpret_cast<GlobalPtr<V>>(to) = v;
+        }
 #endif
     }
 
@@ -205,9 +264,9 @@ struct Cursor {
 #pragma unroll
         for (int i = 0; i < N; i += kPart) {
             if constexpr (kPart == 1) {
-                v[i] = window.load<T>(at(ahead + i));
+                v[i] = window.load<T>(place(ahead + i), 0, bytes(ahead + i));
             } else {
-                const auto part = window.load<Vec<T, kPart>>(at(ahead + i));
+                const auto part = window.load<Vec<T, kPart>>(place(ahead + i), 0, bytes(ahead + i));
 #pragma unroll
                 for (int j = 0; j < kPart; ++j) v[i + j] = part[j];
             }
@@ -222,12 +281,12 @@ struct Cursor {
 #pragma unroll
         for (int i = 0; i < N; i += kPart) {
             if constexpr (kPart == 1) {
-                window.store(T(v[i]), at(ahead + i));
+                window.store(T(v[i]), place(ahead + i), bytes(ahead + i));
             } else {
                 Vec<T, kPart> part;
 #pragma unroll
                 for (int j = 0; j < kPart; ++j) part[j] = v[i + j];
-                window.store(part, at(ahead + i));
+                window.store(part, place(ahead + i), bytes(ahead + i));
             }
         }
     }
@@ -244,10 +303,12 @@ struct Cursor {
 private:
     // The sign of what is left past `ahead` moves the offset beyond the window. Not a select: a compare keeps a
     // pair of scalar registers for each access, of which there are not enough.
-    HK_FN u32 at(int ahead) const {
+    HK_FN u32 place(int ahead) const {
         const u32 past_end = u32(left) - 1u - u32(ahead);
-        return (offset | (past_end & Window::kBeyond)) + u32(ahead) * u32(sizeof(T));
+        return offset | (past_end & Window::kBeyond);
     }
+
+    HK_FN static u32 bytes(int columns) { return u32(columns) * u32(sizeof(T)); }
 };
 
 }  // namespace hk

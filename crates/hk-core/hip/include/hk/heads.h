@@ -57,31 +57,52 @@ struct HeadsPlace {
     u32 gap;
 };
 
-// Moves `Count` heads and steps behind them. `turn` rotates the two vectors of a slot, or does nothing.
-template <int Count, int N, class T, class Turn>
-HK_FN void move_heads(HeadsPlace<T> &at, i64 in_stride, i64 out_stride, Turn turn) {
+/// Moves heads, two at a time. What `prepare` returns rotates the two vectors of a slot, or does nothing; it is called
+/// when the first heads have been asked for.
+template <int N, class T, class Prepare>
+HK_FN void move_heads(HeadsPlace<T> at, u32 heads, i64 in_stride, i64 out_stride, Prepare prepare) {
     using V = Vec<T, N>;
-    V x[Count][2];
+    using Raw = decltype([] {
+        if constexpr (sizeof(V) == kVecBytes) return Vec<u32, 4>{};  // words, whose halves do not take registers of their own
+        else return V{};
+    }());
+    constexpr u32 kMost = 2;
+    Raw x[kMost][2];
+    const auto load = [&] {
 #pragma unroll
-    for (int i = 0; i < Count; ++i) {
-        x[i][0] = *reinterpret_cast<GlobalPtr<const V>>(at.in);
-        x[i][1] = *reinterpret_cast<GlobalPtr<const V>>(at.in + at.gap);
-        at.in += in_stride;
-    }
+        for (u32 i = 0; i < kMost; ++i) {
+            if (i >= heads) break;
+            x[i][0] = *reinterpret_cast<GlobalPtr<const Raw>>(at.in);
+            x[i][1] = *reinterpret_cast<GlobalPtr<const Raw>>(at.in + at.gap);
+            at.in += in_stride;
+        }
+    };
+    load();
+    auto turn = prepare();
+    while (true) {
 #pragma unroll
-    for (int i = 0; i < Count; ++i) {
-        turn(x[i]);
-        *reinterpret_cast<GlobalPtr<V>>(at.out) = x[i][0];
-        *reinterpret_cast<GlobalPtr<V>>(at.out + at.gap) = x[i][1];
-        at.out += out_stride;
+        for (u32 i = 0; i < kMost; ++i) {
+            if (i >= heads) break;
+            if constexpr (sizeof(V) == kVecBytes) {
+                for (auto &part : x[i]) {
+#pragma unroll
+                    for (int w = 0; w < 4; ++w) {
+                        u32 word = part[w];
+                        forget(word);
+                        part[w] = word;
+                    }
+                }
+            }
+            V v[2] = {__builtin_bit_cast(V, x[i][0]), __builtin_bit_cast(V, x[i][1])};
+            turn(v);
+            *reinterpret_cast<GlobalPtr<V>>(at.out) = v[0];
+            *reinterpret_cast<GlobalPtr<V>>(at.out + at.gap) = v[1];
+            at.out += out_stride;
+        }
+        if (heads <= kMost) break;
+        heads -= kMost;
+        load();
     }
-}
-
-template <int N, class T, class Turn>
-HK_FN void move_all_heads(HeadsPlace<T> at, u32 heads, i64 in_stride, i64 out_stride, Turn turn) {
-    constexpr u32 kAtATime = 2;
-    for (; heads >= kAtATime; heads -= kAtATime) move_heads<kAtATime, N>(at, in_stride, out_stride, turn);
-    for (; heads > 0; --heads) move_heads<1, N>(at, in_stride, out_stride, turn);
 }
 
 }  // namespace detail
@@ -130,10 +151,10 @@ HK_FN void walk_heads(const Params &p) {
                 return reinterpret_cast<GlobalPtr<T>>(g.data) + element;
             };
             const detail::HeadsPlace<T> place = {at(part.in), at(part.out), gap};
-            const auto move_all = [&](auto turn) {
-                detail::move_all_heads<N>(place, heads, part.in.strides[2], part.out.strides[2], turn);
+            const auto move_all = [&](auto prepare) {
+                detail::move_heads<N>(place, heads, part.in.strides[2], part.out.strides[2], prepare);
             };
-            const auto copy = [](Vec<T, N>(&)[2]) {};
+            const auto copy = [] { return [](Vec<T, N>(&)[2]) {}; };
             if constexpr (kHasRope) {
                 const u32 row = part.poisons ? now.rope.table_row(batch, token) : 0;
                 if (row == Rope::kNoRow) {
@@ -143,14 +164,23 @@ HK_FN void walk_heads(const Params &p) {
                         *reinterpret_cast<GlobalPtr<Vec<T, N>>>(out + gap) = Rope::poison<T, N>();
                     }
                 } else if (rotates) {
-                    const Factors<N> factors = kAngles ? now.rope.template factors_of_angles<T, N>(row, slot)
-                                                       : now.rope.template factors<T, N>(row, slot);
-                    move_all([&](Vec<T, N>(&x)[2]) {
-                        Vec<float, N> wide[2] = {widen<T, N>(x[0]), widen<T, N>(x[1])};
-                        now.rope.rotate(wide, factors);
-                        x[0] = narrow<T, N>(wide[0]);
-                        x[1] = narrow<T, N>(wide[1]);
-                    });
+                    const auto rotate_all = [&](auto find) {
+                        move_all([&] {
+                            return [&now, factors = find()](Vec<T, N>(&x)[2]) {
+                                Vec<float, N> wide[2] = {widen<T, N>(x[0]), widen<T, N>(x[1])};
+                                now.rope.rotate(wide, factors);
+                                x[0] = narrow<T, N>(wide[0]);
+                                x[1] = narrow<T, N>(wide[1]);
+                            };
+                        });
+                    };
+                    if constexpr (kAngles) {
+                        rotate_all([&] { return now.rope.template factors_of_angles<T, N>(row, slot); });
+                    } else if (now.rope.template shared<N>()) {  // half the registers
+                        rotate_all([&] { return now.rope.template shared_factors<T, N>(row, slot); });
+                    } else {
+                        rotate_all([&] { return now.rope.template factors<T, N>(row, slot); });
+                    }
                 } else if (part.action == HeadsPart::kCopies) {
                     move_all(copy);
                 }

@@ -98,6 +98,49 @@ HK_FN F divide(F a, F b) {
     return a / b;
 }
 
+/// Division of many values by one number. Quotients are rounded correctly; but if they are beyond 2^24 or below 2^-20
+/// in magnitude, all that is sure is that they are, and their sign. 7 for each value, where `/` takes 10 + 1.
+class DivideBy {
+    float divisor_, inverse_;
+    bool near_;  // so that no product below leaves the range in which it is exact
+
+public:
+    HK_FN explicit DivideBy(float divisor)
+        : divisor_(divisor), inverse_(1.0f / divisor), near_(divisor >= 0x1p-80f && divisor <= 0x1p+80f) {}
+
+    template <int N>
+    HK_FN Vec<float, N> operator()(Vec<float, N> v) const {
+        if (!near_) return v / divisor_;
+        Vec<float, N> out;
+#pragma unroll
+        for (int i = 0; i < N; i += 2) {
+            const Vec<float, 2> two = near(Vec<float, 2>{v[i], v[i + 1]});
+#pragma unroll
+            for (int j = 0; j < 2; ++j) out[i + j] = two[j];
+            stay_in_order();  // what one of them needs on the way is not there for all at a time
+        }
+        return out;
+    }
+
+private:
+    template <int N>
+    HK_FN Vec<float, N> near(Vec<float, N> v) const {
+        using F = Vec<float, N>;
+        // What is left after a quotient is exact. A first one errs by less than 2 ulp, a second one is within 1 of the
+        // exact quotient, whose rounding the third one then is (Markstein 1990). Signs are such that a zero keeps its
+        // own.
+        const F first = v * inverse_;
+        const auto better = [&](F quotient) {
+            return detail::fma(-detail::fma(quotient, F(divisor_), -v), F(inverse_), quotient);
+        };
+        const F last = better(better(first));
+        F out;
+#pragma unroll
+        for (int i = 0; i < N; ++i) out[i] = __builtin_fabsf(first[i]) < 0x1p+24f ? last[i] : first[i];
+        return out;
+    }
+};
+
 /// 1 / sqrt(x), within 1 ulp on AMD and 2 ulp on sm_90. rsqrt(4^k x) = 2^-k rsqrt(x) exactly.
 /// rsqrt(0) = inf, rsqrt(inf) = 0, rsqrt(x < 0) = NaN.
 HK_FN float rsqrt(float x) {

@@ -100,12 +100,23 @@ HK_FN Vec<u32, 4> transpose_bytes(Vec<u32, 4> w) {
 #endif
 }
 
-/// Bit 7 of each byte: the signs of four values.
-HK_FN u32 sign_bytes(float a, float b, float c, float d) {
-    return (low_bytes(bits_of(a) >> 24, bits_of(b) >> 24, bits_of(c) >> 24, bits_of(d) >> 24)) & 0x80808080u;
+/// The high bytes of four values.
+HK_FN u32 high_bytes(float a, float b, float c, float d) {
+#if defined(HK_AMD)
+    const u32 low = __builtin_amdgcn_perm(bits_of(b), bits_of(a), 0x0c0c0703u);
+    const u32 high = __builtin_amdgcn_perm(bits_of(d), bits_of(c), 0x0c0c0703u);
+    return __builtin_amdgcn_perm(high, low, 0x05040100u);
+#else
+    const u32 low = __nvvm_prmt(bits_of(a), bits_of(b), 0x73);
+    const u32 high = __nvvm_prmt(bits_of(c), bits_of(d), 0x73);
+    return __nvvm_prmt(low, high, 0x5410);
+#endif
 }
 
-/// Four values to the target's own fp8; beyond its range the result is not defined.
+/// Bit 7 of each byte: the signs of four values.
+HK_FN u32 sign_bytes(float a, float b, float c, float d) { return high_bytes(a, b, c, d) & 0x80808080u; }
+
+/// Four values to the target's own fp8; beyond its range the result is not defined, unless kFp8Saturates.
 template <bool kE5M2>
 HK_FN u32 native_fp8(float a, float b, float c, float d) {
 #if defined(HK_AMD)
@@ -135,6 +146,8 @@ HK_FN u32 to_code_word(float a, float b, float c, float d) {
         constexpr float kRound = 0x1.8p+23f;
         const auto code = [](float v) { return bits_of(clamp_or(v, kMax, 0.0f) + kRound); };
         return low_bytes(code(a), code(b), code(c), code(d));
+    } else if constexpr (kFnuz == kFp8IsFnuz && kFp8Saturates) {
+        return native_fp8<kE5M2>(a, b, c, d);
     } else if constexpr (kFnuz == kFp8IsFnuz) {
         const auto in_range = [](float v) { return clamp_or(v, kMax, __builtin_nanf("")); };
         return native_fp8<kE5M2>(in_range(a), in_range(b), in_range(c), in_range(d));
@@ -281,8 +294,13 @@ struct AbsMax {
     HK_FN void add(Vec<float, N> v) {
 #pragma unroll
         for (int i = 0; i < N; ++i) {
+#if defined(HK_AMD)
             const u32 magnitude = detail::bits_of(v[i]) & 0x7fffffffu;
             bits = magnitude > bits ? magnitude : bits;
+#else
+            // One instruction; a NaN makes the largest one.
+            bits = detail::bits_of(__nvvm_fmax_nan_f(__builtin_bit_cast(float, bits), __builtin_fabsf(v[i])));
+#endif
         }
     }
 };
@@ -343,21 +361,26 @@ HK_FN u32 to_fp4(Vec<float, 8> v) {
         return __builtin_amdgcn_cvt_scalef32_pk_fp4_f32(pairs, v[6], v[7], 1.0f, 3);
     }
 #endif
+    // Steps of the magnitude m are 1/2 up to 2, then 1, then 2: its code is the least of 2 m, m + 2 and m / 2 + 4,
+    // rounded. A sum with kRound rounds to an integer, which ends its bits; sums of one sign are ordered as their bits
+    // are.
+    constexpr float kRound = 0x1.8p+23f;
+    Vec<float, 8> m;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) m[i] = __builtin_fminf(__builtin_fabsf(v[i]), 6.0f);
+    const auto rounded = [&](float factor, float plus) {
+        const auto sum = __builtin_elementwise_fma(m, Vec<float, 8>(factor), Vec<float, 8>(kRound + plus));
+        return __builtin_bit_cast(Vec<u32, 8>, sum);
+    };
+    const auto up_to_4 = __builtin_elementwise_min(rounded(2.0f, 0.0f), rounded(1.0f, 2.0f));
+    const auto codes = __builtin_elementwise_min(up_to_4, rounded(0.5f, 4.0f));
     u32 word = 0;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        // Steps are 1/2 up to 2, then 1, then 2. Adding 2^22 steps rounds to a step, whose number begins the bits;
-        // a constant above the 2^22, even so that ties stay ties, takes the step's number to the code.
-        const float magnitude = __builtin_fminf(__builtin_fabsf(v[i]), 6.0f);
-        const u32 bits = detail::bits_of(magnitude);
-        constexpr u32 kOne = 0x3f800000u;
-        const u32 binade = (bits > kOne ? bits : kOne) & 0xff800000u;
-        const u32 round = binade + (22u << 23) + (binade >> 22) - (kOne >> 22);
-        const u32 sum = detail::bits_of(magnitude + __builtin_bit_cast(float, round));
-        const u32 code = (sum & 7u) | ((detail::bits_of(v[i]) >> 28) & 8u);
-        word |= code << (4 * i);
-    }
-    return word;
+    for (int i = 7; i >= 0; --i) word = (word << 4) + codes[i];
+    constexpr u32 kAdded = 0x11111111u * __builtin_bit_cast(u32, kRound);  // by kRound to all of them
+    // The sign of every other value is the highest bit of a byte.
+    const u32 even = detail::high_bytes(v[0], v[2], v[4], v[6]), odd = detail::high_bytes(v[1], v[3], v[5], v[7]);
+    return (word - kAdded) | (even >> 4 & 0x08080808u) | (odd & 0x80808080u);
 }
 
 /// The values of eight fp4 codes, exactly.

@@ -33,6 +33,13 @@ struct Factors {
     Vec<float, N> sin[2];
 };
 
+/// The same where both vectors of a slot have the same entries: the sine is that of the second one, the first one's is
+/// its negative.
+template <int N>
+struct SharedFactors {
+    Vec<float, N> cos, sin;
+};
+
 /// A rotation as the host describes it; the same layout as `hk_core::rope::RopeParams`.
 struct Rope {
     enum Positions : u32 {
@@ -100,6 +107,32 @@ struct Rope {
         return signed_factors(c, s);
     }
 
+    /// Both vectors of a slot have the same entries.
+    template <int N>
+    HK_FN bool shared() const {
+        return !full && (N == 1 || !interleaved);
+    }
+
+    /// The factors of a slot whose vectors share them, from tables.
+    template <class T, int N>
+    HK_FN SharedFactors<N> shared_factors(u32 row, u32 slot) const {
+        const auto entry = [&](const Global &table) {
+            return table_is_f32 ? load<float, N>(table.template row<const float>(row) + slot * N)
+                                : load<T, N>(table.template row<const T>(row) + slot * N);
+        };
+        SharedFactors<N> f = {entry(cos), entry(sin)};
+        if (inverse) f.sin = -f.sin;
+        return f;
+    }
+
+    template <int N>
+    HK_FN void rotate(Vec<float, N> (&x)[2], const SharedFactors<N> &f) const {
+        const Vec<float, N> a = x[0];
+        const Vec<float, N> b = x[1];
+        x[0] = __builtin_elementwise_fma(b, -f.sin, a * f.cos);
+        x[1] = __builtin_elementwise_fma(a, f.sin, b * f.cos);
+    }
+
     /// Rotates the two vectors of a slot. A column is the sum of two products, one of which is not rounded: the same two
     /// for either style.
     template <int N>
@@ -155,12 +188,6 @@ private:
         // Before the first start, or from the last one on, there is no sequence; and a start may be wrong.
         const bool none = low == 0 || low == positions.cols() || start < 0;
         return none ? -0x7fffffffffffffff - 1 : i64(token) - start;
-    }
-
-    // Both vectors of a slot have the same entries.
-    template <int N>
-    HK_FN bool shared() const {
-        return !full && (N == 1 || !interleaved);
     }
 
     template <class C, int N>

@@ -14,6 +14,10 @@ namespace hk {
 /// Threads of a block whose rows have `lanes` lanes each: at least 64, which take several rows side by side.
 constexpr int row_threads(int lanes) { return lanes > 64 ? lanes : 64; }
 
+/// Lanes of a row of up to `widest` columns: `lanes`; twice as many, if they are a block, where a lane would have more
+/// than kMostLaneCols.
+constexpr int row_lanes(int lanes, int widest) { return lanes >= 64 && widest / lanes > kMostLaneCols ? 2 * lanes : lanes; }
+
 /// Rows that a lane has in hand at a time where it has `rows` of a type of two bytes: as many bytes of wider types.
 template <class T>
 constexpr int rows_in_hand(int rows) { return sizeof(T) > 2 ? (rows + 1) / 2 : rows; }
@@ -94,12 +98,13 @@ struct RowBatch {
 };
 
 /// Calls `f(batch)` for each batch of rows of this block: every grid_x()-th, `batch_rows` rows each; the last may have
-/// fewer. `column` is this lane's first one. If kAlone, a batch is one row.
-template <bool kAlone, class F>
+/// fewer. `column` is this lane's first one. If kAlone, a batch is one row. Unless kStay, there is a block for each.
+template <bool kAlone, bool kStay = kBlocksStay, class F>
 HK_FN void for_row_batches(u32 rows, u32 cols, u32 column, u32 batch_rows, F f) {
     if constexpr (kAlone) batch_rows = 1;
     for (u64 first = u64(block_x()) * batch_rows; first < rows; first += u64(grid_x()) * batch_rows) {
         f(RowBatch{first, rows - first < batch_rows ? u32(rows - first) : batch_rows, column, cols});
+        if constexpr (!kStay) return;
     }
 }
 
@@ -149,6 +154,12 @@ struct RowBlock {
     /// Writes this lane's share of row `r`.
     HK_FN void store(const RowT &x, const Global &g, const RowBatch &batch, int r) const {
         x.store(at(g, batch, r));
+    }
+
+    /// The same of the row whose chunks `make(k)` gives.
+    template <class Make>
+    HK_FN void store(Make make, const Global &g, const RowBatch &batch, int r) const {
+        RowT::store(at(g, batch, r), make);
     }
 
     /// s = x + residual_in, rounded to T if `round`; if kStore, residual_out gets the rounded sum.

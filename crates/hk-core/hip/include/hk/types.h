@@ -20,6 +20,28 @@ inline constexpr int kVecLen = kVecBytes / int(sizeof(T));
 /// Exact: f32 holds every bf16 and f16, subnormals, infinities and NaNs included.
 template <class T, int N>
 HK_FN Vec<float, N> widen(Vec<T, N> v) {
+#if !defined(HK_AMD)
+    // From words: halves by themselves would take a register each for as long as they wait, and an instruction more.
+    if constexpr (sizeof(T) == 2 && N % 2 == 0) {
+        const auto pairs = __builtin_bit_cast(Vec<u32, N / 2>, v);
+        Vec<float, N> out;
+#pragma unroll
+        for (int i = 0; i < N / 2; ++i) {
+            float low, high;
+            if constexpr (__is_same(T, bf16)) {
+                low = __builtin_bit_cast(float, pairs[i] << 16);
+                high = __builtin_bit_cast(float, pairs[i] & 0xffff0000u);
+            } else {
+                asm("{\n\t.reg .b16 low, high;\n\tmov.b32 {low, high}, %2;\n\tcvt.f32.f16 %0, low;\n\tcvt.f32.f16 %1, high;\n\t}"
+                    : "=f"(low), "=f"(high)
+                    : "r"(pairs[i]));
+            }
+            out[2 * i] = low;
+            out[2 * i + 1] = high;
+        }
+        return out;
+    }
+#endif
     return __builtin_convertvector(v, Vec<float, N>);
 }
 
