@@ -103,18 +103,6 @@ HK_FN u32 column_of(u32 column, int e) {
     return column + u32(e / kVec * RowT::kLanes * kVec + e % kVec);
 }
 
-/// Negative infinities for what is beyond the row.
-template <int L, int N, int C>
-HK_FN void within(hk::Row<float, L, N, C> &x, u32 column, u32 cols) {
-    i32 left = i32(cols - column);
-    hk::forget(left);
-#pragma unroll
-    for (int k = 0; k < C; ++k) {
-#pragma unroll
-        for (int i = 0; i < N; ++i) x.chunk[k][i] = k * L * N + i < left ? x.chunk[k][i] : -__builtin_inff();
-    }
-}
-
 template <Access kAccess, class T, int Threads, int ColsPerLane>
 HK_FN void race(const Params &p) {
     constexpr int kVec = hk::kVecLen<T>;
@@ -163,7 +151,7 @@ HK_FN void race(const Params &p) {
         for (u32 tile = begin; tile < end; tile += kTile) {
             const u32 column = tile + thread * kVec;
             RowF x = hk::widen(load(column));
-            if (cols - tile < kTile) within(x, column, cols);
+            if (cols - tile < kTile) hk::lowest_beyond<kAccess>(x, i32(cols - column));
 #pragma unroll
             for (auto &chunk : x.chunk) chunk = __builtin_elementwise_canonicalize(chunk);  // no maximum is a signalling NaN
             const float most = hk::largest(x);
@@ -174,7 +162,7 @@ HK_FN void race(const Params &p) {
         u32 index = kNone;
         if (mine == most && at != kNone) {
             RowF x = hk::widen(load(at));
-            within(x, at, cols);
+            hk::lowest_beyond<kAccess>(x, i32(cols - at));
 #pragma unroll
             for (int e = ColsPerLane - 1; e >= 0; --e) {
                 index = x.chunk[e / kVec][e % kVec] == most ? column_of<RowT>(at, e) : index;
