@@ -295,7 +295,7 @@ struct Params {
     u32 segments;     // of a row
     u32 segment;      // tokens of a segment
     u32 stage;        // of a search in two rounds: see segments.hip
-    u32 unused;
+    u32 share;        // segments of a block
 };
 
 /// Element `i` of a tensor with one axis, or `value` if it is absent.

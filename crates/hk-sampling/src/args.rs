@@ -239,7 +239,7 @@ pub(crate) const MOST_TOKENS: usize = (1 << 24) - 1;
 /// Longest row that a block has in registers.
 const WHOLE: usize = 8192;
 /// Tokens of a longer row that a block has in registers.
-const TILE: usize = 4096;
+pub(crate) const TILE: usize = 4096;
 /// Segments of a row, at most.
 const MOST_SEGMENTS: usize = 128;
 

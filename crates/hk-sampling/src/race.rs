@@ -32,9 +32,12 @@ struct Params {
     segment: u32,
 }
 
-/// Threads of the blocks of long rows, and how many waves a CU holds of them.
+/// Threads of the blocks of long rows.
 const THREADS: usize = 256;
-const WAVES_PER_CU: usize = 32;
+/// Waves of a CU that keep its memory busy, and that keep its SIMDs busy: what a race has to compute of a segment is less the
+/// more it has seen of it.
+const GREEDY_WAVES: usize = 32;
+const RANDOM_WAVES: usize = 8;
 
 /// `Mode` of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -160,7 +163,8 @@ impl Call<'_> {
             let shape = [outputs, cols];
             problem.shaped("exponentials", exponentials, &shape, "outputs, columns of logits")?;
         }
-        let cut = Cut::among(cols, outputs, stream.device().info().most_blocks(THREADS, WAVES_PER_CU));
+        let waves = if mode == Mode::Greedy { GREEDY_WAVES } else { RANDOM_WAVES };
+        let cut = Cut::among(cols, outputs, stream.device().info().most_blocks(THREADS, waves));
         expect_workspace(op, &workspace, race_workspace(outputs, cols), "race_workspace")?;
         let scratch = (cut.segments > 1).then_some(&workspace);
         disjoint(op, (x_name, Some(&x)), ("ids", Some(&ids)))?;

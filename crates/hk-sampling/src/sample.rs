@@ -1,7 +1,8 @@
 //! The safe functions of `hip/rows.hip` and `hip/segments.hip`.
 
 use crate::args::{
-    Cut, check_cols, check_temperature, disjoint, expect_vector, expect_workspace, outputs_of, rows_layout,
+    Cut, TILE, check_cols, check_temperature, disjoint, expect_vector, expect_workspace, outputs_of,
+    rows_layout,
 };
 use crate::{Draw, FilterOrder, Filters, PerRow, Samples, kernels};
 use bytemuck::{Pod, Zeroable};
@@ -36,8 +37,13 @@ const SEGMENTS: [[[&str; 2]; 3]; 3] = [
 const HISTOGRAM: usize = 0;
 const DRAW: usize = 1;
 const RENORM: usize = 2;
-/// Segments that a block of the second launch has the charge of.
-const SHARE: usize = 4;
+/// Segments that a block of the second launch has the charge of, at least.
+const LEAST_SHARE: usize = 4;
+/// Threads of the blocks of the first launch, and how many of these keep a CU busy.
+const HISTOGRAM_THREADS: usize = 256;
+const HISTOGRAM_WAVES: usize = 16;
+/// Blocks of the second launch that a CU has room for.
+const DRAWS_PER_CU: usize = 2;
 
 /// Longest row that a wave takes.
 const WAVE_COLS: usize = 1024;
@@ -75,7 +81,7 @@ struct Params {
     segments: u32,
     segment: u32,
     stage: u32,
-    unused: u32,
+    share: u32,
 }
 
 /// Bytes of workspace for one output.
@@ -352,22 +358,22 @@ impl<'a, T: Float> Call<'a, T> {
         }
 
         let (dtype, elements) = (float_index(T::DTYPE), usize::from(!problem.by_vectors()));
-        let turn = Turn { first: 0, outputs, stage: 0 };
+        let turn = Turn { first: 0, outputs, stage: 0, share: 1 };
         if cut.segments == 1 {
             let kernel = ROWS[dtype][usize::from(cols > WAVE_COLS) + 2 * elements];
             return self.launch(stream, &kernels::ROWS, kernel, outputs, cut, turn);
         }
         let at_a_time = self.workspace.numel() / bytes_per_output(cols);
         for first in (0..outputs).step_by(at_a_time) {
-            let turn = Turn { first, outputs: at_a_time.min(outputs - first), stage: 0 };
+            let turn = Turn { first, outputs: at_a_time.min(outputs - first), ..turn };
             let renorm = self.y.is_some();
             let two_rounds = self.filters.order == FilterOrder::TopKFirst && self.filters.p.is_some();
             let rounds: &[u32] = if two_rounds { &[1, 2] } else { &[0] };
             let mut launch = |which: usize, stage: u32| {
-                let share = if which == DRAW { SHARE } else { 1 };
+                let share = self.share(which, stream, cut, turn.outputs);
                 let blocks = turn.outputs * cut.segments.div_ceil(share);
                 let kernel = SEGMENTS[which][dtype][elements];
-                self.launch(stream, &kernels::SEGMENTS, kernel, blocks, cut, Turn { stage, ..turn })
+                self.launch(stream, &kernels::SEGMENTS, kernel, blocks, cut, Turn { stage, share, ..turn })
             };
             launch(HISTOGRAM, 0)?;
             for &round in rounds {
@@ -378,6 +384,20 @@ impl<'a, T: Float> Call<'a, T> {
             }
         }
         Ok(())
+    }
+
+    /// Segments of a block: as few as there are blocks for. Of logits a histogram is of one, whose largest it is relative to,
+    /// and so are lists of longer segments.
+    fn share(&self, which: usize, stream: &Stream, cut: Cut, outputs: usize) -> usize {
+        let info = stream.device().info();
+        let (most, least) = match which {
+            HISTOGRAM if self.temperature.is_none() && cut.segment == TILE => {
+                (info.most_blocks(HISTOGRAM_THREADS, HISTOGRAM_WAVES), 1)
+            }
+            DRAW => (DRAWS_PER_CU * info.compute_units as usize, LEAST_SHARE),
+            _ => return 1,
+        };
+        cut.segments.div_ceil((most / outputs.max(1)).max(1)).max(least)
     }
 
     /// Checks that an output shares no memory with an input.
@@ -442,7 +462,7 @@ impl<'a, T: Float> Call<'a, T> {
             segments: cut.segments as u32,
             segment: cut.segment as u32,
             stage: turn.stage,
-            unused: 0,
+            share: turn.share as u32,
         };
         // SAFETY: `run` has checked that `x` and `y` have the columns that the kernel walks, the vectors as many elements
         // as there are rows or outputs, and the workspace room for the outputs of this turn; the kernel checks `row_index`
@@ -457,4 +477,6 @@ struct Turn {
     first: usize,
     outputs: usize,
     stage: u32,
+    /// Segments of a block.
+    share: usize,
 }

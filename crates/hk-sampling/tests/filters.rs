@@ -573,6 +573,24 @@ fn the_workspace_does_not_matter() {
     }
 }
 
+/// Blocks of a device with one CU have the charge of whole rows, and list what the first segment tells them to; a result does
+/// not depend on them.
+#[test]
+fn shares_change_nothing() {
+    let cols = 5 * 4096 + 100;
+    for arch in ["gfx942", "gfx950"] {
+        for seed in 0..4 {
+            let problem = listed::<f32>(cols, seed, &[0.001, 1.0]);
+            let outputs = [format!("emu:{arch}"), format!("emu:{arch}?cus=1")].map(|spec| {
+                let got = problem.run(&Gpu::open(&spec), [problem.rows(), cols], None);
+                let bits: Vec<u32> = got.mass.iter().map(|m| m.to_bits()).collect();
+                (got.ids, bits, got.count)
+            });
+            assert_eq!(outputs[0], outputs[1], "{arch}, seed {seed}");
+        }
+    }
+}
+
 fn check_renorm<T: Float>(cols: usize, k: i32) {
     let rows: Vec<_> = all_kinds(cols, 6).into_iter().collect();
     let want: Vec<f64> = rows

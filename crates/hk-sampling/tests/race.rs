@@ -155,19 +155,53 @@ proptest! {
     }
 }
 
-/// Blocks of a device with one CU take longer segments; a token does not depend on them.
+/// Blocks of a device with one CU take longer segments, in which tokens are passed over that a block with one tile looks at;
+/// a token does not depend on them.
 #[test]
 fn segments_change_nothing() {
     let cols = 5 * 4096 + 100;
-    let rows: Vec<_> = (0..6).map(|i| normal(cols, i)).collect();
-    let race = Race { seed: 5, offset: 6, exponentials: None };
+    let mut rows: Vec<_> = (0..6).map(|i| normal(cols, i)).collect();
+    rows[1].sort_by(f64::total_cmp); // the best so far is always beaten,
+    rows[2].sort_by(|a, b| b.total_cmp(a)); // or never
+    rows[3].fill(0.5);
+    (rows[4][5000], rows[4][cols - 9]) = (f64::INFINITY, f64::INFINITY);
+    rows[5].iter_mut().step_by(3).for_each(|l| *l = f64::NEG_INFINITY);
+    // A signalling NaN behind each of the largest.
+    let numbers = random(Sample::Uniform { low: 0.01, high: 3.0 }, 6 * cols, 9);
+    let exponentials: Vec<f32> = numbers.iter().map(|&e| e as f32).collect();
+    check_segments::<bf16>(&rows, &exponentials, bf16::from_bits(0x7f81));
+    check_segments::<f16>(&rows, &exponentials, f16::from_bits(0x7c01));
+    check_segments::<f32>(&rows, &exponentials, f32::from_bits(0x7f80_0001));
+}
+
+#[track_caller]
+fn check_segments<T: Float>(rows: &[Vec<f64>], exponentials: &[f32], signalling: T) {
+    let cols = rows[0].len();
+    let mut values: Vec<T> = rows.iter().flatten().map(|&v| T::from_f64(v)).collect();
+    for i in 1..cols {
+        if values[i - 1].to_f64() > 9.0 {
+            values[i] = signalling;
+        }
+    }
     for arch in ["gfx942", "gfx950"] {
         let tokens = [format!("emu:{arch}"), format!("emu:{arch}?cus=1")].map(|spec| {
             let gpu = Gpu::open(&spec);
-            let x = upload::<bf16>(&gpu, &rows);
-            (run(&gpu, &x, None, Op::Greedy), run(&gpu, &x, None, Op::Random(0.7.into(), race)))
+            let x = gpu.upload(&values, [rows.len(), cols]);
+            let given = gpu.upload(exponentials, [rows.len(), cols]);
+            let mut ids = vec![run(&gpu, &x, None, Op::Greedy)];
+            for t in [0.7, 3.0, 1e-5] {
+                for exponentials in [None, Some(given.view())] {
+                    ids.push(run(
+                        &gpu,
+                        &x,
+                        None,
+                        Op::Random(t.into(), Race { seed: 5, offset: 6, exponentials }),
+                    ));
+                }
+            }
+            ids
         });
-        assert_eq!(tokens[0], tokens[1], "{arch}");
+        assert_eq!(tokens[0], tokens[1], "{arch}, {}", T::DTYPE);
     }
 }
 

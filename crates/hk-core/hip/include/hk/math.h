@@ -219,6 +219,12 @@ HK_FN F log(F x) {
     return log2(x) * 0x1.62e43p-1f;
 }
 
+/// ln(x), within 3 ulp (2), as `log`, but subnormals are 0. 1 + 1.
+template <class F>
+HK_FN F log_fast(F x) {
+    return log2_fast(x) * 0x1.62e43p-1f;
+}
+
 /// 1 / (1 + e^-x), within 8 ulp (4.5); 0 below 2^-150. 9 + 2.
 template <class F>
 HK_FN F sigmoid(F x) {

@@ -86,6 +86,26 @@ HK_FN u32 round_to_bf16(float low, float high) {
 
 }  // namespace detail
 
+/// The largest element; of NaNs and numbers, a number.
+template <class T, int N>
+HK_FN float largest(Vec<T, N> v) {
+#if defined(HK_NVIDIA)
+    // Two elements of 16 bits by one instruction. One that is a signalling NaN is passed over, too.
+    if constexpr (sizeof(T) == 2) {
+        Vec<T, 2> most = {v[0], v[1]};
+#pragma unroll
+        for (int i = 2; i < N; i += 2) most = __builtin_elementwise_max(most, Vec<T, 2>{v[i], v[i + 1]});
+        const auto wide = widen<T, 2>(most);
+        return __builtin_fmaxf(wide[0], wide[1]);
+    } else {
+        return __builtin_reduce_max(v);
+    }
+#else
+    // No maximum is a signalling NaN.
+    return __builtin_reduce_max(__builtin_elementwise_canonicalize(widen<T, N>(v)));
+#endif
+}
+
 /// f32 to T, to nearest even; beyond T's largest finite value gives infinity; NaN stays NaN.
 template <class T, int N>
 HK_FN Vec<T, N> narrow(Vec<float, N> v) {
