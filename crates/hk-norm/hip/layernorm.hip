@@ -50,6 +50,10 @@ struct Params {  // same fields, same order as `Params` in src/layernorm.rs
 template <Access kAccess, class T, int InHand>
 constexpr int kWavesOfSm = kAccess == Access::Vectors && sizeof(T) == 2 && InHand <= 32 ? 24 : 12;
 
+/// Waves that share a SIMD of AMD's, where the compiler would take one or two registers too many.
+template <class T, int Lanes, int InHand>
+constexpr int kWavesOfSimd = sizeof(T) == 4 && Lanes > 64 && InHand == 32 ? 3 : 1;
+
 /// sum / cols, correctly rounded unless it is subnormal: a row of one value has that value as its mean.
 HK_FN float mean_of(float sum, const Params &p) {
     const float quotient = sum * p.inv_cols;
@@ -235,9 +239,9 @@ HK_FN void rows_in_tiles(const Params &p) {
             RowT x[1];
             RowF s[1];
             load_sums<true, kAccess>(block, x, s, p, tile);
+            s[0] = ((s[0] + -first_mean) + -correction) * rstd[0];
             const RowF w = hk::load_vector<kAccess, RowT>(p.weight, p.weight_is_f32, 1.0f, tile.column, cols);
             const RowF b = hk::load_vector<kAccess, RowT>(p.bias, p.bias_is_f32, -0.0f, tile.column, cols);
-            s[0] = ((s[0] + -first_mean) + -correction) * rstd[0];
             block.store(hk::narrow<T>(hk::fma(s[0], w, b)), p.y, tile, 0);
         });
         const RowBatch whole = {row, 1, block.column(), cols};
@@ -250,8 +254,9 @@ HK_FN void rows_in_tiles(const Params &p) {
 
 // Entry points of one dtype, one per row of `VARIANTS` in src/layernorm.rs, named as those of rms_rows.h.
 #define LAYERNORM_ROWS(name, access, T, widest, lanes, rows)     \
-    HK_ENTRY_FOR_WAVES(name, hk::row_threads(lanes), (kWavesOfSm<Access::access, hk::T, widest / lanes * rows>), \
-                       rows_in_registers<Access::access, hk::T, lanes, widest / lanes, rows>)
+    HK_ENTRY_FOR_SIMD(name, hk::row_threads(lanes), (kWavesOfSimd<hk::T, lanes, widest / lanes * rows>),        \
+                      (kWavesOfSm<Access::access, hk::T, widest / lanes * rows>),                                \
+                      rows_in_registers<Access::access, hk::T, lanes, widest / lanes, rows>)
 
 #define LAYERNORM_ENTRIES(T)                                                                              \
     LAYERNORM_ROWS(layernorm_##T##_64, Vectors, T, 64, 8, 4)                                              \

@@ -9,9 +9,11 @@
 // `body` may hold commas (template arguments).
 #if defined(HK_AMD)
 #define HK_LAUNCH_BOUNDS(threads, ...) __attribute__((amdgpu_flat_work_group_size(threads, threads)))
+#define HK_SIMD_WAVES(waves) __attribute__((amdgpu_waves_per_eu(waves)))
 #define HK_PARAMS
 #else
 #define HK_LAUNCH_BOUNDS(threads, ...) __attribute__((launch_bounds(threads __VA_OPT__(, ) __VA_ARGS__)))
+#define HK_SIMD_WAVES(waves)
 // Parameters that are found by an index, too, are read where they are, not copied by each thread.
 #define HK_PARAMS __attribute__((grid_constant))
 #endif
@@ -22,6 +24,11 @@
 // body needs.
 #define HK_ENTRY_FOR_WAVES(name, threads, waves, ...) \
     HK_ENTRY_BOUNDED(name, threads, HK_LAUNCH_BOUNDS(threads, (waves) * hk::kWaveSize / (threads)), __VA_ARGS__)
+
+// And for `simd` waves to share a SIMD of AMD's: 1 for as many as the body needs.
+#define HK_ENTRY_FOR_SIMD(name, threads, simd, waves, ...)                                                                  \
+    HK_ENTRY_BOUNDED(name, threads, HK_SIMD_WAVES(simd) HK_LAUNCH_BOUNDS(threads, (waves) * hk::kWaveSize / (threads)), \
+                     __VA_ARGS__)
 
 #define HK_ENTRY_BOUNDED(name, threads, bounds, ...)                                          \
     extern "C" __global__ bounds void name(HK_PARAMS const Params p) {                        \
