@@ -251,6 +251,7 @@ HK_FN void product(const Params &given) {
 #pragma unroll
                     for (int m = 0; m < kTokenTiles; ++m) {
                         const auto x = q.template load<kLaneCols>(m, col, end);
+                        if (m == 0) hk::stay_in_order();  // all is asked for before the first product
                         const auto mine = hk::of_rows([&](u32 r) {
                             return quantize(hk::widen<T, kLaneCols>(x.row[r]) * inverse[m][r]);
                         });
@@ -277,6 +278,7 @@ HK_FN void product(const Params &given) {
 #pragma unroll
                 for (int m = 0; m < kTokenTiles; ++m) {
                     const auto x = q.template load<kLaneCols>(m, col, cols);
+                    if (m == 0) hk::stay_in_order();  // all is asked for before the first product
 #pragma unroll
                     for (int n = 0; n < kTiles; ++n) {
                         acc[m][n] = hk::mma(hk::lower(weights[n]), hk::lower(x), acc[m][n]);
