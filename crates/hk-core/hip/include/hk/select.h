@@ -283,13 +283,6 @@ struct RoughKeys {
         return number + (number < 0 ? 0 : kUnit) + (smallest ? kTurn : -kTurn);
     }
 
-    /// The lowest key of what has `key` in `order_key`.
-    HK_FN i32 first_of(u32 key) const {
-        const i32 number = i32(key ^ 0x80000000u);
-        if (smallest && number < -Bits::kInf) return kLowest;
-        return number - (number > 0 ? 0 : kUnit) + (smallest ? kTurn : -kTurn);
-    }
-
 private:
     template <bool kSmallest, class RowT, int E>
     HK_FN static void make(const RowT &row, i32 (&key)[E]) {
