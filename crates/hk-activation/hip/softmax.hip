@@ -150,7 +150,7 @@ HK_FN void apply(const Params &p) {
 // Entry points of one dtype, one per row of `VARIANTS` in src/softmax.rs, and those of long rows.
 #define SOFTMAX_ROWS(name, access, T, widest, lanes, n)             \
     HK_ENTRY(name, row_threads(hk::row_lanes(lanes, widest)),     \
-             rows<Access::access, hk::T, hk::row_lanes(lanes, widest), widest / hk::row_lanes(lanes, widest), n>)
+             rows<Access::access, hk::T, HK_LANES_AND_COLS(lanes, widest), n>)
 
 #define SOFTMAX_ENTRIES(T)                                                            \
     SOFTMAX_ROWS(softmax_##T##_128, Vectors, T, 128, 16, 4)                           \

@@ -154,8 +154,7 @@ HK_FN void rows_in_tiles(const Params &p) {
 // loads of a row several rows in hand, unless eight waves fit a SIMD.
 #define RMS_ROWS(name, access, T, widest, lanes, rows)      \
     HK_ENTRY(name, hk::row_threads(hk::row_lanes(lanes, widest)), \
-             rms::rows_in_registers<hk::Access::access, hk::T, hk::row_lanes(lanes, widest), \
-                                    widest / hk::row_lanes(lanes, widest), rows>)
+             rms::rows_in_registers<hk::Access::access, hk::T, HK_LANES_AND_COLS(lanes, widest), rows>)
 
 #define RMS_ENTRIES(op, T)                                                \
     RMS_ROWS(op##_##T##_64, Vectors, T, 64, 8, 4)                         \

@@ -165,8 +165,7 @@ HK_FN void rows_in_tiles(const Params &params) {
 #define NORM_QUANT_ROWS(name, Quantizer, access, T, widest, lanes)                             \
     HK_ENTRY_FOR_WAVES(name, hk::row_threads(hk::row_lanes(lanes, widest)),                    \
                        hk::Access::access == hk::Access::Vectors ? 24 : 12, /* of an NVIDIA SM */ \
-                       norm_quant::rows_in_registers<Quantizer, hk::Access::access, hk::T, hk::row_lanes(lanes, widest), \
-                                                     widest / hk::row_lanes(lanes, widest)>)
+                       norm_quant::rows_in_registers<Quantizer, hk::Access::access, hk::T, HK_LANES_AND_COLS(lanes, widest)>)
 
 #define NORM_QUANT_ENTRIES(op, Quantizer, T)                                               \
     NORM_QUANT_ROWS(op##_##T##_64, Quantizer, Vectors, T, 64, 8)                           \

@@ -138,8 +138,7 @@ HK_FN void rows_in_tiles(const Params &p) {
 // is by elements.
 #define TOKEN_ROWS(name, access, T, widest, lanes, rows)            \
     HK_ENTRY(name, hk::row_threads(hk::row_lanes(lanes, widest)), \
-             quant::rows_in_registers<hk::Access::access, hk::T, hk::row_lanes(lanes, widest), \
-                                    widest / hk::row_lanes(lanes, widest), rows>)
+             quant::rows_in_registers<hk::Access::access, hk::T, HK_LANES_AND_COLS(lanes, widest), rows>)
 
 #define TOKEN_ENTRIES(op, T)                                                                                    \
     TOKEN_ROWS(op##_##T##_128, Vectors, T, 128, 128 / quant::kChunk<hk::T>, 2)                                  \

@@ -18,6 +18,9 @@ constexpr int row_threads(int lanes) { return lanes > 64 ? lanes : 64; }
 /// than kMostLaneCols.
 constexpr int row_lanes(int lanes, int widest) { return lanes >= 64 && widest / lanes > kMostLaneCols ? 2 * lanes : lanes; }
 
+// Two template arguments of a kernel for rows of up to `widest` columns: the lanes of a row, and the columns of a lane.
+#define HK_LANES_AND_COLS(lanes, widest) hk::row_lanes(lanes, widest), widest / hk::row_lanes(lanes, widest)
+
 /// Rows that a lane has in hand at a time where it has `rows` of a type of two bytes: as many bytes of wider types.
 template <class T>
 constexpr int rows_in_hand(int rows) { return sizeof(T) > 2 ? (rows + 1) / 2 : rows; }
