@@ -82,35 +82,90 @@ struct Filters {
     bool p_of_total = false;  // p is yet to be multiplied by the mass of the row
 };
 
+/// Tokens and their mass.
+struct Amount {
+    u32 count;
+    double mass;
+
+    HK_FN void operator+=(const Amount &other) {
+        count += other.count;
+        mass += other.mass;
+    }
+};
+
 /// A search for the threshold: the upper bits of it found so far, and what lies above all keys with these.
 struct Search {
     u32 prefix = 0;
     u32 active = 0;  // kK | kP | kMin: the filters whose threshold has this prefix
-    u32 count = 0;
-    double mass = 0.0;
-    u32 in_count = 0;  // what has the prefix itself
-    double in_mass = 0.0;
-    double total = -1.0;  // mass of the row, from the first step on; negative before
+    Amount above = {};
+    Amount in = {};   // what has the prefix itself
+    Amount all = {};  // what was above the bins of the last step, and in them
 
     static constexpr u32 kK = 1, kP = 2, kMin = 4;  // in the order of `digits` in `step`
 
     /// The rest of the bits cannot make a difference: the prefix, with zeros, is a threshold.
-    HK_FN bool done() const { return active == 0 || (active < kMin && in_count == 1); }
-    HK_FN u32 kept_count() const { return count + in_count; }
-    HK_FN double kept_mass() const { return mass + in_mass; }
+    HK_FN bool done() const { return active == 0 || (active < kMin && in.count == 1); }
+    HK_FN u32 kept_count() const { return above.count + in.count; }
+    HK_FN double kept_mass() const { return above.mass + in.mass; }
 };
+
+/// LDS for sums over the threads of a block.
+template <int Threads>
+struct ScanScratch {
+    double mass[Threads / kWaveSize];
+    u32 count[Threads / kWaveSize];
+};
+
+/// Of a number for each wave, adds to `before` those of the waves below this one, and to `all` all of them.
+template <u32 kWaves, class T>
+HK_FN void sum_waves(const T *of_wave, T &before, T &all) {
+    const u32 wave = hk::wave_id();
+    if constexpr (kWaves <= 4) {
+#pragma unroll
+        for (u32 w = 0; w < kWaves; ++w) {
+            before += w < wave ? of_wave[w] : T(0);
+            all += of_wave[w];
+        }
+    } else {
+        u32 lane = hk::lane_id();
+        hk::forget(lane);  // which lanes take part is not kept, in scalar registers, from one call to the next
+        const T up_to = hk::wave_scan(lane < kWaves ? of_wave[lane] : T(0));
+        if (wave > 0) before += hk::broadcast(up_to, wave - 1);
+        all += hk::broadcast(up_to, kWaves - 1);
+    }
+}
+
+/// Adds to `v` what the threads below have, and `all`; to `all` what all threads have. All threads of the block call it; a
+/// barrier is due before the scratch is used again.
+template <int Threads>
+HK_FN void block_scan(Amount &v, Amount &all, ScanScratch<Threads> &scratch) {
+    constexpr u32 kWaves = Threads / kWaveSize;
+    v = {hk::wave_scan(v.count), hk::wave_scan(v.mass)};
+    Amount base = all;
+    if constexpr (kWaves == 1) {
+        all += {hk::last_lane(v.count), hk::last_lane(v.mass)};
+    } else {
+        u32 lane = hk::lane_id();
+        hk::forget(lane);
+        if (lane == kWaveSize - 1) {
+            scratch.count[hk::wave_id()] = v.count;
+            scratch.mass[hk::wave_id()] = v.mass;
+        }
+        hk::block_barrier();
+        sum_waves<kWaves>(scratch.count, base.count, all.count);
+        sum_waves<kWaves>(scratch.mass, base.mass, all.mass);
+    }
+    v += base;
+}
 
 /// LDS for a search step of a block of Threads.
 template <int Threads>
 struct StepScratch {
-    double mass;
-    double in_mass;
-    u32 count;
-    u32 in_count;
+    ScanScratch<Threads> scan;
+    Amount above;
+    Amount in;
     u32 digit_k;
     u32 digit_p;
-    double wave_mass[Threads / kWaveSize];
-    u32 wave_count[Threads / kWaveSize];
 };
 
 /// A digit of a key.
@@ -142,58 +197,36 @@ struct Followers {
 /// block call it; what it reads from LDS has been written before a barrier.
 template <int Threads, int Bins, class Reducer, class BinAt>
 HK_FN void step(Search &search, Filters &f, Digit at, Reducer &block, StepScratch<Threads> &scratch, BinAt bin) {
-    constexpr int kWaves = Threads / kWaveSize;
     constexpr u32 kEach = Bins > Threads ? Bins / Threads : 1;  // bins of a thread, which count from the top
     const u32 thread = hk::thread_x();
     const auto digit_of = [&](u32 i) { return Bins - 1 - (thread * kEach + i); };
     const bool any = Bins >= Threads || thread < Bins;
-    const auto mass_of = [&](const Bin &b, u32 digit) { return b.mass(search.prefix | digit << at.shift); };
+    const auto amount_of = [&](u32 digit) {
+        const Bin b = bin(digit);
+        return Amount{b.count, b.mass(search.prefix + (digit << at.shift))};
+    };
 
-    u32 own_count = 0;
-    double own_mass = 0.0;
+    Amount own = {};
     if (any) {
 #pragma unroll
         for (u32 i = 0; i < kEach; ++i) {
             // Turned by the lane, so that the lanes' cells lie in different banks.
-            const u32 digit = digit_of((i + thread / 2) % kEach);
-            const Bin b = bin(digit);
-            own_count += b.count;
-            own_mass += mass_of(b, digit);
+            own += amount_of(digit_of((i + thread / 2) % kEach));
         }
     }
-    u32 up_to_count = hk::wave_scan(own_count);
-    double up_to_mass = hk::wave_scan(own_mass);
-    u32 base_count = search.count;
-    double base_mass = search.mass;
-    if constexpr (kWaves == 1) {
-        if (search.total < 0.0) search.total = hk::last_lane(up_to_mass);
-    } else {
-        const u32 wave = hk::wave_id();
-        if (thread % kWaveSize == kWaveSize - 1) {
-            scratch.wave_count[wave] = up_to_count;
-            scratch.wave_mass[wave] = up_to_mass;
-        }
-        hk::block_barrier();
-        double total = base_mass;
-#pragma unroll 4
-        for (u32 w = 0; w < u32(kWaves); ++w) {
-            if (w == wave) base_mass = total;
-            base_count += w < wave ? scratch.wave_count[w] : 0;
-            total += scratch.wave_mass[w];
-        }
-        if (search.total < 0.0) search.total = total;
-        if (f.p_of_total) {
-            f.p *= total;
-            f.p_of_total = false;
-        }
+    Amount up_to = own;
+    search.all = search.above;
+    block_scan(up_to, search.all, scratch.scan);
+    if (f.p_of_total) {
+        f.p *= search.all.mass;
+        f.p_of_total = false;
     }
-    up_to_count += base_count;
-    up_to_mass += base_mass;
+    const Amount before = {up_to.count - own.count, up_to.mass - own.mass};
 
     // The first thread that reaches k, and the first that reaches p: at most one of each, and none means that this
     // filter keeps everything here.
-    const u32 reached_k = (search.active & Search::kK) && up_to_count >= f.k ? thread : kNone;
-    const u32 reached_p = (search.active & Search::kP) && up_to_mass >= f.p ? thread : kNone;
+    const u32 reached_k = (search.active & Search::kK) && up_to.count >= f.k ? thread : kNone;
+    const u32 reached_p = (search.active & Search::kP) && up_to.mass >= f.p ? thread : kNone;
     const u32 thread_k = block.reduce(reached_k, hk::Min{});
     const u32 thread_p = block.reduce(reached_p, hk::Min{});
     if (thread == 0) {
@@ -201,7 +234,7 @@ HK_FN void step(Search &search, Filters &f, Digit at, Reducer &block, StepScratc
         if (thread_p == kNone) scratch.digit_p = 0;
     }
     if (thread == thread_k) {
-        u32 count = up_to_count - own_count;
+        u32 count = before.count;
         u32 i = 0;
         for (; i + 1 < kEach; ++i) {
             count += bin(digit_of(i)).count;
@@ -210,10 +243,10 @@ HK_FN void step(Search &search, Filters &f, Digit at, Reducer &block, StepScratc
         scratch.digit_k = digit_of(i);
     }
     if (thread == thread_p) {
-        double mass = up_to_mass - own_mass;
+        double mass = before.mass;
         u32 i = 0;
         for (; i + 1 < kEach; ++i) {
-            mass += mass_of(bin(digit_of(i)), digit_of(i));
+            mass += amount_of(digit_of(i)).mass;
             if (mass >= f.p) break;
         }
         scratch.digit_p = digit_of(i);
@@ -221,7 +254,7 @@ HK_FN void step(Search &search, Filters &f, Digit at, Reducer &block, StepScratc
     hk::block_barrier();
 
     u32 digits[3] = {scratch.digit_k, scratch.digit_p, 0};
-    if (search.active & Search::kMin) digits[2] = at.of(f.min_key);
+    if (search.active & Search::kMin) digits[2] = (f.min_key - search.prefix) >> at.shift;
     u32 digit = 0;
 #pragma unroll
     for (int i = 0; i < 3; ++i) digit = digits[i] > digit ? digits[i] : digit;
@@ -236,26 +269,16 @@ HK_FN void step(Search &search, Filters &f, Digit at, Reducer &block, StepScratc
 
     const u32 place = Bins - 1 - digit;
     if (thread == place / kEach) {
-        u32 count = up_to_count - own_count;
-        double mass = up_to_mass - own_mass;
-        for (u32 i = 0; i < place % kEach; ++i) {
-            const Bin b = bin(digit_of(i));
-            count += b.count;
-            mass += mass_of(b, digit_of(i));
-        }
-        const Bin b = bin(digit);
-        scratch.count = count;
-        scratch.mass = mass;
-        scratch.in_count = b.count;
-        scratch.in_mass = mass_of(b, digit);
+        Amount above = before;
+        for (u32 i = 0; i < place % kEach; ++i) above += amount_of(digit_of(i));
+        scratch.above = above;
+        scratch.in = amount_of(digit);
     }
     hk::block_barrier();
-    search.prefix |= digit << at.shift;
+    search.prefix += digit << at.shift;
     search.active = active;
-    search.count = scratch.count;
-    search.mass = scratch.mass;
-    search.in_count = scratch.in_count;
-    search.in_mass = scratch.in_mass;
+    search.above = scratch.above;
+    search.in = scratch.in;
 }
 
 /// The softmax of a row of logits.
@@ -294,8 +317,8 @@ struct Params {
     u32 outputs;      // outputs of this launch
     u32 segments;     // of a row
     u32 segment;      // tokens of a segment
-    u32 stage;        // of a search in two rounds: see segments.hip
     u32 share;        // segments of a block
+    u32 unused;
 };
 
 /// Element `i` of a tensor with one axis, or `value` if it is absent.
@@ -410,7 +433,7 @@ HK_FN u32 clean(RowF &row) {
 template <int L, int N, int C, class Reducer>
 HK_FN Drawn draw(hk::Row<float, L, N, C> &row, u32 column, u32 threshold, double sum, double target, Reducer &block,
                  DrawScratch<L, C> &scratch) {
-    constexpr int kWaves = L / kWaveSize;
+    constexpr u32 kWaves = L / kWaveSize;
     const u32 wave = hk::wave_id();
     const auto kept = [&](float v) { return v >= value_of(threshold); };
     double own[C], up_to[C];
@@ -426,12 +449,8 @@ HK_FN Drawn draw(hk::Row<float, L, N, C> &row, u32 column, u32 threshold, double
     Drawn drawn = {kNone, 0, sum};
 #pragma unroll
     for (int k = 0; k < C; ++k) {
-        double before = 0.0;
-#pragma unroll 4
-        for (u32 w = 0; w < u32(kWaves); ++w) {
-            if (w == wave) before = drawn.sum;
-            drawn.sum += scratch.sums[k * kWaves + w];
-        }
+        double before = drawn.sum;
+        sum_waves<kWaves>(&scratch.sums[k * kWaves], before, drawn.sum);
         before += up_to[k] - own[k];
 #pragma unroll
         for (int i = 0; i < N; ++i) {

@@ -233,13 +233,13 @@ pub(crate) fn rows_layout<'a, T: Element + PartialOrd + Display>(
     launch.optional_input(arg, parameter.and_then(PerRow::rows))
 }
 
-/// Longest row that filters take: a histogram's cell counts tokens in 24 bits beside the 40 bits of their sum.
+/// Longest row that filters take: some 65 times the largest vocabulary there is.
 pub(crate) const MOST_TOKENS: usize = (1 << 24) - 1;
 
 /// Longest row that a block has in registers.
 const WHOLE: usize = 8192;
 /// Tokens of a longer row that a block has in registers.
-pub(crate) const TILE: usize = 4096;
+const TILE: usize = 4096;
 /// Segments of a row, at most.
 const MOST_SEGMENTS: usize = 128;
 

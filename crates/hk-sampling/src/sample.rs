@@ -1,7 +1,7 @@
 //! The safe functions of `hip/rows.hip` and `hip/segments.hip`.
 
 use crate::args::{
-    Cut, TILE, check_cols, check_temperature, disjoint, expect_vector, expect_workspace, outputs_of,
+    Cut, check_cols, check_temperature, disjoint, expect_vector, expect_workspace, outputs_of,
     rows_layout,
 };
 use crate::{Draw, FilterOrder, Filters, PerRow, Samples, kernels};
@@ -17,16 +17,21 @@ const ROWS: [[&str; 4]; 3] =
     row_kernels!("sample_rows", ["bf16", "f16", "f32"], ["1024", "8192", "1024_elements", "8192_elements"]);
 
 /// The launches for longer rows, in order: `[launch][dtype][by elements]`.
-const SEGMENTS: [[[&str; 2]; 3]; 3] = [
+const SEGMENTS: [[[&str; 2]; 3]; 4] = [
     [
-        ["sample_histogram_bf16", "sample_histogram_bf16_elements"],
-        ["sample_histogram_f16", "sample_histogram_f16_elements"],
-        ["sample_histogram_f32", "sample_histogram_f32_elements"],
+        ["sample_guess_bf16", "sample_guess_bf16_elements"],
+        ["sample_guess_f16", "sample_guess_f16_elements"],
+        ["sample_guess_f32", "sample_guess_f32_elements"],
     ],
     [
-        ["sample_draw_bf16", "sample_draw_bf16_elements"],
-        ["sample_draw_f16", "sample_draw_f16_elements"],
-        ["sample_draw_f32", "sample_draw_f32_elements"],
+        ["sample_walk_bf16", "sample_walk_bf16_elements"],
+        ["sample_walk_f16", "sample_walk_f16_elements"],
+        ["sample_walk_f32", "sample_walk_f32_elements"],
+    ],
+    [
+        ["sample_finish_bf16", "sample_finish_bf16_elements"],
+        ["sample_finish_f16", "sample_finish_f16_elements"],
+        ["sample_finish_f32", "sample_finish_f32_elements"],
     ],
     [
         ["sample_renorm_bf16", "sample_renorm_bf16_elements"],
@@ -34,24 +39,21 @@ const SEGMENTS: [[[&str; 2]; 3]; 3] = [
         ["sample_renorm_f32", "sample_renorm_f32_elements"],
     ],
 ];
-const HISTOGRAM: usize = 0;
-const DRAW: usize = 1;
-const RENORM: usize = 2;
-/// Segments that a block of the second launch has the charge of, at least.
-const LEAST_SHARE: usize = 4;
-/// Threads of the blocks of the first launch, and how many of these keep a CU busy.
-const HISTOGRAM_THREADS: usize = 256;
-const HISTOGRAM_WAVES: usize = 16;
-/// Blocks of the second launch that a CU has room for.
-const DRAWS_PER_CU: usize = 2;
+const GUESS: usize = 0;
+const WALK: usize = 1;
+const FINISH: usize = 2;
+const RENORM: usize = 3;
+/// Threads of the blocks that walk over rows, and how many waves of these keep a CU busy.
+const WALK_THREADS: usize = 128;
+const WALK_WAVES: usize = 8;
 
 /// Longest row that a wave takes.
 const WAVE_COLS: usize = 1024;
 /// Rows of a launch for long rows, as [`sampling_workspace`] makes room for: enough to fill a GPU.
 const ROWS_AT_A_TIME: usize = 256;
-/// `RowState` and `Segment` of `hip/segments.hip`, and a histogram, in bytes.
+/// `RowState` and `Segment` of `hip/segments.hip`, in bytes.
 const ROW_BYTES: usize = 32;
-const SEGMENT_BYTES: usize = 32 + 512 * 8;
+const SEGMENT_BYTES: usize = 32;
 
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -80,8 +82,8 @@ struct Params {
     outputs: u32,
     segments: u32,
     segment: u32,
-    stage: u32,
     share: u32,
+    _unused: u32,
 }
 
 /// Bytes of workspace for one output.
@@ -94,7 +96,7 @@ fn bytes_per_output(cols: usize) -> usize {
 }
 
 /// Bytes of workspace that the operators with filters need for this many outputs of rows of this many tokens: none for
-/// rows of up to 8192; for longer ones 5 bytes a token and some, for up to 256 outputs.
+/// rows of up to 8192; for longer ones 4 bytes a token and some, for up to 256 outputs.
 ///
 /// Any workspace serves that is `sampling_workspace(1, cols)` or longer: the outputs are worked off in turns of as many as
 /// it has room for, each of its own launches. Results do not depend on it. 256 outputs fill a GPU: fewer leave compute
@@ -212,11 +214,11 @@ pub fn min_p_sampling_from_probs<T: Float>(
 /// count 0.
 ///
 /// The result depends on the row, the parameters, `u` and nothing else: not on the other rows, strides, alignment, the
-/// workspace's length or the device. The search for the threshold is a radix select whose work does not depend on the
-/// data, and masses are exact to about 2^-45 of themselves, so that the kept set is what the formulas say of the given
-/// numbers, but where a mass is that near to `p`. One launch for up to 8192 tokens, two for more, three with
-/// [`FilterOrder::TopKFirst`], for each turn of [`sampling_workspace`]. Returns when they are queued. No outputs: nothing is
-/// launched.
+/// workspace's length or the device. Masses are exact to about 2^-45 of themselves, so that the kept set is what the formulas
+/// say of the given numbers, but where a mass is that near to `p`. The work depends on the length of the row; if that is
+/// beyond 8192 tokens, also on whether a sample of it tells where the threshold is, which a row that does not sum to one makes
+/// impossible for top-p. One launch for up to 8192 tokens, three for more, for each turn of [`sampling_workspace`]. Returns when
+/// they are queued. No outputs: nothing is launched.
 ///
 /// # Errors
 /// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align) if a tensor
@@ -250,7 +252,7 @@ pub fn top_k_top_p_sampling_from_probs<T: Float>(
 /// | `logits`      | `[R, V]` | `bf16`, `f16`, `f32` | unit stride on `V`, any row stride |
 /// | `temperature` | `[R]`    | `f32`                | a number, or contiguous            |
 ///
-/// and the others as there. Exponentials are f32, their sums exact to about 2^-45, and `mass` is the share that the filters
+/// and the others as there. Exponentials are f32, their sums within 2^-22 of themselves, and `mass` is the share that the filters
 /// keep. A temperature of zero keeps the largest logit alone, the first if there are several, with mass 1 and count 1; other
 /// temperatures below 1e-5, and on the device NaN, act as 1e-5. NaN and -Inf have no probability; a row of nothing else, or
 /// with +Inf in it, gives id 0, mass 0 and count 0.
@@ -358,46 +360,29 @@ impl<'a, T: Float> Call<'a, T> {
         }
 
         let (dtype, elements) = (float_index(T::DTYPE), usize::from(!problem.by_vectors()));
-        let turn = Turn { first: 0, outputs, stage: 0, share: 1 };
+        let turn = Turn { first: 0, outputs, share: 1 };
         if cut.segments == 1 {
             let kernel = ROWS[dtype][usize::from(cols > WAVE_COLS) + 2 * elements];
             return self.launch(stream, &kernels::ROWS, kernel, outputs, cut, turn);
         }
+        let most_blocks = stream.device().info().most_blocks(WALK_THREADS, WALK_WAVES);
         let at_a_time = self.workspace.numel() / bytes_per_output(cols);
         for first in (0..outputs).step_by(at_a_time) {
-            let turn = Turn { first, outputs: at_a_time.min(outputs - first), ..turn };
-            let renorm = self.y.is_some();
-            let two_rounds = self.filters.order == FilterOrder::TopKFirst && self.filters.p.is_some();
-            let rounds: &[u32] = if two_rounds { &[1, 2] } else { &[0] };
-            let mut launch = |which: usize, stage: u32| {
-                let share = self.share(which, stream, cut, turn.outputs);
-                let blocks = turn.outputs * cut.segments.div_ceil(share);
-                let kernel = SEGMENTS[which][dtype][elements];
-                self.launch(stream, &kernels::SEGMENTS, kernel, blocks, cut, Turn { stage, share, ..turn })
+            let outputs = at_a_time.min(outputs - first);
+            // Segments of a block: as few as there are blocks for.
+            let share = cut.segments.div_ceil((most_blocks / outputs).max(1));
+            let turn = Turn { first, outputs, share };
+            let mut launch = |which: usize, blocks| {
+                self.launch(stream, &kernels::SEGMENTS, SEGMENTS[which][dtype][elements], blocks, cut, turn)
             };
-            launch(HISTOGRAM, 0)?;
-            for &round in rounds {
-                launch(DRAW, round)?;
-            }
-            if renorm {
-                launch(RENORM, 0)?;
+            launch(GUESS, outputs)?;
+            launch(WALK, outputs * cut.segments.div_ceil(share))?;
+            launch(FINISH, outputs)?;
+            if self.y.is_some() {
+                self.launch(stream, &kernels::SEGMENTS, SEGMENTS[RENORM][dtype][elements], outputs * cut.segments, cut, turn)?;
             }
         }
         Ok(())
-    }
-
-    /// Segments of a block: as few as there are blocks for. Of logits a histogram is of one, whose largest it is relative to,
-    /// and so are lists of longer segments.
-    fn share(&self, which: usize, stream: &Stream, cut: Cut, outputs: usize) -> usize {
-        let info = stream.device().info();
-        let (most, least) = match which {
-            HISTOGRAM if self.temperature.is_none() && cut.segment == TILE => {
-                (info.most_blocks(HISTOGRAM_THREADS, HISTOGRAM_WAVES), 1)
-            }
-            DRAW => (DRAWS_PER_CU * info.compute_units as usize, LEAST_SHARE),
-            _ => return 1,
-        };
-        cut.segments.div_ceil((most / outputs.max(1)).max(1)).max(least)
     }
 
     /// Checks that an output shares no memory with an input.
@@ -461,8 +446,8 @@ impl<'a, T: Float> Call<'a, T> {
             outputs: turn.outputs as u32,
             segments: cut.segments as u32,
             segment: cut.segment as u32,
-            stage: turn.stage,
             share: turn.share as u32,
+            _unused: 0,
         };
         // SAFETY: `run` has checked that `x` and `y` have the columns that the kernel walks, the vectors as many elements
         // as there are rows or outputs, and the workspace room for the outputs of this turn; the kernel checks `row_index`
@@ -476,7 +461,6 @@ impl<'a, T: Float> Call<'a, T> {
 struct Turn {
     first: usize,
     outputs: usize,
-    stage: u32,
-    /// Segments of a block.
+    /// Segments of a block that walks.
     share: usize,
 }

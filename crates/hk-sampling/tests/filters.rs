@@ -723,8 +723,8 @@ fn listed_parameters_decide_something() {
     assert!(spread.iter().all(|v| *v > 0.0));
 }
 
-/// A long row is read once, again where segments have tokens around the threshold, and little is written: the histograms'
-/// bins in use, and short lists.
+/// A long row is read once, again 4096 tokens for the guess and the segment that is drawn in, and little is written: short
+/// lists.
 #[test]
 fn long_rows_are_read_little_more_than_once() {
     let cols = 32_768;
@@ -732,7 +732,7 @@ fn long_rows_are_read_little_more_than_once() {
     let x = upload::<f32>(&gpu, &[Kind::Softmax.row(cols, 1)]);
     let floor = 4 * cols as u64;
     for (set, least, most) in [
-        (Parameters::OFF, floor, floor * 5 / 4),
+        (Parameters::OFF, floor, floor * 4 / 3),
         (Parameters { k: 50, p: 0.9, min_p: 0.01 }, floor, floor * 3 / 2),
         (Parameters { p: 0.9, ..Parameters::OFF }, floor, floor * 2),
     ] {
@@ -749,7 +749,7 @@ fn long_rows_are_read_little_more_than_once() {
             )
         });
         let counters = gpu.stream().take_counters().unwrap().unwrap();
-        assert_eq!(counters.workgroups, 8 + 2, "8 segments, and 4 to a block");
+        assert_eq!(counters.workgroups, 1 + 8 + 1, "a guess, 8 segments, the end");
         let (read, written) = (counters.global_read_bytes, counters.global_written_bytes);
         assert!(
             (least..=most).contains(&read) && written < floor / 4,

@@ -51,6 +51,36 @@ HK_FN void add_in_lds(u64 &cell, u64 value) {
 #endif
 }
 
+/// Where a lane puts the next one of some words in LDS.
+class Appender {
+#if defined(HK_AMD)
+    u32 *next_;
+
+public:
+    HK_FN Appender(u32 *first, u32 place) : next_(first + place) {}
+#else
+    u32 next_;
+
+public:
+    HK_FN Appender(u32 *first, u32 place)
+        : next_(u32(reinterpret_cast<u64>((__attribute__((address_space(3))) u32 *)first)) + place * 4) {}
+#endif
+
+    /// Writes `v` and steps on, unless `mine` is 0.
+    HK_FN void add(u32 mine, u32 v) {
+#if defined(HK_AMD)
+        if (mine != 0) *next_++ = v;
+#else
+        // The compiler would have a register for the place after each word.
+        asm volatile("{\n\t.reg .pred mine;\n\tsetp.ne.u32 mine, %1, 0;\n\t@mine st.shared.u32 [%0], %2;\n\t"
+                     "@mine add.u32 %0, %0, 4;\n\t}"
+                     : "+r"(next_)
+                     : "r"(mine), "r"(v)
+                     : "memory");
+#endif
+    }
+};
+
 /// Adds the lower 22 bits of numbers to cells in LDS that count them, too: up to 4096 of them, of all cells whose bits are added
 /// together. Zeros at first.
 class Tally {

@@ -127,16 +127,21 @@ HK_FN void wave_barrier() {
 #endif
 }
 
-/// The value that lane `lane`, the same for all, has.
+/// The value that lane `lane`, the same for all, has, of 4 or 8 bytes.
 template <class T>
 HK_FN T broadcast(T v, u32 lane) {
-    static_assert(sizeof(T) == 4, "one register");
-    const int bits = __builtin_bit_cast(int, v);
+    if constexpr (sizeof(T) == 8) {
+        const u64 bits = __builtin_bit_cast(u64, v);
+        const u64 high = broadcast(u32(bits >> 32), lane);
+        return __builtin_bit_cast(T, high << 32 | broadcast(u32(bits), lane));
+    } else {
+        const int bits = __builtin_bit_cast(int, v);
 #if defined(HK_AMD)
-    return __builtin_bit_cast(T, __builtin_amdgcn_readlane(bits, int(lane)));
+        return __builtin_bit_cast(T, __builtin_amdgcn_readlane(bits, int(lane)));
 #else
-    return __builtin_bit_cast(T, __nvvm_shfl_sync_idx_i32(0xffffffffu, bits, int(lane), 0x1f));
+        return __builtin_bit_cast(T, __nvvm_shfl_sync_idx_i32(0xffffffffu, bits, int(lane), 0x1f));
 #endif
+    }
 }
 
 /// The value that lane `lane` has, which may differ between lanes. All lanes take part.
@@ -263,12 +268,7 @@ HK_FN T wave_scan(T v) {
 /// The value of the last lane, in all lanes: after a scan, its total. T is of 4 or 8 bytes.
 template <class T>
 HK_FN T last_lane(T v) {
-    if constexpr (sizeof(T) == 4) {
-        return broadcast(v, kWaveSize - 1);
-    } else {
-        const u64 bits = __builtin_bit_cast(u64, v);
-        return __builtin_bit_cast(T, u64(last_lane(u32(bits >> 32))) << 32 | last_lane(u32(bits)));
-    }
+    return broadcast(v, kWaveSize - 1);
 }
 
 }  // namespace hk
