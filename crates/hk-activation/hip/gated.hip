@@ -55,10 +55,14 @@ HK_FN void with_gate(Gate gate, float limit, F f) {
     __builtin_trap();  // not unreachable: the compiler would hoist what all cases share, and run out of registers
 }
 
+/// Halves of x.
+constexpr int kInputs = 2;
+constexpr int kThreads = tiles::kThreads<hk::Access::Vectors, tiles::kGroups<hk::Access::Vectors, kInputs>>;
+
 template <class T, hk::Access kAccess>
 HK_FN void gated(const Params &p) {
     constexpr int kLen = hk::kVecLen<T>;
-    constexpr int kGroups = tiles::kGroups<kAccess>;
+    constexpr int kGroups = tiles::kGroups<kAccess, kInputs>;
     using Tile = tiles::Tile<kAccess, kLen, kGroups>;
 
     tiles::for_tiles<kAccess, kLen, kGroups>(p.shape, [&](const Tile &tile) {
@@ -76,8 +80,8 @@ HK_FN void gated(const Params &p) {
 }  // namespace
 
 // Entry points: op, dtype of x, access.
-#define GATED_ENTRIES(T)                                                  \
-    HK_ENTRY(gated_##T, hk::kWaveSize, gated<hk::T, hk::Access::Vectors>) \
+#define GATED_ENTRIES(T)                                             \
+    HK_ENTRY(gated_##T, kThreads, gated<hk::T, hk::Access::Vectors>) \
     HK_ENTRY(gated_##T##_elements, hk::kWaveSize, gated<hk::T, hk::Access::Elements>)
 GATED_ENTRIES(bf16)
 GATED_ENTRIES(f16)

@@ -10,6 +10,8 @@
 #include <hk/heads.h>
 
 namespace {
+using hk::Turn;
+
 struct Params {  // same fields, same order as `Params` in src/rope.rs
     hk::Rope rope;
     hk::HeadsPart parts[5];  // what is rotated of queries and what is not, the same of keys, values
@@ -17,11 +19,12 @@ struct Params {  // same fields, same order as `Params` in src/rope.rs
 }  // namespace
 
 // One per dtype of x and kind of table, and if it goes by elements.
-#define ROPE_ENTRIES(T)                                                                                     \
-    HK_ENTRY(rope_##T##_tables, hk::kHeadsThreads, hk::walk_heads<hk::T, hk::kVecLen<hk::T>, false>)         \
-    HK_ENTRY(rope_##T##_tables_elements, hk::kHeadsThreads, hk::walk_heads<hk::T, 1, false>)                 \
-    HK_ENTRY(rope_##T##_angles, hk::kHeadsThreads, hk::walk_heads<hk::T, hk::kVecLen<hk::T>, true>)          \
-    HK_ENTRY(rope_##T##_angles_elements, hk::kHeadsThreads, hk::walk_heads<hk::T, 1, true>)
+#define ROPE_ENTRIES(T)                                                                                                   \
+    HK_ENTRY_FOR_WAVES(rope_##T##_shared, hk::kHeadsThreads, 32, hk::walk_heads<hk::T, hk::kVecLen<hk::T>, Turn::Shared>) \
+    HK_ENTRY(rope_##T##_tables, hk::kHeadsThreads, hk::walk_heads<hk::T, hk::kVecLen<hk::T>, Turn::Tables>)               \
+    HK_ENTRY(rope_##T##_tables_elements, hk::kHeadsThreads, hk::walk_heads<hk::T, 1, Turn::Tables>)                       \
+    HK_ENTRY(rope_##T##_angles, hk::kHeadsThreads, hk::walk_heads<hk::T, hk::kVecLen<hk::T>, Turn::Angles>)               \
+    HK_ENTRY(rope_##T##_angles_elements, hk::kHeadsThreads, hk::walk_heads<hk::T, 1, Turn::Angles>)
 
 ROPE_ENTRIES(bf16)
 ROPE_ENTRIES(f16)

@@ -51,46 +51,71 @@ HK_FN auto widen_within(const RowT &x, hk::i32 left, bool full) {
 /// exp(x - max), in place; their sum.
 template <int L, int N, int C>
 HK_FN float exponentials(hk::Row<float, L, N, C> &row, float max) {
-    hk::Vec<float, 2> sum = 0.0f;
+    hk::Vec<float, 2> sum;
 #pragma unroll
     for (int k = 0; k < C; ++k) {
         // The difference first: a product of the large numbers would lose what they differ by.
         row.chunk[k] = hk::exp2_fast((row.chunk[k] - max) * kLog2E);
 #pragma unroll
-        for (int i = 0; i < N; i += 2) sum += hk::Vec<float, 2>{row.chunk[k][i], row.chunk[k][i + 1]};
+        for (int i = 0; i < N; i += 2) {
+            const hk::Vec<float, 2> pair = {row.chunk[k][i], row.chunk[k][i + 1]};
+            sum = k + i == 0 ? pair : sum + pair;
+        }
     }
     return sum[0] + sum[1];
 }
 
-template <Access kAccess, class T, bool kAlone, class RowF>
-HK_FN void store(const Params &p, const RowBatch &batch, u32 index, const RowF &y) {
-    if (p.y_is_f32) y.store(batch.at<float, kAccess, kAlone>(p.y, index));
-    else hk::narrow<T>(y).store(batch.at<T, kAccess, kAlone>(p.y, index));
+/// Writes rows `index`, `index + step`, .., each times its scale.
+template <Access kAccess, class T, bool kAlone, class RowF, int Rows>
+HK_FN void store(const Params &p, const RowBatch &batch, u32 index, u32 step, const RowF (&y)[Rows],
+                 const float (&scale)[Rows]) {
+    if (p.y_is_f32) {
+#pragma unroll
+        for (int r = 0; r < Rows; ++r) (y[r] * scale[r]).store(batch.at<float, kAccess, kAlone>(p.y, index + u32(r) * step));
+    } else {
+#pragma unroll
+        for (int r = 0; r < Rows; ++r) {
+            hk::narrow<T>(y[r] * scale[r]).store(batch.at<T, kAccess, kAlone>(p.y, index + u32(r) * step));
+        }
+    }
 }
 
-/// Rows that stay in registers, up to Lanes * ColsPerLane columns; a lane has `Rows` rows in hand at a time.
-template <Access kAccess, class T, int Lanes, int ColsPerLane, int Rows>
+/// Rows that stay in registers, up to Lanes * ColsPerLane columns; a lane has `HostRows` rows in hand at a time, or
+/// fewer in longer blocks (`lane_rows`).
+template <Access kAccess, class T, int Lanes, int ColsPerLane, int HostRows>
 HK_FN void rows(const Params &p) {
-    constexpr u32 kAbreast = row_threads(Lanes) / Lanes;
+    constexpr int kThreads = row_threads(Lanes, HostRows), Rows = hk::lane_rows(Lanes, HostRows);
+    constexpr u32 kAbreast = kThreads / Lanes;
     constexpr bool kAlone = kAbreast * Rows == 1;
     using RowT = hk::Row<T, Lanes, hk::kVecLen<T>, ColsPerLane / hk::kVecLen<T>>;
     using RowF = typename RowT::template With<float>;
     const u32 side = hk::thread_x() / Lanes;
     const u32 column = hk::thread_x() % Lanes * hk::kVecLen<T>;
     const u32 cols = p.x.cols();
-    hk::GroupReducer<row_threads(Lanes), Lanes> group;
+    hk::GroupReducer<kThreads, Lanes, Rows> group;
 
     hk::for_row_batches<kAlone>(p.x.rows(), cols, column, p.batch, [&](const RowBatch &batch) {
         RowT x[Rows];
 #pragma unroll
         for (int r = 0; r < Rows; ++r) x[r] = RowT::load(batch.at<T, kAccess, kAlone>(p.x, r * kAbreast + side));
+        // All rows take each step together, so that they wait for it together.
+        RowF y[Rows];
+        float largest[Rows], sum[Rows];
 #pragma unroll
-        for (int r = 0; r < Rows; ++r) {
-            RowF y = widen_within<kAccess>(x[r], hk::i32(cols - column), cols == u32(RowT::kCols));
-            const float max = group.max(hk::largest(y));
-            const float sum = group.sum(exponentials(y, max));
-            store<kAccess, T, kAlone>(p, batch, r * kAbreast + side, y * hk::divide(1.0f, sum));
+        for (int r = 0; r < Rows; ++r) y[r] = hk::widen(x[r]);
+        if (cols != u32(RowT::kCols)) {
+#pragma unroll
+            for (int r = 0; r < Rows; ++r) hk::lowest_beyond<kAccess>(y[r], hk::i32(cols - column));
         }
+#pragma unroll
+        for (int r = 0; r < Rows; ++r) largest[r] = hk::largest(y[r]);
+        group.reduce_each(largest, hk::Max{});
+#pragma unroll
+        for (int r = 0; r < Rows; ++r) sum[r] = exponentials(y[r], largest[r]);
+        group.reduce_each(sum, hk::Sum{});
+#pragma unroll
+        for (int r = 0; r < Rows; ++r) sum[r] = hk::reciprocal(sum[r]);
+        store<kAccess, T, kAlone>(p, batch, side, kAbreast, y, sum);
     });
 }
 
@@ -142,34 +167,41 @@ HK_FN void apply(const Params &p) {
         }
         sum = hk::group_reduce<hk::kWaveSize>(sum, hk::Sum{});
         exponentials(y, max);
-        store<kAccess, T, true>(p, batch, 0, y * hk::divide(1.0f, sum));
+        const decltype(y) rows[] = {y};
+        const float scales[] = {hk::reciprocal(sum)};
+        store<kAccess, T, true>(p, batch, 0, 1, rows, scales);
     });
 }
+
+/// Waves that share a SIMD of AMD's, of rows of 4096 elements, where the compiler would take three registers too many.
+template <class T>
+constexpr int kWavesOfSimd = sizeof(T) == 4 ? 5 : 1;
 }  // namespace
 
 // Entry points of one dtype, one per row of `VARIANTS` in src/softmax.rs, and those of long rows.
-#define SOFTMAX_ROWS(name, access, T, widest, lanes, n)             \
-    HK_ENTRY(name, row_threads(hk::row_lanes(lanes, widest)),     \
-             rows<Access::access, hk::T, HK_LANES_AND_COLS(lanes, widest), n>)
+#define SOFTMAX_ROWS(name, access, T, widest, lanes)         \
+    HK_ENTRY(name, row_threads(hk::row_lanes(lanes, widest)), \
+             rows<Access::access, hk::T, HK_LANES_AND_COLS(lanes, widest), 1>)
 
-#define SOFTMAX_ENTRIES(T)                                                            \
-    SOFTMAX_ROWS(softmax_##T##_128, Vectors, T, 128, 16, 4)                           \
-    SOFTMAX_ROWS(softmax_##T##_512, Vectors, T, 512, 16, 1)                           \
-    SOFTMAX_ROWS(softmax_##T##_1024, Vectors, T, 1024, 64, 1)                         \
-    SOFTMAX_ROWS(softmax_##T##_2048, Vectors, T, 2048, 64, 1)                         \
-    SOFTMAX_ROWS(softmax_##T##_4096, Vectors, T, 4096, 64, 1)                         \
-    SOFTMAX_ROWS(softmax_##T##_8192, Vectors, T, 8192, 256, 1)                        \
-    SOFTMAX_ROWS(softmax_##T##_16384, Vectors, T, 16384, 256, 1)                      \
-    SOFTMAX_ROWS(softmax_##T##_32768, Vectors, T, 32768, 512, 1)                      \
-    HK_ENTRY(softmax_##T##_parts, kThreads, parts<Access::Vectors, hk::T>)            \
-    HK_ENTRY(softmax_##T##_apply, kThreads, apply<Access::Vectors, hk::T>)            \
-    SOFTMAX_ROWS(softmax_##T##_512_elements, Elements, T, 512, 16, 1)                 \
-    SOFTMAX_ROWS(softmax_##T##_2048_elements, Elements, T, 2048, 64, 1)               \
-    SOFTMAX_ROWS(softmax_##T##_4096_elements, Elements, T, 4096, 64, 1)               \
-    SOFTMAX_ROWS(softmax_##T##_8192_elements, Elements, T, 8192, 256, 1)              \
-    SOFTMAX_ROWS(softmax_##T##_16384_elements, Elements, T, 16384, 256, 1)            \
-    SOFTMAX_ROWS(softmax_##T##_32768_elements, Elements, T, 32768, 512, 1)            \
-    HK_ENTRY(softmax_##T##_parts_elements, kThreads, parts<Access::Elements, hk::T>)  \
+#define SOFTMAX_ENTRIES(T)                                                                                         \
+    HK_ENTRY_FOR_SIMD(softmax_##T##_128, row_threads(16, 4), 1, 48, rows<Access::Vectors, hk::T, 16, 8, 4>)        \
+    SOFTMAX_ROWS(softmax_##T##_512, Vectors, T, 512, 16)                                                           \
+    SOFTMAX_ROWS(softmax_##T##_1024, Vectors, T, 1024, 64)                                                         \
+    SOFTMAX_ROWS(softmax_##T##_2048, Vectors, T, 2048, 64)                                                         \
+    SOFTMAX_ROWS(softmax_##T##_4096, Vectors, T, 4096, 64)                                                         \
+    SOFTMAX_ROWS(softmax_##T##_8192, Vectors, T, 8192, 256)                                                        \
+    SOFTMAX_ROWS(softmax_##T##_16384, Vectors, T, 16384, 256)                                                      \
+    SOFTMAX_ROWS(softmax_##T##_32768, Vectors, T, 32768, 512)                                                      \
+    HK_ENTRY(softmax_##T##_parts, kThreads, parts<Access::Vectors, hk::T>)                                         \
+    HK_ENTRY(softmax_##T##_apply, kThreads, apply<Access::Vectors, hk::T>)                                         \
+    SOFTMAX_ROWS(softmax_##T##_512_elements, Elements, T, 512, 16)                                                 \
+    SOFTMAX_ROWS(softmax_##T##_2048_elements, Elements, T, 2048, 64)                                               \
+    HK_ENTRY_FOR_SIMD(softmax_##T##_4096_elements, row_threads(hk::row_lanes(64, 4096)), kWavesOfSimd<hk::T>, 16,  \
+                      rows<Access::Elements, hk::T, HK_LANES_AND_COLS(64, 4096), 1>)                               \
+    SOFTMAX_ROWS(softmax_##T##_8192_elements, Elements, T, 8192, 256)                                              \
+    SOFTMAX_ROWS(softmax_##T##_16384_elements, Elements, T, 16384, 256)                                            \
+    SOFTMAX_ROWS(softmax_##T##_32768_elements, Elements, T, 32768, 512)                                            \
+    HK_ENTRY(softmax_##T##_parts_elements, kThreads, parts<Access::Elements, hk::T>)                               \
     HK_ENTRY(softmax_##T##_apply_elements, kThreads, apply<Access::Elements, hk::T>)
 
 SOFTMAX_ENTRIES(bf16)

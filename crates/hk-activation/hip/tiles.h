@@ -1,7 +1,7 @@
 // tiles.h: elementwise kernels over rows. The host's side, which picks the tiles and the grid, is src/tiles.rs.
 //   The units of a tensor (vectors of 16 bytes of the main input, or elements) are counted through all rows, and each wave
 //   takes a run of them at a time: kGroups loads of 16 bytes a lane, neighbours side by side. So short rows share a wave
-//   without gaps, and long ones are shared by waves. Waves step through the tensor.
+//   without gaps, and long ones are shared by waves. Waves step through the tensor; on NVIDIA GPUs several share a run.
 //   A tensor without gaps is cut into rows that tiles divide; the last of these may be short.
 #pragma once
 
@@ -22,12 +22,12 @@ struct Shape {
     u64 numel;        // elements of tensors without gaps, in whole units; 0: rows have their own strides
     u32 rows;         //
     u32 units;        // of a row
-    u32 tile;         // units that a wave takes at a time
-    u32 step_rows;    // from a wave's tile to its next
+    u32 tile;         // units that a block takes at a time
+    u32 step_rows;    // from a block's tile to its next
     u32 step_units;   //
     float inv_units;  // 1 / units
     u32 tail;         // elements of tensors without gaps that are behind the last whole unit
-    u32 pad;
+    u32 inverse;      // (2^32 - 1) / units, for hk::Quotient
 };
 
 /// Element types that are chosen at run time, `type_code` in src/tiles.rs.
@@ -43,6 +43,21 @@ HK_FN void with_type(Type type, F f) {
     }
     __builtin_unreachable();
 }
+
+/// Groups of a tile for each lane of a wave, `GROUPS` in src/tiles.rs.
+template <Access kAccess>
+inline constexpr int kTileGroups = kAccess == Access::Vectors ? 4 : 1;
+
+/// Those of a lane, where each is a load from `kInputs` tensors at least; other waves of the block have the others.
+template <Access kAccess, int kInputs>
+inline constexpr int kGroups = [] {
+    constexpr int kEnough = (hk::kLaneLoads + kInputs - 1) / kInputs;
+    return kEnough < kTileGroups<kAccess> ? kEnough : kTileGroups<kAccess>;
+}();
+
+/// Threads of a block, which takes a tile at a time.
+template <Access kAccess, int kGroups>
+inline constexpr int kThreads = hk::kWaveSize * kTileGroups<kAccess> / kGroups;
 
 /// A lane's places in a tile: kGroups groups of M elements. By vectors a group is one place, by elements M.
 template <Access kAccess, int M, int kGroups>
@@ -109,7 +124,7 @@ struct Tile {
     }
 
 private:
-    HK_FN static u32 index(int i) { return hk::thread_x() + u32(i * hk::kWaveSize); }
+    HK_FN static u32 index(int i) { return hk::thread_x() + u32(i * kThreads<kAccess, kGroups>); }
 
     /// Of factors below 2^24.
     HK_FN static u32 product(u32 a, u32 b) { return (a & 0xffffffu) * (b & 0xffffffu); }
@@ -143,12 +158,13 @@ private:
     }
 };
 
-/// Calls `f(tile)` for each tile of this block, which is one wave.
+/// Calls `f(tile)` for each tile of this block.
 template <Access kAccess, int M, int kGroups, class F>
 HK_FN void for_tiles(const Shape &shape, F f) {
     const u32 first = hk::block_x() * shape.tile;
-    u64 row = first / shape.units;
-    u32 unit = first % shape.units;
+    const hk::Quotient rows(first, shape.units, shape.inverse);
+    u64 row = rows.whole;
+    u32 unit = rows.rest;
     while (row < shape.rows) {
         f(Tile<kAccess, M, kGroups>(shape, row, unit));
         if constexpr (!hk::kBlocksStay) return;  // there is a block for each tile
@@ -166,9 +182,5 @@ template <class F>
 HK_FN void for_tail(const Shape &shape, F f) {
     if (hk::block_x() == 0 && hk::thread_x() < shape.tail) f(shape.numel + hk::thread_x());
 }
-
-/// Groups of a lane in a tile, `GROUPS` in src/tiles.rs.
-template <Access kAccess>
-inline constexpr int kGroups = kAccess == Access::Vectors ? 4 : 1;
 
 }  // namespace tiles

@@ -19,8 +19,10 @@ struct Params {
     parts: [HeadsPart; PARTS],
 }
 
-/// Entry points for a dtype: by vectors and by elements, from tables and from angles.
+/// Entry points for a dtype: by vectors and by elements, from tables and from angles; by vectors from tables of which both
+/// vectors of a lane have the same entries.
 struct Names {
+    shared: &'static str,
     tables: [&'static str; 2],
     angles: [&'static str; 2],
 }
@@ -28,6 +30,7 @@ struct Names {
 macro_rules! names {
     ($dtype:literal) => {
         Names {
+            shared: concat!("rope_", $dtype, "_shared"),
             tables: [concat!("rope_", $dtype, "_tables"), concat!("rope_", $dtype, "_tables_elements")],
             angles: [concat!("rope_", $dtype, "_angles"), concat!("rope_", $dtype, "_angles_elements")],
         }
@@ -280,8 +283,12 @@ pub(crate) fn launch<'a, T: Float, C: RopeElement<T>>(
     let vector = 16 / size_of::<T>();
     let vectors = source.by_vectors(rope, vector) && parts.iter().flatten().all(Heads::by_vectors);
     let names = &NAMES[float_index(T::DTYPE)];
-    let names = if source.is_angles() { &names.angles } else { &names.tables };
-    let kernel = stream.kernel(&kernels::ROPE, names[usize::from(!vectors)])?;
+    let name = match (source.is_angles(), vectors) {
+        (true, _) => names.angles[usize::from(!vectors)],
+        (false, true) if source.is_shared(rope) => names.shared,
+        (false, _) => names.tables[usize::from(!vectors)],
+    };
+    let kernel = stream.kernel(&kernels::ROPE, name)?;
     let mut launch = stream.launch(op, &kernel);
     let info = stream.device().info();
     let (parts, grid) = spread(&mut launch, op, parts, if vectors { vector } else { 1 }, info)?;

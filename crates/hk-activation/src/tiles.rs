@@ -20,7 +20,7 @@ pub(crate) struct Shape {
     step_units: u32,
     inv_units: f32,
     tail: u32,
-    pad: u32,
+    inverse: u32,
 }
 /// Groups of a lane in a tile, `tiles::kGroups`: by vectors, and by elements.
 const GROUPS: [usize; 2] = [4, 1];
@@ -147,6 +147,7 @@ impl Tiles {
         shape.units = units as u32;
         shape.tile = tile as u32;
         shape.inv_units = (1.0 / units as f64) as f32;
+        shape.inverse = u32::MAX / shape.units;
 
         let all = match self.walk {
             Walk::Flat { numel, .. } => (numel / unit).div_ceil(tile),

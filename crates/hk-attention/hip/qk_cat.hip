@@ -14,8 +14,8 @@ struct Params {  // same fields, same order as `CatParams` in src/qk_concat.rs
 
 // One per size of elements, and if it goes by elements.
 #define QK_CAT_ENTRIES(bits)                                                                                \
-    HK_ENTRY(qk_cat_##bits, hk::kHeadsThreads, hk::walk_heads<hk::u##bits, hk::kVecLen<hk::u##bits>, false>) \
-    HK_ENTRY(qk_cat_##bits##_elements, hk::kHeadsThreads, hk::walk_heads<hk::u##bits, 1, false>)
+    HK_ENTRY(qk_cat_##bits, hk::kHeadsThreads, hk::walk_heads<hk::u##bits, hk::kVecLen<hk::u##bits>, hk::Turn::Tables>) \
+    HK_ENTRY(qk_cat_##bits##_elements, hk::kHeadsThreads, hk::walk_heads<hk::u##bits, 1, hk::Turn::Tables>)
 
 QK_CAT_ENTRIES(8)
 QK_CAT_ENTRIES(16)

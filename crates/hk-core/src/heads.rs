@@ -50,10 +50,12 @@ pub struct HeadsPart {
     chunks: u32,
     batch_step: u32,
     token_step: u32,
-    pad: u32,
+    inverse_lanes: u32,
+    inverse_chunks: u32,
+    inverse_tokens: u32,
 }
 
-const _: () = assert!(size_of::<HeadsPart>() == 2 * size_of::<GlobalLayout>() + 40);
+const _: () = assert!(size_of::<HeadsPart>() == 2 * size_of::<GlobalLayout>() + 48);
 
 /// Threads of a block, `hk::kHeadsThreads`.
 const THREADS: usize = 256;
@@ -138,10 +140,17 @@ pub fn spread<'a, T: Element, const N: usize>(
             chunks: split.chunks() as u32,
             batch_step: (step / tokens_of_batch) as u32,
             token_step: (step % tokens_of_batch) as u32,
-            pad: 0,
+            inverse_lanes: inverse(split.lanes()),
+            inverse_chunks: inverse(split.chunks()),
+            inverse_tokens: inverse(tokens_of_batch),
         };
     }
     Ok((out, (grid > 0).then(|| LaunchConfig::grid_1d(grid))))
+}
+
+/// What the kernel divides numbers of 32 bits with by `divisor`, `hk::Quotient`.
+fn inverse(divisor: usize) -> u32 {
+    u32::MAX / divisor as u32
 }
 
 /// How one part is spread.

@@ -194,6 +194,11 @@ impl<'a, C: Element> RopeSource<'a, C> {
         self.sin.is_none()
     }
 
+    /// Whether pairs lie in two vectors, at the same place, and have one entry: `hk::Turn::Shared`.
+    pub fn is_shared(&self, rope: &Rope) -> bool {
+        !self.is_angles() && rope.style == RopeStyle::Neox && rope.table == RopeTableWidth::Half
+    }
+
     /// Checks the tables against the rotation, and positions and offsets against the tokens, whose axes are `tokens`: one
     /// axis if they are packed.
     ///

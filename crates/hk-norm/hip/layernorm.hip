@@ -45,14 +45,18 @@ struct Params {  // same fields, same order as `Params` in src/layernorm.rs
     u32 batch;            // rows that a block takes at a time
 };
 
-/// Waves that share an SM of NVIDIA's GPUs, at least, since a row waits for two sums, one after the other; fewer where
-/// more registers are needed than for 32 columns a lane, `InHand`, that wait in the rows' type.
-template <Access kAccess, class T, int InHand>
-constexpr int kWavesOfSm = kAccess == Access::Vectors && sizeof(T) == 2 && InHand <= 32 ? 24 : 12;
+/// Waves that share an SM of NVIDIA's GPUs, at least, since a row waits for two sums, one after the other: four of the longest
+/// rows, else three; fewer where more registers are needed than for 32 columns a lane, `InHand`, that wait in the rows' type.
+template <Access kAccess, class T, int Lanes, int InHand>
+constexpr int kWavesOfSm = kAccess != Access::Vectors || sizeof(T) > 2 || InHand > 32 ? 12 : Lanes >= 256 ? 32 : 24;
 
 /// Waves that share a SIMD of AMD's, where the compiler would take one or two registers too many.
-template <class T, int Lanes, int InHand>
-constexpr int kWavesOfSimd = sizeof(T) == 4 && Lanes > 64 && InHand == 32 ? 3 : 1;
+template <class T, int Lanes, int ColsPerLane, int Rows>
+constexpr int kWavesOfSimd = [] {
+    if (sizeof(T) == 4) return Lanes > 64 && ColsPerLane == 32 ? 3 : 1;
+    if (Rows == 4) return 5;
+    return ColsPerLane == 24 ? 4 : 1;
+}();
 
 /// sum / cols, correctly rounded unless it is subnormal: a row of one value has that value as its mean.
 HK_FN float mean_of(float sum, const Params &p) {
@@ -147,35 +151,47 @@ HK_FN void rows_in_registers(const Params &p) {
     const u32 cols = p.x.cols();
     hk::HeldVector<kAccess, RowT> w(p.weight, p.weight_is_f32, 1.0f, -0.0f, block.column(), cols);
     hk::HeldVector<kAccess, RowT> b(p.bias, p.bias_is_f32, -0.0f, -0.0f, block.column(), cols);
-    // Where registers are few, they are asked for before the last sums, so that they come with those.
-    const auto begin_vectors = [&] {
+    // At once; or where registers are few and rows many or long, before the last sums, so that they come with those; of the
+    // longest rows the biases after them.
+    constexpr bool kAtOnce = !hk::kWidensAgain || (Rows <= 2 && ColsPerLane <= 16);
+    constexpr bool kBiasLast = Lanes >= 256;
+    if constexpr (kAtOnce) {
         w.begin();
         b.begin();
-    };
-    if constexpr (!hk::kWidensAgain) begin_vectors();
-    hk::GroupReducer<Block::kThreads, Lanes, 2> group;
+    }
+    hk::GroupReducer<Block::kThreads, Lanes, 2 * Rows> group;
     constexpr bool kAnew = hk::kWidensAgain && sizeof(T) < sizeof(float);  // the distances
 
     hk::for_row_batches<Block::kAlone>(p.x.rows(), cols, block.column(), p.batch, [&](const RowBatch &batch) {
         RowT x[Rows];
         RowF s[Rows];
         load_sums<true, kAccess>(block, x, s, p, batch);
-        float first_mean[Rows], correction[Rows], mean[Rows], rstd[Rows];
+        // All rows take each step together, so that they wait for it together.
+        float total[Rows], sums[Rows][2], first_mean[Rows], correction[Rows], mean[Rows], rstd[Rows];
 #pragma unroll
         for (int r = 0; r < Rows; ++r) {
             hk::SumOf sum;
             sum.add(s[r]);
-            float total[] = {sum.total()};
-            group.sums(total);
-            first_mean[r] = mean_of(total[0], p);
+            total[r] = sum.total();
+        }
+        group.sums(total);
+#pragma unroll
+        for (int r = 0; r < Rows; ++r) {
+            first_mean[r] = mean_of(total[r], p);
             s[r] = hk::widen_again(s[r], x[r]);
-            float sums[2];
-            Distances<kAccess>(first_mean[r], batch).sum(s[r], sums);
-            if (hk::kWidensAgain && r == Rows - 1) begin_vectors();
-            group.sums(sums);
-            correction[r] = mean_of(sums[0], p);
+            Distances<kAccess>(first_mean[r], batch).sum(s[r], sums[r]);
+        }
+        if constexpr (!kAtOnce) {
+            w.begin();
+            if constexpr (!kBiasLast) b.begin();
+        }
+        group.sums(reinterpret_cast<float(&)[2 * Rows]>(sums));
+        if constexpr (!kAtOnce && kBiasLast) b.begin();
+#pragma unroll
+        for (int r = 0; r < Rows; ++r) {
+            correction[r] = mean_of(sums[r][0], p);
             mean[r] = first_mean[r] + correction[r];
-            rstd[r] = rstd_of(sums[1], correction[r], p);
+            rstd[r] = rstd_of(sums[r][1], correction[r], p);
         }
         hk::with_vectors([&](auto weight, auto bias) {
 #pragma unroll
@@ -253,9 +269,9 @@ HK_FN void rows_in_tiles(const Params &p) {
 }  // namespace
 
 // Entry points of one dtype, one per row of `VARIANTS` in src/layernorm.rs, named as those of rms_rows.h.
-#define LAYERNORM_ROWS(name, access, T, widest, lanes, rows)     \
-    HK_ENTRY_FOR_SIMD(name, hk::row_threads(lanes), (kWavesOfSimd<hk::T, lanes, widest / lanes * rows>),        \
-                      (kWavesOfSm<Access::access, hk::T, widest / lanes * rows>),                                \
+#define LAYERNORM_ROWS(name, access, T, widest, lanes, rows)                                                 \
+    HK_ENTRY_FOR_SIMD(name, hk::row_threads(lanes), (kWavesOfSimd<hk::T, lanes, widest / lanes, rows>),        \
+                      (kWavesOfSm<Access::access, hk::T, lanes, widest / lanes * rows>),                       \
                       rows_in_registers<Access::access, hk::T, lanes, widest / lanes, rows>)
 
 #define LAYERNORM_ENTRIES(T)                                                                              \

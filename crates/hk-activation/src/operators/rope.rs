@@ -157,12 +157,15 @@ const BHSD: Scalar = Scalar::Choice("bhsd");
 const SBHD: Scalar = Scalar::Choice("sbhd");
 const BSHD: Scalar = Scalar::Choice("bshd");
 
-const CORNERS_CACHED: [Case; 12] = [
+const CORNERS_CACHED: [Case; 14] = [
     corner!("bf16": "x" Bf16 [70, 9, 32], "cos" Bf16 [70, 16], "sin" Bf16 [70, 16]; "rotary" Scalar::Int(32)),
     corner!("f16, interleaved": "x" F16 [70, 9, 32], "cos" F16 [70, 16], "sin" F16 [70, 16];
         "rotary" Scalar::Int(32), "style" INTERLEAVED),
     corner!("f32, inverse": "x" F32 [70, 9, 16], "cos" F32 [70, 8], "sin" F32 [70, 8];
         "rotary" Scalar::Int(16), "inverse" Scalar::Bool(true)),
+    corner!("f16, tables of f32": "x" F16 [70, 9, 32], "cos" F32 [70, 16], "sin" F32 [70, 16]; "rotary" Scalar::Int(32)),
+    corner!("f32, full tables": "x" F32 [70, 9, 16], "cos" F32 [70, 16], "sin" F32 [70, 16];
+        "rotary" Scalar::Int(16), "table" FULL),
     corner!("full tables, the last columns, positions beyond them":
         "x" Bf16 [3, 30, 5, 48], "cos" F32 [40, 16], "sin" F32 [40, 16], "positions" I32 [3, 30];
         "rotary" Scalar::Int(16), "table" FULL, "span" LAST, "layout" BSHD),

@@ -45,6 +45,7 @@ inline constexpr bool kPingPongs = true;  // waves of a SIMD take turns by barri
 inline constexpr int kXcds = 8;  // parts with an L2 of their own, to which blocks go in turn
 inline constexpr bool kBlocksStay = true;  // blocks for rows are as many as keep memory busy, and take rows in turn; else one a batch
 inline constexpr int kMostLaneCols = 64;   // columns of a row that a lane has in registers
+inline constexpr int kLaneLoads = 64;      // loads of 16 bytes that a lane asks for at a time, where other waves can take some
 inline constexpr bool kWidensAgain = false;  // what waits in registers for a sum does so in its own type rather than in f32
 inline constexpr bool kFp8Saturates = false;  // conversions to fp8 saturate by themselves, and keep NaN
 #if defined(__gfx950__)
@@ -75,6 +76,7 @@ inline constexpr bool kPingPongs = false;  // an H200 makes 300 TFLOP/s of bf16 
 inline constexpr int kXcds = 1;
 inline constexpr bool kBlocksStay = false;
 inline constexpr int kMostLaneCols = 32;     // registers bound how many warps, so how many loads, share an SM:
+inline constexpr int kLaneLoads = 2;         // what a wave has less of is done sooner
 inline constexpr bool kFp8Saturates = true;
 inline constexpr bool kWidensAgain = true;   // for the same reason
 inline constexpr int kLdsBytes = 227 * 1024;

@@ -162,7 +162,7 @@ HK_FN bool last_to_arrive(GlobalPtr<u32> arrivals, u32 blocks) {
 /// Reductions over aligned groups of Width threads of a block of Threads; every thread gets its group's
 /// result, in a fixed order: butterfly in each wave, then waves in ascending order.
 /// A group wider than a wave is the whole block, and all its threads must call together, on the one reducer
-/// of its kind that the kernel makes: the slots in LDS belong to the type. kSums are summed up at a time, at most.
+/// of its kind that the kernel makes: the slots in LDS belong to the type. kSums are reduced at a time, at most.
 template <int Threads, int Width, int kSums = 1>
 class GroupReducer {
     static_assert(Width <= kWaveSize || Width == Threads, "a group is within a wave or the whole block");
@@ -221,11 +221,10 @@ public:
 
     HK_FN float sum(float v) { return reduce(v, Sum{}); }
 
-    /// As `sum` of each, but with one barrier for all.
-    template <int N>
-    HK_FN void sums(float (&v)[N]) {
-#pragma unroll
-        for (int i = 0; i < N; ++i) v[i] = group_reduce<(Width < kWaveSize ? Width : kWaveSize)>(v[i], Sum{});
+    /// As `reduce` of each, but with one barrier for all.
+    template <int N, class Op>
+    HK_FN void reduce_each(float (&v)[N], Op op) {
+        group_reduce_each<(Width < kWaveSize ? Width : kWaveSize)>(v, op);
         if constexpr (kWaves > 1) {
             static_assert(N <= kSums, "as many as there are slots for");
             float *mine = &slots()[turn_ * kSums * kWaves];
@@ -239,9 +238,15 @@ public:
             for (int i = 0; i < N; ++i) {
                 v[i] = mine[i * kWaves];
 #pragma unroll
-                for (int wave = 1; wave < kWaves; ++wave) v[i] = Sum{}(v[i], mine[i * kWaves + wave]);
+                for (int wave = 1; wave < kWaves; ++wave) v[i] = op(v[i], mine[i * kWaves + wave]);
             }
         }
+    }
+
+    /// As `sum` of each, but with one barrier for all.
+    template <int N>
+    HK_FN void sums(float (&v)[N]) {
+        reduce_each(v, Sum{});
     }
 
     HK_FN float max(float v) { return reduce(v, Max{}); }

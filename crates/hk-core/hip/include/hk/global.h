@@ -20,6 +20,26 @@ HK_FN T load_uniform(u64 address) {
 #endif
 }
 
+/// `*at`, of 16 bytes, if `there`, else of no use. On NVIDIA's GPUs without a branch, behind which it would wait for what is asked
+/// for before.
+template <class V>
+HK_FN V load_if(GlobalPtr<const V> at, bool there) {
+    static_assert(sizeof(V) == 16, "a vector");
+#if defined(HK_AMD)
+    Vec<u32, 4> v;
+    asm("" : "=v"(v));
+    if (there) v = *reinterpret_cast<GlobalPtr<const Vec<u32, 4>>>(at);
+    return __builtin_bit_cast(V, v);
+#else
+    // Zero at first: a register that may not be written would be taken for one that is in use all through the kernel.
+    u32 a = 0, b = 0, c = 0, d = 0;
+    asm volatile("{\n\t.reg .pred there;\n\tsetp.ne.u32 there, %5, 0;\n\t@there ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n\t}"
+                 : "+r"(a), "+r"(b), "+r"(c), "+r"(d)
+                 : "l"(reinterpret_cast<u64>(at)), "r"(u32(there)));
+    return __builtin_bit_cast(V, Vec<u32, 4>{a, b, c, d});
+#endif
+}
+
 /// Raises `*at` to `v`, as one operation among all blocks.
 HK_FN void atomic_max(GlobalPtr<u32> at, u32 v) {
     __scoped_atomic_fetch_max(at, v, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);

@@ -43,9 +43,11 @@ struct HeadsPart {
     u32 chunks;        // of a token's heads; `blocks` is a multiple of it
     u32 batch_step;    // from a group's token to its next, in batches
     u32 token_step;    // and in tokens, less than a batch has
-    u32 pad;
+    u32 inverse_lanes;   // (2^32 - 1) / lanes,
+    u32 inverse_chunks;  // of chunks
+    u32 inverse_tokens;  // and of the tokens of a batch
 };
-static_assert(sizeof(HeadsPart) == 2 * sizeof(Global) + 40, "same layout as hk_core::heads::HeadsPart");
+static_assert(sizeof(HeadsPart) == 2 * sizeof(Global) + 48, "same layout as hk_core::heads::HeadsPart");
 
 namespace detail {
 
@@ -71,9 +73,16 @@ HK_FN void move_heads(HeadsPlace<T> at, u32 heads, i64 in_stride, i64 out_stride
     const auto load = [&] {
 #pragma unroll
         for (u32 i = 0; i < kMost; ++i) {
-            if (i >= heads) break;
-            x[i][0] = *reinterpret_cast<GlobalPtr<const Raw>>(at.in);
-            x[i][1] = *reinterpret_cast<GlobalPtr<const Raw>>(at.in + at.gap);
+            const auto first = reinterpret_cast<GlobalPtr<const Raw>>(at.in);
+            const auto second = reinterpret_cast<GlobalPtr<const Raw>>(at.in + at.gap);
+            if constexpr (kBlocksStay || sizeof(Raw) < kVecBytes) {
+                if (i >= heads) break;
+                x[i][0] = *first;
+                x[i][1] = *second;
+            } else {  // all, and those of tables, before the first of them is waited for
+                x[i][0] = load_if<Raw>(first, i < heads);
+                x[i][1] = load_if<Raw>(second, i < heads);
+            }
             at.in += in_stride;
         }
     };
@@ -107,9 +116,13 @@ HK_FN void move_heads(HeadsPlace<T> at, u32 heads, i64 in_stride, i64 out_stride
 
 }  // namespace detail
 
+/// What a launch rotates by: tables of which both vectors of a slot have the same entries (`Rope::shared`), which takes half
+/// the registers; any tables; or angles.
+enum class Turn { Shared, Tables, Angles };
+
 /// All the work of a launch, by vectors of N columns of T (16 bytes), or by elements, N = 1. `Params` has an array `parts`
-/// of HeadsPart, and if something is rotated a Rope `rope`, whose tables are angles if kAngles.
-template <class T, int N, bool kAngles, class Params>
+/// of HeadsPart, and if something is rotated a Rope `rope`.
+template <class T, int N, Turn kTurn, class Params>
 HK_FN void walk_heads(const Params &p) {
     constexpr bool kHasRope = requires { p.rope; };
     u32 block = block_x();
@@ -117,10 +130,10 @@ HK_FN void walk_heads(const Params &p) {
     while (block >= p.parts[index].blocks) block -= p.parts[index++].blocks;
     const HeadsPart &part = p.parts[index];
 
-    const u32 group = thread_x() / part.lanes;
+    const auto [group, lane] = Quotient(thread_x(), part.lanes, part.inverse_lanes);
     if (group >= part.groups) return;
-    const u32 walker = block / part.chunks;
-    const u32 head = (block - walker * part.chunks) * part.chunk;
+    const auto [walker, chunk] = Quotient(block, part.chunks, part.inverse_chunks);
+    const u32 head = chunk * part.chunk;
     const u32 left = part.out.shape[2] - head;
     const u32 heads = left < part.chunk ? left : part.chunk;
     const u32 batches = part.out.shape[0];
@@ -128,7 +141,7 @@ HK_FN void walk_heads(const Params &p) {
     const bool rotates = kHasRope && part.action == HeadsPart::kRotates;
 
     const u32 slots = slots_of<N>(part.out.cols());
-    for (u32 slot = thread_x() - group * part.lanes; slot < slots; slot += part.lanes) {
+    for (u32 slot = lane; slot < slots; slot += part.lanes) {
         u32 column = slot * N;
         u32 gap = slots * N;
         if constexpr (kHasRope) {
@@ -140,9 +153,7 @@ HK_FN void walk_heads(const Params &p) {
         // The last of an odd number of vectors is alone, and moved twice.
         if (column + gap >= part.out.cols()) gap = 0;
 
-        const u32 first = walker * part.groups + group;
-        u32 batch = first / tokens;
-        u32 token = first - batch * tokens;
+        auto [batch, token] = Quotient(walker * part.groups + group, tokens, part.inverse_tokens);
         while (batch < batches) {
             const Params &now = read_anew(p);
             const HeadsPart &part = now.parts[index];
@@ -159,6 +170,7 @@ HK_FN void walk_heads(const Params &p) {
                 const u32 row = part.poisons ? now.rope.table_row(batch, token) : 0;
                 if (row == Rope::kNoRow) {
                     GlobalPtr<T> out = place.out;
+#pragma nounroll
                     for (u32 i = 0; i < heads; ++i, out += part.out.strides[2]) {
                         *reinterpret_cast<GlobalPtr<Vec<T, N>>>(out) = Rope::poison<T, N>();
                         *reinterpret_cast<GlobalPtr<Vec<T, N>>>(out + gap) = Rope::poison<T, N>();
@@ -167,16 +179,13 @@ HK_FN void walk_heads(const Params &p) {
                     const auto rotate_all = [&](auto find) {
                         move_all([&] {
                             return [&now, factors = find()](Vec<T, N>(&x)[2]) {
-                                Vec<float, N> wide[2] = {widen<T, N>(x[0]), widen<T, N>(x[1])};
-                                now.rope.rotate(wide, factors);
-                                x[0] = narrow<T, N>(wide[0]);
-                                x[1] = narrow<T, N>(wide[1]);
+                                now.rope.rotate(x, factors);
                             };
                         });
                     };
-                    if constexpr (kAngles) {
+                    if constexpr (kTurn == Turn::Angles) {
                         rotate_all([&] { return now.rope.template factors_of_angles<T, N>(row, slot); });
-                    } else if (now.rope.template shared<N>()) {  // half the registers
+                    } else if (kTurn == Turn::Shared || now.rope.template shared<N>()) {
                         rotate_all([&] { return now.rope.template shared_factors<T, N>(row, slot); });
                     } else {
                         rotate_all([&] { return now.rope.template factors<T, N>(row, slot); });
@@ -187,6 +196,7 @@ HK_FN void walk_heads(const Params &p) {
             } else {
                 move_all(copy);
             }
+            if constexpr (!kBlocksStay) break;  // there is a block for each turn
             token += part.token_step;
             batch += part.batch_step;
             if (token >= tokens) {

@@ -88,8 +88,14 @@ HK_FN float max3(float a, float b, float c) {
     asm("v_max3_f32 %0, %1, %2, %3" : "=v"(out) : "v"(a), "v"(b), "v"(c));
     return out;
 #else
-    return __builtin_fmaxf(__builtin_fmaxf(a, b), c);
+    return __builtin_fmaxf(a, __builtin_fmaxf(b, c));
 #endif
+}
+
+/// 1 / x for x from 2^-100 to 2^100, and NaN of NaN: what is in doubt by less than 2^-22 ulp may be rounded either way. 2 + 1.
+HK_FN float reciprocal(float x) {
+    const float first = rcp_fast(x);
+    return __builtin_fmaf(first, __builtin_fmaf(-x, first, 1.0f), first);
 }
 
 /// a / b, correctly rounded: 10 + 1.

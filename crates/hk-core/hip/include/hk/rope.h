@@ -116,21 +116,66 @@ struct Rope {
     /// The factors of a slot whose vectors share them, from tables.
     template <class T, int N>
     HK_FN SharedFactors<N> shared_factors(u32 row, u32 slot) const {
-        const auto entry = [&](const Global &table) {
-            return table_is_f32 ? load<float, N>(table.template row<const float>(row) + slot * N)
-                                : load<T, N>(table.template row<const T>(row) + slot * N);
-        };
-        SharedFactors<N> f = {entry(cos), entry(sin)};
+        SharedFactors<N> f;
+        if constexpr (N == 1) {
+            const auto entry = [&](const Global &table) {
+                return table_is_f32 ? load<float, N>(table.template row<const float>(row) + slot)
+                                    : load<T, N>(table.template row<const T>(row) + slot);
+            };
+            f = {entry(cos), entry(sin)};
+        } else {
+            // Entries of either type wait in the same registers.
+            static_assert(N * sizeof(T) == kVecBytes, "one access, or as many as f32 take");
+            constexpr int kWords = N * sizeof(float) / kVecBytes;
+            using Raw = Vec<u32, 4>[kWords];
+            const auto ask = [&](const Global &table, Raw &raw) {
+                const u64 place = (u64(row) * u64(table.row_stride()) + slot * N) * (table_is_f32 ? sizeof(float) : sizeof(T));
+                const auto at = reinterpret_cast<GlobalPtr<const Vec<u32, 4>>>(table.data + place);
+                raw[0] = *at;
+#pragma unroll
+                for (int i = 1; i < kWords; ++i) raw[i] = load_if(at + i, table_is_f32);
+            };
+            const auto entries = [&](const Raw &raw) {
+                if (table_is_f32) return __builtin_bit_cast(Vec<float, N>, raw);
+                return widen<T, N>(__builtin_bit_cast(Vec<T, N>, raw[0]));
+            };
+            Raw cosines, sines;
+            ask(cos, cosines);
+            ask(sin, sines);
+            f = {entries(cosines), entries(sines)};
+        }
         if (inverse) f.sin = -f.sin;
         return f;
     }
 
-    template <int N>
-    HK_FN void rotate(Vec<float, N> (&x)[2], const SharedFactors<N> &f) const {
-        const Vec<float, N> a = x[0];
-        const Vec<float, N> b = x[1];
-        x[0] = __builtin_elementwise_fma(b, -f.sin, a * f.cos);
-        x[1] = __builtin_elementwise_fma(a, f.sin, b * f.cos);
+    /// Rotates the two vectors of a slot in f32, with one rounding.
+    template <class T, int N>
+    HK_FN void rotate(Vec<T, N> (&x)[2], const Factors<N> &f) const {
+        Vec<float, N> wide[2] = {widen<T, N>(x[0]), widen<T, N>(x[1])};
+        rotate(wide, f);
+        x[0] = narrow<T, N>(wide[0]);
+        x[1] = narrow<T, N>(wide[1]);
+    }
+
+    template <class T, int N>
+    HK_FN void rotate(Vec<T, N> (&x)[2], const SharedFactors<N> &f) const {
+        // Two columns of each at a time: f32 of all of them would take registers.
+        constexpr int kPart = N < 2 ? N : 2;
+#pragma unroll
+        for (int i = 0; i < N; i += kPart) {
+            Vec<T, kPart> first, second;
+            Vec<float, kPart> c, s;
+#pragma unroll
+            for (int j = 0; j < kPart; ++j) {
+                first[j] = x[0][i + j], second[j] = x[1][i + j];
+                c[j] = f.cos[i + j], s[j] = f.sin[i + j];
+            }
+            const auto a = widen<T, kPart>(first), b = widen<T, kPart>(second);
+            first = narrow<T, kPart>(__builtin_elementwise_fma(b, -s, a * c));
+            second = narrow<T, kPart>(__builtin_elementwise_fma(a, s, b * c));
+#pragma unroll
+            for (int j = 0; j < kPart; ++j) x[0][i + j] = first[j], x[1][i + j] = second[j];
+        }
     }
 
     /// Rotates the two vectors of a slot. A column is the sum of two products, one of which is not rounded: the same two

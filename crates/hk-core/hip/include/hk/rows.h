@@ -1,7 +1,7 @@
 // rows.h: kernels that work row by row. The host's side, which picks the kernel and its grid, is hk_core::rowwise.
 //   `Lanes` lanes hold a row, or a tile of it, in registers (reg.h). A block of 64 threads works on 64 / Lanes rows side by
 //   side, `Rows` times over, so that its loads overlap; a row of 64 lanes or more is one block. Blocks step through the
-//   matrix; on NVIDIA GPUs there are as many as it has batches of rows.
+//   matrix; on NVIDIA GPUs there are as many as it has batches of rows, and they can be longer, with fewer rows for a lane.
 #pragma once
 
 #include <hk/arch.h>
@@ -17,6 +17,12 @@ constexpr int row_threads(int lanes) { return lanes > 64 ? lanes : 64; }
 /// Lanes of a row of up to `widest` columns: `lanes`; twice as many, if they are a block, where a lane would have more
 /// than kMostLaneCols.
 constexpr int row_lanes(int lanes, int widest) { return lanes >= 64 && widest / lanes > kMostLaneCols ? 2 * lanes : lanes; }
+
+/// Rows that a lane has in hand of the `rows` that the host counts with, where a wave has several rows: others are of other waves.
+constexpr int lane_rows(int lanes, int rows) { return lanes < 64 && rows > kLaneLoads ? kLaneLoads : rows; }
+
+/// Threads of a block with as many waves as that takes.
+constexpr int row_threads(int lanes, int rows) { return row_threads(lanes) * (rows / lane_rows(lanes, rows)); }
 
 // Two template arguments of a kernel for rows of up to `widest` columns: the lanes of a row, and the columns of a lane.
 #define HK_LANES_AND_COLS(lanes, widest) hk::row_lanes(lanes, widest), widest / hk::row_lanes(lanes, widest)

@@ -133,4 +133,18 @@ HK_FN Vec<T, N> narrow(Vec<float, N> v) {
     }
 }
 
+/// n / divisor and what is left, for divisors that the host knows: `inverse` is (2^32 - 1) / divisor, rounded down.
+struct Quotient {
+    u32 whole, rest;
+
+    HK_FN Quotient(u32 n, u32 divisor, u32 inverse) {
+        // Too small by one, at most.
+        whole = u32(u64(n) * inverse >> 32);
+        rest = n - whole * divisor;
+        const bool more = rest >= divisor;
+        whole += more ? 1 : 0;
+        rest -= more ? divisor : 0;
+    }
+};
+
 }  // namespace hk

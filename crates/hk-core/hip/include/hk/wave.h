@@ -245,6 +245,24 @@ HK_FN T group_reduce(T v, Op op) {
     return v;
 }
 
+/// The same of several values, all of which take each step together.
+template <int Width, class T, int N, class Op>
+HK_FN void group_reduce_each(T (&v)[N], Op op) {
+#if defined(HK_AMD)
+#pragma unroll
+    for (int i = 0; i < N; ++i) v[i] = group_reduce<Width>(v[i], op);
+#else
+#pragma unroll
+    for (int mask = 1; mask < Width; mask *= 2) {
+        T other[N];
+#pragma unroll
+        for (int i = 0; i < N; ++i) other[i] = detail::swap_lanes(v[i], mask);
+#pragma unroll
+        for (int i = 0; i < N; ++i) v[i] = op(v[i], other[i]);
+    }
+#endif
+}
+
 /// Sum of the lanes up to this one, itself included. The order of a lane's sum is fixed. All lanes take part.
 /// T is u32, u64 or double.
 template <class T>
