@@ -9,24 +9,24 @@
 //   renorm  (where y is wanted) writes y from the threshold and the kept mass
 //
 // Logits
-//   What is drawn from is 2^(t - reference) with t = x log2(e) / temperature, whose sum p is multiplied with and the mass
-//   divided by: it need not be one. The reference is the largest t that `guess` has seen, which is close enough to the
-//   largest of all; should a number become infinite, `finish` begins again with the right one.
+//   What is drawn from is exp((x - reference) / temperature), whose sum p is multiplied with and the mass divided by: it need
+//   not be one. The reference is the largest that `guess` has seen, which is close enough to the largest of all; should a
+//   number become infinite, `finish` begins again with that.
 //
 // How the work is split
 //   A segment is 4096 tokens, or for rows beyond 128 times that a multiple of them: 128,256 tokens are 32 segments. In
-//   `walk` a block of 256 threads has 4096 tokens in registers, 16 a lane; where rows are many, it takes several segments in
-//   turn. The blocks of `finish` have 16 waves.
+//   `walk` a block of 128 threads has 4096 tokens in registers, 32 a lane, and the next 4096 on their way; where rows are many,
+//   it takes several segments in turn. The blocks of `finish` have 16 waves.
 // Guesses
 //   A guess that fails costs time, five walks of one block over the row, and changes no result: masses are sums of f64 and
-//   of whole numbers, within 2^-45 of themselves, and of the same order whatever is listed; a list has the order of the
-//   tokens' places in registers. For top-k the guess fails once in 10^8, for min-p where 4096 tokens do not have one of half
-//   the largest. For top-p it has to know the mass of the row: of probabilities one; of logits what 4096 of them have,
-//   whose error is counted in. Where few tokens have most of the mass, these are listed, as the largest are in any case.
+//   of whole numbers, within 2^-45 of themselves, and a list has the order of the tokens' places in registers, whatever is
+//   listed. For top-k the guess fails once in 10^8 rows, for min-p where 4096 tokens do not have one of a sixteenth of the
+//   largest. For top-p it has to know the mass of the row: of probabilities one; of logits what 4096 of them have, whose
+//   error is counted in. Where few tokens have most of the mass, these are listed, as the largest are in any case.
 // Floor
-//   V * sizeof(T) from memory for `walk`, and 128 bytes of each 4 KiB or so before. Listed keys are 4 bytes, written and
-//   read: some 500 a row for top-k and min-p, a tenth of the tokens of a flat row for top-p. `finish` reads again the
-//   segment that it draws in, `renorm` the row.
+//   V * sizeof(T) from memory for `walk`, and 4096 tokens before. Listed keys are 4 bytes, written and read: some 500 a row for
+//   top-k and min-p, a twentieth of the tokens of a flat row for top-p. `finish` reads again the segment that it draws in,
+//   `renorm` the row.
 #include <hk/entry.h>
 
 #include "filter.h"
@@ -51,7 +51,7 @@ constexpr u32 kStaged = 1024;     // keys of a tile that go to their list by way
 
 /// Where the threshold of a row may be.
 struct Guess {
-    float reference;  // of logits
+    float reference;  // logit that has a weight of one
     u32 from, to;     // keys that are listed, one past the last; none if they are equal
     u32 top;          // all keys from here on are listed, too; kNone: there is no guess
 };
@@ -96,7 +96,7 @@ struct Workspace {
     }
 };
 
-/// What a token of a row weighs: its probability, or the power of two of its logit relative to a reference.
+/// What a token of a row weighs: its probability, or the exponential of its logit relative to another.
 struct Measure {
     float log2_scale = 0.0f;  // log2(e) / temperature; of probabilities 0
     float reference = 0.0f;
@@ -111,7 +111,7 @@ struct Measure {
     template <class RowF>
     HK_FN void apply(RowF &row, u32 column, u32 cols) const {
         if (log2_scale != 0.0f) {
-            for_each(row, 0, [&](float &v, u32) { v = hk::exp2_fast(__builtin_fmaf(v, log2_scale, -reference)); });
+            for_each(row, 0, [&](float &v, u32) { v = hk::exp2_fast((v - reference) * log2_scale); });
             if (column - column % kTile + kTile > cols) {
                 for_each(row, column, [&](float &v, u32 c) { v = c < cols ? v : 0.0f; });
             }
@@ -205,7 +205,7 @@ HK_FN void guess(const Params &p) {
     Measure measure(p, row);
     const float max = block.max(hk::largest(v));  // and a barrier
     if (!(__builtin_fabsf(max) < __builtin_inff()) || (!p.logits && max <= 0.0f)) return write(none);
-    if (p.logits) measure.reference = max * measure.log2_scale;
+    if (p.logits) measure.reference = max;
     measure.apply(v, 0, cols);
     const u32 max_key = measure.key(max);
     u32 active;
@@ -701,7 +701,7 @@ HK_FN bool find_in_row(const Params &p, u64 b, u64 row, Measure &measure, Found 
         found.threshold = 0;
         return false;
     }
-    if (p.logits) measure.reference = max * measure.log2_scale;
+    if (p.logits) measure.reference = max;
     const u32 max_key = measure.key(max);
     u32 active;
     const Filters filters = filters_of(p, row, max_key, active);

@@ -1,8 +1,7 @@
 //! The safe functions of `hip/rows.hip` and `hip/segments.hip`.
 
 use crate::args::{
-    Cut, check_cols, check_temperature, disjoint, expect_vector, expect_workspace, outputs_of,
-    rows_layout,
+    Cut, check_cols, check_temperature, disjoint, expect_vector, expect_workspace, outputs_of, rows_layout,
 };
 use crate::{Draw, FilterOrder, Filters, PerRow, Samples, kernels};
 use bytemuck::{Pod, Zeroable};
@@ -379,7 +378,14 @@ impl<'a, T: Float> Call<'a, T> {
             launch(WALK, outputs * cut.segments.div_ceil(share))?;
             launch(FINISH, outputs)?;
             if self.y.is_some() {
-                self.launch(stream, &kernels::SEGMENTS, SEGMENTS[RENORM][dtype][elements], outputs * cut.segments, cut, turn)?;
+                self.launch(
+                    stream,
+                    &kernels::SEGMENTS,
+                    SEGMENTS[RENORM][dtype][elements],
+                    outputs * cut.segments,
+                    cut,
+                    turn,
+                )?;
             }
         }
         Ok(())

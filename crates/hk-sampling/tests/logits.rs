@@ -146,6 +146,48 @@ fn special_logits() {
     }
 }
 
+/// As large as they can be, at any temperature.
+#[test]
+fn large_logits() {
+    for cols in [40, 3000, 9000] {
+        for (low, high) in [(-3e38, 3e38), (-3e38, -1e38), (1e38, 3e38), (0.0, 1e30)] {
+            let mut row = vec![low; cols];
+            row[cols / 3] = high;
+            row[cols - 1] = high;
+            let problem =
+                Problem::<f32>::new(&[row], vec![Parameters::OFF], &[2f32.powi(-24), 0.5, 0.6, 1.0]);
+            for temperature in [1e-6, 1.0, 30.0] {
+                for gpu in kit::devices() {
+                    let got = problem.run(&gpu, [1, cols], Some(&[temperature]));
+                    problem.check(&got, EDGE, |row, _| reference::softmax(row, temperature.into()));
+                }
+            }
+        }
+    }
+}
+
+/// A sample of a row does not have its one large logit: next to that, the others are nothing, or little.
+#[test]
+fn a_large_logit_by_itself() {
+    let cols = 20_000;
+    for at in [1, 4097, 9001, cols - 1] {
+        for above in [3.0, 20.0, 90.0, 1e4] {
+            let mut row = logits(cols, at as u64);
+            row[at] = above;
+            let sets = [
+                Parameters { p: 0.9, ..Parameters::OFF },
+                Parameters { k: 3, ..Parameters::OFF },
+                Parameters::OFF,
+            ];
+            let problem = Problem::<f32>::new(&vec![row; 3], sets.to_vec(), &[0.3, 1.0]);
+            for gpu in kit::devices() {
+                let got = problem.run(&gpu, [3, cols], Some(&[1.0; 3]));
+                problem.check(&got, EDGE, |row, _| reference::softmax(row, 1.0));
+            }
+        }
+    }
+}
+
 /// Of a row that is masked but for a few tokens, whole segments have nothing to draw; of one with a few large logits, only
 /// what is below the least exponent of the row.
 #[test]
