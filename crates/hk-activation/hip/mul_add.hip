@@ -58,8 +58,8 @@ HK_FN void load(const Tile &tile, const hk::Global &tensor, const Operand &is, f
     }
 }
 
-/// x; a and b may be numbers.
-constexpr int kInputs = 1;
+/// x, a and b.
+constexpr int kInputs = 3;
 constexpr int kThreads = tiles::kThreads<hk::Access::Vectors, tiles::kGroups<hk::Access::Vectors, kInputs>>;
 
 template <class T, hk::Access kAccess>

@@ -48,10 +48,11 @@ HK_FN void with_type(Type type, F f) {
 template <Access kAccess>
 inline constexpr int kTileGroups = kAccess == Access::Vectors ? 4 : 1;
 
-/// Those of a lane, where each is a load from `kInputs` tensors at least; other waves of the block have the others.
+/// Those of a lane, where each is a load from up to `kInputs` tensors; other waves of the block have the others. Twice as many as
+/// a lane has at least: what is done once for all of them would weigh beside a long formula.
 template <Access kAccess, int kInputs>
 inline constexpr int kGroups = [] {
-    constexpr int kEnough = (hk::kLaneLoads + kInputs - 1) / kInputs;
+    constexpr int kEnough = (2 * hk::kLaneLoads + kInputs - 1) / kInputs;
     return kEnough < kTileGroups<kAccess> ? kEnough : kTileGroups<kAccess>;
 }();
 
