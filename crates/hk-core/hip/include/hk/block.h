@@ -81,84 +81,6 @@ public:
     }
 };
 
-/// Adds the lower 22 bits of numbers to cells in LDS that count them, too: up to 4096 of them, of all cells whose bits are added
-/// together. Zeros at first.
-class Tally {
-#if !defined(HK_AMD)
-    // A cell is two words, neither of which carries: the count with the lower 7 bits of the sum, and the others. One half of the
-    // wave begins with the first word, the other with the second: so 16 neighbouring cells keep all 32 banks busy.
-    u32 word_[2], shift_[2], mask_[2], one_[2];
-
-public:
-    HK_FN Tally() {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const bool upper = (thread_x() & 16) ? i == 0 : i == 1;
-            word_[i] = upper ? 1 : 0;
-            shift_[i] = upper ? 7 : 0;
-            mask_[i] = upper ? 0x7fff : 0x7f;
-            one_[i] = upper ? 0 : 1u << 19;
-        }
-    }
-#endif
-
-public:
-    /// As one operation among the lanes of the block. None of them reads the cell before the next barrier.
-    HK_FN void add(u64 &cell, u32 number) const {
-#if defined(HK_AMD)
-        add_in_lds(cell, u64(1) << 40 | (number & 0x3fffffu));
-#else
-        auto *const words = reinterpret_cast<u32 *>(&cell);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            __scoped_atomic_fetch_add(words + word_[i], (number >> shift_[i] & mask_[i]) | one_[i], __ATOMIC_RELAXED,
-                                      __MEMORY_SCOPE_WRKGRP);
-        }
-#endif
-    }
-
-    /// The count from bit 40 on, the sum below, of the bits of cells added up.
-    HK_FN static u64 total(u64 bits) {
-#if defined(HK_AMD)
-        return bits;
-#else
-        const u32 first = u32(bits);
-        return u64(first >> 19) << 40 | ((bits >> 32 << 7) + (first & 0x7ffffu));
-#endif
-    }
-};
-
-/// Counts a block at `*arrivals`, which is zero before the first of `blocks` comes. True for the last one, which sees all
-/// that the others have written to global memory before. No block waits for another. All threads of the block call it.
-HK_FN bool last_to_arrive(GlobalPtr<u32> arrivals, u32 blocks) {
-    __shared__ u32 before;
-    // What the block's other waves have written is ordered before the atomic operation, and what they read after it, by the
-    // barriers around it: these fences are of all memory.
-    const auto barrier = [] {
-#if defined(HK_AMD)
-        __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
-        __builtin_amdgcn_s_barrier();
-        __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
-#else
-        __nvvm_barrier_sync(0);
-#endif
-    };
-    // LLVM 22 drops the order of an atomic operation for NVIDIA GPUs.
-    const auto fence = [] {
-#if !defined(HK_AMD)
-        asm volatile("fence.acq_rel.gpu;" ::: "memory");
-#endif
-    };
-    barrier();
-    if (thread_x() == 0) {
-        fence();
-        before = __scoped_atomic_fetch_add(arrivals, 1u, __ATOMIC_ACQ_REL, __MEMORY_SCOPE_DEVICE);
-        fence();
-    }
-    barrier();
-    return before == blocks - 1;
-}
-
 /// Reductions over aligned groups of Width threads of a block of Threads; every thread gets its group's
 /// result, in a fixed order: butterfly in each wave, then waves in ascending order.
 /// A group wider than a wave is the whole block, and all its threads must call together, on the one reducer
@@ -193,30 +115,6 @@ public:
             for (int wave = 1; wave < kWaves; ++wave) v = op(v, __builtin_bit_cast(T, mine[wave]));
         }
         return v;
-    }
-
-    /// `reduce` of two, with one barrier.
-    template <class A, class OpA, class B, class OpB>
-    HK_FN void reduce(A &a, OpA op_a, B &b, OpB op_b) {
-        a = group_reduce<(Width < kWaveSize ? Width : kWaveSize)>(a, op_a);
-        b = group_reduce<(Width < kWaveSize ? Width : kWaveSize)>(b, op_b);
-        if constexpr (kWaves > 1) {
-            __shared__ u32 slots[2][2][kWaves];
-            auto &mine = slots[turn_];
-            turn_ ^= 1;
-            if (thread_x() % kWaveSize == 0) {
-                mine[0][thread_x() / kWaveSize] = __builtin_bit_cast(u32, a);
-                mine[1][thread_x() / kWaveSize] = __builtin_bit_cast(u32, b);
-            }
-            block_barrier();
-            a = __builtin_bit_cast(A, mine[0][0]);
-            b = __builtin_bit_cast(B, mine[1][0]);
-#pragma unroll
-            for (int wave = 1; wave < kWaves; ++wave) {
-                a = op_a(a, __builtin_bit_cast(A, mine[0][wave]));
-                b = op_b(b, __builtin_bit_cast(B, mine[1][wave]));
-            }
-        }
     }
 
     HK_FN float sum(float v) { return reduce(v, Sum{}); }
