@@ -20,9 +20,10 @@
 // Guesses
 //   A guess that fails costs time, five walks of one block over the row, and changes no result: masses are sums of f64 and
 //   of whole numbers, within 2^-45 of themselves, and a list has the order of the tokens' places in registers, whatever is
-//   listed. For top-k the guess fails once in 10^8 rows, for min-p where 4096 tokens do not have one of a sixteenth of the
-//   largest. For top-p it has to know the mass of the row: of probabilities one; of logits what 4096 of them have, whose
-//   error is counted in. Where few tokens have most of the mass, these are listed, as the largest are in any case.
+//   listed. It errs by the sample's deviation, of which it allows three to four; for min-p it fails where 4096 tokens do not
+//   have one of a sixteenth of the largest. For top-p it has to know the mass of the row: of probabilities one; of logits what
+//   the sample has, which is little to go by where few tokens have most of it. Then more are listed: of the range, which may be
+//   all below a few, the upper 640 of the sample, and in any case its largest 64.
 // Floor
 //   V * sizeof(T) from memory for `walk`, and 4096 tokens before. Listed keys are 4 bytes, written and read: some 500 a row for
 //   top-k and min-p, a twentieth of the tokens of a flat row for top-p. `finish` reads again the segment that it draws in,
@@ -47,6 +48,8 @@ constexpr u32 kGuessShift = 19;   // keys below it: the same bin
 constexpr u32 kCopies = 4;        // of a bin, for every fourth lane each: equal keys take turns
 constexpr u32 kFewListed = 256;   // tokens of 4096 that are all listed, rather than some between
 constexpr u32 kTopListed = 16;    // those that are listed in any case
+constexpr u32 kMostListed = 640;  // those between, and
+constexpr u32 kTopOfTotal = 64;   // in any case, where top-p is of a mass that the sample has to tell
 constexpr u32 kStaged = 1024;     // keys of a tile that go to their list by way of LDS; more of them would take turns there
 
 /// Where the threshold of a row may be.
@@ -237,7 +240,7 @@ HK_FN void guess(const Params &p) {
     const float seen = float(kTile) / float(cols);
     const float k = float(f.k) * seen;
     const float k_error = 4.0f * __builtin_sqrtf(k);
-    const bool of_total = p.logits || p.top_k_first;
+    const bool of_total = (active & Search::kP) && (p.logits || p.top_k_first);
     const float total = of_total ? float(all.mass) : seen;
     const float error = of_total ? 3.0f * __builtin_sqrtf(squares) : 0.0f;
     const float left = __builtin_fmaxf(1.0f - float(f.p), 0.0f);  // what top-p leaves
@@ -260,15 +263,31 @@ HK_FN void guess(const Params &p) {
         const u64 found = hk::ballot(mine);
         return found != 0 ? thread - hk::lane_id() + 64 - u32(__builtin_clzll(found)) : 0;
     };
-    Places bins = {first_of(enough), past_last_of(too_few), first_of(so_far.count >= kTopListed)};
+    Places bins = {first_of(enough), past_last_of(too_few), first_of(so_far.count >= (of_total ? kTopOfTotal : kTopListed))};
     if (hk::lane_id() == 0) places[hk::wave_id()] = bins;
     hk::block_barrier();
-    bins = places[0];
+    const auto all_waves = [&] {
+        Places all = places[0];
 #pragma unroll
-    for (u32 i = 1; i < kWaves; ++i) {
-        bins.from = hk::Min{}(bins.from, places[i].from);
-        bins.to = hk::Max{}(bins.to, places[i].to);
-        bins.top = hk::Min{}(bins.top, places[i].top);
+        for (u32 i = 1; i < kWaves; ++i) {
+            all.from = hk::Min{}(all.from, places[i].from);
+            all.to = hk::Max{}(all.to, places[i].to);
+            all.top = hk::Min{}(all.top, places[i].top);
+        }
+        return all;
+    };
+    bins = all_waves();
+    if (of_total) {
+        // Where few tokens have most of the mass, the sample tells little of it: then the upper part of a wide range, since a
+        // sample rather has too little of that mass than too much.
+        if (thread + 1 == bins.to) listed = so_far.count;
+        hk::block_barrier();
+        const u32 above = bins.to == 0 ? 0 : listed;
+        const u32 last = past_last_of(thread >= bins.to && so_far.count - above <= kMostListed);
+        if (hk::lane_id() == 0) places[hk::wave_id()].to = last;
+        hk::block_barrier();
+        const u32 past_most = all_waves().to;
+        if (past_most != 0) bins.from = hk::Min{}(bins.from, past_most - 1);
     }
     // Known to the thread of the bin, or to the last.
     if (thread == hk::Min{}(bins.from, kGuessBins - 1)) listed = so_far.count;
