@@ -438,7 +438,8 @@ HK_FN void walk(const Params &p) {
                     for (u32 i = 0; i < kLen; ++i) use(bits & 1u << (kLen - 1 - i), key_of(v.chunk[k][i]));
                 }
             };
-            if (n <= kStaged && n_before % 4 == 0) {
+            // Zeros behind the last key are not to meet keys of a next tile.
+            if (n <= kStaged && p.segment == kTile) {
                 hk::Appender appender(staged, place);
                 each([&](u32 mine, u32 key) { appender.add(mine, key); });
                 hk::block_barrier();

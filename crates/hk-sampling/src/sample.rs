@@ -371,21 +371,15 @@ impl<'a, T: Float> Call<'a, T> {
             // Segments of a block: as few as there are blocks for.
             let share = cut.segments.div_ceil((most_blocks / outputs).max(1));
             let turn = Turn { first, outputs, share };
+            let renorm = self.y.is_some();
             let mut launch = |which: usize, blocks| {
                 self.launch(stream, &kernels::SEGMENTS, SEGMENTS[which][dtype][elements], blocks, cut, turn)
             };
             launch(GUESS, outputs)?;
             launch(WALK, outputs * cut.segments.div_ceil(share))?;
             launch(FINISH, outputs)?;
-            if self.y.is_some() {
-                self.launch(
-                    stream,
-                    &kernels::SEGMENTS,
-                    SEGMENTS[RENORM][dtype][elements],
-                    outputs * cut.segments,
-                    cut,
-                    turn,
-                )?;
+            if renorm {
+                launch(RENORM, outputs * cut.segments)?;
             }
         }
         Ok(())
