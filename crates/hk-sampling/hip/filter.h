@@ -7,10 +7,10 @@
 //   Each filter keeps all tokens from some probability on, so together they are one threshold: the largest of theirs. The
 //   bits of a positive f32 are ordered as the number is, so the threshold is found digit by digit from the top (radix
 //   select): a histogram of the next digit among tokens that agree in the digits before, then from its upper end the bin
-//   where the count reaches k or the mass reaches p. That takes 3 histograms (4 in blocks of one wave) whatever the data.
+//   where the count reaches k or the mass reaches p. That takes 3 histograms at most (4 in blocks of one wave).
 // Exactness
-//   The first digit holds the whole exponent, so that the mantissas of a bin add up as integers: a cell counts its tokens
-//   and the sum of their lower bits in one 64-bit word, and the LDS atomics that make it commute. Only sums over bins are
+//   A bin lies within one exponent, so that its mantissas add up as integers: a cell counts its tokens and the sum of their
+//   lower bits, in rows.hip in one 64-bit word, and the LDS atomics that make it commute. Only sums over bins are
 //   rounded, in f64, in an order that the number of bins fixes: masses are within 2^-45 of themselves, and no result
 //   depends on the order of the atomics, the grid or other rows.
 #pragma once

@@ -290,8 +290,6 @@ mod tests {
             assert!((segments - 1) * segment < cols && cols <= segments * segment, "{cols}");
         }
         assert_eq!(Cut::of(128_256), Cut { segments: 32, segment: 4096 });
-        // What a cell of a segment's histogram has room for.
-        assert!(Cut::of(MOST_TOKENS).segment <= 1 << 17);
         assert_eq!(Cut::of(256_000).segments, 63);
         assert_eq!(Cut::of(8192).segments, 1);
         // Few rows as before, many in the segments that there are blocks for, more still one by one.
