@@ -57,7 +57,6 @@ HK_FN void with_gate(Gate gate, float limit, F f) {
 
 /// Halves of x.
 constexpr int kInputs = 2;
-constexpr int kThreads = tiles::kThreads<hk::Access::Vectors, tiles::kGroups<hk::Access::Vectors, kInputs>>;
 
 template <class T, hk::Access kAccess>
 HK_FN void gated(const Params &p) {
@@ -80,8 +79,8 @@ HK_FN void gated(const Params &p) {
 }  // namespace
 
 // Entry points: op, dtype of x, access.
-#define GATED_ENTRIES(T)                                             \
-    HK_ENTRY(gated_##T, kThreads, gated<hk::T, hk::Access::Vectors>) \
+#define GATED_ENTRIES(T)                                                                   \
+    HK_ENTRY(gated_##T, tiles::kVectorThreads<kInputs>, gated<hk::T, hk::Access::Vectors>) \
     HK_ENTRY(gated_##T##_elements, hk::kWaveSize, gated<hk::T, hk::Access::Elements>)
 GATED_ENTRIES(bf16)
 GATED_ENTRIES(f16)

@@ -60,7 +60,6 @@ HK_FN void load(const Tile &tile, const hk::Global &tensor, const Operand &is, f
 
 /// x, a and b.
 constexpr int kInputs = 3;
-constexpr int kThreads = tiles::kThreads<hk::Access::Vectors, tiles::kGroups<hk::Access::Vectors, kInputs>>;
 
 template <class T, hk::Access kAccess>
 HK_FN void mul_add(const Params &p) {
@@ -91,8 +90,8 @@ HK_FN void mul_add(const Params &p) {
 }  // namespace
 
 // Entry points: op, dtype of x, access.
-#define MUL_ADD_ENTRIES(T)                                               \
-    HK_ENTRY(mul_add_##T, kThreads, mul_add<hk::T, hk::Access::Vectors>) \
+#define MUL_ADD_ENTRIES(T)                                                                     \
+    HK_ENTRY(mul_add_##T, tiles::kVectorThreads<kInputs>, mul_add<hk::T, hk::Access::Vectors>) \
     HK_ENTRY(mul_add_##T##_elements, hk::kWaveSize, mul_add<hk::T, hk::Access::Elements>)
 MUL_ADD_ENTRIES(bf16)
 MUL_ADD_ENTRIES(f16)

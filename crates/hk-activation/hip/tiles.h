@@ -60,6 +60,10 @@ inline constexpr int kGroups = [] {
 template <Access kAccess, int kGroups>
 inline constexpr int kThreads = hk::kWaveSize * kTileGroups<kAccess> / kGroups;
 
+/// Those by vectors, with what each lane takes of them.
+template <int kInputs>
+inline constexpr int kVectorThreads = kThreads<Access::Vectors, kGroups<Access::Vectors, kInputs>>;
+
 /// A lane's places in a tile: kGroups groups of M elements. By vectors a group is one place, by elements M.
 template <Access kAccess, int M, int kGroups>
 struct Tile {

@@ -20,7 +20,6 @@ struct Params {  // same fields, same order as `Params` in src/unary.rs
 };
 
 constexpr int kInputs = 1;
-constexpr int kThreads = tiles::kThreads<hk::Access::Vectors, tiles::kGroups<hk::Access::Vectors, kInputs>>;
 
 template <class T, hk::Access kAccess>
 HK_FN void unary(const Params &p) {
@@ -56,8 +55,8 @@ HK_FN void unary(const Params &p) {
 }  // namespace
 
 // Entry points: op, dtype of x, access.
-#define UNARY_ENTRIES(T)                                             \
-    HK_ENTRY(unary_##T, kThreads, unary<hk::T, hk::Access::Vectors>) \
+#define UNARY_ENTRIES(T)                                                                   \
+    HK_ENTRY(unary_##T, tiles::kVectorThreads<kInputs>, unary<hk::T, hk::Access::Vectors>) \
     HK_ENTRY(unary_##T##_elements, hk::kWaveSize, unary<hk::T, hk::Access::Elements>)
 UNARY_ENTRIES(bf16)
 UNARY_ENTRIES(f16)

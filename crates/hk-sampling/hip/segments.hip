@@ -39,7 +39,7 @@ constexpr int kThreads = 256;
 constexpr int kGuessThreads = 512;
 constexpr int kWalkThreads = 128;
 constexpr int kFinishThreads = 16 * kWaveSize;
-constexpr u32 kTile = 4096;  // tokens that 256 threads have in registers
+constexpr u32 kTile = 4096;  // tokens that a block has in registers
 constexpr u32 kMostSegments = 128;
 constexpr u32 kDigitBits = 11;
 constexpr u32 kBins = 1 << kDigitBits;
@@ -119,7 +119,7 @@ struct Measure {
                 for_each(row, column, [&](float &v, u32 c) { v = c < cols ? v : 0.0f; });
             }
         }
-        for_each(row, 0, [](float &v, u32) { v = hk::Max{}(v, 0.0f); });
+        clean(row);
     }
 
     /// The key of one number.
@@ -315,7 +315,7 @@ struct Share {
     double mass = 0.0;
 };
 
-/// Sums of tokens: of probabilities in f64; of powers, which are rounded themselves, four in f32 first.
+/// Sums of tokens: of probabilities in f64; of exponentials, which are rounded themselves, four in f32 first.
 template <bool kExact>
 class TokenSum {
     double sum_ = 0.0;
@@ -548,7 +548,8 @@ HK_FN bool search_range(Search &search, Amount &all, Filters &f, u32 from, u32 t
 struct Found {
     u32 threshold;
     Amount kept;
-    double total;  // mass of the row, if it is of logits
+    double total;    // mass of the row, if it is of logits
+    u32 id = kNone;  // the only token, at a temperature of zero
 };
 
 /// Looks for the threshold with all filters; top-p second, of what the others keep, where that is asked for. `find(f, active)`
@@ -695,10 +696,9 @@ HK_FN void for_row_tiles(const Params &p, u64 row, u32 s, F f) {
     });
 }
 
-/// Finds what is kept from the row itself, by one block; `measure` gets the right reference. False if there is nothing to
-/// find: no token has a probability, or all of it.
+/// Finds what is kept from the row itself, by one block; `measure` gets the right reference.
 template <Access kAccess, class T>
-HK_FN bool find_in_row(const Params &p, u64 b, u64 row, Measure &measure, Found &found, FinishReducer &block, FinishLds &lds) {
+HK_FN void find_in_row(const Params &p, u64 row, Measure &measure, Found &found, FinishReducer &block, FinishLds &lds) {
     const u32 cols = p.x.cols();
     float max = -__builtin_inff();
     u32 first = kNone;
@@ -713,19 +713,18 @@ HK_FN bool find_in_row(const Params &p, u64 b, u64 row, Measure &measure, Found 
     }
     const float own = max;
     max = block.max(max);
-    found = {kNone, {}, 0.0};
-    if (!(__builtin_fabsf(max) < __builtin_inff()) || (!p.logits && max <= 0.0f)) return false;
+    found = {kNone, {}, 1.0};
+    if (!(__builtin_fabsf(max) < __builtin_inff()) || (!p.logits && max <= 0.0f)) return;
     if (p.logits && temperature_of(p, row) == 0.0f) {
-        first = block.reduce(own == max ? first : kNone, hk::Min{});
-        if (hk::thread_x() == 0) write_output(p, b, first, 1.0f, 1);
-        found.threshold = 0;
-        return false;
+        found.kept = {1, 1.0};
+        found.id = block.reduce(own == max ? first : kNone, hk::Min{});
+        return;
     }
     if (p.logits) measure.reference = max;
     const u32 max_key = measure.key(max);
     u32 active;
     const Filters filters = filters_of(p, row, max_key, active);
-    return find_in_order(p, filters, active, found, [&](Filters f, u32 active) __attribute__((always_inline)) {
+    find_in_order(p, filters, active, found, [&](Filters f, u32 active) __attribute__((always_inline)) {
         Search search;
         search.active = active;
         Amount all;
@@ -824,16 +823,14 @@ HK_FN void finish(const Params &p) {
     // Scalar registers do not suffice for what is read of the parameters, all through.
     Found found = {};
     const bool from_lists = g.top != kNone && find_in_lists(hk::read_anew(p), at, row, g, found, block, lds);
-    if (!from_lists && !find_in_row<kAccess, T>(hk::read_anew(p), b, row, measure, found, block, lds)) {
-        if (found.threshold == 0) return;
-    }
+    if (!from_lists) find_in_row<kAccess, T>(hk::read_anew(p), row, measure, found, block, lds);
     if (thread == 0) {
         state->threshold = found.kept.count != 0 ? found.threshold : kNone;
         state->kept_mass = found.kept.mass;
     }
     const Params &q = hk::read_anew(p);
-    u32 id = 0;
-    if (q.ids.present() && found.kept.count != 0) {
+    u32 id = found.id != kNone ? found.id : 0;
+    if (q.ids.present() && found.kept.count != 0 && found.id == kNone) {
         segment_masses<kAccess, T>(q, at, row, g, from_lists, measure, found.threshold, lds);
         const double target = double(uniform_of(q, b)) * found.kept.mass;
         choose_segment(q.segments, target, lds);
@@ -847,7 +844,7 @@ HK_FN void finish(const Params &p) {
         });
         id = drawn.first != kNone ? drawn.first : past_last - 1;
     }
-    const double mass = q.logits && found.kept.count != 0 ? found.kept.mass / found.total : found.kept.mass;
+    const double mass = q.logits ? found.kept.mass / found.total : found.kept.mass;
     if (thread == 0) write_output(q, b, id, float(mass), found.kept.count);
 }
 
