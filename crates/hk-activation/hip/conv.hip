@@ -305,10 +305,10 @@ struct Lane {
         }
     }
 
-    /// As `walk`, of the N tokens from `t` on with the W - 1 before them, a vector a channel; they are the first of their
+    /// As `walk`, of the N tokens from `t` on with the four before them, a vector a channel; they are the first of their
     /// sequence, or not among its first W - 1.
     template <int N>
-    HK_FN void walk_tile(const Sequence &s, u32 t, const Vec<T, N> (&before)[V], Vec<T, N> (&tile)[V]) const {
+    HK_FN void walk_tile(const Sequence &s, u32 t, const Vec<T, 4> (&before)[V], Vec<T, N> (&tile)[V]) const {
         Values h[kSlots];
         if (t == 0) {
             load_state(s, h);
@@ -316,7 +316,7 @@ struct Lane {
 #pragma unroll
             for (int i = 0; i < kSlots; ++i) {
 #pragma unroll
-                for (int v = 0; v < V; ++v) h[i][v] = before[v][N - kSlots + i];
+                for (int v = 0; v < V; ++v) h[i][v] = before[v][4 - kSlots + i];
             }
         }
         // Two tokens at a time, which are rounded together.
@@ -417,6 +417,9 @@ template <class T, int W>
 HK_FN void in_tiles(const Params &p) {
     constexpr int V = 4, N = hk::kVecLen<T>, kSlots = W - 1;
     using Tokens = Vec<T, N>;
+    // As many of the tokens before as are read: the last of the lane's below.
+    using Before = Vec<T, 4>;
+    using Words = Vec<u32, sizeof(Before) / 4>;
     const Place<V> place(p);
     const u32 from = place.run * N;
     const u32 b = u32(place.b);
@@ -426,24 +429,25 @@ HK_FN void in_tiles(const Params &p) {
     };
     const bool whole = place.there && p.tokens - from >= N;
     Tokens tile[V] = {};
+    Before before[V] = {};
     if (whole) {
 #pragma unroll
         for (int v = 0; v < V; ++v) tile[v] = load_at<Tokens>(x(v) + from);
     }
-    const Lane<T, V, W> lane(p, place.channel);
-    // The tokens before are the lane's below, but for the first lane.
-    Tokens before[V];
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-        using Words = Vec<u32, 4>;
-        Words words = __builtin_bit_cast(Words, tile[v]);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) words[i] = hk::from_lane_below(words[i]);
-        before[v] = __builtin_bit_cast(Tokens, words);
-    }
+    // The first lane has none below. It asks together with all, so that there is one wait.
     if (whole && from > 0 && hk::lane_id() == 0) {
 #pragma unroll
-        for (int v = 0; v < V; ++v) before[v] = load_at<Tokens>(x(v) + from - N);
+        for (int v = 0; v < V; ++v) before[v] = load_at<Before>(x(v) + from - 4);
+    }
+    const Lane<T, V, W> lane(p, place.channel);
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+        const Before last = __builtin_shufflevector(tile[v], tile[v], N - 4, N - 3, N - 2, N - 1);
+        const Words words = __builtin_bit_cast(Words, last), first = __builtin_bit_cast(Words, before[v]);
+        Words below;
+#pragma unroll
+        for (u32 i = 0; i < sizeof(Words) / 4; ++i) below[i] = hk::from_lane_below(words[i], first[i]);
+        before[v] = __builtin_bit_cast(Before, below);
     }
     if (!place.there) return;
 

@@ -153,14 +153,16 @@ HK_FN u32 from_lane(u32 v, u32 lane) {
 #endif
 }
 
-/// The value that the lane below has; that of lane 0 is of no use. All lanes take part. T is of 4 bytes.
+/// The value that the lane below has, in lane 0 `first`. All lanes take part. T is of 4 bytes.
 template <class T>
-HK_FN T from_lane_below(T v) {
+HK_FN T from_lane_below(T v, T first) {
     static_assert(sizeof(T) == 4, "one register");
 #if defined(HK_AMD)
-    return detail::dpp<detail::kDppWaveShift1>(v);
+    const int bits = __builtin_bit_cast(int, v), lowest = __builtin_bit_cast(int, first);
+    return __builtin_bit_cast(T, __builtin_amdgcn_update_dpp(lowest, bits, detail::kDppWaveShift1, 0xf, 0xf, false));
 #else
-    return __builtin_bit_cast(T, detail::lane_below_or_zero(__builtin_bit_cast(u32, v), 1));
+    const int below = __nvvm_shfl_sync_up_i32(0xffffffffu, __builtin_bit_cast(int, v), 1, 0);
+    return lane_id() == 0 ? first : __builtin_bit_cast(T, below);
 #endif
 }
 
