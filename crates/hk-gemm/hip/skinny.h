@@ -17,8 +17,8 @@ using hk::Frag;
 
 /// Waves of a block that share K, but of blocks of 64 rows, and bytes of a row in the stretch that a wave takes at a time, if its
 /// block has 16 rows, or more. In a wave of half as many lanes, each needs twice the registers for a stretch. On an H200, 4 waves
-/// and 128 bytes are the best for 16 rows.
-inline constexpr int kSharing = 8 / hk::kLaneRows;
+/// and 128 bytes are the best for 16 rows; but of blocks so few that an SM has one or two, 8 waves.
+inline constexpr int kSharing = 8 / hk::kLaneRows, kSharingOfFew = 8;
 inline constexpr int kLongStretch = 256 / hk::kLaneRows, kShortStretch = kLongStretch / 2;
 
 /// What a wave reads of 16 kTiles rows. `kOnce`: no other wave reads them.
@@ -152,11 +152,11 @@ struct PlainSource {
     Scales scales;
 
     struct Set {
+        typename W::Frags w;  // first, as it is the farthest
         typename X::Frags x;
-        typename W::Frags w;
         typename Scales::Set scales;
     };
-    HK_FN Set load(u32 from) const { return {x.load(from), w.load(from), scales.load(from)}; }
+    HK_FN Set load(u32 from) const { return {w.load(from), x.load(from), scales.load(from)}; }
 
     HK_FN static void multiply(Acc (&acc)[kMTiles][kNTiles], const Set &set) {
         // Fragments whose products are summed before they are scaled.

@@ -60,7 +60,8 @@ pub enum GemmTile {
     T64x64,
     /// 64 x 64, element by element: any strides and alignment, any length of rows.
     Elements,
-    /// 16 x 16 by eight waves that share K, from memory to registers: the most blocks for few outputs. Not of gated products.
+    /// 16 x 16 by eight waves (on sm_90 by four, of 16-bit floats by eight if blocks are few) that share K, from memory to registers: the most
+    /// blocks for few outputs. Not of gated products.
     S16x16,
     /// 16 x 32, likewise.
     S16x32,
@@ -218,7 +219,9 @@ impl GemmTile {
         // Of a wave: `kLongStretch` in `hip/skinny.h`.
         let longest = if arch.is_amd() { 256 } else { 128 };
         match self {
-            Self::S16x16 | Self::S16x32 => self.waves(arch) * longest,
+            // `kSharingOfFew`, a multiple of what there may be.
+            Self::S16x16 => 8 * longest,
+            Self::S16x32 => self.waves(arch) * longest,
             Self::S32x32 | Self::S64x32 => self.waves(arch) * longest / 2,
             _ => STAGE_BYTES,
         }

@@ -252,6 +252,21 @@ pub struct Kernels {
     pub names: [&'static str; GemmTile::COUNT],
 }
 
+impl Kernels {
+    /// The entry point for so many blocks of a tile. Blocks of four waves, as [`GemmTile::S16x16`] has on sm_90, do not ask for
+    /// enough to keep the memory busy if an SM has only one or two: then those of eight waves do the same, in the types for which
+    /// it was measured.
+    fn entry(&self, tile: GemmTile, blocks: usize, info: &DeviceInfo) -> &'static str {
+        let name = self.names[tile.index()];
+        let few = !info.arch.is_amd() && blocks <= 2 * info.compute_units as usize;
+        match name {
+            "gemm_bf16_16x16" if few => "gemm_bf16_16x16_few",
+            "gemm_f16_16x16" if few => "gemm_f16_16x16_few",
+            _ => name,
+        }
+    }
+}
+
 /// The names of one type's entry points: `gemm_bf16_256x256`, and with an end: `gemm_bf16_256x256_gated`.
 macro_rules! gemm_names {
     ($type:literal, $end:literal, $s16x16:expr) => {
@@ -625,7 +640,8 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         let tile = plan.config.tile;
         let kernels = self.kernels(tile, sizes.k);
         let objects = if tile.skinny() { kernels.skinny } else { kernels.tiles };
-        let kernel = stream.kernel(objects, kernels.names[tile.index()])?;
+        let name = kernels.entry(tile, plan.blocks, stream.device().info());
+        let kernel = stream.kernel(objects, name)?;
         let mut launch = stream.launch(self.op, &kernel);
         let given = self.given(&mut launch, to, sizes, plan, store, planes.as_mut())?;
         let grid = LaunchConfig::grid_1d(plan.blocks);

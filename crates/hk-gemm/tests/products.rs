@@ -142,6 +142,20 @@ fn the_longest_sum_of_int8() {
     }
 }
 
+/// Blocks of 16 x 16 by so few columns that each SM of a large GPU has one or two, and by more.
+#[test]
+fn few_blocks_and_many() {
+    for n in [70, 6000] {
+        for (k, splits) in [(520, 1), (1032, 2)] {
+            let case = Inputs::<bf16>::new(Form::Plain, [1, 5, n, k], n as u64);
+            let want = case.reference();
+            for gpu in devices::<bf16>() {
+                case.check::<bf16>(&gpu, config(GemmTile::S16x16, splits), &want);
+            }
+        }
+    }
+}
+
 /// Groups of few rows of `w`, which only tiles through LDS serve, and of many columns.
 #[test]
 fn groups_of_any_shape() {
