@@ -18,7 +18,7 @@ struct Params {  // same fields, same order as `RopeCatParams` in src/qk_concat.
 
 // One per dtype, and if it goes by elements.
 #define QK_ROPE_CAT_ENTRIES(T)                                                                          \
-    HK_ENTRY(qk_rope_cat_##T, hk::kHeadsThreads, hk::walk_heads<hk::T, hk::kVecLen<hk::T>, hk::Turn::Tables>)       \
+    HK_ENTRY_FOR_WAVES(qk_rope_cat_##T, hk::kHeadsThreads, 24, hk::walk_heads<hk::T, hk::kVecLen<hk::T>, hk::Turn::Tables>) \
     HK_ENTRY(qk_rope_cat_##T##_elements, hk::kHeadsThreads, hk::walk_heads<hk::T, 1, hk::Turn::Tables>)
 
 QK_ROPE_CAT_ENTRIES(bf16)

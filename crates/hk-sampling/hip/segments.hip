@@ -16,7 +16,8 @@
 // How the work is split
 //   A segment is 4096 tokens, or for rows beyond 128 times that a multiple of them: 128,256 tokens are 32 segments. In
 //   `walk` a block of 128 threads has 4096 tokens in registers, 32 a lane, and the next 4096 on their way; where rows are many,
-//   it takes several segments in turn. The blocks of `finish` have 16 waves.
+//   it takes several segments in turn. The blocks of `finish` have 8 waves, and up to 2048 listed keys in LDS: most of what
+//   it does waits for its other waves or for memory.
 // Guesses
 //   A guess that fails costs time, five walks of one block over the row, and changes no result: masses are sums of f64 and
 //   of whole numbers, within 2^-45 of themselves, and a list has the order of the tokens' places in registers, whatever is
@@ -38,10 +39,10 @@ using namespace sampling;
 constexpr int kThreads = 256;
 constexpr int kGuessThreads = 512;
 constexpr int kWalkThreads = 128;
-constexpr int kFinishThreads = 16 * kWaveSize;
+constexpr int kFinishThreads = 8 * kWaveSize;
 constexpr u32 kTile = 4096;  // tokens that a block has in registers
 constexpr u32 kMostSegments = 128;
-constexpr u32 kDigitBits = 11;
+constexpr u32 kDigitBits = 10;
 constexpr u32 kBins = 1 << kDigitBits;
 constexpr u32 kGuessBins = 512;   // of a sixteenth of an octave, from the largest key down
 constexpr u32 kGuessShift = 19;   // keys below it: the same bin
@@ -50,6 +51,7 @@ constexpr u32 kFewListed = 256;   // tokens of 4096 that are all listed, rather 
 constexpr u32 kTopListed = 16;    // those that are listed in any case
 constexpr u32 kMostListed = 640;  // those between, and
 constexpr u32 kTopOfTotal = 64;   // in any case, where top-p is of a mass that the sample has to tell
+constexpr u32 kFewChunks = 512;   // of four listed keys of a row, that `finish` has in LDS
 constexpr u32 kStaged = 1024;     // keys of a tile that go to their list by way of LDS; more of them would take turns there
 
 /// Where the threshold of a row may be.
@@ -486,7 +488,10 @@ struct FinishLds {
     DrawScratch<kFinishThreads, 1> draw;
     ScanScratch<kFinishThreads> scan;
     Segment segments[kMostSegments];
-    double masses[kMostSegments];  // kept
+    double masses[kMostSegments];   // kept
+    u32 listed[kMostSegments];
+    u32 chunks[kMostSegments + 1];  // of four listed keys, of the segments before this one
+    hk::Vec<u32, 4> keys[kFewChunks];
     Amount between;                // of all segments
     double mass;
     u32 chosen;
@@ -567,41 +572,81 @@ HK_FN bool find_in_order(const Params &p, Filters f, u32 active, Found &found, F
     }
 }
 
-/// The lists of a row.
+/// The listed keys of a row: where `walk` wrote them, and if they are few, in LDS, in chunks of four with zeros behind the last
+/// key of a segment.
 struct Lists {
+    static constexpr u32 kOfChunk = 4;
+    using Keys = hk::Vec<u32, kOfChunk>;
+
     hk::GlobalPtr<u32> first;
     u32 segment;   // tokens, as many as there is room for
     u32 segments;
 
     HK_FN Lists(const Params &p, u32 at) : first(Workspace(p).list(at, 0)), segment(p.segment), segments(p.segments) {}
 
+    /// Brings them to LDS if they are few; the numbers of chunks and of keys are there. A thread has whatever chunk: it waits
+    /// for its keys once, however many segments there are.
+    HK_FN void bring(FinishLds &lds) const {
+        const u32 chunks = hk::uniform(lds.chunks[segments]);
+        if (chunks > kFewChunks) return;
+        for (u32 c = hk::thread_x(); c < chunks; c += kFinishThreads) {
+            u32 s = 0;  // the last that begins at or before this chunk
+#pragma unroll
+            for (u32 step = kMostSegments / 2; step != 0; step /= 2) {
+                if (s + step < segments && lds.chunks[s + step] <= c) s += step;
+            }
+            const u32 place = (c - lds.chunks[s]) * kOfChunk, listed = lds.listed[s];
+            Keys keys = load(s, place);
+#pragma unroll
+            for (u32 j = 0; j < kOfChunk; ++j) keys[j] = place + j < listed ? keys[j] : 0;
+            lds.keys[c] = keys;
+        }
+    }
+
     /// Calls `use(key)` for what is listed of segment `s`, in whole waves: there is none where the key is 0.
     template <class Use>
-    HK_FN void each_of(u32 s, u32 listed, Use use) const {
-        constexpr u32 kEachLane = 4, kAhead = 2;
-        constexpr u32 kStep = kEachLane * kWaveSize;
-        using Keys = hk::Vec<u32, kEachLane>;
-        const auto list = reinterpret_cast<hk::GlobalPtr<const Keys>>(first + u64(s) * segment);
+    HK_FN void each_of(const FinishLds &lds, u32 s, Use use) const {
+        if (hk::uniform(lds.chunks[segments]) <= kFewChunks) return each_in_lds(lds, lds.chunks[s], lds.chunks[s + 1], 0, kWaveSize, use);
+        constexpr u32 kAhead = 2, kStep = kOfChunk * kWaveSize;
+        const u32 listed = hk::uniform(lds.listed[s]);
         for (u32 step = 0; step < listed; step += kAhead * kStep) {
-            const u32 place = step + hk::lane_id() * kEachLane;
+            const u32 place = step + hk::lane_id() * kOfChunk;
             Keys keys[kAhead];
 #pragma unroll
             for (u32 i = 0; i < kAhead; ++i) {
-                if (step + i * kStep < listed) keys[i] = list[place + i * kStep < listed ? (place + i * kStep) / kEachLane : 0];
+                if (step + i * kStep < listed) keys[i] = load(s, place + i * kStep < listed ? place + i * kStep : 0);
             }
 #pragma unroll
             for (u32 i = 0; i < kAhead; ++i) {
                 if (step + i * kStep >= listed) break;
 #pragma unroll
-                for (u32 j = 0; j < kEachLane; ++j) use(place + i * kStep + j < listed ? keys[i][j] : 0);
+                for (u32 j = 0; j < kOfChunk; ++j) use(place + i * kStep + j < listed ? keys[i][j] : 0);
             }
         }
     }
 
-    /// The same of all segments: a wave takes every so many-th.
+    /// The same of all segments. Where they are, a wave takes every so many-th of the segments.
     template <class Use>
     HK_FN void each(const FinishLds &lds, Use use) const {
-        for (u32 s = hk::wave_id(); s < segments; s += kFinishThreads / kWaveSize) each_of(s, hk::uniform(lds.segments[s].listed), use);
+        const u32 wave = hk::wave_id(), chunks = hk::uniform(lds.chunks[segments]);
+        if (chunks <= kFewChunks) return each_in_lds(lds, 0, chunks, wave * kWaveSize, kFinishThreads, use);
+        for (u32 s = wave; s < segments; s += kFinishThreads / kWaveSize) each_of(lds, s, use);
+    }
+
+private:
+    HK_FN Keys load(u32 s, u32 place) const {
+        return *reinterpret_cast<hk::GlobalPtr<const Keys>>(first + u64(s) * segment + place);
+    }
+
+    /// Of the keys in chunks `begin` to `end`, every `step` as many as a wave has lanes, from `from` on.
+    template <class Use>
+    HK_FN static void each_in_lds(const FinishLds &lds, u32 begin, u32 end, u32 from, u32 step, Use use) {
+        const u32 *const keys = reinterpret_cast<const u32 *>(lds.keys);
+        const u32 last = hk::uniform(end * kOfChunk);
+        for (u32 i = hk::uniform(begin * kOfChunk) + from; i < last; i += step) {
+            const u32 mine = i + hk::lane_id();
+            use(mine < last ? keys[mine] : 0);
+        }
     }
 };
 
@@ -623,10 +668,26 @@ HK_FN bool find_in_lists(const Params &p, u32 at, u64 row, const Guess &g, Found
             lds.between = between;
             lds.mass = mass;
         }
+        u32 chunks = 0;
+        for (u32 first = 0; first < p.segments; first += kWaveSize) {
+            const u32 s = first + thread;
+            const u32 listed = s < p.segments ? lds.segments[s].listed : 0;
+            const u32 own = (listed + Lists::kOfChunk - 1) / Lists::kOfChunk;
+            const u32 before = chunks + hk::wave_scan(own) - own;
+            if (s < p.segments) {
+                lds.listed[s] = listed;
+                lds.chunks[s] = before;
+            }
+            chunks = hk::last_lane(before + own);
+        }
+        if (thread == 0) lds.chunks[p.segments] = chunks;
     }
+    hk::block_barrier();
+    Lists(hk::read_anew(p), at).bring(lds);
+    hk::block_barrier();
     u32 max_key = 0;
     Amount top = {}, all_top = {};
-    Lists(p, at).each(lds, [&](u32 key) {
+    Lists(hk::read_anew(p), at).each(lds, [&](u32 key) {
         max_key = hk::Max{}(max_key, key);
         const bool in_top = key >= g.top;
         top += {in_top ? 1u : 0u, in_top ? double(value_of(key)) : 0.0};
@@ -752,7 +813,7 @@ HK_FN void segment_masses(const Params &p, u32 at, u64 row, const Guess &g, bool
         const Lists lists(p, at);
         for (u32 s = hk::wave_id(); s < p.segments; s += kFinishThreads / kWaveSize) {
             double mass = 0.0;
-            lists.each_of(s, hk::uniform(lds.segments[s].listed), [&](u32 key) {
+            lists.each_of(lds, s, [&](u32 key) {
                 mass += key >= threshold ? double(value_of(key)) : 0.0;
             });
             mass = wave_sum(mass);
@@ -810,19 +871,20 @@ HK_FN void finish(const Params &p) {
     FinishReducer block;
     const u32 thread = hk::thread_x();
     const u32 at = hk::block_x();
-    const u64 b = u64(p.first) + at;
-    const u64 row = row_of(p, b);
+    // Read anew, as all that is read of the parameters would be kept in scalar registers, of which there are too few.
+    const auto output = [&] { return u64(hk::read_anew(p).first) + at; };
+    u64 row = row_of(p, output());
     if (row == kNoRow) {
-        if (thread == 0) write_output(p, b, 0, __builtin_nanf(""), 0);
+        if (thread == 0) write_output(p, output(), 0, __builtin_nanf(""), 0);
         return;
     }
     const hk::GlobalPtr<RowState> state = Workspace(p).row(at);
     const Guess g = state->guess;
     Measure measure(p, row);
     measure.reference = g.reference;
-    // Scalar registers do not suffice for what is read of the parameters, all through.
     Found found = {};
     const bool from_lists = g.top != kNone && find_in_lists(hk::read_anew(p), at, row, g, found, block, lds);
+    row = row_of(hk::read_anew(p), output());
     if (!from_lists) find_in_row<kAccess, T>(hk::read_anew(p), row, measure, found, block, lds);
     if (thread == 0) {
         state->threshold = found.kept.count != 0 ? found.threshold : kNone;
@@ -832,7 +894,7 @@ HK_FN void finish(const Params &p) {
     u32 id = found.id != kNone ? found.id : 0;
     if (q.ids.present() && found.kept.count != 0 && found.id == kNone) {
         segment_masses<kAccess, T>(q, at, row, g, from_lists, measure, found.threshold, lds);
-        const double target = double(uniform_of(q, b)) * found.kept.mass;
+        const double target = double(uniform_of(q, output())) * found.kept.mass;
         choose_segment(q.segments, target, lds);
         Drawn drawn = {kNone, 0, lds.before};
         u32 past_last = 0;
@@ -845,7 +907,7 @@ HK_FN void finish(const Params &p) {
         id = drawn.first != kNone ? drawn.first : past_last - 1;
     }
     const double mass = q.logits ? found.kept.mass / found.total : found.kept.mass;
-    if (thread == 0) write_output(q, b, id, float(mass), found.kept.count);
+    if (thread == 0) write_output(q, output(), id, float(mass), found.kept.count);
 }
 
 template <Access kAccess, class T>
@@ -871,7 +933,7 @@ HK_FN void renorm(const Params &p) {
 #define SAMPLE_SEGMENTS(T, access, suffix)                                                               \
     HK_ENTRY(sample_guess_##T##suffix, kGuessThreads, guess<hk::Access::access, hk::T>)                       \
     HK_ENTRY_FOR_WAVES(sample_walk_##T##suffix, kWalkThreads, 20, walk<hk::Access::access, hk::T>)           \
-    HK_ENTRY_FOR_WAVES(sample_finish_##T##suffix, kFinishThreads, 32, finish<hk::Access::access, hk::T>) \
+    HK_ENTRY_FOR_WAVES(sample_finish_##T##suffix, kFinishThreads, 16, finish<hk::Access::access, hk::T>) \
     HK_ENTRY(sample_renorm_##T##suffix, kThreads, renorm<hk::Access::access, hk::T>)
 
 SAMPLE_SEGMENTS(bf16, Vectors, )
