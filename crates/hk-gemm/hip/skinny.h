@@ -17,9 +17,9 @@ using hk::Frag;
 
 /// Waves of a block that share K, but of blocks of 64 rows, and bytes of a row in the stretch that a wave takes at a time, if its
 /// block has 16 rows, or more. In a wave of half as many lanes, each needs twice the registers for a stretch. On an H200, 4 waves
-/// and 128 bytes are the best for 16 rows; but of blocks so few that an SM has one or two, 8 waves.
-inline constexpr int kSharing = 8 / hk::kLaneRows, kSharingOfFew = 8;
-inline constexpr int kLongStretch = 256 / hk::kLaneRows, kShortStretch = kLongStretch / 2;
+/// and 128 bytes are the best for 16 rows; but of blocks so few that an SM has one or two, twice as many waves.
+inline constexpr int kSharing = 8 / hk::kLaneRows, kTwiceSharing = 2 * kSharing;
+inline constexpr int kLongStretch = 256 / hk::kLaneRows, kShortStretch = kLongStretch / 2, kTwiceStretch = 128;
 
 /// What a wave reads of 16 kTiles rows. `kOnce`: no other wave reads them.
 template <int kTiles, int kUnroll, bool kOnce = false>
@@ -236,7 +236,7 @@ HK_FN void skinny_gemm(const Params &given, const Site &site, MakeSource make_so
     constexpr u32 kCols = kGated ? kN / 2 : kN, kParts = kCols / kPart;
     const auto total = [&](u32 row, u32 col) {
         Vec<Number, kPart> sum = Number(0);
-#pragma unroll
+#pragma unroll 8
         for (int wave = 0; wave < kWaves; ++wave) sum += strips[wave].get(row, col);
         return __builtin_convertvector(sum, Vec<float, kPart>);
     };

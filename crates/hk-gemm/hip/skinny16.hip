@@ -6,18 +6,18 @@
 namespace {
 using gemm::kLongStretch;
 using gemm::kSharing;
-using gemm::kSharingOfFew;
 using gemm::kShortStretch;
+using gemm::kTwiceSharing;
+using gemm::kTwiceStretch;
 using gemm::Params;
 using gemm::skinny_gemm;
 }  // namespace
 
-// Entry points of one type: tiles of M and N, waves that share K, bytes of a row in a stretch. `_few`: see `Kernels::entry` in
-// src/problem.rs.
+// Entry points of one type: tiles of M and N, waves that share K, bytes of a row in a stretch.
 #define SKINNY16(T)                                                                                                     \
     HK_ENTRY(gemm_##T##_16x16, kSharing * hk::kWaveSize, skinny_gemm<hk::T, 1, 1, kSharing, kLongStretch, false>)       \
-    HK_ENTRY_OF_NVIDIA(gemm_##T##_16x16_few, kSharingOfFew * hk::kWaveSize,                                             \
-                       skinny_gemm<hk::T, 1, 1, kSharingOfFew, kLongStretch, false>)                                    \
+    HK_ENTRY(gemm_##T##_16x16_twice, kTwiceSharing * hk::kWaveSize,                                                     \
+             skinny_gemm<hk::T, 1, 1, kTwiceSharing, kTwiceStretch, false>)                                             \
     HK_ENTRY(gemm_##T##_16x32, kSharing * hk::kWaveSize, skinny_gemm<hk::T, 1, 2, kSharing, kLongStretch, false>)       \
     HK_ENTRY(gemm_##T##_32x32, kSharing * hk::kWaveSize, skinny_gemm<hk::T, 2, 2, kSharing, kShortStretch, false>)      \
     HK_ENTRY(gemm_##T##_64x32, 4 * hk::kWaveSize, skinny_gemm<hk::T, 4, 2, 4, kShortStretch, false>)                    \

@@ -39,6 +39,7 @@ pub(crate) mod sealed {
                     concat!("gemm_", $first, "_and_", $name, "_32x32"),
                     concat!("gemm_", $first, "_and_", $name, "_64x32"),
                     concat!("gemm_", $first, "_and_", $name, $large),
+                    "",
                 ],
             }
         };
@@ -50,7 +51,12 @@ pub(crate) mod sealed {
                 const KERNELS: &'static Kernels = &Kernels {
                     tiles: &kernels::TILES16,
                     skinny: &kernels::SKINNY16,
-                    names: gemm_names!($name, "", concat!("gemm_", $name, "_16x16")),
+                    names: gemm_names!(
+                        $name,
+                        "",
+                        concat!("gemm_", $name, "_16x16"),
+                        concat!("gemm_", $name, "_16x16_twice")
+                    ),
                 };
                 const GATED: &'static Kernels = &Kernels {
                     tiles: &kernels::TILES16,
@@ -75,6 +81,7 @@ pub(crate) mod sealed {
                         concat!("gemm_", $name, "_wfp4_32x32"),
                         concat!("gemm_", $name, "_wfp4_64x32"),
                         "",
+                        "",
                     ],
                 };
                 const TO_FP4: &'static Kernels = &Kernels {
@@ -90,6 +97,7 @@ pub(crate) mod sealed {
                         concat!("gemm_", $name, "_to_fp4_wfp4_32x32"),
                         "",
                         "",
+                        "",
                     ],
                 };
                 const BESIDE_FP8: [&'static Kernels; 2] = [
@@ -102,6 +110,7 @@ pub(crate) mod sealed {
                             "",
                             concat!("gemm_fp8_group_and_", $name, "_64x64"),
                             concat!("gemm_fp8_group_and_", $name, "_64x64_elements"),
+                            "",
                             "",
                             "",
                             "",

@@ -31,7 +31,12 @@ pub(crate) mod sealed {
                 const KERNELS: &'static Kernels = &Kernels {
                     tiles: &kernels::TILES8,
                     skinny: &kernels::SKINNY8,
-                    names: gemm_names!($name, "", concat!("gemm_", $name, "_16x16")),
+                    names: gemm_names!(
+                        $name,
+                        "",
+                        concat!("gemm_", $name, "_16x16"),
+                        concat!("gemm_", $name, "_16x16_twice")
+                    ),
                 };
                 const BLOCK: [&'static Kernels; 2] = [
                     &Kernels {
@@ -47,6 +52,7 @@ pub(crate) mod sealed {
                             concat!("gemm_", $name, "_block_32x32"),
                             concat!("gemm_", $name, "_block_64x32"),
                             concat!("gemm_", $name, "_block_256x128"),
+                            "",
                         ],
                     },
                     &group_kernels!(GROUPS8, $name),
@@ -84,6 +90,7 @@ pub(crate) mod sealed {
                     "",
                     "",
                     "",
+                    "",
                 ],
             }
         };
@@ -103,6 +110,7 @@ pub(crate) mod sealed {
                     concat!("gemm_", $half, "_", $by, $name, "_32x32"),
                     concat!("gemm_", $half, "_", $by, $name, "_64x32"),
                     "",
+                    "",
                 ],
             }
         };
@@ -120,6 +128,7 @@ pub(crate) mod sealed {
                     "",
                     concat!("gemm_", $half, "_", $by, $name, "_16x32"),
                     concat!("gemm_", $half, "_", $by, $name, "_32x32"),
+                    "",
                     "",
                     "",
                 ],

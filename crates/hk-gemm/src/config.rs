@@ -60,8 +60,8 @@ pub enum GemmTile {
     T64x64,
     /// 64 x 64, element by element: any strides and alignment, any length of rows.
     Elements,
-    /// 16 x 16 by eight waves (on sm_90 by four, of 16-bit floats by eight if blocks are few) that share K, from memory to registers: the most
-    /// blocks for few outputs. Not of gated products.
+    /// 16 x 16 by eight waves (on sm_90 by four) that share K, from memory to registers: the most blocks for few outputs. Not of
+    /// gated products.
     S16x16,
     /// 16 x 32, likewise.
     S16x32,
@@ -72,6 +72,9 @@ pub enum GemmTile {
     /// 256 x 128 by eight waves, through LDS: a block fills a CU. Of products with scales of blocks, which need twice the
     /// registers for sums.
     T256x128,
+    /// [`S16x16`](Self::S16x16) by twice as many waves: more loads on their way where there are no more than two blocks for
+    /// each SM of sm_90, where 16-bit floats take it by themselves. Of plain products.
+    S16x16Twice,
 }
 
 /// A tile's shape, and what it costs.
@@ -160,7 +163,7 @@ pub(crate) const STAGE_BYTES: usize = 64;
 
 impl GemmTile {
     /// How many there are.
-    pub(crate) const COUNT: usize = 9;
+    pub(crate) const COUNT: usize = 10;
 
     /// All of them.
     pub const ALL: [Self; Self::COUNT] = [
@@ -173,6 +176,7 @@ impl GemmTile {
         Self::S32x32,
         Self::S64x32,
         Self::T256x128,
+        Self::S16x16Twice,
     ];
 
     /// On AMD targets, costs are the longest of the CU's pipes per product (matrix, LDS), counted on the emulator. On sm_90, blocks
@@ -191,6 +195,7 @@ impl GemmTile {
             Self::T64x64 => of([64, 64], (4, 1.6), (4, 1.3)),
             Self::Elements => of([64, 64], (4, 16.0), (4, 16.0)),
             Self::S16x16 => of([16, 16], (3, 1.0), (5, 1.0)),
+            Self::S16x16Twice => of([16, 16], (1, 1.0), (2, 1.0)),
             Self::S16x32 => of([16, 32], (2, 1.0), (3, 1.0)),
             Self::S32x32 => of([32, 32], (2, 1.0), (4, 1.0)),
             Self::S64x32 => of([64, 32], (3, 1.0), (2, 1.0)),
@@ -208,7 +213,9 @@ impl GemmTile {
     pub(crate) const fn waves(self, arch: Arch) -> usize {
         match self {
             Self::T256x256 | Self::T256x128 => 8,
-            // `kSharing` in `hip/skinny.h`.
+            // `kTwiceSharing` and `kSharing` in `hip/skinny.h`.
+            Self::S16x16Twice if arch.is_amd() => 16,
+            Self::S16x16Twice => 8,
             Self::S16x16 | Self::S16x32 | Self::S32x32 if arch.is_amd() => 8,
             _ => 4,
         }
@@ -219,9 +226,8 @@ impl GemmTile {
         // Of a wave: `kLongStretch` in `hip/skinny.h`.
         let longest = if arch.is_amd() { 256 } else { 128 };
         match self {
-            // `kSharingOfFew`, a multiple of what there may be.
-            Self::S16x16 => 8 * longest,
-            Self::S16x32 => self.waves(arch) * longest,
+            Self::S16x16 | Self::S16x32 => self.waves(arch) * longest,
+            Self::S16x16Twice => self.waves(arch) * 128,
             Self::S32x32 | Self::S64x32 => self.waves(arch) * longest / 2,
             _ => STAGE_BYTES,
         }
@@ -252,7 +258,7 @@ impl GemmTile {
 
     /// Whether waves share K, from memory to registers.
     pub(crate) const fn skinny(self) -> bool {
-        matches!(self, Self::S16x16 | Self::S16x32 | Self::S32x32 | Self::S64x32)
+        matches!(self, Self::S16x16 | Self::S16x16Twice | Self::S16x32 | Self::S32x32 | Self::S64x32)
     }
 }
 
@@ -402,14 +408,18 @@ impl Job<'_> {
     /// The choice, among the tiles that there are kernels of.
     pub fn choose(&self, serves: impl Fn(GemmTile) -> bool) -> GemmConfig {
         // The fewest rows that hold all. On sm_90 the narrow tiles, of which each reads all rows, can ask L2 for more than it has;
-        // and of those of 16 rows the narrowest was the fastest on an H200.
+        // and of those of 16 rows the narrowest was the fastest on an H200, of few blocks by twice as many waves.
         let amd = self.info.arch.is_amd();
+        let blocks = self.sizes[0].saturating_mul(self.sizes[2].div_ceil(16));
+        let few = blocks <= 2 * self.info.compute_units as usize
+            && matches!(self.precision, Precision::Bf16 | Precision::F16);
         let skinny: &[GemmTile] = match self.sizes[1] {
             65.. => &[],
             33.. if amd => &[GemmTile::S64x32],
             33.. => &[GemmTile::S64x32, GemmTile::T64x64],
             17.. if amd => &[GemmTile::S32x32],
             17.. => &[GemmTile::S32x32, GemmTile::T64x64],
+            _ if !amd && few && serves(GemmTile::S16x16Twice) => &[GemmTile::S16x16Twice],
             _ if !amd && serves(GemmTile::S16x16) => &[GemmTile::S16x16],
             _ => &[GemmTile::S16x16, GemmTile::S16x32],
         };
@@ -560,14 +570,15 @@ mod tests {
             GemmConfig::choose(&info, Precision::Bf16, [1, m, n, k], true, 32, serves)
         };
         let plain: fn(GemmTile) -> bool = |tile| tile != GemmTile::T256x128;
-        let gated = |tile| !matches!(tile, GemmTile::T256x128 | GemmTile::S16x16);
+        let gated = |tile| !matches!(tile, GemmTile::T256x128 | GemmTile::S16x16 | GemmTile::S16x16Twice);
         for size in [2048, 4096, 8192, 16384] {
             let config = choose([size; 3], plain);
             assert_eq!((config.tile, config.splits), (GemmTile::T128x128, 1), "{size}");
         }
         for m in [1, 8, 16] {
             for [n, k] in [[6144, 4096], [28672, 4096], [4096, 14336], [57344, 8192], [8192, 28672]] {
-                assert_eq!(choose([m, n, k], plain).tile, GemmTile::S16x16, "{m} {n} {k}");
+                let narrow = if n == 4096 { GemmTile::S16x16Twice } else { GemmTile::S16x16 };
+                assert_eq!(choose([m, n, k], plain).tile, narrow, "{m} {n} {k}");
                 assert_eq!(choose([m, n, k], gated).tile, GemmTile::S16x32, "{m} {n} {k}");
             }
         }

@@ -22,7 +22,7 @@ const OF_HALVES: Names = Names { x: "x_bf16", w: "w_bf16", bias: "bias2", y: "y2
 
 /// Tiles of the first product for which there are kernels.
 const fn served(tile: GemmTile) -> bool {
-    !matches!(tile, GemmTile::T256x256 | GemmTile::T128x128 | GemmTile::S16x16)
+    !matches!(tile, GemmTile::T256x256 | GemmTile::T128x128 | GemmTile::S16x16 | GemmTile::S16x16Twice)
 }
 
 /// What a part of K has in the workspace, in `f32`: sums of the first product, then those of the second, on 16 bytes.

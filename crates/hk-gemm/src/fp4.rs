@@ -26,6 +26,7 @@ pub(crate) static FP4: Kernels = Kernels {
         "gemm_afp4wfp4_32x32",
         "gemm_afp4wfp4_64x32",
         "gemm_afp4wfp4_256x128",
+        "",
     ],
 };
 static FP4_BY_WORDS: Kernels = Kernels {
@@ -39,6 +40,7 @@ static FP4_BY_WORDS: Kernels = Kernels {
         "gemm_afp4wfp4_32x32",
         "gemm_afp4wfp4_64x32",
         "gemm_afp4wfp4_256x128_words",
+        "",
     ],
     ..FP4
 };
@@ -53,6 +55,7 @@ pub(crate) static FP8: Kernels = Kernels {
         "gemm_a8wfp4_32x32",
         "gemm_a8wfp4_64x32",
         "",
+        "",
     ],
     ..FP4
 };
@@ -66,6 +69,7 @@ static FP8_BY_WORDS: Kernels = Kernels {
         "gemm_a8wfp4_16x32",
         "gemm_a8wfp4_32x32",
         "gemm_a8wfp4_64x32",
+        "",
         "",
     ],
     ..FP4

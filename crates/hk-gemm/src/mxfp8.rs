@@ -21,6 +21,7 @@ pub(crate) static MXFP8: Kernels = Kernels {
         "gemm_afp8wfp8_32x32",
         "gemm_afp8wfp8_64x32",
         "gemm_afp8wfp8_256x128",
+        "",
     ],
 };
 static BY_WORDS: Kernels = Kernels {
@@ -34,6 +35,7 @@ static BY_WORDS: Kernels = Kernels {
         "gemm_afp8wfp8_32x32",
         "gemm_afp8wfp8_64x32",
         "gemm_afp8wfp8_256x128_words",
+        "",
     ],
     ..MXFP8
 };

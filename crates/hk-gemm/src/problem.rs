@@ -97,19 +97,27 @@ pub fn gemm_workspace(info: &DeviceInfo, precision: Precision, [batch, m, n, k]:
         GemmConfig::choose(info, precision, [batch, m, n, k], true, MOST_SPLITS, serves).splits
     };
     let plain = splits(|tile| tile != GemmTile::T256x128);
+    // Beside the quantization of the activations.
+    let once = splits(|tile| !matches!(tile, GemmTile::T256x128 | GemmTile::S16x16Twice));
     // Of groups of few columns.
     let short = splits(|tile| tile == GemmTile::T64x64);
     let splits = match precision {
         Precision::Bf16 | Precision::F16 => {
-            let gated = splits(|tile| !matches!(tile, GemmTile::T256x128 | GemmTile::S16x16));
-            plain.max(gated)
+            let gated =
+                splits(|tile| !matches!(tile, GemmTile::T256x128 | GemmTile::S16x16 | GemmTile::S16x16Twice));
+            plain.max(once).max(gated)
         }
         Precision::HalfByByte | Precision::HalfByFp4 | Precision::Fp8ByFp4 | Precision::Fp4 => {
-            splits(|tile| !matches!(tile, GemmTile::T256x256 | GemmTile::T256x128 | GemmTile::S16x16))
-                .max(short)
+            let mixed = splits(|tile| {
+                use GemmTile::{S16x16, S16x16Twice, T256x128, T256x256};
+                !matches!(tile, T256x256 | T256x128 | S16x16 | S16x16Twice)
+            });
+            mixed.max(short)
         }
         Precision::I8 | Precision::Fp8 => {
-            let block = splits(|tile| !matches!(tile, GemmTile::T256x256 | GemmTile::T128x128));
+            let block = splits(|tile| {
+                !matches!(tile, GemmTile::T256x256 | GemmTile::T128x128 | GemmTile::S16x16Twice)
+            });
             // Of few rows of w.
             let fine = splits(|tile| matches!(tile, GemmTile::T256x128 | GemmTile::T64x64));
             plain.max(block).max(fine).max(short)
@@ -252,24 +260,12 @@ pub struct Kernels {
     pub names: [&'static str; GemmTile::COUNT],
 }
 
-impl Kernels {
-    /// The entry point for so many blocks of a tile. Blocks of four waves, as [`GemmTile::S16x16`] has on sm_90, do not ask for
-    /// enough to keep the memory busy if an SM has only one or two: then those of eight waves do the same, in the types for which
-    /// it was measured.
-    fn entry(&self, tile: GemmTile, blocks: usize, info: &DeviceInfo) -> &'static str {
-        let name = self.names[tile.index()];
-        let few = !info.arch.is_amd() && blocks <= 2 * info.compute_units as usize;
-        match name {
-            "gemm_bf16_16x16" if few => "gemm_bf16_16x16_few",
-            "gemm_f16_16x16" if few => "gemm_f16_16x16_few",
-            _ => name,
-        }
-    }
-}
-
 /// The names of one type's entry points: `gemm_bf16_256x256`, and with an end: `gemm_bf16_256x256_gated`.
 macro_rules! gemm_names {
     ($type:literal, $end:literal, $s16x16:expr) => {
+        $crate::problem::gemm_names!($type, $end, $s16x16, "")
+    };
+    ($type:literal, $end:literal, $s16x16:expr, $twice:expr) => {
         [
             concat!("gemm_", $type, "_256x256", $end),
             concat!("gemm_", $type, "_128x128", $end),
@@ -280,6 +276,7 @@ macro_rules! gemm_names {
             concat!("gemm_", $type, "_32x32", $end),
             concat!("gemm_", $type, "_64x32", $end),
             "",
+            $twice,
         ]
     };
 }
@@ -640,8 +637,7 @@ impl<'a, X: Element, W: Element> Product<'a, X, W> {
         let tile = plan.config.tile;
         let kernels = self.kernels(tile, sizes.k);
         let objects = if tile.skinny() { kernels.skinny } else { kernels.tiles };
-        let name = kernels.entry(tile, plan.blocks, stream.device().info());
-        let kernel = stream.kernel(objects, name)?;
+        let kernel = stream.kernel(objects, kernels.names[tile.index()])?;
         let mut launch = stream.launch(self.op, &kernel);
         let given = self.given(&mut launch, to, sizes, plan, store, planes.as_mut())?;
         let grid = LaunchConfig::grid_1d(plan.blocks);

@@ -87,7 +87,7 @@ fn sizes<X: By<W>, W: Operand>() {
 /// A length of K with so many parts, the last of them short.
 fn parted<X: By<W>, W: Operand>(tile: GemmTile, splits: usize) -> usize {
     let stretch = match tile {
-        GemmTile::S16x16 | GemmTile::S16x32 => 2048,
+        GemmTile::S16x16 | GemmTile::S16x16Twice | GemmTile::S16x32 => 2048,
         GemmTile::S32x32 => 1024,
         GemmTile::S64x32 => 512,
         _ => 256,

@@ -319,10 +319,10 @@ fn before(len: usize) -> Vec<bf16> {
 /// Tiles of groups: with scales of rows, or of blocks.
 fn group_tiles(blocks: bool, rows: usize) -> Vec<Option<GemmTile>> {
     use GemmTile::*;
-    let all = [T256x256, T256x128, T128x128, T64x64, Elements, S16x32, S16x16, S32x32, S64x32];
+    let all = GemmTile::ALL;
     let fits = |tile: &GemmTile| {
         tile.shape().0 <= rows
-            && if blocks { !matches!(tile, T256x256 | T128x128) } else { *tile != T256x128 }
+            && if blocks { !matches!(tile, T256x256 | T128x128 | S16x16Twice) } else { *tile != T256x128 }
     };
     all.into_iter().filter(fits).map(Some).chain([None]).collect()
 }

@@ -150,7 +150,10 @@ fn few_blocks_and_many() {
             let case = Inputs::<bf16>::new(Form::Plain, [1, 5, n, k], n as u64);
             let want = case.reference();
             for gpu in devices::<bf16>() {
-                case.check::<bf16>(&gpu, config(GemmTile::S16x16, splits), &want);
+                for tile in [GemmTile::S16x16, GemmTile::S16x16Twice] {
+                    case.check::<bf16>(&gpu, config(tile, splits), &want);
+                }
+                case.check::<bf16>(&gpu, None, &want);
             }
         }
     }

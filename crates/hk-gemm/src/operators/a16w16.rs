@@ -32,13 +32,13 @@ const fn keep() -> (&'static str, Scalar) {
 
 /// Each entry point of a type, over the ends of tiles.
 macro_rules! corners {
-    ($name:ident: $case:ident) => {
-        static $name: [Case; 18] = {
-            const CASES: [[Case; 9]; 2] = [corners!(@ $case Bf16), corners!(@ $case F16)];
-            let mut all = [CASES[0][0]; 18];
+    ($name:ident: $case:ident, $each:literal) => {
+        static $name: [Case; 2 * $each] = {
+            const CASES: [[Case; $each]; 2] = [corners!(@ $case Bf16), corners!(@ $case F16)];
+            let mut all = [CASES[0][0]; 2 * $each];
             let mut i = 0;
             while i < all.len() {
-                all[i] = CASES[i / 9][i % 9];
+                all[i] = CASES[i / $each][i % $each];
                 i += 1;
             }
             all
@@ -51,6 +51,7 @@ macro_rules! corners {
             case!("64 x 64, shuffled", a: $dtype [65, 288], w: $dtype [80, 288], bias: F32 [80]; tile("64x64"), splits(3), act("relu6"), w_shuffled()),
             case!("elements", a: $dtype [33, 77], w: $dtype [50, 77], bias: F16 [50]; tile("elements"), to("f16"), act("tanh")),
             case!("16 x 16", a: $dtype [13, 1544], w: $dtype [40, 1544], bias: Bf16 [40]; tile("16x16"), act("silu")),
+            case!("16 x 16, twice the waves", a: $dtype [9, 1032], w: $dtype [24, 1032]; tile("16x16-twice")),
             case!("16 x 32", a: $dtype [16, 2056], w: $dtype [40, 2056]; tile("16x32"), splits(2), act("gelu_tanh")),
             case!("32 x 32", a: $dtype [17, 520], w: $dtype [40, 520]; tile("32x32")),
             case!("64 x 32", a: $dtype [63, 344], w: $dtype [40, 344]; tile("64x32"), to("f32")),
@@ -97,10 +98,10 @@ macro_rules! corners {
         ]
     };
 }
-corners!(CORNERS: plain);
-corners!(ATOMIC_CORNERS: atomic);
-corners!(GATED_CORNERS: gated);
-corners!(BATCHED_CORNERS: batched);
+corners!(CORNERS: plain, 10);
+corners!(ATOMIC_CORNERS: atomic, 9);
+corners!(GATED_CORNERS: gated, 9);
+corners!(BATCHED_CORNERS: batched, 9);
 
 pub(super) const GEMM_A16W16: Operator = Operator {
     name: "gemm_a16w16",

@@ -53,6 +53,7 @@ macro_rules! corners {
             case!("64 x 64", a: $t [65, 272], w: $t [70, 272], a_scale: F32 [1], w_scale: F32 [70], bias: F32 [70]; tile("64x64"), splits(3), act("relu")),
             case!("elements", a: $t [33, 77], w: $t [50, 77], a_scale: F32 [33], w_scale: F32 [1], bias: F16 [50]; tile("elements"), to("f16")),
             case!("16 x 16", a: $t [13, 3088], w: $t [40, 3088], a_scale: F32 [13], w_scale: F32 [40]; tile("16x16"), act("silu")),
+            case!("16 x 16, twice the waves", a: $t [9, 2064], w: $t [24, 2064], a_scale: F32 [9], w_scale: F32 [24]; tile("16x16-twice")),
             case!("16 x 32", a: $t [16, 4112], w: $t [40, 4112], a_scale: F32 [16], w_scale: F32 [40]; tile("16x32"), splits(2)),
             case!("32 x 32, shuffled", a: $t [17, 1056], w: $t [48, 1056], a_scale: F32 [17], w_scale: F32 [48]; tile("32x32"), w_shuffled()),
             case!("64 x 32", a: $t [63, 688], w: $t [40, 688], a_scale: F32 [63], w_scale: F32 [40]; tile("64x32"), to("f32")),
@@ -100,7 +101,7 @@ macro_rules! corners {
         ]
     };
 }
-corners!(CORNERS: plain);
+corners!(CORNERS: plain, 9, 27);
 corners!(PER_TOKEN_CORNERS: per_token);
 corners!(BLOCK_CORNERS: block, 13, 39);
 corners!(BATCHED_CORNERS: batched);

@@ -125,8 +125,8 @@ operand!(Fp8E4M3Fnuz, 16, CODE_FORMS, true, 4.0, Arch::Gfx942, call_code, |x| f6
 pub fn tiles(form: Form) -> impl Iterator<Item = GemmTile> {
     GemmTile::ALL.into_iter().filter(move |&tile| match form {
         Form::Plain | Form::Batched => tile != GemmTile::T256x128,
-        Form::Gated => !matches!(tile, GemmTile::T256x128 | GemmTile::S16x16),
-        Form::Block(_) => !matches!(tile, GemmTile::T256x256 | GemmTile::T128x128),
+        Form::Gated => !matches!(tile, GemmTile::T256x128 | GemmTile::S16x16 | GemmTile::S16x16Twice),
+        Form::Block(_) => !matches!(tile, GemmTile::T256x256 | GemmTile::T128x128 | GemmTile::S16x16Twice),
     })
 }
 

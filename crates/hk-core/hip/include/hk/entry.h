@@ -11,14 +11,11 @@
 #define HK_LAUNCH_BOUNDS(threads, ...) __attribute__((amdgpu_flat_work_group_size(threads, threads)))
 #define HK_SIMD_WAVES(waves) __attribute__((amdgpu_waves_per_eu(waves)))
 #define HK_PARAMS
-#define HK_ENTRY_OF_NVIDIA(name, threads, ...)
 #else
 #define HK_LAUNCH_BOUNDS(threads, ...) __attribute__((launch_bounds(threads __VA_OPT__(, ) __VA_ARGS__)))
 #define HK_SIMD_WAVES(waves)
 // Parameters that are found by an index, too, are read where they are, not copied by each thread.
 #define HK_PARAMS __attribute__((grid_constant))
-// A kernel that AMD GPUs have no use for.
-#define HK_ENTRY_OF_NVIDIA(name, threads, ...) HK_ENTRY(name, threads, __VA_ARGS__)
 #endif
 
 #define HK_ENTRY(name, threads, ...) HK_ENTRY_BOUNDED(name, threads, HK_LAUNCH_BOUNDS(threads), __VA_ARGS__)
