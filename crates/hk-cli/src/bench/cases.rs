@@ -129,7 +129,10 @@ fn large(operator: &str) -> Vec<Sized> {
         "fused_add_layernorm" => {
             by_rows(vec![[4096, 8192], [20_480, 8192]], &["x", "residual_in"], &["weight", "bias"], &[])
         }
-        "softmax" => by_rows(rows(&[[64, 128_256], [2_097_152, 128], [40_960, 8192]]), &["x"], &[], &[]),
+        "softmax" => {
+            let more = [[64, 128_256], [2_097_152, 128], [40_960, 8192], [16_384, 32_768]];
+            by_rows(rows(&more), &["x"], &[], &[])
+        }
         "silu_and_mul" | "gelu_and_mul" => {
             let shapes = [
                 [4096, 256],
@@ -172,7 +175,7 @@ fn large(operator: &str) -> Vec<Sized> {
         }
         "per_token_quant" => {
             let fp8 = ("output", Scalar::Choice("fp8e4m3"));
-            by_rows(rows(&[[4_194_304, 128], [51_200, 8192]]), &["x"], &[], &[fp8])
+            by_rows(rows(&[[4_194_304, 128], [51_200, 8192], [16_384, 32_768]]), &["x"], &[], &[fp8])
         }
         "smoothquant" => {
             let fp8 = ("output", Scalar::Choice("fp8e4m3"));
@@ -217,11 +220,9 @@ fn large(operator: &str) -> Vec<Sized> {
         }
         "fused_rmsnorm_fp8_quant" => {
             let token = [("output", Scalar::Choice("fp8e4m3")), ("scaling", Scalar::Choice("token"))];
-            by_rows(vec![[4096, 4096], [32_768, 8192]], &["x", "residual_in"], &["weight"], &token)
+            with_and_without_residual(&token)
         }
-        "fused_rmsnorm_mxfp4_quant" => {
-            by_rows(vec![[4096, 4096], [32_768, 8192]], &["x", "residual_in"], &["weight"], &[])
-        }
+        "fused_rmsnorm_mxfp4_quant" => with_and_without_residual(&[]),
         "topk" => [[1024, 256, 10], [4096, 256, 10], [4096, 1024, 32], [64, 128_256, 50], [8192, 65_536, 32]]
             .map(|[m, n, k]| {
                 let scalars = vec![("k", Scalar::Int(k as i64)), ("index_dtype", Scalar::Choice("i64"))];
@@ -353,6 +354,14 @@ fn by_rows(
         (format!("{m} x {n}"), full.chain(vectors).collect(), scalars.to_vec())
     };
     shapes.into_iter().map(case).collect()
+}
+
+/// Norms that quantize.
+fn with_and_without_residual(scalars: &[(&'static str, Scalar)]) -> Vec<Sized> {
+    let with = by_rows(vec![[4096, 4096], [32_768, 8192]], &["x", "residual_in"], &["weight"], scalars);
+    let without = by_rows(vec![[51_200, 8192]], &["x"], &["weight"], scalars);
+    let named = |(label, tensors, scalars): Sized| (label + ", no residual", tensors, scalars);
+    with.into_iter().chain(without.into_iter().map(named)).collect()
 }
 
 /// M, N and K: squares, and the weights of Llama-3 8B for few and for many tokens.
