@@ -265,7 +265,8 @@ impl GemmTile {
 /// How a product is made.
 ///
 /// Unless options say it, it follows from the sizes and the device. Up to 64 rows, a tile with the fewest rows that hold them
-/// all, or on sm_90, from 17 rows on, one of 64 x 64; else, and among those, the one with the shortest modelled time. K is cut
+/// all, or on sm_90, from 17 rows on, one of 64 x 64; else, and among those, the one with the shortest modelled time. (On sm_90,
+/// up to 16 rows, the narrowest, by twice the waves where blocks are few: [`GemmTile::S16x16Twice`].) K is cut
 /// into as few parts as make that time about the shortest: it is what the matrix units take, or the loads of a CU, or the
 /// memory, if that is longer, and what parts cost: a launch, and writing and reading their planes. Without a workspace K is
 /// not cut.

@@ -606,7 +606,9 @@ struct Lists {
     /// Calls `use(key)` for what is listed of segment `s`, in whole waves: there is none where the key is 0.
     template <class Use>
     HK_FN void each_of(const FinishLds &lds, u32 s, Use use) const {
-        if (hk::uniform(lds.chunks[segments]) <= kFewChunks) return each_in_lds(lds, lds.chunks[s], lds.chunks[s + 1], 0, kWaveSize, use);
+        if (hk::uniform(lds.chunks[segments]) <= kFewChunks) {
+            return each_in_lds(lds, lds.chunks[s], lds.chunks[s + 1], 0, kWaveSize, use);
+        }
         constexpr u32 kAhead = 2, kStep = kOfChunk * kWaveSize;
         const u32 listed = hk::uniform(lds.listed[s]);
         for (u32 step = 0; step < listed; step += kAhead * kStep) {
