@@ -66,7 +66,7 @@ impl Descriptor {
     /// Size of the descriptor, in bytes.
     pub const SIZE: usize = 64;
 
-    /// Decodes a descriptor. Every bit pattern decodes; whether it makes sense for a kernel is the parser's question.
+    /// Decodes a descriptor. Every bit pattern decodes; the parser validates it for a kernel.
     pub fn decode(bytes: &[u8; Self::SIZE]) -> Descriptor {
         let u16_at = |i: usize| u16::from_le_bytes([bytes[i], bytes[i + 1]]);
         let u32_at = |i: usize| u32::from(u16_at(i)) | u32::from(u16_at(i + 2)) << 16;

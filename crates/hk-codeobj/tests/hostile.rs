@@ -1,7 +1,5 @@
 //! Damaged code objects: an error or a sane result, never a panic, never an absurd allocation.
 
-mod common;
-
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::LazyLock;
@@ -45,7 +43,7 @@ unsafe impl GlobalAlloc for Recorder {
 static ALLOCATOR: Recorder = Recorder;
 
 static OBJECTS: LazyLock<Vec<Vec<u8>>> =
-    LazyLock::new(|| Arch::AMD.map(|arch| common::compile("kernels.hip", arch, &[])).into());
+    LazyLock::new(|| Arch::AMD.map(|arch| crate::common::compile("kernels.hip", arch, &[])).into());
 
 /// The file offsets where a change matters most: ELF and program headers, notes, symbol tables, descriptors.
 fn interesting(bytes: &[u8]) -> Vec<usize> {

@@ -1,11 +1,9 @@
 //! Code objects from the compiler, read back.
 
-mod common;
-
 use hk_codeobj::{Arch, CodeObject, ParseError, RelocationKind};
 
 fn object(arch: Arch) -> (Vec<u8>, CodeObject) {
-    let bytes = common::compile("kernels.hip", arch, &[]);
+    let bytes = crate::common::compile("kernels.hip", arch, &[]);
     let object = CodeObject::parse(&bytes).unwrap();
     (bytes, object)
 }
@@ -73,7 +71,8 @@ fn segments_and_relocations_are_found() {
 fn all_object_versions_parse() {
     for (version, abi) in [("4", 2), ("5", 3), ("6", 4)] {
         let flag = format!("-mcode-object-version={version}");
-        let object = CodeObject::parse(&common::compile("kernels.hip", Arch::Gfx942, &[&flag])).unwrap();
+        let object =
+            CodeObject::parse(&crate::common::compile("kernels.hip", Arch::Gfx942, &[&flag])).unwrap();
         assert_eq!(object.abi_version, abi);
         assert_eq!(object.kernel("hidden").unwrap().explicit_arg_bytes, 8);
     }

@@ -229,7 +229,7 @@ fn pci_bus_id(device: &Device) -> String {
     format!("0000:{:02x}:00.0", device.ordinal + 1)
 }
 
-/// Everything the program made on a device is gone, and so is the failure of a kernel.
+/// Frees everything that the program made on a device, and clears the failure of a kernel.
 fn reset(device: &Device) {
     let runtime = runtime();
     runtime.events.retain(|event| event.device != device.ordinal);
@@ -335,7 +335,7 @@ api! {
         put_if(total, all)
     }
 
-    // Hints that mean nothing here.
+    // Hints without effect here.
     fn hipDeviceSetCacheConfig(_config: c_int) { Ok(()) }
     fn hipDeviceGetCacheConfig(config: *mut c_int) { put(config, 0) }
     fn hipDeviceSetSharedMemConfig(_config: c_int) { Ok(()) }

@@ -101,7 +101,7 @@ codes! {
     RUNTIME_OTHER = 1053 c"hipErrorRuntimeOther": c"call of the runtime failed",
 }
 
-/// The constant's name in HIP's headers; that of the unknown error for codes that there are not.
+/// The constant's name in HIP's headers; the unknown error's for an unassigned code.
 pub(crate) fn name(code: c_int) -> &'static CStr {
     if code == SUCCESS { c"hipSuccess" } else { find(code).map_or(c"hipErrorUnknown", |(_, name, _)| name) }
 }

@@ -1,7 +1,7 @@
 //! The memory of the program itself, by addresses that it gives.
 //!
 //! A C program can hand over any address. The kernel copies on our behalf (`process_vm_readv` of this very process):
-//! where nothing is mapped that is an error and no signal, and no Rust reference to memory of others ever exists.
+//! unmapped memory is an error and no signal, and no Rust reference to the program's memory exists.
 
 use std::ffi::{c_int, c_long, c_ulong, c_void};
 
@@ -59,7 +59,7 @@ fn transfer(copy: Copy, local: *mut u8, addr: u64, len: usize) -> bool {
     true
 }
 
-/// Whether the kernel lets this process copy so; seccomp filters of old containers do not.
+/// Whether the system allows these calls; seccomp filters of old containers do not.
 fn available() -> bool {
     use std::sync::OnceLock;
     static AVAILABLE: OnceLock<bool> = OnceLock::new();

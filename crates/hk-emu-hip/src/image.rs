@@ -39,7 +39,7 @@ impl Source for &[u8] {
     }
 }
 
-/// The program's memory from an address on: an image whose size nobody tells.
+/// The program's memory from an address on: an image of unknown size.
 struct InMemory(u64);
 
 impl Source for InMemory {
@@ -70,7 +70,7 @@ pub(crate) fn in_file(path: &str, arch: Arch) -> Result<Vec<u8>> {
 /// # Errors
 /// `hipErrorInvalidImage`, `hipErrorNoBinaryForGpu`.
 fn in_bytes(file: &[u8], arch: Arch) -> Result<Vec<u8>> {
-    // A lone code object is the whole file, whatever its headers say: the loader judges.
+    // A single code object is the whole file. The loader validates its headers.
     if file.starts_with(ELF) { Ok(file.to_vec()) } else { select(&file, arch) }
 }
 
@@ -215,7 +215,7 @@ mod tests {
         for at in BUNDLE.len()..bytes.len() - 5 {
             let mut broken = bytes.clone();
             broken[at] ^= 0x80;
-            // Whatever comes, it comes without a panic.
+            // Any bytes give a result, not a panic.
             let _ = in_bytes(&broken, Arch::Gfx942);
             let _ = in_memory(broken.as_ptr() as u64, Arch::Gfx942);
         }

@@ -14,7 +14,7 @@ mod spt;
 mod stream;
 mod unsupported;
 
-/// The exported functions that work, by what they are about.
+/// The exported functions that work, by topic.
 pub fn supported() -> Vec<(&'static str, Vec<&'static str>)> {
     let group = |title, lists: &[&[&'static str]]| (title, lists.concat());
     vec![

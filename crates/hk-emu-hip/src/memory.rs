@@ -91,8 +91,8 @@ pub(crate) fn available() -> u64 {
     std::fs::read_to_string("/proc/meminfo").ok().and_then(|t| field(&t)).map_or(u64::MAX, |kb| kb << 10)
 }
 
-/// Sizes from here on are compared with what the machine has: the emulator fills fresh memory, and the system would
-/// sooner end the process than refuse.
+/// Sizes from here on are compared with the host's memory: the emulator fills fresh memory, and the system would end
+/// the process instead of refusing.
 const LARGE: u64 = 16 << 20;
 
 fn check_room(device: &Device, bytes: u64) -> Result {
@@ -202,7 +202,7 @@ fn release(runtime: &Runtime, addr: u64, block: &Block) {
     }
 }
 
-/// Forgets everything that was made on a device.
+/// Removes everything that was made on a device.
 pub(crate) fn release_all(device: &Device) {
     let runtime = runtime();
     lock(&runtime.blocks).retain(|addr, block| {
@@ -262,7 +262,7 @@ impl Mapped {
         Ok(Some(Mapped { parts, _one_at_a_time: turn }))
     }
 
-    /// Takes over what the launch has changed, and nothing else: the program may have written beside it.
+    /// Copies back the bytes that the launch has changed, and no others: the program may have written next to them.
     pub fn leave(self, device: &Device) {
         for (addr, _alive, before) in &self.parts {
             let mut after = vec![0; before.len()];

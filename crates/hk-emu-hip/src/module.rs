@@ -19,7 +19,7 @@ use crate::stream::{StreamRef, record, stream};
 pub(crate) struct Module {
     pub device: usize,
     module: Arc<hk_emu::Module>,
-    /// Handles that were given, by kernel.
+    /// Handles of kernels, by name.
     functions: Mutex<HashMap<String, u64>>,
 }
 
@@ -118,7 +118,7 @@ pub(crate) fn known_function(handle: u64) -> Result<Arc<Function>> {
     runtime().functions.get(handle).ok_or(HipError::INVALID_HANDLE)
 }
 
-/// How a launch's arguments are given.
+/// How a launch passes its arguments.
 #[derive(Clone, Copy)]
 pub(crate) struct Arguments {
     /// An array of pointers, one to each argument.
@@ -269,25 +269,10 @@ fn blocks(threads: [u32; 3], block: [u32; 3]) -> Result<[u32; 3]> {
     Ok(grid)
 }
 
-/// `hipExtModuleLaunchKernel` and its older form: the grid is in threads.
-#[expect(clippy::too_many_arguments, reason = "as in the API")]
-fn launch_threads(
-    f: u64,
-    threads: [u32; 3],
-    block: [u32; 3],
-    dynamic_lds: u64,
-    on: u64,
-    arguments: Arguments,
-    start: u64,
-    stop: u64,
-) -> Result {
-    let function = known_function(f)?;
-    let on = stream(on)?;
-    let block = [0, 1, 2].map(|i: usize| block[i].min(threads[i]));
-    launch(
-        &function,
-        &Launch { grid: blocks(threads, block)?, block, dynamic_lds, on, arguments, start, stop },
-    )
+/// A launch whose grid is in threads, as that of `hipExtModuleLaunchKernel` and its older form.
+fn launch_threads(function: &Function, threads: Launch) -> Result {
+    let block = [0, 1, 2].map(|i: usize| threads.block[i].min(threads.grid[i]));
+    launch(function, &Launch { grid: blocks(threads.grid, block)?, block, ..threads })
 }
 
 fn resident_blocks(function: &Function, block: u32, dynamic_lds: u64) -> Result<u32> {
@@ -324,7 +309,7 @@ pub(crate) fn potential_block_size(
     let wave = device.arch.wave_size();
     let largest = limit.min(kernel.max_threads).min(device.arch.max_workgroup_threads());
     let mut best = (0, largest, 0);
-    // Whole waves, and what is left below one.
+    // Whole waves, and sizes below one wave.
     for size in (1..=largest / wave).map(|n| n * wave).chain((largest < wave).then_some(largest)) {
         let blocks = resident_blocks(function, size, dynamic_lds)?;
         best = best.max((blocks * size, size, blocks));
@@ -445,8 +430,16 @@ api! {
         stop: u64,
         _flags: u32,
     ) {
-        let arguments = Arguments { params, extra };
-        launch_threads(f, [x, y, z], [block_x, block_y, block_z], dynamic_lds, on, arguments, start, stop)
+        let function = known_function(f)?;
+        launch_threads(&function, Launch {
+            grid: [x, y, z],
+            block: [block_x, block_y, block_z],
+            dynamic_lds,
+            on: stream(on)?,
+            arguments: Arguments { params, extra },
+            start,
+            stop,
+        })
     }
 
     fn hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(

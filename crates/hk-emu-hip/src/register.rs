@@ -109,7 +109,7 @@ fn variable(host_variable: u64) -> Result<(u64, u64)> {
     module::global(module, symbol.name()).map_err(|_| HipError::INVALID_SYMBOL)
 }
 
-/// The part of a device variable that a copy is about.
+/// The part of a device variable that a copy accesses.
 fn part_of(symbol: u64, offset: u64, bytes: u64) -> Result<u64> {
     let (addr, size) = variable(symbol)?;
     let inside = offset <= size && bytes <= size - offset;
@@ -135,7 +135,7 @@ struct Configuration {
 
 thread_local!(static CONFIGURATIONS: RefCell<Vec<Configuration>> = const { RefCell::new(vec![]) });
 
-/// Launches that may be set up and not made; more are a program that never launches.
+/// Launches that may be set up and not made: a bound for programs that never launch.
 const MAX_CONFIGURATIONS: usize = 1024;
 /// Bytes of arguments of a launch that is set up piece by piece.
 const MAX_ARGUMENTS: u64 = 4096;
@@ -247,7 +247,7 @@ api! {
         if legal { Ok(()) } else { Err(HipError::INVALID_VALUE) }
     }
 
-    // Hints that mean nothing here.
+    // Hints without effect here.
     fn hipFuncSetCacheConfig(function: u64, _config: c_int) { current_function(function).map(drop) }
     fn hipFuncSetSharedMemConfig(function: u64, _config: c_int) { current_function(function).map(drop) }
 

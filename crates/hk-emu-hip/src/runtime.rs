@@ -16,7 +16,7 @@ use crate::module::{Function, Module};
 use crate::register::Registered;
 use crate::stream::{Event, Stream};
 
-/// A message for the programmer. Codes alone say too little.
+/// A message for the programmer: error codes alone lack the cause.
 macro_rules! say {
     ($($text:tt)*) => {
         eprintln!("hk-emu-hip: {}", format_args!($($text)*))

@@ -1,7 +1,7 @@
 //! Streams and events.
 //!
-//! Every command is executed when it is given, by the thread that gives it. That is an order that any program allows
-//! which is right on a GPU: each stream's own, and one in which an event is recorded before anything waits for it.
+//! A call executes its command before it returns, on the calling thread. Every correct program allows this order: it is
+//! the order of each stream, and an event is recorded before a command waits for it.
 
 use std::ffi::{c_float, c_int, c_uint};
 use std::sync::Mutex;
@@ -106,7 +106,7 @@ fn create_event(handle: *mut u64, flags: c_uint) -> Result {
     put(handle, runtime.events.insert(|_| event))
 }
 
-/// Records an event behind what its stream was given so far.
+/// Records an event after the commands queued on its stream so far.
 pub(crate) fn record(handle: u64, on: StreamRef) -> Result {
     let event = event(handle)?;
     if event.device != on.device.ordinal {
@@ -117,7 +117,7 @@ pub(crate) fn record(handle: u64, on: StreamRef) -> Result {
     Ok(())
 }
 
-/// What an event stands behind is done, and so is nothing for one that was never recorded; it may have failed.
+/// The work before an event is done; an event that was never recorded has none. The work may have failed.
 fn check_event(handle: u64) -> Result {
     runtime().device(event(handle)?.device as c_int)?.check()
 }

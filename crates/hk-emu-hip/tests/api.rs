@@ -1,14 +1,11 @@
 //! The functions of the API, called as C programs call them.
-#![cfg(target_os = "linux")]
-
-mod common;
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::process::Command;
 use std::ptr::{null, null_mut};
 use std::sync::LazyLock;
 
-use common::code_object;
+use crate::common::code_object;
 
 type Ptr = *mut c_void;
 
@@ -173,7 +170,7 @@ fn address<T>(value: &mut T) -> Ptr {
 /// Runs the ignored test `name` in a process of its own; gives what it prints to stderr.
 fn child(name: &str, devices: &str) -> String {
     let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["--exact", name, "--ignored", "--nocapture"]).env("HK_EMU_ARCH", devices);
+    child.args(["--exact", &format!("api::{name}"), "--ignored", "--nocapture"]).env("HK_EMU_ARCH", devices);
     let output = child.output().unwrap();
     let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
     assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));

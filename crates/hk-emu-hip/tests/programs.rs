@@ -1,11 +1,8 @@
 //! Programs in C and HIP C++, compiled as users compile them, run on the emulator.
-#![cfg(target_os = "linux")]
-
-mod common;
 
 use std::ffi::OsStr;
 
-use common::{clang, code_object, printed, run, runtime, source};
+use crate::common::{clang, code_object, printed, run, runtime, source};
 
 const BOTH: &str = "gfx942,gfx950";
 
@@ -38,17 +35,51 @@ fn a_c_program_of_the_module_api() {
     assert_eq!(out, want);
 }
 
+/// What `clang-offload-bundler` makes of code objects: the driver's format of a program's device code. Debian has the tool
+/// in a package of its own.
+fn fat_binary(objects: &[(&str, Vec<u8>)]) -> Vec<u8> {
+    const PAGE: usize = 4096;
+    let host = ("host-x86_64-unknown-linux-gnu-".to_owned(), &[][..]);
+    let objects =
+        objects.iter().map(|(target, object)| (format!("hipv4-amdgcn-amd-amdhsa--{target}"), &object[..]));
+    let entries: Vec<(String, &[u8])> = std::iter::once(host).chain(objects).collect();
+    let mut bytes = b"__CLANG_OFFLOAD_BUNDLE__".to_vec();
+    bytes.extend((entries.len() as u64).to_le_bytes());
+    let mut offset = PAGE;
+    for (id, object) in &entries {
+        for value in [offset, object.len(), id.len()] {
+            bytes.extend((value as u64).to_le_bytes());
+        }
+        bytes.extend(id.as_bytes());
+        offset += object.len().next_multiple_of(PAGE);
+    }
+    for (_, object) in &entries {
+        bytes.resize(bytes.len().next_multiple_of(PAGE), 0);
+        bytes.extend(*object);
+    }
+    bytes
+}
+
 #[test]
 fn a_program_with_kernels_in_it() {
     let runtime = runtime();
     let dir = tempfile::tempdir().unwrap();
+    let objects = ["gfx942", "gfx950"].map(|target| {
+        let path = dir.path().join(format!("{target}.co"));
+        code_object("embedded.hip", target, &path);
+        (target, std::fs::read(path).unwrap())
+    });
+    let bundle = dir.path().join("embedded.hipfb");
+    std::fs::write(&bundle, fat_binary(&objects)).unwrap();
     let program = dir.path().join("embedded");
+    // As the driver compiles the host's side, once it has the bundle.
     let mut args: Vec<&OsStr> =
-        ["-x", "hip", "--offload-arch=gfx942", "--offload-arch=gfx950", "-O2", "-nogpulib", "-nogpuinc"]
+        ["-x", "hip", "--offload-host-only", "-O2", "-nogpulib", "-nogpuinc", "-Xclang"]
             .map(OsStr::new)
             .into();
+    args.extend(["-fcuda-include-gpubinary", "-Xclang"].map(OsStr::new));
     let source = source("embedded.hip");
-    args.extend([source.as_os_str(), OsStr::new("-L"), runtime.path().as_os_str()]);
+    args.extend([bundle.as_os_str(), source.as_os_str(), OsStr::new("-L"), runtime.path().as_os_str()]);
     args.extend(["-lamdhip64", "-o"].map(OsStr::new));
     args.push(program.as_os_str());
     clang(&args);

@@ -1,13 +1,10 @@
 //! Every exported function: that it is there, and that no argument makes it crash.
-#![cfg(target_os = "linux")]
-
-mod common;
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::process::Command;
 
-use common::library;
+use crate::common::library;
 
 unsafe extern "C" {
     fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void;
@@ -98,7 +95,13 @@ const RETURNS_STRUCTURE: &str = "hipCreateChannelDesc";
 #[test]
 fn no_argument_makes_a_function_crash() {
     let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["--exact", "child_calls_everything", "--ignored", "--nocapture", "--test-threads=1"]);
+    child.args([
+        "--exact",
+        "symbols::child_calls_everything",
+        "--ignored",
+        "--nocapture",
+        "--test-threads=1",
+    ]);
     let output = child.env("HK_EMU_ARCH", "gfx942,gfx950").output().unwrap();
     let log = String::from_utf8_lossy(&output.stderr);
     let last = log.lines().rev().find(|line| line.starts_with("calling "));

@@ -10,7 +10,7 @@ use common::gemm::{self, Gemm};
 use common::{Args, Assembly, Rig, assemble, options};
 use criterion::measurement::{Measurement, ValueFormatter};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use hk_emu::{Check, Checks, Level, MachineOptions};
+use hk_emu::{BlockOrder, Check, Checks, Level, MachineOptions};
 
 const LOOPS: u32 = 2000;
 
@@ -178,9 +178,9 @@ fn speed(c: &mut Criterion<CpuTime>) {
     group.sample_size(10);
     let image = gemm::image("gfx942");
     for (mode, options) in modes() {
-        let product = Gemm::new("gfx942", &image, "gemm_bf16", [256, 256, 256], options);
-        group.throughput(Throughput::Elements(product.run().instructions));
-        group.bench_function(BenchmarkId::new("gemm_bf16", mode), |b| b.iter(|| black_box(product.run())));
+        let problem = Gemm::new("gfx942", &image, "gemm_bf16", [256, 256, 256], options);
+        group.throughput(Throughput::Elements(problem.run().instructions));
+        group.bench_function(BenchmarkId::new("gemm_bf16", mode), |b| b.iter(|| black_box(problem.run())));
     }
     group.finish();
 
@@ -205,15 +205,15 @@ fn speed(c: &mut Criterion<CpuTime>) {
     }
     group.finish();
 
-    let mut group = c.benchmark_group("matrix product 1024^3");
+    let mut group = c.benchmark_group("GEMM 1024^3");
     for cpu in ["gfx942", "gfx950"] {
         let image = gemm::image(cpu);
         for kernel in gemm::kernels(cpu) {
-            let product = Gemm::new(cpu, &image, kernel, [1024; 3], options(cpu).threads(Some(1)));
-            product.run();
-            product.check(4099);
+            let problem = Gemm::new(cpu, &image, kernel, [1024; 3], options(cpu).threads(Some(1)));
+            problem.run();
+            problem.check(4099);
             group.throughput(Throughput::Elements(2 << 30));
-            group.bench_function(BenchmarkId::new(*kernel, cpu), |b| b.iter(|| black_box(product.run())));
+            group.bench_function(BenchmarkId::new(*kernel, cpu), |b| b.iter(|| black_box(problem.run())));
         }
     }
     group.finish();
@@ -235,8 +235,35 @@ fn scaling(c: &mut Criterion) {
     let mut group = c.benchmark_group("scaling of gemm_bf16");
     for threads in [1, 2] {
         let options = options("gfx942").threads(Some(threads));
-        let product = Gemm::new("gfx942", &image, "gemm_bf16", [1024; 3], options);
-        group.bench_function(BenchmarkId::new("threads", threads), |b| b.iter(|| black_box(product.run())));
+        let problem = Gemm::new("gfx942", &image, "gemm_bf16", [1024; 3], options);
+        group.bench_function(BenchmarkId::new("threads", threads), |b| b.iter(|| black_box(problem.run())));
+    }
+    group.finish();
+}
+
+/// Split-K with tickets: wall-clock time by host threads and order of blocks.
+fn tickets(c: &mut Criterion) {
+    let (n, slices, tiles) = (4000u32, 8u32, 8u32);
+    let image = common::hip("gfx942", "-O2", include_str!("../tests/kernels/split_k.hip"));
+    let mut group = c.benchmark_group("split-K with tickets");
+    let orders = [BlockOrder::Reproducible, BlockOrder::Arrival];
+    for (threads, order) in [(1, orders[0]), (2, orders[0]), (2, orders[1])] {
+        let rig = Rig::new(options("gfx942").threads(Some(threads)).block_order(order), &image);
+        let tickets = rig.upload("tickets", &vec![0u32; tiles as usize]);
+        let args = Args::new()
+            .push(rig.upload("x", &vec![1f32; (64 * n * slices * tiles) as usize]))
+            .push(rig.upload("partial", &vec![0f32; (64 * slices * tiles) as usize]))
+            .push(tickets)
+            .push(rig.upload("y", &vec![0f32; (64 * tiles) as usize]))
+            .push(rig.upload("winner", &vec![0u32; tiles as usize]))
+            .push(n)
+            .push(slices);
+        group.bench_function(BenchmarkId::new(order.to_string(), format!("{threads} threads")), |b| {
+            b.iter(|| {
+                rig.machine.fill(tickets, &[0], 4 * u64::from(tiles)).unwrap();
+                rig.launch("split", slices * tiles, 64, &args).unwrap()
+            });
+        });
     }
     group.finish();
 }
@@ -244,7 +271,7 @@ fn scaling(c: &mut Criterion) {
 criterion_group! {
     name = scales;
     config = Criterion::default().sample_size(10).warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_millis(800));
-    targets = scaling
+    targets = scaling, tickets
 }
 criterion_group! {
     name = benches;

@@ -6,6 +6,7 @@ use std::ops::AddAssign;
 use hk_codeobj::Arch;
 use serde::Serialize;
 
+use crate::costs::Costs;
 use crate::isa::{Encoding, Inst, Op, Operand};
 
 /// Defines a struct of counts that add up.
@@ -115,7 +116,7 @@ counts! {
         /// The most lines that loads of a wave have outstanding at a time, summed over waves: those that it has asked for
         /// and that no `s_waitcnt` has waited for. Of whole launches only.
         lines_in_flight,
-        /// Waits between matrix instructions of a wave that leave none of its loads on the way: memory stands still until
+        /// Waits between matrix instructions of a wave that leave none of its loads in flight: memory is idle until
         /// it asks again.
         drains,
         /// Bytes of global memory that lanes read or write 16 at a time.
@@ -235,7 +236,7 @@ impl Counters {
                 match Matrix::of(inst) {
                     Some(matrix) => {
                         c.mfma = 1;
-                        c.mfma_passes = matrix.passes(arch).into();
+                        c.mfma_passes = matrix.passes(arch);
                         c.matrix_flops = matrix.flops();
                     }
                     None => {
@@ -311,14 +312,14 @@ impl Matrix {
     }
 
     /// A tile has its passes at the full rate of its type; slower types and the forms of several blocks take more.
-    fn passes(&self, arch: Arch) -> u32 {
+    fn passes(&self, arch: Arch) -> u64 {
         let full = match self.dim {
             4 => 2,
             16 => 4,
             _ => 8,
         };
         match self.input {
-            Input::F64 if self.dim == 16 && arch == Arch::Gfx950 => 4 * full,
+            Input::F64 if self.dim == 16 => Costs::of(arch).f64_16x16_passes,
             Input::F64 | Input::Byte => 2 * full,
             Input::F32 if self.dim > 4 => 2 * full,
             _ if self.dim > 4 && self.blocks > 1 => 2 * full,

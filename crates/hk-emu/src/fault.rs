@@ -4,53 +4,11 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
+use crate::checks::Check;
 use crate::isa::DecodeError;
-use crate::memory::Near;
-use crate::observe::{Check, Finding};
+use crate::memory::{Near, StreamRace};
 
-/// What a memory access wanted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Access {
-    /// A load.
-    Read,
-    /// A store.
-    Write,
-    /// A read-modify-write.
-    Atomic,
-}
-
-impl fmt::Display for Access {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Access::Read => "read",
-            Access::Write => "write",
-            Access::Atomic => "atomic",
-        })
-    }
-}
-
-/// Which memory an access went to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Space {
-    /// Device memory.
-    Global,
-    /// The workgroup's LDS; the address is a byte offset.
-    Lds,
-    /// A lane's private memory; the address is a byte offset.
-    Private,
-}
-
-impl fmt::Display for Space {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Space::Global => "global memory",
-            Space::Lds => "LDS",
-            Space::Private => "private memory",
-        })
-    }
-}
+pub use crate::memory::{Access, Space};
 
 /// Why a memory access is wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -148,11 +106,11 @@ pub enum Fault {
         site: Box<Site>,
         /// Which sanitizer.
         check: Check,
-        /// What is wrong, in words.
+        /// What is wrong, as text.
         what: String,
         /// The lane, where it is one lane's access.
         lane: Option<u32>,
-        /// The memory that it is about.
+        /// The memory that it concerns.
         address: Option<(Space, u64)>,
         /// The other side: of a race the earlier access, of a value its producer.
         other: Option<Box<Site>>,
@@ -161,7 +119,7 @@ pub enum Fault {
     },
     /// A launch races with work on another stream; only with [`Check::Streams`].
     #[error("{0}")]
-    Streams(Box<crate::StreamRace>),
+    Streams(Box<StreamRace>),
     /// Words that are no instruction of the target.
     #[error("unknown instruction: {error}: {site}")]
     UnknownInstruction {
@@ -261,6 +219,27 @@ fn as_text<S: Serializer>(value: &impl fmt::Display, to: S) -> Result<S::Ok, S::
     to.collect_str(value)
 }
 
+/// An executed instruction that a finding refers to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// In the program.
+    pub index: u32,
+    pub workgroup: [u32; 3],
+    pub wave: u32,
+}
+
+/// What a check found; the launch adds where.
+#[derive(Debug, Clone)]
+pub(crate) struct Finding {
+    pub check: Check,
+    /// What is wrong, as text that names registers and counters.
+    pub what: String,
+    pub lane: Option<u32>,
+    pub address: Option<(Space, u64)>,
+    /// The other side of a race, or the producer of a value.
+    pub other: Option<Place>,
+}
+
 /// What a handler reports; the launch adds the site.
 #[derive(Debug, Clone)]
 pub(crate) enum Problem {
@@ -298,5 +277,5 @@ impl Problem {
     }
 }
 
-/// Results carry a fault by value.
+/// A fault is returned by value.
 const _: () = assert!(size_of::<Fault>() <= 128);

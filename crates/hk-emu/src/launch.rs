@@ -1,5 +1,6 @@
 //! Launches: limits, initial state, and the schedule of workgroups and waves.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -7,20 +8,20 @@ use std::time::{Duration, Instant};
 
 use hk_codeobj::{Arch, Kernel, workgroups_per_cu};
 
+use crate::checks::{Check, Checks};
 use crate::counters::Counters;
-use crate::exec::mem::View;
-use crate::exec::{Ctl, Env, indexed};
-use crate::fault::{Access, Fault, MemoryProblem, Problem, Site, Space};
+use crate::exec::{Ctl, Env, Uop, indexed};
+use crate::fault::{Access, Fault, Finding, MemoryProblem, Place, Problem, Site, Space};
 use crate::loader::Module;
-use crate::lower::Program;
-use crate::memory::{Allocation, POISON};
+use crate::memory::{Allocation, POISON, View};
 use crate::observe::counts::Counts;
 use crate::observe::deadlock::{Circle, Probe};
+use crate::observe::step::{Unwatched, Watch};
 use crate::observe::streams::Touched;
-use crate::observe::{
-    Check, Checks, Finding, GlobalMemory, Observer, Place, Subject, Undefined, Unwatched, Watch,
-};
-use crate::wave::{Lanes, Status, Wave, mode};
+use crate::observe::{GlobalMemory, Observer, Subject, Undefined};
+use crate::program::Program;
+use crate::schedule::{Next, PATIENCE, Schedule, Task, Turn};
+use crate::wave::{GroupInfo, Lanes, Status, Wave, mode};
 
 /// What to launch over which grid with which arguments.
 #[derive(Debug, Clone, Copy)]
@@ -35,13 +36,42 @@ pub struct Dispatch<'a> {
     pub args: &'a [u8],
 }
 
-/// What instructions can ask about their workgroup.
-pub(crate) struct GroupInfo {
-    pub id: [u32; 3],
-    pub linear: u64,
-    /// GPR_ALLOC: granules less one of vector registers.
-    pub gpr_alloc: u32,
+/// In which order the workgroups of a launch communicate through global memory, on more than one host thread: through
+/// atomics that return a value or round, and through loads at agent scope.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum BlockOrder {
+    /// The order of a single thread: results and counters are deterministic. A workgroup runs in parallel with earlier
+    /// ones up to its first such instruction.
+    #[default]
+    Reproducible,
+    /// The order in which host threads arrive: it varies between runs, as on a GPU.
+    Arrival,
 }
+
+impl std::fmt::Display for BlockOrder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            BlockOrder::Reproducible => "reproducible",
+            BlockOrder::Arrival => "arrival",
+        })
+    }
+}
+
+impl std::str::FromStr for BlockOrder {
+    type Err = UnknownOrder;
+
+    fn from_str(name: &str) -> Result<BlockOrder, UnknownOrder> {
+        [BlockOrder::Reproducible, BlockOrder::Arrival]
+            .into_iter()
+            .find(|order| order.to_string() == name)
+            .ok_or(UnknownOrder)
+    }
+}
+
+/// A name that is no [`BlockOrder`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("expected reproducible or arrival")]
+pub struct UnknownOrder;
 
 /// Everything about a launch that does not change while it runs.
 pub(crate) struct Launch<'a> {
@@ -57,6 +87,7 @@ pub(crate) struct Launch<'a> {
     spare: &'a Spare,
     active: &'a AtomicU64,
     touched: Option<Arc<Mutex<Touched>>>,
+    order: BlockOrder,
     grid: [u32; 3],
     block: [u32; 3],
     lds_bytes: usize,
@@ -85,30 +116,27 @@ struct Executed {
     counts: Option<Box<Counts>>,
 }
 
-/// Whether all that runs only waits.
+/// Whether every running workgroup only waits.
 #[derive(Default)]
 struct Waiting {
     /// Host threads that run workgroups.
     threads: AtomicU64,
     /// Counted up around whatever may change memory.
     version: AtomicU64,
-    /// A version, and how many threads hold only workgroups that go round in circles with it.
+    /// A version of memory, and how many threads hold only workgroups that spin at that version.
     stuck: Mutex<(u64, u64)>,
     /// A thread has reported that.
     deadlock: AtomicBool,
 }
 
-/// How long all of a launch waits before that is a deadlock: the host might still write what it waits for.
-const PATIENCE: Duration = Duration::from_secs(1);
-
 /// Wave instructions that a workgroup runs before another one gets its turn.
 const SLICE: u64 = 1 << 22;
 /// Instructions of a wave before its workgroup's next wave gets its turn, unless a machine says otherwise.
 pub(crate) const TURN: u64 = 1 << 16;
-/// Instructions in which a wave that waits should be back where it was, and times it may sleep on the way.
+/// Instructions within which a spinning wave returns to the same state, and times it may sleep within them.
 const CIRCLE: u64 = 1 << 12;
 const CIRCLE_SLEEPS: u32 = 64;
-/// Turns in a row in which every wave only slept, after which the workgroup gives way.
+/// Consecutive turns in which every wave only slept, after which the workgroup yields.
 const SLEEPY_TURNS: u32 = 4;
 /// Bytes of wave state that suspended workgroups of one thread may hold.
 const SUSPENDED_BYTES: usize = 512 << 20;
@@ -245,9 +273,10 @@ pub(crate) struct Setup<'a> {
     pub active: &'a AtomicU64,
     /// Where the bytes that are accessed are noted.
     pub touched: Option<Arc<Mutex<Touched>>>,
+    pub order: BlockOrder,
 }
 
-/// Wave states between launches: making one touches a quarter of a megabyte.
+/// Wave states kept between launches: creating one touches 256 KiB.
 #[derive(Default)]
 pub(crate) struct Spare(Mutex<Vec<Wave>>);
 
@@ -300,6 +329,7 @@ impl<'a> Launch<'a> {
             details,
             active,
             touched,
+            order,
         } = setup;
         let d = &kernel.descriptor;
         let mut user_sgprs = vec![];
@@ -341,6 +371,7 @@ impl<'a> Launch<'a> {
             spare,
             active,
             touched,
+            order,
             grid: dispatch.grid,
             block: dispatch.block,
             lds_bytes: (kernel.lds_bytes + dispatch.dynamic_lds) as usize,
@@ -363,10 +394,16 @@ impl<'a> Launch<'a> {
         }
     }
 
-    /// Whether several threads may run it without changing the result.
+    /// Whether several threads may run it.
     pub fn parallel(&self) -> bool {
         // The clocks of global memory are kept in one order.
-        self.program.parallel && self.total > 1 && self.global.is_none()
+        self.total > 1 && self.global.is_none()
+    }
+
+    /// Suspended workgroups that the host's memory holds.
+    fn room(&self) -> usize {
+        let wave_bytes = (1 << 18) + 64 * self.scratch_stride as usize;
+        (SUSPENDED_BYTES / (self.waves as usize * wave_bytes).max(1)).max(2)
     }
 
     /// The next workgroup, if the GPU has room for it.
@@ -389,15 +426,22 @@ impl<'a> Launch<'a> {
 
     /// Runs every workgroup. Gives the total, and what each instruction of the program counted.
     pub fn run(self, threads: Threads<'_>) -> Result<(Counters, Vec<Counters>), Fault> {
-        let workers = |n: usize| n.min(usize::try_from(self.total).unwrap_or(n)).max(1);
+        let n = match threads {
+            Threads::One => 1,
+            Threads::Shared => rayon::current_num_threads(),
+            Threads::Pool(pool) => pool.current_num_threads(),
+        };
+        let n = n.min(usize::try_from(self.total).unwrap_or(n)).max(1);
+        let in_turn = n > 1 && self.program.communicates && self.order == BlockOrder::Reproducible;
+        let schedule = in_turn.then(|| Schedule::new(self.total, self.seats[1], self.room()));
+        let work = || match &schedule {
+            Some(schedule) => Worker::new(&self).run_in_turn(schedule),
+            None => Worker::new(&self).run(),
+        };
         match threads {
-            Threads::One => Worker::new(&self).run(),
-            Threads::Shared => {
-                rayon::scope(|scope| spawn_workers(scope, &self, workers(rayon::current_num_threads())))
-            }
-            Threads::Pool(pool) => {
-                pool.scope(|scope| spawn_workers(scope, &self, workers(pool.current_num_threads())))
-            }
+            _ if n == 1 => work(),
+            Threads::Pool(pool) => pool.scope(|scope| (0..n).for_each(|_| scope.spawn(|_| work()))),
+            _ => rayon::scope(|scope| (0..n).for_each(|_| scope.spawn(|_| work()))),
         }
         let fault = self.fault.into_inner().unwrap_or_else(|e| e.into_inner());
         if let Some((_, fault)) = fault {
@@ -418,7 +462,7 @@ impl<'a> Launch<'a> {
         Ok((counters, sites))
     }
 
-    /// Reports the first of the workgroups, which all wait for what never comes.
+    /// Reports a deadlock at the first of the workgroups.
     fn deadlock(&self, groups: VecDeque<Group>) {
         // They may wait for a workgroup that failed; or another thread holds some of those that wait.
         let known = self.waiting.deadlock.load(SeqCst);
@@ -532,12 +576,6 @@ impl<'a> Launch<'a> {
     }
 }
 
-fn spawn_workers<'s>(scope: &rayon::Scope<'s>, launch: &'s Launch<'_>, n: usize) {
-    for _ in 0..n {
-        scope.spawn(|_| Worker::new(launch).run());
-    }
-}
-
 /// A workgroup in execution.
 struct Group {
     info: GroupInfo,
@@ -548,13 +586,74 @@ struct Group {
     circle: Option<(usize, Circle)>,
 }
 
-/// How a workgroup's time ended.
+/// How a workgroup's time slice ended.
 enum Outcome {
     Finished,
     Suspended,
-    /// As `Suspended`, and every wave that can run goes round in circles.
+    /// As `Suspended`; every wave that can run spins.
     Waiting,
     Faulted(usize, Problem),
+}
+
+/// When a workgroup may execute instructions that communicate.
+trait Order {
+    /// Returns when it may; false if the workgroup is abandoned.
+    fn turn(&self) -> bool;
+}
+
+/// At any time.
+struct Free;
+
+impl Order for Free {
+    #[inline(always)]
+    fn turn(&self) -> bool {
+        true
+    }
+}
+
+/// At its turns.
+struct InTurn<'s> {
+    schedule: &'s Schedule<Group, (usize, Group, Problem)>,
+    linear: u64,
+    granted: Cell<bool>,
+}
+
+impl Order for InTurn<'_> {
+    fn turn(&self) -> bool {
+        self.granted.get() || {
+            self.granted.set(self.schedule.turn(self.linear));
+            self.granted.get()
+        }
+    }
+}
+
+/// Waits for the workgroup's turn before each instruction that communicates.
+struct Ordered<'o, O, W> {
+    order: &'o O,
+    watch: W,
+}
+
+impl<O: Order, W: Watch> Watch for Ordered<'_, O, W> {
+    #[inline(always)]
+    fn before(&mut self, w: &Wave, e: &Env<'_>, u: &Uop) -> Result<(), Box<Finding>> {
+        if u.communicates && !self.order.turn() {
+            // The state is not observed: an earlier workgroup has a fault, or all wait.
+            let what = "abandoned".to_owned();
+            return Err(Box::new(Finding {
+                check: Check::Barriers,
+                what,
+                lane: None,
+                address: None,
+                other: None,
+            }));
+        }
+        self.watch.before(w, e, u)
+    }
+
+    #[inline(always)]
+    fn after(&mut self, w: &Wave, e: &Env<'_>, u: &Uop, ctl: Ctl) -> Result<(), Box<Finding>> {
+        self.watch.after(w, e, u, ctl)
+    }
 }
 
 /// One host thread of a launch.
@@ -585,11 +684,10 @@ impl<'l, 'a> Worker<'l, 'a> {
     fn run(mut self) {
         let launch = self.launch;
         let mut suspended: VecDeque<Group> = VecDeque::new();
-        let wave_bytes = (1 << 18) + 64 * launch.scratch_stride as usize;
-        let mut room = (SUSPENDED_BYTES / (launch.waves as usize * wave_bytes).max(1)).max(2);
+        let mut room = launch.room();
         let waiting = &launch.waiting;
         waiting.threads.fetch_add(1, SeqCst);
-        // Workgroups in a row that only wait, since which version, and the version that was told to all.
+        // Consecutive workgroups that only wait, since which version, and the version that was published.
         let (mut circles, mut since, mut told) = (0, 0, u64::MAX);
         let mut patience = None;
         loop {
@@ -608,11 +706,11 @@ impl<'l, 'a> Worker<'l, 'a> {
             let version = waiting.version.load(SeqCst);
             let mut outcome = Outcome::Suspended;
             if fresh.is_none() {
-                outcome = self.advance(&mut group, true);
+                outcome = self.advance(&mut group, true, &Free);
             }
             if matches!(outcome, Outcome::Suspended) {
                 waiting.version.fetch_add(1, SeqCst);
-                outcome = self.advance(&mut group, false);
+                outcome = self.advance(&mut group, false, &Free);
             }
             if !matches!(outcome, Outcome::Waiting) {
                 patience = None;
@@ -637,7 +735,7 @@ impl<'l, 'a> Worker<'l, 'a> {
                         continue;
                     }
                     if launch.unclaimed() && launch.seated.load(SeqCst) < launch.seats[1] {
-                        // What they wait for may be a workgroup that there was no memory for.
+                        // They may wait for a workgroup that has not begun for lack of host memory.
                         room = room.saturating_mul(2);
                         continue;
                     }
@@ -662,6 +760,55 @@ impl<'l, 'a> Worker<'l, 'a> {
             }
         }
         waiting.threads.fetch_sub(1, SeqCst);
+        self.close();
+    }
+
+    /// As [`run`](Self::run), with the turns of a schedule that the threads share.
+    fn run_in_turn(mut self, schedule: &Schedule<Group, (usize, Group, Problem)>) {
+        let launch = self.launch;
+        while let Some(Task { linear, group }) = schedule.take() {
+            let resumed = group.is_some();
+            let mut group = group.unwrap_or_else(|| self.start(linear));
+            let order = InTurn { schedule, linear, granted: Cell::new(false) };
+            let mut outcome = Outcome::Suspended;
+            if resumed {
+                outcome = self.advance(&mut group, true, &order);
+            }
+            if matches!(outcome, Outcome::Suspended) {
+                outcome = self.advance(&mut group, false, &order);
+            }
+            let turn = match outcome {
+                Outcome::Finished => {
+                    self.retire(group);
+                    Turn::Finished
+                }
+                Outcome::Suspended => Turn::Suspended(group),
+                Outcome::Waiting => Turn::Waiting(group),
+                Outcome::Faulted(wave, problem) => Turn::Faulted((wave, group, problem)),
+            };
+            schedule.end(linear, turn);
+            while let Some(next) = schedule.settle(launch.active.load(SeqCst) == 1) {
+                match next {
+                    Next::Continue => {}
+                    Next::Report(linear, (wave, group, problem)) => {
+                        if let Some(wave) = group.waves.get(wave) {
+                            launch.report(linear, group.info.id, wave, problem);
+                        }
+                    }
+                    Next::Stuck => std::thread::sleep(Duration::from_millis(1)),
+                    Next::Deadlock(groups) => {
+                        launch.next.store(schedule.begun(), SeqCst);
+                        launch.deadlock(groups);
+                    }
+                }
+            }
+        }
+        self.close();
+    }
+
+    /// Adds what the thread has executed to the launch's sums.
+    fn close(self) {
+        let launch = self.launch;
         launch.spare.give(self.spare_waves);
         let mut sum = launch.executed.lock().unwrap_or_else(|e| e.into_inner());
         sum.counters += self.counters;
@@ -696,11 +843,11 @@ impl<'l, 'a> Worker<'l, 'a> {
         self.counters.workgroups += 1;
         self.counters.waves += u64::from(launch.waves);
         let observer = (launch.details || !launch.checks.is_empty()).then(|| {
-            let twins = if launch.checks.has(Check::Uninit) { launch.waves } else { 0 };
-            let twins = (0..twins).map(|index| {
-                let mut twin = self.spare_waves.pop().unwrap_or_else(|| launch.spare.take());
-                launch.initialise(&mut twin, index, id, &Undefined::TWIN);
-                twin
+            let shadows = if launch.checks.has(Check::Uninit) { launch.waves } else { 0 };
+            let shadows = (0..shadows).map(|index| {
+                let mut shadow = self.spare_waves.pop().unwrap_or_else(|| launch.spare.take());
+                launch.initialise(&mut shadow, index, id, &Undefined::SHADOW);
+                shadow
             });
             Box::new(Observer::new(Subject {
                 checks: launch.checks,
@@ -708,7 +855,7 @@ impl<'l, 'a> Worker<'l, 'a> {
                 group: &info,
                 waves: launch.waves as usize,
                 lds: launch.lds_bytes,
-                twins: twins.collect(),
+                shadows: shadows.collect(),
                 global: launch.global.as_ref(),
                 touched: launch.touched.as_ref(),
             }))
@@ -722,9 +869,9 @@ impl<'l, 'a> Worker<'l, 'a> {
         self.spare_lds.push(group.lds);
     }
 
-    /// Runs the waves of a workgroup in turn until all have ended or its slice is used up; or, to `probe` it, each wave
-    /// for a short while, until one does not go round in circles.
-    fn advance(&mut self, group: &mut Group, probe: bool) -> Outcome {
+    /// Runs the waves of a workgroup round-robin until all have ended or its time slice is used up; or, to `probe` it, each
+    /// wave for a short while, until one does not spin.
+    fn advance<O: Order>(&mut self, group: &mut Group, probe: bool, order: &O) -> Outcome {
         let launch = self.launch;
         let program = &*launch.program;
         let mut env = Env {
@@ -753,14 +900,14 @@ impl<'l, 'a> Worker<'l, 'a> {
                 }
                 let ctl = match &mut group.observer {
                     observer if probe => {
-                        let mut probe = Probe::new(observer.as_deref_mut());
+                        let mut probe = Ordered { order, watch: Probe::new(observer.as_deref_mut()) };
                         let mut ctl = run_wave(wave, &mut env, &mut probe, launch.budget, CIRCLE);
                         for _ in 0..CIRCLE_SLEEPS {
-                            if ctl == Ctl::Sleep && probe.open() {
+                            if ctl == Ctl::Sleep && probe.watch.open() {
                                 ctl = run_wave(wave, &mut env, &mut probe, launch.budget, CIRCLE);
                             }
                         }
-                        if let Some(circle) = probe.into_circle() {
+                        if let Some(circle) = probe.watch.into_circle() {
                             env.problem = None;
                             group.circle.get_or_insert((i, circle));
                             continue;
@@ -768,8 +915,14 @@ impl<'l, 'a> Worker<'l, 'a> {
                         moved = true;
                         ctl
                     }
-                    None => run_wave(wave, &mut env, &mut Unwatched, launch.budget, launch.turn),
-                    Some(observer) => run_wave(wave, &mut env, &mut **observer, launch.budget, launch.turn),
+                    None => {
+                        let mut watch = Ordered { order, watch: Unwatched };
+                        run_wave(wave, &mut env, &mut watch, launch.budget, launch.turn)
+                    }
+                    Some(observer) => {
+                        let mut watch = Ordered { order, watch: &mut **observer };
+                        run_wave(wave, &mut env, &mut watch, launch.budget, launch.turn)
+                    }
                 };
                 match ctl {
                     Ctl::Barrier => {
@@ -845,6 +998,9 @@ fn run_wave<W: Watch>(w: &mut Wave, e: &mut Env<'_>, watch: &mut W, budget: u64,
 }
 
 /// The same until the mode changes. `ALTERED`: instructions are skipped or their registers indexed.
+///
+/// Not inlined: the loop over instructions keeps its state in registers, whatever surrounds the call.
+#[inline(never)]
 fn run_mode<W: Watch, const ALTERED: bool>(
     w: &mut Wave,
     e: &mut Env<'_>,

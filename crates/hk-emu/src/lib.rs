@@ -5,11 +5,11 @@
 //! or late ends the launch with a [`Fault`] that names the kernel, the instruction, its source line, workgroup, wave,
 //! lane, address and the nearest allocation. What is not emulated is an error by name, never a silent no-op.
 //!
-//! A launch whose waves all wait for memory that nobody is left to write ends with a report as well.
+//! A launch whose waves all wait for memory that no wave is left to write ends with a report as well.
 //!
 //! Results depend on the code object and its inputs alone: not on the host's instruction set, and not on the number of
-//! threads. Kernels whose result could depend on the order of workgroups (floating-point or returning atomics) run on
-//! one thread, in order.
+//! threads. Where they could depend on the order of workgroups (atomics that return a value or round, loads at agent
+//! scope), workgroups communicate in the order of a single thread, and run in parallel up to there; see [`BlockOrder`].
 //!
 //! ```no_run
 //! use hk_emu::{Dispatch, Machine, MachineOptions};
@@ -31,9 +31,13 @@
 #[cfg(test)]
 extern crate self as hk_emu;
 
+mod checks;
+mod costs;
 mod counters;
+mod effects;
 mod exec;
 mod fault;
+mod hazard_rules;
 pub mod isa;
 mod launch;
 mod loader;
@@ -42,16 +46,23 @@ mod machine;
 mod memory;
 mod mutate;
 mod observe;
+mod program;
+mod registers;
+mod schedule;
+mod tables;
 mod wave;
 
+pub use checks::{Check, Checks, UnknownCheck};
+pub use costs::Costs;
 pub use counters::{Counters, Details, LineCounters, Profile, Resources};
 pub use exec::Level;
-pub use exec::mfma::{MatrixNumerics, UnknownNumerics};
 pub use fault::{Access, Fault, MemoryProblem, Site, Space};
-pub use launch::Dispatch;
+pub use launch::{BlockOrder, Dispatch, UnknownOrder};
 pub use loader::{LoadError, Module};
+pub use lower::executes;
 pub use machine::{Machine, MachineOptions};
+pub use memory::StreamRace;
 pub use memory::{MemoryError, Near, POISON};
 pub use mutate::{Candidate, Mutant, MutantError, Mutation};
-pub use observe::streams::{Mark, StreamRace};
-pub use observe::{Check, Checks, UnknownCheck};
+pub use observe::streams::Mark;
+pub use tables::{MatrixNumerics, UnknownNumerics};

@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use hk_codeobj::{Arch, CodeObject, ParseError, RelocationKind};
 
-use crate::lower::{Code, Program, Registers, Text, Way, lower};
+use crate::lower::{Code, Text, Way, lower};
 use crate::memory::{Allocation, Memory, MemoryError};
+use crate::program::{Program, Registers};
 
 /// Why a code object cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -184,7 +185,7 @@ impl Module {
 impl Drop for Module {
     fn drop(&mut self) {
         for base in &self.segments {
-            // Each was inserted once and nobody else frees it.
+            // Each was inserted once and is freed here alone.
             let _ = self.memory.free(*base);
         }
     }

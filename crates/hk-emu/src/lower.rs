@@ -4,19 +4,18 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use hk_codeobj::{Arch, Kernel};
+use hk_codeobj::Arch;
 
-use crate::counters::Counters;
-use crate::exec::mfma::MatrixNumerics;
-use crate::exec::prep::{DWORD, DppTable, Fixup, Post, Prep, fixed, selects};
+use crate::exec::prep::{DWORD, fixed, selects};
 use crate::exec::{
     Ctl, Env, Handler, Level, SPECIAL, Uop, convert, ds, flat, mfma, mubuf, salu, smem, valu, vfloat, vop3p,
 };
 use crate::fault::Problem;
 use crate::isa::{self, DecodeError, Encoding, Inst, Op, Operand};
 use crate::mutate::Mutation;
-use crate::observe::effects::Effects;
-use crate::wave::{AGPR, CONSTANTS, Lanes, SLOTS, TEMP, TEMP_DST, Wave};
+use crate::program::{Program, Registers};
+use crate::tables::{DppTable, Fixup, MatrixNumerics, Post, Prep};
+use crate::wave::{AGPR, CONSTANTS, SLOTS, TEMP, TEMP_DST, Wave};
 
 /// Where code is: a run of words at a virtual address of the object, loaded at `base + vaddr`.
 pub(crate) struct Code {
@@ -41,31 +40,6 @@ impl Text {
     }
 }
 
-/// Vector registers that a kernel may use, and where they are. VGPRs have the slots from 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Registers {
-    pub vgprs: u32,
-    pub agprs: u32,
-    /// The slot of a0.
-    pub first_agpr: u32,
-}
-
-impl Registers {
-    /// The registers that the kernel allocates: VGPRs up to where AGPRs start, each in slots of their own.
-    pub fn of(kernel: &Kernel) -> Registers {
-        let d = &kernel.descriptor;
-        let vgprs = d.accum_offset.min(d.allocated_vgprs).min(256);
-        let agprs = d.allocated_vgprs.saturating_sub(d.accum_offset).min(256);
-        Registers { vgprs, agprs, first_agpr: AGPR.into() }
-    }
-
-    /// The file as the hardware has it: VGPRs may go on to where AGPRs are, and are the same registers there.
-    fn one_file(self) -> Registers {
-        let allocated = self.vgprs + self.agprs;
-        Registers { vgprs: allocated.min(256), first_agpr: self.vgprs, ..self }
-    }
-}
-
 /// How instructions become handlers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Way {
@@ -73,140 +47,6 @@ pub(crate) struct Way {
     pub numerics: MatrixNumerics,
     /// What is broken on purpose: a virtual address and the change.
     pub mutation: Option<(u64, Mutation)>,
-}
-
-/// A lowered kernel.
-pub(crate) struct Program {
-    /// Differs between programs; never 0.
-    pub id: u64,
-    pub uops: Vec<Uop>,
-    pub arch: Arch,
-    pub fixups: Vec<Fixup>,
-    pub matrices: Vec<mfma::Matrix>,
-    pub conversions: Vec<convert::Scaled>,
-    /// FNUZ 8-bit floats (gfx942), else OCP.
-    pub fnuz: bool,
-    /// Workgroups may run in any order at the same time without changing the result.
-    pub parallel: bool,
-    pub registers: Registers,
-    entry: u32,
-    /// Decoded instructions, or why not, and their virtual addresses.
-    insts: Vec<Result<Inst, DecodeError>>,
-    addresses: Vec<u64>,
-    index: HashMap<u64, u32>,
-    base: u64,
-    scalars: Vec<u32>,
-    vectors: Vec<u32>,
-    /// Instructions that report when they are reached.
-    problems: HashMap<u32, Problem>,
-    /// Made at the first watched launch.
-    effects: OnceLock<Vec<Effects>>,
-    /// What one execution of each instruction counts; made when the first launch ends.
-    units: OnceLock<Vec<Counters>>,
-}
-
-impl Program {
-    /// The instruction, if it decodes.
-    pub fn inst(&self, index: u32) -> Option<&Inst> {
-        self.insts.get(index as usize)?.as_ref().ok()
-    }
-
-    /// The registers that an instruction reads and writes.
-    pub fn effects(&self, index: u32) -> &Effects {
-        static NONE: Effects = Effects::NONE;
-        let all = self.effects.get_or_init(|| {
-            let slots = |inst| Effects::of(inst).with_agprs_at(self.registers.first_agpr as u16);
-            self.insts.iter().map(|inst| inst.as_ref().map_or(NONE, slots)).collect()
-        });
-        all.get(index as usize).unwrap_or(&NONE)
-    }
-
-    /// What one execution of each instruction counts, whatever its operands hold.
-    pub fn units(&self) -> &[Counters] {
-        let unit = |inst: &Result<Inst, _>| {
-            inst.as_ref().map_or(Counters::default(), |i| Counters::of(i, self.arch))
-        };
-        self.units.get_or_init(|| self.insts.iter().map(unit).collect())
-    }
-
-    pub fn entry(&self) -> u32 {
-        self.entry
-    }
-
-    #[inline(always)]
-    pub fn scalar(&self, code: u16) -> Option<u32> {
-        self.scalars.get(usize::from(code).wrapping_sub(128)).copied()
-    }
-
-    /// Registers that the kernel may use.
-    pub fn registers(&self) -> Registers {
-        self.registers
-    }
-
-    /// Device address of an instruction.
-    pub fn device_address(&self, index: u32) -> u64 {
-        self.base.wrapping_add(self.address(index))
-    }
-
-    /// The instruction at a device address.
-    pub fn index_of(&self, address: u64) -> Option<u32> {
-        self.index.get(&address.wrapping_sub(self.base)).copied()
-    }
-
-    /// The device address after an instruction.
-    pub fn next_address(&self, index: u32) -> u64 {
-        let i = index as usize;
-        let size = self.insts[i].as_ref().map_or(4, |inst| u64::from(inst.size));
-        self.base.wrapping_add(self.addresses[i]).wrapping_add(size)
-    }
-
-    /// Virtual address of an instruction in the code object.
-    pub fn address(&self, index: u32) -> u64 {
-        self.addresses.get(index as usize).copied().unwrap_or(0)
-    }
-
-    pub fn mnemonic(&self, index: u32) -> String {
-        match self.insts.get(index as usize) {
-            Some(Ok(inst)) => inst.op.mnemonic(),
-            _ => "?".to_owned(),
-        }
-    }
-
-    /// The instruction as LLVM prints it.
-    pub fn text(&self, index: u32) -> String {
-        match self.insts.get(index as usize) {
-            Some(Ok(inst)) => isa::display(inst).to_string(),
-            Some(Err(error)) => error.to_string(),
-            None => "?".to_owned(),
-        }
-    }
-
-    /// What can be broken in it: virtual address, change, text.
-    pub fn mutations(&self) -> Vec<(u64, Mutation, String)> {
-        let insts = self.insts.iter().zip(0..).filter_map(|(inst, i)| Some((inst.as_ref().ok()?, i)));
-        insts.filter_map(|(inst, i)| Some((self.address(i), Mutation::of(inst)?, self.text(i)))).collect()
-    }
-
-    /// The instructions that would end a launch that reaches them, and why.
-    pub fn unsupported(&self) -> Vec<(u64, String, String)> {
-        let mut list: Vec<_> = self
-            .problems
-            .iter()
-            .map(|(index, problem)| (self.address(*index), self.text(*index), problem.to_string()))
-            .collect();
-        list.sort();
-        list
-    }
-
-    /// Puts the program's constants into the slots of a wave.
-    pub fn place_constants(&self, w: &mut Wave) {
-        if w.constants_of != self.id {
-            for (i, value) in self.vectors.iter().enumerate() {
-                *w.v_mut(CONSTANTS + i as u16) = Lanes::splat(*value);
-            }
-            w.constants_of = self.id;
-        }
-    }
 }
 
 /// Reports the problem noted for an instruction.
@@ -289,13 +129,16 @@ fn reach(text: &Text, arch: Arch, entry: u64) -> BTreeMap<u64, Result<Inst, Deco
     found
 }
 
-/// Why an instruction cannot be executed, if so: what a launch that reaches it reports.
-pub(crate) fn problem(arch: Arch, words: &[u32]) -> Option<String> {
-    let text = Text { base: 0, segments: vec![Code { vaddr: 0, words: words.to_vec() }] };
+/// Whether the emulator executes `op` on `arch`, and why not.
+///
+/// # Errors
+/// What a launch that reaches the instruction reports.
+pub fn executes(op: Op, arch: Arch) -> Result<(), String> {
+    let text = Text { base: 0, segments: vec![Code { vaddr: 0, words: isa::instance(op).to_vec() }] };
     let registers = Registers { vgprs: 256, agprs: 256, first_agpr: AGPR.into() };
     let way = Way { level: Level::Portable, numerics: MatrixNumerics::Fma, mutation: None };
     let program = lower(&text, arch, &way, 0, registers);
-    program.problems.get(&program.entry).map(ToString::to_string)
+    program.problems.get(&program.entry).map_or(Ok(()), |problem| Err(problem.to_string()))
 }
 
 /// Lowers the kernel at `entry`.
@@ -326,7 +169,7 @@ fn lower_with(text: &Text, arch: Arch, way: &Way, entry: u64, registers: Registe
         matrices: vec![],
         conversions: vec![],
         fnuz: arch == Arch::Gfx942,
-        parallel: true,
+        communicates: false,
         registers,
         entry: 0,
         insts: vec![],
@@ -391,6 +234,7 @@ fn blank() -> Uop {
         imm: 0,
         index: 0,
         extra: 0,
+        communicates: false,
         fixup: u32::MAX,
     }
 }
@@ -624,7 +468,7 @@ impl Lowering {
                 u.run =
                     smem::handler(inst.op, matches!(inst.src[1], Operand::Sgpr(_)), returns, &mut u.extra)
                         .ok_or_else(|| none(inst))?;
-                self.note_atomic(inst);
+                self.note_communication(inst, &mut u);
                 u.a = self.scalar(inst.src[0], true, inst.op)?;
                 u.imm = match inst.src[1] {
                     Operand::Imm(value) => value,
@@ -655,7 +499,7 @@ impl Lowering {
                 let returns = inst.dst != Operand::None;
                 u.run = flat::handler(inst.op, inst.encoding, returns, self.level, &mut u.extra)
                     .ok_or_else(|| none(inst))?;
-                self.note_atomic(inst);
+                self.note_communication(inst, &mut u);
                 u.imm = inst.imm;
                 let has_saddr = inst.src[1] != Operand::None;
                 let scratch = inst.encoding == Encoding::Scratch;
@@ -679,7 +523,7 @@ impl Lowering {
                 let returns = info.name.contains("ATOMIC") && inst.dst != Operand::None;
                 u.run = mubuf::handler(inst.op, inst.flags, returns, self.level, &mut u.extra)
                     .ok_or_else(|| none(inst))?;
-                self.note_atomic(inst);
+                self.note_communication(inst, &mut u);
                 u.imm = inst.imm;
                 u.mask_in = mubuf::operand_bits(inst.flags.offen, inst.flags.idxen);
                 let width = u32::from(inst.flags.offen) + u32::from(inst.flags.idxen);
@@ -703,9 +547,20 @@ impl Lowering {
         if swap { u32::from(data) / 2 } else { data.into() }
     }
 
-    fn note_atomic(&mut self, inst: &Inst) {
+    /// Takes note of an access to global memory that other workgroups may see, or that may see theirs.
+    fn note_communication(&mut self, inst: &Inst, u: &mut Uop) {
         if let Some(atomic) = flat::atomic_of(inst.op, inst.dst != Operand::None) {
-            self.program.parallel &= atomic.commutes();
+            u.communicates = true;
+            self.program.communicates |= !atomic.commutes();
+            return;
+        }
+        let cache = matches!(inst.op, Op::BUFFER_WBL2 | Op::BUFFER_INV);
+        let vector =
+            matches!(inst.encoding, Encoding::Flat | Encoding::Global | Encoding::Mubuf | Encoding::Mtbuf);
+        // sc1 is agent or system scope.
+        if vector && inst.flags.sc1 && !cache {
+            u.communicates = true;
+            self.program.communicates |= inst.op.info().name.contains("_LOAD_");
         }
     }
 
@@ -754,7 +609,7 @@ impl Lowering {
         if op.is_mfma() {
             return self.mfma(inst, u);
         }
-        if let Some(conversion) = convert::Scaled::of(inst) {
+        if let Some(conversion) = crate::tables::Scaled::of(inst) {
             return self.scaled(inst, u, conversion);
         }
         let mut fix = Fixup::default();
@@ -1100,7 +955,7 @@ impl Lowering {
         self.finish(u, handler, fix)
     }
 
-    fn scaled(&mut self, inst: &Inst, u: &mut Uop, conversion: convert::Scaled) -> Result<(), Problem> {
+    fn scaled(&mut self, inst: &Inst, u: &mut Uop, conversion: crate::tables::Scaled) -> Result<(), Problem> {
         if inst.clamp || inst.omod != 0 {
             return Err(Problem::NoSemantics { name: inst.op.mnemonic(), why: "CLAMP or OMOD" });
         }
@@ -1123,7 +978,8 @@ impl Lowering {
         let op = inst.op;
         let info = op.info();
         let illegal = |why| Problem::Illegal { name: op.mnemonic(), why };
-        let mut matrix = mfma::Matrix::of(inst, self.program.fnuz, self.numerics).map_err(illegal)?;
+        let mut matrix =
+            crate::tables::Matrix::of(inst, self.program.fnuz, self.numerics).map_err(illegal)?;
         let [a, b] = matrix.operand_registers();
         u.a = self.register(inst.src[0], a)?;
         u.b = self.register(inst.src[1], b)?;

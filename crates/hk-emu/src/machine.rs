@@ -6,16 +6,20 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use hk_codeobj::{Arch, Kernel};
 
+use crate::checks::{Check, Checks};
 use crate::counters::{Counters, Lines, Profile, Resources};
-use crate::exec::{Level, mem::View, mfma::MatrixNumerics};
+use crate::exec::Level;
 use crate::fault::{Access, Fault};
-use crate::launch::{Dispatch, Launch, Setup, Spare, TURN, Threads, check_limits, kernarg, packet};
+use crate::launch::{
+    BlockOrder, Dispatch, Launch, Setup, Spare, TURN, Threads, check_limits, kernarg, packet,
+};
 use crate::loader::{LoadError, Module};
-use crate::lower::{Program, Registers, Way};
-use crate::memory::{ADDRESSES, Memory, MemoryError, Near};
+use crate::lower::Way;
+use crate::memory::{ADDRESSES, Memory, MemoryError, Near, StreamRace, View};
 use crate::mutate::{Candidate, Mutant};
-use crate::observe::streams::{Begun, Mark, Order, StreamRace, Touched};
-use crate::observe::{Check, Checks};
+use crate::observe::streams::{Begun, Mark, Order, Touched};
+use crate::program::{Program, Registers};
+use crate::tables::MatrixNumerics;
 
 /// How a [`Machine`] behaves.
 #[derive(Debug, Clone)]
@@ -32,6 +36,7 @@ pub struct MachineOptions {
     mutant: Option<Mutant>,
     numerics: MatrixNumerics,
     addresses: Range<u64>,
+    order: BlockOrder,
 }
 
 impl Default for MachineOptions {
@@ -50,6 +55,7 @@ impl Default for MachineOptions {
             mutant: None,
             numerics: MatrixNumerics::Fma,
             addresses: ADDRESSES,
+            order: BlockOrder::default(),
         }
     }
 }
@@ -62,7 +68,8 @@ impl MachineOptions {
         self
     }
 
-    /// Host threads for workgroups; `None` shares the process's, one per core. Never changes a result.
+    /// Host threads for workgroups; `None` shares the process's, one per core. Never changes a result, unless the order
+    /// of workgroups is that of [`BlockOrder::Arrival`].
     #[must_use]
     pub fn threads(mut self, threads: Option<usize>) -> Self {
         self.threads = threads;
@@ -77,7 +84,7 @@ impl MachineOptions {
     }
 
     /// Instructions that a wave may execute before the next one of its workgroup gets its turn, at least 1. Changes only
-    /// the results of kernels with races; waves then go on almost in step, as they may on hardware.
+    /// the results of kernels with races; waves then advance almost in lockstep, as they may on hardware.
     #[must_use]
     pub fn turn(mut self, instructions: u64) -> Self {
         self.turn = instructions.max(1);
@@ -132,6 +139,13 @@ impl MachineOptions {
     #[must_use]
     pub fn addresses(mut self, range: Range<u64>) -> Self {
         self.addresses = range;
+        self
+    }
+
+    /// In which order workgroups communicate.
+    #[must_use]
+    pub fn block_order(mut self, order: BlockOrder) -> Self {
+        self.order = order;
         self
     }
 
@@ -299,7 +313,7 @@ impl Machine {
     /// Runs a kernel to its end.
     ///
     /// # Errors
-    /// [`Fault`]: what the kernel did wrong, or what the launch asks in vain. Memory written before stays written.
+    /// [`Fault`]: what the kernel did wrong, or what the launch asks for and the target lacks. Memory written before stays written.
     pub fn launch(&self, module: &Module, kernel: &str, dispatch: &Dispatch<'_>) -> Result<Counters, Fault> {
         Ok(self.run(module, kernel, dispatch, self.0.options.details)?.0)
     }
@@ -390,6 +404,7 @@ impl Machine {
             details,
             active: &self.0.active,
             touched: touched.clone(),
+            order: self.0.options.order,
         };
         let launch = Launch::new(setup, dispatch);
         let threads = if launch.parallel() { self.threads() } else { Threads::One };
@@ -421,12 +436,12 @@ impl Machine {
         Machine(self.0.clone(), HOST)
     }
 
-    /// Everything that this handle's work is behind, that work included: an event. Of the host, what it has waited for.
+    /// An event: everything that happens before the end of this handle's work. Of the host, what it has waited for.
     pub fn mark(&self) -> Mark {
         self.order().map_or_else(Mark::default, |order| order.mark(self.1))
     }
 
-    /// Puts what comes next on this handle behind the mark. Of the host: it has waited for that.
+    /// Orders later work on this handle after the mark. Of the host: it has waited for the mark.
     pub fn wait(&self, mark: &Mark) {
         if let Some(mut order) = self.order() {
             order.wait(self.1, mark);

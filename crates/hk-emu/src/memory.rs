@@ -1,17 +1,20 @@
 //! Device memory: an exact allocation table in a 64-bit virtual address space.
 //!
 //! Every allocation has its own storage of relaxed atomics, so a kernel (or a host thread) that races on it gets
-//! some interleaving of its own values and never undefined behaviour of the host. Addresses are handed out once:
+//! some interleaving of its values and never undefined behaviour of the host. Addresses are handed out once:
 //! what is freed leaves a tombstone, so that a late access is named. Unmapped space around each allocation is the
 //! redzone.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicU32, AtomicU64,
+    Ordering::{AcqRel, Acquire, Relaxed},
+};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// The pattern of fresh memory: a NaN as f32, and as each bf16 or f16 half; negative as an integer.
+/// The pattern of fresh memory: a NaN as f32, and as each packed bf16 or f16; negative as an integer.
 pub const POISON: u32 = 0xFFFA_FFFA;
 
 /// Where allocations lie unless the machine's options say otherwise.
@@ -20,6 +23,86 @@ const MIN_REDZONE: u64 = 1 << 20;
 const MAX_REDZONE: u64 = 1 << 30;
 const MIN_ALIGN: u64 = 256;
 const MAX_TOMBSTONES: usize = 1 << 16;
+
+/// What a memory access wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Access {
+    /// A load.
+    Read,
+    /// A store.
+    Write,
+    /// A read-modify-write.
+    Atomic,
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Access::Read => "read",
+            Access::Write => "write",
+            Access::Atomic => "atomic",
+        })
+    }
+}
+
+/// Which memory an access went to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Space {
+    /// Device memory.
+    Global,
+    /// The workgroup's LDS; the address is a byte offset.
+    Lds,
+    /// A lane's private memory; the address is a byte offset.
+    Private,
+}
+
+impl fmt::Display for Space {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Space::Global => "global memory",
+            Space::Lds => "LDS",
+            Space::Private => "private memory",
+        })
+    }
+}
+
+/// Two unordered launches or copies on different streams that access the same bytes.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct StreamRace {
+    /// The work that was found to race: `launch of scale on stream 2`.
+    pub work: String,
+    /// Whether it writes or reads.
+    pub access: Access,
+    /// The work that came first here.
+    pub other: String,
+    /// Whether that writes or reads.
+    pub other_access: Access,
+    /// The first byte.
+    pub address: u64,
+    /// Bytes in a row from there.
+    pub bytes: u64,
+    /// The allocation.
+    pub near: Near,
+}
+
+impl fmt::Display for StreamRace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let StreamRace { work, access, other, other_access, address, bytes, near } = self;
+        write!(
+            f,
+            "streams: the {work} {} {bytes} bytes at {address:#x} that the {other} {}, and nothing orders the two: no \
+             event that one records and the other waits for, no synchronisation by the host between them; {near}",
+            verb(*access),
+            verb(*other_access)
+        )
+    }
+}
+
+fn verb(access: Access) -> &'static str {
+    if access == Access::Read { "reads" } else { "writes" }
+}
 
 /// Why a memory call of the host failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -63,7 +146,7 @@ pub enum MemoryError {
     },
     /// A copy or release on one stream races with other work; only with [`Check::Streams`](crate::Check::Streams).
     #[error("{0}")]
-    Race(Box<crate::StreamRace>),
+    Race(Box<StreamRace>),
     /// The host or the device address space has no room for the allocation.
     #[error("out of memory: {bytes} bytes for {label:?}")]
     OutOfMemory {
@@ -181,13 +264,13 @@ impl Allocation {
         }
     }
 
-    /// Whether all of `bytes` bytes from `offset` on are written, as far as anybody keeps track.
+    /// Whether all of `bytes` bytes from `offset` on are written, as far as that is tracked.
     pub fn is_written(&self, offset: usize, bytes: usize) -> bool {
         let Some(unwritten) = &self.unwritten else { return true };
         (0..bytes).step_by(64).all(|i| unwritten.bits(offset + i, (bytes - i).min(64)) == 0)
     }
 
-    /// Which of up to 64 bytes were never written, the byte at `offset` in bit 0. 0 where nobody keeps track.
+    /// Which of up to 64 bytes were never written, the byte at `offset` in bit 0. 0 where that is not tracked.
     #[inline]
     pub fn unwritten(&self, offset: usize, bytes: usize) -> u64 {
         self.unwritten.as_ref().map_or(0, |unwritten| unwritten.bits(offset, bytes))
@@ -261,7 +344,8 @@ impl Allocation {
         let word = &self.words[offset / 4];
         let mut old = word.load(Relaxed);
         loop {
-            match word.compare_exchange_weak(old, f(old), Relaxed, Relaxed) {
+            // Behind a ticket lies what the other workgroups wrote before theirs.
+            match word.compare_exchange_weak(old, f(old), AcqRel, Acquire) {
                 Ok(value) => return value,
                 Err(value) => old = value,
             }
@@ -558,6 +642,48 @@ impl Allocation {
             self.read(offset, out);
         }
         fits
+    }
+}
+
+/// The memory of one launch: what was allocated when it began, and the launch's own segments.
+pub(crate) struct View<'a> {
+    /// By ascending base.
+    allocations: Vec<&'a Allocation>,
+    /// Misaligned accesses are errors.
+    pub strict: bool,
+}
+
+impl<'a> View<'a> {
+    pub fn new(mut allocations: Vec<&'a Allocation>, strict: bool) -> View<'a> {
+        allocations.sort_unstable_by_key(|a| a.base);
+        View { allocations, strict }
+    }
+
+    /// Whether misaligned accesses are errors.
+    #[inline(always)]
+    pub fn strict(&self) -> bool {
+        self.strict
+    }
+
+    /// The allocation that holds `bytes` bytes from `address` on, and the offset in it. `hint` is the index of the
+    /// last one found by the same instruction.
+    #[inline(always)]
+    pub fn find(&self, address: u64, bytes: u64, hint: &mut u32) -> Option<(&'a Allocation, usize)> {
+        if let Some(allocation) = self.allocations.get(*hint as usize)
+            && let Some(offset) = allocation.offset(address, bytes)
+        {
+            return Some((allocation, offset));
+        }
+        self.search(address, bytes, hint)
+    }
+
+    #[inline(never)]
+    fn search(&self, address: u64, bytes: u64, hint: &mut u32) -> Option<(&'a Allocation, usize)> {
+        let index = self.allocations.partition_point(|a| a.base <= address).checked_sub(1)?;
+        let allocation = self.allocations[index];
+        let offset = allocation.offset(address, bytes)?;
+        *hint = index as u32;
+        Some((allocation, offset))
     }
 }
 

@@ -90,8 +90,8 @@ impl Mutation {
             | Encoding::Scratch
             | Encoding::Mubuf => {
                 let changed = Mutation::Shift(1).apply(inst);
-                let accesses = crate::observe::access::element_bytes(inst)?;
-                (changed != *inst).then_some(Mutation::Shift(accesses))
+                let bytes = inst.element_bytes()?;
+                (changed != *inst).then_some(Mutation::Shift(bytes))
             }
             _ => None,
         }

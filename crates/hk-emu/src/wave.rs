@@ -1,7 +1,5 @@
 //! The state of one wave.
 
-use crate::exec::mfma::Operands;
-
 /// Lanes of a chunk: what one step of a vector handler works on.
 pub(crate) const CHUNK: usize = 16;
 
@@ -86,6 +84,38 @@ pub(crate) enum Status {
     Ready,
     AtBarrier,
     Ended,
+}
+
+/// Most elements of an operand of a matrix instruction.
+pub(crate) const MAX_ELEMENTS: usize = 2048;
+
+/// Unpacked operands of a matrix instruction, `a[k * width + row]` and `b[k * width + column]`.
+pub(crate) struct Operands {
+    pub a: [f32; MAX_ELEMENTS],
+    pub b: [f32; MAX_ELEMENTS],
+    /// Sparse: which k each element of A belongs to.
+    pub k: [u8; MAX_ELEMENTS],
+    /// Scales of A and B for each 32 of k, as E8M0 bytes.
+    pub scales: [[u8; 64]; 2],
+}
+
+impl Operands {
+    pub fn new() -> Box<Operands> {
+        Box::new(Operands {
+            a: [0.0; MAX_ELEMENTS],
+            b: [0.0; MAX_ELEMENTS],
+            k: [0; MAX_ELEMENTS],
+            scales: [[127; 64]; 2],
+        })
+    }
+}
+
+/// What instructions can ask about their workgroup.
+pub(crate) struct GroupInfo {
+    pub id: [u32; 3],
+    pub linear: u64,
+    /// GPR_ALLOC: granules less one of vector registers.
+    pub gpr_alloc: u32,
 }
 
 pub(crate) struct Wave {

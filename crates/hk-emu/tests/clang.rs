@@ -3,11 +3,9 @@
 
 #![allow(clippy::precedence)] // shared test code writes bits as the ISA manual does
 
-mod common;
-
 use std::process::Command;
 
-use common::{Args, Rig, hip_with, options};
+use crate::common::{Args, Rig, hip_with, options};
 
 /// What the device and the host are compiled from. `RESULTS` words for each of `THREADS` threads.
 const THREADS: usize = 192;
@@ -140,7 +138,7 @@ extern "C" __attribute__((global)) void atomics(u64 *cells, u64 *own, u64 *ticke
   tickets[old] += 10;
   u64 wide = 0; while (!__hip_atomic_compare_exchange_weak(cells + 38, &wide, wide + 1, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT)) {}
   tickets[wide] += 100;
-  // Through pointers that nobody else uses: the returned values are known.
+  // Through pointers that no other lane uses: the returned values are known.
   u64 *p = own + tid * 4; u64 h = 0;
   h = h * 7 + __hip_atomic_exchange(p, tid + 5ull, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_WORKGROUP); h = h * 7 + __hip_atomic_fetch_add(p, 3ull, __ATOMIC_SEQ_CST, __HIP_MEMORY_SCOPE_WAVEFRONT);
   h = h * 7 + (u32)__hip_atomic_exchange((u32 *)(p + 1), tid, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SINGLETHREAD); h = h * 7 + __hip_atomic_fetch_max((i32 *)(p + 1), 50, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_WORKGROUP);
@@ -169,7 +167,7 @@ fn expected() -> Vec<u64> {
     let (source, program) = (dir.path().join("host.cpp"), dir.path().join("host"));
     std::fs::write(&source, format!("{HOST}{FUNCTIONS}{MAIN}")).expect("the source is written");
     // Divisions of nothing by nothing aside, the host's arithmetic is that of the target: no contraction.
-    let compile = common::clang()
+    let compile = crate::common::clang()
         .args(["-std=c++20", "-O1", "-ffp-contract=off", "-w", "-x", "c++"])
         .arg(&source)
         .arg("-o")

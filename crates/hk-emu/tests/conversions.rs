@@ -2,9 +2,7 @@
 
 #![allow(clippy::needless_range_loop)] // registers and lanes are numbers here
 
-mod common;
-
-use common::{Args, Assembly, Random, Rig, assemble, options};
+use crate::common::{Args, Assembly, Random, Rig, assemble, options};
 use hk_emu::isa::{ALL_OPS, Op};
 
 /// A format: bits of exponent and fraction, bias, and what its top codes are.

@@ -1,10 +1,8 @@
 //! Detailed counters: known answers, and independent models over random addresses.
 
-mod common;
-
 use std::collections::{HashMap, HashSet};
 
-use common::{Args, Assembly, Random, Rig, assemble, options};
+use crate::common::{Args, Assembly, Random, Rig, assemble, options};
 use hk_emu::{Checks, Counters, Details, Dispatch, Profile};
 
 const TARGETS: [&str; 2] = ["gfx942", "gfx950"];
@@ -208,7 +206,7 @@ fn waits_between_matrix_instructions_that_leave_no_load_are_drains() {
         (&[load, mma, load, but_one, mma, but_one, mma], 0),
         // Also a load that reads nothing, as past the end of K.
         (&[mma, load, masked, but_one, mma], 0),
-        // A store keeps no load waiting, and a load before it has come back.
+        // A store leaves no load in flight, and a load before it is complete.
         (&[mma, store, all, mma, load, store, but_one, mma], 1),
     ];
     for (lines, drains) in cases {
@@ -470,7 +468,7 @@ KERNEL void f(const float *x, float *y, u32 *n) {
 #[test]
 fn lines_add_up_whatever_the_threads() {
     for cpu in TARGETS {
-        let image = common::hip(cpu, "-O2", SOURCE);
+        let image = crate::common::hip(cpu, "-O2", SOURCE);
         let mut first: Option<Profile> = None;
         for (threads, checks) in [(1, Checks::NONE), (2, Checks::NONE), (5, Checks::NONE), (2, Checks::all())]
         {

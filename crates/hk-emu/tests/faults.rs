@@ -1,8 +1,6 @@
 //! What kernels and hosts do wrong, and how it is reported. Nothing here may panic, hang or reach host memory.
 
-mod common;
-
-use common::{Args, Assembly, Random, Rig, assemble, hip, options};
+use crate::common::{Args, Assembly, Random, Rig, assemble, hip, options};
 use hk_emu::{Access, Check, Dispatch, Fault, LoadError, Machine, MachineOptions, MemoryProblem, Space};
 use proptest::prelude::*;
 
@@ -117,7 +115,7 @@ fn endless_loops_end() {
     );
     let fault = rig.launch("test", 8, 256, &Args::new().push(0u64)).unwrap_err();
     assert!(matches!(fault, Fault::Budget { limit: 100_000, .. }), "{fault}");
-    // A wait for a flag that nobody sets, with sleeps in between.
+    // A wait for a flag that is never set, with sleeps in between.
     let body = "  s_load_dwordx2 s[4:5], s[0:1], 0x0\n  s_waitcnt lgkmcnt(0)\n.Lw:\n  s_sleep 1\n  s_load_dword s6, s[4:5], 0x0\n  s_waitcnt lgkmcnt(0)\n  s_cmp_eq_u32 s6, 0\n  s_cbranch_scc1 .Lw";
     let rig = Rig::new(
         options("gfx942").instruction_budget(Some(20_000)),

@@ -3,8 +3,6 @@
 
 #![allow(clippy::precedence)] // shared test code writes bits as the ISA manual does
 
-mod common;
-
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::LazyLock;
@@ -61,7 +59,7 @@ static OBJECT: LazyLock<Vec<u8>> = LazyLock::new(|| {
           y[TID] = own[n & 7];
         }
         KERNEL void add(u64 *sum, const u64 *x) { __atomic_fetch_add(sum, x[BID * 64 + TID], 0); }"#;
-    common::hip("gfx942", "-O1", source)
+    crate::common::hip("gfx942", "-O1", source)
 });
 
 /// File offsets outside of debug information, where a change matters.

@@ -2,9 +2,7 @@
 
 #![allow(clippy::precedence)] // bit arithmetic as the device code writes it
 
-mod common;
-
-use common::{Args, Assembly, Random, Rig, assemble, gemm, options};
+use crate::common::{Args, Assembly, Random, Rig, assemble, gemm, options};
 use hk_emu::MatrixNumerics;
 
 const CPUS: [&str; 2] = ["gfx942", "gfx950"];
@@ -102,7 +100,7 @@ fn host_arithmetic_at_every_optimisation_level() {
     let f: Vec<u64> = (0..n).map(|_| word(&mut random)).collect();
     for cpu in CPUS {
         for level in ["-O0", "-O1", "-O2", "-O3", "-Os"] {
-            let rig = Rig::new(common::options(cpu), &common::hip(cpu, level, source));
+            let rig = Rig::new(crate::common::options(cpu), &crate::common::hip(cpu, level, source));
             let size = 80;
             let out = rig.upload("out", &vec![0u8; n * size]);
             let steps = rig.upload("steps", &vec![0u64; n]);
@@ -206,14 +204,15 @@ const REDUCE: &str = r#"
 #[test]
 fn results_do_not_depend_on_threads_or_host_features() {
     use hk_emu::Level;
-    let image = common::hip("gfx942", "-O3", REDUCE);
+    let image = crate::common::hip("gfx942", "-O3", REDUCE);
     let (n, rows) = (1000usize, 37usize);
     let mut random = Random(11);
     let x: Vec<f32> = (0..n * rows).map(|_| random.unit()).collect();
     let mut first: Option<(Vec<u32>, hk_emu::Counters)> = None;
     for threads in [1, 2, 3, 8] {
         for level in [Level::Portable, Level::Avx2, Level::Avx512].into_iter().filter(|l| l.available()) {
-            let rig = Rig::new(common::options("gfx942").threads(Some(threads)).level(Some(level)), &image);
+            let rig =
+                Rig::new(crate::common::options("gfx942").threads(Some(threads)).level(Some(level)), &image);
             let (px, py) = (rig.upload("x", &x), rig.upload("y", &vec![0f32; rows * 256]));
             let counters = rig
                 .launch("reduce", rows as u32, 256, &Args::new().push(px).push(py).push(n as u32))
@@ -234,7 +233,7 @@ fn results_do_not_depend_on_threads_or_host_features() {
 /// Float atomics of many workgroups: in order, so the same sum each time.
 #[test]
 fn float_atomics_are_deterministic() {
-    let image = common::hip(
+    let image = crate::common::hip(
         "gfx942",
         "-O3",
         "KERNEL void sum(const float *x, float *y) { __builtin_amdgcn_global_atomic_fadd_f32((__attribute__((address_space(1))) float *)y, x[BID * 64 + TID]); }",
@@ -245,7 +244,7 @@ fn float_atomics_are_deterministic() {
     let want =
         x.chunks(64).map(|wave| wave.iter().fold(-0f32, |sum, x| sum + x)).fold(0f32, |sum, x| sum + x);
     for threads in [1, 4] {
-        let rig = Rig::new(common::options("gfx942").threads(Some(threads)), &image);
+        let rig = Rig::new(crate::common::options("gfx942").threads(Some(threads)), &image);
         let (px, py) = (rig.upload("x", &x), rig.upload("y", &[0f32]));
         rig.launch("sum", 50, 64, &Args::new().push(px).push(py)).unwrap();
         assert_eq!(rig.download::<f32>(py, 1)[0], want);
@@ -305,8 +304,10 @@ fn spinning_waves_and_workgroups_make_progress() {
         if (TID % 64 == 0) { out[wave] = turn; turn = wave - 1; }
       }"#;
     for threads in [1, 2] {
-        let rig =
-            Rig::new(common::options("gfx942").threads(Some(threads)), &common::hip("gfx942", "-O2", source));
+        let rig = Rig::new(
+            crate::common::options("gfx942").threads(Some(threads)),
+            &crate::common::hip("gfx942", "-O2", source),
+        );
         let n = 40usize;
         let (flags, out) = (rig.upload("flags", &vec![0u32; n]), rig.upload("out", &vec![0u32; n]));
         rig.launch("chain", n as u32, 64, &Args::new().push(flags).push(out).push(n as u32)).unwrap();
@@ -337,7 +338,10 @@ fn stacks_calls_and_generic_pointers() {
       }"#;
     for cpu in CPUS {
         for level in ["-O0", "-O2"] {
-            let rig = Rig::new(common::options(cpu).threads(Some(1)), &common::hip(cpu, level, source));
+            let rig = Rig::new(
+                crate::common::options(cpu).threads(Some(1)),
+                &crate::common::hip(cpu, level, source),
+            );
             let out = rig.upload("out", &[0u32; 64]);
             rig.launch("calls", 1, 64, &Args::new().push(out))
                 .unwrap_or_else(|fault| panic!("{cpu} {level}: {fault}"));
@@ -393,10 +397,11 @@ fn launch_state() {
 #[test]
 fn kernarg_preload() {
     let source = "KERNEL void add(float *y, float a, float b, u32 n) { if (TID < n) y[TID] += a * b; }";
-    let image = common::hip_with("gfx942", "-O2", source, &["-mllvm", "-amdgpu-kernarg-preload-count=5"]);
+    let image =
+        crate::common::hip_with("gfx942", "-O2", source, &["-mllvm", "-amdgpu-kernarg-preload-count=5"]);
     let mut results = vec![];
     for preload in [true, false] {
-        let rig = Rig::new(common::options("gfx942").kernarg_preload(preload), &image);
+        let rig = Rig::new(crate::common::options("gfx942").kernarg_preload(preload), &image);
         assert!(rig.module.code_object().kernels[0].descriptor.kernarg_preload_dwords > 0);
         let y = rig.upload("y", &[1f32; 64]);
         let counters =
@@ -412,8 +417,8 @@ fn kernarg_preload() {
 #[test]
 fn footprint() {
     let source = "KERNEL void f(const float *x, float *y) { float s = 0; for (int i = 0; i < 4; i++) s += ((const volatile float *)x)[TID / 2]; y[TID] = s; }";
-    let image = common::hip("gfx942", "-O2", source);
-    let rig = Rig::new(common::options("gfx942").details(true), &image);
+    let image = crate::common::hip("gfx942", "-O2", source);
+    let rig = Rig::new(crate::common::options("gfx942").details(true), &image);
     let (x, y) = (rig.upload("x", &[1f32; 64]), rig.upload("y", &[0f32; 64]));
     let mut total = hk_emu::Counters::default();
     for _ in 0..2 {

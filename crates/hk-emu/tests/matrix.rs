@@ -2,9 +2,7 @@
 
 #![allow(clippy::needless_range_loop)] // registers and lanes are numbers here
 
-mod common;
-
-use common::{Args, Assembly, Random, Rig, assemble, options};
+use crate::common::{Args, Assembly, Random, Rig, assemble, options};
 use hk_emu::isa::ALL_OPS;
 use hk_emu::{Fault, Level, MatrixNumerics};
 
@@ -725,7 +723,7 @@ fn nans_fill_their_row_and_column() {
                 put_bits(&mut case.registers[first..], lane, 0, ty.bits(), ty.nan(fnuz).unwrap());
             }
             if s.sparse() {
-                // The first element of A meets the B that it names, NaN only if that is element 0.
+                // The first element of A is multiplied by the B that it selects, NaN only if that is element 0.
                 put_bits(&mut case.registers[A..], 1, 0, s.a.bits(), 0);
             }
             cases.push(case);

@@ -2,9 +2,7 @@
 
 #![allow(clippy::precedence)] // formulas are written as the ISA manual writes them
 
-mod common;
-
-use common::{Body, Random};
+use crate::common::{Body, Random};
 
 /// Runs `body` in one wave on a buffer and returns the buffer; see `Body`.
 fn run(cpu: &str, body: &str, lds: u32, data: &[u32]) -> Vec<u32> {

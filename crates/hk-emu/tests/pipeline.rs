@@ -1,8 +1,6 @@
 //! Sanitizers of one wave's pipeline: results that no wait has released, dependencies that need wait states.
 
-mod common;
-
-use common::{Args, Assembly, Random, Rig, assemble, hip, link, sanitized, text};
+use crate::common::{Args, Assembly, Random, Rig, assemble, hip, link, sanitized, text};
 use hk_emu::{Check, Checks, Counters, Fault, Mutation, Site};
 
 /// A report of `check`: what is wrong, where, and what it depends on.

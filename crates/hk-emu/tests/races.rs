@@ -1,16 +1,11 @@
 //! Sanitizers of order: races on LDS and global memory, barriers, deadlocks, streams.
 
-#[path = "races/barriers.rs"]
 mod barriers;
-mod common;
-#[path = "races/global.rs"]
 mod global;
-#[path = "races/lds.rs"]
 mod lds;
-#[path = "races/streams.rs"]
 mod streams;
 
-use common::{Rig, hip, options};
+use crate::common::{Rig, hip, options};
 use hk_emu::{Check, Checks, Fault, Near, Site, Space};
 
 /// The kernel of `source` on a machine with these checks.
@@ -48,7 +43,7 @@ fn at_line(site: &Site, source: &str, mark: &str) {
 }
 
 impl Report {
-    /// Asserts which lines of the source it is about: the later access and the earlier one.
+    /// Asserts which lines of the source it names: the later access and the earlier one.
     #[track_caller]
     fn lines(&self, source: &str, here: &str, there: &str) {
         at_line(&self.site, source, here);

@@ -1,8 +1,6 @@
-//! The `uninit` check: what depends on memory or registers that nobody wrote is found where it matters, and only there.
+//! The `uninit` check: values that depend on unwritten memory or registers are found where they decide something, and only there.
 
-mod common;
-
-use common::{Args, Assembly, Rig, assemble, hip, sanitized};
+use crate::common::{Args, Assembly, Rig, assemble, hip, sanitized};
 use hk_emu::{Check, Fault};
 
 const CPUS: [&str; 2] = ["gfx942", "gfx950"];

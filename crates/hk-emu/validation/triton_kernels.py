@@ -131,6 +131,6 @@ def run_flash(run):
 for target in ("gfx942", "gfx950"):
     case("Triton: vector add, f32", target)(run_vector_add)
     case("Triton: softmax, f32", target)(run_softmax)
-    case("Triton: matrix product, bf16", target)(lambda run: run_matmul(run, "bf16", bf16))
-    case("Triton: matrix product, fp8", target)(lambda run: run_matmul(run, *FP8[run.result.target]))
+    case("Triton: GEMM, bf16", target)(lambda run: run_matmul(run, "bf16", bf16))
+    case("Triton: GEMM, fp8", target)(lambda run: run_matmul(run, *FP8[run.result.target]))
     case("Triton: causal flash attention, bf16", target)(run_flash)

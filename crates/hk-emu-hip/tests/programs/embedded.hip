@@ -48,20 +48,20 @@ __global__ void fill(T *y, T value, int n) {
     if (i < n) y[i] = value;
 }
 
-#define CHECK(call)                                                 \
-    do {                                                            \
-        int e = (call);                                             \
-        if (e != 0) {                                               \
-            printf("line %d: %s gives %d\n", __LINE__, #call, e);   \
-            return 1;                                               \
-        }                                                           \
+#define CHECK(call)                                               \
+    do {                                                          \
+        int e = (call);                                           \
+        if (e != 0) {                                             \
+            printf("line %d: %s gives %d\n", __LINE__, #call, e); \
+            return 1;                                             \
+        }                                                         \
     } while (0)
-#define EXPECT(condition)                                           \
-    do {                                                            \
-        if (!(condition)) {                                         \
-            printf("line %d: not %s\n", __LINE__, #condition);      \
-            return 1;                                               \
-        }                                                           \
+#define EXPECT(condition)                                      \
+    do {                                                       \
+        if (!(condition)) {                                    \
+            printf("line %d: not %s\n", __LINE__, #condition); \
+            return 1;                                          \
+        }                                                      \
     } while (0)
 
 int main() {

@@ -1,9 +1,10 @@
 //! Conversions to and from the narrow formats, scaled or not, and the instructions that go with them.
 
-use super::formats::{Narrow, Rounding, e8m0, prng};
 use super::lanes::{Modes, chunks};
+use super::narrow::{Narrow, Rounding, e8m0, prng};
 use super::{Ctl, Env, Handler, Uop, float, lanes1};
 use crate::isa::{Inst, Op};
+use crate::tables::{Format, Scaled};
 use crate::wave::{CHUNK, Wave};
 
 /// `Uop::extra` holds `op_sel` in its low bits, and this for bf8 or bf16.
@@ -133,13 +134,6 @@ pub(crate) fn handler(op: Op, op_sel: u8, extra: &mut u32) -> Option<Handler> {
     Some(handler)
 }
 
-/// A format that scaled conversions read or write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Format {
-    F32,
-    Narrow(Narrow),
-}
-
 impl Format {
     fn of(name: &str) -> Option<Format> {
         Some(Format::Narrow(match name {
@@ -182,24 +176,6 @@ impl Format {
             }
         }
     }
-}
-
-/// A scaled conversion, from its name `v_cvt_scalef32_[sr_][pk_|pk32_|2xpk16_]to_from`.
-///
-/// The scale is the exponent field of an f32. Narrowing divides by it and rounds once, widening multiplies by it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Scaled {
-    to: Format,
-    from: Format,
-    /// Elements: 1, 2 or 32.
-    count: u32,
-    /// Two vectors of 16 whose elements alternate in the result.
-    interleaved: bool,
-    stochastic: bool,
-    op_sel: u32,
-    /// Sources whose sign is changed or dropped.
-    neg: u8,
-    abs: u8,
 }
 
 impl Scaled {

@@ -36,7 +36,7 @@ pub(crate) fn misaligned(e: &Env<'_>, bytes: u32) -> u32 {
     if e.memory.strict() { bytes.min(4) - 1 } else { 0 }
 }
 
-/// Reads `N` dwords per lane; with `P` in two halves at two offsets (`imm`, `extra`).
+/// Reads `N` dwords per lane; with `P` two groups of `N / 2` at two offsets (`imm`, `extra`).
 #[inline(always)]
 fn read_body<H: Host, const N: usize, const P: bool>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let exec = w.exec();

@@ -6,7 +6,7 @@ use crate::fault::{Access, Problem, Space};
 use crate::isa::{Encoding, Op};
 use crate::wave::Wave;
 
-/// High halves of the addresses at which LDS and private memory appear to FLAT.
+/// Upper 32 bits of the addresses at which LDS and private memory appear to FLAT.
 pub(crate) const SHARED_APERTURE: u32 = 0x0001_0000;
 pub(crate) const PRIVATE_APERTURE: u32 = 0x0002_0000;
 

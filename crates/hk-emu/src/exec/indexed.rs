@@ -1,9 +1,10 @@
 //! The modes that change how instructions run: VSKIP, and vector registers named relative to M0.
 
-use super::prep::{Fixup, Post, Prep, run_fixed};
+use super::prep::run_fixed;
 use super::{Ctl, Env, Uop};
 use crate::fault::Problem;
 use crate::isa::{Inst, Op, Operand};
+use crate::tables::{Fixup, Post, Prep};
 use crate::wave::{AGPR, M0, TEMP, Wave, mode};
 
 /// Whether VSKIP drops the instruction.

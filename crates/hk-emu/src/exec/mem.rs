@@ -9,48 +9,6 @@ use crate::fault::{Access, Problem};
 use crate::memory::Allocation;
 use crate::wave::Wave;
 
-/// The memory of one launch: what was allocated when it began, and the launch's own segments.
-pub(crate) struct View<'a> {
-    /// By ascending base.
-    allocations: Vec<&'a Allocation>,
-    /// Misaligned accesses are errors.
-    strict: bool,
-}
-
-impl<'a> View<'a> {
-    pub fn new(mut allocations: Vec<&'a Allocation>, strict: bool) -> View<'a> {
-        allocations.sort_unstable_by_key(|a| a.base);
-        View { allocations, strict }
-    }
-
-    /// Whether misaligned accesses are errors.
-    #[inline(always)]
-    pub fn strict(&self) -> bool {
-        self.strict
-    }
-
-    /// The allocation that holds `bytes` bytes from `address` on, and the offset in it. `hint` is the index of the
-    /// last one found by the same instruction.
-    #[inline(always)]
-    pub fn find(&self, address: u64, bytes: u64, hint: &mut u32) -> Option<(&'a Allocation, usize)> {
-        if let Some(allocation) = self.allocations.get(*hint as usize)
-            && let Some(offset) = allocation.offset(address, bytes)
-        {
-            return Some((allocation, offset));
-        }
-        self.search(address, bytes, hint)
-    }
-
-    #[inline(never)]
-    fn search(&self, address: u64, bytes: u64, hint: &mut u32) -> Option<(&'a Allocation, usize)> {
-        let index = self.allocations.partition_point(|a| a.base <= address).checked_sub(1)?;
-        let allocation = self.allocations[index];
-        let offset = allocation.offset(address, bytes)?;
-        *hint = index as u32;
-        Some((allocation, offset))
-    }
-}
-
 /// What an access says when it fails.
 #[cold]
 #[inline(never)]

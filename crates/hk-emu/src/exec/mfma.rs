@@ -5,66 +5,13 @@
 //!
 //! Denormals of C and D are kept; f32 inputs follow MODE. A NaN result is the default NaN. EXEC is ignored.
 
-use std::fmt;
-use std::str::FromStr;
-
 use super::float;
-use super::formats::{Narrow, e8m0};
 use super::lanes::Modes;
+use super::narrow::{Narrow, e8m0};
 use super::{Ctl, Env, Handler, Host, Level, Portable, Uop, levels};
 use crate::isa::{Inst, Operand};
-use crate::wave::{CHUNK, Lanes, Wave, mode};
-
-/// How matrix instructions round sums of products.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize)]
-#[serde(rename_all = "kebab-case")]
-#[non_exhaustive]
-pub enum MatrixNumerics {
-    /// A fused multiply-add for each k in ascending order, to nearest even.
-    #[default]
-    Fma,
-    /// The published model of gfx942, bit by bit: groups of products truncated at a common exponent. Slow.
-    ///
-    /// The same rules serve the instructions of gfx950 and sparse ones, of which no model is published (unverified).
-    Cdna3Exact,
-}
-
-impl MatrixNumerics {
-    const ALL: [MatrixNumerics; 2] = [MatrixNumerics::Fma, MatrixNumerics::Cdna3Exact];
-}
-
-impl fmt::Display for MatrixNumerics {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            MatrixNumerics::Fma => "fma",
-            MatrixNumerics::Cdna3Exact => "cdna3-exact",
-        })
-    }
-}
-
-/// A name that is no [`MatrixNumerics`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("matrix numerics are `fma` or `cdna3-exact`")]
-pub struct UnknownNumerics;
-
-impl FromStr for MatrixNumerics {
-    type Err = UnknownNumerics;
-
-    fn from_str(name: &str) -> Result<Self, UnknownNumerics> {
-        Self::ALL.into_iter().find(|n| n.to_string() == name).ok_or(UnknownNumerics)
-    }
-}
-
-/// The type of the elements of an operand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Element {
-    F64,
-    F32,
-    /// f32 cut to 10 bits of fraction.
-    Xf32,
-    I8,
-    Float(Narrow),
-}
+use crate::tables::{Element, Index, Matrix, MatrixNumerics, Packed};
+use crate::wave::{CHUNK, Lanes, MAX_ELEMENTS, Operands, Wave, mode};
 
 impl Element {
     fn of(name: &str, fnuz: bool) -> Option<Element> {
@@ -117,17 +64,6 @@ fn k_of(group: usize, element: usize, per_lane: usize, groups: usize, registers:
     }
 }
 
-/// One operand of an instruction in registers: `width` rows or columns of all blocks, `k` elements each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Packed {
-    element: Element,
-    width: usize,
-    k: usize,
-    per_lane: usize,
-    /// The k of each element of each group of lanes.
-    places: [[u8; 32]; 4],
-}
-
 impl Packed {
     fn new(element: Element, width: usize, k: usize) -> Packed {
         let groups = 64 / width;
@@ -144,31 +80,6 @@ impl Packed {
     fn registers(&self) -> usize {
         self.per_lane * self.element.bits() / 32
     }
-}
-
-/// A matrix instruction: D (dim x dim) = C + A (dim x k) B (k x dim), in independent blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Matrix {
-    dim: usize,
-    blocks: usize,
-    a: Packed,
-    b: Packed,
-    numerics: MatrixNumerics,
-    /// A holds two of each four elements of k; which, says this part of the index register.
-    sparse: Option<Index>,
-    /// Lanes of A that are broadcast: how many, and from which on.
-    broadcast: Option<(usize, usize)>,
-    /// `blgp`: a permutation of the lanes of B, or the signs of f64 operands.
-    pattern: u8,
-    constant_c: bool,
-    /// Slot and byte of the E8M0 scales of A and B.
-    scale: Option<[(u16, u8); 2]>,
-}
-
-/// Bits of the index register: where those of a lane's first element are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Index {
-    shift: usize,
 }
 
 impl Matrix {
@@ -277,25 +188,6 @@ pub(crate) fn scale_constant(value: u32, float: bool) -> u32 {
     if float { (value >> 23 & 0xFF) * 0x0101_0101 } else { value }
 }
 
-/// Most elements of an operand.
-const MAX: usize = 2048;
-
-/// Unpacked operands, `a[k * width + row]` and `b[k * width + column]`.
-pub(crate) struct Operands {
-    a: [f32; MAX],
-    b: [f32; MAX],
-    /// Sparse: which k each element of A belongs to.
-    k: [u8; MAX],
-    /// Scales of A and B for each 32 of k, as E8M0 bytes.
-    scales: [[u8; 64]; 2],
-}
-
-impl Operands {
-    fn new() -> Box<Operands> {
-        Box::new(Operands { a: [0.0; MAX], b: [0.0; MAX], k: [0; MAX], scales: [[127; 64]; 2] })
-    }
-}
-
 /// The registers of an operand with its lanes moved by the broadcast controls.
 #[cold]
 #[inline(never)]
@@ -325,7 +217,7 @@ fn pattern(lane: usize, blgp: u8) -> usize {
 fn spread<const BITS: usize>(
     registers: &[Lanes],
     packed: &Packed,
-    out: &mut [f32; MAX],
+    out: &mut [f32; MAX_ELEMENTS],
     widen: impl Fn(u32) -> f32,
 ) {
     for c in 0..4 {
@@ -352,7 +244,7 @@ fn spread<const BITS: usize>(
 }
 
 #[inline(always)]
-fn unpack(registers: &[Lanes], packed: &Packed, flush: bool, out: &mut [f32; MAX]) {
+fn unpack(registers: &[Lanes], packed: &Packed, flush: bool, out: &mut [f32; MAX_ELEMENTS]) {
     match packed.element {
         Element::F64 => {}
         Element::F32 if flush => {
@@ -592,7 +484,7 @@ fn each(
 }
 
 /// Which k each element of a sparse A belongs to: two bits of its lane's index say which of four.
-fn place(index: &Lanes, packed: &Packed, shift: usize, out: &mut [u8; MAX]) {
+fn place(index: &Lanes, packed: &Packed, shift: usize, out: &mut [u8; MAX_ELEMENTS]) {
     for element in 0..packed.per_lane {
         for lane in 0..64 {
             let k = usize::from(packed.places[lane / packed.width][element]);
@@ -763,7 +655,7 @@ fn shifted(w: &mut Wave, ends: Ends, results: u16) -> u16 {
 fn slow(w: &mut Wave, m: &Matrix, ends: Ends, operands: &Operands) {
     let (width, count) = (m.b.width, m.a.k);
     let (a, b) = (&operands.a[..count * width], &operands.b[..m.b.k * width]);
-    // The element of B that element `n` of a row of A meets, and the scale of their product.
+    // The element of B that element `n` of a row of A is multiplied by, and the scale of their product.
     let k_of = |n: usize, i: usize| if m.sparse() { operands.k[n * width + i].into() } else { n };
     let scale = |n: usize, i: usize, j: usize| match m.scale {
         None => Some(0),

@@ -9,17 +9,17 @@
 // With a NaN a negated comparison, or two of them, is not the opposite one.
 #![allow(clippy::neg_cmp_op_on_partial_ord, clippy::double_comparisons)]
 
+pub(crate) mod buffer_format;
 pub(crate) mod convert;
 pub(crate) mod ds;
 pub(crate) mod flat;
 pub(crate) mod float;
-pub(crate) mod format;
-pub(crate) mod formats;
 pub(crate) mod indexed;
 pub(crate) mod lanes;
 pub(crate) mod mem;
 pub(crate) mod mfma;
 pub(crate) mod mubuf;
+pub(crate) mod narrow;
 pub(crate) mod prep;
 pub(crate) mod salu;
 pub(crate) mod smem;
@@ -28,124 +28,8 @@ pub(crate) mod valu;
 pub(crate) mod vfloat;
 pub(crate) mod vop3p;
 
-use crate::fault::Problem;
-use crate::launch::GroupInfo;
-use crate::lower::Program;
-use crate::wave::{CHUNK, VCC, Wave};
-
-/// What the wave does after an instruction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum Ctl {
-    /// Goes on with the next instruction.
-    Next,
-    /// The handler has set the program counter.
-    Jump,
-    /// Waits for the workgroup; the program counter is the next instruction's.
-    Barrier,
-    /// Lets others run.
-    Sleep,
-    /// The handler has changed a mode that decides how instructions run.
-    Mode,
-    /// Has ended.
-    End,
-    /// `Env::problem` says what is wrong.
-    Fault,
-}
-
-/// A handler. Unsafe to call because it may be compiled for host features: it must come from the tables of a level
-/// that the host has.
-pub(crate) type Handler = unsafe fn(&mut Wave, &mut Env<'_>, &Uop) -> Ctl;
-
-/// A lowered instruction.
-#[derive(Clone)]
-#[repr(align(64))]
-pub(crate) struct Uop {
-    pub run: Handler,
-    /// The handler behind `run` when `run` prepares operands first.
-    pub inner: Handler,
-    /// Destination: vector slot, or scalar register code.
-    pub d: u16,
-    /// Sources: vector slots, or scalar operand codes (below 128 a register, else a constant).
-    pub a: u16,
-    pub b: u16,
-    pub c: u16,
-    /// Scalar register of a mask that is written.
-    pub mask_out: u16,
-    /// Scalar operand of a mask that is read.
-    pub mask_in: u16,
-    /// Sources of the high half of packed f32.
-    pub hi: [u16; 3],
-    /// Immediate, memory offset, or branch target as an index.
-    pub imm: i32,
-    /// Index of the instruction in its program.
-    pub index: u32,
-    /// Meaning by handler.
-    pub extra: u32,
-    /// Index of the operand fix-ups that `run` applies around `inner`.
-    pub fixup: u32,
-}
-
-/// What a handler can reach besides its wave: the workgroup and the launch.
-pub(crate) struct Env<'a> {
-    pub program: &'a Program,
-    pub memory: &'a mem::View<'a>,
-    /// LDS of the workgroup.
-    pub lds: &'a mut Vec<u8>,
-    pub group: &'a GroupInfo,
-    /// Per instruction: executions, and the allocation it touched last.
-    pub hits: &'a mut [u64],
-    pub hints: &'a mut [u32],
-    pub read_bytes: u64,
-    pub written_bytes: u64,
-    pub problem: Option<Box<Problem>>,
-}
-
-impl Env<'_> {
-    #[cold]
-    pub fn fault(&mut self, problem: Problem) -> Ctl {
-        self.problem = Some(Box::new(problem));
-        Ctl::Fault
-    }
-
-    /// A 32-bit scalar operand.
-    #[inline(always)]
-    pub fn s32(&self, w: &Wave, code: u16) -> u32 {
-        if code < 128 { w.s[code as usize & 127] } else { self.constant(w, code) }
-    }
-
-    /// A 64-bit scalar operand.
-    #[inline(always)]
-    pub fn s64(&self, w: &Wave, code: u16) -> u64 {
-        if code < 128 {
-            w.s64(code as usize)
-        } else {
-            u64::from(self.constant(w, code)) | u64::from(self.constant(w, code + 1)) << 32
-        }
-    }
-
-    /// An operand code that names no register.
-    #[inline(always)]
-    fn constant(&self, w: &Wave, code: u16) -> u32 {
-        match self.program.scalar(code) {
-            Some(value) => value,
-            None => special_scalar(w, code),
-        }
-    }
-}
-
-/// The operand codes of VCCZ, EXECZ and SCC; each has a zero as its high half.
-pub(crate) const SPECIAL: u16 = 0xFFE0;
-
-#[cold]
-fn special_scalar(w: &Wave, code: u16) -> u32 {
-    u32::from(match code.wrapping_sub(SPECIAL) {
-        0 => w.s64(VCC) == 0,
-        2 => w.exec() == 0,
-        4 => w.scc,
-        _ => false,
-    })
-}
+pub(crate) use crate::program::{Ctl, Env, Handler, SPECIAL, Uop};
+use crate::wave::CHUNK;
 
 /// Host features that handlers are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

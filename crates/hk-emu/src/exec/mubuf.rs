@@ -1,6 +1,6 @@
 //! MUBUF and MTBUF: buffer resources with range checks and formats.
 
-use super::format::Format;
+use super::buffer_format::Format;
 use super::mem::{self, Atomic, Narrow};
 use super::{Ctl, Env, Handler, Host, Level, Uop, flat, levels};
 use crate::fault::{Access, Problem};
@@ -347,7 +347,9 @@ fn store_format(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     Ctl::Next
 }
 
-fn nop(_: &mut Wave, _: &mut Env<'_>, _: &Uop) -> Ctl {
+/// A cache write-back or invalidation: device memory has no caches, but the host may have its accesses in another order.
+fn fence(_: &mut Wave, _: &mut Env<'_>, _: &Uop) -> Ctl {
+    std::sync::atomic::fence(std::sync::atomic::Ordering::AcqRel);
     Ctl::Next
 }
 
@@ -360,7 +362,7 @@ pub(crate) fn operand_bits(offen: bool, idxen: bool) -> u16 {
 pub(crate) fn handler(op: Op, flags: Flags, returns: bool, level: Level, extra: &mut u32) -> Option<Handler> {
     let (name, lds) = (op.info().name, flags.lds);
     if matches!(op, Op::BUFFER_WBL2 | Op::BUFFER_INV) {
-        return Some(nop);
+        return Some(fence);
     }
     if let Some(formatted) = Formatted::of(name, flags.format) {
         *extra = formatted.pack();

@@ -6,73 +6,8 @@ use super::lanes::chunks;
 use super::vop3p::clamp_unit;
 use super::{Ctl, Env, Host, Uop, lanes1, levels};
 use crate::isa::{Dpp, Sdwa};
+use crate::tables::{DppTable, Fixup, Post, Prep};
 use crate::wave::{CHUNK, Lanes, Wave, mode};
-
-/// A step before the handler.
-#[derive(Clone, Debug)]
-pub(crate) enum Prep {
-    /// A scalar operand in every lane.
-    Splat { code: u16, to: u16 },
-    /// `(x & and) ^ xor`: absolute value and negation.
-    Bits { from: u16, to: u16, and: u32, xor: u32 },
-    /// The high half moved down.
-    High { from: u16, to: u16 },
-    /// Packed halves: which half goes low, which high, then negation.
-    Halves { from: u16, to: u16, low_is_high: bool, high_is_high: bool, xor: u32 },
-    /// One byte or word, extended.
-    Sub { from: u16, to: u16, sel: u8, sext: bool },
-    /// Lanes moved by the program's DPP table.
-    Dpp { from: u16, to: u16 },
-}
-
-/// A step after the handler: the final register from the temporary.
-#[derive(Clone, Debug)]
-pub(crate) enum Post {
-    /// Output modifier and clamp of a float of `bits` bits (16 packed where `packed`).
-    Float {
-        temp: u16,
-        bits: u8,
-        packed: bool,
-        omod: u8,
-        clamp: bool,
-    },
-    /// Move to the register: whole, a half of it, or an SDWA part.
-    Move {
-        temp: u16,
-        to: u16,
-    },
-    /// Low half of the temporary to one half of the register; the other keeps its value.
-    Half {
-        temp: u16,
-        to: u16,
-        high: bool,
-    },
-    Sdwa {
-        temp: u16,
-        to: u16,
-        sel: u8,
-        unused: u8,
-    },
-}
-
-/// What runs around a handler.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Fixup {
-    pub preps: Vec<Prep>,
-    pub posts: Vec<Post>,
-    pub dpp: Option<DppTable>,
-}
-
-/// A DPP control, resolved to lanes.
-#[derive(Clone, Debug)]
-pub(crate) struct DppTable {
-    source: [u8; 64],
-    /// Lanes whose source exists.
-    exists: u64,
-    /// Lanes that row_mask and bank_mask let through.
-    gate: u64,
-    bound_ctrl: bool,
-}
 
 impl DppTable {
     pub fn new(dpp: &Dpp) -> DppTable {

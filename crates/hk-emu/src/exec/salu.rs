@@ -497,7 +497,7 @@ fn fork_to_immediate(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     fork(w, e, u, lanes, target)
 }
 
-/// `s_cbranch_join`: goes on with what the last fork has put off, down to the depth in `a`.
+/// `s_cbranch_join`: continues with the lanes that the last fork has pushed, down to the depth in `a`.
 fn join(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let depth = w.mode >> mode::FORKS;
     if depth == e.s32(w, u.a) & 7 {
@@ -526,7 +526,7 @@ fn hardware_register(w: &Wave, e: &Env<'_>, id: u32) -> Option<u32> {
         5 => e.group.gpr_alloc,
         6 => (e.lds.len() as u32).div_ceil(256) << 12,
         7 => 0,
-        // SH_MEM_BASES: the upper halves of the apertures' high words.
+        // SH_MEM_BASES: the upper 16 bits of the apertures' high dwords.
         15 => flat::PRIVATE_APERTURE >> 16 | flat::SHARED_APERTURE & 0xFFFF_0000,
         // XCC_ID: workgroups go round over the eight dies.
         20 => (e.group.linear % 8) as u32,

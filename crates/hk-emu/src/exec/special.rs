@@ -242,7 +242,7 @@ mod tests {
         beyond(exp2_of_fraction(middle - middle.floor()), middle.floor() as i32, x).reverse()
     }
 
-    /// The magnitude of sin or cos, whose sign nobody doubts.
+    /// The magnitude of sin or cos; the sign is exact.
     fn exact_circle(turns: f64, middle: f64, cosine: bool) -> Ordering {
         let quarters = ((turns - turns.floor()) * 4.0).round_ties_even();
         let eighths = ((turns - turns.floor() - quarters / 4.0) * 8.0).abs();
@@ -322,7 +322,7 @@ mod tests {
         ("rsq", |x| 1.0 / x.sqrt(), exact_rsq),
     ];
 
-    /// Whether a result is anything but a case of its own, or one that another number stands for.
+    /// Whether a result is neither a special case nor that of another argument.
     fn interesting(what: &str, x: f64) -> bool {
         match what {
             "exp2" => (1e-9..150.0).contains(&x.abs()),

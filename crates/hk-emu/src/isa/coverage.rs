@@ -1,4 +1,4 @@
-//! Which instructions the emulator decodes and executes: found out on an instance of each.
+//! Which instructions the emulator decodes: found out on an instance of each.
 
 // Bits are written as the ISA manuals write them.
 #![allow(clippy::precedence)]
@@ -62,12 +62,4 @@ pub fn instance(op: Op) -> [u32; 3] {
 /// Whether the emulator decodes `op` on `arch`.
 pub fn decodes(op: Op, arch: Arch) -> bool {
     decode(arch, &instance(op)).is_ok_and(|inst| inst.op == op)
-}
-
-/// Whether the emulator executes `op` on `arch`, and why not.
-///
-/// # Errors
-/// What a launch that reaches the instruction reports.
-pub fn executes(op: Op, arch: Arch) -> Result<(), String> {
-    crate::lower::problem(arch, &instance(op)).map_or(Ok(()), Err)
 }

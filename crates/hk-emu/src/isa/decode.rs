@@ -141,7 +141,7 @@ fn vector(code: u32, accumulation: bool) -> Operand {
     if accumulation { Operand::Agpr(code as u8) } else { Operand::Vgpr(code as u8) }
 }
 
-/// Decodes the instruction at the start of `words`; what follows it is not looked at.
+/// Decodes the instruction at the start of `words`; later words are not read.
 ///
 /// # Errors
 /// [`DecodeError`]: never a panic, whatever the words.

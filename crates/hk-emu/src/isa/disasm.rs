@@ -99,7 +99,9 @@ fn literal(value: u32, width: u8, kind: Kind) -> String {
             };
         }
         Kind::F16 => small((low as i16).into()) || FLOATS_F16.contains(&low),
-        Kind::Bf16 => small((low as i16).into()) || FLOATS.iter().any(|f| f.to_bits() >> 16 == low.into()),
+        Kind::Bf16 => {
+            small((low as i16).into()) || FLOATS.iter().any(|f| f.to_bits() >> 16 == u32::from(low))
+        }
         Kind::Packed => small(value as i32) || FLOATS_F16.iter().any(|f| u32::from(*f) == value),
         // A wide operand is the literal with zeros above it.
         Kind::I16 | Kind::I32 | Kind::B32 if width >= 2 => value <= 64,

@@ -173,3 +173,28 @@ impl Inst {
         }
     }
 }
+
+/// Bytes of an access narrower than a dword, by its name.
+pub(crate) fn narrow_bytes(name: &str) -> Option<u32> {
+    if name.contains("_TR_") {
+        return None;
+    }
+    let name = name.trim_end_matches("_HI").trim_end_matches("_D16");
+    match name.rsplit('_').next()? {
+        "UBYTE" | "SBYTE" | "BYTE" | "U8" | "I8" | "B8" => Some(1),
+        "USHORT" | "SSHORT" | "SHORT" | "U16" | "I16" | "B16" => Some(2),
+        _ => None,
+    }
+}
+
+impl Inst {
+    /// Bytes of an element of what a memory instruction accesses, a dword at most; `None` if it accesses nothing.
+    pub(crate) fn element_bytes(&self) -> Option<u8> {
+        let name = self.op.info().name;
+        let touches = match self.encoding {
+            Encoding::Ds => self.src[0] != Operand::None && self.op != Op::DS_SWIZZLE_B32,
+            _ => ["ATOMIC", "_LOAD", "_STORE"].iter().any(|part| name.contains(part)),
+        };
+        touches.then(|| narrow_bytes(name).map_or(4, |bytes| bytes as u8))
+    }
+}

@@ -8,10 +8,11 @@ mod disasm;
 mod fidelity;
 mod inst;
 
-pub use coverage::{decodes, executes, instance};
+pub use coverage::{decodes, instance};
 pub use decode::{DecodeError, decode};
 pub use disasm::{Display, display};
 pub use fidelity::{Fidelity, group};
+pub(crate) use inst::narrow_bytes;
 pub use inst::{Dpp, Flags, Inst, MfmaScale, Operand, Sdwa};
 
 use hk_codeobj::Arch;

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use crate::exec::flat::{self, NO_SADDR, NO_VADDR, PRIVATE_APERTURE, SHARED_APERTURE};
 use crate::exec::{Env, Uop, mubuf};
 use crate::fault::{Access, Space};
-use crate::isa::{ALL_OPS, Encoding, Inst, Op, Operand};
+use crate::isa::{ALL_OPS, Encoding, Inst, Op, Operand, narrow_bytes};
 use crate::wave::{M0, Wave};
 
 /// Bytes of one memory space that the lanes of `mask` access, each from its own address.
@@ -17,9 +17,9 @@ pub(crate) struct Part {
     pub address: [u64; 64],
     /// Of each lane.
     pub bytes: u32,
-    /// The first register that is loaded or stored, by [`reg`](super::effects::reg); `None` for DMA.
+    /// The first register that is loaded or stored, by [`reg`](crate::registers::reg); `None` for DMA.
     pub register: Option<u16>,
-    /// A scalar access: lane 0 stands for the wave.
+    /// A scalar access, listed for lane 0.
     pub scalar: bool,
 }
 
@@ -69,7 +69,7 @@ impl Accesses {
         }
     }
 
-    /// Finds out what the instruction will access. What faults is listed as well as what does not.
+    /// Computes what the instruction will access, including accesses that fault.
     pub fn of(&mut self, inst: &Inst, u: &Uop, w: &Wave, e: &Env<'_>) {
         self.0.clear();
         match inst.encoding {
@@ -84,7 +84,7 @@ impl Accesses {
     fn scalar(&mut self, inst: &Inst, u: &Uop, w: &Wave, e: &Env<'_>) {
         let nature = Nature::of(inst.op);
         let Some(access) = nature.access else { return };
-        let register = Some(super::effects::SGPR + if access == Access::Read { u.d } else { u.c });
+        let register = Some(crate::registers::SGPR + if access == Access::Read { u.d } else { u.c });
         let (start, inside) = crate::exec::smem::address(w, e, u);
         let bytes = u64::from(nature.bytes).min(inside & !3);
         let mut address = [0; 64];
@@ -177,7 +177,7 @@ impl Accesses {
     }
 }
 
-/// What checks ask about an instruction again and again, from its name.
+/// What checks need of an instruction, from its name.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Nature {
     pub access: Option<Access>,
@@ -211,7 +211,7 @@ impl Nature {
             dma: name.contains("_LOAD_LDS_"),
             formatted: name.contains("_FORMAT_"),
             high: name.contains("_D16_HI"),
-            hides: super::uninit::hides(op),
+            hides: hides(op),
             ..Nature::default()
         };
         if let Some(name) = name.strip_prefix("DS_") {
@@ -225,7 +225,7 @@ impl Nature {
                 _ => Some(Access::Atomic),
             };
             let dwords = u32::from(if read { info.dst } else { info.src[1] });
-            nature.bytes = narrow(name).unwrap_or(4 * dwords / if pair && read { 2 } else { 1 });
+            nature.bytes = narrow_bytes(name).unwrap_or(4 * dwords / if pair && read { 2 } else { 1 });
             return nature;
         }
         nature.access = match info.encoding {
@@ -255,6 +255,23 @@ impl Nature {
     }
 }
 
+/// Instructions that map different operands to the same result by design.
+fn hides(op: Op) -> bool {
+    let name = op.info().name;
+    let starts = |prefix: &str| name.starts_with(prefix);
+    match op.info().encoding {
+        Encoding::Sopc | Encoding::Sopk => starts("S_CMP") || starts("S_BITCMP"),
+        Encoding::Sop2 => starts("S_MIN") || starts("S_MAX"),
+        Encoding::Vop1 | Encoding::Vop2 | Encoding::Vopc | Encoding::Vop3 | Encoding::Vop3p => {
+            op.is_cmp()
+                || ["V_MIN", "V_MAX", "V_MED3", "V_PK_MIN", "V_PK_MAX", "V_CVT_I", "V_CVT_U", "V_CVT_PK"]
+                    .iter()
+                    .any(|prefix| starts(prefix))
+        }
+        _ => false,
+    }
+}
+
 /// What a vector or scalar memory instruction does, by its name.
 fn access(name: &str) -> Option<Access> {
     if name.contains("ATOMIC") {
@@ -268,32 +285,9 @@ fn access(name: &str) -> Option<Access> {
     }
 }
 
-/// Bytes of an access narrower than a dword, by its name.
-fn narrow(name: &str) -> Option<u32> {
-    if name.contains("_TR_") {
-        return None;
-    }
-    let name = name.trim_end_matches("_HI").trim_end_matches("_D16");
-    match name.rsplit('_').next()? {
-        "UBYTE" | "SBYTE" | "BYTE" | "U8" | "I8" | "B8" => Some(1),
-        "USHORT" | "SSHORT" | "SHORT" | "U16" | "I16" | "B16" => Some(2),
-        _ => None,
-    }
-}
-
-/// Bytes of an element of what a memory instruction accesses, a dword at most; `None` if it accesses nothing.
-pub(crate) fn element_bytes(inst: &Inst) -> Option<u8> {
-    let name = inst.op.info().name;
-    let touches = match inst.encoding {
-        Encoding::Ds => inst.src[0] != Operand::None && inst.op != Op::DS_SWIZZLE_B32,
-        _ => access(name).is_some(),
-    };
-    touches.then(|| narrow(name).map_or(4, |bytes| bytes as u8))
-}
-
 /// Bytes of one lane's access.
 fn bytes(name: &str, dwords: u32, access: Access) -> u32 {
-    if let Some(bytes) = narrow(name) {
+    if let Some(bytes) = narrow_bytes(name) {
         return bytes;
     }
     let dwords = match name.rsplit_once("DWORD") {

@@ -1,8 +1,10 @@
 //! Barriers that not every lane or not every wave of a workgroup reaches.
 
-use super::{Check, Finding, Place, Step};
+use super::step::Step;
+use crate::checks::Check;
+use crate::fault::{Finding, Place};
 use crate::isa::Op;
-use crate::launch::GroupInfo;
+use crate::wave::GroupInfo;
 use crate::wave::{Status, Wave};
 
 /// The barriers of one workgroup. Waves may wait at different instructions: only lanes and numbers count.

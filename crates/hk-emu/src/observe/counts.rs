@@ -4,10 +4,12 @@ use std::collections::{HashMap, VecDeque};
 
 use hk_codeobj::Arch;
 
-use super::Step;
 use super::access::Part;
-use super::waits::{self, Kind};
+use super::step::Step;
+use super::waits;
+use crate::costs::Costs;
 use crate::counters::{Counters, Details};
+use crate::effects::Kind;
 use crate::fault::{Access, Space};
 
 /// Bytes of a line of the vector caches.
@@ -34,7 +36,7 @@ struct Issued {
     load: bool,
 }
 
-/// The vector memory instructions of a wave that may not have come back.
+/// The vector memory instructions of a wave that may still be in flight.
 #[derive(Clone, Default)]
 pub(crate) struct Outstanding {
     /// In the order of issue.
@@ -53,7 +55,7 @@ pub(crate) struct Outstanding {
 const VMCNT: usize = 63;
 
 impl Outstanding {
-    /// All but the last `n` have come back.
+    /// All but the last `n` are complete.
     fn wait(&mut self, n: usize) {
         let done = self.issued.len().saturating_sub(n);
         for Issued { lines, load } in self.issued.drain(..done) {
@@ -62,7 +64,7 @@ impl Outstanding {
         }
     }
 
-    /// Gives by how much there are more than ever.
+    /// Returns by how much the maximum has grown.
     fn issue(&mut self, issued: Issued) -> u64 {
         self.wait(VMCNT - 1);
         self.issued.push_back(issued);
@@ -253,57 +255,9 @@ impl Touched {
     }
 }
 
-/// Lanes as bits, from ranges with both ends.
-const fn lanes(ranges: &[(u32, u32)]) -> u64 {
-    let (mut mask, mut i) = (0, 0);
-    while i < ranges.len() {
-        let (first, last) = ranges[i];
-        mask |= (!0 >> (63 - (last - first))) << first;
-        i += 1;
-    }
-    mask
-}
-
-/// The same phases for the lower and the upper 32 lanes.
-const fn twice<const N: usize, const TWICE: usize>(low: [u64; N]) -> [u64; TWICE] {
-    let (mut phases, mut i) = ([0; TWICE], 0);
-    while i < TWICE {
-        phases[i] = low[i % N] << (32 * (i / N));
-        i += 1;
-    }
-    phases
-}
-
-const HALVES: [u64; 2] = twice([lanes(&[(0, 31)])]);
-const QUARTERS: [u64; 4] = twice([lanes(&[(0, 15)]), lanes(&[(16, 31)])]);
-const EIGHTHS: [u64; 8] =
-    twice([lanes(&[(0, 7)]), lanes(&[(8, 15)]), lanes(&[(16, 23)]), lanes(&[(24, 31)])]);
-const WIDE_READ: [u64; 8] = twice([
-    lanes(&[(0, 3), (20, 23)]),
-    lanes(&[(4, 7), (16, 19)]),
-    lanes(&[(8, 11), (28, 31)]),
-    lanes(&[(12, 15), (24, 27)]),
-]);
-const WIDE_READ_GFX950: [u64; 4] =
-    twice([lanes(&[(0, 3), (12, 15), (20, 27)]), lanes(&[(4, 11), (16, 19), (28, 31)])]);
-
-/// The lanes that are served together, and over how many banks of a dword each. Two-address instructions
-/// (`ds_read2`) are two accesses; 96-bit writes and atomics go as writes of the next width.
-fn phases(arch: Arch, access: Access, bytes: u32) -> (&'static [u64], usize) {
-    let gfx950 = arch == Arch::Gfx950;
-    match (access, bytes) {
-        (_, 0..=4) => (&HALVES, 32),
-        (Access::Read, 5..=8) if gfx950 => (&HALVES, 64),
-        (_, 5..=8) => (&QUARTERS, 32),
-        (Access::Read, 13..) if gfx950 => (&WIDE_READ_GFX950, 64),
-        (Access::Read, _) => (&WIDE_READ, 32),
-        _ => (&EIGHTHS, 32),
-    }
-}
-
 /// The clocks that an access takes, and the phases among them: what it would take without conflicts.
 fn lds_clocks(arch: Arch, part: &Part) -> (u64, u64) {
-    let (phases, banks) = phases(arch, part.access, part.bytes);
+    let (phases, banks) = Costs::of(arch).lds_phases(part.access, part.bytes);
     let costs = phases.iter().map(|phase| phase_clocks(part, part.mask & phase, banks)).filter(|n| *n > 0);
     costs.fold((0, 0), |(clocks, phases), n| (clocks + n, phases + 1))
 }

@@ -1,18 +1,19 @@
-//! Waves that wait for what never comes.
+//! Deadlocks: waves that wait for a write that no wave is left to make.
 //!
-//! A wave that is back where it was, with the same registers, and has changed no memory on the way, goes round for as
-//! long as nobody else changes memory. When that holds for every wave of every workgroup that runs, and no workgroup is
-//! left to start, the launch cannot end.
+//! A wave spins if it returns to the same instruction with the same registers and has changed no memory in between: it
+//! spins until another wave changes memory. When every wave of every running workgroup spins, and no workgroup is left
+//! to start, the launch cannot end.
 
 use super::access::Accesses;
-use super::{Check, Finding, Observer, Watch};
+use super::step::Watch;
+use crate::checks::Check;
 use crate::exec::{Ctl, Env, Uop};
-use crate::fault::{Access, Space};
+use crate::fault::{Access, Finding, Space};
 use crate::wave::{AGPR, Lanes, Wave};
 
-/// Runs a wave for a short while to see whether it goes round in circles. Checks see its instructions as well.
-pub(crate) struct Probe<'o> {
-    observer: Option<&'o mut Observer>,
+/// Runs a wave for a short while to see whether it spins. Checks see its instructions as well.
+pub(crate) struct Probe<W> {
+    observer: Option<W>,
     accesses: Accesses,
     state: Option<Box<State>>,
     /// Times that the wave was back at the state's instruction.
@@ -26,7 +27,7 @@ pub(crate) struct Probe<'o> {
     found: Option<Circle>,
 }
 
-/// A wave that goes round in circles.
+/// A wave that spins.
 pub(crate) struct Circle {
     pub finding: Box<Finding>,
     /// The instruction that loads what the wave waits for.
@@ -57,8 +58,8 @@ impl State {
     }
 }
 
-impl<'o> Probe<'o> {
-    pub fn new(observer: Option<&'o mut Observer>) -> Probe<'o> {
+impl<W: Watch> Probe<W> {
+    pub fn new(observer: Option<W>) -> Probe<W> {
         Probe {
             observer,
             accesses: Accesses::default(),
@@ -71,7 +72,7 @@ impl<'o> Probe<'o> {
         }
     }
 
-    /// Whether more of the wave could still show that it goes round.
+    /// Whether more instructions of the wave could still show that it spins.
     pub fn open(&self) -> bool {
         !self.changed && self.found.is_none()
     }
@@ -80,7 +81,7 @@ impl<'o> Probe<'o> {
         self.found
     }
 
-    /// The bytes that the writes of the instruction in `accesses` are about.
+    /// The bytes that the instruction of `accesses` writes.
     fn memory(&self, e: &Env<'_>, out: &mut Vec<u8>) {
         out.clear();
         let mut hint = 0;
@@ -122,8 +123,8 @@ impl<'o> Probe<'o> {
     }
 }
 
-impl Watch for Probe<'_> {
-    /// Ends the run when the wave has gone round, with a finding that only the caller sees.
+impl<W: Watch> Watch for Probe<W> {
+    /// Ends the run when the wave is known to spin, with a finding that only the caller sees.
     fn before(&mut self, w: &Wave, e: &Env<'_>, u: &Uop) -> Result<(), Box<Finding>> {
         if self.open() {
             match &self.state {
@@ -135,7 +136,7 @@ impl Watch for Probe<'_> {
                         return Err(finding);
                     }
                     self.returns += 1;
-                    // Circles of several turns, and what only leads to one.
+                    // Loops of several iterations, and code that leads to a loop.
                     if self.returns.is_power_of_two() {
                         self.state = Some(State::of(w));
                     }

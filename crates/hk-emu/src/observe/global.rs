@@ -19,10 +19,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::access::Part;
 use super::progress::{Progress, Token};
-use super::{Check, Finding, Place, Step};
+use super::step::Step;
+use crate::checks::Check;
 use crate::fault::{Access, Space};
+use crate::fault::{Finding, Place};
 use crate::isa::{Encoding, Inst, Op};
-use crate::launch::GroupInfo;
+use crate::wave::GroupInfo;
 
 /// How far an access is visible as an atomic one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -67,7 +69,7 @@ struct Stamp {
     access: Access,
 }
 
-/// The number of a stamp, and the bytes of the dword that it is about in bits 3:0. 0 is nobody.
+/// The number of a stamp, and, in bits 3:0, the bytes of the dword that it covers. 0 is none.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 struct Slot(u32);
 
@@ -99,7 +101,7 @@ type Page = [Cell; PAGE as usize / 4];
 
 /// What is known about the memory of a launch.
 pub(crate) struct GlobalMemory {
-    /// Number 0 is nobody.
+    /// Number 0 is none.
     stamps: Vec<Stamp>,
     groups: Vec<[u32; 3]>,
     pages: Vec<Box<Page>>,
@@ -128,10 +130,9 @@ struct Publication {
 
 impl GlobalMemory {
     pub fn new() -> GlobalMemory {
-        let nobody =
-            Stamp { group: 0, wave: 0, clock: 0, index: 0, scope: Scope::Wave, access: Access::Read };
+        let none = Stamp { group: 0, wave: 0, clock: 0, index: 0, scope: Scope::Wave, access: Access::Read };
         GlobalMemory {
-            stamps: vec![nobody],
+            stamps: vec![none],
             groups: vec![],
             pages: vec![],
             numbers: HashMap::new(),
@@ -156,7 +157,7 @@ impl GlobalMemory {
         &mut self.pages[recent.1 as usize]
     }
 
-    /// A number for a stamp; forgets all memory when there are too many.
+    /// A number for a stamp; clears all recorded accesses when there are too many.
     fn stamp(&mut self, stamp: Stamp) -> u32 {
         if self.stamps.len() > Slot::LAST_STAMP {
             self.stamps.truncate(1);
@@ -213,7 +214,7 @@ struct WaveClocks {
     clock: u32,
     /// What it knows of its workgroup's waves.
     sees: Box<[u32]>,
-    /// A write-back that is under way, and what it covers.
+    /// A write-back that is in flight, and what it covers.
     writing_back: Option<(Token, Box<[u32]>)>,
     /// What write-backs have made visible to the agent.
     visible: Option<Box<[u32]>>,
@@ -323,7 +324,7 @@ impl GlobalRaces {
         Ok(())
     }
 
-    /// A store or atomic carries what the wave has released. True if anybody can learn from it.
+    /// A store or atomic carries what the wave has released. True if another wave can acquire it.
     fn publish(
         &mut self,
         memory: &mut GlobalMemory,
@@ -372,7 +373,7 @@ impl GlobalRaces {
         within || publication.is_some()
     }
 
-    /// A load takes note of what the value carries.
+    /// A load records the clocks that the value carries.
     fn load(
         &mut self,
         memory: &GlobalMemory,
@@ -415,7 +416,7 @@ impl GlobalRaces {
             *entry = (clock, memory.stamp(stamp));
         }
         let number = entry.1;
-        // The verdict on the stamp that was met last.
+        // The verdict on the stamp that was checked last.
         let mut met = (number, false);
         for (lane, address) in part.lanes() {
             let end = address.wrapping_add(u64::from(part.bytes));
@@ -482,7 +483,7 @@ impl GlobalRaces {
                 }
                 cell.writer = Slot(me.0 | old.bytes());
             }
-            // Readers that this write is behind need no more checks: who races with them races with the write.
+            // Readers that happen before this write need no more checks: what races with them races with the write.
             for reader in &mut cell.readers {
                 if reader.bytes() & !me.bytes() == 0 {
                     *reader = Slot(0);
@@ -519,7 +520,7 @@ impl GlobalRaces {
         None
     }
 
-    /// Keeps a reader: in the place of one that is behind it, else as the second.
+    /// Keeps a reader: in place of one that happens before it, else as the second.
     fn read(
         &mut self,
         memory: &GlobalMemory,
@@ -587,7 +588,7 @@ impl GlobalRaces {
         me.learned.knows(memory, &other) || self.learned.knows(memory, &other)
     }
 
-    /// A barrier of the workgroup opens: all know what each knew.
+    /// A barrier of the workgroup opens: every wave learns the clocks of all.
     pub fn barrier(&mut self, progress: &[Progress]) {
         let clocks: Box<[u32]> = self.waves.iter().map(|w| w.clock).collect();
         let mut visible: Option<Box<[u32]>> = None;

@@ -2,7 +2,7 @@
 //!
 //! Between two barriers the waves of a workgroup run in any order: two of them that access the same byte there race
 //! unless both read or both are atomic. An access that its wave has not waited for when it arrives at a barrier may
-//! still be under way behind it, so it counts for the next epoch as well. A load to LDS is ordered with other vector
+//! still be in flight after it, so it counts for the next epoch as well. A load to LDS is ordered with other vector
 //! memory only: against LDS instructions of its own wave it needs the wait too.
 //!
 //! An LDS read cannot be told from an atomic one, so waves that signal each other through LDS by plain reads and
@@ -12,8 +12,10 @@ use std::collections::{HashMap, VecDeque};
 
 use super::access::Part;
 use super::progress::{Progress, Token};
-use super::{Check, Finding, Place, Step};
+use super::step::Step;
+use crate::checks::Check;
 use crate::fault::{Access, Space};
+use crate::fault::{Finding, Place};
 
 /// One side of a possible race: who, with which bytes of the dword, when.
 ///
@@ -50,7 +52,7 @@ fn from_to(first: u64, end: u64) -> u64 {
 }
 
 /// What happened to a dword, or to a byte of it: the last access of each kind, and the last one by another wave
-/// before that. Whoever comes next, one of them is somebody else's if any is.
+/// before that. Whichever wave accesses it next, one of the two is another wave's, if there is any.
 #[derive(Clone, Copy, Default)]
 struct Cell {
     writes: [Slot; 2],
@@ -76,7 +78,7 @@ impl Cell {
         let slots = if access == Access::Read { &mut self.reads } else { &mut self.writes };
         let last = slots[0];
         if last.epoch() == me.epoch() && last.wave() == me.wave() {
-            // A plain write is not forgotten behind an atomic.
+            // An atomic does not hide an earlier plain write.
             slots[0] = Slot((me.0 | last.bytes()) & (last.0 | !ATOMIC));
         } else {
             slots[1] = if last.epoch() == me.epoch() { last } else { Slot(0) };
@@ -119,7 +121,7 @@ impl Pending {
         (0..64).filter(|lane| self.mask >> lane & 1 != 0).map(|lane| (lane, self.address[lane]))
     }
 
-    /// A lane of `part` and its address that shares a byte with this load to LDS, whose lanes lie in a row.
+    /// A lane of `part` and its address that shares a byte with this load to LDS, whose lanes have consecutive addresses.
     fn covers(&self, part: &Part) -> Option<(usize, u64)> {
         let first = self.mask.trailing_zeros();
         let base = u64::from(self.address[first as usize & 63]) - u64::from(first * self.bytes);
@@ -277,7 +279,7 @@ impl LdsRaces {
         self.pending[step.w.index as usize][usize::from(is_dma(part))].push_back(pending(step, part, token));
     }
 
-    /// A barrier opens: what is still under way belongs to the next epoch too.
+    /// A barrier opens: what is still in flight belongs to the next epoch too.
     pub fn barrier(&mut self, progress: &[Progress]) {
         self.epoch += 1;
         self.split.clear();

@@ -1,114 +1,53 @@
-//! Watching a launch: sanitizers, instruction by instruction.
+//! Observation of a launch by sanitizers, instruction by instruction.
 //!
-//! A launch that nobody watches runs handlers and nothing else. A watched one asks, before each instruction, which
-//! registers it names ([`Effects`]) and which memory it is about to access ([`Accesses`]), and shows both to every
-//! check that is on. Handlers know nothing of it.
+//! Without checks a launch runs handlers and nothing else. With checks it computes, before each instruction, which
+//! registers the instruction names ([`Effects`]) and which memory it accesses ([`Accesses`]), and passes both to every
+//! check that is on. Handlers do not depend on checks.
 
 pub(crate) mod access;
 mod barriers;
-mod checks;
 pub(crate) mod counts;
 pub(crate) mod deadlock;
-pub(crate) mod effects;
 mod global;
 mod hazards;
 mod lds;
 mod progress;
 #[cfg(test)]
 mod proof;
+pub(crate) mod step;
 pub(crate) mod streams;
 mod uninit;
 mod waits;
 
-pub use checks::{Check, Checks, UnknownCheck};
 pub(crate) use global::GlobalMemory;
 pub(crate) use uninit::Undefined;
 
 use std::sync::{Arc, Mutex};
 
-use access::{Accesses, Part};
+use crate::effects::Effects;
+use access::Accesses;
 use barriers::Barriers;
 use counts::{Counts, Outstanding};
-use effects::Effects;
 use global::GlobalRaces;
 use hazards::Hazards;
 use lds::LdsRaces;
 use progress::Progress;
+use step::{Step, Watch};
 use streams::{GroupTouched, Touched};
 use uninit::Uninit;
 use waits::Waits;
 
+use crate::checks::{Check, Checks};
 use crate::exec::{Ctl, Env, Uop};
-use crate::fault::Space;
-use crate::isa::Inst;
-use crate::launch::GroupInfo;
-use crate::lower::Program;
-use crate::wave::Wave;
-
-/// Sees every instruction of a wave. What it returns ends the launch.
-pub(crate) trait Watch {
-    /// Before an instruction runs.
-    fn before(&mut self, w: &Wave, e: &Env<'_>, u: &Uop) -> Result<(), Box<Finding>>;
-    /// After it ran without a fault.
-    fn after(&mut self, w: &Wave, e: &Env<'_>, u: &Uop, ctl: Ctl) -> Result<(), Box<Finding>>;
-}
-
-/// Nobody watches.
-pub(crate) struct Unwatched;
-
-impl Watch for Unwatched {
-    #[inline(always)]
-    fn before(&mut self, _: &Wave, _: &Env<'_>, _: &Uop) -> Result<(), Box<Finding>> {
-        Ok(())
-    }
-    #[inline(always)]
-    fn after(&mut self, _: &Wave, _: &Env<'_>, _: &Uop, _: Ctl) -> Result<(), Box<Finding>> {
-        Ok(())
-    }
-}
-
-/// An executed instruction that a finding refers to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
-    /// In the program.
-    pub index: u32,
-    pub workgroup: [u32; 3],
-    pub wave: u32,
-}
-
-/// What a check found; the launch adds where.
-#[derive(Debug, Clone)]
-pub(crate) struct Finding {
-    pub check: Check,
-    /// What is wrong, in words that name registers and counters.
-    pub what: String,
-    pub lane: Option<u32>,
-    pub address: Option<(Space, u64)>,
-    /// The other side of a race, or the producer of a value.
-    pub other: Option<Place>,
-}
-
-/// One instruction that is about to run, as checks see it.
-pub(crate) struct Step<'a> {
-    pub w: &'a Wave,
-    pub e: &'a Env<'a>,
-    pub u: &'a Uop,
-    pub inst: &'a Inst,
-    pub effects: &'a Effects,
-    pub accesses: &'a [Part],
-}
-
-impl Step<'_> {
-    pub fn place(&self) -> Place {
-        Place { index: self.u.index, workgroup: self.e.group.id, wave: self.w.index }
-    }
-}
+use crate::fault::Finding;
+use crate::program::Program;
+use crate::wave::{GroupInfo, Wave};
 
 /// The checks of one workgroup in execution.
 pub(crate) struct Observer {
     accesses: Accesses,
-    /// Those of a wave's twin.
-    twin_accesses: Accesses,
+    /// Those of a shadow wave.
+    shadow_accesses: Accesses,
     /// The registers of the instruction that runs, where M0 or MODE moves them.
     moved: Option<Effects>,
     /// Of each wave.
@@ -123,7 +62,7 @@ pub(crate) struct Observer {
     outstanding: Vec<Outstanding>,
     waits: Option<Waits>,
     hazards: Option<Hazards>,
-    /// No check but waits and hazards is on: nobody asks for accesses.
+    /// No check but waits and hazards is on: accesses are not needed.
     registers_only: bool,
     touched: Option<GroupTouched>,
 }
@@ -137,7 +76,7 @@ pub(crate) struct Subject<'a> {
     /// Bytes.
     pub lds: usize,
     /// A second state for each wave where [`Check::Uninit`] is on.
-    pub twins: Vec<Wave>,
+    pub shadows: Vec<Wave>,
     /// The launch's, where [`Check::Global`] is on.
     pub global: Option<&'a Arc<Mutex<GlobalMemory>>>,
     /// The launch's, where [`Check::Streams`] is on.
@@ -146,13 +85,13 @@ pub(crate) struct Subject<'a> {
 
 impl Observer {
     pub fn new(subject: Subject<'_>) -> Observer {
-        let Subject { checks, program, group, waves, lds, twins, global, touched } = subject;
+        let Subject { checks, program, group, waves, lds, shadows, global, touched } = subject;
         Observer {
             accesses: Accesses::default(),
             moved: None,
-            twin_accesses: Accesses::default(),
+            shadow_accesses: Accesses::default(),
             progress: vec![Progress::default(); waves],
-            uninit: (!twins.is_empty()).then(|| Uninit::new(twins, lds, program.uops.len())),
+            uninit: (!shadows.is_empty()).then(|| Uninit::new(shadows, lds, program.uops.len())),
             lds: checks.has(Check::Lds).then(|| LdsRaces::new(waves, lds)),
             global: global.map(|memory| GlobalRaces::new(memory, group, waves)),
             barriers: checks.has(Check::Barriers).then(|| Barriers::new(group, waves)),
@@ -167,7 +106,7 @@ impl Observer {
         }
     }
 
-    /// The waves it was given.
+    /// Its waves.
     pub fn into_waves(self) -> Vec<Wave> {
         self.uninit.map_or(vec![], Uninit::into_waves)
     }
@@ -210,7 +149,7 @@ impl Watch for Observer {
             return Ok(());
         }
         if let Some(uninit) = &mut self.uninit {
-            uninit.before(&step, &mut self.twin_accesses)?;
+            uninit.before(&step, &mut self.shadow_accesses)?;
         }
         if let Some(barriers) = &mut self.barriers {
             barriers.step(&step)?;

@@ -1,6 +1,7 @@
 //! Which memory operations of a wave an `s_waitcnt` has proven complete, as far as races need to know.
 
-use super::waits::{self, Kind};
+use super::waits;
+use crate::effects::Kind;
 use crate::isa::Inst;
 
 /// One memory operation of a wave: what proves it complete, and its number among those of its kind.

@@ -12,16 +12,18 @@ use hk_codeobj::Arch;
 use proptest::prelude::{Rng, RngExt};
 
 use super::access::Accesses;
-use super::effects::{Effects, Reg, RegSet, SCC, SGPR, name, reg, source_width};
+use crate::effects::Effects;
 use crate::exec::flat::{PRIVATE_APERTURE, SHARED_APERTURE};
-use crate::exec::mem::View;
-use crate::exec::mfma::MatrixNumerics;
 use crate::exec::{Ctl, Env, Level, indexed};
 use crate::fault::{Access, Space};
 use crate::isa::{ALL_OPS, Encoding, Inst, Op, Operand, decode, display};
-use crate::launch::GroupInfo;
-use crate::lower::{Code, Program, Registers, Text, Way, lower};
+use crate::lower::{Code, Text, Way, lower};
+use crate::memory::View;
 use crate::memory::{ADDRESSES, Allocation, Memory};
+use crate::program::{Program, Registers};
+use crate::registers::{Reg, RegSet, SCC, SGPR, name, reg, source_width};
+use crate::tables::MatrixNumerics;
+use crate::wave::GroupInfo;
 use crate::wave::{AGPR, M0, Wave, mode};
 
 const LDS: usize = 256 << 10;
@@ -91,7 +93,7 @@ fn set(w: &mut Wave, register: Reg, values: [u32; 64]) {
     }
 }
 
-/// Words, small numbers, floats and pairs of halves: a kind for the whole register.
+/// Random bits, small numbers, floats and packed f16: one kind for the whole register.
 fn randomise(w: &mut Wave, register: Reg, g: &mut Generator) {
     let kind = g.0.next_u32() % 5;
     let values = std::array::from_fn(|_| {
@@ -308,7 +310,7 @@ fn base_of(space: Space, global: &Allocation) -> u64 {
     if space == Space::Global { global.base } else { 0 }
 }
 
-/// What came of one instance.
+/// The outcome of one instance.
 enum Outcome {
     /// Not an instruction that the emulator executes.
     Unknown,

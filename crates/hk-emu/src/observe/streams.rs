@@ -2,15 +2,14 @@
 //!
 //! Every stream has a clock that its launches and copies count up, and knows the clocks of the work that it is behind:
 //! its own, what it has waited for, and what the host had waited for when it queued the work. Each byte keeps its last
-//! writer and the readers since; who comes next must know them.
+//! writer and the readers since; a later access must be ordered after both.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::access::Part;
 use crate::fault::{Access, Space};
-use crate::memory::Near;
+use crate::memory::{Near, StreamRace};
 
 /// A point in the order of a device's work: everything that has happened before it. For
 /// [`Check::Streams`](crate::Check::Streams); without that check it holds nothing.
@@ -39,42 +38,6 @@ impl Mark {
     }
 }
 
-/// Two pieces of work on different streams that nothing orders, and that use the same bytes.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct StreamRace {
-    /// The work that was found to race: `launch of scale on stream 2`.
-    pub work: String,
-    /// Whether it writes or reads.
-    pub access: Access,
-    /// The work that came first here.
-    pub other: String,
-    /// Whether that writes or reads.
-    pub other_access: Access,
-    /// The first byte.
-    pub address: u64,
-    /// Bytes in a row from there.
-    pub bytes: u64,
-    /// The allocation.
-    pub near: Near,
-}
-
-impl fmt::Display for StreamRace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let StreamRace { work, access, other, other_access, address, bytes, near } = self;
-        write!(
-            f,
-            "streams: the {work} {} {bytes} bytes at {address:#x} that the {other} {}, and nothing orders the two: no \
-             event that one records and the other waits for, no synchronisation by the host between them; {near}",
-            verb(*access),
-            verb(*other_access)
-        )
-    }
-}
-
-fn verb(access: Access) -> &'static str {
-    if access == Access::Read { "reads" } else { "writes" }
-}
-
 /// A launch or a copy.
 #[derive(Clone)]
 struct Work {
@@ -89,7 +52,7 @@ impl PartialEq for Work {
     }
 }
 
-/// What bytes in a row have in common.
+/// State shared by consecutive bytes.
 #[derive(Clone, PartialEq)]
 struct Span {
     end: u64,
@@ -209,7 +172,7 @@ impl Order {
         race
     }
 
-    /// Forgets memory that is gone.
+    /// Removes memory that was freed.
     pub fn forget(&mut self, start: u64, end: u64) {
         self.spans.retain_outside(start, end);
     }
@@ -248,7 +211,7 @@ pub(crate) struct Touched {
 impl Touched {
     pub fn step(&mut self, accesses: &[Part]) {
         for part in accesses.iter().filter(|part| part.space == Space::Global) {
-            // Lanes in a row are one run.
+            // Lanes with consecutive addresses are one run.
             let mut run = (0, 0);
             for (_, address) in part.lanes() {
                 let end = address.saturating_add(part.bytes.into());

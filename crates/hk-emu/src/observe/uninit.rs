@@ -1,26 +1,29 @@
-//! Reads of what was never written: every wave has a twin whose undefined registers and memory hold other bits.
+//! Reads of uninitialized data: every wave has a shadow wave whose undefined registers and memory hold other bits.
 //!
 //! Both execute every instruction. Where the two differ, the value depends on something undefined: that is harmless
 //! until it decides an address, a branch, the lanes that run, or bytes of global memory. Instructions need no rules
-//! for that, but for those that are made to forget their operands: comparisons, minima and maxima, conversions that
-//! saturate. Their results differ wherever their operands do.
+//! for that, except those that map different operands to one result: comparisons, minima and maxima, saturating
+//! conversions. Their results differ wherever their operands do.
 //!
-//! Global memory has no twin. It keeps a bit for each byte that nobody wrote, from which the twin's loads differ, and
+//! Global memory has no second state. It keeps a bit for each unwritten byte, in which the shadow's loads differ, and
 //! a store of different values is a finding.
 
 use super::access::{Nature, Part};
-use super::effects::{self, RegSet, SGPR};
-use super::{Check, Finding, Place, Step};
+use super::step::Step;
+use crate::checks::Check;
 use crate::exec::prep::dpp_source;
 use crate::exec::{Ctl, Env, indexed};
 use crate::fault::{Access, Problem, Space};
-use crate::isa::{Encoding, Inst, Op, Operand};
-use crate::lower::Program;
+use crate::fault::{Finding, Place};
+use crate::isa::{Encoding, Inst, Operand};
 use crate::memory::POISON;
+use crate::program::Program;
+use crate::registers;
+use crate::registers::{RegSet, SGPR};
 use crate::wave::{CHUNK, Lanes, M0, Wave};
 
-/// What undefined words of a twin hold, in turn: every bit differs from [`POISON`], which is a NaN; a huge float.
-const TWIN_POISON: [u32; 2] = [!POISON, 0x7A55_7A55];
+/// What undefined dwords of a shadow wave hold, alternating: the complement of [`POISON`], which is a NaN; a huge float.
+const SHADOW_POISON: [u32; 2] = [!POISON, 0x7A55_7A55];
 
 /// What a wave starts with where the hardware defines nothing.
 pub(crate) struct Undefined {
@@ -34,10 +37,10 @@ pub(crate) struct Undefined {
 impl Undefined {
     pub const POISON: Undefined =
         Undefined { vector: Lanes([[POISON; CHUNK]; 4]), scalar: POISON, scc: false, byte: 0xFA };
-    /// For twins.
-    pub const TWIN: Undefined = Undefined {
+    /// For shadow waves.
+    pub const SHADOW: Undefined = Undefined {
         vector: {
-            let [even, odd] = TWIN_POISON;
+            let [even, odd] = SHADOW_POISON;
             let mut chunk = [even; CHUNK];
             let mut l = 1;
             while l < CHUNK {
@@ -46,20 +49,20 @@ impl Undefined {
             }
             Lanes([chunk; 4])
         },
-        scalar: TWIN_POISON[0],
+        scalar: SHADOW_POISON[0],
         scc: true,
         byte: 0x05,
     };
 }
 
-/// What the bytes of the word at `address` differ in between a wave and its twin where they were never written.
+/// What the bytes of the word at `address` differ in between a wave and its shadow wave where they were never written.
 fn difference(address: u64) -> u32 {
-    POISON ^ TWIN_POISON[(address / 4 % 2) as usize]
+    POISON ^ SHADOW_POISON[(address / 4 % 2) as usize]
 }
 
-/// The twins of a workgroup's waves.
+/// The shadow waves of a workgroup.
 pub(crate) struct Uninit {
-    twins: Vec<Wave>,
+    shadows: Vec<Wave>,
     lds: Vec<u8>,
     hints: Vec<u32>,
     histories: Vec<History>,
@@ -98,33 +101,33 @@ impl History {
 }
 
 impl Uninit {
-    /// `twins` are in their first state, undefined registers holding [`TWIN_POISON`].
-    pub fn new(twins: Vec<Wave>, lds: usize, instructions: usize) -> Uninit {
-        let lds = (0..lds).map(|i| TWIN_POISON[i / 4 % 2].to_le_bytes()[i % 4]).collect();
+    /// `shadows` are in their first state, undefined registers holding [`SHADOW_POISON`].
+    pub fn new(shadows: Vec<Wave>, lds: usize, instructions: usize) -> Uninit {
+        let lds = (0..lds).map(|i| SHADOW_POISON[i / 4 % 2].to_le_bytes()[i % 4]).collect();
         let history = History { indices: vec![0; History::LENGTH], count: 0 };
-        let histories = vec![history; twins.len()];
-        Uninit { twins, lds, hints: vec![0; instructions], histories, differing: 0 }
+        let histories = vec![history; shadows.len()];
+        Uninit { shadows, lds, hints: vec![0; instructions], histories, differing: 0 }
     }
 
     pub fn into_waves(self) -> Vec<Wave> {
-        self.twins
+        self.shadows
     }
 
-    /// Looks at the operands that decide something, before the instruction runs.
+    /// Checks the operands that decide an address, a branch or EXEC, before the instruction runs.
     pub fn before(
         &mut self,
         step: &Step<'_>,
-        twin_accesses: &mut super::Accesses,
+        shadow_accesses: &mut super::Accesses,
     ) -> Result<(), Box<Finding>> {
         let Step { w, e, u, inst, accesses, .. } = *step;
-        let Some(twin) = self.twins.get(w.index as usize) else { return Ok(()) };
+        let Some(shadow) = self.shadows.get(w.index as usize) else { return Ok(()) };
         if !is_memory(inst) {
-            self.differing = if Nature::of(inst.op).hides { differing_lanes(inst, w, twin) } else { 0 };
+            self.differing = if Nature::of(inst.op).hides { differing_lanes(inst, w, shadow) } else { 0 };
             return Ok(());
         }
         self.differing = 0;
-        twin_accesses.of(inst, u, twin, e);
-        let parts = twin_accesses.parts();
+        shadow_accesses.of(inst, u, shadow, e);
+        let parts = shadow_accesses.parts();
         for (i, part) in accesses.iter().enumerate() {
             let other = parts.get(i).filter(|o| o.space == part.space && o.mask == part.mask);
             let lane = match other {
@@ -149,14 +152,14 @@ impl Uninit {
     /// A store to global memory must not depend on anything undefined, nor an atomic find anything undefined there.
     fn global(&self, step: &Step<'_>, part: &Part) -> Result<(), Box<Finding>> {
         let memory = step.e.memory;
-        let Some(twin) = self.twins.get(step.w.index as usize) else { return Ok(()) };
+        let Some(shadow) = self.shadows.get(step.w.index as usize) else { return Ok(()) };
         if part.access == Access::Read {
             return Ok(());
         }
         let high = Nature::of(step.inst.op).high;
         let alike = part.register.is_some_and(|register| {
             let mut registers = register..register + part.bytes.div_ceil(4) as u16;
-            !part.scalar && registers.all(|n| step.w.v(n) == twin.v(n))
+            !part.scalar && registers.all(|n| step.w.v(n) == shadow.v(n))
         });
         if let (true, Access::Write, Some((start, bytes))) = (alike, part.access, part.span())
             && let Some((allocation, offset)) = memory.find(start, bytes, &mut 0)
@@ -179,10 +182,10 @@ impl Uninit {
                 };
                 for n in 0..part.bytes.div_ceil(4) {
                     let register = register + n as u16;
-                    if stored(step.w, n) != stored(twin, n) && !self.is_padding(step, register, lane) {
+                    if stored(step.w, n) != stored(shadow, n) && !self.is_padding(step, register, lane) {
                         let what = format!(
                             "{} holds a value that depends on what was never written, and goes to global memory",
-                            effects::name(register)
+                            registers::name(register)
                         );
                         let mut finding =
                             self.finding(step, what, (!part.scalar).then_some(lane), Some(register));
@@ -216,7 +219,7 @@ impl Uninit {
     }
 
     /// Whether a register holds untouched undefined bits straight from private memory. Unoptimised code copies structs
-    /// through it, padding and all.
+    /// through it, with their padding.
     fn is_padding(&self, step: &Step<'_>, register: u16, lane: usize) -> bool {
         let (w, program) = (step.w, step.e.program);
         if register >= SGPR || w.lane(register, lane) != u32::from_le_bytes([Undefined::POISON.byte; 4]) {
@@ -229,19 +232,19 @@ impl Uninit {
             .is_some_and(|inst| matches!(inst.encoding, Encoding::Flat | Encoding::Scratch))
     }
 
-    /// Lets the twin execute what the wave has executed.
+    /// Executes on the shadow wave what the wave has executed.
     pub fn after(&mut self, step: &Step<'_>, ctl: Ctl) -> Result<(), Box<Finding>> {
         let Step { w, e, u, inst, accesses, .. } = *step;
-        let Some(mut twin) = self.twins.get_mut(w.index as usize) else { return Ok(()) };
-        twin.executed = w.executed;
+        let Some(mut shadow) = self.shadows.get_mut(w.index as usize) else { return Ok(()) };
+        shadow.executed = w.executed;
         let copies = takes_results(inst, accesses);
-        let mut twin_ctl = ctl;
+        let mut shadow_ctl = ctl;
         if !copies || inst.encoding == Encoding::Flat && accesses.iter().any(|p| p.space != Space::Global) {
             // Lanes of FLAT that go to global memory are copied below.
             let global = accesses.iter().filter(|p| copies && p.space == Space::Global);
             let global = global.fold(0, |mask, part| mask | part.mask);
-            let exec = twin.exec();
-            twin.set_exec(exec & !global);
+            let exec = shadow.exec();
+            shadow.set_exec(exec & !global);
             let mut env = Env {
                 program: e.program,
                 memory: e.memory,
@@ -253,38 +256,38 @@ impl Uninit {
                 written_bytes: 0,
                 problem: None,
             };
-            twin.pc = u.index;
+            shadow.pc = u.index;
             // In whatever mode the wave is.
-            twin_ctl = indexed::run(twin, &mut env, u);
+            shadow_ctl = indexed::run(shadow, &mut env, u);
             if global != 0 {
-                twin.set_exec(exec);
+                shadow.set_exec(exec);
             }
-            if let (Ctl::Fault, Some(problem)) = (twin_ctl, env.problem) {
+            if let (Ctl::Fault, Some(problem)) = (shadow_ctl, env.problem) {
                 let what = match *problem {
                     Problem::WildJump { .. } => "the jump depends on a value that was never written",
                     _ => "whether the instruction is legal depends on a value that was never written",
                 };
                 return Err(self.finding(step, what.to_owned(), None, None));
             }
-            twin = match self.twins.get_mut(w.index as usize) {
-                Some(twin) => twin,
+            shadow = match self.shadows.get_mut(w.index as usize) {
+                Some(shadow) => shadow,
                 None => return Ok(()),
             };
         }
         if copies {
-            copy_results(step, twin, &mut self.lds);
+            copy_results(step, shadow, &mut self.lds);
         }
         if self.differing != 0 {
-            tell_apart(step, twin, self.differing);
+            tell_apart(step, shadow, self.differing);
         }
         if let Some(history) = self.histories.get_mut(w.index as usize) {
             history.push(u.index);
         }
-        let what = if twin_ctl != ctl || ctl == Ctl::Jump && twin.pc != w.pc {
+        let what = if shadow_ctl != ctl || ctl == Ctl::Jump && shadow.pc != w.pc {
             "the branch depends on a value that was never written"
-        } else if twin.exec() != w.exec() {
+        } else if shadow.exec() != w.exec() {
             "the lanes that run next depend on a value that was never written"
-        } else if twin.mode != w.mode {
+        } else if shadow.mode != w.mode {
             "MODE depends on a value that was never written"
         } else {
             return Ok(());
@@ -303,18 +306,18 @@ impl Uninit {
         let w = step.w;
         let history = self.histories.get(w.index as usize);
         let register = register.or_else(|| {
-            let twin = self.twins.get(w.index as usize)?;
+            let shadow = self.shadows.get(w.index as usize)?;
             let reads = if is_memory(step.inst) { addressing(step) } else { step.effects.reads };
-            reads.iter().find(|r| differs(w, twin, *r, lane))
+            reads.iter().find(|r| differs(w, shadow, *r, lane))
         });
         let writer = register.zip(history).and_then(|(r, h)| h.writer(step.e.program, r, step.u.index));
         let never = writer.is_none() && history.is_some_and(History::is_complete);
         let what = match register {
-            Some(r) if never && !what.starts_with(&effects::name(r)) => {
-                format!("{what}: {} has no value yet", effects::name(r))
+            Some(r) if never && !what.starts_with(&registers::name(r)) => {
+                format!("{what}: {} has no value yet", registers::name(r))
             }
-            Some(r) if !what.starts_with(&effects::name(r)) => {
-                format!("{what}, through {}", effects::name(r))
+            Some(r) if !what.starts_with(&registers::name(r)) => {
+                format!("{what}, through {}", registers::name(r))
             }
             _ => what,
         };
@@ -329,30 +332,13 @@ impl Uninit {
     }
 }
 
-/// Instructions that map different operands to the same result by design.
-pub(crate) fn hides(op: Op) -> bool {
-    let name = op.info().name;
-    let starts = |prefix: &str| name.starts_with(prefix);
-    match op.info().encoding {
-        Encoding::Sopc | Encoding::Sopk => starts("S_CMP") || starts("S_BITCMP"),
-        Encoding::Sop2 => starts("S_MIN") || starts("S_MAX"),
-        Encoding::Vop1 | Encoding::Vop2 | Encoding::Vopc | Encoding::Vop3 | Encoding::Vop3p => {
-            op.is_cmp()
-                || ["V_MIN", "V_MAX", "V_MED3", "V_PK_MIN", "V_PK_MAX", "V_CVT_I", "V_CVT_U", "V_CVT_PK"]
-                    .iter()
-                    .any(|prefix| starts(prefix))
-        }
-        _ => false,
-    }
-}
-
 /// The active lanes in which a source differs in a bit that counts; all lanes for a scalar one.
-fn differing_lanes(inst: &Inst, w: &Wave, twin: &Wave) -> u64 {
+fn differing_lanes(inst: &Inst, w: &Wave, shadow: &Wave) -> u64 {
     let name = inst.op.info().name;
     let half = name.ends_with("16") && !name.starts_with("V_PK_") || name.ends_with("F32_F16");
     let mut lanes = 0;
     for (i, operand) in inst.src.iter().enumerate() {
-        let Some(first) = effects::reg(*operand) else { continue };
+        let Some(first) = registers::reg(*operand) else { continue };
         let bits = match &inst.sdwa {
             Some(sdwa) if i < 2 => match sdwa.src_sel[i] {
                 sel @ 0..=3 => 0xFF << (8 * sel),
@@ -363,10 +349,10 @@ fn differing_lanes(inst: &Inst, w: &Wave, twin: &Wave) -> u64 {
             _ if half => 0xFFFF,
             _ => !0u32,
         };
-        for register in first..first + effects::source_width(inst, i) as u16 {
+        for register in first..first + registers::source_width(inst, i) as u16 {
             if register >= SGPR {
                 let code = usize::from(register - SGPR) & 127;
-                lanes |= if (w.s[code] ^ twin.s[code]) & bits != 0 { !0 } else { 0 };
+                lanes |= if (w.s[code] ^ shadow.s[code]) & bits != 0 { !0 } else { 0 };
                 continue;
             }
             for lane in 0..64 {
@@ -375,7 +361,7 @@ fn differing_lanes(inst: &Inst, w: &Wave, twin: &Wave) -> u64 {
                     _ => Some(lane),
                 };
                 let differs =
-                    from.is_some_and(|l| (w.lane(register, l) ^ twin.lane(register, l)) & bits != 0);
+                    from.is_some_and(|l| (w.lane(register, l) ^ shadow.lane(register, l)) & bits != 0);
                 lanes |= u64::from(differs) << lane;
             }
         }
@@ -387,25 +373,25 @@ fn differing_lanes(inst: &Inst, w: &Wave, twin: &Wave) -> u64 {
     }
 }
 
-/// Makes the twin's result differ in `lanes`.
-fn tell_apart(step: &Step<'_>, twin: &mut Wave, lanes: u64) {
+/// Makes the result of the shadow wave differ in `lanes`.
+fn tell_apart(step: &Step<'_>, shadow: &mut Wave, lanes: u64) {
     let Step { w, inst, .. } = *step;
     match (inst.dst, inst.encoding) {
         (Operand::Sgpr(code), Encoding::Vopc | Encoding::Vop3) if inst.op.is_cmp() => {
             let code = usize::from(code);
-            twin.set_s64(code, w.s64(code) ^ lanes);
+            shadow.set_s64(code, w.s64(code) ^ lanes);
             if inst.op.info().name.starts_with("V_CMPX") {
-                twin.set_exec(w.exec() ^ lanes);
+                shadow.set_exec(w.exec() ^ lanes);
             }
         }
-        (Operand::Sgpr(code), _) => twin.s[usize::from(code) & 127] = !w.s[usize::from(code) & 127],
-        (Operand::None, _) => twin.scc = !w.scc,
+        (Operand::Sgpr(code), _) => shadow.s[usize::from(code) & 127] = !w.s[usize::from(code) & 127],
+        (Operand::None, _) => shadow.scc = !w.scc,
         (dst, _) => {
-            let Some(register) = effects::reg(dst).filter(|r| *r < SGPR) else { return };
+            let Some(register) = registers::reg(dst).filter(|r| *r < SGPR) else { return };
             for lane in (0..64).filter(|lane| lanes >> lane & 1 != 0) {
                 let value = w.lane(register, lane);
-                if twin.lane(register, lane) == value {
-                    twin.set_lane(register, lane, value ^ POISON);
+                if shadow.lane(register, lane) == value {
+                    shadow.set_lane(register, lane, value ^ POISON);
                 }
             }
         }
@@ -422,8 +408,8 @@ fn addressing(step: &Step<'_>) -> RegSet {
         _ => 0..2,
     };
     for i in operands {
-        if let Some(first) = effects::reg(inst.src[i]) {
-            set.insert(first, effects::source_width(inst, i));
+        if let Some(first) = registers::reg(inst.src[i]) {
+            set.insert(first, registers::source_width(inst, i));
         }
     }
     if step.effects.reads.contains(SGPR + M0 as u16) {
@@ -432,17 +418,19 @@ fn addressing(step: &Step<'_>) -> RegSet {
     set
 }
 
-/// Whether a register differs between a wave and its twin, in `lane` or in any active lane.
-fn differs(w: &Wave, twin: &Wave, register: u16, lane: Option<usize>) -> bool {
+/// Whether a register differs between a wave and its shadow wave, in `lane` or in any active lane.
+fn differs(w: &Wave, shadow: &Wave, register: u16, lane: Option<usize>) -> bool {
     match register {
         0..SGPR => match lane {
-            Some(lane) => w.lane(register, lane) != twin.lane(register, lane),
-            None => (0..64).any(|l| w.exec() >> l & 1 != 0 && w.lane(register, l) != twin.lane(register, l)),
+            Some(lane) => w.lane(register, lane) != shadow.lane(register, lane),
+            None => {
+                (0..64).any(|l| w.exec() >> l & 1 != 0 && w.lane(register, l) != shadow.lane(register, l))
+            }
         },
-        effects::SCC => w.scc != twin.scc,
+        registers::SCC => w.scc != shadow.scc,
         register => {
             let code = usize::from(register - SGPR) & 127;
-            w.s[code] != twin.s[code]
+            w.s[code] != shadow.s[code]
         }
     }
 }
@@ -452,7 +440,7 @@ fn is_memory(inst: &Inst) -> bool {
     matches!(inst.encoding, Smem | Ds | Flat | Global | Scratch | Mubuf | Mtbuf)
 }
 
-/// Whether the twin takes the wave's results instead of executing: everything that touches global memory, and the clock.
+/// Whether the shadow wave takes the results of the wave instead of executing: accesses to global memory, and the clock.
 fn takes_results(inst: &Inst, accesses: &[Part]) -> bool {
     match inst.encoding {
         Encoding::Smem | Encoding::Global | Encoding::Mubuf | Encoding::Mtbuf => true,
@@ -461,8 +449,8 @@ fn takes_results(inst: &Inst, accesses: &[Part]) -> bool {
     }
 }
 
-/// Gives the twin what the wave has loaded, other bits where nobody had written.
-fn copy_results(step: &Step<'_>, twin: &mut Wave, lds: &mut [u8]) {
+/// Copies to the shadow wave what the wave has loaded, other bits where memory was not written.
+fn copy_results(step: &Step<'_>, shadow: &mut Wave, lds: &mut [u8]) {
     let Step { w, e, inst, effects, accesses, .. } = *step;
     let exec = match inst.encoding {
         Encoding::Flat => accesses.iter().filter(|p| p.space == Space::Global).fold(0, |m, p| m | p.mask),
@@ -473,11 +461,13 @@ fn copy_results(step: &Step<'_>, twin: &mut Wave, lds: &mut [u8]) {
             0..SGPR => {
                 let from = *w.v(register);
                 for k in 0..4 {
-                    twin.set_chunk(register, k, Wave::exec_chunk(exec, k), from.0[k]);
+                    shadow.set_chunk(register, k, Wave::exec_chunk(exec, k), from.0[k]);
                 }
             }
-            effects::SCC => twin.scc = w.scc,
-            register => twin.s[usize::from(register - SGPR) & 127] = w.s[usize::from(register - SGPR) & 127],
+            registers::SCC => shadow.scc = w.scc,
+            register => {
+                shadow.s[usize::from(register - SGPR) & 127] = w.s[usize::from(register - SGPR) & 127]
+            }
         }
     }
     let dma = accesses.iter().find(|p| p.space == Space::Lds && p.register.is_none());
@@ -510,13 +500,13 @@ fn copy_results(step: &Step<'_>, twin: &mut Wave, lds: &mut [u8]) {
                 match (part.register, dma) {
                     (Some(register), _) if part.scalar => {
                         let code = usize::from(register - SGPR) + byte as usize / 4;
-                        twin.s[code & 127] ^= bits << (8 * (byte % 4));
+                        shadow.s[code & 127] ^= bits << (8 * (byte % 4));
                     }
                     (Some(register), _) => {
                         let register = register + (byte / 4) as u16;
                         let shift = 8 * (byte % 4) + if high && part.bytes < 4 { 16 } else { 0 };
-                        let value = twin.lane(register, lane) ^ bits << shift;
-                        twin.set_lane(register, lane, value);
+                        let value = shadow.lane(register, lane) ^ bits << shift;
+                        shadow.set_lane(register, lane, value);
                     }
                     (None, Some(to)) => {
                         if let Some(x) = lds.get_mut(to.address[lane] as usize + byte as usize) {

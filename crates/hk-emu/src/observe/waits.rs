@@ -16,58 +16,11 @@
 //! writes half of it. `buffer_inv` enters no counter. Sources: the CDNA3 ISA manual's chapter on dependencies, and
 //! when LLVM inserts waits for these targets.
 
-use super::effects::{self, Reg, RegSet, destination_width, reg, source_width};
-use super::{Check, Finding, Place, Step};
-use crate::isa::{Encoding, Inst, Op};
-
-/// How an instruction takes part in the counters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Kind {
-    #[default]
-    None,
-    /// Vector memory, in order.
-    Vector,
-    /// LDS, in order.
-    Lds,
-    /// Scalar memory and messages, in any order.
-    Scalar,
-    /// Either memory: in both counters, in any order.
-    Flat,
-    /// `s_waitcnt`.
-    Wait,
-}
-
-impl Kind {
-    pub fn of(inst: &Inst) -> Kind {
-        match inst.encoding {
-            Encoding::Smem => Kind::Scalar,
-            Encoding::Ds if inst.flags.gds => Kind::Scalar,
-            Encoding::Ds => Kind::Lds,
-            Encoding::Flat => Kind::Flat,
-            _ if inst.op == Op::BUFFER_INV => Kind::None,
-            Encoding::Global | Encoding::Scratch | Encoding::Mubuf | Encoding::Mtbuf => Kind::Vector,
-            _ => match inst.op {
-                Op::S_SENDMSG | Op::S_SENDMSGHALT => Kind::Scalar,
-                Op::S_WAITCNT => Kind::Wait,
-                _ => Kind::None,
-            },
-        }
-    }
-
-    fn ordered(self) -> bool {
-        matches!(self, Kind::Vector | Kind::Lds)
-    }
-
-    /// The counters that it is in, a bit each.
-    fn counters(self) -> u8 {
-        match self {
-            Kind::None | Kind::Wait => 0,
-            Kind::Vector => 1,
-            Kind::Lds | Kind::Scalar => 2,
-            Kind::Flat => 3,
-        }
-    }
-}
+use super::step::Step;
+use crate::checks::Check;
+use crate::effects::Kind;
+use crate::fault::{Finding, Place};
+use crate::registers::{self, Reg, RegSet, destination_width, reg, source_width};
 
 /// A counter: its bit, its name, its highest value.
 const COUNTERS: [(u8, &str, usize); 2] = [(1, "vmcnt", 63), (2, "lgkmcnt", 15)];
@@ -198,7 +151,7 @@ impl Queue {
             check: Check::Waits,
             what: format!(
                 "{} is {} while {} at {:#x} may still write it: needs {}",
-                effects::name(register),
+                registers::name(register),
                 if read { "read" } else { "overwritten" },
                 program.text(writer.index),
                 program.address(writer.index),

@@ -1,4 +1,4 @@
-//! A matrix product of two row-major matrices, the second one transposed, by the kernels of `kernels/gemm.hip`.
+//! A GEMM of two row-major matrices, the second one transposed, by the kernels of `kernels/gemm.hip`.
 
 use super::{Args, Random, Rig, hip};
 use hk_emu::{Counters, Fault, Machine, MachineOptions, Module};

@@ -1,13 +1,10 @@
 //! Whatever instructions a wave executes, with whatever operands: it ends, or its launch reports; nothing panics.
 
-use crate::generator::Generator;
+use crate::isa::generator::Generator;
 use hk_codeobj::{Arch, CodeObject};
 use hk_emu::isa::{ALL_OPS, Encoding, Fidelity, Op, decode};
 use hk_emu::{Dispatch, Fault, Machine, MachineOptions};
 use proptest::test_runner::{RngAlgorithm, TestRng};
-
-#[path = "../common/mod.rs"]
-mod common;
 
 /// Words of the part of the code that is replaced.
 const ROOM: usize = 16;
@@ -37,7 +34,7 @@ impl Sandbox {
             };
         }
         body += "  s_mov_b64 vcc, exec\n  s_movk_i32 m0, 0x40\n  .fill 16, 4, 0xBF800000\n";
-        let image = common::assemble(&common::Assembly {
+        let image = crate::common::assemble(&crate::common::Assembly {
             cpu: arch.name(),
             body: &body,
             directives: ".amdhsa_reserve_vcc 1",

@@ -1,6 +1,6 @@
 //! The decoder and disassembler against `llvm-objdump`: on every kernel of this workspace, and on any folder.
 
-use crate::llvm;
+use crate::isa::llvm;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
@@ -13,12 +13,14 @@ use rayon::prelude::*;
 /// Every HIP source of every crate, for both AMD targets.
 fn units() -> Vec<Unit> {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crates' directory");
-    let includes = [crates.join("hk-core/hip/include")];
+    let shared = crates.join("hk-core/hip/include");
     let mut units = vec![];
     for entry in std::fs::read_dir(crates).expect("the crates' directory") {
         let root = entry.expect("an entry").path();
         let package = root.file_name().expect("a name").to_string_lossy().into_owned();
         if package != "hk-core" && root.join("hip").is_dir() {
+            let includes: Vec<_> =
+                [shared.clone(), root.join("hip/include")].into_iter().filter(|dir| dir.is_dir()).collect();
             units.extend(package_units(&package, &root, "hip", &includes, &Arch::AMD).expect("sources"));
         }
     }

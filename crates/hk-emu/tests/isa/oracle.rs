@@ -1,7 +1,7 @@
 //! Decoder and disassembler against `llvm-mc`: generated instances of every opcode and form, and random words.
 
-use crate::generator::Generator;
-use crate::llvm;
+use crate::isa::generator::Generator;
+use crate::isa::llvm;
 use hk_codeobj::Arch;
 use hk_emu::isa::{ALL_OPS, Encoding, decode, display};
 use proptest::prelude::Rng;

@@ -1,7 +1,7 @@
 //! The opcode table `src/isa/table.rs` is what LLVM says: every opcode of every encoding is probed and the
-//! table rebuilt. `HK_BLESS=1 cargo test -p hk-emu --test isa table` writes it anew.
+//! table rebuilt. `HK_BLESS=1 cargo test -p hk-emu --test tests isa::table` rewrites it.
 
-use crate::llvm;
+use crate::isa::llvm;
 use std::fmt::Write;
 
 /// Register numbers of the probes, one per role, far enough apart for 32-register operands.

@@ -1,7 +1,7 @@
 //! Barriers that do not open for all, and waits without end.
 
-use super::common::{Args, Rig, hip, options};
 use super::{at_line, report, watched};
+use crate::common::{Args, Rig, hip, options};
 use hk_emu::{Check, Checks, Fault, Near};
 
 /// Two waves half a step apart: each computes while the other loads. The barriers of a step are at different

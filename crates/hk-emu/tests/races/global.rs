@@ -1,7 +1,7 @@
 //! Races on global memory: barriers within a workgroup, release and acquire between them.
 
-use super::common::{Args, Assembly, Rig, assemble, options};
 use super::{Report, at_line, report, watched};
+use crate::common::{Args, Assembly, Rig, assemble, options};
 use hk_emu::{Check, Fault, Near, Space};
 
 const ACQ_REL: &str = r#"

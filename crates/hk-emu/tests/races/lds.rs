@@ -1,7 +1,7 @@
 //! Races on LDS.
 
-use super::common::{Args, Assembly, Rig, assemble, gemm, options};
 use super::{Report, report, watched};
+use crate::common::{Args, Assembly, Rig, assemble, gemm, options};
 use hk_emu::{Check, Checks, Fault, Space};
 
 const REDUCTION: &str = r#"

@@ -1,7 +1,7 @@
 //! Races between launches and copies on different streams.
 
-use super::common::{Args, Rig};
 use super::watched;
+use crate::common::{Args, Rig};
 use hk_emu::{Access, Check, Dispatch, Fault, Machine, MemoryError, Near, StreamRace};
 
 const SOURCE: &str = "

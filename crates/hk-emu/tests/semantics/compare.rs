@@ -4,10 +4,10 @@ use std::cmp::Ordering;
 
 use hk_emu::isa::{ALL_OPS, Encoding, Op};
 
-use crate::exact::{DOUBLE, HALF, SINGLE};
-use crate::float::{class, waves_of};
-use crate::integer::waves32;
-use crate::vector::{Body, Lane, Model, Ty, check_all, model};
+use crate::semantics::exact::{DOUBLE, HALF, SINGLE};
+use crate::semantics::float::{class, waves_of};
+use crate::semantics::integer::waves32;
+use crate::semantics::vector::{Body, Lane, Model, Ty, check_all, model};
 
 fn order(l: &Lane, ty: Ty) -> Option<Ordering> {
     match ty.format() {

@@ -3,9 +3,9 @@
 use hk_emu::isa::Op;
 
 use crate::common::{Args, Random, Rig, hip, options};
-use crate::exact::{BFLOAT, DOUBLE, Exact, Format, HALF, Mode, Round, SINGLE, Value};
-use crate::float::{convert_nan, special_values, waves_of};
-use crate::vector::{Body, Lane, Model, Ty, bits, check_all, custom, model};
+use crate::semantics::exact::{BFLOAT, DOUBLE, Exact, Format, HALF, Mode, Round, SINGLE, Value};
+use crate::semantics::float::{convert_nan, special_values, waves_of};
+use crate::semantics::vector::{Body, Lane, Model, Ty, bits, check_all, custom, model};
 
 /// A float as an integer of a range, rounded in some direction; a NaN is zero.
 fn to_integer(f: Format, x: u64, add: &Exact, round: Round, (low, high): (i128, i128)) -> u128 {
@@ -489,7 +489,7 @@ KERNEL void doubles(const double *a, const double *b, double *q, double *r) {
                     _ => Value::Nan,
                 };
                 same(quotients[i], quotient.round(f, Round::Nearest), "quotient");
-                same(roots[i], crate::float::root(&f.value(*a)).round(f, Round::Nearest), "root");
+                same(roots[i], crate::semantics::float::root(&f.value(*a)).round(f, Round::Nearest), "root");
             }
         }
     }

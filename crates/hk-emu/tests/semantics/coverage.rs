@@ -3,9 +3,10 @@
 use std::collections::{BTreeSet, HashSet};
 use std::sync::OnceLock;
 
-use hk_emu::isa::{ALL_OPS, Op, executes};
+use hk_emu::executes;
+use hk_emu::isa::{ALL_OPS, Op};
 
-use crate::{compare, convert, float, formatted, integer, lanes, memory, scalar, scalar_memory};
+use crate::semantics::{compare, convert, float, formatted, integer, lanes, memory, scalar, scalar_memory};
 
 /// The instructions that the emulator executes on a target.
 pub fn executed(cpu: &str) -> &'static HashSet<Op> {

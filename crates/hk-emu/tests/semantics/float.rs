@@ -5,8 +5,8 @@ use std::cmp::Ordering;
 use hk_emu::isa::Op;
 
 use crate::common::Random;
-use crate::exact::{DOUBLE, Exact, Format, HALF, Mode, Round, SINGLE, Value, two_over_pi_segment};
-use crate::vector::{Body, Lane, Model, Ty, Wave, bits, check_all, custom, model, waves};
+use crate::semantics::exact::{DOUBLE, Exact, Format, HALF, Mode, Round, SINGLE, Value, two_over_pi_segment};
+use crate::semantics::vector::{Body, Lane, Model, Ty, Wave, bits, check_all, custom, model, waves};
 
 fn fma(a: &Value, b: &Value, c: &Value, r: Round) -> Value {
     a.times(b).plus(c, r)
@@ -321,8 +321,8 @@ pub fn singles() -> Vec<Model> {
         V_SQRT_F32 F32(F32) |l| special32(l, root);
         V_DOT2_F32_F16 F32(F16x2, F16x2, B32) |l| dot2(l, HALF, l.w(2));
         V_DOT2C_F32_F16 F32(F16x2, F16x2) |l| dot2(l, HALF, l.old as u64);
-        V_DOT2_F32_BF16 F32(Bf16x2, Bf16x2, B32) |l| dot2(l, crate::exact::BFLOAT, l.w(2));
-        V_DOT2C_F32_BF16 F32(Bf16x2, Bf16x2) |l| dot2(l, crate::exact::BFLOAT, l.old as u64);
+        V_DOT2_F32_BF16 F32(Bf16x2, Bf16x2, B32) |l| dot2(l, crate::semantics::exact::BFLOAT, l.w(2));
+        V_DOT2C_F32_BF16 F32(Bf16x2, Bf16x2) |l| dot2(l, crate::semantics::exact::BFLOAT, l.old as u64);
     };
     let near = |op, f: fn(&Lane) -> u128| Model { ulps: 1, ..model(op, Ty::F32, &[Ty::F32], Body::Bits(f)) };
     all.extend([
@@ -558,7 +558,7 @@ pub fn waves_of(f: Format, n: usize) -> Vec<Wave> {
     } else {
         special.extend([5, 100, 0xFFFF_FFFF, 0x7FFF_FFFF]);
     }
-    let pick: crate::vector::Pick = match f {
+    let pick: crate::semantics::vector::Pick = match f {
         HALF => pick_halves,
         SINGLE => |r, i| pick(SINGLE, r, i),
         _ => |r, i| pick(DOUBLE, r, i),

@@ -5,9 +5,9 @@ use std::collections::HashSet;
 use hk_emu::isa::{ALL_OPS, Encoding, Op};
 
 use crate::common::{Args, Assembly, Random, Rig, assemble, options};
-use crate::convert::convert;
-use crate::coverage::executed;
-use crate::exact::{Exact, Format, HALF, Round, SINGLE, USUAL, Value};
+use crate::semantics::convert::convert;
+use crate::semantics::coverage::executed;
+use crate::semantics::exact::{Exact, Format, HALF, Round, SINGLE, USUAL, Value};
 
 /// Number, name, and widths of the components, the lowest bits first.
 const DATA: [(u32, &str, &[u32]); 14] = [

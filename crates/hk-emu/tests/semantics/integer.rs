@@ -3,7 +3,7 @@
 use hk_emu::isa::Op;
 
 use crate::common::Random;
-use crate::vector::{Body, Lane, Model, Ty, Wave, bits, check_all, custom, ints, model, waves};
+use crate::semantics::vector::{Body, Lane, Model, Ty, Wave, bits, check_all, custom, ints, model, waves};
 
 fn byte(x: i128, i: u32) -> i128 {
     x >> (8 * i) & 0xFF

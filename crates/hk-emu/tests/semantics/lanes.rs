@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use hk_emu::isa::Op;
 
 use crate::common::{Args, Assembly, Random, Rig, assemble, options};
-use crate::coverage::executed;
+use crate::semantics::coverage::executed;
 
 type Register = [u32; 64];
 

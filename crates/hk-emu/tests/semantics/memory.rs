@@ -5,9 +5,9 @@ use std::collections::{HashMap, HashSet};
 use hk_emu::isa::{ALL_OPS, Encoding, Op};
 
 use crate::common::{Args, Assembly, Random, Rig, assemble, options};
-use crate::coverage::executed;
-use crate::exact::{BFLOAT, DOUBLE, Format, HALF, Mode, SINGLE};
-use crate::float::key;
+use crate::semantics::coverage::executed;
+use crate::semantics::exact::{BFLOAT, DOUBLE, Format, HALF, Mode, SINGLE};
+use crate::semantics::float::key;
 
 /// Bytes that the lanes of a wave share; private memory is 16 bytes of it for each lane.
 const REGION: usize = 1024;

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use hk_emu::isa::Op;
 
 use crate::common::{Args, Assembly, Random, Rig, assemble, options};
-use crate::coverage::executed;
+use crate::semantics::coverage::executed;
 
 /// What a model sees: sources as 64 bits, the old destination, SCC, EXEC, VCC.
 pub struct Scalar {

@@ -3,8 +3,8 @@
 use hk_emu::isa::{ALL_OPS, Encoding, Op};
 
 use crate::common::{Args, Assembly, Random, Rig, assemble, options};
-use crate::coverage::executed;
-use crate::memory::modify;
+use crate::semantics::coverage::executed;
+use crate::semantics::memory::modify;
 
 /// Bytes that one case works on.
 const REGION: usize = 256;

@@ -6,8 +6,8 @@ use hk_emu::Level;
 use hk_emu::isa::{Encoding, Op};
 
 use crate::common::{Args, Assembly, Random, Rig, assemble, options};
-use crate::coverage::executed;
-use crate::exact::{BFLOAT, DOUBLE, Format, HALF, Mode, Round, SINGLE, Value};
+use crate::semantics::coverage::executed;
+use crate::semantics::exact::{BFLOAT, DOUBLE, Format, HALF, Mode, Round, SINGLE, Value};
 
 /// The type of an operand: how many registers, where its sign is, how an integer is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,13 +173,13 @@ impl Model {
 /// `NAME dst(src, ...) |a, b, c| exact integer;`
 macro_rules! ints {
     ($($op:ident $dst:ident($($src:ident),*) |$a:pat_param, $b:pat_param, $c:pat_param| $e:expr;)*) => {
-        vec![$($crate::vector::model(Op::$op, Ty::$dst, &[$(Ty::$src),*], Body::Int(|[$a, $b, $c]: [i128; 3]| $e))),*]
+        vec![$($crate::semantics::vector::model(Op::$op, Ty::$dst, &[$(Ty::$src),*], Body::Int(|[$a, $b, $c]: [i128; 3]| $e))),*]
     };
 }
 /// `NAME dst(src, ...) |lane| bits;`
 macro_rules! bits {
     ($($op:ident $dst:ident($($src:ident),*) |$l:ident| $e:expr;)*) => {
-        vec![$($crate::vector::model(Op::$op, Ty::$dst, &[$(Ty::$src),*], Body::Bits(|$l| $e))),*]
+        vec![$($crate::semantics::vector::model(Op::$op, Ty::$dst, &[$(Ty::$src),*], Body::Bits(|$l| $e))),*]
     };
 }
 pub(crate) use {bits, ints};
@@ -1098,9 +1098,9 @@ pub fn check_all(models: &[Model], waves: &[Wave], at_least: usize) {
 /// The comparison notices models that are wrong in a few cases.
 #[test]
 fn wrong_models_are_noticed() {
-    use crate::exact::{Exact, USUAL};
-    use crate::float::waves_of;
-    let (singles, words) = (waves_of(SINGLE, 64), crate::integer::waves32(32));
+    use crate::semantics::exact::{Exact, USUAL};
+    use crate::semantics::float::waves_of;
+    let (singles, words) = (waves_of(SINGLE, 64), crate::semantics::integer::waves32(32));
     let f32s = |op, n: usize, f| model(op, F32, &[F32; 3][..n], Body::Bits(f));
     let wrong = [
         // A carry lost.
@@ -1120,7 +1120,7 @@ fn wrong_models_are_noticed() {
         // Zeros of unequal signs.
         (
             f32s(Op::V_MAX_F32, 2, |l| {
-                let x = crate::float::greatest(l, SINGLE, 2);
+                let x = crate::semantics::float::greatest(l, SINGLE, 2);
                 if SINGLE.is_zero(x as u64) { 0 } else { x }
             }),
             &singles,

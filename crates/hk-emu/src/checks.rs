@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::BitOr;
 use std::str::FromStr;
 
-/// A sanitizer: a kind of mistake that a watched launch reports.
+/// A sanitizer: a kind of mistake that an observed launch reports.
 ///
 /// Accesses that are out of bounds, late or misaligned are faults of every launch and need no check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]

@@ -1,17 +1,17 @@
-//! The narrow floating-point formats: what their codes mean, and rounding to them.
+//! The narrow floating-point formats: the values of their encodings, and rounding to them.
 
 use super::float::NAN32;
 
-/// What the codes at the top of a format's range mean.
+/// What the encodings at the top of a format's range mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Top {
     /// Infinity and NaNs, as in IEEE 754.
     Ieee,
     /// All ones is NaN (OCP e4m3).
     OneNan,
-    /// All codes are finite; negative zero is NaN (FNUZ).
+    /// All encodings are finite; negative zero is NaN (FNUZ).
     Fnuz,
-    /// All codes are finite (OCP 6-bit and 4-bit formats).
+    /// All encodings are finite (OCP 6-bit and 4-bit formats).
     Finite,
 }
 

@@ -5,9 +5,6 @@
 #![allow(clippy::precedence, clippy::needless_range_loop, clippy::redundant_pattern_matching)]
 #![allow(clippy::manual_is_multiple_of)]
 
-#[path = "../common/mod.rs"]
-mod common;
-
 mod compare;
 mod convert;
 mod coverage;

@@ -1,0 +1,5 @@
+//! The reader's tests.
+
+mod common;
+mod hostile;
+mod parse;

@@ -1,0 +1,7 @@
+//! The runtime's tests: its functions, its symbols, and programs that use it.
+#![cfg(target_os = "linux")]
+
+mod api;
+mod common;
+mod programs;
+mod symbols;

@@ -1,0 +1,19 @@
+//! The emulator's tests.
+
+mod clang;
+mod common;
+mod conversions;
+mod counts;
+mod coverage;
+mod faults;
+mod hostile;
+mod isa;
+mod kernels;
+mod matrix;
+mod memory;
+mod modules;
+mod pipeline;
+mod races;
+mod semantics;
+mod tickets;
+mod uninit;
