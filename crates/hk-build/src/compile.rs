@@ -3,19 +3,21 @@
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use hk_codeobj::{Arch, CodeObject};
+use serde::{Deserialize, Serialize};
 
+use crate::interface::Interface;
 use crate::manifest::{KernelEntry, ObjectEntry, Resources};
 use crate::source::{self, Unit};
 use crate::{Compiler, Error};
 
 /// Changes when the meaning of a cache entry does.
-const CACHE_FORMAT: &str = "hk-cache 1";
+const CACHE_FORMAT: &str = "hk-cache 2";
 
 /// Entries kept per source and target: enough to go back and forth between branches.
 const KEPT: usize = 16;
@@ -69,6 +71,10 @@ pub struct Built {
     pub bytes: Vec<u8>,
     /// Its kernels.
     pub kernels: Vec<KernelEntry>,
+    /// Its entry points and what they take.
+    pub interface: Interface,
+    /// The headers that it includes.
+    pub headers: Vec<PathBuf>,
     /// What the compiler warned of.
     pub warnings: String,
     /// The compiler did not have to run.
@@ -88,6 +94,30 @@ impl Built {
             kernels: self.kernels.clone(),
         }
     }
+}
+
+/// What a source includes, and what its kernels take.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Description {
+    /// The headers, in the order of inclusion.
+    pub headers: Vec<Header>,
+    /// Its entry points and their parameters.
+    pub interface: Interface,
+}
+
+/// A header that a source includes.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Header {
+    /// Its path; if it is relative, to the package.
+    pub path: PathBuf,
+    /// The hash of its content.
+    pub hash: String,
+}
+
+fn header_hash(unit: &Unit, path: &Path) -> Result<String, Error> {
+    let path = unit.root.join(path);
+    let content = fs::read(&path).map_err(Error::io(&path))?;
+    Ok(blake3::hash(&content).to_hex()[..32].into())
 }
 
 /// Compiles units with one compiler and one cache.
@@ -123,6 +153,25 @@ impl Builder {
         units: &[Unit],
         done: impl Fn(&Unit, &Result<Built, Error>) + Sync,
     ) -> Vec<Result<Built, Error>> {
+        self.parallel(units, |unit| {
+            let result = self.compile(unit);
+            done(unit, &result);
+            result
+        })
+    }
+
+    /// The interface of a package, whose `units` these are, from their descriptions: no code is generated.
+    ///
+    /// # Errors
+    /// The first error of a unit in their order, or [`Error::Interface`] if sources or targets contradict each other.
+    pub fn interface(&self, units: &[Unit]) -> Result<Interface, Error> {
+        let descriptions = self.parallel(units, |unit| self.describe(unit));
+        let descriptions = descriptions.into_iter().collect::<Result<Vec<Description>, Error>>()?;
+        Interface::of_package(units.iter().zip(descriptions.iter().map(|d| &d.interface)))
+    }
+
+    /// Calls `work` for each unit, on the builder's threads; the results have the order of the units.
+    fn parallel<T: Send>(&self, units: &[Unit], work: impl Fn(&Unit) -> T + Sync) -> Vec<T> {
         let next = AtomicUsize::new(0);
         let results = Mutex::new(Vec::with_capacity(units.len()));
         std::thread::scope(|scope| {
@@ -131,8 +180,7 @@ impl Builder {
                     while let Some((i, unit)) = Some(next.fetch_add(1, Ordering::Relaxed))
                         .and_then(|i| units.get(i).map(|unit| (i, unit)))
                     {
-                        let result = self.compile(unit);
-                        done(unit, &result);
+                        let result = work(unit);
                         results.lock().unwrap_or_else(|e| e.into_inner()).push((i, result));
                     }
                 });
@@ -146,11 +194,13 @@ impl Builder {
     /// Compiles one unit, or takes it from the cache, and checks what its kernels need.
     ///
     /// # Errors
-    /// [`Error::Compile`] with the compiler's words, [`Error::Resources`] with the kernel's name, [`Error::Object`],
-    /// [`Error::Io`].
+    /// [`Error::Compile`] with the compiler's messages, [`Error::Resources`] with the kernel's name, [`Error::Interface`] with the
+    /// struct's, [`Error::Object`], [`Error::Io`].
     pub fn compile(&self, unit: &Unit) -> Result<Built, Error> {
         let start = Instant::now();
-        let key = self.key(unit)?;
+        let Description { headers, interface } = self.describe(unit)?;
+        let files = headers.iter().map(|file| unit.root.join(&file.path)).collect();
+        let key = self.key(unit, &headers)?;
         let entry = self.cache.join(format!("{key}.{}", unit.object_name()));
         let log = entry.with_extension("log");
         // An entry that cannot be read back is made again.
@@ -176,11 +226,50 @@ impl Builder {
         if !violations.is_empty() {
             return Err(Error::Resources { file: unit.label(), arch: unit.arch, violations });
         }
-        Ok(Built { unit: unit.clone(), bytes, kernels, warnings, cached, elapsed: start.elapsed() })
+        let (unit, elapsed) = (unit.clone(), start.elapsed());
+        Ok(Built { unit, bytes, kernels, interface, headers: files, warnings, cached, elapsed })
     }
 
-    /// The hash of everything that the object depends on.
-    fn key(&self, unit: &Unit) -> Result<String, Error> {
+    /// What a source includes and what its kernels take: from the cache if no file that it included then has changed, or
+    /// else from the compiler, which reads the source without generating code.
+    ///
+    /// # Errors
+    /// [`Error::Compile`], [`Error::Interface`], [`Error::Io`].
+    pub fn describe(&self, unit: &Unit) -> Result<Description, Error> {
+        // Paths are part of the key: another checkout with the same cache has headers of its own.
+        let place = [&unit.root].into_iter().chain(&unit.includes).map(|dir| dir.display().to_string());
+        let key = format!("{}\n{}", self.key(unit, &[])?, place.collect::<Vec<_>>().join("\n"));
+        let key = &blake3::hash(key.as_bytes()).to_hex()[..32];
+        let entry = self.cache.join(format!("{key}.{}.json", unit.object_name()));
+        let cached: Option<Description> =
+            fs::read(&entry).ok().and_then(|text| serde_json::from_slice(&text).ok());
+        let unchanged =
+            |header: &Header| header_hash(unit, &header.path).is_ok_and(|hash| hash == header.hash);
+        if let Some(description) = cached.filter(|d| d.headers.iter().all(unchanged)) {
+            return Ok(description);
+        }
+        let dir = tempfile::tempdir().map_err(Error::io(Path::new("temporary directory")))?;
+        let list = dir.path().join("dependencies");
+        let mut command = self.command(unit);
+        command.args(["-w", "-fsyntax-only", "-DHK_DESCRIBE", "-Xclang", "-fdump-record-layouts-canonical"]);
+        command.args(["-Xclang", "-dependency-file", "-Xclang"]).arg(&list);
+        command.args(["-Xclang", "-MT", "-Xclang", "object"]);
+        let output = self.output(unit, command.arg(&unit.source))?;
+        let text = fs::read_to_string(&list).map_err(Error::io(&list))?;
+        let headers = source::dependencies(&text).into_iter().filter(|file| *file != unit.source);
+        let headers = headers
+            .map(|path| Ok(Header { hash: header_hash(unit, &path)?, path }))
+            .collect::<Result<Vec<Header>, Error>>()?;
+        let interface = Interface::parse(&unit.stem(), &String::from_utf8_lossy(&output.stdout))
+            .map_err(|text| Error::Interface(format!("{} for {}: {text}", unit.label(), unit.arch)))?;
+        let description = Description { headers, interface };
+        let json = serde_json::to_vec(&description).map_err(|e| Error::io(&entry)(e.into()))?;
+        self.store(&entry, &json)?;
+        Ok(description)
+    }
+
+    /// The hash of everything that an object depends on: compiler, flags, source, and these headers.
+    fn key(&self, unit: &Unit, headers: &[Header]) -> Result<String, Error> {
         let mut hasher = blake3::Hasher::new();
         let mut add = |bytes: &[u8]| {
             hasher.update(&(bytes.len() as u64).to_le_bytes());
@@ -197,17 +286,15 @@ impl Builder {
         }
         let source = unit.root.join(&unit.source);
         add(&fs::read(&source).map_err(Error::io(&source))?);
-        for (name, path) in source::headers(unit)? {
-            add(name.as_bytes());
-            add(&fs::read(&path).map_err(Error::io(&path))?);
+        for header in headers {
+            add(source::portable_file(unit, &header.path).as_bytes());
+            add(header.hash.as_bytes());
         }
         Ok(hasher.finalize().to_hex()[..32].into())
     }
 
-    /// Runs the compiler: the object and what it warned of.
-    fn run(&self, unit: &Unit) -> Result<(Vec<u8>, String), Error> {
-        let dir = tempfile::tempdir().map_err(Error::io(Path::new("temporary directory")))?;
-        let out = dir.path().join("object");
+    /// The compiler, with the flags of the target and the include directories.
+    fn command(&self, unit: &Unit) -> Command {
         let mut command = Command::new(&self.compiler.path);
         // Debug information names files by package: no path of this machine gets into the object.
         command.current_dir(&unit.root).args(compile_flags(unit.arch));
@@ -221,33 +308,47 @@ impl Builder {
             ));
             command.arg("-I").arg(include);
         }
-        let output =
-            command.arg(&unit.source).arg("-o").arg(&out).output().map_err(Error::io(&self.compiler.path))?;
-        let text = String::from_utf8_lossy(&output.stderr).trim_end().to_owned();
+        command
+    }
+
+    fn output(&self, unit: &Unit, command: &mut Command) -> Result<Output, Error> {
+        let output = command.output().map_err(Error::io(&self.compiler.path))?;
         if !output.status.success() {
-            return Err(Error::Compile { file: unit.label(), arch: unit.arch, output: text });
+            let output = String::from_utf8_lossy(&output.stderr).trim_end().to_owned();
+            return Err(Error::Compile { file: unit.label(), arch: unit.arch, output });
         }
-        Ok((fs::read(&out).map_err(Error::io(&out))?, text))
+        Ok(output)
+    }
+
+    /// Runs the compiler: the object and what it warned of.
+    fn run(&self, unit: &Unit) -> Result<(Vec<u8>, String), Error> {
+        let dir = tempfile::tempdir().map_err(Error::io(Path::new("temporary directory")))?;
+        let out = dir.path().join("object");
+        let output = self.output(unit, self.command(unit).arg(&unit.source).arg("-o").arg(&out))?;
+        let warnings = String::from_utf8_lossy(&output.stderr).trim_end().to_owned();
+        Ok((fs::read(&out).map_err(Error::io(&out))?, warnings))
     }
 
     /// Removes the oldest entries of a unit beyond [`KEPT`]. Whatever cannot be removed stays.
     fn prune(&self, unit: &Unit) {
-        let suffix = format!(".{}", unit.object_name());
-        let mut entries: Vec<_> = fs::read_dir(&self.cache)
-            .into_iter()
-            .flatten()
-            .flatten()
-            .filter(|e| e.file_name().to_string_lossy().ends_with(&suffix))
-            .filter_map(|e| Some((e.metadata().ok()?.modified().ok()?, e.path())))
-            .collect();
-        entries.sort();
-        for (_, path) in entries.iter().rev().skip(KEPT) {
-            let _ = fs::remove_file(path);
-            let _ = fs::remove_file(path.with_extension("log"));
+        for end in ["", ".json"] {
+            let suffix = format!(".{}{end}", unit.object_name());
+            let mut entries: Vec<_> = fs::read_dir(&self.cache)
+                .into_iter()
+                .flatten()
+                .flatten()
+                .filter(|e| e.file_name().to_string_lossy().ends_with(&suffix))
+                .filter_map(|e| Some((e.metadata().ok()?.modified().ok()?, e.path())))
+                .collect();
+            entries.sort();
+            for (_, path) in entries.iter().rev().skip(KEPT) {
+                let _ = fs::remove_file(path);
+                let _ = fs::remove_file(path.with_extension("log"));
+            }
         }
     }
 
-    /// Writes a cache entry so that nobody ever sees half of it.
+    /// Writes a cache entry atomically.
     fn store(&self, entry: &Path, bytes: &[u8]) -> Result<(), Error> {
         fs::create_dir_all(&self.cache).map_err(Error::io(&self.cache))?;
         let mut file = tempfile::NamedTempFile::new_in(&self.cache).map_err(Error::io(&self.cache))?;

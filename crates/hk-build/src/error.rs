@@ -11,7 +11,7 @@ pub enum Error {
     /// No usable compiler.
     #[error(transparent)]
     Compiler(#[from] SearchError),
-    /// `HK_TARGETS` or `--targets` names no target.
+    /// `HK_TARGETS` or `--targets` has a name that is no target.
     #[error("targets: {0}")]
     Target(#[from] UnknownArch),
     /// The list of targets is empty.
@@ -55,6 +55,9 @@ pub enum Error {
         /// One text for each kernel and resource.
         violations: Vec<String>,
     },
+    /// Parameters of kernels cannot be declared in Rust: padding, or two structs of one name.
+    #[error("{0}")]
+    Interface(String),
     /// Two sources would get the same Rust name.
     #[error("{0} and {1} both give the static {2}: rename one")]
     SameName(String, String, String),

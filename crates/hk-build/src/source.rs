@@ -84,32 +84,29 @@ pub fn parse_targets(list: &str) -> Result<Vec<Arch>, Error> {
     if targets.is_empty() { Err(Error::NoTargets) } else { Ok(targets) }
 }
 
-/// Every file that `unit` may include, with a name that does not depend on where the package lies: what is beside the
-/// source (other sources excepted) and below the include directories.
-pub(crate) fn headers(unit: &Unit) -> Result<Vec<(String, PathBuf)>, Error> {
-    let mut found = Vec::new();
-    if let Some(dir) = unit.source.parent() {
-        walk(&unit.root.join(dir), "source", &mut found)?;
-    }
-    for (i, dir) in unit.includes.iter().enumerate() {
-        walk(dir, &format!("include{i}"), &mut found)?;
-    }
-    found.retain(|(_, path)| path.extension().is_none_or(|e| e != "hip"));
-    found.sort();
-    Ok(found)
+/// A stem as a Rust name in lower case: `rms-norm` is `rms_norm`.
+pub(crate) fn identifier(stem: &str) -> String {
+    let lower = stem.to_lowercase();
+    let name: String = lower.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+    if name.starts_with(|c: char| c.is_ascii_digit()) { format!("_{name}") } else { name }
 }
 
-fn walk(dir: &Path, name: &str, found: &mut Vec<(String, PathBuf)>) -> Result<(), Error> {
-    for entry in fs::read_dir(dir).map_err(Error::io(dir))? {
-        let path = entry.map_err(Error::io(dir))?.path();
-        let name = format!("{name}/{}", path.file_name().unwrap_or_default().to_string_lossy());
-        if path.is_dir() {
-            walk(&path, &name, found)?;
-        } else {
-            found.push((name, path));
+/// The files of a dependency list as make has it (`target: source header \\ ..`), without the target.
+pub(crate) fn dependencies(list: &str) -> Vec<PathBuf> {
+    let files = list.split_once(':').map_or("", |(_, files)| files).replace("\\\n", " ");
+    // A blank in a name has a backslash.
+    let files = files.replace("\\ ", "\0");
+    files.split_whitespace().map(|file| file.replace('\0', " ").into()).collect()
+}
+
+/// A name of a file that `unit` includes that does not depend on where the package lies.
+pub(crate) fn portable_file(unit: &Unit, file: &Path) -> String {
+    for (i, dir) in unit.includes.iter().enumerate() {
+        if let Ok(rest) = file.strip_prefix(dir) {
+            return format!("include{i}/{}", rest.display());
         }
     }
-    Ok(())
+    file.strip_prefix(&unit.root).unwrap_or(file).display().to_string()
 }
 
 /// How an include directory is called in debug information: the package that it belongs to, and the rest of its path.
@@ -127,6 +124,13 @@ pub(crate) fn portable_name(dir: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn dependency_lists_are_read() {
+        let list = "o: hip/a.hip hip/b.h \\\n  /with\\ blank/c.h \\\n d.h\n";
+        let files = dependencies(list);
+        assert_eq!(files, ["hip/a.hip", "hip/b.h", "/with blank/c.h", "d.h"].map(PathBuf::from));
+    }
 
     #[test]
     fn targets_are_listed_once_in_order() {

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use hk_build::{Arch, Builder, Compiler, Embed, Error, ObjectEntry, Search, package_units};
+use hk_build::{Arch, Builder, Compiler, Embed, Error, Interface, ObjectEntry, Search, package_units};
 use tempfile::TempDir;
 
 const GOOD: &str = r#"
@@ -103,6 +103,7 @@ impl Package {
             cache: self.path("cache"),
             includes: vec![self.path("core/hip/include")],
             targets: targets.into(),
+            embed: true,
             search: Search::from_env(),
             threads: 2,
         }
@@ -115,7 +116,9 @@ impl Package {
         let (log, real) = (self.path("runs"), real.display().to_string());
         let script = format!(
             "#!/bin/sh\nfor a; do case \"$a\" in\n--version) printf '{version_prefix}'; exec {real} --version;;\n\
-             -print-prog-name=*) exec {real} \"$a\";;\nesac; done\necho run >> {}\nexec {real} \"$@\"\n",
+             -print-prog-name=*) exec {real} \"$a\";;\nesac; done\n\
+             kind=object; for a; do case \"$a\" in -fsyntax-only) kind=description;; esac; done\n\
+             echo $kind >> {}\nexec {real} \"$@\"\n",
             log.display()
         );
         fs::write(&path, script).unwrap();
@@ -123,8 +126,10 @@ impl Package {
         path
     }
 
-    fn runs(&self) -> usize {
-        fs::read_to_string(self.path("runs")).map_or(0, |log| log.lines().count())
+    /// Objects that it has made, and descriptions.
+    fn runs(&self) -> [usize; 2] {
+        let log = fs::read_to_string(self.path("runs")).unwrap_or_default();
+        ["object", "description"].map(|kind| log.lines().filter(|line| *line == kind).count())
     }
 }
 
@@ -162,42 +167,165 @@ fn objects_are_embedded_for_every_target() {
     for directive in ["rerun-if-env-changed=HK_CLANG", "rerun-if-env-changed=HK_TARGETS"] {
         assert!(embedded.directives.iter().any(|d| d == directive));
     }
-    for watched in ["pkg/hip", "core/hip/include"] {
+    for watched in ["pkg/hip", "pkg/hip/beside.h", "core/hip/include/lib/scale.h"] {
         let directive = format!("rerun-if-changed={}", package.path(watched).display());
         assert!(embedded.directives.contains(&directive), "{directive}");
     }
     compiles_as_rust(&package, "kernels::GOOD.1.len() == 3");
 }
 
-/// Compiles and runs `kernels.rs` against a stand-in of hk-core with the same constructors.
+/// Compiles and runs `kernels.rs` against stand-ins of hk-core and bytemuck.
 fn compiles_as_rust(package: &Package, condition: &str) {
+    let status = rustc(package, condition);
+    assert!(status.0, "{}", status.1);
+    assert!(Command::new(package.path("main")).status().unwrap().success());
+}
+
+/// Whether it compiles, and what the compiler says.
+fn rustc(package: &Package, condition: &str) -> (bool, String) {
+    package.write("bytemuck.rs", "pub unsafe trait Zeroable {} pub unsafe trait Pod {}");
+    package.write(
+        "hk_core.rs",
+        r#"
+#[derive(Debug, PartialEq)]
+pub enum Arch { Gfx942, Gfx950, Sm90 }
+pub struct CodeObjects(pub &'static str, pub &'static [(Arch, &'static [u8])], pub &'static str);
+impl CodeObjects {
+    pub const fn embedded(n: &'static str, o: &'static [(Arch, &'static [u8])]) -> Self { Self(n, o, "") }
+    pub const fn missing(n: &'static str, why: &'static str) -> Self { Self(n, &[], why) }
+}
+pub struct KernelRef<P>(pub &'static CodeObjects, pub &'static str, std::marker::PhantomData<P>);
+impl<P> KernelRef<P> {
+    pub const fn find(sources: &[(&'static CodeObjects, &[&str])], name: &'static str) -> Self {
+        let mut i = 0;
+        while i < sources.len() {
+            let mut j = 0;
+            while j < sources[i].1.len() {
+                if sources[i].1[j].len() == name.len() { return Self(sources[i].0, name, std::marker::PhantomData); }
+                j += 1;
+            }
+            i += 1;
+        }
+        panic!("no such entry point")
+    }
+}
+"#,
+    );
     package.write(
         "main.rs",
         &format!(
-            r#"
-mod hk_core {{
-    #[derive(Debug, PartialEq)]
-    pub enum Arch {{ Gfx942, Gfx950, Sm90 }}
-    pub struct CodeObjects(pub &'static str, pub &'static [(Arch, &'static [u8])], pub &'static str);
-    impl CodeObjects {{
-        pub const fn embedded(n: &'static str, o: &'static [(Arch, &'static [u8])]) -> Self {{ Self(n, o, "") }}
-        pub const fn missing(n: &'static str, why: &'static str) -> Self {{ Self(n, &[], why) }}
-    }}
-}}
-mod kernels {{ use super::hk_core; include!(concat!(env!("OUT_DIR"), "/kernels.rs")); }}
-fn main() {{ assert!({condition}) }}
-"#
+            "mod kernels {{ include!(concat!(env!(\"OUT_DIR\"), \"/kernels.rs\")); }}\nfn main() {{ assert!({condition}) }}"
         ),
     );
-    let exe = package.path("main");
     let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".into());
-    let status = Command::new(rustc)
-        .args(["--edition=2024", "-Awarnings", "-o"])
-        .args([&exe, &package.path("main.rs")])
-        .env("OUT_DIR", package.path("out"))
-        .status();
-    assert!(status.unwrap().success());
-    assert!(Command::new(exe).status().unwrap().success());
+    let mut text = String::new();
+    for (source, kind) in [("bytemuck.rs", "lib"), ("hk_core.rs", "lib"), ("main.rs", "bin")] {
+        let mut command = Command::new(&rustc);
+        command
+            .current_dir(package.path(""))
+            .args(["--edition=2024", "-Awarnings", "--crate-type", kind])
+            .arg(source);
+        if kind == "bin" {
+            command.args(["-L", ".", "--extern", "hk_core", "--extern", "bytemuck"]);
+        }
+        let output = command.env("OUT_DIR", package.path("out")).output().unwrap();
+        text += &String::from_utf8_lossy(&output.stderr);
+        if !output.status.success() {
+            return (false, text);
+        }
+    }
+    (true, text)
+}
+
+/// What `HK_ENTRY` of `hk/entry.h` is to the compiler, in short.
+const TYPED: &str = r#"
+#if defined(HK_DESCRIBE)
+#define HK_ENTRY(name, body) struct hk_entry_##name { Params params; }; static_assert(sizeof(hk_entry_##name) > 0);
+#else
+#define HK_ENTRY(name, body) extern "C" __attribute__((global)) void name(Params p) { body }
+#endif
+namespace lib { struct Scalars { float scale; unsigned n; }; }
+namespace { struct Params { const float *x; float *y; lib::Scalars scalars[2]; }; }
+HK_ENTRY(typed_a, p.y[0] = p.x[0] * p.scalars[0].scale;)
+HK_ENTRY(typed_two, p.y[0] = p.x[1] * p.scalars[1].scale;)
+"#;
+
+#[test]
+fn entry_points_and_parameters_are_typed() {
+    let package = Package::new(&[("typed.hip", TYPED)]);
+    package.embed(&Arch::ALL).run().unwrap();
+    let params =
+        "kernels::typed::Params { x: 1, y: 2, scalars: [kernels::lib::Scalars { scale: 0.5, n: 3 }; 2] }";
+    let kernel = "const { kernels::typed::Params::kernel(\"typed_two\") }";
+    let condition =
+        format!("{kernel}.1 == \"typed_two\" && {kernel}.0.0 == \"typed\" && {params}.scalars[1].n == 3");
+    compiles_as_rust(&package, &condition);
+    // A wrong name or field is an error of the Rust compiler.
+    let wrong = rustc(&package, &condition.replace("typed_two", "typed_three"));
+    assert!(!wrong.0 && wrong.1.contains("no such entry point"), "{}", wrong.1);
+    let wrong = rustc(&package, &condition.replace("scale:", "factor:"));
+    assert!(!wrong.0 && wrong.1.contains("factor"), "{}", wrong.1);
+
+    // Without a compiler the committed interface stands in.
+    let interface = interface(&package, &Arch::ALL).unwrap();
+    interface.write(&package.path("pkg/hip")).unwrap();
+    assert_eq!(Interface::read(&package.path("pkg/hip")).unwrap(), interface);
+    let mut embed = package.embed(&Arch::AMD);
+    embed.search = Search::default();
+    assert!(embed.run().unwrap().objects.is_empty());
+    compiles_as_rust(&package, &condition);
+}
+
+/// From descriptions, without an object.
+fn interface(package: &Package, targets: &[Arch]) -> Result<Interface, Error> {
+    let includes = [package.path("core/hip/include")];
+    let units = package_units("pkg", &package.path("pkg"), "hip", &includes, targets)?;
+    Builder::new(compiler(), package.path("cache")).interface(&units)
+}
+
+#[test]
+fn an_interface_is_described_without_objects() {
+    let package = Package::new(&[("typed.hip", TYPED)]);
+    let typed = interface(&package, &Arch::AMD).unwrap();
+    assert_eq!(typed.entries["typed"].keys().collect::<Vec<_>>(), ["typed_a", "typed_two"]);
+    let names = fs::read_dir(package.path("cache")).unwrap().map(|e| e.unwrap().path());
+    assert!(names.into_iter().all(|path| path.extension().is_some_and(|e| e == "json")));
+
+    // What differs is named: fields in another order, an entry point of another name.
+    package
+        .write("pkg/hip/typed.hip", &TYPED.replace("float scale; unsigned n;", "unsigned n; float scale;"));
+    assert_eq!(interface(&package, &Arch::AMD).unwrap().differences(&typed), ["lib::Scalars"]);
+    package.write("pkg/hip/typed.hip", &TYPED.replace("typed_two", "typed_b"));
+    assert_eq!(interface(&package, &Arch::AMD).unwrap().differences(&typed), ["typed_b", "typed_two"]);
+    assert!(typed.differences(&typed).is_empty());
+
+    let one_target = TYPED.replace("HK_ENTRY(typed_two", "#if defined(__gfx942__)\nHK_ENTRY(typed_two");
+    package.write("pkg/hip/typed.hip", &(one_target + "#endif\n"));
+    let error = interface(&package, &Arch::AMD).unwrap_err().to_string();
+    assert_eq!(error, "pkg/hip/typed.hip: entry points or their parameters differ between gfx942 and gfx950");
+}
+
+#[test]
+fn padding_in_parameters_is_refused() {
+    let source = TYPED.replace("unsigned n;", "unsigned char n;");
+    let error = error_of(&source, Arch::Gfx942).to_string();
+    assert_eq!(error, "pkg/hip/bad.hip for gfx942: lib::Scalars: padding at its end: add a field of 3 bytes");
+}
+
+#[test]
+fn without_embedding_nothing_is_compiled() {
+    let package = Package::new(&[("broken.hip", "?"), ("two-words.hip", GOOD)]);
+    let mut embed = package.embed(&Arch::AMD);
+    embed.embed = false;
+    let embedded = embed.run().unwrap();
+    assert!(embedded.objects.is_empty() && !package.path("cache").exists());
+    assert!(embedded.directives.contains(&"rerun-if-env-changed=HK_EMBED".into()));
+    assert!(embedded.directives.iter().all(|d| !d.starts_with("warning=")));
+    let source = fs::read_to_string(package.path("out/kernels.rs")).unwrap();
+    let lines = ["external(\"PACKAGE\", \"broken\")", "external(\"PACKAGE\", \"two-words\")"];
+    for line in lines.map(|line| line.replace("PACKAGE", &embed.package)) {
+        assert!(source.contains(&line), "`{line}`: {source}");
+    }
 }
 
 #[test]
@@ -234,40 +362,54 @@ fn a_cache_hit_does_not_run_the_compiler() {
     let run = || embed.run().unwrap().objects;
 
     let first = run();
-    assert_eq!((package.runs(), first.iter().filter(|o| o.cached).count()), (2, 0));
+    assert_eq!((package.runs(), first.iter().filter(|o| o.cached).count()), ([2, 2], 0));
     let second = run();
-    assert_eq!((package.runs(), second.iter().filter(|o| o.cached).count()), (2, 2));
+    assert_eq!((package.runs(), second.iter().filter(|o| o.cached).count()), ([2, 2], 2));
     assert_eq!(first[0].bytes, second[0].bytes);
 
     // Anything that the object depends on misses: source, header beside it, library header, compiler version.
     package.write("pkg/hip/good.hip", &GOOD.replace("* s", "* s "));
     package.write("pkg/hip/good.hip", &format!("{GOOD}\n"));
     run();
-    assert_eq!(package.runs(), 4);
+    assert_eq!(package.runs(), [4, 4]);
     package.write("pkg/hip/beside.h", &format!("{BESIDE}\n"));
     run();
-    assert_eq!(package.runs(), 6);
+    assert_eq!(package.runs(), [6, 6]);
     package.write("core/hip/include/lib/scale.h", &format!("{SCALE}\n"));
     run();
-    assert_eq!(package.runs(), 8);
+    assert_eq!(package.runs(), [8, 8]);
+    // A header that it does not include is nothing to it, where it lies.
     package.write("core/hip/include/lib/new.h", "");
+    package.write("pkg/hip/other.h", "");
     run();
-    assert_eq!(package.runs(), 10);
+    assert_eq!(package.runs(), [8, 8]);
     package.counting_compiler("another ");
     run();
-    assert_eq!(package.runs(), 12);
+    assert_eq!(package.runs(), [10, 10]);
     run();
-    assert_eq!(package.runs(), 12);
+    assert_eq!(package.runs(), [10, 10]);
 
     // A damaged entry is made again.
     for entry in fs::read_dir(package.path("cache")).unwrap() {
         fs::write(entry.unwrap().path(), "damaged").unwrap();
     }
     let again = run();
-    assert_eq!(package.runs(), 14);
+    assert_eq!(package.runs(), [12, 12]);
     assert!(again.iter().all(|o| !o.cached));
     run();
-    assert_eq!(package.runs(), 14);
+    assert_eq!(package.runs(), [12, 12]);
+}
+
+#[test]
+fn two_checkouts_with_one_cache_have_headers_of_their_own() {
+    let (a, b) = (Package::new(&[("good.hip", GOOD)]), Package::new(&[("good.hip", GOOD)]));
+    b.write("core/hip/include/lib/scale.h", &SCALE.replace("return x * s;", "return x + s;"));
+    let build = |package: &Package| {
+        let embed = Embed { cache: a.path("cache"), ..package.embed(&[Arch::Gfx942]) };
+        embed.run().unwrap().objects.remove(0)
+    };
+    assert_ne!(build(&a).bytes, build(&b).bytes);
+    assert!(build(&a).cached && build(&b).cached);
 }
 
 #[test]
@@ -278,7 +420,11 @@ fn the_cache_keeps_the_newest_entries_only() {
         package.write("pkg/hip/good.hip", &format!("{GOOD}// {i}"));
         assert!(!embed.run().unwrap().objects[0].cached);
     }
-    assert_eq!(fs::read_dir(package.path("cache")).unwrap().count(), 16);
+    let entries = fs::read_dir(package.path("cache")).unwrap();
+    let names: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    for end in [".co", ".co.json"] {
+        assert_eq!(names.iter().filter(|name| name.ends_with(end)).count(), 16, "{end}");
+    }
     assert!(embed.run().unwrap().objects[0].cached);
 }
 
@@ -330,7 +476,7 @@ fn scratch_and_spills_fail_with_the_kernels_name() {
         assert!(text.contains(&format!("for {arch}: kernel `uses_stack` uses ")), "{text}");
         assert!(text.contains("bytes of scratch memory per lane"), "{text}");
         let text = error_of(SPILL, arch).to_string();
-        assert!(text.contains("kernel `spills` spills ") && text.contains("scratch memory"), "{text}");
+        assert!(text.contains("kernel `spills` uses ") && text.contains(" vector and "), "{text}");
     }
     // A failure is not forgotten by the cache.
     let package = Package::new(&[("bad.hip", SCRATCH)]);
@@ -366,7 +512,7 @@ fn hipcc_takes_the_same_flags() {
     let found = embed.search.find().unwrap();
     assert_eq!((found.kind, &found.path), (hk_build::CompilerKind::Hipcc, &hipcc));
     assert_eq!(embed.run().unwrap().objects.len(), 2);
-    assert_eq!(package.runs(), 2);
+    assert_eq!(package.runs(), [2, 2]);
 }
 
 #[test]
