@@ -1,8 +1,12 @@
 //! Device memory.
 
+use crate::device::Device;
 use crate::driver::Dependency;
+use crate::dtype::Element;
+use crate::error::{Error, Result};
+use crate::layout::Layout;
+use crate::stream::Stream;
 use crate::tensor::{TensorView, TensorViewMut};
-use crate::{Device, Element, Error, Layout, Result, Stream};
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Mutex, PoisonError};
@@ -10,8 +14,8 @@ use std::sync::{Mutex, PoisonError};
 /// An array of `T` on a device.
 ///
 /// Made by [`Stream::upload`], [`Stream::alloc_zeroed`] and [`Stream::alloc_uninit`]; that stream is its home.
-/// Other streams of the device can use it as well. Their first use waits, on the device, for what is queued on the
-/// home stream by then; from there on the order between streams is the caller's, with [`Stream::wait`].
+/// Other streams of the device can use it as well. Their first use waits, on the device, for the work queued on the home
+/// stream by then; later ordering between streams is the caller's, with [`Stream::wait`].
 ///
 /// Dropping a buffer never blocks and is safe at any time: its memory is released in stream order, after
 /// everything that was queued with it on any stream.
@@ -126,7 +130,7 @@ impl Storage {
         self.bytes
     }
 
-    /// To be called before work that uses the memory is queued on `stream`.
+    /// Called before work that uses the memory is queued on `stream`.
     pub fn used_on(&self, op: &'static str, arg: &'static str, stream: &Stream) -> Result<()> {
         if *stream == self.home {
             return Ok(());
@@ -139,7 +143,7 @@ impl Storage {
         }
         let mut visitors = self.visitors.lock().unwrap_or_else(PoisonError::into_inner);
         if !visitors.contains(stream) {
-            // The memory exists for work behind its allocation only.
+            // The memory exists for work queued after its allocation.
             let event = self.home.driver().record(self.home.handle())?;
             stream.driver().wait(stream.handle(), &event, Dependency::Data)?;
             visitors.push(stream.clone());
@@ -157,7 +161,7 @@ impl Drop for Storage {
     }
 }
 
-/// Memory that queued work may still use, but nothing else will.
+/// Memory that is dropped but may still be used by queued work.
 pub struct Unused {
     home: Stream,
     addr: u64,
@@ -176,7 +180,7 @@ impl Unused {
             let ordered = driver
                 .record(visitor.handle())
                 .and_then(|event| driver.wait(home, &event, Dependency::Lifetime));
-            // Without an event only waiting here is safe, and without that the memory is better lost than reused.
+            // Without an event, wait here; if that fails too, leak the memory rather than reuse it.
             if ordered.is_err() && driver.synchronize(visitor.handle()).is_err() {
                 return;
             }

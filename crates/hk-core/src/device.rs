@@ -1,12 +1,17 @@
 //! Devices and how they are found.
 
 use crate::driver::Driver;
-use crate::module::Loaded;
-use crate::{Arch, Element, Error, HostBuffer, Kernel, Result, Stream, drivers};
+use crate::drivers;
+use crate::dtype::Element;
+use crate::error::{Error, Result};
+use crate::host::HostBuffer;
+use crate::module::{LoadedKernel, Modules};
+use crate::stream::Stream;
+use hk_codeobj::Arch;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 /// A GPU, or the emulator of one. Cheap to clone.
 ///
@@ -44,8 +49,7 @@ struct Inner {
     /// Never given twice, unlike an address.
     id: u64,
     driver: Box<dyn Driver>,
-    /// Modules by the address of their `CodeObjects`, kernels by symbol.
-    modules: RwLock<HashMap<usize, Loaded>>,
+    modules: Modules,
 }
 
 /// What a device is and what it has.
@@ -75,22 +79,20 @@ pub struct DeviceInfo {
 }
 
 impl DeviceInfo {
-    /// Blocks of a kernel whose blocks go on to further tasks, at most. `waves_per_cu`: waves of 64 lanes that a CU needs to keep
-    /// its memory busy.
+    /// The largest grid of persistent blocks. `waves_per_cu`: waves of 64 lanes per CU that saturate memory.
     ///
-    /// On AMD GPUs those waves: more only cost their launch. An SM of an NVIDIA GPU does better with blocks that come and go
-    /// than with blocks that stay, so there it is eight times as many.
-    pub fn most_blocks(&self, threads: usize, waves_per_cu: usize) -> usize {
+    /// On AMD GPUs just those waves: more cost only their launch. NVIDIA GPUs do better with many short blocks, so there it is eight
+    /// times as many.
+    pub fn max_blocks(&self, threads: usize, waves_per_cu: usize) -> usize {
         let rounds = if self.arch.is_amd() { 1 } else { 8 };
         (rounds * self.compute_units as usize * waves_per_cu).div_ceil(threads.div_ceil(64)).max(1)
     }
 
-    /// Blocks for so many tasks, where beginning one costs a block nothing that another could use: on AMD GPUs as
-    /// [`most_blocks`](Self::most_blocks), each with as many tasks as the next, as far as that goes; on NVIDIA GPUs one for
-    /// each task, which kernels there rely on (`hk::kBlocksStay`).
+    /// Blocks for a number of independent tasks: on AMD GPUs at most [`max_blocks`](Self::max_blocks), with tasks evenly distributed;
+    /// on NVIDIA GPUs one per task, which kernels rely on there (`hk::kPersistentBlocks`).
     pub fn blocks_for(&self, tasks: usize, threads: usize, waves_per_cu: usize) -> usize {
         let tasks = tasks.max(1);
-        let most = if self.arch.is_amd() { self.most_blocks(threads, waves_per_cu) } else { tasks };
+        let most = if self.arch.is_amd() { self.max_blocks(threads, waves_per_cu) } else { tasks };
         tasks.div_ceil(tasks.div_ceil(most))
     }
 }
@@ -114,7 +116,7 @@ impl Device {
         let driver = drivers::open(spec)?;
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        let inner = Arc::new(Inner { id, driver, modules: RwLock::default() });
+        let inner = Arc::new(Inner { id, driver, modules: Modules::default() });
         open.insert(spec.to_owned(), Arc::downgrade(&inner));
         Ok(Self(inner))
     }
@@ -177,9 +179,8 @@ impl Device {
     }
 
     /// The kernels that were asked for on this device since it was opened, by name: what an operator really runs.
-    pub fn loaded_kernels(&self) -> Vec<Arc<Kernel>> {
-        let modules = self.modules().read().unwrap_or_else(PoisonError::into_inner);
-        let mut kernels: Vec<_> = modules.values().flat_map(Loaded::kernels).cloned().collect();
+    pub fn loaded_kernels(&self) -> Vec<Arc<LoadedKernel>> {
+        let mut kernels = self.modules().kernels();
         kernels.sort_by(|a, b| a.name().cmp(b.name()));
         kernels
     }
@@ -188,7 +189,7 @@ impl Device {
         &*self.0.driver
     }
 
-    pub(crate) fn modules(&self) -> &RwLock<HashMap<usize, Loaded>> {
+    pub(crate) fn modules(&self) -> &Modules {
         &self.0.modules
     }
 

@@ -1,6 +1,8 @@
 //! What a device driver provides, modelled on the HIP module API.
 
-use crate::{DeviceInfo, KernelInfo, Result};
+use crate::device::DeviceInfo;
+use crate::error::Result;
+use hk_codeobj::Kernel as KernelInfo;
 use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;

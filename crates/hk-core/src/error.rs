@@ -1,6 +1,7 @@
 //! The one error type of the library.
 
-use crate::{DType, Layout};
+use crate::dtype::DType;
+use crate::layout::Layout;
 use std::fmt::{Debug, Display};
 
 /// `Result` with the library's [`Error`].
@@ -239,6 +240,30 @@ impl Error {
     /// A [`Error::Unsupported`].
     pub fn unsupported(op: &'static str, what: impl Display, reason: impl Display) -> Self {
         Self::Unsupported { op, what: what.to_string(), reason: reason.to_string() }
+    }
+
+    /// The same error, of the argument `arg` of `op`: for an error of a [`Layout`] that an operator made from a scalar or a shape of
+    /// its own.
+    ///
+    /// ```
+    /// # use hk_core::{Error, Layout};
+    /// let e = Layout::contiguous([2, usize::MAX / 2]).unwrap_err().of_argument("topk", "k");
+    /// assert!(e.to_string().starts_with("topk: k: shape [2, 9223372036854775807]"));
+    /// ```
+    #[must_use]
+    pub fn of_argument(mut self, op: &'static str, arg: &'static str) -> Self {
+        match &mut self {
+            Self::Shape { op: o, arg: a, .. }
+            | Self::Empty { op: o, arg: a, .. }
+            | Self::DType { op: o, arg: a, .. }
+            | Self::Stride { op: o, arg: a, .. }
+            | Self::Align { op: o, arg: a, .. }
+            | Self::Argument { op: o, arg: a, .. }
+            | Self::DeviceMismatch { op: o, arg: a, .. }
+            | Self::TooLarge { op: o, arg: a, .. } => (*o, *a) = (op, arg),
+            _ => {}
+        }
+        self
     }
 
     /// A [`Error::TooLarge`].

@@ -1,7 +1,8 @@
 //! Points in a stream's work.
 
+use crate::device::Device;
 use crate::driver::Handle;
-use crate::{Device, Result};
+use crate::error::Result;
 use std::time::Duration;
 
 /// A point in the work of a [`Stream`](crate::Stream), made by [`Stream::record`](crate::Stream::record).

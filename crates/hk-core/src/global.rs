@@ -1,6 +1,7 @@
 //! The tensor descriptor that kernels receive.
 
-use crate::{Error, Layout, Result};
+use crate::error::{Error, Result};
+use crate::layout::Layout;
 use bytemuck::{Pod, Zeroable};
 
 /// A tensor as the device sees it, up to four axes (batch, depth, rows, cols): the Rust side of `hk::Global` in
@@ -16,8 +17,7 @@ pub struct GlobalLayout {
     strides: [i64; 4],
 }
 
-// What the device headers assert of `hk::Global`.
-const _: () = assert!(size_of::<GlobalLayout>() == 56);
+crate::params::declared!(GlobalLayout { data, shape, strides });
 
 impl GlobalLayout {
     /// An optional tensor that is not there: `data` is null, every length 0.

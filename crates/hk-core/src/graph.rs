@@ -1,7 +1,9 @@
 //! Work that is noted once and queued many times.
 
+use crate::device::Device;
 use crate::driver::Handle;
-use crate::{Device, Result, Stream};
+use crate::error::Result;
+use crate::stream::Stream;
 
 /// Launches, copies on the device and fills, noted by [`Stream::capture`] and queued again by one call.
 ///

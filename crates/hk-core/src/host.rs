@@ -1,6 +1,9 @@
 //! Host memory that devices copy from and to on their own.
 
-use crate::{Device, Element, Error, Event, Result};
+use crate::device::Device;
+use crate::dtype::Element;
+use crate::error::{Error, Result};
+use crate::event::Event;
 use std::fmt;
 use std::ptr::NonNull;
 

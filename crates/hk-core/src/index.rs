@@ -1,9 +1,12 @@
 //! Integers on the device, of either width.
 
 use crate::buffer::Storage;
+use crate::dtype::Element;
+use crate::error::Result;
+use crate::global::GlobalLayout;
+use crate::launch::Launch;
 use crate::layout::Extent;
-use crate::tensor::sealed;
-use crate::{Element, GlobalLayout, Launch, Operand, Result, TensorView};
+use crate::tensor::{Operand, TensorView, sealed};
 
 /// A tensor of i32 or i64: positions, slots, starts of sequences.
 #[derive(Debug, Clone, Copy)]

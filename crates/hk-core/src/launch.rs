@@ -1,8 +1,12 @@
 //! Kernel launches.
 
 use crate::driver::Dispatch;
+use crate::dtype::Element;
+use crate::error::{Error, Result};
+use crate::global::GlobalLayout;
+use crate::module::{Kernel, LoadedKernel};
+use crate::stream::Stream;
 use crate::tensor::{TensorView, TensorViewMut, sealed::Operand as _};
-use crate::{Element, Error, GlobalLayout, Kernel, Result, Stream};
 use bytemuck::Pod;
 use std::marker::PhantomData;
 
@@ -11,7 +15,7 @@ use std::marker::PhantomData;
 pub struct LaunchConfig {
     /// Blocks along x, y and z.
     pub grid: [usize; 3],
-    /// Threads of a block along x, y and z; by default what the kernel is compiled for ([`Kernel::block`]).
+    /// Threads of a block along x, y and z; by default what the kernel is compiled for ([`LoadedKernel::block`]).
     pub block: Option<[u32; 3]>,
     /// LDS in bytes, on top of what the kernel declares.
     pub dynamic_lds: usize,
@@ -51,24 +55,23 @@ impl LaunchConfig {
 /// # use hk_core::*;
 /// # #[repr(C)] #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 /// struct Params { x: GlobalLayout, y: GlobalLayout }
-/// # fn f(stream: &Stream, kernel: &Kernel, x: TensorView<f32>, mut y: TensorViewMut<f32>) -> Result<()> {
-/// let mut launch = stream.launch("scale", kernel);
+/// # fn f(stream: &Stream, kernel: &Kernel<Params>, x: TensorView<f32>, mut y: TensorViewMut<f32>) -> Result<()> {
+/// let mut launch = stream.launch("scale");
 /// let params = Params { x: launch.input("x", &x)?, y: launch.output("y", &mut y)? };
 /// // SAFETY: the kernel reads x and writes y within the given shapes.
-/// unsafe { launch.run(LaunchConfig::grid_1d(x.shape()[0]), &params) }
+/// unsafe { launch.run(kernel, LaunchConfig::grid_1d(x.shape()[0]), &params) }
 /// # }
 /// ```
 #[must_use = "nothing happens until `run`"]
 pub struct Launch<'a> {
     stream: &'a Stream,
     op: &'static str,
-    kernel: &'a Kernel,
     tensors: PhantomData<&'a mut ()>,
 }
 
 impl<'a> Launch<'a> {
-    pub(crate) fn new(stream: &'a Stream, op: &'static str, kernel: &'a Kernel) -> Self {
-        Self { stream, op, kernel, tensors: PhantomData }
+    pub(crate) fn new(stream: &'a Stream, op: &'static str) -> Self {
+        Self { stream, op, tensors: PhantomData }
     }
 
     /// A tensor that the kernel reads.
@@ -143,15 +146,20 @@ impl<'a> Launch<'a> {
     /// device or the kernel has; [`Error::DeviceMismatch`] for a kernel of another device; [`Error::Driver`].
     ///
     /// # Safety
-    /// `P` is the kernel's parameter struct, field by field. With these parameters and this grid the kernel stays
+    /// `P` is the kernel's parameter struct, field by field, as it is where hk-build has generated it. With these parameters and this grid the kernel stays
     /// within the tensors that this launch has been given, writes only those given as outputs, and terminates.
-    pub unsafe fn run<P: Pod>(self, config: LaunchConfig, params: &P) -> Result<()> {
-        let dispatch = self.check(&config, bytemuck::bytes_of(params))?;
-        self.stream.driver().launch(self.stream.handle(), &self.kernel.function, &dispatch)
+    pub unsafe fn run<P: Pod>(self, kernel: &Kernel<P>, config: LaunchConfig, params: &P) -> Result<()> {
+        let dispatch = self.check(kernel, &config, bytemuck::bytes_of(params))?;
+        self.stream.driver().launch(self.stream.handle(), &kernel.function, &dispatch)
     }
 
-    fn check<'b>(&'b self, config: &LaunchConfig, args: &'b [u8]) -> Result<Dispatch<'b>> {
-        let (op, kernel, device) = (self.op, self.kernel, self.stream.device());
+    fn check<'b>(
+        &self,
+        kernel: &LoadedKernel,
+        config: &LaunchConfig,
+        args: &'b [u8],
+    ) -> Result<Dispatch<'b>> {
+        let (op, device) = (self.op, self.stream.device());
         if kernel.device_id != device.id() {
             let (got, want) = (kernel.device_spec.clone(), device.spec().to_owned());
             return Err(Error::DeviceMismatch { op, arg: "kernel", got, want });

@@ -1,6 +1,6 @@
 //! Shapes and strides.
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 use std::fmt;
 use std::ops::Range;
 
@@ -22,7 +22,7 @@ use std::ops::Range;
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Layout {
     rank: usize,
-    // Axes from `rank` on hold 0, so that the derived comparisons mean what they should.
+    // Axes from `rank` on hold 0: the derived comparisons see them.
     shape: [usize; Layout::MAX_RANK],
     strides: [usize; Layout::MAX_RANK],
 }
@@ -79,7 +79,7 @@ impl Layout {
 
         let limit = i64::MAX as usize;
         let numel = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
-        // A product with a zero in it can overflow on the way there.
+        // A product with a factor of zero can overflow before the zero.
         let numel = if shape.contains(&0) { Some(0) } else { numel };
         let last = shape
             .iter()
@@ -165,8 +165,8 @@ impl Layout {
         Ok(swapped)
     }
 
-    /// Splits an axis in two: indices of the outer one count groups of `inner` elements. Heads out of the columns of a
-    /// projection, for one.
+    /// Splits an axis in two: indices of the outer one count groups of `inner` elements. It makes heads of the columns of a
+    /// projection.
     ///
     /// # Errors
     /// [`Error::Argument`] if there is no such axis, or its length is not a multiple of `inner`; [`Error::Shape`] beyond five
@@ -180,7 +180,7 @@ impl Layout {
         let (mut shape, mut strides) = (self.shape().to_vec(), self.strides().to_vec());
         shape.splice(axis..=axis, [length / inner, inner]);
         let stride = strides[axis];
-        // Of an empty tensor, or a single group, any stride will do.
+        // An empty tensor, or a single group, takes any stride.
         strides.splice(axis..=axis, [stride.saturating_mul(inner), stride]);
         Self::with_strides(shape, strides)
     }
@@ -209,8 +209,8 @@ impl Layout {
         Self::with_strides(shape, &strides[..shape.len()])
     }
 
-    /// The layout as rows along the last axis. The leading axes collapse to one, which they can if one uniform stride
-    /// leads from row to row; the last axis needs unit stride. Axes of length 1 are free; a single row has
+    /// The layout as rows along the last axis. The leading axes collapse to one: they need a single row stride, and the
+    /// last axis unit stride. Axes of length 1 are free; a single row has
     /// `row_stride = cols`.
     ///
     /// # Errors
@@ -283,15 +283,15 @@ impl Layout {
 
     /// True if two different indices can lead to one element, as after [`Layout::broadcast`].
     ///
-    /// Exact, except that interleavings no tensor library produces may be called overlapping when deciding
-    /// would take a long search.
+    /// Exact, but for interleavings that no tensor library produces: those are called overlapping where the search would be
+    /// long.
     pub fn overlaps_itself(&self) -> bool {
         if self.is_empty() {
             return false;
         }
         let mut axes: Vec<_> = self.axes().filter(|a| a.0 > 1).map(|(n, s)| (s as i128, n as i128)).collect();
         axes.sort_unstable_by_key(|a| std::cmp::Reverse(a.0));
-        // Nested axes, each stride beyond all that the smaller ones reach: every view of a contiguous tensor.
+        // Nested axes: each stride exceeds the extent of the smaller ones, as in every view of a contiguous tensor.
         let mut reach = 0;
         if axes.iter().rev().all(|&(s, n)| {
             let nested = s > reach;
@@ -300,8 +300,8 @@ impl Layout {
         }) {
             return false;
         }
-        // Otherwise: is there a difference of two indices, leading part zero and first other part positive, that
-        // moves by nothing? Terms l after k range over -(n-1)..=n-1, shifted to start at 0.
+        // Otherwise: do two indices that first differ in axis k lead to one element? The differences in later axes range
+        // over -(n-1)..=n-1, shifted to start at 0.
         (0..axes.len()).any(|k| {
             let (s, n) = axes[k];
             let rest = &axes[k + 1..];
@@ -331,7 +331,7 @@ impl fmt::Debug for Layout {
     }
 }
 
-/// A layout at an address, in bytes: what overlap is decided on.
+/// A layout at an address, in bytes, for the overlap test.
 #[derive(Clone, Copy)]
 pub struct Extent<'a> {
     pub addr: u64,
@@ -344,8 +344,7 @@ impl Extent<'_> {
         self.addr..self.addr + (self.layout.span() * self.element_bytes) as u64
     }
 
-    /// True if some byte belongs to an element of both. Exact with the reservation of
-    /// [`Layout::overlaps_itself`].
+    /// True if some byte belongs to an element of both. As exact as [`Layout::overlaps_itself`].
     pub fn intersects(&self, other: &Self) -> bool {
         let (a, b) = (self.bytes(), other.bytes());
         if a.is_empty() || b.is_empty() || a.end <= b.start || b.end <= a.start {
@@ -378,9 +377,8 @@ struct Term {
 
 /// Is `target` a sum of `stride * t` with `0 <= t <= max` for each term?
 ///
-/// A search from the largest stride down. What the smaller terms can still reach leaves few candidates for each
-/// `t`, so that nested strides, those of real tensors, take a handful of steps; a search that grows beyond a
-/// fixed number of steps answers yes.
+/// Depth-first search from the largest stride down. The extent of the smaller terms leaves few candidates for each `t`: the
+/// nested strides of real tensors take a few steps. A search beyond a fixed number of steps answers yes.
 fn reachable(mut terms: Vec<Term>, target: i128) -> bool {
     terms.retain(|t| t.max > 0 && t.stride > 0);
     terms.sort_unstable_by_key(|t| std::cmp::Reverse(t.stride));
@@ -391,7 +389,7 @@ fn reachable(mut terms: Vec<Term>, target: i128) -> bool {
         }
         same
     });
-    // For the terms from i on: how far they reach, and what divides all of them.
+    // For the terms from i on: their extent and their greatest common divisor.
     let mut tails = vec![(0, 0); terms.len() + 1];
     for (i, t) in terms.iter().enumerate().rev() {
         let (reach, divisor) = tails[i + 1];

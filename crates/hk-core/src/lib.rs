@@ -11,18 +11,20 @@ mod drivers;
 mod dtype;
 mod error;
 mod event;
+mod external;
 mod global;
 mod graph;
-pub mod heads;
 mod host;
 mod index;
 mod launch;
 mod layout;
 mod module;
+mod once;
+pub mod params;
+pub mod plan;
 pub mod quant;
+#[cfg(feature = "registry")]
 pub mod registry;
-pub mod rope;
-pub mod rowwise;
 mod stream;
 mod tensor;
 
@@ -43,15 +45,18 @@ pub use host::HostBuffer;
 pub use index::IndexView;
 pub use launch::{Launch, LaunchConfig};
 pub use layout::{Layout, Rows};
-pub use module::{CodeObjects, Kernel};
+pub use module::{CodeObjects, Kernel, LoadedKernel};
+pub use params::KernelRef;
 pub use stream::Stream;
 pub use tensor::{Aliasing, NamedOperand, Operand, TensorView, TensorViewMut, check_aliases, check_overlap};
 
 /// Includes what the build script of a family crate has compiled: a private module `kernels` with one
-/// [`CodeObjects`] per HIP source, `kernels::RMSNORM` for `hip/rmsnorm.hip`.
+/// [`CodeObjects`] per HIP source, and a module per namespace of parameter structs. For `crates/hk-norm/hip/rmsnorm.hip` these
+/// are `kernels::RMSNORM` and `kernels::rmsnorm::Params`, whose `Params::kernel("rmsnorm_bf16_64")` is a [`KernelRef`].
 #[macro_export]
 macro_rules! include_kernels {
     () => {
+        #[allow(dead_code, reason = "generated: not every struct and entry point is named")]
         mod kernels {
             include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
         }

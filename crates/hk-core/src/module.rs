@@ -1,11 +1,17 @@
 //! Code objects and the kernels in them.
 
+use crate::device::Device;
 use crate::driver::Handle;
-use crate::{Arch, Device, Error, KernelInfo, Result};
+use crate::error::{Error, Result};
+use crate::external;
+use crate::once::OnceMap;
+use crate::params::KernelRef;
 use hk_codeobj::CodeObject;
-use std::collections::HashMap;
+use hk_codeobj::{Arch, Kernel as KernelInfo};
 use std::fmt;
-use std::sync::{Arc, PoisonError};
+use std::marker::PhantomData;
+use std::ops::Deref;
+use std::sync::Arc;
 
 /// One HIP source, compiled for every target and embedded in the program. Made by the build script of a family crate.
 #[derive(Debug)]
@@ -14,17 +20,25 @@ pub struct CodeObjects {
     images: &'static [(Arch, &'static [u8])],
     /// Why there are no images, and what to do about it.
     missing: &'static str,
+    /// The package, if the code objects are read from a folder.
+    package: Option<&'static str>,
 }
 
 impl CodeObjects {
     /// The code objects of the source `name`, one per target.
     pub const fn embedded(name: &'static str, images: &'static [(Arch, &'static [u8])]) -> Self {
-        Self { name, images, missing: "" }
+        Self { name, images, missing: "", package: None }
     }
 
     /// No code objects: there was no compiler. `why` says so and what to do.
     pub const fn missing(name: &'static str, why: &'static str) -> Self {
-        Self { name, images: &[], missing: why }
+        Self { name, images: &[], missing: why, package: None }
+    }
+
+    /// Code objects that are read from the folder `HK_KERNELS` when they are used, as `PACKAGE.NAME.TARGET.co`. A program
+    /// built so starts before its kernels are compiled, and uses kernels that were compiled after it.
+    pub const fn external(package: &'static str, name: &'static str) -> Self {
+        Self { name, images: &[], missing: "", package: Some(package) }
     }
 
     /// Name of the source, without directory and extension.
@@ -45,6 +59,11 @@ impl CodeObjects {
         if let Some((_, image)) = self.images.iter().find(|(a, _)| *a == arch) {
             return Ok(image);
         }
+        if let Some(package) = self.package {
+            let compiler =
+                |remedy| Error::Compiler { object: self.name.into(), target: arch.to_string(), remedy };
+            return external::image(package, self.name, arch).map_err(compiler);
+        }
         let remedy = if self.missing.is_empty() {
             let have: Vec<_> = self.images.iter().map(|(a, _)| a.name()).collect();
             format!("it was built for {} only; build with HK_TARGETS={arch}", have.join(", "))
@@ -55,18 +74,45 @@ impl CodeObjects {
     }
 }
 
-/// A kernel on a device, ready to be launched. Made by [`Stream::kernel`](crate::Stream::kernel).
+/// A kernel on a device that takes the parameter struct `P`, ready to be launched. Made by
+/// [`Stream::kernel`](crate::Stream::kernel) from a [`KernelRef`]; what it is lies in [`LoadedKernel`].
+pub struct Kernel<P> {
+    loaded: Arc<LoadedKernel>,
+    params: PhantomData<fn(&P)>,
+}
+
+impl<P> Clone for Kernel<P> {
+    fn clone(&self) -> Self {
+        Self { loaded: Arc::clone(&self.loaded), params: PhantomData }
+    }
+}
+
+impl<P> Deref for Kernel<P> {
+    type Target = LoadedKernel;
+
+    fn deref(&self) -> &LoadedKernel {
+        &self.loaded
+    }
+}
+
+impl<P> fmt::Debug for Kernel<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.loaded.fmt(f)
+    }
+}
+
+/// A kernel that is loaded on a device.
 ///
 /// Loading has checked it against the library's contract: it is compiled for the device, takes one parameter
 /// struct by value, and its static LDS and threads are within the device's limits.
-pub struct Kernel {
+pub struct LoadedKernel {
     pub(crate) device_id: u64,
     pub(crate) device_spec: String,
     pub(crate) function: Handle,
     info: KernelInfo,
 }
 
-impl Kernel {
+impl LoadedKernel {
     /// Name of the entry point.
     pub fn name(&self) -> &str {
         &self.info.name
@@ -84,56 +130,37 @@ impl Kernel {
     }
 }
 
-impl fmt::Debug for Kernel {
+impl fmt::Debug for LoadedKernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Kernel({} on {})", self.name(), self.device_spec)
     }
 }
 
-/// A code object on a device.
+/// A code object on a device, and the kernels of it that were asked for.
 pub(crate) struct Loaded {
     object: CodeObject,
     module: Handle,
-    kernels: HashMap<String, Arc<Kernel>>,
+    kernels: OnceMap<String, Arc<LoadedKernel>>,
 }
 
-impl Loaded {
+/// The code objects on a device, by the address of their [`CodeObjects`].
+#[derive(Default)]
+pub(crate) struct Modules(OnceMap<usize, Arc<Loaded>>);
+
+impl Modules {
     /// The kernels that were asked for.
-    pub fn kernels(&self) -> impl Iterator<Item = &Arc<Kernel>> {
-        self.kernels.values()
+    pub fn kernels(&self) -> Vec<Arc<LoadedKernel>> {
+        self.0.values().iter().flat_map(|loaded| loaded.kernels.values()).collect()
     }
 }
 
-/// The kernel `symbol`, loaded once per device.
-pub(crate) fn kernel(device: &Device, objects: &'static CodeObjects, symbol: &str) -> Result<Arc<Kernel>> {
+/// The kernel, loaded once per device.
+pub(crate) fn kernel<P>(device: &Device, kernel: KernelRef<P>) -> Result<Kernel<P>> {
+    let (objects, name) = (kernel.objects(), kernel.name());
     let key = std::ptr::from_ref(objects).addr();
-    let modules = device.modules().read().unwrap_or_else(PoisonError::into_inner);
-    if let Some(kernel) = modules.get(&key).and_then(|m| m.kernels.get(symbol)) {
-        return Ok(Arc::clone(kernel));
-    }
-    drop(modules);
-
-    let mut modules = device.modules().write().unwrap_or_else(PoisonError::into_inner);
-    let loaded = match modules.entry(key) {
-        std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
-        std::collections::hash_map::Entry::Vacant(entry) => entry.insert(load(device, objects)?),
-    };
-    if let Some(kernel) = loaded.kernels.get(symbol) {
-        return Ok(Arc::clone(kernel)); // another thread was faster
-    }
-    let wrong = |reason: String| Error::CodeObject { object: format!("{}: {symbol}", objects.name), reason };
-    let info = loaded.object.kernel(symbol).ok_or_else(|| {
-        let have: Vec<_> = loaded.object.kernels.iter().map(|k| k.name.as_str()).collect();
-        wrong(format!("no such kernel; it has {}", have.join(", ")))
-    })?;
-    check_contract(device, info).map_err(wrong)?;
-    let function = device.driver().function(&loaded.module, symbol)?;
-    let mut info = info.clone();
-    device.driver().resources(&function, &mut info)?;
-    let kernel =
-        Arc::new(Kernel { device_id: device.id(), device_spec: device.spec().into(), function, info });
-    loaded.kernels.insert(symbol.into(), Arc::clone(&kernel));
-    Ok(kernel)
+    let module = device.modules().0.get_or_try_init(&key, || load(device, objects).map(Arc::new))?;
+    let init = || load_kernel(device, objects, &module, name).map(Arc::new);
+    Ok(Kernel { loaded: module.kernels.get_or_try_init(name, init)?, params: PhantomData })
 }
 
 fn load(device: &Device, objects: &'static CodeObjects) -> Result<Loaded> {
@@ -144,7 +171,25 @@ fn load(device: &Device, objects: &'static CodeObjects) -> Result<Loaded> {
         return Err(wrong(format!("compiled for {}, the device is {}", object.arch, device.arch())));
     }
     let module = device.driver().load_module(objects.name, image)?;
-    Ok(Loaded { object, module, kernels: HashMap::new() })
+    Ok(Loaded { object, module, kernels: OnceMap::default() })
+}
+
+fn load_kernel(
+    device: &Device,
+    objects: &CodeObjects,
+    loaded: &Loaded,
+    symbol: &str,
+) -> Result<LoadedKernel> {
+    let wrong = |reason: String| Error::CodeObject { object: format!("{}: {symbol}", objects.name), reason };
+    let info = loaded.object.kernel(symbol).ok_or_else(|| {
+        let have: Vec<_> = loaded.object.kernels.iter().map(|k| k.name.as_str()).collect();
+        wrong(format!("no such kernel; it has {}", have.join(", ")))
+    })?;
+    check_contract(device, info).map_err(wrong)?;
+    let function = device.driver().function(&loaded.module, symbol)?;
+    let mut info = info.clone();
+    device.driver().resources(&function, &mut info)?;
+    Ok(LoadedKernel { device_id: device.id(), device_spec: device.spec().into(), function, info })
 }
 
 /// What every kernel of the library must be.

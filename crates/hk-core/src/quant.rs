@@ -1,21 +1,21 @@
-//! Quantization: the types that codes can have, and how scales lie. The device's side is `hk/quant.h`.
+//! Quantization: quantized types, scales and their layouts. The device's side is `hk/quant.h`.
 //!
-//! A value `x` is kept as a code `q` of few bits and a scale `s` that it shares with others, `x ~ q * s`:
+//! A value `x` is stored as a quantized value `q` of few bits and a scale `s` shared with others, `x ~ q * s`:
 //!
 //! - linear: `s = amax / qmax` in f32, per tensor, row or group of columns ([`Quantized`], [`linear_scale`]);
 //! - MX blocks: `s` is a power of two for 32 elements, a byte ([`BlockScale`], [`BlockRule`]).
 
-use crate::{E8M0, Element, Fp4, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, Fp8E5M2};
+use crate::dtype::{E8M0, Element, Fp4, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, Fp8E5M2};
 use bytemuck::{Pod, Zeroable};
 
 mod sealed {
     pub trait Sealed {}
 }
 
-/// A byte that linear quantizers write: `i8`, [`Fp8E4M3`], [`Fp8E4M3Fnuz`].
+/// An element type that linear quantizers write: `i8`, [`Fp8E4M3`], [`Fp8E4M3Fnuz`].
 pub trait Quantized: Element + sealed::Sealed {
-    /// What kernels are told of the type.
-    const FORMAT: CodeFormat;
+    /// The type as kernels take it.
+    const FORMAT: QuantFormat;
 
     /// Rounds to nearest even and saturates at `FORMAT.qmax`, infinities too. NaN gives NaN, for `i8` 0.
     fn from_f32(x: f32) -> Self;
@@ -23,10 +23,10 @@ pub trait Quantized: Element + sealed::Sealed {
     fn to_f32(self) -> f32;
 }
 
-/// A kind of codes; same values as `hk::CodeKind`.
+/// A quantized type of one byte; same values as `hk::QuantType`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub enum CodeKind {
+pub enum QuantType {
     /// -127..=127.
     I8 = 0,
     /// [`Fp8E4M3`].
@@ -37,31 +37,33 @@ pub enum CodeKind {
     Fp8E5M2 = 3,
 }
 
-/// The codes that a kernel writes, a part of its parameters: `hk::CodeFormat`.
+/// The quantized type that a kernel writes, a part of its parameters: `hk::QuantFormat`.
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 #[repr(C)]
-pub struct CodeFormat {
+pub struct QuantFormat {
     /// The largest value.
     pub qmax: f32,
-    kind: u32,
+    quant_type: u32,
 }
 
-impl CodeFormat {
-    /// The format of a kind.
-    pub const fn new(kind: CodeKind) -> Self {
-        let qmax = match kind {
-            CodeKind::I8 => 127.0,
-            CodeKind::Fp8 => 448.0,
-            CodeKind::Fp8Fnuz => 240.0,
-            CodeKind::Fp8E5M2 => 57344.0,
+crate::params::declared!(QuantFormat { qmax, quant_type });
+
+impl QuantFormat {
+    /// The format of a type.
+    pub const fn new(quant_type: QuantType) -> Self {
+        let qmax = match quant_type {
+            QuantType::I8 => 127.0,
+            QuantType::Fp8 => 448.0,
+            QuantType::Fp8Fnuz => 240.0,
+            QuantType::Fp8E5M2 => 57344.0,
         };
-        Self { qmax, kind: kind as u32 }
+        Self { qmax, quant_type: quant_type as u32 }
     }
 }
 
 impl sealed::Sealed for i8 {}
 impl Quantized for i8 {
-    const FORMAT: CodeFormat = CodeFormat::new(CodeKind::I8);
+    const FORMAT: QuantFormat = QuantFormat::new(QuantType::I8);
 
     fn from_f32(x: f32) -> Self {
         x.clamp(-127.0, 127.0).round_ties_even() as i8
@@ -75,7 +77,7 @@ macro_rules! fp8 {
     ($t:ident, $kind:ident) => {
         impl sealed::Sealed for $t {}
         impl Quantized for $t {
-            const FORMAT: CodeFormat = CodeFormat::new(CodeKind::$kind);
+            const FORMAT: QuantFormat = QuantFormat::new(QuantType::$kind);
 
             fn from_f32(x: f32) -> Self {
                 Self::from_f32_saturating(x)
@@ -115,12 +117,12 @@ macro_rules! with_quantized {
 
 /// The scale of a row or a tensor whose largest finite magnitude is `amax`: `amax / qmax`. 1 for zeros; magnitudes below
 /// 1e-30 count as 1e-30, so that `1 / s` is finite.
-pub fn linear_scale(amax: f32, format: CodeFormat) -> f32 {
+pub fn linear_scale(amax: f32, format: QuantFormat) -> f32 {
     if amax > 0.0 { amax.max(1e-30) / format.qmax } else { 1.0 }
 }
 
 /// The scale of a group of columns: magnitudes below 1e-10, zero too, count as 1e-10.
-pub fn group_scale(amax: f32, format: CodeFormat) -> f32 {
+pub fn group_scale(amax: f32, format: QuantFormat) -> f32 {
     amax.max(1e-10) / format.qmax
 }
 
@@ -200,9 +202,11 @@ pub struct BlockRule {
     least: u32,
 }
 
+crate::params::declared!(BlockRule { round, drop, least });
+
 impl BlockRule {
     /// The rule for elements whose largest value is `max` and which have `mantissa_bits`. Blocks that are not zero have at
-    /// least the code `least`.
+    /// least the e8m0 scale `least`.
     pub const fn new(mode: BlockScale, max: f32, mantissa_bits: u32, least: u8) -> Self {
         const MANTISSA: u32 = (1 << 23) - 1;
         let max_exponent = (max.to_bits() >> 23) - 127;
@@ -222,9 +226,9 @@ impl BlockRule {
         Self::new(mode, 6.0, 1, least)
     }
 
-    /// The rule for the codes of a [`CodeFormat`].
-    pub const fn codes(mode: BlockScale, format: CodeFormat, least: u8) -> Self {
-        let mantissa_bits = match format.kind {
+    /// The rule for the type of a [`QuantFormat`].
+    pub const fn codes(mode: BlockScale, format: QuantFormat, least: u8) -> Self {
+        let mantissa_bits = match format.quant_type {
             0 => 6,
             1 | 2 => 3,
             _ => 2,
@@ -232,7 +236,7 @@ impl BlockRule {
         Self::new(mode, format.qmax, mantissa_bits, least)
     }
 
-    /// The scale of a block whose largest magnitude is `amax`: NaN if that is not finite, code 0 if it is zero.
+    /// The scale of a block whose largest magnitude is `amax`: NaN if that is not finite, the least scale if it is zero.
     pub const fn scale(self, amax: f32) -> E8M0 {
         let bits = amax.to_bits() & 0x7fff_ffff;
         if bits >= f32::INFINITY.to_bits() {
@@ -251,25 +255,25 @@ pub trait MxElement: Element + sealed::Sealed {
     /// Largest value and bits of the mantissa.
     const RANGE: (f32, u32);
     /// The format of a byte; `None` for pairs of fp4.
-    const FORMAT: Option<CodeFormat>;
+    const FORMAT: Option<QuantFormat>;
 }
 
 impl sealed::Sealed for Fp4x2 {}
 impl MxElement for Fp4x2 {
     const PER_ELEMENT: usize = 2;
     const RANGE: (f32, u32) = (Fp4::MAX.to_f32(), 1);
-    const FORMAT: Option<CodeFormat> = None;
+    const FORMAT: Option<QuantFormat> = None;
 }
 
 impl MxElement for Fp8E4M3 {
     const PER_ELEMENT: usize = 1;
     const RANGE: (f32, u32) = (448.0, 3);
-    const FORMAT: Option<CodeFormat> = Some(CodeFormat::new(CodeKind::Fp8));
+    const FORMAT: Option<QuantFormat> = Some(QuantFormat::new(QuantType::Fp8));
 }
 
 impl sealed::Sealed for Fp8E5M2 {}
 impl MxElement for Fp8E5M2 {
     const PER_ELEMENT: usize = 1;
     const RANGE: (f32, u32) = (57344.0, 2);
-    const FORMAT: Option<CodeFormat> = Some(CodeFormat::new(CodeKind::Fp8E5M2));
+    const FORMAT: Option<QuantFormat> = Some(QuantFormat::new(QuantType::Fp8E5M2));
 }

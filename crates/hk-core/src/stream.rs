@@ -1,9 +1,17 @@
 //! Queues of work.
 
-use crate::buffer::{Storage, Unused};
+use crate::buffer::{DeviceBuffer, Storage, Unused};
+use crate::device::Device;
 use crate::driver::{Dependency, Driver, Handle};
-use crate::module::{self, CodeObjects, Kernel};
-use crate::{Device, DeviceBuffer, Element, Error, Event, Graph, HostBuffer, Launch, Result};
+use crate::dtype::Element;
+use crate::error::{Error, Result};
+use crate::event::Event;
+use crate::graph::Graph;
+use crate::host::HostBuffer;
+use crate::launch::Launch;
+use crate::module::{self, Kernel};
+use crate::params::KernelRef;
+use bytemuck::Pod;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -47,7 +55,7 @@ impl Capture<'_> {
 
 impl Drop for Capture<'_> {
     fn drop(&mut self) {
-        // The work has panicked: nobody wants the graph.
+        // The work has panicked: the graph is dropped.
         let _ = Self::end_on(self.0);
     }
 }
@@ -81,7 +89,7 @@ impl Stream {
         self.driver().synchronize(self.handle())
     }
 
-    /// An event behind everything queued so far.
+    /// An event after everything queued so far.
     ///
     /// # Errors
     /// [`Error::Driver`] if the driver fails.
@@ -257,15 +265,15 @@ impl Stream {
         self.driver().copy(self.handle(), dst.storage.addr(), src.storage.addr(), bytes)
     }
 
-    /// Notes, in place of doing it, what `work` queues on this stream: launches, copies on the device, fills.
-    /// [`Graph::launch`] then queues all of it at once, at less than the cost of the single calls.
+    /// Captures what `work` queues on this stream, without executing it: launches, copies on the device, fills.
+    /// [`Graph::launch`] then queues all of it at once, at a lower cost than the single calls.
     ///
     /// The functions of the family crates can be captured: they do not wait, allocate or copy. Within `work` the stream
     /// refuses what a graph cannot hold (waits, allocations, copies from and to the host, events, the first use of a buffer
     /// of another stream). A kernel is loaded by its first use: call each function once before, so that the capture does not.
     ///
     /// # Errors
-    /// What `work` answers; [`Error::Unsupported`] if the stream captures already; [`Error::Driver`].
+    /// Errors of `work`; [`Error::Unsupported`] if the stream captures already; [`Error::Driver`].
     pub fn capture(&self, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
         self.expect_no_capture("Stream::capture")?;
         self.driver().begin_capture(self.handle())?;
@@ -298,18 +306,18 @@ impl Stream {
         Err(Error::Unsupported { op, what: "this call during a capture".into(), reason })
     }
 
-    /// The kernel `symbol` of a source, loaded on the first call per device and kept from then on.
+    /// A kernel on this device, loaded on the first call and kept from then on.
     ///
     /// # Errors
     /// [`Error::Compiler`] if the source is not compiled for this device, [`Error::CodeObject`] if the code object is
-    /// corrupt, has no such kernel or breaks the contract ([`Kernel`]), [`Error::Driver`].
-    pub fn kernel(&self, objects: &'static CodeObjects, symbol: &str) -> Result<Arc<Kernel>> {
-        module::kernel(self.device(), objects, symbol)
+    /// corrupt, has no such kernel or breaks the contract ([`LoadedKernel`](crate::LoadedKernel)), [`Error::Driver`].
+    pub fn kernel<P: Pod>(&self, kernel: KernelRef<P>) -> Result<Kernel<P>> {
+        module::kernel(self.device(), kernel)
     }
 
-    /// Begins a launch of `kernel` for the operation `op`: see [`Launch`].
-    pub fn launch<'a>(&'a self, op: &'static str, kernel: &'a Kernel) -> Launch<'a> {
-        Launch::new(self, op, kernel)
+    /// Begins a launch for the operation `op`: see [`Launch`].
+    pub fn launch<'a>(&'a self, op: &'static str) -> Launch<'a> {
+        Launch::new(self, op)
     }
 
     /// What was executed on this stream since the last call, from the emulator; `None` on hardware. Blocks until all

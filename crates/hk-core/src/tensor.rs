@@ -1,8 +1,10 @@
 //! Typed views of device memory.
 
 use crate::buffer::Storage;
-use crate::layout::{Extent, Rows};
-use crate::{Device, Element, Error, Layout, Result};
+use crate::device::Device;
+use crate::dtype::Element;
+use crate::error::{Error, Result};
+use crate::layout::{Extent, Layout, Rows};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;

@@ -64,7 +64,7 @@ fn fp8_formats() -> [Fp8; 4] {
 }
 
 #[test]
-fn fp8_every_code_has_the_value_of_its_definition_and_round_trips() {
+fn fp8_every_encoding_has_its_defined_value_and_round_trips() {
     for f in fp8_formats() {
         for code in 0..=255u8 {
             let got = (f.decode)(code);
@@ -89,7 +89,7 @@ fn fp8_every_code_has_the_value_of_its_definition_and_round_trips() {
 }
 
 #[test]
-fn fp8_rounds_to_nearest_even_at_every_border() {
+fn fp8_rounds_to_nearest_even_at_every_boundary() {
     for f in fp8_formats() {
         for code in 0..f.max {
             // Exact in f32: at most one bit more than the codes have.
@@ -166,15 +166,15 @@ fn fp8_monotone_over_all_f32_exponents() {
 }
 
 #[test]
-fn fp4_every_code_and_every_border() {
+fn fp4_every_encoding_and_rounding_boundary() {
     let values = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
     for code in 0..16u8 {
         let want = value_by_definition(code.into(), 2, 1, 1);
-        let got = Fp4::from_code(code).to_f32();
+        let got = Fp4::from_bits(code).to_f32();
         assert_eq!(f64::from(got).to_bits(), want.to_bits());
         assert_eq!(got.abs(), values[usize::from(code & 7)]);
         for rounding in [Fp4Rounding::NearestEven, Fp4Rounding::NearestAway] {
-            assert_eq!(Fp4::from_f32(got, rounding).code(), code);
+            assert_eq!(Fp4::from_f32(got, rounding).to_bits(), code);
         }
     }
     let ties = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0];
@@ -190,29 +190,29 @@ fn fp4_every_code_and_every_border() {
     }
     for rounding in [Fp4Rounding::NearestEven, Fp4Rounding::NearestAway] {
         for x in [6.0, 7.0, 1e30, f32::MAX, f32::INFINITY] {
-            assert_eq!(Fp4::from_f32(x, rounding).code(), 7);
-            assert_eq!(Fp4::from_f32(-x, rounding).code(), 15);
+            assert_eq!(Fp4::from_f32(x, rounding).to_bits(), 7);
+            assert_eq!(Fp4::from_f32(-x, rounding).to_bits(), 15);
         }
         for x in [1e-30, f32::MIN_POSITIVE, f32::from_bits(1)] {
-            assert_eq!(Fp4::from_f32(x, rounding).code(), 0);
-            assert_eq!(Fp4::from_f32(-x, rounding).code(), 8);
+            assert_eq!(Fp4::from_f32(x, rounding).to_bits(), 0);
+            assert_eq!(Fp4::from_f32(-x, rounding).to_bits(), 8);
         }
-        assert_eq!(Fp4::from_f32(f32::NAN, rounding).code(), 0);
+        assert_eq!(Fp4::from_f32(f32::NAN, rounding).to_bits(), 0);
     }
 }
 
 #[test]
-fn fp4_pairs_have_the_even_index_in_the_low_half() {
+fn fp4_pairs_have_the_even_index_in_the_low_nibble() {
     for byte in 0..=255u8 {
         let [even, odd] = Fp4x2(byte).unpack();
-        assert_eq!((even.code(), odd.code()), (byte & 15, byte >> 4));
+        assert_eq!((even.to_bits(), odd.to_bits()), (byte & 15, byte >> 4));
         assert_eq!(Fp4x2::new(even, odd), Fp4x2(byte));
         assert_eq!(Fp4x2::from_f32(Fp4x2(byte).to_f32(), Fp4Rounding::NearestEven), Fp4x2(byte));
     }
 }
 
 #[test]
-fn e8m0_every_code() {
+fn e8m0_every_encoding() {
     for code in 0..=254u8 {
         let e = i32::from(code) - 127;
         let scale = E8M0(code);
@@ -278,12 +278,12 @@ fn check_half<T: Float>(exponent_bits: u32, mantissa_bits: u32, new: fn(u16) -> 
 }
 
 #[test]
-fn bf16_every_code_and_every_border() {
+fn bf16_every_encoding_and_rounding_boundary() {
     check_half(8, 7, bf16::from_bits, bf16::to_bits);
 }
 
 #[test]
-fn f16_every_code_and_every_border() {
+fn f16_every_encoding_and_rounding_boundary() {
     check_half(5, 10, f16::from_bits, f16::to_bits);
 }
 

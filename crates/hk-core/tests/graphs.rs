@@ -12,7 +12,7 @@ fn streams() -> Vec<Stream> {
 }
 
 #[test]
-fn a_graph_does_in_order_what_was_noted_each_time() {
+fn a_graph_replays_captured_work_in_order() {
     for stream in streams() {
         let mut a = stream.upload(&[1i32; 100]).unwrap();
         let mut b = stream.upload(&[2i32; 100]).unwrap();

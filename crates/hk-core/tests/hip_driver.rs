@@ -2,10 +2,8 @@
 //! a process of its own that finds that runtime first.
 #![cfg(all(feature = "hip", target_os = "linux"))]
 
-mod common;
-
-use common::Params;
-use hk_core::{Arch, Device, Error, LaunchConfig};
+use crate::common::{self, Params};
+use hk_core::{Arch, Device, Error, KernelRef, LaunchConfig};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
@@ -41,7 +39,8 @@ static RUNTIME: LazyLock<PathBuf> = LazyLock::new(|| {
 /// Runs the ignored test `name` in a process with this environment; gives what it prints to stderr.
 fn run(name: &str, env: &[(&str, &str)]) -> String {
     let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["--exact", name, "--ignored", "--nocapture"]);
+    let name = format!("hip_driver::{name}");
+    child.args(["--exact", &name, "--ignored", "--nocapture"]);
     let path = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
     child.env("LD_LIBRARY_PATH", format!("{}:{path}", RUNTIME.display()));
     child.env_remove("HK_DEVICE").envs(env.iter().copied());
@@ -73,14 +72,14 @@ fn child_uses_everything() {
     let (stream, other) = (device.create_stream().unwrap(), device.create_stream().unwrap());
     let x = stream.upload(&[1f32, 2.0, 3.0]).unwrap();
     let mut y = other.alloc_zeroed::<f32>(3).unwrap();
-    let kernel = stream.kernel(common::compile("probe"), "scale").unwrap();
+    let kernel = stream.kernel(KernelRef::new(common::compile("probe"), "scale")).unwrap();
     let start = stream.record().unwrap();
     let mut view = y.view_mut([3]).unwrap();
-    let mut launch = stream.launch("scale", &kernel);
+    let mut launch = stream.launch("scale");
     let x_global = launch.input("x", &x.view([3]).unwrap()).unwrap();
     let params = Params { x: x_global, y: launch.output("y", &mut view).unwrap(), a: 2.0, pad: 0 };
     // SAFETY: both tensors have the three elements that the kernel touches.
-    unsafe { launch.run(LaunchConfig::grid_1d(1), &params) }.unwrap();
+    unsafe { launch.run(&kernel, LaunchConfig::grid_1d(1), &params) }.unwrap();
     let end = stream.record().unwrap();
     other.wait(&end).unwrap();
     assert_eq!(other.download(&y).unwrap(), [2.0, 4.0, 6.0]);

@@ -1,14 +1,12 @@
 //! Kernels: loading, the checks of a launch, execution, faults.
 #![cfg(feature = "emu")]
 
-mod common;
-
-use common::Params;
+use crate::common::{self, Params};
 use hk_core::{
-    Arch, CodeObjects, Device, Error, GlobalLayout, Kernel, LaunchConfig, Layout, Result, Stream, TensorView,
-    TensorViewMut,
+    Arch, CodeObjects, Device, Error, GlobalLayout, Kernel, KernelRef, LaunchConfig, Layout, Result, Stream,
+    TensorView, TensorViewMut,
 };
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 static PROBE: LazyLock<&'static CodeObjects> = LazyLock::new(|| common::compile("probe"));
@@ -28,17 +26,17 @@ fn slow() -> Stream {
 /// Queues `symbol`, whose parameters are those of `scale`.
 fn launch(
     stream: &Stream,
-    symbol: &str,
+    symbol: &'static str,
     x: TensorView<f32>,
     mut y: TensorViewMut<f32>,
     a: f32,
     config: LaunchConfig,
 ) -> Result<()> {
-    let kernel = stream.kernel(*PROBE, symbol)?;
-    let mut launch = stream.launch("probe", &kernel);
+    let kernel = stream.kernel(KernelRef::new(*PROBE, symbol))?;
+    let mut launch = stream.launch("probe");
     let params = Params { x: launch.input("x", &x)?, y: launch.output("y", &mut y)?, a, pad: 0 };
     // SAFETY: the parameters are the kernel's. `overrun` leaves its tensors, which only the emulator sees.
-    unsafe { launch.run(config, &params) }
+    unsafe { launch.run(&kernel, config, &params) }
 }
 
 fn scale(stream: &Stream, x: TensorView<f32>, y: TensorViewMut<f32>, a: f32) -> Result<()> {
@@ -141,10 +139,11 @@ fn details_are_counted_by_kernel_and_line_where_asked_for() {
 #[test]
 fn a_kernel_is_loaded_once_per_device() {
     let [a, b] = [0, 1].map(|i| streams().nth(i).unwrap());
-    let kernel = a.kernel(*PROBE, "scale").unwrap();
-    assert!(Arc::ptr_eq(&kernel, &a.kernel(*PROBE, "scale").unwrap()));
-    assert!(Arc::ptr_eq(&kernel, &a.device().create_stream().unwrap().kernel(*PROBE, "scale").unwrap()));
-    assert!(!Arc::ptr_eq(&kernel, &b.kernel(*PROBE, "scale").unwrap()));
+    let scale = KernelRef::<Params>::new(*PROBE, "scale");
+    let kernel = a.kernel(scale).unwrap();
+    assert!(std::ptr::eq(&*kernel, &*a.kernel(scale).unwrap()));
+    assert!(std::ptr::eq(&*kernel, &*a.device().create_stream().unwrap().kernel(scale).unwrap()));
+    assert!(!std::ptr::eq(&*kernel, &*b.kernel(scale).unwrap()));
     assert_eq!((kernel.name(), kernel.block()), ("scale", [64, 1, 1]));
     assert_eq!(kernel.info().explicit_arg_bytes as usize, size_of::<Params>());
 }
@@ -183,7 +182,7 @@ fn tensors_dropped_after_the_launch_live_until_it_is_done() {
 fn launches_are_queued_and_not_awaited() {
     let stream = Device::open("emu:gfx942?delay_ms=50").unwrap().create_stream().unwrap();
     let mut y = stream.upload(&[1f32; 64]).unwrap();
-    stream.kernel(*PROBE, "scale").unwrap();
+    stream.kernel(KernelRef::<Params>::new(*PROBE, "scale")).unwrap();
     let start = Instant::now();
     for _ in 0..7 {
         let y = y.view_mut([64]).unwrap();
@@ -272,7 +271,7 @@ fn a_launch_beyond_its_budget_is_stopped() {
     assert!(matches!(stream.synchronize(), Err(Error::Emulator { .. })));
 }
 
-fn refused(stream: &Stream, symbol: &str, config: LaunchConfig) -> Error {
+fn refused(stream: &Stream, symbol: &'static str, config: LaunchConfig) -> Error {
     let mut y = stream.alloc_zeroed::<f32>(64).unwrap();
     let out = y.view_mut([64]).unwrap();
     let error = launch(stream, symbol, out.alias(), out, 1.0, config).unwrap_err();
@@ -333,10 +332,11 @@ fn grids_and_blocks_out_of_bounds() {
 #[test]
 fn parameters_of_another_size_break_the_contract() {
     let stream = stream();
-    let kernel = stream.kernel(*PROBE, "scale").unwrap();
-    let launch = stream.launch("probe", &kernel);
+    let kernel = stream.kernel(KernelRef::new(*PROBE, "scale")).unwrap();
+    let launch = stream.launch("probe");
     // SAFETY: refused before anything runs.
-    let error = unsafe { launch.run(LaunchConfig::grid_1d(1), &[GlobalLayout::ABSENT; 2]) }.unwrap_err();
+    let error =
+        unsafe { launch.run(&kernel, LaunchConfig::grid_1d(1), &[GlobalLayout::ABSENT; 2]) }.unwrap_err();
     assert_eq!(
         error.to_string(),
         "code object scale: the kernel takes 120 bytes of parameters, probe passes 112"
@@ -346,9 +346,9 @@ fn parameters_of_another_size_break_the_contract() {
 #[test]
 fn tensors_that_a_launch_refuses() {
     let [a, b] = [0, 1].map(|i| streams().nth(i).unwrap());
-    let kernel: Arc<Kernel> = a.kernel(*PROBE, "scale").unwrap();
+    let kernel = a.kernel(KernelRef::new(*PROBE, "scale")).unwrap();
     let x = b.alloc_zeroed::<f32>(64).unwrap();
-    let mut launch = a.launch("probe", &kernel);
+    let mut launch = a.launch("probe");
     let error = launch.input("x", &x.view([64]).unwrap()).unwrap_err();
     assert_eq!(error.to_string(), "probe: x is on device emu:gfx950, the stream is on emu:gfx942");
 
@@ -359,20 +359,19 @@ fn tensors_that_a_launch_refuses() {
     let error = launch.input("x", &repeated).unwrap_err();
     assert!(matches!(error, Error::TooLarge { limit: 0xffff_ffff, .. }), "{error}");
 
-    let launch = b.launch("probe", &kernel);
+    let launch = b.launch("probe");
     let params = Params { x: GlobalLayout::ABSENT, y: GlobalLayout::ABSENT, a: 0.0, pad: 0 };
     // SAFETY: refused before anything runs.
-    let error = unsafe { launch.run(LaunchConfig::grid_1d(1), &params) }.unwrap_err();
+    let error = unsafe { launch.run(&kernel, LaunchConfig::grid_1d(1), &params) }.unwrap_err();
     assert_eq!(error.to_string(), "probe: kernel is on device emu:gfx942, the stream is on emu:gfx950");
 }
 
 #[test]
 fn tensors_reach_the_device_with_four_axes() {
     let stream = stream();
-    let kernel = stream.kernel(*PROBE, "scale").unwrap();
     let mut x = stream.alloc_zeroed::<f32>(120).unwrap();
     let addr = x.view([120]).unwrap().addr();
-    let mut launch = stream.launch("probe", &kernel);
+    let mut launch = stream.launch("probe");
     let mut view = x.view_mut([2, 3, 20]).unwrap().slice(2, 4..8).unwrap().transpose(0, 1).unwrap();
     let global = launch.output("x", &mut view).unwrap();
     assert_eq!(global.data(), addr + 16);
@@ -385,17 +384,19 @@ fn tensors_reach_the_device_with_four_axes() {
 #[test]
 fn kernels_that_are_not_there() {
     let stream = stream();
-    let error = stream.kernel(*PROBE, "nothing").unwrap_err();
+    let error = stream.kernel(KernelRef::<Params>::new(*PROBE, "nothing")).unwrap_err();
     assert!(matches!(error, Error::CodeObject { .. }));
     assert!(
         error.to_string().starts_with("code object probe: nothing: no such kernel; it has scale, overrun")
     );
 
     let missing = common::leak(CodeObjects::missing("rmsnorm", "no compiler; apt install clang-22"));
-    let error = stream.kernel(missing, "rmsnorm").unwrap_err();
+    let error = stream.kernel(KernelRef::<Params>::new(missing, "rmsnorm")).unwrap_err();
     assert_eq!(error.to_string(), "rmsnorm: no code object for gfx942: no compiler; apt install clang-22");
     let images: &[(Arch, &[u8])] = common::leak([(Arch::Gfx950, &[][..])]);
-    let error = stream.kernel(common::leak(CodeObjects::embedded("rmsnorm", images)), "rmsnorm").unwrap_err();
+    let error = stream
+        .kernel(KernelRef::<Params>::new(common::leak(CodeObjects::embedded("rmsnorm", images)), "rmsnorm"))
+        .unwrap_err();
     assert_eq!(
         error.to_string(),
         "rmsnorm: no code object for gfx942: it was built for gfx950 only; build with HK_TARGETS=gfx942"
@@ -406,7 +407,7 @@ fn kernels_that_are_not_there() {
 fn kernels_that_break_the_contract() {
     let stream = stream();
     for (symbol, kinds) in [("two_arguments", "by_value, by_value"), ("pointer", "global_buffer")] {
-        let error = stream.kernel(*PROBE, symbol).unwrap_err();
+        let error = stream.kernel(KernelRef::<Params>::new(*PROBE, symbol)).unwrap_err();
         let want = format!(
             "code object probe: {symbol}: a kernel takes one parameter struct by value, this one takes [{kinds}]"
         );
@@ -415,9 +416,9 @@ fn kernels_that_break_the_contract() {
 }
 
 /// Loading this image for gfx942.
-fn load(image: Vec<u8>) -> Result<Arc<Kernel>> {
+fn load(image: Vec<u8>) -> Result<Kernel<Params>> {
     let images: &[(Arch, &[u8])] = common::leak([(Arch::Gfx942, &*image.leak())]);
-    stream().kernel(common::leak(CodeObjects::embedded("broken", images)), "scale")
+    stream().kernel(KernelRef::new(common::leak(CodeObjects::embedded("broken", images)), "scale"))
 }
 
 #[test]

@@ -193,3 +193,13 @@ fn rows_of_real_tensors() {
     assert_eq!(rows(&[4, 7], &[0, 1]), Ok((4, 7, 0)));
     assert_eq!(rows(&[], &[]), Err(false));
 }
+
+#[test]
+fn an_error_of_a_layout_can_name_the_operator_and_its_argument() {
+    let e = Layout::contiguous([2, usize::MAX / 2]).unwrap_err();
+    assert!(e.to_string().starts_with("Layout: shape: shape [2, 9223372036854775807]"), "{e}");
+    let e = e.of_argument("topk", "k");
+    assert!(matches!(e, Error::TooLarge { op: "topk", arg: "k", .. }), "{e:?}");
+    let e = Layout::contiguous([1; 6]).unwrap_err().of_argument("topk", "shape of y");
+    assert_eq!(e.to_string(), "topk: shape of y: shape [1, 1, 1, 1, 1, 1], expected at most 5 axes");
+}

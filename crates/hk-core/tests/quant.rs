@@ -1,16 +1,15 @@
 //! The device's conversions against the host's: every code, every tie and its neighbours, every bf16.
 #![cfg(feature = "emu")]
 
-mod common;
-
+use crate::common;
 use bytemuck::{Pod, Zeroable};
 use hk_core::quant::{
-    BlockRule, BlockScale, CodeFormat, CodeKind, Quantized, group_scale, linear_scale, shuffled_index,
+    BlockRule, BlockScale, QuantFormat, QuantType, Quantized, group_scale, linear_scale, shuffled_index,
     shuffled_len,
 };
 use hk_core::{
     Arch, CodeObjects, Device, E8M0, Element, Fp4Rounding, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, Fp8E5M2,
-    GlobalLayout, LaunchConfig, Stream,
+    GlobalLayout, KernelRef, LaunchConfig, Stream,
 };
 use std::sync::LazyLock;
 
@@ -22,15 +21,15 @@ static QUANT: LazyLock<&'static CodeObjects> = LazyLock::new(|| common::compile(
 struct Params {
     x: GlobalLayout,
     y: GlobalLayout,
-    format: CodeFormat,
+    format: QuantFormat,
     rule: BlockRule,
     pad: u32,
 }
 
-const I8: CodeFormat = CodeFormat::new(CodeKind::I8);
-const FP8: CodeFormat = CodeFormat::new(CodeKind::Fp8);
-const FNUZ: CodeFormat = CodeFormat::new(CodeKind::Fp8Fnuz);
-const E5M2: CodeFormat = CodeFormat::new(CodeKind::Fp8E5M2);
+const I8: QuantFormat = QuantFormat::new(QuantType::I8);
+const FP8: QuantFormat = QuantFormat::new(QuantType::Fp8);
+const FNUZ: QuantFormat = QuantFormat::new(QuantType::Fp8Fnuz);
+const E5M2: QuantFormat = QuantFormat::new(QuantType::Fp8E5M2);
 const RULE: BlockRule = BlockRule::fp4(BlockScale::Even, 0);
 
 fn streams() -> impl Iterator<Item = Stream> {
@@ -43,7 +42,7 @@ fn run<X: Element, Y: Element>(
     symbol: &str,
     x: &[X],
     (taken, made): (usize, usize),
-    format: CodeFormat,
+    format: QuantFormat,
     rule: BlockRule,
 ) -> Vec<Y> {
     let threads = x.len().div_ceil(taken).next_multiple_of(64);
@@ -51,13 +50,13 @@ fn run<X: Element, Y: Element>(
     padded.resize(threads * taken, X::zeroed());
     let x_buffer = stream.upload(&padded).unwrap();
     let mut y = stream.alloc_zeroed::<Y>(threads * made).unwrap();
-    let kernel = stream.kernel(*QUANT, symbol).unwrap();
-    let mut launch = stream.launch("quant", &kernel);
+    let kernel = stream.kernel(KernelRef::new(*QUANT, common::leak(symbol.to_owned()))).unwrap();
+    let mut launch = stream.launch("quant");
     let x_view = launch.input("x", &x_buffer.view([padded.len()]).unwrap()).unwrap();
     let y_view = launch.output("y", &mut y.view_mut([threads * made]).unwrap()).unwrap();
     let params = Params { x: x_view, y: y_view, format, rule, pad: 0 };
     // SAFETY: the parameters are the kernel's, and both tensors have what its threads access.
-    unsafe { launch.run(LaunchConfig::grid_1d(threads / 64), &params) }.unwrap();
+    unsafe { launch.run(&kernel, LaunchConfig::grid_1d(threads / 64), &params) }.unwrap();
     let mut y = stream.download(&y).unwrap();
     y.truncate(x.len() * made / taken);
     y
@@ -79,8 +78,8 @@ fn inputs(values: impl IntoIterator<Item = f32>) -> Vec<f32> {
 }
 
 #[test]
-fn codes_are_those_of_the_host() {
-    fn check<Q: Element>(format: CodeFormat, encode: fn(f32) -> u8, decode: fn(u8) -> f32) {
+fn quantized_values_match_the_host() {
+    fn check<Q: Element>(format: QuantFormat, encode: fn(f32) -> u8, decode: fn(u8) -> f32) {
         let x = inputs((0..=255).map(decode));
         let want: Vec<u8> = x.iter().map(|&x| encode(x)).collect();
         for stream in streams() {
@@ -107,8 +106,8 @@ fn codes_are_those_of_the_host() {
 }
 
 #[test]
-fn fp4_codes_are_those_of_the_host() {
-    let values = (0..8).map(|c| hk_core::Fp4::from_code(c).to_f32());
+fn fp4_quantized_values_match_the_host() {
+    let values = (0..8).map(|c| hk_core::Fp4::from_bits(c).to_f32());
     let mut x = inputs(values);
     x.retain(|x| !x.is_nan());
     x.resize(x.len().next_multiple_of(8), 0.0);
@@ -136,8 +135,8 @@ fn fp4_codes_are_those_of_the_host() {
 
 /// Rounding without codes gives what the codes stand for; bf16 holds a quarter of every value of every scale.
 #[test]
-fn fp4_values_are_those_of_their_codes() {
-    let mut x = inputs((0..8).map(|c| hk_core::Fp4::from_code(c).to_f32()));
+fn fp4_values_match_their_encodings() {
+    let mut x = inputs((0..8).map(|c| hk_core::Fp4::from_bits(c).to_f32()));
     x.retain(|x| !x.is_nan());
     x.resize(x.len().next_multiple_of(8), 0.0);
     let all: Vec<u8> = (0..=255).collect();
@@ -227,7 +226,7 @@ fn block_scales_follow_their_definitions() {
 }
 
 #[test]
-fn largest_magnitudes_and_linear_scales_are_those_of_the_host() {
+fn largest_magnitudes_and_linear_scales_match_the_host() {
     let mut x = inputs([0.0, 1e-30, 1e-10, 127.0]);
     x.truncate(x.len() / 2 * 2);
     for stream in streams() {

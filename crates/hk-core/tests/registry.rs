@@ -1,14 +1,14 @@
 //! An operator described as data: its call is checked, made up from a case, run and compared.
 #![cfg(feature = "emu")]
 
-mod common;
-
-use common::Params;
+use crate::common::{self, Params};
 use hk_core::registry::{
-    ArgSpec, Call, CallSpec, Case, DeviceCall, DynTensor, HostCall, HostTensor, HostTensorF64, Named,
-    Operator, Role, Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
+    ArgSpec, BenchSizes, Call, CallSpec, Case, DeviceCall, DynTensor, HostCall, HostTensor, HostTensorF64,
+    Named, Operator, POISON, Role, Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
-use hk_core::{Arch, CodeObjects, DType, Device, E8M0, Error, Fp4x2, LaunchConfig, Result, Stream, bf16};
+use hk_core::{
+    Arch, CodeObjects, DType, Device, E8M0, Error, Fp4x2, KernelRef, LaunchConfig, Result, Stream, bf16,
+};
 use std::sync::LazyLock;
 
 static PROBE: LazyLock<&'static CodeObjects> = LazyLock::new(|| common::compile("probe"));
@@ -20,12 +20,12 @@ fn outputs(call: &CallSpec) -> Result<Named<TensorSpec>> {
 fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (inputs, mut outputs) = call.split();
     let (x, mut y) = (inputs.view::<f32>("x")?, outputs.take::<f32>("y")?);
-    let kernel = stream.kernel(*PROBE, "scale")?;
-    let mut launch = stream.launch("scale", &kernel);
+    let kernel = stream.kernel(KernelRef::new(*PROBE, "scale"))?;
+    let mut launch = stream.launch("scale");
     let a = inputs.float("a")? as f32;
     let params = Params { x: launch.input("x", &x)?, y: launch.output("y", &mut y)?, a, pad: 0 };
     // SAFETY: the kernel reads as many elements of x as y has, and x has as many.
-    unsafe { launch.run(LaunchConfig::grid_1d(x.numel().div_ceil(64)), &params) }
+    unsafe { launch.run(&kernel, LaunchConfig::grid_1d(x.numel().div_ceil(64)), &params) }
 }
 
 fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
@@ -49,7 +49,7 @@ const ARG: ArgSpec = ArgSpec {
     sample: Sample::Normal { mean: 0.0, deviation: 1.0 },
 };
 
-static SCALE: Operator = Operator {
+const SCALE_OPERATOR: Operator = Operator {
     name: "scale",
     family: "hk-core",
     summary: "y = a x",
@@ -62,6 +62,7 @@ static SCALE: Operator = Operator {
     scalars: &[
         ScalarSpec { name: "a", default: Scalar::Float(2.0), choices: &[], summary: "factor" },
         ScalarSpec { name: "n", default: Scalar::Int(1), choices: &[], summary: "a number" },
+        ScalarSpec { name: "seed", default: Scalar::Count(3), choices: &[], summary: "a count" },
         ScalarSpec { name: "fast", default: Scalar::Bool(false), choices: &[], summary: "a switch" },
         ScalarSpec {
             name: "mode",
@@ -76,12 +77,15 @@ static SCALE: Operator = Operator {
         tensors: &[("x", DType::F32, &[200]), ("extra", DType::F32, &[1])],
         scalars: &[("a", Scalar::Float(0.5))],
     }],
+    bench: BenchSizes::Several(&[]),
     corners: &[],
     outputs,
     run,
     reference,
     traffic,
 };
+
+static SCALE: Operator = SCALE_OPERATOR;
 
 fn message<T: std::fmt::Debug>(result: Result<T>) -> String {
     result.unwrap_err().to_string()
@@ -121,6 +125,37 @@ fn inputs_are_checked_when_given() {
     assert_eq!(message(SCALE.execute(&stream, &call)), "scale: x: dtype bf16, expected f32");
 }
 
+/// A tensor that is too large, or has too many axes, is named by operator and argument.
+#[test]
+fn layout_errors_name_the_argument() {
+    fn huge(_: &CallSpec) -> Result<Named<TensorSpec>> {
+        Ok(vec![("y", TensorSpec::new(DType::F32, [4, 1 << 61]))])
+    }
+    fn deep(_: &CallSpec) -> Result<Named<TensorSpec>> {
+        Ok(vec![("y", TensorSpec::new(DType::F32, [1; 6]))])
+    }
+    fn long_workspace(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
+        call.split().1.workspace::<f32>(stream, usize::MAX).map(drop)
+    }
+    static HUGE: Operator = Operator { outputs: huge, ..SCALE_OPERATOR };
+    static DEEP: Operator = Operator { outputs: deep, ..SCALE_OPERATOR };
+    static LONG: Operator = Operator { run: long_workspace, ..SCALE_OPERATOR };
+    let stream = Device::open("emu:gfx942").unwrap().create_stream().unwrap();
+    let execute = |operator: &'static Operator| {
+        message(operator.execute(&stream, &operator.example(&operator.cases[0], 1).unwrap()))
+    };
+    let huge = execute(&HUGE);
+    assert!(huge.starts_with("scale: y: shape [4, 2305843009213693952]"), "{huge}");
+    let deep = execute(&DEEP);
+    assert!(deep.starts_with("scale: y: shape [1, 1, 1, 1, 1, 1]"), "{deep}");
+    let long = execute(&LONG);
+    assert!(long.starts_with("scale: workspace: "), "{long}");
+    let mut spec: CallSpec = Call::new(&SCALE);
+    spec.set("x", TensorSpec::new(DType::F32, [4, 1 << 61])).unwrap();
+    let sampled = message(spec.sample(1));
+    assert!(sampled.starts_with("scale: x: shape [4, 2305843009213693952]"), "{sampled}");
+}
+
 #[test]
 fn scalars_come_as_text_or_values() {
     let mut call = HostCall::new(&SCALE);
@@ -143,10 +178,60 @@ fn scalars_come_as_text_or_values() {
     assert_eq!(message(call.parse_scalar("mode", "left")), "scale: mode: `left`, expected one of up, down");
     assert_eq!(message(call.set_scalar("a", Scalar::Int(1))), "scale: a: 1, expected a real number");
     assert!(call.set_scalar("mode", Scalar::Choice("left")).is_err());
-    let unknown = "scale: scalar: `b`, expected one of a, n, fast, mode";
+    let unknown = "scale: scalar: `b`, expected one of a, n, seed, fast, mode";
     assert_eq!(message(call.parse_scalar("b", "1")), unknown);
     assert_eq!(message(call.float("b")), unknown);
     assert!(call.float("n").is_err() && call.int("a").is_err() && call.bool("a").is_err());
+}
+
+#[test]
+fn counts_are_not_negative_and_reach_all_of_64_bits() {
+    let mut call = HostCall::new(&SCALE);
+    assert_eq!((call.count("seed"), call.int("seed"), call.size("seed")), (Ok(3), Ok(3), Ok(3)));
+    let negative = "scale: seed: `-1`, expected an integer, 0 or more";
+    assert_eq!(message(call.parse_scalar("seed", "-1")), negative);
+    assert_eq!(
+        message(call.set_scalar("seed", Scalar::Int(-1))),
+        "scale: seed: -1, expected an integer, 0 or more"
+    );
+    // An integer that is not negative is a count.
+    call.set_scalar("seed", Scalar::Int(1 << 32)).unwrap();
+    assert_eq!(call.count("seed"), Ok(1 << 32));
+    assert_eq!(message(call.size("seed")), "scale: seed: 4294967296, expected a size, less than 2^32");
+    call.parse_scalar("seed", "18446744073709551615").unwrap();
+    assert_eq!(call.count("seed"), Ok(u64::MAX));
+    assert_eq!(message(call.int("seed")), "scale: seed: 18446744073709551615, expected less than 2^63");
+    assert!(call.count("n").is_err() && call.count("b").is_err());
+}
+
+static NOTHING: Operator =
+    Operator { name: "nothing", args: &[], scalars: &[], cases: &[], ..SCALE_OPERATOR };
+
+#[test]
+fn messages_say_what_there_is() {
+    let mut call = HostCall::new(&NOTHING);
+    assert_eq!(
+        message(call.parse_scalar("a", "1")),
+        "nothing: scalar: `a`, expected none: the operator has no parameters"
+    );
+    let x = HostTensor::new([4], &[1f32; 4]).unwrap();
+    assert_eq!(message(call.set("x", x)), "nothing: input: `x`, expected none: the operator has no inputs");
+}
+
+#[test]
+fn outputs_begin_as_the_fill() {
+    let stream = Device::open("emu:gfx942").unwrap().create_stream().unwrap();
+    let mut call = HostCall::new(&SCALE);
+    call.set("x", HostTensor::new([4], &[1f32; 4]).unwrap()).unwrap();
+    for fill in [POISON, 0x11] {
+        let device_call = DeviceCall::prepare_filled(&stream, &call, fill).unwrap();
+        let (_, y) = device_call.outputs().next().unwrap();
+        assert_eq!(y.download(&stream).unwrap().bytes(), [fill; 16]);
+        let y = SCALE.execute_filled(&stream, &call, fill).unwrap().remove(0).1;
+        assert_eq!(y.to_f64(), [2.0; 4]);
+    }
+    assert!(HostTensorF64::is_untouched(HostTensorF64::UNTOUCHED) && HostTensorF64::UNTOUCHED.is_nan());
+    assert!(!HostTensorF64::is_untouched(f64::NAN));
 }
 
 #[test]

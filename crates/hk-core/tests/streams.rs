@@ -333,7 +333,7 @@ fn default_device(hk_device: Option<&str>) -> String {
 
 fn default_device_under(hk_device: Option<&str>, variable: Option<(&str, &str)>) -> String {
     let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["--exact", "print_default_device", "--ignored", "--nocapture"]);
+    child.args(["--exact", "streams::print_default_device", "--ignored", "--nocapture"]);
     match hk_device {
         Some(spec) => child.env("HK_DEVICE", spec),
         None => child.env_remove("HK_DEVICE"),

@@ -4,29 +4,27 @@
 //! assembles when it loads them. Streams, events and modules are objects that release themselves; the current context,
 //! which CUDA keeps per thread, is set before every call that depends on it.
 
+use super::gpu::{
+    self, CAPTURE_THREAD_LOCAL, EVENT_DEFAULT, HOST_PORTABLE, NO_DEVICE, NOT_READY, STREAM_NON_BLOCKING,
+    SUCCESS,
+};
+use crate::device::DeviceInfo;
 use crate::driver::{Dependency, Dispatch, Driver, Handle};
-use crate::{Arch, DeviceInfo, Error, KernelInfo, Result};
+use crate::error::{Error, Result};
 use cudarc::driver::sys as cuda;
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_void};
+use hk_codeobj::{Arch, Kernel as KernelInfo};
+use once_cell::sync::OnceCell;
+use std::ffi::{CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::fmt::Display;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// `CUresult`, as the integer that it is in C: cudarc declares an enum, and a code that it does not list would be an
 /// invalid value of it the moment a call returns.
 type Code = c_int;
 
-const SUCCESS: Code = 0;
-const OUT_OF_MEMORY: Code = 2;
-const NO_DEVICE: Code = 100;
-const NOT_READY: Code = 600;
-const STREAM_NON_BLOCKING: c_uint = 1;
-const EVENT_DEFAULT: c_uint = 0;
-const HOST_PORTABLE: c_uint = 1;
-/// Calls that cannot be captured fail on this thread only.
-const CAPTURE_THREAD_LOCAL: c_int = 1;
 /// Shared memory of a block, static and dynamic, that a kernel gets without asking.
 const SHARED_WITHOUT_ASKING: u32 = 48 << 10;
 
@@ -108,25 +106,19 @@ api! {
 
 /// The driver's API, or why there is none.
 fn api() -> Result<&'static Api, String> {
-    static API: OnceLock<Result<Api, String>> = OnceLock::new();
-    API.get_or_init(Api::load).as_ref().map_err(String::clone)
+    static API: OnceCell<Api> = OnceCell::new();
+    API.get_or_try_init(Api::load)
 }
 
 /// `Ok` for success, else the code with its name.
 fn check(api: &Api, call: &'static str, code: Code, context: impl FnOnce() -> String) -> Result<()> {
-    if code == SUCCESS {
-        return Ok(());
-    }
-    let mut name = std::ptr::null();
-    // SAFETY: takes any integer; `name` is valid for the write.
-    let known = unsafe { (api.error_name)(code, &mut name) } == SUCCESS && !name.is_null();
-    let name = if known {
-        // SAFETY: a static string of the driver.
-        unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
-    } else {
-        "unknown".into()
+    let name = |code| {
+        let mut name = std::ptr::null();
+        // SAFETY: takes any integer; `name` is valid for the write.
+        let code = unsafe { (api.error_name)(code, &mut name) };
+        if code == SUCCESS { name } else { std::ptr::null() }
     };
-    Err(Error::Driver { call, code, name, context: format!(": {}", context()) })
+    gpu::check(call, code, name, context)
 }
 
 /// Number of NVIDIA GPUs; none without a driver.
@@ -262,11 +254,9 @@ impl Cuda {
                 "the GPU is sm_{major}{minor}; there are kernels for sm_90 and later"
             )));
         }
-        // SAFETY: zeroed before, and the last byte is still zero.
-        let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
         let info = DeviceInfo {
             spec: spec.into(),
-            name,
+            name: gpu::text(&name),
             arch: Arch::Sm90,
             compute_units: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
             wave_size: attribute(Attribute::CU_DEVICE_ATTRIBUTE_WARP_SIZE)?,
@@ -326,10 +316,7 @@ impl Driver for Cuda {
         let mut address = 0;
         // SAFETY: the stream is alive, `address` is valid for the write.
         let code = unsafe { (self.api.malloc)(&mut address, bytes as usize, stream.get::<Stream>().raw) };
-        check(self.api, "cuMemAllocAsync", code, || {
-            let why = if code == OUT_OF_MEMORY { "not enough memory for " } else { "" };
-            format!("{why}{label}, {bytes} bytes on {}", self.info.spec)
-        })?;
+        check(self.api, "cuMemAllocAsync", code, || gpu::allocation(code, label, bytes, &self.info.spec))?;
         Ok(address)
     }
 
@@ -343,16 +330,11 @@ impl Driver for Cuda {
 
     fn malloc_host(&self, bytes: usize) -> Result<NonNull<u8>> {
         self.bind()?;
-        let mut host = null_mut();
         // SAFETY: `host` is valid for the write.
-        let code = unsafe { (self.api.malloc_host)(&mut host, bytes, HOST_PORTABLE) };
-        let context = || format!("{bytes} bytes of page-locked memory for {}", self.info.spec);
-        check(self.api, "cuMemHostAlloc", code, context)?;
-        let host: NonNull<u8> = NonNull::new(host.cast())
-            .ok_or_else(|| check(self.api, "cuMemHostAlloc", OUT_OF_MEMORY, context).unwrap_err())?;
-        // SAFETY: the allocation has these bytes.
-        unsafe { host.write_bytes(0, bytes) };
-        Ok(host)
+        let alloc = |host: &mut *mut c_void| unsafe { (self.api.malloc_host)(host, bytes, HOST_PORTABLE) };
+        gpu::zeroed_host(bytes, &self.info.spec, alloc, |code, context| {
+            check(self.api, "cuMemHostAlloc", code, context)
+        })
     }
 
     unsafe fn free_host(&self, host: NonNull<u8>, _: usize) {
@@ -465,7 +447,7 @@ impl Driver for Cuda {
         // SAFETY: both are alive and done, `ms` is valid for the write.
         let code = unsafe { (self.api.elapsed)(&mut ms, from.get::<Event>().raw, to.get::<Event>().raw) };
         self.check("cuEventElapsedTime", code)?;
-        super::elapsed(ms)
+        gpu::elapsed(ms)
     }
 
     fn load_module(&self, name: &str, image: &'static [u8]) -> Result<Handle> {
@@ -482,10 +464,7 @@ impl Driver for Cuda {
     fn function(&self, module: &Handle, symbol: &str) -> Result<Handle> {
         self.bind()?;
         let module = module.get::<Module>().clone();
-        let name = CString::new(symbol).map_err(|_| {
-            let reason = "a kernel's name with a zero byte".into();
-            Error::CodeObject { object: symbol.into(), reason }
-        })?;
+        let name = gpu::symbol_name(symbol)?;
         let mut raw = null_mut();
         // SAFETY: the module is alive, the name is a C string, `raw` is valid for the write.
         let code = unsafe { (self.api.function)(&mut raw, module.raw, name.as_ptr()) };
@@ -564,10 +543,7 @@ impl Driver for Cuda {
                 null_mut(),
             )
         };
-        check(self.api, "cuLaunchKernel", code, || {
-            let name = &function.name;
-            format!("{op}: kernel {name}, grid {grid:?}, block {block:?}, {dynamic_lds} bytes of dynamic LDS")
-        })
+        check(self.api, "cuLaunchKernel", code, || gpu::launch(dispatch, &function.name, dynamic_lds))
     }
 
     fn begin_capture(&self, stream: &Handle) -> Result<()> {

@@ -1,10 +1,13 @@
 //! The emulator as a device: a worker thread per stream executes its queue in order.
 
+use crate::device::DeviceInfo;
 use crate::driver::{Dependency, Dispatch, Driver, Handle};
-use crate::{Arch, Counters, DeviceInfo, Error, Result};
+use crate::error::{Error, Result};
+use hk_codeobj::Arch;
+use hk_emu::Counters;
 use hk_emu::{
-    Checks, Fault, Machine, MachineOptions, Mark, MatrixNumerics, Module, Profile, UnknownCheck,
-    UnknownNumerics,
+    BlockOrder, Checks, Fault, Machine, MachineOptions, Mark, MatrixNumerics, Module, Profile, UnknownCheck,
+    UnknownNumerics, UnknownOrder,
 };
 use std::alloc::Layout;
 use std::collections::VecDeque;
@@ -18,6 +21,8 @@ use std::time::{Duration, Instant};
 const HK_SANITIZE: &str = "HK_SANITIZE";
 /// The environment variable with the matrix numerics of devices whose string names none.
 const HK_MFMA: &str = "HK_MFMA";
+/// The environment variable with the order of workgroups of devices whose string names none.
+const HK_BLOCK_ORDER: &str = "HK_BLOCK_ORDER";
 
 /// Alignment of allocations, that of the HIP runtime.
 const ALIGN: u64 = 256;
@@ -43,6 +48,7 @@ impl Emu {
         let (mut delay, mut details) = (Duration::ZERO, false);
         let mut checks = None;
         let mut numerics = None;
+        let mut order = None;
         let mut compute_units = arch.compute_units();
         for option in options.split('&').filter(|o| !o.is_empty()) {
             let (key, value) = option.split_once('=').unwrap_or((option, ""));
@@ -70,6 +76,10 @@ impl Emu {
                     let named = value.parse().map_err(|_| wrong("mfma=fma or =cdna3-exact"))?;
                     numerics = Some(named);
                 }
+                "order" => {
+                    let named = value.parse().map_err(|_| wrong("order=reproducible or =arrival"))?;
+                    order = Some(named);
+                }
                 "delay_ms" => {
                     delay = Duration::from_millis(parse(value).ok_or_else(|| wrong("delay_ms=N"))?);
                 }
@@ -84,14 +94,15 @@ impl Emu {
                 }
                 _ => {
                     return Err(wrong(
-                        "the options threads, cus, budget, details, misaligned, sanitize, mfma, mutant, delay_ms",
+                        "the options threads, cus, budget, details, misaligned, sanitize, mfma, order, mutant, delay_ms",
                     ));
                 }
             }
         }
         let checks = checks.map_or_else(checks_of_environment, Ok)?;
         let numerics = numerics.map_or_else(numerics_of_environment, Ok)?;
-        let machine = machine.sanitize(checks).matrix_numerics(numerics);
+        let order = order.map_or_else(order_of_environment, Ok)?;
+        let machine = machine.sanitize(checks).matrix_numerics(numerics).block_order(order);
         let info = DeviceInfo {
             spec: spec.into(),
             name: format!("hk-emu, {arch}, mfma {numerics}"),
@@ -134,6 +145,18 @@ fn numerics_of_environment() -> Result<MatrixNumerics> {
     })
 }
 
+/// The order of workgroups that `HK_BLOCK_ORDER` names; the default without it.
+fn order_of_environment() -> Result<BlockOrder> {
+    let value = std::env::var_os(HK_BLOCK_ORDER).unwrap_or_default();
+    let value = value.to_string_lossy();
+    if value.is_empty() {
+        return Ok(BlockOrder::default());
+    }
+    value.parse().map_err(|wrong: UnknownOrder| {
+        Error::argument(super::OP, HK_BLOCK_ORDER, format!("`{value}`"), wrong.to_string())
+    })
+}
+
 fn parse<T: FromStr>(value: &str) -> Option<T> {
     value.parse().ok()
 }
@@ -142,7 +165,7 @@ struct EmuStream {
     shared: Arc<Shared>,
     /// The device, in order with this stream's work.
     machine: Machine,
-    /// What was noted since the capture began, while there is one.
+    /// The commands captured so far, during a capture.
     captured: Mutex<Option<Vec<Command>>>,
 }
 
@@ -157,7 +180,7 @@ struct Shared {
 
 #[derive(Default)]
 struct Queue {
-    /// Each with what the host had waited for when it queued it.
+    /// Each with what the host had waited for when it queued the command.
     commands: VecDeque<(Command, Mark)>,
     /// The worker executes a command that it has taken off the queue.
     busy: bool,
@@ -210,9 +233,9 @@ struct EmuEvent {
 #[derive(Clone)]
 struct Done {
     at: Instant,
-    /// What is behind the event.
+    /// The work before the event.
     mark: Mark,
-    /// The failure of the stream up to here that nobody had been told by then.
+    /// The unreported failure of the stream up to here.
     fault: Option<Error>,
 }
 
@@ -353,7 +376,7 @@ impl Worker {
         };
         let error = |report: &dyn Display| failure(report.to_string(), None);
         match command {
-            // Order and lifetime hold whatever has failed.
+            // Ordering and lifetime hold after failures, too.
             Command::Free { addr } => self.machine.free(addr).map_err(|e| error(&e))?,
             Command::Record(event) => event.complete(self.machine.mark(), failed),
             Command::Wait(event, why) => {
@@ -363,7 +386,7 @@ impl Worker {
                     return Err(fault);
                 }
             }
-            // Behind a failure there is nothing to compute with.
+            // After a failure kernels and copies are skipped.
             _ if failed.is_some() => {}
             Command::Write { dst, data } => self.machine.write(dst, &data).map_err(|e| error(&e))?,
             Command::Copy { dst, src, bytes } => {

@@ -3,9 +3,15 @@
 //! The only module with foreign calls. Streams, events and modules are objects that release themselves; the current
 //! device, which HIP keeps per thread, is set before every call that depends on it.
 
+use super::gpu::{
+    self, CAPTURE_THREAD_LOCAL, EVENT_DEFAULT, HOST_PORTABLE, NO_DEVICE, NOT_READY, STREAM_NON_BLOCKING,
+    SUCCESS,
+};
+use crate::device::DeviceInfo;
 use crate::driver::{Dependency, Dispatch, Driver, Handle};
-use crate::{Arch, DeviceInfo, Error, Result};
-use std::ffi::{CStr, CString, c_int, c_void};
+use crate::error::{Error, Result};
+use hk_codeobj::Arch;
+use std::ffi::{c_int, c_void};
 use std::fmt::Display;
 use std::ptr::{NonNull, null_mut};
 use std::time::Duration;
@@ -21,17 +27,7 @@ mod sys {
     };
     use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
-    pub const SUCCESS: c_int = 0;
-    pub const OUT_OF_MEMORY: c_int = 2;
-    pub const NO_DEVICE: c_int = 100;
     pub const INVALID_DEVICE: c_int = 101;
-    pub const NOT_READY: c_int = 600;
-
-    pub const STREAM_NON_BLOCKING: c_uint = 1;
-    pub const EVENT_DEFAULT: c_uint = 0;
-    pub const HOST_PORTABLE: c_uint = 1;
-    /// Calls that cannot be captured fail on this thread only.
-    pub const CAPTURE_THREAD_LOCAL: c_int = 1;
     pub const LAUNCH_PARAM_BUFFER_POINTER: usize = 1;
     pub const LAUNCH_PARAM_BUFFER_SIZE: usize = 2;
     pub const LAUNCH_PARAM_END: usize = 3;
@@ -179,18 +175,8 @@ unsafe impl Sync for Function {}
 
 /// `Ok` for success, else the code with its name.
 fn check(call: &'static str, code: c_int, context: impl FnOnce() -> String) -> Result<()> {
-    if code == sys::SUCCESS {
-        return Ok(());
-    }
     // SAFETY: takes any integer.
-    let name = unsafe { sys::hipGetErrorName(code) };
-    let name = if name.is_null() {
-        "unknown".into()
-    } else {
-        // SAFETY: a static string of the runtime.
-        unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
-    };
-    Err(Error::Driver { call, code, name, context: format!(": {}", context()) })
+    gpu::check(call, code, |code| unsafe { sys::hipGetErrorName(code) }, context)
 }
 
 /// Number of AMD GPUs that the runtime sees.
@@ -200,11 +186,11 @@ pub(super) fn device_count() -> Result<u32> {
         let init = sys::hipInit(0);
         let mut count = 0;
         let code = sys::hipGetDeviceCount(&mut count);
-        (count, if code == sys::SUCCESS { init } else { code })
+        (count, if code == SUCCESS { init } else { code })
     };
     match code {
         // What the runtime says without a GPU, or without the kernel driver.
-        sys::NO_DEVICE | sys::INVALID_DEVICE => Ok(0),
+        NO_DEVICE | sys::INVALID_DEVICE => Ok(0),
         _ => check("hipGetDeviceCount", code, || "looking for AMD GPUs".into()).map(|()| count.max(0) as u32),
     }
 }
@@ -234,11 +220,9 @@ impl Hip {
             check("hipDeviceGetName", code, || spec.into())?;
             check("hipDeviceTotalMem", sys::hipDeviceTotalMem(&mut memory, device), || spec.into())?;
         }
-        // SAFETY: zeroed before, and the last byte is still zero.
-        let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
         let info = DeviceInfo {
             spec: spec.into(),
-            name,
+            name: gpu::text(&name),
             arch,
             compute_units: attribute(Attribute::hipDeviceAttributeMultiprocessorCount)?,
             wave_size: attribute(Attribute::hipDeviceAttributeWarpSize)?,
@@ -270,7 +254,7 @@ impl Hip {
         self.bind()?;
         let mut raw = null_mut();
         // SAFETY: `raw` is valid for the write.
-        let code = unsafe { sys::hipEventCreateWithFlags(&mut raw, sys::EVENT_DEFAULT) };
+        let code = unsafe { sys::hipEventCreateWithFlags(&mut raw, EVENT_DEFAULT) };
         self.check("hipEventCreateWithFlags", code)?;
         Ok(Owned { raw, ordinal: self.ordinal, release: sys::hipEventDestroy })
     }
@@ -294,7 +278,7 @@ fn read_arch(spec: &str, ordinal: c_int) -> Result<Arch> {
     // SAFETY: the block is 16 KiB, aligned, and initialised; no version of the structure has a tenth of that.
     let code = unsafe { sys::hipGetDeviceProperties(properties.as_mut_ptr().cast(), ordinal) };
     let bytes: &[u8] = bytemuck::cast_slice(&properties);
-    if code == sys::SUCCESS
+    if code == SUCCESS
         && let Some(name) = find_arch_name(bytes)
     {
         let supported = name.parse().ok().filter(|a: &Arch| a.is_amd());
@@ -336,7 +320,7 @@ impl Driver for Hip {
         self.bind()?;
         let mut raw = null_mut();
         // SAFETY: `raw` is valid for the write.
-        let code = unsafe { sys::hipStreamCreateWithFlags(&mut raw, sys::STREAM_NON_BLOCKING) };
+        let code = unsafe { sys::hipStreamCreateWithFlags(&mut raw, STREAM_NON_BLOCKING) };
         self.check("hipStreamCreateWithFlags", code)?;
         Ok(Handle::new(Owned { raw, ordinal: self.ordinal, release: sys::hipStreamDestroy }))
     }
@@ -359,10 +343,7 @@ impl Driver for Hip {
             // SAFETY: `address` is valid for the write.
             ("hipMalloc", unsafe { sys::hipMalloc(&mut address, bytes as usize) })
         };
-        check(call, code, || {
-            let why = if code == sys::OUT_OF_MEMORY { "not enough memory for " } else { "" };
-            format!("{why}{label}, {bytes} bytes on {}", self.info.spec)
-        })?;
+        check(call, code, || gpu::allocation(code, label, bytes, &self.info.spec))?;
         Ok(address as usize as u64)
     }
 
@@ -381,16 +362,9 @@ impl Driver for Hip {
 
     fn malloc_host(&self, bytes: usize) -> Result<NonNull<u8>> {
         self.bind()?;
-        let mut host = null_mut();
         // SAFETY: `host` is valid for the write.
-        let code = unsafe { sys::hipHostMalloc(&mut host, bytes, sys::HOST_PORTABLE) };
-        let context = || format!("{bytes} bytes of page-locked memory for {}", self.info.spec);
-        check("hipHostMalloc", code, context)?;
-        let host: NonNull<u8> = NonNull::new(host.cast())
-            .ok_or_else(|| check("hipHostMalloc", sys::OUT_OF_MEMORY, context).unwrap_err())?;
-        // SAFETY: the allocation has these bytes.
-        unsafe { host.write_bytes(0, bytes) };
-        Ok(host)
+        let alloc = |host: &mut *mut c_void| unsafe { sys::hipHostMalloc(host, bytes, HOST_PORTABLE) };
+        gpu::zeroed_host(bytes, &self.info.spec, alloc, |code, context| check("hipHostMalloc", code, context))
     }
 
     unsafe fn free_host(&self, host: NonNull<u8>, _: usize) {
@@ -490,7 +464,7 @@ impl Driver for Hip {
         self.bind()?;
         // SAFETY: the event is alive.
         match unsafe { sys::hipEventQuery(event.get::<Event>().raw) } {
-            sys::NOT_READY => Ok(false),
+            NOT_READY => Ok(false),
             code => self.check("hipEventQuery", code).map(|()| true),
         }
     }
@@ -509,7 +483,7 @@ impl Driver for Hip {
         let code =
             unsafe { sys::hipEventElapsedTime(&mut ms, from.get::<Event>().raw, to.get::<Event>().raw) };
         self.check("hipEventElapsedTime", code)?;
-        super::elapsed(ms)
+        gpu::elapsed(ms)
     }
 
     fn load_module(&self, name: &str, image: &'static [u8]) -> Result<Handle> {
@@ -525,10 +499,7 @@ impl Driver for Hip {
     fn function(&self, module: &Handle, symbol: &str) -> Result<Handle> {
         self.bind()?;
         let module = module.get::<Module>().clone();
-        let name = CString::new(symbol).map_err(|_| {
-            let reason = "a kernel's name with a zero byte".into();
-            Error::CodeObject { object: symbol.into(), reason }
-        })?;
+        let name = gpu::symbol_name(symbol)?;
         let mut raw = null_mut();
         // SAFETY: the module is alive, the name is a C string, `raw` is valid for the write.
         let code = unsafe { sys::hipModuleGetFunction(&mut raw, module.raw, name.as_ptr()) };
@@ -538,7 +509,7 @@ impl Driver for Hip {
 
     fn launch(&self, stream: &Handle, function: &Handle, dispatch: &Dispatch) -> Result<()> {
         self.bind()?;
-        let &Dispatch { op, grid, block, dynamic_lds, args } = dispatch;
+        let &Dispatch { grid, block, dynamic_lds, args, .. } = dispatch;
         let function = function.get::<Function>();
         let mut bytes = args.len();
         let mut extra: [*mut c_void; 5] = [
@@ -565,17 +536,13 @@ impl Driver for Hip {
                 extra.as_mut_ptr(),
             )
         };
-        check("hipModuleLaunchKernel", code, || {
-            let name = &function.name;
-            format!("{op}: kernel {name}, grid {grid:?}, block {block:?}, {dynamic_lds} bytes of dynamic LDS")
-        })
+        check("hipModuleLaunchKernel", code, || gpu::launch(dispatch, &function.name, dynamic_lds))
     }
 
     fn begin_capture(&self, stream: &Handle) -> Result<()> {
         self.bind()?;
         // SAFETY: the stream is alive.
-        let code =
-            unsafe { sys::hipStreamBeginCapture(stream.get::<Stream>().raw, sys::CAPTURE_THREAD_LOCAL) };
+        let code = unsafe { sys::hipStreamBeginCapture(stream.get::<Stream>().raw, CAPTURE_THREAD_LOCAL) };
         self.check("hipStreamBeginCapture", code)
     }
 

@@ -4,11 +4,13 @@
 mod cuda;
 #[cfg(feature = "emu")]
 mod emu;
+#[cfg(any(feature = "cuda", feature = "hip"))]
+mod gpu;
 #[cfg(feature = "hip")]
 mod hip;
 
 use crate::driver::Driver;
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 const OP: &str = "Device::open";
 const WANT: &str = "emu:gfx942, emu:gfx950, hip:N or cuda:N";
@@ -27,14 +29,6 @@ pub(crate) fn open(spec: &str) -> Result<Box<dyn Driver>> {
 fn number(spec: &str, digits: &str) -> Result<u32> {
     let canonical = digits.parse::<u32>().ok().filter(|n| n.to_string() == digits);
     canonical.ok_or_else(|| Error::argument(OP, "spec", format!("`{spec}`"), WANT))
-}
-
-/// What a driver measured between two events, in milliseconds.
-#[cfg(any(feature = "cuda", feature = "hip"))]
-fn elapsed(ms: f32) -> Result<std::time::Duration> {
-    std::time::Duration::try_from_secs_f64(f64::from(ms) / 1e3).map_err(|_| {
-        Error::argument("Event::elapsed_since", "earlier", format!("{ms} ms"), "an event that is done before")
-    })
 }
 
 /// The strings of the devices there may be: what `Device::available` tries.

@@ -6,7 +6,7 @@ use bytemuck::{Pod, Zeroable};
 struct Format {
     mantissa_bits: u32,
     bias: i32,
-    /// Largest finite code, sign removed.
+    /// Bits of the largest finite value, without the sign.
     max: u8,
     /// Code of a finite value beyond the range, sign removed: infinity where there is one, else NaN.
     overflow: u8,
@@ -89,7 +89,7 @@ macro_rules! fp8 {
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Pod, Zeroable)]
         #[repr(transparent)]
         pub struct $name(
-            /// The code.
+            /// The bits.
             pub u8,
         );
 
@@ -117,7 +117,7 @@ macro_rules! fp8 {
                 Self::FORMAT.decode(self.0)
             }
 
-            /// True for every NaN code.
+            /// True for every NaN.
             pub const fn is_nan(self) -> bool {
                 self.to_f32().is_nan()
             }

@@ -9,30 +9,30 @@ use std::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Fp4(u8);
 
-/// What a value half-way between two fp4 codes becomes.
+/// What a value halfway between two fp4 values rounds to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Fp4Rounding {
-    /// The even code, as gfx950's conversion instructions do: 0.25 -> 0, 0.75 -> 1, 2.5 -> 2, 5 -> 4.
+    /// The even one, as gfx950's conversion instructions do: 0.25 -> 0, 0.75 -> 1, 2.5 -> 2, 5 -> 4.
     #[default]
     NearestEven,
     /// The larger magnitude: 0.25 -> 0.5, 0.75 -> 1, 2.5 -> 3, 5 -> 6.
     NearestAway,
 }
 
-/// Magnitudes of the codes 0..=7.
+/// Magnitudes of the bits 0..=7.
 const FP4_VALUES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
 impl Fp4 {
     /// The largest value, 6.
     pub const MAX: Self = Self(7);
 
-    /// The value of the four low bits of `code`; the upper four are ignored.
-    pub const fn from_code(code: u8) -> Self {
-        Self(code & 0xf)
+    /// The value of the four low bits of `bits`; the upper four are ignored.
+    pub const fn from_bits(bits: u8) -> Self {
+        Self(bits & 0xf)
     }
 
-    /// The code, 0..=15.
-    pub const fn code(self) -> u8 {
+    /// The four bits, 0..=15.
+    pub const fn to_bits(self) -> u8 {
         self.0
     }
 
@@ -74,19 +74,19 @@ impl fmt::Debug for Fp4 {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct Fp4x2(
-    /// Both codes.
+    /// Both, the element with the even index in the low half.
     pub u8,
 );
 
 impl Fp4x2 {
     /// Packs the elements with the even and the odd index.
     pub const fn new(even: Fp4, odd: Fp4) -> Self {
-        Self(even.code() | odd.code() << 4)
+        Self(even.to_bits() | odd.to_bits() << 4)
     }
 
     /// The elements, the one with the even index first.
     pub const fn unpack(self) -> [Fp4; 2] {
-        [Fp4::from_code(self.0), Fp4::from_code(self.0 >> 4)]
+        [Fp4::from_bits(self.0), Fp4::from_bits(self.0 >> 4)]
     }
 
     /// Converts two values, the one with the even index first; see [`Fp4::from_f32`].
@@ -111,7 +111,7 @@ impl fmt::Debug for Fp4x2 {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct E8M0(
-    /// The code.
+    /// The bits.
     pub u8,
 );
 

@@ -27,7 +27,7 @@ HK_FN auto of_pair(F f) {
 }
 }  // namespace
 
-#define ENTRY(name, function)                                                                            \
+#define ENTRY(name, function)                                                                       \
     HK_ENTRY(name, 64, [](const Params &p) { map<1>(p, [](float x) { return hk::function(x); }); }) \
     HK_ENTRY(name##_pair, 64, [](const Params &p) { map<1>(p, of_pair([](auto x) { return hk::function(x); })); })
 

@@ -1,4 +1,4 @@
-// mma.hip: single instructions of the matrix unit on words that lanes have: d = w x^T + c, one wave a block.
+// mma.hip: single matrix instructions on the dwords of lanes: d = w x^T + c, one wave a block.
 #include <hk/arch.h>
 #include <hk/entry.h>
 #include <hk/global.h>
@@ -40,7 +40,7 @@ template <class Op, int kDim>
 HK_FN void write_places(hk::GlobalPtr<u32> to) {
     using W = typename Op::W;
     using X = typename Op::X;
-    using Sums = hk::Sums<kDim>;
+    using Sums = hk::AccLayout<kDim>;
     const u32 lane = hk::lane_id();
     const auto put = [&](u32 a, u32 b) { *to++ = a << 16 | b; };
     to += lane * (W::kElements + X::kElements + Sums::kElements);
@@ -51,7 +51,7 @@ HK_FN void write_places(hk::GlobalPtr<u32> to) {
 
 template <class W, class X, int kDim, int kCols>
 HK_FN void plain(const Params &p) {
-    using Op = hk::Instruction<W, X, kDim, kCols>;
+    using Op = hk::MmaInstruction<W, X, kDim, kCols>;
     if constexpr (Op::kExists) {
         const u32 lane = hk::block_x() * hk::kWaveSize + hk::lane_id();
         const auto w = load<typename Op::W::Words>(p.w, lane);
@@ -61,10 +61,10 @@ HK_FN void plain(const Params &p) {
     }
 }
 
-/// With scales, of byte 1 of w's words and of byte 2 of x's.
+/// With scales: byte 1 of w's scale dwords and byte 2 of x's.
 template <class W, class X, int kDim, int kCols>
 HK_FN void scaled(const Params &p) {
-    using Op = hk::Instruction<W, X, kDim, kCols>;
+    using Op = hk::MmaInstruction<W, X, kDim, kCols>;
     if constexpr (Op::kExists) {
         const u32 lane = hk::block_x() * hk::kWaveSize + hk::lane_id();
         const auto w = load<typename Op::W::Words>(p.w, lane);
@@ -77,7 +77,7 @@ HK_FN void scaled(const Params &p) {
 /// Each byte of one word with each of the other, from `kPair` on: 16 results.
 template <int kDim, int kPair = 0>
 HK_FN void scale_bytes(const Params &p) {
-    using Op = hk::Instruction<hk::Fp4, hk::Fp4, kDim, 2048 / kDim>;
+    using Op = hk::MmaInstruction<hk::Fp4, hk::Fp4, kDim, 2048 / kDim>;
     if constexpr (Op::kExists && kPair < 16) {
         const u32 lane = hk::lane_id();
         const auto w = load<typename Op::W::Words>(p.w, lane);
@@ -93,22 +93,22 @@ HK_FN void scale_bytes(const Params &p) {
 /// Products of mxfp4, by what the target has: d in units of one.
 template <int kDim>
 HK_FN void mxfp4(const Params &p) {
-    using Acc = typename hk::Product<hk::bf16, hk::bf16, kDim>::Acc;
+    using Acc = typename hk::FragMma<hk::bf16, hk::bf16, kDim>::Acc;
     const u32 lane = hk::block_x() * hk::kWaveSize + hk::lane_id();
     const auto block = [&](const hk::Global &codes, const hk::Global &scale) {
-        return hk::of_rows([&](u32 i) {
-            const u32 row = lane * hk::kLaneRows + i;
-            return hk::MxBlock::of_codes(load<hk::Vec<u32, 4>>(codes, row), scale.row<const u32>(0)[row]);
+        return hk::per_row([&](u32 i) {
+            const u32 row = lane * hk::kRowsPerLane + i;
+            return hk::MxBlock::from_packed(load<hk::Vec<u32, 4>>(codes, row), scale.row<const u32>(0)[row]);
         });
     };
-    const Acc c = load<Acc>(p.c, lane) / hk::kMxSumUnit;
-    store(p.d, lane, hk::mma_mxfp4<kDim>(block(p.w, p.w_scale), block(p.x, p.x_scale), c) * hk::kMxSumUnit);
+    const Acc c = load<Acc>(p.c, lane) / hk::kMxAccUnit;
+    store(p.d, lane, hk::mma_mxfp4<kDim>(block(p.w, p.w_scale), block(p.x, p.x_scale), c) * hk::kMxAccUnit);
 }
 
 /// Products by fragments: `kFrags` of 16 bytes each.
 template <class W, class X, int kDim>
 HK_FN void by_fragments(const Params &p) {
-    using Product = hk::Product<W, X, kDim>;
+    using Product = hk::FragMma<W, X, kDim>;
     const u32 lane = hk::block_x() * hk::kWaveSize + hk::lane_id();
     hk::Frag w[Product::kFrags], x[Product::kFrags];
     for (int i = 0; i < Product::kFrags; ++i) {
@@ -137,7 +137,8 @@ FP8_PAIR(Bf8, Fp8)
 FP8_PAIR(Bf8, Bf8)
 
 // Any two formats.
-#define SCALED(W, X, dim, cols)                                                                                PLAIN(W, X, dim, cols)                                                                                     HK_ENTRY(scaled_##W##_##X##_##dim##x##cols, hk::kWaveSize, scaled<hk::W, hk::X, dim, cols>)
+#define SCALED(W, X, dim, cols) \
+    PLAIN(W, X, dim, cols) HK_ENTRY(scaled_##W##_##X##_##dim##x##cols, hk::kWaveSize, scaled<hk::W, hk::X, dim, cols>)
 #define WITH(W, X) SCALED(W, X, 16, 128) SCALED(W, X, 32, 64)
 #define WITH_ALL(W) WITH(W, Fp8) WITH(W, Bf8) WITH(W, Fp6) WITH(W, Bf6) WITH(W, Fp4)
 WITH_ALL(Fp8)
@@ -151,7 +152,9 @@ HK_ENTRY(scale_bytes_32, hk::kWaveSize, scale_bytes<32>)
 HK_ENTRY(mxfp4_16, hk::kWaveSize, mxfp4<16>)
 HK_ENTRY(mxfp4_32, hk::kWaveSize, mxfp4<32>)
 
-#define FRAGMENTS(W, X)                                                                    HK_ENTRY(fragments_##W##_##X##_16, hk::kWaveSize, by_fragments<hk::W, hk::X, 16>)     HK_ENTRY(fragments_##W##_##X##_32, hk::kWaveSize, by_fragments<hk::W, hk::X, 32>)
+#define FRAGMENTS(W, X)                                                               \
+    HK_ENTRY(fragments_##W##_##X##_16, hk::kWaveSize, by_fragments<hk::W, hk::X, 16>) \
+    HK_ENTRY(fragments_##W##_##X##_32, hk::kWaveSize, by_fragments<hk::W, hk::X, 32>)
 FRAGMENTS(f32, f32)
 FRAGMENTS(f16, f16)
 FRAGMENTS(bf16, bf16)

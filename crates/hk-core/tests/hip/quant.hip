@@ -6,7 +6,7 @@
 namespace {
 struct Params {  // same fields, same order as `Params` in tests/quant.rs
     hk::Global x, y;
-    hk::CodeFormat format;
+    hk::QuantFormat format;
     hk::BlockRule rule;
     hk::u32 pad;
 };
@@ -29,35 +29,35 @@ HK_FN void store(const Params &p, hk::Vec<T, N> v) {
 
 HK_FN void encode(const Params &p) {
     const auto v = load<float, 4>(p);
-    if (p.format.kind == hk::CodeKind::Fp8E5M2) {
-        store(p, hk::to_codes<hk::CodeKind::Fp8E5M2>(v));
+    if (p.format.quant_type == hk::QuantType::Fp8E5M2) {
+        store(p, hk::quantize_packed<hk::QuantType::Fp8E5M2>(v));
     } else {
-        p.format.with_kind([&](auto kind) { store(p, hk::to_codes<decltype(kind)::value>(v)); });
+        p.format.with_type([&](auto kind) { store(p, hk::quantize_packed<decltype(kind)::value>(v)); });
     }
 }
 
 HK_FN void decode(const Params &p) {
     const auto words = load<u32, 1>(p);
-    if (p.format.kind == hk::CodeKind::Fp8E5M2) {
-        store(p, hk::from_codes<hk::CodeKind::Fp8E5M2>(words));
+    if (p.format.quant_type == hk::QuantType::Fp8E5M2) {
+        store(p, hk::dequantize_packed<hk::QuantType::Fp8E5M2>(words));
     } else {
-        p.format.with_kind([&](auto kind) { store(p, hk::from_codes<decltype(kind)::value>(words)); });
+        p.format.with_type([&](auto kind) { store(p, hk::dequantize_packed<decltype(kind)::value>(words)); });
     }
 }
 
 template <bool kAway>
 HK_FN void encode_fp4(const Params &p) {
-    store(p, hk::Vec<u32, 1>(hk::to_fp4<kAway>(load<float, 8>(p))));
+    store(p, hk::Vec<u32, 1>(hk::quantize_fp4<kAway>(load<float, 8>(p))));
 }
 
-HK_FN void decode_fp4(const Params &p) { store(p, hk::from_fp4(load<u32, 1>(p)[0])); }
+HK_FN void decode_fp4(const Params &p) { store(p, hk::dequantize_fp4(load<u32, 1>(p)[0])); }
 
-HK_FN void round_fp4(const Params &p) { store(p, hk::rounded_to_fp4(load<float, 8>(p))); }
+HK_FN void round_fp4(const Params &p) { store(p, hk::round_to_fp4(load<float, 8>(p))); }
 
 // Blocks of codes, with a scale of a quarter of the one that `rule.least` stands for, in their own order.
 HK_FN void decode_fp4_block(const Params &p) {
     hk::Vec<hk::bf16, 8> v[4];
-    hk::from_fp4_block(load<u32, 4>(p), hk::e8m0_value(p.rule.least) * 0.25f, v);
+    hk::dequantize_fp4_block(load<u32, 4>(p), hk::e8m0_value(p.rule.least) * 0.25f, v);
     constexpr int kOrder[8] = {0, 2, 4, 6, 1, 3, 5, 7};
     hk::Vec<float, 32> values;
 #pragma unroll

@@ -1,12 +1,12 @@
-// tile.hip: tiles in LDS: fragments, sums on their way to a next product, movers, pipelines.
+// tile.hip: tiles in LDS: fragments, accumulators as an operand of the next MMA, movers, pipelines.
 #include <hk/arch.h>
 #include <hk/block.h>
 #include <hk/entry.h>
 #include <hk/global.h>
 #include <hk/pipeline.h>
 #include <hk/shared.h>
-#include <hk/sums.h>
 #include <hk/transpose.h>
+#include <hk/wave_tile.h>
 
 namespace {
 using hk::Access;
@@ -110,7 +110,7 @@ HK_FN void columns(const Params &p) {
 ///   x [64, kBytes], then w [kN, kBytes], then v [64, kN]; rows of kBytes, of T
 template <class T, int kDim, int kBytes>
 HK_FN void chain(const Params &p) {
-    using Product = hk::Product<T, T, kDim>;
+    using Product = hk::FragMma<T, T, kDim>;
     constexpr int kM = 64, kN = kBytes * 8 / hk::kBitsOf<T>, kV = 64;
     using Bits = hk::Vec<u8, hk::kBitsOf<T> / 8>;
     __shared__ SharedTile<kM, kBytes> x;
@@ -127,13 +127,13 @@ HK_FN void chain(const Params &p) {
     fill(v, (kM + kN) * kBytes);
     for (u32 i = lane; i < kV * kN; i += hk::kWaveSize) {
         const u32 row = i / kN, n = i % kN;
-        placed.put(row, hk::Sums<kDim>::template place<T>(n) * sizeof(Bits), load<Bits>(p.x, (kM + kN) * kN + i));
+        placed.put(row, hk::AccLayout<kDim>::template place<T>(n) * sizeof(Bits), load<Bits>(p.x, (kM + kN) * kN + i));
     }
     hk::block_barrier();
 
-    hk::WaveSums<Product, kN, kM> d;
+    hk::WaveTile<Product, kN, kM> d;
     d.multiply(w, 0, x, 0);
-    hk::WaveSums<Product, kV, kM> y;
+    hk::WaveTile<Product, kV, kM> y;
 #pragma unroll
     for (int j = 0; j < kM / kDim; ++j) {
         const auto operand = d.template as_operand<T>(j);
@@ -142,7 +142,8 @@ HK_FN void chain(const Params &p) {
 #pragma unroll
             for (int i = 0; i < kV / kDim; ++i) {
                 Frag of_v[Product::kFrags];
-                for (int part = 0; part < Product::kFrags; ++part) of_v[part] = placed.template frag<kDim>(i * kDim, f + part);
+                for (int part = 0; part < Product::kFrags; ++part)
+                    of_v[part] = placed.template frag<kDim>(i * kDim, f + part);
                 y.acc[j][i] = Product::mma(of_v, operand.frag + f, y.acc[j][i]);
             }
         }
@@ -157,7 +158,7 @@ HK_FN void chain(const Params &p) {
     if (p.read == 0) return;
     d.template put<T>(x, 0, 0);
     hk::block_barrier();
-    hk::WaveSums<Product, kV, kM> by_lds;
+    hk::WaveTile<Product, kV, kM> by_lds;
     by_lds.multiply(v, 0, x, 0);
     write(kM * kV, by_lds);
     if (p.read == 1) return;
@@ -170,7 +171,7 @@ HK_FN void chain(const Params &p) {
             by_columns.put(i % kN, i / kN * 2, load<Bits>(p.x, (kM + kN) * kN + i));
         }
         hk::block_barrier();
-        hk::WaveSums<Product, kV, kM> sums;
+        hk::WaveTile<Product, kV, kM> sums;
 #pragma unroll
         for (int f = 0; f < kN / kRows; ++f) {
             Frag of_v[kV / kDim];
@@ -179,7 +180,8 @@ HK_FN void chain(const Params &p) {
             for (int j = 0; j < kM / kDim; ++j) {
                 const auto operand = d.template as_operand<T>(j);
 #pragma unroll
-                for (int i = 0; i < kV / kDim; ++i) sums.acc[j][i] = Product::mma(of_v + i, operand.frag + f, sums.acc[j][i]);
+                for (int i = 0; i < kV / kDim; ++i)
+                    sums.acc[j][i] = Product::mma(of_v + i, operand.frag + f, sums.acc[j][i]);
             }
         }
         sums.each([&](u32 n, u32 m, hk::Vec<float, hk::kMmaRows> run) {
@@ -203,7 +205,7 @@ HK_FN void move(const Params &p) {
     Mover::store(mover.load(p.from), tile);
     hk::block_barrier();
     if (p.read != 0) write_rows(p.y, 0, tile, kThreads);
-    if constexpr (Mover::kDirect) {
+    if constexpr (Mover::kDirectToLds) {
         if (p.count == 0) return;
         hk::block_barrier();
         mover.copy(p.from, tile);
@@ -244,7 +246,7 @@ HK_FN void strided(const Params &p) {
     bring(p, hk::StridedMover<SharedTile<128, 64>, kThreads>(bytes(p.x), p.rows, p.layout.row, p.layout.block, p.end));
 }
 
-/// Codes of bytes, which become halves that are as large as they, plus a number for each row and stage.
+/// Bytes, decoded to 16-bit floats of the same value, plus a number for each row and stage.
 struct Widen {
     struct Extra {
         u32 more;
@@ -265,7 +267,7 @@ struct Widen {
 
 template <Access kAccess>
 HK_FN void decoded(const Params &p) {
-    using Mover = hk::DecodingMover<SharedTile<128, 64>, kThreads, kAccess, 8, Widen>;
+    using Mover = hk::DequantMover<SharedTile<128, 64>, kThreads, kAccess, 8, Widen>;
     bring(p, Mover(bytes(p.x), p.rows, p.layout, p.end, Widen{}));
 }
 
@@ -274,10 +276,10 @@ constexpr int kWordThreads = 2 * hk::kWaveSize;
 /// Words beside rows: those of x in ascending order, those of w `factor` apart; of `rows` rows each.
 template <int kXRows, int kWRows>
 HK_FN auto words_of(const Params &p) {
-    return hk::WordMover<kXRows, kWRows, kWordThreads>(p.end, [&](u32 row, bool of_w) {
+    return hk::ScaleMover<kXRows, kWRows, kWordThreads>(p.end, [&](u32 row, bool of_w) {
         const u32 apart = of_w ? p.factor : 1;
-        const u32 offset = row < p.rows ? row * apart * 4 : hk::Window::kBeyond;
-        return hk::WordPlace{(of_w ? p.w : p.x).data, offset, p.rows * apart * 4, of_w ? 7u : 6u};
+        const u32 offset = row < p.rows ? row * apart * 4 : hk::Window::kOutOfBounds;
+        return hk::ScalePlace{(of_w ? p.w : p.x).data, offset, p.rows * apart * 4, of_w ? 7u : 6u};
     });
 }
 
@@ -288,7 +290,7 @@ HK_FN void words_to_lds(const Params &p) {
     Words::store(words.load(p.from), tile);
     hk::block_barrier();
     const auto write = [&](u32 to) {
-        for (u32 i = thread_from_last(kWordThreads); i < 128; i += kWordThreads) store(p.y, to + i, tile.x(i));
+        for (u32 i = thread_from_last(kWordThreads); i < 128; i += kWordThreads) store(p.y, to + i, tile.a(i));
         for (u32 i = thread_from_last(kWordThreads); i < 70; i += kWordThreads) store(p.y, to + 128 + i, *tile.w(i));
     };
     write(0);
@@ -300,44 +302,44 @@ HK_FN void words_to_lds(const Params &p) {
 }
 
 /// What the pipeline gives, in order: y has, for each stage, x's rows, w's rows, their words, and whose turn it was.
-template <class X, class W, class Words, int kTurns_>
+template <class X, class W, class Words, int kPhases_>
 struct Record {
-    static constexpr int kTurns = kTurns_;
+    static constexpr int kPhases = kPhases_;
     const hk::Global &y;
     u32 stage = 0;
 
     static constexpr u32 kX = sizeof(typename X::Tile), kW = sizeof(typename W::Tile);
     static constexpr u32 kWords = X::Tile::kRows + W::Tile::kRows, kStage = kX + kW + kWords * 4 + 16;
 
-    template <int kTurn>
+    template <int kPhase>
     HK_FN void multiply(const auto &step) {
-        for (u32 s = 0; s < sizeof(step.x) / sizeof(step.x[0]); ++s, ++stage) {
-            write_rows(y, stage * kStage, *step.x[s], kWordThreads);
+        for (u32 s = 0; s < sizeof(step.a) / sizeof(step.a[0]); ++s, ++stage) {
+            write_rows(y, stage * kStage, *step.a[s], kWordThreads);
             write_rows(y, stage * kStage + kX, *step.w[s], kWordThreads);
             const u32 words = (stage * kStage + kX + kW) / 4;
             for (u32 i = thread_from_last(kWordThreads); i < kWords; i += kWordThreads) {
-                store(y, words + i, i < X::Tile::kRows ? step.words[s]->x(i) : *step.words[s]->w(i - X::Tile::kRows));
+                store(y, words + i, i < X::Tile::kRows ? step.scales[s]->a(i) : *step.scales[s]->w(i - X::Tile::kRows));
             }
-            if (hk::thread_x() == 0) store(y, words + kWords, u32(kTurn));
+            if (hk::thread_x() == 0) store(y, words + kWords, u32(kPhase));
         }
     }
 };
 
-using Rows64 = hk::Mover<SharedTile<64, 64>, kWordThreads, Access::Vectors, 1>;
-using Rows32 = hk::Mover<SharedTile<32, 64>, kWordThreads, Access::Vectors, 1>;
-using Words96 = hk::WordMover<64, 32, kWordThreads>;
+using Rows64 = hk::Mover<SharedTile<64, 64>, kWordThreads, Access::Vectorized, 1>;
+using Rows32 = hk::Mover<SharedTile<32, 64>, kWordThreads, Access::Vectorized, 1>;
+using Words96 = hk::ScaleMover<64, 32, kWordThreads>;
 
-template <class Pipeline, int kTurns = 2>
+template <class Pipeline, int kPhases = 2>
 HK_FN void pipeline(const Params &p) {
     const auto same = [](u32 row) { return row; };
     const Rows64 x(bytes(p.x), p.rows, p.layout, p.end, same);
     const Rows32 w(bytes(p.x) + p.layout.offset(64), p.rows, p.layout, p.end, same);
     const Words96 words(p.end, [&](u32 row, bool of_w) {
         const u32 of_all = of_w ? 64 + row : row;
-        return hk::WordPlace{p.w.data, of_all * 4, 96 * 4, 6};
+        return hk::ScalePlace{p.w.data, of_all * 4, 96 * 4, 6};
     });
     __shared__ typename Pipeline::Lds stages;
-    Record<Rows64, Rows32, Words96, kTurns> record{p.y};
+    Record<Rows64, Rows32, Words96, kPhases> record{p.y};
     Pipeline(x, w, words, stages).run(p.from, p.count, record);
 }
 template <int kStep>
@@ -346,7 +348,7 @@ using ByRegisters = hk::RegisterPipeline<Rows64, Rows32, Words96, kStep>;
 template <int kCount, int kStep>
 using OfTarget = hk::Pipeline<Rows64, Rows32, Words96, kCount, kStep>;
 
-constexpr int kPairs = 2 * hk::kSimds * hk::kWaveSize;  // threads: two waves on each SIMD
+constexpr int kPairs = 2 * hk::kSimdsPerCu * hk::kWaveSize;  // threads: two waves on each SIMD
 
 /// What ping-pong gives to each half of the block: y has, for each stage, all rows as one half has read them, in order, their
 /// words, and when it has read and multiplied its step; then the same of the other half. At the end, what counts the times.
@@ -365,7 +367,7 @@ struct RecordHalves {
 
     /// One wave of each half has the time.
     HK_FN u32 time() const {
-        if (hk::wave_id() % hk::kSimds != 0 || hk::lane_id() != 0) return 0;
+        if (hk::wave_id() % hk::kSimdsPerCu != 0 || hk::lane_id() != 0) return 0;
         u32 *clock = reinterpret_cast<u32 *>(y.data) + 2 * count * kWords;
         return __scoped_atomic_fetch_add(clock, 1u, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
     }
@@ -380,12 +382,12 @@ struct RecordHalves {
 #pragma unroll
             for (u32 i = 0; i < kChunks / kHalf; ++i) {
                 const u32 at = first() + i * kHalf, row = at / 4 % 128;
-                of.chunk[s][i] = (at < kChunks / 2 ? step.x[s] : step.w[s])->template get<Frag>(row, at % 4 * 16);
+                of.chunk[s][i] = (at < kChunks / 2 ? step.a[s] : step.w[s])->template get<Frag>(row, at % 4 * 16);
             }
 #pragma unroll
             for (u32 i = 0; i < kRows / kHalf; ++i) {
                 const u32 row = first() + i * kHalf;
-                of.word[s][i] = row < kRows / 2 ? step.words[s]->x(row) : *step.words[s]->w(row - kRows / 2);
+                of.word[s][i] = row < kRows / 2 ? step.scales[s]->a(row) : *step.scales[s]->w(row - kRows / 2);
             }
         }
         // Long enough for the other half to come first if nothing kept it from that.
@@ -413,17 +415,16 @@ struct RecordHalves {
     }
 };
 
-using Rows128 = hk::Mover<SharedTile<128, 64>, kPairs, Access::Vectors, 1>;
-using Words256 = hk::WordMover<128, 128, kPairs>;
+using Rows128 = hk::Mover<SharedTile<128, 64>, kPairs, Access::Vectorized, 1>;
+using Words256 = hk::ScaleMover<128, 128, kPairs>;
 
 template <class Pipeline, int kStep>
 HK_FN void ping_pong(const Params &p) {
     const auto same = [](u32 row) { return row; };
     const Rows128 x(bytes(p.x), p.rows, p.layout, p.end, same);
     const Rows128 w(bytes(p.x) + p.layout.offset(128), p.rows, p.layout, p.end, same);
-    const Words256 words(p.end, [&](u32 row, bool of_w) {
-        return hk::WordPlace{p.w.data, (of_w ? 128 + row : row) * 4, 256 * 4, 6};
-    });
+    const Words256 words(
+        p.end, [&](u32 row, bool of_w) { return hk::ScalePlace{p.w.data, (of_w ? 128 + row : row) * 4, 256 * 4, 6}; });
     __shared__ typename Pipeline::Lds stages;
     RecordHalves<kStep> record{p.y, p.factor};
     Pipeline(x, w, words, stages).ping_pong(p.from, p.count, record);
@@ -434,16 +435,16 @@ template <int kCount, int kStep>
 using PairsOfTarget = hk::Pipeline<Rows128, Rows128, Words256, kCount, kStep>;
 constexpr int kTwo = hk::kHasWideDma ? 2 : 1;  // by registers, there is no room for four stages in LDS
 
-/// y[n - 1, i] = by_xcd(i, n) for all n up to `rows`.
+/// y[n - 1, i] = xcd_remap(i, n) for all n up to `rows`.
 HK_FN void tasks(const Params &p) {
     const u32 n = hk::block_x() + 1;
-    for (u32 i = hk::thread_x(); i < n; i += hk::kWaveSize) store(p.y, hk::block_x() * p.rows + i, hk::by_xcd(i, n));
+    for (u32 i = hk::thread_x(); i < n; i += hk::kWaveSize) store(p.y, hk::block_x() * p.rows + i, hk::xcd_remap(i, n));
 }
 }  // namespace
 
-#define SHAPES(bytes, dim)                                                                                    \
-    HK_ENTRY(fragments_##bytes##_##dim, hk::kWaveSize, fragments<bytes, dim, true>)                           \
-    HK_ENTRY(fragments_unswizzled_##bytes##_##dim, hk::kWaveSize, fragments<bytes, dim, false>)               \
+#define SHAPES(bytes, dim)                                                                      \
+    HK_ENTRY(fragments_##bytes##_##dim, hk::kWaveSize, fragments<bytes, dim, true>)             \
+    HK_ENTRY(fragments_unswizzled_##bytes##_##dim, hk::kWaveSize, fragments<bytes, dim, false>) \
     HK_ENTRY(fragment_writes_##bytes##_##dim, hk::kWaveSize, fragment_writes<bytes, dim>)
 SHAPES(64, 16)
 SHAPES(64, 32)
@@ -462,10 +463,10 @@ HK_ENTRY(chain_f16_32, hk::kWaveSize, chain<hk::f16, 32, 64>)
 HK_ENTRY(chain_fp8_16, hk::kWaveSize, chain<hk::Fp8, 16, 128>)
 HK_ENTRY(chain_fp8_32, hk::kWaveSize, chain<hk::Fp8, 32, 64>)
 
-#define MOVERS(bytes)                                                     \
-    HK_ENTRY(move_vectors_##bytes, kThreads, move<bytes, Access::Vectors, 1>)   \
-    HK_ENTRY(move_elements1_##bytes, kThreads, move<bytes, Access::Elements, 1>) \
-    HK_ENTRY(move_elements2_##bytes, kThreads, move<bytes, Access::Elements, 2>)
+#define MOVERS(bytes)                                                            \
+    HK_ENTRY(move_vectors_##bytes, kThreads, move<bytes, Access::Vectorized, 1>) \
+    HK_ENTRY(move_elements1_##bytes, kThreads, move<bytes, Access::Scalar, 1>)   \
+    HK_ENTRY(move_elements2_##bytes, kThreads, move<bytes, Access::Scalar, 2>)
 MOVERS(64)
 MOVERS(128)
 HK_ENTRY(move_transposed_64, kThreads, transposed<64>)
@@ -473,8 +474,8 @@ HK_ENTRY(move_transposed_128, kThreads, transposed<128>)
 HK_ENTRY(move_transposed_part, kThreads, transposed_part)
 HK_ENTRY(move_ragged, kThreads, ragged)
 HK_ENTRY(move_strided, kThreads, strided)
-HK_ENTRY(move_decoded_vectors, kThreads, decoded<Access::Vectors>)
-HK_ENTRY(move_decoded_elements, kThreads, decoded<Access::Elements>)
+HK_ENTRY(move_decoded_vectors, kThreads, decoded<Access::Vectorized>)
+HK_ENTRY(move_decoded_elements, kThreads, decoded<Access::Scalar>)
 HK_ENTRY(move_words, kWordThreads, words_to_lds)
 
 HK_ENTRY(pipeline_registers_1, kWordThreads, pipeline<ByRegisters<1>>)

@@ -1,8 +1,9 @@
 //! The GEMM of the README, `tests/hip/gemm.hip`, against f64.
 
-use crate::{Random, common, streams};
+use super::{Random, streams};
+use crate::common;
 use bytemuck::{Pod, Zeroable};
-use hk_core::{CodeObjects, GlobalLayout, LaunchConfig, Layout, Stream, bf16};
+use hk_core::{CodeObjects, GlobalLayout, KernelRef, LaunchConfig, Layout, Stream, bf16};
 use std::sync::LazyLock;
 
 static GEMM: LazyLock<&'static CodeObjects> = LazyLock::new(|| common::compile("gemm"));
@@ -44,8 +45,8 @@ impl Matrix {
 fn gemm(stream: &Stream, x: &Matrix, w: &Matrix, y: &mut Matrix) {
     let [x_buffer, w_buffer] = [x, w].map(|t| stream.upload(&t.data).unwrap());
     let mut y_buffer = stream.upload(&y.data).unwrap();
-    let kernel = stream.kernel(*GEMM, "gemm_bf16").unwrap();
-    let mut launch = stream.launch("gemm", &kernel);
+    let kernel = stream.kernel(KernelRef::new(*GEMM, "gemm_bf16")).unwrap();
+    let mut launch = stream.launch("gemm");
     let params = Params {
         x: launch.input("x", &x_buffer.view_with(x.layout(), GUARD).unwrap()).unwrap(),
         w: launch.input("w", &w_buffer.view_with(w.layout(), GUARD).unwrap()).unwrap(),
@@ -53,12 +54,12 @@ fn gemm(stream: &Stream, x: &Matrix, w: &Matrix, y: &mut Matrix) {
     };
     let tiles = y.rows.div_ceil(128) * y.cols.div_ceil(128);
     // SAFETY: the parameters are the kernel's; rows are on 16 bytes, and there is a block for each tile.
-    unsafe { launch.run(LaunchConfig::grid_1d(tiles), &params) }.unwrap();
+    unsafe { launch.run(&kernel, LaunchConfig::grid_1d(tiles), &params) }.unwrap();
     y.data = stream.download(&y_buffer).unwrap();
 }
 
 #[test]
-fn products_are_those_of_f64() {
+fn gemm_matches_f64() {
     for stream in streams() {
         for (m, n, k, padding, whole) in
             [(1, 8, 8, 0, true), (129, 136, 200, 8, false), (64, 264, 96, 0, true), (200, 128, 32, 24, false)]
@@ -90,7 +91,7 @@ fn products_are_those_of_f64() {
 }
 
 #[test]
-fn the_readme_has_the_kernel() {
-    let readme = include_str!("../../README.md");
-    assert!(readme.contains(concat!("```cpp\n", include_str!("../hip/gemm.hip"), "```\n")));
+fn the_document_has_the_kernel() {
+    let document = include_str!("../../../../docs/device-library.md");
+    assert!(document.contains(concat!("```cpp\n", include_str!("../hip/gemm.hip"), "```\n")));
 }

@@ -1,9 +1,11 @@
 //! Tiles in LDS through `hk/{shared,sums,pipeline}.h`: what lands where, and in how many clocks.
 
-use crate::{Random, common, open, streams};
+use super::{Random, open, streams};
+use crate::common;
 use bytemuck::{Pod, Zeroable};
 use hk_core::{
-    Arch, CodeObjects, Details, Fp8E4M3, Fp8E4M3Fnuz, GlobalLayout, LaunchConfig, Stream, bf16, f16,
+    Arch, CodeObjects, Details, Fp8E4M3, Fp8E4M3Fnuz, GlobalLayout, KernelRef, LaunchConfig, Stream, bf16,
+    f16,
 };
 use std::sync::LazyLock;
 
@@ -16,12 +18,12 @@ struct Params {
     x: GlobalLayout,
     w: GlobalLayout,
     y: GlobalLayout,
-    given: Given,
+    args: Args,
 }
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct Given {
+struct Args {
     layout: RowLayout,
     rows: u32,
     end: u32,
@@ -57,20 +59,12 @@ impl RowLayout {
     }
 }
 
-const READ: Given =
-    Given { layout: RowLayout::by_rows(0), rows: 0, end: 0, from: 0, factor: 1, read: 1, count: 1 };
+const READ: Args =
+    Args { layout: RowLayout::by_rows(0), rows: 0, end: 0, from: 0, factor: 1, read: 1, count: 1 };
 
 /// What a kernel writes; `x` from byte `skip` on.
-fn run(
-    stream: &Stream,
-    kernel: &str,
-    x: &[u8],
-    skip: usize,
-    w: &[u32],
-    bytes: usize,
-    given: Given,
-) -> Vec<u8> {
-    run_grid(stream, kernel, x, skip, w, bytes, given, 1)
+fn run(stream: &Stream, kernel: &str, x: &[u8], skip: usize, w: &[u32], bytes: usize, args: Args) -> Vec<u8> {
+    run_grid(stream, kernel, x, skip, w, bytes, args, 1)
 }
 
 #[expect(clippy::too_many_arguments, reason = "a launch has as many")]
@@ -81,22 +75,22 @@ fn run_grid(
     skip: usize,
     w: &[u32],
     bytes: usize,
-    given: Given,
+    args: Args,
     grid: usize,
 ) -> Vec<u8> {
     let (x_buffer, w_buffer) = (stream.upload(x).unwrap(), stream.upload(w).unwrap());
     let mut y = stream.upload(&vec![0xa5u8; bytes]).unwrap();
-    let kernel = stream.kernel(*TILE, kernel).unwrap();
-    let mut launch = stream.launch("tile", &kernel);
+    let kernel = stream.kernel(KernelRef::new(*TILE, common::leak(kernel.to_owned()))).unwrap();
+    let mut launch = stream.launch("tile");
     let x_view = x_buffer.view([x.len()]).unwrap();
     let params = Params {
         x: launch.input("x", &x_view.slice(0, skip..x.len()).unwrap()).unwrap(),
         w: launch.input("w", &w_buffer.view([w.len()]).unwrap()).unwrap(),
         y: launch.output("y", &mut y.view_mut([bytes]).unwrap()).unwrap(),
-        given,
+        args,
     };
     // SAFETY: the parameters are the kernel's, and each tensor has what its threads access.
-    unsafe { launch.run(LaunchConfig::grid_1d(grid), &params) }.unwrap();
+    unsafe { launch.run(&kernel, LaunchConfig::grid_1d(grid), &params) }.unwrap();
     stream.download(&y).unwrap()
 }
 
@@ -184,8 +178,8 @@ fn clocks(stream: &Stream, f: impl FnOnce(&Stream)) -> (u64, u64) {
 }
 
 /// The same of what a kernel does up to its first reads of LDS, and of those.
-fn clocks_of_halves(stream: &Stream, kernel: &str, x: &[u8], given: Given) -> [(u64, u64); 2] {
-    let of = |read| clocks(stream, |s| drop(run(s, kernel, x, 0, &[0], x.len(), Given { read, ..given })));
+fn clocks_of_writes_and_reads(stream: &Stream, kernel: &str, x: &[u8], args: Args) -> [(u64, u64); 2] {
+    let of = |read| clocks(stream, |s| drop(run(s, kernel, x, 0, &[0], x.len(), Args { read, ..args })));
     let (without, with) = (of(0), of(1));
     [without, (with.0 - without.0, with.1 - without.1)]
 }
@@ -201,8 +195,9 @@ fn tiles_have_no_bank_conflicts() {
         for (bytes, dim) in [(64, 16), (64, 32), (128, 16), (128, 32)] {
             let rows = random_bytes(2, 64 * bytes as usize);
             let all = 64 * bytes;
-            let of =
-                |kernel: &str| clocks_of_halves(&stream, &format!("{kernel}_{bytes}_{dim}"), &rows, READ);
+            let of = |kernel: &str| {
+                clocks_of_writes_and_reads(&stream, &format!("{kernel}_{bytes}_{dim}"), &rows, READ)
+            };
 
             let [writes, reads] = of("fragments");
             println!(
@@ -237,7 +232,7 @@ fn columns_have_no_bank_conflicts() {
         let stream = open(&format!("emu:{target}?details=true"));
         for kernel in ["columns_16", "columns_32", "columns_16_of_sums", "columns_32_of_sums"] {
             let x = random_bytes(10, 64 * 128 + 64 * 4);
-            let [writes, reads] = clocks_of_halves(&stream, kernel, &x, READ);
+            let [writes, reads] = clocks_of_writes_and_reads(&stream, kernel, &x, READ);
             println!("{target}, {kernel}: {} clocks for 8192 bytes", reads.0);
             assert_eq!(writes, (64, 0));
             let of_clock = if target == Arch::Gfx950 { 64 * 4 } else { 32 * 4 };
@@ -246,9 +241,9 @@ fn columns_have_no_bank_conflicts() {
     }
 }
 
-/// Sums go to LDS 8 bytes of 16 rows at a time, which are on one half of the banks: twice the least.
+/// Accumulators are stored 8 bytes of 16 rows at a time, on one half of the banks: two-way bank conflicts.
 #[test]
-fn sums_in_lds_meet_twice() {
+fn accumulator_stores_have_two_way_bank_conflicts() {
     for target in Arch::AMD {
         let stream = open(&format!("emu:{target}?details=true"));
         let of_read = if target == Arch::Gfx950 { 64 * 4 } else { 32 * 4 };
@@ -260,9 +255,9 @@ fn sums_in_lds_meet_twice() {
         ] {
             let x = vec![0; (128 + cols) * bytes];
             let of = |read| {
-                let given = Given { read, ..READ };
+                let args = Args { read, ..READ };
                 let kernel = format!("chain_{kernel}");
-                clocks(&stream, |s| drop(run(s, &kernel, &x, 0, &[0], 2 * 64 * 64 * 4, given)))
+                clocks(&stream, |s| drop(run(s, &kernel, &x, 0, &[0], 2 * 64 * 64 * 4, args)))
             };
             // With `read`, the sums go to LDS, and both operands' fragments from there once.
             let (without, with) = (of(0), of(1));
@@ -287,7 +282,7 @@ fn encode(kind: &str, target: Arch, v: i32) -> Vec<u8> {
 
 /// v (w x^T), the first product being an operand of the second: without a move, v by rows or by columns, and by LDS.
 #[test]
-fn sums_are_an_operand_of_the_next_product() {
+fn accumulators_are_an_operand_of_the_next_mma() {
     for stream in streams() {
         for (kind, dim, bytes) in [
             ("bf16", 16, 128),
@@ -309,7 +304,7 @@ fn sums_are_an_operand_of_the_next_product() {
                 [&x, &w, &v].into_iter().flatten().flat_map(|&v| encode(kind, arch(&stream), v)).collect();
             let kernel = format!("chain_{kind}_{dim}");
             let ways = if kind == "fp8" { 2 } else { 3 };
-            let got = run(&stream, &kernel, &data, 0, &[0], ways * 64 * 64 * 4, Given { read: 2, ..READ });
+            let got = run(&stream, &kernel, &data, 0, &[0], ways * 64 * 64 * 4, Args { read: 2, ..READ });
             let got: &[f32] = bytemuck::cast_slice(&got);
             let dot = |a: &[i32], b: &[i32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<i32>();
             for m in 0..64 {
@@ -327,14 +322,14 @@ fn sums_are_an_operand_of_the_next_product() {
 }
 
 /// A stage of 128 rows: of rows of `x`, of `end` bytes; zeros where there is none.
-fn stage(x: &[u8], bytes: usize, given: Given) -> Vec<u8> {
+fn stage(x: &[u8], bytes: usize, args: Args) -> Vec<u8> {
     let mut stage = vec![0; 128 * bytes];
     for row in 0..128 {
-        let of_x = row * given.factor as usize;
+        let of_x = row * args.factor as usize;
         for i in 0..bytes {
-            let at = given.from as usize + i;
-            if of_x < given.rows as usize && at < given.end as usize {
-                stage[row * bytes + i] = x[given.layout.at(of_x, at)];
+            let at = args.from as usize + i;
+            if of_x < args.rows as usize && at < args.end as usize {
+                stage[row * bytes + i] = x[args.layout.at(of_x, at)];
             }
         }
     }
@@ -344,7 +339,7 @@ fn stage(x: &[u8], bytes: usize, given: Given) -> Vec<u8> {
 /// Whole tiles; tails of rows and of their ends; a stage beyond the end; rows apart from each other, and
 /// shuffled.
 #[test]
-fn movers_bring_rows() {
+fn movers_load_rows() {
     let mut random = Random(4);
     for stream in streams() {
         for bytes in [64usize, 128] {
@@ -369,7 +364,7 @@ fn movers_bring_rows() {
                     let from = if whole { 0 } else { bytes * random.below(end / bytes + 2) };
                     let factor = if whole { 1 } else { 1 + random.below(3) as u32 };
                     let skip = if whole { 0 } else { unit * random.below(5) };
-                    let given = Given {
+                    let args = Args {
                         layout,
                         rows: rows as u32,
                         end: end as u32,
@@ -379,10 +374,10 @@ fn movers_bring_rows() {
                     };
                     // Beyond the last row's end there is nothing that may be read.
                     let x = random_bytes(case, skip + layout.at(rows - 1, end - 1) + 1);
-                    let want = stage(&x[skip..], bytes, given);
+                    let want = stage(&x[skip..], bytes, args);
                     let copies = if kind == "vectors" && arch(&stream) == Arch::Gfx950 { 2 } else { 1 };
                     let kernel = format!("move_{kind}_{bytes}");
-                    let got = run(&stream, &kernel, &x, skip, &[0], copies * want.len(), given);
+                    let got = run(&stream, &kernel, &x, skip, &[0], copies * want.len(), args);
                     for got in got.chunks(want.len()) {
                         let differs = got.iter().zip(&want).position(|(a, b)| a != b);
                         assert_eq!(differs, None, "{kernel} on {}, case {case}", arch(&stream));
@@ -393,9 +388,9 @@ fn movers_bring_rows() {
     }
 }
 
-/// Matrices of 16-bit elements whose columns are contiguous, or nothing is; and parts of their columns.
+/// Matrices of 16-bit elements with contiguous columns or any strides, and slices of their columns.
 #[test]
-fn movers_of_halves() {
+fn movers_load_16_bit_elements() {
     let mut random = Random(8);
     for stream in streams() {
         for (kernel, tile_rows) in [
@@ -424,7 +419,7 @@ fn movers_of_halves() {
                 };
                 let (first, second) =
                     if kernel.contains("transposed") { (column, row) } else { (row, column) };
-                let given = Given {
+                let args = Args {
                     layout: RowLayout { row: 2 * first as i64, block: 2 * second as i64, spread: 0, pad: 0 },
                     rows: rows as u32,
                     end: 2 * columns as u32,
@@ -441,7 +436,7 @@ fn movers_of_halves() {
                     if r < rows && (begin..columns).contains(&c) { x[r * row + c * column] } else { 0 }
                 };
                 let want: Vec<u16> = (0..tile_rows * 32).map(element).collect();
-                let got = run(&stream, kernel, bytemuck::cast_slice(&x), 0, &[0], 2 * want.len(), given);
+                let got = run(&stream, kernel, bytemuck::cast_slice(&x), 0, &[0], 2 * want.len(), args);
                 let got: &[u16] = bytemuck::cast_slice(&got);
                 assert_eq!(got, want, "{kernel} on {}, case {case}", arch(&stream));
             }
@@ -464,7 +459,7 @@ fn movers_decode() {
                     2 => RowLayout::shuffled(end.div_ceil(16)),
                     _ => RowLayout::by_rows(end + unit * random.below(3)),
                 };
-                let given = Given { layout, rows: rows as u32, end: end as u32, from: from as u32, ..READ };
+                let args = Args { layout, rows: rows as u32, end: end as u32, from: from as u32, ..READ };
                 let x = random_bytes(case, layout.at(rows - 1, end - 1) + 1);
                 let half = |at: usize| {
                     let (r, c) = (at / 32, from + at % 32);
@@ -473,7 +468,7 @@ fn movers_decode() {
                 };
                 let want: Vec<u16> = (0..128 * 32).map(half).collect();
                 let kernel = format!("move_decoded_{kind}");
-                let got = run(&stream, &kernel, &x, 0, &[0], 2 * want.len(), given);
+                let got = run(&stream, &kernel, &x, 0, &[0], 2 * want.len(), args);
                 let got: &[u16] = bytemuck::cast_slice(&got);
                 assert_eq!(got, want, "{kernel} on {}, case {case}", arch(&stream));
             }
@@ -488,12 +483,12 @@ fn movers_have_no_bank_conflicts() {
         let stream = open(&format!("emu:{target}?details=true"));
         for bytes in [64u32, 128] {
             let all = 128 * bytes;
-            let given =
-                Given { layout: RowLayout::by_rows(bytes as usize), rows: 128, end: bytes, read: 0, ..READ };
+            let args =
+                Args { layout: RowLayout::by_rows(bytes as usize), rows: 128, end: bytes, read: 0, ..READ };
             let x = random_bytes(5, all as usize);
             let of = |kind: &str, count| {
                 let kernel = format!("move_{kind}_{bytes}");
-                clocks(&stream, |s| drop(run(s, &kernel, &x, 0, &[0], x.len(), Given { count, ..given })))
+                clocks(&stream, |s| drop(run(s, &kernel, &x, 0, &[0], x.len(), Args { count, ..args })))
             };
             let (by_registers, elements) = (of("vectors", 0), of("elements1", 0));
             let direct = of("vectors", 1).0 - by_registers.0;
@@ -507,10 +502,10 @@ fn movers_have_no_bank_conflicts() {
         {
             let all = rows * 64;
             let layout = RowLayout { block: 2, ..RowLayout::by_rows(2 * rows) };
-            let given = Given { layout, rows: rows as u32, end: 64, read: 0, ..READ };
+            let args = Args { layout, rows: rows as u32, end: 64, read: 0, ..READ };
             let x = random_bytes(5, 4 * all);
             let kernel = format!("move_{kernel}");
-            let of = clocks(&stream, |s| drop(run(s, &kernel, &x, 0, &[0], all, given)));
+            let of = clocks(&stream, |s| drop(run(s, &kernel, &x, 0, &[0], all, args)));
             println!("{target}, {kernel}: {} clocks for {all} bytes", of.0);
             assert_eq!(of, (all as u64 / 128, 0), "{kernel} on {target}");
         }
@@ -518,24 +513,19 @@ fn movers_have_no_bank_conflicts() {
 }
 
 #[test]
-fn words_go_with_their_rows() {
+fn packed_scales_go_with_their_rows() {
     for stream in streams() {
         for (rows, end, from) in
             [(128usize, 256usize, 0), (70, 256, 64), (41, 512, 128), (1, 200, 192), (128, 128, 128)]
         {
             let factor = 2;
-            let given = Given {
-                rows: rows as u32,
-                end: end as u32,
-                from: from as u32,
-                factor: factor as u32,
-                ..READ
-            };
+            let args =
+                Args { rows: rows as u32, end: end as u32, from: from as u32, factor: factor as u32, ..READ };
             let words = |n: usize, first: u32| (0..n as u32).map(|i| first + i).collect::<Vec<u32>>();
             // A word of x's rows for each 64 bytes, of w's for each 128.
             let (x, w) =
                 (words(rows * end.div_ceil(64), 1), words(rows * factor * end.div_ceil(128), 1 << 20));
-            let got = run(&stream, "move_words", bytemuck::cast_slice(&x), 0, &w, 2 * 198 * 4, given);
+            let got = run(&stream, "move_words", bytemuck::cast_slice(&x), 0, &w, 2 * 198 * 4, args);
             let there = |row: usize| row < rows && from < end;
             let want = (0..128).map(|row| if there(row) { x[from / 64 * rows + row] } else { 0 });
             let of_w = |row: usize| w[from / 128 * rows * factor + row * factor];
@@ -568,8 +558,8 @@ impl Rows {
         Rows { rows, first, end, x: random_bytes(6, rows * end.max(16)), words }
     }
 
-    fn given(&self, rows_of_tile: u32, count: usize) -> Given {
-        Given {
+    fn args(&self, rows_of_tile: u32, count: usize) -> Args {
+        Args {
             layout: RowLayout::by_rows(self.end.max(16)),
             rows: rows_of_tile,
             end: self.end as u32,
@@ -579,7 +569,7 @@ impl Rows {
         }
     }
 
-    /// The rows of a stage and then their words, zeros past the end.
+    /// The rows of a stage and then their packed scales, zeros past the end.
     fn stage(&self, i: usize) -> Vec<u8> {
         let (from, stride) = ((self.first + i) * 64, self.end.max(16));
         let byte =
@@ -595,7 +585,7 @@ impl Rows {
 /// ahead of its loads.
 #[test]
 fn pipelines_give_every_stage_in_order() {
-    // Of a stage: 64 rows of x, 32 of w, of 64 bytes; their words; the turn and 12 bytes that nothing writes.
+    // Of a stage: 64 rows of x, 32 of w, of 64 bytes; their packed scales; the turn and 12 bytes that nothing writes.
     const ROWS: usize = 96;
     const STAGE: usize = ROWS * 64 + ROWS * 4;
     for target in Arch::AMD {
@@ -613,7 +603,7 @@ fn pipelines_give_every_stage_in_order() {
                 let (count, rows) = (stages.0, Rows::new(ROWS, stages));
                 // All turns of a round, and no more, for which there is no room.
                 let bytes = count.next_multiple_of(step * turns) * (STAGE + 16);
-                let got = run(&stream, kernel, &rows.x, 0, &rows.words, bytes, rows.given(64, count));
+                let got = run(&stream, kernel, &rows.x, 0, &rows.words, bytes, rows.args(64, count));
                 for (i, got) in got.chunks_exact(STAGE + 16).enumerate() {
                     let at = format!("stage {i} of {count}, {kernel} on {target}");
                     assert!(got[..STAGE] == rows.stage(i), "{at}");
@@ -643,10 +633,10 @@ fn ping_pong_gives_every_stage_to_both_halves() {
             for stages in STAGES.into_iter().step_by(2) {
                 let (count, rows) = (stages.0, Rows::new(ROWS, stages));
                 let all = count.next_multiple_of(round);
-                let given = Given { factor: all as u32, ..rows.given(128, count) };
+                let args = Args { factor: all as u32, ..rows.args(128, count) };
                 // At the end is the clock.
                 let bytes = 2 * all * (STAGE + 16) + 16;
-                let got = run(&stream, kernel, &rows.x, 0, &rows.words, bytes, given);
+                let got = run(&stream, kernel, &rows.x, 0, &rows.words, bytes, args);
                 let begin = u32::from_le_bytes([0xa5; 4]);
                 for (i, got) in got.chunks_exact(STAGE + 16).enumerate() {
                     let (stage, half) = (i / 2, i % 2);
@@ -669,8 +659,8 @@ fn tasks_of_an_xcd_are_neighbours() {
     const XCDS: usize = 8;
     const GRIDS: usize = 333;
     for stream in streams() {
-        let given = Given { rows: GRIDS as u32, ..READ };
-        let got = run_grid(&stream, "tasks_by_xcd", &[0], 0, &[0], GRIDS * GRIDS * 4, given, GRIDS);
+        let args = Args { rows: GRIDS as u32, ..READ };
+        let got = run_grid(&stream, "tasks_by_xcd", &[0], 0, &[0], GRIDS * GRIDS * 4, args, GRIDS);
         for (i, tasks) in bytemuck::cast_slice::<u8, u32>(&got).chunks(GRIDS).enumerate() {
             let n = i + 1;
             // Blocks go to XCDs in turn.

@@ -1,10 +1,11 @@
 //! Products through `hk/matrix.h` and `hk/mma.h`: every instruction, every pair of types, against products in f64 and
 //! the places of elements that are written here.
-use crate::{Random, common, streams};
+use super::{Random, streams};
+use crate::common;
 use bytemuck::{Pod, Zeroable};
 use hk_core::{
-    Arch, CodeObjects, E8M0, Fp4, Fp8E4M3, Fp8E4M3Fnuz, Fp8E5M2, Fp8E5M2Fnuz, GlobalLayout, LaunchConfig,
-    Stream, bf16, f16,
+    Arch, CodeObjects, E8M0, Fp4, Fp8E4M3, Fp8E4M3Fnuz, Fp8E5M2, Fp8E5M2Fnuz, GlobalLayout, KernelRef,
+    LaunchConfig, Stream, bf16, f16,
 };
 use std::sync::LazyLock;
 
@@ -91,7 +92,7 @@ impl Type {
             Bf8 => Fp8E5M2(code as u8).to_f32().into(),
             Fp6 => small(6, 3, 1),
             Bf6 => small(6, 2, 3),
-            F4 => Fp4::from_code(code as u8).to_f32().into(),
+            F4 => Fp4::from_bits(code as u8).to_f32().into(),
         }
     }
 
@@ -192,7 +193,7 @@ impl Shape {
         }
     }
 
-    /// Small integers and halves, whose sums are exact; then a single one in each column of w, and of x.
+    /// Small multiples of 1/2, whose sums are exact; then a single 1 in each column of w, and of x.
     fn exact_cases(self, random: &mut Random, arch: Arch) -> Vec<Case> {
         let (ws, xs) = (self.w.exact(arch), self.x.exact(arch));
         let [(w_one, w_zero), (x_one, x_zero)] =
@@ -257,7 +258,7 @@ impl Shape {
         self.cols / lanes(self.dim) * of.bits() / 32
     }
 
-    /// A matrix of codes in the words of lanes.
+    /// A matrix of quantized values, packed in the dwords of lanes.
     fn packed(self, of: Type, codes: &[u32]) -> Vec<u32> {
         let words = self.words(of);
         let mut packed = vec![0u32; 64 * words];
@@ -343,8 +344,8 @@ fn launch(
     let buffers = inputs.map(|i| stream.upload(i).unwrap());
     let mut d = stream.alloc_zeroed::<u32>(results).unwrap();
     let mut at = stream.alloc_zeroed::<u32>(places.max(1)).unwrap();
-    let kernel = stream.kernel(*MMA, kernel).unwrap();
-    let mut launch = stream.launch("mma", &kernel);
+    let kernel = stream.kernel(KernelRef::new(*MMA, common::leak(kernel.to_owned()))).unwrap();
+    let mut launch = stream.launch("mma");
     let mut names = ["w", "x", "c", "w_scale", "x_scale"].into_iter().zip(&buffers).zip(inputs);
     let mut next = || {
         let ((name, buffer), input) = names.next().unwrap();
@@ -361,7 +362,7 @@ fn launch(
         places: launch.output("places", &mut at.view_mut([places.max(1)]).unwrap()).unwrap(),
     };
     // SAFETY: the parameters are the kernel's, and each tensor has what its lanes access.
-    unsafe { launch.run(LaunchConfig::grid_1d(blocks), &params) }.unwrap();
+    unsafe { launch.run(&kernel, LaunchConfig::grid_1d(blocks), &params) }.unwrap();
     (stream.download(&d).unwrap(), stream.download(&at).unwrap())
 }
 

@@ -40,11 +40,16 @@ HK_FN F relu(F x) {
 template <class F>
 HK_FN void with_activation(Activation which, F f) {
     switch (which) {
-        case Activation::Silu: return f([](auto x) { return silu(x); });
-        case Activation::Gelu: return f([](auto x) { return gelu(x); });
-        case Activation::GeluTanh: return f([](auto x) { return gelu_tanh(x); });
-        case Activation::Relu: return f([](auto x) { return relu(x); });
-        case Activation::Tanh: return f([](auto x) { return tanh(x); });
+        case Activation::Silu:
+            return f([](auto x) { return silu(x); });
+        case Activation::Gelu:
+            return f([](auto x) { return gelu(x); });
+        case Activation::GeluTanh:
+            return f([](auto x) { return gelu_tanh(x); });
+        case Activation::Relu:
+            return f([](auto x) { return relu(x); });
+        case Activation::Tanh:
+            return f([](auto x) { return tanh(x); });
     }
     __builtin_unreachable();
 }

@@ -1,7 +1,7 @@
 // math.h: f32 functions with stated error bounds. None flushes subnormals, of arguments or results, but those whose
 // names end in _fast.
 //
-// Each takes a float or a Vec<float, N>; of vectors, what is no special function goes by packed instructions, two
+// Each takes a float or a Vec<float, N>; on vectors, all but special functions are packed instructions of two
 // elements each. Bounds are in ulp of the result. The first holds for special functions (v_exp_f32, v_log_f32, v_rcp_f32,
 // v_rsq_f32) within 1 ulp, as the hardware's are; the one in parentheses is measured with these rounded correctly, as the
 // emulator's are (crates/hk-core/tests/math.rs). `n + m`: n VALU instructions for a float and m special functions, which
@@ -10,6 +10,7 @@
 
 #include <hk/arch.h>
 #include <hk/types.h>
+#include HK_TARGET_HEADER(math.h)
 
 namespace hk {
 
@@ -47,52 +48,22 @@ HK_FN F polynomial(F x, const float (&c)[N]) {
 /// 2^x in one instruction, within 1 ulp; exact at integers. Results below 2^-126 are 0.
 template <class F>
 HK_FN F exp2_fast(F x) {
-    return detail::each(x, [](float v) {
-#if defined(HK_AMD)
-        return __builtin_amdgcn_exp2f(v);
-#else
-        return __nvvm_ex2_approx_ftz_f(v);
-#endif
-    });
+    return detail::each(x, [](float v) { return detail::native_exp2(v); });
 }
 
 /// log2(x) in one instruction, within 1 ulp. Subnormals are 0.
 template <class F>
 HK_FN F log2_fast(F x) {
-    return detail::each(x, [](float v) {
-#if defined(HK_AMD)
-        return __builtin_amdgcn_logf(v);
-#else
-        return __nvvm_lg2_approx_ftz_f(v);
-#endif
-    });
+    return detail::each(x, [](float v) { return detail::native_log2(v); });
 }
 
 /// 1 / x in one instruction, within 1 ulp. Subnormals, and results that are, are 0. rcp_fast(0) = inf.
 template <class F>
 HK_FN F rcp_fast(F x) {
-    return detail::each(x, [](float v) {
-#if defined(HK_AMD)
-        return __builtin_amdgcn_rcpf(v);
-#else
-        return __nvvm_rcp_approx_ftz_f(v);
-#endif
-    });
+    return detail::each(x, [](float v) { return detail::native_rcp(v); });
 }
 
-/// The largest of three in one instruction. Of NaNs and numbers it may be either.
-HK_FN float max3(float a, float b, float c) {
-#if defined(HK_AMD)
-    float out;
-    // Not a builtin: that would quiet each operand first.
-    asm("v_max3_f32 %0, %1, %2, %3" : "=v"(out) : "v"(a), "v"(b), "v"(c));
-    return out;
-#else
-    return __builtin_fmaxf(a, __builtin_fmaxf(b, c));
-#endif
-}
-
-/// 1 / x for x from 2^-100 to 2^100, and NaN of NaN: what is in doubt by less than 2^-22 ulp may be rounded either way. 2 + 1.
+/// 1 / x for x from 2^-100 to 2^100, and NaN of NaN: within 2^-22 ulp of a tie it may be rounded either way. 2 + 1.
 HK_FN float reciprocal(float x) {
     const float first = rcp_fast(x);
     return __builtin_fmaf(first, __builtin_fmaf(-x, first, 1.0f), first);
@@ -105,12 +76,12 @@ HK_FN F divide(F a, F b) {
 }
 
 /// Division of many values by one number. Quotients are rounded correctly; but if they are beyond 2^24 or below 2^-20
-/// in magnitude, all that is sure is that they are, and their sign. 7 for each value, where `/` takes 10 + 1.
+/// in magnitude, only that range and their sign are certain. 7 for each value, where `/` takes 10 + 1.
 class DivideBy {
     float divisor_, inverse_;
     bool near_;  // so that no product below leaves the range in which it is exact
 
-public:
+  public:
     HK_FN explicit DivideBy(float divisor)
         : divisor_(divisor), inverse_(1.0f / divisor), near_(divisor >= 0x1p-80f && divisor <= 0x1p+80f) {}
 
@@ -123,18 +94,17 @@ public:
             const Vec<float, 2> two = near(Vec<float, 2>{v[i], v[i + 1]});
 #pragma unroll
             for (int j = 0; j < 2; ++j) out[i + j] = two[j];
-            stay_in_order();  // what one of them needs on the way is not there for all at a time
+            sched_barrier();  // else the temporaries of all elements would be live at once
         }
         return out;
     }
 
-private:
+  private:
     template <int N>
     HK_FN Vec<float, N> near(Vec<float, N> v) const {
         using F = Vec<float, N>;
-        // What is left after a quotient is exact. A first one errs by less than 2 ulp, a second one is within 1 of the
-        // exact quotient, whose rounding the third one then is (Markstein 1990). Signs are such that a zero keeps its
-        // own.
+        // Remainders are exact. The first quotient errs by less than 2 ulp, the second is within 1 ulp of the exact
+        // quotient, the third is its rounding (Markstein 1990). The order of operands keeps the sign of a zero.
         const F first = v * inverse_;
         const auto better = [&](F quotient) {
             return detail::fma(-detail::fma(quotient, F(divisor_), -v), F(inverse_), quotient);
@@ -146,19 +116,6 @@ private:
         return out;
     }
 };
-
-/// 1 / sqrt(x), within 1 ulp on AMD and 2 ulp on sm_90. rsqrt(4^k x) = 2^-k rsqrt(x) exactly.
-/// rsqrt(0) = inf, rsqrt(inf) = 0, rsqrt(x < 0) = NaN.
-HK_FN float rsqrt(float x) {
-#if defined(HK_AMD)
-    // v_rsq_f32 takes subnormals for zero: scale them by an even power of two, exactly, and back.
-    const bool subnormal = x < 0x1p-126f;
-    const float root = __builtin_amdgcn_rsqf(x * (subnormal ? 0x1p+24f : 1.0f));
-    return root * (subnormal ? 0x1p+12f : 1.0f);
-#else
-    return __nvvm_rsqrt_approx_f(x);
-#endif
-}
 
 /// 2^x, within 1.5 ulp (0.75); exact at integers. 5 + 1.
 template <class F>
@@ -174,13 +131,7 @@ namespace detail {
 /// x with NaN and what lies beyond 2^-15 replaced by something within.
 template <class F>
 HK_FN F as_correction(F x) {
-    return each(x, [](float v) {
-#if defined(HK_AMD)
-        return __builtin_amdgcn_fmed3f(v, -0x1p-15f, 0x1p-15f);
-#else
-        return __builtin_fminf(__builtin_fmaxf(v, -0x1p-15f), 0x1p-15f);
-#endif
-    });
+    return each(x, [](float v) { return clamp(v, 0x1p-15f); });
 }
 
 /// exp(x) as root * (root * factor), which is in range where root alone would be subnormal: the root is
@@ -258,9 +209,9 @@ namespace detail {
 template <class F>
 HK_FN F erfc_of_abs(F minus, F x, float scale) {
     // t P(t) with t = 1 / (1 + 31/64 z) is exp(z^2) erfc(z), relatively within 2^-25.
-    constexpr float kScaled[] = {0.273245449193f, 0.274103565549f, 0.232700938523f,
-                                   0.226105614019f, -0.0796924506077f, 0.38557396f,
-                                   -0.541008752651f, 0.283085681054f, -0.0541139774281f};
+    constexpr float kScaled[] = {0.273245449193f,  0.274103565549f,   0.232700938523f,
+                                 0.226105614019f,  -0.0796924506077f, 0.38557396f,
+                                 -0.541008752651f, 0.283085681054f,   -0.0541139774281f};
     const F sq = minus * x;
     const Exp<F> e(sq, fma(minus, x, -sq));
     const F t = rcp_fast(fma(__builtin_elementwise_abs(x), F(scale), F(1.0f)));
@@ -272,8 +223,8 @@ HK_FN F erfc_of_abs(F minus, F x, float scale) {
 /// 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to x, within 4 ulp (2). erf(-x) = -erf(x) exactly. 30 + 2.
 template <class F>
 HK_FN F erf(F x) {
-    constexpr float kSmall[] = {0.1283791538f, -0.3761252327f, 0.112821408f, -0.02677890841f, 0.00501196214f,
-                                  -0.0006090356768f};
+    constexpr float kSmall[] = {0.1283791538f,   -0.3761252327f, 0.112821408f,
+                                -0.02677890841f, 0.00501196214f, -0.0006090356768f};
     const F small = detail::fma(x, detail::polynomial(x * x, kSmall), x);  // relatively within 2^-26
     const F a = __builtin_elementwise_abs(x);
     const F large = 1.0f - detail::erfc_of_abs(-x, x, 0x1.fp-2f);

@@ -1,9 +1,9 @@
-// pipeline.h: tiles on their way from global memory through LDS to a block's waves, ahead of their use.
+// pipeline.h: software-pipelined loads of two operand tiles, global memory -> LDS -> fragments.
 //
-//   rows of X, of W  --Mover-->  stages in LDS  --fragments-->  products
+//   rows of a, of w  --Mover-->  stages in LDS  --fragments-->  MFMA
 //
-// A stage is kBytes of each row of both tiles. What lies past the rows' end, `end`, is zero, and so are rows past the
-// last one: a tail costs nothing in the loop.
+// A stage is kBytes of each row of both tiles. Bytes past `end` and rows past the last one read as zero: tails cost nothing in
+// the main loop.
 #pragma once
 
 #include <hk/arch.h>
@@ -15,26 +15,26 @@
 
 namespace hk {
 
-/// Where the rows of an operand are, in bytes from the first one. Row after row, or shuffled: blocks of 16 rows, in which a chunk
-/// of 16 bytes of each row is beside that of the next, so that a wave reads all of them as one stretch.
+/// Where the rows of an operand are, in bytes from the first one. Row-major, or shuffled in blocks of 16 rows: chunks of 16 bytes of
+/// all 16 rows are neighbours, so that a wave's loads are contiguous.
 struct RowLayout {
     i64 row, block;  ///< from a row to the next among 16; from 16 rows to the next 16
-    u32 spread;      ///< chunks of a row are 16 << spread bytes apart
-    u32 less;        ///< for movers that bring less than stages: a stage has kStage >> less bytes of a row
+    u32 chunk_shift;  ///< chunks of a row are 16 << chunk_shift bytes apart
+    u32 stage_shift;  ///< movers that fill a stage in part: kStageBytes >> stage_shift bytes of a row
 
-    /// Row after row.
+    /// Row-major.
     HK_FN static RowLayout by_rows(i64 stride) { return {stride, 16 * stride, 0, 0}; }
-    /// Of a row.
+    /// Byte offset of a row.
     HK_FN i64 offset(u32 of_row) const { return i64(of_row / 16) * block + i64(of_row % 16) * row; }
-    /// The same within a window.
+    /// The same, within a window.
     HK_FN u32 window_offset(u32 of_row) const { return of_row / 16 * u32(block) + of_row % 16 * u32(row); }
 };
 
-/// A thread's chunks of a tile, 16 bytes each: side by side with those of its neighbours in LDS, all at one place of their rows
-/// there.
+/// A thread's 16-byte chunks of a tile. Neighbouring threads have neighbouring chunks in LDS; a thread's chunks have one column
+/// offset.
 template <class Tile_, int kThreads>
 class ThreadChunks {
-public:
+  public:
     using Tile = Tile_;
     static constexpr int kParts = Tile::kRows * Tile::kChunks / kThreads;
     static_assert(kParts * kThreads == Tile::kRows * Tile::kChunks, "every thread has as many chunks");
@@ -49,100 +49,102 @@ public:
         for (int i = 0; i < kParts; ++i) tile.chunk[thread_x() + i * kThreads] = chunks.part[i];
     }
 
-    /// Where the thread's chunks are in their rows' part of a stage.
-    HK_FN static u32 ahead() { return chunk() * 16; }
+    /// Byte offset of the thread's chunks in the stage's rows.
+    HK_FN static u32 lane_byte() { return chunk() * 16; }
 
-protected:
-    /// The row of a part.
+  protected:
+    /// Row of the thread's i-th chunk.
     HK_FN static u32 row(int part) { return thread_x() / Tile::kChunks + part * (kThreads / Tile::kChunks); }
-    /// Which chunk of its row each part is.
+    /// Chunk index in the row, the same for all the thread's chunks.
     HK_FN static u32 chunk() { return thread_x() % Tile::kChunks ^ Tile::swizzle(row(0)); }
 };
 
-/// How the threads of a block bring a tile's rows to LDS: 16 bytes at a time, lanes side by side in LDS, each with the chunk
-/// that belongs at its place. By vectors, rows begin on 16 bytes and end with a whole chunk, and the tile's rows lie within
-/// 2 GiB; by elements of `kElement` bytes any rows will do.
+/// Loads a tile's rows to LDS, 16 bytes per lane, in the order of the tile's swizzle. The vectorized path needs rows that begin on
+/// 16 bytes, end with a whole chunk and lie within 2 GiB. The scalar path takes any rows, `kElement` bytes at a time.
 template <class Tile, int kThreads, Access kAccess, int kElement>
 class Mover;
 
 template <class Tile, int kThreads, int kElement>
-class Mover<Tile, kThreads, Access::Vectors, kElement> : public ThreadChunks<Tile, kThreads> {
+class Mover<Tile, kThreads, Access::Vectorized, kElement> : public ThreadChunks<Tile, kThreads> {
     using Base = ThreadChunks<Tile, kThreads>;
 
-public:
+  public:
     using Base::kParts, typename Base::Chunks;
-    static constexpr u32 kStage = Tile::kBytes;  // of a row in memory
-    static constexpr bool kDirect = kHasWideDma;
+    static constexpr u32 kStageBytes = Tile::kBytes;  // of a row in memory
+    static constexpr bool kDirectToLds = kHasWideDma;
 
-private:
+  private:
     Window window_;
-    u32 end_;            // of a row, in bytes
-    u32 ahead_;          // of the thread's chunks in their rows
-    u32 spread_;
+    u32 end_;  // of a row, in bytes
+    u32 lane_byte_;  // byte offset of the thread's chunks in a stage
+    u32 chunk_shift_;
     u32 offset_[kParts];  // of the chunks in the window; beyond it for rows past the last
 
     HK_FN u32 at(int part, u32 from) const {
-        // The sign of what is left of the row moves the offset beyond the window.
-        const u32 left = end_ - 1u - (from + ahead_);
-        return offset_[part] | (left & Window::kBeyond);
+        // Past the row's end the sign bit moves the offset beyond the window: zeros are read.
+        const u32 left = end_ - 1u - (from + lane_byte_);
+        return offset_[part] | (left & Window::kOutOfBounds);
     }
 
-public:
-    /// Rows of `end` bytes. Row r of the tile is row `row_of(r)` of them; from `rows` on there is none.
+  public:
+    /// Rows of `end` bytes. Row r of the tile is their row `row_of(r)`; rows from `rows` on read as zero.
     template <class RowOf>
     HK_FN Mover(GlobalPtr<const u8> first, u32 rows, const RowLayout &layout, u32 end, RowOf row_of)
-        : window_(first, Window::kBeyond - 1), end_(end), ahead_(Base::ahead()), spread_(layout.spread) {
+        : window_(first, Window::kOutOfBounds - 1), end_(end), lane_byte_(Base::lane_byte()),
+          chunk_shift_(layout.chunk_shift) {
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
             const u32 from = row_of(Base::row(i));
-            offset_[i] = from < rows ? layout.window_offset(from) + (ahead_ << spread_) : Window::kBeyond;
+            offset_[i] = from < rows ? layout.window_offset(from) + (lane_byte_ << chunk_shift_) : Window::kOutOfBounds;
         }
     }
 
-    /// The thread's chunks of the stage that begins `from` bytes into the rows.
+    /// Loads the thread's chunks of the stage at byte `from` of the rows.
     HK_FN Chunks load(u32 from) const {
         Chunks chunks;
 #pragma unroll
-        for (int i = 0; i < kParts; ++i) chunks.part[i] = window_.load<Vec<u32, 4>>(at(i, from), from << spread_);
+        for (int i = 0; i < kParts; ++i) chunks.part[i] = window_.load<Vec<u32, 4>>(at(i, from), from << chunk_shift_);
         return chunks;
     }
 
-    /// `load` and `store` in one, past the registers: `kParts` loads, which `wait_loads` waits for.
+    /// Copies the thread's chunks straight to LDS: `kParts` asynchronous loads, which `wait_loads` waits for.
     HK_FN void copy(u32 from, Tile &tile) const {
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
-            window_.load_to_lds(&tile.chunk[wave_id() * kWaveSize + i * kThreads], at(i, from), from << spread_);
+            window_.load_to_lds(&tile.chunk[wave_id() * kWaveSize + i * kThreads], at(i, from), from << chunk_shift_);
         }
     }
 };
 
 template <class Tile, int kThreads, int kElement>
-class Mover<Tile, kThreads, Access::Elements, kElement> : public ThreadChunks<Tile, kThreads> {
+class Mover<Tile, kThreads, Access::Scalar, kElement> : public ThreadChunks<Tile, kThreads> {
     using Base = ThreadChunks<Tile, kThreads>;
     using Bits = decltype([] {
-        if constexpr (kElement == 2) return u16(0);
-        else return u8(0);
+        if constexpr (kElement == 2)
+            return u16(0);
+        else
+            return u8(0);
     }());
 
-public:
+  public:
     using Base::kParts, typename Base::Chunks;
-    static constexpr u32 kStage = Tile::kBytes;  // of a row in memory
-    static constexpr bool kDirect = false;
+    static constexpr u32 kStageBytes = Tile::kBytes;  // of a row in memory
+    static constexpr bool kDirectToLds = false;
 
-private:
-    u32 end_, ahead_, spread_;
+  private:
+    u32 end_, lane_byte_, chunk_shift_;
     GlobalPtr<const u8> row_[kParts];
-    bool there_[kParts];
+    bool valid_[kParts];
 
-public:
+  public:
     template <class RowOf>
     HK_FN Mover(GlobalPtr<const u8> first, u32 rows, const RowLayout &layout, u32 end, RowOf row_of)
-        : end_(end), ahead_(Base::ahead()), spread_(layout.spread) {
+        : end_(end), lane_byte_(Base::lane_byte()), chunk_shift_(layout.chunk_shift) {
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
             const u32 from = row_of(Base::row(i));
-            there_[i] = from < rows;
-            row_[i] = first + layout.offset(there_[i] ? from : 0);
+            valid_[i] = from < rows;
+            row_[i] = first + layout.offset(valid_[i] ? from : 0);
         }
     }
 
@@ -151,12 +153,13 @@ public:
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
             Vec<Bits, 16 / kElement> v = Bits(0);
-            // A stage can begin within a chunk, if no more than that chunk's rest is of use.
-            const GlobalPtr<const u8> chunk = row_[i] + (u64((from & ~15u) + ahead_) << spread_) + (from & 15u);
+            // A stage can begin within a chunk if only the rest of that chunk is read.
+            const GlobalPtr<const u8> chunk =
+                row_[i] + (u64((from & ~15u) + lane_byte_) << chunk_shift_) + (from & 15u);
 #pragma unroll
             for (u32 j = 0; j < 16; j += kElement) {
-                const bool there = there_[i] && from + ahead_ + j < end_;
-                if (there) v[j / kElement] = *reinterpret_cast<GlobalPtr<const Bits>>(chunk + j);
+                const bool valid = valid_[i] && from + lane_byte_ + j < end_;
+                if (valid) v[j / kElement] = *reinterpret_cast<GlobalPtr<const Bits>>(chunk + j);
             }
             chunks.part[i] = __builtin_bit_cast(Vec<u32, 4>, v);
         }
@@ -164,43 +167,44 @@ public:
     }
 };
 
-/// Brings rows of codes to a tile of what they stand for, 16-bit floats: `kBits` bits in memory for each. Threads side by side
-/// have parts of a row. `Decode::load(row, from)` gives what else a part needs, `decode(codes, that, halves)` makes chunks.
-template <class Tile_, int kThreads, Access kAccess, int kBits, class Decode>
-class DecodingMover {
-public:
+/// Loads rows of quantized values (`kBits` bits each) and stores them to LDS as 16-bit floats. Neighbouring threads have parts of one
+/// row. `Dequant::load(row, from)` loads the scale of a part, `decode(values, scale, floats)` dequantizes it.
+template <class Tile_, int kThreads, Access kAccess, int kBits, class Dequant>
+class DequantMover {
+  public:
     using Tile = Tile_;
-    static constexpr u32 kStage = Tile::kBytes / 2 * kBits / 8;
-    static constexpr bool kDirect = false;
+    static constexpr u32 kStageBytes = Tile::kBytes / 2 * kBits / 8;
+    static constexpr bool kDirectToLds = false;
 
-private:
-    static constexpr int kOfThread = Tile::kRows * Tile::kChunks / kThreads;  // chunks
-    static constexpr int kPerRow = Tile::kChunks / kOfThread;                 // threads
-    static constexpr int kBytes = kOfThread * kBits;                          // of codes, 8 elements a chunk
-    static_assert(kOfThread * kPerRow == Tile::kChunks && kThreads / kPerRow == Tile::kRows, "every thread has as much");
+  private:
+    static constexpr int kOfThread = Tile::kRows * Tile::kChunks / kThreads;  // chunks per thread
+    static constexpr int kPerRow = Tile::kChunks / kOfThread;  // threads per row
+    static constexpr int kBytes = kOfThread * kBits;  // bytes of quantized values per thread, 8 values a chunk
+    static_assert(kOfThread * kPerRow == Tile::kChunks && kThreads / kPerRow == Tile::kRows,
+                  "every thread has as much");
 
     Window window_;
     GlobalPtr<const u8> row_;
-    Decode decode_;
-    u32 end_, ahead_, spread_, offset_;
+    Dequant dequant_;
+    u32 end_, lane_byte_, chunk_shift_, offset_;
 
-public:
+  public:
     struct Chunks {
-        Vec<u32, kBytes / 4> codes;
-        typename Decode::Extra extra;
+        Vec<u32, kBytes / 4> quants;
+        typename Dequant::Extra extra;
     };
 
-    /// Where the thread's codes are in their rows' part of a stage.
-    HK_FN static u32 ahead() { return thread_x() % kPerRow * kBytes; }
+    /// Byte offset of the thread's values in the stage's rows.
+    HK_FN static u32 lane_byte() { return thread_x() % kPerRow * kBytes; }
 
-    /// As Mover's; `decode` knows the same rows.
-    HK_FN DecodingMover(GlobalPtr<const u8> first, u32 rows, const RowLayout &layout, u32 end, const Decode &decode)
-        : window_(first, Window::kBeyond - 1), decode_(decode), end_(end), spread_(layout.spread) {
+    /// Arguments as Mover's.
+    HK_FN DequantMover(GlobalPtr<const u8> first, u32 rows, const RowLayout &layout, u32 end, const Dequant &decode)
+        : window_(first, Window::kOutOfBounds - 1), dequant_(decode), end_(end), chunk_shift_(layout.chunk_shift) {
         const u32 row = thread_x() / kPerRow;
-        ahead_ = ahead();
-        decode_.of_row(row);
-        if constexpr (kAccess == Access::Vectors) {
-            offset_ = row < rows ? layout.window_offset(row) + in_row(ahead_) : Window::kBeyond;
+        lane_byte_ = lane_byte();
+        dequant_.of_row(row);
+        if constexpr (kAccess == Access::Vectorized) {
+            offset_ = row < rows ? layout.window_offset(row) + in_row(lane_byte_) : Window::kOutOfBounds;
         } else {
             row_ = first + layout.offset(row < rows ? row : 0);
             if (row >= rows) end_ = 0;
@@ -209,419 +213,394 @@ public:
 
     HK_FN Chunks load(u32 from) const {
         Chunks chunks;
-        if constexpr (kAccess == Access::Vectors) {
+        if constexpr (kAccess == Access::Vectorized) {
             if constexpr (kBytes <= 16) {
-                const u32 past = (end_ - 1u - (from + ahead_)) & Window::kBeyond;
-                chunks.codes = window_.load<Vec<u32, kBytes / 4>>(offset_ | past, from << spread_);
+                const u32 past = (end_ - 1u - (from + lane_byte_)) & Window::kOutOfBounds;
+                chunks.quants = window_.load<Vec<u32, kBytes / 4>>(offset_ | past, from << chunk_shift_);
             } else {
-                // Chunks of a row need not be side by side, nor all there.
+                // Chunks of a row need not be contiguous, and some can lie past the end.
 #pragma unroll
                 for (u32 i = 0; i < kBytes / 4; i += 4) {
-                    const u32 past = (end_ - 1u - (from + ahead_ + 4 * i)) & Window::kBeyond;
-                    const auto chunk = window_.load<Vec<u32, 4>>(offset_ | past, (from + 4 * i) << spread_);
+                    const u32 past = (end_ - 1u - (from + lane_byte_ + 4 * i)) & Window::kOutOfBounds;
+                    const auto chunk = window_.load<Vec<u32, 4>>(offset_ | past, (from + 4 * i) << chunk_shift_);
 #pragma unroll
-                    for (u32 j = 0; j < 4; ++j) chunks.codes[i + j] = chunk[j];
+                    for (u32 j = 0; j < 4; ++j) chunks.quants[i + j] = chunk[j];
                 }
             }
         } else {
             Vec<u8, kBytes> bytes = u8(0);
 #pragma unroll
             for (u32 i = 0; i < kBytes; ++i) {
-                const u32 at = from + ahead_ + i;
+                const u32 at = from + lane_byte_ + i;
                 if (at < end_) bytes[i] = row_[in_row(at)];
             }
-            chunks.codes = __builtin_bit_cast(decltype(chunks.codes), bytes);
+            chunks.quants = __builtin_bit_cast(decltype(chunks.quants), bytes);
         }
-        chunks.extra = decode_.load(from, end_);
+        chunks.extra = dequant_.load(from, end_);
         return chunks;
     }
 
     HK_FN void store(const Chunks &chunks, Tile &tile) const {
-        Vec<u32, 4> halves[kOfThread];
-        decode_.decode(chunks.codes, chunks.extra, halves);
+        Vec<u32, 4> floats[kOfThread];
+        dequant_.decode(chunks.quants, chunks.extra, floats);
         const u32 row = thread_x() / kPerRow, first = thread_x() % kPerRow * kOfThread;
 #pragma unroll
-        for (int i = 0; i < kOfThread; ++i) tile.chunk[Tile::place(row, first + i)] = halves[i];
+        for (int i = 0; i < kOfThread; ++i) tile.chunk[Tile::place(row, first + i)] = floats[i];
     }
 
-private:
-    /// Where a byte of a row is.
-    HK_FN u32 in_row(u32 at) const { return (at & ~15u) << spread_ | (at & 15u); }
+  private:
+    /// Byte offset within a row's layout.
+    HK_FN u32 in_row(u32 at) const { return (at & ~15u) << chunk_shift_ | (at & 15u); }
 };
 
-/// Ends a batch of loads straight to LDS.
-HK_FN void end_loads() {
-#if !defined(HK_AMD)
-    asm volatile("cp.async.commit_group;" : : : "memory");
-#endif
-}
-
-/// Waits until no more than `kBatches` batches of `kLoads` loads of this wave are on their way, the last ones.
-template <int kBatches, int kLoads>
-HK_FN void wait_loads() {
-#if defined(HK_AMD)
-    static_assert(kBatches * kLoads < 64, "what the counter holds");
-    asm volatile("s_waitcnt vmcnt(%0)" : : "n"(kBatches * kLoads) : "memory");
-#else
-    asm volatile("cp.async.wait_group %0;" : : "n"(kBatches) : "memory");
-#endif
-}
-
-/// Waits for all loads to registers, as the compiler sees.
-HK_FN void wait_known_loads() {
-#if defined(HK_AMD)
-    constexpr int kNoLoads = 0x0f70;  // vmcnt(0), any number of other operations
-    __builtin_amdgcn_s_waitcnt(kNoLoads);
-#endif
-}
-
-/// Nothing beside the tiles.
-struct NoWords {
+/// A pipeline without packed scales.
+struct NoScales {
     struct Tile {
-        u32 none[0];  // takes no room
+        u32 none[0];  // takes no LDS
     };
-    struct Words {};
+    struct PackedScales {};
     static constexpr int kParts = 0;
-    static constexpr bool kDirect = true;
-    HK_FN Words load(u32) const { return {}; }
-    HK_FN static void store(Words, Tile &) {}
+    static constexpr bool kDirectToLds = true;
+    HK_FN PackedScales load(u32) const { return {}; }
+    HK_FN static void store(PackedScales, Tile &) {}
     HK_FN void copy(u32, Tile &) const {}
 };
 
-/// Where a thread finds the word that goes with its row in a stage, such as a scale.
-struct WordPlace {
-    u64 data;        ///< of row 0
-    u32 offset;      ///< of the row, in bytes; Window::kBeyond: there is none, zero
-    u32 step;        ///< bytes from a word to the next one of its row; the same for all lanes
-    u32 shift;       ///< one word for 2^shift bytes of a row
+/// Where a thread finds the packed scale (4 bytes) of its row in a stage.
+struct ScalePlace {
+    u64 data;  ///< address, for row 0
+    u32 offset;  ///< of the row, in bytes; Window::kOutOfBounds: no such row, read as zero
+    u32 step;  ///< bytes from a packed scale to the next one of its row; wave-uniform
+    u32 shift;  ///< one packed scale for 2^shift bytes of a row
 };
 
-/// A word of 4 bytes for each row of both tiles, with each stage: those of x, then those of w.
-template <int kXRows, int kWRows, int kThreads>
-class WordMover {
-public:
-    static constexpr int kParts = (kXRows + kWRows + kThreads - 1) / kThreads;
-    static constexpr bool kDirect = true;
+/// Loads 4 bytes of scales for each row of both tiles with each stage: the rows of a, then those of w.
+template <int kARows, int kWRows, int kThreads>
+class ScaleMover {
+  public:
+    static constexpr int kParts = (kARows + kWRows + kThreads - 1) / kThreads;
+    static constexpr bool kDirectToLds = true;
 
     struct Tile {
-        u32 word[kParts * kThreads];  // all threads load as much
-        HK_FN u32 x(u32 row) const { return word[row]; }
-        HK_FN const u32 *w(u32 row) const { return word + kXRows + row; }
+        u32 word[kParts * kThreads];  // all threads load as many
+        HK_FN u32 a(u32 row) const { return word[row]; }
+        HK_FN const u32 *w(u32 row) const { return word + kARows + row; }
     };
-    struct Words {
+    struct PackedScales {
         u32 word[kParts];
     };
 
-private:
-    static_assert(kXRows % kWaveSize == 0, "a wave has rows of one tile");
+  private:
+    static_assert(kARows % kWaveSize == 0, "a wave has rows of one tile");
 
     u32 end_;
     Window window_[kParts];
     u32 offset_[kParts], step_[kParts], shift_[kParts];
 
-    HK_FN u32 at(int part, u32 from) const { return offset_[part] | ((end_ - 1u - from) & Window::kBeyond); }
+    HK_FN u32 at(int part, u32 from) const { return offset_[part] | ((end_ - 1u - from) & Window::kOutOfBounds); }
     HK_FN u32 scalar(int part, u32 from) const { return (from >> shift_[part]) * step_[part]; }
 
-public:
-    /// `place(row, of_w)` tells where the words of a row are.
+  public:
+    /// `place(row, of_w)` gives the ScalePlace of a row.
     template <class Place>
-    HK_FN WordMover(u32 end, Place place) : end_(end) {
+    HK_FN ScaleMover(u32 end, Place place) : end_(end) {
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
             const u32 row = thread_x() + i * kThreads;
-            const bool of_w = wave_id() * kWaveSize + i * kThreads >= kXRows;
-            const WordPlace where = of_w ? place(row - kXRows, true) : place(row, false);
-            window_[i] = Window(reinterpret_cast<GlobalPtr<const u8>>(where.data), Window::kBeyond - 1);
-            offset_[i] = row < kXRows + kWRows ? where.offset : Window::kBeyond;
+            const bool of_w = wave_id() * kWaveSize + i * kThreads >= kARows;
+            const ScalePlace where = of_w ? place(row - kARows, true) : place(row, false);
+            window_[i] = Window(reinterpret_cast<GlobalPtr<const u8>>(where.data), Window::kOutOfBounds - 1);
+            offset_[i] = row < kARows + kWRows ? where.offset : Window::kOutOfBounds;
             step_[i] = uniform(where.step);
             shift_[i] = uniform(where.shift);
         }
     }
 
-    HK_FN Words load(u32 from) const {
-        Words words;
+    HK_FN PackedScales load(u32 from) const {
+        PackedScales packed;
 #pragma unroll
-        for (int i = 0; i < kParts; ++i) words.word[i] = window_[i].template load<u32>(at(i, from), scalar(i, from));
-        return words;
+        for (int i = 0; i < kParts; ++i) packed.word[i] = window_[i].template load<u32>(at(i, from), scalar(i, from));
+        return packed;
     }
-    HK_FN static void store(const Words &words, Tile &tile) {
+    HK_FN static void store(const PackedScales &packed, Tile &tile) {
 #pragma unroll
-        for (int i = 0; i < kParts; ++i) tile.word[thread_x() + i * kThreads] = words.word[i];
+        for (int i = 0; i < kParts; ++i) tile.word[thread_x() + i * kThreads] = packed.word[i];
     }
     HK_FN void copy(u32 from, Tile &tile) const {
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
-            window_[i].load_word_to_lds(&tile.word[wave_id() * kWaveSize + i * kThreads], at(i, from), scalar(i, from));
+            window_[i].load_dword_to_lds(&tile.word[wave_id() * kWaveSize + i * kThreads], at(i, from),
+                                         scalar(i, from));
         }
     }
 };
 
-/// Stages of two tiles in LDS, and the words that go with them.
-template <class X, class W, class Words, int kStages>
+/// LDS stages of two tiles and their packed scales.
+template <class A, class W, class Scales, int kStages>
 struct Stages {
-    typename X::Tile x[kStages];
+    typename A::Tile a[kStages];
     typename W::Tile w[kStages];
-    typename Words::Tile words[kStages];
+    typename Scales::Tile scales[kStages];
 };
 
-/// The stages that are multiplied at a time.
-template <class X, class W, class Words, int kStages>
+/// The stages that one step multiplies.
+template <class A, class W, class Scales, int kStages>
 struct Step {
-    const typename X::Tile *x[kStages];
+    const typename A::Tile *a[kStages];
     const typename W::Tile *w[kStages];
-    const typename Words::Tile *words[kStages];
+    const typename Scales::Tile *scales[kStages];
 };
 
 namespace detail {
-template <class Sums>
-inline constexpr int kTurns = [] {
-    if constexpr (requires { Sums::kTurns; }) return Sums::kTurns;
-    else return 2;
+template <class Accum>
+inline constexpr int kPhases = [] {
+    if constexpr (requires { Accum::kPhases; })
+        return Accum::kPhases;
+    else
+        return 2;
 }();
 }  // namespace detail
 
-/// The ping-pong of a block's waves, of which every SIMD has two: while one reads from LDS and moves the stages to come, the
-/// other multiplies what it has in registers, and then they change places. One half of the block is a barrier behind the
-/// other.
+/// Ping-pong of a block with two waves per SIMD: one half of the waves reads LDS and prefetches while the other runs MFMAs from
+/// registers, then they swap. One half runs a barrier behind the other.
 class PingPong {
     bool behind_;
 
-public:
-    /// The first step's stages are in LDS.
-    HK_FN PingPong() : behind_(wave_id() / kSimds % 2 != 0) {
+  public:
+    /// The first step's stages must be in LDS.
+    HK_FN PingPong() : behind_(wave_id() / kSimdsPerCu % 2 != 0) {
         block_barrier();
         if (behind_) block_barrier();
     }
 
-    /// A step of one half: `multiply(read())`, and then what `read` has read from LDS may be overwritten, and what the wave has
-    /// waited for in it is there for all.
+    /// One step of one half: `multiply(read())`. After it, the LDS that `read` has read may be overwritten, and loads that `read` has
+    /// waited for are visible to all waves.
     HK_FN void step(auto read, auto multiply) const {
         const auto operands = read();
         change();
-        set_priority<1>();
+        set_wave_priority<1>();
         multiply(operands);
-        set_priority<0>();
+        set_wave_priority<0>();
         change();
     }
 
-    /// Both halves have met as many barriers.
+    /// Equalizes the barriers that both halves have met.
     HK_FN void end() const {
         if (!behind_) block_barrier();
     }
 
-private:
+  private:
     HK_FN static void change() {
-        stay_in_order();
+        sched_barrier();
         block_barrier();
-        stay_in_order();
+        sched_barrier();
     }
 };
 
-/// By registers: while `kStep` stages are multiplied, those after them are in registers or on their way there, and the ones
-/// after these are being loaded. Twice as many stages in LDS, one barrier a step: a block writes stages that all its waves
-/// have left before the last barrier.
-template <class X, class W, class Words, int kStep>
+/// Double-buffered through registers: while `kStep` stages are multiplied, the next are in registers and the ones after them are in
+/// flight. LDS has two buffers of `kStep` stages; one barrier per step: a block writes a buffer that all waves left before the last
+/// barrier.
+template <class A, class W, class Scales, int kStep>
 class RegisterPipeline {
-    const X &x_;
+    const A &a_;
     const W &w_;
-    const Words &words_;
-    Stages<X, W, Words, 2 * kStep> &stages_;
+    const Scales &scales_;
+    Stages<A, W, Scales, 2 * kStep> &stages_;
 
-    struct Set {
-        typename X::Chunks x[kStep];
+    struct Stage {
+        typename A::Chunks a[kStep];
         typename W::Chunks w[kStep];
-        typename Words::Words words[kStep];
+        typename Scales::PackedScales scales[kStep];
     };
 
-    HK_FN Set load(u32 from) const {
-        Set set;
+    HK_FN Stage load(u32 from) const {
+        Stage stage;
 #pragma unroll
         for (int i = 0; i < kStep; ++i) {
-            const u32 at = from + i * X::kStage;
-            set.x[i] = x_.load(at);
-            set.w[i] = w_.load(at / X::kStage * W::kStage);
-            set.words[i] = words_.load(at);
+            const u32 at = from + i * A::kStageBytes;
+            stage.a[i] = a_.load(at);
+            stage.w[i] = w_.load(at / A::kStageBytes * W::kStageBytes);
+            stage.scales[i] = scales_.load(at);
         }
-        return set;
+        return stage;
     }
-    HK_FN void store(const Set &set, int half) const {
+    HK_FN void store(const Stage &stage, int half) const {
 #pragma unroll
         for (int i = 0; i < kStep; ++i) {
-            x_.store(set.x[i], stages_.x[half * kStep + i]);
-            w_.store(set.w[i], stages_.w[half * kStep + i]);
-            words_.store(set.words[i], stages_.words[half * kStep + i]);
+            a_.store(stage.a[i], stages_.a[half * kStep + i]);
+            w_.store(stage.w[i], stages_.w[half * kStep + i]);
+            scales_.store(stage.scales[i], stages_.scales[half * kStep + i]);
         }
     }
-    HK_FN Step<X, W, Words, kStep> step(int half) const {
-        Step<X, W, Words, kStep> now;
+    HK_FN Step<A, W, Scales, kStep> step(int half) const {
+        Step<A, W, Scales, kStep> now;
 #pragma unroll
         for (int i = 0; i < kStep; ++i) {
-            now.x[i] = &stages_.x[half * kStep + i];
+            now.a[i] = &stages_.a[half * kStep + i];
             now.w[i] = &stages_.w[half * kStep + i];
-            now.words[i] = &stages_.words[half * kStep + i];
+            now.scales[i] = &stages_.scales[half * kStep + i];
         }
         return now;
     }
 
-public:
-    using Lds = Stages<X, W, Words, 2 * kStep>;
+  public:
+    using Lds = Stages<A, W, Scales, 2 * kStep>;
 
-    HK_FN RegisterPipeline(const X &x, const W &w, const Words &words, Lds &stages)
-        : x_(x), w_(w), words_(words), stages_(stages) {}
+    HK_FN RegisterPipeline(const A &a, const W &w, const Scales &scales, Lds &stages)
+        : a_(a), w_(w), scales_(scales), stages_(stages) {}
 
-    /// Calls `sums.multiply<i>(Step)` for `count` stages from byte `from` of the rows of x on, `kStep` at a time; i counts up to
-    /// Sums::kTurns, 2 (if it does not say) or 4, begins anew, and is the last one at the end: the last stages may lie past the
-    /// rows' end.
-    template <class Sums>
-    HK_FN void run(u32 from, u32 count, Sums &sums) const {
-        constexpr u32 kBytes = kStep * X::kStage, kTurns = detail::kTurns<Sums>;
-        static_assert(kTurns == 2 || kTurns == 4, "halves of LDS in turn");
-        Set even = load(from);
-        Set odd = load(from + kBytes);
+    /// Calls `acc.multiply<i>(Step)` for `count` stages from byte `from` of the rows of a on, `kStep` at a time. i cycles through
+    /// 0 .. Accum::kPhases - 1 (2 by default, or 4) and ends with the last value: the last stages may lie past the rows' end.
+    template <class Accum>
+    HK_FN void run(u32 from, u32 count, Accum &acc_tile) const {
+        constexpr u32 kBytes = kStep * A::kStageBytes, kPhases = detail::kPhases<Accum>;
+        static_assert(kPhases == 2 || kPhases == 4, "LDS has two buffers");
+        Stage even = load(from);
+        Stage odd = load(from + kBytes);
         store(even, 0);
-        const auto two_steps = [&]<int kTurn>(Turn<kTurn>) {
+        const auto two_steps = [&]<int kPhase>(Phase<kPhase>) {
             from += 2 * kBytes;
             block_barrier();
             even = load(from);
-            stay_in_order();
-            sums.template multiply<kTurn>(step(0));
-            stay_in_order();
+            sched_barrier();
+            acc_tile.template multiply<kPhase>(step(0));
+            sched_barrier();
             store(odd, 1);
             block_barrier();
             odd = load(from + kBytes);
-            stay_in_order();
-            sums.template multiply<kTurn + 1>(step(1));
-            stay_in_order();
+            sched_barrier();
+            acc_tile.template multiply<kPhase + 1>(step(1));
+            sched_barrier();
             store(even, 0);
         };
-        for (u32 rounds = (count + kTurns * kStep - 1) / (kTurns * kStep); rounds > 0; --rounds) {
-            two_steps(Turn<0>{});
-            if constexpr (kTurns > 2) two_steps(Turn<2>{});
+        for (u32 rounds = (count + kPhases * kStep - 1) / (kPhases * kStep); rounds > 0; --rounds) {
+            two_steps(Phase<0>{});
+            if constexpr (kPhases > 2) two_steps(Phase<2>{});
         }
     }
 
-    /// The same by ping-pong: `sums.multiply(sums.read(Step))`.
-    template <class Sums>
-    HK_FN void ping_pong(u32 from, u32 count, Sums &sums) const {
-        constexpr u32 kBytes = kStep * X::kStage;
-        Set even = load(from);
-        Set odd = load(from + kBytes);
+    /// The same with ping-pong: `acc.multiply(acc.read(Step))`.
+    template <class Accum>
+    HK_FN void ping_pong(u32 from, u32 count, Accum &acc_tile) const {
+        constexpr u32 kBytes = kStep * A::kStageBytes;
+        Stage even = load(from);
+        Stage odd = load(from + kBytes);
         store(even, 0);
         even = load(from + 2 * kBytes);
         from += 3 * kBytes;
-        const PingPong halves;
-        const auto turn = [&](Set &next, int half) {
-            halves.step(
+        const PingPong ping_pong;
+        const auto turn = [&](Stage &next, int half) {
+            ping_pong.step(
                 [&] {
-                    const auto operands = sums.read(step(half));
+                    const auto operands = acc_tile.read(step(half));
                     store(next, 1 - half);
                     next = load(from);
                     from += kBytes;
                     return operands;
                 },
-                [&](const auto &operands) { sums.multiply(operands); });
+                [&](const auto &operands) { acc_tile.multiply(operands); });
         };
         for (u32 rounds = (count + 2 * kStep - 1) / (2 * kStep); rounds > 0; --rounds) {
             turn(odd, 0);
             turn(even, 1);
         }
-        halves.end();
+        ping_pong.end();
     }
 
-private:
-    template <int kTurn>
-    struct Turn {};
+  private:
+    template <int kPhase>
+    struct Phase {};
 };
 
-/// Straight to LDS: `kCount` stages in a ring, of which `kStep` are multiplied at a time, and all others but those that the
-/// last step has left are on their way. One barrier a step: a wave passes it when its own loads for this step have landed,
-/// and then all waves have left what the next loads overwrite.
-template <class X, class W, class Words, int kCount, int kStep>
+/// Multi-stage pipeline of asynchronous loads to LDS: a ring of `kCount` stages, `kStep` of them multiplied at a time, the others in
+/// flight. One barrier per step: a wave passes it when its own loads of this step have landed; then all waves have left the stages
+/// that the next loads overwrite.
+template <class A, class W, class Scales, int kCount, int kStep>
 class DirectPipeline {
-    static constexpr int kAhead = kCount - kStep;  // stages loaded before they are multiplied
-    static constexpr int kLoads = X::kParts + W::kParts + Words::kParts;
-    static_assert(kAhead > kStep, "the loads for a step are not the last ones on their way");
+    static constexpr int kPrefetched = kCount - kStep;  // stages in flight ahead of the step
+    static constexpr int kLoads = A::kParts + W::kParts + Scales::kParts;
+    static_assert(kPrefetched > kStep, "other loads are in flight behind those of the step");
 
-    const X &x_;
+    const A &a_;
     const W &w_;
-    const Words &words_;
-    Stages<X, W, Words, kCount> &stages_;
+    const Scales &scales_;
+    Stages<A, W, Scales, kCount> &stages_;
 
     HK_FN void copy(u32 from, u32 stage) const {
-        x_.copy(from, stages_.x[stage]);
-        w_.copy(from / X::kStage * W::kStage, stages_.w[stage]);
-        words_.copy(from, stages_.words[stage]);
-        end_loads();
+        a_.copy(from, stages_.a[stage]);
+        w_.copy(from / A::kStageBytes * W::kStageBytes, stages_.w[stage]);
+        scales_.copy(from, stages_.scales[stage]);
+        commit_loads();
     }
 
-    /// Where the next step is in the ring.
+    /// Position in the ring.
     struct Place {
-        u32 from;       // bytes of the rows, of the next stage to load
-        u32 next;       // where that goes
+        u32 from;  // byte of the rows, of the next stage to load
+        u32 next;  // its stage
         u32 first = 0;  // the next stage to multiply
     };
     static constexpr u32 after(u32 stage) { return stage + 1 == kCount ? 0 : stage + 1; }
 
-    /// Loads all stages but those of a step.
+    /// Prologue: loads all stages but those of one step.
     HK_FN Place begin(u32 from) const {
 #pragma unroll
-        for (u32 i = 0; i < kAhead; ++i) copy(from + i * X::kStage, i);
-        return {from + kAhead * X::kStage, kAhead % kCount};
+        for (u32 i = 0; i < kPrefetched; ++i) copy(from + i * A::kStageBytes, i);
+        return {from + kPrefetched * A::kStageBytes, kPrefetched % kCount};
     }
-    /// Begins to load the next stages; returns those to multiply.
-    HK_FN Step<X, W, Words, kStep> go_on(Place &place) const {
-        Step<X, W, Words, kStep> step;
+    /// Issues the loads of the next stages; returns those to multiply.
+    HK_FN Step<A, W, Scales, kStep> advance(Place &place) const {
+        Step<A, W, Scales, kStep> step;
 #pragma unroll
         for (int i = 0; i < kStep; ++i) {
             copy(place.from, place.next);
-            place.from += X::kStage;
+            place.from += A::kStageBytes;
             place.next = after(place.next);
-            step.x[i] = &stages_.x[place.first];
+            step.a[i] = &stages_.a[place.first];
             step.w[i] = &stages_.w[place.first];
-            step.words[i] = &stages_.words[place.first];
+            step.scales[i] = &stages_.scales[place.first];
             place.first = after(place.first);
         }
         return step;
     }
-    /// Until the wave's part of the next step has landed.
-    HK_FN static void wait_step() { wait_loads<kAhead - kStep, kLoads>(); }
+    /// Waits for the wave's own loads of the next step.
+    HK_FN static void wait_step() { wait_loads<kPrefetched - kStep, kLoads>(); }
 
-public:
-    using Lds = Stages<X, W, Words, kCount>;
+  public:
+    using Lds = Stages<A, W, Scales, kCount>;
 
-    HK_FN DirectPipeline(const X &x, const W &w, const Words &words, Lds &stages)
-        : x_(x), w_(w), words_(words), stages_(stages) {}
+    HK_FN DirectPipeline(const A &a, const W &w, const Scales &scales, Lds &stages)
+        : a_(a), w_(w), scales_(scales), stages_(stages) {}
 
-    /// Calls `sums.multiply<0>(Step)` for `count` stages from byte `from` of the rows on, `kStep` at a time.
-    template <class Sums>
-    HK_FN void run(u32 from, u32 count, Sums &sums) const {
+    /// Calls `acc.multiply<0>(Step)` for `count` stages from byte `from` of the rows on, `kStep` at a time.
+    template <class Accum>
+    HK_FN void run(u32 from, u32 count, Accum &acc_tile) const {
         Place place = begin(from);
         for (u32 done = 0; done < count; done += kStep) {
             wait_step();
             block_barrier();
-            sums.template multiply<0>(go_on(place));
+            acc_tile.template multiply<0>(advance(place));
         }
-        // A block gives its LDS back when it ends.
+        // Full drain: loads in flight must not land after the block has freed its LDS.
         wait_loads<0, 0>();
     }
 
-    /// The same by ping-pong: `sums.multiply(sums.read(Step))`.
-    template <class Sums>
-    HK_FN void ping_pong(u32 from, u32 count, Sums &sums) const {
-        static_assert(kAhead >= 2 * kStep, "what the wave waits for has been on its way for a step");
+    /// The same with ping-pong: `acc.multiply(acc.read(Step))`.
+    template <class Accum>
+    HK_FN void ping_pong(u32 from, u32 count, Accum &acc_tile) const {
+        static_assert(kPrefetched >= 2 * kStep, "loads have a step to land before the wave waits for them");
         Place place = begin(from);
         wait_step();
-        const PingPong halves;
+        const PingPong ping_pong;
         for (u32 done = 0; done < count; done += kStep) {
-            halves.step(
+            ping_pong.step(
                 [&] {
-                    const auto operands = sums.read(go_on(place));
+                    const auto operands = acc_tile.read(advance(place));
                     wait_step();
                     return operands;
                 },
-                [&](const auto &operands) { sums.multiply(operands); });
+                [&](const auto &operands) { acc_tile.multiply(operands); });
         }
-        halves.end();
+        ping_pong.end();
         wait_loads<0, 0>();
     }
 };
@@ -630,20 +609,19 @@ namespace detail {
 template <class Stage, int kMost>
 inline constexpr int kRoom = int(sizeof(Stage)) * kMost <= kLdsBytes ? kMost : kLdsBytes / int(sizeof(Stage));
 
-template <bool kDirect, class X, class W, class Words, int kCount, int kStep>
+template <bool kDirectToLds, class A, class W, class Scales, int kCount, int kStep>
 struct PipelineOf {
-    using Type = RegisterPipeline<X, W, Words, kStep>;
+    using Type = RegisterPipeline<A, W, Scales, kStep>;
 };
-template <class X, class W, class Words, int kCount, int kStep>
-struct PipelineOf<true, X, W, Words, kCount, kStep> {
-    using Type = DirectPipeline<X, W, Words, kCount, kStep>;
+template <class A, class W, class Scales, int kCount, int kStep>
+struct PipelineOf<true, A, W, Scales, kCount, kStep> {
+    using Type = DirectPipeline<A, W, Scales, kCount, kStep>;
 };
 }  // namespace detail
 
-/// Straight to LDS where the target and the rows allow it, with a ring of up to `kCount` stages, as there is room for; else by
-/// registers.
-template <class X, class W, class Words, int kCount, int kStep>
-using Pipeline = typename detail::PipelineOf<X::kDirect && W::kDirect && Words::kDirect, X, W, Words,
-                                             detail::kRoom<Stages<X, W, Words, 1>, kCount>, kStep>::Type;
+/// DirectPipeline where target and rows allow it, with a ring of up to `kCount` stages that fit LDS; else RegisterPipeline.
+template <class A, class W, class Scales, int kCount, int kStep>
+using Pipeline = typename detail::PipelineOf<A::kDirectToLds && W::kDirectToLds && Scales::kDirectToLds, A, W, Scales,
+                                             detail::kRoom<Stages<A, W, Scales, 1>, kCount>, kStep>::Type;
 
 }  // namespace hk

@@ -1,4 +1,4 @@
-// reg.h: rows of a matrix spread over the registers of a group of lanes.
+// reg.h: rows of a matrix in the registers of a group of lanes.
 #pragma once
 
 #include <hk/arch.h>
@@ -8,8 +8,8 @@
 
 namespace hk {
 
-/// One lane's share of a row that `Lanes` lanes hold together: chunk k of lane l is the N columns from
-/// (k * Lanes + l) * N, so that the lanes' accesses to one chunk lie side by side.
+/// A lane's fragment of a row that `Lanes` lanes hold: chunk k of lane l is the N columns from (k * Lanes + l) * N, so that accesses
+/// to one chunk are coalesced.
 template <class T, int Lanes, int N, int Chunks>
 struct Row {
     using Element = T;
@@ -20,38 +20,39 @@ struct Row {
 
     Vec<T, N> chunk[Chunks];
 
-    /// The same place in a row of another element type.
+    /// The same fragment of another element type.
     template <class U>
     using With = Row<U, Lanes, N, Chunks>;
     using OneChunk = Row<T, Lanes, N, 1>;
 
-    /// Reads the lane's share of a row; `from` stands at its first chunk. Columns past the row are zero.
+    /// Loads the lane's fragment; `from` is at its first chunk. Columns past the row are zero.
     template <class From>
     HK_FN static Row load(const From &from) {
-        const From place = N * Chunks > From::template kLen<N> ? from.anew() : from;
+        const From place = N * Chunks > From::template kLen<N> ? from.reload() : from;
         Row row;
 #pragma unroll
         for (int k = 0; k < Chunks; ++k) row.chunk[k] = place.template load<N>(k * Lanes * N);
         return row;
     }
 
-    /// Writes the lane's share to where `load` would read it.
+    /// Stores the lane's fragment to where `load` would read it.
     template <class To>
     HK_FN void store(const To &to) const {
         store(to, [&](int k) { return chunk[k]; });
     }
 
-    /// The same of the row whose chunks `make(k)` gives, one after the other on targets that save registers.
+    /// The same of chunks that `make(k)` computes; on targets that save registers, one at a time.
     template <class To, class Make>
     HK_FN static void store(const To &to, Make make) {
         Row made;
-        if constexpr (!kWidensAgain) {
+        if constexpr (!kKeepsRowsNarrow) {
 #pragma unroll
             for (int k = 0; k < Chunks; ++k) made.chunk[k] = make(k);
         }
-        const To place = N * Chunks > To::template kLen<N> ? to.anew() : to;
+        const To place = N * Chunks > To::template kLen<N> ? to.reload() : to;
 #pragma unroll
-        for (int k = 0; k < Chunks; ++k) place.template store<N>(kWidensAgain ? make(k) : made.chunk[k], k * Lanes * N);
+        for (int k = 0; k < Chunks; ++k)
+            place.template store<N>(kKeepsRowsNarrow ? make(k) : made.chunk[k], k * Lanes * N);
     }
 };
 
@@ -63,21 +64,20 @@ HK_FN Row<float, L, N, C> widen(const Row<T, L, N, C> &row) {
     return out;
 }
 
-/// `v`, which is `row` in f32, where it is used again after a while: on targets that save registers it is made anew
-/// from `row`.
+/// `v`, which is `row` in f32, for a later use: on targets that save registers it is rematerialized from `row`.
 template <class T, int L, int N, int C>
-HK_FN Row<float, L, N, C> widen_again(const Row<float, L, N, C> &v, const Row<T, L, N, C> &row) {
-    if constexpr (!kWidensAgain || sizeof(T) == sizeof(float)) {
+HK_FN Row<float, L, N, C> rematerialize(const Row<float, L, N, C> &v, const Row<T, L, N, C> &row) {
+    if constexpr (!kKeepsRowsNarrow || sizeof(T) == sizeof(float)) {
         return v;
     } else {
         Row<float, L, N, C> out;
 #pragma unroll
         for (int k = 0; k < C; ++k) {
-            auto words = __builtin_bit_cast(Vec<u32, N * int(sizeof(T)) / 4>, row.chunk[k]);
+            auto words = __builtin_bit_cast(Vec<u32, N *int(sizeof(T)) / 4>, row.chunk[k]);
 #pragma unroll
             for (int i = 0; i < N * int(sizeof(T)) / 4; ++i) {
                 u32 word = words[i];
-                forget(word);
+                opaque(word);
                 words[i] = word;
             }
             out.chunk[k] = widen<T, N>(__builtin_bit_cast(Vec<T, N>, words));
@@ -86,7 +86,7 @@ HK_FN Row<float, L, N, C> widen_again(const Row<float, L, N, C> &v, const Row<T,
     }
 }
 
-/// One rounding to T, see `narrow` of a vector.
+/// One rounding to T: `narrow` of each chunk.
 template <class T, int L, int N, int C>
 HK_FN Row<T, L, N, C> narrow(const Row<float, L, N, C> &row) {
     Row<T, L, N, C> out;
@@ -131,7 +131,7 @@ HK_FN Row<float, L, N, C> fma(Row<float, L, N, C> a, const Row<float, L, N, C> &
     return a;
 }
 
-/// The largest element; of NaNs, quiet ones, none.
+/// The largest element; quiet NaNs are ignored.
 template <int L, int N, int C>
 HK_FN float largest(const Row<float, L, N, C> &row) {
     float max = row.chunk[0][0];
@@ -143,23 +143,23 @@ HK_FN float largest(const Row<float, L, N, C> &row) {
     return max;
 }
 
-/// Negative infinity in place of columns past the row, of which `left` are from the lane's first one on.
+/// Replaces columns past the row by -inf; `left` columns of the row remain from the lane's first one.
 template <Access kAccess, int L, int N, int C>
-HK_FN void lowest_beyond(Row<float, L, N, C> &row, i32 left) {
-    forget(left);  // the results of the comparisons would fill scalar registers if they were kept from row to row
+HK_FN void mask_tail(Row<float, L, N, C> &row, i32 left) {
+    opaque(left);  // else the comparisons would be kept in SGPRs from row to row
 #pragma unroll
     for (int k = 0; k < C; ++k) {
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-            // By vectors a chunk is within the row or not.
-            const bool within = k * L * N + (kAccess == Access::Vectors ? 0 : i) < left;
+            // Vectorized: a whole chunk is within the row or past it.
+            const bool within = k * L * N + (kAccess == Access::Vectorized ? 0 : i) < left;
             row.chunk[k][i] = within ? row.chunk[k][i] : -__builtin_inff();
         }
     }
 }
 
-/// Running sum, apart for even and odd columns so that a pair takes one packed instruction.
-struct SumOf {
+/// Running sum, separate for even and odd columns: a pair takes one packed instruction.
+struct RunningSum {
     Vec<float, 2> acc = 0.0f;
 
     template <int N>
@@ -177,8 +177,8 @@ struct SumOf {
     HK_FN float total() const { return acc[0] + acc[1]; }
 };
 
-/// Running sum of squares, apart for even and odd columns so that a pair takes one packed instruction.
-struct SumSq {
+/// Running sum of squares, separate for even and odd columns: a pair takes one packed instruction.
+struct RunningSumSq {
     Vec<float, 2> acc = 0.0f;
 
     template <int N>

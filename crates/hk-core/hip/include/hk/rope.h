@@ -1,15 +1,14 @@
-// rope.h: rotary position embedding of vectors in registers, and what a token is rotated by.
+// rope.h: rotary position embedding of vectors in registers; a token's factors from tables or angles.
 //   out_a = x_a cos_a - x_b sin_a      a < b the columns of a pair among the `rotary` columns that are rotated:
 //   out_b = x_b cos_b + x_a sin_b      NeoX (i, i + rotary / 2), interleaved (2i, 2i + 1)
 //   inverse: out_a = x_a cos_a + x_b sin_b ; out_b = x_b cos_b - x_a sin_a
 // Tables have one entry for each pair ("half", rotary / 2 columns) or for each column ("full", rotary columns).
-// Source: Su et al. 2021, section 3.2.2. The host's side is hk_core::rope.
+// Source: Su et al. 2021, section 3.2.2. The host's side is hk_core::plan::rope.
 //
 // How columns lie in lanes
 //   A lane has a slot: two vectors of N columns, `rotary / 2` columns apart. Pairs of the NeoX style lie in its two
-//   vectors, at the same place; those of the interleaved style side by side in one vector. So no lane needs a column of
-//   another, and accesses of neighbouring lanes are neighbours in memory. N = 1, for kernels that go by elements, is one
-//   pair of either style.
+//   vectors, at the same index; those of the interleaved style are adjacent in one vector. So no lane needs a column of
+//   another, and accesses are coalesced. N = 1, the scalar path, is one pair of either style.
 #pragma once
 
 #include <hk/arch.h>
@@ -40,28 +39,28 @@ struct SharedFactors {
     Vec<float, N> cos, sin;
 };
 
-/// A rotation as the host describes it; the same layout as `hk_core::rope::RopeParams`.
+/// A rotation as the host describes it; the same layout as `hk_core::plan::rope::RopeParams`.
 struct Rope {
     enum Positions : u32 {
-        kIndex = 0,      ///< the token's index
-        kGiven = 1,      ///< positions[batch, token]
+        kIndex = 0,  ///< the token's index
+        kGiven = 1,  ///< positions[batch, token]
         kSequences = 2,  ///< the index since the token's sequence began, at one of positions[0, ..], ascending
     };
 
-    Global cos;        // [positions, rotary / 2 or rotary]  f32, or T of the kernel; or angles, and no sines
-    Global sin;        // the same
+    Global cos;  // [positions, rotary / 2 or rotary]  f32, or T of the kernel; or angles, and no sines
+    Global sin;  // the same
     Global positions;  // [batches, tokens], or [1, sequences + 1]; i32 or i64
-    Global offsets;    // [batches, tokens]  i32 or i64, optional; added to positions
-    u32 rotary;        // columns that are rotated, even
-    u32 interleaved;   // pairs (2i, 2i + 1)
-    u32 full;          // tables with an entry for each column
+    Global offsets;  // [batches, tokens]  i32 or i64, optional; added to positions
+    u32 rotary;  // columns that are rotated, even
+    u32 interleaved;  // pairs (2i, 2i + 1)
+    u32 full;  // tables with an entry for each column
     u32 inverse;
     u32 table_is_f32;
     u32 positions_kind;
     u32 positions_are_i64;
     u32 offsets_are_i64;
 
-    /// No row of a table: the token has none, and its heads are to be filled with `poison`.
+    /// The token has no table row: its heads are filled with `poison`.
     static constexpr u32 kNoRow = 0xffffffffu;
 
     /// The table row of a token. Positions are not trusted: one beyond the tables gives kNoRow.
@@ -124,16 +123,17 @@ struct Rope {
             };
             f = {entry(cos), entry(sin)};
         } else {
-            // Entries of either type wait in the same registers.
+            // Entries of either type are loaded to the same registers.
             static_assert(N * sizeof(T) == kVecBytes, "one access, or as many as f32 take");
             constexpr int kWords = N * sizeof(float) / kVecBytes;
             using Raw = Vec<u32, 4>[kWords];
             const auto ask = [&](const Global &table, Raw &raw) {
-                const u64 place = (u64(row) * u64(table.row_stride()) + slot * N) * (table_is_f32 ? sizeof(float) : sizeof(T));
+                const u64 place =
+                    (u64(row) * u64(table.row_stride()) + slot * N) * (table_is_f32 ? sizeof(float) : sizeof(T));
                 const auto at = reinterpret_cast<GlobalPtr<const Vec<u32, 4>>>(table.data + place);
                 raw[0] = *at;
 #pragma unroll
-                for (int i = 1; i < kWords; ++i) raw[i] = load_if(at + i, table_is_f32);
+                for (int i = 1; i < kWords; ++i) raw[i] = load_predicated(at + i, table_is_f32);
             };
             const auto entries = [&](const Raw &raw) {
                 if (table_is_f32) return __builtin_bit_cast(Vec<float, N>, raw);
@@ -159,7 +159,7 @@ struct Rope {
 
     template <class T, int N>
     HK_FN void rotate(Vec<T, N> (&x)[2], const SharedFactors<N> &f) const {
-        // Two columns of each at a time: f32 of all of them would take registers.
+        // Two columns of each at a time: all of them in f32 would take registers.
         constexpr int kPart = N < 2 ? N : 2;
 #pragma unroll
         for (int i = 0; i < N; i += kPart) {
@@ -178,8 +178,7 @@ struct Rope {
         }
     }
 
-    /// Rotates the two vectors of a slot. A column is the sum of two products, one of which is not rounded: the same two
-    /// for either style.
+    /// Rotates the two vectors of a slot. A column is one product plus an fma: the same two products for either style.
     template <int N>
     HK_FN void rotate(Vec<float, N> (&x)[2], const Factors<N> &f) const {
         if constexpr (N > 1) {
@@ -203,7 +202,7 @@ struct Rope {
         return narrow<T, N>(Vec<float, N>(__builtin_nanf("")));
     }
 
-private:
+  private:
     // A slot's entries of one table, for its two vectors.
     template <int N>
     struct Entries {
@@ -219,8 +218,8 @@ private:
     // Index of a token in its sequence, or the least number, which no offset leads back from, if it is in none. The starts
     // need not be right for the search to end.
     HK_FN i64 index_in_sequence(u32 token) const {
-        u32 low = 0;                     // as far as is known, starts before `low` are not after the token,
-        u32 high = positions.cols();     // and those from `high` on are
+        u32 low = 0;  // as far as is known, starts before `low` are not after the token,
+        u32 high = positions.cols();  // and those from `high` on are
         i64 start = 0;
         while (low < high) {
             const u32 middle = low + (high - low) / 2;
@@ -316,6 +315,6 @@ private:
         return swapped;
     }
 };
-static_assert(sizeof(Rope) == 4 * sizeof(Global) + 32, "same layout as hk_core::rope::RopeParams");
+static_assert(sizeof(Rope) == 4 * sizeof(Global) + 32, "same layout as hk_core::plan::rope::RopeParams");
 
 }  // namespace hk

@@ -1,5 +1,4 @@
-// select.h: the k largest or smallest elements of a row: keys that order floats, sorting networks over lanes, and the
-// selection in a wave.
+// select.h: top-k of a row: keys that order floats, bitonic sorting networks over lanes, selection in a wave.
 //   The order is total: larger first (or smaller first), -0 equal to +0, equal ones by their index; a NaN is above every
 //   number where the largest are wanted, and last in preference where the smallest are.
 #pragma once
@@ -20,8 +19,10 @@ struct FloatBits {
     static constexpr i32 kInf = __is_same(T, f16) ? 0x7c000000 : 0x7f800000;
 
     HK_FN static u32 lift(T v) {
-        if constexpr (sizeof(T) == 2) return u32(__builtin_bit_cast(u16, v)) << 16;
-        else return __builtin_bit_cast(u32, v);
+        if constexpr (sizeof(T) == 2)
+            return u32(__builtin_bit_cast(u16, v)) << 16;
+        else
+            return __builtin_bit_cast(u32, v);
     }
 };
 
@@ -39,7 +40,7 @@ HK_FN u32 order_key(T v, bool smallest) {
     return u32(magnitude > Bits::kInf ? nan : number) ^ 0x80000000u;
 }
 
-/// A key with an index below 2^31, in one number: the larger is preferred. 0 stands for none. As a double it is positive
+/// A key with an index below 2^31, in one number: the larger is preferred. 0 is none. As a double it is positive
 /// and finite, so that it can be compared by double-precision instructions.
 HK_FN u64 ranked(u32 key, u32 index) { return u64(key) << 31 | (0x7fffffffu - index); }
 HK_FN u32 ranked_key(u64 rank) { return u32(rank >> 31); }
@@ -66,27 +67,13 @@ using RankOf = typename detail::RankType<sizeof(T) == 2>::Type;
 
 HK_FN u32 larger(u32 a, u32 b) { return a > b ? a : b; }
 HK_FN u32 smaller(u32 a, u32 b) { return a < b ? a : b; }
-/// Of ranks: one instruction where integers would take three.
-HK_FN u64 larger(u64 a, u64 b) {
-#if defined(HK_AMD)
-    double out;
-    asm("v_max_f64 %0, %1, %2" : "=v"(out) : "v"(__builtin_bit_cast(double, a)), "v"(__builtin_bit_cast(double, b)));
-    return __builtin_bit_cast(u64, out);
-#else
-    return a > b ? a : b;
-#endif
-}
-HK_FN u64 smaller(u64 a, u64 b) {
-#if defined(HK_AMD)
-    double out;
-    asm("v_min_f64 %0, %1, %2" : "=v"(out) : "v"(__builtin_bit_cast(double, a)), "v"(__builtin_bit_cast(double, b)));
-    return __builtin_bit_cast(u64, out);
-#else
-    return a < b ? a : b;
-#endif
-}
+}  // namespace hk
 
-/// The larger goes to `a`.
+#include HK_TARGET_HEADER(select.h)
+
+namespace hk {
+
+/// Compare-exchange: the larger goes to `a`.
 template <class R>
 HK_FN void order(R &a, R &b) {
     const R high = larger(a, b);
@@ -96,52 +83,16 @@ HK_FN void order(R &a, R &b) {
 
 namespace detail {
 
-// The larger of two lanes' values for the lane whose bit Bit is 0, the smaller for the other.
-template <int Bit>
-HK_FN u32 keep(u32 mine, u32 other, u32 lane) {
-#if defined(HK_AMD)
-    // The median of two values and a bound is the larger or the smaller.
-    const u32 bound = lane & Bit ? 0u : ~0u;
-    u32 out;
-    asm("v_med3_u32 %0, %1, %2, %3" : "=v"(out) : "v"(mine), "v"(other), "v"(bound));
-    return out;
-#else
-    const bool upper = lane & Bit;
-    return (mine < other) != upper ? other : mine;
-#endif
-}
-
-template <int Bit>
-HK_FN u64 keep(u64 mine, u64 other, u32 lane) {
-    const bool upper = lane & Bit;
-    return (mine < other) != upper ? other : mine;
-}
-
-// The same for the value that lane `lane ^ Mask` has.
-template <int Mask, int Bit, class R>
-HK_FN R meet(R v, u32 lane) {
-#if defined(HK_AMD)
-    if constexpr (sizeof(R) == 8) {
-        // Signs are put on before the exchange; the other lane's is the opposite of this one's.
-        const u64 sign = u64(lane & Bit ? 0x80000000u : 0u) << 32;
-        const u64 own = v ^ sign;
-        const double other = __builtin_bit_cast(double, exchange<Mask>(own));
-        double out;
-        asm("v_max_f64 %0, %1, -%2" : "=v"(out) : "v"(__builtin_bit_cast(double, own)), "v"(other));
-        return __builtin_bit_cast(u64, out) ^ sign;
-    }
-#endif
-    return keep<Bit>(v, exchange<Mask>(v), lane);
-}
-
 // Sorts each group of Size lanes, a bitonic sequence (rising, then falling, or turned), descending.
 template <int Size, class R>
 HK_FN R merge_lanes(R v, u32 lane) {
-    if constexpr (Size == 1) return v;
-    else return merge_lanes<Size / 2>(meet<Size / 2, Size / 2>(v, lane), lane);
+    if constexpr (Size == 1)
+        return v;
+    else
+        return merge_lanes<Size / 2>(meet<Size / 2, Size / 2>(v, lane), lane);
 }
 
-// Sorts each group of Size lanes descending: halves against each other turned round, then each as it is.
+// Sorts each group of Size lanes descending: bitonic sort, the second half reversed by the lane exchange.
 template <int Size, class R>
 HK_FN R sort_lanes(R v, u32 lane) {
     if constexpr (Size == 1) {
@@ -155,11 +106,11 @@ HK_FN R sort_lanes(R v, u32 lane) {
 }  // namespace detail
 
 /// Sorts Regs * kWaveSize values descending; element r of lane l is at place r * kWaveSize + l. A bitonic network: 21
-/// steps for 64 values, of 2 instructions for words and 4 for ranks.
+/// steps for 64 values, of 2 instructions for 32-bit and 4 for 64-bit values.
 template <int Regs, class R>
 HK_FN void sort_wave(R (&v)[Regs]) {
     u32 lane = lane_id();
-    forget(lane);  // what lanes keep in each step would fill scalar registers if it were kept from sort to sort
+    opaque(lane);  // else the lane masks of each step would be kept in SGPRs from sort to sort
 #pragma unroll
     for (int r = 0; r < Regs; ++r) v[r] = detail::sort_lanes<kWaveSize>(v[r], lane);
 #pragma unroll
@@ -170,8 +121,8 @@ HK_FN void sort_wave(R (&v)[Regs]) {
             for (int i = 0; i < size / 2; ++i) {
                 R &a = v[first + i];
                 R &b = v[first + size - 1 - i];
-                const R turned = exchange<kWaveSize - 1>(b);
-                b = smaller(b, exchange<kWaveSize - 1>(a));
+                const R turned = shuffle_xor<kWaveSize - 1>(b);
+                b = smaller(b, shuffle_xor<kWaveSize - 1>(a));
                 a = larger(a, turned);
             }
 #pragma unroll
@@ -216,22 +167,6 @@ HK_FN void merge8(R *v, Other other) {
     }
 }
 
-namespace detail {
-
-/// Of each half, its sign in all bits.
-HK_FN Vec<short, 2> signs(Vec<short, 2> halves) {
-#if defined(HK_AMD)
-    return halves >> 15;
-#else
-    const u32 bits = __builtin_bit_cast(u32, halves);
-    u32 out;
-    asm("prmt.b32 %0, %1, %1, 0xbb99;" : "=r"(out) : "r"(bits));
-    return __builtin_bit_cast(__typeof__(halves), out);
-#endif
-}
-
-}  // namespace detail
-
 /// Keys made quickly, for comparison with a bound: signed, in the order of `order_key`, but zeros and NaNs differ among
 /// themselves, and below `FloatBits<T>::kUnit` there is anything. Classes of equals are contiguous.
 template <class T>
@@ -249,8 +184,10 @@ struct RoughKeys {
     template <int L, int N, int C, int E>
     HK_FN void of(const Row<T, L, N, C> &row, i32 (&key)[E]) const {
         static_assert(E == N * C, "a key for each element");
-        if (smallest) make<true>(row, key);
-        else make<false>(row, key);
+        if (smallest)
+            make<true>(row, key);
+        else
+            make<false>(row, key);
     }
 
     /// The lowest key that is equal to `key` in the order.
@@ -283,17 +220,17 @@ struct RoughKeys {
         return number + (number < 0 ? 0 : kUnit) + (smallest ? kTurn : -kTurn);
     }
 
-private:
+  private:
     template <bool kSmallest, class RowT, int E>
     HK_FN static void make(const RowT &row, i32 (&key)[E]) {
         constexpr int kChunk = E / (sizeof(row.chunk) / sizeof(row.chunk[0]));
 #pragma unroll
         for (int e = 0; e < E; e += sizeof(T) == 2 ? 2 : 1) {
             if constexpr (sizeof(T) == 2) {
-                using Halves = Vec<short, 2>;
+                using Short2 = Vec<short, 2>;
                 const Vec<T, 2> pair = {row.chunk[e / kChunk][e % kChunk], row.chunk[e / kChunk][e % kChunk + 1]};
-                const Halves bits = __builtin_bit_cast(Halves, pair);
-                Halves rough = bits ^ (detail::signs(bits) & short(0x7fff));
+                const Short2 bits = __builtin_bit_cast(Short2, pair);
+                Short2 rough = bits ^ (detail::signs(bits) & short(0x7fff));
                 rough = kSmallest ? ~rough + short(kTurn >> 16) : rough - short(kTurn >> 16);
                 key[e + 1] = __builtin_bit_cast(i32, rough);  // with the other's key below it
                 key[e] = i32(__builtin_bit_cast(u32, rough) << 16);
@@ -316,21 +253,6 @@ struct ExactKeys {
 };
 
 namespace detail {
-
-// Bit i: key[i] < bound. Two instructions a key: on AMD GPUs the sign of a difference that does not wrap is shifted in.
-template <int N>
-HK_FN u32 keys_below(const i32 (&key)[N], i32 bound) {
-    static_assert(N <= 32, "a bit for each");
-    u32 bits = 0;
-#if defined(HK_AMD)
-#pragma unroll
-    for (int i = N - 1; i >= 0; --i) bits = bits << 1 | u32(__builtin_elementwise_sub_sat(key[i], bound)) >> 31;
-#else
-#pragma unroll
-    for (int i = 0; i < N; ++i) bits |= key[i] < bound ? 1u << i : 0u;
-#endif
-    return bits;
-}
 
 // A bound that at least k, of `best`, and as few more as there are, reach: the highest, bit by bit, until it is met by k.
 template <int N>

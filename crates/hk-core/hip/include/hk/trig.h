@@ -12,7 +12,7 @@ template <int N>
 HK_FN void sincos(Vec<float, N> x, Vec<float, N> &sine, Vec<float, N> &cosine) {
     constexpr double kPiHalf = 0x1.921fb54442d18p+0;     // pi / 2, 6.1e-17 below it
     constexpr double kPerRadian = 0x1.45f306dc9c883p-1;  // 2 / pi
-    constexpr double kRound = 0x1.8p+52;                 // a sum with it is rounded to an integer, in its lowest bits
+    constexpr double kRound = 0x1.8p+52;  // a sum with it is rounded to an integer, in its lowest bits
 #pragma unroll
     for (int i = 0; i < N; ++i) {
         const bool in_domain = __builtin_fabsf(x[i]) <= 0x1p+30f;

@@ -12,11 +12,14 @@
 //!
 //! Source: Su et al. 2021, "RoFormer", section 3.2.2.
 
+use crate::dtype::{DType, Element, Float, bf16, f16};
+use crate::error::{Error, Result};
+use crate::global::GlobalLayout;
+use crate::index::IndexView;
+use crate::launch::Launch;
+#[cfg(feature = "registry")]
 use crate::registry::{Described, HostCall, Traffic};
-use crate::tensor::{NamedOperand, TensorView, check_overlap};
-use crate::{
-    Aliasing, DType, Element, Error, Float, GlobalLayout, IndexView, Launch, Operand, Result, bf16, f16,
-};
+use crate::tensor::{Aliasing, NamedOperand, Operand, TensorView, check_overlap};
 use bytemuck::{Pod, Zeroable};
 
 /// Which columns are a pair, counted from the first that is rotated.
@@ -186,7 +189,20 @@ pub struct RopeParams {
     offsets_are_i64: u32,
 }
 
-const _: () = assert!(size_of::<RopeParams>() == 4 * size_of::<GlobalLayout>() + 32);
+crate::params::declared!(RopeParams {
+    cos,
+    sin,
+    positions,
+    offsets,
+    rotary,
+    interleaved,
+    full,
+    inverse,
+    table_is_f32,
+    positions_kind,
+    positions_are_i64,
+    offsets_are_i64,
+});
 
 impl<'a, C: Element> RopeSource<'a, C> {
     /// True for [`RopeAngles`].
@@ -194,7 +210,7 @@ impl<'a, C: Element> RopeSource<'a, C> {
         self.sin.is_none()
     }
 
-    /// Whether pairs lie in two vectors, at the same place, and have one entry: `hk::Turn::Shared`.
+    /// Whether both vectors of a pair share their table entries: `hk::RopeInput::Shared`.
     pub fn is_shared(&self, rope: &Rope) -> bool {
         !self.is_angles() && rope.style == RopeStyle::Neox && rope.table == RopeTableWidth::Half
     }
@@ -258,7 +274,7 @@ impl<'a, C: Element> RopeSource<'a, C> {
         })
     }
 
-    /// Tables, positions and offsets, for [`check_aliases`](crate::check_aliases).
+    /// Tables, positions and offsets, for [`check_aliases`](crate::tensor::check_aliases).
     pub fn operands(&self) -> [NamedOperand<'_>; 4] {
         let positions: Option<&dyn Operand> = match &self.positions {
             Positions::Given(view) | Positions::Sequences(view) => Some(view),
@@ -272,9 +288,9 @@ impl<'a, C: Element> RopeSource<'a, C> {
         ]
     }
 
-    /// Whether kernels that take vectors of `columns` columns can serve this: each pair of vectors is half the rotated
-    /// columns apart, and rows of the tables begin on 16 bytes.
-    pub fn by_vectors(&self, rope: &Rope, columns: usize) -> bool {
+    /// Whether vectorized kernels of `columns` columns can serve this: half the rotated columns is a multiple of the vector, and rows
+    /// of the tables are aligned to 16 bytes.
+    pub fn can_vectorize(&self, rope: &Rope, columns: usize) -> bool {
         let aligned = |t: &TensorView<'a, C>| t.rows_aligned(16);
         (rope.rotary / 2).is_multiple_of(columns)
             && aligned(&self.first.1)
@@ -315,6 +331,7 @@ impl<'a, C: Element> RopeSource<'a, C> {
 
 /// The bytes that a call of an operator with arguments `cos`, `sin` or `angles`, and `positions`, has to move: every tensor
 /// once, but of tables only the rows of the positions.
+#[cfg(feature = "registry")]
 pub fn traffic(call: &HostCall) -> Traffic {
     let mut traffic = Traffic::once(call);
     let integers =
@@ -338,6 +355,7 @@ fn check_table<C: Element>(op: &'static str, arg: &'static str, table: &TensorVi
 }
 
 /// Rotation again, in f64 and plain loops: what kernels are measured against.
+#[cfg(feature = "registry")]
 pub mod reference {
     use super::{Rope, RopeSpan, RopeStyle, RopeTableWidth};
 

@@ -3,59 +3,63 @@
 //!
 //! An operator's source has one entry point per [`RowVariant`] and element type ([`row_kernels!`](crate::row_kernels)). Its
 //! wrapper tells a [`RowProblem`] of every tensor that the kernel touches, and gets a [`RowPlan`]: the variant, the grid,
-//! and the rows that a block takes at a time, which goes into the kernel's parameters.
+//! and the rows of a block's batch, a kernel parameter.
 
+use crate::dtype::{DType, Element};
+use crate::error::{Error, Result};
+use crate::launch::LaunchConfig;
+use crate::layout::Rows;
+use crate::module::Kernel;
+use crate::params::KernelRef;
+use crate::stream::Stream;
 use crate::tensor::{TensorView, TensorViewMut};
-use crate::{CodeObjects, DType, Element, Error, Kernel, LaunchConfig, Result, Rows, Stream};
-use std::sync::Arc;
+use bytemuck::Pod;
 
 /// How an entry point spreads rows over lanes.
 ///
-/// The lanes of a row fix the order of its reductions. They should depend on the length of the row alone, so that an
-/// entry point by elements has the lanes that the ones by vectors have for the same lengths.
+/// The lanes per row fix the order of reductions. They depend on the length of the row alone, so the scalar and the vectorized entry
+/// point for a length give bitwise identical results.
 #[derive(Debug, Clone, Copy)]
 pub struct RowVariant {
     /// Longest row, in columns.
-    pub widest: usize,
+    pub max_cols: usize,
     /// Lanes that share a row: a power of two; more than a wave has are one block. On NVIDIA GPUs a block can have
-    /// twice as many (`hk::row_lanes`), of which the host sees nothing but the size of the block, the kernel's own.
+    /// twice as many (`hk::lanes_per_row`); the host sees only the kernel's own block size.
     pub lanes: usize,
-    /// Rows that a lane has in hand at a time.
+    /// Rows per thread.
     pub rows: usize,
-    /// Works on whole vectors (16 bytes of the operator's main input), rather than on elements.
-    pub vectors: bool,
-    /// Waves that a CU needs for enough bytes in flight to cover the latency of memory: about 32 KiB. More waves only cost
-    /// their launch, since each one loops over rows.
+    /// Loads and stores 16-byte vectors of the operator's main input, rather than single elements.
+    pub vectorized: bool,
+    /// Waves that a CU needs for enough bytes in flight to cover the latency of memory: about 32 KiB. More waves cost
+    /// only their launch: blocks are persistent.
     pub waves_per_cu: usize,
 }
 
 impl RowVariant {
-    /// An entry point by vectors.
-    pub const fn vectors(widest: usize, lanes: usize, rows: usize, waves_per_cu: usize) -> Self {
-        Self { widest, lanes, rows, vectors: true, waves_per_cu }
+    /// A vectorized entry point.
+    pub const fn vectorized(max_cols: usize, lanes: usize, rows: usize, waves_per_cu: usize) -> Self {
+        Self { max_cols, lanes, rows, vectorized: true, waves_per_cu }
     }
 
-    /// An entry point by elements.
-    pub const fn elements(widest: usize, lanes: usize) -> Self {
-        Self { widest, lanes, rows: 1, vectors: false, waves_per_cu: 8 }
+    /// A scalar entry point.
+    pub const fn scalar(max_cols: usize, lanes: usize) -> Self {
+        Self { max_cols, lanes, rows: 1, vectorized: false, waves_per_cu: 8 }
     }
 
-    /// The variant for elements of `dtype`, where it has `rows` in hand for types of two bytes: as many bytes of wider types,
-    /// `hk::rows_in_hand`.
+    /// The variant for elements of `dtype`, given `rows` for 2-byte types: wider types take as many bytes (`hk::rows_per_thread`).
     #[must_use]
-    pub const fn in_hand(self, dtype: DType) -> Self {
+    pub const fn for_dtype(self, dtype: DType) -> Self {
         let rows = if dtype.size_bytes() > 2 { self.rows.div_ceil(2) } else { self.rows };
         Self { rows, ..self }
     }
 }
 
 /// Threads of a block at least, `hk::row_threads`.
-const SHORTEST_BLOCK: usize = 64;
+const MIN_BLOCK_THREADS: usize = 64;
 /// Bytes of a vector access, `hk::kVecBytes`.
 const VECTOR_BYTES: usize = 16;
 
-/// Kernels reach what a block has in hand of a tensor from one base, with offsets below this many bytes: the longest row
-/// of a tensor is shorter.
+/// Kernels address a block's batch of rows from one base, with offsets below this many bytes: a row is shorter.
 pub const WINDOW_BYTES: usize = 1 << 31;
 
 /// The tensors of a row-wise operator: what the choice of a kernel depends on.
@@ -69,12 +73,12 @@ pub struct RowProblem {
     /// The longest row and the largest row stride of all tensors, in bytes.
     row_bytes: usize,
     stride_bytes: usize,
-    /// Whole vectors, and each on its alignment in every tensor.
-    by_vectors: bool,
+    /// Rows are whole, aligned vectors in every tensor.
+    can_vectorize: bool,
 }
 
 impl RowProblem {
-    /// `rows` rows of `cols` columns, of which kernels by vectors take 16 bytes of elements of `dtype` at a time.
+    /// `rows` rows of `cols` columns, of which vectorized kernels take 16 bytes of `dtype` per access.
     ///
     /// # Errors
     /// [`Error::Empty`] if `cols` is zero, [`Error::TooLarge`] for a row of 2 GiB of f32 or more; both name `arg`.
@@ -87,14 +91,14 @@ impl RowProblem {
             return Err(Error::too_large(op, arg, format!("{cols} columns"), limit as u64));
         }
         let vector = VECTOR_BYTES / dtype.size_bytes();
-        let by_vectors = cols.is_multiple_of(vector);
-        Ok(Self { op, rows, cols, vector, row_bytes: 0, stride_bytes: 0, by_vectors })
+        let can_vectorize = cols.is_multiple_of(vector);
+        Ok(Self { op, rows, cols, vector, row_bytes: 0, stride_bytes: 0, can_vectorize })
     }
 
-    /// With kernels by vectors whose lanes take `columns` at a time: several accesses side by side, or as many as a shorter
-    /// tensor (pairs of fp4) needs for one.
-    pub fn in_steps_of(self, columns: usize) -> Self {
-        Self { vector: columns, by_vectors: self.cols.is_multiple_of(columns), ..self }
+    /// With vectorized kernels whose lanes take `columns` at a time: several accesses, or as many as one access to a shorter tensor
+    /// (pairs of fp4) covers.
+    pub fn with_vector_width(self, columns: usize) -> Self {
+        Self { vector: columns, can_vectorize: self.cols.is_multiple_of(columns), ..self }
     }
 
     /// Adds a tensor whose rows the kernel walks along with the columns: one element a column, or if it is shorter one for
@@ -103,17 +107,17 @@ impl RowProblem {
     /// # Errors
     /// [`Error::Stride`] if its leading axes do not collapse to rows, [`Error::Align`] if it is not aligned to its elements.
     pub fn tensor(&mut self, arg: &'static str, tensor: &impl RowTensor) -> Result<()> {
-        let Described { cols, row_stride, element, aligned_to } = tensor.describe(self.op, arg)?;
+        let RowGeometry { cols, row_stride, element, aligned_to } = tensor.describe(self.op, arg)?;
         let per_column = self.cols.div_ceil(cols.max(1));
         let vector_bytes = (self.vector / per_column.min(self.vector) * element).min(VECTOR_BYTES);
-        self.by_vectors &= aligned_to.is_multiple_of(vector_bytes as u64);
-        self.by_vectors &= cols <= self.cols || cols.is_multiple_of(self.vector);
+        self.can_vectorize &= aligned_to.is_multiple_of(vector_bytes as u64);
+        self.can_vectorize &= cols <= self.cols || cols.is_multiple_of(self.vector);
         self.row_bytes = self.row_bytes.max(cols * element);
         self.stride_bytes = self.stride_bytes.max(row_stride.saturating_mul(element));
         Ok(())
     }
 
-    /// Adds a matrix that the kernel reads element by element, columns of any stride, from any address
+    /// Adds a matrix that the kernel reads on the scalar path, with columns of any stride, from any address
     /// (`hk::StridedCursor`).
     ///
     /// # Errors
@@ -127,7 +131,7 @@ impl RowProblem {
         {
             return Err(Error::stride(self.op, arg, tensor.layout(), "a stride of columns that is not zero"));
         }
-        self.by_vectors = false;
+        self.can_vectorize = false;
         tensor.expect_aligned(self.op, arg, size_of::<T>() as u64)
     }
 
@@ -158,26 +162,25 @@ impl RowProblem {
         self.cols
     }
 
-    /// Whether kernels by vectors can serve these tensors.
-    pub fn by_vectors(&self) -> bool {
-        self.by_vectors
+    /// Whether vectorized kernels can serve these tensors.
+    pub fn can_vectorize(&self) -> bool {
+        self.can_vectorize
     }
 
     /// The kernel for these tensors and its grid. `kernels` are one element type's entry points in the order of `variants`,
-    /// in which each kind (by vectors, by elements) goes from narrow to wide.
+    /// in which the vectorized ones, and the scalar ones, go from narrow to wide.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for rows longer than every variant; as [`Stream::kernel`].
-    pub fn plan(
+    pub fn plan<P: Pod>(
         &self,
         stream: &Stream,
-        objects: &'static CodeObjects,
         variants: &[RowVariant],
-        kernels: &[&'static str],
-    ) -> Result<RowPlan> {
+        kernels: &[KernelRef<P>],
+    ) -> Result<RowPlan<P>> {
         let info = stream.device().info();
         // A block of `threads` takes this many rows at a time.
-        let threads = |v: &RowVariant| v.lanes.max(SHORTEST_BLOCK);
+        let threads = |v: &RowVariant| v.lanes.max(MIN_BLOCK_THREADS);
         let batch = |v: &RowVariant| threads(v) / v.lanes * v.rows;
         let fits_window = |batch: usize| {
             let bytes =
@@ -185,8 +188,8 @@ impl RowProblem {
             bytes.is_some_and(|bytes| bytes < WINDOW_BYTES)
         };
         let narrowest =
-            |vectors: bool| variants.iter().position(|v| v.vectors == vectors && self.cols <= v.widest);
-        let vectors = narrowest(true).filter(|&i| self.by_vectors && fits_window(batch(&variants[i])));
+            |vectors: bool| variants.iter().position(|v| v.vectorized == vectors && self.cols <= v.max_cols);
+        let vectors = narrowest(true).filter(|&i| self.can_vectorize && fits_window(batch(&variants[i])));
         let Some(index) = vectors.or_else(|| narrowest(false)) else {
             let what = format!("{} columns", self.cols);
             return Err(Error::unsupported(self.op, what, "no kernel has rows as long"));
@@ -197,7 +200,7 @@ impl RowProblem {
         let blocks = info.blocks_for(self.rows.div_ceil(batch), threads(variant), variant.waves_per_cu);
         Ok(RowPlan {
             variant: index,
-            kernel: stream.kernel(objects, kernels[index])?,
+            kernel: stream.kernel(kernels[index])?,
             config: LaunchConfig::grid_1d(blocks),
             batch: batch as u32,
         })
@@ -206,11 +209,11 @@ impl RowProblem {
 
 /// A kernel for rows, and how to launch it.
 #[derive(Debug)]
-pub struct RowPlan {
+pub struct RowPlan<P> {
     /// Which of the variants.
     pub variant: usize,
     /// Its entry point.
-    pub kernel: Arc<Kernel>,
+    pub kernel: Kernel<P>,
     /// Its grid.
     pub config: LaunchConfig,
     /// Rows that a block takes at a time: a parameter of the kernel.
@@ -220,7 +223,7 @@ pub struct RowPlan {
 /// A view of either kind, as rows.
 pub trait RowTensor: sealed::Describe {}
 
-struct Described {
+struct RowGeometry {
     cols: usize,
     row_stride: usize,
     element: usize,
@@ -232,7 +235,7 @@ mod sealed {
     pub trait Describe {
         fn axes(&self) -> &[usize];
         #[expect(private_interfaces, reason = "nobody outside can call or implement it")]
-        fn describe(&self, op: &'static str, arg: &'static str) -> crate::Result<super::Described>;
+        fn describe(&self, op: &'static str, arg: &'static str) -> crate::Result<super::RowGeometry>;
     }
 }
 
@@ -245,12 +248,12 @@ macro_rules! row_tensor {
             }
 
             #[expect(private_interfaces, reason = "nobody outside can call or implement it")]
-            fn describe(&self, op: &'static str, arg: &'static str) -> Result<Described> {
+            fn describe(&self, op: &'static str, arg: &'static str) -> Result<RowGeometry> {
                 let Rows { cols, row_stride, .. } = self.rows(op, arg)?;
                 let row_stride = if self.shape().len() == 1 { 0 } else { row_stride };
                 self.expect_aligned(op, arg, size_of::<T>() as u64)?;
                 let aligned_to = [16, 8, 4, 2].into_iter().find(|&a| self.rows_aligned(a)).unwrap_or(1);
-                Ok(Described { cols, row_stride, element: size_of::<T>(), aligned_to })
+                Ok(RowGeometry { cols, row_stride, element: size_of::<T>(), aligned_to })
             }
         }
     };
@@ -268,16 +271,16 @@ pub const fn float_index(dtype: DType) -> usize {
     }
 }
 
-/// The names of row-wise entry points, `op_dtype_variant`: an array per dtype of an array per variant, in the order given.
+/// References to row-wise entry points, `op_dtype_variant`: an array per dtype of an array per variant, in the order given.
 ///
-/// `row_kernels!("softmax", ["bf16", "f16"], ["512", "long"])` is
-/// `[["softmax_bf16_512", "softmax_bf16_long"], ["softmax_f16_512", "softmax_f16_long"]]`.
+/// `row_kernels!(kernels::softmax::Params, "softmax", ["bf16", "f16"], ["512", "long"])` has `softmax_bf16_512` and
+/// `softmax_bf16_long`, then those of f16. A name that no source has does not compile.
 #[macro_export]
 macro_rules! row_kernels {
-    ($op:literal, [$($dtype:literal),+ $(,)?], $variants:tt) => {
-        [$($crate::row_kernels!(@names $op, $dtype, $variants)),+]
+    ($params:ty, $op:literal, [$($dtype:literal),+ $(,)?], $variants:tt) => {
+        [$($crate::row_kernels!(@dtype $params, $op, $dtype, $variants)),+]
     };
-    (@names $op:literal, $dtype:literal, [$($variant:literal),+ $(,)?]) => {
-        [$(concat!($op, "_", $dtype, "_", $variant)),+]
+    (@dtype $params:ty, $op:literal, $dtype:literal, [$($variant:literal),+ $(,)?]) => {
+        [$(const { <$params>::kernel(concat!($op, "_", $dtype, "_", $variant)) }),+]
     };
 }

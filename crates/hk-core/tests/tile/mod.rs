@@ -1,9 +1,6 @@
 //! The tile library (`hk/{matrix,mma,shared,sums,pipeline}.h`) on both targets, against index formulas that are written here.
 #![cfg(feature = "emu")]
 
-#[path = "../common/mod.rs"]
-#[allow(dead_code, reason = "each test binary uses its part")]
-mod common;
 mod gemm;
 mod lds;
 mod mma;

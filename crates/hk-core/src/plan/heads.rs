@@ -1,8 +1,11 @@
-//! Kernels that work head by head: which columns of which tensors a launch rotates or copies, and how they are spread over
-//! a grid. The device's side is `hk/heads.h`.
+//! Per-head kernels: which columns of which tensors a launch rotates or copies, and the grid. The device's side is `hk/heads.h`.
 
+use crate::device::DeviceInfo;
+use crate::dtype::Element;
+use crate::error::{Error, Result};
+use crate::global::GlobalLayout;
+use crate::launch::{Launch, LaunchConfig};
 use crate::tensor::{TensorView, TensorViewMut};
-use crate::{DeviceInfo, Element, Error, GlobalLayout, Launch, LaunchConfig, Result};
 use bytemuck::{Pod, Zeroable};
 
 /// What happens to the columns of a part.
@@ -13,7 +16,7 @@ pub enum HeadsAction {
     Copy = 0,
     /// They are rotated.
     Rotate = 1,
-    /// They are where they belong: only those of tokens without a table row are written.
+    /// They stay in place: only heads of tokens without a table row are written.
     Leave = 2,
 }
 
@@ -35,10 +38,10 @@ pub struct Heads<'a, T: Element> {
     pub poisons: bool,
 }
 
-/// `hk::HeadsPart` of `hk/heads.h`: a part as the kernel takes it.
+/// `hk::HeadsParams` of `hk/heads.h`: a part as the kernel takes it.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-pub struct HeadsPart {
+pub struct HeadsParams {
     from: GlobalLayout,
     to: GlobalLayout,
     action: u32,
@@ -55,27 +58,41 @@ pub struct HeadsPart {
     inverse_tokens: u32,
 }
 
-const _: () = assert!(size_of::<HeadsPart>() == 2 * size_of::<GlobalLayout>() + 48);
+crate::params::declared!(HeadsParams {
+    from,
+    to,
+    action,
+    poisons,
+    blocks,
+    groups,
+    lanes,
+    chunk,
+    chunks,
+    batch_step,
+    token_step,
+    inverse_lanes,
+    inverse_chunks,
+    inverse_tokens,
+});
 
 /// Threads of a block, `hk::kHeadsThreads`.
 const THREADS: usize = 256;
 
-/// Waves that a CU needs for enough bytes in flight to cover the latency of memory, about 32 KiB, each lane with four accesses
-/// of 16 bytes.
+/// Waves per CU that cover the latency of memory: about 32 KiB in flight, four 16-byte accesses per lane.
 const WAVES_PER_CU: usize = 8;
 
-/// Heads that a group takes of a token, at most: enough that finding the factors of the token is a small part of the work.
-const MOST_HEADS: usize = 16;
+/// Heads per group and token, at most: enough to amortise loading the token's factors.
+const MAX_HEADS: usize = 16;
 
-/// The same where nothing is rotated and blocks come and go, on NVIDIA GPUs: two turns of loads.
-const MOST_COPIED_HEADS: usize = 4;
+/// The same for copies on NVIDIA GPUs, where blocks are not persistent: two rounds of loads.
+const MAX_COPIED_HEADS: usize = 4;
 
 /// Columns and tokens of a launch, at most.
 const LIMIT: usize = i32::MAX as usize;
 
 impl<T: Element> Heads<'_, T> {
-    /// Whether kernels that move 16 bytes at a time can serve this part.
-    pub fn by_vectors(&self) -> bool {
+    /// Whether vectorized kernels (16 bytes per access) can serve this part.
+    pub fn can_vectorize(&self) -> bool {
         let bytes = self.columns() * size_of::<T>();
         bytes.is_multiple_of(16) && self.from.rows_aligned(16) && self.to.rows_aligned(16)
     }
@@ -94,8 +111,7 @@ impl<T: Element> Heads<'_, T> {
     }
 }
 
-/// The parts as the kernel takes them, and its grid; no grid if there is nothing to do. `columns` is how many columns the
-/// kernel takes as one vector. All parts have the same batches and tokens.
+/// The kernel's parts and its grid; no grid if there is nothing to do. `columns` is the vector width of the kernel in columns. All parts have the same batches and tokens.
 ///
 /// # Errors
 /// [`Error::TooLarge`] for more than 2^31 - 1 tokens or columns of a head; as [`Launch::input`].
@@ -105,7 +121,7 @@ pub fn spread<'a, T: Element, const N: usize>(
     mut parts: [Option<Heads<'a, T>>; N],
     columns: usize,
     info: &DeviceInfo,
-) -> Result<([HeadsPart; N], Option<LaunchConfig>)> {
+) -> Result<([HeadsParams; N], Option<LaunchConfig>)> {
     let mut split = [Split::default(); N];
     let mut tokens_of_batch = 1;
     for (split, part) in split.iter_mut().zip(&parts) {
@@ -119,16 +135,16 @@ pub fn spread<'a, T: Element, const N: usize>(
         tokens_of_batch = tokens.max(1);
         *split = Split::new(all, heads, part.columns().div_ceil(2 * columns));
         if !info.arch.is_amd() && part.action != HeadsAction::Rotate {
-            split.most_heads = MOST_COPIED_HEADS;
+            split.max_heads = MAX_COPIED_HEADS;
         }
     }
-    let grid = Split::plan(&mut split, info.most_blocks(THREADS, WAVES_PER_CU), info.arch.is_amd());
+    let grid = Split::plan(&mut split, info.max_blocks(THREADS, WAVES_PER_CU), info.arch.is_amd());
 
-    let mut out = [HeadsPart::zeroed(); N];
+    let mut out = [HeadsParams::zeroed(); N];
     for ((out, part), split) in out.iter_mut().zip(&mut parts).zip(split) {
         let Some(part) = part.as_mut().filter(|_| split.blocks() > 0) else { continue };
         let step = split.walkers * split.groups();
-        *out = HeadsPart {
+        *out = HeadsParams {
             from: launch.input(part.arg, &part.from)?,
             to: launch.output(part.out_arg, &mut part.to)?,
             action: part.action as u32,
@@ -148,20 +164,20 @@ pub fn spread<'a, T: Element, const N: usize>(
     Ok((out, (grid > 0).then(|| LaunchConfig::grid_1d(grid))))
 }
 
-/// What the kernel divides numbers of 32 bits with by `divisor`, `hk::Quotient`.
+/// The inverse for division by `divisor` in the kernel, `hk::DivMod`.
 fn inverse(divisor: usize) -> u32 {
     u32::MAX / divisor as u32
 }
 
-/// How one part is spread.
+/// The share of the grid of one part.
 #[derive(Debug, Clone, Copy, Default)]
 struct Split {
     tokens: usize,
     heads: usize,
     slots: usize,
-    /// Heads that a group takes of a token, at most.
-    most_heads: usize,
-    /// Heads that a group takes of a token.
+    /// Heads per group and token, at most.
+    max_heads: usize,
+    /// Heads per group and token.
     chunk: usize,
     /// Blocks with the same heads.
     walkers: usize,
@@ -169,7 +185,7 @@ struct Split {
 
 impl Split {
     fn new(tokens: usize, heads: usize, slots: usize) -> Self {
-        Self { tokens, heads, slots, most_heads: MOST_HEADS, chunk: 1, walkers: 0 }
+        Self { tokens, heads, slots, max_heads: MAX_HEADS, chunk: 1, walkers: 0 }
     }
 
     fn is_empty(&self) -> bool {
@@ -188,7 +204,7 @@ impl Split {
         self.heads.div_ceil(self.chunk)
     }
 
-    /// Turns of all walkers together.
+    /// Iterations over tokens of all blocks with the same heads.
     fn turns(&self) -> usize {
         self.tokens.div_ceil(self.groups())
     }
@@ -197,28 +213,28 @@ impl Split {
         if self.is_empty() { 0 } else { self.walkers * self.chunks() }
     }
 
-    /// Chooses chunks and walkers, and gives the number of blocks: if they stay, about `most`, all with about as much
-    /// to do; else one for each turn, and `most` tells how many keep the GPU busy.
-    fn plan(parts: &mut [Self], most: usize, stay: bool) -> usize {
-        let mut heads = MOST_HEADS;
+    /// Chooses chunks and walkers, and returns the number of blocks: persistent, about `most` with equal work; else one per iteration,
+    /// and `most` is how many saturate the GPU.
+    fn plan(parts: &mut [Self], most: usize, persistent: bool) -> usize {
+        let mut heads = MAX_HEADS;
         loop {
             for part in parts.iter_mut().filter(|p| !p.is_empty()) {
-                // Chunks of one size, as far as that goes.
-                part.chunk = part.heads.div_ceil(part.heads.div_ceil(heads.min(part.most_heads)));
+                // Chunks of about equal size.
+                part.chunk = part.heads.div_ceil(part.heads.div_ceil(heads.min(part.max_heads)));
             }
             let busy = parts.iter().filter(|p| !p.is_empty());
             let (blocks, work) = busy.fold((0, 0), |(blocks, work), p| {
                 let turns = p.turns() * p.chunks();
                 (blocks + turns, work + turns * p.chunk)
             });
-            // Half of them still keep memory busy, and finding a token's factors for few heads costs more.
+            // Half of them still saturate memory, and loading a token's factors for few heads costs more.
             if 2 * blocks < most && heads > 1 {
                 heads /= 2;
                 continue;
             }
             let budget = work.div_ceil(most.max(1));
             for part in parts.iter_mut().filter(|p| !p.is_empty()) {
-                let turns = if stay { (budget / part.chunk).max(1) } else { 1 };
+                let turns = if persistent { (budget / part.chunk).max(1) } else { 1 };
                 part.walkers = part.turns().div_ceil(turns);
             }
             return parts.iter().map(Self::blocks).sum();
@@ -236,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn few_tokens_are_spread_over_heads_and_many_are_walked_over() {
+    fn few_tokens_split_over_heads_and_many_over_persistent_blocks() {
         // Llama-3 8B in bf16, one token: each head by itself.
         let ([q, k], blocks) = plan([Split::new(1, 32, 8), Split::new(1, 8, 8)]);
         assert_eq!((q.chunk, k.chunk, blocks), (1, 1, 40));
@@ -248,8 +264,8 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_come_and_go_take_one_turn() {
-        let mut parts = [Split::new(65536, 32, 8), Split { most_heads: 4, ..Split::new(65536, 8, 8) }];
+    fn non_persistent_blocks_take_one_iteration() {
+        let mut parts = [Split::new(65536, 32, 8), Split { max_heads: 4, ..Split::new(65536, 8, 8) }];
         let blocks = Split::plan(&mut parts, 2112, false);
         assert_eq!((parts[0].chunk, parts[1].chunk), (16, 4));
         assert_eq!(blocks, 65536 / 32 * (2 + 2));

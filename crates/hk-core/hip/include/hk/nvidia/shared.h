@@ -1,0 +1,26 @@
+// hk/nvidia/shared.h: transposing reads of LDS of NVIDIA's GPUs.
+#pragma once
+
+#include <hk/arch.h>
+#include <hk/types.h>
+
+namespace hk {
+
+namespace detail {
+
+/// Reads four matrices of 8 x 8 16-bit elements from LDS; lane l has the address of row l % 8 of matrix l / 8, and gets two elements
+/// of each. Where kHasLdmatrix.
+HK_FN void ldmatrix_x4(u32 (&word)[4], const void *at) {
+    const u32 address = u32(reinterpret_cast<__UINTPTR_TYPE__>((__attribute__((address_space(3))) const void *)at));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+/// ds_read_b64_tr_b16: four 16-bit elements of a column. Where kHasReadTr.
+HK_FN Vec<short, 4> read_transposed(const Vec<short, 4> *at);
+
+}  // namespace detail
+
+}  // namespace hk
