@@ -1,6 +1,6 @@
-//! The benchmark that every family has: its operators at the sizes of real models, by criterion.
+//! The criterion benchmark of a family: its operators at the sizes of real models.
 //!
-//! `hk bench` measures the same by the same means ([`measure`](crate::measure)), at more sizes, and makes tables.
+//! `hk bench` measures the same way ([`measure`](crate::measure)), at more sizes, and prints tables.
 
 use crate::measure::{self, Pass, Plan, unserved};
 use criterion::measurement::{Measurement, ValueFormatter, WallTime};
@@ -46,8 +46,8 @@ impl Measurement for DeviceTime {
 }
 
 /// Times each operator at each of its cases; the result is compared with the reference first. On a GPU a case has three
-/// times: on the device with operands that no cache holds, on the device with the same operands again and again, and on the
-/// host's clock with the launch of each call. On the emulator it has one, which is how fast it emulates.
+/// times: on the device with operands that are not cached, on the device with the same operands in every call, and on the
+/// host's clock with the launch of each call. On the emulator it has one, the speed of the emulator.
 ///
 /// # Panics
 /// If an operator fails or its result is wrong.
@@ -68,7 +68,7 @@ pub fn operators(operators: &'static [Operator]) {
         let mut group = criterion.benchmark_group(operator.name);
         for case in operator.cases {
             let call = operator.example(case, 1).unwrap_or_else(|e| panic!("{}: {e}", case.label));
-            // Right first, then fast.
+            // Checks the result before it is timed.
             let compared = measure::check(&stream, &call, &plan);
             if unserved(&compared) {
                 continue; // a case for other targets

@@ -55,14 +55,14 @@ fn open_all() -> Vec<Device> {
 
 /// A device under test, with a stream.
 ///
-/// Its tensors lie inside of larger allocations full of poison. On the emulator a tensor ends where its allocation ends:
+/// Its tensors are inside larger, poisoned allocations. On the emulator a tensor ends where its allocation ends:
 /// the emulator itself then reports every access past it, reads included.
 #[derive(Debug, Clone)]
 pub struct Gpu {
     stream: Stream,
 }
 
-/// Where the elements of a tensor lie within its allocation.
+/// Layout and alignment of a tensor in its allocation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     layout: Layout,
@@ -136,8 +136,8 @@ impl From<&Place> for Place {
     }
 }
 
-/// Byte `i` of the poison. As `f32`, `f16`, `bf16` or an OCP fp8 of its upper bytes each is NaN, so that what reads it
-/// shows; and it differs from place to place, so that a copy of it elsewhere shows.
+/// Byte `i` of the poison. It is NaN as `f32`, `f16`, `bf16` and, in its upper bytes, OCP fp8, so that a read shows; and it varies
+/// with `i`, so that a copy to another place shows.
 fn poison_byte(i: usize) -> u8 {
     if i % 2 == 1 {
         return 0xff;
@@ -244,7 +244,7 @@ impl Gpu {
         Tensor { label, buffer, layout, offset, uploaded }
     }
 
-    /// Restores a tensor to what it was when it was made.
+    /// Restores a tensor's initial contents.
     ///
     /// # Panics
     /// On a failure of the device.
@@ -270,7 +270,7 @@ impl Gpu {
         self.stream.download(&tensor.buffer).unwrap_or_else(|e| panic!("{}: {e}", self.spec()))
     }
 
-    /// Asserts that all bytes that are not the tensor's, before, after and between its elements, still are poison.
+    /// Asserts that all bytes before, after and between the tensor's elements are still poison.
     ///
     /// # Panics
     /// If one is not; names the first by its place.
@@ -284,8 +284,7 @@ impl Gpu {
         tensor.assert_bytes(&got, &want);
     }
 
-    /// Asserts that nothing was written: not the elements, which still are what was uploaded or poison, nor what is
-    /// around them.
+    /// Asserts that nothing was written: neither the elements nor the bytes around them.
     ///
     /// # Panics
     /// If something was; names the first such byte.

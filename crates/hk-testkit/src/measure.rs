@@ -1,8 +1,8 @@
 //! Time of an operator on a device.
 //!
-//! What is timed is a pass: calls of the operator, one behind the other, between two events of the stream. Where the device
-//! has graphs a pass is one, so that what the host does for each call is not in the time. The operands of a pass are several
-//! copies, used in turn, that together exceed every cache ([`Plan::footprint`]); or one copy, that stays where it fits.
+//! A pass is timed: consecutive calls of the operator between two events of the stream. On devices with graphs a pass is a graph, so
+//! that host time per call is not included. The operands of a pass are several copies, used round-robin, that together exceed
+//! every cache ([`Plan::footprint`]); or one copy, which stays cached if it fits.
 
 use hk_core::registry::{ArgSpec, CallSpec, Described as _, DeviceCall, HostCall, HostTensor, Named};
 use hk_core::{DType, Device, Error, Event, Graph, Result, Stream};
@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 
 use crate::compare::{Comparison, compare_outputs};
 
-/// How much is measured.
+/// Parameters of a measurement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     /// Passes that are timed: at least one, and ten or more where so many take longer than ten seconds.
     pub samples: usize,
-    /// Time for which passes run before.
+    /// Warm-up time.
     pub warm_up: Duration,
-    /// Bytes of operands that a rotating pass goes through.
+    /// Bytes of operands of a rotating pass.
     pub footprint: u64,
     /// A pass is a graph.
     pub graph: bool,
@@ -25,7 +25,7 @@ pub struct Plan {
     pub compared: u64,
 }
 
-/// Copies of operands at most: small ones are made in a second, and exceed the L2 caches of GPUs still.
+/// Most copies of operands: small ones are made within a second, and still exceed the L2 caches of GPUs.
 const MOST_COPIES: u64 = 2048;
 /// Calls of a pass over one copy.
 const CACHED_CALLS: usize = 50;
@@ -64,16 +64,30 @@ pub fn bytes(call: &HostCall) -> u64 {
     traffic.read + traffic.written
 }
 
-/// Multiplications and additions of a matrix product `a w^T`, of `a [.., M, K]` and `w [.., N, K]`; of no other operator.
+/// Multiplications and additions of the GEMMs of a call; none of other operators.
 pub fn flops(call: &CallSpec) -> Option<u64> {
-    let name = call.operator().name;
-    if !name.starts_with("gemm_") && !name.starts_with("batched_gemm_") {
-        return None;
-    }
-    let (a, w) = (call.optional("a")?, call.optional("w")?);
-    let packed = if a.dtype() == DType::Fp4x2 { 2 } else { 1 };
-    let terms = packed * a.shape().iter().product::<usize>() as u64;
-    Some(2 * terms * *w.shape().iter().nth_back(1)? as u64)
+    let values = |name: &str| {
+        let t = call.optional(name)?;
+        let packed = if t.dtype() == DType::Fp4x2 { 2 } else { 1 };
+        Some(packed * t.shape().iter().product::<usize>() as u64)
+    };
+    // An axis, counted from the last.
+    let axis = |name: &str, i: usize| call.optional(name)?.shape().iter().nth_back(i).map(|&n| n as u64);
+    // x [.., M, K] by w [.., N, K].
+    let gemm = |x: &str, w: &str| Some(values(x)? * axis(w, 1)?);
+    let terms = match call.operator().name {
+        "ff_fused_gated" | "ff_fused_ungated" => axis("x", 1)? * (values("w_up")? + values("w_down")?),
+        "gmm" => axis("lhs", 1)? * axis("rhs", 0)? * axis("rhs", 1)?,
+        "ptgmm" | "nptgmm" => values("lhs")? * axis("rhs", 0)?,
+        "fused_bmm_rope_kv_cache" => gemm("q_nope", "w")?,
+        name if name.contains("gemm") => {
+            let one = gemm("x", "w").or_else(|| gemm("a", "w"));
+            let two = [("x_fp8", "w_fp8"), ("x_fp4", "w_fp4"), ("x_bf16", "w_bf16")];
+            one.or_else(|| two.into_iter().filter_map(|(x, w)| gemm(x, w)).reduce(|a, b| a + b))?
+        }
+        _ => return None,
+    };
+    Some(2 * terms)
 }
 
 /// Compares the operator's result with its f64 reference: all of it up to [`Plan::compared`] elements of input or operations,
@@ -154,17 +168,17 @@ fn rows_of(
     Ok((some, outputs))
 }
 
-/// Calls that are queued one behind the other.
+/// Consecutive calls.
 pub struct Pass<'a> {
     stream: &'a Stream,
     calls: Vec<DeviceCall>,
-    /// How often it goes through them.
+    /// How often it loops over them.
     rounds: usize,
     graph: Option<Graph>,
 }
 
 impl<'a> Pass<'a> {
-    /// Over copies of the operands that no cache holds together.
+    /// Over copies of the operands that exceed every cache.
     ///
     /// # Errors
     /// As [`DeviceCall::prepare`], what the operator answers, and failures of the device.
@@ -172,7 +186,7 @@ impl<'a> Pass<'a> {
         Self::new(stream, call, plan, plan.copies(call), 1)
     }
 
-    /// Over one copy, again and again.
+    /// Over one copy, repeatedly.
     ///
     /// # Errors
     /// As [`rotating`](Self::rotating).
@@ -211,7 +225,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Queues so many calls, each by itself, over the copies in turn.
+    /// Queues `n` single calls, round-robin over the copies.
     ///
     /// # Errors
     /// As [`queue`](Self::queue).
@@ -220,7 +234,7 @@ impl<'a> Pass<'a> {
         (0..calls).try_for_each(|i| run(self.stream, &mut self.calls[i % copies]))
     }
 
-    /// Time of so many passes, from event to event.
+    /// Time of `n` passes, between events.
     ///
     /// # Errors
     /// As [`queue`](Self::queue), and failures of the device.
@@ -267,7 +281,7 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// Repetitions of something that takes so long: as many as asked for, or those of ten seconds, but at least ten.
+/// Repetitions of something of this duration: as many as requested, or those of ten seconds, but at least ten.
 fn affordable(each: Duration, wanted: usize) -> usize {
     let seconds = each.as_secs_f64().max(1e-9);
     wanted.min(((10.0 / seconds) as usize).max(10)).max(1)
@@ -296,18 +310,18 @@ impl Times {
     }
 }
 
-/// What was measured of a call.
+/// Measured times of a call.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Measured {
-    /// Copies of the operands that were used in turn.
+    /// Copies of the operands, used round-robin.
     pub copies: usize,
-    /// On the device, with operands that no cache holds.
+    /// On the device, with operands that are not cached.
     pub device: Times,
-    /// On the device, with the same operands again and again.
+    /// On the device, with the same operands in every call.
     pub cached: Times,
-    /// On the host's clock until the call is queued: what a launch costs the host.
+    /// On the host's clock until the call is queued: host time per launch.
     pub launch: Times,
-    /// On the host's clock, the launch of each call included, with operands that no cache holds.
+    /// On the host's clock, the launch of each call included, with operands that are not cached.
     pub host: Times,
 }
 
@@ -348,7 +362,7 @@ pub fn copy_rate(stream: &Stream) -> Result<Option<f64>> {
     Ok(Some(2.0 * BYTES as f64 / (Times::of(us).median * 1e-6)))
 }
 
-/// Published operations a second of a part's matrix units, dense, for products of these elements: no kernel measures them.
+/// Published operations a second of a part's matrix units, dense, for GEMMs of these elements: no kernel measures them.
 /// None for a part that is not listed.
 pub fn published_matrix_rate(name: &str, dtype: DType) -> Option<f64> {
     // Of bf16 and of 8 bits, in TFLOP/s. Sources: the parts' data sheets.
@@ -368,7 +382,7 @@ pub fn published_matrix_rate(name: &str, dtype: DType) -> Option<f64> {
     }
 }
 
-/// What an error of the operator says of a call: that this device does not serve it.
+/// Whether an error of the operator means that this device does not serve the call.
 pub fn unserved<T>(result: &Result<T>) -> bool {
     matches!(result, Err(Error::Unsupported { .. }))
 }

@@ -1,4 +1,4 @@
-//! Tests that every operator of a registry gets.
+//! Tests of every operator of a registry.
 
 use crate::compare::compare_outputs;
 use crate::{Gpu, devices, sanitized_devices};

@@ -1,4 +1,4 @@
-//! Random test cases that lean to where kernels break.
+//! Random test cases, biased towards the borders of kernels.
 
 use crate::Place;
 use hk_core::registry::{HostTensor, Sample, TensorSpec};
@@ -92,7 +92,7 @@ pub fn row_stride(cols: usize) -> BoxedStrategy<usize> {
 enum Stride {
     Tight,
     Padded(usize),
-    /// Padded to a multiple of 16 elements, and so many more times 16.
+    /// Padded to a multiple of 16 elements, plus this many times 16.
     Round(usize),
     Twice,
 }
@@ -118,7 +118,7 @@ fn free_stride() -> impl Strategy<Value = Stride> + Clone {
     ]
 }
 
-/// What the elements of a tensor look like.
+/// Distribution of the elements of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fill {
     /// Normal with deviation 1.
@@ -180,7 +180,7 @@ pub struct RowCase<T> {
     pub rows: usize,
     /// Length of a row.
     pub cols: usize,
-    /// What the elements of the matrix look like.
+    /// Distribution of the elements of the matrix.
     pub fill: Fill,
     /// Seed of the elements.
     pub seed: u64,
@@ -192,7 +192,7 @@ pub struct RowCase<T> {
 }
 
 impl<T: Float> RowCase<T> {
-    /// The case that a seed makes.
+    /// The case of a seed.
     pub fn new(rows: usize, cols: usize, fill: Fill, seed: u64, places: [(usize, usize); 4]) -> Self {
         let mut case = Self { rows, cols, fill, seed, x: Vec::new(), w: Vec::new(), places: places.into() };
         case.x = case.matrix(0);
@@ -229,11 +229,11 @@ impl<T> fmt::Debug for RowCase<T> {
     }
 }
 
-/// Elements of a case, at most: what the emulator does in a fraction of a second.
+/// Most elements of a case: the emulator runs it in a fraction of a second.
 const MOST_ELEMENTS: usize = 1 << 16;
 
 /// Row-wise cases with `rows` and `cols` in these ranges. Columns lean as [`size`] does; there are fewer rows where rows
-/// are long. Places are tight and on 16 bytes as often as not, so that fast paths and slow ones meet.
+/// are long. Half of the places are contiguous and 16-byte aligned, so that vectorized and scalar paths both run.
 ///
 /// # Panics
 /// If a range is empty or has no upper end.
@@ -263,7 +263,7 @@ fn four<S: Strategy + Clone>(one: S) -> [S; 4] {
     [one.clone(), one.clone(), one.clone(), one]
 }
 
-/// The values that formulas trip over: NaN, infinities, both zeros, the smallest and largest subnormal, the smallest
+/// Special values: NaN, infinities, both zeros, the smallest and largest subnormal, the smallest
 /// normal and the largest value, with both signs, and ones.
 pub fn special_values<T: Float>() -> Vec<T> {
     let step = match T::DTYPE {
