@@ -1,25 +1,25 @@
-// ff.hip: feed-forward layers of few rows.
+// ff.hip: feed-forward layers of up to 64 rows.
 //   h[m, i] = act(sum over k of x[m, k] w_up[i, k]) * sum over k of x[m, k] w_up[I + i, k]     rounded to the type of x
-//             act(sum over k of x[m, k] w_up[i, k])                                          without gates
+//           act(sum over k of x[m, k] w_up[i, k])                                          ungated
 //   y[m, k] = sum over i of h[m, i] w_down[i, k]
 //   x [M, K], w_up [2 I, K] or [I, K], w_down [I, K]: bf16 or f16. M up to 64.
 //
-// ff: both products. A block has a slice of the columns of h, which stays in LDS: first as in skinny.h, its waves sharing K; then
-// the waves take strips of 128 columns of y. Each block writes its part of y as an f32 plane; gemm_reduce sums them, in the
-// order of the slices.
-// ff_down: the second product alone. A block has a strip of 128 columns of y and a part of I, which its waves share; their sums
-// meet in LDS, and go to the plane of the part, or if there is one part, to y.
+// ff: both GEMMs in one launch. A block computes a slice of the columns of h into LDS, its waves sharing K (decode_loop of
+// gemm/decode_gemm.h); then its waves take n tiles of 128 columns of y one after the other. A block's part of y is an f32 partial sum;
+// gemm_reduce adds them in the order of the slices.
+// ff_down: only the second GEMM. A block has an n tile of 128 columns of y and a slice of I, which its waves share. Their partial
+// sums meet in LDS and go to the slice's partial sum of y, or to y if there is one slice.
 //
-// Rows of w_down are the axis that is summed over, and are not contiguous along it: a lane loads 8 columns of 8 rows, and
-// transposes them in registers to fragments of 8 columns (hk::column_of), whose sums are 8 neighbouring outputs again.
+// The K axis of the second GEMM is the row index of w_down: a lane loads 8 columns of 8 rows and transposes them in registers
+// (hk::column_of) to fragments of 8 columns, so its accumulators are 8 neighbouring outputs.
 // Each weight is read once. Floor: bytes of w_up and w_down; 6 M I K flops, or 4.
+#include <gemm/operands/plain.h>
 #include <hk/entry.h>
 #include <hk/transpose.h>
-
-#include "skinny.h"
+#include <hk/wave_tile.h>
 
 namespace {
-using gemm::Rows;
+using gemm::FragmentRows;
 using hk::Frag;
 using hk::GlobalPtr;
 using hk::i64;
@@ -28,163 +28,151 @@ using hk::u64;
 using hk::u8;
 using hk::Vec;
 
-struct Params {  // same layout as `Params` in src/ff.rs
+struct Params {
     u64 x, w_up, w_down;
-    u64 h;                               // of ff_down
-    u64 y;                               // f32 planes, or y
+    u64 h;  // ff_down only
+    u64 y;  // f32 partial sums, or y
     i64 x_row, up_row, down_row, h_row;  // strides, in bytes
-    i64 y_row, y_plane;                  // in elements
-    u32 rows, width, columns;            // M, K, I
-    u32 slice;                           // columns of h of a block
-    u32 strips;                          // of 128 columns of y
+    i64 y_row, y_split;  // in elements
+    u32 rows, width, columns;  // M, K, I
+    u32 slice;  // columns of h per block
+    u32 n_tiles;  // of 128 columns of y
     u32 activation;
     gemm::Float y_type;
-    u32 vectors;  // rows of y begin on 16 bytes
+    u32 vectors;  // rows of y are 16-byte aligned
 };
 
-/// Columns of y in a strip, and rows of w_down in a step.
-constexpr u32 kStrip = 128, kStep = hk::kFragBytes / 2;
-/// Columns of y that a lane has sums of: 8 for each row of an accumulator.
+/// Columns of y in an n tile, and rows of w_down per step.
+constexpr u32 kTileCols = 128, kStep = hk::kFragBytes / 2;
+/// Columns of y that a lane accumulates, for each row.
 constexpr u32 kColumns = 8;
 
-/// Rows of w_down.
+/// Loads rows of w_down.
 class DownRows {
     hk::Window window_;
-    u32 stride_, end_, bytes_, offset_[hk::kLaneRows];
+    u32 stride_, end_, bytes_, offset_[hk::kRowsPerLane];
 
-    /// The first of the lane's 8 rows of a step, and its bytes of strip 0 for each row of a fragment.
+    /// First of the lane's 8 rows of a step, and its byte offset in an n tile for each row of a fragment.
     HK_FN static u32 row() { return hk::group_of_lane(hk::lane_id()) * 8; }
     HK_FN static u32 byte(u32 i) { return hk::row_of_lane(hk::lane_id(), i) * 16; }
 
-public:
-    struct Set {
-        Vec<u32, 4> row[hk::kLaneRows][8];
+  public:
+    struct Stage {
+        Vec<u32, 4> row[hk::kRowsPerLane][8];
     };
 
     /// `end` rows from `first` on, of `width` columns.
     HK_FN DownRows(GlobalPtr<const u8> first, u32 stride, u32 end, u32 width)
-        : window_(first, hk::Window::kBeyond - 1), stride_(stride), end_(end), bytes_(width * 2) {
+        : window_(first, hk::Window::kOutOfBounds - 1), stride_(stride), end_(end), bytes_(width * 2) {
 #pragma unroll
-        for (u32 i = 0; i < hk::kLaneRows; ++i) offset_[i] = row() * stride + byte(i);
+        for (u32 i = 0; i < hk::kRowsPerLane; ++i) offset_[i] = row() * stride + byte(i);
     }
 
-    /// The lane's columns of strip `strip`, 8 and 8, of 8 of the kStep rows from `from` on.
-    HK_FN Set load(u32 from, u32 strip) const {
-        const u32 at = strip * (kStrip * 2);
-        // The sign of what is left moves the offset beyond the window.
+    /// The lane's 8 columns of n tile `n_tile`, of 8 of the kStep rows from `from` on.
+    HK_FN Stage load(u32 from, u32 n_tile) const {
+        const u32 at = n_tile * (kTileCols * 2);
+        // Past the end the sign bit moves the offset beyond the window: zeros are read.
         const u32 rows_left = end_ - 1u - (from + row());
-        Set set;
+        Stage stage;
 #pragma unroll
-        for (u32 i = 0; i < hk::kLaneRows; ++i) {
+        for (u32 i = 0; i < hk::kRowsPerLane; ++i) {
             const u32 bytes_left = bytes_ - 1u - (at + byte(i));
-            const u32 past = (rows_left | bytes_left) & hk::Window::kBeyond;
+            const u32 past = (rows_left | bytes_left) & hk::Window::kOutOfBounds;
 #pragma unroll
-            for (u32 r = 0; r < 8; ++r) set.row[i][r] = window_.load<Vec<u32, 4>>(offset_[i] | past, (from + r) * stride_ + at);
+            for (u32 r = 0; r < 8; ++r)
+                stage.row[i][r] = window_.load<Vec<u32, 4>>(offset_[i] | past, (from + r) * stride_ + at);
         }
-        return set;
+        return stage;
     }
 };
 
-/// A wave's sums of a strip: fragment j has columns j, 8 + j, 16 + j ..
+/// A wave's accumulators of an n tile: fragment j has columns j, 8 + j, 16 + j ..
 template <class T, int kMTiles>
-struct StripSums {
+struct DownAcc {
     hk::MmaAcc acc[kMTiles][kColumns] = {};
 
-    HK_FN void add(const DownRows::Set &set, const Frag (&h)[kMTiles]) {
+    HK_FN void add(const DownRows::Stage &stage, const Frag (&h)[kMTiles]) {
 #pragma unroll
         for (u32 j = 0; j < kColumns; ++j) {
-            const Frag w = hk::joined(hk::of_rows([&](u32 i) { return hk::column_of(set.row[i], j); }));
+            const Frag w = hk::joined(hk::per_row([&](u32 i) { return hk::column_of(stage.row[i], j); }));
 #pragma unroll
-            for (int m = 0; m < kMTiles; ++m) acc[m][j] = hk::Product<T>::mma(&w, &h[m], acc[m][j]);
+            for (int m = 0; m < kMTiles; ++m) acc[m][j] = hk::FragMma<T>::mma(&w, &h[m], acc[m][j]);
         }
     }
 
-    /// Calls `part(row, col, sums)` for each 8 columns that the lane has of a row of a tile of 16.
+    /// Calls `part(row, col, y)` for each 8 columns that the lane has of a row of an M tile.
     template <class F>
     HK_FN void each(int tile, F part) const {
         const u32 lane = hk::lane_id();
 #pragma unroll
-        for (u32 i = 0; i < hk::kLaneRows * hk::kMmaRows; ++i) {
-            Vec<float, 8> sums;
+        for (u32 i = 0; i < hk::kRowsPerLane * hk::kMmaRows; ++i) {
+            Vec<float, 8> y;
 #pragma unroll
-            for (u32 j = 0; j < kColumns; ++j) sums[j] = acc[tile][j][i];
-            part(hk::Sums<16>::m(lane, i), hk::Sums<16>::n(lane, i) * kColumns, sums);
+            for (u32 j = 0; j < kColumns; ++j) y[j] = acc[tile][j][i];
+            part(hk::AccLayout<16>::m(lane, i), hk::AccLayout<16>::n(lane, i) * kColumns, y);
         }
     }
 };
 
-HK_FN GlobalPtr<const u8> bytes_at(u64 data, i64 offset) { return reinterpret_cast<GlobalPtr<const u8>>(data) + offset; }
+HK_FN GlobalPtr<const u8> bytes_at(u64 data, i64 offset) {
+    return reinterpret_cast<GlobalPtr<const u8>>(data) + offset;
+}
 
 template <class T, int kMTiles, int kWaves, int kBytes, bool kGated>
-HK_FN void ff(const Params &given) {
+HK_FN void ff(const Params &args) {
     constexpr u32 kM = 16 * kMTiles, kNTiles = 2, kN = 16 * kNTiles, kThreads = kWaves * hk::kWaveSize;
     constexpr int kUnroll = kBytes / hk::kFragBytes;
-    constexpr u32 kChunk = kGated ? kN / 2 : kN;      // columns of h that are made at a time
-    constexpr u32 kSlice = 192;                       // of a block, at most
-    constexpr u32 kPitch = kN + 4, kHPitch = kSlice + 8;  // rows of a fragment are on different banks
+    constexpr u32 kChunk = kGated ? kN / 2 : kN;  // columns of h per pass
+    constexpr u32 kSlice = 192;  // of a block, at most
+    constexpr u32 kPitch = kN + 4;  // no bank conflicts between rows of partial sums
+    constexpr u32 kHPitch = kSlice + 8;  // no bank conflicts between a fragment's rows
     struct Lds {
-        float sums[kWaves][kM * kPitch];
+        alignas(16) float sums[kWaves][kM * kPitch];
         alignas(16) T h[kM * kHPitch];
     };
     auto &lds = hk::block_lds<Lds>();
 
-    const u32 first = hk::block_x() * given.slice;
-    const u32 left = given.columns - first;
-    const u32 count = left < given.slice ? left : given.slice;
+    const u32 first = hk::block_x() * args.slice;
+    const u32 left = args.columns - first;
+    const u32 count = left < args.slice ? left : args.slice;
     const u32 steps = (count + kStep - 1) / kStep;
 
 #pragma unroll 1
     for (u32 c = 0; c < count; c += kChunk) {
         {
-            const Params &p = hk::read_anew(given);
+            const Params &p = hk::reload_params(args);
             const u32 end = p.width * 2;
-            const Rows<kMTiles, kUnroll> x(bytes_at(p.x, 0), p.rows, hk::RowLayout::by_rows(p.x_row), end, [](u32 row) { return row; });
             const u32 first_w = first + c, rows = kGated ? 2 * p.columns : p.columns;
-            const Rows<kNTiles, kUnroll> w(bytes_at(p.w_up, first_w * p.up_row), rows - first_w, hk::RowLayout::by_rows(p.up_row), end,
-                                           [&](u32 row) { return kGated ? gemm::gated_row<kN>(row, first_w, rows) : row; });
+            const auto row_of_w = [&](u32 row) { return kGated ? gemm::gated_row<kN>(row, first_w, rows) : row; };
+            const FragmentRows<kMTiles, kUnroll> x(bytes_at(p.x, 0), p.rows, hk::RowLayout::by_rows(p.x_row), end,
+                                                   [](u32 row) { return row; });
+            const FragmentRows<kNTiles, kUnroll> w(bytes_at(p.w_up, first_w * p.up_row), rows - first_w,
+                                                   hk::RowLayout::by_rows(p.up_row), end, row_of_w);
+            struct Stage {
+                typename FragmentRows<kMTiles, kUnroll>::Frags of_x;
+                typename FragmentRows<kNTiles, kUnroll>::Frags of_w;
+
+                HK_FN Frag a(int m, int step) const { return of_x.frag[m][step]; }
+                HK_FN Frag w(int n, int step) const { return of_w.frag[n][step]; }
+            };
             hk::MmaAcc acc[kMTiles][kNTiles] = {};
-            struct Set {
-                typename Rows<kMTiles, kUnroll>::Frags x;
-                typename Rows<kNTiles, kUnroll>::Frags w;
-            };
-            const auto load = [&](u32 from) { return Set{x.load(from), w.load(from)}; };
-            const auto multiply = [&](const Set &set) {
-#pragma unroll
-                for (int u = 0; u < kUnroll; ++u) {
-#pragma unroll
-                    for (u32 m = 0; m < kMTiles; ++m) {
-#pragma unroll
-                        for (u32 n = 0; n < kNTiles; ++n) {
-                            acc[m][n] = hk::Product<T>::mma(set.w.frag[n] + u, set.x.frag[m] + u, acc[m][n]);
-                        }
-                    }
-                }
-            };
-            // Two sets in turn, each loaded again as soon as it is multiplied; what lies past the end is zero.
-            u32 from = hk::wave_id() * kBytes;
-            Set even = load(from);
-            hk::stay_in_order();
-            Set odd = load(from + kWaves * kBytes);
-            hk::stay_in_order();
-            while (from < end) {
-                from += 2 * kWaves * kBytes;
-                multiply(even);
-                even = load(from);
-                hk::stay_in_order();
-                multiply(odd);
-                odd = load(from + kWaves * kBytes);
-                hk::stay_in_order();
-            }
+            using Steps = gemm::KSteps<kWaves * kBytes>;
+            gemm::decode_loop(
+                Steps{hk::wave_id() * kBytes, end},
+                // x first: fewer registers.
+                [&](const Steps &at) { return Stage{x.load(at.from), w.load(at.from)}; },
+                [&](const Stage &stage, const Steps &) { hk::mma_fragments<hk::FragMma<T>, kUnroll>(acc, stage); });
 #pragma unroll
             for (u32 m = 0; m < kMTiles; ++m) {
 #pragma unroll
                 for (u32 n = 0; n < kNTiles; ++n) {
                     using Run = Vec<float, hk::kMmaRows>;
 #pragma unroll
-                    for (u32 i = 0; i < hk::kLaneRows; ++i) {
+                    for (u32 i = 0; i < hk::kRowsPerLane; ++i) {
                         const u32 row = 16 * m + hk::row_of_lane(hk::lane_id(), i);
                         const u32 col = 16 * n + hk::group_of_lane(hk::lane_id()) * hk::kMmaRows;
-                        *reinterpret_cast<Run *>(lds.sums[hk::wave_id()] + row * kPitch + col) = reinterpret_cast<const Run *>(&acc[m][n])[i];
+                        *reinterpret_cast<Run *>(lds.sums[hk::wave_id()] + row * kPitch + col) =
+                            reinterpret_cast<const Run *>(&acc[m][n])[i];
                     }
                 }
             }
@@ -199,7 +187,7 @@ HK_FN void ff(const Params &given) {
             }
             return sum;
         };
-        const u32 activation = hk::read_anew(given).activation;
+        const u32 activation = hk::reload_params(args).activation;
 #pragma unroll 1
         for (u32 i = hk::thread_x(); i < kM * (kChunk / 8); i += kThreads) {
             const u32 row = i / (kChunk / 8), col = i % (kChunk / 8) * 8;
@@ -209,7 +197,7 @@ HK_FN void ff(const Params &given) {
         }
         hk::block_barrier();
     }
-    // The columns that fill the last step meet rows of zeros.
+    // Columns of h past the slice, up to a whole step, are zero.
     for (u32 i = hk::thread_x(); i < kM; i += kThreads) {
         for (u32 col = (count + kChunk - 1) / kChunk * kChunk; col < steps * kStep; col += 8) {
             *reinterpret_cast<Vec<T, 8> *>(lds.h + i * kHPitch + col) = T(0.0f);
@@ -217,135 +205,120 @@ HK_FN void ff(const Params &given) {
     }
     hk::block_barrier();
 
-    const Params &p = hk::read_anew(given);
+    const Params &p = hk::reload_params(args);
     const DownRows w(bytes_at(p.w_down, first * p.down_row), u32(p.down_row), count, p.width);
-    // A wave's strips, step by step, two sets of rows in turn.
-    struct Place {
-        u32 strip, step;
+    // A wave's n tiles, step by step.
+    struct Cursor {
+        u32 n_tile, step, steps, n_tiles;
+
+        HK_FN bool valid() const { return n_tile < n_tiles; }
+        HK_FN Cursor next() const {
+            return step + 1 < steps ? Cursor{n_tile, step + 1, steps, n_tiles}
+                                    : Cursor{n_tile + kWaves, 0, steps, n_tiles};
+        }
     };
-    const auto after = [&](Place at) {
-        return at.step + 1 < steps ? Place{at.strip, at.step + 1} : Place{at.strip + kWaves, 0};
-    };
-    StripSums<T, kMTiles> sums;
-    const auto take = [&](const DownRows::Set &set, Place at) {
+    DownAcc<T, kMTiles> down;
+    const auto multiply = [&](const DownRows::Stage &stage, const Cursor &at) {
         Frag h[kMTiles];
 #pragma unroll
         for (u32 m = 0; m < kMTiles; ++m) {
-            h[m] = hk::joined(hk::of_rows([&](u32 i) {
+            h[m] = hk::joined(hk::per_row([&](u32 i) {
                 const T *row = lds.h + (16 * m + hk::row_of_lane(hk::lane_id(), i)) * kHPitch;
-                return *reinterpret_cast<const Vec<u32, 4> *>(row + at.step * kStep + hk::group_of_lane(hk::lane_id()) * 8);
+                return *reinterpret_cast<const Vec<u32, 4> *>(row + at.step * kStep +
+                                                              hk::group_of_lane(hk::lane_id()) * 8);
             }));
         }
-        sums.add(set, h);
+        down.add(stage, h);
         if (at.step + 1 < steps) return;
-        const Params &p = hk::read_anew(given);
+        const Params &p = hk::reload_params(args);
 #pragma unroll
         for (int m = 0; m < kMTiles; ++m) {
-            const i64 plane = i64(hk::block_x()) * p.y_plane;
-            sums.each(m, [&](u32 of_tile, u32 col, Vec<float, 8> part) {
+            const i64 split = i64(hk::block_x()) * p.y_split;
+            down.each(m, [&](u32 of_tile, u32 col, Vec<float, 8> part) {
                 const u32 row = 16 * m + of_tile;
-                col += at.strip * kStrip;
+                col += at.n_tile * kTileCols;
                 if (row >= p.rows || col >= p.width) return;
-                gemm::store_floats<float, 8>(p.y, plane + i64(row) * p.y_row + col, part, 8, true);
+                gemm::store_floats<float, 8>(p.y, split + i64(row) * p.y_row + col, part, 8, true);
             });
         }
-        sums = {};
+        down = {};
     };
-    Place now{hk::wave_id(), 0}, next = after(now);
-    DownRows::Set even = w.load(now.step * kStep, now.strip);
-    hk::stay_in_order();
-    DownRows::Set odd = w.load(next.step * kStep, next.strip);
-    hk::stay_in_order();
-    while (now.strip < given.strips) {
-        take(even, now);
-        now = after(next);
-        even = w.load(now.step * kStep, now.strip);
-        hk::stay_in_order();
-        take(odd, next);
-        next = after(now);
-        odd = w.load(next.step * kStep, next.strip);
-        hk::stay_in_order();
-    }
+    gemm::decode_loop(
+        Cursor{hk::wave_id(), 0, steps, args.n_tiles},
+        [&](const Cursor &at) { return w.load(at.step * kStep, at.n_tile); }, multiply);
 }
 
 template <class T, int kMTiles, int kWaves>
-HK_FN void ff_down(const Params &given) {
-    constexpr u32 kThreads = kWaves * hk::kWaveSize, kPitch = kStrip + 4;
-    __shared__ float planes[kWaves][16 * kPitch];
+HK_FN void ff_down(const Params &args) {
+    constexpr u32 kThreads = kWaves * hk::kWaveSize, kPitch = kTileCols + 4;
+    __shared__ float partials[kWaves][16 * kPitch];
 
-    const u32 task = hk::by_xcd(hk::block_x(), hk::grid_x());
-    const u32 part = task / given.strips, strip = task - part * given.strips;
-    StripSums<T, kMTiles> sums;
+    const u32 task = hk::xcd_remap(hk::block_x(), hk::grid_x());
+    const u32 part = task / args.n_tiles, n_tile = task - part * args.n_tiles;
+    DownAcc<T, kMTiles> down;
     {
-        const Params &p = given;
+        const Params &p = args;
         const u32 first = part * p.slice, left = p.columns - first;
         const u32 count = left < p.slice ? left : p.slice;
-        const Rows<kMTiles, 1> h(bytes_at(p.h, i64(first) * 2), p.rows, hk::RowLayout::by_rows(p.h_row), count * 2, [](u32 row) { return row; });
+        const FragmentRows<kMTiles, 1> h(bytes_at(p.h, i64(first) * 2), p.rows, hk::RowLayout::by_rows(p.h_row),
+                                         count * 2, [](u32 row) { return row; });
         const DownRows w(bytes_at(p.w_down, first * p.down_row), u32(p.down_row), count, p.width);
-        struct Set {
-            typename Rows<kMTiles, 1>::Frags h;
-            DownRows::Set w;
+        struct Stage {
+            typename FragmentRows<kMTiles, 1>::Frags h;  // first: fewer registers
+            DownRows::Stage w;
         };
-        const auto load = [&](u32 row) { return Set{h.load(row * 2), w.load(row, strip)}; };
-        const auto multiply = [&](const Set &set) {
-            Frag h[kMTiles];
+        using Steps = gemm::KSteps<kWaves * kStep>;
+        gemm::decode_loop(
+            Steps{hk::wave_id() * kStep, count},
+            [&](const Steps &at) { return Stage{h.load(at.from * 2), w.load(at.from, n_tile)}; },
+            [&](const Stage &stage, const Steps &) {
+                Frag of_h[kMTiles];
 #pragma unroll
-            for (int m = 0; m < kMTiles; ++m) h[m] = set.h.frag[m][0];
-            sums.add(set.w, h);
-        };
-        u32 row = hk::wave_id() * kStep;
-        Set even = load(row);
-        hk::stay_in_order();
-        Set odd = load(row + kWaves * kStep);
-        hk::stay_in_order();
-        while (row < count) {
-            row += 2 * kWaves * kStep;
-            multiply(even);
-            even = load(row);
-            hk::stay_in_order();
-            multiply(odd);
-            odd = load(row + kWaves * kStep);
-            hk::stay_in_order();
-        }
+                for (int m = 0; m < kMTiles; ++m) of_h[m] = stage.h.frag[m][0];
+                down.add(stage.w, of_h);
+            });
     }
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
-        // What was read of the tile before is no longer needed.
+        // All waves have read the previous M tile.
         hk::block_barrier();
-        sums.each(m, [&](u32 row, u32 col, Vec<float, 8> v) {
-            auto *to = reinterpret_cast<Vec<float, 4> *>(planes[hk::wave_id()] + row * kPitch + col);
+        down.each(m, [&](u32 row, u32 col, Vec<float, 8> v) {
+            auto *to = reinterpret_cast<Vec<float, 4> *>(partials[hk::wave_id()] + row * kPitch + col);
             to[0] = v.lo;
             to[1] = v.hi;
         });
         hk::block_barrier();
 #pragma unroll 1
-        for (u32 i = hk::thread_x(); i < 16 * kStrip / 8; i += kThreads) {
-            const Params &p = hk::read_anew(given);
-            const u32 row = 16 * m + i / (kStrip / 8), col = i % (kStrip / 8) * 8, at = strip * kStrip + col;
+        for (u32 i = hk::thread_x(); i < 16 * kTileCols / 8; i += kThreads) {
+            const Params &p = hk::reload_params(args);
+            const u32 row = 16 * m + i / (kTileCols / 8), col = i % (kTileCols / 8) * 8, at = n_tile * kTileCols + col;
             if (row >= p.rows || at >= p.width) continue;
             Vec<float, 8> sum = 0.0f;
 #pragma unroll
             for (int wave = 0; wave < kWaves; ++wave) {
-                const auto *from = reinterpret_cast<const Vec<float, 4> *>(planes[wave] + i / (kStrip / 8) * kPitch + col);
+                const auto *from =
+                    reinterpret_cast<const Vec<float, 4> *>(partials[wave] + i / (kTileCols / 8) * kPitch + col);
                 sum += __builtin_shufflevector(from[0], from[1], 0, 1, 2, 3, 4, 5, 6, 7);
             }
-            const i64 to = i64(part) * p.y_plane + i64(row) * p.y_row + at;
+            const i64 to = i64(part) * p.y_split + i64(row) * p.y_row + at;
             const u32 left = p.width - at;
-            if (p.y_type == gemm::Float::F32) gemm::store_floats<float, 8>(p.y, to, sum, left, p.vectors);
-            else gemm::store_floats<T, 8>(p.y, to, sum, left, p.vectors);
+            if (p.y_type == gemm::Float::F32)
+                gemm::store_floats<float, 8>(p.y, to, sum, left, p.vectors);
+            else
+                gemm::store_floats<T, 8>(p.y, to, sum, left, p.vectors);
         }
     }
 }
 }  // namespace
 
-// Entry points of one type: rows up to 16, 32, 64; waves, bytes of a row of K in a stretch.
+// Entry points of one dtype: rows up to 16, 32, 64; waves, bytes of K per step.
 #define FF_ROWS(T, rows, tiles, waves, bytes)                                                     \
-    HK_ENTRY(ff_##T##_##rows##_gated, waves * hk::kWaveSize, ff<hk::T, tiles, waves, bytes, true>)  \
-    HK_ENTRY(ff_##T##_##rows, waves * hk::kWaveSize, ff<hk::T, tiles, waves, bytes, false>)         \
+    HK_ENTRY(ff_##T##_##rows##_gated, waves *hk::kWaveSize, ff<hk::T, tiles, waves, bytes, true>) \
+    HK_ENTRY(ff_##T##_##rows, waves *hk::kWaveSize, ff<hk::T, tiles, waves, bytes, false>)        \
     HK_ENTRY(ff_down_##T##_##rows, 4 * hk::kWaveSize, ff_down<hk::T, tiles, 4>)
-#define FF(T)                    \
-    FF_ROWS(T, 16, 1, 8, 256)    \
-    FF_ROWS(T, 32, 2, 8, 128)    \
+#define FF(T)                 \
+    FF_ROWS(T, 16, 1, 8, 256) \
+    FF_ROWS(T, 32, 2, 8, 128) \
     FF_ROWS(T, 64, 4, 4, 128)
 
 FF(bf16)

@@ -1,9 +1,9 @@
-// group_quant.hip: 16-bit floats to codes, with a scale for each group of neighbouring columns of a row, of any length.
-//   s[r, i] = max(max_c |x[r, c]|, 1e-10) / qmax over the finite x of group i;  q[r, c] = code(x[r, c] * (1 / s[r, i]))
+// group_quant.hip: quantizes 16-bit floats, one scale for each group of neighbouring columns of a row, of any length.
+//   s[r, i] = max(max_c |x[r, c]|, 1e-10) / qmax over the finite x of group i;  q[r, c] = quantized(x[r, c] * (1 / s[r, i]))
 //   x      [rows, cols]    bf16 | f16              unit stride on cols, rows any stride
 //   q      [rows, cols]    i8 | fp8, OCP or FNUZ   contiguous
 //   scale  [rows, groups]  f32                     contiguous
-// A wave makes a group at a time, which it reads twice. Floor: rows * cols * 3 + rows * groups * 4 bytes.
+// A wave has a group at a time and reads it twice. Floor: rows * cols * 3 + rows * groups * 4 bytes.
 #include <hk/arch.h>
 #include <hk/entry.h>
 #include <hk/global.h>
@@ -20,12 +20,12 @@ using hk::Vec;
 
 constexpr u32 kWaves = 4;
 
-struct Params {  // same layout as `GroupQuantParams` in src/a16w8.rs
+struct Params {
     u64 x, q, scale;
     i64 x_row;  // stride, in elements
     u64 rows;
     u32 cols, groups, group;
-    hk::CodeFormat format;
+    hk::QuantFormat format;
     u32 pad;
 };
 
@@ -44,14 +44,14 @@ HK_FN void group_quant(const Params &p) {
         const u32 top = hk::group_reduce<hk::kWaveSize>(max.top, hk::MaxBits{});
         const float scale = hk::group_scale(hk::FiniteMax::value(top), p.format.qmax), inverse = 1.0f / scale;
         if (hk::lane_id() == 0) reinterpret_cast<GlobalPtr<float>>(p.scale)[task] = scale;
-        p.format.with_kind([&](auto kind) {
+        p.format.with_type([&](auto kind) {
             for (u32 i = hk::lane_id(); i < count; i += hk::kWaveSize) {
-                q[i] = hk::to_code<decltype(kind)::value>(float(x[i]) * inverse);
+                q[i] = hk::quantize_one<decltype(kind)::value>(float(x[i]) * inverse);
             }
         });
     }
 }
 }  // namespace
 
-HK_ENTRY(gemm_group_quant_bf16, kWaves * hk::kWaveSize, group_quant<hk::bf16>)
-HK_ENTRY(gemm_group_quant_f16, kWaves * hk::kWaveSize, group_quant<hk::f16>)
+HK_ENTRY(gemm_group_quant_bf16, kWaves *hk::kWaveSize, group_quant<hk::bf16>)
+HK_ENTRY(gemm_group_quant_f16, kWaves *hk::kWaveSize, group_quant<hk::f16>)

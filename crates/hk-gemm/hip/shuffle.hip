@@ -1,6 +1,6 @@
-// shuffle.hip: weights to the order in which matrix instructions take them, and back.
-//   Blocks of 16 rows; in a block chunk c of row r, 16 bytes of it, is at chunk 16 c + r (hk::RowLayout). Rows may be shorter than
-//   those of the shuffled tensor: the rest is zero.
+// shuffle.hip: weights to the pre-shuffled layout of matrix instructions, and back.
+//   In a block of 16 rows, 16-byte chunk c of row r is chunk 16 c + r (hk::RowLayout). Rows shorter than those of the shuffled tensor
+//   are padded with zeros.
 //   A lane has a chunk of the shuffled tensor. Floor: the bytes of both.
 #include <hk/entry.h>
 #include <hk/global.h>
@@ -17,14 +17,14 @@ using hk::Vec;
 
 constexpr u32 kThreads = 256, kChunk = 16, kRows = 16;
 
-struct Params {  // same layout as `Params` in src/shuffle.rs
+struct Params {
     u64 plain, shuffled;
     i64 batch, row;  // strides of the plain tensor, in bytes
-    u32 chunks;      // of a row of the shuffled tensor
+    u32 chunks;  // 16-byte chunks in a row of the shuffled tensor
     u32 rows;
-    u64 all;         // chunks
-    u32 bytes;       // of a plain row
-    u32 back;        // from shuffled to plain
+    u64 all;  // chunks of the shuffled tensor
+    u32 bytes;  // bytes of a plain row
+    u32 back;  // from shuffled to plain
 };
 
 template <Access kAccess>
@@ -36,9 +36,10 @@ HK_FN void shuffle(const Params &p) {
         const u64 row = block * kRows + in_block % kRows;
         const u64 batch = row / p.rows;
         const u32 at = in_block / kRows * kChunk;
-        const auto plain = reinterpret_cast<GlobalPtr<u8>>(p.plain) + i64(batch) * p.batch + i64(row - batch * p.rows) * p.row + at;
+        const auto plain =
+            reinterpret_cast<GlobalPtr<u8>>(p.plain) + i64(batch) * p.batch + i64(row - batch * p.rows) * p.row + at;
         const auto shuffled = reinterpret_cast<GlobalPtr<Vec<u32, 4>>>(p.shuffled) + i;
-        if constexpr (kAccess == Access::Vectors) {
+        if constexpr (kAccess == Access::Vectorized) {
             const auto chunk = reinterpret_cast<GlobalPtr<Vec<u32, 4>>>(plain);
             if (!p.back) {
                 *shuffled = at < p.bytes ? *chunk : Vec<u32, 4>(0u);
@@ -51,8 +52,10 @@ HK_FN void shuffle(const Params &p) {
 #pragma unroll
             for (u32 j = 0; j < kChunk; ++j) {
                 if (at + j >= p.bytes) continue;
-                if (p.back) plain[j] = v[j];
-                else v[j] = plain[j];
+                if (p.back)
+                    plain[j] = v[j];
+                else
+                    v[j] = plain[j];
             }
             if (!p.back) *shuffled = __builtin_bit_cast(Vec<u32, 4>, v);
         }
@@ -60,5 +63,5 @@ HK_FN void shuffle(const Params &p) {
 }
 }  // namespace
 
-HK_ENTRY(weights_shuffle, kThreads, shuffle<Access::Vectors>)
-HK_ENTRY(weights_shuffle_elements, kThreads, shuffle<Access::Elements>)
+HK_ENTRY(weights_shuffle, kThreads, shuffle<Access::Vectorized>)
+HK_ENTRY(weights_shuffle_scalar, kThreads, shuffle<Access::Scalar>)

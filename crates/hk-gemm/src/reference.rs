@@ -155,7 +155,7 @@ pub fn scaled(x: &[f64], k: usize, scales: &[f64], [rows, columns]: [usize; 2]) 
     x.iter().enumerate().map(|(i, x)| x * at(i)).collect()
 }
 
-/// Rows of `k` values from weights in shuffled order ([`ShuffledWeight`](crate::ShuffledWeight)), with chunks of `chunk`.
+/// Rows of `k` values from weights in shuffled order ([`GemmWeight::Shuffled`](crate::GemmWeight::Shuffled)), with chunks of `chunk`.
 ///
 /// # Panics
 /// If there are no whole blocks of 16 rows.

@@ -1,14 +1,14 @@
 //! Products with codes of fewer bits than the activations, with mxfp4 and with shuffled weights, against the f64 reference and by
-//! what has to hold whatever the tiles: sizes, strides, exactness, extreme scales, quantized activations, parts of K.
+//! what has to hold whatever the tiles: sizes, strides, exactness, extreme scales, quantized activations, split-K slices.
 
-#[path = "common/mixed.rs"]
-mod mixed;
-
+use crate::mixed::{By, Case, Kind, Memory, Operand, SUM, config, devices};
 use hk_core::{E8M0, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, bf16, f16};
-use hk_gemm::{Activation, BlockShape, GemmOptions, GemmTile, gemm_a16wfp4_atomic, gemm_a16wfp4_workspace};
+use hk_gemm::{
+    A16WFp4Inputs, Accumulate, Activation, BlockShape, GemmOptions, GemmProblem, GemmTile, Precision,
+    Prequant, gemm_a16wfp4_atomic, gemm_workspace,
+};
 use hk_testkit::proptest::test_runner::TestRunner;
 use hk_testkit::{self as kit, Gpu, Place, Tolerance, assert_error, kind, proptest::prelude::*};
-use mixed::{By, Case, Kind, Memory, Operand, SUM, config, devices};
 
 /// A test for each pair of operands that have not one type of at least 8 bits.
 macro_rules! for_each_pair {
@@ -210,7 +210,7 @@ fn exact<X: By<W>, W: Operand>() {
     }
 }
 
-/// Sizes; paddings, and whether x and y, or scales, are turned; form, activation, parts of K, batch; seed.
+/// Sizes; paddings, and whether x and y, or scales, are turned; form, activation, split-K slices, batch; seed.
 type Random = (
     (usize, usize, usize),
     ([usize; 2], [usize; 2], [usize; 2], usize, (bool, bool)),
@@ -263,7 +263,7 @@ fn strays<X: By<W>, W: Operand>() {
             for (row, at) in [(3, 5), (m - 1, k - 1)] {
                 case.x[row * k + at] = X::pack(&[stray])[0];
             }
-            // Int8 has no NaN: the reference says what becomes of it.
+            // Int8 has no NaN: the reference defines the result.
             let want = case.reference();
             assert!(
                 want.values.iter().enumerate().all(|(i, y)| y.is_finite() || [3, m - 1].contains(&(i / n)))
@@ -328,7 +328,7 @@ fn shuffled<X: By<W>, W: Operand>() {
     }
 }
 
-/// Parts of K that are not summed: they sum to the product, those beyond K are zero, the first has the bias.
+/// Unsummed split-K slices: they sum to the GEMM, slices beyond K are zero, slice 0 has the bias.
 fn planes<X: By<W>, W: Operand>() {
     for (batch, prequant) in forms::<X, W>() {
         let case = Case::<X, W>::new(batch, [18, 37, 1056], prequant, 6).finished(None);
@@ -341,7 +341,7 @@ fn planes<X: By<W>, W: Operand>() {
                 // Which comes after the sum of all parts.
                 let activation = Some(Activation::Silu);
                 let config = tile.and_then(|tile| config(tile, 1));
-                let options = GemmOptions { activation, config, skip_reduce: true };
+                let options = GemmOptions { activation, config, skip_reduce: true, ..GemmOptions::default() };
                 let mut y = gpu.poisoned::<f32>(Place::rows(&shape, 37 + 3));
                 case.run_to(&gpu, options, case.room(&gpu, 1), &mut y).unwrap();
                 let got = gpu.download(&y);
@@ -430,7 +430,7 @@ fn extreme_scales() {
     extremes::<Fp4x2, Fp4x2>(&[0, 1, 2, 126, 127, 128, 252, 253, 254]);
 }
 
-/// Activations that are quantized on their way are what they are if quantized before, whatever the workspace.
+/// Activations quantized in registers are bitwise identical to those quantized ahead of the GEMM, whatever the workspace.
 fn quantized<X: By<W>, W: Operand>() {
     for (batch, m, k) in [(None, 20, 288), (Some(2), 32, 256), (None, 70, 544), (Some(2), 70, 288)] {
         let mut case = Case::<X, W>::new(batch, [m, 37, k], true, 8);
@@ -454,7 +454,7 @@ fn quantized<X: By<W>, W: Operand>() {
             }
             case.check::<bf16>(&gpu, None, &want);
             shifted.check::<f32>(&gpu, None, &want);
-            // By elements, or by tiles of more rows, they are quantized before: so there has to be room.
+            // The scalar path and tiles of more rows quantize ahead of the GEMM: the workspace has to have room.
             let room = if X::KIND == Kind::HalfByFp4 { m * batch.unwrap_or(1) * k / 8 } else { m * k / 4 };
             for (case, config) in [(&shifted, None), (&case, config(GemmTile::T64x64, 1))] {
                 let mut y = gpu.poisoned::<f32>(case.place([m, 37], [0, 0], false));
@@ -462,7 +462,7 @@ fn quantized<X: By<W>, W: Operand>() {
                 assert_error(
                     r,
                     kind!(Shape),
-                    &["workspace", &format!("[{}]", room - 1), "or longer, for the codes of a"],
+                    &["workspace", &format!("[{}]", room - 1), "or longer, for quantized a"],
                 );
                 gpu.assert_untouched(&y);
             }
@@ -509,7 +509,7 @@ fn weights_in_groups_of_any_shape() {
         for m in [5, 70] {
             let mut case = Case::<bf16, i8>::new(None, [m, 70, 1296], false, i as u64);
             case.group = Some(group);
-            case.w_scale = mixed::normal(70usize.div_ceil(n) * 1296usize.div_ceil(k), 3);
+            case.w_scale = crate::mixed::normal(70usize.div_ceil(n) * 1296usize.div_ceil(k), 3);
             let want = case.reference();
             for gpu in devices::<bf16, i8>() {
                 case.check::<f32>(&gpu, None, &want);
@@ -540,12 +540,24 @@ fn atomic(gpu: &Gpu, [m, n, k]: [usize; 3], prequant: bool, accumulate: bool, ti
     let inputs = case.upload(gpu);
     let mut y = gpu.upload_rows(&before, [m, n], n + 3);
     let info = gpu.stream().device().info();
-    let mut workspace = gpu.poisoned::<f32>([gemm_a16wfp4_workspace(info, [1, m, n, k])]);
+    let mut workspace = gpu.poisoned::<f32>([gemm_workspace(
+        info,
+        &GemmProblem::new(Precision::HalfByFp4, m, n, k).prequantized(32),
+    )]);
     let config = tile.and_then(|tile| config(tile, 3));
     let options = GemmOptions { config, ..GemmOptions::default() };
     let space = Some(workspace.view_mut());
     let (x, w, w_mx, to) = (inputs.x.view(), inputs.weight(), inputs.w_mx(), y.view_mut());
-    gemm_a16wfp4_atomic(gpu.stream(), x, w, w_mx, prequant, to, accumulate, space, options).unwrap();
+    gemm_a16wfp4_atomic(
+        gpu.stream(),
+        A16WFp4Inputs { a: x, w, w_scale: w_mx },
+        if prequant { Prequant::Yes } else { Prequant::No },
+        to,
+        if accumulate { Accumulate::Add } else { Accumulate::Overwrite },
+        space,
+        options,
+    )
+    .unwrap();
     kit::assert_close(&gpu.download(&y), &want, Tolerance::Exact);
     gpu.assert_guards(&y);
     gpu.assert_guards(&workspace);

@@ -1,16 +1,15 @@
 //! Two products in one launch: each as it is alone, whatever the other is.
 
-mod common;
-
-use common::Operand;
+use crate::common::Operand;
 use hk_core::{
     DeviceBuffer, E8M0, Element, Float, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, Layout, Result, Stream, TensorView,
     TensorViewMut, bf16, f16,
 };
 use hk_gemm::{
-    Activation, BlockShape, FloatView, FuseType, GemmConfig, GemmOptions, GemmTile, Half, MatrixCode,
-    Precision, fused_gemm_a8w8_blockscale_a16w16, fused_gemm_a16w16_workspace, fused_gemm_afp4wfp4_a16w16,
-    fused_gemm_afp4wfp4_mul_add, gemm_a8w8_blockscale, gemm_a16w16,
+    Activation, BlockScaledInputs, BlockShape, DualFp4Inputs, DualFp8Inputs, DualOutputs, FloatView,
+    FuseType, FusedMxInputs, GemmConfig, GemmOptions, GemmProblem, GemmTile, Half, Int8OrFp8, MulAdd,
+    Precision, fused_gemm_a8w8_blockscale_a16w16, fused_gemm_afp4wfp4_a16w16, fused_gemm_afp4wfp4_mul_add,
+    gemm_a8w8_blockscale, gemm_a16w16, gemm_workspace,
 };
 use hk_testkit::{self as kit, Array, Fill, Gpu, Place, Tensor, assert_error, kind};
 
@@ -123,7 +122,7 @@ fn check<Y1: Float, Y2: Float>(
     gpu.assert_guards(&got.1);
 }
 
-fn fp8_case<T: MatrixCode + Operand, H: Half + Operand, Y1: Float, Y2: Float>(gpu: &Gpu, c: &Case) {
+fn fp8_case<T: Int8OrFp8 + Operand, H: Half + Operand, Y1: Float, Y2: Float>(gpu: &Gpu, c: &Case) {
     let &Case { m, n: [n1, n2], k, group, pads, .. } = c;
     let x = gpu.upload(&normal::<T>(m * k, 1), place([m, k], pads.x));
     let w = gpu.upload(&normal::<T>(n1 * k, 2), place([n1, k], pads.w));
@@ -137,17 +136,18 @@ fn fp8_case<T: MatrixCode + Operand, H: Half + Operand, Y1: Float, Y2: Float>(gp
     let mut space = gpu.poisoned::<f32>([c.space]);
     fused_gemm_a8w8_blockscale_a16w16(
         gpu.stream(),
-        x.view(),
-        w.view(),
-        x_scale.view(),
-        w_scale.view(),
-        group,
-        rest.x.view(),
-        rest.w.view(),
-        rest.bias(c, 0),
-        rest.bias(c, 1),
-        y1.view_mut(),
-        y2.view_mut(),
+        DualFp8Inputs {
+            x_fp8: x.view(),
+            w_fp8: w.view().into(),
+            x_scale: x_scale.view(),
+            w_scale: w_scale.view(),
+            group,
+            x_bf16: rest.x.view(),
+            w_bf16: rest.w.view().into(),
+            bias1: rest.bias(c, 0),
+            bias2: rest.bias(c, 1),
+        },
+        DualOutputs { y1: y1.view_mut(), y2: y2.view_mut() },
         (c.space > 0).then(|| space.view_mut()),
         c.options(),
     )
@@ -162,7 +162,15 @@ fn fp8_case<T: MatrixCode + Operand, H: Half + Operand, Y1: Float, Y2: Float>(gp
     let (bias, options) = (rest.bias(c, 0), c.options());
     let (xs, ws) = (x_scale.view(), w_scale.view());
     let y = alone.view_mut();
-    gemm_a8w8_blockscale(gpu.stream(), x.view(), w.view(), xs, ws, group, bias, y, view, options).unwrap();
+    gemm_a8w8_blockscale(
+        gpu.stream(),
+        BlockScaledInputs { a: x.view(), w: w.view().into(), a_scale: xs, w_scale: ws, group },
+        bias,
+        y,
+        view,
+        options,
+    )
+    .unwrap();
     check(gpu, c, (y1, y2), (gpu.download(&alone), rest.alone(gpu, c)));
 }
 
@@ -180,16 +188,17 @@ fn fp4_case<H: Half + Operand, Y1: Float, Y2: Float>(gpu: &Gpu, c: &Case) {
     let mut space = gpu.poisoned::<f32>([c.space]);
     fused_gemm_afp4wfp4_a16w16(
         gpu.stream(),
-        x.view(),
-        w.view(),
-        x_scale.view(),
-        w_scale.view(),
-        rest.x.view(),
-        rest.w.view(),
-        rest.bias(c, 0),
-        rest.bias(c, 1),
-        y1.view_mut(),
-        y2.view_mut(),
+        DualFp4Inputs {
+            x_fp4: x.view(),
+            w_fp4: w.view().into(),
+            x_scale: x_scale.view().into(),
+            w_scale: w_scale.view().into(),
+            x_bf16: rest.x.view(),
+            w_bf16: rest.w.view().into(),
+            bias1: rest.bias(c, 0),
+            bias2: rest.bias(c, 1),
+        },
+        DualOutputs { y1: y1.view_mut(), y2: y2.view_mut() },
         (c.space > 0).then(|| space.view_mut()),
         c.options(),
     )
@@ -207,8 +216,15 @@ fn fp4_case<H: Half + Operand, Y1: Float, Y2: Float>(gpu: &Gpu, c: &Case) {
     let view = (c.space > 0).then(|| space.view_mut());
     let (xs, ws, y) = (x_scale.view(), w_scale.view(), alone.view_mut());
     let (one, b, fuse) = (1.0, rows.view(), FuseType::ScaleAdd);
-    fused_gemm_afp4wfp4_mul_add(gpu.stream(), x.view(), w.view(), xs, ws, one, b, fuse, y, view, c.options())
-        .unwrap();
+    fused_gemm_afp4wfp4_mul_add(
+        gpu.stream(),
+        FusedMxInputs { x: x.view(), w: w.view().into(), x_scale: xs.into(), w_scale: ws.into() },
+        MulAdd { a: one.into(), b: b.into(), fuse },
+        y,
+        view,
+        c.options(),
+    )
+    .unwrap();
     check(gpu, c, (y1, y2), (gpu.download(&alone), rest.alone(gpu, c)));
 }
 
@@ -262,7 +278,7 @@ fn strides_and_elements() {
         fp8::<f16, bf16, f32>(&gpu, &Case { pads: apart, group: BlockShape { n: 8, k: 32 }, ..case });
         let by_elements = Case { config: config(GemmTile::Elements, 2), ..case };
         fp8::<bf16, bf16, f32>(&gpu, &Case { group: BlockShape { n: 2, k: 4 }, ..by_elements });
-        // Of its own accord by elements.
+        // The scalar path, by default.
         let case = Case { pads: askew, config: None, space: 0, group: BlockShape { n: 8, k: 256 }, ..case };
         fp8::<bf16, f32, bf16>(&gpu, &case);
         fp4_case::<f16, f32, bf16>(&gpu, &case);
@@ -271,10 +287,10 @@ fn strides_and_elements() {
     }
 }
 
-/// Sums that are exact, so that neither tiles nor parts of K matter.
+/// Sums that are exact, so that neither tiles nor split-K slices matter.
 #[test]
 fn the_choice_of_the_device() {
-    fn exact<T: MatrixCode + Operand>(gpu: &Gpu, [m, n1, n2, k]: [usize; 4], with_space: bool) {
+    fn exact<T: Int8OrFp8 + Operand>(gpu: &Gpu, [m, n1, n2, k]: [usize; 4], with_space: bool) {
         let whole = |len: usize, seed| -> Vec<f32> {
             Fill::Normal.elements::<f32>(len, seed).into_iter().map(|x| x.round().clamp(-2.0, 2.0)).collect()
         };
@@ -291,8 +307,8 @@ fn the_choice_of_the_device() {
         let xs = gpu.upload(&vec![1.0f32; m * groups], [m, groups]);
         let ws = gpu.upload(&vec![1.0f32; n1.div_ceil(128) * groups], [n1.div_ceil(128), groups]);
         let info = gpu.stream().device().info();
-        let len = fused_gemm_a16w16_workspace(info, Precision::Fp8, [m, n1, n2, k]);
-        // On others, parts of the shorter K can be worth their planes.
+        let len = gemm_workspace(info, &GemmProblem::new(Precision::Fp8, m, n1, k).beside(n2));
+        // On other targets, split-K of the shorter K can be worth its partial sums.
         if gpu.arch().is_amd() || k > 2048 {
             assert_eq!(len > 0, k > 2048, "{m} {n1} {n2} {k}");
         }
@@ -304,7 +320,21 @@ fn the_choice_of_the_device() {
         let (x8, w8, x16, w16) = (x8.view(), w8.view(), x16.view(), w16.view());
         let (xs, ws, stream) = (xs.view(), ws.view(), gpu.stream());
         fused_gemm_a8w8_blockscale_a16w16(
-            stream, x8, w8, xs, ws, group, x16, w16, None, None, out1, out2, view, options,
+            stream,
+            DualFp8Inputs {
+                x_fp8: x8,
+                w_fp8: w8.into(),
+                x_scale: xs,
+                w_scale: ws,
+                group,
+                x_bf16: x16,
+                w_bf16: w16.into(),
+                bias1: None,
+                bias2: None,
+            },
+            DualOutputs { y1: out1, y2: out2 },
+            view,
+            options,
         )
         .unwrap();
         kit::assert_bits(&gpu.download(&y1), &product(&w, n1));
@@ -408,17 +438,21 @@ impl Bench {
             .then(|| space.view_mut().reshape_front(OP, "space", [self.with_space]).unwrap());
         fused_gemm_a8w8_blockscale_a16w16(
             self.gpu.stream(),
-            codes(self.x),
-            codes(self.w),
-            floats(self.x_scale),
-            floats([1, 1]),
-            BlockShape::default(),
-            halves(self.x16),
-            halves(self.w16),
-            bias[0],
-            bias[1],
-            y1.view_mut().reshape_front(OP, "y1", &self.out[0]).unwrap(),
-            y2.view_mut().reshape_front(OP, "y2", &self.out[1]).unwrap(),
+            DualFp8Inputs {
+                x_fp8: codes(self.x),
+                w_fp8: codes(self.w).into(),
+                x_scale: floats(self.x_scale),
+                w_scale: floats([1, 1]),
+                group: BlockShape::default(),
+                x_bf16: halves(self.x16),
+                w_bf16: halves(self.w16).into(),
+                bias1: bias[0],
+                bias2: bias[1],
+            },
+            DualOutputs {
+                y1: y1.view_mut().reshape_front(OP, "y1", &self.out[0]).unwrap(),
+                y2: y2.view_mut().reshape_front(OP, "y2", &self.out[1]).unwrap(),
+            },
             workspace,
             self.options,
         )
@@ -468,7 +502,7 @@ fn errors_of_options() {
     refused(|b| b.options = with(GemmTile::T256x256, 1), kind!(Argument), &["tile", "T256x256", "T256x128"]);
     refused(|b| b.options = with(GemmTile::S16x16, 1), kind!(Argument), &["tile", "S16x16", "S16x32"]);
     refused(|b| b.options = with(GemmTile::T64x64, 0), kind!(Argument), &["splits", "1 to 65535"]);
-    // Two planes of 4 x 6 and 4 x 8.
+    // Two slices of 4 x 6 and 4 x 8 partial sums.
     let workspace = "[112] or longer (2 splits)";
     refused(|b| b.options = with(GemmTile::T64x64, 2), kind!(Shape), &["workspace", "[0]", workspace]);
     refused(
@@ -495,7 +529,7 @@ fn parts_of_k_that_are_not_summed() {
         b.options.skip_reduce = true;
         b.out = [vec![parts[0], M, N[0]], vec![parts[1], M, N[1]]];
     };
-    refused(|b| skip(b, [2, 3]), kind!(Shape), &["y2", "[3, 4, 8]", "[2, 4, 8] (parts of K as in y1)"]);
+    refused(|b| skip(b, [2, 3]), kind!(Shape), &["y2", "[3, 4, 8]", "[2, 4, 8] (split-K slices as in y1)"]);
     let mut bench = Bench::new();
     // K of one part; the others are zero.
     skip(&mut bench, [3, 3]);
@@ -512,7 +546,7 @@ fn parts_of_k_that_are_not_summed() {
 #[test]
 fn errors_of_types() {
     let gpu = Gpu::open("emu:gfx942");
-    fn call<T: MatrixCode>(gpu: &Gpu) -> Result<()> {
+    fn call<T: Int8OrFp8>(gpu: &Gpu) -> Result<()> {
         let codes = gpu.upload(&[T::zeroed(); 32], [1, 32]);
         let (scale, halves) = (gpu.upload(&[1.0f32], [1, 1]), gpu.upload(&[f16::ONE; 32], [1, 32]));
         let (mut y1, mut y2) = (gpu.poisoned::<f32>([1, 1]), gpu.poisoned::<f32>([1, 1]));
@@ -520,17 +554,18 @@ fn errors_of_types() {
         let (y1, y2, options) = (y1.view_mut(), y2.view_mut(), GemmOptions::default());
         fused_gemm_a8w8_blockscale_a16w16(
             gpu.stream(),
-            c,
-            c,
-            s,
-            s,
-            group,
-            h,
-            h,
-            None,
-            None,
-            y1,
-            y2,
+            DualFp8Inputs {
+                x_fp8: c,
+                w_fp8: c.into(),
+                x_scale: s,
+                w_scale: s,
+                group,
+                x_bf16: h,
+                w_bf16: h.into(),
+                bias1: None,
+                bias2: None,
+            },
+            DualOutputs { y1, y2 },
             None,
             options,
         )
@@ -553,7 +588,21 @@ fn call_with(
     let (y1, y2) = (y1.reshape_front("", "", [4, 4])?, y2.reshape_front("", "", [4, 4])?);
     let (group, options) = (BlockShape::default(), GemmOptions::default());
     fused_gemm_a8w8_blockscale_a16w16(
-        stream, code, code, scale1, scale2, group, half, half, None, bias2, y1, y2, None, options,
+        stream,
+        DualFp8Inputs {
+            x_fp8: code,
+            w_fp8: code.into(),
+            x_scale: scale1,
+            w_scale: scale2,
+            group,
+            x_bf16: half,
+            w_bf16: half.into(),
+            bias1: None,
+            bias2,
+        },
+        DualOutputs { y1, y2 },
+        None,
+        options,
     )
 }
 

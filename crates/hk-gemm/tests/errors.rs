@@ -5,14 +5,15 @@ use hk_core::{
     TensorViewMut, bf16,
 };
 use hk_gemm::{
-    Activation, BlockShape, FloatView, FuseType, GemmConfig, GemmOptions, GemmTile, GroupedScales,
-    MatrixCode, MxScaleView, ShuffledWeight, batched_gemm_a8w8, batched_gemm_a8w8_ptgq, batched_gemm_a16wfp4,
-    batched_gemm_afp4wfp4, batched_gemm_bf16, deepgemm_contiguous, deepgemm_contiguous_a8w8, deepgemm_masked,
-    deepgemm_masked_a8w8, fused_gemm_a8w8_blockscale_mul_add, fused_gemm_a8w8_blockscale_split_cat,
-    fused_gemm_afp4wfp4_mul_add, fused_gemm_afp4wfp4_split_cat, gemm_a8w8, gemm_a8w8_blockscale,
-    gemm_a8w8_per_token_scale, gemm_a8wfp4, gemm_a16w8_blockscale, gemm_a16w16, gemm_a16w16_atomic,
-    gemm_a16w16_gated, gemm_a16wfp4, gemm_a16wfp4_atomic, gemm_afp4wfp4, gemm_afp8wfp8, shuffle_weight,
-    unshuffle_weight,
+    A8WFp4Inputs, A16W8Inputs, A16WFp4Inputs, Accumulate, Activation, BlockScaledInputs, BlockShape,
+    FloatView, FuseType, FusedBlockInputs, FusedMxInputs, GemmConfig, GemmOptions, GemmScales, GemmTile,
+    GemmWeight, Int8OrFp8, MulAdd, MxInputs, MxScaleView, Prequant, PtgqInputs, ScaledInputs,
+    SplitCatOutputs, batched_gemm_a8w8, batched_gemm_a8w8_ptgq, batched_gemm_a16wfp4, batched_gemm_afp4wfp4,
+    batched_gemm_bf16, deepgemm_contiguous, deepgemm_contiguous_a8w8, deepgemm_masked, deepgemm_masked_a8w8,
+    fused_gemm_a8w8_blockscale_mul_add, fused_gemm_a8w8_blockscale_split_cat, fused_gemm_afp4wfp4_mul_add,
+    fused_gemm_afp4wfp4_split_cat, gemm_a8w8, gemm_a8w8_blockscale, gemm_a8w8_per_token_scale, gemm_a8wfp4,
+    gemm_a16w8_blockscale, gemm_a16w16, gemm_a16w16_atomic, gemm_a16w16_gated, gemm_a16wfp4,
+    gemm_a16wfp4_atomic, gemm_afp4wfp4, gemm_afp8wfp8, shuffle_weight, unshuffle_weight,
 };
 use hk_testkit::{Gpu, assert_error, kind};
 
@@ -105,7 +106,14 @@ impl Bench {
         let (a_scale, w_scale) = (self.floats.part(a_scale)?, self.floats.part(w_scale)?);
         let y = self.y.part_mut([M, N])?;
         let options = GemmOptions::default();
-        gemm_a8w8_blockscale(&self.stream, a, w, a_scale, w_scale, group, None, y, None, options)
+        gemm_a8w8_blockscale(
+            &self.stream,
+            BlockScaledInputs { a, w: w.into(), a_scale, w_scale, group },
+            None,
+            y,
+            None,
+            options,
+        )
     }
 
     /// `gemm_a8w8` with these shapes of scales.
@@ -113,7 +121,14 @@ impl Bench {
         let (a, w) = (self.codes.part([M, K])?, self.codes.part([N, K])?);
         let (a_scale, w_scale) = (self.floats.part(a_scale)?, self.floats.part(w_scale)?);
         let y = self.y.part_mut([M, N])?;
-        gemm_a8w8(&self.stream, a, w, a_scale, w_scale, None, y, None, GemmOptions::default())
+        gemm_a8w8(
+            &self.stream,
+            ScaledInputs { a, w: w.into(), a_scale, w_scale },
+            None,
+            y,
+            None,
+            GemmOptions::default(),
+        )
     }
 }
 
@@ -156,14 +171,18 @@ fn shapes_of_operands() {
     );
     assert_error(r, kind!(Shape), &["batched_gemm_bf16: a", "[4, 32]"]);
     let (a, w, s) = (b.code(&[M, K]), b.code(&[N, K]), b.float(&[1]));
-    let r = batched_gemm_a8w8(&b.stream, a, w, s, s, None, y.part_mut([M, N]).unwrap(), None, options);
+    let r = batched_gemm_a8w8(
+        &b.stream,
+        ScaledInputs { a, w: w.into(), a_scale: s, w_scale: s },
+        None,
+        y.part_mut([M, N]).unwrap(),
+        None,
+        options,
+    );
     assert_error(r, kind!(Shape), &["batched_gemm_a8w8: a", "[4, 32]"]);
     let r = gemm_a8w8_per_token_scale(
         &b.stream,
-        a,
-        b.code(&[N, 2]),
-        s,
-        s,
+        ScaledInputs { a, w: b.code(&[N, 2]).into(), a_scale: s, w_scale: s },
         y.part_mut([M, N]).unwrap(),
         None,
         options,
@@ -174,7 +193,7 @@ fn shapes_of_operands() {
         b.half(&[M, K]),
         b.half(&[N, K]),
         y.part_mut([N, M]).unwrap(),
-        true,
+        Accumulate::Add,
         options,
     );
     assert_error(r, kind!(Shape), &["gemm_a16w16_atomic: y", "[6, 4]", "[4, 6]"]);
@@ -230,8 +249,14 @@ fn strides_and_alignment() {
     let (a, w) = (b.codes.part([M, K]).unwrap(), b.codes.part([N, K]).unwrap());
     let scale = view(&b.floats, &[M], &[3], 0);
     let y = b.y.part_mut([M, N]).unwrap();
-    let r =
-        gemm_a8w8(&b.stream, a, w, scale, b.floats.part([1]).unwrap(), None, y, None, GemmOptions::default());
+    let r = gemm_a8w8(
+        &b.stream,
+        ScaledInputs { a, w: w.into(), a_scale: scale, w_scale: b.floats.part([1]).unwrap() },
+        None,
+        y,
+        None,
+        GemmOptions::default(),
+    );
     assert_error(r, kind!(Stride), &["gemm_a8w8: a_scale", "[3]"]);
 }
 
@@ -264,7 +289,7 @@ fn outputs_bias_and_options() {
         gemm_a16w16_gated(&b.stream, a, w, b.y.part_mut([M, 3]).unwrap(), None, with(GemmTile::S16x16, 1, 1));
     assert_error(r, kind!(Argument), &["gemm_a16w16_gated: tile", "S16x16"]);
     let activation = GemmOptions { activation: Some(Activation::Silu), ..Default::default() };
-    let r = gemm_a16w16_atomic(&b.stream, a, w, sums, false, activation);
+    let r = gemm_a16w16_atomic(&b.stream, a, w, sums, Accumulate::Overwrite, activation);
     assert_error(r, kind!(Argument), &["gemm_a16w16_atomic: activation", "Silu", "none"]);
     let odd = view(&b.halves, &[M, K], &[K + 1, 1], 0);
     let r = gemm_a16w16(&b.stream, odd, w, None, b.y.part_mut([M, N]).unwrap(), None, with(tile, 1, 1));
@@ -289,7 +314,14 @@ fn scales() {
     let (a, w) = (b.codes.part([2, M, K]).unwrap(), b.codes.part([2, N, K]).unwrap());
     let (one, flat) = (b.floats.part([1]).unwrap(), b.floats.part([2 * M]).unwrap());
     let y = b.y.part_mut([2, M, N]).unwrap();
-    let r = batched_gemm_a8w8(&b.stream, a, w, flat, one, None, y, None, GemmOptions::default());
+    let r = batched_gemm_a8w8(
+        &b.stream,
+        ScaledInputs { a, w: w.into(), a_scale: flat, w_scale: one },
+        None,
+        y,
+        None,
+        GemmOptions::default(),
+    );
     assert_error(r, kind!(Shape), &["batched_gemm_a8w8: a_scale", "[8]", "[2, 4] (M), [2, 4, 1], [2, 1, 4]"]);
 
     let group = BlockShape::default();
@@ -317,7 +349,14 @@ fn scales() {
     let codes = b.stream.alloc_zeroed::<Fp8E4M3Fnuz>(k).unwrap();
     let (x, scale) = (codes.part([1, k]).unwrap(), b.floats.part([1, 1]).unwrap().broadcast([1, k]).unwrap());
     let (group, y) = (BlockShape { n: 1, k: 1 }, b.y.part_mut([1, 1]).unwrap());
-    let r = gemm_a8w8_blockscale(&b.stream, x, x, scale, scale, group, None, y, None, GemmOptions::default());
+    let r = gemm_a8w8_blockscale(
+        &b.stream,
+        BlockScaledInputs { a: x, w: x.into(), a_scale: scale, w_scale: scale, group },
+        None,
+        y,
+        None,
+        GemmOptions::default(),
+    );
     assert_error(r, kind!(TooLarge), &["gemm_a8w8_blockscale: a", &format!("{k} columns in groups of 1")]);
 }
 
@@ -341,17 +380,30 @@ fn overlaps() {
     let scale = s.alias().slice(0, 0..1).unwrap();
     let mut y = b.stream.alloc_zeroed::<bf16>(M * N).unwrap();
     let y = y.part_mut([M, N]).unwrap();
-    let r =
-        gemm_a8w8(&b.stream, code, b.code(&[N, K]), scale, scale, None, y, Some(s), GemmOptions::default());
+    let r = gemm_a8w8(
+        &b.stream,
+        ScaledInputs { a: code, w: b.code(&[N, K]).into(), a_scale: scale, w_scale: scale },
+        None,
+        y,
+        Some(s),
+        GemmOptions::default(),
+    );
     assert_error(r, kind!(Overlap), &["gemm_a8w8", "a_scale", "workspace"]);
 }
 
-fn fp8<T: hk_gemm::MatrixCode>(gpu: &Gpu) -> Result<()> {
+fn fp8<T: hk_gemm::Int8OrFp8>(gpu: &Gpu) -> Result<()> {
     let stream = gpu.stream();
     let (a, w) = (stream.alloc_zeroed::<T>(M * K)?, stream.alloc_zeroed::<T>(N * K)?);
     let (scale, mut y) = (stream.alloc_zeroed::<f32>(1)?, stream.alloc_zeroed::<bf16>(M * N)?);
     let (a, w, s) = (a.part([M, K])?, w.part([N, K])?, scale.part([1])?);
-    gemm_a8w8(stream, a, w, s, s, None, y.part_mut([M, N])?, None, GemmOptions::default())
+    gemm_a8w8(
+        stream,
+        ScaledInputs { a, w: w.into(), a_scale: s, w_scale: s },
+        None,
+        y.part_mut([M, N])?,
+        None,
+        GemmOptions::default(),
+    )
 }
 
 #[test]
@@ -392,7 +444,14 @@ fn sizes_beyond_the_limits() {
     let long = view(&b.codes, &[1, 131_072], &[1, 0], 0);
     let one = b.float(&[1]);
     let y = y.part_mut([1, 1]).unwrap();
-    let r = gemm_a8w8(&b.stream, long, long, one, one, None, y, None, GemmOptions::default());
+    let r = gemm_a8w8(
+        &b.stream,
+        ScaledInputs { a: long, w: long.into(), a_scale: one, w_scale: one },
+        None,
+        y,
+        None,
+        GemmOptions::default(),
+    );
     assert_error(r, kind!(Argument), &["gemm_a8w8: a", "131072 columns", "131071"]);
 }
 
@@ -475,7 +534,14 @@ impl Fp4Bench {
         let w_scale = if call.shuffled { MxScaleView::Shuffled(w_scale) } else { w_scale.into() };
         let space = if call.workspace > 0 { Some(self.b.sums.part_mut([call.workspace])?) } else { None };
         let y = self.out.part_mut(call.y)?;
-        gemm_a16wfp4(&self.b.stream, a, w, w_scale, call.prequant, y, space, call.options)
+        gemm_a16wfp4(
+            &self.b.stream,
+            A16WFp4Inputs { a, w: w.into(), w_scale },
+            if call.prequant { Prequant::Yes } else { Prequant::No },
+            y,
+            space,
+            call.options,
+        )
     }
 
     /// `gemm_afp4wfp4`, or with terms or two outputs.
@@ -484,10 +550,7 @@ impl Fp4Bench {
         let (x_scale, w_scale) = (self.scales.part(x_scale)?, self.scales.part([N, 2])?);
         gemm_afp4wfp4(
             &self.b.stream,
-            x,
-            w,
-            x_scale,
-            w_scale,
+            MxInputs { a: x, w: w.into(), a_scale: x_scale.into(), w_scale: w_scale.into() },
             self.out.part_mut(y)?,
             None,
             GemmOptions::default(),
@@ -538,11 +601,11 @@ fn mxfp4() {
         let r = b.half(Fp4Call { workspace: room, options: with_tile(GemmTile::T256x256, 1), ..all() });
         assert_error(r, kind!(Argument), &["gemm_a16wfp4: tile", "T256x256", "one of ["]);
     }
-    // Of tiles of more rows, and of rows by elements, codes need a place: 4 rows of 32 bytes, 8 scales.
+    // Tiles of more rows and the scalar path need room for quantized values: 4 rows of 32 bytes, 8 scales.
     let r = b.half(Fp4Call { workspace: 35, options: with_tile(GemmTile::T64x64, 1), ..all() });
-    assert_error(r, kind!(Shape), &["gemm_a16wfp4: workspace", "[35]", "[36] or longer, for the codes of a"]);
+    assert_error(r, kind!(Shape), &["gemm_a16wfp4: workspace", "[35]", "[36] or longer, for quantized a"]);
     let r = b.half(Fp4Call { a: (&[M, 64], &[65, 1]), ..all() });
-    assert_error(r, kind!(Shape), &["gemm_a16wfp4: workspace", "[0]", "[36] or longer, for the codes of a"]);
+    assert_error(r, kind!(Shape), &["gemm_a16wfp4: workspace", "[0]", "[36] or longer, for quantized a"]);
     let r = b.half(Fp4Call { workspace: 36 + 23, options: with_tile(GemmTile::T64x64, 2), ..all() });
     assert_error(r, kind!(Shape), &["gemm_a16wfp4: workspace", "[48] or longer (2 splits)"]);
     let r = b.half(Fp4Call {
@@ -558,24 +621,46 @@ fn mxfp4() {
         (b.b.half(&[M, 64]), b.codes.part([N, 32]).unwrap(), b.scales.part([N, 2]).unwrap());
     let activation = GemmOptions { activation: Some(Activation::Relu6), ..options };
     let y = b.out.part_mut([M, N]).unwrap();
-    let r = gemm_a16wfp4_atomic(s, a, w, w_scale, true, y, false, None, activation);
+    let r = gemm_a16wfp4_atomic(
+        s,
+        A16WFp4Inputs { a, w: w.into(), w_scale: w_scale.into() },
+        Prequant::Yes,
+        y,
+        Accumulate::Overwrite,
+        None,
+        activation,
+    );
     assert_error(r, kind!(Argument), &["gemm_a16wfp4_atomic: activation", "Relu6", "none"]);
     let y = b.out.part_mut([1, M, N]).unwrap();
     let skip = GemmOptions { skip_reduce: true, ..options };
-    let r = gemm_a16wfp4_atomic(s, a, w, w_scale, false, y, false, None, skip);
+    let r = gemm_a16wfp4_atomic(
+        s,
+        A16WFp4Inputs { a, w: w.into(), w_scale: w_scale.into() },
+        Prequant::No,
+        y,
+        Accumulate::Overwrite,
+        None,
+        skip,
+    );
     assert_error(r, kind!(Argument), &["gemm_a16wfp4_atomic: skip_reduce", "true", "whole sums"]);
     let y = b.out.part_mut([M, N]).unwrap();
-    let r = batched_gemm_a16wfp4(s, a, w, w_scale, true, None, y, None, options);
+    let r = batched_gemm_a16wfp4(
+        s,
+        A16WFp4Inputs { a, w: w.into(), w_scale: w_scale.into() },
+        Prequant::Yes,
+        None,
+        y,
+        None,
+        options,
+    );
     assert_error(r, kind!(Shape), &["batched_gemm_a16wfp4: a", "[4, 64]"]);
     let (a, w, w_scale) = (b.b.half(&[2, M, 64]), b.code(&[2, N, 32]), b.scale(&[2, N, 2]));
     let two = b.b.float(&[2]);
     let mut y = s.alloc_zeroed::<f32>(2 * M * N).unwrap();
     let r = batched_gemm_a16wfp4(
         s,
-        a,
-        w,
-        w_scale,
-        true,
+        A16WFp4Inputs { a, w: w.into(), w_scale: w_scale.into() },
+        Prequant::Yes,
         Some(two),
         y.part_mut([2, M, N]).unwrap(),
         None,
@@ -583,33 +668,69 @@ fn mxfp4() {
     );
     assert_error(r, kind!(Shape), &["batched_gemm_a16wfp4: y_scale", "[2]", "[1]"]);
     let flat = b.scale(&[2 * N, 2]);
-    let r = batched_gemm_a16wfp4(s, a, w, flat, false, None, y.part_mut([2, M, N]).unwrap(), None, options);
+    let r = batched_gemm_a16wfp4(
+        s,
+        A16WFp4Inputs { a, w: w.into(), w_scale: flat.into() },
+        Prequant::No,
+        None,
+        y.part_mut([2, M, N]).unwrap(),
+        None,
+        options,
+    );
     assert_error(r, kind!(Shape), &["batched_gemm_a16wfp4: w_scale", "[12, 2]", "[2, 6, 2]"]);
     let one = b.b.float(&[1]);
-    let r =
-        batched_gemm_a16wfp4(s, a, w, w_scale, false, Some(one), y.part_mut([2, M, N]).unwrap(), None, skip);
+    let r = batched_gemm_a16wfp4(
+        s,
+        A16WFp4Inputs { a, w: w.into(), w_scale: w_scale.into() },
+        Prequant::No,
+        Some(one),
+        y.part_mut([2, M, N]).unwrap(),
+        None,
+        skip,
+    );
     assert_error(r, kind!(Argument), &["batched_gemm_a16wfp4: skip_reduce", "true"]);
     let flat = MxScaleView::Shuffled(b.scale(&[512]));
     let (x, x_scale) = (b.code(&[2, M, 32]), b.scale(&[2, M, 2]));
-    let r = batched_gemm_afp4wfp4(s, x, w, x_scale, flat, y.part_mut([2, M, N]).unwrap(), None, options);
+    let r = batched_gemm_afp4wfp4(
+        s,
+        MxInputs { a: x, w: w.into(), a_scale: x_scale.into(), w_scale: flat },
+        y.part_mut([2, M, N]).unwrap(),
+        None,
+        options,
+    );
     assert_error(r, kind!(Shape), &["batched_gemm_afp4wfp4: w_scale", "[512]", "[2, 256] or longer"]);
     let w3 = b.code(&[3, N, 32]);
-    let r = batched_gemm_afp4wfp4(s, x, w3, x_scale, w_scale, y.part_mut([2, M, N]).unwrap(), None, options);
+    let r = batched_gemm_afp4wfp4(
+        s,
+        MxInputs { a: x, w: w3.into(), a_scale: x_scale.into(), w_scale: w_scale.into() },
+        y.part_mut([2, M, N]).unwrap(),
+        None,
+        options,
+    );
     assert_error(r, kind!(Shape), &["batched_gemm_afp4wfp4: w", "[3, 6, 32]", "(batch and K of a)"]);
     let x = b.code(&[M, 32]);
-    let r = batched_gemm_afp4wfp4(s, x, w, x_scale, w_scale, y.part_mut([2, M, N]).unwrap(), None, options);
+    let r = batched_gemm_afp4wfp4(
+        s,
+        MxInputs { a: x, w: w.into(), a_scale: x_scale.into(), w_scale: w_scale.into() },
+        y.part_mut([2, M, N]).unwrap(),
+        None,
+        options,
+    );
     assert_error(r, kind!(Shape), &["batched_gemm_afp4wfp4: a", "[4, 32]"]);
 
     let (a, w, w_scale) = (b.b.code(&[M, 64]), b.code(&[N, 32]), b.scale(&[N, 2]));
-    let r = gemm_a8wfp4(s, a, w, one, w_scale, y.part_mut([M, N]).unwrap(), None, options);
-    assert_error(r, kind!(Unsupported), &["gemm_a8wfp4", "i8 on gfx942", "fp8e4m3fnuz on gfx942"]);
+    let r = gemm_a8wfp4(
+        s,
+        A8WFp4Inputs { a, w: w.into(), a_scale: one, w_scale: w_scale.into() },
+        y.part_mut([M, N]).unwrap(),
+        None,
+        options,
+    );
+    assert_error(r, kind!(Unsupported), &["gemm_a8wfp4", "i8 by fp4e2m1x2", "fp8e4m3fnuz by fp4e2m1x2"]);
     let fp8 = s.alloc_zeroed::<Fp8E4M3>(M * 64).unwrap();
     let r = gemm_a8wfp4(
         s,
-        fp8.part([M, 64]).unwrap(),
-        w,
-        one,
-        w_scale,
+        A8WFp4Inputs { a: fp8.part([M, 64]).unwrap(), w: w.into(), a_scale: one, w_scale: w_scale.into() },
         y.part_mut([M, N]).unwrap(),
         None,
         options,
@@ -617,7 +738,13 @@ fn mxfp4() {
     assert_error(r, kind!(Unsupported), &["gemm_a8wfp4", "fp8e4m3 on gfx942"]);
     let fp8 = s.alloc_zeroed::<Fp8E4M3Fnuz>(M * 64).unwrap();
     let a = fp8.part([M, 64]).unwrap();
-    let r = gemm_a8wfp4(s, a, w, two, w_scale, y.part_mut([M, N]).unwrap(), None, options);
+    let r = gemm_a8wfp4(
+        s,
+        A8WFp4Inputs { a, w: w.into(), a_scale: two, w_scale: w_scale.into() },
+        y.part_mut([M, N]).unwrap(),
+        None,
+        options,
+    );
     assert_error(r, kind!(Shape), &["gemm_a8wfp4: a_scale", "[2]", "[4] (M), [4, 1]"]);
 
     assert_error(
@@ -636,12 +763,18 @@ fn mxfp4() {
 
 #[test]
 fn mxfp8() {
-    fn run<T: MatrixCode>(b: &Fp4Bench, of_a: &[usize], of_w: &[usize], of_scale: &[usize]) -> Result<()> {
+    fn run<T: Int8OrFp8>(b: &Fp4Bench, of_a: &[usize], of_w: &[usize], of_scale: &[usize]) -> Result<()> {
         let (s, codes) = (&b.b.stream, b.b.stream.alloc_zeroed::<T>(N * 64).unwrap());
         let mut y = s.alloc_zeroed::<f32>(M * N).unwrap();
         let (a, w, to) = (codes.part(of_a).unwrap(), codes.part(of_w).unwrap(), y.part_mut([M, N]).unwrap());
         let scales = [b.scale(of_scale), b.scale(&[N, 2])];
-        gemm_afp8wfp8(s, a, w, scales[0], scales[1], to, None, GemmOptions::default())
+        gemm_afp8wfp8(
+            s,
+            MxInputs { a, w: w.into(), a_scale: scales[0].into(), w_scale: scales[1].into() },
+            to,
+            None,
+            GemmOptions::default(),
+        )
     }
     let b = Fp4Bench::new();
     let r = run::<Fp8E4M3Fnuz>(&b, &[M, 64], &[N, 64], &[M, 1]);
@@ -653,11 +786,7 @@ fn mxfp8() {
     let r = run::<Fp8E4M3Fnuz>(&b, &[64], &[N, 64], &[M, 2]);
     assert_error(r, kind!(Shape), &["gemm_afp8wfp8: a", "[64]"]);
     let r = run::<i8>(&b, &[M, 64], &[N, 64], &[M, 2]);
-    assert_error(
-        r,
-        kind!(Unsupported),
-        &["gemm_afp8wfp8", "i8", "products of mxfp8 take fp8e4m3fnuz on gfx942"],
-    );
+    assert_error(r, kind!(Unsupported), &["gemm_afp8wfp8", "i8", "fp8e4m3fnuz by fp8e4m3fnuz"]);
     let r = run::<Fp8E4M3>(&b, &[M, 64], &[N, 64], &[M, 2]);
     assert_error(r, kind!(Unsupported), &["gemm_afp8wfp8", "fp8e4m3 on gfx942"]);
 }
@@ -669,10 +798,17 @@ fn weights_of_bytes() {
     let (a, w) = (b.half(&[M, 160]), b.code(&[N, 160]));
     let mut y = s.alloc_zeroed::<f32>(256).unwrap();
     let mut space = s.alloc_zeroed::<f32>(1024).unwrap();
-    let mut of = |a, w, scale: &[usize], group, prequant, room: usize, options| {
+    let mut of = |a, w: TensorView<'_, i8>, scale: &[usize], group, prequant: bool, room: usize, options| {
         let (scale, y) = (b.floats.part(scale).unwrap(), y.part_mut([M, N]).unwrap());
         let space = if room > 0 { Some(space.part_mut([room]).unwrap()) } else { None };
-        gemm_a16w8_blockscale(s, a, w, scale, group, prequant, y, space, options)
+        gemm_a16w8_blockscale(
+            s,
+            A16W8Inputs { a, w: w.into(), w_scale: scale, group },
+            if prequant { Prequant::Yes } else { Prequant::No },
+            y,
+            space,
+            options,
+        )
     };
     for prequant in [false, true] {
         let r = of(a, b.code(&[N, 159]), &[1, 2], group, prequant, 0, options);
@@ -698,10 +834,10 @@ fn weights_of_bytes() {
         let r = of(a, w, &[1, 2], BlockShape { n: 128, k: 96 }, prequant, 0, options);
         assert_error(r, kind!(Argument), &["gemm_a16w8_blockscale: group.k", "96", "a power of two"]);
     }
-    // Activations are quantized on their way in groups of 128 alone.
+    // Activations are quantized in registers in groups of 128 columns only.
     for (k, groups, room) in [(32, 5, 180), (256, 1, 164)] {
         let r = of(a, w, &[1, groups], BlockShape { n: 128, k }, true, room - 1, options);
-        let (got, want) = (format!("[{}]", room - 1), format!("[{room}] or longer, for the codes of a"));
+        let (got, want) = (format!("[{}]", room - 1), format!("[{room}] or longer, for quantized a"));
         assert_error(r, kind!(Shape), &["gemm_a16w8_blockscale: workspace", &got, &want]);
     }
     let r = of(a, w, &[1, 3], BlockShape { n: 128, k: 64 }, false, 0, with_tile(GemmTile::S32x32, 1));
@@ -715,7 +851,7 @@ fn weights_of_bytes() {
     assert_error(
         r,
         kind!(Shape),
-        &["gemm_a16w8_blockscale: workspace", "[167]", "[168] or longer, for the codes of a"],
+        &["gemm_a16w8_blockscale: workspace", "[167]", "[168] or longer, for quantized a"],
     );
     let r = of(a, w, &[1, 2], group, false, 0, with_tile(GemmTile::S16x16, 1));
     assert_error(r, kind!(Argument), &["gemm_a16w8_blockscale: tile", "S16x16", "one of [T128x128, T64x64"]);
@@ -729,8 +865,15 @@ fn weights_of_bytes() {
     );
 
     let (a, w, one) = (b.half(&[2, M, 160]), b.code(&[2, N, 160]), b.float(&[1]));
-    let mut run = |a, w, scale, bias, options| {
-        batched_gemm_a8w8_ptgq(s, a, w, scale, 128, bias, y.part_mut([2, M, N]).unwrap(), None, options)
+    let mut run = |a: TensorView<bf16>, w: TensorView<_>, scale, bias, options| {
+        batched_gemm_a8w8_ptgq(
+            s,
+            PtgqInputs { a, group: 128, w: w.into(), w_scale: scale },
+            bias,
+            y.part_mut([2, M, N]).unwrap(),
+            None,
+            options,
+        )
     };
     assert_error(
         run(b.half(&[M, 160]), w, one, None, options),
@@ -753,7 +896,14 @@ fn weights_of_bytes() {
     let mut out = s.alloc_zeroed::<f32>(256).unwrap();
     for group in [0, 48] {
         let to = out.part_mut([2, M, N]).unwrap();
-        let r = batched_gemm_a8w8_ptgq(s, a, w, one, group, None, to, None, options);
+        let r = batched_gemm_a8w8_ptgq(
+            s,
+            PtgqInputs { a, group, w: w.into(), w_scale: one },
+            None,
+            to,
+            None,
+            options,
+        );
         assert_error(
             r,
             kind!(Argument),
@@ -781,20 +931,21 @@ fn terms_and_two_outputs() {
     let mut mul_add = |a: hk_gemm::Addend, b: hk_gemm::Addend, shape: &[usize], options| {
         let first = fused_gemm_afp4wfp4_mul_add(
             s,
-            x,
-            w,
-            x_scale,
-            w_scale,
-            a,
-            b,
-            fuse,
+            FusedMxInputs { x, w: w.into(), x_scale: x_scale.into(), w_scale: w_scale.into() },
+            MulAdd { a, b, fuse },
             y.part_mut(shape)?,
             None,
             options,
         );
         let y = y.part_mut(shape)?;
-        let second =
-            fused_gemm_a8w8_blockscale_mul_add(s, of_x, of_w, f_x, f_w, group, a, b, fuse, y, None, options);
+        let second = fused_gemm_a8w8_blockscale_mul_add(
+            s,
+            FusedBlockInputs { x: of_x, w: of_w.into(), x_scale: f_x, w_scale: f_w, group },
+            MulAdd { a, b, fuse },
+            y,
+            None,
+            options,
+        );
         let message = second.as_ref().unwrap_err().to_string();
         assert!(message.starts_with("fused_gemm_a8w8_blockscale_mul_add: "), "{message}");
         assert_eq!(
@@ -825,13 +976,8 @@ fn terms_and_two_outputs() {
     assert_error(r, kind!(Argument), &["fused_gemm_afp4wfp4_mul_add: skip_reduce", "true", "whole sums"]);
     let r = fused_gemm_afp4wfp4_mul_add(
         s,
-        b.code(&[32]),
-        w,
-        x_scale,
-        w_scale,
-        1.0,
-        1.0,
-        fuse,
+        FusedMxInputs { x: b.code(&[32]), w: w.into(), x_scale: x_scale.into(), w_scale: w_scale.into() },
+        MulAdd { a: 1.0.into(), b: 1.0.into(), fuse },
         y.part_mut([M, N]).unwrap(),
         None,
         options,
@@ -839,13 +985,8 @@ fn terms_and_two_outputs() {
     assert_error(r, kind!(Shape), &["fused_gemm_afp4wfp4_mul_add: x", "[32]"]);
     let r = fused_gemm_afp4wfp4_mul_add(
         s,
-        x,
-        w,
-        x_scale,
-        b.scale(&[N, 1]),
-        1.0,
-        1.0,
-        fuse,
+        FusedMxInputs { x, w: w.into(), x_scale: x_scale.into(), w_scale: b.scale(&[N, 1]).into() },
+        MulAdd { a: 1.0.into(), b: 1.0.into(), fuse },
         y.part_mut([M, N]).unwrap(),
         None,
         options,
@@ -853,14 +994,8 @@ fn terms_and_two_outputs() {
     assert_error(r, kind!(Shape), &["fused_gemm_afp4wfp4_mul_add: w_scale", "[6, 1]"]);
     let r = fused_gemm_a8w8_blockscale_mul_add(
         s,
-        of_x,
-        of_w,
-        b.b.float(&[M, 2]),
-        f_w,
-        group,
-        1.0,
-        1.0,
-        fuse,
+        FusedBlockInputs { x: of_x, w: of_w.into(), x_scale: b.b.float(&[M, 2]), w_scale: f_w, group },
+        MulAdd { a: 1.0.into(), b: 1.0.into(), fuse },
         y.part_mut([M, N]).unwrap(),
         None,
         options,
@@ -872,13 +1007,27 @@ fn terms_and_two_outputs() {
     );
     let sums = y.part_mut([M, N]).unwrap();
     let term = sums.alias();
-    let r = fused_gemm_afp4wfp4_mul_add(s, x, w, x_scale, w_scale, term, 1.0, fuse, sums, None, options);
+    let r = fused_gemm_afp4wfp4_mul_add(
+        s,
+        FusedMxInputs { x, w: w.into(), x_scale: x_scale.into(), w_scale: w_scale.into() },
+        MulAdd { a: term.into(), b: 1.0.into(), fuse },
+        sums,
+        None,
+        options,
+    );
     assert_error(r, kind!(Overlap), &["fused_gemm_afp4wfp4_mul_add", "a", "y"]);
 
     // N = 6 = D (S1 + S2) = 2 (1 + 2), S3 = 4.
     let mut split_cat = |cat: TensorView<f32>, c1: &[usize], c2: &[usize], options| {
         let (to, rest) = (y.part_mut(c1)?, rest.part_mut(c2)?);
-        fused_gemm_afp4wfp4_split_cat(s, x, w, x_scale, w_scale, cat, to, rest, None, options)
+        fused_gemm_afp4wfp4_split_cat(
+            s,
+            FusedMxInputs { x, w: w.into(), x_scale: x_scale.into(), w_scale: w_scale.into() },
+            cat,
+            SplitCatOutputs { c1: to, c2: rest },
+            None,
+            options,
+        )
     };
     let cat = b.b.float(&[M, 2, 4]);
     let right: [&[usize]; 2] = [&[M, 2, 5], &[M, 2, 2]];
@@ -911,12 +1060,26 @@ fn terms_and_two_outputs() {
     let layout = Layout::with_strides([M, 2, 2], [4, 1, 2]).unwrap();
     let c2 = rest.view_mut_with(layout, 0).unwrap();
     let c1 = y.part_mut([M, 2, 5]).unwrap();
-    let r = fused_gemm_a8w8_blockscale_split_cat(s, of_x, of_w, f_x, f_w, group, cat, c1, c2, None, options);
+    let r = fused_gemm_a8w8_blockscale_split_cat(
+        s,
+        FusedBlockInputs { x: of_x, w: of_w.into(), x_scale: f_x, w_scale: f_w, group },
+        cat,
+        SplitCatOutputs { c1, c2 },
+        None,
+        options,
+    );
     assert_error(r, kind!(Stride), &["fused_gemm_a8w8_blockscale_split_cat: c2", "[4, 1, 2]"]);
     let c1 = y.part_mut([M, 2, 3]).unwrap();
     let c2 = rest.part_mut([M, 2, 2]).unwrap();
     let own = c2.alias();
-    let r = fused_gemm_a8w8_blockscale_split_cat(s, of_x, of_w, f_x, f_w, group, own, c1, c2, None, options);
+    let r = fused_gemm_a8w8_blockscale_split_cat(
+        s,
+        FusedBlockInputs { x: of_x, w: of_w.into(), x_scale: f_x, w_scale: f_w, group },
+        own,
+        SplitCatOutputs { c1, c2 },
+        None,
+        options,
+    );
     assert_error(r, kind!(Overlap), &["fused_gemm_a8w8_blockscale_split_cat", "y", "c2"]);
 }
 
@@ -959,11 +1122,11 @@ fn groups_of_rows() {
     let r = masked(a, w, list(2), shape, with_tile(GemmTile::T64x64, 2));
     assert_error(r, kind!(Shape), &["deepgemm_masked: workspace", "[0]", "(2 splits)"]);
     let (x, wc) = (b.code(&[2, M, K]), b.code(&[2, N, K]));
-    let scales = GroupedScales::Rows { a: b.float(&[2, N]), w: b.float(&[2, N]) };
+    let scales = GemmScales::Rows { a: b.float(&[2, N]), w: b.float(&[2, N]) };
     let r = deepgemm_masked_a8w8(s, x, wc, scales, list(2), y.part_mut(shape).unwrap(), options);
     assert_error(r, kind!(Shape), &["deepgemm_masked_a8w8: a_scale", "[2, 6]", "[2, 4] (M)"]);
     let group = BlockShape::default();
-    let scales = GroupedScales::Blocks { a: b.float(&[2, M, 1]), w: b.float(&[2, N, 1]), group };
+    let scales = GemmScales::Blocks { a: b.float(&[2, M, 1]), w: b.float(&[2, N, 1]), group };
     let r = deepgemm_masked_a8w8(s, x, wc, scales, list(2), y.part_mut(shape).unwrap(), options);
     assert_error(
         r,
@@ -989,10 +1152,10 @@ fn groups_of_rows() {
     let r = rows(a, w, list(M), shape, with_tile(GemmTile::T256x256, 1));
     assert_error(r, kind!(Argument), &["deepgemm_contiguous: tile", "T256x256", "one of [T128x128"]);
     let x = b.code(&[M, K]);
-    let scales = GroupedScales::Rows { a: b.float(&[M]), w: b.float(&[N]) };
+    let scales = GemmScales::Rows { a: b.float(&[M]), w: b.float(&[N]) };
     let r = deepgemm_contiguous_a8w8(s, x, wc, scales, list(M), y.part_mut(shape).unwrap(), options);
     assert_error(r, kind!(Shape), &["deepgemm_contiguous_a8w8: w_scale", "[6]", "[2, 6] (N)"]);
-    let scales = GroupedScales::Blocks { a: b.float(&[M, 2]), w: b.float(&[2, 1, 1]), group };
+    let scales = GemmScales::Blocks { a: b.float(&[M, 2]), w: b.float(&[2, 1, 1]), group };
     let r = deepgemm_contiguous_a8w8(s, x, wc, scales, list(M), y.part_mut(shape).unwrap(), options);
     assert_error(
         r,
@@ -1005,21 +1168,21 @@ fn groups_of_rows() {
 fn shuffled_weights() {
     let b = Bench::new();
     let s = &b.stream;
-    for shape in [&[15, 32][..], &[16, 31], &[16], &[1, 1, 16, 32]] {
-        let r = ShuffledWeight::new(b.half(shape)).map(|_| ());
-        assert_error(
-            r,
-            kind!(Shape),
-            &["ShuffledWeight::new: view", &format!("{shape:?}"), "N a multiple of 16, K of 32"],
-        );
-    }
-    let r = ShuffledWeight::new(view(&b.halves, &[16, 32], &[40, 1], 0)).map(|_| ());
-    assert_error(r, kind!(Stride), &["ShuffledWeight::new: view", "[40, 1]"]);
-    let r = ShuffledWeight::new(view(&b.halves, &[16, 32], &[32, 1], 1)).map(|_| ());
-    assert_error(r, kind!(Align), &["ShuffledWeight::new: view", "16"]);
-    // Shorter than a's K.
-    let w = ShuffledWeight::new(b.half(&[16, 32])).unwrap();
     let mut y = s.alloc_zeroed::<f32>(256).unwrap();
+    let mut call = |w: TensorView<'_, bf16>| {
+        let (w, y) = (GemmWeight::Shuffled(w), y.part_mut([M, 16]).unwrap());
+        gemm_a16w16(s, b.half(&[M, 32]), w, None, y, None, GemmOptions::default())
+    };
+    for shape in [&[15, 32][..], &[16, 31], &[16], &[1, 1, 16, 32]] {
+        let want = &["gemm_a16w16: w", &format!("{shape:?}"), "N a multiple of 16, K of 32"];
+        assert_error(call(b.half(shape)), kind!(Shape), want);
+    }
+    let r = call(view(&b.halves, &[16, 32], &[40, 1], 0));
+    assert_error(r, kind!(Stride), &["gemm_a16w16: w", "[40, 1]"]);
+    let r = call(view(&b.halves, &[16, 32], &[32, 1], 1));
+    assert_error(r, kind!(Align), &["gemm_a16w16: w", "16"]);
+    // Shorter than a's K.
+    let w = GemmWeight::Shuffled(b.half(&[16, 32]));
     let r =
         gemm_a16w16(s, b.half(&[M, 64]), w, None, y.part_mut([M, 16]).unwrap(), None, GemmOptions::default());
     assert_error(r, kind!(Shape), &["gemm_a16w16: w", "[16, 32]", "[N, 64] (K of a)"]);
@@ -1058,7 +1221,7 @@ fn shuffled_weights() {
     assert_error(r, kind!(Overlap), &["unshuffle_weight", "shuffled", "plain"]);
 }
 
-/// Parts of K that are not summed are of f32, as many as y has, of products alone.
+/// Unsummed split-K slices are f32, as many as y has, and only of plain GEMMs.
 #[test]
 fn parts_that_are_not_summed() {
     let b = Bench::new();
@@ -1070,7 +1233,7 @@ fn parts_that_are_not_summed() {
         assert_error(
             r,
             kind!(Shape),
-            &["gemm_a16w16: y", &format!("{shape:?}"), "[parts of K, then [4, 6]]"],
+            &["gemm_a16w16: y", &format!("{shape:?}"), "[split-K slices, then [4, 6]]"],
         );
     }
     let mut halves = s.alloc_zeroed::<bf16>(4096).unwrap();
@@ -1078,6 +1241,6 @@ fn parts_that_are_not_summed() {
     assert_error(r, kind!(DType), &["gemm_a16w16: y", "bf16", "f32 (skip_reduce)"]);
     let r = gemm_a16w16_gated(s, a, w, y.part_mut([2, M, N / 2]).unwrap(), None, options);
     assert_error(r, kind!(Argument), &["gemm_a16w16_gated: skip_reduce", "true", "whole sums"]);
-    let r = gemm_a16w16_atomic(s, a, w, y.part_mut([2, M, N]).unwrap(), false, options);
+    let r = gemm_a16w16_atomic(s, a, w, y.part_mut([2, M, N]).unwrap(), Accumulate::Overwrite, options);
     assert_error(r, kind!(Argument), &["gemm_a16w16_atomic: skip_reduce", "true", "whole sums"]);
 }

@@ -246,7 +246,7 @@ fn no_rows_and_no_columns() {
     }
 }
 
-/// The choice: one kernel where its planes are small, as of one token; another launch where they are large.
+/// The choice: one kernel where its partial sums are small, as for one token; another launch where they are large.
 #[test]
 fn the_path_follows_from_sizes() {
     let gpu = Gpu::open("emu:gfx942");

@@ -1,20 +1,17 @@
 //! Products with terms, products that go to two tensors, products in groups, and the order of shuffled weights.
 
-#[path = "common/mixed.rs"]
-mod mixed;
-
+use crate::mixed::{By, Case, Inputs, Memory, SUM, config, devices, normal};
 use hk_core::{
     Element, Float, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, Layout, Result, Stream, TensorView, TensorViewMut, bf16, f16,
 };
 use hk_gemm::{
-    Addend, BlockShape, FloatView, FuseType, GemmConfig, GemmOptions, GemmTile, GroupedScales, Weight,
-    deepgemm_contiguous, deepgemm_contiguous_a8w8, deepgemm_masked, deepgemm_masked_a8w8,
-    fused_gemm_a8w8_blockscale_mul_add, fused_gemm_a8w8_blockscale_split_cat, fused_gemm_afp4wfp4_mul_add,
-    fused_gemm_afp4wfp4_split_cat, shuffle_weight, shuffle_weight_host, unshuffle_weight,
-    unshuffle_weight_host,
+    Addend, BlockShape, FloatView, FuseType, FusedBlockInputs, FusedMxInputs, GemmConfig, GemmOptions,
+    GemmScales, GemmTile, GemmWeight, MulAdd, SplitCatOutputs, deepgemm_contiguous, deepgemm_contiguous_a8w8,
+    deepgemm_masked, deepgemm_masked_a8w8, fused_gemm_a8w8_blockscale_mul_add,
+    fused_gemm_a8w8_blockscale_split_cat, fused_gemm_afp4wfp4_mul_add, fused_gemm_afp4wfp4_split_cat,
+    shuffle_weight, shuffle_weight_host, unshuffle_weight, unshuffle_weight_host,
 };
 use hk_testkit::{self as kit, Gpu, HostTensorF64, Place, Tensor};
-use mixed::{By, Case, Inputs, Memory, SUM, config, devices, normal};
 
 /// Products that have fused forms.
 trait Fused: By<Self> {
@@ -41,7 +38,7 @@ trait Fused: By<Self> {
 }
 
 macro_rules! fused {
-    ($($t:ident: $mul_add:ident, $split_cat:ident, $x:ident, $w:ident $(, $group:expr)?;)+) => {$(
+    ($($t:ident: $mul_add:ident, $split_cat:ident, $inputs:ident, $x:ident, $w:ident $(, $group:ident)?;)+) => {$(
         impl Fused for $t {
             fn mul_add<Y: Float>(
                 stream: &Stream,
@@ -54,7 +51,9 @@ macro_rules! fused {
                 options: GemmOptions,
             ) -> Result<()> {
                 let (x, w, x_scale, w_scale) = (of.x.view(), of.weight(), of.$x(), of.$w());
-                $mul_add(stream, x, w, x_scale, w_scale, $($group,)? a, b, fuse, y, Some(workspace), options)
+                $(let $group = BlockShape::default();)?
+                let inputs = $inputs { x, w, x_scale, w_scale $(, $group)? };
+                $mul_add(stream, inputs, MulAdd { a, b, fuse }, y, Some(workspace), options)
             }
             fn split_cat<Y: Float>(
                 stream: &Stream,
@@ -66,16 +65,18 @@ macro_rules! fused {
                 options: GemmOptions,
             ) -> Result<()> {
                 let (x, w, x_scale, w_scale) = (of.x.view(), of.weight(), of.$x(), of.$w());
-                $split_cat(stream, x, w, x_scale, w_scale, $($group,)? y, c1, c2, Some(workspace), options)
+                $(let $group = BlockShape::default();)?
+                let inputs = $inputs { x, w, x_scale, w_scale $(, $group)? };
+                $split_cat(stream, inputs, y, SplitCatOutputs { c1, c2 }, Some(workspace), options)
             }
         }
     )+};
 }
 fused! {
-    i8: fused_gemm_a8w8_blockscale_mul_add, fused_gemm_a8w8_blockscale_split_cat, x_f32, w_f32, BlockShape::default();
-    Fp8E4M3: fused_gemm_a8w8_blockscale_mul_add, fused_gemm_a8w8_blockscale_split_cat, x_f32, w_f32, BlockShape::default();
-    Fp8E4M3Fnuz: fused_gemm_a8w8_blockscale_mul_add, fused_gemm_a8w8_blockscale_split_cat, x_f32, w_f32, BlockShape::default();
-    Fp4x2: fused_gemm_afp4wfp4_mul_add, fused_gemm_afp4wfp4_split_cat, x_mx, w_mx;
+    i8: fused_gemm_a8w8_blockscale_mul_add, fused_gemm_a8w8_blockscale_split_cat, FusedBlockInputs, x_f32, w_f32, group;
+    Fp8E4M3: fused_gemm_a8w8_blockscale_mul_add, fused_gemm_a8w8_blockscale_split_cat, FusedBlockInputs, x_f32, w_f32, group;
+    Fp8E4M3Fnuz: fused_gemm_a8w8_blockscale_mul_add, fused_gemm_a8w8_blockscale_split_cat, FusedBlockInputs, x_f32, w_f32, group;
+    Fp4x2: fused_gemm_afp4wfp4_mul_add, fused_gemm_afp4wfp4_split_cat, FusedMxInputs, x_mx, w_mx;
 }
 
 const FUSES: [FuseType; 2] = [FuseType::ScaleAdd, FuseType::AddProduct];
@@ -255,8 +256,8 @@ trait Grouped: By<Self> {
     fn masked(
         stream: &Stream,
         x: TensorView<Self>,
-        w: Weight<Self>,
-        scales: GroupedScales,
+        w: GemmWeight<Self>,
+        scales: GemmScales,
         list: TensorView<i32>,
         y: TensorViewMut<bf16>,
         options: GemmOptions,
@@ -264,8 +265,8 @@ trait Grouped: By<Self> {
     fn contiguous(
         stream: &Stream,
         x: TensorView<Self>,
-        w: Weight<Self>,
-        scales: GroupedScales,
+        w: GemmWeight<Self>,
+        scales: GemmScales,
         list: TensorView<i32>,
         y: TensorViewMut<bf16>,
         options: GemmOptions,
@@ -279,8 +280,8 @@ macro_rules! grouped {
             fn masked(
                 stream: &Stream,
                 x: TensorView<Self>,
-                w: Weight<Self>,
-                _scales: GroupedScales,
+                w: GemmWeight<Self>,
+                _scales: GemmScales,
                 list: TensorView<i32>,
                 y: TensorViewMut<bf16>,
                 options: GemmOptions,
@@ -291,8 +292,8 @@ macro_rules! grouped {
             fn contiguous(
                 stream: &Stream,
                 x: TensorView<Self>,
-                w: Weight<Self>,
-                _scales: GroupedScales,
+                w: GemmWeight<Self>,
+                _scales: GemmScales,
                 list: TensorView<i32>,
                 y: TensorViewMut<bf16>,
                 options: GemmOptions,
@@ -396,12 +397,12 @@ impl<T: Grouped> Groups<T> {
         kit::assert_near(&got, &want, SUM);
     }
 
-    fn scales<'a>(&self, a: &'a Tensor<f32>, w: &'a Tensor<f32>) -> GroupedScales<'a> {
+    fn scales<'a>(&self, a: &'a Tensor<f32>, w: &'a Tensor<f32>) -> GemmScales<'a> {
         let (a, w) = (a.view(), w.view());
         if self.blocks {
-            GroupedScales::Blocks { a, w, group: BlockShape::default() }
+            GemmScales::Blocks { a, w, group: BlockShape::default() }
         } else {
-            GroupedScales::Rows { a, w }
+            GemmScales::Rows { a, w }
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use hk_core::{IndexView, Layout, bf16, f16};
 use hk_gemm::{
-    GemmOptions, GroupedOptions, GroupedTile, Half, gemm_a16w16, gmm, nptgmm, ptgmm,
+    Accumulate, GemmOptions, GroupedOptions, GroupedTile, Half, TgmmOutputs, gemm_a16w16, gmm, nptgmm, ptgmm,
     reference::{self, Sums},
 };
 use hk_testkit::proptest::test_runner::TestRunner;
@@ -163,10 +163,26 @@ impl Case {
             let ([a, b], [x, y]) = (&mut outs, &mut sums);
             let [x, y] = [x, y].map(|sums| self.bias.then(|| sums.view_mut()));
             let (lhs, rhs) = (lhs.view(), rhs.view());
-            ptgmm(gpu.stream(), lhs, rhs, sizes, a.view_mut(), x, self.accumulate, self.options)
-                .unwrap_or_else(|e| panic!("{self:?} on {}: {e}", gpu.spec()));
-            nptgmm(gpu.stream(), lhs, rhs, sizes, b.view_mut(), y, self.accumulate, of_tiles)
-                .unwrap_or_else(|e| panic!("{self:?} on {}: {e}", gpu.spec()));
+            ptgmm(
+                gpu.stream(),
+                lhs,
+                rhs,
+                sizes,
+                TgmmOutputs { out: a.view_mut(), bias_grad: x },
+                if self.accumulate { Accumulate::Add } else { Accumulate::Overwrite },
+                self.options,
+            )
+            .unwrap_or_else(|e| panic!("{self:?} on {}: {e}", gpu.spec()));
+            nptgmm(
+                gpu.stream(),
+                lhs,
+                rhs,
+                sizes,
+                TgmmOutputs { out: b.view_mut(), bias_grad: y },
+                if self.accumulate { Accumulate::Add } else { Accumulate::Overwrite },
+                of_tiles,
+            )
+            .unwrap_or_else(|e| panic!("{self:?} on {}: {e}", gpu.spec()));
         });
         let [a, b] = outs;
         let [x, y] = sums;
@@ -265,7 +281,7 @@ fn tiles_and_layouts() {
     }
 }
 
-/// Rows with gaps, on 16 bytes, on 8, on none; what vectors do not serve goes by elements.
+/// Rows with gaps, aligned to 16 bytes, to 8, or not; the scalar path takes what the vectorized one does not.
 #[test]
 fn strides() {
     let order = |turned, pad, shift| Order { turned, pad, shift };
@@ -309,14 +325,14 @@ fn awkward_lengths() {
     }
 }
 
-/// A lone column of K of a broadcast or infinite operand meets no other column.
+/// A single column of K of a broadcast or infinite operand meets no other column.
 #[test]
 fn columns_past_the_last_are_not_read() {
     for gpu in devices() {
         let (m, n, k) = (3, 8, 8);
         let lhs = gpu.upload(&vec![bf16::ONE; m * k], [m, k]);
         let row = gpu.upload(&vec![bf16::INFINITY; n], [1, 1, n]);
-        // Every column of K is the same row of memory: by elements.
+        // Every column of K is the same row of memory: the scalar path.
         let rhs = row.view().broadcast([1, k, n]).unwrap();
         let sizes = gpu.upload(&[m as i32], [1]);
         let mut out = gpu.poisoned::<bf16>([m, n]);
@@ -329,8 +345,16 @@ fn columns_past_the_last_are_not_read() {
         let lhs = gpu.upload(&vec![bf16::INFINITY; m * k], Order::place(TURNED, &[k, m]));
         let rhs = gpu.upload(&vec![bf16::INFINITY; m * n], [m, n]);
         let options = GroupedOptions { tile: Some(GroupedTile::T64x64), grid: None };
-        ptgmm(gpu.stream(), lhs.view(), rhs.view(), sizes.view(), out.view_mut(), None, false, options)
-            .unwrap();
+        ptgmm(
+            gpu.stream(),
+            lhs.view(),
+            rhs.view(),
+            sizes.view(),
+            TgmmOutputs { out: out.view_mut(), bias_grad: None },
+            Accumulate::Overwrite,
+            options,
+        )
+        .unwrap();
         kit::assert_bits(&gpu.download(&out), &vec![bf16::INFINITY; 3 * k * n]);
     }
 }
@@ -343,8 +367,8 @@ fn one_group_is_a_product() {
     let turned = Case { orders: [STRAIGHT, TURNED, STRAIGHT], ..case.clone() };
     for gpu in devices() {
         let (straight, _) = case.gmm::<bf16>(&gpu);
-        let (of_rows, _) = turned.gmm::<bf16>(&gpu);
-        kit::assert_bits(&of_rows, &straight);
+        let (per_row, _) = turned.gmm::<bf16>(&gpu);
+        kit::assert_bits(&per_row, &straight);
         let a = gpu.upload(&case.random::<bf16>(m * k, 1), [m, k]);
         let w = gpu.upload(&case.random::<bf16>(k * n, 2), TURNED.place(&[k, n]));
         let w = w.view().transpose(0, 1).unwrap();
@@ -399,8 +423,16 @@ fn groups_are_independent() {
             for tile in [GroupedTile::T64x64, GroupedTile::T128x128, GroupedTile::Elements] {
                 let mut out = gpu.poisoned::<bf16>([3, k, n]);
                 let options = GroupedOptions { tile: Some(tile), grid: None };
-                ptgmm(gpu.stream(), lhs, rhs.view(), sizes.view(), out.view_mut(), None, false, options)
-                    .unwrap();
+                ptgmm(
+                    gpu.stream(),
+                    lhs,
+                    rhs.view(),
+                    sizes.view(),
+                    TgmmOutputs { out: out.view_mut(), bias_grad: None },
+                    Accumulate::Overwrite,
+                    options,
+                )
+                .unwrap();
                 let got = gpu.download(&out);
                 assert!(got[k * n..2 * k * n].iter().all(|y| y.to_f32() == 50.0), "{tile:?} {lhs:?}");
                 assert!(got[..k * n].iter().all(|y| y.is_nan()));
@@ -423,8 +455,16 @@ fn no_rows() {
         let sizes = gpu.upload(&[4i32, 0], [2]);
         let mut out = gpu.upload(&[bf16::from_f32(-0.0); 128], [2, 8, 8]);
         let options = GroupedOptions::default();
-        ptgmm(gpu.stream(), lhs.view(), rhs.view(), sizes.view(), out.view_mut(), None, true, options)
-            .unwrap();
+        ptgmm(
+            gpu.stream(),
+            lhs.view(),
+            rhs.view(),
+            sizes.view(),
+            TgmmOutputs { out: out.view_mut(), bias_grad: None },
+            Accumulate::Add,
+            options,
+        )
+        .unwrap();
         let want: Vec<bf16> = (0..128).map(|i| bf16::from_f32(if i < 64 { 4.0 } else { -0.0 })).collect();
         kit::assert_bits(&gpu.download(&out), &want);
     }
@@ -583,8 +623,15 @@ fn errors() {
                kind,
                parts: &[&str]| {
         let sums = sums.map(Tensor::view_mut);
-        let result =
-            ptgmm(stream, lhs.view(), rhs.view(), sizes.view(), out.view_mut(), sums, false, options);
+        let result = ptgmm(
+            stream,
+            lhs.view(),
+            rhs.view(),
+            sizes.view(),
+            TgmmOutputs { out: out.view_mut(), bias_grad: sums },
+            Accumulate::Overwrite,
+            options,
+        );
         assert_error(result, kind, parts);
         gpu.assert_untouched(out);
     };
@@ -618,9 +665,8 @@ fn errors() {
         lhs.view(),
         rhs.view(),
         sizes.view(),
-        out.view_mut(),
-        None,
-        false,
+        TgmmOutputs { out: out.view_mut(), bias_grad: None },
+        Accumulate::Overwrite,
         GroupedOptions { grid: Some(4), ..default },
     );
     assert_error(result, kind!(Argument), &["nptgmm", "grid", "a block for each tile"]);
@@ -630,9 +676,8 @@ fn errors() {
         view.alias().slice(0, 0..1).unwrap().flatten_rows("", "").unwrap(),
         rhs.view(),
         sizes.view(),
-        view,
-        None,
-        false,
+        TgmmOutputs { out: view, bias_grad: None },
+        Accumulate::Overwrite,
         default,
     );
     assert_error(result, kind!(Overlap), &["lhs", "out"]);

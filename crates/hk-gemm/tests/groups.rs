@@ -1,13 +1,10 @@
 //! Scales of groups of few columns, of any power of two, against the f64 reference and exactly.
 
-#[path = "common/mixed.rs"]
-mod mixed;
-
+use crate::mixed::{By, Case, Kind, Memory, Operand, config, devices};
 use hk_core::{Fp8E4M3, Fp8E4M3Fnuz, bf16, f16};
 use hk_gemm::{BlockShape, GemmTile};
 use hk_testkit::proptest::test_runner::TestRunner;
 use hk_testkit::{self as kit, Tolerance, proptest::prelude::*};
-use mixed::{By, Case, Kind, Memory, Operand, config, devices};
 
 /// A test for pairs of operands with scales of groups.
 macro_rules! for_each_pair {

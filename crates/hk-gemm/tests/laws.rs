@@ -1,12 +1,11 @@
 //! What products have to do whatever their tiles: identities, scaling, permutation, splits, batches, gates, NaN, empty axes.
 
-mod common;
-
-use common::{Form, Inputs, Operand, config, devices, tiles};
+use crate::common::{Form, Inputs, Operand, config, devices, tiles};
+use crate::for_each_operand;
 use hk_core::{Layout, bf16, f16};
 use hk_gemm::{
-    Activation, GemmConfig, GemmOptions, GemmTile, batched_gemm_bf16, gemm_a16w16, gemm_a16w16_atomic,
-    gemm_workspace, reference,
+    Accumulate, Activation, GemmConfig, GemmOptions, GemmProblem, GemmTile, batched_gemm_bf16, gemm_a16w16,
+    gemm_a16w16_atomic, gemm_workspace, reference,
 };
 use hk_testkit::{self as kit, Gpu, HostTensorF64, Tolerance};
 
@@ -118,7 +117,7 @@ fn splits<T: Operand>() {
     }
 }
 
-/// A batch has the bits that it has alone.
+/// A batch is bitwise identical to the same GEMM without the others, given the tile.
 fn batches<T: Operand>() {
     let [batch, m, n, k] = [3, 21, 40, 272];
     let case =
@@ -252,7 +251,15 @@ fn atomic(gpu: &Gpu, sizes: [usize; 3], accumulate: bool, config: Option<GemmCon
     let (a, w) = (gpu.upload(&a, [m, k]), gpu.upload(&w, [n, k]));
     let mut y = gpu.upload_rows(&before, [m, n], n + 3);
     let options = GemmOptions { config, ..Default::default() };
-    gemm_a16w16_atomic(gpu.stream(), a.view(), w.view(), y.view_mut(), accumulate, options).unwrap();
+    gemm_a16w16_atomic(
+        gpu.stream(),
+        a.view(),
+        w.view(),
+        y.view_mut(),
+        if accumulate { Accumulate::Add } else { Accumulate::Overwrite },
+        options,
+    )
+    .unwrap();
     kit::assert_close(&gpu.download(&y), &want, Tolerance::Exact);
     gpu.assert_guards(&y);
 }
@@ -301,12 +308,12 @@ fn the_workspace_is_used() {
     use hk_gemm::Precision;
     for gpu in devices::<bf16>() {
         let info = gpu.stream().device().info();
-        assert_eq!(gemm_workspace(info, Precision::Bf16, [1, 4096, 4096, 4096]), 0);
-        for sizes in [[1, 0, 5, 5], [0; 4], [usize::MAX; 4], [1, usize::MAX, 1, 1]] {
-            gemm_workspace(info, Precision::I8, sizes);
+        assert_eq!(gemm_workspace(info, &GemmProblem::new(Precision::Bf16, 4096, 4096, 4096)), 0);
+        for [batch, m, n, k] in [[1, 0, 5, 5], [0; 4], [usize::MAX; 4], [1, usize::MAX, 1, 1]] {
+            gemm_workspace(info, &GemmProblem::new(Precision::I8, m, n, k).batched(batch));
         }
         let [m, n, k] = [4, 64, 8192];
-        let len = gemm_workspace(info, Precision::Bf16, [1, m, n, k]);
+        let len = gemm_workspace(info, &GemmProblem::new(Precision::Bf16, m, n, k));
         assert!(len >= 2 * m * n && len.is_multiple_of(m * n), "{len}");
         let case = Inputs::<bf16>::new(Form::Plain, [1, m, n, k], 13);
         let (a, w) = (gpu.upload(&case.a, [m, k]), gpu.upload(&case.w, [n, k]));
@@ -346,7 +353,7 @@ fn results_round_once() {
     let mut case = Inputs::<f16>::new(Form::Plain, [1, 1, 2, 16], 0);
     case.a.fill(f16::ZERO);
     case.w.fill(f16::ZERO);
-    // 2048 + 1 is between two f16; 60000 + 5536 - 30000 is beyond the largest on its way.
+    // 2048 + 1 is between two f16; 60000 + 5536 - 30000 exceeds the largest f16 before the last addition.
     for (i, (a, w)) in [
         (2048.0, [1.0, 0.0]),
         (1.0, [1.0, 0.0]),

@@ -1,13 +1,10 @@
 //! Products of mxfp8 against the f64 reference, and by what has to hold whatever the tiles.
 
-#[path = "common/mixed.rs"]
-mod mixed;
-
+use crate::mixed::{By, Case, Memory, SUM, config, devices};
 use hk_core::{E8M0, Fp8E4M3, Fp8E4M3Fnuz, bf16, f16};
 use hk_gemm::{Activation, GemmOptions, GemmTile};
 use hk_testkit::proptest::test_runner::TestRunner;
 use hk_testkit::{self as kit, Place, Tolerance, proptest::prelude::*};
-use mixed::{By, Case, Memory, SUM, config, devices};
 
 /// A test for each fp8.
 macro_rules! for_both {
@@ -30,7 +27,7 @@ fn active<T: By<T>>(case: Case<T, T>, activation: Option<Activation>) -> Case<T,
     Case { activation, ..case }
 }
 
-/// Few rows to many, columns and lengths that tiles and words of scales divide and do not; the configuration is the device's choice.
+/// Few rows to many, columns and lengths that tiles and packed scales divide or not; the default configuration.
 fn sizes<T: By<T>>() {
     let wide = [[1, 32], [16, 32], [48, 96], [80, 160], [192, 384], [256, 512]];
     for (i, m) in [1, 3, 17, 33, 64, 129].into_iter().enumerate() {
@@ -176,13 +173,14 @@ fn shuffled<T: By<T>>() {
     }
 }
 
-/// Parts of K that are not summed: they sum to the product, those beyond K are zero.
+/// Unsummed split-K slices: they sum to the GEMM, slices beyond K are zero.
 fn planes<T: By<T>>() {
     let case = Case::<T, T>::mxfp8([18, 37, 1056], 6);
     let (want, parts, plane) = (case.reference(), 12, 18 * 37);
     for gpu in devices::<T, T>() {
         for tile in [GemmTile::T64x64, GemmTile::S32x32, GemmTile::Elements] {
-            let options = GemmOptions { activation: None, config: config(tile, 1), skip_reduce: true };
+            let options =
+                GemmOptions { config: config(tile, 1), skip_reduce: true, ..GemmOptions::default() };
             let mut y = gpu.poisoned::<f32>(Place::rows([parts, 18, 37], 37 + 3));
             case.run_to(&gpu, options, 0, &mut y).unwrap();
             let got = gpu.download(&y);

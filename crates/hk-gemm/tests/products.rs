@@ -1,9 +1,8 @@
 //! Every kernel at awkward sizes, strides and alignments against the f64 reference, on the emulated GPUs (and real ones where
 //! there are some).
 
-mod common;
-
-use common::{Form, Inputs, Operand, Pads, config, devices, tiles};
+use crate::common::{Form, Inputs, Operand, Pads, config, devices, tiles};
+use crate::for_each_operand;
 use hk_core::{bf16, f16};
 use hk_gemm::{Activation, BlockShape, GemmTile};
 use hk_testkit::proptest::test_runner::TestRunner;

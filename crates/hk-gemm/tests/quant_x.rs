@@ -1,13 +1,11 @@
-//! A product beside the quantization of its activations: each has the bits that it has alone.
+//! A GEMM beside the quantization of its activations: each is bitwise identical to the operator by itself.
 
-mod common;
-
-use common::Operand;
+use crate::common::Operand;
 use hk_core::quant::{BlockRule, BlockScale, MxElement, ScaleLayout};
 use hk_core::{E8M0, Element, Float, Fp4x2, Fp8E4M3, Fp8E5M2, Layout, Result, TensorView, bf16, f16};
 use hk_gemm::{
-    Activation, GemmConfig, GemmOptions, GemmTile, Half, Precision, fused_gemm_a16w16_quant_x, gemm_a16w16,
-    gemm_workspace,
+    Activation, GemmConfig, GemmOptions, GemmProblem, GemmTile, Half, Precision, QuantXOptions,
+    QuantXOutputs, fused_gemm_a16w16_quant_x, gemm_a16w16, gemm_workspace,
 };
 use hk_quant::{MxOptions, downcast_to_mxfp, dynamic_mxfp4_quant};
 use hk_testkit::{self as kit, Array, Fill, Gpu, Place, Tensor, assert_error, kind};
@@ -54,7 +52,7 @@ impl Case {
     }
 
     fn options(&self) -> GemmOptions {
-        GemmOptions { config: self.config, activation: self.activation, skip_reduce: false }
+        GemmOptions { config: self.config, activation: self.activation, ..GemmOptions::default() }
     }
 
     fn blocks(&self) -> usize {
@@ -168,12 +166,9 @@ fn check<T: Half + Operand, Y: Float, E: Alone>(gpu: &Gpu, c: &Case) {
         x.view(),
         w.view(),
         Some(bias.view().into()),
-        y.view_mut(),
-        q.view_mut(),
-        scale.view_mut(),
+        QuantXOutputs { y: y.view_mut(), x_quant: q.view_mut(), x_scale: scale.view_mut() },
         view,
-        c.mode,
-        c.options(),
+        QuantXOptions { mode: c.mode, gemm: c.options() },
     )
     .unwrap_or_else(|e| panic!("{c:?}: {e}"));
     let mut want = gpu.poisoned::<Y>(place([m, n], c.y));
@@ -241,13 +236,13 @@ fn strides_and_short_blocks() {
     }
 }
 
-/// More blocks than a block of threads has, and a workspace for parts of K.
+/// More blocks than a block of threads has, and a workspace for split-K slices.
 #[test]
 fn the_choice_of_the_device() {
     for gpu in kit::devices() {
         let [m, n, k] = [20, 24, 4096];
         let info = gpu.stream().device().info();
-        let space = gemm_workspace(info, Precision::Bf16, [1, m, n, k]);
+        let space = gemm_workspace(info, &GemmProblem::new(Precision::Bf16, m, n, k));
         assert!(space > 0);
         check::<bf16, bf16, Fp8E4M3>(
             &gpu,
@@ -337,12 +332,13 @@ impl<'g> Bench<'g> {
             halves(&self.x),
             halves(&self.w),
             Some(self.ones.view().slice(0, 0..self.bias).unwrap().into()),
-            self.of_y.view_mut().reshape_front(OP, "y", &self.y).unwrap(),
-            self.of_q.view_mut().reshape_front(OP, "x_quant", &self.q).unwrap(),
-            self.of_scale.view_mut().reshape_front(OP, "x_scale", &self.scale).unwrap(),
+            QuantXOutputs {
+                y: self.of_y.view_mut().reshape_front(OP, "y", &self.y).unwrap(),
+                x_quant: self.of_q.view_mut().reshape_front(OP, "x_quant", &self.q).unwrap(),
+                x_scale: self.of_scale.view_mut().reshape_front(OP, "x_scale", &self.scale).unwrap(),
+            },
             None,
-            self.mode,
-            self.options,
+            QuantXOptions { mode: self.mode, gemm: self.options },
         )
     }
 }
@@ -398,7 +394,7 @@ fn errors() {
             b.y = vec![2, M];
         },
         kind!(Shape),
-        &["y", "[2, 4]", "[parts of K, then [4, 6]]"],
+        &["y", "[2, 4]", "[split-K slices, then [4, 6]]"],
     );
 }
 
@@ -413,12 +409,28 @@ fn errors_of_pairs_strides_and_aliases() {
     let (mode, options) = (BlockScale::Even, GemmOptions::default());
     let (x, w) = (halves.view(), halves.view());
     let (q, s) = (pairs.view_mut(), scale.view_mut());
-    let r = fused_gemm_a16w16_quant_x(stream, x, w, None, y.view_mut(), q, s, None, mode, options);
+    let r = fused_gemm_a16w16_quant_x(
+        stream,
+        x,
+        w,
+        None,
+        QuantXOutputs { y: y.view_mut(), x_quant: q, x_scale: s },
+        None,
+        QuantXOptions { mode, gemm: options },
+    );
     assert_error(r, kind!(Shape), &[OP, "x", "[3, 3]", "an even number of columns"]);
     // Codes of a row apart.
     let mut turned = gpu.poisoned::<Fp8E4M3>(Place::new(Layout::with_strides([3, 3], [1, 3]).unwrap()));
     let (q, s) = (turned.view_mut(), scale.view_mut());
-    let r = fused_gemm_a16w16_quant_x(stream, x, w, None, y.view_mut(), q, s, None, mode, options);
+    let r = fused_gemm_a16w16_quant_x(
+        stream,
+        x,
+        w,
+        None,
+        QuantXOutputs { y: y.view_mut(), x_quant: q, x_scale: s },
+        None,
+        QuantXOptions { mode, gemm: options },
+    );
     assert_error(r, kind!(Stride), &[OP, "x_quant"]);
     gpu.assert_untouched(&y);
 
@@ -429,16 +441,40 @@ fn errors_of_pairs_strides_and_aliases() {
     let bias = low.alias().slice(0, 0..3).unwrap();
     let out = low.reborrow().reshape_front(OP, "y", [3, 3]).unwrap();
     let (codes, s) = (q.view_mut(), scale.view_mut());
-    let r = fused_gemm_a16w16_quant_x(stream, x, w, Some(bias.into()), out, codes, s, None, mode, options);
+    let r = fused_gemm_a16w16_quant_x(
+        stream,
+        x,
+        w,
+        Some(bias.into()),
+        QuantXOutputs { y: out, x_quant: codes, x_scale: s },
+        None,
+        QuantXOptions { mode, gemm: options },
+    );
     assert_error(r, kind!(Overlap), &[OP, "bias", "y"]);
     let codes = low.reborrow().cast::<Fp8E4M3>(OP, "q").unwrap().reshape_front(OP, "q", [3, 3]).unwrap();
     let out = high.reborrow().reshape_front(OP, "y", [3, 3]).unwrap();
     let s = scale.view_mut();
-    let r = fused_gemm_a16w16_quant_x(stream, x, w, Some(bias.into()), out, codes, s, None, mode, options);
+    let r = fused_gemm_a16w16_quant_x(
+        stream,
+        x,
+        w,
+        Some(bias.into()),
+        QuantXOutputs { y: out, x_quant: codes, x_scale: s },
+        None,
+        QuantXOptions { mode, gemm: options },
+    );
     assert_error(r, kind!(Overlap), &[OP, "bias", "x_quant"]);
     let s = low.reborrow().cast::<E8M0>(OP, "s").unwrap().reshape_front(OP, "s", [3, 1]).unwrap();
     let out = high.reborrow().reshape_front(OP, "y", [3, 3]).unwrap();
     let codes = q.view_mut();
-    let r = fused_gemm_a16w16_quant_x(stream, x, w, Some(bias.into()), out, codes, s, None, mode, options);
+    let r = fused_gemm_a16w16_quant_x(
+        stream,
+        x,
+        w,
+        Some(bias.into()),
+        QuantXOutputs { y: out, x_quant: codes, x_scale: s },
+        None,
+        QuantXOptions { mode, gemm: options },
+    );
     assert_error(r, kind!(Overlap), &[OP, "bias", "x_scale"]);
 }

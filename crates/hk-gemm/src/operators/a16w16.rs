@@ -1,17 +1,20 @@
-//! Products of 16-bit floats.
+//! GEMMs of 16-bit floats.
 
 use super::{
-    ACTIVATION, BATCHED_BIAS, BIAS, SPLITS, TILE, W_SHUFFLED, Y_DTYPE, act, activation, activations, as_y,
-    bias, case, finished, optional_f64, options, sizes, splits, tile, to, w_shuffled, weight, weights,
-    with_half, workspace, y, y_dtype, y_outputs, y_spec,
+    ACTIVATION, BATCH_INVARIANT, BATCHED_BIAS, BIAS, SKIP_REDUCE, SPLITS, TILE, W_SHUFFLED, Y_DTYPE,
+    accumulate, act, activation, activations, as_y, bias, case, finished, large, optional_f64, options,
+    sizes, splits, tile, to, w_shuffled, weight, weights, with_half, workspace, y, y_dtype, y_outputs,
+    y_spec,
 };
-use crate::a16w16::sealed::Half as _;
+use crate::element::sealed::Half as _;
 use crate::kernels;
 use crate::reference::{self, Sums};
+use crate::{GemmConfig, GemmTile, Precision};
 use hk_core::registry::{
-    ArgSpec, Case, DeviceCall, HostCall, Operator, Scalar, ScalarSpec, Tolerance, Traffic,
+    ArgSpec, BenchSizes, Case, Described, DeviceCall, HostCall, HostTensorF64, Named, Operator, Scalar,
+    ScalarSpec, Tolerance, Traffic,
 };
-use hk_core::{DType, Result, Stream, with_float};
+use hk_core::{Arch, DType, Result, Stream, with_float};
 
 const HALVES: &[DType] = &[DType::Bf16, DType::F16];
 const A: ArgSpec = ArgSpec::input("a", HALVES, 2, "[M, K]");
@@ -56,6 +59,8 @@ macro_rules! corners {
             case!("32 x 32", a: $dtype [17, 520], w: $dtype [40, 520]; tile("32x32")),
             case!("64 x 32", a: $dtype [63, 344], w: $dtype [40, 344]; tile("64x32"), to("f32")),
             case!("no columns of K", a: $dtype [3, 0], w: $dtype [5, 0], bias: F32 [5]),
+            case!("split-K slices unsummed", a: $dtype [17, 1032], w: $dtype [40, 1032], bias: F32 [40]; tile("32x32"), splits(2), to("f32"), ("skip_reduce", Scalar::Bool(true))),
+            case!("batch-invariant", a: $dtype [17, 520], w: $dtype [40, 520], bias: $dtype [40]; ("batch_invariant", Scalar::Bool(true))),
         ]
     };
     (@ batched $dtype:ident) => {
@@ -98,7 +103,7 @@ macro_rules! corners {
         ]
     };
 }
-corners!(CORNERS: plain, 10);
+corners!(CORNERS: plain, 12);
 corners!(ATOMIC_CORNERS: atomic, 9);
 corners!(GATED_CORNERS: gated, 9);
 corners!(BATCHED_CORNERS: batched, 9);
@@ -107,9 +112,9 @@ pub(super) const GEMM_A16W16: Operator = Operator {
     name: "gemm_a16w16",
     family: "hk-gemm",
     summary: "y = activation(a w^T + bias)",
-    args: &[A, W, BIAS, y(2, "[M, N]", TERMS)],
-    scalars: &[Y_DTYPE, ACTIVATION, W_SHUFFLED, TILE, SPLITS],
-    kernels: &[&kernels::TILES16, &kernels::SKINNY16, &kernels::REDUCE],
+    args: &[A, W, BIAS, y(2, "[M, N], or [splits, M, N]", TERMS).ranks(2, 3)],
+    scalars: &[Y_DTYPE, ACTIVATION, W_SHUFFLED, TILE, SPLITS, BATCH_INVARIANT, SKIP_REDUCE],
+    kernels: &[&kernels::A16W16, &kernels::A16W16_DECODE, &kernels::REDUCE],
     cases: &[
         case!("Llama-3 8B q, k, v, 16 tokens", a: Bf16 [16, 4096], w: Bf16 [6144, 4096]),
         case!("GPT-OSS router, 128 tokens", a: Bf16 [128, 2880], w: Bf16 [128, 2880], bias: Bf16 [128]),
@@ -117,6 +122,7 @@ pub(super) const GEMM_A16W16: Operator = Operator {
         case!("a block of 4096 x 4096 x 4096", a: Bf16 [256, 4096], w: Bf16 [256, 4096]; tile("256x256")),
         case!("a block of 8192 x 8192 x 8192", a: Bf16 [256, 8192], w: Bf16 [256, 8192]; tile("256x256")),
     ],
+    bench: BenchSizes::Cases(&large!(Bf16)),
     corners: &CORNERS,
     outputs: y_outputs,
     run: |stream: &Stream, call: &mut DeviceCall| {
@@ -130,12 +136,43 @@ pub(super) const GEMM_A16W16: Operator = Operator {
             })
         })
     },
-    reference: |call: &HostCall| finished(call, product(call)?),
+    reference: |call: &HostCall| {
+        if call.bool("skip_reduce").unwrap_or(false) {
+            partial_sums(call)
+        } else {
+            finished(call, product(call)?)
+        }
+    },
     traffic: Traffic::once,
 };
 
+/// The partial sums of split-K slices as AMD targets have them; the bias is part of the first.
+fn partial_sums(call: &HostCall) -> Result<Named<HostTensorF64>> {
+    let ([_, m, n, k], options) = (sizes(call)?, options(call)?);
+    let precision = if activations(call)?.dtype() == DType::F16 { Precision::F16 } else { Precision::Bf16 };
+    let config = options.config.unwrap_or(GemmConfig { tile: GemmTile::T64x64, splits: 1, group: 1 });
+    let (each, _) = config.slices(Arch::Gfx942, k, precision, 1);
+    let (a, w) = (activations(call)?.to_f64(), weights(call)?);
+    let mut y =
+        HostTensorF64 { shape: vec![config.splits, m, n], values: Vec::new(), magnitudes: Vec::new() };
+    for slice in 0..config.splits {
+        let columns = (slice * each).min(k)..((slice + 1) * each).min(k);
+        let of = |rows: &[f64]| -> Vec<f64> {
+            rows.chunks(k.max(1)).flat_map(|row| &row[columns.clone()]).copied().collect()
+        };
+        let mut sums = reference::product(&of(&a), &of(&w), [1, m, n, columns.len()]);
+        if slice == 0 {
+            sums = sums.biased(&optional_f64(call, "bias"), [m, n]);
+        }
+        y.values.extend(sums.values);
+        y.magnitudes.extend(sums.magnitudes);
+    }
+    Ok(vec![("y", y)])
+}
+
 pub(super) const BATCHED_GEMM_BF16: Operator = Operator {
     name: "batched_gemm_bf16",
+    scalars: &[Y_DTYPE, ACTIVATION, W_SHUFFLED, TILE, SPLITS, BATCH_INVARIANT],
     summary: "y = activation(a w^T + bias) for each batch",
     args: &[
         ArgSpec::input("a", HALVES, 3, "[batch, M, K]"),
@@ -147,6 +184,7 @@ pub(super) const BATCHED_GEMM_BF16: Operator = Operator {
         case!("DeepSeek-V3 k up-projection of 16 heads, 16 tokens", a: Bf16 [16, 16, 128], w: Bf16 [16, 512, 128]),
         case!("DeepSeek-V3 v up-projection of 16 heads, 64 tokens", a: Bf16 [16, 64, 512], w: Bf16 [16, 128, 512]),
     ],
+    bench: BenchSizes::Tokens { rows: 4096, axis0: &[], axis1: &["a", "a_scale"] },
     corners: &BATCHED_CORNERS,
     run: |stream: &Stream, call: &mut DeviceCall| {
         let (inputs, mut outputs) = call.split();
@@ -164,18 +202,19 @@ pub(super) const BATCHED_GEMM_BF16: Operator = Operator {
 
 pub(super) const GEMM_A16W16_ATOMIC: Operator = Operator {
     name: "gemm_a16w16_atomic",
-    summary: "y = a w^T, or y += a w^T, parts of K added in memory",
+    summary: "y = a w^T, or y += a w^T, split-K slices added by atomics",
     args: &[A, W, ArgSpec::updated("y", Tolerance::Sum { terms: TERMS }, &[DType::F32], 2, "[M, N]")],
     scalars: &[ACCUMULATE, W_SHUFFLED, TILE, SPLITS],
     cases: &[
         case!("Llama-3 70B k, v of 8 GPUs, 16 tokens", a: Bf16 [16, 8192], w: Bf16 [256, 8192], y: F32 [16, 256]),
         case!("DeepSeek-V3 router, 64 tokens", a: Bf16 [64, 7168], w: Bf16 [256, 7168], y: F32 [64, 256]),
     ],
+    bench: BenchSizes::Tokens { rows: 4096, axis0: &["a", "a_scale", "y"], axis1: &[] },
     corners: &ATOMIC_CORNERS,
     outputs: |_| Ok(vec![]),
     run: |stream: &Stream, call: &mut DeviceCall| {
         let (inputs, mut outputs) = call.split();
-        let (options, accumulate) = (options(&inputs)?, inputs.bool("accumulate")?);
+        let (options, accumulate) = (options(&inputs)?, accumulate(&inputs)?);
         with_half!(inputs, "a", T => {
             let (a, w) = (inputs.view::<T>("a")?, weight::<T>(&inputs)?);
             crate::gemm_a16w16_atomic(stream, a, w, outputs.take("y")?, accumulate, options)
@@ -198,12 +237,14 @@ pub(super) const GEMM_A16W16_ATOMIC: Operator = Operator {
 
 pub(super) const GEMM_A16W16_GATED: Operator = Operator {
     name: "gemm_a16w16_gated",
+    scalars: &[Y_DTYPE, ACTIVATION, W_SHUFFLED, TILE, SPLITS, BATCH_INVARIANT],
     summary: "y = activation(a w[..N]^T) * (a w[N..]^T)",
     args: &[A, ArgSpec::input("w", HALVES, 2, "[2 N, K]"), y(2, "[M, N]", TERMS)],
     cases: &[
         case!("Llama-3 70B gate and up of 8 GPUs, 16 tokens", a: Bf16 [16, 2048], w: Bf16 [7168, 2048]; act("silu")),
         case!("DeepSeek-V3 shared expert of 8 GPUs, 64 tokens", a: Bf16 [64, 7168], w: Bf16 [512, 7168]; act("silu")),
     ],
+    bench: BenchSizes::Tokens { rows: 4096, axis0: &["a", "a_scale", "y"], axis1: &[] },
     corners: &GATED_CORNERS,
     outputs: |call| y_spec(call, true),
     run: |stream: &Stream, call: &mut DeviceCall| {

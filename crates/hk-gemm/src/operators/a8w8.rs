@@ -1,14 +1,15 @@
 //! Products of int8 and fp8 codes.
 
 use super::{
-    ACTIVATION, BATCHED_BIAS, BIAS, GROUP_K, GROUP_N, SPLITS, TILE, W_SHUFFLED, Y_DTYPE, act, bias,
-    block_shape, case, finished, of_k, of_n, options, sizes, splits, tile, to, w_shuffled, weight, weights,
-    with_codes, workspace, y, y_dtype, y_outputs,
+    ACTIVATION, BATCH_INVARIANT, BATCHED_BIAS, BIAS, GROUP_K, GROUP_N, SPLITS, TILE, W_SHUFFLED, Y_DTYPE,
+    act, bias, block_shape, case, finished, large, of_k, of_n, options, sizes, splits, tile, to, w_shuffled,
+    weight, weights, with_codes, workspace, y, y_dtype, y_outputs,
 };
-use crate::a8w8::sealed::MatrixCode as _;
+use crate::element::sealed::Int8OrFp8 as _;
 use crate::kernels;
 use crate::reference;
-use hk_core::registry::{ArgSpec, Case, DeviceCall, HostCall, Operator, Sample, Traffic};
+use crate::{BlockScaledInputs, ScaledInputs};
+use hk_core::registry::{ArgSpec, BenchSizes, Case, DeviceCall, HostCall, Operator, Sample, Traffic};
 use hk_core::{DType, Stream, with_float};
 
 const CODES: &[DType] = &[DType::I8, DType::Fp8E4M3Fnuz, DType::Fp8E4M3];
@@ -118,7 +119,8 @@ macro_rules! run {
                 let (a, w) = (inputs.view::<T>("a")?, weight::<T>(&inputs)?);
                 with_float!(stringify!($name), "y", y_dtype(&inputs)?, Y => {
                     let y = outputs.take::<Y>("y")?;
-                    crate::$name(stream, a, w, a_scale, w_scale, bias, y, space, options)
+                    let inputs = ScaledInputs { a, w, a_scale, w_scale };
+                    crate::$name(stream, inputs, bias, y, space, options)
                 })
             })
         }
@@ -130,8 +132,8 @@ pub(super) const GEMM_A8W8: Operator = Operator {
     family: "hk-gemm",
     summary: "y = activation(a_scale w_scale (a w^T) + bias)",
     args: &[A, W, A_SCALE, W_SCALE, BIAS, y(2, "[M, N]", TERMS)],
-    scalars: &[Y_DTYPE, ACTIVATION, W_SHUFFLED, TILE, SPLITS],
-    kernels: &[&kernels::TILES8, &kernels::SKINNY8, &kernels::REDUCE],
+    scalars: &[Y_DTYPE, ACTIVATION, W_SHUFFLED, TILE, SPLITS, BATCH_INVARIANT],
+    kernels: &[&kernels::A8W8, &kernels::A8W8_DECODE, &kernels::REDUCE],
     cases: &[
         case!("Llama-3 8B o, 16 tokens, int8", a: I8 [16, 4096], w: I8 [4096, 4096], a_scale: F32 [16], w_scale: F32 [4096]),
         case!("Llama-3 8B o, 16 tokens, fp8", a: Fp8E4M3Fnuz [16, 4096], w: Fp8E4M3Fnuz [4096, 4096], a_scale: F32 [16], w_scale: F32 [4096]),
@@ -144,6 +146,7 @@ pub(super) const GEMM_A8W8: Operator = Operator {
         case!("a block of 8192 x 8192 x 8192, fp8", a: Fp8E4M3Fnuz [256, 8192], w: Fp8E4M3Fnuz [256, 8192], a_scale: F32 [256], w_scale: F32 [256]; tile("256x256")),
         case!("a block of 8192 x 8192 x 8192, fp8 (OCP)", a: Fp8E4M3 [256, 8192], w: Fp8E4M3 [256, 8192], a_scale: F32 [256], w_scale: F32 [256]; tile("256x256")),
     ],
+    bench: BenchSizes::Cases(&large!(Fp8E4M3, a_scale, w_scale)),
     corners: &CORNERS,
     outputs: y_outputs,
     run: run!(gemm_a8w8),
@@ -164,6 +167,7 @@ pub(super) const GEMM_A8W8_PER_TOKEN_SCALE: Operator = Operator {
         case!("DeepSeek-V3 q, kv, 16 tokens, fp8", a: Fp8E4M3Fnuz [16, 7168], w: Fp8E4M3Fnuz [2112, 7168], a_scale: F32 [16, 1], w_scale: F32 [2112, 1]),
         case!("DeepSeek-V3 q, kv, 16 tokens, fp8 (OCP)", a: Fp8E4M3 [16, 7168], w: Fp8E4M3 [2112, 7168], a_scale: F32 [16, 1], w_scale: F32 [2112, 1]),
     ],
+    bench: BenchSizes::Tokens { rows: 4096, axis0: &["a", "a_scale", "y"], axis1: &[] },
     corners: &PER_TOKEN_CORNERS,
     run: |stream: &Stream, call: &mut DeviceCall| {
         let (inputs, mut outputs) = call.split();
@@ -174,7 +178,8 @@ pub(super) const GEMM_A8W8_PER_TOKEN_SCALE: Operator = Operator {
             let (a, w) = (inputs.view::<T>("a")?, weight::<T>(&inputs)?);
             with_float!("gemm_a8w8_per_token_scale", "y", y_dtype(&inputs)?, Y => {
                 let y = outputs.take::<Y>("y")?;
-                crate::gemm_a8w8_per_token_scale(stream, a, w, a_scale, w_scale, y, space, options)
+                let inputs = ScaledInputs { a, w, a_scale, w_scale };
+                crate::gemm_a8w8_per_token_scale(stream, inputs, y, space, options)
             })
         })
     },
@@ -197,6 +202,7 @@ pub(super) const BATCHED_GEMM_A8W8: Operator = Operator {
         case!("DeepSeek-V3 v up-projection of 16 heads, 64 tokens, fp8 (OCP)", a: Fp8E4M3 [16, 64, 512], w: Fp8E4M3 [16, 128, 512], a_scale: F32 [16, 64], w_scale: F32 [16, 128]),
         case!("8 of 32 x 256 x 1024, int8", a: I8 [8, 32, 1024], w: I8 [8, 256, 1024], a_scale: F32 [8, 32], w_scale: F32 [8, 256]),
     ],
+    bench: BenchSizes::Tokens { rows: 4096, axis0: &[], axis1: &["a", "a_scale"] },
     corners: &BATCHED_CORNERS,
     run: run!(batched_gemm_a8w8),
     ..GEMM_A8W8
@@ -213,8 +219,13 @@ pub(super) const GEMM_A8W8_BLOCKSCALE: Operator = Operator {
         BIAS,
         y(2, "[M, N]", TERMS),
     ],
-    scalars: &[Y_DTYPE, ACTIVATION, GROUP_N, GROUP_K, W_SHUFFLED, TILE, SPLITS],
-    kernels: &[&kernels::BLOCKSCALE, &kernels::SKINNY_BLOCKSCALE, &kernels::GROUPS8, &kernels::REDUCE],
+    scalars: &[Y_DTYPE, ACTIVATION, GROUP_N, GROUP_K, W_SHUFFLED, TILE, SPLITS, BATCH_INVARIANT],
+    kernels: &[
+        &kernels::A8W8_BLOCKSCALE,
+        &kernels::A8W8_BLOCKSCALE_DECODE,
+        &kernels::A8W8_GROUPSCALE,
+        &kernels::REDUCE,
+    ],
     cases: &[
         case!("DeepSeek-V3 down of a shared expert, 16 tokens", a: Fp8E4M3Fnuz [16, 2048], w: Fp8E4M3Fnuz [7168, 2048], a_scale: F32 [16, 16], w_scale: F32 [56, 16]),
         case!("DeepSeek-V3 down of a shared expert, 16 tokens (OCP)", a: Fp8E4M3 [16, 2048], w: Fp8E4M3 [7168, 2048], a_scale: F32 [16, 16], w_scale: F32 [56, 16]),
@@ -229,6 +240,7 @@ pub(super) const GEMM_A8W8_BLOCKSCALE: Operator = Operator {
         case!("a block of 8192 x 8192 x 8192, fp8", a: Fp8E4M3Fnuz [256, 8192], w: Fp8E4M3Fnuz [128, 8192], a_scale: F32 [256, 64], w_scale: F32 [1, 64]; tile("256x128")),
         case!("a block of 8192 x 8192 x 8192, fp8 (OCP)", a: Fp8E4M3 [256, 8192], w: Fp8E4M3 [128, 8192], a_scale: F32 [256, 64], w_scale: F32 [1, 64]; tile("256x128")),
     ],
+    bench: BenchSizes::Tokens { rows: 4096, axis0: &["a", "a_scale", "y"], axis1: &[] },
     corners: &BLOCK_CORNERS,
     run: |stream: &Stream, call: &mut DeviceCall| {
         let (inputs, mut outputs) = call.split();
@@ -240,7 +252,8 @@ pub(super) const GEMM_A8W8_BLOCKSCALE: Operator = Operator {
             let (a, w) = (inputs.view::<T>("a")?, weight::<T>(&inputs)?);
             with_float!("gemm_a8w8_blockscale", "y", y_dtype(&inputs)?, Y => {
                 let y = outputs.take::<Y>("y")?;
-                crate::gemm_a8w8_blockscale(stream, a, w, a_scale, w_scale, group, bias, y, space, options)
+                let inputs = BlockScaledInputs { a, w, a_scale, w_scale, group };
+                crate::gemm_a8w8_blockscale(stream, inputs, bias, y, space, options)
             })
         })
     },

@@ -1,243 +1,278 @@
-//! What `hk inspect` says of configurations.
+//! Configurations as `hk inspect` shows them: the same table, checks and cost model as a launch.
 
 use super::{activations, block_shape, dual, options, sizes};
-use crate::a8w8::sealed::MatrixCode;
-use crate::a16w16::sealed::Half;
-use crate::config::{Job, Second};
-use crate::dual::plane;
-use crate::fp4::{FP4, FP8};
-use crate::mxfp8::MXFP8;
-use crate::problem::{
-    GROUP, GROUP_BY_VECTORS, GROUPED_ROWS, Kernels, MOST_ATOMIC_SPLITS, MOST_SPLITS, outputs,
-};
-use crate::quantized::ROWS_ON_THEIR_WAY;
+use crate::gemm::check::{check_config, expect_i32_sums};
+use crate::gemm::desc::{Determinism, GROUP, VECTOR_GROUP};
+use crate::gemm::operands::PACKED_COLUMNS;
+use crate::gemm::plan::{MOST_ATOMIC_SPLITS, MOST_SPLITS, batch_invariant, outputs, slice_of_two};
+use crate::gemm::prequant::ON_THE_FLY_ROWS;
+use crate::gemm::select::{Job, Second};
+use crate::gemm::table::{Eligible, Family, GROUPED_ROWS, ScaleKind, Variant};
 use crate::{BlockShape, GemmConfig, GemmTile, Precision};
 use hk_core::registry::{CallSpec, Choice, Described};
-use hk_core::{DType, DeviceInfo, Error, Fp8E4M3, Fp8E4M3Fnuz, Result, bf16, f16};
+use hk_core::{DType, DeviceInfo, Error, Result};
 
-/// How parts of K meet.
+/// How the partial sums of split-K slices meet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Parts {
-    Planes,
-    Added,
-    /// There is but one.
-    One,
+enum SplitK {
+    Workspace,
+    Atomic,
+    /// K is not split.
+    Whole,
 }
 
-/// What an operator multiplies, and with which kernels.
-struct Kind {
-    precision: Precision,
-    kernels: &'static Kernels,
+/// What the configurations of a call follow from.
+struct Problem {
+    eligible: Eligible,
     /// Batches, M, rows of w, K.
     sizes: [usize; 4],
-    /// Of a tile.
-    most_rows: usize,
-    /// Of scales.
-    groups: Option<BlockShape>,
-    parts: Parts,
-    /// A product of 16-bit floats in the same launch.
+    block: Option<BlockShape>,
+    split_k: SplitK,
+    /// A GEMM of 16-bit floats in the same launch.
     second: Option<Second>,
+    /// Name and type of the activations that the kernel reads.
+    a: (&'static str, DType),
+    /// Contiguous scales that can be loaded four at a time.
+    packed_scales: bool,
 }
 
-/// The constant of a type of 16-bit floats, or of codes.
-macro_rules! of_half {
-    ($name:expr, $dtype:expr, $constant:ident) => {
-        match $dtype {
-            DType::Bf16 => Ok(bf16::$constant),
-            DType::F16 => Ok(f16::$constant),
-            other => Err(Error::dtype($name, "a", other, "bf16, f16")),
-        }
+/// Describes the problem of a call.
+type Describe = fn(&CallSpec) -> Result<Problem>;
+
+/// The operators whose configurations can be shown, and how each is described.
+static DESCRIBED: &[(&str, Describe)] = &[
+    ("gemm_a16w16", |call| plain(call, Variant::Plain)),
+    ("gemm_a16w16_atomic", |call| Ok(Problem { split_k: SplitK::Atomic, ..plain(call, Variant::Plain)? })),
+    ("gemm_a16w16_gated", |call| plain(call, Variant::Gated)),
+    ("batched_gemm_bf16", |call| plain(call, Variant::Plain)),
+    ("fused_gemm_a16w16_quant_x", |call| plain(call, Variant::QuantX)),
+    ("gemm_a8w8", |call| plain(call, Variant::Plain)),
+    ("gemm_a8w8_per_token_scale", |call| plain(call, Variant::Plain)),
+    ("batched_gemm_a8w8", |call| plain(call, Variant::Plain)),
+    ("gemm_a8w8_blockscale", block),
+    ("fused_gemm_a8w8_blockscale_mul_add", block),
+    ("fused_gemm_a8w8_blockscale_split_cat", block),
+    ("gemm_a16w8_blockscale", |call| half_by_byte(call, call.bool("prequant")?)),
+    ("batched_gemm_a8w8_ptgq", |call| half_by_byte(call, true)),
+    ("gemm_a16wfp4", half_by_fp4),
+    ("gemm_a16wfp4_atomic", |call| Ok(Problem { split_k: SplitK::Atomic, ..half_by_fp4(call)? })),
+    ("batched_gemm_a16wfp4", half_by_fp4),
+    ("gemm_a8wfp4", mx),
+    ("gemm_afp8wfp8", mx),
+    ("gemm_afp4wfp4", mx),
+    ("batched_gemm_afp4wfp4", mx),
+    ("fused_gemm_afp4wfp4_mul_add", mx),
+    ("fused_gemm_afp4wfp4_split_cat", mx),
+    ("fused_gemm_a8w8_blockscale_a16w16", two),
+    ("fused_gemm_afp4wfp4_a16w16", two),
+    ("deepgemm_masked", |call| masked(plain(call, Variant::Plain)?)),
+    ("deepgemm_masked_a8w8", |call| masked(rows_or_blocks(call)?)),
+    ("deepgemm_contiguous", |call| contiguous(plain(call, Variant::Plain)?)),
+    ("deepgemm_contiguous_a8w8", |call| contiguous(rows_or_blocks(call)?)),
+];
+
+/// The problem of a combination of operands.
+fn of(
+    call: &CallSpec,
+    [a, w]: [DType; 2],
+    scales: ScaleKind,
+    variant: Variant,
+    block: Option<BlockShape>,
+) -> Result<Problem> {
+    let op = call.operator().name;
+    let Some(family) = Family::find(a, w, scales, variant) else {
+        return Err(Error::unsupported(op, format!("{a} by {w}"), "no kernel has these operands"));
     };
+    if let Some(block) = block {
+        block.check(op)?;
+    }
+    let fine_scales = scales != ScaleKind::Mx && block.is_some_and(|block| block.n < 4);
+    let eligible = Eligible { fine_scales, ..Eligible::new(family) };
+    let sizes = sizes(call)?;
+    let rows = !call.bool("scales_shuffled").unwrap_or(false);
+    let packed_scales = scales == ScaleKind::Mx && rows && sizes[3].is_multiple_of(PACKED_COLUMNS);
+    let name = if call.operator().arg("x").is_some() { "x" } else { "a" };
+    let a = (name, a);
+    Ok(Problem { eligible, sizes, block, split_k: SplitK::Workspace, second: None, a, packed_scales })
 }
-macro_rules! of_code {
-    ($name:expr, $dtype:expr, $constant:ident) => {
-        match $dtype {
-            DType::I8 => Ok(i8::$constant),
-            DType::Fp8E4M3 => Ok(Fp8E4M3::$constant),
-            DType::Fp8E4M3Fnuz => Ok(Fp8E4M3Fnuz::$constant),
-            other => Err(Error::dtype($name, "a", other, "i8, fp8e4m3fnuz, fp8e4m3")),
-        }
+
+fn dtypes(call: &CallSpec) -> Result<[DType; 2]> {
+    Ok([activations(call)?.dtype(), call.get("w")?.dtype()])
+}
+
+/// No scales, or scales of rows.
+fn plain(call: &CallSpec, variant: Variant) -> Result<Problem> {
+    of(call, dtypes(call)?, ScaleKind::None, variant, None)
+}
+
+fn block(call: &CallSpec) -> Result<Problem> {
+    let block = block_shape(call)?;
+    of(call, dtypes(call)?, block.kind(), Variant::Plain, Some(block))
+}
+
+/// K is split between groups of 128 columns.
+fn mx(call: &CallSpec) -> Result<Problem> {
+    of(call, dtypes(call)?, ScaleKind::Mx, Variant::Plain, Some(BlockShape::default()))
+}
+
+fn rows_or_blocks(call: &CallSpec) -> Result<Problem> {
+    if call.bool("blocks")? { block(call) } else { plain(call, Variant::Plain) }
+}
+
+/// How activations are quantized: by the kernels of `family`, ahead of the GEMM, or not.
+fn quantization(call: &CallSpec, prequant: bool, family: Option<&'static Family>) -> Result<Quantization> {
+    let ([_, m, _, k], options) = (sizes(call)?, options(call)?);
+    let in_registers = |family: &'static Family| {
+        vectorized(family.precision, k)
+            && match options.config {
+                Some(config) => family.kernels.has(config.tile),
+                None => m <= ON_THE_FLY_ROWS && options.determinism != Determinism::BatchInvariant,
+            }
     };
+    Ok(if !prequant || m == 0 || k == 0 {
+        Quantization::None
+    } else if family.is_some_and(in_registers) {
+        Quantization::InRegisters
+    } else {
+        Quantization::Ahead
+    })
 }
 
-impl Kind {
-    fn of(call: &CallSpec) -> Result<Self> {
-        let name = call.operator().name;
-        if call.operator().arg("w_bf16").is_some() {
-            return Self::of_two(call);
-        }
-        let others = || Error::unsupported(name, "its configurations", "only those of products of GemmTile");
-        if call.operator().arg("w").is_none() {
-            return Err(others());
-        }
-        let w = call.get("w")?.dtype();
-        let a = activations(call)?.dtype();
-        // Rows that choose their matrix have one axis, which tiles cut where groups end.
-        let chosen = name.starts_with("deepgemm_contiguous");
-        let sizes = match (activations(call)?.shape(), call.get("w")?.shape()) {
-            (&[m, k], &[_, n, of_w]) if chosen && k == of_w => [1, m, n, k],
-            _ => sizes(call)?,
-        };
-        let m = sizes[1];
-        let group = || block_shape(call);
-        // Of mxfp4, K is cut between groups of 128.
-        let mx = Some(BlockShape::default());
-        let with = |precision, kernels, groups| {
-            let most_rows = if chosen { GROUPED_ROWS } else { usize::MAX };
-            Ok(Self { precision, kernels, sizes, most_rows, groups, parts: Parts::Planes, second: None })
-        };
-        // Few rows are quantized on their way.
-        let prequant = name.ends_with("ptgq") || call.bool("prequant").unwrap_or(false);
-        let on_their_way = prequant && m <= ROWS_ON_THEIR_WAY;
-        let half = usize::from(a == DType::F16);
-        let kind = match name {
-            "gemm_a16w16"
-            | "gemm_a16w16_atomic"
-            | "batched_gemm_bf16"
-            | "deepgemm_masked"
-            | "deepgemm_contiguous" => with(of_half!(name, a, PRECISION)?, of_half!(name, a, KERNELS)?, None),
-            "fused_gemm_a16w16_quant_x" => {
-                with(of_half!(name, a, PRECISION)?, of_half!(name, a, QUANT_X)?, None)
-            }
-            "gemm_a16w16_gated" => with(of_half!(name, a, PRECISION)?, of_half!(name, a, GATED)?, None),
-            "gemm_a8w8" | "gemm_a8w8_per_token_scale" | "batched_gemm_a8w8" => {
-                with(of_code!(name, a, PRECISION)?, of_code!(name, a, KERNELS)?, None)
-            }
-            "gemm_a8w8_blockscale"
-            | "fused_gemm_a8w8_blockscale_mul_add"
-            | "fused_gemm_a8w8_blockscale_split_cat" => with(
-                of_code!(name, a, PRECISION)?,
-                group()?.kernels(of_code!(name, a, BLOCK)?),
-                Some(group()?),
-            ),
-            "deepgemm_masked_a8w8" | "deepgemm_contiguous_a8w8" => {
-                let blocks = call.bool("blocks")?;
-                let groups = if blocks { Some(group()?) } else { None };
-                let kernels = match groups {
-                    Some(group) => group.kernels(of_code!(name, a, BLOCK)?),
-                    None => of_code!(name, a, KERNELS)?,
-                };
-                with(of_code!(name, a, PRECISION)?, kernels, groups)
-            }
-            "gemm_a16w8_blockscale" | "batched_gemm_a8w8_ptgq" => {
-                let group = group()?;
-                if on_their_way && group.k == GROUP {
-                    with(Precision::HalfByByte, of_code!(name, w, OF_QUANTIZED)?[half], Some(group))
-                } else if prequant {
-                    with(of_code!(name, w, PRECISION)?, group.kernels(of_code!(name, w, BLOCK)?), Some(group))
-                } else {
-                    with(
-                        Precision::HalfByByte,
-                        group.kernels(of_code!(name, w, OF_HALVES)?[half]),
-                        Some(group),
-                    )
-                }
-            }
-            "gemm_a16wfp4" | "gemm_a16wfp4_atomic" | "batched_gemm_a16wfp4" => {
-                if on_their_way {
-                    with(Precision::HalfByFp4, of_half!(name, a, TO_FP4)?, mx)
-                } else if prequant {
-                    with(Precision::Fp4, &FP4, mx)
-                } else {
-                    with(Precision::HalfByFp4, of_half!(name, a, BY_FP4)?, mx)
-                }
-            }
-            "gemm_afp8wfp8" => with(of_code!(name, a, PRECISION)?, &MXFP8, mx),
-            "gemm_a8wfp4" => with(Precision::Fp8ByFp4, &FP8, mx),
-            "gemm_afp4wfp4"
-            | "batched_gemm_afp4wfp4"
-            | "fused_gemm_afp4wfp4_mul_add"
-            | "fused_gemm_afp4wfp4_split_cat" => with(Precision::Fp4, &FP4, mx),
-            _ => Err(others()),
-        }?;
-        let parts = match name {
-            _ if name.ends_with("_atomic") => Parts::Added,
-            _ if name.starts_with("deepgemm") => Parts::One,
-            _ => Parts::Planes,
-        };
-        Ok(Self { parts, ..kind })
-    }
-
-    /// Two products in one launch.
-    fn of_two(call: &CallSpec) -> Result<Self> {
-        let name = call.operator().name;
-        let half = call.get("x_bf16")?.dtype();
-        let [m, n, second, k] = dual::sizes(call)?;
-        let (precision, kernels, groups) = match call.optional("x_fp8") {
-            Some(x) => {
-                let groups = block_shape(call)?;
-                let kernels = groups.kernels(of_half!(name, half, BESIDE_FP8)?);
-                (of_code!(name, x.dtype(), PRECISION)?, kernels, groups)
-            }
-            None => (Precision::Fp4, of_half!(name, half, BESIDE_FP4)?[0], BlockShape::default()),
-        };
-        Ok(Self {
-            precision,
-            kernels,
-            sizes: [1, m, n, k],
-            most_rows: usize::MAX,
-            groups: Some(groups),
-            parts: Parts::Planes,
-            second: Some(Second { precision: of_half!(name, half, PRECISION)?, n: second }),
-        })
-    }
+/// Whether contiguous rows of both operands are multiples of 16 bytes.
+fn vectorized(precision: Precision, k: usize) -> bool {
+    precision.bytes(k).is_multiple_of(16) && (k * precision.weight_bits() / 8).is_multiple_of(16)
 }
 
-/// What a product of a launch is made by.
+enum Quantization {
+    None,
+    InRegisters,
+    Ahead,
+}
+
+fn half_by_byte(call: &CallSpec, prequant: bool) -> Result<Problem> {
+    let ([a, w], block) = (dtypes(call)?, block_shape(call)?);
+    // One scale for 128 columns.
+    let family = Family::find(a, w, block.kind(), Variant::Prequant).filter(|_| block.k == GROUP);
+    let (dtypes, variant) = match quantization(call, prequant, family)? {
+        Quantization::None => ([a, w], Variant::Plain),
+        Quantization::InRegisters => ([a, w], Variant::Prequant),
+        Quantization::Ahead => ([w, w], Variant::Plain),
+    };
+    of(call, dtypes, block.kind(), variant, Some(block))
+}
+
+fn half_by_fp4(call: &CallSpec) -> Result<Problem> {
+    let [a, w] = dtypes(call)?;
+    let family = Family::find(a, w, ScaleKind::Mx, Variant::Prequant);
+    let (dtypes, variant) = match quantization(call, call.bool("prequant")?, family)? {
+        Quantization::None => ([a, w], Variant::Plain),
+        Quantization::InRegisters => ([a, w], Variant::Prequant),
+        Quantization::Ahead => ([w, w], Variant::Plain),
+    };
+    of(call, dtypes, ScaleKind::Mx, variant, Some(BlockShape::default()))
+}
+
+fn masked(problem: Problem) -> Result<Problem> {
+    Ok(Problem { split_k: SplitK::Whole, ..problem })
+}
+
+/// Rows that choose their matrix: tiles end where groups can.
+fn contiguous(problem: Problem) -> Result<Problem> {
+    let eligible = Eligible { max_rows: GROUPED_ROWS, ..problem.eligible };
+    Ok(Problem { eligible, split_k: SplitK::Whole, ..problem })
+}
+
+/// Two GEMMs in one launch.
+fn two(call: &CallSpec) -> Result<Problem> {
+    let op = call.operator().name;
+    let half = call.get("x_bf16")?.dtype();
+    let [m, n, second, k] = dual::sizes(call)?;
+    let (name, scales, block) = match call.optional("x_fp8") {
+        Some(_) => ("x_fp8", block_shape(call)?.kind(), block_shape(call)?),
+        None => ("x_fp4", ScaleKind::Mx, BlockShape::default()),
+    };
+    let a = call.get(name)?.dtype();
+    let Some(family) = Family::find(a, a, scales, Variant::Beside(half)) else {
+        return Err(Error::unsupported(op, format!("{a} beside {half}"), "no kernel has these operands"));
+    };
+    block.check(op)?;
+    let fine_scales = scales != ScaleKind::Mx && block.n < 4;
+    let rows = !call.bool("scales_shuffled").unwrap_or(false);
+    let precision = if half == DType::F16 { Precision::F16 } else { Precision::Bf16 };
+    Ok(Problem {
+        eligible: Eligible { fine_scales, ..Eligible::new(family) },
+        sizes: [1, m, n, k],
+        block: Some(block),
+        split_k: SplitK::Workspace,
+        second: Some(Second { precision, n: second }),
+        a: (name, a),
+        packed_scales: scales == ScaleKind::Mx && rows && k.is_multiple_of(PACKED_COLUMNS),
+    })
+}
+
+/// What a GEMM of a launch is computed by.
 struct Share {
     tile: GemmTile,
-    /// Columns of K.
+    /// Columns of K of a pipeline stage of the block.
     at_a_time: usize,
-    /// Columns of a part of K, and how many parts there are.
+    /// Columns of a split-K slice, and how many slices there are.
     each: usize,
     splits: usize,
     m_tiles: usize,
     blocks: usize,
 }
 
-/// The tiles that can make a product of contiguous operands, each with the parts of K that suit it best, and which is taken: by
-/// the shortest modelled time and the rules of [`GemmConfig`], or because the call says so.
+/// The tiles that can compute a GEMM of contiguous operands, each with the split-K that suits it best, and the one that is taken:
+/// by the shortest modelled time and the rules of [`GemmConfig`], or because the call asks for it.
 ///
 /// # Errors
-/// [`Shape`](hk_core::Error::Shape) and [`Argument`](hk_core::Error::Argument) for a call that is none of its operator,
-/// [`DType`](hk_core::Error::DType) for operands of a type that has no such kernels,
-/// [`Unsupported`](hk_core::Error::Unsupported) for other operators.
+/// [`Shape`](hk_core::Error::Shape) and [`Argument`](hk_core::Error::Argument) for a call that its operator refuses,
+/// [`Unsupported`](hk_core::Error::Unsupported) for operands without kernels, and for other operators.
 pub fn choices(call: &CallSpec, info: &DeviceInfo) -> Result<Vec<Choice>> {
-    let Kind { precision, kernels, sizes, most_rows, groups, parts, second } = Kind::of(call)?;
-    let [batch, m, n, k] = sizes;
-    let adds = parts == Parts::Added;
-    let fine = groups.is_some_and(|group| group.n < 4);
-    let serves = |tile: GemmTile| {
-        let fits = tile.shape().0 <= most_rows && (!fine || !tile.skinny());
-        fits && !kernels.names[tile.index()].is_empty()
+    let op = call.operator().name;
+    let Some((_, describe)) = DESCRIBED.iter().find(|(name, _)| *name == op) else {
+        return Err(Error::unsupported(op, "its configurations", "only GEMMs of GemmTile have them"));
     };
+    let Problem { eligible, sizes, block, split_k, second, a, packed_scales } = describe(call)?;
+    let [batch, m, n, k] = sizes;
+    expect_i32_sums(op, a.0, a.1, k)?;
+    let precision = eligible.family.precision;
     let job = Job {
         info,
         precision,
         sizes,
-        vectors: precision.bytes(k).is_multiple_of(16)
-            && groups.is_none_or(|group| group.k >= GROUP_BY_VECTORS)
-            && second.is_none_or(|second| second.precision.bytes(k).is_multiple_of(16)),
-        most_splits: match parts {
-            Parts::Added => MOST_ATOMIC_SPLITS,
-            Parts::Planes => MOST_SPLITS,
-            Parts::One => 1,
+        vectorized: k == 0
+            || vectorized(precision, k)
+                && block.is_none_or(|block| block.k >= VECTOR_GROUP)
+                && second.is_none_or(|second| vectorized(second.precision, k)),
+        most_splits: match split_k {
+            SplitK::Atomic => MOST_ATOMIC_SPLITS,
+            SplitK::Workspace => MOST_SPLITS,
+            SplitK::Whole => 1,
         },
         second,
     };
-    let asked = options(call)?.config;
-    let chosen = asked.unwrap_or_else(|| job.choose(serves));
-    let mut candidates = job.candidates(serves);
+    let options = options(call)?;
+    let chosen = match options.config {
+        Some(config) => {
+            check_config(op, config, &eligible, job.vectorized)?;
+            config
+        }
+        None if options.determinism == Determinism::BatchInvariant => batch_invariant(job.vectorized),
+        None => job.choose(&eligible),
+    };
+    let mut candidates = job.candidates(&eligible);
     match candidates.iter_mut().find(|(config, _)| config.tile == chosen.tile) {
         Some(candidate) => *candidate = (chosen, job.time(chosen)),
         None => candidates.push((chosen, job.time(chosen))),
     }
-    let groups = groups.map_or(1, |group| group.k.max(1));
+    let groups = block.map_or(1, |block| block.k.max(1));
+    let kernel = |tile| eligible.family.kernels.name(tile, packed_scales).unwrap_or("none").to_owned();
     let describe = |(config, time): (GemmConfig, f64)| {
-        let shares = job.products(config.tile).enumerate().map(|(i, (tile, precision, n))| {
+        let shares = job.gemms(config.tile).enumerate().map(|(i, (tile, precision, n))| {
             // Scales are of the first.
             let config = GemmConfig { tile, ..config };
-            let (each, splits) = config.parts(info.arch, k, precision, if i == 0 { groups } else { 1 });
+            let (each, splits) = config.slices(info.arch, k, precision, if i == 0 { groups } else { 1 });
             let (m_tiles, n_tiles) = config.tiles(m, n);
             let blocks = outputs([batch, m_tiles, n_tiles]).saturating_mul(splits);
             Share {
@@ -256,11 +291,11 @@ pub fn choices(call: &CallSpec, info: &DeviceInfo) -> Result<Vec<Choice>> {
             values.join(", ")
         };
         let splits = shares[0].splits;
-        let planes = match &second {
-            _ if adds => 0,
+        let workspace = match &second {
+            _ if split_k == SplitK::Atomic => 0,
             None if splits > 1 => splits.saturating_mul(outputs([batch, m, n])),
             Some(second) if config.splits > 1 => {
-                config.splits.saturating_mul(plane([outputs([1, m, n]), outputs([1, m, second.n])]))
+                config.splits.saturating_mul(slice_of_two([outputs([1, m, n]), outputs([1, m, second.n])]))
             }
             _ => 0,
         };
@@ -271,16 +306,16 @@ pub fn choices(call: &CallSpec, info: &DeviceInfo) -> Result<Vec<Choice>> {
         };
         let values = vec![
             ("tile", of(tile_name)),
-            ("kernel", kernels.names[config.tile.index()].to_owned()),
+            ("kernel", kernel(config.tile)),
             ("waves", config.tile.waves(info.arch).to_string()),
             ("operands", if config.tile.skinny() { "registers" } else { "LDS" }.to_owned()),
             ("K at a time", of(|share| share.at_a_time.to_string())),
             ("stages", config.tile.stages(info.arch).to_string()),
-            ("parts of K", of(|share| share.splits.to_string())),
-            ("K of a part", of(|share| share.each.to_string())),
+            ("splits", of(|share| share.splits.to_string())),
+            ("K of a split", of(|share| share.each.to_string())),
             ("blocks", blocks.to_string()),
             ("group", config.group.clamp(1, shares[0].m_tiles.max(1)).to_string()),
-            ("workspace, bytes", planes.saturating_mul(size_of::<f32>()).to_string()),
+            ("workspace, bytes", workspace.saturating_mul(size_of::<f32>()).to_string()),
             ("modelled us", format!("{:.1}", time / 1000.0)),
         ];
         Choice { values, chosen: config.tile == chosen.tile }

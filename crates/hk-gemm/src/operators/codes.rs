@@ -1,19 +1,21 @@
 //! Products with codes of fewer bits than the activations, with mxfp4, and with what comes after them.
 
 use super::{
-    ACTIVATION, BATCHED_BIAS, GROUP_K, GROUP_N, SPLITS, TILE, W_SHUFFLED, Y_DTYPE, act, bias, block_shape,
-    case, finished, of_k, of_n, optional_f64, options, sizes, splits, tile, to, w_shuffled, weight, weights,
-    with_codes, with_half, workspace, y, y_dtype, y_outputs,
+    ACTIVATION, BATCH_INVARIANT, BATCHED_BIAS, GROUP_K, GROUP_N, SPLITS, TILE, W_SHUFFLED, Y_DTYPE,
+    accumulate, act, asked_slices, bias, block_shape, case, finished, of_k, of_n, optional_f64, options,
+    prequant, sizes, splits, tile, to, w_shuffled, weight, weights, with_codes, with_half, workspace, y,
+    y_dtype, y_outputs,
 };
-use crate::a8w8::sealed::MatrixCode as _;
+use crate::element::sealed::Int8OrFp8 as _;
 use crate::reference::{self, Sums};
 use crate::{
-    Addend, FloatView, FuseType, MxScaleView, Precision, gemm_a16w8_workspace, gemm_a16wfp4_workspace,
+    A8WFp4Inputs, A16W8Inputs, A16WFp4Inputs, Addend, FloatView, FuseType, FusedBlockInputs, FusedMxInputs,
+    GemmProblem, MulAdd, MxInputs, MxScaleView, Precision, PtgqInputs, SplitCatOutputs, gemm_workspace,
     kernels,
 };
 use hk_core::registry::{
-    ArgSpec, Call, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named, Operator, Outputs,
-    Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
+    ArgSpec, BenchSizes, Call, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named, Operator,
+    Outputs, Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
 use hk_core::{DType, E8M0, Error, Fp4x2, Result, Stream, TensorViewMut, quant, with_float};
 
@@ -112,7 +114,7 @@ pub(super) fn mx_values(
     Ok(values.into_iter().enumerate().map(|(i, v)| v * scales[at(i)]).collect())
 }
 
-/// A workspace of `len`, beside what parts of K need if the call says how many.
+/// A workspace of `len`, and of the split-K slices that the call asks for.
 fn space<'a>(
     stream: &Stream,
     inputs: &Inputs,
@@ -120,9 +122,8 @@ fn space<'a>(
     len: usize,
 ) -> Result<Option<TensorViewMut<'a, f32>>> {
     let [batch, m, n, _] = sizes(inputs)?;
-    let planes =
-        options(inputs)?.config.map_or(0, |c| if c.splits > 1 { c.splits * batch * m * n } else { 0 });
-    let len = len + planes;
+    let slices = asked_slices(inputs, &options(inputs)?, batch.saturating_mul(m).saturating_mul(n))?;
+    let len = len.saturating_add(slices);
     if len == 0 { Ok(None) } else { outputs.workspace(stream, len).map(Some) }
 }
 
@@ -158,7 +159,9 @@ fn a16wfp4_space<'a>(
     inputs: &Inputs,
     outputs: &mut Outputs<'a>,
 ) -> Result<Option<TensorViewMut<'a, f32>>> {
-    let len = gemm_a16wfp4_workspace(stream.device().info(), sizes(inputs)?);
+    let [batch, m, n, k] = sizes(inputs)?;
+    let problem = GemmProblem::new(Precision::HalfByFp4, m, n, k).batched(batch).prequantized(32);
+    let len = gemm_workspace(stream.device().info(), &problem);
     space(stream, inputs, outputs, len)
 }
 
@@ -167,23 +170,31 @@ pub(super) const GEMM_A16WFP4: Operator = Operator {
     family: "hk-gemm",
     summary: "y = activation(a w^T), w of mxfp4, a quantized to it or not",
     args: &[A, W4, W4_SCALE, y(2, "[M, N]", TERMS)],
-    scalars: &[Y_DTYPE, ACTIVATION, PREQUANT, SHUFFLED, W_SHUFFLED, TILE, SPLITS],
-    kernels: &[&kernels::DECODED4, &kernels::MIXED4, &kernels::QUANTIZED4, &kernels::MX, &kernels::REDUCE],
+    scalars: &[Y_DTYPE, ACTIVATION, PREQUANT, SHUFFLED, W_SHUFFLED, TILE, SPLITS, BATCH_INVARIANT],
+    kernels: &[
+        &kernels::A16WFP4,
+        &kernels::WFP4_DECODE,
+        &kernels::A16WFP4_QUANT_DECODE,
+        &kernels::WFP4,
+        &kernels::REDUCE,
+    ],
     cases: &[
         case!("Llama-3 8B o, 16 tokens", a: Bf16 [16, 4096], w: Fp4x2 [4096, 2048], w_scale: E8M0 [4096, 128]),
         case!("Llama-3 8B o, 16 tokens, weights alone", a: Bf16 [16, 4096], w: Fp4x2 [4096, 2048], w_scale: E8M0 [4096, 128]; plain()),
         case!("GPT-OSS q, k, v, 128 tokens", a: Bf16 [128, 2880], w: Fp4x2 [640, 1440], w_scale: E8M0 [640, 90]),
     ],
+    bench: BenchSizes::Tokens { rows: 4096, axis0: &["a", "a_scale", "y"], axis1: &[] },
     corners: &joined::<20>(&[&FP4_BF16, &FP4_F16]),
     outputs: y_outputs,
     run: |stream: &Stream, call: &mut DeviceCall| {
         let (inputs, mut outputs) = call.split();
-        let (options, prequant) = (options(&inputs)?, inputs.bool("prequant")?);
+        let (options, prequant) = (options(&inputs)?, prequant(&inputs)?);
         let space = a16wfp4_space(stream, &inputs, &mut outputs)?;
         let (w, w_scale) = (weight::<Fp4x2>(&inputs)?, mx_scale(&inputs, "w_scale")?);
         with_half!(inputs, "a", T => with_float!("gemm_a16wfp4", "y", y_dtype(&inputs)?, Y => {
             let y = outputs.take::<Y>("y")?;
-            crate::gemm_a16wfp4(stream, inputs.view::<T>("a")?, w, w_scale, prequant, y, space, options)
+            let inputs = A16WFp4Inputs { a: inputs.view::<T>("a")?, w, w_scale };
+            crate::gemm_a16wfp4(stream, inputs, prequant, y, space, options)
         }))
     },
     reference: |call: &HostCall| finished(call, a16wfp4(call)?),
@@ -192,7 +203,7 @@ pub(super) const GEMM_A16WFP4: Operator = Operator {
 
 pub(super) const GEMM_A16WFP4_ATOMIC: Operator = Operator {
     name: "gemm_a16wfp4_atomic",
-    summary: "y = a w^T, or y += a w^T, w of mxfp4, parts of K added in memory",
+    summary: "y = a w^T, or y += a w^T, w of mxfp4, split-K slices added by atomics",
     args: &[
         A,
         W4,
@@ -203,6 +214,7 @@ pub(super) const GEMM_A16WFP4_ATOMIC: Operator = Operator {
     cases: &[
         case!("Llama-3 70B k, v of 8 GPUs, 16 tokens", a: Bf16 [16, 8192], w: Fp4x2 [256, 4096], w_scale: E8M0 [256, 256], y: F32 [16, 256]),
     ],
+    bench: BenchSizes::Tokens { rows: 4096, axis0: &["a", "a_scale", "y"], axis1: &[] },
     corners: &[
         case!("as they are", a: Bf16 [13, 1568], w: Fp4x2 [40, 784], w_scale: E8M0 [40, 49], y: F32 [13, 40]; plain(), splits(2), tile("16x32")),
         case!("added to", a: F16 [33, 96], w: Fp4x2 [50, 48], w_scale: E8M0 [50, 3], y: F32 [33, 50]; plain(), keep(), tile("elements")),
@@ -212,13 +224,13 @@ pub(super) const GEMM_A16WFP4_ATOMIC: Operator = Operator {
     outputs: |_| Ok(vec![]),
     run: |stream: &Stream, call: &mut DeviceCall| {
         let (inputs, mut outputs) = call.split();
-        let (options, prequant, accumulate) =
-            (options(&inputs)?, inputs.bool("prequant")?, inputs.bool("accumulate")?);
+        let (options, prequant, accumulate) = (options(&inputs)?, prequant(&inputs)?, accumulate(&inputs)?);
         let space = a16wfp4_space(stream, &inputs, &mut outputs)?;
         let (w, w_scale) = (weight::<Fp4x2>(&inputs)?, mx_scale(&inputs, "w_scale")?);
         with_half!(inputs, "a", T => {
             let (a, y) = (inputs.view::<T>("a")?, outputs.take::<f32>("y")?);
-            crate::gemm_a16wfp4_atomic(stream, a, w, w_scale, prequant, y, accumulate, space, options)
+            let inputs = A16WFp4Inputs { a, w, w_scale };
+            crate::gemm_a16wfp4_atomic(stream, inputs, prequant, y, accumulate, space, options)
         })
     },
     reference: |call: &HostCall| {
@@ -245,6 +257,7 @@ pub(super) const BATCHED_GEMM_A16WFP4: Operator = Operator {
     cases: &[
         case!("DeepSeek-V3 k up-projection of 16 heads, 16 tokens", a: Bf16 [16, 16, 128], w: Fp4x2 [16, 512, 64], w_scale: E8M0 [16, 512, 4]),
     ],
+    bench: BenchSizes::Tokens { rows: 4096, axis0: &[], axis1: &["a", "a_scale"] },
     corners: &[
         case!("64 x 64", a: Bf16 [2, 65, 288], w: Fp4x2 [2, 70, 144], w_scale: E8M0 [2, 70, 9], y_scale: F32 [1]; plain(), tile("64x64"), splits(2)),
         case!("elements", a: F16 [2, 33, 96], w: Fp4x2 [2, 50, 48], w_scale: E8M0 [2, 50, 3]; plain(), tile("elements")),
@@ -254,13 +267,14 @@ pub(super) const BATCHED_GEMM_A16WFP4: Operator = Operator {
     ],
     run: |stream: &Stream, call: &mut DeviceCall| {
         let (inputs, mut outputs) = call.split();
-        let (options, prequant) = (options(&inputs)?, inputs.bool("prequant")?);
+        let (options, prequant) = (options(&inputs)?, prequant(&inputs)?);
         let space = a16wfp4_space(stream, &inputs, &mut outputs)?;
         let (w, w_scale, y_scale) =
             (weight::<Fp4x2>(&inputs)?, mx_scale(&inputs, "w_scale")?, inputs.optional_view("y_scale")?);
         with_half!(inputs, "a", T => with_float!("batched_gemm_a16wfp4", "y", y_dtype(&inputs)?, Y => {
             let (a, y) = (inputs.view::<T>("a")?, outputs.take::<Y>("y")?);
-            crate::batched_gemm_a16wfp4(stream, a, w, w_scale, prequant, y_scale, y, space, options)
+            let inputs = A16WFp4Inputs { a, w, w_scale };
+            crate::batched_gemm_a16wfp4(stream, inputs, prequant, y_scale, y, space, options)
         }))
     },
     reference: |call: &HostCall| {
@@ -298,12 +312,13 @@ pub(super) const GEMM_A8WFP4: Operator = Operator {
         W4_SCALE,
         y(2, "[M, N]", TERMS),
     ],
-    scalars: &[Y_DTYPE, ACTIVATION, SHUFFLED, W_SHUFFLED, TILE, SPLITS],
-    kernels: &[&kernels::MX, &kernels::MIXED4, &kernels::REDUCE],
+    scalars: &[Y_DTYPE, ACTIVATION, SHUFFLED, W_SHUFFLED, TILE, SPLITS, BATCH_INVARIANT],
+    kernels: &[&kernels::WFP4, &kernels::WFP4_DECODE, &kernels::REDUCE],
     cases: &[
         case!("Llama-3 8B o, 16 tokens", a: Fp8E4M3Fnuz [16, 4096], w: Fp4x2 [4096, 2048], a_scale: F32 [16], w_scale: E8M0 [4096, 128]),
         case!("Llama-3 8B o, 16 tokens (OCP)", a: Fp8E4M3 [16, 4096], w: Fp4x2 [4096, 2048], a_scale: F32 [16], w_scale: E8M0 [4096, 128]),
     ],
+    bench: BenchSizes::Tokens { rows: 4096, axis0: &["a", "a_scale", "y"], axis1: &[] },
     corners: &joined::<16>(&[&A8WFP4_FNUZ, &A8WFP4_OCP]),
     run: |stream: &Stream, call: &mut DeviceCall| {
         let (inputs, mut outputs) = call.split();
@@ -313,7 +328,7 @@ pub(super) const GEMM_A8WFP4: Operator = Operator {
             (weight::<Fp4x2>(&inputs)?, inputs.view("a_scale")?, mx_scale(&inputs, "w_scale")?);
         with_codes!(inputs, "a", T => with_float!("gemm_a8wfp4", "y", y_dtype(&inputs)?, Y => {
             let (a, y) = (inputs.view::<T>("a")?, outputs.take::<Y>("y")?);
-            crate::gemm_a8wfp4(stream, a, w, a_scale, w_scale, y, space, options)
+            crate::gemm_a8wfp4(stream, A8WFp4Inputs { a, w, a_scale, w_scale }, y, space, options)
         }))
     },
     reference: |call: &HostCall| {
@@ -358,13 +373,14 @@ pub(super) const GEMM_AFP4WFP4: Operator = Operator {
         W4_SCALE,
         y(2, "[M, N]", TERMS),
     ],
-    scalars: &[Y_DTYPE, ACTIVATION, SHUFFLED, W_SHUFFLED, TILE, SPLITS],
-    kernels: &[&kernels::MX, &kernels::MIXED4, &kernels::REDUCE],
+    scalars: &[Y_DTYPE, ACTIVATION, SHUFFLED, W_SHUFFLED, TILE, SPLITS, BATCH_INVARIANT],
+    kernels: &[&kernels::WFP4, &kernels::WFP4_DECODE, &kernels::REDUCE],
     cases: &[
         case!("Llama-3 8B o, 16 tokens", a: Fp4x2 [16, 2048], w: Fp4x2 [4096, 2048], a_scale: E8M0 [16, 128], w_scale: E8M0 [4096, 128]),
         case!("DeepSeek-V3 down of a shared expert, 128 tokens", a: Fp4x2 [128, 1024], w: Fp4x2 [1024, 1024], a_scale: E8M0 [128, 64], w_scale: E8M0 [1024, 64]),
         case!("512 x 512 x 1024", a: Fp4x2 [512, 512], w: Fp4x2 [512, 512], a_scale: E8M0 [512, 32], w_scale: E8M0 [512, 32]),
     ],
+    bench: BenchSizes::Tokens { rows: 4096, axis0: &["a", "a_scale", "y"], axis1: &[] },
     corners: &AFP4_CORNERS,
     run: |stream: &Stream, call: &mut DeviceCall| {
         let (inputs, mut outputs) = call.split();
@@ -373,7 +389,8 @@ pub(super) const GEMM_AFP4WFP4: Operator = Operator {
         let (a, w) = (inputs.view("a")?, weight::<Fp4x2>(&inputs)?);
         let (a_scale, w_scale) = (mx_scale(&inputs, "a_scale")?, mx_scale(&inputs, "w_scale")?);
         with_float!("gemm_afp4wfp4", "y", y_dtype(&inputs)?, Y => {
-            crate::gemm_afp4wfp4(stream, a, w, a_scale, w_scale, outputs.take::<Y>("y")?, space, options)
+            let inputs = MxInputs { a, w, a_scale, w_scale };
+            crate::gemm_afp4wfp4(stream, inputs, outputs.take::<Y>("y")?, space, options)
         })
     },
     reference: |call: &HostCall| finished(call, afp4wfp4(call)?),
@@ -408,13 +425,14 @@ pub(super) const GEMM_AFP8WFP8: Operator = Operator {
         W4_SCALE,
         y(2, "[M, N]", TERMS),
     ],
-    kernels: &[&kernels::MX8, &kernels::REDUCE],
+    kernels: &[&kernels::AFP8WFP8, &kernels::REDUCE],
     cases: &[
         case!("Llama-3 8B o, 16 tokens", a: Fp8E4M3Fnuz [16, 4096], w: Fp8E4M3Fnuz [4096, 4096], a_scale: E8M0 [16, 128], w_scale: E8M0 [4096, 128]),
         case!("Llama-3 8B o, 16 tokens (OCP)", a: Fp8E4M3 [16, 4096], w: Fp8E4M3 [4096, 4096], a_scale: E8M0 [16, 128], w_scale: E8M0 [4096, 128]),
         case!("a block of 4096 x 4096 x 4096", a: Fp8E4M3Fnuz [256, 4096], w: Fp8E4M3Fnuz [128, 4096], a_scale: E8M0 [256, 128], w_scale: E8M0 [128, 128]; tile("256x128")),
         case!("a block of 4096 x 4096 x 4096 (OCP)", a: Fp8E4M3 [256, 4096], w: Fp8E4M3 [128, 4096], a_scale: E8M0 [256, 128], w_scale: E8M0 [128, 128]; tile("256x128")),
     ],
+    bench: BenchSizes::Tokens { rows: 4096, axis0: &["a", "a_scale", "y"], axis1: &[] },
     corners: &joined::<18>(&[&MXFP8_FNUZ, &MXFP8_OCP]),
     run: |stream: &Stream, call: &mut DeviceCall| {
         let (inputs, mut outputs) = call.split();
@@ -423,7 +441,7 @@ pub(super) const GEMM_AFP8WFP8: Operator = Operator {
         let (a_scale, w_scale) = (mx_scale(&inputs, "a_scale")?, mx_scale(&inputs, "w_scale")?);
         with_codes!(inputs, "a", T => with_float!("gemm_afp8wfp8", "y", y_dtype(&inputs)?, Y => {
             let (a, w, y) = (inputs.view::<T>("a")?, weight::<T>(&inputs)?, outputs.take::<Y>("y")?);
-            crate::gemm_afp8wfp8(stream, a, w, a_scale, w_scale, y, space, options)
+            crate::gemm_afp8wfp8(stream, MxInputs { a, w, a_scale, w_scale }, y, space, options)
         }))
     },
     ..GEMM_AFP4WFP4
@@ -442,6 +460,7 @@ pub(super) const BATCHED_GEMM_AFP4WFP4: Operator = Operator {
     cases: &[
         case!("DeepSeek-V3 v up-projection of 16 heads, 64 tokens", a: Fp4x2 [16, 64, 256], w: Fp4x2 [16, 128, 256], a_scale: E8M0 [16, 64, 16], w_scale: E8M0 [16, 128, 16]),
     ],
+    bench: BenchSizes::Tokens { rows: 4096, axis0: &[], axis1: &["a", "a_scale"] },
     corners: &[
         case!("256 x 128", a: Fp4x2 [2, 20, 80], w: Fp4x2 [2, 140, 80], a_scale: E8M0 [2, 20, 5], w_scale: E8M0 [2, 140, 5]; tile("256x128")),
         case!("64 x 64", a: Fp4x2 [2, 65, 128], w: Fp4x2 [2, 70, 128], a_scale: E8M0 [2, 65, 8], w_scale: E8M0 [2, 70, 8]; tile("64x64"), splits(2)),
@@ -455,7 +474,8 @@ pub(super) const BATCHED_GEMM_AFP4WFP4: Operator = Operator {
         let (a, w) = (inputs.view("a")?, weight::<Fp4x2>(&inputs)?);
         let (a_scale, w_scale) = (mx_scale(&inputs, "a_scale")?, mx_scale(&inputs, "w_scale")?);
         with_float!("batched_gemm_afp4wfp4", "y", y_dtype(&inputs)?, Y => {
-            crate::batched_gemm_afp4wfp4(stream, a, w, a_scale, w_scale, outputs.take::<Y>("y")?, space, options)
+            let inputs = MxInputs { a, w, a_scale, w_scale };
+            crate::batched_gemm_afp4wfp4(stream, inputs, outputs.take::<Y>("y")?, space, options)
         })
     },
     ..GEMM_AFP4WFP4
@@ -515,7 +535,9 @@ fn a16w8_space<'a>(
     inputs: &Inputs,
     outputs: &mut Outputs<'a>,
 ) -> Result<Option<TensorViewMut<'a, f32>>> {
-    let len = gemm_a16w8_workspace(stream.device().info(), sizes(inputs)?, group_k(inputs)?);
+    let ([batch, m, n, k], group) = (sizes(inputs)?, group_k(inputs)?);
+    let problem = GemmProblem::new(Precision::HalfByByte, m, n, k).batched(batch).prequantized(group);
+    let len = gemm_workspace(stream.device().info(), &problem);
     space(stream, inputs, outputs, len)
 }
 
@@ -532,16 +554,17 @@ pub(super) const GEMM_A16W8_BLOCKSCALE: Operator = Operator {
         W_SHUFFLED,
         TILE,
         SPLITS,
+        BATCH_INVARIANT,
     ],
     kernels: &[
-        &kernels::DECODED_I8,
-        &kernels::DECODED_FP8,
-        &kernels::MIXED8,
-        &kernels::QUANTIZED8,
-        &kernels::BLOCKSCALE,
-        &kernels::SKINNY_BLOCKSCALE,
-        &kernels::DECODED_GROUPS8,
-        &kernels::GROUPS8,
+        &kernels::A16W8_I8,
+        &kernels::A16W8_FP8,
+        &kernels::A16W8_DECODE,
+        &kernels::A16W8_QUANT_DECODE,
+        &kernels::A8W8_BLOCKSCALE,
+        &kernels::A8W8_BLOCKSCALE_DECODE,
+        &kernels::A16W8_GROUPSCALE,
+        &kernels::A8W8_GROUPSCALE,
         &kernels::GROUP_QUANT,
         &kernels::REDUCE,
     ],
@@ -551,10 +574,11 @@ pub(super) const GEMM_A16W8_BLOCKSCALE: Operator = Operator {
         case!("the same, quantized", a: Bf16 [16, 2048], w: Fp8E4M3Fnuz [7168, 2048], w_scale: F32 [56, 16]; quantized()),
         case!("the same, quantized (OCP)", a: Bf16 [16, 2048], w: Fp8E4M3 [7168, 2048], w_scale: F32 [56, 16]; quantized()),
     ],
+    bench: BenchSizes::Tokens { rows: 4096, axis0: &["a", "a_scale", "y"], axis1: &[] },
     corners: &joined::<78>(&[&BF16_I8, &F16_I8, &BF16_FNUZ, &F16_FNUZ, &BF16_OCP, &F16_OCP, &BEFORE]),
     run: |stream: &Stream, call: &mut DeviceCall| {
         let (inputs, mut outputs) = call.split();
-        let (options, prequant) = (options(&inputs)?, inputs.bool("prequant")?);
+        let (options, prequant) = (options(&inputs)?, prequant(&inputs)?);
         let group = block_shape(&inputs)?;
         let space = a16w8_space(stream, &inputs, &mut outputs)?;
         let w_scale = inputs.view("w_scale")?;
@@ -562,12 +586,13 @@ pub(super) const GEMM_A16W8_BLOCKSCALE: Operator = Operator {
             let (a, w) = (inputs.view::<T>("a")?, weight::<C>(&inputs)?);
             with_float!("gemm_a16w8_blockscale", "y", y_dtype(&inputs)?, Y => {
                 let y = outputs.take::<Y>("y")?;
-                crate::gemm_a16w8_blockscale(stream, a, w, w_scale, group, prequant, y, space, options)
+                let inputs = A16W8Inputs { a, w, w_scale, group };
+                crate::gemm_a16w8_blockscale(stream, inputs, prequant, y, space, options)
             })
         }))
     },
     reference: |call: &HostCall| {
-        let (group, k) = (block_shape(call)?, call.get("w")?.shape()[1]);
+        let (group, [_, _, _, k]) = (block_shape(call)?, sizes(call)?);
         let w = reference::scaled(&weights(call)?, k, &call.get("w_scale")?.to_f64(), [group.n, group.k]);
         finished(call, a16w8(call, w, call.bool("prequant")?)?)
     },
@@ -583,12 +608,12 @@ pub(super) const BATCHED_GEMM_A8W8_PTGQ: Operator = Operator {
         BATCHED_BIAS,
         y(3, "[batch, M, N]", TERMS),
     ],
-    scalars: &[Y_DTYPE, ACTIVATION, GROUP_K, W_SHUFFLED, TILE, SPLITS],
+    scalars: &[Y_DTYPE, ACTIVATION, GROUP_K, W_SHUFFLED, TILE, SPLITS, BATCH_INVARIANT],
     kernels: &[
-        &kernels::QUANTIZED8,
-        &kernels::BLOCKSCALE,
-        &kernels::SKINNY_BLOCKSCALE,
-        &kernels::GROUPS8,
+        &kernels::A16W8_QUANT_DECODE,
+        &kernels::A8W8_BLOCKSCALE,
+        &kernels::A8W8_BLOCKSCALE_DECODE,
+        &kernels::A8W8_GROUPSCALE,
         &kernels::GROUP_QUANT,
         &kernels::REDUCE,
     ],
@@ -596,6 +621,7 @@ pub(super) const BATCHED_GEMM_A8W8_PTGQ: Operator = Operator {
         case!("DeepSeek-V3 k up-projection of 16 heads, 16 tokens", a: Bf16 [16, 16, 128], w: Fp8E4M3Fnuz [16, 512, 128], w_scale: F32 [1]),
         case!("DeepSeek-V3 k up-projection of 16 heads, 16 tokens (OCP)", a: Bf16 [16, 16, 128], w: Fp8E4M3 [16, 512, 128], w_scale: F32 [1]),
     ],
+    bench: BenchSizes::Tokens { rows: 4096, axis0: &[], axis1: &["a", "a_scale"] },
     corners: &[
         case!("16 x 32", a: Bf16 [2, 13, 528], w: I8 [2, 40, 528], w_scale: F32 [1], bias: F32 [2, 40]; tile("16x32"), act("relu")),
         case!("32 x 32", a: F16 [3, 20, 272], w: Fp8E4M3Fnuz [3, 40, 272], w_scale: F32 [1], bias: Bf16 [3, 1, 40]; tile("32x32"), splits(2)),
@@ -617,7 +643,8 @@ pub(super) const BATCHED_GEMM_A8W8_PTGQ: Operator = Operator {
             let (a, w) = (inputs.view::<T>("a")?, weight::<C>(&inputs)?);
             with_float!("batched_gemm_a8w8_ptgq", "y", y_dtype(&inputs)?, Y => {
                 let y = outputs.take::<Y>("y")?;
-                crate::batched_gemm_a8w8_ptgq(stream, a, w, w_scale, group, bias, y, space, options)
+                let inputs = PtgqInputs { a, group, w, w_scale };
+                crate::batched_gemm_a8w8_ptgq(stream, inputs, bias, y, space, options)
             })
         }))
     },
@@ -671,12 +698,18 @@ pub(super) const FUSED_GEMM_A8W8_BLOCKSCALE_MUL_ADD: Operator = Operator {
     name: "fused_gemm_a8w8_blockscale_mul_add",
     summary: "y = a * g + b or a * b + g, g of gemm_a8w8_blockscale",
     args: &[X8, W8, X8_SCALE, W8_SCALE, TERM_A, TERM_B, y(2, "[M, N]", TERMS)],
-    scalars: &[Y_DTYPE, FUSE, GROUP_N, GROUP_K, W_SHUFFLED, TILE, SPLITS],
-    kernels: &[&kernels::BLOCKSCALE, &kernels::SKINNY_BLOCKSCALE, &kernels::GROUPS8, &kernels::REDUCE],
+    scalars: &[Y_DTYPE, FUSE, GROUP_N, GROUP_K, W_SHUFFLED, TILE, SPLITS, BATCH_INVARIANT],
+    kernels: &[
+        &kernels::A8W8_BLOCKSCALE,
+        &kernels::A8W8_BLOCKSCALE_DECODE,
+        &kernels::A8W8_GROUPSCALE,
+        &kernels::REDUCE,
+    ],
     cases: &[
         case!("DeepSeek-V3 down of a shared expert, 16 tokens", x: Fp8E4M3Fnuz [16, 2048], w: Fp8E4M3Fnuz [7168, 2048], x_scale: F32 [16, 16], w_scale: F32 [56, 16], a: F32 [1], b: Bf16 [16, 7168]),
         case!("DeepSeek-V3 down of a shared expert, 16 tokens (OCP)", x: Fp8E4M3 [16, 2048], w: Fp8E4M3 [7168, 2048], x_scale: F32 [16, 16], w_scale: F32 [56, 16], a: F32 [1], b: Bf16 [16, 7168]),
     ],
+    bench: BenchSizes::Tokens { rows: 4096, axis0: &["x", "x_scale", "b", "y"], axis1: &[] },
     corners: &[
         case!("256 x 128", x: I8 [70, 272], w: I8 [150, 272], x_scale: F32 [70, 3], w_scale: F32 [2, 3], a: F32 [70, 150], b: F16 [1]; tile("256x128")),
         case!("64 x 64, 2 parts", x: Fp8E4M3Fnuz [65, 272], w: Fp8E4M3Fnuz [70, 272], x_scale: F32 [65, 3], w_scale: F32 [1, 3], a: Bf16 [1], b: F32 [65, 70]; tile("64x64"), splits(2), add_product()),
@@ -694,9 +727,8 @@ pub(super) const FUSED_GEMM_A8W8_BLOCKSCALE_MUL_ADD: Operator = Operator {
             let (x, w) = (inputs.view::<T>("x")?, weight::<T>(&inputs)?);
             with_float!("fused_gemm_a8w8_blockscale_mul_add", "y", y_dtype(&inputs)?, Y => {
                 let y = outputs.take::<Y>("y")?;
-                crate::fused_gemm_a8w8_blockscale_mul_add(
-                    stream, x, w, x_scale, w_scale, group, a, b, fuse, y, space, options,
-                )
+                let inputs = FusedBlockInputs { x, w, x_scale, w_scale, group };
+                crate::fused_gemm_a8w8_blockscale_mul_add(stream, inputs, MulAdd { a, b, fuse }, y, space, options)
             })
         })
     },
@@ -708,11 +740,12 @@ pub(super) const FUSED_GEMM_AFP4WFP4_MUL_ADD: Operator = Operator {
     name: "fused_gemm_afp4wfp4_mul_add",
     summary: "y = a * g + b or a * b + g, g of gemm_afp4wfp4",
     args: &[X4, W4, X4_SCALE, W4_SCALE, TERM_A, TERM_B, y(2, "[M, N]", TERMS)],
-    scalars: &[Y_DTYPE, FUSE, SHUFFLED, W_SHUFFLED, TILE, SPLITS],
-    kernels: &[&kernels::MX, &kernels::MIXED4, &kernels::REDUCE],
+    scalars: &[Y_DTYPE, FUSE, SHUFFLED, W_SHUFFLED, TILE, SPLITS, BATCH_INVARIANT],
+    kernels: &[&kernels::WFP4, &kernels::WFP4_DECODE, &kernels::REDUCE],
     cases: &[
         case!("Llama-3 8B o, 16 tokens", x: Fp4x2 [16, 2048], w: Fp4x2 [4096, 2048], x_scale: E8M0 [16, 128], w_scale: E8M0 [4096, 128], a: F32 [1], b: Bf16 [16, 4096]),
     ],
+    bench: BenchSizes::Tokens { rows: 4096, axis0: &["x", "x_scale", "b", "y"], axis1: &[] },
     corners: &[
         case!("256 x 128", x: Fp4x2 [100, 80], w: Fp4x2 [140, 80], x_scale: E8M0 [100, 5], w_scale: E8M0 [140, 5], a: F32 [100, 140], b: F16 [1]; tile("256x128")),
         case!("64 x 64, 2 parts", x: Fp4x2 [65, 192], w: Fp4x2 [70, 192], x_scale: E8M0 [65, 12], w_scale: E8M0 [70, 12], a: Bf16 [1], b: F32 [65, 70]; tile("64x64"), splits(2), add_product()),
@@ -727,7 +760,8 @@ pub(super) const FUSED_GEMM_AFP4WFP4_MUL_ADD: Operator = Operator {
         let (x_scale, w_scale) = (mx_scale(&inputs, "x_scale")?, mx_scale(&inputs, "w_scale")?);
         with_float!("fused_gemm_afp4wfp4_mul_add", "y", y_dtype(&inputs)?, Y => {
             let y = outputs.take::<Y>("y")?;
-            crate::fused_gemm_afp4wfp4_mul_add(stream, x, w, x_scale, w_scale, a, b, fuse, y, space, options)
+            let inputs = FusedMxInputs { x, w, x_scale, w_scale };
+            crate::fused_gemm_afp4wfp4_mul_add(stream, inputs, MulAdd { a, b, fuse }, y, space, options)
         })
     },
     reference: |call: &HostCall| with_terms(call, afp4wfp4(call)?),
@@ -793,12 +827,18 @@ pub(super) const FUSED_GEMM_A8W8_BLOCKSCALE_SPLIT_CAT: Operator = Operator {
     name: "fused_gemm_a8w8_blockscale_split_cat",
     summary: "c1 = [C[.., ..S1], y], c2 = C[.., S1..], C of gemm_a8w8_blockscale",
     args: &[X8, W8, X8_SCALE, W8_SCALE, CAT, C1, C2],
-    scalars: &[Y_DTYPE, S1, GROUP_N, GROUP_K, W_SHUFFLED, TILE, SPLITS],
-    kernels: &[&kernels::BLOCKSCALE, &kernels::SKINNY_BLOCKSCALE, &kernels::GROUPS8, &kernels::REDUCE],
+    scalars: &[Y_DTYPE, S1, GROUP_N, GROUP_K, W_SHUFFLED, TILE, SPLITS, BATCH_INVARIANT],
+    kernels: &[
+        &kernels::A8W8_BLOCKSCALE,
+        &kernels::A8W8_BLOCKSCALE_DECODE,
+        &kernels::A8W8_GROUPSCALE,
+        &kernels::REDUCE,
+    ],
     cases: &[
         case!("DeepSeek-V3 k, v up-projection of 16 heads, 64 tokens", x: Fp8E4M3Fnuz [64, 512], w: Fp8E4M3Fnuz [4096, 512], x_scale: F32 [64, 4], w_scale: F32 [32, 4], y: Bf16 [64, 16, 64]),
         case!("DeepSeek-V3 k, v up-projection of 16 heads, 64 tokens (OCP)", x: Fp8E4M3 [64, 512], w: Fp8E4M3 [4096, 512], x_scale: F32 [64, 4], w_scale: F32 [32, 4], y: Bf16 [64, 16, 64]),
     ],
+    bench: BenchSizes::Tokens { rows: 4096, axis0: &["x", "x_scale", "b", "y"], axis1: &[] },
     corners: &[
         case!("eights", x: I8 [70, 272], w: I8 [120, 272], x_scale: F32 [70, 3], w_scale: F32 [1, 3], y: Bf16 [70, 5, 32]; tile("256x128"), s1(16)),
         case!("2 parts", x: Fp8E4M3Fnuz [65, 272], w: Fp8E4M3Fnuz [72, 272], x_scale: F32 [65, 3], w_scale: F32 [1, 3], y: F32 [65, 9, 8]; tile("64x64"), splits(2), s1(0), to("f32")),
@@ -816,9 +856,9 @@ pub(super) const FUSED_GEMM_A8W8_BLOCKSCALE_SPLIT_CAT: Operator = Operator {
             let (x, w) = (inputs.view::<T>("x")?, weight::<T>(&inputs)?);
             with_float!("fused_gemm_a8w8_blockscale_split_cat", "c1", y_dtype(&inputs)?, Y => {
                 let (c1, c2) = (outputs.take::<Y>("c1")?, outputs.take::<Y>("c2")?);
-                crate::fused_gemm_a8w8_blockscale_split_cat(
-                    stream, x, w, x_scale, w_scale, group, cat, c1, c2, space, options,
-                )
+                let inputs = FusedBlockInputs { x, w, x_scale, w_scale, group };
+                let outputs = SplitCatOutputs { c1, c2 };
+                crate::fused_gemm_a8w8_blockscale_split_cat(stream, inputs, cat, outputs, space, options)
             })
         })
     },
@@ -830,11 +870,12 @@ pub(super) const FUSED_GEMM_AFP4WFP4_SPLIT_CAT: Operator = Operator {
     name: "fused_gemm_afp4wfp4_split_cat",
     summary: "c1 = [C[.., ..S1], y], c2 = C[.., S1..], C of gemm_afp4wfp4",
     args: &[X4, W4, X4_SCALE, W4_SCALE, CAT, C1, C2],
-    scalars: &[Y_DTYPE, S1, SHUFFLED, W_SHUFFLED, TILE, SPLITS],
-    kernels: &[&kernels::MX, &kernels::MIXED4, &kernels::REDUCE],
+    scalars: &[Y_DTYPE, S1, SHUFFLED, W_SHUFFLED, TILE, SPLITS, BATCH_INVARIANT],
+    kernels: &[&kernels::WFP4, &kernels::WFP4_DECODE, &kernels::REDUCE],
     cases: &[
         case!("DeepSeek-V3 k, v up-projection of 16 heads, 64 tokens", x: Fp4x2 [64, 256], w: Fp4x2 [4096, 256], x_scale: E8M0 [64, 16], w_scale: E8M0 [4096, 16], y: Bf16 [64, 16, 64]),
     ],
+    bench: BenchSizes::Tokens { rows: 4096, axis0: &["x", "x_scale", "b", "y"], axis1: &[] },
     corners: &[
         case!("eights", x: Fp4x2 [70, 80], w: Fp4x2 [120, 80], x_scale: E8M0 [70, 5], w_scale: E8M0 [120, 5], y: F16 [70, 5, 16]; tile("256x128"), s1(16)),
         case!("2 parts", x: Fp4x2 [65, 192], w: Fp4x2 [70, 192], x_scale: E8M0 [65, 12], w_scale: E8M0 [70, 12], y: F32 [65, 7, 3]; tile("64x64"), splits(2), s1(3), to("f32")),
@@ -849,7 +890,9 @@ pub(super) const FUSED_GEMM_AFP4WFP4_SPLIT_CAT: Operator = Operator {
         let (x_scale, w_scale) = (mx_scale(&inputs, "x_scale")?, mx_scale(&inputs, "w_scale")?);
         with_float!("fused_gemm_afp4wfp4_split_cat", "c1", y_dtype(&inputs)?, Y => {
             let (c1, c2) = (outputs.take::<Y>("c1")?, outputs.take::<Y>("c2")?);
-            crate::fused_gemm_afp4wfp4_split_cat(stream, x, w, x_scale, w_scale, cat, c1, c2, space, options)
+            let inputs = FusedMxInputs { x, w, x_scale, w_scale };
+            let outputs = SplitCatOutputs { c1, c2 };
+            crate::fused_gemm_afp4wfp4_split_cat(stream, inputs, cat, outputs, space, options)
         })
     },
     reference: |call: &HostCall| split(call, afp4wfp4(call)?),

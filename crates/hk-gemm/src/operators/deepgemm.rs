@@ -5,10 +5,10 @@ use super::{
     tile, w_shuffled, weight, weights, with_codes, with_half,
 };
 use crate::reference::{self, Sums};
-use crate::{GroupedScales, kernels};
+use crate::{GemmScales, kernels};
 use hk_core::registry::{
-    ArgSpec, Call, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named, Operator, Sample, Scalar,
-    ScalarSpec, TensorSpec, Tolerance, Traffic,
+    ArgSpec, BenchSizes, Call, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named, Operator,
+    Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
 use hk_core::{DType, Error, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, bf16};
 
@@ -29,6 +29,12 @@ const fn scale(name: &'static str, fewest: usize, most: usize, shape: &'static s
 const fn updated(rank: usize, shape: &'static str) -> ArgSpec {
     ArgSpec::updated("y", Tolerance::Sum { terms: TERMS }, HALVES, rank, shape)
 }
+
+/// The type of `y`, which is updated in place.
+fn y_dtype(call: &DeviceCall) -> DType {
+    call.outputs().next().map_or(DType::Bf16, |(_, y)| y.dtype())
+}
+
 const MASKED_M: ArgSpec = ArgSpec::input("masked_m", &[DType::I32], 1, "[G]");
 /// Of group 0, or none: examples know no runs.
 const M_GROUP: ArgSpec =
@@ -44,12 +50,12 @@ const fn blocks() -> (&'static str, Scalar) {
     ("blocks", Scalar::Bool(true))
 }
 
-fn scales<'a>(inputs: &Inputs<'a>) -> Result<GroupedScales<'a>> {
+fn scales<'a>(inputs: &Inputs<'a>) -> Result<GemmScales<'a>> {
     let (a, w) = (inputs.view("a_scale")?, inputs.view("w_scale")?);
     Ok(if inputs.bool("blocks")? {
-        GroupedScales::Blocks { a, w, group: block_shape(inputs)? }
+        GemmScales::Blocks { a, w, group: block_shape(inputs)? }
     } else {
-        GroupedScales::Rows { a, w }
+        GemmScales::Rows { a, w }
     })
 }
 
@@ -71,7 +77,9 @@ fn matrices(call: &HostCall) -> Result<Vec<Option<usize>>> {
 
 fn grouped(call: &HostCall) -> Result<Named<HostTensorF64>> {
     let (a, w) = (call.get("a")?, call.get("w")?.shape());
-    let (k, n, w_k) = (a.shape()[a.shape().len() - 1], w[1], w[2]);
+    // Weights come without their padding.
+    let (k, n) = (a.shape()[a.shape().len() - 1], w[1]);
+    let w_k = k;
     let (mut x, mut of_w) = (a.to_f64(), weights(call)?);
     if let Some(a_scale) = call.optional("a_scale") {
         let (a_scale, w_scale) = (a_scale.to_f64(), call.get("w_scale")?.to_f64());
@@ -119,10 +127,11 @@ pub(super) const DEEPGEMM_MASKED: Operator = Operator {
         updated(3, "[G, Mmax, N]"),
     ],
     scalars: &[ACTIVATION, W_SHUFFLED, TILE],
-    kernels: &[&kernels::TILES16, &kernels::SKINNY16],
+    kernels: &[&kernels::A16W16, &kernels::A16W16_DECODE],
     cases: &[
         case!("16 experts of DeepSeek-V3, up to 64 tokens each", a: Bf16 [16, 64, 1024], w: Bf16 [16, 512, 1024], masked_m: I32 [16], y: Bf16 [16, 64, 512]),
     ],
+    bench: BenchSizes::Tokens { rows: 4096, axis0: &[], axis1: &["a", "a_scale", "y"] },
     corners: &[
         case!("128 x 128", a: Bf16 [4, 130, 96], w: Bf16 [4, 140, 96], masked_m: I32 [4], y: Bf16 [4, 130, 140]; tile("128x128")),
         case!("64 x 64, shuffled", a: F16 [3, 65, 96], w: F16 [3, 80, 96], masked_m: I32 [3], y: F16 [3, 65, 80]; tile("64x64"), w_shuffled(), act("relu")),
@@ -131,11 +140,14 @@ pub(super) const DEEPGEMM_MASKED: Operator = Operator {
     ],
     outputs: |_| Ok(vec![]),
     run: |stream: &Stream, call: &mut DeviceCall| {
+        let y = y_dtype(call);
         let (inputs, mut outputs) = call.split();
         let (options, masked_m) = (options(&inputs)?, inputs.view("masked_m")?);
         with_half!(inputs, "a", T => {
             let (a, w) = (inputs.view::<T>("a")?, weight::<T>(&inputs)?);
-            crate::deepgemm_masked(stream, a, w, masked_m, outputs.take::<T>("y")?, options)
+            with_half!(@ inputs, y, "y", Y => {
+                crate::deepgemm_masked(stream, a, w, masked_m, outputs.take::<Y>("y")?, options)
+            })
         })
     },
     reference: grouped,
@@ -149,6 +161,7 @@ pub(super) const DEEPGEMM_CONTIGUOUS: Operator = Operator {
     cases: &[
         case!("512 rows of DeepSeek-V3", a: Bf16 [512, 1024], w: Bf16 [4, 512, 1024], m_group: I32 [512], y: Bf16 [512, 512]),
     ],
+    bench: BenchSizes::Tokens { rows: 4096, axis0: &["a", "a_scale", "m_group", "y"], axis1: &[] },
     corners: &[
         case!("128 x 128", a: Bf16 [257, 96], w: Bf16 [4, 140, 96], m_group: I32 [257], y: Bf16 [257, 140]; tile("128x128")),
         case!("64 x 64, shuffled", a: F16 [130, 96], w: F16 [3, 80, 96], m_group: I32 [130], y: F16 [130, 80]; tile("64x64"), w_shuffled(), act("relu")),
@@ -156,11 +169,14 @@ pub(super) const DEEPGEMM_CONTIGUOUS: Operator = Operator {
         case!("64 x 32", a: Bf16 [100, 136], w: Bf16 [6, 40, 136], m_group: I32 [100], y: Bf16 [100, 40]; tile("64x32")),
     ],
     run: |stream: &Stream, call: &mut DeviceCall| {
+        let y = y_dtype(call);
         let (inputs, mut outputs) = call.split();
         let (options, m_group) = (options(&inputs)?, inputs.view("m_group")?);
         with_half!(inputs, "a", T => {
             let (a, w) = (inputs.view::<T>("a")?, weight::<T>(&inputs)?);
-            crate::deepgemm_contiguous(stream, a, w, m_group, outputs.take::<T>("y")?, options)
+            with_half!(@ inputs, y, "y", Y => {
+                crate::deepgemm_contiguous(stream, a, w, m_group, outputs.take::<Y>("y")?, options)
+            })
         })
     },
     ..DEEPGEMM_MASKED
@@ -179,16 +195,17 @@ pub(super) const DEEPGEMM_MASKED_A8W8: Operator = Operator {
     ],
     scalars: &[ACTIVATION, BLOCKS, GROUP_N, GROUP_K, W_SHUFFLED, TILE],
     kernels: &[
-        &kernels::TILES8,
-        &kernels::SKINNY8,
-        &kernels::BLOCKSCALE,
-        &kernels::SKINNY_BLOCKSCALE,
-        &kernels::GROUPS8,
+        &kernels::A8W8,
+        &kernels::A8W8_DECODE,
+        &kernels::A8W8_BLOCKSCALE,
+        &kernels::A8W8_BLOCKSCALE_DECODE,
+        &kernels::A8W8_GROUPSCALE,
     ],
     cases: &[
         case!("16 experts of DeepSeek-V3, up to 64 tokens each", a: Fp8E4M3Fnuz [16, 64, 1024], w: Fp8E4M3Fnuz [16, 512, 1024], a_scale: F32 [16, 64], w_scale: F32 [16, 512], masked_m: I32 [16], y: Bf16 [16, 64, 512]),
         case!("16 experts of DeepSeek-V3, up to 64 tokens each (OCP)", a: Fp8E4M3 [16, 64, 1024], w: Fp8E4M3 [16, 512, 1024], a_scale: F32 [16, 64], w_scale: F32 [16, 512], masked_m: I32 [16], y: Bf16 [16, 64, 512]),
     ],
+    bench: BenchSizes::Tokens { rows: 4096, axis0: &[], axis1: &["a", "a_scale", "y"] },
     corners: &[
         case!("128 x 128", a: Fp8E4M3Fnuz [4, 130, 96], w: Fp8E4M3Fnuz [4, 140, 96], a_scale: F32 [4, 130], w_scale: F32 [4, 140, 1], masked_m: I32 [4], y: Bf16 [4, 130, 140]; tile("128x128")),
         case!("64 x 64, blocks", a: Fp8E4M3 [3, 65, 160], w: Fp8E4M3 [3, 144, 160], a_scale: F32 [3, 65, 2], w_scale: F32 [3, 2, 2], masked_m: I32 [3], y: Bf16 [3, 65, 144]; tile("64x64"), w_shuffled(), blocks()),
@@ -196,11 +213,14 @@ pub(super) const DEEPGEMM_MASKED_A8W8: Operator = Operator {
         case!("groups of 64", a: Fp8E4M3Fnuz [3, 30, 272], w: Fp8E4M3Fnuz [3, 40, 272], a_scale: F32 [3, 30, 5], w_scale: F32 [3, 1, 5], masked_m: I32 [3], y: Bf16 [3, 30, 40]; blocks(), of_k(64)),
     ],
     run: |stream: &Stream, call: &mut DeviceCall| {
+        let y = y_dtype(call);
         let (inputs, mut outputs) = call.split();
         let (options, scales, masked_m) = (options(&inputs)?, scales(&inputs)?, inputs.view("masked_m")?);
         with_codes!(inputs, "a", T => {
             let (a, w) = (inputs.view::<T>("a")?, weight::<T>(&inputs)?);
-            crate::deepgemm_masked_a8w8(stream, a, w, scales, masked_m, outputs.take::<bf16>("y")?, options)
+            with_half!(@ inputs, y, "y", Y => {
+                crate::deepgemm_masked_a8w8(stream, a, w, scales, masked_m, outputs.take::<Y>("y")?, options)
+            })
         })
     },
     ..DEEPGEMM_MASKED
@@ -221,6 +241,7 @@ pub(super) const DEEPGEMM_CONTIGUOUS_A8W8: Operator = Operator {
         case!("512 rows of DeepSeek-V3", a: Fp8E4M3Fnuz [512, 1024], w: Fp8E4M3Fnuz [4, 512, 1024], a_scale: F32 [512, 8], w_scale: F32 [4, 4, 8], m_group: I32 [512], y: Bf16 [512, 512]; blocks()),
         case!("512 rows of DeepSeek-V3 (OCP)", a: Fp8E4M3 [512, 1024], w: Fp8E4M3 [4, 512, 1024], a_scale: F32 [512, 8], w_scale: F32 [4, 4, 8], m_group: I32 [512], y: Bf16 [512, 512]; blocks()),
     ],
+    bench: BenchSizes::Tokens { rows: 4096, axis0: &["a", "a_scale", "m_group", "y"], axis1: &[] },
     corners: &[
         case!("128 x 128", a: Fp8E4M3Fnuz [257, 96], w: Fp8E4M3Fnuz [4, 140, 96], a_scale: F32 [257], w_scale: F32 [4, 140], m_group: I32 [257], y: Bf16 [257, 140]; tile("128x128")),
         case!("64 x 64, blocks", a: Fp8E4M3 [130, 160], w: Fp8E4M3 [3, 144, 160], a_scale: F32 [130, 2], w_scale: F32 [3, 2, 2], m_group: I32 [130], y: Bf16 [130, 144]; tile("64x64"), w_shuffled(), blocks()),
@@ -228,11 +249,14 @@ pub(super) const DEEPGEMM_CONTIGUOUS_A8W8: Operator = Operator {
         case!("elements", a: I8 [33, 77], w: I8 [3, 50, 77], a_scale: F32 [33], w_scale: F32 [3, 50], m_group: I32 [33], y: Bf16 [33, 50]; tile("elements")),
     ],
     run: |stream: &Stream, call: &mut DeviceCall| {
+        let y = y_dtype(call);
         let (inputs, mut outputs) = call.split();
         let (options, scales, m_group) = (options(&inputs)?, scales(&inputs)?, inputs.view("m_group")?);
         with_codes!(inputs, "a", T => {
             let (a, w) = (inputs.view::<T>("a")?, weight::<T>(&inputs)?);
-            crate::deepgemm_contiguous_a8w8(stream, a, w, scales, m_group, outputs.take::<bf16>("y")?, options)
+            with_half!(@ inputs, y, "y", Y => {
+                crate::deepgemm_contiguous_a8w8(stream, a, w, scales, m_group, outputs.take::<Y>("y")?, options)
+            })
         })
     },
     ..DEEPGEMM_MASKED_A8W8
@@ -290,7 +314,9 @@ const COLUMNS: ScalarSpec = ScalarSpec {
 /// The shape of shuffled weights.
 fn shuffled_shape<V: Described>(call: &Call<V>) -> Result<Vec<usize>> {
     let mut shape = call.get("plain")?.shape().to_vec();
-    if let (Some(last), Ok(columns @ 1..)) = (shape.last_mut(), usize::try_from(call.int("columns")?)) {
+    let columns = call.int("columns")?;
+    let wrong = |_| Error::argument(call.operator().name, "columns", columns, "0 or more");
+    if let (Some(last), columns @ 1..) = (shape.last_mut(), usize::try_from(columns).map_err(wrong)?) {
         *last = columns;
     }
     Ok(shape)
@@ -338,6 +364,7 @@ pub(super) const SHUFFLE_WEIGHT: Operator = Operator {
         case!("Llama-3 8B o", plain: Bf16 [4096, 4096]),
         case!("Llama-3 8B o, fp8", plain: Fp8E4M3 [4096, 4096]),
     ],
+    bench: BenchSizes::Tokens { rows: 28_672, axis0: &["plain"], axis1: &[] },
     corners: &[
         case!("bf16", plain: Bf16 [48, 96]),
         case!("fp8, batches", plain: Fp8E4M3Fnuz [3, 32, 64]),
@@ -367,6 +394,7 @@ pub(super) const UNSHUFFLE_WEIGHT: Operator = Operator {
         ArgSpec::output("plain", Tolerance::Exact, ANY, 2, "as shuffled").ranks(2, 3),
     ],
     cases: &[case!("Llama-3 8B o", shuffled: Bf16 [4096, 4096])],
+    bench: BenchSizes::Tokens { rows: 28_672, axis0: &["shuffled"], axis1: &[] },
     corners: &[case!("bf16", shuffled: Bf16 [48, 96]), case!("int8", shuffled: I8 [2, 16, 32])],
     outputs: |call| {
         let shuffled = call.get("shuffled")?;

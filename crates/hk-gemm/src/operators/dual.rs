@@ -4,14 +4,18 @@ use super::codes::{
     FP8, GEMM_A16WFP4, HALVES, SHUFFLED, f32s, floats, fp4, joined, mx, mx_scale, mx_values, scales_shuffled,
 };
 use super::{
-    BIAS, GROUP_K, GROUP_N, SPLITS, TILE, W_SHUFFLED, Y_DTYPE, block_shape, case, of_k, of_n, optional_f64,
-    options, packed, splits, tile, to, w_shuffled, weight_of, weights_of, with_codes, with_half, y, y_dtype,
+    BATCH_INVARIANT, BIAS, GROUP_K, GROUP_N, SPLITS, TILE, W_SHUFFLED, Y_DTYPE, asked_slices, block_shape,
+    case, of_k, of_n, optional_f64, options, packed, splits, tile, to, w_shuffled, weight_of, weights_of,
+    with_codes, with_half, y, y_dtype,
 };
+use crate::gemm::plan::slice_of_two;
 use crate::reference::{self, Sums};
-use crate::{FloatView, Precision, fused_gemm_a16w16_workspace, kernels};
+use crate::{
+    DualFp4Inputs, DualFp8Inputs, DualOutputs, FloatView, GemmProblem, Precision, gemm_workspace, kernels,
+};
 use hk_core::registry::{
-    ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named, Operator,
-    Outputs, Sample, TensorSpec,
+    ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named,
+    Operator, Outputs, Sample, TensorSpec,
 };
 use hk_core::{Error, Fp4x2, Result, Stream, TensorViewMut, with_float};
 
@@ -35,8 +39,11 @@ pub(super) fn sizes<V: Described>(call: &Call<V>) -> Result<[usize; 4]> {
         if fp8 { ("x_fp8", "w_fp8", call.get("w_fp8")?) } else { ("x_fp4", "w_fp4", call.get("w_fp4")?) };
     let (x, w2) = (call.get(x)?, call.get("w_bf16")?);
     let columns = |tensor: &V| tensor.shape().last().map_or(0, |n| n * packed(tensor));
+    // Shuffled weights may be padded.
+    let (k, padded) = (columns(x), call.bool("w_shuffled").unwrap_or(false));
+    let same_k = |w: &V| columns(w) == k || padded && columns(w) > k;
     match (x.shape(), of.shape(), w2.shape()) {
-        (&[m, _], &[n1, _], &[n2, k]) if columns(x) == k && columns(of) == k => Ok([m, n1, n2, k]),
+        (&[m, _], &[n1, _], &[n2, _]) if same_k(of) && same_k(w2) => Ok([m, n1, n2, k]),
         (_, of, _) => Err(Error::shape(call.operator().name, w, of, "K of all operands")),
     }
 }
@@ -54,10 +61,13 @@ fn space<'a>(
     precision: Precision,
 ) -> Result<Option<TensorViewMut<'a, f32>>> {
     let [m, n1, n2, k] = sizes(inputs)?;
-    let len = match options(inputs)?.config {
-        Some(config) if config.splits > 1 => config.splits * ((m * n1).next_multiple_of(4) + m * n2),
-        Some(_) => 0,
-        None => fused_gemm_a16w16_workspace(stream.device().info(), precision, [m, n1, n2, k]),
+    let options = options(inputs)?;
+    let len = match options.config {
+        Some(_) => asked_slices(inputs, &options, slice_of_two([n1, n2].map(|n| m.saturating_mul(n))))?,
+        None => {
+            let problem = GemmProblem::new(precision, m, n1, k).beside(n2);
+            gemm_workspace(stream.device().info(), &problem)
+        }
     };
     if len == 0 { Ok(None) } else { outputs.workspace(stream, len).map(Some) }
 }
@@ -114,12 +124,18 @@ pub(super) const FUSED_GEMM_A8W8_BLOCKSCALE_A16W16: Operator = Operator {
         Y1,
         Y2,
     ],
-    scalars: &[Y_DTYPE, GROUP_N, GROUP_K, W_SHUFFLED, TILE, SPLITS],
-    kernels: &[&kernels::DUAL8, &kernels::DUAL_GROUPS8, &kernels::SKINNY_DUAL8, &kernels::REDUCE],
+    scalars: &[Y_DTYPE, GROUP_N, GROUP_K, W_SHUFFLED, TILE, SPLITS, BATCH_INVARIANT],
+    kernels: &[
+        &kernels::DUAL_FP8,
+        &kernels::DUAL_FP8_GROUPSCALE,
+        &kernels::DUAL_FP8_DECODE,
+        &kernels::REDUCE,
+    ],
     cases: &[
         case!("DeepSeek-V3 gate and up of a shared expert of 8 GPUs, and router, 16 tokens", x_fp8: Fp8E4M3Fnuz [16, 7168], w_fp8: Fp8E4M3Fnuz [512, 7168], x_scale: F32 [16, 56], w_scale: F32 [4, 56], x_bf16: Bf16 [16, 7168], w_bf16: Bf16 [256, 7168]),
         case!("DeepSeek-V3 gate and up of a shared expert of 8 GPUs, and router, 16 tokens (OCP)", x_fp8: Fp8E4M3 [16, 7168], w_fp8: Fp8E4M3 [512, 7168], x_scale: F32 [16, 56], w_scale: F32 [4, 56], x_bf16: Bf16 [16, 7168], w_bf16: Bf16 [256, 7168]),
     ],
+    bench: BenchSizes::Tokens { rows: 4096, axis0: &["x_fp8", "x_fp4", "x_scale", "x_bf16"], axis1: &[] },
     corners: &joined::<36>(&[&FNUZ_BF16, &FNUZ_F16, &OCP_BF16, &OCP_F16]),
     outputs: specs,
     run: |stream: &Stream, call: &mut DeviceCall| {
@@ -133,10 +149,10 @@ pub(super) const FUSED_GEMM_A8W8_BLOCKSCALE_A16W16: Operator = Operator {
             let (x_bf16, w_bf16) = (inputs.view::<H>("x_bf16")?, weight_of::<H>(&inputs, "w_bf16")?);
             with_float!("fused_gemm_a8w8_blockscale_a16w16", "y1", y_dtype(&inputs)?, Y => {
                 let (y1, y2) = (outputs.take::<Y>("y1")?, outputs.take::<Y>("y2")?);
-                crate::fused_gemm_a8w8_blockscale_a16w16(
-                    stream, x_fp8, w_fp8, x_scale, w_scale, group, x_bf16, w_bf16, bias1, bias2, y1, y2, space,
-                    options,
-                )
+                let inputs =
+                    DualFp8Inputs { x_fp8, w_fp8, x_scale, w_scale, group, x_bf16, w_bf16, bias1, bias2 };
+                let outputs = DualOutputs { y1, y2 };
+                crate::fused_gemm_a8w8_blockscale_a16w16(stream, inputs, outputs, space, options)
             })
         }))
     },
@@ -183,12 +199,13 @@ pub(super) const FUSED_GEMM_AFP4WFP4_A16W16: Operator = Operator {
         Y1,
         Y2,
     ],
-    scalars: &[Y_DTYPE, SHUFFLED, W_SHUFFLED, TILE, SPLITS],
-    kernels: &[&kernels::DUAL4_BF16, &kernels::DUAL4_F16, &kernels::SKINNY_DUAL4, &kernels::REDUCE],
+    scalars: &[Y_DTYPE, SHUFFLED, W_SHUFFLED, TILE, SPLITS, BATCH_INVARIANT],
+    kernels: &[&kernels::DUAL_FP4_BF16, &kernels::DUAL_FP4_F16, &kernels::DUAL_FP4_DECODE, &kernels::REDUCE],
     cases: &[
         case!("DeepSeek-V3 gate and up of a shared expert of 8 GPUs, and router, 16 tokens", x_fp4: Fp4x2 [16, 3584], w_fp4: Fp4x2 [512, 3584], x_scale: E8M0 [16, 224], w_scale: E8M0 [512, 224], x_bf16: Bf16 [16, 7168], w_bf16: Bf16 [256, 7168]),
         case!("the same, 64 tokens", x_fp4: Fp4x2 [64, 3584], w_fp4: Fp4x2 [512, 3584], x_scale: E8M0 [64, 224], w_scale: E8M0 [512, 224], x_bf16: Bf16 [64, 7168], w_bf16: Bf16 [256, 7168]),
     ],
+    bench: BenchSizes::Tokens { rows: 4096, axis0: &["x_fp8", "x_fp4", "x_scale", "x_bf16"], axis1: &[] },
     corners: &joined::<18>(&[&FP4_BF16, &FP4_F16]),
     run: |stream: &Stream, call: &mut DeviceCall| {
         let (inputs, mut outputs) = call.split();
@@ -201,10 +218,9 @@ pub(super) const FUSED_GEMM_AFP4WFP4_A16W16: Operator = Operator {
             let (x_bf16, w_bf16) = (inputs.view::<H>("x_bf16")?, weight_of::<H>(&inputs, "w_bf16")?);
             with_float!("fused_gemm_afp4wfp4_a16w16", "y1", y_dtype(&inputs)?, Y => {
                 let (y1, y2) = (outputs.take::<Y>("y1")?, outputs.take::<Y>("y2")?);
-                crate::fused_gemm_afp4wfp4_a16w16(
-                    stream, x_fp4, w_fp4, x_scale, w_scale, x_bf16, w_bf16, bias1, bias2, y1, y2, space,
-                    options,
-                )
+                let inputs = DualFp4Inputs { x_fp4, w_fp4, x_scale, w_scale, x_bf16, w_bf16, bias1, bias2 };
+                let outputs = DualOutputs { y1, y2 };
+                crate::fused_gemm_afp4wfp4_a16w16(stream, inputs, outputs, space, options)
             })
         })
     },

@@ -1,13 +1,13 @@
 //! Feed-forward layers.
 
 use super::{ACTIVATION, act, activation, case, with_half};
-use crate::a16w16::sealed::Half as _;
+use crate::element::sealed::Half as _;
 use crate::kernels;
 use crate::reference;
 use crate::{FfOptions, FfPath, ff_fused_workspace};
 use hk_core::registry::{
-    ArgSpec, Call, Case, Described, DeviceCall, HostCall, HostTensorF64, Operator, Sample, Scalar,
-    ScalarSpec, TensorSpec, Tolerance, Traffic,
+    ArgSpec, BenchSizes, Call, Case, Described, DeviceCall, HostCall, HostTensorF64, Operator, Sample,
+    Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
 use hk_core::{DType, Error, Result, Stream};
 
@@ -65,12 +65,13 @@ pub(super) const FF_FUSED_GATED: Operator = Operator {
     summary: "y = (activation(x w_up[..I]^T) * (x w_up[I..]^T)) w_down",
     args: &[X, ArgSpec::input("w_up", HALVES, 2, "[2 I, K]").sampled(UP_SAMPLE), W_DOWN, Y],
     scalars: &[ACTIVATION, PATH],
-    kernels: &[&kernels::FF, &kernels::TILES16, &kernels::SKINNY16, &kernels::REDUCE, &kernels::GMM],
+    kernels: &[&kernels::FF, &kernels::A16W16, &kernels::A16W16_DECODE, &kernels::REDUCE, &kernels::GMM],
     cases: &[
         case!("Llama-3 8B of 8 GPUs, 1 token", x: Bf16 [1, 4096], w_up: Bf16 [3584, 4096], w_down: Bf16 [1792, 4096]; act("silu")),
         case!("Llama-3 8B of 8 GPUs, 16 tokens", x: Bf16 [16, 4096], w_up: Bf16 [3584, 4096], w_down: Bf16 [1792, 4096]; act("silu")),
         case!("DeepSeek-V3 shared expert of 8 GPUs, 128 tokens", x: Bf16 [128, 7168], w_up: Bf16 [512, 7168], w_down: Bf16 [256, 7168]; act("silu")),
     ],
+    bench: BenchSizes::Tokens { rows: 4096, axis0: &["x"], axis1: &[] },
     corners: &GATED_CORNERS,
     outputs: |call| {
         let x = call.get("x")?;
@@ -89,6 +90,7 @@ pub(super) const FF_FUSED_UNGATED: Operator = Operator {
         case!("Falcon 7B of 8 GPUs, 4 tokens", x: Bf16 [4, 4544], w_up: Bf16 [2272, 4544], w_down: Bf16 [2272, 4544]; act("gelu")),
         case!("hidden 2048, 64 tokens", x: F16 [64, 2048], w_up: F16 [2048, 2048], w_down: F16 [2048, 2048]; act("relu")),
     ],
+    bench: BenchSizes::Tokens { rows: 4096, axis0: &["x"], axis1: &[] },
     corners: &CORNERS,
     run: |stream: &Stream, call: &mut DeviceCall| run(false, stream, call),
     reference: |call: &HostCall| feed_forward(false, call),

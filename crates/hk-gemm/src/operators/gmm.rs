@@ -3,10 +3,10 @@
 use super::{case, with_half};
 use crate::kernels;
 use crate::reference::{self, Sums};
-use crate::{GroupedOptions, GroupedTile};
+use crate::{GroupedOptions, GroupedTile, TgmmOutputs};
 use hk_core::registry::{
-    ArgSpec, Call, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Operator, Sample, Scalar,
-    ScalarSpec, TensorSpec, Tolerance, Traffic,
+    ArgSpec, BenchSizes, Call, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Operator,
+    Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
 use hk_core::{DType, Error, IndexView, Result, Stream};
 
@@ -101,6 +101,7 @@ pub(super) const GMM: Operator = Operator {
         case!("8 experts of DeepSeek-V2-Lite, 256 tokens, K contiguous", lhs: Bf16 [256, 1408], rhs: Bf16 [8, 2048, 1408], group_sizes: I64 [8], out: Bf16 [256, 2048]; set("rhs_transposed")),
         case!("64 experts, 64 tokens", lhs: Bf16 [64, 1024], rhs: Bf16 [64, 1024, 256], group_sizes: I32 [64], out: Bf16 [64, 256]),
     ],
+    bench: BenchSizes::Tokens { rows: 4096, axis0: &["lhs", "out"], axis1: &[] },
     corners: &GMM_CORNERS,
     outputs: |_| Ok(vec![]),
     run: |stream: &Stream, call: &mut DeviceCall| {
@@ -170,6 +171,7 @@ pub(super) const PTGMM: Operator = Operator {
         case!("2 experts of DeepSeek-V2-Lite, 128 tokens", lhs: Bf16 [128, 2048], rhs: Bf16 [128, 1408], group_sizes: I32 [2], out: Bf16 [2, 2048, 1408], bias_grad: F32 [2, 2048]; set("lhs_transposed")),
         case!("8 experts, 256 tokens", lhs: Bf16 [256, 512], rhs: Bf16 [256, 1024], group_sizes: I32 [8], out: Bf16 [8, 512, 1024]; set("lhs_transposed"), set("accumulate")),
     ],
+    bench: BenchSizes::Tokens { rows: 4096, axis0: &["lhs", "rhs"], axis1: &[] },
     corners: &TGMM_CORNERS,
     outputs: |call| {
         let (sizes, out) = (call.get("group_sizes")?.shape(), call.get("out")?.shape());
@@ -196,8 +198,8 @@ pub(super) const PTGMM: Operator = Operator {
         }
         let mut outputs = vec![("out", as_tensor(out.shape(), sums))];
         if call.wants("bias_grad") {
-            let of_rows = reference::tgmm(&lhs, &vec![1.0; m], &rows, [m, 1, k]);
-            outputs.push(("bias_grad", as_tensor(&[groups, k], of_rows)));
+            let per_row = reference::tgmm(&lhs, &vec![1.0; m], &rows, [m, 1, k]);
+            outputs.push(("bias_grad", as_tensor(&[groups, k], per_row)));
         }
         Ok(outputs)
     },
@@ -219,7 +221,7 @@ pub(super) const NPTGMM: Operator = Operator {
 
 fn run_tgmm(persistent: bool, stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (inputs, mut outputs) = call.split();
-    let (sizes, options, accumulate) = (sizes(&inputs)?, options(&inputs)?, inputs.bool("accumulate")?);
+    let (sizes, options, accumulate) = (sizes(&inputs)?, options(&inputs)?, super::accumulate(&inputs)?);
     let transposed = inputs.bool("lhs_transposed")?;
     with_half!(inputs, "lhs", T => {
         let (mut lhs, rhs) = (inputs.view::<T>("lhs")?, inputs.view::<T>("rhs")?);
@@ -227,8 +229,12 @@ fn run_tgmm(persistent: bool, stream: &Stream, call: &mut DeviceCall) -> Result<
             lhs = lhs.transpose(0, 1)?;
         }
         let (out, bias_grad) = (outputs.take("out")?, outputs.take_optional("bias_grad")?);
-        let run = if persistent { crate::ptgmm } else { crate::nptgmm };
-        run(stream, lhs, rhs, sizes, out, bias_grad, accumulate, options)
+        let outputs = TgmmOutputs { out, bias_grad };
+        if persistent {
+            crate::ptgmm(stream, lhs, rhs, sizes, outputs, accumulate, options)
+        } else {
+            crate::nptgmm(stream, lhs, rhs, sizes, outputs, accumulate, options)
+        }
     })
 }
 

@@ -12,12 +12,12 @@ mod quant_x;
 
 pub use choice::choices;
 
-use crate::problem::outputs;
+use crate::gemm::plan::outputs;
 use crate::reference;
 use crate::reference::Sums;
 use crate::{
-    Activation, BlockShape, FloatView, GemmConfig, GemmOptions, GemmTile, Precision, ShuffledWeight, Weight,
-    gemm_workspace,
+    Activation, BlockShape, Determinism, FloatView, GemmConfig, GemmOptions, GemmProblem, GemmTile,
+    GemmWeight, Precision, Prequant, gemm_workspace,
 };
 use hk_core::registry::{
     ArgSpec, Call, CallSpec, Described, HostCall, HostTensorF64, Inputs, Named, Operator, Outputs, Scalar,
@@ -85,29 +85,40 @@ const ACTIVATION: ScalarSpec = ScalarSpec {
     choices: &["none", "silu", "gelu", "gelu_tanh", "relu", "tanh", "relu6"],
     summary: "function of the sum",
 };
+/// The choices of `tile`.
+const TILE_NAMES: [&str; 1 + GemmTile::ALL.len()] = {
+    let mut names = ["auto"; 1 + GemmTile::ALL.len()];
+    let mut i = 0;
+    while i < GemmTile::ALL.len() {
+        names[i + 1] = GemmTile::ALL[i].name();
+        i += 1;
+    }
+    names
+};
 const TILE: ScalarSpec = ScalarSpec {
     name: "tile",
     default: Scalar::Choice("auto"),
-    choices: &[
-        "auto",
-        "256x256",
-        "256x128",
-        "128x128",
-        "64x64",
-        "elements",
-        "16x16",
-        "16x32",
-        "32x32",
-        "64x32",
-        "16x16-twice",
-    ],
+    choices: &TILE_NAMES,
     summary: "outputs of a block",
 };
 const SPLITS: ScalarSpec = ScalarSpec {
     name: "splits",
     default: Scalar::Int(1),
     choices: &[],
-    summary: "parts of K, if the tile is given",
+    summary: "split-K slices, if the tile is given",
+};
+
+const BATCH_INVARIANT: ScalarSpec = ScalarSpec {
+    name: "batch_invariant",
+    default: Scalar::Bool(false),
+    choices: &[],
+    summary: "a row of y is bitwise identical for every M and batch",
+};
+const SKIP_REDUCE: ScalarSpec = ScalarSpec {
+    name: "skip_reduce",
+    default: Scalar::Bool(false),
+    choices: &[],
+    summary: "y is f32 [splits, M, N], the partial sums of split-K slices",
 };
 
 const fn group(name: &'static str, summary: &'static str) -> ScalarSpec {
@@ -148,10 +159,48 @@ macro_rules! case {
 }
 use case;
 
+/// Squares, and the weights of Llama-3 8B for few and for many tokens; scales are one per row.
+macro_rules! large {
+    ($dtype:ident $(, $a_scale:ident, $w_scale:ident)?) => {
+        large!(@ $dtype [$($a_scale $w_scale)?]
+            1024 1024 1024,
+            2048 2048 2048,
+            4096 4096 4096,
+            8192 8192 8192,
+            1 6144 4096,
+            1 28672 4096,
+            1 4096 14336,
+            16 6144 4096,
+            16 28672 4096,
+            16 4096 14336,
+            64 6144 4096,
+            64 28672 4096,
+            64 4096 14336,
+            512 6144 4096,
+            512 28672 4096,
+            512 4096 14336,
+        )
+    };
+    (@ $dtype:ident $scales:tt $($m:literal $n:literal $k:literal,)+) => {
+        [$(large!(@case $dtype $scales $m $n $k)),+]
+    };
+    (@case $dtype:ident [$($a_scale:ident $w_scale:ident)?] $m:literal $n:literal $k:literal) => {
+        case!(
+            concat!($m, " x ", $n, " x ", $k),
+            a: $dtype [$m, $k], w: $dtype [$n, $k]
+            $(, $a_scale: F32 [$m], $w_scale: F32 [$n])?
+        )
+    };
+}
+use large;
+
 /// Runs `$body` with `$t` as the type of an input of 16-bit floats.
 macro_rules! with_half {
     ($inputs:ident, $arg:literal, $t:ident => $body:expr) => {
-        match hk_core::registry::Described::dtype($inputs.get($arg)?) {
+        with_half!(@ $inputs, hk_core::registry::Described::dtype($inputs.get($arg)?), $arg, $t => $body)
+    };
+    (@ $inputs:ident, $dtype:expr, $arg:literal, $t:ident => $body:expr) => {
+        match $dtype {
             hk_core::DType::Bf16 => {
                 type $t = hk_core::bf16;
                 $body
@@ -190,25 +239,26 @@ fn activation<V: Described>(call: &Call<V>) -> Option<Activation> {
 
 /// The options of a call.
 fn options<V: Described>(call: &Call<V>) -> Result<GemmOptions> {
-    let tile = match call.choice("tile")? {
-        "256x256" => Some(GemmTile::T256x256),
-        "256x128" => Some(GemmTile::T256x128),
-        "128x128" => Some(GemmTile::T128x128),
-        "64x64" => Some(GemmTile::T64x64),
-        "elements" => Some(GemmTile::Elements),
-        "16x16" => Some(GemmTile::S16x16),
-        "16x16-twice" => Some(GemmTile::S16x16Twice),
-        "16x32" => Some(GemmTile::S16x32),
-        "32x32" => Some(GemmTile::S32x32),
-        "64x32" => Some(GemmTile::S64x32),
-        _ => None,
-    };
-    // Of operators without a workspace K stays whole.
+    let name = call.choice("tile")?;
+    let tile = GemmTile::ALL.into_iter().find(|tile| tile.name() == name);
+    // K is not split by operators without a workspace.
     let splits = call.int("splits").unwrap_or(1);
     let wrong = || Error::argument(call.operator().name, "splits", splits, "1 to 65535");
     let splits = usize::try_from(splits).map_err(|_| wrong())?;
     let config = tile.map(|tile| GemmConfig { tile, splits, group: 8 });
-    Ok(GemmOptions { activation: activation(call), config, skip_reduce: false })
+    let invariant = call.bool("batch_invariant").unwrap_or(false);
+    let determinism = if invariant { Determinism::BatchInvariant } else { Determinism::SameCall };
+    let skip_reduce = call.bool("skip_reduce").unwrap_or(false);
+    if skip_reduce && config.is_none() && splits > 1 {
+        // Where a slice ends follows from the tile.
+        return Err(Error::argument(
+            call.operator().name,
+            "tile",
+            "auto",
+            "a tile, for skip_reduce with splits",
+        ));
+    }
+    Ok(GemmOptions { activation: activation(call), config, skip_reduce, determinism })
 }
 
 /// The activations of a call, `a` or `x`: of fused products `a` is another tensor.
@@ -221,7 +271,17 @@ fn packed<V: Described>(tensor: &V) -> usize {
     if tensor.dtype() == DType::Fp4x2 { 2 } else { 1 }
 }
 
-/// What has one scale, as a call says.
+/// Whether activations are quantized.
+fn prequant<V: Described>(call: &Call<V>) -> Result<Prequant> {
+    Ok(if call.bool("prequant")? { Prequant::Yes } else { Prequant::No })
+}
+
+/// Whether an output is added to.
+fn accumulate<V: Described>(call: &Call<V>) -> Result<crate::Accumulate> {
+    Ok(if call.bool("accumulate")? { crate::Accumulate::Add } else { crate::Accumulate::Overwrite })
+}
+
+/// The block shape of a call.
 fn block_shape<V: Described>(call: &Call<V>) -> Result<BlockShape> {
     // A negative number becomes a large one, which is refused.
     let n = call.int("group_n").map_or(BlockShape::default().n, |n| n as usize);
@@ -233,9 +293,13 @@ fn sizes<V: Described>(call: &Call<V>) -> Result<[usize; 4]> {
     let (a, w) = (activations(call)?, call.get("w")?);
     let columns = |tensor: &V| tensor.shape().last().map_or(0, |n| n * packed(tensor));
     let k = columns(a);
+    // Shuffled weights may be padded.
+    let same_k = columns(w) == k || columns(w) > k && call.bool("w_shuffled").unwrap_or(false);
     match (a.shape(), w.shape()) {
-        (&[m, _], &[n, _]) if columns(w) == k => Ok([1, m, n, k]),
-        (&[batch, m, _], &[w_batch, n, _]) if (batch, k) == (w_batch, columns(w)) => Ok([batch, m, n, k]),
+        (&[m, _], &[n, _]) if same_k => Ok([1, m, n, k]),
+        (&[batch, m, _], &[w_batch, n, _]) if batch == w_batch && same_k => Ok([batch, m, n, k]),
+        // Rows that choose their matrix.
+        (&[m, _], &[_, n, _]) if same_k && call.optional("m_group").is_some() => Ok([1, m, n, k]),
         (a, w) => Err(Error::shape(call.operator().name, "w", w, format!("batch and K of a, {a:?}"))),
     }
 }
@@ -251,13 +315,13 @@ const fn w_shuffled() -> (&'static str, Scalar) {
 }
 
 /// The weights of a call.
-fn weight<'a, T: Element>(inputs: &Inputs<'a>) -> Result<Weight<'a, T>> {
+fn weight<'a, T: Element>(inputs: &Inputs<'a>) -> Result<GemmWeight<'a, T>> {
     weight_of(inputs, "w")
 }
 
-fn weight_of<'a, T: Element>(inputs: &Inputs<'a>, name: &'static str) -> Result<Weight<'a, T>> {
+fn weight_of<'a, T: Element>(inputs: &Inputs<'a>, name: &'static str) -> Result<GemmWeight<'a, T>> {
     let view = inputs.view::<T>(name)?;
-    Ok(if inputs.bool("w_shuffled")? { ShuffledWeight::new(view)?.into() } else { view.into() })
+    Ok(if inputs.bool("w_shuffled")? { GemmWeight::Shuffled(view) } else { view.into() })
 }
 
 /// Their values, row by row.
@@ -271,8 +335,12 @@ fn weights_of(call: &HostCall, name: &'static str) -> Result<Vec<f64>> {
     if !call.bool("w_shuffled")? {
         return Ok(values);
     }
-    let k = w.shape().last().map_or(0, |n| n * packed(w));
-    Ok(reference::unshuffled(&values, k, 16 / w.dtype().size_bytes() * packed(w)))
+    let w_k = w.shape().last().map_or(0, |n| n * packed(w));
+    let a = call.optional("x_fp8").or(call.optional("x_fp4")).map_or_else(|| activations(call), Ok)?;
+    let k = a.shape().last().map_or(0, |n| n * packed(a));
+    let rows = reference::unshuffled(&values, w_k, 16 / w.dtype().size_bytes() * packed(w));
+    // The padding is ignored.
+    Ok(if w_k > k { rows.chunks(w_k).flat_map(|row| &row[..k]).copied().collect() } else { rows })
 }
 
 fn y_dtype<V: Described>(call: &Call<V>) -> Result<DType> {
@@ -284,6 +352,10 @@ fn y_spec(call: &CallSpec, gated: bool) -> Result<Named<TensorSpec>> {
     let mut shape = activations(call)?.shape().to_vec();
     if let Some(last) = shape.last_mut() {
         *last = if gated { n / 2 } else { n };
+    }
+    let options = options(call)?;
+    if options.skip_reduce {
+        shape.insert(0, options.config.map_or(1, |config| config.splits));
     }
     Ok(vec![("y", TensorSpec::new(y_dtype(call)?, shape))])
 }
@@ -301,6 +373,16 @@ fn bias<'a>(inputs: &Inputs<'a>) -> Result<Option<FloatView<'a>>> {
     }))
 }
 
+/// Elements of the workspace of split-K slices that a call asks for.
+fn asked_slices<V: Described>(call: &Call<V>, options: &GemmOptions, slice: usize) -> Result<usize> {
+    let splits = options.config.map_or(1, |config| config.splits);
+    let len = if splits > 1 { splits.checked_mul(slice) } else { Some(0) };
+    len.ok_or_else(|| {
+        let what = format!("{splits} slices of {slice} elements");
+        Error::too_large(call.operator().name, "workspace", what, usize::MAX as u64)
+    })
+}
+
 /// A workspace, if it is of use.
 fn workspace<'a>(
     stream: &Stream,
@@ -311,9 +393,12 @@ fn workspace<'a>(
 ) -> Result<Option<TensorViewMut<'a, f32>>> {
     let [batch, m, n, k] = sizes(inputs)?;
     let len = match options.config {
-        Some(config) if config.splits > 1 => config.splits.saturating_mul(outputs([batch, m, n])),
-        Some(_) => 0,
-        None => gemm_workspace(stream.device().info(), precision, [batch, m, n, k]),
+        _ if options.skip_reduce => 0,
+        Some(_) => asked_slices(inputs, options, outputs([batch, m, n]))?,
+        None => {
+            let problem = GemmProblem::new(precision, m, n, k).batched(batch);
+            gemm_workspace(stream.device().info(), &problem)
+        }
     };
     if len == 0 { Ok(None) } else { outputs_of.workspace(stream, len).map(Some) }
 }

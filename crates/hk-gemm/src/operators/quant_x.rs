@@ -3,17 +3,17 @@
 use super::a16w16::{GEMM_A16W16, TERMS, product};
 use super::codes::{HALVES, joined};
 use super::{
-    ACTIVATION, BIAS, SPLITS, TILE, W_SHUFFLED, Y_DTYPE, act, bias, case, finished, options, sizes, splits,
-    tile, to, w_shuffled, weight, with_half, workspace, y, y_dtype, y_outputs,
+    ACTIVATION, BATCH_INVARIANT, BIAS, SPLITS, TILE, W_SHUFFLED, Y_DTYPE, act, bias, case, finished, options,
+    sizes, splits, tile, to, w_shuffled, weight, with_half, workspace, y, y_dtype, y_outputs,
 };
-use crate::a16w16::sealed::Half as _;
-use crate::kernels;
-use crate::quant_x::rule;
-use crate::views::MX_BLOCK;
+use crate::element::sealed::Half as _;
+use crate::gemm::operands::MX_BLOCK;
+use crate::ops::fused_gemm_a16w16_quant_x::rule;
+use crate::{QuantXOptions, QuantXOutputs, kernels};
 use hk_core::quant::{BlockScale, MxElement};
 use hk_core::registry::{
-    ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named, Operator, Scalar,
-    ScalarSpec, TensorSpec, Tolerance,
+    ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named,
+    Operator, Scalar, ScalarSpec, TensorSpec, Tolerance,
 };
 use hk_core::{DType, Fp4Rounding, Fp4x2, Fp8E4M3, Fp8E5M2, Result, Stream, with_float};
 use hk_quant::reference::{self, Quantization, mx_quant};
@@ -119,13 +119,14 @@ pub(super) const FUSED_GEMM_A16W16_QUANT_X: Operator = Operator {
         ArgSpec::output("x_quant", Tolerance::Exact, ELEMENTS, 2, "[M, K], half of K if pairs"),
         ArgSpec::output("x_scale", Tolerance::Exact, &[DType::E8M0], 2, "[M, ceil(K / 32)]"),
     ],
-    scalars: &[Y_DTYPE, ACTIVATION, W_SHUFFLED, ELEMENT, MODE, TILE, SPLITS],
-    kernels: &[&kernels::QUANT_X, &kernels::SKINNY_QUANT_X, &kernels::REDUCE],
+    scalars: &[Y_DTYPE, ACTIVATION, W_SHUFFLED, ELEMENT, MODE, TILE, SPLITS, BATCH_INVARIANT],
+    kernels: &[&kernels::QUANT_X, &kernels::QUANT_X_DECODE, &kernels::REDUCE],
     cases: &[
         case!("DeepSeek-V3 router, 16 tokens", x: Bf16 [16, 7168], w: Bf16 [256, 7168]),
         case!("DeepSeek-V3 router, 256 tokens", x: Bf16 [256, 7168], w: Bf16 [256, 7168]),
         case!("GPT-OSS router, 128 tokens, fp4", x: Bf16 [128, 2880], w: Bf16 [128, 2880], bias: Bf16 [128]; of("fp4"), by("even")),
     ],
+    bench: BenchSizes::Tokens { rows: 4096, axis0: &["x", "x_scale", "b", "y"], axis1: &[] },
     corners: &joined::<18>(&[&BF16, &F16]),
     outputs,
     run: |stream: &Stream, call: &mut DeviceCall| {
@@ -139,9 +140,8 @@ pub(super) const FUSED_GEMM_A16W16_QUANT_X: Operator = Operator {
                 let x_quant = outputs.take::<E>("x_quant")?;
                 with_float!("fused_gemm_a16w16_quant_x", "y", y_dtype(&inputs)?, Y => {
                     let y = outputs.take::<Y>("y")?;
-                    crate::fused_gemm_a16w16_quant_x(
-                        stream, x, w, bias, y, x_quant, x_scale, space, mode, options,
-                    )
+                    let (outputs, options) = (QuantXOutputs { y, x_quant, x_scale }, QuantXOptions { mode, gemm: options });
+                    crate::fused_gemm_a16w16_quant_x(stream, x, w, bias, outputs, space, options)
                 })
             })
         })

@@ -8,10 +8,11 @@ use hk_core::{
 };
 use hk_gemm::reference::{self, Sums};
 use hk_gemm::{
-    Activation, BlockShape, FloatView, GemmConfig, GemmOptions, GemmTile, MxScaleView, ShuffledWeight,
-    Weight, batched_gemm_a8w8, batched_gemm_a8w8_ptgq, batched_gemm_a16wfp4, batched_gemm_afp4wfp4,
-    batched_gemm_bf16, gemm_a8w8, gemm_a8w8_blockscale, gemm_a8wfp4, gemm_a16w8_blockscale,
-    gemm_a16w8_workspace, gemm_a16w16, gemm_a16wfp4, gemm_a16wfp4_workspace, gemm_afp4wfp4, gemm_afp8wfp8,
+    A8WFp4Inputs, A16W8Inputs, A16WFp4Inputs, Activation, BlockScaledInputs, BlockShape, FloatView,
+    GemmConfig, GemmOptions, GemmProblem, GemmTile, GemmWeight, MxInputs, MxScaleView, Precision, Prequant,
+    PtgqInputs, ScaledInputs, batched_gemm_a8w8, batched_gemm_a8w8_ptgq, batched_gemm_a16wfp4,
+    batched_gemm_afp4wfp4, batched_gemm_bf16, gemm_a8w8, gemm_a8w8_blockscale, gemm_a8wfp4,
+    gemm_a16w8_blockscale, gemm_a16w16, gemm_a16wfp4, gemm_afp4wfp4, gemm_afp8wfp8, gemm_workspace,
     shuffle_weight_host,
 };
 use hk_testkit::{Array, Fill, Gpu, HostTensorF64, Place, Tensor, Tolerance};
@@ -99,7 +100,7 @@ pub struct Call<'a, X: Element, W: Element, Y: Element> {
     pub columns: usize,
     pub mxfp8: bool,
     pub x: TensorView<'a, X>,
-    pub w: Weight<'a, W>,
+    pub w: GemmWeight<'a, W>,
     pub x_scale: TensorView<'a, f32>,
     pub w_scale: TensorView<'a, f32>,
     pub x_mx: MxScaleView<'a>,
@@ -137,9 +138,9 @@ macro_rules! halves {
             }
             fn call<Y: Float>(s: &Stream, c: Call<Self, Fp4x2, Y>) -> Result<()> {
                 if c.batched {
-                    batched_gemm_a16wfp4(s, c.x, c.w, c.w_mx, c.prequant, c.y_scale, c.y, c.workspace, c.options)
+                    batched_gemm_a16wfp4(s, A16WFp4Inputs { a: c.x, w: c.w.into(), w_scale: c.w_mx.into() }, if c.prequant { Prequant::Yes } else { Prequant::No }, c.y_scale, c.y, c.workspace, c.options)
                 } else {
-                    gemm_a16wfp4(s, c.x, c.w, c.w_mx, c.prequant, c.y, c.workspace, c.options)
+                    gemm_a16wfp4(s, A16WFp4Inputs { a: c.x, w: c.w.into(), w_scale: c.w_mx.into() }, if c.prequant { Prequant::Yes } else { Prequant::No }, c.y, c.workspace, c.options)
                 }
             }
         }
@@ -155,10 +156,10 @@ macro_rules! halves {
             }
             fn call<Y: Float>(s: &Stream, c: Call<Self, $c, Y>) -> Result<()> {
                 if c.batched {
-                    batched_gemm_a8w8_ptgq(s, c.x, c.w, c.w_scale, c.columns, c.bias, c.y, c.workspace, c.options)
+                    batched_gemm_a8w8_ptgq(s, PtgqInputs { a: c.x, group: c.columns, w: c.w.into(), w_scale: c.w_scale }, c.bias, c.y, c.workspace, c.options)
                 } else {
                     let group = c.group.unwrap_or_default();
-                    gemm_a16w8_blockscale(s, c.x, c.w, c.w_scale, group, c.prequant, c.y, c.workspace, c.options)
+                    gemm_a16w8_blockscale(s, A16W8Inputs { a: c.x, w: c.w.into(), w_scale: c.w_scale, group }, if c.prequant { Prequant::Yes } else { Prequant::No }, c.y, c.workspace, c.options)
                 }
             }
         }
@@ -172,16 +173,14 @@ macro_rules! codes {
             const KIND: Kind = Kind::Codes;
             fn call<Y: Float>(s: &Stream, c: Call<Self, Self, Y>) -> Result<()> {
                 if c.mxfp8 {
-                    return gemm_afp8wfp8(s, c.x, c.w, c.x_mx, c.w_mx, c.y, c.workspace, c.options);
+                    return gemm_afp8wfp8(s, MxInputs { a: c.x, w: c.w.into(), a_scale: c.x_mx.into(), w_scale: c.w_mx.into() }, c.y, c.workspace, c.options);
                 }
                 match (c.batched, c.group) {
                     (true, _) => {
-                        batched_gemm_a8w8(s, c.x, c.w, c.x_scale, c.w_scale, c.bias, c.y, c.workspace, c.options)
+                        batched_gemm_a8w8(s, ScaledInputs { a: c.x, w: c.w.into(), a_scale: c.x_scale, w_scale: c.w_scale }, c.bias, c.y, c.workspace, c.options)
                     }
-                    (_, None) => gemm_a8w8(s, c.x, c.w, c.x_scale, c.w_scale, c.bias, c.y, c.workspace, c.options),
-                    (_, Some(group)) => gemm_a8w8_blockscale(
-                        s, c.x, c.w, c.x_scale, c.w_scale, group, c.bias, c.y, c.workspace, c.options,
-                    ),
+                    (_, None) => gemm_a8w8(s, ScaledInputs { a: c.x, w: c.w.into(), a_scale: c.x_scale, w_scale: c.w_scale }, c.bias, c.y, c.workspace, c.options),
+                    (_, Some(group)) => gemm_a8w8_blockscale(s, BlockScaledInputs { a: c.x, w: c.w.into(), a_scale: c.x_scale, w_scale: c.w_scale, group }, c.bias, c.y, c.workspace, c.options),
                 }
             }
         }
@@ -194,7 +193,7 @@ macro_rules! fp8_by_fp4 {
         impl By<Fp4x2> for $t {
             const KIND: Kind = Kind::CodeByFp4;
             fn call<Y: Float>(s: &Stream, c: Call<Self, Fp4x2, Y>) -> Result<()> {
-                gemm_a8wfp4(s, c.x, c.w, c.x_scale, c.w_mx, c.y, c.workspace, c.options)
+                gemm_a8wfp4(s, A8WFp4Inputs { a: c.x, w: c.w.into(), a_scale: c.x_scale, w_scale: c.w_mx.into() }, c.y, c.workspace, c.options)
             }
         }
     )+};
@@ -203,8 +202,9 @@ fp8_by_fp4!(Fp8E4M3, Fp8E4M3Fnuz);
 impl By<Fp4x2> for Fp4x2 {
     const KIND: Kind = Kind::Fp4;
     fn call<Y: Float>(s: &Stream, c: Call<Self, Self, Y>) -> Result<()> {
-        let product = if c.batched { batched_gemm_afp4wfp4 } else { gemm_afp4wfp4 };
-        product(s, c.x, c.w, c.x_mx, c.w_mx, c.y, c.workspace, c.options)
+        let inputs = MxInputs { a: c.x, w: c.w, a_scale: c.x_mx, w_scale: c.w_mx };
+        let gemm = if c.batched { batched_gemm_afp4wfp4 } else { gemm_afp4wfp4 };
+        gemm(s, inputs, c.y, c.workspace, c.options)
     }
 }
 
@@ -266,9 +266,9 @@ pub struct Inputs<X: Element, W: Element> {
 }
 
 impl<X: Element, W: Element> Inputs<X, W> {
-    pub fn weight(&self) -> Weight<'_, W> {
+    pub fn weight(&self) -> GemmWeight<'_, W> {
         match self.memory.w_shuffled {
-            Some(_) => ShuffledWeight::new(self.w.view()).unwrap().into(),
+            Some(_) => GemmWeight::Shuffled(self.w.view()),
             None => self.w.view().into(),
         }
     }
@@ -536,7 +536,18 @@ impl<X: By<W>, W: Operand> Case<X, W> {
         let planes = splits * sizes[..3].iter().product::<usize>();
         // Not none, even for no rows.
         4 + planes
-            + gemm_a16wfp4_workspace(info, sizes).max(gemm_a16w8_workspace(info, sizes, self.columns()))
+            + [Precision::HalfByFp4, Precision::HalfByByte]
+                .map(|p| {
+                    gemm_workspace(
+                        info,
+                        &GemmProblem::new(p, sizes[1], sizes[2], sizes[3])
+                            .batched(sizes[0])
+                            .prequantized(self.columns()),
+                    )
+                })
+                .into_iter()
+                .max()
+                .unwrap_or(0)
     }
 
     /// The call, to `y`.
@@ -580,7 +591,7 @@ impl<X: By<W>, W: Operand> Case<X, W> {
     }
 
     pub fn options(&self, config: Option<GemmConfig>) -> GemmOptions {
-        GemmOptions { activation: self.activation, config, skip_reduce: false }
+        GemmOptions { activation: self.activation, config, ..GemmOptions::default() }
     }
 
     /// The product, with a workspace as long as the configuration, or the device's choice, can use.

@@ -5,9 +5,9 @@ use hk_core::{
     Arch, Element, Float, Fp8E4M3, Fp8E4M3Fnuz, Layout, Result, Stream, TensorView, TensorViewMut, bf16, f16,
 };
 use hk_gemm::{
-    Activation, BlockShape, FloatView, GemmConfig, GemmOptions, GemmTile, Half, MatrixCode,
-    batched_gemm_a8w8, batched_gemm_bf16, gemm_a8w8, gemm_a8w8_blockscale, gemm_a16w16, gemm_a16w16_gated,
-    reference,
+    Activation, BlockScaledInputs, BlockShape, FloatView, GemmConfig, GemmOptions, GemmTile, Half, Int8OrFp8,
+    ScaledInputs, batched_gemm_a8w8, batched_gemm_bf16, gemm_a8w8, gemm_a8w8_blockscale, gemm_a16w16,
+    gemm_a16w16_gated, reference,
 };
 use hk_testkit::{Array, Fill, Gpu, HostTensorF64, Place, Tolerance};
 
@@ -68,14 +68,28 @@ fn call_half<T: Half, Y: Float>(stream: &Stream, form: Form, c: Call<T, Y>) -> R
     }
 }
 
-fn call_code<T: MatrixCode, Y: Float>(stream: &Stream, form: Form, c: Call<T, Y>) -> Result<()> {
+fn call_code<T: Int8OrFp8, Y: Float>(stream: &Stream, form: Form, c: Call<T, Y>) -> Result<()> {
     let Call { a, w, a_scale, w_scale, bias, y, workspace, options } = c;
     match form {
-        Form::Plain => gemm_a8w8(stream, a, w, a_scale, w_scale, bias, y, workspace, options),
-        Form::Batched => batched_gemm_a8w8(stream, a, w, a_scale, w_scale, bias, y, workspace, options),
-        Form::Block(group) => {
-            gemm_a8w8_blockscale(stream, a, w, a_scale, w_scale, group, bias, y, workspace, options)
+        Form::Plain => {
+            gemm_a8w8(stream, ScaledInputs { a, w: w.into(), a_scale, w_scale }, bias, y, workspace, options)
         }
+        Form::Batched => batched_gemm_a8w8(
+            stream,
+            ScaledInputs { a, w: w.into(), a_scale, w_scale },
+            bias,
+            y,
+            workspace,
+            options,
+        ),
+        Form::Block(group) => gemm_a8w8_blockscale(
+            stream,
+            BlockScaledInputs { a, w: w.into(), a_scale, w_scale, group },
+            bias,
+            y,
+            workspace,
+            options,
+        ),
         Form::Gated => panic!("of 16-bit floats alone"),
     }
 }
@@ -121,7 +135,7 @@ operand!(Fp8E4M3Fnuz, 16, CODE_FORMS, true, 4.0, Arch::Gfx942, call_code, |x| f6
     Fp8E4M3Fnuz::from_f32_saturating(x)
 });
 
-/// Tiles that serve a form by vectors.
+/// Tiles of the vectorized path for a variant.
 pub fn tiles(form: Form) -> impl Iterator<Item = GemmTile> {
     GemmTile::ALL.into_iter().filter(move |&tile| match form {
         Form::Plain | Form::Batched => tile != GemmTile::T256x128,
@@ -282,7 +296,7 @@ impl<T: Operand> Inputs<T> {
             bias: bias.as_ref().map(|bias| bias.view().into()),
             y: y.view_mut(),
             workspace: (splits > 1).then(|| workspace.view_mut()),
-            options: GemmOptions { activation: self.activation, config, skip_reduce: false },
+            options: GemmOptions { activation: self.activation, config, ..GemmOptions::default() },
         };
         let (form, spec) = (self.form, gpu.spec());
         T::call(gpu.stream(), form, call)

@@ -1,0 +1,33 @@
+// a16w16.hip: GEMM of bf16 or f16, LDS tiles; see gemm/gemm.h.
+#include <hk/entry.h>
+
+#include <gemm/gemm.h>
+
+namespace {
+using gemm::Params;
+using gemm::tile_gemm;
+using hk::Access;
+
+template <class T>
+using Tile256x256 = gemm::Tile<T, Access::Vectorized, 256, 256, 2, 4, 5>;
+template <class T>
+using Tile128x128 = gemm::Tile<T, Access::Vectorized, 128, 128, 2, 2, 5>;
+template <class T>
+using Tile64x64 = gemm::Tile<T, Access::Vectorized, 64, 64, 2, 2, 5>;
+template <class T>
+using Scalar64x64 = gemm::Tile<T, Access::Scalar, 64, 64, 2, 2, 5>;
+}  // namespace
+
+// Entry points of one dtype.
+#define A16W16(T)                                                                                         \
+    HK_ENTRY(gemm_##T##_256x256, Tile256x256<hk::T>::kThreads, tile_gemm<Tile256x256<hk::T>, false>)      \
+    HK_ENTRY(gemm_##T##_128x128, Tile128x128<hk::T>::kThreads, tile_gemm<Tile128x128<hk::T>, false>)      \
+    HK_ENTRY(gemm_##T##_64x64, Tile64x64<hk::T>::kThreads, tile_gemm<Tile64x64<hk::T>, false>)            \
+    HK_ENTRY(gemm_##T##_64x64_scalar, Scalar64x64<hk::T>::kThreads, tile_gemm<Scalar64x64<hk::T>, false>) \
+    HK_ENTRY(gemm_##T##_256x256_gated, Tile256x256<hk::T>::kThreads, tile_gemm<Tile256x256<hk::T>, true>) \
+    HK_ENTRY(gemm_##T##_128x128_gated, Tile128x128<hk::T>::kThreads, tile_gemm<Tile128x128<hk::T>, true>) \
+    HK_ENTRY(gemm_##T##_64x64_gated, Tile64x64<hk::T>::kThreads, tile_gemm<Tile64x64<hk::T>, true>)       \
+    HK_ENTRY(gemm_##T##_64x64_gated_scalar, Scalar64x64<hk::T>::kThreads, tile_gemm<Scalar64x64<hk::T>, true>)
+
+A16W16(bf16)
+A16W16(f16)

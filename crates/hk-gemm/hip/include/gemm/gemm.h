@@ -1,0 +1,207 @@
+// gemm.h: GEMM through LDS, for large M.
+#pragma once
+
+#include <gemm/epilogue/epilogue.h>
+#include <gemm/epilogue/staged_acc.h>
+#include <gemm/launch_site.h>
+#include <gemm/tile_coord.h>
+
+#include <hk/mma.h>
+#include <hk/pipeline.h>
+#include <hk/shared.h>
+#include <hk/wave_tile.h>
+
+namespace gemm {
+/// A block tile and its LDS pipeline. Loads straight to LDS have a ring of `kStages` stages, of which at least `kDirectStep` are
+/// multiplied per step.
+template <class E, Access kAccess, int kM_, int kN_, int kWavesM, int kWavesN, int kStages, int kDirectStep = 1>
+struct Tile {
+    using Mma = hk::FragMma<E>;
+    static constexpr int kM = kM_, kN = kN_;
+    static constexpr int kThreads = kWavesM * kWavesN * hk::kWaveSize;
+    static constexpr int kBytes = 64;
+    /// Rows of a wave's tile.
+    static constexpr int kWaveM = kM / kWavesM, kWaveN = kN / kWavesN;
+    /// Stages per step: two if an MFMA spans more columns than a stage.
+    static constexpr bool kDirectToLds = hk::kHasWideDma && kAccess == Access::Vectorized;
+    static constexpr int kStep = hk::kFragBytes * Mma::kFrags > kBytes ? 2 : kDirectToLds ? kDirectStep : 1;
+    /// Ping-pong where the block has two waves per SIMD and the ring prefetches far enough. Waves of different blocks alternate
+    /// without it.
+    static constexpr bool kPingPong =
+        hk::kHasPingPong && kThreads == 2 * hk::kSimdsPerCu * hk::kWaveSize && (!kDirectToLds || kStages >= 3 * kStep);
+
+    template <int kRows>
+    using Mover = hk::Mover<hk::SharedTile<kRows, kBytes>, kThreads, kAccess, Mma::kBytes>;
+    using A = Mover<kM>;
+    using W = Mover<kN>;
+    template <class Scales>
+    using Pipeline = hk::Pipeline<A, W, Scales, kStages, kStep>;
+
+    /// First row of the wave's tile in the block tile.
+    HK_FN static u32 wave_m() { return hk::wave_id() / kWavesN * kWaveM; }
+    HK_FN static u32 wave_n() { return hk::wave_id() % kWavesN * kWaveN; }
+};
+
+/// A wave's fragments of the current step, read from LDS on use.
+template <class T, class Step>
+struct LdsFragments {
+    static constexpr int kOfStage = T::kBytes / hk::kFragBytes;
+    const Step &step;
+
+    HK_FN Frag w(int n, int k) const {
+        return step.w[k / kOfStage]->template frag<16, true>(T::wave_n() + 16 * n, k % kOfStage);
+    }
+    HK_FN Frag a(int m, int k) const { return step.a[k / kOfStage]->frag(T::wave_m() + 16 * m, k % kOfStage); }
+};
+
+/// A wave's fragments of the current step, in registers.
+template <class T>
+struct RegisterFragments {
+    static constexpr int kM = T::kWaveM / 16, kN = T::kWaveN / 16, kK = T::kStep * T::kBytes / hk::kFragBytes;
+    Frag w_[kN][kK], a_[kM][kK];
+
+    HK_FN explicit RegisterFragments(const auto &from) {
+#pragma unroll
+        for (int k = 0; k < kK; ++k) {
+#pragma unroll
+            for (int n = 0; n < kN; ++n) w_[n][k] = from.w(n, k);
+#pragma unroll
+            for (int m = 0; m < kM; ++m) a_[m][k] = from.a(m, k);
+        }
+    }
+    HK_FN Frag w(int n, int k) const { return w_[n][k]; }
+    HK_FN Frag a(int m, int k) const { return a_[m][k]; }
+};
+
+/// Accumulates all columns of the current step.
+template <class T, class Acc, int kM, int kN>
+HK_FN void multiply_fragments(Acc (&acc)[kM][kN], const auto &from) {
+    hk::mma_fragments<typename T::Mma, T::kStep * T::kBytes / hk::kFragBytes>(acc, from);
+}
+template <class T, class Acc, int kM, int kN, class Step>
+HK_FN void multiply(Acc (&acc)[kM][kN], const Step &step) {
+    multiply_fragments<T>(acc, LdsFragments<T, Step>{step});
+}
+
+/// A wave's accumulators.
+template <class T>
+struct TileAcc {
+    static constexpr int kM = T::kWaveM / 16, kN = T::kWaveN / 16;
+    typename T::Mma::Acc acc[kM][kN] = {};
+
+    HK_FN TileAcc() {}
+    HK_FN explicit TileAcc(const auto &) {}  // arguments that accumulators with scales need
+
+    HK_FN void run(const auto &pipeline, u32 from, u32 count) {
+        if constexpr (T::kPingPong)
+            pipeline.ping_pong(from, count, *this);
+        else
+            pipeline.run(from, count, *this);
+    }
+
+    template <int>
+    HK_FN void multiply(const auto &step) {
+        gemm::multiply<T>(acc, step);
+    }
+
+    // The two halves of a ping-pong step.
+    template <class Step>
+    HK_FN RegisterFragments<T> read(const Step &step) const {
+        return RegisterFragments<T>(LdsFragments<T, Step>{step});
+    }
+    HK_FN void multiply(const RegisterFragments<T> &operands) { multiply_fragments<T>(acc, operands); }
+};
+
+/// Passes a wave's accumulators through LDS, free by then: calls `part(row, col, staged, r)` for each kVecCols outputs of a row,
+/// of `kCols` columns. Their accumulators are in row `r` of `staged`.
+template <class T, u32 kCols, class Accum, class F>
+HK_FN void for_each_vec(const Accum &acc_tile, void *lds, F part) {
+    constexpr u32 kLanes = kCols / kVecCols;
+    auto &staged = static_cast<StagedAcc<float, T::kWaveN> *>(lds)[hk::wave_id()];
+#pragma unroll 1
+    for (u32 m = 0; m < Accum::kM; ++m) {
+        hk::wave_barrier();
+        // One copy of the epilogue's code for all M tiles.
+#pragma unroll
+        for (int i = 0; i < Accum::kM; ++i) {
+            if (u32(i) == m) staged.put(0, acc_tile.acc[i]);
+        }
+        hk::wave_barrier();
+#pragma unroll 1
+        for (u32 i = hk::lane_id(); i < 16 * kLanes; i += hk::kWaveSize) {
+            const u32 row = i / kLanes, col = i % kLanes * kVecCols;
+            part(16 * m + row, col, staged, row);
+        }
+    }
+}
+
+/// Runs the epilogue of a wave's tile.
+template <class T, bool kGated, class Params, class Accum, class Site>
+HK_FN void store_tile(const Params &p, const Site &site, const TileCoord &coord, const Accum &acc_tile, void *lds) {
+    constexpr u32 kCols = kGated ? T::kWaveN / 2 : T::kWaveN;
+    const u32 first_m = coord.m_tile * T::kM + T::wave_m();
+    const u32 first_n = (coord.n_tile * T::kN + T::wave_n()) / (kGated ? 2 : 1);
+    for_each_vec<T, kCols>(acc_tile, lds, [&](u32 m, u32 n, const auto &staged, u32 row) {
+        const Params &again = site.reload(p);
+        if constexpr (kGated) {
+            run_gated_epilogue<kVecCols>(again.epilogue, coord, first_m + m, first_n + n, staged.get(row, n),
+                                         staged.get(row, kCols + n));
+        } else {
+            run_epilogue<kVecCols>(again, coord, first_m + m, first_n + n, staged.get(row, n));
+        }
+    });
+}
+
+/// Bytes of w for the columns that `bytes` of a have.
+template <class T>
+HK_FN u32 w_bytes(u32 bytes) {
+    constexpr u32 kA = T::A::kStageBytes, kW = T::W::kStageBytes;
+    return kW > kA ? bytes * (kW / kA) : bytes / (kA / kW);
+}
+
+/// LDS of a block tile: the pipeline's stages, then the staged accumulators.
+template <class T, class Scales>
+union TileLds {
+    typename T::template Pipeline<Scales>::Lds stages;
+    StagedAcc<float, T::kWaveN> staged[T::kThreads / hk::kWaveSize];
+};
+
+/// One block tile, or its split-K slice. `make_scales(coord, range)` makes the loader of packed scales.
+template <class T, template <class> class Accum, bool kGated, class Params, class Site, class MakeWords>
+HK_FN void tile_gemm(const Params &p, const Site &site, MakeWords make_scales) {
+    TileCoord coord(p.grid, site.block());
+    if (!coord.find_matrix<T::kM>(p.epilogue.groups, p.a.rows)) return;
+    const KRange range(p.grid, coord.split);
+    const u32 first_m = coord.m_tile * T::kM, first_n = coord.n_tile * T::kN;
+
+    const typename T::A a(p.a.at(coord.batch, first_m), p.a.rows - first_m, p.a.layout, range.to,
+                          [](u32 row) { return row; });
+    // Each wave of a gated tile has kWaveN / 2 gate rows of w, then their value rows.
+    const u32 first_w = kGated ? first_n / 2 : first_n;
+    const auto rows_of_w = [&] {
+        if constexpr (requires { typename T::Dequant; }) {
+            return typename T::Dequant(p, coord, first_w);
+        } else {
+            return [&](u32 row) { return kGated ? gated_row<T::kWaveN>(row, first_w, p.w.rows) : row; };
+        }
+    }();
+    const u32 w_end = w_bytes<T>(range.to);
+    const typename T::W w(p.w.at(coord.matrix, first_w), p.w.rows - first_w, p.w.layout, w_end, rows_of_w);
+    const auto scales = make_scales(coord, range);
+
+    using Scales = __remove_cvref(decltype(scales));
+    using Pipeline = typename T::template Pipeline<Scales>;
+    auto &lds = site.template lds<TileLds<T, Scales>>();
+    Accum<T> acc_tile(p);
+    acc_tile.run(Pipeline(a, w, scales, lds.stages), range.from,
+                 (range.to - range.from + T::A::kStageBytes - 1) / T::A::kStageBytes);
+    hk::block_barrier();
+    store_tile<T, kGated>(p, site, coord, acc_tile, &lds);
+}
+
+template <class T, bool kGated, class Site = SingleSite>
+HK_FN void tile_gemm(const Params &p, const Site &site = {}) {
+    tile_gemm<T, TileAcc, kGated>(p, site, [](const TileCoord &, const KRange &) { return hk::NoScales{}; });
+}
+
+}  // namespace gemm

@@ -1,0 +1,225 @@
+// mxfp4.h: mxfp4 weights, with activations in mxfp4, fp8 (no block scales) or 16-bit floats (as they are, or quantized to mxfp4).
+#pragma once
+
+#include <gemm/operands/dequant.h>
+#include <gemm/operands/mx.h>
+
+namespace gemm {
+/// An operand's fragments in LDS, as blocks of 32 columns.
+template <class E>
+struct MxFrag;
+
+template <>
+struct MxFrag<hk::Fp4> {
+    using Block = hk::MxBlock;
+    static constexpr int kBytes = 64;  // of 128 columns
+    static constexpr bool kHasScales = true;
+    static constexpr float kAccUnit = hk::kMxAccUnit;
+
+    template <class Tile>
+    HK_FN static hk::PerRow<Block> load(const Tile &tile, u32 row, u32 k, const hk::PerRow<u32> &scale) {
+        const auto chunks = tile.chunks(row, k);
+        return hk::per_row([&](u32 i) { return Block::from_packed(chunks.row[i], scale.row[i]); });
+    }
+};
+
+template <>
+struct MxFrag<hk::Fp8> {
+    using Block = hk::Fp8Block;
+    static constexpr int kBytes = 128;
+    static constexpr bool kHasScales = false;
+    static constexpr float kAccUnit = hk::kMxFp8AccUnit;
+
+    template <class Tile>
+    HK_FN static hk::PerRow<Block> load(const Tile &tile, u32 row, u32 k, const hk::PerRow<u32> &) {
+        const u32 lane = hk::lane_id();
+        return hk::per_row([&](u32 i) {
+            typename Block::Raw raw;
+#pragma unroll
+            for (u32 c = 0; c < 2; ++c) {
+                const u32 in_block = (c * Block::Raw::kStep + hk::group_of_lane(lane) * Block::Raw::kLaneStep) / 16;
+                raw.chunk[c] =
+                    tile.chunk[Tile::place(row + hk::row_of_lane(lane, i), 2 * hk::kLaneGroups<16> * k + in_block)];
+            }
+            return Block::of(raw);
+        });
+    }
+};
+
+/// A block tile as `Tile` in gemm/gemm.h, for a of type E. `kPackedScales`: the scales of 128 columns are 32-bit loads.
+template <class E, Access kAccess, int kM_, int kN_, int kWavesM, int kWavesN, int kStages, bool kPackedScales_>
+struct MxTile {
+    using Operand = MxFrag<E>;
+    static constexpr int kM = kM_, kN = kN_;
+    static constexpr int kThreads = kWavesM * kWavesN * hk::kWaveSize;
+    static constexpr int kWaveM = kM / kWavesM, kWaveN = kN / kWavesN;
+    static constexpr int kARows = Operand::kHasScales ? kM : 0;  // rows with scales
+    static constexpr bool kPackedScales = kPackedScales_;
+
+    using A = hk::Mover<hk::SharedTile<kM, Operand::kBytes>, kThreads, kAccess, 1>;
+    using W = hk::Mover<hk::SharedTile<kN, 64>, kThreads, kAccess, 1>;
+    template <class Scales>
+    using Pipeline = hk::Pipeline<A, W, Scales, kStages, 1>;
+
+    HK_FN static u32 wave_m() { return hk::wave_id() / kWavesN * kWaveM; }
+    HK_FN static u32 wave_n() { return hk::wave_id() % kWavesN * kWaveN; }
+};
+
+/// A wave's accumulators, in units of Operand::kAccUnit until the end.
+template <class T>
+struct MxAcc {
+    static constexpr int kM = T::kWaveM / 16, kN = T::kWaveN / 16;
+    hk::MmaAcc acc[kM][kN] = {};
+
+    HK_FN explicit MxAcc(const auto &) {}
+
+    HK_FN void run(const auto &pipeline, u32 from, u32 count) {
+        pipeline.run(from, count, *this);
+        scale_acc(acc, T::Operand::kAccUnit);
+    }
+
+    template <int>
+    HK_FN void multiply(const auto &step) {
+        constexpr int kOfStage = 64 / hk::kFragBytes;
+#pragma unroll
+        for (int k = 0; k < kOfStage; ++k) {
+            // A lane has one block of its row.
+            const u32 lane = hk::lane_id(), shift = 8 * (k * hk::kLaneGroups<16> + hk::group_of_lane(lane));
+            const auto quants = [&](u32 row, auto word) {
+                return hk::per_row([&](u32 i) { return word(row + hk::row_of_lane(lane, i)) >> shift & 0xffu; });
+            };
+            hk::PerRow<hk::MxBlock> w[kN];
+#pragma unroll
+            for (int n = 0; n < kN; ++n) {
+                const u32 row = T::wave_n() + 16 * n;
+                const auto scale = quants(row, [&](u32 r) { return *step.scales[0]->w(r); });
+                w[n] = MxFrag<hk::Fp4>::load(*step.w[0], row, k, scale);
+            }
+#pragma unroll
+            for (int m = 0; m < kM; ++m) {
+                const u32 row = T::wave_m() + 16 * m;
+                hk::PerRow<u32> scale = {};
+                if constexpr (T::Operand::kHasScales) scale = quants(row, [&](u32 r) { return step.scales[0]->a(r); });
+                const auto a = T::Operand::load(*step.a[0], row, k, scale);
+#pragma unroll
+                for (int n = 0; n < kN; ++n) acc[m][n] = hk::mma(w[n], a, acc[m][n]);
+            }
+        }
+    }
+};
+
+/// Dequantizes fp4, with the scales of 32 columns, to bf16, which holds both exactly.
+class DequantFp4 {
+  public:
+    using Q = hk::Fp4;
+    using Out = hk::bf16;
+
+  private:
+    hk::Window scales_;
+    const MxScale &scale_;
+    u32 first_, rows_, offset_ = 0;
+
+  public:
+    using Extra = u32;
+
+    HK_FN DequantFp4(const MixedParams &p, const TileCoord &coord, u32 first_row)
+        : scales_(p.w_mx.first(coord.matrix), hk::Window::kOutOfBounds - 1), scale_(p.w_mx), first_(first_row),
+          rows_(p.w.rows) {}
+
+    HK_FN void of_row(u32 row) { offset_ = scale_.offset(first_ + row, rows_); }
+    HK_FN Extra load(u32 from, u32 end) const {
+        constexpr u32 kBlock = 16;  // bytes
+        const u32 past = (end - 1u - from) & hk::Window::kOutOfBounds;
+        return scales_.load<u8>(offset_ | past, MxScale::of_block(from / kBlock, scale_.block));
+    }
+    template <int kChunks>
+    HK_FN static void decode(Vec<u32, kChunks> quants, Extra scale, Vec<u32, 4> (&floats)[kChunks]) {
+        Vec<hk::bf16, 8> values[kChunks];
+        hk::dequantize_fp4_scaled<kChunks>(quants, scale, values);
+#pragma unroll
+        for (int i = 0; i < kChunks; ++i) floats[i] = __builtin_bit_cast(Vec<u32, 4>, values[i]);
+    }
+};
+
+/// Accumulators of weights that are prescaled by kFp4Prescale.
+template <class T>
+struct DequantFp4Acc : TileAcc<T> {
+    using TileAcc<T>::TileAcc;
+
+    HK_FN void run(const auto &pipeline, u32 from, u32 count) {
+        TileAcc<T>::run(pipeline, from, count);
+        scale_acc(this->acc, 1.0f / hk::kFp4Prescale);
+    }
+};
+
+template <class T, Access kAccess, int kM, int kN, int kWavesM, int kWavesN>
+using DequantFp4Tile = DequantTile<T, DequantFp4, kAccess, kM, kN, kWavesM, kWavesN>;
+
+template <class T>
+HK_FN void dequant_fp4_gemm(const MixedParams &p) {
+    tile_gemm<T, DequantFp4Acc, false>(p, SingleSite{},
+                                       [](const TileCoord &, const KRange &) { return hk::NoScales{}; });
+}
+
+struct Fp4ByFp4 {
+    using A = hk::Fp4;
+    using W = hk::Fp4;
+    using RawA = hk::Block<A>;
+    using RawW = hk::Block<W>;
+    using BlockA = hk::MxBlock;
+    using BlockW = hk::MxBlock;
+    static constexpr bool kAScales = true, kWScales = true;
+    static constexpr float kAccUnit = hk::kMxAccUnit;
+
+    HK_FN static BlockA a(const RawA &raw, u32 scale, const MixedParams &) {
+        return BlockA::from_packed(raw.chunk[0], scale);
+    }
+    HK_FN static BlockW w(const RawW &raw, u32 scale) { return BlockW::from_packed(raw.chunk[0], scale); }
+};
+
+struct Fp8ByFp4 : Fp4ByFp4 {
+    using A = hk::Fp8;
+    using BlockA = hk::Fp8Block;
+    using RawA = BlockA::Raw;
+    static constexpr bool kAScales = false;
+    static constexpr float kAccUnit = hk::kMxFp8AccUnit;
+
+    HK_FN static BlockA a(const RawA &raw, u32, const MixedParams &) { return BlockA::of(raw); }
+};
+
+template <class T>
+struct B16ByFp4 : Fp4ByFp4 {
+    using A = T;
+    using RawA = hk::Block<A>;
+    using BlockA = hk::Float16Block<T>;
+    using BlockW = hk::Float16Block<hk::bf16>;
+    static constexpr bool kAScales = false;
+    static constexpr float kAccUnit = 1.0f / hk::kFp4Prescale;
+
+    HK_FN static BlockA a(const RawA &raw, u32, const MixedParams &) { return BlockA::of(raw); }
+    HK_FN static BlockW w(const RawW &raw, u32 scale) {
+        BlockW block;
+        hk::dequantize_fp4_scaled<4>(raw.chunk[0], scale, block.part);
+        return block;
+    }
+};
+
+template <class T>
+struct QuantFp4ByFp4 : Fp4ByFp4 {
+    using A = T;
+    using RawA = hk::Block<A>;
+    static constexpr bool kAScales = false;
+
+    HK_FN static BlockA a(const RawA &raw, u32, const MixedParams &p) {
+        Vec<float, 32> v;
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            const Vec<float, 8> part = hk::widen<T, 8>(__builtin_bit_cast(Vec<T, 8>, raw.chunk[c]));
+#pragma unroll
+            for (int i = 0; i < 8; ++i) v[8 * c + i] = part[i];
+        }
+        return BlockA::quantized(v, p.rule);
+    }
+};
+
+}  // namespace gemm

@@ -1,0 +1,602 @@
+//! Tile selection: tiles, configurations, and the cost model that picks among those that have kernels.
+
+use super::table::Eligible;
+use hk_core::{Arch, DeviceInfo};
+
+/// Operand types of a GEMM: activations by weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Precision {
+    /// `bf16` by `bf16`.
+    Bf16,
+    /// `f16` by `f16`.
+    F16,
+    /// `i8` by `i8`, summed in `i32`.
+    I8,
+    /// The fp8 of the device's matrix instructions by itself; mxfp8 too.
+    Fp8,
+    /// 16-bit floats by int8 or fp8.
+    HalfByByte,
+    /// 16-bit floats by mxfp4.
+    HalfByFp4,
+    /// The fp8 of the device's matrix instructions by mxfp4.
+    Fp8ByFp4,
+    /// mxfp4 by mxfp4.
+    Fp4,
+}
+
+impl Precision {
+    /// Bits of an element of the activations.
+    pub(crate) const fn bits(self) -> usize {
+        match self {
+            Self::Bf16 | Self::F16 | Self::HalfByByte | Self::HalfByFp4 => 16,
+            Self::I8 | Self::Fp8 | Self::Fp8ByFp4 => 8,
+            Self::Fp4 => 4,
+        }
+    }
+
+    /// Bits of an element of the weights.
+    pub(crate) const fn weight_bits(self) -> usize {
+        match self {
+            Self::HalfByByte => 8,
+            Self::HalfByFp4 | Self::Fp8ByFp4 => 4,
+            _ => self.bits(),
+        }
+    }
+
+    /// Bytes of so many elements of the activations.
+    pub(crate) const fn bytes(self, elements: usize) -> usize {
+        (elements / 8).saturating_mul(self.bits()).saturating_add((elements % 8 * self.bits()).div_ceil(8))
+    }
+}
+
+/// The tile of outputs that a block computes, and how. On sm_90, tiles of 16 and 32 rows have four waves; those of 256 rows do
+/// not fit its registers, and are used only if options ask for them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum GemmTile {
+    /// 256 x 256 by eight waves, through LDS: a block fills a CU.
+    T256x256,
+    /// 128 x 128 by four waves, through LDS: two blocks a CU.
+    T128x128,
+    /// 64 x 64 by four waves, through LDS: four blocks a CU.
+    T64x64,
+    /// 64 x 64 with scalar loads: any strides, alignment and row length.
+    Elements,
+    /// 16 x 16 by eight waves (on sm_90 four) that split K among them, from memory to registers: the most blocks for few outputs.
+    /// Not for gated GEMMs.
+    S16x16,
+    /// 16 x 32, likewise.
+    S16x32,
+    /// 32 x 32, likewise.
+    S32x32,
+    /// 64 x 32 by four waves, likewise.
+    S64x32,
+    /// 256 x 128 by eight waves, through LDS: a block fills a CU. For block scales, which need twice the accumulators.
+    T256x128,
+    /// [`S16x16`](Self::S16x16) by twice as many waves: more loads in flight where an SM of sm_90 has no more than two blocks,
+    /// where 16-bit floats use it by default. For plain GEMMs.
+    S16x16Twice,
+}
+
+/// A tile's shape, and what it costs.
+struct TileInfo {
+    m: usize,
+    n: usize,
+    amd: Cost,
+    nvidia: Cost,
+}
+
+/// What a tile costs on a target.
+struct Cost {
+    /// Blocks that a CU holds.
+    per_cu: usize,
+    /// Time for a stage of K, in a CU full of such blocks, relative to outputs: reading and writing LDS, and addresses.
+    time: f64,
+}
+
+impl TileInfo {
+    const fn on(&self, arch: Arch) -> &Cost {
+        if arch.is_amd() { &self.amd } else { &self.nvidia }
+    }
+}
+
+/// Rates of the cost model: bandwidths, clocks and throughput as published for the largest part of each AMD target; of sm_90
+/// measured on an H200, but for the memory latency. The cost of a launch is assumed.
+struct Rates {
+    /// Nanoseconds that a CU's matrix units take for a stage of K of an output.
+    stage: f64,
+    /// Nanoseconds for a byte in a CU's share of the memory's bandwidth, and from L2.
+    byte: f64,
+    near: f64,
+    /// Nanoseconds for a byte from L2 to LDS, where a tile's cost does not include it.
+    to_lds: f64,
+    /// The shortest stage of a tile through LDS; one more launch.
+    least: f64,
+    launch: f64,
+}
+
+impl Rates {
+    /// Reading a stage, its MFMAs and a barrier: some 200 clocks.
+    const CLOCKS: f64 = 90.0;
+    const LAUNCH: f64 = 4000.0;
+
+    const fn of(arch: Arch) -> Self {
+        match arch {
+            // 256 CUs, 2.2 GHz, 8 TB/s.
+            Arch::Gfx950 => Self {
+                stage: 1.0 / (64.0 * 2.2),
+                byte: 0.032,
+                near: 1.0 / (64.0 * 2.2),
+                to_lds: 0.0,
+                least: Self::CLOCKS,
+                launch: Self::LAUNCH,
+            },
+            // 132 SMs. Of 790 TFLOP/s of bf16, mma.sync makes 0.65. Memory is copied at 4.2 TB/s; tiles of 128 x 128 read 6.7 TB/s
+            // from L2, so that it has some more. Loads take some 800 ns, those of four stages overlap.
+            Arch::Sm90 => Self {
+                stage: 64.0 / (0.65 * 790e3 / 132.0),
+                byte: 132.0 / 4200.0,
+                near: 132.0 / 7200.0,
+                to_lds: 132.0 / 7200.0,
+                least: 800.0 / 4.0,
+                launch: Self::LAUNCH / 2.0,
+            },
+            // 304 CUs, 2.1 GHz, 5.3 TB/s.
+            _ => Self {
+                stage: 1.0 / (32.0 * 2.1),
+                byte: 0.057,
+                near: 1.0 / (64.0 * 2.1),
+                to_lds: 0.0,
+                least: Self::CLOCKS,
+                launch: Self::LAUNCH,
+            },
+        }
+    }
+}
+
+/// How much more than its share of the bandwidth a CU can use while others have nothing to read.
+const ALONE: f64 = 1.5;
+/// Split-K slices to choose from.
+const SPLITS: [usize; 10] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32];
+
+/// Bytes of a row that a stage holds: `Tile::kBytes`.
+pub(crate) const STAGE_BYTES: usize = 64;
+
+impl GemmTile {
+    /// All of them.
+    pub const ALL: [Self; 10] = [
+        Self::T256x256,
+        Self::T128x128,
+        Self::T64x64,
+        Self::Elements,
+        Self::S16x16,
+        Self::S16x32,
+        Self::S32x32,
+        Self::S64x32,
+        Self::T256x128,
+        Self::S16x16Twice,
+    ];
+
+    /// On AMD targets, costs are the longest of the CU's pipes per GEMM (matrix, LDS), counted on the emulator. On sm_90, blocks
+    /// are those that registers have room for; of tiles through LDS, 128 x 128 was measured on an H200 (426 TFLOP/s of 4096^3),
+    /// 64 x 64 is assumed, and the larger ones spill registers, so that they are never chosen.
+    const fn info(self) -> TileInfo {
+        const fn of([m, n]: [usize; 2], amd: (usize, f64), nvidia: (usize, f64)) -> TileInfo {
+            const fn cost((per_cu, time): (usize, f64)) -> Cost {
+                Cost { per_cu, time }
+            }
+            TileInfo { m, n, amd: cost(amd), nvidia: cost(nvidia) }
+        }
+        match self {
+            Self::T256x256 => of([256, 256], (1, 1.0), (1, 4.0)),
+            Self::T128x128 => of([128, 128], (2, 1.1), (2, 1.1)),
+            Self::T64x64 => of([64, 64], (4, 1.6), (4, 1.3)),
+            Self::Elements => of([64, 64], (4, 16.0), (4, 16.0)),
+            Self::S16x16 => of([16, 16], (3, 1.0), (5, 1.0)),
+            Self::S16x16Twice => of([16, 16], (1, 1.0), (2, 1.0)),
+            Self::S16x32 => of([16, 32], (2, 1.0), (3, 1.0)),
+            Self::S32x32 => of([32, 32], (2, 1.0), (4, 1.0)),
+            Self::S64x32 => of([64, 32], (3, 1.0), (2, 1.0)),
+            Self::T256x128 => of([256, 128], (1, 1.1), (1, 4.0)),
+        }
+    }
+
+    /// What `hk run --param tile=..` calls it.
+    #[cfg(feature = "registry")]
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::T256x256 => "256x256",
+            Self::T256x128 => "256x128",
+            Self::T128x128 => "128x128",
+            Self::T64x64 => "64x64",
+            Self::Elements => "elements",
+            Self::S16x16 => "16x16",
+            Self::S16x16Twice => "16x16-twice",
+            Self::S16x32 => "16x32",
+            Self::S32x32 => "32x32",
+            Self::S64x32 => "64x32",
+        }
+    }
+
+    /// Rows and columns of outputs that a block makes.
+    pub const fn shape(self) -> (usize, usize) {
+        let info = self.info();
+        (info.m, info.n)
+    }
+
+    /// Waves of a block.
+    pub(crate) const fn waves(self, arch: Arch) -> usize {
+        match self {
+            Self::T256x256 | Self::T256x128 => 8,
+            // `kWideDecodeWaves` and `kDecodeWaves` in `hip/include/gemm/decode_gemm.h`.
+            Self::S16x16Twice if arch.is_amd() => 16,
+            Self::S16x16Twice => 8,
+            Self::S16x16 | Self::S16x32 | Self::S32x32 if arch.is_amd() => 8,
+            _ => 4,
+        }
+    }
+
+    /// Bytes of a row that a block reads at a time.
+    pub(crate) const fn stretch(self, arch: Arch) -> usize {
+        // Of a wave: `kLongStepBytes` in `hip/include/gemm/decode_gemm.h`.
+        let longest = if arch.is_amd() { 256 } else { 128 };
+        match self {
+            Self::S16x16 | Self::S16x32 => self.waves(arch) * longest,
+            Self::S16x16Twice => self.waves(arch) * 128,
+            Self::S32x32 | Self::S64x32 => self.waves(arch) * longest / 2,
+            _ => STAGE_BYTES,
+        }
+    }
+
+    /// Pipeline depth: stages in LDS, in registers or in flight.
+    #[cfg(feature = "registry")]
+    pub(crate) const fn stages(self, arch: Arch) -> usize {
+        match (self, arch) {
+            (Self::T256x256 | Self::T256x128 | Self::T128x128 | Self::T64x64, Arch::Gfx950 | Arch::Sm90) => 5,
+            // Two in LDS, two in registers.
+            (Self::T256x256 | Self::T256x128 | Self::T128x128 | Self::T64x64 | Self::Elements, _) => 4,
+            _ => 2,
+        }
+    }
+
+    /// The tile of the second GEMM of a launch, of 16-bit floats: it has as many threads.
+    pub(crate) const fn beside(self) -> Self {
+        match self {
+            Self::T256x128 => Self::T256x256,
+            other => other,
+        }
+    }
+
+    /// Whether waves split K among them and load from memory to registers: a skinny tile.
+    pub(crate) const fn skinny(self) -> bool {
+        matches!(self, Self::S16x16 | Self::S16x16Twice | Self::S16x32 | Self::S32x32 | Self::S64x32)
+    }
+}
+
+/// Tile, split-K and rasterization of a GEMM.
+///
+/// By default it follows from the sizes and the device. Up to 64 rows, the tile is the one with the fewest rows that hold them
+/// all (on sm_90, from 17 rows on, possibly 64 x 64; up to 16 rows the narrowest, with twice the waves where blocks are few).
+/// Otherwise, and among several, it is the one with the shortest modelled time: the longest of matrix instructions, loads of a CU
+/// and memory, plus what split-K adds, a launch and the traffic of partial sums. K is split into the fewest slices within a tenth
+/// of the shortest time. Without a workspace it is not split.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GemmConfig {
+    /// The tile.
+    pub tile: GemmTile,
+    /// Split-K slices, each computed by blocks of its own and then summed in order; at least 1.
+    pub splits: usize,
+    /// Consecutive tiles along M, which share a tile of weights in L2.
+    pub group: usize,
+}
+
+/// A GEMM whose configuration is to be chosen.
+pub(crate) struct Job<'a> {
+    pub info: &'a DeviceInfo,
+    pub precision: Precision,
+    /// Batches, M, rows of `w`, K.
+    pub sizes: [usize; 4],
+    /// Rows begin on 16 bytes and are a multiple of 16 bytes long.
+    pub vectorized: bool,
+    /// Split-K slices that the workspace has room for.
+    pub most_splits: usize,
+    /// Another GEMM in the same launch.
+    pub second: Option<Second>,
+}
+
+/// A GEMM in the launch of another, with the same M and K.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Second {
+    pub precision: Precision,
+    /// Rows of its `w`.
+    pub n: usize,
+}
+
+/// Time for rounds of blocks of some kinds.
+#[derive(Debug, Default)]
+struct Rounds {
+    mean: f64,
+    longest: f64,
+}
+
+impl Rounds {
+    /// A share of the blocks takes so long each.
+    fn add(&mut self, share: f64, time: f64) {
+        self.mean += share * time;
+        if share > 0.0 {
+            self.longest = self.longest.max(time);
+        }
+    }
+
+    /// The last round may be of the longest blocks.
+    fn time(&self, rounds: f64) -> f64 {
+        (rounds - 1.0) * self.mean + self.longest
+    }
+}
+
+impl Job<'_> {
+    /// Each GEMM of the launch: its tile, type and rows of `w`.
+    pub fn gemms(&self, tile: GemmTile) -> impl Iterator<Item = (GemmTile, Precision, usize)> {
+        let second = self.second.map(|Second { precision, n }| (tile.beside(), precision, n));
+        [(tile, self.precision, self.sizes[2])].into_iter().chain(second)
+    }
+
+    /// Modelled nanoseconds.
+    pub fn time(&self, GemmConfig { tile, splits, .. }: GemmConfig) -> f64 {
+        let splits = splits.max(1);
+        let [batch, m, _, k] = self.sizes;
+        let rates = Rates::of(self.info.arch);
+        let cus = (self.info.compute_units as usize).max(1);
+        let blocks_of = |t: &TileInfo, n: usize| {
+            let tiles = batch.saturating_mul(m.div_ceil(t.m)).saturating_mul(n.div_ceil(t.n));
+            tiles.saturating_mul(splits)
+        };
+        let blocks =
+            self.gemms(tile).map(|(tile, _, n)| blocks_of(&tile.info(), n)).fold(0, usize::saturating_add);
+        // Blocks on a CU share what it has.
+        let arch = self.info.arch;
+        let per_cu = tile.info().on(arch).per_cu;
+        let rounds = blocks.div_ceil(cus.saturating_mul(per_cu)).max(1) as f64;
+        let resident = blocks.div_ceil(cus).min(per_cu).max(1) as f64;
+        let share = batch as f64 / cus as f64 * rates.byte;
+        let (mut matrix, mut loads) = (Rounds::default(), Rounds::default());
+        let (mut memory, mut split) = (0.0, rates.launch);
+        for (tile, precision, n) in self.gemms(tile) {
+            let t = tile.info();
+            let bytes = precision.bytes(k);
+            let weight = precision.weight_bits() as f64 / precision.bits() as f64;
+            let stages = bytes.div_ceil(STAGE_BYTES).max(1).div_ceil(splits) as f64;
+            let part = blocks_of(&t, n) as f64 / blocks.max(1) as f64;
+            let stage = resident * (t.m * t.n) as f64 * t.on(arch).time * rates.stage;
+            // Prologue and epilogue cost some stages.
+            let least = if tile.skinny() { 0.0 } else { rates.least };
+            matrix.add(part, (stages + 8.0) * stage.max(least));
+            // Weights come from memory, activations from L2. Through LDS, tiles of the same weights run together, and both come
+            // from L2.
+            let (of_w, of_x) = (t.n as f64 * weight, m.min(t.m) as f64);
+            let row = if tile.skinny() {
+                of_w * rates.byte / ALONE + of_x * rates.near
+            } else {
+                (of_w + of_x) * rates.to_lds
+            };
+            loads.add(part, resident * stages * STAGE_BYTES as f64 * row);
+            memory += (m as f64 + n as f64 * weight) * bytes as f64 * share;
+            // Partial sums are 4 bytes, written once and read once.
+            split += 8.0 * splits as f64 * m as f64 * n as f64 * share;
+        }
+        let busiest = matrix.time(rounds).max(loads.time(rounds)).max(memory);
+        busiest + if splits > 1 { split } else { 0.0 }
+    }
+
+    /// The split-K that makes a tile's time shortest, and that time.
+    fn fastest(&self, tile: GemmTile) -> (GemmConfig, f64) {
+        let t = tile.info();
+        let parts = self.precision.bytes(self.sizes[3]).div_ceil(tile.stretch(self.info.arch)).max(1);
+        let most = parts.min(self.most_splits);
+        let group = if tile.skinny() { 1 } else { (2048 / t.m).max(1) };
+        let configs = || {
+            let splits = SPLITS.into_iter().filter(|&n| n == 1 || n <= most);
+            // Slices of whole stretches, none empty.
+            let splits = splits.map(|n| parts.div_ceil(parts.div_ceil(n)));
+            splits.map(|splits| GemmConfig { tile, splits, group }).map(|config| (config, self.time(config)))
+        };
+        let shortest = configs().fold(f64::INFINITY, |shortest, (_, time)| time.min(shortest));
+        // The fewest slices within a tenth of it: the model is no better than that, and partial sums are traffic.
+        let few = configs().find(|(_, time)| *time <= 1.1 * shortest);
+        few.unwrap_or((GemmConfig { tile, splits: 1, group }, f64::INFINITY))
+    }
+
+    /// Each tile that is considered, with its split-K and modelled nanoseconds.
+    #[cfg(feature = "registry")]
+    pub fn candidates(&self, eligible: &Eligible) -> Vec<(GemmConfig, f64)> {
+        let fits = |tile: &GemmTile| {
+            (*tile != GemmTile::Elements) == self.vectorized
+                && (!tile.skinny() || self.sizes[1] <= tile.info().m)
+        };
+        eligible.tiles().filter(fits).map(|tile| self.fastest(tile)).collect()
+    }
+
+    /// The choice among the tiles that have a kernel.
+    pub fn choose(&self, eligible: &Eligible) -> GemmConfig {
+        let serves = |tile: GemmTile| eligible.serves(tile);
+        // The fewest rows that hold all. On sm_90 narrow tiles, each of which reads all rows, can exceed the bandwidth of L2; of
+        // those of 16 rows the narrowest was the fastest on an H200, where blocks are few with twice as many waves.
+        let amd = self.info.arch.is_amd();
+        let blocks = self.sizes[0].saturating_mul(self.sizes[2].div_ceil(16));
+        let few = blocks <= 2 * self.info.compute_units as usize
+            && matches!(self.precision, Precision::Bf16 | Precision::F16);
+        let skinny: &[GemmTile] = match self.sizes[1] {
+            65.. => &[],
+            33.. if amd => &[GemmTile::S64x32],
+            33.. => &[GemmTile::S64x32, GemmTile::T64x64],
+            17.. if amd => &[GemmTile::S32x32],
+            17.. => &[GemmTile::S32x32, GemmTile::T64x64],
+            _ if !amd && few && serves(GemmTile::S16x16Twice) => &[GemmTile::S16x16Twice],
+            _ if !amd && serves(GemmTile::S16x16) => &[GemmTile::S16x16],
+            _ => &[GemmTile::S16x16, GemmTile::S16x32],
+        };
+        let fastest = |tiles: &[GemmTile], fits: &dyn Fn(GemmTile) -> bool| {
+            let times =
+                tiles.iter().filter(|&&tile| serves(tile) && fits(tile)).map(|&tile| self.fastest(tile));
+            times.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(config, _)| config)
+        };
+        let through_lds = |tile: GemmTile| !tile.skinny() && (tile != GemmTile::Elements) == self.vectorized;
+        fastest(skinny, &|_| self.vectorized)
+            .or_else(|| fastest(&GemmTile::ALL, &through_lds))
+            .unwrap_or(GemmConfig { tile: GemmTile::Elements, splits: 1, group: 1 })
+    }
+}
+
+impl GemmConfig {
+    /// Elements of K in each split-K slice but perhaps the last, and how many slices are not empty.
+    pub(crate) fn slices(
+        &self,
+        arch: Arch,
+        k: usize,
+        precision: Precision,
+        multiple: usize,
+    ) -> (usize, usize) {
+        let step = (self.tile.stretch(arch) * 8 / precision.bits()).max(multiple);
+        let each = k.div_ceil(self.splits.max(1)).next_multiple_of(step).max(step);
+        (each, k.div_ceil(each).max(1))
+    }
+
+    pub(crate) fn tiles(&self, m: usize, n: usize) -> (usize, usize) {
+        let info = self.tile.info();
+        (m.div_ceil(info.m), n.div_ceil(info.n))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::table::{Family, ScaleKind, Variant};
+    use super::*;
+    use hk_core::{DType, Device};
+
+    fn family(dtype: DType, scales: ScaleKind, variant: Variant) -> Eligible {
+        Eligible::new(Family::find(dtype, dtype, scales, variant).unwrap())
+    }
+    fn plain() -> Eligible {
+        family(DType::Bf16, ScaleKind::None, Variant::Plain)
+    }
+    fn gated() -> Eligible {
+        family(DType::Bf16, ScaleKind::None, Variant::Gated)
+    }
+    fn block() -> Eligible {
+        family(DType::I8, ScaleKind::Block, Variant::Plain)
+    }
+
+    #[test]
+    fn slices_cover_k_and_none_is_empty() {
+        let tiles =
+            GemmTile::ALL.into_iter().flat_map(|tile| [Arch::Gfx942, Arch::Sm90].map(|arch| (tile, arch)));
+        for (tile, arch) in tiles {
+            for precision in [Precision::Bf16, Precision::I8, Precision::Fp4] {
+                for (k, multiple) in [(0, 1), (1, 1), (77, 1), (4096, 1), (7168, 128), (100_000, 1 << 14)] {
+                    for splits in 1..40 {
+                        let config = GemmConfig { tile, splits, group: 1 };
+                        let (each, parts) = config.slices(arch, k, precision, multiple);
+                        assert!((1..=splits).contains(&parts) && each % multiple == 0, "{config:?} {k}");
+                        assert!(parts * each >= k && (parts - 1) * each < k.max(1), "{config:?} {k}");
+                        assert_eq!(precision.bytes(each) % tile.stretch(arch), 0, "{config:?} {k}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_choice_fits_the_rows_and_fills_the_device() {
+        let device = Device::open("emu:gfx942").unwrap();
+        let (info, cus) = (device.info(), device.info().compute_units as usize);
+        const MOST: usize = 32;
+        let choose = |m, n, k, vectorized| {
+            let (precision, sizes) = (Precision::Bf16, [1, m, n, k]);
+            Job { info, precision, sizes, vectorized, most_splits: MOST, second: None }.choose(&plain())
+        };
+        for m in [1, 16, 17, 32, 33, 64] {
+            let config = choose(m, 4096, 4096, true);
+            assert!(
+                config.tile.skinny() && config.tile.shape().0 >= m && config.tile.shape().0 < m + 32,
+                "{config:?}"
+            );
+            // Most CUs have work, if K has enough of it.
+            let config = choose(m, 1280, 1 << 20, true);
+            let (_, n_tiles) = config.tiles(m, 1280);
+            assert!(n_tiles * config.splits * 4 >= 3 * cus, "{config:?}");
+            // Where split-K would save less than it costs, K is whole.
+            assert_eq!(choose(m, 2112, 1024, true).splits, 1);
+            assert_eq!(choose(m, 14336, 4096, true).splits, 1);
+        }
+        assert_eq!(choose(16384, 16384, 8192, true).tile, GemmTile::T256x256);
+        assert_eq!(choose(8192, 8192, 8192, true).splits, 1);
+        assert_eq!(choose(512, 512, 512, true).splits, 1);
+        assert!(choose(128, 128, 16384, true).splits > 1);
+        for m in [1, 50, 5000] {
+            assert_eq!(choose(m, 4096, 4099, false).tile, GemmTile::Elements);
+        }
+        // Lengths beyond all that there is are no panic.
+        choose(usize::MAX, usize::MAX, usize::MAX, true);
+        choose(1, usize::MAX, usize::MAX, true);
+        choose(0, 0, 0, true);
+    }
+
+    #[test]
+    fn two_gemms_of_a_launch_take_as_long_as_one_of_their_columns() {
+        let device = Device::open("emu:gfx942").unwrap();
+        let job = |precision, n, second| Job {
+            info: device.info(),
+            precision,
+            sizes: [1, 48, n, 7168],
+            vectorized: true,
+            most_splits: 32,
+            second,
+        };
+        let of = |precision, n| Some(Second { precision, n });
+        for tile in [GemmTile::T64x64, GemmTile::S64x32] {
+            for splits in [1, 3] {
+                let config = GemmConfig { tile, splits, group: 1 };
+                let one = job(Precision::Bf16, 3072, None).time(config);
+                let two = job(Precision::Bf16, 2048, of(Precision::Bf16, 1024)).time(config);
+                // Each reads activations of its own.
+                assert!(two > 0.999 * one && two < 1.02 * one, "{config:?}: {one} {two}");
+                // fp8 is half as long.
+                let fp8 = job(Precision::Fp8, 2048, of(Precision::Fp8, 1024)).time(config);
+                let mixed = job(Precision::Fp8, 2048, of(Precision::Bf16, 1024)).time(config);
+                assert!(fp8 < mixed && mixed <= two, "{config:?}: {fp8} {mixed} {two}");
+            }
+        }
+    }
+
+    /// The measured best on an H200 for large GEMMs and up to 16 rows; otherwise what needs less L2 bandwidth.
+    #[test]
+    fn the_choice_on_an_h200() {
+        let mut info = Device::open("emu:gfx942").unwrap().info().clone();
+        (info.arch, info.compute_units) = (Arch::Sm90, 132);
+        let choose = |[m, n, k]: [usize; 3], eligible: Eligible| {
+            let (info, precision, sizes) = (&info, Precision::Bf16, [1, m, n, k]);
+            Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None }.choose(&eligible)
+        };
+        for size in [2048, 4096, 8192, 16384] {
+            let config = choose([size; 3], plain());
+            assert_eq!((config.tile, config.splits), (GemmTile::T128x128, 1), "{size}");
+        }
+        for m in [1, 8, 16] {
+            for [n, k] in [[6144, 4096], [28672, 4096], [4096, 14336], [57344, 8192], [8192, 28672]] {
+                let narrow = if n == 4096 { GemmTile::S16x16Twice } else { GemmTile::S16x16 };
+                assert_eq!(choose([m, n, k], plain()).tile, narrow, "{m} {n} {k}");
+                assert_eq!(choose([m, n, k], gated()).tile, GemmTile::S16x32, "{m} {n} {k}");
+            }
+        }
+        // Twice as many rows for each weight as S64x32 has.
+        for [n, k] in [[4096, 4096], [28672, 4096], [4096, 14336]] {
+            assert_eq!(choose([64, n, k], plain()).tile, GemmTile::T64x64, "{n} {k}");
+        }
+        // Whatever the sizes, none that spills while there is another.
+        for m in [65, 128, 500, 1 << 14] {
+            for eligible in [plain(), block()] {
+                let config = choose([m, 7168, 7168], eligible);
+                assert!(config.tile.shape().0 < 256, "{m}: {config:?}");
+            }
+        }
+    }
+}
