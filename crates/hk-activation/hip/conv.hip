@@ -1,27 +1,27 @@
 // conv.hip: depthwise causal convolution along the tokens of sequences, with states that chain calls
 //   y[c, t] = act(bias[c] + sum_j w[c, j] h[c, t - (W - 1) + j]),  j = 0 .. W - 1,  act = identity | silu
-//   h: the tokens x of a sequence behind its history, which is its line of the states, or zeros
+//   h: the history of a sequence (its slot of the states, or zeros) followed by its tokens x
 //   x, y    [batch, C, L] T = bf16 | f16 | f32   unit stride on C or on L; or packed [C, tokens], sequence b from starts[b] to
-//                                               starts[b + 1]; y may lie on x if a lane walks whole sequences
-//   weight  [C, W]        T | f32                without gaps, W = 2 | 3 | 4
-//   bias    [C]           as weight, optional    without gaps
-//   states  [lines, C, W - 1]  T, optional       any strides; becomes the last W - 1 entries of h
-// A fused multiply-add a tap in f32, j rising from the bias; one rounding.
+//                                               starts[b + 1]; y may alias x if a lane walks whole sequences
+//   weight  [C, W]        T | f32                contiguous, W = 2 | 3 | 4
+//   bias    [C]           as weight, optional    contiguous
+//   states  [slots, C, W - 1]  T, optional       any strides; becomes the last W - 1 tokens of h
+// One f32 fused multiply-add per tap, starting from the bias with rising j; one rounding.
 //
 // How the work is split
-//   A lane walks a run of tokens with the last W - 1 of them in registers, so that each token is read once but for the W - 1
-//   before a run.
-//   channels  unit stride on channels: lanes have 16 bytes of channels each (or one channel) and a wave one run.
-//   tokens    unit stride on tokens: a lane has a tile of 16 bytes of tokens by four channels (or 8 tokens of one channel),
-//             and the tokens before it from the lane below. So weights of neighbouring channels come side by side, and
-//             neighbouring channels share packed instructions. Lanes whose tile sequences begin or end in walk as above.
-//   Runs are of one length, but the first W - 1 tokens of a sequence are all walked by the lane that has the first: it alone
-//   reads the history, and writes the state when it has read it.
-// Indices come from the device and are not trusted: a line out of range makes its sequence NaN, line -1 skips it, and starts
-// are cut to the tokens that there are.
+//   A lane walks a run of tokens with the last W - 1 of them in registers: each token is read once, except the W - 1 before a
+//   run.
+//   channels  unit stride on channels: a lane has 16 bytes of channels (scalar path: one channel), a wave one run.
+//   tokens    unit stride on tokens: a lane has a tile of 16 bytes of tokens by four channels (scalar path: 8 tokens of one
+//             channel), and gets the tokens before it from the lane below. Weights of neighbouring channels are adjacent, and
+//             neighbouring channels share packed instructions. Lanes with a sequence boundary in their tile walk as above.
+//   Runs have one length, but the lane with the first token of a sequence walks its first W - 1 tokens: it alone reads the
+//   history, and then writes the state.
+// Indices are on the device and checked here: a slot out of range makes its sequence NaN, slot -1 skips it, and starts are
+// clamped to the tokens.
 // Floor
 //   Memory: 2 C L sizeof(T) a sequence, and twice its state. W + silu (11 and 2 special functions, hk/math.h) VALU instructions an
-//   element, two elements an instruction but for silu's special functions and one other.
+//   element, two elements per instruction except for silu's special functions and one other.
 #include <hk/activate.h>
 #include <hk/entry.h>
 #include <hk/global.h>
@@ -37,31 +37,31 @@ using hk::u8;
 using hk::Vec;
 
 struct Strides {
-    i64 outer, channel, inner;  // batch and token, or line and slot
+    i64 outer, channel, inner;  // sequence and token, or slot and tap
 };
 
 /// How a lane reaches the states of neighbouring channels, `StateAccess` in src/causal_conv1d.rs.
-enum class StateAccess : u32 { Elements = 0, Channels = 1, Slots = 2 };
+enum class StateAccess : u32 { Scalar = 0, Channels = 1, Taps = 2 };
 
-struct Params {  // same fields, same order as `Params` in src/causal_conv1d.rs
-    hk::Global x, weight, bias, y, states, starts, lines, has_initial;
+struct Params {
+    hk::Global x, weight, bias, y, states, starts, slots, has_initial;
     Strides x_at, y_at, state_at;
     u32 batch;
     u32 channels;
-    u32 tokens;  // of a sequence, or packed ones of all
-    u32 run;     // tokens of a lane
-    u32 runs;    // of a sequence, or of all
+    u32 tokens;  // of a sequence, or of all packed sequences
+    u32 run;  // tokens of a lane
+    u32 runs;  // of a sequence, or of all
     u32 width;
-    u32 n_lines;
+    u32 n_slots;
     u32 weight_is_f32;
     u32 silu;
     StateAccess state_access;
-    u32 update;  // every sequence begins with its line
+    u32 update;  // every sequence continues from its slot
     u32 pad;
 };
 
-/// Reads or writes a vector, aligned as such, or an element. Atomic ones for elements of two bytes: else the compiler makes
-/// one access of two neighbours, which need not be on four bytes. They cost nothing.
+/// Loads or stores an aligned vector or an element. 2-byte accesses are relaxed atomics: otherwise the compiler merges two
+/// neighbours into a 4-byte access, which need not be aligned. They cost nothing.
 template <class V, class T>
 HK_FN V load_at(GlobalPtr<const T> p) {
     if constexpr (sizeof(V) == 2) {
@@ -81,19 +81,19 @@ HK_FN void store_at(GlobalPtr<T> p, V v) {
     }
 }
 
-/// What one call knows about a sequence.
+/// A sequence of a call.
 struct Sequence {
-    i64 x, y;     // of its first token, in elements
-    i64 state;    // of its line
-    u32 length;   //
-    bool skip;    // neither y nor the state is written
+    i64 x, y;  // of its first token, in elements
+    i64 state;  // of its slot
+    u32 length;
+    bool skip;  // neither y nor the state is written
     bool poison;  // y is NaN
-    bool keeps;   // has a line
-    bool begins;  // with the history in that line
+    bool keeps;  // has a slot
+    bool begins;  // with the history in that slot
 };
 
-/// Tokens of sequence `b` that are packed, cut to those there are; false if that cuts any.
-HK_FN bool cut(const Params &p, u32 b, u32 &start, u32 &end) {
+/// The tokens of packed sequence `b`, clamped; false if it is out of range.
+HK_FN bool clamp_to_tokens(const Params &p, u32 b, u32 &start, u32 &end) {
     const auto starts = p.starts.row<const i32>(0);
     const i32 from = starts[b], to = starts[b + 1];
     const i32 tokens = i32(p.tokens);
@@ -113,13 +113,13 @@ HK_FN Sequence sequence(const Params &p, u32 b, i64 first, u32 length, bool whol
     s.x = outer * p.x_at.outer + first * p.x_at.inner;
     s.y = outer * p.y_at.outer + first * p.y_at.inner;
     if (p.states.present()) {
-        const i32 line = p.lines.present() ? p.lines.row<const i32>(0)[b] : i32(b);
-        s.skip = line == -1;
-        const bool there = u32(line) < p.n_lines;
+        const i32 slot = p.slots.present() ? p.slots.row<const i32>(0)[b] : i32(b);
+        s.skip = slot == -1;
+        const bool there = u32(slot) < p.n_slots;
         s.poison |= !there;
         s.keeps = there && whole;
         s.begins = s.keeps && (p.has_initial.present() ? p.has_initial.row<const u8>(0)[b] != 0 : p.update != 0);
-        s.state = there ? i64(line) * p.state_at.outer : 0;
+        s.state = there ? i64(slot) * p.state_at.outer : 0;
     }
     return s;
 }
@@ -129,7 +129,7 @@ template <class T, int V, int W>
 struct Lane {
     using Values = Vec<T, V>;
     using Floats = Vec<float, V>;
-    static constexpr int kSlots = W - 1;
+    static constexpr int kHistory = W - 1;
 
     const Params &p;
     u32 channel;
@@ -146,7 +146,7 @@ struct Lane {
 
     template <class E>
     HK_FN void load_weights() {
-        // The taps of a lane's channels lie side by side.
+        // The taps of a lane's channels are adjacent.
         constexpr int kPart = V > 1 && V * W % hk::kVecLen<E> == 0 ? hk::kVecLen<E> : V;
         const auto from = p.weight.row<const E>(0) + u64(channel) * W;
 #pragma unroll
@@ -173,77 +173,77 @@ struct Lane {
     HK_FN GlobalPtr<T> y(const Sequence &s, i64 t) const {
         return reinterpret_cast<GlobalPtr<T>>(p.y.data) + s.y + own(p.y_at) + t * p.y_at.inner;
     }
-    /// Where the lane's channels are. Several have unit stride.
+    /// Offset of the lane's channels. Several have unit stride.
     HK_FN i64 own(const Strides &at) const { return V > 1 ? i64(channel) : channel * at.channel; }
     HK_FN GlobalPtr<T> state(const Sequence &s) const {
         return reinterpret_cast<GlobalPtr<T>>(p.states.data) + s.state + channel * p.state_at.channel;
     }
 
-    HK_FN GlobalPtr<T> slot(GlobalPtr<T> state, int v, int i) const {
+    HK_FN GlobalPtr<T> tap(GlobalPtr<T> state, int v, int i) const {
         return state + v * p.state_at.channel + i * p.state_at.inner;
     }
 
     /// The history of a sequence.
-    HK_FN void load_state(const Sequence &s, Values (&h)[kSlots]) const {
+    HK_FN void load_state(const Sequence &s, Values (&h)[kHistory]) const {
 #pragma unroll
-        for (int i = 0; i < kSlots; ++i) h[i] = Values(T(0.0f));
+        for (int i = 0; i < kHistory; ++i) h[i] = Values(T(0.0f));
         if (!s.begins) return;
         const auto from = state(s);
         if (V > 1 && p.state_access == StateAccess::Channels) {
 #pragma unroll
-            for (int i = 0; i < kSlots; ++i) h[i] = load_at<Values>(GlobalPtr<const T>(from + i * p.state_at.inner));
-        } else if (V > 1 && p.state_access == StateAccess::Slots) {
-            // The slots of a lane's channels lie side by side.
+            for (int i = 0; i < kHistory; ++i) h[i] = load_at<Values>(GlobalPtr<const T>(from + i * p.state_at.inner));
+        } else if (V > 1 && p.state_access == StateAccess::Taps) {
+            // The history of a lane's channels is adjacent.
 #pragma unroll
-            for (int n = 0; n < kSlots; ++n) {
+            for (int n = 0; n < kHistory; ++n) {
                 const auto part = load_at<Values>(GlobalPtr<const T>(from + n * V));
 #pragma unroll
-                for (int j = 0; j < V; ++j) h[(n * V + j) % kSlots][(n * V + j) / kSlots] = part[j];
+                for (int j = 0; j < V; ++j) h[(n * V + j) % kHistory][(n * V + j) / kHistory] = part[j];
             }
         } else {
 #pragma unroll
             for (int v = 0; v < V; ++v) {
 #pragma unroll
-                for (int i = 0; i < kSlots; ++i) h[i][v] = load_at<T>(GlobalPtr<const T>(slot(from, v, i)));
+                for (int i = 0; i < kHistory; ++i) h[i][v] = load_at<T>(GlobalPtr<const T>(tap(from, v, i)));
             }
         }
     }
 
-    HK_FN void store_state(const Sequence &s, const Values (&h)[kSlots]) const {
+    HK_FN void store_state(const Sequence &s, const Values (&h)[kHistory]) const {
         const auto to = state(s);
         if (V > 1 && p.state_access == StateAccess::Channels) {
 #pragma unroll
-            for (int i = 0; i < kSlots; ++i) store_at(to + i * p.state_at.inner, h[i]);
-        } else if (V > 1 && p.state_access == StateAccess::Slots) {
+            for (int i = 0; i < kHistory; ++i) store_at(to + i * p.state_at.inner, h[i]);
+        } else if (V > 1 && p.state_access == StateAccess::Taps) {
 #pragma unroll
-            for (int n = 0; n < kSlots; ++n) {
+            for (int n = 0; n < kHistory; ++n) {
                 Values part;
 #pragma unroll
-                for (int j = 0; j < V; ++j) part[j] = h[(n * V + j) % kSlots][(n * V + j) / kSlots];
+                for (int j = 0; j < V; ++j) part[j] = h[(n * V + j) % kHistory][(n * V + j) / kHistory];
                 store_at(to + n * V, part);
             }
         } else {
 #pragma unroll
             for (int v = 0; v < V; ++v) {
 #pragma unroll
-                for (int i = 0; i < kSlots; ++i) store_at(slot(to, v, i), T(h[i][v]));
+                for (int i = 0; i < kHistory; ++i) store_at(tap(to, v, i), T(h[i][v]));
             }
         }
     }
 
-    /// The W - 1 entries of h before token `t`, which is the first of a sequence or not among the first W - 1.
-    HK_FN void load_before(const Sequence &s, u32 t, Values (&h)[kSlots]) const {
+    /// The W - 1 tokens of h before token `t`, which is the first of a sequence or not among the first W - 1.
+    HK_FN void load_before(const Sequence &s, u32 t, Values (&h)[kHistory]) const {
         if (t == 0) {
             load_state(s, h);
         } else {
 #pragma unroll
-            for (int i = 0; i < kSlots; ++i) h[i] = load_at<Values>(x(s, i64(t) + i - kSlots));
+            for (int i = 0; i < kHistory; ++i) h[i] = load_at<Values>(x(s, i64(t) + i - kHistory));
         }
     }
 
     /// The results of N channels from `v` on at the token after h, before rounding.
     template <int N>
-    HK_FN Vec<float, N> sum(const Values (&h)[kSlots], Values newest, int v) const {
+    HK_FN Vec<float, N> sum(const Values (&h)[kHistory], Values newest, int v) const {
         const auto part = [&](auto from) {
             Vec<float, N> to;
 #pragma unroll
@@ -252,21 +252,21 @@ struct Lane {
         };
         Vec<float, N> sum = part(bias);
 #pragma unroll
-        for (int j = 0; j < kSlots; ++j) sum = __builtin_elementwise_fma(part(taps[j]), part(h[j]), sum);
-        sum = __builtin_elementwise_fma(part(taps[kSlots]), part(newest), sum);
+        for (int j = 0; j < kHistory; ++j) sum = __builtin_elementwise_fma(part(taps[j]), part(h[j]), sum);
+        sum = __builtin_elementwise_fma(part(taps[kHistory]), part(newest), sum);
         return p.silu ? hk::silu(sum) : sum;
     }
 
     /// Makes `newest` the newest of h.
-    HK_FN static void shift(Values (&h)[kSlots], Values newest) {
+    HK_FN static void shift(Values (&h)[kHistory], Values newest) {
 #pragma unroll
-        for (int j = 0; j + 1 < kSlots; ++j) h[j] = h[j + 1];
-        h[kSlots - 1] = newest;
+        for (int j = 0; j + 1 < kHistory; ++j) h[j] = h[j + 1];
+        h[kHistory - 1] = newest;
     }
 
     /// The result at a token, which then is the newest of h.
-    HK_FN Values step(Values (&h)[kSlots], Values newest) const {
-        // Four channels at a time: what silu has in hand of eight would cost a wave per SIMD.
+    HK_FN Values step(Values (&h)[kHistory], Values newest) const {
+        // Four channels at a time: the registers of silu for eight would cost a wave per SIMD.
         constexpr int kPart = V < 4 ? V : 4;
         Values result;
 #pragma unroll
@@ -279,7 +279,7 @@ struct Lane {
         return result;
     }
 
-    /// Tokens `from` to `to` of a sequence, kAhead of them read at a time; if `from` is the first one, the state too.
+    /// Tokens `from` to `to` of a sequence, kAhead of them prefetched; also its state if `from` is 0.
     template <int kAhead>
     HK_FN void walk(const Sequence &s, u32 from, u32 to) const {
         if (s.skip) return;
@@ -287,7 +287,7 @@ struct Lane {
             for (u32 t = from; t < to; ++t) store_at(y(s, t), Values(T(__builtin_nanf(""))));
             return;
         }
-        Values h[kSlots];
+        Values h[kHistory];
         load_before(s, from, h);
         u32 t = from;
         for (; t + kAhead <= to; t += kAhead) {
@@ -305,21 +305,21 @@ struct Lane {
         }
     }
 
-    /// As `walk`, of the N tokens from `t` on with the four before them, a vector a channel; they are the first of their
+    /// As `walk`, for the N tokens from `t` on and the four before them, one vector per channel; they are the first of their
     /// sequence, or not among its first W - 1.
     template <int N>
     HK_FN void walk_tile(const Sequence &s, u32 t, const Vec<T, 4> (&before)[V], Vec<T, N> (&tile)[V]) const {
-        Values h[kSlots];
+        Values h[kHistory];
         if (t == 0) {
             load_state(s, h);
         } else {
 #pragma unroll
-            for (int i = 0; i < kSlots; ++i) {
+            for (int i = 0; i < kHistory; ++i) {
 #pragma unroll
-                for (int v = 0; v < V; ++v) h[i][v] = before[v][4 - kSlots + i];
+                for (int v = 0; v < V; ++v) h[i][v] = before[v][4 - kHistory + i];
             }
         }
-        // Two tokens at a time, which are rounded together.
+        // Two tokens at a time, to round them together.
 #pragma unroll
         for (int i = 0; i < N; i += 2) {
             Floats sums[2];
@@ -364,22 +364,22 @@ HK_FN void walk_run(const Params &p, const L &lane, u32 b, u32 run) {
     const bool packed = p.starts.present();
     for (b = packed ? sequence_of(p, from) : b; b < p.batch; ++b) {
         u32 start = 0, end = p.tokens;
-        const bool whole = !packed || cut(p, b, start, end);
+        const bool whole = !packed || clamp_to_tokens(p, b, start, end);
         if (start >= to) break;
         // Tokens of this run, but for the first of a sequence, which belong to the run with the very first.
-        const u32 mine = start + L::kSlots;
+        const u32 mine = start + L::kHistory;
         const u32 first = start >= from ? start : mine > from ? mine : from;
         const u32 last = start >= from && mine > to ? mine : to;
         const u32 until = end < last ? end : last;
         if (first < until) {
-            const Sequence s = sequence(hk::read_anew(p), b, start, end - start, whole);
+            const Sequence s = sequence(hk::reload_params(p), b, start, end - start, whole);
             lane.template walk<kAhead>(s, first - start, until - start);
         }
         if (!packed) break;
     }
 }
 
-/// Lanes side by side along channels, V each: a wave has one run of kWaveSize * V channels.
+/// Lanes along channels, V each: a wave has one run of kWaveSize * V channels.
 template <class T, int V, int W>
 HK_FN void along_channels(const Params &p) {
     const u32 tiles = (p.channels + hk::kWaveSize * V - 1) / (hk::kWaveSize * V);
@@ -388,7 +388,7 @@ HK_FN void along_channels(const Params &p) {
     if (channel < p.channels) walk_run<4>(p, Lane<T, V, W>(p, channel), item / p.runs, item % p.runs);
 }
 
-/// A lane's place where lanes lie side by side along the runs of V channels, then along channels, then along sequences.
+/// A lane's place: lanes go along the runs of V channels, then along channels, then along sequences.
 template <int V>
 struct Place {
     u32 run, channel;
@@ -415,17 +415,18 @@ HK_FN void along_tokens(const Params &p) {
 /// Tiles of 16 bytes of tokens by four channels.
 template <class T, int W>
 HK_FN void in_tiles(const Params &p) {
-    constexpr int V = 4, N = hk::kVecLen<T>, kSlots = W - 1;
+    constexpr int V = 4, N = hk::kVecLen<T>, kHistory = W - 1;
     using Tokens = Vec<T, N>;
-    // As many of the tokens before as are read: the last of the lane's below.
+    // The tokens before: the last four of the lane below.
     using Before = Vec<T, 4>;
-    using Words = Vec<u32, sizeof(Before) / 4>;
+    using Dwords = Vec<u32, sizeof(Before) / 4>;
     const Place<V> place(p);
     const u32 from = place.run * N;
     const u32 b = u32(place.b);
     const i64 outer = p.starts.present() ? 0 : b;
     const auto x = [&](int v) {
-        return reinterpret_cast<GlobalPtr<const T>>(p.x.data) + outer * p.x_at.outer + (place.channel + v) * p.x_at.channel;
+        return reinterpret_cast<GlobalPtr<const T>>(p.x.data) + outer * p.x_at.outer +
+               (place.channel + v) * p.x_at.channel;
     };
     const bool whole = place.there && p.tokens - from >= N;
     Tokens tile[V] = {};
@@ -434,7 +435,7 @@ HK_FN void in_tiles(const Params &p) {
 #pragma unroll
         for (int v = 0; v < V; ++v) tile[v] = load_at<Tokens>(x(v) + from);
     }
-    // The first lane has none below. It asks together with all, so that there is one wait.
+    // Lane 0 has no lane below. It loads together with the others, for a single wait.
     if (whole && from > 0 && hk::lane_id() == 0) {
 #pragma unroll
         for (int v = 0; v < V; ++v) before[v] = load_at<Before>(x(v) + from - 4);
@@ -443,10 +444,10 @@ HK_FN void in_tiles(const Params &p) {
 #pragma unroll
     for (int v = 0; v < V; ++v) {
         const Before last = __builtin_shufflevector(tile[v], tile[v], N - 4, N - 3, N - 2, N - 1);
-        const Words words = __builtin_bit_cast(Words, last), first = __builtin_bit_cast(Words, before[v]);
-        Words below;
+        const Dwords dwords = __builtin_bit_cast(Dwords, last), first = __builtin_bit_cast(Dwords, before[v]);
+        Dwords below;
 #pragma unroll
-        for (u32 i = 0; i < sizeof(Words) / 4; ++i) below[i] = hk::from_lane_below(words[i], first[i]);
+        for (u32 i = 0; i < sizeof(Dwords) / 4; ++i) below[i] = hk::shuffle_up(dwords[i], first[i]);
         before[v] = __builtin_bit_cast(Before, below);
     }
     if (!place.there) return;
@@ -455,67 +456,74 @@ HK_FN void in_tiles(const Params &p) {
     bool valid = true;
     if (p.starts.present()) {
         number = sequence_of(p, from);
-        valid = cut(p, number, start, end);
+        valid = clamp_to_tokens(p, number, start, end);
     }
     const Sequence s = sequence(p, number, start, end - start, valid);
     const bool first = from == start;
-    if (whole && !s.skip && !s.poison && (first || (from >= start && from - start >= kSlots)) && from + N <= end) {
+    if (whole && !s.skip && !s.poison && (first || (from >= start && from - start >= kHistory)) && from + N <= end) {
         lane.walk_tile(s, from - start, before, tile);
-        const auto y = reinterpret_cast<GlobalPtr<T>>(p.y.data) + outer * p.y_at.outer + place.channel * p.y_at.channel + from;
+        const auto y =
+            reinterpret_cast<GlobalPtr<T>>(p.y.data) + outer * p.y_at.outer + place.channel * p.y_at.channel + from;
 #pragma unroll
         for (int v = 0; v < V; ++v) store_at(y + v * p.y_at.channel, tile[v]);
         if (first && s.keeps) {
-            Vec<T, V> h[kSlots];
+            Vec<T, V> h[kHistory];
 #pragma unroll
             for (int v = 0; v < V; ++v) {
 #pragma unroll
-                for (int i = 0; i < kSlots; ++i) h[i][v] = load_at<T>(x(v) + i64(end) + i - kSlots);
+                for (int i = 0; i < kHistory; ++i) h[i][v] = load_at<T>(x(v) + i64(end) + i - kHistory);
             }
             lane.store_state(s, h);
         }
     } else {
-        // Sequences begin or end in the tile, or have no results.
+        // A sequence boundary in the tile, or a sequence without results.
 #pragma nounroll
         for (u32 v = 0; v < V; ++v) {
-            const Params &anew = hk::read_anew(p);
-            walk_run<1>(anew, Lane<T, 1, W>(anew, place.channel + v), b, place.run);
+            const Params &reloaded = hk::reload_params(p);
+            walk_run<1>(reloaded, Lane<T, 1, W>(reloaded, place.channel + v), b, place.run);
         }
     }
 }
 
 template <class T, hk::Access kAccess>
 HK_FN void channels(const Params &p) {
-    constexpr int V = kAccess == hk::Access::Vectors ? hk::kVecLen<T> : 1;
+    constexpr int V = kAccess == hk::Access::Vectorized ? hk::kVecLen<T> : 1;
     switch (p.width) {
-        case 2: return along_channels<T, V, 2>(p);
-        case 3: return along_channels<T, V, 3>(p);
-        case 4: return along_channels<T, V, 4>(p);
+        case 2:
+            return along_channels<T, V, 2>(p);
+        case 3:
+            return along_channels<T, V, 3>(p);
+        case 4:
+            return along_channels<T, V, 4>(p);
     }
 }
 
 template <class T, hk::Access kAccess>
 HK_FN void tokens(const Params &p) {
     const auto with_width = [&]<int W>() {
-        if constexpr (kAccess == hk::Access::Vectors) {
+        if constexpr (kAccess == hk::Access::Vectorized) {
             in_tiles<T, W>(p);
         } else {
             along_tokens<T, W>(p);
         }
     };
     switch (p.width) {
-        case 2: return with_width.template operator()<2>();
-        case 3: return with_width.template operator()<3>();
-        case 4: return with_width.template operator()<4>();
+        case 2:
+            return with_width.template operator()<2>();
+        case 3:
+            return with_width.template operator()<3>();
+        case 4:
+            return with_width.template operator()<4>();
     }
 }
 }  // namespace
 
-// Entry points: op, dtype of x, how lanes lie, access.
-#define CONV_ENTRIES(T)                                                              \
-    HK_ENTRY(conv_##T##_channels, hk::kWaveSize, channels<hk::T, hk::Access::Vectors>) \
-    HK_ENTRY(conv_##T##_channels_elements, hk::kWaveSize, channels<hk::T, hk::Access::Elements>) \
-    HK_ENTRY(conv_##T##_tokens, hk::kWaveSize, tokens<hk::T, hk::Access::Vectors>) \
-    HK_ENTRY(conv_##T##_tokens_elements, hk::kWaveSize, tokens<hk::T, hk::Access::Elements>)
+// Entry points: op, dtype of x, axis of lanes, access.
+#define CONV_ENTRIES(T)                                                                      \
+    HK_ENTRY(conv_##T##_channels, hk::kWaveSize, channels<hk::T, hk::Access::Vectorized>)    \
+    HK_ENTRY(conv_##T##_channels_scalar, hk::kWaveSize, channels<hk::T, hk::Access::Scalar>) \
+    HK_ENTRY(conv_##T##_tokens, hk::kWaveSize, tokens<hk::T, hk::Access::Vectorized>)        \
+    HK_ENTRY(conv_##T##_tokens_scalar, hk::kWaveSize, tokens<hk::T, hk::Access::Scalar>)
 CONV_ENTRIES(bf16)
 CONV_ENTRIES(f16)
 CONV_ENTRIES(f32)

@@ -1,9 +1,9 @@
-// gated.hip: y[r, c] = f(x[r, c]) * x[r, d + c]; the first half of a row is activated, the second one multiplies
+// gated.hip: y[r, c] = f(x[r, c]) * x[r, d + c]; the first half of a row is activated, the second half multiplies
 //   x  [rows, 2d]  T = bf16 | f16 | f32   unit stride on columns, rows any stride
-//   y  [rows, d]   bf16 | f16 | f32       the same
-//   f = silu | gelu | gelu_tanh; silu may limit its halves, a = min(a, limit) and b = clamp(b, -limit, limit);
-//   swiglu_oai limits them by 7, f(a) = a / (1 + exp(-1.702 a)), and multiplies by b + 1.
-// All arithmetic is f32, with one rounding. The function is chosen at run time, once a tile. How the work is split: tiles.h.
+//   y  [rows, d]   bf16 | f16 | f32       unit stride on columns, rows any stride
+//   f = silu | gelu | gelu_tanh; silu may clamp its halves, a = min(a, limit) and b = clamp(b, -limit, limit);
+//   swiglu_oai clamps them by 7, f(a) = a / (1 + exp(-1.702 a)), and multiplies by b + 1.
+// All arithmetic is f32, with one rounding. The function is selected at run time, once per tile. How the work is split: tiles.h.
 // Sources: Shazeer 2020, "GLU Variants Improve Transformer"; swiglu_oai: the model code of GPT-OSS.
 // Floor
 //   Memory: rows * d * (2 sizeof(x) + sizeof(y)). VALU instructions for 8 bf16 of a lane as in unary.hip, and 8 to widen and 4
@@ -14,10 +14,10 @@
 #include "tiles.h"
 
 namespace {
-/// Which function; the same values as `Gate` in src/gated.rs.
+/// The function; the same values as `Gate` in src/gated.rs.
 enum class Gate : hk::u32 { Silu = 0, Gelu = 1, GeluTanh = 2, LimitedSilu = 3, SwigluOai = 4 };
 
-struct Params {  // same fields, same order as `Params` in src/gated.rs
+struct Params {
     hk::Global x, y;
     tiles::Shape shape;
     Gate gate;
@@ -41,9 +41,12 @@ HK_FN F within(F v, float limit) {
 template <class F>
 HK_FN void with_gate(Gate gate, float limit, F f) {
     switch (gate) {
-        case Gate::Silu: return f([](auto a, auto b) { return hk::silu(a) * b; });
-        case Gate::Gelu: return f([](auto a, auto b) { return hk::gelu(a) * b; });
-        case Gate::GeluTanh: return f([](auto a, auto b) { return hk::gelu_tanh(a) * b; });
+        case Gate::Silu:
+            return f([](auto a, auto b) { return hk::silu(a) * b; });
+        case Gate::Gelu:
+            return f([](auto a, auto b) { return hk::gelu(a) * b; });
+        case Gate::GeluTanh:
+            return f([](auto a, auto b) { return hk::gelu_tanh(a) * b; });
         case Gate::LimitedSilu:
             return f([=](auto a, auto b) { return hk::silu(at_most(a, limit)) * within(b, limit); });
         case Gate::SwigluOai:
@@ -52,10 +55,10 @@ HK_FN void with_gate(Gate gate, float limit, F f) {
                 return a * hk::sigmoid(1.702f * a) * (within(b, limit) + 1.0f);
             });
     }
-    __builtin_trap();  // not unreachable: the compiler would hoist what all cases share, and run out of registers
+    __builtin_trap();  // not __builtin_unreachable: the compiler would hoist common code out of the switch, and spill
 }
 
-/// Halves of x.
+/// The two halves of x.
 constexpr int kInputs = 2;
 
 template <class T, hk::Access kAccess>
@@ -79,9 +82,9 @@ HK_FN void gated(const Params &p) {
 }  // namespace
 
 // Entry points: op, dtype of x, access.
-#define GATED_ENTRIES(T)                                                                   \
-    HK_ENTRY(gated_##T, tiles::kVectorThreads<kInputs>, gated<hk::T, hk::Access::Vectors>) \
-    HK_ENTRY(gated_##T##_elements, hk::kWaveSize, gated<hk::T, hk::Access::Elements>)
+#define GATED_ENTRIES(T)                                                                      \
+    HK_ENTRY(gated_##T, tiles::kVectorThreads<kInputs>, gated<hk::T, hk::Access::Vectorized>) \
+    HK_ENTRY(gated_##T##_scalar, hk::kWaveSize, gated<hk::T, hk::Access::Scalar>)
 GATED_ENTRIES(bf16)
 GATED_ENTRIES(f16)
 GATED_ENTRIES(f32)

@@ -1,9 +1,9 @@
 // mul_add.hip: y = a * x + b elementwise
-//   x  T = bf16 | f16 | f32              without gaps
-//   a, b  each a number of the host, one of the device, or a tensor as long as x, without gaps; bf16 | f16 | f32
-//   y  bf16 | f16 | f32                  without gaps; may lie on x, a or b of the same type
-// One fused multiply-add in f32, one rounding to the type of y. What a and b are is chosen at run time, once a tile. How the
-// work is split: tiles.h.
+//   x  T = bf16 | f16 | f32              contiguous
+//   a, b  each a host scalar, a device scalar, or a contiguous tensor as long as x; bf16 | f16 | f32
+//   y  bf16 | f16 | f32                  contiguous; may alias x, a or b of the same type
+// One fused multiply-add in f32, one rounding to the type of y. The kinds of a and b are selected at run time, once per tile.
+// How the work is split: tiles.h.
 // Floor
 //   Memory: numel * (sizeof(x) + sizeof(y) + those of a and b that are tensors).
 #include <hk/entry.h>
@@ -11,17 +11,17 @@
 #include "tiles.h"
 
 namespace {
-/// What a and b are, `Kind` in src/mul_add.rs.
+/// Kind of a and b, `Kind` in src/mul_add.rs.
 enum class Kind : hk::u32 { Host = 0, Device = 1, Tensor = 2 };
 
 struct Operand {
     Kind kind;
     tiles::Type type;
-    float value;  // of the host
+    float value;  // the host scalar
     hk::u32 pad;
 };
 
-struct Params {  // same fields, same order as `Params` in src/mul_add.rs
+struct Params {
     hk::Global x, a, b, y;
     tiles::Shape shape;
     Operand a_is, b_is;
@@ -29,7 +29,7 @@ struct Params {  // same fields, same order as `Params` in src/mul_add.rs
     hk::u32 pad;
 };
 
-/// Element `i` of what is no tensor, or of a tensor.
+/// The scalar, or element `i` of the tensor.
 HK_FN float element(const hk::Global &tensor, const Operand &is, hk::u64 i) {
     float value = is.value;
     if (is.kind != Kind::Host) {
@@ -39,7 +39,7 @@ HK_FN float element(const hk::Global &tensor, const Operand &is, hk::u64 i) {
     return value;
 }
 
-/// A tile of what varies, or of one value again and again.
+/// A tile of a tensor, or of a repeated scalar.
 template <class Tile, class Groups>
 HK_FN void load(const Tile &tile, const hk::Global &tensor, const Operand &is, float one, Groups &out) {
     constexpr int kGroups = sizeof(out) / sizeof(out[0]);
@@ -58,7 +58,7 @@ HK_FN void load(const Tile &tile, const hk::Global &tensor, const Operand &is, f
     }
 }
 
-/// x, a and b.
+/// Tiles of x, a and b.
 constexpr int kInputs = 3;
 
 template <class T, hk::Access kAccess>
@@ -67,7 +67,7 @@ HK_FN void mul_add(const Params &p) {
     constexpr int kGroups = tiles::kGroups<kAccess, kInputs>;
     using Tile = tiles::Tile<kAccess, kLen, kGroups>;
 
-    // Of a tensor this is its first element, which is there: there is something to do.
+    // The first element of a tensor; there is one, or nothing is launched.
     const float one_a = element(p.a, p.a_is, 0);
     const float one_b = element(p.b, p.b_is, 0);
 
@@ -90,9 +90,9 @@ HK_FN void mul_add(const Params &p) {
 }  // namespace
 
 // Entry points: op, dtype of x, access.
-#define MUL_ADD_ENTRIES(T)                                                                     \
-    HK_ENTRY(mul_add_##T, tiles::kVectorThreads<kInputs>, mul_add<hk::T, hk::Access::Vectors>) \
-    HK_ENTRY(mul_add_##T##_elements, hk::kWaveSize, mul_add<hk::T, hk::Access::Elements>)
+#define MUL_ADD_ENTRIES(T)                                                                        \
+    HK_ENTRY(mul_add_##T, tiles::kVectorThreads<kInputs>, mul_add<hk::T, hk::Access::Vectorized>) \
+    HK_ENTRY(mul_add_##T##_scalar, hk::kWaveSize, mul_add<hk::T, hk::Access::Scalar>)
 MUL_ADD_ENTRIES(bf16)
 MUL_ADD_ENTRIES(f16)
 MUL_ADD_ENTRIES(f32)

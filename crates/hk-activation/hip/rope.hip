@@ -1,6 +1,6 @@
-// rope.hip: out[b, t, h, :] = x[b, t, h, :], of which the span of `rotary` columns is rotated by the token's angles
-//   x, out   [batches, tokens, heads, head_dim]   T = bf16 | f16 | f32      unit stride on head_dim, the others free;
-//                                                                           out may lie on x
+// rope.hip: out[b, t, h, :] = x[b, t, h, :] with its `rotary` columns rotated by the token's angles
+//   x, out   [batches, tokens, heads, head_dim]   T = bf16 | f16 | f32      unit stride on head_dim, other strides free;
+//                                                                           out may alias x
 //   cos, sin [positions, rotary / 2 or rotary]    T | f32                   unit stride on the columns, rows any stride;
 //                                                                           or one table of angles
 //   positions, offsets                            i32 | i64, optional       any strides
@@ -10,21 +10,22 @@
 #include <hk/heads.h>
 
 namespace {
-using hk::Turn;
+using hk::RopeInput;
 
-struct Params {  // same fields, same order as `Params` in src/rope.rs
+struct Params {
     hk::Rope rope;
-    hk::HeadsPart parts[5];  // what is rotated of queries and what is not, the same of keys, values
+    hk::HeadsParams parts[5];  // rotated and copied columns of queries and of keys; values
 };
 }  // namespace
 
-// One per dtype of x and kind of table, and if it goes by elements.
-#define ROPE_ENTRIES(T)                                                                                                   \
-    HK_ENTRY_FOR_WAVES(rope_##T##_shared, hk::kHeadsThreads, 32, hk::walk_heads<hk::T, hk::kVecLen<hk::T>, Turn::Shared>) \
-    HK_ENTRY(rope_##T##_tables, hk::kHeadsThreads, hk::walk_heads<hk::T, hk::kVecLen<hk::T>, Turn::Tables>)               \
-    HK_ENTRY(rope_##T##_tables_elements, hk::kHeadsThreads, hk::walk_heads<hk::T, 1, Turn::Tables>)                       \
-    HK_ENTRY(rope_##T##_angles, hk::kHeadsThreads, hk::walk_heads<hk::T, hk::kVecLen<hk::T>, Turn::Angles>)               \
-    HK_ENTRY(rope_##T##_angles_elements, hk::kHeadsThreads, hk::walk_heads<hk::T, 1, Turn::Angles>)
+// Entry points: dtype of x, kind of table, access.
+#define ROPE_ENTRIES(T)                                                                                          \
+    HK_ENTRY_WAVES_PER_SM(rope_##T##_shared, hk::kHeadsThreads, 32,                                              \
+                          hk::walk_heads<hk::T, hk::kVecLen<hk::T>, RopeInput::Shared>)                          \
+    HK_ENTRY(rope_##T##_tables, hk::kHeadsThreads, hk::walk_heads<hk::T, hk::kVecLen<hk::T>, RopeInput::Tables>) \
+    HK_ENTRY(rope_##T##_tables_scalar, hk::kHeadsThreads, hk::walk_heads<hk::T, 1, RopeInput::Tables>)           \
+    HK_ENTRY(rope_##T##_angles, hk::kHeadsThreads, hk::walk_heads<hk::T, hk::kVecLen<hk::T>, RopeInput::Angles>) \
+    HK_ENTRY(rope_##T##_angles_scalar, hk::kHeadsThreads, hk::walk_heads<hk::T, 1, RopeInput::Angles>)
 
 ROPE_ENTRIES(bf16)
 ROPE_ENTRIES(f16)

@@ -1,8 +1,8 @@
 // tiles.h: elementwise kernels over rows. The host's side, which picks the tiles and the grid, is src/tiles.rs.
-//   The units of a tensor (vectors of 16 bytes of the main input, or elements) are counted through all rows, and each wave
-//   takes a run of them at a time: kGroups loads of 16 bytes a lane, neighbours side by side. So short rows share a wave
-//   without gaps, and long ones are shared by waves. Waves step through the tensor; on NVIDIA GPUs several share a run.
-//   A tensor without gaps is cut into rows that tiles divide; the last of these may be short.
+//   The units of a tensor (16-byte vectors of the main input, or elements on the scalar path) are numbered across rows. A wave
+//   takes a tile of them at a time: kGroups coalesced loads of 16 bytes a lane. Short rows share a wave, long rows are split
+//   over waves. Waves loop over the tensor (grid stride); on NVIDIA GPUs several waves share a tile.
+//   A contiguous tensor is split into rows that tiles divide; the last row may be short.
 #pragma once
 
 #include <hk/arch.h>
@@ -12,67 +12,70 @@
 namespace tiles {
 
 using hk::Access;
-using hk::Vec;
-using hk::Window;
 using hk::u32;
 using hk::u64;
+using hk::Vec;
+using hk::Window;
 
-/// How an elementwise kernel walks: the tail of its `Params`, the same fields as `Shape` in src/tiles.rs.
+/// How an elementwise kernel walks over its tensors.
 struct Shape {
-    u64 numel;        // elements of tensors without gaps, in whole units; 0: rows have their own strides
-    u32 rows;         //
-    u32 units;        // of a row
-    u32 tile;         // units that a block takes at a time
-    u32 step_rows;    // from a block's tile to its next
-    u32 step_units;   //
+    u64 numel;  // elements of contiguous tensors, in whole units; 0: strided rows
+    u32 rows;
+    u32 units;  // of a row
+    u32 tile;  // units that a block takes at a time
+    u32 step_rows;  // from a block's tile to its next
+    u32 step_units;
     float inv_units;  // 1 / units
-    u32 tail;         // elements of tensors without gaps that are behind the last whole unit
-    u32 inverse;      // (2^32 - 1) / units, for hk::Quotient
+    u32 tail;  // elements of contiguous tensors after the last whole unit
+    u32 inverse;  // (2^32 - 1) / units, for hk::DivMod
 };
 
-/// Element types that are chosen at run time, `type_code` in src/tiles.rs.
+/// Element types chosen at run time: the index that `float_index` of hk-core gives.
 enum class Type : u32 { Bf16 = 0, F16 = 1, F32 = 2 };
 
 /// Calls `f` with a value of the type.
 template <class F>
 HK_FN void with_type(Type type, F f) {
     switch (type) {
-        case Type::Bf16: return f(hk::bf16{});
-        case Type::F16: return f(hk::f16{});
-        case Type::F32: return f(hk::f32{});
+        case Type::Bf16:
+            return f(hk::bf16{});
+        case Type::F16:
+            return f(hk::f16{});
+        case Type::F32:
+            return f(hk::f32{});
     }
     __builtin_unreachable();
 }
 
 /// Groups of a tile for each lane of a wave, `GROUPS` in src/tiles.rs.
 template <Access kAccess>
-inline constexpr int kTileGroups = kAccess == Access::Vectors ? 4 : 1;
+inline constexpr int kTileGroups = kAccess == Access::Vectorized ? 4 : 1;
 
-/// Those of a lane, where each is a load from up to `kInputs` tensors; other waves of the block have the others. Twice as many as
-/// a lane has at least: what is done once for all of them would weigh beside a long formula.
+/// Groups of a lane, each a load from up to `kInputs` tensors; other waves of the block have the others. At least two per lane,
+/// to amortize the work of a tile over a long formula.
 template <Access kAccess, int kInputs>
 inline constexpr int kGroups = [] {
-    constexpr int kEnough = (2 * hk::kLaneLoads + kInputs - 1) / kInputs;
+    constexpr int kEnough = (2 * hk::kLoadsPerLane + kInputs - 1) / kInputs;
     return kEnough < kTileGroups<kAccess> ? kEnough : kTileGroups<kAccess>;
 }();
 
-/// Threads of a block, which takes a tile at a time.
+/// Threads of a block, which processes one tile at a time.
 template <Access kAccess, int kGroups>
 inline constexpr int kThreads = hk::kWaveSize * kTileGroups<kAccess> / kGroups;
 
-/// Those by vectors, with what each lane takes of them.
+/// Vectorized tiles, and a lane's share of them.
 template <int kInputs>
-inline constexpr int kVectorThreads = kThreads<Access::Vectors, kGroups<Access::Vectors, kInputs>>;
+inline constexpr int kVectorThreads = kThreads<Access::Vectorized, kGroups<Access::Vectorized, kInputs>>;
 
-/// A lane's places in a tile: kGroups groups of M elements. By vectors a group is one place, by elements M.
+/// A lane's places in a tile: kGroups groups of M elements. A group is one place on the vectorized path, M on the scalar path.
 template <Access kAccess, int M, int kGroups>
 struct Tile {
-    static constexpr int kUnit = kAccess == Access::Vectors ? M : 1;  // elements
+    static constexpr int kUnit = kAccess == Access::Vectorized ? M : 1;  // elements
     static constexpr int kPlaces = kGroups * M / kUnit;
 
     const Shape &shape;
-    u64 row;             // the first one
-    u32 down[kPlaces];   // rows below it
+    u64 row;  // the first row
+    u32 down[kPlaces];  // rows below it
     u32 place[kPlaces];  // unit in its row
 
     template <class T>
@@ -85,7 +88,7 @@ struct Tile {
 #pragma unroll
             for (int i = 0; i < kPlaces; ++i) down[i] = place[i] >= shape.units ? 1 : 0;
         } else {
-            // Both numbers are below 1024: a half more, and the quotient is rounded down correctly.
+            // Both numbers are below 1024: adding a half makes the truncated quotient exact.
 #pragma unroll
             for (int i = 0; i < kPlaces; ++i) down[i] = u32((float(place[i]) + 0.5f) * shape.inv_units);
         }
@@ -99,7 +102,7 @@ struct Tile {
         const Window rows = window<T>(tensor);
 #pragma unroll
         for (int g = 0; g < kGroups; ++g) {
-            if constexpr (kAccess == Access::Vectors) {
+            if constexpr (kAccess == Access::Vectorized) {
                 out[g] = at<T>(rows, offset<T>(tensor, g) + column * u32(sizeof(T))).template load<M>(0);
             } else {
 #pragma unroll
@@ -117,7 +120,7 @@ struct Tile {
 #pragma unroll
         for (int g = 0; g < kGroups; ++g) {
             const Vec<T, M> narrow = hk::narrow<T, M>(values[g]);
-            if constexpr (kAccess == Access::Vectors) {
+            if constexpr (kAccess == Access::Vectorized) {
                 at<T>(rows, within(g, offset<T>(tensor, g))).template store<M>(narrow, 0);
             } else {
 #pragma unroll
@@ -128,10 +131,10 @@ struct Tile {
         }
     }
 
-private:
+  private:
     HK_FN static u32 index(int i) { return hk::thread_x() + u32(i * kThreads<kAccess, kGroups>); }
 
-    /// Of factors below 2^24.
+    /// Product of factors below 2^24.
     HK_FN static u32 product(u32 a, u32 b) { return (a & 0xffffffu) * (b & 0xffffffu); }
 
     HK_FN u64 stride(const hk::Global &tensor) const {
@@ -155,7 +158,7 @@ private:
         return product(down[i], u32(stride(tensor) * sizeof(T))) + place[i] * u32(kUnit * sizeof(T));
     }
 
-    HK_FN u32 within(int i, u32 offset) const { return index(i) < shape.tile ? offset : Window::kBeyond; }
+    HK_FN u32 within(int i, u32 offset) const { return index(i) < shape.tile ? offset : Window::kOutOfBounds; }
 
     template <class T>
     HK_FN static hk::Cursor<T, kAccess> at(const Window &rows, u32 offset) {
@@ -167,12 +170,12 @@ private:
 template <Access kAccess, int M, int kGroups, class F>
 HK_FN void for_tiles(const Shape &shape, F f) {
     const u32 first = hk::block_x() * shape.tile;
-    const hk::Quotient rows(first, shape.units, shape.inverse);
-    u64 row = rows.whole;
-    u32 unit = rows.rest;
+    const hk::DivMod rows(first, shape.units, shape.inverse);
+    u64 row = rows.quotient;
+    u32 unit = rows.remainder;
     while (row < shape.rows) {
         f(Tile<kAccess, M, kGroups>(shape, row, unit));
-        if constexpr (!hk::kBlocksStay) return;  // there is a block for each tile
+        if constexpr (!hk::kPersistentBlocks) return;  // one block per tile
         row += shape.step_rows;
         unit += shape.step_units;
         if (unit >= shape.units) {
@@ -182,7 +185,7 @@ HK_FN void for_tiles(const Shape &shape, F f) {
     }
 }
 
-/// Calls `f(index)` in one lane for each element behind the last whole vector of tensors without gaps.
+/// Calls `f(index)` in one lane for each element after the last whole vector of contiguous tensors.
 template <class F>
 HK_FN void for_tail(const Shape &shape, F f) {
     if (hk::block_x() == 0 && hk::thread_x() < shape.tail) f(shape.numel + hk::thread_x());

@@ -2,27 +2,26 @@
 //   x        [rows, cols]  T = bf16 | f16 | f32   unit stride on cols, rows any stride
 //   values   [rows, k]     T                      the bits that x has
 //   indices  [rows, k]     i32 | i64
-//   from, to [rows, ..]    ranks (hk/select.h), where a row is split: see below
-// The order is that of hk/select.h. Every result is exact, so how a row is split changes nothing.
+//   from, to [rows, ..]    ranks (hk/select.h), for split rows, see below
+// The order is that of hk/select.h. Every result is exact, so the split does not change it.
 //
 // How the work is split
-//   lists    k <= 8, cols <= 256. Lanes of a row sort their columns in registers and keep the eight first; a butterfly
-//            merges the lists. 8 or 16 lanes a row, so 8 or 4 rows in a wave (8 columns a lane, 16 for 256).
-//   wave     cols <= 1024: a row is held by a wave, which finds a bound that k elements and few others reach, writes
-//            their columns to LDS, reads them back one or two a lane and sorts those.
-//   block    cols <= 16384: each wave of a block does so with its part of the row, the first with the results of all.
-//   tiles    longer rows, and of those beyond 1024 columns so many that each has a wave to keep busy: a wave walks its row,
-//            or a segment of 4096 to 65536 columns, 1024 at a time. Columns whose elements come before the k-th of those
-//            seen so far go to a list in LDS; when it is full, its k first stay. Of segments, the ranks go to the
-//            workspace, and merge selects from them.
+//   lists    k <= 8, cols <= 256. Lanes of a row sort their columns in registers and keep the first eight; a butterfly
+//            merges the lists. 8 or 16 lanes per row, so 8 or 4 rows per wave (8 columns per lane, 16 for 256).
+//   wave     cols <= 1024: a wave holds a row. It finds a bound that k elements and few others reach, writes their columns to
+//            LDS, reads them back one or two per lane and sorts them.
+//   block    cols <= 16384: each wave of a block does so with its share of the row, then the first with the candidates of all.
+//   tiles    longer rows, and rows beyond 1024 columns if there is one for every wave of the device: a wave walks its row,
+//            or a segment of 4096 to 65536 columns, 1024 at a time. Columns whose elements precede the running k-th one go
+//            to a list in LDS; when it is full, its first k stay. Ranks of segments go to the workspace, and merge selects
+//            from them.
 // Floor
 //   Memory: rows * cols * sizeof(T) + rows * k * (sizeof(T) + 4 or 8). The values are read again by index, from cache.
-//   Vector instructions of a wave at 1024 columns of normal values and k = 32, counted: bf16 240, f32 299. Of these keys
-//   take 2.5 and 3 an element, the bound 0.5 and one for each of its bits that is tried, comparison with it 2 an element,
-//   the scan 8, sorting 45 and 100. Sorting whole rows in lanes first would take 120 for 16 elements of a lane before any
-//   lane meets another; k reductions, 16 each with as many selects. Rows in some order raise the bound: at most 566 and 754.
-//   Walking tiles takes 110 for 1024 columns of a bf16 row of 65536: keys, the largest of each eight, and the more rarely
-//   the further it gets, comparison with the bound and sorting.
+//   Vector instructions of a wave at 1024 columns of normal values and k = 32, counted: bf16 240, f32 299. Keys take 2.5
+//   and 3 per element, the bound 0.5 and one for each bit tried, comparison with it 2 per element, the scan 8, sorting 45 and
+//   100. Sorting rows within lanes first would take 120 for 16 elements of a lane before any exchange; k reductions 16 each,
+//   with as many selects. Sorted rows raise the bound more often: at most 566 and 754. Walking tiles takes 110 for 1024 columns
+//   of a bf16 row of 65536: keys, the largest of each eight, and ever more rarely comparison with the bound and sorting.
 #include <hk/block.h>
 #include <hk/reg.h>
 #include <hk/rows.h>
@@ -39,7 +38,7 @@ constexpr int kResults = 64;
 /// Elements that a wave sorts after the selection, at most.
 constexpr u32 kSlots = 2 * kResults;
 
-/// Ranks fit a word.
+/// Ranks fit 32 bits.
 template <class T>
 constexpr bool kShort = sizeof(T) == 2;
 
@@ -59,30 +58,33 @@ HK_FN void lists(const Params &p) {
         for (int e = 0; e < ColsPerLane; ++e) {
             const u32 column = (e / kVec * Lanes + lane) * kVec + e % kVec;
             const u32 key = hk::order_key<T>(x.chunk[e / kVec][e % kVec], p.smallest);
-            if constexpr (kShort<T>) rank[e] = column < cols ? hk::ranked16(key, column) : 0;
-            else rank[e] = column < cols ? hk::ranked(key, column) : 0;
+            if constexpr (kShort<T>)
+                rank[e] = column < cols ? hk::ranked16(key, column) : 0;
+            else
+                rank[e] = column < cols ? hk::ranked(key, column) : 0;
         }
 #pragma unroll
         for (int e = 0; e < ColsPerLane; e += 8) hk::sort8(rank + e);
 #pragma unroll
         for (int e = 8; e < ColsPerLane; e += 8) hk::merge8(rank, [&](int i) { return rank[e + i]; });
-        // Groups that are merged have the same list in all their lanes, so turning a larger group round is as good as
-        // swapping its halves.
-        hk::merge8(rank, [&](int i) { return hk::exchange<1>(rank[i]); });
-        hk::merge8(rank, [&](int i) { return hk::exchange<2>(rank[i]); });
-        if constexpr (Lanes > 4) hk::merge8(rank, [&](int i) { return hk::exchange<7>(rank[i]); });
-        if constexpr (Lanes > 8) hk::merge8(rank, [&](int i) { return hk::exchange<15>(rank[i]); });
+        // Merged groups have the same list in all their lanes, so reversing a larger group equals swapping its halves.
+        hk::merge8(rank, [&](int i) { return hk::shuffle_xor<1>(rank[i]); });
+        hk::merge8(rank, [&](int i) { return hk::shuffle_xor<2>(rank[i]); });
+        if constexpr (Lanes > 4) hk::merge8(rank, [&](int i) { return hk::shuffle_xor<7>(rank[i]); });
+        if constexpr (Lanes > 8) hk::merge8(rank, [&](int i) { return hk::shuffle_xor<15>(rank[i]); });
         Rank mine = rank[0];
 #pragma unroll
         for (u32 i = 1; i < 8; ++i) mine = lane == i ? rank[i] : mine;
         if (lane < p.k && side < batch.count) {
-            if constexpr (kShort<T>) write_result<T>(p, batch.first + side, lane, hk::ranked16_index(mine));
-            else write_result<T>(p, batch.first + side, lane, hk::ranked_index(mine));
+            if constexpr (kShort<T>)
+                write_result<T>(p, batch.first + side, lane, hk::ranked16_index(mine));
+            else
+                write_result<T>(p, batch.first + side, lane, hk::ranked_index(mine));
         }
     });
 }
 
-/// Elements of a row of x, from column `first` on, `cols` of them: a wave's part, of Cols at most.
+/// Elements of a row of x, from column `first` on, `cols` of them: a wave's share, at most Cols.
 template <class T, Access kAccess, int Cols>
 struct Elements {
     static constexpr int kKeys = Cols / kWaveSize;
@@ -92,7 +94,7 @@ struct Elements {
 
     hk::GlobalPtr<const T> x;
     u32 cols;
-    u32 first;  // what is added to columns for their index
+    u32 first;  // added to columns for their index
     u32 smallest;
 
     HK_FN static u32 column(u32 e) { return (e / kVec * kWaveSize + hk::lane_id()) * kVec + e % kVec; }
@@ -100,28 +102,31 @@ struct Elements {
 
     using RowT = hk::Row<T, kWaveSize, kVec, kKeys / kVec>;
 
-    /// What this lane has of the Cols elements from column `at` on.
+    /// This lane's share of the Cols elements from column `at` on.
     HK_FN RowT fetch(u32 at) const {
         const hk::Window window((hk::GlobalPtr<T>)x, cols * u32(sizeof(T)));
         using Place = hk::Cursor<T, kAccess>;
         return RowT::load(Place{window, (at + hk::lane_id() * kVec) * u32(sizeof(T)), Place::kToEnd});
     }
 
-    /// The keys of those, and which of them are of the row.
+    /// Their keys, and which of them belong to the row.
     HK_FN u32 make_keys(const RowT &row, u32 at, i32 (&key)[kKeys]) const {
         keys().of(row, key);
         u32 valid = kKeys == 32 ? ~0u : (1u << kKeys) - 1u;
         if (cols - at < u32(Cols)) {
             i32 left = i32(cols - at) - i32(hk::lane_id() * kVec);
-            hk::forget(left);  // so that comparisons are made here, not once for all rows and kept
+            hk::opaque(
+                left);  // opaque: or the compiler hoists the comparisons out of the loop over rows, and keeps them in registers
             valid = 0;
 #pragma unroll
             for (int e = 0; e < kKeys; ++e) {
-                // By vectors, all of one are within the row or none.
-                const int ahead = e / kVec * kVec * kWaveSize + (kAccess == Access::Vectors ? 0 : e % kVec);
+                // On the vectorized path, a vector is within the row or beyond it.
+                const int ahead = e / kVec * kVec * kWaveSize + (kAccess == Access::Vectorized ? 0 : e % kVec);
                 const bool within = ahead < left;
-                if (kAccess == Access::Elements) valid |= u32(within) << e;
-                else if (e % kVec == 0) valid |= (within ? (1u << kVec) - 1u : 0u) << e;
+                if (kAccess == Access::Scalar)
+                    valid |= u32(within) << e;
+                else if (e % kVec == 0)
+                    valid |= (within ? (1u << kVec) - 1u : 0u) << e;
                 key[e] = within ? key[e] : Keys::kLowest;
             }
         }
@@ -131,25 +136,33 @@ struct Elements {
 
     HK_FN Rank rank(u32 column) const {
         const u32 key = hk::order_key<T>(x[column], smallest);
-        if constexpr (kShort<T>) return hk::ranked16(key, column);
-        else return hk::ranked(key, column);
+        if constexpr (kShort<T>)
+            return hk::ranked16(key, column);
+        else
+            return hk::ranked(key, column);
     }
     HK_FN static u32 key_of(Rank rank) {
-        if constexpr (kShort<T>) return rank & 0xffff0000u;
-        else return hk::ranked_key(rank);
+        if constexpr (kShort<T>)
+            return rank & 0xffff0000u;
+        else
+            return hk::ranked_key(rank);
     }
     HK_FN static u32 column_of(Rank rank) {
-        if constexpr (kShort<T>) return hk::ranked16_index(rank);
-        else return hk::ranked_index(rank);
+        if constexpr (kShort<T>)
+            return hk::ranked16_index(rank);
+        else
+            return hk::ranked_index(rank);
     }
     /// The rank with the index in the whole row.
     HK_FN u64 full(Rank rank) const {
-        if constexpr (kShort<T>) return hk::ranked(rank & 0xffff0000u, first + hk::ranked16_index(rank));
-        else return rank - first;
+        if constexpr (kShort<T>)
+            return hk::ranked(rank & 0xffff0000u, first + hk::ranked16_index(rank));
+        else
+            return rank - first;
     }
 };
 
-/// Ranks in memory, 0 where there is none; Pointer is to global memory or LDS.
+/// Ranks in memory, 0 for none; Pointer is to global memory or LDS.
 template <class Pointer, int Cols>
 struct Ranks {
     static constexpr int kKeys = Cols / kWaveSize;
@@ -178,7 +191,7 @@ struct Ranks {
 };
 
 /// Sorts the `count` elements whose columns `slots` has, up to Regs for each lane: calls `use(place, rank)` for the first
-/// k places, with rank 0 where there are fewer elements.
+/// k places, with rank 0 for missing elements.
 template <int Regs, class Source, class Use>
 HK_FN void sort_slots(const Source &source, const u32 *slots, u32 count, u32 k, Use use) {
     typename Source::Rank rank[Regs];
@@ -197,7 +210,7 @@ HK_FN void sort_slots(const Source &source, const u32 *slots, u32 count, u32 k, 
     }
 }
 
-/// Calls `emit(place, rank)` for the k first of a source's elements, in order; with 0 where there are fewer.
+/// Calls `emit(place, rank)` for the k first of a source's elements, in order; rank 0 for missing ones.
 template <class Source, class Emit>
 HK_FN void select(const Source &source, u32 k, bool pairs, u32 *slots, Emit emit) {
     i32 key[Source::kKeys];
@@ -210,13 +223,14 @@ HK_FN void select(const Source &source, u32 k, bool pairs, u32 *slots, Emit emit
     hk::for_marked(marked, [&](u32 place, u32 e) { slots[place] = Source::column(e); });
     hk::wave_barrier();
     const auto use = [&](u32 place, auto rank) { emit(place, rank != 0 ? source.full(rank) : 0); };
-    if (two) sort_slots<kSlots / kWaveSize>(source, slots, count, k, use);
-    else sort_slots<kSlots / kWaveSize / 2>(source, slots, count, k, use);
+    if (two)
+        sort_slots<kSlots / kWaveSize>(source, slots, count, k, use);
+    else
+        sort_slots<kSlots / kWaveSize / 2>(source, slots, count, k, use);
 }
 
-/// The same for elements of any number, tile by tile. LDS has the columns that may be among the k first: a tile adds what
-/// is above the bound, which is the k-th of all that was sorted before. Where there is no room for more, they are sorted,
-/// and the k first stay.
+/// The same for any number of elements, tile by tile. LDS holds the candidate columns: a tile adds those above the bound, the
+/// k-th of all sorted before. A full list is sorted, and its first k stay.
 template <class Source, class Emit>
 HK_FN void select_tiles(const Source &source, u32 k, u32 *slots, Emit emit) {
     constexpr u32 kTile = Source::kKeys * kWaveSize;
@@ -232,8 +246,10 @@ HK_FN void select_tiles(const Source &source, u32 k, u32 *slots, Emit emit) {
             if (place == k - 1) last = Source::key_of(rank);
         };
         hk::wave_barrier();
-        if (count > kSlots / 2) sort_slots<kSlots / kWaveSize>(source, slots, count, k, use);
-        else sort_slots<kSlots / kWaveSize / 2>(source, slots, count, k, use);
+        if (count > kSlots / 2)
+            sort_slots<kSlots / kWaveSize>(source, slots, count, k, use);
+        else
+            sort_slots<kSlots / kWaveSize / 2>(source, slots, count, k, use);
         hk::wave_barrier();
         last = hk::broadcast(last, (k - 1) % kWaveSize);
         if (count >= k) bound = source.keys().above(last);
@@ -264,7 +280,7 @@ HK_FN void select_tiles(const Source &source, u32 k, u32 *slots, Emit emit) {
         }
         const u32 lanes = u32(__builtin_popcountll(hk::ballot(above != 0)));
         if (lanes == 0 && !to_sort) continue;
-        // Of many, the k first of the tile and few others.
+        // Many candidates: only the first k of the tile and few others.
         if (lanes > kWaveSize * 3u / 4) {
             above = hk::mark_first<Source::kVec>(source.keys(), key, above, k, most, pairs).bits;
         }
@@ -277,7 +293,7 @@ HK_FN void select_tiles(const Source &source, u32 k, u32 *slots, Emit emit) {
                 continue;
             }
             if (found == 0) break;
-            const u32 place = count + hk::lanes_before(found);
+            const u32 place = count + hk::lanes_below(found);
             if (above != 0 && place < most) {
                 slots[place] = at + Source::column(u32(__builtin_ctz(above)));
                 above &= above - 1;
@@ -293,19 +309,18 @@ HK_FN void select_tiles(const Source &source, u32 k, u32 *slots, Emit emit) {
     }
 }
 
-/// A row in a wave.
+/// One row per wave.
 template <Access kAccess, class T, int Cols>
 HK_FN void wave(const Params &p) {
     __shared__ u32 slots[kSlots];
     for (u64 row = hk::block_x(); row < p.x.rows(); row += hk::grid_x()) {
         const Elements<T, kAccess, Cols> x = {p.x.row<const T>(row), p.x.cols(), 0, p.smallest};
-        select(x, p.k, p.pairs, slots, [&](u32 place, u64 rank) {
-            write_result<T>(p, row, place, hk::ranked_index(rank));
-        });
+        select(x, p.k, p.pairs, slots,
+               [&](u32 place, u64 rank) { write_result<T>(p, row, place, hk::ranked_index(rank)); });
     }
 }
 
-/// The part of a segment that this wave has: from where, how much.
+/// This wave's share of a segment: start and length.
 struct Part {
     u32 from, cols;
 
@@ -316,20 +331,19 @@ struct Part {
     }
 };
 
-/// The k first of what the waves of a block have found, to the results or, of a part of a row, to the workspace.
+/// The first k of the candidates of a block's waves, to the results, or for a segment to the workspace.
 template <class T, int Waves>
 HK_FN void gather(const Params &p, u64 row, u32 segment, u64 *found, u32 *slots) {
     hk::block_barrier();
     if (hk::wave_id() == 0) {
         const Ranks<const u64 *, Waves * kResults> ranks = {found, Waves * kResults};
-        select(ranks, p.k, true, slots, [&](u32 place, u64 rank) {
-            write_rank<T>(p, row, segment * p.k + place, rank);
-        });
+        select(ranks, p.k, true, slots,
+               [&](u32 place, u64 rank) { write_rank<T>(p, row, segment * p.k + place, rank); });
     }
     hk::block_barrier();
 }
 
-/// A row in a block.
+/// One row per block.
 template <Access kAccess, class T, int Waves>
 HK_FN void block(const Params &p) {
     constexpr u32 kPart = 1024;
@@ -347,25 +361,23 @@ HK_FN void block(const Params &p) {
     }
 }
 
-/// A row, or a segment of one, in a wave: up to 65536 columns, as ranks have.
+/// A row or segment per wave: up to 65536 columns, the range of ranks.
 template <Access kAccess, class T>
 HK_FN void tiles(const Params &params) {
     __shared__ u32 slots[kSlots];
     const u64 units = u64(params.x.rows()) * params.segments;
     for (u64 unit = hk::block_x(); unit < units; unit += hk::grid_x()) {
-        const Params &p = hk::read_anew(params);  // scalar registers do not suffice for all of them at once
+        const Params &p = hk::reload_params(params);  // reloaded: they do not all fit in SGPRs at once
         const u64 row = p.segments == 1 ? unit : unit / p.segments;
         const u32 segment = u32(unit - row * p.segments);
         const u32 first = segment * p.segment;
         const u32 cols = p.x.cols() - first < p.segment ? p.x.cols() - first : p.segment;
         const Elements<T, kAccess, 1024> x = {p.x.row<const T>(row) + first, cols, first, p.smallest};
-        select_tiles(x, p.k, slots, [&](u32 place, u64 rank) {
-            write_rank<T>(p, row, segment * p.k + place, rank);
-        });
+        select_tiles(x, p.k, slots, [&](u32 place, u64 rank) { write_rank<T>(p, row, segment * p.k + place, rank); });
     }
 }
 
-/// Ranks of a row, or a segment of them, in a block.
+/// Ranks of a row, or a segment of them, per block.
 template <class T, int Waves>
 HK_FN void merge(const Params &p) {
     constexpr u32 kPart = 1024;
@@ -389,21 +401,21 @@ HK_FN void merge(const Params &p) {
 }
 }  // namespace
 
-#define TOPK_ENTRIES(T)                                                                                          \
-    HK_ENTRY(topk_##T##_lists_64, hk::row_threads(8), lists<Access::Vectors, hk::T, 8, 8>)                          \
-    HK_ENTRY(topk_##T##_lists_128, hk::row_threads(16), lists<Access::Vectors, hk::T, 16, 8>)                       \
-    HK_ENTRY(topk_##T##_lists_256, hk::row_threads(16), lists<Access::Vectors, hk::T, 16, 16>)                      \
-    HK_ENTRY(topk_##T##_lists_256_elements, hk::row_threads(16), lists<Access::Elements, hk::T, 16, 16>)            \
-    HK_ENTRY(topk_##T##_256, kWaveSize, wave<Access::Vectors, hk::T, 256>)                                          \
-    HK_ENTRY(topk_##T##_512, kWaveSize, wave<Access::Vectors, hk::T, 512>)                                          \
-    HK_ENTRY(topk_##T##_1024, kWaveSize, wave<Access::Vectors, hk::T, 1024>)                                        \
-    HK_ENTRY(topk_##T##_1024_elements, kWaveSize, wave<Access::Elements, hk::T, 1024>)                              \
-    HK_ENTRY(topk_##T##_4096, 4 * kWaveSize, block<Access::Vectors, hk::T, 4>)                                      \
-    HK_ENTRY(topk_##T##_16384, 16 * kWaveSize, block<Access::Vectors, hk::T, 16>)                                   \
-    HK_ENTRY(topk_##T##_4096_elements, 4 * kWaveSize, block<Access::Elements, hk::T, 4>)                            \
-    HK_ENTRY(topk_##T##_16384_elements, 16 * kWaveSize, block<Access::Elements, hk::T, 16>)                         \
-    HK_ENTRY(topk_##T##_tiles, kWaveSize, tiles<Access::Vectors, hk::T>)                                            \
-    HK_ENTRY(topk_##T##_tiles_elements, kWaveSize, tiles<Access::Elements, hk::T>)                                  \
+#define TOPK_ENTRIES(T)                                                                              \
+    HK_ENTRY(topk_##T##_lists_64, hk::row_threads(8), lists<Access::Vectorized, hk::T, 8, 8>)        \
+    HK_ENTRY(topk_##T##_lists_128, hk::row_threads(16), lists<Access::Vectorized, hk::T, 16, 8>)     \
+    HK_ENTRY(topk_##T##_lists_256, hk::row_threads(16), lists<Access::Vectorized, hk::T, 16, 16>)    \
+    HK_ENTRY(topk_##T##_lists_256_scalar, hk::row_threads(16), lists<Access::Scalar, hk::T, 16, 16>) \
+    HK_ENTRY(topk_##T##_256, kWaveSize, wave<Access::Vectorized, hk::T, 256>)                        \
+    HK_ENTRY(topk_##T##_512, kWaveSize, wave<Access::Vectorized, hk::T, 512>)                        \
+    HK_ENTRY(topk_##T##_1024, kWaveSize, wave<Access::Vectorized, hk::T, 1024>)                      \
+    HK_ENTRY(topk_##T##_1024_scalar, kWaveSize, wave<Access::Scalar, hk::T, 1024>)                   \
+    HK_ENTRY(topk_##T##_4096, 4 * kWaveSize, block<Access::Vectorized, hk::T, 4>)                    \
+    HK_ENTRY(topk_##T##_16384, 16 * kWaveSize, block<Access::Vectorized, hk::T, 16>)                 \
+    HK_ENTRY(topk_##T##_4096_scalar, 4 * kWaveSize, block<Access::Scalar, hk::T, 4>)                 \
+    HK_ENTRY(topk_##T##_16384_scalar, 16 * kWaveSize, block<Access::Scalar, hk::T, 16>)              \
+    HK_ENTRY(topk_##T##_tiles, kWaveSize, tiles<Access::Vectorized, hk::T>)                          \
+    HK_ENTRY(topk_##T##_tiles_scalar, kWaveSize, tiles<Access::Scalar, hk::T>)                       \
     HK_ENTRY(topk_##T##_merge, 4 * kWaveSize, merge<hk::T, 4>)
 
 TOPK_ENTRIES(bf16)

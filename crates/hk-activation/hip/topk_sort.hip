@@ -1,10 +1,10 @@
 // topk_sort.hip: the k first columns of each row in order, for any k: see topk.hip for the tensors
-//   tiles  a block sorts 2048 columns by their ranks in registers, eight a thread: a bitonic network of 66 steps, of which
-//          those up to 8 apart stay in a lane, those up to 512 in a wave, and three go through LDS. It writes the k first,
-//          to the results if the row has no other tile, else to the workspace.
-//   merge  of up to eight sorted lists of ranks, the k first: each rank finds its place by counting, with a binary search
-//          in each of the other lists, how many precede it. Repeated until one list is left.
-// Every rank is different from every other, and only ranks order anything, so results are exact.
+//   tiles  a block sorts 2048 columns by their ranks in registers, eight a thread: a bitonic network of 66 steps. Steps up
+//          to distance 8 stay in a lane, up to 512 in a wave, and three go through LDS. The first k go to the results if the
+//          row has one tile, else to the workspace.
+//   merge  the first k of up to eight sorted lists of ranks: each rank finds its place by counting the ranks that precede it,
+//          with a binary search in each other list. Repeated until one list is left.
+// Ranks are distinct and give the whole order, so results are exact.
 // Floor
 //   Memory: as topk.hip's, and twice 8 bytes for each rank that a pass keeps.
 #include <hk/block.h>
@@ -22,16 +22,16 @@ constexpr int kThreads = 256;
 constexpr int kTile = kThreads * 8;
 constexpr u32 kFan = 8;
 
-/// One step of a network over a block: each value meets that of thread `thread ^ Mask`, turned round if `kTurned`. The
-/// threads whose bit Bit is 0 keep the larger.
+/// One step of a network over a block: each value is compared with that of thread `thread ^ Mask`, in reverse order if
+/// `kTurned`. Threads whose bit Bit is 0 keep the larger.
 template <int Mask, int Bit, bool kTurned>
 HK_FN void meet(u64 (&v)[8], u64 *shared) {
     u64 other[8];
     if constexpr (Mask < kWaveSize) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) other[i] = hk::exchange<Mask>(v[i]);
+        for (int i = 0; i < 8; ++i) other[i] = hk::shuffle_xor<Mask>(v[i]);
     } else {
-        // Threads side by side, so that lanes take turns at the banks.
+        // Neighbouring threads are adjacent in LDS: no bank conflicts.
 #pragma unroll
         for (int i = 0; i < 8; ++i) shared[i * kThreads + hk::thread_x()] = v[i];
         hk::block_barrier();
@@ -48,7 +48,7 @@ HK_FN void meet(u64 (&v)[8], u64 *shared) {
     }
 }
 
-/// Sorts what groups of Group threads have, a bitonic sequence, descending.
+/// Sorts the bitonic sequence of each group of Group threads, descending.
 template <int Group>
 HK_FN void merge_threads(u64 (&v)[8], u64 *shared) {
     if constexpr (Group > 1) {
@@ -65,7 +65,7 @@ HK_FN void merge_threads(u64 (&v)[8], u64 *shared) {
     }
 }
 
-/// Sorts what groups of Group threads have, descending: thread by thread, eight each.
+/// Sorts the values of each group of Group threads, descending: eight per thread.
 template <int Group>
 HK_FN void sort_threads(u64 (&v)[8], u64 *shared) {
     if constexpr (Group > 1) {
@@ -109,7 +109,7 @@ HK_FN void tiles(const Params &p) {
     }
 }
 
-/// Lists of `list` ranks, each of `segment` columns, eight to one.
+/// Merges eight lists of `list` ranks, each of `segment` columns, into one.
 template <class T>
 HK_FN void merge(const Params &p) {
     const u32 cols = p.x.cols();
@@ -134,12 +134,14 @@ HK_FN void merge(const Params &p) {
             u32 low = 0, high = other == list ? 0 : length(other);
             while (low < high) {
                 const u32 middle = (low + high) / 2;
-                if (ranks[u64(other) * p.list + middle] > mine) low = middle + 1;
-                else high = middle;
+                if (ranks[u64(other) * p.list + middle] > mine)
+                    low = middle + 1;
+                else
+                    high = middle;
             }
             place += low;
         }
-        // What is behind the first k of a group is behind the first k of the row.
+        // Ranks after the first k of a group are after the first k of the row.
         const u64 room = u64(p.list) * kFan;
         const u32 keep = p.k < room ? p.k : u32(room);
         if (place < keep) write_rank<T>(p, row, group * keep + place, mine);
@@ -147,9 +149,9 @@ HK_FN void merge(const Params &p) {
 }
 }  // namespace
 
-#define TOPK_SORT_ENTRIES(T)                                                     \
-    HK_ENTRY(topk_sort_##T##_tiles, kThreads, tiles<Access::Vectors, hk::T>)           \
-    HK_ENTRY(topk_sort_##T##_tiles_elements, kThreads, tiles<Access::Elements, hk::T>) \
+#define TOPK_SORT_ENTRIES(T)                                                       \
+    HK_ENTRY(topk_sort_##T##_tiles, kThreads, tiles<Access::Vectorized, hk::T>)    \
+    HK_ENTRY(topk_sort_##T##_tiles_scalar, kThreads, tiles<Access::Scalar, hk::T>) \
     HK_ENTRY(topk_sort_##T##_merge, kThreads, merge<hk::T>)
 
 TOPK_SORT_ENTRIES(bf16)

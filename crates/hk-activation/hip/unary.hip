@@ -1,7 +1,7 @@
 // unary.hip: y = f(x) elementwise, f = silu | gelu | gelu_tanh | relu | tanh
-//   x  T = bf16 | f16 | f32   without gaps, or rows with any stride; y may lie on x
-//   y  T | f32                the shape of x, strides of its own
-// All arithmetic is f32, with one rounding. The function is chosen at run time, once a tile. How the work is split: tiles.h.
+//   x  T = bf16 | f16 | f32   contiguous, or rows with any stride; y may alias x
+//   y  T | f32                shape of x, its own strides
+// All arithmetic is f32, with one rounding. The function is selected at run time, once per tile. How the work is split: tiles.h.
 // Floor
 //   Memory: numel * (sizeof(x) + sizeof(y)). VALU instructions for 8 bf16 of a lane, a special function counted as four: 8 to
 //   widen, 4 on gfx950 or 36 on gfx942 to round, and the function, of which silu is 9 + 2 (hk/math.h), two elements an
@@ -12,7 +12,7 @@
 #include "tiles.h"
 
 namespace {
-struct Params {  // same fields, same order as `Params` in src/unary.rs
+struct Params {
     hk::Global x, y;
     tiles::Shape shape;
     hk::Activation activation;
@@ -55,9 +55,9 @@ HK_FN void unary(const Params &p) {
 }  // namespace
 
 // Entry points: op, dtype of x, access.
-#define UNARY_ENTRIES(T)                                                                   \
-    HK_ENTRY(unary_##T, tiles::kVectorThreads<kInputs>, unary<hk::T, hk::Access::Vectors>) \
-    HK_ENTRY(unary_##T##_elements, hk::kWaveSize, unary<hk::T, hk::Access::Elements>)
+#define UNARY_ENTRIES(T)                                                                      \
+    HK_ENTRY(unary_##T, tiles::kVectorThreads<kInputs>, unary<hk::T, hk::Access::Vectorized>) \
+    HK_ENTRY(unary_##T##_scalar, hk::kWaveSize, unary<hk::T, hk::Access::Scalar>)
 UNARY_ENTRIES(bf16)
 UNARY_ENTRIES(f16)
 UNARY_ENTRIES(f32)

@@ -1,50 +1,22 @@
-//! The safe functions of `hip/conv.hip`.
+//! The safe functions of `hip/conv.hip`: depthwise causal convolution.
 
-use crate::kernels;
-use bytemuck::{Pod, Zeroable};
-use hk_core::rowwise::float_index;
+use crate::kernels::conv::{Params, Strides};
+use bytemuck::Zeroable;
+use hk_core::plan::rows::float_index;
 use hk_core::{
-    DType, Element, Error, Float, GlobalLayout, LaunchConfig, NamedOperand, Operand, Result, Stream,
-    TensorView, TensorViewMut, bf16, check_aliases, f16,
+    DType, Element, Error, Float, KernelRef, LaunchConfig, NamedOperand, Operand, Result, Stream, TensorView,
+    TensorViewMut, bf16, check_aliases, f16,
 };
-
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    x: GlobalLayout,
-    weight: GlobalLayout,
-    bias: GlobalLayout,
-    y: GlobalLayout,
-    states: GlobalLayout,
-    starts: GlobalLayout,
-    lines: GlobalLayout,
-    has_initial: GlobalLayout,
-    x_at: [i64; 3],
-    y_at: [i64; 3],
-    state_at: [i64; 3],
-    batch: u32,
-    channels: u32,
-    tokens: u32,
-    run: u32,
-    runs: u32,
-    width: u32,
-    n_lines: u32,
-    weight_is_f32: u32,
-    silu: u32,
-    state_access: u32,
-    update: u32,
-    pad: u32,
-}
 
 /// The same values as `StateAccess` in `hip/conv.hip`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StateAccess {
-    Elements = 0,
+    Scalar = 0,
     Channels = 1,
-    Slots = 2,
+    Taps = 2,
 }
 
-/// What follows the sum of a causal convolution.
+/// Activation of a causal convolution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ConvActivation {
     /// Nothing.
@@ -54,142 +26,321 @@ pub enum ConvActivation {
     Silu,
 }
 
-/// A type that the weights of a convolution can have beside activations of type `T`: `T` itself and `f32`.
+/// Element type of weights for a convolution of `T`: `T` itself or `f32`.
 pub trait ConvWeight<T: Float>: Float {}
 
 impl<T: Float> ConvWeight<T> for T {}
 impl ConvWeight<bf16> for f32 {}
 impl ConvWeight<f16> for f32 {}
 
-/// The history of the sequences of a [`causal_conv1d_fwd`]: read where asked for, and replaced by the last tokens.
-#[derive(Debug)]
-pub struct ConvStates<'a, T: Element> {
-    /// `[lines, channels, width - 1]`, any strides.
-    pub states: TensorViewMut<'a, T>,
-    /// `[batch]`: the line of each sequence. -1: the sequence is padding, neither its results nor a state are written.
-    /// Otherwise different ones. Without it, sequence `b` has line `b`.
+/// The inputs of [`causal_conv1d_fwd`].
+#[derive(Debug, Clone, Copy)]
+pub struct ConvInputs<'a, T: Element, W: Element> {
+    /// `[batch, channels, tokens]`; packed sequences: `[channels, tokens]`.
+    pub x: TensorView<'a, T>,
+    /// `[channels, width]`.
+    pub weight: TensorView<'a, W>,
+    /// `[channels]`; zero if left out.
+    pub bias: Option<TensorView<'a, W>>,
+    /// `[batch + 1]`: the first token of each packed sequence, then the number of tokens. Given if `x` is packed.
+    pub query_start_loc: Option<TensorView<'a, i32>>,
+    /// `[batch]`: the slot of each sequence in [`ConvOutputs::conv_states`]; -1 for a padding sequence. Sequence `b` has
+    /// slot `b` if left out.
     pub cache_indices: Option<TensorView<'a, i32>>,
-    /// `[batch]`: not 0 where a sequence goes on from its line; others, and without it all, begin with zeros.
+    /// `[batch]`: not 0 where a sequence continues from its slot of [`ConvOutputs::conv_states`]. Every history is zeros if
+    /// left out.
     pub has_initial_state: Option<TensorView<'a, u8>>,
 }
 
+impl<'a, T: Element, W: Element> ConvInputs<'a, T, W> {
+    /// Without bias; sequences are neither packed nor have states.
+    pub fn new(x: TensorView<'a, T>, weight: TensorView<'a, W>) -> Self {
+        Self { x, weight, bias: None, query_start_loc: None, cache_indices: None, has_initial_state: None }
+    }
+}
+
+/// The outputs of [`causal_conv1d_fwd`]; made by `into()` from `y` alone.
+#[derive(Debug)]
+pub struct ConvOutputs<'a, T: Element> {
+    /// Shape of `x`.
+    pub y: TensorViewMut<'a, T>,
+    /// `[slots, channels, width - 1]`: the states, updated in place.
+    pub conv_states: Option<TensorViewMut<'a, T>>,
+}
+
+impl<'a, T: Element> From<TensorViewMut<'a, T>> for ConvOutputs<'a, T> {
+    fn from(y: TensorViewMut<'a, T>) -> Self {
+        Self { y, conv_states: None }
+    }
+}
+
+/// The inputs of [`causal_conv1d_update`].
+#[derive(Debug, Clone, Copy)]
+pub struct ConvUpdateInputs<'a, T: Element, W: Element> {
+    /// `[batch, channels]` or `[batch, channels, tokens]`.
+    pub x: TensorView<'a, T>,
+    /// `[channels, width]`.
+    pub weight: TensorView<'a, W>,
+    /// `[channels]`; zero if left out.
+    pub bias: Option<TensorView<'a, W>>,
+    /// `[batch]`: the slot of each sequence in [`ConvUpdateOutputs::conv_states`]; -1 for a padding sequence. Sequence `b`
+    /// has slot `b` if left out.
+    pub conv_state_indices: Option<TensorView<'a, i32>>,
+}
+
+impl<'a, T: Element, W: Element> ConvUpdateInputs<'a, T, W> {
+    /// Without bias and slots.
+    pub fn new(x: TensorView<'a, T>, weight: TensorView<'a, W>) -> Self {
+        Self { x, weight, bias: None, conv_state_indices: None }
+    }
+}
+
+/// The outputs of [`causal_conv1d_update`].
+#[derive(Debug)]
+pub struct ConvUpdateOutputs<'a, T: Element> {
+    /// Shape of `x`; may be exactly `x`.
+    pub y: TensorViewMut<'a, T>,
+    /// `[slots, channels, width - 1]`: the states, updated in place.
+    pub conv_states: TensorViewMut<'a, T>,
+}
+
 /// Depthwise causal convolution along the tokens of sequences:
-/// `y[c, t] = act(bias[c] + sum_j weight[c, j] * h[c, t - (width - 1) + j])`, where `h` is a sequence behind its history.
+/// `y[c, t] = act(bias[c] + sum_j weight[c, j] * h[c, t - (width - 1) + j])`. `h` is the history of a sequence followed by its
+/// tokens `x`.
 ///
-/// | arg                 | shape                                                     | dtype                | layout                           |
-/// |---------------------|-----------------------------------------------------------|----------------------|----------------------------------|
+/// | arg                 | shape                                                     | dtype                | layout                            |
+/// |---------------------|-----------------------------------------------------------|----------------------|-----------------------------------|
 /// | `x`, `y`            | `[batch, channels, tokens]`; packed: `[channels, tokens]` | `bf16`, `f16`, `f32` | unit stride on channels or tokens |
-/// | `weight`            | `[channels, width]`, width 2, 3 or 4                      | as `x`, or `f32`     | contiguous                       |
-/// | `bias`              | `[channels]`; may be left out                             | as `weight`          | contiguous                       |
-/// | `query_start_loc`   | `[batch + 1]`; given if packed                            | `i32`                | contiguous                       |
-/// | `states`            | see [`ConvStates`]; may be left out                       | as `x`               | any strides                      |
+/// | `weight`            | `[channels, width]`, width 2, 3 or 4                      | as `x`, or `f32`     | contiguous                        |
+/// | `bias`              | `[channels]`; optional                                    | as `weight`          | contiguous                        |
+/// | `query_start_loc`   | `[batch + 1]`; given if packed                            | `i32`                | contiguous                        |
+/// | `cache_indices`     | `[batch]`; optional, beside `conv_states`                 | `i32`                | contiguous                        |
+/// | `has_initial_state` | `[batch]`; optional, beside `conv_states`                 | `u8`                 | contiguous                        |
+/// | `conv_states`       | `[slots, channels, width - 1]`; optional                  | as `x`               | any strides                       |
 ///
-/// Packed sequences lie one after the other along the tokens: sequence `b` from `query_start_loc[b]` to
-/// `query_start_loc[b + 1]`, which rise from 0. Without states the history is zeros. A state is the last `width - 1` tokens of
-/// `h`, oldest first, bit for bit; a sequence shorter than that keeps the end of its history, and one without tokens changes
-/// nothing. Unit stride on channels is the faster layout. 16 bytes are moved at a time where tensors and all strides but the
-/// unit one begin on 16 bytes, if the channels are a multiple of 16 bytes, or with unit stride on tokens a multiple of four.
+/// Packed sequences are adjacent along the tokens: sequence `b` is the tokens `query_start_loc[b]..query_start_loc[b + 1]`,
+/// which rise from 0. The history of a sequence is its slot of `conv_states` where `has_initial_state` is not 0, else zeros.
+/// Its slot becomes the last `width - 1` tokens of `h`, oldest first, bit for bit. A sequence shorter than that keeps the end
+/// of its history; one without tokens leaves its slot unchanged.
 ///
-/// Arithmetic is `f32`, a fused multiply-add for each `j` from the bias on, with one rounding, to nearest even. A result
-/// depends on its tokens alone: calls chained by their states give the bits of one call.
+/// `f32` arithmetic: one fused multiply-add for each `j`, starting from the bias, and one rounding, to nearest even. Results
+/// are batch-invariant: a result depends on the tokens of its sequence alone. Calls chained by their states are bitwise
+/// identical to one call.
 ///
-/// Indices lie on the device and are checked there: a sequence whose line is out of range, or whose tokens are, becomes NaN
-/// where it has tokens, and no state is written. Two sequences with one line: either state may remain.
+/// Indices are checked on the device. Slot -1 is padding: neither `y` nor a state is written. A sequence whose slot or whose
+/// tokens are out of range becomes NaN where it has tokens, and no state is written. If two sequences have one slot, the state
+/// of either may remain.
 ///
-/// Returns when the launch is queued, before it has run. No tokens: nothing is launched.
+/// The vectorized path moves 16 bytes at a time. It needs tensors, and all their strides but the unit one, aligned to 16 bytes,
+/// and a number of channels that is a multiple of 16 bytes, or of four if tokens have unit stride. Unit stride on channels is
+/// faster. `y` and `conv_states` share no memory with another tensor.
+///
+/// Returns when the launch is queued, before it has run. Without tokens, nothing is launched.
 ///
 /// # Errors
 /// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align) if a tensor breaks the
-/// table, [`Argument`](hk_core::Error::Argument) for another width, [`Overlap`](hk_core::Error::Overlap) if `y` or `states`
-/// share memory with another tensor, [`TooLarge`](hk_core::Error::TooLarge) beyond 2^31 - 1 tokens, channels or sequences,
-/// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and what loading and launching a kernel can answer. Nothing is written
+/// table, [`Argument`](hk_core::Error::Argument) for another width, or `cache_indices` or `has_initial_state` without
+/// `conv_states`, [`Overlap`](hk_core::Error::Overlap) if `y` or `conv_states` share memory with another tensor,
+/// [`TooLarge`](hk_core::Error::TooLarge) beyond 2^31 - 1 tokens, channels or sequences,
+/// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is written
 /// then.
-#[expect(clippy::too_many_arguments, reason = "the tensors of the operator")]
-pub fn causal_conv1d_fwd<T: Float, W: ConvWeight<T>>(
+///
+/// Source: Gu & Dao 2023, "Mamba", section 3.4 (the convolution before the selective scan).
+pub fn causal_conv1d_fwd<'a, T: Float, W: ConvWeight<T>>(
     stream: &Stream,
-    x: TensorView<T>,
-    weight: TensorView<W>,
-    bias: Option<TensorView<W>>,
-    query_start_loc: Option<TensorView<i32>>,
-    states: Option<ConvStates<T>>,
-    y: TensorViewMut<T>,
+    inputs: ConvInputs<'a, T, W>,
+    outputs: impl Into<ConvOutputs<'a, T>>,
     activation: ConvActivation,
 ) -> Result<()> {
-    const OP: &str = "causal_conv1d_fwd";
-    let (batch, axes) = match &query_start_loc {
-        None => {
-            let [batch, ..] = x.dims::<3>(OP, "x")?;
-            (batch, [Some(0), Some(1), Some(2)])
-        }
-        Some(starts) => {
-            x.dims::<2>(OP, "x")?;
-            let [n] = starts.dims(OP, "query_start_loc")?;
-            let Some(batch) = n.checked_sub(1) else {
-                let want = "[batch + 1], at least one element";
-                return Err(Error::shape(OP, "query_start_loc", starts.shape(), want));
-            };
-            (batch, [None, Some(0), Some(1)])
-        }
-    };
-    let (states, cache_indices, has_initial_state) = match states {
-        Some(s) => (Some(s.states), s.cache_indices, s.has_initial_state),
-        None => (None, None, None),
-    };
-    let call = Conv { op: OP, batch, axes, lines: "cache_indices", update: false, activation };
-    call.run(stream, x, weight, bias, query_start_loc, states, cache_indices, has_initial_state, y)
+    let ConvInputs { x, weight, bias, query_start_loc, cache_indices, has_initial_state } = inputs;
+    let ConvOutputs { y, conv_states } = outputs.into();
+    let call =
+        Conv { op: FWD, x, weight, bias, starts: query_start_loc, slots: cache_indices, has_initial_state };
+    call.run(stream, y, conv_states, activation)
 }
 
-/// [`causal_conv1d_fwd`] of sequences that all go on from their line of `conv_states`, for the few tokens of a decoding step.
+/// Depthwise causal convolution of the few tokens of a decoding step, each sequence continuing from its state:
+/// `y[b, c, t] = act(bias[c] + sum_j weight[c, j] * h[b, c, t - (width - 1) + j])`. `h` is the slot of a sequence followed by
+/// its tokens `x`.
 ///
-/// | arg                  | shape                                                  | dtype                | layout                           |
-/// |----------------------|--------------------------------------------------------|----------------------|----------------------------------|
-/// | `x`, `y`             | `[batch, channels]` or `[batch, channels, tokens]`     | `bf16`, `f16`, `f32` | unit stride on channels or tokens |
-/// | `weight`             | `[channels, width]`, width 2, 3 or 4                   | as `x`, or `f32`     | contiguous                       |
-/// | `bias`               | `[channels]`; may be left out                          | as `weight`          | contiguous                       |
-/// | `conv_state_indices` | `[batch]`; may be left out                             | `i32`                | contiguous                       |
-/// | `conv_states`        | `[lines, channels, width - 1]`                         | as `x`               | any strides                      |
+/// | arg                  | shape                                              | dtype                | layout                            |
+/// |----------------------|----------------------------------------------------|----------------------|-----------------------------------|
+/// | `x`, `y`             | `[batch, channels]` or `[batch, channels, tokens]` | `bf16`, `f16`, `f32` | unit stride on channels or tokens |
+/// | `weight`             | `[channels, width]`, width 2, 3 or 4               | as `x`, or `f32`     | contiguous                        |
+/// | `bias`               | `[channels]`; optional                             | as `weight`          | contiguous                        |
+/// | `conv_state_indices` | `[batch]`; optional                                | `i32`                | contiguous                        |
+/// | `conv_states`        | `[slots, channels, width - 1]`                     | as `x`               | any strides                       |
 ///
-/// `y` may be exactly `x` ([`TensorViewMut::alias`]). `conv_state_indices` are the `cache_indices` of [`ConvStates`]. Results
-/// have the bits that [`causal_conv1d_fwd`] gives.
+/// The slot of a sequence becomes the last `width - 1` tokens of `h`, oldest first, bit for bit. `y` may be exactly `x`
+/// ([`TensorViewMut::alias`]); otherwise `y` and `conv_states` share no memory with another tensor.
+///
+/// `f32` arithmetic: one fused multiply-add for each `j`, starting from the bias, and one rounding, to nearest even. Results
+/// are batch-invariant and bitwise identical to those of [`causal_conv1d_fwd`] with `has_initial_state` set.
+///
+/// Indices are checked on the device. Slot -1 is padding: neither `y` nor a state is written. A sequence whose slot is out of
+/// range becomes NaN, and no state is written. If two sequences have one slot, the state of either may remain.
+///
+/// Returns when the launch is queued, before it has run. Without tokens, nothing is launched.
 ///
 /// # Errors
-/// As [`causal_conv1d_fwd`], but that `y` may be `x`.
-#[expect(clippy::too_many_arguments, reason = "the tensors of the operator")]
-pub fn causal_conv1d_update<T: Float, W: ConvWeight<T>>(
+/// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align) if a tensor breaks the
+/// table, [`Argument`](hk_core::Error::Argument) for another width, [`Overlap`](hk_core::Error::Overlap) if tensors share
+/// memory otherwise than stated, [`TooLarge`](hk_core::Error::TooLarge) beyond 2^31 - 1 tokens, channels or sequences,
+/// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is written
+/// then.
+///
+/// Source: Gu & Dao 2023, "Mamba", section 3.4 (the convolution before the selective scan).
+pub fn causal_conv1d_update<'a, T: Float, W: ConvWeight<T>>(
     stream: &Stream,
-    x: TensorView<T>,
-    weight: TensorView<W>,
-    bias: Option<TensorView<W>>,
-    conv_state_indices: Option<TensorView<i32>>,
-    conv_states: TensorViewMut<T>,
-    y: TensorViewMut<T>,
+    inputs: ConvUpdateInputs<'a, T, W>,
+    outputs: ConvUpdateOutputs<'a, T>,
     activation: ConvActivation,
 ) -> Result<()> {
-    const OP: &str = "causal_conv1d_update";
-    let axes = match x.shape().len() {
-        2 => [Some(0), Some(1), None],
-        3 => [Some(0), Some(1), Some(2)],
-        _ => return Err(Error::shape(OP, "x", x.shape(), "[batch, channels] or [batch, channels, tokens]")),
+    let ConvUpdateInputs { x, weight, bias, conv_state_indices } = inputs;
+    let ConvUpdateOutputs { y, conv_states } = outputs;
+    let call = Conv {
+        op: UPDATE,
+        x,
+        weight,
+        bias,
+        starts: None,
+        slots: conv_state_indices,
+        has_initial_state: None,
     };
-    let call =
-        Conv { op: OP, batch: x.shape()[0], axes, lines: "conv_state_indices", update: true, activation };
-    call.run(stream, x, weight, bias, None, Some(conv_states), conv_state_indices, None, y)
+    call.run(stream, y, Some(conv_states), activation)
 }
 
-/// One of the two operators, as it is called.
-struct Conv {
-    op: &'static str,
-    batch: usize,
-    /// Which axes of `x` and `y` are sequences, channels and tokens.
+/// One of the two operators.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ConvOp {
+    pub name: &'static str,
+    /// Name of the argument with the slots of sequences.
+    pub slots: &'static str,
+    /// Every sequence continues from its slot.
+    pub update: bool,
+}
+
+pub(crate) const FWD: ConvOp = ConvOp { name: "causal_conv1d_fwd", slots: "cache_indices", update: false };
+pub(crate) const UPDATE: ConvOp =
+    ConvOp { name: "causal_conv1d_update", slots: "conv_state_indices", update: true };
+
+/// The shapes of a call, with channels before tokens.
+#[derive(Debug)]
+pub(crate) struct ConvShapes<'s> {
+    pub x: &'s [usize],
+    pub weight: &'s [usize],
+    pub bias: Option<&'s [usize]>,
+    pub starts: Option<&'s [usize]>,
+    pub slots: Option<&'s [usize]>,
+    pub has_initial_state: Option<&'s [usize]>,
+    pub states: Option<&'s [usize]>,
+}
+
+/// Sizes of a call.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ConvSizes {
+    pub batch: usize,
+    pub channels: usize,
+    /// Tokens of a sequence, or of all packed sequences.
+    pub tokens: usize,
+    pub width: usize,
+    pub n_slots: usize,
+    /// Axes of `x` and `y`: sequences, channels, tokens.
     axes: [Option<usize>; 3],
-    /// Name of the argument with the lines.
-    lines: &'static str,
-    update: bool,
-    activation: ConvActivation,
 }
 
-/// Tokens that a lane moves at a time where lanes lie along channels, and its run where they lie along tokens: `kAhead` of
-/// both in `hip/conv.hip`.
+impl ConvShapes<'_> {
+    /// Checks the shapes against each other.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] or [`Error::Argument`], naming the tensor.
+    pub fn check(&self, ConvOp { name: op, slots: slots_arg, update }: ConvOp) -> Result<ConvSizes> {
+        let Self { x, weight, bias, starts, slots, has_initial_state, states } = *self;
+        let (batch, axes) = match (update, starts, x) {
+            (true, _, &[batch, _]) => (batch, [Some(0), Some(1), None]),
+            (true, _, &[batch, _, _]) | (false, None, &[batch, _, _]) => (batch, [Some(0), Some(1), Some(2)]),
+            (true, ..) => {
+                return Err(Error::shape(op, "x", x, "[batch, channels] or [batch, channels, tokens]"));
+            }
+            (false, None, _) => return Err(Error::shape(op, "x", x, "3 axes: [batch, channels, tokens]")),
+            (false, Some(&[n]), &[_, _]) if n > 0 => (n - 1, [None, Some(0), Some(1)]),
+            (false, Some(_), &[_, _]) => {
+                let want = "[batch + 1], at least one element";
+                return Err(Error::shape(op, "query_start_loc", starts.unwrap_or_default(), want));
+            }
+            (false, Some(_), _) => {
+                return Err(Error::shape(
+                    op,
+                    "x",
+                    x,
+                    "2 axes: [channels, tokens] (packed by query_start_loc)",
+                ));
+            }
+        };
+        let axis = |i: usize| axes[i].map_or(1, |a| x[a]);
+        let (channels, tokens) = (axis(1), axis(2));
+        let &[weights, width] = weight else {
+            return Err(Error::shape(op, "weight", weight, "2 axes: [channels, width]"));
+        };
+        if weights != channels {
+            return Err(Error::shape(op, "weight", weight, format!("[{channels}, width] (channels of x)")));
+        }
+        if !(2..=4).contains(&width) {
+            return Err(Error::argument(op, "weight", format!("width {width}"), "a width of 2, 3 or 4"));
+        }
+        let vectors = [
+            ("bias", bias, channels, "channels of x"),
+            (slots_arg, slots, batch, "sequences"),
+            ("has_initial_state", has_initial_state, batch, "sequences"),
+        ];
+        for (arg, shape, len, why) in vectors {
+            if let Some(shape) = shape.filter(|shape| *shape != [len]) {
+                return Err(Error::shape(op, arg, shape, format!("[{len}] ({why})")));
+            }
+        }
+        let Some(states) = states else {
+            for (arg, given) in [(slots_arg, slots), ("has_initial_state", has_initial_state)] {
+                if given.is_some() {
+                    return Err(Error::argument(op, arg, "given", "nothing without conv_states"));
+                }
+            }
+            return Ok(ConvSizes { batch, channels, tokens, width, n_slots: 0, axes });
+        };
+        let n_slots = states.first().copied().unwrap_or(0);
+        let enough = slots.is_some() || n_slots >= batch;
+        if states != [n_slots, channels, width - 1] || !enough {
+            let least = if slots.is_some() { "slots".into() } else { format!("{batch} or more") };
+            let want = format!("[{least}, {channels}, {}]", width - 1);
+            return Err(Error::shape(op, "conv_states", states, want));
+        }
+        Ok(ConvSizes { batch, channels, tokens, width, n_slots, axes })
+    }
+}
+
+impl ConvSizes {
+    /// Strides along sequences, channels and tokens; 1 for an axis of one element.
+    fn strides(&self, shape: &[usize], strides: &[usize]) -> Strides {
+        let [outer, channel, inner] = self.axes.map(|axis| match axis {
+            Some(a) if shape[a] > 1 => strides[a] as i64,
+            _ => 1,
+        });
+        Strides { outer, channel, inner }
+    }
+}
+
+/// The inputs of either operator.
+struct Conv<'a, T: Element, W: Element> {
+    op: ConvOp,
+    x: TensorView<'a, T>,
+    weight: TensorView<'a, W>,
+    bias: Option<TensorView<'a, W>>,
+    starts: Option<TensorView<'a, i32>>,
+    slots: Option<TensorView<'a, i32>>,
+    has_initial_state: Option<TensorView<'a, u8>>,
+}
+
+/// Tokens that a lane prefetches at a time if lanes are along channels (`kAhead`), and tokens of its run if lanes are along
+/// tokens, in `hip/conv.hip`.
 const AHEAD: usize = 4;
 const RUN: usize = 8;
 /// Channels of a lane that has 16 bytes of tokens of each.
@@ -197,54 +348,39 @@ const TILE_CHANNELS: usize = 4;
 /// Waves that a CU needs to keep memory busy.
 const WAVES_PER_CU: usize = 12;
 
-impl Conv {
-    #[expect(clippy::too_many_arguments, reason = "the tensors of the operator")]
-    fn run<T: Float, W: ConvWeight<T>>(
-        &self,
+impl<'a, T: Float, W: ConvWeight<T>> Conv<'a, T, W> {
+    fn run(
+        self,
         stream: &Stream,
-        x: TensorView<T>,
-        weight: TensorView<W>,
-        bias: Option<TensorView<W>>,
-        starts: Option<TensorView<i32>>,
-        mut states: Option<TensorViewMut<T>>,
-        lines: Option<TensorView<i32>>,
-        has_initial: Option<TensorView<u8>>,
-        mut y: TensorViewMut<T>,
+        mut y: TensorViewMut<'a, T>,
+        mut states: Option<TensorViewMut<'a, T>>,
+        activation: ConvActivation,
     ) -> Result<()> {
-        let op = self.op;
-        let axis = |i: usize| self.axes[i].map_or(1, |a| x.shape()[a]);
-        let (channels, tokens) = (axis(1), axis(2));
+        let Self { op: which, x, weight, bias, starts, slots, has_initial_state } = self;
+        let ConvOp { name: op, slots: slots_arg, update } = which;
+        let shapes = ConvShapes {
+            x: x.shape(),
+            weight: weight.shape(),
+            bias: bias.as_ref().map(|t| t.shape()),
+            starts: starts.as_ref().map(|t| t.shape()),
+            slots: slots.as_ref().map(|t| t.shape()),
+            has_initial_state: has_initial_state.as_ref().map(|t| t.shape()),
+            states: states.as_ref().map(|t| t.shape()),
+        };
+        let sizes = shapes.check(which)?;
+        let ConvSizes { batch, channels, tokens, width, n_slots, .. } = sizes;
         if y.shape() != x.shape() {
             return Err(Error::shape(op, "y", y.shape(), format!("{:?} (shape of x)", x.shape())));
         }
-        let [weights, width] = weight.dims(op, "weight")?;
-        if weights != channels {
-            let want = format!("[{channels}, width] (channels of x)");
-            return Err(Error::shape(op, "weight", weight.shape(), want));
-        }
-        if !(2..=4).contains(&width) {
-            return Err(Error::argument(op, "weight", format!("width {width}"), "a width of 2, 3 or 4"));
-        }
         weight.expect_contiguous(op, "weight")?;
-        vector(op, "bias", bias.as_ref(), channels, "channels of x")?;
-        vector(op, "query_start_loc", starts.as_ref(), self.batch + 1, "one more than sequences")?;
-        vector(op, self.lines, lines.as_ref(), self.batch, "sequences")?;
-        vector(op, "has_initial_state", has_initial.as_ref(), self.batch, "sequences")?;
-        let mut n_lines = 0;
-        if let Some(states) = &states {
-            let shape = states.shape();
-            n_lines = shape.first().copied().unwrap_or(0);
-            let enough = lines.is_some() || n_lines >= self.batch;
-            if shape != [n_lines, channels, width - 1] || !enough {
-                let least = if lines.is_some() { "lines".into() } else { format!("{} or more", self.batch) };
-                let want = format!("[{least}, {channels}, {}]", width - 1);
-                return Err(Error::shape(op, "conv_states", shape, want));
-            }
-        }
-        let x_at = self.strides(x.shape(), x.strides());
-        let y_at = self.strides(y.shape(), y.strides());
+        expect_vector(op, "bias", bias.as_ref())?;
+        expect_vector(op, "query_start_loc", starts.as_ref())?;
+        expect_vector(op, slots_arg, slots.as_ref())?;
+        expect_vector(op, "has_initial_state", has_initial_state.as_ref())?;
+        let x_at = sizes.strides(x.shape(), x.strides());
+        let y_at = sizes.strides(y.shape(), y.strides());
         for (arg, at, layout) in [("x", x_at, x.layout()), ("y", y_at, y.layout())] {
-            if at[1] != 1 && at[2] != 1 {
+            if at.channel != 1 && at.inner != 1 {
                 return Err(Error::stride(op, arg, layout, "unit stride on channels or on tokens"));
             }
         }
@@ -264,37 +400,38 @@ impl Conv {
             ("weight", Some(&weight)),
             ("bias", some(bias.as_ref())),
             ("query_start_loc", some(starts.as_ref())),
-            (self.lines, some(lines.as_ref())),
-            ("has_initial_state", some(has_initial.as_ref())),
+            (slots_arg, some(slots.as_ref())),
+            ("has_initial_state", some(has_initial_state.as_ref())),
         ];
-        let y_may_be: &[_] = if self.update { &["x"] } else { &[] };
+        let y_may_be: &[_] = if update { &["x"] } else { &[] };
         let outputs: [(NamedOperand, &[_]); 2] =
             [(("y", Some(&y)), y_may_be), (("conv_states", some(states.as_ref())), &[])];
         check_aliases(op, &inputs, &outputs)?;
         let limit = i32::MAX as usize;
-        for (n, what) in [(self.batch, "sequences"), (channels, "channels"), (tokens, "tokens")] {
+        for (n, what) in [(batch, "sequences"), (channels, "channels"), (tokens, "tokens")] {
             if n > limit {
                 return Err(Error::too_large(op, "x", format!("{n} {what}"), limit as u64));
             }
         }
-        if self.batch == 0 || channels == 0 || tokens == 0 {
+        if batch == 0 || channels == 0 || tokens == 0 {
             return Ok(());
         }
 
-        // Which way lanes lie, and whether 16 bytes can be moved at a time.
+        // Whether lanes are along channels or tokens, and whether the vectorized path serves the tensors.
         let v = 16 / size_of::<T>();
-        let along_channels = x_at[1] == 1 && (channels > 1 || x_at[2] != 1);
-        let batches = if starts.is_some() { 1 } else { self.batch };
+        let along_channels = x_at.channel == 1 && (channels > 1 || x_at.inner != 1);
+        let batches = if starts.is_some() { 1 } else { batch };
         let lengths = [batches, channels, tokens];
         let inner = if along_channels { 1 } else { 2 };
-        let whole = |at: &[i64; 3]| {
+        let whole = |at: &Strides| {
+            let at = [at.outer, at.channel, at.inner];
             let apart = |axis: usize| lengths[axis] <= 1 || (at[axis] as usize).is_multiple_of(v);
             at[inner] == 1 && (0..3).all(|axis| axis == inner || apart(axis))
         };
         let fits = if along_channels {
             channels.is_multiple_of(v)
         } else {
-            channels.is_multiple_of(TILE_CHANNELS) && tokens >= v && !self.update
+            channels.is_multiple_of(TILE_CHANNELS) && tokens >= v && !update
         };
         let vectors = fits
             && (whole(&x_at) && whole(&y_at))
@@ -302,34 +439,34 @@ impl Conv {
             && bias.as_ref().is_none_or(|b| b.is_aligned(16));
         let (state_at, state_access) = match &states {
             Some(states) => state_access(states, v),
-            None => ([0; 3], StateAccess::Elements),
+            None => (Strides::zeroed(), StateAccess::Scalar),
         };
 
         let info = stream.device().info();
         let wave = info.wave_size as usize;
-        // Waves side by side along channels, or lanes.
-        let abreast = match (along_channels, vectors) {
+        // Waves, or lanes, along channels.
+        let along = match (along_channels, vectors) {
             (true, true) => channels.div_ceil(wave * v),
             (true, false) => channels.div_ceil(wave),
             (false, true) => channels / TILE_CHANNELS,
             (false, false) => channels,
         };
-        let run = match (self.update, along_channels) {
+        let run = match (update, along_channels) {
             (true, _) => tokens,
             (false, true) => {
-                let waves = info.most_blocks(wave, WAVES_PER_CU);
-                (batches * tokens * abreast).div_ceil(waves).next_multiple_of(AHEAD).clamp(16, 256)
+                let waves = info.max_blocks(wave, WAVES_PER_CU);
+                (batches * tokens * along).div_ceil(waves).next_multiple_of(AHEAD).clamp(16, 256)
             }
             (false, false) if vectors => v,
             (false, false) => RUN,
         };
         let runs = tokens.div_ceil(run);
-        let items = runs.saturating_mul(abreast).saturating_mul(batches);
+        let items = runs.saturating_mul(along).saturating_mul(batches);
         let blocks = if along_channels { items } else { items.div_ceil(wave) };
         let row = float_index(T::DTYPE);
         let column = 2 * usize::from(!along_channels) + usize::from(!vectors);
-        let kernel = stream.kernel(&kernels::CONV, KERNELS[row][column])?;
-        let mut launch = stream.launch(op, &kernel);
+        let kernel = stream.kernel(KERNELS[row][column])?;
+        let mut launch = stream.launch(op);
         let params = Params {
             x: launch.input("x", &x)?,
             weight: launch.input("weight", &weight)?,
@@ -337,76 +474,65 @@ impl Conv {
             y: launch.output("y", &mut y)?,
             states: launch.optional_output("conv_states", states.as_mut())?,
             starts: launch.optional_input("query_start_loc", starts.as_ref())?,
-            lines: launch.optional_input(self.lines, lines.as_ref())?,
-            has_initial: launch.optional_input("has_initial_state", has_initial.as_ref())?,
+            slots: launch.optional_input(slots_arg, slots.as_ref())?,
+            has_initial: launch.optional_input("has_initial_state", has_initial_state.as_ref())?,
             x_at,
             y_at,
             state_at,
-            batch: self.batch as u32,
+            batch: batch as u32,
             channels: channels as u32,
             tokens: tokens as u32,
             run: run as u32,
             runs: runs as u32,
             width: width as u32,
-            n_lines: u32::try_from(n_lines).unwrap_or(u32::MAX),
+            n_slots: u32::try_from(n_slots).unwrap_or(u32::MAX),
             weight_is_f32: (W::DTYPE == DType::F32).into(),
-            silu: (self.activation == ConvActivation::Silu).into(),
+            silu: (activation == ConvActivation::Silu).into(),
             state_access: state_access as u32,
-            update: self.update.into(),
+            update: update.into(),
             pad: 0,
         };
         // SAFETY: the checks above give x and y batch sequences of the same channels and tokens, weight and bias that many
-        // channels, states those and width - 1 slots, and the other tensors one element a sequence (starts one more). The
-        // kernel stays within these, cuts packed sequences to the tokens, and checks lines, whatever the grid and the indices
-        // are; the loader matches `Params` to the kernel.
-        unsafe { launch.run(LaunchConfig::grid_1d(blocks), &params) }
-    }
-
-    /// Strides along sequences, channels and tokens; 1 for an axis of one element.
-    fn strides(&self, shape: &[usize], strides: &[usize]) -> [i64; 3] {
-        self.axes.map(|axis| match axis {
-            Some(a) if shape[a] > 1 => strides[a] as i64,
-            _ => 1,
-        })
+        // channels, states those and width - 1 taps, and the other tensors one element a sequence (starts one more). The
+        // kernel stays within these, clamps packed sequences to the tokens, and checks slots, whatever the grid and the
+        // indices are.
+        unsafe { launch.run(&kernel, LaunchConfig::grid_1d(blocks), &params) }
     }
 }
 
 /// The entry points: for bf16, f16, f32.
-static KERNELS: [[&str; 4]; 3] = hk_core::row_kernels!(
+static KERNELS: [[KernelRef<Params>; 4]; 3] = hk_core::row_kernels!(
+    Params,
     "conv",
     ["bf16", "f16", "f32"],
-    ["channels", "channels_elements", "tokens", "tokens_elements"]
+    ["channels", "channels_scalar", "tokens", "tokens_scalar"]
 );
 
-/// The strides of a state, and how a lane with `v` channels reaches it.
-fn state_access<T: Element>(states: &TensorViewMut<T>, v: usize) -> ([i64; 3], StateAccess) {
+/// The strides of a state, and how a lane with `v` channels accesses it.
+fn state_access<T: Element>(states: &TensorViewMut<T>, v: usize) -> (Strides, StateAccess) {
     let (shape, strides) = (states.shape(), states.strides());
-    let at = [0, 1, 2].map(|i| strides[i] as i64);
+    let [outer, channel, inner] = [0, 1, 2].map(|i| strides[i] as i64);
+    let at = Strides { outer, channel, inner };
     let whole = |axis: usize| shape[axis] <= 1 || strides[axis].is_multiple_of(v);
     let access = if !states.is_aligned(16) || !whole(0) {
-        StateAccess::Elements
+        StateAccess::Scalar
     } else if strides[1] == 1 && whole(2) {
         StateAccess::Channels
     } else if strides[1] == shape[2] && (shape[2] <= 1 || strides[2] == 1) {
-        StateAccess::Slots
+        StateAccess::Taps
     } else {
-        StateAccess::Elements
+        StateAccess::Scalar
     };
     (at, access)
 }
 
-/// Checks an optional tensor of one axis.
-fn vector<E: Element>(
+/// Checks the layout of an optional tensor of one axis.
+fn expect_vector<E: Element>(
     op: &'static str,
     arg: &'static str,
     tensor: Option<&TensorView<E>>,
-    len: usize,
-    why: &str,
 ) -> Result<()> {
     let Some(tensor) = tensor else { return Ok(()) };
-    if tensor.shape() != [len] {
-        return Err(Error::shape(op, arg, tensor.shape(), format!("[{len}] ({why})")));
-    }
     tensor.expect_contiguous(op, arg)?;
     tensor.expect_aligned(op, arg, size_of::<E>() as u64)
 }

@@ -1,26 +1,11 @@
 //! The safe functions of `hip/gated.hip`.
 
-use crate::kernels;
-use crate::tiles::{KernelTable, Shape, Tiles, kernel_table};
-use bytemuck::{Pod, Zeroable};
-use hk_core::rowwise::float_index;
-use hk_core::{
-    Aliasing, Error, Float, GlobalLayout, Result, Stream, TensorView, TensorViewMut, check_overlap,
-};
+use crate::kernels::gated::Params;
+use crate::tiles::{KernelTable, Tiles, kernel_table};
+use hk_core::plan::rows::float_index;
+use hk_core::{Aliasing, Error, Float, Result, Stream, TensorView, TensorViewMut, check_overlap};
 
-static KERNELS: KernelTable = kernel_table!(&kernels::GATED, "gated");
-
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    x: GlobalLayout,
-    y: GlobalLayout,
-    shape: Shape,
-    gate: u32,
-    y_type: u32,
-    limit: f32,
-    d: u32,
-}
+static KERNELS: KernelTable<Params> = kernel_table!(Params, "gated");
 
 /// The same values as `Gate` in `hip/gated.hip`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,31 +17,33 @@ enum Gate {
     SwigluOai = 4,
 }
 
-/// What [`swiglu_oai_and_mul`] limits its halves by.
+/// The limit of [`swiglu_oai_and_mul`].
 pub(crate) const SWIGLU_OAI_LIMIT: f32 = 7.0;
 
-/// `y[.., c] = silu(x[.., c]) * x[.., d + c]`: the first half of a row is activated, the second one multiplies.
+/// SwiGLU: `y[.., c] = silu(x[.., c]) * x[.., d + c]`, `silu(a) = a / (1 + exp(-a))`.
 ///
-/// | arg | shape      | dtype                            | layout                                                   |
-/// |-----|------------|----------------------------------|----------------------------------------------------------|
-/// | `x` | `[.., 2d]` | `bf16`, `f16`, `f32`             | unit stride on the last axis, one row stride over the rest |
-/// | `y` | `[.., d]`  | `bf16`, `f16`, `f32`, any of them | the same, with a stride of its own                        |
+/// | arg | shape      | dtype                           | layout                                                     |
+/// |-----|------------|---------------------------------|------------------------------------------------------------|
+/// | `x` | `[.., 2d]` | `bf16`, `f16`, `f32`            | unit stride on the last axis, one row stride over the rest |
+/// | `y` | `[.., d]`  | `bf16`, `f16`, `f32`, any       | unit stride on the last axis, one row stride over the rest |
 ///
-/// With a `limit` above 0, `a = min(a, limit)` and `b = clamp(b, -limit, limit)` come first, for `a` and `b` the halves; NaN
-/// stays NaN. 0 limits nothing.
+/// With a `limit` above 0, `a = min(a, limit)` and `b = clamp(b, -limit, limit)` of the two halves `a` and `b` come first, where
+/// NaN stays NaN. A limit of 0 is none. `silu(-inf)` is NaN.
 ///
-/// Any number of rows, any `d`, odd ones too; 16 bytes are moved at a time where rows of both tensors begin on 16 bytes and
-/// `d` is a multiple of the 16-byte vector of `x`. Arithmetic is `f32` with one rounding to the type of `y`, to nearest even,
-/// beyond its range to infinity; infinities and NaN as IEEE has it, `silu(-inf)` being NaN.
+/// `f32` arithmetic, one rounding to the type of `y`, to nearest even, to infinity beyond its range; infinities and NaN as in
+/// IEEE 754. Results are batch-invariant. `x` and `y` share no memory.
 ///
-/// Returns when the launch is queued, before it has run. No rows: nothing is launched.
+/// Any number of rows, any `d`. The vectorized path moves 16 bytes at a time; it needs rows of both tensors aligned to 16 bytes
+/// and `d` a multiple of the 16-byte vector of `x`.
+///
+/// Returns when the launch is queued, before it has run. Without rows, nothing is launched.
 ///
 /// # Errors
 /// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align) if a tensor breaks
-/// the table, [`Empty`](hk_core::Error::Empty) for `d` = 0, [`Argument`](hk_core::Error::Argument) for a `limit` that is
-/// negative or NaN, [`Overlap`](hk_core::Error::Overlap) if the tensors share memory,
+/// the table, [`Empty`](hk_core::Error::Empty) for `d` = 0,
+/// [`Argument`](hk_core::Error::Argument) for a `limit` that is negative or NaN, [`Overlap`](hk_core::Error::Overlap) if the tensors share memory,
 /// [`TooLarge`](hk_core::Error::TooLarge) beyond 2^28 - 1 columns of `y` or 2^32 - 1 rows,
-/// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and what loading and launching a kernel can answer. Nothing is written
+/// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is written
 /// then.
 ///
 /// Source: Shazeer 2020, "GLU Variants Improve Transformer".
@@ -74,11 +61,29 @@ pub fn silu_and_mul<T: Float, O: Float>(
     gated(OP, gate, limit, stream, x, y)
 }
 
-/// `y[.., c] = gelu(x[.., c]) * x[.., d + c]` with [`gelu`](crate::gelu()) by the error function; everything else, except for
-/// the limit, as [`silu_and_mul`].
+/// GeGLU: `y[.., c] = gelu(x[.., c]) * x[.., d + c]`, `gelu(a) = a * (1 + erf(a / sqrt(2))) / 2`.
+///
+/// | arg | shape      | dtype                           | layout                                                     |
+/// |-----|------------|---------------------------------|------------------------------------------------------------|
+/// | `x` | `[.., 2d]` | `bf16`, `f16`, `f32`            | unit stride on the last axis, one row stride over the rest |
+/// | `y` | `[.., d]`  | `bf16`, `f16`, `f32`, any       | unit stride on the last axis, one row stride over the rest |
+///
+/// `f32` arithmetic, one rounding to the type of `y`, to nearest even, to infinity beyond its range; infinities and NaN as in
+/// IEEE 754. Results are batch-invariant. `x` and `y` share no memory.
+///
+/// Any number of rows, any `d`. The vectorized path moves 16 bytes at a time; it needs rows of both tensors aligned to 16 bytes
+/// and `d` a multiple of the 16-byte vector of `x`.
+///
+/// Returns when the launch is queued, before it has run. Without rows, nothing is launched.
 ///
 /// # Errors
-/// As [`silu_and_mul`].
+/// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align) if a tensor breaks
+/// the table, [`Empty`](hk_core::Error::Empty) for `d` = 0, [`Overlap`](hk_core::Error::Overlap) if the tensors share memory,
+/// [`TooLarge`](hk_core::Error::TooLarge) beyond 2^28 - 1 columns of `y` or 2^32 - 1 rows,
+/// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is written
+/// then.
+///
+/// Source: Shazeer 2020, "GLU Variants Improve Transformer".
 pub fn gelu_and_mul<T: Float, O: Float>(
     stream: &Stream,
     x: TensorView<T>,
@@ -87,10 +92,30 @@ pub fn gelu_and_mul<T: Float, O: Float>(
     gated("gelu_and_mul", Gate::Gelu, 0.0, stream, x, y)
 }
 
-/// `y[.., c] = gelu_tanh(x[.., c]) * x[.., d + c]`; everything else, except for the limit, as [`silu_and_mul`].
+/// GeGLU by tanh: `y[.., c] = gelu_tanh(x[.., c]) * x[.., d + c]`, `gelu_tanh(a) = a * (1 + tanh(u)) / 2` with
+/// `u = sqrt(2 / pi) * (a + 0.044715 * a^3)`.
+///
+/// | arg | shape      | dtype                           | layout                                                     |
+/// |-----|------------|---------------------------------|------------------------------------------------------------|
+/// | `x` | `[.., 2d]` | `bf16`, `f16`, `f32`            | unit stride on the last axis, one row stride over the rest |
+/// | `y` | `[.., d]`  | `bf16`, `f16`, `f32`, any       | unit stride on the last axis, one row stride over the rest |
+///
+/// `f32` arithmetic, one rounding to the type of `y`, to nearest even, to infinity beyond its range; infinities and NaN as in
+/// IEEE 754. Results are batch-invariant. `x` and `y` share no memory.
+///
+/// Any number of rows, any `d`. The vectorized path moves 16 bytes at a time; it needs rows of both tensors aligned to 16 bytes
+/// and `d` a multiple of the 16-byte vector of `x`.
+///
+/// Returns when the launch is queued, before it has run. Without rows, nothing is launched.
 ///
 /// # Errors
-/// As [`silu_and_mul`].
+/// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align) if a tensor breaks
+/// the table, [`Empty`](hk_core::Error::Empty) for `d` = 0, [`Overlap`](hk_core::Error::Overlap) if the tensors share memory,
+/// [`TooLarge`](hk_core::Error::TooLarge) beyond 2^28 - 1 columns of `y` or 2^32 - 1 rows,
+/// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is written
+/// then.
+///
+/// Source: Shazeer 2020, "GLU Variants Improve Transformer".
 pub fn gelu_tanh_and_mul<T: Float, O: Float>(
     stream: &Stream,
     x: TensorView<T>,
@@ -100,10 +125,29 @@ pub fn gelu_tanh_and_mul<T: Float, O: Float>(
 }
 
 /// The gate of GPT-OSS: `y = a / (1 + exp(-1.702 * a)) * (b + 1)` with `a = min(x[.., c], 7)` and
-/// `b = clamp(x[.., d + c], -7, 7)`; everything else, except for the limit, as [`silu_and_mul`].
+/// `b = clamp(x[.., d + c], -7, 7)`.
+///
+/// | arg | shape      | dtype                           | layout                                                     |
+/// |-----|------------|---------------------------------|------------------------------------------------------------|
+/// | `x` | `[.., 2d]` | `bf16`, `f16`, `f32`            | unit stride on the last axis, one row stride over the rest |
+/// | `y` | `[.., d]`  | `bf16`, `f16`, `f32`, any       | unit stride on the last axis, one row stride over the rest |
+///
+/// `f32` arithmetic, one rounding to the type of `y`, to nearest even, to infinity beyond its range; infinities and NaN as in
+/// IEEE 754. Results are batch-invariant. `x` and `y` share no memory.
+///
+/// Any number of rows, any `d`. The vectorized path moves 16 bytes at a time; it needs rows of both tensors aligned to 16 bytes
+/// and `d` a multiple of the 16-byte vector of `x`.
+///
+/// Returns when the launch is queued, before it has run. Without rows, nothing is launched.
 ///
 /// # Errors
-/// As [`silu_and_mul`].
+/// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align) if a tensor breaks
+/// the table, [`Empty`](hk_core::Error::Empty) for `d` = 0, [`Overlap`](hk_core::Error::Overlap) if the tensors share memory,
+/// [`TooLarge`](hk_core::Error::TooLarge) beyond 2^28 - 1 columns of `y` or 2^32 - 1 rows,
+/// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is written
+/// then.
+///
+/// Source: the model code of GPT-OSS.
 pub fn swiglu_oai_and_mul<T: Float, O: Float>(
     stream: &Stream,
     x: TensorView<T>,
@@ -135,8 +179,8 @@ fn gated<T: Float, O: Float>(
     tiles.input("x", &x)?;
     tiles.output("y", &y)?;
     check_overlap(op, ("x", &x), ("y", &y), Aliasing::Disjoint)?;
-    if rows.cols * size_of::<f32>() >= hk_core::rowwise::WINDOW_BYTES {
-        let limit = (hk_core::rowwise::WINDOW_BYTES / 2 / size_of::<f32>() - 1) as u64;
+    if rows.cols * size_of::<f32>() >= hk_core::plan::rows::WINDOW_BYTES {
+        let limit = (hk_core::plan::rows::WINDOW_BYTES / 2 / size_of::<f32>() - 1) as u64;
         return Err(Error::too_large(op, "x", format!("{d} columns a half"), limit));
     }
     if rows.rows == 0 {
@@ -144,7 +188,7 @@ fn gated<T: Float, O: Float>(
     }
 
     let (kernel, shape, config) = tiles.plan(stream, &KERNELS)?;
-    let mut launch = stream.launch(op, &kernel);
+    let mut launch = stream.launch(op);
     let params = Params {
         x: launch.input("x", &x.flatten_rows(op, "x")?)?,
         y: launch.output("y", &mut y.flatten_rows(op, "y")?)?,
@@ -154,7 +198,6 @@ fn gated<T: Float, O: Float>(
         limit,
         d: d as u32,
     };
-    // SAFETY: x has rows of 2 d columns and y as many of d, which is what the kernel accesses, whatever the grid; the loader
-    // matches `Params` to the kernel.
-    unsafe { launch.run(config, &params) }
+    // SAFETY: x has rows of 2 d columns and y as many of d, which is what the kernel accesses, whatever the grid.
+    unsafe { launch.run(&kernel, config, &params) }
 }

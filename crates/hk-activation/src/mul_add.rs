@@ -1,9 +1,8 @@
 //! The safe function of `hip/mul_add.hip`.
 
-use crate::kernels;
-use crate::tiles::{KernelTable, Shape, Tiles, kernel_table, start_of, start_of_mut};
-use bytemuck::{Pod, Zeroable};
-use hk_core::rowwise::float_index;
+use crate::kernels::mul_add::{Operand, Params};
+use crate::tiles::{KernelTable, Tiles, kernel_table, start_of, start_of_mut};
+use hk_core::plan::rows::float_index;
 use hk_core::{
     Aliasing, DType, Error, Float, GlobalLayout, Launch, Result, Stream, TensorView, TensorViewMut, bf16,
     check_overlap, f16,
@@ -11,31 +10,7 @@ use hk_core::{
 
 const OP: &str = "fused_mul_add";
 
-static KERNELS: KernelTable = kernel_table!(&kernels::MUL_ADD, "mul_add");
-
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    x: GlobalLayout,
-    a: GlobalLayout,
-    b: GlobalLayout,
-    y: GlobalLayout,
-    shape: Shape,
-    a_is: OperandIs,
-    b_is: OperandIs,
-    y_type: u32,
-    pad: u32,
-}
-
-/// `Operand` of `hip/mul_add.hip`.
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct OperandIs {
-    kind: u32,
-    dtype: u32,
-    value: f32,
-    pad: u32,
-}
+static KERNELS: KernelTable<Params> = kernel_table!(Params, "mul_add");
 
 /// The same values as `Kind` in `hip/mul_add.hip`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,11 +54,11 @@ impl<'a> MulAddOperand<'a> {
         numel: usize,
         y: &TensorViewMut<O>,
         tiles: &mut Tiles,
-    ) -> Result<OperandIs> {
+    ) -> Result<Operand> {
         match self {
-            Self::Scalar(value) => Ok(OperandIs {
+            Self::Scalar(value) => Ok(Operand {
                 kind: Kind::Host as u32,
-                dtype: float_index(DType::F32) as u32,
+                r#type: float_index(DType::F32) as u32,
                 value: *value,
                 pad: 0,
             }),
@@ -109,7 +84,7 @@ fn check_tensor<E: Float, O: Float>(
     numel: usize,
     y: &TensorViewMut<O>,
     tiles: &mut Tiles,
-) -> Result<OperandIs> {
+) -> Result<Operand> {
     let kind = match tensor.numel() {
         n if n == numel => Kind::Tensor,
         1 => Kind::Device,
@@ -126,28 +101,28 @@ fn check_tensor<E: Float, O: Float>(
         tensor.expect_aligned(OP, arg, size_of::<E>() as u64)?;
         check_overlap(OP, (arg, tensor), ("y", y), Aliasing::Disjoint)?;
     }
-    Ok(OperandIs { kind: kind as u32, dtype: float_index(E::DTYPE) as u32, value: 0.0, pad: 0 })
+    Ok(Operand { kind: kind as u32, r#type: float_index(E::DTYPE) as u32, value: 0.0, pad: 0 })
 }
 
 /// `y = a * x + b`, elementwise.
 ///
-/// | arg      | shape                                                 | dtype                             | layout      |
-/// |----------|-------------------------------------------------------|-----------------------------------|-------------|
-/// | `x`      | any                                                   | `bf16`, `f16`, `f32`              | without gaps |
-/// | `a`, `b` | a number; or a tensor of 1 element or as many as `x` | `bf16`, `f16`, `f32`, any of them | without gaps |
-/// | `y`      | as `x`                                                | `bf16`, `f16`, `f32`, any of them | without gaps |
+/// | arg      | shape                                                 | dtype                             | layout     |
+/// |----------|-------------------------------------------------------|-----------------------------------|------------|
+/// | `x`      | any                                                   | `bf16`, `f16`, `f32`              | contiguous |
+/// | `a`, `b` | a number; or a tensor of 1 element or as many as `x` | `bf16`, `f16`, `f32`, any of them | contiguous |
+/// | `y`      | as `x`                                                | `bf16`, `f16`, `f32`, any of them | contiguous |
 ///
-/// Any number of elements. 16 bytes are moved at a time where all tensors begin on 16 bytes. `y` may be exactly `x`, or exactly
-/// `a` or `b` if that has as many elements ([`TensorViewMut::alias`]): the way to replace `x` by the result. Arithmetic is one
-/// fused multiply-add in `f32`, rounded to the type of `y`, to nearest even; infinities and NaN as IEEE has it. A tensor full of
-/// one number, a tensor of that number, and the number give the same bits.
+/// `y` may be exactly `x`, or exactly `a` or `b` if that has as many elements ([`TensorViewMut::alias`]); otherwise it shares no
+/// memory with an input. One `f32` fused multiply-add, rounded to the type of `y`, to nearest even; infinities and NaN as in
+/// IEEE 754. A scalar, a tensor of one element and a filled tensor give bitwise identical results. The vectorized path moves
+/// 16 bytes at a time; it needs tensors aligned to 16 bytes.
 ///
-/// Returns when the launch is queued, before it has run. No elements: nothing is launched.
+/// Returns when the launch is queued, before it has run. Without elements, nothing is launched.
 ///
 /// # Errors
 /// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align) if a tensor breaks
-/// the table, [`Overlap`](hk_core::Error::Overlap) if `y` shares memory with another tensor otherwise than said,
-/// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and what loading and launching a kernel can answer. Nothing is written
+/// the table, [`Overlap`](hk_core::Error::Overlap) if `y` shares memory with another tensor otherwise than stated,
+/// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is written
 /// then.
 pub fn fused_mul_add<'a, T: Float, O: Float>(
     stream: &Stream,
@@ -174,7 +149,7 @@ pub fn fused_mul_add<'a, T: Float, O: Float>(
 
     let (kernel, shape, config) = tiles.plan(stream, &KERNELS)?;
     let mut y = start_of_mut(OP, "y", y)?;
-    let mut launch = stream.launch(OP, &kernel);
+    let mut launch = stream.launch(OP);
     let params = Params {
         x: launch.input("x", &start_of(OP, "x", x)?)?,
         a: a.layout("a", &mut launch)?,
@@ -186,7 +161,7 @@ pub fn fused_mul_add<'a, T: Float, O: Float>(
         y_type: float_index(O::DTYPE) as u32,
         pad: 0,
     };
-    // SAFETY: x, y and what of a and b varies have the same number of elements without gaps, which is what the kernel
-    // accesses, whatever the grid; the others have one. The loader matches `Params` to the kernel.
-    unsafe { launch.run(config, &params) }
+    // SAFETY: x, y and those of a and b that are tensors have the same number of contiguous elements, which is what the
+    // kernel accesses, whatever the grid; the others have one.
+    unsafe { launch.run(&kernel, config, &params) }
 }

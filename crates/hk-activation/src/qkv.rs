@@ -1,50 +1,68 @@
-//! The safe function of `hip/rope.hip` that splits a projection.
+//! `fused_qkv_split_qk_rope`, a safe function of `hip/rope.hip`.
 
 use crate::rope::{expect_even, launch, rotated_parts};
-use hk_core::heads::{Heads, HeadsAction};
-use hk_core::rope::{Rope, RopeElement, RopeSource, RopeTables};
-use hk_core::{Aliasing, Error, Float, Result, Stream, TensorView, TensorViewMut, check_overlap};
+use hk_core::plan::heads::{Heads, HeadsAction};
+use hk_core::plan::rope::{Rope, RopeElement, RopeSource, RopeTables};
+use hk_core::{Aliasing, Element, Error, Float, Result, Stream, TensorView, TensorViewMut, check_overlap};
 
 const OP: &str = "fused_qkv_split_qk_rope";
 
-/// Splits the projection of queries, keys and values, and rotates queries and keys as [`rope_cached`](crate::rope_cached)
-/// does; values are copied bit by bit.
+/// The outputs of [`fused_qkv_split_qk_rope`].
+#[derive(Debug)]
+pub struct QkvOutputs<'a, T: Element> {
+    /// `[tokens, q_heads, head_dim]`: the rotated queries.
+    pub q: TensorViewMut<'a, T>,
+    /// `[tokens, kv_heads, head_dim]`: the rotated keys.
+    pub k: TensorViewMut<'a, T>,
+    /// `[tokens, kv_heads, head_dim]`: the values.
+    pub v: TensorViewMut<'a, T>,
+}
+
+/// Splits the projection of queries, keys and values, and rotates queries and keys from tables of cosines and sines.
 ///
-/// A row of `qkv` has the query heads, then the key heads, then the value heads, each `head_dim` columns whatever part of
-/// them is rotated: query head `h` begins at column `h * head_dim`, key head `h` at `(q_heads + h) * head_dim`, value head
-/// `h` at `(q_heads + kv_heads + h) * head_dim`.
+/// A row of `qkv` has the query heads, then the key heads, then the value heads, of `head_dim` columns each: query head `h`
+/// begins at column `h * head_dim`, key head `h` at `(q_heads + h) * head_dim`, value head `h` at
+/// `(q_heads + kv_heads + h) * head_dim`. With the columns `a` and `b` of a pair of a query or key head
+/// ([`RopeStyle`](hk_core::plan::rope::RopeStyle)): `y_a = x_a cos_a - x_b sin_a`, `y_b = x_b cos_b + x_a sin_b`, or the transpose of
+/// that ([`Rope::inverse`]). Columns that are not rotated, and values, are copied bit by bit.
 ///
-/// | arg                    | shape                                          | dtype                | layout                               |
-/// |------------------------|------------------------------------------------|----------------------|--------------------------------------|
-/// | `qkv`                  | `[tokens, (q_heads + 2 kv_heads) * head_dim]`  | `bf16`, `f16`, `f32` | unit stride on the columns           |
-/// | `q`                    | `[tokens, q_heads, head_dim]`                  | as `qkv`             | unit stride on the columns of a head |
-/// | `k`, `v`               | `[tokens, kv_heads, head_dim]`                 | as `qkv`             | the same, of their own               |
-/// | tables and positions   | as for [`rope_cached`](crate::rope_cached), packed tokens | | |
+/// | arg                    | shape                                         | dtype                | layout                               |
+/// |------------------------|-----------------------------------------------|----------------------|--------------------------------------|
+/// | `qkv`                  | `[tokens, (q_heads + 2 kv_heads) * head_dim]` | `bf16`, `f16`, `f32` | unit stride on the columns           |
+/// | `cos`, `sin`           | `[positions, rotary / 2]` or `[.., rotary]`   | as `qkv`, or `f32`   | unit stride on the columns           |
+/// | `positions`, `offsets` | `[tokens]`; optional                          | `i32`, `i64`         | any stride                           |
+/// | sequence starts        | `[sequences + 1]`; optional                   | `i32`, `i64`         | any stride                           |
+/// | `q`                    | `[tokens, q_heads, head_dim]`                 | as `qkv`             | unit stride on the columns of a head |
+/// | `k`, `v`               | `[tokens, kv_heads, head_dim]`                | as `qkv`             | unit stride on the columns of a head |
 ///
-/// `head_dim` is any even number, and `q_heads` a multiple of `kv_heads`. The outputs share no memory with each other or with
-/// an input. What is said of access, rounding and bits at [`rope_cached`](crate::rope_cached) holds here; the results are
-/// the same bits as splitting first and rotating then. A token whose position is in no table gets queries and keys of NaN;
-/// its values are copied.
+/// `head_dim` is even, and `q_heads` a multiple of `kv_heads`. The outputs share no memory with each other or an input. The
+/// table row of a token is its position plus its offset. A token whose row the tables do not have gets queries and keys of
+/// NaN; its values are copied.
 ///
-/// Returns when the launch is queued, before it has run. No tokens: nothing is launched.
+/// `f32` arithmetic, one rounding, to nearest even. Results are batch-invariant, and bitwise identical to those of a split
+/// followed by [`rope_cached`](crate::rope_cached).
+///
+/// The vectorized path moves 16 bytes at a time. It needs `rotary / 2` columns, heads and the columns that are not rotated to be
+/// multiples of 16 bytes, and all of them and the rows of the tables aligned to 16 bytes.
+///
+/// Returns when the launch is queued, before it has run. Without tokens, nothing is launched.
 ///
 /// # Errors
 /// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align) if a tensor breaks
 /// the table, [`Argument`](hk_core::Error::Argument) for no key heads or an odd [`Rope::rotary`],
 /// [`Overlap`](hk_core::Error::Overlap), [`TooLarge`](hk_core::Error::TooLarge) beyond 2^31 - 1 tokens or columns,
-/// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and what loading and launching a kernel can answer. Nothing is written
+/// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is written
 /// then.
 ///
-/// Source: Su et al. 2021, section 3.2.2.
+/// Source: Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding", section 3.2.2.
 pub fn fused_qkv_split_qk_rope<'a, T: Float, C: RopeElement<T>>(
     stream: &Stream,
     qkv: TensorView<'a, T>,
     tables: RopeTables<'a, C>,
-    q: TensorViewMut<'a, T>,
-    k: TensorViewMut<'a, T>,
-    v: TensorViewMut<'a, T>,
+    outputs: QkvOutputs<'a, T>,
     rope: Rope,
 ) -> Result<()> {
+    let QkvOutputs { q, k, v } = outputs;
     let source = RopeSource::from(tables);
     let [tokens, width] = qkv.dims(OP, "qkv")?;
     let [_, q_heads, head_dim] = q.dims(OP, "q")?;

@@ -1,75 +1,100 @@
 //! The safe functions of `hip/rope.hip` that rotate.
 
-use crate::kernels;
-use bytemuck::{Pod, Zeroable};
-use hk_core::heads::{Heads, HeadsAction, HeadsPart, spread};
-use hk_core::rope::{
-    Rope, RopeAngles, RopeElement, RopeLayout, RopeParams, RopeSource, RopeSpan, RopeTables,
+use crate::kernels::rope::Params;
+use hk_core::plan::heads::{Heads, HeadsAction, spread};
+use hk_core::plan::rope::{Rope, RopeAngles, RopeElement, RopeLayout, RopeSource, RopeSpan, RopeTables};
+use hk_core::plan::rows::float_index;
+use hk_core::{
+    Aliasing, Element, Error, Float, KernelRef, Result, Stream, TensorView, TensorViewMut, check_overlap,
 };
-use hk_core::rowwise::float_index;
-use hk_core::{Aliasing, Element, Error, Float, Result, Stream, TensorView, TensorViewMut, check_overlap};
 
-/// Parts of a launch, at most: those of queries that are rotated and that are not, the same of keys, and values.
+/// Parts of a launch, at most: rotated and copied columns of queries and of keys, and values.
 pub(crate) const PARTS: usize = 5;
 
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    rope: RopeParams,
-    parts: [HeadsPart; PARTS],
+/// Entry points for a dtype: vectorized and scalar, from tables and from angles; and vectorized from tables where both vectors
+/// of a lane share their entries.
+struct Kernels {
+    shared: KernelRef<Params>,
+    tables: [KernelRef<Params>; 2],
+    angles: [KernelRef<Params>; 2],
 }
 
-/// Entry points for a dtype: by vectors and by elements, from tables and from angles; by vectors from tables of which both
-/// vectors of a lane have the same entries.
-struct Names {
-    shared: &'static str,
-    tables: [&'static str; 2],
-    angles: [&'static str; 2],
-}
-
-macro_rules! names {
+macro_rules! kernels {
     ($dtype:literal) => {
-        Names {
-            shared: concat!("rope_", $dtype, "_shared"),
-            tables: [concat!("rope_", $dtype, "_tables"), concat!("rope_", $dtype, "_tables_elements")],
-            angles: [concat!("rope_", $dtype, "_angles"), concat!("rope_", $dtype, "_angles_elements")],
+        Kernels {
+            shared: kernels!(@ $dtype, "shared"),
+            tables: [kernels!(@ $dtype, "tables"), kernels!(@ $dtype, "tables_scalar")],
+            angles: [kernels!(@ $dtype, "angles"), kernels!(@ $dtype, "angles_scalar")],
         }
+    };
+    (@ $dtype:literal, $variant:literal) => {
+        const { Params::kernel(concat!("rope_", $dtype, "_", $variant)) }
     };
 }
 
-static NAMES: [Names; 3] = [names!("bf16"), names!("f16"), names!("f32")];
+static KERNELS: [Kernels; 3] = [kernels!("bf16"), kernels!("f16"), kernels!("f32")];
 
-/// Rotates heads by the angles of their tokens, whose cosines and sines come from tables.
+/// Rotary position embedding from tables of cosines and sines.
 ///
-/// For each token and head, with the columns `a` and `b` of a pair ([`RopeStyle`](hk_core::rope::RopeStyle)):
-/// `y_a = x_a cos_a - x_b sin_a`, `y_b = x_b cos_b + x_a sin_b`; or the transpose of that ([`Rope::inverse`]). Columns that
-/// are not rotated ([`Rope::rotary`], [`RopeSpan`]) are copied bit by bit.
+/// For each token and head, and the columns `a` and `b` of a pair ([`RopeStyle`](hk_core::plan::rope::RopeStyle)):
+/// `y_a = x_a cos_a - x_b sin_a`, `y_b = x_b cos_b + x_a sin_b`, or the transpose of that ([`Rope::inverse`]). Columns that are
+/// not rotated ([`Rope::rotary`], [`RopeSpan`]) are copied bit by bit.
 ///
-/// | arg                         | shape                                   | dtype                | layout                                  |
-/// |-----------------------------|-----------------------------------------|----------------------|-----------------------------------------|
-/// | `x`, `y`                    | what [`RopeLayout`] says                | `bf16`, `f16`, `f32` | unit stride on the columns of a head    |
-/// | `cos`, `sin`                | `[positions, rotary / 2]` or `[.., rotary]` | as `x`, or `f32` | unit stride on the columns              |
-/// | `positions`, `offsets`      | that of the tokens; may be left out     | `i32`, `i64`         | any strides                             |
-/// | starts of sequences         | `[sequences + 1]`, for packed tokens    | `i32`, `i64`         | any stride                              |
+/// | arg                    | shape                                          | dtype                | layout                     |
+/// |------------------------|------------------------------------------------|----------------------|----------------------------|
+/// | `x`, `y`               | by [`RopeLayout`]                              | `bf16`, `f16`, `f32` | unit stride on the columns |
+/// | `cos`, `sin`           | `[positions, rotary / 2]` or `[.., rotary]`    | as `x`, or `f32`     | unit stride on the columns |
+/// | `positions`, `offsets` | `[batch, tokens]`, `[tokens, batch]` (`Sbhd`) or `[tokens]` (`Thd`); optional | `i32`, `i64` | any strides |
+/// | sequence starts        | `[sequences + 1]`; packed tokens (`Thd`) only  | `i32`, `i64`         | any stride                 |
 ///
-/// Heads of any even number of columns; 16 bytes are moved at a time where the two columns of a pair are a multiple of 16
-/// bytes apart (`rotary / 2` columns, in either style), heads and the part that is not rotated are a multiple of 16 bytes
-/// long, and all of them and the rows of the tables begin on 16 bytes. `y` may be exactly `x` ([`TensorViewMut::alias`]); what
-/// is not rotated is then left alone.
+/// Heads have any even number of columns. The table row of a token is its position plus its offset. A token whose row the
+/// tables do not have gets heads of NaN, in all columns.
 ///
-/// A token's table row is its position plus its offset. Tokens whose row is not one of the tables get heads of NaN, in all
-/// their columns. Arithmetic is `f32`, with one rounding to the type of `y`, to nearest even. The bits of a head depend on
-/// that head and its table row alone, and permuting columns from one style to the other permutes them.
+/// `f32` arithmetic, one rounding to the type of `y`, to nearest even. Results are batch-invariant: the bits of a head depend
+/// on that head and its table row alone. Permuting columns from one style to the other permutes them.
 ///
-/// Returns when the launch is queued, before it has run. No tokens or no heads: nothing is launched.
+/// `y` may be exactly `x` ([`TensorViewMut::alias`]); columns that are not rotated are then not moved. Otherwise `y` shares no
+/// memory with an input.
+///
+/// The vectorized path moves 16 bytes at a time. It needs `rotary / 2` columns, heads and the columns that are not rotated to be
+/// multiples of 16 bytes, and all of them and the rows of the tables aligned to 16 bytes.
+///
+/// Returns when the launch is queued, before it has run. Without tokens or heads, nothing is launched.
 ///
 /// # Errors
 /// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align) if a tensor breaks
-/// the table or has fewer columns than are to be rotated, [`Argument`](hk_core::Error::Argument) for an odd
-/// [`Rope::rotary`] or starts of sequences beside tokens that are not packed, [`Overlap`](hk_core::Error::Overlap) if `y`
-/// shares memory with another tensor otherwise than said, [`TooLarge`](hk_core::Error::TooLarge) beyond 2^31 - 1 tokens or
-/// columns, [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and what loading and launching a kernel can answer. Nothing is
-/// written then.
+/// the table or has fewer columns than [`Rope::rotary`], [`Argument`](hk_core::Error::Argument) for an odd [`Rope::rotary`] or
+/// sequence starts beside tokens that are not packed, [`Overlap`](hk_core::Error::Overlap) if `y` shares memory with another
+/// tensor otherwise than stated, [`TooLarge`](hk_core::Error::TooLarge) beyond 2^31 - 1 tokens or columns,
+/// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is written
+/// then.
+///
+/// # Examples
+/// ```
+/// use hk_activation::rope_cached;
+/// use hk_core::plan::rope::{Positions, Rope, RopeLayout, RopeSpan, RopeStyle, RopeTableWidth, RopeTables};
+/// use hk_core::{Device, Result};
+///
+/// # fn main() -> Result<()> {
+/// # if std::env::var_os("HK_DEVICE").is_none() && hk_activation::OPERATORS[0].kernels[0].images().is_empty() { return Ok(()) }
+/// let stream = Device::open_default()?.create_stream()?;
+/// // Two tokens of one head of four columns, rotated by 0 and by a right angle.
+/// let x = stream.upload(&[1.0f32, 2.0, 3.0, 4.0, 1.0, 2.0, 3.0, 4.0])?;
+/// let (cos, sin) = (stream.upload(&[1.0f32, 1.0, 0.0, 0.0])?, stream.upload(&[0.0f32, 0.0, 1.0, 1.0])?);
+/// let mut y = stream.alloc_zeroed::<f32>(8)?;
+/// let rope = Rope {
+///     style: RopeStyle::Neox,
+///     table: RopeTableWidth::Half,
+///     rotary: 4,
+///     span: RopeSpan::First,
+///     inverse: false,
+/// };
+/// let (cos, sin) = (cos.view([2, 2])?, sin.view([2, 2])?);
+/// let tables = RopeTables { cos, sin, positions: Positions::Index, offsets: None };
+/// rope_cached(&stream, x.view([2, 1, 4])?, tables, y.view_mut([2, 1, 4])?, rope, RopeLayout::Thd)?;
+/// assert_eq!(stream.download(&y)?, [1.0, 2.0, 3.0, 4.0, -3.0, -4.0, 1.0, 2.0]);
+/// # Ok(()) }
+/// ```
 ///
 /// Source: Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding", section 3.2.2.
 pub fn rope_cached<T: Float, C: RopeElement<T>>(
@@ -83,20 +108,40 @@ pub fn rope_cached<T: Float, C: RopeElement<T>>(
     rope_one("rope_cached", stream, x, tables.into(), y, rope, layout)
 }
 
-/// As [`rope_cached`], with the angles themselves, in radians: the kernel finds their cosines and sines, each within 9.4e-8 up
-/// to 1e5 radians and within 1.2e-7 up to 2^30; heads that are rotated by larger angles, or angles that are not finite, become
-/// NaN in the columns of such a pair.
+/// Rotary position embedding from angles in radians; the kernel computes their cosines and sines.
 ///
-/// | arg      | shape                                       | dtype            | layout                     |
-/// |----------|---------------------------------------------|------------------|----------------------------|
-/// | `angles` | `[positions, rotary / 2]` or `[.., rotary]` | as `x`, or `f32` | unit stride on the columns |
+/// For each token and head, and the columns `a` and `b` of a pair ([`RopeStyle`](hk_core::plan::rope::RopeStyle)):
+/// `y_a = x_a cos(angle_a) - x_b sin(angle_a)`, `y_b = x_b cos(angle_b) + x_a sin(angle_b)`, or the transpose of that
+/// ([`Rope::inverse`]). Columns that are not rotated ([`Rope::rotary`], [`RopeSpan`]) are copied bit by bit.
 ///
-/// Angles in bf16 or f16 are exact to 8 or 11 bits only: `f32` is what a model needs beyond a few positions.
+/// | arg                    | shape                                          | dtype                | layout                     |
+/// |------------------------|------------------------------------------------|----------------------|----------------------------|
+/// | `x`, `y`               | by [`RopeLayout`]                              | `bf16`, `f16`, `f32` | unit stride on the columns |
+/// | `angles`               | `[positions, rotary / 2]` or `[.., rotary]`    | as `x`, or `f32`     | unit stride on the columns |
+/// | `positions`, `offsets` | `[batch, tokens]`, `[tokens, batch]` (`Sbhd`) or `[tokens]` (`Thd`); optional | `i32`, `i64` | any strides |
+/// | sequence starts        | `[sequences + 1]`; packed tokens (`Thd`) only  | `i32`, `i64`         | any stride                 |
+///
+/// Heads have any even number of columns. The table row of a token is its position plus its offset. A token whose row
+/// `angles` does not have gets heads of NaN, in all columns. Angles in `bf16` or `f16` have 8 or 11 significant bits: `f32` is
+/// what a model needs beyond a few positions.
+///
+/// `f32` arithmetic, one rounding to the type of `y`, to nearest even. Cosines and sines are within 9.4e-8 up to 1e5 radians and
+/// within 1.2e-7 up to 2^30. A pair with a larger angle, or one that is not finite, becomes NaN. Results are batch-invariant.
+///
+/// `y` may be exactly `x` ([`TensorViewMut::alias`]); columns that are not rotated are then not moved. Otherwise `y` shares no
+/// memory with an input.
+///
+/// Returns when the launch is queued, before it has run. Without tokens or heads, nothing is launched.
 ///
 /// # Errors
-/// As [`rope_cached`].
+/// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align) if a tensor breaks
+/// the table or has fewer columns than [`Rope::rotary`], [`Argument`](hk_core::Error::Argument) for an odd [`Rope::rotary`] or
+/// sequence starts beside tokens that are not packed, [`Overlap`](hk_core::Error::Overlap) if `y` shares memory with another
+/// tensor otherwise than stated, [`TooLarge`](hk_core::Error::TooLarge) beyond 2^31 - 1 tokens or columns,
+/// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is written
+/// then.
 ///
-/// Source: Su et al. 2021, section 3.2.2.
+/// Source: Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding", section 3.2.2.
 pub fn rope_freqs<T: Float, C: RopeElement<T>>(
     stream: &Stream,
     x: TensorView<T>,
@@ -108,30 +153,70 @@ pub fn rope_freqs<T: Float, C: RopeElement<T>>(
     rope_one("rope_freqs", stream, x, angles.into(), y, rope, layout)
 }
 
-/// Rotates queries and keys in one launch: [`rope_cached`] (given [`RopeTables`]) or [`rope_freqs`] (given [`RopeAngles`])
-/// of `q` and of `k`, which may have different numbers of heads.
+/// The heads that [`rope_qk`] rotates.
+#[derive(Debug, Clone, Copy)]
+pub struct RopeQkInputs<'a, T: Element> {
+    /// The queries, by [`RopeLayout`].
+    pub q: TensorView<'a, T>,
+    /// The keys: shape of `q` but for the number of heads.
+    pub k: TensorView<'a, T>,
+}
+
+/// The outputs of [`rope_qk`].
+#[derive(Debug)]
+pub struct RopeQkOutputs<'a, T: Element> {
+    /// Shape of `q`; may be exactly `q`.
+    pub q_out: TensorViewMut<'a, T>,
+    /// Shape of `k`; may be exactly `k`.
+    pub k_out: TensorViewMut<'a, T>,
+}
+
+/// Rotary position embedding of queries and keys in one launch, from [`RopeTables`] or [`RopeAngles`].
 ///
-/// `q_out` may be exactly `q`, and `k_out` exactly `k`.
+/// For each token and head of `q` and of `k`, and the columns `a` and `b` of a pair
+/// ([`RopeStyle`](hk_core::plan::rope::RopeStyle)): `y_a = x_a cos_a - x_b sin_a`, `y_b = x_b cos_b + x_a sin_b`, or the transpose of
+/// that ([`Rope::inverse`]). Columns that are not rotated ([`Rope::rotary`], [`RopeSpan`]) are copied bit by bit.
+///
+/// | arg                       | shape                                          | dtype                | layout                     |
+/// |---------------------------|------------------------------------------------|----------------------|----------------------------|
+/// | `q`, `q_out`              | by [`RopeLayout`]                              | `bf16`, `f16`, `f32` | unit stride on the columns |
+/// | `k`, `k_out`              | as `q`, any number of heads                    | as `q`               | unit stride on the columns |
+/// | `cos`, `sin`; or `angles` | `[positions, rotary / 2]` or `[.., rotary]`    | as `q`, or `f32`     | unit stride on the columns |
+/// | `positions`, `offsets`    | `[batch, tokens]`, `[tokens, batch]` (`Sbhd`) or `[tokens]` (`Thd`); optional | `i32`, `i64` | any strides |
+/// | sequence starts           | `[sequences + 1]`; packed tokens (`Thd`) only  | `i32`, `i64`         | any stride                 |
+///
+/// Heads have any even number of columns. The table row of a token is its position plus its offset. A token whose row the
+/// tables do not have gets heads of NaN, in all columns.
+///
+/// `f32` arithmetic, one rounding, to nearest even. Results are batch-invariant, and bitwise identical to those of
+/// [`rope_cached`] or [`rope_freqs`] of `q` and of `k`.
+///
+/// `q_out` may be exactly `q`, and `k_out` exactly `k` ([`TensorViewMut::alias`]). Otherwise outputs share no memory with each
+/// other or an input.
+///
+/// Returns when the launch is queued, before it has run. Without tokens or heads, nothing is launched.
 ///
 /// # Errors
-/// As [`rope_cached`]; [`Shape`](hk_core::Error::Shape) too if `k` differs from `q` in more than its heads.
+/// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align) if a tensor breaks
+/// the table or has fewer columns than [`Rope::rotary`], [`Argument`](hk_core::Error::Argument) for an odd [`Rope::rotary`] or
+/// sequence starts beside tokens that are not packed, [`Overlap`](hk_core::Error::Overlap) if an output shares memory with
+/// another tensor otherwise than stated, [`TooLarge`](hk_core::Error::TooLarge) beyond 2^31 - 1 tokens or columns,
+/// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is written
+/// then.
 ///
-/// Source: Su et al. 2021, section 3.2.2.
-#[expect(clippy::too_many_arguments, reason = "the operator's tensors")]
+/// Source: Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding", section 3.2.2.
 pub fn rope_qk<'a, T: Float, C: RopeElement<T>>(
     stream: &Stream,
-    q: TensorView<'a, T>,
-    k: TensorView<'a, T>,
+    inputs: RopeQkInputs<'a, T>,
     source: impl Into<RopeSource<'a, C>>,
-    q_out: TensorViewMut<'a, T>,
-    k_out: TensorViewMut<'a, T>,
+    outputs: RopeQkOutputs<'a, T>,
     rope: Rope,
     layout: RopeLayout,
 ) -> Result<()> {
     const OP: &str = "rope_qk";
     let source = source.into();
-    let q = Rotated::new(OP, ("q", q), ("q_out", q_out), &rope, layout)?;
-    let k = Rotated::new(OP, ("k", k), ("k_out", k_out), &rope, layout)?;
+    let q = Rotated::new(OP, ("q", inputs.q), ("q_out", outputs.q_out), &rope, layout)?;
+    let k = Rotated::new(OP, ("k", inputs.k), ("k_out", outputs.k_out), &rope, layout)?;
     let want = q.shape_with_heads_of(&k);
     if k.x.shape() != want {
         return Err(Error::shape(OP, "k", k.x.shape(), format!("{want:?} (q, but for the heads)")));
@@ -162,7 +247,7 @@ fn rope_one<'a, T: Float, C: RopeElement<T>>(
     launch(op, stream, source, &rope, [span, rest, None, None, None], layout == RopeLayout::Sbhd)
 }
 
-/// Heads and where they go, checked against each other and against the rotation.
+/// Heads and their output, checked against each other and against the rotation.
 struct Rotated<'a, T: Element> {
     names: [&'static str; 2],
     x: TensorView<'a, T>,
@@ -216,7 +301,7 @@ impl<'a, T: Float> Rotated<'a, T> {
         shape
     }
 
-    /// What is rotated and what is not.
+    /// The columns that are rotated, and the others.
     fn parts(self, rope: &Rope) -> Result<[Option<Heads<'a, T>>; 2]> {
         let Self { names, x, y, layout, head_dim } = self;
         let in_place = x.addr() == y.addr() && x.layout() == y.layout();
@@ -242,7 +327,7 @@ pub(crate) fn expect_even(
     Err(Error::shape(op, arg, shape, "heads of an even number of columns"))
 }
 
-/// The parts of heads, `[batches, tokens, heads, head_dim]` or packed: what is rotated and what is not.
+/// The parts of heads, `[batches, tokens, heads, head_dim]` or packed: the columns that are rotated, and the others.
 pub(crate) fn rotated_parts<'a, T: Float>(
     [arg, out_arg]: [&'static str; 2],
     from: TensorView<'a, T>,
@@ -281,20 +366,19 @@ pub(crate) fn launch<'a, T: Float, C: RopeElement<T>>(
     tokens_first: bool,
 ) -> Result<()> {
     let vector = 16 / size_of::<T>();
-    let vectors = source.by_vectors(rope, vector) && parts.iter().flatten().all(Heads::by_vectors);
-    let names = &NAMES[float_index(T::DTYPE)];
-    let name = match (source.is_angles(), vectors) {
-        (true, _) => names.angles[usize::from(!vectors)],
-        (false, true) if source.is_shared(rope) => names.shared,
-        (false, _) => names.tables[usize::from(!vectors)],
+    let vectors = source.can_vectorize(rope, vector) && parts.iter().flatten().all(Heads::can_vectorize);
+    let kernels = &KERNELS[float_index(T::DTYPE)];
+    let kernel = match (source.is_angles(), vectors) {
+        (true, _) => kernels.angles[usize::from(!vectors)],
+        (false, true) if source.is_shared(rope) => kernels.shared,
+        (false, _) => kernels.tables[usize::from(!vectors)],
     };
-    let kernel = stream.kernel(&kernels::ROPE, name)?;
-    let mut launch = stream.launch(op, &kernel);
+    let kernel = stream.kernel(kernel)?;
+    let mut launch = stream.launch(op);
     let info = stream.device().info();
     let (parts, grid) = spread(&mut launch, op, parts, if vectors { vector } else { 1 }, info)?;
     let params = Params { rope: source.params(&mut launch, rope, tokens_first)?, parts };
     // SAFETY: the kernel reads and writes the columns of each part, whose tensors have one shape, of every token and head;
     // of the tables only rows that it finds to be there, of positions and offsets the tokens, all of which are checked.
-    // The loader matches `Params` to the kernel.
-    grid.map_or(Ok(()), |grid| unsafe { launch.run(grid, &params) })
+    grid.map_or(Ok(()), |grid| unsafe { launch.run(&kernel, grid, &params) })
 }

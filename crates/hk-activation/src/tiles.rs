@@ -1,53 +1,38 @@
-//! Elementwise kernels: which entry point serves a set of tensors, and how it walks them. The device's side is
-//! `hip/tiles.h`.
+//! Elementwise kernels: selection of the entry point and its tiles. The device side is `hip/tiles.h`.
 
+use crate::kernels::tiles::Shape;
 use bytemuck::{Pod, Zeroable};
-use hk_core::rowwise::{RowProblem, float_index};
+use hk_core::plan::rows::{RowProblem, float_index};
 use hk_core::{
-    CodeObjects, DType, Element, Error, Kernel, LaunchConfig, Result, Stream, TensorView, TensorViewMut,
+    DType, Element, Error, Kernel, KernelRef, LaunchConfig, Result, Stream, TensorView, TensorViewMut,
 };
-use std::sync::Arc;
 
-/// `tiles::Shape` of `hip/tiles.h`.
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct Shape {
-    numel: u64,
-    rows: u32,
-    units: u32,
-    tile: u32,
-    step_rows: u32,
-    step_units: u32,
-    inv_units: f32,
-    tail: u32,
-    inverse: u32,
-}
-/// Groups of a lane in a tile, `tiles::kGroups`: by vectors, and by elements.
+/// Groups of a lane in a tile, `tiles::kGroups`: vectorized, scalar.
 const GROUPS: [usize; 2] = [4, 1];
 /// Bytes of a vector of the main input, `hk::kVecBytes`.
 const VECTOR_BYTES: usize = 16;
-/// Units of the rows that tensors without gaps are cut into: a multiple of every tile.
+/// Units of the rows that contiguous tensors are split into: a multiple of every tile.
 const UNITS_WITHOUT_ROWS: usize = 1 << 17;
-/// Waves that a CU needs for enough bytes in flight to cover the latency of memory, and to work on some while others load.
+/// Waves per CU with enough bytes in flight to cover the latency of memory.
 const WAVES_PER_CU: usize = 12;
 
-/// The entry points of one source: by vectors and by elements, for bf16, f16 and f32.
-pub(crate) struct KernelTable {
-    pub objects: &'static CodeObjects,
-    pub names: [[&'static str; 2]; 3],
-}
+/// The entry points of one source: vectorized and scalar, for bf16, f16 and f32.
+pub(crate) type KernelTable<P> = [[KernelRef<P>; 2]; 3];
 
-/// Names of the entry points of an operator: `op_dtype` and `op_dtype_elements`.
+/// The entry points of an operator: `op_dtype` and `op_dtype_scalar`.
 macro_rules! kernel_table {
-    ($objects:expr, $op:literal) => {
-        $crate::tiles::KernelTable {
-            objects: $objects,
-            names: [
-                [concat!($op, "_bf16"), concat!($op, "_bf16_elements")],
-                [concat!($op, "_f16"), concat!($op, "_f16_elements")],
-                [concat!($op, "_f32"), concat!($op, "_f32_elements")],
-            ],
-        }
+    ($params:ty, $op:literal) => {
+        [
+            kernel_table!(@ $params, $op, "bf16"),
+            kernel_table!(@ $params, $op, "f16"),
+            kernel_table!(@ $params, $op, "f32"),
+        ]
+    };
+    (@ $params:ty, $op:literal, $dtype:literal) => {
+        [
+            const { <$params>::kernel(concat!($op, "_", $dtype)) },
+            const { <$params>::kernel(concat!($op, "_", $dtype, "_scalar")) },
+        ]
     };
 }
 pub(crate) use kernel_table;
@@ -60,16 +45,16 @@ pub(crate) struct Tiles {
 }
 
 enum Walk {
-    /// All tensors without gaps: the number of elements, and whether every tensor is aligned for whole vectors.
-    Flat { numel: usize, by_vectors: bool },
+    /// Contiguous tensors: the number of elements, and whether every tensor is aligned for whole vectors.
+    Flat { numel: usize, can_vectorize: bool },
     /// By rows; the largest row stride and the longest row, in bytes.
     Rows { problem: RowProblem, stride_bytes: usize, row_bytes: usize },
 }
 
 impl Tiles {
-    /// Tensors of `numel` elements without gaps, of which the main one is of `dtype`.
+    /// Contiguous tensors of `numel` elements; the main one is of `dtype`.
     pub fn flat(op: &'static str, dtype: DType, numel: usize) -> Self {
-        Self { op, dtype, walk: Walk::Flat { numel, by_vectors: true } }
+        Self { op, dtype, walk: Walk::Flat { numel, can_vectorize: true } }
     }
 
     /// Tensors of `rows` rows; `cols` is how many columns the shortest of them has.
@@ -88,9 +73,9 @@ impl Tiles {
     pub fn input<T: Element>(&mut self, arg: &'static str, tensor: &TensorView<T>) -> Result<()> {
         let rows = || tensor.rows(self.op, arg);
         match &mut self.walk {
-            Walk::Flat { by_vectors, .. } => {
+            Walk::Flat { can_vectorize, .. } => {
                 tensor.expect_aligned(self.op, arg, size_of::<T>() as u64)?;
-                *by_vectors &= tensor.is_aligned(vector_bytes::<T>(self.dtype));
+                *can_vectorize &= tensor.is_aligned(vector_bytes::<T>(self.dtype));
                 Ok(())
             }
             Walk::Rows { problem, stride_bytes, row_bytes } => {
@@ -114,16 +99,20 @@ impl Tiles {
     ///
     /// # Errors
     /// [`Error::TooLarge`] beyond 2^32 - 1 rows, as [`Stream::kernel`].
-    pub fn plan(&self, stream: &Stream, table: &KernelTable) -> Result<(Arc<Kernel>, Shape, LaunchConfig)> {
+    pub fn plan<P: Pod>(
+        &self,
+        stream: &Stream,
+        kernels: &KernelTable<P>,
+    ) -> Result<(Kernel<P>, Shape, LaunchConfig)> {
         let vector = VECTOR_BYTES / self.dtype.size_bytes();
-        let by_vectors = match &self.walk {
-            &Walk::Flat { numel, by_vectors } => by_vectors && numel >= vector,
-            Walk::Rows { problem, .. } => problem.by_vectors(),
+        let can_vectorize = match &self.walk {
+            &Walk::Flat { numel, can_vectorize } => can_vectorize && numel >= vector,
+            Walk::Rows { problem, .. } => problem.can_vectorize(),
         };
-        let unit = if by_vectors { vector } else { 1 };
+        let unit = if can_vectorize { vector } else { 1 };
         let info = stream.device().info();
         let wave = info.wave_size as usize;
-        let full = wave * GROUPS[usize::from(!by_vectors)] * vector / unit;
+        let full = wave * GROUPS[usize::from(!can_vectorize)] * vector / unit;
 
         let mut shape = Shape::zeroed();
         let (rows, units, tile) = match &self.walk {
@@ -156,13 +145,12 @@ impl Tiles {
         let blocks = info.blocks_for(all, wave, WAVES_PER_CU);
         shape.step_rows = (blocks * tile / units) as u32;
         shape.step_units = (blocks * tile % units) as u32;
-        let names = &table.names[float_index(self.dtype)];
-        let kernel = stream.kernel(table.objects, names[usize::from(!by_vectors)])?;
+        let kernel = stream.kernel(kernels[float_index(self.dtype)][usize::from(!can_vectorize)])?;
         Ok((kernel, shape, LaunchConfig::grid_1d(blocks)))
     }
 }
 
-/// Bytes of a tensor of `T` beside a vector of the main tensor, as far as they are moved at once.
+/// Bytes of one access of a tensor of `T`, for a vector of the main tensor.
 fn vector_bytes<T: Element>(main: DType) -> u64 {
     (VECTOR_BYTES / main.size_bytes() * size_of::<T>()).min(VECTOR_BYTES) as u64
 }
@@ -171,7 +159,7 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// A tensor without gaps as the kernel needs it, which is where it begins: a descriptor has axes below 2^32.
+/// The first element of a contiguous tensor, all that the kernel needs: axes of a descriptor are below 2^32.
 ///
 /// # Errors
 /// As [`TensorView::flatten_rows`].

@@ -1,111 +1,98 @@
 //! The safe function of `hip/topk.hip` and `hip/topk_sort.hip`.
 
-use crate::kernels;
-use bytemuck::{Pod, Zeroable};
-use hk_core::rowwise::{RowProblem, RowVariant, float_index};
+use crate::kernels::topk::Params;
+use bytemuck::Zeroable;
+use hk_core::plan::rows::{RowProblem, RowVariant, float_index};
 use hk_core::{
-    Aliasing, CodeObjects, DType, Element, Error, Float, GlobalLayout, LaunchConfig, Result, Rows, Stream,
-    TensorView, TensorViewMut, check_overlap, row_kernels,
+    Aliasing, DType, DeviceInfo, Element, Error, Float, Kernel, KernelRef, LaunchConfig, Result, Rows,
+    Stream, TensorView, TensorViewMut, check_overlap, row_kernels,
 };
 
 const OP: &str = "topk";
 
-/// Options of [`topk`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TopkOptions {
-    /// Whether the largest elements come first, as by default, or the smallest.
-    pub largest: bool,
+/// Which elements [`topk`] selects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TopkOrder {
+    /// The largest, in falling order.
+    #[default]
+    Largest,
+    /// The smallest, in rising order.
+    Smallest,
 }
 
-impl Default for TopkOptions {
-    fn default() -> Self {
-        Self { largest: true }
-    }
+/// The outputs of [`topk`].
+#[derive(Debug)]
+pub struct TopkOutputs<'a, T: Element, I: Element> {
+    /// `[.., k]`: the elements.
+    pub values: TensorViewMut<'a, T>,
+    /// `[.., k]`: their columns.
+    pub indices: TensorViewMut<'a, I>,
 }
 
-/// A type that indices can have: `i32` and `i64`.
+/// Element type of indices: `i32` or `i64`.
 pub trait TopkIndex: Element {}
 
 impl TopkIndex for i32 {}
 impl TopkIndex for i64 {}
 
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    x: GlobalLayout,
-    values: GlobalLayout,
-    indices: GlobalLayout,
-    from: u64,
-    to: u64,
-    from_len: u32,
-    to_len: u32,
-    k: u32,
-    smallest: u32,
-    index_is_64: u32,
-    pairs: u32,
-    batch: u32,
-    segments: u32,
-    segment: u32,
-    list: u32,
-}
-
-/// Rows of lists in registers: up to [`LIST_K`] results.
+/// Variants with lists in registers: up to [`LIST_K`] results.
 const LISTS: [RowVariant; 4] = [
-    RowVariant::vectors(64, 8, 1, 16),
-    RowVariant::vectors(128, 16, 1, 16),
-    RowVariant::vectors(256, 16, 1, 12),
-    RowVariant::elements(256, 16),
+    RowVariant::vectorized(64, 8, 1, 16),
+    RowVariant::vectorized(128, 16, 1, 16),
+    RowVariant::vectorized(256, 16, 1, 12),
+    RowVariant::scalar(256, 16),
 ];
 const LIST_K: usize = 8;
 
-/// Rows that a wave or a block selects from: up to [`SELECT_K`] results.
+/// Variants of a row per wave or block: up to [`SELECT_K`] results.
 const SELECT: [RowVariant; 8] = [
-    RowVariant::vectors(256, 64, 1, 24),
-    RowVariant::vectors(512, 64, 1, 24),
-    RowVariant::vectors(1024, 64, 1, 24),
-    RowVariant::vectors(4096, 256, 1, 16),
-    RowVariant::vectors(SELECT_COLS, 1024, 1, 16),
-    RowVariant::elements(1024, 64),
-    RowVariant::elements(4096, 256),
-    RowVariant::elements(SELECT_COLS, 1024),
+    RowVariant::vectorized(256, 64, 1, 24),
+    RowVariant::vectorized(512, 64, 1, 24),
+    RowVariant::vectorized(1024, 64, 1, 24),
+    RowVariant::vectorized(4096, 256, 1, 16),
+    RowVariant::vectorized(SELECT_COLS, 1024, 1, 16),
+    RowVariant::scalar(1024, 64),
+    RowVariant::scalar(4096, 256),
+    RowVariant::scalar(SELECT_COLS, 1024),
 ];
 const SELECT_K: usize = 64;
 const SELECT_COLS: usize = 16384;
-/// Columns that a wave takes of a row that is split, at least and at most: as many as ranks of one word can tell apart. As
-/// many ranks as the former are what a block merges.
+/// Fewest and most columns of a wave's segment of a split row; the most is the range of 32-bit ranks. A block merges as many
+/// ranks as the fewest.
 const SEGMENT: usize = 4096;
 const LONGEST_SEGMENT: usize = 1 << 16;
-/// Columns of a wave's tile: longer rows are walked tile by tile where they are many.
+/// Columns of a wave's tile; a wave walks longer rows tile by tile if there are many rows.
 const WAVE_TILE: usize = 1024;
-/// Columns that a block sorts, and sorted lists that it merges.
+/// Columns that a block sorts, and number of sorted lists that it merges.
 const TILE: usize = 2048;
 const FAN: usize = 8;
 /// Waves that a CU holds.
 const WAVES_PER_CU: usize = 16;
 
-static LIST_KERNELS: [[&str; 4]; 3] = row_kernels!(
+static LIST_KERNELS: [[KernelRef<Params>; 4]; 3] = row_kernels!(
+    Params,
     "topk",
     ["bf16", "f16", "f32"],
-    ["lists_64", "lists_128", "lists_256", "lists_256_elements"]
+    ["lists_64", "lists_128", "lists_256", "lists_256_scalar"]
 );
-static SELECT_KERNELS: [[&str; 8]; 3] = row_kernels!(
+static SELECT_KERNELS: [[KernelRef<Params>; 8]; 3] = row_kernels!(
+    Params,
     "topk",
     ["bf16", "f16", "f32"],
-    ["256", "512", "1024", "4096", "16384", "1024_elements", "4096_elements", "16384_elements"]
+    ["256", "512", "1024", "4096", "16384", "1024_scalar", "4096_scalar", "16384_scalar"]
 );
-/// By vectors, by elements, and the merge.
-static SEGMENT_KERNELS: [[&str; 3]; 3] =
-    row_kernels!("topk", ["bf16", "f16", "f32"], ["tiles", "tiles_elements", "merge"]);
-static SORT_KERNELS: [[&str; 3]; 3] =
-    row_kernels!("topk_sort", ["bf16", "f16", "f32"], ["tiles", "tiles_elements", "merge"]);
+/// Vectorized, scalar, and the merge.
+static SEGMENT_KERNELS: [[KernelRef<Params>; 3]; 3] =
+    row_kernels!(Params, "topk", ["bf16", "f16", "f32"], ["tiles", "tiles_scalar", "merge"]);
+static SORT_KERNELS: [[KernelRef<Params>; 3]; 3] =
+    row_kernels!(Params, "topk_sort", ["bf16", "f16", "f32"], ["tiles", "tiles_scalar", "merge"]);
 
-/// How rows that no single block serves go through the workspace: parts of a row leave lists of ranks, which are merged
-/// until one is left.
+/// Split of a row over blocks: each segment leaves a list of ranks in the workspace; lists are merged until one is left.
 #[derive(Debug, Clone, Copy)]
 struct Split {
     cols: usize,
     k: usize,
-    /// Sorts whole tiles rather than selecting from segments.
+    /// Sorts tiles instead of selecting from segments.
     sorts: bool,
 }
 
@@ -125,7 +112,7 @@ impl Lists {
 }
 
 impl Split {
-    /// For rows of this length, if they are split or sorted.
+    /// The split of rows of this length, if they are split or sorted.
     fn new(cols: usize, k: usize) -> Option<Self> {
         let sorts = k > SELECT_K;
         (sorts || cols > SELECT_COLS).then_some(Self { cols, k, sorts })
@@ -139,7 +126,7 @@ impl Split {
         if self.sorts { self.lists(TILE, TILE) } else { self.lists(SEGMENT, SEGMENT) }
     }
 
-    /// As [`first`](Self::first), of fewer and longer segments where those of so many rows are more than `waves`.
+    /// As [`first`](Self::first), with fewer and longer segments if there are more of them than `waves`.
     fn first_among(&self, rows: usize, waves: usize) -> Lists {
         if self.sorts {
             return self.first();
@@ -158,7 +145,7 @@ impl Split {
         }
     }
 
-    /// Ranks that a row has in the workspace: two passes' lists, one read while the other is written.
+    /// Ranks of a row in the workspace, double-buffered: the lists of two passes.
     fn workspace(&self) -> usize {
         let first = self.first();
         if first.count == 1 {
@@ -169,46 +156,47 @@ impl Split {
     }
 }
 
-/// Length of the workspace that [`topk`] needs for these sizes: 0, so none, up to 16384 columns if `k` is at most 64, and
-/// up to 2048 columns.
-pub fn topk_workspace(rows: usize, cols: usize, k: usize) -> usize {
+/// Elements (`i64`) of the workspace that [`topk`] needs for a tensor of `rows` rows; the same for every device. 0 up to 2048
+/// columns, and up to 16384 if `k` is at most 64: no workspace is needed. A shorter one is an error.
+pub fn topk_workspace(_info: &DeviceInfo, rows: usize, cols: usize, k: usize) -> usize {
     Split::new(cols, k).map_or(0, |split| split.workspace()).saturating_mul(rows)
 }
 
-/// The `k` first elements of each row, the largest or the smallest, in order, with their columns.
+/// The `k` largest or smallest elements of each row, sorted, with their columns.
 ///
 /// | arg         | shape        | dtype                | layout                                                    |
 /// |-------------|--------------|----------------------|-----------------------------------------------------------|
 /// | `x`         | `[.., cols]` | `bf16`, `f16`, `f32` | unit stride on `cols`, one row stride over the rest       |
 /// | `values`    | `[.., k]`    | as `x`               | unit stride on `k`, one row stride over the rest          |
 /// | `indices`   | `[.., k]`    | `i32`, `i64`         | unit stride on `k`, one row stride over the rest          |
-/// | `workspace` | `[n]`        | `i64`                | contiguous; `n` at least [`topk_workspace`], else left out |
+/// | `workspace` | `[n]`        | `i64`                | contiguous; `n` at least [`topk_workspace`]; `None` if that is 0 |
 ///
-/// Any `k` from 1 to `cols`, which is that of `values`. Larger elements come first, or if not `options.largest` smaller
-/// ones. Of equal elements the one of the lower column comes first; zeros of both signs are equal. NaNs are equal to each
-/// other: above infinity where the largest are wanted, last of all where the smallest are. `values` are the bits that `x`
-/// has. Results are exact, so they depend on the row alone.
+/// `k` is the last axis of `values`, from 1 to `cols`. Equal elements are ordered by column; zeros of both signs are equal. NaNs
+/// are equal to each other: above infinity for [`TopkOrder::Largest`], last for [`TopkOrder::Smallest`]. `values` are copied bit
+/// by bit. Results are exact, hence batch-invariant.
 ///
-/// Rows are read once, 16 bytes at a time where all begin on a multiple of 16 bytes and are a multiple of 16 bytes long. Up
-/// to 64 results are selected, more are sorted: 2048 columns at a time, then merged. What the workspace holds before does
-/// not matter, and after it has no meaning. No tensor may share memory with another that is written.
+/// Rows are read once; the vectorized path moves 16 bytes at a time and needs rows aligned to 16 bytes that are a multiple of
+/// 16 bytes long. Up to 64 elements are selected; more are sorted, 2048 columns at a time, and merged. The workspace need not
+/// be initialized, and its contents have no meaning afterwards. A tensor that is written shares no memory with another.
 ///
-/// Returns when the work is queued, before it has run. No rows: nothing is launched.
+/// Returns when the work is queued, before it has run. Without rows, nothing is launched.
 ///
 /// # Errors
 /// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align) if a tensor
 /// breaks the table, [`Empty`](hk_core::Error::Empty) for zero columns, [`Argument`](hk_core::Error::Argument) for a `k` of
 /// zero or more than `cols`, [`Overlap`](hk_core::Error::Overlap), [`TooLarge`](hk_core::Error::TooLarge) beyond 2^29 - 1
-/// columns, 2^32 - 1 rows or as long a workspace, [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and what loading and
-/// launching a kernel can answer. Nothing is launched then.
+/// columns, 2^32 - 1 rows or as long a workspace, [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of
+/// loading and launching a kernel. Nothing is launched then.
+///
+/// Source: Batcher 1968, "Sorting networks and their applications" (the bitonic sorts and merges).
 pub fn topk<T: Float, I: TopkIndex>(
     stream: &Stream,
     x: TensorView<T>,
-    values: TensorViewMut<T>,
-    indices: TensorViewMut<I>,
+    outputs: TopkOutputs<T, I>,
     workspace: Option<TensorViewMut<i64>>,
-    options: TopkOptions,
+    order: TopkOrder,
 ) -> Result<()> {
+    let TopkOutputs { values, indices } = outputs;
     let Rows { rows, cols, .. } = x.rows(OP, "x")?;
     let mut problem = RowProblem::new(OP, "x", rows, cols, T::DTYPE)?;
     problem.tensor("x", &x)?;
@@ -235,7 +223,7 @@ pub fn topk<T: Float, I: TopkIndex>(
     check_overlap(OP, ("x", &x), ("values", &values), Aliasing::Disjoint)?;
     check_overlap(OP, ("x", &x), ("indices", &indices), Aliasing::Disjoint)?;
     check_overlap(OP, ("values", &values), ("indices", &indices), Aliasing::Disjoint)?;
-    let needed = topk_workspace(rows, cols, k);
+    let needed = topk_workspace(stream.device().info(), rows, cols, k);
     if let Some(workspace) = &workspace {
         workspace.dims::<1>(OP, "workspace")?;
         workspace.expect_contiguous(OP, "workspace")?;
@@ -246,7 +234,7 @@ pub fn topk<T: Float, I: TopkIndex>(
     }
     let given = workspace.as_ref().map_or(0, |w| w.numel());
     if given < needed {
-        let want = format!("[{needed}] or longer (topk_workspace({rows}, {cols}, {k}))");
+        let want = format!("[{needed}] or longer (topk_workspace)");
         return Err(Error::shape(OP, "workspace", [given], want));
     }
     if rows == 0 {
@@ -262,7 +250,7 @@ pub fn topk<T: Float, I: TopkIndex>(
         indices: indices.flatten_rows(OP, "indices")?,
         params: Params {
             k: k as u32,
-            smallest: (!options.largest).into(),
+            smallest: (order == TopkOrder::Smallest).into(),
             index_is_64: (I::DTYPE == DType::I64).into(),
             segments: 1,
             segment: cols as u32,
@@ -272,7 +260,7 @@ pub fn topk<T: Float, I: TopkIndex>(
     let waves = call.waves();
     match Split::new(cols, k) {
         Some(split) => call.split_rows(&problem, split.first_among(rows, waves), split, workspace),
-        // Rows enough that none needs more than a wave.
+        // Enough rows for one wave per row.
         None if cols > WAVE_TILE && rows >= waves => {
             let split = Split { cols, k, sorts: false };
             call.split_rows(&problem, Lists { span: cols, count: 1, list: k }, split, None)
@@ -286,12 +274,12 @@ struct Call<'a, T, I> {
     stream: &'a Stream,
     rows: usize,
     cols: usize,
-    /// Which of the kernels by dtype.
+    /// Index of the kernels' dtype.
     dtype: usize,
     x: TensorView<'a, T>,
     values: TensorViewMut<'a, T>,
     indices: TensorViewMut<'a, I>,
-    /// What all launches have in common.
+    /// Parameters common to all launches.
     params: Params,
 }
 
@@ -301,24 +289,24 @@ impl<T: Float, I: TopkIndex> Call<'_, T, I> {
         self.stream.device().info().compute_units as usize * WAVES_PER_CU
     }
 
-    /// One launch, each row in one block or part of one.
+    /// One launch, each row in one block or less.
     fn whole_rows(&mut self, problem: &RowProblem) -> Result<()> {
         let k = self.params.k as usize;
         let wave = self.stream.device().info().wave_size as usize;
-        let (plan, pairs) = if k <= LIST_K && self.cols <= LISTS[LISTS.len() - 1].widest {
-            (problem.plan(self.stream, &kernels::TOPK, &LISTS, &LIST_KERNELS[self.dtype])?, false)
+        let (plan, pairs) = if k <= LIST_K && self.cols <= LISTS[LISTS.len() - 1].max_cols {
+            (problem.plan(self.stream, &LISTS, &LIST_KERNELS[self.dtype])?, false)
         } else {
-            let plan = problem.plan(self.stream, &kernels::TOPK, &SELECT, &SELECT_KERNELS[self.dtype])?;
-            // If few lanes more than k have any elements, the bound that k of their largest give is low, and many elements
-            // reach it. Elements go to lanes by vectors.
-            let vector = (16 / size_of::<T>()).min(SELECT[plan.variant].widest / wave);
+            let plan = problem.plan(self.stream, &SELECT, &SELECT_KERNELS[self.dtype])?;
+            // If not many more than k lanes have elements, the k-th of the lanes' maxima is a low bound, and many elements
+            // reach it. Lanes have whole vectors.
+            let vector = (16 / size_of::<T>()).min(SELECT[plan.variant].max_cols / wave);
             (plan, self.cols.div_ceil(vector).min(wave) < 2 * k)
         };
         let params = Params { pairs: pairs.into(), batch: plan.batch, ..self.params };
         self.launch(&plan.kernel, plan.config, params, None, None)
     }
 
-    /// A launch for the parts of rows, and one for each merge.
+    /// A launch for the segments of rows, and one for each merge.
     fn split_rows(
         &mut self,
         problem: &RowProblem,
@@ -326,24 +314,21 @@ impl<T: Float, I: TopkIndex> Call<'_, T, I> {
         split: Split,
         workspace: Option<TensorViewMut<i64>>,
     ) -> Result<()> {
-        let (objects, names) = if split.sorts {
-            (&kernels::TOPK_SORT, &SORT_KERNELS[self.dtype])
-        } else {
-            (&kernels::TOPK, &SEGMENT_KERNELS[self.dtype])
-        };
+        let [vectorized, scalar, merge] =
+            if split.sorts { SORT_KERNELS[self.dtype] } else { SEGMENT_KERNELS[self.dtype] };
         let mut params = Params {
             segments: to_u32(lists.count)?,
             segment: to_u32(lists.span)?,
             list: to_u32(lists.list)?,
             ..self.params
         };
-        let name = names[usize::from(!problem.by_vectors())];
+        let kernel = if problem.can_vectorize() { vectorized } else { scalar };
         let Some(workspace) = workspace.filter(|_| lists.count > 1) else {
-            return self.launch_split(objects, name, params, None, None);
+            return self.launch_split(kernel, params, None, None);
         };
         let (mut to, mut from) = workspace.split_at(0, lists.len() * self.rows)?;
         params.to_len = to_u32(lists.len())?;
-        self.launch_split(objects, name, params, None, Some(&mut to))?;
+        self.launch_split(kernel, params, None, Some(&mut to))?;
         while lists.count > 1 {
             std::mem::swap(&mut from, &mut to);
             let merged = split.merged(lists);
@@ -358,7 +343,7 @@ impl<T: Float, I: TopkIndex> Call<'_, T, I> {
                 params.segments = to_u32(merged.count)?;
             }
             let output = (merged.count > 1).then_some(&mut to);
-            self.launch_split(objects, names[2], params, Some(&from), output)?;
+            self.launch_split(merge, params, Some(&from), output)?;
             lists = merged;
         }
         Ok(())
@@ -371,13 +356,12 @@ impl<T: Float, I: TopkIndex> Call<'_, T, I> {
 
     fn launch_split(
         &mut self,
-        objects: &'static CodeObjects,
-        name: &'static str,
+        kernel: KernelRef<Params>,
         params: Params,
         from: Option<&TensorViewMut<i64>>,
         to: Option<&mut TensorViewMut<i64>>,
     ) -> Result<()> {
-        let kernel = self.stream.kernel(objects, name)?;
+        let kernel = self.stream.kernel(kernel)?;
         let units = self.rows.saturating_mul(params.segments as usize);
         let threads = kernel.block()[0] as usize;
         let blocks = self.stream.device().info().blocks_for(units, threads, WAVES_PER_CU);
@@ -386,13 +370,13 @@ impl<T: Float, I: TopkIndex> Call<'_, T, I> {
 
     fn launch(
         &mut self,
-        kernel: &hk_core::Kernel,
+        kernel: &Kernel<Params>,
         config: LaunchConfig,
         params: Params,
         from: Option<&TensorViewMut<i64>>,
         to: Option<&mut TensorViewMut<i64>>,
     ) -> Result<()> {
-        let mut launch = self.stream.launch(OP, kernel);
+        let mut launch = self.stream.launch(OP);
         let from = from.map(|t| t.alias());
         let params = Params {
             x: launch.input("x", &self.x)?,
@@ -403,9 +387,8 @@ impl<T: Float, I: TopkIndex> Call<'_, T, I> {
             ..params
         };
         // SAFETY: the checks of `topk` make each row of x `cols` long and of the results `k`, and the workspace as long as
-        // `Split` plans; the kernels access no more, whatever the grid and the contents of the workspace; the loader
-        // matches `Params` to the kernel.
-        unsafe { launch.run(config, &params) }
+        // `Split` plans; the kernels access no more, whatever the grid and the contents of the workspace.
+        unsafe { launch.run(kernel, config, &params) }
     }
 }
 

@@ -1,34 +1,11 @@
 //! The safe functions of `hip/unary.hip`.
 
-use crate::kernels;
-use crate::tiles::{KernelTable, Shape, Tiles, kernel_table, start_of, start_of_mut};
-use bytemuck::{Pod, Zeroable};
-use hk_core::rowwise::float_index;
-use hk_core::{
-    Aliasing, Error, Float, GlobalLayout, Result, Stream, TensorView, TensorViewMut, bf16, check_overlap, f16,
-};
+use crate::kernels::unary::Params;
+use crate::tiles::{KernelTable, Tiles, kernel_table, start_of, start_of_mut};
+use hk_core::plan::rows::float_index;
+use hk_core::{Aliasing, Error, Float, Result, Stream, TensorView, TensorViewMut, bf16, check_overlap, f16};
 
-static KERNELS: KernelTable = kernel_table!(&kernels::UNARY, "unary");
-
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    x: GlobalLayout,
-    y: GlobalLayout,
-    shape: Shape,
-    activation: u32,
-    y_type: u32,
-}
-
-/// `hk::Activation` of `hk/activate.h`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Activation {
-    Silu = 0,
-    Gelu = 1,
-    GeluTanh = 2,
-    Relu = 3,
-    Tanh = 4,
-}
+static KERNELS: KernelTable<Params> = kernel_table!(Params, "unary");
 
 /// A type that the result of an activation of `T` can have: `T` itself and `f32`.
 pub trait ActivationOutput<T: Float>: Float {}
@@ -37,26 +14,37 @@ impl<T: Float> ActivationOutput<T> for T {}
 impl ActivationOutput<bf16> for f32 {}
 impl ActivationOutput<f16> for f32 {}
 
-macro_rules! unary {
-    ($(#[doc = $doc:literal])+ $name:ident, $activation:ident) => {
+/// The activations, each with its place in `hk::Activation` of `hk/activate.h`.
+macro_rules! activations {
+    ($($(#[doc = $doc:literal])+ $name:ident: $activation:ident = $value:literal;)+) => {
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub(crate) enum Activation {
+            $($activation = $value),+
+        }
+
+        /// Their names.
+        #[cfg(all(test, feature = "registry"))]
+        pub(crate) const NAMES: &[&str] = &[$(stringify!($name)),+];
+
+        $(
         $(#[doc = $doc])+
         ///
         /// | arg      | shape | dtype                                | layout                                              |
         /// |----------|-------|--------------------------------------|-----------------------------------------------------|
-        /// | `x`      | any   | `bf16`, `f16`, `f32`                 | without gaps, or unit stride on the last axis and one row stride over the rest |
-        /// | `y`      | as `x` | as `x`, or `f32`                    | the same, with strides of its own                    |
+        /// | `x`      | any   | `bf16`, `f16`, `f32`                 | contiguous, or unit stride on the last axis and one row stride over the rest |
+        /// | `y`      | as `x` | as `x`, or `f32`                    | as `x`, its own strides                              |
         ///
-        /// Any number of elements. 16 bytes are moved at a time where tensors begin on 16 bytes and, unless they are without
-        /// gaps, so do their rows, which are a multiple of 16 bytes long. `y` may be exactly `x`
-        /// ([`TensorViewMut::alias`]). Arithmetic is `f32` with one rounding, to nearest even; NaN gives NaN.
+        /// `f32` arithmetic, one rounding, to nearest even; NaN gives NaN. `y` may be exactly `x` ([`TensorViewMut::alias`]);
+        /// otherwise they share no memory. The vectorized path moves 16 bytes at a time; it needs tensors aligned to 16 bytes
+        /// and, unless they are contiguous, rows aligned to 16 bytes and a multiple of 16 bytes long.
         ///
-        /// Returns when the launch is queued, before it has run. No elements: nothing is launched.
+        /// Returns when the launch is queued, before it has run. Without elements, nothing is launched.
         ///
         /// # Errors
         /// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align) if a
-        /// tensor breaks the table, [`Overlap`](hk_core::Error::Overlap) if the tensors share memory otherwise than said,
+        /// tensor breaks the table, [`Overlap`](hk_core::Error::Overlap) if the tensors share memory otherwise than stated,
         /// [`TooLarge`](hk_core::Error::TooLarge) beyond 2^29 - 1 columns or 2^32 - 1 rows of tensors with gaps,
-        /// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and what loading and launching a kernel can answer. Nothing is
+        /// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is
         /// written then.
         pub fn $name<T: Float, O: ActivationOutput<T>>(
             stream: &Stream,
@@ -65,30 +53,23 @@ macro_rules! unary {
         ) -> Result<()> {
             unary(stringify!($name), Activation::$activation, stream, x, y)
         }
+        )+
     };
 }
 
-unary! {
+activations! {
     /// `y = x / (1 + exp(-x))`, also called swish. `-inf` gives NaN; results are relatively accurate down to the smallest
     /// normal one.
-    silu, Silu
-}
-unary! {
+    silu: Silu = 0;
     /// `y = x * (1 + erf(x / sqrt(2))) / 2`. `-inf` gives NaN; results are relatively accurate down to the smallest normal
     /// one.
-    gelu, Gelu
-}
-unary! {
+    gelu: Gelu = 1;
     /// `y = x * (1 + tanh(u)) / 2` with `u = sqrt(2 / pi) * (x + 0.044715 * x^3)`. `-inf` gives NaN.
-    gelu_tanh, GeluTanh
-}
-unary! {
+    gelu_tanh: GeluTanh = 2;
     /// `y = max(x, 0)`.
-    relu, Relu
-}
-unary! {
+    relu: Relu = 3;
     /// `y = tanh(x)`, relatively accurate near 0.
-    tanh, Tanh
+    tanh: Tanh = 4;
 }
 
 fn unary<T: Float, O: ActivationOutput<T>>(
@@ -118,7 +99,7 @@ fn unary<T: Float, O: ActivationOutput<T>>(
     let (kernel, shape, config) = tiles.plan(stream, &KERNELS)?;
     let x = if flat { start_of(op, "x", x)? } else { x.flatten_rows(op, "x")? };
     let mut y = if flat { start_of_mut(op, "y", y)? } else { y.flatten_rows(op, "y")? };
-    let mut launch = stream.launch(op, &kernel);
+    let mut launch = stream.launch(op);
     let params = Params {
         x: launch.input("x", &x)?,
         y: launch.output("y", &mut y)?,
@@ -127,6 +108,6 @@ fn unary<T: Float, O: ActivationOutput<T>>(
         y_type: float_index(O::DTYPE) as u32,
     };
     // SAFETY: x and y have the same shape. The kernel accesses as many rows and columns of them as they have, or as many
-    // elements as both have without gaps, whatever the grid; the loader matches `Params` to the kernel.
-    unsafe { launch.run(config, &params) }
+    // elements as both have if they are contiguous, whatever the grid.
+    unsafe { launch.run(&kernel, config, &params) }
 }

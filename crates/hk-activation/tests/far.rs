@@ -1,11 +1,11 @@
-//! Rows so far apart that neither elements nor bytes between them fit 32 bits: with `HK_FULL=1` more than 4 GiB, which the
+//! Row strides beyond 32 bits, in elements and in bytes: with `HK_FULL=1` more than 4 GiB, which the
 //! emulator has to have in memory; otherwise as far as is quick.
 
 use hk_activation::{
-    ConvActivation, ConvStates, causal_conv1d_fwd, fused_qkv_split_qk_rope, relu, rope_cached, silu,
-    silu_and_mul, softmax, topk,
+    ConvActivation, ConvInputs, ConvOutputs, QkvOutputs, TopkOrder, TopkOutputs, causal_conv1d_fwd,
+    fused_qkv_split_qk_rope, relu, rope_cached, silu, silu_and_mul, softmax, topk,
 };
-use hk_core::rope::{Positions, Rope, RopeLayout, RopeSpan, RopeStyle, RopeTableWidth, RopeTables};
+use hk_core::plan::rope::{Positions, Rope, RopeLayout, RopeSpan, RopeStyle, RopeTableWidth, RopeTables};
 use hk_core::{Layout, TensorView, TensorViewMut, bf16};
 use hk_testkit::{self as kit, Fill, Gpu};
 
@@ -31,7 +31,8 @@ const CALLS: &[(&str, usize, Call)] = &[
         let (mut k, mut v) = (gpu.poisoned::<bf16>([2, 1, 16]), gpu.poisoned::<bf16>([2, 1, 16]));
         let q = y.split_axis(1, 16).unwrap();
         with_tables(gpu, 16, |tables, rope| {
-            fused_qkv_split_qk_rope(gpu.stream(), x, tables, q, k.view_mut(), v.view_mut(), rope).unwrap();
+            let outputs = QkvOutputs { q, k: k.view_mut(), v: v.view_mut() };
+            fused_qkv_split_qk_rope(gpu.stream(), x, tables, outputs, rope).unwrap();
         });
     }),
     ("causal_conv1d_fwd, channels together", COLS, |gpu, x, y| {
@@ -50,7 +51,8 @@ const CALLS: &[(&str, usize, Call)] = &[
 
 fn top(gpu: &Gpu, x: TensorView<bf16>, y: TensorViewMut<bf16>) {
     let mut indices = gpu.poisoned::<i32>([2, y.shape()[1]]);
-    topk(gpu.stream(), x, y, indices.view_mut(), None, Default::default()).unwrap();
+    let outputs = TopkOutputs { values: y, indices: indices.view_mut() };
+    topk(gpu.stream(), x, outputs, None, TopkOrder::Largest).unwrap();
 }
 
 fn with_tables(gpu: &Gpu, rotary: usize, call: impl FnOnce(RopeTables<f32>, Rope)) {
@@ -70,9 +72,9 @@ fn convolve(gpu: &Gpu, x: TensorView<bf16>, states: Option<TensorViewMut<bf16>>,
     let weight = gpu.upload(&Fill::Normal.elements::<bf16>(channels * 2, 5), [channels, 2]);
     let starts = if states.is_some() { vec![0, 1, 2] } else { vec![0, tokens as i32] };
     let starts = gpu.upload(&starts, [starts.len()]);
-    let states = states.map(|states| ConvStates { states, cache_indices: None, has_initial_state: None });
-    let (bias, starts) = (None, Some(starts.view()));
-    causal_conv1d_fwd(gpu.stream(), x, weight.view(), bias, starts, states, y, ConvActivation::None).unwrap();
+    let inputs = ConvInputs { query_start_loc: Some(starts.view()), ..ConvInputs::new(x, weight.view()) };
+    let outputs = ConvOutputs { y, conv_states: states };
+    causal_conv1d_fwd(gpu.stream(), inputs, outputs, ConvActivation::None).unwrap();
 }
 
 #[test]

@@ -4,10 +4,8 @@ use hk_activation::{
     ActivationOutput, gelu, gelu_and_mul, gelu_tanh, gelu_tanh_and_mul, reference, silu, silu_and_mul,
     swiglu_oai_and_mul,
 };
-use hk_core::{DType, Device, Float, Layout, Result, Stream, TensorView, TensorViewMut, bf16, f16};
-use hk_testkit::{
-    self as kit, Array, Fill, Gpu, Place, Tensor, assert_error, kind, proptest::prelude::*, widen,
-};
+use hk_core::{DType, Float, Layout, Result, Stream, TensorView, TensorViewMut, bf16, f16};
+use hk_testkit::{self as kit, Array, Fill, Gpu, Place, Refusals, Tensor, kind, proptest::prelude::*, widen};
 
 type Call<T, O> = fn(&Stream, TensorView<T>, TensorViewMut<O>) -> Result<()>;
 type Exact = fn(&[f64], usize) -> Vec<f64>;
@@ -23,7 +21,7 @@ fn gates<T: Float, O: Float>() -> [(Call<T, O>, Exact); 5] {
     ]
 }
 
-/// The result in the given place; nothing else is touched.
+/// The result at the given place; nothing else is written.
 #[track_caller]
 fn run<T: Float, O: Float>(gpu: &Gpu, f: Call<T, O>, x: &Tensor<T>, y: impl Into<Place>) -> Array<O> {
     let mut y = gpu.poisoned(y);
@@ -33,7 +31,7 @@ fn run<T: Float, O: Float>(gpu: &Gpu, f: Call<T, O>, x: &Tensor<T>, y: impl Into
     gpu.download(&y)
 }
 
-/// Elementwise, the absolute part scaled by the second half, as the error of the first one is.
+/// Elementwise; the absolute term scales with the second half, as the error of the first half does.
 #[track_caller]
 fn assert_gated<O: Float>(got: &Array<O>, want: &[f64], x: &[f64], d: usize) {
     let rtol = match O::DTYPE {
@@ -86,7 +84,7 @@ proptest! {
         random::<f32, f16>(&c, which);
     }
 
-    /// A row's bits are the same alone and among others, however tensors lie in memory.
+    /// Batch-invariant: a row is bitwise identical whatever the other rows and the strides are.
     #[test]
     fn a_row_does_not_depend_on_its_surroundings(
         c in kit::row_case::<f16>(2..=40, 1..=3000),
@@ -113,7 +111,7 @@ fn random<T: Float, O: Float>(c: &kit::RowCase<T>, which: usize) {
     check::<T, O>(&x, c.rows, c.cols, &from, &c.place(1), which);
 }
 
-/// Every half of the specification, odd ones and those that tiles cross among them, by vectors and by elements.
+/// Every `d` of the specification, with odd ones and ones that cross tiles, vectorized and scalar.
 #[test]
 fn every_width() {
     let full = [5760, 8193, 12288, 14336, 18432, 25600, 28672];
@@ -172,7 +170,7 @@ fn leading_axes_collapse() {
     }
 }
 
-/// A second half of ones gives the activation to the bit; of zeros, zeros; and powers of two scale.
+/// A second half of ones gives the activation bitwise, zeros give zeros, powers of two scale exactly.
 #[test]
 fn laws() {
     fn check<T: Float + ActivationOutput<T>>() {
@@ -237,7 +235,7 @@ fn rows_far_apart() {
             let stream = gpu.stream();
             let mut wide = stream.alloc_zeroed::<bf16>((rows - 1) * stride + 2 * d).unwrap();
             let layout = Layout::with_strides([rows, 2 * d], [stride, 1]).unwrap();
-            // Copies the rows there: the positive part less that of the negative one would need another operator.
+            // relu moves the rows there.
             let positive: Vec<bf16> = x.iter().map(|v| bf16::from_f32(v.to_f32().abs())).collect();
             let near = gpu.upload(&positive, [rows, 2 * d]);
             hk_activation::relu(stream, near.view(), wide.view_mut_with(layout, 0).unwrap()).unwrap();
@@ -250,7 +248,7 @@ fn rows_far_apart() {
     }
 }
 
-/// What the emulator counts: each line is moved once, and few waves do it, for narrow rows and for long ones alike.
+/// Counted: each 128-byte line is accessed once, by few waves, for narrow and for long rows.
 #[test]
 fn rows_are_moved_once() {
     for (rows, d) in [(2048, 128), (16, 8192), (24, 2880)] {
@@ -296,43 +294,36 @@ fn nothing_is_launched_for_no_rows() {
 
 #[test]
 fn errors() {
-    let gpu = &kit::devices()[0];
-    let stream = gpu.stream();
-    let op = silu_and_mul::<bf16, bf16>;
-    let x = gpu.upload(&[bf16::ONE; 24], [3, 8]);
-    let mut y = gpu.poisoned::<bf16>([3, 4]);
+    let mut table = Refusals::new(0.0f32, |stream, tensors, limit| {
+        silu_and_mul(stream, tensors.input::<bf16>("x"), tensors.output::<bf16>("y"), limit)
+    })
+    .input::<bf16>("x", [3, 8])
+    .output::<bf16>("y", [3, 4])
+    .accepts(|_| {})
+    .refuses(
+        kind!(Shape),
+        &["silu_and_mul: x: shape [3, 7], expected an even last axis, two halves"],
+        |call| call.shape("x", [3, 7]),
+    )
+    .refuses(kind!(Shape), &["y: shape [3, 8], expected [3, 4] (half the columns of x)"], |call| {
+        call.shape("y", [3, 8])
+    })
+    .refuses(kind!(Empty), &["silu_and_mul: x"], |call| {
+        call.shape("x", [3, 0]);
+        call.shape("y", [3, 0]);
+    })
+    .refuses(kind!(Shape), &["x"], |call| call.shape("x", []))
+    .refuses(kind!(Stride), &["x"], |call| call.strides("x", [1, 3]))
+    .refuses(kind!(Stride), &["y"], |call| call.strides("y", [1, 3]))
+    .refuses(kind!(Overlap), &["x and y"], |call| call.overlap("x", "y", 0))
+    .refuses(kind!(TooLarge), &["silu_and_mul: x: 268435456 columns a half", "268435455"], |call| {
+        call.shape("x", [0, 1 << 29]);
+        call.shape("y", [0, 1 << 28]);
+    })
+    .refuses_other_devices()
+    .refuses_overlaps();
     for limit in [-1.0, f32::NAN, f32::NEG_INFINITY] {
-        let wrong = op(stream, x.view(), y.view_mut(), limit);
-        assert_error(wrong, kind!(Argument), &["silu_and_mul: limit", &limit.to_string()]);
+        let says = ["silu_and_mul: limit", &limit.to_string()];
+        table = table.refuses(kind!(Argument), &says, |call| call.options = limit);
     }
-    let odd = gpu.upload(&[bf16::ONE; 21], [3, 7]);
-    let message = "silu_and_mul: x: shape [3, 7], expected an even last axis, two halves";
-    assert_error(op(stream, odd.view(), y.view_mut(), 0.0), kind!(Shape), &[message]);
-    let mut wide = gpu.poisoned::<bf16>([3, 8]);
-    let message = "y: shape [3, 8], expected [3, 4] (half the columns of x)";
-    assert_error(op(stream, x.view(), wide.view_mut(), 0.0), kind!(Shape), &[message]);
-    let empty = gpu.upload::<bf16>(&[], [3, 0]);
-    let mut empty_y = gpu.poisoned::<bf16>([3, 0]);
-    assert_error(op(stream, empty.view(), empty_y.view_mut(), 0.0), kind!(Empty), &["silu_and_mul: x"]);
-    let scalar = gpu.upload(&[bf16::ONE], Place::contiguous([]));
-    assert_error(op(stream, scalar.view(), y.view_mut(), 0.0), kind!(Shape), &["x"]);
-    let turned = gpu.upload(&[bf16::ONE; 24], [8, 3]);
-    let turned = turned.view().transpose(0, 1).unwrap();
-    assert_error(op(stream, turned, y.view_mut(), 0.0), kind!(Stride), &["x"]);
-    let spread = Layout::with_strides([3, 4], [1, 3]).unwrap();
-    let mut spread = gpu.poisoned::<bf16>(Place::new(spread));
-    assert_error(op(stream, x.view(), spread.view_mut(), 0.0), kind!(Stride), &["y"]);
-    let mut both = gpu.upload(&[bf16::ONE; 24], [3, 8]);
-    let whole = both.view_mut();
-    let input = whole.alias();
-    let left = whole.slice(1, 0..4).unwrap();
-    assert_error(op(stream, input, left, 0.0), kind!(Overlap), &["x and y"]);
-    let long = gpu.poisoned::<bf16>([0, 1 << 29]);
-    let mut long_y = gpu.poisoned::<bf16>([0, 1 << 28]);
-    let message = ["silu_and_mul: x: 268435456 columns a half", "268435455"];
-    assert_error(op(stream, long.view(), long_y.view_mut(), 0.0), kind!(TooLarge), &message);
-    let other = Device::open("emu:gfx950").unwrap().create_stream().unwrap();
-    assert_error(op(&other, x.view(), y.view_mut(), 0.0), kind!(DeviceMismatch), &["x"]);
-    gpu.assert_untouched(&y);
-    gpu.assert_untouched(&both);
 }

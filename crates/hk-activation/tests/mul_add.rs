@@ -1,9 +1,9 @@
 //! `fused_mul_add` on the emulated GPUs (and real ones where there are some) against f64 and its laws.
 
 use hk_activation::{MulAddOperand, fused_mul_add, reference};
-use hk_core::{DType, Device, Float, Layout, TensorView, bf16, f16};
+use hk_core::{DType, Float, Layout, TensorView, bf16, f16};
 use hk_testkit::{
-    self as kit, Array, Fill, Gpu, Place, Tensor, assert_error, kind, proptest::prelude::*, widen,
+    self as kit, Array, Fill, Gpu, Place, Refusals, Tensor, Tensors, kind, proptest::prelude::*, widen,
 };
 
 /// What an operand is.
@@ -39,7 +39,7 @@ impl<E: Float> Operand<E> {
     }
 }
 
-/// `|got - want| <= rtol (|want| + |a x|) + 1e-6`: what cancels is not made up for.
+/// `|got - want| <= rtol (|want| + |a x|) + 1e-6`: cancellation is allowed for.
 #[track_caller]
 fn assert_mul_add<O: Float>(got: &Array<O>, x: &[f64], a: &[f64], b: &[f64]) {
     let rtol = match O::DTYPE {
@@ -76,7 +76,7 @@ where
     }
 }
 
-/// All nine combinations, types mixed, aligned and not.
+/// All nine combinations of operand kinds, with mixed types, aligned and unaligned.
 #[test]
 fn every_combination() {
     for a in KINDS {
@@ -103,7 +103,7 @@ fn every_number_of_elements() {
     }
 }
 
-/// More elements than waves take at a time.
+/// More elements than the grid covers in one iteration.
 #[test]
 fn waves_loop() {
     let n = 300_001;
@@ -124,9 +124,9 @@ fn waves_loop() {
     }
 }
 
-/// A number of the host, one on the device and a tensor full of it give the same bits.
+/// A host scalar, a device scalar and a filled tensor are bitwise identical.
 #[test]
-fn kinds_agree() {
+fn operand_kinds_are_bitwise_identical() {
     let n = 1003;
     let x = Fill::Wide.elements::<bf16>(n, 4);
     for gpu in kit::devices() {
@@ -176,7 +176,7 @@ fn neutral_operands() {
     }
 }
 
-/// Over x, a and b, the result is what it is elsewhere.
+/// In place over x, a or b: bitwise identical to out of place.
 #[test]
 fn in_place_is_out_of_place() {
     for n in [96, 97] {
@@ -224,44 +224,38 @@ fn nothing_is_launched_for_no_elements() {
 
 #[test]
 fn errors() {
-    let gpu = &kit::devices()[0];
-    let stream = gpu.stream();
-    let x = gpu.upload(&[bf16::ONE; 12], [3, 4]);
-    let mut y = gpu.poisoned::<bf16>([3, 4]);
-    let three = gpu.upload(&[1.0f32; 3], [3]);
-    let message = "fused_mul_add: a: shape [3], expected 1 element or 12 (those of x)";
-    assert_error(fused_mul_add(stream, x.view(), three.view(), 1.0, y.view_mut()), kind!(Shape), &[message]);
-    assert_error(
-        fused_mul_add(stream, x.view(), 1.0, three.view(), y.view_mut()),
-        kind!(Shape),
-        &["b", "[3]"],
-    );
-    let mut flat = gpu.poisoned::<bf16>([12]);
-    assert_error(fused_mul_add(stream, x.view(), 1.0, 1.0, flat.view_mut()), kind!(Shape), &["y", "[12]"]);
-    let gaps = gpu.upload(&[bf16::ONE; 12], Place::rows([3, 4], 5));
-    assert_error(fused_mul_add(stream, gaps.view(), 1.0, 1.0, y.view_mut()), kind!(Stride), &["x"]);
-    assert_error(fused_mul_add(stream, x.view(), gaps.view(), 1.0, y.view_mut()), kind!(Stride), &["a"]);
-    assert_error(fused_mul_add(stream, x.view(), 1.0, gaps.view(), y.view_mut()), kind!(Stride), &["b"]);
-    let mut y_gaps = gpu.poisoned::<bf16>(Place::rows([3, 4], 5));
-    assert_error(fused_mul_add(stream, x.view(), 1.0, 1.0, y_gaps.view_mut()), kind!(Stride), &["y"]);
-
-    let mut long = gpu.upload(&[bf16::ONE; 13], [13]);
-    let whole = long.view_mut();
-    let first = whole.alias().slice(0, 0..12).unwrap();
-    let rest = whole.slice(0, 1..13).unwrap();
-    let rest_x = rest.alias();
-    assert_error(fused_mul_add(stream, rest_x, first, 1.0, rest), kind!(Overlap), &["a and y"]);
-    let rest = long.view_mut().slice(0, 1..13).unwrap();
-    let x12 = gpu.upload(&[bf16::ONE; 12], [12]);
-    let inner = rest.alias().slice(0, 5..6).unwrap();
-    assert_error(fused_mul_add(stream, x12.view(), 1.0, inner, rest), kind!(Overlap), &["b and y"]);
-    let whole = long.view_mut();
-    let first = whole.alias().slice(0, 0..12).unwrap();
-    let rest = whole.slice(0, 1..13).unwrap();
-    assert_error(fused_mul_add(stream, first, 1.0, 1.0, rest), kind!(Overlap), &["x and y"]);
-    gpu.assert_untouched(&long);
-
-    let other = Device::open("emu:gfx950").unwrap().create_stream().unwrap();
-    assert_error(fused_mul_add(&other, x.view(), 1.0, 1.0, y.view_mut()), kind!(DeviceMismatch), &["x"]);
-    gpu.assert_untouched(&y);
+    /// A tensor, or 1 if it is left out.
+    fn operand<'a>(tensors: &Tensors<'a>, name: &str) -> MulAddOperand<'a> {
+        tensors.optional_input::<bf16>(name).map_or(MulAddOperand::Scalar(1.0), Into::into)
+    }
+    Refusals::new((), |stream, tensors, ()| {
+        let (a, b) = (operand(tensors, "a"), operand(tensors, "b"));
+        fused_mul_add(stream, tensors.input::<bf16>("x"), a, b, tensors.output::<bf16>("y"))
+    })
+    .input::<bf16>("x", [3, 4])
+    .input::<bf16>("a", [3, 4])
+    .input::<bf16>("b", [3, 4])
+    .output::<bf16>("y", [3, 4])
+    .accepts(|_| {})
+    .accepts(|call| {
+        call.without("a");
+        call.without("b");
+    })
+    .accepts(|call| call.overlap("a", "y", 0))
+    .refuses(kind!(Shape), &["fused_mul_add: a: shape [3], expected 1 element or 12 (those of x)"], |call| {
+        call.shape("a", [3])
+    })
+    .refuses(kind!(Shape), &["b", "[3]"], |call| call.shape("b", [3]))
+    .refuses(kind!(Shape), &["y", "[12]"], |call| call.shape("y", [12]))
+    .refuses(kind!(Stride), &["x"], |call| call.strides("x", [5, 1]))
+    .refuses(kind!(Stride), &["a"], |call| call.strides("a", [5, 1]))
+    .refuses(kind!(Stride), &["b"], |call| call.strides("b", [5, 1]))
+    .refuses(kind!(Stride), &["y"], |call| call.strides("y", [5, 1]))
+    // A tensor of one element may not be an element of `y`.
+    .refuses(kind!(Overlap), &["b and y"], |call| {
+        call.shape("b", [1]);
+        call.overlap("b", "y", 0);
+    })
+    .refuses_other_devices()
+    .refuses_overlaps();
 }

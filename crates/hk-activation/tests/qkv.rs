@@ -1,24 +1,25 @@
 //! `fused_qkv_split_qk_rope` on the emulated GPUs (and real ones where there are some) against its f64 reference, and
-//! against splitting first and rotating then.
+//! against a split followed by a rotation.
 
-mod common;
-
-use common::{Case, Integers, angles, cos_sin, dense, rotation};
-use hk_activation::{fused_qkv_split_qk_rope, reference};
-use hk_core::rope::reference::Tables;
-use hk_core::rope::{
+use crate::common;
+use hk_activation::{QkvOutputs, fused_qkv_split_qk_rope, reference};
+use hk_core::plan::rope::reference::Tables;
+use hk_core::plan::rope::{
     Positions, Rope, RopeElement, RopeLayout, RopeSpan, RopeStyle, RopeTableWidth, RopeTables,
 };
-use hk_core::{Float, Layout, bf16, f16};
+use hk_core::{Float, bf16, f16};
 use hk_testkit::{
-    self as kit, Array, Fill, Gpu, Place, Tensor, Tolerance, assert_error, kind, proptest::prelude::*,
-    proptest::sample::select, widen,
+    self as kit, Array, Fill, Gpu, Place, Refusals, Tensor, Tolerance, assert_error, kind,
+    proptest::prelude::*,
+    proptest::sample::select,
+    rope::{Integers, RopeCase, rope_case, rotation, rounded},
+    widen,
 };
 
 /// A case of `rope_cached` for the queries, with key and value heads, and how many columns are around a row of `qkv`.
 #[derive(Debug, Clone)]
 struct Split {
-    queries: Case,
+    queries: RopeCase,
     kv_heads: usize,
     around: usize,
 }
@@ -40,8 +41,8 @@ impl Split {
     }
 
     /// Keys, and values, as a case of their own.
-    fn keys(&self) -> Case {
-        Case { heads: self.kv_heads, ..self.queries.clone() }
+    fn keys(&self) -> RopeCase {
+        RopeCase { heads: self.kv_heads, ..self.queries.clone() }
     }
 
     fn elements<T: Float>(&self) -> Vec<T> {
@@ -67,18 +68,9 @@ impl Split {
         let qkv = self.upload(gpu, qkv);
         let mut q = gpu.poisoned(case.place());
         let mut k = gpu.poisoned(keys.place());
-        let mut v = gpu.poisoned(Case { strided: !case.strided, ..keys }.place());
-        let outputs = (q.view_mut(), k.view_mut(), v.view_mut());
-        fused_qkv_split_qk_rope(
-            gpu.stream(),
-            qkv.view(),
-            inputs.tables(),
-            outputs.0,
-            outputs.1,
-            outputs.2,
-            case.rope,
-        )
-        .unwrap();
+        let mut v = gpu.poisoned(RopeCase { strided: !case.strided, ..keys }.place());
+        let outputs = QkvOutputs { q: q.view_mut(), k: k.view_mut(), v: v.view_mut() };
+        fused_qkv_split_qk_rope(gpu.stream(), qkv.view(), inputs.tables(), outputs, case.rope).unwrap();
         gpu.assert_guards(&q);
         gpu.assert_guards(&k);
         gpu.assert_guards(&v);
@@ -95,15 +87,15 @@ impl Split {
 }
 
 fn split(tokens: usize, heads: usize, kv_heads: usize, head_dim: usize, rope: Rope) -> Split {
-    Split { queries: dense(tokens, heads, head_dim, rope), kv_heads, around: 0 }
+    Split { queries: RopeCase::dense(tokens, heads, head_dim, rope), kv_heads, around: 0 }
 }
 
-/// Each head comes from its own columns: with tables of the identity, numbers that differ by column go where they belong.
+/// Each head comes from its own columns: with identity tables, columns of distinct numbers are where they belong.
 #[test]
 fn heads_come_from_their_columns() {
     let shapes = [(1, 1, 64), (2, 1, 128), (4, 4, 80), (8, 1, 64), (32, 8, 128), (6, 2, 18)];
     for (q_heads, kv_heads, head_dim) in shapes {
-        // A part of the columns, so that the pitch of heads could be mistaken for it.
+        // Fewer columns than a head has: the two could be mistaken for each other.
         for rotary in [head_dim, head_dim / 2 - head_dim / 2 % 2] {
             let s = split(5, q_heads, kv_heads, head_dim, rotation(rotary, RopeStyle::Neox));
             let width = s.width();
@@ -132,12 +124,12 @@ fn heads_come_from_their_columns() {
     }
 }
 
-/// Near the f64 reference, and the bits of splitting first and rotating then.
+/// Close to the f64 reference, and bitwise identical to a split followed by a rotation.
 #[track_caller]
 fn check<T: Float, C: RopeElement<T> + Float>(s: &Split) {
     let case = &s.queries;
     let qkv: Vec<T> = s.elements();
-    let (cos, sin): (Vec<C>, Vec<C>) = case.rounded(&case.tables());
+    let (cos, sin): (Vec<C>, Vec<C>) = rounded(&case.tables());
     let tables = Tables { cos: widen(&cos), sin: widen(&sin) };
     let sizes = [case.heads, s.kv_heads, case.head_dim];
     let want = reference::qkv::split_and_rotate(&widen(&qkv), sizes, &tables, &case.rows(), &case.rope);
@@ -154,13 +146,13 @@ fn check<T: Float, C: RopeElement<T> + Float>(s: &Split) {
 
 fn splits() -> impl Strategy<Value = Split> {
     let heads = select(&[(1usize, 1usize), (2, 1), (4, 4), (8, 1), (6, 2)][..]);
-    (common::case(), heads, select(&[0usize, 8, 5][..])).prop_map(|(case, (heads, kv_heads), around)| {
+    (rope_case(), heads, select(&[0usize, 8, 5][..])).prop_map(|(case, (heads, kv_heads), around)| {
         // Packed tokens: positions of the first batch.
         let first =
             |i: Option<Integers>| i.map(|i| Integers { values: i.values[..case.tokens].to_vec(), ..i });
         let starts = if case.layout == RopeLayout::Thd { case.starts.clone() } else { None };
         let (given, offsets) = (first(case.given.clone()), first(case.offsets.clone()));
-        let queries = Case { layout: RopeLayout::Thd, batches: 1, heads, given, offsets, starts, ..case };
+        let queries = RopeCase { layout: RopeLayout::Thd, batches: 1, heads, given, offsets, starts, ..case };
         Split { queries, kv_heads, around }
     })
 }
@@ -201,7 +193,7 @@ fn tokens_without_a_row_keep_their_values() {
     s.queries.given = Some(Integers { values: vec![3, -1, 4, 0], wide: true });
     check::<f16, f16>(&s);
     let qkv: Vec<f16> = s.elements();
-    let (cos, sin): (Vec<f16>, Vec<f16>) = s.queries.rounded(&s.queries.tables());
+    let (cos, sin): (Vec<f16>, Vec<f16>) = rounded(&s.queries.tables());
     for gpu in kit::devices() {
         let got = s.run(&gpu, &qkv, &cos, &sin);
         for token in 0..4 {
@@ -215,79 +207,68 @@ fn tokens_without_a_row_keep_their_values() {
 
 #[test]
 fn wrong_arguments_are_refused() {
-    let gpu = &kit::devices()[0];
-    let (cos, sin) = cos_sin(&angles(3, &rotation(16, RopeStyle::Neox), 1e4));
-    let (cos, sin) = (gpu.upload(&cos, [3, 8]), gpu.upload(&sin, [3, 8]));
-    let tables = RopeTables { cos: cos.view(), sin: sin.view(), positions: Positions::Index, offsets: None };
-    let attempt = |qkv: [usize; 2], q: [usize; 3], k: [usize; 3], v: [usize; 3], rope: Rope| {
-        let qkv = gpu.poisoned::<f32>(qkv);
-        let (mut q, mut k, mut v) = (gpu.poisoned(q), gpu.poisoned(k), gpu.poisoned(v));
-        let outputs = (q.view_mut(), k.view_mut(), v.view_mut());
-        let result =
-            fused_qkv_split_qk_rope(gpu.stream(), qkv.view(), tables, outputs.0, outputs.1, outputs.2, rope);
-        gpu.assert_untouched(&q);
-        gpu.assert_untouched(&k);
-        gpu.assert_untouched(&v);
-        result
-    };
     let rope = rotation(16, RopeStyle::Neox);
-    let (q, k) = ([3, 4, 16], [3, 2, 16]);
-    let is = |result, kind, parts: &[&str]| assert_error(result, kind, parts);
-    is(
-        attempt([3, 129], q, k, k, rope),
-        kind!(Shape),
-        &["fused_qkv_split_qk_rope: qkv: shape [3, 129]", "[3, 128]"],
-    );
-    is(
-        attempt([3, 144], [3, 5, 16], k, k, rope),
-        kind!(Shape),
-        &["q: shape [3, 5, 16]", "a multiple of 2 heads"],
-    );
-    is(attempt([3, 64], q, [3, 0, 16], [3, 0, 16], rope), kind!(Argument), &["k: no heads"]);
-    is(attempt([3, 128], q, [2, 2, 16], k, rope), kind!(Shape), &["k: shape [2, 2, 16]", "[3, 2, 16]"]);
-    is(attempt([3, 128], q, [3, 2, 18], k, rope), kind!(Shape), &["k: shape [3, 2, 18]", "[3, 2, 16]"]);
-    is(attempt([3, 128], q, k, [3, 4, 16], rope), kind!(Shape), &["v: shape [3, 4, 16]", "[3, 2, 16]"]);
-    is(
-        attempt([3, 136], [3, 4, 17], [3, 2, 17], [3, 2, 17], rope),
-        kind!(Shape),
-        &["q: shape [3, 4, 17]", "even"],
-    );
-    is(attempt([3, 128], q, k, k, Rope { rotary: 18, ..rope }), kind!(Shape), &["q: shape", "at least 18"]);
-    is(
-        attempt([3, 128], q, k, k, Rope { rotary: 14, ..rope }),
-        kind!(Shape),
-        &["cos: shape [3, 8]", "[3, 7]"],
-    );
-    is(attempt([3, 128], q, k, k, Rope { rotary: 15, ..rope }), kind!(Argument), &["rotary: 15"]);
-    let full = Rope { table: RopeTableWidth::Full, ..rope };
-    is(attempt([3, 128], q, k, k, full), kind!(Shape), &["cos: shape [3, 8]", "[3, 16]"]);
-    attempt([0, 128], [0, 4, 16], [0, 2, 16], [0, 2, 16], rope).unwrap();
-
-    // Columns apart, in each tensor in turn; then tensors of another device.
-    for (i, arg) in ["qkv", "q", "k", "v"].into_iter().enumerate() {
-        let place = |of: usize, shape: &[usize]| {
-            let step = 1 + usize::from(i == of);
-            let strides: Vec<usize> =
-                (0..shape.len()).map(|a| step * shape[a + 1..].iter().product::<usize>()).collect();
-            Place::new(Layout::with_strides(shape, &strides).unwrap())
+    Refusals::new(rope, |stream, tensors, rope| {
+        let tables = RopeTables {
+            cos: tensors.input::<f32>("cos"),
+            sin: tensors.input("sin"),
+            positions: Positions::Given(tensors.input::<i32>("positions").into()),
+            offsets: None,
         };
-        let qkv = gpu.poisoned::<f32>(place(0, &[3, 128]));
-        let outputs = [(1, [3, 4, 16]), (2, [3, 2, 16]), (3, [3, 2, 16])];
-        let [mut q, mut k, mut v] = outputs.map(|(of, shape)| gpu.poisoned(place(of, &shape)));
-        let (q, k, v) = (q.view_mut(), k.view_mut(), v.view_mut());
-        let result = fused_qkv_split_qk_rope(gpu.stream(), qkv.view(), tables, q, k, v, rope);
-        is(result, kind!(Stride), &[arg, "unit stride"]);
-    }
-    let on = |gpu: &Gpu, tables: RopeTables<f32>| {
-        let qkv = gpu.poisoned::<f32>([3, 128]);
-        let [mut q, mut k, mut v] = [[3, 4, 16], [3, 2, 16], [3, 2, 16]].map(|shape| gpu.poisoned(shape));
-        let (q, k, v) = (q.view_mut(), k.view_mut(), v.view_mut());
-        fused_qkv_split_qk_rope(gpu.stream(), qkv.view(), tables, q, k, v, rope)
-    };
-    let five = gpu.upload(&[0i32; 5], [5]);
-    let given = RopeTables { positions: Positions::Given(five.view().into()), ..tables };
-    is(on(gpu, given), kind!(Shape), &["positions: shape [5]", "[3] (the tokens)"]);
-    is(on(&Gpu::open("emu:gfx950"), tables), kind!(DeviceMismatch), &["cos", gpu.spec(), "emu:gfx950"]);
+        let qkv = tensors.input::<f32>("qkv");
+        let outputs = QkvOutputs { q: tensors.output("q"), k: tensors.output("k"), v: tensors.output("v") };
+        fused_qkv_split_qk_rope(stream, qkv, tables, outputs, rope)
+    })
+    .input::<f32>("qkv", [3, 128])
+    .input::<f32>("cos", [3, 8])
+    .input::<f32>("sin", [3, 8])
+    .input::<i32>("positions", [3])
+    .output::<f32>("q", [3, 4, 16])
+    .output::<f32>("k", [3, 2, 16])
+    .output::<f32>("v", [3, 2, 16])
+    .accepts(|_| {})
+    .accepts(|call| {
+        call.shape("qkv", [0, 128]);
+        call.shape("positions", [0]);
+        call.shape("q", [0, 4, 16]);
+        call.shape("k", [0, 2, 16]);
+        call.shape("v", [0, 2, 16]);
+    })
+    .refuses(kind!(Shape), &["fused_qkv_split_qk_rope: qkv: shape [3, 129]", "[3, 128]"], |call| {
+        call.shape("qkv", [3, 129])
+    })
+    .refuses(kind!(Shape), &["q: shape [3, 5, 16]", "a multiple of 2 heads"], |call| {
+        call.shape("qkv", [3, 144]);
+        call.shape("q", [3, 5, 16]);
+    })
+    .refuses(kind!(Argument), &["k: no heads"], |call| {
+        call.shape("qkv", [3, 64]);
+        call.shape("k", [3, 0, 16]);
+        call.shape("v", [3, 0, 16]);
+    })
+    .refuses(kind!(Shape), &["k: shape [2, 2, 16]", "[3, 2, 16]"], |call| call.shape("k", [2, 2, 16]))
+    .refuses(kind!(Shape), &["k: shape [3, 2, 18]", "[3, 2, 16]"], |call| call.shape("k", [3, 2, 18]))
+    .refuses(kind!(Shape), &["v: shape [3, 4, 16]", "[3, 2, 16]"], |call| call.shape("v", [3, 4, 16]))
+    .refuses(kind!(Shape), &["q: shape [3, 4, 17]", "even"], |call| {
+        call.shape("qkv", [3, 136]);
+        call.shape("q", [3, 4, 17]);
+        call.shape("k", [3, 2, 17]);
+        call.shape("v", [3, 2, 17]);
+    })
+    .refuses(kind!(Shape), &["q: shape", "at least 18"], |call| call.options.rotary = 18)
+    .refuses(kind!(Shape), &["cos: shape [3, 8]", "[3, 7]"], |call| call.options.rotary = 14)
+    .refuses(kind!(Argument), &["rotary: 15"], |call| call.options.rotary = 15)
+    .refuses(kind!(Shape), &["cos: shape [3, 8]", "[3, 16]"], |call| {
+        call.options.table = RopeTableWidth::Full
+    })
+    .refuses(kind!(Shape), &["positions: shape [5]", "[3] (the tokens)"], |call| call.shape("positions", [5]))
+    .refuses(kind!(Stride), &["qkv", "unit stride"], |call| call.strides("qkv", [256, 2]))
+    .refuses(kind!(Stride), &["q", "unit stride"], |call| call.strides("q", [128, 32, 2]))
+    .refuses(kind!(Stride), &["k", "unit stride"], |call| call.strides("k", [64, 32, 2]))
+    .refuses(kind!(Stride), &["v", "unit stride"], |call| call.strides("v", [64, 32, 2]))
+    .refuses(kind!(DeviceMismatch), &["cos", "emu:gfx942", "emu:gfx950"], |call| call.elsewhere("cos"))
+    .refuses_other_devices()
+    .refuses_overlaps();
 }
 
 /// The outputs overlap neither each other nor an input.
@@ -310,7 +291,7 @@ fn overlaps_are_refused() {
             (rest, from) = (Some(tail), at + heads * 16);
         }
         let [q, k, v] = <[_; 3]>::try_from(outs).unwrap();
-        fused_qkv_split_qk_rope(gpu.stream(), qkv, source, q, k, v, rope)
+        fused_qkv_split_qk_rope(gpu.stream(), qkv, source, QkvOutputs { q, k, v }, rope)
     };
     attempt([0, 128, 192, 224]).unwrap();
     assert_error(attempt([0, 127, 192, 224]), kind!(Overlap), &["qkv and q overlap"]);
@@ -328,7 +309,7 @@ fn overlaps_are_refused() {
             1 => ("sin", RopeTables { sin: table, ..source }),
             _ => ("cos", RopeTables { cos: table, ..source }),
         };
-        let result = fused_qkv_split_qk_rope(gpu.stream(), qkv.view(), over, q, k, v, rope);
+        let result = fused_qkv_split_qk_rope(gpu.stream(), qkv.view(), over, QkvOutputs { q, k, v }, rope);
         assert_error(result, kind!(Overlap), &[&format!("{name} and {arg} overlap")]);
     }
 }

@@ -1,9 +1,9 @@
 //! `softmax` on the emulated GPUs (and real ones where there are some) against its f64 reference and its laws.
 
 use hk_activation::{ActivationOutput, reference, softmax_workspace};
-use hk_core::{DType, Device, Float, Layout, bf16, f16};
+use hk_core::{DType, Float, bf16, f16};
 use hk_testkit::{
-    self as kit, Array, Fill, Gpu, Place, RowCase, Tensor, Tolerance, assert_error, kind,
+    self as kit, Array, Fill, Gpu, Place, Refusals, RowCase, Tensor, Tolerance, assert_error, kind,
     proptest::prelude::*, widen,
 };
 use std::collections::HashMap;
@@ -13,7 +13,7 @@ use std::collections::HashMap;
 fn softmax<T: Float, Y: ActivationOutput<T>>(gpu: &Gpu, x: &Tensor<T>, y: impl Into<Place>) -> Array<Y> {
     let mut y = gpu.poisoned::<Y>(y);
     let rows = x.layout().rows("test", "x").unwrap();
-    let needed = softmax_workspace(rows.rows, rows.cols);
+    let needed = softmax_workspace(gpu.stream().device().info(), rows.rows, rows.cols);
     let mut workspace = (needed > 0).then(|| gpu.poisoned::<f32>([needed]));
     let scratch = workspace.as_mut().map(|w| w.view_mut());
     hk_activation::softmax(gpu.stream(), x.view(), y.view_mut(), scratch).unwrap();
@@ -57,7 +57,7 @@ fn rounded<T: Float>(got: &[T], want: &[f64]) -> (usize, usize) {
     (results.iter().filter(|&result| right(result)).count(), results.len())
 }
 
-/// Rows of ordinary values, tight.
+/// Rows of normal values, with tight bounds.
 fn case<T: Float>(rows: usize, cols: usize, seed: u64) -> RowCase<T> {
     RowCase::new(rows, cols, Fill::Normal, seed, [(cols, 0); 4])
 }
@@ -80,7 +80,7 @@ proptest! {
         check::<f32, f32>(&c);
     }
 
-    /// A row's bits are the same alone, among others, and in any place, however tensors lie in memory.
+    /// Batch-invariant: a row is bitwise identical whatever the other rows and the strides are.
     #[test]
     fn a_row_does_not_depend_on_its_surroundings(
         c in kit::row_case::<f32>(2..=40, 1..=40_000),
@@ -120,7 +120,7 @@ proptest! {
         }
     }
 
-    /// A constant that can be added exactly changes no bit.
+    /// Adding a constant exactly leaves the result bitwise identical.
     #[test]
     fn shifts_cancel((rows, cols) in (1usize..=5, 1usize..=3000), seed: u64, shift in -64i32..=64) {
         let c: RowCase<f32> = RowCase::new(rows, cols, Fill::Grid, seed, [(cols, 0); 4]);
@@ -187,7 +187,7 @@ fn sizes_of_the_specification_match() {
     }
 }
 
-/// Results over an input that they may lie on are those beside it.
+/// In-place results are bitwise identical.
 #[test]
 fn results_may_lie_on_the_input() {
     fn run<T: Float>(rows: usize, cols: usize) {
@@ -195,7 +195,8 @@ fn results_may_lie_on_the_input() {
         for gpu in kit::devices() {
             let want = dense(&gpu, &c.x, cols);
             let mut x = gpu.upload(&c.x, Place::rows([rows, cols], cols + 3));
-            let mut workspace = gpu.poisoned::<f32>([softmax_workspace(rows, cols)]);
+            let mut workspace =
+                gpu.poisoned::<f32>([softmax_workspace(gpu.stream().device().info(), rows, cols)]);
             let y = x.view_mut();
             hk_activation::softmax(gpu.stream(), y.alias(), y, Some(workspace.view_mut())).unwrap();
             kit::assert_bits(&gpu.download(&x), &want);
@@ -208,7 +209,7 @@ fn results_may_lie_on_the_input() {
     }
 }
 
-/// Lengths of every kernel, by vectors and by elements.
+/// Row lengths of every kernel, vectorized and scalar.
 const KERNEL_COLS: [usize; 12] = [3, 128, 130, 512, 1024, 2048, 4000, 4001, 8192, 16_001, 32_000, 40_960];
 
 #[test]
@@ -249,7 +250,7 @@ fn nan_and_infinity_stay_in_their_rows() {
     }
 }
 
-/// Whole lanes, waves and segments of negative infinity before and behind the numbers, as causal masks make them.
+/// Whole lanes, waves and segments of negative infinity before and after the numbers, as causal masks make them.
 #[test]
 fn masked_rows_match() {
     for cols in KERNEL_COLS {
@@ -282,7 +283,7 @@ fn the_ends_of_the_range() {
         // Differences beyond the range of f32.
         assert_eq!(*dense(&gpu, &[f32::MAX, f32::MIN, f32::MAX], 3), [0.5, 0.0, 0.5]);
         assert_eq!(*dense(&gpu, &[f32::MIN, f32::NEG_INFINITY], 2), [1.0, 0.0]);
-        // Large offsets lose nothing.
+        // Large offsets cost no accuracy.
         let got = dense(&gpu, &[4096.0f32, 4095.0, 4094.5], 3);
         let want = reference::softmax(&[0.0, -1.0, -1.5], 3);
         kit::assert_close(&got, &want, tolerance(DType::F32));
@@ -320,7 +321,7 @@ fn nothing_is_launched_for_no_rows() {
     }
 }
 
-/// What the emulator counts follows from the shape: every line is moved once by full accesses, of long rows read twice.
+/// Counted: every 128-byte line is accessed once, coalesced; lines of long rows are read twice.
 #[test]
 fn counted_facts_follow_from_the_shape() {
     for (rows, cols, waves, reads) in [
@@ -359,62 +360,55 @@ fn counted_facts_follow_from_the_shape() {
     }
 }
 
+/// Calls on this shape. With a workspace of so many elements.
+fn refusals<'f>(shape: [usize; 2], workspace: Option<usize>) -> Refusals<'f, ()> {
+    let table = Refusals::new((), |stream, tensors, ()| {
+        let (x, y) = (tensors.input::<bf16>("x"), tensors.output::<bf16>("y"));
+        hk_activation::softmax(stream, x, y, tensors.optional_output::<f32>("workspace"))
+    });
+    let table = table.input::<bf16>("x", shape).output::<bf16>("y", shape);
+    match workspace {
+        Some(n) => table.output::<f32>("workspace", [n]),
+        None => table,
+    }
+}
+
 #[test]
 fn errors() {
-    let gpu = &kit::devices()[0];
-    let stream = gpu.stream();
-    let op = hk_activation::softmax::<bf16, bf16>;
-    let x = gpu.upload(&[bf16::ONE; 12], [3, 4]);
-    let mut y = gpu.poisoned::<bf16>([3, 4]);
-
-    let mut y2 = gpu.poisoned::<bf16>([2, 4]);
-    let result = op(stream, x.view(), y2.view_mut(), None);
-    assert_error(result, kind!(Shape), &["softmax: y: shape [2, 4], expected [3, 4] (shape of x)"]);
-    let scalar = gpu.upload(&[bf16::ONE], Place::contiguous([]));
-    assert_error(op(stream, scalar.view(), y.view_mut(), None), kind!(Shape), &["softmax: x"]);
-    let empty = gpu.upload::<bf16>(&[], [3, 0]);
-    let mut empty_y = gpu.poisoned::<bf16>([3, 0]);
-    assert_error(op(stream, empty.view(), empty_y.view_mut(), None), kind!(Empty), &["softmax: x", "[3, 0]"]);
-
-    let turned = gpu.upload(&[bf16::ONE; 12], [4, 3]);
-    let turned = turned.view().transpose(0, 1).unwrap();
-    assert_error(op(stream, turned, y.view_mut(), None), kind!(Stride), &["softmax: x"]);
-    let mut spread = gpu.poisoned::<bf16>(Place::new(Layout::with_strides([3, 4], [8, 2]).unwrap()));
-    assert_error(op(stream, x.view(), spread.view_mut(), None), kind!(Stride), &["softmax: y"]);
-
-    let mut both = gpu.upload(&[bf16::ONE; 15], [3, 5]);
-    let whole = both.view_mut();
-    let left = whole.alias().slice(1, 0..4).unwrap();
-    assert_error(op(stream, left, whole.slice(1, 1..5).unwrap(), None), kind!(Overlap), &["x and y"]);
-    gpu.assert_untouched(&both);
-
-    let long = gpu.upload(&vec![bf16::ONE; 40_000], [1, 40_000]);
-    let mut long_y = gpu.poisoned::<bf16>([1, 40_000]);
-    let result = op(stream, long.view(), long_y.view_mut(), None);
-    let message = "softmax: workspace: shape [0], expected [20] or longer (softmax_workspace(1, 40000))";
-    assert_error(result, kind!(Shape), &[message]);
-    let mut short = gpu.poisoned::<f32>([19]);
-    let result = op(stream, long.view(), long_y.view_mut(), Some(short.view_mut()));
-    assert_error(result, kind!(Shape), &["softmax: workspace: shape [19]"]);
-    let mut square = gpu.poisoned::<f32>([5, 5]);
-    let result = op(stream, long.view(), long_y.view_mut(), Some(square.view_mut()));
-    assert_error(result, kind!(Shape), &["softmax: workspace"]);
-    let mut spread = gpu.poisoned::<f32>(Place::new(Layout::with_strides([20], [2]).unwrap()));
-    let result = op(stream, long.view(), long_y.view_mut(), Some(spread.view_mut()));
-    assert_error(result, kind!(Stride), &["softmax: workspace"]);
-    let mut odd = gpu.poisoned::<f32>(Place::contiguous([20]).shifted(1));
-    let result = op(stream, long.view(), long_y.view_mut(), Some(odd.view_mut()));
-    assert_error(result, kind!(Align), &["softmax: workspace", "8 bytes"]);
-    gpu.assert_untouched(&long_y);
-
-    let wide = gpu.poisoned::<bf16>([0, 1 << 29]);
-    let result = op(stream, wide.view(), y.view_mut(), None);
-    assert_error(result, kind!(TooLarge), &["softmax: x: 536870912 columns", "536870911"]);
-
-    let other = Device::open("emu:gfx950").unwrap().create_stream().unwrap();
-    let result = op(&other, x.view(), y.view_mut(), None);
-    assert_error(result, kind!(DeviceMismatch), &["x", "emu:gfx942", "emu:gfx950"]);
-    gpu.assert_untouched(&y);
+    refusals([3, 4], None)
+        .accepts(|_| {})
+        .accepts(|call| call.overlap("x", "y", 0))
+        .refuses(kind!(Shape), &["softmax: y: shape [2, 4], expected [3, 4] (shape of x)"], |call| {
+            call.shape("y", [2, 4])
+        })
+        .refuses(kind!(Shape), &["softmax: x"], |call| call.shape("x", []))
+        .refuses(kind!(Empty), &["softmax: x", "[3, 0]"], |call| {
+            call.shape("x", [3, 0]);
+            call.shape("y", [3, 0]);
+        })
+        .refuses(kind!(Stride), &["softmax: x"], |call| call.strides("x", [1, 3]))
+        .refuses(kind!(Stride), &["softmax: y"], |call| call.strides("y", [8, 2]))
+        .refuses(kind!(TooLarge), &["softmax: x: 536870912 columns", "536870911"], |call| {
+            call.shape("x", [0, 1 << 29])
+        })
+        .refuses(kind!(DeviceMismatch), &["x", "emu:gfx942", "emu:gfx950"], |call| call.elsewhere("x"))
+        .refuses_other_devices()
+        .refuses_overlaps();
+    // Rows beyond 32768 columns need a workspace.
+    refusals([1, 40_000], Some(20))
+        .accepts(|_| {})
+        .refuses(
+            kind!(Shape),
+            &["softmax: workspace: shape [0], expected [20] or longer (softmax_workspace)"],
+            |call| call.without("workspace"),
+        )
+        .refuses(kind!(Shape), &["softmax: workspace: shape [19]"], |call| call.shape("workspace", [19]))
+        .refuses(kind!(Shape), &["softmax: workspace"], |call| call.shape("workspace", [5, 5]))
+        .refuses(kind!(Stride), &["softmax: workspace"], |call| call.strides("workspace", [2]))
+        .refuses(kind!(Align), &["softmax: workspace", "8 bytes"], |call| {
+            call.place("workspace", Place::contiguous([20]).shifted(1))
+        })
+        .refuses_other_devices();
 }
 
 /// The workspace may not be read as the input: it would change below it.

@@ -1,14 +1,15 @@
 //! `topk` on the emulated GPUs (and real ones where there are some) against a stable sort, and its laws. Every result is
 //! exact.
 
-use hk_activation::{TopkIndex, TopkOptions, reference, topk_workspace};
-use hk_core::{Device, Float, Layout, bf16, f16};
+use hk_activation::{TopkIndex, TopkOrder, TopkOutputs, reference, topk_workspace};
+use hk_core::{Float, bf16, f16};
 use hk_testkit::{
-    self as kit, Array, Fill, Gpu, Place, Tensor, assert_error, kind, proptest::prelude::*, widen,
+    self as kit, Array, Fill, Gpu, Place, Refusals, Tensor, kind, proptest::prelude::*,
+    proptest::sample::select, widen,
 };
 
-const LARGEST: TopkOptions = TopkOptions { largest: true };
-const SMALLEST: TopkOptions = TopkOptions { largest: false };
+const LARGEST: TopkOrder = TopkOrder::Largest;
+const SMALLEST: TopkOrder = TopkOrder::Smallest;
 
 /// What `topk` gave.
 #[derive(Debug, PartialEq)]
@@ -24,16 +25,21 @@ fn run_at<T: Float, I: TopkIndex + Into<i64>>(
     x: &Tensor<T>,
     values: impl Into<Place>,
     indices: impl Into<Place>,
-    options: TopkOptions,
+    order: TopkOrder,
 ) -> Output<T> {
     let mut values = gpu.poisoned::<T>(values);
     let mut indices = gpu.poisoned::<I>(indices);
     let (rows, cols) = (x.layout().rows("test", "x").unwrap(), *x.layout().shape().last().unwrap());
-    let needed = topk_workspace(rows.rows, cols, *values.layout().shape().last().unwrap());
+    let needed = topk_workspace(
+        gpu.stream().device().info(),
+        rows.rows,
+        cols,
+        *values.layout().shape().last().unwrap(),
+    );
     let mut workspace = (needed > 0).then(|| gpu.poisoned::<i64>([needed]));
     let scratch = workspace.as_mut().map(|w| w.view_mut());
-    hk_activation::topk(gpu.stream(), x.view(), values.view_mut(), indices.view_mut(), scratch, options)
-        .unwrap();
+    let outputs = TopkOutputs { values: values.view_mut(), indices: indices.view_mut() };
+    hk_activation::topk(gpu.stream(), x.view(), outputs, scratch, order).unwrap();
     gpu.assert_guards(&values);
     gpu.assert_guards(&indices);
     gpu.assert_untouched(x);
@@ -46,15 +52,15 @@ fn run_at<T: Float, I: TopkIndex + Into<i64>>(
 
 /// Runs `topk` on contiguous rows.
 #[track_caller]
-fn run<T: Float>(gpu: &Gpu, x: &[T], cols: usize, k: usize, options: TopkOptions) -> Output<T> {
+fn run<T: Float>(gpu: &Gpu, x: &[T], cols: usize, k: usize, order: TopkOrder) -> Output<T> {
     let rows = x.len() / cols;
-    run_at::<T, i32>(gpu, &gpu.upload(x, [rows, cols]), [rows, k], [rows, k], options)
+    run_at::<T, i32>(gpu, &gpu.upload(x, [rows, cols]), [rows, k], [rows, k], order)
 }
 
-/// The values have the bits of the elements that the reference picks.
+/// The values are bitwise those of the elements that the reference picks.
 #[track_caller]
-fn assert_exact<T: Float>(got: &Output<T>, x: &[T], cols: usize, k: usize, options: TopkOptions, what: &str) {
-    let want = reference::topk(&widen(x), cols, k, options.largest).indices;
+fn assert_exact<T: Float>(got: &Output<T>, x: &[T], cols: usize, k: usize, order: TopkOrder, what: &str) {
+    let want = reference::topk(&widen(x), cols, k, order == LARGEST).indices;
     for (row, (got_row, want_row)) in got.indices.chunks(k).zip(want.chunks(k)).enumerate() {
         let wrong = got_row.iter().zip(want_row).position(|(&got, &want)| got != want as i64);
         if let Some(place) = wrong {
@@ -67,7 +73,7 @@ fn assert_exact<T: Float>(got: &Output<T>, x: &[T], cols: usize, k: usize, optio
     kit::assert_bits(&got.values, &values);
 }
 
-/// Rows that selections trip over.
+/// Hard rows for a selection.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Data {
     /// Distinct values, as far as the type has them, in any order.
@@ -142,7 +148,7 @@ fn rows<T: Float>(data: Data, rows: usize, cols: usize, seed: u64) -> Vec<T> {
     (0..rows as u64).flat_map(|r| row::<T>(data, cols, seed ^ (r << 40))).collect()
 }
 
-/// Columns of the specification that are no larger than a test likes, the borders of every kernel, and one past them.
+/// Columns of the specification of a size fit for a test, the borders of every kernel, and one past them.
 const COLS: [usize; 30] = [
     1, 2, 3, 8, 16, 32, 64, 65, 72, 100, 127, 128, 136, 250, 256, 257, 264, 512, 513, 520, 1000, 1024, 1025,
     1032, 2048, 2049, 2056, 4096, 4097, 4104,
@@ -174,19 +180,12 @@ fn data() -> impl Strategy<Value = Data> {
     prop::sample::select(&DATA[..])
 }
 
-fn options() -> impl Strategy<Value = TopkOptions> {
-    any::<bool>().prop_map(|largest| TopkOptions { largest })
+fn orders() -> impl Strategy<Value = TopkOrder> {
+    select(&[LARGEST, SMALLEST][..])
 }
 
-fn matches<T: Float>(
-    size: Size,
-    data: Data,
-    seed: u64,
-    options: TopkOptions,
-    places: [usize; 3],
-    wide: bool,
-) {
-    matches_on::<T>(&kit::devices(), size, data, seed, options, places, wide);
+fn matches<T: Float>(size: Size, data: Data, seed: u64, order: TopkOrder, places: [usize; 3], wide: bool) {
+    matches_on::<T>(&kit::devices(), size, data, seed, order, places, wide);
 }
 
 fn matches_on<T: Float>(
@@ -194,7 +193,7 @@ fn matches_on<T: Float>(
     size: Size,
     data: Data,
     seed: u64,
-    options: TopkOptions,
+    order: TopkOrder,
     places: [usize; 3],
     wide: bool,
 ) {
@@ -206,12 +205,12 @@ fn matches_on<T: Float>(
         let values = Place::rows([n, k], k + out).shifted(out);
         let indices = Place::rows([n, k], k + 2 * out).shifted(shift);
         let got = if wide {
-            run_at::<T, i64>(gpu, &tensor, values, indices, options)
+            run_at::<T, i64>(gpu, &tensor, values, indices, order)
         } else {
-            run_at::<T, i32>(gpu, &tensor, values, indices, options)
+            run_at::<T, i32>(gpu, &tensor, values, indices, order)
         };
-        let what = format!("{size:?} of {} {data:?}, {options:?} on {}", T::DTYPE, gpu.spec());
-        assert_exact(&got, &x, cols, k, options, &what);
+        let what = format!("{size:?} of {} {data:?}, {order:?} on {}", T::DTYPE, gpu.spec());
+        assert_exact(&got, &x, cols, k, order, &what);
     }
 }
 
@@ -228,17 +227,17 @@ proptest! {
     #![proptest_config(kit::config())]
 
     #[test]
-    fn bf16_is_exact(size in size(20_000), data in data(), seed: u64, o in options(), places in places(), wide: bool) {
+    fn bf16_is_exact(size in size(20_000), data in data(), seed: u64, o in orders(), places in places(), wide: bool) {
         matches::<bf16>(size, data, seed, o, places, wide);
     }
 
     #[test]
-    fn f16_is_exact(size in size(20_000), data in data(), seed: u64, o in options(), places in places(), wide: bool) {
+    fn f16_is_exact(size in size(20_000), data in data(), seed: u64, o in orders(), places in places(), wide: bool) {
         matches::<f16>(size, data, seed, o, places, wide);
     }
 
     #[test]
-    fn f32_is_exact(size in size(20_000), data in data(), seed: u64, o in options(), places in places(), wide: bool) {
+    fn f32_is_exact(size in size(20_000), data in data(), seed: u64, o in orders(), places in places(), wide: bool) {
         matches::<f32>(size, data, seed, o, places, wide);
     }
 }
@@ -283,14 +282,14 @@ fn every_kernel_meets_every_data_f32() {
     every_kernel_meets_every_data::<f32>();
 }
 
-/// On a device that few rows fill, waves walk whole rows, or long segments, tile by tile.
+/// On a device with few CUs, waves walk whole rows or long segments tile by tile.
 fn many_rows<T: Float>() {
     let gpus = ["gfx942", "gfx950"].map(|arch| Gpu::open(&format!("emu:{arch}?cus=1")));
     for (i, data) in DATA.into_iter().enumerate() {
         for (j, k) in [1, 31, 32, 33, 64].into_iter().enumerate() {
             let size = Size { rows: 17, cols: [1025, 2048, 4999][(i + j) % 3], k };
-            let options = if (i + j) % 2 == 0 { LARGEST } else { SMALLEST };
-            matches_on::<T>(&gpus, size, data, i as u64, options, [0, j % 2, 0], false);
+            let order = if (i + j) % 2 == 0 { LARGEST } else { SMALLEST };
+            matches_on::<T>(&gpus, size, data, i as u64, order, [0, j % 2, 0], false);
         }
     }
     for (data, k) in [(Data::Ascending, 64), (Data::Shuffled, 20), (Data::Special, 32), (Data::Normal, 50)] {
@@ -333,7 +332,7 @@ proptest! {
     /// Columns are distinct and in range, values are what x has there, none that is left out precedes one that is not, and
     /// one result more leaves the others as they are.
     #[test]
-    fn laws(size in size(5000), data in data(), seed: u64, o in options()) {
+    fn laws(size in size(5000), data in data(), seed: u64, o in orders()) {
         let Size { rows: n, cols, k } = size;
         let x = rows::<bf16>(data, n, cols, seed);
         for gpu in kit::devices() {
@@ -351,7 +350,7 @@ proptest! {
                 let last = x[columns[k - 1] as usize].to_f64();
                 let left_out = (0..cols).filter(|&c| !taken[c]).map(|c| x[c].to_f64());
                 // Of a comparison with NaN only what the order says of numbers is checked here.
-                let precedes = |v: f64| if o.largest { v > last } else { v < last };
+                let precedes = |v: f64| if o == LARGEST { v > last } else { v < last };
                 prop_assert!(left_out.into_iter().all(|v| !precedes(v)));
                 let width = (k + 1).min(cols);
                 prop_assert_eq!(columns, &more.indices[row * width..][..k]);
@@ -359,7 +358,7 @@ proptest! {
         }
     }
 
-    /// A row's results are the same alone and in any place among others.
+    /// Batch-invariant: the results of a row do not depend on other rows.
     #[test]
     fn a_row_does_not_depend_on_its_surroundings(
         size in size(5000),
@@ -397,8 +396,8 @@ fn leading_axes_collapse_and_rows_repeat() {
         let one = gpu.upload(&x[..40], [1, 40]);
         let (mut values, mut indices) = (gpu.poisoned::<f16>([5, 9]), gpu.poisoned::<i32>([5, 9]));
         let repeated = one.view().broadcast([5, 40]).unwrap();
-        hk_activation::topk(gpu.stream(), repeated, values.view_mut(), indices.view_mut(), None, LARGEST)
-            .unwrap();
+        let outputs = TopkOutputs { values: values.view_mut(), indices: indices.view_mut() };
+        hk_activation::topk(gpu.stream(), repeated, outputs, None, LARGEST).unwrap();
         let first: Vec<i32> = want.indices[..9].iter().map(|&i| i as i32).collect();
         assert_eq!(*gpu.download(&indices), first.repeat(5));
     }
@@ -421,17 +420,19 @@ fn nothing_is_launched_for_no_rows() {
 
 #[test]
 fn workspaces_are_for_long_rows_and_many_results() {
+    let gpu = &kit::devices()[0];
+    let info = gpu.stream().device().info();
     for (cols, k) in [(1, 1), (16_384, 64), (16_384, 1), (2048, 2048), (100, 65)] {
-        assert_eq!(topk_workspace(7, cols, k), 0, "{k} of {cols}");
+        assert_eq!(topk_workspace(info, 7, cols, k), 0, "{k} of {cols}");
     }
     // 32 segments leave 50 ranks each, 63 tiles 100 and then 8 groups of these 100 again.
-    assert_eq!(topk_workspace(2, 128_256, 50), 2 * 32 * 50);
-    assert_eq!(topk_workspace(2, 128_256, 100), 2 * (63 + 8) * 100);
-    assert_eq!(topk_workspace(1, 4000, 4000), 2 * 2048);
-    assert_eq!(topk_workspace(usize::MAX, 128_256, 50), usize::MAX);
+    assert_eq!(topk_workspace(info, 2, 128_256, 50), 2 * 32 * 50);
+    assert_eq!(topk_workspace(info, 2, 128_256, 100), 2 * (63 + 8) * 100);
+    assert_eq!(topk_workspace(info, 1, 4000, 4000), 2 * 2048);
+    assert_eq!(topk_workspace(info, usize::MAX, 128_256, 50), usize::MAX);
 }
 
-/// What the emulator counts for one row in every wave.
+/// Counted, for one row in every wave.
 fn counted<T: Float>(arch: &str, data: Data, cols: usize, k: usize) -> (u64, u64, u64) {
     let gpu = Gpu::open(&format!("emu:{arch}?details=true"));
     let x = rows::<T>(data, 64, cols, 11);
@@ -467,7 +468,7 @@ fn selection_takes_few_instructions() {
     }
 }
 
-/// Rows in an order of some kind cost more, within a bound.
+/// Sorted rows cost more, within a bound.
 #[test]
 fn rows_in_order_take_bounded_instructions() {
     for data in DATA {
@@ -491,88 +492,63 @@ fn short_rows_share_a_wave() {
     }
 }
 
+/// The `k` largest of a tensor of this shape. With a workspace of so many elements.
+fn refusals<'f>([rows, cols]: [usize; 2], k: usize, workspace: Option<usize>) -> Refusals<'f, ()> {
+    let table = Refusals::new((), |stream, tensors, ()| {
+        let x = tensors.input::<bf16>("x");
+        let (values, indices) = (tensors.output::<bf16>("values"), tensors.output::<i32>("indices"));
+        let workspace = tensors.optional_output::<i64>("workspace");
+        hk_activation::topk(stream, x, TopkOutputs { values, indices }, workspace, LARGEST)
+    });
+    let table = table
+        .input::<bf16>("x", [rows, cols])
+        .output::<bf16>("values", [rows, k])
+        .output::<i32>("indices", [rows, k]);
+    match workspace {
+        Some(n) => table.output::<i64>("workspace", [n]),
+        None => table,
+    }
+}
+
 #[test]
 fn errors() {
-    let gpu = &kit::devices()[0];
-    let stream = gpu.stream();
-    let op = hk_activation::topk::<bf16, i32>;
-    let x = gpu.upload(&[bf16::ONE; 12], [3, 4]);
-    let (mut values, mut indices) = (gpu.poisoned::<bf16>([3, 2]), gpu.poisoned::<i32>([3, 2]));
-
     for k in [0, 5] {
-        let (mut v, mut i) = (gpu.poisoned::<bf16>([3, k]), gpu.poisoned::<i32>([3, k]));
-        let message = format!("topk: k: {k}, expected 1 to 4 (columns of x)");
-        assert_error(
-            op(stream, x.view(), v.view_mut(), i.view_mut(), None, LARGEST),
-            kind!(Argument),
-            &[&message],
-        );
+        let says = format!("topk: k: {k}, expected 1 to 4 (columns of x)");
+        refusals([3, 4], k, None).refuses(kind!(Argument), &[&says], |_| {});
     }
-    let empty = gpu.upload::<bf16>(&[], [3, 0]);
-    let result = op(stream, empty.view(), values.view_mut(), indices.view_mut(), None, LARGEST);
-    assert_error(result, kind!(Empty), &["topk: x", "[3, 0]"]);
-    let mut v = gpu.poisoned::<bf16>([2, 2]);
-    let result = op(stream, x.view(), v.view_mut(), indices.view_mut(), None, LARGEST);
-    assert_error(
-        result,
-        kind!(Shape),
-        &["topk: values: shape [2, 2], expected [3, 2] (rows of x, k of values)"],
-    );
-    let mut i = gpu.poisoned::<i32>([3, 3]);
-    let result = op(stream, x.view(), values.view_mut(), i.view_mut(), None, LARGEST);
-    assert_error(result, kind!(Shape), &["topk: indices: shape [3, 3], expected [3, 2]"]);
-    let mut flat = gpu.poisoned::<i32>([6]);
-    let result = op(stream, x.view(), values.view_mut(), flat.view_mut(), None, LARGEST);
-    assert_error(result, kind!(Shape), &["indices", "[6]"]);
-    let scalar = gpu.upload(&[bf16::ONE], Place::contiguous([]));
-    let result = op(stream, scalar.view(), values.view_mut(), indices.view_mut(), None, LARGEST);
-    assert_error(result, kind!(Shape), &["topk: x"]);
-
-    let turned = gpu.upload(&[bf16::ONE; 12], [4, 3]);
-    let turned = turned.view().transpose(0, 1).unwrap();
-    let result = op(stream, turned, values.view_mut(), indices.view_mut(), None, LARGEST);
-    assert_error(result, kind!(Stride), &["topk: x"]);
-    let mut spread = gpu.poisoned::<bf16>(Place::new(Layout::with_strides([3, 2], [4, 2]).unwrap()));
-    let result = op(stream, x.view(), spread.view_mut(), indices.view_mut(), None, LARGEST);
-    assert_error(result, kind!(Stride), &["topk: values"]);
-    let mut spread = gpu.poisoned::<i32>(Place::new(Layout::with_strides([3, 2], [4, 2]).unwrap()));
-    let result = op(stream, x.view(), values.view_mut(), spread.view_mut(), None, LARGEST);
-    assert_error(result, kind!(Stride), &["topk: indices"]);
-
-    let mut both = gpu.upload(&[bf16::ONE; 12], [3, 4]);
-    let over = both.view_mut();
-    let input = over.alias();
-    let result = op(stream, input, over.slice(1, 0..2).unwrap(), indices.view_mut(), None, LARGEST);
-    assert_error(result, kind!(Overlap), &["x and values"]);
-    gpu.assert_untouched(&both);
-
+    refusals([3, 4], 2, None)
+        .accepts(|_| {})
+        .refuses(kind!(Empty), &["topk: x", "[3, 0]"], |call| call.shape("x", [3, 0]))
+        .refuses(
+            kind!(Shape),
+            &["topk: values: shape [2, 2], expected [3, 2] (rows of x, k of values)"],
+            |call| call.shape("values", [2, 2]),
+        )
+        .refuses(kind!(Shape), &["topk: indices: shape [3, 3], expected [3, 2]"], |call| {
+            call.shape("indices", [3, 3])
+        })
+        .refuses(kind!(Shape), &["indices", "[6]"], |call| call.shape("indices", [6]))
+        .refuses(kind!(Shape), &["topk: x"], |call| call.shape("x", []))
+        .refuses(kind!(Stride), &["topk: x"], |call| call.strides("x", [1, 3]))
+        .refuses(kind!(Stride), &["topk: values"], |call| call.strides("values", [4, 2]))
+        .refuses(kind!(Stride), &["topk: indices"], |call| call.strides("indices", [4, 2]))
+        .refuses(kind!(Overlap), &["x and values"], |call| call.overlap("x", "values", 0))
+        .refuses(kind!(TooLarge), &["topk: x: 536870912 columns", "536870911"], |call| {
+            call.shape("x", [0, 1 << 29])
+        })
+        .refuses(kind!(DeviceMismatch), &["x", "emu:gfx942", "emu:gfx950"], |call| call.elsewhere("x"))
+        .refuses_other_devices()
+        .refuses_overlaps();
     // A row that is split needs a workspace.
-    let long = gpu.upload(&vec![bf16::ONE; 3000], [1, 3000]);
-    let (mut v, mut i) = (gpu.poisoned::<bf16>([1, 100]), gpu.poisoned::<i32>([1, 100]));
-    let result = op(stream, long.view(), v.view_mut(), i.view_mut(), None, LARGEST);
-    assert_error(
-        result,
-        kind!(Shape),
-        &["topk: workspace: shape [0], expected [200] or longer (topk_workspace(1, 3000, 100))"],
-    );
-    let mut short = gpu.poisoned::<i64>([199]);
-    let result = op(stream, long.view(), v.view_mut(), i.view_mut(), Some(short.view_mut()), LARGEST);
-    assert_error(result, kind!(Shape), &["topk: workspace: shape [199]"]);
-    let mut square = gpu.poisoned::<i64>([20, 20]);
-    let result = op(stream, long.view(), v.view_mut(), i.view_mut(), Some(square.view_mut()), LARGEST);
-    assert_error(result, kind!(Shape), &["topk: workspace"]);
-    let mut spread = gpu.poisoned::<i64>(Place::new(Layout::with_strides([200], [2]).unwrap()));
-    let result = op(stream, long.view(), v.view_mut(), i.view_mut(), Some(spread.view_mut()), LARGEST);
-    assert_error(result, kind!(Stride), &["topk: workspace"]);
-    gpu.assert_untouched(&v);
-
-    let wide = gpu.poisoned::<bf16>([0, 1 << 29]);
-    let result = op(stream, wide.view(), values.view_mut(), indices.view_mut(), None, LARGEST);
-    assert_error(result, kind!(TooLarge), &["topk: x: 536870912 columns", "536870911"]);
-
-    let other = Device::open("emu:gfx950").unwrap().create_stream().unwrap();
-    let result = op(&other, x.view(), values.view_mut(), indices.view_mut(), None, LARGEST);
-    assert_error(result, kind!(DeviceMismatch), &["x", "emu:gfx942", "emu:gfx950"]);
-    gpu.assert_untouched(&values);
-    gpu.assert_untouched(&indices);
+    refusals([1, 3000], 100, Some(200))
+        .accepts(|_| {})
+        .refuses(
+            kind!(Shape),
+            &["topk: workspace: shape [0], expected [200] or longer (topk_workspace)"],
+            |call| call.without("workspace"),
+        )
+        .refuses(kind!(Shape), &["topk: workspace: shape [199]"], |call| call.shape("workspace", [199]))
+        .refuses(kind!(Shape), &["topk: workspace"], |call| call.shape("workspace", [20, 20]))
+        .refuses(kind!(Stride), &["topk: workspace"], |call| call.strides("workspace", [2]))
+        .refuses_other_devices();
 }

@@ -1,9 +1,9 @@
 //! The activations on the emulated GPUs (and real ones where there are some) against f64 and their laws.
 
 use hk_activation::{ActivationOutput, gelu, gelu_tanh, reference, relu, silu, tanh};
-use hk_core::{Device, Float, Layout, Result, Stream, TensorView, TensorViewMut, bf16, f16};
+use hk_core::{Float, Layout, Result, Stream, TensorView, TensorViewMut, bf16, f16};
 use hk_testkit::{
-    self as kit, Array, Fill, Gpu, Place, Tensor, Tolerance, assert_error, kind, proptest::prelude::*,
+    self as kit, Array, Fill, Gpu, Place, Refusals, Tensor, Tolerance, kind, proptest::prelude::*,
 };
 
 type Call<T, O> = fn(&Stream, TensorView<T>, TensorViewMut<O>) -> Result<()>;
@@ -21,7 +21,7 @@ fn functions<T: Float, O: ActivationOutput<T>>() -> [Function<T, O>; 5] {
     ]
 }
 
-/// The result in the given place; nothing else is touched.
+/// The result at the given place; nothing else is written.
 #[track_caller]
 fn run<T: Float, O: Float>(gpu: &Gpu, f: Call<T, O>, x: &Tensor<T>, y: impl Into<Place>) -> Array<O> {
     let mut y = gpu.poisoned(y);
@@ -31,7 +31,7 @@ fn run<T: Float, O: Float>(gpu: &Gpu, f: Call<T, O>, x: &Tensor<T>, y: impl Into
     gpu.download(&y)
 }
 
-/// All bit patterns of a half type.
+/// All bit patterns of a 16-bit float type.
 fn patterns<T: Float>() -> Vec<T> {
     (0..=u16::MAX).map(|bits| bytemuck::pod_read_unaligned(&bits.to_le_bytes()[..])).collect()
 }
@@ -113,7 +113,7 @@ fn special_values() {
     let x = [f32::NAN, INF, -INF, 0.0, -0.0, -100.0, -1e30, f32::MIN, f32::MAX, 1e-45, -1e-45];
     for gpu in kit::devices() {
         let tensor = gpu.upload(&x, [x.len()]);
-        let [silu, gelu, gelu_tanh, relu, tanh] =
+        let [silu, gelu, gelu_tanh, relu, tanh, ..] =
             functions::<f32, f32>().map(|(_, f, _)| run(&gpu, f, &tensor, [x.len()]).data);
         for y in [&silu, &gelu, &gelu_tanh] {
             assert!(y[0].is_nan() && y[1] == INF && y[2].is_nan(), "{y:?}");
@@ -129,7 +129,7 @@ fn special_values() {
     }
 }
 
-/// Numbers of elements at the borders of vectors and tiles, aligned and not; a tail behind the last vector.
+/// Numbers of elements at the borders of vectors and tiles, aligned and not; a tail after the last vector.
 #[test]
 fn any_number_of_elements() {
     fn check<T: Float, O: ActivationOutput<T>>(seed: u64) {
@@ -152,7 +152,7 @@ fn any_number_of_elements() {
     check::<f16, f16>(5);
 }
 
-/// Rows with gaps of any length, by vectors and by elements.
+/// Rows with gaps of any length, vectorized and scalar.
 #[test]
 fn rows_with_gaps() {
     fn check<T: Float, O: ActivationOutput<T>>() {
@@ -224,14 +224,15 @@ fn any_shape() {
     }
 }
 
-/// More elements than waves take at a time, in both ways. (Without guards: the emulator finds an access past a buffer.)
+/// More elements than the grid covers in one iteration, vectorized and scalar. (Without guards: the emulator finds an access
+/// past a buffer.)
 #[test]
 fn waves_loop() {
     let n = if kit::full() { 4096 * 4096 + 3 } else { 400_003 };
     let period = 60_001;
     let x: Vec<bf16> = Fill::Normal.elements::<bf16>(period, 9).into_iter().cycle().take(n + 1).collect();
     let want = want(reference::tanh, &x[..period]);
-    // Fewer compute units, so that there are fewer waves.
+    // Few CUs: few waves.
     for spec in ["emu:gfx942", "emu:gfx950"] {
         let gpu = Gpu::open(&format!("{spec}?cus=3"));
         for offset in [0, 1] {
@@ -283,9 +284,9 @@ proptest! {
         }
     }
 
-    /// Elements are independent: what is permuted gives permuted results.
+    /// Elements are independent: a permuted input gives a permuted result.
     #[test]
-    fn elements_do_not_depend_on_their_place(c in kit::row_case::<f16>(1..=20, 1..=300), turn: usize, which in 0usize..5) {
+    fn results_do_not_depend_on_position(c in kit::row_case::<f16>(1..=20, 1..=300), turn: usize, which in 0usize..5) {
         let n = c.x.len();
         let turned: Vec<f16> = (0..n).map(|i| c.x[(i + turn % n) % n]).collect();
         for gpu in kit::devices() {
@@ -329,7 +330,7 @@ fn laws() {
     }
 }
 
-/// What the emulator counts: each line moved once, few waves.
+/// Counted: each 128-byte line is accessed once, by few waves.
 #[test]
 fn elements_are_moved_once() {
     let n = 1 << 17;
@@ -362,31 +363,23 @@ fn nothing_is_launched_for_no_elements() {
 
 #[test]
 fn errors() {
-    let gpu = &kit::devices()[0];
-    let stream = gpu.stream();
-    let op = silu::<bf16, bf16>;
-    let x = gpu.upload(&[bf16::ONE; 12], [3, 4]);
-    let mut y = gpu.poisoned::<bf16>([4, 3]);
-    let message = "silu: y: shape [4, 3], expected [3, 4] (shape of x)";
-    assert_error(op(stream, x.view(), y.view_mut()), kind!(Shape), &[message]);
-    let turned = y.view_mut().transpose(0, 1).unwrap();
-    assert_error(op(stream, x.view(), turned), kind!(Stride), &["silu: y"]);
-    let uneven = Layout::with_strides([2, 2, 4], [100, 8, 1]).unwrap();
-    let uneven = gpu.upload(&[bf16::ONE; 16], Place::new(uneven));
-    let mut y224 = gpu.poisoned::<bf16>([2, 2, 4]);
-    assert_error(op(stream, uneven.view(), y224.view_mut()), kind!(Stride), &["silu: x"]);
-    let mut both = gpu.upload(&[bf16::ONE; 15], [3, 5]);
-    let whole = both.view_mut();
-    let left = whole.alias().slice(1, 0..4).unwrap();
-    let right = whole.slice(1, 1..5).unwrap();
-    assert_error(op(stream, left, right), kind!(Overlap), &["x and y"]);
-    let other = Device::open("emu:gfx950").unwrap().create_stream().unwrap();
-    let mut y34 = gpu.poisoned::<bf16>([3, 4]);
-    assert_error(
-        op(&other, x.view(), y34.view_mut()),
-        kind!(DeviceMismatch),
-        &["x", "emu:gfx942", "emu:gfx950"],
-    );
-    gpu.assert_untouched(&y);
-    gpu.assert_untouched(&y34);
+    Refusals::new((), |stream, tensors, ()| {
+        silu(stream, tensors.input::<bf16>("x"), tensors.output::<bf16>("y"))
+    })
+    .input::<bf16>("x", [3, 4])
+    .output::<bf16>("y", [3, 4])
+    .accepts(|_| {})
+    .accepts(|call| call.overlap("x", "y", 0))
+    .refuses(kind!(Shape), &["silu: y: shape [4, 3], expected [3, 4] (shape of x)"], |call| {
+        call.shape("y", [4, 3])
+    })
+    .refuses(kind!(Stride), &["silu: y"], |call| call.strides("y", [1, 3]))
+    .refuses(kind!(Stride), &["silu: x"], |call| {
+        call.shape("x", [2, 2, 4]);
+        call.strides("x", [100, 8, 1]);
+        call.shape("y", [2, 2, 4]);
+    })
+    .refuses(kind!(DeviceMismatch), &["x", "emu:gfx942", "emu:gfx950"], |call| call.elsewhere("x"))
+    .refuses_other_devices()
+    .refuses_overlaps();
 }

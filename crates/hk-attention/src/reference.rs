@@ -1,4 +1,4 @@
-//! The operators again, in f64 and plain loops: what the kernels are measured against.
+//! The operators again, in f64 and plain loops: the tests' oracle.
 //!
 //! Inputs are the values that the kernels read, already rounded to their types; results are not rounded. Tensors are
 //! row-major without gaps. Caches are logical: `[slots, heads, columns]`, whatever their layout in memory.
@@ -6,12 +6,12 @@
 pub mod qk_concat;
 
 use crate::KvLayout;
-use hk_core::quant::{BlockRule, BlockScale, CodeFormat, group_scale};
-use hk_core::rope::Rope;
-use hk_core::rope::reference::rotate;
+use hk_core::plan::rope::Rope;
+use hk_core::plan::rope::reference::rotate;
+use hk_core::quant::{BlockRule, BlockScale, QuantFormat, group_scale};
 use hk_core::{Fp4Rounding, Fp4x2};
 
-/// Cosines and sines by position, and what becomes of each token.
+/// Cosines and sines by position, and the position and slot of each token.
 #[derive(Debug, Clone)]
 pub struct Tokens<'a> {
     /// How heads are rotated.
@@ -47,17 +47,22 @@ impl Tokens<'_> {
         }
     }
 
-    /// A head of a token as it is; NaN if the token has a position that the tables do not have.
+    /// The largest absolute value of the tables.
+    pub fn largest_factor(&self) -> f64 {
+        self.cos.iter().chain(self.sin).fold(0.0, |m: f64, x| m.max(x.abs()))
+    }
+
+    /// A head of a token, not rotated; NaN if the token has a position that the tables do not have.
     pub fn keep(&self, token: usize, head: &[f64]) -> Vec<f64> {
         if self.has_row(token) { head.to_vec() } else { vec![f64::NAN; head.len()] }
     }
 
-    /// Whether a token has no position, or one that the tables have.
+    /// Whether a token has no position, or one within the tables.
     pub fn has_row(&self, token: usize) -> bool {
         self.row(self.cos, token).is_ok()
     }
 
-    /// Where in the cache a token goes, if it does.
+    /// The slot of a token that is cached.
     pub fn slot(&self, token: usize) -> Option<usize> {
         self.row(self.cos, token).ok()?;
         let slot = usize::try_from(*self.slots.get(token)?).ok()?;
@@ -65,7 +70,7 @@ impl Tokens<'_> {
     }
 }
 
-/// Where a cache keeps `[slot, head, column]`, in elements from its first, row-major without gaps.
+/// Offset of `[slot, head, column]` in a contiguous cache, in elements.
 pub fn element_of(
     layout: KvLayout,
     values: bool,
@@ -87,9 +92,8 @@ pub fn element_of(
     }
 }
 
-/// What the codes of a row stand for, quantized in groups of columns with a scale each; `round` gives the value of the code
-/// for a value in units of the scale.
-pub fn fp8_groups(row: &[f64], group: usize, format: CodeFormat, round: impl Fn(f32) -> f32) -> Vec<f64> {
+/// The values of a row after quantization in groups of columns with a scale each; `round` rounds a value in units of the scale.
+pub fn fp8_groups(row: &[f64], group: usize, format: QuantFormat, round: impl Fn(f32) -> f32) -> Vec<f64> {
     let of_group = |part: &[f64]| {
         let finite = part.iter().filter(|x| x.is_finite());
         let scale = group_scale(finite.fold(0.0, |m, x| x.abs().max(m)) as f32, format);
@@ -99,19 +103,20 @@ pub fn fp8_groups(row: &[f64], group: usize, format: CodeFormat, round: impl Fn(
     row.chunks(group).flat_map(of_group).collect()
 }
 
-/// What the codes of a row stand for in mxfp4: blocks of 32 columns, scales by [`BlockScale::Even`].
+/// The values of a row after quantization to mxfp4: blocks of 32 columns, scales by [`BlockScale::Even`].
 pub fn mxfp4_blocks(row: &[f64]) -> Vec<f64> {
     let rule = BlockRule::fp4(BlockScale::Even, 0);
     let of_block = |part: &[f64]| {
         let amax = part.iter().fold(0.0, |m: f64, x| if x.is_nan() { f64::NAN } else { x.abs().max(m) });
         let scale = f64::from(rule.scale(amax as f32).to_f32());
-        let code = |x: f64| Fp4x2::from_f32([(x / scale) as f32, 0.0], Fp4Rounding::NearestEven).to_f32()[0];
-        part.iter().map(|&x| f64::from(code(x)) * scale).collect::<Vec<_>>()
+        let quantized =
+            |x: f64| Fp4x2::from_f32([(x / scale) as f32, 0.0], Fp4Rounding::NearestEven).to_f32()[0];
+        part.iter().map(|&x| f64::from(quantized(x)) * scale).collect::<Vec<_>>()
     };
     row.chunks(32).flat_map(of_block).collect()
 }
 
-/// The product `[tokens, heads, nope]` of queries `[heads, tokens, cols]` and weights `[heads, nope, cols]`, and the sums of
+/// The GEMM `[tokens, heads, nope]` of queries `[heads, tokens, cols]` and weights `[heads, nope, cols]`, and the sums of
 /// the magnitudes of its terms.
 pub fn bmm(q: &[f64], w: &[f64], [heads, tokens, nope, cols]: [usize; 4]) -> (Vec<f64>, Vec<f64>) {
     let (mut sums, mut magnitudes) = (Vec::new(), Vec::new());

@@ -1,19 +1,17 @@
-//! `fused_bmm_rope_kv_cache` on the emulated GPUs (and real ones where there are some): the product, and all else as
-//! `rope_cat_and_cache_mla` does it.
+//! `fused_bmm_rope_kv_cache` on the emulated GPUs (and real ones where there are some): the GEMM against f64, all else
+//! against `rope_cat_and_cache_mla`.
 
-mod common;
-
-use common::{DeviceTokens, Order, Tokens, elements};
+use crate::common::{self, DeviceTokens, Order, Tokens, elements};
 use hk_attention::{
-    CacheElement, Fp8Weight, MlaOutputs, MlaWeight, Mxfp4Weight, fused_bmm_rope_kv_cache, reference,
-    rope_cat_and_cache_mla,
+    CacheElement, Fp8Weight, MlaInputs, MlaOutputs, MlaWeight, Mxfp4Weight, fused_bmm_rope_kv_cache,
+    reference, rope_cat_and_cache_mla,
 };
+use hk_core::plan::rope::{Rope, RopeSpan, RopeStyle, RopeTableWidth};
 use hk_core::quant::Quantized;
-use hk_core::rope::{Rope, RopeSpan, RopeStyle, RopeTableWidth};
-use hk_core::{Arch, Device, E8M0, Element, Fp4, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, Layout, Result, Stream, bf16};
+use hk_core::{Arch, E8M0, Element, Fp4, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, Layout, bf16};
 use hk_testkit::{
-    self as kit, Array, Fill, Gpu, Place, Tensor, assert_bits, assert_error, kind, proptest::prelude::*,
-    proptest::sample::select, widen,
+    self as kit, Array, Fill, Gpu, HostTensorF64, Place, Refusals, Tensor, Tolerance, assert_bits,
+    assert_error, compare::compare, kind, proptest::prelude::*, proptest::sample::select, widen,
 };
 
 type T = bf16;
@@ -50,7 +48,7 @@ enum Form {
     Same,
     /// With groups of so many columns.
     Fp8(usize),
-    /// With the number that the product is divided by.
+    /// With the scale that divides the result, if any.
     Mxfp4(Option<f32>),
 }
 
@@ -138,7 +136,7 @@ impl Case {
                 let codes = common::integers(self.tokens.seed, values.len(), 16);
                 let w: Vec<Fp4x2> = codes
                     .chunks(2)
-                    .map(|c| Fp4x2::new(Fp4::from_code(c[0] as u8), Fp4::from_code(c[1] as u8)))
+                    .map(|c| Fp4x2::new(Fp4::from_bits(c[0] as u8), Fp4::from_bits(c[1] as u8)))
                     .collect();
                 let scales: Vec<E8M0> = common::integers(self.tokens.seed ^ 5, values.len() / 32, 5)
                     .iter()
@@ -146,7 +144,7 @@ impl Case {
                     .collect();
                 let inverse = f64::from(y_scale.map_or(1.0, |s| 1.0 / s));
                 let of_w = codes.iter().enumerate().map(|(i, &c)| {
-                    f64::from(Fp4::from_code(c as u8).to_f32()) * f64::from(scales[i / 32].to_f32()) * inverse
+                    f64::from(Fp4::from_bits(c as u8).to_f32()) * f64::from(scales[i / 32].to_f32()) * inverse
                 });
                 let of_q = q.chunks(self.cols).flat_map(reference::mxfp4_blocks).collect();
                 let of_w = of_w.collect();
@@ -158,7 +156,7 @@ impl Case {
         }
     }
 
-    /// Runs the operator, or with `q_nope` in place of the product the one without.
+    /// Runs the operator, or with `q_nope_out` the one without a GEMM.
     #[track_caller]
     fn run<C: CacheElement<T>>(&self, gpu: &Gpu, q: &[T], w: &Weights, product: Option<&[T]>) -> Written<C> {
         let &Self { heads, kv_heads, nope, pe, cols, .. } = self;
@@ -166,7 +164,7 @@ impl Case {
         let first = self.first.unwrap_or(0);
         // As a view of [tokens, heads, cols].
         let strides = [cols + self.pad, heads * (cols + self.pad), 1];
-        let turned = gpu.upload(q, Place::new(Layout::with_strides([heads, n, cols], strides).unwrap()));
+        let transposed = gpu.upload(q, Place::new(Layout::with_strides([heads, n, cols], strides).unwrap()));
         let q_nope = gpu.upload(product.unwrap_or(&[]), [product.map_or(0, |_| n), heads, nope]);
         let q_pe = gpu.upload(&elements::<T>(n * heads * pe, self.tokens.seed ^ 2), [n, heads, pe]);
         let k_nope =
@@ -185,30 +183,22 @@ impl Case {
             q_pe_head: self.first.map(|_| head.view_mut()),
             nope_zeros: self.first.map(|_| zeros.view_mut()),
         };
-        let (tables, slots, rope) = (tokens.tables(), tokens.slots(), self.tokens.rope);
-        let (q_pe, k_nope, k_pe, stream) = (q_pe.view(), k_nope.view(), k_pe.view(), gpu.stream());
+        let (stream, rope) = (gpu.stream(), self.tokens.rope);
+        let inputs = MlaInputs {
+            q_nope: if product.is_some() { q_nope.view() } else { transposed.view() },
+            q_pe: q_pe.view(),
+            k_nope: k_nope.view(),
+            k_pe: k_pe.view(),
+            tables: tokens.tables(),
+            slot_mapping: tokens.slots(),
+            k_scale: None,
+        };
         if product.is_some() {
-            let q_nope = q_nope.view();
-            rope_cat_and_cache_mla(stream, q_nope, q_pe, k_nope, k_pe, tables, slots, None, outputs, rope)
-                .unwrap();
+            rope_cat_and_cache_mla(stream, inputs, outputs, rope).unwrap();
         } else {
-            let q = turned.view();
-            fused_bmm_rope_kv_cache(
-                stream,
-                q,
-                w.view(),
-                q_pe,
-                k_nope,
-                k_pe,
-                tables,
-                slots,
-                None,
-                outputs,
-                rope,
-            )
-            .unwrap();
+            fused_bmm_rope_kv_cache(stream, inputs, w.view(), outputs, rope).unwrap();
         }
-        gpu.assert_untouched(&turned);
+        gpu.assert_untouched(&transposed);
         gpu.assert_guards(&q_out);
         gpu.assert_guards(&cache);
         if self.first.is_some() {
@@ -222,33 +212,27 @@ impl Case {
         }
     }
 
-    /// The product is near the f64 one, and all else has the bits of the operator without it.
+    /// The GEMM is close to its f64 reference; all else is bitwise identical to `rope_cat_and_cache_mla`.
     #[track_caller]
     fn check<C: CacheElement<T>>(&self) {
         for gpu in kit::devices() {
             let q = self.q();
             let (w, of_w, of_q) = self.weights(&gpu, &q);
             let got = self.run::<C>(&gpu, &q, &w, None);
-            let (want, magnitudes) =
+            let (mut want, magnitudes) =
                 reference::bmm(&of_q, &of_w, [self.heads, self.n(), self.nope, self.cols]);
-            let width = self.nope + self.pe;
-            let mut product = Vec::new();
-            for (i, (want, magnitude)) in want.iter().zip(&magnitudes).enumerate() {
-                let (row, n) = (i / self.nope, i % self.nope);
-                let got = got.q_out[row * width + n];
-                product.push(got);
-                let position = self.tokens.rows()[row / self.heads];
-                if !(0..common::ROWS as i64).contains(&position) {
-                    assert!(got.is_nan());
-                    continue;
+            for (row, want) in want.chunks_mut(self.nope).enumerate() {
+                if !(0..common::ROWS as i64).contains(&self.tokens.rows()[row / self.heads]) {
+                    want.fill(f64::NAN);
                 }
-                let bound = 8e-3 * want.abs() + magnitude / 256.0 / (self.cols as f64).sqrt();
-                let error = (got.to_f64() - want).abs();
-                assert!(
-                    error <= bound,
-                    "{self:?}: row {row}, output {n}: got {got}, want {want}, bound {bound:e}"
-                );
             }
+            let rows = got.q_out.chunks(self.nope + self.pe);
+            let product: Vec<T> = rows.flat_map(|row| &row[..self.nope]).copied().collect();
+            let shape = vec![self.n(), self.heads, self.nope];
+            let want = HostTensorF64 { shape, values: want, magnitudes };
+            let terms = if self.form == Form::Same { -18 } else { -16 };
+            let tolerance = Tolerance::Sum { terms: 2f64.powi(terms) };
+            compare(format!("q_nope_out of {self:?}"), T::DTYPE, &widen(&product), &want, tolerance).assert();
             let unfused = self.run::<C>(&gpu, &q, &w, Some(&product));
             assert_bits(&got.q_out, &unfused.q_out);
             assert_bits(&got.k_pe_out, &unfused.k_pe_out);
@@ -279,17 +263,17 @@ proptest! {
     #![proptest_config(kit::config())]
 
     #[test]
-    fn bf16_is_the_product_then_the_rest(c in cases(Form::Same)) {
+    fn bf16_matches_reference(c in cases(Form::Same)) {
         c.check::<bf16>();
     }
 
     #[test]
-    fn fp8_is_the_product_of_codes(c in cases(Form::Fp8(64)), ocp: bool) {
+    fn fp8_matches_reference(c in cases(Form::Fp8(64)), ocp: bool) {
         if ocp { c.check::<Fp8E4M3>() } else { c.check::<Fp8E4M3Fnuz>() }
     }
 
     #[test]
-    fn mxfp4_is_the_product_of_codes(mut c in cases(Form::Mxfp4(None)), y_scale in prop_oneof![Just(None), Just(Some(0.3))]) {
+    fn mxfp4_matches_reference(mut c in cases(Form::Mxfp4(None)), y_scale in prop_oneof![Just(None), Just(Some(0.3))]) {
         c.form = Form::Mxfp4(y_scale);
         c.check::<bf16>();
     }
@@ -306,7 +290,7 @@ fn heads_of_deepseek() {
     }
 }
 
-/// An identity copies, by few tokens a wave and by many: the same bits whatever the number of tokens.
+/// Identity weights copy, in tiles of few and of many tokens.
 #[test]
 fn an_identity_copies() {
     for gpu in kit::devices() {
@@ -327,12 +311,12 @@ fn an_identity_copies() {
     }
 }
 
-/// A token's product has the same bits alone and among others.
+/// Results are batch-invariant.
 #[test]
-fn a_token_does_not_depend_on_others() {
+fn tokens_are_batch_invariant() {
     for gpu in kit::devices() {
         for form in [Form::Same, Form::Fp8(64), Form::Mxfp4(None)] {
-            // More than the tokens of a wave, by many.
+            // Many more than the tokens of a wave.
             let cols = if form == Form::Mxfp4(None) { 96 } else { 72 };
             let c = Case::new(37, [304, 1, cols, 64, 16], form, 21);
             let q = c.q();
@@ -353,7 +337,7 @@ fn a_token_does_not_depend_on_others() {
     }
 }
 
-/// Scales from the least to the largest, with queries that make up for them; one that is NaN, and a query that is infinite.
+/// Scales from the least to the largest, with queries that compensate; a NaN scale, and an infinite query.
 #[test]
 fn mxfp4_scales_have_their_whole_range() {
     let exponents = [0u8, 1, 2, 64, 126, 127, 128, 192, 252, 253, 254];
@@ -373,7 +357,7 @@ fn mxfp4_scales_have_their_whole_range() {
         let of_w: Vec<f64> = codes
             .iter()
             .enumerate()
-            .map(|(i, &c)| f64::from(Fp4::from_code(c as u8).to_f32()) * scale(i % cols))
+            .map(|(i, &c)| f64::from(Fp4::from_bits(c as u8).to_f32()) * scale(i % cols))
             .collect();
         let of_q: Vec<f64> = widen(&q).chunks(cols).flat_map(reference::mxfp4_blocks).collect();
         let (want, magnitudes) = reference::bmm(&of_q, &of_w, [1, tokens, nope, cols]);
@@ -416,66 +400,137 @@ fn zero_queries_give_zero() {
     }
 }
 
-/// A call whose `input` shares memory with its `output`.
-fn overlap(gpu: &Gpu, c: &Case, input: &str, output: &str) -> Result<()> {
-    let input_shape = if input == "w" { [2, 32, 64] } else { [2, 3, 64] };
-    let shapes = [[3, 2, 48], [5, 1, 16], [23, 1, 48], [3, 2, 16], [3, 2, 32]];
-    let names = ["q_out", "k_pe_out", "kv_cache", "q_pe_head", "nope_zeros"];
-    let at = names.iter().position(|n| *n == output).unwrap();
-    let one = T::from_f32(1.0);
-    let x = |shape: [usize; 3]| gpu.upload(&vec![one; shape.iter().product()], shape);
-    let (q_nope, w, q_pe, k_nope, k_pe) =
-        (x([2, 3, 64]), x([2, 32, 64]), x([3, 2, 16]), x([5, 1, 32]), x([5, 1, 16]));
-    let mut memory = gpu.poisoned::<T>([8192]);
-    let (from, to) = common::overlapping(memory.view_mut(), &input_shape, &shapes[at]);
-    let [mut q_out, mut k_pe_out, mut cache, mut head, mut zeros] =
-        shapes.map(|shape| gpu.poisoned::<T>(shape));
-    let outputs = MlaOutputs {
-        q_out: q_out.view_mut(),
-        k_pe_out: k_pe_out.view_mut(),
-        kv_cache: cache.view_mut(),
-        q_pe_head: Some(head.view_mut()),
-        nope_zeros: Some(zeros.view_mut()),
-    };
-    let outputs = match output {
-        "q_out" => MlaOutputs { q_out: to, ..outputs },
-        "k_pe_out" => MlaOutputs { k_pe_out: to, ..outputs },
-        "kv_cache" => MlaOutputs { kv_cache: to, ..outputs },
-        "q_pe_head" => MlaOutputs { q_pe_head: Some(to), ..outputs },
-        _ => MlaOutputs { nope_zeros: Some(to), ..outputs },
-    };
-    let (q, w) = if input == "w" { (q_nope.view(), from) } else { (from, w.view()) };
-    let w = MlaWeight::Same(w);
-    let tokens = DeviceTokens::<f32>::new(gpu, &c.tokens, 0);
-    let (tables, slots, stream) = (tokens.tables(), tokens.slots(), gpu.stream());
-    fused_bmm_rope_kv_cache(
-        stream,
-        q,
-        w,
-        q_pe.view(),
-        k_nope.view(),
-        k_pe.view(),
-        tables,
-        slots,
-        None,
-        outputs,
-        rope(16),
-    )
+/// The weights of a refused call.
+#[derive(Clone, Copy)]
+enum Refused {
+    Same,
+    /// With groups of so many columns.
+    Fp8(usize),
+    Mxfp4,
 }
 
-/// More columns than fit, of no heads; and tensors of another device.
+/// Calls for 3 tokens of 2 heads; `cols` are the columns of `q_nope`.
+fn refusals<'f>(form: Refused, cols: usize) -> Refusals<'f, Refused> {
+    let table = Refusals::new(form, |stream, tensors, form| {
+        let w = match form {
+            Refused::Same => MlaWeight::Same(tensors.input::<T>("w")),
+            Refused::Fp8(group) => {
+                MlaWeight::Fp8(Fp8Weight { w: tensors.input("w"), scale: tensors.input("w_scale"), group })
+            }
+            Refused::Mxfp4 => MlaWeight::Mxfp4(Mxfp4Weight {
+                w: tensors.input("w"),
+                scales: tensors.input("w_scales"),
+                y_scale: tensors.optional_input("y_scale"),
+            }),
+        };
+        let inputs = common::mla_inputs::<T>(tensors);
+        fused_bmm_rope_kv_cache(stream, inputs, w, common::mla_outputs(tensors), rope(16))
+    })
+    .input::<T>("q_nope", [2, 3, cols])
+    .input::<T>("q_pe", [3, 2, 16])
+    .input::<T>("k_nope", [5, 1, 32])
+    .input::<T>("k_pe", [5, 1, 16])
+    .input::<T>("cos", [50, 8])
+    .input::<T>("sin", [50, 8])
+    .input::<i32>("positions", [3])
+    .input::<i32>("slot_mapping", [4])
+    .input::<f32>("k_scale", [1])
+    .output::<T>("q_out", [3, 2, 48])
+    .output::<T>("k_pe_out", [5, 1, 16])
+    .output::<T>("kv_cache", [23, 1, 48])
+    .output::<T>("q_pe_head", [3, 2, 16])
+    .output::<T>("nope_zeros", [3, 2, 32]);
+    match form {
+        Refused::Same => table.input::<T>("w", [2, 32, cols]),
+        Refused::Fp8(_) => table.input::<Fp8E4M3>("w", [2, 32, cols]).input::<f32>("w_scale", [1]),
+        Refused::Mxfp4 => table
+            .input::<Fp4x2>("w", [2, 32, cols / 2])
+            .input::<E8M0>("w_scales", [2, 32, cols / 32])
+            .input::<f32>("y_scale", [1]),
+    }
+}
+
 #[test]
-fn too_many_columns_and_other_devices_are_refused() {
-    let gpu = &kit::devices()[0];
-    let c = Case::new(3, [2, 1, 64, 32, 16], Form::Same, 4);
-    let other = Device::open("emu:gfx950").unwrap().create_stream().unwrap();
-    let call = |stream: &Stream, cols: usize| {
+fn errors() {
+    refusals(Refused::Same, 64)
+        .accepts(|_| {})
+        .refuses(
+            kind!(Shape),
+            &["fused_bmm_rope_kv_cache: w: shape [2, 32, 64], expected [2, 32, 63]"],
+            |call| call.shape("q_nope", [2, 3, 63]),
+        )
+        .refuses(kind!(Shape), &["q_nope: shape [3, 2, 64], expected [2, 3, 64]"], |call| {
+            call.shape("q_nope", [3, 2, 64])
+        })
+        .refuses(kind!(Shape), &["w: shape [2, 31, 64], expected [2, 32, 64]"], |call| {
+            call.shape("w", [2, 31, 64])
+        })
+        .refuses(kind!(Empty), &["q_nope: axis 2"], |call| call.shape("q_nope", [2, 3, 0]))
+        .refuses(kind!(Overlap), &["q_nope and q_out overlap"], |call| call.overlap("q_nope", "q_out", 0))
+        .refuses(kind!(TooLarge), &["q_nope: 1073741825 columns"], |call| {
+            let cols = (1 << 30) + 1;
+            for (name, shape) in [
+                ("q_nope", [0, 3, cols]),
+                ("w", [0, 32, cols]),
+                ("q_pe", [3, 0, 16]),
+                ("q_out", [3, 0, 48]),
+                ("q_pe_head", [3, 0, 16]),
+                ("nope_zeros", [3, 0, 32]),
+            ] {
+                call.shape(name, shape);
+            }
+        })
+        .refuses_other_devices()
+        .refuses_overlaps();
+    for group in [0, 32, 96] {
+        let says = ["group", "a power of two from 64"];
+        refusals(Refused::Fp8(group), 64).refuses(kind!(Argument), &says, |_| {});
+    }
+    refusals(Refused::Fp8(128), 64)
+        .refuses(kind!(Shape), &["w_scale: shape [2]"], |call| call.shape("w_scale", [2]));
+    refusals(Refused::Mxfp4, 64)
+        .accepts(|_| {})
+        .accepts(|call| call.without("y_scale"))
+        .refuses(kind!(Shape), &["q_nope", "a multiple of 32 columns"], |call| {
+            call.shape("q_nope", [2, 3, 48])
+        })
+        .refuses(kind!(Shape), &["w: shape [2, 32, 32], expected [2, 32, 16]"], |call| {
+            call.shape("q_nope", [2, 3, 32])
+        })
+        .refuses(kind!(Shape), &["y_scale: shape [2], expected [1]"], |call| call.shape("y_scale", [2]))
+        .refuses(kind!(Shape), &["w_scales: shape [2, 32, 1], expected [2, 32, 2]"], |call| {
+            call.shape("w_scales", [2, 32, 1])
+        })
+        .refuses_other_devices();
+}
+
+/// Weights in the fp8 of the other generation.
+#[test]
+fn foreign_fp8_is_refused() {
+    for gpu in kit::devices() {
+        let c = Case::new(3, [2, 1, 64, 32, 16], Form::Same, 4);
+        let (ocp, fnuz) =
+            (gpu.upload(&[Fp8E4M3(0); 4096], [2, 32, 64]), gpu.upload(&[Fp8E4M3Fnuz(0); 4096], [2, 32, 64]));
+        let one = gpu.upload(&[1.0f32], [1]);
+        let arch = gpu.stream().device().info().arch;
+        let foreign = match arch {
+            Arch::Gfx942 => MlaWeight::Fp8(Fp8Weight { w: ocp.view(), scale: one.view(), group: 128 }),
+            _ => MlaWeight::Fp8Fnuz(Fp8Weight { w: fnuz.view(), scale: one.view(), group: 128 }),
+        };
         let x = |shape: [usize; 3]| gpu.upload(&vec![T::from_f32(1.0); shape.iter().product()], shape);
-        let (q_nope, w, q_pe) = (x([0, 3, cols]), x([0, 32, cols]), x([3, 0, 16]));
-        let (k_nope, k_pe) = (x([5, 1, 32]), x([5, 1, 16]));
-        let (mut q_out, mut k_pe_out) = (gpu.poisoned::<T>([3, 0, 48]), gpu.poisoned::<T>([5, 1, 16]));
-        let mut cache = gpu.poisoned::<T>([23, 1, 48]);
-        let tokens = DeviceTokens::<f32>::new(gpu, &c.tokens, 0);
+        let (q_nope, q_pe, k_nope, k_pe) = (x([2, 3, 64]), x([3, 2, 16]), x([5, 1, 32]), x([5, 1, 16]));
+        let [mut q_out, mut k_pe_out, mut cache] =
+            [[3, 2, 48], [5, 1, 16], [23, 1, 48]].map(|shape| gpu.poisoned::<T>(shape));
+        let tokens = DeviceTokens::<T>::new(&gpu, &c.tokens, 0);
+        let inputs = MlaInputs {
+            q_nope: q_nope.view(),
+            q_pe: q_pe.view(),
+            k_nope: k_nope.view(),
+            k_pe: k_pe.view(),
+            tables: tokens.tables(),
+            slot_mapping: tokens.slots(),
+            k_scale: None,
+        };
         let outputs = MlaOutputs {
             q_out: q_out.view_mut(),
             k_pe_out: k_pe_out.view_mut(),
@@ -483,118 +538,11 @@ fn too_many_columns_and_other_devices_are_refused() {
             q_pe_head: None,
             nope_zeros: None,
         };
-        let (w, tables, slots) = (MlaWeight::Same(w.view()), tokens.tables(), tokens.slots());
-        let (q_nope, q_pe, k_nope, k_pe) = (q_nope.view(), q_pe.view(), k_nope.view(), k_pe.view());
-        fused_bmm_rope_kv_cache(stream, q_nope, w, q_pe, k_nope, k_pe, tables, slots, None, outputs, rope(16))
-    };
-    let stream = gpu.stream();
-    call(stream, 64).unwrap();
-    let refused = call(stream, (1 << 30) + 1);
-    assert_error(refused, kind!(TooLarge), &["q_nope: 1073741825 columns"]);
-    assert_error(call(&other, 64), kind!(DeviceMismatch), &["fused_bmm_rope_kv_cache"]);
-}
-
-#[test]
-fn errors() {
-    for gpu in kit::devices() {
-        let c = Case::new(3, [2, 1, 64, 32, 16], Form::Same, 4);
-        let call = |c: &Case, q_shape: [usize; 3], w: MlaWeight<T>, q_alias: bool| -> Result<()> {
-            let q = gpu.upload(&vec![T::from_f32(1.0); q_shape.iter().product()], q_shape);
-            let x = |shape: [usize; 3]| gpu.upload(&vec![T::from_f32(1.0); shape.iter().product()], shape);
-            let (q_pe, k_nope, k_pe) = (x([3, 2, 16]), x([5, 1, 32]), x([5, 1, 16]));
-            let mut q_out = gpu.poisoned::<T>([3, 2, 48]);
-            let mut k_pe_out = gpu.poisoned::<T>([5, 1, 16]);
-            let mut cache = gpu.poisoned::<T>([23, 1, 48]);
-            let tokens = DeviceTokens::<f32>::new(&gpu, &c.tokens, 0);
-            let out = q_out.view_mut();
-            let q = if q_alias {
-                out.alias().slice(2, 0..32).unwrap().transpose(0, 1).unwrap()
-            } else {
-                q.view()
-            };
-            let outputs = MlaOutputs {
-                q_out: out,
-                k_pe_out: k_pe_out.view_mut(),
-                kv_cache: cache.view_mut(),
-                q_pe_head: None,
-                nope_zeros: None,
-            };
-            let (tables, slots) = (tokens.tables(), tokens.slots());
-            let (q_pe, k_nope, k_pe) = (q_pe.view(), k_nope.view(), k_pe.view());
-            fused_bmm_rope_kv_cache(
-                gpu.stream(),
-                q,
-                w,
-                q_pe,
-                k_nope,
-                k_pe,
-                tables,
-                slots,
-                None,
-                outputs,
-                rope(16),
-            )
-        };
-        let same = |shape: [usize; 3]| gpu.upload(&vec![T::from_f32(1.0); shape.iter().product()], shape);
-        let w = same([2, 32, 64]);
-        call(&c, [2, 3, 64], MlaWeight::Same(w.view()), false).unwrap();
-        let result = call(&c, [2, 3, 63], MlaWeight::Same(w.view()), false);
-        assert_error(
-            result,
-            kind!(Shape),
-            &["fused_bmm_rope_kv_cache: w: shape [2, 32, 64], expected [2, 32, 63]"],
-        );
-        let result = call(&c, [3, 2, 64], MlaWeight::Same(w.view()), false);
-        assert_error(result, kind!(Shape), &["q_nope: shape [3, 2, 64], expected [2, 3, 64]"]);
-        let other = same([2, 31, 64]);
-        let result = call(&c, [2, 3, 64], MlaWeight::Same(other.view()), false);
-        assert_error(result, kind!(Shape), &["w: shape [2, 31, 64], expected [2, 32, 64]"]);
-        let result = call(&c, [2, 3, 0], MlaWeight::Same(w.view()), false);
-        assert_error(result, kind!(Empty), &["q_nope: axis 2"]);
-        let narrow = same([2, 32, 32]);
-        let result = call(&c, [2, 3, 64], MlaWeight::Same(narrow.view()), true);
-        assert_error(result, kind!(Overlap), &["q_nope and q_out overlap"]);
-
-        for name in ["q_out", "k_pe_out", "kv_cache", "q_pe_head", "nope_zeros"] {
-            for input in ["q_nope", "w"] {
-                let says = format!("{input} and {name} overlap");
-                assert_error(overlap(&gpu, &c, input, name), kind!(Overlap), &[&says]);
-            }
-        }
-        let (ocp, fnuz) =
-            (gpu.upload(&[Fp8E4M3(0); 4096], [2, 32, 64]), gpu.upload(&[Fp8E4M3Fnuz(0); 4096], [2, 32, 64]));
-        let (one, two) = (gpu.upload(&[1.0f32], [1]), gpu.upload(&[1.0f32; 2], [2]));
-        for group in [0, 32, 96] {
-            let weight = MlaWeight::Fp8(Fp8Weight { w: ocp.view(), scale: one.view(), group });
-            assert_error(
-                call(&c, [2, 3, 64], weight, false),
-                kind!(Argument),
-                &["group", "a power of two from 64"],
-            );
-        }
-        let weight = MlaWeight::Fp8(Fp8Weight { w: ocp.view(), scale: two.view(), group: 128 });
-        assert_error(call(&c, [2, 3, 64], weight, false), kind!(Shape), &["w_scale: shape [2]"]);
-        let codes = gpu.upload(&[Fp4x2(0); 2048], [2, 32, 32]);
-        let scales = gpu.upload(&[E8M0::ONE; 128], [2, 32, 2]);
-        let mx = || MlaWeight::Mxfp4(Mxfp4Weight { w: codes.view(), scales: scales.view(), y_scale: None });
-        let result = call(&c, [2, 3, 48], mx(), false);
-        assert_error(result, kind!(Shape), &["q_nope", "a multiple of 32 columns"]);
-        let result = call(&c, [2, 3, 32], mx(), false);
-        assert_error(result, kind!(Shape), &["w: shape [2, 32, 32], expected [2, 32, 16]"]);
-        call(&c, [2, 3, 64], mx(), false).unwrap();
-        let weight = Mxfp4Weight { w: codes.view(), scales: scales.view(), y_scale: Some(two.view()) };
-        let result = call(&c, [2, 3, 64], MlaWeight::Mxfp4(weight), false);
-        assert_error(result, kind!(Shape), &["y_scale: shape [2], expected [1]"]);
-        let few = gpu.upload(&[E8M0::ONE; 64], [2, 32, 1]);
-        let weight = Mxfp4Weight { w: codes.view(), scales: few.view(), y_scale: None };
-        let result = call(&c, [2, 3, 64], MlaWeight::Mxfp4(weight), false);
-        assert_error(result, kind!(Shape), &["w_scales: shape [2, 32, 1], expected [2, 32, 2]"]);
-        let arch = gpu.stream().device().info().arch;
-        let foreign = match arch {
-            Arch::Gfx942 => MlaWeight::Fp8(Fp8Weight { w: ocp.view(), scale: one.view(), group: 128 }),
-            _ => MlaWeight::Fp8Fnuz(Fp8Weight { w: fnuz.view(), scale: one.view(), group: 128 }),
-        };
+        let refused = fused_bmm_rope_kv_cache(gpu.stream(), inputs, foreign, outputs, rope(16));
         let weights = format!("weights on {arch}");
-        assert_error(call(&c, [2, 3, 64], foreign, false), kind!(Unsupported), &["fp8e4m3", &weights]);
+        assert_error(refused, kind!(Unsupported), &["fp8e4m3", &weights]);
+        for written in [&q_out, &k_pe_out, &cache] {
+            gpu.assert_untouched(written);
+        }
     }
 }

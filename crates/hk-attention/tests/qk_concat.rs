@@ -1,13 +1,17 @@
 //! `qk_cat` and `qk_rope_cat` on the emulated GPUs (and real ones where there are some) against their f64 references, and
 //! against each other.
 
-use hk_attention::{qk_cat, qk_rope_cat, reference::qk_concat as reference};
-use hk_core::rope::reference::{Tables, table_rows};
-use hk_core::rope::{Positions, Rope, RopeElement, RopeSpan, RopeStyle, RopeTableWidth, RopeTables};
+use hk_attention::reference::qk_concat as reference;
+use hk_attention::{QkCatInputs, QkOutputs, QkRopeCatInputs, qk_cat, qk_rope_cat};
+use hk_core::plan::rope::reference::{Tables, table_rows};
+use hk_core::plan::rope::{Positions, Rope, RopeElement, RopeSpan, RopeStyle, RopeTableWidth, RopeTables};
 use hk_core::{Element, Float, Fp8E4M3, Layout, bf16, f16};
 use hk_testkit::{
-    self as kit, Array, Fill, Gpu, Place, Tensor, Tolerance, assert_error, kind, proptest::prelude::*,
-    proptest::sample::select, widen,
+    self as kit, Array, Call, Fill, Gpu, Place, Refusals, Tensor, Tolerance, kind,
+    proptest::prelude::*,
+    proptest::sample::select,
+    rope::{angles, rounded},
+    widen,
 };
 
 /// Sizes of a call, and how its tensors lie in memory.
@@ -79,7 +83,12 @@ impl Case {
         let inputs = self.upload(gpu, elements);
         let [q1, q2, k1, k2] = &inputs;
         let [mut q, mut k] = self.outputs(gpu);
-        qk_cat(gpu.stream(), q1.view(), q2.view(), k1.view(), k2.view(), q.view_mut(), k.view_mut()).unwrap();
+        qk_cat(
+            gpu.stream(),
+            QkCatInputs { q1: q1.view(), q2: q2.view(), k1: k1.view(), k2: k2.view() },
+            QkOutputs { q_out: q.view_mut(), k_out: k.view_mut() },
+        )
+        .unwrap();
         inputs.iter().for_each(|t| gpu.assert_untouched(t));
         gpu.assert_guards(&q);
         gpu.assert_guards(&k);
@@ -103,9 +112,15 @@ impl Case {
         let positions = gpu.upload(positions, [self.tokens]);
         let positions = Positions::Given(positions.view().into());
         let tables = RopeTables { cos: cos.view(), sin: sin.view(), positions, offsets: None };
-        let (q_out, k_out) = (q.view_mut(), k.view_mut());
-        qk_rope_cat(gpu.stream(), q1.view(), q2.view(), k1.view(), k2.view(), tables, q_out, k_out, rope)
-            .unwrap();
+        let heads = QkRopeCatInputs {
+            q_nope: q1.view(),
+            q_pe: q2.view(),
+            k_nope: k1.view(),
+            k_pe: k2.view(),
+            tables,
+        };
+        let outputs = QkOutputs { q_out: q.view_mut(), k_out: k.view_mut() };
+        qk_rope_cat(gpu.stream(), heads, outputs, rope).unwrap();
         inputs.iter().for_each(|t| gpu.assert_untouched(t));
         gpu.assert_guards(&q);
         gpu.assert_guards(&k);
@@ -141,16 +156,13 @@ fn check_cat<T: Element>(case: &Case, draw: impl Fn(usize, u64) -> Vec<T>) {
     }
 }
 
-/// Near the reference, the columns without position to the bit, and the same bits as rotating first.
+/// Close to the reference; columns without position bitwise; bitwise identical to a rotation followed by a concatenation.
 #[track_caller]
 fn check_rope<T: Float, C: RopeElement<T> + Float>(case: &Case, style: RopeStyle, table: RopeTableWidth) {
     let inverse = case.seed % 2 == 1;
     let rope = Rope { style, table, rotary: case.cols[1], span: RopeSpan::First, inverse };
     let elements = case.elements(floats::<T>);
-    let angles: Vec<f64> = (0..ROWS * rope.table_width()).map(|i| i as f64 * 0.37).collect();
-    let tables = Tables::of_angles(&angles);
-    let round = |values: &[f64]| values.iter().map(|&v| C::from_f64(v)).collect::<Vec<C>>();
-    let (cos, sin) = (round(&tables.cos), round(&tables.sin));
+    let (cos, sin) = rounded::<C>(&Tables::of_angles(&angles(ROWS, &rope, 1e4)));
     let tables = Tables { cos: widen(&cos), sin: widen(&sin) };
     // From the one before the first row to the one after the last.
     let positions: Vec<i64> = (0..case.tokens as i64).map(|t| (t * 5 + 3) % 14 - 1).collect();
@@ -244,114 +256,139 @@ fn shapes_of_models() {
     }
 }
 
-/// A call on zeros of these shapes, whose outputs stay as they were if it is refused.
-#[track_caller]
-fn attempt(shapes: [[usize; 3]; 6]) -> hk_core::Result<()> {
-    let gpu = &kit::devices()[0];
-    let [q1, q2, k1, k2, q, k] = shapes.map(|shape| gpu.poisoned::<f32>(shape));
-    let (mut q, mut k) = (q, k);
-    let result = qk_cat(gpu.stream(), q1.view(), q2.view(), k1.view(), k2.view(), q.view_mut(), k.view_mut());
-    if result.is_err() {
-        gpu.assert_untouched(&q);
-        gpu.assert_untouched(&k);
-    }
-    result
+#[test]
+fn wrong_shapes_types_and_places_are_refused() {
+    Refusals::new((), |stream, tensors, ()| {
+        let inputs = QkCatInputs {
+            q1: tensors.input::<f32>("q1"),
+            q2: tensors.input("q2"),
+            k1: tensors.input("k1"),
+            k2: tensors.input("k2"),
+        };
+        qk_cat(stream, inputs, QkOutputs { q_out: tensors.output("q_out"), k_out: tensors.output("k_out") })
+    })
+    .input::<f32>("q1", [3, 4, 8])
+    .input::<f32>("q2", [3, 4, 6])
+    .input::<f32>("k1", [3, 2, 8])
+    .input::<f32>("k2", [3, 2, 6])
+    .output::<f32>("q_out", [3, 4, 14])
+    .output::<f32>("k_out", [3, 2, 14])
+    .accepts(|_| {})
+    .accepts(|call| {
+        for (name, shape) in [("q1", [0, 4, 8]), ("q2", [0, 4, 6]), ("k1", [0, 2, 8]), ("k2", [0, 2, 6])] {
+            call.shape(name, shape);
+        }
+        call.shape("q_out", [0, 4, 14]);
+        call.shape("k_out", [0, 2, 14]);
+    })
+    .refuses(kind!(Shape), &["qk_cat: q2: shape [3, 5, 6]", "[3, 4, 6] (tokens and heads of q1)"], |call| {
+        call.shape("q2", [3, 5, 6])
+    })
+    .refuses(kind!(Shape), &["q2: shape [2, 4, 6]"], |call| call.shape("q2", [2, 4, 6]))
+    .refuses(kind!(Shape), &["k2: shape [3, 2, 6]", "(tokens and heads of k1)"], |call| {
+        call.shape("k1", [3, 1, 8])
+    })
+    .refuses(kind!(Shape), &["q_out: shape [3, 4, 15]", "[3, 4, 14]"], |call| call.shape("q_out", [3, 4, 15]))
+    .refuses(kind!(Shape), &["k_out: shape [3, 2, 13]", "[3, 2, 14]"], |call| call.shape("k_out", [3, 2, 13]))
+    .refuses(kind!(Shape), &["q1: shape [3, 4, 8]", "a multiple of 3 heads"], |call| keys(call, [3, 3, 8]))
+    .refuses(kind!(Shape), &["q1: shape [3, 4, 8]", "a multiple of 0 heads"], |call| keys(call, [3, 0, 8]))
+    .refuses(kind!(Shape), &["k1: shape [2, 2, 8]", "[3, 2, 8]"], |call| keys(call, [2, 2, 8]))
+    .refuses(kind!(Shape), &["k1: shape [3, 2, 7]", "[3, 2, 8]"], |call| keys(call, [3, 2, 7]))
+    .refuses(kind!(Empty), &["q1: axis 2"], |call| {
+        call.shape("q1", [3, 4, 0]);
+        call.shape("q_out", [3, 4, 6]);
+        keys(call, [3, 2, 0]);
+    })
+    .refuses(kind!(Stride), &["q2", "unit stride"], |call| call.strides("q2", [1, 3, 12]))
+    .refuses(kind!(Overlap), &["k2 and q_out overlap", "disjoint"], |call| call.overlap("k2", "q_out", 7))
+    .accepts(|call| call.overlap("k2", "q_out", 36))
+    .refuses_other_devices()
+    .refuses_overlaps();
+
+    Refusals::new((), |stream, tensors, ()| {
+        let x = tensors.input::<i64>("x");
+        let inputs = QkCatInputs { q1: x, q2: x, k1: x, k2: x };
+        qk_cat(stream, inputs, QkOutputs { q_out: tensors.output("q_out"), k_out: tensors.output("k_out") })
+    })
+    .input::<i64>("x", [1, 1, 2])
+    .output::<i64>("q_out", [1, 1, 4])
+    .output::<i64>("k_out", [1, 1, 4])
+    .refuses(kind!(DType), &["qk_cat: q1: dtype i64", "1, 2 or 4 bytes"], |_| {});
 }
 
-#[test]
-fn wrong_shapes_are_refused() {
-    let good = [[3, 4, 8], [3, 4, 6], [3, 2, 8], [3, 2, 6], [3, 4, 14], [3, 2, 14]];
-    attempt(good).unwrap();
-    let wrong = |index: usize, shape: [usize; 3], parts: &[&str]| {
-        let mut shapes = good;
-        shapes[index] = shape;
-        assert_error(attempt(shapes), kind!(Shape), parts);
-    };
-    wrong(1, [3, 5, 6], &["qk_cat: q2: shape [3, 5, 6]", "[3, 4, 6] (tokens and heads of q1)"]);
-    wrong(1, [2, 4, 6], &["q2: shape [2, 4, 6]"]);
-    wrong(2, [3, 1, 8], &["k2: shape [3, 2, 6]", "(tokens and heads of k1)"]);
-    wrong(4, [3, 4, 15], &["q_out: shape [3, 4, 15]", "[3, 4, 14]"]);
-    wrong(5, [3, 2, 13], &["k_out: shape [3, 2, 13]", "[3, 2, 14]"]);
-    let of = |kv: usize, tokens: usize, cols: usize| {
-        [[3, 4, 8], [3, 4, 6], [tokens, kv, cols], [tokens, kv, 6], [3, 4, 14], [tokens, kv, cols + 6]]
-    };
-    assert_error(attempt(of(3, 3, 8)), kind!(Shape), &["q1: shape [3, 4, 8]", "a multiple of 3 heads"]);
-    assert_error(attempt(of(0, 3, 8)), kind!(Shape), &["q1: shape [3, 4, 8]", "a multiple of 0 heads"]);
-    assert_error(attempt(of(2, 2, 8)), kind!(Shape), &["k1: shape [2, 2, 8]", "[3, 2, 8]"]);
-    assert_error(attempt(of(2, 3, 7)), kind!(Shape), &["k1: shape [3, 2, 7]", "[3, 2, 8]"]);
-    let empty = [[3, 4, 0], [3, 4, 6], [3, 2, 0], [3, 2, 6], [3, 4, 6], [3, 2, 6]];
-    assert_error(attempt(empty), kind!(Empty), &["q1: axis 2"]);
-    let none = [[0, 4, 8], [0, 4, 6], [0, 2, 8], [0, 2, 6], [0, 4, 14], [0, 2, 14]];
-    attempt(none).unwrap();
+/// Other sizes of the keys: tokens, heads, and columns of `k1`.
+fn keys(call: &mut Call<()>, [tokens, heads, cols]: [usize; 3]) {
+    call.shape("k1", [tokens, heads, cols]);
+    call.shape("k2", [tokens, heads, 6]);
+    call.shape("k_out", [tokens, heads, cols + 6]);
 }
 
+/// The columns of both outputs interleave in one buffer.
 #[test]
-fn wrong_types_strides_and_places_are_refused() {
+fn outputs_may_be_columns_of_one_tensor() {
     let gpu = &kit::devices()[0];
-    let stream = gpu.stream();
-    let wide = gpu.poisoned::<i64>([1, 1, 2]);
-    let (mut q, mut k) = (gpu.poisoned::<i64>([1, 1, 4]), gpu.poisoned::<i64>([1, 1, 4]));
-    let result =
-        qk_cat(stream, wide.view(), wide.view(), wide.view(), wide.view(), q.view_mut(), k.view_mut());
-    assert_error(result, kind!(DType), &["qk_cat: q1: dtype i64", "1, 2 or 4 bytes"]);
-
-    let part = gpu.poisoned::<u8>([2, 2, 4]);
-    let columns = gpu.poisoned::<u8>(Place::new(Layout::with_strides([2, 2, 4], [1, 2, 4]).unwrap()));
-    let (mut q, mut k) = (gpu.poisoned::<u8>([2, 2, 8]), gpu.poisoned::<u8>([2, 2, 8]));
-    let result =
-        qk_cat(stream, part.view(), columns.view(), part.view(), part.view(), q.view_mut(), k.view_mut());
-    assert_error(result, kind!(Stride), &["q2", "unit stride"]);
-
-    // One buffer for an input and an output, and for both outputs.
+    let part = gpu.upload(&[1u8; 16], [2, 2, 4]);
     let mut buffer = gpu.upload(&[0u8; 96], [2, 2, 24]);
-    let view = buffer.view_mut();
-    let (k2, q_out) = (view.alias().slice(2, 7..11).unwrap(), view.slice(2, 0..8).unwrap());
-    let result = qk_cat(stream, part.view(), part.view(), part.view(), k2, q_out, k.view_mut());
-    assert_error(result, kind!(Overlap), &["k2 and q_out overlap", "disjoint"]);
     let (q_out, k_out) = buffer.view_mut().split_at(2, 12).unwrap();
     let (q_out, k_out) = (q_out.slice(2, 0..8).unwrap(), k_out.slice(2, 4..12).unwrap());
-    qk_cat(stream, part.view(), part.view(), part.view(), part.view(), q_out, k_out).unwrap();
-    gpu.assert_untouched(&q);
-    gpu.assert_untouched(&k);
+    let inputs = QkCatInputs { q1: part.view(), q2: part.view(), k1: part.view(), k2: part.view() };
+    qk_cat(gpu.stream(), inputs, QkOutputs { q_out, k_out }).unwrap();
+    let written: Vec<u8> = (0..24).map(|col| u8::from(!(8..16).contains(&col))).collect();
+    assert_eq!(gpu.download(&buffer).data, written.repeat(4));
 }
 
 #[test]
 fn wrong_rotations_are_refused() {
-    let gpu = &kit::devices()[0];
-    let nope = gpu.upload(&[1.0f32; 24], [3, 2, 4]);
-    let (pe, odd) = (gpu.upload(&[1.0f32; 36], [3, 2, 6]), gpu.upload(&[1.0f32; 30], [3, 2, 5]));
-    let table = gpu.upload(&[1.0f32; 9], [3, 3]);
-    let five = gpu.upload(&[0i32; 5], [5]);
-    let style = RopeStyle::Neox;
-    let good = Rope { style, table: RopeTableWidth::Half, rotary: 6, span: RopeSpan::First, inverse: false };
-    let attempt = |pe: &Tensor<f32>, rope: Rope, positions| {
-        let cols = 4 + pe.layout().shape()[2];
-        let (mut q, mut k) = (gpu.poisoned::<f32>([3, 2, cols]), gpu.poisoned::<f32>([3, 2, cols]));
-        let tables = RopeTables { cos: table.view(), sin: table.view(), positions, offsets: None };
-        let (n, pe) = (nope.view(), pe.view());
-        let result = qk_rope_cat(gpu.stream(), n, pe, n, pe, tables, q.view_mut(), k.view_mut(), rope);
-        if result.is_err() {
-            gpu.assert_untouched(&q);
-            gpu.assert_untouched(&k);
-        }
-        result
+    let rope = Rope {
+        style: RopeStyle::Neox,
+        table: RopeTableWidth::Half,
+        rotary: 6,
+        span: RopeSpan::First,
+        inverse: false,
     };
-    let index = Positions::Index;
-    attempt(&pe, good, index).unwrap();
-    let rotary = |rotary| Rope { rotary, ..good };
-    assert_error(
-        attempt(&odd, rotary(4), index),
-        kind!(Shape),
-        &["qk_rope_cat: q_pe: shape [3, 2, 5]", "4 columns (rotary)"],
-    );
-    assert_error(
-        attempt(&pe, rotary(4), index),
-        kind!(Shape),
-        &["q_pe: shape [3, 2, 6]", "4 columns (rotary)"],
-    );
-    assert_error(attempt(&pe, rotary(5), index), kind!(Argument), &["rotary: 5"]);
-    let full = Rope { table: RopeTableWidth::Full, ..good };
-    assert_error(attempt(&pe, full, index), kind!(Shape), &["cos: shape [3, 3]", "[3, 6]"]);
-    let given = Positions::Given(five.view().into());
-    assert_error(attempt(&pe, good, given), kind!(Shape), &["positions: shape [5]", "[3]"]);
+    Refusals::new(rope, |stream, tensors, rope| {
+        let tables = RopeTables {
+            cos: tensors.input::<f32>("cos"),
+            sin: tensors.input("sin"),
+            positions: tensors
+                .optional_input::<i32>("positions")
+                .map_or(Positions::Index, |p| Positions::Given(p.into())),
+            offsets: None,
+        };
+        let inputs = QkRopeCatInputs {
+            q_nope: tensors.input::<f32>("q_nope"),
+            q_pe: tensors.input("q_pe"),
+            k_nope: tensors.input("k_nope"),
+            k_pe: tensors.input("k_pe"),
+            tables,
+        };
+        let outputs = QkOutputs { q_out: tensors.output("q_out"), k_out: tensors.output("k_out") };
+        qk_rope_cat(stream, inputs, outputs, rope)
+    })
+    .input::<f32>("q_nope", [3, 2, 4])
+    .input::<f32>("q_pe", [3, 2, 6])
+    .input::<f32>("k_nope", [3, 2, 4])
+    .input::<f32>("k_pe", [3, 2, 6])
+    .input::<f32>("cos", [3, 3])
+    .input::<f32>("sin", [3, 3])
+    .input::<i32>("positions", [3])
+    .output::<f32>("q_out", [3, 2, 10])
+    .output::<f32>("k_out", [3, 2, 10])
+    .accepts(|_| {})
+    .accepts(|call| call.without("positions"))
+    .refuses(kind!(Shape), &["qk_rope_cat: q_pe: shape [3, 2, 5]", "4 columns (rotary)"], |call| {
+        for pe in ["q_pe", "k_pe"] {
+            call.shape(pe, [3, 2, 5]);
+        }
+        for out in ["q_out", "k_out"] {
+            call.shape(out, [3, 2, 9]);
+        }
+        call.options.rotary = 4;
+    })
+    .refuses(kind!(Shape), &["q_pe: shape [3, 2, 6]", "4 columns (rotary)"], |call| call.options.rotary = 4)
+    .refuses(kind!(Argument), &["rotary: 5"], |call| call.options.rotary = 5)
+    .refuses(kind!(Shape), &["cos: shape [3, 3]", "[3, 6]"], |call| call.options.table = RopeTableWidth::Full)
+    .refuses(kind!(Shape), &["positions: shape [5]", "[3]"], |call| call.shape("positions", [5]))
+    .refuses_other_devices()
+    .refuses_overlaps();
 }

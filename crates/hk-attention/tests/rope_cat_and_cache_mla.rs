@@ -1,13 +1,12 @@
-//! `rope_cat_and_cache_mla` on the emulated GPUs (and real ones where there are some): it is rotating, joining, scattering.
+//! `rope_cat_and_cache_mla` on the emulated GPUs (and real ones where there are some): bitwise identical to
+//! rotation, concatenation and scatter.
 
-mod common;
-
-use common::{DeviceTokens, Order, Stored, Tokens, elements, heads_place, ropes, rotate_f32};
-use hk_attention::{Activation, CacheElement, MlaOutputs, rope_cat_and_cache_mla};
-use hk_core::rope::{Positions, Rope, RopeElement, RopeSpan, RopeStyle, RopeTableWidth, RopeTables};
-use hk_core::{Device, Float, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, TensorView, TensorViewMut, bf16, f16};
+use crate::common::{self, DeviceTokens, Order, Stored, Tokens, elements, heads_place, ropes, rotate_f32};
+use hk_attention::{CacheElement, HeadElement, MlaInputs, MlaOutputs, rope_cat_and_cache_mla};
+use hk_core::plan::rope::{Rope, RopeElement, RopeSpan, RopeStyle, RopeTableWidth};
+use hk_core::{Float, Fp8E4M3, Fp8E4M3Fnuz, bf16, f16};
 use hk_testkit::{
-    self as kit, Array, Gpu, Place, assert_bits, assert_error, kind, proptest::prelude::*,
+    self as kit, Array, Gpu, Refusals, assert_bits, assert_error, kind, proptest::prelude::*,
     proptest::sample::select,
 };
 
@@ -30,11 +29,11 @@ impl Case {
         elements(tokens * heads * cols, self.tokens.seed ^ number << 20)
     }
 
-    /// Everything that is written has the bits of rotating, joining and scattering; all else is untouched.
+    /// Every output is bitwise identical to rotation, concatenation and scatter; all else is untouched.
     #[track_caller]
     fn check<T, R, Q, C>(&self, alias: bool)
     where
-        T: Activation + Stored,
+        T: HeadElement + Stored,
         R: RopeElement<T> + Float,
         Q: CacheElement<T> + Stored,
         C: CacheElement<T> + Stored,
@@ -45,7 +44,7 @@ impl Case {
     #[track_caller]
     fn check_on<T, R, Q, C>(&self, gpu: &Gpu, alias: bool)
     where
-        T: Activation + Stored,
+        T: HeadElement + Stored,
         R: RopeElement<T> + Float,
         Q: CacheElement<T> + Stored,
         C: CacheElement<T> + Stored,
@@ -86,22 +85,16 @@ impl Case {
                 q_pe_head: self.first.map(|_| head.view_mut()),
                 nope_zeros: self.first.map(|_| zeros.view_mut()),
             };
-            let (tables, slots, scale) = (tokens.tables(), tokens.slots(), scale.as_ref().map(|s| s.view()));
-            let (q_nope, q_pe, k_nope) = (q_nope.view(), q_pe.view(), k_nope.view());
-            let rope = self.tokens.rope;
-            rope_cat_and_cache_mla(
-                gpu.stream(),
-                q_nope,
-                q_pe,
-                k_nope,
-                k_in,
-                tables,
-                slots,
-                scale,
-                outputs,
-                rope,
-            )
-            .unwrap();
+            let inputs = MlaInputs {
+                q_nope: q_nope.view(),
+                q_pe: q_pe.view(),
+                k_nope: k_nope.view(),
+                k_pe: k_in,
+                tables: tokens.tables(),
+                slot_mapping: tokens.slots(),
+                k_scale: scale.as_ref().map(|s| s.view()),
+            };
+            rope_cat_and_cache_mla(gpu.stream(), inputs, outputs, self.tokens.rope).unwrap();
         }
         gpu.assert_untouched(&q_nope);
         gpu.assert_untouched(&q_pe);
@@ -187,23 +180,23 @@ proptest! {
     #![proptest_config(kit::config())]
 
     #[test]
-    fn bf16_is_rotating_joining_scattering(c in cases(), f32_table: bool, alias: bool) {
+    fn bf16_matches_rotate_concat_scatter(c in cases(), f32_table: bool, alias: bool) {
         if f32_table { c.check::<bf16, f32, bf16, bf16>(alias) } else { c.check::<bf16, bf16, bf16, bf16>(alias) }
     }
 
     #[test]
-    fn f16_is_rotating_joining_scattering(c in cases(), alias: bool) {
+    fn f16_matches_rotate_concat_scatter(c in cases(), alias: bool) {
         c.check::<f16, f16, f16, f16>(alias);
     }
 
     #[test]
-    fn fp8_is_converted_once(mut c in cases(), scaled: bool, ocp: bool) {
+    fn fp8_is_rounded_once(mut c in cases(), scaled: bool, ocp: bool) {
         c.scale = scaled.then_some(0.013);
         if ocp { c.check::<bf16, bf16, Fp8E4M3, Fp8E4M3>(false) } else { c.check::<f16, f16, f16, Fp8E4M3Fnuz>(false) }
     }
 
     #[test]
-    fn queries_narrow_without_the_scale(mut c in cases()) {
+    fn queries_convert_to_fp8_without_the_scale(mut c in cases()) {
         c.scale = Some(4.0);
         c.check::<bf16, bf16, Fp8E4M3Fnuz, bf16>(false);
     }
@@ -242,7 +235,7 @@ fn empty_parts() {
 }
 
 #[test]
-fn parts_have_no_finding() {
+fn the_sanitizer_finds_nothing() {
     for gpu in kit::sanitized_devices() {
         deepseek(5, 16, 16).check_on::<bf16, bf16, bf16, bf16>(&gpu, true);
     }
@@ -250,146 +243,105 @@ fn parts_have_no_finding() {
 
 #[test]
 fn errors() {
-    let gpu = &kit::devices()[0];
-    let x = |shape: [usize; 3]| gpu.upload(&vec![bf16::ONE; shape.iter().product()], shape);
-    let (q_nope, q_pe, k_nope, k_pe) = (x([3, 4, 32]), x([3, 4, 16]), x([3, 2, 32]), x([3, 2, 16]));
-    let out = |shape: [usize; 3]| gpu.poisoned::<bf16>(Place::from(shape));
-    let (mut q_out, mut k_out, mut cache) = (out([3, 4, 48]), out([3, 2, 16]), out([9, 2, 48]));
-    let table = gpu.upload(&[bf16::ONE; 5 * 8], [5, 8]);
-    let (two, three) = (gpu.upload(&[0i32; 2], [2]), gpu.upload(&[0i32; 3], [3]));
-    let neox = Rope {
+    let rope = Rope {
         style: RopeStyle::Neox,
         table: RopeTableWidth::Half,
         rotary: 16,
         span: RopeSpan::First,
         inverse: false,
     };
-    struct Args<'a> {
-        q_nope: TensorView<'a, bf16>,
-        q_pe: TensorView<'a, bf16>,
-        k_nope: TensorView<'a, bf16>,
-        k_pe: TensorView<'a, bf16>,
-        slots: TensorView<'a, i32>,
-        cos: TensorView<'a, bf16>,
-        sin: TensorView<'a, bf16>,
-        k_scale: Option<TensorView<'a, f32>>,
-        q_out: TensorViewMut<'a, bf16>,
-        k_pe_out: TensorViewMut<'a, bf16>,
-        kv_cache: TensorViewMut<'a, bf16>,
-        q_pe_head: Option<TensorViewMut<'a, bf16>>,
-        nope_zeros: Option<TensorViewMut<'a, bf16>>,
-        rope: Rope,
-    }
-    let run = |stream: &Stream, a: Args| -> Result<()> {
-        let Args { q_out, k_pe_out, kv_cache, q_pe_head, nope_zeros, .. } = a;
-        let outputs = MlaOutputs { q_out, k_pe_out, kv_cache, q_pe_head, nope_zeros };
-        let tables = RopeTables {
-            cos: a.cos,
-            sin: a.sin,
-            positions: Positions::Given(three.view().into()),
-            offsets: None,
-        };
-        let (q_nope, q_pe, k_nope, k_pe) = (a.q_nope, a.q_pe, a.k_nope, a.k_pe);
-        rope_cat_and_cache_mla(
-            stream, q_nope, q_pe, k_nope, k_pe, tables, a.slots, a.k_scale, outputs, a.rope,
-        )
-    };
-    macro_rules! args {
-        () => {
-            Args {
-                q_nope: q_nope.view(),
-                q_pe: q_pe.view(),
-                k_nope: k_nope.view(),
-                k_pe: k_pe.view(),
-                slots: three.view(),
-                cos: table.view(),
-                sin: table.view(),
-                k_scale: None,
-                q_out: q_out.view_mut(),
-                k_pe_out: k_out.view_mut(),
-                kv_cache: cache.view_mut(),
-                q_pe_head: None,
-                nope_zeros: None,
-                rope: neox,
-            }
-        };
-    }
-    macro_rules! refused {
-        ($kind:ident, $says:expr; $($name:ident = $value:expr),*) => {{
-            let mut args = args!();
-            $(args.$name = $value;)*
-            assert_error(run(gpu.stream(), args), kind!($kind), $says);
-        }};
-    }
-    let (wrong_q, wrong_k, three_heads) = (x([3, 4, 31]), x([3, 2, 15]), x([3, 3, 16]));
-    refused!(Shape, &["rope_cat_and_cache_mla: q_nope: shape [3, 4, 31], expected [3, 4, 32]"]; q_nope = wrong_q.view());
-    refused!(Shape, &["k_pe: shape [3, 2, 15], expected [3, 2, 16]"]; k_pe = wrong_k.view());
-    refused!(Shape, &["q_pe", "multiple of those of k_nope (2)"]; q_pe = three_heads.view());
-    let (empty_pe, empty_nope) = (x([3, 4, 0]), x([3, 2, 0]));
-    refused!(Empty, &["q_pe: axis 2"]; q_pe = empty_pe.view());
-    refused!(Empty, &["k_nope: axis 2"]; k_nope = empty_nope.view());
-    refused!(Shape, &["slot_mapping: shape [2]", "from 3 (tokens of q)"]; slots = two.view());
-    let (mut short, mut narrow, mut wide) = (out([3, 4, 47]), out([3, 2, 15]), out([9, 2, 49]));
-    refused!(Shape, &["q_out: shape [3, 4, 47], expected [3, 4, 48]"]; q_out = short.view_mut());
-    refused!(Shape, &["k_pe_out: shape [3, 2, 15]"]; k_pe_out = narrow.view_mut());
-    refused!(Shape, &["kv_cache: shape [9, 2, 49], expected [9, 2, 48]"]; kv_cache = wide.view_mut());
-    let (mut four, mut head, mut zeros) = (out([4, 4, 16]), out([2, 4, 16]), out([1, 4, 32]));
-    refused!(Shape, &["q_pe_head", "at most 3 tokens"]; q_pe_head = Some(four.view_mut()));
-    refused!(Shape, &["nope_zeros", "as many in q_pe_head"]; q_pe_head = Some(head.view_mut()), nope_zeros = Some(zeros.view_mut()));
-    refused!(Argument, &["rotary"]; rope = Rope { rotary: 5, ..neox });
-    let scales = gpu.upload(&[1.0f32; 2], [2]);
-    refused!(Shape, &["k_scale: shape [2], expected [1]"]; k_scale = Some(scales.view()));
-    let turned = gpu.upload(&[bf16::ONE; 3 * 2 * 32], [3, 32, 2]);
-    refused!(Stride, &["k_nope: strides"]; k_nope = turned.view().transpose(1, 2).unwrap());
-    let mut memory = out([6, 2, 16]);
-    let whole = memory.view_mut();
-    let (first, later) = (whole.alias().slice(0, 0..3).unwrap(), whole.slice(0, 1..4).unwrap());
-    refused!(Overlap, &["k_pe and k_pe_out overlap"]; k_pe = first, k_pe_out = later);
-    let mut memory = out([3, 4, 80]);
-    let whole = memory.view_mut();
-    let (first, later) = (whole.alias().slice(2, 0..32).unwrap(), whole.slice(2, 31..79).unwrap());
-    refused!(Overlap, &["q_nope and q_out overlap"]; q_nope = first, q_out = later);
-
-    let outputs = [
-        ("q_out", vec![3, 4, 48]),
-        ("k_pe_out", vec![3, 2, 16]),
-        ("kv_cache", vec![9, 2, 48]),
-        ("q_pe_head", vec![3, 4, 16]),
-        ("nope_zeros", vec![3, 4, 32]),
-    ];
-    let inputs = [
-        ("q_nope", vec![3, 4, 32]),
-        ("q_pe", vec![3, 4, 16]),
-        ("k_nope", vec![3, 2, 32]),
-        ("k_pe", vec![3, 2, 16]),
-        ("cos", vec![5, 8]),
-        ("sin", vec![5, 8]),
-    ];
-    let mut memory = gpu.poisoned::<bf16>([1024]);
-    for (input, input_shape) in &inputs {
-        for (output, output_shape) in &outputs {
-            let (from, to) = common::overlapping(memory.view_mut(), input_shape, output_shape);
-            let mut args = args!();
-            match *input {
-                "q_nope" => args.q_nope = from,
-                "q_pe" => args.q_pe = from,
-                "k_nope" => args.k_nope = from,
-                "k_pe" => args.k_pe = from,
-                "cos" => args.cos = from,
-                _ => args.sin = from,
-            }
-            match *output {
-                "q_out" => args.q_out = to,
-                "k_pe_out" => args.k_pe_out = to,
-                "kv_cache" => args.kv_cache = to,
-                "q_pe_head" => args.q_pe_head = Some(to),
-                _ => args.nope_zeros = Some(to),
-            }
-            let says = format!("{input} and {output} overlap");
-            assert_error(run(gpu.stream(), args), kind!(Overlap), &[&says]);
+    Refusals::new(rope, |stream, tensors, rope| {
+        let inputs = common::mla_inputs::<bf16>(tensors);
+        rope_cat_and_cache_mla(stream, inputs, common::mla_outputs(tensors), rope)
+    })
+    .input::<bf16>("q_nope", [3, 4, 32])
+    .input::<bf16>("q_pe", [3, 4, 16])
+    .input::<bf16>("k_nope", [3, 2, 32])
+    .input::<bf16>("k_pe", [3, 2, 16])
+    .input::<bf16>("cos", [5, 8])
+    .input::<bf16>("sin", [5, 8])
+    .input::<i32>("positions", [3])
+    .input::<i32>("slot_mapping", [3])
+    .input::<f32>("k_scale", [1])
+    .output::<bf16>("q_out", [3, 4, 48])
+    .output::<bf16>("k_pe_out", [3, 2, 16])
+    .output::<bf16>("kv_cache", [9, 2, 48])
+    .output::<bf16>("q_pe_head", [3, 4, 16])
+    .output::<bf16>("nope_zeros", [3, 4, 32])
+    .accepts(|_| {})
+    .accepts(|call| call.overlap("k_pe", "k_pe_out", 0))
+    .accepts(|call| {
+        for name in ["k_scale", "q_pe_head", "nope_zeros"] {
+            call.without(name);
         }
-    }
+    })
+    .refuses(
+        kind!(Shape),
+        &["rope_cat_and_cache_mla: q_nope: shape [3, 4, 31], expected [3, 4, 32]"],
+        |call| call.shape("q_nope", [3, 4, 31]),
+    )
+    .refuses(kind!(Shape), &["k_pe: shape [3, 2, 15], expected [3, 2, 16]"], |call| {
+        call.shape("k_pe", [3, 2, 15])
+    })
+    .refuses(kind!(Shape), &["q_pe", "multiple of those of k_nope (2)"], |call| {
+        call.shape("q_pe", [3, 3, 16])
+    })
+    .refuses(kind!(Empty), &["q_pe: axis 2"], |call| call.shape("q_pe", [3, 4, 0]))
+    .refuses(kind!(Empty), &["k_nope: axis 2"], |call| call.shape("k_nope", [3, 2, 0]))
+    .refuses(kind!(Shape), &["slot_mapping: shape [2]", "from 3 (tokens of q)"], |call| {
+        call.shape("slot_mapping", [2])
+    })
+    .refuses(kind!(Shape), &["q_out: shape [3, 4, 47], expected [3, 4, 48]"], |call| {
+        call.shape("q_out", [3, 4, 47])
+    })
+    .refuses(kind!(Shape), &["k_pe_out: shape [3, 2, 15]"], |call| call.shape("k_pe_out", [3, 2, 15]))
+    .refuses(kind!(Shape), &["kv_cache: shape [9, 2, 49], expected [9, 2, 48]"], |call| {
+        call.shape("kv_cache", [9, 2, 49])
+    })
+    .refuses(kind!(Shape), &["q_pe_head", "at most 3 tokens"], |call| call.shape("q_pe_head", [4, 4, 16]))
+    .refuses(kind!(Shape), &["nope_zeros", "as many in q_pe_head"], |call| {
+        call.shape("q_pe_head", [2, 4, 16]);
+        call.shape("nope_zeros", [1, 4, 32]);
+    })
+    .refuses(kind!(Argument), &["rotary"], |call| call.options.rotary = 5)
+    .refuses(kind!(Shape), &["k_scale: shape [2], expected [1]"], |call| call.shape("k_scale", [2]))
+    .refuses(kind!(Stride), &["k_nope: strides"], |call| call.strides("k_nope", [64, 1, 2]))
+    .refuses(kind!(Overlap), &["k_pe and k_pe_out overlap"], |call| call.overlap("k_pe", "k_pe_out", 32))
+    .refuses_other_devices()
+    .refuses_overlaps();
+}
 
-    let other = Device::open("emu:gfx950").unwrap().create_stream().unwrap();
-    assert_error(run(&other, args!()), kind!(DeviceMismatch), &["rope_cat_and_cache_mla"]);
+/// Columns of one tensor: the output begins in the last column of the input.
+#[test]
+fn interleaved_columns_may_not_overlap() {
+    let gpu = &kit::devices()[0];
+    let c = deepseek(3, 16, 9);
+    let tokens = DeviceTokens::<bf16>::new(gpu, &c.tokens, 0);
+    let x = |shape: [usize; 3]| gpu.upload(&vec![bf16::ONE; shape.iter().product()], shape);
+    let (q_pe, k_nope, k_pe) = (x([3, 16, 64]), x([4, 1, 512]), x([4, 1, 64]));
+    let (mut k_pe_out, mut cache) = (gpu.poisoned::<bf16>([4, 1, 64]), gpu.poisoned::<bf16>([9, 1, 576]));
+    let mut memory = gpu.poisoned::<bf16>([3, 16, 1100]);
+    let mut attempt = |at: usize| {
+        let whole = memory.view_mut();
+        let (q_nope, q_out) = (whole.alias().slice(2, 0..512)?, whole.slice(2, at..at + 576)?);
+        let inputs = MlaInputs {
+            q_nope,
+            q_pe: q_pe.view(),
+            k_nope: k_nope.view(),
+            k_pe: k_pe.view(),
+            tables: tokens.tables(),
+            slot_mapping: tokens.slots(),
+            k_scale: None,
+        };
+        let outputs = MlaOutputs {
+            q_out,
+            k_pe_out: k_pe_out.view_mut(),
+            kv_cache: cache.view_mut(),
+            q_pe_head: None,
+            nope_zeros: None,
+        };
+        rope_cat_and_cache_mla(gpu.stream(), inputs, outputs, c.tokens.rope)
+    };
+    assert_error(attempt(511), kind!(Overlap), &["q_nope and q_out overlap"]);
+    attempt(512).unwrap();
 }

@@ -1,18 +1,17 @@
-//! `rope_reshape_and_cache` on the emulated GPUs (and real ones where there are some): it is rotating, then scattering.
+//! `rope_reshape_and_cache` on the emulated GPUs (and real ones where there are some): bitwise identical to
+//! rotation and scatter.
 
-mod common;
-
-use common::{DeviceTokens, Order, Stored, Tokens, elements, heads_place, ropes, rotate_f32, rotate_f64};
+use crate::common::{
+    DeviceTokens, Order, Stored, Tokens, elements, heads_place, ropes, rotate_f32, rotate_f64,
+};
 use hk_attention::{
-    Activation, CacheElement, CacheScales, KvLayout, RopeCacheOutputs, reference, rope_reshape_and_cache,
+    CacheElement, CacheScales, HeadElement, KvLayout, RopeCacheInputs, RopeCacheOutputs, reference,
+    rope_reshape_and_cache,
 };
-use hk_core::rope::{Positions, Rope, RopeElement, RopeSpan, RopeStyle, RopeTableWidth, RopeTables};
-use hk_core::{
-    Device, Element, Float, Fp8E4M3, Fp8E4M3Fnuz, Layout, Result, Stream, TensorView, TensorViewMut, bf16,
-    f16,
-};
+use hk_core::plan::rope::{Positions, Rope, RopeElement, RopeSpan, RopeStyle, RopeTableWidth, RopeTables};
+use hk_core::{Element, Float, Fp8E4M3, Fp8E4M3Fnuz, Layout, TensorView, bf16, f16};
 use hk_testkit::{
-    self as kit, Array, Gpu, Place, Tolerance, assert_bits, assert_close, assert_error, assert_rounded, kind,
+    self as kit, Array, Gpu, Place, Refusals, Tolerance, assert_bits, assert_close, assert_rounded, kind,
     proptest::prelude::*, proptest::sample::select,
 };
 
@@ -35,7 +34,7 @@ struct Case {
     shift: usize,
     /// Elements after each block of the caches.
     cache_pad: usize,
-    /// Has the inputs of one token of a case of so many.
+    /// The inputs are one token's of a case with this many.
     only: Option<(usize, usize)>,
 }
 
@@ -79,7 +78,7 @@ impl Case {
 
     /// Runs the operator, in place if `alias`, and checks that nothing else is touched.
     #[track_caller]
-    fn run<T: Activation, R: RopeElement<T> + Float, C: CacheElement<T>>(
+    fn run<T: HeadElement, R: RopeElement<T> + Float, C: CacheElement<T>>(
         &self,
         gpu: &Gpu,
         alias: bool,
@@ -119,11 +118,15 @@ impl Case {
                 key_cache: keys.view_mut(),
                 value_cache: values.view_mut(),
             };
-            let (tables, slots) = (tokens.tables(), tokens.slots());
-            let scales = CacheScales { k: scale(0), v: scale(1) };
-            let (vv, layout, rope) = (v.view(), self.layout, self.tokens.rope);
-            rope_reshape_and_cache(gpu.stream(), qv, kv, vv, tables, slots, scales, outputs, layout, rope)
-                .unwrap();
+            let inputs = RopeCacheInputs {
+                q: qv,
+                k: kv,
+                v: v.view(),
+                tables: tokens.tables(),
+                slot_mapping: tokens.slots(),
+                scales: CacheScales { k: scale(0), v: scale(1) },
+            };
+            rope_reshape_and_cache(gpu.stream(), inputs, outputs, self.layout, self.tokens.rope).unwrap();
         }
         gpu.assert_guards(&keys);
         gpu.assert_guards(&values);
@@ -151,9 +154,9 @@ impl Case {
         }
     }
 
-    /// Everything that is written has the bits of rotating, then scattering; all else is untouched.
+    /// Every output is bitwise identical to rotation and scatter; all else is untouched.
     #[track_caller]
-    fn check<T: Activation + Stored, R: RopeElement<T> + Float, C: CacheElement<T> + Stored>(&self) {
+    fn check<T: HeadElement + Stored, R: RopeElement<T> + Float, C: CacheElement<T> + Stored>(&self) {
         let [_, cached, all] = self.tokens.counts;
         let (heads, dim) = (self.kv_heads, self.dim);
         for gpu in kit::devices() {
@@ -193,7 +196,7 @@ impl Case {
             assert_bits(&got.keys, &keys);
             assert_bits(&got.values, &values);
             if C::DTYPE == T::DTYPE && self.scales.is_none() {
-                // Said again without the rotation: the caches hold k_out and v.
+                // The caches hold k_out and v.
                 for token in (0..cached).filter(|&t| self.tokens.slot(t).is_some()) {
                     let slot = self.tokens.slot(token).unwrap();
                     for (head, col) in (0..heads).flat_map(|h| (0..dim).map(move |c| (h, c))) {
@@ -268,12 +271,12 @@ proptest! {
     #![proptest_config(kit::config())]
 
     #[test]
-    fn bf16_is_rotating_then_scattering(c in cases(), f32_table: bool) {
+    fn bf16_matches_rotate_scatter(c in cases(), f32_table: bool) {
         if f32_table { c.check::<bf16, f32, bf16>() } else { c.check::<bf16, bf16, bf16>() }
     }
 
     #[test]
-    fn f16_is_rotating_then_scattering(c in cases(), f32_table: bool) {
+    fn f16_matches_rotate_scatter(c in cases(), f32_table: bool) {
         if f32_table { c.check::<f16, f32, f16>() } else { c.check::<f16, f16, f16>() }
     }
 
@@ -391,7 +394,7 @@ fn layouts_hold_the_same() {
 
 /// Groups of tokens and single ones, under all sanitizers.
 #[test]
-fn groups_have_no_finding() {
+fn the_sanitizer_finds_nothing_in_groups() {
     for gpu in kit::sanitized_devices() {
         for layout in LAYOUTS {
             for order in [Order::Runs, Order::Shuffled] {
@@ -403,7 +406,7 @@ fn groups_have_no_finding() {
     }
 }
 
-/// With angles of zero a rotation is none: everything is copied.
+/// With angles of zero everything is copied.
 #[test]
 fn position_zero_is_the_identity() {
     for gpu in kit::devices() {
@@ -415,7 +418,7 @@ fn position_zero_is_the_identity() {
     }
 }
 
-/// Two tokens with one slot: each element is one of theirs.
+/// Two tokens with one slot: each element comes from either.
 #[test]
 fn one_of_two_tokens_with_one_slot_wins() {
     for gpu in kit::devices() {
@@ -440,7 +443,7 @@ fn one_of_two_tokens_with_one_slot_wins() {
     }
 }
 
-/// No number that an index can be leads out of the cache or the tables.
+/// No index value leads outside the cache or the tables.
 #[test]
 fn wild_indices_are_harmless() {
     for layout in LAYOUTS {
@@ -464,6 +467,12 @@ fn wild_indices_are_harmless() {
         c.check::<bf16, bf16, bf16>();
         c.tokens.slots = (0..12).collect();
         c.tokens.positions = wild.iter().map(|&w| if w == 32 || w == 33 { w + 100 } else { w }).collect();
+        c.check::<bf16, bf16, bf16>();
+        // 32-bit positions and offsets are added in 64 bits: in 32 bits these sums are rows of the tables.
+        let (low, high) = (i64::from(i32::MIN), i64::from(i32::MAX));
+        c.tokens.wide = false;
+        c.tokens.positions = vec![low, high, low, high, 0, 1, low, high, 2, 3, low, high];
+        c.tokens.offsets = Some(vec![low, high, low + 3, high, 0, 1, low + 1, 7, 2, 3, low + 2, high]);
         c.check::<bf16, bf16, bf16>();
     }
 }
@@ -494,8 +503,8 @@ fn special_values_reach_the_cache() {
                 value_cache: cache.view_mut(),
             };
             let (scales, rope) = (CacheScales::default(), rope(16, RopeStyle::Neox));
-            rope_reshape_and_cache(gpu.stream(), q, k, v, tables, slot, scales, outputs, KvLayout::Nhd, rope)
-                .unwrap();
+            let inputs = RopeCacheInputs { q, k, v, tables, slot_mapping: slot.into(), scales };
+            rope_reshape_and_cache(gpu.stream(), inputs, outputs, KvLayout::Nhd, rope).unwrap();
             gpu.download(&cache)
         }
         let tables = || RopeTables {
@@ -529,9 +538,9 @@ fn empty_parts() {
     case([3, 3, 3], [4, 2, 64], [0, 16], KvLayout::Hnd, Order::Runs).check::<bf16, bf16, bf16>();
 }
 
-/// A token's rows have the same bits alone and among others, however many share a wave.
+/// Batch-invariant: a token's rows are bitwise identical alone and among others, however many share a wave.
 #[test]
-fn a_token_does_not_depend_on_others() {
+fn tokens_are_batch_invariant() {
     for gpu in kit::devices() {
         for layout in LAYOUTS {
             let c = case([40, 40, 40], [4, 2, 64], [4, 16], layout, Order::Runs);
@@ -562,7 +571,7 @@ fn a_token_does_not_depend_on_others() {
 #[test]
 fn caches_beyond_4_gib() {
     if !kit::full() {
-        return; // the emulator writes to all memory that it gives
+        return; // the emulator fills all memory that it allocates
     }
     for gpu in kit::devices() {
         let stride = (1 << 32) + 512;
@@ -585,21 +594,15 @@ fn caches_beyond_4_gib() {
             key_cache: memory.view_mut_with(place, 0).unwrap(),
             value_cache: values.view_mut(),
         };
-        let (tables, slots, scales) = (tokens.tables(), tokens.slots(), CacheScales::default());
-        let (layout, rope) = (c.layout, c.tokens.rope);
-        rope_reshape_and_cache(
-            gpu.stream(),
-            q.view(),
-            k.view(),
-            v.view(),
-            tables,
-            slots,
-            scales,
-            outputs,
-            layout,
-            rope,
-        )
-        .unwrap();
+        let inputs = RopeCacheInputs {
+            q: q.view(),
+            k: k.view(),
+            v: v.view(),
+            tables: tokens.tables(),
+            slot_mapping: tokens.slots(),
+            scales: CacheScales::default(),
+        };
+        rope_reshape_and_cache(gpu.stream(), inputs, outputs, c.layout, c.tokens.rope).unwrap();
         let codes = gpu.stream().download(&memory).unwrap();
         for (token, at) in [3 * 16, stride + 5 * 16].into_iter().enumerate() {
             let want: Vec<_> = c.k::<bf16>(1)[token * 16..][..16]
@@ -630,188 +633,125 @@ fn bytes_are_moved_once() {
 
 #[test]
 fn errors() {
-    let gpu = &kit::devices()[0];
-    let x = |shape: [usize; 3]| gpu.upload(&vec![bf16::ONE; shape.iter().product()], shape);
-    let (q, k, v) = (x([4, 4, 32]), x([4, 2, 32]), x([4, 2, 32]));
-    let (mut q_out, mut k_out) = (gpu.poisoned::<bf16>([4, 4, 32]), gpu.poisoned::<bf16>([4, 2, 32]));
-    let (mut keys, mut values) = (gpu.poisoned::<bf16>([2, 16, 2, 32]), gpu.poisoned::<bf16>([2, 16, 2, 32]));
-    let mut paged = gpu.poisoned::<bf16>([2, 2, 4, 16, 8]);
-    let table = gpu.upload(&[bf16::ONE; 5 * 16], [5, 16]);
-    let four = gpu.upload(&[0i32; 4], [4]);
-    let (three, five) = (gpu.upload(&[0i32; 3], [3]), gpu.upload(&[0i32; 5], [5]));
-    let neox = rope(32, RopeStyle::Neox);
-    let tables = |positions| RopeTables {
-        cos: table.view(),
-        sin: table.view(),
-        positions: Positions::Given(positions),
-        offsets: None,
-    };
-    struct Args<'a> {
-        q: TensorView<'a, bf16>,
-        k: TensorView<'a, bf16>,
-        v: TensorView<'a, bf16>,
-        tables: RopeTables<'a, bf16>,
-        slots: TensorView<'a, i32>,
-        q_out: TensorViewMut<'a, bf16>,
-        k_out: TensorViewMut<'a, bf16>,
-        zeros: Option<TensorViewMut<'a, bf16>>,
-        keys: TensorViewMut<'a, bf16>,
-        values: TensorViewMut<'a, bf16>,
-        layout: KvLayout,
-        rope: Rope,
-    }
-    let run = |stream: &Stream, a: Args| -> Result<()> {
-        let (q_out, k_out, key_cache, value_cache) = (a.q_out, a.k_out, a.keys, a.values);
-        let outputs = RopeCacheOutputs { q_out, k_out, zeros_out: a.zeros, key_cache, value_cache };
-        let scales = CacheScales::default();
-        rope_reshape_and_cache(stream, a.q, a.k, a.v, a.tables, a.slots, scales, outputs, a.layout, a.rope)
-    };
-    let op = |a: Args| run(gpu.stream(), a);
-    /// Arguments that are right, but for those named.
-    macro_rules! args {
-        ($($name:ident = $value:expr),*) => {{
-            #[allow(unused_mut, reason = "all may be right")]
-            let mut args = Args {
-                q: q.view(),
-                k: k.view(),
-                v: v.view(),
-                tables: tables(four.view().into()),
-                slots: four.view(),
-                q_out: q_out.view_mut(),
-                k_out: k_out.view_mut(),
-                zeros: None,
-                keys: keys.view_mut(),
-                values: values.view_mut(),
-                layout: KvLayout::Nhd,
-                rope: neox,
-            };
-            $(args.$name = $value;)*
-            args
-        }};
-    }
-    macro_rules! refused {
-        ($kind:ident, $says:expr; $($name:ident = $value:expr),*) => {
-            assert_error(op(args!($($name = $value),*)), kind!($kind), $says)
+    let call = (KvLayout::Nhd, rope(32, RopeStyle::Neox));
+    Refusals::new(call, |stream, tensors, (layout, rope)| {
+        let inputs = RopeCacheInputs {
+            q: tensors.input::<bf16>("q"),
+            k: tensors.input("k"),
+            v: tensors.input("v"),
+            tables: RopeTables {
+                cos: tensors.input::<bf16>("cos"),
+                sin: tensors.input("sin"),
+                positions: Positions::Given(tensors.input::<i32>("positions").into()),
+                offsets: None,
+            },
+            slot_mapping: tensors.input::<i32>("slot_mapping").into(),
+            scales: CacheScales {
+                k: tensors.optional_input("k_scale"),
+                v: tensors.optional_input("v_scale"),
+            },
         };
-    }
-
-    // Heads.
-    let (q3, k4, narrow, none) = (x([4, 3, 32]), x([4, 2, 16]), x([5, 2, 32]), x([4, 0, 32]));
-    refused!(Shape, &["rope_reshape_and_cache: q", "[4, 3, 32]", "multiple of those of k (2)"]; q = q3.view());
-    refused!(Shape, &["k: shape [4, 2, 16], expected [4, 2, 32] (dim of q)"]; k = k4.view());
-    refused!(Shape, &["v: shape [5, 2, 32], expected [4, 2, 32] (shape of k)"]; v = narrow.view());
-    refused!(Shape, &["q", "multiple of those of k (0)"]; k = none.view());
-    let (empty_q, empty_k) = (x([4, 4, 0]), x([4, 2, 0]));
-    refused!(Empty, &["q: axis 2 has length zero"]; q = empty_q.view(), k = empty_k.view(), v = empty_k.view());
-    let mut other = gpu.poisoned::<bf16>([3, 4, 32]);
-    refused!(Shape, &["q_out: shape [3, 4, 32]", "shape of q"]; q_out = other.view_mut());
-    refused!(Shape, &["k_out: shape [3, 4, 32]", "shape of k"]; k_out = other.view_mut());
-    let turned = gpu.upload(&[bf16::ONE; 4 * 2 * 32], [4, 32, 2]);
-    refused!(Stride, &["k: strides"]; k = turned.view().transpose(1, 2).unwrap());
-
-    // Tokens.
-    refused!(Shape, &["slot_mapping: shape [3]", "from 4 (tokens of q) to 4 (tokens of k)"]; slots = three.view());
-    refused!(Shape, &["slot_mapping: shape [5]"]; slots = five.view());
-    refused!(Shape, &["positions: shape [3]"]; tables = tables(three.view().into()));
-    let column = gpu.upload(&[0i32; 4], [4, 1]);
-    refused!(Shape, &["slot_mapping: shape [4, 1], expected [tokens]"]; slots = column.view());
-
-    // Rotation.
-    refused!(Argument, &["rotary: 3, expected an even number"]; rope = rope(3, RopeStyle::Neox));
-    refused!(Shape, &["q", "at least 34 columns (rotary)"]; rope = rope(34, RopeStyle::Neox));
-    refused!(Shape, &["cos: shape [5, 16], expected [5, 8]"]; rope = rope(16, RopeStyle::Neox));
-
-    // Caches.
-    refused!(Shape, &["key_cache", "5 axes, for Paged"]; layout = KvLayout::Paged);
-    refused!(Shape, &["key_cache", "4 axes, for Nhd"]; keys = paged.view_mut());
-    refused!(Shape, &["value_cache", "[2, 2, 32, 16]"]; keys = paged.view_mut(), layout = KvLayout::Paged);
-    let mut three_blocks = gpu.poisoned::<bf16>([3, 16, 2, 32]);
-    refused!(Shape, &["value_cache: shape [3, 16, 2, 32], expected [2, 16, 2, 32]"]; values = three_blocks.view_mut());
-    let mut one_head = gpu.poisoned::<bf16>([2, 16, 1, 32]);
-    refused!(Shape, &["key_cache: shape [2, 16, 1, 32]", "kv_heads"]; keys = one_head.view_mut());
-    let (q4, kv4) = (x([4, 2, 12]), x([4, 2, 12]));
-    let mut paged12 = gpu.poisoned::<bf16>([2, 2, 1, 16, 8]);
-    let (mut q4_out, mut k4_out) = (gpu.poisoned::<bf16>([4, 2, 12]), gpu.poisoned::<bf16>([4, 2, 12]));
-    let table6 = gpu.upload(&[bf16::ONE; 30], [5, 6]);
-    let tables6 = RopeTables { cos: table6.view(), sin: table6.view(), ..tables(four.view().into()) };
-    refused!(Shape, &["a dim that is a multiple of 8 (Paged of bf16)"]; q = q4.view(), k = kv4.view(), v = kv4.view(),
-        q_out = q4_out.view_mut(), k_out = k4_out.view_mut(), tables = tables6, keys = paged12.view_mut(),
-        layout = KvLayout::Paged, rope = rope(12, RopeStyle::Neox));
-    let mut blocks12 = gpu.poisoned::<bf16>([2, 2, 4, 12, 8]);
-    refused!(Shape, &["blocks of a multiple of 8 tokens (PagedShuffled of bf16)"]; keys = blocks12.view_mut(),
-        layout = KvLayout::PagedShuffled);
-    let mut no_tokens = gpu.poisoned::<bf16>([2, 0, 2, 32]);
-    let mut no_values = gpu.poisoned::<bf16>([2, 0, 2, 32]);
-    refused!(Empty, &["key_cache: axis 1"]; keys = no_tokens.view_mut(), values = no_values.view_mut());
-    let mut wide =
-        gpu.poisoned::<bf16>(Place::new(Layout::with_strides([2, 16, 2, 32], [4096, 128, 64, 2]).unwrap()));
-    refused!(Stride, &["key_cache: strides"]; keys = wide.view_mut());
-
-    // Memory that is shared.
-    let mut both = gpu.poisoned::<bf16>([4, 4, 32]);
-    let whole = both.view_mut();
-    let same = whole.alias();
-    op(args!(q = same, q_out = whole)).unwrap();
-    let mut long = gpu.poisoned::<bf16>([8, 2, 32]);
-    let whole = long.view_mut();
-    let (first, later) = (whole.alias().slice(0, 0..4).unwrap(), whole.slice(0, 2..6).unwrap());
-    refused!(Overlap, &["v and k_out overlap"]; v = first, k_out = later);
-    let whole = long.view_mut();
-    let (first, later) = (whole.alias().slice(0, 0..4).unwrap(), whole.slice(0, 2..6).unwrap());
-    refused!(Overlap, &["k and k_out overlap"]; k = first, k_out = later);
-    let heads = [vec![4, 4, 32], vec![4, 2, 32], vec![2, 16, 2, 32], vec![5, 16]];
-    let [of_q, of_k, of_cache, of_table] = &heads;
-    let outputs = [
-        ("q_out", of_q),
-        ("k_out", of_k),
-        ("zeros_out", of_q),
-        ("key_cache", of_cache),
-        ("value_cache", of_cache),
-    ];
-    let mut memory = gpu.poisoned::<bf16>([4096]);
-    for (input, input_shape) in [("q", of_q), ("k", of_k), ("v", of_k), ("cos", of_table), ("sin", of_table)]
-    {
-        for (output, output_shape) in outputs {
-            let (from, to) = common::overlapping(memory.view_mut(), input_shape, output_shape);
-            let mut args = args!();
-            match input {
-                "q" => args.q = from,
-                "k" => args.k = from,
-                "v" => args.v = from,
-                "cos" => args.tables.cos = from,
-                _ => args.tables.sin = from,
-            }
-            match output {
-                "q_out" => args.q_out = to,
-                "k_out" => args.k_out = to,
-                "zeros_out" => args.zeros = Some(to),
-                "key_cache" => args.keys = to,
-                _ => args.values = to,
-            }
-            assert_error(op(args), kind!(Overlap), &[&format!("{input} and {output} overlap")]);
+        let outputs = RopeCacheOutputs {
+            q_out: tensors.output("q_out"),
+            k_out: tensors.output("k_out"),
+            zeros_out: tensors.optional_output("zeros_out"),
+            key_cache: tensors.output::<bf16>("key_cache"),
+            value_cache: tensors.output("value_cache"),
+        };
+        rope_reshape_and_cache(stream, inputs, outputs, layout, rope)
+    })
+    .input::<bf16>("q", [4, 4, 32])
+    .input::<bf16>("k", [4, 2, 32])
+    .input::<bf16>("v", [4, 2, 32])
+    .input::<bf16>("cos", [5, 16])
+    .input::<bf16>("sin", [5, 16])
+    .input::<i32>("positions", [4])
+    .input::<i32>("slot_mapping", [4])
+    .input::<f32>("k_scale", [1])
+    .input::<f32>("v_scale", [1])
+    .output::<bf16>("q_out", [4, 4, 32])
+    .output::<bf16>("k_out", [4, 2, 32])
+    .output::<bf16>("zeros_out", [4, 4, 32])
+    .output::<bf16>("key_cache", [2, 16, 2, 32])
+    .output::<bf16>("value_cache", [2, 16, 2, 32])
+    .accepts(|_| {})
+    .accepts(|call| {
+        for name in ["k_scale", "v_scale", "zeros_out"] {
+            call.without(name);
         }
-    }
-
-    let other = Device::open("emu:gfx950").unwrap().create_stream().unwrap();
-    assert_error(run(&other, args!()), kind!(DeviceMismatch), &["rope_reshape_and_cache"]);
-
-    let scale = gpu.upload(&[1.0f32; 2], [2]);
-    let mut args = args!();
-    let (q_out, k_out, key_cache, value_cache) =
-        (args.q_out.reborrow(), args.k_out.reborrow(), args.keys.reborrow(), args.values.reborrow());
-    let outputs = RopeCacheOutputs { q_out, k_out, zeros_out: None, key_cache, value_cache };
-    let scales = CacheScales { k: None, v: Some(scale.view()) };
-    let result = rope_reshape_and_cache(
-        gpu.stream(),
-        q.view(),
-        k.view(),
-        v.view(),
-        tables(four.view().into()),
-        four.view(),
-        scales,
-        outputs,
-        KvLayout::Nhd,
-        neox,
-    );
-    assert_error(result, kind!(Shape), &["v_scale: shape [2], expected [1]"]);
+    })
+    // Heads.
+    .refuses(
+        kind!(Shape),
+        &["rope_reshape_and_cache: q", "[4, 3, 32]", "multiple of those of k (2)"],
+        |call| call.shape("q", [4, 3, 32]),
+    )
+    .refuses(kind!(Shape), &["k: shape [4, 2, 16], expected [4, 2, 32] (dim of q)"], |call| {
+        call.shape("k", [4, 2, 16])
+    })
+    .refuses(kind!(Shape), &["v: shape [5, 2, 32], expected [4, 2, 32] (shape of k)"], |call| {
+        call.shape("v", [5, 2, 32])
+    })
+    .refuses(kind!(Shape), &["q", "multiple of those of k (0)"], |call| call.shape("k", [4, 0, 32]))
+    .refuses(kind!(Empty), &["q: axis 2 has length zero"], |call| {
+        call.shape("q", [4, 4, 0]);
+        call.shape("k", [4, 2, 0]);
+        call.shape("v", [4, 2, 0]);
+    })
+    .refuses(kind!(Shape), &["q_out: shape [3, 4, 32]", "shape of q"], |call| call.shape("q_out", [3, 4, 32]))
+    .refuses(kind!(Shape), &["k_out: shape [3, 4, 32]", "shape of k"], |call| call.shape("k_out", [3, 4, 32]))
+    .refuses(kind!(Stride), &["k: strides"], |call| call.strides("k", [64, 1, 2]))
+    // Tokens.
+    .refuses(kind!(Shape), &["slot_mapping: shape [3]", "from 4 (tokens of q) to 4 (tokens of k)"], |call| {
+        call.shape("slot_mapping", [3])
+    })
+    .refuses(kind!(Shape), &["slot_mapping: shape [5]"], |call| call.shape("slot_mapping", [5]))
+    .refuses(kind!(Shape), &["slot_mapping: shape [4, 1], expected [tokens]"], |call| {
+        call.shape("slot_mapping", [4, 1])
+    })
+    .refuses(kind!(Shape), &["positions: shape [3]"], |call| call.shape("positions", [3]))
+    // Rotation.
+    .refuses(kind!(Argument), &["rotary: 3, expected an even number"], |call| call.options.1.rotary = 3)
+    .refuses(kind!(Shape), &["q", "at least 34 columns (rotary)"], |call| call.options.1.rotary = 34)
+    .refuses(kind!(Shape), &["cos: shape [5, 16], expected [5, 8]"], |call| call.options.1.rotary = 16)
+    // Caches.
+    .refuses(kind!(Shape), &["key_cache", "5 axes, for Paged"], |call| call.options.0 = KvLayout::Paged)
+    .refuses(kind!(Shape), &["key_cache", "4 axes, for Nhd"], |call| {
+        call.shape("key_cache", [2, 2, 4, 16, 8])
+    })
+    .refuses(kind!(Shape), &["value_cache", "[2, 2, 32, 16]"], |call| {
+        call.shape("key_cache", [2, 2, 4, 16, 8]);
+        call.options.0 = KvLayout::Paged;
+    })
+    .refuses(kind!(Shape), &["value_cache: shape [3, 16, 2, 32], expected [2, 16, 2, 32]"], |call| {
+        call.shape("value_cache", [3, 16, 2, 32])
+    })
+    .refuses(kind!(Shape), &["key_cache: shape [2, 16, 1, 32]", "kv_heads"], |call| {
+        call.shape("key_cache", [2, 16, 1, 32])
+    })
+    .refuses(kind!(Shape), &["a dim that is a multiple of 8 (Paged of bf16)"], |call| {
+        for name in ["q", "k", "v", "q_out", "k_out", "zeros_out"] {
+            call.shape(name, [4, 2, 12]);
+        }
+        call.shape("cos", [5, 6]);
+        call.shape("sin", [5, 6]);
+        call.shape("key_cache", [2, 2, 1, 16, 8]);
+        call.options = (KvLayout::Paged, rope(12, RopeStyle::Neox));
+    })
+    .refuses(kind!(Shape), &["blocks of a multiple of 8 tokens (PagedShuffled of bf16)"], |call| {
+        call.shape("key_cache", [2, 2, 4, 12, 8]);
+        call.options.0 = KvLayout::PagedShuffled;
+    })
+    .refuses(kind!(Empty), &["key_cache: axis 1"], |call| {
+        call.shape("key_cache", [2, 0, 2, 32]);
+        call.shape("value_cache", [2, 0, 2, 32]);
+    })
+    .refuses(kind!(Stride), &["key_cache: strides"], |call| call.strides("key_cache", [4096, 128, 64, 2]))
+    .refuses(kind!(Shape), &["v_scale: shape [2], expected [1]"], |call| call.shape("v_scale", [2]))
+    // Memory that is shared.
+    .accepts(|call| call.overlap("q", "q_out", 0))
+    .refuses(kind!(Overlap), &["v and k_out overlap"], |call| call.overlap("v", "k_out", 128))
+    .refuses(kind!(Overlap), &["k and k_out overlap"], |call| call.overlap("k", "k_out", 128))
+    .refuses_other_devices()
+    .refuses_overlaps();
 }

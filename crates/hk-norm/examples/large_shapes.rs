@@ -28,7 +28,7 @@ fn many_elements(stream: &Stream) -> Result<()> {
     let mut x = stream.upload(&x)?;
     let weight = stream.upload(&vec![1.0f32; COLS])?;
     let y = x.view_mut([ROWS, COLS])?;
-    rmsnorm(stream, y.alias(), weight.view([COLS])?, y, None, options)?;
+    rmsnorm(stream, y.alias(), weight.view([COLS])?, y, options)?;
     let y = stream.download(&x)?;
 
     let wide: Vec<f64> = period.iter().map(|v| f64::from(v.to_f32())).collect();
@@ -51,7 +51,7 @@ fn wide_strides(stream: &Stream) -> Result<()> {
         stream.fill(&mut x, bf16::from_f32(3.0))?;
         let weight = stream.upload(&vec![1.5f32; cols])?;
         let y = x.view_mut_with(layout, 0)?;
-        rmsnorm(stream, y.alias(), weight.view([cols])?, y, None, RmsNormOptions::default())?;
+        rmsnorm(stream, y.alias(), weight.view([cols])?, y, RmsNormOptions::default())?;
         let y = stream.download(&x)?;
         for row in 0..ROWS {
             let at = row * STRIDE;

@@ -9,7 +9,7 @@ fn main() -> Result<()> {
     let weight = stream.upload(&[1.0f32, 1.0, 1.0, 2.0])?;
     let mut y = stream.alloc_zeroed::<bf16>(8)?;
     let options = RmsNormOptions { eps: 1e-6, ..Default::default() };
-    rmsnorm(&stream, x.view([2, 4])?, weight.view([4])?, y.view_mut([2, 4])?, None, options)?;
+    rmsnorm(&stream, x.view([2, 4])?, weight.view([4])?, y.view_mut([2, 4])?, options)?;
     println!("{:?}", stream.download(&y)?); // [1.2, 1.6, 0, 0], [1, 1, 1, 2], as near as bf16 is
     Ok(())
 }

@@ -2,14 +2,14 @@
 //   x, residual_in, residual_out, y  [rows, cols]  T = bf16 | f16 | f32   unit stride on cols, rows any stride
 //   weight                           [cols]        T | f32                contiguous
 //   rstd                             [rows]        f32, optional          contiguous
-// Bit for bit the same as adding, storing and calling rmsnorm. residual_out may lie on x or residual_in, and
-// so may y, but not both on one. Rows on lanes, order of sums, access and floor: rms_rows.h.
+// Bitwise identical to adding, storing and calling rmsnorm. residual_out may alias x or residual_in, and
+// so may y, but not both the same one. Rows on lanes, order of sums, access and floor: rms_rows.h.
 #include <hk/entry.h>
 
 #include "rms_rows.h"
 
 namespace {
-struct Params {  // same fields, same order as `Params` in src/fused_add_rmsnorm.rs
+struct Params {
     hk::Global x, residual_in, weight, y, residual_out, rstd;
     rms::Scalars scalars;
 };

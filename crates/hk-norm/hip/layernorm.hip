@@ -7,16 +7,16 @@
 //   weight, bias                     [cols]        T | f32, optional      contiguous
 //   x_bias                           [cols]        T, optional            contiguous
 //   mean, rstd                       [rows]        f32, optional          contiguous
-// y and residual_out may each lie on x or residual_in, but not both on one. All arithmetic is f32.
+// y and residual_out may each alias x or residual_in, but not both the same one. All arithmetic is f32.
 //
-// The mean is taken twice, the second time of the distances from the first: so it is exact where all values are the same,
-// and near where they are far from zero; the variance is that of distances, never E[s^2] - mean^2 of the values.
+// The mean of the deviations corrects the first mean: it is exact for a constant row, and accurate for a row far from zero.
+// The variance is the mean square of the deviations, never E[s^2] - mean^2.
 //
 // How the work is split
-//   As rms_rows.h: `Lanes` lanes hold a row in registers, rows on lanes as hk/rows.h has it, blocks step through the matrix
+//   As rms_rows.h: `Lanes` lanes hold a row in registers, rows on lanes as in hk/rows.h, blocks step through the matrix
 //   with weights and biases kept in registers. Those want twice the registers, so a lane has at most 32 columns. A row
-//   too long for registers is walked three times by one block, each tile summed by itself first. The order of sums
-//   depends on the row's length alone.
+//   too long for registers is read three times by one block, each tile summed by itself first. The order of a
+//   reduction depends on the row's length alone.
 // Floor
 //   Memory: rows * cols * 2 * sizeof(T) + 2 * cols * sizeof(w), with a residual twice that. In VALU instructions a 16-byte
 //   chunk of 8 bf16 costs a wave, at 64 lanes: 8 to widen, 4 for each of two sums, 4 for the sum of squares, 4 + 4 to
@@ -35,20 +35,22 @@ using hk::RowBatch;
 using hk::u32;
 using hk::u64;
 
-struct Params {  // same fields, same order as `Params` in src/layernorm.rs
+struct Params {
     hk::Global x, x_bias, residual_in, weight, bias, y, residual_out, mean, rstd;
     float eps;
-    float cols;           // as a number
-    float inv_cols;       // 1 / cols
-    u32 weight_is_f32;    // whatever T is
+    float cols;  // as a number
+    float inv_cols;  // 1 / cols
+    u32 weight_is_f32;  // whatever T is
     u32 bias_is_f32;
-    u32 batch;            // rows that a block takes at a time
+    u32 batch;  // rows that a block takes at a time
 };
 
 /// Waves that share an SM of NVIDIA's GPUs, at least, since a row waits for two sums, one after the other: four of the longest
 /// rows, else three; fewer where more registers are needed than for 32 columns a lane, `InHand`, that wait in the rows' type.
 template <Access kAccess, class T, int Lanes, int InHand>
-constexpr int kWavesOfSm = kAccess != Access::Vectors || sizeof(T) > 2 || InHand > 32 ? 12 : Lanes >= 256 ? 32 : 24;
+constexpr int kWavesOfSm = kAccess != Access::Vectorized || sizeof(T) > 2 || InHand > 32 ? 12
+                           : Lanes >= 256                                                ? 32
+                                                                                         : 24;
 
 /// Waves that share a SIMD of AMD's, where the compiler would take one or two registers too many.
 template <class T, int Lanes, int ColsPerLane, int Rows>
@@ -77,7 +79,7 @@ HK_FN void load_sums(const Block &block, RowT (&x)[Rows], RowF (&s)[Rows], const
     }
     if (p.residual_in.present()) {
         block.template add<kStore>(s, x, p.residual_in, p.residual_out, true, batch);
-        if constexpr (hk::kWidensAgain) {
+        if constexpr (hk::kKeepsRowsNarrow) {
 #pragma unroll
             for (int r = 0; r < Rows; ++r) x[r] = hk::narrow<T>(s[r]);
         }
@@ -98,15 +100,17 @@ class Distances {
         return __builtin_bit_cast(float, __builtin_bit_cast(int, mean_) & ((column - left_) >> 31));
     }
 
-public:
-    HK_FN Distances(float mean, const RowBatch &batch) : left_(int(batch.cols - batch.column)), mean_(mean) { hk::forget(left_); }
+  public:
+    HK_FN Distances(float mean, const RowBatch &batch) : left_(int(batch.cols - batch.column)), mean_(mean) {
+        hk::opaque(left_);
+    }
 
     /// Of chunk k of a row.
     template <class RowF>
     HK_FN auto of(const RowF &s, int k) const {
         auto chunk = s.chunk[k];
         const int first = k * RowF::kLanes * RowF::kLen;
-        if constexpr (kAccess == Access::Vectors) {  // the row ends with a chunk
+        if constexpr (kAccess == Access::Vectorized) {  // the row ends with a chunk
             chunk -= inside(first);
         } else {
 #pragma unroll
@@ -118,8 +122,8 @@ public:
     /// Puts them in the place of s; the sums of them and of their squares.
     template <class RowF>
     HK_FN void sum(RowF &s, float (&sums)[2]) const {
-        hk::SumOf sum;
-        hk::SumSq squares;
+        hk::RunningSum sum;
+        hk::RunningSumSq squares;
 #pragma unroll
         for (int k = 0; k < RowF::kChunks; ++k) {
             s.chunk[k] = of(s, k);
@@ -138,31 +142,31 @@ HK_FN float rstd_of(float sum_sq, float correction, const Params &p) {
     return hk::rsqrt((variance < 0.0f ? 0.0f : variance) + p.eps);
 }
 
-/// Rows that stay in registers, up to Lanes * ColsPerLane columns; a lane has `RowsOfHalves` rows of a type of two bytes in hand
+/// Rows that stay in registers, up to Lanes * ColsPerLane columns; `RowsOfHalves` rows per thread of a 16-bit type
 /// at a time.
 template <Access kAccess, class T, int Lanes, int ColsPerLane, int RowsOfHalves>
 HK_FN void rows_in_registers(const Params &p) {
-    constexpr int Rows = hk::rows_in_hand<T>(RowsOfHalves);
+    constexpr int Rows = hk::rows_per_thread<T>(RowsOfHalves);
     using Block = hk::RowBlock<kAccess, T, Lanes, ColsPerLane, Rows>;
     using RowT = typename Block::RowT;
     using RowF = typename Block::RowF;
 
     const Block block;
     const u32 cols = p.x.cols();
-    hk::HeldVector<kAccess, RowT> w(p.weight, p.weight_is_f32, 1.0f, -0.0f, block.column(), cols);
-    hk::HeldVector<kAccess, RowT> b(p.bias, p.bias_is_f32, -0.0f, -0.0f, block.column(), cols);
+    hk::PrefetchedVector<kAccess, RowT> w(p.weight, p.weight_is_f32, 1.0f, -0.0f, block.column(), cols);
+    hk::PrefetchedVector<kAccess, RowT> b(p.bias, p.bias_is_f32, -0.0f, -0.0f, block.column(), cols);
     // At once; or where registers are few and rows many or long, before the last sums, so that they come with those; of the
     // longest rows the biases after them.
-    constexpr bool kAtOnce = !hk::kWidensAgain || (Rows <= 2 && ColsPerLane <= 16);
+    constexpr bool kAtOnce = !hk::kKeepsRowsNarrow || (Rows <= 2 && ColsPerLane <= 16);
     constexpr bool kBiasLast = Lanes >= 256;
     if constexpr (kAtOnce) {
-        w.begin();
-        b.begin();
+        w.prefetch();
+        b.prefetch();
     }
     hk::GroupReducer<Block::kThreads, Lanes, 2 * Rows> group;
-    constexpr bool kAnew = hk::kWidensAgain && sizeof(T) < sizeof(float);  // the distances
+    constexpr bool kAnew = hk::kKeepsRowsNarrow && sizeof(T) < sizeof(float);  // the distances
 
-    hk::for_row_batches<Block::kAlone>(p.x.rows(), cols, block.column(), p.batch, [&](const RowBatch &batch) {
+    hk::for_row_batches<Block::kSingleRow>(p.x.rows(), cols, block.column(), p.batch, [&](const RowBatch &batch) {
         RowT x[Rows];
         RowF s[Rows];
         load_sums<true, kAccess>(block, x, s, p, batch);
@@ -170,7 +174,7 @@ HK_FN void rows_in_registers(const Params &p) {
         float total[Rows], sums[Rows][2], first_mean[Rows], correction[Rows], mean[Rows], rstd[Rows];
 #pragma unroll
         for (int r = 0; r < Rows; ++r) {
-            hk::SumOf sum;
+            hk::RunningSum sum;
             sum.add(s[r]);
             total[r] = sum.total();
         }
@@ -178,34 +182,36 @@ HK_FN void rows_in_registers(const Params &p) {
 #pragma unroll
         for (int r = 0; r < Rows; ++r) {
             first_mean[r] = mean_of(total[r], p);
-            s[r] = hk::widen_again(s[r], x[r]);
+            s[r] = hk::rematerialize(s[r], x[r]);
             Distances<kAccess>(first_mean[r], batch).sum(s[r], sums[r]);
         }
         if constexpr (!kAtOnce) {
-            w.begin();
-            if constexpr (!kBiasLast) b.begin();
+            w.prefetch();
+            if constexpr (!kBiasLast) b.prefetch();
         }
-        group.sums(reinterpret_cast<float(&)[2 * Rows]>(sums));
-        if constexpr (!kAtOnce && kBiasLast) b.begin();
+        group.sums(reinterpret_cast<float (&)[2 * Rows]>(sums));
+        if constexpr (!kAtOnce && kBiasLast) b.prefetch();
 #pragma unroll
         for (int r = 0; r < Rows; ++r) {
             correction[r] = mean_of(sums[r][0], p);
             mean[r] = first_mean[r] + correction[r];
             rstd[r] = rstd_of(sums[r][1], correction[r], p);
         }
-        hk::with_vectors([&](auto weight, auto bias) {
+        hk::with_prefetched(
+            [&](auto weight, auto bias) {
 #pragma unroll
-            for (int r = 0; r < Rows; ++r) {
-                if constexpr (kAnew) s[r] = hk::widen_again(s[r], x[r]);
-                const Distances<kAccess> distances(first_mean[r], batch);
-                const auto y = [&](int k) {
-                    auto chunk = kAnew ? distances.of(s[r], k) : s[r].chunk[k];
-                    chunk = (chunk + -correction[r]) * rstd[r];
-                    return hk::narrow<T, RowT::kLen>(__builtin_elementwise_fma(chunk, weight(k), bias(k)));
-                };
-                block.store(y, p.y, batch, r);
-            }
-        }, w, b);
+                for (int r = 0; r < Rows; ++r) {
+                    if constexpr (kAnew) s[r] = hk::rematerialize(s[r], x[r]);
+                    const Distances<kAccess> distances(first_mean[r], batch);
+                    const auto y = [&](int k) {
+                        auto chunk = kAnew ? distances.of(s[r], k) : s[r].chunk[k];
+                        chunk = (chunk + -correction[r]) * rstd[r];
+                        return hk::narrow<T, RowT::kLen>(__builtin_elementwise_fma(chunk, weight(k), bias(k)));
+                    };
+                    block.store(y, p.y, batch, r);
+                }
+            },
+            w, b);
         if (p.mean.present()) block.store_per_row(mean, p.mean, batch);
         if (p.rstd.present()) block.store_per_row(rstd, p.rstd, batch);
     });
@@ -228,7 +234,7 @@ HK_FN void rows_in_tiles(const Params &p) {
             RowT x[1];
             RowF s[1];
             load_sums<false, kAccess>(block, x, s, p, tile);
-            hk::SumOf sum;
+            hk::RunningSum sum;
             sum.add(s[0]);
             total[0] += sum.total();
         });
@@ -250,7 +256,7 @@ HK_FN void rows_in_tiles(const Params &p) {
         const float rstd[1] = {rstd_of(totals[1], correction, p)};
         const float mean[1] = {first_mean + correction};
 
-        // Outputs may lie on inputs: they are written only here, where this very lane has just read.
+        // Outputs may alias inputs: each lane writes only what it has just read.
         hk::for_tiles<RowT::kCols>(row, cols, block.column(), [&](const RowBatch &tile) {
             RowT x[1];
             RowF s[1];
@@ -268,31 +274,31 @@ HK_FN void rows_in_tiles(const Params &p) {
 
 }  // namespace
 
-// Entry points of one dtype, one per row of `VARIANTS` in src/layernorm.rs, named as those of rms_rows.h.
-#define LAYERNORM_ROWS(name, access, T, widest, lanes, rows)                                                 \
-    HK_ENTRY_FOR_SIMD(name, hk::row_threads(lanes), (kWavesOfSimd<hk::T, lanes, widest / lanes, rows>),        \
-                      (kWavesOfSm<Access::access, hk::T, lanes, widest / lanes * rows>),                       \
-                      rows_in_registers<Access::access, hk::T, lanes, widest / lanes, rows>)
+// Entry points of one dtype, one per row of `KERNELS` in src/layernorm.rs, named as those of rms_rows.h.
+#define LAYERNORM_ROWS(name, access, T, widest, lanes, rows)                                                  \
+    HK_ENTRY_WAVES_PER_SIMD(name, hk::row_threads(lanes), (kWavesOfSimd<hk::T, lanes, widest / lanes, rows>), \
+                            (kWavesOfSm<Access::access, hk::T, lanes, widest / lanes * rows>),                \
+                            rows_in_registers<Access::access, hk::T, lanes, widest / lanes, rows>)
 
-#define LAYERNORM_ENTRIES(T)                                                                              \
-    LAYERNORM_ROWS(layernorm_##T##_64, Vectors, T, 64, 8, 4)                                              \
-    LAYERNORM_ROWS(layernorm_##T##_128, Vectors, T, 128, 16, 4)                                           \
-    LAYERNORM_ROWS(layernorm_##T##_256, Vectors, T, 256, 16, 2)                                           \
-    LAYERNORM_ROWS(layernorm_##T##_512, Vectors, T, 512, 16, 1)                                           \
-    LAYERNORM_ROWS(layernorm_##T##_1024, Vectors, T, 1024, 64, 2)                                         \
-    LAYERNORM_ROWS(layernorm_##T##_1536, Vectors, T, 1536, 64, 2)                                         \
-    LAYERNORM_ROWS(layernorm_##T##_2048, Vectors, T, 2048, 64, 1)                                         \
-    LAYERNORM_ROWS(layernorm_##T##_4096, Vectors, T, 4096, 128, 1)                                        \
-    LAYERNORM_ROWS(layernorm_##T##_8192, Vectors, T, 8192, 256, 1)                                        \
-    LAYERNORM_ROWS(layernorm_##T##_16384, Vectors, T, 16384, 512, 1)                                      \
-    HK_ENTRY(layernorm_##T##_long, hk::row_threads(512), rows_in_tiles<Access::Vectors, hk::T, 512, 16>)  \
-    LAYERNORM_ROWS(layernorm_##T##_64_elements, Elements, T, 64, 8, 1)                                    \
-    LAYERNORM_ROWS(layernorm_##T##_512_elements, Elements, T, 512, 16, 1)                                 \
-    LAYERNORM_ROWS(layernorm_##T##_2048_elements, Elements, T, 2048, 64, 1)                               \
-    LAYERNORM_ROWS(layernorm_##T##_4096_elements, Elements, T, 4096, 128, 1)                              \
-    LAYERNORM_ROWS(layernorm_##T##_8192_elements, Elements, T, 8192, 256, 1)                              \
-    LAYERNORM_ROWS(layernorm_##T##_16384_elements, Elements, T, 16384, 512, 1)                            \
-    HK_ENTRY(layernorm_##T##_long_elements, hk::row_threads(512), rows_in_tiles<Access::Elements, hk::T, 512, 16>)
+#define LAYERNORM_ENTRIES(T)                                                                                \
+    LAYERNORM_ROWS(layernorm_##T##_64, Vectorized, T, 64, 8, 4)                                             \
+    LAYERNORM_ROWS(layernorm_##T##_128, Vectorized, T, 128, 16, 4)                                          \
+    LAYERNORM_ROWS(layernorm_##T##_256, Vectorized, T, 256, 16, 2)                                          \
+    LAYERNORM_ROWS(layernorm_##T##_512, Vectorized, T, 512, 16, 1)                                          \
+    LAYERNORM_ROWS(layernorm_##T##_1024, Vectorized, T, 1024, 64, 2)                                        \
+    LAYERNORM_ROWS(layernorm_##T##_1536, Vectorized, T, 1536, 64, 2)                                        \
+    LAYERNORM_ROWS(layernorm_##T##_2048, Vectorized, T, 2048, 64, 1)                                        \
+    LAYERNORM_ROWS(layernorm_##T##_4096, Vectorized, T, 4096, 128, 1)                                       \
+    LAYERNORM_ROWS(layernorm_##T##_8192, Vectorized, T, 8192, 256, 1)                                       \
+    LAYERNORM_ROWS(layernorm_##T##_16384, Vectorized, T, 16384, 512, 1)                                     \
+    HK_ENTRY(layernorm_##T##_long, hk::row_threads(512), rows_in_tiles<Access::Vectorized, hk::T, 512, 16>) \
+    LAYERNORM_ROWS(layernorm_##T##_64_scalar, Scalar, T, 64, 8, 1)                                          \
+    LAYERNORM_ROWS(layernorm_##T##_512_scalar, Scalar, T, 512, 16, 1)                                       \
+    LAYERNORM_ROWS(layernorm_##T##_2048_scalar, Scalar, T, 2048, 64, 1)                                     \
+    LAYERNORM_ROWS(layernorm_##T##_4096_scalar, Scalar, T, 4096, 128, 1)                                    \
+    LAYERNORM_ROWS(layernorm_##T##_8192_scalar, Scalar, T, 8192, 256, 1)                                    \
+    LAYERNORM_ROWS(layernorm_##T##_16384_scalar, Scalar, T, 16384, 512, 1)                                  \
+    HK_ENTRY(layernorm_##T##_long_scalar, hk::row_threads(512), rows_in_tiles<Access::Scalar, hk::T, 512, 16>)
 
 LAYERNORM_ENTRIES(bf16)
 LAYERNORM_ENTRIES(f16)

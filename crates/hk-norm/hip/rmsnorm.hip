@@ -9,7 +9,7 @@
 #include "rms_rows.h"
 
 namespace {
-struct Params {  // same fields, same order as `Params` in src/rmsnorm.rs
+struct Params {
     hk::Global x, weight, y, rstd;
     rms::Scalars scalars;
 };

@@ -1,37 +1,36 @@
 //! The safe functions of `hip/layernorm.hip`.
 
-use crate::kernels;
+use crate::kernels::layernorm::Params;
 use crate::problem::{KernelTable, Problem, Weight};
-use bytemuck::{Pod, Zeroable};
-use hk_core::rowwise::RowVariant;
-use hk_core::{
-    DType, Float, GlobalLayout, Operand, Result, Stream, TensorView, TensorViewMut, check_aliases,
-};
+use crate::{FusedAddLayerNormOutputs, LayerNormOutputs};
+use hk_core::plan::rows::RowVariant;
+use hk_core::{DType, Float, Operand, Result, Stream, TensorView, TensorViewMut, check_aliases};
 use std::fmt;
 
-static KERNELS: KernelTable<18> = KernelTable {
-    objects: &kernels::LAYERNORM,
+/// The entry points, in the order of `LAYERNORM_ENTRIES` in `hip/layernorm.hip`.
+static KERNELS: KernelTable<Params, 18> = KernelTable {
     variants: [
-        RowVariant::vectors(64, 8, 4, 8),
-        RowVariant::vectors(128, 16, 4, 8),
-        RowVariant::vectors(256, 16, 2, 8),
-        RowVariant::vectors(512, 16, 1, 8),
-        RowVariant::vectors(1024, 64, 2, 8),
-        RowVariant::vectors(1536, 64, 2, 8),
-        RowVariant::vectors(2048, 64, 1, 8),
-        RowVariant::vectors(4096, 128, 1, 8),
-        RowVariant::vectors(8192, 256, 1, 8),
-        RowVariant::vectors(16384, 512, 1, 8),
-        RowVariant::vectors(usize::MAX, 512, 1, 16),
-        RowVariant::elements(64, 8),
-        RowVariant::elements(512, 16),
-        RowVariant::elements(2048, 64),
-        RowVariant::elements(4096, 128),
-        RowVariant::elements(8192, 256),
-        RowVariant::elements(16384, 512),
-        RowVariant::elements(usize::MAX, 512),
+        RowVariant::vectorized(64, 8, 4, 8),
+        RowVariant::vectorized(128, 16, 4, 8),
+        RowVariant::vectorized(256, 16, 2, 8),
+        RowVariant::vectorized(512, 16, 1, 8),
+        RowVariant::vectorized(1024, 64, 2, 8),
+        RowVariant::vectorized(1536, 64, 2, 8),
+        RowVariant::vectorized(2048, 64, 1, 8),
+        RowVariant::vectorized(4096, 128, 1, 8),
+        RowVariant::vectorized(8192, 256, 1, 8),
+        RowVariant::vectorized(16384, 512, 1, 8),
+        RowVariant::vectorized(usize::MAX, 512, 1, 16),
+        RowVariant::scalar(64, 8),
+        RowVariant::scalar(512, 16),
+        RowVariant::scalar(2048, 64),
+        RowVariant::scalar(4096, 128),
+        RowVariant::scalar(8192, 256),
+        RowVariant::scalar(16384, 512),
+        RowVariant::scalar(usize::MAX, 512),
     ],
-    names: hk_core::row_kernels!(
+    kernels: hk_core::row_kernels!(
+        Params,
         "layernorm",
         ["bf16", "f16", "f32"],
         [
@@ -46,58 +45,51 @@ static KERNELS: KernelTable<18> = KernelTable {
             "8192",
             "16384",
             "long",
-            "64_elements",
-            "512_elements",
-            "2048_elements",
-            "4096_elements",
-            "8192_elements",
-            "16384_elements",
-            "long_elements"
+            "64_scalar",
+            "512_scalar",
+            "2048_scalar",
+            "4096_scalar",
+            "8192_scalar",
+            "16384_scalar",
+            "long_scalar"
         ]
     ),
 };
 
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    x: GlobalLayout,
-    x_bias: GlobalLayout,
-    residual_in: GlobalLayout,
-    weight: GlobalLayout,
-    bias: GlobalLayout,
-    y: GlobalLayout,
-    residual_out: GlobalLayout,
-    mean: GlobalLayout,
-    rstd: GlobalLayout,
-    eps: f32,
-    cols: f32,
-    inv_cols: f32,
-    weight_is_f32: u32,
-    bias_is_f32: u32,
-    batch: u32,
+/// Options of the layer norms.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LayerNormOptions {
+    /// Added to the variance under the root. Finite, not negative. Default: 1e-5.
+    pub eps: f32,
 }
 
-/// The vectors that a layer norm applies along the columns, each `[cols]`, contiguous, and optional.
+impl Default for LayerNormOptions {
+    fn default() -> Self {
+        Self { eps: 1e-5 }
+    }
+}
+
+/// The weights of a layer norm, each `[cols]`, contiguous, and optional.
 #[derive(Clone, Copy)]
-pub struct LayerNormVectors<'a, T, W = T, B = W> {
-    /// Multiplies the normalised values.
+pub struct LayerNormWeights<'a, T, W = T, B = W> {
+    /// Scales the normalized values. `None`: 1.
     pub weight: Option<TensorView<'a, W>>,
-    /// Added last.
+    /// Added last. `None`: 0.
     pub bias: Option<TensorView<'a, B>>,
-    /// Added to `x` first, and the sum rounded: the bias of the linear layer before.
+    /// Added to `x` first, the sum rounded to the type of `x`: the bias of the preceding linear layer. `None`: 0.
     pub x_bias: Option<TensorView<'a, T>>,
 }
 
-impl<T, W, B> Default for LayerNormVectors<'_, T, W, B> {
+impl<T, W, B> Default for LayerNormWeights<'_, T, W, B> {
     fn default() -> Self {
         Self { weight: None, bias: None, x_bias: None }
     }
 }
 
-impl<T: Float, W: Weight<T>, B: Weight<T>> fmt::Debug for LayerNormVectors<'_, T, W, B> {
+impl<T: Float, W: Weight<T>, B: Weight<T>> fmt::Debug for LayerNormWeights<'_, T, W, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { weight, bias, x_bias } = self;
-        f.debug_struct("LayerNormVectors")
+        f.debug_struct("LayerNormWeights")
             .field("weight", weight)
             .field("bias", bias)
             .field("x_bias", x_bias)
@@ -105,96 +97,116 @@ impl<T: Float, W: Weight<T>, B: Weight<T>> fmt::Debug for LayerNormVectors<'_, T
     }
 }
 
-/// Layer normalisation over the last axis: `y = (x' - mean) * rstd * weight + bias` with `x' = round(x + x_bias)`,
+/// Layer normalization over the last axis: `y = (x' - mean) * rstd * weight + bias` with `x' = round(x + x_bias)`,
 /// `mean = mean(x')`, `rstd = 1 / sqrt(mean((x' - mean)^2) + eps)`.
 ///
-/// | arg              | shape        | dtype                | layout                                                   |
-/// |------------------|--------------|----------------------|----------------------------------------------------------|
-/// | `x`, `y`         | `[.., cols]` | `bf16`, `f16`, `f32` | unit stride on `cols`, one row stride each over the rest |
-/// | `weight`, `bias` | `[cols]`     | as `x`, or `f32`     | contiguous; may be left out: 1, 0                        |
-/// | `x_bias`         | `[cols]`     | as `x`               | contiguous; may be left out: `x' = x`                    |
-/// | `mean`, `rstd`   | `[rows]`     | `f32`                | contiguous; may be left out                              |
+/// | arg              | shape        | dtype                | layout                                                           |
+/// |------------------|--------------|----------------------|------------------------------------------------------------------|
+/// | `x`, `y`         | `[.., cols]` | `bf16`, `f16`, `f32` | unit stride on `cols`; the other axes collapse to one row stride |
+/// | `weight`, `bias` | `[cols]`     | as `x`, or `f32`     | contiguous; optional: 1, 0                                       |
+/// | `x_bias`         | `[cols]`     | as `x`               | contiguous; optional: `x' = x`                                   |
+/// | `mean`, `rstd`   | `[rows]`     | `f32`                | contiguous; optional                                             |
 ///
-/// Any number of rows and columns, and any row strides; 16 bytes are moved at a time where all rows and vectors begin on a
-/// multiple of 16 bytes and are a multiple of 16 bytes long. `y` may be exactly `x` ([`TensorViewMut::alias`]).
+/// Rounding: arithmetic is `f32`. `y` is rounded once, to nearest even; values out of range become infinite. The variance
+/// is the mean square of the deviations, never `E[x^2] - mean^2`, and the deviations correct the mean: rows far from zero
+/// keep their digits, and a constant row is exactly its bias.
 ///
-/// Arithmetic is `f32`, with one rounding to the type of `y`, to nearest even, beyond its range to infinity. The variance is
-/// that of the distances from the mean, and the mean is taken again of these: rows far from zero lose nothing, and a row
-/// of one value gives the bias exactly. The bits of a row depend on that row, the vectors and `eps` alone: not on the other
-/// rows, its place, strides or alignment. A row with a NaN or an infinity is NaN, and so is one of one value if `eps` is 0;
-/// squares of distances overflow from about `1.8e19 / sqrt(cols)`, which makes the row its bias.
+/// Determinism: batch-invariant. The bits of a row depend on the row, the weights and `eps` only, not on the other rows,
+/// strides or alignment.
 ///
-/// Returns when the launch is queued, before it has run. No rows: nothing is launched.
+/// Special values: a NaN or an infinity makes its row, its `mean` and its `rstd` NaN. A constant row is NaN if `eps` is
+/// 0. Squares of deviations overflow above about `1.8e19 / sqrt(cols)`, and the row is its bias then.
+///
+/// Sizes: any number of rows and columns. The vectorized path (16-byte accesses) needs rows and weights that begin on
+/// 16 bytes and are a multiple of 16 bytes long; the scalar path serves all others.
+///
+/// Aliasing: `y` may be exactly `x` ([`TensorViewMut::alias`]). No other overlap.
+///
+/// Returns when the launch is queued. No rows: no launch.
 ///
 /// # Errors
-/// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align) if a tensor
-/// breaks the table, [`Empty`](hk_core::Error::Empty) for zero columns, [`Argument`](hk_core::Error::Argument) for an
-/// `eps` that is negative or not finite, [`Overlap`](hk_core::Error::Overlap) if an output shares memory with another
-/// tensor otherwise than said, [`TooLarge`](hk_core::Error::TooLarge) beyond 2^29 - 1 columns or 2^32 - 1 rows,
-/// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and what loading and launching a kernel can answer. Nothing is
-/// written then.
+/// Nothing is written if there is one.
+/// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align): a tensor
+/// breaks the table. [`Empty`](hk_core::Error::Empty): no columns. [`Argument`](hk_core::Error::Argument): `eps` is
+/// negative or not finite. [`Overlap`](hk_core::Error::Overlap): an output shares memory with another tensor.
+/// [`TooLarge`](hk_core::Error::TooLarge): over 2^29 - 1 columns or 2^32 - 1 rows.
+/// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of loading and launching a kernel.
 ///
 /// Source: Ba, Kiros and Hinton 2016, "Layer Normalization", eq. 3.
-pub fn layernorm<T: Float, W: Weight<T>, B: Weight<T>>(
+pub fn layernorm<'a, T: Float, W: Weight<T>, B: Weight<T>>(
     stream: &Stream,
     x: TensorView<T>,
-    vectors: LayerNormVectors<T, W, B>,
-    y: TensorViewMut<T>,
-    mean: Option<TensorViewMut<f32>>,
-    rstd: Option<TensorViewMut<f32>>,
-    eps: f32,
+    weights: LayerNormWeights<T, W, B>,
+    outputs: impl Into<LayerNormOutputs<'a, T>>,
+    options: LayerNormOptions,
 ) -> Result<()> {
-    launch(stream, "layernorm", x, None, vectors, y, mean, rstd, eps)
+    launch(stream, "layernorm", x, None, weights, outputs.into(), options)
 }
 
-/// Adds a residual and normalises the sum over the last axis: `s = round(x' + residual_in)`, `residual_out = s`,
-/// `y = (s - mean(s)) * rstd(s) * weight + bias`, with `x' = round(x + x_bias)`.
+/// Adds a residual and normalizes the sum over the last axis: `residual_out = round(round(x + x_bias) + residual_in)`,
+/// `y = (s - mean) * rstd * weight + bias` with `s = residual_out`, `mean = mean(s)`,
+/// `rstd = 1 / sqrt(mean((s - mean)^2) + eps)`.
 ///
 /// | arg                                     | shape        | dtype                | layout                            |
 /// |-----------------------------------------|--------------|----------------------|-----------------------------------|
-/// | `x`, `residual_in`, `y`, `residual_out` | `[.., cols]` | `bf16`, `f16`, `f32` | unit stride on `cols`, one row stride each over the rest |
-/// | `weight`, `bias`                        | `[cols]`     | as `x`, or `f32`     | contiguous; may be left out: 1, 0 |
-/// | `x_bias`                                | `[cols]`     | as `x`               | contiguous; may be left out       |
-/// | `mean`, `rstd`                          | `[rows]`     | `f32`                | contiguous; may be left out       |
+/// | `x`, `residual_in`, `y`, `residual_out` | `[.., cols]` | `bf16`, `f16`, `f32` | unit stride on `cols`; the other axes collapse to one row stride |
+/// | `weight`, `bias`                        | `[cols]`     | as `x`, or `f32`     | contiguous; optional: 1, 0        |
+/// | `x_bias`                                | `[cols]`     | as `x`               | contiguous; optional: 0           |
+/// | `mean`, `rstd`                          | `[rows]`     | `f32`                | contiguous; optional              |
 ///
-/// The norm is that of the *rounded* sum, so that the result has the bits of adding, storing, and calling [`layernorm`];
-/// everything said there about sizes, strides, rounding, invariance and special values holds here. Each of `y` and
-/// `residual_out` may be exactly `x` or exactly `residual_in`, but they may not share memory with each other.
+/// Rounding: arithmetic is `f32`. The sum is rounded to the type of `x` *before* it is normalized, so that `y` is bitwise
+/// identical to adding, storing and calling [`layernorm`]. `y` is rounded once, to nearest even; values out of range
+/// become infinite. The variance is the mean square of the deviations, and the deviations correct the mean.
 ///
-/// Returns when the launch is queued, before it has run. No rows: nothing is launched.
+/// Determinism: batch-invariant. The bits of a row depend on the row, the weights and `eps` only.
+///
+/// Special values: a NaN or an infinity in `residual_out` makes its row of `y`, its `mean` and its `rstd` NaN. A constant
+/// row is NaN if `eps` is 0.
+///
+/// Sizes: any number of rows and columns. The vectorized path (16-byte accesses) needs rows and weights that begin on
+/// 16 bytes and are a multiple of 16 bytes long; the scalar path serves all others.
+///
+/// Aliasing: each of `y` and `residual_out` may be exactly `x` or exactly `residual_in` ([`TensorViewMut::alias`]), but
+/// not both the same one. No other overlap.
+///
+/// Returns when the launch is queued. No rows: no launch.
 ///
 /// # Errors
-/// As [`layernorm`].
-#[expect(clippy::too_many_arguments, reason = "the operator's tensors")]
+/// Nothing is written if there is one.
+/// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align): a tensor
+/// breaks the table. [`Empty`](hk_core::Error::Empty): no columns. [`Argument`](hk_core::Error::Argument): `eps` is
+/// negative or not finite. [`Overlap`](hk_core::Error::Overlap): an output shares memory with another tensor.
+/// [`TooLarge`](hk_core::Error::TooLarge): over 2^29 - 1 columns or 2^32 - 1 rows.
+/// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of loading and launching a kernel.
+///
+/// Source: Ba, Kiros and Hinton 2016, "Layer Normalization", eq. 3.
 pub fn fused_add_layernorm<T: Float, W: Weight<T>, B: Weight<T>>(
     stream: &Stream,
     x: TensorView<T>,
     residual_in: TensorView<T>,
-    vectors: LayerNormVectors<T, W, B>,
-    y: TensorViewMut<T>,
-    residual_out: TensorViewMut<T>,
-    mean: Option<TensorViewMut<f32>>,
-    rstd: Option<TensorViewMut<f32>>,
-    eps: f32,
+    weights: LayerNormWeights<T, W, B>,
+    outputs: FusedAddLayerNormOutputs<T>,
+    options: LayerNormOptions,
 ) -> Result<()> {
+    let FusedAddLayerNormOutputs { y, residual_out, mean, rstd } = outputs;
     let residual = Some((residual_in, residual_out));
-    launch(stream, "fused_add_layernorm", x, residual, vectors, y, mean, rstd, eps)
+    let outputs = LayerNormOutputs { y, mean, rstd };
+    launch(stream, "fused_add_layernorm", x, residual, weights, outputs, options)
 }
 
-#[expect(clippy::too_many_arguments, reason = "the operator's tensors")]
+/// `residual` is `(residual_in, residual_out)`.
 fn launch<T: Float, W: Weight<T>, B: Weight<T>>(
     stream: &Stream,
     op: &'static str,
     x: TensorView<T>,
     residual: Option<(TensorView<T>, TensorViewMut<T>)>,
-    vectors: LayerNormVectors<T, W, B>,
-    mut y: TensorViewMut<T>,
-    mut mean: Option<TensorViewMut<f32>>,
-    mut rstd: Option<TensorViewMut<f32>>,
-    eps: f32,
+    weights: LayerNormWeights<T, W, B>,
+    outputs: LayerNormOutputs<T>,
+    LayerNormOptions { eps }: LayerNormOptions,
 ) -> Result<()> {
     let (residual_in, mut residual_out) = residual.unzip();
-    let LayerNormVectors { weight, bias, x_bias } = vectors;
+    let LayerNormOutputs { mut y, mut mean, mut rstd } = outputs;
+    let LayerNormWeights { weight, bias, x_bias } = weights;
     let mut problem = Problem::new(op, &x)?;
     weight.as_ref().map_or(Ok(()), |v| problem.per_column("weight", v))?;
     bias.as_ref().map_or(Ok(()), |v| problem.per_column("bias", v))?;
@@ -226,7 +238,7 @@ fn launch<T: Float, W: Weight<T>, B: Weight<T>>(
     }
 
     let plan = problem.plan(stream, &KERNELS)?;
-    let mut launch = stream.launch(op, &plan.kernel);
+    let mut launch = stream.launch(op);
     let residual_in = residual_in.map(|t| t.flatten_rows(op, "residual_in")).transpose()?;
     let mut residual_out =
         residual_out.as_mut().map(|t| t.reborrow().flatten_rows(op, "residual_out")).transpose()?;
@@ -247,9 +259,9 @@ fn launch<T: Float, W: Weight<T>, B: Weight<T>>(
         bias_is_f32: (B::DTYPE == DType::F32).into(),
         batch: plan.batch,
     };
-    // SAFETY: the checks above make every row of the matrices `cols` long, the vectors too, and `mean` and `rstd` as long as
-    // there are rows, which is what the kernel accesses, whatever the grid; the loader matches `Params` to the kernel.
-    unsafe { launch.run(plan.config, &params) }
+    // SAFETY: the checks above make rows and weights `cols` long, and `mean` and `rstd` as long as there are rows. The kernel
+    // accesses no more than that on any grid.
+    unsafe { launch.run(&plan.kernel, plan.config, &params) }
 }
 
 fn operand(tensor: &impl Operand) -> &dyn Operand {

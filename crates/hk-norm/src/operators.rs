@@ -1,9 +1,14 @@
 //! The operators as data, for the `hk` program, the demo and the documentation.
 
-use crate::{LayerNormVectors, RmsNormOptions, RoundMode, WeightOffset, kernels, padded_columns, reference};
+use crate::rmsnorm_pad::padded;
+use crate::{
+    FusedAddLayerNormOutputs, FusedAddRmsNormOutputs, FusedAddRmsNormPadOutputs, LayerNormOptions,
+    LayerNormOutputs, LayerNormWeights, RmsNormOptions, RmsNormOutputs, RmsNormPadOptions, RoundMode,
+    WeightOffset, kernels, reference,
+};
 use hk_core::registry::{
-    ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Operator, Role, Sample,
-    Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
+    ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Operator,
+    PUBLISHED_ROWS, Role, Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
 use hk_core::{DType, Error, Float, Result, Stream, TensorView, with_float};
 
@@ -35,6 +40,10 @@ const RMSNORM: Operator = Operator {
             scalars: &[],
         },
     ],
+    bench: BenchSizes::Several(&[
+        BenchSizes::rows(PUBLISHED_ROWS, &["x"], &["weight"]),
+        BenchSizes::rows(&[[2_097_152, 128], [40_960, 8192]], &["x"], &["weight"]),
+    ]),
     corners: &CORNERS_RMSNORM,
     outputs,
     run: run_rmsnorm,
@@ -78,6 +87,10 @@ const FUSED_ADD_RMSNORM: Operator = Operator {
             scalars: &[],
         },
     ],
+    bench: BenchSizes::Several(&[
+        BenchSizes::rows(PUBLISHED_ROWS, &["x", "residual_in"], &["weight"]),
+        BenchSizes::rows(&[[1_048_576, 128], [20_480, 8192]], &["x", "residual_in"], &["weight"]),
+    ]),
     corners: &CORNERS_FUSED,
     outputs,
     run: run_fused_add_rmsnorm,
@@ -121,6 +134,10 @@ const LAYERNORM: Operator = Operator {
             scalars: &[],
         },
     ],
+    bench: BenchSizes::Several(&[
+        BenchSizes::rows(PUBLISHED_ROWS, &["x"], &["weight", "bias"]),
+        BenchSizes::rows(&[[2_097_152, 128], [40_960, 8192]], &["x"], &["weight", "bias"]),
+    ]),
     corners: &CORNERS_LAYERNORM,
     outputs,
     run: run_layernorm,
@@ -154,6 +171,7 @@ const FUSED_ADD_LAYERNORM: Operator = Operator {
             scalars: &[],
         },
     ],
+    bench: BenchSizes::rows(&[[4096, 8192], [20_480, 8192]], &["x", "residual_in"], &["weight", "bias"]),
     corners: &CORNERS_FUSED_LAYERNORM,
     ..LAYERNORM
 };
@@ -168,6 +186,7 @@ const RMSNORM_PAD: Operator = Operator {
         tensors: &[("x", DType::Bf16, &[128, 2880]), ("weight", DType::Bf16, &[2880])],
         scalars: &[("eps", Scalar::Float(1e-5)), ("pad_multiple", Scalar::Int(256))],
     }],
+    bench: BenchSizes::rows(&[[131_072, 2880]], &["x"], &["weight"]),
     corners: &CORNERS_PAD,
     outputs: outputs_pad,
     run: run_rmsnorm_pad,
@@ -195,6 +214,7 @@ const FUSED_ADD_RMSNORM_PAD: Operator = Operator {
         ],
         scalars: &[("eps", Scalar::Float(1e-5)), ("pad_multiple", Scalar::Int(256))],
     }],
+    bench: BenchSizes::rows(&[[65_536, 2880]], &["x", "residual_in"], &["weight"]),
     corners: &CORNERS_FUSED_PAD,
     outputs: outputs_pad,
     run: run_fused_add_rmsnorm_pad,
@@ -202,11 +222,12 @@ const FUSED_ADD_RMSNORM_PAD: Operator = Operator {
     ..FUSED_ADD_RMSNORM
 };
 
-/// Cases for each dtype and dtype of weights: shapes, further tensors of `[rows, cols]`, `[cols]` and `[rows]`, scalars.
+/// Cases for each dtype and dtype of weights: shapes, further tensors of `[rows, cols]`, those of `[cols]` in the dtype of `x`,
+/// weights of `[cols]`, and tensors of `[rows]`; scalars.
 macro_rules! corners {
-    ($name:ident, $n:literal rows of: $shapes:tt, $matrices:tt, $vectors:tt, $values:tt, $scalars:expr, $types:tt) => {
+    ($name:ident, $n:literal rows of: $shapes:tt, $more:tt, $scalars:expr, $types:tt) => {
         static $name: [Case; 5 * $n] = {
-            const CASES: [[Case; $n]; 5] = corners!(@types $types $shapes $matrices $vectors $values $scalars);
+            const CASES: [[Case; $n]; 5] = corners!(@types $types $shapes $more $scalars);
             let mut all = [CASES[0][0]; 5 * $n];
             let mut i = 0;
             while i < all.len() {
@@ -216,18 +237,19 @@ macro_rules! corners {
             all
         };
     };
-    (@types [$($type:tt),+] $shapes:tt $matrices:tt $vectors:tt $values:tt $scalars:expr) => {
-        [$(corners!(@shapes $type $shapes $matrices $vectors $values $scalars)),+]
+    (@types [$($type:tt),+] $shapes:tt $more:tt $scalars:expr) => {
+        [$(corners!(@shapes $type $shapes $more $scalars)),+]
     };
-    (@shapes $type:tt [$($shape:tt),+] $matrices:tt $vectors:tt $values:tt $scalars:expr) => {
-        [$(corners!(@case $type $shape $matrices $vectors $values $scalars)),+]
+    (@shapes $type:tt [$($shape:tt),+] $more:tt $scalars:expr) => {
+        [$(corners!(@case $type $shape $more $scalars)),+]
     };
-    (@case ($dtype:ident $weight:ident) ($rows:literal $cols:literal) [$($matrix:literal),*] [$($vector:literal),*]
-        [$($value:literal),*] $scalars:expr) => {
+    (@case ($dtype:ident $weight:ident) ($rows:literal $cols:literal)
+        ([$($matrix:literal),*] [$($bias:literal),*] [$($vector:literal),*] [$($value:literal),*]) $scalars:expr) => {
         Case {
             label: concat!($rows, " rows of ", $cols),
             tensors: &[
                 $(($matrix, DType::$dtype, &[$rows, $cols]),)*
+                $(($bias, DType::$dtype, &[$cols]),)*
                 $(($vector, DType::$weight, &[$cols]),)*
                 $(($value, DType::F32, &[$rows]),)*
             ],
@@ -236,13 +258,13 @@ macro_rules! corners {
     };
 }
 
-/// Corners of the RMS norms: one for each entry point, with enough rows that waves loop on one compute unit. Rows of odd length
-/// go by elements.
+/// Corners of the RMS norms: one for each entry point, with enough rows that waves loop on one CU. Rows of odd
+/// length take the scalar path.
 macro_rules! rms_corners {
     ($name:ident, $matrices:tt, $values:tt) => {
         corners!($name, 21 rows of: [(600 64), (300 128), (150 256), (100 512), (40 1024), (40 1536), (20 2048), (20 3072),
             (30 4096), (10 6144), (5 8192), (5 16384), (9 20480), (150 61), (100 509), (20 2001), (20 4001), (10 6001),
-            (10 8001), (5 16001), (5 20001)], $matrices, ["weight"], $values, &[],
+            (10 8001), (5 16001), (5 20001)], ($matrices [] ["weight"] $values), &[],
             [(Bf16 Bf16), (F16 F16), (F32 F32), (Bf16 F32), (F16 F32)]);
     };
 }
@@ -251,18 +273,22 @@ rms_corners!(CORNERS_FUSED, ["x", "residual_in"], ["rstd"]);
 
 corners!(CORNERS_LAYERNORM, 18 rows of: [(600 64), (300 128), (150 256), (100 512), (70 1024), (40 1536), (20 2048), (20 4096),
     (10 8192), (5 16384), (5 20480), (150 61), (100 509), (20 2001), (10 4001), (10 8001), (5 16001), (5 20001)],
-    ["x"], ["weight", "bias"], ["mean", "rstd"], &[], [(Bf16 Bf16), (F16 F16), (F32 F32), (Bf16 F32), (F16 F32)]);
+    (["x"] ["x_bias"] ["weight", "bias"] ["mean", "rstd"]), &[], [(Bf16 Bf16), (F16 F16), (F32 F32), (Bf16 F32), (F16 F32)]);
 
-/// Rows of some lengths, for operators whose entry points are those of others.
+/// Corners of operators that share the entry points of others.
 macro_rules! some_corners {
-    ($name:ident, $matrices:tt, $values:tt, $scalars:expr) => {
-        corners!($name, 5 rows of: [(70 120), (9 1000), (4 2880), (3 130), (2 16400)], $matrices, ["weight"], $values,
-            $scalars, [(Bf16 Bf16), (F16 F16), (F32 F32), (Bf16 F32), (F16 F32)]);
+    ($name:ident, $more:tt, $scalars:expr) => {
+        corners!($name, 5 rows of: [(70 120), (9 1000), (4 2880), (3 130), (2 16400)], $more, $scalars,
+            [(Bf16 Bf16), (F16 F16), (F32 F32), (Bf16 F32), (F16 F32)]);
     };
 }
-some_corners!(CORNERS_FUSED_LAYERNORM, ["x", "residual_in"], ["mean", "rstd"], &[]);
-some_corners!(CORNERS_PAD, ["x"], [], &[("pad_multiple", Scalar::Int(96))]);
-some_corners!(CORNERS_FUSED_PAD, ["x", "residual_in"], [], &[("pad_multiple", Scalar::Int(96))]);
+some_corners!(
+    CORNERS_FUSED_LAYERNORM,
+    (["x", "residual_in"] ["x_bias"] ["weight", "bias"] ["mean", "rstd"]),
+    &[]
+);
+some_corners!(CORNERS_PAD, (["x"] [] ["weight"] []), &[("pad_multiple", Scalar::Int(96))]);
+some_corners!(CORNERS_FUSED_PAD, (["x", "residual_in"] [] ["weight"] []), &[("pad_multiple", Scalar::Int(96))]);
 
 const FLOATS: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
 
@@ -310,9 +336,9 @@ const PAD_SCALARS: &[ScalarSpec] = &[
     SCALARS[0],
     ScalarSpec {
         name: "pad_multiple",
-        default: Scalar::Int(0),
+        default: Scalar::Count(0),
         choices: &[],
-        summary: "what the columns of y are a multiple of; 0: those of x",
+        summary: "y has a multiple of this many columns; 0: no padding",
     },
 ];
 
@@ -329,7 +355,7 @@ fn options<V: Described>(call: &Call<V>) -> Result<RmsNormOptions> {
     Ok(RmsNormOptions { eps: call.float("eps")? as f32, weight_offset, round_mode })
 }
 
-/// `y`, `residual_out` where there is one, `mean` and `rstd` where they are asked for.
+/// `y`, `residual_out` if the operator has one, `mean` and `rstd` if the call wants them.
 fn outputs(call: &CallSpec) -> Result<Vec<(&'static str, TensorSpec)>> {
     let x = call.get("x")?;
     let mut outputs = vec![("y", x.clone())];
@@ -345,10 +371,11 @@ fn outputs(call: &CallSpec) -> Result<Vec<(&'static str, TensorSpec)>> {
     Ok(outputs)
 }
 
-/// `y`, and `residual_out` where there is one.
+/// `y`, and `residual_out` if the operator has one.
 fn outputs_pad(call: &CallSpec) -> Result<Vec<(&'static str, TensorSpec)>> {
     let x = call.get("x")?;
-    let padded = padded_columns(x.shape.get(1).copied().unwrap_or(0), pad_multiple(call)?)?;
+    let cols = x.shape.get(1).copied().unwrap_or(0);
+    let padded = padded(call.operator().name, cols, pad_options(call)?.pad_multiple)?;
     let rows = x.shape.first().copied().unwrap_or(0);
     let mut outputs = vec![("y", TensorSpec::new(x.dtype, [rows, padded]))];
     if call.operator().arg("residual_out").is_some() {
@@ -357,11 +384,8 @@ fn outputs_pad(call: &CallSpec) -> Result<Vec<(&'static str, TensorSpec)>> {
     Ok(outputs)
 }
 
-fn pad_multiple<V: Described>(call: &Call<V>) -> Result<usize> {
-    let value = call.int("pad_multiple")?;
-    let op = call.operator().name;
-    usize::try_from(value)
-        .map_err(|_| Error::argument(op, "pad_multiple", value, "a number that is not negative"))
+fn pad_options<V: Described>(call: &Call<V>) -> Result<RmsNormPadOptions> {
+    Ok(RmsNormPadOptions { eps: call.float("eps")? as f32, pad_multiple: call.size("pad_multiple")? })
 }
 
 fn run_rmsnorm(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
@@ -370,11 +394,11 @@ fn run_rmsnorm(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (x_type, weight_type) = (inputs.get("x")?.dtype(), inputs.get("weight")?.dtype());
     with_float!("rmsnorm", "x", x_type, T => {
         let x = inputs.view::<T>("x")?;
-        let (y, rstd) = (outputs.take::<T>("y")?, outputs.take_optional("rstd")?);
+        let outputs = RmsNormOutputs { y: outputs.take::<T>("y")?, rstd: outputs.take_optional("rstd")? };
         if weight_type == DType::F32 {
-            crate::rmsnorm(stream, x, inputs.view::<f32>("weight")?, y, rstd, options)
+            crate::rmsnorm(stream, x, inputs.view::<f32>("weight")?, outputs, options)
         } else {
-            crate::rmsnorm(stream, x, inputs.view::<T>("weight")?, y, rstd, options)
+            crate::rmsnorm(stream, x, inputs.view::<T>("weight")?, outputs, options)
         }
     })
 }
@@ -385,14 +409,15 @@ fn run_fused_add_rmsnorm(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (x_type, weight_type) = (inputs.get("x")?.dtype(), inputs.get("weight")?.dtype());
     with_float!("fused_add_rmsnorm", "x", x_type, T => {
         let (x, residual_in) = (inputs.view::<T>("x")?, inputs.view::<T>("residual_in")?);
-        let (y, residual_out) = (outputs.take::<T>("y")?, outputs.take::<T>("residual_out")?);
-        let rstd = outputs.take_optional("rstd")?;
+        let outputs = FusedAddRmsNormOutputs {
+            y: outputs.take::<T>("y")?,
+            residual_out: outputs.take("residual_out")?,
+            rstd: outputs.take_optional("rstd")?,
+        };
         if weight_type == DType::F32 {
-            let weight = inputs.view::<f32>("weight")?;
-            crate::fused_add_rmsnorm(stream, x, residual_in, weight, y, residual_out, rstd, options)
+            crate::fused_add_rmsnorm(stream, x, residual_in, inputs.view::<f32>("weight")?, outputs, options)
         } else {
-            let weight = inputs.view::<T>("weight")?;
-            crate::fused_add_rmsnorm(stream, x, residual_in, weight, y, residual_out, rstd, options)
+            crate::fused_add_rmsnorm(stream, x, residual_in, inputs.view::<T>("weight")?, outputs, options)
         }
     })
 }
@@ -416,9 +441,9 @@ fn run_layernorm_of<T: Float, W: crate::Weight<T>, B: crate::Weight<T>>(
     call: &mut DeviceCall,
 ) -> Result<()> {
     let (inputs, mut outputs) = call.split();
-    let eps = inputs.float("eps")? as f32;
+    let options = LayerNormOptions { eps: inputs.float("eps")? as f32 };
     let x: TensorView<T> = inputs.view("x")?;
-    let vectors = LayerNormVectors::<T, W, B> {
+    let weights = LayerNormWeights::<T, W, B> {
         weight: inputs.optional_view("weight")?,
         bias: inputs.optional_view("bias")?,
         x_bias: inputs.optional_view("x_bias")?,
@@ -428,39 +453,41 @@ fn run_layernorm_of<T: Float, W: crate::Weight<T>, B: crate::Weight<T>>(
     match inputs.optional_view::<T>("residual_in")? {
         Some(residual_in) => {
             let residual_out = outputs.take("residual_out")?;
-            crate::fused_add_layernorm(stream, x, residual_in, vectors, y, residual_out, mean, rstd, eps)
+            let outputs = FusedAddLayerNormOutputs { y, residual_out, mean, rstd };
+            crate::fused_add_layernorm(stream, x, residual_in, weights, outputs, options)
         }
-        None => crate::layernorm(stream, x, vectors, y, mean, rstd, eps),
+        None => crate::layernorm(stream, x, weights, LayerNormOutputs { y, mean, rstd }, options),
     }
 }
 
 fn run_rmsnorm_pad(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (inputs, mut outputs) = call.split();
-    let (eps, multiple) = (inputs.float("eps")? as f32, pad_multiple(&inputs)?);
+    let options = pad_options(&inputs)?;
     let (x_type, weight_type) = (inputs.get("x")?.dtype(), inputs.get("weight")?.dtype());
     with_float!("rmsnorm_pad", "x", x_type, T => {
         let (x, y) = (inputs.view::<T>("x")?, outputs.take::<T>("y")?);
         if weight_type == DType::F32 {
-            crate::rmsnorm_pad(stream, x, inputs.view::<f32>("weight")?, y, eps, multiple)
+            crate::rmsnorm_pad(stream, x, inputs.view::<f32>("weight")?, y, options)
         } else {
-            crate::rmsnorm_pad(stream, x, inputs.view::<T>("weight")?, y, eps, multiple)
+            crate::rmsnorm_pad(stream, x, inputs.view::<T>("weight")?, y, options)
         }
     })
 }
 
 fn run_fused_add_rmsnorm_pad(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (inputs, mut outputs) = call.split();
-    let (eps, multiple) = (inputs.float("eps")? as f32, pad_multiple(&inputs)?);
+    let options = pad_options(&inputs)?;
     let (x_type, weight_type) = (inputs.get("x")?.dtype(), inputs.get("weight")?.dtype());
     with_float!("fused_add_rmsnorm_pad", "x", x_type, T => {
         let (x, residual_in) = (inputs.view::<T>("x")?, inputs.view::<T>("residual_in")?);
-        let (y, residual_out) = (outputs.take::<T>("y")?, outputs.take::<T>("residual_out")?);
+        let (y, residual_out) = (outputs.take::<T>("y")?, outputs.take("residual_out")?);
+        let outputs = FusedAddRmsNormPadOutputs { y, residual_out };
         if weight_type == DType::F32 {
             let weight = inputs.view::<f32>("weight")?;
-            crate::fused_add_rmsnorm_pad(stream, x, residual_in, weight, y, residual_out, eps, multiple)
+            crate::fused_add_rmsnorm_pad(stream, x, residual_in, weight, outputs, options)
         } else {
             let weight = inputs.view::<T>("weight")?;
-            crate::fused_add_rmsnorm_pad(stream, x, residual_in, weight, y, residual_out, eps, multiple)
+            crate::fused_add_rmsnorm_pad(stream, x, residual_in, weight, outputs, options)
         }
     })
 }
@@ -490,7 +517,7 @@ fn reference_layernorm(call: &HostCall) -> Result<Vec<(&'static str, HostTensorF
     let cols = x.shape().last().copied().unwrap_or(0);
     let of = |name: &str| call.optional(name).map(|t| t.to_f64());
     let (weight, bias, x_bias) = (of("weight"), of("bias"), of("x_bias"));
-    let vectors = reference::LayerNormVectors {
+    let weights = reference::LayerNormWeights {
         weight: weight.as_deref(),
         bias: bias.as_deref(),
         x_bias: x_bias.as_deref(),
@@ -499,13 +526,13 @@ fn reference_layernorm(call: &HostCall) -> Result<Vec<(&'static str, HostTensorF
     with_float!(call.operator().name, "x", x.dtype(), T => Ok(match of("residual_in") {
         Some(residual_in) => {
             let (norm, residual_out) =
-                reference::fused_add_layernorm::<T>(&x.to_f64(), &residual_in, cols, vectors, eps);
+                reference::fused_add_layernorm::<T>(&x.to_f64(), &residual_in, cols, weights, eps);
             let outputs =
                 vec![("y", norm.y), ("residual_out", residual_out), ("mean", norm.mean), ("rstd", norm.rstd)];
             named(call, x.shape(), outputs)
         }
         None => {
-            let norm = reference::layernorm::<T>(&x.to_f64(), cols, vectors, eps);
+            let norm = reference::layernorm::<T>(&x.to_f64(), cols, weights, eps);
             named(call, x.shape(), vec![("y", norm.y), ("mean", norm.mean), ("rstd", norm.rstd)])
         }
     }))
@@ -513,8 +540,9 @@ fn reference_layernorm(call: &HostCall) -> Result<Vec<(&'static str, HostTensorF
 
 fn reference_rmsnorm_pad(call: &HostCall) -> Result<Vec<(&'static str, HostTensorF64)>> {
     let (x, weight) = (call.get("x")?, call.get("weight")?.to_f64());
-    let padded = padded_columns(weight.len(), pad_multiple(call)?)?;
-    let values = reference::rmsnorm_pad(&x.to_f64(), &weight, padded, call.float("eps")? as f32);
+    let RmsNormPadOptions { eps, pad_multiple } = pad_options(call)?;
+    let padded = padded(call.operator().name, weight.len(), pad_multiple)?;
+    let values = reference::rmsnorm_pad(&x.to_f64(), &weight, padded, eps);
     let shape = vec![x.shape().first().copied().unwrap_or(0), padded];
     Ok(vec![("y", HostTensorF64::new(shape, values))])
 }
@@ -522,8 +550,8 @@ fn reference_rmsnorm_pad(call: &HostCall) -> Result<Vec<(&'static str, HostTenso
 fn reference_fused_add_rmsnorm_pad(call: &HostCall) -> Result<Vec<(&'static str, HostTensorF64)>> {
     let (x, residual_in, weight) =
         (call.get("x")?, call.get("residual_in")?.to_f64(), call.get("weight")?.to_f64());
-    let padded = padded_columns(weight.len(), pad_multiple(call)?)?;
-    let eps = call.float("eps")? as f32;
+    let RmsNormPadOptions { eps, pad_multiple } = pad_options(call)?;
+    let padded = padded(call.operator().name, weight.len(), pad_multiple)?;
     with_float!("fused_add_rmsnorm_pad", "x", x.dtype(), T => {
         let (y, residual_out) =
             reference::fused_add_rmsnorm_pad::<T>(&x.to_f64(), &residual_in, &weight, padded, eps);
@@ -535,7 +563,7 @@ fn reference_fused_add_rmsnorm_pad(call: &HostCall) -> Result<Vec<(&'static str,
     })
 }
 
-/// Outputs of the shape of `x`, and of one value per row where the call asks for those.
+/// Outputs of the shape of `x`; those of one value per row only if the call wants them.
 fn named(
     call: &HostCall,
     shape: &[usize],

@@ -1,21 +1,21 @@
-//! What the wrappers of all norms share: checks of their tensors, and the choice of the kernel.
+//! What the wrappers of all norms share: tensor checks and kernel selection.
 
-use hk_core::rowwise::{RowPlan, RowProblem, RowTensor, RowVariant, float_index};
-use hk_core::{CodeObjects, DType, Element, Error, Float, Result, Rows, Stream, TensorView, bf16, f16};
+use bytemuck::Pod;
+use hk_core::plan::rows::{RowPlan, RowProblem, RowTensor, RowVariant, float_index};
+use hk_core::{DType, Element, Error, Float, KernelRef, Result, Rows, Stream, TensorView, bf16, f16};
 
-/// A type that weights can have beside activations of type `T`: `T` itself and `f32`.
+/// Weight types for activations of type `T`: `T` itself and `f32`.
 pub trait Weight<T: Float>: Element {}
 
 impl<T: Float> Weight<T> for T {}
 impl Weight<bf16> for f32 {}
 impl Weight<f16> for f32 {}
 
-/// The entry points of one source: for bf16, f16 and f32, each in the order of `variants`, which have rows in hand for types of
-/// two bytes.
-pub(crate) struct KernelTable<const N: usize> {
-    pub objects: &'static CodeObjects,
+/// The entry points of one source, for bf16, f16 and f32, in the order of `variants`. `variants` hold the rows per thread of
+/// 16-bit types.
+pub(crate) struct KernelTable<P, const N: usize> {
     pub variants: [RowVariant; N],
-    pub names: [[&'static str; N]; 3],
+    pub kernels: [[KernelRef<P>; N]; 3],
 }
 
 /// An operator's tensors, checked against `x`.
@@ -27,7 +27,7 @@ pub(crate) struct Problem<'a> {
 }
 
 impl<'a> Problem<'a> {
-    /// Checks `x`, whose leading axes collapse to rows.
+    /// Checks `x`. Its leading axes collapse to rows.
     pub fn new<T: Float>(op: &'static str, x: &'a TensorView<T>) -> Result<Self> {
         let Rows { rows, cols, .. } = x.rows(op, "x")?;
         let mut rows = RowProblem::new(op, "x", rows, cols, T::DTYPE)?;
@@ -35,7 +35,7 @@ impl<'a> Problem<'a> {
         Ok(Self { op, shape: x.shape(), rows, dtype: T::DTYPE })
     }
 
-    /// Checks `x` of two axes, columns of any stride.
+    /// Checks a 2-D `x` of any column stride.
     pub fn strided<T: Float>(op: &'static str, x: &'a TensorView<T>) -> Result<Self> {
         let [rows, cols] = x.dims(op, "x")?;
         let mut rows = RowProblem::new(op, "x", rows, cols, T::DTYPE)?;
@@ -54,7 +54,7 @@ impl<'a> Problem<'a> {
         Err(Error::argument(self.op, "eps", eps, "a finite number that is not negative"))
     }
 
-    /// Checks a vector as long as the rows, such as the weights.
+    /// Checks a vector of one element per column, such as the weights.
     pub fn per_column<W: Element>(&mut self, arg: &'static str, vector: &TensorView<W>) -> Result<()> {
         let [length] = vector.dims(self.op, arg)?;
         let cols = self.rows.cols();
@@ -70,7 +70,7 @@ impl<'a> Problem<'a> {
         self.rows.shaped(arg, tensor, self.shape, "shape of x")
     }
 
-    /// Checks a tensor of this shape.
+    /// Checks a tensor against `shape`.
     pub fn shaped(
         &mut self,
         arg: &'static str,
@@ -81,7 +81,7 @@ impl<'a> Problem<'a> {
         self.rows.shaped(arg, tensor, shape, why)
     }
 
-    /// Checks the optional output of one value per row.
+    /// Checks an optional output of one value per row.
     pub fn per_row(&self, arg: &'static str, tensor: Option<&hk_core::TensorViewMut<f32>>) -> Result<()> {
         let Some(tensor) = tensor else { return Ok(()) };
         let rows = self.rows.rows();
@@ -92,7 +92,7 @@ impl<'a> Problem<'a> {
         tensor.expect_aligned(self.op, arg, size_of::<f32>() as u64)
     }
 
-    /// True if there is nothing to do.
+    /// True if there are no rows.
     pub fn is_empty(&self) -> bool {
         self.rows.rows() == 0
     }
@@ -107,10 +107,14 @@ impl<'a> Problem<'a> {
         (1.0 / self.rows.cols() as f64) as f32
     }
 
-    /// The kernel for these tensors and its grid.
-    pub fn plan<const N: usize>(&self, stream: &Stream, table: &KernelTable<N>) -> Result<RowPlan> {
-        let names = &table.names[float_index(self.dtype)];
-        let variants = table.variants.map(|v| v.in_hand(self.dtype));
-        self.rows.plan(stream, table.objects, &variants, names)
+    /// Selects the kernel and its grid.
+    pub fn plan<P: Pod, const N: usize>(
+        &self,
+        stream: &Stream,
+        table: &KernelTable<P, N>,
+    ) -> Result<RowPlan<P>> {
+        let kernels = &table.kernels[float_index(self.dtype)];
+        let variants = table.variants.map(|v| v.for_dtype(self.dtype));
+        self.rows.plan(stream, &variants, kernels)
     }
 }

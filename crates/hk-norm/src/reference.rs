@@ -1,12 +1,13 @@
-//! The operators again, in f64 and plain loops: what the kernels are measured against.
+//! f64 references of the operators, in plain loops.
 //!
 //! Inputs are the values that the kernels read, already rounded to their types; results are not rounded unless the
 //! operator says so. Matrices are row-major without gaps.
 
 use crate::{RmsNormOptions, RoundMode};
 use hk_core::Float;
+use std::iter::repeat_n;
 
-/// What [`rmsnorm`] gives.
+/// Outputs of [`rmsnorm`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct RmsNorm {
     /// `[rows, cols]`
@@ -15,7 +16,7 @@ pub struct RmsNorm {
     pub rstd: Vec<f64>,
 }
 
-/// What [`fused_add_rmsnorm`] gives.
+/// Outputs of [`fused_add_rmsnorm`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct FusedAddRmsNorm {
     /// `[rows, cols]`
@@ -69,7 +70,7 @@ pub fn fused_add_rmsnorm<T: Float>(
     FusedAddRmsNorm { y, residual_out, rstd }
 }
 
-/// What [`layernorm`] gives.
+/// Outputs of [`layernorm`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerNorm {
     /// `[rows, cols]`
@@ -80,10 +81,10 @@ pub struct LayerNorm {
     pub rstd: Vec<f64>,
 }
 
-/// The vectors of [`layernorm`], each optional, each `[cols]`.
+/// The weights of [`layernorm`], each `[cols]`, each optional.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct LayerNormVectors<'a> {
-    /// Multiplies the normalised values.
+pub struct LayerNormWeights<'a> {
+    /// Scales the normalized values.
     pub weight: Option<&'a [f64]>,
     /// Added last.
     pub bias: Option<&'a [f64]>,
@@ -95,16 +96,18 @@ pub struct LayerNormVectors<'a> {
 /// `y[r, c] = (x'[r, c] - mean[r]) * rstd[r] * weight[c] + bias[c]`.
 ///
 /// # Panics
-/// If `x` is not whole rows of `cols`, or a vector is not as long as one.
-pub fn layernorm<T: Float>(x: &[f64], cols: usize, vectors: LayerNormVectors, eps: f64) -> LayerNorm {
+/// If `x` is not whole rows of `cols`, or a weight is not as long as one.
+pub fn layernorm<T: Float>(x: &[f64], cols: usize, weights: LayerNormWeights, eps: f64) -> LayerNorm {
     assert!(cols > 0 && x.len().is_multiple_of(cols), "x is whole rows of {cols} columns");
-    let LayerNormVectors { weight, bias, x_bias } = vectors;
+    let LayerNormWeights { weight, bias, x_bias } = weights;
     let mut out = LayerNorm { y: Vec::with_capacity(x.len()), mean: Vec::new(), rstd: Vec::new() };
     for row in x.chunks_exact(cols) {
         let biased =
             row.iter().enumerate().map(|(c, v)| x_bias.map_or(*v, |b| T::from_f64(v + b[c]).to_f64()));
         let row: Vec<f64> = biased.collect();
-        let mean = row.iter().sum::<f64>() / cols as f64;
+        // An infinity has no finite deviations: the mean that they correct is NaN, as the variance is.
+        let finite = row.iter().all(|v| v.is_finite());
+        let mean = if finite { row.iter().sum::<f64>() / cols as f64 } else { f64::NAN };
         let variance = row.iter().map(|v| (v - mean) * (v - mean)).sum::<f64>() / cols as f64;
         let rstd = 1.0 / (variance + eps).sqrt();
         for (c, v) in row.iter().enumerate() {
@@ -116,8 +119,8 @@ pub fn layernorm<T: Float>(x: &[f64], cols: usize, vectors: LayerNormVectors, ep
     out
 }
 
-/// `residual_out = round(round(x + x_bias) + residual_in)` to `T`, then [`layernorm`] of that without `x_bias`. Gives
-/// `residual_out` too.
+/// `residual_out = round(round(x + x_bias) + residual_in)` to `T`, then [`layernorm`] of that without `x_bias`. Returns
+/// `residual_out` as well.
 ///
 /// # Panics
 /// If `residual_in` is not as long as `x`, and as [`layernorm`].
@@ -125,15 +128,15 @@ pub fn fused_add_layernorm<T: Float>(
     x: &[f64],
     residual_in: &[f64],
     cols: usize,
-    vectors: LayerNormVectors,
+    weights: LayerNormWeights,
     eps: f64,
 ) -> (LayerNorm, Vec<f64>) {
     assert_eq!(x.len(), residual_in.len(), "x and residual_in have one shape");
     let round = |v: f64| T::from_f64(v).to_f64();
-    let biased = |(i, v): (usize, &f64)| vectors.x_bias.map_or(*v, |b| round(v + b[i % cols]));
+    let biased = |(i, v): (usize, &f64)| weights.x_bias.map_or(*v, |b| round(v + b[i % cols]));
     let sum = x.iter().enumerate().map(biased).zip(residual_in).map(|(x, r)| round(x + r));
     let residual_out: Vec<f64> = sum.collect();
-    let norm = layernorm::<T>(&residual_out, cols, LayerNormVectors { x_bias: None, ..vectors }, eps);
+    let norm = layernorm::<T>(&residual_out, cols, LayerNormWeights { x_bias: None, ..weights }, eps);
     (norm, residual_out)
 }
 
@@ -144,8 +147,8 @@ pub fn fused_add_layernorm<T: Float>(
 pub fn rmsnorm_pad(x: &[f64], weight: &[f64], padded: usize, eps: f32) -> Vec<f64> {
     let options = RmsNormOptions { eps, ..Default::default() };
     let y = rmsnorm::<f32>(x, weight, options).y; // nothing is rounded, so the type does not matter
-    let zeros = vec![0.0; padded - weight.len()];
-    y.chunks_exact(weight.len()).flat_map(|row| [row, &zeros].concat()).collect()
+    let pads = padded - weight.len();
+    y.chunks_exact(weight.len()).flat_map(|row| row.iter().copied().chain(repeat_n(0.0, pads))).collect()
 }
 
 /// [`rmsnorm_pad`] of `x + residual_in`, and that sum rounded to `T`.

@@ -1,49 +1,55 @@
 //! The safe function of `hip/rmsnorm.hip`.
 
+use crate::RmsNormOutputs;
+use crate::kernels::rms::Scalars;
+use crate::kernels::rmsnorm::Params;
 use crate::problem::{Problem, Weight};
-use crate::rms::{Params, RMSNORM, RmsNormOptions, Scalars};
-use hk_core::{Float, Result, Stream, TensorView, TensorViewMut, check_aliases};
+use crate::rms::{RMSNORM, RmsNormOptions};
+use hk_core::{Float, Result, Stream, TensorView, check_aliases};
 
 const OP: &str = "rmsnorm";
 
-/// RMS normalisation over the last axis:
-/// `y = x * rstd * (weight + weight_offset)` with `rstd = 1 / sqrt(mean(x^2) + eps)`.
+/// RMS normalization over the last axis: `y = x * rstd * (weight + weight_offset)`, `rstd = 1 / sqrt(mean(x^2) + eps)`.
 ///
-/// | arg      | shape          | dtype                | layout                                                  |
-/// |----------|----------------|----------------------|---------------------------------------------------------|
-/// | `x`, `y` | `[.., cols]`   | `bf16`, `f16`, `f32` | unit stride on `cols`, one row stride each over the rest |
-/// | `weight` | `[cols]`       | as `x`, or `f32`     | contiguous                                              |
-/// | `rstd`   | `[rows]`       | `f32`                | contiguous; may be left out                             |
+/// | arg      | shape       | dtype                | layout                                                           |
+/// |----------|-------------|----------------------|------------------------------------------------------------------|
+/// | `x`, `y` | `[.., cols]` | `bf16`, `f16`, `f32` | unit stride on `cols`; the other axes collapse to one row stride |
+/// | `weight` | `[cols]`    | as `x`, or `f32`     | contiguous                                                       |
+/// | `rstd`   | `[rows]`    | `f32`                | contiguous; optional                                             |
 ///
-/// Any number of rows and columns, and any row strides; 16 bytes are moved at a time where all rows and the weights
-/// begin on a multiple of 16 bytes and are a multiple of 16 bytes long. `y` may be exactly `x`
-/// ([`TensorViewMut::alias`]).
+/// Rounding: arithmetic is `f32`. `y` is rounded once, to nearest even; values out of range become infinite.
+/// [`RoundMode::ModelSensitive`](crate::RoundMode::ModelSensitive) rounds `x * rstd` too.
 ///
-/// Arithmetic is `f32`, with one rounding to the type of `y`, to nearest even, beyond its range to infinity;
-/// [`RoundMode::ModelSensitive`](crate::RoundMode::ModelSensitive) rounds `x * rstd` as well. The bits of a row depend on
-/// that row, the weights and the options alone: not on the other rows, its place, strides or alignment. A NaN makes its
-/// row NaN; with an infinity, `rstd` is 0, infinities become NaN and finite values 0. The sum of squares overflows to
-/// infinity from values of about `1.8e19 / sqrt(cols)`, and a row of zeros is NaN if `eps` is 0.
+/// Determinism: batch-invariant. The bits of a row depend on the row, the weights and the options only, not on the other
+/// rows, strides or alignment.
 ///
-/// Returns when the launch is queued, before it has run. No rows: nothing is launched.
+/// Special values: a NaN makes its row NaN. An infinity makes `rstd` 0, itself NaN and finite values 0. The sum of
+/// squares overflows for values above about `1.8e19 / sqrt(cols)`. A row of zeros is NaN if `eps` is 0.
+///
+/// Sizes: any number of rows and columns. The vectorized path (16-byte accesses) needs rows and weights that begin on
+/// 16 bytes and are a multiple of 16 bytes long; the scalar path serves all others.
+///
+/// Aliasing: `y` may be exactly `x` ([`TensorViewMut::alias`](hk_core::TensorViewMut::alias)). No other overlap.
+///
+/// Returns when the launch is queued. No rows: no launch.
 ///
 /// # Errors
-/// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align) if a tensor
-/// breaks the table, [`Empty`](hk_core::Error::Empty) for zero columns, [`Argument`](hk_core::Error::Argument) for an
-/// `eps` that is negative or not finite, [`Overlap`](hk_core::Error::Overlap) if an output shares memory with another
-/// tensor otherwise than said, [`TooLarge`](hk_core::Error::TooLarge) beyond 2^29 - 1 columns or 2^32 - 1 rows,
-/// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and what loading and launching a kernel can answer. Nothing is
-/// written then.
+/// Nothing is written if there is one.
+/// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align): a tensor
+/// breaks the table. [`Empty`](hk_core::Error::Empty): no columns. [`Argument`](hk_core::Error::Argument): `eps` is
+/// negative or not finite. [`Overlap`](hk_core::Error::Overlap): an output shares memory with another tensor.
+/// [`TooLarge`](hk_core::Error::TooLarge): over 2^29 - 1 columns or 2^32 - 1 rows.
+/// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of loading and launching a kernel.
 ///
 /// Source: Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", eq. 4.
-pub fn rmsnorm<T: Float, W: Weight<T>>(
+pub fn rmsnorm<'a, T: Float, W: Weight<T>>(
     stream: &Stream,
     x: TensorView<T>,
     weight: TensorView<W>,
-    mut y: TensorViewMut<T>,
-    mut rstd: Option<TensorViewMut<f32>>,
+    outputs: impl Into<RmsNormOutputs<'a, T>>,
     options: RmsNormOptions,
 ) -> Result<()> {
+    let RmsNormOutputs { mut y, mut rstd } = outputs.into();
     let mut problem = Problem::new(OP, &x)?;
     problem.per_column("weight", &weight)?;
     problem.eps(options.eps)?;
@@ -59,15 +65,15 @@ pub fn rmsnorm<T: Float, W: Weight<T>>(
     }
 
     let plan = problem.plan(stream, &RMSNORM)?;
-    let mut launch = stream.launch(OP, &plan.kernel);
+    let mut launch = stream.launch(OP);
     let params = Params {
         x: launch.input("x", &x.flatten_rows(OP, "x")?)?,
         weight: launch.input("weight", &weight)?,
         y: launch.output("y", &mut y.reborrow().flatten_rows(OP, "y")?)?,
         rstd: launch.optional_output("rstd", rstd.as_mut())?,
-        scalars: Scalars::new::<W>(&problem, &plan, options, false),
+        scalars: Scalars::new::<W>(&problem, plan.batch, options, false),
     };
-    // SAFETY: the checks above make every row of x and y `cols` long and `rstd` as long as there are rows, which is what
-    // the kernel accesses, whatever the grid; the loader matches `Params` to the kernel.
-    unsafe { launch.run(plan.config, &params) }
+    // SAFETY: the checks above make every row of x and y `cols` long and `rstd` as long as there are rows. The kernel
+    // accesses no more than that on any grid.
+    unsafe { launch.run(&plan.kernel, plan.config, &params) }
 }

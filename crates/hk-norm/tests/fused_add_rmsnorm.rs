@@ -1,12 +1,10 @@
-//! `fused_add_rmsnorm` on the emulated GPUs (and real ones where there are some): it is adding, storing and `rmsnorm`.
+//! `fused_add_rmsnorm` on the emulated GPUs (and real ones if there are any), against an addition and `rmsnorm`.
 
-mod common;
-
-use common::{COLS, Output, dense, options, rmsnorm, with_eps};
-use hk_core::{Device, Float, Layout, Result, TensorView, TensorViewMut, bf16, f16};
-use hk_norm::{RmsNormOptions, Weight, reference};
+use crate::common::{COLS, Output, dense, options, rmsnorm, with_eps};
+use hk_core::{Float, Stream, TensorView, TensorViewMut, bf16, f16};
+use hk_norm::{FusedAddRmsNormOutputs, RmsNormOptions, Weight, reference};
 use hk_testkit::{
-    self as kit, Array, Fill, Gpu, Place, RowCase, Tensor, Tolerance, assert_error, kind,
+    self as kit, Array, Fill, Gpu, Place, Refusals, RowCase, Tensor, Tensors, Tolerance, kind,
     proptest::prelude::*, widen,
 };
 
@@ -22,8 +20,9 @@ fn fused<T: Float, W: Weight<T>>(
     let (mut y, mut out) = (gpu.poisoned(y), gpu.poisoned(residual_out));
     let mut rstd = gpu.poisoned([y.layout().rows("test", "y").unwrap().rows]);
     let (xv, rv, wv) = (x.view(), residual.view(), weight.view());
-    let (yv, ov, sv) = (y.view_mut(), out.view_mut(), Some(rstd.view_mut()));
-    hk_norm::fused_add_rmsnorm(gpu.stream(), xv, rv, wv, yv, ov, sv, o).unwrap();
+    let outputs =
+        FusedAddRmsNormOutputs { y: y.view_mut(), residual_out: out.view_mut(), rstd: Some(rstd.view_mut()) };
+    hk_norm::fused_add_rmsnorm(gpu.stream(), xv, rv, wv, outputs, o).unwrap();
     gpu.assert_guards(&y);
     gpu.assert_guards(&out);
     gpu.assert_guards(&rstd);
@@ -38,12 +37,12 @@ fn add<T: Float>(x: &[T], residual: &[T]) -> Vec<T> {
     x.iter().zip(residual).map(|(a, b)| T::from_f32(a.to_f32() + b.to_f32())).collect()
 }
 
-/// Bit for bit the same as the two steps; near the f64 reference.
+/// Bitwise identical to the two steps; near the f64 reference.
 #[track_caller]
 fn check<T: Float, W: Weight<T> + Float>(c: &RowCase<T>, weight: &[W], o: RmsNormOptions) {
     let residual = c.matrix(1);
     let sum = add(&c.x, &residual);
-    let once = common::rounding_once(o);
+    let once = crate::common::rounding_once(o);
     let want = reference::fused_add_rmsnorm::<T>(&widen(&c.x), &widen(&residual), &widen(weight), once);
     for gpu in kit::devices() {
         let inputs = (&gpu.upload(&c.x, c.place(0)), &gpu.upload(&residual, c.place(1)));
@@ -52,7 +51,7 @@ fn check<T: Float, W: Weight<T> + Float>(c: &RowCase<T>, weight: &[W], o: RmsNor
         kit::assert_bits(&out, &sum);
         kit::assert_close(&out, &want.residual_out, Tolerance::Exact);
         let steps = rmsnorm(&gpu, &gpu.upload(&sum, c.shape()), &weight, c.shape(), o);
-        common::assert_same(&got, &steps);
+        crate::common::assert_same(&got, &steps);
         if o == once {
             kit::assert_close(&got.y, &want.y, Tolerance::Reduction);
         }
@@ -64,12 +63,12 @@ proptest! {
 
     #[test]
     fn bf16_is_the_two_steps(c in kit::row_case::<bf16>(1..=60, 1..=20_000), f32_weight: bool, o in options()) {
-        if f32_weight { check(&c, &common::f32_weights(&c), o) } else { check(&c, &c.w, o) }
+        if f32_weight { check(&c, &crate::common::f32_weights(&c), o) } else { check(&c, &c.w, o) }
     }
 
     #[test]
     fn f16_is_the_two_steps(c in kit::row_case::<f16>(1..=60, 1..=20_000), f32_weight: bool, o in options()) {
-        if f32_weight { check(&c, &common::f32_weights(&c), o) } else { check(&c, &c.w, o) }
+        if f32_weight { check(&c, &crate::common::f32_weights(&c), o) } else { check(&c, &c.w, o) }
     }
 
     #[test]
@@ -77,7 +76,7 @@ proptest! {
         check(&c, &c.w, o);
     }
 
-    /// A row's bits are the same alone and among others, however tensors lie in memory.
+    /// Batch invariance: a row's bits depend on neither other rows nor the layout.
     #[test]
     fn a_row_does_not_depend_on_its_surroundings(
         c in kit::row_case::<f16>(2..=30, 1..=20_000),
@@ -98,7 +97,7 @@ proptest! {
         }
     }
 
-    /// Every permitted way for outputs to lie on inputs gives the bits of separate tensors.
+    /// Every permitted alias is bitwise identical to separate tensors.
     #[test]
     fn in_place_is_out_of_place(c in kit::row_case::<bf16>(1..=20, 1..=20_000), o in options()) {
         aliases(&c, o);
@@ -114,7 +113,8 @@ fn aliases<T: Float>(c: &RowCase<T>, o: RmsNormOptions) {
         let (want, want_out) = fused(&gpu, (&x, &r), &weight, (c.place(2), c.place(3)), o);
         let (mut y, mut out) = (gpu.poisoned(c.place(2)), gpu.poisoned(c.place(3)));
         let run = |x: TensorView<T>, r: TensorView<T>, y: TensorViewMut<T>, out: TensorViewMut<T>| {
-            hk_norm::fused_add_rmsnorm(gpu.stream(), x, r, weight.view(), y, out, None, o).unwrap();
+            let outputs = FusedAddRmsNormOutputs { y, residual_out: out, rstd: None };
+            hk_norm::fused_add_rmsnorm(gpu.stream(), x, r, weight.view(), outputs, o).unwrap();
         };
         macro_rules! expect {
             ($y:ident, $out:ident) => {
@@ -128,7 +128,7 @@ fn aliases<T: Float>(c: &RowCase<T>, o: RmsNormOptions) {
         }
 
         let v = r.view_mut();
-        run(x.view(), v.alias(), y.view_mut(), v); // residual_out on residual_in: a decoder layer
+        run(x.view(), v.alias(), y.view_mut(), v); // residual_out = residual_in: a decoder layer
         expect!(y, r);
         let v = x.view_mut();
         run(v.alias(), r.view(), y.view_mut(), v);
@@ -140,7 +140,7 @@ fn aliases<T: Float>(c: &RowCase<T>, o: RmsNormOptions) {
         run(x.view(), v.alias(), v, out.view_mut());
         expect!(r, out);
         let (vx, vr) = (x.view_mut(), r.view_mut());
-        run(vx.alias(), vr.alias(), vx, vr); // y on x, residual_out on residual_in
+        run(vx.alias(), vr.alias(), vx, vr); // y = x, residual_out = residual_in
         expect!(x, r);
         let (vx, vr) = (x.view_mut(), r.view_mut());
         run(vx.alias(), vr.alias(), vr, vx); // and the other way round
@@ -148,7 +148,7 @@ fn aliases<T: Float>(c: &RowCase<T>, o: RmsNormOptions) {
     }
 }
 
-/// Rows that are read twice keep to the contract too.
+/// Rows that are read twice.
 #[test]
 fn in_place_with_long_rows() {
     aliases::<bf16>(&dense(2, 20_480, Fill::Normal, 1), with_eps(1e-6));
@@ -241,9 +241,10 @@ fn rows_are_read_once() {
             let weight = gpu.upload(&c.w, [cols]);
             let (mut y, mut out) = (gpu.poisoned::<bf16>(c.shape()), gpu.poisoned::<bf16>(c.shape()));
             gpu.stream().take_counters().unwrap();
-            let (xv, rv, wv, yv) = (x.view(), r.view(), weight.view(), y.view_mut());
-            hk_norm::fused_add_rmsnorm(gpu.stream(), xv, rv, wv, yv, out.view_mut(), None, with_eps(1e-6))
-                .unwrap();
+            let outputs =
+                FusedAddRmsNormOutputs { y: y.view_mut(), residual_out: out.view_mut(), rstd: None };
+            let (xv, rv, wv) = (x.view(), r.view(), weight.view());
+            hk_norm::fused_add_rmsnorm(gpu.stream(), xv, rv, wv, outputs, with_eps(1e-6)).unwrap();
             let Some(counters) = gpu.stream().take_counters().unwrap() else { continue };
             let row = 2 * cols as u64;
             assert_eq!(counters.global_read_bytes, 3 * row, "{cols} columns on {}", gpu.spec());
@@ -254,71 +255,43 @@ fn rows_are_read_once() {
 
 #[test]
 fn errors() {
-    let gpu = &kit::devices()[0];
-    let d = RmsNormOptions::default();
-    let tensor = |shape: [usize; 2]| gpu.upload(&vec![bf16::ONE; shape[0] * shape[1]], shape);
-    let (x, r, w) = (tensor([3, 4]), tensor([3, 4]), gpu.upload(&[bf16::ONE; 4], [4]));
-    let (mut y, mut out) = (gpu.poisoned::<bf16>([3, 4]), gpu.poisoned::<bf16>([3, 4]));
-    let op = |x: TensorView<bf16>,
-              r: TensorView<bf16>,
-              w: TensorView<bf16>,
-              y: TensorViewMut<bf16>,
-              out: TensorViewMut<bf16>,
-              o: RmsNormOptions|
-     -> Result<()> { hk_norm::fused_add_rmsnorm(gpu.stream(), x, r, w, y, out, None, o) };
-
-    // Shapes.
-    let (r2, w5) = (tensor([2, 4]), gpu.upload(&[bf16::ONE; 5], [5]));
-    let result = op(x.view(), r2.view(), w.view(), y.view_mut(), out.view_mut(), d);
-    assert_error(result, kind!(Shape), &["fused_add_rmsnorm: residual_in", "[2, 4]", "[3, 4] (shape of x)"]);
-    let result = op(x.view(), r.view(), w5.view(), y.view_mut(), out.view_mut(), d);
-    assert_error(result, kind!(Shape), &["weight", "[5]", "[4] (columns of x)"]);
-    let mut short = gpu.poisoned::<bf16>([3, 3]);
-    let result = op(x.view(), r.view(), w.view(), short.view_mut(), out.view_mut(), d);
-    assert_error(result, kind!(Shape), &["y"]);
-    let result = op(x.view(), r.view(), w.view(), y.view_mut(), short.view_mut(), d);
-    assert_error(result, kind!(Shape), &["residual_out"]);
-    let (none, mut none_y, mut none_out) =
-        (tensor([3, 0]), gpu.poisoned::<bf16>([3, 0]), gpu.poisoned::<bf16>([3, 0]));
-    let result = op(none.view(), none.view(), w.view(), none_y.view_mut(), none_out.view_mut(), d);
-    assert_error(result, kind!(Empty), &["x"]);
-
-    // eps, strides, devices.
+    let operator = |stream: &Stream, tensors: &mut Tensors, options: RmsNormOptions| {
+        let (x, residual_in) = (tensors.input::<bf16>("x"), tensors.input::<bf16>("residual_in"));
+        let outputs = FusedAddRmsNormOutputs {
+            y: tensors.output("y"),
+            residual_out: tensors.output("residual_out"),
+            rstd: tensors.optional_output("rstd"),
+        };
+        hk_norm::fused_add_rmsnorm(stream, x, residual_in, tensors.input::<bf16>("weight"), outputs, options)
+    };
+    let mut table = Refusals::new(RmsNormOptions::default(), operator)
+        .input::<bf16>("x", [3, 4])
+        .input::<bf16>("residual_in", [3, 4])
+        .input::<bf16>("weight", [4])
+        .output::<bf16>("y", [3, 4])
+        .output::<bf16>("residual_out", [3, 4])
+        .output::<f32>("rstd", [3])
+        .accepts(|_| {})
+        .accepts(|call| call.without("rstd"))
+        .accepts(|call| call.overlap("residual_in", "y", 0))
+        .refuses(kind!(Shape), &["fused_add_rmsnorm: residual_in", "[2, 4]", "[3, 4] (shape of x)"], |call| {
+            call.shape("residual_in", [2, 4])
+        })
+        .refuses(kind!(Shape), &["weight", "[5]", "[4] (columns of x)"], |call| call.shape("weight", [5]))
+        .refuses(kind!(Shape), &["y"], |call| call.shape("y", [3, 3]))
+        .refuses(kind!(Shape), &["residual_out"], |call| call.shape("residual_out", [3, 3]))
+        .refuses(kind!(Shape), &["rstd", "[4]"], |call| call.shape("rstd", [4]))
+        .refuses(kind!(Empty), &["x"], |call| {
+            for name in ["x", "residual_in", "y", "residual_out"] {
+                call.shape(name, [3, 0]);
+            }
+        })
+        .refuses(kind!(Stride), &["residual_in"], |call| call.strides("residual_in", [1, 3]))
+        .refuses(kind!(Stride), &["weight"], |call| call.strides("weight", [3]))
+        .refuses(kind!(Stride), &["rstd"], |call| call.strides("rstd", [2]))
+        .refuses_other_devices()
+        .refuses_overlaps();
     for eps in [-1.0, f32::NAN, f32::INFINITY] {
-        let result = op(x.view(), r.view(), w.view(), y.view_mut(), out.view_mut(), with_eps(eps));
-        assert_error(result, kind!(Argument), &["eps"]);
+        table = table.refuses(kind!(Argument), &["eps"], |call| call.options.eps = eps);
     }
-    let turned = gpu.upload(&[bf16::ONE; 12], [4, 3]);
-    let turned = turned.view().transpose(0, 1).unwrap();
-    let result = op(x.view(), turned, w.view(), y.view_mut(), out.view_mut(), d);
-    assert_error(result, kind!(Stride), &["residual_in"]);
-    let spread = gpu.upload(&[bf16::ONE; 4], Place::new(Layout::with_strides([4], [3]).unwrap()));
-    let result = op(x.view(), r.view(), spread.view(), y.view_mut(), out.view_mut(), d);
-    assert_error(result, kind!(Stride), &["weight"]);
-    let other = Device::open("emu:gfx950").unwrap().create_stream().unwrap();
-    let (xv, rv, wv) = (x.view(), r.view(), w.view());
-    let result = hk_norm::fused_add_rmsnorm(&other, xv, rv, wv, y.view_mut(), out.view_mut(), None, d);
-    assert_error(result, kind!(DeviceMismatch), &["x"]);
-    gpu.assert_untouched(&y);
-    gpu.assert_untouched(&out);
-
-    // Overlaps: both outputs on one tensor, or an output beside its input.
-    let mut wide = tensor([3, 5]);
-    let (left, right) = (0..4, 1..5);
-    let whole = wide.view_mut();
-    let x_left = whole.alias().slice(1, left.clone()).unwrap();
-    let result = op(x_left, r.view(), w.view(), whole.slice(1, right.clone()).unwrap(), out.view_mut(), d);
-    assert_error(result, kind!(Overlap), &["x and y"]);
-    let whole = wide.view_mut();
-    let r_left = whole.alias().slice(1, left.clone()).unwrap();
-    let result = op(x.view(), r_left, w.view(), y.view_mut(), whole.slice(1, right).unwrap(), d);
-    assert_error(result, kind!(Overlap), &["residual_in and residual_out"]);
-    gpu.assert_untouched(&wide);
-    let (x1, w1) = (gpu.upload(&[bf16::ONE; 4], [4]), gpu.upload(&[bf16::ONE; 4], [4]));
-    let (mut y1, mut out1) = (gpu.poisoned::<bf16>([4]), gpu.upload(&[bf16::ONE; 4], [4]));
-    let over = out1.view_mut();
-    let result = op(x1.view(), w1.view(), over.alias(), y1.view_mut(), over, d);
-    assert_error(result, kind!(Overlap), &["weight and residual_out"]);
-    gpu.assert_untouched(&y1);
-    gpu.assert_untouched(&out1);
 }

@@ -1,19 +1,20 @@
-//! `layernorm` and `fused_add_layernorm` on the emulated GPUs (and real ones where there are some) against their f64
-//! reference and their laws.
+//! `layernorm` and `fused_add_layernorm` on the emulated GPUs (and real ones if there are any), against their f64 reference and
+//! laws.
 
-mod common;
-
-use common::{COLS, dense, f32_weights};
-use hk_core::{Device, Float, Result, TensorView, TensorViewMut, bf16, f16};
-use hk_norm::{LayerNormVectors, Weight, reference};
+use crate::common::{COLS, dense, f32_weights};
+use hk_core::{Float, TensorView, TensorViewMut, bf16, f16};
+use hk_norm::{
+    FusedAddLayerNormOutputs, LayerNormOptions, LayerNormOutputs, LayerNormWeights, Weight, reference,
+};
 use hk_testkit::{
-    self as kit, Array, Fill, Gpu, Place, RowCase, Tensor, Tolerance, assert_error, kind,
+    self as kit, Array, Fill, Gpu, Place, Refusals, RowCase, Tensor, Tensors, Tolerance, kind,
     proptest::prelude::*, widen,
 };
 
 const EPS: f32 = 1e-5;
+const OPTIONS: LayerNormOptions = LayerNormOptions { eps: EPS };
 
-/// The vectors of a call on the host.
+/// The weights of a call, on the host.
 #[derive(Clone)]
 struct Vectors<T, W> {
     weight: Option<Vec<W>>,
@@ -33,7 +34,7 @@ impl<T: Float, W: Weight<T> + Float> Vectors<T, W> {
     }
 }
 
-/// What the operators give.
+/// The outputs of a call.
 struct Output<T> {
     y: Array<T>,
     residual_out: Option<Array<T>>,
@@ -58,18 +59,23 @@ fn run<T: Float, W: Weight<T> + Float>(
     let weight = vectors.weight.as_ref().map(|v| gpu.upload(v, [v.len()]));
     let bias = vectors.bias.as_ref().map(|v| gpu.upload(v, [v.len()]));
     let x_bias = vectors.x_bias.as_ref().map(|v| gpu.upload(v, [v.len()]));
-    let on_device = LayerNormVectors {
+    let on_device = LayerNormWeights {
         weight: weight.as_ref().map(Tensor::view),
         bias: bias.as_ref().map(Tensor::view),
         x_bias: x_bias.as_ref().map(Tensor::view),
     };
     let (m, r) = (Some(mean.view_mut()), Some(rstd.view_mut()));
+    let options = LayerNormOptions { eps };
     match residual {
         Some(residual) => {
             let (xv, rv, yv, ov) = (x.view(), residual.view(), y.view_mut(), out.view_mut());
-            hk_norm::fused_add_layernorm(gpu.stream(), xv, rv, on_device, yv, ov, m, r, eps).unwrap();
+            let outputs = FusedAddLayerNormOutputs { y: yv, residual_out: ov, mean: m, rstd: r };
+            hk_norm::fused_add_layernorm(gpu.stream(), xv, rv, on_device, outputs, options).unwrap();
         }
-        None => hk_norm::layernorm(gpu.stream(), x.view(), on_device, y.view_mut(), m, r, eps).unwrap(),
+        None => {
+            let outputs = LayerNormOutputs { y: y.view_mut(), mean: m, rstd: r };
+            hk_norm::layernorm(gpu.stream(), x.view(), on_device, outputs, options).unwrap();
+        }
     }
     gpu.assert_guards(&y);
     gpu.assert_guards(&mean);
@@ -93,14 +99,14 @@ fn run<T: Float, W: Weight<T> + Float>(
     }
 }
 
-/// `layernorm` with the output where the input is, without vectors.
+/// `layernorm` in place, without weights.
 fn plain<T: Float>(gpu: &Gpu, x: &[T], shape: [usize; 2], eps: f32) -> Output<T> {
     let none = Vectors::<T, T>::default();
     run(gpu, &gpu.upload(x, shape), None, &none, (shape.into(), shape.into()), eps)
 }
 
-/// Each element against the reference: for f32 with what the size of the summands and the distance of the row from zero
-/// allow, for the others with the tolerance of reductions.
+/// Each element against the reference: for f32 within the error of the summands and of a mean far from zero, else within the
+/// tolerance of reductions.
 #[track_caller]
 fn assert_near<T: Float>(
     got: &Output<T>,
@@ -135,14 +141,14 @@ fn assert_near<T: Float>(
     }
 }
 
-/// Both operators are near the reference; the fused one has the bits of the two steps.
+/// Both operators are near the reference; the fused one is bitwise identical to the two steps.
 #[track_caller]
 fn check<T: Float, W: Weight<T> + Float>(c: &RowCase<T>, vectors: &Vectors<T, W>, eps: f32) {
     let (x, cols) = (widen(&c.x), c.cols);
     let weight = vectors.weight.as_ref().map(|v| widen(v));
     let bias = vectors.bias.as_ref().map(|v| widen(v));
     let x_bias = vectors.x_bias.as_ref().map(|v| widen(v));
-    let on_host = reference::LayerNormVectors {
+    let on_host = reference::LayerNormWeights {
         weight: weight.as_deref(),
         bias: bias.as_deref(),
         x_bias: x_bias.as_deref(),
@@ -175,7 +181,7 @@ fn assert_same<T: Float>(got: &Output<T>, want: &Output<T>) {
     kit::assert_bits(&got.rstd, &want.rstd);
 }
 
-/// Which vectors there are, and whether weight and bias are f32.
+/// Which weights are given, and whether weight and bias are f32.
 fn vectors_of<T: Float>(c: &RowCase<T>, which: [bool; 3]) -> Vectors<T, T> {
     let other = |seed| Fill::Normal.elements::<T>(c.cols, c.seed ^ seed);
     Vectors {
@@ -222,7 +228,7 @@ proptest! {
         check(&c, &vectors_of(&c, which), eps);
     }
 
-    /// A row's bits are the same alone, among others, and in any place, however tensors lie in memory.
+    /// Batch invariance: a row's bits depend on neither other rows, nor its position, nor the layout.
     #[test]
     fn a_row_does_not_depend_on_its_surroundings(
         c in kit::row_case::<bf16>(2..=40, 1..=20_000),
@@ -244,7 +250,7 @@ proptest! {
         }
     }
 
-    /// Without vectors the mean of a row is 0 and its variance var / (var + eps).
+    /// Without weights the mean of a row is 0 and its variance var / (var + eps).
     #[test]
     fn rows_have_no_mean_and_unit_variance((rows, cols) in (1usize..=4, 2usize..=5000), seed: u64, eps in 1e-6f32..2.0) {
         let c: RowCase<f32> = dense(rows, cols, Fill::Normal, seed);
@@ -261,7 +267,7 @@ proptest! {
         }
     }
 
-    /// Adding one number to all of a row changes nothing beyond what the number's size costs f32.
+    /// Adding a constant to a row changes nothing beyond f32 rounding of the constant's size.
     #[test]
     fn a_shift_of_the_row_cancels((rows, cols) in (1usize..=3, 2usize..=3000), seed: u64, shift in -64i32..=64) {
         let c: RowCase<f32> = dense(rows, cols, Fill::Grid, seed);
@@ -289,7 +295,7 @@ proptest! {
         }
     }
 
-    /// Every permitted way for outputs to lie on inputs gives the bits of separate tensors.
+    /// Every permitted alias is bitwise identical to separate tensors.
     #[test]
     fn in_place_is_out_of_place(c in kit::row_case::<bf16>(1..=20, 1..=20_000), which: [bool; 3]) {
         aliases(&c, which);
@@ -314,13 +320,14 @@ fn aliases<T: Float>(c: &RowCase<T>, which: [bool; 3]) {
         let (mut y, mut out) = (gpu.poisoned(c.place(2)), gpu.poisoned(c.place(3)));
         let upload = |v: &Option<Vec<T>>| v.as_ref().map(|v| gpu.upload(v, [v.len()]));
         let [weight, bias, x_bias] = [&vectors.weight, &vectors.bias, &vectors.x_bias].map(upload);
-        let on_device = LayerNormVectors::<T, T> {
+        let on_device = LayerNormWeights::<T, T> {
             weight: weight.as_ref().map(Tensor::view),
             bias: bias.as_ref().map(Tensor::view),
             x_bias: x_bias.as_ref().map(Tensor::view),
         };
         let fused = |x: TensorView<T>, r: TensorView<T>, y: TensorViewMut<T>, out: TensorViewMut<T>| {
-            hk_norm::fused_add_layernorm(gpu.stream(), x, r, on_device, y, out, None, None, EPS).unwrap();
+            let outputs = FusedAddLayerNormOutputs { y, residual_out: out, mean: None, rstd: None };
+            hk_norm::fused_add_layernorm(gpu.stream(), x, r, on_device, outputs, OPTIONS).unwrap();
         };
         macro_rules! expect {
             ($($tensor:ident: $want:expr),+) => {
@@ -333,7 +340,7 @@ fn aliases<T: Float>(c: &RowCase<T>, which: [bool; 3]) {
         }
 
         let v = x.view_mut();
-        hk_norm::layernorm(gpu.stream(), v.alias(), on_device, v, None, None, EPS).unwrap();
+        hk_norm::layernorm(gpu.stream(), v.alias(), on_device, v, OPTIONS).unwrap();
         expect!(x: &want_plain.y);
         let v = r.view_mut();
         fused(x.view(), v.alias(), y.view_mut(), v);
@@ -362,7 +369,7 @@ fn in_place_with_long_rows() {
     aliases::<f32>(&dense(2, 16_385, Fill::Normal, 2), [true, false, true]);
 }
 
-/// Every width of the specification and every border of a kernel, by vectors and by elements: near the reference, and
+/// Every width of the specification and every border of a kernel, vectorized and scalar: near the reference, and
 /// the same bits either way.
 fn every_width<T: Float>() {
     for (i, cols) in COLS.into_iter().enumerate() {
@@ -370,7 +377,7 @@ fn every_width<T: Float>() {
         let vectors = vectors_of(&c, [true, i % 2 == 0, i % 5 == 0]);
         let on_host = [&vectors.weight, &vectors.bias, &vectors.x_bias].map(|v| v.as_ref().map(|v| widen(v)));
         let [weight, bias, x_bias] = [0, 1, 2].map(|i: usize| on_host[i].as_deref());
-        let given = reference::LayerNormVectors { weight, bias, x_bias };
+        let given = reference::LayerNormWeights { weight, bias, x_bias };
         let want = reference::layernorm::<T>(&widen(&c.x), cols, given, f64::from(EPS));
         let aligned = cols.next_multiple_of(8);
         for gpu in kit::devices() {
@@ -403,7 +410,7 @@ fn every_width_of_f32() {
     every_width::<f32>();
 }
 
-/// Shapes that layer norms elsewhere get wrong, and the row counts of the specification; the largest at full size only.
+/// Shapes that other layer norms get wrong, and the row counts of the specification; the largest at full size only.
 #[test]
 fn odd_and_large_shapes() {
     let mut shapes =
@@ -415,7 +422,7 @@ fn odd_and_large_shapes() {
         let c = dense::<bf16>(rows, cols, Fill::Normal, 3);
         let vectors = vectors_of(&c, [true, true, false]);
         let (w, b) = (widen(vectors.weight.as_ref().unwrap()), widen(vectors.bias.as_ref().unwrap()));
-        let given = reference::LayerNormVectors { weight: Some(&w), bias: Some(&b), x_bias: None };
+        let given = reference::LayerNormWeights { weight: Some(&w), bias: Some(&b), x_bias: None };
         let want = reference::layernorm::<bf16>(&widen(&c.x), cols, given, f64::from(EPS));
         for gpu in kit::devices() {
             let x = gpu.upload(&c.x, c.shape());
@@ -437,7 +444,7 @@ fn rows_far_from_zero_keep_their_digits() {
         for gpu in kit::devices() {
             let got = plain(&gpu, &far, c.shape(), EPS);
             assert_near(&got, &want, None, None);
-            // Nearer than what is asked for: the second mean takes off what the first lacks.
+            // Tighter than the tolerance: the second mean corrects the first.
             let error = |(y, want): (&f32, &f64)| (f64::from(*y) - want).abs();
             let worst = got.y.iter().zip(&want.y).map(error).fold(0.0, f64::max);
             assert!(worst < 2e-6, "{worst:e} at {cols} columns");
@@ -445,7 +452,7 @@ fn rows_far_from_zero_keep_their_digits() {
     }
 }
 
-/// A row of one value is its bias, to the bit, whatever the value and the length.
+/// A constant row is bitwise its bias, for any value and length.
 #[test]
 fn constant_rows_are_the_bias() {
     for cols in [1, 2, 3, 7, 100, 781, 2880, 4097, 8191, 17_000] {
@@ -512,8 +519,8 @@ fn rows_are_read_once() {
             let mut y = gpu.poisoned::<bf16>(c.shape());
             gpu.stream().take_counters().unwrap();
             let vectors =
-                LayerNormVectors::<_, _> { weight: Some(w.view()), bias: Some(b.view()), x_bias: None };
-            hk_norm::layernorm(gpu.stream(), x.view(), vectors, y.view_mut(), None, None, EPS).unwrap();
+                LayerNormWeights::<_, _> { weight: Some(w.view()), bias: Some(b.view()), x_bias: None };
+            hk_norm::layernorm(gpu.stream(), x.view(), vectors, y.view_mut(), OPTIONS).unwrap();
             let Some(counters) = gpu.stream().take_counters().unwrap() else { continue };
             let row = 2 * cols as u64;
             let reads = if cols <= 16_384 { 1 } else { 3 };
@@ -523,7 +530,7 @@ fn rows_are_read_once() {
     }
 }
 
-/// The vectors, one by one, under all sanitizers.
+/// Each weight, under all sanitizers.
 #[test]
 fn every_combination_of_vectors_has_no_finding() {
     for cols in [96, 97, 1536] {
@@ -539,105 +546,115 @@ fn every_combination_of_vectors_has_no_finding() {
     }
 }
 
-#[test]
-fn errors() {
-    let gpu = &kit::devices()[0];
-    let tensor = |shape: [usize; 2]| gpu.upload(&vec![bf16::ONE; shape[0] * shape[1]], shape);
-    let (x, r, w) = (tensor([3, 4]), tensor([3, 4]), gpu.upload(&[bf16::ONE; 4], [4]));
-    let (mut y, mut out) = (gpu.poisoned::<bf16>([3, 4]), gpu.poisoned::<bf16>([3, 4]));
-    type Vectors<'a> = LayerNormVectors<'a, bf16, bf16>;
-    let none = Vectors::default();
-    let plain = |x: TensorView<bf16>, v: Vectors, y: TensorViewMut<bf16>, eps: f32| -> Result<()> {
-        hk_norm::layernorm(gpu.stream(), x, v, y, None, None, eps)
-    };
-
-    let w5 = gpu.upload(&[bf16::ONE; 5], [5]);
-    let wrong = [
-        ("weight", Vectors { weight: Some(w5.view()), ..none }),
-        ("bias", Vectors { bias: Some(w5.view()), ..none }),
-        ("x_bias", Vectors { x_bias: Some(w5.view()), ..none }),
-    ];
-    for (name, vectors) in wrong {
-        let message = format!("layernorm: {name}: shape [5], expected [4] (columns of x)");
-        assert_error(plain(x.view(), vectors, y.view_mut(), EPS), kind!(Shape), &[&message]);
+/// The weights of a call of bf16.
+fn weights<'a>(tensors: &Tensors<'a>) -> LayerNormWeights<'a, bf16, bf16> {
+    LayerNormWeights {
+        weight: tensors.optional_input("weight"),
+        bias: tensors.optional_input("bias"),
+        x_bias: tensors.optional_input("x_bias"),
     }
-    let twice = gpu.upload(&[bf16::ONE; 4], Place::new(hk_core::Layout::with_strides([4], [2]).unwrap()));
-    let vectors = Vectors { bias: Some(twice.view()), ..none };
-    assert_error(plain(x.view(), vectors, y.view_mut(), EPS), kind!(Stride), &["bias"]);
-    let mut short = gpu.poisoned::<bf16>([3, 3]);
-    assert_error(plain(x.view(), none, short.view_mut(), EPS), kind!(Shape), &["layernorm: y", "[3, 3]"]);
-    let (empty, mut empty_y) = (tensor([3, 0]), gpu.poisoned::<bf16>([3, 0]));
-    assert_error(plain(empty.view(), none, empty_y.view_mut(), EPS), kind!(Empty), &["x", "[3, 0]"]);
+}
+
+/// Errors of the tensors that both operators have.
+#[track_caller]
+fn refuses_common_errors(op: &str, mut table: Refusals<LayerNormOptions>) {
+    for name in ["weight", "bias", "x_bias"] {
+        let message = format!("{op}: {name}: shape [5], expected [4] (columns of x)");
+        table = table
+            .accepts(|call| call.without(name))
+            .refuses(kind!(Shape), &[&message], |call| call.shape(name, [5]))
+            .refuses(kind!(Stride), &[op, name], |call| call.strides(name, [2]));
+    }
+    for name in ["mean", "rstd"] {
+        table = table
+            .accepts(|call| call.without(name))
+            .refuses(kind!(Shape), &[name, "[4]", "[3] (rows of x)"], |call| call.shape(name, [4]))
+            .refuses(kind!(Stride), &[op, name], |call| call.strides(name, [2]));
+    }
     for eps in [-1e-6, f32::NAN, f32::INFINITY] {
-        assert_error(plain(x.view(), none, y.view_mut(), eps), kind!(Argument), &["eps", &eps.to_string()]);
+        table = table.refuses(kind!(Argument), &["eps", &eps.to_string()], |call| call.options.eps = eps);
     }
-    let turned = gpu.upload(&[bf16::ONE; 12], [4, 3]);
-    let turned = turned.view().transpose(0, 1).unwrap();
-    assert_error(plain(turned, none, y.view_mut(), EPS), kind!(Stride), &["x"]);
-    let mut four = gpu.poisoned::<f32>([4]);
-    let result =
-        hk_norm::layernorm(gpu.stream(), x.view(), none, y.view_mut(), Some(four.view_mut()), None, EPS);
-    assert_error(result, kind!(Shape), &["mean", "[4]", "[3] (rows of x)"]);
-    let result =
-        hk_norm::layernorm(gpu.stream(), x.view(), none, y.view_mut(), None, Some(four.view_mut()), EPS);
-    assert_error(result, kind!(Shape), &["rstd", "[4]"]);
-    let other = Device::open("emu:gfx950").unwrap().create_stream().unwrap();
-    let result = hk_norm::layernorm(&other, x.view(), none, y.view_mut(), None, None, EPS);
-    assert_error(result, kind!(DeviceMismatch), &["x"]);
+    let _ = table
+        .accepts(|_| {})
+        .accepts(|call| call.overlap("x", "y", 0))
+        .refuses(kind!(Shape), &[&format!("{op}: y"), "[3, 3]"], |call| call.shape("y", [3, 3]))
+        .refuses(kind!(Stride), &["x"], |call| call.strides("x", [1, 3]))
+        .refuses_other_devices()
+        .refuses_overlaps();
+}
 
-    // Residuals.
-    let fused = |x: TensorView<bf16>,
-                 r: TensorView<bf16>,
-                 v: Vectors,
-                 y: TensorViewMut<bf16>,
-                 out: TensorViewMut<bf16>| {
-        hk_norm::fused_add_layernorm(gpu.stream(), x, r, v, y, out, None, None, EPS)
+#[test]
+fn errors_of_layernorm() {
+    let table = || {
+        Refusals::new(OPTIONS, |stream, tensors, options| {
+            let weights = weights(tensors);
+            let outputs = LayerNormOutputs {
+                y: tensors.output("y"),
+                mean: tensors.optional_output("mean"),
+                rstd: tensors.optional_output("rstd"),
+            };
+            hk_norm::layernorm(stream, tensors.input::<bf16>("x"), weights, outputs, options)
+        })
+        .input::<bf16>("x", [3, 4])
+        .input::<bf16>("weight", [4])
+        .input::<bf16>("bias", [4])
+        .input::<bf16>("x_bias", [4])
+        .output::<bf16>("y", [3, 4])
+        .output::<f32>("mean", [3])
+        .output::<f32>("rstd", [3])
     };
-    let r2 = tensor([2, 4]);
-    let result = fused(x.view(), r2.view(), none, y.view_mut(), out.view_mut());
-    assert_error(
-        result,
-        kind!(Shape),
-        &["fused_add_layernorm: residual_in", "[2, 4]", "[3, 4] (shape of x)"],
-    );
-    let result = fused(x.view(), r.view(), none, y.view_mut(), short.view_mut());
-    assert_error(result, kind!(Shape), &["residual_out"]);
-    gpu.assert_untouched(&y);
-    gpu.assert_untouched(&out);
+    refuses_common_errors("layernorm", table());
+    let _ = table().refuses(kind!(Empty), &["x", "[3, 0]"], |call| {
+        call.shape("x", [3, 0]);
+        call.shape("y", [3, 0]);
+    });
+}
 
-    // Overlaps.
-    let mut wide = tensor([3, 5]);
-    let whole = wide.view_mut();
-    let left = whole.alias().slice(1, 0..4).unwrap();
-    let right = whole.slice(1, 1..5).unwrap();
-    assert_error(plain(left, none, right, EPS), kind!(Overlap), &["x and y"]);
-    let whole = wide.view_mut();
-    let left = whole.alias().slice(1, 0..4).unwrap();
-    let right = whole.slice(1, 1..5).unwrap();
-    assert_error(
-        fused(x.view(), left, none, y.view_mut(), right),
-        kind!(Overlap),
-        &["residual_in and residual_out"],
-    );
-    gpu.assert_untouched(&wide);
-    let (row, mut vector) = (gpu.upload(&[bf16::ONE; 4], [4]), gpu.upload(&[bf16::ONE; 4], [4]));
-    for (name, which) in [("weight and y", 0), ("bias and y", 1), ("x_bias and y", 2)] {
-        let over = vector.view_mut();
-        let mut vectors = none;
-        let place =
-            [&mut vectors.weight, &mut vectors.bias, &mut vectors.x_bias].into_iter().nth(which).unwrap();
-        *place = Some(over.alias());
-        assert_error(plain(row.view(), vectors, over, EPS), kind!(Overlap), &[name]);
-    }
-    let mut both = gpu.poisoned::<f32>([3]);
-    let mean = both.view_mut();
-    let (xf, mut yf) = (gpu.upload(&[1.0f32; 3], [3, 1]), gpu.poisoned::<f32>([3, 1]));
-    let vectors = LayerNormVectors::<f32, f32> {
-        x_bias: Some(mean.alias().slice(0, 1..2).unwrap()),
-        ..Default::default()
+#[test]
+fn errors_of_fused_add_layernorm() {
+    let table = || {
+        Refusals::new(OPTIONS, |stream, tensors, options| {
+            let weights = weights(tensors);
+            let outputs = FusedAddLayerNormOutputs {
+                y: tensors.output("y"),
+                residual_out: tensors.output("residual_out"),
+                mean: tensors.optional_output("mean"),
+                rstd: tensors.optional_output("rstd"),
+            };
+            let (x, residual_in) = (tensors.input::<bf16>("x"), tensors.input::<bf16>("residual_in"));
+            hk_norm::fused_add_layernorm(stream, x, residual_in, weights, outputs, options)
+        })
+        .input::<bf16>("x", [3, 4])
+        .input::<bf16>("residual_in", [3, 4])
+        .input::<bf16>("weight", [4])
+        .input::<bf16>("bias", [4])
+        .input::<bf16>("x_bias", [4])
+        .output::<bf16>("y", [3, 4])
+        .output::<bf16>("residual_out", [3, 4])
+        .output::<f32>("mean", [3])
+        .output::<f32>("rstd", [3])
     };
-    let result = hk_norm::layernorm(gpu.stream(), xf.view(), vectors, yf.view_mut(), Some(mean), None, EPS);
-    assert_error(result, kind!(Overlap), &["x_bias and mean"]);
-    gpu.assert_untouched(&vector);
-    gpu.assert_untouched(&w);
+    refuses_common_errors("fused_add_layernorm", table());
+    let residual = ["fused_add_layernorm: residual_in", "[2, 4]", "[3, 4] (shape of x)"];
+    let _ = table()
+        .accepts(|call| call.overlap("residual_in", "residual_out", 0))
+        .refuses(kind!(Shape), &residual, |call| call.shape("residual_in", [2, 4]))
+        .refuses(kind!(Shape), &["residual_out"], |call| call.shape("residual_out", [3, 3]));
+}
+
+/// An output that overlaps a weight, both f32.
+#[test]
+fn a_mean_on_a_weight_is_refused() {
+    let _ = Refusals::new(OPTIONS, |stream, tensors, options| {
+        let weights = LayerNormWeights { x_bias: Some(tensors.input("x_bias")), ..Default::default() };
+        let outputs =
+            LayerNormOutputs { y: tensors.output("y"), mean: Some(tensors.output("mean")), rstd: None };
+        hk_norm::layernorm::<f32, f32, f32>(stream, tensors.input("x"), weights, outputs, options)
+    })
+    .input::<f32>("x", [3, 1])
+    .input::<f32>("x_bias", [1])
+    .output::<f32>("y", [3, 1])
+    .output::<f32>("mean", [3])
+    .accepts(|_| {})
+    .refuses(kind!(Overlap), &["x_bias and mean"], |call| call.overlap("x_bias", "mean", 0));
 }

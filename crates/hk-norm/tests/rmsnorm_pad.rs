@@ -1,21 +1,21 @@
-//! `rmsnorm_pad` and `fused_add_rmsnorm_pad` on the emulated GPUs (and real ones where there are some): `rmsnorm` and its f64
-//! reference, then zeros.
+//! `rmsnorm_pad` and `fused_add_rmsnorm_pad` on the emulated GPUs (and real ones if there are any), against `rmsnorm` and its
+//! f64 reference, then zeros.
 
-mod common;
-
-use common::{dense, with_eps};
-use hk_core::{Device, Float, Layout, Result, TensorView, TensorViewMut, bf16, f16};
-use hk_norm::{Weight, padded_columns, reference};
+use crate::common::{dense, with_eps};
+use hk_core::{Float, Layout, TensorView, TensorViewMut, bf16, f16};
+use hk_norm::{
+    FusedAddRmsNormOutputs, FusedAddRmsNormPadOutputs, RmsNormPadOptions, Weight, padded_columns, reference,
+};
 use hk_testkit::{
-    self as kit, Array, Fill, Gpu, Place, RowCase, Tensor, Tolerance, assert_error, kind,
+    self as kit, Array, Fill, Gpu, Place, Refusals, RowCase, Tensor, Tolerance, assert_error, kind,
     proptest::prelude::*, widen,
 };
 
-/// How `x` lies.
+/// The layout of `x`.
 #[derive(Debug, Clone, Copy)]
 enum Lies {
     InRows,
-    /// Columns this many elements apart.
+    /// Columns with this stride.
     Spread(usize),
     /// Column-major.
     Turned,
@@ -55,7 +55,8 @@ fn padded<T: Float, W: Weight<T>>(
     multiple: usize,
 ) -> Array<T> {
     let mut y = gpu.poisoned(y);
-    hk_norm::rmsnorm_pad(gpu.stream(), x.view(), w.view(), y.view_mut(), eps, multiple).unwrap();
+    let options = RmsNormPadOptions { eps, pad_multiple: multiple };
+    hk_norm::rmsnorm_pad(gpu.stream(), x.view(), w.view(), y.view_mut(), options).unwrap();
     gpu.assert_guards(&y);
     gpu.assert_untouched(x);
     gpu.download(&y)
@@ -71,8 +72,10 @@ fn fused<T: Float, W: Weight<T>>(
     multiple: usize,
 ) -> (Array<T>, Array<T>) {
     let (mut y, mut out) = (gpu.poisoned(y), gpu.poisoned(out));
-    let (xv, rv, yv, ov) = (x.view(), residual.view(), y.view_mut(), out.view_mut());
-    hk_norm::fused_add_rmsnorm_pad(gpu.stream(), xv, rv, w.view(), yv, ov, eps, multiple).unwrap();
+    let outputs = FusedAddRmsNormPadOutputs { y: y.view_mut(), residual_out: out.view_mut() };
+    let options = RmsNormPadOptions { eps, pad_multiple: multiple };
+    hk_norm::fused_add_rmsnorm_pad(gpu.stream(), x.view(), residual.view(), w.view(), outputs, options)
+        .unwrap();
     gpu.assert_guards(&y);
     gpu.assert_guards(&out);
     gpu.assert_untouched(x);
@@ -80,8 +83,8 @@ fn fused<T: Float, W: Weight<T>>(
     (gpu.download(&y), gpu.download(&out))
 }
 
-/// The first columns have the bits of `rmsnorm`, the others are +0; the fused form is near the reference of the unrounded
-/// sum, and gives the rounded one.
+/// The first columns are bitwise `rmsnorm`, the others +0; the fused form is near the reference of the unrounded sum, and stores
+/// the rounded one.
 #[track_caller]
 fn check<T: Float, W: Weight<T> + Float>(
     c: &RowCase<T>,
@@ -97,7 +100,8 @@ fn check<T: Float, W: Weight<T> + Float>(
     for gpu in kit::devices() {
         let (x, w) = (gpu.upload(&c.x, lies.place(c)), gpu.upload(weight, [cols]));
         let y = padded(&gpu, &x, &w, padded_place(c, n, 1), eps, multiple);
-        let unpadded = common::rmsnorm(&gpu, &gpu.upload(&c.x, c.shape()), &w, c.shape(), with_eps(eps)).y;
+        let unpadded =
+            crate::common::rmsnorm(&gpu, &gpu.upload(&c.x, c.shape()), &w, c.shape(), with_eps(eps)).y;
         for row in 0..c.rows {
             let (columns, pads) = y.row(row).split_at(cols);
             kit::assert_bits(&Array::new("y", [cols], columns.to_vec()), unpadded.row(row));
@@ -126,7 +130,7 @@ proptest! {
         c in kit::row_case::<bf16>(1..=40, 1..=18_000), f32_weight: bool, lies in lies(), pad in 0..PADS.len(),
     ) {
         if f32_weight {
-            check(&c, &common::f32_weights(&c), lies, PADS[pad], 1e-6);
+            check(&c, &crate::common::f32_weights(&c), lies, PADS[pad], 1e-6);
         } else {
             check(&c, &c.w, lies, PADS[pad], 1e-6);
         }
@@ -142,7 +146,7 @@ proptest! {
         check(&c, &c.w, lies, PADS[pad], 1e-5);
     }
 
-    /// A row's bits are the same alone and among others, however tensors lie in memory.
+    /// Batch invariance: a row's bits depend on neither other rows nor the layout.
     #[test]
     fn a_row_does_not_depend_on_its_surroundings(
         c in kit::row_case::<bf16>(2..=30, 1..=18_000), pick in any::<prop::sample::Index>(), lies in lies(),
@@ -161,7 +165,7 @@ proptest! {
         }
     }
 
-    /// The residual may be updated in place, or the sum take the place of x.
+    /// `residual_out` may alias `residual_in` or `x`.
     #[test]
     fn in_place_is_out_of_place(c in kit::row_case::<f16>(1..=20, 1..=18_000), lies in lies()) {
         let n = c.cols.next_multiple_of(128);
@@ -173,7 +177,9 @@ proptest! {
             let (want, want_sum) = fused(&gpu, (&x, &r), &w, places, 1e-6, 128);
             let mut y = gpu.poisoned::<f16>([c.rows, n]);
             let run = |x: TensorView<f16>, r: TensorView<f16>, y: TensorViewMut<f16>, out: TensorViewMut<f16>| {
-                hk_norm::fused_add_rmsnorm_pad(gpu.stream(), x, r, w.view(), y, out, 1e-6, 128).unwrap();
+                let outputs = FusedAddRmsNormPadOutputs { y, residual_out: out };
+                let options = RmsNormPadOptions { eps: 1e-6, pad_multiple: 128 };
+                hk_norm::fused_add_rmsnorm_pad(gpu.stream(), x, r, w.view(), outputs, options).unwrap();
             };
             let out = r.view_mut();
             run(x.view(), out.alias(), y.view_mut(), out);
@@ -216,7 +222,7 @@ fn check_dense<T: Float>(rows: usize, cols: usize, multiple: usize) {
     check(&c, &c.w, Lies::InRows, multiple, 1e-5);
 }
 
-/// Almost all elements are the correctly rounded ones of the unrounded sum; rounding it first gets a good part of them wrong.
+/// Almost all elements are correctly rounded from the unrounded sum; rounding the sum first gets many of them wrong.
 #[test]
 fn the_sum_is_not_rounded_before_the_norm() {
     let c: RowCase<bf16> = dense(8, 1000, Fill::Wide, 11);
@@ -229,21 +235,13 @@ fn the_sum_is_not_rounded_before_the_norm() {
         let w = gpu.upload(&c.w, [1000]);
         let (y, _) = fused(&gpu, inputs, &w, (c.shape().into(), c.shape().into()), 1e-6, 0);
         kit::assert_rounded(&y, &unrounded, 0.99);
-        let rounded = common::with_eps(1e-6);
+        let rounded = crate::common::with_eps(1e-6);
         let (two_steps, sum) = {
             let (mut y, mut out) = (gpu.poisoned::<bf16>(c.shape()), gpu.poisoned::<bf16>(c.shape()));
             let (xv, rv) = (inputs.0.view(), inputs.1.view());
-            hk_norm::fused_add_rmsnorm(
-                gpu.stream(),
-                xv,
-                rv,
-                w.view(),
-                y.view_mut(),
-                out.view_mut(),
-                None,
-                rounded,
-            )
-            .unwrap();
+            let outputs =
+                FusedAddRmsNormOutputs { y: y.view_mut(), residual_out: out.view_mut(), rstd: None };
+            hk_norm::fused_add_rmsnorm(gpu.stream(), xv, rv, w.view(), outputs, rounded).unwrap();
             (gpu.download(&y), gpu.download(&out))
         };
         kit::assert_bits(&sum, &exact_sum);
@@ -268,7 +266,7 @@ fn pads_are_zero_whatever_the_row_holds() {
     }
 }
 
-/// Columns that are apart, under all sanitizers.
+/// Strided columns, under all sanitizers.
 #[test]
 fn spread_columns_have_no_finding() {
     for (rows, cols) in [(70, 40), (5, 1000), (3, 4100), (2, 16_500)] {
@@ -298,85 +296,92 @@ fn nothing_is_launched_for_no_rows() {
     }
 }
 
-#[test]
-fn errors() {
-    let gpu = &kit::devices()[0];
-    let tensor = |shape: [usize; 2]| gpu.upload(&vec![bf16::ONE; shape[0] * shape[1]], shape);
-    let (x, r, w) = (tensor([3, 4]), tensor([3, 4]), gpu.upload(&[bf16::ONE; 4], [4]));
-    let (mut y, mut out) = (gpu.poisoned::<bf16>([3, 16]), gpu.poisoned::<bf16>([3, 4]));
-    let pad =
-        |x: TensorView<bf16>, w: TensorView<bf16>, y: TensorViewMut<bf16>, eps: f32, multiple: usize| {
-            hk_norm::rmsnorm_pad(gpu.stream(), x, w, y, eps, multiple)
-        };
-    let fused = |r: TensorView<bf16>, y: TensorViewMut<bf16>, out: TensorViewMut<bf16>| -> Result<()> {
-        hk_norm::fused_add_rmsnorm_pad(gpu.stream(), x.view(), r, w.view(), y, out, 1e-6, 16)
-    };
+const PAD_16: RmsNormPadOptions = RmsNormPadOptions { eps: 1e-6, pad_multiple: 16 };
 
-    let message =
-        "rmsnorm_pad: y: shape [3, 16], expected [3, 32] (rows of x, its columns padded to a multiple of 32)";
-    assert_error(pad(x.view(), w.view(), y.view_mut(), 1e-6, 32), kind!(Shape), &[message]);
-    assert_error(pad(x.view(), w.view(), y.view_mut(), 1e-6, 0), kind!(Shape), &["y", "[3, 4]"]);
-    let result = pad(x.view(), w.view(), y.view_mut(), 1e-6, usize::MAX / 2 + 1);
-    assert_error(result, kind!(Shape), &["y"]);
-    let five = tensor([3, 5]);
-    let w5 = gpu.upload(&[bf16::ONE; 5], [5]);
-    let result = pad(five.view(), w5.view(), y.view_mut(), 1e-6, 4);
-    assert_error(result, kind!(Shape), &["[3, 8]"]);
-    assert_error(pad(x.view(), w5.view(), y.view_mut(), 1e-6, 16), kind!(Shape), &["weight", "[5]", "[4]"]);
-    let flat = gpu.upload(&[bf16::ONE; 12], [12]);
-    assert_error(pad(flat.view(), w.view(), y.view_mut(), 1e-6, 16), kind!(Shape), &["x", "[12]", "2 axes"]);
-    let (empty, mut empty_y) = (tensor([3, 0]), gpu.poisoned::<bf16>([3, 0]));
-    assert_error(pad(empty.view(), w.view(), empty_y.view_mut(), 1e-6, 16), kind!(Empty), &["x", "[3, 0]"]);
+/// Errors of the tensors that both operators have.
+#[track_caller]
+fn refuses_common_errors(op: &str, mut table: Refusals<RmsNormPadOptions>) {
+    let message = format!(
+        "{op}: y: shape [3, 16], expected [3, 32] (rows of x, its columns padded to a multiple of 32)"
+    );
     for eps in [-1.0, f32::NAN, f32::INFINITY] {
-        assert_error(pad(x.view(), w.view(), y.view_mut(), eps, 16), kind!(Argument), &["eps"]);
+        table = table.refuses(kind!(Argument), &["eps"], |call| call.options.eps = eps);
     }
-    // Not the same column again and again.
-    let column = tensor([3, 1]);
-    let repeated = column.view().broadcast([3, 4]).unwrap();
-    assert_error(pad(repeated, w.view(), y.view_mut(), 1e-6, 16), kind!(Stride), &["x"]);
-    let turned = gpu.upload(&[bf16::ONE; 12], [4, 3]);
-    let turned = turned.view().transpose(0, 1).unwrap();
-    assert_error(fused(turned, y.view_mut(), out.view_mut()), kind!(Stride), &["residual_in"]);
-    let mut turned = gpu.upload(&[bf16::ONE; 48], [16, 3]);
-    let turned_y = turned.view_mut().transpose(0, 1).unwrap();
-    assert_error(pad(x.view(), w.view(), turned_y, 1e-6, 16), kind!(Stride), &["rmsnorm_pad: y"]);
-    let turned_y = turned.view_mut().transpose(0, 1).unwrap();
-    assert_error(fused(r.view(), turned_y, out.view_mut()), kind!(Stride), &["fused_add_rmsnorm_pad: y"]);
-    let mut turned = gpu.upload(&[bf16::ONE; 12], [4, 3]);
-    let turned_out = turned.view_mut().transpose(0, 1).unwrap();
-    assert_error(fused(r.view(), y.view_mut(), turned_out), kind!(Stride), &["residual_out"]);
-    let r2 = tensor([2, 4]);
-    let result = fused(r2.view(), y.view_mut(), out.view_mut());
-    assert_error(result, kind!(Shape), &["fused_add_rmsnorm_pad: residual_in", "[3, 4] (shape of x)"]);
-    let mut wide_out = gpu.poisoned::<bf16>([3, 16]);
-    assert_error(
-        fused(r.view(), y.view_mut(), wide_out.view_mut()),
-        kind!(Shape),
-        &["residual_out", "[3, 16]"],
-    );
-    let other = Device::open("emu:gfx950").unwrap().create_stream().unwrap();
-    let result = hk_norm::rmsnorm_pad(&other, x.view(), w.view(), y.view_mut(), 1e-6, 16);
-    assert_error(result, kind!(DeviceMismatch), &["x"]);
+    let _ = table
+        .accepts(|_| {})
+        .accepts(|call| call.strides("x", [1, 3]))
+        .refuses(kind!(Shape), &[&message], |call| call.options.pad_multiple = 32)
+        .refuses(kind!(Shape), &["y", "[3, 4]"], |call| call.options.pad_multiple = 0)
+        .refuses(kind!(Shape), &["y"], |call| call.options.pad_multiple = usize::MAX / 2 + 1)
+        .refuses(kind!(Shape), &["weight", "[5]", "[4]"], |call| call.shape("weight", [5]))
+        .refuses(kind!(Shape), &["x", "[12]", "2 axes"], |call| call.shape("x", [12]))
+        .refuses(kind!(Empty), &["x", "[3, 0]"], |call| call.shape("x", [3, 0]))
+        .refuses(kind!(Stride), &["x"], |call| {
+            // One column, repeated.
+            call.broadcast("x", [3, 4]);
+        })
+        .refuses(kind!(Stride), &[&format!("{op}: y")], |call| call.strides("y", [1, 3]))
+        .refuses(kind!(Stride), &["weight"], |call| call.strides("weight", [2]))
+        .refuses_other_devices()
+        .refuses_overlaps();
+}
 
-    // y over an input, even exactly; residual_out over y.
-    let mut shared = tensor([3, 4]);
-    let over = shared.view_mut();
-    assert_error(pad(over.alias(), w.view(), over, 1e-6, 0), kind!(Overlap), &["x and y"]);
-    let over = shared.view_mut();
-    let result = hk_norm::fused_add_rmsnorm_pad(
-        gpu.stream(),
-        x.view(),
-        over.alias(),
-        w.view(),
-        over,
-        out.view_mut(),
-        1e-6,
-        0,
-    );
-    assert_error(result, kind!(Overlap), &["residual_in and y"]);
-    gpu.assert_untouched(&shared);
-    gpu.assert_untouched(&y);
-    gpu.assert_untouched(&out);
+#[test]
+fn errors_of_rmsnorm_pad() {
+    let table = || {
+        Refusals::new(PAD_16, |stream, tensors, options| {
+            let (x, weight) = (tensors.input::<bf16>("x"), tensors.input::<bf16>("weight"));
+            hk_norm::rmsnorm_pad(stream, x, weight, tensors.output("y"), options)
+        })
+        .input::<bf16>("x", [3, 4])
+        .input::<bf16>("weight", [4])
+        .output::<bf16>("y", [3, 16])
+    };
+    refuses_common_errors("rmsnorm_pad", table());
+    let _ = table()
+        .refuses(kind!(Shape), &["[3, 8]"], |call| {
+            call.shape("x", [3, 5]);
+            call.shape("weight", [5]);
+            call.options.pad_multiple = 4;
+        })
+        .refuses(kind!(Overlap), &["x and y"], |call| {
+            call.options.pad_multiple = 0;
+            call.shape("y", [3, 4]);
+            call.overlap("x", "y", 0);
+        });
+}
+
+#[test]
+fn errors_of_fused_add_rmsnorm_pad() {
+    let table = || {
+        Refusals::new(PAD_16, |stream, tensors, options| {
+            let (x, residual_in) = (tensors.input::<bf16>("x"), tensors.input::<bf16>("residual_in"));
+            let outputs = FusedAddRmsNormPadOutputs {
+                y: tensors.output("y"),
+                residual_out: tensors.output("residual_out"),
+            };
+            let weight = tensors.input::<bf16>("weight");
+            hk_norm::fused_add_rmsnorm_pad(stream, x, residual_in, weight, outputs, options)
+        })
+        .input::<bf16>("x", [3, 4])
+        .input::<bf16>("residual_in", [3, 4])
+        .input::<bf16>("weight", [4])
+        .output::<bf16>("y", [3, 16])
+        .output::<bf16>("residual_out", [3, 4])
+    };
+    refuses_common_errors("fused_add_rmsnorm_pad", table());
+    let residual = ["fused_add_rmsnorm_pad: residual_in", "[3, 4] (shape of x)"];
+    let _ = table()
+        .accepts(|call| call.overlap("residual_in", "residual_out", 0))
+        .refuses(kind!(Shape), &residual, |call| call.shape("residual_in", [2, 4]))
+        .refuses(kind!(Shape), &["residual_out", "[3, 16]"], |call| call.shape("residual_out", [3, 16]))
+        .refuses(kind!(Stride), &["residual_in"], |call| call.strides("residual_in", [1, 3]))
+        .refuses(kind!(Stride), &["residual_out"], |call| call.strides("residual_out", [1, 3]))
+        .refuses(kind!(Overlap), &["residual_in and y"], |call| {
+            call.options.pad_multiple = 0;
+            call.shape("y", [3, 4]);
+            call.overlap("residual_in", "y", 0);
+        });
 }
 
 #[test]

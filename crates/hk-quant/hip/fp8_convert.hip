@@ -1,9 +1,10 @@
 // fp8_convert.hip: fp8 e4m3 from one encoding to the other, with its scales
-//   to FNUZ: the same byte, of half the value; 0x80 (-0) -> 0; 0x7f, 0xff (NaN) -> 0x80; scales doubled
-//   to OCP:  the same byte, of twice the value; 0x80 (NaN) -> 0x7f; 0x7f, 0xff (240) -> 0x7e, 0xfe; scales halved
+//   to FNUZ: the same byte, half the value; 0x80 (-0) -> 0; 0x7f, 0xff (NaN) -> 0x80; scales doubled
+//   to OCP:  the same byte, twice the value; 0x80 (NaN) -> 0x7f; 0x7f, 0xff (240) -> 0x7e, 0xfe; scales halved
 //   q, out            [rows, cols]  bytes  unit stride on cols, rows any stride
-//   scale, scale_out  any shape     f32    contiguous; scale_out may lie on scale
-// How the work is split: tiles.h, 64 bytes a lane; rows without gaps between them are one. Floor: 2 * rows * cols + 8 * n bytes.
+//   scale, scale_out  any shape     f32    contiguous; scale_out may alias scale
+// How the work is split: tiles.h, 64 bytes per lane; rows without gaps between them are one row.
+// Floor: 2 * rows * cols + 8 * n bytes.
 #include <hk/entry.h>
 
 #include "tiles.h"
@@ -15,9 +16,9 @@ using hk::u32;
 using hk::u64;
 using hk::u8;
 
-struct Params {  // same fields, same order as `Params` in src/fp8_convert.rs
+struct Params {
     hk::Global q, scale, out, scale_out;
-    u64 scales;  // how many
+    u64 scales;  // number of scales
     u32 to_fnuz;
     u32 pad;
 };
@@ -63,5 +64,5 @@ HK_FN void fp8_convert(const Params &p) {
 }
 }  // namespace
 
-HK_ENTRY(fp8_convert_bytes, hk::kWaveSize, fp8_convert<Access::Vectors>)
-HK_ENTRY(fp8_convert_elements, hk::kWaveSize, fp8_convert<Access::Elements>)
+HK_ENTRY(fp8_convert_bytes, hk::kWaveSize, fp8_convert<Access::Vectorized>)
+HK_ENTRY(fp8_convert_scalar, hk::kWaveSize, fp8_convert<Access::Scalar>)

@@ -2,19 +2,32 @@
 //   z = y, per token y * smooth[c] if there is one; y, its inputs and other outputs: norm_rows.h
 //   tensor  s = scale[0], given
 //   token   s[r] = max_c |z[r, c]| / qmax, 1 for zeros
-//   group   s[r, j] = max |z[r, c]| / qmax over c / g = j, magnitudes below 1e-10 as 1e-10; the power of two not below that
-//           on request
+//   group   s[r, j] = max(max |z[r, c]|, 1e-10) / qmax over c / g = j; with `pow2` the least power of two that is not below
 //   q[r, c] = code(z[r, c] * (1 / s))             maxima over finite values; qmax = 127 | 240 | 448
-//   q      [rows, cols]   i8 | fp8 e4m3 | fp8 e4m3 FNUZ   unit stride on cols, rows any stride; absent: only `out` is made
-//   scale  [1] | [rows] | [rows, ceil(cols / g)]   f32    groups of any strides; g = 32 | 64 | 128
+//   q      [rows, cols]   i8 | fp8 e4m3 | fp8 e4m3 FNUZ   unit stride on cols, rows any stride; absent: only `out` is written
+//   scale  [1] | [rows] | [rows, ceil(cols / g)]   f32    any strides with groups; g = 32 | 64 | 128
 //   smooth [cols]                                  f32    optional, contiguous
 // Floor
 //   Memory: rows * cols * (sizeof(T) + 1), with a residual 2 * sizeof(T) more, with `out` sizeof(T) more; and scales.
-//   In VALU instructions 8 bf16 cost a wave 8 to widen, 4 for the sum, 4 + 4 to scale, 16 for the maximum, 4 to divide and
-//   28 to clamp and convert: some 70, of the 163 clocks (rms_rows.h of hk-norm) that their 1.5 KiB take.
+//   VALU instructions per wave for 8 bf16: 8 to widen, 4 for the sum, 4 + 4 to scale, 16 for the maximum, 4 to divide and
+//   28 to clamp and convert: about 70, within the 163 clocks (rms_rows.h of hk-norm) that their 1.5 KiB take.
 #pragma once
 
 #include "norm_rows.h"
+
+namespace norm_quant {
+
+struct Fp8Params {
+    NormParams head;
+    hk::Global smooth, q, scale;
+    hk::QuantFormat format;
+    hk::BlockRule rule;  // of scales that are powers of two
+    u32 mode;
+    u32 group;  // columns of a group, a power of two
+    u32 pow2;  // 1: scales are powers of two
+};
+
+}  // namespace norm_quant
 
 namespace {
 
@@ -22,15 +35,7 @@ using namespace norm_quant;
 
 enum class Mode : u32 { Tensor = 0, Token = 1, Group = 2 };
 
-struct Params {  // same fields, same order as `Params` in src/fused_rmsnorm/fp8.rs
-    NormParams head;
-    hk::Global smooth, q, scale;
-    hk::CodeFormat format;
-    hk::BlockRule rule;  // of scales that are powers of two
-    u32 mode;
-    u32 group;           // columns of a group, a power of two
-    u32 pow2;            // scales are powers of two
-};
+using Params = Fp8Params;
 
 template <class Block, class P>
 class Quantizer {
@@ -42,23 +47,23 @@ class Quantizer {
 
     const Block &block_;
     hk::GroupReducer<Block::kThreads, kLanes> reducer_;
-    u32 top_ = hk::FiniteMax::kZero;  // of a row, until it is settled
-    float inverse_ = 1.0f;            // 1 / scale, where it is one for the row
+    u32 top_ = hk::FiniteMax::kZero;  // running maximum of the row
+    float inverse_ = 1.0f;  // 1 / scale of the row or the tensor
 
     HK_FN static bool is(const P &p, Mode mode) { return p.mode == u32(mode); }
 
-    /// y as its codes see it.
+    /// y times the smoothing factors, if there are any.
     HK_FN RowF smoothed(const P &p, const RowF &y, const RowBatch &batch) const {
         if (!p.smooth.present()) return y;
         return y * hk::load_vector<Block::kPath, RowT>(p.smooth, true, 1.0f, batch.column, batch.cols);
     }
 
-    /// From the maxima of a lane's chunks those of their groups of kGroup columns.
+    /// Reduces the maxima of a lane's chunks to those of their groups of kGroup columns.
     template <int kGroup>
     HK_FN static void share(u32 (&top)[kChunks]) {
-        constexpr int kSpan = kGroup / kLen < kLanes ? kGroup / kLen : kLanes;  // lanes that share a group,
-        constexpr int kWhole = kGroup / (kLen * kSpan);                         // with so many chunks each;
-        constexpr int kPer = kWhole < kChunks ? kWhole : kChunks;               // all of a short row is in one
+        constexpr int kSpan = kGroup / kLen < kLanes ? kGroup / kLen : kLanes;  // lanes per group,
+        constexpr int kWhole = kGroup / (kLen * kSpan);  // chunks per lane and group;
+        constexpr int kPer = kWhole < kChunks ? kWhole : kChunks;  // a short row is one group
         static_assert(kChunks % kPer == 0, "whole groups");
 #pragma unroll
         for (int k = 0; k < kChunks; k += kPer) {
@@ -71,7 +76,7 @@ class Quantizer {
         }
     }
 
-    /// Scales of groups to memory, and 1 / scale of each of the lane's chunks.
+    /// Stores the scales of groups; gives 1 / scale of each of the lane's chunks.
     HK_FN void group_scales(const P &p, float (&inverse)[kChunks], const RowF &y, const RowBatch &batch) const {
         u32 top[kChunks];
 #pragma unroll
@@ -96,7 +101,7 @@ class Quantizer {
             }
             inverse[k] = 1.0f / scale;
             u32 column = batch.column + u32(k * kLanes * kLen);
-            hk::forget(column);  // else the compares with it stay in scalar registers from row to row
+            hk::opaque(column);  // keeps the compiler from holding its compare masks in SGPRs across rows
             if ((column & (p.group - 1)) == 0 && column < batch.cols && block_.index(0) < batch.count) {
                 const u32 j = column >> __builtin_ctz(p.group);
                 p.scale.template row<float>(batch.first + block_.index(0))[hk::i64(j) * p.scale.strides[3]] = scale;
@@ -104,13 +109,13 @@ class Quantizer {
         }
     }
 
-public:
+  public:
     HK_FN Quantizer(const P &p, const Block &block) : block_(block) {
-        // A given scale; absent where only `out` is made.
+        // A static scale; absent where only `out` is written.
         if (p.q.present() && is(p, Mode::Tensor)) inverse_ = 1.0f / *p.scale.template row<float>(0);
     }
 
-    /// Whether all of a row has to be seen before any of it is written.
+    /// Whether a row is reduced before its first element is quantized.
     HK_FN bool observes_rows(const P &p) const { return p.q.present() && is(p, Mode::Token); }
 
     HK_FN void observe(const P &p, const RowF &y, const RowBatch &batch) {
@@ -137,15 +142,15 @@ public:
 #pragma unroll
         for (int k = 0; k < kChunks; ++k) inverse[k] = inverse_;
         if (is(p, Mode::Group)) group_scales(p, inverse, z, batch);
-        p.format.with_kind([&](auto kind) {
+        p.format.with_type([&](auto kind) {
             using Bytes = hk::Vec<u8, kLen>;
-            typename RowF::template With<u8> codes;
+            typename RowF::template With<u8> q;
 #pragma unroll
             for (int k = 0; k < kChunks; ++k) {
-                codes.chunk[k] = __builtin_bit_cast(Bytes,
-                                                    hk::to_codes<decltype(kind)::value, kLen>(z.chunk[k] * inverse[k]));
+                q.chunk[k] = __builtin_bit_cast(
+                    Bytes, hk::quantize_packed<decltype(kind)::value, kLen>(z.chunk[k] * inverse[k]));
             }
-            codes.store(batch.at<u8, Block::kPath, Block::kAlone>(p.q, block_.index(0)));
+            q.store(batch.at<u8, Block::kPath, Block::kSingleRow>(p.q, block_.index(0)));
         });
     }
 

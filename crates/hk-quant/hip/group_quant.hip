@@ -1,10 +1,10 @@
 // group_quant.hip: a scale for each group of g neighbouring columns of a row, g = 32, 64 or 128
-//   s[r, i] = max(max_c |x[r, c]|, 1e-10) / qmax over the finite x of group i; or the power of two above
-//   q[r, c] = code(x[r, c] * (1 / s[r, c / g]))
+//   s[r, i] = max(max_c |x[r, c]|, 1e-10) / qmax over the finite x of group i; or the least power of two that is not below
+//   q[r, c] = quantize(x[r, c] * (1 / s[r, c / g]))
 //   x      [rows, cols]    T = bf16 | f16 | f32        unit stride on cols, rows any stride
 //   q      [rows, cols]    i8 | fp8 e4m3, OCP or FNUZ  likewise
 //   scale  [rows, groups]  f32 | e8m0                  any strides: row-major or column-major
-// How the work is split: tiles.h; neighbouring lanes share a group. The last group may be short.
+// How the work is split: tiles.h; adjacent lanes share a group. The last group may be short.
 // Floor: rows * cols * (sizeof(T) + 1) + rows * groups * sizeof(scale) bytes.
 #include <hk/entry.h>
 #include <hk/wave.h>
@@ -18,14 +18,14 @@ using hk::u32;
 using hk::u64;
 using hk::u8;
 
-struct Params {  // same fields, same order as `Params` in src/group.rs
+struct Params {
     hk::Global x, q, scale;
-    hk::CodeFormat format;
-    hk::BlockRule pow2;    // how powers of two follow
-    u32 power_of_two;      // scales are powers of two
-    u32 scale_is_e8m0;     // kept as exponents
-    u32 group;             // columns of a group
-    u32 batch;             // rows that a block takes at a time
+    hk::QuantFormat format;
+    hk::BlockRule pow2;  // rule of powers of two
+    u32 power_of_two;  // 1: scales are powers of two
+    u32 scale_is_e8m0;  // 1: stored as e8m0
+    u32 group;  // columns of a group
+    u32 batch;  // rows that a block takes at a time
     u32 pad;
 };
 
@@ -46,15 +46,16 @@ HK_FN Scale scale_of(const Params &p, u32 top) {
 template <Access kAccess, class T, int Lanes, int Chunks, int Rows>
 HK_FN void group_quant(const Params &p) {
     constexpr int kN = quant::kChunk<T>;
-    constexpr bool kAlone = Lanes == hk::kWaveSize;
-    constexpr u32 kAbreast = kAlone ? 1 : hk::row_threads(Lanes) / Lanes;
+    constexpr bool kSingleRow = Lanes == hk::kWaveSize;
+    constexpr u32 kRowsPerBlock = kSingleRow ? 1 : hk::row_threads(Lanes) / Lanes;
     using RowT = hk::Row<T, Lanes, kN, Chunks>;
     const u32 side = hk::thread_x() / Lanes, column = hk::thread_x() % Lanes * kN;
 
     quant::for_tiles<Lanes, RowT::kCols>(p.x.rows(), p.x.cols(), column, p.batch, [&](const RowBatch &batch) {
         RowT x[Rows];
 #pragma unroll
-        for (int r = 0; r < Rows; ++r) x[r] = RowT::load(batch.at<T, kAccess, kAlone>(p.x, r * kAbreast + side));
+        for (int r = 0; r < Rows; ++r)
+            x[r] = RowT::load(batch.at<T, kAccess, kSingleRow>(p.x, r * kRowsPerBlock + side));
         typename RowT::template With<float> v[Rows];
 #pragma unroll
         for (int r = 0; r < Rows; ++r) {
@@ -69,10 +70,10 @@ HK_FN void group_quant(const Params &p) {
                 const Scale scale = scale_of(p, top);
                 v[r].chunk[k] *= 1.0f / scale.value;
 
-                const u32 index = r * kAbreast + side, at = batch.column + k * Lanes * kN;
+                const u32 index = r * kRowsPerBlock + side, at = batch.column + k * Lanes * kN;
                 if (at < batch.cols && at % p.group == 0 && index < batch.count) {
-                    const u64 element = (batch.first + index) * u64(p.scale.strides[2]) +
-                                        at / p.group * u64(p.scale.strides[3]);
+                    const u64 element =
+                        (batch.first + index) * u64(p.scale.strides[2]) + at / p.group * u64(p.scale.strides[3]);
                     if (p.scale_is_e8m0) {
                         p.scale.row<u8>(0)[element] = u8(scale.e8m0);
                     } else {
@@ -81,24 +82,26 @@ HK_FN void group_quant(const Params &p) {
                 }
             }
         }
-        p.format.with_kind([&](auto kind) {
+        p.format.with_type([&](auto kind) {
 #pragma unroll
             for (int r = 0; r < Rows; ++r) {
-                quant::codes<decltype(kind)::value>(v[r]).store(
-                    batch.at<u8, kAccess, kAlone>(p.q, r * kAbreast + side));
+                quant::quantize<decltype(kind)::value>(v[r]).store(
+                    batch.at<u8, kAccess, kSingleRow>(p.q, r * kRowsPerBlock + side));
             }
         });
     });
 }
 }  // namespace
 
-// Entry points of one dtype, one per row of `launch_tiles::variants`. Name = op, dtype, widest row, access if it is by
-// elements.
+// Entry points of one dtype, one per row of `variants` in src/launch_tiles.rs. Name = op, dtype, widest row,
+// `_scalar` for the scalar path.
 #define ENTRIES(T)                                                                                               \
-    HK_ENTRY(group_quant_##T##_128, hk::row_threads(1), group_quant<Access::Vectors, hk::T, 128 / quant::kChunk<hk::T>, 1, 2>)      \
-    HK_ENTRY(group_quant_##T##_long, hk::kWaveSize, group_quant<Access::Vectors, hk::T, hk::kWaveSize, 2, 1>)                  \
-    HK_ENTRY(group_quant_##T##_128_elements, hk::row_threads(1), group_quant<Access::Elements, hk::T, 128 / quant::kChunk<hk::T>, 1, 1>) \
-    HK_ENTRY(group_quant_##T##_long_elements, hk::kWaveSize, group_quant<Access::Elements, hk::T, hk::kWaveSize, 1, 1>)
+    HK_ENTRY(group_quant_##T##_128, hk::row_threads(1),                                                          \
+             group_quant<Access::Vectorized, hk::T, 128 / quant::kChunk<hk::T>, 1, 2>)                           \
+    HK_ENTRY(group_quant_##T##_long, hk::kWaveSize, group_quant<Access::Vectorized, hk::T, hk::kWaveSize, 2, 1>) \
+    HK_ENTRY(group_quant_##T##_128_scalar, hk::row_threads(1),                                                   \
+             group_quant<Access::Scalar, hk::T, 128 / quant::kChunk<hk::T>, 1, 1>)                               \
+    HK_ENTRY(group_quant_##T##_long_scalar, hk::kWaveSize, group_quant<Access::Scalar, hk::T, hk::kWaveSize, 1, 1>)
 
 ENTRIES(bf16)
 ENTRIES(f16)

@@ -1,15 +1,16 @@
-// moe_smoothquant.hip: smoothquant of each token for each of the experts that it goes to
-//   z = x[t, :] * smooth[ids[t, j], :]; s = max |z| / qmax; q = code(z / s)          t token, j choice
+// moe_smoothquant.hip: smoothquant of each token for each of its experts
+//   z = x[t, :] * smooth[ids[t, j], :]; s = max |z| / qmax; q = quantize(z / s)          t token, j choice
 //   x       [tokens, cols]            T = bf16 | f16 | f32   unit stride on cols, rows any stride
-//           [tokens * topk, cols]     where each choice has a row of its own
+//           [tokens * topk, cols]     if each choice has its own row
 //   smooth  [experts, cols]           T | f32                likewise
 //   ids     [tokens, topk]            i32                    rows any stride
 //   q       [tokens * topk, cols]     i8 | fp8 e4m3          unit stride on cols, rows any stride
 //   scale   [tokens * topk]           f32                    contiguous
 // Output rows are t * topk + j, or j * tokens + t. A negative id leaves its row untouched; an id beyond the experts makes the
-// scale NaN and the codes 0. How the work is split: Lanes lanes hold a token in registers and go through its
-// choices, so that x is read once; a token too long for registers is walked twice for each choice.
-// Floor: tokens * cols * sizeof(T) + tokens * topk * cols + the factors of the experts that are met.
+// scale NaN and q 0.
+// How the work is split: Lanes lanes hold a token in registers and loop over its choices, so that x is read once; a token
+// too long for registers is read twice for each choice.
+// Floor: tokens * cols * sizeof(T) + tokens * topk * cols bytes + the factors of the chosen experts.
 #include <hk/block.h>
 #include <hk/entry.h>
 
@@ -17,22 +18,22 @@
 
 namespace {
 using hk::Access;
-using hk::RowBatch;
 using hk::i32;
+using hk::RowBatch;
 using hk::u32;
 using hk::u64;
 using hk::u8;
 
-struct Params {  // same fields, same order as `Params` in src/moe.rs
+struct Params {
     hk::Global x, smooth, ids, q, scale;
-    hk::CodeFormat format;
+    hk::QuantFormat format;
     u32 smooth_is_f32;  // smooth is f32 whatever T is
-    u32 choice_major;   // output rows are j * tokens + t
-    u32 x_by_choice;    // x has a row per choice
+    u32 choice_major;  // output rows are j * tokens + t
+    u32 x_by_choice;  // x has a row per choice
     u32 pad;
 };
 
-/// `ColsPerLane` columns a lane, of a tile of Lanes times that; rows of more than a tile are walked twice.
+/// A tile is Lanes * ColsPerLane columns; kLong: rows of more than a tile, read twice.
 template <Access kAccess, class T, int Lanes, int ColsPerLane, bool kLong>
 HK_FN void moe_smoothquant(const Params &p) {
     using RowT = hk::Row<T, Lanes, quant::kChunk<T>, ColsPerLane / quant::kChunk<T>>;
@@ -69,8 +70,8 @@ HK_FN void moe_smoothquant(const Params &p) {
                 return hk::widen(x) * w;
             };
             const auto store = [&](u32 tile, const RowF &z, float factor) {
-                p.format.with_kind([&](auto kind) {
-                    quant::codes<decltype(kind)::value>(z * factor)
+                p.format.with_type([&](auto kind) {
+                    quant::quantize<decltype(kind)::value>(z * factor)
                         .store(RowBatch{row, 1, tile + column, cols}.at<u8, kAccess, true>(p.q, 0));
                 });
             };
@@ -99,14 +100,14 @@ HK_FN void moe_smoothquant(const Params &p) {
 }
 }  // namespace
 
-// Entry points of one dtype, one per row of `VARIANTS` in src/moe.rs. Name = op, dtype, widest row, access if it is by
-// elements.
-#define ENTRIES(T)                                                                                               \
-    HK_ENTRY(moe_smoothquant_##T##_2048, 64, moe_smoothquant<Access::Vectors, hk::T, 64, 32, false>)             \
-    HK_ENTRY(moe_smoothquant_##T##_8192, 256, moe_smoothquant<Access::Vectors, hk::T, 256, 32, false>)           \
-    HK_ENTRY(moe_smoothquant_##T##_long, 256, moe_smoothquant<Access::Vectors, hk::T, 256, 16, true>)            \
-    HK_ENTRY(moe_smoothquant_##T##_2048_elements, 64, moe_smoothquant<Access::Elements, hk::T, 64, 32, false>)   \
-    HK_ENTRY(moe_smoothquant_##T##_long_elements, 256, moe_smoothquant<Access::Elements, hk::T, 256, 16, true>)
+// Entry points of one dtype, one per row of `VARIANTS` in src/moe.rs. Name = op, dtype, widest row,
+// `_scalar` for the scalar path.
+#define ENTRIES(T)                                                                                         \
+    HK_ENTRY(moe_smoothquant_##T##_2048, 64, moe_smoothquant<Access::Vectorized, hk::T, 64, 32, false>)    \
+    HK_ENTRY(moe_smoothquant_##T##_8192, 256, moe_smoothquant<Access::Vectorized, hk::T, 256, 32, false>)  \
+    HK_ENTRY(moe_smoothquant_##T##_long, 256, moe_smoothquant<Access::Vectorized, hk::T, 256, 16, true>)   \
+    HK_ENTRY(moe_smoothquant_##T##_2048_scalar, 64, moe_smoothquant<Access::Scalar, hk::T, 64, 32, false>) \
+    HK_ENTRY(moe_smoothquant_##T##_long_scalar, 256, moe_smoothquant<Access::Scalar, hk::T, 256, 16, true>)
 
 ENTRIES(bf16)
 ENTRIES(f16)

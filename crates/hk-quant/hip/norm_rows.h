@@ -1,17 +1,17 @@
-// norm_rows.h: rows that are normalised and then quantized, shared by fused_rmsnorm_fp8_quant.h and
-// fused_rmsnorm_mxfp4_quant.h, which say how.
+// norm_rows.h: the RMS norm of rows with a quantizing epilogue, shared by fused_rmsnorm_fp8_quant.h and
+// fused_rmsnorm_mxfp4_quant.h, which define the epilogue `Quantizer`.
 //   s[r, c]            = x[r, c] + residual_in[r, c]      in f32, not rounded; or x
 //   residual_out[r, c] = round_T(s[r, c])
 //   y[r, c]            = s[r, c] * rsqrt(mean(s[r, :]^2) + eps) * w[c]
-//   out[r, c]          = round_T(y[r, c])                 where asked for
-// What is quantized is y, or round_T(y) if `round_norm`. All arithmetic is f32, and y has the bits of the RMS norm of
+//   out[r, c]          = round_T(y[r, c])                 optional
+// Quantized is y, or round_T(y) if `round_norm`. All arithmetic is f32, and y is bitwise identical to the RMS norm of
 // hk-norm. Source: Zhang & Sennrich 2019, eq. 4.
 //
 // How the work is split
-//   As in hk-norm, so that sums have the same order: `Lanes` lanes hold a row in registers, so it is read once; chunks of 16
-//   bytes go round the lanes in turn. Rows on lanes as hk/rows.h has it. Blocks step through the matrix with the weights kept in registers. A row too long for registers is walked
-//   twice by one block, three times where its scale is not known before.
-//   A lane's 8 bf16 become 8 bytes of fp8: those of a wave lie side by side.
+//   As in hk-norm, so that reductions have the same order: `Lanes` lanes hold a row in registers, so it is read once; 16-byte
+//   chunks are dealt to the lanes round-robin. Rows map to lanes as in hk/rows.h. Blocks loop over the matrix and keep the
+//   weights in registers. A row too long for registers is read twice by one block, three times with a scale per token.
+//   A lane's 8 bf16 become 8 bytes of fp8: the stores of a wave are coalesced.
 #pragma once
 
 #include <hk/block.h>
@@ -29,13 +29,13 @@ using hk::u32;
 using hk::u64;
 using hk::u8;
 
-/// The norm's tensors and scalars, the head of both kernels' `Params`; the same fields as `NormParams` in src/fused_rmsnorm/mod.rs.
+/// Tensors and scalars of the norm, the head of both kernels' parameters.
 struct NormParams {
     hk::Global x, residual_in, weight;  // residual_in, residual_out: both or neither
-    hk::Global residual_out, out;       // out: optional
+    hk::Global residual_out, out;  // out: optional
     hk::RmsScalars norm;
-    u32 round_norm;  // what is quantized is rounded to T
-    u32 batch;       // rows that a block takes at a time
+    u32 round_norm;  // 1: y is rounded to T before it is quantized
+    u32 batch;  // rows that a block takes at a time
 };
 
 /// s of a batch of rows; if kStore, rounded sums go to residual_out.
@@ -50,7 +50,7 @@ HK_FN void load_sums(const Block &block, RowF (&s)[1], const NormParams &p, cons
     }
 }
 
-/// y as it is quantized; if kStore, also to `out`.
+/// Rounds y if `round_norm`; if kStore, stores it to `out`.
 template <bool kStore, class Block, class RowF>
 HK_FN void finish(const Block &block, RowF (&y)[1], const NormParams &p, const RowBatch &batch) {
     using T = typename Block::RowT::Element;
@@ -61,8 +61,8 @@ HK_FN void finish(const Block &block, RowF (&y)[1], const NormParams &p, const R
     }
 }
 
-/// Rows that stay in registers, up to Lanes * ColsPerLane columns. `Quantizer` is made once; its `quantize(block, y, batch)`
-/// writes the codes and scales of a batch of rows.
+/// Rows that stay in registers, up to Lanes * ColsPerLane columns. For each batch of rows, `Quantizer::observe` reduces,
+/// `settle` stores scales per row, and `write` stores q and the other scales.
 template <template <class, class> class Quantizer, Access kAccess, class T, int Lanes, int ColsPerLane, class Params>
 HK_FN void rows_in_registers(const Params &params) {
     using Block = hk::RowBlock<kAccess, T, Lanes, ColsPerLane, 1>;
@@ -72,36 +72,44 @@ HK_FN void rows_in_registers(const Params &params) {
     const NormParams &p = params.head;
     const Block block;
     const u32 cols = p.x.cols();
-    // Of more columns the weights would leave room for one wave a SIMD; they come from the cache for each row.
+    // Weights of more columns would leave registers for one wave per SIMD; they are reloaded for each row.
     constexpr bool kKeepWeights = ColsPerLane <= 32;
-    const auto weights = [&] { return p.norm.template held_weights<kAccess, RowT>(p.weight, block.column(), cols); };
+    const auto weights = [&] {
+        return p.norm.template prefetch_weights<kAccess, RowT>(p.weight, block.column(), cols);
+    };
     struct None {};
     const auto kept = [&] {
-        if constexpr (kKeepWeights) return weights();
-        else return None{};
+        if constexpr (kKeepWeights)
+            return weights();
+        else
+            return None{};
     }();
     hk::GroupReducer<Block::kThreads, Lanes> group;
     Quantizer<Block, Params> quantizer(params, block);
 
-    hk::for_row_batches<Block::kAlone>(p.x.rows(), cols, block.column(), p.batch, [&](const RowBatch &batch) {
-        const Params &params_now = hk::read_anew(params);
+    hk::for_row_batches<Block::kSingleRow>(p.x.rows(), cols, block.column(), p.batch, [&](const RowBatch &batch) {
+        const Params &params_now = hk::reload_params(params);
         const NormParams &p = params_now.head;
         RowF y[1];
         load_sums<true>(block, y, p, batch);
-        hk::SumSq sum_sq;
+        hk::RunningSumSq sum_sq;
         sum_sq.add(y[0]);
-        // As hk-norm multiplies: first by the root, then by the weight.
+        // Same order as hk-norm: first rstd, then the weight.
         const float rstd = p.norm.rstd(group.sum(sum_sq.total()));
         const auto scale = [&](const auto &held) {
-            hk::with_vectors([&](auto weight) {
-                RowF w;
+            hk::with_prefetched(
+                [&](auto weight) {
+                    RowF w;
 #pragma unroll
-                for (int k = 0; k < RowF::kChunks; ++k) w.chunk[k] = weight(k);
-                y[0] = y[0] * rstd * w;
-            }, held);
+                    for (int k = 0; k < RowF::kChunks; ++k) w.chunk[k] = weight(k);
+                    y[0] = y[0] * rstd * w;
+                },
+                held);
         };
-        if constexpr (kKeepWeights) scale(kept);
-        else scale(weights());
+        if constexpr (kKeepWeights)
+            scale(kept);
+        else
+            scale(weights());
         finish<true>(block, y, p, batch);
         if (params_now.q.present()) {
             quantizer.observe(params_now, y[0], batch);
@@ -129,13 +137,13 @@ HK_FN void rows_in_tiles(const Params &params) {
         // `f(params, s, tile)` for each tile.
         const auto for_sums = [&]<bool kStore>(auto f) {
             hk::for_tiles<RowT::kCols>(row, cols, block.column(), [&](const RowBatch &tile) {
-                const Params &now = hk::read_anew(params);
+                const Params &now = hk::reload_params(params);
                 RowF s[1];
                 load_sums<kStore>(block, s, now.head, tile);
                 f(now, s, tile);
             });
         };
-        hk::SumSq sum_sq;
+        hk::RunningSumSq sum_sq;
         for_sums.template operator()<false>([&](const Params &, RowF(&s)[1], const RowBatch &) { sum_sq.add(s[0]); });
         const float rstd = p.norm.rstd(group.sum(sum_sq.total()));
         const auto for_norms = [&]<bool kStore>(auto f) {
@@ -151,7 +159,7 @@ HK_FN void rows_in_tiles(const Params &params) {
                 [&](const Params &now, const RowF &y, const RowBatch &tile) { quantizer.observe(now, y, tile); });
             quantizer.settle(params, {row, 1, block.column(), cols});
         }
-        // Outputs may lie on inputs: they are written only here, where this very lane has just read.
+        // Outputs may alias inputs: a lane stores only what it has just loaded.
         for_norms.template operator()<true>([&](const Params &now, const RowF &y, const RowBatch &tile) {
             if (now.q.present()) quantizer.write(now, y, tile);
         });
@@ -162,27 +170,28 @@ HK_FN void rows_in_tiles(const Params &params) {
 }  // namespace norm_quant
 
 // Entry points of one dtype, one per row of `VARIANTS` in src/fused_rmsnorm/mod.rs, named as those of hk-norm.
-#define NORM_QUANT_ROWS(name, Quantizer, access, T, widest, lanes)                             \
-    HK_ENTRY_FOR_WAVES(name, hk::row_threads(hk::row_lanes(lanes, widest)),                    \
-                       hk::Access::access == hk::Access::Vectors ? 24 : 12, /* of an NVIDIA SM */ \
-                       norm_quant::rows_in_registers<Quantizer, hk::Access::access, hk::T, HK_LANES_AND_COLS(lanes, widest)>)
+#define NORM_QUANT_ROWS(name, Quantizer, access, T, widest, lanes)                    \
+    HK_ENTRY_WAVES_PER_SM(                                                            \
+        name, hk::row_threads(hk::lanes_per_row(lanes, widest)),                      \
+        hk::Access::access == hk::Access::Vectorized ? 24 : 12, /* of an NVIDIA SM */ \
+        norm_quant::rows_in_registers<Quantizer, hk::Access::access, hk::T, HK_LANES_AND_COLS(lanes, widest)>)
 
 #define NORM_QUANT_ENTRIES(op, Quantizer, T)                                               \
-    NORM_QUANT_ROWS(op##_##T##_64, Quantizer, Vectors, T, 64, 8)                           \
-    NORM_QUANT_ROWS(op##_##T##_512, Quantizer, Vectors, T, 512, 16)                        \
-    NORM_QUANT_ROWS(op##_##T##_2048, Quantizer, Vectors, T, 2048, 64)                      \
-    NORM_QUANT_ROWS(op##_##T##_4096, Quantizer, Vectors, T, 4096, 64)                      \
-    NORM_QUANT_ROWS(op##_##T##_6144, Quantizer, Vectors, T, 6144, 128)                     \
-    NORM_QUANT_ROWS(op##_##T##_8192, Quantizer, Vectors, T, 8192, 256)                     \
-    NORM_QUANT_ROWS(op##_##T##_16384, Quantizer, Vectors, T, 16384, 256)                   \
+    NORM_QUANT_ROWS(op##_##T##_64, Quantizer, Vectorized, T, 64, 8)                        \
+    NORM_QUANT_ROWS(op##_##T##_512, Quantizer, Vectorized, T, 512, 16)                     \
+    NORM_QUANT_ROWS(op##_##T##_2048, Quantizer, Vectorized, T, 2048, 64)                   \
+    NORM_QUANT_ROWS(op##_##T##_4096, Quantizer, Vectorized, T, 4096, 64)                   \
+    NORM_QUANT_ROWS(op##_##T##_6144, Quantizer, Vectorized, T, 6144, 128)                  \
+    NORM_QUANT_ROWS(op##_##T##_8192, Quantizer, Vectorized, T, 8192, 256)                  \
+    NORM_QUANT_ROWS(op##_##T##_16384, Quantizer, Vectorized, T, 16384, 256)                \
     HK_ENTRY(op##_##T##_long, hk::row_threads(256),                                        \
-             norm_quant::rows_in_tiles<Quantizer, hk::Access::Vectors, hk::T, 256, 16>)    \
-    NORM_QUANT_ROWS(op##_##T##_64_elements, Quantizer, Elements, T, 64, 8)                 \
-    NORM_QUANT_ROWS(op##_##T##_512_elements, Quantizer, Elements, T, 512, 16)              \
-    NORM_QUANT_ROWS(op##_##T##_2048_elements, Quantizer, Elements, T, 2048, 64)            \
-    NORM_QUANT_ROWS(op##_##T##_4096_elements, Quantizer, Elements, T, 4096, 64)            \
-    NORM_QUANT_ROWS(op##_##T##_6144_elements, Quantizer, Elements, T, 6144, 128)           \
-    NORM_QUANT_ROWS(op##_##T##_8192_elements, Quantizer, Elements, T, 8192, 256)           \
-    NORM_QUANT_ROWS(op##_##T##_16384_elements, Quantizer, Elements, T, 16384, 256)         \
-    HK_ENTRY(op##_##T##_long_elements, hk::row_threads(256),                               \
-             norm_quant::rows_in_tiles<Quantizer, hk::Access::Elements, hk::T, 256, 16>)
+             norm_quant::rows_in_tiles<Quantizer, hk::Access::Vectorized, hk::T, 256, 16>) \
+    NORM_QUANT_ROWS(op##_##T##_64_scalar, Quantizer, Scalar, T, 64, 8)                     \
+    NORM_QUANT_ROWS(op##_##T##_512_scalar, Quantizer, Scalar, T, 512, 16)                  \
+    NORM_QUANT_ROWS(op##_##T##_2048_scalar, Quantizer, Scalar, T, 2048, 64)                \
+    NORM_QUANT_ROWS(op##_##T##_4096_scalar, Quantizer, Scalar, T, 4096, 64)                \
+    NORM_QUANT_ROWS(op##_##T##_6144_scalar, Quantizer, Scalar, T, 6144, 128)               \
+    NORM_QUANT_ROWS(op##_##T##_8192_scalar, Quantizer, Scalar, T, 8192, 256)               \
+    NORM_QUANT_ROWS(op##_##T##_16384_scalar, Quantizer, Scalar, T, 16384, 256)             \
+    HK_ENTRY(op##_##T##_long_scalar, hk::row_threads(256),                                 \
+             norm_quant::rows_in_tiles<Quantizer, hk::Access::Scalar, hk::T, 256, 16>)

@@ -1,15 +1,15 @@
-// smoothquant.hip: z = x * smooth; s[r] = max_c |z[r, c]| / qmax; q[r, c] = code(z[r, c] / s[r])
+// smoothquant.hip: z = x * smooth; s[r] = max_c |z[r, c]| / qmax; q[r, c] = quantize(z[r, c] / s[r])
 //   x       [rows, cols]  T = bf16 | f16 | f32      unit stride on cols, rows any stride
 //   smooth  [cols]        T | f32                   contiguous
 //   q       [rows, cols]  i8 | fp8 e4m3, OCP or FNUZ  unit stride on cols, rows any stride
 //   scale   [rows]        f32                       contiguous
-// Rows on lanes and floor: token_rows.h. Source: Xiao et al. 2023, "SmoothQuant".
+// How the work is split, floor: token_rows.h. Source: Xiao et al. 2023, "SmoothQuant".
 #include <hk/entry.h>
 
 #include "token_rows.h"
 
 namespace {
-struct Params {  // same fields, same order as `SmoothParams` in src/per_token.rs
+struct Params {
     hk::Global x, smooth, q, scale;
     quant::TokenScalars scalars;
 };

@@ -1,4 +1,4 @@
-// tiles.h: how the quantizers spread a matrix over lanes.
+// tiles.h: how the quantizers map a matrix to lanes.
 #pragma once
 
 #include <hk/arch.h>
@@ -14,17 +14,17 @@ using hk::u32;
 using hk::u64;
 using hk::u8;
 
-/// Columns that a lane takes at a time: 32 bytes of input, so that bytes of bf16 are written 16 at a time.
+/// Columns of a lane's chunk: 32 bytes of input, so that the quantized values of bf16 are stored 16 bytes at a time.
 template <class T>
 inline constexpr int kChunk = 32 / int(sizeof(T));
 
-/// Codes of a row.
-template <hk::CodeKind kKind, int L, int N, int C>
-HK_FN hk::Row<u8, L, N, C> codes(const hk::Row<float, L, N, C> &row) {
+/// Rounds the scaled values of a row to the quantized type.
+template <hk::QuantType kKind, int L, int N, int C>
+HK_FN hk::Row<u8, L, N, C> quantize(const hk::Row<float, L, N, C> &row) {
     hk::Row<u8, L, N, C> out;
 #pragma unroll
     for (int k = 0; k < C; ++k) {
-        out.chunk[k] = __builtin_bit_cast(hk::Vec<u8, N>, hk::to_codes<kKind, N>(row.chunk[k]));
+        out.chunk[k] = __builtin_bit_cast(hk::Vec<u8, N>, hk::quantize_packed<kKind, N>(row.chunk[k]));
     }
     return out;
 }
@@ -37,7 +37,7 @@ HK_FN u32 finite_max(const hk::Row<float, L, N, C> &row) {
     return max.top;
 }
 
-/// Calls `f(row, tile)` for every grid_x()-th of the `tiles` of each row, from block_x() on.
+/// Calls `f(row, tile)` for every grid_x()-th tile of the matrix, `tiles` per row, from block_x() on.
 template <class F>
 HK_FN void for_row_tiles(u64 rows, u32 tiles, F f) {
     const u32 row_step = hk::grid_x() / tiles, tile_step = hk::grid_x() % tiles;
@@ -51,11 +51,11 @@ HK_FN void for_row_tiles(u64 rows, u32 tiles, F f) {
     }
 }
 
-/// Elementwise work. Rows of up to Lanes * kChunk columns, if Lanes are fewer than a wave's, go side by side: `f` gets
-/// batches of 64 / Lanes * Rows rows. Longer ones are cut into tiles of kTile columns, of which each wave takes
-/// every grid_x()-th of the matrix: `f` gets a batch of one row that begins at this lane's first column of the tile.
-/// Unless kStay, there is a block for each.
-template <int Lanes, int kTile, bool kStay = hk::kBlocksStay, class F>
+/// Elementwise work. If Lanes is less than a wave, rows of up to Lanes * kChunk columns share a wave: `f` gets batches of
+/// 64 / Lanes * Rows rows. Longer rows are cut into tiles of kTile columns, and each wave takes every grid_x()-th tile of the
+/// matrix: `f` gets a batch of one row that begins at this lane's first column of the tile. Unless kStay, each tile has a
+/// block.
+template <int Lanes, int kTile, bool kStay = hk::kPersistentBlocks, class F>
 HK_FN void for_tiles(u32 rows, u32 cols, u32 column, u32 batch_rows, F f) {
     if constexpr (Lanes < hk::kWaveSize) {
         hk::for_row_batches<false, kStay>(rows, cols, column, batch_rows, f);

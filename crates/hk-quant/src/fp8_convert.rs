@@ -1,26 +1,17 @@
 //! The safe functions of `hip/fp8_convert.hip`.
 
-use crate::kernels;
+use crate::kernels::fp8_convert::Params;
 use crate::launch_tiles::{elementwise, grid, tiles};
-use bytemuck::{Pod, Zeroable};
 use hk_core::{
-    Aliasing, DType, Element, Fp8E4M3, Fp8E4M3Fnuz, GlobalLayout, Result, Stream, TensorView, TensorViewMut,
+    Aliasing, DType, Element, Fp8E4M3, Fp8E4M3Fnuz, KernelRef, Result, Stream, TensorView, TensorViewMut,
     check_overlap,
 };
 
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    q: GlobalLayout,
-    scale: GlobalLayout,
-    out: GlobalLayout,
-    scale_out: GlobalLayout,
-    scales: u64,
-    to_fnuz: u32,
-    pad: u32,
-}
+/// Vectorized, scalar.
+static KERNELS: [KernelRef<Params>; 2] =
+    [Params::kernel("fp8_convert_bytes"), Params::kernel("fp8_convert_scalar")];
 
-/// Columns of a lane's part of a tile, `RowT::kCols / kWaveSize`.
+/// Columns per lane and tile, `RowT::kCols / kWaveSize`.
 const LANE_COLUMNS: usize = 64;
 
 fn convert<A: Element, B: Element>(
@@ -45,9 +36,8 @@ fn convert<A: Element, B: Element>(
     if problem.rows() == 0 && scales == 0 {
         return Ok(());
     }
-    let name = if problem.by_vectors() { "fp8_convert_bytes" } else { "fp8_convert_elements" };
-    let kernel = stream.kernel(&kernels::FP8_CONVERT, name)?;
-    let mut launch = stream.launch(op, &kernel);
+    let kernel = stream.kernel(KERNELS[usize::from(!problem.can_vectorize())])?;
+    let mut launch = stream.launch(op);
     let params = Params {
         q: launch.input("q", &q)?,
         scale: launch.input("scale", &scale)?,
@@ -59,27 +49,30 @@ fn convert<A: Element, B: Element>(
     };
     let wave = stream.device().info().wave_size as usize;
     let grid = grid(stream, tiles(&problem, wave * LANE_COLUMNS).max(scales.div_ceil(wave)), 16);
-    // SAFETY: the checks above make every row of q and out `cols` long and both tensors of scales `scales` long without
-    // gaps, which is what the kernel accesses, whatever the grid; the loader matches the parameters to the kernel.
-    unsafe { launch.run(grid, &params) }
+    // SAFETY: the checks above make every row of q and out `cols` long and both tensors of scales contiguous, of `scales`
+    // elements. The kernel accesses no more than that on any grid.
+    unsafe { launch.run(&kernel, grid, &params) }
 }
 
-/// Converts fp8 e4m3 of the OCP with its scales to FNUZ, gfx942's own: the same bytes, of half the value, with twice the
-/// scale.
+/// Converts fp8 e4m3 of the OCP, with its scales, to FNUZ, the encoding of gfx942: the same bytes, which mean half the value, and
+/// twice the scale.
 ///
-/// | arg                  | shape        | dtype                   | layout                                              |
-/// |----------------------|--------------|-------------------------|-----------------------------------------------------|
-/// | `q`, `out`           | `[.., cols]` | `fp8e4m3`, `fp8e4m3fnuz` | unit stride on `cols`, one row stride over the rest |
-/// | `scale`, `scale_out` | any          | `f32`                   | contiguous                                          |
+/// | arg         | shape        | dtype         | layout                                              |
+/// |-------------|--------------|---------------|-----------------------------------------------------|
+/// | `q`         | `[.., cols]` | `fp8e4m3`     | unit stride on `cols`, one row stride over the rest |
+/// | `scale`     | any          | `f32`         | contiguous                                          |
+/// | `out`       | `[.., cols]` | `fp8e4m3fnuz` | as `q`                                              |
+/// | `scale_out` | as `scale`   | `f32`         | contiguous                                          |
 ///
-/// Every product `q * scale` stays what it is. -0 becomes 0; NaN stays NaN. `scale_out` may be exactly `scale`
-/// ([`TensorViewMut::alias`]).
+/// Every product `q * scale` is unchanged. -0 becomes 0; NaN stays NaN. `scale_out` may alias `scale` exactly
+/// ([`TensorViewMut::alias`]). Returns when the launch is queued.
 ///
 /// # Errors
 /// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align) if a tensor breaks
 /// the table, [`Empty`](hk_core::Error::Empty) for zero columns, [`Overlap`](hk_core::Error::Overlap) if an output shares
-/// memory with another tensor otherwise than said, [`TooLarge`](hk_core::Error::TooLarge) beyond 2^29 - 1 columns or 2^32 - 1
-/// rows, [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and what loading and launching a kernel can answer.
+/// memory with another tensor except as said, [`TooLarge`](hk_core::Error::TooLarge) beyond 2^29 - 1 columns or 2^32 - 1
+/// rows, [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is
+/// written then.
 pub fn fp8_ocp_to_fnuz(
     stream: &Stream,
     q: TensorView<Fp8E4M3>,
@@ -90,13 +83,24 @@ pub fn fp8_ocp_to_fnuz(
     convert("fp8_ocp_to_fnuz", stream, q, scale, out, scale_out)
 }
 
-/// Converts fp8 e4m3 FNUZ with its scales to the OCP's: the same bytes, of twice the value, with half the scale.
+/// Converts fp8 e4m3 FNUZ, with its scales, to the OCP's encoding: the same bytes, which mean twice the value, and half the scale.
 ///
-/// Arguments and layout are those of [`fp8_ocp_to_fnuz`]. Every product `q * scale` stays what it is, but for the largest
-/// code, 240, which has no counterpart and becomes the next, of 224. NaN stays NaN.
+/// | arg         | shape        | dtype         | layout                                              |
+/// |-------------|--------------|---------------|-----------------------------------------------------|
+/// | `q`         | `[.., cols]` | `fp8e4m3fnuz` | unit stride on `cols`, one row stride over the rest |
+/// | `scale`     | any          | `f32`         | contiguous                                          |
+/// | `out`       | `[.., cols]` | `fp8e4m3`     | as `q`                                              |
+/// | `scale_out` | as `scale`   | `f32`         | contiguous                                          |
+///
+/// Every product `q * scale` is unchanged, except for the largest value, 240, which has no counterpart and becomes that of 224. NaN
+/// stays NaN. `scale_out` may alias `scale` exactly ([`TensorViewMut::alias`]). Returns when the launch is queued.
 ///
 /// # Errors
-/// As [`fp8_ocp_to_fnuz`].
+/// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align) if a tensor breaks
+/// the table, [`Empty`](hk_core::Error::Empty) for zero columns, [`Overlap`](hk_core::Error::Overlap) if an output shares
+/// memory with another tensor except as said, [`TooLarge`](hk_core::Error::TooLarge) beyond 2^29 - 1 columns or 2^32 - 1
+/// rows, [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is
+/// written then.
 pub fn fp8_fnuz_to_ocp(
     stream: &Stream,
     q: TensorView<Fp8E4M3Fnuz>,

@@ -1,44 +1,29 @@
 //! The safe function of `hip/moe_smoothquant.hip`.
 
-use crate::{Smooth, kernels};
-use bytemuck::{Pod, Zeroable};
-use hk_core::quant::{CodeFormat, Quantized};
-use hk_core::rowwise::{RowProblem, RowVariant};
+use crate::Smooth;
+use crate::kernels::moe_smoothquant::Params;
+use hk_core::plan::rows::{RowProblem, RowVariant, float_index};
+use hk_core::quant::Quantized;
 use hk_core::{
-    Aliasing, DType, Error, Float, GlobalLayout, Result, Rows, Stream, TensorView, TensorViewMut,
-    check_overlap,
+    Aliasing, DType, Error, Float, KernelRef, Result, Rows, Stream, TensorView, TensorViewMut, check_overlap,
 };
 
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    x: GlobalLayout,
-    smooth: GlobalLayout,
-    ids: GlobalLayout,
-    q: GlobalLayout,
-    scale: GlobalLayout,
-    format: CodeFormat,
-    smooth_is_f32: u32,
-    choice_major: u32,
-    x_by_choice: u32,
-    pad: u32,
-}
-
 const VARIANTS: [RowVariant; 5] = [
-    RowVariant::vectors(2048, 64, 1, 12),
-    RowVariant::vectors(8192, 256, 1, 12),
-    RowVariant::vectors(usize::MAX, 256, 1, 16),
-    RowVariant::elements(2048, 64),
-    RowVariant::elements(usize::MAX, 256),
+    RowVariant::vectorized(2048, 64, 1, 12),
+    RowVariant::vectorized(8192, 256, 1, 12),
+    RowVariant::vectorized(usize::MAX, 256, 1, 16),
+    RowVariant::scalar(2048, 64),
+    RowVariant::scalar(usize::MAX, 256),
 ];
 
-static NAMES: [[&str; 5]; 3] = hk_core::row_kernels!(
+static KERNELS: [[KernelRef<Params>; 5]; 3] = hk_core::row_kernels!(
+    Params,
     "moe_smoothquant",
     ["bf16", "f16", "f32"],
-    ["2048", "8192", "long", "2048_elements", "long_elements"]
+    ["2048", "8192", "long", "2048_scalar", "long_scalar"]
 );
 
-/// In which order a token's rows for its experts come.
+/// Order of the output rows: one per token and choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MoeOrder {
     /// Row `t * topk + j` is choice `j` of token `t`.
@@ -47,25 +32,29 @@ pub enum MoeOrder {
     ChoiceMajor,
 }
 
-/// SmoothQuant of each token for each expert that it goes to: [`smoothquant`](crate::smoothquant) of
-/// `x[t] * smooth[topk_ids[t, j]]`.
+/// SmoothQuant of each token for each of its experts: `z = x[t] * smooth[topk_ids[t, j]]`, `scale = max |z| / qmax`,
+/// `q = round(z / scale)`.
 ///
-/// | arg        | shape                     | dtype                          | layout                                   |
-/// |------------|---------------------------|--------------------------------|------------------------------------------|
-/// | `x`        | `[tokens, cols]`, `[tokens, topk, cols]` | `bf16`, `f16`, `f32` | unit stride on `cols`, one row stride |
-/// | `smooth`   | `[experts, cols]`         | as `x`, or `f32`               | unit stride on `cols`                    |
-/// | `topk_ids` | `[tokens, topk]`          | `i32`                          | unit stride on `topk`                    |
-/// | `q`        | `[tokens * topk, cols]`   | `i8`, `fp8e4m3`, `fp8e4m3fnuz` | unit stride on `cols`                    |
-/// | `scale`    | `[tokens * topk]`         | `f32`                          | contiguous                               |
+/// | arg        | shape                                    | dtype                          | layout                                |
+/// |------------|------------------------------------------|--------------------------------|---------------------------------------|
+/// | `x`        | `[tokens, cols]`, `[tokens, topk, cols]` | `bf16`, `f16`, `f32`           | unit stride on `cols`, one row stride |
+/// | `smooth`   | `[experts, cols]`                        | as `x`, or `f32`               | unit stride on `cols`                 |
+/// | `topk_ids` | `[tokens, topk]`                         | `i32`                          | unit stride on `topk`                 |
+/// | `q`        | `[tokens * topk, cols]`                  | `i8`, `fp8e4m3`, `fp8e4m3fnuz` | unit stride on `cols`                 |
+/// | `scale`    | `[tokens * topk]`                        | `f32`                          | contiguous                            |
 ///
-/// `x` has a row per token, or one per choice. The rows of `q` and `scale` come as `order` says. Where an id is negative,
-/// its row is left as it is; where it is `experts` or more, the scale is NaN and the codes are 0.
+/// `x` has a row per token, or one per choice. `order` is the order of the rows of `q` and `scale`. A negative id leaves its row
+/// untouched; an id of `experts` or more makes the scale NaN and `q` 0.
+///
+/// `z` is rounded to `f32`. `qmax` is 127, 448 or 240, and the maximum is over finite `z`. A row of zeros has the scale 1; a maximum
+/// below 1e-30 counts as 1e-30. The scale is an IEEE quotient. `q` is `z * (1 / scale)`, clamped to `qmax` and rounded to nearest
+/// even: infinities saturate, NaN becomes NaN or, in `i8`, 0. No output may alias another tensor. Returns when the launch is queued.
 ///
 /// # Errors
 /// [`Shape`](Error::Shape), [`Stride`](Error::Stride), [`Align`](Error::Align) if a tensor breaks the table,
 /// [`Empty`](Error::Empty) for zero columns or experts, [`Overlap`](Error::Overlap) if an output shares memory with another
 /// tensor, [`TooLarge`](Error::TooLarge) beyond 2^29 - 1 columns or 2^32 - 1 rows, [`DeviceMismatch`](Error::DeviceMismatch),
-/// and what loading and launching a kernel can answer. Nothing is written then.
+/// and the errors of loading and launching a kernel. Nothing is written then.
 ///
 /// Source: Xiao et al. 2023, "SmoothQuant".
 pub fn moe_smoothquant<T: Float, W: Smooth<T>, Q: Quantized>(
@@ -111,9 +100,8 @@ pub fn moe_smoothquant<T: Float, W: Smooth<T>, Q: Quantized>(
     if rows == 0 {
         return Ok(());
     }
-    let names = &NAMES[hk_core::rowwise::float_index(T::DTYPE)];
-    let plan = problem.plan(stream, &kernels::MOE_SMOOTHQUANT, &VARIANTS, names)?;
-    let mut launch = stream.launch(OP, &plan.kernel);
+    let plan = problem.plan(stream, &VARIANTS, &KERNELS[float_index(T::DTYPE)])?;
+    let mut launch = stream.launch(OP);
     let params = Params {
         x: launch.input("x", &x.flatten_rows(OP, "x")?)?,
         smooth: launch.input("smooth", &smooth)?,
@@ -126,7 +114,7 @@ pub fn moe_smoothquant<T: Float, W: Smooth<T>, Q: Quantized>(
         x_by_choice: x_by_choice.into(),
         pad: 0,
     };
-    // SAFETY: the checks above make rows of x, smooth and q `cols` long, as many as the kernel reaches by tokens and
-    // choices; it checks ids against the rows of smooth. The loader matches the parameters to the kernel.
-    unsafe { launch.run(plan.config, &params) }
+    // SAFETY: the checks above make rows of x, smooth and q `cols` long, and give x, q and scale a row per token or choice. The
+    // kernel accesses no more than that on any grid; it checks ids against the rows of smooth.
+    unsafe { launch.run(&plan.kernel, plan.config, &params) }
 }

@@ -1,65 +1,61 @@
 //! The safe functions of `hip/mx_quant.hip`.
 
 use crate::group::check_scales;
-use crate::kernels;
-use crate::launch_tiles::{self, Spread};
-use bytemuck::{Pod, Zeroable};
+use crate::kernels::mx_quant::Params;
+use crate::launch_tiles::{self, Kernels, Spread};
+use hk_core::plan::rows::RowProblem;
 use hk_core::quant::{BlockRule, BlockScale, MxElement, ScaleLayout, shuffled_len};
-use hk_core::rowwise::RowProblem;
 use hk_core::{
-    Aliasing, DType, E8M0, Error, Float, Fp4x2, GlobalLayout, Result, Rows, Stream, TensorView,
-    TensorViewMut, check_overlap,
+    Aliasing, DType, E8M0, Error, Float, Fp4x2, Result, Rows, Stream, TensorView, TensorViewMut,
+    check_overlap,
 };
 
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    x: GlobalLayout,
-    q: GlobalLayout,
-    scale: GlobalLayout,
-    rule: BlockRule,
-    element: u32,
-    shuffled: u32,
-    batch: u32,
-}
-
-/// A block a lane.
+/// A block per lane.
 const SPREAD: Spread = Spread { columns: BLOCK, rows: 1, chunks: 1 };
 
-static MX: [[&str; 4]; 3] = launch_tiles::names!("mx_quant");
+static KERNELS: Kernels<Params> = launch_tiles::kernels!(Params, "mx_quant");
 
-/// Columns that share a scale.
+/// Columns per scale.
 pub(crate) const BLOCK: usize = 32;
 
 /// Options of [`dynamic_mxfp4_quant`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MxOptions {
-    /// How the scale of a block follows from its largest magnitude; [`BlockScale::DivFloor`] is not served here.
+    /// Rule of the scale from the block's largest magnitude: `Even`, `RoundUp` or `Floor`. Default: `Even`.
     pub mode: BlockScale,
-    /// How the scales lie.
+    /// Layout of the scales. Default: row-major.
     pub scale_layout: ScaleLayout,
+}
+
+impl Default for MxOptions {
+    fn default() -> Self {
+        Self { mode: BlockScale::Even, scale_layout: ScaleLayout::RowMajor }
+    }
 }
 
 /// Quantizes rows to MX fp4: blocks of 32 columns with a power-of-two scale each, `q = round(x / scale)`.
 ///
-/// | arg     | shape             | dtype                | layout                                                          |
-/// |---------|-------------------|----------------------|-----------------------------------------------------------------|
-/// | `x`     | `[.., cols]`      | `bf16`, `f16`, `f32` | unit stride on `cols`, one row stride over the rest; `cols` even |
-/// | `q`     | `[.., cols / 2]`  | pairs of fp4         | likewise; the even column in the low half                       |
-/// | `scale` | `[rows, blocks]`  | `e8m0`               | row-major or column-major, as the options say                   |
-/// |         | `[n]`             |                      | [`ScaleLayout::Shuffled950`], `n` of [`shuffled_len`]           |
+/// | arg     | shape            | dtype                | layout                                                           |
+/// |---------|------------------|----------------------|------------------------------------------------------------------|
+/// | `x`     | `[.., cols]`     | `bf16`, `f16`, `f32` | unit stride on `cols`, one row stride over the rest; `cols` even |
+/// | `q`     | `[.., cols / 2]` | pairs of fp4         | as `x`; the even column in the low nibble                        |
+/// | `scale` | `[rows, blocks]` | `e8m0`               | row-major or column-major, as `options.scale_layout` says        |
+/// |         | `[n]`            |                      | [`ScaleLayout::Shuffled950`], `n` from [`shuffled_len`]          |
 ///
-/// There are `ceil(cols / 32)` blocks in a row, the last of which may be short. Elements are rounded to nearest even and
-/// saturate at 6; zeros keep their sign. A block of zeros has the scale code 0 (2^-127). A block with a NaN or an infinity
-/// has the scale NaN (255) and zeros. Padding of shuffled scales is written as 127 (1.0). The bytes are the same on every
-/// target.
+/// There are `ceil(cols / 32)` blocks in a row; the last may be short. `options.mode` derives the scale from the largest magnitude of
+/// the block. Elements round to nearest even and saturate at 6; zeros keep their sign. A block of zeros has the scale byte 0 (2^-127).
+/// A block with a NaN or an infinity has the scale NaN (255) and zeros. Padding of shuffled scales is 127 (1.0). The bytes are the
+/// same on every target.
+///
+/// Batch-invariant: the bytes of a block depend on that block alone. No output may alias another tensor. Returns when the launch is
+/// queued. No rows: nothing is launched.
 ///
 /// # Errors
 /// [`Shape`](Error::Shape) (an odd number of columns too), [`Stride`](Error::Stride), [`Align`](Error::Align) if a tensor
 /// breaks the table, [`Argument`](Error::Argument) for the mode `DivFloor`, [`Empty`](Error::Empty) for zero columns,
 /// [`Overlap`](Error::Overlap) if an output shares memory with another tensor, [`TooLarge`](Error::TooLarge) beyond
-/// 2^29 - 1 columns or 2^32 - 1 rows, [`DeviceMismatch`](Error::DeviceMismatch), and what loading and launching a kernel
-/// can answer. Nothing is written then.
+/// 2^29 - 1 columns or 2^32 - 1 rows, [`DeviceMismatch`](Error::DeviceMismatch), and the errors of loading and launching a
+/// kernel. Nothing is written then.
 ///
 /// Source: OCP Microscaling Formats (MX) 1.0; [`BlockScale`] for the modes.
 pub fn dynamic_mxfp4_quant<T: Float>(
@@ -77,7 +73,7 @@ pub fn dynamic_mxfp4_quant<T: Float>(
     if cols % 2 == 1 {
         return Err(Error::shape(OP, "x", x.shape(), "an even number of columns"));
     }
-    let mut problem = RowProblem::new(OP, "x", rows, cols, DType::E8M0)?.in_steps_of(BLOCK);
+    let mut problem = RowProblem::new(OP, "x", rows, cols, DType::E8M0)?.with_vector_width(BLOCK);
     problem.tensor("x", &x)?;
     let mut shape = x.shape().to_vec();
     if let Some(last) = shape.last_mut() {
@@ -108,50 +104,42 @@ pub fn dynamic_mxfp4_quant<T: Float>(
     if rows == 0 {
         return Ok(());
     }
-    let rule = BlockRule::fp4(options.mode, 0);
-    launch(OP, stream, &problem, x, q, scale, rule, 0, shuffled)
+    let format = MxFormat { rule: BlockRule::fp4(options.mode, 0), element: 0, shuffled };
+    launch(OP, stream, &problem, x, q, scale, format)
 }
 
-/// Launches the kernel of rows for elements of any kind (`mx::Element`), with scales `[rows, blocks]`.
-#[expect(clippy::too_many_arguments, reason = "those of a launch")]
-pub(crate) fn launch_rows<T: Float, E: MxElement>(
-    op: &'static str,
-    stream: &Stream,
-    problem: &RowProblem,
-    x: TensorView<T>,
-    q: TensorViewMut<E>,
-    scale: TensorViewMut<E8M0>,
-    rule: BlockRule,
-    element: u32,
-) -> Result<()> {
-    launch(op, stream, problem, x, q, scale, rule, element, false)
+/// How blocks are quantized.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MxFormat {
+    pub rule: BlockRule,
+    /// `mx::Element` of `hip/mx.h`.
+    pub element: u32,
+    /// Whether scales are in the order of [`ScaleLayout::Shuffled950`].
+    pub shuffled: bool,
 }
 
-/// The callers have checked that every row of x is as long as those of q say, and that each block of each row has a scale.
-#[expect(clippy::too_many_arguments, reason = "those of a launch")]
-fn launch<T: Float, E: MxElement>(
+/// Launches the kernel along the last axis. The callers have checked that rows of x and q have the same number of columns, and
+/// that each block of each row has a scale.
+pub(crate) fn launch<T: Float, E: MxElement>(
     op: &'static str,
     stream: &Stream,
     problem: &RowProblem,
     x: TensorView<T>,
     mut q: TensorViewMut<E>,
     mut scale: TensorViewMut<E8M0>,
-    rule: BlockRule,
-    element: u32,
-    shuffled: bool,
+    format: MxFormat,
 ) -> Result<()> {
-    let plan = SPREAD.plan(problem, stream, &kernels::MX_QUANT, T::DTYPE, &MX)?;
-    let mut launch = stream.launch(op, &plan.kernel);
+    let plan = SPREAD.plan(problem, stream, T::DTYPE, &KERNELS)?;
+    let mut launch = stream.launch(op);
     let params = Params {
         x: launch.input("x", &x.flatten_rows(op, "x")?)?,
         q: launch.output("q", &mut q.reborrow().flatten_rows(op, "q")?)?,
         scale: launch.output("scale", &mut scale)?,
-        rule,
-        element,
-        shuffled: shuffled.into(),
+        rule: format.rule,
+        element: format.element,
+        shuffled: format.shuffled.into(),
         batch: plan.batch,
     };
-    // SAFETY: what the callers have checked is what the kernel accesses, whatever the grid; the loader matches the parameters
-    // to the kernel.
-    unsafe { launch.run(plan.config, &params) }
+    // SAFETY: the kernel accesses no more than the callers have checked, on any grid.
+    unsafe { launch.run(&plan.kernel, plan.config, &params) }
 }

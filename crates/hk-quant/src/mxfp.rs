@@ -1,47 +1,37 @@
 //! `downcast_to_mxfp` and `upcast_from_mxfp`: the safe functions of `hip/mxfp.hip`, and of `hip/mx_quant.hip` along the last
 //! axis.
 
-use crate::kernels;
+use crate::kernels::mxfp::{Params, Strides};
 use crate::launch_tiles::{grid, tiles};
-use crate::mx_quant::{BLOCK, launch_rows};
-use bytemuck::{Pod, Zeroable};
+use crate::mx_quant::{BLOCK, MxFormat, launch};
+use bytemuck::Zeroable;
+use hk_core::plan::rows::RowProblem;
 use hk_core::quant::{BlockRule, BlockScale, MxElement};
-use hk_core::rowwise::RowProblem;
 use hk_core::{
-    Aliasing, DType, E8M0, Element, Error, Float, GlobalLayout, LaunchConfig, Layout, Result, Stream,
-    TensorView, TensorViewMut, check_overlap,
+    Aliasing, DType, E8M0, Element, Error, Float, GlobalLayout, KernelRef, LaunchConfig, Layout, Result,
+    Stream, TensorView, TensorViewMut, check_overlap,
 };
 
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Strides {
-    outer: i64,
-    along: i64,
-    inner: i64,
-}
-
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    x: GlobalLayout,
-    q: GlobalLayout,
-    scale: GlobalLayout,
-    x_at: Strides,
-    q_at: Strides,
-    scale_at: Strides,
-    rule: BlockRule,
-    element: u32,
-    length: u32,
-    inner: u32,
-    blocks: u32,
-    units: u32,
-}
-
-/// Columns of a block that a lane has where rows are on 16 bytes; another lane has their neighbours.
+/// Columns per lane where rows are 16-byte aligned.
 const COLUMNS: usize = 8;
 
-/// Columns of a lane's part of a tile of `up_rows`.
+/// Columns per lane and tile of `up_rows` in `hip/mxfp.hip`.
 const LANE_COLUMNS: usize = 32;
+
+/// bf16, f16; of each, [`COLUMNS`] columns per lane, one.
+static DOWN: [[KernelRef<Params>; 2]; 2] = [
+    [Params::kernel("mxfp_down_bf16_8"), Params::kernel("mxfp_down_bf16_1")],
+    [Params::kernel("mxfp_down_f16_8"), Params::kernel("mxfp_down_f16_1")],
+];
+static UP: [[KernelRef<Params>; 2]; 2] = [
+    [Params::kernel("mxfp_up_bf16_8"), Params::kernel("mxfp_up_bf16_1")],
+    [Params::kernel("mxfp_up_f16_8"), Params::kernel("mxfp_up_f16_1")],
+];
+/// Along the last axis: bf16, f16; of each, vectorized, scalar.
+static UP_ROWS: [[KernelRef<Params>; 2]; 2] = [
+    [Params::kernel("mxfp_up_bf16_long"), Params::kernel("mxfp_up_bf16_long_scalar")],
+    [Params::kernel("mxfp_up_f16_long"), Params::kernel("mxfp_up_f16_long_scalar")],
+];
 
 /// `mx::Element` of `hip/mx.h`.
 fn element_kind<E: MxElement>(away: bool) -> u32 {
@@ -63,7 +53,7 @@ struct Collapsed {
 
 impl Collapsed {
     fn new(op: &'static str, arg: &'static str, layout: &Layout, axis: usize) -> Result<Self> {
-        // Axes of length 1 are free; the others have to follow each other.
+        // Axes of length 1 have any stride; the others collapse into one.
         let one = |range: std::ops::Range<usize>| -> Result<(usize, usize)> {
             let (mut len, mut stride) = (1, 0);
             for i in range.rev() {
@@ -91,8 +81,8 @@ impl Collapsed {
         Ok(Self { outer, length: layout.shape()[axis], inner, at })
     }
 
-    /// Whether each row, of elements of `bytes` each, begins on a multiple of `to` bytes, its elements side by side.
-    fn rows_on(&self, to: usize, addr: u64, bytes: usize) -> bool {
+    /// Whether rows of elements of `bytes` have unit stride and are aligned to `to` bytes.
+    fn rows_aligned(&self, to: usize, addr: u64, bytes: usize) -> bool {
         let steps = [(self.outer, self.at.outer), (self.length, self.at.along)];
         self.at.inner == 1
             && addr.is_multiple_of(to as u64)
@@ -100,7 +90,7 @@ impl Collapsed {
     }
 }
 
-/// Checks the shapes of a tensor, its elements and its scales; the axis.
+/// Checks the shapes of a tensor, its elements and its scales. Returns the axis.
 fn check<T: Float, E: MxElement>(
     op: &'static str,
     (x_name, x): (&'static str, &Layout),
@@ -140,12 +130,12 @@ fn check<T: Float, E: MxElement>(
     Ok(at)
 }
 
-/// What the kernels along any axis are launched with.
+/// A launch of the kernels along any axis.
 struct Blocks {
     x: Collapsed,
     q: Collapsed,
     scale: Collapsed,
-    /// Columns of a block that a lane has.
+    /// Columns per lane.
     columns: usize,
     units: u32,
 }
@@ -163,9 +153,11 @@ impl Blocks {
         let x = Collapsed::new(op, x_name, x.0, axis)?;
         let q = Collapsed::new(op, "q", q.0, axis)?;
         let scale = Collapsed::new(op, "scale", scale.0, axis)?;
-        let whole = x.length.is_multiple_of(BLOCK) && x.inner.is_multiple_of(2 * COLUMNS);
-        let aligned = x.rows_on(16, x_addr, 2) && q.rows_on(16, q_addr, 1) && scale.rows_on(8, scale_addr, 1);
-        let columns = if whole && aligned { COLUMNS } else { 1 };
+        let full = x.length.is_multiple_of(BLOCK) && x.inner.is_multiple_of(2 * COLUMNS);
+        let aligned = x.rows_aligned(16, x_addr, 2)
+            && q.rows_aligned(16, q_addr, 1)
+            && scale.rows_aligned(8, scale_addr, 1);
+        let columns = if full && aligned { COLUMNS } else { 1 };
         let units = x.outer.saturating_mul(scale.length).saturating_mul(x.inner / columns);
         let units = u32::try_from(units)
             .map_err(|_| Error::too_large(op, x_name, format!("{units} blocks"), u32::MAX.into()))?;
@@ -197,23 +189,26 @@ impl Blocks {
 
 /// Quantizes a tensor to MX blocks of 32 along an axis: `q = round(x / scale)`, `scale` a power of two.
 ///
-/// | arg     | shape                              | dtype                                | layout                          |
-/// |---------|------------------------------------|--------------------------------------|---------------------------------|
-/// | `x`     | any, at most 4 axes unless `axis` is the last | `bf16`, `f16`             | one stride over the axes before `axis`, one over those after |
-/// | `q`     | as `x`, half of `axis` if pairs    | pairs of fp4, `fp8e4m3`, `fp8e5m2`   | likewise                        |
-/// | `scale` | as `x`, `ceil(length / 32)` on `axis` | `e8m0`                            | likewise                        |
+/// | arg     | shape                                   | dtype                              | layout                                                       |
+/// |---------|-----------------------------------------|------------------------------------|--------------------------------------------------------------|
+/// | `x`     | any; up to 4 axes unless `axis` is last | `bf16`, `f16`                      | one stride over the axes before `axis`, one over those after |
+/// | `q`     | as `x`; half of `axis` if fp4           | pairs of fp4, `fp8e4m3`, `fp8e5m2` | as `x`; the even element in the low nibble                   |
+/// | `scale` | as `x`; `ceil(length / 32)` on `axis`   | `e8m0`                             | as `x`                                                       |
 ///
-/// `axis` counts from the end if negative. `mode` is [`BlockScale::RoundUp`], which never clips, or
-/// [`BlockScale::DivFloor`]. Ties of fp4 go away from zero, those of fp8 to even; what lies beyond the largest value
-/// saturates. A block of zeros has the code 0, others have at least 1; a block with a NaN or an infinity has the scale
-/// NaN (255) and zeros. fp8 is the OCP's, on every target, and the bytes are the same on each.
+/// A negative `axis` counts from the end. `mode` is [`BlockScale::RoundUp`], which never clips, or [`BlockScale::DivFloor`]. Elements
+/// round to nearest, ties of fp4 away from zero, ties of fp8 to even, and saturate. A block of zeros has the scale byte 0, others at
+/// least 1; a block with a NaN or an infinity has the scale NaN (255) and zeros. fp8 is the OCP's; the bytes are the same on every
+/// target.
+///
+/// The bytes of a block depend on that block alone. No output may alias another tensor. Returns when the launch is queued. No elements:
+/// nothing is launched.
 ///
 /// # Errors
 /// [`Shape`](Error::Shape) (an odd length with fp4 too), [`Stride`](Error::Stride), [`Align`](Error::Align) if a tensor
-/// breaks the table, [`DType`](Error::DType) for `f32`, [`Argument`](Error::Argument) for an axis that is none and for
-/// other modes, [`Empty`](Error::Empty) for an axis without length, [`Overlap`](Error::Overlap) if an output shares memory
-/// with another tensor, [`TooLarge`](Error::TooLarge) beyond 2^32 - 1 blocks, [`DeviceMismatch`](Error::DeviceMismatch), and
-/// what loading and launching a kernel can answer. Nothing is written then.
+/// breaks the table, [`DType`](Error::DType) for `f32`, [`Argument`](Error::Argument) for an invalid `axis` or another `mode`,
+/// [`Empty`](Error::Empty) for an axis of length 0, [`Overlap`](Error::Overlap) if an output shares memory with another
+/// tensor, [`TooLarge`](Error::TooLarge) beyond 2^31 - 1 elements along the axis or 2^32 - 1 blocks,
+/// [`DeviceMismatch`](Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is written then.
 ///
 /// Source: OCP Microscaling Formats (MX) 1.0.
 pub fn downcast_to_mxfp<T: Float, E: MxElement>(
@@ -242,11 +237,12 @@ pub fn downcast_to_mxfp<T: Float, E: MxElement>(
 
     let rows = (x.rows(OP, "x"), q.rows(OP, "q"), scale.rows(OP, "scale"));
     if let (true, (Ok(rows), Ok(_), Ok(_))) = (at + 1 == x.shape().len(), rows) {
-        let mut problem = RowProblem::new(OP, "x", rows.rows, rows.cols, E8M0::DTYPE)?.in_steps_of(BLOCK);
+        let mut problem =
+            RowProblem::new(OP, "x", rows.rows, rows.cols, E8M0::DTYPE)?.with_vector_width(BLOCK);
         problem.tensor("x", &x)?;
         problem.tensor("q", &q)?;
         let scale = scale.flatten_rows(OP, "scale")?;
-        return launch_rows(OP, stream, &problem, x, q, scale, rule, element);
+        return launch(OP, stream, &problem, x, q, scale, MxFormat { rule, element, shuffled: false });
     }
     let blocks = Blocks::new(
         OP,
@@ -256,33 +252,34 @@ pub fn downcast_to_mxfp<T: Float, E: MxElement>(
         (scale.layout(), scale.addr()),
         at,
     )?;
-    let names = match (T::DTYPE, blocks.columns) {
-        (DType::Bf16, COLUMNS) => "mxfp_down_bf16_8",
-        (DType::Bf16, _) => "mxfp_down_bf16_1",
-        (_, COLUMNS) => "mxfp_down_f16_8",
-        _ => "mxfp_down_f16_1",
-    };
-    let kernel = stream.kernel(&kernels::MXFP, names)?;
-    let mut launch = stream.launch(OP, &kernel);
+    let kernel = DOWN[usize::from(T::DTYPE != DType::Bf16)][usize::from(blocks.columns != COLUMNS)];
+    let kernel = stream.kernel(kernel)?;
+    let mut launch = stream.launch(OP);
     let tensors = [launch.input("x", &x)?, launch.output("q", &mut q)?, launch.output("scale", &mut scale)?];
-    // SAFETY: the checks above make x, q and scale of one shape but along the axis, where they are as long as the kernel
-    // takes them for; it goes through them by the strides of their own. The loader matches the parameters to the kernel.
-    unsafe { launch.run(blocks.config(stream), &blocks.params(rule, element, tensors)) }
+    // SAFETY: the checks above make x, q and scale of one shape except along the axis, where q has the elements and scale the
+    // blocks of x. The kernel accesses no more than that on any grid, with the strides of each.
+    unsafe { launch.run(&kernel, blocks.config(stream), &blocks.params(rule, element, tensors)) }
 }
 
-/// The values of MX blocks: `out = round(q * scale)`, rounded once, to nearest even.
+/// Dequantizes MX blocks of 32 along an axis: `out = round(q * scale)`, rounded once, to nearest even.
 ///
-/// | arg     | shape                                 | dtype                              | layout                            |
-/// |---------|---------------------------------------|------------------------------------|-----------------------------------|
-/// | `q`     | as `out`, half of `axis` if pairs     | pairs of fp4, `fp8e4m3`, `fp8e5m2` | as in [`downcast_to_mxfp`]        |
-/// | `scale` | as `out`, `ceil(length / 32)` on `axis` | `e8m0`                           | likewise                          |
-/// | `out`   | any, at most 4 axes unless `axis` is the last | `bf16`, `f16`              | likewise                          |
+/// | arg     | shape                                   | dtype                              | layout                                                       |
+/// |---------|-----------------------------------------|------------------------------------|--------------------------------------------------------------|
+/// | `q`     | as `out`; half of `axis` if fp4         | pairs of fp4, `fp8e4m3`, `fp8e5m2` | as `out`; the even element in the low nibble                 |
+/// | `scale` | as `out`; `ceil(length / 32)` on `axis` | `e8m0`                             | as `out`                                                     |
+/// | `out`   | any; up to 4 axes unless `axis` is last | `bf16`, `f16`                      | one stride over the axes before `axis`, one over those after |
 ///
-/// The scale code 0 is 2^-127, 255 NaN. NaN and infinities of fp8 stay; what lies beyond the largest value of `out` becomes
-/// infinity.
+/// A negative `axis` counts from the end. The scale byte 0 is 2^-127, 255 is NaN. NaN and infinities of fp8 stay; values beyond the
+/// range of `out` become infinities. `out` may not alias an input. Returns when the launch is queued. No elements: nothing is launched.
 ///
 /// # Errors
-/// As [`downcast_to_mxfp`].
+/// [`Shape`](Error::Shape) (an odd length with fp4 too), [`Stride`](Error::Stride), [`Align`](Error::Align) if a tensor
+/// breaks the table, [`DType`](Error::DType) for `f32`, [`Argument`](Error::Argument) for an invalid `axis`,
+/// [`Empty`](Error::Empty) for an axis of length 0, [`Overlap`](Error::Overlap) if an output shares memory with another
+/// tensor, [`TooLarge`](Error::TooLarge) beyond 2^31 - 1 elements along the axis or 2^32 - 1 blocks,
+/// [`DeviceMismatch`](Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is written then.
+///
+/// Source: OCP Microscaling Formats (MX) 1.0.
 pub fn upcast_from_mxfp<T: Float, E: MxElement>(
     stream: &Stream,
     q: TensorView<E>,
@@ -300,23 +297,18 @@ pub fn upcast_from_mxfp<T: Float, E: MxElement>(
     }
     let element = element_kind::<E>(false);
     let rule = BlockRule::fp4(BlockScale::Even, 0); // not used
-    let is_bf16 = T::DTYPE == DType::Bf16;
+    let dtype = usize::from(T::DTYPE != DType::Bf16);
 
     let rows = (out.rows(OP, "out"), q.rows(OP, "q"), scale.rows(OP, "scale"));
     if let (true, (Ok(rows), Ok(_), Ok(scales))) = (at + 1 == out.shape().len(), rows) {
-        let mut problem = RowProblem::new(OP, "out", rows.rows, rows.cols, E8M0::DTYPE)?.in_steps_of(BLOCK);
+        let mut problem =
+            RowProblem::new(OP, "out", rows.rows, rows.cols, E8M0::DTYPE)?.with_vector_width(BLOCK);
         problem.tensor("out", &out)?;
         problem.tensor("q", &q)?;
-        let name = match (problem.by_vectors(), is_bf16) {
-            (true, true) => "mxfp_up_bf16_long",
-            (true, false) => "mxfp_up_f16_long",
-            (false, true) => "mxfp_up_bf16_long_elements",
-            (false, false) => "mxfp_up_f16_long_elements",
-        };
-        let kernel = stream.kernel(&kernels::MXFP, name)?;
+        let kernel = stream.kernel(UP_ROWS[dtype][usize::from(!problem.can_vectorize())])?;
         let wave = stream.device().info().wave_size as usize;
         let grid = grid(stream, tiles(&problem, wave * LANE_COLUMNS), 16);
-        let mut launch = stream.launch(OP, &kernel);
+        let mut launch = stream.launch(OP);
         let at = Strides { outer: scales.row_stride as i64, along: 1, inner: 0 };
         let params = Params {
             x: launch.output("out", &mut out.reborrow().flatten_rows(OP, "out")?)?,
@@ -332,9 +324,9 @@ pub fn upcast_from_mxfp<T: Float, E: MxElement>(
             blocks: scales.cols as u32,
             units: 0,
         };
-        // SAFETY: the checks above make every row of out `length` long, of q as long as its elements, and give each block
-        // of each row a scale, which is what the kernel accesses, whatever the grid; the loader matches the parameters.
-        return unsafe { launch.run(grid, &params) };
+        // SAFETY: the checks above make every row of out `length` long, give q its elements, and each block of each row a
+        // scale. The kernel accesses no more than that on any grid.
+        return unsafe { launch.run(&kernel, grid, &params) };
     }
     let blocks = Blocks::new(
         OP,
@@ -344,15 +336,9 @@ pub fn upcast_from_mxfp<T: Float, E: MxElement>(
         (scale.layout(), scale.addr()),
         at,
     )?;
-    let name = match (is_bf16, blocks.columns) {
-        (true, COLUMNS) => "mxfp_up_bf16_8",
-        (true, _) => "mxfp_up_bf16_1",
-        (false, COLUMNS) => "mxfp_up_f16_8",
-        _ => "mxfp_up_f16_1",
-    };
-    let kernel = stream.kernel(&kernels::MXFP, name)?;
-    let mut launch = stream.launch(OP, &kernel);
+    let kernel = stream.kernel(UP[dtype][usize::from(blocks.columns != COLUMNS)])?;
+    let mut launch = stream.launch(OP);
     let tensors = [launch.output("out", &mut out)?, launch.input("q", &q)?, launch.input("scale", &scale)?];
     // SAFETY: as in `downcast_to_mxfp`.
-    unsafe { launch.run(blocks.config(stream), &blocks.params(rule, element, tensors)) }
+    unsafe { launch.run(&kernel, blocks.config(stream), &blocks.params(rule, element, tensors)) }
 }

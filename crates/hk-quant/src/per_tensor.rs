@@ -1,29 +1,17 @@
 //! The safe functions of `hip/per_tensor_quant.hip`.
 
-use crate::launch_tiles::{self, Spread, elementwise};
-use crate::{expect_one, kernels};
-use bytemuck::{Pod, Zeroable};
-use hk_core::quant::{CodeFormat, Quantized};
+use crate::expect_one;
+use crate::kernels::per_tensor_quant::Params;
+use crate::launch_tiles::{self, Kernels, Spread, elementwise};
+use hk_core::quant::Quantized;
 use hk_core::{
-    Aliasing, DType, Error, Float, GlobalLayout, LaunchConfig, Result, Stream, TensorView, TensorViewMut,
+    Aliasing, DType, Error, Float, KernelRef, LaunchConfig, Result, Stream, TensorView, TensorViewMut,
     check_overlap,
 };
 
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    x: GlobalLayout,
-    q: GlobalLayout,
-    scale: GlobalLayout,
-    format: CodeFormat,
-    batch: u32,
-    divide: u32,
-    dynamic: u32,
-    pad: u32,
-}
-
-static SCALE: [[&str; 4]; 3] = launch_tiles::names!("per_tensor_scale");
-static QUANT: [[&str; 4]; 3] = launch_tiles::names!("per_tensor_quant");
+static CLEAR: KernelRef<Params> = Params::kernel("per_tensor_clear");
+static SCALE: Kernels<Params> = launch_tiles::kernels!(Params, "per_tensor_scale");
+static QUANT: Kernels<Params> = launch_tiles::kernels!(Params, "per_tensor_quant");
 
 fn launch_static<T: Float, Q: Quantized>(
     op: &'static str,
@@ -40,8 +28,8 @@ fn launch_static<T: Float, Q: Quantized>(
         return Ok(());
     }
     let spread = Spread::bytes32(T::DTYPE);
-    let plan = spread.plan(&problem, stream, &kernels::PER_TENSOR_QUANT, T::DTYPE, &QUANT)?;
-    let mut launch = stream.launch(op, &plan.kernel);
+    let plan = spread.plan(&problem, stream, T::DTYPE, &QUANT)?;
+    let mut launch = stream.launch(op);
     let params = Params {
         x: launch.input("x", &x)?,
         q: launch.output("q", &mut q)?,
@@ -52,28 +40,28 @@ fn launch_static<T: Float, Q: Quantized>(
         dynamic: 0,
         pad: 0,
     };
-    // SAFETY: the checks above make every row of x and q `cols` long, which is what the kernel accesses, whatever the
-    // grid; it writes the scale only if that is dynamic. The loader matches the parameters to the kernel.
-    unsafe { launch.run(plan.config, &params) }
+    // SAFETY: the checks above make every row of x and q `cols` long. The kernel accesses no more than that on any grid; it
+    // writes the scale only if that is dynamic.
+    unsafe { launch.run(&plan.kernel, plan.config, &params) }
 }
 
 /// Quantizes a tensor with a given scale: `q = round(x * (1 / scale))`.
 ///
-/// | arg     | shape       | dtype                          | layout                                              |
-/// |---------|-------------|--------------------------------|-----------------------------------------------------|
-/// | `x`     | `[.., cols]` | `bf16`, `f16`, `f32`          | unit stride on `cols`, one row stride over the rest |
-/// | `scale` | `[1]`       | `f32`                          |                                                     |
-/// | `q`     | `[.., cols]` | `i8`, `fp8e4m3`, `fp8e4m3fnuz` | likewise                                           |
+/// | arg     | shape        | dtype                          | layout                                              |
+/// |---------|--------------|--------------------------------|-----------------------------------------------------|
+/// | `x`     | `[.., cols]` | `bf16`, `f16`, `f32`           | unit stride on `cols`, one row stride over the rest |
+/// | `scale` | `[1]`        | `f32`                          |                                                     |
+/// | `q`     | `[.., cols]` | `i8`, `fp8e4m3`, `fp8e4m3fnuz` | as `x`                                              |
 ///
-/// Codes are clamped to the largest value and rounded to nearest even: infinities saturate, NaN becomes NaN or, of `i8`, 0.
-/// The scale lies on the device and can be any number: a negative one changes signs, and 0, infinities and NaN do what
-/// IEEE arithmetic makes of them.
+/// The product is rounded to `f32`, clamped to `qmax` (127, 448 or 240) and rounded to nearest even: infinities saturate, NaN becomes
+/// NaN or, in `i8`, 0. The scale is read on the device and can be any number: a negative one changes signs; 0, infinities and NaN
+/// follow IEEE arithmetic. `q` may not alias an input. Returns when the launch is queued. No rows: nothing is launched.
 ///
 /// # Errors
 /// [`Shape`](Error::Shape), [`Stride`](Error::Stride), [`Align`](Error::Align) if a tensor breaks the table,
-/// [`Empty`](Error::Empty) for zero columns, [`Overlap`](Error::Overlap) if `q` shares memory with an input,
+/// [`Empty`](Error::Empty) for zero columns, [`Overlap`](Error::Overlap) if an output shares memory with another tensor,
 /// [`TooLarge`](Error::TooLarge) beyond 2^29 - 1 columns or 2^32 - 1 rows, [`DeviceMismatch`](Error::DeviceMismatch), and
-/// what loading and launching a kernel can answer. Nothing is written then.
+/// the errors of loading and launching a kernel. Nothing is written then.
 pub fn per_tensor_quant_static<T: Float, Q: Quantized>(
     stream: &Stream,
     x: TensorView<T>,
@@ -83,13 +71,23 @@ pub fn per_tensor_quant_static<T: Float, Q: Quantized>(
     launch_static("per_tensor_quant_static", stream, x, scale, q, false)
 }
 
-/// Quantizes a tensor with a given scale by true division: `q = round(x / scale)`, the quotient rounded to `f32` first.
+/// Quantizes a tensor to fp8 with a given scale by true division: `q = round(x / scale)`.
 ///
-/// Arguments, layout and errors are those of [`per_tensor_quant_static`], whose codes differ where the product with the
-/// reciprocal rounds another way.
+/// | arg     | shape        | dtype                    | layout                                              |
+/// |---------|--------------|--------------------------|-----------------------------------------------------|
+/// | `x`     | `[.., cols]` | `bf16`, `f16`, `f32`     | unit stride on `cols`, one row stride over the rest |
+/// | `scale` | `[1]`        | `f32`                    |                                                     |
+/// | `q`     | `[.., cols]` | `fp8e4m3`, `fp8e4m3fnuz` | as `x`                                              |
+///
+/// The quotient is rounded to `f32`, clamped to 448 or 240 and rounded to nearest even: infinities saturate, NaN stays NaN. It
+/// differs from [`per_tensor_quant_static`] where the product with the reciprocal rounds differently. The scale is read on the device
+/// and can be any number. `q` may not alias an input. Returns when the launch is queued. No rows: nothing is launched.
 ///
 /// # Errors
-/// As [`per_tensor_quant_static`].
+/// [`Shape`](Error::Shape), [`Stride`](Error::Stride), [`Align`](Error::Align) if a tensor breaks the table,
+/// [`Empty`](Error::Empty) for zero columns, [`DType`](Error::DType) for `i8`, [`Overlap`](Error::Overlap) if an output shares memory with another tensor,
+/// [`TooLarge`](Error::TooLarge) beyond 2^29 - 1 columns or 2^32 - 1 rows, [`DeviceMismatch`](Error::DeviceMismatch), and
+/// the errors of loading and launching a kernel. Nothing is written then.
 pub fn downcast_to_static_fp8<T: Float, Q: Quantized>(
     stream: &Stream,
     x: TensorView<T>,
@@ -103,21 +101,27 @@ pub fn downcast_to_static_fp8<T: Float, Q: Quantized>(
     launch_static(OP, stream, x, scale, q, true)
 }
 
-/// Quantizes a tensor with the scale that it needs: `scale = max |x| / qmax`, `q = round(x * (1 / scale))`.
+/// Quantizes a tensor with its own scale: `scale = max |x| / qmax`, `q = round(x * (1 / scale))`.
 ///
-/// | arg     | shape       | dtype                          | layout                                              |
-/// |---------|-------------|--------------------------------|-----------------------------------------------------|
-/// | `x`     | `[.., cols]` | `bf16`, `f16`, `f32`          | unit stride on `cols`, one row stride over the rest |
-/// | `q`     | `[.., cols]` | `i8`, `fp8e4m3`, `fp8e4m3fnuz` | likewise                                           |
-/// | `scale` | `[1]`       | `f32`                          | written, whatever was in it                         |
+/// | arg     | shape        | dtype                          | layout                                              |
+/// |---------|--------------|--------------------------------|-----------------------------------------------------|
+/// | `x`     | `[.., cols]` | `bf16`, `f16`, `f32`           | unit stride on `cols`, one row stride over the rest |
+/// | `q`     | `[.., cols]` | `i8`, `fp8e4m3`, `fp8e4m3fnuz` | as `x`                                              |
+/// | `scale` | `[1]`        | `f32`                          | overwritten                                         |
 ///
-/// The maximum is over finite elements; a tensor of zeros, or without rows, has the scale 1, and a maximum below 1e-30
-/// counts as 1e-30. The scale is the largest of those that [`per_token_quant`](crate::per_token_quant) gives rows that are
-/// not zero, to the bit, and [`per_tensor_quant_static`] with it gives the same codes. The result does not depend on the
-/// order in which blocks run. Three launches: the tensor is read twice.
+/// `qmax` is 127, 448 or 240. The maximum is over finite elements; a tensor of zeros, or without rows, has the scale 1, and a maximum
+/// below 1e-30 counts as 1e-30. The scale is an IEEE quotient, bitwise the largest scale that
+/// [`per_token_quant`](crate::per_token_quant) gives a nonzero row; [`per_tensor_quant_static`] with it gives the same `q`. The
+/// product is clamped to `qmax` and rounded to nearest even: infinities saturate, NaN becomes NaN or, in `i8`, 0.
+///
+/// Deterministic: the result does not depend on the order of the blocks. Three launches; `x` is read twice. No output may alias
+/// another tensor. Returns when the launches are queued.
 ///
 /// # Errors
-/// As [`per_tensor_quant_static`].
+/// [`Shape`](Error::Shape), [`Stride`](Error::Stride), [`Align`](Error::Align) if a tensor breaks the table,
+/// [`Empty`](Error::Empty) for zero columns, [`Overlap`](Error::Overlap) if an output shares memory with another tensor,
+/// [`TooLarge`](Error::TooLarge) beyond 2^29 - 1 columns or 2^32 - 1 rows, [`DeviceMismatch`](Error::DeviceMismatch), and
+/// the errors of loading and launching a kernel. Nothing is written then.
 pub fn per_tensor_quant_dynamic<T: Float, Q: Quantized>(
     stream: &Stream,
     x: TensorView<T>,
@@ -130,20 +134,20 @@ pub fn per_tensor_quant_dynamic<T: Float, Q: Quantized>(
     check_overlap(OP, ("x", &x), ("scale", &scale), Aliasing::Disjoint)?;
     check_overlap(OP, ("q", &q), ("scale", &scale), Aliasing::Disjoint)?;
 
-    let clear = stream.kernel(&kernels::PER_TENSOR_QUANT, "per_tensor_clear")?;
+    let clear = stream.kernel(CLEAR)?;
     let spread = Spread::bytes32(T::DTYPE);
-    let plan = |names| spread.plan(&problem, stream, &kernels::PER_TENSOR_QUANT, T::DTYPE, names);
+    let plan = |kernels| spread.plan(&problem, stream, T::DTYPE, kernels);
     let (mut gather, encode) = (plan(&SCALE)?, plan(&QUANT)?);
-    // Each block takes part in one atomic maximum.
+    // One atomic maximum per block: no more blocks than are resident.
     let info = stream.device().info();
-    gather.config.grid[0] = gather.config.grid[0].min(info.most_blocks(info.wave_size as usize, 16));
+    gather.config.grid[0] = gather.config.grid[0].min(info.max_blocks(info.wave_size as usize, 16));
     let one = LaunchConfig::grid_1d(1);
     for (kernel, config, batch) in [
         (&clear, one, 1),
         (&gather.kernel, gather.config, gather.batch),
         (&encode.kernel, encode.config, encode.batch),
     ] {
-        let mut launch = stream.launch(OP, kernel);
+        let mut launch = stream.launch(OP);
         let params = Params {
             x: launch.input("x", &x)?,
             q: launch.output("q", &mut q)?,
@@ -154,9 +158,9 @@ pub fn per_tensor_quant_dynamic<T: Float, Q: Quantized>(
             dynamic: 1,
             pad: 0,
         };
-        // SAFETY: the checks above make every row of x and q `cols` long, which is what the kernels access, whatever the
-        // grid, beside the scale. The loader matches the parameters to the kernels.
-        unsafe { launch.run(config, &params) }?;
+        // SAFETY: the checks above make every row of x and q `cols` long. The kernels access no more than that and the scale on
+        // any grid.
+        unsafe { launch.run(kernel, config, &params) }?;
     }
     Ok(())
 }

@@ -1,19 +1,20 @@
-//! The operators again, in plain loops: what the kernels are measured against.
+//! References of the operators, in plain loops.
 //!
-//! Inputs are the values that the kernels read, already rounded to their types. Scales are defined by f32 operations, so
-//! these functions do the same ones: their results are exact, but for codes within a rounding error of a tie.
+//! Inputs are the values that the kernels read, already rounded to their types. Scales are defined by f32 operations, which
+//! these functions repeat: results are exact, except quantized values within a rounding error of a tie.
 
-use crate::MoeOrder;
 pub use crate::fused_rmsnorm::reference::{NormedRows, normed_rows};
+use crate::{GroupScaleRule, MoeOrder};
 use hk_core::quant::{
-    BlockRule, BlockScale, CodeFormat, group_scale, linear_scale, shuffled_index, shuffled_len,
+    BlockRule, BlockScale, QuantFormat, group_scale, linear_scale, shuffled_index, shuffled_len,
 };
+use hk_core::registry::HostTensorF64;
 use hk_core::{E8M0, Fp4, Fp4Rounding};
 
-/// What a linear quantizer gives: the values of the codes, and the scales.
+/// Quantized values, as f64, and scales.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Quantization {
-    /// Values of the codes.
+    /// Quantized values.
     pub q: Vec<f64>,
     /// Scales.
     pub scale: Vec<f64>,
@@ -24,9 +25,9 @@ pub fn finite_max(x: &[f64]) -> f64 {
     x.iter().filter(|v| v.is_finite()).fold(0.0, |max, v| max.max(v.abs()))
 }
 
-/// The value of the code nearest to `x / scale`; that of an infinity is `qmax`, NaN stays.
-pub fn code(x: f64, scale: f64, encode: fn(f32) -> f64) -> f64 {
-    encode((x / scale) as f32)
+/// The quantized value nearest to `x / scale`; infinities saturate, NaN stays. `round` rounds to the quantized type.
+pub fn quantize(x: f64, scale: f64, round: fn(f32) -> f64) -> f64 {
+    round((x / scale) as f32)
 }
 
 /// [`per_token_quant`](crate::per_token_quant) of the rows of `x`.
@@ -34,8 +35,8 @@ pub fn per_token_quant(
     x: &[f64],
     cols: usize,
     scale_ub: Option<f32>,
-    format: CodeFormat,
-    encode: fn(f32) -> f64,
+    format: QuantFormat,
+    round: fn(f32) -> f64,
 ) -> Quantization {
     let mut out = Quantization { q: Vec::new(), scale: Vec::new() };
     for row in x.chunks_exact(cols) {
@@ -44,23 +45,23 @@ pub fn per_token_quant(
             amax = amax.min(bound);
         }
         let scale = f64::from(linear_scale(amax, format));
-        out.q.extend(row.iter().map(|&v| code(v, scale, encode)));
+        out.q.extend(row.iter().map(|&v| quantize(v, scale, round)));
         out.scale.push(scale);
     }
     out
 }
 
 /// [`smoothquant`](crate::smoothquant) of the rows of `x`; the products are rounded to f32.
-pub fn smoothquant(x: &[f64], smooth: &[f64], format: CodeFormat, encode: fn(f32) -> f64) -> Quantization {
+pub fn smoothquant(x: &[f64], smooth: &[f64], format: QuantFormat, round: fn(f32) -> f64) -> Quantization {
     let z: Vec<f64> =
         x.iter().zip(smooth.iter().cycle()).map(|(x, s)| f64::from(*x as f32 * *s as f32)).collect();
-    per_token_quant(&z, smooth.len(), None, format, encode)
+    per_token_quant(&z, smooth.len(), None, format, round)
 }
 
 /// [`per_tensor_quant_static`](crate::per_tensor_quant_static) and
 /// [`downcast_to_static_fp8`](crate::downcast_to_static_fp8).
-pub fn static_quant(x: &[f64], scale: f64, encode: fn(f32) -> f64) -> Vec<f64> {
-    x.iter().map(|&v| code(v, scale, encode)).collect()
+pub fn static_quant(x: &[f64], scale: f64, round: fn(f32) -> f64) -> Vec<f64> {
+    x.iter().map(|&v| quantize(v, scale, round)).collect()
 }
 
 /// [`group_quant`](crate::group_quant) of the rows of `x`.
@@ -68,37 +69,40 @@ pub fn group_quant(
     x: &[f64],
     cols: usize,
     group: usize,
-    pow2: bool,
-    format: CodeFormat,
-    encode: fn(f32) -> f64,
+    rule: GroupScaleRule,
+    format: QuantFormat,
+    round: fn(f32) -> f64,
 ) -> Quantization {
-    let rule = BlockRule::codes(BlockScale::RoundUp, format, 0);
+    let pow2 = BlockRule::codes(BlockScale::RoundUp, format, 0);
     let mut out = Quantization { q: Vec::new(), scale: Vec::new() };
     for group in x.chunks_exact(cols).flat_map(|row| row.chunks(group)) {
         let amax = finite_max(group) as f32;
-        let scale = if pow2 { rule.scale(amax.max(1e-10)).to_f32() } else { group_scale(amax, format) };
+        let scale = match rule {
+            GroupScaleRule::Exact => group_scale(amax, format),
+            GroupScaleRule::PowerOfTwo => pow2.scale(amax.max(1e-10)).to_f32(),
+        };
         let scale = f64::from(scale);
-        out.q.extend(group.iter().map(|&v| code(v, scale, encode)));
+        out.q.extend(group.iter().map(|&v| quantize(v, scale, round)));
         out.scale.push(scale);
     }
     out
 }
 
-/// MX blocks of 32 values along the rows of `x`: values of the elements, and scales.
-pub fn mx_quant(x: &[f64], cols: usize, rule: BlockRule, encode: impl Fn(f32) -> f64) -> Quantization {
+/// MX blocks of 32 along the rows of `x`.
+pub fn mx_quant(x: &[f64], cols: usize, rule: BlockRule, round: impl Fn(f32) -> f64) -> Quantization {
     let mut out = Quantization { q: Vec::new(), scale: Vec::new() };
     for block in x.chunks_exact(cols).flat_map(|row| row.chunks(32)) {
         let bad = block.iter().any(|v| !v.is_finite());
         let scale = if bad { E8M0::NAN } else { rule.scale(finite_max(block) as f32) };
         let value = f64::from(scale.to_f32());
-        // The quotient is exact in f32, but where it is far below the smallest element.
-        out.q.extend(block.iter().map(|&v| if bad { 0.0 } else { encode((v / value) as f32) }));
+        // The quotient is exact in f32, except far below the smallest element.
+        out.q.extend(block.iter().map(|&v| if bad { 0.0 } else { round((v / value) as f32) }));
         out.scale.push(value);
     }
     out
 }
 
-/// The value of the fp4 code for a float.
+/// Rounds a float to fp4.
 pub fn fp4(rounding: Fp4Rounding) -> impl Fn(f32) -> f64 {
     move |x| f64::from(Fp4::from_f32(x, rounding).to_f32())
 }
@@ -117,50 +121,67 @@ pub fn unshuffle_scales(shuffled: &[f64], rows: usize, blocks: usize) -> Vec<f64
     (0..rows * blocks).map(|i| shuffled[shuffled_index(i / blocks, i % blocks, blocks)]).collect()
 }
 
-/// [`moe_smoothquant`](crate::moe_smoothquant) where no id is negative; `x` has a row per token or one per choice.
-#[expect(clippy::too_many_arguments, reason = "those of the operator")]
+/// The experts of [`moe_smoothquant`].
+#[derive(Debug, Clone, Copy)]
+pub struct Experts<'a> {
+    /// `[experts, cols]`: the factors.
+    pub smooth: &'a [f64],
+    /// `[tokens, topk]`.
+    pub topk_ids: &'a [i64],
+    /// Choices per token.
+    pub topk: usize,
+    /// Order of the output rows.
+    pub order: MoeOrder,
+}
+
+/// [`moe_smoothquant`](crate::moe_smoothquant); `x` has a row per token or one per choice. Rows of negative ids are
+/// [`HostTensorF64::UNTOUCHED`].
 pub fn moe_smoothquant(
     x: &[f64],
-    smooth: &[f64],
     cols: usize,
-    ids: &[i64],
-    topk: usize,
-    order: MoeOrder,
-    format: CodeFormat,
-    encode: fn(f32) -> f64,
+    experts: Experts,
+    format: QuantFormat,
+    round: fn(f32) -> f64,
 ) -> Quantization {
-    let tokens = ids.len() / topk;
+    let Experts { smooth, topk_ids: ids, topk, order } = experts;
+    let tokens = ids.len().checked_div(topk).unwrap_or(0);
     let by_choice = x.len() == ids.len() * cols && topk > 1;
-    let mut out = Quantization { q: vec![0.0; ids.len() * cols], scale: vec![f64::NAN; ids.len()] };
+    let mut out = Quantization {
+        q: vec![HostTensorF64::UNTOUCHED; ids.len() * cols],
+        scale: vec![HostTensorF64::UNTOUCHED; ids.len()],
+    };
     for (i, &id) in ids.iter().enumerate() {
+        let Ok(id) = usize::try_from(id) else { continue };
         let row = match order {
             MoeOrder::TokenMajor => i,
             MoeOrder::ChoiceMajor => i % topk * tokens + i / topk,
         };
         let from = if by_choice { i } else { i / topk } * cols;
-        let Some(factors) = smooth.chunks_exact(cols).nth(id as usize) else { continue };
-        let one = smoothquant(&x[from..from + cols], factors, format, encode);
+        let one = match smooth.chunks_exact(cols).nth(id) {
+            Some(factors) => smoothquant(&x[from..from + cols], factors, format, round),
+            None => Quantization { q: vec![0.0; cols], scale: vec![f64::NAN] },
+        };
         out.q[row * cols..(row + 1) * cols].copy_from_slice(&one.q);
         out.scale[row] = one.scale[0];
     }
     out
 }
 
-/// [`fp8_ocp_to_fnuz`](crate::fp8_ocp_to_fnuz) with the factor 0.5, and back with 2: values and scales. `largest` is that
-/// of the result.
+/// [`fp8_ocp_to_fnuz`](crate::fp8_ocp_to_fnuz) with the factor 0.5, and back with 2: values and scales. `largest` is the largest
+/// value of the result's type.
 pub fn fp8_convert(q: &[f64], scale: &[f64], factor: f64, largest: f64) -> (Vec<f64>, Vec<f64>) {
-    // FNUZ has no negative zero, which a sum with zero makes positive. NaN stays: `clamp` keeps it.
+    // FNUZ has no negative zero: adding 0 makes it positive. `clamp` keeps NaN.
     let values = q.iter().map(|v| (v * factor + 0.0).clamp(-largest, largest)).collect();
     (values, scale.iter().map(|s| f64::from((s / factor) as f32)).collect())
 }
 
-/// `[outer, length, inner]` with the last two axes exchanged, so that `length` is last.
+/// `[outer, length, inner]` transposed to `[outer, inner, length]`.
 pub fn axis_last(x: &[f64], [outer, length, inner]: [usize; 3]) -> Vec<f64> {
     let place = |i: usize| (i / (length * inner) * length + i % length) * inner + i / length % inner;
     (0..outer * length * inner).map(|i| x[place(i)]).collect()
 }
 
-/// [`upcast_from_mxfp`](crate::upcast_from_mxfp) of rows: values of the elements and of the scales; not rounded.
+/// [`upcast_from_mxfp`](crate::upcast_from_mxfp) of rows of element values and scales; not rounded.
 pub fn upcast_from_mxfp(q: &[f64], scale: &[f64], cols: usize) -> Vec<f64> {
     let blocks = cols.div_ceil(32);
     (0..q.len()).map(|i| q[i] * scale[i / cols * blocks + i % cols / 32]).collect()

@@ -1,19 +1,23 @@
-//! `fused_rmsnorm_fp8_quant` and `fused_rmsnorm_mxfp4_quant` on the emulated GPUs (and real ones where there are some): the
-//! norm of hk-norm, then what the quantizers define, element by element on the host.
+//! `fused_rmsnorm_fp8_quant` and `fused_rmsnorm_mxfp4_quant` on the emulated GPUs (and real ones if there are any), against the
+//! norm of hk-norm and a scalar quantizer on the host.
 
 use hk_core::quant::{
     BlockRule, BlockScale, GroupSize, Quantized, ScaleLayout, group_scale, linear_scale, shuffled_index,
     shuffled_len,
 };
-use hk_core::{E8M0, Float, Fp4Rounding, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, Layout, Result, bf16, f16};
-use hk_quant::{Fp8Scale, NormRows, SecondRows, Smooth, reference};
+use hk_core::{E8M0, Float, Fp4Rounding, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, Layout, Result, Stream, bf16, f16};
+use hk_quant::{
+    Fp8Scale, GroupScaleRule, MxOptions, NormMxfp4Options, NormRounding, NormRows, SecondRows, Smooth,
+    reference,
+};
 use hk_testkit::{
-    self as kit, Array, Fill, Gpu, Place, RowCase, Tensor, assert_error, kind, proptest::prelude::*, widen,
+    self as kit, Array, CallElement, Fill, Gpu, Place, Refusals, RowCase, Tensor, Tensors, assert_error,
+    kind, proptest::prelude::*, widen,
 };
 
 const EPS: f32 = 1e-6;
 
-/// What shares a scale.
+/// Granularity of the scales.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Mode {
     Tensor(f32),
@@ -44,7 +48,7 @@ impl<'a, T: Float> Inputs<'a, T, T> {
     }
 }
 
-/// Everything that a call gives.
+/// All outputs of a call.
 struct Output<T, Q, S> {
     q: Array<Q>,
     scale: Array<S>,
@@ -52,7 +56,7 @@ struct Output<T, Q, S> {
     residual_out: Array<T>,
 }
 
-fn place_of_codes<T: Float>(c: &RowCase<T>, per_byte: usize, i: usize) -> Place {
+fn q_place<T: Float>(c: &RowCase<T>, per_byte: usize, i: usize) -> Place {
     let strides = c.place(i).layout().strides()[0];
     let shift = if strides.is_multiple_of(16) { 0 } else { 1 };
     Place::rows([c.rows, c.cols / per_byte], strides).shifted(shift)
@@ -77,7 +81,7 @@ fn run_fp8<T: Float, W: Smooth<T>, Q: Quantized>(
     let weight = gpu.upload(&inputs.weight, [c.cols]);
     let residual = inputs.residual.as_ref().map(|r| gpu.upload(r, c.place(1)));
     let (mut out, mut residual_out) = (gpu.poisoned(c.place(2)), gpu.poisoned(c.place(3)));
-    let mut q = gpu.poisoned::<Q>(place_of_codes(c, 1, 1));
+    let mut q = gpu.poisoned::<Q>(q_place(c, 1, 1));
     let groups = |size: GroupSize| c.cols.div_ceil(size.columns());
     let mut scale = match mode {
         Mode::Tensor(value) => gpu.upload(&[value], [1]),
@@ -90,7 +94,7 @@ fn run_fp8<T: Float, W: Smooth<T>, Q: Quantized>(
         Mode::Token { smooth: with } => {
             Fp8Scale::PerToken { scale: scale.view_mut(), smooth: with.then(|| smooth.view()) }
         }
-        Mode::Group(size, pow2, _) => Fp8Scale::Group { size, scale: scale.view_mut(), pow2 },
+        Mode::Group(size, pow2, _) => Fp8Scale::Group { size, scale: scale.view_mut(), rule: rule(pow2) },
     };
     let norm = NormRows {
         x: x.view(),
@@ -99,7 +103,15 @@ fn run_fp8<T: Float, W: Smooth<T>, Q: Quantized>(
         residual: residual.as_ref().map(|r| (r.view(), residual_out.view_mut())),
         out: Some(out.view_mut()),
     };
-    hk_quant::fused_rmsnorm_fp8_quant(gpu.stream(), norm, None, q.view_mut(), on_device, round_norm).unwrap();
+    hk_quant::fused_rmsnorm_fp8_quant(
+        gpu.stream(),
+        norm,
+        None,
+        q.view_mut(),
+        on_device,
+        rounding(round_norm),
+    )
+    .unwrap();
     gpu.assert_guards(&q);
     gpu.assert_guards(&scale);
     gpu.assert_guards(&out);
@@ -113,26 +125,42 @@ fn run_fp8<T: Float, W: Smooth<T>, Q: Quantized>(
     }
 }
 
+fn rule(pow2: bool) -> GroupScaleRule {
+    if pow2 { GroupScaleRule::PowerOfTwo } else { GroupScaleRule::Exact }
+}
+
+fn rounding(round_norm: bool) -> NormRounding {
+    if round_norm { NormRounding::Input } else { NormRounding::F32 }
+}
+
+fn options(scale_layout: ScaleLayout, mode: BlockScale, round_norm: bool) -> NormMxfp4Options {
+    NormMxfp4Options { mx: MxOptions { mode, scale_layout }, rounding: rounding(round_norm) }
+}
+
 fn smooth(cols: usize) -> Vec<f32> {
     (0..cols).map(|i| [0.5, -2.0, 1.25, 0.0, 3.0][i % 5]).collect()
 }
 
-/// The norm alone.
-fn norm_alone<T: Float, W: Smooth<T> + hk_norm::Weight<T>>(
+/// The norm of hk-norm.
+fn plain_norm<T: Float, W: Smooth<T> + hk_norm::Weight<T>>(
     gpu: &Gpu,
     inputs: &Inputs<T, W>,
 ) -> (Array<T>, Array<T>) {
     let c = inputs.case;
     let (x, weight) = (gpu.upload(&c.x, c.shape()), gpu.upload(&inputs.weight, [c.cols]));
     let (mut y, mut sum) = (gpu.poisoned::<T>(c.shape()), gpu.poisoned::<T>(c.shape()));
+    let options = hk_norm::RmsNormPadOptions { eps: EPS, pad_multiple: 0 };
     match &inputs.residual {
         Some(residual) => {
             let r = gpu.upload(residual, c.shape());
-            let (yv, sv) = (y.view_mut(), sum.view_mut());
-            hk_norm::fused_add_rmsnorm_pad(gpu.stream(), x.view(), r.view(), weight.view(), yv, sv, EPS, 0)
-                .unwrap();
+            let outputs =
+                hk_norm::FusedAddRmsNormPadOutputs { y: y.view_mut(), residual_out: sum.view_mut() };
+            let (xv, rv, wv) = (x.view(), r.view(), weight.view());
+            hk_norm::fused_add_rmsnorm_pad(gpu.stream(), xv, rv, wv, outputs, options).unwrap();
         }
-        None => hk_norm::rmsnorm_pad(gpu.stream(), x.view(), weight.view(), y.view_mut(), EPS, 0).unwrap(),
+        None => {
+            hk_norm::rmsnorm_pad(gpu.stream(), x.view(), weight.view(), y.view_mut(), options).unwrap();
+        }
     }
     (gpu.download(&y), gpu.download(&sum))
 }
@@ -141,7 +169,7 @@ fn finite_max(values: &[f32]) -> f32 {
     values.iter().filter(|v| v.is_finite()).fold(0.0, |max, v| v.abs().max(max))
 }
 
-/// Codes and scales of rows, operation by operation in f32.
+/// Quantized rows and scales, operation by operation in f32.
 fn quantized<Q: Quantized>(y: &[f32], cols: usize, mode: Mode) -> (Vec<Q>, Vec<f32>) {
     let (mut q, mut scales) = (Vec::new(), Vec::new());
     let smooth = smooth(cols);
@@ -170,14 +198,14 @@ fn quantized<Q: Quantized>(y: &[f32], cols: usize, mode: Mode) -> (Vec<Q>, Vec<f
     (q, scales)
 }
 
-/// `out` and `residual_out` are those of hk-norm; what is quantized with `round_norm` is `out`, to the bit.
+/// `out` and `residual_out` are those of hk-norm; with `round_norm`, `q` is bitwise `out`, quantized.
 #[track_caller]
 fn check_fp8<T: Float, W: Float + Smooth<T> + hk_norm::Weight<T>, Q: Quantized>(
     inputs: &Inputs<T, W>,
     mode: Mode,
 ) {
     for gpu in kit::devices() {
-        let want = norm_alone(&gpu, inputs);
+        let want = plain_norm(&gpu, inputs);
         check_fp8_on::<T, W, Q>(&gpu, inputs, mode, true, &want);
         check_fp8_on::<T, W, Q>(&gpu, inputs, mode, false, &want);
     }
@@ -206,7 +234,7 @@ fn check_fp8_on<T: Float, W: Float + Smooth<T>, Q: Quantized>(
     }
 }
 
-/// Codes of the norm in f64, or their neighbours; scales within what the norm allows.
+/// Quantized values of the f64 norm, or their neighbours; scales within the tolerance of the norm.
 #[track_caller]
 fn assert_near<T: Float, W: Smooth<T> + Float, Q: Quantized>(
     got: &Output<T, Q, f32>,
@@ -275,7 +303,7 @@ proptest! {
         check_mxfp4(&even(&c), residual, mode, shuffled);
     }
 
-    /// A row's bytes are the same alone and among others, however tensors lie in memory.
+    /// Batch invariance: a row's bytes depend on neither other rows nor the layout.
     #[test]
     fn a_row_does_not_depend_on_its_surroundings(
         c in kit::row_case::<bf16>(2..=30, 1..=18_000), pick in any::<prop::sample::Index>(), mode in modes(),
@@ -321,7 +349,7 @@ fn run_mxfp4<T: Float>(
     let (x, weight) = (gpu.upload(&c.x, c.place(0)), gpu.upload(&inputs.weight, [c.cols]));
     let residual = inputs.residual.as_ref().map(|r| gpu.upload(r, c.place(1)));
     let (mut out, mut residual_out) = (gpu.poisoned(c.place(2)), gpu.poisoned(c.place(3)));
-    let mut q = gpu.poisoned::<Fp4x2>(place_of_codes(c, 2, 1));
+    let mut q = gpu.poisoned::<Fp4x2>(q_place(c, 2, 1));
     let mut scale = match layout {
         ScaleLayout::Shuffled950 => gpu.poisoned([shuffled_len(c.rows, blocks).unwrap()]),
         layout => gpu.poisoned(scale_place(c.rows, blocks, layout)),
@@ -334,7 +362,8 @@ fn run_mxfp4<T: Float>(
         out: Some(out.view_mut()),
     };
     let (qv, sv) = (q.view_mut(), scale.view_mut());
-    hk_quant::fused_rmsnorm_mxfp4_quant(gpu.stream(), norm, None, qv, sv, layout, mode, round_norm).unwrap();
+    hk_quant::fused_rmsnorm_mxfp4_quant(gpu.stream(), norm, None, qv, sv, options(layout, mode, round_norm))
+        .unwrap();
     gpu.assert_guards(&q);
     gpu.assert_guards(&scale);
     gpu.assert_guards(&out);
@@ -369,7 +398,7 @@ fn check_mxfp4<T: Float>(c: &RowCase<T>, residual: bool, mode: BlockScale, shuff
     let inputs = Inputs::new(c, residual);
     let mut unrounded: Vec<Vec<u8>> = Vec::new();
     for gpu in kit::devices() {
-        let (want_out, want_sum) = norm_alone(&gpu, &inputs);
+        let (want_out, want_sum) = plain_norm(&gpu, &inputs);
         let layout = if shuffled { ScaleLayout::Shuffled950 } else { ScaleLayout::ColMajor };
         let got = run_mxfp4(&gpu, &inputs, mode, layout, true);
         kit::assert_bits(&got.out, &want_out);
@@ -390,7 +419,7 @@ fn check_mxfp4<T: Float>(c: &RowCase<T>, residual: bool, mode: BlockScale, shuff
             kit::assert_bits(&got.scale, &scale);
         }
 
-        // Not rounded: the blocks of the f64 norm, but for values at a border.
+        // Not rounded: the blocks of the f64 norm, except values near a tie.
         let got = run_mxfp4(&gpu, &inputs, mode, ScaleLayout::RowMajor, false);
         let residual = inputs.residual.as_ref().map(|r| widen(r));
         let y = reference::normed_rows::<T>(&widen(&c.x), residual.as_deref(), &widen(&inputs.weight), EPS).y;
@@ -458,7 +487,7 @@ fn every_width_of_fp4() {
     }
 }
 
-/// The longest rows of each kernel of the norm, and the shortest ones of the next, by vectors and by elements.
+/// The longest rows of each kernel of the norm, and the shortest ones of the next, vectorized and scalar.
 fn edges() -> impl Iterator<Item = RowPlaces> {
     let widest = [64, 128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16_384];
     let edges = widest.into_iter().flat_map(|cols| {
@@ -486,7 +515,7 @@ fn every_edge_of_fp8() {
         let c = at.case::<T>();
         let inputs = Inputs::new(&c, residual);
         for gpu in kit::devices() {
-            check_fp8_on::<_, _, Fp8E4M3>(&gpu, &inputs, mode, true, &norm_alone(&gpu, &inputs));
+            check_fp8_on::<_, _, Fp8E4M3>(&gpu, &inputs, mode, true, &plain_norm(&gpu, &inputs));
         }
     }
     let group = |size| Mode::Group(size, false, ScaleLayout::RowMajor);
@@ -507,7 +536,7 @@ fn every_edge_of_fp4() {
             let c = at.case::<bf16>();
             let inputs = Inputs::new(&c, i % 2 == 0);
             let got = run_mxfp4(&gpu, &inputs, BlockScale::Even, ScaleLayout::RowMajor, true);
-            kit::assert_bits(&got.out, &norm_alone(&gpu, &inputs).0);
+            kit::assert_bits(&got.out, &plain_norm(&gpu, &inputs).0);
         }
     }
 }
@@ -536,7 +565,7 @@ fn special_values_stay_in_their_rows() {
     }
 }
 
-/// DeepSeek's latents: both inputs are columns of one tensor, one quantized, one only normalised.
+/// DeepSeek's latents: both inputs are columns of one tensor; one is quantized, one only normalized.
 #[test]
 fn two_inputs_are_two_norms() {
     let rows = 5;
@@ -573,7 +602,7 @@ fn two_inputs_are_two_norms() {
                 Some(second),
                 q.view_mut(),
                 per_token,
-                true,
+                NormRounding::Input,
             )
             .unwrap();
             gpu.assert_untouched(&both);
@@ -581,7 +610,7 @@ fn two_inputs_are_two_norms() {
                 let shape = [rows, x.len() / rows];
                 let (x, mut y) = (gpu.upload(&x, shape), gpu.poisoned::<bf16>(shape));
                 let options = hk_norm::RmsNormOptions { eps, ..Default::default() };
-                hk_norm::rmsnorm(gpu.stream(), x.view(), w.view(), y.view_mut(), None, options).unwrap();
+                hk_norm::rmsnorm(gpu.stream(), x.view(), w.view(), y.view_mut(), options).unwrap();
                 gpu.download(&y)
             };
             let want = rmsnorm(part(0, cols), &w1, EPS);
@@ -615,9 +644,7 @@ fn two_inputs_are_two_norms() {
                     Some(second),
                     qv,
                     sv,
-                    layout,
-                    BlockScale::Even,
-                    true,
+                    options(layout, BlockScale::Even, true),
                 )
                 .unwrap();
                 kit::assert_bits(&gpu.download(&q), &blocks_of(&y, cols, BlockScale::Even).0);
@@ -627,7 +654,7 @@ fn two_inputs_are_two_norms() {
     }
 }
 
-/// The residual may be updated in place, or the sum take the place of x; long rows are read again after that.
+/// `residual_out` may alias `residual_in` or `x`; long rows are read again after it is written.
 #[test]
 fn in_place_is_out_of_place() {
     for cols in [100, 1024, 16_400] {
@@ -645,8 +672,15 @@ fn in_place_is_out_of_place() {
                 let residual = Some((r_in, if over_x { xv } else { rv }));
                 let norm = NormRows { x: x_in, weight: weight.view(), eps: EPS, residual, out: None };
                 let per_token = Fp8Scale::PerToken { scale: scale.view_mut(), smooth: None };
-                hk_quant::fused_rmsnorm_fp8_quant(gpu.stream(), norm, None, q.view_mut(), per_token, false)
-                    .unwrap();
+                hk_quant::fused_rmsnorm_fp8_quant(
+                    gpu.stream(),
+                    norm,
+                    None,
+                    q.view_mut(),
+                    per_token,
+                    NormRounding::F32,
+                )
+                .unwrap();
                 kit::assert_bits(&gpu.download(&q), &want.q);
                 kit::assert_bits(&gpu.download(if over_x { &x } else { &r }), &want.residual_out);
             }
@@ -667,107 +701,155 @@ fn nothing_is_launched_for_no_rows() {
     }
 }
 
-#[test]
-fn errors() {
-    let gpu = &kit::devices()[0];
-    let ones = |shape: [usize; 2]| gpu.upload(&vec![bf16::ONE; shape[0] * shape[1]], shape);
-    let (x, w) = (ones([3, 64]), gpu.upload(&[bf16::ONE; 64], [64]));
-    let (w5, x63) = (gpu.upload(&[bf16::ONE; 5], [5]), ones([3, 63]));
-    let w63 = gpu.upload(&[bf16::ONE; 63], [63]);
-    let (mut q, mut scale) = (gpu.poisoned::<Fp8E4M3>([3, 64]), gpu.poisoned::<f32>([3]));
-    macro_rules! fp8 {
-        ($x:expr, $w:expr, $eps:expr, $q:expr, $scale:expr) => {{
-            let norm = NormRows { x: $x.view(), weight: $w.view(), eps: $eps, residual: None, out: None };
-            hk_quant::fused_rmsnorm_fp8_quant(gpu.stream(), norm, None, $q.view_mut(), $scale, false)
-        }};
-    }
-    macro_rules! token {
-        ($scale:expr) => {
-            Fp8Scale::PerToken { scale: $scale.view_mut(), smooth: None }
+/// Granularity of the scales, as an option of a table.
+#[derive(Clone, Copy)]
+enum Scaling {
+    Tensor,
+    Token,
+    Group,
+}
+
+/// The call of a table. All outputs but `q` and `scale` are optional, and so are the inputs that belong to them.
+fn norm_rows<'a, T: CallElement + Float + Smooth<T>>(
+    tensors: &mut Tensors<'a>,
+    eps: f32,
+) -> (NormRows<'a, T, T>, Option<SecondRows<'a, T, T>>) {
+    let norm = NormRows {
+        x: tensors.input("x"),
+        weight: tensors.input("weight"),
+        eps,
+        residual: tensors.optional_input("residual_in").zip(tensors.optional_output("residual_out")),
+        out: tensors.optional_output("out"),
+    };
+    let (x2, weight2, out2) =
+        (tensors.optional_input("x2"), tensors.optional_input("weight2"), tensors.optional_output("out2"));
+    let second = match (x2, weight2, out2) {
+        (Some(x), Some(weight), Some(out)) => Some(SecondRows { x, weight, eps: EPS, out }),
+        _ => None,
+    };
+    (norm, second)
+}
+
+/// The tensors of a norm of rows `[3, 64]`, and of further rows `[3, 32]`.
+fn norm_tensors<'f, T: CallElement, O: Clone>(table: Refusals<'f, O>) -> Refusals<'f, O> {
+    table
+        .input::<T>("x", [3, 64])
+        .input::<T>("weight", [64])
+        .input::<T>("residual_in", [3, 64])
+        .output::<T>("residual_out", [3, 64])
+        .output::<T>("out", [3, 64])
+        .input::<T>("x2", [3, 32])
+        .input::<T>("weight2", [32])
+        .output::<T>("out2", [3, 32])
+}
+
+fn fp8_table<'f, Q: CallElement + Quantized>() -> Refusals<'f, (f32, Scaling)> {
+    let operator = |stream: &Stream, tensors: &mut Tensors, (eps, scaling)| {
+        let (norm, second) = norm_rows::<bf16>(tensors, eps);
+        let scale = match scaling {
+            Scaling::Tensor => Fp8Scale::PerTensorStatic { scale: tensors.input("static_scale") },
+            Scaling::Token => {
+                let smooth = tensors.optional_input("smooth");
+                Fp8Scale::PerToken { scale: tensors.output("scale"), smooth }
+            }
+            Scaling::Group => {
+                Fp8Scale::Group { size: GroupSize::G32, scale: tensors.output("scale"), rule: rule(false) }
+            }
         };
+        let q = tensors.output::<Q>("q");
+        hk_quant::fused_rmsnorm_fp8_quant(stream, norm, second, q, scale, NormRounding::F32)
+    };
+    norm_tensors::<bf16, _>(Refusals::new((EPS, Scaling::Token), operator))
+        .input::<f32>("smooth", [64])
+        .input::<f32>("static_scale", [1])
+        .output::<Q>("q", [3, 64])
+        .output::<f32>("scale", [3])
+}
+
+#[test]
+fn errors_of_fp8() {
+    let weight = "fused_rmsnorm_fp8_quant: weight: shape [5], expected [64] (columns of x)";
+    let mut table = fp8_table::<Fp8E4M3>()
+        .accepts(|_| {})
+        .accepts(|call| ["residual_in", "x2", "smooth"].iter().for_each(|name| call.without(name)))
+        .accepts(|call| call.options.1 = Scaling::Tensor)
+        .accepts(|call| {
+            call.options.1 = Scaling::Group;
+            call.shape("scale", [3, 2]);
+        })
+        .refuses(kind!(Shape), &[weight], |call| call.shape("weight", [5]))
+        .refuses(kind!(Shape), &["q", "[3, 32]", "[3, 64] (shape of x)"], |call| call.shape("q", [3, 32]))
+        .refuses(kind!(Shape), &["scale", "[4]", "[3] (rows of x)"], |call| call.shape("scale", [4]))
+        .refuses(kind!(Shape), &["scale", "[4]", "[1]"], |call| {
+            call.options.1 = Scaling::Tensor;
+            call.shape("static_scale", [4]);
+        })
+        .refuses(kind!(Shape), &["scale", "[3, 3]", "[3, 2]"], |call| {
+            call.options.1 = Scaling::Group;
+            call.shape("scale", [3, 3]);
+        })
+        .refuses(kind!(Shape), &["smooth", "[5]", "[64]"], |call| call.shape("smooth", [5]))
+        .refuses(kind!(Shape), &["residual_in", "[3, 63]", "shape of x"], |call| {
+            call.shape("residual_in", [3, 63])
+        })
+        .refuses(kind!(Shape), &["residual_out", "[2, 64]"], |call| call.shape("residual_out", [2, 64]))
+        .refuses(kind!(Shape), &["out", "[2, 64]"], |call| call.shape("out", [2, 64]))
+        .refuses(kind!(Shape), &["x2", "[2, 32]", "[3, 32] (rows of x)"], |call| call.shape("x2", [2, 32]))
+        .refuses(kind!(Shape), &["weight2", "[5]", "[32] (columns of x2)"], |call| call.shape("weight2", [5]))
+        .refuses(kind!(Shape), &["out2", "[3, 64]"], |call| call.shape("out2", [3, 64]))
+        .refuses(kind!(Empty), &["x"], |call| {
+            for name in ["x", "residual_in", "residual_out", "out", "q"] {
+                call.shape(name, [3, 0]);
+            }
+            call.shape("weight", [0]);
+        })
+        .refuses(kind!(Stride), &["weight"], |call| call.strides("weight", [2]))
+        .refuses(kind!(Overlap), &["x and out"], |call| call.overlap("x", "out", 0));
+    for name in
+        ["x", "weight", "residual_in", "residual_out", "out", "x2", "weight2", "out2", "smooth", "q", "scale"]
+    {
+        table = table.refuses(kind!(DeviceMismatch), &[name], |call| call.elsewhere(name));
     }
-    let message = "fused_rmsnorm_fp8_quant: weight: shape [5], expected [64] (columns of x)";
-    assert_error(fp8!(x, w5, EPS, q, token!(scale)), kind!(Shape), &[message]);
-    let mut q2 = gpu.poisoned::<Fp8E4M3>([3, 32]);
-    assert_error(fp8!(x, w, EPS, q2, token!(scale)), kind!(Shape), &["q", "[3, 32]", "[3, 64] (shape of x)"]);
     for eps in [-1.0, f32::NAN, f32::INFINITY] {
-        assert_error(fp8!(x, w, eps, q, token!(scale)), kind!(Argument), &["eps"]);
+        table = table.refuses(kind!(Argument), &["eps"], |call| call.options.0 = eps);
     }
-    let mut four = gpu.poisoned::<f32>([4]);
-    assert_error(fp8!(x, w, EPS, q, token!(four)), kind!(Shape), &["scale", "[4]", "[3] (rows of x)"]);
-    let tensor = Fp8Scale::PerTensorStatic { scale: four.view() };
-    assert_error(fp8!(x, w, EPS, q, tensor), kind!(Shape), &["scale", "[4]", "[1]"]);
-    let mut groups = gpu.poisoned::<f32>([3, 3]);
-    let group = Fp8Scale::Group { size: GroupSize::G32, scale: groups.view_mut(), pow2: false };
-    assert_error(fp8!(x, w, EPS, q, group), kind!(Shape), &["scale", "[3, 3]", "[3, 2]"]);
-    let five = gpu.upload(&[1.0f32; 5], [5]);
-    let smooth = Fp8Scale::PerToken { scale: scale.view_mut(), smooth: Some(five.view()) };
-    assert_error(fp8!(x, w, EPS, q, smooth), kind!(Shape), &["smooth", "[5]", "[64]"]);
-    let (mut i8s, one) = (gpu.poisoned::<i8>([3, 64]), gpu.upload(&[1.0f32], [1]));
-    let tensor = Fp8Scale::PerTensorStatic { scale: one.view() };
-    assert_error(fp8!(x, w, EPS, i8s, tensor), kind!(DType), &["q", "i8"]);
-    let (empty, none) = (ones([3, 0]), gpu.upload::<bf16>(&[], [0]));
-    let mut no_codes = gpu.poisoned::<Fp8E4M3>([3, 0]);
-    assert_error(fp8!(empty, none, EPS, no_codes, token!(scale)), kind!(Empty), &["x"]);
+    let _ = fp8_table::<i8>().accepts(|_| {}).refuses(kind!(DType), &["q", "i8"], |call| {
+        call.options.1 = Scaling::Tensor;
+    });
+}
 
-    // Further rows, and overlaps.
-    let (x2, mut out2) = (ones([2, 64]), gpu.poisoned::<bf16>([2, 64]));
-    let first = NormRows { x: x.view(), weight: w.view(), eps: EPS, residual: None, out: None };
-    let second = SecondRows { x: x2.view(), weight: w.view(), eps: EPS, out: out2.view_mut() };
-    let result = hk_quant::fused_rmsnorm_fp8_quant(
-        gpu.stream(),
-        first,
-        Some(second),
-        q.view_mut(),
-        token!(scale),
-        false,
-    );
-    assert_error(result, kind!(Shape), &["x2", "[2, 64]", "[3, 64] (rows of x)"]);
-    let mut over = ones([3, 64]);
-    let out = over.view_mut();
-    let first = NormRows { x: out.alias(), weight: w.view(), eps: EPS, residual: None, out: Some(out) };
-    let result =
-        hk_quant::fused_rmsnorm_fp8_quant(gpu.stream(), first, None, q.view_mut(), token!(scale), false);
-    assert_error(result, kind!(Overlap), &["x and out"]);
-    gpu.assert_untouched(&over);
-    gpu.assert_untouched(&q);
-    gpu.assert_untouched(&scale);
-
-    // fp4.
-    let mut pairs = gpu.poisoned::<Fp4x2>([3, 32]);
-    let mut blocks = gpu.poisoned::<E8M0>([3, 2]);
-    macro_rules! fp4 {
-        ($x:expr, $w:expr, $q:expr, $scale:expr, $layout:ident, $mode:ident) => {{
-            let norm = NormRows { x: $x.view(), weight: $w.view(), eps: EPS, residual: None, out: None };
-            let (layout, mode) = (ScaleLayout::$layout, BlockScale::$mode);
-            hk_quant::fused_rmsnorm_mxfp4_quant(
-                gpu.stream(),
-                norm,
-                None,
-                $q.view_mut(),
-                $scale.view_mut(),
-                layout,
-                mode,
-                false,
-            )
-        }};
-    }
-    assert_error(fp4!(x63, w63, pairs, blocks, RowMajor, Even), kind!(Shape), &["x", "[3, 63]", "even"]);
-    let mut wide = gpu.poisoned::<Fp4x2>([3, 64]);
-    assert_error(fp4!(x, w, wide, blocks, RowMajor, Even), kind!(Shape), &["q", "[3, 64]", "[3, 32]"]);
-    let mut three = gpu.poisoned::<E8M0>([3, 3]);
-    assert_error(fp4!(x, w, pairs, three, RowMajor, Even), kind!(Shape), &["scale", "[3, 3]", "[3, 2]"]);
-    assert_error(fp4!(x, w, pairs, blocks, Shuffled950, Even), kind!(Shape), &["scale", "2048"]);
-    assert_error(fp4!(x, w, pairs, blocks, RowMajor, DivFloor), kind!(Argument), &["mode", "DivFloor"]);
-    gpu.assert_untouched(&pairs);
-    gpu.assert_untouched(&blocks);
+#[test]
+fn errors_of_mxfp4() {
+    let operator = |stream: &Stream, tensors: &mut Tensors, (layout, mode)| {
+        let (norm, second) = norm_rows::<bf16>(tensors, EPS);
+        let (q, scale) = (tensors.output("q"), tensors.output("scale"));
+        let options = options(layout, mode, false);
+        hk_quant::fused_rmsnorm_mxfp4_quant(stream, norm, second, q, scale, options)
+    };
+    norm_tensors::<bf16, _>(Refusals::new((ScaleLayout::RowMajor, BlockScale::Even), operator))
+        .output::<Fp4x2>("q", [3, 32])
+        .output::<E8M0>("scale", [3, 2])
+        .accepts(|_| {})
+        .refuses(kind!(Shape), &["x", "[3, 63]", "even"], |call| {
+            for name in ["x", "residual_in", "residual_out", "out"] {
+                call.shape(name, [3, 63]);
+            }
+            call.shape("weight", [63]);
+        })
+        .refuses(kind!(Shape), &["q", "[3, 64]", "[3, 32]"], |call| call.shape("q", [3, 64]))
+        .refuses(kind!(Shape), &["scale", "[3, 3]", "[3, 2]"], |call| call.shape("scale", [3, 3]))
+        .refuses(kind!(Shape), &["scale", "[3, 2]", "[2048]"], |call| {
+            call.options.0 = ScaleLayout::Shuffled950;
+        })
+        .refuses(kind!(Argument), &["mode", "DivFloor"], |call| call.options.1 = BlockScale::DivFloor)
+        .refuses_other_devices();
 }
 
 const INPUTS: [&str; 6] = ["x", "residual_in", "weight", "x2", "weight2", "smooth"];
 const OUTPUTS: [&str; 4] = ["residual_out", "out", "out2", "scale"];
 
-/// The answer where input `i` begins a shared tensor and output `o` lies `ahead` elements on in it. Of fp4 the last input and
-/// the last output take no part.
+/// The result with output `o` in memory that it shares with input `i`, `ahead` elements behind its first. fp4 does not have the
+/// last input and output.
 fn run_overlapping(gpu: &Gpu, fp4: bool, [i, o]: [usize; 2], ahead: usize) -> Result<()> {
     const SHAPE: [usize; 2] = [1, 2];
     let inputs = [(); 6].map(|()| gpu.upload(&[1.0f32; 2], SHAPE));
@@ -796,18 +878,16 @@ fn run_overlapping(gpu: &Gpu, fp4: bool, [i, o]: [usize; 2], ahead: usize) -> Re
             second,
             q,
             scale,
-            layout,
-            mode,
-            false,
+            options(layout, mode, false),
         );
     }
     let scale = scale.flatten("", "").unwrap().slice(0, 0..1).unwrap();
     let scale = Fp8Scale::PerToken { scale, smooth: Some(smooth) };
-    hk_quant::fused_rmsnorm_fp8_quant(gpu.stream(), norm, second, q.view_mut(), scale, false)
+    hk_quant::fused_rmsnorm_fp8_quant(gpu.stream(), norm, second, q.view_mut(), scale, NormRounding::F32)
 }
 
-/// No output shares memory with an input, but for `residual_out`, which may be `x` or `residual_in` exactly. Outputs cannot
-/// share memory with each other: views of them are borrowed mutably.
+/// No output shares memory with an input, except `residual_out`, which may alias `x` or `residual_in` exactly. Outputs cannot
+/// share memory with each other: their views are borrowed mutably.
 #[test]
 fn overlaps_are_refused() {
     let gpu = &kit::devices()[0];
@@ -842,13 +922,25 @@ fn rows_that_are_too_long_are_refused() {
         let norm = || NormRows { x: x.view(), weight: weight.view(), eps: EPS, residual: None, out: None };
         let second = SecondRows { x: x2.view(), weight: weight.view(), eps: EPS, out: out2.view_mut() };
         let per_token = Fp8Scale::PerToken { scale: scale.view_mut(), smooth: None };
-        let result =
-            hk_quant::fused_rmsnorm_fp8_quant(stream, norm(), Some(second), q.view_mut(), per_token, false);
+        let result = hk_quant::fused_rmsnorm_fp8_quant(
+            stream,
+            norm(),
+            Some(second),
+            q.view_mut(),
+            per_token,
+            NormRounding::F32,
+        );
         assert_error(result, kind!(TooLarge), &["fused_rmsnorm_fp8_quant", &message, "536870911"]);
         let second = SecondRows { x: x2.view(), weight: weight.view(), eps: EPS, out: out2.view_mut() };
         let (q, scale) = (pairs.view_mut(), exponents.view_mut());
-        let result =
-            hk_quant::fused_rmsnorm_mxfp4_quant(stream, norm(), Some(second), q, scale, layout, mode, false);
+        let result = hk_quant::fused_rmsnorm_mxfp4_quant(
+            stream,
+            norm(),
+            Some(second),
+            q,
+            scale,
+            options(layout, mode, false),
+        );
         assert_error(result, kind!(TooLarge), &["fused_rmsnorm_mxfp4_quant", &message, "536870911"]);
     }
 }

@@ -1,26 +1,23 @@
-//! What holds of every operator: rows do not depend on each other or on how tensors lie in memory; what shares memory, or is of
-//! another device, is refused.
+//! Every operator: batch invariance, independence of the layout, tensors of other devices, limits.
 
-mod common;
-
-use common::bytes;
-use hk_core::quant::{BlockScale, GroupSize, ScaleLayout, shuffled_len};
+use crate::common::bytes;
+use hk_core::quant::{BlockScale, GroupSize, ScaleLayout};
 use hk_core::{Device, E8M0, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, Fp8E5M2, Layout, bf16};
 use hk_quant::{
-    Fp8Scale, GroupOptions, MoeOrder, MxOptions, NormRows, OPERATORS, downcast_to_mxfp,
-    downcast_to_static_fp8, dynamic_mxfp4_quant, fp8_fnuz_to_ocp, fp8_ocp_to_fnuz, fused_rmsnorm_fp8_quant,
-    fused_rmsnorm_mxfp4_quant, group_quant, moe_smoothquant, per_tensor_quant_dynamic,
-    per_tensor_quant_static, per_token_quant, shuffle_scales, smoothquant, unshuffle_scales,
-    upcast_from_mxfp,
+    Fp8Scale, GroupOptions, GroupScaleRule, MoeOrder, MxOptions, NormMxfp4Options, NormRounding, NormRows,
+    OPERATORS, PerTokenOptions, downcast_to_mxfp, downcast_to_static_fp8, dynamic_mxfp4_quant,
+    fp8_fnuz_to_ocp, fp8_ocp_to_fnuz, fused_rmsnorm_fp8_quant, fused_rmsnorm_mxfp4_quant, group_quant,
+    moe_smoothquant, per_tensor_quant_dynamic, per_tensor_quant_static, per_token_quant, shuffle_scales,
+    smoothquant, upcast_from_mxfp,
 };
 use hk_testkit::{self as kit, Fill, Gpu, Place, RowCase, Tensor, assert_error, kind};
 
-/// A place for rows: on 16 bytes without gaps, or neither.
+/// A place for rows: aligned and contiguous, or neither.
 fn place(rows: usize, cols: usize, odd: bool) -> Place {
     if odd { Place::rows([rows, cols], cols + 3).shifted(1) } else { Place::contiguous([rows, cols]) }
 }
 
-/// The bytes of outputs with as many rows each, row by row.
+/// The bytes of outputs, row by row.
 fn by_rows(rows: usize, outputs: &[&[u8]]) -> Vec<Vec<u8>> {
     let of_row = |row: usize| {
         let parts = outputs.iter().flat_map(|o| &o[row * (o.len() / rows)..(row + 1) * (o.len() / rows)]);
@@ -29,7 +26,7 @@ fn by_rows(rows: usize, outputs: &[&[u8]]) -> Vec<Vec<u8>> {
     (0..rows).map(of_row).collect()
 }
 
-/// Checks that the bytes of a row are the same among others and alone, on 16 bytes and not.
+/// Checks batch invariance: the bytes of a row are the same in a batch and in a batch of one, aligned and not.
 #[track_caller]
 fn check(cols: usize, run: impl Fn(&Gpu, &Tensor<bf16>, [usize; 2], bool) -> Vec<Vec<u8>>) {
     const ROWS: usize = 19;
@@ -108,7 +105,7 @@ fn rows_of_groups_and_blocks_are_independent() {
             let groups = [rows, cols.div_ceil(64)];
             let (mut q, mut scale) =
                 (gpu.poisoned::<Fp8E4M3>(place(rows, cols, odd)), gpu.poisoned::<f32>(groups));
-            let options = GroupOptions { group: GroupSize::G64, pow2_scale: false };
+            let options = GroupOptions { group: GroupSize::G64, scale_rule: GroupScaleRule::Exact };
             group_quant(gpu.stream(), x.view(), q.view_mut(), scale.view_mut(), options).unwrap();
             let blocks = [rows, cols.div_ceil(32)];
             let mut pairs = gpu.poisoned::<Fp4x2>(place(rows, cols / 2, odd));
@@ -124,13 +121,13 @@ fn rows_of_groups_and_blocks_are_independent() {
     }
 }
 
-/// Along the last axis, and along one in the middle: `inner` columns behind each of its places.
+/// Along the last axis, and along one in the middle with `inner` columns after it.
 #[test]
 fn rows_of_mx_tensors_are_independent() {
     for (cols, inner) in [(96, 1), (102, 1), (2880, 1), (64 * 48, 48), (66 * 16, 16)] {
         check(cols, |gpu, x, [rows, cols], odd| {
             let length = cols / inner;
-            // Of one inner column the axis is the last.
+            // With one inner column the axis is the last.
             let rank = if inner == 1 { 2 } else { 3 };
             let place = |length: usize| {
                 let row_stride = place(rows, length * inner, odd).layout().strides()[0];
@@ -181,13 +178,12 @@ fn rows_of_fused_norms_are_independent() {
                 out: Some(out.view_mut()),
             };
             let mode = Fp8Scale::PerToken { scale: scale.view_mut(), smooth: None };
-            fused_rmsnorm_fp8_quant(gpu.stream(), norm, None, q.view_mut(), mode, false).unwrap();
+            fused_rmsnorm_fp8_quant(gpu.stream(), norm, None, q.view_mut(), mode, NormRounding::F32).unwrap();
             let mut pairs = gpu.poisoned::<Fp4x2>(place(rows, cols / 2, odd));
             let mut exponents = gpu.poisoned::<E8M0>([rows, cols.div_ceil(32)]);
             let norm = NormRows { x: x.view(), weight: weight.view(), eps: 1e-6, residual: None, out: None };
-            let (layout, mode) = (ScaleLayout::RowMajor, BlockScale::Even);
             let (p, e) = (pairs.view_mut(), exponents.view_mut());
-            fused_rmsnorm_mxfp4_quant(gpu.stream(), norm, None, p, e, layout, mode, false).unwrap();
+            fused_rmsnorm_mxfp4_quant(gpu.stream(), norm, None, p, e, NormMxfp4Options::default()).unwrap();
             let (out, q, scale) = (gpu.download(&out), gpu.download(&q), gpu.download(&scale));
             let (pairs, exponents) = (gpu.download(&pairs), gpu.download(&exponents));
             let all = [
@@ -202,7 +198,7 @@ fn rows_of_fused_norms_are_independent() {
     }
 }
 
-/// The first tensor of each call is of another device than the stream.
+/// The tensors of each call are on another device than the stream.
 #[test]
 fn tensors_of_another_device_are_refused() {
     let (here, there) = (Device::open("emu:gfx942").unwrap(), Device::open("emu:gfx950").unwrap());
@@ -218,114 +214,9 @@ fn tensors_of_another_device_are_refused() {
     }
 }
 
-/// Every pair of arguments that can have the same type, one of which is written, in memory that they share.
+/// Lengths beyond the kernels' parameters, of broadcast views.
 #[test]
-fn shared_memory_is_refused() {
-    let gpu = &kit::devices()[0];
-    let stream = gpu.stream();
-    let mut floats = gpu.upload(&[1.0f32; 256], [4, 64]);
-    let ones = gpu.upload(&[1.0f32; 64], [64]);
-    let x = gpu.upload(&[bf16::ONE; 256], [4, 64]);
-    let mut q = gpu.poisoned::<Fp8E4M3>([4, 64]);
-    /// A matrix of f32 and four of its elements.
-    macro_rules! shared {
-        () => {{
-            let whole = floats.view_mut();
-            let matrix = whole.alias();
-            let four = whole.slice(0, 0..1).unwrap().slice(1, 0..4).unwrap().split_axis(1, 4).unwrap();
-            (matrix, four)
-        }};
-    }
-    macro_rules! four {
-        ($four:expr) => {
-            $four.flatten("test", "four").unwrap()
-        };
-    }
-    let (matrix, four) = shared!();
-    let result = per_token_quant(stream, matrix, q.view_mut(), four!(four), None);
-    assert_error(result, kind!(Overlap), &["x and scale"]);
-    let (matrix, four) = shared!();
-    let result = smoothquant(stream, matrix, ones.view(), q.view_mut(), four!(four));
-    assert_error(result, kind!(Overlap), &["x and scale"]);
-    let (matrix, four) = shared!();
-    let row = matrix.slice(0, 0..1).unwrap().flatten("test", "row").unwrap();
-    let result = smoothquant(stream, x.view(), row, q.view_mut(), four!(four));
-    assert_error(result, kind!(Overlap), &["smooth and scale"]);
-    let ids = gpu.upload(&[0i32; 4], [4, 1]);
-    let (matrix, four) = shared!();
-    let (experts, order) = (matrix, MoeOrder::TokenMajor);
-    let result = moe_smoothquant(stream, x.view(), experts, ids.view(), q.view_mut(), four!(four), order);
-    assert_error(result, kind!(Overlap), &["smooth and scale"]);
-    let (matrix, four) = shared!();
-    let all_ones = gpu.upload(&[1.0f32; 64], [1, 64]);
-    let result =
-        moe_smoothquant(stream, matrix, all_ones.view(), ids.view(), q.view_mut(), four!(four), order);
-    assert_error(result, kind!(Overlap), &["x and scale"]);
-    let (matrix, four) = shared!();
-    let options = GroupOptions { group: GroupSize::G64, pow2_scale: false };
-    let column = four!(four).split_axis(0, 1).unwrap();
-    let result = group_quant(stream, matrix, q.view_mut(), column, options);
-    assert_error(result, kind!(Overlap), &["x and scale"]);
-    gpu.assert_untouched(&floats);
-
-    // Scales of fp8 may be converted in place, but not next to it.
-    let codes = gpu.upload(&[Fp8E4M3(0); 8], [2, 4]);
-    let mut out = gpu.poisoned::<Fp8E4M3Fnuz>([2, 4]);
-    let mut some = gpu.upload(&[1.0f32; 4], [4]);
-    let whole = some.view_mut();
-    let (first, last) = (whole.alias().slice(0, 0..3).unwrap(), whole.slice(0, 1..4).unwrap());
-    let result = fp8_ocp_to_fnuz(stream, codes.view(), first, out.view_mut(), last);
-    assert_error(result, kind!(Overlap), &["scale and scale_out"]);
-
-    let len = shuffled_len(2, 8).unwrap();
-    let mut exponents = gpu.upload(&vec![E8M0(1); len + 16], [len + 16]);
-    let whole = exponents.view_mut();
-    let plain = whole.alias().slice(0, len - 1..len + 15).unwrap().split_axis(0, 8).unwrap();
-    let result = shuffle_scales(stream, plain, whole.slice(0, 0..len).unwrap());
-    assert_error(result, kind!(Overlap), &["plain and shuffled"]);
-    let whole = exponents.view_mut();
-    let shuffled = whole.alias().slice(0, 0..len).unwrap();
-    let plain = whole.slice(0, len - 1..len + 15).unwrap().split_axis(0, 8).unwrap();
-    assert_error(unshuffle_scales(stream, shuffled, plain), kind!(Overlap), &["shuffled and plain"]);
-    gpu.assert_untouched(&exponents);
-
-    // The norm: residual_out on x, out on residual_in, on each other; scale on x.
-    let (mut a, mut b) = (gpu.upload(&[bf16::ONE; 256], [4, 64]), gpu.upload(&[bf16::ONE; 256], [4, 64]));
-    let weight = gpu.upload(&[bf16::ONE; 64], [64]);
-    let mut three_q = gpu.poisoned::<Fp8E4M3>([3, 64]);
-    let mut three = gpu.poisoned::<f32>([3]);
-    macro_rules! norm {
-        ($norm:expr) => {{
-            let mode = Fp8Scale::PerToken { scale: three.view_mut(), smooth: None };
-            fused_rmsnorm_fp8_quant::<bf16, bf16, _>(stream, $norm, None, three_q.view_mut(), mode, false)
-        }};
-    }
-    let w = weight.view();
-    let over = a.view_mut();
-    let (rows, shifted) = (over.alias().slice(0, 0..3).unwrap(), over.slice(0, 1..4).unwrap());
-    let residual = Some((x.view().slice(0, 0..3).unwrap(), shifted));
-    let rows = NormRows { x: rows, weight: w, eps: 1e-6, residual, out: None };
-    assert_error(norm!(rows), kind!(Overlap), &["x and residual_out"]);
-    let over = a.view_mut();
-    let (residual_in, shifted) = (over.alias().slice(0, 0..3).unwrap(), over.slice(0, 1..4).unwrap());
-    let (rows, sums) = (x.view().slice(0, 0..3).unwrap(), b.view_mut().slice(0, 0..3).unwrap());
-    let rows =
-        NormRows { x: rows, weight: w, eps: 1e-6, residual: Some((residual_in, sums)), out: Some(shifted) };
-    assert_error(norm!(rows), kind!(Overlap), &["residual_in and out"]);
-    let (matrix, four) = shared!();
-    let rows = NormRows { x: matrix, weight: ones.view(), eps: 1e-6, residual: None, out: None };
-    let mode = Fp8Scale::PerToken { scale: four!(four), smooth: None };
-    let result = fused_rmsnorm_fp8_quant::<f32, f32, Fp8E4M3>(stream, rows, None, q.view_mut(), mode, false);
-    assert_error(result, kind!(Overlap), &["x and scale"]);
-    for tensor in [&a, &b] {
-        gpu.assert_untouched(tensor);
-    }
-    gpu.assert_untouched(&q);
-}
-
-/// Lengths that do not fit the kernels' parameters, of views that repeat one element.
-#[test]
-fn what_is_too_large_is_refused() {
+fn too_large_lengths_are_refused() {
     let gpu = &kit::devices()[0];
     let stream = gpu.stream();
     let (one, scale) = (gpu.upload(&[bf16::ONE], [1]), gpu.upload(&[E8M0(1)], [1, 1]));
@@ -341,7 +232,7 @@ fn what_is_too_large_is_refused() {
     gpu.assert_untouched(&exponents);
 }
 
-/// Rows that do not fit a kernel's window, of tensors that have none; the norms' are in `fused_rmsnorm.rs`.
+/// Rows beyond a buffer descriptor's range, in tensors without rows; the norms' are in `fused_rmsnorm.rs`.
 #[test]
 fn rows_that_are_too_long_are_refused() {
     const SHAPE: [usize; 2] = [0, 1 << 29];
@@ -354,13 +245,13 @@ fn rows_that_are_too_long_are_refused() {
     let (ocp, fnuz) = (gpu.upload::<Fp8E4M3>(&[], SHAPE), gpu.upload::<Fp8E4M3Fnuz>(&[], SHAPE));
     let mut out = gpu.poisoned::<Fp8E4M3Fnuz>(SHAPE);
     let (xv, order) = (x.view(), MoeOrder::TokenMajor);
-    let group = GroupOptions { group: GroupSize::G128, pow2_scale: false };
+    let group = GroupOptions { group: GroupSize::G128, scale_rule: GroupScaleRule::Exact };
     let mx = MxOptions { mode: BlockScale::Even, scale_layout: ScaleLayout::RowMajor };
 
     let s = one.view();
     let result = smoothquant(stream, xv, s, q.view_mut(), scale.view_mut());
     assert_error(result, kind!(TooLarge), &["smoothquant: x: 536870912 columns", "536870911"]);
-    let result = per_token_quant(stream, xv, q.view_mut(), scale.view_mut(), None);
+    let result = per_token_quant(stream, xv, q.view_mut(), scale.view_mut(), PerTokenOptions::default());
     assert_error(result, kind!(TooLarge), &["per_token_quant: x: 536870912 columns", "536870911"]);
     let result =
         moe_smoothquant(stream, xv, smooth.view(), ids.view(), q.view_mut(), scale.view_mut(), order);
@@ -383,7 +274,7 @@ fn rows_that_are_too_long_are_refused() {
     gpu.assert_untouched(&scale);
 }
 
-/// Inputs that lie in columns give what those in rows do: elements next to each other along the axis, or across it.
+/// Row-major and column-major inputs give the same result.
 #[test]
 fn upcast_takes_any_strides() {
     fn run<E: hk_core::quant::MxElement>(gpu: &Gpu, codes: &[E], length: usize, inner: usize) {

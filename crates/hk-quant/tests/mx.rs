@@ -1,20 +1,18 @@
 //! MX blocks: scales, elements, layouts, axes.
 
-mod common;
-
-use common::{bytes, f32s};
+use crate::common::{bytes, f32s};
 use hk_core::quant::{BlockRule, BlockScale, MxElement, ScaleLayout, shuffled_index, shuffled_len};
-use hk_core::{
-    Device, E8M0, Float, Fp4, Fp4Rounding, Fp4x2, Fp8E4M3, Fp8E5M2, Layout, TensorView, bf16, f16,
-};
+use hk_core::{E8M0, Float, Fp4, Fp4Rounding, Fp4x2, Fp8E4M3, Fp8E5M2, Layout, Stream, bf16, f16};
 use hk_quant::{
     MxOptions, downcast_to_mxfp, dynamic_mxfp4_quant, shuffle_scales, unshuffle_scales, upcast_from_mxfp,
 };
-use hk_testkit::{self as kit, Fill, Gpu, Place, RowCase, assert_error, kind, proptest::prelude::*};
+use hk_testkit::{
+    self as kit, CallElement, Fill, Gpu, Place, Refusals, RowCase, Tensors, kind, proptest::prelude::*,
+};
 
 const MODES: [BlockScale; 3] = [BlockScale::Even, BlockScale::RoundUp, BlockScale::Floor];
 
-/// Blocks of rows by a scalar model: codes of the elements and of the scales.
+/// Blocks of rows by a scalar model: bytes of the elements and of the scales.
 fn model(x: &[f32], cols: usize, rule: BlockRule, encode: impl Fn(f32) -> u8) -> (Vec<u8>, Vec<u8>) {
     let (mut q, mut scales) = (Vec::new(), Vec::new());
     for block in x.chunks(cols).flat_map(|row| row.chunks(32)) {
@@ -32,7 +30,7 @@ fn pairs(codes: &[u8]) -> Vec<u8> {
     codes.chunks(2).map(|c| c[0] | c[1] << 4).collect()
 }
 
-/// Runs `dynamic_mxfp4_quant` in a layout; the bytes of both outputs as they lie.
+/// Runs `dynamic_mxfp4_quant` with a scale layout. Returns the bytes of both outputs.
 fn quantize<T: Float>(
     gpu: &Gpu,
     c: &RowCase<T>,
@@ -58,7 +56,7 @@ fn check<T: Float>(c: &RowCase<T>) {
     let blocks = c.cols.div_ceil(32);
     for gpu in kit::devices() {
         for mode in MODES {
-            let encode = |v| Fp4::from_f32(v, Fp4Rounding::NearestEven).code();
+            let encode = |v| Fp4::from_f32(v, Fp4Rounding::NearestEven).to_bits();
             let (codes, scales) = model(&f32s(&c.x), c.cols, BlockRule::fp4(mode, 0), encode);
             let want = (pairs(&codes), scales);
             assert!(
@@ -159,7 +157,7 @@ fn special_blocks() {
     }
 }
 
-/// The error bound of the modes that do not clip; a power of two goes to the scale; values of values are the values.
+/// The error bound of the modes that do not clip; a power-of-two factor moves to the scale; requantizing changes nothing.
 #[test]
 fn guarantees() {
     let c = RowCase::<f32>::new(20, 96, Fill::Normal, 5, [(96, 0); 4]);
@@ -169,7 +167,7 @@ fn guarantees() {
             let mut back = RowCase::<f32>::new(20, 96, Fill::Normal, 5, [(96, 0); 4]);
             for (i, &x) in c.x.iter().enumerate() {
                 let scale = f64::from(E8M0(s[i / 32]).to_f32());
-                let value = f64::from(Fp4::from_code(q[i / 2] >> (4 * (i % 2))).to_f32()) * scale;
+                let value = f64::from(Fp4::from_bits(q[i / 2] >> (4 * (i % 2))).to_f32()) * scale;
                 let v = f64::from(x).abs() / scale;
                 let bound = if v <= 2.0 {
                     0.25
@@ -184,7 +182,7 @@ fn guarantees() {
             let (q2, s2) = quantize(&gpu, &back, mode, ScaleLayout::RowMajor);
             for (i, &x) in back.x.iter().enumerate() {
                 let scale = E8M0(s2[i / 32]).to_f32();
-                assert_eq!(Fp4::from_code(q2[i / 2] >> (4 * (i % 2))).to_f32() * scale, x);
+                assert_eq!(Fp4::from_bits(q2[i / 2] >> (4 * (i % 2))).to_f32() * scale, x);
             }
             let mut scaled = RowCase::<f32>::new(20, 96, Fill::Normal, 5, [(96, 0); 4]);
             scaled.x.iter_mut().for_each(|x| *x *= 32.0);
@@ -201,17 +199,17 @@ fn turned<T: Copy>(x: &[T], [outer, length, inner]: [usize; 3]) -> Vec<T> {
     (0..outer * length * inner).map(|i| x[place(i)]).collect()
 }
 
-/// Downcast along each axis of a matrix and of one with strides, against the scalar model; and back.
+/// Downcast along each axis, contiguous and strided, against the scalar model; and back.
 fn check_axis<T: Float, E: MxElement>(c: &RowCase<T>, mode: BlockScale) {
     let (max, mantissa) = E::RANGE;
     let rule = BlockRule::new(mode, max, mantissa, 1);
     let encode = |v: f32| match E::PER_ELEMENT {
-        2 => Fp4::from_f32(v, Fp4Rounding::NearestAway).code(),
+        2 => Fp4::from_f32(v, Fp4Rounding::NearestAway).to_bits(),
         _ if mantissa == 3 => Fp8E4M3::from_f32_saturating(v).0,
         _ => Fp8E5M2::from_f32_saturating(v).0,
     };
     let decode = |code: u8| match E::PER_ELEMENT {
-        2 => Fp4::from_code(code).to_f32(),
+        2 => Fp4::from_bits(code).to_f32(),
         _ if mantissa == 3 => Fp8E4M3(code).to_f32(),
         _ => Fp8E5M2(code).to_f32(),
     };
@@ -256,7 +254,7 @@ fn check_axis<T: Float, E: MxElement>(c: &RowCase<T>, mode: BlockScale) {
     }
 }
 
-/// Every scale with every code.
+/// Every scale with every element value.
 #[test]
 fn upcast_is_exact() {
     fn run<T: Float, E: MxElement>(q: &[E], decode: impl Fn(usize) -> f32) {
@@ -301,7 +299,7 @@ fn scales_are_shuffled_and_back() {
                 want[shuffled_index(i / blocks, i % blocks, blocks)] = *s;
             }
             assert_eq!(got.data, want);
-            // Back, to columns.
+            // Back, column-major.
             let layout = Layout::with_strides([rows, blocks], [1, rows + 1]).unwrap();
             let mut back = gpu.poisoned::<E8M0>(Place::new(layout));
             unshuffle_scales(gpu.stream(), shuffled.view(), back.view_mut()).unwrap();
@@ -311,9 +309,9 @@ fn scales_are_shuffled_and_back() {
     }
 }
 
-/// The shuffled order begins at any address.
+/// Shuffled scales begin at any address.
 #[test]
-fn shuffled_scales_lie_anywhere() {
+fn shuffled_scales_have_any_alignment() {
     let (rows, blocks) = (70, 16);
     let c = RowCase::<bf16>::new(rows, 32 * blocks, Fill::Wide, 3, [(32 * blocks, 0); 4]);
     let len = shuffled_len(rows, blocks).unwrap();
@@ -336,62 +334,101 @@ fn shuffled_scales_lie_anywhere() {
 }
 
 #[test]
-fn errors() {
-    let gpu = &kit::devices()[0];
-    let stream = gpu.stream();
-    let x = gpu.upload(&[bf16::ONE; 128], [2, 64]);
-    let (mut q, mut scale) = (gpu.poisoned::<Fp4x2>([2, 32]), gpu.poisoned::<E8M0>([2, 2]));
-    let options = MxOptions { mode: BlockScale::Even, scale_layout: ScaleLayout::RowMajor };
-    let floor = MxOptions { mode: BlockScale::DivFloor, ..options };
-    let result = dynamic_mxfp4_quant(stream, x.view(), q.view_mut(), scale.view_mut(), floor);
-    assert_error(result, kind!(Argument), &["dynamic_mxfp4_quant: mode", "DivFloor"]);
-    let odd: TensorView<bf16> = x.view().slice(1, 0..63).unwrap();
-    let result = dynamic_mxfp4_quant(stream, odd, q.view_mut(), scale.view_mut(), options);
-    assert_error(result, kind!(Shape), &["x", "[2, 63]", "even"]);
-    let half = x.view().slice(1, 0..32).unwrap();
-    let result = dynamic_mxfp4_quant(stream, half, q.view_mut(), scale.view_mut(), options);
-    assert_error(result, kind!(Shape), &["q", "[2, 32]", "[2, 16]"]);
-    let columns = MxOptions { scale_layout: ScaleLayout::ColMajor, ..options };
-    let result = dynamic_mxfp4_quant(stream, x.view(), q.view_mut(), scale.view_mut(), columns);
-    assert_error(result, kind!(Stride), &["scale", "ColMajor"]);
-    let shuffled = MxOptions { scale_layout: ScaleLayout::Shuffled950, ..options };
-    let mut small = gpu.poisoned::<E8M0>([2047]);
-    let result = dynamic_mxfp4_quant(stream, x.view(), q.view_mut(), small.view_mut(), shuffled);
-    assert_error(result, kind!(Shape), &["scale", "[2047]", "[2048]"]);
+fn errors_of_dynamic_mxfp4_quant() {
+    let operator = |stream: &Stream, tensors: &mut Tensors, options| {
+        let x = tensors.input::<bf16>("x");
+        dynamic_mxfp4_quant(stream, x, tensors.output("q"), tensors.output("scale"), options)
+    };
+    Refusals::new(MxOptions::default(), operator)
+        .input::<bf16>("x", [2, 64])
+        .output::<Fp4x2>("q", [2, 32])
+        .output::<E8M0>("scale", [2, 2])
+        .accepts(|_| {})
+        .refuses(kind!(Argument), &["dynamic_mxfp4_quant: mode", "DivFloor"], |call| {
+            call.options.mode = BlockScale::DivFloor;
+        })
+        .refuses(kind!(Shape), &["x", "[2, 63]", "even"], |call| call.shape("x", [2, 63]))
+        .refuses(kind!(Shape), &["q", "[2, 32]", "[2, 16]"], |call| call.shape("x", [2, 32]))
+        .refuses(kind!(Shape), &["scale", "[2, 3]", "[2, 2]"], |call| call.shape("scale", [2, 3]))
+        .refuses(kind!(Stride), &["scale", "ColMajor"], |call| {
+            call.options.scale_layout = ScaleLayout::ColMajor;
+        })
+        .refuses(kind!(Shape), &["scale", "[2047]", "[2048]"], |call| {
+            call.options.scale_layout = ScaleLayout::Shuffled950;
+            call.shape("scale", [2047]);
+        })
+        .refuses_other_devices();
+}
 
-    let down = downcast_to_mxfp::<bf16, Fp4x2>;
-    let up_mode = BlockScale::RoundUp;
-    let result = down(stream, x.view(), q.view_mut(), scale.view_mut(), 2, up_mode);
-    assert_error(result, kind!(Argument), &["downcast_to_mxfp: axis", "2"]);
-    let result = down(stream, x.view(), q.view_mut(), scale.view_mut(), -3, up_mode);
-    assert_error(result, kind!(Argument), &["axis", "-3"]);
-    let result = down(stream, x.view(), q.view_mut(), scale.view_mut(), 1, BlockScale::Even);
-    assert_error(result, kind!(Argument), &["mode", "Even"]);
-    let result = down(stream, odd, q.view_mut(), scale.view_mut(), 1, up_mode);
-    assert_error(result, kind!(Shape), &["x", "even length of axis 1"]);
-    let result = down(stream, x.view(), q.view_mut(), scale.view_mut(), 0, up_mode);
-    assert_error(result, kind!(Shape), &["q", "[2, 32]", "[1, 64]"]);
-    let mut three = gpu.poisoned::<E8M0>([2, 3]);
-    let result = down(stream, x.view(), q.view_mut(), three.view_mut(), 1, up_mode);
-    assert_error(result, kind!(Shape), &["scale", "[2, 3]", "[2, 2]"]);
-    let floats = gpu.upload(&[1.0f32; 128], [2, 64]);
-    let result = downcast_to_mxfp(stream, floats.view(), q.view_mut(), scale.view_mut(), 1, up_mode);
-    assert_error(result, kind!(DType), &["x", "f32", "bf16, f16"]);
-    let mut out = gpu.poisoned::<bf16>([2, 62]);
-    let result = upcast_from_mxfp(stream, q.view(), scale.view(), out.view_mut(), 1);
-    assert_error(result, kind!(Shape), &["upcast_from_mxfp: q", "[2, 32]", "[2, 31]"]);
+/// The tensors of either direction, `x` of type `T`.
+fn mxfp<'f, T: CallElement + Float>(down: bool) -> Refusals<'f, (isize, BlockScale)> {
+    let operator = move |stream: &Stream, tensors: &mut Tensors, (axis, mode)| {
+        if down {
+            let (q, scale) = (tensors.output::<Fp4x2>("q"), tensors.output("scale"));
+            downcast_to_mxfp(stream, tensors.input::<T>("x"), q, scale, axis, mode)
+        } else {
+            let (q, scale) = (tensors.input::<Fp4x2>("q"), tensors.input("scale"));
+            upcast_from_mxfp(stream, q, scale, tensors.output::<T>("out"), axis)
+        }
+    };
+    let table = Refusals::new((1, BlockScale::RoundUp), operator);
+    if down {
+        table.input::<T>("x", [2, 64]).output::<Fp4x2>("q", [2, 32]).output::<E8M0>("scale", [2, 2])
+    } else {
+        table.input::<Fp4x2>("q", [2, 32]).input::<E8M0>("scale", [2, 2]).output::<T>("out", [2, 64])
+    }
+}
 
-    let mut short = gpu.poisoned::<E8M0>([100]);
-    assert_error(
-        shuffle_scales(stream, scale.view(), short.view_mut()),
-        kind!(Shape),
-        &["shuffled", "[100]", "[2048]"],
-    );
-    let none = gpu.upload::<E8M0>(&[], [2, 0]);
-    assert_error(shuffle_scales(stream, none.view(), short.view_mut()), kind!(Empty), &["plain"]);
-    let other = Device::open("emu:gfx950").unwrap().create_stream().unwrap();
-    let result = dynamic_mxfp4_quant(&other, x.view(), q.view_mut(), scale.view_mut(), options);
-    assert_error(result, kind!(DeviceMismatch), &["x"]);
-    gpu.assert_untouched(&q);
-    gpu.assert_untouched(&scale);
+#[test]
+fn errors_of_mxfp() {
+    mxfp::<bf16>(true)
+        .accepts(|_| {})
+        .accepts(|call| call.options.0 = -1)
+        .refuses(kind!(Argument), &["downcast_to_mxfp: axis", "2"], |call| call.options.0 = 2)
+        .refuses(kind!(Argument), &["axis", "-3"], |call| call.options.0 = -3)
+        .refuses(kind!(Argument), &["mode", "Even"], |call| call.options.1 = BlockScale::Even)
+        .refuses(kind!(Shape), &["x", "even length of axis 1"], |call| call.shape("x", [2, 63]))
+        .refuses(kind!(Shape), &["q", "[2, 32]", "[1, 64]"], |call| call.options.0 = 0)
+        .refuses(kind!(Shape), &["scale", "[2, 3]", "[2, 2]"], |call| call.shape("scale", [2, 3]))
+        .refuses(kind!(Empty), &["x", "[2, 0]"], |call| call.shape("x", [2, 0]))
+        .refuses_other_devices();
+    mxfp::<f32>(true).refuses(kind!(DType), &["x", "f32", "bf16, f16"], |_| {});
+    mxfp::<bf16>(false)
+        .accepts(|_| {})
+        .refuses(kind!(Shape), &["upcast_from_mxfp: q", "[2, 32]", "[2, 31]"], |call| {
+            call.shape("out", [2, 62])
+        })
+        .refuses(kind!(Argument), &["upcast_from_mxfp: axis", "2"], |call| call.options.0 = 2)
+        .refuses_other_devices();
+    mxfp::<f32>(false).refuses(kind!(DType), &["out", "f32", "bf16, f16"], |_| {});
+}
+
+#[test]
+fn errors_of_shuffled_scales() {
+    let shuffle = |stream: &Stream, tensors: &mut Tensors, ()| {
+        shuffle_scales(stream, tensors.input("plain"), tensors.output("shuffled"))
+    };
+    Refusals::new((), shuffle)
+        .input::<E8M0>("plain", [2, 2])
+        .output::<E8M0>("shuffled", [2048])
+        .accepts(|_| {})
+        .refuses(kind!(Shape), &["shuffle_scales: shuffled", "[100]", "[2048]"], |call| {
+            call.shape("shuffled", [100])
+        })
+        .refuses(kind!(Empty), &["plain"], |call| call.shape("plain", [2, 0]))
+        .refuses(kind!(Stride), &["shuffled"], |call| call.strides("shuffled", [2]))
+        .refuses_other_devices()
+        .refuses_overlaps();
+    let unshuffle = |stream: &Stream, tensors: &mut Tensors, ()| {
+        unshuffle_scales(stream, tensors.input("shuffled"), tensors.output("plain"))
+    };
+    Refusals::new((), unshuffle)
+        .input::<E8M0>("shuffled", [2048])
+        .output::<E8M0>("plain", [2, 2])
+        .accepts(|_| {})
+        .refuses(kind!(Shape), &["unshuffle_scales: shuffled", "[100]", "[2048]"], |call| {
+            call.shape("shuffled", [100])
+        })
+        .refuses_other_devices()
+        .refuses_overlaps();
 }

@@ -1,18 +1,18 @@
 //! `per_token_quant`, `smoothquant` and `moe_smoothquant`.
 
-mod common;
-
-use common::{COLS, Output, assert_codes, assert_guarantees, bytes, f32s, per_token, smooth};
+use crate::common::{COLS, Output, assert_guarantees, assert_quantized, bytes, f32s, per_token, smooth};
 use hk_core::quant::{Quantized, linear_scale};
-use hk_core::{Device, Float, Fp8E4M3, Fp8E4M3Fnuz, Layout, bf16, f16};
-use hk_quant::{MoeOrder, moe_smoothquant, per_token_quant};
-use hk_testkit::{self as kit, Fill, Gpu, Place, RowCase, Tensor, assert_error, kind, proptest::prelude::*};
+use hk_core::{Float, Fp8E4M3, Fp8E4M3Fnuz, Stream, bf16, f16};
+use hk_quant::{MoeOrder, PerTokenOptions, moe_smoothquant, per_token_quant};
+use hk_testkit::{
+    self as kit, Fill, Gpu, Place, Refusals, RowCase, Tensor, Tensors, kind, proptest::prelude::*,
+};
 
 fn dense<T: Float>(rows: usize, cols: usize, fill: Fill, seed: u64) -> RowCase<T> {
     RowCase::new(rows, cols, fill, seed, [(cols, 0); 4])
 }
 
-/// Scales and codes of rows to the bit: every operation that makes them is an IEEE one.
+/// Scales and quantized rows, bitwise: all operations are IEEE ones.
 #[track_caller]
 fn check_rows<Q: Quantized>(got: &Output<Q>, z: &[f32], cols: usize, scale_ub: Option<f32>) {
     for ((q, z), &scale) in got.q.data.chunks(cols).zip(z.chunks(cols)).zip(&got.scale.data) {
@@ -22,7 +22,7 @@ fn check_rows<Q: Quantized>(got: &Output<Q>, z: &[f32], cols: usize, scale_ub: O
             amax = amax.min(bound);
         }
         assert_eq!(scale, linear_scale(amax, Q::FORMAT));
-        assert_codes(q, z, |_| scale);
+        assert_quantized(q, z, |_| scale);
         if scale_ub.is_none() && z.iter().all(|v| v.is_finite()) {
             assert_guarantees(q, z, scale, 1e-30);
         }
@@ -41,13 +41,13 @@ proptest! {
     #![proptest_config(kit::config())]
 
     #[test]
-    fn codes_of_bf16_are_exact(c in kit::row_case::<bf16>(1..40, 1..=9000), bound in prop::option::of(-0.5f32..3.0)) {
+    fn bf16_is_exact(c in kit::row_case::<bf16>(1..40, 1..=9000), bound in prop::option::of(-0.5f32..3.0)) {
         check_case::<_, i8>(&c, bound);
         check_case::<_, Fp8E4M3>(&c, bound);
     }
 
     #[test]
-    fn codes_of_f16_and_f32_are_exact(c in kit::row_case::<f16>(1..40, 1..=5000), d in kit::row_case::<f32>(1..40, 1..=5000)) {
+    fn f16_and_f32_are_exact(c in kit::row_case::<f16>(1..40, 1..=5000), d in kit::row_case::<f32>(1..40, 1..=5000)) {
         check_case::<_, Fp8E4M3Fnuz>(&c, None);
         check_case::<_, Fp8E4M3Fnuz>(&d, None);
     }
@@ -108,7 +108,7 @@ fn special_rows() {
             assert!(q[..cols].iter().all(|q| q.to_f32() == 0.0));
             assert_eq!(got.scale[1], 1e-30 / qmax);
             assert!(q[2 * cols..3 * cols].iter().all(|q| q.to_f32() == qmax));
-            // What is not finite changes neither the scale nor other elements.
+            // NaN and infinities change neither the scale nor other elements.
             assert_eq!((got.scale[4], got.scale[5], got.scale[6]), (1.0 / qmax, 1.0 / qmax, 1.0));
             assert_eq!(bytes(&q[4 * cols + 9..4 * cols + 10]), [nan]);
             assert_eq!(q[5 * cols + 1].to_f32(), qmax);
@@ -122,7 +122,7 @@ fn special_rows() {
     run::<Fp8E4M3Fnuz>(0x80);
 }
 
-/// A power of two moves to the scale; codes of codes are the codes.
+/// A power-of-two factor moves to the scale; requantizing changes nothing.
 #[test]
 fn scaling_and_requantizing() {
     fn run<Q: Quantized>() {
@@ -147,7 +147,7 @@ fn scaling_and_requantizing() {
     run::<Fp8E4M3Fnuz>();
 }
 
-/// The bits of a row depend on that row alone: not on other rows, its place, strides or the path.
+/// Batch invariance: the bits of a row depend on neither other rows, nor its position, strides or the access path.
 #[test]
 fn rows_are_independent() {
     for cols in [100, 128, 512, 2048, 2880, 7168] {
@@ -251,7 +251,7 @@ fn experts_are_gathered_single_calls() {
     }
 }
 
-/// A negative id leaves its row; one beyond the experts makes it NaN and zeros, even the largest number.
+/// A negative id leaves its row untouched; one beyond the experts, up to `i32::MAX`, makes it NaN and zeros.
 #[test]
 fn ids_out_of_range() {
     let cols = 200;
@@ -277,68 +277,90 @@ fn ids_out_of_range() {
 }
 
 #[test]
-fn errors() {
-    let gpu = &kit::devices()[0];
-    let stream = gpu.stream();
-    let x = gpu.upload(&[bf16::ONE; 12], [3, 4]);
-    let (mut q, mut scale) = (gpu.poisoned::<i8>([3, 4]), gpu.poisoned::<f32>([3]));
+fn errors_of_per_token_quant() {
+    let operator = |stream: &Stream, tensors: &mut Tensors, ()| {
+        let options = PerTokenOptions { scale_ub: tensors.optional_input("scale_ub") };
+        let x = tensors.input::<f32>("x");
+        per_token_quant(stream, x, tensors.output::<i8>("q"), tensors.output("scale"), options)
+    };
+    Refusals::new((), operator)
+        .input::<f32>("x", [3, 4])
+        .input::<f32>("scale_ub", [1])
+        .output::<i8>("q", [3, 4])
+        .output::<f32>("scale", [3])
+        .accepts(|_| {})
+        .accepts(|call| call.without("scale_ub"))
+        .accepts(|call| call.shape("scale", [3, 1]))
+        // No rows: nothing is launched.
+        .accepts(|call| {
+            call.shape("x", [0, 4]);
+            call.shape("q", [0, 4]);
+            call.shape("scale", [0]);
+        })
+        .refuses(kind!(Shape), &["per_token_quant: scale: shape [2], expected [3] (rows of x)"], |call| {
+            call.shape("scale", [2])
+        })
+        .refuses(kind!(Shape), &["per_token_quant: q", "[3, 5]", "shape of x"], |call| {
+            call.shape("q", [3, 5])
+        })
+        .refuses(kind!(Shape), &["scale_ub", "[2]", "[1]"], |call| call.shape("scale_ub", [2]))
+        .refuses(kind!(Empty), &["x", "[3, 0]"], |call| {
+            call.shape("x", [3, 0]);
+            call.shape("q", [3, 0]);
+        })
+        .refuses(kind!(Stride), &["x"], |call| call.strides("x", [1, 3]))
+        .refuses(kind!(Stride), &["q"], |call| call.strides("q", [1, 3]))
+        .refuses(kind!(Stride), &["scale"], |call| call.strides("scale", [2]))
+        .refuses_other_devices()
+        .refuses_overlaps();
+}
 
-    let mut short = gpu.poisoned::<f32>([2]);
-    let result = per_token_quant(stream, x.view(), q.view_mut(), short.view_mut(), None);
-    assert_error(result, kind!(Shape), &["per_token_quant: scale: shape [2], expected [3] (rows of x)"]);
-    let mut wide = gpu.poisoned::<i8>([3, 5]);
-    let result = per_token_quant(stream, x.view(), wide.view_mut(), scale.view_mut(), None);
-    assert_error(result, kind!(Shape), &["q", "[3, 5]", "shape of x"]);
-    let two = gpu.upload(&[1.0f32; 2], [2]);
-    let result = per_token_quant(stream, x.view(), q.view_mut(), scale.view_mut(), Some(two.view()));
-    assert_error(result, kind!(Shape), &["scale_ub", "[2]", "[1]"]);
-    let empty = gpu.upload::<bf16>(&[], [3, 0]);
-    let mut empty_q = gpu.poisoned::<i8>([3, 0]);
-    let result = per_token_quant(stream, empty.view(), empty_q.view_mut(), scale.view_mut(), None);
-    assert_error(result, kind!(Empty), &["x", "[3, 0]"]);
-    let turned = gpu.upload(&[bf16::ONE; 12], [4, 3]);
-    let turned = turned.view().transpose(0, 1).unwrap();
-    let result = per_token_quant(stream, turned, q.view_mut(), scale.view_mut(), None);
-    assert_error(result, kind!(Stride), &["x"]);
-    let mut spread = gpu.poisoned::<f32>(Place::new(Layout::with_strides([3], [2]).unwrap()));
-    let result = per_token_quant(stream, x.view(), q.view_mut(), spread.view_mut(), None);
-    assert_error(result, kind!(Stride), &["scale"]);
-    let mut bound = gpu.upload(&[1.0f32; 3], [3]);
-    let out = bound.view_mut();
-    let first = out.alias().slice(0, 0..1).unwrap();
-    let result = per_token_quant(stream, x.view(), q.view_mut(), out, Some(first));
-    assert_error(result, kind!(Overlap), &["scale_ub and scale"]);
-    let other = Device::open("emu:gfx950").unwrap().create_stream().unwrap();
-    let result = per_token_quant(&other, x.view(), q.view_mut(), scale.view_mut(), None);
-    assert_error(result, kind!(DeviceMismatch), &["x", "emu:gfx942", "emu:gfx950"]);
+#[test]
+fn errors_of_smoothquant() {
+    let operator = |stream: &Stream, tensors: &mut Tensors, ()| {
+        let (x, smooth) = (tensors.input::<f32>("x"), tensors.input::<f32>("smooth"));
+        hk_quant::smoothquant(stream, x, smooth, tensors.output::<i8>("q"), tensors.output("scale"))
+    };
+    Refusals::new((), operator)
+        .input::<f32>("x", [3, 4])
+        .input::<f32>("smooth", [4])
+        .output::<i8>("q", [3, 4])
+        .output::<f32>("scale", [3])
+        .accepts(|_| {})
+        .refuses(kind!(Shape), &["smoothquant: smooth: shape [3], expected [4] (columns of x)"], |call| {
+            call.shape("smooth", [3])
+        })
+        .refuses(kind!(Shape), &["smoothquant: q", "[3, 5]"], |call| call.shape("q", [3, 5]))
+        .refuses(kind!(Shape), &["smoothquant: scale", "[2]"], |call| call.shape("scale", [2]))
+        .refuses(kind!(Stride), &["smooth"], |call| call.strides("smooth", [2]))
+        .refuses_other_devices()
+        .refuses_overlaps();
+}
 
-    let w3 = gpu.upload(&[1.0f32; 3], [3]);
-    let result = hk_quant::smoothquant(stream, x.view(), w3.view(), q.view_mut(), scale.view_mut());
-    assert_error(result, kind!(Shape), &["smoothquant: smooth: shape [3], expected [4] (columns of x)"]);
-    let wide = gpu.upload(&[1.0f32; 4], Place::new(Layout::with_strides([4], [2]).unwrap()));
-    let result = hk_quant::smoothquant(stream, x.view(), wide.view(), q.view_mut(), scale.view_mut());
-    assert_error(result, kind!(Stride), &["smooth"]);
-
-    let ids = gpu.upload(&[0i32; 3], [3, 1]);
-    let order = MoeOrder::TokenMajor;
-    let none = gpu.upload::<f32>(&[], [0, 4]);
-    let result =
-        moe_smoothquant(stream, x.view(), none.view(), ids.view(), q.view_mut(), scale.view_mut(), order);
-    assert_error(result, kind!(Empty), &["smooth", "[0, 4]"]);
-    let factors = gpu.upload(&[1.0f32; 8], [2, 4]);
-    let ids2 = gpu.upload(&[0i32; 2], [2, 1]);
-    let result =
-        moe_smoothquant(stream, x.view(), factors.view(), ids2.view(), q.view_mut(), scale.view_mut(), order);
-    assert_error(result, kind!(Shape), &["x", "[3, 4]", "topk_ids"]);
-    let ids6 = gpu.upload(&[0i32; 6], [3, 2]);
-    let result =
-        moe_smoothquant(stream, x.view(), factors.view(), ids6.view(), q.view_mut(), scale.view_mut(), order);
-    assert_error(result, kind!(Shape), &["q", "[3, 4]", "[6, 4]"]);
-
-    gpu.assert_untouched(&q);
-    gpu.assert_untouched(&scale);
-    // No rows: nothing is launched.
-    let (no_rows, mut no_q) = (gpu.upload::<bf16>(&[], [0, 4]), gpu.poisoned::<i8>([0, 4]));
-    let mut no_scale = gpu.poisoned::<f32>([0]);
-    per_token_quant(stream, no_rows.view(), no_q.view_mut(), no_scale.view_mut(), None).unwrap();
+#[test]
+fn errors_of_moe_smoothquant() {
+    let operator = |stream: &Stream, tensors: &mut Tensors, ()| {
+        let (x, smooth) = (tensors.input::<f32>("x"), tensors.input::<f32>("smooth"));
+        let (q, scale) = (tensors.output::<i8>("q"), tensors.output("scale"));
+        moe_smoothquant(stream, x, smooth, tensors.input("topk_ids"), q, scale, MoeOrder::TokenMajor)
+    };
+    Refusals::new((), operator)
+        .input::<f32>("x", [3, 4])
+        .input::<f32>("smooth", [2, 4])
+        .input::<i32>("topk_ids", [3, 1])
+        .output::<i8>("q", [3, 4])
+        .output::<f32>("scale", [3])
+        .accepts(|_| {})
+        .accepts(|call| call.shape("x", [3, 1, 4]))
+        .refuses(kind!(Empty), &["smooth", "[0, 4]"], |call| call.shape("smooth", [0, 4]))
+        .refuses(kind!(Shape), &["smooth", "[2, 5]"], |call| call.shape("smooth", [2, 5]))
+        .refuses(kind!(Shape), &["x", "[3, 4]", "topk_ids"], |call| call.shape("topk_ids", [2, 1]))
+        .refuses(kind!(Shape), &["q", "[3, 4]", "[6, 4]"], |call| call.shape("topk_ids", [3, 2]))
+        .refuses(kind!(Shape), &["moe_smoothquant: scale", "[4]", "[3]"], |call| call.shape("scale", [4]))
+        .refuses(kind!(Stride), &["topk_ids"], |call| {
+            call.shape("topk_ids", [3, 2]);
+            call.strides("topk_ids", [1, 3]);
+        })
+        .refuses_other_devices()
+        .refuses_overlaps();
 }

@@ -1,15 +1,17 @@
-//! The quantizers with one scale for a tensor, those of groups, and the two encodings of fp8.
+//! Per-tensor and group quantizers, and conversions between the encodings of fp8.
 
-mod common;
-
-use common::{assert_codes, assert_guarantees, bytes, f32s, per_token};
+use crate::common::{assert_guarantees, assert_quantized, bytes, f32s, per_token};
 use hk_core::quant::{BlockRule, BlockScale, GroupSize, Quantized, group_scale};
-use hk_core::{Device, E8M0, Float, Fp8E4M3, Fp8E4M3Fnuz, Layout, bf16, f16};
-use hk_quant::{
-    GroupOptions, GroupScale, downcast_to_static_fp8, fp8_fnuz_to_ocp, fp8_ocp_to_fnuz, group_quant,
-    per_tensor_quant_dynamic, per_tensor_quant_static,
+use hk_core::{
+    E8M0, Float, Fp8E4M3, Fp8E4M3Fnuz, Layout, Result, Stream, TensorView, TensorViewMut, bf16, f16,
 };
-use hk_testkit::{self as kit, Array, Fill, Gpu, Place, RowCase, assert_error, kind, proptest::prelude::*};
+use hk_quant::{
+    GroupOptions, GroupScale, GroupScaleRule, downcast_to_static_fp8, fp8_fnuz_to_ocp, fp8_ocp_to_fnuz,
+    group_quant, per_tensor_quant_dynamic, per_tensor_quant_static,
+};
+use hk_testkit::{
+    self as kit, Array, CallElement, Fill, Gpu, Place, Refusals, RowCase, Tensors, kind, proptest::prelude::*,
+};
 
 fn static_quant<T: Float, Q: Quantized>(gpu: &Gpu, c: &RowCase<T>, scale: f32, divide: bool) -> Array<Q> {
     let (x, s, mut q) = (gpu.upload(&c.x, c.place(0)), gpu.upload(&[scale], [1]), gpu.poisoned(c.place(1)));
@@ -31,7 +33,7 @@ fn dynamic<T: Float, Q: Quantized>(gpu: &Gpu, c: &RowCase<T>) -> (Array<Q>, f32)
     (gpu.download(&q), gpu.download(&scale)[0])
 }
 
-/// The scale is the largest of those of rows that are not zero; static quantization with it gives the same codes.
+/// The scale is the largest per-token scale of nonzero rows; static quantization with it gives the same `q`.
 fn check_dynamic<T: Float, Q: Quantized>(c: &RowCase<T>) {
     for gpu in kit::devices() {
         let (q, scale) = dynamic::<T, Q>(&gpu, c);
@@ -41,7 +43,7 @@ fn check_dynamic<T: Float, Q: Quantized>(c: &RowCase<T>) {
         };
         let scales = rows.scale.iter().enumerate().filter(|(row, _)| !zero(*row)).map(|(_, s)| *s);
         assert_eq!(scale, scales.reduce(f32::max).unwrap_or(1.0), "{c:?}");
-        assert_codes(&q.data, &f32s(&c.x), |_| scale);
+        assert_quantized(&q.data, &f32s(&c.x), |_| scale);
         kit::assert_bits(&static_quant::<T, Q>(&gpu, c, scale, false), &q);
     }
 }
@@ -66,8 +68,8 @@ proptest! {
     fn a_given_scale(c in kit::row_case::<f16>(1..40, 1..=5000), scale in -0.1f32..0.1) {
         for gpu in kit::devices() {
             for s in [scale, f32::INFINITY, 1e-38, -3e38] {
-                assert_codes(&static_quant::<_, Fp8E4M3>(&gpu, &c, s, false).data, &f32s(&c.x), |_| s);
-                assert_codes(&static_quant::<_, i8>(&gpu, &c, s, false).data, &f32s(&c.x), |_| s);
+                assert_quantized(&static_quant::<_, Fp8E4M3>(&gpu, &c, s, false).data, &f32s(&c.x), |_| s);
+                assert_quantized(&static_quant::<_, i8>(&gpu, &c, s, false).data, &f32s(&c.x), |_| s);
             }
         }
     }
@@ -87,7 +89,7 @@ proptest! {
     }
 }
 
-/// Quotients at ties between codes and beside them, of scales that leave the range of fast division too.
+/// Quotients at and beside ties, also with scales beyond the range of fast division.
 #[test]
 fn quotients_round_once() {
     fn run<Q: Quantized>(gpu: &Gpu, scale: f32, code: impl Fn(u8) -> f32) {
@@ -114,7 +116,7 @@ fn quotients_round_once() {
 }
 
 #[test]
-fn scales_that_are_no_numbers_do_no_harm() {
+fn nan_and_infinite_scales() {
     let c = RowCase::<f32>::new(3, 50, Fill::Normal, 1, [(50, 0); 4]);
     for gpu in kit::devices() {
         let q = static_quant::<_, Fp8E4M3>(&gpu, &c, f32::NAN, false);
@@ -169,22 +171,22 @@ fn check_groups<T: Float, Q: Quantized>(c: &RowCase<T>, group: GroupSize) {
     let (g, all) = (group.columns(), f32s(&c.x));
     let n = c.cols.div_ceil(g);
     for gpu in kit::devices() {
-        for pow2_scale in [false, true] {
-            let options = GroupOptions { group, pow2_scale };
+        for scale_rule in [GroupScaleRule::Exact, GroupScaleRule::PowerOfTwo] {
+            let options = GroupOptions { group, scale_rule };
             let (q, scale) = groups::<T, Q, f32>(&gpu, c, options, false);
             for row in 0..c.rows {
                 for i in 0..n {
                     let range = row * c.cols + i * g..row * c.cols + c.cols.min((i + 1) * g);
                     let (x, s) = (&all[range.clone()], scale[row * n + i]);
                     let amax = x.iter().filter(|v| v.is_finite()).fold(0f32, |a, v| a.max(v.abs()));
-                    let want = if pow2_scale {
+                    let want = if scale_rule == GroupScaleRule::PowerOfTwo {
                         rule.scale(amax.max(1e-10)).to_f32()
                     } else {
                         group_scale(amax, Q::FORMAT)
                     };
                     assert_eq!(s, want, "group {i} of row {row}, {c:?}");
-                    assert_codes(&q.data[range.clone()], x, |_| s);
-                    if !pow2_scale && x.iter().all(|v| v.is_finite()) {
+                    assert_quantized(&q.data[range.clone()], x, |_| s);
+                    if scale_rule == GroupScaleRule::Exact && x.iter().all(|v| v.is_finite()) {
                         assert_guarantees(&q.data[range], x, s, 1e-10);
                     }
                 }
@@ -192,7 +194,7 @@ fn check_groups<T: Float, Q: Quantized>(c: &RowCase<T>, group: GroupSize) {
             let (again, turned) = groups::<T, Q, f32>(&gpu, c, options, true);
             kit::assert_bits(&again, &q);
             assert_eq!(turned.data, scale.data);
-            if pow2_scale {
+            if scale_rule == GroupScaleRule::PowerOfTwo {
                 let (again, exponents) = groups::<T, Q, E8M0>(&gpu, c, options, true);
                 kit::assert_bits(&again, &q);
                 assert!(exponents.iter().zip(&scale.data).all(|(e, s)| e.to_f32() == *s));
@@ -221,10 +223,10 @@ fn widths_of_groups() {
     }
 }
 
-/// A group's values change its codes and its scale only; groups of zeros have the least scale.
+/// The values of a group change only its own output; groups of zeros have the least scale.
 #[test]
 fn groups_are_independent() {
-    let options = GroupOptions { group: GroupSize::G64, pow2_scale: false };
+    let options = GroupOptions { group: GroupSize::G64, scale_rule: GroupScaleRule::Exact };
     let mut c = RowCase::<bf16>::new(5, 320, Fill::Normal, 2, [(320, 0); 4]);
     for gpu in kit::devices() {
         let (before, scales) = groups::<_, Fp8E4M3, f32>(&gpu, &c, options, false);
@@ -239,7 +241,7 @@ fn groups_are_independent() {
     }
 }
 
-/// Every code, both ways.
+/// Every byte, both ways.
 #[test]
 fn encodings_of_fp8() {
     let all: Vec<u8> = (0..=255).cycle().take(256 * 9).collect();
@@ -277,57 +279,104 @@ fn encodings_of_fp8() {
 }
 
 #[test]
-fn errors() {
-    let gpu = &kit::devices()[0];
-    let stream = gpu.stream();
-    let x = gpu.upload(&[bf16::ONE; 12], [3, 4]);
-    let mut q = gpu.poisoned::<Fp8E4M3>([3, 4]);
-    let (one, two) = (gpu.upload(&[1.0f32], [1]), gpu.upload(&[1.0f32; 2], [2]));
-    let result = per_tensor_quant_static(stream, x.view(), two.view(), q.view_mut());
-    assert_error(result, kind!(Shape), &["per_tensor_quant_static: scale: shape [2], expected [1]"]);
-    let mut narrow = gpu.poisoned::<Fp8E4M3>([3, 3]);
-    let result = per_tensor_quant_static(stream, x.view(), one.view(), narrow.view_mut());
-    assert_error(result, kind!(Shape), &["q", "[3, 3]"]);
-    let mut int8 = gpu.poisoned::<i8>([3, 4]);
-    let result = downcast_to_static_fp8(stream, x.view(), one.view(), int8.view_mut());
-    assert_error(result, kind!(DType), &["downcast_to_static_fp8: q", "i8", "fp8e4m3"]);
-    let mut long = gpu.poisoned::<f32>([2]);
-    let result = per_tensor_quant_dynamic(stream, x.view(), q.view_mut(), long.view_mut());
-    assert_error(result, kind!(Shape), &["scale", "[2]", "[1]"]);
-    let empty = gpu.upload::<bf16>(&[], [3, 0]);
-    let mut empty_q = gpu.poisoned::<Fp8E4M3>([3, 0]);
-    let result = per_tensor_quant_static(stream, empty.view(), one.view(), empty_q.view_mut());
-    assert_error(result, kind!(Empty), &["x", "[3, 0]"]);
-    let mut shared = gpu.upload(&[1.0f32; 4], [4]);
-    let whole = shared.view_mut();
-    let (part, first) = (whole.alias(), whole.slice(0, 0..1).unwrap());
-    let mut row_q = gpu.poisoned::<Fp8E4M3>([4]);
-    let result = per_tensor_quant_dynamic(stream, part, row_q.view_mut(), first);
-    assert_error(result, kind!(Overlap), &["x and scale"]);
+fn errors_of_static_scales() {
+    type Operator<Q> = fn(&Stream, TensorView<f32>, TensorView<f32>, TensorViewMut<Q>) -> Result<()>;
+    fn table<Q: CallElement + Quantized>(operator: Operator<Q>) -> Refusals<'static, ()> {
+        let run = move |stream: &Stream, tensors: &mut Tensors, ()| {
+            operator(stream, tensors.input("x"), tensors.input("scale"), tensors.output("q"))
+        };
+        Refusals::new((), run).input::<f32>("x", [3, 4]).input::<f32>("scale", [1]).output::<Q>("q", [3, 4])
+    }
+    let operators: [(&str, Operator<Fp8E4M3>); 2] = [
+        ("per_tensor_quant_static", per_tensor_quant_static),
+        ("downcast_to_static_fp8", downcast_to_static_fp8),
+    ];
+    for (name, operator) in operators {
+        table(operator)
+            .accepts(|_| {})
+            .refuses(kind!(Shape), &[&format!("{name}: scale: shape [2], expected [1]")], |call| {
+                call.shape("scale", [2])
+            })
+            .refuses(kind!(Shape), &[name, "q", "[3, 3]"], |call| call.shape("q", [3, 3]))
+            .refuses(kind!(Empty), &[name, "x", "[3, 0]"], |call| {
+                call.shape("x", [3, 0]);
+                call.shape("q", [3, 0]);
+            })
+            .refuses(kind!(Stride), &[name, "x"], |call| call.strides("x", [1, 3]))
+            .refuses_other_devices()
+            .refuses_overlaps();
+    }
+    table::<i8>(downcast_to_static_fp8).refuses(
+        kind!(DType),
+        &["downcast_to_static_fp8: q", "i8", "fp8e4m3"],
+        |_| {},
+    );
+}
 
-    let options = GroupOptions { group: GroupSize::G32, pow2_scale: false };
-    let mut scale = gpu.poisoned::<f32>([3, 2]);
-    let result = group_quant(stream, x.view(), q.view_mut(), scale.view_mut(), options);
-    assert_error(result, kind!(Shape), &["group_quant: scale: shape [3, 2], expected [3, 1]"]);
-    let wide = gpu.upload(&[bf16::ONE; 192], [3, 64]);
-    let mut wide_q = gpu.poisoned::<i8>([3, 64]);
-    let spread = Layout::with_strides([3, 2], [8, 3]).unwrap();
-    let mut spread = gpu.poisoned::<f32>(Place::new(spread));
-    let result = group_quant(stream, wide.view(), wide_q.view_mut(), spread.view_mut(), options);
-    assert_error(result, kind!(Stride), &["scale", "unit stride on one axis"]);
+#[test]
+fn errors_of_dynamic_scales() {
+    let operator = |stream: &Stream, tensors: &mut Tensors, ()| {
+        let x = tensors.input::<f32>("x");
+        per_tensor_quant_dynamic(stream, x, tensors.output::<Fp8E4M3>("q"), tensors.output("scale"))
+    };
+    Refusals::new((), operator)
+        .input::<f32>("x", [3, 4])
+        .output::<Fp8E4M3>("q", [3, 4])
+        .output::<f32>("scale", [1])
+        .accepts(|_| {})
+        .refuses(kind!(Shape), &["per_tensor_quant_dynamic: scale", "[2]", "[1]"], |call| {
+            call.shape("scale", [2])
+        })
+        .refuses(kind!(Shape), &["q", "[3, 3]"], |call| call.shape("q", [3, 3]))
+        .refuses_other_devices()
+        .refuses_overlaps();
+}
 
-    let bytes = gpu.upload(&[Fp8E4M3(0); 8], [2, 4]);
-    let mut out = gpu.poisoned::<Fp8E4M3Fnuz>([2, 3]);
-    let mut s_out = gpu.poisoned::<f32>([1]);
-    let result = fp8_ocp_to_fnuz(stream, bytes.view(), one.view(), out.view_mut(), s_out.view_mut());
-    assert_error(result, kind!(Shape), &["fp8_ocp_to_fnuz: out", "[2, 3]", "shape of q"]);
-    let mut out = gpu.poisoned::<Fp8E4M3Fnuz>([2, 4]);
-    let result = fp8_ocp_to_fnuz(stream, bytes.view(), two.view(), out.view_mut(), s_out.view_mut());
-    assert_error(result, kind!(Shape), &["scale_out"]);
+#[test]
+fn errors_of_group_quant() {
+    let operator = |stream: &Stream, tensors: &mut Tensors, options| {
+        let x = tensors.input::<f32>("x");
+        group_quant(stream, x, tensors.output::<i8>("q"), tensors.output::<f32>("scale"), options)
+    };
+    let options = GroupOptions { group: GroupSize::G32, scale_rule: GroupScaleRule::Exact };
+    Refusals::new(options, operator)
+        .input::<f32>("x", [3, 64])
+        .output::<i8>("q", [3, 64])
+        .output::<f32>("scale", [3, 2])
+        .accepts(|_| {})
+        .accepts(|call| call.strides("scale", [1, 3]))
+        .refuses(kind!(Shape), &["group_quant: scale: shape [3, 2], expected [3, 1]"], |call| {
+            call.shape("x", [3, 4]);
+            call.shape("q", [3, 4]);
+        })
+        .refuses(kind!(Shape), &["group_quant: scale: shape [3, 2], expected [3, 1]"], |call| {
+            call.options.group = GroupSize::G64;
+        })
+        .refuses(kind!(Shape), &["q", "[3, 63]"], |call| call.shape("q", [3, 63]))
+        .refuses(kind!(Stride), &["scale", "unit stride on one axis"], |call| call.strides("scale", [8, 3]))
+        .refuses_other_devices()
+        .refuses_overlaps();
+}
 
-    let other = Device::open("emu:gfx950").unwrap().create_stream().unwrap();
-    let result = per_tensor_quant_static(&other, x.view(), one.view(), q.view_mut());
-    assert_error(result, kind!(DeviceMismatch), &["x"]);
-    gpu.assert_untouched(&q);
-    gpu.assert_untouched(&out);
+#[test]
+fn errors_of_fp8_conversions() {
+    let operator = |stream: &Stream, tensors: &mut Tensors, ()| {
+        let (q, scale) = (tensors.input("q"), tensors.input("scale"));
+        fp8_ocp_to_fnuz(stream, q, scale, tensors.output("out"), tensors.output("scale_out"))
+    };
+    Refusals::new((), operator)
+        .input::<Fp8E4M3>("q", [2, 4])
+        .input::<f32>("scale", [2])
+        .output::<Fp8E4M3Fnuz>("out", [2, 4])
+        .output::<f32>("scale_out", [2])
+        .accepts(|_| {})
+        .accepts(|call| call.overlap("scale", "scale_out", 0))
+        .refuses(kind!(Shape), &["fp8_ocp_to_fnuz: out", "[2, 3]", "shape of q"], |call| {
+            call.shape("out", [2, 3])
+        })
+        .refuses(kind!(Shape), &["scale_out"], |call| call.shape("scale_out", [1]))
+        .refuses(kind!(Stride), &["scale"], |call| call.strides("scale", [2]))
+        .refuses(kind!(Stride), &["scale_out"], |call| call.strides("scale_out", [2]))
+        .refuses_other_devices()
+        .refuses_overlaps();
 }

@@ -1,6 +1,6 @@
-// race.hip: ids[b] = argmax_i score_i of row row_index[b]; ties go to the smallest i, scores that are NaN are left out
+// race.hip: ids[b] = argmax_i score_i of row row_index[b]; ties go to the smallest i, NaN scores are skipped
 //   greedy  score_i = x_i
-//   random  score_i = x_i / T - ln(E_i + 1e-10), the logarithm of softmax(x / T)_i / (E_i + 1e-10) but for what all i share
+//   random  score_i = x_i / T - ln(E_i + 1e-10), the logarithm of softmax(x / T)_i / (E_i + 1e-10) up to a constant
 //   mixed   greedy where T is zero, else random
 //   x             [R, V]  T = bf16 | f16 | f32   unit stride on V, rows any stride
 //   exponentials  [B, V]  f32, optional          unit stride on V, rows any stride; E_i, finite and not negative
@@ -10,19 +10,19 @@
 // independent of rate one, i wins with probability softmax(x / T)_i: an exponential race.
 //
 // How the work is split
-//   V up to 1024: a wave takes a row; up to 8192: a block of 256 threads does, 4096 tokens at a time, 16 a lane. Longer rows:
-//   such blocks take segments of 4096 tokens, or a multiple of that beyond 128 segments and where rows are many; their
-//   winners go to the workspace, where a second launch, `merge`, finds the winner of each row. An argmax with a rule for
-//   ties is the same in any order.
+//   V up to 1024: a wave per row; up to 8192: a block of 256 threads, in tiles of 4096 tokens, 16 per lane. Longer rows: such
+//   blocks take segments of 4096 tokens, or of a multiple of that for more than 128 segments and for many rows; their winners
+//   go to the workspace, and a second launch, `merge`, finds the winner of each row. An argmax with a tie rule is the same in
+//   any order.
 // Tokens that cannot win
-//   -ln(E + 1e-10) grows with u. So with the largest logit of some tokens and the largest of their words comes a bound of
-//   all their scores; if that is below a score that the block has seen, none of them wins, and nothing more is made of
-//   them. Of the tiles of a block, the first is looked at in full, and of the others ever fewer tokens.
+//   -ln(E + 1e-10) grows with u. So the largest logit and the largest random word of some tokens bound their scores; if the
+//   bound is below a score that the block has seen, the tokens are skipped. The first tile of a block is scored in full, later
+//   ones ever less.
 // Floor
-//   V * sizeof(T), once, and V * 4 where exponentials are given. Drawing them takes 10 rounds of two 32 by 32 bit
-//   products for four tokens, of which those of the parts of the counter that all tokens share, 4 of 20, are made once;
-//   and two logarithms for each token that could win. On an H200 the products take 19 cycles of a scheduler for 32 tokens,
-//   as long as it takes to read them as bf16 at 85 % of the copy rate.
+//   V * sizeof(T), and V * 4 for `exponentials`. Drawing takes 10 Philox rounds of two 32 x 32 bit multiplications per four
+//   tokens (4 of the 20 depend on the shared part of the counter alone and are hoisted), and two logarithms per token that
+//   could win. On an H200 the multiplications take 19 scheduler cycles per 32 tokens, as long as reading them as bf16 at 85 %
+//   of the copy rate.
 #include <hk/entry.h>
 
 #include <hk/block.h>
@@ -42,29 +42,29 @@ using hk::u64;
 constexpr u32 kNone = 0xffffffffu;
 constexpr int kMergeThreads = 64;
 
-/// Where a race has its exponentials from.
-struct Given {
+/// Source of the exponentials: the tensor `exponentials`, or Philox.
+struct FromTensor {
     static constexpr bool kDrawn = false;
 };
-struct Drawn {
+struct FromPhilox {
     static constexpr bool kDrawn = true;
 };
 
-/// Tokens of a lane that are bounded together: of fewer, bounds take longer than scores; of more, too many are too high.
-constexpr int kTogether = 8;
-/// More than what special functions err can raise the handicap of an exponential above that of a smaller one. (An H200's
-/// do not at all: of the 2^24 numbers that there are, none.)
+/// Tokens per lane and bound: with fewer, bounds cost more than scores; with more, too few bounds are low enough.
+constexpr int kTokensPerBound = 8;
+/// Above the error by which `log_fast` may break the monotonicity of `handicap`. (On an H200 it does not, for any of the 2^24
+/// uniform numbers.)
 constexpr float kMargin = 0x1p-10f;
 
 enum Mode : u32 { kGreedy = 0, kRandom = 1, kMixed = 2 };
 
-struct Params {  // same fields, same order as `Params` in src/race.rs
+struct Params {
     hk::Global x, row_index, temperature, exponentials, ids, workspace;
     u64 seed, offset;
     float temperature_value;
     u32 mode;
-    u32 segments;  // of a row
-    u32 segment;   // tokens of a segment
+    u32 segments;  // per row
+    u32 segment;  // tokens per segment
 };
 
 /// The best token of a part of a row.
@@ -86,17 +86,17 @@ struct Best {
     }
 };
 
-/// -ln(u) of the number that a word makes.
+/// -ln(u) of a random word.
 HK_FN float exponential(u32 word) { return -hk::log_fast(hk::unit_interval(word)); }
 
-/// What a score has beside its logit, of an exponential that is not negative.
+/// The random term of a score, -ln(e + 1e-10).
 HK_FN float handicap(float e) {
-    // Rounded before the sum, as one that is given.
+    // No contraction: a drawn exponential rounds before the sum, as one from a tensor does.
 #pragma clang fp contract(off)
     return -hk::log_fast(e + 1e-10f);
 }
 
-/// Column of element `e` of a lane whose first one is `column`.
+/// Column of element `e` of a lane whose first column is `column`.
 template <class RowT>
 HK_FN u32 column_of(u32 column, int e) {
     constexpr int kVec = hk::kVecLen<typename RowT::Element>;
@@ -133,7 +133,7 @@ HK_FN void race(const Params &p) {
         return RowT::load(RowBatch{row, 1, column, cols}.at<T, kAccess, true>(p.x, 0));
     };
     hk::GroupReducer<Threads, Threads> block;
-    // `best` of the block.
+    // Stores the block's best.
     const auto finish = [&](const Best &best) {
         if (thread != 0) return;
         if (p.segments == 1) {
@@ -145,15 +145,15 @@ HK_FN void race(const Params &p) {
         }
     };
     if (greedy) {
-        // First the largest of each lane; then its place, in the lanes that have the largest of all, from memory once more.
+        // The maximum of each lane first; lanes that have the block's maximum reload its tile and look for the column.
         float mine = -__builtin_inff();
         u32 at = kNone;
         for (u32 tile = begin; tile < end; tile += kTile) {
             const u32 column = tile + thread * kVec;
             RowF x = hk::widen(load(column));
-            if (cols - tile < kTile) hk::lowest_beyond<kAccess>(x, i32(cols - column));
+            if (cols - tile < kTile) hk::mask_tail<kAccess>(x, i32(cols - column));
 #pragma unroll
-            for (auto &chunk : x.chunk) chunk = __builtin_elementwise_canonicalize(chunk);  // no maximum is a signalling NaN
+            for (auto &chunk : x.chunk) chunk = __builtin_elementwise_canonicalize(chunk);  // quiets signalling NaNs
             const float most = hk::largest(x);
             at = most > mine ? column : at;
             mine = hk::Max{}(mine, most);
@@ -162,7 +162,7 @@ HK_FN void race(const Params &p) {
         u32 index = kNone;
         if (mine == most && at != kNone) {
             RowF x = hk::widen(load(at));
-            hk::lowest_beyond<kAccess>(x, i32(cols - at));
+            hk::mask_tail<kAccess>(x, i32(cols - at));
 #pragma unroll
             for (int e = ColsPerLane - 1; e >= 0; --e) {
                 index = x.chunk[e / kVec][e % kVec] == most ? column_of<RowT>(at, e) : index;
@@ -173,25 +173,26 @@ HK_FN void race(const Params &p) {
     Best best;
     const auto run = [&](auto source) {
         constexpr bool kDrawn = decltype(source)::kDrawn;
-        float bound = -__builtin_inff();  // a score that this block has: what is less does not win
+        float bound = -__builtin_inff();  // a score of this block: lower ones do not win
         for (u32 tile = begin, next = begin + kTile; tile < end; tile += kTile) {
             const u32 column = tile + thread * kVec;
             const RowT x = load(column);
             RowF given;
-            if constexpr (!kDrawn) given = RowF::load(RowBatch{b, 1, column, cols}.at<float, kAccess, true>(p.exponentials, 0));
+            if constexpr (!kDrawn)
+                given = RowF::load(RowBatch{b, 1, column, cols}.at<float, kAccess, true>(p.exponentials, 0));
 #pragma unroll
-            for (int first = 0; first < ColsPerLane; first += kTogether) {
-                hk::Vec<T, kTogether> logits;
-                hk::Vec<float, kTogether> e;
-                hk::Vec<u32, kTogether> words;
+            for (int first = 0; first < ColsPerLane; first += kTokensPerBound) {
+                hk::Vec<T, kTokensPerBound> logits;
+                hk::Vec<float, kTokensPerBound> e;
+                hk::Vec<u32, kTokensPerBound> words;
 #pragma unroll
-                for (int j = 0; j < kTogether; ++j) {
+                for (int j = 0; j < kTokensPerBound; ++j) {
                     logits[j] = x.chunk[(first + j) / kVec][(first + j) % kVec];
                     if constexpr (!kDrawn) e[j] = given.chunk[(first + j) / kVec][(first + j) % kVec];
                 }
                 if constexpr (kDrawn) {
 #pragma unroll
-                    for (int j = 0; j < kTogether; j += 4) {
+                    for (int j = 0; j < kTokensPerBound; j += 4) {
                         const u32 counter = column_of<RowT>(column, first + j) / 4;
                         const auto four = hk::philox({u32(p.offset), u32(p.offset >> 32), b, counter}, p.seed);
 #pragma unroll
@@ -200,20 +201,22 @@ HK_FN void race(const Params &p) {
                 }
                 if (bound > -__builtin_inff()) {
                     float least;
-                    if constexpr (kDrawn) least = exponential(__builtin_reduce_max(words));
-                    else least = -hk::largest(-e);
+                    if constexpr (kDrawn)
+                        least = exponential(__builtin_reduce_max(words));
+                    else
+                        least = -hk::largest(-e);
                     const bool below = __builtin_fmaf(hk::largest(logits), scale, handicap(least) + kMargin) < bound;
                     if (hk::ballot(!below) == 0) continue;
                 }
                 auto wide = hk::widen(logits);
                 if (cols - tile < kTile) {
 #pragma unroll
-                    for (int j = 0; j < kTogether; ++j) {
+                    for (int j = 0; j < kTokensPerBound; ++j) {
                         wide[j] = column_of<RowT>(column, first + j) < cols ? wide[j] : -__builtin_inff();
                     }
                 }
 #pragma unroll
-                for (int j = 0; j < kTogether; ++j) {
+                for (int j = 0; j < kTokensPerBound; ++j) {
                     if constexpr (kDrawn) e[j] = exponential(words[j]);
                     best.take(__builtin_fmaf(wide[j], scale, handicap(e[j])), column_of<RowT>(column, first + j));
                 }
@@ -224,8 +227,10 @@ HK_FN void race(const Params &p) {
             }
         }
     };
-    if (p.exponentials.present()) run(Given{});
-    else run(Drawn{});
+    if (p.exponentials.present())
+        run(FromTensor{});
+    else
+        run(FromPhilox{});
     finish(best.over([&](auto v, auto op) { return block.reduce(v, op); }));
 }
 
@@ -244,13 +249,12 @@ HK_FN void merge(const Params &p) {
 }
 }  // namespace
 
-// Entry points of one dtype: name = op, dtype, tokens at a time, access if it is by elements. As `KERNELS` in
-// src/race.rs.
-#define RACE(T)                                                                                        \
-    HK_ENTRY(race_##T##_1024, 64, race<hk::Access::Vectors, hk::T, 64, 16>)                            \
-    HK_ENTRY(race_##T##_4096, 256, race<hk::Access::Vectors, hk::T, 256, 16>)                          \
-    HK_ENTRY(race_##T##_1024_elements, 64, race<hk::Access::Elements, hk::T, 64, 16>)                  \
-    HK_ENTRY(race_##T##_4096_elements, 256, race<hk::Access::Elements, hk::T, 256, 16>)
+// Entry points of one dtype, as `KERNELS` in src/race.rs. Name = op, dtype, tokens per tile, `_scalar` for the scalar path.
+#define RACE(T)                                                                   \
+    HK_ENTRY(race_##T##_1024, 64, race<hk::Access::Vectorized, hk::T, 64, 16>)    \
+    HK_ENTRY(race_##T##_4096, 256, race<hk::Access::Vectorized, hk::T, 256, 16>)  \
+    HK_ENTRY(race_##T##_1024_scalar, 64, race<hk::Access::Scalar, hk::T, 64, 16>) \
+    HK_ENTRY(race_##T##_4096_scalar, 256, race<hk::Access::Scalar, hk::T, 256, 16>)
 
 RACE(bf16)
 RACE(f16)

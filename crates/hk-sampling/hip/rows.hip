@@ -1,17 +1,17 @@
-// rows.hip: filters and draws, a row in the registers of one block
+// rows.hip: filters and draws of rows that stay in the registers of one block
 //   x            [R, V]  T = bf16 | f16 | f32   unit stride on V, rows any stride; probabilities or logits
-//   ids, mass    [B]     i32, f32               contiguous; the token drawn, the mass that is kept
-//   count        [B]     i32                    contiguous; the number of tokens that are kept
-//   y            [R, V]  T                      unit stride on V, rows any stride; may lie on x
-// Formulas and search: filter.h. Logits are made probabilities by softmax(x / temperature) in f32; a temperature of zero
-// leaves all of it to the largest logit, the first if there are several. y = P / max(mass, 1e-8) where P is kept, else 0.
+//   ids, mass    [B]     i32, f32               contiguous; the drawn token, the kept mass
+//   count        [B]     i32                    contiguous; the number of kept tokens
+//   y            [R, V]  T                      unit stride on V, rows any stride; may alias x
+// Formulas and radix select: filter.h. Logits become probabilities by softmax(x / temperature) in f32; at a temperature of
+// zero the first of the largest logits has probability 1. y = P / max(mass, 1e-8) where P is kept, else 0.
 //
 // How the work is split
-//   V up to 1024: a wave takes a row, 16 columns a lane; up to 8192: 256 threads do, 32 columns a lane. Longer rows:
-//   segments.hip. A block has one output: what that takes, thousands of instructions, is much more than launching it.
+//   V up to 1024: a wave per row, 16 columns per lane; up to 8192: 256 threads per row, 32 columns per lane. Longer rows:
+//   segments.hip. One output per block: its thousands of instructions outweigh the launch of a block.
 // Floor
-//   The row is read once, V * sizeof(T) bytes, and y written once. A histogram costs an LDS atomic of 8 bytes for each
-//   16 bytes of f32; in LDS a block has 2 KiB (a wave) or 16 KiB of cells, one word per bin.
+//   The row is read once, V * sizeof(T) bytes, and y written once. A histogram costs an 8-byte LDS atomic per token. A block
+//   has 2 KiB (one wave) or 16 KiB of cells in LDS, 8 bytes per bin.
 #include <hk/entry.h>
 
 #include "filter.h"
@@ -19,7 +19,7 @@
 namespace {
 using namespace sampling;
 
-/// Softmax of a row that the block has in registers.
+/// Softmax of a row in registers.
 template <class RowF, class Reducer>
 HK_FN void softmax(const Params &p, u64 row, RowF &v, u32 column, Reducer &block) {
     const u32 cols = p.x.cols();
@@ -31,7 +31,7 @@ HK_FN void softmax(const Params &p, u64 row, RowF &v, u32 column, Reducer &block
         u32 first = kNone;
         for_each(v, column, [&](float &x, u32 c) { first = c < first && c < cols && x == s.max ? c : first; });
         s.greedy = block.reduce(first, hk::Min{});
-        // Nothing can be drawn from a row without a finite maximum.
+        // A row without a finite maximum has no token to draw.
         if (!(__builtin_fabsf(s.max) < __builtin_inff())) s.greedy = kNoToken;
     } else {
         float sum = 0.0f;
@@ -81,7 +81,7 @@ HK_FN void row_in_registers(const Params &p) {
                 const Followers followers(s.prefix, top);
                 for_each(v, column, [&](float &x, u32) {
                     const u32 key = key_of(x);
-                    if (followers.contain(key)) add_in_lds(cells[digit.of(key)], digit.token(key));
+                    if (followers.contain(key)) lds_atomic_add(cells[digit.of(key)], digit.token(key));
                 });
                 hk::block_barrier();
                 step<Threads, kBins>(s, f, digit, block, step_scratch, [&](u32 i) { return Cell(cells[i]).bin(); });
@@ -92,7 +92,7 @@ HK_FN void row_in_registers(const Params &p) {
         };
         u32 active;
         Filters f = filters_of(p, row, max_key, active);
-        // Round one without top-p, whose p is a share of what the others keep.
+        // First without top-p: p is a share of the mass that the others keep.
         bool again = p.top_k_first && (active & Search::kP);
         u32 now = again ? active & ~Search::kP : active;
         for (;;) {
@@ -122,12 +122,12 @@ HK_FN void row_in_registers(const Params &p) {
 }
 }  // namespace
 
-// Entry points of one dtype: name = op, dtype, longest row, access if it is by elements. As `ROWS` in src/sample.rs.
-#define SAMPLE_ROWS(T)                                                                                               \
-    HK_ENTRY(sample_rows_##T##_1024, 64, row_in_registers<hk::Access::Vectors, hk::T, 64, 16, 8>)                     \
-    HK_ENTRY(sample_rows_##T##_8192, 256, row_in_registers<hk::Access::Vectors, hk::T, 256, 32, 11>)                  \
-    HK_ENTRY(sample_rows_##T##_1024_elements, 64, row_in_registers<hk::Access::Elements, hk::T, 64, 16, 8>)           \
-    HK_ENTRY(sample_rows_##T##_8192_elements, 256, row_in_registers<hk::Access::Elements, hk::T, 256, 32, 11>)
+// Entry points of one dtype, as `ROWS` in src/sample.rs. Name = op, dtype, longest row, `_scalar` for the scalar path.
+#define SAMPLE_ROWS(T)                                                                                  \
+    HK_ENTRY(sample_rows_##T##_1024, 64, row_in_registers<hk::Access::Vectorized, hk::T, 64, 16, 8>)    \
+    HK_ENTRY(sample_rows_##T##_8192, 256, row_in_registers<hk::Access::Vectorized, hk::T, 256, 32, 11>) \
+    HK_ENTRY(sample_rows_##T##_1024_scalar, 64, row_in_registers<hk::Access::Scalar, hk::T, 64, 16, 8>) \
+    HK_ENTRY(sample_rows_##T##_8192_scalar, 256, row_in_registers<hk::Access::Scalar, hk::T, 256, 32, 11>)
 
 SAMPLE_ROWS(bf16)
 SAMPLE_ROWS(f16)

@@ -1,34 +1,34 @@
 // segments.hip: filters and draws for long rows, spread over blocks
-//   Arguments as in rows.hip; formulas and search in filter.h. Each row is cut into segments of a length that V alone
-//   fixes. In order, one launch each:
-//   guess   looks at 4096 tokens of each row and says where its threshold may be: among the keys in [from, to) or, where
-//           those are no more than some hundreds, from `top` on
-//   walk    reads the row. Of each segment it lists the keys of these two ranges, and adds up what lies between them
-//   finish  finds the threshold among the listed keys, one block a row, sums the segments, and draws in one of them. If the
-//           threshold turns out to be elsewhere, it looks for it in the row itself
-//   renorm  (where y is wanted) writes y from the threshold and the kept mass
+//   Arguments as in rows.hip; formulas and radix select in filter.h. Each row is cut into segments of a length that depends on
+//   V alone. One launch each, in order:
+//   guess   samples 4096 tokens of each row and estimates its threshold: among the keys in [from, to), or from `top` on if
+//           those are at most some hundreds
+//   walk    reads the row; lists the keys of these two ranges per segment, and sums the keys between them
+//   finish  one block per row: finds the threshold among the listed keys, sums the segments, and draws in one of them. If the
+//           threshold is not listed, falls back to a radix select over the row
+//   renorm  (if there is y) writes y from the threshold and the kept mass
 //
 // Logits
-//   What is drawn from is exp((x - reference) / temperature), whose sum p is multiplied with and the mass divided by: it need
-//   not be one. The reference is the largest that `guess` has seen, which is close enough to the largest of all; should a
-//   number become infinite, `finish` begins again with that.
+//   Weights are exp((x - reference) / temperature), not normalized: p is multiplied with their sum, and the mass divided by
+//   it. The reference is the largest logit of the sample, which is close enough to the largest of the row; if a weight
+//   overflows, `finish` falls back with the largest of the row.
 //
 // How the work is split
-//   A segment is 4096 tokens, or for rows beyond 128 times that a multiple of them: 128,256 tokens are 32 segments. In
-//   `walk` a block of 128 threads has 4096 tokens in registers, 32 a lane, and the next 4096 on their way; where rows are many,
-//   it takes several segments in turn. The blocks of `finish` have 8 waves, and up to 2048 listed keys in LDS: most of what
-//   it does waits for its other waves or for memory.
+//   A segment is 4096 tokens, or a multiple of 4096 for rows of more than 128 of them: 128,256 tokens are 32 segments. A block
+//   of `walk` has 128 threads; it holds 4096 tokens in registers, 32 per lane, while the next 4096 are in flight; with many
+//   rows it loops over several segments. A block of `finish` has 8 waves, and up to 2048 listed keys in LDS: it is bound by
+//   latency.
 // Guesses
-//   A guess that fails costs time, five walks of one block over the row, and changes no result: masses are sums of f64 and
-//   of whole numbers, within 2^-45 of themselves, and a list has the order of the tokens' places in registers, whatever is
-//   listed. It errs by the sample's deviation, of which it allows three to four; for min-p it fails where 4096 tokens do not
-//   have one of a sixteenth of the largest. For top-p it has to know the mass of the row: of probabilities one; of logits what
-//   the sample has, which is little to go by where few tokens have most of it. Then more are listed: of the range, which may be
-//   all below a few, the upper 640 of the sample, and in any case its largest 64.
+//   A wrong guess costs time, five passes of one block over the row, and changes no result: masses are sums in f64 and in
+//   integers, with a relative error of at most 2^-45, and a list has the order of the tokens in registers, whatever is listed.
+//   The range allows three to four standard deviations of the sample; for min-p the guess is wrong if none of 4096 tokens has a
+//   sixteenth of the largest. For top-p the mass of the row is assumed: one for probabilities; the sample's for logits, which
+//   is inaccurate if few tokens have most of the mass. Then more is listed: the upper 640 of the sample's range, and in any case
+//   its largest 64.
 // Floor
-//   V * sizeof(T) from memory for `walk`, and 4096 tokens before. Listed keys are 4 bytes, written and read: some 500 a row for
-//   top-k and min-p, a twentieth of the tokens of a flat row for top-p. `finish` reads again the segment that it draws in,
-//   `renorm` the row.
+//   `walk` reads V * sizeof(T), `guess` 4096 tokens. Listed keys are 4 bytes, written and read: about 500 per row for top-k and
+//   min-p, a twentieth of the tokens of a flat row for top-p. `finish` reads the segment that it draws in once more, `renorm`
+//   the row.
 #include <hk/entry.h>
 
 #include "filter.h"
@@ -40,28 +40,28 @@ constexpr int kThreads = 256;
 constexpr int kGuessThreads = 512;
 constexpr int kWalkThreads = 128;
 constexpr int kFinishThreads = 8 * kWaveSize;
-constexpr u32 kTile = 4096;  // tokens that a block has in registers
+constexpr u32 kTile = 4096;  // tokens per block in registers
 constexpr u32 kMostSegments = 128;
 constexpr u32 kDigitBits = 10;
 constexpr u32 kBins = 1 << kDigitBits;
-constexpr u32 kGuessBins = 512;   // of a sixteenth of an octave, from the largest key down
-constexpr u32 kGuessShift = 19;   // keys below it: the same bin
-constexpr u32 kCopies = 4;        // of a bin, for every fourth lane each: equal keys take turns
-constexpr u32 kFewListed = 256;   // tokens of 4096 that are all listed, rather than some between
-constexpr u32 kTopListed = 16;    // those that are listed in any case
-constexpr u32 kMostListed = 640;  // those between, and
-constexpr u32 kTopOfTotal = 64;   // in any case, where top-p is of a mass that the sample has to tell
-constexpr u32 kFewChunks = 512;   // of four listed keys of a row, that `finish` has in LDS
-constexpr u32 kStaged = 1024;     // keys of a tile that go to their list by way of LDS; more of them would take turns there
+constexpr u32 kGuessBins = 512;  // each a sixteenth of an octave, from the largest key down
+constexpr u32 kGuessShift = 19;  // bits of a key within a bin
+constexpr u32 kCopies = 4;  // of a bin, one per lane % 4: equal keys conflict less
+constexpr u32 kFewListed = 256;  // up to as many sampled tokens, all are listed, with no sum between
+constexpr u32 kTopListed = 16;  // always listed
+constexpr u32 kMostListed = 640;  // in the range, and
+constexpr u32 kTopOfTotal = 64;  // always listed, if the mass for top-p is estimated from the sample
+constexpr u32 kFewChunks = 512;  // of four listed keys per row that fit the LDS of `finish`
+constexpr u32 kStaged = 1024;  // listed keys of a tile that are staged through LDS
 
-/// Where the threshold of a row may be.
+/// The estimate of a row's threshold.
 struct Guess {
-    float reference;  // logit that has a weight of one
-    u32 from, to;     // keys that are listed, one past the last; none if they are equal
-    u32 top;          // all keys from here on are listed, too; kNone: there is no guess
+    float reference;  // logit with a weight of one
+    u32 from, to;  // keys in [from, to) are listed
+    u32 top;  // keys from `top` on are listed too; kNone: there is no guess
 };
 
-/// What is known of a row.
+/// State of a row between launches.
 struct RowState {
     Guess guess;
     double kept_mass;
@@ -69,28 +69,26 @@ struct RowState {
     u32 unused;
 };
 
-/// What is known of a segment.
+/// State of a segment between launches.
 struct Segment {
     Amount between;  // keys from `to` to below `top`
-    double mass;     // of all, where a filter asks for it
+    double mass;  // of all keys, if a filter needs it
     u32 listed;
     u32 unused;
 };
 static_assert(sizeof(RowState) == 32 && sizeof(Segment) == 32, "as in src/sample.rs");
 
-/// The workspace: its parts one after the other, each for all rows of the launch.
+/// The workspace: row states, segment states, lists, each for all rows of the launch.
 struct Workspace {
     u64 base;
     u64 rows;
-    u64 segments;  // of a row
-    u64 segment;   // tokens
+    u64 segments;  // per row
+    u64 segment;  // tokens per segment
 
     HK_FN explicit Workspace(const Params &p)
         : base(p.workspace.data), rows(p.outputs), segments(p.segments), segment(p.segment) {}
 
-    HK_FN hk::GlobalPtr<RowState> row(u64 b) const {
-        return reinterpret_cast<hk::GlobalPtr<RowState>>(base) + b;
-    }
+    HK_FN hk::GlobalPtr<RowState> row(u64 b) const { return reinterpret_cast<hk::GlobalPtr<RowState>>(base) + b; }
     /// Segment 0 of row b.
     HK_FN hk::GlobalPtr<Segment> segment_of(u64 b) const {
         return reinterpret_cast<hk::GlobalPtr<Segment>>(base + rows * sizeof(RowState)) + b * segments;
@@ -101,18 +99,18 @@ struct Workspace {
     }
 };
 
-/// What a token of a row weighs: its probability, or the exponential of its logit relative to another.
+/// The weight of a token: its probability, or the exponential of its logit relative to the reference.
 struct Measure {
-    float log2_scale = 0.0f;  // log2(e) / temperature; of probabilities 0
+    float log2_scale = 0.0f;  // log2(e) / temperature; 0 for probabilities
     float reference = 0.0f;
 
-    /// At an infinite temperature all logits weigh the same, but infinite ones.
+    /// At an infinite temperature all finite logits have the same weight.
     HK_FN Measure(const Params &p, u64 row) {
         if (p.logits) log2_scale = __builtin_fmaxf(0x1.715476p+0f / temperature_of(p, row), 0x1p-126f);
-        hk::forget(log2_scale);  // rather than what it was made from, in scalar registers
+        hk::opaque(log2_scale);  // keeps its inputs out of SGPRs
     }
 
-    /// That of a lane's share of a tile from `column` on; nothing beyond the row.
+    /// Weights of a lane's share of a tile from `column` on; 0 beyond the row.
     template <class RowF>
     HK_FN void apply(RowF &row, u32 column, u32 cols) const {
         if (log2_scale != 0.0f) {
@@ -135,7 +133,7 @@ struct Measure {
 template <class T, int Lanes>
 using Tile = hk::Row<T, Lanes, hk::kVecLen<T>, int(kTile) / Lanes / hk::kVecLen<T>>;
 
-/// A lane's share of a tile of row `row`, from `column` on.
+/// Loads a lane's share of a tile of row `row`, from `column` on.
 template <Access kAccess, class RowT>
 HK_FN auto load_tile(const Params &p, u64 row, u32 column) {
     using T = typename RowT::Element;
@@ -152,11 +150,11 @@ HK_FN void for_tiles(const Params &p, u32 s, F f) {
     for (u32 tile = begin; tile < end; tile += kTile) f(tile);
 }
 
-/// The sum of a wave's lanes, in all of them.
+/// Sum over the wave, in all lanes.
 HK_FN double wave_sum(double v) { return hk::last_lane(hk::wave_scan(v)); }
 
-/// Calls `add(1)` in each lane of which `mine` is true; where the keys of all these are the same, `add` of how many they are
-/// in one of them: they would take turns at an address in LDS. All lanes of the wave call it.
+/// Calls `add(1)` in each lane with `mine`; if all their keys are equal, `add(count)` in one of them, since their LDS atomics
+/// would conflict. All lanes of the wave call it.
 template <class Add>
 HK_FN void add_together(bool mine, u32 key, Add add) {
     const u64 found = hk::ballot(mine);
@@ -170,7 +168,7 @@ HK_FN void add_together(bool mine, u32 key, Add add) {
 template <Access kAccess, class T>
 HK_FN void guess(const Params &p) {
     constexpr u32 kWaves = kGuessThreads / kWaveSize;
-    static_assert(kGuessThreads == kGuessBins, "a bin for each thread");
+    static_assert(kGuessThreads == kGuessBins, "a bin per thread");
     using RowT = Tile<T, kGuessThreads>;
     __shared__ u64 cells[kGuessBins * kCopies];
     __shared__ ScanScratch<kGuessThreads> scan;
@@ -192,7 +190,7 @@ HK_FN void guess(const Params &p) {
     const Guess none = {0.0f, kNone, kNone, kNone};
     if (p.logits && temperature_of(p, row) == 0.0f) return write(none);
 
-    // Lines of 128 bytes, as far from each other as the row allows.
+    // 128-byte lines, spread evenly over the row.
     constexpr u32 kLine = 128 / sizeof(T);
     constexpr u32 kLines = kTile / kLine;
     constexpr u32 kLineLanes = kLine / hk::kVecLen<T>;
@@ -217,7 +215,7 @@ HK_FN void guess(const Params &p) {
     const Filters f = filters_of(p, row, max_key, active);
     if (active == 0) return write({measure.reference, 1, 1, kInfinity});
 
-    // How many there are of each bin, and their mass.
+    // Histogram: count and mass per bin.
     const u32 first = max_key >> kGuessShift;
     float squares = 0.0f;
     for_each(v, 0, [&](float &x, u32) {
@@ -225,7 +223,7 @@ HK_FN void guess(const Params &p) {
         const u32 bin = hk::Min{}(first - (key >> kGuessShift), kGuessBins - 1);
         const Digit digit = {kGuessShift, 0};
         add_together(key != 0, key, [&](u32 tokens) {
-            add_in_lds(cells[bin * kCopies + thread % kCopies], tokens * digit.token(key));
+            lds_atomic_add(cells[bin * kCopies + thread % kCopies], tokens * digit.token(key));
         });
         squares = __builtin_fmaf(x, x, squares);
     });
@@ -234,18 +232,18 @@ HK_FN void guess(const Params &p) {
 #pragma unroll
     for (u32 copy = 0; copy < kCopies; ++copy) bits += cells[thread * kCopies + (copy + thread / 8) % kCopies];
     const Bin bin = Cell(bits).bin();
-    const u32 key = thread <= first ? (first - thread) << kGuessShift : 0;  // the least of the bin
+    const u32 key = thread <= first ? (first - thread) << kGuessShift : 0;  // least key of the bin
     Amount so_far = {bin.count, bin.mass(key)}, all = {};
     block_scan(so_far, all, scan);
 
-    // Each filter's threshold lies above those keys that leave it more than enough, and below those that leave it too little.
+    // A filter's threshold is above keys that leave clearly enough, and below keys that leave clearly too little.
     const float seen = float(kTile) / float(cols);
     const float k = float(f.k) * seen;
     const float k_error = 4.0f * __builtin_sqrtf(k);
     const bool of_total = (active & Search::kP) && (p.logits || p.top_k_first);
     const float total = of_total ? float(all.mass) : seen;
     const float error = of_total ? 3.0f * __builtin_sqrtf(squares) : 0.0f;
-    const float left = __builtin_fmaxf(1.0f - float(f.p), 0.0f);  // what top-p leaves
+    const float left = __builtin_fmaxf(1.0f - float(f.p), 0.0f);  // mass below the threshold of top-p
     const float n = float(so_far.count);
     const float below = __builtin_fmaxf(float(all.mass - so_far.mass), 0.0f);
     const float least = value_of(key);
@@ -256,7 +254,7 @@ HK_FN void guess(const Params &p) {
     const bool too_few = (!(active & Search::kK) || n <= k - k_error - 2.0f) &&
                          (!(active & Search::kP) || below - below_error >= left * (total + error)) &&
                          (!(active & Search::kMin) || least > 16.0f * value_of(f.min_key));
-    // The first bin with enough, one past the last with too few, and the first down to which the largest are.
+    // The first bin with enough, one past the last with too few, and the first that covers the keys to list in any case.
     const auto first_of = [&](bool mine) {
         const u64 found = hk::ballot(mine);
         return found != 0 ? thread - hk::lane_id() + u32(__builtin_ctzll(found)) : kNone;
@@ -265,7 +263,8 @@ HK_FN void guess(const Params &p) {
         const u64 found = hk::ballot(mine);
         return found != 0 ? thread - hk::lane_id() + 64 - u32(__builtin_clzll(found)) : 0;
     };
-    Places bins = {first_of(enough), past_last_of(too_few), first_of(so_far.count >= (of_total ? kTopOfTotal : kTopListed))};
+    Places bins = {first_of(enough), past_last_of(too_few),
+                   first_of(so_far.count >= (of_total ? kTopOfTotal : kTopListed))};
     if (hk::lane_id() == 0) places[hk::wave_id()] = bins;
     hk::block_barrier();
     const auto all_waves = [&] {
@@ -280,8 +279,8 @@ HK_FN void guess(const Params &p) {
     };
     bins = all_waves();
     if (of_total) {
-        // Where few tokens have most of the mass, the sample tells little of it: then the upper part of a wide range, since a
-        // sample rather has too little of that mass than too much.
+        // If few tokens have most of the mass, the sample estimates it badly, more often too low than too high: list the upper
+        // part of the range.
         if (thread + 1 == bins.to) listed = so_far.count;
         hk::block_barrier();
         const u32 above = bins.to == 0 ? 0 : listed;
@@ -291,13 +290,13 @@ HK_FN void guess(const Params &p) {
         const u32 past_most = all_waves().to;
         if (past_most != 0) bins.from = hk::Min{}(bins.from, past_most - 1);
     }
-    // Known to the thread of the bin, or to the last.
+    // Written by the thread of the bin, or by the last.
     if (thread == hk::Min{}(bins.from, kGuessBins - 1)) listed = so_far.count;
     hk::block_barrier();
     const auto key_from = [&](u32 bin) { return bin <= first ? (first - bin) << kGuessShift : 0; };
     Guess g = {measure.reference, 1, 0, 0};
     if (bins.from != kNone) g.from = hk::Max{}(key_from(bins.from), 1);
-    // Top-p after the others asks for the mass of what they keep: all of that is listed.
+    // Top-p after the others needs the mass that they keep: list all of it.
     const bool both = p.top_k_first && (active & Search::kP) && active != Search::kP;
     if (listed <= kFewListed || bins.to == 0 || bins.to - 1 <= bins.top || both) {
         g.top = g.from;
@@ -309,22 +308,22 @@ HK_FN void guess(const Params &p) {
     write(g);
 }
 
-/// What a lane finds in its share of a tile.
+/// A lane's share of a tile: what is listed, and sums.
 struct Share {
-    u32 listed = 0;  // a bit for each token, from the highest down
-    u32 high = 0;    // likewise: what lies between the lists
+    u32 listed = 0;  // one bit per token, from the highest down
+    u32 high = 0;  // likewise: keys between the two lists
     double between = 0.0;
     double mass = 0.0;
 };
 
-/// Sums of tokens: of probabilities in f64; of exponentials, which are rounded themselves, four in f32 first.
+/// Sums of tokens: probabilities in f64; exponentials, which are rounded already, in f32 by fours, then in f64.
 template <bool kExact>
 class TokenSum {
     double sum_ = 0.0;
     float four_ = 0.0f;
     int n_ = 0;
 
-public:
+  public:
     HK_FN void add(float v) {
         if constexpr (kExact) {
             sum_ += double(v);
@@ -338,7 +337,7 @@ public:
 
 template <bool kExact, class RowF>
 HK_FN Share look(RowF &v, const Guess &g, bool wants_between, bool wants_mass) {
-    // The sign of a difference tells which key is less: all are positive.
+    // Keys are positive: the sign of a difference compares them.
     Share share;
     const auto add_bit = [](u32 &bits, u32 sign) { bits = bits << 1 | sign >> 31; };
     if (wants_between) {
@@ -370,16 +369,16 @@ HK_FN void walk(const Params &p) {
     constexpr u32 kLen = RowT::kLen;
     constexpr u32 kShare = kTile / kWalkThreads;
     static_assert(kShare == 32, "bits of a share");
-    // Of each wave, in two turns: a wave comes back to one only through the barrier of the other.
+    // Per wave, double-buffered: the barrier of one buffer protects the other.
     struct Lds {
         double between[kWaves], mass[kWaves];
-        u32 counts[kWaves];  // between, and from bit 16 on listed
+        u32 counts[kWaves];  // low half: between; high half: listed
     };
     __shared__ Lds lds[2];
     __shared__ alignas(16) u32 staged[kStaged];
-    const u32 blocks = (p.segments + p.share - 1) / p.share;  // of a row
-    const u32 b = hk::block_x() / blocks;                     // among the rows of the launch
-    const u32 begin = hk::block_x() % blocks * p.share;       // first segment of this block
+    const u32 blocks = (p.segments + p.share - 1) / p.share;  // per row
+    const u32 b = hk::block_x() / blocks;  // row of the launch
+    const u32 begin = hk::block_x() % blocks * p.share;  // first segment of this block
     const u32 end = p.segments - begin < p.share ? p.segments : begin + p.share;
     const u64 row = row_of(p, u64(p.first) + b);
     if (row == kNoRow) return;
@@ -393,8 +392,8 @@ HK_FN void walk(const Params &p) {
     const u32 cols = p.x.cols();
     const u32 thread = hk::thread_x();
     const u32 wave = hk::wave_id();
-    u32 turn = 0;
-    u32 n_before = 0;  // listed of the segment's earlier tiles
+    u32 buffer = 0;
+    u32 n_before = 0;  // listed in the segment's earlier tiles
     const auto load = [&](u32 tile) {
         const RowBatch batch = {row, 1, tile + thread * kLen, cols};
         return RowT::load(batch.at<T, kAccess, true>(p.x, 0));
@@ -403,16 +402,17 @@ HK_FN void walk(const Params &p) {
     RowT x = load(begin * p.segment);
     for (u32 tile = begin * p.segment; tile < last; tile += kTile) {
         auto v = hk::widen(x);
-        // The next tile is on its way meanwhile.
+        // Prefetches the next tile.
         if (tile + kTile < last) x = load(tile + kTile);
         measure.apply(v, tile + thread * kLen, cols);
-        const Share share = p.logits ? look<false>(v, g, wants_between, wants_mass) : look<true>(v, g, wants_between, wants_mass);
+        const Share share =
+            p.logits ? look<false>(v, g, wants_between, wants_mass) : look<true>(v, g, wants_between, wants_mass);
         const u32 counts = u32(__builtin_popcount(share.high)) | u32(__builtin_popcount(share.listed)) << 16;
         const u32 up_to = hk::wave_scan(counts);
         const double wave_between = wants_between ? hk::wave_scan(share.between) : 0.0;
         const double wave_mass = wants_mass ? hk::wave_scan(share.mass) : 0.0;
-        Lds &now = lds[turn];
-        turn ^= 1;
+        Lds &now = lds[buffer];
+        buffer ^= 1;
         if (thread % kWaveSize == kWaveSize - 1) {
             now.between[wave] = wave_between;
             now.mass[wave] = wave_mass;
@@ -440,7 +440,7 @@ HK_FN void walk(const Params &p) {
                     for (u32 i = 0; i < kLen; ++i) use(bits & 1u << (kLen - 1 - i), key_of(v.chunk[k][i]));
                 }
             };
-            // Zeros behind the last key are not to meet keys of a next tile.
+            // Staged stores pad the list with zeros, so only a segment of one tile is staged.
             if (n <= kStaged && p.segment == kTile) {
                 hk::Appender appender(staged, place);
                 each([&](u32 mine, u32 key) { appender.add(mine, key); });
@@ -488,11 +488,11 @@ struct FinishLds {
     DrawScratch<kFinishThreads, 1> draw;
     ScanScratch<kFinishThreads> scan;
     Segment segments[kMostSegments];
-    double masses[kMostSegments];   // kept
+    double masses[kMostSegments];  // kept mass
     u32 listed[kMostSegments];
-    u32 chunks[kMostSegments + 1];  // of four listed keys, of the segments before this one
+    u32 chunks[kMostSegments + 1];  // chunks of four listed keys in the segments before
     hk::Vec<u32, 4> keys[kFewChunks];
-    Amount between;                // of all segments
+    Amount between;  // over all segments
     double mass;
     u32 chosen;
     double before;
@@ -500,24 +500,24 @@ struct FinishLds {
 
 using FinishReducer = hk::GroupReducer<kFinishThreads, kFinishThreads>;
 
-/// Counts a key in the bin of its digit. All lanes of the wave call it, `mine` tells which of them have one.
+/// Counts a key in the bin of its digit, in lanes with `mine`. All lanes of the wave call it.
 HK_FN void count_key(FinishLds &lds, const Search &search, Digit digit, bool mine, u32 key) {
     add_together(mine, key, [&](u32 tokens) {
         const u32 bin = (key - search.prefix) >> digit.shift;
         __scoped_atomic_fetch_add(&lds.counts[bin], tokens, __ATOMIC_RELAXED, __MEMORY_SCOPE_WRKGRP);
-        add_in_lds(lds.rests[bin], u64(tokens) * digit.rest(key));
+        lds_atomic_add(lds.rests[bin], u64(tokens) * digit.rest(key));
     });
 }
 
-/// Looks for the threshold among the keys from `from` to `to`. `for_keys(use)` calls `use(key)` in whole waves for keys
-/// that may be among them; `search` has what is above them. False if the filters keep them all: then that has them, too.
-/// `all` is what there is down to `from`.
+/// Radix select of the threshold among the keys from `from` to `to`. `for_keys(use)` calls `use(key)`, in full waves, for a
+/// superset of them; `search.above` holds the tokens above them. False if the filters keep them all; `search.above` then
+/// includes them. `all` becomes the tokens down to `from`.
 template <class ForKeys>
 HK_FN bool search_range(Search &search, Amount &all, Filters &f, u32 from, u32 to, FinishReducer &block, FinishLds &lds,
                         ForKeys for_keys) {
     const u32 active = search.active;
     if (f.min_key < from) search.active &= ~Search::kMin;
-    // As many bits as there are bins for, wherever the first of them begins.
+    // The widest digit whose bins cover the range.
     const u32 width_bits = 32 - u32(__builtin_clz((to - from) | 1));
     u32 shift = width_bits > kDigitBits ? width_bits - kDigitBits : 0;
     if ((to >> shift) - (from >> shift) >= kBins) ++shift;
@@ -526,7 +526,7 @@ HK_FN bool search_range(Search &search, Amount &all, Filters &f, u32 from, u32 t
     for (bool first = true;; first = false) {
         const Digit digit = {shift, kBins - 1};
         u32 begin = hk::thread_x();
-        hk::forget(begin);
+        hk::opaque(begin);
         for (u32 i = begin; i < kBins; i += kFinishThreads) {
             lds.rests[i] = 0;
             lds.counts[i] = 0;
@@ -534,7 +534,8 @@ HK_FN bool search_range(Search &search, Amount &all, Filters &f, u32 from, u32 t
         hk::block_barrier();
         for_keys([&](u32 key) { count_key(lds, search, digit, key - least <= most - least, key); });
         hk::block_barrier();
-        step<kFinishThreads, kBins>(search, f, digit, block, lds.step, [&](u32 i) { return Bin{lds.counts[i], lds.rests[i]}; });
+        step<kFinishThreads, kBins>(search, f, digit, block, lds.step,
+                                    [&](u32 i) { return Bin{lds.counts[i], lds.rests[i]}; });
         if (first) all = search.all;
         if (first && search.active == 0) {
             search.above = all;
@@ -549,16 +550,16 @@ HK_FN bool search_range(Search &search, Amount &all, Filters &f, u32 from, u32 t
     }
 }
 
-/// What the filters keep of a row.
+/// The result of the filters on a row.
 struct Found {
     u32 threshold;
     Amount kept;
-    double total;    // mass of the row, if it is of logits
-    u32 id = kNone;  // the only token, at a temperature of zero
+    double total;  // mass of the row, for logits
+    u32 id = kNone;  // the token at a temperature of zero
 };
 
-/// Looks for the threshold with all filters; top-p second, of what the others keep, where that is asked for. `find(f, active)`
-/// looks for that of some.
+/// Finds the threshold of all filters; with `top_k_first`, top-p after the others, on the mass that they keep. `find(f, active)`
+/// finds the threshold of the active ones.
 template <class Find>
 HK_FN bool find_in_order(const Params &p, Filters f, u32 active, Found &found, Find find) {
     const u32 others = active & ~Search::kP;
@@ -572,25 +573,24 @@ HK_FN bool find_in_order(const Params &p, Filters f, u32 active, Found &found, F
     }
 }
 
-/// The listed keys of a row: where `walk` wrote them, and if they are few, in LDS, in chunks of four with zeros behind the last
-/// key of a segment.
+/// The listed keys of a row: in the workspace, and in LDS if they are few, in chunks of four, padded with zeros per segment.
 struct Lists {
     static constexpr u32 kOfChunk = 4;
     using Keys = hk::Vec<u32, kOfChunk>;
 
     hk::GlobalPtr<u32> first;
-    u32 segment;   // tokens, as many as there is room for
+    u32 segment;  // tokens per segment: the capacity of a list
     u32 segments;
 
     HK_FN Lists(const Params &p, u32 at) : first(Workspace(p).list(at, 0)), segment(p.segment), segments(p.segments) {}
 
-    /// Brings them to LDS if they are few; the numbers of chunks and of keys are there. A thread has whatever chunk: it waits
-    /// for its keys once, however many segments there are.
-    HK_FN void bring(FinishLds &lds) const {
+    /// Loads them to LDS if they are few; `lds` has the numbers of chunks and keys. Threads take chunks across segments, so that
+    /// all loads are in flight at once.
+    HK_FN void to_lds(FinishLds &lds) const {
         const u32 chunks = hk::uniform(lds.chunks[segments]);
         if (chunks > kFewChunks) return;
         for (u32 c = hk::thread_x(); c < chunks; c += kFinishThreads) {
-            u32 s = 0;  // the last that begins at or before this chunk
+            u32 s = 0;  // the segment of this chunk
 #pragma unroll
             for (u32 step = kMostSegments / 2; step != 0; step /= 2) {
                 if (s + step < segments && lds.chunks[s + step] <= c) s += step;
@@ -603,23 +603,23 @@ struct Lists {
         }
     }
 
-    /// Calls `use(key)` for what is listed of segment `s`, in whole waves: there is none where the key is 0.
+    /// Calls `use(key)` for the listed keys of segment `s`, in full waves; key 0 is padding.
     template <class Use>
     HK_FN void each_of(const FinishLds &lds, u32 s, Use use) const {
         if (hk::uniform(lds.chunks[segments]) <= kFewChunks) {
             return each_in_lds(lds, lds.chunks[s], lds.chunks[s + 1], 0, kWaveSize, use);
         }
-        constexpr u32 kAhead = 2, kStep = kOfChunk * kWaveSize;
+        constexpr u32 kPrefetch = 2, kStep = kOfChunk * kWaveSize;
         const u32 listed = hk::uniform(lds.listed[s]);
-        for (u32 step = 0; step < listed; step += kAhead * kStep) {
+        for (u32 step = 0; step < listed; step += kPrefetch * kStep) {
             const u32 place = step + hk::lane_id() * kOfChunk;
-            Keys keys[kAhead];
+            Keys keys[kPrefetch];
 #pragma unroll
-            for (u32 i = 0; i < kAhead; ++i) {
+            for (u32 i = 0; i < kPrefetch; ++i) {
                 if (step + i * kStep < listed) keys[i] = load(s, place + i * kStep < listed ? place + i * kStep : 0);
             }
 #pragma unroll
-            for (u32 i = 0; i < kAhead; ++i) {
+            for (u32 i = 0; i < kPrefetch; ++i) {
                 if (step + i * kStep >= listed) break;
 #pragma unroll
                 for (u32 j = 0; j < kOfChunk; ++j) use(place + i * kStep + j < listed ? keys[i][j] : 0);
@@ -627,7 +627,7 @@ struct Lists {
         }
     }
 
-    /// The same of all segments. Where they are, a wave takes every so many-th of the segments.
+    /// The same for all segments. Outside LDS, waves take segments round-robin.
     template <class Use>
     HK_FN void each(const FinishLds &lds, Use use) const {
         const u32 wave = hk::wave_id(), chunks = hk::uniform(lds.chunks[segments]);
@@ -635,12 +635,12 @@ struct Lists {
         for (u32 s = wave; s < segments; s += kFinishThreads / kWaveSize) each_of(lds, s, use);
     }
 
-private:
+  private:
     HK_FN Keys load(u32 s, u32 place) const {
         return *reinterpret_cast<hk::GlobalPtr<const Keys>>(first + u64(s) * segment + place);
     }
 
-    /// Of the keys in chunks `begin` to `end`, every `step` as many as a wave has lanes, from `from` on.
+    /// Keys of chunks `begin` to `end`: a wave's worth at `from`, then every `step` keys.
     template <class Use>
     HK_FN static void each_in_lds(const FinishLds &lds, u32 begin, u32 end, u32 from, u32 step, Use use) {
         const u32 *const keys = reinterpret_cast<const u32 *>(lds.keys);
@@ -652,8 +652,9 @@ private:
     }
 };
 
-/// Finds what is kept from what `walk` has found; false if the threshold is not among the listed keys.
-HK_FN bool find_in_lists(const Params &p, u32 at, u64 row, const Guess &g, Found &found, FinishReducer &block, FinishLds &lds) {
+/// Finds the threshold in the lists of `walk`; false if it is not listed.
+HK_FN bool find_in_lists(const Params &p, u32 at, u64 row, const Guess &g, Found &found, FinishReducer &block,
+                         FinishLds &lds) {
     const u32 thread = hk::thread_x();
     if (thread < p.segments) lds.segments[thread] = Workspace(p).segment_of(at)[thread];
     hk::block_barrier();
@@ -685,11 +686,11 @@ HK_FN bool find_in_lists(const Params &p, u32 at, u64 row, const Guess &g, Found
         if (thread == 0) lds.chunks[p.segments] = chunks;
     }
     hk::block_barrier();
-    Lists(hk::read_anew(p), at).bring(lds);
+    Lists(hk::reload_params(p), at).to_lds(lds);
     hk::block_barrier();
     u32 max_key = 0;
     Amount top = {}, all_top = {};
-    Lists(hk::read_anew(p), at).each(lds, [&](u32 key) {
+    Lists(hk::reload_params(p), at).each(lds, [&](u32 key) {
         max_key = hk::Max{}(max_key, key);
         const bool in_top = key >= g.top;
         top += {in_top ? 1u : 0u, in_top ? double(value_of(key)) : 0.0};
@@ -704,7 +705,7 @@ HK_FN bool find_in_lists(const Params &p, u32 at, u64 row, const Guess &g, Found
     found.threshold = 1;
     found.kept = all_between;
     if (active == 0) return true;
-    // Without one of the largest in the list, what the largest is is not known.
+    // The largest key is not listed: min-p is unknown.
     if (max_key < g.top) return false;
     return find_in_order(p, filters, active, found, [&](Filters f, u32 active) __attribute__((always_inline)) {
         if (f.p_of_total) {
@@ -713,25 +714,25 @@ HK_FN bool find_in_lists(const Params &p, u32 at, u64 row, const Guess &g, Found
         }
         Search search;
         search.active = active;
-        // The upper range, or the lower one if all of the upper is kept.
-        const bool in_top = ((active & Search::kK) && all_top.count >= f.k) || ((active & Search::kP) && all_top.mass >= f.p) ||
+        // The upper range, or the lower one if the upper is kept as a whole.
+        const bool in_top = ((active & Search::kK) && all_top.count >= f.k) ||
+                            ((active & Search::kP) && all_top.mass >= f.p) ||
                             ((active & Search::kMin) && f.min_key >= g.top);
         u32 from = g.top, to = max_key;
-        hk::forget(from);  // what is derived from it would be kept in scalar registers
+        hk::opaque(from);  // keeps values derived from it out of SGPRs
         for (bool look = in_top || from == g.from;; look = true) {
             Amount down_to_from;
             bool there = false;
             if (look) {
-                there = search_range(search, down_to_from, f, from, to, block, lds, [&](auto use) {
-                    Lists(hk::read_anew(p), at).each(lds, use);
-                });
+                there = search_range(search, down_to_from, f, from, to, block, lds,
+                                     [&](auto use) { Lists(hk::reload_params(p), at).each(lds, use); });
             } else {
                 search.above = all_top;
             }
             found.threshold = there ? hk::Max{}(search.prefix, from) : 1;
             found.kept = {search.kept_count(), search.kept_mass()};
             if (there) return true;
-            // If all that is listed is kept, the threshold is below it, if there is anything below.
+            // All listed keys are kept: the threshold is below them, if there are keys below.
             if (from == g.from) return from <= 1;
             if ((active & Search::kMin) && f.min_key >= g.to) return false;
             search.above += all_between;
@@ -745,11 +746,11 @@ HK_FN bool find_in_lists(const Params &p, u32 at, u64 row, const Guess &g, Found
     });
 }
 
-/// Neighbouring tokens in each lane.
+/// A tile with adjacent tokens in each lane.
 template <class T>
 using FinishTile = hk::Row<T, kFinishThreads, int(kTile) / kFinishThreads, 1>;
 
-/// Calls `f(its column, share)` for this lane's share of each tile of a segment.
+/// Calls `f(column, share)` for this lane's share of each tile of a segment.
 template <Access kAccess, class T, class F>
 HK_FN void for_row_tiles(const Params &p, u64 row, u32 s, F f) {
     for_tiles(p, s, [&](u32 tile) {
@@ -759,7 +760,7 @@ HK_FN void for_row_tiles(const Params &p, u64 row, u32 s, F f) {
     });
 }
 
-/// Finds what is kept from the row itself, by one block; `measure` gets the right reference.
+/// Fallback: finds the threshold by radix select over the row, in one block. Sets the reference of `measure`.
 template <Access kAccess, class T>
 HK_FN void find_in_row(const Params &p, u64 row, Measure &measure, Found &found, FinishReducer &block, FinishLds &lds) {
     const u32 cols = p.x.cols();
@@ -792,7 +793,7 @@ HK_FN void find_in_row(const Params &p, u64 row, Measure &measure, Found &found,
         search.active = active;
         Amount all;
         const bool there = search_range(search, all, f, 1, max_key, block, lds, [&](auto use) {
-            const Params &q = hk::read_anew(p);
+            const Params &q = hk::reload_params(p);
             for (u32 s = 0; s < q.segments; ++s) {
                 for_row_tiles<kAccess, T>(q, row, s, [&](u32 column, auto &v) {
                     measure.apply(v, column, q.x.cols());
@@ -807,17 +808,15 @@ HK_FN void find_in_row(const Params &p, u64 row, Measure &measure, Found &found,
     });
 }
 
-/// Mass that is kept of each segment.
+/// Kept mass per segment.
 template <Access kAccess, class T>
-HK_FN void segment_masses(const Params &p, u32 at, u64 row, const Guess &g, bool from_lists, const Measure &measure, u32 threshold,
-                          FinishLds &lds) {
+HK_FN void segment_masses(const Params &p, u32 at, u64 row, const Guess &g, bool from_lists, const Measure &measure,
+                          u32 threshold, FinishLds &lds) {
     if (from_lists) {
         const Lists lists(p, at);
         for (u32 s = hk::wave_id(); s < p.segments; s += kFinishThreads / kWaveSize) {
             double mass = 0.0;
-            lists.each_of(lds, s, [&](u32 key) {
-                mass += key >= threshold ? double(value_of(key)) : 0.0;
-            });
+            lists.each_of(lds, s, [&](u32 key) { mass += key >= threshold ? double(value_of(key)) : 0.0; });
             mass = wave_sum(mass);
             if (hk::lane_id() == 0) lds.masses[s] = mass + (threshold <= g.to ? lds.segments[s].between.mass : 0.0);
         }
@@ -836,8 +835,8 @@ HK_FN void segment_masses(const Params &p, u32 at, u64 row, const Guess &g, bool
     hk::block_barrier();
 }
 
-/// The segment in which the sum of what is kept reaches the target, and what is kept before it; if rounding keeps it below,
-/// the last that keeps a token.
+/// Chooses the segment in which the prefix sum of the kept mass reaches the target, and the mass before it; if rounding keeps
+/// the sum below the target, the last segment that keeps a token.
 HK_FN void choose_segment(u32 segments, double target, FinishLds &lds) {
     if (hk::wave_id() == 0) {
         constexpr u32 kOfLane = kMostSegments / kWaveSize;
@@ -873,8 +872,8 @@ HK_FN void finish(const Params &p) {
     FinishReducer block;
     const u32 thread = hk::thread_x();
     const u32 at = hk::block_x();
-    // Read anew, as all that is read of the parameters would be kept in scalar registers, of which there are too few.
-    const auto output = [&] { return u64(hk::read_anew(p).first) + at; };
+    // Reloads the parameters: there are too few SGPRs to keep them.
+    const auto output = [&] { return u64(hk::reload_params(p).first) + at; };
     u64 row = row_of(p, output());
     if (row == kNoRow) {
         if (thread == 0) write_output(p, output(), 0, __builtin_nanf(""), 0);
@@ -885,14 +884,14 @@ HK_FN void finish(const Params &p) {
     Measure measure(p, row);
     measure.reference = g.reference;
     Found found = {};
-    const bool from_lists = g.top != kNone && find_in_lists(hk::read_anew(p), at, row, g, found, block, lds);
-    row = row_of(hk::read_anew(p), output());
-    if (!from_lists) find_in_row<kAccess, T>(hk::read_anew(p), row, measure, found, block, lds);
+    const bool from_lists = g.top != kNone && find_in_lists(hk::reload_params(p), at, row, g, found, block, lds);
+    row = row_of(hk::reload_params(p), output());
+    if (!from_lists) find_in_row<kAccess, T>(hk::reload_params(p), row, measure, found, block, lds);
     if (thread == 0) {
         state->threshold = found.kept.count != 0 ? found.threshold : kNone;
         state->kept_mass = found.kept.mass;
     }
-    const Params &q = hk::read_anew(p);
+    const Params &q = hk::reload_params(p);
     u32 id = found.id != kNone ? found.id : 0;
     if (q.ids.present() && found.kept.count != 0 && found.id == kNone) {
         segment_masses<kAccess, T>(q, at, row, g, from_lists, measure, found.threshold, lds);
@@ -931,16 +930,16 @@ HK_FN void renorm(const Params &p) {
 }
 }  // namespace
 
-// Entry points of one dtype: name = launch, dtype, access if it is by elements. As `SEGMENTS` in src/sample.rs.
-#define SAMPLE_SEGMENTS(T, access, suffix)                                                               \
-    HK_ENTRY(sample_guess_##T##suffix, kGuessThreads, guess<hk::Access::access, hk::T>)                       \
-    HK_ENTRY_FOR_WAVES(sample_walk_##T##suffix, kWalkThreads, 20, walk<hk::Access::access, hk::T>)           \
-    HK_ENTRY_FOR_WAVES(sample_finish_##T##suffix, kFinishThreads, 16, finish<hk::Access::access, hk::T>) \
+// Entry points of one dtype, as `SEGMENTS` in src/sample.rs. Name = launch, dtype, `_scalar` for the scalar path.
+#define SAMPLE_SEGMENTS(T, access, suffix)                                                                  \
+    HK_ENTRY(sample_guess_##T##suffix, kGuessThreads, guess<hk::Access::access, hk::T>)                     \
+    HK_ENTRY_WAVES_PER_SM(sample_walk_##T##suffix, kWalkThreads, 20, walk<hk::Access::access, hk::T>)       \
+    HK_ENTRY_WAVES_PER_SM(sample_finish_##T##suffix, kFinishThreads, 16, finish<hk::Access::access, hk::T>) \
     HK_ENTRY(sample_renorm_##T##suffix, kThreads, renorm<hk::Access::access, hk::T>)
 
-SAMPLE_SEGMENTS(bf16, Vectors, )
-SAMPLE_SEGMENTS(f16, Vectors, )
-SAMPLE_SEGMENTS(f32, Vectors, )
-SAMPLE_SEGMENTS(bf16, Elements, _elements)
-SAMPLE_SEGMENTS(f16, Elements, _elements)
-SAMPLE_SEGMENTS(f32, Elements, _elements)
+SAMPLE_SEGMENTS(bf16, Vectorized, )
+SAMPLE_SEGMENTS(f16, Vectorized, )
+SAMPLE_SEGMENTS(f32, Vectorized, )
+SAMPLE_SEGMENTS(bf16, Scalar, _scalar)
+SAMPLE_SEGMENTS(f16, Scalar, _scalar)
+SAMPLE_SEGMENTS(f32, Scalar, _scalar)

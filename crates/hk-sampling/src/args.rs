@@ -1,14 +1,14 @@
-//! What the operators take beside their tensors, and the checks that they share.
+//! Parameters of the operators, and the checks that they share.
 
 use hk_core::{
     Aliasing, Element, Error, GlobalLayout, Launch, Operand, Result, TensorView, TensorViewMut, check_overlap,
 };
 use std::fmt::Display;
 
-/// A parameter: one value for all rows, checked on the host, or one for each row in a tensor on the device.
+/// A parameter: one value for all rows, checked on the host, or a tensor of one per row, on the device.
 ///
 /// A tensor has the shape `[R]`, contiguous, and is indexed by the row of `x` that an output uses, not by the output.
-/// Values on the device cannot be refused; what they do out of their range stands with each parameter.
+/// Values on the device are not checked; each parameter documents what values out of range do.
 #[derive(Debug, Clone, Copy)]
 pub enum PerRow<'a, T: Element> {
     /// The same for all rows.
@@ -29,6 +29,21 @@ impl<'a, T: Element> From<TensorView<'a, T>> for PerRow<'a, T> {
     }
 }
 
+/// Which row each output samples, and at which temperature. A number converts into it.
+#[derive(Debug, Clone, Copy)]
+pub struct SampledRows<'a> {
+    /// Divides the logits: a number, or `[R]`.
+    pub temperature: PerRow<'a, f32>,
+    /// The row of each output, `[B]`, contiguous. `None`: output `b` is of row `b`.
+    pub row_index: Option<TensorView<'a, i32>>,
+}
+
+impl From<f32> for SampledRows<'_> {
+    fn from(temperature: f32) -> Self {
+        Self { temperature: temperature.into(), row_index: None }
+    }
+}
+
 impl<'a, T: Element + PartialOrd + Display> PerRow<'a, T> {
     pub(crate) fn rows(&self) -> Option<&TensorView<'a, T>> {
         match self {
@@ -37,7 +52,7 @@ impl<'a, T: Element + PartialOrd + Display> PerRow<'a, T> {
         }
     }
 
-    /// The one value; `none` if there is a tensor.
+    /// The value for all rows; `none` if there is a tensor.
     pub(crate) fn value_or(&self, none: T) -> T {
         match self {
             Self::All(value) => *value,
@@ -61,8 +76,8 @@ impl<'a, T: Element + PartialOrd + Display> PerRow<'a, T> {
     }
 }
 
-/// Which tokens of a row can be drawn: those that every filter keeps. A filter that is not there keeps all; tokens
-/// without probability are never kept.
+/// The tokens of a row that can be drawn: those that every filter keeps. `None` keeps all; tokens of probability 0 are never
+/// kept.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Filters<'a> {
     /// Top-k: a token is kept if fewer than `k` tokens have a larger probability, so that all that tie with the last are
@@ -78,50 +93,50 @@ pub struct Filters<'a> {
     pub order: FilterOrder,
 }
 
-/// What the `p` of top-p is compared with.
+/// The mass that the `p` of top-p is compared with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FilterOrder {
-    /// The probabilities as they are given: each filter looks at the whole row.
+    /// That of the given probabilities: each filter applies to the whole row.
     #[default]
     Joint,
-    /// The probabilities after min-p and top-k, renormalised to a sum of one: top-p looks at what these two keep.
+    /// That of the probabilities after min-p and top-k, renormalized to a sum of one.
     TopKFirst,
 }
 
-/// The numbers that tokens are drawn with.
+/// The uniform numbers of a draw.
 ///
 /// Output `b` is drawn with `u = ((word >> 8) + 1) * 2^-24` of the first word of Philox4x32-10 at counter `(offset, b)`
-/// with key `seed`: see [`reference::uniform`](crate::reference::uniform). A caller steps `offset` by one from call to call.
+/// with key `seed`: `reference::uniform` (feature `registry`). A caller steps `offset` by one from call to call.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Draw<'a> {
     /// Key of the generator.
     pub seed: u64,
     /// Low half of its counter.
     pub offset: u64,
-    /// The numbers themselves, `[B]`, instead of the generator's: from 0 to 1.
+    /// `[B]`, from 0 to 1: replaces the generator.
     pub uniform: Option<TensorView<'a, f32>>,
 }
 
 /// The exponential numbers of a race.
 ///
 /// Token `i` of output `b` gets `-ln(u)`, where `u` is made as in [`Draw`] from word `i % 4` of Philox4x32-10 at counter
-/// `(offset, b + 2^32 (i / 4))` with key `seed`: see [`reference::exponential`](crate::reference::exponential).
+/// `(offset, b + 2^32 (i / 4))` with key `seed`: `reference::exponential` (feature `registry`).
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Race<'a> {
     /// Key of the generator.
     pub seed: u64,
     /// Low half of its counter.
     pub offset: u64,
-    /// The numbers themselves, `[B, V]`, instead of the generator's: finite and not negative.
+    /// `[B, V]`, finite and not negative: replaces the generator.
     pub exponentials: Option<TensorView<'a, f32>>,
 }
 
-/// What a draw gives, each `[B]` and contiguous.
+/// The outputs of a draw, each `[B]` and contiguous.
 #[derive(Debug)]
 pub struct Samples<'a> {
     /// The token.
     pub ids: TensorViewMut<'a, i32>,
-    /// The sum of the kept probabilities, as they were before any renormalisation.
+    /// The sum of the kept probabilities, before renormalization.
     pub mass: Option<TensorViewMut<'a, f32>>,
     /// The number of kept tokens.
     pub count: Option<TensorViewMut<'a, i32>>,
@@ -153,7 +168,7 @@ pub(crate) fn check_temperature(op: &'static str, t: &PerRow<'_, f32>, rows: usi
     t.check(op, "temperature", rows, |t| *t >= 0.0, "a number that is not negative")
 }
 
-/// Views of either kind, as far as their checks go.
+/// Views of either kind.
 pub(crate) trait Vector {
     fn expect(&self, op: &'static str, arg: &'static str, len: usize, of: &str) -> Result<()>;
 }
@@ -185,7 +200,7 @@ pub(crate) fn expect_vector(
     vector.expect(op, arg, len, of)
 }
 
-/// Checks a workspace: so many bytes at least, contiguous, on 16 bytes.
+/// Checks a workspace: at least `bytes` bytes, contiguous, 16-byte aligned.
 pub(crate) fn expect_workspace(
     op: &'static str,
     workspace: &TensorViewMut<'_, u8>,
@@ -200,7 +215,7 @@ pub(crate) fn expect_workspace(
     if bytes == 0 { Ok(()) } else { workspace.expect_aligned(op, "workspace", 16) }
 }
 
-/// Number of outputs: as many as `row_index` has, or as there are rows.
+/// Number of outputs: the length of `row_index`, or the number of rows.
 pub(crate) fn outputs_of(
     op: &'static str,
     row_index: Option<&TensorView<'_, i32>>,
@@ -212,7 +227,7 @@ pub(crate) fn outputs_of(
     Ok(outputs)
 }
 
-/// [`check_overlap`] of tensors that may be absent.
+/// [`check_overlap`] of optional tensors.
 pub(crate) fn disjoint(
     op: &'static str,
     (a_name, a): (&'static str, Option<&impl Operand>),
@@ -224,7 +239,7 @@ pub(crate) fn disjoint(
     }
 }
 
-/// A parameter's tensor for a launch; absent if it is one value.
+/// The tensor of a parameter for a launch; absent for a value.
 pub(crate) fn rows_layout<'a, T: Element + PartialOrd + Display>(
     launch: &mut Launch<'a>,
     arg: &'static str,
@@ -233,21 +248,21 @@ pub(crate) fn rows_layout<'a, T: Element + PartialOrd + Display>(
     launch.optional_input(arg, parameter.and_then(PerRow::rows))
 }
 
-/// Longest row that filters take: some 65 times the largest vocabulary there is.
+/// Longest row for filters: about 65 times the largest vocabulary.
 pub(crate) const MOST_TOKENS: usize = (1 << 24) - 1;
 
-/// Longest row that a block has in registers.
+/// Longest row that a block keeps in registers.
 const WHOLE: usize = 8192;
-/// Tokens of a longer row that a block has in registers.
+/// Tokens per tile of a longer row.
 const TILE: usize = 4096;
-/// Segments of a row, at most.
+/// Most segments of a row.
 const MOST_SEGMENTS: usize = 128;
 
-/// How a row of more than [`WHOLE`] tokens is cut; a shorter one is one segment.
+/// How rows of more than [`WHOLE`] tokens are cut into segments; a shorter row is one segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cut {
     pub segments: usize,
-    /// Tokens of a segment.
+    /// Tokens per segment.
     pub segment: usize,
 }
 
@@ -260,7 +275,7 @@ impl Cut {
         Self { segments: cols.div_ceil(segment).max(1), segment }
     }
 
-    /// As [`of`](Self::of), in fewer and longer segments where those of so many rows are more than `most`.
+    /// As [`of`](Self::of), with fewer and longer segments if all rows would have more than `most`.
     pub fn among(cols: usize, rows: usize, most: usize) -> Self {
         let Self { segments, segment } = Self::of(cols);
         let segment = segments.div_ceil(most.div_ceil(rows.max(1)).max(1)) * segment;
@@ -292,7 +307,7 @@ mod tests {
         assert_eq!(Cut::of(128_256), Cut { segments: 32, segment: 4096 });
         assert_eq!(Cut::of(256_000).segments, 63);
         assert_eq!(Cut::of(8192).segments, 1);
-        // Few rows as before, many in the segments that there are blocks for, more still one by one.
+        // Few rows; many rows, with as many segments as there are blocks for; more rows than blocks.
         assert_eq!(Cut::among(128_256, 8, 2432), Cut::of(128_256));
         assert_eq!(Cut::among(128_256, 1000, 2432), Cut { segments: 3, segment: 11 * TILE });
         assert_eq!(Cut::among(128_256, 5000, 2432), Cut { segments: 1, segment: 32 * TILE });

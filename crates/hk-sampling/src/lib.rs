@@ -3,12 +3,15 @@
 hk_core::include_kernels!();
 
 mod args;
+#[cfg(feature = "registry")]
 mod operators;
 mod race;
+#[cfg(feature = "registry")]
 pub mod reference;
 mod sample;
 
-pub use args::{Draw, FilterOrder, Filters, PerRow, Race, Samples};
+pub use args::{Draw, FilterOrder, Filters, PerRow, Race, SampledRows, Samples};
+#[cfg(feature = "registry")]
 pub use operators::OPERATORS;
 pub use race::{greedy_sample, mixed_sample, race_workspace, random_sample};
 pub use sample::{

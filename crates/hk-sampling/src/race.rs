@@ -3,39 +3,27 @@
 use crate::args::{
     Cut, check_temperature, disjoint, expect_vector, expect_workspace, outputs_of, rows_layout,
 };
-use crate::{PerRow, Race, kernels};
-use bytemuck::{Pod, Zeroable};
-use hk_core::rowwise::{RowProblem, float_index};
-use hk_core::{Float, GlobalLayout, LaunchConfig, Result, Stream, TensorView, TensorViewMut, row_kernels};
+use crate::kernels::race::Params;
+use crate::{PerRow, Race};
+use hk_core::plan::rows::{RowProblem, float_index};
+use hk_core::{
+    DeviceInfo, Float, GlobalLayout, KernelRef, LaunchConfig, Result, Stream, TensorView, TensorViewMut,
+    row_kernels,
+};
 
-/// The entry points of each dtype: rows of up to 1024 tokens, longer ones; both again by elements.
-const KERNELS: [[&str; 4]; 3] =
-    row_kernels!("race", ["bf16", "f16", "f32"], ["1024", "4096", "1024_elements", "4096_elements"]);
+/// The entry points of each dtype: rows of up to 1024 tokens, longer ones; vectorized, then scalar.
+static KERNELS: [[KernelRef<Params>; 4]; 3] =
+    row_kernels!(Params, "race", ["bf16", "f16", "f32"], ["1024", "4096", "1024_scalar", "4096_scalar"]);
 
-/// Longest row that a wave takes.
+static MERGE: KernelRef<Params> = Params::kernel("race_merge");
+
+/// Longest row of a wave.
 const WAVE_COLS: usize = 1024;
 
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    x: GlobalLayout,
-    row_index: GlobalLayout,
-    temperature: GlobalLayout,
-    exponentials: GlobalLayout,
-    ids: GlobalLayout,
-    workspace: GlobalLayout,
-    seed: u64,
-    offset: u64,
-    temperature_value: f32,
-    mode: u32,
-    segments: u32,
-    segment: u32,
-}
-
-/// Threads of the blocks of long rows.
+/// Threads per block of long rows.
 const THREADS: usize = 256;
-/// Waves of a CU that keep its memory busy, and that keep its SIMDs busy: what a race has to compute of a segment is less the
-/// more it has seen of it.
+/// Waves per CU: enough to saturate memory, and enough to saturate the SIMDs. A race prefers few, long segments: the more of a
+/// segment a block has seen, the fewer tokens it scores.
 const GREEDY_WAVES: usize = 32;
 const RANDOM_WAVES: usize = 8;
 
@@ -47,9 +35,10 @@ enum Mode {
     Mixed = 2,
 }
 
-/// Bytes of workspace that [`greedy_sample`], [`random_sample`] and [`mixed_sample`] need for this many outputs of rows of
-/// this many tokens; none for rows of up to 8192.
-pub fn race_workspace(outputs: usize, cols: usize) -> usize {
+/// Elements (`u8`) of the workspace of [`greedy_sample`], [`random_sample`] and [`mixed_sample`], for `outputs` outputs of
+/// rows of `cols` tokens. 0 for rows of up to 8192 tokens. A shorter workspace is [`Error::Shape`](hk_core::Error::Shape).
+pub fn race_workspace(info: &DeviceInfo, outputs: usize, cols: usize) -> usize {
+    let _ = info; // the same on every device so far
     match Cut::of(cols).segments {
         1 => 0,
         segments => outputs.saturating_mul(segments * 8),
@@ -58,22 +47,23 @@ pub fn race_workspace(outputs: usize, cols: usize) -> usize {
 
 /// The most likely token: `ids[b] = argmax_i x[row_index[b], i]`.
 ///
-/// | arg         | shape    | dtype                | layout                                                             |
-/// |-------------|----------|----------------------|--------------------------------------------------------------------|
-/// | `x`         | `[R, V]` | `bf16`, `f16`, `f32` | logits or probabilities; unit stride on `V`, any row stride        |
-/// | `row_index` | `[B]`    | `i32`                | contiguous; may be left out: `B = R`, output `b` is of row `b`     |
-/// | `ids`       | `[B]`    | `i32`                | contiguous                                                         |
-/// | `workspace` | bytes    | `u8`                 | contiguous, on 16 bytes, [`race_workspace`] long or longer         |
+/// | arg         | shape    | dtype                | layout                                                      |
+/// |-------------|----------|----------------------|-------------------------------------------------------------|
+/// | `x`         | `[R, V]` | `bf16`, `f16`, `f32` | logits or probabilities; unit stride on `V`, any row stride |
+/// | `row_index` | `[B]`    | `i32`                | contiguous; `None`: `B = R`, output `b` is of row `b`       |
+/// | `ids`       | `[B]`    | `i32`                | contiguous                                                  |
+/// | `workspace` | bytes    | `u8`                 | contiguous, 16-byte aligned, at least [`race_workspace`] |
 ///
-/// The smallest index of the largest value. NaN is passed over; a row of nothing but NaN and -Inf gives 0, and so does a
-/// `row_index` that is out of range. One launch for up to 8192 tokens, two for more. Returns when they are queued. No
+/// Ties go to the smallest index. NaN is skipped; a row of only NaN and -Inf gives 0, and so does a `row_index` out of range. One
+/// launch for up to 8192 tokens, two for more. No output may alias another tensor. Returns when the launches are queued. No
 /// outputs: nothing is launched.
 ///
 /// # Errors
 /// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align) if a tensor
 /// breaks the table, [`Empty`](hk_core::Error::Empty) for `V = 0`, [`TooLarge`](hk_core::Error::TooLarge) beyond
 /// 2^29 - 1 tokens, [`Overlap`](hk_core::Error::Overlap) if an output or the workspace shares memory with another tensor,
-/// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and what loading and launching a kernel can answer.
+/// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is written
+/// then.
 pub fn greedy_sample<T: Float>(
     stream: &Stream,
     x: TensorView<T>,
@@ -85,24 +75,31 @@ pub fn greedy_sample<T: Float>(
     call.run(stream, x, row_index, ids, workspace, Race::default())
 }
 
-/// A token at random: `ids[b] = argmax_i softmax(logits[r] / temperature[r])_i / (E_i + 1e-10)` with `r = row_index[b]`
-/// and exponential `E_i` of rate one, which draws from the softmax without its sum.
+/// A random token, by an exponential race: `ids[b] = argmax_i softmax(logits[r] / temperature[r])_i / (E_i + 1e-10)` with
+/// `r = row_index[b]` and exponential `E_i` of rate one, which samples the softmax without computing its sum.
 ///
-/// | arg                 | shape    | dtype                | layout                                                       |
-/// |---------------------|----------|----------------------|--------------------------------------------------------------|
-/// | `logits`            | `[R, V]` | `bf16`, `f16`, `f32` | unit stride on `V`, any row stride                           |
-/// | `temperature`       | `[R]`    | `f32`                | a number, or contiguous                                      |
-/// | `row_index`         | `[B]`    | `i32`                | contiguous; may be left out: `B = R`, output `b` is of row `b` |
-/// | `ids`               | `[B]`    | `i32`                | contiguous                                                   |
-/// | `workspace`         | bytes    | `u8`                 | contiguous, on 16 bytes, [`race_workspace`] long or longer   |
-/// | `race.exponentials` | `[B, V]` | `f32`                | unit stride on `V`, any row stride; may be left out          |
+/// | arg                 | shape    | dtype                | layout                                                |
+/// |---------------------|----------|----------------------|-------------------------------------------------------|
+/// | `logits`            | `[R, V]` | `bf16`, `f16`, `f32` | unit stride on `V`, any row stride                    |
+/// | `temperature`       | `[R]`    | `f32`                | a number, or contiguous                               |
+/// | `row_index`         | `[B]`    | `i32`                | contiguous; `None`: `B = R`, output `b` is of row `b` |
+/// | `ids`               | `[B]`    | `i32`                | contiguous                                            |
+/// | `workspace`         | bytes    | `u8`                 | contiguous, 16-byte aligned, at least [`race_workspace`] |
+/// | `race.exponentials` | `[B, V]` | `f32`                | optional; unit stride on `V`, any row stride          |
 ///
-/// Temperatures below 1e-5, and on the device NaN, act as 1e-5. The winner is found as the largest
-/// `logits_i / temperature - ln(E_i + 1e-10)` in f32: two tokens may change places if these are within
-/// `1e-6 + 2^-22 max|logits / temperature|`. A NaN is passed over and +Inf wins; else as [`greedy_sample`].
+/// Temperatures below 1e-5, and NaN on the device, act as 1e-5. The winner is the largest `logits_i / temperature - ln(E_i + 1e-10)` in
+/// f32, ties to the smallest index: two tokens may change places if these are within `1e-6 + 2^-22 max|logits / temperature|`. NaN is
+/// skipped, +Inf wins; a row of only NaN and -Inf gives 0, and so does a `row_index` out of range. `E_i` is drawn from `race.seed` and
+/// `race.offset` ([`Race`]), or given. One launch for up to 8192 tokens, two for more. No output may alias another tensor. Returns
+/// when the launches are queued. No outputs: nothing is launched.
 ///
 /// # Errors
-/// As [`greedy_sample`]; [`Argument`](hk_core::Error::Argument) for a temperature that is negative or NaN.
+/// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align) if a tensor
+/// breaks the table, [`Empty`](hk_core::Error::Empty) for `V = 0`, [`Argument`](hk_core::Error::Argument) for a temperature that is negative or
+/// NaN, [`TooLarge`](hk_core::Error::TooLarge) beyond
+/// 2^29 - 1 tokens, [`Overlap`](hk_core::Error::Overlap) if an output or the workspace shares memory with another tensor,
+/// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is written
+/// then.
 pub fn random_sample<T: Float>(
     stream: &Stream,
     logits: TensorView<T>,
@@ -116,12 +113,29 @@ pub fn random_sample<T: Float>(
     call.run(stream, logits, row_index, ids, workspace, race)
 }
 
-/// [`greedy_sample`] for rows whose temperature is zero, [`random_sample`] for all others.
+/// [`greedy_sample`] for rows whose temperature is zero, [`random_sample`] for others: `ids[b] = argmax_i logits[r, i]`, or
+/// `argmax_i softmax(logits[r] / temperature[r])_i / (E_i + 1e-10)`, with `r = row_index[b]` and exponential `E_i` of rate one.
 ///
-/// Tensors and errors as there.
+/// | arg                 | shape    | dtype                | layout                                                |
+/// |---------------------|----------|----------------------|-------------------------------------------------------|
+/// | `logits`            | `[R, V]` | `bf16`, `f16`, `f32` | unit stride on `V`, any row stride                    |
+/// | `temperature`       | `[R]`    | `f32`                | a number, or contiguous                               |
+/// | `row_index`         | `[B]`    | `i32`                | contiguous; `None`: `B = R`, output `b` is of row `b` |
+/// | `ids`               | `[B]`    | `i32`                | contiguous                                            |
+/// | `workspace`         | bytes    | `u8`                 | contiguous, 16-byte aligned, at least [`race_workspace`] |
+/// | `race.exponentials` | `[B, V]` | `f32`                | optional; unit stride on `V`, any row stride          |
+///
+/// Bitwise identical to the two operators, row by row. Ties go to the smallest index, NaN is skipped; a row of only NaN and -Inf gives 0,
+/// and so does a `row_index` out of range. One launch for up to 8192 tokens, two for more. No output may alias another tensor. Returns
+/// when the launches are queued. No outputs: nothing is launched.
 ///
 /// # Errors
-/// As [`random_sample`].
+/// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align) if a tensor
+/// breaks the table, [`Empty`](hk_core::Error::Empty) for `V = 0`, [`Argument`](hk_core::Error::Argument) for a temperature that is negative or
+/// NaN, [`TooLarge`](hk_core::Error::TooLarge) beyond
+/// 2^29 - 1 tokens, [`Overlap`](hk_core::Error::Overlap) if an output or the workspace shares memory with another tensor,
+/// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is written
+/// then.
 pub fn mixed_sample<T: Float>(
     stream: &Stream,
     logits: TensorView<T>,
@@ -164,8 +178,9 @@ impl Call<'_> {
             problem.shaped("exponentials", exponentials, &shape, "outputs, columns of logits")?;
         }
         let waves = if mode == Mode::Greedy { GREEDY_WAVES } else { RANDOM_WAVES };
-        let cut = Cut::among(cols, outputs, stream.device().info().most_blocks(THREADS, waves));
-        expect_workspace(op, &workspace, race_workspace(outputs, cols), "race_workspace")?;
+        let cut = Cut::among(cols, outputs, stream.device().info().max_blocks(THREADS, waves));
+        let bytes = race_workspace(stream.device().info(), outputs, cols);
+        expect_workspace(op, &workspace, bytes, "race_workspace")?;
         let scratch = (cut.segments > 1).then_some(&workspace);
         disjoint(op, (x_name, Some(&x)), ("ids", Some(&ids)))?;
         disjoint(op, ("row_index", row_index.as_ref()), ("ids", Some(&ids)))?;
@@ -181,10 +196,10 @@ impl Call<'_> {
         }
 
         let by_wave = cols <= WAVE_COLS;
-        let variant = usize::from(!by_wave) + 2 * usize::from(!problem.by_vectors());
-        let mut launch = |kernel: &'static str, blocks: usize| {
-            let kernel = stream.kernel(&kernels::RACE, kernel)?;
-            let mut launch = stream.launch(op, &kernel);
+        let variant = usize::from(!by_wave) + 2 * usize::from(!problem.can_vectorize());
+        let mut launch = |kernel: KernelRef<Params>, blocks: usize| {
+            let kernel = stream.kernel(kernel)?;
+            let mut launch = stream.launch(op);
             let params = Params {
                 x: launch.input(x_name, &x)?,
                 row_index: launch.optional_input("row_index", row_index.as_ref())?,
@@ -202,14 +217,14 @@ impl Call<'_> {
                 segments: cut.segments as u32,
                 segment: cut.segment as u32,
             };
-            // SAFETY: the checks above make `x` and `exponentials` as wide as the kernel walks them, the vectors as long
-            // as there are rows or outputs, and the workspace long enough for the winners of all segments; the kernel
-            // checks `row_index` itself. The loader matches `Params` to the kernel.
-            unsafe { launch.run(LaunchConfig::grid_1d(blocks), &params) }
+            // SAFETY: the checks above make `x` and `exponentials` `cols` wide, the vectors as long as there are rows or
+            // outputs, and the workspace long enough for the winners of all segments. The kernel accesses no more than that,
+            // and checks `row_index` itself.
+            unsafe { launch.run(&kernel, LaunchConfig::grid_1d(blocks), &params) }
         };
         launch(KERNELS[float_index(T::DTYPE)][variant], outputs * cut.segments)?;
         if cut.segments > 1 {
-            launch("race_merge", outputs)?;
+            launch(MERGE, outputs)?;
         }
         Ok(())
     }

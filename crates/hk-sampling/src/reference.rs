@@ -1,7 +1,7 @@
-//! The operators again, in f64 and plain loops: what the kernels are measured against.
+//! References of the operators, in f64 and plain loops.
 //!
-//! Inputs are the values that the kernels read, already rounded to their types; results are not rounded. What the device
-//! does with parameters out of their range is done here too.
+//! Inputs are the values that the kernels read, already rounded to their types; results are not rounded. Parameters out of range
+//! act as on the device.
 
 use crate::FilterOrder;
 
@@ -31,12 +31,12 @@ pub fn unit_interval(word: u32) -> f64 {
     f64::from((word >> 8) + 1) / f64::from(1 << 24)
 }
 
-/// The number that draws for output `b`: [`Draw`](crate::Draw).
+/// The uniform number of output `b`: [`Draw`](crate::Draw).
 pub fn uniform(seed: u64, offset: u64, b: usize) -> f64 {
     unit_interval(philox([offset as u32, (offset >> 32) as u32, b as u32, 0], seed)[0])
 }
 
-/// The exponential number of token `i` in the race for output `b`: [`Race`](crate::Race).
+/// The exponential number of token `i` for output `b`: [`Race`](crate::Race).
 pub fn exponential(seed: u64, offset: u64, b: usize, i: usize) -> f64 {
     let words = philox([offset as u32, (offset >> 32) as u32, b as u32, (i / 4) as u32], seed);
     -unit_interval(words[i % 4]).ln()
@@ -55,10 +55,10 @@ pub struct Filters {
     pub order: FilterOrder,
 }
 
-/// What filters keep of a row.
+/// The tokens that filters keep of a row.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Kept {
-    /// The least probability that is kept; infinite if nothing is.
+    /// The least kept probability; infinite if nothing is kept.
     pub threshold: f64,
     /// Sum of the kept probabilities.
     pub mass: f64,
@@ -74,12 +74,12 @@ pub fn clean(row: &[f64]) -> Vec<f64> {
     row.iter().map(|&v| if v > 0.0 { v } else { 0.0 }).collect()
 }
 
-/// What filters keep of a clean row.
+/// The tokens that filters keep of a clean row.
 pub fn kept(row: &[f64], filters: Filters) -> Kept {
     let mut sorted: Vec<f64> = row.iter().copied().filter(|&v| v > 0.0).collect();
     sorted.sort_by(|a, b| b.total_cmp(a));
     let Some(&max) = sorted.first() else { return Kept { threshold: f64::INFINITY, mass: 0.0, count: 0 } };
-    // A filter keeps a token by the number and the mass of those above it, so that ties share their fate.
+    // A filter decides by the number and mass of the tokens above, so ties are kept or dropped together.
     let threshold_of = |keeps: &dyn Fn(usize, f64) -> bool| {
         let (mut mass, mut threshold) = (0.0, max);
         for (above, group) in groups(&sorted) {
@@ -115,7 +115,7 @@ fn groups(sorted: &[f64]) -> impl Iterator<Item = (usize, &[f64])> {
     })
 }
 
-/// The token that `u` draws from what is kept of a clean row: 0 if nothing is.
+/// The token that `u` draws from the kept ones of a clean row; 0 if nothing is kept.
 pub fn draw(row: &[f64], kept: &Kept, u: f64) -> usize {
     let mut tokens = row.iter().enumerate().filter(|(_, v)| **v > 0.0 && **v >= kept.threshold);
     let (mut sum, mut last) = (0.0, 0);
@@ -130,8 +130,8 @@ pub fn draw(row: &[f64], kept: &Kept, u: f64) -> usize {
     }
 }
 
-/// `softmax(logits / temperature)`, clean. A temperature of zero gives all to the largest logit, the first if there are
-/// several; others are at least 1e-5.
+/// `softmax(logits / temperature)`, clean. At a temperature of zero the first of the largest logits has probability 1; others are
+/// at least 1e-5.
 pub fn softmax(logits: &[f64], temperature: f64) -> Vec<f64> {
     let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     if !max.is_finite() {
@@ -154,7 +154,7 @@ pub fn argmax(scores: &[f64]) -> usize {
     scores.iter().enumerate().fold((0, f64::NEG_INFINITY), best).0
 }
 
-/// `logits / temperature - ln(exponentials + 1e-10)`: what the race goes by.
+/// `logits / temperature - ln(exponentials + 1e-10)`: the scores of a race.
 pub fn race_scores(logits: &[f64], temperature: f64, exponentials: &[f64]) -> Vec<f64> {
     let t = temperature.max(f64::from(1e-5f32));
     logits.iter().zip(exponentials).map(|(l, e)| l / t - (e + f64::from(1e-10f32)).ln()).collect()

@@ -3,87 +3,60 @@
 use crate::args::{
     Cut, check_cols, check_temperature, disjoint, expect_vector, expect_workspace, outputs_of, rows_layout,
 };
-use crate::{Draw, FilterOrder, Filters, PerRow, Samples, kernels};
-use bytemuck::{Pod, Zeroable};
-use hk_core::rowwise::{RowProblem, float_index};
+use crate::kernels::sampling::Params;
+use crate::{Draw, FilterOrder, Filters, PerRow, SampledRows, Samples};
+use hk_core::plan::rows::{RowProblem, float_index};
 use hk_core::{
-    Aliasing, CodeObjects, Float, GlobalLayout, LaunchConfig, Operand, Result, Stream, TensorView,
+    Aliasing, DeviceInfo, Float, GlobalLayout, KernelRef, LaunchConfig, Operand, Result, Stream, TensorView,
     TensorViewMut, check_overlap, row_kernels,
 };
 
-/// The entry points of each dtype for rows that stay in registers: up to 1024 tokens, up to 8192; both again by elements.
-const ROWS: [[&str; 4]; 3] =
-    row_kernels!("sample_rows", ["bf16", "f16", "f32"], ["1024", "8192", "1024_elements", "8192_elements"]);
+/// The entry points of each dtype for rows that stay in registers: up to 1024 tokens, up to 8192; vectorized, then scalar.
+static ROWS: [[KernelRef<Params>; 4]; 3] = row_kernels!(
+    Params,
+    "sample_rows",
+    ["bf16", "f16", "f32"],
+    ["1024", "8192", "1024_scalar", "8192_scalar"]
+);
 
-/// The launches for longer rows, in order: `[launch][dtype][by elements]`.
-const SEGMENTS: [[[&str; 2]; 3]; 4] = [
-    [
-        ["sample_guess_bf16", "sample_guess_bf16_elements"],
-        ["sample_guess_f16", "sample_guess_f16_elements"],
-        ["sample_guess_f32", "sample_guess_f32_elements"],
-    ],
-    [
-        ["sample_walk_bf16", "sample_walk_bf16_elements"],
-        ["sample_walk_f16", "sample_walk_f16_elements"],
-        ["sample_walk_f32", "sample_walk_f32_elements"],
-    ],
-    [
-        ["sample_finish_bf16", "sample_finish_bf16_elements"],
-        ["sample_finish_f16", "sample_finish_f16_elements"],
-        ["sample_finish_f32", "sample_finish_f32_elements"],
-    ],
-    [
-        ["sample_renorm_bf16", "sample_renorm_bf16_elements"],
-        ["sample_renorm_f16", "sample_renorm_f16_elements"],
-        ["sample_renorm_f32", "sample_renorm_f32_elements"],
-    ],
-];
-const GUESS: usize = 0;
-const WALK: usize = 1;
-const FINISH: usize = 2;
-const RENORM: usize = 3;
-/// Threads of the blocks that walk over rows, and how many waves of these keep a CU busy.
+/// A launch of longer rows, by dtype; of each, vectorized, scalar.
+type Launches = [[KernelRef<Params>; 2]; 3];
+
+macro_rules! launches {
+    ($name:literal) => {
+        [
+            [Params::kernel(concat!($name, "_bf16")), Params::kernel(concat!($name, "_bf16_scalar"))],
+            [Params::kernel(concat!($name, "_f16")), Params::kernel(concat!($name, "_f16_scalar"))],
+            [Params::kernel(concat!($name, "_f32")), Params::kernel(concat!($name, "_f32_scalar"))],
+        ]
+    };
+}
+
+/// The launches of longer rows, in order.
+struct Segments {
+    guess: Launches,
+    walk: Launches,
+    finish: Launches,
+    renorm: Launches,
+}
+
+static SEGMENTS: Segments = Segments {
+    guess: launches!("sample_guess"),
+    walk: launches!("sample_walk"),
+    finish: launches!("sample_finish"),
+    renorm: launches!("sample_renorm"),
+};
+/// Threads per block of `walk`, and the waves that saturate a CU.
 const WALK_THREADS: usize = 128;
 const WALK_WAVES: usize = 8;
 
-/// Longest row that a wave takes.
+/// Longest row of a wave.
 const WAVE_COLS: usize = 1024;
 /// Rows of a launch for long rows, as [`sampling_workspace`] makes room for: enough to fill a GPU.
 const ROWS_AT_A_TIME: usize = 256;
 /// `RowState` and `Segment` of `hip/segments.hip`, in bytes.
 const ROW_BYTES: usize = 32;
 const SEGMENT_BYTES: usize = 32;
-
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    x: GlobalLayout,
-    row_index: GlobalLayout,
-    temperature: GlobalLayout,
-    k: GlobalLayout,
-    p: GlobalLayout,
-    min_p: GlobalLayout,
-    uniform: GlobalLayout,
-    ids: GlobalLayout,
-    mass: GlobalLayout,
-    count: GlobalLayout,
-    y: GlobalLayout,
-    workspace: GlobalLayout,
-    seed: u64,
-    offset: u64,
-    k_value: i32,
-    p_value: f32,
-    min_p_value: f32,
-    temperature_value: f32,
-    logits: u32,
-    top_k_first: u32,
-    first: u32,
-    outputs: u32,
-    segments: u32,
-    segment: u32,
-    share: u32,
-    _unused: u32,
-}
 
 /// Bytes of workspace for one output.
 fn bytes_per_output(cols: usize) -> usize {
@@ -94,30 +67,38 @@ fn bytes_per_output(cols: usize) -> usize {
     }
 }
 
-/// Bytes of workspace that the operators with filters need for this many outputs of rows of this many tokens: none for
-/// rows of up to 8192; for longer ones 4 bytes a token and some, for up to 256 outputs.
+/// Elements (`u8`) of the workspace of the operators with filters, for `outputs` outputs of rows of `cols` tokens. 0 for rows
+/// of up to 8192 tokens; about 4 bytes per token for longer ones, for up to 256 outputs.
 ///
-/// Any workspace serves that is `sampling_workspace(1, cols)` or longer: the outputs are worked off in turns of as many as
-/// it has room for, each of its own launches. Results do not depend on it. 256 outputs fill a GPU: fewer leave compute
-/// units idle in the last steps, which have one block an output.
-pub fn sampling_workspace(outputs: usize, cols: usize) -> usize {
+/// A shorter workspace is legal down to that of one output: outputs run in batches of as many as fit, with launches of
+/// their own. Results do not depend on it. Below that it is [`Error::Shape`](hk_core::Error::Shape). Fewer than 256 outputs
+/// in a batch leave CUs idle in the last kernels, which have one block per output.
+pub fn sampling_workspace(info: &DeviceInfo, outputs: usize, cols: usize) -> usize {
+    let _ = info; // the same on every device so far
     outputs.min(ROWS_AT_A_TIME).saturating_mul(bytes_per_output(cols))
 }
 
-/// Keeps the `k` most likely tokens of each row and makes them sum to one:
-/// `y[r, i] = probs[r, i] / max(mass, 1e-8)` if token `i` is kept, else 0, with `mass` the sum of the kept ones.
+/// Keeps the `k` most likely tokens of each row and renormalizes them: `y[r, i] = probs[r, i] / max(mass, 1e-8)` if token `i` is kept,
+/// else 0, with `mass` the sum of the kept ones.
 ///
-/// | arg          | shape    | dtype                | layout                                                          |
-/// |--------------|----------|----------------------|-----------------------------------------------------------------|
-/// | `probs`, `y` | `[R, V]` | `bf16`, `f16`, `f32` | unit stride on `V`, any row strides; `y` may be exactly `probs` |
-/// | `workspace`  | bytes    | `u8`                 | contiguous, on 16 bytes, [`sampling_workspace`] long            |
-/// | `k`          | `[R]`    | `i32`                | a number, or contiguous                                         |
+/// | arg         | shape    | dtype                | layout                                  |
+/// |-------------|----------|----------------------|-----------------------------------------|
+/// | `probs`     | `[R, V]` | `bf16`, `f16`, `f32` | unit stride on `V`, any row stride      |
+/// | `y`         | `[R, V]` | as `probs`           | likewise; may alias `probs` exactly     |
+/// | `workspace` | bytes    | `u8`                 | contiguous, 16-byte aligned; [`sampling_workspace`] |
+/// | `k`         | `[R]`    | `i32`                | a number, or contiguous                 |
 ///
-/// Tokens that tie with the `k`-th are all kept ([`Filters::k`]). Probabilities that are NaN, negative or infinite count
-/// as 0, and so does a whole row with +Inf in it. Sums are exact to about 2^-45, and the result is rounded once.
+/// Tokens that tie with the `k`-th are all kept ([`Filters::k`]). NaN, negative and infinite probabilities count as 0, and so does a
+/// whole row with +Inf in it. Sums have a relative error of at most 2^-45, and the result is rounded once. Batch-invariant. Returns when
+/// the launches are queued: one for up to 8192 tokens, else four per batch of [`sampling_workspace`]. No rows: nothing is launched.
 ///
 /// # Errors
-/// As [`top_k_top_p_sampling_from_probs`].
+/// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align) if a tensor
+/// breaks the table, [`Empty`](hk_core::Error::Empty) for `V = 0`, [`Argument`](hk_core::Error::Argument) for a parameter
+/// out of range on the host, [`TooLarge`](hk_core::Error::TooLarge) beyond 2^24 - 1 tokens,
+/// [`Overlap`](hk_core::Error::Overlap) if an output or the workspace shares memory with another tensor,
+/// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is
+/// written then.
 pub fn top_k_renorm_probs<T: Float>(
     stream: &Stream,
     probs: TensorView<T>,
@@ -131,12 +112,37 @@ pub fn top_k_renorm_probs<T: Float>(
     call.run(stream)
 }
 
-/// Draws a token from those that top-p keeps ([`Filters::p`]).
+/// Draws a token from those that top-p keeps: `ids[b]` is the smallest kept `i` with
+/// `sum{P_j : j <= i, kept} >= u * mass`, where `P` is row `row_index[b]` of `probs`.
 ///
-/// As [`top_k_top_p_sampling_from_probs`] with top-p alone.
+/// | arg                 | shape    | dtype                | layout                                                |
+/// |---------------------|----------|----------------------|-------------------------------------------------------|
+/// | `probs`             | `[R, V]` | `bf16`, `f16`, `f32` | unit stride on `V`, any row stride                    |
+/// | `row_index`         | `[B]`    | `i32`                | contiguous; `None`: `B = R`, output `b` is of row `b` |
+/// | `samples.ids`       | `[B]`    | `i32`                | contiguous                                            |
+/// | `samples.mass`      | `[B]`    | `f32`                | contiguous; optional: the kept mass                   |
+/// | `samples.count`     | `[B]`    | `i32`                | contiguous; optional: the number of kept tokens       |
+/// | `workspace`         | bytes    | `u8`                 | contiguous, 16-byte aligned; [`sampling_workspace`] |
+/// | `p`                 | `[R]`    | `f32`                | a number, or contiguous                               |
+/// | `draw.uniform`      | `[B]`    | `f32`                | contiguous; optional: replaces the generator          |
+///
+/// Token `i` is kept if `sum{P_j : P_j > P_i} < p` and `P_i > 0` ([`Filters::p`]). `u` is the number in (0, 1] that [`Draw`] has for output `b`, and `mass` the sum of the kept tokens.
+///
+/// Rows need not sum to one: NaN and negative probabilities count as 0. A row without positive mass, or with +Inf in it, gives id 0,
+/// mass 0 and count 0; a `row_index` out of range gives id 0, mass NaN and count 0. Batch-invariant and deterministic: the result
+/// depends on the row, the parameters and `u` alone, not on other rows, strides, alignment, the length of the workspace or the device.
+/// Masses have a relative error of at most 2^-45. No output may alias another tensor. Returns when the launches are queued: one for
+/// up to 8192 tokens, else three per batch of [`sampling_workspace`]. No outputs: nothing is launched.
 ///
 /// # Errors
-/// As [`top_k_top_p_sampling_from_probs`].
+/// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align) if a tensor
+/// breaks the table, [`Empty`](hk_core::Error::Empty) for `V = 0`, [`Argument`](hk_core::Error::Argument) for a parameter
+/// out of range on the host, [`TooLarge`](hk_core::Error::TooLarge) beyond 2^24 - 1 tokens,
+/// [`Overlap`](hk_core::Error::Overlap) if an output or the workspace shares memory with another tensor,
+/// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is
+/// written then.
+///
+/// Source: Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration".
 pub fn top_p_sampling_from_probs<T: Float>(
     stream: &Stream,
     probs: TensorView<T>,
@@ -151,12 +157,35 @@ pub fn top_p_sampling_from_probs<T: Float>(
     call.drawing(samples, draw).run(stream)
 }
 
-/// Draws a token from those that top-k keeps ([`Filters::k`]).
+/// Draws a token from those that top-k keeps: `ids[b]` is the smallest kept `i` with
+/// `sum{P_j : j <= i, kept} >= u * mass`, where `P` is row `row_index[b]` of `probs`.
 ///
-/// As [`top_k_top_p_sampling_from_probs`] with top-k alone.
+/// | arg                 | shape    | dtype                | layout                                                |
+/// |---------------------|----------|----------------------|-------------------------------------------------------|
+/// | `probs`             | `[R, V]` | `bf16`, `f16`, `f32` | unit stride on `V`, any row stride                    |
+/// | `row_index`         | `[B]`    | `i32`                | contiguous; `None`: `B = R`, output `b` is of row `b` |
+/// | `samples.ids`       | `[B]`    | `i32`                | contiguous                                            |
+/// | `samples.mass`      | `[B]`    | `f32`                | contiguous; optional: the kept mass                   |
+/// | `samples.count`     | `[B]`    | `i32`                | contiguous; optional: the number of kept tokens       |
+/// | `workspace`         | bytes    | `u8`                 | contiguous, 16-byte aligned; [`sampling_workspace`] |
+/// | `k`                 | `[R]`    | `i32`                | a number, or contiguous                               |
+/// | `draw.uniform`      | `[B]`    | `f32`                | contiguous; optional: replaces the generator          |
+///
+/// Token `i` is kept if fewer than `k` tokens are more likely and `P_i > 0`: all that tie with the `k`-th are kept ([`Filters::k`]). `u` is the number in (0, 1] that [`Draw`] has for output `b`, and `mass` the sum of the kept tokens.
+///
+/// Rows need not sum to one: NaN and negative probabilities count as 0. A row without positive mass, or with +Inf in it, gives id 0,
+/// mass 0 and count 0; a `row_index` out of range gives id 0, mass NaN and count 0. Batch-invariant and deterministic: the result
+/// depends on the row, the parameters and `u` alone, not on other rows, strides, alignment, the length of the workspace or the device.
+/// Masses have a relative error of at most 2^-45. No output may alias another tensor. Returns when the launches are queued: one for
+/// up to 8192 tokens, else three per batch of [`sampling_workspace`]. No outputs: nothing is launched.
 ///
 /// # Errors
-/// As [`top_k_top_p_sampling_from_probs`].
+/// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align) if a tensor
+/// breaks the table, [`Empty`](hk_core::Error::Empty) for `V = 0`, [`Argument`](hk_core::Error::Argument) for a parameter
+/// out of range on the host, [`TooLarge`](hk_core::Error::TooLarge) beyond 2^24 - 1 tokens,
+/// [`Overlap`](hk_core::Error::Overlap) if an output or the workspace shares memory with another tensor,
+/// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is
+/// written then.
 pub fn top_k_sampling_from_probs<T: Float>(
     stream: &Stream,
     probs: TensorView<T>,
@@ -171,12 +200,37 @@ pub fn top_k_sampling_from_probs<T: Float>(
     call.drawing(samples, draw).run(stream)
 }
 
-/// Draws a token from those that min-p keeps ([`Filters::min_p`]).
+/// Draws a token from those that min-p keeps: `ids[b]` is the smallest kept `i` with
+/// `sum{P_j : j <= i, kept} >= u * mass`, where `P` is row `row_index[b]` of `probs`.
 ///
-/// As [`top_k_top_p_sampling_from_probs`] with min-p alone.
+/// | arg                 | shape    | dtype                | layout                                                |
+/// |---------------------|----------|----------------------|-------------------------------------------------------|
+/// | `probs`             | `[R, V]` | `bf16`, `f16`, `f32` | unit stride on `V`, any row stride                    |
+/// | `row_index`         | `[B]`    | `i32`                | contiguous; `None`: `B = R`, output `b` is of row `b` |
+/// | `samples.ids`       | `[B]`    | `i32`                | contiguous                                            |
+/// | `samples.mass`      | `[B]`    | `f32`                | contiguous; optional: the kept mass                   |
+/// | `samples.count`     | `[B]`    | `i32`                | contiguous; optional: the number of kept tokens       |
+/// | `workspace`         | bytes    | `u8`                 | contiguous, 16-byte aligned; [`sampling_workspace`] |
+/// | `min_p`             | `[R]`    | `f32`                | a number, or contiguous                               |
+/// | `draw.uniform`      | `[B]`    | `f32`                | contiguous; optional: replaces the generator          |
+///
+/// Token `i` is kept if `P_i >= min_p * max_j P_j` and `P_i > 0` ([`Filters::min_p`]). `u` is the number in (0, 1] that [`Draw`] has for output `b`, and `mass` the sum of the kept tokens.
+///
+/// Rows need not sum to one: NaN and negative probabilities count as 0. A row without positive mass, or with +Inf in it, gives id 0,
+/// mass 0 and count 0; a `row_index` out of range gives id 0, mass NaN and count 0. Batch-invariant and deterministic: the result
+/// depends on the row, the parameters and `u` alone, not on other rows, strides, alignment, the length of the workspace or the device.
+/// Masses have a relative error of at most 2^-45. No output may alias another tensor. Returns when the launches are queued: one for
+/// up to 8192 tokens, else three per batch of [`sampling_workspace`]. No outputs: nothing is launched.
 ///
 /// # Errors
-/// As [`top_k_top_p_sampling_from_probs`].
+/// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align) if a tensor
+/// breaks the table, [`Empty`](hk_core::Error::Empty) for `V = 0`, [`Argument`](hk_core::Error::Argument) for a parameter
+/// out of range on the host, [`TooLarge`](hk_core::Error::TooLarge) beyond 2^24 - 1 tokens,
+/// [`Overlap`](hk_core::Error::Overlap) if an output or the workspace shares memory with another tensor,
+/// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is
+/// written then.
+///
+/// Source: Nguyen et al. 2024, "Turning Up the Heat".
 pub fn min_p_sampling_from_probs<T: Float>(
     stream: &Stream,
     probs: TensorView<T>,
@@ -191,40 +245,39 @@ pub fn min_p_sampling_from_probs<T: Float>(
     call.drawing(samples, draw).run(stream)
 }
 
-/// Draws a token from those that all of `filters` keep:
-/// `ids[b]` is the smallest kept `i` with `sum{P_j : j <= i, kept} >= u * mass`, where `P` is row `row_index[b]` of `probs`,
-/// `mass` the sum of its kept tokens and `u` the number in (0, 1] that [`Draw`] has for `b`.
+/// Draws a token from those that all of `filters` keep: `ids[b]` is the smallest kept `i` with
+/// `sum{P_j : j <= i, kept} >= u * mass`, where `P` is row `row_index[b]` of `probs`.
 ///
-/// | arg                    | shape    | dtype                | layout                                                         |
-/// |------------------------|----------|----------------------|----------------------------------------------------------------|
-/// | `probs`                | `[R, V]` | `bf16`, `f16`, `f32` | unit stride on `V`, any row stride                             |
-/// | `row_index`            | `[B]`    | `i32`                | contiguous; may be left out: `B = R`, output `b` is of row `b` |
-/// | `samples`: `ids`       | `[B]`    | `i32`                | contiguous                                                     |
-/// | `mass`                 | `[B]`    | `f32`                | contiguous; may be left out                                    |
-/// | `count`                | `[B]`    | `i32`                | contiguous; may be left out                                    |
-/// | `workspace`            | bytes    | `u8`                 | contiguous, on 16 bytes, [`sampling_workspace`] long           |
-/// | `filters`: `k`         | `[R]`    | `i32`                | a number, or contiguous                                        |
-/// | `p`, `min_p`           | `[R]`    | `f32`                | a number, or contiguous                                        |
-/// | `draw`: `uniform`      | `[B]`    | `f32`                | contiguous; may be left out                                    |
+/// | arg                 | shape    | dtype                | layout                                                |
+/// |---------------------|----------|----------------------|-------------------------------------------------------|
+/// | `probs`             | `[R, V]` | `bf16`, `f16`, `f32` | unit stride on `V`, any row stride                    |
+/// | `row_index`         | `[B]`    | `i32`                | contiguous; `None`: `B = R`, output `b` is of row `b` |
+/// | `samples.ids`       | `[B]`    | `i32`                | contiguous                                            |
+/// | `samples.mass`      | `[B]`    | `f32`                | contiguous; optional: the kept mass                   |
+/// | `samples.count`     | `[B]`    | `i32`                | contiguous; optional: the number of kept tokens       |
+/// | `workspace`         | bytes    | `u8`                 | contiguous, 16-byte aligned; [`sampling_workspace`] |
+/// | `filters.k`         | `[R]`    | `i32`                | a number, or contiguous; `None`: off                  |
+/// | `filters.p`         | `[R]`    | `f32`                | a number, or contiguous; `None`: off                  |
+/// | `filters.min_p`     | `[R]`    | `f32`                | a number, or contiguous; `None`: off                  |
+/// | `draw.uniform`      | `[B]`    | `f32`                | contiguous; optional: replaces the generator          |
 ///
-/// Rows need not sum to one: `p` is compared with the mass as it is (or with its share of what top-k and min-p keep:
-/// [`FilterOrder`]), and the draw is in proportion. Probabilities that are NaN or negative count as 0. A row without
-/// positive mass, or with +Inf in it, gives id 0, mass 0 and count 0; a `row_index` out of range id 0, mass NaN and
-/// count 0.
+/// Token `i` is kept if fewer than `k` tokens are more likely, the more likely ones have less than `p` together,
+/// `P_i >= min_p * max_j P_j`, and `P_i > 0` ([`Filters`]). `p` is compared with the mass as it is, or with the share of what top-k and
+/// min-p keep ([`FilterOrder`]). `u` is the number in (0, 1] that [`Draw`] has for output `b`, and `mass` the sum of the kept tokens. The work depends on the length of the row and, beyond 8192 tokens, on whether
+/// a sample predicts the threshold.
 ///
-/// The result depends on the row, the parameters, `u` and nothing else: not on the other rows, strides, alignment, the
-/// workspace's length or the device. Masses are exact to about 2^-45 of themselves, so that the kept set is what the formulas
-/// say of the given numbers, but where a mass is that near to `p`. The work depends on the length of the row; if that is
-/// beyond 8192 tokens, also on whether a sample of it tells where the threshold is, which a row that does not sum to one makes
-/// impossible for top-p. One launch for up to 8192 tokens, three for more, for each turn of [`sampling_workspace`]. Returns when
-/// they are queued. No outputs: nothing is launched.
+/// Rows need not sum to one: NaN and negative probabilities count as 0. A row without positive mass, or with +Inf in it, gives id 0,
+/// mass 0 and count 0; a `row_index` out of range gives id 0, mass NaN and count 0. Batch-invariant and deterministic: the result
+/// depends on the row, the parameters and `u` alone, not on other rows, strides, alignment, the length of the workspace or the device.
+/// Masses have a relative error of at most 2^-45. No output may alias another tensor. Returns when the launches are queued: one for
+/// up to 8192 tokens, else three per batch of [`sampling_workspace`]. No outputs: nothing is launched.
 ///
 /// # Errors
 /// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align) if a tensor
 /// breaks the table, [`Empty`](hk_core::Error::Empty) for `V = 0`, [`Argument`](hk_core::Error::Argument) for a parameter
 /// out of range on the host, [`TooLarge`](hk_core::Error::TooLarge) beyond 2^24 - 1 tokens,
 /// [`Overlap`](hk_core::Error::Overlap) if an output or the workspace shares memory with another tensor,
-/// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and what loading and launching a kernel can answer. Nothing is
+/// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is
 /// written then.
 ///
 /// Sources: top-p Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration"; min-p Nguyen et al. 2024,
@@ -243,44 +296,64 @@ pub fn top_k_top_p_sampling_from_probs<T: Float>(
     call.drawing(samples, draw).run(stream)
 }
 
-/// Draws a token of `softmax(logits / temperature)` from those that all of `filters` keep:
-/// [`top_k_top_p_sampling_from_probs`] of that softmax, which is nowhere written.
+/// Draws a token of `P = softmax(logits / temperature)` from those that all of `filters` keep: `ids[b]` is the smallest kept `i` with
+/// `sum{P_j : j <= i, kept} >= u * mass`. `P` is not materialized.
 ///
-/// | arg           | shape    | dtype                | layout                             |
-/// |---------------|----------|----------------------|------------------------------------|
-/// | `logits`      | `[R, V]` | `bf16`, `f16`, `f32` | unit stride on `V`, any row stride |
-/// | `temperature` | `[R]`    | `f32`                | a number, or contiguous            |
+/// | arg                | shape    | dtype                | layout                                                |
+/// |--------------------|----------|----------------------|-------------------------------------------------------|
+/// | `logits`           | `[R, V]` | `bf16`, `f16`, `f32` | unit stride on `V`, any row stride                    |
+/// | `rows.temperature` | `[R]`    | `f32`                | a number, or contiguous                               |
+/// | `rows.row_index`   | `[B]`    | `i32`                | contiguous; `None`: `B = R`, output `b` is of row `b` |
+/// | `samples.ids`      | `[B]`    | `i32`                | contiguous                                            |
+/// | `samples.mass`     | `[B]`    | `f32`                | contiguous; optional: the kept share of the mass      |
+/// | `samples.count`    | `[B]`    | `i32`                | contiguous; optional: the number of kept tokens       |
+/// | `workspace`        | bytes    | `u8`                 | contiguous, 16-byte aligned; [`sampling_workspace`] |
+/// | `filters.k`        | `[R]`    | `i32`                | a number, or contiguous; `None`: off                  |
+/// | `filters.p`        | `[R]`    | `f32`                | a number, or contiguous; `None`: off                  |
+/// | `filters.min_p`    | `[R]`    | `f32`                | a number, or contiguous; `None`: off                  |
+/// | `draw.uniform`     | `[B]`    | `f32`                | contiguous; optional: replaces the generator          |
 ///
-/// and the others as there. Exponentials are f32, their sums within 2^-22 of themselves, and `mass` is the share that the filters
-/// keep. A temperature of zero keeps the largest logit alone, the first if there are several, with mass 1 and count 1; other
-/// temperatures below 1e-5, and on the device NaN, act as 1e-5. NaN and -Inf have no probability; a row of nothing else, or
-/// with +Inf in it, gives id 0, mass 0 and count 0.
+/// Filters are those of [`top_k_top_p_sampling_from_probs`] on `P`; `u` is the number in (0, 1] that [`Draw`] has for output `b`.
+/// Exponentials are f32, and their sums have a relative error of at most 2^-22. A temperature of zero keeps the first of the largest
+/// logits, with mass 1 and count 1; other temperatures below 1e-5, and NaN on the device, act as 1e-5. NaN and -Inf have probability 0;
+/// a row of nothing else, or with +Inf in it, gives id 0, mass 0 and count 0; a `row_index` out of range gives id 0, mass NaN and
+/// count 0.
+///
+/// Batch-invariant and deterministic: the result depends on the row, the parameters and `u` alone. No output may alias another
+/// tensor. Returns when the launches are queued: one for up to 8192 tokens, else three per batch of [`sampling_workspace`]. No
+/// outputs: nothing is launched.
 ///
 /// # Errors
-/// As [`top_k_top_p_sampling_from_probs`]; [`Argument`](hk_core::Error::Argument) for a temperature that is negative or NaN.
-#[expect(clippy::too_many_arguments, reason = "the operator's tensors")]
+/// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align) if a tensor
+/// breaks the table, [`Empty`](hk_core::Error::Empty) for `V = 0`, [`Argument`](hk_core::Error::Argument) for a parameter
+/// out of range on the host, a temperature that is negative or NaN too, [`TooLarge`](hk_core::Error::TooLarge) beyond 2^24 - 1 tokens,
+/// [`Overlap`](hk_core::Error::Overlap) if an output or the workspace shares memory with another tensor,
+/// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is
+/// written then.
+///
+/// Sources: top-p Holtzman et al. 2020; min-p Nguyen et al. 2024; the generator Salmon et al. 2011.
 pub fn sample_from_logits<T: Float>(
     stream: &Stream,
     logits: TensorView<T>,
-    temperature: PerRow<f32>,
-    row_index: Option<TensorView<i32>>,
+    rows: SampledRows,
     samples: Samples,
     workspace: TensorViewMut<u8>,
     filters: Filters,
     draw: Draw,
 ) -> Result<()> {
+    let SampledRows { temperature, row_index } = rows;
     let mut call = Call::new("sample_from_logits", "logits", logits, row_index, workspace);
     call.temperature = Some(temperature);
     call.filters = filters;
     call.drawing(samples, draw).run(stream)
 }
 
-/// An operator with filters: all of them are one kernel, or one sequence of kernels.
+/// A call of an operator with filters: one kernel, or one sequence of kernels, serves all.
 struct Call<'a, T: Float> {
     op: &'static str,
     x_name: &'static str,
     x: TensorView<'a, T>,
-    /// There is one: `x` are logits.
+    /// `Some`: `x` is logits.
     temperature: Option<PerRow<'a, f32>>,
     row_index: Option<TensorView<'a, i32>>,
     filters: Filters<'a>,
@@ -358,28 +431,27 @@ impl<'a, T: Float> Call<'a, T> {
             return Ok(());
         }
 
-        let (dtype, elements) = (float_index(T::DTYPE), usize::from(!problem.by_vectors()));
-        let turn = Turn { first: 0, outputs, share: 1 };
+        let (dtype, scalar) = (float_index(T::DTYPE), usize::from(!problem.can_vectorize()));
+        let batch = Batch { first: 0, outputs, share: 1 };
         if cut.segments == 1 {
-            let kernel = ROWS[dtype][usize::from(cols > WAVE_COLS) + 2 * elements];
-            return self.launch(stream, &kernels::ROWS, kernel, outputs, cut, turn);
+            let kernel = ROWS[dtype][usize::from(cols > WAVE_COLS) + 2 * scalar];
+            return self.launch(stream, kernel, outputs, cut, batch);
         }
-        let most_blocks = stream.device().info().most_blocks(WALK_THREADS, WALK_WAVES);
+        let max_blocks = stream.device().info().max_blocks(WALK_THREADS, WALK_WAVES);
         let at_a_time = self.workspace.numel() / bytes_per_output(cols);
         for first in (0..outputs).step_by(at_a_time) {
             let outputs = at_a_time.min(outputs - first);
-            // Segments of a block: as few as there are blocks for.
-            let share = cut.segments.div_ceil((most_blocks / outputs).max(1));
-            let turn = Turn { first, outputs, share };
+            // Segments per block: as few as the device has blocks for.
+            let share = cut.segments.div_ceil((max_blocks / outputs).max(1));
+            let batch = Batch { first, outputs, share };
             let renorm = self.y.is_some();
-            let mut launch = |which: usize, blocks| {
-                self.launch(stream, &kernels::SEGMENTS, SEGMENTS[which][dtype][elements], blocks, cut, turn)
-            };
-            launch(GUESS, outputs)?;
-            launch(WALK, outputs * cut.segments.div_ceil(share))?;
-            launch(FINISH, outputs)?;
+            let mut launch =
+                |kernels: &Launches, blocks| self.launch(stream, kernels[dtype][scalar], blocks, cut, batch);
+            launch(&SEGMENTS.guess, outputs)?;
+            launch(&SEGMENTS.walk, outputs * cut.segments.div_ceil(share))?;
+            launch(&SEGMENTS.finish, outputs)?;
             if renorm {
-                launch(RENORM, outputs * cut.segments)?;
+                launch(&SEGMENTS.renorm, outputs * cut.segments)?;
             }
         }
         Ok(())
@@ -403,14 +475,13 @@ impl<'a, T: Float> Call<'a, T> {
     fn launch(
         &mut self,
         stream: &Stream,
-        objects: &'static CodeObjects,
-        kernel: &'static str,
+        kernel: KernelRef<Params>,
         blocks: usize,
         cut: Cut,
-        turn: Turn,
+        batch: Batch,
     ) -> Result<()> {
-        let kernel = stream.kernel(objects, kernel)?;
-        let mut launch = stream.launch(self.op, &kernel);
+        let kernel = stream.kernel(kernel)?;
+        let mut launch = stream.launch(self.op);
         let Filters { k, p, min_p, order } = &self.filters;
         let (mut ids, mut mass, mut count) = (None, None, None);
         if let Some(samples) = &mut self.samples {
@@ -435,32 +506,32 @@ impl<'a, T: Float> Call<'a, T> {
             },
             seed: self.draw.seed,
             offset: self.draw.offset,
-            // Values that switch a filter off.
-            k_value: k.as_ref().map_or(i32::MAX, |k| k.value_or(i32::MAX)),
+            // Values that disable a filter.
+            k_value: k.as_ref().map_or(i32::MAX, |k| k.value_or(i32::MAX)) as u32,
             p_value: p.as_ref().map_or(f32::NAN, |p| p.value_or(f32::NAN)),
             min_p_value: min_p.as_ref().map_or(f32::NAN, |p| p.value_or(f32::NAN)),
             temperature_value: self.temperature.as_ref().map_or(1.0, |t| t.value_or(1.0)),
             logits: self.temperature.is_some().into(),
             top_k_first: (*order == FilterOrder::TopKFirst).into(),
-            first: turn.first as u32,
-            outputs: turn.outputs as u32,
+            first: batch.first as u32,
+            outputs: batch.outputs as u32,
             segments: cut.segments as u32,
             segment: cut.segment as u32,
-            share: turn.share as u32,
-            _unused: 0,
+            share: batch.share as u32,
+            unused: 0,
         };
-        // SAFETY: `run` has checked that `x` and `y` have the columns that the kernel walks, the vectors as many elements
-        // as there are rows or outputs, and the workspace room for the outputs of this turn; the kernel checks `row_index`
-        // itself. The loader matches `Params` to the kernel.
-        unsafe { launch.run(LaunchConfig::grid_1d(blocks), &params) }
+        // SAFETY: `run` has checked the columns of `x` and `y`, that vectors have as many elements as there are rows or outputs,
+        // and that the workspace has room for the outputs of this batch. The kernel accesses no more than that, and checks
+        // `row_index` itself.
+        unsafe { launch.run(&kernel, LaunchConfig::grid_1d(blocks), &params) }
     }
 }
 
-/// The outputs of one launch.
+/// The outputs of one sequence of launches.
 #[derive(Debug, Clone, Copy)]
-struct Turn {
+struct Batch {
     first: usize,
     outputs: usize,
-    /// Segments of a block that walks.
+    /// Segments per block of `walk`.
     share: usize,
 }

@@ -1,8 +1,6 @@
 //! The filters on probabilities and the draws from them, against the f64 reference and their laws.
 
-mod common;
-
-use common::{
+use crate::common::{
     EXACT, GRID_OF_U, Kind, Output, Parameters, Problem, all_kinds, none, sampled, upload, workspace,
 };
 use hk_core::registry::Sample;
@@ -10,7 +8,7 @@ use hk_core::{Float, bf16, f16};
 use hk_sampling::{Draw, FilterOrder, Filters, PerRow, Samples, reference};
 use hk_testkit::{self as kit, Gpu, Place, Tolerance, proptest::prelude::*};
 
-/// Rows of all kinds, a parameter set for each, and the whole grid drawn from each.
+/// Rows of all kinds with a parameter set each; all uniform numbers of the grid for each.
 fn listed<T: Float>(cols: usize, seed: usize, us: &[f32]) -> Problem<T> {
     let rows = all_kinds(cols, seed as u64);
     let parameters = (0..rows.len()).map(|i| Parameters::listed(seed + 31 * i, cols)).collect();
@@ -29,7 +27,7 @@ fn check_listed<T: Float>(cols: usize, seed: usize, us: &[f32]) {
     }
 }
 
-/// Sizes of the specification that stay in registers, with each kernel's border.
+/// Sizes of the specification that stay in registers, and the border of each kernel.
 #[test]
 fn the_listed_sizes_in_registers() {
     for (i, cols) in [1, 2, 7, 111, 500, 1000, 1023, 1024].into_iter().enumerate() {
@@ -45,7 +43,7 @@ fn the_listed_sizes_in_registers() {
     }
 }
 
-/// Rows cut into segments: few of them, or with `HK_FULL` all sizes that the specification lists.
+/// Rows cut into segments: few, or with `HK_FULL` all sizes of the specification.
 #[test]
 fn the_listed_sizes_in_segments() {
     check_listed::<f32>(8193, 1, &GRID_OF_U[2..4]);
@@ -62,7 +60,7 @@ fn the_listed_sizes_in_segments() {
     }
 }
 
-/// Segments of more than a block has in registers: a vocabulary that no model has.
+/// Segments of several tiles: a vocabulary larger than any model's.
 #[test]
 fn segments_of_several_tiles() {
     let cols = 525_001;
@@ -78,7 +76,7 @@ fn segments_of_several_tiles() {
     problem.check(&got, 1e-5, |row, r| reference::softmax(row, [0.9f32, 0.0][r].into()));
 }
 
-/// Batches as the specification lists them: no output, one, and many of a few rows.
+/// Batches of the specification: no output, one, and many of few rows.
 #[test]
 fn the_listed_batches() {
     let rows = all_kinds(500, 9);
@@ -93,7 +91,7 @@ fn the_listed_batches() {
     }
 }
 
-/// A matrix of rows of any kinds, in any place.
+/// A matrix of rows of any kinds and layout.
 #[derive(Debug, Clone)]
 struct Case {
     cols: usize,
@@ -157,7 +155,7 @@ proptest! {
         c.check::<f16>();
     }
 
-    /// What a row gives does not depend on its neighbours, its place, its alignment or the other outputs.
+    /// Batch invariance: a row's outputs depend on neither other rows, nor its position, alignment, or other outputs.
     #[test]
     fn an_output_does_not_depend_on_its_surroundings(c in case(), pick in any::<prop::sample::Index>()) {
         let problem = c.problem::<f32>();
@@ -172,7 +170,7 @@ proptest! {
         }
     }
 
-    /// Larger k, larger p and smaller min_p never keep less, and filters together keep what each of them keeps.
+    /// Larger k, larger p and smaller min_p never keep less; combined filters keep the intersection.
     #[test]
     fn sets_are_monotone_and_intersect(
         kind in 0..Kind::ALL.len(),
@@ -202,13 +200,13 @@ proptest! {
             for i in 0..3 {
                 prop_assert!(got.count[i] <= got.count[i + 3] && got.mass[i] <= got.mass[i + 3]);
             }
-            // All sets are the most likely so many: the smallest is the intersection.
+            // All sets are prefixes of the tokens by probability: the smallest is the intersection.
             prop_assert_eq!(set(6), set(0).min(set(4)).min(set(5)));
             prop_assert_eq!(set(7), set(3).min(set(1)).min(set(5)));
         }
     }
 
-    /// Renaming tokens renames what is kept, and halving all probabilities changes neither top-k nor min-p.
+    /// Permuting tokens permutes the kept set; halving all probabilities changes neither top-k nor min-p.
     #[test]
     fn sets_follow_their_tokens(
         kind in 0..Kind::ALL.len(),
@@ -227,7 +225,7 @@ proptest! {
         for gpu in kit::devices() {
             let got = problem.run(&gpu, [3, cols], None);
             prop_assert_eq!((got.count[0], got.count[0]), (got.count[1], got.count[2]));
-            // Halves of subnormal numbers are not halves.
+            // Halving a subnormal number rounds.
             if kind != Kind::ALL.len() - 1 {
                 prop_assert_eq!((got.ids[0], got.mass[0] / 2.0), (got.ids[2], got.mass[2]));
             }
@@ -241,7 +239,7 @@ proptest! {
 fn renormed<T: Float>(gpu: &Gpu, rows: &[Vec<f64>], k: PerRow<i32>) -> kit::Array<T> {
     let shape = [rows.len(), rows[0].len()];
     let (probs, mut y) = (upload::<T>(gpu, rows), gpu.poisoned::<T>(shape));
-    let bytes = hk_sampling::sampling_workspace(1, shape[1]);
+    let bytes = hk_sampling::sampling_workspace(gpu.stream().device().info(), 1, shape[1]);
     let mut scratch = workspace(gpu, bytes);
     let scratch = scratch.view_mut([bytes]).unwrap();
     hk_sampling::top_k_renorm_probs(gpu.stream(), probs.view(), y.view_mut(), scratch, k).unwrap();
@@ -250,7 +248,7 @@ fn renormed<T: Float>(gpu: &Gpu, rows: &[Vec<f64>], k: PerRow<i32>) -> kit::Arra
     gpu.download(&y)
 }
 
-/// The sums of AITER's own tests, on either side of their borders.
+/// The sums of AITER's tests, on either side of their borders.
 #[test]
 fn controlled_borders() {
     let row = |head: &[f64], rest: f64| [head, &vec![rest; 200]].concat();
@@ -277,7 +275,7 @@ fn controlled_borders() {
     }
 }
 
-/// One value for all rows is what a tensor of that value is, and each operator is the joint one with one filter.
+/// A number is a tensor of that value; each operator is the joint one with one filter.
 #[test]
 fn operators_agree() {
     for cols in [300, 2000, 9000] {
@@ -331,7 +329,7 @@ fn operators_agree() {
     }
 }
 
-/// With equal probabilities the number drawn is the token: the generator is the published one, for each output.
+/// With equal probabilities the token is the uniform number: the generator is the published one, for each output.
 #[test]
 fn numbers_are_those_of_philox() {
     let cols = 1000;
@@ -380,7 +378,7 @@ fn streams_repeat_and_differ() {
     }
 }
 
-/// 50,000 draws follow the renormalised probabilities: chi-square over tokens expected at least five times.
+/// 50,000 draws follow the renormalized probabilities: chi-square over tokens expected at least five times.
 #[test]
 fn draws_follow_the_probabilities() {
     let (cols, draws) = (120, 50_000);
@@ -388,7 +386,7 @@ fn draws_follow_the_probabilities() {
     let set = Parameters { k: 60, p: 0.97, min_p: 0.001 };
     let mut first: Option<Vec<i32>> = None;
     for gpu in kit::devices() {
-        // The other devices draw the same tokens, as far as they go.
+        // Other devices draw the same tokens, for fewer draws.
         let draws = if first.is_some() { 500 } else { draws };
         let x = upload::<f32>(&gpu, std::slice::from_ref(&row));
         let index = gpu.upload(&vec![0i32; draws], [draws]);
@@ -478,7 +476,7 @@ fn top_one_is_the_argmax() {
             let got = problem.run(&gpu, [1, cols], None);
             let x = upload::<f32>(&gpu, std::slice::from_ref(&row));
             let mut ids = gpu.poisoned::<i32>([1]);
-            let bytes = hk_sampling::race_workspace(1, cols);
+            let bytes = hk_sampling::race_workspace(gpu.stream().device().info(), 1, cols);
             let mut scratch = workspace(&gpu, bytes);
             let scratch = scratch.view_mut([bytes]).unwrap();
             hk_sampling::greedy_sample(gpu.stream(), x.view(), None, ids.view_mut(), scratch).unwrap();
@@ -487,7 +485,7 @@ fn top_one_is_the_argmax() {
     }
 }
 
-/// The last token of positive mass is drawn by 1, the first by 0; none beyond, none without mass.
+/// u = 1 draws the last token of positive mass, u = 0 the first; tokens without mass are never drawn.
 #[test]
 fn the_ends_of_the_interval() {
     for cols in [1usize, 2, 63, 64, 65, 1000, 1024, 1025, 8192, 8193, 16_385] {
@@ -505,7 +503,7 @@ fn the_ends_of_the_interval() {
     }
 }
 
-/// Rows without anything to draw give 0 and are not read past; so do rows that are not there, whose mass is NaN.
+/// Rows without a token to draw give 0 and are not read past; so do row indices out of range, with mass NaN.
 #[test]
 fn degenerate_rows() {
     for cols in [5, 1024, 3000, 9000] {
@@ -543,7 +541,7 @@ fn degenerate_rows() {
     }
 }
 
-/// Turns of any number of outputs give the same.
+/// Results do not depend on the batches that the workspace allows.
 #[test]
 fn the_workspace_does_not_matter() {
     let (rows, cols) = (5, 9000);
@@ -566,15 +564,14 @@ fn the_workspace_does_not_matter() {
             .unwrap();
             gpu.download(&ids).data
         };
-        let one = hk_sampling::sampling_workspace(1, cols);
-        let all = run(hk_sampling::sampling_workspace(rows, cols));
+        let one = hk_sampling::sampling_workspace(gpu.stream().device().info(), 1, cols);
+        let all = run(hk_sampling::sampling_workspace(gpu.stream().device().info(), rows, cols));
         assert_eq!(run(one), all);
         assert_eq!(run(2 * one + 17), all);
     }
 }
 
-/// Blocks of a device with one CU have the charge of whole rows, and list what the first segment tells them to; a result does
-/// not depend on them.
+/// On a device with one CU a block walks over whole rows; results are the same.
 #[test]
 fn shares_change_nothing() {
     let cols = 5 * 4096 + 100;
@@ -650,7 +647,7 @@ fn top_k_renorm_in_place() {
         for gpu in kit::devices() {
             let want = renormed::<f32>(&gpu, &rows, 30.into());
             let mut x = upload::<f32>(&gpu, &rows);
-            let bytes = hk_sampling::sampling_workspace(2, cols);
+            let bytes = hk_sampling::sampling_workspace(gpu.stream().device().info(), 2, cols);
             let mut scratch = workspace(&gpu, bytes);
             let y = x.view_mut();
             let scratch = scratch.view_mut([bytes]).unwrap();
@@ -709,7 +706,7 @@ fn short_rows_are_read_once() {
     }
 }
 
-/// Example data does not leave a filter idle: the sizes of sets in the tests above are not all one or all.
+/// Example data exercises every filter: sets above are neither all of one token nor all of all tokens.
 #[test]
 fn listed_parameters_decide_something() {
     let mut sizes = std::collections::BTreeSet::new();
@@ -719,12 +716,11 @@ fn listed_parameters_decide_something() {
         sizes.insert(reference::kept(&row, set.reference(FilterOrder::Joint)).count);
     }
     assert!(sizes.len() > 20, "{sizes:?}");
-    let spread = common::random(Sample::Probabilities, 500, 1);
+    let spread = crate::common::random(Sample::Probabilities, 500, 1);
     assert!(spread.iter().all(|v| *v > 0.0));
 }
 
-/// A long row is read once, again 4096 tokens for the guess and the segment that is drawn in, and little is written: short
-/// lists.
+/// A long row is read once, plus 4096 tokens for the guess and the segment that is drawn in; only short lists are written.
 #[test]
 fn long_rows_are_read_little_more_than_once() {
     let cols = 32_768;
@@ -758,7 +754,7 @@ fn long_rows_are_read_little_more_than_once() {
     }
 }
 
-/// Tokens that are equal, or nearly so, do not take turns in LDS. (What is left are bins of the guess that share a bank.)
+/// Equal or nearly equal tokens do not conflict in LDS, except for bins of the guess that share a bank.
 #[test]
 fn equal_tokens_do_not_wait_for_each_other() {
     let cols = 16_384;

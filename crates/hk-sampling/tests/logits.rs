@@ -1,8 +1,6 @@
 //! Draws from logits against the f64 reference of the softmax, and their laws.
 
-mod common;
-
-use common::{GRID_OF_U, Parameters, Problem, none, random, sampled, upload};
+use crate::common::{GRID_OF_U, Parameters, Problem, random, sampled, upload};
 use hk_core::registry::Sample;
 use hk_core::{Float, bf16, f16};
 use hk_sampling::{Draw, FilterOrder, Filters, reference};
@@ -11,14 +9,14 @@ use hk_testkit::{self as kit, Place, proptest::prelude::*};
 /// The error of a softmax in f32, relative to its sum.
 const EDGE: f64 = 1e-5;
 
-/// Logits whose probabilities differ clearly or not at all: f32 does not tell more.
+/// Logits whose probabilities differ clearly or not at all, given the precision of f32.
 fn logits(cols: usize, seed: u64) -> Vec<f64> {
     random(Sample::Integers { low: -40, high: 25 }, cols, seed).iter().map(|v| v / 8.0).collect()
 }
 
 fn check<T: Float>(cols: usize, temperatures: &[f32], seed: usize, us: &[f32], place: Option<Place>) {
     let rows: Vec<_> = (0..temperatures.len()).map(|i| logits(cols, (seed + i) as u64)).collect();
-    // A share of the largest that a step between logits does not hit.
+    // A share of the largest between two steps of the logits.
     let listed = |i: usize| Parameters::listed(seed + 17 * i, cols);
     let apart = |p: Parameters| Parameters { min_p: if p.min_p == 1.0 { 0.97 } else { p.min_p }, ..p };
     let parameters = (0..rows.len()).map(|i| apart(listed(i))).collect();
@@ -72,7 +70,7 @@ proptest! {
         check::<bf16>(cols, &[1.0, t], seed, &[0.6], Some(place));
     }
 
-    /// A constant added to all logits, here exact in f32, changes nothing but how exponentials round.
+    /// A constant added to all logits, exact in f32, changes only the rounding of exponentials.
     #[test]
     fn logits_are_relative(cols in kit::size(1..=9000, &[1024, 8192]), seed: u64, by in -64i32..64) {
         let row = logits(cols, seed);
@@ -86,7 +84,7 @@ proptest! {
         }
     }
 
-    /// What a row gives does not depend on its neighbours, its place, its alignment or the other outputs.
+    /// Batch invariance: a row's outputs depend on neither other rows, nor its position, alignment, or other outputs.
     #[test]
     fn an_output_does_not_depend_on_its_surroundings(
         cols in kit::size(1..=13_000, &[1024, 8192]),
@@ -112,7 +110,7 @@ proptest! {
     }
 }
 
-/// NaN and -Inf are never drawn; rows without a finite largest logit give nothing.
+/// NaN and -Inf are never drawn; rows without a finite largest logit have no token.
 #[test]
 fn special_logits() {
     let cols_and_hot = [(3, 1), (1000, 999), (5000, 1024), (9000, 8500)];
@@ -146,7 +144,7 @@ fn special_logits() {
     }
 }
 
-/// As large as they can be, at any temperature.
+/// The largest finite logits, at any temperature.
 #[test]
 fn large_logits() {
     for cols in [40, 3000, 9000] {
@@ -166,7 +164,7 @@ fn large_logits() {
     }
 }
 
-/// A sample of a row does not have its one large logit: next to that, the others are nothing, or little.
+/// The sample misses the one large logit of a row, next to which the others have no mass, or little.
 #[test]
 fn a_large_logit_by_itself() {
     let cols = 20_000;
@@ -188,8 +186,8 @@ fn a_large_logit_by_itself() {
     }
 }
 
-/// Of a row that is masked but for a few tokens, whole segments have nothing to draw; of one with a few large logits, only
-/// what is below the least exponent of the row.
+/// Masked rows, with whole segments without a token to draw; and rows with a few large logits, where the other weights are
+/// subnormal.
 #[test]
 fn masked_rows() {
     let cols = 20_000;
@@ -216,7 +214,7 @@ fn masked_rows() {
     }
 }
 
-/// A temperature of zero takes the first of the largest logits; so does one that leaves nothing to the others.
+/// A temperature of zero takes the first of the largest logits; so does one at which the others underflow.
 #[test]
 fn zero_is_greedy() {
     for cols in [40, 3000, 9001] {
@@ -234,7 +232,6 @@ fn zero_is_greedy() {
                             gpu.stream(),
                             x.view(),
                             f32::into(temperature),
-                            none(),
                             s,
                             w,
                             filters,
@@ -250,7 +247,7 @@ fn zero_is_greedy() {
     }
 }
 
-/// Off is what the widest parameters are.
+/// A disabled filter is the widest parameter.
 #[test]
 fn absent_filters_keep_all() {
     for cols in [100, 9000] {
@@ -260,16 +257,7 @@ fn absent_filters_keep_all() {
             let run = |filters: Filters| {
                 sampled(&gpu, 2, cols, |s, w| {
                     let draw = Draw { seed: 4, ..Default::default() };
-                    hk_sampling::sample_from_logits(
-                        gpu.stream(),
-                        x.view(),
-                        0.9.into(),
-                        none(),
-                        s,
-                        w,
-                        filters,
-                        draw,
-                    )
+                    hk_sampling::sample_from_logits(gpu.stream(), x.view(), 0.9.into(), s, w, filters, draw)
                 })
             };
             let off = run(Filters::default());

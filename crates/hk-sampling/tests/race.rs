@@ -1,8 +1,6 @@
 //! The argmax and the exponential races against the f64 reference, and their laws.
 
-mod common;
-
-use common::{random, upload, workspace};
+use crate::common::{random, upload, workspace};
 use hk_core::registry::Sample;
 use hk_core::{Float, TensorView, bf16, f16};
 use hk_sampling::{PerRow, Race, race_workspace, reference};
@@ -26,7 +24,7 @@ enum Op<'a> {
 #[track_caller]
 fn run<T: Float>(gpu: &Gpu, x: &Tensor<T>, row_index: Option<TensorView<i32>>, op: Op) -> Vec<i32> {
     let outputs = row_index.map_or(x.layout().shape()[0], |i| i.shape()[0]);
-    let bytes = race_workspace(outputs, x.layout().shape()[1]);
+    let bytes = race_workspace(gpu.stream().device().info(), outputs, x.layout().shape()[1]);
     let mut scratch = workspace(gpu, bytes);
     let scratch = scratch.view_mut([bytes]).unwrap();
     let mut ids = gpu.poisoned::<i32>([outputs]);
@@ -80,7 +78,7 @@ fn greedy_is_the_argmax() {
     }
 }
 
-/// The token is the host's, or one whose score is as near to it as the specification lets it be.
+/// The token is the host's, or one with a score within the specification's tolerance.
 #[track_caller]
 fn assert_wins(logits: &[f64], t: f64, exponentials: &[f64], id: i32, what: &str) {
     let scores = reference::race_scores(logits, t, exponentials);
@@ -139,7 +137,7 @@ proptest! {
         check_random::<f32>(cols, seed, Place::rows([4, cols], cols + pad));
     }
 
-    /// A row's token depends on the row, its number and its temperature, not on where it is.
+    /// Batch invariance: a row's token depends on the row, its output index and its temperature.
     #[test]
     fn a_row_does_not_depend_on_its_surroundings(cols in kit::size(1..=9000, &[1024, 8192]), seed: u64, at in 0usize..6) {
         let rows: Vec<_> = (0..6).map(|i| normal(cols, seed ^ i)).collect();
@@ -155,13 +153,12 @@ proptest! {
     }
 }
 
-/// Blocks of a device with one CU take longer segments, in which tokens are passed over that a block with one tile looks at;
-/// a token does not depend on them.
+/// On a device with one CU blocks take longer segments and skip more tokens; results are the same.
 #[test]
 fn segments_change_nothing() {
     let cols = 5 * 4096 + 100;
     let mut rows: Vec<_> = (0..6).map(|i| normal(cols, i)).collect();
-    rows[1].sort_by(f64::total_cmp); // the best so far is always beaten,
+    rows[1].sort_by(f64::total_cmp); // ascending: the best so far is always beaten,
     rows[2].sort_by(|a, b| b.total_cmp(a)); // or never
     rows[3].fill(0.5);
     (rows[4][5000], rows[4][cols - 9]) = (f64::INFINITY, f64::INFINITY);
@@ -205,7 +202,7 @@ fn check_segments<T: Float>(rows: &[Vec<f64>], exponentials: &[f32], signalling:
     }
 }
 
-/// Zero is greedy in a mixed batch, and hot in a random one; all other rows are the same in both.
+/// A temperature of zero is greedy in `mixed_sample`, 1e-5 in `random_sample`; all other rows are the same in both.
 #[test]
 fn mixed_is_greedy_where_the_temperature_is_zero() {
     for cols in [300, 2000, 9000] {
@@ -227,7 +224,7 @@ fn mixed_is_greedy_where_the_temperature_is_zero() {
     }
 }
 
-/// NaN and -Inf never win, +Inf does, and rows that are not there give 0.
+/// NaN and -Inf never win, +Inf does, and row indices out of range give 0.
 #[test]
 fn special_logits() {
     for cols in [9, 1000, 9000] {
@@ -285,7 +282,7 @@ fn winners_follow_the_softmax() {
     assert!(z.abs() < 4.75 && bins.len() > 20, "chi-square {chi} over {} bins", bins.len());
 }
 
-/// More tokens than filters take: no race counts them.
+/// More tokens than filters accept: races have no such limit.
 #[test]
 fn rows_longer_than_filters_take() {
     let (cols, at) = ((1 << 24) + 4099, (1 << 24) + 7);

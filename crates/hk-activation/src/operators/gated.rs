@@ -1,10 +1,10 @@
 //! `silu_and_mul`, `gelu_and_mul`, `gelu_tanh_and_mul`, `swiglu_oai_and_mul`.
 
-use super::{FLOATS, Y_DTYPE, y_dtype};
+use super::{FLOATS, Y_DTYPE, expect_columns, y_dtype};
 use crate::{kernels, reference};
 use hk_core::registry::{
-    ArgSpec, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named, Operator, Sample, Scalar,
-    ScalarSpec, TensorSpec, Tolerance, Traffic,
+    ArgSpec, BenchSizes, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named, Operator,
+    Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
 use hk_core::{DType, Error, Result, Stream, with_float};
 
@@ -32,6 +32,7 @@ macro_rules! operator {
             scalars: $scalars,
             kernels: &[&kernels::GATED],
             cases: CASES,
+            bench: BENCH,
             corners: CORNERS,
             outputs,
             run: |stream: &Stream, call: &mut DeviceCall| {
@@ -44,9 +45,14 @@ macro_rules! operator {
                 })
             },
             reference: |call: &HostCall| {
+                outputs(&call.spec())?;
                 let x = call.get("x")?;
                 let d = x.shape().last().map_or(0, |n| n / 2);
-                $(let $limit = call.float("limit")?;)?
+                $(let $limit = call.float("limit")?;
+                if $limit.is_nan() || $limit < 0.0 {
+                    let want = "a number that is not negative; 0 for no limit";
+                    return Err(Error::argument(stringify!($name), "limit", $limit as f32, want));
+                })?
                 result(x.shape(), reference::$name(&x.to_f64(), d, $($limit)?))
             },
             traffic: Traffic::once,
@@ -82,6 +88,23 @@ const CASES: &[Case] = &[
     case!("8192 rows of 256"; Bf16 "as_x" 8192 256),
 ];
 
+/// Published tables; Llama-3 8B: a token, prefill, more than a GiB.
+const BENCH: BenchSizes = BenchSizes::rows(
+    &[
+        [4096, 256],
+        [16_384, 256],
+        [65_536, 256],
+        [131_072, 256],
+        [4096, 8192],
+        [4096, 16_384],
+        [1, 28_672],
+        [4096, 28_672],
+        [16_384, 28_672],
+    ],
+    &["x"],
+    &[],
+);
+
 /// Each entry point with so many rows that waves loop on one compute unit, rows that tiles cross, each type of the result.
 const CORNERS: &[Case] = &[
     case!(Bf16 "as_x" 300 256),
@@ -103,6 +126,7 @@ fn outputs(call: &CallSpec) -> Result<Named<TensorSpec>> {
         Some(cols) if cols.is_multiple_of(2) => *cols /= 2,
         _ => return Err(Error::shape(call.operator().name, "x", &x.shape, "an even last axis, two halves")),
     }
+    expect_columns(call.operator().name, &shape, shape.last().copied().unwrap_or(0))?;
     Ok(vec![("y", TensorSpec::new(y_dtype(call)?, shape))])
 }
 

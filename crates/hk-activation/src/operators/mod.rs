@@ -7,10 +7,10 @@ mod qkv;
 mod rope;
 mod softmax;
 mod topk;
-mod unary;
+pub(crate) mod unary;
 
 use hk_core::registry::{Call, CallSpec, Described, Named, Operator, Scalar, ScalarSpec, TensorSpec};
-use hk_core::{DType, Result};
+use hk_core::{DType, Error, Result};
 
 /// The operators of this crate.
 pub static OPERATORS: &[Operator] = &[
@@ -57,4 +57,13 @@ fn y_dtype<V: Described>(call: &Call<V>) -> Result<DType> {
 /// `y`, of the shape of `x`.
 fn y_as_x(call: &CallSpec) -> Result<Named<TensorSpec>> {
     Ok(vec![("y", TensorSpec::new(y_dtype(call)?, call.get("x")?.shape.clone()))])
+}
+
+/// Checks that the rows of `x` have columns.
+fn expect_columns(op: &'static str, x: &[usize], cols: usize) -> Result<()> {
+    if cols > 0 {
+        return Ok(());
+    }
+    let rows = x.iter().rev().skip(1).product();
+    Err(Error::empty(op, "x", 1, &[rows, cols]))
 }

@@ -3,8 +3,8 @@
 use super::{FLOATS, Y_DTYPE, y_as_x, y_dtype};
 use crate::{MulAddOperand, kernels, reference};
 use hk_core::registry::{
-    ArgSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Operator, Scalar, ScalarSpec,
-    Tolerance, Traffic,
+    ArgSpec, BenchSizes, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named,
+    Operator, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
 use hk_core::{DType, Error, Result, Stream, with_float};
 
@@ -48,6 +48,7 @@ pub(crate) const FUSED_MUL_ADD: Operator = Operator {
         case!("DeepSeek-V3, 32 tokens, tensor and tensor"; Bf16 "as_x" [32, 7168] a Bf16 [32, 7168] b Bf16 [32, 7168]),
         case!("DeepSeek-V3, 64 tokens, number of the device and tensor"; Bf16 "as_x" [64, 7168] a F32 [1] b Bf16 [64, 7168]),
     ],
+    bench: BenchSizes::rows(&[[20_480, 7168]], &["x", "a", "b"], &[]),
     corners: &[
         case!("loop"; Bf16 "as_x" [40, 1024] a Bf16 [40, 1024] b Bf16 [40, 1024]),
         case!("loop"; F16 "as_x" [40, 1024] a F32 [40, 1024] b Bf16 [1]),
@@ -59,7 +60,7 @@ pub(crate) const FUSED_MUL_ADD: Operator = Operator {
         case!("short"; F16 "f32" [1] a F32 [1] b Bf16 [1]),
         case!("short"; F32 "bf16" [3] a F16 [3] b F16 [3]),
     ],
-    outputs: y_as_x,
+    outputs,
     run: |stream: &Stream, call: &mut DeviceCall| {
         let (inputs, mut outputs) = call.split();
         let (a, b) = (operand(&inputs, "a", "a_value")?, operand(&inputs, "b", "b_value")?);
@@ -70,6 +71,7 @@ pub(crate) const FUSED_MUL_ADD: Operator = Operator {
         })
     },
     reference: |call: &HostCall| {
+        outputs(&call.spec())?;
         let x = call.get("x")?;
         let values = |name: &str, number: &str| match call.optional(name) {
             Some(tensor) => Ok(tensor.to_f64()),
@@ -81,6 +83,18 @@ pub(crate) const FUSED_MUL_ADD: Operator = Operator {
     },
     traffic: Traffic::once,
 };
+
+fn outputs(call: &CallSpec) -> Result<Named<TensorSpec>> {
+    let numel = |t: &TensorSpec| t.shape.iter().product::<usize>();
+    let n = numel(call.get("x")?);
+    for arg in ["a", "b"] {
+        if let Some(tensor) = call.optional(arg).filter(|t| ![1, n].contains(&numel(t))) {
+            let want = format!("1 element or {n} (those of x)");
+            return Err(Error::shape("fused_mul_add", arg, &tensor.shape, want));
+        }
+    }
+    y_as_x(call)
+}
 
 fn operand<'a>(inputs: &Inputs<'a>, name: &'static str, number: &str) -> Result<MulAddOperand<'a>> {
     let Some(tensor) = inputs.optional(name) else { return Ok((inputs.float(number)? as f32).into()) };

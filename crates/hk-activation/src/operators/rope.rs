@@ -1,14 +1,15 @@
 //! `rope_cached`, `rope_freqs`, `rope_qk`.
 
 use crate::reference;
-use crate::{kernels, rope_cached, rope_freqs, rope_qk};
-use hk_core::registry::{
-    ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named, Operator,
-    Sample, Scalar, ScalarSpec, TensorSpec, Tolerance,
-};
-use hk_core::rope::reference::{Tables, positions_in_sequences, table_rows};
-use hk_core::rope::{
+use crate::rope::expect_even;
+use crate::{RopeQkInputs, RopeQkOutputs, kernels, rope_cached, rope_freqs, rope_qk};
+use hk_core::plan::rope::reference::{Tables, positions_in_sequences, table_rows};
+use hk_core::plan::rope::{
     self, Positions, Rope, RopeAngles, RopeLayout, RopeSpan, RopeStyle, RopeTableWidth, RopeTables,
+};
+use hk_core::registry::{
+    ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named,
+    Operator, Sample, Scalar, ScalarSpec, TensorSpec, Tolerance,
 };
 use hk_core::{DType, Element, Error, IndexView, Result, Stream, with_float};
 
@@ -53,6 +54,35 @@ pub(crate) const ROPE_CACHED: Operator = Operator {
             scalars: &[("rotary", Scalar::Int(128)), ("layout", Scalar::Choice("bhsd"))],
         },
     ],
+    bench: BenchSizes::Cases(&[
+        Case {
+            label: "4 x 32 x 1024 x 128",
+            tensors: &[
+                ("x", DType::Bf16, &[4, 32, 1024, 128]),
+                ("cos", DType::Bf16, &[1024, 64]),
+                ("sin", DType::Bf16, &[1024, 64]),
+            ],
+            scalars: &[("rotary", Scalar::Int(128)), ("layout", Scalar::Choice("bhsd"))],
+        },
+        Case {
+            label: "8 x 32 x 2048 x 128",
+            tensors: &[
+                ("x", DType::Bf16, &[8, 32, 2048, 128]),
+                ("cos", DType::Bf16, &[2048, 64]),
+                ("sin", DType::Bf16, &[2048, 64]),
+            ],
+            scalars: &[("rotary", Scalar::Int(128)), ("layout", Scalar::Choice("bhsd"))],
+        },
+        Case {
+            label: "16 x 32 x 4096 x 128",
+            tensors: &[
+                ("x", DType::Bf16, &[16, 32, 4096, 128]),
+                ("cos", DType::Bf16, &[4096, 64]),
+                ("sin", DType::Bf16, &[4096, 64]),
+            ],
+            scalars: &[("rotary", Scalar::Int(128)), ("layout", Scalar::Choice("bhsd"))],
+        },
+    ]),
     corners: &CORNERS_CACHED,
     outputs: outputs_one,
     run: run_cached,
@@ -76,6 +106,11 @@ pub(crate) const ROPE_FREQS: Operator = Operator {
             scalars: &[("rotary", Scalar::Int(64))],
         },
     ],
+    bench: BenchSizes::Cases(&[Case {
+        label: "Llama-3 8B queries, 65536 tokens",
+        tensors: &[("x", DType::Bf16, &[65_536, 32, 128]), ("angles", DType::F32, &[65_536, 64])],
+        scalars: &[("rotary", Scalar::Int(128))],
+    }]),
     corners: &CORNERS_FREQS,
     run: run_freqs,
     ..ROPE_CACHED
@@ -130,6 +165,17 @@ pub(crate) const ROPE_QK: Operator = Operator {
             scalars: &[("rotary", Scalar::Int(128))],
         },
     ],
+    bench: BenchSizes::Cases(&[Case {
+        label: "Llama-3 8B, 65536 tokens",
+        tensors: &[
+            ("q", DType::Bf16, &[65_536, 32, 128]),
+            ("k", DType::Bf16, &[65_536, 8, 128]),
+            ("cos", DType::F32, &[8192, 64]),
+            ("sin", DType::F32, &[8192, 64]),
+            ("positions", DType::I64, &[65_536]),
+        ],
+        scalars: &[("rotary", Scalar::Int(128))],
+    }]),
     corners: &CORNERS_QK,
     outputs: outputs_qk,
     run: run_qk,
@@ -187,7 +233,7 @@ const CORNERS_CACHED: [Case; 14] = [
         "rotary" Scalar::Int(602)),
 ];
 
-const CORNERS_FREQS: [Case; 7] = [
+const CORNERS_FREQS: [Case; 9] = [
     corner!("bf16": "x" Bf16 [70, 9, 32], "angles" F32 [70, 16]; "rotary" Scalar::Int(32)),
     corner!("f16, interleaved": "x" F16 [70, 9, 32], "angles" F16 [70, 16];
         "rotary" Scalar::Int(32), "style" INTERLEAVED),
@@ -195,6 +241,9 @@ const CORNERS_FREQS: [Case; 7] = [
         "rotary" Scalar::Int(16), "table" FULL, "span" LAST),
     corner!("bf16 table, positions beyond it": "x" Bf16 [70, 9, 32], "angles" Bf16 [40, 16], "positions" I64 [70];
         "rotary" Scalar::Int(32), "inverse" Scalar::Bool(true)),
+    corner!("offsets": "x" Bf16 [9, 2, 32], "angles" F32 [70, 16], "positions" I32 [9], "offsets" I32 [9];
+        "rotary" Scalar::Int(32)),
+    corner!("sequences": "x" F16 [9, 2, 32], "angles" F32 [70, 16], "cu_seqlens" I32 [3]; "rotary" Scalar::Int(32)),
     corner!("bf16, odd halves": "x" Bf16 [70, 9, 20], "angles" F32 [70, 9]; "rotary" Scalar::Int(18)),
     corner!("f16, odd halves, interleaved": "x" F16 [70, 9, 20], "angles" F32 [70, 9];
         "rotary" Scalar::Int(18), "style" INTERLEAVED),
@@ -202,13 +251,17 @@ const CORNERS_FREQS: [Case; 7] = [
         "rotary" Scalar::Int(6), "table" FULL),
 ];
 
-const CORNERS_QK: [Case; 3] = [
+const CORNERS_QK: [Case; 5] = [
     corner!("bf16": "q" Bf16 [70, 9, 32], "k" Bf16 [70, 3, 32], "cos" Bf16 [70, 16], "sin" Bf16 [70, 16];
+        "rotary" Scalar::Int(32)),
+    corner!("offsets": "q" Bf16 [9, 4, 32], "k" Bf16 [9, 2, 32], "cos" F32 [70, 16], "sin" F32 [70, 16],
+        "positions" I32 [9], "offsets" I32 [9]; "rotary" Scalar::Int(32)),
+    corner!("sequences": "q" F16 [9, 4, 32], "k" F16 [9, 2, 32], "cos" F32 [70, 16], "sin" F32 [70, 16], "cu_seqlens" I32 [3];
         "rotary" Scalar::Int(32)),
     corner!("a part of the columns, positions beyond the tables":
         "q" F16 [3, 8, 30, 48], "k" F16 [3, 1, 30, 48], "cos" F32 [40, 16], "sin" F32 [40, 16], "positions" I64 [3, 30];
         "rotary" Scalar::Int(32), "style" INTERLEAVED, "span" LAST, "layout" BHSD),
-    corner!("by elements": "q" F32 [70, 9, 10], "k" F32 [70, 3, 10], "cos" F32 [70, 3], "sin" F32 [70, 3];
+    corner!("scalar path": "q" F32 [70, 9, 10], "k" F32 [70, 3, 10], "cos" F32 [70, 3], "sin" F32 [70, 3];
         "rotary" Scalar::Int(6)),
 ];
 
@@ -247,7 +300,7 @@ pub(super) const ROPE_SCALARS: [ScalarSpec; 5] = [
     },
     ScalarSpec {
         name: "rotary",
-        default: Scalar::Int(64),
+        default: Scalar::Count(64),
         choices: &[],
         summary: "columns of a head that are rotated",
     },
@@ -278,8 +331,6 @@ const SCALARS: &[ScalarSpec] = &{
 
 /// The rotation that the scalars say.
 pub(super) fn rope_of<V: Described>(call: &Call<V>) -> Result<Rope> {
-    let rotary = call.int("rotary")?;
-    let wrong = |_| Error::argument(call.operator().name, "rotary", rotary, "a number of columns");
     Ok(Rope {
         style: match call.choice("style")? {
             "interleaved" => RopeStyle::Interleaved,
@@ -289,7 +340,7 @@ pub(super) fn rope_of<V: Described>(call: &Call<V>) -> Result<Rope> {
             "full" => RopeTableWidth::Full,
             _ => RopeTableWidth::Half,
         },
-        rotary: usize::try_from(rotary).map_err(wrong)?,
+        rotary: call.size("rotary")?,
         span: match call.choice("span")? {
             "last" => RopeSpan::Last,
             _ => RopeSpan::First,
@@ -335,14 +386,88 @@ pub(super) fn tables<'a, C: Element>(inputs: &Inputs<'a>) -> Result<RopeTables<'
     })
 }
 
+/// Checks heads against the rotation, and tables, positions and offsets against both.
+fn expect_heads(call: &CallSpec, arg: &'static str) -> Result<()> {
+    let (op, rope, layout, shape) =
+        (call.operator().name, rope_of(call)?, layout_of(call)?, &call.get(arg)?.shape);
+    let rank = if layout == RopeLayout::Thd { 3 } else { 4 };
+    if shape.len() != rank {
+        return Err(Error::shape(op, arg, shape, format!("{rank} axes")));
+    }
+    let head_dim = shape[rank - 1];
+    rope.check(op, arg, shape, head_dim)?;
+    expect_even(op, arg, shape, head_dim)?;
+    expect_tables(call, &rope, &tokens_of(layout, shape), call.get(arg)?.dtype)
+}
+
+/// The axes of positions.
+fn tokens_of(layout: RopeLayout, shape: &[usize]) -> Vec<usize> {
+    match (layout, shape) {
+        (RopeLayout::Bhsd, &[batches, _, tokens, _]) => vec![batches, tokens],
+        (_, shape) => shape[..shape.len() - 2].to_vec(),
+    }
+}
+
+/// Checks the tables against the rotation, and positions, offsets and sequence starts against the tokens.
+pub(super) fn expect_tables(call: &CallSpec, rope: &Rope, tokens: &[usize], heads: DType) -> Result<()> {
+    let (op, width) = (call.operator().name, rope.table_width());
+    let first = if call.operator().arg("angles").is_some() { "angles" } else { "cos" };
+    let table = call.get(first)?;
+    if table.dtype != heads && table.dtype != DType::F32 {
+        return Err(Error::dtype(op, first, table.dtype, heads));
+    }
+    if table.shape[1] != width {
+        let want = format!("[{}, {width}] (columns: rotary)", table.shape[0]);
+        return Err(Error::shape(op, first, &table.shape, want));
+    }
+    if first == "cos" {
+        let sin = call.get("sin")?;
+        if sin.dtype != table.dtype {
+            return Err(Error::dtype(op, "sin", sin.dtype, format!("{} (dtype of cos)", table.dtype)));
+        }
+        if sin.shape != table.shape {
+            return Err(Error::shape(op, "sin", &sin.shape, format!("{:?} (shape of cos)", table.shape)));
+        }
+    }
+    for arg in ["positions", "offsets"] {
+        if let Some(given) = call.optional(arg).filter(|given| given.shape != tokens) {
+            return Err(Error::shape(op, arg, &given.shape, format!("{tokens:?} (the tokens)")));
+        }
+    }
+    let Some(starts) = call.optional("cu_seqlens") else { return Ok(()) };
+    if call.optional("positions").is_some() {
+        return Err(Error::argument(op, "cu_seqlens", "given", "nothing beside positions"));
+    }
+    if tokens.len() != 1 {
+        return Err(Error::argument(op, "cu_seqlens", format!("tokens {tokens:?}"), "packed tokens"));
+    }
+    if starts.shape[0] == 0 {
+        return Err(Error::shape(op, "cu_seqlens", &starts.shape, "[sequences + 1]"));
+    }
+    Ok(())
+}
+
 fn outputs_one(call: &CallSpec) -> Result<Named<TensorSpec>> {
-    rope_of(call)?;
+    expect_heads(call, "x")?;
     Ok(vec![("y", call.get("x")?.clone())])
 }
 
 fn outputs_qk(call: &CallSpec) -> Result<Named<TensorSpec>> {
-    rope_of(call)?;
-    Ok(vec![("q_out", call.get("q")?.clone()), ("k_out", call.get("k")?.clone())])
+    expect_heads(call, "q")?;
+    let (op, q, k) = (call.operator().name, call.get("q")?, call.get("k")?);
+    if k.dtype != q.dtype {
+        return Err(Error::dtype(op, "k", k.dtype, format!("{} (dtype of q)", q.dtype)));
+    }
+    let mut want = q.shape.clone();
+    let heads = match layout_of(call)? {
+        RopeLayout::Bhsd | RopeLayout::Thd => 1,
+        RopeLayout::Sbhd | RopeLayout::Bshd => 2,
+    };
+    want[heads] = k.shape.get(heads).copied().unwrap_or(0);
+    if k.shape != want {
+        return Err(Error::shape(op, "k", &k.shape, format!("{want:?} (q, but for the heads)")));
+    }
+    Ok(vec![("q_out", q.clone()), ("k_out", k.clone())])
 }
 
 fn run_cached(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
@@ -382,12 +507,12 @@ fn run_qk(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (rope, layout) = (rope_of(&inputs)?, layout_of(&inputs)?);
     let table_type = inputs.get("cos")?.dtype();
     with_float!("rope_qk", "q", inputs.get("q")?.dtype(), T => {
-        let (q, k) = (inputs.view::<T>("q")?, inputs.view::<T>("k")?);
-        let (q_out, k_out) = (outputs.take::<T>("q_out")?, outputs.take::<T>("k_out")?);
+        let heads = RopeQkInputs { q: inputs.view::<T>("q")?, k: inputs.view("k")? };
+        let out = RopeQkOutputs { q_out: outputs.take("q_out")?, k_out: outputs.take("k_out")? };
         if table_type == DType::F32 {
-            rope_qk(stream, q, k, tables::<f32>(&inputs)?, q_out, k_out, rope, layout)
+            rope_qk(stream, heads, tables::<f32>(&inputs)?, out, rope, layout)
         } else {
-            rope_qk(stream, q, k, tables::<T>(&inputs)?, q_out, k_out, rope, layout)
+            rope_qk(stream, heads, tables::<T>(&inputs)?, out, rope, layout)
         }
     })
 }
@@ -423,19 +548,18 @@ pub(super) fn reference_tables(
 fn reference_heads(call: &HostCall, x: &'static str) -> Result<HostTensorF64> {
     let (rope, layout, x) = (rope_of(call)?, layout_of(call)?, call.get(x)?);
     let shape = x.shape();
-    let tokens = match (layout, shape) {
-        (RopeLayout::Bhsd, &[batches, _, tokens, _]) => vec![batches, tokens],
-        (_, shape) => shape[..shape.len() - 2].to_vec(),
-    };
+    let tokens = tokens_of(layout, shape);
     let (tables, rows) = reference_tables(call, &tokens, layout == RopeLayout::Sbhd)?;
     let values = reference::rope::rope(&x.to_f64(), shape, layout, &tables, &rows, &rope);
     Ok(HostTensorF64::new(shape, values))
 }
 
 fn reference_one(call: &HostCall) -> Result<Named<HostTensorF64>> {
+    outputs_one(&call.spec())?;
     Ok(vec![("y", reference_heads(call, "x")?)])
 }
 
 fn reference_qk(call: &HostCall) -> Result<Named<HostTensorF64>> {
+    outputs_qk(&call.spec())?;
     Ok(vec![("q_out", reference_heads(call, "q")?), ("k_out", reference_heads(call, "k")?)])
 }

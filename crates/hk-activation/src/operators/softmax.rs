@@ -1,10 +1,11 @@
 //! `softmax`.
 
-use super::{FLOATS, Y_DTYPE_OR_F32, y_as_x, y_dtype};
+use super::{FLOATS, Y_DTYPE_OR_F32, expect_columns, y_as_x, y_dtype};
 use crate::softmax::WIDEST;
 use crate::{kernels, reference, softmax_workspace};
 use hk_core::registry::{
-    ArgSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Operator, Role, Scalar, Tolerance, Traffic,
+    ArgSpec, BenchSizes, Case, Described, DeviceCall, HostCall, HostTensorF64, Operator, PUBLISHED_ROWS,
+    Role, Scalar, Tolerance, Traffic,
 };
 use hk_core::{DType, Stream, with_float};
 
@@ -23,7 +24,7 @@ macro_rules! case {
     };
 }
 
-/// Each entry point, with enough rows that blocks loop on one compute unit. Rows of odd length go by elements.
+/// Each entry point, with enough rows that blocks loop on one compute unit. Rows of odd length take the scalar path.
 macro_rules! corners {
     ($dtype:ident) => {
         [
@@ -61,6 +62,10 @@ pub(crate) const SOFTMAX: Operator = Operator {
         case!("Llama-3 logits, batch 4", Bf16 "f32" 4 128_256),
         case!("GPT-OSS logits, batch 1", F32 "as_x" 1 201_088),
     ],
+    bench: BenchSizes::Several(&[
+        BenchSizes::rows(PUBLISHED_ROWS, &["x"], &[]),
+        BenchSizes::rows(&[[64, 128_256], [2_097_152, 128], [40_960, 8192], [16_384, 32_768]], &["x"], &[]),
+    ]),
     corners: &CORNERS,
     outputs: y_as_x,
     run: |stream: &Stream, call: &mut DeviceCall| {
@@ -68,7 +73,7 @@ pub(crate) const SOFTMAX: Operator = Operator {
         let f32_out = y_dtype(&inputs)? == DType::F32;
         let x = inputs.get("x")?;
         let cols = x.shape().last().copied().unwrap_or(0);
-        let len = softmax_workspace(x.shape().iter().rev().skip(1).product(), cols);
+        let len = softmax_workspace(stream.device().info(), x.shape().iter().rev().skip(1).product(), cols);
         let workspace = if len == 0 { None } else { Some(outputs.workspace(stream, len)?) };
         with_float!("softmax", "x", x.dtype(), T => {
             if f32_out {
@@ -80,12 +85,13 @@ pub(crate) const SOFTMAX: Operator = Operator {
     },
     reference: |call: &HostCall| {
         let x = call.get("x")?;
-        let cols = x.shape().last().copied().unwrap_or(1);
+        let cols = x.shape().last().copied().unwrap_or(0);
+        expect_columns("softmax", x.shape(), cols)?;
         let values = reference::softmax(&x.to_f64(), cols);
         Ok(vec![("y", HostTensorF64::new(x.shape(), values))])
     },
     traffic: |call: &HostCall| {
-        // Rows that do not fit registers have to be read again.
+        // Rows that do not fit registers are read twice.
         let Traffic { read, written } = Traffic::once(call);
         let cols = call.get("x").ok().and_then(|x| x.shape().last().copied());
         let reads = if cols.is_some_and(|cols| cols > WIDEST) { 2 } else { 1 };

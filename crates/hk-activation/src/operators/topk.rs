@@ -1,10 +1,10 @@
 //! `topk`.
 
-use super::FLOATS;
-use crate::{TopkIndex, TopkOptions, kernels, reference, topk_workspace};
+use super::{FLOATS, expect_columns};
+use crate::{TopkIndex, TopkOrder, TopkOutputs, kernels, reference, topk_workspace};
 use hk_core::registry::{
-    ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Operator, Scalar,
-    ScalarSpec, TensorSpec, Tolerance, Traffic,
+    ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Operator,
+    Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
 use hk_core::{DType, Error, Float, Result, Stream, with_float};
 
@@ -18,7 +18,7 @@ pub(crate) const TOPK: Operator = Operator {
         ArgSpec::output("indices", Tolerance::Exact, &[DType::I32, DType::I64], 2, "[.., k]").ranks(1, 5),
     ],
     scalars: &[
-        ScalarSpec { name: "k", default: Scalar::Int(8), choices: &[], summary: "elements of each row" },
+        ScalarSpec { name: "k", default: Scalar::Count(8), choices: &[], summary: "elements of each row" },
         ScalarSpec {
             name: "largest",
             default: Scalar::Bool(true),
@@ -51,6 +51,33 @@ pub(crate) const TOPK: Operator = Operator {
             &[("k", Scalar::Int(50))],
         ),
     ],
+    bench: BenchSizes::Cases(&[
+        Case {
+            label: "1024 x 256, k = 10",
+            tensors: &[("x", DType::Bf16, &[1024, 256])],
+            scalars: &[("k", Scalar::Int(10)), ("index_dtype", Scalar::Choice("i64"))],
+        },
+        Case {
+            label: "4096 x 256, k = 10",
+            tensors: &[("x", DType::Bf16, &[4096, 256])],
+            scalars: &[("k", Scalar::Int(10)), ("index_dtype", Scalar::Choice("i64"))],
+        },
+        Case {
+            label: "4096 x 1024, k = 32",
+            tensors: &[("x", DType::Bf16, &[4096, 1024])],
+            scalars: &[("k", Scalar::Int(32)), ("index_dtype", Scalar::Choice("i64"))],
+        },
+        Case {
+            label: "64 x 128256, k = 50",
+            tensors: &[("x", DType::Bf16, &[64, 128256])],
+            scalars: &[("k", Scalar::Int(50)), ("index_dtype", Scalar::Choice("i64"))],
+        },
+        Case {
+            label: "8192 x 65536, k = 32",
+            tensors: &[("x", DType::Bf16, &[8192, 65536])],
+            scalars: &[("k", Scalar::Int(32)), ("index_dtype", Scalar::Choice("i64"))],
+        },
+    ]),
     corners: &CORNERS,
     outputs,
     run,
@@ -91,7 +118,7 @@ macro_rules! corners {
     };
 }
 
-/// Each entry point, with enough rows that blocks loop on one compute unit. Rows of odd length go by elements.
+/// Each entry point, with enough rows that blocks loop on one compute unit. Rows of odd length take the scalar path.
 static CORNERS: [Case; 51] = {
     const CASES: [[Case; 17]; 3] = [corners!(Bf16), corners!(F16), corners!(F32)];
     let mut all = [CASES[0][0]; 51];
@@ -103,9 +130,13 @@ static CORNERS: [Case; 51] = {
     all
 };
 
+/// `k`, from 1 to the columns of `x`.
 fn k<V: Described>(call: &Call<V>) -> Result<usize> {
-    let k = call.int("k")?;
-    usize::try_from(k).map_err(|_| Error::argument("topk", "k", k, "a positive number"))
+    let (k, x) = (call.int("k")?, call.get("x")?.shape());
+    let cols = x.last().copied().unwrap_or(0);
+    expect_columns("topk", x, cols)?;
+    let refused = || Error::argument("topk", "k", k, format!("1 to {cols} (columns of x)"));
+    usize::try_from(k).ok().filter(|k| (1..=cols).contains(k)).ok_or_else(refused)
 }
 
 fn outputs(call: &CallSpec) -> Result<Vec<(&'static str, TensorSpec)>> {
@@ -129,10 +160,11 @@ fn run_as<T: Float, I: TopkIndex>(stream: &Stream, call: &mut DeviceCall) -> Res
     let x = inputs.view::<T>("x")?;
     let cols = x.shape().last().copied().unwrap_or(0);
     let rows = x.numel() / cols.max(1);
-    let len = topk_workspace(rows, cols, k(&inputs)?);
+    let len = topk_workspace(stream.device().info(), rows, cols, k(&inputs)?);
     let workspace = if len == 0 { None } else { Some(outputs.workspace(stream, len)?) };
-    let options = TopkOptions { largest: inputs.bool("largest")? };
-    crate::topk(stream, x, outputs.take::<T>("values")?, outputs.take::<I>("indices")?, workspace, options)
+    let order = if inputs.bool("largest")? { TopkOrder::Largest } else { TopkOrder::Smallest };
+    let (values, indices) = (outputs.take::<T>("values")?, outputs.take::<I>("indices")?);
+    crate::topk(stream, x, TopkOutputs { values, indices }, workspace, order)
 }
 
 fn reference(call: &HostCall) -> Result<Vec<(&'static str, HostTensorF64)>> {

@@ -1,10 +1,10 @@
 //! `silu`, `gelu`, `gelu_tanh`, `relu`, `tanh`.
 
 use super::{FLOATS, Y_DTYPE_OR_F32, y_as_x, y_dtype};
-use crate::{kernels, reference};
+use crate::kernels;
 use hk_core::registry::{
-    ArgSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Operator, Sample, Scalar, ScalarSpec,
-    Tolerance, Traffic,
+    ArgSpec, BenchSizes, Case, Described, DeviceCall, HostCall, HostTensorF64, Operator, Sample, Scalar,
+    ScalarSpec, Tolerance, Traffic,
 };
 use hk_core::{DType, Stream, with_float};
 
@@ -29,6 +29,7 @@ macro_rules! operator {
             scalars: SCALARS,
             kernels: &[&kernels::UNARY],
             cases: CASES,
+            bench: BenchSizes::rows(&[[4096, 14_336], [40_960, 8192]], &["x"], &[]),
             corners: CORNERS,
             outputs: y_as_x,
             run: |stream: &Stream, call: &mut DeviceCall| {
@@ -69,8 +70,8 @@ const CASES: &[Case] = &[
     Case { label: "GPT-OSS, 256 tokens", tensors: &[("x", DType::Bf16, &[256, 2880])], scalars: &[] },
 ];
 
-/// Small sizes; each entry point with so much that waves loop on one compute unit where that is possible: by elements go
-/// tensors of less than a vector, and those with gaps, which a registry does not have.
+/// Small sizes; each entry point with enough elements that waves loop on one compute unit, where possible. Tensors of less than a
+/// vector take the scalar path.
 const CORNERS: &[Case] = &[
     case!(Bf16 "as_x" 40 1024),
     case!(F16 "as_x" 40 1024),
@@ -85,3 +86,44 @@ const CORNERS: &[Case] = &[
     case!(F16 "f32" 7),
     case!(F32 "as_x" 3),
 ];
+
+/// The activations in f64.
+pub mod reference {
+    use std::f64::consts::{FRAC_1_SQRT_2, PI};
+
+    /// `x / (1 + exp(-x))`.
+    pub fn silu(x: f64) -> f64 {
+        x / (1.0 + (-x).exp())
+    }
+
+    /// `x * erfc(-x / sqrt(2)) / 2`.
+    pub fn gelu(x: f64) -> f64 {
+        x * (0.5 * libm::erfc(-x * FRAC_1_SQRT_2))
+    }
+
+    /// `x * (1 + tanh(u)) / 2` with `u = sqrt(2 / pi) * (x + 0.044715 * x^3)`, without its cancellation.
+    pub fn gelu_tanh(x: f64) -> f64 {
+        let u = (2.0 / PI).sqrt() * (x + 0.044715 * x * x * x);
+        x / (1.0 + (-2.0 * u).exp())
+    }
+
+    /// `max(x, 0)`, NaN of NaN.
+    pub fn relu(x: f64) -> f64 {
+        if x < 0.0 { 0.0 } else { x }
+    }
+
+    /// `tanh(x)`.
+    pub fn tanh(x: f64) -> f64 {
+        x.tanh()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn every_activation_has_a_row() {
+        for name in crate::unary::NAMES {
+            assert!(super::super::OPERATORS.iter().any(|op| op.name == *name), "no row for {name}");
+        }
+    }
+}

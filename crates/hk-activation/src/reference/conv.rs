@@ -5,14 +5,14 @@
 pub struct CausalConv1d {
     /// `[channels, tokens]`
     pub y: Vec<f64>,
-    /// `[channels, width - 1]`: the last tokens behind the history, oldest first.
+    /// `[channels, width - 1]`: the last tokens of the history and `x`, oldest first.
     pub state: Vec<f64>,
     /// `[channels, tokens]`: the sums of `|weight * h|` and `|bias|`, what errors are relative to.
     pub size: Vec<f64>,
 }
 
-/// One sequence: `y[c, t] = act(bias[c] + sum_j weight[c, j] * h[c, t - (width - 1) + j])`, where `h` is `x`,
-/// `[channels, tokens]`, behind `history`, `[channels, width - 1]`. `bias` is empty for none; `act` is silu or nothing.
+/// One sequence: `y[c, t] = act(bias[c] + sum_j weight[c, j] * h[c, t - (width - 1) + j])`, where `h` is `history`,
+/// `[channels, width - 1]`, followed by `x`, `[channels, tokens]`. `bias` is empty for none; `act` is silu or nothing.
 ///
 /// # Panics
 /// If the lengths do not fit `channels` and `width`.

@@ -1,4 +1,4 @@
-//! A multiplication and an addition.
+//! Multiply-add.
 
 /// `a * x + b`, where `a` and `b` have as many elements as `x`, or one for all of them.
 ///

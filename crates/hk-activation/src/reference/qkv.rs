@@ -1,8 +1,8 @@
-//! The split of a projection.
+//! Split of a fused projection.
 
 use super::rope::rope;
-use hk_core::rope::reference::Tables;
-use hk_core::rope::{Rope, RopeLayout};
+use hk_core::plan::rope::reference::Tables;
+use hk_core::plan::rope::{Rope, RopeLayout};
 
 /// What [`split_and_rotate`] gives.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,7 +1,7 @@
 //! Rotary position embedding.
 
-use hk_core::rope::reference::Tables;
-use hk_core::rope::{Rope, RopeLayout};
+use hk_core::plan::rope::reference::Tables;
+use hk_core::plan::rope::{Rope, RopeLayout};
 
 /// For each head and pair of its columns `a`, `b`, with the entries of the token's table row:
 /// `y_a = x_a cos_a - x_b sin_a`, `y_b = x_b cos_b + x_a sin_b`; other columns are as they were, and heads of tokens
@@ -18,7 +18,7 @@ pub fn rope(
     rope: &Rope,
 ) -> Vec<f64> {
     let head_dim = shape[shape.len() - 1];
-    // Number of the token of head `i`.
+    // Index of the token of head `i`.
     let token = |i: usize| match layout {
         RopeLayout::Thd => i / shape[1],
         RopeLayout::Sbhd | RopeLayout::Bshd => i / shape[2],

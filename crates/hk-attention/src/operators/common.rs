@@ -1,15 +1,17 @@
-//! What the entries of the registry share.
+//! Arguments, scalars and checks that the registry entries share.
 
 use crate::reference::Tokens;
+use hk_core::plan::rope::{Positions, Rope, RopeSpan, RopeStyle, RopeTableWidth, RopeTables};
 use hk_core::registry::{
     ArgSpec, Call, Described, HostCall, HostTensor, Inputs, Sample, Scalar, ScalarSpec, Tolerance, Traffic,
 };
-use hk_core::rope::{Positions, Rope, RopeSpan, RopeStyle, RopeTableWidth, RopeTables};
 use hk_core::{DType, Error, Fp8E4M3, Fp8E4M3Fnuz, IndexView, Result};
 
 pub(super) const ACTIVATIONS: &[DType] = &[DType::Bf16, DType::F16];
 pub(super) const TABLES: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
 pub(super) const NARROW: &[DType] = &[DType::Bf16, DType::F16, DType::Fp8E4M3Fnuz, DType::Fp8E4M3];
+/// Types of caches beside that of the heads.
+pub(super) const FP8: &[DType] = &[DType::Fp8E4M3Fnuz, DType::Fp8E4M3];
 pub(super) const INDICES: &[DType] = &[DType::I32, DType::I64];
 
 /// Rows of the tables in the cases.
@@ -18,13 +20,13 @@ pub(super) const TABLE_ROWS: usize = 64;
 pub(super) const COS: ArgSpec = ArgSpec::input("cos", TABLES, 2, "[positions, rotary / 2 or rotary]")
     .sampled(Sample::Uniform { low: -1.0, high: 1.0 });
 pub(super) const SIN: ArgSpec = ArgSpec { name: "sin", ..COS };
-/// Positions that the tables of the cases have, but for one in 65.
+/// Positions within the tables of the cases, except one in 65.
 pub(super) const POSITIONS: ArgSpec = ArgSpec::input("positions", INDICES, 1, "[tokens]")
     .sampled(Sample::Integers { low: 0, high: TABLE_ROWS as i64 + 1 });
 pub(super) const OFFSETS: ArgSpec = ArgSpec::input("offsets", INDICES, 1, "[tokens]")
-    .sampled(Sample::Integers { low: 0, high: 1 })
+    .sampled(Sample::Integers { low: -4, high: 5 })
     .optional();
-/// One token after the other, as a prompt that is processed at once.
+/// Consecutive slots, as for a prompt.
 pub(super) const SLOT_MAPPING: ArgSpec =
     ArgSpec::input("slot_mapping", INDICES, 1, "[n]").sampled(Sample::Steps { step: 1 });
 pub(super) const K_SCALE: ArgSpec = ArgSpec::input("k_scale", &[DType::F32], 1, "[1]")
@@ -159,7 +161,7 @@ pub(super) fn tables<'a, R: hk_core::Element>(inputs: &Inputs<'a>) -> Result<Rop
     Ok(RopeTables { cos: inputs.view("cos")?, sin: inputs.view("sin")?, positions, offsets })
 }
 
-/// What a call says about its tokens, on the host.
+/// The tokens of a call, on the host.
 pub(super) struct HostTokens {
     rope: Rope,
     cos: Vec<f64>,
@@ -202,7 +204,7 @@ pub(super) fn reciprocal(call: &HostCall, name: &str) -> f64 {
     call.optional(name).map_or(1.0, |t| f64::from(1.0 / (t.to_f64()[0] as f32)))
 }
 
-/// What a tensor of this type holds of a value: fp8 saturates.
+/// A value as a tensor of this type stores it: fp8 saturates.
 pub(super) fn stored(dtype: DType, x: f64) -> f64 {
     match dtype {
         DType::Fp8E4M3 => Fp8E4M3::from_f32_saturating(x as f32).to_f32().into(),
@@ -211,15 +213,108 @@ pub(super) fn stored(dtype: DType, x: f64) -> f64 {
     }
 }
 
-/// Checks that a tensor has as many axes as its specification says one may have at most; for shapes that are only looked at
-/// in part here.
+/// Checks that a tensor has at most as many axes as its specification says, for shapes that are only checked in part here.
 pub(super) fn shape<const N: usize, V: Described>(call: &Call<V>, name: &'static str) -> Result<[usize; N]> {
     let shape = call.get(name)?.shape();
     shape.try_into().map_err(|_| Error::shape(call.operator().name, name, shape, format!("{N} axes")))
 }
 
-/// What a call has to move: of the tables the rows of the positions, of the caches the slots that are written and none of
-/// what they held, of `values`, an input that goes nowhere else, the tokens with a slot.
+/// Checks that tensors are of the type of the first.
+pub(super) fn expect_dtypes<V: Described>(
+    call: &Call<V>,
+    first: &'static str,
+    others: &[&'static str],
+) -> Result<()> {
+    let want = call.get(first)?.dtype();
+    for &name in others {
+        let got = call.get(name)?.dtype();
+        if got != want {
+            return Err(Error::dtype(call.operator().name, name, got, format!("{want} (dtype of {first})")));
+        }
+    }
+    Ok(())
+}
+
+/// Checks that a tensor, if it is given, is of the type of the heads `first` or one of the others.
+pub(super) fn expect_dtype_of<V: Described>(
+    call: &Call<V>,
+    name: &'static str,
+    first: &'static str,
+    others: &[DType],
+) -> Result<()> {
+    let want = call.get(first)?.dtype();
+    match call.optional(name).map(V::dtype).filter(|got| *got != want && !others.contains(got)) {
+        Some(got) => Err(Error::dtype(call.operator().name, name, got, want)),
+        None => Ok(()),
+    }
+}
+
+/// Checks the tables against the rotation, and positions and offsets against the tokens.
+pub(super) fn expect_tables<V: Described>(
+    call: &Call<V>,
+    rope: &Rope,
+    tokens: usize,
+    heads: &'static str,
+) -> Result<()> {
+    expect_dtype_of(call, "cos", heads, &[DType::F32])?;
+    let (op, width) = (call.operator().name, rope.table_width());
+    let cos = call.get("cos")?.shape();
+    if cos[1] != width {
+        return Err(Error::shape(op, "cos", cos, format!("[{}, {width}] (columns: rotary)", cos[0])));
+    }
+    let sin = call.get("sin")?.shape();
+    if sin != cos {
+        return Err(Error::shape(op, "sin", sin, format!("{cos:?} (shape of cos)")));
+    }
+    expect_dtypes(call, "cos", &["sin"])?;
+    for name in ["positions", "offsets"] {
+        let shape = call.optional(name).map(V::shape);
+        if let Some(shape) = shape.filter(|shape| *shape != [tokens]) {
+            return Err(Error::shape(op, name, shape, format!("[{tokens}] (the tokens)")));
+        }
+    }
+    match call.optional("cu_seqlens").map(V::shape) {
+        Some(_) if call.optional("positions").is_some() => {
+            Err(Error::argument(op, "cu_seqlens", "given", "nothing beside positions"))
+        }
+        Some(shape @ [0]) => Err(Error::shape(op, "cu_seqlens", shape, "[sequences + 1]")),
+        _ => Ok(()),
+    }
+}
+
+/// Checks the slots: `[n]`, from the rotated tokens to all of them.
+pub(super) fn expect_slots<V: Described>(call: &Call<V>, rotated: usize, all: usize) -> Result<()> {
+    let shape = call.get("slot_mapping")?.shape();
+    if (rotated..=all).contains(&shape[0]) {
+        return Ok(());
+    }
+    let want = format!("[n] with n from {rotated} (tokens of q) to {all} (tokens of k)");
+    Err(Error::shape(call.operator().name, "slot_mapping", shape, want))
+}
+
+/// Checks the shape of a tensor, if it is given.
+pub(super) fn expect_shape<V: Described>(
+    call: &Call<V>,
+    name: &'static str,
+    want: &[usize],
+    why: &str,
+) -> Result<()> {
+    match call.optional(name).map(V::shape).filter(|shape| *shape != want) {
+        Some(shape) => Err(Error::shape(call.operator().name, name, shape, format!("{want:?} ({why})"))),
+        None => Ok(()),
+    }
+}
+
+/// Checks that a scale, if it is given, is a single number.
+pub(super) fn expect_scale<V: Described>(call: &Call<V>, name: &'static str) -> Result<()> {
+    match call.optional(name).map(V::shape).filter(|shape| shape.iter().product::<usize>() != 1) {
+        Some(shape) => Err(Error::shape(call.operator().name, name, shape, "[1]")),
+        None => Ok(()),
+    }
+}
+
+/// The bytes that a call has to move: table rows of the positions; cache slots that are written, but not their old contents; of
+/// `values`, an input that only goes to the cache, the tokens with a slot.
 pub(super) fn traffic(
     call: &HostCall,
     caches: &[&'static str],
@@ -227,7 +322,7 @@ pub(super) fn traffic(
     values: &'static str,
 ) -> Traffic {
     let Ok(host) = HostTokens::of(call) else { return Traffic::once(call) };
-    let (mut traffic, tokens) = (hk_core::rope::traffic(call), host.tokens(n_slots));
+    let (mut traffic, tokens) = (hk_core::plan::rope::traffic(call), host.tokens(n_slots));
     let bytes = |name: &str| call.optional(name).map_or(0, |t| t.bytes().len() as u64);
     let mut slots: Vec<_> = (0..host.cached()).filter_map(|t| tokens.slot(t)).collect();
     let unread = host.cached() - slots.len();

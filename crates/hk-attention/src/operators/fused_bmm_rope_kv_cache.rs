@@ -1,20 +1,20 @@
 //! `fused_bmm_rope_kv_cache` as data.
 
 use super::common::{
-    ACTIVATIONS, COS, K_SCALE, NARROW, OFFSETS, POSITIONS, SIN, SLOT_MAPPING, SPAN, STYLE, TABLE, reciprocal,
-    shape,
+    ACTIVATIONS, COS, K_SCALE, NARROW, OFFSETS, POSITIONS, SIN, SLOT_MAPPING, SPAN, STYLE, TABLE,
+    expect_dtypes, expect_scale, expect_shape, reciprocal, shape,
 };
 use super::mla::{
     GPT_J, HEAD_TOKENS, K_NOPE, K_PE, K_PE_OUT, KV_CACHE, NOPE_ZEROS, Q_OUT, Q_OUT_TYPE, Q_PE, Q_PE_HEAD,
-    mla_reference, outputs, run, traffic,
+    TERMS, mla_reference, outputs, run, traffic,
 };
 use crate::{kernels, reference};
 use hk_core::quant::Quantized;
 use hk_core::registry::{
-    ArgSpec, Case, Described, HostCall, HostTensorF64, Named, Operator, Role, Sample, Scalar, ScalarSpec,
-    Tolerance,
+    ArgSpec, BenchSizes, CallSpec, Case, Described, HostCall, HostTensorF64, Named, Operator, Role, Sample,
+    Scalar, ScalarSpec, TensorSpec, Tolerance,
 };
-use hk_core::{DType, Fp8E4M3, Fp8E4M3Fnuz, Result};
+use hk_core::{DType, Error, Fp8E4M3, Fp8E4M3Fnuz, Result};
 
 /// A case of `[tokens, q_heads, kv_heads, cols, nope, pe]`: names of the types of activations, weights and the cache, weights,
 /// slots.
@@ -41,32 +41,35 @@ macro_rules! case {
     };
 }
 
-/// Cases of weights for both types of activations: by vectors for few and for many tokens, and by elements.
+/// Cases of weights for both types of activations: vectorized for few and for many tokens, and scalar.
 macro_rules! corners {
     ($($t:ident),*) => {
         &[$(
             case!("bf16 or f16", [5, 2, 1, 128, 96, 16], $t, $t, $t, 128, [64, 8], [8, 112], [], [GPT_J]),
+            case!("fp8 cache, the last columns, offsets", [5, 2, 1, 128, 96, 16], $t, $t, Fp8E4M3Fnuz, 128, [64, 4], [8, 112],
+                [("k_scale", DType::F32, &[1]), ("offsets", DType::I32, &[5])],
+                [("span", Scalar::Choice("last")), ("q_out_type", Scalar::Choice("cache"))]),
             case!("many tokens", [17, 38, 1, 16, 512, 16], $t, $t, $t, 16, [64, 8], [20, 528],
                 [("q_pe_head", DType::$t, &[2, 38, 16]), ("nope_zeros", DType::$t, &[2, 38, 512])],
                 [("head_tokens", Scalar::Int(2))]),
-            case!("by elements", [3, 2, 2, 37, 21, 6], $t, $t, $t, 37, [64, 3], [8, 27], [], [GPT_J]),
+            case!("scalar", [3, 2, 2, 37, 21, 6], $t, $t, $t, 37, [64, 3], [8, 27], [], [GPT_J]),
             case!("fp8 fnuz", [5, 2, 1, 208, 96, 16], $t, Fp8E4M3Fnuz, $t, 208, [64, 8], [8, 112],
                 [("w_scale", DType::F32, &[1])], []),
             case!("fp8 fnuz, many tokens", [37, 38, 1, 16, 512, 16], $t, Fp8E4M3Fnuz, $t, 16, [64, 8], [40, 528],
                 [("w_scale", DType::F32, &[1])], []),
-            case!("fp8 fnuz by elements", [3, 2, 2, 133, 21, 6], $t, Fp8E4M3Fnuz, $t, 133, [64, 3], [8, 27],
+            case!("fp8 fnuz scalar", [3, 2, 2, 133, 21, 6], $t, Fp8E4M3Fnuz, $t, 133, [64, 3], [8, 27],
                 [("w_scale", DType::F32, &[1])], [("group", Scalar::Int(64))]),
             case!("fp8", [5, 2, 1, 208, 96, 16], $t, Fp8E4M3, $t, 208, [64, 8], [8, 112],
                 [("w_scale", DType::F32, &[1])], []),
             case!("fp8, many tokens", [37, 38, 1, 16, 512, 16], $t, Fp8E4M3, $t, 16, [64, 8], [40, 528],
                 [("w_scale", DType::F32, &[1])], []),
-            case!("fp8 by elements", [3, 2, 2, 133, 21, 6], $t, Fp8E4M3, $t, 133, [64, 3], [8, 27],
+            case!("fp8 scalar", [3, 2, 2, 133, 21, 6], $t, Fp8E4M3, $t, 133, [64, 3], [8, 27],
                 [("w_scale", DType::F32, &[1])], [("group", Scalar::Int(64))]),
             case!("mxfp4", [5, 2, 1, 160, 96, 16], $t, Fp4x2, $t, 80, [64, 8], [8, 112],
                 [("w_scales", DType::E8M0, &[2, 96, 5]), ("y_scale", DType::F32, &[1])], []),
             case!("mxfp4, many tokens", [37, 38, 1, 32, 512, 16], $t, Fp4x2, $t, 16, [64, 8], [40, 528],
                 [("w_scales", DType::E8M0, &[38, 512, 1])], []),
-            case!("mxfp4 by elements", [3, 2, 2, 96, 21, 6], $t, Fp4x2, $t, 48, [64, 3], [8, 27],
+            case!("mxfp4 scalar", [3, 2, 2, 96, 21, 6], $t, Fp4x2, $t, 48, [64, 3], [8, 27],
                 [("w_scales", DType::E8M0, &[2, 21, 3])], []),
         )*]
     };
@@ -91,14 +94,14 @@ pub(super) const FUSED_BMM_ROPE_KV_CACHE: Operator = Operator {
         OFFSETS,
         SLOT_MAPPING,
         K_SCALE,
-        Q_PRODUCT,
+        Q_SUMS,
         K_PE_OUT,
         KV_CACHE,
         Q_PE_HEAD,
         NOPE_ZEROS,
     ],
     scalars: &[STYLE, TABLE, SPAN, Q_OUT_TYPE, HEAD_TOKENS, GROUP],
-    kernels: &[&kernels::MLA_BMM, &kernels::CACHE_ROWS],
+    kernels: &[&kernels::MLA_BMM, &kernels::KV_CACHE_ROWS],
     cases: &[
         case!(
             "DeepSeek-V3, 4 tokens of 8 ranks",
@@ -161,8 +164,13 @@ pub(super) const FUSED_BMM_ROPE_KV_CACHE: Operator = Operator {
             [GPT_J]
         ),
     ],
+    bench: BenchSizes::Tokens {
+        rows: 4096,
+        axis0: &["q_pe", "k_nope", "k_pe", "positions", "slot_mapping", "kv_cache"],
+        axis1: &["q_nope"],
+    },
     corners: corners!(Bf16, F16),
-    outputs,
+    outputs: outputs_of,
     run,
     reference: reference_of,
     traffic,
@@ -179,21 +187,65 @@ const W_SCALES: ArgSpec = ArgSpec::input("w_scales", &[DType::E8M0], 3, "[q_head
     .sampled(Sample::Uniform { low: 0.25, high: 2.0 })
     .optional();
 const Y_SCALE: ArgSpec = ArgSpec { name: "y_scale", shape: "[1], of fp4", ..W_SCALE };
-/// Sums of terms around 1, for some hundred columns; the columns behind them are rotated.
-const Q_PRODUCT: ArgSpec =
-    ArgSpec { role: Role::Out(Tolerance::Within { rtol: 8e-3, atol: 0.03 }), dtypes: NARROW, ..Q_OUT };
+const Q_SUMS: ArgSpec = ArgSpec { role: Role::Out(Tolerance::Sum { terms: TERMS }), dtypes: NARROW, ..Q_OUT };
 
 const GROUP: ScalarSpec = ScalarSpec {
     name: "group",
-    default: Scalar::Int(128),
+    default: Scalar::Count(128),
     choices: &[],
     summary: "columns of q_nope with one scale, beside fp8 weights",
 };
 
+fn outputs_of(call: &CallSpec) -> Result<Named<TensorSpec>> {
+    let outputs = outputs(call)?;
+    let op = call.operator().name;
+    let ([tokens, heads, _], [.., nope]) = (shape::<3, _>(call, "q_pe")?, shape::<3, _>(call, "k_nope")?);
+    let [.., cols] = shape::<3, _>(call, "q_nope")?;
+    expect_shape(call, "q_nope", &[heads, tokens, cols], "heads and tokens of q_pe")?;
+    if cols == 0 {
+        return Err(Error::empty(op, "q_nope", 2, &call.get("q_nope")?.shape));
+    }
+    let w = call.get("w")?.dtype;
+    let (w_cols, own): (_, &[&str]) = match w {
+        DType::Fp8E4M3 | DType::Fp8E4M3Fnuz => (cols, &["w_scale"]),
+        DType::Fp4x2 => (cols / 2, &["w_scales", "y_scale"]),
+        _ => (cols, &[]),
+    };
+    for name in ["w_scale", "w_scales", "y_scale"] {
+        if call.optional(name).is_some() && !own.contains(&name) {
+            let want = format!("nothing beside weights in {w}");
+            return Err(Error::argument(op, name, "given", want));
+        }
+    }
+    if own.is_empty() {
+        expect_dtypes(call, "q_pe", &["w"])?;
+    } else {
+        call.get(own[0])?;
+    }
+    if w == DType::Fp4x2 && !cols.is_multiple_of(32) {
+        return Err(Error::shape(op, "q_nope", [cols], "a multiple of 32 columns, beside mxfp4 weights"));
+    }
+    expect_shape(
+        call,
+        "w",
+        &[heads, nope, w_cols],
+        "heads, columns of k_nope, columns of q_nope (fp4: half)",
+    )?;
+    expect_shape(call, "w_scales", &[heads, nope, cols / 32], "heads, columns of k_nope, blocks of 32")?;
+    expect_scale(call, "w_scale")?;
+    expect_scale(call, "y_scale")?;
+    let group = call.size("group")?;
+    if own == ["w_scale"] && (!group.is_power_of_two() || group < 64) {
+        return Err(Error::argument(op, "group", group, "a power of two from 64 columns on"));
+    }
+    Ok(outputs)
+}
+
 fn reference_of(call: &HostCall) -> Result<Named<HostTensorF64>> {
+    outputs_of(&call.spec())?;
     let ([heads, tokens, cols], [_, nope, _]) = (shape::<3, _>(call, "q_nope")?, shape::<3, _>(call, "w")?);
     let (q, mut w) = (call.get("q_nope")?.to_f64(), call.get("w")?.to_f64());
-    let group = usize::try_from(call.int("group")?).unwrap_or(1).max(1);
+    let group = call.size("group")?;
     let rows = q.chunks(cols.max(1));
     let q: Vec<f64> = match call.get("w")?.dtype() {
         DType::Fp8E4M3 => {
@@ -216,6 +268,6 @@ fn reference_of(call: &HostCall) -> Result<Named<HostTensorF64>> {
     }
     let inverse = reciprocal(call, "y_scale");
     w.iter_mut().for_each(|w| *w *= inverse);
-    let (product, _) = reference::bmm(&q, &w, [heads, tokens, nope, cols]);
-    mla_reference(call, &product)
+    let (sums, magnitudes) = reference::bmm(&q, &w, [heads, tokens, nope, cols]);
+    mla_reference(call, &sums, &magnitudes)
 }

@@ -1,17 +1,18 @@
 //! `qk_cat`, `qk_rope_cat`.
 
 use super::common::{
-    COS, INDICES, OFFSETS, POSITIONS, SIN, STYLE, TABLE, TABLES, integers, rope_first, tables,
+    COS, INDICES, OFFSETS, POSITIONS, SIN, STYLE, TABLE, TABLES, expect_dtypes, expect_shape, expect_tables,
+    integers, rope_first, tables, with_table,
 };
 use crate::reference::qk_concat as reference;
-use crate::{kernels, qk_cat, qk_rope_cat};
+use crate::{QkCatInputs, QkOutputs, QkRopeCatInputs, kernels, qk_cat, qk_rope_cat};
+use hk_core::plan::rope::reference::{Tables, positions_in_sequences, table_rows};
+use hk_core::plan::rope::{self, Rope};
 use hk_core::registry::{
-    ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named, Operator, Sample,
-    Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
+    ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named,
+    Operator, Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
-use hk_core::rope::reference::{Tables, positions_in_sequences, table_rows};
-use hk_core::rope::{self, Rope};
-use hk_core::{DType, Element, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, bf16, f16, with_float};
+use hk_core::{DType, Element, Error, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, bf16, f16, with_float};
 
 /// Inputs of `qk_cat`: dtype, tokens, heads of queries and of keys, columns of both.
 macro_rules! cat {
@@ -79,13 +80,23 @@ pub(crate) const QK_CAT: Operator = Operator {
             scalars: &[],
         },
     ],
+    bench: BenchSizes::Cases(&[Case {
+        label: "DeepSeek-V3, 16384 tokens",
+        tensors: &[
+            ("q1", DType::Bf16, &[16_384, 32, 512]),
+            ("q2", DType::Bf16, &[16_384, 32, 64]),
+            ("k1", DType::Bf16, &[16_384, 1, 512]),
+            ("k2", DType::Bf16, &[16_384, 1, 64]),
+        ],
+        scalars: &[],
+    }]),
     corners: &[
         Case { label: "16 bits", tensors: &cat!(Bf16 40 9 3 24 16), scalars: &[] },
         Case { label: "8 bits", tensors: &cat!(Fp8E4M3 40 9 3 48 16), scalars: &[] },
         Case { label: "32 bits", tensors: &cat!(F32 40 4 1 4 20), scalars: &[] },
-        Case { label: "elements of 16 bits", tensors: &cat!(F16 40 9 3 23 3), scalars: &[] },
-        Case { label: "elements of 8 bits", tensors: &cat!(I8 40 9 3 23 5), scalars: &[] },
-        Case { label: "elements of 32 bits", tensors: &cat!(I32 40 4 1 5 1), scalars: &[] },
+        Case { label: "scalar path of 16 bits", tensors: &cat!(F16 40 9 3 23 3), scalars: &[] },
+        Case { label: "scalar path of 8 bits", tensors: &cat!(I8 40 9 3 23 5), scalars: &[] },
+        Case { label: "scalar path of 32 bits", tensors: &cat!(I32 40 4 1 5 1), scalars: &[] },
     ],
     outputs: outputs_cat,
     run: run_cat,
@@ -141,6 +152,19 @@ pub(crate) const QK_ROPE_CAT: Operator = Operator {
             scalars: &[("style", INTERLEAVED)],
         },
     ],
+    bench: BenchSizes::Cases(&[Case {
+        label: "DeepSeek-V3, 16384 tokens",
+        tensors: &[
+            ("q_nope", DType::Bf16, &[16_384, 32, 512]),
+            ("q_pe", DType::Bf16, &[16_384, 32, 64]),
+            ("k_nope", DType::Bf16, &[16_384, 1, 512]),
+            ("k_pe", DType::Bf16, &[16_384, 1, 64]),
+            ("cos", DType::F32, &[8192, 32]),
+            ("sin", DType::F32, &[8192, 32]),
+            ("positions", DType::I64, &[16_384]),
+        ],
+        scalars: &[],
+    }]),
     corners: &[
         Case { label: "bf16", tensors: &rope_cat!(Bf16 40 9 3 24 16, Bf16 40 8), scalars: &[] },
         Case {
@@ -154,17 +178,17 @@ pub(crate) const QK_ROPE_CAT: Operator = Operator {
             scalars: &[],
         },
         Case {
-            label: "elements of bf16, sequences",
+            label: "scalar path of bf16, sequences",
             tensors: &rope_cat!(Bf16 40 9 3 127 2, Bf16 8 1, "cu_seqlens" I64 5),
             scalars: &[],
         },
         Case {
-            label: "elements of f16",
+            label: "scalar path of f16",
             tensors: &rope_cat!(F16 40 4 1 24 10, F32 40 5, "positions" I64 40),
             scalars: &[("style", INTERLEAVED)],
         },
         Case {
-            label: "elements of f32",
+            label: "scalar path of f32",
             tensors: &rope_cat!(F32 40 4 1 5 6, F32 40 6),
             scalars: &[("table", FULL)],
         },
@@ -212,11 +236,42 @@ fn concatenated<V: Described>(
     Ok(TensorSpec::new(first.dtype(), [tokens, heads, cols + second.shape()[2]]))
 }
 
+/// Checks the shapes and types of queries and keys against each other.
+fn expect_heads(call: &CallSpec, [q1, q2, k1, k2]: [&'static str; 4]) -> Result<()> {
+    let op = call.operator().name;
+    expect_dtypes(call, q1, &[q2, k1, k2])?;
+    let shape_of = |name| call.get(name).map(|t: &TensorSpec| t.shape.clone());
+    let (q, k) = (shape_of(q1)?, shape_of(k1)?);
+    let [tokens, q_heads, kv_heads] = [q[0], q[1], k[1]];
+    let cols2 = shape_of(q2)?[2];
+    for (name, cols) in [(q1, q[2]), (q2, cols2)] {
+        expect_shape(call, name, &[tokens, q_heads, cols], &format!("tokens and heads of {q1}"))?;
+        if cols == 0 {
+            return Err(Error::empty(op, name, 2, &shape_of(name)?));
+        }
+    }
+    for (name, cols) in [(k1, q[2]), (k2, cols2)] {
+        expect_shape(call, name, &[tokens, kv_heads, cols], "tokens and columns of the queries")?;
+    }
+    if q_heads != 0 && (kv_heads == 0 || !q_heads.is_multiple_of(kv_heads)) {
+        return Err(Error::shape(op, q1, &q, format!("a multiple of {kv_heads} heads (of keys)")));
+    }
+    Ok(())
+}
+
 fn outputs_cat(call: &CallSpec) -> Result<Named<TensorSpec>> {
+    expect_heads(call, ["q1", "q2", "k1", "k2"])?;
     Ok(vec![("q_out", concatenated(call, "q1", "q2")?), ("k_out", concatenated(call, "k1", "k2")?)])
 }
 
 fn outputs_rope_cat(call: &CallSpec) -> Result<Named<TensorSpec>> {
+    let (op, rope, q_pe) = (call.operator().name, rope_of(call)?, call.get("q_pe")?);
+    rope.check(op, "q_pe", &q_pe.shape, q_pe.shape[2])?;
+    if rope.rotary != q_pe.shape[2] {
+        return Err(Error::shape(op, "q_pe", &q_pe.shape, format!("{} columns (rotary)", rope.rotary)));
+    }
+    expect_tables(call, &rope, q_pe.shape[0], "q_pe")?;
+    expect_heads(call, ["q_nope", "q_pe", "k_nope", "k_pe"])?;
     Ok(vec![
         ("q_out", concatenated(call, "q_nope", "q_pe")?),
         ("k_out", concatenated(call, "k_nope", "k_pe")?),
@@ -227,8 +282,9 @@ fn run_cat(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     fn of<T: Element>(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
         let (inputs, mut outputs) = call.split();
         let view = |name| inputs.view::<T>(name);
-        let (q_out, k_out) = (outputs.take("q_out")?, outputs.take("k_out")?);
-        qk_cat(stream, view("q1")?, view("q2")?, view("k1")?, view("k2")?, q_out, k_out)
+        let tensors = QkCatInputs { q1: view("q1")?, q2: view("q2")?, k1: view("k1")?, k2: view("k2")? };
+        let out = QkOutputs { q_out: outputs.take("q_out")?, k_out: outputs.take("k_out")? };
+        qk_cat(stream, tensors, out)
     }
     let (inputs, _) = call.split();
     match inputs.get("q1")?.dtype() {
@@ -249,18 +305,23 @@ fn run_rope_cat(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let rope = rope_of(&inputs)?;
     let table_type = inputs.get("cos")?.dtype();
     with_float!("qk_rope_cat", "q_nope", inputs.get("q_nope")?.dtype(), T => {
-        let (q_nope, q_pe) = (inputs.view::<T>("q_nope")?, inputs.view::<T>("q_pe")?);
-        let (k_nope, k_pe) = (inputs.view::<T>("k_nope")?, inputs.view::<T>("k_pe")?);
-        let (q_out, k_out) = (outputs.take::<T>("q_out")?, outputs.take::<T>("k_out")?);
-        if table_type == DType::F32 {
-            qk_rope_cat(stream, q_nope, q_pe, k_nope, k_pe, tables::<f32>(&inputs)?, q_out, k_out, rope)
-        } else {
-            qk_rope_cat(stream, q_nope, q_pe, k_nope, k_pe, tables::<T>(&inputs)?, q_out, k_out, rope)
-        }
+        let out = QkOutputs { q_out: outputs.take("q_out")?, k_out: outputs.take("k_out")? };
+        with_table!(table_type, T, R => qk_rope_cat(stream, rope_cat_inputs::<T, R>(&inputs)?, out, rope))
+    })
+}
+
+fn rope_cat_inputs<'a, T: Element, R: Element>(inputs: &Inputs<'a>) -> Result<QkRopeCatInputs<'a, T, R>> {
+    Ok(QkRopeCatInputs {
+        q_nope: inputs.view("q_nope")?,
+        q_pe: inputs.view("q_pe")?,
+        k_nope: inputs.view("k_nope")?,
+        k_pe: inputs.view("k_pe")?,
+        tables: tables(inputs)?,
     })
 }
 
 fn reference_cat(call: &HostCall) -> Result<Named<HostTensorF64>> {
+    outputs_cat(&call.spec())?;
     let cat = |first, second| {
         let spec = concatenated(call, first, second)?;
         let (first, second) = (call.get(first)?, call.get(second)?);
@@ -271,6 +332,7 @@ fn reference_cat(call: &HostCall) -> Result<Named<HostTensorF64>> {
 }
 
 fn reference_rope_cat(call: &HostCall) -> Result<Named<HostTensorF64>> {
+    outputs_rope_cat(&call.spec())?;
     let rope = rope_of(call)?;
     let (cos, sin) = (call.get("cos")?, call.get("sin")?);
     let tokens = call.get("q_pe")?.shape()[0];

@@ -1,12 +1,16 @@
 //! `rope_cat_and_cache_mla` as data.
 
-use super::common::{ACTIVATIONS, COS, K_SCALE, OFFSETS, POSITIONS, SIN, SLOT_MAPPING, SPAN, STYLE, TABLE};
+use super::common::{
+    ACTIVATIONS, COS, K_SCALE, OFFSETS, POSITIONS, SIN, SLOT_MAPPING, SPAN, STYLE, TABLE, expect_shape, shape,
+};
 use super::mla::{
     GPT_J, HEAD_TOKENS, K_NOPE, K_PE, K_PE_OUT, KV_CACHE, NOPE_ZEROS, Q_OUT, Q_OUT_TYPE, Q_PE, Q_PE_HEAD,
     mla_reference, outputs, run, traffic,
 };
 use crate::kernels;
-use hk_core::registry::{ArgSpec, Case, HostCall, HostTensorF64, Named, Operator, Scalar};
+use hk_core::registry::{
+    ArgSpec, BenchSizes, CallSpec, Case, HostCall, HostTensorF64, Named, Operator, Scalar, TensorSpec,
+};
 use hk_core::{DType, Result};
 
 /// A case of `[tokens, q_heads, kv_heads, nope, pe]`: names of the types of activations, tables and the cache, shape of the
@@ -55,7 +59,7 @@ pub(super) const ROPE_CAT_AND_CACHE_MLA: Operator = Operator {
         NOPE_ZEROS,
     ],
     scalars: &[STYLE, TABLE, SPAN, Q_OUT_TYPE, HEAD_TOKENS],
-    kernels: &[&kernels::CACHE_ROWS],
+    kernels: &[&kernels::KV_CACHE_ROWS],
     cases: &[
         case!(
             "DeepSeek-V3, 16 tokens",
@@ -80,6 +84,21 @@ pub(super) const ROPE_CAT_AND_CACHE_MLA: Operator = Operator {
             [GPT_J, ("q_out_type", Scalar::Choice("cache"))]
         ),
     ],
+    bench: BenchSizes::Cases(&[Case {
+        label: "DeepSeek-V3, 8192 tokens",
+        tensors: &[
+            ("q_nope", DType::Bf16, &[8192, 128, 512]),
+            ("q_pe", DType::Bf16, &[8192, 128, 64]),
+            ("k_nope", DType::Bf16, &[8192, 1, 512]),
+            ("k_pe", DType::Bf16, &[8192, 1, 64]),
+            ("cos", DType::Bf16, &[8192, 32]),
+            ("sin", DType::Bf16, &[8192, 32]),
+            ("positions", DType::I64, &[8192]),
+            ("slot_mapping", DType::I32, &[8192]),
+            ("kv_cache", DType::Bf16, &[8192, 1, 576]),
+        ],
+        scalars: &[],
+    }]),
     corners: &[
         case!(
             "bf16",
@@ -104,7 +123,7 @@ pub(super) const ROPE_CAT_AND_CACHE_MLA: Operator = Operator {
             [("table", Scalar::Choice("full")), ("q_out_type", Scalar::Choice("cache"))]
         ),
         case!(
-            "bf16 by elements",
+            "bf16 scalar",
             [5, 2, 1, 127, 2],
             Bf16,
             Bf16,
@@ -115,7 +134,7 @@ pub(super) const ROPE_CAT_AND_CACHE_MLA: Operator = Operator {
             [("head_tokens", Scalar::Int(5))]
         ),
         case!(
-            "f16 by elements to fp8",
+            "f16 scalar to fp8",
             [5, 2, 2, 31, 6],
             F16,
             F32,
@@ -125,8 +144,19 @@ pub(super) const ROPE_CAT_AND_CACHE_MLA: Operator = Operator {
             [("k_scale", DType::F32, &[1])],
             [GPT_J]
         ),
+        case!(
+            "the last columns, offsets",
+            [5, 2, 1, 32, 16],
+            Bf16,
+            Bf16,
+            Bf16,
+            [64, 4],
+            [8, 48],
+            [("offsets", DType::I64, &[5])],
+            [("span", Scalar::Choice("last"))]
+        ),
     ],
-    outputs,
+    outputs: outputs_of,
     run,
     reference,
     traffic,
@@ -134,7 +164,15 @@ pub(super) const ROPE_CAT_AND_CACHE_MLA: Operator = Operator {
 
 const Q_NOPE: ArgSpec = ArgSpec::input("q_nope", ACTIVATIONS, 3, "[tokens, q_heads, nope]");
 
+fn outputs_of(call: &CallSpec) -> Result<Named<TensorSpec>> {
+    let outputs = outputs(call)?;
+    let ([tokens, heads, _], [.., nope]) = (shape::<3, _>(call, "q_pe")?, shape::<3, _>(call, "k_nope")?);
+    let why = "tokens and heads of q_pe, columns of k_nope";
+    expect_shape(call, "q_nope", &[tokens, heads, nope], why)?;
+    Ok(outputs)
+}
+
 fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
-    let q_nope = call.get("q_nope")?.to_f64();
-    mla_reference(call, &q_nope)
+    outputs_of(&call.spec())?;
+    mla_reference(call, &call.get("q_nope")?.to_f64(), &[])
 }

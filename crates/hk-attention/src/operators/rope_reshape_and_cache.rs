@@ -1,18 +1,19 @@
 //! `rope_reshape_and_cache` as data.
 
 use super::common::{
-    self, ACTIVATIONS, CACHED, COS, HostTokens, K_SCALE, NARROW, OFFSETS, POSITIONS, SIN, SLOT_MAPPING, SPAN,
-    STYLE, TABLE, TABLE_ROWS, V_SCALE, reciprocal, rope, shape, slots, stored, tables, with_activation,
+    self, ACTIVATIONS, CACHED, COS, FP8, HostTokens, K_SCALE, NARROW, OFFSETS, POSITIONS, SIN, SLOT_MAPPING,
+    SPAN, STYLE, TABLE, TABLE_ROWS, V_SCALE, expect_dtype_of, expect_dtypes, expect_scale, expect_shape,
+    expect_slots, expect_tables, reciprocal, rope, shape, slots, stored, tables, with_activation,
     with_narrow, with_table,
 };
 use crate::reference::element_of;
-use crate::{Activation, CacheElement, CacheScales, KvLayout, RopeCacheOutputs, kernels};
+use crate::{CacheElement, CacheScales, HeadElement, KvLayout, RopeCacheInputs, RopeCacheOutputs, kernels};
+use hk_core::plan::rope::RopeElement;
 use hk_core::registry::{
-    ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named, Operator, Role,
-    Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
+    ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named,
+    Operator, Role, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
-use hk_core::rope::RopeElement;
-use hk_core::{DType, Result, Stream};
+use hk_core::{DType, Error, Result, Stream};
 
 /// A case of `[tokens, q_heads, kv_heads, dim]`: names of the types of activations and tables, shape of the tables, caches.
 macro_rules! case {
@@ -66,7 +67,7 @@ pub(super) const ROPE_RESHAPE_AND_CACHE: Operator = Operator {
         VALUE_CACHE,
     ],
     scalars: &[STYLE, TABLE, SPAN, LAYOUT],
-    kernels: &[&kernels::CACHE_ROWS],
+    kernels: &[&kernels::KV_CACHE_ROWS],
     cases: &[
         case!(
             "Llama-3 8B, 64 tokens of a prompt, NHD",
@@ -90,6 +91,21 @@ pub(super) const ROPE_RESHAPE_AND_CACHE: Operator = Operator {
             [("layout", Scalar::Choice("hnd"))]
         ),
     ],
+    bench: BenchSizes::Cases(&[Case {
+        label: "Llama-3 8B, 65536 tokens",
+        tensors: &[
+            ("q", DType::Bf16, &[65_536, 32, 128]),
+            ("k", DType::Bf16, &[65_536, 8, 128]),
+            ("v", DType::Bf16, &[65_536, 8, 128]),
+            ("cos", DType::Bf16, &[8192, 64]),
+            ("sin", DType::Bf16, &[8192, 64]),
+            ("positions", DType::I32, &[65_536]),
+            ("slot_mapping", DType::I64, &[65_536]),
+            ("key_cache", DType::Bf16, &[4096, 16, 8, 128]),
+            ("value_cache", DType::Bf16, &[4096, 16, 8, 128]),
+        ],
+        scalars: &[],
+    }]),
     corners: &[
         case!(
             "bf16, NHD",
@@ -113,7 +129,7 @@ pub(super) const ROPE_RESHAPE_AND_CACHE: Operator = Operator {
             fp8 [("key_cache", [1, 1, 5, 32, 16]), ("value_cache", [1, 1, 2, 80, 16])],
             [("layout", Scalar::Choice("paged_shuffled")), ("table", Scalar::Choice("full"))]),
         case!(
-            "f16, by elements, HND",
+            "f16, scalar, HND",
             [9, 3, 3, 22],
             F16,
             F32,
@@ -122,7 +138,7 @@ pub(super) const ROPE_RESHAPE_AND_CACHE: Operator = Operator {
             [("layout", Scalar::Choice("hnd")), ("span", Scalar::Choice("last"))]
         ),
         case!(
-            "bf16, by elements, paged",
+            "bf16, scalar, paged",
             [11, 2, 2, 24],
             Bf16,
             Bf16,
@@ -130,6 +146,9 @@ pub(super) const ROPE_RESHAPE_AND_CACHE: Operator = Operator {
             [("key_cache", [3, 2, 3, 3, 8]), ("value_cache", [3, 2, 24, 3])],
             [("layout", Scalar::Choice("paged"))]
         ),
+        case!(@ "offsets", [9, 2, 2, 32], Bf16, F32, [64, 16],
+            [("offsets", DType::I32, &[9]), ("key_cache", DType::Bf16, &[3, 4, 2, 32]),
+             ("value_cache", DType::Bf16, &[3, 4, 2, 32])], []),
         case!(
             "f16, rows longer than a wave",
             [3, 2, 1, 1056],
@@ -140,7 +159,7 @@ pub(super) const ROPE_RESHAPE_AND_CACHE: Operator = Operator {
             []
         ),
         case!(
-            "bf16, rows by elements longer than a wave",
+            "bf16, scalar rows longer than a wave",
             [3, 2, 1, 202],
             Bf16,
             Bf16,
@@ -171,7 +190,7 @@ const LAYOUT: ScalarSpec = ScalarSpec {
     name: "layout",
     default: Scalar::Choice("nhd"),
     choices: &["nhd", "hnd", "paged", "paged_shuffled"],
-    summary: "how the caches lie in memory",
+    summary: "memory layout of the caches",
 };
 
 fn layout<V: Described>(call: &Call<V>) -> Result<KvLayout> {
@@ -184,8 +203,38 @@ fn layout<V: Described>(call: &Call<V>) -> Result<KvLayout> {
 }
 
 fn outputs(call: &CallSpec) -> Result<Named<TensorSpec>> {
-    rope(call)?;
+    let op = call.operator().name;
     let (q, k) = (call.get("q")?, call.get("k")?);
+    let ([tokens, q_heads, dim], [all, kv_heads, _]) = (shape::<3, _>(call, "q")?, shape::<3, _>(call, "k")?);
+    if dim == 0 {
+        return Err(Error::empty(op, "q", 2, &q.shape));
+    }
+    if kv_heads == 0 || !q_heads.is_multiple_of(kv_heads) {
+        let want = format!("a number of heads that is a multiple of those of k ({kv_heads})");
+        return Err(Error::shape(op, "q", &q.shape, want));
+    }
+    expect_dtypes(call, "q", &["k", "v"])?;
+    expect_shape(call, "k", &[all, kv_heads, dim], "dim of q")?;
+    expect_shape(call, "v", &[all, kv_heads, dim], "shape of k")?;
+    let rope = rope(call)?;
+    rope.check(op, "q", &q.shape, dim)?;
+    expect_tables(call, &rope, tokens, "q")?;
+    expect_scale(call, "k_scale")?;
+    expect_scale(call, "v_scale")?;
+    expect_dtype_of(call, "key_cache", "q", FP8)?;
+    expect_dtypes(call, "key_cache", &["value_cache"])?;
+    let (layout, cache) = (layout(call)?, call.get("key_cache")?);
+    layout.check_rank(op, &cache.shape)?;
+    let [blocks, block] = [cache.shape[0], cache.shape[layout.block_axis()]];
+    let piece = 16 / cache.dtype.size_bytes();
+    layout.check_pieces(op, cache.dtype, [block, dim])?;
+    let sizes = [blocks, block, kv_heads, dim];
+    expect_shape(call, "key_cache", &layout.key_shape_of(piece, sizes), "the layout, kv_heads and dim")?;
+    expect_shape(call, "value_cache", &layout.value_shape_of(piece, sizes), "the layout and key_cache")?;
+    if block == 0 {
+        return Err(Error::empty(op, "key_cache", layout.block_axis(), &cache.shape));
+    }
+    expect_slots(call, tokens, all)?;
     let mut outputs = vec![("q_out", q.clone()), ("k_out", k.clone())];
     if call.wants("zeros_out") {
         outputs.push(("zeros_out", q.clone()));
@@ -202,14 +251,21 @@ fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     })
 }
 
-fn run_typed<T: Activation, R: RopeElement<T>, C: CacheElement<T>>(
+fn run_typed<T: HeadElement, R: RopeElement<T>, C: CacheElement<T>>(
     stream: &Stream,
     call: &mut DeviceCall,
 ) -> Result<()> {
     let (inputs, mut outputs) = call.split();
     let (rope, layout) = (rope(&inputs)?, layout(&inputs)?);
     let scales = CacheScales { k: inputs.optional_view("k_scale")?, v: inputs.optional_view("v_scale")? };
-    let (q, k, v) = (inputs.view::<T>("q")?, inputs.view::<T>("k")?, inputs.view::<T>("v")?);
+    let tensors = RopeCacheInputs::<T, R> {
+        q: inputs.view("q")?,
+        k: inputs.view("k")?,
+        v: inputs.view("v")?,
+        tables: tables(&inputs)?,
+        slot_mapping: slots(&inputs)?,
+        scales,
+    };
     let outputs = RopeCacheOutputs::<T, C> {
         q_out: outputs.take("q_out")?,
         k_out: outputs.take("k_out")?,
@@ -217,8 +273,7 @@ fn run_typed<T: Activation, R: RopeElement<T>, C: CacheElement<T>>(
         key_cache: outputs.take("key_cache")?,
         value_cache: outputs.take("value_cache")?,
     };
-    let (tables, slots) = (tables::<R>(&inputs)?, slots(&inputs)?);
-    crate::rope_reshape_and_cache(stream, q, k, v, tables, slots, scales, outputs, layout, rope)
+    crate::rope_reshape_and_cache(stream, tensors, outputs, layout, rope)
 }
 
 /// Blocks' tokens, heads and columns of the caches, and elements of a piece.
@@ -230,6 +285,7 @@ fn cache_sizes(call: &HostCall) -> Result<([usize; 3], usize, usize)> {
 }
 
 fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
+    outputs(&call.spec())?;
     let ([_, q_heads, dim], [all, kv_heads, _]) = (shape::<3, _>(call, "q")?, shape::<3, _>(call, "k")?);
     let host = HostTokens::of(call)?;
     let (sizes, n_slots, piece) = cache_sizes(call)?;
@@ -240,7 +296,8 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
     let (k_scale, v_scale) = (reciprocal(call, "k_scale"), reciprocal(call, "v_scale"));
 
     let q_out = q.chunks(dim).enumerate().flat_map(|(i, head)| tokens.rotate(i / q_heads, head)).collect();
-    let mut k_out = vec![f64::NAN; all * kv_heads * dim]; // beyond the tokens with a slot: as it was, poisoned
+    // Rows of tokens without a slot are not written.
+    let mut k_out = vec![HostTensorF64::UNTOUCHED; all * kv_heads * dim];
     for row in 0..host.cached() * kv_heads {
         let (token, head) = (row / kv_heads, row % kv_heads);
         let columns = row * dim..(row + 1) * dim;

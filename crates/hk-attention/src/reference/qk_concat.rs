@@ -1,7 +1,7 @@
 //! Concatenation of the columns of heads.
 
-use hk_core::rope::Rope;
-use hk_core::rope::reference::Tables;
+use hk_core::plan::rope::Rope;
+use hk_core::plan::rope::reference::Tables;
 
 /// Each head of `first`, `cols[0]` columns, and behind it that of `second`, `cols[1]` columns.
 pub fn cat(first: &[f64], second: &[f64], cols: [usize; 2]) -> Vec<f64> {

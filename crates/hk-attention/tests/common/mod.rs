@@ -1,14 +1,11 @@
-//! What the tests of cache operators share: tokens with positions and slots, and rotation by the rotation's own operator.
-#![allow(dead_code, reason = "each test file uses a part")]
+//! What the tests of cache operators share: tokens with positions and slots, and rotation by `rope_cached`.
 
-use hk_attention::reference;
-use hk_core::rope::{
-    Positions, Rope, RopeElement, RopeLayout, RopeSpan, RopeStyle, RopeTableWidth, RopeTables,
-};
-use hk_core::{
-    Element, Float, Fp8E4M3, Fp8E4M3Fnuz, IndexView, Layout, TensorView, TensorViewMut, bf16, f16,
-};
-use hk_testkit::{Fill, Gpu, Place, Tensor, proptest::prelude::*, widen};
+use hk_attention::{MlaInputs, MlaOutputs, reference};
+use hk_core::plan::rope::reference::Tables;
+use hk_core::plan::rope::{Positions, Rope, RopeElement, RopeLayout, RopeTables};
+use hk_core::{Element, Float, Fp8E4M3, Fp8E4M3Fnuz, IndexView, Layout, bf16, f16};
+use hk_testkit::rope::{IntegerTensor, Integers, RopeTensors, angles, rotations, rounded};
+use hk_testkit::{CallElement, Fill, Gpu, Place, Tensors, proptest::prelude::*, widen};
 
 /// Rows of the tables.
 pub const ROWS: usize = 50;
@@ -16,27 +13,23 @@ pub const ROWS: usize = 50;
 /// An element as caches hold it, made from f32 as the operators make it.
 pub trait Stored: Element {
     fn store(x: f32) -> Self;
-    fn value(self) -> f64;
 }
 
 macro_rules! stored {
-    ($($t:ty: $store:expr, $value:expr;)*) => {$(
+    ($($t:ty: $store:expr;)*) => {$(
         impl Stored for $t {
             fn store(x: f32) -> Self {
                 $store(x)
-            }
-            fn value(self) -> f64 {
-                $value(self)
             }
         }
     )*};
 }
 
 stored! {
-    bf16: <bf16 as Float>::from_f32, Float::to_f64;
-    f16: <f16 as Float>::from_f32, Float::to_f64;
-    Fp8E4M3: Fp8E4M3::from_f32_saturating, |x: Fp8E4M3| x.to_f32().into();
-    Fp8E4M3Fnuz: Fp8E4M3Fnuz::from_f32_saturating, |x: Fp8E4M3Fnuz| x.to_f32().into();
+    bf16: <bf16 as Float>::from_f32;
+    f16: <f16 as Float>::from_f32;
+    Fp8E4M3: Fp8E4M3::from_f32_saturating;
+    Fp8E4M3Fnuz: Fp8E4M3Fnuz::from_f32_saturating;
 }
 
 /// Positions and slots of tokens, and the rotation.
@@ -114,7 +107,7 @@ impl Tokens {
         self
     }
 
-    /// With the same positions made of two parts.
+    /// With the same positions, each split into a position and an offset.
     pub fn with_offsets(mut self) -> Self {
         let offsets: Vec<i64> =
             integers(self.seed ^ 3, self.counts[0], 40).iter().map(|&o| o as i64 - 20).collect();
@@ -129,13 +122,9 @@ impl Tokens {
         self.positions.iter().zip(offsets).map(|(p, o)| p + o).collect()
     }
 
-    pub fn table<R: Float>(&self, sines: bool) -> Vec<R> {
-        let width = self.rope.table_width();
-        let angle = |i: usize| (i / width) as f64 * 0.37 * (1.0 + (i % width) as f64).powf(-0.7);
-        (0..ROWS * width)
-            .map(|i| if sines { angle(i).sin() } else { angle(i).cos() })
-            .map(R::from_f64)
-            .collect()
+    /// Cosines and sines, in the type of the tables.
+    pub fn tables<R: Float>(&self) -> (Vec<R>, Vec<R>) {
+        rounded(&Tables::of_angles(&angles(ROWS, &self.rope, 1e4)))
     }
 
     pub fn slot(&self, token: usize) -> Option<usize> {
@@ -147,64 +136,49 @@ impl Tokens {
 
 /// [`Tokens`] on a device.
 pub struct DeviceTokens<R: Float> {
-    cos: Tensor<R>,
-    sin: Tensor<R>,
-    narrow: [Tensor<i32>; 3],
-    wide: [Tensor<i64>; 3],
-    is_wide: bool,
-    has_offsets: bool,
+    tables: RopeTensors<R>,
+    slots: IntegerTensor,
 }
 
 impl<R: Float> DeviceTokens<R> {
     pub fn new(gpu: &Gpu, t: &Tokens, shift: usize) -> Self {
         let width = t.rope.table_width();
-        let table = |sines| {
-            gpu.upload(
-                &t.table::<R>(sines),
-                Place::rows([ROWS, width], width.next_multiple_of(8)).shifted(shift),
-            )
+        let (cos, sin) = t.tables::<R>();
+        let table = |values: &[R]| {
+            gpu.upload(values, Place::rows([ROWS, width], width.next_multiple_of(8)).shifted(shift))
         };
-        // Every other integer of memory.
-        let place = |n: usize| Place::new(Layout::with_strides([n], [2]).unwrap());
-        let lists = [t.positions.clone(), t.offsets.clone().unwrap_or_default(), t.slots.clone()];
-        let narrow = |list: &Vec<i64>| list.iter().map(|&v| v as i32).collect::<Vec<_>>();
-        Self {
-            cos: table(false),
-            sin: table(true),
-            narrow: [0, 1, 2].map(|i| gpu.upload(&narrow(&lists[i]), place(lists[i].len()))),
-            wide: [0, 1, 2].map(|i| gpu.upload(&lists[i], place(lists[i].len()))),
-            is_wide: t.wide,
-            has_offsets: t.offsets.is_some(),
-        }
-    }
-
-    fn index(&self, i: usize) -> IndexView<'_> {
-        if self.is_wide { self.wide[i].view().into() } else { self.narrow[i].view().into() }
+        // Integers of stride 2.
+        let integers = |values: &[i64]| {
+            let place = Place::new(Layout::with_strides([values.len()], [2]).unwrap());
+            // A position less its offset may exceed 32 bits.
+            let wide = t.wide || values.iter().any(|&v| i32::try_from(v).is_err());
+            Integers { values: values.to_vec(), wide }.upload(gpu, place)
+        };
+        let tables = RopeTensors {
+            cos: table(&cos),
+            sin: table(&sin),
+            given: Some(integers(&t.positions)),
+            starts: None,
+            offsets: t.offsets.as_deref().map(integers),
+        };
+        Self { tables, slots: integers(&t.slots) }
     }
 
     pub fn slots(&self) -> IndexView<'_> {
-        self.index(2)
+        self.slots.view()
     }
 
     pub fn tables(&self) -> RopeTables<'_, R> {
-        RopeTables {
-            cos: self.cos.view(),
-            sin: self.sin.view(),
-            positions: Positions::Given(self.index(0)),
-            offsets: self.has_offsets.then(|| self.index(1)),
-        }
+        self.tables.tables()
     }
 
     pub fn assert_untouched(&self, gpu: &Gpu) {
-        gpu.assert_untouched(&self.cos);
-        gpu.assert_untouched(&self.sin);
-        self.wide.iter().for_each(|t| gpu.assert_untouched(t));
-        self.narrow.iter().for_each(|t| gpu.assert_untouched(t));
+        self.tables.assert_untouched(gpu);
+        self.slots.assert_untouched(gpu);
     }
 }
 
-/// The rotated heads of `[tokens, heads, dim]` before rounding, by the operator that only rotates; tokens without a position
-/// as they are.
+/// The rotated heads of `[tokens, heads, dim]` before rounding, by `rope_cached`; tokens without a position unchanged.
 pub fn rotate_f32<T: Float, R: Float>(gpu: &Gpu, t: &Tokens, x: &[T], [heads, dim]: [usize; 2]) -> Vec<f32>
 where
     f32: RopeElement<f32>,
@@ -212,10 +186,12 @@ where
     let mut out: Vec<f32> = x.iter().map(|v| v.to_f32()).collect();
     let n = t.counts[0];
     if n > 0 && heads > 0 {
-        let tables: [Vec<f32>; 2] =
-            [false, true].map(|s| t.table::<R>(s).iter().map(|v| v.to_f32()).collect());
-        let width = t.rope.table_width();
-        let (cos, sin) = (gpu.upload(&tables[0], [ROWS, width]), gpu.upload(&tables[1], [ROWS, width]));
+        let (cos, sin) = t.tables::<R>();
+        let table = |values: &[R]| {
+            let values: Vec<f32> = values.iter().map(|v| v.to_f32()).collect();
+            gpu.upload(&values, [ROWS, t.rope.table_width()])
+        };
+        let (cos, sin) = (table(&cos), table(&sin));
         let rows = gpu.upload(&t.rows(), [n]);
         let given = gpu.upload(&out[..n * heads * dim], [n, heads, dim]);
         let mut rotated = gpu.poisoned::<f32>([n, heads, dim]);
@@ -237,7 +213,8 @@ where
 
 /// The same in f64.
 pub fn rotate_f64<T: Float, R: Float>(t: &Tokens, x: &[T], [heads, dim]: [usize; 2]) -> Vec<f64> {
-    let (cos, sin, rows) = (widen(&t.table::<R>(false)), widen(&t.table::<R>(true)), t.rows());
+    let ((cos, sin), rows) = (t.tables::<R>(), t.rows());
+    let (cos, sin) = (widen(&cos), widen(&sin));
     let tokens = reference::Tokens {
         rope: t.rope,
         cos: &cos,
@@ -263,31 +240,38 @@ pub fn heads_place(shape: [usize; 3], pad: usize, shift: usize) -> Place {
     Place::new(Layout::with_strides(shape, strides).unwrap()).shifted(shift)
 }
 
-/// Rotations of heads of `dim` columns.
+/// Rotations of heads of `dim` columns, or of a part of them.
 pub fn ropes(dim: usize) -> impl Strategy<Value = Rope> {
     let even = move |n: usize| (n / 2 * 2).max(2);
-    let rotary = prop_oneof![3 => Just(even(dim)), 1 => Just(even(dim / 2)), 1 => Just(even(dim / 3))];
-    (rotary, any::<[bool; 3]>()).prop_map(|(rotary, [interleaved, full, last])| Rope {
-        style: if interleaved { RopeStyle::Interleaved } else { RopeStyle::Neox },
-        table: if full { RopeTableWidth::Full } else { RopeTableWidth::Half },
-        rotary,
-        span: if last { RopeSpan::Last } else { RopeSpan::First },
-        inverse: false,
-    })
+    prop_oneof![3 => Just(even(dim)), 1 => Just(even(dim / 2)), 1 => Just(even(dim / 3))]
+        .prop_flat_map(rotations)
 }
 
-/// An input at the start of some memory, and an output that begins eight elements on: they share memory.
-pub fn overlapping<'a, T: Element>(
-    memory: TensorViewMut<'a, T>,
-    input: &[usize],
-    output: &[usize],
-) -> (TensorView<'a, T>, TensorViewMut<'a, T>) {
-    macro_rules! shaped {
-        ($view:expr, $at:literal, $shape:expr) => {{
-            let inner = &$shape[1..];
-            let first = $view.slice(0, $at..$at + $shape.iter().product::<usize>()).unwrap();
-            inner.iter().rev().fold(first, |view, &n| view.split_axis(0, n).unwrap())
-        }};
+/// The inputs of operators on the latent cache, by their names.
+pub fn mla_inputs<'a, T: CallElement>(tensors: &Tensors<'a>) -> MlaInputs<'a, T, T> {
+    MlaInputs {
+        q_nope: tensors.input("q_nope"),
+        q_pe: tensors.input("q_pe"),
+        k_nope: tensors.input("k_nope"),
+        k_pe: tensors.input("k_pe"),
+        tables: RopeTables {
+            cos: tensors.input("cos"),
+            sin: tensors.input("sin"),
+            positions: Positions::Given(tensors.input::<i32>("positions").into()),
+            offsets: None,
+        },
+        slot_mapping: tensors.input::<i32>("slot_mapping").into(),
+        k_scale: tensors.optional_input("k_scale"),
     }
-    (shaped!(memory.alias(), 0, input), shaped!(memory, 8, output))
+}
+
+/// The outputs of operators on the latent cache, by their names.
+pub fn mla_outputs<'a, T: CallElement>(tensors: &mut Tensors<'a>) -> MlaOutputs<'a, T, T, T> {
+    MlaOutputs {
+        q_out: tensors.output("q_out"),
+        k_pe_out: tensors.output("k_pe_out"),
+        kv_cache: tensors.output("kv_cache"),
+        q_pe_head: tensors.optional_output("q_pe_head"),
+        nope_zeros: tensors.optional_output("nope_zeros"),
+    }
 }

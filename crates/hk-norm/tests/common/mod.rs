@@ -1,8 +1,7 @@
-//! What the tests of both operators share.
-#![allow(dead_code, reason = "each test binary uses its part")]
+//! Cases, calls and comparisons that the tests share.
 
 use hk_core::{Element, Float};
-use hk_norm::{RmsNormOptions, RoundMode, Weight, WeightOffset};
+use hk_norm::{RmsNormOptions, RmsNormOutputs, RoundMode, Weight, WeightOffset};
 use hk_testkit::{self as kit, Array, Fill, Gpu, Place, RowCase, Tensor, proptest::prelude::*};
 
 /// Columns that the specification lists, the borders of every kernel, and one past them.
@@ -43,7 +42,7 @@ pub fn dense<T: Float>(rows: usize, cols: usize, fill: Fill, seed: u64) -> RowCa
     RowCase::new(rows, cols, fill, seed, [(cols, 0); 4])
 }
 
-/// `y` as the kernels are to compute it from `rstd`, operation by operation in f32.
+/// The `y` that kernels compute from `rstd`, operation by operation in f32.
 pub fn compose<T: Float, W: Weight<T> + Float>(
     s: &[T],
     weight: &[W],
@@ -64,14 +63,14 @@ pub fn compose<T: Float, W: Weight<T> + Float>(
     .collect()
 }
 
-/// What an operator gave.
+/// The outputs of a call.
 #[derive(Debug, PartialEq)]
 pub struct Output<T> {
     pub y: Array<T>,
     pub rstd: Array<f32>,
 }
 
-/// Runs `rmsnorm`, with `y` in the given place, and checks that nothing else is touched.
+/// Runs `rmsnorm` with `y` in the given place. Asserts that nothing else is written.
 #[track_caller]
 pub fn rmsnorm<T: Float, W: Weight<T>>(
     gpu: &Gpu,
@@ -83,8 +82,8 @@ pub fn rmsnorm<T: Float, W: Weight<T>>(
     let mut y = gpu.poisoned(y);
     let rows = y.layout().rows("test", "y").unwrap().rows;
     let mut rstd = gpu.poisoned([rows]);
-    hk_norm::rmsnorm(gpu.stream(), x.view(), weight.view(), y.view_mut(), Some(rstd.view_mut()), options)
-        .unwrap();
+    let outputs = RmsNormOutputs { y: y.view_mut(), rstd: Some(rstd.view_mut()) };
+    hk_norm::rmsnorm(gpu.stream(), x.view(), weight.view(), outputs, options).unwrap();
     gpu.assert_guards(&y);
     gpu.assert_guards(&rstd);
     gpu.assert_untouched(x);

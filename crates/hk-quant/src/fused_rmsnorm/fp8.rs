@@ -1,83 +1,78 @@
 //! `fused_rmsnorm_fp8_quant`.
 
 use super::{
-    FIRST, NormParams, NormRows, Problem, SECOND, SecondRows, VARIANTS, check_aliases, names, operand,
+    FIRST, Kernels, NormRounding, NormRows, NormTensors, Problem, SECOND, SecondRows, check_aliases, kernels,
+    operand,
 };
-use crate::{Smooth, kernels};
-use bytemuck::{Pod, Zeroable};
-use hk_core::quant::{BlockRule, BlockScale, CodeFormat, GroupSize, Quantized};
-use hk_core::{CodeObjects, DType, Error, Float, GlobalLayout, Result, Stream, TensorView, TensorViewMut};
+use crate::kernels::norm_quant::Fp8Params;
+use crate::{GroupScaleRule, Smooth};
+use hk_core::quant::{BlockRule, BlockScale, GroupSize, Quantized};
+use hk_core::{DType, Error, Float, GlobalLayout, Result, Stream, TensorView, TensorViewMut};
 
 const OP: &str = "fused_rmsnorm_fp8_quant";
 
-/// Of `bf16`, `f16`, `f32`.
-pub(super) static OBJECTS: [&CodeObjects; 3] = [
-    &kernels::FUSED_RMSNORM_FP8_QUANT_BF16,
-    &kernels::FUSED_RMSNORM_FP8_QUANT_F16,
-    &kernels::FUSED_RMSNORM_FP8_QUANT_F32,
-];
-static KERNELS: [[&str; VARIANTS.len()]; 3] = names!("fused_rmsnorm_fp8_quant");
+static KERNELS: Kernels<Fp8Params> = kernels!(Fp8Params, "fused_rmsnorm_fp8_quant");
 
-/// `Params` of `hip/fused_rmsnorm_fp8_quant.h`.
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    head: NormParams,
-    smooth: GlobalLayout,
-    q: GlobalLayout,
-    scale: GlobalLayout,
-    format: CodeFormat,
-    rule: BlockRule,
-    mode: u32,
-    group: u32,
-    pow2: u32,
-}
-
-/// Which values share a scale, and where it is.
+/// The scales of [`fused_rmsnorm_fp8_quant`].
 #[derive(Debug)]
 pub enum Fp8Scale<'a> {
-    /// All: `scale`, `[1]`, is given. Any sign; 0, NaN and infinities do what the arithmetic does.
+    /// One given scale. Any sign; 0, NaN and infinities follow IEEE arithmetic.
     PerTensorStatic {
         /// `[1]`, read.
         scale: TensorView<'a, f32>,
     },
-    /// Those of a row: `scale[r] = max |z[r, :]| / qmax`, 1 for zeros, of `z = y * smooth`.
+    /// One per row: `scale[r] = max |z[r, :]| / qmax`, 1 for zeros, with `z = y * smooth`.
     PerToken {
         /// `[rows]`, contiguous.
         scale: TensorViewMut<'a, f32>,
-        /// `[cols]`, contiguous; 1 if left out.
+        /// `[cols]`, contiguous. `None`: 1.
         smooth: Option<TensorView<'a, f32>>,
     },
-    /// So many neighbouring columns of a row: `scale[r, j] = max |y[r, j]| / qmax`, magnitudes below 1e-10 as 1e-10.
+    /// One per group of adjacent columns: `scale[r, j] = max(max |y[r, j]|, 1e-10) / qmax`.
     Group {
-        /// How many.
+        /// Columns per group.
         size: GroupSize,
-        /// `[rows, ceil(cols / size)]`, any strides: rows or columns contiguous.
+        /// `[rows, ceil(cols / size)]`, any strides.
         scale: TensorViewMut<'a, f32>,
-        /// The scale is the power of two that is not below the quotient.
-        pow2: bool,
+        /// The rule for scales.
+        rule: GroupScaleRule,
     },
 }
 
-/// Normalises rows and quantizes them to int8 or fp8: `y = s * rsqrt(mean(s^2) + eps) * weight`, `q = round(y / scale)`.
+/// RMS norm with a quantizing epilogue to int8 or fp8: `y = s * rsqrt(mean(s^2) + eps) * weight` with `s = x`, or
+/// `x + residual_in`; `q = round(y / scale)`.
 ///
-/// `norm` says what `s` is and what else is written; `q` is `[rows, cols]` of `fp8e4m3`, `fp8e4m3fnuz` or, per token, `i8`,
-/// with unit stride on `cols`. `second` is normalised and not quantized: `out2` has the bits that it would have alone.
+/// | arg                                     | shape          | dtype                | layout                |
+/// |-----------------------------------------|----------------|----------------------|-----------------------|
+/// | `norm.x`                                | `[rows, cols]` | `bf16`, `f16`, `f32` | unit stride on `cols` |
+/// | `norm.weight`                           | `[cols]`       | as `x`, or `f32`     | contiguous            |
+/// | `norm.residual`: (`residual_in`, `residual_out`) | `[rows, cols]` | as `x`      | unit stride on `cols`; optional |
+/// | `norm.out`                              | `[rows, cols]` | as `x`               | unit stride on `cols`; optional |
+/// | `second.x`, `second.out`                | `[rows, cols2]` | as `x`              | unit stride on `cols2`; optional |
+/// | `second.weight`                         | `[cols2]`      | as `weight`          | contiguous            |
+/// | `q`                                     | `[rows, cols]` | `fp8e4m3`, `fp8e4m3fnuz`; `i8` per token | unit stride on `cols` |
+/// | `scale`: `PerTensorStatic`              | `[1]`          | `f32`                | read                  |
+/// | `scale`: `PerToken`                     | `[rows]`       | `f32`                | contiguous            |
+/// | `scale`: `PerToken`, `smooth`           | `[cols]`       | `f32`                | contiguous; optional  |
+/// | `scale`: `Group`                        | `[rows, ceil(cols / size)]` | `f32`   | any strides           |
 ///
-/// All arithmetic is `f32`: a sum with the residual is not rounded before the norm, and what is quantized is `y` as it is, or
-/// with `round_norm` rounded to `T`. Codes are `y * (1 / scale)` clamped to the largest code and rounded to nearest even:
-/// infinities saturate, NaN becomes NaN or, of `i8`, 0; neither counts for a scale. The bits of a row depend on that row, the
-/// vectors and the options alone, and `y` has those of hk-norm's padded RMS norms. Rows of up to 16384 columns are read once.
+/// `residual_out` is the sum rounded to its type, `out` is `y` rounded. `second` is normalized and not quantized: `second.out` is
+/// bitwise identical to that of a norm by itself, and named `x2`, `weight2`, `eps2`, `out2` in errors.
 ///
-/// `residual_out` may be exactly `x` or exactly `residual_in`; no other output shares memory with any tensor. Returns when
-/// the launches are queued, one and one for `second`. No rows: nothing is launched.
+/// All arithmetic is `f32`: the sum with the residual is not rounded before the norm, and `y` is not rounded before it is quantized,
+/// unless `rounding` is [`NormRounding::Input`]. Per token, `z = y * smooth` is quantized. `q` is `y * (1 / scale)`, clamped to `qmax`
+/// (127, 448 or 240) and rounded to nearest even: infinities saturate, NaN becomes NaN or, in `i8`, 0; neither counts for a scale.
+///
+/// Batch-invariant: the bits of a row depend on that row, the weights and the options; `y` is bitwise that of hk-norm's padded RMS
+/// norms. Rows of up to 16384 columns are read once. `residual_out` may alias `x` or `residual_in` exactly; no other output shares
+/// memory with another tensor. Returns when the launches, one and one for `second`, are queued. No rows: nothing is launched.
 ///
 /// # Errors
-/// [`Shape`](Error::Shape), [`Stride`](Error::Stride), [`Align`](Error::Align) if a tensor is not as said,
+/// [`Shape`](Error::Shape), [`Stride`](Error::Stride), [`Align`](Error::Align) if a tensor breaks the table,
 /// [`Empty`](Error::Empty) for zero columns, [`Argument`](Error::Argument) for an `eps` that is negative or not finite,
-/// [`DType`](Error::DType) for `i8` codes that are not per token, [`Overlap`](Error::Overlap),
+/// [`DType`](Error::DType) for `i8` that is not per token, [`Overlap`](Error::Overlap),
 /// [`TooLarge`](Error::TooLarge) beyond 2^29 - 1 columns or 2^32 - 1 rows, [`DeviceMismatch`](Error::DeviceMismatch), and
-/// what loading and launching a kernel can answer. Nothing is written then.
+/// the errors of loading and launching a kernel. Nothing is written then.
 ///
 /// Source: Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", eq. 4.
 pub fn fused_rmsnorm_fp8_quant<T: Float, W: Smooth<T>, Q: Quantized>(
@@ -86,11 +81,11 @@ pub fn fused_rmsnorm_fp8_quant<T: Float, W: Smooth<T>, Q: Quantized>(
     second: Option<SecondRows<T, W>>,
     q: TensorViewMut<Q>,
     scale: Fp8Scale,
-    round_norm: bool,
+    rounding: NormRounding,
 ) -> Result<()> {
     let mut problem = Problem::first(OP, &norm)?;
     let [rows, cols] = norm.x.dims(OP, "x")?;
-    problem.codes(&q, [rows, cols], "shape of x")?;
+    problem.quantized(&q, [rows, cols], "shape of x")?;
     let per_token = matches!(scale, Fp8Scale::PerToken { .. });
     if Q::DTYPE == DType::I8 && !per_token {
         return Err(Error::dtype(OP, "q", Q::DTYPE, "fp8e4m3, fp8e4m3fnuz; i8 only with a scale per token"));
@@ -128,9 +123,9 @@ pub fn fused_rmsnorm_fp8_quant<T: Float, W: Smooth<T>, Q: Quantized>(
             scale_out = Some(scale);
             (1, 0, false)
         }
-        Fp8Scale::Group { size, scale, pow2 } => {
+        Fp8Scale::Group { size, scale, rule } => {
             scale_out = Some(scale);
-            (2, size.columns() as u32, pow2)
+            (2, size.columns() as u32, rule == GroupScaleRule::PowerOfTwo)
         }
     };
     let second_problem = second.as_ref().map(|s| Problem::second(OP, rows, s)).transpose()?;
@@ -145,11 +140,12 @@ pub fn fused_rmsnorm_fp8_quant<T: Float, W: Smooth<T>, Q: Quantized>(
         return Ok(());
     }
 
-    let plan = problem.plan::<T>(stream, OBJECTS, &KERNELS)?;
-    let mut launch = stream.launch(OP, &plan.kernel);
+    let plan = problem.plan::<T, _>(stream, &KERNELS)?;
+    let mut launch = stream.launch(OP);
     let NormRows { x, weight, residual, out, .. } = norm;
-    let params = Params {
-        head: problem.params(&mut launch, &plan, &FIRST, x, &weight, residual, out, round_norm)?,
+    let tensors = NormTensors { x, weight, residual, out };
+    let params = Fp8Params {
+        head: problem.params(&mut launch, plan.batch, &FIRST, tensors, rounding)?,
         smooth: launch.optional_input("smooth", smooth.as_ref())?,
         q: launch.output("q", &mut q.flatten_rows(OP, "q")?)?,
         scale: match &scale_in {
@@ -162,28 +158,35 @@ pub fn fused_rmsnorm_fp8_quant<T: Float, W: Smooth<T>, Q: Quantized>(
         group,
         pow2: pow2.into(),
     };
-    // SAFETY: the checks above make every row of the matrices `cols` long, and scales and vectors as long as their mode
-    // needs, which is what the kernel accesses, whatever the grid; the loader matches `Params` to the kernel.
-    unsafe { launch.run(plan.config, &params) }?;
-
-    let Some((second, problem)) = second.zip(second_problem) else { return Ok(()) };
-    let plan = problem.plan::<T>(stream, OBJECTS, &KERNELS)?;
-    let mut launch = stream.launch(OP, &plan.kernel);
-    let SecondRows { x, weight, out, .. } = second;
-    let absent = GlobalLayout::ABSENT;
-    let params = Params {
-        head: problem.params(&mut launch, &plan, &SECOND, x, &weight, None, Some(out), false)?,
-        smooth: absent,
-        q: absent,
-        scale: absent,
-        format: Q::FORMAT,
-        rule: params.rule,
-        mode: 0,
-        group: 0,
-        pow2: 0,
+    // Both launches are prepared before the first runs: an error leaves every output as it was.
+    let second = match second.zip(second_problem) {
+        None => None,
+        Some((second, problem)) => {
+            let plan = problem.plan::<T, _>(stream, &KERNELS)?;
+            let mut launch = stream.launch(OP);
+            let SecondRows { x, weight, out, .. } = second;
+            let tensors = NormTensors { x, weight, residual: None, out: Some(out) };
+            let absent = GlobalLayout::ABSENT;
+            let params = Fp8Params {
+                head: problem.params(&mut launch, plan.batch, &SECOND, tensors, NormRounding::F32)?,
+                smooth: absent,
+                q: absent,
+                scale: absent,
+                format: Q::FORMAT,
+                rule: params.rule,
+                mode: 0,
+                group: 0,
+                pow2: 0,
+            };
+            Some((launch, plan, params))
+        }
     };
-    // SAFETY: as above; without q nothing but `out2` is written.
-    unsafe { launch.run(plan.config, &params) }
+    // SAFETY: the checks above make every row of the matrices `cols` long, and scales and weights as long as the mode needs. The
+    // kernel accesses no more than that on any grid.
+    unsafe { launch.run(&plan.kernel, plan.config, &params) }?;
+    let Some((launch, plan, params)) = second else { return Ok(()) };
+    // SAFETY: as above; without q the kernel writes `out2` alone.
+    unsafe { launch.run(&plan.kernel, plan.config, &params) }
 }
 
 fn expect(is: bool, arg: &'static str, got: &[usize], want: impl FnOnce() -> String) -> Result<()> {

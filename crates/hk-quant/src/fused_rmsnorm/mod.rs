@@ -1,23 +1,26 @@
-//! Quantizers fused behind an RMS norm: the safe functions of `hip/fused_rmsnorm_fp8_quant_*.hip` and
-//! `hip/fused_rmsnorm_mxfp4_quant_*.hip`, and what they share.
+//! RMS norms with a quantizing epilogue: what the safe functions of `hip/fused_rmsnorm_fp8_quant_*.hip` and
+//! `hip/fused_rmsnorm_mxfp4_quant_*.hip` share.
 
 mod fp8;
 mod mxfp4;
+#[cfg(feature = "registry")]
 pub(crate) mod operators;
+#[cfg(feature = "registry")]
 pub(crate) mod reference;
 
 pub use fp8::{Fp8Scale, fused_rmsnorm_fp8_quant};
-pub use mxfp4::fused_rmsnorm_mxfp4_quant;
+pub use mxfp4::{NormMxfp4Options, fused_rmsnorm_mxfp4_quant};
 
 use crate::Smooth;
-use bytemuck::{Pod, Zeroable};
-use hk_core::rowwise::{RowPlan, RowProblem, RowTensor, RowVariant};
+use crate::kernels::hk::RmsScalars;
+use crate::kernels::norm_quant::NormParams;
+use bytemuck::Pod;
+use hk_core::plan::rows::{RowPlan, RowProblem, RowTensor, RowVariant, float_index};
 use hk_core::{
-    CodeObjects, DType, Error, Float, GlobalLayout, Launch, NamedOperand, Operand, Result, Stream,
-    TensorView, TensorViewMut,
+    DType, Error, Float, KernelRef, Launch, NamedOperand, Operand, Result, Stream, TensorView, TensorViewMut,
 };
 
-/// Rows to be normalised: `y = s * rsqrt(mean(s^2) + eps) * weight`, with `s = x`, or `x + residual_in`, in `f32`.
+/// Rows to normalize: `y = s * rsqrt(mean(s^2) + eps) * weight`, with `s = x`, or `x + residual_in`, in `f32`.
 ///
 /// | field                         | shape          | dtype                | layout                |
 /// |-------------------------------|----------------|----------------------|-----------------------|
@@ -29,70 +32,74 @@ use hk_core::{
 pub struct NormRows<'a, T: Float, W: Smooth<T>> {
     /// The rows.
     pub x: TensorView<'a, T>,
-    /// Multiplies the normalised values.
+    /// Multiplies the normalized values.
     pub weight: TensorView<'a, W>,
-    /// Added to the mean of the squares, inside the root. Finite and not negative.
+    /// Added to the mean square under the root. Finite, not negative.
     pub eps: f32,
-    /// `(residual_in, residual_out)`: added to `x`, and the sum rounded once. `residual_out` may be exactly `x` or exactly
-    /// `residual_in`.
+    /// `(residual_in, residual_out)`: added to `x`, and the rounded sum. `residual_out` may alias `x` or `residual_in` exactly.
     pub residual: Option<(TensorView<'a, T>, TensorViewMut<'a, T>)>,
     /// `y` itself, rounded once.
     pub out: Option<TensorViewMut<'a, T>>,
 }
 
-/// Further rows, as many as those to be quantized, that are normalised only: DeepSeek's compressed keys beside the queries.
+/// As many further rows that are normalized and not quantized: DeepSeek's compressed keys beside the queries.
 #[derive(Debug)]
 pub struct SecondRows<'a, T: Float, W: Smooth<T>> {
     /// The rows, `[rows, cols2]`.
     pub x: TensorView<'a, T>,
-    /// Multiplies the normalised values, `[cols2]`.
+    /// Multiplies the normalized values, `[cols2]`.
     pub weight: TensorView<'a, W>,
-    /// Added to the mean of the squares.
+    /// Added to the mean square under the root. Finite, not negative.
     pub eps: f32,
-    /// The normalised rows, `[rows, cols2]`.
+    /// The normalized rows, `[rows, cols2]`.
     pub out: TensorViewMut<'a, T>,
 }
 
-/// `norm_quant::NormParams` of `hip/norm_rows.h`.
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct NormParams {
-    x: GlobalLayout,
-    residual_in: GlobalLayout,
-    weight: GlobalLayout,
-    residual_out: GlobalLayout,
-    out: GlobalLayout,
-    eps: f32,
-    inv_cols: f32,
-    weight_offset: f32,
-    weight_is_f32: u32,
-    round_norm: u32,
-    batch: u32,
+/// Rounding of the norm before it is quantized.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum NormRounding {
+    /// None: `f32`.
+    #[default]
+    F32,
+    /// To the type of `x`: bitwise identical to storing the norm and quantizing that.
+    Input,
 }
 
-/// The entry points for each dtype, as `NORM_QUANT_ENTRIES` of `hip/norm_rows.h` makes them. Lanes are those of hk-norm.
+/// The tensors of one norm.
+struct NormTensors<'a, T: Float, W: Smooth<T>> {
+    x: TensorView<'a, T>,
+    weight: TensorView<'a, W>,
+    residual: Option<(TensorView<'a, T>, TensorViewMut<'a, T>)>,
+    out: Option<TensorViewMut<'a, T>>,
+}
+
+/// The entry points of a dtype, as `NORM_QUANT_ENTRIES` of `hip/norm_rows.h` lists them. Lanes are those of hk-norm.
 const VARIANTS: [RowVariant; 16] = [
-    RowVariant::vectors(64, 8, 1, 8),
-    RowVariant::vectors(512, 16, 1, 8),
-    RowVariant::vectors(2048, 64, 1, 8),
-    RowVariant::vectors(4096, 64, 1, 8),
-    RowVariant::vectors(6144, 128, 1, 8),
-    RowVariant::vectors(8192, 256, 1, 8),
-    RowVariant::vectors(16384, 256, 1, 8),
-    RowVariant::vectors(usize::MAX, 256, 1, 16),
-    RowVariant::elements(64, 8),
-    RowVariant::elements(512, 16),
-    RowVariant::elements(2048, 64),
-    RowVariant::elements(4096, 64),
-    RowVariant::elements(6144, 128),
-    RowVariant::elements(8192, 256),
-    RowVariant::elements(16384, 256),
-    RowVariant::elements(usize::MAX, 256),
+    RowVariant::vectorized(64, 8, 1, 8),
+    RowVariant::vectorized(512, 16, 1, 8),
+    RowVariant::vectorized(2048, 64, 1, 8),
+    RowVariant::vectorized(4096, 64, 1, 8),
+    RowVariant::vectorized(6144, 128, 1, 8),
+    RowVariant::vectorized(8192, 256, 1, 8),
+    RowVariant::vectorized(16384, 256, 1, 8),
+    RowVariant::vectorized(usize::MAX, 256, 1, 16),
+    RowVariant::scalar(64, 8),
+    RowVariant::scalar(512, 16),
+    RowVariant::scalar(2048, 64),
+    RowVariant::scalar(4096, 64),
+    RowVariant::scalar(6144, 128),
+    RowVariant::scalar(8192, 256),
+    RowVariant::scalar(16384, 256),
+    RowVariant::scalar(usize::MAX, 256),
 ];
 
-macro_rules! names {
-    ($op:literal) => {
+/// By dtype (bf16, f16, f32), then by variant.
+type Kernels<P> = [[KernelRef<P>; VARIANTS.len()]; 3];
+
+macro_rules! kernels {
+    ($params:ty, $op:literal) => {
         hk_core::row_kernels!(
+            $params,
             $op,
             ["bf16", "f16", "f32"],
             [
@@ -104,21 +111,21 @@ macro_rules! names {
                 "8192",
                 "16384",
                 "long",
-                "64_elements",
-                "512_elements",
-                "2048_elements",
-                "4096_elements",
-                "6144_elements",
-                "8192_elements",
-                "16384_elements",
-                "long_elements"
+                "64_scalar",
+                "512_scalar",
+                "2048_scalar",
+                "4096_scalar",
+                "6144_scalar",
+                "8192_scalar",
+                "16384_scalar",
+                "long_scalar"
             ]
         )
     };
 }
-use names;
+use kernels;
 
-/// Arguments have other names for the second rows.
+/// Argument names of the first or the second rows.
 struct Names {
     x: &'static str,
     weight: &'static str,
@@ -160,7 +167,7 @@ impl Problem {
         Ok(Self { op, rows, eps, weight_is_f32: W::DTYPE == DType::F32 })
     }
 
-    /// The first rows, with their residual and their output.
+    /// The first rows, with residual and output.
     fn first<T: Float, W: Smooth<T>>(op: &'static str, norm: &NormRows<T, W>) -> Result<Self> {
         let mut problem = Self::new(op, &FIRST, &norm.x, &norm.weight, norm.eps)?;
         let shape = norm.x.shape();
@@ -190,35 +197,26 @@ impl Problem {
         Ok(problem)
     }
 
-    /// Adds the codes.
-    fn codes(&mut self, q: &impl RowTensor, shape: [usize; 2], why: &str) -> Result<()> {
+    /// Adds the quantized output.
+    fn quantized(&mut self, q: &impl RowTensor, shape: [usize; 2], why: &str) -> Result<()> {
         self.rows.shaped("q", q, &shape, why)
     }
 
-    fn plan<T: Float>(
-        &self,
-        stream: &Stream,
-        objects: [&'static CodeObjects; 3],
-        names: &[[&'static str; VARIANTS.len()]; 3],
-    ) -> Result<RowPlan> {
-        let dtype = hk_core::rowwise::float_index(T::DTYPE);
-        self.rows.plan(stream, objects[dtype], &VARIANTS, &names[dtype])
+    fn plan<T: Float, P: Pod>(&self, stream: &Stream, kernels: &Kernels<P>) -> Result<RowPlan<P>> {
+        self.rows.plan(stream, &VARIANTS, &kernels[float_index(T::DTYPE)])
     }
 
     /// The head of the parameters of a launch.
-    #[expect(clippy::too_many_arguments, reason = "the tensors of a norm")]
     fn params<'a, T: Float, W: Smooth<T>>(
         &self,
         launch: &mut Launch<'a>,
-        plan: &RowPlan,
+        batch: u32,
         names: &Names,
-        x: TensorView<'a, T>,
-        weight: &TensorView<'a, W>,
-        residual: Option<(TensorView<'a, T>, TensorViewMut<'a, T>)>,
-        out: Option<TensorViewMut<'a, T>>,
-        round_norm: bool,
+        tensors: NormTensors<'a, T, W>,
+        rounding: NormRounding,
     ) -> Result<NormParams> {
         let op = self.op;
+        let NormTensors { x, weight, residual, out } = tensors;
         let (residual_in, residual_out) = residual.unzip();
         let residual_in = residual_in.map(|t| t.flatten_rows(op, "residual_in")).transpose()?;
         let mut residual_out = residual_out.map(|t| t.flatten_rows(op, "residual_out")).transpose()?;
@@ -226,23 +224,25 @@ impl Problem {
         Ok(NormParams {
             x: launch.input(names.x, &x.flatten_rows(op, names.x)?)?,
             residual_in: launch.optional_input("residual_in", residual_in.as_ref())?,
-            weight: launch.input(names.weight, weight)?,
+            weight: launch.input(names.weight, &weight)?,
             residual_out: launch.optional_output("residual_out", residual_out.as_mut())?,
             out: launch.optional_output(names.out, out.as_mut())?,
-            eps: self.eps,
-            inv_cols: (1.0 / self.rows.cols() as f64) as f32,
-            weight_offset: -0.0, // leaves every weight as it is
-            weight_is_f32: self.weight_is_f32.into(),
-            round_norm: round_norm.into(),
-            batch: plan.batch,
+            norm: RmsScalars {
+                eps: self.eps,
+                inv_cols: (1.0 / self.rows.cols() as f64) as f32,
+                weight_offset: -0.0, // adding 0 would turn a weight of -0 into 0
+                weight_is_f32: self.weight_is_f32.into(),
+            },
+            round_norm: (rounding == NormRounding::Input).into(),
+            batch,
         })
     }
 }
 
-/// An output, and which inputs it may exactly be.
+/// An output, and the inputs that it may alias exactly.
 type Output<'a> = (NamedOperand<'a>, &'static [&'static str]);
 
-/// Checks that outputs share memory with no other tensor, but for `residual_out`.
+/// Checks that outputs share memory with no other tensor, except `residual_out` with its inputs.
 fn check_aliases<T: Float, W: Smooth<T>>(
     op: &'static str,
     norm: &NormRows<T, W>,

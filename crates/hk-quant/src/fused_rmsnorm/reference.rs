@@ -1,8 +1,8 @@
-//! The operators of this module again, in f64 and plain loops.
+//! References of this module's operators, in f64 and plain loops.
 
 use hk_core::Float;
 
-/// What the norm before a quantizer gives; not rounded but for `residual_out`.
+/// The norm before the quantizer; only `residual_out` is rounded.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NormedRows {
     /// `[rows, cols]`

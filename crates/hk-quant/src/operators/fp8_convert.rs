@@ -4,7 +4,8 @@ use crate::{kernels, reference};
 use hk_core::DType;
 use hk_core::Result;
 use hk_core::registry::{
-    ArgSpec, CallSpec, Case, HostCall, HostTensorF64, Named, Operator, Sample, TensorSpec, Tolerance, Traffic,
+    ArgSpec, BenchSizes, CallSpec, Case, HostCall, HostTensorF64, Named, Operator, Sample, TensorSpec,
+    Tolerance, Traffic,
 };
 
 const SCALE: ArgSpec = ArgSpec::input("scale", &[DType::F32], 1, "any")
@@ -40,6 +41,11 @@ pub(crate) const FP8_OCP_TO_FNUZ: Operator = Operator {
     scalars: &[],
     kernels: &[&kernels::FP8_CONVERT],
     cases: cases!(Fp8E4M3: "DeepSeek-V3 q_b, 128 x 128 blocks" [1536, 1536], [12, 12]),
+    bench: BenchSizes::Cases(&[Case {
+        label: "32768 x 16384, 128 x 128 blocks",
+        tensors: &[("q", DType::Fp8E4M3, &[32_768, 16_384]), ("scale", DType::F32, &[256, 128])],
+        scalars: &[],
+    }]),
     corners: cases!(Fp8E4M3: "rows of 2048" [40, 2048], [40, 16]; "rows of 101" [70, 101], [300]; "many, zeros of both signs among them" [300, 2048], [40]),
     outputs: |call| outputs(call, DType::Fp8E4M3Fnuz),
     run: |stream, call| {
@@ -57,6 +63,11 @@ pub(crate) const FP8_FNUZ_TO_OCP: Operator = Operator {
     summary: "the same bytes with half the scale; NaN becomes the OCP's, 240 saturates",
     args: &[q(&[DType::Fp8E4M3Fnuz]), SCALE, out(&[DType::Fp8E4M3]), SCALE_OUT],
     cases: cases!(Fp8E4M3Fnuz: "DeepSeek-V3 q_b, 128 x 128 blocks" [1536, 1536], [12, 12]),
+    bench: BenchSizes::Cases(&[Case {
+        label: "32768 x 16384, 128 x 128 blocks",
+        tensors: &[("q", DType::Fp8E4M3Fnuz, &[32_768, 16_384]), ("scale", DType::F32, &[256, 128])],
+        scalars: &[],
+    }]),
     corners: cases!(Fp8E4M3Fnuz: "rows of 2048" [40, 2048], [40, 16]; "rows of 101" [70, 101], [300]),
     outputs: |call| outputs(call, DType::Fp8E4M3),
     run: |stream, call| {

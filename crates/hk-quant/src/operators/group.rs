@@ -1,11 +1,11 @@
 //! `group_quant`.
 
-use super::{OUTPUT, Q, SCALE, X, encode};
-use crate::{GroupOptions, kernels, reference};
+use super::{OUTPUT, Q, SCALE, X, round};
+use crate::{GroupOptions, GroupScaleRule, kernels, reference};
 use hk_core::quant::{GroupSize, Quantized};
 use hk_core::registry::{
-    ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named, Operator, Scalar,
-    ScalarSpec, TensorSpec, Traffic,
+    ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named,
+    Operator, Scalar, ScalarSpec, TensorSpec, Traffic,
 };
 use hk_core::{DType, E8M0, Error, Result, Stream, TensorViewMut, with_float, with_quantized};
 
@@ -29,19 +29,19 @@ pub(crate) const GROUP_QUANT: Operator = Operator {
             name: "group",
             default: Scalar::Int(128),
             choices: &[],
-            summary: "columns that share a scale: 32, 64, 128",
+            summary: "columns per scale: 32, 64, 128",
         },
         ScalarSpec {
             name: "scale",
             default: Scalar::Choice("f32"),
             choices: &["f32", "pow2", "e8m0"],
-            summary: "scales: any, powers of two, powers of two in a byte",
+            summary: "scales: f32, powers of two in f32, or e8m0",
         },
         ScalarSpec {
             name: "col_major",
             default: Scalar::Bool(false),
             choices: &[],
-            summary: "scales lie column by column",
+            summary: "scales are column-major",
         },
     ],
     kernels: &[&kernels::GROUP_QUANT],
@@ -53,6 +53,12 @@ pub(crate) const GROUP_QUANT: Operator = Operator {
             scalars: &[("col_major", Scalar::Bool(true))],
         },
     ],
+    bench: BenchSizes::Rows {
+        shapes: &[[4096, 7168], [51_200, 8192]],
+        matrices: &["x"],
+        vectors: &[],
+        scalars: &[("output", Scalar::Choice("fp8e4m3"))],
+    },
     corners: CORNERS,
     outputs,
     run,
@@ -66,7 +72,7 @@ tile_corners!(CORNERS, []:
     F32 [("group", Scalar::Int(32)), ("output", Scalar::Choice("i8")), ("scale", Scalar::Choice("e8m0")),
         ("col_major", Scalar::Bool(true))]);
 
-/// The columns of a group, which the scalar `name` gives.
+/// Columns per group, from the scalar `name`.
 pub(crate) fn group_size<V: Described>(call: &Call<V>, name: &'static str) -> Result<GroupSize> {
     match call.int(name)? {
         32 => Ok(GroupSize::G32),
@@ -78,7 +84,11 @@ pub(crate) fn group_size<V: Described>(call: &Call<V>, name: &'static str) -> Re
 
 fn options<V: Described>(call: &Call<V>) -> Result<GroupOptions> {
     let group = group_size(call, "group")?;
-    Ok(GroupOptions { group, pow2_scale: call.choice("scale")? != "f32" })
+    let scale_rule = match call.choice("scale")? {
+        "f32" => GroupScaleRule::Exact,
+        _ => GroupScaleRule::PowerOfTwo,
+    };
+    Ok(GroupOptions { group, scale_rule })
 }
 
 fn outputs(call: &CallSpec) -> Result<Named<TensorSpec>> {
@@ -87,8 +97,8 @@ fn outputs(call: &CallSpec) -> Result<Named<TensorSpec>> {
     let groups = x.shape.last().copied().unwrap_or(1).div_ceil(options(call)?.group.columns());
     let shape = if call.bool("col_major")? { [groups, rows] } else { [rows, groups] };
     let scales = if call.choice("scale")? == "e8m0" { DType::E8M0 } else { DType::F32 };
-    let codes = call.choice("output")?.parse()?;
-    Ok(vec![("q", TensorSpec::new(codes, x.shape())), ("scale", TensorSpec::new(scales, shape))])
+    let dtype = call.choice("output")?.parse()?;
+    Ok(vec![("q", TensorSpec::new(dtype, x.shape())), ("scale", TensorSpec::new(scales, shape))])
 }
 
 /// The scales as `[rows, groups]`.
@@ -102,10 +112,10 @@ pub(super) fn as_rows<T: hk_core::Element>(
 fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (inputs, mut outputs) = call.split();
     let options = options(&inputs)?;
-    let codes = inputs.choice("output")?.parse()?;
+    let dtype = inputs.choice("output")?.parse()?;
     let col_major = inputs.bool("col_major")?;
     with_float!("group_quant", "x", inputs.get("x")?.dtype(), T => {
-        with_quantized!("group_quant", "q", codes, Q => {
+        with_quantized!("group_quant", "q", dtype, Q => {
             let (x, q) = (inputs.view::<T>("x")?, outputs.take::<Q>("q")?);
             if inputs.choice("scale")? == "e8m0" {
                 let scale = as_rows(outputs.take::<E8M0>("scale")?, col_major)?;
@@ -118,7 +128,7 @@ fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     })
 }
 
-/// The matrix turned, if it is to lie column by column.
+/// The matrix, transposed for column-major scales.
 pub(super) fn turned(values: Vec<f64>, rows: usize, col_major: bool) -> HostTensorF64 {
     let cols = values.len() / rows.max(1);
     if !col_major {
@@ -135,7 +145,7 @@ fn reference_group(call: &HostCall) -> Result<Named<HostTensorF64>> {
     let options = options(call)?;
     with_quantized!("group_quant", "q", call.choice("output")?.parse()?, Q => {
         let group = options.group.columns();
-        let out = reference::group_quant(&x.to_f64(), cols, group, options.pow2_scale, Q::FORMAT, encode::<Q>);
+        let out = reference::group_quant(&x.to_f64(), cols, group, options.scale_rule, Q::FORMAT, round::<Q>);
         let scale = turned(out.scale, rows, call.bool("col_major")?);
         Ok(vec![("q", HostTensorF64::new(x.shape(), out.q)), ("scale", scale)])
     })

@@ -1,6 +1,6 @@
 //! The operators as data, for the `hk` program, the demo and the documentation.
 
-/// Cases for each entry point of a kernel in tiles: for each dtype, with its scalars.
+/// Cases for each entry point of a tiled kernel: per dtype, with its scalars.
 macro_rules! tile_corners {
     ($name:ident, $more:tt: $($dtype:ident $scalars:tt),+) => {
         static $name: &[hk_core::registry::Case] = &[$(
@@ -52,22 +52,22 @@ pub static OPERATORS: &[Operator] = &[
 ];
 
 pub(crate) const FLOATS: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
-pub(crate) const CODES: &[DType] = &[DType::I8, DType::Fp8E4M3, DType::Fp8E4M3Fnuz];
+pub(crate) const QUANTIZED: &[DType] = &[DType::I8, DType::Fp8E4M3, DType::Fp8E4M3Fnuz];
 
 const X: ArgSpec = ArgSpec::input("x", FLOATS, 2, "[.., cols]").ranks(1, 5);
-const Q: ArgSpec = ArgSpec { role: Role::Out(Tolerance::Neighbour), dtypes: CODES, name: "q", ..X };
-/// Scales are defined to the bit.
+const Q: ArgSpec = ArgSpec { role: Role::Out(Tolerance::Neighbour), dtypes: QUANTIZED, name: "q", ..X };
+/// Scales are defined bitwise.
 const SCALE: ArgSpec = ArgSpec::output("scale", Tolerance::Exact, &[DType::F32], 1, "[rows]");
 
-/// The type of the codes, which the inputs do not tell.
+/// The type of `q`, which does not follow from the inputs.
 pub(crate) const OUTPUT: ScalarSpec = ScalarSpec {
     name: "output",
     default: Scalar::Choice("fp8e4m3"),
     choices: &["i8", "fp8e4m3", "fp8e4m3fnuz"],
-    summary: "type of the codes",
+    summary: "type of q",
 };
 
-/// The value of the code for a float.
-fn encode<Q: Quantized>(x: f32) -> f64 {
+/// Rounds a float to a quantized type.
+fn round<Q: Quantized>(x: f32) -> f64 {
     f64::from(Q::from_f32(x).to_f32())
 }

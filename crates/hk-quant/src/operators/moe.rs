@@ -1,11 +1,11 @@
 //! `moe_smoothquant`.
 
-use super::{FLOATS, OUTPUT, Q, SCALE, X, encode};
+use super::{FLOATS, OUTPUT, Q, SCALE, X, round};
 use crate::{MoeOrder, kernels, reference};
 use hk_core::quant::Quantized;
 use hk_core::registry::{
-    ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named, Operator, Sample,
-    Scalar, ScalarSpec, TensorSpec, Traffic,
+    ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named,
+    Operator, Sample, Scalar, ScalarSpec, TensorSpec, Traffic,
 };
 use hk_core::{DType, Result, Stream, with_float, with_quantized};
 
@@ -17,7 +17,6 @@ pub(crate) const MOE_SMOOTHQUANT: Operator = Operator {
         ArgSpec { shape: "[tokens, cols] or [tokens, topk, cols]", rank: (2, 3), ..X },
         ArgSpec::input("smooth", FLOATS, 2, "[experts, cols]")
             .sampled(Sample::Uniform { low: 0.25, high: 4.0 }),
-        // None is left out: rows that are not written could not be compared.
         ArgSpec::input("topk_ids", &[DType::I32], 2, "[tokens, topk]")
             .sampled(Sample::Integers { low: 0, high: 9 }),
         ArgSpec { shape: "[tokens * topk, cols]", rank: (2, 2), ..Q },
@@ -53,6 +52,15 @@ pub(crate) const MOE_SMOOTHQUANT: Operator = Operator {
             scalars: &[],
         },
     ],
+    bench: BenchSizes::Cases(&[Case {
+        label: "Qwen3 30B-A3B, 65536 tokens, 8 of 128 experts",
+        tensors: &[
+            ("x", DType::Bf16, &[65_536, 2048]),
+            ("smooth", DType::F32, &[128, 2048]),
+            ("topk_ids", DType::I32, &[65_536, 8]),
+        ],
+        scalars: &[],
+    }]),
     corners: CORNERS,
     outputs,
     run,
@@ -60,7 +68,7 @@ pub(crate) const MOE_SMOOTHQUANT: Operator = Operator {
     traffic,
 };
 
-/// Cases for each entry point: experts 5 to 8 are beyond those that there are.
+/// Cases for each entry point. Experts 5 to 8 do not exist.
 macro_rules! corners {
     ($($dtype:ident $factor:ident [$($scalars:tt)*]),+) => {
         &[$(
@@ -96,28 +104,28 @@ fn order<V: Described>(call: &Call<V>) -> Result<MoeOrder> {
 fn outputs(call: &CallSpec) -> Result<Named<TensorSpec>> {
     let cols = call.get("x")?.shape.last().copied().unwrap_or(0);
     let rows = call.get("topk_ids")?.shape.iter().product::<usize>();
-    let codes = call.choice("output")?.parse()?;
-    Ok(vec![("q", TensorSpec::new(codes, [rows, cols])), ("scale", TensorSpec::new(DType::F32, [rows]))])
+    let dtype = call.choice("output")?.parse()?;
+    Ok(vec![("q", TensorSpec::new(dtype, [rows, cols])), ("scale", TensorSpec::new(DType::F32, [rows]))])
 }
 
-/// At most the factors of as many experts are read as there are choices.
+/// The factors of the chosen experts are read once.
 fn traffic(call: &HostCall) -> Traffic {
     let once = Traffic::once(call);
     let (Ok(smooth), Ok(ids)) = (call.get("smooth"), call.get("topk_ids")) else { return once };
     let experts = smooth.shape().first().copied().unwrap_or(0) as i64;
     let ids = ids.to_f64().into_iter().map(|id| id as i64).filter(|id| (0..experts).contains(id));
-    let met = ids.collect::<std::collections::BTreeSet<_>>().len() as u64;
+    let chosen = ids.collect::<std::collections::BTreeSet<_>>().len() as u64;
     let all = smooth.bytes().len() as u64;
-    Traffic { read: once.read - all + all / experts.max(1) as u64 * met, ..once }
+    Traffic { read: once.read - all + all / experts.max(1) as u64 * chosen, ..once }
 }
 
 fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (inputs, mut outputs) = call.split();
-    let (codes, order) = (inputs.choice("output")?.parse()?, order(&inputs)?);
+    let (dtype, order) = (inputs.choice("output")?.parse()?, order(&inputs)?);
     let smooth_type = inputs.get("smooth")?.dtype();
     let ids = inputs.view("topk_ids")?;
     with_float!("moe_smoothquant", "x", inputs.get("x")?.dtype(), T => {
-        with_quantized!("moe_smoothquant", "q", codes, Q => {
+        with_quantized!("moe_smoothquant", "q", dtype, Q => {
             let (q, scale) = (outputs.take::<Q>("q")?, outputs.take("scale")?);
             let x = inputs.view::<T>("x")?;
             if smooth_type == DType::F32 {
@@ -135,9 +143,9 @@ fn reference_moe(call: &HostCall) -> Result<Named<HostTensorF64>> {
     let cols = smooth.shape().last().copied().unwrap_or(1);
     let ids: Vec<i64> = ids.to_f64().iter().map(|&id| id as i64).collect();
     with_quantized!("moe_smoothquant", "q", call.choice("output")?.parse()?, Q => {
-        let out = reference::moe_smoothquant(
-            &x.to_f64(), &smooth.to_f64(), cols, &ids, topk, order(call)?, Q::FORMAT, encode::<Q>,
-        );
+        let smooth = smooth.to_f64();
+        let experts = reference::Experts { smooth: &smooth, topk_ids: &ids, topk, order: order(call)? };
+        let out = reference::moe_smoothquant(&x.to_f64(), cols, experts, Q::FORMAT, round::<Q>);
         Ok(vec![
             ("q", HostTensorF64::new([ids.len(), cols], out.q)),
             ("scale", HostTensorF64::new([ids.len()], out.scale)),

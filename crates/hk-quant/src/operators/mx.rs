@@ -5,8 +5,8 @@ use super::group::{as_rows, turned};
 use crate::{MxOptions, kernels, reference};
 use hk_core::quant::{BlockRule, BlockScale, ScaleLayout, shuffled_len};
 use hk_core::registry::{
-    ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named, Operator, Sample,
-    Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
+    ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named,
+    Operator, Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
 use hk_core::{DType, Error, Fp4Rounding, Result, Stream, with_float};
 
@@ -32,7 +32,7 @@ pub(crate) const DYNAMIC_MXFP4_QUANT: Operator = Operator {
             name: "scale_layout",
             default: Scalar::Choice("row_major"),
             choices: &["row_major", "col_major", "shuffled950"],
-            summary: "how scales lie",
+            summary: "layout of the scales",
         },
     ],
     kernels: &[&kernels::MX_QUANT],
@@ -44,6 +44,7 @@ pub(crate) const DYNAMIC_MXFP4_QUANT: Operator = Operator {
             scalars: &[("scale_layout", Scalar::Choice("shuffled950"))],
         },
     ],
+    bench: BenchSizes::rows(&[[4096, 7168], [61_440, 8192]], &["x"], &[]),
     corners: CORNERS,
     outputs,
     run,
@@ -66,6 +67,11 @@ pub(crate) const SHUFFLE_SCALES: Operator = Operator {
         tensors: &[("plain", DType::E8M0, &[512, 224])],
         scalars: &[],
     }],
+    bench: BenchSizes::Cases(&[Case {
+        label: "1048576 x 512",
+        tensors: &[("plain", DType::E8M0, &[1_048_576, 512])],
+        scalars: &[],
+    }]),
     corners: &[
         Case { label: "300 rows of 9", tensors: &[("plain", DType::E8M0, &[300, 9])], scalars: &[] },
         Case { label: "1 row of 1", tensors: &[("plain", DType::E8M0, &[1, 1])], scalars: &[] },
@@ -99,8 +105,8 @@ pub(crate) const UNSHUFFLE_SCALES: Operator = Operator {
         ArgSpec::output("plain", Tolerance::Exact, &[DType::E8M0], 2, "[rows, blocks]"),
     ],
     scalars: &[
-        ScalarSpec { name: "rows", default: Scalar::Int(256), choices: &[], summary: "rows" },
-        ScalarSpec { name: "blocks", default: Scalar::Int(8), choices: &[], summary: "blocks of a row" },
+        ScalarSpec { name: "rows", default: Scalar::Count(256), choices: &[], summary: "rows" },
+        ScalarSpec { name: "blocks", default: Scalar::Count(8), choices: &[], summary: "blocks per row" },
     ],
     kernels: &[&kernels::SCALES],
     cases: &[Case {
@@ -108,6 +114,11 @@ pub(crate) const UNSHUFFLE_SCALES: Operator = Operator {
         tensors: &[("shuffled", DType::E8M0, &[512 * 224])],
         scalars: &[("rows", Scalar::Int(512)), ("blocks", Scalar::Int(224))],
     }],
+    bench: BenchSizes::Cases(&[Case {
+        label: "1048576 x 512",
+        tensors: &[("shuffled", DType::E8M0, &[1 << 29])],
+        scalars: &[("rows", Scalar::Int(1_048_576)), ("blocks", Scalar::Int(512))],
+    }]),
     corners: &[
         Case {
             label: "300 rows of 9",
@@ -150,23 +161,17 @@ fn plain_shape(plain: &TensorSpec) -> Result<[usize; 2]> {
 }
 
 fn given_shape<V: Described>(call: &Call<V>) -> Result<[usize; 2]> {
-    let mut shape = [0; 2];
-    for (n, name) in shape.iter_mut().zip(["rows", "blocks"]) {
-        let value = call.int(name)?;
-        *n = usize::try_from(value)
-            .map_err(|_| Error::argument("unshuffle_scales", name, value, "a length"))?;
-    }
-    Ok(shape)
+    Ok([call.size("rows")?, call.size("blocks")?])
 }
 
 pub(crate) const MODE: ScalarSpec = ScalarSpec {
     name: "mode",
     default: Scalar::Choice("even"),
     choices: &["even", "round_up", "floor"],
-    summary: "how a scale follows from the largest magnitude",
+    summary: "rule of the scale from the largest magnitude",
 };
 
-/// What [`MODE`] is.
+/// The value of [`MODE`].
 pub(crate) fn mode<V: Described>(call: &Call<V>) -> Result<BlockScale> {
     Ok(match call.choice("mode")? {
         "round_up" => BlockScale::RoundUp,
@@ -184,7 +189,7 @@ fn options<V: Described>(call: &Call<V>) -> Result<MxOptions> {
     Ok(MxOptions { mode: mode(call)?, scale_layout })
 }
 
-/// Rows, columns and blocks of a row.
+/// Rows, columns and blocks per row.
 fn sizes(x: &TensorSpec) -> (usize, usize, usize) {
     let cols = x.shape.last().copied().unwrap_or(1);
     (x.shape.iter().rev().skip(1).product(), cols, cols.div_ceil(32))
@@ -193,8 +198,8 @@ fn sizes(x: &TensorSpec) -> (usize, usize, usize) {
 fn outputs(call: &CallSpec) -> Result<Named<TensorSpec>> {
     let x = call.get("x")?;
     let (rows, _, blocks) = sizes(x);
-    let mut codes = x.shape.clone();
-    if let Some(last) = codes.last_mut() {
+    let mut shape = x.shape.clone();
+    if let Some(last) = shape.last_mut() {
         *last /= 2;
     }
     let scale = match options(call)?.scale_layout {
@@ -202,7 +207,7 @@ fn outputs(call: &CallSpec) -> Result<Named<TensorSpec>> {
         ScaleLayout::ColMajor => vec![blocks, rows],
         ScaleLayout::Shuffled950 => vec![shuffled_len(rows, blocks).unwrap_or(usize::MAX)],
     };
-    Ok(vec![("q", TensorSpec::new(DType::Fp4x2, codes)), ("scale", TensorSpec::new(DType::E8M0, scale))])
+    Ok(vec![("q", TensorSpec::new(DType::Fp4x2, shape)), ("scale", TensorSpec::new(DType::E8M0, scale))])
 }
 
 fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {

@@ -3,8 +3,8 @@
 use crate::{kernels, reference};
 use hk_core::quant::{BlockRule, BlockScale, MxElement};
 use hk_core::registry::{
-    ArgSpec, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensor, HostTensorF64, Named,
-    Operator, Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
+    ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensor, HostTensorF64,
+    Named, Operator, Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
 use hk_core::{DType, Error, Fp4Rounding, Fp4x2, Fp8E4M3, Fp8E5M2, Result, Stream, bf16, f16};
 
@@ -55,7 +55,7 @@ pub(crate) const DOWNCAST_TO_MXFP: Operator = Operator {
             name: "mode",
             default: Scalar::Choice("round_up"),
             choices: &["round_up", "round_down"],
-            summary: "how a scale follows from the largest magnitude",
+            summary: "rule of the scale from the largest magnitude",
         },
     ],
     kernels: &[&kernels::MX_QUANT, &kernels::MXFP],
@@ -71,6 +71,12 @@ pub(crate) const DOWNCAST_TO_MXFP: Operator = Operator {
             scalars: &[("element", Scalar::Choice("fp8e4m3"))],
         },
     ],
+    bench: BenchSizes::Rows {
+        shapes: &[[61_440, 8192]],
+        matrices: &["x"],
+        vectors: &[],
+        scalars: &[("element", Scalar::Choice("fp8e4m3"))],
+    },
     corners: &[
         corner!("rows", Bf16, [40, 256], -1, "fp4", "round_up"),
         corner!("middle axis", Bf16, [3, 64, 272], 1, "fp4", "round_up"),
@@ -118,6 +124,11 @@ pub(crate) const UPCAST_FROM_MXFP: Operator = Operator {
             scalars: &[],
         },
     ],
+    bench: BenchSizes::Cases(&[Case {
+        label: "61440 x 8192",
+        tensors: &[("q", DType::Fp4x2, &[61_440, 4096]), ("scale", DType::E8M0, &[61_440, 256])],
+        scalars: &[],
+    }]),
     corners: &[
         up_corner!("rows", Fp4x2, [40, 128], [40, 8], -1, "bf16"),
         up_corner!("rows, f16", Fp8E4M3, [40, 256], [40, 8], -1, "f16"),
@@ -137,8 +148,12 @@ pub(crate) const UPCAST_FROM_MXFP: Operator = Operator {
 
 const HALVES: &[DType] = &[DType::Bf16, DType::F16];
 const ELEMENTS: &[DType] = &[DType::Fp4x2, DType::Fp8E4M3, DType::Fp8E5M2];
-const AXIS: ScalarSpec =
-    ScalarSpec { name: "axis", default: Scalar::Int(-1), choices: &[], summary: "that blocks lie along" };
+const AXIS: ScalarSpec = ScalarSpec {
+    name: "axis",
+    default: Scalar::Int(-1),
+    choices: &[],
+    summary: "axis of the blocks; negative: from the end",
+};
 
 /// Runs `$body` with `$e` as the type of the elements of a dtype.
 macro_rules! with_mx {
@@ -177,12 +192,12 @@ fn axis<V: Described>(call: &Call<V>, shape: &[usize]) -> Result<usize> {
     found.ok_or_else(|| Error::argument(call.operator().name, "axis", axis, "an axis"))
 }
 
-/// Values of an element.
+/// Values per element.
 fn per_element(dtype: DType) -> usize {
     if dtype == DType::Fp4x2 { 2 } else { 1 }
 }
 
-/// The shape with `axis` as long as said.
+/// The shape with another length of `axis`.
 fn with_axis(shape: &[usize], axis: usize, length: usize) -> Vec<usize> {
     let mut shape = shape.to_vec();
     shape[axis] = length;
@@ -221,7 +236,7 @@ fn run_down(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     })
 }
 
-/// The value of the nearest element.
+/// Rounds a float to an element.
 fn nearest(element: DType) -> impl Fn(f32) -> f64 {
     let fp4 = reference::fp4(Fp4Rounding::NearestAway);
     move |x| match element {
@@ -231,7 +246,7 @@ fn nearest(element: DType) -> impl Fn(f32) -> f64 {
     }
 }
 
-/// The values of a tensor with the given axis last. Pairs of fp4 come as they lie along that axis.
+/// The values of a tensor, transposed so that the axis is last. Pairs of fp4 are unpacked along that axis.
 fn values(tensor: &HostTensor, axis: usize) -> Vec<f64> {
     let [outer, length, inner] = around(tensor.shape(), axis);
     let all = tensor.to_f64();
@@ -245,7 +260,7 @@ fn values(tensor: &HostTensor, axis: usize) -> Vec<f64> {
     even.iter().zip(&odd).flat_map(|(a, b)| [*a, *b]).collect()
 }
 
-/// The inverse: values with the axis last, of which `per_element` are one element, to a tensor of `shape` elements.
+/// The inverse: values with the axis last, `per_element` per element, to a tensor of `shape` elements.
 fn tensor(values: &[f64], shape: &[usize], axis: usize, per_element: usize) -> HostTensorF64 {
     let [outer, length, inner] = around(shape, axis);
     let back = [outer, inner, length];

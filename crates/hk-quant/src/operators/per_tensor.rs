@@ -1,11 +1,11 @@
 //! `per_tensor_quant_static`, `per_tensor_quant_dynamic` and `downcast_to_static_fp8`.
 
-use super::{OUTPUT, Q, SCALE, X, encode};
+use super::{OUTPUT, Q, SCALE, X, round};
 use crate::{kernels, reference};
 use hk_core::quant::Quantized;
 use hk_core::registry::{
-    ArgSpec, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named, Operator, Sample, Scalar,
-    ScalarSpec, TensorSpec, Traffic,
+    ArgSpec, BenchSizes, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named, Operator,
+    Sample, Scalar, ScalarSpec, TensorSpec, Traffic,
 };
 use hk_core::{DType, Result, Stream, with_float, with_quantized};
 
@@ -28,6 +28,18 @@ pub(crate) const PER_TENSOR_QUANT_STATIC: Operator = Operator {
             scalars: &[],
         },
     ],
+    bench: BenchSizes::Cases(&[
+        Case {
+            label: "4096 x 4096",
+            tensors: &[("x", DType::Bf16, &[4096, 4096]), ("scale", DType::F32, &[1])],
+            scalars: &[("output", Scalar::Choice("fp8e4m3"))],
+        },
+        Case {
+            label: "51200 x 8192",
+            tensors: &[("x", DType::Bf16, &[51200, 8192]), ("scale", DType::F32, &[1])],
+            scalars: &[("output", Scalar::Choice("fp8e4m3"))],
+        },
+    ]),
     corners: CORNERS_STATIC,
     outputs: outputs_static,
     run: run_static,
@@ -46,6 +58,12 @@ pub(crate) const PER_TENSOR_QUANT_DYNAMIC: Operator = Operator {
         Case { label: "Llama-3 8B, 128 tokens", tensors: &[("x", DType::Bf16, &[128, 4096])], scalars: &[] },
         Case { label: "DeepSeek-V3, 64 tokens", tensors: &[("x", DType::Bf16, &[64, 7168])], scalars: &[] },
     ],
+    bench: BenchSizes::Rows {
+        shapes: &[[4096, 7168], [51_200, 8192]],
+        matrices: &["x"],
+        vectors: &[],
+        scalars: &[("output", Scalar::Choice("fp8e4m3"))],
+    },
     corners: CORNERS_DYNAMIC,
     outputs: outputs_dynamic,
     run: run_dynamic,
@@ -65,6 +83,18 @@ pub(crate) const DOWNCAST_TO_STATIC_FP8: Operator = Operator {
         tensors: &[("x", DType::Bf16, &[32, 8, 2880]), ("scale", DType::F32, &[1])],
         scalars: &[],
     }],
+    bench: BenchSizes::Cases(&[
+        Case {
+            label: "4096 x 4096",
+            tensors: &[("x", DType::Bf16, &[4096, 4096]), ("scale", DType::F32, &[1])],
+            scalars: &[("output", Scalar::Choice("fp8e4m3"))],
+        },
+        Case {
+            label: "51200 x 8192",
+            tensors: &[("x", DType::Bf16, &[51200, 8192]), ("scale", DType::F32, &[1])],
+            scalars: &[("output", Scalar::Choice("fp8e4m3"))],
+        },
+    ]),
     corners: CORNERS_FP8,
     outputs: outputs_static,
     run: run_downcast,
@@ -97,7 +127,7 @@ fn outputs_dynamic(call: &CallSpec) -> Result<Named<TensorSpec>> {
     Ok(outputs)
 }
 
-/// The input is read for its maximum and again for the codes.
+/// The input is read twice: for the maximum, and to quantize.
 fn traffic(call: &HostCall) -> Traffic {
     let once = Traffic::once(call);
     Traffic { read: 2 * once.read, ..once }
@@ -107,9 +137,9 @@ fn traffic(call: &HostCall) -> Traffic {
 macro_rules! run_with_scale {
     ($function:ident, $name:literal, $stream:expr, $call:expr) => {{
         let (inputs, mut outputs) = $call.split();
-        let codes = inputs.choice("output")?.parse()?;
+        let dtype = inputs.choice("output")?.parse()?;
         with_float!($name, "x", inputs.get("x")?.dtype(), T => {
-            with_quantized!($name, "q", codes, Q => {
+            with_quantized!($name, "q", dtype, Q => {
                 let (x, scale) = (inputs.view::<T>("x")?, inputs.view("scale")?);
                 crate::$function($stream, x, scale, outputs.take::<Q>("q")?)
             })
@@ -127,9 +157,9 @@ fn run_downcast(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
 
 fn run_dynamic(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (inputs, mut outputs) = call.split();
-    let codes = inputs.choice("output")?.parse()?;
+    let dtype = inputs.choice("output")?.parse()?;
     with_float!("per_tensor_quant_dynamic", "x", inputs.get("x")?.dtype(), T => {
-        with_quantized!("per_tensor_quant_dynamic", "q", codes, Q => {
+        with_quantized!("per_tensor_quant_dynamic", "q", dtype, Q => {
             let (q, scale) = (outputs.take::<Q>("q")?, outputs.take("scale")?);
             crate::per_tensor_quant_dynamic(stream, inputs.view::<T>("x")?, q, scale)
         })
@@ -139,7 +169,7 @@ fn run_dynamic(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
 fn reference_static(call: &HostCall) -> Result<Named<HostTensorF64>> {
     let (x, scale) = (call.get("x")?, call.get("scale")?.to_f64());
     with_quantized!("per_tensor_quant_static", "q", call.choice("output")?.parse()?, Q => {
-        let values = reference::static_quant(&x.to_f64(), scale[0], encode::<Q>);
+        let values = reference::static_quant(&x.to_f64(), scale[0], round::<Q>);
         Ok(vec![("q", HostTensorF64::new(x.shape(), values))])
     })
 }
@@ -148,7 +178,7 @@ fn reference_dynamic(call: &HostCall) -> Result<Named<HostTensorF64>> {
     let x = call.get("x")?;
     let all = x.to_f64();
     with_quantized!("per_tensor_quant_dynamic", "q", call.choice("output")?.parse()?, Q => {
-        let out = reference::per_token_quant(&all, all.len().max(1), None, Q::FORMAT, encode::<Q>);
+        let out = reference::per_token_quant(&all, all.len().max(1), None, Q::FORMAT, round::<Q>);
         let scale = out.scale.first().copied().unwrap_or(1.0);
         Ok(vec![
             ("q", HostTensorF64::new(x.shape(), out.q)),

@@ -1,11 +1,11 @@
 //! `per_token_quant` and `smoothquant`.
 
-use super::{FLOATS, OUTPUT, Q, SCALE, X, encode};
-use crate::{kernels, reference};
+use super::{FLOATS, OUTPUT, Q, SCALE, X, round};
+use crate::{PerTokenOptions, kernels, reference};
 use hk_core::quant::Quantized;
 use hk_core::registry::{
-    ArgSpec, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named, Operator, Sample, Scalar,
-    TensorSpec, Traffic,
+    ArgSpec, BenchSizes, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named, Operator,
+    PUBLISHED_ROWS, Sample, Scalar, TensorSpec, Traffic,
 };
 use hk_core::{DType, Result, Stream, with_float, with_quantized};
 
@@ -37,6 +37,20 @@ pub(crate) const PER_TOKEN_QUANT: Operator = Operator {
             scalars: &[FNUZ],
         },
     ],
+    bench: BenchSizes::Several(&[
+        BenchSizes::Rows {
+            shapes: PUBLISHED_ROWS,
+            matrices: &["x"],
+            vectors: &[],
+            scalars: &[("output", Scalar::Choice("fp8e4m3"))],
+        },
+        BenchSizes::Rows {
+            shapes: &[[4_194_304, 128], [51_200, 8192], [16_384, 32_768]],
+            matrices: &["x"],
+            vectors: &[],
+            scalars: &[("output", Scalar::Choice("fp8e4m3"))],
+        },
+    ]),
     corners: &CORNERS,
     outputs,
     run: run_per_token,
@@ -63,6 +77,12 @@ pub(crate) const SMOOTHQUANT: Operator = Operator {
             scalars: &[I8],
         },
     ],
+    bench: BenchSizes::Rows {
+        shapes: &[[4096, 4096], [51_200, 8192]],
+        matrices: &["x"],
+        vectors: &["smooth"],
+        scalars: &[("output", Scalar::Choice("fp8e4m3"))],
+    },
     corners: &CORNERS_SMOOTH,
     outputs,
     run: run_smooth,
@@ -76,7 +96,7 @@ const SCALE_UB: ArgSpec = ArgSpec::input("scale_ub", &[DType::F32], 1, "[1]")
 const SMOOTH: ArgSpec =
     ArgSpec::input("smooth", FLOATS, 1, "[cols]").sampled(Sample::Uniform { low: 0.25, high: 4.0 });
 
-/// Cases for each entry point: each dtype, each kind of row, enough of them that waves loop on one compute unit.
+/// Cases for each entry point: each dtype, each kind of row, enough that waves loop on one CU.
 macro_rules! corners {
     ($name:ident, $more:ident: $($dtype:ident $factor:ident $output:ident),+) => {
         static $name: [Case; 30] = {
@@ -123,27 +143,28 @@ corners!(CORNERS_SMOOTH, smooth: Bf16 Bf16 I8, F16 F32 I8, F32 F32 FP8);
 fn outputs(call: &CallSpec) -> Result<Named<TensorSpec>> {
     let x = call.get("x")?;
     let rows = x.shape.iter().rev().skip(1).product::<usize>();
-    let codes = call.choice("output")?.parse()?;
-    Ok(vec![("q", TensorSpec::new(codes, x.shape())), ("scale", TensorSpec::new(DType::F32, [rows]))])
+    let dtype = call.choice("output")?.parse()?;
+    Ok(vec![("q", TensorSpec::new(dtype, x.shape())), ("scale", TensorSpec::new(DType::F32, [rows]))])
 }
 
 fn run_per_token(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (inputs, mut outputs) = call.split();
-    let codes = inputs.choice("output")?.parse()?;
+    let dtype = inputs.choice("output")?.parse()?;
     with_float!("per_token_quant", "x", inputs.get("x")?.dtype(), T => {
-        with_quantized!("per_token_quant", "q", codes, Q => {
+        with_quantized!("per_token_quant", "q", dtype, Q => {
             let (q, scale) = (outputs.take::<Q>("q")?, outputs.take("scale")?);
-            crate::per_token_quant(stream, inputs.view::<T>("x")?, q, scale, inputs.optional_view("scale_ub")?)
+            let options = PerTokenOptions { scale_ub: inputs.optional_view("scale_ub")? };
+            crate::per_token_quant(stream, inputs.view::<T>("x")?, q, scale, options)
         })
     })
 }
 
 fn run_smooth(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (inputs, mut outputs) = call.split();
-    let codes = inputs.choice("output")?.parse()?;
+    let dtype = inputs.choice("output")?.parse()?;
     let smooth_type = inputs.get("smooth")?.dtype();
     with_float!("smoothquant", "x", inputs.get("x")?.dtype(), T => {
-        with_quantized!("smoothquant", "q", codes, Q => {
+        with_quantized!("smoothquant", "q", dtype, Q => {
             let (q, scale) = (outputs.take::<Q>("q")?, outputs.take("scale")?);
             let x = inputs.view::<T>("x")?;
             if smooth_type == DType::F32 {
@@ -166,7 +187,7 @@ fn reference_per_token(call: &HostCall) -> Result<Named<HostTensorF64>> {
     let cols = x.shape().last().copied().unwrap_or(1);
     let bound = call.optional("scale_ub").map(|b| b.to_f64()[0] as f32);
     with_quantized!("per_token_quant", "q", call.choice("output")?.parse()?, Q => {
-        let out = reference::per_token_quant(&x.to_f64(), cols, bound, Q::FORMAT, encode::<Q>);
+        let out = reference::per_token_quant(&x.to_f64(), cols, bound, Q::FORMAT, round::<Q>);
         Ok(named(x.shape(), out))
     })
 }
@@ -174,7 +195,7 @@ fn reference_per_token(call: &HostCall) -> Result<Named<HostTensorF64>> {
 fn reference_smooth(call: &HostCall) -> Result<Named<HostTensorF64>> {
     let (x, smooth) = (call.get("x")?, call.get("smooth")?);
     with_quantized!("smoothquant", "q", call.choice("output")?.parse()?, Q => {
-        let out = reference::smoothquant(&x.to_f64(), &smooth.to_f64(), Q::FORMAT, encode::<Q>);
+        let out = reference::smoothquant(&x.to_f64(), &smooth.to_f64(), Q::FORMAT, round::<Q>);
         Ok(named(x.shape(), out))
     })
 }

@@ -1,9 +1,8 @@
 //! What the tests share.
-#![allow(dead_code, reason = "each test binary uses its part")]
 
 use hk_core::quant::Quantized;
 use hk_core::{Element, Float};
-use hk_quant::Smooth;
+use hk_quant::{PerTokenOptions, Smooth};
 use hk_testkit::{self as kit, Array, Gpu, Place, Tensor};
 
 /// Columns that the specification lists, the borders of every kernel, and one past them.
@@ -12,7 +11,7 @@ pub const COLS: [usize; 26] = [
     7168, 8192, 8193, 8208, 14336, 28672,
 ];
 
-/// Codes and scales.
+/// Quantized values and scales.
 #[derive(Debug)]
 pub struct Output<Q> {
     pub q: Array<Q>,
@@ -28,8 +27,8 @@ impl<Q: Quantized> Output<Q> {
     }
 }
 
-/// The bytes of the codes.
-pub fn bytes<Q: Element>(q: &[Q]) -> &[u8] {
+/// The bytes of elements.
+pub fn bytes<T: Element>(q: &[T]) -> &[u8] {
     bytemuck::cast_slice(q)
 }
 
@@ -45,7 +44,14 @@ pub fn per_token<T: Float, Q: Quantized>(
     let mut scale = gpu.poisoned([q.layout().rows("test", "q").unwrap().rows]);
     let bound = scale_ub.map(|b| gpu.upload(&[b], [1]));
     let bound = bound.as_ref().map(|b| b.view());
-    hk_quant::per_token_quant(gpu.stream(), x.view(), q.view_mut(), scale.view_mut(), bound).unwrap();
+    hk_quant::per_token_quant(
+        gpu.stream(),
+        x.view(),
+        q.view_mut(),
+        scale.view_mut(),
+        PerTokenOptions { scale_ub: bound },
+    )
+    .unwrap();
     gpu.assert_guards(&q);
     gpu.assert_guards(&scale);
     gpu.assert_untouched(x);
@@ -68,9 +74,9 @@ pub fn smooth<T: Float, W: Smooth<T>, Q: Quantized>(
     Output { q: gpu.download(&q), scale: gpu.download(&scale) }
 }
 
-/// Asserts that codes are those of `x / scale`: the product with the reciprocal, rounded once as the kernels do, on the bit.
+/// Asserts that quantized values are bitwise `round(x * (1 / scale))`.
 #[track_caller]
-pub fn assert_codes<Q: Quantized>(q: &[Q], x: &[f32], scale_of: impl Fn(usize) -> f32) {
+pub fn assert_quantized<Q: Quantized>(q: &[Q], x: &[f32], scale_of: impl Fn(usize) -> f32) {
     for (i, (q, &x)) in q.iter().zip(x).enumerate() {
         let want = Q::from_f32(x * (1.0 / scale_of(i)));
         let same = bytes(&[*q]) == bytes(&[want]);
@@ -78,8 +84,8 @@ pub fn assert_codes<Q: Quantized>(q: &[Q], x: &[f32], scale_of: impl Fn(usize) -
     }
 }
 
-/// Asserts the guarantees for finite values with a dynamic scale: the error bound, that the largest hits the top code, signs
-/// and order.
+/// Asserts the guarantees for finite values with a dynamic scale: the error bound, that the largest becomes `qmax`, signs and
+/// order.
 #[track_caller]
 pub fn assert_guarantees<Q: Quantized>(q: &[Q], x: &[f32], scale: f32, floor: f32) {
     let s = f64::from(scale);

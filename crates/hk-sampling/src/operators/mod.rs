@@ -41,15 +41,19 @@ const TEMPERATURE_SCALAR: ScalarSpec = ScalarSpec {
     name: "temperature",
     default: Scalar::Float(1.0),
     choices: &[],
-    summary: "divides the logits of all rows, unless there is a tensor; 0 takes the largest",
+    summary: "divides the logits of all rows, unless there is a tensor; 0: greedy",
 };
-const SEED: ScalarSpec =
-    ScalarSpec { name: "seed", default: Scalar::Int(0), choices: &[], summary: "key of the random numbers" };
+const SEED: ScalarSpec = ScalarSpec {
+    name: "seed",
+    default: Scalar::Count(0),
+    choices: &[],
+    summary: "key of the random numbers",
+};
 const OFFSET: ScalarSpec = ScalarSpec {
     name: "offset",
-    default: Scalar::Int(0),
+    default: Scalar::Count(0),
     choices: &[],
-    summary: "low half of their counter: another one for each call",
+    summary: "low half of the generator's counter; step it by one per call",
 };
 
 /// The tensor of a parameter if there is one, else the scalar.
@@ -66,7 +70,7 @@ fn outputs_of<V: Described>(call: &Call<V>, x: &impl Described) -> usize {
     call.optional("row_index").map_or(x.shape()[0], |index| index.shape()[0])
 }
 
-/// A parameter on the host, for each row.
+/// The parameter of a row, on the host.
 fn of_row(call: &HostCall, name: &'static str, row: usize, scalar: f64) -> Result<f64> {
     let Some(tensor) = call.optional(name) else { return Ok(scalar) };
     let wrong = || Error::shape(call.operator().name, name, tensor.shape(), "one for each row");
@@ -91,14 +95,14 @@ fn rows(x: &HostTensor) -> Vec<Vec<f64>> {
 }
 
 fn seed(call: &Call<impl Described>) -> Result<(u64, u64)> {
-    Ok((call.int("seed")? as u64, call.int("offset")? as u64))
+    Ok((call.count("seed")?, call.count("offset")?))
 }
 
 const ORDER: ScalarSpec = ScalarSpec {
     name: "order",
     default: Scalar::Choice("joint"),
     choices: &["joint", "top_k_first"],
-    summary: "what p is compared with: the given probabilities, or those that top-k and min-p keep, renormalised",
+    summary: "mass that p is compared with: the given one, or that of the tokens that top-k and min-p keep",
 };
 
 fn order(call: &Call<impl Described>) -> Result<FilterOrder> {

@@ -1,4 +1,4 @@
-//! The entries of the argmax and the exponential races.
+//! The argmax and the exponential races.
 
 use super::{
     IDS, LOGITS, OFFSET, ROW_INDEX, SEED, TEMPERATURE, TEMPERATURE_SCALAR, of_row, outputs_of, per_row,
@@ -6,8 +6,8 @@ use super::{
 };
 use crate::{Race, kernels, race_workspace};
 use hk_core::registry::{
-    ArgSpec, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named, Operator, Sample, Scalar,
-    TensorSpec, Traffic,
+    ArgSpec, BenchSizes, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named, Operator,
+    Sample, Scalar, TensorSpec, Traffic,
 };
 use hk_core::{DType, Result, Stream, with_float};
 
@@ -27,6 +27,11 @@ pub(crate) const GREEDY_SAMPLE: Operator = Operator {
         Case { label: "Llama-3 8B, 8 rows", tensors: &[("x", DType::Bf16, &[8, 128_256])], scalars: &[] },
         Case { label: "Qwen3 8B, 4 rows", tensors: &[("x", DType::F32, &[4, 151_936])], scalars: &[] },
     ],
+    bench: BenchSizes::Cases(&[
+        Case { label: "64 x 128256", tensors: &[("x", DType::Bf16, &[64, 128256])], scalars: &[] },
+        Case { label: "256 x 151936", tensors: &[("x", DType::Bf16, &[256, 151936])], scalars: &[] },
+        Case { label: "4096 x 151936", tensors: &[("x", DType::Bf16, &[4096, 151936])], scalars: &[] },
+    ]),
     corners: &[
         Case { label: "a wave, bf16", tensors: &[("x", DType::Bf16, &[5, 1000])], scalars: &[] },
         Case { label: "a wave, f16", tensors: &[("x", DType::F16, &[5, 1024])], scalars: &[] },
@@ -66,6 +71,10 @@ pub(crate) const RANDOM_SAMPLE: Operator = Operator {
             scalars: &[],
         },
     ],
+    bench: BenchSizes::Cases(&[
+        Case { label: "64 x 128256", tensors: &[("logits", DType::Bf16, &[64, 128256])], scalars: &[] },
+        Case { label: "4096 x 151936", tensors: &[("logits", DType::Bf16, &[4096, 151936])], scalars: &[] },
+    ]),
     corners: &[
         Case { label: "a block, f16", tensors: &[("logits", DType::F16, &[2, 5000])], scalars: &[] },
         Case { label: "a block, f32", tensors: &[("logits", DType::F32, &[2, 2000])], scalars: &[] },
@@ -100,6 +109,10 @@ pub(crate) const MIXED_SAMPLE: Operator = Operator {
         tensors: &[("logits", DType::Bf16, &[4, 128_256])],
         scalars: &[("temperature", Scalar::Float(0.0))],
     }],
+    bench: BenchSizes::Cases(&[
+        Case { label: "64 x 128256", tensors: &[("logits", DType::Bf16, &[64, 128256])], scalars: &[] },
+        Case { label: "4096 x 151936", tensors: &[("logits", DType::Bf16, &[4096, 151936])], scalars: &[] },
+    ]),
     corners: &[
         Case {
             label: "greedy",
@@ -109,7 +122,12 @@ pub(crate) const MIXED_SAMPLE: Operator = Operator {
         Case {
             label: "random",
             tensors: &[("logits", DType::F32, &[4, 300]), ("temperature", DType::F32, &[4])],
-            scalars: &[("seed", Scalar::Int(-5)), ("offset", Scalar::Int(77))],
+            scalars: &[("seed", Scalar::Count(u64::MAX - 4)), ("offset", Scalar::Int(77))],
+        },
+        Case {
+            label: "given exponentials",
+            tensors: &[("logits", DType::F32, &[4, 77]), ("exponentials", DType::F32, &[4, 77])],
+            scalars: &[],
         },
         Case {
             label: "segments, chosen rows",
@@ -133,7 +151,7 @@ fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (inputs, mut outputs) = call.split();
     let op = inputs.operator();
     let x = inputs.get(x_name(op))?;
-    let bytes = race_workspace(outputs_of(&inputs, x), x.shape()[1]);
+    let bytes = race_workspace(stream.device().info(), outputs_of(&inputs, x), x.shape()[1]);
     let (ids, workspace) = (outputs.take("ids")?, outputs.workspace(stream, bytes)?);
     let row_index = inputs.optional_view("row_index")?;
     with_float!(op.name, x_name(op), x.dtype(), T => {

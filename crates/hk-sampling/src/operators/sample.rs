@@ -1,13 +1,13 @@
-//! The entries of the filters and what draws from them.
+//! The operators with filters.
 
 use super::{
     IDS, LOGITS, OFFSET, ORDER, PROBS, ROW_INDEX, SEED, TEMPERATURE, TEMPERATURE_SCALAR, of_row, order,
     outputs_of, per_row, reference, rows, rows_of, seed,
 };
-use crate::{Draw, Filters, PerRow, Samples, kernels, sampling_workspace};
+use crate::{Draw, Filters, PerRow, SampledRows, Samples, kernels, sampling_workspace};
 use hk_core::registry::{
-    ArgSpec, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named, Operator, Role,
-    Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
+    ArgSpec, BenchSizes, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named,
+    Operator, Role, Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
 use hk_core::{DType, Result, Stream, with_float};
 
@@ -65,6 +65,11 @@ pub(crate) const TOP_K_TOP_P_SAMPLING_FROM_PROBS: Operator = Operator {
             scalars: &[("order", Scalar::Choice("top_k_first"))],
         },
     ],
+    bench: BenchSizes::Cases(&[
+        Case { label: "64 x 128256", tensors: &[("probs", DType::F32, &[64, 128256])], scalars: &[] },
+        Case { label: "256 x 151936", tensors: &[("probs", DType::F32, &[256, 151936])], scalars: &[] },
+        Case { label: "2048 x 151936", tensors: &[("probs", DType::F32, &[2048, 151936])], scalars: &[] },
+    ]),
     corners: &[
         corner("a wave, bf16", &[("probs", DType::Bf16, &[9, 1000]), ALL9[0], ALL9[1]]),
         corner("a wave, f16", &[("probs", DType::F16, &[9, 1024]), ALL9[0], ALL9[1]]),
@@ -144,6 +149,7 @@ pub(crate) const TOP_P_SAMPLING_FROM_PROBS: Operator = Operator {
                 ("probs", DType::F32, &[3, 8196]),
                 ("row_index", DType::I32, &[9]),
                 ("p", DType::F32, &[3]),
+                ("uniform", DType::F32, &[9]),
                 ALL9[0],
                 ALL9[1],
             ],
@@ -160,6 +166,17 @@ pub(crate) const TOP_K_SAMPLING_FROM_PROBS: Operator = Operator {
     cases: &[LLAMA],
     corners: &[
         corner("a wave", &[("probs", DType::F32, &[9, 100]), ALL9[0], ALL9[1]]),
+        corner(
+            "chosen rows, given uniform numbers",
+            &[
+                ("probs", DType::F32, &[6, 100]),
+                ("row_index", DType::I32, &[9]),
+                ("k", DType::I32, &[6]),
+                ("uniform", DType::F32, &[9]),
+                ALL9[0],
+                ALL9[1],
+            ],
+        ),
         corner("segments, bf16, odd", &[("probs", DType::Bf16, &[2, 9001]), ALL2[0], ALL2[1]]),
     ],
     ..TOP_K_TOP_P_SAMPLING_FROM_PROBS
@@ -171,8 +188,24 @@ pub(crate) const MIN_P_SAMPLING_FROM_PROBS: Operator = Operator {
     args: &[PROBS, ROW_INDEX, IDS, MASS, COUNT, MIN_P, UNIFORM],
     scalars: &[ScalarSpec { default: Scalar::Float(0.05), ..MIN_P_SCALAR }, SEED, OFFSET],
     cases: &[LLAMA],
+    bench: BenchSizes::Cases(&[Case {
+        label: "2048 x 151936",
+        tensors: &[("probs", DType::F32, &[2048, 151936])],
+        scalars: &[],
+    }]),
     corners: &[
         corner("a wave", &[("probs", DType::F32, &[9, 100]), ALL9[0], ALL9[1]]),
+        corner(
+            "chosen rows, given uniform numbers",
+            &[
+                ("probs", DType::F32, &[6, 100]),
+                ("row_index", DType::I32, &[9]),
+                ("min_p", DType::F32, &[6]),
+                ("uniform", DType::F32, &[9]),
+                ALL9[0],
+                ALL9[1],
+            ],
+        ),
         corner("segments, f16, odd", &[("probs", DType::F16, &[2, 9001]), ALL2[0], ALL2[1]]),
     ],
     ..TOP_K_TOP_P_SAMPLING_FROM_PROBS
@@ -188,6 +221,11 @@ pub(crate) const TOP_K_RENORM_PROBS: Operator = Operator {
         tensors: &[("probs", DType::F32, &[4, 128_256])],
         scalars: &[],
     }],
+    bench: BenchSizes::Cases(&[Case {
+        label: "1024 x 151936",
+        tensors: &[("probs", DType::F32, &[1024, 151936])],
+        scalars: &[],
+    }]),
     corners: &[
         corner("a wave", &[("probs", DType::F32, &[9, 100])]),
         corner("a wave, odd", &[("probs", DType::Bf16, &[9, 101]), ("k", DType::I32, &[9])]),
@@ -237,9 +275,35 @@ pub(crate) const SAMPLE_FROM_LOGITS: Operator = Operator {
             scalars: NO_FILTER,
         },
     ],
+    bench: BenchSizes::Cases(&[
+        Case {
+            label: "64 x 128256",
+            tensors: &[("logits", DType::Bf16, &[64, 128256])],
+            scalars: &[("k", Scalar::Int(50)), ("p", Scalar::Float(0.9))],
+        },
+        Case {
+            label: "4096 x 151936",
+            tensors: &[("logits", DType::Bf16, &[4096, 151936])],
+            scalars: &[("k", Scalar::Int(50)), ("p", Scalar::Float(0.9))],
+        },
+    ]),
     corners: &[
         corner("a wave", &[("logits", DType::Bf16, &[9, 1000]), ALL9[0], ALL9[1]]),
         corner("a wave, odd", &[("logits", DType::F32, &[9, 301]), ALL9[0], ALL9[1]]),
+        corner(
+            "chosen rows, given uniform numbers",
+            &[
+                ("logits", DType::F32, &[6, 100]),
+                ("temperature", DType::F32, &[6]),
+                ("row_index", DType::I32, &[9]),
+                ("k", DType::I32, &[6]),
+                ("p", DType::F32, &[6]),
+                ("min_p", DType::F32, &[6]),
+                ("uniform", DType::F32, &[9]),
+                ALL9[0],
+                ALL9[1],
+            ],
+        ),
         Case { label: "no filter", tensors: &[("logits", DType::F16, &[9, 300])], scalars: NO_FILTER },
         Case {
             label: "greedy",
@@ -273,7 +337,7 @@ fn outputs_renorm(call: &CallSpec) -> Result<Named<TensorSpec>> {
     Ok(vec![("y", call.get("probs")?.clone())])
 }
 
-/// The filters that the operator has. From logits, values of zero switch a filter off.
+/// The filters of the operator. For logits, values of zero disable a filter.
 fn filters<'a>(inputs: &Inputs<'a>) -> Result<Filters<'a>> {
     let op = inputs.operator();
     let has = |name: &str| op.scalars.iter().any(|s| s.name == name);
@@ -301,7 +365,7 @@ fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let op = inputs.operator();
     let name = op.args[0].name;
     let x = inputs.get(name)?;
-    let bytes = sampling_workspace(outputs_of(&inputs, x), x.shape()[1]);
+    let bytes = sampling_workspace(stream.device().info(), outputs_of(&inputs, x), x.shape()[1]);
     let workspace = outputs.workspace(stream, bytes)?;
     let samples = Samples {
         ids: outputs.take("ids")?,
@@ -326,7 +390,8 @@ fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
             }
             ("sample_from_logits", _) => {
                 let t = per_row(&inputs, "temperature", || Ok(inputs.float("temperature")? as f32))?;
-                crate::sample_from_logits(stream, x, t, row_index, samples, workspace, filters, draw)
+                let rows = SampledRows { temperature: t, row_index };
+                crate::sample_from_logits(stream, x, rows, samples, workspace, filters, draw)
             }
             _ => {
                 crate::top_k_top_p_sampling_from_probs(stream, x, row_index, samples, workspace, filters, draw)
@@ -338,7 +403,8 @@ fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
 fn run_renorm(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (inputs, mut outputs) = call.split();
     let probs = inputs.get("probs")?;
-    let workspace = outputs.workspace(stream, sampling_workspace(probs.shape()[0], probs.shape()[1]))?;
+    let bytes = sampling_workspace(stream.device().info(), probs.shape()[0], probs.shape()[1]);
+    let workspace = outputs.workspace(stream, bytes)?;
     let k = per_row(&inputs, "k", || Ok(i32::try_from(inputs.int("k")?).unwrap_or(i32::MAX)))?;
     with_float!("top_k_renorm_probs", "probs", probs.dtype(), T => {
         let (probs, y) = (inputs.view::<T>("probs")?, outputs.take::<T>("y")?);

@@ -1,10 +1,9 @@
-//! What the tests of all operators share.
-#![allow(dead_code, reason = "each test binary uses its part")]
+//! Shared helpers of the tests.
 
 use hk_core::registry::{HostTensor, Sample, TensorSpec};
 use hk_core::{DType, DeviceBuffer, Float, Result, TensorView};
 use hk_sampling::reference::{self, Kept};
-use hk_sampling::{Draw, FilterOrder, Filters, PerRow, Samples};
+use hk_sampling::{Draw, FilterOrder, Filters, PerRow, SampledRows, Samples};
 use hk_testkit::{Gpu, Place, Tensor};
 
 /// Rows as the specification lists them.
@@ -108,7 +107,7 @@ pub fn random(sample: Sample, len: usize, seed: u64) -> Vec<f64> {
     HostTensor::sample(TensorSpec::new(DType::F32, [len]), sample, seed).unwrap().to_f64()
 }
 
-/// Parameters of a row, out of their ranges too.
+/// Parameters of a row, also out of range.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Parameters {
     pub k: i32,
@@ -129,7 +128,7 @@ impl Parameters {
         }
     }
 
-    /// As parameters for all rows; what is out of range on the host is left out.
+    /// As numbers for all rows; those out of range on the host are left out.
     pub fn filters(&self) -> Filters<'static> {
         Filters {
             k: (self.k >= 1).then_some(PerRow::All(self.k)),
@@ -139,7 +138,7 @@ impl Parameters {
         }
     }
 
-    /// From the values that the specification lists, one for each seed.
+    /// From the values of the specification, by seed.
     pub fn listed(seed: usize, cols: usize) -> Self {
         let ks = [i32::MAX, 1, 5, 10, 50, 100, 200, 500, cols as i32, cols as i32 + 1, 0, -3];
         let ps = [2.0, 1e-6, 0.1, 0.3, 0.5, 0.8, 0.9, 0.95, 1.0, 0.0, -1.0, f32::NAN];
@@ -155,7 +154,7 @@ impl Parameters {
 
 pub const GRID_OF_U: [f32; 7] = [0.0, 5.960_464_5e-8, 0.001, 0.25, 0.5, 0.999, 1.0];
 
-/// What a draw gave.
+/// Outputs of a draw.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Output {
     pub ids: Vec<i32>,
@@ -169,14 +168,14 @@ impl Output {
     }
 }
 
-/// A workspace, filled with something that is no result.
+/// A workspace, filled with garbage.
 pub fn workspace(gpu: &Gpu, bytes: usize) -> DeviceBuffer<u8> {
     let mut buffer = gpu.stream().alloc_zeroed::<u8>(bytes).unwrap();
     gpu.stream().fill(&mut buffer, 0xa5).unwrap();
     buffer
 }
 
-/// Calls an operator that draws, and checks that it touches nothing but its outputs.
+/// Calls an operator that draws, and checks that it writes only its outputs.
 #[track_caller]
 pub fn sampled(
     gpu: &Gpu,
@@ -184,7 +183,7 @@ pub fn sampled(
     cols: usize,
     f: impl FnOnce(Samples, hk_core::TensorViewMut<u8>) -> Result<()>,
 ) -> Output {
-    let bytes = hk_sampling::sampling_workspace(outputs.min(5), cols);
+    let bytes = hk_sampling::sampling_workspace(gpu.stream().device().info(), outputs.min(5), cols);
     let mut workspace = workspace(gpu, bytes);
     let (mut ids, mut mass) = (gpu.poisoned::<i32>([outputs]), gpu.poisoned::<f32>([outputs]));
     let mut count = gpu.poisoned::<i32>([outputs]);
@@ -196,7 +195,7 @@ pub fn sampled(
     Output { ids: gpu.download(&ids).data, mass: gpu.download(&mass).data, count: gpu.download(&count).data }
 }
 
-/// A matrix and what is drawn from it.
+/// A matrix and its draws.
 pub struct Problem<T> {
     pub cols: usize,
     pub x: Vec<T>,
@@ -208,7 +207,7 @@ pub struct Problem<T> {
 }
 
 impl<T: Float> Problem<T> {
-    /// Each of `rows` with its parameters, and each number of the grid drawn from each row.
+    /// Each of `rows` with its parameters, and each uniform number of the grid.
     pub fn new(rows: &[Vec<f64>], parameters: Vec<Parameters>, us: &[f32]) -> Self {
         let outputs = (0..rows.len()).flat_map(|row| us.iter().map(move |&u| (row, u))).collect();
         let x = rows.iter().flatten().map(|&v| T::from_f64(v)).collect();
@@ -258,8 +257,7 @@ impl<T: Float> Problem<T> {
             Some(t) => hk_sampling::sample_from_logits(
                 gpu.stream(),
                 x.view(),
-                t.view().into(),
-                index,
+                SampledRows { temperature: t.view().into(), row_index: index },
                 samples,
                 workspace,
                 filters,
@@ -270,8 +268,8 @@ impl<T: Float> Problem<T> {
         out
     }
 
-    /// Compares with the reference: sets exactly but where a mass is within `edge` of p, tokens exactly but where the
-    /// target is within `edge` of the kept mass from a sum.
+    /// Compares with the reference: sets exactly unless a mass is within `edge` of p, tokens exactly unless the target is within
+    /// `edge` of the kept mass from a prefix sum.
     #[track_caller]
     pub fn check(&self, got: &Output, edge: f64, probabilities: impl Fn(&[f64], usize) -> Vec<f64>) {
         let rows: Vec<Vec<f64>> = (0..self.rows()).map(|r| probabilities(&self.row(r), r)).collect();
@@ -303,16 +301,16 @@ impl<T: Float> Problem<T> {
         }
     }
 
-    /// What is kept if every p is less or more by `edge`, and as it is.
+    /// The kept sets with every p less and more by `edge`, and as is.
     fn sets(&self, row: &[f64], r: usize, edge: f64) -> (Kept, Kept, Kept) {
         let filters = self.parameters[r].reference(self.order);
         let moved = |by: f64| reference::Filters {
-            // Off stays off, and what keeps the largest only stays that.
+            // Disabled filters, and those that keep only the largest, stay as they are.
             p: filters.p.map(|p| if p > 0.0 && p <= 1.0 { (p + by).min(1.0) } else { p }),
             ..filters
         };
         let most = match filters.p {
-            // At one, the sum of all may be on either side of it.
+            // At one, the total mass may be on either side.
             Some(p) if p <= 1.0 && p + edge > 1.0 => reference::Filters { p: None, ..filters },
             _ => moved(edge),
         };
@@ -320,7 +318,7 @@ impl<T: Float> Problem<T> {
     }
 }
 
-/// A sum of about 2^-45 relative error decides on both sides.
+/// The relative error of sums, 2^-45.
 pub const EXACT: f64 = 1e-12;
 
 /// A view of a row tensor, for calls without parameters.

@@ -1,22 +1,20 @@
-//! The product of queries with absorbed weights, rotation, concatenation and caching of multi-head latent attention.
+//! GEMM of queries and absorbed weights, rotation, concatenation and caching of multi-head latent attention.
 
-use crate::cache::{
-    Activation, CacheElement, Common, Heads as _, PART, Target, Tokens, check_scale, optional,
-};
-use crate::kernels;
-use crate::mla::{Inputs, MlaOutputs, Sizes};
-use bytemuck::{Pod, Zeroable};
+use super::cache::{CacheElement, HeadElement, Heads as _, PART, Tokens, check_scale, optional};
+use super::mla::{Call, MlaInputs, MlaOutputs, Sizes};
+use crate::kernels::cache::Target;
+use crate::kernels::mla_bmm::Params;
+use hk_core::plan::rope::{Rope, RopeElement, RopeSource};
 use hk_core::quant::{BlockRule, BlockScale};
-use hk_core::rope::{Rope, RopeElement, RopeTables};
 use hk_core::{
-    Arch, DType, E8M0, Element, Error, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, GlobalLayout, IndexView, Launch,
+    Arch, DType, E8M0, Element, Error, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, GlobalLayout, KernelRef, Launch,
     LaunchConfig, NamedOperand, Result, Stream, TensorView,
 };
 
 const OP: &str = "fused_bmm_rope_kv_cache";
 
-/// The weights of [`fused_bmm_rope_kv_cache`], `[q_heads, nope, cols]` with unit stride on `cols` and all others free, and how
-/// the queries meet them.
+/// The weights of [`fused_bmm_rope_kv_cache`], `[q_heads, nope, cols]` with unit stride on `cols` and all others free, and
+/// the quantization of the queries.
 #[derive(Debug, Clone, Copy)]
 pub enum MlaWeight<'a, T: Element> {
     /// In the type of the queries.
@@ -29,52 +27,33 @@ pub enum MlaWeight<'a, T: Element> {
     Mxfp4(Mxfp4Weight<'a>),
 }
 
-/// Weights in fp8. Queries are quantized to the same fp8, with a scale `s = max(max |q|, 1e-10) / largest` for each token,
-/// head and group of columns, which multiplies the sum over the group.
+/// Weights in fp8. Queries are quantized on the fly to the same fp8, with a scale `s = max(max |q|, 1e-10) / largest` for each
+/// token, head and group of columns, which multiplies the sum over the group.
 #[derive(Debug, Clone, Copy)]
 pub struct Fp8Weight<'a, F: Element> {
-    /// The codes.
+    /// The quantized weights, `[q_heads, nope, cols]`.
     pub w: TensorView<'a, F>,
-    /// What they are multiplied by: one number, on the device.
+    /// `w_scale`: multiplies the weights; one number on the device.
     pub scale: TensorView<'a, f32>,
     /// Columns of a group: 64 or a larger power of two; the last group may be shorter. 128 is usual.
     pub group: usize,
 }
 
 /// Weights in mxfp4: fp4 e2m1 with a power-of-two scale for each 32 columns. Queries are quantized alike, with scales by
-/// [`BlockScale::Even`]; a block with a value that is not finite is NaN. gfx950 multiplies the codes; elsewhere both operands
-/// are widened to `bf16`, which holds their values, scales included, exactly.
+/// [`BlockScale::Even`]; a block with a value that is not finite is NaN. gfx950 multiplies fp4; elsewhere both operands are
+/// dequantized to `bf16`, which holds their values, scales included, exactly.
 #[derive(Debug, Clone, Copy)]
 pub struct Mxfp4Weight<'a> {
-    /// The codes, two columns a byte: `[q_heads, nope, cols / 2]`, unit stride on the last axis.
+    /// The quantized weights, two columns per byte: `[q_heads, nope, cols / 2]`, unit stride on the last axis.
     pub w: TensorView<'a, Fp4x2>,
     /// The scales: `[q_heads, nope, cols / 32]`, unit stride on the last axis.
     pub scales: TensorView<'a, E8M0>,
-    /// What the product is divided by before it is rounded: one number, on the device. For a product that goes on in fp8.
+    /// `y_scale`: divides the result before it is rounded; one number on the device. For an fp8 consumer.
     pub y_scale: Option<TensorView<'a, f32>>,
 }
 
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    common: Common,
-    q: GlobalLayout,
-    w: GlobalLayout,
-    w_scales: GlobalLayout,
-    out: Target,
-    zeros: Target,
-    w_scale: u64,
-    y_scale: u64,
-    group: u32,
-    m_tiles: u32,
-    n_tiles: u32,
-    tasks: u32,
-    rule: BlockRule,
-    pad: u32,
-}
-
-/// The entry points of `hip/mla_bmm.hip` for one form of weights: of bf16 and f16, for few tokens, for many, by elements.
-type Form = [[&'static str; 3]; 2];
+/// The entry points of `hip/mla_bmm.hip` for one form of weights: for bf16 and f16; few tokens, many tokens, scalar.
+type Form = [[KernelRef<Params>; 3]; 2];
 
 macro_rules! form {
     ($name:literal) => {
@@ -82,9 +61,9 @@ macro_rules! form {
     };
     (@ $dtype:literal, $name:literal) => {
         [
-            concat!("mla_bmm_", $dtype, "_", $name, "_16"),
-            concat!("mla_bmm_", $dtype, "_", $name, "_64"),
-            concat!("mla_bmm_", $dtype, "_", $name, "_16_elements"),
+            const { Params::kernel(concat!("mla_bmm_", $dtype, "_", $name, "_16")) },
+            const { Params::kernel(concat!("mla_bmm_", $dtype, "_", $name, "_64")) },
+            const { Params::kernel(concat!("mla_bmm_", $dtype, "_", $name, "_16_scalar")) },
         ]
     };
 }
@@ -93,19 +72,19 @@ static SAME: Form = form!("same");
 static FP8: Form = form!("fp8");
 static MXFP4: Form = form!("mxfp4");
 
-/// Tokens of a block, if they are few and if they are many.
+/// Tokens per block, for few and for many tokens.
 const FEW: usize = 16;
 const MANY: usize = 64;
 /// Outputs of a wave: `16 * kTiles`.
 const OUTPUTS: usize = 64;
-/// Columns that a wave takes at a time: `kStep`.
+/// Columns per step of a wave: `kStep`.
 const STEP: usize = 64;
-/// Blocks a CU that keep memory busy.
+/// Blocks per CU that keep memory busy.
 const BLOCKS_PER_CU: usize = 16;
-/// Bytes that the rows of a block are within, by vectors.
+/// Most bytes between the rows of a block on the vectorized path.
 const WINDOW: usize = 1 << 31;
 
-impl<'a, T: Activation> MlaWeight<'a, T> {
+impl<'a, T: HeadElement> MlaWeight<'a, T> {
     fn form(&self) -> &'static Form {
         match self {
             Self::Same(_) => &SAME,
@@ -114,12 +93,12 @@ impl<'a, T: Activation> MlaWeight<'a, T> {
         }
     }
 
-    /// Checks shapes, strides and options, and that the device has products of this form.
+    /// Checks shapes, strides and options, and that the device has matrix instructions for this form.
     fn check(&self, stream: &Stream, [heads, nope, cols]: [usize; 3]) -> Result<()> {
         const WHY: &str = "heads, columns of k_nope, columns of q_nope";
         let arch = stream.device().info().arch;
         let native = |what: DType, served: bool| {
-            let reason = "products take fp8e4m3fnuz on gfx942, fp8e4m3 elsewhere";
+            let reason = "matrix cores take fp8e4m3fnuz on gfx942, fp8e4m3 elsewhere";
             if served {
                 Ok(())
             } else {
@@ -160,12 +139,12 @@ impl<'a, T: Activation> MlaWeight<'a, T> {
         }
     }
 
-    /// Whether rows begin on 16 bytes, are as long as kernels by vectors need, and as near to each other.
-    fn by_vectors(&self, cols: usize) -> bool {
+    /// Whether the vectorized path serves the alignment, length and distance of rows.
+    fn can_vectorize(&self, cols: usize) -> bool {
         match self {
             Self::Same(w) => w.rows_aligned(16) && cols.is_multiple_of(8) && is_near(w, OUTPUTS),
-            Self::Fp8(Fp8Weight { w, .. }) => fp8_by_vectors(w, cols),
-            Self::Fp8Fnuz(Fp8Weight { w, .. }) => fp8_by_vectors(w, cols),
+            Self::Fp8(Fp8Weight { w, .. }) => fp8_can_vectorize(w, cols),
+            Self::Fp8Fnuz(Fp8Weight { w, .. }) => fp8_can_vectorize(w, cols),
             Self::Mxfp4(Mxfp4Weight { w, scales, .. }) => {
                 w.rows_aligned(16) && is_near(w, OUTPUTS) && is_near(scales, OUTPUTS)
             }
@@ -238,7 +217,7 @@ fn is_near<E: Element>(view: &TensorView<E>, rows: usize) -> bool {
     elements.saturating_mul(size_of::<E>()) < WINDOW
 }
 
-fn fp8_by_vectors<F: Element>(w: &TensorView<F>, cols: usize) -> bool {
+fn fp8_can_vectorize<F: Element>(w: &TensorView<F>, cols: usize) -> bool {
     w.rows_aligned(16) && cols.is_multiple_of(16) && is_near(w, OUTPUTS)
 }
 
@@ -249,54 +228,80 @@ fn check_fp8(scale: &TensorView<f32>, group: usize) -> Result<()> {
     check_scale(OP, "w_scale", Some(scale))
 }
 
-/// Multiplies the part of the queries that has no position with the weights that the latent cache absorbs, and does what
-/// [`rope_cat_and_cache_mla`](crate::rope_cat_and_cache_mla()) does with the result: `q_nope_out = q_nope w^T` for each head,
-/// `q_out = [q_nope_out, rope(q_pe)]`, `kv_cache[slot] = cast([k_nope, rope(k_pe)] / k_scale)`.
+/// Multiplies the queries without position by the weights absorbed into the latent cache, rotates and joins columns, and writes
+/// keys to their slots of the cache: `q_out = [q_nope w^T, rope(q_pe)]` for each head, `k_pe_out = rope(k_pe)`,
+/// `kv_cache[slot] = cast([k_nope, rope(k_pe)] / k_scale)`.
 ///
-/// | arg      | shape                       | dtype          | layout                                  |
-/// |----------|-----------------------------|----------------|-----------------------------------------|
-/// | `q_nope` | `[q_heads, tokens, cols]`   | `bf16`, `f16`  | unit stride on `cols`, all others free  |
-/// | `w`      | `[q_heads, nope, cols]`, see [`MlaWeight`] | as `q_nope`, the fp8 of the device, mxfp4 | as `q_nope` |
+/// With the columns `a` and `b` of a pair ([`RopeStyle`](hk_core::plan::rope::RopeStyle)): `rope(x)_a = x_a cos_a - x_b sin_a`,
+/// `rope(x)_b = x_b cos_b + x_a sin_b`.
 ///
-/// `nope` is the number of columns of `k_nope`; all other arguments are those of `rope_cat_and_cache_mla`, and what it writes
-/// besides the product has the same bits.
+/// | arg                    | shape                                       | dtype                                | layout                                           |
+/// |------------------------|---------------------------------------------|--------------------------------------|--------------------------------------------------|
+/// | `q_nope`               | `[q_heads, tokens, cols]`                   | `bf16`, `f16`                        | unit stride on the last axis, other strides free |
+/// | `w`                    | `[q_heads, nope, cols]`, see [`MlaWeight`]  | as `q_nope`, fp8 of the device, mxfp4 | unit stride on the last axis, other strides free |
+/// | `q_pe`                 | `[tokens, q_heads, pe]`                     | as `q_nope`                          | unit stride on the last axis, other strides free |
+/// | `k_nope`               | `[all, kv_heads, nope]`                     | as `q_nope`                          | unit stride on the last axis, other strides free |
+/// | `k_pe`                 | `[all, kv_heads, pe]`                       | as `q_nope`                          | unit stride on the last axis, other strides free |
+/// | `cos`, `sin`           | `[positions, rotary / 2]` or `[.., rotary]` | as `q_nope`, or `f32`                | unit stride on the columns                       |
+/// | `positions`, `offsets` | `[tokens]`; optional                        | `i32`, `i64`                         | any stride                                       |
+/// | `slot_mapping`         | `[n]`, `tokens <= n <= all`                 | `i32`, `i64`                         | any stride                                       |
+/// | `k_scale`              | `[1]` or `[]`; optional                     | `f32`                                |                                                  |
+/// | `q_out`                | `[tokens, q_heads, nope + pe]`              | as `q_nope`, fp8 e4m3 of either kind | unit stride on the last axis, other strides free |
+/// | `k_pe_out`             | `[all, kv_heads, pe]`                       | as `q_nope`                          | unit stride on the last axis, other strides free |
+/// | `kv_cache`             | `[slots, kv_heads, nope + pe]`              | as `q_nope`, fp8 e4m3 of either kind | unit stride on the last axis, other strides free |
+/// | `q_pe_head`            | `[head_tokens, q_heads, pe]`; optional      | as `q_nope`                          | unit stride on the last axis, other strides free |
+/// | `nope_zeros`           | `[head_tokens, q_heads, nope]`; optional    | as `q_nope`                          | unit stride on the last axis, other strides free |
 ///
-/// Any number of tokens, heads, outputs and columns. Products are summed in `f32` in the order of the columns, groups of fp8
-/// after each other, and rounded once, to the type of `q_out`; fp4 and fp8 enter exactly. The bits of a token's row depend on
-/// that row and the weights alone.
+/// `q_heads` is a multiple of `kv_heads`. `q_pe_head` is `rope(q_pe)` of the first tokens, and `nope_zeros` is filled with zeros.
+/// All but the GEMM is bitwise identical to [`rope_cat_and_cache_mla`](crate::rope_cat_and_cache_mla()).
+///
+/// The GEMM accumulates in `f32` in the order of the columns, fp8 groups one after the other, and rounds once, to the type of
+/// `q_out`; fp4 and fp8 enter exactly.
+///
+/// Tokens from the `tokens`-th to the `n`-th are rotated already: their keys are copied bit by bit to `k_pe_out`, and cached
+/// as the others. `k_pe_out` is not written from the `n`-th token on.
+///
+/// Slots and positions are checked on the device. A slot that is negative or beyond the cache is skipped; `q_out` and
+/// `k_pe_out` are written all the same. If two tokens have one slot, each element of it comes from either. A token whose
+/// position plus offset is no row of the tables gives NaN in all of `q_out` and `k_pe_out` and is not cached.
+///
+/// `f32` arithmetic. Rotated keys are not rounded before the cache. A scale enters as its reciprocal, rounded once. Conversion
+/// to fp8 saturates, rounds to nearest even and keeps NaN. A signalling NaN that is rotated, scaled, or beside rotated columns
+/// of its head becomes quiet. Results are batch-invariant: they depend on their token alone.
+///
+/// `k_pe_out` may be exactly `k_pe`; otherwise tensors that are written share no memory with another.
 ///
 /// Returns when the two launches are queued, before they have run.
 ///
 /// # Errors
-/// As `rope_cat_and_cache_mla`; [`Error::Unsupported`] for weights in the fp8 that the device's products do not take,
-/// [`Error::Argument`] for groups of fp8 that are no power of two from 64 on, [`Error::Empty`] for `cols` of length zero,
-/// [`Error::TooLarge`] for more than 2^30 of them.
+/// [`Error::Shape`], [`Error::Stride`],
+/// [`Error::Align`] if an argument breaks the table; [`Error::Empty`] for columns
+/// of length zero; [`Error::Unsupported`] for weights in the fp8 that the device's matrix cores do not take; [`Error::Argument`] for an odd [`Rope::rotary`], or an
+/// fp8 group that is no power of two from 64 on;
+/// [`Error::Overlap`] for outputs that share memory otherwise than stated;
+/// [`Error::TooLarge`] beyond 2^32 slots, 2^31 tokens or 2^30 `cols`;
+/// [`Error::DeviceMismatch`], and the errors of loading and launching a kernel. Nothing is
+/// written then.
 ///
-/// Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1.2 (absorbing the projection of keys in that of queries).
-#[expect(clippy::too_many_arguments, reason = "the operator's tensors")]
+/// Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1.2 (absorbing the projection of keys into that of queries).
 pub fn fused_bmm_rope_kv_cache<
     'a,
-    T: Activation,
+    T: HeadElement,
     R: RopeElement<T>,
     Q: CacheElement<T>,
     C: CacheElement<T>,
 >(
     stream: &Stream,
-    q_nope: TensorView<'a, T>,
+    inputs: MlaInputs<'a, T, R>,
     w: MlaWeight<'a, T>,
-    q_pe: TensorView<'a, T>,
-    k_nope: TensorView<'a, T>,
-    k_pe: TensorView<'a, T>,
-    tables: RopeTables<'a, R>,
-    slot_mapping: impl Into<IndexView<'a>>,
-    k_scale: Option<TensorView<'a, f32>>,
-    mut outputs: MlaOutputs<'a, T, Q, C>,
+    outputs: MlaOutputs<'a, T, Q, C>,
     rope: Rope,
 ) -> Result<()> {
-    let slot_mapping = slot_mapping.into();
-    let inputs = Inputs { q_pe, k_nope, k_pe, tables: tables.into(), slot_mapping, k_scale, rope };
+    let (q_nope, slot_mapping, tables) =
+        (inputs.q_nope, inputs.slot_mapping, RopeSource::from(inputs.tables));
+    let call = Call::new(inputs, rope);
     let [weights, scales, y_scale] = w.operands();
-    let sizes = inputs.check(OP, &outputs, &[("q_nope", Some(&q_nope)), weights, scales, y_scale])?;
+    let sizes = call.check(OP, &outputs, &[("q_nope", Some(&q_nope)), weights, scales, y_scale])?;
     let Sizes { tokens, q_heads, nope, .. } = sizes;
     let [_, _, cols] = q_nope.dims(OP, "q_nope")?;
     q_nope.check(OP, "q_nope", &[q_heads, tokens, cols], "heads and tokens of q_pe")?;
@@ -309,19 +314,21 @@ pub fn fused_bmm_rope_kv_cache<
         return Err(Error::too_large(OP, "q_nope", format!("{cols} columns"), limit as u64));
     }
 
+    // Both launches are prepared before either is queued: after an error nothing is written.
+    let mut rest = call.prepare(OP, stream, sizes, None, outputs)?;
     if tokens > 0 && q_heads > 0 {
-        let mut product = outputs.q_out.reborrow().slice(2, 0..nope)?;
-        let vectors = w.by_vectors(cols)
-            && q_nope.by_vectors()
+        let (q_nope_out, nope_zeros) = (&mut rest.q_nope_out, &mut rest.nope_zeros);
+        let vectors = w.can_vectorize(cols)
+            && q_nope.can_vectorize()
             && is_near(&q_nope, MANY)
             && cols.is_multiple_of(PART)
             && nope.is_multiple_of(PART)
-            && product.by_vectors()
-            && outputs.nope_zeros.as_ref().is_none_or(|t| t.by_vectors());
+            && q_nope_out.can_vectorize()
+            && nope_zeros.as_ref().is_none_or(|t| t.can_vectorize());
         let info = stream.device().info();
-        let blocks = info.most_blocks(64, BLOCKS_PER_CU);
+        let blocks = info.max_blocks(64, BLOCKS_PER_CU);
         let n_tiles = nope.div_ceil(OUTPUTS);
-        // Many tokens a block read weights fewer times; not if that leaves the device idle.
+        // Many tokens per block read weights fewer times, unless that leaves CUs idle.
         let many = tokens > FEW && q_heads * n_tiles * tokens.div_ceil(MANY) >= info.compute_units as usize;
         let (kernel, tokens_of_block) = match (vectors, many) {
             (true, false) => (0, FEW),
@@ -334,21 +341,20 @@ pub fn fused_bmm_rope_kv_cache<
         if tasks > limit {
             return Err(Error::too_large(OP, "q_nope", format!("work for {tasks} blocks"), limit));
         }
-        let names = &w.form()[usize::from(T::DTYPE == DType::F16)];
-        let kernel = stream.kernel(&kernels::MLA_BMM, names[kernel])?;
-        let mut launch = stream.launch(OP, &kernel);
+        let kernel = stream.kernel(w.form()[usize::from(T::DTYPE == DType::F16)][kernel])?;
+        let mut launch = stream.launch(OP);
         let Operands { w, w_scales, w_scale, y_scale, group } = w.inputs(&mut launch)?;
         let places = Tokens { rotated: tokens, cached: 0, blocks: 0, block: 1 };
-        let zeros = match &mut outputs.nope_zeros {
-            Some(zeros) => Target::zeros(&launch.output("nope_zeros", &mut zeros.reborrow())?),
+        let zeros = match nope_zeros {
+            Some(zeros) => Target::zeros(&launch.output("nope_zeros", zeros)?),
             None => Target::NONE,
         };
         let params = Params {
-            common: places.common(&mut launch, &rope, &inputs.tables, &inputs.slot_mapping)?,
+            common: places.common(&mut launch, &rope, &tables, &slot_mapping)?,
             q: launch.input("q_nope", &q_nope)?,
             w,
             w_scales,
-            out: Target::output::<Q>(&launch.output("q_out", &mut product)?),
+            out: Target::output::<Q>(&launch.output("q_out", q_nope_out)?),
             zeros,
             w_scale,
             y_scale,
@@ -361,8 +367,8 @@ pub fn fused_bmm_rope_kv_cache<
         };
         let config = LaunchConfig::grid_1d((tasks as usize).min(blocks));
         // SAFETY: the checks make queries, weights and outputs as long as their heads, tokens, outputs and columns, which
-        // the tiles cover; the kernel checks positions, and the loader its parameters.
-        unsafe { launch.run(config, &params)? };
+        // the tiles cover; the kernel checks positions.
+        unsafe { launch.run(&kernel, config, &params)? };
     }
-    inputs.run(OP, stream, sizes, None, outputs)
+    rest.run()
 }

@@ -1,28 +1,27 @@
-// cache_rows.hip: rows of heads, rotated or copied, to outputs and to the slots of a cache.
+// kv_cache_rows.hip: rows of heads, rotated or copied, to outputs and to the slots of a cache.
 //   out[t, h, :] = rope(in[t, h, :]) at position[t]                      tokens that have a position, else a copy
 //   cache[slot[t], h, :] = cast(rope(in[t, h, :]) * (1 / scale))         tokens that have a slot
 // A launch does a few jobs (Job), each over one tensor in [tokens, heads, cols] of T = bf16 | f16: those of
-// rope_reshape_and_cache are q, k and v, those of rope_cat_and_cache_mla the parts of q and of k. All arithmetic is f32,
-// each result is rounded once; what is not rotated, scaled or narrowed keeps its bits. A token whose position the tables
+// rope_reshape_and_cache are q, k and v, those of rope_cat_and_cache_mla the columns of q and k. All arithmetic is f32 with one
+// rounding; columns that are not rotated, scaled or narrowed keep their bits. A token whose position the tables
 // do not have gives rows of NaN and does not go to the cache; a slot that the cache does not have is skipped.
 //
 // How the work is split
-//   A unit is a lane's share of a row: two parts of 8 columns (16 bytes), or of one where addresses or lengths are not
-//   multiples of 16 bytes. For NeoX the parts are those that rotate together, so no lane needs another's; interleaved
-//   pairs lie within a part. The lanes of a wave are units x rows: several heads of one token, or several tokens if heads
-//   are few or the cache keeps the tokens of a block next to each other. A task is kPasses such sets of heads, with all
-//   loads before the first use and one load of the tables. Waves step through the tasks of all jobs.
-//   Values in the paged layouts lie by columns, with a block's tokens next to each other: there a lane takes 16 bytes'
-//   worth of tokens x 8 columns, transposes them in registers and writes 16 bytes a column. That needs tokens whose
-//   slots follow each other from a multiple of 16 bytes in a block; each wave finds those in its window of tokens. All
-//   others are written by elements.
+//   A unit is a lane's share of a row: two vectors of 8 columns (16 bytes), on the scalar path two columns. NeoX rotates the
+//   two vectors together, interleaved pairs lie within a vector: no lane needs another's columns. The lanes of a wave are
+//   units x rows: several heads of one token, or neighbouring tokens where heads are few or the tokens of a block are
+//   contiguous in the cache. A task is kPasses such sets of heads, with all loads in flight before the first use and one load
+//   of the tables. Waves loop over the tasks of all jobs.
+//   Values in the paged layouts are column-major, with contiguous tokens of a block: a lane takes 16 bytes of tokens x 8
+//   columns, transposes them in registers and writes 16 bytes per column. The slots of these tokens must be consecutive from a
+//   multiple of 16 bytes in a block; each wave finds such groups in its window of tokens. Other tokens take the scalar path.
 // Floor
 //   Memory: every input once, every output and cache row once; tables and slots stay in cache. 3 flop an element.
 #include <hk/entry.h>
 #include <hk/rope.h>
 #include <hk/wave.h>
 
-#include "cache.h"
+#include "kv_cache.h"
 
 namespace {
 using cache::Common;
@@ -37,67 +36,67 @@ using hk::u64;
 using hk::u8;
 using hk::Vec;
 
-/// Columns of a part, by vectors.
+/// Columns of a vector of a lane.
 constexpr int kPart = 8;
-/// Columns of a part where rows are copied to fp8, which 16 of are 16 bytes.
+/// The same for copies to fp8, where 16 columns are 16 bytes.
 constexpr int kWidePart = 16;
-/// Sets of heads that a wave has in hand at a time, rotating and copying: 64 bytes a lane.
+/// Sets of heads in flight per wave, rotating and copying: 64 bytes per lane.
 constexpr u32 kPasses = 2;
 constexpr u32 kCopyPasses = 4;
 constexpr u32 kWideCopyPasses = 2;
-/// Where the rows of a job go, at most.
+/// Most targets of a job.
 constexpr u32 kTargets = 2;
 
-/// One tensor's rows. Same fields as `Job` in src/cache.rs.
+/// One tensor's rows.
 struct Job {
     hk::Global in;  // (1, tokens, heads, cols)
     Target targets[kTargets];
-    u32 rotary;     // columns that are rotated, from rotary_at on
+    u32 rotary;  // columns that are rotated, from rotary_at on
     u32 rotary_at;
-    u32 passed_at;  // the first and the last of those that are not, exclusive
+    u32 passed_at;  // the columns that are not rotated, end exclusive
     u32 passed_end;
-    // Lanes: units of a row, and rows of tokens_abreast x heads_abreast; 2^16 / n rounded up for division by n.
-    u32 units, inv_units, tokens_abreast, inv_tokens_abreast, heads_abreast;
-    u32 heads;   // of a task
-    u32 groups;  // tasks a set of tokens
-    u32 window;  // tokens of a task, if by columns
-    u32 end;     // tasks of this job and those before it
-    u32 wide;    // copies in parts of kWidePart columns
+    // Lanes: units of a row, and rows of tokens_per_wave x heads_per_wave; 2^16 / n rounded up for division by n.
+    u32 units, inv_units, tokens_per_wave, inv_tokens_per_wave, heads_per_wave;
+    u32 heads;  // of a task
+    u32 groups;  // tasks per set of tokens
+    u32 window;  // tokens of a task, if the target is column-major
+    u32 end;  // tasks of this job and those before it
+    u32 wide;  // copies kWidePart columns at a time
     u32 cached;  // a target is a cache
     u32 pad;
 };
 
-struct Params {  // same fields, same order as `Params` in src/cache.rs
+struct Params {
     Common common;
     Job jobs[4];
-    // Jobs that rotate, then those that copy, then those that copy to a cache by columns: where the tasks of each kind end.
+    // Ends of the tasks of each kind: jobs that rotate, that copy, and that copy to a column-major cache.
     u32 rotations, copies, columns;
     u32 pad;
 };
 
-/// This lane's part of a task: a token, some of its heads, and a unit of each.
+/// This lane's share of a task: a token, some of its heads, and a unit of each.
 struct Share {
     u32 token;
-    u32 unit;                    // the first; those of a row longer than a wave are kWaveSize apart
-    u32 head, last_head;         // the first, and past the last
-    u32 first_head;              // of the task
+    u32 unit;  // the first; those of a row longer than a wave are kWaveSize apart
+    u32 head, last_head;  // the first, and past the last
+    u32 first_head;  // of the task
     bool live;
 
     HK_FN Share(const Job &job, u32 task) {
         const u32 set = task / job.groups;
         const u32 group = task - set * job.groups;
         const u32 side = hk::thread_x() * job.inv_units >> 16;
-        const u32 head_side = side * job.inv_tokens_abreast >> 16;
+        const u32 head_side = side * job.inv_tokens_per_wave >> 16;
         unit = hk::thread_x() - side * job.units;
-        token = set * job.tokens_abreast + side - head_side * job.tokens_abreast;
+        token = set * job.tokens_per_wave + side - head_side * job.tokens_per_wave;
         first_head = group * job.heads;
         head = first_head + head_side;
         last_head = (group + 1) * job.heads < job.in.shape[2] ? (group + 1) * job.heads : job.in.shape[2];
-        live = head_side < job.heads_abreast && token < job.in.shape[1] && head < last_head;
+        live = head_side < job.heads_per_wave && token < job.in.shape[1] && head < last_head;
     }
 };
 
-/// Where the targets of a job take a token: the address of its first head, 0 if they do not.
+/// Addresses of the first head of a token in the targets of a job; 0: not stored.
 struct Sinks {
     u64 at[kTargets];
     float scale[kTargets];
@@ -123,7 +122,7 @@ struct Sinks {
 /// One task of a job that rotates.
 template <class T, Access kAccess>
 HK_FN void rotate_rows(const Job &job, const Common &c, u32 task) {
-    constexpr int N = kAccess == Access::Vectors ? kPart : 1;
+    constexpr int N = kAccess == Access::Vectorized ? kPart : 1;
     const Share mine(job, task);
     if (!mine.live) return;
     const Place place = cache::place_of(c, mine.token, job.cached);
@@ -137,22 +136,22 @@ HK_FN void rotate_rows(const Job &job, const Common &c, u32 task) {
         hk::Factors<N> factors;
         if (rotates) factors = c.rope.factors<T, N>(place.row, unit);
         const auto row = job.in.row<const T>(0) + i64(mine.token) * job.in.strides[1];
-        for (u32 set = mine.first_head; set < mine.last_head; set += kPasses * job.heads_abreast) {
+        for (u32 set = mine.first_head; set < mine.last_head; set += kPasses * job.heads_per_wave) {
             const u32 first = set + mine.head - mine.first_head;
             if (first >= mine.last_head) break;
             Vec<T, N> in[kPasses][2];
 #pragma unroll
             for (u32 pass = 0; pass < kPasses; ++pass) {
-                // No lane has a head; or this one has none, and reads the first one once more, to no end.
-                if (set + pass * job.heads_abreast >= mine.last_head) break;
-                const u32 head = first + pass * job.heads_abreast;
+                // No lane has a head: done. Only this lane has none: it loads the first head again and ignores it.
+                if (set + pass * job.heads_per_wave >= mine.last_head) break;
+                const u32 head = first + pass * job.heads_per_wave;
                 const auto at = row + i64(head < mine.last_head ? head : first) * job.in.strides[2];
                 in[pass][0] = cache::load<T, N>(at + a);
                 in[pass][1] = cache::load<T, N>(at + (has_b ? b : a));
             }
 #pragma unroll
             for (u32 pass = 0; pass < kPasses; ++pass) {
-                const u32 head = first + pass * job.heads_abreast;
+                const u32 head = first + pass * job.heads_per_wave;
                 if (head >= mine.last_head) continue;
                 Vec<float, N> x[2] = {hk::widen<T, N>(in[pass][0]), hk::widen<T, N>(in[pass][1])};
                 if (rotates) c.rope.rotate<N>(x, factors);
@@ -171,7 +170,7 @@ HK_FN void rotate_rows(const Job &job, const Common &c, u32 task) {
     }
 }
 
-/// One task of a job that copies, bit for bit where a target is of the type of the input and has no scale.
+/// One task of a job that copies, bit for bit if a target has the type of the input and no scale.
 template <class T, int N, u32 kCopyPasses>
 HK_FN void copy_rows(const Job &job, const Common &c, u32 task) {
     const Share mine(job, task);
@@ -181,14 +180,14 @@ HK_FN void copy_rows(const Job &job, const Common &c, u32 task) {
     const auto row = job.in.row<const T>(0) + i64(mine.token) * job.in.strides[1];
     for (u32 unit = mine.unit; unit < job.units; unit += hk::kWaveSize) {
         const u32 a = unit * N;
-        for (u32 set = mine.first_head; set < mine.last_head; set += kCopyPasses * job.heads_abreast) {
+        for (u32 set = mine.first_head; set < mine.last_head; set += kCopyPasses * job.heads_per_wave) {
             const u32 first = set + mine.head - mine.first_head;
             if (first >= mine.last_head) break;
             Vec<T, N> x[kCopyPasses];
 #pragma unroll
             for (u32 pass = 0; pass < kCopyPasses; ++pass) {
-                if (set + pass * job.heads_abreast >= mine.last_head) break;
-                const u32 head = first + pass * job.heads_abreast;
+                if (set + pass * job.heads_per_wave >= mine.last_head) break;
+                const u32 head = first + pass * job.heads_per_wave;
                 x[pass] = cache::load<T, N>(row + i64(head < mine.last_head ? head : first) * job.in.strides[2] + a);
             }
 #pragma unroll
@@ -198,7 +197,7 @@ HK_FN void copy_rows(const Job &job, const Common &c, u32 task) {
                 const i64 at = to.column(a);
 #pragma unroll
                 for (u32 pass = 0; pass < kCopyPasses; ++pass) {
-                    const u32 head = first + pass * job.heads_abreast;
+                    const u32 head = first + pass * job.heads_per_wave;
                     if (head >= mine.last_head) continue;
                     const Vec<T, N> v = place.poison ? hk::Rope::poison<T, N>() : x[pass];
                     if (to.is_copy()) {
@@ -213,7 +212,7 @@ HK_FN void copy_rows(const Job &job, const Common &c, u32 task) {
     }
 }
 
-/// kTokens tokens from `token` on, whose slots follow each other, and this lane's columns of them.
+/// Stores this lane's columns of the kTokens tokens from `token` on, whose slots are consecutive.
 template <class T, int kTokens>
 HK_FN void write_group(const Job &job, const Target &to, float scale, u32 token, i64 in, i64 out, u32 col) {
     Vec<T, kPart> bits[kTokens];
@@ -234,21 +233,21 @@ HK_FN void write_group(const Job &job, const Target &to, float scale, u32 token,
             cache::store<T, kTokens>(reinterpret_cast<GlobalPtr<T>>(to.data) + out + to.column(col + i), column);
         }
     } else {
-        Vec<u8, kPart> codes[kTokens];
+        Vec<u8, kPart> quantized[kTokens];
 #pragma unroll
-        for (int i = 0; i < kTokens; ++i) codes[i] = cache::to_fp8<kPart>(hk::widen<T, kPart>(bits[i]) * scale, to.format);
+        for (int i = 0; i < kTokens; ++i)
+            quantized[i] = cache::to_fp8<kPart>(hk::widen<T, kPart>(bits[i]) * scale, to.format);
 #pragma unroll
         for (int i = 0; i < kPart; ++i) {
             Vec<u8, kTokens> column;
 #pragma unroll
-            for (int j = 0; j < kTokens; ++j) column[j] = codes[j][i];
+            for (int j = 0; j < kTokens; ++j) column[j] = quantized[j][i];
             cache::store<u8, kTokens>(reinterpret_cast<GlobalPtr<u8>>(to.data) + out + to.column(col + i), column);
         }
     }
 }
 
-/// One task of a job whose rows lie by columns in the cache: a window of tokens, kPart columns a lane. kTokens of an
-/// element are 16 bytes.
+/// One task of a job with a column-major cache: a window of tokens, kPart columns per lane. kTokens elements are 16 bytes.
 template <class T, int kTokens>
 HK_FN void columns(const Job &job, const Common &c, u32 task) {
     const u32 set = task / job.groups;
@@ -262,7 +261,7 @@ HK_FN void columns(const Job &job, const Common &c, u32 task) {
     const Target &to = job.targets[0];
     const float scale = cache::scale_of(to);
 
-    // A lane a token: those of the window, and as many before and after as can be in a group with one of them.
+    // One token per lane: those of the window, and before and after it those that can share a group with one of them.
     constexpr u32 kAround = kTokens - 1;
     const u32 first = set * job.window - kAround;  // wraps below 0, and is then no token
     const u32 token = first + hk::thread_x();
@@ -316,15 +315,15 @@ HK_FN void columns(const Job &job, const Common &c, u32 task) {
     }
 }
 
-/// Calls `f(job, common, task)` for this block's tasks below `end`, and goes on from `task`.
+/// Calls `f(job, common, task)` for this block's tasks from `task` to `end`.
 template <class F>
 HK_FN void for_tasks(const Params &p, u32 end, u32 &task, F f) {
     for (; task < end; task += hk::grid_x()) {
         u32 index = 0;
         u32 first = 0;
         while (task >= p.jobs[index].end) first = p.jobs[index++].end;
-        const Params &anew = hk::read_anew(p);
-        f(anew.jobs[index], anew.common, task - first);
+        const Params &reloaded = hk::reload_params(p);
+        f(reloaded.jobs[index], reloaded.common, task - first);
     }
 }
 
@@ -333,7 +332,7 @@ HK_FN void cache_rows(const Params &p) {
     u32 task = hk::block_x();
     for_tasks(p, p.rotations, task, [](const Job &job, const Common &c, u32 t) { rotate_rows<T, kAccess>(job, c, t); });
     for_tasks(p, p.copies, task, [](const Job &job, const Common &c, u32 t) {
-        if constexpr (kAccess == Access::Elements) {
+        if constexpr (kAccess == Access::Scalar) {
             copy_rows<T, 1, kCopyPasses>(job, c, t);
         } else if (job.wide) {
             copy_rows<T, kWidePart, kWideCopyPasses>(job, c, t);
@@ -341,7 +340,7 @@ HK_FN void cache_rows(const Params &p) {
             copy_rows<T, kPart, kCopyPasses>(job, c, t);
         }
     });
-    if constexpr (kAccess == Access::Vectors) {
+    if constexpr (kAccess == Access::Vectorized) {
         for_tasks(p, p.columns, task, [](const Job &job, const Common &c, u32 t) {
             if (job.targets[0].element_bytes<T>() == sizeof(T)) {
                 columns<T, hk::kVecLen<T>>(job, c, t);
@@ -353,8 +352,8 @@ HK_FN void cache_rows(const Params &p) {
 }
 }  // namespace
 
-// Entry points, see `KERNELS` in src/cache.rs. Name = dtype of the rows, access if it is by elements.
-HK_ENTRY(cache_rows_bf16, hk::kWaveSize, cache_rows<hk::bf16, Access::Vectors>)
-HK_ENTRY(cache_rows_f16, hk::kWaveSize, cache_rows<hk::f16, Access::Vectors>)
-HK_ENTRY(cache_rows_bf16_elements, hk::kWaveSize, cache_rows<hk::bf16, Access::Elements>)
-HK_ENTRY(cache_rows_f16_elements, hk::kWaveSize, cache_rows<hk::f16, Access::Elements>)
+// Entry points, see `KERNELS` in src/kv_cache/cache.rs. Name = dtype of the rows, access.
+HK_ENTRY(kv_cache_rows_bf16, hk::kWaveSize, cache_rows<hk::bf16, Access::Vectorized>)
+HK_ENTRY(kv_cache_rows_f16, hk::kWaveSize, cache_rows<hk::f16, Access::Vectorized>)
+HK_ENTRY(kv_cache_rows_bf16_scalar, hk::kWaveSize, cache_rows<hk::bf16, Access::Scalar>)
+HK_ENTRY(kv_cache_rows_f16_scalar, hk::kWaveSize, cache_rows<hk::f16, Access::Scalar>)

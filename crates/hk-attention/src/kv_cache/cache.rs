@@ -1,32 +1,31 @@
-//! What the operators that write caches share: types, the layouts of caches as strides, and the launch of
-//! `hip/cache_rows.hip`.
+//! Types and layouts of KV caches, and the launch of `hip/kv_cache_rows.hip`.
 
-use crate::kernels;
-use bytemuck::{Pod, Zeroable};
-use hk_core::rope::{Rope, RopeParams, RopeSource, RopeSpan};
+use crate::kernels::cache::{Common, Target};
+use crate::kernels::kv_cache_rows::{Job, Params};
+use bytemuck::Zeroable;
+use hk_core::plan::rope::{Rope, RopeSource, RopeSpan};
 use hk_core::{
-    DType, Element, Error, Float, Fp8E4M3, Fp8E4M3Fnuz, GlobalLayout, IndexView, Launch, LaunchConfig,
-    Layout, Operand, Result, Stream, TensorView, TensorViewMut, bf16, f16,
+    DType, Element, Error, Float, Fp8E4M3, Fp8E4M3Fnuz, GlobalLayout, IndexView, Kernel, KernelRef, Launch,
+    LaunchConfig, Layout, Operand, Result, Stream, TensorView, TensorViewMut, bf16, f16,
 };
 
-/// The element types of activations here: `bf16` and `f16`.
-pub trait Activation: Float {}
+/// Element type of queries, keys and values: `bf16` or `f16`.
+pub trait HeadElement: Float {}
 
-impl Activation for bf16 {}
-impl Activation for f16 {}
+impl HeadElement for bf16 {}
+impl HeadElement for f16 {}
 
-/// A type that a cache, or a query after its rotation, can have beside activations of type `T`: `T` itself and both fp8
-/// e4m3 formats.
-pub trait CacheElement<T: Activation>: Element {}
+/// Element type of a cache, or of rotated queries, for heads of type `T`: `T` itself or either fp8 e4m3 format.
+pub trait CacheElement<T: HeadElement>: Element {}
 
-impl<T: Activation> CacheElement<T> for T {}
+impl<T: HeadElement> CacheElement<T> for T {}
 impl CacheElement<bf16> for Fp8E4M3 {}
 impl CacheElement<f16> for Fp8E4M3 {}
 impl CacheElement<bf16> for Fp8E4M3Fnuz {}
 impl CacheElement<f16> for Fp8E4M3Fnuz {}
 
-/// How a paged cache of keys and values lies in memory. There are `blocks` blocks of `block` tokens, slot `s` is token
-/// `s % block` of block `s / block`, and `x` elements are 16 bytes. Strides are free, but that of the last axis is 1.
+/// Memory layout of a paged cache of keys and values: `blocks` blocks of `block` tokens. Slot `s` is token `s % block` of block
+/// `s / block`; `x` elements are 16 bytes. The last axis has unit stride, other strides are free.
 ///
 /// | layout          | keys                             | values                           |
 /// |-----------------|----------------------------------|----------------------------------|
@@ -36,13 +35,13 @@ impl CacheElement<f16> for Fp8E4M3Fnuz {}
 /// | `PagedShuffled` | `[blocks, heads, dim/x, block, x]` | `[blocks, heads, block/x, dim, x]` |
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvLayout {
-    /// Tokens, then heads: what flash attention reads.
+    /// Tokens, then heads: the layout of FlashAttention.
     Nhd,
     /// Heads, then tokens.
     Hnd,
-    /// Keys in pieces of 16 bytes, values by columns: vLLM's paged attention.
+    /// Keys in pieces of 16 bytes, values column-major: the layout of vLLM's paged attention.
     Paged,
-    /// As [`Paged`](Self::Paged), with values in pieces of 16 bytes of tokens.
+    /// As [`Paged`](Self::Paged), but values in pieces of 16 bytes of tokens.
     PagedShuffled,
 }
 
@@ -52,26 +51,60 @@ pub(crate) const fn piece<C: Element>() -> usize {
 }
 
 impl KvLayout {
-    /// The shape of a cache of keys with elements of type `C`.
-    pub fn key_shape<C: Element>(self, [blocks, block, heads, dim]: [usize; 4]) -> Vec<usize> {
+    /// The shape of a cache of keys with elements of type `C`; `sizes` are blocks, tokens of a block, heads, columns.
+    pub fn key_shape<C: Element>(self, sizes: [usize; 4]) -> Vec<usize> {
+        self.key_shape_of(piece::<C>(), sizes)
+    }
+
+    /// The shape of a cache of values with elements of type `C`; `sizes` as for [`key_shape`](Self::key_shape).
+    pub fn value_shape<C: Element>(self, sizes: [usize; 4]) -> Vec<usize> {
+        self.value_shape_of(piece::<C>(), sizes)
+    }
+
+    pub(crate) fn key_shape_of(self, piece: usize, [blocks, block, heads, dim]: [usize; 4]) -> Vec<usize> {
         match self {
             Self::Nhd => vec![blocks, block, heads, dim],
             Self::Hnd => vec![blocks, heads, block, dim],
-            Self::Paged | Self::PagedShuffled => vec![blocks, heads, dim / piece::<C>(), block, piece::<C>()],
+            Self::Paged | Self::PagedShuffled => vec![blocks, heads, dim / piece, block, piece],
         }
     }
 
-    /// The shape of a cache of values with elements of type `C`.
-    pub fn value_shape<C: Element>(self, [blocks, block, heads, dim]: [usize; 4]) -> Vec<usize> {
+    pub(crate) fn value_shape_of(self, piece: usize, [blocks, block, heads, dim]: [usize; 4]) -> Vec<usize> {
         match self {
             Self::Nhd => vec![blocks, block, heads, dim],
             Self::Hnd => vec![blocks, heads, block, dim],
             Self::Paged => vec![blocks, heads, dim, block],
-            Self::PagedShuffled => vec![blocks, heads, block / piece::<C>(), dim, piece::<C>()],
+            Self::PagedShuffled => vec![blocks, heads, block / piece, dim, piece],
         }
     }
 
-    /// The axis of a cache of keys that is the tokens of a block.
+    /// Checks the number of axes of a cache of keys.
+    pub(crate) fn check_rank(self, op: &'static str, keys: &[usize]) -> Result<()> {
+        let rank = match self {
+            Self::Nhd | Self::Hnd => 4,
+            Self::Paged | Self::PagedShuffled => 5,
+        };
+        if keys.len() == rank {
+            return Ok(());
+        }
+        Err(Error::shape(op, "key_cache", keys, format!("{rank} axes, for {self:?}")))
+    }
+
+    /// Checks that heads, and in the shuffled layout blocks, are a multiple of 16 bytes.
+    pub(crate) fn check_pieces(self, op: &'static str, cache: DType, [block, dim]: [usize; 2]) -> Result<()> {
+        let piece = 16 / cache.size_bytes();
+        if matches!(self, Self::Paged | Self::PagedShuffled) && !dim.is_multiple_of(piece) {
+            let want = format!("a dim that is a multiple of {piece} ({self:?} of {cache})");
+            return Err(Error::shape(op, "k", [dim], want));
+        }
+        if self == Self::PagedShuffled && !block.is_multiple_of(piece) {
+            let want = format!("blocks of a multiple of {piece} tokens ({self:?} of {cache})");
+            return Err(Error::shape(op, "key_cache", [block], want));
+        }
+        Ok(())
+    }
+
+    /// The axis of tokens within a block, of a cache of keys.
     pub(crate) const fn block_axis(self) -> usize {
         match self {
             Self::Nhd => 1,
@@ -80,7 +113,7 @@ impl KvLayout {
         }
     }
 
-    /// The strides of a cache, of this many elements a piece.
+    /// The strides of a cache with pieces of this many elements.
     pub(crate) fn strides(self, cache: &Layout, values: bool, piece: usize) -> Strides {
         let s = |axis| stride_of(cache, axis);
         let whole = Strides::WHOLE;
@@ -101,7 +134,7 @@ impl KvLayout {
     }
 }
 
-/// The stride of an axis; that of one of length 1 is of no use, and need not be aligned.
+/// The stride of an axis; 0 for an axis of length 1, whose stride need not be aligned.
 fn stride_of(cache: &Layout, axis: usize) -> i64 {
     if cache.shape()[axis] > 1 { cache.strides()[axis] as i64 } else { 0 }
 }
@@ -118,11 +151,11 @@ pub(crate) struct Strides {
 }
 
 impl Strides {
-    /// Everything next to each other.
+    /// Contiguous tokens and columns.
     const WHOLE: Self = Self { block: 0, head: 0, within: 0, col: 0, within_shift: 31, col_shift: 31 };
 
-    /// Those of a cache `[slots, heads, cols]`.
-    pub fn of_rows(cache: &Layout) -> Self {
+    /// The strides of a cache `[slots, heads, cols]`.
+    pub fn per_row(cache: &Layout) -> Self {
         Self { block: stride_of(cache, 0), head: stride_of(cache, 1), ..Self::WHOLE }
     }
 
@@ -137,37 +170,19 @@ impl Strides {
         all.iter().all(|s| (s.unsigned_abs() as usize).wrapping_mul(element).is_multiple_of(bytes))
     }
 
-    /// Columns are next to each other, at least [`PART`] of them.
-    pub fn by_rows(&self) -> bool {
+    /// Whether at least [`PART`] columns are contiguous.
+    pub fn is_row_major(&self) -> bool {
         self.col_shift >= PART.trailing_zeros()
     }
 
-    /// Whether parts of [`PART`] columns of the cache, or its columns, can be accessed as a whole.
+    /// Whether [`PART`] columns of a row-major cache are aligned for vector accesses.
     pub fn parts_aligned<C: Element>(&self, cache: &TensorViewMut<C>) -> bool {
         let bytes = PART * size_of::<C>();
-        !self.by_rows() || (cache.is_aligned(bytes as u64) && self.aligned(size_of::<C>(), bytes))
+        !self.is_row_major() || (cache.is_aligned(bytes as u64) && self.aligned(size_of::<C>(), bytes))
     }
 }
 
-/// `cache::Target` of `hip/cache.h`.
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct Target {
-    data: u64,
-    scale: u64,
-    block: i64,
-    head: i64,
-    within: i64,
-    col: i64,
-    within_shift: u32,
-    col_shift: u32,
-    format: u32,
-    tokens: u32,
-    grouped: u32,
-    pad: u32,
-}
-
-/// `cache::Format` of `hip/cache.h`.
+/// `cache::Format` of `hip/kv_cache.h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 enum Format {
@@ -177,79 +192,34 @@ enum Format {
     Zeros = 3,
 }
 
-/// `cache::Target::kSlots` of `hip/cache.h`.
+/// `cache::Target::kSlots` of `hip/kv_cache.h`.
 const SLOTS: u32 = u32::MAX;
-
-/// `cache::Common` of `hip/cache.h`.
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct Common {
-    pub rope: RopeParams,
-    pub slots: GlobalLayout,
-    pub n_slots: u64,
-    pub slots_are_i64: u32,
-    pub block_tokens: u32,
-    pub rotated_tokens: u32,
-    pub cached_tokens: u32,
-}
 
 const TARGETS: usize = 2;
 const JOBS: usize = 4;
 
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Job {
-    input: GlobalLayout,
-    targets: [Target; TARGETS],
-    rotary: u32,
-    rotary_at: u32,
-    passed_at: u32,
-    passed_end: u32,
-    units: u32,
-    inv_units: u32,
-    tokens_abreast: u32,
-    inv_tokens_abreast: u32,
-    heads_abreast: u32,
-    heads: u32,
-    groups: u32,
-    window: u32,
-    end: u32,
-    wide: u32,
-    cached: u32,
-    pad: u32,
-}
+/// The entry points of `hip/kv_cache_rows.hip`: for bf16 and f16, vectorized and scalar.
+const KERNELS: [[KernelRef<Params>; 2]; 2] = [
+    [Params::kernel("kv_cache_rows_bf16"), Params::kernel("kv_cache_rows_bf16_scalar")],
+    [Params::kernel("kv_cache_rows_f16"), Params::kernel("kv_cache_rows_f16_scalar")],
+];
 
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    common: Common,
-    jobs: [Job; JOBS],
-    rotations: u32,
-    copies: u32,
-    columns: u32,
-    pad: u32,
-}
-
-/// The entry points of `hip/cache_rows.hip`: for bf16 and f16, by vectors and by elements.
-const KERNELS: [[&str; 2]; 2] =
-    [["cache_rows_bf16", "cache_rows_bf16_elements"], ["cache_rows_f16", "cache_rows_f16_elements"]];
-
-/// Columns that a lane takes at a time, by vectors: `kPart`.
+/// Columns of a vector of a lane: `kPart`.
 pub(crate) const PART: usize = 8;
 
-/// The same where rows are copied to fp8: `kWidePart`.
+/// The same for copies to fp8: `kWidePart`.
 const WIDE_PART: usize = 16;
 
-/// Sets of heads that a wave has in hand at a time, rotating and copying: `kPasses`, `kCopyPasses`, `kWideCopyPasses`.
+/// Sets of heads in flight per wave, rotating and copying: `kPasses`, `kCopyPasses`, `kWideCopyPasses`.
 const PASSES: usize = 2;
 const COPY_PASSES: usize = 4;
 const WIDE_COPY_PASSES: usize = 2;
 
-/// Waves a CU that keep memory busy, which is what the registers of the kernels leave room for.
+/// Waves per CU: the occupancy of the kernels, enough to keep memory busy.
 const WAVES_PER_CU: usize = 16;
 
 impl Target {
-    /// None.
+    /// No target.
     pub const NONE: Self = Self {
         data: 0,
         scale: 0,
@@ -286,7 +256,7 @@ impl Target {
         Self::new(output.data(), Strides::of_output(output), Format::of::<C>(), output.shape()[1])
     }
 
-    /// An output to be filled with zeros.
+    /// An output that is filled with zeros.
     pub fn zeros(output: &GlobalLayout) -> Self {
         Self::new(output.data(), Strides::of_output(output), Format::Zeros, output.shape()[1])
     }
@@ -302,7 +272,7 @@ impl Target {
         self.format == Format::Fp8Fnuz as u32 || self.format == Format::Fp8Ocp as u32
     }
 
-    /// Whether parts of [`WIDE_PART`] columns, of fp8, are on 16 bytes and next to each other.
+    /// Whether [`WIDE_PART`] columns of fp8 are contiguous and aligned to 16 bytes.
     fn wide_parts_aligned(&self) -> bool {
         let strides = [self.block, self.head, self.within, self.col];
         self.data.is_multiple_of(16)
@@ -321,11 +291,23 @@ impl Format {
     }
 }
 
-/// Tokens of a launch beyond which their indices do not fit.
+/// Most tokens of a launch: their indices are 32-bit.
 const MOST_TOKENS: usize = 1 << 31;
 
-/// The jobs of a launch of `hip/cache_rows.hip`: those that rotate first, then those that copy, then those that copy to a
-/// cache by columns.
+/// How the waves of a job walk over rows.
+struct Walk {
+    /// Which kind of job: see [`Jobs`].
+    kind: usize,
+    /// Units of a row.
+    units: usize,
+    /// Sets of heads in flight per wave.
+    passes: usize,
+    /// Neighbouring tokens are adjacent in a target.
+    tokens_first: bool,
+}
+
+/// The jobs of a launch of `hip/kv_cache_rows.hip`: those that rotate, then those that copy, then those that copy to a
+/// column-major cache.
 pub(crate) struct Jobs {
     op: &'static str,
     vectors: bool,
@@ -334,7 +316,7 @@ pub(crate) struct Jobs {
     jobs: [Job; JOBS],
     count: usize,
     tasks: u64,
-    /// Where the tasks of each kind end.
+    /// Ends of the tasks of each kind.
     ends: [u64; 3],
 }
 
@@ -345,7 +327,7 @@ impl Jobs {
             op,
             vectors,
             wave: info.wave_size as usize,
-            waves: info.most_blocks(info.wave_size as usize, WAVES_PER_CU),
+            waves: info.max_blocks(info.wave_size as usize, WAVES_PER_CU),
             jobs: Zeroable::zeroed(),
             count: 0,
             tasks: 0,
@@ -354,12 +336,12 @@ impl Jobs {
     }
 
     /// The kernel for activations of type `T`.
-    pub fn kernel<T: Activation>(&self, stream: &Stream) -> Result<std::sync::Arc<hk_core::Kernel>> {
-        let names = &KERNELS[usize::from(T::DTYPE == DType::F16)];
-        stream.kernel(&kernels::CACHE_ROWS, names[usize::from(!self.vectors)])
+    pub fn kernel<T: HeadElement>(&self, stream: &Stream) -> Result<Kernel<Params>> {
+        let kernels = &KERNELS[usize::from(T::DTYPE == DType::F16)];
+        stream.kernel(kernels[usize::from(!self.vectors)])
     }
 
-    /// Rotates the heads of `input`, `[tokens, heads, cols]`. `tokens_first`: neighbouring tokens are neighbours in a target.
+    /// Rotates the heads of `input`, `[tokens, heads, cols]`. `tokens_first`: neighbouring tokens are adjacent in a target.
     pub fn rotate(&mut self, input: GlobalLayout, rope: &Rope, targets: &[Target], tokens_first: bool) {
         let cols = input.shape()[3];
         let rotary = rope.rotary as u32; // at most `cols`
@@ -370,7 +352,8 @@ impl Jobs {
             }
         };
         let part = if self.vectors { PART } else { 1 };
-        self.by_rows(0, job, input, targets, (cols as usize).div_ceil(2 * part), PASSES, tokens_first);
+        let units = (cols as usize).div_ceil(2 * part);
+        self.push_rows(Walk { kind: 0, units, passes: PASSES, tokens_first }, job, input, targets);
     }
 
     /// Copies the heads of `input`, `[tokens, heads, cols]`.
@@ -386,54 +369,46 @@ impl Jobs {
             (true, true) => (WIDE_PART, WIDE_COPY_PASSES),
         };
         let job = Job { wide: wide.into(), ..Job::zeroed() };
-        self.by_rows(1, job, input, targets, cols.div_ceil(part), passes, false);
+        let walk = Walk { kind: 1, units: cols.div_ceil(part), passes, tokens_first: false };
+        self.push_rows(walk, job, input, targets);
     }
 
-    /// Copies the heads of `input`, `[tokens, heads, cols]`, to a cache that lies by columns, of type `C`.
+    /// Copies the heads of `input`, `[tokens, heads, cols]`, to a column-major cache of type `C`.
     pub fn columns<C: Element>(&mut self, input: GlobalLayout, target: Target) {
         if !self.vectors {
             return self.copy(input, &[target]);
         }
         let [_, tokens, heads, cols] = input.shape().map(|n| n as usize);
         let groups = (heads * (cols / PART)).div_ceil(self.wave);
-        // Lanes for the tokens around a window too, which may be in groups with those in it.
+        // Lanes also for the tokens around a window, which may share a group with those in it.
         let most = (self.wave - 2 * (piece::<C>() - 1)).min(16);
         let window = (tokens * groups / self.waves).clamp(1, most);
         let job = Job { groups: groups as u32, window: window as u32, ..Job::zeroed() };
         self.push(2, job, input, &[target], tokens.div_ceil(window), groups);
     }
 
-    #[expect(clippy::too_many_arguments, reason = "what a job is")]
-    fn by_rows(
-        &mut self,
-        kind: usize,
-        job: Job,
-        input: GlobalLayout,
-        targets: &[Target],
-        units: usize,
-        passes: usize,
-        tokens_first: bool,
-    ) {
+    fn push_rows(&mut self, walk: Walk, job: Job, input: GlobalLayout, targets: &[Target]) {
+        let Walk { kind, units, passes, tokens_first } = walk;
         let [_, tokens, heads, _] = input.shape().map(|n| n as usize);
         if tokens == 0 || heads == 0 {
             return;
         }
         let rows = (self.wave / units).max(1);
-        let tokens_abreast = if tokens_first { rows.min(tokens) } else { (rows / heads).clamp(1, tokens) };
-        let heads_abreast = (rows / tokens_abreast).min(heads);
-        let sets = tokens.div_ceil(tokens_abreast);
+        let tokens_per_wave = if tokens_first { rows.min(tokens) } else { (rows / heads).clamp(1, tokens) };
+        let heads_per_wave = (rows / tokens_per_wave).min(heads);
+        let sets = tokens.div_ceil(tokens_per_wave);
         // As many tasks as keep the device busy, if heads allow; not more, since each loads the tables for itself.
-        let turns = heads.div_ceil(heads_abreast);
-        let groups = self.waves.div_ceil(sets).min(turns.div_ceil(passes));
-        let heads_of_task = turns.div_ceil(groups) * heads_abreast;
+        let passes_per_set = heads.div_ceil(heads_per_wave);
+        let groups = self.waves.div_ceil(sets).min(passes_per_set.div_ceil(passes));
+        let heads_of_task = passes_per_set.div_ceil(groups) * heads_per_wave;
         let groups = heads.div_ceil(heads_of_task);
         let inverse = |n: usize| ((1 << 16) / n + 1) as u32;
         let job = Job {
             units: units as u32,
             inv_units: inverse(units),
-            tokens_abreast: tokens_abreast as u32,
-            inv_tokens_abreast: inverse(tokens_abreast),
-            heads_abreast: heads_abreast as u32,
+            tokens_per_wave: tokens_per_wave as u32,
+            inv_tokens_per_wave: inverse(tokens_per_wave),
+            heads_per_wave: heads_per_wave as u32,
             heads: heads_of_task as u32,
             groups: groups as u32,
             ..job
@@ -458,7 +433,7 @@ impl Jobs {
         let mut all = [Target::NONE; TARGETS];
         all[..targets.len()].copy_from_slice(targets);
         self.jobs[self.count] = Job {
-            input,
+            r#in: input,
             targets: all,
             end: self.tasks.min(u64::from(u32::MAX)) as u32,
             cached: cached.into(),
@@ -468,28 +443,33 @@ impl Jobs {
         self.ends[kind..].fill(self.tasks);
     }
 
-    /// Queues the jobs, if there are any.
-    ///
-    /// # Safety
-    /// As [`Launch::run`]: rows, columns, slots and heads lie within the tensors.
-    pub unsafe fn run(self, launch: Launch<'_>, common: Common) -> Result<()> {
-        if self.tasks == 0 {
-            return Ok(());
-        }
-        // The grid steps on from the last task, within 2^31.
+    /// Checks that the grid stride from the last task stays below 2^31.
+    pub fn check(&self) -> Result<()> {
         let limit = (1 << 31) - self.waves as u64;
         if self.tasks > limit {
             return Err(Error::too_large(self.op, "tokens", format!("work for {} waves", self.tasks), limit));
+        }
+        Ok(())
+    }
+
+    /// Queues the launch, if there are jobs.
+    ///
+    /// # Safety
+    /// As [`Launch::run`]: rows, columns, slots and heads lie within the tensors.
+    pub unsafe fn run(self, launch: Launch<'_>, kernel: &Kernel<Params>, common: Common) -> Result<()> {
+        self.check()?;
+        if self.tasks == 0 {
+            return Ok(());
         }
         let [rotations, copies, columns] = self.ends.map(|end| end as u32);
         let params = Params { common, jobs: self.jobs, rotations, copies, columns, pad: 0 };
         let blocks = (self.tasks as usize).min(self.waves);
         // SAFETY: the caller's.
-        unsafe { launch.run(LaunchConfig::grid_1d(blocks), &params) }
+        unsafe { launch.run(kernel, LaunchConfig::grid_1d(blocks), &params) }
     }
 }
 
-/// Tokens and slots: what [`Common`] is made of.
+/// Numbers of tokens and slots, from which [`Common`] is made.
 pub(crate) struct Tokens {
     /// Tokens that have a position.
     pub rotated: usize,
@@ -540,7 +520,7 @@ impl Tokens {
     }
 }
 
-/// Checks a tensor that has one number for all.
+/// Checks the tensor of a scale.
 pub(crate) fn check_scale(
     op: &'static str,
     arg: &'static str,
@@ -557,8 +537,8 @@ pub(crate) fn check_scale(
 pub(crate) trait Heads: Operand {
     /// Checks shape, unit stride and alignment; `why` says where the shape comes from.
     fn check(&self, op: &'static str, arg: &'static str, shape: &[usize], why: &str) -> Result<()>;
-    /// Whether each row begins on a vector of [`PART`] elements, at most 16 bytes.
-    fn by_vectors(&self) -> bool;
+    /// Whether each row is aligned to a vector of [`PART`] elements, at most 16 bytes.
+    fn can_vectorize(&self) -> bool;
 }
 
 macro_rules! heads {
@@ -572,7 +552,7 @@ macro_rules! heads {
                 self.expect_aligned(op, arg, size_of::<T>() as u64)
             }
 
-            fn by_vectors(&self) -> bool {
+            fn can_vectorize(&self) -> bool {
                 self.rows_aligned((PART * size_of::<T>()).min(16) as u64)
             }
         }
@@ -582,7 +562,7 @@ macro_rules! heads {
 heads!(TensorView);
 heads!(TensorViewMut);
 
-/// An optional tensor as one that may not share memory.
+/// An optional tensor, for [`check_aliases`](hk_core::check_aliases).
 pub(crate) fn optional<O: Operand>(tensor: &Option<O>) -> Option<&dyn Operand> {
     tensor.as_ref().map(|tensor| tensor as &dyn Operand)
 }
@@ -592,7 +572,7 @@ mod tests {
     use super::*;
     use hk_core::Device;
 
-    /// More than fits into memory, so not to be had through the operators.
+    /// More than fits in memory, so not reachable through the operators.
     #[test]
     fn numbers_of_tokens_and_slots_have_a_limit() {
         let stream = Device::open("emu:gfx942").unwrap().create_stream().unwrap();

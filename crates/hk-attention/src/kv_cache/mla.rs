@@ -1,32 +1,55 @@
-//! What the operators on the latent cache of multi-head latent attention share: their checks and their launch.
+//! Checks and launch of the operators on the latent cache of multi-head latent attention.
 
-use crate::cache::{
-    Activation, CacheElement, Heads as _, Jobs, PART, Strides, Target, Tokens, check_scale, optional,
+use super::cache::{
+    CacheElement, HeadElement, Heads as _, Jobs, PART, Strides, Tokens, check_scale, optional,
 };
-use hk_core::rope::{Rope, RopeElement, RopeSource};
+use crate::kernels::cache::{Common, Target};
+use crate::kernels::kv_cache_rows::Params;
+use hk_core::plan::rope::{Rope, RopeElement, RopeSource, RopeTables};
 use hk_core::{
-    Element, Error, IndexView, NamedOperand, Result, Stream, TensorView, TensorViewMut, check_aliases,
+    Element, Error, IndexView, Kernel, Launch, NamedOperand, Result, Stream, TensorView, TensorViewMut,
+    check_aliases,
 };
+
+/// The inputs of [`rope_cat_and_cache_mla`](crate::rope_cat_and_cache_mla()) and
+/// [`fused_bmm_rope_kv_cache`](crate::fused_bmm_rope_kv_cache()).
+#[derive(Debug, Clone, Copy)]
+pub struct MlaInputs<'a, T: Element, R: Element> {
+    /// The queries without position: `[tokens, q_heads, nope]`; of `fused_bmm_rope_kv_cache` `[q_heads, tokens, cols]`.
+    pub q_nope: TensorView<'a, T>,
+    /// `[tokens, q_heads, pe]`: the columns of queries to rotate.
+    pub q_pe: TensorView<'a, T>,
+    /// `[all, kv_heads, nope]`: the keys without position.
+    pub k_nope: TensorView<'a, T>,
+    /// `[all, kv_heads, pe]`: the columns of keys to rotate.
+    pub k_pe: TensorView<'a, T>,
+    /// Cosines, sines and positions `[tokens]`.
+    pub tables: RopeTables<'a, R>,
+    /// `[n]`, `tokens <= n <= all`: the slot of each token.
+    pub slot_mapping: IndexView<'a>,
+    /// `[1]`: the scale that keys are divided by before they are cached; 1 if left out.
+    pub k_scale: Option<TensorView<'a, f32>>,
+}
 
 /// The outputs of [`rope_cat_and_cache_mla`](crate::rope_cat_and_cache_mla()) and
 /// [`fused_bmm_rope_kv_cache`](crate::fused_bmm_rope_kv_cache()). The two types are those of the queries and of the cache.
 #[derive(Debug)]
 pub struct MlaOutputs<'a, T: Element, Q: Element, C: Element> {
-    /// `[tokens, q_heads, nope + pe]`: the queries, part without position first.
+    /// `[tokens, q_heads, nope + pe]`: the queries, columns without position first.
     pub q_out: TensorViewMut<'a, Q>,
-    /// Shape of `k_pe`: the rotated keys of the tokens that have a slot; rows of other tokens are left alone. May be
+    /// Shape of `k_pe`: the rotated keys of the tokens that have a slot; rows of other tokens are not written. May be
     /// exactly `k_pe`.
     pub k_pe_out: TensorViewMut<'a, T>,
     /// `[slots, kv_heads, nope + pe]`: the cache.
     pub kv_cache: TensorViewMut<'a, C>,
-    /// `[head_tokens, q_heads, pe]`: the rotated part of the queries of the first tokens once more.
+    /// `[head_tokens, q_heads, pe]`: a copy of the rotated columns of the first queries.
     pub q_pe_head: Option<TensorViewMut<'a, T>>,
     /// `[head_tokens, q_heads, nope]`, filled with zeros.
     pub nope_zeros: Option<TensorViewMut<'a, T>>,
 }
 
-/// The inputs of both operators but the part of the queries without position.
-pub(crate) struct Inputs<'a, T: Element, R: Element> {
+/// A call without the queries that have no position.
+pub(crate) struct Call<'a, T: Element, R: Element> {
     pub q_pe: TensorView<'a, T>,
     pub k_nope: TensorView<'a, T>,
     pub k_pe: TensorView<'a, T>,
@@ -34,6 +57,13 @@ pub(crate) struct Inputs<'a, T: Element, R: Element> {
     pub slot_mapping: IndexView<'a>,
     pub k_scale: Option<TensorView<'a, f32>>,
     pub rope: Rope,
+}
+
+impl<'a, T: Element, R: Element> Call<'a, T, R> {
+    pub fn new(inputs: MlaInputs<'a, T, R>, rope: Rope) -> Self {
+        let MlaInputs { q_nope: _, q_pe, k_nope, k_pe, tables, slot_mapping, k_scale } = inputs;
+        Self { q_pe, k_nope, k_pe, tables: tables.into(), slot_mapping, k_scale, rope }
+    }
 }
 
 /// Sizes that the checks have found.
@@ -47,9 +77,8 @@ pub(crate) struct Sizes {
     slots: usize,
 }
 
-impl<'a, T: Activation, R: RopeElement<T>> Inputs<'a, T, R> {
-    /// Checks all but the part of the queries without position, whose shape is `[tokens, q_heads, nope]` of the result, and
-    /// that no output shares memory with `others`, the inputs that it comes from.
+impl<'a, T: HeadElement, R: RopeElement<T>> Call<'a, T, R> {
+    /// Checks all but the queries without position, and that no output shares memory with `others`, the inputs of these.
     pub fn check<Q: CacheElement<T>, C: CacheElement<T>>(
         &self,
         op: &'static str,
@@ -119,33 +148,33 @@ impl<'a, T: Activation, R: RopeElement<T>> Inputs<'a, T, R> {
         Ok(Sizes { tokens, q_heads, nope, pe, cached, slots })
     }
 
-    /// Queues everything but the product: with `q_nope`, its copy to `q_out` and the zeros.
-    pub fn run<Q: CacheElement<T>, C: CacheElement<T>>(
+    /// Prepares the launch of everything but the GEMM: with `q_nope`, its copy to `q_out` and the zeros. Nothing is queued.
+    pub fn prepare<Q: CacheElement<T>, C: CacheElement<T>>(
         self,
         op: &'static str,
-        stream: &Stream,
+        stream: &'a Stream,
         sizes: Sizes,
         q_nope: Option<TensorView<'a, T>>,
         outputs: MlaOutputs<'a, T, Q, C>,
-    ) -> Result<()> {
+    ) -> Result<Prepared<'a, T, Q>> {
         let Self { q_pe, k_nope, k_pe, tables, slot_mapping, k_scale, rope } = self;
-        let MlaOutputs { q_out, mut k_pe_out, kv_cache, mut q_pe_head, mut nope_zeros } = outputs;
+        let MlaOutputs { q_out, k_pe_out, kv_cache, mut q_pe_head, mut nope_zeros } = outputs;
         let Sizes { tokens, nope, pe, cached, slots, .. } = sizes;
         let (mut q_nope_out, mut q_pe_out) = q_out.split_at(2, nope)?;
-        let strides = Strides::of_rows(kv_cache.layout());
+        let strides = Strides::per_row(kv_cache.layout());
         let (mut nope_cache, mut pe_cache) = kv_cache.split_at(2, nope)?;
         let vectors = nope.is_multiple_of(PART)
             && pe.is_multiple_of(PART)
-            && tables.by_vectors(&rope, PART)
-            && [&q_pe, &k_nope, &k_pe].iter().all(|t| t.by_vectors())
-            && q_nope.as_ref().is_none_or(|t| t.by_vectors())
-            && [&q_nope_out, &q_pe_out].iter().all(|t| t.by_vectors())
-            && [&nope_cache, &pe_cache].iter().all(|t| t.by_vectors())
-            && k_pe_out.by_vectors()
-            && [&q_pe_head, &nope_zeros].iter().all(|t| t.as_ref().is_none_or(|t| t.by_vectors()));
+            && tables.can_vectorize(&rope, PART)
+            && [&q_pe, &k_nope, &k_pe].iter().all(|t| t.can_vectorize())
+            && q_nope.as_ref().is_none_or(|t| t.can_vectorize())
+            && [&q_nope_out, &q_pe_out].iter().all(|t| t.can_vectorize())
+            && [&nope_cache, &pe_cache].iter().all(|t| t.can_vectorize())
+            && k_pe_out.can_vectorize()
+            && [&q_pe_head, &nope_zeros].iter().all(|t| t.as_ref().is_none_or(|t| t.can_vectorize()));
         let mut jobs = Jobs::new(op, stream, vectors);
         let kernel = jobs.kernel::<T>(stream)?;
-        let mut launch = stream.launch(op, &kernel);
+        let mut launch = stream.launch(op);
 
         let q_target = Target::output::<Q>(&launch.output("q_out", &mut q_pe_out)?);
         let q_pe = launch.input("q_pe", &q_pe)?;
@@ -157,7 +186,7 @@ impl<'a, T: Activation, R: RopeElement<T>> Inputs<'a, T, R> {
             None => jobs.rotate(q_pe, &rope, &[q_target], false),
         }
         let scale = launch.optional_input("k_scale", k_scale.as_ref())?;
-        let mut k_pe_out = k_pe_out.reborrow().slice(0, 0..cached)?;
+        let mut k_pe_out = k_pe_out.slice(0, 0..cached)?;
         let k_target = Target::output::<T>(&launch.output("k_pe_out", &mut k_pe_out)?);
         let cache = launch.output_address("kv_cache", &mut pe_cache)?;
         let k_pe = launch.input("k_pe", &k_pe.slice(0, 0..cached)?)?;
@@ -180,8 +209,27 @@ impl<'a, T: Activation, R: RopeElement<T>> Inputs<'a, T, R> {
 
         let places = Tokens { rotated: tokens, cached, blocks: slots, block: 1 };
         let common = places.common(&mut launch, &rope, &tables, &slot_mapping)?;
-        // SAFETY: the checks make every tensor of heads as long as the jobs' tokens, heads and columns say, the cache as
-        // long as there are slots, heads and columns; the kernel checks positions and slots, and the loader its parameters.
-        unsafe { jobs.run(launch, common) }
+        jobs.check()?;
+        Ok(Prepared { q_nope_out, nope_zeros, jobs, launch, kernel, common })
+    }
+}
+
+/// A launch of everything but the GEMM, and the outputs of the GEMM.
+pub(crate) struct Prepared<'a, T: Element, Q: Element> {
+    pub q_nope_out: TensorViewMut<'a, Q>,
+    pub nope_zeros: Option<TensorViewMut<'a, T>>,
+    jobs: Jobs,
+    launch: Launch<'a>,
+    kernel: Kernel<Params>,
+    common: Common,
+}
+
+impl<T: Element, Q: Element> Prepared<'_, T, Q> {
+    /// Queues the launch.
+    pub fn run(self) -> Result<()> {
+        let Self { jobs, launch, kernel, common, .. } = self;
+        // SAFETY: `Call::check` makes every tensor of heads as long as the jobs' tokens, heads and columns say, the cache
+        // as long as there are slots, heads and columns; the kernel checks positions and slots.
+        unsafe { jobs.run(launch, &kernel, common) }
     }
 }

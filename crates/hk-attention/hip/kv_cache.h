@@ -1,4 +1,4 @@
-// cache.h: tokens, their places in a cache, and writing parts of rows there.
+// kv_cache.h: tokens, their slots in a cache, and stores of row fragments.
 #pragma once
 
 #include <hk/arch.h>
@@ -17,7 +17,7 @@ using hk::u64;
 using hk::u8;
 using hk::Vec;
 
-/// What the elements of a target are. Same values as in src/cache.rs.
+/// Element format of a target. Same values as in src/kv_cache/cache.rs.
 enum Format : u32 {
     kAsInput = 0,
     kFp8Fnuz = 1,
@@ -25,9 +25,9 @@ enum Format : u32 {
     kZeros = 3,  // zeros, in the type of the input
 };
 
-/// Where rows are written: block, token within the block, head, column; strides in elements. Tokens of a block and the
-/// columns of a row can be in pieces of 2^shift elements next to each other, from piece to piece by the stride.
-/// An output is a target with one token a block. Same fields as `Target` in src/cache.rs.
+/// Destination of rows: strides of block, token within the block, head and column, in elements. Tokens of a block and columns of
+/// a row can be in contiguous pieces of 2^shift elements, with the stride from piece to piece.
+/// An output is a target with one token per block.
 struct Target {
     static constexpr u32 kSlots = 0xffffffffu;
 
@@ -36,12 +36,14 @@ struct Target {
     i64 block, head, within, col;
     u32 within_shift, col_shift;
     u32 format;
-    u32 tokens;   // as many tokens from the first; kSlots: a cache, for tokens that have a slot
-    u32 grouped;  // a cache by columns may be written 16 bytes of tokens at a time
+    u32 tokens;  // tokens that are stored, from the first on; kSlots: a cache, which takes tokens with a slot
+    u32 grouped;  // a column-major cache is aligned for 16 bytes of tokens
     u32 pad;
 
-    /// Where head 0 of a token begins.
-    HK_FN i64 row(u64 block_index, u32 token) const { return i64(block_index) * block + piece(token, within_shift, within); }
+    /// Offset of head 0 of a token.
+    HK_FN i64 row(u64 block_index, u32 token) const {
+        return i64(block_index) * block + piece(token, within_shift, within);
+    }
     HK_FN i64 column(u32 c) const { return piece(c, col_shift, col); }
 
     template <class T>
@@ -52,13 +54,13 @@ struct Target {
     /// It holds the bits of the input.
     HK_FN bool is_copy() const { return format == kAsInput && scale == 0; }
 
-private:
+  private:
     HK_FN static i64 piece(u32 i, u32 shift, i64 stride) {
         return i64(i >> shift) * stride + i64(i & ((1u << shift) - 1u));
     }
 };
 
-/// Which tokens go where, and by what angle they are rotated. Same fields as `Common` in src/cache.rs.
+/// Slots and angles of tokens.
 struct Common {
     hk::Rope rope;
     hk::Global slots;  // (1, 1, 1, n) of i32 or i64
@@ -66,26 +68,26 @@ struct Common {
     u32 slots_are_i64;
     u32 block_tokens;
     u32 rotated_tokens;  // tokens that have a position; those beyond are copied
-    u32 cached_tokens;   // tokens that have a slot
+    u32 cached_tokens;  // tokens that have a slot
 };
 
-/// What becomes of a token.
+/// Table row and slot of a token.
 struct Place {
     u64 slot;
-    u32 row;      // of the tables
+    u32 row;  // of the tables
     bool rotate;  // it has a position, in the tables
     bool poison;  // it has one that the tables do not
     bool cached;  // it has a slot, in the cache
 };
 
-/// Slots are not trusted: one that the cache does not have is a large number.
+/// Slots are checked on the device: a negative one is a large number.
 HK_FN u64 slot_of(const Common &c, u32 token) {
     const i64 at = i64(token) * c.slots.strides[3];
     if (c.slots_are_i64) return u64(c.slots.row<const i64>(0)[at]);
     return u64(i64(c.slots.row<const hk::i32>(0)[at]));
 }
 
-/// `slots`: whether it matters where in the cache the token goes.
+/// `slots`: whether the slot is needed.
 HK_FN Place place_of(const Common &c, u32 token, bool slots) {
     Place place = {};
     if (token < c.rotated_tokens) {
@@ -117,7 +119,7 @@ HK_FN Vec<T, N> load(GlobalPtr<const T> from) {
     return v;
 }
 
-/// N elements next to each other, 16 bytes an access, or in one that is shorter.
+/// N contiguous elements, at most 16 bytes per access.
 template <class T, int N>
 HK_FN void store(GlobalPtr<T> to, Vec<T, N> v) {
     if constexpr (N == 1) {
@@ -130,27 +132,25 @@ HK_FN void store(GlobalPtr<T> to, Vec<T, N> v) {
     }
 }
 
-HK_FN float scale_of(const Target &t) {
-    return t.scale ? 1.0f / hk::load_uniform<float>(t.scale) : 1.0f;
-}
+HK_FN float scale_of(const Target &t) { return t.scale ? 1.0f / hk::load_uniform<float>(t.scale) : 1.0f; }
 
-/// Codes of N values, of one of the fp8 formats.
-template <hk::CodeKind kKind, int N>
-HK_FN Vec<u8, N> codes_of(Vec<float, N> v) {
+/// N values quantized to an fp8 format.
+template <hk::QuantType kKind, int N>
+HK_FN Vec<u8, N> quantize(Vec<float, N> v) {
     if constexpr (N == 1) {
-        return hk::to_code<kKind>(v[0]);
+        return hk::quantize_one<kKind>(v[0]);
     } else {
-        return __builtin_bit_cast(Vec<u8, N>, hk::to_codes<kKind, N>(v));
+        return __builtin_bit_cast(Vec<u8, N>, hk::quantize_packed<kKind, N>(v));
     }
 }
 template <int N>
 HK_FN Vec<u8, N> to_fp8(Vec<float, N> v, u32 format) {
-    if (format == kFp8Fnuz) return codes_of<hk::CodeKind::Fp8Fnuz, N>(v);
-    return codes_of<hk::CodeKind::Fp8, N>(v);
+    if (format == kFp8Fnuz) return quantize<hk::QuantType::Fp8Fnuz, N>(v);
+    return quantize<hk::QuantType::Fp8, N>(v);
 }
 
-/// Rounds and stores N columns that lie next to each other, `at` elements from `data`; NaN in their place if `poison`,
-/// of the same bits on every target.
+/// Rounds and stores N contiguous columns, `at` elements from `data`; if `poison` NaN instead, with the same bits on every
+/// target.
 template <class T, int N>
 HK_FN void write(const Target &to, u64 data, i64 at, Vec<float, N> v, bool poison) {
     if (to.format == kFp8Fnuz || to.format == kFp8Ocp) {

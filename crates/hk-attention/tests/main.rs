@@ -1,0 +1,9 @@
+//! The tests of the operators, on the emulated GPUs and on real ones where there are some.
+
+mod common;
+mod corners;
+mod fused_bmm_rope_kv_cache;
+mod qk_concat;
+mod registry;
+mod rope_cat_and_cache_mla;
+mod rope_reshape_and_cache;
