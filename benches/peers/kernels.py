@@ -140,7 +140,7 @@ def _gated(x, y, n, cols, KIND: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.con
 )
 @triton.jit
 def _rope(x, cos, sin, y, rows, heads, positions, inner, HALF: tl.constexpr, ROWS: tl.constexpr):
-    """Rows of 2 HALF columns; `inner` rows have one position, then comes the next, of `positions`."""
+    """Rows of 2 HALF columns; each `inner` consecutive rows share one of `positions` positions."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, HALF)[None, :]
     inside = row < rows

@@ -62,7 +62,7 @@ def wide(value):
 
 
 def tensor(spec, generator, device):
-    """Random elements of a tensor of a case; products of tensors of 8 bits have scales of about 1."""
+    """Random elements of a tensor of a case; GEMMs of 8-bit tensors have scales of about 1."""
     shape, dtype = spec["shape"], DTYPES.get(spec["dtype"])
     if dtype is None:
         raise Unserved(spec["dtype"])

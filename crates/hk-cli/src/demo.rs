@@ -1,11 +1,11 @@
-//! `hk demo`: a decoder layer, then every operator at the sizes of real models, on every emulated GPU, against the f64
-//! references.
+//! `hk demo`: a decoder layer, then operators at the sizes of real models, on emulated GPUs, against the f64 references.
 
 use crate::out::{self, Table};
 use crate::{Failure, Result, layer, run};
-use hk_core::registry::{Described as _, HostCall, HostTensor, Operator};
+use hk_core::registry::{Case, Described as _, HostCall, HostTensor, Operator};
 use hk_core::{Arch, Counters, Device};
 use hk_testkit::compare::Comparison;
+use hk_testkit::measure::flops;
 use serde::Serialize;
 use std::io::IsTerminal as _;
 use std::time::Instant;
@@ -16,7 +16,11 @@ pub struct DemoArgs {
     /// Only operators whose name contains this, and no layer.
     #[arg(long)]
     op: Option<String>,
-    /// Devices to run on. Default: every emulated GPU.
+    /// Every case of every operator, on every device, and the layer on every device. Default: one case of each operator, on one
+    /// device, as many as fit the time, and the layer on one device.
+    #[arg(long)]
+    all: bool,
+    /// Devices to run on. Default: the emulated GPUs.
     #[arg(long = "device", value_name = "SPEC")]
     devices: Vec<String>,
     /// Also write the results as JSON.
@@ -88,43 +92,65 @@ pub fn run(args: &DemoArgs, operators: &[&'static Operator]) -> Result<()> {
         [] => Arch::AMD.map(|arch| format!("emu:{arch}?details=true")).into(),
         devices => devices.to_vec(),
     };
-    let total = operators.iter().map(|o| o.cases.len()).sum::<usize>() * devices.len();
-    if total == 0 {
+    if operators.iter().all(|o| o.cases.is_empty()) {
         let part = args.op.as_deref().unwrap_or("");
         return Err(Failure::new(format!("no operator matches `{part}`")));
     }
-    let mut rows = Vec::with_capacity(total);
+    // What a user names is run whole.
+    let whole = args.all || args.op.is_some();
+    let mut rows = Vec::new();
     if args.op.is_none() {
-        rows = layer::run(&devices)?;
+        let devices = if whole { &devices[..] } else { &devices[..1] };
+        rows = layer::run(devices, |row| {
+            eprintln!("layer: {} on {}: {}", row.case, row.device, row.verdict());
+        })?;
         out::print(
-            "A Llama-3 8B decoder layer, 16 tokens, its products in bf16 and in fp8, without attention, and sampling; each operator \
+            "A Llama-3 8B decoder layer, 16 tokens, its GEMMs in bf16 and in fp8, without attention, and sampling; each operator \
              works on what the ones before it gave:\n",
         )?;
         print(&rows)?;
-        out::print("\nEvery operator at the sizes of real models:\n")?;
+        out::print("\nOperators at the sizes of real models:\n")?;
     }
     let layer_rows = rows.len();
-    let mut skipped = 0;
-    for operator in operators {
-        for case in operator.cases {
-            let call = operator.example(case, 0);
-            for device in &devices {
-                let row = match &call {
-                    Ok(call) => measure(call, case.label, device).0,
-                    Err(error) => {
-                        Row { error: Some(error.to_string()), ..Row::new(operator, case.label, device) }
-                    }
-                };
-                if row.unserved {
-                    skipped += 1;
-                    continue;
-                }
-                progress(rows.len() - layer_rows + 1, total - skipped, &row);
+    let Choice { runs, left_out } = if whole {
+        let each = operators.iter().flat_map(|op| op.cases.iter().map(|case| (*op, case)));
+        Choice {
+            runs: each.map(|(op, case)| Run { op, case, devices: devices.clone() }).collect(),
+            left_out: vec![],
+        }
+    } else {
+        choose(&operators, &devices, WORK)
+    };
+    let most = if whole { devices.len() } else { 1 };
+    let (mut total, mut n) = (runs.len() * most, 0);
+    for Run { op, case, devices } in &runs {
+        let call = op.example(case, 0);
+        let mut served = 0;
+        for device in devices {
+            if served == most {
+                break;
+            }
+            let row = match &call {
+                Ok(call) => measure(call, case.label, device).0,
+                Err(error) => Row { error: Some(error.to_string()), ..Row::new(op, case.label, device) },
+            };
+            if !row.unserved {
+                (served, n) = (served + 1, n + 1);
+                progress(n, total, &row);
                 rows.push(row);
             }
         }
+        total -= most - served;
     }
     print(&rows[layer_rows..])?;
+    if !whole {
+        let all: usize = operators.iter().map(|op| op.cases.len()).sum();
+        let also = if left_out.is_empty() { String::new() } else { format!(", and {}", left_out.join(", ")) };
+        out::print(format_args!(
+            "{} of {all} cases, each on one of the targets. `hk demo --all` runs the others{also}.",
+            runs.len()
+        ))?;
+    }
     if let Some(path) = &args.json {
         let text = serde_json::to_string_pretty(&rows)? + "\n";
         std::fs::write(path, text).map_err(|e| Failure::file(path, e))?;
@@ -133,6 +159,72 @@ pub fn run(args: &DemoArgs, operators: &[&'static Operator]) -> Result<()> {
         0 => Ok(()),
         failed => Err(Failure::new(format!("{failed} of {} runs failed", rows.len()))),
     }
+}
+
+/// A case to be run, on the devices in order of preference.
+struct Run {
+    op: &'static Operator,
+    case: &'static Case,
+    devices: Vec<String>,
+}
+
+/// What the demo runs by default.
+struct Choice {
+    runs: Vec<Run>,
+    /// Operators of which no case fits the time.
+    left_out: Vec<&'static str>,
+}
+
+/// Work of a demo by default, in units of [`work`]: about half a minute of emulation on two cores, and a minute of references.
+const WORK: u64 = 60_000_000_000;
+
+/// How long a case takes, roughly: operations, and bytes, which take the emulator and the reference as long as so many operations.
+fn work(op: &'static Operator, case: &Case) -> u64 {
+    let Ok(call) = op.spec(case) else { return 0 };
+    let outputs = (op.outputs)(&call).unwrap_or_default();
+    let tensors = call.tensors().map(|(_, spec)| spec).chain(outputs.iter().map(|(_, spec)| spec));
+    let bytes: u64 = tensors.map(|spec| spec.bytes().unwrap_or(0) as u64).sum();
+    flops(&call).unwrap_or(0) + 64 * bytes
+}
+
+/// Of each operator the case of the least work, in turn over the families, while the work lasts. Targets alternate; one that
+/// does not serve a case leaves it to the others.
+fn choose(operators: &[&'static Operator], devices: &[String], most: u64) -> Choice {
+    let cheapest = |op: &&'static Operator| {
+        let cases = op.cases.iter().map(|case| (work(op, case), case));
+        cases.min_by_key(|(work, _)| *work).map(|(work, case)| (work, *op, case))
+    };
+    // In each family the cheap ones first, so that a family that joins costs the dear ones of all.
+    let mut by_family: Vec<Vec<_>> = vec![];
+    for family in operators.chunk_by(|a, b| a.family == b.family) {
+        let mut all: Vec<_> = family.iter().filter_map(cheapest).collect();
+        all.sort_by_key(|(work, ..)| *work);
+        by_family.push(all);
+    }
+    let longest = by_family.iter().map(Vec::len).max().unwrap_or(0);
+    let in_turn = (0..longest).flat_map(|i| by_family.iter().filter_map(move |family| family.get(i)));
+    let mut left = most;
+    let chosen: Vec<&str> = in_turn
+        .filter(|(work, ..)| {
+            let fits = *work <= left;
+            left -= if fits { *work } else { 0 };
+            fits
+        })
+        .map(|(_, op, _)| op.name)
+        .collect();
+    let mut choice = Choice { runs: vec![], left_out: vec![] };
+    for (i, op) in operators.iter().enumerate() {
+        match cheapest(op) {
+            Some((_, op, case)) if chosen.contains(&op.name) => {
+                let mut devices = devices.to_vec();
+                let first = i % devices.len().max(1);
+                devices.rotate_left(first);
+                choice.runs.push(Run { op, case, devices });
+            }
+            _ => choice.left_out.push(op.name),
+        }
+    }
+    choice
 }
 
 /// Runs a call on a device, and compares what it gives with the reference. Gives the outputs, too, if it ran.
@@ -299,4 +391,29 @@ fn print(rows: &[Row]) -> Result<()> {
          once.\nMoved: all lanes' accesses over the floor. Distinct: each byte counted once, over the floor.",
         rows.len()
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_operator_is_in_the_demo_while_the_work_lasts() {
+        let (operators, devices) = (crate::operators(), ["a".to_owned(), "b".to_owned()]);
+        let choice = choose(&operators, &devices, u64::MAX);
+        let names: Vec<_> = choice.runs.iter().map(|run| run.op.name).collect();
+        assert_eq!(names, operators.iter().map(|op| op.name).collect::<Vec<_>>());
+        assert!(choice.left_out.is_empty());
+        let first = |run: &Run| run.devices[0].clone();
+        assert_ne!(first(&choice.runs[0]), first(&choice.runs[1]));
+
+        let choice = choose(&operators, &devices, WORK);
+        let sum: u64 = choice.runs.iter().map(|run| work(run.op, run.case)).sum();
+        assert!(sum <= WORK && choice.runs.len() + choice.left_out.len() == operators.len());
+        // Each family is shown.
+        for family in crate::FAMILIES {
+            assert!(choice.runs.iter().any(|run| run.op.family == family[0].family), "{}", family[0].family);
+        }
+        assert!(choose(&operators, &devices, 0).runs.is_empty());
+    }
 }

@@ -1,9 +1,10 @@
-//! `hk facts`: what the emulator counts of every operator at the sizes of real models; the table of each crate's README.
+//! `hk facts`: what the emulator counts of every operator at the sizes of real models; `docs/facts`.
 
 use crate::out::Table;
 use crate::{Failure, Result, list};
 use hk_core::registry::{Case, HostCall, Operator};
 use hk_core::{Arch, Counters, Device, Profile};
+use hk_emu::Costs;
 use std::fs;
 use std::path::PathBuf;
 
@@ -17,7 +18,7 @@ use std::path::PathBuf;
     VALU       vector-ALU instructions of a wave, without matrix instructions\n\
     per line   instructions of all waves for each 128-byte line of output\n\
     in flight  lines that loads of a wave have outstanding at most, averaged over waves\n\
-    drains     waits of a wave between matrix instructions that leave no load on its way\n\
+    drains     full drains (vmcnt(0)) of a wave between matrix instructions\n\
     LDS        clocks of LDS accesses over what they take without bank conflicts\n\
     matrix     clocks of the matrix units over those of the busiest of matrix, vector issue, LDS and global memory\n\
     VGPRs, waves/SIMD, scratch bytes: of each kernel"
@@ -29,13 +30,10 @@ pub struct Args {
     /// Only operators whose name contains this.
     #[arg(long, value_name = "TEXT")]
     op: Option<String>,
-    /// Write each family's table into DIR/FAMILY/README.md, between `<!-- facts -->` and `<!-- end -->`.
+    /// Write each family's table to DIR/FAMILY.md: `hk facts --update docs/facts`.
     #[arg(long, value_name = "DIR", conflicts_with = "op")]
     update: Option<PathBuf>,
 }
-
-/// Where the table stands in a README.
-const MARKS: (&str, &str) = ("<!-- facts -->\n", "<!-- end -->");
 
 pub fn run(args: &Args) -> Result<()> {
     let chosen = list::chosen(args.family.as_deref())?;
@@ -44,20 +42,22 @@ pub fn run(args: &Args) -> Result<()> {
     let Some(directory) = &args.update else { return table(&operators)?.print() };
     for of_family in operators.chunk_by(|a, b| a.family == b.family) {
         let family = of_family.first().map_or("", |op| op.family);
-        let path = directory.join(family).join("README.md");
-        let text = fs::read_to_string(&path).map_err(|e| Failure::file(&path, e))?;
-        let new = replaced(&text, &table(of_family)?.to_string())
-            .ok_or_else(|| Failure::file(&path, "no <!-- facts --> and <!-- end --> after it"))?;
+        let path = directory.join(format!("{family}.md"));
+        let new = document(family, &table(of_family)?.to_string());
+        fs::create_dir_all(directory).map_err(|e| Failure::file(directory, e))?;
         fs::write(&path, new).map_err(|e| Failure::file(&path, e))?;
     }
     Ok(())
 }
 
-/// The text with another table between the marks.
-fn replaced(text: &str, table: &str) -> Option<String> {
-    let (before, rest) = text.split_once(MARKS.0)?;
-    let (_, after) = rest.split_once(MARKS.1)?;
-    Some(format!("{before}{}{table}\n{}{after}", MARKS.0, MARKS.1))
+/// The file of a family.
+fn document(family: &str, table: &str) -> String {
+    format!(
+        "<!-- Generated: cargo run --release -p hk-cli -- facts --family {family} --update docs/facts -->\n\n\
+         # Counted facts of {family}\n\n\
+         Counts of the emulator at the sizes of real models, not times. Where the two targets differ, gfx942 comes first. \
+         `hk\nfacts --help` explains the columns.\n\n{table}\n"
+    )
 }
 
 /// Columns of the table.
@@ -95,7 +95,7 @@ fn table(operators: &[&'static Operator]) -> Result<Table> {
             );
         }
     }
-    // Without the columns that say nothing of any of them.
+    // Columns without a value are left out.
     let says = |column: &usize| rows.iter().any(|row| row[*column] != "-");
     let columns: Vec<usize> = (0..COLUMNS.len()).filter(says).collect();
     let mut table = Table::new(columns.iter().map(|&i| COLUMNS[i]));
@@ -107,6 +107,7 @@ fn table(operators: &[&'static Operator]) -> Result<Table> {
 
 /// One case on one target.
 struct Facts {
+    arch: Arch,
     floor: u64,
     sum: Counters,
     kernels: Vec<Profile>,
@@ -126,7 +127,7 @@ impl Facts {
         let kernels = stream.take_profiles()?;
         let mut sum = Counters::default();
         kernels.iter().for_each(|kernel| sum += kernel.counters);
-        Ok(Some(Facts { floor: traffic.read + traffic.written, sum, kernels }))
+        Ok(Some(Facts { arch, floor: traffic.read + traffic.written, sum, kernels }))
     }
 
     fn cells(&self) -> [String; COLUMNS.len() - 2] {
@@ -141,19 +142,13 @@ impl Facts {
             values.dedup();
             values.join(", ")
         };
-        // Clocks of a CU: its four SIMDs take a vector or matrix instruction each in four, exponentials and the like in
-        // sixteen; a pass is four on one of them; 64 bytes a clock go to global memory and come from it, and addresses of 16
-        // lanes.
-        let vector = c.valu + 3 * c.transcendental + c.mfma;
-        let memory =
-            (4 * (c.vmem_loads + c.vmem_stores)).max((c.global_read_bytes + c.global_written_bytes) / 64);
-        let busiest = vector.max(d.lds_clocks).max(memory);
-        let matrix = if c.mfma == 0 {
-            "-".into()
-        } else {
-            ratio(100 * c.mfma_passes, busiest.max(c.mfma_passes), 0) + " %"
-        };
+        let costs = Costs::of(self.arch);
         let moved = c.global_read_bytes + c.global_written_bytes;
+        let vector = costs.vector_clocks(c.valu, c.transcendental, c.mfma);
+        let memory = costs.memory_clocks(c.vmem_loads + c.vmem_stores, moved);
+        let passes = costs.matrix_clocks(c.mfma_passes);
+        let busiest = vector.max(d.lds_clocks).max(memory).max(passes);
+        let matrix = if c.mfma == 0 { "-".into() } else { ratio(100 * passes, busiest, 0) + " %" };
         [
             ratio(d.distinct_read_bytes + d.distinct_written_bytes, self.floor, 2),
             format!("{} %", ratio(100 * d.wide_bytes, moved, 0)),
@@ -176,14 +171,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_replaced_between_its_marks() {
-        let text = "# a\n<!-- facts -->\nold\n<!-- end -->\nrest <!-- end -->\n";
-        assert_eq!(
-            replaced(text, "new").unwrap(),
-            "# a\n<!-- facts -->\nnew\n<!-- end -->\nrest <!-- end -->\n"
+    fn a_file_names_its_command() {
+        let text = document("hk-norm", "| a |");
+        assert!(
+            text.starts_with("<!-- Generated: cargo run")
+                && text.contains("--family hk-norm --update docs/facts")
         );
-        assert_eq!(replaced("# a\n", "new"), None);
-        assert_eq!(replaced("<!-- facts -->\n", "new"), None);
+        assert!(text.contains("# Counted facts of hk-norm\n") && text.ends_with("\n\n| a |\n"));
     }
 
     #[test]

@@ -19,7 +19,7 @@ pub enum Column {
     Lds,
     /// LDS clocks that bank conflicts cost.
     Conflicts,
-    /// Waits between matrix instructions that leave no load on its way.
+    /// Full drains (vmcnt(0)) between matrix instructions.
     Drains,
 }
 

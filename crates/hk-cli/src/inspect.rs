@@ -1,7 +1,7 @@
 //! `hk inspect`.
 
 use crate::out::{self, Table};
-use crate::{CHOICES, Failure, Result, hot, list};
+use crate::{CHOICES, Failure, Result, hot, list, run};
 use hk_codeobj::{CodeObject, Kernel};
 use hk_core::registry::{CallSpec, Operator, TensorSpec};
 use hk_core::{Arch, CodeObjects, DType, Device};
@@ -40,8 +40,8 @@ pub struct Args {
     #[arg(long = "tensor", value_name = "NAME=TYPE[SIZES]", conflicts_with_all = ["asm", "hot"])]
     tensors: Vec<Tensor>,
     /// With --tensor: a parameter of the call.
-    #[arg(long = "param", value_name = "NAME=VALUE", requires = "tensors")]
-    params: Vec<String>,
+    #[arg(long = "param", value_name = "NAME=VALUE", requires = "tensors", value_parser = run::parameter)]
+    params: Vec<(String, String)>,
     /// With --tensor: the device. Default: all emulated GPUs.
     #[arg(long, value_name = "SPEC", requires = "tensors")]
     device: Option<String>,
@@ -124,14 +124,13 @@ fn print_choices(op: &'static Operator, args: &Args) -> Result<()> {
         return Err(Failure::new(format!("{}: no configurations to choose from", op.name)));
     };
     let mut call = CallSpec::new(op);
-    for Tensor { name, spec } in &args.tensors {
+    for (i, Tensor { name, spec }) in args.tensors.iter().enumerate() {
+        if args.tensors[..i].iter().any(|other| other.name == *name) {
+            return Err(Failure::new(format!("--tensor {name}: given twice")));
+        }
         call.set(name, spec.clone())?;
     }
-    for param in &args.params {
-        let wrong = || Failure::new(format!("--param {param}: expected NAME=VALUE"));
-        let (name, value) = param.split_once('=').ok_or_else(wrong)?;
-        call.parse_scalar(name, value)?;
-    }
+    run::set_scalars(&mut call, args.params.iter().map(|(name, value)| (&**name, &**value)))?;
     let devices = match &args.device {
         Some(device) => vec![device.clone()],
         None => Arch::AMD.map(|arch| format!("emu:{arch}")).into(),
@@ -237,32 +236,32 @@ fn print_resources(entries: &[Entry]) -> Result<()> {
     table.print()
 }
 
-/// The instructions of a kernel, each with its address and words, a branch with its target, and the source lines that
-/// they come from. An unknown instruction is its word alone.
+/// The instructions of a kernel, each with its address and dwords, a branch with its target, and the source lines that
+/// they come from. An unknown instruction is its dword alone.
 fn disassembly(entry: &Entry) -> Result<String> {
     let Entry { arch, kernel, image, .. } = entry;
     let code = code(entry)?;
     let lines = lines(image);
     let mut text = format!("{} for {arch}, {} bytes:\n", kernel.name, code.len());
-    let words: Vec<u32> =
+    let dwords: Vec<u32> =
         code.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
     let (mut at, mut source) = (0, None);
-    while at < words.len() {
+    while at < dwords.len() {
         let address = kernel.entry_vaddr + 4 * at as u64;
         let line = lines.as_ref().and_then(|lines| line(lines, address));
         if line.is_some() && line != source {
             let _ = writeln!(text, "  ; {}", line.as_deref().unwrap_or_default());
             source = line;
         }
-        let (length, instruction, target) = match isa::decode(*arch, &words[at..]) {
+        let (length, instruction, target) = match isa::decode(*arch, &dwords[at..]) {
             Ok(inst) => {
                 let length = usize::from(inst.size / 4).max(1);
                 (length, isa::display(&inst).to_string(), target(&inst, address))
             }
-            Err(_) => (1, format!(".long {:#010x}", words[at]), None),
+            Err(_) => (1, format!(".long {:#010x}", dwords[at]), None),
         };
         let bytes: Vec<_> =
-            words[at..words.len().min(at + length)].iter().map(|w| format!("{w:08X}")).collect();
+            dwords[at..dwords.len().min(at + length)].iter().map(|w| format!("{w:08X}")).collect();
         let target = target.map_or(String::new(), |t| format!(" -> {t:06X}"));
         let _ = writeln!(text, "    {instruction:<60} // {address:06X}: {}{target}", bytes.join(" "));
         at += length;
@@ -271,7 +270,7 @@ fn disassembly(entry: &Entry) -> Result<String> {
     Ok(text)
 }
 
-/// Where a branch leads: its immediate counts words from the next instruction.
+/// Where a branch leads: its immediate counts dwords from the next instruction.
 fn target(inst: &isa::Inst, address: u64) -> Option<u64> {
     let name = inst.op.info().name;
     let relative = name.starts_with("S_BRANCH") || name.starts_with("S_CBRANCH");

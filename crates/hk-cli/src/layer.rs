@@ -1,4 +1,4 @@
-//! One decoder layer of Llama-3 8B, in bf16 and with fp8 products, and sampling: each operator works on what the ones before it
+//! One decoder layer of Llama-3 8B, in bf16 and with fp8 GEMMs, and sampling: each operator works on what the ones before it
 //! gave. What lies between them, attention, is replaced by example data, as are weights.
 
 use crate::demo::{Row, measure};
@@ -27,10 +27,10 @@ const QKV: usize = (HEADS + 2 * KV_HEADS) * HEAD_DIM;
 enum From {
     /// Example data as the operator describes it.
     Sample(DType, &'static [usize]),
-    /// Weights of a product: normal, such that outputs are about as large as inputs.
+    /// Weights of a GEMM: normal, such that outputs are about as large as inputs.
     Weights(&'static [usize]),
-    /// The same, as codes of the fp8 that the device's products take, and a scale for each row of them.
-    Codes(&'static [usize]),
+    /// The same, quantized to the fp8 that the device's GEMMs take, and a scale for each row.
+    Quantized(&'static [usize]),
     Scales(&'static [usize]),
     /// An output of an earlier step, by the name that the step gave it.
     Step(&'static str),
@@ -46,13 +46,13 @@ struct Step {
     keep: &'static [(&'static str, &'static str)],
 }
 
-/// To the fp8 that the device's products take.
+/// To the fp8 that the device's GEMMs take.
 const FP8: (&str, Scalar) = ("output", Scalar::Choice("fp8"));
 
-/// A product in bf16.
-macro_rules! product {
+/// A GEMM in bf16.
+macro_rules! gemm {
     ($label:literal: $a:expr, [$n:expr, $k:expr] => $y:literal) => {
-        product!("gemm_a16w16", &[]; $label: $a, [$n, $k] => $y)
+        gemm!("gemm_a16w16", &[]; $label: $a, [$n, $k] => $y)
     };
     ($operator:literal, $scalars:expr; $label:literal: $a:expr, [$n:expr, $k:expr] => $y:literal) => {
         Step {
@@ -95,15 +95,15 @@ macro_rules! quantization {
     };
 }
 
-/// A product in fp8.
-macro_rules! product8 {
+/// A GEMM in fp8.
+macro_rules! gemm_fp8 {
     ($label:literal: $a:literal, $scale:literal, [$n:expr, $k:expr] => $y:literal) => {
         Step {
             label: $label,
             operator: "gemm_a8w8",
             inputs: &[
                 ("a", From::Step($a)),
-                ("w", From::Codes(&[$n, $k])),
+                ("w", From::Quantized(&[$n, $k])),
                 ("a_scale", From::Step($scale)),
                 ("w_scale", From::Scales(&[$n])),
             ],
@@ -128,7 +128,7 @@ const STEPS: &[Step] = &[
         scalars: &[("eps", Scalar::Float(1e-5))],
         keep: &[("y", "normed"), ("residual_out", "residual")],
     },
-    product!("q, k, v": From::Step("normed"), [QKV, HIDDEN] => "qkv"),
+    gemm!("q, k, v": From::Step("normed"), [QKV, HIDDEN] => "qkv"),
     Step {
         label: "split of q, k, v; rotation",
         operator: "fused_qkv_split_qk_rope",
@@ -159,20 +159,20 @@ const STEPS: &[Step] = &[
         scalars: &[],
         keep: &[],
     },
-    product!("output of attention": ATTENTION, [HIDDEN, HEADS * HEAD_DIM] => "attended"),
+    gemm!("output of attention": ATTENTION, [HIDDEN, HEADS * HEAD_DIM] => "attended"),
     norm!("norm before the feed-forward part": "attended"),
-    product!(
+    gemm!(
         "gemm_a16w16_gated", &[("activation", Scalar::Choice("silu"))];
         "gate, up": From::Step("ffn_normed"), [2 * FFN, HIDDEN] => "gated"
     ),
-    product!("down": From::Step("gated"), [HIDDEN, FFN] => "y"),
+    gemm!("down": From::Step("gated"), [HIDDEN, FFN] => "y"),
     quantization!("fp8: quantization for q, k, v": From::Step("normed") => "normed8", "normed_scale"),
-    product8!("fp8: q, k, v": "normed8", "normed_scale", [QKV, HIDDEN] => "qkv"),
+    gemm_fp8!("fp8: q, k, v": "normed8", "normed_scale", [QKV, HIDDEN] => "qkv"),
     quantization!("fp8: quantization for the output": ATTENTION => "attention8", "attention_scale"),
-    product8!("fp8: output of attention": "attention8", "attention_scale", [HIDDEN, HEADS * HEAD_DIM] => "attended"),
+    gemm_fp8!("fp8: output of attention": "attention8", "attention_scale", [HIDDEN, HEADS * HEAD_DIM] => "attended"),
     norm!("fp8: norm before the feed-forward part": "attended"),
     quantization!("fp8: quantization for gate, up": From::Step("ffn_normed") => "ffn8", "ffn_scale"),
-    product8!("fp8: gate, up": "ffn8", "ffn_scale", [2 * FFN, HIDDEN] => "gate_up"),
+    gemm_fp8!("fp8: gate, up": "ffn8", "ffn_scale", [2 * FFN, HIDDEN] => "gate_up"),
     Step {
         label: "fp8: gate",
         operator: "silu_and_mul",
@@ -181,7 +181,7 @@ const STEPS: &[Step] = &[
         keep: &[("y", "gated")],
     },
     quantization!("fp8: quantization for down": From::Step("gated") => "gated8", "gated_scale"),
-    product8!("fp8: down": "gated8", "gated_scale", [HIDDEN, FFN] => "y"),
+    gemm_fp8!("fp8: down": "gated8", "gated_scale", [HIDDEN, FFN] => "y"),
     Step {
         label: "softmax of the logits",
         operator: "softmax",
@@ -198,11 +198,11 @@ const STEPS: &[Step] = &[
     },
 ];
 
-/// Runs the steps on each device; a step after one that failed on that device is left out.
+/// Runs the steps on each device and shows each row; a step after one that failed on that device is left out.
 ///
 /// # Errors
 /// If a step is not a call of its operator.
-pub fn run(devices: &[String]) -> Result<Vec<Row>> {
+pub fn run(devices: &[String], show: impl Fn(&Row)) -> Result<Vec<Row>> {
     let mut kept: Vec<Option<HashMap<&str, HostTensor>>> =
         devices.iter().map(|_| Some(HashMap::new())).collect();
     let mut rows = vec![];
@@ -218,6 +218,7 @@ pub fn run(devices: &[String]) -> Result<Vec<Row>> {
             if outputs.is_empty() {
                 *kept = None;
             }
+            show(&row);
             rows.push(row);
         }
     }
@@ -241,7 +242,7 @@ fn call(step: &Step, number: u64, kept: &HashMap<&str, HostTensor>, device: &str
                 HostTensor::sample(TensorSpec::new(*dtype, *shape), sample.ok_or_else(missing)?, seed)?
             }
             From::Weights(shape) => repeated(TensorSpec::new(Bf16, *shape), 1.0 / 64.0, seed)?,
-            From::Codes(shape) => repeated(TensorSpec::new(fp8, *shape), 32.0, seed)?,
+            From::Quantized(shape) => repeated(TensorSpec::new(fp8, *shape), 32.0, seed)?,
             From::Scales(shape) => {
                 let sample = Sample::Uniform { low: 0.3e-3, high: 0.6e-3 };
                 HostTensor::sample(TensorSpec::new(F32, *shape), sample, seed)?

@@ -53,6 +53,11 @@ pub fn operators() -> Vec<&'static Operator> {
     FAMILIES.iter().flat_map(|family| family.iter()).collect()
 }
 
+/// `docs/operators.md`, as `hk list --markdown` prints it.
+pub fn document() -> String {
+    list::markdown(&operators())
+}
+
 /// The operator of that name.
 ///
 /// # Errors

@@ -15,7 +15,7 @@ pub struct Args {
     /// Print everything as JSON.
     #[arg(long)]
     json: bool,
-    /// Print the table of the README.
+    /// Print `docs/operators.md`: tensors, element types and parameters, too.
     #[arg(long, conflicts_with = "json")]
     markdown: bool,
 }
@@ -57,14 +57,18 @@ pub fn run(args: &Args) -> Result<()> {
         return out::json(&operators.iter().map(|op| json(op)).collect::<Vec<_>>());
     }
     if args.markdown {
-        return out::print(markdown(&operators));
+        return out::print(markdown(&operators).trim_end());
     }
-    let mut table = Table::new(["operator", "family", "tensors", "parameters", "formula"]);
+    let mut table = Table::new(["operator", "crate", "formula"]);
     for op in operators {
-        table.row([op.name.into(), op.family.into(), tensors(op), parameters(op), op.summary.into()]);
+        table.row([op.name.into(), op.family.into(), op.summary.into()]);
     }
-    table.print()
+    table.wrapped(WIDTH).print()?;
+    out::print("\nhk inspect OP: its tensors, parameters and kernels.")
 }
+
+/// Columns of a terminal.
+const WIDTH: u16 = 120;
 
 /// The operators of a family, named with or without `hk-`, or all of them.
 pub fn chosen(family: Option<&str>) -> Result<Vec<&'static Operator>> {
@@ -80,21 +84,34 @@ pub fn chosen(family: Option<&str>) -> Result<Vec<&'static Operator>> {
     Ok(chosen)
 }
 
-/// The table of the README.
+/// `docs/operators.md`: the operators by crate, each with its formula, tensors, element types and parameters.
 pub fn markdown(operators: &[&Operator]) -> String {
-    let mut table = Table::new(["operator", "crate", "formula", "tensors", "element types", "parameters"]);
-    for op in operators {
-        let types: Vec<_> = op.args.first().map_or(&[][..], |a| a.dtypes).iter().map(|d| d.name()).collect();
-        table.row([
-            format!("`{}`", op.name),
-            format!("`{}`", op.family),
-            format!("`{}`", op.summary).replace('|', "\\|"),
-            format!("`{}`", tensors(op)),
-            types.join(", "),
-            format!("`{}`", parameters(op)),
-        ]);
+    let mut text = format!(
+        "<!-- Generated: cargo run -p hk-cli -- list --markdown > docs/operators.md. A test compares. -->\n\n\
+         # Operators\n\n\
+         {} operators. Optional tensors are in brackets; a tensor on both sides of the arrow is updated in place. The \
+         element\ntypes are those of the first tensor. `hk inspect OP` prints the rest: shapes, types and meaning of each \
+         argument, and\nwhat the kernels need on each target.\n",
+        operators.len()
+    );
+    for family in operators.chunk_by(|a, b| a.family == b.family) {
+        let mut table = Table::new(["operator", "formula", "tensors", "element types", "parameters"]);
+        for op in family {
+            let types = op.args.first().map_or(&[][..], |a| a.dtypes);
+            let code =
+                |text: String| if text.is_empty() { text } else { format!("`{text}`").replace('|', "\\|") };
+            table.row([
+                code(op.name.into()),
+                code(op.summary.into()),
+                code(tensors(op)),
+                dtypes(types),
+                code(parameters(op)),
+            ]);
+        }
+        let name = family.first().map_or("", |op| op.family);
+        text += &format!("\n## {name}\n\n{table}\n");
     }
-    table.to_string()
+    text
 }
 
 /// `x, weight -> y, [rstd]`: optional ones in brackets, those updated in place on both sides.

@@ -30,6 +30,12 @@ impl Table {
         self.0.add_row(cells);
     }
 
+    /// Cells wrap so that no line is longer than this.
+    pub fn wrapped(mut self, width: u16) -> Self {
+        self.0.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
+        self
+    }
+
     /// Prints it.
     pub fn print(&self) -> Result<()> {
         print(&self.0)

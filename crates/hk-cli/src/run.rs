@@ -2,17 +2,22 @@
 
 use crate::out::{self, Table};
 use crate::{Failure, Result, hot, tensors};
-use hk_core::registry::{Call, Described as _, HostCall, HostTensor, Operator};
-use hk_core::{Checks, Counters, DType, Device, Error, Fault, Profile};
+use hk_core::registry::{Call, Described, HostCall, HostTensor, HostTensorF64, Operator, POISON, Scalar};
+use hk_core::{Arch, Checks, Counters, DType, Device, Error, Fault, Profile};
 use hk_testkit::compare::{Comparison, compare_outputs};
 use serde::Serialize;
+use std::cell::Cell;
+use std::panic::{self, AssertUnwindSafe};
 use std::path::PathBuf;
+use std::sync::Once;
 
 /// Options of `hk run`.
 #[derive(Debug, clap::Args)]
 #[command(
     after_long_help = "Tensors go by the names of the operator's arguments, which `hk inspect OP` lists. A \
-    tensor that the operator updates in place is given as an input and comes back as an output of the same name."
+    tensor that the operator updates in place is given as an input and comes back as an output of the same name. \
+    A parameter that chooses between fp8e4m3 and fp8e4m3fnuz is by default the fp8 of the device. The output file is \
+    written last, and only if nothing failed."
 )]
 pub struct Args {
     /// The operator.
@@ -73,7 +78,8 @@ struct Report {
     kernels: Vec<Profile>,
 }
 
-fn parameter(text: &str) -> Result<(String, String), String> {
+/// `NAME=VALUE`.
+pub fn parameter(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.into(), value.into())),
         _ => Err("expected NAME=VALUE".into()),
@@ -84,11 +90,15 @@ type Outputs = Vec<(&'static str, HostTensor)>;
 
 pub fn run(args: &Args) -> Result<()> {
     let op = crate::operator(&args.operator)?;
-    let call = call(op, args)?;
+    let mut call = call(op, args)?;
     let mut device = match &args.device {
         Some(spec) => Device::open(spec)?,
         None => Device::open_default()?,
     };
+    for (name, value) in fp8_of(device.arch(), op, &args.params) {
+        call.set_scalar(name, Scalar::Choice(value))?;
+        eprintln!("{name}={value}, the fp8 of {} (--param {name}=.. chooses another)", device.arch());
+    }
     if args.stats || args.hot.is_some() || args.sanitize.is_some() {
         expect_emulator(&device)?;
     }
@@ -118,17 +128,13 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 fn run_on(op: &Operator, device: &Device, call: &HostCall, args: &Args, report: &mut Report) -> Result<()> {
-    let outputs = execute(op, device, call, report)?;
+    let outputs = execute(op, device, call, POISON, report)?;
     if args.sanitize.is_some() {
-        expect_written(call, &outputs)?;
         let serial = with_option(device, "threads=1")?;
         let (counters, kernels) = (report.counters, std::mem::take(&mut report.kernels));
-        expect_same(&outputs, &execute(op, &serial, call, report)?, device.spec(), serial.spec())?;
+        let again = execute(op, &serial, call, OTHER_POISON, report)?;
+        expect_written_and_same(call, &outputs, &again, [device.spec(), serial.spec()])?;
         (report.counters, report.kernels) = (counters, kernels);
-    }
-    if let Some(path) = &args.output {
-        let about = [("format", "pt"), ("operator", op.name), ("device", device.spec())];
-        tensors::write(path, &outputs, &about)?;
     }
     if let (true, false, Some(counters)) = (args.stats, args.json, &report.counters) {
         print_stats(op, call, &report.kernels, counters)?;
@@ -136,15 +142,36 @@ fn run_on(op: &Operator, device: &Device, call: &HostCall, args: &Args, report: 
     if let (Some(column), false) = (args.hot, args.json) {
         hot::print(&report.kernels, column, usize::MAX)?;
     }
-    if args.check { check(op, call, &outputs, args.json) } else { Ok(()) }
+    if args.check {
+        check(op, call, &outputs, args.json)?;
+    }
+    if let Some(path) = &args.output {
+        let about = [("format", "pt"), ("operator", op.name), ("device", device.spec())];
+        tensors::write(path, &outputs, &about)?;
+    }
+    Ok(())
+}
+
+/// Another fill than [`POISON`], of which no byte has the same bits.
+const OTHER_POISON: u8 = !POISON;
+
+/// For each parameter that the command line leaves open and that chooses between both encodings of fp8: that of the target.
+fn fp8_of(arch: Arch, op: &Operator, params: &[(String, String)]) -> Vec<(&'static str, &'static str)> {
+    let own = if arch == Arch::Gfx942 { DType::Fp8E4M3Fnuz } else { DType::Fp8E4M3 }.name();
+    let both = [DType::Fp8E4M3, DType::Fp8E4M3Fnuz].map(DType::name);
+    let by_default = |default: Scalar| matches!(default, Scalar::Choice(c) if both.contains(&c));
+    op.scalars
+        .iter()
+        .filter(|s| by_default(s.default) && both.iter().all(|name| s.choices.contains(name)))
+        .filter(|s| params.iter().all(|(name, _)| name != s.name))
+        .map(|s| (s.name, own))
+        .collect()
 }
 
 /// The call that the command line describes.
 fn call(op: &'static Operator, args: &Args) -> Result<HostCall> {
     let mut call: HostCall = Call::new(op);
-    for (name, value) in &args.params {
-        call.parse_scalar(name, value)?;
-    }
+    set_scalars(&mut call, args.params.iter().map(|(name, value)| (&**name, &**value)))?;
     for name in &args.want {
         call.want(name)?;
     }
@@ -153,6 +180,22 @@ fn call(op: &'static Operator, args: &Args) -> Result<HostCall> {
     }
     call.check_complete()?;
     Ok(call)
+}
+
+/// Sets the parameters of a command line, each at most once.
+pub fn set_scalars<'a, V: Described>(
+    call: &mut Call<V>,
+    params: impl Iterator<Item = (&'a str, &'a str)>,
+) -> Result<()> {
+    let mut set = Vec::new();
+    for (name, value) in params {
+        if set.contains(&name) {
+            return Err(Failure::new(format!("--param {name}: given twice")));
+        }
+        call.parse_scalar(name, value)?;
+        set.push(name);
+    }
+    Ok(())
 }
 
 fn expect_emulator(device: &Device) -> Result<()> {
@@ -171,9 +214,15 @@ fn with_option(device: &Device, option: &str) -> Result<Device> {
 }
 
 /// Runs the operator; notes what was executed, or which kernel is at fault.
-fn execute(op: &Operator, device: &Device, call: &HostCall, report: &mut Report) -> Result<Outputs> {
+fn execute(
+    op: &Operator,
+    device: &Device,
+    call: &HostCall,
+    fill: u8,
+    report: &mut Report,
+) -> Result<Outputs> {
     let stream = device.create_stream()?;
-    let outputs = op.execute(&stream, call).inspect_err(|error| {
+    let outputs = op.execute_filled(&stream, call, fill).inspect_err(|error| {
         if let Error::Emulator { fault, .. } = error {
             report.fault = fault.clone();
         }
@@ -183,39 +232,69 @@ fn execute(op: &Operator, device: &Device, call: &HostCall, report: &mut Report)
     Ok(outputs)
 }
 
-/// Fails if a floating-point output has an element with the bits that it had before the run: all ones, a NaN that
-/// arithmetic does not make. It can pass through from an input, so nothing is said if an input has one.
-fn expect_written(call: &HostCall, outputs: &Outputs) -> Result<()> {
-    let is_float = |t: &HostTensor| matches!(t.dtype(), DType::F32 | DType::F16 | DType::Bf16);
-    let poisoned = |t: &HostTensor| {
-        let mut elements = t.bytes().chunks_exact(t.dtype().size_bytes());
-        elements.position(|bytes| bytes.iter().all(|b| *b == 0xff)).filter(|_| is_float(t))
-    };
-    if call.tensors().any(|(_, t)| poisoned(t).is_some()) {
-        return Ok(());
-    }
-    match outputs.iter().find_map(|(name, t)| Some((name, poisoned(t)?))) {
-        Some((name, i)) => Err(Failure::new(format!("output `{name}`: element {i} was not written"))),
-        None => Ok(()),
-    }
-}
-
-/// Fails if any bit differs.
-fn expect_same(a: &Outputs, b: &Outputs, a_on: &str, b_on: &str) -> Result<()> {
+/// Compares a run over [`POISON`] with one over [`OTHER_POISON`]. Fails if an element has the bits of the poison in both, unless
+/// the reference says that the operator leaves it untouched, and if any other bit differs.
+fn expect_written_and_same(call: &HostCall, a: &Outputs, b: &Outputs, on: [&str; 2]) -> Result<()> {
+    let all = |bytes: &[u8], poison: u8| bytes.iter().all(|b| *b == poison);
+    let mut reference = None;
     for ((name, x), (_, y)) in a.iter().zip(b) {
-        if let Some(i) = x.bytes().iter().zip(y.bytes()).position(|(x, y)| x != y) {
-            let element = i / x.dtype().size_bytes();
-            let text =
-                format!("output `{name}` depends on the order of workgroups: element {element} differs");
-            return Err(Failure::new(format!("{text} between {a_on} and {b_on}")));
+        let size = x.dtype().size_bytes();
+        for (i, (p, q)) in x.bytes().chunks_exact(size).zip(y.bytes().chunks_exact(size)).enumerate() {
+            if p == q {
+                continue;
+            }
+            if !(all(p, POISON) && all(q, OTHER_POISON)) {
+                let what = format!("output `{name}` depends on the order of workgroups: element {i} differs");
+                return Err(Failure::new(format!("{what} between {} and {}", on[0], on[1])));
+            }
+            if reference.is_none() {
+                reference = Some(guarded(|| (call.operator().reference)(call))?);
+            }
+            let want = reference.iter().flatten().find(|(n, _)| n == name).map(|(_, want)| want);
+            // Pairs of fp4 are two values.
+            let value = |want: &HostTensorF64| {
+                want.values.get(i * want.values.len() / (x.bytes().len() / size)).copied()
+            };
+            if !want.and_then(value).is_some_and(HostTensorF64::is_untouched) {
+                return Err(Failure::new(format!("output `{name}`: element {i} was not written")));
+            }
         }
     }
     Ok(())
 }
 
+thread_local! {
+    /// A reference is at work on this thread: its panics are answers.
+    static IN_REFERENCE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What a reference answers; a panic of it, which should not be, is a failure, too.
+fn guarded<T>(reference: impl FnOnce() -> hk_core::Result<T>) -> Result<T> {
+    static QUIET: Once = Once::new();
+    QUIET.call_once(|| {
+        let hook = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            if !IN_REFERENCE.get() {
+                hook(info);
+            }
+        }));
+    });
+    IN_REFERENCE.set(true);
+    let answer = panic::catch_unwind(AssertUnwindSafe(reference));
+    IN_REFERENCE.set(false);
+    match answer {
+        Ok(answer) => Ok(answer?),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");
+            Err(Failure::new(format!("the f64 reference cannot be computed for these values: {text}")))
+        }
+    }
+}
+
 /// Compares each output with the reference.
 pub fn comparisons(op: &Operator, call: &HostCall, outputs: &Outputs) -> Result<Vec<Comparison>> {
-    Ok(compare_outputs(op, call, outputs)?)
+    guarded(|| compare_outputs(op, call, outputs))
 }
 
 fn check(op: &Operator, call: &HostCall, outputs: &Outputs, quiet: bool) -> Result<()> {
@@ -290,31 +369,48 @@ mod tests {
     use super::*;
     use hk_core::bf16;
 
-    fn y(values: [f32; 3]) -> Outputs {
-        vec![("y", HostTensor::new([3], &values.map(bf16::from_f32)).unwrap())]
-    }
-
-    fn poison() -> HostTensor {
-        HostTensor::new([3], &[bf16::ONE, bf16::ONE, bf16::from_bits(0xffff)]).unwrap()
+    /// Of `rmsnorm` on three columns: `y` after a run over each poison.
+    fn runs(a: [u16; 3], b: [u16; 3]) -> Result<()> {
+        let op = crate::operator("rmsnorm").unwrap();
+        let mut call: HostCall = Call::new(op);
+        call.set("x", HostTensor::new([1, 3], &[bf16::ONE; 3]).unwrap()).unwrap();
+        call.set("weight", HostTensor::new([3], &[bf16::ONE; 3]).unwrap()).unwrap();
+        let [a, b] = [a, b].map(|y| vec![("y", HostTensor::new([1, 3], &y.map(bf16::from_bits)).unwrap())]);
+        expect_written_and_same(&call, &a, &b, ["a", "b"])
     }
 
     #[test]
     fn outputs_that_differ_are_a_race() {
-        assert!(expect_same(&y([1.0, 2.0, 3.0]), &y([1.0, 2.0, 3.0]), "a", "b").is_ok());
-        let failure = expect_same(&y([1.0, 0.0, 3.0]), &y([1.0, -0.0, 3.0]), "a", "b").unwrap_err();
+        assert!(runs([1, 2, 3], [1, 2, 3]).is_ok());
         let want = "output `y` depends on the order of workgroups: element 1 differs between a and b";
-        assert_eq!(failure.to_string(), want);
+        assert_eq!(runs([1, 0, 3], [1, 0x8000, 3]).unwrap_err().to_string(), want);
+        assert_eq!(runs([1, 0xffff, 3], [1, 0xff00, 3]).unwrap_err().to_string(), want);
     }
 
     #[test]
     fn elements_that_are_not_written_are_found() {
-        let mut call: HostCall = Call::new(crate::operator("rmsnorm").unwrap());
-        assert!(expect_written(&call, &y([1.0, f32::NAN, 3.0])).is_ok());
-        let failure = expect_written(&call, &vec![("y", poison())]).unwrap_err();
+        let failure = runs([1, 2, 0xffff], [1, 2, 0]).unwrap_err();
         assert_eq!(failure.to_string(), "output `y`: element 2 was not written");
-        // It may have come from there.
-        call.set("x", poison()).unwrap();
-        assert!(expect_written(&call, &vec![("y", poison())]).is_ok());
+        // A NaN of the poison's bits that is written, such as a signalling one made quiet.
+        assert!(runs([1, 2, 0xffff], [1, 2, 0xffff]).is_ok());
+        assert!(runs([1, 2, 0], [1, 2, 0]).is_ok());
+    }
+
+    #[test]
+    fn a_panic_of_a_reference_is_a_failure() {
+        let failure = guarded::<()>(|| panic!("index {} out of range", 7)).unwrap_err().to_string();
+        assert!(failure.ends_with("for these values: index 7 out of range"), "{failure}");
+        assert!(guarded(|| Ok(1)).is_ok());
+    }
+
+    #[test]
+    fn fp8_is_that_of_the_device_unless_it_is_chosen() {
+        let op = crate::operator("per_token_quant").unwrap();
+        let chosen = [("output".to_owned(), "i8".to_owned())];
+        assert_eq!(fp8_of(Arch::Gfx942, op, &[]), [("output", "fp8e4m3fnuz")]);
+        assert_eq!(fp8_of(Arch::Gfx950, op, &[]), [("output", "fp8e4m3")]);
+        assert!(fp8_of(Arch::Gfx942, op, &chosen).is_empty());
+        assert!(fp8_of(Arch::Gfx942, crate::operator("rmsnorm").unwrap(), &[]).is_empty());
     }
 
     #[test]

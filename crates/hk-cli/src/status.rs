@@ -62,7 +62,7 @@ fn instructions() -> Vec<Instruction> {
                 group: isa::group(op),
                 name: op.info().name,
                 decoded: isa::decodes(op, arch),
-                executed: isa::executes(op, arch).is_ok(),
+                executed: hk_emu::executes(op, arch).is_ok(),
                 fidelity: fidelity.to_string(),
                 reason,
             }

@@ -26,8 +26,8 @@ const DTYPES: [(Dtype, DType); 14] = [
     (Dtype::F8_E8M0, DType::E8M0),
 ];
 
-/// Reads every tensor of a file, as inputs of `op`. Packed fp4 travels as U8, and comes as F4, whose shape counts single
-/// values, too.
+/// Reads every tensor of a file, as inputs of `op`. Packed fp4 and e8m0 come as U8, too, fp4 also as F4, whose shape counts
+/// single values; BOOL stands for U8, and a tensor without axes for one of one element.
 ///
 /// # Errors
 /// If the file cannot be read, is not safetensors, or has a tensor of a type that no operator uses.
@@ -52,7 +52,13 @@ fn host_tensor(op: &Operator, name: &str, view: &TensorView) -> Result<HostTenso
         let spec = TensorSpec::new(DType::Fp4x2, [axes, &[last / 2]].concat());
         return Ok(HostTensor::from_bytes(spec, view.data().to_vec())?);
     }
-    let Some(&(_, dtype)) = DTYPES.iter().find(|(d, _)| *d == view.dtype()) else {
+    let wanted = op.arg(name).map_or(&[][..], |a| a.dtypes);
+    let bytes = if view.dtype() == Dtype::BOOL && wanted.contains(&DType::U8) {
+        Some((Dtype::BOOL, DType::U8))
+    } else {
+        None
+    };
+    let Some((_, dtype)) = bytes.or_else(|| DTYPES.into_iter().find(|(d, _)| *d == view.dtype())) else {
         let known: Vec<_> = DTYPES.iter().map(|(d, _)| d.to_string()).collect();
         let got = view.dtype();
         return Err(Failure::new(format!(
@@ -60,10 +66,16 @@ fn host_tensor(op: &Operator, name: &str, view: &TensorView) -> Result<HostTenso
             known.join(", ")
         )));
     };
-    let wanted = op.arg(name).map_or(&[][..], |a| a.dtypes);
-    let packed = dtype == DType::U8 && wanted.contains(&DType::Fp4x2) && !wanted.contains(&DType::U8);
-    let dtype = if packed { DType::Fp4x2 } else { dtype };
-    Ok(HostTensor::from_bytes(TensorSpec::new(dtype, view.shape()), view.data().to_vec())?)
+    // What has no type in PyTorch travels as bytes.
+    let meant = [DType::Fp4x2, DType::E8M0].into_iter().find(|d| wanted.contains(d));
+    let dtype = match meant {
+        Some(meant) if dtype == DType::U8 && !wanted.contains(&DType::U8) => meant,
+        _ => dtype,
+    };
+    // A scalar is a tensor of one element.
+    let scalar = view.shape().is_empty() && op.arg(name).is_some_and(|a| a.rank.0 == 1);
+    let shape = if scalar { &[1][..] } else { view.shape() };
+    Ok(HostTensor::from_bytes(TensorSpec::new(dtype, shape), view.data().to_vec())?)
 }
 
 /// Writes tensors to a file.
@@ -110,6 +122,24 @@ mod tests {
         fs::write(&path, safetensors::serialize([("x", view)], None).unwrap()).unwrap();
         let (_, x) = read(&path, crate::operators()[0]).unwrap().remove(0);
         assert_eq!((x.spec(), x.bytes()), (TensorSpec::new(DType::Fp4x2, [2, 3]), &[1, 2, 3, 4, 5, 6][..]));
+    }
+
+    #[test]
+    fn bools_bytes_of_e8m0_and_scalars_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("t.safetensors");
+        let read_one = |operator: &str, name: &str, dtype, shape: Vec<usize>, bytes: &[u8]| {
+            let view = TensorView::new(dtype, shape, bytes).unwrap();
+            fs::write(&path, safetensors::serialize([(name, view)], None).unwrap()).unwrap();
+            Ok::<_, Failure>(read(&path, crate::operator(operator).unwrap())?.remove(0).1.spec())
+        };
+        let flags = read_one("causal_conv1d_fwd", "has_initial_state", Dtype::BOOL, vec![2], &[0, 1]);
+        assert_eq!(flags.unwrap(), TensorSpec::new(DType::U8, [2]));
+        assert!(read_one("rmsnorm", "x", Dtype::BOOL, vec![2], &[0, 1]).is_err());
+        let scales = read_one("upcast_from_mxfp", "scale", Dtype::U8, vec![1, 2], &[127, 128]);
+        assert_eq!(scales.unwrap(), TensorSpec::new(DType::E8M0, [1, 2]));
+        let scale = read_one("per_tensor_quant_static", "scale", Dtype::F32, vec![], &1f32.to_le_bytes());
+        assert_eq!(scale.unwrap(), TensorSpec::new(DType::F32, [1]));
     }
 
     #[test]

@@ -88,7 +88,7 @@ impl Files {
 const TARGETS: [&str; 2] = ["gfx942", "gfx950"];
 const LAUNCH: [&str; 6] = ["--kernel", "mix", "--grid", "2", "--block", "64"];
 
-fn halves(n: usize) -> Vec<u8> {
+fn half_floats(n: usize) -> Vec<u8> {
     (0..n).flat_map(|i| (i as f32 / 2.0).to_le_bytes()).collect()
 }
 
@@ -105,7 +105,7 @@ fn listed_arguments_go_to_their_places() {
         let json: serde_json::Value = serde_json::from_str(&files.succeeds(&args)).unwrap();
         assert_eq!((&json["kernel"], &json["target"]), (&"mix".into(), &target.into()));
         assert_eq!((&json["waves"], &json["grid"]), (&2.into(), &serde_json::json!([2, 1, 1])));
-        assert_eq!(files.output("y"), (Dtype::F32, vec![4, 25], halves(100)));
+        assert_eq!(files.output("y"), (Dtype::F32, vec![4, 25], half_floats(100)));
         assert_eq!(files.output("count"), (Dtype::I16, vec![1], vec![105, 0]));
     }
 }
@@ -113,7 +113,7 @@ fn listed_arguments_go_to_their_places() {
 #[test]
 fn slots_and_offsets_reach_what_is_not_listed() {
     let files = Files::new();
-    let want: Vec<u8> = [halves(70), vec![0xEE; 4 * 3]].concat();
+    let want: Vec<u8> = [half_floats(70), vec![0xEE; 4 * 3]].concat();
     let common = [
         "--kernel",
         "slots",

@@ -273,7 +273,7 @@ fn wrong_tensors_are_refused() {
 
     let [x, _] = good();
     files.input(&[x, given("weight", Dtype::BF16, &[2, 4], &[0u16; 8])]);
-    files.fails(&args, &["rmsnorm: weight: shape [2, 4], expected 1 to 1 axes"]);
+    files.fails(&args, &["rmsnorm: weight: shape [2, 4], expected 1 axis: [cols]"]);
 
     files.input(&[
         given::<u16>("x", Dtype::BF16, &[2, 0], &[]),

@@ -37,6 +37,18 @@ EXACT = (0.0, 0.0)
 
 CASES = {}
 
+# Operators that have no case, and why. A test of hk-cli compares the names with those of the registry.
+NOT_COMPARED = {
+    "gemm_a16wfp4_atomic": "its sums are those of gemm_a16wfp4, of activations quantized on the fly: see fused_gemm_a16w16_quant_x",
+    "batched_gemm_a16wfp4": "quantizes activations on the fly; its GEMM is that of batched_gemm_afp4wfp4",
+    "batched_gemm_a8w8_ptgq": "quantizes activations on the fly, and a value on a tie of two quantized values changes a sum; its GEMM is that of batched_gemm_a8w8, its quantization those of group_quant",
+    "fused_rmsnorm_mxfp4_quant": "a norm in f32 on a tie of two quantized values falls to either; its norm is that of rmsnorm, its quantization those of dynamic_mxfp4_quant",
+    "shuffle_scales": "an order of bytes, exact by the registry's reference; NumPy has none of its own",
+    "unshuffle_scales": "the inverse of shuffle_scales",
+    "shuffle_weight": "an order of bytes, exact by the registry's reference; NumPy has none of its own",
+    "unshuffle_weight": "the inverse of shuffle_weight",
+}
+
 
 def case(function):
     """Registers a function that makes a case: (inputs, parameters, {output: (expected, (rtol, atol))}, wanted outputs)."""
@@ -171,10 +183,14 @@ def gated(name):
     return make
 
 
-for _name in UNARY:
-    CASES[_name] = unary(_name)
-for _name in ["silu", "gelu", "gelu_tanh"]:
-    CASES[f"{_name}_and_mul"] = gated(_name)
+CASES["silu"] = unary("silu")
+CASES["gelu"] = unary("gelu")
+CASES["gelu_tanh"] = unary("gelu_tanh")
+CASES["relu"] = unary("relu")
+CASES["tanh"] = unary("tanh")
+CASES["silu_and_mul"] = gated("silu")
+CASES["gelu_and_mul"] = gated("gelu")
+CASES["gelu_tanh_and_mul"] = gated("gelu_tanh")
 
 
 @case
@@ -392,11 +408,11 @@ def rope_reshape_and_cache(d):
     return inputs | {"key_cache": caches[0], "value_cache": caches[1]}, {}, want, []
 
 
-# Quantization. Codes are compared as values: a value on the edge of two codes may fall to either.
+# Quantization. Quantized values are compared in f64: a value on a tie may fall to either side.
 
 
-def codes(x, scale, output):
-    """x / scale as JAX rounds it to the type, in f64; and what a neighbouring code is away."""
+def quantize(x, scale, output):
+    """x / scale as JAX rounds it to the type, in f64; and the distance to the neighbouring quantized value."""
     scaled = x * (1 / scale)
     if output == "i8":
         return jnp.round(jnp.clip(scaled, -127, 127)), (0.0, 1.0)
@@ -410,7 +426,7 @@ def per_token_quant(d):
     x, output = d.normal((rows, cols), t, 3), d.pick("i8", *FP8)
     largest = 127.0 if output == "i8" else FP8[output][1]
     scale = jnp.max(jnp.abs(f64(x)), axis=-1).astype(jnp.float32) / jnp.float32(largest)
-    q, neighbour = codes(f64(x), f64(scale)[:, None], output)
+    q, neighbour = quantize(f64(x), f64(scale)[:, None], output)
     return {"x": x}, {"output": output}, {"scale": (scale, (2e-7, 0)), "q": (q, neighbour)}, []
 
 
@@ -419,7 +435,7 @@ def per_tensor_quant_dynamic(d):
     t, (rows, cols) = d.dtype(), matrix(d)
     x, output = d.normal((rows, cols), t, 3), d.pick(*FP8)
     scale = jnp.max(jnp.abs(f64(x))).astype(jnp.float32).reshape(1) / jnp.float32(FP8[output][1])
-    q, neighbour = codes(f64(x), f64(scale), output)
+    q, neighbour = quantize(f64(x), f64(scale), output)
     return {"x": x}, {"output": output}, {"scale": (scale, (2e-7, 0)), "q": (q, neighbour)}, []
 
 
@@ -429,7 +445,7 @@ def group_quant(d):
     x, output = d.normal((rows, groups * group), t, 3), d.pick(*FP8)
     parts = f64(x).reshape(rows, groups, group)
     scale = jnp.max(jnp.abs(parts), axis=-1).astype(jnp.float32) / jnp.float32(FP8[output][1])
-    q, neighbour = codes(parts, f64(scale)[..., None], output)
+    q, neighbour = quantize(parts, f64(scale)[..., None], output)
     parameters = {"output": output, "group": group}
     return {"x": x}, parameters, {"scale": (scale, (2e-7, 0)), "q": (q.reshape(x.shape), neighbour)}, []
 
@@ -452,7 +468,7 @@ def smoothquant(d):
     x, smooth = d.normal((rows, cols), t, 3), (0.25 + d.rng.random(cols)).astype(np.float32)
     z = f64((x.astype(np.float32) * smooth).astype(np.float32))
     scale = jnp.max(jnp.abs(z), axis=-1).astype(jnp.float32) / jnp.float32(127)
-    q, neighbour = codes(z, f64(scale)[:, None], "i8")
+    q, neighbour = quantize(z, f64(scale)[:, None], "i8")
     return {"x": x, "smooth": smooth}, {"output": "i8"}, {"scale": (scale, (2e-7, 0)), "q": (q, neighbour)}, []
 
 
@@ -463,7 +479,7 @@ def moe_smoothquant(d):
     smooth = (0.25 + d.rng.random((experts, cols))).astype(np.float32)
     z = f64((x.astype(np.float32)[:, None, :] * smooth[ids]).astype(np.float32)).reshape(tokens * topk, cols)
     scale = jnp.max(jnp.abs(z), axis=-1).astype(jnp.float32) / jnp.float32(127)
-    q, neighbour = codes(z, f64(scale)[:, None], "i8")
+    q, neighbour = quantize(z, f64(scale)[:, None], "i8")
     inputs = {"x": x, "smooth": smooth, "topk_ids": ids}
     return inputs, {"output": "i8"}, {"scale": (scale, (2e-7, 0)), "q": (q, neighbour)}, []
 
@@ -471,11 +487,12 @@ def moe_smoothquant(d):
 def with_given_scale(d):
     t, (rows, cols) = d.dtype(), matrix(d)
     x, output, scale = d.normal((rows, cols), t, 3), d.pick(*FP8), np.float32([d.pick(0.003, 0.01, 0.5)])
-    q, neighbour = codes(f64(x), f64(scale), output)
+    q, neighbour = quantize(f64(x), f64(scale), output)
     return {"x": x, "scale": scale}, {"output": output}, {"q": (q, neighbour)}, []
 
 
-CASES["per_tensor_quant_static"] = CASES["downcast_to_static_fp8"] = with_given_scale
+CASES["per_tensor_quant_static"] = with_given_scale
+CASES["downcast_to_static_fp8"] = with_given_scale
 
 
 @case
@@ -509,9 +526,28 @@ def fused_rmsnorm_fp8_quant(d):
     t, output = d.dtype(), d.pick(*FP8)
     x, w, y = quantized_norm(d, t)
     scale = jnp.max(jnp.abs(y), axis=-1) / FP8[output][1]
-    q, neighbour = codes(y, scale[:, None], output)
+    q, neighbour = quantize(y, scale[:, None], output)
     want = {"scale": (scale, (1e-5, 0)), "q": (q, neighbour), "out": (y, REDUCTION[t])}
     return {"x": x, "weight": w}, {"output": output}, want, ["out"]
+
+
+def other_fp8(d, given, wanted, factor):
+    """The same bytes mean `factor` times as much in the other type, where they mean anything."""
+    rows, cols = matrix(d, 600)
+    q = d.normal((rows, cols), np.float32, 20).astype(given)
+    scale = np.float32([d.pick(0.003, 0.5, 2.0)])
+    values = jnp.clip(f64(q) * factor, -float(ml_dtypes.finfo(wanted).max), float(ml_dtypes.finfo(wanted).max))
+    return {"q": q, "scale": scale}, {}, {"out": (values, EXACT), "scale_out": (f64(scale) / factor, EXACT)}, []
+
+
+@case
+def fp8_ocp_to_fnuz(d):
+    return other_fp8(d, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3fnuz, 0.5)
+
+
+@case
+def fp8_fnuz_to_ocp(d):
+    return other_fp8(d, ml_dtypes.float8_e4m3fnuz, ml_dtypes.float8_e4m3fn, 2.0)
 
 
 # Sampling: the filters by sorting, the draws by cumulative sums.
@@ -580,6 +616,28 @@ def random_sample(d):
 
 
 @case
+def mixed_sample(d):
+    rows, vocab = d.size(8), d.size(20000)
+    logits, e = d.normal((rows, vocab), np.float32, 3), d.rng.exponential(size=(rows, vocab)).astype(np.float32)
+    temperature = d.rng.choice(np.float32([0, 0.5, 1.25]), rows)
+    scaled = f64(logits) / jnp.where(temperature == 0, 1.0, f64(temperature))[:, None]
+    drawn_ids = jnp.argmax(jax.nn.softmax(scaled, axis=-1) / (f64(e) + 1e-10), axis=-1)
+    ids = jnp.where(temperature == 0, jnp.argmax(f64(logits), axis=-1), drawn_ids)
+    return {"logits": logits, "exponentials": e, "temperature": temperature}, {}, {"ids": (ids, EXACT)}, []
+
+
+@case
+def top_k_top_p_sampling_from_probs(d):
+    rows, vocab, p = d.size(8), d.size(30000), d.pick(0.1, 0.5, 0.9)
+    probs, u, k = probabilities(d, rows, vocab), d.rng.random(rows).astype(np.float32), d.size(min(vocab, 500))
+    falling = -jnp.sort(-f64(probs), axis=-1)
+    before = jnp.cumsum(falling, axis=-1) - falling
+    last = jnp.min(jnp.where(before < np.float32(p), falling, jnp.inf), axis=-1, keepdims=True)
+    kept = (f64(probs) >= last) & (f64(probs) >= falling[:, k - 1 : k])
+    return {"probs": probs, "uniform": u}, {"k": k, "p": p}, {"ids": (drawn(f64(probs), kept, f64(u)), EXACT)}, []
+
+
+@case
 def sample_from_logits(d):
     rows, vocab, k = d.size(8), d.size(30000), d.size(100)
     logits, u = d.normal((rows, vocab), np.float32, 3), d.rng.random(rows).astype(np.float32)
@@ -589,12 +647,12 @@ def sample_from_logits(d):
     return {"logits": logits, "uniform": u}, parameters, {"ids": (drawn(probs, kept, f64(u)), EXACT)}, []
 
 
-# Products: y within half a unit in its last place, and a share of the terms' magnitudes.
+# GEMMs: y within half a unit in its last place, and a share of the terms' magnitudes.
 
 Y_TYPES = {"bf16": 2.0**-8, "f16": 2.0**-10, "f32": 0.0}
 
 
-def products(d, rows=70, cols=150, terms=700):
+def gemm_sizes(d, rows=70, cols=150, terms=700):
     return d.size(rows), d.size(cols), d.size(terms)
 
 
@@ -603,7 +661,7 @@ def near(y, magnitude, rtol):
     return y, (rtol, np.asarray(magnitude) * 2.0**-16 + (2.0**-24 if rtol == Y_TYPES["f16"] else 1e-37))
 
 
-def product(a, w, y_dtype, finish=lambda y: y, spec="...mk,...nk->...mn"):
+def gemm(a, w, y_dtype, finish=lambda y: y, spec="...mk,...nk->...mn"):
     sums, magnitudes = jnp.einsum(spec, a, w), jnp.einsum(spec, jnp.abs(a), jnp.abs(w))
     return near(finish(sums), jnp.abs(finish(magnitudes)), Y_TYPES[y_dtype])
 
@@ -612,7 +670,7 @@ def fp8(d):
     return ml_dtypes.float8_e4m3fn if d.device.endswith("gfx950") else ml_dtypes.float8_e4m3fnuz
 
 
-def code(d, shape):
+def quantized(d, shape):
     t = d.pick(np.int8, fp8(d))
     return d.integers(-127, 128, shape, np.int8) if t == np.int8 else d.normal(shape, np.float32, 30).astype(t)
 
@@ -622,24 +680,24 @@ def scale(d, *shape):
 
 
 def mxfp4(d, *shape):
-    """Packed codes, scales, and what they stand for."""
+    """Packed quantized values, scales, and what they stand for."""
     *lead, rows, k = shape
-    codes = d.integers(0, 16, shape, np.uint8)
+    quantized = d.integers(0, 16, shape, np.uint8)
     exponents = d.integers(118, 136, (*lead, rows, k // 32), np.uint8).view(ml_dtypes.float8_e8m0fnu)
-    value = codes.view(ml_dtypes.float4_e2m1fn).astype(np.float64) * np.repeat(f64(exponents), 32, axis=-1)
-    return codes[..., ::2] | codes[..., 1::2] << 4, exponents, jnp.asarray(value)
+    value = quantized.view(ml_dtypes.float4_e2m1fn).astype(np.float64) * np.repeat(f64(exponents), 32, axis=-1)
+    return quantized[..., ::2] | quantized[..., 1::2] << 4, exponents, jnp.asarray(value)
 
 
 @case
 def gemm_a16w16(d):
-    (m, n, k), t, y = products(d), d.pick(bf16, np.float16), d.pick(*Y_TYPES)
+    (m, n, k), t, y = gemm_sizes(d), d.pick(bf16, np.float16), d.pick(*Y_TYPES)
     a, w, bias = d.normal((m, k), t), d.normal((n, k), t), d.normal(n, t)
-    return {"a": a, "w": w, "bias": bias}, {"y_dtype": y}, {"y": product(f64(a), f64(w), y, lambda s: s + f64(bias))}, []
+    return {"a": a, "w": w, "bias": bias}, {"y_dtype": y}, {"y": gemm(f64(a), f64(w), y, lambda s: s + f64(bias))}, []
 
 
 @case
 def gemm_a16w16_gated(d):
-    (m, n, k), t = products(d), d.pick(bf16, np.float16)
+    (m, n, k), t = gemm_sizes(d), d.pick(bf16, np.float16)
     a, w = d.normal((m, k), t), d.normal((2 * n, k), t)
     gate, value = f64(a) @ f64(w[:n]).T, f64(a) @ f64(w[n:]).T
     magnitude = jnp.abs(f64(a)) @ jnp.abs(f64(w)).T
@@ -649,17 +707,17 @@ def gemm_a16w16_gated(d):
 
 @case
 def batched_gemm_bf16(d):
-    (m, n, k), b = products(d), d.size(4)
+    (m, n, k), b = gemm_sizes(d), d.size(4)
     a, w = d.normal((b, m, k), bf16), d.normal((b, n, k), bf16)
-    return {"a": a, "w": w}, {}, {"y": product(f64(a), f64(w), "bf16")}, []
+    return {"a": a, "w": w}, {}, {"y": gemm(f64(a), f64(w), "bf16")}, []
 
 
 @case
 def gemm_a8w8(d):
-    (m, n, k), y = products(d), d.pick(*Y_TYPES)
-    a = code(d, (m, k))
+    (m, n, k), y = gemm_sizes(d), d.pick(*Y_TYPES)
+    a = quantized(d, (m, k))
     w, a_scale, w_scale = d.normal((n, k), np.float32, 30).astype(a.dtype), scale(d, m), scale(d, n)
-    want = product(f64(a) * f64(a_scale)[:, None], f64(w) * f64(w_scale)[:, None], y)
+    want = gemm(f64(a) * f64(a_scale)[:, None], f64(w) * f64(w_scale)[:, None], y)
     return {"a": a, "w": w, "a_scale": a_scale, "w_scale": w_scale}, {"y_dtype": y}, {"y": want}, []
 
 
@@ -671,51 +729,285 @@ def blocks(x, scales, rows):
 
 @case
 def gemm_a8w8_blockscale(d):
-    m, n, k = products(d)
-    a = code(d, (m, k))
+    m, n, k = gemm_sizes(d)
+    a = quantized(d, (m, k))
     w, groups = d.normal((n, k), np.float32, 30).astype(a.dtype), -(-k // 128)
     a_scale, w_scale = scale(d, m, groups), scale(d, -(-n // 128), groups)
-    want = product(blocks(a, a_scale, 1), blocks(w, w_scale, 128), "bf16")
+    want = gemm(blocks(a, a_scale, 1), blocks(w, w_scale, 128), "bf16")
     return {"a": a, "w": w, "a_scale": a_scale, "w_scale": w_scale}, {}, {"y": want}, []
 
 
 @case
 def gemm_a16w8_blockscale(d):
-    (m, n, k), t = products(d), d.pick(bf16, np.float16)
-    a, w, w_scale = d.normal((m, k), t), code(d, (n, k)), scale(d, -(-n // 128), -(-k // 128))
-    return {"a": a, "w": w, "w_scale": w_scale}, {}, {"y": product(f64(a), blocks(w, w_scale, 128), "bf16")}, []
+    (m, n, k), t = gemm_sizes(d), d.pick(bf16, np.float16)
+    a, w, w_scale = d.normal((m, k), t), quantized(d, (n, k)), scale(d, -(-n // 128), -(-k // 128))
+    return {"a": a, "w": w, "w_scale": w_scale}, {}, {"y": gemm(f64(a), blocks(w, w_scale, 128), "bf16")}, []
 
 
 @case
 def gemm_a16wfp4(d):
-    (m, n, k), t = products(d, terms=20), d.pick(bf16, np.float16)
+    (m, n, k), t = gemm_sizes(d, terms=20), d.pick(bf16, np.float16)
     a, (w, w_scale, value) = d.normal((m, 32 * k), t), mxfp4(d, n, 32 * k)
-    return {"a": a, "w": w, "w_scale": w_scale}, {"prequant": "false"}, {"y": product(f64(a), value, "bf16")}, []
+    return {"a": a, "w": w, "w_scale": w_scale}, {"prequant": "false"}, {"y": gemm(f64(a), value, "bf16")}, []
 
 
 @case
 def gemm_a8wfp4(d):
-    m, n, k = products(d, terms=20)
+    m, n, k = gemm_sizes(d, terms=20)
     a, a_scale = d.normal((m, 32 * k), np.float32, 30).astype(fp8(d)), scale(d, m)
     w, w_scale, value = mxfp4(d, n, 32 * k)
-    want = product(f64(a) * f64(a_scale)[:, None], value, "bf16")
+    want = gemm(f64(a) * f64(a_scale)[:, None], value, "bf16")
     return {"a": a, "w": w, "a_scale": a_scale, "w_scale": w_scale}, {}, {"y": want}, []
 
 
 @case
 def gemm_afp4wfp4(d):
-    m, n, k = products(d, terms=20)
+    m, n, k = gemm_sizes(d, terms=20)
     (a, a_scale, x), (w, w_scale, value) = mxfp4(d, m, 32 * k), mxfp4(d, n, 32 * k)
-    return {"a": a, "w": w, "a_scale": a_scale, "w_scale": w_scale}, {}, {"y": product(x, value, "bf16")}, []
+    return {"a": a, "w": w, "a_scale": a_scale, "w_scale": w_scale}, {}, {"y": gemm(x, value, "bf16")}, []
+
+
+@case
+def gemm_a16w16_atomic(d):
+    (m, n, k), t = gemm_sizes(d), d.pick(bf16, np.float16)
+    a, w, y = d.normal((m, k), t), d.normal((n, k), t), d.normal((m, n), np.float32)
+    sums, size = f64(a) @ f64(w).T + f64(y), jnp.abs(f64(a)) @ jnp.abs(f64(w)).T + jnp.abs(f64(y))
+    return {"a": a, "w": w, "y": y}, {"accumulate": "true"}, {"y": near(sums, size, Y_TYPES["f32"])}, []
+
+
+@case
+def gemm_a8w8_per_token_scale(d):
+    m, n, k = gemm_sizes(d)
+    a = quantized(d, (m, k))
+    w, a_scale, w_scale = d.normal((n, k), np.float32, 30).astype(a.dtype), scale(d, m, 1), scale(d, n, 1)
+    want = gemm(f64(a) * f64(a_scale), f64(w) * f64(w_scale), "bf16")
+    return {"a": a, "w": w, "a_scale": a_scale, "w_scale": w_scale}, {}, {"y": want}, []
+
+
+@case
+def batched_gemm_a8w8(d):
+    (m, n, k), b = gemm_sizes(d), d.size(4)
+    a = quantized(d, (b, m, k))
+    w, a_scale, w_scale = d.normal((b, n, k), np.float32, 30).astype(a.dtype), scale(d, b, m), scale(d, b, n)
+    want = gemm(f64(a) * f64(a_scale)[..., None], f64(w) * f64(w_scale)[..., None], "bf16")
+    return {"a": a, "w": w, "a_scale": a_scale, "w_scale": w_scale}, {}, {"y": want}, []
+
+
+@case
+def batched_gemm_afp4wfp4(d):
+    (m, n, k), b = gemm_sizes(d, terms=20), d.size(4)
+    (a, a_scale, x), (w, w_scale, value) = mxfp4(d, b, m, 32 * k), mxfp4(d, b, n, 32 * k)
+    return {"a": a, "w": w, "a_scale": a_scale, "w_scale": w_scale}, {}, {"y": gemm(x, value, "bf16")}, []
+
+
+def mxfp8(d, rows, k):
+    """Quantized values, scales, and what they stand for."""
+    quantized = d.normal((rows, k), np.float32, 30).astype(fp8(d))
+    exponents = d.integers(118, 136, (rows, k // 32), np.uint8).view(ml_dtypes.float8_e8m0fnu)
+    return quantized, exponents, f64(quantized) * jnp.repeat(f64(exponents), 32, axis=-1)
+
+
+@case
+def gemm_afp8wfp8(d):
+    m, n, k = gemm_sizes(d, terms=20)
+    (a, a_scale, x), (w, w_scale, value) = mxfp8(d, m, 32 * k), mxfp8(d, n, 32 * k)
+    return {"a": a, "w": w, "a_scale": a_scale, "w_scale": w_scale}, {}, {"y": gemm(x, value, "bf16")}, []
+
+
+def block_scaled(d, m, n, k):
+    """Inputs of a GEMM of fp8 in blocks, and what they stand for."""
+    x, w, groups = d.normal((m, k), np.float32, 30).astype(fp8(d)), d.normal((n, k), np.float32, 30).astype(fp8(d)), -(-k // 128)
+    x_scale, w_scale = scale(d, m, groups), scale(d, -(-n // 128), groups)
+    return x, w, x_scale, w_scale, blocks(x, x_scale, 1), blocks(w, w_scale, 128)
+
+
+@case
+def fused_gemm_a8w8_blockscale_a16w16(d):
+    (m, n, k), n2 = gemm_sizes(d), d.size(150)
+    x, w, x_scale, w_scale, xs, ws = block_scaled(d, m, n, k)
+    x2, w2 = d.normal((m, k), bf16), d.normal((n2, k), bf16)
+    inputs = {"x_fp8": x, "w_fp8": w, "x_scale": x_scale, "w_scale": w_scale, "x_bf16": x2, "w_bf16": w2}
+    return inputs, {}, {"y1": gemm(xs, ws, "bf16"), "y2": gemm(f64(x2), f64(w2), "bf16")}, []
+
+
+@case
+def fused_gemm_afp4wfp4_a16w16(d):
+    (m, n, k), n2 = gemm_sizes(d, terms=20), d.size(150)
+    (x, x_scale, xs), (w, w_scale, ws) = mxfp4(d, m, 32 * k), mxfp4(d, n, 32 * k)
+    x2, w2 = d.normal((m, 32 * k), bf16), d.normal((n2, 32 * k), bf16)
+    inputs = {"x_fp4": x, "w_fp4": w, "x_scale": x_scale, "w_scale": w_scale, "x_bf16": x2, "w_bf16": w2}
+    return inputs, {}, {"y1": gemm(xs, ws, "bf16"), "y2": gemm(f64(x2), f64(w2), "bf16")}, []
+
+
+def mul_add(d, xs, ws):
+    """The factor, the term, and y = a * x w^T + b."""
+    m, n = xs.shape[0], ws.shape[0]
+    a, b = d.normal(d.pick((m, n), (1,)), np.float32), d.normal((m, n), np.float32)
+    sums, size = xs @ ws.T, jnp.abs(xs) @ jnp.abs(ws).T
+    y = near(f64(a) * sums + f64(b), jnp.abs(f64(a)) * size + jnp.abs(f64(b)), Y_TYPES["bf16"])
+    return a, b, y
+
+
+@case
+def fused_gemm_a8w8_blockscale_mul_add(d):
+    x, w, x_scale, w_scale, xs, ws = block_scaled(d, *gemm_sizes(d))
+    a, b, y = mul_add(d, xs, ws)
+    return {"x": x, "w": w, "x_scale": x_scale, "w_scale": w_scale, "a": a, "b": b}, {}, {"y": y}, []
+
+
+@case
+def fused_gemm_afp4wfp4_mul_add(d):
+    m, n, k = gemm_sizes(d, terms=20)
+    (x, x_scale, xs), (w, w_scale, ws) = mxfp4(d, m, 32 * k), mxfp4(d, n, 32 * k)
+    a, b, y = mul_add(d, xs, ws)
+    return {"x": x, "w": w, "x_scale": x_scale, "w_scale": w_scale, "a": a, "b": b}, {}, {"y": y}, []
+
+
+def split_cat(d, xs, ws, groups, s1, s2):
+    """The tensor that is appended, and both outputs."""
+    m, s3 = xs.shape[0], d.size(40)
+    y = d.normal((m, groups, s3), bf16)
+    sums, (rtol, size) = gemm(xs, ws, "bf16")
+    sums, size = (v.reshape(m, groups, s1 + s2) for v in (sums, size))
+    c1 = jnp.concatenate([sums[..., :s1], f64(y)], axis=-1)
+    size1 = np.concatenate([size[..., :s1], np.zeros(y.shape)], axis=-1)
+    return y, {"c1": (c1, (rtol, size1)), "c2": (sums[..., s1:], (rtol, size[..., s1:]))}
+
+
+@case
+def fused_gemm_a8w8_blockscale_split_cat(d):
+    (m, _, k), groups, s1, s2 = gemm_sizes(d), d.size(4), d.size(40), d.size(40)
+    x, w, x_scale, w_scale, xs, ws = block_scaled(d, m, groups * (s1 + s2), k)
+    y, want = split_cat(d, xs, ws, groups, s1, s2)
+    return {"x": x, "w": w, "x_scale": x_scale, "w_scale": w_scale, "y": y}, {"s1": s1}, want, []
+
+
+@case
+def fused_gemm_afp4wfp4_split_cat(d):
+    (m, _, k), groups, s1, s2 = gemm_sizes(d, terms=20), d.size(4), d.size(40), d.size(40)
+    (x, x_scale, xs), (w, w_scale, ws) = mxfp4(d, m, 32 * k), mxfp4(d, groups * (s1 + s2), 32 * k)
+    y, want = split_cat(d, xs, ws, groups, s1, s2)
+    return {"x": x, "w": w, "x_scale": x_scale, "w_scale": w_scale, "y": y}, {"s1": s1}, want, []
+
+
+@case
+def fused_gemm_a16w16_quant_x(d):
+    m, n, k = gemm_sizes(d, terms=20)
+    x, w = d.normal((m, 32 * k), bf16), d.normal((n, 32 * k), bf16)
+    parts = f64(x).reshape(m, k, 32)
+    exponent = np.ceil(np.log2(np.asarray(jnp.max(jnp.abs(parts), axis=-1) / 448.0)))  # exact for powers of two
+    q = (parts / 2.0 ** exponent[..., None]).astype(ml_dtypes.float8_e4m3fn).astype(jnp.float64)
+    want = {"y": gemm(f64(x), f64(w), "bf16"), "x_quant": (q.reshape(x.shape), EXACT), "x_scale": (exponent + 127, EXACT)}
+    return {"x": x, "w": w}, {"element": "fp8e4m3", "mode": "round_up"}, want, []
+
+
+def feed_forward(d, name, hidden):
+    """y = h w_down of the hidden values h, which are rounded once."""
+    (m, inner, k), t = gemm_sizes(d, cols=90, terms=300), d.pick(bf16, np.float16)
+    parts = 2 if name == "gated" else 1
+    x, w_up, w_down = d.normal((m, k), t), d.normal((parts * inner, k), t, 0.1), d.normal((inner, k), t, 0.1)
+    h = hidden(f64(x), f64(w_up), inner)
+    rtol = {bf16: 2.0**-8, np.float16: 2.0**-11}[t]
+    size = (jnp.abs(h) + 1e-3) @ jnp.abs(f64(w_down))
+    y = (h @ f64(w_down), (rtol, np.asarray(size) * 2 * rtol))
+    return {"x": x, "w_up": w_up, "w_down": w_down}, {"activation": "silu"}, {"y": y}, []
+
+
+@case
+def ff_fused_gated(d):
+    return feed_forward(d, "gated", lambda x, w, n: jax.nn.silu(x @ w[:n].T) * (x @ w[n:].T))
+
+
+@case
+def ff_fused_ungated(d):
+    return feed_forward(d, "ungated", lambda x, w, n: jax.nn.silu(x @ w.T))
+
+
+def grouped(x, w, y, group_of, rtol):
+    """Rows of x by the matrix of their group, at its index; rows of none keep y."""
+    has = group_of >= 0
+    of_row = w[np.maximum(group_of, 0)]
+    sums = jnp.einsum("rk,rnk->rn", x, of_row)
+    size = jnp.einsum("rk,rnk->rn", jnp.abs(x), jnp.abs(of_row))
+    return near(jnp.where(has[:, None], sums, f64(y)), jnp.where(has[:, None], size, 0.0), rtol)
+
+
+def masked(d, quantized):
+    (m, n, k), g = gemm_sizes(d, rows=40, terms=200), d.size(4)
+    t = fp8(d) if quantized else bf16
+    a, w = d.normal((g, m, k), np.float32, 3).astype(t), d.normal((g, n, k), np.float32, 3).astype(t)
+    rows, y = d.integers(0, m + 1, g), d.normal((g, m, n), bf16)
+    a_scale, w_scale = scale(d, g, m), scale(d, g, n)
+    x, v = (f64(a) * f64(a_scale)[..., None], f64(w) * f64(w_scale)[..., None]) if quantized else (f64(a), f64(w))
+    group_of = np.where(np.arange(m)[None, :] < rows[:, None], np.arange(g)[:, None], -1).ravel()
+    want, (rtol, size) = grouped(x.reshape(g * m, k), v, y.reshape(g * m, n), group_of, Y_TYPES["bf16"])
+    inputs = {"a": a, "w": w, "masked_m": rows, "y": y} | ({"a_scale": a_scale, "w_scale": w_scale} if quantized else {})
+    return inputs, {}, {"y": (want.reshape(y.shape), (rtol, size.reshape(y.shape)))}, []
+
+
+def contiguous(d, quantized):
+    (m, n, k), g = gemm_sizes(d, rows=300, terms=200), d.size(4)
+    t = fp8(d) if quantized else bf16
+    a, w = d.normal((m, k), np.float32, 3).astype(t), d.normal((g, n, k), np.float32, 3).astype(t)
+    # Each 128 rows are of one group, or of none.
+    group_of, y = np.repeat(d.integers(0, g, -(-m // 128)), 128)[:m], d.normal((m, n), bf16)
+    group_of[d.rng.random(m) < 0.2] = -1
+    a_scale, w_scale = scale(d, m), scale(d, g, n)
+    x, v = (f64(a) * f64(a_scale)[:, None], f64(w) * f64(w_scale)[..., None]) if quantized else (f64(a), f64(w))
+    inputs = {"a": a, "w": w, "m_group": group_of, "y": y} | ({"a_scale": a_scale, "w_scale": w_scale} if quantized else {})
+    return inputs, {}, {"y": grouped(x, v, y, group_of, Y_TYPES["bf16"])}, []
+
+
+@case
+def deepgemm_masked(d):
+    return masked(d, False)
+
+
+@case
+def deepgemm_masked_a8w8(d):
+    return masked(d, True)
+
+
+@case
+def deepgemm_contiguous(d):
+    return contiguous(d, False)
+
+
+@case
+def deepgemm_contiguous_a8w8(d):
+    return contiguous(d, True)
+
+
+def transposed_groups(d):
+    """out[g] = lhs[:, rows of g] rhs[rows of g]."""
+    (m, n, k), groups, t = gemm_sizes(d, rows=200, terms=150), d.size(5), d.pick(bf16, np.float16)
+    sizes = d.rng.multinomial(m, np.full(groups, 1.0 / groups)).astype(np.int32)
+    lhs, rhs, out = d.normal((k, m), t), d.normal((m, n), t), d.normal((groups, k, n), t)
+    ends = np.cumsum(sizes)
+    pairs = [(f64(lhs)[:, e - s : e], f64(rhs)[e - s : e]) for s, e in zip(sizes, ends)]
+    sums = jnp.stack([a @ b for a, b in pairs])
+    size = jnp.stack([jnp.abs(a) @ jnp.abs(b) for a, b in pairs])
+    inputs = {"lhs": lhs, "rhs": rhs, "group_sizes": sizes, "out": out}
+    return inputs, {}, {"out": near(sums, size, Y_TYPES["bf16" if t == bf16 else "f16"])}, []
+
+
+@case
+def ptgmm(d):
+    return transposed_groups(d)
+
+
+@case
+def nptgmm(d):
+    return transposed_groups(d)
 
 
 @case
 def gmm(d):
-    (m, n, k), groups, t = products(d, rows=200, terms=150), d.size(5), d.pick(bf16, np.float16)
+    (m, n, k), groups, t = gemm_sizes(d, rows=200, terms=150), d.size(5), d.pick(bf16, np.float16)
     sizes = d.rng.multinomial(m, np.full(groups, 1.0 / groups)).astype(np.int32)
     lhs, rhs = d.normal((m, k), t), d.normal((groups, k, n), t)
     of_row = f64(rhs)[np.repeat(np.arange(groups), sizes)]
-    want = product(f64(lhs), of_row, "bf16" if t == bf16 else "f16", spec="mk,mkn->mn")
+    want = gemm(f64(lhs), of_row, "bf16" if t == bf16 else "f16", spec="mk,mkn->mn")
     return {"lhs": lhs, "rhs": rhs, "group_sizes": sizes, "out": np.zeros((m, n), t)}, {}, {"out": want}, []
 
 

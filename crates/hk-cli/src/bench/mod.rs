@@ -147,7 +147,7 @@ fn measure_all(args: &Args) -> Result<(Vec<Row>, Vec<String>)> {
 
 /// None for a case that is one of other devices.
 fn measure_one(stream: &Stream, case: &Case, plan: &Plan, check: bool) -> Result<Option<Row>> {
-    let call = case.call.sample(1)?;
+    let call = cases::with_even_routing(case.call.sample(1)?)?;
     if check {
         let compared = measure::check(stream, &call, plan);
         if measure::unserved(&compared) {
@@ -197,7 +197,7 @@ mod tests {
     fn rows_of_a_result_are_compared() {
         let stream = Device::open("emu:gfx942").unwrap().create_stream().unwrap();
         let plan = Plan { compared: 1000, ..Plan::of(stream.device()) };
-        let codes = DType::Fp8E4M3Fnuz;
+        let fp8 = DType::Fp8E4M3Fnuz;
         let fnuz = ("output", Scalar::Choice("fp8e4m3fnuz"));
         let (half, float) = (DType::Bf16, DType::F32);
         let check = |name: &str, tensors: &[(&str, DType, &[usize])], scalar: Option<(&str, Scalar)>| {
@@ -216,29 +216,26 @@ mod tests {
         assert_eq!(check("per_token_quant", &[("x", half, &[70, 100])], Some(fnuz)), 10 * 100);
         assert_eq!(check("top_p_sampling_from_probs", &[("probs", float, &[9, 400])], None), 2);
         // 2^7 operations are worth an element.
-        let product = [("a", half, &[65, 64][..]), ("w", half, &[80, 64])];
-        assert_eq!(check("gemm_a16w16", &product, None), 12 * 80);
+        let gemm = [("a", half, &[65, 64][..]), ("w", half, &[80, 64])];
+        assert_eq!(check("gemm_a16w16", &gemm, None), 12 * 80);
         let scales = [("a_scale", float, &[65][..]), ("w_scale", float, &[1])];
-        let product = [("a", codes, &[65, 64][..]), ("w", codes, &[80, 64]), scales[0], scales[1]];
-        assert_eq!(check("gemm_a8w8", &product, None), 12 * 80);
+        let gemm = [("a", fp8, &[65, 64][..]), ("w", fp8, &[80, 64]), scales[0], scales[1]];
+        assert_eq!(check("gemm_a8w8", &gemm, None), 12 * 80);
         // Rows of several axes are compared all.
         assert_eq!(check("softmax", &[("x", half, &[3, 5, 100])], None), 1500);
     }
 
     #[test]
-    fn products_have_operations() {
-        let product = |name: &str, a: &[usize], w: &[usize], dtype| {
+    fn gemms_have_operations() {
+        let gemm = |name: &str, a: &[usize], w: &[usize], dtype| {
             let mut call: CallSpec = Call::new(crate::operator(name).unwrap());
             call.set("a", TensorSpec::new(dtype, a)).unwrap();
             call.set("w", TensorSpec::new(dtype, w)).unwrap();
             measure::flops(&call)
         };
-        assert_eq!(product("gemm_a16w16", &[3, 5], &[7, 5], DType::Bf16), Some(2 * 3 * 5 * 7));
-        assert_eq!(
-            product("batched_gemm_bf16", &[2, 3, 5], &[2, 7, 5], DType::Bf16),
-            Some(2 * 2 * 3 * 5 * 7)
-        );
-        assert_eq!(product("gemm_afp4wfp4", &[3, 32], &[7, 32], DType::Fp4x2), Some(2 * 3 * 64 * 7));
+        assert_eq!(gemm("gemm_a16w16", &[3, 5], &[7, 5], DType::Bf16), Some(2 * 3 * 5 * 7));
+        assert_eq!(gemm("batched_gemm_bf16", &[2, 3, 5], &[2, 7, 5], DType::Bf16), Some(2 * 2 * 3 * 5 * 7));
+        assert_eq!(gemm("gemm_afp4wfp4", &[3, 32], &[7, 32], DType::Fp4x2), Some(2 * 3 * 64 * 7));
         let norm = crate::operator("rmsnorm").unwrap();
         assert_eq!(measure::flops(&norm.spec(&norm.cases[0]).unwrap()), None);
     }

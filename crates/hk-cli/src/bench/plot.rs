@@ -58,7 +58,7 @@ fn draw(path: &Path, rows: &[(&Row, f64)], peers: &[Peer]) -> Result<(), Box<dyn
             text(&format!("{} %", 10 * tenth), at - 10, bottom + 6)?;
         }
     }
-    let what = "share of the copy rate measured in the same run; of a matrix product that of the published matrix rate, if larger";
+    let what = "share of the copy rate measured in the same run; of a GEMM that of the published matrix rate, if larger";
     text(what, LEFT, bottom + 28)?;
 
     for (i, name) in std::iter::once("hk").chain(names(peers)).enumerate() {

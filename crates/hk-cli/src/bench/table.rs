@@ -15,7 +15,7 @@ pub struct Row {
     pub device: String,
     /// That any implementation moves: each input read once, each output written once.
     pub bytes: u64,
-    /// Of a matrix product.
+    /// Of a GEMM.
     pub flops: Option<u64>,
     /// Copies of the operands, used in turn.
     pub copies: usize,
@@ -65,7 +65,7 @@ impl Row {
         Some(self.tflop_s()? / self.matrix_tflop_s?)
     }
 
-    /// Share of what bounds it: the copy rate, or for a product the matrix units' if that is the larger share.
+    /// Share of what bounds it: the copy rate, or for a GEMM that of the matrix units if that is the larger share.
     pub fn of_bound(&self) -> Option<f64> {
         Some(self.of_copy()?.max(self.of_matrix().unwrap_or(0.0)))
     }

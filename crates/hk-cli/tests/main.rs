@@ -1,0 +1,9 @@
+//! Tests of the `hk` program and of what it knows of every operator.
+
+mod demo;
+mod exec;
+mod fuzz;
+mod law;
+mod run;
+mod show;
+mod tables;
