@@ -118,24 +118,41 @@ pub(crate) fn build(
     })
 }
 
-/// Every `crates/*/hip/*.hip`. Kernels include the headers of hk-core.
-fn discover(root: &Path, targets: &[Arch]) -> Result<Vec<Unit>> {
+/// Every `crates/*/hip/*.hip`, with the include directories that the package's build script has.
+pub(crate) fn discover(root: &Path, targets: &[Arch]) -> Result<Vec<Unit>> {
     let crates = root.join("crates");
     let entries = fs::read_dir(&crates).map_err(|e| Failure(format!("{}: {e}", crates.display())))?;
     let mut packages: Vec<PathBuf> =
         entries.flatten().map(|e| e.path()).filter(|p| p.join("hip").is_dir()).collect();
     packages.sort();
-    let include = crates.join("hk-core/hip/include");
-    let includes = if include.is_dir() { vec![include] } else { Vec::new() };
     let mut units = Vec::new();
     for package in packages {
         let name = package.file_name().unwrap_or_default().to_string_lossy();
-        units.extend(hk_build::package_units(&name, &package, "hip", &includes, targets)?);
+        units.extend(hk_build::package_units(&name, &package, "hip", &includes(&package)?, targets)?);
     }
     if units.is_empty() {
         return Err(Failure(format!("no kernels: no crates/*/hip/*.hip in {}", root.display())));
     }
     Ok(units)
+}
+
+/// The include directories of a package: those of the dependencies in its `Cargo.toml`, by name, then its own.
+fn includes(package: &Path) -> Result<Vec<PathBuf>> {
+    let manifest = package.join("Cargo.toml");
+    let text = fs::read_to_string(&manifest).map_err(|e| Failure(format!("{}: {e}", manifest.display())))?;
+    let dependencies = text.lines().skip_while(|line| line.trim() != "[dependencies]").skip(1);
+    let mut names: Vec<&str> = dependencies
+        .take_while(|line| !line.starts_with('['))
+        .filter_map(|line| line.split(['.', ' ', '=']).next())
+        .filter(|name| name.starts_with("hk-"))
+        .collect();
+    names.sort_unstable();
+    let of_others = names.into_iter().map(|name| package.with_file_name(name));
+    Ok(of_others
+        .chain([package.into()])
+        .map(|dir| dir.join("hip/include"))
+        .filter(|dir| dir.is_dir())
+        .collect())
 }
 
 /// A bar on a terminal, a line per object elsewhere.

@@ -1,13 +1,17 @@
 //! `cargo xtask demo`, `status` and `mutate`: all run `hk`, which holds the operators.
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
 
 use comfy_table::{Table, presets};
-use hk_build::DEFAULT_TARGETS;
+use hk_build::{Builder, DEFAULT_TARGETS, Unit};
 use serde::{Deserialize, Serialize};
 
+use crate::kernels::Server;
+use crate::tools::Need;
 use crate::{Failure, Result, build_all, isa, run, setup};
 
 /// Options of `demo`.
@@ -18,6 +22,9 @@ pub(crate) struct DemoArgs {
     /// Only operators whose name contains this.
     #[arg(long)]
     op: Option<String>,
+    /// Every case of every operator.
+    #[arg(long)]
+    all: bool,
 }
 
 /// Options of `status`.
@@ -47,29 +54,115 @@ pub(crate) fn mutate(args: &MutateArgs) -> Result {
     run::execute(run::cargo(&hk).args(&args.options))
 }
 
-pub(crate) fn hk(task: &str) -> Command {
-    run::cargo(&["run", "--package", "hk-cli", "--bin", "hk", "--", task])
+/// `hk TASK`, built.
+pub(crate) fn hk(task: &str) -> Result<Command> {
+    let mut command = Command::new(run::build_hk(|_| ())?);
+    command.current_dir(run::workspace_root()).arg(task);
+    Ok(command)
 }
 
-/// Where the last complete demo has left its results, for `status`.
+/// The results of the last complete demo, for `status`.
 fn results() -> PathBuf {
     run::workspace_root().join("target/hk-demo.json")
 }
 
-/// Sets up, builds all kernels, then has `hk demo` run every operator.
+/// The sources of the kernels that the demo's decoder layer runs: they are compiled first. One that is not listed is
+/// compiled when the layer comes to it.
+const LAYER: [&str; 9] = [
+    "hk-norm/hip/fused_add_rmsnorm.hip",
+    "hk-gemm/hip/a16w16_decode.hip",
+    "hk-activation/hip/rope.hip",
+    "hk-attention/hip/kv_cache_rows.hip",
+    "hk-quant/hip/per_token_quant.hip",
+    "hk-gemm/hip/a8w8_decode.hip",
+    "hk-activation/hip/gated.hip",
+    "hk-activation/hip/softmax.hip",
+    "hk-sampling/hip/segments.hip",
+];
+
+/// Sources that no run of the demo uses so far: they are compiled last, or not at all.
+const LAST: [&str; 15] = [
+    "hk-activation/hip/topk_sort.hip",
+    "hk-gemm/hip/a16wfp4.hip",
+    "hk-gemm/hip/a16w8_fp8.hip",
+    "hk-gemm/hip/a16w8_groupscale.hip",
+    "hk-gemm/hip/a16w8_i8.hip",
+    "hk-gemm/hip/dual_fp4_bf16.hip",
+    "hk-gemm/hip/dual_fp4_f16.hip",
+    "hk-gemm/hip/dual_fp8.hip",
+    "hk-gemm/hip/dual_fp8_groupscale.hip",
+    "hk-gemm/hip/group_quant.hip",
+    "hk-quant/hip/fused_rmsnorm_fp8_quant_f16.hip",
+    "hk-quant/hip/fused_rmsnorm_fp8_quant_f32.hip",
+    "hk-quant/hip/fused_rmsnorm_mxfp4_quant_f16.hip",
+    "hk-quant/hip/fused_rmsnorm_mxfp4_quant_f32.hip",
+    "hk-sampling/hip/rows.hip",
+];
+
+/// Sets up, then has `hk demo` run the operators. Where the kernels are not compiled yet, `hk` is built without them, and
+/// they are compiled meanwhile, those that it asks for first.
 pub(crate) fn demo(args: &DemoArgs) -> Result {
-    let compiler = setup::compiler(&args.setup)?;
-    let built = build_all::build(&run::workspace_root(), compiler, &DEFAULT_TARGETS, false, None)?;
-    built.summary();
-    built.check()?;
-    let mut command = hk("demo");
-    // The demo runs on the default targets, whatever the caller builds otherwise.
-    command.env_remove("HK_TARGETS");
-    match &args.op {
-        Some(op) => command.args(["--op", op]),
-        None => command.arg("--json").arg(results()),
+    let compiler = setup::ready(&args.setup, Need::Build)?.compiler;
+    let units = build_all::discover(&run::workspace_root(), &DEFAULT_TARGETS)?;
+    let cache = hk_build::cache_dir(&std::env::current_exe()?);
+    let embed = cached(&cache, &units);
+    let build = || {
+        run::build_hk(|cargo| {
+            // The demo runs on the default targets, whatever the caller builds otherwise.
+            cargo.env_remove("HK_TARGETS").envs((!embed).then_some(("HK_EMBED", "0")));
+        })
     };
-    run::execute(&mut command)
+    let demo = |hk: PathBuf| {
+        let mut command = Command::new(hk);
+        command.current_dir(run::workspace_root()).arg("demo").args(args.all.then_some("--all"));
+        match &args.op {
+            Some(op) => command.args(["--op", op]),
+            None => command.arg("--json").arg(results()),
+        };
+        command
+    };
+    if embed {
+        return run::execute(&mut demo(build()?));
+    }
+    let builder = Builder::new(compiler, cache);
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let folder = run::workspace_root().join("target/hk-kernels");
+    let first = if args.op.is_none() { &LAYER[..] } else { &[] };
+    // Half of the cores compile kernels ahead; all of them do while `hk` waits for one.
+    let server = Server::new(&builder, &folder, ordered(units, first, &LAST), threads.div_ceil(2))?;
+    println!("kernels are compiled while `hk` is built and runs");
+    let result = thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| server.work());
+        }
+        let result = build().and_then(|hk| run::execute(demo(hk).env("HK_KERNELS", &folder)));
+        server.stop();
+        result
+    });
+    let (compiled, left) = server.counts();
+    println!(
+        "{compiled} of {} objects compiled, the others are not needed; all: cargo xtask build-all",
+        compiled + left
+    );
+    result
+}
+
+/// Whether the cache has an object of every unit. An old one is compiled again when it is embedded.
+fn cached(cache: &Path, units: &[Unit]) -> bool {
+    let files = fs::read_dir(cache).into_iter().flatten().flatten();
+    let objects: HashSet<String> =
+        files.filter_map(|file| Some(file.file_name().to_str()?.split_once('.')?.1.to_owned())).collect();
+    units.iter().all(|unit| objects.contains(&unit.object_name()))
+}
+
+/// The units of the sources `first` in the order of that list, target by target, then the others, those of `last` behind.
+fn ordered(mut units: Vec<Unit>, first: &[&str], last: &[&str]) -> Vec<Unit> {
+    let place = |unit: &Unit, list: &[&str]| list.iter().position(|label| *label == unit.label());
+    units.sort_by_key(|unit| match place(unit, first) {
+        Some(at) => (0, unit.arch as usize, at),
+        None => (1 + usize::from(place(unit, last).is_some()), 0, 0),
+    });
+    units
 }
 
 /// An operator, as `hk status` prints it.
@@ -105,7 +198,7 @@ pub(crate) fn status(args: &StatusArgs) -> Result {
     if args.isa {
         return isa::status(args.json, args.list);
     }
-    let output = hk("status").stderr(Stdio::inherit()).output()?;
+    let output = hk("status")?.stderr(Stdio::inherit()).output()?;
     if !output.status.success() {
         return Err(Failure(format!("`hk status` failed ({})", output.status)));
     }
@@ -180,6 +273,33 @@ fn has_word(text: &str, word: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_kernels_of_the_layer_are_compiled_first() {
+        let units = build_all::discover(&run::workspace_root(), &DEFAULT_TARGETS).unwrap();
+        let n = units.len();
+        let units = ordered(units, &LAYER, &LAST);
+        assert_eq!(units.len(), n);
+        // Every source of the list exists, and one target is complete before the next.
+        let labels = |units: &[Unit]| units.iter().map(|u| (u.label(), u.arch)).collect::<Vec<_>>();
+        let want = DEFAULT_TARGETS.map(|arch| LAYER.map(|label| (label.to_owned(), arch))).concat();
+        assert_eq!(labels(&units[..2 * LAYER.len()]), want);
+        let (middle, end) = units[2 * LAYER.len()..].split_at(n - 2 * LAYER.len() - 2 * LAST.len());
+        assert!(middle.iter().all(|unit| !LAYER.contains(&&*unit.label())));
+        assert!(end.iter().all(|unit| LAST.contains(&&*unit.label())), "a source of LAST does not exist");
+    }
+
+    #[test]
+    fn a_cache_is_complete_with_an_object_of_every_unit() {
+        let dir = tempfile::tempdir().unwrap();
+        let units = build_all::discover(&run::workspace_root(), &DEFAULT_TARGETS).unwrap();
+        for unit in &units[1..] {
+            fs::write(dir.path().join(format!("0123.{}", unit.object_name())), "").unwrap();
+        }
+        assert!(!cached(dir.path(), &units));
+        fs::write(dir.path().join(format!("4567.{}", units[0].object_name())), "").unwrap();
+        assert!(cached(dir.path(), &units));
+    }
 
     #[test]
     fn words_are_whole() {

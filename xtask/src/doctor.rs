@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use hk_build::{Search, Verdict};
 
-use crate::{Failure, Result, run, setup};
+use crate::tools::{Finder, TOOLS};
+use crate::{Failure, Result};
 
 /// Prints what this machine has; fails if the kernels cannot be compiled.
 pub(crate) fn run() -> Result {
@@ -26,17 +27,14 @@ pub(crate) fn run() -> Result {
             line(true, "  also found", &format!("{other}{not_used}"));
         }
     }
-    match setup::find_llvm_tools(&search) {
-        Some(tools) => line(true, "llvm tools", &tools.llvm_mc.display().to_string()),
-        None => line(false, "llvm tools", "missing, the emulator's tests need them: apt-get install llvm-22"),
-    }
-    match run::nextest() {
-        Some(version) => line(true, "nextest", &version),
-        None => line(
-            false,
-            "nextest",
-            "missing, cargo test is used instead: cargo install --locked cargo-nextest",
-        ),
+    let finder = Finder::from_env();
+    for tool in TOOLS {
+        let (good, text) = match finder.find(tool).map(|path| (finder.version(tool, &path), path)) {
+            Some((Ok(version), path)) => (true, format!("{}  {version}", path.display())),
+            Some((Err(error), path)) => (false, format!("{}: {error}", path.display())),
+            None => (false, format!("run by {}; get it: {}", tool.callers, finder.package(tool))),
+        };
+        line(good, tool.name, &format!("{:<9}{text}", tool.need.name()));
     }
     let rocm = search.rocm.unwrap_or_default();
     match rocm_library(&rocm) {
@@ -64,9 +62,9 @@ pub(crate) fn run() -> Result {
 
 fn line(good: bool, what: &str, text: &str) {
     println!(
-        "{} {what:<14}{}",
+        "{} {what:<22}{}",
         if good { "ok     " } else { "missing" },
-        text.replace('\n', "\n                      ")
+        text.replace('\n', "\n                              ")
     );
 }
 

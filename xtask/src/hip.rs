@@ -4,9 +4,9 @@ use std::env;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
-use crate::run::{cargo, execute, workspace_root};
+use crate::run::{self, cargo, execute, workspace_root};
+use crate::tools::Need;
 use crate::{Failure, Result, setup};
 
 /// Options of `hip-runtime`.
@@ -69,24 +69,13 @@ fn install(args: &RuntimeArgs, others: &[&str]) -> Result<PathBuf> {
 
 /// Builds the shared object; cargo says where it is.
 fn build(release: bool, others: &[&str]) -> Result<PathBuf> {
-    let mut command =
-        cargo(&["build", "--package", "hk-emu-hip", "--message-format=json-render-diagnostics"]);
+    let mut command = cargo(&["build", "--package", "hk-emu-hip"]);
     for package in others {
         command.args(["--package", package]);
     }
-    if release {
-        command.arg("--release");
-    }
-    let output = command.stderr(Stdio::inherit()).output()?;
-    if !output.status.success() {
-        return Err(Failure(format!("hk-emu-hip was not built ({})", output.status)));
-    }
-    let text = String::from_utf8_lossy(&output.stdout);
-    let artifacts = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    let files = artifacts.filter_map(|a| a["filenames"].as_array().cloned()).flatten();
-    let library = files
-        .filter_map(|f| f.as_str().map(PathBuf::from))
-        .find(|f| f.file_name().is_some_and(|name| name == "libhk_emu_hip.so"));
+    command.args(release.then_some("--release"));
+    let files = run::build(command)?;
+    let library = files.into_iter().find(|f| f.file_name().is_some_and(|name| name == "libhk_emu_hip.so"));
     library.ok_or_else(|| Failure("cargo built no libhk_emu_hip.so: this is for Linux".into()))
 }
 
@@ -105,13 +94,13 @@ fn link(_: &Path, _: &Path) -> Result {
 
 /// `cargo xtask test-hip`
 pub(crate) fn test(args: &TestArgs) -> Result {
-    setup::compiler(&args.setup)?;
+    setup::ready(&args.setup, Need::Build)?;
     // Together with `hk`, the emulator is built with the features that it has there, and not once more.
     let dir = install(&RuntimeArgs { dir: None, release: false }, &["hk-cli"])?;
-    let mut command = cargo(&["test", "--workspace", "--features", "hk-core/hip"]);
-    for test in ["rmsnorm", "fused_add_rmsnorm"] {
-        command.args(["--test", test]);
-    }
+    // The features and packages of the drivers' tests in `.ci/run`: built once.
+    let packages = ["--package", "hk-norm", "--package", "hk-core", "--package", "xtask"];
+    let mut command = cargo(&["test", "--features", "hk-core/hip,hk-core/cuda", "--test", "tests"]);
+    command.args(packages).args(["--", "rmsnorm::"]);
     command.args(args.filter.as_deref());
     command.env("HIP_PATH", &dir).env("LD_LIBRARY_PATH", search_path(&dir.join("lib"))?);
     command.env("HK_EMU_ARCH", "gfx942,gfx950").env("HK_TEST_DEVICES", "emu:gfx942,emu:gfx950,hip:0,hip:1");

@@ -31,7 +31,7 @@ struct Instruction {
 
 /// Prints the tables, each instruction (`list`), or all of it as JSON.
 pub(crate) fn status(json: bool, list: bool) -> Result {
-    let output = demo::hk("status").arg("--isa").stderr(Stdio::inherit()).output()?;
+    let output = demo::hk("status")?.arg("--isa").stderr(Stdio::inherit()).output()?;
     if !output.status.success() {
         return Err(Failure(format!("`hk status --isa` failed ({})", output.status)));
     }

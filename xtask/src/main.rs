@@ -9,9 +9,12 @@ mod build_all;
 mod demo;
 mod doctor;
 mod hip;
+mod interface;
 mod isa;
+mod kernels;
 mod run;
 mod setup;
+mod tools;
 
 use std::process::ExitCode;
 
@@ -33,6 +36,8 @@ enum Task {
     Setup(setup::Args),
     /// Compile all kernels of all crates for all targets, and list what each needs.
     BuildAll(build_all::Args),
+    /// Compare the committed interface files of the kernels (hip/kernels.json) with their sources, or write them.
+    Interface(interface::Args),
     /// Set up, build all kernels, and run every operator on the emulated GPUs.
     Demo(demo::DemoArgs),
     /// Set up, and run all tests and documentation examples.
@@ -66,6 +71,7 @@ fn main() -> ExitCode {
         Task::Doctor => doctor::run(),
         Task::Setup(args) => setup::run(&args),
         Task::BuildAll(args) => build_all::run(&args),
+        Task::Interface(args) => interface::run(&args),
         Task::Demo(args) => demo::demo(&args),
         Task::Test(args) => run::test(&args),
         Task::HipRuntime(args) => hip::runtime(&args),

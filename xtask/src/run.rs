@@ -2,8 +2,9 @@
 
 use std::env;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
+use crate::tools::Need;
 use crate::{Failure, Result, setup};
 
 /// Options of `test`.
@@ -67,12 +68,43 @@ pub(crate) fn cargo(args: &[&str]) -> Command {
     command
 }
 
-/// Runs a command on this terminal after saying so.
-pub(crate) fn execute(command: &mut Command) -> Result {
+/// Builds targets of packages with the features that the whole workspace's tests use, so that nothing is built twice. Gives
+/// the files that cargo names in its messages.
+pub(crate) fn build(mut command: Command) -> Result<Vec<PathBuf>> {
+    command.args(["--package", "xtask", "--message-format=json-render-diagnostics"]);
+    say(&command);
+    let output = command.stderr(Stdio::inherit()).output()?;
+    if !output.status.success() {
+        return Err(Failure(format!("cargo build failed ({})", output.status)));
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let artifacts = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let files = artifacts.filter_map(|a| a["filenames"].as_array().cloned()).flatten();
+    Ok(files.filter_map(|f| f.as_str().map(PathBuf::from)).collect())
+}
+
+/// Builds `hk` with the caller's changes to the command; gives its path.
+pub(crate) fn build_hk(change: impl FnOnce(&mut Command)) -> Result<PathBuf> {
+    let mut command = cargo(&["build", "--package", "hk-cli", "--bin", "hk"]);
+    change(&mut command);
+    let hk = format!("hk{}", env::consts::EXE_SUFFIX);
+    let files = build(command)?;
+    let program = files.into_iter().find(|f| f.file_name().is_some_and(|name| *name == *hk));
+    program.ok_or_else(|| Failure("cargo built no `hk`".into()))
+}
+
+/// Prints a command as a user would type it, and gives that text.
+fn say(command: &Command) -> String {
     let program = Path::new(command.get_program()).file_name().unwrap_or_default().to_string_lossy();
     let args = command.get_args().map(|a| a.to_string_lossy());
     let line = std::iter::once(program).chain(args).collect::<Vec<_>>().join(" ");
     eprintln!("$ {line}");
+    line
+}
+
+/// Runs a command on this terminal after saying so.
+pub(crate) fn execute(command: &mut Command) -> Result {
+    let line = say(command);
     let status = command.status().map_err(|e| Failure(format!("{line}: {e}")))?;
     if status.success() { Ok(()) } else { Err(Failure(format!("`{line}` failed ({status})"))) }
 }
@@ -85,8 +117,7 @@ pub(crate) fn nextest() -> Option<String> {
 
 /// `cargo xtask test`
 pub(crate) fn test(args: &TestArgs) -> Result {
-    setup::compiler(&args.setup)?;
-    let llvm = setup::llvm_tools(&args.setup)?;
+    let llvm = setup::ready(&args.setup, Need::Tests)?.llvm_bin;
     let what = args.package.as_deref().map_or(vec!["--workspace"], |p| vec!["--package", p]);
     let run = |runner: &[&str], rest: &[&str]| {
         let mut command = cargo(&[runner, &what, rest].concat());
@@ -113,7 +144,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result {
     {
         return Err(Failure(format!("`hk-{family}` has no benchmarks: no crates/hk-{family}/benches")));
     }
-    setup::compiler(&args.setup)?;
+    setup::ready(&args.setup, Need::Build)?;
     let device = args.device.clone().or_else(|| env::var("HK_DEVICE").ok()).unwrap_or("emu:gfx942".into());
     let driver = device.split(':').next().filter(|d| ["hip", "cuda"].contains(d));
     let mut command = cargo(&["run", "--release", "--package", "hk-cli", "--bin", "hk"]);

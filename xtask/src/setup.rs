@@ -1,13 +1,14 @@
-//! Getting the compiler and the LLVM tools onto this machine.
+//! Installs the compiler and the LLVM tools.
 
 use std::env;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use hk_build::{Compiler, Search};
 
+use crate::tools::{Finder, Need, TOOLS, Tool, VERSIONS};
 use crate::{Failure, Result};
 
 /// Options of every command that sets the machine up.
@@ -18,85 +19,70 @@ pub(crate) struct Args {
     pub(crate) no_install: bool,
 }
 
-/// LLVM versions to install, best first. The oldest knows gfx950.
-const VERSIONS: [u32; 3] = [22, 21, 20];
-
 /// `cargo xtask setup`
 pub(crate) fn run(args: &Args) -> Result {
-    compiler(args)?;
-    llvm_tools(args)?;
+    ready(args, Need::Tests)?;
     Ok(())
 }
 
-/// Finds the compiler, or installs it.
-pub(crate) fn compiler(args: &Args) -> Result<Compiler> {
+/// What the set-up found or installed.
+pub(crate) struct Ready {
+    /// The compiler of the kernels.
+    pub(crate) compiler: Compiler,
+    /// The value that `HK_LLVM_BIN` needs so that the tests find LLVM's tools, if they would not otherwise.
+    pub(crate) llvm_bin: Option<PathBuf>,
+}
+
+/// Finds what building (`Need::Build`), or building and testing (`Need::Tests`), needs, and installs what is missing.
+pub(crate) fn ready(args: &Args, need: Need) -> Result<Ready> {
     let search = Search::from_env();
-    let error = match search.find() {
-        Ok(compiler) => {
-            println!("compiler: {compiler}");
-            return Ok(compiler);
-        }
-        Err(error) => error,
+    let text = match search.find() {
+        // A wrong HK_CLANG is not mended by another package.
+        Err(error) if error.explicit => return Err(Failure(error.to_string())),
+        Err(error) => Some(error.to_string()),
+        Ok(_) => missing_tools(need),
     };
-    // A wrong HK_CLANG is not mended by another package.
-    if error.explicit || args.no_install {
-        return Err(refusal(error.to_string(), args.no_install && !error.explicit));
+    if let Some(text) = text {
+        if args.no_install {
+            return Err(Failure(format!("{text}\n  --no-install is given: nothing was installed")));
+        }
+        println!("{text}");
+        install(&Machine::this()?, need)?;
+        if let Some(text) = missing_tools(need) {
+            return Err(Failure(format!("after the installation: {text}")));
+        }
     }
-    println!("{error}");
-    install(&Machine::this()?)?;
     let compiler = search.find().map_err(|e| Failure(format!("after the installation: {e}")))?;
     println!("compiler: {compiler}");
-    Ok(compiler)
+    let llvm_tools = Finder::from_env().llvm_tools().filter(|tools| tools.exported);
+    Ok(Ready { compiler, llvm_bin: llvm_tools.map(|tools| tools.directory) })
 }
 
-/// The directory of llvm-mc and llvm-objdump if they are not on `PATH`; installs them if they are nowhere.
-pub(crate) fn llvm_tools(args: &Args) -> Result<Option<PathBuf>> {
-    let search = Search::from_env();
-    if let Some(tools) = find_llvm_tools(&search) {
-        return Ok(tools.dir);
-    }
-    let text = "llvm-mc and llvm-objdump are missing, which the tests of the emulator compare with\n  install them: \
-                apt-get install llvm-22";
-    if args.no_install {
-        return Err(refusal(text.into(), true));
-    }
-    println!("{text}");
-    install(&Machine::this()?)?;
-    match find_llvm_tools(&search) {
-        Some(tools) => Ok(tools.dir),
-        None => Err(Failure(format!("after the installation: {text}"))),
-    }
+/// The LLVM programs that are missing for `need`, each with who runs it, and what installs them.
+fn missing_tools(need: Need) -> Option<String> {
+    let finder = Finder::from_env();
+    let missing: Vec<&Tool> = llvm(need).filter(|tool| finder.find(tool).is_none()).collect();
+    let lines: Vec<String> =
+        missing.iter().map(|tool| format!("{} is missing, needed by {}", tool.name, tool.callers)).collect();
+    let packages = packages(missing.into_iter(), |tool| finder.package(tool)).join(" ");
+    (!lines.is_empty()).then(|| format!("{}\n  install: apt-get install {packages}", lines.join("\n")))
 }
 
-fn refusal(text: String, no_install: bool) -> Failure {
-    Failure(if no_install { format!("{text}\n  --no-install is given: nothing was installed") } else { text })
+/// The programs from LLVM's packages that `need` asks for.
+fn llvm(need: Need) -> impl Iterator<Item = &'static Tool> {
+    let needed = move |tool: &&Tool| tool.need == Need::Build || tool.need == need;
+    TOOLS.iter().filter(needed).filter(|tool| tool.package.contains("{}"))
 }
 
-/// LLVM's assembler and disassembler.
-pub(crate) struct LlvmTools {
-    /// llvm-mc itself.
-    pub(crate) llvm_mc: PathBuf,
-    /// The value that `HK_LLVM_BIN` needs so that the tests find them, if they would not otherwise.
-    pub(crate) dir: Option<PathBuf>,
-}
-
-/// Looks in `HK_LLVM_BIN`, on `PATH` as the tests do, then beside the compiler.
-pub(crate) fn find_llvm_tools(search: &Search) -> Option<LlvmTools> {
-    let both = |dir: &Path, suffix: &str| {
-        let tools = ["llvm-mc", "llvm-objdump"].map(|tool| dir.join(format!("{tool}{suffix}")));
-        tools.iter().all(|t| t.is_file()).then(|| tools[0].clone())
-    };
-    if let Some(dir) = env::var_os("HK_LLVM_BIN") {
-        return both(Path::new(&dir), "").map(|llvm_mc| LlvmTools { llvm_mc, dir: None });
-    }
-    let suffixes = VERSIONS.map(|v| format!("-{v}")).into_iter().chain([String::new()]);
-    for suffix in suffixes {
-        if let Some(llvm_mc) = search.path.iter().find_map(|dir| both(dir, &suffix)) {
-            return Some(LlvmTools { llvm_mc, dir: None });
+/// The packages of `tools`, each once.
+fn packages<'a>(tools: impl Iterator<Item = &'a Tool>, package: impl Fn(&Tool) -> String) -> Vec<String> {
+    let mut packages = Vec::new();
+    for package in tools.map(package) {
+        if !packages.contains(&package) {
+            packages.push(package);
         }
     }
-    let dir = search.find().ok()?.lld.parent()?.to_owned();
-    both(&dir, "").map(|llvm_mc| LlvmTools { llvm_mc, dir: Some(dir) })
+    packages
 }
 
 /// What decides how packages are installed here.
@@ -140,28 +126,20 @@ impl Machine {
     }
 }
 
-fn packages(version: u32) -> [String; 3] {
-    ["clang", "lld", "llvm"].map(|tool| format!("{tool}-{version}"))
-}
-
-/// The newest version that apt can install all packages of.
-fn available() -> Option<u32> {
-    VERSIONS.into_iter().find(|&v| {
-        packages(v).iter().all(|package| {
-            // A name that only other packages refer to has a policy, too, but no candidate.
-            let policy = Command::new("apt-cache").args(["policy", package]).env("LC_ALL", "C").output();
-            policy.is_ok_and(|o| {
-                String::from_utf8_lossy(&o.stdout)
-                    .lines()
-                    .filter_map(|l| l.trim().strip_prefix("Candidate: "))
-                    .any(|candidate| candidate != "(none)")
-            })
-        })
+/// Whether apt can install a package.
+fn available(package: &str) -> bool {
+    // A name that only other packages refer to has a policy, too, but no candidate.
+    let policy = Command::new("apt-cache").args(["policy", package]).env("LC_ALL", "C").output();
+    policy.is_ok_and(|o| {
+        String::from_utf8_lossy(&o.stdout)
+            .lines()
+            .filter_map(|l| l.trim().strip_prefix("Candidate: "))
+            .any(|candidate| candidate != "(none)")
     })
 }
 
-/// Installs clang, lld and the LLVM tools after saying so.
-fn install(machine: &Machine) -> Result {
+/// Installs the LLVM packages that `need` asks for and that are missing, after saying so.
+fn install(machine: &Machine, need: Need) -> Result {
     if let Some(obstacle) = machine.obstacle() {
         return Err(Failure(obstacle));
     }
@@ -169,12 +147,21 @@ fn install(machine: &Machine) -> Result {
     let update = machine.apt_get(&["update".into()]);
     println!("updating the package lists: {}", update.join(" "));
     let updated = execute(&update);
-    let Some(version) = available() else {
+    let finder = Finder::from_env();
+    let packages = if llvm(Need::Build).all(|tool| finder.find(tool).is_some()) {
+        let missing = llvm(need).filter(|tool| finder.find(tool).is_none());
+        Some(packages(missing, |tool| finder.package(tool))).filter(|p| p.iter().all(|p| available(p)))
+    } else {
+        // The newest version that has all of them.
+        let of = |v: &u32| packages(llvm(need), |tool| tool.package.replace("{}", &v.to_string()));
+        VERSIONS.iter().map(of).find(|packages| packages.iter().all(|p| available(p)))
+    };
+    let Some(packages) = packages else {
         updated?;
         return Err(Failure(foreign_source(&machine.codename)));
     };
     let mut args: Vec<String> = ["install", "-y", "--no-install-recommends"].map(String::from).into();
-    args.extend(packages(version));
+    args.extend(packages);
     let command = machine.apt_get(&args);
     println!("installing: {}", command.join(" "));
     execute(&command)

@@ -1,6 +1,4 @@
 //! The commands, run as a user runs them, on machines made for the test.
-#![cfg(unix)]
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -24,6 +22,9 @@ impl Machine {
             ["bin", "root/crates/hk-one/hip", "root/crates/hk-two/hip", "root/crates/hk-core/hip/include"]
         {
             fs::create_dir_all(m.path(dir)).unwrap();
+        }
+        for package in ["hk-one", "hk-two", "hk-core"] {
+            m.write(&format!("root/crates/{package}/Cargo.toml"), "[dependencies]\n");
         }
         m.write("root/crates/hk-one/hip/first.hip", &KERNEL.replace("NAME", "first"));
         m.write("root/crates/hk-two/hip/second.hip", &KERNEL.replace("NAME", "second"));
@@ -61,8 +62,8 @@ impl Machine {
             &format!(
                 "echo \"$@\" >> {log}\n[ \"$1\" = install ] || exit 0\n\
                  printf '#!/bin/sh\\nexec {} \"$@\"\\n' > {bin}/clang++-{candidate}\n\
-                 for t in llvm-mc llvm-objdump; do echo > {bin}/$t-{candidate}; done\n\
-                 /bin/chmod +x {bin}/clang++-{candidate}",
+                 for t in llvm-mc llvm-objdump; do printf '#!/bin/sh\\necho 22\\n' > {bin}/$t-{candidate}; done\n\
+                 /bin/chmod +x {bin}/*-{candidate}",
                 real.path.display()
             ),
         );
@@ -107,8 +108,8 @@ fn setup_installs_the_newest_compiler_after_saying_so() {
         let output = m.xtask(&["setup"]);
         let text = text(&output);
         assert!(output.status.success(), "{text}");
-        let wanted =
-            format!("install -y --no-install-recommends clang-{version} lld-{version} llvm-{version}");
+        let packages = ["clang", "lld", "llvm", "clang-tools"].map(|name| format!("{name}-{version}"));
+        let wanted = format!("install -y --no-install-recommends {}", packages.join(" "));
         assert_eq!(m.apt_log(), format!("update\n{wanted}\n"));
         let (said, after) = text.split_once("compiler: ").unwrap();
         assert!(said.contains("installing: ") && said.contains(&wanted), "{text}");
@@ -166,12 +167,40 @@ fn what_cannot_be_installed_is_explained() {
 }
 
 #[test]
+fn tests_install_what_a_machine_with_a_compiler_lacks() {
+    let m = Machine::new();
+    m.apt(22);
+    assert!(m.xtask(&["setup"]).status.success());
+    fs::remove_file(m.path("apt.log")).unwrap();
+    // A clang without clang-tools-22: it names the program that it would run, and finds none.
+    let real = hk_build::Search::from_env().find().unwrap_or_else(|e| panic!("{e}"));
+    let bare = "clang-offload-bundler";
+    m.script(
+        "clang++-22",
+        &format!("case $1 in *={bare}) echo {bare};; *) exec {} \"$@\";; esac", real.path.display()),
+    );
+    let refused = m.xtask(&["setup", "--no-install"]);
+    let said = text(&refused);
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("clang-offload-bundler is missing, needed by clang++ in hk-emu-hip's tests"),
+        "{said}"
+    );
+    assert!(said.contains("apt-get install clang-tools-22"), "{said}");
+    let output = m.xtask(&["setup"]);
+    assert!(output.status.success(), "{}", text(&output));
+    assert_eq!(m.apt_log(), "update\ninstall -y --no-install-recommends clang-tools-22\n");
+}
+
+#[test]
 fn doctor_says_what_is_missing() {
     let m = Machine::new();
     let output = m.xtask(&["doctor"]);
     let bare = text(&output);
     assert_eq!(output.status.code(), Some(1), "{bare}");
-    for part in ["missing compiler", "apt-get install clang-22", "missing llvm tools"] {
+    for part in
+        ["missing compiler", "apt-get install clang-22", "missing llvm-mc", "missing clang-offload-bundler"]
+    {
         assert!(bare.contains(part), "`{part}`: {bare}");
     }
     m.apt(22);
@@ -179,7 +208,17 @@ fn doctor_says_what_is_missing() {
     let output = m.xtask(&["doctor"]);
     let whole = text(&output);
     assert!(output.status.success(), "{whole}");
-    assert!(whole.contains("ok      compiler") && whole.contains("ok      llvm tools"), "{whole}");
+    for part in ["compiler", "clang++", "lld", "llvm-mc", "llvm-objdump", "clang-offload-bundler"] {
+        assert!(whole.contains(&format!("ok      {part} ")), "`{part}`: {whole}");
+    }
+    // A program that is there and does not run is missing.
+    m.script("llvm-mc-22", "echo 'cannot open shared object file' >&2; exit 127");
+    let output = m.xtask(&["doctor"]);
+    let broken = text(&output);
+    assert!(
+        broken.contains("missing llvm-mc") && broken.contains("cannot open shared object file"),
+        "{broken}"
+    );
 }
 
 #[test]
@@ -231,6 +270,46 @@ fn build_all_fails_if_any_kernel_does() {
     let output = m.build_all(&[]);
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output).contains("no kernels"));
+}
+
+/// A source with a typed entry point, as `HK_ENTRY` declares it.
+const TYPED: &str = "struct Params { float *x; float scale; unsigned n; };\n\
+                     #if defined(HK_DESCRIBE)\n\
+                     struct hk_entry_NAME { Params params; }; static_assert(sizeof(hk_entry_NAME) == 16);\n\
+                     #else\nextern \"C\" __attribute__((global)) void NAME(Params p) { p.x[0] = p.scale; }\n#endif\n";
+
+#[test]
+fn a_stale_interface_file_is_named() {
+    let m = Machine::new();
+    m.write("root/crates/hk-one/hip/first.hip", &TYPED.replace("NAME", "first"));
+    let interface = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+        command.args(["interface", "--root"]).arg(m.path("root")).args(args).output().unwrap()
+    };
+    // hk-two has no typed entry point, so it needs no file.
+    let missing = interface(&[]);
+    assert_eq!(missing.status.code(), Some(1));
+    let said = text(&missing);
+    assert!(said.contains("hk-one: crates/hk-one/hip/kernels.json is stale in 2 places: first, "), "{said}");
+    assert!(said.contains("cargo xtask interface --update") && !said.contains("hk-two"), "{said}");
+    assert_eq!(text(&interface(&["--update"])), "wrote crates/hk-one/hip/kernels.json\n");
+    assert!(!m.path("root/crates/hk-two/hip/kernels.json").exists());
+    let current = interface(&[]);
+    assert!(current.status.success(), "{}", text(&current));
+
+    // Two fields of one size change places: nothing but the file tells.
+    let swapped = TYPED.replace("float scale; unsigned n;", "unsigned n; float scale;");
+    m.write("root/crates/hk-one/hip/first.hip", &swapped.replace("NAME", "first"));
+    let stale = text(&interface(&[]));
+    assert!(stale.contains("is stale in 1 places: first::Params"), "{stale}");
+    m.write("root/crates/hk-one/hip/kernels.json", "?");
+    assert!(text(&interface(&[])).contains("kernels.json: expected value"), "{}", text(&interface(&[])));
+}
+
+#[test]
+fn interface_files_of_this_workspace_are_current() {
+    let output = Command::new(env!("CARGO_BIN_EXE_xtask")).arg("interface").output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
 }
 
 #[test]
