@@ -70,9 +70,9 @@ fn damage() -> impl Strategy<Value = Damage> {
     ]
 }
 
-/// A call as files and options have it.
+/// A call as files and options have it. A file holds tensors that the library does not, of more axes for instance.
 struct Damaged {
-    tensors: Vec<(&'static str, HostTensor)>,
+    tensors: Vec<(&'static str, TensorSpec, Vec<u8>)>,
     options: Vec<String>,
 }
 
@@ -81,7 +81,7 @@ impl Damaged {
         let mut options: Vec<String> =
             call.scalars().map(|(name, value)| format!("--param={name}={value}")).collect();
         options.extend(call.wanted().iter().map(|name| format!("--want={name}")));
-        Self { tensors: call.tensors().map(|(name, t)| (name, t.clone())).collect(), options }
+        Self { tensors: call.tensors().map(|(name, t)| (name, t.spec(), t.bytes().to_vec())).collect(), options }
     }
 
     fn apply(&mut self, op: &'static Operator, damage: &Damage) {
@@ -105,11 +105,9 @@ impl Damaged {
             }),
             Damage::Overwrite(t, bytes, every) => {
                 let Some(i) = index(t) else { return };
-                let tensor = &self.tensors[i].1;
-                let size = tensor.dtype().size_bytes();
-                let mut data = tensor.bytes().to_vec();
+                let (_, spec, data) = &mut self.tensors[i];
+                let size = spec.dtype.size_bytes();
                 data.chunks_mut(size).step_by(*every).for_each(|e| e.copy_from_slice(&bytes[8 - size..]));
-                self.tensors[i].1 = HostTensor::from_bytes(tensor.spec(), data).unwrap();
             }
             Damage::Parameter(p, text) if !op.scalars.is_empty() => {
                 let scalar = p.get(op.scalars);
@@ -125,15 +123,16 @@ impl Damaged {
     /// Another type or shape, with example data.
     fn replace(&mut self, i: Option<usize>, change: impl FnOnce(&mut TensorSpec)) {
         let Some(i) = i else { return };
-        let mut spec = self.tensors[i].1.spec();
-        change(&mut spec);
+        let (_, spec, data) = &mut self.tensors[i];
+        change(spec);
+        let flat = TensorSpec::new(spec.dtype, [spec.shape.iter().product()]);
         let sample = hk_core::registry::Sample::Integers { low: 0, high: 4 };
-        self.tensors[i].1 = HostTensor::sample(spec, sample, i as u64).unwrap();
+        *data = HostTensor::sample(flat, sample, i as u64).unwrap().bytes().to_vec();
     }
 
     fn write(&self, path: &Path) {
-        let views = self.tensors.iter().map(|(name, t)| {
-            let dtype = match t.dtype() {
+        let views = self.tensors.iter().map(|(name, spec, data)| {
+            let dtype = match spec.dtype {
                 DType::Fp4x2 => Dtype::U8,
                 DType::F32 => Dtype::F32,
                 DType::F16 => Dtype::F16,
@@ -151,7 +150,7 @@ impl Damaged {
                 DType::E8M0 => Dtype::F8_E8M0,
                 other => panic!("{other} has no type in a file"),
             };
-            (*name, TensorView::new(dtype, t.shape().to_vec(), t.bytes()).unwrap())
+            (*name, TensorView::new(dtype, spec.shape.clone(), data).unwrap())
         });
         fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
     }
