@@ -114,6 +114,26 @@ struct DownAcc {
     }
 };
 
+/// Columns of h by rows of w_down, of an n tile.
+template <class T, int kMTiles>
+struct DownOperands {
+    FragmentRows<kMTiles, 1> h;
+    DownRows w;
+    u32 n_tile;
+
+    struct Stage {
+        typename FragmentRows<kMTiles, 1>::Frags h;  // first: fewer registers
+        DownRows::Stage w;
+    };
+    HK_FN Stage load(u32 from) const { return {h.load(from * 2), w.load(from, n_tile)}; }
+    HK_FN static void multiply(DownAcc<T, kMTiles> &down, const Stage &stage) {
+        Frag h[kMTiles];
+#pragma unroll
+        for (u32 m = 0; m < kMTiles; ++m) h[m] = stage.h.frag[m][0];
+        down.add(stage.w, h);
+    }
+};
+
 HK_FN GlobalPtr<const u8> bytes_at(u64 data, i64 offset) {
     return reinterpret_cast<GlobalPtr<const u8>>(data) + offset;
 }
@@ -158,10 +178,10 @@ HK_FN void ff(const Params &args) {
             hk::MmaAcc acc[kMTiles][kNTiles] = {};
             using Steps = gemm::KSteps<kWaves * kBytes>;
             gemm::decode_loop(
-                Steps{hk::wave_id() * kBytes, end},
+                Steps{hk::wave_id() * kBytes, end}, acc,
                 // x first: fewer registers.
-                [&](const Steps &at) { return Stage{x.load(at.from), w.load(at.from)}; },
-                [&](const Stage &stage, const Steps &) { hk::mma_fragments<hk::FragMma<T>, kUnroll>(acc, stage); });
+                [&](u32 at) { return Stage{x.load(at), w.load(at)}; },
+                [](auto &acc, const Stage &stage, u32) { hk::mma_fragments<hk::FragMma<T>, kUnroll>(acc, stage); });
 #pragma unroll
             for (u32 m = 0; m < kMTiles; ++m) {
 #pragma unroll
@@ -212,13 +232,14 @@ HK_FN void ff(const Params &args) {
         u32 n_tile, step, steps, n_tiles;
 
         HK_FN bool valid() const { return n_tile < n_tiles; }
+        HK_FN Cursor operator*() const { return *this; }
         HK_FN Cursor next() const {
             return step + 1 < steps ? Cursor{n_tile, step + 1, steps, n_tiles}
                                     : Cursor{n_tile + kWaves, 0, steps, n_tiles};
         }
     };
     DownAcc<T, kMTiles> down;
-    const auto multiply = [&](const DownRows::Stage &stage, const Cursor &at) {
+    const auto multiply = [&](auto &down, const DownRows::Stage &stage, const Cursor &at) {
         Frag h[kMTiles];
 #pragma unroll
         for (u32 m = 0; m < kMTiles; ++m) {
@@ -244,7 +265,7 @@ HK_FN void ff(const Params &args) {
         down = {};
     };
     gemm::decode_loop(
-        Cursor{hk::wave_id(), 0, steps, args.n_tiles},
+        Cursor{hk::wave_id(), 0, steps, args.n_tiles}, down,
         [&](const Cursor &at) { return w.load(at.step * kStep, at.n_tile); }, multiply);
 }
 
@@ -263,20 +284,9 @@ HK_FN void ff_down(const Params &args) {
         const FragmentRows<kMTiles, 1> h(bytes_at(p.h, i64(first) * 2), p.rows, hk::RowLayout::by_rows(p.h_row),
                                          count * 2, [](u32 row) { return row; });
         const DownRows w(bytes_at(p.w_down, first * p.down_row), u32(p.down_row), count, p.width);
-        struct Stage {
-            typename FragmentRows<kMTiles, 1>::Frags h;  // first: fewer registers
-            DownRows::Stage w;
-        };
-        using Steps = gemm::KSteps<kWaves * kStep>;
-        gemm::decode_loop(
-            Steps{hk::wave_id() * kStep, count},
-            [&](const Steps &at) { return Stage{h.load(at.from * 2), w.load(at.from, n_tile)}; },
-            [&](const Stage &stage, const Steps &) {
-                Frag of_h[kMTiles];
-#pragma unroll
-                for (int m = 0; m < kMTiles; ++m) of_h[m] = stage.h.frag[m][0];
-                down.add(stage.w, of_h);
-            });
+        const DownOperands<T, kMTiles> operands{h, w, n_tile};
+        const gemm::KSteps<kWaves * kStep> steps{hk::wave_id() * kStep, count};
+        for (gemm::DecodeStages stages(operands, steps); stages.at.valid();) stages.multiply(operands, down);
     }
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {

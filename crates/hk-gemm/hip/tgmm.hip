@@ -30,7 +30,7 @@ struct RowSums : gemm::TileAcc<T> {
 
     HK_FN void run(const auto &pipeline, u32 from, u32 count) { pipeline.run(from, count, *this); }
 
-    template <int>
+    template <int kPhase>
     HK_FN void multiply(const auto &step) {
         // First, so that no MFMA ends before a branch: LLVM 22 leaves too few wait states from there to what overwrites its accumulators.
         if (rows_too) {
@@ -45,7 +45,7 @@ struct RowSums : gemm::TileAcc<T> {
                 }
             }
         }
-        gemm::multiply<T>(this->acc, step);
+        gemm::TileAcc<T>::template multiply<kPhase>(step);
     }
 };
 

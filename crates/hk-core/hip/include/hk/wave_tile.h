@@ -59,6 +59,12 @@ struct WaveTile {
   public:
     typename P::Acc acc[kM / kDim][kN / kDim] = {};
 
+    /// Accumulates kSteps fragments of each row: `from` as for mma_fragments.
+    template <int kSteps>
+    HK_FN void multiply_fragments(const auto &from) {
+        mma_fragments<P, kSteps>(acc, from);
+    }
+
     /// Accumulates rows [n, n + kN) of `w` by rows [m, m + kM) of `a`, over all columns of the tiles.
     template <class WTile, class ATile>
     HK_FN void multiply(const WTile &w, u32 n, const ATile &a, u32 m) {
@@ -70,7 +76,7 @@ struct WaveTile {
             HK_FN Frag w(int i, int step) const { return of_w.template frag<kDim, true>(first_n + i * kDim, step); }
             HK_FN Frag a(int j, int step) const { return of_a.template frag<kDim>(first_m + j * kDim, step); }
         } const from{w, a, n, m};
-        mma_fragments<P, WTile::kBytes / kFragBytesOf<kDim>>(acc, from);
+        multiply_fragments<WTile::kBytes / kFragBytesOf<kDim>>(from);
     }
 
     /// Calls `f(n, m, d)` for the lane's accumulators, in f32, kMmaRows at a time: d[i] is that of (n + i, m).

@@ -22,34 +22,66 @@ inline constexpr int kDecodeWaves = 8 / hk::kRowsPerLane, kWideDecodeWaves = 2 *
 inline constexpr int kLongStepBytes = 256 / hk::kRowsPerLane, kShortStepBytes = kLongStepBytes / 2,
                      kWideStepBytes = 128;
 
-/// Steps along K, in bytes of a row, every kStride: the cursor of decode_loop for one output tile.
+/// Steps of kStride bytes along K: where the main loop is in an output tile.
 template <u32 kStride>
 struct KSteps {
     u32 from, end;
 
     HK_FN bool valid() const { return from < end; }
+    HK_FN u32 operator*() const { return from; }
     HK_FN KSteps next() const { return {from + kStride, end}; }
 };
 
-/// The main loop of decode GEMM: two register stages, each loaded again as soon as it is multiplied. `load(cursor)` loads the stage
-/// of a step; `multiply(stage, cursor)` accumulates it. Past the last step `load` reads zeros; up to three steps are loaded past it,
-/// and one is multiplied.
-template <class Cursor, class Load, class Multiply>
-HK_FN void decode_loop(Cursor at, Load load, Multiply multiply) {
-    auto even = load(at);
-    hk::sched_barrier();
-    auto odd = load(at.next());
-    hk::sched_barrier();
-    while (at.valid()) {
-        const Cursor first = at, second = at.next();
-        at = second.next();
-        multiply(even, first);
-        even = load(at);
+/// The main loop of decode GEMM: two register stages, each loaded again as soon as it is multiplied.
+///   for (DecodeStages stages(operands, steps); stages.at.valid();) stages.multiply(operands, acc);
+/// `operands.load(*at)` loads a stage; `operands.multiply(acc, stage)`, or `multiply(acc, stage, *at)`, accumulates it. Past the
+/// last step `load` reads zeros: up to three steps are loaded past it, and one is multiplied.
+/// The `for` stands at the caller: in a function, the main loop of some kernels takes more registers.
+template <class Operands, class Steps>
+class DecodeStages {
+    typename Operands::Stage even_, odd_;
+
+  public:
+    Steps at;
+
+    HK_FN DecodeStages(const Operands &operands, Steps first) : at(first) {
+        even_ = operands.load(*at);
         hk::sched_barrier();
-        multiply(odd, second);
-        odd = load(at.next());
+        odd_ = operands.load(*at.next());
         hk::sched_barrier();
     }
+
+    /// Two steps.
+    HK_FN void multiply(const Operands &operands, auto &acc) {
+        const Steps first = at, second = at.next();
+        at = second.next();
+        multiply(operands, acc, even_, first);
+        even_ = operands.load(*at);
+        hk::sched_barrier();
+        multiply(operands, acc, odd_, second);
+        odd_ = operands.load(*at.next());
+        hk::sched_barrier();
+    }
+
+  private:
+    HK_FN static void multiply(const Operands &operands, auto &acc, const auto &stage, const Steps &at) {
+        if constexpr (requires { operands.multiply(acc, stage, *at); })
+            operands.multiply(acc, stage, *at);
+        else
+            operands.multiply(acc, stage);
+    }
+};
+
+/// The main loop of functions: `load(*at)` and `multiply(acc, stage, *at)`.
+template <class Steps, class Load, class Multiply>
+HK_FN void decode_loop(Steps at, auto &acc, Load load, Multiply multiply) {
+    struct Operands {
+        using Stage = decltype(load(*at));
+        Load load;
+        Multiply multiply;
+    };
+    const Operands operands{load, multiply};
+    for (DecodeStages stages(operands, at); stages.at.valid();) stages.multiply(operands, acc);
 }
 
 /// LDS in which the partial sums of kWaves waves meet, kTogether M tiles at a time.
@@ -82,21 +114,8 @@ HK_FN void decode_gemm(const Params &args, const Site &site, MakeOperands make_o
         // A gated tile has kN / 2 gate rows of w, then their value rows.
         const u32 first_n = coord.n_tile * kN;
         const Operands operands = make_operands(args, coord, coord.m_tile * kM, kGated ? first_n / 2 : first_n, end);
-        // decode_loop, written out: through its lambdas some kernels take more registers.
-        u32 from = begin + hk::wave_id() * kStepBytes;
-        typename Operands::Stage even = operands.load(from);
-        hk::sched_barrier();
-        typename Operands::Stage odd = operands.load(from + kWaves * kStepBytes);
-        hk::sched_barrier();
-        while (from < end) {
-            from += 2 * kWaves * kStepBytes;
-            operands.multiply(acc, even);
-            even = operands.load(from);
-            hk::sched_barrier();
-            operands.multiply(acc, odd);
-            odd = operands.load(from + kWaves * kStepBytes);
-            hk::sched_barrier();
-        }
+        const KSteps<kWaves * kStepBytes> steps{begin + hk::wave_id() * kStepBytes, end};
+        for (DecodeStages stages(operands, steps); stages.at.valid();) stages.multiply(operands, acc);
         if constexpr (requires { Operands::kAccUnit; }) scale_acc(acc, Operands::kAccUnit);
     }
 

@@ -73,21 +73,17 @@ struct RegisterFragments {
     HK_FN Frag a(int m, int k) const { return a_[m][k]; }
 };
 
-/// Accumulates all columns of the current step.
-template <class T, class Acc, int kM, int kN>
-HK_FN void multiply_fragments(Acc (&acc)[kM][kN], const auto &from) {
-    hk::mma_fragments<typename T::Mma, T::kStep * T::kBytes / hk::kFragBytes>(acc, from);
-}
-template <class T, class Acc, int kM, int kN, class Step>
-HK_FN void multiply(Acc (&acc)[kM][kN], const Step &step) {
-    multiply_fragments<T>(acc, LdsFragments<T, Step>{step});
-}
-
-/// A wave's accumulators.
+/// The accumulators of a wave, of MFMAs without scales.
 template <class T>
-struct TileAcc {
+using WaveTile = hk::WaveTile<typename T::Mma, T::kWaveN, T::kWaveM>;
+/// Fragments of a row per step.
+template <class T>
+inline constexpr int kStepFrags = T::kStep * T::kBytes / hk::kFragBytes;
+
+/// A wave's accumulators, and the main loop.
+template <class T>
+struct TileAcc : WaveTile<T> {
     static constexpr int kM = T::kWaveM / 16, kN = T::kWaveN / 16;
-    typename T::Mma::Acc acc[kM][kN] = {};
 
     HK_FN TileAcc() {}
     HK_FN explicit TileAcc(const auto &) {}  // arguments that accumulators with scales need
@@ -99,9 +95,9 @@ struct TileAcc {
             pipeline.run(from, count, *this);
     }
 
-    template <int>
-    HK_FN void multiply(const auto &step) {
-        gemm::multiply<T>(acc, step);
+    template <int, class Step>
+    HK_FN void multiply(const Step &step) {
+        this->template multiply_fragments<kStepFrags<T>>(LdsFragments<T, Step>{step});
     }
 
     // The two halves of a ping-pong step.
@@ -109,7 +105,9 @@ struct TileAcc {
     HK_FN RegisterFragments<T> read(const Step &step) const {
         return RegisterFragments<T>(LdsFragments<T, Step>{step});
     }
-    HK_FN void multiply(const RegisterFragments<T> &operands) { multiply_fragments<T>(acc, operands); }
+    HK_FN void multiply(const RegisterFragments<T> &operands) {
+        this->template multiply_fragments<kStepFrags<T>>(operands);
+    }
 };
 
 /// Passes a wave's accumulators through LDS, free by then: calls `part(row, col, staged, r)` for each kVecCols outputs of a row,

@@ -13,7 +13,7 @@ struct DequantTile {
     using Dequant = Dequant_;
     struct Mma {
         using Acc = hk::MmaAcc;
-        static constexpr int kBytes = 2, kFrags = 1;
+        static constexpr int kBytes = 2, kFrags = 1, kDim = 16;
 
         HK_FN static Acc mma(const Frag *w, const Frag *a, Acc acc) {
             using Weights = hk::PerRow<Vec<typename Dequant::Out, 8>>;

@@ -34,7 +34,7 @@ struct BlockScaledAcc {
     using Acc = hk::MmaAcc;
     using Rows = Vec<float, hk::kRowsPerLane>;
     Acc acc[kM][kN] = {};
-    Part part[kM][kN] = {};
+    WaveTile<T> part;
     bool one_w_scale;  // one scale for all the wave's rows of w
 
     HK_FN explicit BlockScaledAcc(const auto &p) : one_w_scale(T::kWaveN >> p.w_scale.row_shift <= 1) {}
@@ -60,7 +60,8 @@ struct BlockScaledAcc {
         template <int kPhase>
         HK_FN void multiply(const auto &step) const {
             static_assert(!T::kDirectToLds || kSteps == 1, "straight to LDS, each turn is the first");
-            gemm::multiply<T>(acc_tile.part, step);
+            acc_tile.part.template multiply_fragments<kStepFrags<T>>(
+                LdsFragments<T, __remove_cvref(decltype(step))>{step});
             if constexpr ((kPhase + 1) % kSteps == 0) scale(step);
         }
 
@@ -89,10 +90,10 @@ struct BlockScaledAcc {
                 }
 #pragma unroll
                 for (int m = 0; m < kM; ++m) {
-                    const Acc sum = __builtin_convertvector(acc_tile.part[m][n], Acc);
+                    const Acc sum = __builtin_convertvector(acc_tile.part.acc[m][n], Acc);
                     acc_tile.acc[m][n] =
                         __builtin_elementwise_fma(sum, w_scale * hk::broadcast_m(a_scale[m]), acc_tile.acc[m][n]);
-                    acc_tile.part[m][n] = Part(0);
+                    acc_tile.part.acc[m][n] = Part(0);
                 }
             }
         }

@@ -58,7 +58,7 @@ class GroupMover : public Base {
 template <class E>
 struct SingleFragMma {
     using Acc = typename hk::FragMma<E>::Acc;
-    static constexpr int kBytes = hk::FragMma<E>::kBytes, kFrags = 1;
+    static constexpr int kBytes = hk::FragMma<E>::kBytes, kFrags = 1, kDim = 16;
 
     HK_FN static Acc mma(const Frag *w, const Frag *a, Acc acc) {
         if constexpr (hk::FragMma<E>::kFrags == 1) {
