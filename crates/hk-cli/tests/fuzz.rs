@@ -81,7 +81,10 @@ impl Damaged {
         let mut options: Vec<String> =
             call.scalars().map(|(name, value)| format!("--param={name}={value}")).collect();
         options.extend(call.wanted().iter().map(|name| format!("--want={name}")));
-        Self { tensors: call.tensors().map(|(name, t)| (name, t.spec(), t.bytes().to_vec())).collect(), options }
+        Self {
+            tensors: call.tensors().map(|(name, t)| (name, t.spec(), t.bytes().to_vec())).collect(),
+            options,
+        }
     }
 
     fn apply(&mut self, op: &'static Operator, damage: &Damage) {

@@ -79,23 +79,22 @@ fn grouped(call: &HostCall) -> Result<Named<HostTensorF64>> {
     let (a, w) = (call.get("a")?, call.get("w")?.shape());
     // Weights come without their padding.
     let (k, n) = (a.shape()[a.shape().len() - 1], w[1]);
-    let w_k = k;
     let (mut x, mut of_w) = (a.to_f64(), weights(call)?);
     if let Some(a_scale) = call.optional("a_scale") {
         let (a_scale, w_scale) = (a_scale.to_f64(), call.get("w_scale")?.to_f64());
         if call.bool("blocks")? {
             let group = block_shape(call)?;
             x = reference::scaled(&x, k, &a_scale, [1, group.k]);
-            let (each, rows) = (n * w_k, n.div_ceil(group.n) * w_k.div_ceil(group.k));
-            let scaled = |(w, s): (&[f64], &[f64])| reference::scaled(w, w_k, s, [group.n, group.k]);
-            of_w = of_w.chunks(each).zip(w_scale.chunks(rows)).flat_map(scaled).collect();
+            let (each, rows) = ((n * k).max(1), n.div_ceil(group.n) * k.div_ceil(group.k));
+            let scaled = |(w, s): (&[f64], &[f64])| reference::scaled(w, k, s, [group.n, group.k]);
+            of_w = of_w.chunks(each).zip(w_scale.chunks(rows.max(1))).flat_map(scaled).collect();
         } else {
             x.iter_mut()
                 .enumerate()
                 .for_each(|(i, x)| *x *= a_scale[if a_scale.len() == 1 { 0 } else { i / k }]);
             of_w.iter_mut()
                 .enumerate()
-                .for_each(|(i, w)| *w *= w_scale[if w_scale.len() == 1 { 0 } else { i / w_k }]);
+                .for_each(|(i, w)| *w *= w_scale[if w_scale.len() == 1 { 0 } else { i / k }]);
         }
     }
     let before = call.get("y")?.to_f64();
@@ -103,9 +102,8 @@ fn grouped(call: &HostCall) -> Result<Named<HostTensorF64>> {
     for (row, matrix) in matrices(call)?.into_iter().enumerate() {
         let of_row = match matrix {
             Some(g) => {
-                let w: Vec<f64> =
-                    of_w[g * n * w_k..][..n * w_k].chunks(w_k).flat_map(|w| &w[..k]).copied().collect();
-                reference::product(&x[row * k..][..k], &w, [1, 1, n, k]).activated(activation(call))
+                let w = &of_w[g * n * k..][..n * k];
+                reference::product(&x[row * k..][..k], w, [1, 1, n, k]).activated(activation(call))
             }
             // Untouched, and no part of any error.
             None => Sums { values: before[row * n..][..n].to_vec(), magnitudes: vec![0.0; n] },

@@ -124,7 +124,7 @@ pub(super) const GMM: Operator = Operator {
         let n = if call.bool("rhs_transposed")? { a } else { b };
         let mut rhs = call.get("rhs")?.to_f64();
         if call.bool("rhs_transposed")? {
-            rhs = rhs.chunks(n * k).flat_map(|w| transposed(w, [n, k])).collect();
+            rhs = rhs.chunks((n * k).max(1)).flat_map(|w| transposed(w, [n, k])).collect();
         }
         let rows = reference::group_rows(&group_sizes(call)?, m);
         let mut sums = reference::gmm(&lhs.to_f64(), &rhs, &rows, [m, n, k]);
