@@ -24,7 +24,7 @@ pub struct QkvOutputs<'a, T: Element> {
 /// begins at column `h * head_dim`, key head `h` at `(q_heads + h) * head_dim`, value head `h` at
 /// `(q_heads + kv_heads + h) * head_dim`. With the columns `a` and `b` of a pair of a query or key head
 /// ([`RopeStyle`](hk_core::plan::rope::RopeStyle)): `y_a = x_a cos_a - x_b sin_a`, `y_b = x_b cos_b + x_a sin_b`, or the transpose of
-/// that ([`Rope::inverse`]). Columns that are not rotated, and values, are copied bit by bit.
+/// that ([`Inverse`](hk_core::plan::rope::RopeDirection::Inverse)). Columns that are not rotated, and values, are copied bit by bit.
 ///
 /// | arg                    | shape                                         | dtype                | layout                               |
 /// |------------------------|-----------------------------------------------|----------------------|--------------------------------------|

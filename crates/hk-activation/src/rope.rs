@@ -37,7 +37,7 @@ static KERNELS: [Kernels; 3] = [kernels!("bf16"), kernels!("f16"), kernels!("f32
 /// Rotary position embedding from tables of cosines and sines.
 ///
 /// For each token and head, and the columns `a` and `b` of a pair ([`RopeStyle`](hk_core::plan::rope::RopeStyle)):
-/// `y_a = x_a cos_a - x_b sin_a`, `y_b = x_b cos_b + x_a sin_b`, or the transpose of that ([`Rope::inverse`]). Columns that are
+/// `y_a = x_a cos_a - x_b sin_a`, `y_b = x_b cos_b + x_a sin_b`, or the transpose of that ([`Inverse`](hk_core::plan::rope::RopeDirection::Inverse)). Columns that are
 /// not rotated ([`Rope::rotary`], [`RopeSpan`]) are copied bit by bit.
 ///
 /// | arg                    | shape                                          | dtype                | layout                     |
@@ -72,7 +72,7 @@ static KERNELS: [Kernels; 3] = [kernels!("bf16"), kernels!("f16"), kernels!("f32
 /// # Examples
 /// ```
 /// use hk_activation::rope_cached;
-/// use hk_core::plan::rope::{Positions, Rope, RopeLayout, RopeSpan, RopeStyle, RopeTableWidth, RopeTables};
+/// use hk_core::plan::rope::{Positions, Rope, RopeDirection, RopeLayout, RopeSpan, RopeStyle, RopeTableWidth, RopeTables};
 /// use hk_core::{Device, Result};
 ///
 /// # fn main() -> Result<()> {
@@ -87,7 +87,7 @@ static KERNELS: [Kernels; 3] = [kernels!("bf16"), kernels!("f16"), kernels!("f32
 ///     table: RopeTableWidth::Half,
 ///     rotary: 4,
 ///     span: RopeSpan::First,
-///     inverse: false,
+///     direction: RopeDirection::Forward,
 /// };
 /// let (cos, sin) = (cos.view([2, 2])?, sin.view([2, 2])?);
 /// let tables = RopeTables { cos, sin, positions: Positions::Index, offsets: None };
@@ -112,7 +112,7 @@ pub fn rope_cached<T: Float, C: RopeElement<T>>(
 ///
 /// For each token and head, and the columns `a` and `b` of a pair ([`RopeStyle`](hk_core::plan::rope::RopeStyle)):
 /// `y_a = x_a cos(angle_a) - x_b sin(angle_a)`, `y_b = x_b cos(angle_b) + x_a sin(angle_b)`, or the transpose of that
-/// ([`Rope::inverse`]). Columns that are not rotated ([`Rope::rotary`], [`RopeSpan`]) are copied bit by bit.
+/// ([`Inverse`](hk_core::plan::rope::RopeDirection::Inverse)). Columns that are not rotated ([`Rope::rotary`], [`RopeSpan`]) are copied bit by bit.
 ///
 /// | arg                    | shape                                          | dtype                | layout                     |
 /// |------------------------|------------------------------------------------|----------------------|----------------------------|
@@ -175,7 +175,7 @@ pub struct RopeQkOutputs<'a, T: Element> {
 ///
 /// For each token and head of `q` and of `k`, and the columns `a` and `b` of a pair
 /// ([`RopeStyle`](hk_core::plan::rope::RopeStyle)): `y_a = x_a cos_a - x_b sin_a`, `y_b = x_b cos_b + x_a sin_b`, or the transpose of
-/// that ([`Rope::inverse`]). Columns that are not rotated ([`Rope::rotary`], [`RopeSpan`]) are copied bit by bit.
+/// that ([`Inverse`](hk_core::plan::rope::RopeDirection::Inverse)). Columns that are not rotated ([`Rope::rotary`], [`RopeSpan`]) are copied bit by bit.
 ///
 /// | arg                       | shape                                          | dtype                | layout                     |
 /// |---------------------------|------------------------------------------------|----------------------|----------------------------|

@@ -5,7 +5,9 @@ use hk_activation::{
     ConvActivation, ConvInputs, ConvOutputs, QkvOutputs, TopkOrder, TopkOutputs, causal_conv1d_fwd,
     fused_qkv_split_qk_rope, relu, rope_cached, silu, silu_and_mul, softmax, topk,
 };
-use hk_core::plan::rope::{Positions, Rope, RopeLayout, RopeSpan, RopeStyle, RopeTableWidth, RopeTables};
+use hk_core::plan::rope::{
+    Positions, Rope, RopeDirection, RopeLayout, RopeSpan, RopeStyle, RopeTableWidth, RopeTables,
+};
 use hk_core::{Layout, TensorView, TensorViewMut, bf16};
 use hk_testkit::{self as kit, Fill, Gpu};
 
@@ -61,7 +63,7 @@ fn with_tables(gpu: &Gpu, rotary: usize, call: impl FnOnce(RopeTables<f32>, Rope
     let cos = gpu.upload(&table(f32::cos), [2, rotary / 2]);
     let sin = gpu.upload(&table(f32::sin), [2, rotary / 2]);
     let (style, span) = (RopeStyle::Neox, RopeSpan::First);
-    let rope = Rope { style, table: RopeTableWidth::Half, rotary, span, inverse: false };
+    let rope = Rope { style, table: RopeTableWidth::Half, rotary, span, direction: RopeDirection::Forward };
     let positions = Positions::Index;
     call(RopeTables { cos: cos.view(), sin: sin.view(), positions, offsets: None }, rope);
 }

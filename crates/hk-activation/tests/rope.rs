@@ -5,7 +5,8 @@ use crate::common::{run, run_in_place};
 use hk_activation::{RopeQkInputs, RopeQkOutputs, reference, rope_cached, rope_freqs, rope_qk};
 use hk_core::plan::rope::reference::Tables;
 use hk_core::plan::rope::{
-    Positions, Rope, RopeAngles, RopeElement, RopeLayout, RopeSpan, RopeStyle, RopeTableWidth, RopeTables,
+    Positions, Rope, RopeAngles, RopeDirection, RopeElement, RopeLayout, RopeSpan, RopeStyle, RopeTableWidth,
+    RopeTables,
 };
 use hk_core::{Float, bf16, f16};
 use hk_testkit::{
@@ -99,13 +100,13 @@ proptest! {
     #[test]
     fn rotation_keeps_norms_and_can_be_undone(case in rope_case()) {
         let case = RopeCase {
-            rope: Rope { table: RopeTableWidth::Half, inverse: false, ..case.rope },
+            rope: Rope { table: RopeTableWidth::Half, direction: RopeDirection::Forward, ..case.rope },
             given: None, offsets: None, starts: None, rows: case.batches * case.tokens,
             ..case
         };
         let x: Vec<f32> = case.elements();
         let (cos, sin) = cos_sin(&angles(case.rows, &case.rope, 1e4));
-        let back = RopeCase { rope: Rope { inverse: true, ..case.rope }, ..case.clone() };
+        let back = RopeCase { rope: Rope { direction: RopeDirection::Inverse, ..case.rope }, ..case.clone() };
         for gpu in kit::devices() {
             let y = run(&gpu, &case, &x, &cos, &sin);
             for (x, y) in x.chunks(case.head_dim).zip(y.chunks(case.head_dim)) {
@@ -164,7 +165,7 @@ proptest! {
     /// Rotating by p and then by q is rotating by p + q.
     #[test]
     fn rotations_add_up(case in rope_case(), p in 0i64..40, q in 0i64..40) {
-        let case = RopeCase { rope: Rope { inverse: false, table: RopeTableWidth::Half, ..case.rope }, starts: None, offsets: None, rows: 80, ..case };
+        let case = RopeCase { rope: Rope { direction: RopeDirection::Forward, table: RopeTableWidth::Half, ..case.rope }, starts: None, offsets: None, rows: 80, ..case };
         let at = |position| RopeCase { given: Some(Integers { values: vec![position; case.batches * case.tokens], wide: true }), ..case.clone() };
         let x: Vec<f32> = case.elements();
         let (cos, sin) = cos_sin(&angles(80, &case.rope, 1e4));
@@ -238,7 +239,13 @@ fn every_width() {
             for table in [RopeTableWidth::Half, RopeTableWidth::Full] {
                 n += 1;
                 let span = if n % 3 == 0 { RopeSpan::Last } else { RopeSpan::First };
-                let rope = Rope { style, table, rotary, span, inverse: n % 5 == 0 };
+                let rope = Rope {
+                    style,
+                    table,
+                    rotary,
+                    span,
+                    direction: [RopeDirection::Forward, RopeDirection::Inverse][usize::from(n % 5 == 0)],
+                };
                 let case = RopeCase {
                     layout: LAYOUTS[n % 4],
                     batches: if n % 4 == 3 { 1 } else { 2 },
@@ -464,7 +471,13 @@ fn angles_give_what_their_tables_give() {
             for rotary in [32, 18] {
                 n += 1;
                 let span = if n % 2 == 0 { RopeSpan::First } else { RopeSpan::Last };
-                let rope = Rope { style, table, rotary, span, inverse: n % 3 == 0 };
+                let rope = Rope {
+                    style,
+                    table,
+                    rotary,
+                    span,
+                    direction: [RopeDirection::Forward, RopeDirection::Inverse][usize::from(n % 3 == 0)],
+                };
                 let given = (n % 2 == 1).then(|| Integers { values: vec![3, 9, 30, 0, 11], wide: true });
                 let case = RopeCase { rows: 24, given, ..RopeCase::dense(5, 3, 48, rope) };
                 match n % 3 {
@@ -537,7 +550,7 @@ const REFUSED_CALL: Options = Options {
         table: RopeTableWidth::Half,
         rotary: 20,
         span: RopeSpan::First,
-        inverse: false,
+        direction: RopeDirection::Forward,
     },
     layout: RopeLayout::Thd,
     sequences: false,

@@ -6,7 +6,7 @@ use hk_attention::{
     CacheElement, Fp8Weight, MlaInputs, MlaOutputs, MlaWeight, Mxfp4Weight, fused_bmm_rope_kv_cache,
     reference, rope_cat_and_cache_mla,
 };
-use hk_core::plan::rope::{Rope, RopeSpan, RopeStyle, RopeTableWidth};
+use hk_core::plan::rope::{Rope, RopeDirection, RopeSpan, RopeStyle, RopeTableWidth};
 use hk_core::quant::Quantized;
 use hk_core::{Arch, E8M0, Element, Fp4, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, Layout, bf16};
 use hk_testkit::{
@@ -80,7 +80,7 @@ fn rope(rotary: usize) -> Rope {
         table: RopeTableWidth::Half,
         rotary,
         span: RopeSpan::First,
-        inverse: false,
+        direction: RopeDirection::Forward,
     }
 }
 

@@ -4,7 +4,9 @@
 use hk_attention::reference::qk_concat as reference;
 use hk_attention::{QkCatInputs, QkOutputs, QkRopeCatInputs, qk_cat, qk_rope_cat};
 use hk_core::plan::rope::reference::{Tables, table_rows};
-use hk_core::plan::rope::{Positions, Rope, RopeElement, RopeSpan, RopeStyle, RopeTableWidth, RopeTables};
+use hk_core::plan::rope::{
+    Positions, Rope, RopeDirection, RopeElement, RopeSpan, RopeStyle, RopeTableWidth, RopeTables,
+};
 use hk_core::{Element, Float, Fp8E4M3, Layout, bf16, f16};
 use hk_testkit::{
     self as kit, Array, Call, Fill, Gpu, Place, Refusals, Tensor, Tolerance, kind,
@@ -159,8 +161,8 @@ fn check_cat<T: Element>(case: &Case, draw: impl Fn(usize, u64) -> Vec<T>) {
 /// Close to the reference; columns without position bitwise; bitwise identical to a rotation followed by a concatenation.
 #[track_caller]
 fn check_rope<T: Float, C: RopeElement<T> + Float>(case: &Case, style: RopeStyle, table: RopeTableWidth) {
-    let inverse = case.seed % 2 == 1;
-    let rope = Rope { style, table, rotary: case.cols[1], span: RopeSpan::First, inverse };
+    let direction = [RopeDirection::Forward, RopeDirection::Inverse][(case.seed % 2) as usize];
+    let rope = Rope { style, table, rotary: case.cols[1], span: RopeSpan::First, direction };
     let elements = case.elements(floats::<T>);
     let (cos, sin) = rounded::<C>(&Tables::of_angles(&angles(ROWS, &rope, 1e4)));
     let tables = Tables { cos: widen(&cos), sin: widen(&sin) };
@@ -344,7 +346,7 @@ fn wrong_rotations_are_refused() {
         table: RopeTableWidth::Half,
         rotary: 6,
         span: RopeSpan::First,
-        inverse: false,
+        direction: RopeDirection::Forward,
     };
     Refusals::new(rope, |stream, tensors, rope| {
         let tables = RopeTables {

@@ -3,7 +3,7 @@
 
 use crate::common::{self, DeviceTokens, Order, Stored, Tokens, elements, heads_place, ropes, rotate_f32};
 use hk_attention::{CacheElement, HeadElement, MlaInputs, MlaOutputs, rope_cat_and_cache_mla};
-use hk_core::plan::rope::{Rope, RopeElement, RopeSpan, RopeStyle, RopeTableWidth};
+use hk_core::plan::rope::{Rope, RopeDirection, RopeElement, RopeSpan, RopeStyle, RopeTableWidth};
 use hk_core::{Float, Fp8E4M3, Fp8E4M3Fnuz, bf16, f16};
 use hk_testkit::{
     self as kit, Array, Gpu, Refusals, assert_bits, assert_error, kind, proptest::prelude::*,
@@ -204,7 +204,7 @@ proptest! {
 
 fn deepseek(n: usize, q_heads: usize, slots: usize) -> Case {
     let (style, table) = (RopeStyle::Interleaved, RopeTableWidth::Half);
-    let rope = Rope { style, table, rotary: 64, span: RopeSpan::First, inverse: false };
+    let rope = Rope { style, table, rotary: 64, span: RopeSpan::First, direction: RopeDirection::Forward };
     let tokens = Tokens::new([n, n + 1, n + 1], rope, slots, Order::Shuffled, 5);
     Case { tokens, q_heads, kv_heads: 1, nope: 512, pe: 64, first: Some(n), scale: None, pad: 0, shift: 0 }
 }
@@ -248,7 +248,7 @@ fn errors() {
         table: RopeTableWidth::Half,
         rotary: 16,
         span: RopeSpan::First,
-        inverse: false,
+        direction: RopeDirection::Forward,
     };
     Refusals::new(rope, |stream, tensors, rope| {
         let inputs = common::mla_inputs::<bf16>(tensors);

@@ -8,7 +8,9 @@ use hk_attention::{
     CacheElement, CacheScales, HeadElement, KvLayout, RopeCacheInputs, RopeCacheOutputs, reference,
     rope_reshape_and_cache,
 };
-use hk_core::plan::rope::{Positions, Rope, RopeElement, RopeSpan, RopeStyle, RopeTableWidth, RopeTables};
+use hk_core::plan::rope::{
+    Positions, Rope, RopeDirection, RopeElement, RopeSpan, RopeStyle, RopeTableWidth, RopeTables,
+};
 use hk_core::{Element, Float, Fp8E4M3, Fp8E4M3Fnuz, Layout, TensorView, bf16, f16};
 use hk_testkit::{
     self as kit, Array, Gpu, Place, Refusals, Tolerance, assert_bits, assert_close, assert_rounded, kind,
@@ -308,7 +310,13 @@ proptest! {
 }
 
 fn rope(rotary: usize, style: RopeStyle) -> Rope {
-    Rope { style, table: RopeTableWidth::Half, rotary, span: RopeSpan::First, inverse: false }
+    Rope {
+        style,
+        table: RopeTableWidth::Half,
+        rotary,
+        span: RopeSpan::First,
+        direction: RopeDirection::Forward,
+    }
 }
 
 /// A case of `[q_heads, kv_heads, dim]`, `[blocks, block]`.

@@ -2,7 +2,9 @@
 
 use crate::{Fill, Gpu, Place, Tensor};
 use hk_core::plan::rope::reference::{Tables, positions_in_sequences, table_rows};
-use hk_core::plan::rope::{Positions, Rope, RopeLayout, RopeSpan, RopeStyle, RopeTableWidth, RopeTables};
+use hk_core::plan::rope::{
+    Positions, Rope, RopeDirection, RopeLayout, RopeSpan, RopeStyle, RopeTableWidth, RopeTables,
+};
 use hk_core::{Float, IndexView, Layout};
 use proptest::{prelude::*, sample::select};
 
@@ -280,7 +282,13 @@ impl<C: Float> RopeTensors<C> {
 
 /// The rotation of the first `rotary` columns by half tables.
 pub fn rotation(rotary: usize, style: RopeStyle) -> Rope {
-    Rope { style, table: RopeTableWidth::Half, rotary, span: RopeSpan::First, inverse: false }
+    Rope {
+        style,
+        table: RopeTableWidth::Half,
+        rotary,
+        span: RopeSpan::First,
+        direction: RopeDirection::Forward,
+    }
 }
 
 /// Rotations of `rotary` columns of every kind, none of them inverse.
@@ -290,7 +298,7 @@ pub fn rotations(rotary: usize) -> impl Strategy<Value = Rope> {
         table: if full { RopeTableWidth::Full } else { RopeTableWidth::Half },
         rotary,
         span: if last { RopeSpan::Last } else { RopeSpan::First },
-        inverse: false,
+        direction: RopeDirection::Forward,
     })
 }
 
@@ -340,13 +348,13 @@ pub fn rope_case() -> impl Strategy<Value = RopeCase> {
         ][..],
     );
     let sizes = (select(&[Bhsd, Sbhd, Bshd, Thd][..]), 1usize..=3, 1usize..=9, 1usize..=6, dims);
-    let rope = (rotations(2), any::<bool>());
+    let rope = (rotations(2), select(&[RopeDirection::Forward, RopeDirection::Inverse][..]));
     let positions = (0usize..4, any::<bool>(), any::<bool>(), 1usize..=12);
     let place = (any::<bool>(), select(&[0usize, 0, 0, 1, 8][..]), any::<u64>().no_shrink());
     (sizes, rope, positions, place).prop_map(|(sizes, rope, positions, (strided, shift, seed))| {
         let (layout, batches, tokens, heads, (head_dim, rotary)) = sizes;
         let batches = if layout == Thd { 1 } else { batches };
-        let rope = Rope { rotary, inverse: rope.1, ..rope.0 };
+        let rope = Rope { rotary, direction: rope.1, ..rope.0 };
         let (kind, has_offsets, wide, rows) = positions;
         let (all, top) = (batches * tokens, rows as i64);
         let starts = || {

@@ -5,7 +5,7 @@ use crate::rope::expect_even;
 use crate::{RopeQkInputs, RopeQkOutputs, kernels, rope_cached, rope_freqs, rope_qk};
 use hk_core::plan::rope::reference::{Tables, positions_in_sequences, table_rows};
 use hk_core::plan::rope::{
-    self, Positions, Rope, RopeAngles, RopeLayout, RopeSpan, RopeStyle, RopeTableWidth, RopeTables,
+    self, Positions, Rope, RopeAngles, RopeLayout, RopeSpan, RopeStyle, RopeTableWidth, RopeTables, direction,
 };
 use hk_core::registry::{
     ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named,
@@ -345,7 +345,7 @@ pub(super) fn rope_of<V: Described>(call: &Call<V>) -> Result<Rope> {
             "last" => RopeSpan::Last,
             _ => RopeSpan::First,
         },
-        inverse: call.bool("inverse")?,
+        direction: direction(call)?,
     })
 }
 

@@ -118,7 +118,7 @@ pub fn qk_cat<'a, T: Element>(
 /// `q_out = (q_nope, rope(q_pe))`, `k_out = (k_nope, rope(k_pe))` along the last axis.
 ///
 /// For each token and head, and the columns `a` and `b` of a pair ([`RopeStyle`](hk_core::plan::rope::RopeStyle)) of `pe`:
-/// `out_a = x_a cos_a - x_b sin_a`, `out_b = x_b cos_b + x_a sin_b`, or the transpose of that ([`Rope::inverse`]).
+/// `out_a = x_a cos_a - x_b sin_a`, `out_b = x_b cos_b + x_a sin_b`, or the transpose of that ([`Inverse`](hk_core::plan::rope::RopeDirection::Inverse)).
 ///
 /// | arg                    | shape                                       | dtype                 | layout                     |
 /// |------------------------|---------------------------------------------|-----------------------|----------------------------|

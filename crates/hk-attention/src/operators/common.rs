@@ -1,7 +1,7 @@
 //! Arguments, scalars and checks that the registry entries share.
 
 use crate::reference::Tokens;
-use hk_core::plan::rope::{Positions, Rope, RopeSpan, RopeStyle, RopeTableWidth, RopeTables};
+use hk_core::plan::rope::{Positions, Rope, RopeDirection, RopeSpan, RopeStyle, RopeTableWidth, RopeTables};
 use hk_core::registry::{
     ArgSpec, Call, Described, HostCall, HostTensor, Inputs, Sample, Scalar, ScalarSpec, Tolerance, Traffic,
 };
@@ -120,7 +120,7 @@ pub(super) fn rope_first<V: Described>(call: &Call<V>) -> Result<Rope> {
         "interleaved" => RopeStyle::Interleaved,
         _ => RopeStyle::Neox,
     };
-    Ok(Rope { style, table, rotary, span: RopeSpan::First, inverse: false })
+    Ok(Rope { style, table, rotary, span: RopeSpan::First, direction: RopeDirection::Forward })
 }
 
 /// The rotation of the first or the last columns.
@@ -178,7 +178,7 @@ impl HostTokens {
     pub fn of(call: &HostCall) -> Result<Self> {
         let mut positions = integers(call.get("positions")?);
         if let Some(offsets) = call.optional("offsets") {
-            positions.iter_mut().zip(integers(offsets)).for_each(|(p, o)| *p += o);
+            positions.iter_mut().zip(integers(offsets)).for_each(|(p, o)| *p = p.saturating_add(o));
         }
         Ok(Self {
             rope: rope(call)?,

@@ -223,7 +223,7 @@ const INVERSE: ScalarSpec = ScalarSpec {
 
 /// The rotation that the scalars say.
 fn rope_of<V: Described>(call: &Call<V>) -> Result<Rope> {
-    Ok(Rope { inverse: call.bool("inverse")?, ..rope_first(call)? })
+    Ok(Rope { direction: rope::direction(call)?, ..rope_first(call)? })
 }
 
 fn concatenated<V: Described>(

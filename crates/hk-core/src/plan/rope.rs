@@ -18,7 +18,7 @@ use crate::global::GlobalLayout;
 use crate::index::IndexView;
 use crate::launch::Launch;
 #[cfg(feature = "registry")]
-use crate::registry::{Described, HostCall, Traffic};
+use crate::registry::{Call, Described, HostCall, Traffic};
 use crate::tensor::{Aliasing, NamedOperand, Operand, TensorView, check_overlap};
 use bytemuck::{Pod, Zeroable};
 
@@ -49,6 +49,16 @@ pub enum RopeSpan {
     Last,
 }
 
+/// Which way heads are rotated.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum RopeDirection {
+    /// By the angles of the tables.
+    #[default]
+    Forward,
+    /// Back: the transpose of the rotation, which is what its backward pass needs.
+    Inverse,
+}
+
 /// What the axes of a tensor of heads mean; each stride is free, but that of the columns of a head is 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RopeLayout {
@@ -73,8 +83,8 @@ pub struct Rope {
     pub rotary: usize,
     /// Where they lie.
     pub span: RopeSpan,
-    /// Rotates back: the transpose of the rotation, which is what its backward pass needs.
-    pub inverse: bool,
+    /// Which way.
+    pub direction: RopeDirection,
 }
 
 impl Rope {
@@ -320,13 +330,22 @@ impl<'a, C: Element> RopeSource<'a, C> {
             rotary: u32::try_from(rope.rotary).unwrap_or(u32::MAX), // no longer than a head, which is checked
             interleaved: (rope.style == RopeStyle::Interleaved).into(),
             full: (rope.table == RopeTableWidth::Full).into(),
-            inverse: rope.inverse.into(),
+            inverse: (rope.direction == RopeDirection::Inverse).into(),
             table_is_f32: (C::DTYPE == DType::F32).into(),
             positions_kind,
             positions_are_i64: positions.is_some_and(IndexView::is_i64).into(),
             offsets_are_i64: self.offsets.as_ref().is_some_and(IndexView::is_i64).into(),
         })
     }
+}
+
+/// What the scalar `inverse` of a call says.
+///
+/// # Errors
+/// If the operator has no such scalar.
+#[cfg(feature = "registry")]
+pub fn direction<V: Described>(call: &Call<V>) -> Result<RopeDirection> {
+    Ok(if call.bool("inverse")? { RopeDirection::Inverse } else { RopeDirection::Forward })
 }
 
 /// The bytes that a call of an operator with arguments `cos`, `sin` or `angles`, and `positions`, has to move: every tensor
@@ -357,7 +376,7 @@ fn check_table<C: Element>(op: &'static str, arg: &'static str, table: &TensorVi
 /// Rotation again, in f64 and plain loops: what kernels are measured against.
 #[cfg(feature = "registry")]
 pub mod reference {
-    use super::{Rope, RopeSpan, RopeStyle, RopeTableWidth};
+    use super::{Rope, RopeDirection, RopeSpan, RopeStyle, RopeTableWidth};
 
     /// Cosines and sines, row-major with [`Rope::table_width`] columns.
     #[derive(Debug, Clone, PartialEq)]
@@ -406,7 +425,7 @@ pub mod reference {
                 RopeTableWidth::Full => (a, b),
             };
             let (a, b) = (first + a, first + b);
-            (y[a], y[b]) = if rope.inverse {
+            (y[a], y[b]) = if rope.direction == RopeDirection::Inverse {
                 (x[a] * cos[at_a] + x[b] * sin[at_b], x[b] * cos[at_b] - x[a] * sin[at_a])
             } else {
                 (x[a] * cos[at_a] - x[b] * sin[at_a], x[b] * cos[at_b] + x[a] * sin[at_b])
