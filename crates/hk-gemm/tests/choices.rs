@@ -19,7 +19,7 @@ fn calls(op: &'static Operator) -> impl Iterator<Item = CallSpec> {
 }
 
 #[test]
-fn every_product_has_one_choice() {
+fn every_gemm_has_one_choice() {
     let emulated = ["emu:gfx942", "emu:gfx950"].map(|device| Device::open(device).unwrap().info().clone());
     let mut h200 = emulated[0].clone();
     (h200.arch, h200.compute_units, h200.wave_size) = (Arch::Sm90, 132, 32);

@@ -1,13 +1,24 @@
-//! Every kernel on its corner cases.
+//! Every operator and every kernel on corner cases.
 
-hk_testkit::corner_tests!(
-    hk_gemm::OPERATORS: gemm_a16w16, gemm_a16w16_atomic, gemm_a16w16_gated, batched_gemm_bf16, gemm_a8w8,
-    gemm_a8w8_per_token_scale, gemm_a8w8_blockscale, batched_gemm_a8w8, gemm_a16w8_blockscale,
-    batched_gemm_a8w8_ptgq, gemm_a16wfp4, gemm_a16wfp4_atomic, batched_gemm_a16wfp4, gemm_a8wfp4, gemm_afp4wfp4,
-    gemm_afp8wfp8,
-    batched_gemm_afp4wfp4, fused_gemm_a16w16_quant_x, fused_gemm_a8w8_blockscale_a16w16, fused_gemm_a8w8_blockscale_mul_add,
-    fused_gemm_a8w8_blockscale_split_cat, fused_gemm_afp4wfp4_a16w16, fused_gemm_afp4wfp4_mul_add,
-    fused_gemm_afp4wfp4_split_cat, deepgemm_masked, deepgemm_masked_a8w8,
-    deepgemm_contiguous, deepgemm_contiguous_a8w8, shuffle_weight, unshuffle_weight, ff_fused_gated,
-    ff_fused_ungated, gmm, ptgmm, nptgmm
-);
+use crate::{a16w16_a8w8, dual, ff, fused, gmm, mxfp8, quant_x, quantized};
+use hk_gemm::OPERATORS;
+
+#[test]
+fn every_operator_is_checked() {
+    let checked = [
+        a16w16_a8w8::CHECKED,
+        dual::CHECKED,
+        ff::CHECKED,
+        fused::CHECKED,
+        gmm::CHECKED,
+        mxfp8::CHECKED,
+        quant_x::CHECKED,
+        quantized::CHECKED,
+    ];
+    hk_testkit::assert_every_operator_is_checked(OPERATORS, &checked);
+}
+
+#[test]
+fn every_kernel_runs() {
+    hk_testkit::assert_every_kernel_runs(OPERATORS);
+}

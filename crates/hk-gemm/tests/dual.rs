@@ -1,4 +1,4 @@
-//! Two products in one launch: each as it is alone, whatever the other is.
+//! Two GEMMs in one launch: each as it is alone, whatever the other is.
 
 use crate::common::Operand;
 use hk_core::{
@@ -12,6 +12,8 @@ use hk_gemm::{
     gemm_a8w8_blockscale, gemm_a16w16, gemm_workspace,
 };
 use hk_testkit::{self as kit, Array, Fill, Gpu, Place, Tensor, assert_error, kind};
+
+hk_testkit::corners_of!(hk_gemm::OPERATORS: fused_gemm_a8w8_blockscale_a16w16, fused_gemm_afp4wfp4_a16w16);
 
 /// Elements beyond a row, and before the first, of activations, weights and outputs.
 #[derive(Debug, Clone, Copy, Default)]
@@ -46,7 +48,7 @@ impl Case {
         GemmOptions { config: self.config, ..GemmOptions::default() }
     }
 
-    /// Of the second product.
+    /// Of the second GEMM.
     fn second(&self) -> GemmOptions {
         let config = self.config.map(|config| GemmConfig {
             tile: if config.tile == GemmTile::T256x128 { GemmTile::T256x256 } else { config.tile },
@@ -90,7 +92,7 @@ impl<H: Half + Operand> Rest<H> {
         c.biased.then(|| self.bias[i].view().into())
     }
 
-    /// The second product alone.
+    /// The second GEMM alone.
     fn alone<Y: Float>(&self, gpu: &Gpu, c: &Case) -> Array<Y> {
         let mut y = gpu.poisoned(place([c.m, c.n[1]], c.pads.y));
         let mut space = gpu.poisoned::<f32>([c.space]);
@@ -474,7 +476,7 @@ fn refused(change: impl FnOnce(&mut Bench), of: fn(&hk_core::Error) -> bool, par
 }
 
 #[test]
-fn errors_of_either_product() {
+fn errors_of_either_gemm() {
     Bench::new().call().unwrap();
     refused(|b| b.w = [N[0], 16], kind!(Shape), &["w_fp8", "[6, 16]", "[N, 32] (K of x_fp8)"]);
     refused(|b| b.w16 = [N[1], 16], kind!(Shape), &["w_bf16", "[8, 16]", "[N, 32] (K of x_bf16)"]);
@@ -606,9 +608,9 @@ fn call_with(
     )
 }
 
-/// Tensors of one product that share memory with an output of the other.
+/// Tensors of one GEMM that share memory with an output of the other.
 #[test]
-fn aliases_between_the_products() {
+fn aliases_between_the_gemms() {
     let gpu = Gpu::open("emu:gfx942");
     let stream = gpu.stream();
     let mut memory = stream.alloc_zeroed::<f32>(4096).unwrap();
@@ -619,7 +621,7 @@ fn aliases_between_the_products() {
     let ones = stream.alloc_zeroed::<f32>(64).unwrap();
     let (free, of_low) = (ones.view([64]).unwrap(), low.alias());
     call_with(operands, free, None, low.reborrow(), high.reborrow()).unwrap();
-    // A bias of the second product in the first one's output; scales of the first one in the second's.
+    // A bias of the second GEMM in the first one's output; scales of the first one in the second's.
     let bias = of_low.slice(0, 0..4).unwrap();
     let r = call_with(operands, free, Some(bias.into()), low.reborrow(), high.reborrow());
     assert_error(r, kind!(Overlap), &["fused_gemm_a8w8_blockscale_a16w16", "bias2", "y1"]);

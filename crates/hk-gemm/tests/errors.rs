@@ -79,7 +79,7 @@ impl Bench {
     }
 
     /// `gemm_a16w16` of `a` and `w`, all else right.
-    fn half_product(&mut self, a: (&[usize], &[usize], usize), w: (&[usize], &[usize], usize)) -> Result<()> {
+    fn half_gemm(&mut self, a: (&[usize], &[usize], usize), w: (&[usize], &[usize], usize)) -> Result<()> {
         let a = view(&self.halves, a.0, a.1, a.2);
         let w = view(&self.halves, w.0, w.1, w.2);
         let y = self.y.part_mut([M, N])?;
@@ -101,7 +101,7 @@ impl Bench {
     }
 
     /// `gemm_a8w8_blockscale` with these shapes of scales and groups.
-    fn block_product(&mut self, a_scale: &[usize], w_scale: &[usize], group: BlockShape) -> Result<()> {
+    fn block_gemm(&mut self, a_scale: &[usize], w_scale: &[usize], group: BlockShape) -> Result<()> {
         let (a, w) = (self.codes.part([M, 160])?, self.codes.part([N, 160])?);
         let (a_scale, w_scale) = (self.floats.part(a_scale)?, self.floats.part(w_scale)?);
         let y = self.y.part_mut([M, N])?;
@@ -117,7 +117,7 @@ impl Bench {
     }
 
     /// `gemm_a8w8` with these shapes of scales.
-    fn code_product(&mut self, a_scale: &[usize], w_scale: &[usize]) -> Result<()> {
+    fn quantized_gemm(&mut self, a_scale: &[usize], w_scale: &[usize]) -> Result<()> {
         let (a, w) = (self.codes.part([M, K])?, self.codes.part([N, K])?);
         let (a_scale, w_scale) = (self.floats.part(a_scale)?, self.floats.part(w_scale)?);
         let y = self.y.part_mut([M, N])?;
@@ -147,11 +147,11 @@ const W: (&[usize], &[usize], usize) = (&[N, K], &[K, 1], 0);
 #[test]
 fn shapes_of_operands() {
     let mut b = Bench::new();
-    assert_error(b.half_product((&[K], &[1], 0), W), kind!(Shape), &["gemm_a16w16: a", "[32]"]);
+    assert_error(b.half_gemm((&[K], &[1], 0), W), kind!(Shape), &["gemm_a16w16: a", "[32]"]);
     let rank3: (&[usize], &[usize], usize) = (&[1, N, K], &[N * K, K, 1], 0);
-    assert_error(b.half_product(A, rank3), kind!(Shape), &["gemm_a16w16: w", "[1, 6, 32]", "[rows, cols]"]);
+    assert_error(b.half_gemm(A, rank3), kind!(Shape), &["gemm_a16w16: w", "[1, 6, 32]", "[rows, cols]"]);
     let short: (&[usize], &[usize], usize) = (&[N, K - 1], &[K, 1], 0);
-    assert_error(b.half_product(A, short), kind!(Shape), &["w", "[6, 31]", "[N, 32] (K of a)"]);
+    assert_error(b.half_gemm(A, short), kind!(Shape), &["w", "[6, 31]", "[N, 32] (K of a)"]);
     let (a, w, y) = (b.half(&[2, M, K]), b.half(&[3, N, K]), b.stream.alloc_zeroed::<f32>(100).unwrap());
     let mut y = y;
     let options = GemmOptions::default();
@@ -202,8 +202,8 @@ fn shapes_of_operands() {
 #[test]
 fn strides_and_alignment() {
     let mut b = Bench::new();
-    assert_error(b.half_product((&[M, K], &[1, M], 0), W), kind!(Stride), &["gemm_a16w16: a", "[1, 4]"]);
-    assert_error(b.half_product(A, (&[N, K], &[2 * K, 2], 0)), kind!(Stride), &["gemm_a16w16: w", "[64, 2]"]);
+    assert_error(b.half_gemm((&[M, K], &[1, M], 0), W), kind!(Stride), &["gemm_a16w16: a", "[1, 4]"]);
+    assert_error(b.half_gemm(A, (&[N, K], &[2 * K, 2], 0)), kind!(Stride), &["gemm_a16w16: w", "[64, 2]"]);
     let turned = Layout::with_strides([M, N], [1, M]).unwrap();
     let y = b.y.view_mut_with(turned, 0).unwrap();
     let (a, w) = (b.halves.part([M, K]).unwrap(), b.halves.part([N, K]).unwrap());
@@ -305,12 +305,12 @@ fn outputs_bias_and_options() {
 fn scales() {
     let mut b = Bench::new();
     assert_error(
-        b.code_product(&[M + 1], &[N]),
+        b.quantized_gemm(&[M + 1], &[N]),
         kind!(Shape),
         &["gemm_a8w8: a_scale", "[5]", "[4] (M), [4, 1], [1, 4] or one number"],
     );
-    assert_error(b.code_product(&[2, 2], &[N]), kind!(Shape), &["a_scale", "[2, 2]"]);
-    assert_error(b.code_product(&[M], &[N - 1]), kind!(Shape), &["gemm_a8w8: w_scale", "[5]", "[6] (N)"]);
+    assert_error(b.quantized_gemm(&[2, 2], &[N]), kind!(Shape), &["a_scale", "[2, 2]"]);
+    assert_error(b.quantized_gemm(&[M], &[N - 1]), kind!(Shape), &["gemm_a8w8: w_scale", "[5]", "[6] (N)"]);
     let (a, w) = (b.codes.part([2, M, K]).unwrap(), b.codes.part([2, N, K]).unwrap());
     let (one, flat) = (b.floats.part([1]).unwrap(), b.floats.part([2 * M]).unwrap());
     let y = b.y.part_mut([2, M, N]).unwrap();
@@ -326,22 +326,22 @@ fn scales() {
 
     let group = BlockShape::default();
     assert_error(
-        b.block_product(&[M, 1], &[1, 2], group),
+        b.block_gemm(&[M, 1], &[1, 2], group),
         kind!(Shape),
         &["gemm_a8w8_blockscale: a_scale", "[4, 1]", "[4, 2] (M, groups of K)"],
     );
     assert_error(
-        b.block_product(&[M, 2], &[N, 2], group),
+        b.block_gemm(&[M, 2], &[N, 2], group),
         kind!(Shape),
         &["w_scale", "[6, 2]", "[1, 2] (groups of N, groups of K)"],
     );
-    assert_error(b.block_product(&[M, 2], &[2], group), kind!(Shape), &["w_scale", "[2]"]);
+    assert_error(b.block_gemm(&[M, 2], &[2], group), kind!(Shape), &["w_scale", "[2]"]);
     for n in [0, 3, 1 << 40] {
-        let r = b.block_product(&[M, 2], &[1, 2], BlockShape { n, k: 128 });
+        let r = b.block_gemm(&[M, 2], &[1, 2], BlockShape { n, k: 128 });
         assert_error(r, kind!(Argument), &["group.n", &n.to_string(), "a power of two"]);
     }
     for k in [0, 3, 129, 192, 1 << 40] {
-        let r = b.block_product(&[M, 2], &[1, 2], BlockShape { n: 128, k });
+        let r = b.block_gemm(&[M, 2], &[1, 2], BlockShape { n: 128, k });
         assert_error(r, kind!(Argument), &["group.k", &k.to_string(), "a power of two"]);
     }
     // So many groups of one column that kernels cannot count them.
@@ -475,7 +475,7 @@ fn tensors_of_another_device() {
     std::mem::forget(b);
 }
 
-/// Tensors of products with mxfp4 `[M, 64]` by `[N, 64]`.
+/// Tensors of GEMMs with mxfp4 `[M, 64]` by `[N, 64]`.
 struct Fp4Bench {
     b: Bench,
     codes: DeviceBuffer<Fp4x2>,

@@ -11,6 +11,8 @@ use hk_testkit::{
     proptest::prelude::*,
 };
 
+hk_testkit::corners_of!(hk_gemm::OPERATORS: ff_fused_gated, ff_fused_ungated);
+
 const TOLERANCE: Tolerance = Tolerance::Sum { terms: 1.0 / (1u64 << 18) as f64 };
 
 /// A call.

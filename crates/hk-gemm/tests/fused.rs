@@ -1,4 +1,4 @@
-//! Products with terms, products that go to two tensors, products in groups, and the order of shuffled weights.
+//! GEMMs with a fused multiply-add, with two outputs, grouped GEMMs, and the order of shuffled weights.
 
 use crate::mixed::{By, Case, Inputs, Memory, SUM, config, devices, normal};
 use hk_core::{
@@ -13,7 +13,9 @@ use hk_gemm::{
 };
 use hk_testkit::{self as kit, Gpu, HostTensorF64, Place, Tensor};
 
-/// Products that have fused forms.
+hk_testkit::corners_of!(hk_gemm::OPERATORS: fused_gemm_a8w8_blockscale_mul_add, fused_gemm_a8w8_blockscale_split_cat, fused_gemm_afp4wfp4_mul_add, fused_gemm_afp4wfp4_split_cat, deepgemm_masked, deepgemm_masked_a8w8, deepgemm_contiguous, deepgemm_contiguous_a8w8, shuffle_weight, unshuffle_weight);
+
+/// GEMMs that have fused forms.
 trait Fused: By<Self> {
     #[expect(clippy::too_many_arguments, reason = "the operator's tensors")]
     fn mul_add<Y: Float>(
@@ -176,7 +178,7 @@ fn mul_add<T: Fused>() {
                 kit::assert_near(&got, &want, SUM);
                 gpu.assert_guards(&y);
             }
-            // Without an effect it is the product.
+            // Without an effect it is the GEMM.
             let want = case.run::<f32>(&gpu, config);
             for (fuse, a, b) in [(FUSES[0], 1.0, 0.0), (FUSES[1], 0.0, 5.0), (FUSES[1], 5.0, 0.0)] {
                 let mut y = gpu.poisoned::<f32>([m, n]);
@@ -250,7 +252,7 @@ fn split_cat<T: Fused>() {
     }
 }
 
-/// Types of products in groups.
+/// Types of GEMMs in groups.
 trait Grouped: By<Self> {
     const SCALED: bool;
     fn masked(
@@ -328,7 +330,7 @@ fn group_tiles(blocks: bool, rows: usize) -> Vec<Option<GemmTile>> {
     all.into_iter().filter(fits).map(Some).chain([None]).collect()
 }
 
-/// A product of groups: each of `rows` rows.
+/// A GEMM of groups: each of `rows` rows.
 struct Groups<T: Grouped> {
     case: Case<T, T>,
     groups: usize,
@@ -444,7 +446,7 @@ fn masked<T: Grouped>() {
                         all.assert(&gpu, &label, &y, |row| {
                             ((row % rows) as i64) < i64::from(list[row / rows])
                         });
-                        // All rows: the bits of the batched product.
+                        // All rows: the bits of the batched GEMM.
                         if !blocks && list == &[66; 8] {
                             kit::assert_bits(&gpu.download(&y), &all.case.run::<bf16>(&gpu, config));
                         }

@@ -1,4 +1,4 @@
-//! Products of groups: against f64 at awkward sizes, groups and layouts; laws; errors.
+//! GEMMs of groups: against f64 at awkward sizes, groups and layouts; laws; errors.
 
 use hk_core::{IndexView, Layout, bf16, f16};
 use hk_gemm::{
@@ -10,6 +10,8 @@ use hk_testkit::{
     self as kit, Array, Fill, Gpu, HostTensorF64, Place, Tensor, Tolerance, assert_error, devices, kind,
     proptest::prelude::*,
 };
+
+hk_testkit::corners_of!(hk_gemm::OPERATORS: gmm, ptgmm, nptgmm);
 
 const TOLERANCE: Tolerance = Tolerance::Sum { terms: 1.0 / (1u64 << 18) as f64 };
 
@@ -359,9 +361,9 @@ fn columns_past_the_last_are_not_read() {
     }
 }
 
-/// One group is the plain product, bit by bit where the sums are in the same order.
+/// One group is the plain GEMM, bit by bit where the sums are in the same order.
 #[test]
-fn one_group_is_a_product() {
+fn one_group_is_a_gemm() {
     let (m, n, k) = (130, 136, 264);
     let case = Case::new(&[m as i64], [m, n, k]).tile(GroupedTile::T64x64);
     let turned = Case { orders: [STRAIGHT, TURNED, STRAIGHT], ..case.clone() };

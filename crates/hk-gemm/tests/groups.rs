@@ -21,7 +21,7 @@ macro_rules! for_each_pair {
                 super::$name::<Fp8E4M3, Fp8E4M3>();
             }
             #[test]
-            fn half_by_code() {
+            fn half_by_byte() {
                 super::$name::<bf16, i8>();
                 super::$name::<f16, Fp8E4M3Fnuz>();
                 super::$name::<bf16, Fp8E4M3>();

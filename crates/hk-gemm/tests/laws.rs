@@ -1,4 +1,4 @@
-//! What products have to do whatever their tiles: identities, scaling, permutation, splits, batches, gates, NaN, empty axes.
+//! What GEMMs have to do whatever their tiles: identities, scaling, permutation, splits, batches, gates, NaN, empty axes.
 
 use crate::common::{Form, Inputs, Operand, config, devices, tiles};
 use crate::for_each_operand;
@@ -212,7 +212,7 @@ fn nan_and_infinity_stay_in_their_rows_and_columns() {
     }
 }
 
-/// Gates whose values are all one: the activation of the plain product. Values whose gates are: the product.
+/// Gates whose values are all one: the activation of the plain GEMM. Values whose gates are: the GEMM.
 #[test]
 fn gates_of_ones() {
     let [m, n, k] = [35, 70, 272];
@@ -335,7 +335,7 @@ fn the_workspace_is_used() {
             (gpu.download(&y), gpu.download(&space))
         };
         let (y, space) = run(len);
-        // It is for whichever product of these sizes needs most, on AMD targets as much as this one.
+        // It is for whichever GEMM of these sizes needs most, on AMD targets as much as this one.
         let written = space.iter().take_while(|x| !x.is_nan()).count();
         assert!(written >= 2 * m * n && written.is_multiple_of(m * n), "{written} of {len}");
         assert!(written == len || !info.arch.is_amd(), "all of it is written");

@@ -4,8 +4,8 @@ mod common;
 #[path = "common/mixed.rs"]
 mod mixed;
 
+mod a16w16_a8w8;
 mod choices;
-mod codes;
 mod corners;
 mod dual;
 mod empty;
@@ -16,5 +16,5 @@ mod gmm;
 mod groups;
 mod laws;
 mod mxfp8;
-mod products;
 mod quant_x;
+mod quantized;

@@ -1,10 +1,12 @@
-//! Products of mxfp8 against the f64 reference, and by what has to hold whatever the tiles.
+//! GEMMs of mxfp8 against the f64 reference, and by what has to hold whatever the tiles.
 
 use crate::mixed::{By, Case, Memory, SUM, config, devices};
 use hk_core::{E8M0, Fp8E4M3, Fp8E4M3Fnuz, bf16, f16};
 use hk_gemm::{Activation, GemmOptions, GemmTile};
 use hk_testkit::proptest::test_runner::TestRunner;
 use hk_testkit::{self as kit, Place, Tolerance, proptest::prelude::*};
+
+hk_testkit::corners_of!(hk_gemm::OPERATORS: gemm_afp8wfp8);
 
 /// A test for each fp8.
 macro_rules! for_both {
@@ -174,7 +176,7 @@ fn shuffled<T: By<T>>() {
 }
 
 /// Unsummed split-K slices: they sum to the GEMM, slices beyond K are zero.
-fn planes<T: By<T>>() {
+fn slices<T: By<T>>() {
     let case = Case::<T, T>::mxfp8([18, 37, 1056], 6);
     let (want, parts, plane) = (case.reference(), 12, 18 * 37);
     for gpu in devices::<T, T>() {
@@ -231,4 +233,4 @@ fn empty_axes<T: By<T>>() {
     }
 }
 
-for_both!(sizes, tiles_and_splits, strides, exact, extremes, strays, shuffled, planes, random, empty_axes);
+for_both!(sizes, tiles_and_splits, strides, exact, extremes, strays, shuffled, slices, random, empty_axes);

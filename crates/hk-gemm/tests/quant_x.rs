@@ -10,6 +10,8 @@ use hk_gemm::{
 use hk_quant::{MxOptions, downcast_to_mxfp, dynamic_mxfp4_quant};
 use hk_testkit::{self as kit, Array, Fill, Gpu, Place, Tensor, assert_error, kind};
 
+hk_testkit::corners_of!(hk_gemm::OPERATORS: fused_gemm_a16w16_quant_x);
+
 const OP: &str = "fused_gemm_a16w16_quant_x";
 
 /// Sizes, places and options of a case. Pads: elements beyond a row, and before the first.

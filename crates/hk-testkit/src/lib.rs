@@ -71,7 +71,7 @@ pub use hk_core::registry::{HostTensorF64, Tolerance};
 #[cfg(feature = "strategies")]
 pub use proptest;
 #[cfg(feature = "strategies")]
-pub use registry::{assert_every_kernel_runs, check_corners};
+pub use registry::{assert_every_kernel_runs, assert_every_operator_is_checked, check_corners};
 #[cfg(feature = "strategies")]
 pub use strategies::{
     Fill, RowCase, any_value, config, finite, full, on_grid, row_case, row_stride, size, special,

@@ -49,13 +49,26 @@ pub fn assert_every_kernel_runs(operators: &'static [Operator]) {
     }
 }
 
-/// The tests of the corner cases of a family: one for each operator ([`check_corners`]), which have to be all, and
-/// [`assert_every_kernel_runs`].
+/// Asserts that lists of names ([`corners_of!`](crate::corners_of)) have every operator, once.
 ///
-/// `hk_testkit::corner_tests!(hk_norm::OPERATORS: rmsnorm, layernorm);`
+/// # Panics
+/// With both lists.
+#[track_caller]
+pub fn assert_every_operator_is_checked(operators: &'static [Operator], checked: &[&[&str]]) {
+    let mut checked = checked.concat();
+    let mut names: Vec<_> = operators.iter().map(|operator| operator.name).collect();
+    checked.sort_unstable();
+    names.sort_unstable();
+    assert_eq!(checked, names);
+}
+
+/// A test of the corner cases of each operator named ([`check_corners`]), and `CHECKED`, the names.
 #[macro_export]
-macro_rules! corner_tests {
+macro_rules! corners_of {
     ($operators:path: $($name:ident),+ $(,)?) => {
+        /// The operators whose corner cases are tested here.
+        pub(crate) const CHECKED: &[&str] = &[$(stringify!($name)),+];
+
         mod has_no_finding {
             $(
                 #[test]
@@ -65,11 +78,21 @@ macro_rules! corner_tests {
                 }
             )+
         }
+    };
+}
+
+/// The tests of the corner cases of a family: one for each operator ([`corners_of!`](crate::corners_of)), which have to be all, and
+/// [`assert_every_kernel_runs`].
+///
+/// `hk_testkit::corner_tests!(hk_norm::OPERATORS: rmsnorm, layernorm);`
+#[macro_export]
+macro_rules! corner_tests {
+    ($operators:path: $($name:ident),+ $(,)?) => {
+        $crate::corners_of!($operators: $($name),+);
 
         #[test]
         fn every_operator_is_checked() {
-            let names: Vec<_> = $operators.iter().map(|operator| operator.name).collect();
-            assert_eq!(names, [$(stringify!($name)),+]);
+            $crate::assert_every_operator_is_checked($operators, &[CHECKED]);
         }
 
         #[test]

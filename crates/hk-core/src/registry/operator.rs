@@ -8,7 +8,7 @@ use crate::{CodeObjects, DType, DeviceInfo, Error, Result, Stream};
 use std::fmt;
 
 /// An operator of a family crate.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub struct Operator {
     /// Name, that of the safe function.
     pub name: &'static str,

@@ -15,7 +15,8 @@ pub use desc::{Accumulate, Activation, BlockShape, Determinism, FuseType, GemmOp
 pub use operands::{Addend, FloatView, GemmWeight, MxScaleView};
 pub use plan::{GemmProblem, gemm_workspace};
 pub use prequant::{Prequant, Quantizer};
-pub use select::{GemmConfig, GemmTile, Precision};
+pub use select::{GemmConfig, GemmTile};
+pub use table::Precision;
 
 use crate::element::{Half, PrequantWeight};
 use desc::{Destination, GemmDesc, GroupScales, RowScales, arg};

@@ -4,7 +4,8 @@ use super::check::{Sizes, check_config, check_room};
 use super::desc::{Destination, Determinism, GemmDesc, LIMIT};
 use super::operands::MX_BLOCK;
 use super::prequant::QuantizedSizes;
-use super::select::{GemmConfig, GemmTile, Job, Precision, STAGE_BYTES, Second};
+use super::select::{GemmConfig, GemmTile, Job, STAGE_BYTES, Second};
+use super::table::Precision;
 use super::table::{Eligible, Family, ScaleKind, Variant};
 use hk_core::{DeviceInfo, E8M0, Element, Error, Float, Fp4x2, Result, Stream};
 

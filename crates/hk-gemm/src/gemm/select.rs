@@ -1,53 +1,7 @@
 //! Tile selection: tiles, configurations, and the cost model that picks among those that have kernels.
 
-use super::table::Eligible;
+use super::table::{Eligible, Precision};
 use hk_core::{Arch, DeviceInfo};
-
-/// Operand types of a GEMM: activations by weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Precision {
-    /// `bf16` by `bf16`.
-    Bf16,
-    /// `f16` by `f16`.
-    F16,
-    /// `i8` by `i8`, summed in `i32`.
-    I8,
-    /// The fp8 of the device's matrix instructions by itself; mxfp8 too.
-    Fp8,
-    /// 16-bit floats by int8 or fp8.
-    HalfByByte,
-    /// 16-bit floats by mxfp4.
-    HalfByFp4,
-    /// The fp8 of the device's matrix instructions by mxfp4.
-    Fp8ByFp4,
-    /// mxfp4 by mxfp4.
-    Fp4,
-}
-
-impl Precision {
-    /// Bits of an element of the activations.
-    pub(crate) const fn bits(self) -> usize {
-        match self {
-            Self::Bf16 | Self::F16 | Self::HalfByByte | Self::HalfByFp4 => 16,
-            Self::I8 | Self::Fp8 | Self::Fp8ByFp4 => 8,
-            Self::Fp4 => 4,
-        }
-    }
-
-    /// Bits of an element of the weights.
-    pub(crate) const fn weight_bits(self) -> usize {
-        match self {
-            Self::HalfByByte => 8,
-            Self::HalfByFp4 | Self::Fp8ByFp4 => 4,
-            _ => self.bits(),
-        }
-    }
-
-    /// Bytes of so many elements of the activations.
-    pub(crate) const fn bytes(self, elements: usize) -> usize {
-        (elements / 8).saturating_mul(self.bits()).saturating_add((elements % 8 * self.bits()).div_ceil(8))
-    }
-}
 
 /// The tile of outputs that a block computes, and how. On sm_90, tiles of 16 and 32 rows have four waves; those of 256 rows do
 /// not fit its registers, and are used only if options ask for them.

@@ -3,8 +3,54 @@
 //! Dispatch, [`gemm_workspace`](crate::gemm_workspace), `hk inspect` and the tests read this table and nothing else.
 
 use super::params::{BlockAndPlain, BlockParams, MixedAndPlain, MixedParams, Params, QuantXParams};
-use super::select::{GemmTile, Precision};
+use super::select::GemmTile;
 use hk_core::{DType, KernelRef};
+
+/// Operand types of a GEMM: activations by weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Precision {
+    /// `bf16` by `bf16`.
+    Bf16,
+    /// `f16` by `f16`.
+    F16,
+    /// `i8` by `i8`, summed in `i32`.
+    I8,
+    /// The fp8 of the device's matrix instructions by itself; mxfp8 too.
+    Fp8,
+    /// 16-bit floats by int8 or fp8.
+    HalfByByte,
+    /// 16-bit floats by mxfp4.
+    HalfByFp4,
+    /// The fp8 of the device's matrix instructions by mxfp4.
+    Fp8ByFp4,
+    /// mxfp4 by mxfp4.
+    Fp4,
+}
+
+impl Precision {
+    /// Bits of an element of the activations.
+    pub(crate) const fn bits(self) -> usize {
+        match self {
+            Self::Bf16 | Self::F16 | Self::HalfByByte | Self::HalfByFp4 => 16,
+            Self::I8 | Self::Fp8 | Self::Fp8ByFp4 => 8,
+            Self::Fp4 => 4,
+        }
+    }
+
+    /// Bits of an element of the weights.
+    pub(crate) const fn weight_bits(self) -> usize {
+        match self {
+            Self::HalfByByte => 8,
+            Self::HalfByFp4 | Self::Fp8ByFp4 => 4,
+            _ => self.bits(),
+        }
+    }
+
+    /// Bytes of so many elements of the activations.
+    pub(crate) const fn bytes(self, elements: usize) -> usize {
+        (elements / 8).saturating_mul(self.bits()).saturating_add((elements % 8 * self.bits()).div_ceil(8))
+    }
+}
 
 /// The kernel of a tile, which takes the parameters `P`.
 #[derive(Debug)]

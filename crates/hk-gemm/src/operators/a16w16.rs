@@ -1,12 +1,13 @@
 //! GEMMs of 16-bit floats.
 
 use super::{
-    ACTIVATION, BATCH_INVARIANT, BATCHED_BIAS, BIAS, SKIP_REDUCE, SPLITS, TILE, W_SHUFFLED, Y_DTYPE,
-    accumulate, act, activation, activations, as_y, bias, case, finished, large, optional_f64, options,
-    sizes, splits, tile, to, w_shuffled, weight, weights, with_half, workspace, y, y_dtype, y_outputs,
-    y_spec,
+    ACTIVATION, BATCH_INVARIANT, BATCHED_BIAS, BIAS, Row, SKIP_REDUCE, SPLITS, TILE, W_SHUFFLED, Y_DTYPE,
+    accumulate, act, activation, activations, as_y, bias, case, choice, finished, large, optional_f64,
+    options, sizes, splits, tile, to, w_shuffled, weight, weights, with_half, workspace, y, y_dtype,
+    y_outputs, y_spec,
 };
 use crate::element::sealed::Half as _;
+use crate::gemm::table::Variant;
 use crate::kernels;
 use crate::reference::{self, Sums};
 use crate::{GemmConfig, GemmTile, Precision};
@@ -15,6 +16,13 @@ use hk_core::registry::{
     ScalarSpec, Tolerance, Traffic,
 };
 use hk_core::{Arch, DType, Result, Stream, with_float};
+
+pub(super) const ROWS: &[Row] = &[
+    Row::new(GEMM_A16W16, |call| choice::plain(call, Variant::Plain)),
+    Row::new(GEMM_A16W16_ATOMIC, |call| choice::atomic(choice::plain(call, Variant::Plain)?)),
+    Row::new(GEMM_A16W16_GATED, |call| choice::plain(call, Variant::Gated)),
+    Row::new(BATCHED_GEMM_BF16, |call| choice::plain(call, Variant::Plain)),
+];
 
 const HALVES: &[DType] = &[DType::Bf16, DType::F16];
 const A: ArgSpec = ArgSpec::input("a", HALVES, 2, "[M, K]");
@@ -170,7 +178,7 @@ fn partial_sums(call: &HostCall) -> Result<Named<HostTensorF64>> {
     Ok(vec![("y", y)])
 }
 
-pub(super) const BATCHED_GEMM_BF16: Operator = Operator {
+const BATCHED_GEMM_BF16: Operator = Operator {
     name: "batched_gemm_bf16",
     scalars: &[Y_DTYPE, ACTIVATION, W_SHUFFLED, TILE, SPLITS, BATCH_INVARIANT],
     summary: "y = activation(a w^T + bias) for each batch",
@@ -200,7 +208,7 @@ pub(super) const BATCHED_GEMM_BF16: Operator = Operator {
     ..GEMM_A16W16
 };
 
-pub(super) const GEMM_A16W16_ATOMIC: Operator = Operator {
+const GEMM_A16W16_ATOMIC: Operator = Operator {
     name: "gemm_a16w16_atomic",
     summary: "y = a w^T, or y += a w^T, split-K slices added by atomics",
     args: &[A, W, ArgSpec::updated("y", Tolerance::Sum { terms: TERMS }, &[DType::F32], 2, "[M, N]")],
@@ -235,7 +243,7 @@ pub(super) const GEMM_A16W16_ATOMIC: Operator = Operator {
     ..GEMM_A16W16
 };
 
-pub(super) const GEMM_A16W16_GATED: Operator = Operator {
+const GEMM_A16W16_GATED: Operator = Operator {
     name: "gemm_a16w16_gated",
     scalars: &[Y_DTYPE, ACTIVATION, W_SHUFFLED, TILE, SPLITS, BATCH_INVARIANT],
     summary: "y = activation(a w[..N]^T) * (a w[N..]^T)",

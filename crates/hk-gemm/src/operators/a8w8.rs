@@ -1,16 +1,24 @@
-//! Products of int8 and fp8 codes.
+//! GEMMs of int8 and fp8.
 
 use super::{
-    ACTIVATION, BATCH_INVARIANT, BATCHED_BIAS, BIAS, GROUP_K, GROUP_N, SPLITS, TILE, W_SHUFFLED, Y_DTYPE,
-    act, bias, block_shape, case, finished, large, of_k, of_n, options, sizes, splits, tile, to, w_shuffled,
-    weight, weights, with_codes, workspace, y, y_dtype, y_outputs,
+    ACTIVATION, BATCH_INVARIANT, BATCHED_BIAS, BIAS, GROUP_K, GROUP_N, Row, SPLITS, TILE, W_SHUFFLED,
+    Y_DTYPE, act, bias, block_shape, case, choice, finished, large, of_k, of_n, options, sizes, splits, tile,
+    to, w_shuffled, weight, weights, with_codes, workspace, y, y_dtype, y_outputs,
 };
 use crate::element::sealed::Int8OrFp8 as _;
+use crate::gemm::table::Variant;
 use crate::kernels;
 use crate::reference;
 use crate::{BlockScaledInputs, ScaledInputs};
 use hk_core::registry::{ArgSpec, BenchSizes, Case, DeviceCall, HostCall, Operator, Sample, Traffic};
 use hk_core::{DType, Stream, with_float};
+
+pub(super) const ROWS: &[Row] = &[
+    Row::new(GEMM_A8W8, |call| choice::plain(call, Variant::Plain)),
+    Row::new(GEMM_A8W8_PER_TOKEN_SCALE, |call| choice::plain(call, Variant::Plain)),
+    Row::new(GEMM_A8W8_BLOCKSCALE, choice::block),
+    Row::new(BATCHED_GEMM_A8W8, |call| choice::plain(call, Variant::Plain)),
+];
 
 const CODES: &[DType] = &[DType::I8, DType::Fp8E4M3Fnuz, DType::Fp8E4M3];
 
@@ -127,7 +135,7 @@ macro_rules! run {
     };
 }
 
-pub(super) const GEMM_A8W8: Operator = Operator {
+const GEMM_A8W8: Operator = Operator {
     name: "gemm_a8w8",
     family: "hk-gemm",
     summary: "y = activation(a_scale w_scale (a w^T) + bias)",
@@ -159,7 +167,7 @@ pub(super) const GEMM_A8W8: Operator = Operator {
     traffic: Traffic::once,
 };
 
-pub(super) const GEMM_A8W8_PER_TOKEN_SCALE: Operator = Operator {
+const GEMM_A8W8_PER_TOKEN_SCALE: Operator = Operator {
     name: "gemm_a8w8_per_token_scale",
     summary: "y = activation(a_scale w_scale (a w^T))",
     args: &[A, W, A_SCALE, W_SCALE, y(2, "[M, N]", TERMS)],
@@ -186,7 +194,7 @@ pub(super) const GEMM_A8W8_PER_TOKEN_SCALE: Operator = Operator {
     ..GEMM_A8W8
 };
 
-pub(super) const BATCHED_GEMM_A8W8: Operator = Operator {
+const BATCHED_GEMM_A8W8: Operator = Operator {
     name: "batched_gemm_a8w8",
     summary: "y = activation(a_scale w_scale (a w^T) + bias) for each batch",
     args: &[
@@ -208,7 +216,7 @@ pub(super) const BATCHED_GEMM_A8W8: Operator = Operator {
     ..GEMM_A8W8
 };
 
-pub(super) const GEMM_A8W8_BLOCKSCALE: Operator = Operator {
+const GEMM_A8W8_BLOCKSCALE: Operator = Operator {
     name: "gemm_a8w8_blockscale",
     summary: "y = activation(sum over groups of a_scale w_scale (a w^T of a group) + bias)",
     args: &[

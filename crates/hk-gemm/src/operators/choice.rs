@@ -22,7 +22,7 @@ enum SplitK {
 }
 
 /// What the configurations of a call follow from.
-struct Problem {
+pub(super) struct Problem {
     eligible: Eligible,
     /// Batches, M, rows of w, K.
     sizes: [usize; 4],
@@ -37,39 +37,7 @@ struct Problem {
 }
 
 /// Describes the problem of a call.
-type Describe = fn(&CallSpec) -> Result<Problem>;
-
-/// The operators whose configurations can be shown, and how each is described.
-static DESCRIBED: &[(&str, Describe)] = &[
-    ("gemm_a16w16", |call| plain(call, Variant::Plain)),
-    ("gemm_a16w16_atomic", |call| Ok(Problem { split_k: SplitK::Atomic, ..plain(call, Variant::Plain)? })),
-    ("gemm_a16w16_gated", |call| plain(call, Variant::Gated)),
-    ("batched_gemm_bf16", |call| plain(call, Variant::Plain)),
-    ("fused_gemm_a16w16_quant_x", |call| plain(call, Variant::QuantX)),
-    ("gemm_a8w8", |call| plain(call, Variant::Plain)),
-    ("gemm_a8w8_per_token_scale", |call| plain(call, Variant::Plain)),
-    ("batched_gemm_a8w8", |call| plain(call, Variant::Plain)),
-    ("gemm_a8w8_blockscale", block),
-    ("fused_gemm_a8w8_blockscale_mul_add", block),
-    ("fused_gemm_a8w8_blockscale_split_cat", block),
-    ("gemm_a16w8_blockscale", |call| half_by_byte(call, call.bool("prequant")?)),
-    ("batched_gemm_a8w8_ptgq", |call| half_by_byte(call, true)),
-    ("gemm_a16wfp4", half_by_fp4),
-    ("gemm_a16wfp4_atomic", |call| Ok(Problem { split_k: SplitK::Atomic, ..half_by_fp4(call)? })),
-    ("batched_gemm_a16wfp4", half_by_fp4),
-    ("gemm_a8wfp4", mx),
-    ("gemm_afp8wfp8", mx),
-    ("gemm_afp4wfp4", mx),
-    ("batched_gemm_afp4wfp4", mx),
-    ("fused_gemm_afp4wfp4_mul_add", mx),
-    ("fused_gemm_afp4wfp4_split_cat", mx),
-    ("fused_gemm_a8w8_blockscale_a16w16", two),
-    ("fused_gemm_afp4wfp4_a16w16", two),
-    ("deepgemm_masked", |call| masked(plain(call, Variant::Plain)?)),
-    ("deepgemm_masked_a8w8", |call| masked(rows_or_blocks(call)?)),
-    ("deepgemm_contiguous", |call| contiguous(plain(call, Variant::Plain)?)),
-    ("deepgemm_contiguous_a8w8", |call| contiguous(rows_or_blocks(call)?)),
-];
+pub(super) type Describe = fn(&CallSpec) -> Result<Problem>;
 
 /// The problem of a combination of operands.
 fn of(
@@ -101,21 +69,21 @@ fn dtypes(call: &CallSpec) -> Result<[DType; 2]> {
 }
 
 /// No scales, or scales of rows.
-fn plain(call: &CallSpec, variant: Variant) -> Result<Problem> {
+pub(super) fn plain(call: &CallSpec, variant: Variant) -> Result<Problem> {
     of(call, dtypes(call)?, ScaleKind::None, variant, None)
 }
 
-fn block(call: &CallSpec) -> Result<Problem> {
+pub(super) fn block(call: &CallSpec) -> Result<Problem> {
     let block = block_shape(call)?;
     of(call, dtypes(call)?, block.kind(), Variant::Plain, Some(block))
 }
 
 /// K is split between groups of 128 columns.
-fn mx(call: &CallSpec) -> Result<Problem> {
+pub(super) fn mx(call: &CallSpec) -> Result<Problem> {
     of(call, dtypes(call)?, ScaleKind::Mx, Variant::Plain, Some(BlockShape::default()))
 }
 
-fn rows_or_blocks(call: &CallSpec) -> Result<Problem> {
+pub(super) fn rows_or_blocks(call: &CallSpec) -> Result<Problem> {
     if call.bool("blocks")? { block(call) } else { plain(call, Variant::Plain) }
 }
 
@@ -149,7 +117,7 @@ enum Quantization {
     Ahead,
 }
 
-fn half_by_byte(call: &CallSpec, prequant: bool) -> Result<Problem> {
+pub(super) fn half_by_byte(call: &CallSpec, prequant: bool) -> Result<Problem> {
     let ([a, w], block) = (dtypes(call)?, block_shape(call)?);
     // One scale for 128 columns.
     let family = Family::find(a, w, block.kind(), Variant::Prequant).filter(|_| block.k == GROUP);
@@ -161,7 +129,7 @@ fn half_by_byte(call: &CallSpec, prequant: bool) -> Result<Problem> {
     of(call, dtypes, block.kind(), variant, Some(block))
 }
 
-fn half_by_fp4(call: &CallSpec) -> Result<Problem> {
+pub(super) fn half_by_fp4(call: &CallSpec) -> Result<Problem> {
     let [a, w] = dtypes(call)?;
     let family = Family::find(a, w, ScaleKind::Mx, Variant::Prequant);
     let (dtypes, variant) = match quantization(call, call.bool("prequant")?, family)? {
@@ -172,18 +140,23 @@ fn half_by_fp4(call: &CallSpec) -> Result<Problem> {
     of(call, dtypes, ScaleKind::Mx, variant, Some(BlockShape::default()))
 }
 
-fn masked(problem: Problem) -> Result<Problem> {
+pub(super) fn masked(problem: Problem) -> Result<Problem> {
     Ok(Problem { split_k: SplitK::Whole, ..problem })
 }
 
+/// With atomics.
+pub(super) fn atomic(problem: Problem) -> Result<Problem> {
+    Ok(Problem { split_k: SplitK::Atomic, ..problem })
+}
+
 /// Rows that choose their matrix: tiles end where groups can.
-fn contiguous(problem: Problem) -> Result<Problem> {
+pub(super) fn contiguous(problem: Problem) -> Result<Problem> {
     let eligible = Eligible { max_rows: GROUPED_ROWS, ..problem.eligible };
     Ok(Problem { eligible, split_k: SplitK::Whole, ..problem })
 }
 
 /// Two GEMMs in one launch.
-fn two(call: &CallSpec) -> Result<Problem> {
+pub(super) fn two(call: &CallSpec) -> Result<Problem> {
     let op = call.operator().name;
     let half = call.get("x_bf16")?.dtype();
     let [m, n, second, k] = dual::sizes(call)?;
@@ -230,7 +203,8 @@ struct Share {
 /// [`Unsupported`](hk_core::Error::Unsupported) for operands without kernels, and for other operators.
 pub fn choices(call: &CallSpec, info: &DeviceInfo) -> Result<Vec<Choice>> {
     let op = call.operator().name;
-    let Some((_, describe)) = DESCRIBED.iter().find(|(name, _)| *name == op) else {
+    let row = super::rows().find(|row| row.operator.name == op);
+    let Some(describe) = row.and_then(|row| row.problem) else {
         return Err(Error::unsupported(op, "its configurations", "only GEMMs of GemmTile have them"));
     };
     let Problem { eligible, sizes, block, split_k, second, a, packed_scales } = describe(call)?;

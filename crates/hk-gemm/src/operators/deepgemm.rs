@@ -1,9 +1,10 @@
 //! Products in groups, and weights in shuffled order.
 
 use super::{
-    ACTIVATION, GROUP_K, GROUP_N, TILE, W_SHUFFLED, act, activation, as_y, block_shape, case, of_k, options,
-    tile, w_shuffled, weight, weights, with_codes, with_half,
+    ACTIVATION, GROUP_K, GROUP_N, Row, TILE, W_SHUFFLED, act, activation, as_y, block_shape, case, choice,
+    of_k, options, tile, w_shuffled, weight, weights, with_codes, with_half,
 };
+use crate::gemm::table::Variant;
 use crate::reference::{self, Sums};
 use crate::{GemmScales, kernels};
 use hk_core::registry::{
@@ -11,6 +12,15 @@ use hk_core::registry::{
     Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
 use hk_core::{DType, Error, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, bf16};
+
+pub(super) const ROWS: &[Row] = &[
+    Row::new(DEEPGEMM_MASKED, |call| choice::masked(choice::plain(call, Variant::Plain)?)),
+    Row::new(DEEPGEMM_MASKED_A8W8, |call| choice::masked(choice::rows_or_blocks(call)?)),
+    Row::new(DEEPGEMM_CONTIGUOUS, |call| choice::contiguous(choice::plain(call, Variant::Plain)?)),
+    Row::new(DEEPGEMM_CONTIGUOUS_A8W8, |call| choice::contiguous(choice::rows_or_blocks(call)?)),
+    Row::without_tiles(SHUFFLE_WEIGHT),
+    Row::without_tiles(UNSHUFFLE_WEIGHT),
+];
 
 const HALVES: &[DType] = &[DType::Bf16, DType::F16];
 const CODES: &[DType] = &[DType::I8, DType::Fp8E4M3Fnuz, DType::Fp8E4M3];
@@ -114,7 +124,7 @@ fn grouped(call: &HostCall) -> Result<Named<HostTensorF64>> {
     as_y(call, sums, n)
 }
 
-pub(super) const DEEPGEMM_MASKED: Operator = Operator {
+const DEEPGEMM_MASKED: Operator = Operator {
     name: "deepgemm_masked",
     family: "hk-gemm",
     summary: "y[g] = activation(a[g] w[g]^T) for the first masked_m[g] rows of each group",
@@ -152,7 +162,7 @@ pub(super) const DEEPGEMM_MASKED: Operator = Operator {
     traffic: Traffic::once,
 };
 
-pub(super) const DEEPGEMM_CONTIGUOUS: Operator = Operator {
+const DEEPGEMM_CONTIGUOUS: Operator = Operator {
     name: "deepgemm_contiguous",
     summary: "y[m] = activation(a[m] w[m_group[m]]^T), the rows of a group side by side",
     args: &[ArgSpec::input("a", HALVES, 2, "[M, K]"), W, M_GROUP, updated(2, "[M, N]")],
@@ -180,7 +190,7 @@ pub(super) const DEEPGEMM_CONTIGUOUS: Operator = Operator {
     ..DEEPGEMM_MASKED
 };
 
-pub(super) const DEEPGEMM_MASKED_A8W8: Operator = Operator {
+const DEEPGEMM_MASKED_A8W8: Operator = Operator {
     name: "deepgemm_masked_a8w8",
     summary: "y[g] = activation(scales (a[g] w[g]^T)) for the first masked_m[g] rows of each group",
     args: &[
@@ -224,7 +234,7 @@ pub(super) const DEEPGEMM_MASKED_A8W8: Operator = Operator {
     ..DEEPGEMM_MASKED
 };
 
-pub(super) const DEEPGEMM_CONTIGUOUS_A8W8: Operator = Operator {
+const DEEPGEMM_CONTIGUOUS_A8W8: Operator = Operator {
     name: "deepgemm_contiguous_a8w8",
     summary: "y[m] = activation(scales (a[m] w[m_group[m]]^T)), the rows of a group side by side",
     args: &[
@@ -349,7 +359,7 @@ fn reordered(
     Ok(vec![(to, HostTensorF64::new(shape, out))])
 }
 
-pub(super) const SHUFFLE_WEIGHT: Operator = Operator {
+const SHUFFLE_WEIGHT: Operator = Operator {
     name: "shuffle_weight",
     summary: "weights to the order in which matrix instructions take them",
     args: &[
@@ -383,7 +393,7 @@ pub(super) const SHUFFLE_WEIGHT: Operator = Operator {
     ..DEEPGEMM_MASKED
 };
 
-pub(super) const UNSHUFFLE_WEIGHT: Operator = Operator {
+const UNSHUFFLE_WEIGHT: Operator = Operator {
     name: "unshuffle_weight",
     summary: "weights in the order of matrix instructions back to rows",
     scalars: &[],

@@ -1,12 +1,12 @@
-//! Two products in one launch.
+//! Two GEMMs in one launch.
 
-use super::codes::{
+use super::quantized::{
     FP8, GEMM_A16WFP4, HALVES, SHUFFLED, f32s, floats, fp4, joined, mx, mx_scale, mx_values, scales_shuffled,
 };
 use super::{
-    BATCH_INVARIANT, BIAS, GROUP_K, GROUP_N, SPLITS, TILE, W_SHUFFLED, Y_DTYPE, asked_slices, block_shape,
-    case, of_k, of_n, optional_f64, options, packed, splits, tile, to, w_shuffled, weight_of, weights_of,
-    with_codes, with_half, y, y_dtype,
+    BATCH_INVARIANT, BIAS, GROUP_K, GROUP_N, Row, SPLITS, TILE, W_SHUFFLED, Y_DTYPE, asked_slices,
+    block_shape, case, choice, of_k, of_n, optional_f64, options, packed, splits, tile, to, w_shuffled,
+    weight_of, weights_of, with_codes, with_half, y, y_dtype,
 };
 use crate::gemm::plan::slice_of_two;
 use crate::reference::{self, Sums};
@@ -18,6 +18,11 @@ use hk_core::registry::{
     Operator, Outputs, Sample, TensorSpec,
 };
 use hk_core::{Error, Fp4x2, Result, Stream, TensorViewMut, with_float};
+
+pub(super) const ROWS: &[Row] = &[
+    Row::new(FUSED_GEMM_A8W8_BLOCKSCALE_A16W16, choice::two),
+    Row::new(FUSED_GEMM_AFP4WFP4_A16W16, choice::two),
+];
 
 /// Error of a sum in f32, in its magnitude.
 const TERMS: f64 = 1.0 / (1u64 << 16) as f64;
@@ -108,7 +113,7 @@ fp8_corners!(FNUZ_F16: Fp8E4M3Fnuz, F16);
 fp8_corners!(OCP_BF16: Fp8E4M3, Bf16);
 fp8_corners!(OCP_F16: Fp8E4M3, F16);
 
-pub(super) const FUSED_GEMM_A8W8_BLOCKSCALE_A16W16: Operator = Operator {
+const FUSED_GEMM_A8W8_BLOCKSCALE_A16W16: Operator = Operator {
     name: "fused_gemm_a8w8_blockscale_a16w16",
     family: "hk-gemm",
     summary: "y1 of gemm_a8w8_blockscale, y2 of gemm_a16w16, in one launch",
@@ -184,7 +189,7 @@ macro_rules! fp4_corners {
 fp4_corners!(FP4_BF16: Bf16);
 fp4_corners!(FP4_F16: F16);
 
-pub(super) const FUSED_GEMM_AFP4WFP4_A16W16: Operator = Operator {
+const FUSED_GEMM_AFP4WFP4_A16W16: Operator = Operator {
     name: "fused_gemm_afp4wfp4_a16w16",
     summary: "y1 of gemm_afp4wfp4, y2 of gemm_a16w16, in one launch",
     args: &[

@@ -1,6 +1,6 @@
 //! Feed-forward layers.
 
-use super::{ACTIVATION, act, activation, case, with_half};
+use super::{ACTIVATION, Row, act, activation, case, with_half};
 use crate::element::sealed::Half as _;
 use crate::kernels;
 use crate::reference;
@@ -10,6 +10,8 @@ use hk_core::registry::{
     Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
 use hk_core::{DType, Error, Result, Stream};
+
+pub(super) const ROWS: &[Row] = &[Row::without_tiles(FF_FUSED_GATED), Row::without_tiles(FF_FUSED_UNGATED)];
 
 const HALVES: &[DType] = &[DType::Bf16, DType::F16];
 const TOLERANCE: Tolerance = Tolerance::Sum { terms: 1.0 / (1u64 << 18) as f64 };
@@ -24,7 +26,7 @@ const PATH: ScalarSpec = ScalarSpec {
     name: "path",
     default: Scalar::Choice("auto"),
     choices: &["auto", "fused", "split", "tiles"],
-    summary: "both products in one kernel, or one after the other",
+    summary: "both GEMMs in one kernel, or one after the other",
 };
 const fn path(name: &'static str) -> (&'static str, Scalar) {
     ("path", Scalar::Choice(name))
@@ -59,7 +61,7 @@ macro_rules! corners {
 corners!(GATED_CORNERS: 2);
 corners!(CORNERS: 1);
 
-pub(super) const FF_FUSED_GATED: Operator = Operator {
+const FF_FUSED_GATED: Operator = Operator {
     name: "ff_fused_gated",
     family: "hk-gemm",
     summary: "y = (activation(x w_up[..I]^T) * (x w_up[I..]^T)) w_down",
@@ -82,7 +84,7 @@ pub(super) const FF_FUSED_GATED: Operator = Operator {
     traffic: Traffic::once,
 };
 
-pub(super) const FF_FUSED_UNGATED: Operator = Operator {
+const FF_FUSED_UNGATED: Operator = Operator {
     name: "ff_fused_ungated",
     summary: "y = activation(x w_up^T) w_down",
     args: &[X, ArgSpec::input("w_up", HALVES, 2, "[I, K]").sampled(UP_SAMPLE), W_DOWN, Y],

@@ -1,6 +1,6 @@
 //! Products of groups of rows.
 
-use super::{case, with_half};
+use super::{Row, case, with_half};
 use crate::kernels;
 use crate::reference::{self, Sums};
 use crate::{GroupedOptions, GroupedTile, TgmmOutputs};
@@ -9,6 +9,9 @@ use hk_core::registry::{
     Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
 use hk_core::{DType, Error, IndexView, Result, Stream};
+
+pub(super) const ROWS: &[Row] =
+    &[Row::without_tiles(GMM), Row::without_tiles(PTGMM), Row::without_tiles(NPTGMM)];
 
 const HALVES: &[DType] = &[DType::Bf16, DType::F16];
 const TOLERANCE: Tolerance = Tolerance::Sum { terms: 1.0 / (1u64 << 18) as f64 };
@@ -83,7 +86,7 @@ macro_rules! corners {
 corners!(GMM_CORNERS, 9: gmm);
 corners!(TGMM_CORNERS, 6: tgmm);
 
-pub(super) const GMM: Operator = Operator {
+const GMM: Operator = Operator {
     name: "gmm",
     family: "hk-gemm",
     summary: "out[m] = lhs[m] rhs[g] + bias[g] for the rows m of group g",
@@ -150,7 +153,7 @@ pub(super) const GMM: Operator = Operator {
     },
 };
 
-pub(super) const PTGMM: Operator = Operator {
+const PTGMM: Operator = Operator {
     name: "ptgmm",
     summary: "out[g] = lhs[:, rows of g] rhs[rows of g], or +=, by a persistent grid",
     args: &[
@@ -207,7 +210,7 @@ pub(super) const PTGMM: Operator = Operator {
     ..GMM
 };
 
-pub(super) const NPTGMM: Operator = Operator {
+const NPTGMM: Operator = Operator {
     name: "nptgmm",
     summary: "ptgmm with a block for each tile",
     scalars: &[

@@ -3,14 +3,16 @@
 mod a16w16;
 mod a8w8;
 mod choice;
-mod codes;
 mod deepgemm;
 mod dual;
 mod ff;
 mod gmm;
 mod quant_x;
+mod quantized;
 
 pub use choice::choices;
+
+use choice::Describe;
 
 use crate::gemm::plan::outputs;
 use crate::reference;
@@ -25,44 +27,60 @@ use hk_core::registry::{
 };
 use hk_core::{DType, Element, Error, Result, Stream, TensorViewMut};
 
-/// The operators of this crate.
-pub static OPERATORS: &[Operator] = &[
-    a16w16::GEMM_A16W16,
-    a16w16::GEMM_A16W16_ATOMIC,
-    a16w16::GEMM_A16W16_GATED,
-    a16w16::BATCHED_GEMM_BF16,
-    a8w8::GEMM_A8W8,
-    a8w8::GEMM_A8W8_PER_TOKEN_SCALE,
-    a8w8::GEMM_A8W8_BLOCKSCALE,
-    a8w8::BATCHED_GEMM_A8W8,
-    codes::GEMM_A16W8_BLOCKSCALE,
-    codes::BATCHED_GEMM_A8W8_PTGQ,
-    codes::GEMM_A16WFP4,
-    codes::GEMM_A16WFP4_ATOMIC,
-    codes::BATCHED_GEMM_A16WFP4,
-    codes::GEMM_A8WFP4,
-    codes::GEMM_AFP4WFP4,
-    codes::GEMM_AFP8WFP8,
-    codes::BATCHED_GEMM_AFP4WFP4,
-    quant_x::FUSED_GEMM_A16W16_QUANT_X,
-    dual::FUSED_GEMM_A8W8_BLOCKSCALE_A16W16,
-    codes::FUSED_GEMM_A8W8_BLOCKSCALE_MUL_ADD,
-    codes::FUSED_GEMM_A8W8_BLOCKSCALE_SPLIT_CAT,
-    dual::FUSED_GEMM_AFP4WFP4_A16W16,
-    codes::FUSED_GEMM_AFP4WFP4_MUL_ADD,
-    codes::FUSED_GEMM_AFP4WFP4_SPLIT_CAT,
-    deepgemm::DEEPGEMM_MASKED,
-    deepgemm::DEEPGEMM_MASKED_A8W8,
-    deepgemm::DEEPGEMM_CONTIGUOUS,
-    deepgemm::DEEPGEMM_CONTIGUOUS_A8W8,
-    deepgemm::SHUFFLE_WEIGHT,
-    deepgemm::UNSHUFFLE_WEIGHT,
-    ff::FF_FUSED_GATED,
-    ff::FF_FUSED_UNGATED,
-    gmm::GMM,
-    gmm::PTGMM,
-    gmm::NPTGMM,
+/// An operator, and how `hk inspect` describes its configurations, if it has any.
+#[derive(Clone, Copy)]
+struct Row {
+    operator: Operator,
+    problem: Option<Describe>,
+}
+
+impl Row {
+    const fn new(operator: Operator, problem: Describe) -> Self {
+        Self { operator, problem: Some(problem) }
+    }
+
+    const fn without_tiles(operator: Operator) -> Self {
+        Self { operator, problem: None }
+    }
+}
+
+const ROWS: &[&[Row]] = &[
+    a16w16::ROWS,
+    a8w8::ROWS,
+    quantized::ROWS,
+    quant_x::ROWS,
+    dual::ROWS,
+    deepgemm::ROWS,
+    ff::ROWS,
+    gmm::ROWS,
 ];
+
+fn rows() -> impl Iterator<Item = &'static Row> {
+    ROWS.iter().copied().flatten()
+}
+
+const COUNT: usize = {
+    let (mut count, mut i) = (0, 0);
+    while i < ROWS.len() {
+        count += ROWS[i].len();
+        i += 1;
+    }
+    count
+};
+
+/// The operators of this crate.
+pub static OPERATORS: &[Operator] = &{
+    let mut all = [ROWS[0][0].operator; COUNT];
+    let (mut file, mut row, mut i) = (0, 0, 0);
+    while i < COUNT {
+        if row == ROWS[file].len() {
+            (file, row) = (file + 1, 0);
+        }
+        all[i] = ROWS[file][row].operator;
+        (row, i) = (row + 1, i + 1);
+    }
+    all
+};
 
 const FLOATS: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
 
@@ -261,7 +279,7 @@ fn options<V: Described>(call: &Call<V>) -> Result<GemmOptions> {
     Ok(GemmOptions { activation: activation(call), config, skip_reduce, determinism })
 }
 
-/// The activations of a call, `a` or `x`: of fused products `a` is another tensor.
+/// The activations of a call, `a` or `x`: of fused GEMMs `a` is another tensor.
 fn activations<V: Described>(call: &Call<V>) -> Result<&V> {
     call.optional("x").map_or_else(|| call.get("a"), Ok)
 }

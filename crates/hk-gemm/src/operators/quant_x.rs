@@ -1,13 +1,15 @@
 //! A product of 16-bit floats, and its activations quantized, in one launch.
 
 use super::a16w16::{GEMM_A16W16, TERMS, product};
-use super::codes::{HALVES, joined};
+use super::quantized::{HALVES, joined};
 use super::{
-    ACTIVATION, BATCH_INVARIANT, BIAS, SPLITS, TILE, W_SHUFFLED, Y_DTYPE, act, bias, case, finished, options,
-    sizes, splits, tile, to, w_shuffled, weight, with_half, workspace, y, y_dtype, y_outputs,
+    ACTIVATION, BATCH_INVARIANT, BIAS, Row, SPLITS, TILE, W_SHUFFLED, Y_DTYPE, act, bias, case, choice,
+    finished, options, sizes, splits, tile, to, w_shuffled, weight, with_half, workspace, y, y_dtype,
+    y_outputs,
 };
 use crate::element::sealed::Half as _;
 use crate::gemm::operands::MX_BLOCK;
+use crate::gemm::table::Variant;
 use crate::ops::fused_gemm_a16w16_quant_x::rule;
 use crate::{QuantXOptions, QuantXOutputs, kernels};
 use hk_core::quant::{BlockScale, MxElement};
@@ -17,6 +19,9 @@ use hk_core::registry::{
 };
 use hk_core::{DType, Fp4Rounding, Fp4x2, Fp8E4M3, Fp8E5M2, Result, Stream, with_float};
 use hk_quant::reference::{self, Quantization, mx_quant};
+
+pub(super) const ROWS: &[Row] =
+    &[Row::new(FUSED_GEMM_A16W16_QUANT_X, |call| choice::plain(call, Variant::QuantX))];
 
 const ELEMENTS: &[DType] = &[DType::Fp4x2, DType::Fp8E4M3, DType::Fp8E5M2];
 
@@ -108,7 +113,7 @@ macro_rules! corners {
 corners!(BF16: Bf16);
 corners!(F16: F16);
 
-pub(super) const FUSED_GEMM_A16W16_QUANT_X: Operator = Operator {
+const FUSED_GEMM_A16W16_QUANT_X: Operator = Operator {
     name: "fused_gemm_a16w16_quant_x",
     summary: "y = activation(x w^T + bias), and x as MX blocks of 32 columns, in one launch",
     args: &[

@@ -1,4 +1,4 @@
-//! Products of operands that need not have one type, with one face: inputs, where they lie, the call, the reference.
+//! GEMMs of operands that need not have one type, with one face: inputs, where they lie, the call, the reference.
 #![allow(dead_code, reason = "each test uses its part")]
 
 use hk_core::quant::shuffled_index;
@@ -67,7 +67,7 @@ impl Operand for Fp4x2 {
     }
 }
 
-/// What products are of.
+/// What GEMMs are of.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Kind {
     Halves,
@@ -383,7 +383,7 @@ impl<X: By<W>, W: Operand> Case<X, W> {
         self
     }
 
-    /// With a bias and a number to divide by, as far as the product takes them.
+    /// With a bias and a number to divide by, as far as the GEMM takes them.
     pub fn finished(mut self, activation: Option<Activation>) -> Self {
         let batches = self.batch.unwrap_or(1);
         let biased = matches!(X::KIND, Kind::Halves | Kind::Codes)
@@ -533,9 +533,9 @@ impl<X: By<W>, W: Operand> Case<X, W> {
     pub fn room(&self, gpu: &Gpu, splits: usize) -> usize {
         let info = gpu.stream().device().info();
         let sizes = [self.batch.unwrap_or(1), self.m, self.n, self.k];
-        let planes = splits * sizes[..3].iter().product::<usize>();
+        let slices = splits * sizes[..3].iter().product::<usize>();
         // Not none, even for no rows.
-        4 + planes
+        4 + slices
             + [Precision::HalfByFp4, Precision::HalfByByte]
                 .map(|p| {
                     gemm_workspace(
@@ -594,7 +594,7 @@ impl<X: By<W>, W: Operand> Case<X, W> {
         GemmOptions { activation: self.activation, config, ..GemmOptions::default() }
     }
 
-    /// The product, with a workspace as long as the configuration, or the device's choice, can use.
+    /// The GEMM, with a workspace as long as the configuration, or the device's choice, can use.
     #[track_caller]
     pub fn run<Y: Float>(&self, gpu: &Gpu, config: Option<GemmConfig>) -> Array<Y> {
         let &Self { m, n, memory, .. } = self;
@@ -623,7 +623,7 @@ impl<X: By<W>, W: Operand> Case<X, W> {
     }
 }
 
-/// The devices whose products take two types.
+/// The devices whose GEMMs take two types.
 pub fn devices<X: Operand, W: Operand>() -> Vec<Gpu> {
     hk_testkit::devices_where(|arch| X::served(arch) && W::served(arch))
 }

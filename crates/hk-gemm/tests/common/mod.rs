@@ -1,4 +1,4 @@
-//! Products of any kind with one face: inputs, the call, the reference.
+//! GEMMs of any kind with one face: inputs, the call, the reference.
 #![allow(dead_code, reason = "each test uses its part")]
 
 use hk_core::{
@@ -11,7 +11,7 @@ use hk_gemm::{
 };
 use hk_testkit::{Array, Fill, Gpu, HostTensorF64, Place, Tolerance};
 
-/// The form of a product.
+/// The form of a GEMM.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Form {
     Plain,
@@ -34,13 +34,13 @@ pub struct Call<'a, T: Element, Y: Element> {
     pub options: GemmOptions,
 }
 
-/// What products multiply.
+/// What GEMMs multiply.
 pub trait Operand: Element {
     /// Errors of their sums, in terms of magnitudes.
     const TERMS: f64;
     /// Forms that there are.
     const FORMS: &'static [Form];
-    /// Whether products have scales.
+    /// Whether GEMMs have scales.
     const SCALED: bool;
     /// Standard deviation of random ones.
     const SPREAD: f32;
@@ -267,7 +267,7 @@ impl<T: Operand> Inputs<T> {
         HostTensorF64 { shape: self.shape(), values: sums.values, magnitudes: sums.magnitudes }
     }
 
-    /// The product, with a workspace as long as the configuration, or the device's choice, can use.
+    /// The GEMM, with a workspace as long as the configuration, or the device's choice, can use.
     pub fn run<Y: Float>(&self, gpu: &Gpu, config: Option<GemmConfig>) -> Array<Y> {
         let &Self { batch, m, n, k, pads, .. } = self;
         let batched = self.form == Form::Batched;
@@ -318,7 +318,7 @@ impl<T: Operand> Inputs<T> {
     }
 }
 
-/// The devices whose products take a type.
+/// The devices whose GEMMs take a type.
 pub fn devices<T: Operand>() -> Vec<Gpu> {
     hk_testkit::devices_where(T::served)
 }

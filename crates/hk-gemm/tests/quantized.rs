@@ -1,4 +1,4 @@
-//! Products with codes of fewer bits than the activations, with mxfp4 and with shuffled weights, against the f64 reference and by
+//! GEMMs of quantized weights, mxfp4 and shuffled weights, against the f64 reference and by
 //! what has to hold whatever the tiles: sizes, strides, exactness, extreme scales, quantized activations, split-K slices.
 
 use crate::mixed::{By, Case, Kind, Memory, Operand, SUM, config, devices};
@@ -9,6 +9,8 @@ use hk_gemm::{
 };
 use hk_testkit::proptest::test_runner::TestRunner;
 use hk_testkit::{self as kit, Gpu, Place, Tolerance, assert_error, kind, proptest::prelude::*};
+
+hk_testkit::corners_of!(hk_gemm::OPERATORS: gemm_a16w8_blockscale, batched_gemm_a8w8_ptgq, gemm_a16wfp4, gemm_a16wfp4_atomic, batched_gemm_a16wfp4, gemm_a8wfp4, gemm_afp4wfp4, batched_gemm_afp4wfp4);
 
 /// A test for each pair of operands that have not one type of at least 8 bits.
 macro_rules! for_each_pair {
@@ -31,7 +33,7 @@ macro_rules! for_each_pair {
                     super::$name::<Fp4x2, Fp4x2>();
                 }
                 #[test]
-                fn half_by_code() {
+                fn half_by_byte() {
                     super::$name::<bf16, i8>();
                     super::$name::<f16, Fp8E4M3Fnuz>();
                     super::$name::<bf16, Fp8E4M3>();
@@ -329,7 +331,7 @@ fn shuffled<X: By<W>, W: Operand>() {
 }
 
 /// Unsummed split-K slices: they sum to the GEMM, slices beyond K are zero, slice 0 has the bias.
-fn planes<X: By<W>, W: Operand>() {
+fn slices<X: By<W>, W: Operand>() {
     for (batch, prequant) in forms::<X, W>() {
         let case = Case::<X, W>::new(batch, [18, 37, 1056], prequant, 6).finished(None);
         let case = Case { y_scale: None, ..case };
@@ -358,7 +360,7 @@ fn planes<X: By<W>, W: Operand>() {
     }
 }
 
-for_each_pair!(sizes, tiles_and_splits, strides, exact, random, strays, shuffled, planes);
+for_each_pair!(sizes, tiles_and_splits, strides, exact, random, strays, shuffled, slices);
 
 #[test]
 fn shuffled_weights_of_one_type() {
@@ -370,10 +372,10 @@ fn shuffled_weights_of_one_type() {
 }
 
 #[test]
-fn planes_of_one_type() {
-    planes::<bf16, bf16>();
-    planes::<i8, i8>();
-    planes::<Fp8E4M3, Fp8E4M3>();
+fn slices_of_one_type() {
+    slices::<bf16, bf16>();
+    slices::<i8, i8>();
+    slices::<Fp8E4M3, Fp8E4M3>();
 }
 
 /// Scales from end to end of their range, with values that keep the products within f32's.
@@ -471,7 +473,7 @@ fn quantized<X: By<W>, W: Operand>() {
 }
 
 #[test]
-fn activations_quantized_on_their_way_and_before() {
+fn activations_quantized_in_registers_and_ahead() {
     quantized::<bf16, Fp4x2>();
     quantized::<f16, Fp4x2>();
     quantized::<bf16, i8>();
@@ -482,7 +484,7 @@ fn activations_quantized_on_their_way_and_before() {
 
 /// Codes themselves: w = I times a power of two shows each of them exactly, whichever way they are made.
 #[test]
-fn codes_are_the_same_on_both_ways() {
+fn quantized_values_are_the_same_in_registers_and_ahead() {
     let [m, k] = [32, 256];
     let mut case = Case::<bf16, Fp4x2>::new(None, [m, k, k], true, 9).unscaled();
     case.w = Operand::pack(&(0..k * k).map(|i| (i / k == i % k).into()).collect::<Vec<_>>());
@@ -564,7 +566,7 @@ fn atomic(gpu: &Gpu, [m, n, k]: [usize; 3], prequant: bool, accumulate: bool, ti
 }
 
 #[test]
-fn parts_added_in_memory() {
+fn slices_added_with_atomics() {
     for gpu in kit::devices() {
         for (prequant, accumulate) in [(false, false), (false, true), (true, false), (true, true)] {
             for tile in [None, Some(GemmTile::S16x32), Some(GemmTile::T64x64), Some(GemmTile::Elements)] {

@@ -1,10 +1,10 @@
-//! Products with codes of fewer bits than the activations, with mxfp4, and with what comes after them.
+//! GEMMs of quantized operands: int8 and fp8 weights of 16-bit activations, mxfp4, mxfp8, and their fused epilogues.
 
 use super::{
-    ACTIVATION, BATCH_INVARIANT, BATCHED_BIAS, GROUP_K, GROUP_N, SPLITS, TILE, W_SHUFFLED, Y_DTYPE,
-    accumulate, act, asked_slices, bias, block_shape, case, finished, of_k, of_n, optional_f64, options,
-    prequant, sizes, splits, tile, to, w_shuffled, weight, weights, with_codes, with_half, workspace, y,
-    y_dtype, y_outputs,
+    ACTIVATION, BATCH_INVARIANT, BATCHED_BIAS, GROUP_K, GROUP_N, Row, SPLITS, TILE, W_SHUFFLED, Y_DTYPE,
+    accumulate, act, asked_slices, bias, block_shape, case, choice, finished, of_k, of_n, optional_f64,
+    options, prequant, sizes, splits, tile, to, w_shuffled, weight, weights, with_codes, with_half,
+    workspace, y, y_dtype, y_outputs,
 };
 use crate::element::sealed::Int8OrFp8 as _;
 use crate::reference::{self, Sums};
@@ -18,6 +18,22 @@ use hk_core::registry::{
     Outputs, Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
 use hk_core::{DType, E8M0, Error, Fp4x2, Result, Stream, TensorViewMut, quant, with_float};
+
+pub(super) const ROWS: &[Row] = &[
+    Row::new(GEMM_A16W8_BLOCKSCALE, |call| choice::half_by_byte(call, call.bool("prequant")?)),
+    Row::new(BATCHED_GEMM_A8W8_PTGQ, |call| choice::half_by_byte(call, true)),
+    Row::new(GEMM_A16WFP4, choice::half_by_fp4),
+    Row::new(GEMM_A16WFP4_ATOMIC, |call| choice::atomic(choice::half_by_fp4(call)?)),
+    Row::new(BATCHED_GEMM_A16WFP4, choice::half_by_fp4),
+    Row::new(GEMM_A8WFP4, choice::mx),
+    Row::new(GEMM_AFP4WFP4, choice::mx),
+    Row::new(GEMM_AFP8WFP8, choice::mx),
+    Row::new(BATCHED_GEMM_AFP4WFP4, choice::mx),
+    Row::new(FUSED_GEMM_A8W8_BLOCKSCALE_MUL_ADD, choice::block),
+    Row::new(FUSED_GEMM_A8W8_BLOCKSCALE_SPLIT_CAT, choice::block),
+    Row::new(FUSED_GEMM_AFP4WFP4_MUL_ADD, choice::mx),
+    Row::new(FUSED_GEMM_AFP4WFP4_SPLIT_CAT, choice::mx),
+];
 
 pub(super) const HALVES: &[DType] = &[DType::Bf16, DType::F16];
 const CODES: &[DType] = &[DType::I8, DType::Fp8E4M3Fnuz, DType::Fp8E4M3];
@@ -201,7 +217,7 @@ pub(super) const GEMM_A16WFP4: Operator = Operator {
     traffic: Traffic::once,
 };
 
-pub(super) const GEMM_A16WFP4_ATOMIC: Operator = Operator {
+const GEMM_A16WFP4_ATOMIC: Operator = Operator {
     name: "gemm_a16wfp4_atomic",
     summary: "y = a w^T, or y += a w^T, w of mxfp4, split-K slices added by atomics",
     args: &[
@@ -244,7 +260,7 @@ pub(super) const GEMM_A16WFP4_ATOMIC: Operator = Operator {
     ..GEMM_A16WFP4
 };
 
-pub(super) const BATCHED_GEMM_A16WFP4: Operator = Operator {
+const BATCHED_GEMM_A16WFP4: Operator = Operator {
     name: "batched_gemm_a16wfp4",
     summary: "y = activation(a w^T) / y_scale for each batch, w of mxfp4",
     args: &[
@@ -302,7 +318,7 @@ macro_rules! a8wfp4_corners {
 a8wfp4_corners!(A8WFP4_FNUZ: Fp8E4M3Fnuz);
 a8wfp4_corners!(A8WFP4_OCP: Fp8E4M3);
 
-pub(super) const GEMM_A8WFP4: Operator = Operator {
+const GEMM_A8WFP4: Operator = Operator {
     name: "gemm_a8wfp4",
     summary: "y = activation(a_scale (a w^T)), a of fp8, w of mxfp4",
     args: &[
@@ -363,7 +379,7 @@ fn afp4wfp4(call: &HostCall) -> Result<Sums> {
     Ok(reference::product(&a, &w, [batch, m, n, k]))
 }
 
-pub(super) const GEMM_AFP4WFP4: Operator = Operator {
+const GEMM_AFP4WFP4: Operator = Operator {
     name: "gemm_afp4wfp4",
     summary: "y = activation(a w^T), both of mxfp4",
     args: &[
@@ -415,7 +431,7 @@ macro_rules! mxfp8_corners {
 mxfp8_corners!(MXFP8_FNUZ: Fp8E4M3Fnuz);
 mxfp8_corners!(MXFP8_OCP: Fp8E4M3);
 
-pub(super) const GEMM_AFP8WFP8: Operator = Operator {
+const GEMM_AFP8WFP8: Operator = Operator {
     name: "gemm_afp8wfp8",
     summary: "y = activation(a w^T), both of mxfp8",
     args: &[
@@ -447,7 +463,7 @@ pub(super) const GEMM_AFP8WFP8: Operator = Operator {
     ..GEMM_AFP4WFP4
 };
 
-pub(super) const BATCHED_GEMM_AFP4WFP4: Operator = Operator {
+const BATCHED_GEMM_AFP4WFP4: Operator = Operator {
     name: "batched_gemm_afp4wfp4",
     summary: "y = activation(a w^T) for each batch, both of mxfp4",
     args: &[
@@ -541,7 +557,7 @@ fn a16w8_space<'a>(
     space(stream, inputs, outputs, len)
 }
 
-pub(super) const GEMM_A16W8_BLOCKSCALE: Operator = Operator {
+const GEMM_A16W8_BLOCKSCALE: Operator = Operator {
     name: "gemm_a16w8_blockscale",
     summary: "y = activation(sum over groups of w_scale (a w^T of a group)), a quantized to the type of w or not",
     args: &[A, W8, W8_SCALE, y(2, "[M, N]", TERMS)],
@@ -598,7 +614,7 @@ pub(super) const GEMM_A16W8_BLOCKSCALE: Operator = Operator {
     },
     ..GEMM_A16WFP4
 };
-pub(super) const BATCHED_GEMM_A8W8_PTGQ: Operator = Operator {
+const BATCHED_GEMM_A8W8_PTGQ: Operator = Operator {
     name: "batched_gemm_a8w8_ptgq",
     summary: "y = activation(w_scale sum over groups of s (q(a) w^T of a group) + bias) for each batch",
     args: &[
@@ -694,7 +710,7 @@ fn with_terms(call: &HostCall, sums: Sums) -> Result<Named<HostTensorF64>> {
     super::as_y(call, sums.with_terms(fuse_type(call)?, &a, &b), n)
 }
 
-pub(super) const FUSED_GEMM_A8W8_BLOCKSCALE_MUL_ADD: Operator = Operator {
+const FUSED_GEMM_A8W8_BLOCKSCALE_MUL_ADD: Operator = Operator {
     name: "fused_gemm_a8w8_blockscale_mul_add",
     summary: "y = a * g + b or a * b + g, g of gemm_a8w8_blockscale",
     args: &[X8, W8, X8_SCALE, W8_SCALE, TERM_A, TERM_B, y(2, "[M, N]", TERMS)],
@@ -736,7 +752,7 @@ pub(super) const FUSED_GEMM_A8W8_BLOCKSCALE_MUL_ADD: Operator = Operator {
     ..GEMM_A16WFP4
 };
 
-pub(super) const FUSED_GEMM_AFP4WFP4_MUL_ADD: Operator = Operator {
+const FUSED_GEMM_AFP4WFP4_MUL_ADD: Operator = Operator {
     name: "fused_gemm_afp4wfp4_mul_add",
     summary: "y = a * g + b or a * b + g, g of gemm_afp4wfp4",
     args: &[X4, W4, X4_SCALE, W4_SCALE, TERM_A, TERM_B, y(2, "[M, N]", TERMS)],
@@ -823,7 +839,7 @@ fn split(call: &HostCall, sums: Sums) -> Result<Named<HostTensorF64>> {
     Ok(vec![("c1", tensor(s1 + s3, c1, of_c1)), ("c2", tensor(s2, c2, of_c2))])
 }
 
-pub(super) const FUSED_GEMM_A8W8_BLOCKSCALE_SPLIT_CAT: Operator = Operator {
+const FUSED_GEMM_A8W8_BLOCKSCALE_SPLIT_CAT: Operator = Operator {
     name: "fused_gemm_a8w8_blockscale_split_cat",
     summary: "c1 = [C[.., ..S1], y], c2 = C[.., S1..], C of gemm_a8w8_blockscale",
     args: &[X8, W8, X8_SCALE, W8_SCALE, CAT, C1, C2],
@@ -866,7 +882,7 @@ pub(super) const FUSED_GEMM_A8W8_BLOCKSCALE_SPLIT_CAT: Operator = Operator {
     ..GEMM_A16WFP4
 };
 
-pub(super) const FUSED_GEMM_AFP4WFP4_SPLIT_CAT: Operator = Operator {
+const FUSED_GEMM_AFP4WFP4_SPLIT_CAT: Operator = Operator {
     name: "fused_gemm_afp4wfp4_split_cat",
     summary: "c1 = [C[.., ..S1], y], c2 = C[.., S1..], C of gemm_afp4wfp4",
     args: &[X4, W4, X4_SCALE, W4_SCALE, CAT, C1, C2],

@@ -8,6 +8,8 @@ use hk_gemm::{Activation, BlockShape, GemmTile};
 use hk_testkit::proptest::test_runner::TestRunner;
 use hk_testkit::{self as kit, Tolerance, proptest::prelude::*};
 
+hk_testkit::corners_of!(hk_gemm::OPERATORS: gemm_a16w16, gemm_a16w16_atomic, gemm_a16w16_gated, batched_gemm_bf16, gemm_a8w8, gemm_a8w8_per_token_scale, gemm_a8w8_blockscale, batched_gemm_a8w8);
+
 const ACTIVATIONS: [Option<Activation>; 6] = [
     None,
     Some(Activation::Silu),
