@@ -22,6 +22,22 @@ fn every_operator_has_demo_cases_and_corner_cases() {
     assert_eq!(without(|op| op.kernels.is_empty()), [""; 0], "no source in the operator's `kernels`");
 }
 
+/// By the `hip/kernels.json` of the families.
+#[test]
+fn every_source_is_launched_by_an_operator() {
+    let families = fs::read_dir(root().join("crates")).unwrap().map(|entry| entry.unwrap());
+    for family in families {
+        let Ok(interface) = fs::read_to_string(family.path().join("hip/kernels.json")) else { continue };
+        let interface: serde_json::Value = serde_json::from_str(&interface).unwrap();
+        let family = family.file_name().into_string().unwrap();
+        let operators = || hk_cli::operators().into_iter().filter(|op| op.family == family);
+        for source in interface["entries"].as_object().unwrap().keys() {
+            let launched = operators().any(|op| op.kernels.iter().any(|kernels| kernels.name() == source));
+            assert!(launched, "{family}/hip/{source}.hip is in the `kernels` of no operator");
+        }
+    }
+}
+
 /// A case in `validation/operators.py`, or a reason why there is none.
 #[test]
 fn every_operator_is_compared_with_jax_or_says_why_not() {
