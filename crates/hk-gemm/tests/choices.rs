@@ -88,7 +88,7 @@ fn wrong_configurations_are_refused() {
         &[("a", DType::Bf16, &[16, 256]), ("w", DType::Bf16, &[64, 256])];
     let tile = |name| ("tile", Scalar::Choice(name));
     refused("gemm_a16w16", halves, &[tile("64x64"), ("splits", Scalar::Int(0))], "splits: 0");
-    refused("gemm_a16w16", halves, &[tile("256x128")], "tile: T256x128");
+    refused("gemm_a16w16_gated", halves, &[tile("16x16")], "tile: S16x16");
     let long: &[(&str, DType, &[usize])] = &[
         ("a", DType::I8, &[16, 200_000]),
         ("w", DType::I8, &[64, 200_000]),
