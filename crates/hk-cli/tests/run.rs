@@ -334,6 +334,27 @@ fn wrong_names_and_values_are_refused() {
     files.fails(&on(&["--want", "y"]), &["rmsnorm: output: `y`, expected an optional output"]);
 }
 
+/// Sizes that wrap, and lengths below zero.
+#[test]
+fn numbers_out_of_range_are_refused() {
+    let files = Files::new();
+    files.input(&[
+        given("a", Dtype::BF16, &[1, 8], &values::<bf16>(8)),
+        given("w", Dtype::BF16, &[16, 8], &values::<bf16>(128)),
+    ]);
+    for splits in ["0", "-1", "65536", "9223372036854775807"] {
+        let splits = format!("splits={splits}");
+        let args = ["gemm_a16w16", "--param", "tile=64x64", "--param", &splits];
+        files.fails(&args, &["gemm_a16w16: ", "splits", "65535"]);
+    }
+    files.input(&[given("plain", Dtype::BF16, &[16, 8], &values::<bf16>(128))]);
+    files.fails(&["shuffle_weight", "--param", "columns=-1"], &["shuffle_weight: columns: -1"]);
+    files.fails(
+        &["shuffle_weight", "--param", "columns=9223372036854775807"],
+        &["shuffle_weight: shuffled", "limit"],
+    );
+}
+
 #[test]
 fn a_wrong_command_line_is_status_2() {
     let files = Files::new();

@@ -217,7 +217,7 @@ const DEEPGEMM_MASKED_A8W8: Operator = Operator {
     corners: &[
         case!("128 x 128", a: Fp8E4M3Fnuz [4, 130, 96], w: Fp8E4M3Fnuz [4, 140, 96], a_scale: F32 [4, 130], w_scale: F32 [4, 140, 1], masked_m: I32 [4], y: Bf16 [4, 130, 140]; tile("128x128")),
         case!("64 x 64, blocks", a: Fp8E4M3 [3, 65, 160], w: Fp8E4M3 [3, 144, 160], a_scale: F32 [3, 65, 2], w_scale: F32 [3, 2, 2], masked_m: I32 [3], y: Bf16 [3, 65, 144]; tile("64x64"), w_shuffled(), blocks()),
-        case!("32 x 32, blocks", a: I8 [6, 30, 272], w: I8 [6, 40, 272], a_scale: F32 [6, 30, 3], w_scale: F32 [6, 1, 3], masked_m: I32 [6], y: Bf16 [6, 30, 40]; tile("32x32"), blocks()),
+        case!("32 x 32, blocks", a: I8 [6, 30, 272], w: I8 [6, 40, 272], a_scale: F32 [6, 30, 3], w_scale: F32 [6, 1, 3], masked_m: I32 [6], y: F16 [6, 30, 40]; tile("32x32"), blocks()),
         case!("groups of 64", a: Fp8E4M3Fnuz [3, 30, 272], w: Fp8E4M3Fnuz [3, 40, 272], a_scale: F32 [3, 30, 5], w_scale: F32 [3, 1, 5], masked_m: I32 [3], y: Bf16 [3, 30, 40]; blocks(), of_k(64)),
     ],
     run: |stream: &Stream, call: &mut DeviceCall| {
@@ -253,7 +253,7 @@ const DEEPGEMM_CONTIGUOUS_A8W8: Operator = Operator {
     corners: &[
         case!("128 x 128", a: Fp8E4M3Fnuz [257, 96], w: Fp8E4M3Fnuz [4, 140, 96], a_scale: F32 [257], w_scale: F32 [4, 140], m_group: I32 [257], y: Bf16 [257, 140]; tile("128x128")),
         case!("64 x 64, blocks", a: Fp8E4M3 [130, 160], w: Fp8E4M3 [3, 144, 160], a_scale: F32 [130, 2], w_scale: F32 [3, 2, 2], m_group: I32 [130], y: Bf16 [130, 144]; tile("64x64"), w_shuffled(), blocks()),
-        case!("groups of 8", a: Fp8E4M3 [130, 40], w: Fp8E4M3 [3, 50, 40], a_scale: F32 [130, 5], w_scale: F32 [3, 1, 5], m_group: I32 [130], y: Bf16 [130, 50]; blocks(), of_k(8)),
+        case!("groups of 8", a: Fp8E4M3 [130, 40], w: Fp8E4M3 [3, 50, 40], a_scale: F32 [130, 5], w_scale: F32 [3, 1, 5], m_group: I32 [130], y: F16 [130, 50]; blocks(), of_k(8)),
         case!("elements", a: I8 [33, 77], w: I8 [3, 50, 77], a_scale: F32 [33], w_scale: F32 [3, 50], m_group: I32 [33], y: Bf16 [33, 50]; tile("elements")),
     ],
     run: |stream: &Stream, call: &mut DeviceCall| {

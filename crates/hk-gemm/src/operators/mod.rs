@@ -262,7 +262,7 @@ fn options<V: Described>(call: &Call<V>) -> Result<GemmOptions> {
     // K is not split by operators without a workspace.
     let splits = call.int("splits").unwrap_or(1);
     let wrong = || Error::argument(call.operator().name, "splits", splits, "1 to 65535");
-    let splits = usize::try_from(splits).map_err(|_| wrong())?;
+    let splits = u16::try_from(splits).map_err(|_| wrong())?.into();
     let config = tile.map(|tile| GemmConfig { tile, splits, group: 8 });
     let invariant = call.bool("batch_invariant").unwrap_or(false);
     let determinism = if invariant { Determinism::BatchInvariant } else { Determinism::SameCall };
