@@ -2,8 +2,8 @@
 
 use hk_core::{DType, Layout, bf16, f16};
 use hk_gemm::{
-    Activation, FfOptions, FfPath, Half, Precision, ff_fused_gated, ff_fused_ungated, ff_fused_workspace,
-    reference,
+    Activation, FfKind, FfOptions, FfPath, Half, Precision, ff_fused_gated, ff_fused_ungated,
+    ff_fused_workspace, reference,
 };
 use hk_testkit::proptest::test_runner::TestRunner;
 use hk_testkit::{
@@ -76,7 +76,8 @@ impl Case {
         let mut y = gpu.poisoned::<T>(place(self.m, 3));
         let precision = if T::DTYPE == DType::F16 { Precision::F16 } else { Precision::Bf16 };
         let (info, sizes) = (gpu.stream().device().info(), [self.m, self.k, self.i]);
-        let len = ff_fused_workspace(info, precision, sizes, self.gated, self.options);
+        let kind = if self.gated { FfKind::Gated } else { FfKind::Ungated };
+        let len = ff_fused_workspace(info, precision, sizes, kind, self.options);
         let mut workspace = gpu.poisoned::<f32>([len]);
         let run = if self.gated { ff_fused_gated } else { ff_fused_ungated };
         let (a, b, c) = (x.view(), w_up.view(), w_down.view());
@@ -254,9 +255,15 @@ fn the_path_follows_from_sizes() {
     let gpu = Gpu::open("emu:gfx942");
     let info = gpu.stream().device().info();
     let len = |sizes, path| {
-        ff_fused_workspace(info, Precision::Bf16, sizes, true, FfOptions { path, ..FfOptions::default() })
+        ff_fused_workspace(
+            info,
+            Precision::Bf16,
+            sizes,
+            FfKind::Gated,
+            FfOptions { path, ..FfOptions::default() },
+        )
     };
-    // Fused: a plane for each slice.
+    // Fused: partial sums of y for each slice.
     let [m, k, i] = [1, 4096, 1792];
     assert_eq!(len([m, k, i], Some(FfPath::Fused)), i / 16 * k);
     let large = [64, 4096, 14336];

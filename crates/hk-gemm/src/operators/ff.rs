@@ -4,7 +4,7 @@ use super::{ACTIVATION, Row, act, activation, case, with_half};
 use crate::element::sealed::Half as _;
 use crate::kernels;
 use crate::reference;
-use crate::{FfOptions, FfPath, ff_fused_workspace};
+use crate::{FfKind, FfOptions, FfPath, ff_fused_workspace};
 use hk_core::registry::{
     ArgSpec, BenchSizes, Call, Case, Described, DeviceCall, HostCall, HostTensorF64, Operator, Sample,
     Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
@@ -118,7 +118,8 @@ fn run(gated: bool, stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let options = FfOptions { activation: activation(&inputs), path };
     with_half!(inputs, "x", T => {
         let info = stream.device().info();
-        let len = ff_fused_workspace(info, T::PRECISION, sizes(&inputs)?, gated, options);
+        let kind = if gated { FfKind::Gated } else { FfKind::Ungated };
+        let len = ff_fused_workspace(info, T::PRECISION, sizes(&inputs)?, kind, options);
         let workspace = outputs.workspace(stream, len)?;
         let (x, w_up, w_down) = (inputs.view::<T>("x")?, inputs.view("w_up")?, inputs.view("w_down")?);
         let run = if gated { crate::ff_fused_gated } else { crate::ff_fused_ungated };

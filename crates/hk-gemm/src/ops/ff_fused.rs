@@ -17,6 +17,15 @@ use hk_core::{
     TensorViewMut, check_aliases,
 };
 
+/// Whether a feed-forward layer has gates: `w_up` of `2 I` rows, or of `I`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FfKind {
+    /// [`ff_fused_gated`].
+    Gated,
+    /// [`ff_fused_ungated`].
+    Ungated,
+}
+
 /// How a feed-forward layer is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FfPath {
@@ -82,10 +91,25 @@ const fn chunk(gated: bool) -> usize {
     if gated { 16 } else { 32 }
 }
 /// Rows of `w_down` that a block of `ff_down` has at least: what its waves have in flight.
-const LEAST_PART: usize = 256;
+const MIN_DOWN_ROWS: usize = 256;
 
 /// Time of one more launch, and bytes of memory traffic in the same time, of a CU (MI300X: 4 us, 17 bytes a ns).
 const LAUNCH_BYTES: f64 = 4000.0 * 17.0;
+
+/// How the intermediate columns are split among blocks.
+#[derive(Clone, Copy)]
+struct Slices {
+    /// Columns of a slice, but perhaps the last.
+    width: usize,
+    count: usize,
+}
+
+impl Slices {
+    /// Of so many columns each, `all` columns.
+    fn of(width: usize, all: usize) -> Self {
+        Self { width, count: all.div_ceil(width) }
+    }
+}
 
 /// Rows, columns of `x` and `y`, and of `h`.
 #[derive(Debug, Clone, Copy)]
@@ -96,23 +120,23 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// Columns of `h` of a block, and blocks.
-    fn slices(&self, info: &DeviceInfo, gated: bool) -> (usize, usize) {
+    /// Of the kernel of both GEMMs: columns of `h` of a block.
+    fn fused_slices(&self, info: &DeviceInfo, gated: bool) -> Slices {
         let chunk = chunk(gated);
         let chunks = self.i.div_ceil(chunk);
         let each = chunks.div_ceil(info.compute_units.max(1) as usize).clamp(1, SLICE / chunk) * chunk;
-        (each, self.i.div_ceil(each))
+        Slices::of(each, self.i)
     }
 
     fn n_tiles(&self) -> usize {
         self.k.div_ceil(N_TILE)
     }
 
-    /// Rows of `w_down` of a part, and parts: as many as give each CU a block.
-    fn parts(&self, info: &DeviceInfo) -> (usize, usize) {
+    /// Of the second GEMM: as many as give each CU a block, at least one.
+    fn down_slices(&self, info: &DeviceInfo) -> Slices {
         let wanted = (info.compute_units as usize).div_ceil(self.n_tiles().max(1));
-        let each = self.i.div_ceil(wanted).next_multiple_of(32).max(LEAST_PART);
-        (each, self.i.div_ceil(each).max(1))
+        let each = self.i.div_ceil(wanted).next_multiple_of(32).max(MIN_DOWN_ROWS);
+        Slices::of(each, self.i.max(1))
     }
 
     fn partial(&self) -> usize {
@@ -135,14 +159,13 @@ impl Sizes {
             return FfPath::Tiles;
         }
         let cus = f64::from(info.compute_units.max(1));
-        let (_, slices) = self.slices(info, gated);
-        let (_, parts) = self.parts(info);
+        let (slices, down) = (self.fused_slices(info, gated).count, self.down_slices(info).count);
         // Written once and read once.
         let traffic = |n: usize| 8.0 * n as f64 * self.partial() as f64;
         let weights = 2.0 * self.k as f64 * self.i as f64 * if gated { 3.0 } else { 2.0 };
         // With fewer blocks than CUs, only these read.
         let idle = weights * (cus / slices.max(1) as f64 - 1.0).max(0.0);
-        let others = if parts > 1 { traffic(parts) } else { 0.0 };
+        let others = if down > 1 { traffic(down) } else { 0.0 };
         let fused = traffic(slices) + idle;
         if fused - others <= LAUNCH_BYTES * cus { FfPath::Fused } else { FfPath::Split }
     }
@@ -150,25 +173,26 @@ impl Sizes {
     /// The shortest workspace of a path.
     fn needed(&self, info: &DeviceInfo, path: FfPath, gated: bool) -> usize {
         match path {
-            FfPath::Fused => self.slices(info, gated).1.saturating_mul(self.partial()),
-            FfPath::Split => match self.parts(info).1 {
+            FfPath::Fused => self.fused_slices(info, gated).count.saturating_mul(self.partial()),
+            FfPath::Split => match self.down_slices(info).count {
                 1 => self.h_len(),
-                parts => self.h_len().saturating_add(parts.saturating_mul(self.partial())),
+                slices => self.h_len().saturating_add(slices.saturating_mul(self.partial())),
             },
             FfPath::Tiles => self.h_len(),
         }
     }
 }
 
-/// Length of the workspace, in `f32`, of [`ff_fused_gated`], or of [`ff_fused_ungated`] if not `gated`, for `x` `[M, K]` and `w_down`
-/// `[I, K]`, whatever the layouts.
+/// Length of the workspace, in `f32`, of [`ff_fused_gated`] or [`ff_fused_ungated`], for `x` `[M, K]` and `w_down` `[I, K]`, whatever
+/// the layouts.
 pub fn ff_fused_workspace(
     info: &DeviceInfo,
     precision: Precision,
     [m, k, i]: [usize; 3],
-    gated: bool,
+    kind: FfKind,
     options: FfOptions,
 ) -> usize {
+    let gated = kind == FfKind::Gated;
     let sizes = Sizes { m, k, i };
     let path = options.path.unwrap_or(sizes.choose(info, gated));
     // Split-K slices of the first GEMM come after h.
@@ -272,9 +296,9 @@ impl<T: Half> FeedForward<'_, T> {
             return Err(Error::shape(op, "workspace", workspace.shape(), want));
         }
         if path == FfPath::Fused {
-            let (slice, slices) = sizes.slices(info, self.gated);
-            self.fused(stream, &sizes, slice, slices, &mut workspace)?;
-            return self.sum(stream, &sizes, slices, &mut y, workspace);
+            let slices = sizes.fused_slices(info, self.gated);
+            self.fused(stream, &sizes, slices, &mut workspace)?;
+            return self.sum(stream, &sizes, slices.count, &mut y, workspace);
         }
 
         let (h, mut rest) = workspace.split_at(0, sizes.h_len())?;
@@ -293,9 +317,9 @@ impl<T: Half> FeedForward<'_, T> {
             return GroupedGemm { op, names, lhs: h.alias(), rhs, sizes: None, bias: None, options }
                 .run(stream, y);
         }
-        let (each, parts) = sizes.parts(info);
-        self.down(stream, &sizes, &h, each, parts, &mut y, &mut rest)?;
-        if parts > 1 { self.sum(stream, &sizes, parts, &mut y, rest) } else { Ok(()) }
+        let slices = sizes.down_slices(info);
+        self.down(stream, &sizes, &h, slices, &mut y, &mut rest)?;
+        if slices.count > 1 { self.sum(stream, &sizes, slices.count, &mut y, rest) } else { Ok(()) }
     }
 
     fn check(&self, stream: &Stream, y: &TensorViewMut<T>, workspace: &TensorViewMut<f32>) -> Result<Sizes> {
@@ -382,8 +406,7 @@ impl<T: Half> FeedForward<'_, T> {
         &self,
         stream: &Stream,
         sizes: &Sizes,
-        slice: usize,
-        slices: usize,
+        slices: Slices,
         partials: &mut TensorViewMut<f32>,
     ) -> Result<()> {
         let kernels = kernels(T::PRECISION);
@@ -395,23 +418,21 @@ impl<T: Half> FeedForward<'_, T> {
             w_up: launch.input("w_up", &self.w_up)?.data(),
             w_down: launch.input("w_down", &self.w_down)?.data(),
             y: launch.output_address("workspace", &mut partials.reborrow())?,
-            slice: slice as u32,
+            slice: slices.width as u32,
             ..self.params(sizes)
         };
         // SAFETY: the checks make the tensors as long as M, K and I, which the kernel bounds its accesses by; there is a partial sum for
         // each block; the loader matches the parameters to the kernel.
-        unsafe { launch.run(&kernel, LaunchConfig::grid_1d(slices), &params) }
+        unsafe { launch.run(&kernel, LaunchConfig::grid_1d(slices.count), &params) }
     }
 
     /// The second GEMM: to partial sums, or to `y` if there is one slice.
-    #[expect(clippy::too_many_arguments, reason = "what the kernel reads and writes")]
     fn down(
         &self,
         stream: &Stream,
         sizes: &Sizes,
         h: &TensorViewMut<T>,
-        each: usize,
-        parts: usize,
+        slices: Slices,
         y: &mut TensorViewMut<T>,
         partials: &mut TensorViewMut<f32>,
     ) -> Result<()> {
@@ -421,10 +442,10 @@ impl<T: Half> FeedForward<'_, T> {
             w_down: launch.input("w_down", &self.w_down)?.data(),
             h: launch.input("workspace", &h.alias())?.data(),
             h_row: (sizes.h_row() * size_of::<T>()) as i64,
-            slice: each as u32,
+            slice: slices.width as u32,
             ..self.params(sizes)
         };
-        if parts > 1 {
+        if slices.count > 1 {
             params.y = launch.output_address("workspace", &mut partials.reborrow())?;
         } else {
             params.y_row = y.strides()[0] as i64;
@@ -432,8 +453,8 @@ impl<T: Half> FeedForward<'_, T> {
             params.y_type = float_index(T::DTYPE) as u32;
             params.y = launch.output_address("y", &mut y.reborrow())?;
         }
-        // SAFETY: as of `fused`; h has as many rows and columns; there is a partial sum for each part.
-        unsafe { launch.run(&kernel, LaunchConfig::grid_1d(parts * sizes.n_tiles()), &params) }
+        // SAFETY: as of `fused`; h has as many rows and columns; there is a partial sum for each slice.
+        unsafe { launch.run(&kernel, LaunchConfig::grid_1d(slices.count * sizes.n_tiles()), &params) }
     }
 
     /// `y` from its partial sums.

@@ -41,7 +41,7 @@ pub use deepgemm_contiguous::deepgemm_contiguous;
 pub use deepgemm_contiguous_a8w8::deepgemm_contiguous_a8w8;
 pub use deepgemm_masked::deepgemm_masked;
 pub use deepgemm_masked_a8w8::deepgemm_masked_a8w8;
-pub use ff_fused::{FfOptions, FfPath, ff_fused_gated, ff_fused_ungated, ff_fused_workspace};
+pub use ff_fused::{FfKind, FfOptions, FfPath, ff_fused_gated, ff_fused_ungated, ff_fused_workspace};
 pub use fused_gemm_a8w8_blockscale_a16w16::{DualFp8Inputs, DualOutputs, fused_gemm_a8w8_blockscale_a16w16};
 pub use fused_gemm_a8w8_blockscale_mul_add::{FusedBlockInputs, MulAdd, fused_gemm_a8w8_blockscale_mul_add};
 pub use fused_gemm_a8w8_blockscale_split_cat::{SplitCatOutputs, fused_gemm_a8w8_blockscale_split_cat};
