@@ -127,7 +127,7 @@ pub(crate) fn test(args: &TestArgs) -> Result {
     };
     let filter: Vec<&str> = args.filter.as_deref().into_iter().collect();
     if nextest().is_none() {
-        return run(&["test"], &filter);
+        return run(&["test", "--no-fail-fast"], &filter);
     }
     // nextest runs no documentation examples. A failure of one kind does not hide the other's results.
     let examples = run(&["test", "--doc"], &filter);

@@ -32,6 +32,8 @@ mod status;
 mod tensors;
 
 pub use failure::{Failure, Result};
+#[doc(hidden)]
+pub use out::discard as discard_output;
 
 use hk_core::registry::{Choices, Operator};
 

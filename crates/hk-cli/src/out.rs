@@ -5,7 +5,8 @@ use comfy_table::{CellAlignment, ContentArrangement, presets};
 use hk_emu::Counters;
 use serde::Serialize;
 use std::fmt::Display;
-use std::io::{ErrorKind, Write as _};
+use std::io::{ErrorKind, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A table, in a form that is Markdown, too.
 pub struct Table(comfy_table::Table);
@@ -48,9 +49,19 @@ impl Display for Table {
     }
 }
 
+static DISCARDED: AtomicBool = AtomicBool::new(false);
+
+/// Discards what the commands of this process print from now on. For tests: the test runner does not capture it.
+pub fn discard() {
+    DISCARDED.store(true, Ordering::Relaxed);
+}
+
 /// Prints a text and a new line. A reader that has gone away, as `head`, is no failure.
 pub fn print(text: impl Display) -> Result<()> {
-    match writeln!(std::io::stdout().lock(), "{text}") {
+    let discarded = DISCARDED.load(Ordering::Relaxed);
+    let mut out: Box<dyn Write> =
+        if discarded { Box::new(std::io::sink()) } else { Box::new(std::io::stdout().lock()) };
+    match writeln!(out, "{text}") {
         Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(e.into()),
         _ => Ok(()),
     }

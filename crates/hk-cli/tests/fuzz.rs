@@ -184,6 +184,7 @@ fn run(operator: &'static Operator, corner: usize, damages: &[Damage], arch: Arc
         Ok(cli) => cli,
         Err(error) => return Some(error.to_string()),
     };
+    hk_cli::discard_output();
     let error = cli.execute().err().map(|failure| failure.to_string());
     assert_eq!(output.exists(), error.is_none(), "{args:?}: {error:?}");
     if let Some(error) = &error {
