@@ -494,9 +494,26 @@ fn place(index: &Lanes, packed: &Packed, shift: usize, out: &mut [u8; MAX_ELEMEN
     }
 }
 
-/// Scales so far from 1 that scaled elements could leave the normal numbers of f32.
-fn extreme(scales: &[u8; 64]) -> bool {
-    scales.iter().any(|s| !(27..=227).contains(s) && *s != 255)
+/// A scale so far from 1 that elements times it could leave the normal numbers of f32.
+fn extreme(scale: u8) -> bool {
+    !(27..=227).contains(&scale) && scale != 255
+}
+
+/// Whether a scale is extreme where it matters. Zeros, infinities and NaNs are the same at any scale; tiles are padded
+/// with blocks of zeros whose scales are zero bytes, and such scales become 1.
+fn any_extreme(x: &[f32], scales: &mut [u8; 64], dim: usize) -> bool {
+    let mut any = false;
+    for (block, x) in x.chunks(32 * dim).enumerate() {
+        let Some(scales) = scales.get_mut(block * dim..(block + 1) * dim) else { return any };
+        for (row, scale) in scales.iter_mut().enumerate().filter(|(_, scale)| extreme(**scale)) {
+            if x.iter().skip(row).step_by(dim).all(|x| *x == 0.0 || !x.is_finite()) {
+                *scale = 127;
+            } else {
+                any = true;
+            }
+        }
+    }
+    any
 }
 
 /// Multiplies elements by their scales, exactly.
@@ -613,7 +630,9 @@ fn matrix_body<H: Host>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
                 *out = (w.lane(slot, lane) >> (8 * byte)) as u8;
             }
         }
-        apart = m.numerics != MatrixNumerics::Fma || operands.scales.iter().any(extreme);
+        let [scales_a, scales_b] = &mut operands.scales;
+        let far = any_extreme(a, scales_a, m.dim) | any_extreme(b, scales_b, m.dim);
+        apart = m.numerics != MatrixNumerics::Fma || far;
         if !apart {
             rescale(a, &operands.scales[0], m.dim);
             rescale(b, &operands.scales[1], m.dim);

@@ -45,11 +45,13 @@ impl Narrow {
     pub const E3M2: Narrow = Narrow { bits: 6, fraction: 2, bias: 3, top: Top::Finite };
     pub const E2M1: Narrow = Narrow { bits: 4, fraction: 1, bias: 1, top: Top::Finite };
 
+    #[inline(always)]
     const fn sign(self) -> u32 {
         1 << (self.bits - 1)
     }
 
     /// The code of infinity where there is one, else one past every magnitude.
+    #[inline(always)]
     const fn infinity(self) -> u32 {
         match self.top {
             Top::Ieee => self.sign() - (1 << self.fraction),

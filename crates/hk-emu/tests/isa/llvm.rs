@@ -1,23 +1,30 @@
 //! LLVM's assembler and disassembler as the oracle of the decoder tests.
 
+use std::collections::BTreeMap;
 use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
 
 /// An LLVM tool of version 22, whose texts the disassembler follows: from `HK_LLVM_BIN`, by its versioned name, or
 /// by its plain name.
-pub fn tool(name: &str) -> Command {
-    let path = match std::env::var_os("HK_LLVM_BIN") {
-        Some(dir) => std::path::Path::new(&dir).join(name),
+pub fn tool(name: &'static str) -> Command {
+    static FOUND: Mutex<BTreeMap<&str, PathBuf>> = Mutex::new(BTreeMap::new());
+    let mut found = FOUND.lock().unwrap_or_else(|e| e.into_inner());
+    Command::new(found.entry(name).or_insert_with(|| find(name)))
+}
+
+fn find(name: &str) -> PathBuf {
+    let named = match std::env::var_os("HK_LLVM_BIN") {
+        Some(dir) => Path::new(&dir).join(name),
         None => format!("{name}-22").into(),
     };
-    let found = |path: &std::path::Path| {
-        let output = Command::new(path).arg("--version").output().ok()?;
-        String::from_utf8_lossy(&output.stdout).contains("LLVM version 22").then(|| path.to_owned())
+    let is_22 = |path: &PathBuf| {
+        let output = Command::new(path).arg("--version").output();
+        output.is_ok_and(|o| String::from_utf8_lossy(&o.stdout).contains("LLVM version 22"))
     };
-    let path = found(&path).or_else(|| found(name.as_ref()));
-    Command::new(
-        path.unwrap_or_else(|| panic!("{name} of LLVM 22 is needed by this test: apt-get install llvm-22")),
-    )
+    let found = [named, name.into()].into_iter().find(is_22);
+    found.unwrap_or_else(|| panic!("{name} of LLVM 22 is needed by this test: apt-get install llvm-22"))
 }
 
 /// Runs `command` with `input` on its standard input; returns (stdout, stderr), or `None` where it crashed.

@@ -2,6 +2,7 @@
 
 use crate::isa::llvm;
 use std::collections::HashSet;
+use std::io::{Read as _, Seek as _};
 use std::path::{Path, PathBuf};
 
 use hk_build::{Builder, Search, Unit, cache_dir, package_units};
@@ -29,9 +30,14 @@ fn units() -> Vec<Unit> {
 
 /// Reads a code object as `llvm-objdump` does. How many instructions agree, and what does not.
 fn compare(arch: Arch, file: &Path) -> (usize, Vec<String>) {
-    let output = llvm::tool("llvm-objdump").arg("-d").arg(file).output().expect("llvm-objdump runs");
-    assert!(output.status.success(), "llvm-objdump fails on {}", file.display());
-    let text = String::from_utf8(output.stdout).expect("LLVM prints UTF-8");
+    // To a file: it writes a few characters at a time, and each would wake a reader of its pipe.
+    let mut listing = tempfile::tempfile().expect("a temporary file");
+    let stdout = listing.try_clone().expect("a second handle");
+    let status = llvm::tool("llvm-objdump").arg("-d").arg(file).stdout(stdout).status();
+    assert!(status.expect("llvm-objdump runs").success(), "llvm-objdump fails on {}", file.display());
+    let mut text = String::new();
+    listing.rewind().expect("a file that can be read again");
+    listing.read_to_string(&mut text).expect("LLVM prints UTF-8");
     let image = std::fs::read(file).expect("the code object");
     let elf = object::File::parse(&*image).expect("an ELF file");
     let labels: HashSet<(u64, &str)> =
@@ -77,7 +83,7 @@ fn every_kernel_reads_as_llvm_objdump_prints_it() {
     let target_dir = cache_dir(Path::new(env!("CARGO_TARGET_TMPDIR")));
     let built = Builder::new(compiler, target_dir).compile_all(&units(), |_, _| {});
     assert!(!built.is_empty(), "no HIP sources found");
-    for built in built {
+    built.into_par_iter().for_each(|built| {
         let built = built.unwrap_or_else(|e| panic!("{e}"));
         let file =
             Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("objdump-{}", built.unit.object_name()));
@@ -85,7 +91,7 @@ fn every_kernel_reads_as_llvm_objdump_prints_it() {
         let (same, different) = compare(built.unit.arch, &file);
         assert!(different.is_empty(), "{}", different.join("\n"));
         assert!(same > 100, "{}: only {same} instructions found", built.unit.label());
-    }
+    });
 }
 
 /// The code objects for gfx942 and gfx950 in a folder and below.
