@@ -303,8 +303,7 @@ impl<'f, O: Clone> Refusals<'f, O> {
     /// If it is refused.
     #[track_caller]
     pub fn accepts(self, change: impl FnOnce(&mut Call<O>)) -> Self {
-        let (result, ..) = self.try_call(change);
-        result.unwrap_or_else(|e| panic!("this is to be accepted: {e}"));
+        self.attempt(change).result.unwrap_or_else(|e| panic!("this is to be accepted: {e}"));
         self
     }
 
@@ -320,11 +319,7 @@ impl<'f, O: Clone> Refusals<'f, O> {
         parts: &[&str],
         change: impl FnOnce(&mut Call<O>),
     ) -> Self {
-        let (result, gpus, tensors) = self.try_call(change);
-        crate::assert_error(result, kind, parts);
-        for (slot, tensor) in &tensors {
-            tensor.assert_untouched(&gpus[usize::from(slot.elsewhere)]);
-        }
+        self.attempt(change).assert_refused(kind, parts);
         self
     }
 
@@ -361,50 +356,80 @@ impl<'f, O: Clone> Refusals<'f, O> {
     }
 
     #[track_caller]
-    fn try_call(&self, change: impl FnOnce(&mut Call<O>)) -> (Result<()>, Vec<Gpu>, Vec<(Slot, AnyTensor)>) {
+    fn attempt(&self, change: impl FnOnce(&mut Call<O>)) -> Attempt {
         let mut call = self.call.clone();
         change(&mut call);
-        let mut gpus = vec![devices().swap_remove(0)];
-        if call.slots.iter().any(|s| s.elsewhere) {
-            gpus.push(Gpu::open(if gpus[0].spec() == "emu:gfx950" { "emu:gfx942" } else { "emu:gfx950" }));
-        }
-        let find = |name: &str| call.slots.iter().find(|s| s.name == name).cloned();
-        let overlap = call.overlap.map(|o| {
-            let [input, output] = [o.input, o.output].map(|name| find(name).expect("a tensor of the call"));
-            assert_eq!(input.dtype, output.dtype, "types of {} and {}", o.input, o.output);
-            (input, output, o.offset)
-        });
-
-        let mut tensors = vec![];
-        for slot in call.slots.iter().filter(|s| !s.left_out) {
-            let mut slot = slot.clone();
-            if let Some((input, output, offset)) = &overlap {
-                if slot.name == input.name {
-                    continue;
-                }
-                if slot.name == output.name {
-                    let len = input.place.layout().numel().max(offset + output.place.layout().numel());
-                    slot = Slot { place: [len].into(), output: false, ..slot };
-                }
-            }
-            let tensor = AnyTensor::new(&gpus[usize::from(slot.elsewhere)], &slot);
-            tensors.push((slot, tensor));
-        }
-        let mut named = Tensors { inputs: vec![], outputs: vec![] };
-        for (slot, tensor) in &mut tensors {
-            match &overlap {
-                Some((input, output, offset)) if output.name == slot.name => {
-                    let (from, to) = tensor.share(input, output, *offset);
-                    named.inputs.push((input.name, from));
-                    named.outputs.push((output.name, to));
-                }
-                _ if slot.output => named.outputs.push((slot.name, tensor.view_mut())),
-                _ => named.inputs.push((slot.name, tensor.view(slot))),
-            }
-        }
-        let result = (self.run)(gpus[0].stream(), &mut named, call.options);
-        (result, gpus, tensors)
+        let mut options = Some(call.options);
+        attempt(&call.slots, call.overlap, &mut |stream, tensors| {
+            (self.run)(stream, tensors, options.take().expect("one call"))
+        })
     }
+}
+
+/// What came of a call: its result, and its tensors with their devices.
+struct Attempt {
+    result: Result<()>,
+    gpus: Vec<Gpu>,
+    tensors: Vec<(Slot, AnyTensor)>,
+}
+
+impl Attempt {
+    #[track_caller]
+    fn assert_refused(self, kind: fn(&Error) -> bool, parts: &[&str]) {
+        crate::assert_error(self.result, kind, parts);
+        for (slot, tensor) in &self.tensors {
+            tensor.assert_untouched(&self.gpus[usize::from(slot.elsewhere)]);
+        }
+    }
+}
+
+/// Calls with tensors made as the slots say. Without a generic type: a table has many calls, and each has a type.
+#[track_caller]
+fn attempt(
+    slots: &[Slot],
+    overlap: Option<Overlap>,
+    run: &mut dyn FnMut(&Stream, &mut Tensors) -> Result<()>,
+) -> Attempt {
+    let mut gpus = vec![devices().swap_remove(0)];
+    if slots.iter().any(|s| s.elsewhere) {
+        gpus.push(Gpu::open(if gpus[0].spec() == "emu:gfx950" { "emu:gfx942" } else { "emu:gfx950" }));
+    }
+    let find = |name: &str| slots.iter().find(|s| s.name == name).cloned();
+    let overlap = overlap.map(|o| {
+        let [input, output] = [o.input, o.output].map(|name| find(name).expect("a tensor of the call"));
+        assert_eq!(input.dtype, output.dtype, "types of {} and {}", o.input, o.output);
+        (input, output, o.offset)
+    });
+
+    let mut tensors = vec![];
+    for slot in slots.iter().filter(|s| !s.left_out) {
+        let mut slot = slot.clone();
+        if let Some((input, output, offset)) = &overlap {
+            if slot.name == input.name {
+                continue;
+            }
+            if slot.name == output.name {
+                let len = input.place.layout().numel().max(offset + output.place.layout().numel());
+                slot = Slot { place: [len].into(), output: false, ..slot };
+            }
+        }
+        let tensor = AnyTensor::new(&gpus[usize::from(slot.elsewhere)], &slot);
+        tensors.push((slot, tensor));
+    }
+    let mut named = Tensors { inputs: vec![], outputs: vec![] };
+    for (slot, tensor) in &mut tensors {
+        match &overlap {
+            Some((input, output, offset)) if output.name == slot.name => {
+                let (from, to) = tensor.share(input, output, *offset);
+                named.inputs.push((input.name, from));
+                named.outputs.push((output.name, to));
+            }
+            _ if slot.output => named.outputs.push((slot.name, tensor.view_mut())),
+            _ => named.inputs.push((slot.name, tensor.view(slot))),
+        }
+    }
+    let result = run(gpus[0].stream(), &mut named);
+    Attempt { result, gpus, tensors }
 }
 
 #[cfg(test)]
