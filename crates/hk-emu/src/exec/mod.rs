@@ -50,7 +50,7 @@ impl Level {
 
     /// Whether this host can run it.
     pub fn available(self) -> bool {
-        #[cfg(all(target_arch = "x86_64", not(hk_emu_portable)))]
+        #[cfg(all(target_arch = "x86_64", not(any(hk_emu_portable, test))))]
         {
             let avx2 = || {
                 is_x86_feature_detected!("avx2")
@@ -74,7 +74,7 @@ impl Level {
                 }
             }
         }
-        #[cfg(any(not(target_arch = "x86_64"), hk_emu_portable))]
+        #[cfg(any(not(target_arch = "x86_64"), hk_emu_portable, test))]
         {
             self == Level::Portable
         }
@@ -141,7 +141,7 @@ impl Host for Portable {
     }
 }
 
-#[cfg(all(target_arch = "x86_64", not(hk_emu_portable)))]
+#[cfg(all(target_arch = "x86_64", not(any(hk_emu_portable, test))))]
 mod x86 {
     use super::{CHUNK, Host};
     use std::arch::x86_64::{
@@ -231,33 +231,33 @@ mod x86 {
         }
     }
 }
-#[cfg(all(target_arch = "x86_64", not(hk_emu_portable)))]
+#[cfg(all(target_arch = "x86_64", not(any(hk_emu_portable, test))))]
 pub(crate) use x86::{Avx2, Avx512};
 
 /// Defines `fn pick(level) -> Handler` that compiles a generic handler body for each level.
 macro_rules! levels {
     ($(#[$meta:meta])* $pick:ident = $body:ident $(<$($P:ident: $bound:path),+>)? $([$($N:ident: $ty:ty),+])?) => {
         $(#[$meta])*
-        #[cfg_attr(hk_emu_portable, allow(unused))]
+        #[cfg_attr(any(hk_emu_portable, test), allow(unused))]
         pub(crate) fn $pick<$($($P: $bound,)+)? $($(const $N: $ty,)+)?>(level: $crate::exec::Level) -> $crate::exec::Handler {
             use $crate::{exec::{Ctl, Env, Level, Uop}, wave::Wave};
             fn portable<$($($P: $bound,)+)? $($(const $N: $ty,)+)?>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
                 $body::<$crate::exec::Portable, $($($P,)+)? $($($N,)+)?>(w, e, u)
             }
-            #[cfg(all(target_arch = "x86_64", not(hk_emu_portable)))]
+            #[cfg(all(target_arch = "x86_64", not(any(hk_emu_portable, test))))]
             #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
             fn avx2<$($($P: $bound,)+)? $($(const $N: $ty,)+)?>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
                 $body::<$crate::exec::Avx2, $($($P,)+)? $($($N,)+)?>(w, e, u)
             }
-            #[cfg(all(target_arch = "x86_64", not(hk_emu_portable)))]
+            #[cfg(all(target_arch = "x86_64", not(any(hk_emu_portable, test))))]
             #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt,avx512f,avx512bw,avx512dq,avx512vl,avx512cd")]
             fn avx512<$($($P: $bound,)+)? $($(const $N: $ty,)+)?>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
                 $body::<$crate::exec::Avx512, $($($P,)+)? $($($N,)+)?>(w, e, u)
             }
             match level {
-                #[cfg(all(target_arch = "x86_64", not(hk_emu_portable)))]
+                #[cfg(all(target_arch = "x86_64", not(any(hk_emu_portable, test))))]
                 Level::Avx2 => avx2::<$($($P,)+)? $($($N,)+)?>,
-                #[cfg(all(target_arch = "x86_64", not(hk_emu_portable)))]
+                #[cfg(all(target_arch = "x86_64", not(any(hk_emu_portable, test))))]
                 Level::Avx512 => avx512::<$($($P,)+)? $($($N,)+)?>,
                 _ => portable::<$($($P,)+)? $($($N,)+)?>,
             }
