@@ -64,6 +64,7 @@ impl Ty {
             F16 => small(5, 10, 15),
             I8 => f64::from(bits as u8 as i8),
             Fp8 => small(4, 3, if fnuz { 8 } else { 7 }),
+            Bf8 if bits == 0x7C && !fnuz => f64::INFINITY,
             Bf8 => small(5, 2, if fnuz { 16 } else { 15 }),
             Fp6 => small(2, 3, 1),
             Bf6 => small(3, 2, 3),
@@ -677,6 +678,32 @@ fn scales_reach_the_ends_of_their_range() {
             for lane in 0..64 {
                 case.registers[SCALE][lane] = if lane == 5 { 0xFF } else { 127 };
                 case.registers[SCALE + 1][lane] = if lane == 40 { 0xFF00_0000 } else { 128 << 24 };
+            }
+            cases.push(case);
+        }
+    }
+    check("gfx950", &cases, MatrixNumerics::Fma);
+}
+
+/// Rows and columns of zeros are what pads a tile; their scales may be anything.
+#[test]
+fn zeros_and_infinities_are_the_same_at_any_scale() {
+    let mut random = Random(5);
+    let mut cases = vec![];
+    for dim in [16, 32] {
+        for (a, b) in [(Fp8, Fp8), (Bf8, Fp4), (Fp4, Bf8), (Fp6, Bf6)] {
+            let mut case = Case::new(&f8f6f4(dim, a, b), &mut random);
+            case.scale = Some([0, 0]);
+            for (operand, (first, ty)) in [(A, a), (B, b)].into_iter().enumerate() {
+                for lane in 0..64 {
+                    let element = match lane % dim % 4 {
+                        0 => 0,
+                        1 if ty == Bf8 => 0x7C7C_7C7C,
+                        _ => continue,
+                    };
+                    case.registers[first..first + 8].iter_mut().for_each(|r| r[lane] = element);
+                    case.registers[SCALE + operand][lane] = [0, 1, 254][random.next() as usize % 3];
+                }
             }
             cases.push(case);
         }
