@@ -217,8 +217,11 @@ fn check_output<T: Float, W: Float>(case: &Case, data: &Data<T, W>, got: &Output
         for (i, (c, t)) in each().enumerate() {
             let (got, want) = (got.y[case.at(b, c, t)].to_f64(), (want.y[i], want.size[i]));
             let bound = rtol * want.0.abs() + atol * want.1 + step;
-            let at = format!("sequence {b}, channel {c}, token {t} of {case:?}");
-            assert!((got - want.0).abs() <= bound, "{at}: {got:e}, not {:e}", want.0);
+            assert!(
+                (got - want.0).abs() <= bound,
+                "sequence {b}, channel {c}, token {t} of {case:?}: {got:e}, not {:e}",
+                want.0
+            );
         }
         if let (Some(slot), true) = (own, length > 0) {
             states[slot * state..][..state].copy_from_slice(&want.state);

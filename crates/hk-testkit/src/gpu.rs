@@ -136,29 +136,39 @@ impl From<&Place> for Place {
     }
 }
 
-/// Byte `i` of the poison. It is NaN as `f32`, `f16`, `bf16` and, in its upper bytes, OCP fp8, so that a read shows; and it varies
-/// with `i`, so that a copy to another place shows.
-fn poison_byte(i: usize) -> u8 {
-    if i % 2 == 1 {
-        return 0xff;
+/// Fills with poison. It is NaN as `f32`, `f16`, `bf16` and, in its upper bytes, OCP fp8, so that a read shows; and it varies with
+/// the place, so that a copy to another place shows.
+fn poison(bytes: &mut [u8]) {
+    for (i, pair) in bytes.chunks_mut(2).enumerate() {
+        // Multiplicative hashing; the low byte keeps the top bit, which is the lowest exponent bit of bf16.
+        let hash = (i as u32).wrapping_mul(0x9e37_79b9) >> 25; // 7 bits
+        pair[0] = 0x80 | (hash as u8).max(1);
+        if let Some(upper) = pair.get_mut(1) {
+            *upper = 0xff;
+        }
     }
-    // Multiplicative hashing; the low byte keeps the top bit, which is the lowest exponent bit of bf16.
-    let hash = (i as u32 / 2).wrapping_mul(0x9e37_79b9) >> 25; // 7 bits
-    0x80 | (hash as u8).max(1)
 }
 
-fn poison<T: Element>(len: usize) -> Vec<T> {
-    let bytes: Vec<u8> = (0..len * size_of::<T>()).map(poison_byte).collect();
-    bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
+fn poisoned<T: Element>(len: usize) -> Vec<T> {
+    let mut elements = vec![T::zeroed(); len];
+    poison(bytemuck::cast_slice_mut(&mut elements));
+    elements
 }
 
-/// Places of the elements relative to the first, in row-major order.
-fn offsets(layout: &Layout) -> Vec<usize> {
+/// Elements of a layout that lie side by side: the places of the first ones, relative to the tensor's, in row-major order, and how
+/// many there are behind each.
+fn runs(layout: &Layout) -> (Vec<usize>, usize) {
+    if layout.is_empty() {
+        return (vec![], 0);
+    }
+    let axes = layout.shape().iter().zip(layout.strides()).map(|(&n, &stride)| (n, stride));
+    let mut axes: Vec<(usize, usize)> = axes.collect();
+    let len = axes.pop_if(|(_, stride)| *stride == 1).map_or(1, |(n, _)| n);
     let mut places = vec![0];
-    for (&n, &stride) in layout.shape().iter().zip(layout.strides()) {
+    for (n, stride) in axes {
         places = places.iter().flat_map(|p| (0..n).map(move |i| p + i * stride)).collect();
     }
-    places
+    (places, len)
 }
 
 impl Gpu {
@@ -260,8 +270,10 @@ impl Gpu {
     /// If the work before failed: with the emulator's report.
     #[track_caller]
     pub fn download<T: Element>(&self, tensor: &Tensor<T>) -> Array<T> {
-        let all = self.download_all(tensor);
-        let data = offsets(&tensor.layout).into_iter().map(|p| all[tensor.offset + p]).collect();
+        let all = &self.download_all(tensor)[tensor.offset..];
+        let (places, len) = runs(&tensor.layout);
+        let mut data = Vec::with_capacity(places.len() * len);
+        places.into_iter().for_each(|p| data.extend_from_slice(&all[p..p + len]));
         Array::new(&*tensor.label, tensor.layout.shape(), data)
     }
 
@@ -278,8 +290,9 @@ impl Gpu {
     pub fn assert_guards<T: Element>(&self, tensor: &Tensor<T>) {
         let mut want = tensor.image();
         let got = self.download_all(tensor);
-        for p in offsets(&tensor.layout) {
-            want[tensor.offset + p] = got[tensor.offset + p];
+        let (places, len) = runs(&tensor.layout);
+        for p in places.into_iter().map(|p| tensor.offset + p) {
+            want[p..p + len].copy_from_slice(&got[p..p + len]);
         }
         tensor.assert_bytes(&got, &want);
     }
@@ -310,10 +323,11 @@ impl Gpu {
 
 /// The whole allocation as it is before a run.
 fn image<T: Element>(len: usize, layout: &Layout, offset: usize, elements: Option<&[T]>) -> Vec<T> {
-    let mut image = poison(len);
-    if let Some(elements) = elements {
-        for (p, &x) in offsets(layout).into_iter().zip(elements) {
-            image[offset + p] = x;
+    let mut image = poisoned(len);
+    let (places, len) = runs(layout);
+    if let Some(elements) = elements.filter(|_| len > 0) {
+        for (p, run) in places.into_iter().zip(elements.chunks_exact(len)) {
+            image[offset + p..][..len].copy_from_slice(run);
         }
     }
     image
@@ -345,26 +359,30 @@ impl<T: Element> Tensor<T> {
     #[track_caller]
     fn assert_bytes(&self, got: &[T], want: &[T]) {
         let (got, want): (&[u8], &[u8]) = (bytemuck::cast_slice(got), bytemuck::cast_slice(want));
-        let mut bad = (0..got.len()).filter(|&i| got[i] != want[i]);
-        let Some(first) = bad.next() else { return };
-        let size = size_of::<T>();
-        let (count, label, layout) = (bad.count() + 1, &self.label, &self.layout);
-        let (start, end) = (self.offset * size, (self.offset + layout.span()) * size);
-        let at = match first {
-            _ if first < start => format!("{} bytes before the tensor", start - first),
-            _ if first >= end => format!("{} bytes past the tensor", first - end + 1),
-            _ => {
-                let element = (first - start) / size;
-                let hit = offsets(layout).iter().position(|&p| p == element);
-                let what = if hit.is_some() { "in an element" } else { "between the elements" };
-                format!("{what}, {element} elements from the first")
-            }
-        };
-        let (g, w) = (got[first], want[first]);
-        panic!(
-            "{label}: {count} bytes of {layout:?} were touched; the first is {at}: {g:#04x}, was {w:#04x}"
-        );
+        if got != want {
+            panic!("{}: {}", self.label, touched(&self.layout, self.offset, size_of::<T>(), got, want));
+        }
     }
+}
+
+/// What was written around or in a tensor; `offset` in elements of this size.
+fn touched(layout: &Layout, offset: usize, size: usize, got: &[u8], want: &[u8]) -> String {
+    let bad: Vec<usize> = (0..got.len()).filter(|&i| got[i] != want[i]).collect();
+    let (count, first) = (bad.len(), bad[0]);
+    let (start, end) = (offset * size, (offset + layout.span()) * size);
+    let at = match first {
+        _ if first < start => format!("{} bytes before the tensor", start - first),
+        _ if first >= end => format!("{} bytes past the tensor", first - end + 1),
+        _ => {
+            let element = (first - start) / size;
+            let (places, len) = runs(layout);
+            let hit = places.iter().any(|&p| (p..p + len).contains(&element));
+            let what = if hit { "in an element" } else { "between the elements" };
+            format!("{what}, {element} elements from the first")
+        }
+    };
+    let (g, w) = (got[first], want[first]);
+    format!("{count} bytes of {layout:?} were touched; the first is {at}: {g:#04x}, was {w:#04x}")
 }
 
 #[cfg(test)]
@@ -387,11 +405,11 @@ mod tests {
 
     #[test]
     fn poison_is_nan_and_differs_by_place() {
-        assert!(poison::<f32>(10_000).iter().all(|x| x.is_nan()));
-        assert!(poison::<f16>(10_000).iter().all(|x| x.to_f64().is_nan()));
-        assert!(poison::<bf16>(10_000).iter().all(|x| x.to_f64().is_nan()));
-        assert!(poison::<Fp8E4M3>(10_000).iter().skip(1).step_by(2).all(|x| x.is_nan()));
-        let p = poison::<u8>(4096);
+        assert!(poisoned::<f32>(10_000).iter().all(|x| x.is_nan()));
+        assert!(poisoned::<f16>(10_000).iter().all(|x| x.to_f64().is_nan()));
+        assert!(poisoned::<bf16>(10_000).iter().all(|x| x.to_f64().is_nan()));
+        assert!(poisoned::<Fp8E4M3>(10_000).iter().skip(1).step_by(2).all(|x| x.is_nan()));
+        let p = poisoned::<u8>(4096);
         for shift in [2, 4, 8, 16, 32, 64, 128, 256] {
             let same = (0..4096 - shift).filter(|i| i % 2 == 0 && p[*i] == p[i + shift]).count();
             assert!(same < 400, "{same} bytes equal those {shift} further");
@@ -448,7 +466,7 @@ mod tests {
         let gpu = Gpu::open("emu:gfx942");
         let t = gpu.upload(&[1u8; 4], [4]);
         let mut all = t.image();
-        all.extend(poison::<u8>(all.len() + 8).split_off(all.len()));
+        all.extend(poisoned::<u8>(all.len() + 8).split_off(all.len()));
         let longer = Tensor { buffer: gpu.stream.upload(&all).unwrap(), ..t };
         gpu.assert_guards(&longer);
         *all.last_mut().unwrap() ^= 1;
