@@ -1,10 +1,11 @@
 //! Tests of every operator of a registry.
 
-use crate::compare::compare_outputs;
+use crate::compare::compare_with;
 use crate::{Gpu, devices, sanitized_devices};
 use hk_codeobj::CodeObject;
 use hk_core::registry::Operator;
 use hk_core::{Arch, Error};
+use std::cell::OnceCell;
 use std::collections::BTreeSet;
 
 /// Runs the corner cases of an operator on both emulated targets with every sanitizer on, unless tests run on GPUs alone, and on
@@ -19,10 +20,10 @@ pub fn check_corners(operator: &'static Operator) {
     if !emulators.is_empty() {
         gpus.extend(sanitized_devices());
     }
-    let ran: Vec<_> = gpus.iter().map(|gpu| run_corners(operator, gpu)).collect();
+    let served = run_corners(operator, &gpus);
     let all = Arch::AMD.iter().all(|arch| gpus.iter().any(|gpu| gpu.arch() == *arch));
     for (i, case) in operator.corners.iter().enumerate() {
-        let somewhere = ran.iter().any(|cases| cases.contains(&i));
+        let somewhere = served.contains(&i);
         assert!(somewhere || !all, "{}: no target serves corner {i} ({})", operator.name, case.label);
     }
 }
@@ -33,12 +34,13 @@ pub fn check_corners(operator: &'static Operator) {
 /// With the names of those that do not run, or as [`check_corners`].
 #[track_caller]
 pub fn assert_every_kernel_runs(operators: &'static [Operator]) {
-    for arch in Arch::AMD {
-        // A device that no other test opens: only these calls load kernels.
-        let gpu = Gpu::open(&format!("emu:{arch}?threads=2"));
-        for operator in operators {
-            run_corners(operator, &gpu);
-        }
+    // Devices that no other test opens: only these calls load kernels.
+    let gpus = Arch::AMD.map(|arch| Gpu::open(&format!("emu:{arch}?threads=2")));
+    for operator in operators {
+        run_corners(operator, &gpus);
+    }
+    for gpu in gpus {
+        let arch = gpu.arch();
         let ran: BTreeSet<String> =
             gpu.stream().device().loaded_kernels().iter().map(|k| k.name().to_owned()).collect();
         let sources = operators.iter().flat_map(|operator| operator.kernels);
@@ -103,22 +105,27 @@ macro_rules! corner_tests {
     };
 }
 
-/// Gives the cases that the target serves.
+/// Gives the cases that a target serves.
 #[track_caller]
-fn run_corners(operator: &'static Operator, gpu: &Gpu) -> Vec<usize> {
-    let name = operator.name;
-    let mut served = vec![];
+fn run_corners(operator: &'static Operator, gpus: &[Gpu]) -> BTreeSet<usize> {
+    let mut served = BTreeSet::new();
     for (i, case) in operator.corners.iter().enumerate() {
-        let at = format!("{name}, corner {i} ({}) on {}", case.label, gpu.spec());
-        let call = operator.example(case, i as u64).unwrap_or_else(|e| panic!("{at}: {e}"));
-        let outputs = match operator.execute(gpu.stream(), &call) {
-            // A case for other targets. Their kernels are not among this one's, or another case launches them.
-            Err(Error::Unsupported { .. }) => continue,
-            outputs => outputs.unwrap_or_else(|e| panic!("{at}: {e}")),
-        };
-        let compared = compare_outputs(operator, &call, &outputs).unwrap_or_else(|e| panic!("{at}: {e}"));
-        compared.iter().for_each(|c| assert!(c.passed(), "{at}: {c}"));
-        served.push(i);
+        let corner = format!("{}, corner {i} ({})", operator.name, case.label);
+        let call = operator.example(case, i as u64).unwrap_or_else(|e| panic!("{corner}: {e}"));
+        let reference = OnceCell::new();
+        for gpu in gpus {
+            let at = format!("{corner} on {}", gpu.spec());
+            let outputs = match operator.execute(gpu.stream(), &call) {
+                // A case for other targets. Their kernels are not among this one's, or another case launches them.
+                Err(Error::Unsupported { .. }) => continue,
+                outputs => outputs.unwrap_or_else(|e| panic!("{at}: {e}")),
+            };
+            let want = || (operator.reference)(&call).unwrap_or_else(|e| panic!("{at}: {e}"));
+            let compared = compare_with(operator, reference.get_or_init(want), &outputs);
+            let compared = compared.unwrap_or_else(|e| panic!("{at}: {e}"));
+            compared.iter().for_each(|c| assert!(c.passed(), "{at}: {c}"));
+            served.insert(i);
+        }
     }
     served
 }
