@@ -9,6 +9,7 @@ use crate::KvLayout;
 use hk_core::plan::rope::Rope;
 use hk_core::plan::rope::reference::rotate;
 use hk_core::quant::{BlockRule, BlockScale, QuantFormat, group_scale};
+use hk_core::registry::dot;
 use hk_core::{Fp4Rounding, Fp4x2};
 
 /// Cosines and sines by position, and the position and slot of each token.
@@ -123,9 +124,9 @@ pub fn bmm(q: &[f64], w: &[f64], [heads, tokens, nope, cols]: [usize; 4]) -> (Ve
     for (token, head) in (0..tokens).flat_map(|t| (0..heads).map(move |h| (t, h))) {
         let row = &q[(head * tokens + token) * cols..][..cols];
         for n in 0..nope {
-            let terms = row.iter().zip(&w[(head * nope + n) * cols..][..cols]).map(|(x, w)| x * w);
-            sums.push(terms.clone().sum());
-            magnitudes.push(terms.map(f64::abs).sum());
+            let (sum, magnitude) = dot(row, &w[(head * nope + n) * cols..][..cols]);
+            sums.push(sum);
+            magnitudes.push(magnitude);
         }
     }
     (sums, magnitudes)

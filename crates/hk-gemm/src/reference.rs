@@ -3,6 +3,7 @@
 use crate::{Activation, FuseType};
 use hk_core::Fp4Rounding;
 use hk_core::quant::{BlockRule, BlockScale, Quantized, group_scale};
+use hk_core::registry::{axpy, dot};
 use hk_core::{DType, bf16, f16};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_PI};
 use std::ops::Range;
@@ -19,22 +20,6 @@ pub struct Sums {
     pub magnitudes: Vec<f64>,
 }
 
-/// Sums that the processor keeps at a time, of each row.
-const LANES: usize = 8;
-
-/// `sum_k x[k] y[k]`, and of the terms' magnitudes.
-fn dot(x: &[f64], y: &[f64]) -> (f64, f64) {
-    let (mut sums, mut magnitudes) = ([0.0; LANES], [0.0; LANES]);
-    let (x, y) = (x.chunks(LANES), y.chunks(LANES));
-    for (x, y) in x.zip(y) {
-        for (i, (x, y)) in x.iter().zip(y).enumerate() {
-            sums[i] += x * y;
-            magnitudes[i] += (x * y).abs();
-        }
-    }
-    (sums.iter().sum(), magnitudes.iter().sum())
-}
-
 /// `a w^T` for each batch of `a` `[batch, m, k]` and `w` `[batch, n, k]`.
 ///
 /// # Panics
@@ -42,10 +27,10 @@ fn dot(x: &[f64], y: &[f64]) -> (f64, f64) {
 pub fn product(a: &[f64], w: &[f64], [batch, m, n, k]: [usize; 4]) -> Sums {
     let (mut values, mut magnitudes) = (vec![0.0; batch * m * n], vec![0.0; batch * m * n]);
     for b in 0..batch {
-        // Rows of w, a few at a time, stay in the cache while all rows of a pass.
-        for first in (0..n).step_by(LANES) {
+        // Eight rows of w stay in the cache while all rows of a pass.
+        for first in (0..n).step_by(8) {
             for i in 0..m {
-                for j in first..n.min(first + LANES) {
+                for j in first..n.min(first + 8) {
                     let (x, y) = ((b * m + i) * k, (b * n + j) * k);
                     let at = (b * m + i) * n + j;
                     (values[at], magnitudes[at]) = dot(&a[x..x + k], &w[y..y + k]);
@@ -117,10 +102,9 @@ pub fn gmm(lhs: &[f64], rhs: &[f64], groups: &[Range<usize>], [m, n, k]: [usize;
     for (g, rows) in groups.iter().enumerate() {
         for (row, i) in rows.clone().flat_map(|row| (0..k).map(move |i| (row, i))) {
             let x = lhs[row * k + i];
-            for (j, w) in rhs[(g * k + i) * n..][..n].iter().enumerate() {
-                sums.values[row * n + j] += x * w;
-                sums.magnitudes[row * n + j] += (x * w).abs();
-            }
+            let at = row * n..(row + 1) * n;
+            let w = &rhs[(g * k + i) * n..][..n];
+            axpy(x, w, &mut sums.values[at.clone()], &mut sums.magnitudes[at]);
         }
     }
     sums
@@ -135,11 +119,9 @@ pub fn tgmm(lhs: &[f64], rhs: &[f64], groups: &[Range<usize>], [m, n, k]: [usize
     let mut sums = Sums { values: vec![0.0; len], magnitudes: vec![0.0; len] };
     for (g, rows) in groups.iter().enumerate() {
         for (row, i) in rows.clone().flat_map(|row| (0..k).map(move |i| (row, i))) {
-            let (x, at) = (lhs[i * m + row], (g * k + i) * n);
-            for (j, w) in rhs[row * n..][..n].iter().enumerate() {
-                sums.values[at + j] += x * w;
-                sums.magnitudes[at + j] += (x * w).abs();
-            }
+            let at = (g * k + i) * n..(g * k + i + 1) * n;
+            let w = &rhs[row * n..][..n];
+            axpy(lhs[i * m + row], w, &mut sums.values[at.clone()], &mut sums.magnitudes[at]);
         }
     }
     sums

@@ -4,6 +4,7 @@
 //! act as on the device.
 
 use crate::FilterOrder;
+use hk_core::registry::ranked;
 
 /// Philox4x32-10: four random words from a counter of 128 bits and a key of 64, low words first.
 ///
@@ -76,8 +77,8 @@ pub fn clean(row: &[f64]) -> Vec<f64> {
 
 /// The tokens that filters keep of a clean row.
 pub fn kept(row: &[f64], filters: Filters) -> Kept {
-    let mut sorted: Vec<f64> = row.iter().copied().filter(|&v| v > 0.0).collect();
-    sorted.sort_by(|a, b| b.total_cmp(a));
+    let order = ranked(row, true).into_iter().map(|i| row[i]);
+    let sorted: Vec<f64> = order.take_while(|&v| v > 0.0).collect();
     let Some(&max) = sorted.first() else { return Kept { threshold: f64::INFINITY, mass: 0.0, count: 0 } };
     // A filter decides by the number and mass of the tokens above, so ties are kept or dropped together.
     let threshold_of = |keeps: &dyn Fn(usize, f64) -> bool| {

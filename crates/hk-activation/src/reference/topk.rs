@@ -1,6 +1,6 @@
 //! Top-k.
 
-use std::cmp::Ordering;
+use hk_core::registry::ranked;
 
 /// What [`topk`] gives, `[rows, k]` each.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,22 +20,9 @@ pub fn topk(x: &[f64], cols: usize, k: usize, largest: bool) -> Topk {
     assert!(cols > 0 && k <= cols && x.len().is_multiple_of(cols), "x is whole rows of {cols} columns");
     let mut out = Topk { values: Vec::new(), indices: Vec::new() };
     for row in x.chunks_exact(cols) {
-        let mut order: Vec<usize> = (0..cols).collect();
-        order.sort_by(|&a, &b| before(row[a], row[b], largest));
+        let order = ranked(row, largest);
         out.values.extend(order[..k].iter().map(|&i| row[i]));
         out.indices.extend_from_slice(&order[..k]);
     }
     out
-}
-
-fn before(a: f64, b: f64, largest: bool) -> Ordering {
-    match (a.is_nan(), b.is_nan()) {
-        (true, true) => Ordering::Equal,
-        (true, false) if largest => Ordering::Less,
-        (true, false) => Ordering::Greater,
-        (false, true) => before(b, a, largest).reverse(),
-        // -0 == 0
-        (false, false) if largest => b.partial_cmp(&a).unwrap_or(Ordering::Equal),
-        (false, false) => a.partial_cmp(&b).unwrap_or(Ordering::Equal),
-    }
 }
