@@ -85,8 +85,8 @@ fn every_kernel_reads_as_llvm_objdump_prints_it() {
     assert!(!built.is_empty(), "no HIP sources found");
     built.into_par_iter().for_each(|built| {
         let built = built.unwrap_or_else(|e| panic!("{e}"));
-        let file =
-            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("objdump-{}", built.unit.object_name()));
+        let name = format!("objdump-{}-{}", built.unit.package, built.unit.object_name());
+        let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
         std::fs::write(&file, &built.bytes).expect("write the code object");
         let (same, different) = compare(built.unit.arch, &file);
         assert!(different.is_empty(), "{}", different.join("\n"));
