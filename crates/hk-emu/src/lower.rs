@@ -261,9 +261,14 @@ fn kind(op: Op) -> Kind {
 }
 
 /// The type of constants in source `i`. The addend of a sum of products is as wide as the result; 16-bit integers that
-/// are summed come in pairs, for which float constants are those of f32.
-fn source_kind(op: Op, i: usize) -> Kind {
+/// are summed come in pairs, for which float constants are those of f32. In a mixed-precision sum `op_sel_hi` says which
+/// sources are f16, and their constants with them.
+fn source_kind(inst: &Inst, i: usize) -> Kind {
     use Op::*;
+    let op = inst.op;
+    if matches!(op, V_FMA_MIX_F32 | V_FMA_MIXLO_F16 | V_FMA_MIXHI_F16) {
+        return if inst.op_sel_hi >> i & 1 != 0 { Kind::Half } else { Kind::Word };
+    }
     let wide_addend =
         matches!(op, V_MAD_U32_U16 | V_MAD_I32_I16 | V_DOT2_F32_F16 | V_DOT2_I32_I16 | V_DOT2_U32_U16);
     let words = matches!(op, V_SAD_U16 | V_DOT2C_I32_I16);
@@ -841,7 +846,7 @@ impl Lowering {
             return Err(Problem::NoSemantics { name: op.mnemonic(), why: "a constant of 128 bits" });
         }
         let wide = width >= 2;
-        let kind = source_kind(op, i);
+        let kind = source_kind(inst, i);
         let float64 = kind == Kind::Double || op.info().name.contains("F64");
         let value = match operand {
             // A bf16 is the high half of the f32.

@@ -236,13 +236,11 @@ pub fn class(f: Format, x: u64) -> u32 {
     }
 }
 
-/// Mixed precision: sources as f32 or as a half, by op_sel_hi and op_sel.
-fn mix(l: &Lane, f: Format, op_sel: u8, op_sel_hi: u8) -> u128 {
+/// Mixed precision: each source is an f32 or a half.
+fn mix(l: &Lane, f: Format) -> u128 {
     let x: [(u64, Format); 3] = std::array::from_fn(|i| {
-        if op_sel_hi >> i & 1 == 0 {
-            return (l.mode.input(SINGLE, l.w(i)), SINGLE);
-        }
-        (l.mode.input(HALF, l.w(i) >> if op_sel >> i & 1 != 0 { 16 } else { 0 } & 0xFFFF), HALF)
+        let from = if l.halves >> i & 1 != 0 { HALF } else { SINGLE };
+        (l.mode.input(from, l.w(i)), from)
     });
     if let Some((x, from)) = x.iter().find(|(x, f)| f.is_nan(*x)) {
         return convert_nan(*x, *from, f).into();
@@ -335,7 +333,7 @@ pub fn singles() -> Vec<Model> {
         near(Op::V_COS_F32, |l| special32(l, cosine)),
     ]);
     const K: u64 = 0x4049_0FDB;
-    let (two, three) = ([Ty::F32; 2], [Ty::F32; 3]);
+    let two = [Ty::F32; 2];
     all.extend([
         custom(Op::V_FMAMK_F32, Ty::F32, &two, "v_fmamk_f32 v12, v4, 0x40490fdb, v6", |l| {
             Lane { x: [l.x[0], K.into(), l.x[1]], ..*l }.float(SINGLE, |[a, b, c], r| fma(a, b, c, r))
@@ -343,37 +341,17 @@ pub fn singles() -> Vec<Model> {
         custom(Op::V_FMAAK_F32, Ty::F32, &two, "v_fmaak_f32 v12, v4, v6, 0x40490fdb", |l| {
             Lane { x: [l.x[0], l.x[1], K.into()], ..*l }.float(SINGLE, |[a, b, c], r| fma(a, b, c, r))
         }),
-        custom(Op::V_FMA_MIX_F32, Ty::F32, &three, "v_fma_mix_f32 v12, v4, v6, v8", |l| mix(l, SINGLE, 0, 0)),
-        custom(
-            Op::V_FMA_MIX_F32,
-            Ty::F32,
-            &three,
-            "v_fma_mix_f32 v12, v4, v6, v8 op_sel:[1,0,1] op_sel_hi:[1,1,0]",
-            |l| mix(l, SINGLE, 5, 3),
-        ),
-        custom(
-            Op::V_FMA_MIX_F32,
-            Ty::F32,
-            &three,
-            "v_fma_mix_f32 v12, -v4, |v6|, v8 op_sel:[0,1,1] op_sel_hi:[0,1,1]",
-            |l| mix(&Lane { x: [l.x[0] ^ 1 << 31, l.x[1] & !(1 << 31), l.x[2]], ..*l }, SINGLE, 6, 6),
-        ),
-        custom(
-            Op::V_FMA_MIXLO_F16,
-            Ty::U32,
-            &three,
-            "v_fma_mixlo_f16 v12, v4, v6, v8 op_sel:[1,0,0] op_sel_hi:[1,0,1]",
-            |l| l.old & 0xFFFF_0000 | mix(l, HALF, 1, 5),
-        ),
-        custom(
-            Op::V_FMA_MIXHI_F16,
-            Ty::U32,
-            &three,
-            "v_fma_mixhi_f16 v12, v4, v6, v8 op_sel:[0,1,0] op_sel_hi:[1,1,0]",
-            |l| l.old & 0xFFFF | mix(l, HALF, 2, 3) << 16,
-        ),
     ]);
+    all.extend(mixed());
     all
+}
+
+fn mixed() -> Vec<Model> {
+    bits! {
+        V_FMA_MIX_F32 F32(Mixed, Mixed, Mixed) |l| mix(l, SINGLE);
+        V_FMA_MIXLO_F16 F16(Mixed, Mixed, Mixed) |l| mix(l, HALF);
+        V_FMA_MIXHI_F16 F16(Mixed, Mixed, Mixed) |l| mix(l, HALF);
+    }
 }
 
 pub fn halves() -> Vec<Model> {
@@ -569,6 +547,11 @@ pub fn waves_of(f: Format, n: usize) -> Vec<Wave> {
 #[test]
 fn single_precision() {
     check_all(&singles(), &waves_of(SINGLE, 128), 40);
+}
+
+#[test]
+fn mixed_precision() {
+    check_all(&mixed(), &waves_of(HALF, 128), 40);
 }
 
 #[test]

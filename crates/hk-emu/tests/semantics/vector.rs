@@ -36,6 +36,8 @@ pub enum Ty {
     F16x2,
     /// Bits of 32 that no modifier touches.
     B32,
+    /// Mixed precision: an f32, or the half that op_sel names where op_sel_hi is set.
+    Mixed,
 }
 
 use Ty::*;
@@ -107,6 +109,8 @@ pub struct Lane {
     pub gfx950: bool,
     /// s[22:23].
     pub scalar: u64,
+    /// The `op_sel_hi` bits: which sources of mixed precision are halves.
+    pub halves: u8,
 }
 
 impl Lane {
@@ -166,7 +170,7 @@ impl Model {
     /// 16-bit instructions whose VOP3 form keeps the other half of the destination.
     fn keeps_half(&self) -> bool {
         let info = self.op.info();
-        info.op_sel_order().contains('3') && matches!(self.dst, U16 | I16 | F16)
+        (info.op_sel_order().contains('3') || self.src[0] == Mixed) && matches!(self.dst, U16 | I16 | F16)
     }
 }
 
@@ -327,6 +331,7 @@ pub fn text(model: &Model, form: &Form) -> Text {
             operands.push(mask_register.to_owned());
         }
     }
+    let mixed = model.src[0] == Mixed;
     let packed = info.encoding == Encoding::Vop3p;
     for i in 0..model.sources() {
         let n = model.src[i].words();
@@ -338,7 +343,7 @@ pub fn text(model: &Model, form: &Form) -> Text {
         };
         let (neg, abs) = (form.neg >> i & 1 != 0, form.abs >> i & 1 != 0);
         let sext = form.sdwa.is_some_and(|s| i < 2 && s.sext[i]);
-        operands.push(match (packed, neg, abs, sext) {
+        operands.push(match (packed && !mixed, neg, abs, sext) {
             (false, _, _, true) => format!("sext({plain})"),
             (false, true, true, _) => format!("-|{plain}|"),
             (false, false, true, _) => format!("|{plain}|"),
@@ -356,13 +361,14 @@ pub fn text(model: &Model, form: &Form) -> Text {
         if form.op_sel != 0 {
             line += &format!(" op_sel:[{}]", list(form.op_sel, n));
         }
-        if form.op_sel_hi != 7 {
+        // Without op_sel_hi a packed instruction has all of them, a mixed one none.
+        if form.op_sel_hi != if mixed { 0 } else { 7 } {
             line += &format!(" op_sel_hi:[{}]", list(form.op_sel_hi, n));
         }
-        if form.neg != 0 {
+        if form.neg != 0 && !mixed {
             line += &format!(" neg_lo:[{}]", list(form.neg, n));
         }
-        if form.abs != 0 {
+        if form.abs != 0 && !mixed {
             line += &format!(" neg_hi:[{}]", list(form.abs, n));
         }
     } else if form.op_sel != 0 {
@@ -487,6 +493,9 @@ impl Wave {
                     })
                 }
                 Src::Sgpr => u128::from(self.scalar) & if words == 1 { 0xFFFF_FFFF } else { !0 },
+                Src::Constant(code) if ty == Mixed && form.op_sel_hi >> i & 1 != 0 => {
+                    constant_value(code, F16)
+                }
                 Src::Constant(code) => constant_value(code, ty),
                 Src::Literal(value) => match ty {
                     F64 => u128::from(value) << 32,
@@ -534,6 +543,21 @@ fn evaluate(model: &Model, form: &Form, lane: &Lane) -> (u128, bool) {
     for i in 0..model.sources() {
         let ty = model.src[i];
         let bit = 1u8 << i;
+        if ty == Mixed {
+            let half = form.op_sel_hi & bit != 0;
+            if half {
+                x[i] = x[i] >> if form.op_sel & bit != 0 { 16 } else { 0 } & 0xFFFF;
+            }
+            let sign = u128::from(if half { HALF.sign() } else { SINGLE.sign() });
+            // Of these instructions the field of neg_hi is the absolute value.
+            if form.abs & bit != 0 {
+                x[i] &= !sign;
+            }
+            if form.neg & bit != 0 {
+                x[i] ^= sign;
+            }
+            continue;
+        }
         if packed {
             if matches!(ty, Bf16x2 | F16x2) {
                 let half = |sel: bool, neg: bool| {
@@ -637,10 +661,11 @@ fn expected(case: &Case<'_>, wave: &Wave, gfx950: bool) -> Vec<[u32; 4]> {
             lane,
             gfx950,
             scalar: wave.scalar,
+            halves: form.op_sel_hi,
         };
         let (mut value, bit) = evaluate(model, form, &view);
         if form.e64 && model.keeps_half() {
-            value = if form.op_sel & 8 != 0 {
+            value = if form.op_sel & 8 != 0 || model.op == Op::V_FMA_MIXHI_F16 {
                 u128::from(OLD[0]) & 0xFFFF | (value & 0xFFFF) << 16
             } else {
                 u128::from(OLD[0]) & 0xFFFF_0000 | value & 0xFFFF
@@ -820,6 +845,7 @@ pub fn forms(model: &Model, random: &mut Random) -> Vec<Form> {
     let info = model.op.info();
     let native = matches!(info.encoding, Encoding::Vop3 | Encoding::Vop3p);
     let packed = info.encoding == Encoding::Vop3p;
+    let mixed = model.src[0] == Mixed;
     let n = model.sources();
     let mut list = vec![Form { e64: native, ..PLAIN }];
     if model.text.is_some() {
@@ -829,7 +855,7 @@ pub fn forms(model: &Model, random: &mut Random) -> Vec<Form> {
     let mut pick = |k: usize| (random.next() as usize) % k;
     // VOP3.
     if has_suffix(model.op) && !only_native(model.op) {
-        for _ in 0..5 {
+        for _ in 0..if mixed { 40 } else { 5 } {
             let mut form = Form { e64: true, ..PLAIN };
             // A mask that is read takes the one scalar operand.
             let scalar = if model.carries_in() || model.name().starts_with("V_DIV_FMAS") {
@@ -851,12 +877,12 @@ pub fn forms(model: &Model, random: &mut Random) -> Vec<Form> {
                 };
                 let bit = 1 << i;
                 if model.src[i].format().is_some() && info.negatable() & bit != 0
-                    || packed && matches!(model.src[i], Bf16x2 | F16x2)
+                    || packed && matches!(model.src[i], Bf16x2 | F16x2 | Mixed)
                 {
                     form.neg |= if pick(2) == 0 { bit } else { 0 };
                     form.abs |= if pick(2) == 0 && !matches!(model.body, Body::Flag(_)) { bit } else { 0 };
                 }
-                let halves = model.src[i].packed() || matches!(model.src[i], Bf16x2 | F16x2);
+                let halves = model.src[i].packed() || matches!(model.src[i], Bf16x2 | F16x2 | Mixed);
                 // Dot products always take halves in order.
                 let dot = model.name().starts_with("V_DOT");
                 if packed && halves && !dot && info.op_sel_mask() & bit != 0 {
