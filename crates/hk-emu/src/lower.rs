@@ -260,13 +260,18 @@ fn kind(op: Op) -> Kind {
     }
 }
 
+/// Mixed precision: each source is an f32 or an f16.
+fn is_mixed(op: Op) -> bool {
+    matches!(op, Op::V_FMA_MIX_F32 | Op::V_FMA_MIXLO_F16 | Op::V_FMA_MIXHI_F16)
+}
+
 /// The type of constants in source `i`. The addend of a sum of products is as wide as the result; 16-bit integers that
 /// are summed come in pairs, for which float constants are those of f32. In a mixed-precision sum `op_sel_hi` says which
 /// sources are f16, and their constants with them.
 fn source_kind(inst: &Inst, i: usize) -> Kind {
     use Op::*;
     let op = inst.op;
-    if matches!(op, V_FMA_MIX_F32 | V_FMA_MIXLO_F16 | V_FMA_MIXHI_F16) {
+    if is_mixed(op) {
         return if inst.op_sel_hi >> i & 1 != 0 { Kind::Half } else { Kind::Word };
     }
     let wide_addend =
@@ -675,14 +680,7 @@ impl Lowering {
             fix.dpp = Some(DppTable::new(dpp));
         }
         // These read their modifier fields themselves.
-        let mix = matches!(
-            op,
-            Op::V_FMA_MIX_F32
-                | Op::V_FMA_MIXLO_F16
-                | Op::V_FMA_MIXHI_F16
-                | Op::V_BITOP3_B32
-                | Op::V_BITOP3_B16
-        );
+        let mix = is_mixed(op) || matches!(op, Op::V_BITOP3_B32 | Op::V_BITOP3_B16);
         let mut slots = [0u16; 3];
         for (i, slot) in slots.iter_mut().enumerate() {
             let mask = i == 2 && op.reads_mask();

@@ -167,10 +167,13 @@ impl Model {
     fn name(&self) -> &'static str {
         self.op.info().name
     }
+    fn is_mixed(&self) -> bool {
+        self.src[0] == Mixed
+    }
     /// 16-bit instructions whose VOP3 form keeps the other half of the destination.
     fn keeps_half(&self) -> bool {
         let info = self.op.info();
-        (info.op_sel_order().contains('3') || self.src[0] == Mixed) && matches!(self.dst, U16 | I16 | F16)
+        (info.op_sel_order().contains('3') || self.is_mixed()) && matches!(self.dst, U16 | I16 | F16)
     }
 }
 
@@ -331,7 +334,7 @@ pub fn text(model: &Model, form: &Form) -> Text {
             operands.push(mask_register.to_owned());
         }
     }
-    let mixed = model.src[0] == Mixed;
+    let mixed = model.is_mixed();
     let packed = info.encoding == Encoding::Vop3p;
     for i in 0..model.sources() {
         let n = model.src[i].words();
@@ -845,7 +848,7 @@ pub fn forms(model: &Model, random: &mut Random) -> Vec<Form> {
     let info = model.op.info();
     let native = matches!(info.encoding, Encoding::Vop3 | Encoding::Vop3p);
     let packed = info.encoding == Encoding::Vop3p;
-    let mixed = model.src[0] == Mixed;
+    let mixed = model.is_mixed();
     let n = model.sources();
     let mut list = vec![Form { e64: native, ..PLAIN }];
     if model.text.is_some() {
