@@ -1110,8 +1110,48 @@ pub fn check(cpu: &str, level: Option<Level>, models: &[Model], waves: &[Wave]) 
     compare(cpu, level, &cases, waves).unwrap_or_else(|report| panic!("{report}"))
 }
 
+/// The bits of the inline constant 0.5 as LLVM reads it in an operand of a type; none where it reads integers only.
+fn assembler_half(ty: Ty) -> Option<&'static str> {
+    match ty {
+        F16 | PkF16 | F16x2 => Some("0x3800"),
+        Bf16 | Bf16x2 => Some("0x3f00"),
+        U32 | I32 | U24 | I24 | F32 | B32 | PkU16 | PkI16 => Some("0x3f000000"),
+        U64 | I64 | F64 => Some("0x3fe0000000000000"),
+        Void | U16 | I16 | B128 | PkF32 | Mixed => None,
+    }
+}
+
+/// The types of the models' operands are those of the assembler, which has no part in the models: it writes the bits of
+/// 0.5 as an inline constant where an operand has that type, and nowhere else since VOP3 has no literals on these targets.
+fn types_are_the_assemblers(cpu: &str, models: &[Model]) {
+    let mut pairs = vec![];
+    for model in models.iter().filter(|m| m.text.is_none() && executed(cpu).contains(&m.op)) {
+        for i in 0..model.sources() {
+            let Some(bits) = assembler_half(model.src[i]) else { continue };
+            let mut form = Form { e64: true, ..PLAIN };
+            form.src[i] = Src::Constant(240);
+            let constant = text(model, &form).body;
+            let value = constant.replacen("0.5", bits, 1);
+            pairs.push([constant, value]);
+        }
+    }
+    let bytes =
+        |lines: &[String]| assemble(&Assembly { cpu, body: &lines.join("\n"), ..Assembly::default() });
+    let [constants, values] = [0, 1].map(|i| pairs.iter().map(|pair| pair[i].clone()).collect::<Vec<_>>());
+    if bytes(&constants) != bytes(&values) {
+        let wrong: Vec<_> = pairs
+            .iter()
+            .filter(|[a, b]| bytes(std::slice::from_ref(a)) != bytes(std::slice::from_ref(b)))
+            .collect();
+        panic!("other types in the assembler: {wrong:#?}");
+    }
+}
+
 /// On both targets at the best level, and a part of the waves at the others; each instruction must give several results.
 pub fn check_all(models: &[Model], waves: &[Wave], at_least: usize) {
+    for cpu in ["gfx942", "gfx950"] {
+        types_are_the_assemblers(cpu, models);
+    }
     for cpu in ["gfx942", "gfx950"] {
         for (op, n) in check(cpu, None, models, waves) {
             assert!(n >= at_least, "{}: only {n} different results", op.mnemonic());
