@@ -244,6 +244,7 @@ fn blank() -> Uop {
 enum Kind {
     Word,
     Half,
+    Bfloat,
     Double,
 }
 
@@ -267,12 +268,20 @@ fn is_mixed(op: Op) -> bool {
 
 /// The type of constants in source `i`. The addend of a sum of products is as wide as the result; 16-bit integers that
 /// are summed come in pairs, for which float constants are those of f32. In a mixed-precision sum `op_sel_hi` says which
-/// sources are f16, and their constants with them.
+/// sources are f16, and their constants with them. Of a scaled conversion the data have the type that is named last.
 fn source_kind(inst: &Inst, i: usize) -> Kind {
     use Op::*;
     let op = inst.op;
     if is_mixed(op) {
         return if inst.op_sel_hi >> i & 1 != 0 { Kind::Half } else { Kind::Word };
+    }
+    let name = op.info().name;
+    let scaled = i == 0 && name.starts_with("V_CVT_SCALEF32");
+    if scaled && name.ends_with("_F16") {
+        return Kind::Half;
+    }
+    if scaled && name.ends_with("_BF16") || i < 2 && name.ends_with("F32_BF16") {
+        return Kind::Bfloat;
     }
     let wide_addend =
         matches!(op, V_MAD_U32_U16 | V_MAD_I32_I16 | V_DOT2_F32_F16 | V_DOT2_I32_I16 | V_DOT2_U32_U16);
@@ -848,9 +857,7 @@ impl Lowering {
         let float64 = kind == Kind::Double || op.info().name.contains("F64");
         let value = match operand {
             // A bf16 is the high half of the f32.
-            Operand::Inline(code @ 240..) if op.info().name.ends_with("F32_BF16") && i < 2 => {
-                Some(u64::from(inline32(code) >> 16))
-            }
+            Operand::Inline(code @ 240..) if kind == Kind::Bfloat => Some(u64::from(inline32(code) >> 16)),
             Operand::Inline(code) if wide => Some(inline64(code)),
             Operand::Inline(code) if packed => {
                 // A float constant is an f16 in the low half for floats, an f32 for integers; an integer is the whole

@@ -106,6 +106,8 @@ struct Case {
     neg: u32,
     abs: u32,
     clamps: bool,
+    /// A source that is written as the constant 0.5; its register has the same bits.
+    constant: Option<usize>,
     registers: Vec<[u32; 64]>,
 }
 
@@ -135,7 +137,7 @@ impl Case {
         };
         let mut text = format!("{} {}", self.op.mnemonic(), range(4 + DST, info.dst));
         for (i, n) in info.src.into_iter().enumerate().filter(|(_, n)| *n != 0) {
-            let mut source = range(4 + SRC[i], n);
+            let mut source = if self.constant == Some(i) { "0.5".to_owned() } else { range(4 + SRC[i], n) };
             if self.abs >> i & 1 != 0 {
                 source = format!("|{source}|");
             }
@@ -262,7 +264,7 @@ fn case(op: Op, op_sel: u32, random: &mut Random) -> Case {
             registers[SRC[0]][lane] = (random.next() as i32 >> (random.next() % 32)) as u32;
         }
     }
-    Case { op, op_sel, neg: 0, abs: 0, clamps: false, registers }
+    Case { op, op_sel, neg: 0, abs: 0, clamps: false, constant: None, registers }
 }
 
 fn check(cases: &[Case]) {
@@ -365,5 +367,26 @@ fn signs_change_before_scaled_conversions() {
         }
     }
     assert!(cases.len() > 30);
+    check(&cases);
+}
+
+#[test]
+fn inline_constants_have_the_type_of_what_is_converted() {
+    let mut random = Random(13);
+    let mut cases = vec![];
+    for op in ALL_OPS.iter().copied() {
+        let Some((_, from, ..)) = scaled(op) else { continue };
+        for i in (0..3).filter(|i| op.info().src[*i] == 1) {
+            let mut case = Case { constant: Some(i), ..case(op, 0, &mut random) };
+            let half = match from.name {
+                "f16" if i == 0 => 0x3800,
+                "bf16" if i == 0 => 0x3F00,
+                _ => 0x3F00_0000,
+            };
+            case.registers[SRC[i]] = [half; 64];
+            cases.push(case);
+        }
+    }
+    assert!(cases.len() > 60, "{}", cases.len());
     check(&cases);
 }
