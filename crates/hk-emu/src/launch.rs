@@ -147,6 +147,9 @@ const MAX_WORKGROUPS: u64 = 1 << 40;
 /// Private memory per lane of kernels whose stack has no static bound.
 const DYNAMIC_STACK: u32 = 16 << 10;
 
+/// Kernel argument segments are allocated in whole cache lines; widened loads may read to their end.
+const KERNARG_GRANULE: usize = 64;
+
 /// The kernel argument segment: explicit arguments, then hidden ones by their kind.
 pub(crate) fn kernarg(kernel: &Kernel, dispatch: &Dispatch<'_>) -> Result<Vec<u8>, Fault> {
     let name = || kernel.name.clone();
@@ -160,7 +163,8 @@ pub(crate) fn kernarg(kernel: &Kernel, dispatch: &Dispatch<'_>) -> Result<Vec<u8
             ),
         });
     }
-    let mut bytes = vec![0; (kernel.kernarg_size as usize).max(dispatch.args.len())];
+    let size = (kernel.kernarg_size as usize).max(dispatch.args.len());
+    let mut bytes = vec![0; size.next_multiple_of(KERNARG_GRANULE)];
     bytes[..dispatch.args.len()].copy_from_slice(dispatch.args);
     let dims = 1
         + u64::from(dispatch.grid[1] * dispatch.block[1] > 1 || dispatch.grid[2] * dispatch.block[2] > 1)

@@ -1,6 +1,6 @@
 //! What kernels and hosts do wrong, and how it is reported. Nothing here may panic, hang or reach host memory.
 
-use crate::common::{Args, Assembly, Random, Rig, assemble, hip, options};
+use crate::common::{Args, Assembly, Random, Rig, assemble, hip, options, sanitized};
 use hk_emu::{Access, Check, Dispatch, Fault, LoadError, Machine, MachineOptions, MemoryProblem, Space};
 use proptest::prelude::*;
 
@@ -50,6 +50,66 @@ fn freed_null_and_wild_pointers_are_reports() {
             matches!(fault, Fault::Memory { problem: MemoryProblem::OutOfBounds, .. }),
             "{wild:#x}: {fault}"
         );
+    }
+}
+
+/// Stores the dwords `stored` of an aligned scalar load from a buffer of 12 bytes.
+fn load_beyond_12_bytes(
+    options: MachineOptions,
+    load: &str,
+    stored: std::ops::RangeInclusive<u32>,
+) -> Result<Vec<u32>, Fault> {
+    let mut body = format!(
+        "  s_load_dwordx2 s[8:9], s[0:1], 0x0\n  v_mov_b32 v0, 0\n  s_waitcnt lgkmcnt(0)\n  s_load_dwordx4 s[4:7], s[8:9], 0x0\n  s_waitcnt lgkmcnt(0)\n  {load}\n  s_waitcnt lgkmcnt(0)\n"
+    );
+    for i in stored {
+        body +=
+            &format!("  v_mov_b32 v1, s{}\n  global_store_dword v0, v1, s[6:7] offset:{}\n", 16 + i, 4 * i);
+    }
+    let image = assemble(&Assembly { body: &body, ..Assembly::default() });
+    let rig = Rig::new(options, &image);
+    let (from, to) = (rig.upload("from", &[1u32, 2, 3]), rig.upload("to", &[9u32; 8]));
+    assert_eq!(from % 32, 0);
+    let pointers = rig.upload("pointers", &[from, to]);
+    rig.launch("test", 1, 1, &Args::new().push(pointers))?;
+    Ok(rig.download(to, 8))
+}
+
+#[test]
+fn widened_scalar_loads_may_end_beyond_the_buffer() {
+    let usual = || options("gfx942");
+    let x4 = "s_load_dwordx4 s[16:19], s[4:5], 0x0";
+    let x8 = "s_load_dwordx8 s[16:23], s[4:5], 0x0";
+    assert_eq!(load_beyond_12_bytes(usual(), x4, 0..=3).unwrap(), [1, 2, 3, 0, 9, 9, 9, 9]);
+    assert_eq!(load_beyond_12_bytes(usual(), x8, 0..=7).unwrap(), [1, 2, 3, 0, 0, 0, 0, 0]);
+    for beyond in [
+        "s_load_dwordx4 s[16:19], s[4:5], 0x4",
+        "s_load_dwordx4 s[16:19], s[4:5], 0x10",
+        "s_load_dwordx2 s[16:17], s[4:5], 0x8",
+        "s_load_dwordx16 s[16:31], s[4:5], 0x0",
+        "s_load_dword s16, s[4:5], 0xc",
+    ] {
+        let fault = load_beyond_12_bytes(usual(), beyond, 0..=0).unwrap_err();
+        assert!(fault.to_string().contains("\"from\""), "{beyond}: {fault}");
+    }
+    // What lies beyond has no value.
+    let strict = || sanitized("gfx942", Check::Uninit);
+    for load in [x4, x8] {
+        assert!(load_beyond_12_bytes(strict(), load, 0..=2).is_ok());
+        let fault = load_beyond_12_bytes(strict(), load, 3..=3).unwrap_err();
+        assert!(fault.to_string().contains("depends on what was never written"), "{fault}");
+    }
+}
+
+#[test]
+fn arguments_that_a_widened_load_reads_past_are_no_fault() {
+    let source =
+        "KERNEL void k(unsigned *v, unsigned x, unsigned y, unsigned z) { v[0] = x; v[1] = y; v[2] = z; }";
+    for cpu in ["gfx942", "gfx950"] {
+        let rig = Rig::hip(cpu, source);
+        let out = rig.upload("out", &[0u32; 3]);
+        rig.launch("k", 1, 1, &Args::new().push(out).push(1u32).push(2u32).push(3u32)).unwrap();
+        assert_eq!(rig.download::<u32>(out, 3), [1, 2, 3]);
     }
 }
 

@@ -4,7 +4,7 @@ use super::mem::{self, Atomic};
 use super::{Ctl, Env, Handler, Uop, flat};
 use crate::fault::{Access, Problem};
 use crate::isa::Op;
-use crate::memory::Allocation;
+use crate::memory::{Allocation, View};
 use crate::wave::Wave;
 
 /// Bits of `Uop::extra` beside the number of words or the packed [`Atomic`]: an offset register is added to the
@@ -55,18 +55,41 @@ fn find<'a>(
         .ok_or_else(|| Problem::memory(access, address, bytes as u32, None))
 }
 
-/// Loads dwords into scalar registers; those beyond a resource are 0.
+/// The bytes from `address` to the end of the allocation, where an aligned block of `bytes` begins in it. Compilers widen
+/// loads of 3 dwords to 4 and of 5 to 7 to 8 when they are so aligned: a block of 16 or 32 bytes lies in one page.
+pub(crate) fn tail<'a>(
+    memory: &View<'a>,
+    address: u64,
+    bytes: usize,
+) -> Option<(&'a Allocation, usize, usize)> {
+    if !matches!(bytes, 16 | 32) || address % bytes as u64 != 0 {
+        return None;
+    }
+    let (allocation, offset) = memory.find(address, 1, &mut 0)?;
+    Some((allocation, offset, bytes.min((allocation.size - offset as u64) as usize)))
+}
+
+/// Loads dwords into scalar registers; those beyond a resource are 0, and so is what a widened load reads beyond an
+/// allocation.
 fn load(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let (address, inside) = address(w, e, u);
     let present = words(u).min((inside / 4) as usize);
     let mut data = [0; 16];
     if present != 0 {
-        let (allocation, offset) = match find(e, u, Access::Read, address, 4 * present) {
-            Ok(found) => found,
-            Err(problem) => return e.fault(problem),
-        };
-        for (i, word) in data.iter_mut().enumerate().take(present) {
-            *word = allocation.load32(offset + 4 * i);
+        match find(e, u, Access::Read, address, 4 * present) {
+            Ok((allocation, offset)) => {
+                for (i, word) in data.iter_mut().enumerate().take(present) {
+                    *word = allocation.load32(offset + 4 * i);
+                }
+            }
+            Err(problem) => {
+                let Some((allocation, offset, inside)) = tail(e.memory, address, 4 * present) else {
+                    return e.fault(problem);
+                };
+                for i in 0..inside {
+                    data[i / 4] |= allocation.load8(offset + i) << (8 * (i % 4));
+                }
+            }
         }
     }
     for (i, word) in data.iter().enumerate().take(words(u)) {

@@ -12,11 +12,11 @@ use super::access::{Nature, Part};
 use super::step::Step;
 use crate::checks::Check;
 use crate::exec::prep::dpp_source;
-use crate::exec::{Ctl, Env, indexed};
+use crate::exec::{Ctl, Env, indexed, smem};
 use crate::fault::{Access, Problem, Space};
 use crate::fault::{Finding, Place};
 use crate::isa::{Encoding, Inst, Operand};
-use crate::memory::POISON;
+use crate::memory::{POISON, View};
 use crate::program::Program;
 use crate::registers;
 use crate::registers::{RegSet, SGPR};
@@ -449,6 +449,13 @@ fn takes_results(inst: &Inst, accesses: &[Part]) -> bool {
     }
 }
 
+/// The bytes of a widened scalar load that were not written or lie beyond the allocation.
+fn beyond_tail(memory: &View<'_>, address: u64, bytes: usize) -> u64 {
+    smem::tail(memory, address, bytes).map_or(0, |(allocation, offset, inside)| {
+        allocation.unwritten(offset, inside) | !0 << inside & !(!0 << bytes)
+    })
+}
+
 /// Copies to the shadow wave what the wave has loaded, other bits where memory was not written.
 fn copy_results(step: &Step<'_>, shadow: &mut Wave, lds: &mut [u8]) {
     let Step { w, e, inst, effects, accesses, .. } = *step;
@@ -489,8 +496,11 @@ fn copy_results(step: &Step<'_>, shadow: &mut Wave, lds: &mut [u8]) {
         }
         let mut hint = 0;
         for (lane, address) in part.lanes() {
-            let found = e.memory.find(address, part.bytes.into(), &mut hint);
-            let unwritten = found.map_or(0, |(a, offset)| a.unwritten(offset, part.bytes as usize));
+            let unwritten = match e.memory.find(address, part.bytes.into(), &mut hint) {
+                Some((allocation, offset)) => allocation.unwritten(offset, part.bytes as usize),
+                None if part.scalar => beyond_tail(e.memory, address, part.bytes as usize),
+                None => 0,
+            };
             if unwritten == 0 {
                 continue;
             }
