@@ -178,7 +178,8 @@ fn devices() -> Vec<Device> {
 
 /// What the variables say that hold for every emulated device.
 fn defaults() -> std::result::Result<MachineOptions, String> {
-    let mut options = MachineOptions::default();
+    // ROCm runs kernels in the unaligned mode: packed structures are addressed as they lie.
+    let mut options = MachineOptions::default().allow_misaligned(true);
     if let Ok(names) = std::env::var("HK_SANITIZE") {
         let checks: Checks = names.parse().map_err(|e| format!("HK_SANITIZE=`{names}`: {e}"))?;
         options = options.sanitize(checks);

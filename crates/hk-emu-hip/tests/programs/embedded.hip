@@ -42,6 +42,23 @@ __global__ void sum(const int *x, int n) {
     if (i == 0) shared_count += 1;
 }
 
+struct __attribute__((packed)) Packed {
+    char tag;
+    int value;
+    double wide;
+};
+
+// Members at odd addresses, through global memory and LDS.
+__global__ void pack(Packed *y) {
+    __attribute__((shared)) static Packed lds[64];
+    int i = __builtin_amdgcn_workitem_id_x();
+    lds[63 - i].value = i;
+    lds[63 - i].wide = 0.5 * i;
+    __builtin_amdgcn_s_barrier();
+    y[i].value = lds[i].value;
+    y[i].wide = lds[i].wide;
+}
+
 template <class T>
 __global__ void fill(T *y, T value, int n) {
     int i = __builtin_amdgcn_workitem_id_x();
@@ -94,6 +111,13 @@ int main() {
         CHECK(hipDeviceSynchronize());
         EXPECT(mapped[0] == 2.5f && mapped[62] == 2.5f && mapped[63] == 1.0f);
         CHECK(hipHostFree(mapped));
+
+        Packed packed[64], *device;
+        CHECK(hipMalloc((void **)&device, sizeof packed));
+        pack<<<1, 64>>>(device);
+        CHECK(hipMemcpy(packed, device, sizeof packed, 2));
+        EXPECT(packed[0].value == 63 && packed[5].value == 58 && packed[5].wide == 29.0);
+        CHECK(hipFree(device));
         CHECK(hipFree(x));
 
         int grid = 0, block = 0;

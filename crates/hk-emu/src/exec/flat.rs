@@ -287,10 +287,15 @@ fn local_access(w: &mut Wave, e: &mut Env<'_>, u: &Uop, lane: usize, place: Plac
             lane: Some(lane as u32),
         })
     };
+    // Atomics need natural alignment in every mode.
+    let misaligned = match kind {
+        Kind::Atomic(_) => bytes as u64 - 1,
+        _ => ds::misaligned(e, bytes as u32).into(),
+    };
     {
         let source = match place {
             Place::Private(a) => private(w, lane, a, bytes),
-            Place::Lds(a) if a & u64::from(ds::misaligned(e, bytes as u32)) != 0 => None,
+            Place::Lds(a) if a & misaligned != 0 => None,
             Place::Lds(a) => usize::try_from(a).ok().and_then(|a| e.lds.get_mut(a..a.checked_add(bytes)?)),
         };
         match source {
