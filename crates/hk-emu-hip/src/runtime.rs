@@ -207,12 +207,16 @@ fn parse_devices(list: &str, defaults: &MachineOptions) -> std::result::Result<V
         let first = FIRST_ADDRESS + ordinal as u64 * ADDRESSES_PER_DEVICE;
         let mut options = defaults.clone().arch(arch).addresses(first..first + ADDRESSES_PER_DEVICE);
         for option in rest.split('&').filter(|o| !o.is_empty()) {
-            let wrong =
-                || format!("`{option}` is none of threads=N (N > 0), budget=N, misaligned=true or =false");
+            let wrong = || {
+                format!(
+                    "`{option}` is none of threads=N (N > 0), budget=N, skew=N, misaligned=true or =false"
+                )
+            };
             let (key, value) = option.split_once('=').ok_or_else(wrong)?;
             options = match key {
                 "threads" => options.threads(Some(value.parse().ok().filter(|n| *n > 0).ok_or_else(wrong)?)),
                 "budget" => options.instruction_budget(Some(value.parse().map_err(|_| wrong())?)),
+                "skew" => options.skew(Some(value.parse().map_err(|_| wrong())?)),
                 "misaligned" => options.allow_misaligned(value.parse().map_err(|_| wrong())?),
                 _ => return Err(wrong()),
             };

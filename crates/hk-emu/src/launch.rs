@@ -19,7 +19,7 @@ use crate::observe::deadlock::{Circle, Probe};
 use crate::observe::step::{Unwatched, Watch};
 use crate::observe::streams::Touched;
 use crate::observe::{GlobalMemory, Observer, Subject, Undefined};
-use crate::program::Program;
+use crate::program::{Program, TO_GROUPS};
 use crate::schedule::{Next, PATIENCE, Schedule, Task, Turn};
 use crate::wave::{GroupInfo, Lanes, Status, Wave, mode};
 
@@ -80,12 +80,15 @@ pub(crate) struct Launch<'a> {
     pub program: Arc<Program>,
     pub memory: View<'a>,
     pub budget: u64,
-    pub turn: u64,
+    skew: u64,
     pub checks: Checks,
     global: Option<Arc<Mutex<GlobalMemory>>>,
     details: bool,
     spare: &'a Spare,
     active: &'a AtomicU64,
+    /// The device's modelled time at the end of the launches so far, and where this one begins.
+    clock: &'a AtomicU64,
+    start: u64,
     touched: Option<Arc<Mutex<Touched>>>,
     order: BlockOrder,
     grid: [u32; 3],
@@ -131,13 +134,18 @@ struct Waiting {
 
 /// Wave instructions that a workgroup runs before another one gets its turn.
 const SLICE: u64 = 1 << 22;
-/// Instructions of a wave before its workgroup's next wave gets its turn, unless a machine says otherwise.
-pub(crate) const TURN: u64 = 1 << 16;
+/// Modelled clocks that a wave may be ahead of the others of its workgroup when it accesses LDS, unless a machine says
+/// otherwise: about in step, as waves are that have their SIMDs to themselves.
+const SKEW: u64 = 64;
+/// The same where races between waves are looked for: far out of step.
+const RACING_SKEW: u64 = 1 << 18;
 /// Instructions within which a spinning wave returns to the same state, and times it may sleep within them.
 const CIRCLE: u64 = 1 << 12;
 const CIRCLE_SLEEPS: u32 = 64;
-/// Consecutive turns in which every wave only slept, after which the workgroup yields.
-const SLEEPY_TURNS: u32 = 4;
+/// Turns in a row that ended in a sleep, for each wave, after which the workgroup yields.
+const SLEEPS: usize = 4;
+/// Instructions after which a wave's turn is over even if other waves see none of them.
+const UNSEEN: u64 = 1 << 16;
 /// Bytes of wave state that suspended workgroups of one thread may hold.
 const SUSPENDED_BYTES: usize = 512 << 20;
 /// The hardware's bounds on private memory (8 MiB per wave); ours on arguments and on the size of a launch.
@@ -266,7 +274,7 @@ pub(crate) struct Setup<'a> {
     pub program: Arc<Program>,
     pub memory: View<'a>,
     pub budget: u64,
-    pub turn: u64,
+    pub skew: Option<u64>,
     pub kernarg: &'a Allocation,
     pub packet: &'a Allocation,
     pub spare: &'a Spare,
@@ -275,6 +283,8 @@ pub(crate) struct Setup<'a> {
     pub details: bool,
     /// Launches of the machine that run.
     pub active: &'a AtomicU64,
+    /// The modelled time of the machine.
+    pub clock: &'a AtomicU64,
     /// Where the bytes that are accessed are noted.
     pub touched: Option<Arc<Mutex<Touched>>>,
     pub order: BlockOrder,
@@ -326,15 +336,17 @@ impl<'a> Launch<'a> {
             program,
             memory,
             budget,
-            turn,
+            skew,
             kernarg,
             packet,
             checks,
             details,
             active,
+            clock,
             touched,
             order,
         } = setup;
+        let races = checks.has(Check::Lds) || checks.has(Check::Global);
         let d = &kernel.descriptor;
         let mut user_sgprs = vec![];
         let mut push64 = |value: u64| user_sgprs.extend([value as u32, (value >> 32) as u32]);
@@ -368,12 +380,14 @@ impl<'a> Launch<'a> {
             program,
             memory,
             budget,
-            turn,
+            skew: skew.unwrap_or(if races { RACING_SKEW } else { SKEW }),
             checks,
             global: checks.has(Check::Global).then(|| Arc::new(Mutex::new(GlobalMemory::new()))),
             details,
             spare,
             active,
+            clock,
+            start: clock.load(SeqCst),
             touched,
             order,
             grid: dispatch.grid,
@@ -454,7 +468,7 @@ impl<'a> Launch<'a> {
         let executed = self.executed.into_inner().unwrap_or_else(|e| e.into_inner());
         let Executed { mut counters, hits, counts } = executed;
         let mut sites = vec![];
-        for (i, (unit, n)) in self.program.units().iter().zip(hits).enumerate() {
+        for (i, (unit, n)) in self.program.units.iter().zip(hits).enumerate() {
             counters.add_times(unit, n);
             if let Some(counts) = &counts {
                 let mut site = counts.site(i);
@@ -640,7 +654,7 @@ struct Ordered<'o, O, W> {
 impl<O: Order, W: Watch> Watch for Ordered<'_, O, W> {
     #[inline(always)]
     fn before(&mut self, w: &Wave, e: &Env<'_>, u: &Uop) -> Result<(), Box<Finding>> {
-        if u.communicates && !self.order.turn() {
+        if u.visible & TO_GROUPS != 0 && !self.order.turn() {
             // The state is not observed: an earlier workgroup has a fault, or all wait.
             let what = "abandoned".to_owned();
             return Err(Box::new(Finding {
@@ -669,6 +683,8 @@ struct Worker<'l, 'a> {
     counts: Option<Box<Counts>>,
     spare_waves: Vec<Wave>,
     spare_lds: Vec<Vec<u8>>,
+    /// The latest clock of a wave that has ended.
+    latest: u64,
 }
 
 impl<'l, 'a> Worker<'l, 'a> {
@@ -682,6 +698,7 @@ impl<'l, 'a> Worker<'l, 'a> {
             counts: launch.details.then(|| Box::new(Counts::new(launch.program.arch, n))),
             spare_waves: vec![],
             spare_lds: vec![],
+            latest: 0,
         }
     }
 
@@ -813,6 +830,7 @@ impl<'l, 'a> Worker<'l, 'a> {
     /// Adds what the thread has executed to the launch's sums.
     fn close(self) {
         let launch = self.launch;
+        launch.clock.fetch_max(self.latest, SeqCst);
         launch.spare.give(self.spare_waves);
         let mut sum = launch.executed.lock().unwrap_or_else(|e| e.into_inner());
         sum.counters += self.counters;
@@ -868,12 +886,13 @@ impl<'l, 'a> Worker<'l, 'a> {
     }
 
     fn retire(&mut self, group: Group) {
+        self.latest = group.waves.iter().map(|w| w.clock).fold(self.latest, u64::max);
         self.spare_waves.extend(group.waves);
         self.spare_waves.extend(group.observer.into_iter().flat_map(|observer| observer.into_waves()));
         self.spare_lds.push(group.lds);
     }
 
-    /// Runs the waves of a workgroup round-robin until all have ended or its time slice is used up; or, to `probe` it, each
+    /// Runs the waves of a workgroup about in step until all have ended or its time slice is used up; or, to `probe` it, each
     /// wave for a short while, until one does not spin.
     fn advance<O: Order>(&mut self, group: &mut Group, probe: bool, order: &O) -> Outcome {
         let launch = self.launch;
@@ -893,87 +912,62 @@ impl<'l, 'a> Worker<'l, 'a> {
             observer.counts = self.counts.take();
         }
         let start: u64 = group.waves.iter().map(|w| w.executed).sum();
-        let mut sleepy = 0;
+        let mut sleeps = 0;
         group.circle = None;
         let outcome = 'run: loop {
-            let (mut progress, mut moved) = (false, false);
-            for i in 0..group.waves.len() {
-                let wave = &mut group.waves[i];
-                if wave.status != Status::Ready {
-                    continue;
-                }
-                let ctl = match &mut group.observer {
-                    observer if probe => {
-                        let mut probe = Ordered { order, watch: Probe::new(observer.as_deref_mut()) };
-                        let mut ctl = run_wave(wave, &mut env, &mut probe, launch.budget, CIRCLE);
-                        for _ in 0..CIRCLE_SLEEPS {
-                            if ctl == Ctl::Sleep && probe.watch.open() {
-                                ctl = run_wave(wave, &mut env, &mut probe, launch.budget, CIRCLE);
-                            }
-                        }
-                        if let Some(circle) = probe.watch.into_circle() {
-                            env.problem = None;
-                            group.circle.get_or_insert((i, circle));
-                            continue;
-                        }
-                        moved = true;
-                        ctl
-                    }
-                    None => {
-                        let mut watch = Ordered { order, watch: Unwatched };
-                        run_wave(wave, &mut env, &mut watch, launch.budget, launch.turn)
-                    }
-                    Some(observer) => {
-                        let mut watch = Ordered { order, watch: &mut **observer };
-                        run_wave(wave, &mut env, &mut watch, launch.budget, launch.turn)
-                    }
-                };
-                match ctl {
-                    Ctl::Barrier => {
-                        wave.status = Status::AtBarrier;
-                        progress = true;
-                    }
-                    Ctl::End => {
-                        wave.status = Status::Ended;
-                        progress = true;
-                    }
-                    Ctl::Sleep => {}
-                    Ctl::Next | Ctl::Jump | Ctl::Mode => progress = true,
-                    Ctl::Fault => {
-                        let problem = env.problem.take();
-                        break 'run Outcome::Faulted(i, problem.map_or(Problem::Trap { id: 0 }, |p| *p));
-                    }
-                }
-                if moved {
-                    break;
-                }
-            }
-            if group.waves.iter().all(|w| w.status != Status::Ready) {
+            let Some((next, clock)) = next_turn(&group.waves, launch.skew) else {
                 if let Some(observer) = &mut group.observer
                     && let Err((wave, finding)) = observer.barrier(&group.waves)
                 {
                     // The barrier, not what follows it.
                     group.waves[wave].pc -= 1;
-                    break 'run Outcome::Faulted(wave, Problem::Finding(finding));
+                    break Outcome::Faulted(wave, Problem::Finding(finding));
                 }
                 // Ended waves count as arrived.
-                let mut waiting = false;
-                for wave in &mut group.waves {
-                    if wave.status == Status::AtBarrier {
-                        wave.status = Status::Ready;
-                        waiting = true;
-                    }
+                let waiting = group.waves.iter_mut().filter(|w| w.status == Status::AtBarrier);
+                let waiting: Vec<_> = waiting.collect();
+                let Some(last) = waiting.iter().map(|w| w.clock).max() else { break Outcome::Finished };
+                for wave in waiting {
+                    (wave.status, wave.clock) = (Status::Ready, last);
                 }
-                if !waiting {
-                    break Outcome::Finished;
-                }
-            }
+                continue;
+            };
             if probe {
-                break if moved { Outcome::Suspended } else { Outcome::Waiting };
+                let until = Until { budget: launch.budget, instructions: CIRCLE, clock: u64::MAX };
+                let ready = group.waves.iter_mut().enumerate().filter(|(_, w)| w.status == Status::Ready);
+                for (i, wave) in ready {
+                    let watch = Probe::new(group.observer.as_deref_mut());
+                    let mut probe = Ordered { order, watch };
+                    let mut ctl = run_wave(wave, &mut env, &mut probe, until);
+                    for _ in 0..CIRCLE_SLEEPS {
+                        if ctl == Ctl::Sleep && probe.watch.open() {
+                            ctl = run_wave(wave, &mut env, &mut probe, until);
+                        }
+                    }
+                    let Some(circle) = probe.watch.into_circle() else {
+                        let stopped = stop(wave, ctl, &mut env);
+                        break 'run stopped
+                            .map_or(Outcome::Suspended, |problem| Outcome::Faulted(i, problem));
+                    };
+                    env.problem = None;
+                    group.circle.get_or_insert((i, circle));
+                }
+                break Outcome::Waiting;
             }
-            sleepy = if progress { 0 } else { sleepy + 1 };
+            let wave = &mut group.waves[next];
+            let until = Until { budget: launch.budget, instructions: UNSEEN, clock };
+            let ctl = match &mut group.observer {
+                None => run_wave(wave, &mut env, &mut Ordered { order, watch: Unwatched }, until),
+                Some(observer) => {
+                    run_wave(wave, &mut env, &mut Ordered { order, watch: &mut **observer }, until)
+                }
+            };
+            if let Some(problem) = stop(wave, ctl, &mut env) {
+                break Outcome::Faulted(next, problem);
+            }
+            sleeps = if ctl == Ctl::Sleep { sleeps + 1 } else { 0 };
             let used = group.waves.iter().map(|w| w.executed).sum::<u64>() - start;
-            if used > SLICE || sleepy > SLEEPY_TURNS {
+            if used > SLICE || sleeps > SLEEPS * group.waves.len() {
                 break Outcome::Suspended;
             }
         };
@@ -986,14 +980,50 @@ impl<'l, 'a> Worker<'l, 'a> {
     }
 }
 
-/// Runs a wave until it stops for a reason or its turn of instructions is over (`Next`).
-fn run_wave<W: Watch>(w: &mut Wave, e: &mut Env<'_>, watch: &mut W, budget: u64, turn: u64) -> Ctl {
-    let end = budget.min(w.executed + turn);
+/// How far a wave may run.
+#[derive(Clone, Copy)]
+struct Until {
+    /// Instructions since it began: more are a fault.
+    budget: u64,
+    /// Instructions of this turn.
+    instructions: u64,
+    /// Beyond this clock, no instruction that other waves may see.
+    clock: u64,
+}
+
+/// The wave that is the furthest behind, and the clock at which it is `skew` ahead of the next one; `None` if all wait or
+/// have ended.
+fn next_turn(waves: &[Wave], skew: u64) -> Option<(usize, u64)> {
+    let (mut first, mut at, mut second) = (None, u64::MAX, u64::MAX);
+    for (i, wave) in waves.iter().enumerate().filter(|(_, w)| w.status == Status::Ready) {
+        if first.is_none() || wave.clock < at {
+            (first, second, at) = (Some(i), at, wave.clock);
+        } else {
+            second = second.min(wave.clock);
+        }
+    }
+    Some((first?, second.saturating_add(skew)))
+}
+
+/// Takes note of why a wave has stopped; the problem of a fault.
+fn stop(wave: &mut Wave, ctl: Ctl, env: &mut Env<'_>) -> Option<Problem> {
+    match ctl {
+        Ctl::Barrier => wave.status = Status::AtBarrier,
+        Ctl::End => wave.status = Status::Ended,
+        Ctl::Sleep | Ctl::Next | Ctl::Jump | Ctl::Mode => {}
+        Ctl::Fault => return Some(env.problem.take().map_or(Problem::Trap { id: 0 }, |p| *p)),
+    }
+    None
+}
+
+/// Runs a wave until it stops for a reason or its turn is over (`Next`).
+fn run_wave<W: Watch>(w: &mut Wave, e: &mut Env<'_>, watch: &mut W, until: Until) -> Ctl {
+    let until = Until { instructions: until.budget.min(w.executed + until.instructions), ..until };
     loop {
         let ctl = if w.mode & mode::ALTERED == 0 {
-            run_mode::<W, false>(w, e, watch, budget, end)
+            run_mode::<W, false>(w, e, watch, until)
         } else {
-            run_mode::<W, true>(w, e, watch, budget, end)
+            run_mode::<W, true>(w, e, watch, until)
         };
         if ctl != Ctl::Mode {
             return ctl;
@@ -1009,14 +1039,16 @@ fn run_mode<W: Watch, const ALTERED: bool>(
     w: &mut Wave,
     e: &mut Env<'_>,
     watch: &mut W,
-    budget: u64,
-    end: u64,
+    until: Until,
 ) -> Ctl {
     let uops = &e.program.uops[..];
     loop {
         let Some(u) = uops.get(w.pc as usize) else {
             return e.fault(Problem::WildJump { address: u64::from(w.pc) });
         };
+        if u.visible != 0 && w.clock > until.clock {
+            return Ctl::Next;
+        }
         let skipped = ALTERED && indexed::skips(w, e, u);
         if !skipped && let Some(hits) = e.hits.get_mut(w.pc as usize) {
             *hits += 1;
@@ -1025,6 +1057,7 @@ fn run_mode<W: Watch, const ALTERED: bool>(
             return e.fault(Problem::Finding(finding));
         }
         w.executed += 1;
+        w.clock += u64::from(u.clocks);
         let ctl = match ALTERED {
             _ if skipped => Ctl::Next,
             true => indexed::run(w, e, u),
@@ -1040,15 +1073,17 @@ fn run_mode<W: Watch, const ALTERED: bool>(
         }
         match ctl {
             Ctl::Next => w.pc += 1,
+            // What runs for long jumps.
+            Ctl::Jump if w.executed >= until.instructions => {
+                let spent = w.executed >= until.budget;
+                return if spent { e.fault(Problem::Budget { limit: until.budget }) } else { Ctl::Next };
+            }
             Ctl::Jump => {}
             Ctl::Fault => return Ctl::Fault,
             stop => {
                 w.pc += 1;
                 return stop;
             }
-        }
-        if w.executed >= end {
-            return if w.executed >= budget { e.fault(Problem::Budget { limit: budget }) } else { Ctl::Next };
         }
     }
 }
@@ -1066,6 +1101,7 @@ impl Launch<'_> {
         w.scc = undefined.scc;
         w.index = index;
         w.executed = 0;
+        w.clock = self.start;
         w.status = Status::Ready;
         w.pc = self.program.entry();
         let threads = self.block.iter().product::<u32>();

@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use hk_codeobj::Arch;
 
+use crate::costs::Costs;
+use crate::counters::Counters;
 use crate::exec::prep::{DWORD, fixed, selects};
 use crate::exec::{
     Ctl, Env, Handler, Level, SPECIAL, Uop, convert, ds, flat, mfma, mubuf, salu, smem, valu, vfloat, vop3p,
@@ -13,7 +15,7 @@ use crate::exec::{
 use crate::fault::Problem;
 use crate::isa::{self, DecodeError, Encoding, Inst, Op, Operand};
 use crate::mutate::Mutation;
-use crate::program::{Program, Registers};
+use crate::program::{Program, Registers, TO_GROUPS, TO_WAVES};
 use crate::tables::{DppTable, Fixup, MatrixNumerics, Post, Prep};
 use crate::wave::{AGPR, CONSTANTS, SLOTS, TEMP, TEMP_DST, Wave};
 
@@ -180,7 +182,7 @@ fn lower_with(text: &Text, arch: Arch, way: &Way, entry: u64, registers: Registe
         vectors: vec![],
         problems: HashMap::new(),
         effects: OnceLock::new(),
-        units: OnceLock::new(),
+        units: Vec::with_capacity(found.len()),
     };
     // Addresses first: branches need the indices. Where the next instruction is missing, a guard reports it.
     let mut order = vec![];
@@ -205,17 +207,20 @@ fn lower_with(text: &Text, arch: Arch, way: &Way, entry: u64, registers: Registe
         scalar_index: HashMap::new(),
         vector_index: HashMap::new(),
     };
+    let costs = Costs::of(arch);
     for (i, (at, inst)) in order.iter().enumerate() {
         let index = i as u32;
-        let uop = match inst {
-            Err(error) => Err(Problem::Unknown(*error)),
-            Ok(inst) => lowering.instruction(inst, *at, index),
+        let (unit, uop) = match inst {
+            Err(error) => (Counters::default(), Err(Problem::Unknown(*error))),
+            Ok(inst) => (Counters::of(inst, arch), lowering.instruction(inst, *at, index)),
         };
+        let clocks = inst.map_or(0, |inst| costs.wave_clocks(&inst, &unit) as u16);
+        lowering.program.units.push(unit);
         let uop = uop.unwrap_or_else(|problem| {
             lowering.program.problems.insert(index, problem);
             Uop { run: report, index, ..blank() }
         });
-        lowering.program.uops.push(uop);
+        lowering.program.uops.push(Uop { clocks, ..uop });
     }
     lowering.program
 }
@@ -234,7 +239,8 @@ fn blank() -> Uop {
         imm: 0,
         index: 0,
         extra: 0,
-        communicates: false,
+        visible: 0,
+        clocks: 0,
         fixup: u32::MAX,
     }
 }
@@ -487,7 +493,6 @@ impl Lowering {
                 u.run =
                     smem::handler(inst.op, matches!(inst.src[1], Operand::Sgpr(_)), returns, &mut u.extra)
                         .ok_or_else(|| none(inst))?;
-                self.note_communication(inst, &mut u);
                 u.a = self.scalar(inst.src[0], true, inst.op)?;
                 u.imm = match inst.src[1] {
                     Operand::Imm(value) => value,
@@ -518,7 +523,6 @@ impl Lowering {
                 let returns = inst.dst != Operand::None;
                 u.run = flat::handler(inst.op, inst.encoding, returns, self.level, &mut u.extra)
                     .ok_or_else(|| none(inst))?;
-                self.note_communication(inst, &mut u);
                 u.imm = inst.imm;
                 let has_saddr = inst.src[1] != Operand::None;
                 let scratch = inst.encoding == Encoding::Scratch;
@@ -542,7 +546,6 @@ impl Lowering {
                 let returns = info.name.contains("ATOMIC") && inst.dst != Operand::None;
                 u.run = mubuf::handler(inst.op, inst.flags, returns, self.level, &mut u.extra)
                     .ok_or_else(|| none(inst))?;
-                self.note_communication(inst, &mut u);
                 u.imm = inst.imm;
                 u.mask_in = mubuf::operand_bits(inst.flags.offen, inst.flags.idxen);
                 let width = u32::from(inst.flags.offen) + u32::from(inst.flags.idxen);
@@ -557,6 +560,7 @@ impl Lowering {
                 self.valu(inst, &mut u)?;
             }
         }
+        self.note_sharing(inst, &mut u);
         Ok(u)
     }
 
@@ -566,10 +570,15 @@ impl Lowering {
         if swap { u32::from(data) / 2 } else { data.into() }
     }
 
-    /// Takes note of an access to global memory that other workgroups may see, or that may see theirs.
-    fn note_communication(&mut self, inst: &Inst, u: &mut Uop) {
+    /// Takes note of an access that other waves or workgroups may see, or that may see theirs.
+    fn note_sharing(&mut self, inst: &Inst, u: &mut Uop) {
+        let name = inst.op.info().name;
+        let dma = inst.flags.lds || name.contains("_LOAD_LDS_");
+        if dma || matches!(inst.encoding, Encoding::Ds | Encoding::Flat) {
+            u.visible = TO_WAVES;
+        }
         if let Some(atomic) = flat::atomic_of(inst.op, inst.dst != Operand::None) {
-            u.communicates = true;
+            u.visible = TO_WAVES | TO_GROUPS;
             self.program.communicates |= !atomic.commutes();
             return;
         }
@@ -578,8 +587,8 @@ impl Lowering {
             matches!(inst.encoding, Encoding::Flat | Encoding::Global | Encoding::Mubuf | Encoding::Mtbuf);
         // sc1 is agent or system scope.
         if vector && inst.flags.sc1 && !cache {
-            u.communicates = true;
-            self.program.communicates |= inst.op.info().name.contains("_LOAD_");
+            u.visible = TO_WAVES | TO_GROUPS;
+            self.program.communicates |= name.contains("_LOAD_");
         }
     }
 

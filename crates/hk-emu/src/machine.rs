@@ -10,9 +10,7 @@ use crate::checks::{Check, Checks};
 use crate::counters::{Counters, Lines, Profile, Resources};
 use crate::exec::Level;
 use crate::fault::{Access, Fault};
-use crate::launch::{
-    BlockOrder, Dispatch, Launch, Setup, Spare, TURN, Threads, check_limits, kernarg, packet,
-};
+use crate::launch::{BlockOrder, Dispatch, Launch, Setup, Spare, Threads, check_limits, kernarg, packet};
 use crate::loader::{LoadError, Module};
 use crate::lower::Way;
 use crate::memory::{ADDRESSES, Memory, MemoryError, Near, StreamRace, View};
@@ -27,7 +25,7 @@ pub struct MachineOptions {
     arch: Arch,
     threads: Option<usize>,
     instruction_budget: Option<u64>,
-    turn: u64,
+    skew: Option<u64>,
     details: bool,
     allow_misaligned: bool,
     level: Option<Level>,
@@ -46,7 +44,7 @@ impl Default for MachineOptions {
             arch: Arch::Gfx942,
             threads: None,
             instruction_budget: Some(4_000_000_000),
-            turn: TURN,
+            skew: None,
             details: false,
             allow_misaligned: false,
             level: None,
@@ -83,11 +81,12 @@ impl MachineOptions {
         self
     }
 
-    /// Instructions that a wave may execute before the next one of its workgroup gets its turn, at least 1. Changes only
-    /// the results of kernels with races; waves then advance almost in lockstep, as they may on hardware.
+    /// Modelled clocks that a wave may be ahead of the others of its workgroup when it accesses LDS, or global memory at agent
+    /// scope. Changes only the results of kernels with races. `None`: 64, so that waves advance about in step, as on hardware;
+    /// 262,144 under [`Check::Lds`] and [`Check::Global`], so that one wave runs up to a barrier before the next one does.
     #[must_use]
-    pub fn turn(mut self, instructions: u64) -> Self {
-        self.turn = instructions.max(1);
+    pub fn skew(mut self, clocks: Option<u64>) -> Self {
+        self.skew = clocks;
         self
     }
 
@@ -166,6 +165,8 @@ struct Inner {
     spare: Spare,
     /// Launches that run.
     active: AtomicU64,
+    /// The modelled time, in engine clocks, at the end of the last launch.
+    clock: AtomicU64,
     /// Where [`Check::Streams`] is on.
     order: Option<Mutex<Order>>,
 }
@@ -200,6 +201,7 @@ impl Machine {
                 pool: OnceLock::new(),
                 spare: Spare::default(),
                 active: AtomicU64::new(0),
+                clock: AtomicU64::new(0),
                 order,
             }),
             HOST,
@@ -396,13 +398,14 @@ impl Machine {
             program,
             memory: view,
             budget: self.0.options.instruction_budget.unwrap_or(u64::MAX),
-            turn: self.0.options.turn,
+            skew: self.0.options.skew,
             kernarg: &segment,
             packet: &packet_segment,
             spare: &self.0.spare,
             checks: self.0.options.checks,
             details,
             active: &self.0.active,
+            clock: &self.0.clock,
             touched: touched.clone(),
             order: self.0.options.order,
         };

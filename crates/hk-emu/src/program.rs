@@ -38,6 +38,11 @@ pub(crate) enum Ctl {
 /// that the host has.
 pub(crate) type Handler = unsafe fn(&mut Wave, &mut Env<'_>, &Uop) -> Ctl;
 
+/// The other waves of the workgroup: accesses to LDS, and all that [`TO_GROUPS`] has.
+pub(crate) const TO_WAVES: u8 = 1;
+/// Other workgroups: global atomics, and accesses at agent scope.
+pub(crate) const TO_GROUPS: u8 = 2;
+
 /// A lowered instruction.
 #[derive(Clone)]
 #[repr(align(64))]
@@ -63,8 +68,10 @@ pub(crate) struct Uop {
     pub index: u32,
     /// Meaning by handler.
     pub extra: u32,
-    /// Other workgroups may see it, or it may see what they did: global atomics, and accesses at agent scope.
-    pub communicates: bool,
+    /// Who may see what it does, or whose accesses it may see: [`TO_WAVES`], [`TO_GROUPS`].
+    pub visible: u8,
+    /// Clocks of the wave until its next instruction.
+    pub clocks: u16,
     /// Index of the operand fix-ups that `run` applies around `inner`.
     pub fixup: u32,
 }
@@ -181,8 +188,8 @@ pub(crate) struct Program {
     pub problems: HashMap<u32, Problem>,
     /// Made at the first observed launch.
     pub effects: OnceLock<Vec<Effects>>,
-    /// What one execution of each instruction counts; made when the first launch ends.
-    pub units: OnceLock<Vec<Counters>>,
+    /// What one execution of each instruction counts, whatever its operands hold.
+    pub units: Vec<Counters>,
 }
 
 impl Program {
@@ -199,14 +206,6 @@ impl Program {
             self.insts.iter().map(|inst| inst.as_ref().map_or(NONE, slots)).collect()
         });
         all.get(index as usize).unwrap_or(&NONE)
-    }
-
-    /// What one execution of each instruction counts, whatever its operands hold.
-    pub fn units(&self) -> &[Counters] {
-        let unit = |inst: &Result<Inst, _>| {
-            inst.as_ref().map_or(Counters::default(), |i| Counters::of(i, self.arch))
-        };
-        self.units.get_or_init(|| self.insts.iter().map(unit).collect())
     }
 
     pub fn entry(&self) -> u32 {

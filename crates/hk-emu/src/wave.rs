@@ -133,6 +133,8 @@ pub(crate) struct Wave {
     pub index: u32,
     /// Instructions executed so far.
     pub executed: u64,
+    /// The device's modelled time, in engine clocks.
+    pub clock: u64,
     /// Private memory: `scratch_stride` bytes for each lane.
     pub scratch: Vec<u8>,
     pub scratch_stride: u32,
@@ -156,6 +158,7 @@ impl Wave {
             status: Status::Ready,
             index: 0,
             executed: 0,
+            clock: 0,
             scratch: Vec::new(),
             scratch_stride: 0,
             constants_of: 0,

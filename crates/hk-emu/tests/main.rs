@@ -1,6 +1,7 @@
 //! The emulator's tests.
 
 mod clang;
+mod clocks;
 mod common;
 mod conversions;
 mod counts;

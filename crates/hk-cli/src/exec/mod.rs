@@ -69,10 +69,10 @@ pub struct Args {
     /// Let global accesses be misaligned, as the hardware does. Else they are errors.
     #[arg(long)]
     allow_misaligned: bool,
-    /// Instructions of a wave before the next one of its workgroup gets its turn: small, waves go on almost in step. Only
-    /// kernels with races between waves give other results.
-    #[arg(long, value_name = "INSTRUCTIONS")]
-    turn: Option<u64>,
+    /// Modelled clocks that a wave may be ahead of the others of its workgroup when it accesses LDS (default: 64, about in
+    /// step). Only kernels with races between waves give other results.
+    #[arg(long, value_name = "CLOCKS")]
+    skew: Option<u64>,
     /// How matrix instructions add up: `fma` or `cdna3-exact`.
     #[arg(long, value_name = "NAME")]
     numerics: Option<MatrixNumerics>,
@@ -116,15 +116,13 @@ pub fn run(args: &Args) -> Result<()> {
     };
     given.extend(args.args.iter().cloned());
 
-    let mut options = MachineOptions::default()
+    let options = MachineOptions::default()
         .arch(object.arch)
         .allow_misaligned(args.allow_misaligned)
         .matrix_numerics(args.numerics.unwrap_or_default())
         .sanitize(args.sanitize.unwrap_or_default())
+        .skew(args.skew)
         .details(args.stats || args.json);
-    if let Some(instructions) = args.turn {
-        options = options.turn(instructions);
-    }
     let machine = Machine::new(options);
     let module = machine.load(&image).map_err(|e| Failure::file(&args.file, e))?;
     let mut buffers = Buffers::new(&machine, args.input.as_deref());

@@ -72,6 +72,10 @@ impl Emu {
                     let on = parse(value).ok_or_else(|| wrong("misaligned=true or =false"))?;
                     machine = machine.allow_misaligned(on);
                 }
+                "skew" => {
+                    let clocks = parse(value).ok_or_else(|| wrong("skew=N"))?;
+                    machine = machine.skew(Some(clocks));
+                }
                 "mfma" => {
                     let named = value.parse().map_err(|_| wrong("mfma=fma or =cdna3-exact"))?;
                     numerics = Some(named);
@@ -94,7 +98,7 @@ impl Emu {
                 }
                 _ => {
                     return Err(wrong(
-                        "the options threads, cus, budget, details, misaligned, sanitize, mfma, order, mutant, delay_ms",
+                        "the options threads, cus, budget, details, misaligned, skew, sanitize, mfma, order, mutant, delay_ms",
                     ));
                 }
             }

@@ -2,6 +2,7 @@
 
 use super::mem::{self, Atomic};
 use super::{Ctl, Env, Handler, Uop, flat};
+use crate::costs::Costs;
 use crate::fault::{Access, Problem};
 use crate::isa::Op;
 use crate::memory::{Allocation, View};
@@ -144,10 +145,13 @@ fn atomic(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     Ctl::Next
 }
 
-/// The simulated clock: one instruction of the wave is 4 core clocks. `extra` 1: the 100 MHz counter of a 2.1 GHz core.
-fn time(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
-    let clocks = w.executed * 4;
-    w.set_s64(u.d as usize, if u.extra == 1 { clocks / 21 } else { clocks });
+/// MHz of the counter of `s_memrealtime`.
+const REALTIME_MHZ: u64 = 100;
+
+/// The modelled engine clock. `extra` 1: the constant counter, at the same time.
+fn time(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+    let realtime = w.clock * REALTIME_MHZ / Costs::of(e.program.arch).engine_mhz;
+    w.set_s64(u.d as usize, if u.extra == 1 { realtime } else { w.clock });
     Ctl::Next
 }
 

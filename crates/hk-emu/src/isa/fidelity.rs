@@ -56,14 +56,13 @@ impl Op {
         let starts = |stems: &[&str]| stems.iter().any(|stem| name.starts_with(stem));
         match self {
             S_MEMTIME | S_MEMREALTIME => {
-                (Fidelity::Approximate, "a simulated clock: four cycles for each instruction of the wave")
+                (Fidelity::Approximate, "a modelled clock: what the wave's instructions take to issue")
             }
             S_GETREG_B32 => {
                 (Fidelity::Approximate, "MODE and XCC_ID are the wave's, of the others what it can observe")
             }
-            S_SLEEP | S_SETPRIO | S_WAKEUP => {
-                (Fidelity::Approximate, "a hint to the schedule; takes no time")
-            }
+            S_SLEEP => (Fidelity::Approximate, "64 clocks of the modelled time for each unit"),
+            S_SETPRIO | S_WAKEUP => (Fidelity::Approximate, "a hint to the schedule; takes no time"),
             _ if starts(&["V_RCP_F64", "V_RSQ_F64", "V_SQRT_F64"]) => {
                 (Fidelity::SpecBounded, "rounded correctly or nearly so; a first approximation on hardware")
             }

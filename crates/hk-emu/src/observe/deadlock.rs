@@ -1,7 +1,7 @@
 //! Deadlocks: waves that wait for a write that no wave is left to make.
 //!
-//! A wave spins if it returns to the same instruction with the same registers and has changed no memory in between: it
-//! spins until another wave changes memory. When every wave of every running workgroup spins, and no workgroup is left
+//! A wave spins if it returns to the same instruction with the same registers, and has neither changed memory nor read the
+//! clock in between: it spins until another wave changes memory. When every wave of every running workgroup spins, and no workgroup is left
 //! to start, the launch cannot end.
 
 use super::access::Accesses;
@@ -9,16 +9,19 @@ use super::step::Watch;
 use crate::checks::Check;
 use crate::exec::{Ctl, Env, Uop};
 use crate::fault::{Access, Finding, Space};
+use crate::isa::Op;
 use crate::wave::{AGPR, Lanes, Wave};
 
 /// Runs a wave for a short while to see whether it spins. Checks see its instructions as well.
 pub(crate) struct Probe<W> {
     observer: Option<W>,
     accesses: Accesses,
+    /// The first instruction, and how often the wave was there.
+    first: u32,
+    visits: u32,
+    /// At one of these visits.
     state: Option<Box<State>>,
-    /// Times that the wave was back at the state's instruction.
-    returns: u32,
-    /// Memory has changed.
+    /// Memory has changed, or the wave has read the clock.
     changed: bool,
     /// What a write overwrites.
     old: Vec<u8>,
@@ -36,7 +39,6 @@ pub(crate) struct Circle {
 
 /// Everything that a wave's future depends on, besides memory.
 struct State {
-    pc: u32,
     s: [u32; 128],
     scc: bool,
     mode: u32,
@@ -48,7 +50,7 @@ impl State {
     fn of(w: &Wave) -> Box<State> {
         let registers = (0..2 * AGPR).map(|n| *w.v(n)).collect();
         let scratch = w.scratch.clone();
-        Box::new(State { pc: w.pc, s: w.s, scc: w.scc, mode: w.mode, registers, scratch })
+        Box::new(State { s: w.s, scc: w.scc, mode: w.mode, registers, scratch })
     }
 
     fn holds(&self, w: &Wave) -> bool {
@@ -63,8 +65,9 @@ impl<W: Watch> Probe<W> {
         Probe {
             observer,
             accesses: Accesses::default(),
+            first: u32::MAX,
+            visits: 0,
             state: None,
-            returns: 0,
             changed: false,
             old: vec![],
             load: None,
@@ -109,8 +112,7 @@ impl<W: Watch> Probe<W> {
     }
 
     fn circle(&self) -> Circle {
-        let (index, space, address, lane) =
-            self.load.unwrap_or((self.state.as_ref().map_or(0, |state| state.pc), Space::Global, 0, None));
+        let (index, space, address, lane) = self.load.unwrap_or((self.first, Space::Global, 0, None));
         let what = match self.load {
             Some(_) => {
                 "deadlock: this wave loads a value again and again that no wave of the launch is left to change"
@@ -127,24 +129,24 @@ impl<W: Watch> Watch for Probe<W> {
     /// Ends the run when the wave is known to spin, with a finding that only the caller sees.
     fn before(&mut self, w: &Wave, e: &Env<'_>, u: &Uop) -> Result<(), Box<Finding>> {
         if self.open() {
-            match &self.state {
-                Some(state) if state.pc == w.pc => {
-                    if state.holds(w) {
-                        let circle = self.circle();
-                        let finding = circle.finding.clone();
-                        self.found = Some(circle);
-                        return Err(finding);
-                    }
-                    self.returns += 1;
-                    // Loops of several iterations, and code that leads to a loop.
-                    if self.returns.is_power_of_two() {
-                        self.state = Some(State::of(w));
-                    }
+            if self.visits == 0 {
+                self.first = w.pc;
+            }
+            if self.first == w.pc {
+                if self.state.as_ref().is_some_and(|state| state.holds(w)) {
+                    let circle = self.circle();
+                    let finding = circle.finding.clone();
+                    self.found = Some(circle);
+                    return Err(finding);
                 }
-                Some(_) => {}
-                None => self.state = Some(State::of(w)),
+                // A state is large: none before the wave is back. Loops of several iterations, and code that leads to a loop.
+                if self.visits.is_power_of_two() {
+                    self.state = Some(State::of(w));
+                }
+                self.visits += 1;
             }
             if let Some(inst) = e.program.inst(u.index) {
+                self.changed |= matches!(inst.op, Op::S_MEMTIME | Op::S_MEMREALTIME);
                 self.accesses.of(inst, u, w, e);
             }
             let part = self.accesses.parts().iter().find(|part| part.access != Access::Write);
@@ -163,7 +165,7 @@ impl<W: Watch> Watch for Probe<W> {
         if self.open() && !self.old.is_empty() {
             let mut new = vec![];
             self.memory(e, &mut new);
-            self.changed = self.old != new;
+            self.changed |= self.old != new;
         }
         self.observer.as_mut().map_or(Ok(()), |observer| observer.after(w, e, u, ctl))
     }

@@ -64,7 +64,7 @@ impl State {
                 _ => into.global.copy_from_slice(&self.global),
             }
         }
-        (into.w.pc, into.w.executed, into.w.scratch_stride) = (0, 0, STRIDE);
+        (into.w.pc, into.w.executed, into.w.clock, into.w.scratch_stride) = (0, 0, 0, STRIDE);
     }
 
     fn bytes(&mut self, space: Space) -> &mut [u8] {
@@ -511,7 +511,11 @@ fn effects_and_accesses_say_what_instructions_do() {
             } else {
                 1
             };
-            for case in 0..per_form * forms {
+            // More where random operands are out of range nearly always.
+            for case in 0..20 * per_form {
+                if case >= per_form * forms && !faults.difference(&ran).any(|name| *name == op.info().name) {
+                    break;
+                }
                 let words = g.instance(op, case % forms != 0);
                 match check(arch, &words, &mut states, &global, &mut g) {
                     Outcome::Unknown => {}

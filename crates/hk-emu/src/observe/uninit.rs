@@ -236,7 +236,7 @@ impl Uninit {
     pub fn after(&mut self, step: &Step<'_>, ctl: Ctl) -> Result<(), Box<Finding>> {
         let Step { w, e, u, inst, accesses, .. } = *step;
         let Some(mut shadow) = self.shadows.get_mut(w.index as usize) else { return Ok(()) };
-        shadow.executed = w.executed;
+        (shadow.executed, shadow.clock) = (w.executed, w.clock);
         let copies = takes_results(inst, accesses);
         let mut shadow_ctl = ctl;
         if !copies || inst.encoding == Encoding::Flat && accesses.iter().any(|p| p.space != Space::Global) {
