@@ -93,10 +93,21 @@ pub enum ParseError {
         reason: String,
     },
     /// A dynamic relocation that a loader of kernels cannot apply.
-    #[error("relocation of type {kind} at {vaddr:#x} is not supported: only R_AMDGPU_RELATIVE64 (13) is")]
+    #[error(
+        "relocation of type {kind} at {vaddr:#x} is not supported: only R_AMDGPU_RELATIVE64 (13), ABS64 (3), ABS32 (6), \
+         ABS32_LO (1) and ABS32_HI (2) are"
+    )]
     Relocation {
         /// The relocation's type.
         kind: u32,
+        /// The address it applies to.
+        vaddr: u64,
+    },
+    /// A relocation to a symbol that the object leaves undefined and that is not weak.
+    #[error("symbol `{symbol}` is undefined, and the relocation at {vaddr:#x} refers to it")]
+    UndefinedSymbol {
+        /// The symbol.
+        symbol: String,
         /// The address it applies to.
         vaddr: u64,
     },

@@ -27,4 +27,4 @@ mod ptx;
 pub use arch::{Arch, UnknownArch, occupancy, workgroups_per_cu};
 pub use descriptor::Descriptor;
 pub use error::ParseError;
-pub use object::{CodeObject, Kernel, KernelArg, Relocation, RelocationKind, Segment};
+pub use object::{CodeObject, Kernel, KernelArg, Relocation, RelocationField, RelocationValue, Segment};

@@ -19,7 +19,13 @@ const EM_AMDGPU: u16 = 224;
 const ELFOSABI_AMDGPU_HSA: u8 = 64;
 /// n_type of the metadata note of the owner `AMDGPU`.
 const NT_AMDGPU_METADATA: u32 = 32;
-/// The only dynamic relocation in linked kernels: load address plus addend.
+/// Dynamic relocations, as the User Guide for AMDGPU Backend numbers them. LLD makes ABS64 and RELATIVE64 alone; ROCm's loader
+/// knows the 32-bit ones too.
+const R_AMDGPU_NONE: u32 = 0;
+const R_AMDGPU_ABS32_LO: u32 = 1;
+const R_AMDGPU_ABS32_HI: u32 = 2;
+const R_AMDGPU_ABS64: u32 = 3;
+const R_AMDGPU_ABS32: u32 = 6;
 const R_AMDGPU_RELATIVE64: u32 = 13;
 /// Upper bound of the loaded image, so that a corrupt header cannot ask a loader for terabytes.
 const MAX_IMAGE_BYTES: u64 = 1 << 30;
@@ -58,24 +64,60 @@ pub struct Segment {
     pub writable: bool,
 }
 
-/// A 64-bit word to patch once the load address is known.
+/// Memory to patch once the load address is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Relocation {
-    /// Where the word is: virtual address relative to the load address, in bytes.
+    /// Where: virtual address relative to the load address, in bytes.
     pub vaddr: u64,
     /// What to write.
-    pub kind: RelocationKind,
+    pub value: RelocationValue,
+    /// How much of it.
+    pub field: RelocationField,
 }
 
-/// How a relocated word is computed.
+/// The value of a relocation; symbols are resolved and addends added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum RelocationKind {
-    /// `R_AMDGPU_RELATIVE64`: the load address plus the addend.
-    Relative64 {
-        /// Signed distance from the load address, in bytes.
-        addend: i64,
-    },
+pub enum RelocationValue {
+    /// An address in the object: the distance from the load address, in bytes.
+    Relative(u64),
+    /// The same wherever the object is loaded: an absolute symbol, or 0 for an undefined weak one.
+    Absolute(u64),
+}
+
+/// The part of the value that is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RelocationField {
+    /// All 64 bits.
+    Word64,
+    /// 32 bits, which have to hold the value.
+    Word32,
+    /// The lower 32 bits.
+    Low32,
+    /// The upper 32 bits.
+    High32,
+}
+
+impl RelocationField {
+    /// Bytes that are written.
+    pub fn size(self) -> usize {
+        if self == RelocationField::Word64 { 8 } else { 4 }
+    }
+}
+
+impl Relocation {
+    /// The bytes to write if the object is loaded at `base`; `None` if the field does not hold the value.
+    pub fn bytes(&self, base: u64) -> Option<([u8; 8], usize)> {
+        let value = match self.value {
+            RelocationValue::Relative(offset) => base.wrapping_add(offset),
+            RelocationValue::Absolute(value) => value,
+        };
+        let value = match self.field {
+            RelocationField::Word32 if value > u32::MAX.into() => return None,
+            RelocationField::High32 => value >> 32,
+            _ => value,
+        };
+        Some((value.to_le_bytes(), self.field.size()))
+    }
 }
 
 /// A kernel, as the metadata note and its descriptor state it.
@@ -316,6 +358,7 @@ fn read_relocations(
     bytes: &[u8],
     segments: &[Segment],
 ) -> Result<Vec<Relocation>, ParseError> {
+    let symbols = elf("symbol table", sections.symbols(LE, bytes, elf::SHT_DYNSYM))?;
     let mut relocations = Vec::new();
     for section in sections.iter() {
         // Relocations that are not loaded belong to debug sections and are the linker's.
@@ -327,7 +370,7 @@ fn read_relocations(
             let reason = "relocations without addends are not supported".into();
             return Err(ParseError::Elf { what: "relocation section", reason });
         }
-        let Some((entries, _)) = elf("relocation section", section.rela(LE, bytes))? else { continue };
+        let Some((entries, linked)) = elf("relocation section", section.rela(LE, bytes))? else { continue };
         // Many section headers can name the same bytes.
         if (relocations.len() + entries.len()) * size_of::<elf::Rela64<LittleEndian>>() > bytes.len() {
             let reason = "more relocations than the file has room for".into();
@@ -335,17 +378,61 @@ fn read_relocations(
         }
         for entry in entries {
             let (vaddr, kind) = (entry.r_offset(LE), entry.r_type(LE, false).0);
-            if kind != R_AMDGPU_RELATIVE64 {
-                return Err(ParseError::Relocation { kind, vaddr });
-            }
-            if !segments.iter().any(|s| s.contains(vaddr, 8)) {
+            let field = match kind {
+                R_AMDGPU_NONE => continue,
+                R_AMDGPU_ABS64 | R_AMDGPU_RELATIVE64 => RelocationField::Word64,
+                R_AMDGPU_ABS32 => RelocationField::Word32,
+                R_AMDGPU_ABS32_LO => RelocationField::Low32,
+                R_AMDGPU_ABS32_HI => RelocationField::High32,
+                _ => return Err(ParseError::Relocation { kind, vaddr }),
+            };
+            if !segments.iter().any(|s| s.contains(vaddr, field.size() as u64)) {
                 return Err(ParseError::RelocationOutside { vaddr });
             }
-            let kind = RelocationKind::Relative64 { addend: entry.r_addend(LE) };
-            relocations.push(Relocation { vaddr, kind });
+            let base = match entry.symbol(LE, false) {
+                _ if kind == R_AMDGPU_RELATIVE64 => RelocationValue::Relative(0),
+                None => RelocationValue::Absolute(0),
+                Some(_) if linked != symbols.section() => {
+                    let reason =
+                        format!("its symbols are of section {linked}, which is not the dynamic table");
+                    return Err(ParseError::Elf { what: "relocation section", reason });
+                }
+                Some(index) => resolve(&symbols, index, vaddr)?,
+            };
+            let addend = entry.r_addend(LE);
+            let value = match base {
+                RelocationValue::Relative(offset) => {
+                    RelocationValue::Relative(offset.wrapping_add_signed(addend))
+                }
+                RelocationValue::Absolute(value) => {
+                    RelocationValue::Absolute(value.wrapping_add_signed(addend))
+                }
+            };
+            relocations.push(Relocation { vaddr, value, field });
         }
     }
     Ok(relocations)
+}
+
+/// The value of a dynamic symbol. Nothing but the object itself can define it.
+fn resolve(
+    symbols: &read::elf::SymbolTable<'_, Header>,
+    index: read::SymbolIndex,
+    vaddr: u64,
+) -> Result<RelocationValue, ParseError> {
+    let symbol = elf("symbol of a relocation", symbols.symbol(index))?;
+    let value = symbol.st_value(LE);
+    if symbol.is_absolute(LE) {
+        return Ok(RelocationValue::Absolute(value));
+    }
+    if !symbol.is_undefined(LE) {
+        return Ok(RelocationValue::Relative(value));
+    }
+    if symbol.is_weak() {
+        return Ok(RelocationValue::Absolute(0));
+    }
+    let name = elf("symbol name", symbols.symbol_name(LE, symbol))?;
+    Err(ParseError::UndefinedSymbol { symbol: String::from_utf8_lossy(name).into_owned(), vaddr })
 }
 
 impl Segment {

@@ -42,8 +42,11 @@ unsafe impl GlobalAlloc for Recorder {
 #[global_allocator]
 static ALLOCATOR: Recorder = Recorder;
 
-static OBJECTS: LazyLock<Vec<Vec<u8>>> =
-    LazyLock::new(|| Arch::AMD.map(|arch| crate::common::compile("kernels.hip", arch, &[])).into());
+static OBJECTS: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| {
+    [("kernels.hip", Arch::Gfx942), ("kernels.hip", Arch::Gfx950), ("symbols.hip", Arch::Gfx942)]
+        .map(|(file, arch)| crate::common::compile(file, arch, &[]))
+        .into()
+});
 
 /// The file offsets where a change matters most: ELF and program headers, notes, symbol tables, descriptors.
 fn interesting(bytes: &[u8]) -> Vec<usize> {
@@ -82,7 +85,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn truncated(which in 0..2usize, cut in any::<prop::sample::Index>()) {
+    fn truncated(which in 0..3usize, cut in any::<prop::sample::Index>()) {
         let bytes = &OBJECTS[which];
         let cut = cut.index(bytes.len());
         check(&bytes[..cut])?;
@@ -92,7 +95,7 @@ proptest! {
 
     #[test]
     fn damaged(
-        which in 0..2usize,
+        which in 0..3usize,
         changes in prop::collection::vec((any::<prop::sample::Index>(), prop_oneof![any::<u8>(), Just(0), Just(0xFF)]), 1..8),
         cut in prop::option::weighted(0.1, any::<prop::sample::Index>()),
     ) {
@@ -107,7 +110,7 @@ proptest! {
     }
 
     #[test]
-    fn damaged_words(which in 0..2usize, at in any::<prop::sample::Index>(), value in prop_oneof![
+    fn damaged_words(which in 0..3usize, at in any::<prop::sample::Index>(), value in prop_oneof![
         any::<u64>(), Just(u64::MAX), Just(1 << 63), Just(u64::MAX >> 1), Just(u64::MAX - 63), (0..64u32).prop_map(|n| 1 << n),
     ]) {
         let mut bytes = OBJECTS[which].clone();
@@ -117,7 +120,7 @@ proptest! {
     }
 
     #[test]
-    fn noise_behind_a_header(which in 0..2usize, noise in prop::collection::vec(any::<u8>(), 0..4096)) {
+    fn noise_behind_a_header(which in 0..3usize, noise in prop::collection::vec(any::<u8>(), 0..4096)) {
         let mut bytes = OBJECTS[which][..64].to_vec();
         bytes.extend(noise);
         check(&bytes)?;

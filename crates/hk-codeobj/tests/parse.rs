@@ -1,6 +1,6 @@
 //! Code objects from the compiler, read back.
 
-use hk_codeobj::{Arch, CodeObject, ParseError, RelocationKind};
+use hk_codeobj::{Arch, CodeObject, ParseError, RelocationField, RelocationValue};
 
 fn object(arch: Arch) -> (Vec<u8>, CodeObject) {
     let bytes = crate::common::compile("kernels.hip", arch, &[]);
@@ -61,8 +61,8 @@ fn segments_and_relocations_are_found() {
             |vaddr: u64| object.segments.iter().any(|s| vaddr >= s.vaddr && vaddr < s.vaddr + s.mem_size);
         assert_eq!(object.relocations.len(), 2, "one per entry of the table");
         for r in &object.relocations {
-            let RelocationKind::Relative64 { addend } = r.kind else { panic!("{r:?}") };
-            assert!(inside(r.vaddr) && inside(addend as u64), "{r:?}");
+            let RelocationValue::Relative(offset) = r.value else { panic!("{r:?}") };
+            assert!(inside(r.vaddr) && inside(offset), "{r:?}");
         }
     }
 }
@@ -202,10 +202,85 @@ fn foreign_relocations_are_named() {
     let mut patched = bytes.clone();
     let vaddr = object.relocations[0].vaddr.to_le_bytes();
     let at = bytes.windows(16).position(|w| w[..8] == vaddr && w[8..] == 13u64.to_le_bytes()).unwrap();
-    patched[at + 8] = 3;
+    patched[at + 8] = 99;
     let error = CodeObject::parse(&patched).unwrap_err();
-    assert_eq!(error, ParseError::Relocation { kind: 3, vaddr: object.relocations[0].vaddr });
+    assert_eq!(error, ParseError::Relocation { kind: 99, vaddr: object.relocations[0].vaddr });
     patched[at + 8] = 13;
     patched[at + 5] = 1;
     assert!(matches!(CodeObject::parse(&patched), Err(ParseError::RelocationOutside { .. })));
+}
+
+/// An object with symbols; the file offsets of its relocation of `a + 1`, and of the symbols that it and the weak one name.
+fn symbols(arch: Arch) -> (Vec<u8>, usize, [usize; 2]) {
+    use object::{Object, ObjectSection};
+    let bytes = crate::common::compile("symbols.hip", arch, &[]);
+    let file = object::File::parse(&*bytes).unwrap();
+    let range = |name| file.section_by_name(name).unwrap().file_range().unwrap();
+    let ((start, size), (table, _)) = (range(".rela.dyn"), range(".dynsym"));
+    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    // Entries are three words: offset, symbol and type, addend.
+    let entries = (start as usize..(start + size) as usize).step_by(24);
+    let entry =
+        |addend| entries.clone().find(|at| word(at + 8) as u32 == 3 && word(at + 16) == addend).unwrap();
+    let symbol = |entry: usize| table as usize + 24 * (word(entry + 8) >> 32) as usize;
+    let (defined, weak) = (entry(4), entry(0));
+    (bytes.clone(), defined, [symbol(defined), symbol(weak)])
+}
+
+#[test]
+fn symbols_are_resolved() {
+    use RelocationField::{High32, Low32, Word32, Word64};
+    use RelocationValue::{Absolute, Relative};
+    for arch in Arch::AMD {
+        let (bytes, entry, [defined, weak]) = symbols(arch);
+        let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+        let address = word(defined + 8) + 4;
+        let find = |bytes: &[u8]| {
+            let object = CodeObject::parse(bytes).unwrap();
+            object.relocations.into_iter().find(|r| r.vaddr == word(entry))
+        };
+        let relocations = CodeObject::parse(&bytes).unwrap().relocations;
+        let count = |wanted| relocations.iter().filter(|r| (r.value, r.field) == wanted).count();
+        assert_eq!((count((Relative(address), Word64)), count((Absolute(0), Word64))), (1, 1));
+
+        const BASE: u64 = 0x12_ffff_f000;
+        let target = BASE + address;
+        for (kind, field, value, size) in
+            [(1, Low32, target as u32 as u64, 4), (2, High32, target >> 32, 4), (3, Word64, target, 8)]
+        {
+            let mut patched = bytes.clone();
+            patched[entry + 8] = kind;
+            let found = find(&patched).unwrap();
+            assert_eq!((found.value, found.field), (Relative(address), field));
+            let (written, len) = found.bytes(BASE).unwrap();
+            assert_eq!((&written[..len], len), (&value.to_le_bytes()[..len], size), "type {kind}");
+        }
+        // 32 bits hold the address of no object that is loaded above 4 GiB, and a constant.
+        let mut patched = bytes.clone();
+        patched[entry + 8] = 6;
+        let found = find(&patched).unwrap();
+        assert_eq!((found.field, found.bytes(BASE), found.bytes(0).is_some()), (Word32, None, true));
+        patched[defined + 6..defined + 8].copy_from_slice(&0xfff1u16.to_le_bytes()); // absolute
+        let found = find(&patched).unwrap();
+        assert_eq!((found.value, found.bytes(BASE).unwrap().1), (Absolute(address), 4));
+        patched[entry + 8] = 0;
+        assert_eq!(find(&patched), None);
+
+        // Strong and undefined; no such symbol; a damaged name.
+        let mut patched = bytes.clone();
+        patched[weak + 4] = 0x10;
+        let error = CodeObject::parse(&patched).unwrap_err();
+        assert!(
+            error.to_string().starts_with("symbol `missing` is undefined, and the relocation at 0x"),
+            "{error}"
+        );
+        patched[weak..weak + 4].fill(0xff);
+        assert!(matches!(CodeObject::parse(&patched), Err(ParseError::Elf { .. })));
+        for index in [100, u32::MAX] {
+            let mut patched = bytes.clone();
+            patched[entry + 12..entry + 16].copy_from_slice(&index.to_le_bytes());
+            let error = CodeObject::parse(&patched).unwrap_err();
+            assert!(error.to_string().contains("symbol of a relocation"), "{error}");
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use hk_codeobj::{Arch, CodeObject, ParseError, RelocationKind};
+use hk_codeobj::{Arch, CodeObject, ParseError};
 
 use crate::lower::{Code, Text, Way, lower};
 use crate::memory::{Allocation, Memory, MemoryError};
@@ -87,16 +87,15 @@ impl Module {
             allocations.push(allocation);
         }
         for relocation in &object.relocations {
-            let RelocationKind::Relative64 { addend } = relocation.kind else {
-                return Err(map_error(format!("unknown relocation at {:#x}", relocation.vaddr)));
-            };
-            let value = base.wrapping_add_signed(addend).to_le_bytes();
-            let address = base.wrapping_add(relocation.vaddr);
-            let target = allocations.iter().find_map(|a| Some((a, a.offset(address, 8)?)));
-            let (allocation, offset) = target.ok_or_else(|| {
-                map_error(format!("relocation at {:#x} is in no segment", relocation.vaddr))
-            })?;
-            allocation.write_bytes(offset, &value);
+            let vaddr = relocation.vaddr;
+            let (value, size) = relocation
+                .bytes(base)
+                .ok_or_else(|| map_error(format!("the address at {vaddr:#x} does not fit into 32 bits")))?;
+            let address = base.wrapping_add(vaddr);
+            let target = allocations.iter().find_map(|a| Some((a, a.offset(address, size as u64)?)));
+            let (allocation, offset) =
+                target.ok_or_else(|| map_error(format!("relocation at {vaddr:#x} is in no segment")))?;
+            allocation.write_bytes(offset, &value[..size]);
         }
         for (segment, allocation) in object.segments.iter().zip(&allocations) {
             if segment.executable {
@@ -131,17 +130,29 @@ impl Module {
 
     /// Device address and size of a variable that the code object exports.
     pub fn global(&self, name: &str) -> Option<(u64, u64)> {
+        self.find_globals(|n| n == name).pop().map(|(_, address, size)| (address, size))
+    }
+
+    /// Name, device address and size of every variable that the code object exports.
+    pub fn globals(&self) -> Vec<(String, u64, u64)> {
+        self.find_globals(|_| true)
+    }
+
+    fn find_globals(&self, wanted: impl Fn(&str) -> bool) -> Vec<(String, u64, u64)> {
         use object::{Object, ObjectSymbol, SymbolKind};
-        let file = object::File::parse(&*self.image).ok()?;
-        let symbol = file
-            .dynamic_symbols()
-            .find(|s| s.kind() == SymbolKind::Data && s.is_definition() && s.name() == Ok(name))?;
-        let holds = |s: &hk_codeobj::Segment| {
-            let offset = symbol.address().checked_sub(s.vaddr);
-            !s.executable && offset.is_some_and(|o| o <= s.mem_size && symbol.size() <= s.mem_size - o)
+        let Ok(file) = object::File::parse(&*self.image) else { return vec![] };
+        let global = |s: object::Symbol<'_, '_>| {
+            let name = s.name().ok().filter(|name| wanted(name))?;
+            let holds = |segment: &hk_codeobj::Segment| {
+                let offset = s.address().checked_sub(segment.vaddr);
+                let room = |o| o <= segment.mem_size && s.size() <= segment.mem_size - o;
+                !segment.executable && offset.is_some_and(room)
+            };
+            let variable = s.kind() == SymbolKind::Data && s.is_definition();
+            let inside = variable && self.object.segments.iter().any(holds);
+            inside.then(|| (name.to_owned(), self.text.base + s.address(), s.size()))
         };
-        let inside = self.object.segments.iter().any(holds);
-        inside.then(|| (self.text.base + symbol.address(), symbol.size()))
+        file.dynamic_symbols().filter_map(global).collect()
     }
 
     /// The program at an entry point, lowered at the first request.

@@ -47,11 +47,13 @@ static ALLOCATOR: Recorder = Recorder;
 /// Kernels with relocated data, LDS, a stack and calls.
 static OBJECT: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let source = r#"
-        __device__ int counter = 3; __device__ int *where = &counter;
+        #define SYMBOL __device__ __attribute__((visibility("default")))
+        SYMBOL int counter = 3; extern SYMBOL __attribute__((weak)) int missing;
+        __device__ int *volatile where = &counter, *volatile nowhere = &missing;
         __device__ __attribute__((noinline)) int twice(int x) { return 2 * x; }
         __device__ __attribute__((noinline)) int square(int x) { return x * x; }
         __device__ int (*const table[2])(int) = {twice, square};
-        KERNEL void calls(int *y, int n) { y[TID] = table[(TID + n) & 1](TID) + *where; }
+        KERNEL void calls(int *y, int n) { y[TID] = table[(TID + n) & 1](TID) + *where; if (nowhere) *nowhere = 1; }
         KERNEL void tile(const float *x, float *y, int n) {
           __shared__ float t[256]; float own[8];
           t[TID & 255] = x[TID]; BARRIER();

@@ -356,6 +356,31 @@ fn stacks_calls_and_generic_pointers() {
     }
 }
 
+/// Addresses of variables and functions in initialisers, and of symbols that the linker leaves to the loader (default
+/// visibility: R_AMDGPU_ABS64, also in the GOT). Undefined weak ones are null.
+#[test]
+fn addresses_of_symbols() {
+    let source = r#"
+      #define SYMBOL __device__ __attribute__((visibility("default")))
+      SYMBOL u32 shared[4] = {10, 20, 30, 40};
+      extern SYMBOL __attribute__((weak)) u32 missing;
+      __device__ __attribute__((noinline)) u32 twice(u32 x) { return 2 * x; }
+      static __device__ u32 own = 7;
+      __device__ u32 *where = shared + 1, **deep = &where, *hidden = &own, *nowhere = &missing, (*call)(u32) = twice;
+      KERNEL void read(u64 *out) {
+        out[0] = *where; out[1] = **deep + shared[3]; out[2] = *hidden; out[3] = call(21);
+        out[4] = (u64)nowhere; out[5] = (u64)&missing; out[6] = (u64)shared; out[7] = (u64)where;
+      }"#;
+    for cpu in CPUS {
+        let rig = Rig::hip(cpu, source);
+        let out = rig.upload("out", &[9u64; 8]);
+        rig.launch("read", 1, 1, &Args::new().push(out)).unwrap_or_else(|fault| panic!("{cpu}: {fault}"));
+        let (shared, size) = rig.module.global("shared").unwrap();
+        assert_eq!(size, 16);
+        assert_eq!(rig.download::<u64>(out, 8), [20, 60, 7, 42, 0, 0, shared, shared + 4], "{cpu}");
+    }
+}
+
 /// Grid and block shapes, hidden arguments, partial waves.
 #[test]
 fn launch_state() {
