@@ -34,8 +34,8 @@ pub(crate) struct Block {
     pub flags: c_uint,
 }
 
-/// The owner of managed variables: they last as long as the program, whatever is reset.
-const OF_THE_PROGRAM: usize = usize::MAX;
+/// The owner of the program's managed variables: they last as long as its code, whatever is reset.
+pub(crate) const OF_THE_PROGRAM: usize = usize::MAX;
 
 #[derive(Clone)]
 pub(crate) enum Kind {
@@ -45,13 +45,15 @@ pub(crate) enum Kind {
     /// Page-locked.
     Host(#[expect(dead_code, reason = "keeps it allocated")] Arc<HostMemory>),
     Managed(#[expect(dead_code, reason = "keeps it allocated")] Arc<HostMemory>),
+    /// A managed variable; programs cannot free it.
+    ManagedGlobal(#[expect(dead_code, reason = "keeps it allocated")] Arc<HostMemory>),
     /// Memory of the program's own.
     Registered,
 }
 
 impl Kind {
     fn on_host(&self) -> bool {
-        matches!(self, Kind::Host(_) | Kind::Managed(_) | Kind::Registered)
+        matches!(self, Kind::Host(_) | Kind::Managed(_) | Kind::ManagedGlobal(_) | Kind::Registered)
     }
 }
 
@@ -130,28 +132,58 @@ fn malloc(device: &Device, bytes: u64) -> Result<u64> {
 fn malloc_host(bytes: u64, flags: c_uint, managed: bool) -> Result<u64> {
     let device = runtime().current()?;
     device.check()?;
-    new_host(device, device.ordinal, bytes, flags, managed)
-}
-
-fn new_host(device: &Device, owner: usize, bytes: u64, flags: c_uint, managed: bool) -> Result<u64> {
     if bytes == 0 {
         return Ok(0);
     }
-    check_room(device, bytes)?;
-    let memory = Arc::new(HostMemory::new(bytes).ok_or(HipError::OUT_OF_MEMORY)?);
-    let addr = memory.start as u64;
-    let label = if managed { "hipMallocManaged" } else { "hipHostMalloc" };
-    let kind = if managed { Kind::Managed(memory) } else { Kind::Host(memory) };
-    map_host(runtime(), addr, Block { size: bytes, device: owner, kind, flags }, label)?;
-    Ok(addr)
+    let (kind, label): (fn(_) -> Kind, _) =
+        if managed { (Kind::Managed, "hipMallocManaged") } else { (Kind::Host, "hipHostMalloc") };
+    Ok(new_host(device, device.ordinal, bytes, flags, kind, label)?.start as u64)
 }
 
-/// Managed memory for a variable of the program.
-///
-/// # Errors
-/// `hipErrorNoDevice`, `hipErrorOutOfMemory`.
-pub(crate) fn malloc_managed(bytes: u64) -> Result<u64> {
-    new_host(runtime().current()?, OF_THE_PROGRAM, bytes, 1, true)
+fn new_host(
+    device: &Device,
+    owner: usize,
+    bytes: u64,
+    flags: c_uint,
+    kind: impl FnOnce(Arc<HostMemory>) -> Kind,
+    label: &str,
+) -> Result<Arc<HostMemory>> {
+    check_room(device, bytes)?;
+    let memory = Arc::new(HostMemory::new(bytes).ok_or(HipError::OUT_OF_MEMORY)?);
+    let block = Block { size: bytes, device: owner, kind: kind(memory.clone()), flags };
+    map_host(runtime(), memory.start as u64, block, label)?;
+    Ok(memory)
+}
+
+/// The memory of a managed variable.
+pub(crate) struct ManagedGlobal {
+    memory: Arc<HostMemory>,
+    pub size: u64,
+}
+
+impl ManagedGlobal {
+    /// Zeroed memory for all devices; `owner` as in [`Block`].
+    ///
+    /// # Errors
+    /// `hipErrorOutOfMemory`.
+    pub fn new(device: &Device, owner: usize, size: u64) -> Result<ManagedGlobal> {
+        const ATTACH_GLOBAL: c_uint = 1;
+        let memory = new_host(device, owner, size, ATTACH_GLOBAL, Kind::ManagedGlobal, "__managed__")?;
+        Ok(ManagedGlobal { memory, size })
+    }
+
+    pub fn addr(&self) -> u64 {
+        self.memory.start as u64
+    }
+}
+
+impl Drop for ManagedGlobal {
+    fn drop(&mut self) {
+        // The address is not used again while `memory` lives, so a block there is this one.
+        if let Some(block) = lock(&runtime().blocks).remove(&self.addr()) {
+            release(runtime(), self.addr(), &block);
+        }
+    }
 }
 
 fn map_host(runtime: &Runtime, addr: u64, block: Block, label: &str) -> Result {
@@ -193,7 +225,7 @@ fn release(runtime: &Runtime, addr: u64, block: &Block) {
                 device.used.fetch_sub(block.size, Relaxed);
             }
         }
-        Kind::Host(_) | Kind::Managed(_) | Kind::Registered => {
+        Kind::Host(_) | Kind::Managed(_) | Kind::ManagedGlobal(_) | Kind::Registered => {
             for device in &runtime.devices {
                 let _ = device.machine.free(addr);
             }
@@ -493,12 +525,12 @@ fn attributes(ptr: u64) -> PointerAttributes {
     a.memory_type = match block.kind {
         Kind::Device | Kind::Global(_) => memory_type::DEVICE,
         Kind::Host(_) | Kind::Registered => memory_type::HOST,
-        Kind::Managed(_) => memory_type::MANAGED,
+        Kind::Managed(_) | Kind::ManagedGlobal(_) => memory_type::MANAGED,
     };
     a.device = i32::try_from(block.device).unwrap_or(0);
     a.device_pointer = ptr;
     a.host_pointer = if block.kind.on_host() { ptr } else { 0 };
-    a.is_managed = matches!(block.kind, Kind::Managed(_)).into();
+    a.is_managed = (a.memory_type == memory_type::MANAGED).into();
     a.allocation_flags = block.flags;
     a
 }

@@ -9,9 +9,9 @@ use hk_emu::{Dispatch, Fault, LoadError, Space};
 
 use crate::abi::{Dim3, FuncAttributes};
 use crate::error::{HipError, Result};
-use crate::host::{get, put, put_if, read, string};
+use crate::host::{get, put, put_if, read, string, write};
 use crate::image;
-use crate::memory::{Mapped, add_global, remove_globals};
+use crate::memory::{ManagedGlobal, Mapped, add_global, remove_globals};
 use crate::runtime::{Device, api, lock, runtime, say};
 use crate::stream::{StreamRef, record, stream};
 
@@ -21,6 +21,8 @@ pub(crate) struct Module {
     module: Arc<hk_emu::Module>,
     /// Handles of kernels, by name.
     functions: Mutex<HashMap<String, u64>>,
+    /// Managed variables whose memory is the module's own.
+    managed: HashMap<String, ManagedGlobal>,
 }
 
 /// A kernel of a module.
@@ -44,11 +46,11 @@ impl Function {
     }
 }
 
-/// Loads a code object.
+/// Loads a code object. `program` has the addresses of managed variables that the program keeps.
 ///
 /// # Errors
 /// `hipErrorNoBinaryForGpu`, `hipErrorOutOfMemory`, `hipErrorInvalidImage`.
-pub(crate) fn load(device: &Device, image: &[u8]) -> Result<u64> {
+pub(crate) fn load(device: &Device, image: &[u8], program: &HashMap<String, u64>) -> Result<u64> {
     device.check()?;
     let module = device.machine.load(image).map_err(|error| {
         say!("{error}");
@@ -58,8 +60,44 @@ pub(crate) fn load(device: &Device, image: &[u8]) -> Result<u64> {
             _ => HipError::INVALID_IMAGE,
         }
     })?;
-    let module = Module { device: device.ordinal, module, functions: Mutex::default() };
+    let managed = bind_managed(device, &module, program)?;
+    let module = Module { device: device.ordinal, module, functions: Mutex::default(), managed };
     Ok(runtime().modules.insert(|_| module))
+}
+
+/// Points managed variables to their memory, which is new unless `program` has it. Clang makes two symbols of `x`: the pointer
+/// `x` that kernels follow, and `x.managed` with the initial value.
+fn bind_managed(
+    device: &Device,
+    module: &hk_emu::Module,
+    program: &HashMap<String, u64>,
+) -> Result<HashMap<String, ManagedGlobal>> {
+    let mut managed = HashMap::new();
+    let broken = |_| HipError::INVALID_IMAGE;
+    let globals: HashMap<String, (u64, u64)> =
+        module.globals().into_iter().map(|(name, addr, size)| (name, (addr, size))).collect();
+    // No more than the image has, however its symbols overlap.
+    let mut room: u64 = module.code_object().segments.iter().map(|s| s.mem_size).sum();
+    for (symbol, &(initial, size)) in &globals {
+        let Some(name) = symbol.strip_suffix(".managed").filter(|_| size != 0) else { continue };
+        let Some(&(pointer, 8)) = globals.get(name) else { continue };
+        room = room.checked_sub(size).ok_or(HipError::INVALID_IMAGE)?;
+        let addr = match program.get(name) {
+            Some(addr) => *addr,
+            None => {
+                let variable = ManagedGlobal::new(device, device.ordinal, size)?;
+                let addr = variable.addr();
+                // From the device: addresses in it are relocated.
+                let mut value = vec![0; size as usize];
+                device.machine.read(initial, &mut value).map_err(broken)?;
+                write(addr, &value)?;
+                managed.insert(name.to_owned(), variable);
+                addr
+            }
+        };
+        device.machine.write(pointer, &addr.to_le_bytes()).map_err(broken)?;
+    }
+    Ok(managed)
 }
 
 pub(crate) fn unload(handle: u64) -> Result {
@@ -74,7 +112,7 @@ pub(crate) fn unload(handle: u64) -> Result {
 fn load_to(module: *mut u64, image: impl FnOnce(&Device) -> Result<Vec<u8>>) -> Result {
     let device = runtime().current()?;
     put(module, 0)?;
-    put(module, load(device, &image(device)?)?)
+    put(module, load(device, &image(device)?, &HashMap::new())?)
 }
 
 fn load_data(module: *mut u64, addr: u64) -> Result {
@@ -109,6 +147,9 @@ pub(crate) fn function(module: u64, name: &str) -> Result<u64> {
 /// `hipErrorInvalidHandle`, `hipErrorNotFound`.
 pub(crate) fn global(handle: u64, name: &str) -> Result<(u64, u64)> {
     let module = runtime().modules.get(handle).ok_or(HipError::INVALID_HANDLE)?;
+    if let Some(managed) = module.managed.get(name) {
+        return Ok((managed.addr(), managed.size));
+    }
     let (addr, size) = module.module.global(name).ok_or(HipError::NOT_FOUND)?;
     add_global(runtime().device(module.device as c_int)?, handle, addr, size);
     Ok((addr, size))

@@ -12,7 +12,7 @@ use crate::abi::{Dim3, FatBinaryWrapper, FuncAttributes};
 use crate::error::{HipError, Result, SUCCESS};
 use crate::host::{get, put, read, string};
 use crate::image;
-use crate::memory::copy;
+use crate::memory::{ManagedGlobal, OF_THE_PROGRAM, copy};
 use crate::module::{self, Arguments, Function, known_function, launch_dims};
 use crate::runtime::{Device, Tag, api, call, lock, runtime, say};
 use crate::stream::stream;
@@ -30,8 +30,7 @@ struct Bundle {
     addr: u64,
     /// Modules by device.
     modules: HashMap<usize, u64>,
-    /// Names of managed variables, and where the program keeps their addresses.
-    managed: Vec<(String, u64)>,
+    managed: HashMap<String, ManagedGlobal>,
 }
 
 /// A name in a bundle.
@@ -57,16 +56,11 @@ fn module_on(device: &Device, handle: u64) -> Result<u64> {
         if let Some(module) = bundle.modules.get(&device.ordinal) {
             return Ok(*module);
         }
-        (bundle.addr, bundle.managed.clone())
+        // All devices, and the host, have the same variable.
+        let managed = bundle.managed.iter().map(|(name, variable)| (name.clone(), variable.addr()));
+        (bundle.addr, managed.collect())
     };
-    let module = module::load(device, &image::in_memory(addr, device.arch)?)?;
-    for (name, pointer) in managed {
-        // The device's variable holds the address, as the host's does.
-        if let Ok((at, _)) = module::global(module, &name) {
-            let value: u64 = get(pointer as *const u64)?;
-            device.machine.write(at, &value.to_le_bytes()).map_err(|_| HipError::INVALID_IMAGE)?;
-        }
-    }
+    let module = module::load(device, &image::in_memory(addr, device.arch)?, &managed)?;
     let mut registered = lock(&runtime().registered);
     let bundle = registered.bundles.get_mut(&handle).ok_or(HipError::INVALID_HANDLE)?;
     // Another thread may have been faster.
@@ -321,7 +315,7 @@ extern "C" fn __hipRegisterFatBinary(wrapper: *const FatBinaryWrapper) -> u64 {
         let mut registered = lock(&runtime().registered);
         // Program text does not move: its address is unique.
         handle = Tag::FatBinary.handle(wrapper.binary);
-        let bundle = Bundle { addr: wrapper.binary, modules: HashMap::new(), managed: vec![] };
+        let bundle = Bundle { addr: wrapper.binary, modules: HashMap::new(), managed: HashMap::new() };
         registered.bundles.entry(handle).or_insert(bundle);
         Ok(())
     });
@@ -330,14 +324,14 @@ extern "C" fn __hipRegisterFatBinary(wrapper: *const FatBinaryWrapper) -> u64 {
 
 #[unsafe(no_mangle)]
 extern "C" fn __hipUnregisterFatBinary(handle: u64) {
-    let modules = {
+    let bundle = {
         let mut registered = lock(&runtime().registered);
         let bundle = registered.bundles.remove(&handle);
         registered.functions.retain(|_, symbol| symbol.bundle != handle);
         registered.variables.retain(|_, symbol| symbol.bundle != handle);
-        bundle.map(|b| b.modules).unwrap_or_default()
+        bundle
     };
-    for module in modules.values() {
+    for module in bundle.iter().flat_map(|b| b.modules.values()) {
         let _ = module::unload(*module);
     }
 }
@@ -397,14 +391,14 @@ extern "C" fn __hipRegisterManagedVar(
 ) {
     registering("__hipRegisterManagedVar", || {
         let name = string(name)?;
-        let addr = crate::memory::malloc_managed(bytes)?;
-        put(pointer, addr)?;
+        let variable = ManagedGlobal::new(runtime().current()?, OF_THE_PROGRAM, bytes)?;
         const HOST_TO_HOST: c_int = 0;
+        let addr = variable.addr();
         copy(addr, initial, bytes, HOST_TO_HOST)?;
         let mut registered = lock(&runtime().registered);
         let bundle = registered.bundles.get_mut(&bundle).ok_or(HipError::INVALID_HANDLE)?;
-        bundle.managed.push((name, pointer as u64));
-        Ok(())
+        bundle.managed.insert(name, variable);
+        put(pointer, addr)
     });
 }
 

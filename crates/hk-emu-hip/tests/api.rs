@@ -462,6 +462,52 @@ fn modules() {
 }
 
 #[test]
+fn managed_variables_of_modules() {
+    let variable = |module, name: &CStr| {
+        let (mut ptr, mut bytes) = (null_mut(), 0);
+        ok!(hipModuleGetGlobal(&mut ptr, &mut bytes, module, name.as_ptr()));
+        (ptr, bytes)
+    };
+    let (first, second) = (module(), module());
+    let ((count, bytes), (other, _)) = (variable(first, c"count"), variable(second, c"count"));
+    let (sums, sums_bytes) = variable(first, c"sums");
+    assert_eq!((bytes, sums_bytes), (4, 800));
+    // The host reads and writes them by their address.
+    let (at, at_other) = (count.cast::<i32>(), other.cast::<i32>());
+    // SAFETY: managed memory of a loaded module.
+    unsafe {
+        assert_eq!((at.read(), at_other.read()), (10, 10));
+        at.write(20);
+    }
+    let mut old = upload(&[0i32; 2]);
+    for launches in 1..=2 {
+        assert_eq!(launch(function(first, "managed"), 1, 1, 0, &mut [address(&mut old)]), SUCCESS);
+        ok!(hipDeviceSynchronize());
+        // The initial value of `entry` is the address of table[2].
+        assert_eq!(download::<i32>(old, 2), [19 + launches, 3]);
+    }
+    // SAFETY: as above.
+    unsafe { assert_eq!((at.read(), at_other.read(), sums.cast::<f64>().add(99).read()), (22, 10, 1.0)) };
+    assert_eq!(download::<i32>(count, 1), [22]);
+    let mut attributes =
+        Attributes { kind: -1, device: -1, device_pointer: 0, host_pointer: 0, managed: 0, flags: 0 };
+    ok!(hipPointerGetAttributes(&mut attributes, sums));
+    let addr = sums as usize;
+    let want =
+        Attributes { kind: 3, device: 0, device_pointer: addr, host_pointer: addr, managed: 1, flags: 1 };
+    assert_eq!(attributes, want);
+
+    want!(INVALID_VALUE, hipFree(count));
+    let (mut base, mut size) = (null_mut(), 0);
+    ok!(hipMemGetAddressRange(&mut base, &mut size, count));
+    ok!(hipModuleUnload(first));
+    want!(NOT_FOUND, hipMemGetAddressRange(&mut base, &mut size, count));
+    ok!(hipMemGetAddressRange(&mut base, &mut size, other));
+    ok!(hipModuleUnload(second));
+    ok!(hipFree(old));
+}
+
+#[test]
 fn launches() {
     let module = module();
     let (reverse, nothing, only_64) =

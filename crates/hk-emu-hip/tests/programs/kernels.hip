@@ -32,3 +32,16 @@ GLOBAL void spin(volatile int *flag) {
 }
 
 GLOBAL __attribute__((amdgpu_flat_work_group_size(64, 64))) void only_64(int *at) { *at = 1; }
+
+__attribute__((device)) int table[4] = {1, 2, 3, 4};
+extern "C" {
+__attribute__((managed)) int count = 10;
+__attribute__((managed)) int *entry = table + 2;
+__attribute__((managed)) double sums[100];
+}
+
+GLOBAL void managed(int *old) {
+    old[0] = count++;
+    old[1] = *entry;
+    sums[99] += 0.5;
+}
