@@ -1,5 +1,6 @@
 //! The emulator's tests.
 
+mod alignment;
 mod clang;
 mod clocks;
 mod common;
