@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use bytemuck::Zeroable;
 use hk_codeobj::Arch;
+use hk_emu::Costs;
 
 use crate::abi::{PropertiesR0000, PropertiesR0600};
 use crate::error::{self, HipError, Result};
@@ -37,11 +38,12 @@ struct Part {
 impl Device {
     /// MI300X and MI350X.
     fn part(&self) -> Part {
+        let clock_khz = 1000 * Costs::of(self.arch).engine_mhz as i32;
         if self.arch == Arch::Gfx950 {
             Part {
                 name: "MI350X",
                 compute_units: 256,
-                clock_khz: 2_200_000,
+                clock_khz,
                 memory_clock_khz: 2_000_000,
                 memory_bytes: 288 << 30,
                 minor: 5,
@@ -50,7 +52,7 @@ impl Device {
             Part {
                 name: "MI300X",
                 compute_units: 304,
-                clock_khz: 2_100_000,
+                clock_khz,
                 memory_clock_khz: 1_300_000,
                 memory_bytes: 192 << 30,
                 minor: 4,

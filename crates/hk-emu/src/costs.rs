@@ -2,9 +2,7 @@
 
 use hk_codeobj::Arch;
 
-use crate::counters::Counters;
 use crate::fault::Access;
-use crate::isa::{Inst, Op};
 
 /// Clocks of the units of a compute unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,6 +11,8 @@ pub struct Costs {
     pub engine_mhz: u64,
     /// Clocks from one instruction of a wave to its next.
     pub issue_clocks: u64,
+    /// Clocks of each unit of `s_sleep`.
+    pub sleep_clocks: u64,
     /// SIMDs of a compute unit; each takes one vector or matrix instruction at a time.
     pub simds: u64,
     /// Clocks of a SIMD for the 64 lanes of a vector-ALU instruction.
@@ -34,6 +34,7 @@ pub struct Costs {
 const GFX942: Costs = Costs {
     engine_mhz: 2100,
     issue_clocks: 4,
+    sleep_clocks: 64,
     simds: 4,
     valu_clocks: 4,
     transcendental_clocks: 16,
@@ -56,20 +57,6 @@ impl Costs {
     /// Those of an AMD target; of others those of gfx942.
     pub const fn of(arch: Arch) -> &'static Costs {
         if matches!(arch, Arch::Gfx950) { &GFX950 } else { &GFX942 }
-    }
-
-    /// Clocks of a wave for one instruction, as if the wave had its SIMD to itself and memory answered at once. `unit` is what
-    /// the instruction counts.
-    pub(crate) fn wave_clocks(&self, inst: &Inst, unit: &Counters) -> u64 {
-        let hint = inst.imm as u64 & 0x7F;
-        match inst.op {
-            Op::S_SLEEP => self.issue_clocks + SLEEP_CLOCKS * hint,
-            Op::S_NOP => self.issue_clocks * (1 + (hint & 0xF)),
-            _ => {
-                let vector = unit.valu * self.valu_clocks + unit.mfma_passes * self.pass_clocks;
-                vector.max(unit.transcendental * self.transcendental_clocks).max(self.issue_clocks)
-            }
-        }
     }
 
     /// Clocks of a compute unit whose SIMDs share these instructions evenly. `transcendental` ones are part of `valu`.
@@ -102,9 +89,6 @@ impl Costs {
         }
     }
 }
-
-/// Clocks of a unit of `s_sleep`.
-const SLEEP_CLOCKS: u64 = 64;
 
 /// Lanes as bits, from ranges with both ends.
 const fn lanes(ranges: &[(u32, u32)]) -> u64 {

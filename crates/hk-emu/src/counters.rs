@@ -257,6 +257,21 @@ impl Counters {
         }
         c
     }
+
+    /// Clocks of a wave from the instruction, of which these are the counts, to its next: as if the wave had its SIMD to itself
+    /// and memory answered at once.
+    pub(crate) fn wave_clocks(&self, inst: &Inst, arch: Arch) -> u64 {
+        let costs = Costs::of(arch);
+        let units = inst.imm as u64 & 0x7F;
+        match inst.op {
+            Op::S_SLEEP => costs.issue_clocks + costs.sleep_clocks * units,
+            Op::S_NOP => costs.issue_clocks * (1 + (units & 0xF)),
+            _ => {
+                let vector = self.valu * costs.valu_clocks + self.mfma_passes * costs.pass_clocks;
+                vector.max(self.transcendental * costs.transcendental_clocks).max(costs.issue_clocks)
+            }
+        }
+    }
 }
 
 fn is_transcendental(name: &str) -> bool {

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use hk_codeobj::Arch;
 
-use crate::costs::Costs;
 use crate::counters::Counters;
 use crate::exec::prep::{DWORD, fixed, selects};
 use crate::exec::{
@@ -207,14 +206,13 @@ fn lower_with(text: &Text, arch: Arch, way: &Way, entry: u64, registers: Registe
         scalar_index: HashMap::new(),
         vector_index: HashMap::new(),
     };
-    let costs = Costs::of(arch);
     for (i, (at, inst)) in order.iter().enumerate() {
         let index = i as u32;
         let (unit, uop) = match inst {
             Err(error) => (Counters::default(), Err(Problem::Unknown(*error))),
             Ok(inst) => (Counters::of(inst, arch), lowering.instruction(inst, *at, index)),
         };
-        let clocks = inst.map_or(0, |inst| costs.wave_clocks(&inst, &unit) as u16);
+        let clocks = inst.map_or(0, |inst| unit.wave_clocks(&inst, arch) as u16);
         lowering.program.units.push(unit);
         let uop = uop.unwrap_or_else(|problem| {
             lowering.program.problems.insert(index, problem);

@@ -241,30 +241,44 @@ fn eight_byte_atomics_need_eight_bytes() {
     }
 }
 
-/// Scalar loads ignore the two low bits. These cases are the same for each part of the address and for their sum.
+/// Scalar loads ignore the two low bits of each part of the address.
 #[test]
 fn scalar_loads_round_their_address_down() {
     let data: Vec<u32> = (0..16).map(|i| 0x0101_0101 * (i + 1)).collect();
     for allowed in [true, false] {
-        for (base, offset) in [(1, 0), (3, 0), (0, 2), (1, 2), (6, 5)] {
-            let body = format!(
-                "s_load_dwordx2 s[4:5], s[0:1], 0x0
-                s_waitcnt lgkmcnt(0)
-                s_add_u32 s6, s4, {base}
-                s_addc_u32 s7, s5, 0
-                s_load_dwordx2 s[8:9], s[6:7], {offset}
-                s_waitcnt lgkmcnt(0)
-                v_mov_b32 v1, 0
-                v_mov_b32 v2, s8
-                v_mov_b32 v3, s9
-                global_store_dwordx2 v1, v[2:3], s[4:5] offset:32"
-            );
-            let image = assemble(&Assembly { body: &body, ..Assembly::default() });
-            let rig = Rig::new(options("gfx942").allow_misaligned(allowed), &image);
-            let at = rig.upload("data", &data);
-            rig.launch("test", 1, 1, &Args::new().push(at)).unwrap();
-            let first = (base + offset) / 4;
-            assert_eq!(rig.download::<u32>(at + 32, 2), data[first..first + 2], "{base} + {offset}");
+        for (base, register, offset) in
+            [(1, 0, 0), (3, 0, 0), (0, 0, 2), (1, 0, 2), (6, 0, 5), (3, 0, 1), (7, 3, 3), (5, 6, 7)]
+        {
+            for load in [
+                format!("s_load_dwordx2 s[8:9], s[12:13], s16 offset:{offset}"),
+                format!("s_buffer_load_dwordx2 s[8:9], s[12:15], s16 offset:{offset}"),
+            ] {
+                let body = format!(
+                    "s_load_dwordx2 s[4:5], s[0:1], 0x0
+                    s_waitcnt lgkmcnt(0)
+                    s_add_u32 s12, s4, {base}
+                    s_addc_u32 s13, s5, 0
+                    s_movk_i32 s14, 64
+                    s_mov_b32 s15, 0x27000
+                    s_movk_i32 s16, {register}
+                    {load}
+                    s_waitcnt lgkmcnt(0)
+                    v_mov_b32 v1, 0
+                    v_mov_b32 v2, s8
+                    v_mov_b32 v3, s9
+                    global_store_dwordx2 v1, v[2:3], s[4:5] offset:32"
+                );
+                let image = assemble(&Assembly { body: &body, ..Assembly::default() });
+                let rig = Rig::new(options("gfx942").allow_misaligned(allowed), &image);
+                let at = rig.upload("data", &data);
+                rig.launch("test", 1, 1, &Args::new().push(at)).unwrap();
+                let first = base / 4 + register / 4 + offset / 4;
+                assert_eq!(
+                    rig.download::<u32>(at + 32, 2),
+                    data[first..first + 2],
+                    "{load}: {base} + {register}"
+                );
+            }
         }
     }
 }

@@ -20,24 +20,26 @@ fn words(u: &Uop) -> usize {
     u.extra as usize & 31
 }
 
+/// The low two bits of each part of an address count as 0.
+const DWORDS: u64 = !3;
+
 fn offset(w: &Wave, e: &Env<'_>, u: &Uop) -> u64 {
     let unit = if u.extra & BY_64 != 0 { 64 } else { 1 };
     let register = if u.extra & HAS_SOFFSET != 0 { unit * u64::from(e.s32(w, u.b)) } else { 0 };
-    register.wrapping_add(i64::from(u.imm) as u64)
+    (register & DWORDS).wrapping_add(i64::from(u.imm) as u64 & DWORDS)
 }
 
 /// Address of the first dword, and how many bytes from there the resource lets through.
 pub(crate) fn address(w: &Wave, e: &Env<'_>, u: &Uop) -> (u64, u64) {
     let offset = offset(w, e, u);
     if u.extra & BUFFER == 0 {
-        return (e.s64(w, u.a).wrapping_add(offset) & !3, u64::MAX);
+        return ((e.s64(w, u.a) & DWORDS).wrapping_add(offset), u64::MAX);
     }
     let word = |i: usize| w.s[(u.a as usize + i) & 127];
-    let base = u64::from(word(0)) | u64::from(word(1) & 0xFFFF) << 32;
+    let base = u64::from(word(0)) & DWORDS | u64::from(word(1) & 0xFFFF) << 32;
     let stride = u64::from(word(1) >> 16 & 0x3FFF);
     let records = u64::from(word(2));
     let bytes = if stride == 0 { records } else { records * stride };
-    let offset = offset & !3;
     (base.wrapping_add(offset), bytes.saturating_sub(offset))
 }
 
