@@ -17,11 +17,11 @@ from triton.compiler import ASTSource  # noqa: E402
 FP8 = {"gfx942": ("fp8e4b8", e4m3fnuz), "gfx950": ("fp8e4nv", e4m3)}
 
 
-def launch(run, function, types, constants, grid, args):
+def launch(run, function, types, constants, grid, args, attributes=None, options=None):
     """Compiles for the run's target and launches. Triton adds two pointers to scratch memory, which these do not use."""
     signature = types | {name: "constexpr" for name in constants}
-    source = ASTSource(fn=function, signature=signature, constexprs=constants)
-    compiled = triton.compile(source, target=GPUTarget("hip", run.result.target, 64))
+    source = ASTSource(fn=function, signature=signature, constexprs=constants, attrs=attributes)
+    compiled = triton.compile(source, target=GPUTarget("hip", run.result.target, 64), options=options)
     with tempfile.NamedTemporaryFile(suffix=".hsaco") as file:
         file.write(compiled.asm["hsaco"])
         file.flush()

@@ -16,6 +16,7 @@ import aiter_moe  # noqa: F401
 import harness
 
 try:
+    import triton_aiter  # noqa: F401
     import triton_kernels  # noqa: F401
 except ModuleNotFoundError as error:
     print(f"without Triton's kernels: {error}", file=sys.stderr)
