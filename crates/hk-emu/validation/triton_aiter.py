@@ -11,10 +11,11 @@ import types
 import ml_dtypes
 import numpy as np
 import triton_kernels
-from harness import InOut, Out, bf16, case, e4m3, e4m3fnuz, f32, i32
+from harness import InOut, Out, bf16, case, e4m3, e4m3fnuz, f32
 
 import triton
 import triton.language as tl
+from triton.backends.compiler import GPUTarget
 
 KERNELS = "aiter.ops.triton._triton_kernels"
 FP8 = {"gfx942": e4m3fnuz, "gfx950": e4m3}
@@ -69,7 +70,10 @@ def kernel(run, name):
         for package in ("aiter", "aiter.ops", "aiter.ops.triton", KERNELS, f"{KERNELS}.gated_delta_rule"):
             sys.modules[package] = types.ModuleType(package)
             sys.modules[package].__path__ = [str(run.folder.parent.joinpath(*package.split(".")))]
-        sys.modules["aiter.ops.triton.utils._triton.arch_info"] = Stub("arch_info")
+        sys.modules["torch"].finfo = lambda _: types.SimpleNamespace(min=-448.0, max=448.0)
+        driver = Stub("driver")
+        driver.get_current_target = lambda: GPUTarget("hip", run.result.target, 64)
+        triton.runtime.driver.set_active(driver)
         triton.autotune = lambda **_: lambda function: function  # asks for a GPU
     module, name = name.split(":")
     function = getattr(importlib.import_module(f"{KERNELS}.{module}"), name)
@@ -103,8 +107,8 @@ def launch(run, name, grid, *args, **constants):
             kinds[key] = "fp32"
             passed.append(f32(value))
         elif isinstance(value, (int, np.integer)):
-            kinds[key] = "i32"
-            passed.append(i32(value))
+            kinds[key] = "i64" if parameter.annotation_type == "i64" else "i32"
+            passed.append(f"{kinds[key]}:{value}")
             if value % 16 == 0 and not parameter.do_not_specialize:
                 attributes[(parameter.num,)] = [["tt.divisibility", 16]]
         else:
@@ -408,6 +412,321 @@ def run_gemm_fp4(run):
     run.compare("c", c, a @ b.T, HALF_ULP[bf16], float(1e-6 * (np.abs(a) @ np.abs(b.T)).max()))
 
 
+
+def rope(x, angles, neox):
+    """Rotates pairs of the last axis, halves apart or neighbours, by angles [tokens, pairs]; x is [tokens, heads, dim]."""
+    cos, sin = np.cos(f64(angles))[:, None], np.sin(f64(angles))[:, None]
+    pairs = f64(x).reshape(*x.shape[:2], 2, -1) if neox else f64(x).reshape(*x.shape[:2], -1, 2).swapaxes(2, 3)
+    a, b = pairs[:, :, 0], pairs[:, :, 1]
+    out = np.stack([a * cos - b * sin, b * cos + a * sin], 2)
+    return (out if neox else out.swapaxes(2, 3)).reshape(x.shape)
+
+
+def run_rope(run):
+    """Angles up to 1000, so that their reduction counts; the second half of the dims passes."""
+    length, batch, heads, dim = 37, 2, 3, 64
+    run.result.size = f"{length} x {batch} x {heads} x {dim}"
+    x = run.normal(length, batch, heads, 2 * dim, dtype=bf16)
+    angles = run.rng.uniform(-1000, 1000, (length, 1, 1, dim // 2)).astype(np.float32)
+    out = Out("out", x.shape)
+    constants = {"HAVE_NOPE": True, "NOPE_FIRST": False, "INPLACE": False, "REUSE_FREQS_FRONT_PART": True, "IS_NEOX": True}
+    constants |= {"BLOCK_S": 32, "BLOCK_D": dim, "BLOCK_D_HALF": dim // 2}
+    args = [x, angles, out, *strides(x, angles, out), length]
+    got = launch(run, "rope.rope:_rope_kernel_sbhd_fwd", (batch, heads, cdiv(length, 32)), *args, **constants)["out"]
+    want = rope(x[..., :dim].reshape(length, -1, dim), angles[:, 0, 0], True).reshape(length, batch, heads, dim)
+    run.compare("rotated", got[..., :dim], want, HALF_ULP[bf16] + 1e-5, 1e-6)
+    run.equal("rest", got[..., dim:], x[..., dim:])
+
+
+def run_rope_cached(run, neox):
+    tokens, heads, dim, longest = 37, 4, 64, 50
+    run.result.size = f"{tokens} x {heads} x {dim}"
+    x, y = (run.normal(tokens, heads, dim, dtype=bf16) for _ in range(2))
+    angles = run.rng.uniform(-4, 4, (longest, dim // 2))
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    positions = run.integers(0, longest, tokens)
+    outs = [Out("x", x.shape), Out("y", y.shape)]
+    args = [x, y, cos, sin, positions, None, *outs, *strides(x, y, cos), 1, *strides(*outs), tokens]
+    constants = {"HAVE_NOPE": False, "NOPE_FIRST": False, "INPLACE": False, "REUSE_FREQS_FRONT_PART": True, "IS_NEOX": neox}
+    constants |= {"HAVE_POS": True, "HAVE_OFFS": False, "BLOCK_T": 32, "SPLIT_H_SIZE": 2, "BLOCK_D": dim, "BLOCK_D_HALF": dim // 2}
+    grid = (heads // 2, cdiv(tokens, 32), 1)
+    out = launch(run, "rope.rope:_rope_kernel_thd_cached_2c_fwd", grid, *args, num_stages=2, **constants)
+    for name, data in ("x", x), ("y", y):
+        run.compare(name, out[name], rope(data, angles[positions], neox), HALF_ULP[bf16] + 1e-5, 1e-6)
+
+
+def run_cache_mla(run):
+    """Scaled fp8 rows go to the slots of their tokens; a slot of -1 is skipped."""
+    tokens, slots, nope, pe = 11, 20, 128, 64
+    run.result.size = f"{tokens} of {slots} slots, dim {nope} + {pe}"
+    fp8 = FP8[run.result.target]
+    k, k_pe = run.normal(tokens, 1, nope, dtype=bf16), run.normal(tokens, 1, pe, dtype=bf16)
+    mapping = run.rng.permutation(slots)[:tokens].astype(np.int64)
+    mapping[3] = -1
+    cache = run.normal(slots, 1, nope + pe).astype(fp8)
+    args = [k, k_pe, InOut("cache", cache), mapping, *strides(k, k_pe, cache), np.array([0.37], np.float32)]
+    constants = {"KH": 1, "BLOCK_D_nope": nope, "BLOCK_D_pe": pe, "HAVE_K_SCALE": True}
+    out = launch(run, "kv_cache:_cat_and_cache_mla_kernel", (tokens, 1, 1), *args, **constants)["cache"]
+    used = mapping >= 0
+    rows = f64(np.concatenate([k, k_pe], 2))[used, 0] / float(np.float32(0.37))
+    compare_quantized(run, out[mapping[used], 0], rows)
+    rest = np.setdiff1d(np.arange(slots), mapping)
+    run.equal("other slots", f64(out[rest]), f64(cache[rest]))
+
+
+def attention(q, k, v, scale, seen=True, cap=0.0, sinks=None):
+    """o[query, head, dim] of q[query, head, dim], k and v[key, group, dim]; sinks are logits of the heads without a value."""
+    k, v = (x.repeat(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    s = np.einsum("qhd,khd->hqk", q, k) * scale
+    s = np.where(seen, cap * np.tanh(s / cap) if cap else s, -np.inf)
+    top = s.max(-1, keepdims=True)
+    p = np.exp(s - top)
+    total = p.sum(-1, keepdims=True) + (0 if sinks is None else np.exp(f64(sinks)[:, None, None] - top))
+    return np.einsum("hqk,khd->qhd", p / total, v)
+
+
+def compare_attention(run, what, got, q, k, v, *args, **rest):
+    """p and the output round to bf16: each p off by half a unit moves the output by that share of the mean |v| under p."""
+    q, k, v = f64(q, k, v)
+    spread = float(attention(q, k, np.abs(v), *args, **rest).max())
+    run.compare(what, got, attention(q, k, v, *args, **rest), HALF_ULP[bf16] + 1e-5, HALF_ULP[bf16] * spread)
+
+
+def pages(run, lengths, page):
+    """A block table of shuffled pages, and their number."""
+    count = sum(cdiv(n, page) for n in lengths) + 3
+    free = list(run.rng.permutation(count))
+    table = np.zeros((len(lengths), cdiv(max(lengths), page)), np.int32)
+    for row, length in zip(table, lengths):
+        for i in range(cdiv(length, page)):
+            row[i] = free.pop()
+    return table, count
+
+
+LENGTHS = (150, 1, 67)
+
+
+def run_paged_decode(run, heads, groups, fp8=False, splits=False):
+    page, dim, part = 16, 64, 64
+    run.result.size = f"{len(LENGTHS)} sequences of {', '.join(map(str, LENGTHS))}, heads {heads}/{groups}, dim {dim}"
+    table, count = pages(run, LENGTHS, page)
+    q = run.normal(len(LENGTHS), heads, dim, dtype=bf16)
+    k, v = (run.normal(count, groups, page, dim).astype(FP8[run.result.target] if fp8 else bf16) for _ in range(2))
+    k_scale, v_scale = (0.5, 2.0) if fp8 else (1.0, 1.0)
+    lengths = np.array(LENGTHS, np.int32)
+    out = Out("o", q.shape)
+    inputs = [q, k, v, table, lengths]
+    factors = [dim**-0.5, k_scale, v_scale]
+    group = heads // groups
+    dims = {"HEAD_SZ": dim, "HEAD_SZ_POW2": dim, "QUERY_GRP_SZ": group, "QUERY_GRP_SZ_POW2": 16}
+    constants = {"compute_type": tl.bfloat16, "KV_BLK_SZ": page, "KV_BLK_SZ_POW2": page}
+    name = "attention.pa_decode:_paged_attn_decode"
+    if splits:
+        parts = cdiv(max(LENGTHS), part)
+        shape = (len(LENGTHS), groups, parts, group)
+        outs = [Out("sums", shape, np.float32), Out("tops", shape, np.float32), Out("o", (*shape, dim))]
+        args = [*outs, *inputs, *factors, None, *strides(outs[0])[:3], *strides(outs[2])[:4], *strides(q)[:2], *strides(k)[:3], table.shape[1]]
+        grid = (len(LENGTHS), groups, parts)
+        got = launch(run, f"{name}_v2_w_dot_kernel", grid, *args, SEQ_PARTITION_SZ=part, **constants, **dims)
+        args = [out, got["sums"], got["tops"], got["o"], lengths, *strides(out)[:2], *strides(outs[0])[:3], *strides(outs[2])[:4]]
+        constants = {"SEQ_PARTITION_SZ": part, "MAX_NUM_SEQ_PARTITIONS_POW2": 4}
+        got = launch(run, f"{name}_v2_w_dot_reduce_kernel", grid[:2] + (1,), *args, **constants, **dims)["o"]
+    else:
+        args = [out, *inputs, None, *factors, *strides(out)[:2], *strides(q, k), table.shape[1]]
+        got = launch(run, f"{name}_v1_w_dot_kernel", (len(LENGTHS), groups, 1), *args, **constants, **dims)["o"]
+    for i, n in enumerate(LENGTHS):
+        keys, values = (f64(x)[table[i]].swapaxes(1, 2).reshape(-1, groups, dim)[:n] for x in (k, v))
+        compare_attention(run, f"o {i}", got[i : i + 1], q[i : i + 1], keys * k_scale, values * v_scale, dim**-0.5)
+
+
+def starts(lengths):
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+
+
+def run_prefill(run):
+    heads, groups, dim = 4, 2, 64
+    run.result.size = f"{len(LENGTHS)} sequences of {', '.join(map(str, LENGTHS))}, heads {heads}/{groups}, dim {dim}"
+    first = starts(LENGTHS)
+    q = run.normal(first[-1], heads, dim, dtype=bf16)
+    k, v = (run.normal(first[-1], groups, dim, dtype=bf16) for _ in range(2))
+    out = Out("o", q.shape)
+    at = [s for x in (q, k, v, out) for s in strides(x)[:2]]
+    args = [q, k, v, dim**-0.5, first[:-1], np.array(LENGTHS, np.int32), out, *at]
+    constants = {"kv_group_num": heads // groups, "BLOCK_M": 128, "BLOCK_DMODEL": dim, "BLOCK_N": 128, "IS_CAUSAL": True, "Lk": dim}
+    grid = (len(LENGTHS), heads, cdiv(max(LENGTHS), 128))
+    got = launch(run, "attention.prefill_attention:_fwd_kernel", grid, *args, num_warps=4, num_stages=1, **constants)["o"]
+    for i, n in enumerate(LENGTHS):
+        rows = slice(first[i], first[i + 1])
+        compare_attention(run, f"o {i}", got[rows], q[rows], k[rows], v[rows], dim**-0.5, np.tri(n) > 0)
+
+
+def run_unified_attention(run):
+    """Sequences with and without a context in a paged cache; a window, a soft cap, and sinks."""
+    heads, groups, dim, page, window, cap = 8, 2, 64, 16, 40, 5.0
+    queries = (33, 1, 20)
+    lengths = np.array([150, 67, 20], np.int32)
+    run.result.size = f"queries {queries}, keys {tuple(map(int, lengths))}, heads {heads}/{groups}, dim {dim}"
+    table, count = pages(run, lengths, page)
+    first = starts(queries)
+    q = run.normal(first[-1], heads, dim, dtype=bf16)
+    k, v = (run.normal(count, page, groups, dim, dtype=bf16) for _ in range(2))
+    sinks = run.normal(heads)
+    block_q = 16 * groups // heads
+    args = [Out("o", q.shape), q, k, v, sinks, table, lengths, None, None, None, None, None, None, cap]
+    args += [table.shape[1], *strides(q)[:2], *strides(q)[:2], 0, *strides(k)[:3], *strides(v)[:3], first, len(queries)]
+    constants = {"scale": dim**-0.5, "num_query_heads": heads, "num_queries_per_kv": heads // groups, "BLOCK_SIZE": page, "TILE_SIZE": 32}
+    constants |= {"HEAD_SIZE": dim, "HEAD_SIZE_PADDED": dim, "USE_ALIBI_SLOPES": False, "USE_QQ_BIAS": False, "USE_SOFTCAP": True}
+    constants |= {"USE_SINKS": True, "SLIDING_WINDOW": window, "stride_k_cache_3": 1, "stride_v_cache_3": 1, "BLOCK_Q": block_q, "BLOCK_M": 16}
+    constants |= {"FP8_MIN": -448.0, "FP8_MAX": 448.0}
+    grid = (groups, int(first[-1]) // block_q + len(queries), 1)
+    got = launch(run, "attention.unified_attention:kernel_unified_attention_2d", grid, *args, num_warps=2, num_stages=2, **constants)["o"]
+    for i, n in enumerate(lengths):
+        rows = slice(first[i], first[i + 1])
+        keys, values = (x[table[i]].reshape(-1, groups, dim)[:n] for x in (k, v))
+        distance = np.arange(n - queries[i], n)[:, None] - np.arange(n)
+        seen = (distance >= 0) & (distance < window)
+        compare_attention(run, f"o {i}", got[rows], q[rows], keys, values, dim**-0.5, seen, cap=cap, sinks=sinks)
+
+
+def run_mqa_logits(run):
+    rows, keys, heads, dim = 5, 150, 32, 64
+    run.result.size = f"{rows} x {keys}, heads {heads}, dim {dim}"
+    fp8 = FP8[run.result.target]
+    q, kv = run.normal(rows, heads, dim).astype(fp8), run.normal(keys, dim).astype(fp8)
+    scales, weights = run.rng.uniform(0.5, 2, keys).astype(np.float32), run.normal(rows, heads)
+    begin, end = run.integers(0, 40, rows), run.integers(100, keys + 1, rows)
+    logits = InOut("logits", np.full((rows, keys), -np.inf, np.float32))
+    args = [q, kv, scales, weights, begin, end, logits, rows, keys, heads * dim, dim, heads, keys, 1]
+    constants = {"NUM_HEADS": heads, "HEAD_SIZE": dim, "stride_q_h": dim, "stride_q_d": 1, "stride_kv_d": 1, "stride_w_h": 1, "BLOCK_KV": 64}
+    got = launch(run, "attention.fp8_mqa_logits:_fp8_mqa_logits_kernel", (rows, 1, 1), *args, **constants)["logits"]
+    scores = np.maximum(np.einsum("rhd,kd->rhk", *f64(q, kv)) * scales, 0) * weights[:, :, None]
+    at = np.arange(keys)
+    want = np.where((at >= begin[:, None]) & (at < end[:, None]), scores.sum(1), -np.inf)
+    run.compare("logits", got, want, 1e-5, float(1e-6 * np.abs(scores).sum(1).max()))
+
+
+def run_causal_conv(run):
+    """Sequences that begin with and without a state, one shorter than the state; states are updated."""
+    dim, width, lengths = 300, 4, (21, 2, 8)
+    run.result.size = f"{dim} channels, width {width}, {len(lengths)} sequences of {', '.join(map(str, lengths))}"
+    first = starts(lengths)
+    x, w, bias = run.normal(first[-1], dim, dtype=np.float16), run.normal(dim, width, dtype=np.float16), run.normal(dim, dtype=np.float16)
+    states = run.normal(5, width - 1, dim, dtype=np.float16)
+    lines, begun = np.array([4, 1, 2], np.int32), np.array([1, 1, 0], np.int8)
+    args = [x, w, bias, InOut("states", states), lines, begun, first, Out("o", x.shape, np.float16), int(first[-1])]
+    constants = {"dim": dim, "num_cache_lines": len(states), "stride_x_seq": 0, "stride_x_dim": 1, "stride_x_token": dim}
+    constants |= {"stride_w_dim": width, "stride_w_width": 1, "stride_istate_seq": (width - 1) * dim, "stride_istate_dim": 1}
+    constants |= {"stride_istate_token": dim, "stride_o_seq": 0, "stride_o_dim": 1, "stride_o_token": dim, "pad_slot_id": -1}
+    constants |= {"HAS_BIAS": True, "KERNEL_WIDTH": width, "SILU_ACTIVATION": True, "HAS_INITIAL_STATES": True, "HAS_CACHE": True}
+    constants |= {"IS_CONTINUOUS_BATCHING": True, "USE_PAD_SLOT": True, "NP2_STATELEN": 4, "BLOCK_M": 8, "BLOCK_N": 256}
+    grid = (len(lengths), cdiv(max(lengths), 8), cdiv(dim, 256))
+    out = launch(run, "conv.causal_conv1d:_causal_conv1d_fwd_kernel", grid, *args, num_stages=2, **constants)
+    o, new = np.empty(x.shape), f64(states)
+    spread = 0.0
+    for i, line in enumerate(lines):
+        past = np.concatenate([f64(states[line]) * begun[i], f64(x[first[i] : first[i + 1]])])
+        terms = np.stack([past[j : j + lengths[i]] * f64(w)[:, j] for j in range(width)])
+        o[first[i] : first[i + 1]] = silu(terms.sum(0) + f64(bias))
+        spread = max(spread, float(np.abs(terms).sum(0).max()))
+        new[line] = past[len(past) - width + 1 :]
+    # Products round to f16; the slope of silu is below 1.1.
+    run.compare("o", out["o"], o, HALF_ULP[np.float16] + 1e-5, 1.1 * HALF_ULP[np.float16] * spread)
+    run.equal("states", f64(out["states"]), new)
+
+
+def run_gated_delta_rule(run):
+    heads, v_heads, k_dim, v_dim, lengths = 2, 4, 64, 48, (5, 1, 3)
+    run.result.size = f"{len(lengths)} sequences of {', '.join(map(str, lengths))}, heads {heads}/{v_heads}, dim {k_dim}/{v_dim}"
+    first = starts(lengths)
+    tokens = int(first[-1])
+    q, k = (run.normal(tokens, heads, k_dim, dtype=bf16) for _ in range(2))
+    v, g = run.normal(tokens, v_heads, v_dim, dtype=bf16), -run.rng.uniform(0, 2, (tokens, v_heads)).astype(np.float32)
+    beta, state = run.rng.uniform(0, 1, (tokens, v_heads)).astype(bf16), run.normal(len(lengths), v_heads, k_dim, v_dim)
+    args = [q, k, v, g, None, None, beta, Out("o", v.shape), state, Out("state", state.shape, np.float32), first, k_dim**-0.5, tokens]
+    constants = {"B": 1, "H": heads, "HV": v_heads, "K": k_dim, "V": v_dim, "BK": 64, "BV": 8, "IS_BETA_HEADWISE": True}
+    constants |= {"USE_G": True, "USE_GK": False, "USE_GV": False, "USE_QK_L2NORM_IN_KERNEL": True}
+    name = "gated_delta_rule.decode.fused_recurrent:_fused_recurrent_gated_delta_rule_fwd_kernel"
+    out = launch(run, name, (v_dim // 8, len(lengths) * v_heads, 1), *args, num_warps=1, num_stages=3, **constants)
+    q, k = (x.repeat(v_heads // heads, 1) / np.sqrt((x * x).sum(-1, keepdims=True) + 1e-6).repeat(v_heads // heads, 1) for x in f64(q, k))
+    v, g, beta, state = f64(v, g, beta, state)
+    o = np.empty(v.shape)
+    for i in range(len(lengths)):
+        for t in range(first[i], first[i + 1]):
+            state[i] *= np.exp(g[t])[:, None, None]
+            delta = beta[t][:, None] * (v[t] - np.einsum("hkv,hk->hv", state[i], k[t]))
+            state[i] += k[t][:, :, None] * delta[:, None]
+            o[t] = np.einsum("hkv,hk->hv", state[i], q[t]) * k_dim**-0.5
+    run.compare("o", out["o"], o, HALF_ULP[bf16] + 1e-5, 1e-6)
+    run.compare("state", out["state"], state, 1e-5, 1e-5)
+
+
+def sorted_tokens(ids, experts, block):
+    """Positions in `ids` by expert, each expert padded to whole blocks, and the experts of blocks."""
+    flat, order, owners = ids.ravel(), [], []
+    for expert in range(experts):
+        mine = np.flatnonzero(flat == expert)
+        blocks = cdiv(len(mine), block)
+        order += [*mine, *[flat.size] * (blocks * block - len(mine))]
+        owners += [expert] * blocks
+    return np.array(order, np.int32), np.array(owners, np.int32)
+
+
+MOE = (23, 6, 2, 16)  # tokens, experts, top, block
+
+
+def routes(run):
+    tokens, experts, top, block = MOE
+    ids = np.stack([run.rng.permutation(experts - 1)[:top] for _ in range(tokens)]).astype(np.int32)  # the last has no tokens
+    return ids, *sorted_tokens(ids, experts, block)
+
+
+def run_moe_align(run):
+    tokens, experts, top, block = MOE
+    run.result.size = f"{tokens} tokens, {experts} experts, top {top}, blocks of {block}"
+    ids, order, owners = routes(run)
+    some = {"num_experts": experts}
+    slices = some | {"numel": ids.size, "tokens_per_thread": cdiv(ids.size, experts)}
+    name, grid = "moe.moe_align_block_size:_moe_align_block_size_stage", (experts, 1, 1)
+    counts = launch(run, f"{name}1_kernel", grid, ids, InOut("n", np.zeros((experts + 1, experts), np.int32)), **slices)["n"]
+    counts = launch(run, f"{name}2_kernel", grid, InOut("n", counts), **some)["n"]
+    total, ends = Out("total", (1,), np.int32), InOut("ends", np.zeros(experts + 1, np.int32))
+    out = launch(run, f"{name}3_kernel", (1, 1, 1), total, counts, ends, block_size=block, **some)
+    run.equal("total", out["total"], [len(order)])
+    spare = np.full(experts * block, ids.size, np.int32)  # as many more as there may be at most
+    args = [ids, InOut("order", np.full(len(order) + len(spare), ids.size, np.int32)), InOut("owners", np.full(len(owners) + experts, -7, np.int32))]
+    out = launch(run, f"{name}4_kernel", grid, *args, InOut("n", counts), out["ends"], block_size=block, **slices)
+    run.equal("order", out["order"], np.concatenate([order, spare]))
+    run.equal("experts", out["owners"], np.concatenate([owners, np.full(experts, -7)]))
+
+
+def run_moe_gemm(run, fp8):
+    (tokens, experts, top, block), n, k = MOE, 200, 256
+    run.result.size = f"{tokens} tokens, {experts} experts, top {top}, {n} x {k}"
+    ids, order, owners = routes(run)
+    dtype = FP8[run.result.target] if fp8 else bf16
+    a, b = run.normal(tokens, k).astype(dtype), run.normal(experts, n, k).astype(dtype)
+    a_scale = run.rng.uniform(0.5, 2, (tokens, k // 128)).astype(np.float32) if fp8 else None
+    b_scale = run.rng.uniform(0.5, 2, (experts, cdiv(n, 128), k // 128)).astype(np.float32) if fp8 else None
+    weights = run.rng.uniform(0, 1, ids.shape).astype(np.float32)
+    owners[1] = -1  # an expert of another rank: zeros
+    args = [a, b, Out("c", (tokens, top, n)), a_scale, b_scale, weights, order, owners, np.array([len(order)], np.int32)]
+    args += [n, k, ids.size, k, 1, n * k, 1, k, n, 1]
+    args += [*strides(a_scale), strides(b_scale)[0], 1, k // 128] if fp8 else [0] * 5
+    constants = {"group_n": 128 * fp8, "group_k": 128 * fp8, "BLOCK_SIZE_M": block, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128 if fp8 else 64}
+    constants |= {"GROUP_SIZE_M": 4, "MUL_ROUTED_WEIGHT": True, "top_k": top, "compute_type": tl.bfloat16, "use_fp8_w8a8": fp8}
+    constants |= {"use_int8_w8a16": False, "NUM_XCDS": 8}
+    grid = (cdiv(len(order), block) * cdiv(n, 64) + 3, 1, 1)  # more blocks than there is work for
+    options = {"num_warps": 4, "num_stages": 2, "waves_per_eu": 0, "matrix_instr_nonkdim": 16, "kpack": 1}
+    c = launch(run, "moe.moe_op:_fused_moe_kernel", grid, *args, **constants, **options)["c"]
+    a, b = f64(a, b)
+    if fp8:
+        a, b = a * a_scale.repeat(128, 1), b * b_scale.repeat(128, 1)[:, :n].repeat(128, 2)
+    want = np.einsum("tk,tpnk->tpn", a, b[ids]) * weights[:, :, None]
+    skipped = order[block : 2 * block]
+    want.reshape(-1, n)[skipped[skipped < ids.size]] = 0
+    run.compare("c", c, want, HALF_ULP[bf16] + 1e-5, 1e-5 * k**0.5)
+
+
 CASES = [
     ("softmax, f16", lambda run: run_softmax(run, np.float16)),
     ("softmax, bf16", lambda run: run_softmax(run, bf16)),
@@ -430,6 +749,21 @@ CASES = [
     ("GEMM a8w8, fp8, bias", lambda run: run_gemm_a8w8(run, False)),
     ("GEMM a8w8, block scales", run_gemm_blockscale),
     ("GEMM MX fp4", run_gemm_fp4),
+    ("rope with sin and cos, bf16", run_rope),
+    ("rope by positions, halves", lambda run: run_rope_cached(run, True)),
+    ("rope by positions, neighbours", lambda run: run_rope_cached(run, False)),
+    ("MLA cache update, fp8", run_cache_mla),
+    ("paged attention decode, GQA", lambda run: run_paged_decode(run, 8, 2)),
+    ("paged attention decode, GQA, fp8 cache", lambda run: run_paged_decode(run, 8, 2, fp8=True)),
+    ("paged attention decode, split, reduced", lambda run: run_paged_decode(run, 8, 2, splits=True)),
+    ("prefill attention, causal", run_prefill),
+    ("unified attention, window, soft cap, sinks", run_unified_attention),
+    ("MQA logits, fp8", run_mqa_logits),
+    ("causal convolution with states, f16", run_causal_conv),
+    ("gated delta rule, recurrent", run_gated_delta_rule),
+    ("MoE alignment in four stages", run_moe_align),
+    ("MoE GEMM, bf16", lambda run: run_moe_gemm(run, False)),
+    ("MoE GEMM, fp8, block scales", lambda run: run_moe_gemm(run, True)),
 ]
 for target in ("gfx942", "gfx950"):
     for name, function in CASES:
