@@ -31,17 +31,13 @@ OPTIONS = ("num_warps", "num_stages", "waves_per_eu", "matrix_instr_nonkdim", "k
 HALF_ULP = {bf16: 2**-8, np.float16: 2**-11, e4m3: 2**-4, e4m3fnuz: 2**-4}
 
 
-class Stub(types.ModuleType):
-    """A module without contents: any attribute, call or base class of it will do."""
-
-    __version__ = "0"
-    __path__ = ()
+class Stub:
+    """Any attribute, call or base class of it will do."""
 
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        setattr(self, name, Stub(f"{self.__name__}.{name}"))
-        return getattr(self, name)
+        return Stub()
 
     def __call__(self, *args, **_):
         return args[0] if len(args) == 1 and callable(args[0]) else self
@@ -61,22 +57,27 @@ class Stub(types.ModuleType):
     __ror__ = __or__
 
 
+def module(name, **contents):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__dict__.update(contents)
+
+
 def kernel(run, name):
     """The kernel `module:function` as a JIT function, and its heuristics."""
     if "aiter" not in sys.modules:
-        for stub in ("torch", "packaging", "packaging.version"):
-            sys.modules.setdefault(stub, Stub(stub))
+        for stub in ("torch", "torch.nn", "torch.nn.functional", "packaging", "packaging.version"):
+            module(stub, __version__="0", __path__=[], __getattr__=Stub().__getattr__)
+        limits = types.SimpleNamespace(min=-448.0, max=448.0)
+        sys.modules["torch"].__dict__.update(Tensor=object, finfo=lambda _: limits)
         # Packages as bare folders, so that their __init__.py do not load all of the library.
         for package in ("aiter", "aiter.ops", "aiter.ops.triton", KERNELS, f"{KERNELS}.gated_delta_rule"):
-            sys.modules[package] = types.ModuleType(package)
-            sys.modules[package].__path__ = [str(run.folder.parent.joinpath(*package.split(".")))]
-        sys.modules["torch"].finfo = lambda _: types.SimpleNamespace(min=-448.0, max=448.0)
-        driver = Stub("driver")
+            module(package, __path__=[str(run.folder.parent.joinpath(*package.split(".")))])
+        driver = Stub()
         driver.get_current_target = lambda: GPUTarget("hip", run.result.target, 64)
         triton.runtime.driver.set_active(driver)
         triton.autotune = lambda **_: lambda function: function  # asks for a GPU
-    module, name = name.split(":")
-    function = getattr(importlib.import_module(f"{KERNELS}.{module}"), name)
+    place, name = name.split(":")
+    function = getattr(importlib.import_module(f"{KERNELS}.{place}"), name)
     heuristics = {}
     while not isinstance(function, triton.JITFunction):
         heuristics |= getattr(function, "values", {})
@@ -99,14 +100,15 @@ def launch(run, name, grid, *args, **constants):
     kinds, attributes, passed = {}, {}, []
     for parameter in function.params:
         key, value = parameter.name, values.get(parameter.name)
+        value = int(value) if isinstance(value, np.integer) else value
         if key not in values:
             constants.setdefault(key, parameter.default)
-        elif value is None or (isinstance(value, (int, np.integer)) and value == 1 and not parameter.do_not_specialize):
+        elif value is None or (isinstance(value, int) and value == 1 and not parameter.do_not_specialize):
             constants[key] = value
         elif isinstance(value, float):
             kinds[key] = "fp32"
             passed.append(f32(value))
-        elif isinstance(value, (int, np.integer)):
+        elif isinstance(value, int):
             kinds[key] = "i64" if parameter.annotation_type == "i64" else "i32"
             passed.append(f"{kinds[key]}:{value}")
             if value % 16 == 0 and not parameter.do_not_specialize:
@@ -312,11 +314,16 @@ def run_token_quant(run, integers):
     compare_quantized(run, out["q"], f64(x) / scale[:, None])
 
 
-def mxfp4(x):
-    """Packed fp4 values and e8m0 scales of blocks of 32; all steps are exact for bf16."""
+def mx_scales(x, top):
+    """Blocks of 32 and the exponents of their scales for a type with the greatest exponent `top`; 1.75 and more rounds up."""
     blocks = f64(x).reshape(len(x), -1, 32)
     fraction, exponent = np.frexp(np.abs(blocks).max(-1))
-    exponent += (fraction >= 1.75 / 2) - 3  # a fraction of 1.75 or more rounds up; fp4 ends at 1.5 * 2^2
+    return blocks, exponent + (fraction >= 1.75 / 2) - 1 - top
+
+
+def mxfp4(x):
+    """Packed fp4 values and e8m0 scales; all steps are exact for bf16."""
+    blocks, exponent = mx_scales(x, 2)
     q = np.clip(np.ldexp(blocks, -exponent[..., None]), -6, 6).astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & 15
     q = q.reshape(len(x), -1)
     return q[:, ::2] | q[:, 1::2] << 4, (exponent + 127).astype(np.uint8)
@@ -560,31 +567,46 @@ def run_prefill(run):
         compare_attention(run, f"o {i}", got[rows], q[rows], k[rows], v[rows], dim**-0.5, np.tri(n) > 0)
 
 
-def run_unified_attention(run):
-    """Sequences with and without a context in a paged cache; a window, a soft cap, and sinks."""
-    heads, groups, dim, page, window, cap = 8, 2, 64, 16, 40, 5.0
+def run_unified_attention(run, segments):
+    """Sequences with and without a context in a paged cache; a window and a soft cap in one pass, or by segments; sinks."""
+    heads, groups, dim, page = 8, 2, 64, 16
+    window, cap = (0, 0.0) if segments else (40, 5.0)
     queries = (33, 1, 20)
     lengths = np.array([150, 67, 20], np.int32)
     run.result.size = f"queries {queries}, keys {tuple(map(int, lengths))}, heads {heads}/{groups}, dim {dim}"
     table, count = pages(run, lengths, page)
     first = starts(queries)
-    q = run.normal(first[-1], heads, dim, dtype=bf16)
+    tokens, some = int(first[-1]), len(queries)
+    q = run.normal(tokens, heads, dim, dtype=bf16)
     k, v = (run.normal(count, page, groups, dim, dtype=bf16) for _ in range(2))
     sinks = run.normal(heads)
     block_q = 16 * groups // heads
-    args = [Out("o", q.shape), q, k, v, sinks, table, lengths, None, None, None, None, None, None, cap]
-    args += [table.shape[1], *strides(q)[:2], *strides(q)[:2], 0, *strides(k)[:3], *strides(v)[:3], first, len(queries)]
-    constants = {"scale": dim**-0.5, "num_query_heads": heads, "num_queries_per_kv": heads // groups, "BLOCK_SIZE": page, "TILE_SIZE": 32}
-    constants |= {"HEAD_SIZE": dim, "HEAD_SIZE_PADDED": dim, "USE_ALIBI_SLOPES": False, "USE_QQ_BIAS": False, "USE_SOFTCAP": True}
-    constants |= {"USE_SINKS": True, "SLIDING_WINDOW": window, "stride_k_cache_3": 1, "stride_v_cache_3": 1, "BLOCK_Q": block_q, "BLOCK_M": 16}
-    constants |= {"FP8_MIN": -448.0, "FP8_MAX": 448.0}
-    grid = (groups, int(first[-1]) // block_q + len(queries), 1)
-    got = launch(run, "attention.unified_attention:kernel_unified_attention_2d", grid, *args, num_warps=2, num_stages=2, **constants)["o"]
+    out = Out("o", q.shape)
+    inputs, factors = [q, k, v, sinks, table, lengths, None, None], [None, None, None, None, cap or None]
+    caches = [0, *strides(k)[:3], *strides(v)[:3], first, some]
+    sizes = {"HEAD_SIZE": dim, "HEAD_SIZE_PADDED": dim, "num_query_heads": heads, "TILE_SIZE": 32, "BLOCK_Q": block_q}
+    constants = {"num_queries_per_kv": heads // groups, "BLOCK_SIZE": page, "USE_ALIBI_SLOPES": False, "USE_QQ_BIAS": False}
+    constants |= {"USE_SOFTCAP": cap > 0, "USE_SINKS": True, "SLIDING_WINDOW": window, "stride_k_cache_3": 1, "stride_v_cache_3": 1}
+    constants |= {"BLOCK_M": 16, "num_warps": 2, "num_stages": 2}
+    limits = {"FP8_MIN": -448.0, "FP8_MAX": 448.0}
+    name, blocks = "attention.unified_attention:", tokens // block_q + some
+    at = [table.shape[1], *strides(q)[:2]]
+    if segments:
+        parts = [Out("part", (tokens, heads, segments, dim), np.float32)]
+        parts += [Out(n, (tokens, heads, segments), np.float32) for n in ("top", "sum")]
+        args = [*parts, *inputs, dim**-0.5, *factors, *at, *caches]
+        constants |= {"NUM_SEGMENTS_PER_SEQ": segments, "waves_per_eu": 2} | sizes
+        got = launch(run, f"{name}kernel_unified_attention_3d", (blocks, groups, segments), *args, **constants)
+        args = [out, *(got[n.name] for n in parts), lengths, some, None, *strides(out)[:2], table.shape[1], first]
+        got = launch(run, f"{name}reduce_segments", (tokens, heads, 1), *args, NUM_SEGMENTS_PER_SEQ=segments, **sizes, **limits)["o"]
+    else:
+        args = [out, *inputs, *factors, *at, *strides(out)[:2], *caches]
+        got = launch(run, f"{name}kernel_unified_attention_2d", (groups, blocks, 1), *args, scale=dim**-0.5, **constants, **sizes, **limits)["o"]
     for i, n in enumerate(lengths):
         rows = slice(first[i], first[i + 1])
         keys, values = (x[table[i]].reshape(-1, groups, dim)[:n] for x in (k, v))
         distance = np.arange(n - queries[i], n)[:, None] - np.arange(n)
-        seen = (distance >= 0) & (distance < window)
+        seen = (distance >= 0) & (distance < (window or n))
         compare_attention(run, f"o {i}", got[rows], q[rows], keys, values, dim**-0.5, seen, cap=cap, sinks=sinks)
 
 
@@ -727,6 +749,175 @@ def run_moe_gemm(run, fp8):
     run.compare("c", c, want, HALF_ULP[bf16] + 1e-5, 1e-5 * k**0.5)
 
 
+
+def run_flash_attention(run):
+    batch, queries, keys, heads, groups, dim = 2, 100, 150, 4, 2, 64
+    run.result.size = f"b {batch}, q {queries}, k {keys}, heads {heads}/{groups}, dim {dim}"
+    q = run.normal(batch, queries, heads, dim, dtype=bf16)
+    k, v = (run.normal(batch, keys, groups, dim, dtype=bf16) for _ in range(2))
+    out, lse = Out("o", q.shape), Out("lse", (batch, heads, queries), np.float32)
+    at = [s for x in (q, k, v) for s in np.array(strides(x))[[0, 2, 1, 3]]]
+    args = [q, k, v, None, None, None, out, None, None, None, lse, None, *at, 0, 0, 0, *np.array(strides(out))[[0, 2, 1, 3]]]
+    args += [0] * 6 + [*strides(lse), dim**-0.5, None, None, 0.0, 0, 0, queries, keys, batch]
+    constants = {"IS_CAUSAL": True, "NUM_Q_HEADS": heads, "NUM_K_HEADS": groups, "PRELOAD_V": False, "BLOCK_M": 64, "BLOCK_N": 64}
+    constants |= {"BLOCK_DMODEL": dim, "BLOCK_DMODEL_POW2": dim, "BLOCK_DMODEL_PE": 0, "RETURN_SCORES": False, "ENABLE_DROPOUT": False}
+    constants |= {"IS_FP8": False, "FP8_MAX": 448.0, "VARLEN": False, "NUM_XCD": 8, "SWIZZLE": "default", "USE_INT64_STRIDES": True}
+    constants |= {"ENABLE_SINK": False, "SLIDING_WINDOW": 0, "HEAD_STRIDE_ALIGNED_8": True}
+    grid = (batch * heads * cdiv(queries, 64), 1, 1)
+    got = launch(run, "attention.mha:_attn_fwd", grid, *args, num_warps=4, num_stages=1, waves_per_eu=2, **constants)
+    seen = np.tri(queries, keys, keys - queries) > 0
+    for i in range(batch):
+        compare_attention(run, f"o {i}", got["o"][i], q[i], k[i], v[i], dim**-0.5, seen)
+    s = np.einsum("bqhd,bkhd->bhqk", f64(q), f64(k).repeat(heads // groups, 2)) * dim**-0.5
+    run.compare("lse", got["lse"], np.log(np.where(seen, np.exp(s), 0).sum(-1)), 1e-5, 1e-5)
+
+
+def run_mla_decode(run):
+    """Rope by quarter turns, which are exact, of the queries and of the last key."""
+    lengths, heads, lora, pe, splits = (75, 1, 40), 16, 128, 64, 3
+    run.result.size = f"{len(lengths)} sequences of {', '.join(map(str, lengths))}, heads {heads}, dim {lora} + {pe}, splits {splits}"
+    first = starts(lengths)
+    slots, batch = int(first[-1]) + 9, len(lengths)
+    q, kv = run.normal(batch, heads, lora + pe, dtype=bf16), run.normal(slots, 1, lora + pe, dtype=bf16)
+    turns = run.integers(0, 4, 100, pe // 2)
+    cos_sin = np.concatenate([np.array([1, 0, -1, 0])[turns], np.array([0, 1, 0, -1])[turns]], 1).astype(bf16)
+    positions = np.array(lengths, np.int64) + 4
+    indices = run.rng.permutation(slots)[: first[-1]].astype(np.int32)
+    scale = (lora + pe) ** -0.5
+    part, last = Out("part", (batch, heads, splits, lora + 1), np.float32), Out("last", (batch, pe))
+    args = [q, kv, kv, cos_sin, positions, scale, first, indices, part, last, *strides(q)[:2], lora + pe, lora + pe, *strides(part)[:3]]
+    constants = {"rotary_dim": pe, "kv_lora_rank": lora, "qk_rope_head_dim": pe, "kv_group_num": heads, "q_head_num": heads, "batch": batch}
+    constants |= {"BLOCK_C": lora, "BLOCK_R": pe, "BLOCK_N": 32, "BLOCK_H": 16, "NUM_KV_SPLITS": splits, "logit_cap": 0.0}
+    constants |= {"USE_ROPE": True, "IS_NEOX_STYLE": True, "num_warps": 4, "num_stages": 1, "waves_per_eu": 2, "matrix_instr_nonkdim": 16}
+    name = "attention.mla_decode_rope:_fwd"
+    got = launch(run, f"{name}_grouped_kernel_stage1_rope", (batch * splits, 1, 1), *args, pe, cos_sin.shape[1], 1, **constants)
+    out = Out("o", (batch, heads, lora))
+    constants = {"NUM_KV_SPLITS": splits, "BLOCK_DV": lora, "Lv": lora, "batch": batch, "head_num": heads}
+    o = launch(run, f"{name}_kernel_stage2", (batch * heads, 1, 1), got["part"], out, first, *strides(part)[:3], *strides(out)[:2], **constants)["o"]
+    q_pe = rope(q[:, :, lora:], turns[positions] * (np.pi / 2), True).round(9)
+    for i in range(batch):
+        k = f64(kv[indices[first[i] : first[i + 1]]])
+        k[-1:, :, lora:] = rope(k[-1:, :, lora:], turns[positions[i : i + 1]] * (np.pi / 2), True)
+        run.compare(f"last key {i}", got["last"][i], k[-1, 0, lora:], 0, 1e-12)
+        query = np.concatenate([f64(q)[i : i + 1, :, :lora], q_pe[i : i + 1]], 2)
+        compare_attention(run, f"o {i}", o[i : i + 1], query, k, k[:, :, :lora], scale)
+
+
+def run_conv2d(run):
+    n, c, height, width, k, r, s, stride, pad = 2, 5, 11, 9, 35, 3, 3, 2, 1
+    p, q = (height + 2 * pad - r) // stride + 1, (width + 2 * pad - s) // stride + 1
+    run.result.size = f"{n} x {c} x {height} x {width}, {k} filters {r} x {s}, stride {stride}"
+    x, w, bias = run.normal(n, c, height, width, dtype=bf16), run.normal(k, c, r, s, dtype=bf16), run.normal(k, dtype=bf16)
+    flat = np.zeros((k, 64), bf16)
+    flat[:, : c * r * s] = w.reshape(k, -1)
+    args = [x, flat, bias, Out("y", (n, k, p, q)), n, stride, stride, pad, pad, 1, 1, n * p * q]
+    constants = {"C": c, "H": height, "W_in": width, "K_out": k, "R": r, "S": s, "P": p, "Q": q, "K_pad": 64, "BLOCK_M": 32, "BLOCK_N": 32}
+    constants |= {"BLOCK_K": 64, "GROUP_SIZE_M": 4, "HAS_BIAS": True, "ACTIVATION": "relu", "LAYOUT": "nchw"}
+    grid = (cdiv(n * p * q, 32) * cdiv(k, 32), 1, 1)
+    y = launch(run, "conv.conv_general:_conv2d_general_kernel", grid, *args, num_warps=4, num_stages=1, **constants)["y"]
+    padded = np.pad(f64(x), ((0, 0), (0, 0), (pad, pad), (pad, pad)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (r, s), (2, 3))[:, :, ::stride, ::stride]
+    want = np.einsum("ncpqrs,kcrs->nkpq", windows, f64(w)) + f64(bias)[:, None, None]
+    run.compare("y", y, np.maximum(want, 0), HALF_ULP[bf16] + 1e-5, 1e-5)
+
+
+def run_clamp_silu_mul(run):
+    rows, columns, group, limit = 7, 384, 128, 1.5
+    run.result.size = f"{rows} x {columns}, groups of {group}"
+    fp8 = FP8[run.result.target]
+    x, weights = run.normal(rows, 2 * columns, dtype=bf16), run.normal(rows, 1)
+    outs = [Out("q", (rows, columns), fp8), Out("scales", (rows, columns // group), np.float32)]
+    args = [x, *outs, weights, rows, columns, *strides(x, *outs, weights), limit]
+    constants = {"BLOCK_SIZE_N": 512, "QUANT_BLOCK_SIZE": group, "SCALE_FMT": "fp32", "DTYPE_MAX": quantum(fp8), "DTYPE_MIN": -quantum(fp8)}
+    constants |= {"HAVE_WEIGHTS": True, "WEIGHT_BROADCAST": True, "HAVE_SWIGLU_CLAMP": True, "HAS_QUANT": True, "ACTIVATION": "silu"}
+    constants |= {"SHUFFLE": False, "SCALE_N_PAD": 0}
+    out = launch(run, "fusions.fused_clamp_act_mul:_fused_clamp_silu_mul_kernel", (rows, 1, 1), *args, **constants)
+    gate, up = f64(x)[:, :columns], f64(x)[:, columns:]
+    y = silu(np.minimum(gate, limit)) * np.clip(up, -limit, limit) * weights
+    scales = np.abs(y).reshape(rows, -1, group).max(-1) / quantum(fp8)
+    run.compare("scales", out["scales"], scales, 1e-5, 0)
+    compare_quantized(run, out["q"], y / scales.repeat(group, 1))
+
+
+def run_mxfp8_quant(run):
+    """OCP fp8 on both targets; gfx942 converts to it in software."""
+    rows, columns = 13, 416
+    run.result.size = f"{rows} x {columns}"
+    x = run.normal(rows, columns, dtype=bf16) * np.exp2(run.integers(-9, 9, rows, 1)).astype(bf16)
+    outs = [Out("q", x.shape, e4m3), Out("scales", (rows, columns // 32), np.uint8)]
+    args = [x, *outs, rows, columns, *strides(x, *outs)]
+    constants = {"BLOCK_SIZE_N": 512, "QUANT_BLOCK_SIZE": 32, "NUM_PRGMS": 5}
+    out = launch(run, "quant.quant:_dynamic_mxfp8_quant_kernel", (5, 1, 1), *args, **constants)
+    blocks, exponent = mx_scales(x, 8)
+    run.equal("q", f64(out["q"]).reshape(blocks.shape), f64(np.ldexp(blocks, -exponent[..., None]).astype(e4m3)))
+    run.equal("scales", out["scales"], exponent + 127)
+
+
+def run_moe_int4(run):
+    (tokens, experts, top, block), n, k, group = MOE, 96, 128, 64
+    run.result.size = f"{tokens} tokens, {experts} experts, top {top}, {n} x {k}, groups of {group}"
+    ids, order, owners = routes(run)
+    a, b = run.normal(tokens, k, dtype=bf16), run.integers(0, 256, experts, n, k // 2, dtype=np.uint8)
+    scales = run.rng.uniform(0.01, 0.1, (experts, n, k // group)).astype(bf16)
+    zeros = run.integers(0, 256, experts, n // 2, k // group, dtype=np.uint8)
+    weights = run.rng.uniform(0, 1, ids.shape).astype(np.float32)
+    args = [a, b, Out("c", (tokens, top, n)), scales, zeros, weights, order, owners, np.array([len(order)], np.int32), len(order), ids.size]
+    args += [k, 1, n * k // 2, 1, k // 2, n, 1, *(strides(scales)[i] for i in (0, 2, 1)), *(strides(zeros)[i] for i in (0, 2, 1))]
+    constants = {"N": n, "K": k, "group_size": group, "BLOCK_SIZE_M": block, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1}
+    constants |= {"MUL_ROUTED_WEIGHT": True, "top_k": top, "compute_type": tl.bfloat16, "has_zp": True, "use_int4_w4a16": True}
+    constants |= {"use_int8_w8a16": False, "NUM_XCDS": 8, "num_warps": 4, "num_stages": 2, "matrix_instr_nonkdim": 16}
+    grid = (len(order) // block * (n // 32), 1, 1)
+    c = launch(run, "moe.moe_op:_fused_moe_kernel_gptq_awq", grid, *args, **constants)["c"]
+    b = np.stack([b & 15, b >> 4], -1).reshape(experts, n, k) - f64(np.stack([zeros & 15, zeros >> 4], 2).reshape(scales.shape)).repeat(group, 2)
+    b = f64((b * f64(scales).repeat(group, 2)).astype(bf16))
+    want = np.einsum("tk,tpnk->tpn", f64(a), b[ids]) * weights[:, :, None]
+    run.compare("c", c, want, HALF_ULP[bf16] + 1e-5, 1e-5 * k**0.5)
+
+
+def run_sigmoid_top1(run):
+    tokens, experts, dim = 32, 16, 200
+    run.result.size = f"{tokens} x {experts} x {dim}"
+    x, w = run.normal(tokens, dim, dtype=bf16), run.normal(dim, experts, dtype=bf16, scale=0.05)
+    outs = [Out("ids", (tokens, 2), np.int32), Out("weights", (tokens, 2), np.float32)]
+    args = [x, w, *outs, tokens, experts, dim, *strides(x, w, *outs)]
+    constants = {"BLOCK_M": 16, "BLOCK_K": 64, "BLOCK_N": 16, "TOPK": 1, "FUSED_SHARED_EXPERTS": True}
+    name = "moe.moe_routing_sigmoid_top1_fused:_routing_sigmoid_top1_kernel"
+    out = launch(run, name, (tokens // 16, 1, 1), *args, num_warps=4, num_stages=1, **constants)
+    gates = 1 / (1 + np.exp(-(f64(x) @ f64(w))))
+    run.equal("ids", out["ids"], np.stack([gates.argmax(1), np.full(tokens, experts)], 1))
+    run.compare("weights", out["weights"], np.stack([gates.max(1), np.ones(tokens)], 1), 1e-5, 0)
+
+
+def run_grouped_gemm(run, stealing):
+    """Groups of rows, one of them empty; tiles in turn, or from a counter."""
+    rows, k, n, programs = (37, 0, 5, 40), 136, 100, 5
+    run.result.size = f"{', '.join(map(str, rows))} rows, {k} x {n}"
+    first = starts(rows)
+    a, b, bias = run.normal(first[-1], k, dtype=bf16), run.normal(len(rows), n, k, dtype=bf16), run.normal(len(rows), n, dtype=bf16)
+    counter = InOut("counter", np.array([programs], np.int32)) if stealing else None
+    args = [a, b, np.array(rows, np.int32), Out("c", (int(first[-1]), n)), bias, counter, int(first[-1]), k, n, len(rows)]
+    constants = {"TRANS_RHS": True, "BLOCK_SIZE_G": 4, "BLOCK_SIZE_M": 32, "BLOCK_SIZE_K": 64, "BLOCK_SIZE_N": 32, "GROUP_SIZE": 1}
+    constants |= {"GRID_DIM": programs, "USE_BIAS": True, "WORK_STEALING": stealing}
+    out = launch(run, "gmm:gmm_kernel", (programs, 1, 1), *args, num_warps=4, num_stages=2, **constants)
+    if stealing:
+        run.equal("counter", out["counter"], [programs + sum(cdiv(m, 32) * cdiv(n, 32) for m in rows)])
+    want = np.concatenate([f64(a[first[g] : first[g + 1]]) @ f64(b[g]).T + f64(bias[g]) for g in range(len(rows))])
+    run.compare("c", out["c"], want, HALF_ULP[bf16] + 1e-5, 1e-5 * k**0.5)
+
+
+def run_batched_gemm(run):
+    batch, m, n, k = 3, 37, 70, 136
+    run.result.size = f"{batch} x {m} x {n} x {k}"
+    a, b, bias = run.normal(batch, m, k, dtype=bf16), run.normal(batch, n, k, dtype=bf16), run.normal(batch, 1, n, dtype=bf16)
+    c = Out("c", (batch, m, n))
+    args = [a, b, c, bias, m, n, k, *strides(a), n * k, 1, k, *strides(c), 0, n]
+    constants = {name: TILES[name] for name in TILES if name != "matrix_instr_nonkdim"}
+    constants |= {"HAS_BIAS": True, "BLOCK_SIZE_K": 64, "NUM_KSPLIT": 1, "SPLITK_BLOCK_SIZE": k}
+    grid = (batch, tiles(m, n)[0], 1)
+    got = launch(run, "gemm.batched.batched_gemm_bf16:_batched_gemm_bf16_kernel", grid, *args, **constants)["c"]
+    run.compare("c", got, f64(a) @ f64(b).swapaxes(1, 2) + f64(bias), HALF_ULP[bf16] + 1e-5, 1e-5 * k**0.5)
+
+
 CASES = [
     ("softmax, f16", lambda run: run_softmax(run, np.float16)),
     ("softmax, bf16", lambda run: run_softmax(run, bf16)),
@@ -757,10 +948,21 @@ CASES = [
     ("paged attention decode, GQA, fp8 cache", lambda run: run_paged_decode(run, 8, 2, fp8=True)),
     ("paged attention decode, split, reduced", lambda run: run_paged_decode(run, 8, 2, splits=True)),
     ("prefill attention, causal", run_prefill),
-    ("unified attention, window, soft cap, sinks", run_unified_attention),
+    ("unified attention, window, soft cap, sinks", lambda run: run_unified_attention(run, 0)),
+    ("unified attention by segments, sinks", lambda run: run_unified_attention(run, 4)),
+    ("flash attention, causal", run_flash_attention),
+    ("MLA decode with rope, split, reduced", run_mla_decode),
     ("MQA logits, fp8", run_mqa_logits),
     ("causal convolution with states, f16", run_causal_conv),
     ("gated delta rule, recurrent", run_gated_delta_rule),
+    ("convolution, 2D, relu", run_conv2d),
+    ("clamp, silu, multiply, fp8 by groups", run_clamp_silu_mul),
+    ("MX fp8 quantization", run_mxfp8_quant),
+    ("GEMM by batches", run_batched_gemm),
+    ("GEMM by groups of rows", lambda run: run_grouped_gemm(run, False)),
+    ("GEMM by groups of rows, work stealing", lambda run: run_grouped_gemm(run, True)),
+    ("MoE gate, sigmoid and top-1", run_sigmoid_top1),
+    ("MoE GEMM, int4 weights with zero points", run_moe_int4),
     ("MoE alignment in four stages", run_moe_align),
     ("MoE GEMM, bf16", lambda run: run_moe_gemm(run, False)),
     ("MoE GEMM, fp8, block scales", lambda run: run_moe_gemm(run, True)),
