@@ -16,7 +16,9 @@ import aiter_moe  # noqa: F401
 import harness
 
 try:
-    import triton_aiter  # noqa: F401
+    import triton_aiter_attention  # noqa: F401
+    import triton_aiter_gemm  # noqa: F401
+    import triton_aiter_rows  # noqa: F401
     import triton_kernels  # noqa: F401
 except ModuleNotFoundError as error:
     print(f"without Triton's kernels: {error}", file=sys.stderr)
