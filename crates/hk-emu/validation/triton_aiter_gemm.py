@@ -2,7 +2,7 @@
 
 import ml_dtypes
 import numpy as np
-from harness import InOut, Out, bf16
+from harness import InOut, Out, bf16, e4m3
 from triton_aiter import FP8, HALF_ULP, cdiv, f64, kernel, launch, register, starts, strides
 
 import triton.language as tl
@@ -16,7 +16,7 @@ def tiles(m, n, splits=1):
     return (cdiv(m, TILES["BLOCK_SIZE_M"]) * cdiv(n, TILES["BLOCK_SIZE_N"]) * splits, 1, 1)
 
 
-def run_gemm_a16w16(run, splits):
+def run_gemm_a16w16(run, splits, mfma=16):
     m, n, k, part = 37, 150, 328, 128
     run.result.size = f"{m} x {n} x {k}" + (f", split K {splits}" if splits > 1 else "")
     a, b, bias = run.normal(m, k, dtype=bf16), run.normal(n, k, dtype=bf16), run.normal(n, dtype=bf16)
@@ -26,6 +26,7 @@ def run_gemm_a16w16(run, splits):
     constants = TILES | {
         "BLOCK_SIZE_K": 64,
         "NUM_KSPLIT": splits,
+        "matrix_instr_nonkdim": mfma,
         "SPLITK_BLOCK_SIZE": part if splits > 1 else k,
         "ADD_BIAS": splits == 1,
     }
@@ -48,7 +49,7 @@ def run_gemm_a16w16(run, splits):
     run.compare("c", out.reshape(m, n), want, HALF_ULP[bf16] + 1e-5, 1e-5 * k**0.5)
 
 
-def run_gemm_a8w8(run, integers):
+def run_gemm_a8w8(run, integers, mfma=16):
     m, n, k = 37, 150, 320
     run.result.size = f"{m} x {n} x {k}"
     dtype = np.int8 if integers else FP8[run.result.target]
@@ -61,7 +62,13 @@ def run_gemm_a8w8(run, integers):
     )
     bias = run.normal(n, dtype=bf16)
     args = [a, b, a_scale, b_scale, bias, Out("c", (m, n)), m, n, k, k, 1, 1, k, 0, n, 1]
-    constants = TILES | {"HAS_BIAS": True, "BLOCK_SIZE_K": 128, "NUM_KSPLIT": 1, "SPLITK_BLOCK_SIZE": k}
+    constants = TILES | {
+        "HAS_BIAS": True,
+        "matrix_instr_nonkdim": mfma,
+        "BLOCK_SIZE_K": 128,
+        "NUM_KSPLIT": 1,
+        "SPLITK_BLOCK_SIZE": k,
+    }
     c = launch(run, "gemm.basic.gemm_a8w8:_gemm_a8w8_kernel", tiles(m, n), *args, **constants)["c"]
     x = f64(a) @ f64(b).T * a_scale * b_scale
     # bf16 before the bias and after it.
@@ -83,23 +90,41 @@ def run_gemm_blockscale(run):
     run.compare("c", c, a @ b.T, HALF_ULP[bf16] + 1e-5, 1e-5 * k**0.5)
 
 
-def fp4(codes, scales):
-    """Values of packed fp4 with e8m0 scales of blocks of 32."""
-    values = np.stack([codes & 15, codes >> 4], -1).reshape(len(codes), -1).view(ml_dtypes.float4_e2m1fn)
-    return f64(values) * np.exp2(f64(scales) - 127).repeat(32, 1)
+def fp4(codes):
+    """Values of packed fp4."""
+    return f64(np.stack([codes & 15, codes >> 4], -1).reshape(len(codes), -1).view(ml_dtypes.float4_e2m1fn))
 
 
-def run_gemm_fp4(run):
-    m, n, k = 37, 150, 576
+def powers(e8m0):
+    return np.exp2(f64(e8m0) - 127)
+
+
+def run_gemm_mx(run, a_type, b_type, mfma):
+    """MX formats with scales of blocks of 32, or else of rows of A and of blocks of 128 x 128 of B; MFMA of mfma x mfma."""
+    m, n, k = 37, 150, 576 if a_type == b_type == "fp4" else 512  # fp8 has no masked loads along K
     run.result.size = f"{m} x {n} x {k}"
-    a, b = (run.integers(0, 256, rows, k // 2, dtype=np.uint8) for rows in (m, n))
-    a_scale, b_scale = (run.integers(124, 131, rows, k // 32, dtype=np.uint8) for rows in (m, n))
-    args = [a, b, Out("c", (m, n)), a_scale, b_scale, m, n, k // 2, k // 2, 1, 1, k // 2, 0, n, 1]
-    args += [*strides(a_scale, b_scale)]
-    constants = TILES | {"BLOCK_SIZE_K": 256, "NUM_KSPLIT": 1, "SPLITK_BLOCK_SIZE": k}
-    c = launch(run, "gemm.basic.gemm_afp4wfp4:_gemm_afp4wfp4_kernel", tiles(m, n), *args, **constants)["c"]
-    a, b = fp4(a, a_scale), fp4(b, b_scale)
-    run.compare("c", c, a @ b.T, HALF_ULP[bf16], float(1e-6 * (np.abs(a) @ np.abs(b.T)).max()))
+
+    def operand(rows, dtype):
+        if dtype == "fp4":
+            return run.integers(0, 256, rows, k // 2, dtype=np.uint8)
+        return run.normal(rows, k).astype(e4m3)
+
+    def exponents(*sizes):
+        return run.integers(124, 131, *sizes, dtype=np.uint8)
+
+    a, b = operand(m, a_type), operand(n, b_type)
+    a_scale = run.rng.uniform(0.5, 2, (m, 1)).astype(np.float32) if a_type != b_type else exponents(m, k // 32)
+    b_scale = exponents(n, k // 32) if b_type == "fp4" else exponents(cdiv(n, 128), cdiv(k, 128))
+    args = [a, b, Out("c", (m, n)), a_scale, b_scale, m, n, a.shape[1], a.shape[1], 1, 1, b.shape[1], 0, n, 1]
+    constants = TILES | {"BLOCK_SIZE_K": 256, "NUM_KSPLIT": 1, "SPLITK_BLOCK_SIZE": k, "matrix_instr_nonkdim": mfma}
+    constants |= {"RAW_MASKED_LOADS": False} if a_type != b_type else {}
+    name = f"gemm_a{'8' if a_type != b_type else 'fp8' if a_type == 'fp8' else 'fp4'}w{'fp8' if b_type == 'fp8' else 'fp4'}"
+    c = launch(run, f"gemm.basic.{name}:_{name}_kernel", tiles(m, n), *args, *strides(a_scale, b_scale), **constants)["c"]
+    a = fp4(a) if a_type == "fp4" else f64(a)
+    b = fp4(b) if b_type == "fp4" else f64(b)
+    a *= a_scale if a_type != b_type else powers(a_scale).repeat(32, 1)
+    b *= powers(b_scale).repeat(32, 1) if b_type == "fp4" else powers(b_scale).repeat(128, 0)[:n].repeat(128, 1)[:, :k]
+    run.compare("c", c, a @ b.T, HALF_ULP[bf16] + 1e-5, float(1e-6 * (np.abs(a) @ np.abs(b.T)).max()))
 
 
 def run_batched_gemm(run):
@@ -264,7 +289,15 @@ register(
         ("GEMM a8w8, i8, bias", lambda run: run_gemm_a8w8(run, True)),
         ("GEMM a8w8, fp8, bias", lambda run: run_gemm_a8w8(run, False)),
         ("GEMM a8w8, block scales", run_gemm_blockscale),
-        ("GEMM MX fp4", run_gemm_fp4),
+        ("GEMM a16w16, 32 x 32 MFMA", lambda run: run_gemm_a16w16(run, 1, 32)),
+        ("GEMM a8w8, i8, 32 x 32 MFMA", lambda run: run_gemm_a8w8(run, True, 32)),
+        ("GEMM a8w8, fp8, 32 x 32 MFMA", lambda run: run_gemm_a8w8(run, False, 32)),
+        ("GEMM MX fp4", lambda run: run_gemm_mx(run, "fp4", "fp4", 16)),
+        ("GEMM MX fp4, 32 x 32 MFMA", lambda run: run_gemm_mx(run, "fp4", "fp4", 32)),
+        ("GEMM MX fp8", lambda run: run_gemm_mx(run, "fp8", "fp8", 16)),
+        ("GEMM MX fp8, 32 x 32 MFMA", lambda run: run_gemm_mx(run, "fp8", "fp8", 32)),
+        ("GEMM fp8 by MX fp4", lambda run: run_gemm_mx(run, "fp8", "fp4", 16)),
+        ("GEMM fp8 by MX fp4, 32 x 32 MFMA", lambda run: run_gemm_mx(run, "fp8", "fp4", 32)),
         ("GEMM by batches", run_batched_gemm),
         ("GEMM by groups of rows", lambda run: run_grouped_gemm(run, False)),
         ("GEMM by groups of rows, work stealing", lambda run: run_grouped_gemm(run, True)),
