@@ -119,6 +119,52 @@ def run_flash_attention(run):
     run.compare("lse", got["lse"], np.log(np.where(seen, np.exp(s), 0).sum(-1)), 1e-5, 1e-5)
 
 
+def run_flash_backward(run, causal):
+    batch, queries, keys, heads, groups, dim = 2, 100, 150, 4, 2, 64
+    run.result.size = f"b {batch}, q {queries}, k {keys}, heads {heads}/{groups}, dim {dim}"
+    q, do = (run.normal(batch, queries, heads, dim, dtype=bf16) for _ in range(2))
+    k, v = (run.normal(batch, keys, groups, dim, dtype=bf16) for _ in range(2))
+    scale, group = dim**-0.5, heads // groups
+    wide = [x.repeat(group, 2) for x in f64(k, v)]
+    s = np.einsum("bqhd,bkhd->bhqk", f64(q), wide[0]) * scale
+    s = np.where(np.tri(queries, keys, keys - queries) > 0, s, -np.inf) if causal else s
+    lse = np.log(np.exp(s).sum(-1))
+    p = np.exp(s - lse[..., None])
+    o = np.einsum("bhqk,bkhd->bqhd", p, wide[1]).astype(bf16)
+    by_head = [0, 2, 1, 3]  # strides of batch, head, token, dim
+    at = {n: [strides(x)[i] for i in by_head] for n, x in (("q", q), ("k", k))}
+    delta = Out("delta", lse.shape, np.float32)
+    args = [o, do, delta, *at["q"], *at["q"], *strides(delta), 0, None, queries, None]
+    sizes = {"BLOCK_D_MODEL": dim, "BLOCK_D_MODEL_POW2": dim}
+    name, grid = "attention.mha_onekernel_bwd:", (cdiv(queries, 64), batch, heads)
+    delta = launch(run, f"{name}_bwd_preprocess", grid, *args, BLOCK_M=64, IS_VARLEN=False, IS_FP8=False, **sizes)["delta"]
+    sums = np.einsum("bqhd,bqhd->bhq", *f64(o, do))
+    run.compare("delta", delta, sums, 1e-5, 1e-5)
+    outs = [Out(n, x.shape) for n, x in (("dq", q), ("dk", k), ("dv", v))]
+    args = [q, k, v, None, scale, do, *outs, None, lse.astype(np.float32), delta, *at["q"], *at["k"], *at["k"]]
+    args += [*at["q"], *at["k"], *at["k"], *strides(lse), *at["q"], *[0] * 10, heads, groups, None, None, queries, keys]
+    args += [None, 0.0, 0, 0, None, None, None, None, None]
+    constants = {"BLOCK_M1": 32, "BLOCK_N1": 64, "BLOCK_M2": 64, "BLOCK_N2": 32, "BLK_SLICE_FACTOR": 2, "HEAD_DIM": dim}
+    constants |= {"ACTUAL_HEAD_DIM": dim, "PE_HEAD_DIM": 0, "ENABLE_DROPOUT": False, "IS_VARLEN": False, "USE_ALIBI": False}
+    constants |= {"USE_EXP2": True, "IS_FP8": False, "FP8_MAX": 448.0, "DEBUG_TRITON": False, "DEBUG_TRITON_DETAIL": False}
+    constants |= {"USE_INT64_STRIDES": True, "ENABLE_SINK": False, "SLIDING_WINDOW": 0, "num_warps": 4, "num_stages": 1}
+    constants |= {"waves_per_eu": 1, "matrix_instr_nonkdim": 16}
+    kernel = f"{name}bwd_kernel_{'causal' if causal else 'noncausal'}"
+    got = launch(run, kernel, (groups, cdiv(keys, 64), batch), *args, **constants)
+    ds = p * (np.einsum("bqhd,bkhd->bhqk", f64(do), wide[1]) - sums[..., None]) * scale
+
+    def products(x, y, magnitude=lambda x: x):
+        x, y = magnitude(x), magnitude(f64(y))
+        return np.einsum("bhqk,bqhd->bkhd", x, y).reshape(batch, keys, groups, group, dim).sum(3)
+
+    # p and the gradient of the scores round to bf16.
+    for what, x, y in (("dk", ds, q), ("dv", p, do)):
+        bound = HALF_ULP[bf16] * float(products(x, y, np.abs).max())
+        run.compare(what, got[what], products(x, y), HALF_ULP[bf16] + 1e-5, bound)
+    bound = HALF_ULP[bf16] * float(np.einsum("bhqk,bkhd->bqhd", np.abs(ds), np.abs(wide[0])).max())
+    run.compare("dq", got["dq"], np.einsum("bhqk,bkhd->bqhd", ds, wide[0]), HALF_ULP[bf16] + 1e-5, bound)
+
+
 def run_unified_attention(run, segments):
     """Sequences with and without a context in a paged cache; a window and a soft cap in one pass, or by segments; sinks."""
     heads, groups, dim, page = 8, 2, 64, 16
@@ -416,6 +462,8 @@ register(
         ("unified attention, window, soft cap, sinks", lambda run: run_unified_attention(run, 0)),
         ("unified attention by segments, sinks", lambda run: run_unified_attention(run, 4)),
         ("flash attention, causal", run_flash_attention),
+        ("flash attention backward", lambda run: run_flash_backward(run, False)),
+        ("flash attention backward, causal", lambda run: run_flash_backward(run, True)),
         ("MLA decode with rope, split, reduced", run_mla_decode),
         ("MQA logits, fp8", run_mqa_logits),
         ("lean attention, stream-K", run_lean_attention),
