@@ -87,12 +87,11 @@ def launch(run, name, grid, *args, **constants):
     """Launches with the arguments of the parameters that are not `constexpr`, specialized as Triton's launcher does it:
     1 and None are constants; pointers and multiples of 16 are aligned, and buffers are below 2 GiB."""
     function, heuristics = kernel(run, name)
-    options = {name: constants.pop(name) for name in OPTIONS if name in constants}
-    constants |= {name: value for name, value in options.items() if name in function.arg_names}
-    runtime = [p.name for p in function.params if p.name not in constants and p.name not in heuristics]
-    runtime = [p for p in runtime if not function.params[function.arg_names.index(p)].is_constexpr]
-    assert len(runtime) == len(args), f"{len(args)} arguments for {runtime}"
-    values = dict(zip(runtime, args))
+    options = {key: constants.pop(key) for key in OPTIONS if key in constants}
+    constants |= {key: value for key, value in options.items() if key in function.arg_names}
+    fixed = constants.keys() | heuristics.keys()
+    names = [p.name for p in function.params if not p.is_constexpr and p.name not in fixed]
+    values = dict(zip(names, args, strict=True))
     for key, rule in heuristics.items():
         constants.setdefault(key, rule(values | constants))
     kinds, attributes, passed = {}, {}, []
@@ -116,7 +115,6 @@ def launch(run, name, grid, *args, **constants):
             kinds[key] = POINTERS[np.dtype(data.dtype)]
             passed.append(value)
             attributes[(parameter.num,)] = [["tt.divisibility", 16], ["tt.pointer_range", 32]]
-    kinds = {p: kinds[p] for p in function.arg_names if p in kinds}
     return triton_kernels.launch(run, function, kinds, constants, grid, passed, attributes, options)
 
 
@@ -146,7 +144,7 @@ def quantum(dtype):
 
 
 def compare_quantized(run, q, value):
-    """Integers are truncated; fp8 rounds to nearest, subnormals to a multiple of the least."""
+    """Integers are truncated: moved by a half, they are within a half. fp8 rounds to nearest, also its subnormals."""
     if q.dtype == np.int8:
         run.compare("quantized", q + 0.5 * np.sign(value), value, 1e-5, 0.5)
     else:
