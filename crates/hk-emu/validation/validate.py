@@ -4,7 +4,8 @@
   validate.py --hk target/release/hk --aiter AITER/hsa [--only PART] [--markdown] [--sanitize NAMES]
               [--numerics NAME]
 
-Needs numpy and ml_dtypes; with triton, runs kernels that it compiles, too.
+Needs numpy and ml_dtypes; with triton, runs kernels that it compiles, too: ours and those of the checkout of AITER around
+the folder hsa.
 """
 
 import argparse
