@@ -10,8 +10,7 @@ FP8 = {"gfx942": e4m3fnuz, "gfx950": e4m3}
 def attention(q, k, v, scale, causal):
     """Softmax attention in f64. q [b, s, h, d], k and v [b, t, kv heads, d]. The causal mask ends at the last key."""
     group = q.shape[2] // k.shape[2]
-    q, k, v = (x.astype(np.float64) for x in (q, k, v))
-    k, v = np.repeat(k, group, 2), np.repeat(v, group, 2)
+    q, k = q.astype(np.float64), np.repeat(k.astype(np.float64), group, 2)
     s = np.einsum("bshd,bthd->bhst", q, k) * scale
     if causal:
         rows, columns = np.arange(s.shape[2])[:, None], np.arange(s.shape[3])[None]
@@ -19,7 +18,12 @@ def attention(q, k, v, scale, causal):
     top = s.max(-1, keepdims=True)
     p = np.exp(s - top)
     total = p.sum(-1, keepdims=True)
-    return np.einsum("bhst,bthd->bshd", p / total, v), (top + np.log(total))[..., 0], p / total
+    return weighed(p / total, v), (top + np.log(total))[..., 0], p / total
+
+
+def weighed(p, v):
+    """Values v [b, t, kv heads, d] with the weights p [b, h, s, t] of attention."""
+    return np.einsum("bhst,bthd->bshd", p, np.repeat(v.astype(np.float64), p.shape[1] // v.shape[2], 2))
 
 
 def strides(x):
@@ -28,59 +32,110 @@ def strides(x):
     return [u32(s), u32(h), u32(b)]
 
 
-def forward(run, file, b, sq, sk, hq, hk, d, causal, tile=256, dv=128, dtype=bf16, more=()):
-    """Flash attention; host code: mha_fwd.cu. fp8 inputs have a scale for each tensor, and give bf16."""
-    run.result.size = f"b {b}, q {sq}, k {sk}, heads {hq}/{hk}, dim {d}"
-    q, k = run.normal(b, sq, hq, d).astype(dtype), run.normal(b, sk, hk, d).astype(dtype)
-    v = run.normal(b, sk, hk, dv).astype(dtype)
+def starts_of(lengths):
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+
+
+def forward(run, file, lengths, heads=(4, 2), d=128, dv=128, causal=False, dtype=bf16, pad=None):
+    """Flash attention; host code: mha_fwd.cu. `lengths` are the queries and keys of each sequence. With `pad`, sequences
+    are packed (group mode), with so many rows between them. fp8 inputs have descale factors, and give bf16."""
+    hq, hk = heads
+    sq, sk = zip(*lengths)
+    b, group, target = len(lengths), pad is not None, run.result.target
+    run.result.size = f"q {', '.join(map(str, sq))}, k {', '.join(map(str, sk))}, heads {hq}/{hk}, dim {d}"
+    first_q, first_k = (starts_of([n + (pad or 0) for n in x]) for x in (sq, sk))
+    rows_q, rows_k = int(first_q[-1]), int(first_k[-1])
+    q, k = run.normal(rows_q, hq, d).astype(dtype), run.normal(rows_k, hk, d).astype(dtype)
+    v = run.normal(rows_k, hk, dv).astype(dtype)
     quantised = dtype != bf16
-    scales = [np.array([x], np.float32) for x in (0.75, 1.25, 0.5)] if quantised else []
     scale = np.float32(d**-0.5)
+
+    tile = 128 if d == 192 else 256
+    tiles = -(-(rows_q if group else sq[0]) // tile)
     # Both ends of the triangle make one workgroup.
-    tiles = -(-sq // tile)
-    wide = run.result.target == "gfx942" and d == 192
-    grid = (hq, tiles, b) if wide else (-(-tiles // (2 if causal else 1)), hq, b)
+    pairs = -(-tiles // 2) if causal else tiles
+    wide = target == "gfx942" and d == 192
+    if group:
+        grid = (hq, b, tiles if wide else pairs)
+    else:
+        grid = (hq, tiles, b) if wide else (pairs, hq, b)
     options = 0 if wide else 5 - 2 * (causal and hq % 8 != 0)
-    out = run.launch(
+    size = q.itemsize
+
+    def strides(x, n):
+        row, head = x.shape[1] * x.shape[2] * x.itemsize, x.shape[2] * x.itemsize
+        return [u32(row), u32(head), u32(0 if group else n * row)]
+
+    out = Out("o", (rows_q, hq, dv), fill=0x7F)
+    lse = Out("lse", (hq, rows_q) if group else (b, hq, sq[0]), np.float32, fill=0x7F)
+    # A factor for each sequence and head of the keys; on gfx950, for each tensor.
+    each = (b, hk) if target == "gfx942" else (1, 1)
+    scales = [run.rng.uniform(0.5, 1.5, each).astype(np.float32) for _ in range(3)] if quantised else []
+    starts = [starts_of(sq), starts_of(sk), first_q, first_k] if group else [None] * 4
+    got = run.launch(
         f"fmha_v3_fwd/{file}.co",
         grid,
         256 if d == 192 else 512,
-        [Out("o", (b, sq, hq, dv)), q, k, v, Out("lse", (b, hq, sq), np.float32), f32(scale), u32(sq)]
-        + [strides(q)[0], u32(tile * q.strides[1])] + strides(q)[1:] + [u32(hq // hk)]
-        + strides(k) + [u32(options), u32(1), u32(sk), u32(d), u32(dv), u32(hq)]
-        + strides(v) + [u32(2 * hq * dv), u32(2 * dv), u32(2 * sq * hq * dv), None, None, u32(4 * sq)]
-        + ([None, None, *scales] + [u32(0)] * 6 if quantised else []),
-        more=more,
+        [out, q, k, v, lse, f32(scale), u32(rows_q if group else sq[0])]
+        + [strides(q, 0)[0], u32(tile * hq * d * size)] + strides(q, sq[0])[1:] + [u32(hq // hk)]
+        + strides(k, sk[0]) + [u32(options), u32(1), u32(rows_k if group else sk[0]), u32(d), u32(dv), u32(hq)]
+        + strides(v, sk[0]) + strides(np.empty(out.shape, bf16), sq[0])
+        + starts[:2] + [u32(4 * lse.shape[-1])] + starts[2:]
+        + (scales + ([u32(4 * hk), u32(4)] if each[0] > 1 else [u32(0)] * 2) * 3 if quantised else []),
     )
-    if quantised:
-        q, k, v = (x.astype(np.float64) * y for x, y in zip((q, k, v), scales))
-    o, lse, _ = attention(q, k, v, float(scale), causal)
-    if quantised:
-        # P is rounded to fp8.
-        run.compare("o", out["o"], o, 2**-4, 2**-6)
-        return
-    # P is rounded to bf16 before the second product; to zero, it is twice as far off.
-    run.compare("o", out["o"], o, 2**-6 if "rtz" in file else 2**-7, 2**-8)
-    run.compare("lse", out["lse"], lse, 1e-5, 1e-4)
+    o, o_want, bound, sums, sums_want, gaps = ([] for _ in range(6))
+    for i, (m, n) in enumerate(lengths):
+        part = [x[at[i] :][None, :rows] for x, at, rows in ((q, first_q, m), (k, first_k, n), (v, first_k, n))]
+        if quantised:
+            factors = [np.broadcast_to(x, (b, hk))[i] for x in scales]
+            factors[0] = np.repeat(factors[0], hq // hk)
+            part = [x.astype(np.float64) * f[:, None] for x, f in zip(part, factors)]
+        want, log_sum, p = attention(*part, float(scale), causal)
+        o.append(got["o"][first_q[i] :][:m])
+        o_want.append(want[0])
+        bound.append(weighed(p, np.abs(part[2]))[0])
+        sums.append(got["lse"][:, first_q[i] :][:, :m] if group else got["lse"][i])
+        sums_want.append(log_sum[0])
+        gaps.append(got["o"][first_q[i] + m : first_q[i + 1]].view(np.uint16))
+    # P is rounded before the second product, which moves each term by half a unit in the last place of its type (by a
+    # whole one, to zero); so is o, which the fp8 kernels truncate. The rest is f32.
+    last = 2.0**-4 if quantised else 2.0**-7 if "rtz" in file else 2.0**-8
+    atol = (last + 2**-14) * np.concatenate(bound)
+    run.compare("o", np.concatenate(o), np.concatenate(o_want), max(2**-7 * quantised, last * (not quantised)), atol)
+    if not quantised:
+        run.compare("lse", np.concatenate(sums, 1), np.concatenate(sums_want, 1), 1e-5, 1e-5)
+    if pad:
+        gap = np.concatenate(gaps)
+        run.equal("rows between", gap, np.full_like(gap, 0x7F7F))
 
 
-for suffix, causal in (("", False), ("_causal", True)):
-    for rounding in ("rtne", "rtz"):
-        case(f"flash attention forward, bf16{', causal' if causal else ''}, {rounding}", "gfx942")(
-            lambda run, file=f"MI300/fwd_hd128_bf16{suffix}_{rounding}", causal=causal: forward(
-                run, file, 2, 200, 200, 2, 1, 128, causal
-            )
-        )
-    case(f"flash attention forward, bf16{', causal' if causal else ''}", "gfx950")(
-        lambda run, file=f"fwd_hd128_bf16{suffix}", causal=causal: forward(run, file, 2, 200, 200, 2, 1, 128, causal)
-    )
-    for target, folder in (("gfx942", "MI300/"), ("gfx950", "")):
-        case(f"flash attention forward, fp8{', causal' if causal else ''}", target)(
-            lambda run, file=f"{folder}fwd_hd128_fp8{suffix}", causal=causal: forward(
-                run, file, 2, 200, 200, 2, 1, 128, causal, dtype=FP8[run.result.target],
-                more=IN_STEP if run.result.target == "gfx950" else (),
-            )
-        )
+def forwards():
+    """Every object of both targets: name, target, file and arguments of `forward`."""
+    for mask in ("", "_causal"):
+        for group in ("", "_group"):
+            lengths = [(200, 200)] * 2
+            if group:  # causal masks end at the last key
+                lengths = [(200, 263), (1, 77), (129, 140)]
+            more = dict(lengths=lengths, causal=bool(mask), pad=7 if group else None)
+            kind = f"{', causal' if mask else ''}{', packed' if group else ''}"
+            for gpu in ("MI300", "MI308"):
+                where = "" if gpu == "MI300" else ", MI308"
+                for d, name in ((128, "hd128"), (192, "hd192x128")):
+                    for rounding in ("rtne", "rtna", "rtz"):
+                        file = f"{gpu}/fwd_{name}_bf16{mask}_{rounding}{group}"
+                        yield f"bf16, {name}{kind}, {rounding}{where}", "gfx942", file, dict(more, d=d)
+                file = f"{gpu}/fwd_hd128_fp8{mask}{group}"
+                yield f"fp8, hd128{kind}{where}", "gfx942", file, dict(more, dtype=e4m3fnuz)
+            for name, d, dv, dtype in (
+                ("hd128_bf16", 128, 128, bf16), ("hd192_hd128_bf16", 192, 128, bf16),
+                ("hd128_fp8", 128, 128, e4m3), ("hd256_fp8", 256, 256, e4m3),
+            ):
+                file, (size, kind_of) = f"fwd_{name}{mask}{group}", name.rsplit("_", 1)
+                yield f"{kind_of}, {size}{kind}", "gfx950", file, dict(more, d=d, dv=dv, dtype=dtype)
+
+
+for name, target, file, more in forwards():
+    case(f"flash attention forward, {name}", target)(lambda run, file=file, more=more: forward(run, file, **more))
 
 
 def paged(run, heads, kv_heads, lengths, block=16, d=128):

@@ -184,14 +184,16 @@ class Run:
             return read_safetensors(f"{folder}/out")
 
     def compare(self, what, got, want, rtol, atol):
-        """Every element within atol + rtol |want|. An equal pair of infinities passes; a NaN never."""
+        """Every element within atol + rtol |want|. An equal pair of infinities passes; a NaN never. `atol` may be an array,
+        a bound for each element; the largest is reported."""
         got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
         assert got.shape == want.shape, f"{what}: {got.shape} and {want.shape}"
         with np.errstate(invalid="ignore"):
             error = np.where(got == want, 0, np.abs(got - want))
             share = error / (atol + rtol * np.abs(want))
         share = np.where(np.isnan(share), np.inf, share)
-        allowed = " + ".join([f"{atol:.2g}"] * (atol > 0) + [f"{rtol:.2g} x"] * (rtol > 0)) or "0"
+        most = float(np.max(atol))
+        allowed = " + ".join([f"{most:.2g}"] * (most > 0) + [f"{rtol:.2g} x"] * (rtol > 0)) or "0"
         worst = float(share.max())
         self.result.comparisons.append(Comparison(what, worst, float(np.nanmax(error)), allowed))
         if worst > 1:
