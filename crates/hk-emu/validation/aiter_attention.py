@@ -7,14 +7,24 @@ TARGETS = ("gfx942", "gfx950")
 FP8 = {"gfx942": e4m3fnuz, "gfx950": e4m3}
 
 
-def attention(q, k, v, scale, causal):
-    """Softmax attention in f64. q [b, s, h, d], k and v [b, t, kv heads, d]. The causal mask ends at the last key."""
+def band(rows, columns, first, last):
+    """Which keys j a query i sees: first <= j - i <= last."""
+    distance = np.arange(columns)[None] - np.arange(rows)[:, None]
+    return (first <= distance) & (distance <= last)
+
+
+def causal(rows, columns):
+    """The causal mask that ends at the last key."""
+    return band(rows, columns, -rows, columns - rows)
+
+
+def attention(q, k, v, scale, visible=None):
+    """Softmax attention in f64: output, log of the sums, probabilities. q [b, s, h, d], k and v [b, t, kv heads, d]."""
     group = q.shape[2] // k.shape[2]
     q, k = q.astype(np.float64), np.repeat(k.astype(np.float64), group, 2)
     s = np.einsum("bshd,bthd->bhst", q, k) * scale
-    if causal:
-        rows, columns = np.arange(s.shape[2])[:, None], np.arange(s.shape[3])[None]
-        s = np.where(columns > rows + s.shape[3] - s.shape[2], -np.inf, s)
+    if visible is not None:
+        s = np.where(visible, s, -np.inf)
     top = s.max(-1, keepdims=True)
     p = np.exp(s - top)
     total = p.sum(-1, keepdims=True)
@@ -36,7 +46,7 @@ def starts_of(lengths):
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
 
 
-def forward(run, file, lengths, heads=(4, 2), d=128, dv=128, causal=False, dtype=bf16, pad=None):
+def forward(run, file, lengths, heads=(4, 2), d=128, dv=128, masked=False, dtype=bf16, pad=None):
     """Flash attention; host code: mha_fwd.cu. `lengths` are the queries and keys of each sequence. With `pad`, sequences
     are packed (group mode), with so many rows between them. fp8 inputs have descale factors, and give bf16."""
     hq, hk = heads
@@ -53,13 +63,13 @@ def forward(run, file, lengths, heads=(4, 2), d=128, dv=128, causal=False, dtype
     tile = 128 if d == 192 else 256
     tiles = -(-(rows_q if group else sq[0]) // tile)
     # Both ends of the triangle make one workgroup.
-    pairs = -(-tiles // 2) if causal else tiles
+    pairs = -(-tiles // 2) if masked else tiles
     wide = target == "gfx942" and d == 192
     if group:
         grid = (hq, b, tiles if wide else pairs)
     else:
         grid = (hq, tiles, b) if wide else (pairs, hq, b)
-    options = 0 if wide else 5 - 2 * (causal and hq % 8 != 0)
+    options = 0 if wide else 5 - 2 * (masked and hq % 8 != 0)
     size = q.itemsize
 
     def strides(x, n):
@@ -90,7 +100,7 @@ def forward(run, file, lengths, heads=(4, 2), d=128, dv=128, causal=False, dtype
             factors = [np.broadcast_to(x, (b, hk))[i] for x in scales]
             factors[0] = np.repeat(factors[0], hq // hk)
             part = [x.astype(np.float64) * f[:, None] for x, f in zip(part, factors)]
-        want, log_sum, p = attention(*part, float(scale), causal)
+        want, log_sum, p = attention(*part, float(scale), causal(m, n) if masked else None)
         o.append(got["o"][first_q[i] :][:m])
         o_want.append(want[0])
         bound.append(weighed(p, np.abs(part[2]))[0])
@@ -116,7 +126,7 @@ def forwards():
             lengths = [(200, 200)] * 2
             if group:  # causal masks end at the last key
                 lengths = [(200, 263), (1, 77), (129, 140)]
-            more = dict(lengths=lengths, causal=bool(mask), pad=7 if group else None)
+            more = dict(lengths=lengths, masked=bool(mask), pad=7 if group else None)
             kind = f"{', causal' if mask else ''}{', packed' if group else ''}"
             for gpu in ("MI300", "MI308"):
                 where = "" if gpu == "MI300" else ", MI308"
@@ -160,74 +170,12 @@ def paged(run, heads, kv_heads, lengths, block=16, d=128):
     want = []
     for i, n in enumerate(lengths):
         keys, values = (x[table[i]].transpose(0, 2, 1, 3).reshape(1, -1, kv_heads, d)[:, :n] for x in (k, v))
-        want.append(attention(q[i : i + 1, None], keys, values, d**-0.5, False)[0][0, 0])
+        want.append(attention(q[i : i + 1, None], keys, values, d**-0.5)[0][0, 0])
     run.compare("o", out["o"], np.stack(want), 2**-7, 2**-8)
 
 
 for target in TARGETS:
     case("paged attention decode, bf16", target)(lambda run: paged(run, 16, 2, [300, 37, 1]))
-
-
-def backward(run, rounding, b, sq, sk, hq, hk, d=128):
-    """Flash attention backward with f32 atomics on dq: sum of o do, then dq dk dv, then dq to bf16; host code:
-    mha_bwd.cu."""
-    run.result.size = f"b {b}, q {sq}, k {sk}, heads {hq}/{hk}, dim {d}"
-    q, do = (run.normal(b, sq, hq, d, dtype=bf16) for _ in range(2))
-    k, v = (run.normal(b, sk, hk, d, dtype=bf16) for _ in range(2))
-    scale = float(np.float32(d**-0.5))
-    o, lse, p = attention(q, k, v, scale, False)
-    o = o.astype(bf16)
-    folder = "fmha_v3_bwd"
-    lengths = [u32(sq), u32(d), None, None]
-    row = [u32(4 * sq), u32(4 * sq * hq), u32(4)]
-    heads = lambda x: [strides(x)[1], strides(x)[2], strides(x)[0]]  # noqa: E731
-    odo = run.launch(
-        f"{folder}/bwd_hd128_odo_bf16.co",
-        (-(-sq // 128), hq, b),
-        256,
-        [o, do, Out("d", (b, hq, sq), np.float32)] + heads(o) + heads(do) + row + lengths,
-    )["d"]
-    run.compare("sum of o do", odo, np.einsum("bshd,bshd->bhs", *(x.astype(np.float64) for x in (o, do))), 1e-5, 1e-4)
-
-    tile = 192 if run.result.target == "gfx942" else 256
-    # dk and dv of each query head; the host code sums those of a group.
-    dk, dv = (Out(name, (b, sk, hq, d)) for name in ("dk", "dv"))
-    wide = np.empty((b, sk, hq, d), bf16)
-    out = run.launch(
-        f"{folder}/bwd_hd128_bf16_a32{rounding}_psskddv.co",
-        (-(-sk // tile), hq, b),
-        256,
-        [Out("dq", (b, hq, sq, d), np.float32, fill=0), dk, dv, q, k, v, do, lse.astype(np.float32), odo]
-        + [f32(scale), f32(np.log2(np.e)), u32(sq), u32(tile * k.strides[1])] + heads(q) + [u32(hq // hk)]
-        + heads(k) + [strides(wide)[0], u32(sk), u32(d), u32(d), u32(hq)]
-        + heads(v) + heads(do) + heads(wide)[:2] + heads(wide)
-        + [u32(4 * sq), None, None, None, None, u32(sq), u32(0), u32(0)],
-    )
-    done = run.launch(
-        f"{folder}/bwd_hd128_dq_convert_bf16{rounding}.co",
-        (-(-sq // 64), hq, b),
-        256,
-        [out["dq"], Out("dq16", (b, sq, hq, d)), u32(4 * sq * d), u32(4 * sq * hq * d if b > 1 else 0), u32(4 * d)]
-        + heads(q) + lengths,
-    )
-    run.result.kernel = f"bwd_hd128_bf16_a32{rounding}_psskddv.co"
-
-    group = hq // hk
-    wide_q, wide_do = (x.astype(np.float64) for x in (q, do))
-    wide_k, wide_v = (np.repeat(x.astype(np.float64), group, 2) for x in (k, v))
-    dp = np.einsum("bshd,bthd->bhst", wide_do, wide_v)
-    ds = p * (dp - np.einsum("bshd,bshd->bhs", o.astype(np.float64), wide_do)[..., None]) * scale
-    # P and dS are rounded to bf16 before the products, so errors go with the size of the sums.
-    for name, got, want in [
-        ("dq", done["dq16"], np.einsum("bhst,bthd->bshd", ds, wide_k)),
-        ("dk", out["dk"], np.einsum("bhst,bshd->bthd", ds, wide_q)),
-        ("dv", out["dv"], np.einsum("bhst,bshd->bthd", p, wide_do)),
-    ]:
-        run.compare(name, got, want, 2**-7, 2**-8 * float(np.abs(want).max()))
-
-
-case("flash attention backward, bf16", "gfx942")(lambda run: backward(run, "_rtne", 2, 100, 210, 2, 1))
-case("flash attention backward, bf16", "gfx950")(lambda run: backward(run, "", 2, 100, 280, 2, 1))
 
 
 def latent(run, file, lengths, splits, dtype=bf16, heads=16, d=576, dv=512):
@@ -263,7 +211,7 @@ def latent(run, file, lengths, splits, dtype=bf16, heads=16, d=576, dv=512):
     want = []
     for i, n in enumerate(lengths):
         keys = kv[table[starts[i] : starts[i + 1]], 0].reshape(1, n, 1, d)
-        want.append(attention(q[i : i + 1, None], keys, keys[..., :dv], scale, False)[0][0, 0])
+        want.append(attention(q[i : i + 1, None], keys, keys[..., :dv], scale)[0][0, 0])
     run.compare("o", o, np.stack(want), *((2**-4, 2**-5) if quantised else (2**-7, 2**-8)))
 
 

@@ -188,9 +188,9 @@ class Run:
         a bound for each element; the largest is reported."""
         got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
         assert got.shape == want.shape, f"{what}: {got.shape} and {want.shape}"
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", divide="ignore"):
             error = np.where(got == want, 0, np.abs(got - want))
-            share = error / (atol + rtol * np.abs(want))
+            share = np.where(error == 0, 0, error / (atol + rtol * np.abs(want)))
         share = np.where(np.isnan(share), np.inf, share)
         most = float(np.max(atol))
         allowed = " + ".join([f"{most:.2g}"] * (most > 0) + [f"{rtol:.2g} x"] * (rtol > 0)) or "0"
