@@ -148,36 +148,6 @@ for name, target, file, more in forwards():
     case(f"flash attention forward, {name}", target)(lambda run, file=file, more=more: forward(run, file, **more))
 
 
-def paged(run, heads, kv_heads, lengths, block=16, d=128):
-    """Decode over pages of 16 keys, bf16; host code: asm_pa.cu, `pa_fwd`."""
-    run.result.size = f"{len(lengths)} sequences of {', '.join(map(str, lengths))}, heads {heads}/{kv_heads}"
-    most = max(-(-n // block) for n in lengths)
-    blocks = len(lengths) * most + 3
-    q = run.normal(len(lengths), heads, d, dtype=bf16)
-    k, v = (run.normal(blocks, kv_heads, block, d, dtype=bf16) for _ in range(2))
-    table = run.rng.permutation(blocks)[: len(lengths) * most].reshape(len(lengths), most).astype(np.int32)
-    # Keys: [block, head, d / 8, 16, 8]. Values: [block, head, 16 / 8, d, 8].
-    packed_k = np.ascontiguousarray(k.reshape(blocks, kv_heads, block, d // 8, 8).transpose(0, 1, 3, 2, 4))
-    packed_v = np.ascontiguousarray(v.reshape(blocks, kv_heads, block // 8, 8, d).transpose(0, 1, 2, 4, 3))
-    out = run.launch(
-        f"pa/pa_bf16_noquant_gqa{heads // kv_heads}_1tg_4w.co",
-        (kv_heads, len(lengths), 1),
-        256,
-        [Out("o", (len(lengths), heads, d)), q, packed_k, packed_v, table, np.array(lengths, np.int32), None, None]
-        + [f32(np.log2(np.e) / d**0.5), u32(most), u32(kv_heads), u32(2 * heads * d)]
-        + [u32(2 * kv_heads * block * d), u32(2 * block * d), u32(0), u32(heads // kv_heads)],
-    )
-    want = []
-    for i, n in enumerate(lengths):
-        keys, values = (x[table[i]].transpose(0, 2, 1, 3).reshape(1, -1, kv_heads, d)[:, :n] for x in (k, v))
-        want.append(attention(q[i : i + 1, None], keys, values, d**-0.5)[0][0, 0])
-    run.compare("o", out["o"], np.stack(want), 2**-7, 2**-8)
-
-
-for target in TARGETS:
-    case("paged attention decode, bf16", target)(lambda run: paged(run, 16, 2, [300, 37, 1]))
-
-
 def latent(run, file, lengths, splits, dtype=bf16, heads=16, d=576, dv=512):
     """MLA decode: one latent key for all heads, whose first `dv` elements are the value; host code: asm_mla.cu,
     `mla_decode_stage1_asm_fwd`. Each split writes its share and the logarithm of its sum, in f32."""
