@@ -46,6 +46,36 @@ def starts_of(lengths):
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
 
 
+def work_list(spans, rows, most, ranges, workgroups):
+    """The work of a persistent kernel: pointers of the workgroups into it, and its items of eight words: sequence, first row
+    of partial sums or -1, rows of queries, keys, offset of keys, and one of `ranges`, heads.
+
+    Keys of a sequence, `spans` [begin, end), are cut into parts of at most `most`; `rows` are those of its queries. The
+    partial sums of a sequence that was cut come third, as (rows of queries, first rows of the sums), and fourth how many
+    rows these are."""
+    items, cut, used = [], [], 0
+    for i, ((begin, end), (first, last)) in enumerate(zip(spans, rows)):
+        starts = range(begin, end, most)
+        partial = [used + (last - first) * j for j in range(len(starts))] if len(starts) > 1 else [-1]
+        if len(starts) > 1:
+            cut.append(((first, last), partial))
+            used += (last - first) * len(starts)
+        items += [(i, at, first, last, x, min(x + most, end), end) for at, x in zip(partial, starts)]
+    work = np.array([(*x[:6], x[6] - x[5], r) for r in ranges for x in items], np.int32)
+    return np.linspace(0, len(work), workgroups + 1).astype(np.int32), work, cut, used
+
+
+def merge(out, cut, partial, sums):
+    """Output of all sequences in f64, from the rows that are complete and from partial sums [rows, heads, d] and the logs of
+    their sums [rows, heads]."""
+    out = out.astype(np.float64)
+    for (first, last), starts in cut:
+        part = [np.stack([x.astype(np.float64)[at : at + last - first] for at in starts]) for x in (partial, sums)]
+        weight = np.exp(part[1] - part[1].max(0))
+        out[first:last] = (part[0] * weight[..., None]).sum(0) / weight.sum(0)[..., None]
+    return out
+
+
 def forward(run, file, lengths, heads=(4, 2), d=128, dv=128, masked=False, dtype=bf16, pad=None):
     """Flash attention; host code: mha_fwd.cu. `lengths` are the queries and keys of each sequence. With `pad`, sequences
     are packed (group mode), with so many rows between them. fp8 inputs have descale factors, and give bf16."""

@@ -2,28 +2,28 @@
 asm_pa.cu."""
 
 import numpy as np
-from aiter_attention import FP8, TARGETS, attention, causal, starts_of, weighed
+from aiter_attention import FP8, TARGETS, attention, causal, merge, starts_of, weighed, work_list
 from harness import Out, bf16, case, f32, u32
 
 TYPES = {"bf16": bf16, "fp16": np.float16}
 LARGEST = {"gfx942": 240, "gfx950": 448, "Int8": 127}
 
 
-def quantized(x, kind, dtype, largest):
+def quantized(x, kind, dtype, largest, axis=-1):
     """x with a factor for each row, as the kernels make it: values, to i8 truncated, and factors."""
-    factor = np.abs(x).max(-1, keepdims=True) / np.float32(largest)
+    factor = np.abs(x).max(axis, keepdims=True) / np.float32(largest)
     q = x / factor
     return (np.trunc(q) if kind == "Int8" else q).astype(dtype), factor.astype(np.float32)
 
 
-def cache(run, blocks, kv_heads, block, d, kind, dtype, target):
-    """Keys and values [block, head, key, d], quantized per token unless `dtype` is that of q; those as the kernels want them:
-    keys [block, head, d / x, key, x], values [block, head, key / x, d, x]; and the factors."""
+def cache(run, blocks, kv_heads, block, d, kind, dtype, target, axis=-1):
+    """Keys and values [block, head, key, d], quantized per token or page unless `dtype` is that of q; those as the kernels
+    want them: keys [block, head, d / x, key, x], values [block, head, key / x, d, x]; and the factors."""
     exact, packed, factors = [], [], []
     for i in range(2):
         x = run.normal(blocks, kv_heads, block, d)
         if kind != "noquant":
-            x, factor = quantized(x * run.rng.uniform(0.5, 2, (blocks, kv_heads, block, 1)), kind, dtype, LARGEST.get(kind) or LARGEST[target])
+            x, factor = quantized(x * run.rng.uniform(0.5, 2, (blocks, kv_heads, block, 1)), kind, dtype, LARGEST.get(kind) or LARGEST[target], axis)
             factors.append(factor)
         x = x.astype(dtype)
         each = 16 // x.itemsize
@@ -80,6 +80,35 @@ def paged(run, file, group, lengths, queries, block=16, kv_heads=2, d=128):
     compare(run, out["o"], q, keys, factors, kind, loss, pages, lengths, queries, "msk0" not in file)
 
 
+def persistent(run, file, group, lengths, queries, block, kv_heads=2, d=128):
+    """The same from a list of work, which cuts long sequences: these give partial sums; host code: `pa_ps_fwd`."""
+    heads, target, dtype, n = group * kv_heads, run.result.target, FP8[run.result.target], len(lengths)
+    run.result.size = f"{', '.join(map(str, lengths))} keys, {', '.join(map(str, queries))} queries, heads {heads}/{kv_heads}"
+    pages, rows = starts_of([-(-x // block) for x in lengths]), starts_of(queries)
+    table = run.rng.permutation(pages[-1] + 3)[: pages[-1]].astype(np.int32)
+    axis = (2, 3) if "perblock" in file else -1
+    keys, packed, factors = cache(run, table.size + 3, kv_heads, block, d, "Fp8", dtype, target, axis)
+    q = run.normal(rows[-1], heads, d, dtype=bf16)
+    spans, own = (list(zip(x, x[1:])) for x in (pages, rows))
+    ranges = [i * group | (i + 1) * group << 16 for i in range(kv_heads)]
+    pointers, work, cut, used = work_list(spans, own, 2, ranges, 3)
+    out = run.launch(
+        f"pa/{file}.co",
+        (len(pointers) - 1, 1, 1),
+        256,
+        [Out("o", q.shape), q, *packed, table, np.array(lengths, np.int32), *factors]
+        + [f32(np.log2(np.e) / d**0.5), u32(kv_heads), u32(q[0].nbytes), u32(packed[0][0].nbytes)]
+        + [u32(packed[0][0, 0].nbytes), u32(max(queries) - 1), u32(group), rows, pages, pointers, work]
+        + [Out("part", (used, heads, d), np.float32), Out("sums", (used, heads), np.float32)]
+        + ([] if "perblock" in file else [u32(factors[0][0, 0].nbytes), u32(factors[0][0].nbytes)]),
+    )
+    # On both targets, kernels for a factor per page scale q to 240.
+    q, factor = quantized(q.astype(np.float32), "Fp8", dtype, LARGEST["gfx942" if "perblock" in file else target])
+    got = merge(out["o"], cut, out["part"], out["sums"])
+    own = [table[begin:end] for begin, end in spans]
+    compare(run, got, q.astype(np.float32) * factor, keys, factors, "Fp8", 2.0**-4, own, lengths, queries)
+
+
 # The lengths leave tails of a page and of a tile of 256 keys.
 DECODE = dict(lengths=[300, 37, 1], queries=[1] * 3)
 
@@ -103,8 +132,16 @@ def objects():
         yield "gfx942", f"pa_bf16_pertokenFp8_gqa10_1tg_4w_qlen{n}_msk1", more
 
 
+    for target in TARGETS:
+        for kind, block in (("perblockFp8_blk256", 256), ("perblockFp8_blk1024", 1024), ("pertokenFp8_gqa16", 1024)):
+            # Heads and queries fill the tile of rows, or all but the last.
+            for rows, group, n in ((16, 8, 2), (32, 8, 4), (40, 10, 4), (48, 16, 3), (64, 16, 4)):
+                more = dict(group=group, block=block, lengths=[4 * block + 50, 37, 2 * block - 1], queries=[n] * 3)
+                yield target, f"pa_bf16_{kind}_1tg_4w_qlen{rows}_msk1_ps", more
+
+
 for target, file, more in objects():
     text = file.removeprefix("pa_").replace("_gqa", ", gqa").replace("_1tg_4w", "").replace("_2tg_4w", "")
     case(f"paged attention decode, {text.replace('_', ', ')}", target)(
-        lambda run, file=file, more=more: paged(run, file, **more)
+        lambda run, file=file, more=more: (persistent if "_ps" in file else paged)(run, file, **more)
     )
