@@ -1,7 +1,7 @@
 """AITER: attention. Arguments are in slots of 16 bytes, in the order of the structs of the host code."""
 
 import numpy as np
-from harness import IN_STEP, Out, bf16, case, e4m3, e4m3fnuz, f32, u32
+from harness import Out, bf16, case, e4m3, e4m3fnuz, f32, u32
 
 TARGETS = ("gfx942", "gfx950")
 FP8 = {"gfx942": e4m3fnuz, "gfx950": e4m3}
@@ -176,49 +176,3 @@ def forwards():
 
 for name, target, file, more in forwards():
     case(f"flash attention forward, {name}", target)(lambda run, file=file, more=more: forward(run, file, **more))
-
-
-def latent(run, file, lengths, splits, dtype=bf16, heads=16, d=576, dv=512):
-    """MLA decode: one latent key for all heads, whose first `dv` elements are the value; host code: asm_mla.cu,
-    `mla_decode_stage1_asm_fwd`. Each split writes its share and the logarithm of its sum, in f32."""
-    run.result.size = f"{len(lengths)} sequences of {', '.join(map(str, lengths))}, heads {heads}, splits {splits}"
-    b = len(lengths)
-    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    pages = int(starts[-1]) + 5
-    q, kv = run.normal(b, heads, d).astype(dtype), run.normal(pages, 1, 1, d).astype(dtype)
-    table = run.rng.permutation(pages)[: starts[-1]].astype(np.int32)
-    scale = float(np.float32(d**-0.5))
-    quantised = dtype != bf16
-    scales = [np.array([x], np.float32) for x in (0.75, 1.25)] if quantised else []
-    # Kernels for bf16 have no more arguments than those below.
-    more = [np.arange(b + 1, dtype=np.int32), (np.arange(b + 1) * splits).astype(np.int32), None, *scales]
-    size = np.dtype(dtype).itemsize
-    out = run.launch(
-        f"mla/{file}.co",
-        (1, b, splits),
-        256,
-        [Out("r", (b, splits, heads, dv), np.float32), Out("lse", (b, splits, heads), np.float32), q, kv]
-        + [starts, table, np.ones(b, np.int32), f32(scale), u32(heads), u32(splits)]
-        + [u32(size * heads * d), u32(size * d), u32(0)]
-        + (more if quantised else []),
-        more=IN_STEP if quantised else (),
-    )
-    # The host code's second stage: the splits, weighted by their sums.
-    lse = out["lse"].astype(np.float64)
-    weight = np.exp(lse - lse.max(1, keepdims=True))
-    o = (out["r"] * weight[..., None]).sum(1) / weight.sum(1)[..., None]
-    q, kv = (x.astype(np.float64) * (y if quantised else 1) for x, y in zip((q, kv), scales or (1, 1)))
-    want = []
-    for i, n in enumerate(lengths):
-        keys = kv[table[starts[i] : starts[i + 1]], 0].reshape(1, n, 1, d)
-        want.append(attention(q[i : i + 1, None], keys, keys[..., :dv], scale)[0][0, 0])
-    run.compare("o", o, np.stack(want), *((2**-4, 2**-5) if quantised else (2**-7, 2**-8)))
-
-
-for target in TARGETS:
-    case("MLA decode, bf16", target)(
-        lambda run: latent(run, "mla_dec_stage1_bf16_a16w16_subQ16_mqa16", [200, 67], 2)
-    )
-    case("MLA decode, fp8", target)(
-        lambda run: latent(run, "mla_a8w8_qh16_qseqlen1_gqaratio16", [200, 140], 2, FP8[run.result.target])
-    )

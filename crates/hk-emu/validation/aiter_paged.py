@@ -65,13 +65,12 @@ def paged(run, file, group, lengths, queries, block=16, kv_heads=2, d=128):
     keys, packed, factors = cache(run, pages.size + 3, kv_heads, block, d, kind, dtype, target)
     q = run.normal(sum(queries), heads, d).astype(TYPES[name])
     starts = starts_of(queries)
-    slots = 14 if group == 10 else 16 if "2tg" in file else 17  # of the kernel's arguments
     args = (
         [Out("o", q.shape, q.dtype), q, *packed, pages, np.array(lengths, np.int32), *factors]
         + [f32(np.log2(np.e) / d**0.5), u32(most), u32(kv_heads), u32(q[0].nbytes)]
         + [u32(packed[0][0].nbytes), u32(packed[0][0, 0].nbytes), u32(max(queries) - 1), u32(group), starts]
     )
-    out = run.launch(f"pa/{file}.co", (kv_heads, len(lengths), 1), 256, args[:slots])
+    out = run.launch(f"pa/{file}.co", (kv_heads, len(lengths), 1), 256, args, trim=True)
     if kind != "noquant":
         # The kernels quantize q, too.
         q, factor = quantized(q.astype(np.float32), kind, dtype, LARGEST.get(kind) or LARGEST[target])
@@ -100,7 +99,8 @@ def persistent(run, file, group, lengths, queries, block, kv_heads=2, d=128):
         + [f32(np.log2(np.e) / d**0.5), u32(kv_heads), u32(q[0].nbytes), u32(packed[0][0].nbytes)]
         + [u32(packed[0][0, 0].nbytes), u32(max(queries) - 1), u32(group), rows, pages, pointers, work]
         + [Out("part", (used, heads, d), np.float32), Out("sums", (used, heads), np.float32)]
-        + ([] if "perblock" in file else [u32(factors[0][0, 0].nbytes), u32(factors[0][0].nbytes)]),
+        + [u32(factors[0][0, 0].nbytes), u32(factors[0][0].nbytes)],
+        trim=True,
     )
     # On both targets, kernels for a factor per page scale q to 240.
     q, factor = quantized(q.astype(np.float32), "Fp8", dtype, LARGEST["gfx942" if "perblock" in file else target])

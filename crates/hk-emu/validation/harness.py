@@ -140,31 +140,39 @@ class Run:
     def integers(self, low, high, *shape, dtype=np.int32):
         return self.rng.integers(low, high, shape).astype(dtype)
 
-    def launch(self, file, grid, block, args, slot=16, kernel=None, more=(), lds=0):
-        """Runs the only kernel of a file, or the one named. Arguments are arrays, `Out`, `InOut`, scalars, None (null), or
-        pairs of a byte offset and one of these."""
+    def slots(self, path, slot):
+        """How many slots the arguments of a file's only kernel have."""
+        done = subprocess.run([self.hk, "exec", path, "--list", "--json"], capture_output=True, text=True, check=True)
+        return json.loads(done.stdout)[0]["argument_bytes"] // slot
+
+    def launch(self, file, grid, block, args, slot=16, kernel=None, more=(), lds=0, trim=False):
+        """Runs the only kernel of a file, or the one named. Arguments are arrays, `Out`, `InOut`, scalars, None (null), lists
+        (a table of such), or pairs of a byte offset and one of these. With `trim`, those that the kernel has no slots for
+        are left out."""
         path = self.folder / self.result.target / file  # or the file itself, if its path is absolute
-        inputs, texts = {}, []
-        for arg in args:
-            place = ""
+        inputs = {}
+
+        def text_of(arg):
             if isinstance(arg, tuple):
-                place, arg = f"@{arg[0]}=", arg[1]
+                return f"@{arg[0]}={text_of(arg[1])}"
+            if isinstance(arg, list):
+                return "at:" + ";".join(map(text_of, arg))
             if arg is None:
-                text = "null"
-            elif isinstance(arg, str):
-                text = arg
-            elif isinstance(arg, Out):
+                return "null"
+            if isinstance(arg, str):
+                return arg
+            if isinstance(arg, Out):
                 shape = ",".join(map(str, arg.shape))
                 text = f"out:{arg.name}={SAFETENSORS[np.dtype(arg.dtype)]}[{shape}]"
-                text += "" if arg.fill is None else f",fill={arg.fill}"
-            else:
-                output = isinstance(arg, InOut)
-                data = arg.data if output else arg
-                known = next((n for n, t in inputs.items() if t is data), None)
-                name = known or (arg.name if output else f"t{len(inputs)}")
-                inputs[name] = data
-                text = f"inout:#{name}" if output else f"#{name}"
-            texts.append(place + text)
+                return text + ("" if arg.fill is None else f",fill={arg.fill}")
+            output = isinstance(arg, InOut)
+            data = arg.data if output else arg
+            known = next((n for n, t in inputs.items() if t is data), None)
+            name = known or (arg.name if output else f"t{len(inputs)}")
+            inputs[name] = data
+            return f"inout:#{name}" if output else f"#{name}"
+
+        texts = list(map(text_of, args[: self.slots(path, slot)] if trim else args))
         with tempfile.TemporaryDirectory() as folder:
             write_safetensors(f"{folder}/in", inputs)
             Path(f"{folder}/args").write_text(json.dumps(texts))

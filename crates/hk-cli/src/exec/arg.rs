@@ -30,6 +30,8 @@ pub enum Value {
     },
     /// The address of a buffer that the kernel fills.
     Output(Output),
+    /// The address of a buffer that holds these, one behind the other.
+    Table(Vec<Value>),
 }
 
 /// A buffer that the kernel fills.
@@ -46,7 +48,7 @@ impl Value {
     fn size(&self) -> u32 {
         match self {
             Value::Bytes(bytes) => u32::try_from(bytes.len()).unwrap_or(u32::MAX),
-            Value::Tensor { .. } | Value::Output(_) => 8,
+            Value::Tensor { .. } | Value::Output(_) | Value::Table(_) => 8,
         }
     }
 }
@@ -83,10 +85,12 @@ impl FromStr for Value {
         match text.split_once(':') {
             Some(("inout", rest)) => tensor(rest, true).ok_or_else(|| "expected inout:[FILE]#TENSOR".into()),
             Some(("out", rest)) => rest.parse().map(Value::Output),
+            Some(("at", values)) => values.split(';').map(str::parse).collect::<Result<_, _>>().map(Value::Table),
             Some(("hex", digits)) => hex(digits).map(Value::Bytes),
             Some((kind, number)) if !kind.contains('#') => scalar(kind, number).map(Value::Bytes),
             _ => tensor(text, false).ok_or_else(|| {
-                "expected TYPE:NUMBER, [FILE]#TENSOR, inout:[FILE]#TENSOR, out:NAME=DTYPE[SHAPE], hex:BYTES or null"
+                "expected TYPE:NUMBER, [FILE]#TENSOR, inout:[FILE]#TENSOR, out:NAME=DTYPE[SHAPE], hex:BYTES, \
+                 at:VALUE;VALUE or null"
                     .into()
             }),
         }
@@ -290,6 +294,8 @@ mod tests {
         assert_eq!(value("out:o=bf16[128, 4096]"), out(Dtype::BF16, &[128, 4096], None));
         assert_eq!(value("out:o=F8_E4M3FNUZ[3],zero"), out(Dtype::F8_E4M3FNUZ, &[3], Some(0)));
         assert_eq!(value("out:o=f4[6],fill=0x7f"), out(Dtype::F4, &[6], Some(0x7f)));
+        let table = vec![tensor(None, "x", false), Value::Bytes(vec![5, 0, 0, 0])];
+        assert_eq!(value("at:#x;u32:5"), Value::Table(table));
         let at: Arg = "@0x20=i32:1".parse().unwrap();
         assert_eq!(at.offset, Some(32));
     }
@@ -309,6 +315,7 @@ mod tests {
             ("@-8=i32:1", "offset `-8` is not a number of bytes"),
             ("@8", "expected @OFFSET=VALUE"),
             ("#", "expected TYPE:NUMBER"),
+            ("at:#x;", "expected TYPE:NUMBER"),
             ("inout:x", "expected inout:[FILE]#TENSOR"),
             ("out:bf16[2]", "expected out:NAME=DTYPE[SHAPE]"),
             ("out:y=half[2]", "`half` is no element type"),

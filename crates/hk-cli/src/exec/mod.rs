@@ -21,6 +21,7 @@ Arguments, in the order of the kernel's list (--list prints it), or each where @
   out:NAME=bf16[128,4096]      the address of a new buffer, an output. Its type is one of safetensors'. It holds the
                                emulator's poison; with `,zero` behind it zeros, with `,fill=0x7f` this byte
   hex:00ff                     bytes
+  at:#x;#y;u64:5               the address of a new buffer with such values behind each other, as tables of pointers are
   null                         a null pointer
 A tensor or an output that is named twice is one buffer. The bytes between arguments are zero.
 
@@ -181,13 +182,7 @@ fn segment(kernel: &Kernel, slot: Option<u32>, args: &[Arg], buffers: &mut Buffe
     let (total, places) = arg::layout(kernel, slot, args).map_err(wrong)?;
     let mut bytes = vec![0; total as usize];
     for (arg, place) in args.iter().zip(places) {
-        let value = match &arg.value {
-            Value::Bytes(bytes) => bytes.clone(),
-            Value::Tensor { file, name, output } => {
-                buffers.tensor(file.as_deref(), name, *output)?.to_le_bytes().into()
-            }
-            Value::Output(output) => buffers.output(output)?.to_le_bytes().into(),
-        };
+        let value = buffers.value(&arg.value)?;
         let place = place as usize;
         bytes[place..place + value.len()].copy_from_slice(&value);
     }
@@ -217,6 +212,22 @@ struct Buffers<'a> {
 impl<'a> Buffers<'a> {
     fn new(machine: &'a Machine, input: Option<&'a Path>) -> Self {
         Buffers { machine, input, files: HashMap::new(), all: Vec::new() }
+    }
+
+    /// The bytes of a value; makes the buffers that it points to.
+    fn value(&mut self, value: &Value) -> Result<Vec<u8>> {
+        let address = match value {
+            Value::Bytes(bytes) => return Ok(bytes.clone()),
+            Value::Tensor { file, name, output } => self.tensor(file.as_deref(), name, *output)?,
+            Value::Output(output) => self.output(output)?,
+            Value::Table(values) => {
+                let values = values.iter().map(|v| self.value(v)).collect::<Result<Vec<_>>>()?.concat();
+                let address = self.machine.alloc(values.len() as u64, 256, "table")?;
+                self.machine.write(address, &values)?;
+                address
+            }
+        };
+        Ok(address.to_le_bytes().into())
     }
 
     /// The address of a tensor of a file, uploaded when it is first named.

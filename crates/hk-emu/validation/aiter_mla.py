@@ -1,0 +1,108 @@
+"""AITER: MLA, attention with one latent key for all heads, whose first elements are the value. Arguments are in slots of 16
+bytes, in the order of the structs of the host code, asm_mla.cu."""
+
+import numpy as np
+from aiter_attention import FP8, TARGETS, attention, causal, merge, starts_of, weighed, work_list
+from harness import Out, bf16, case, f32, u32
+
+D, DV = 576, 512
+
+
+def latent(run, file, heads, queries, lengths, types, sub_q=128, mask=True, page=1, splits=2, least=16, rows=None):
+    """Decode of `queries` tokens of each sequence; host code: `mla_decode_stage1_asm_fwd`. Each split writes its part, of at
+    least `least` keys, and the logarithm of its sum, in f32. `sub_q` rows (of heads and queries) make a workgroup."""
+    b, target = len(lengths), run.result.target
+    run.result.size = f"{', '.join(map(str, lengths))} keys, {queries} queries, heads {heads}, splits {splits}, page {page}"
+    dtypes = [FP8[target] if x == "fp8" else bf16 for x in types]
+    pages = starts_of([-(-n // page) for n in lengths])
+    table = run.rng.permutation(pages[-1] + 5)[: pages[-1]].astype(np.int32)
+    q = run.normal(b * queries, heads, D).astype(dtypes[0])
+    kv = run.normal(len(table) + 5, page, 1, D).astype(dtypes[1])
+    scales = [np.array([x], np.float32) if t == "fp8" else None for x, t in zip((0.75, 1.25), types)]
+    scale = float(np.float32(D**-0.5))
+    out = run.launch(
+        f"mla/{file}.co",
+        (-(-heads * queries // sub_q), b, splits),
+        256,
+        [Out("r", (b * queries, splits, heads, DV), np.float32), Out("lse", (b * queries, splits, heads), np.float32), q, kv]
+        + [pages, table, np.array([(n - 1) % page + 1 for n in lengths], np.int32), f32(scale)]
+        + [u32(rows or heads * queries), u32(splits), u32(q[:queries].nbytes), u32(kv[0].nbytes), u32(page.bit_length() - 1)]
+        + [starts_of([queries] * b), (np.arange(b + 1) * splits).astype(np.int32), None, *scales]
+        + [u32(0), None, None, u32(1), u32(0)],
+        trim=True,
+    )
+    # The host code's second stage: the splits, weighted by their sums.
+    got = np.zeros((b * queries, heads, DV))
+    for i, n in enumerate(lengths):
+        used = min(splits, -(-n // least))
+        for j in range(i * queries, (i + 1) * queries):
+            lse = out["lse"][j, :used].astype(np.float64)
+            weight = np.exp(lse - lse.max(0))
+            got[j] = (out["r"][j, :used] * weight[..., None]).sum(0) / weight.sum(0)[..., None]
+    compare(run, got, q, kv, scales, [table[x:y] for x, y in zip(pages, pages[1:])], lengths, queries, mask)
+
+
+def compare(run, got, q, kv, scales, own, lengths, queries, mask):
+    """Against attention over the pages `own` of each sequence."""
+    q, kv = (x.astype(np.float64) * (1 if y is None else y) for x, y in zip((q, kv), scales))
+    # Probabilities are rounded: to bf16 perhaps truncated; e4m3 has 2^-9 or less as its smallest, for a largest of 1.
+    loss, smallest = (2**-7, 0) if scales[1] is None else (2**-4, 2**-10)
+    want, bound = [], []
+    for i, n in enumerate(lengths):
+        keys = kv[own[i]].reshape(1, -1, 1, D)[:, :n]
+        mine = q[None, i * queries : (i + 1) * queries]
+        o, _, p = attention(mine, keys, keys[..., :DV], D**-0.5, causal(queries, n) if mask else None)
+        want.append(o[0])
+        bound.append(weighed(p * (loss + 2**-14) + smallest * p.max(-1, keepdims=True), np.abs(keys[..., :DV]))[0])
+    run.compare("o", got, np.concatenate(want), 2**-7, np.concatenate(bound))
+
+
+# Two splits leave tails of tiles of 16 to 128 keys.
+LENGTHS = [300, 167]
+BF16, FP8S = ("bf16", "bf16"), ("fp8", "fp8")
+
+
+def objects():
+    """Target, file, and arguments of `latent`, for decode without work lists."""
+    wide = dict(sub_q=64, types=BF16)
+    both = [
+        ("mla_dec_stage1_bf16_a16w16_subQ16_mqa16", dict(heads=16, queries=1, types=BF16, sub_q=16, least=64)),
+        ("mla_dec_stage1_bf16_a16w16_subQ128_mqa128", dict(heads=128, queries=1, types=BF16)),
+        ("mla_a16w16_qh16_m16x4_n16x1_coex0_mask1", dict(heads=16, queries=3, types=BF16)),
+        ("mla_a16w16_qh16_m32x4_n16x1_coex0_mask1", dict(heads=16, queries=7, types=BF16)),
+        ("MLA_A16W16_1TG_4W_32mx1_16nx1_Coex0_Msk1_QH16", dict(wide, heads=32, queries=2)),
+        ("MLA_A16W16_1TG_4W_64mx1_16nx1_Coex0_Msk1_QH16", dict(wide, heads=64, queries=2)),
+        ("mla_a16w16_qh8_qseqlen1_gqaratio8_v3", dict(heads=8, queries=1, types=BF16, sub_q=8, least=64)),
+        ("mla_a8w8_qh16_qseqlen1_gqaratio16", dict(heads=16, queries=1, types=FP8S, least=64)),
+        ("mla_a8w8_qh16_qseqlen2_gqaratio16", dict(heads=16, queries=2, types=FP8S)),
+        ("mla_a8w8_qh64_qseqlen4_gqaratio16", dict(heads=16, queries=4, types=FP8S, sub_q=64)),
+        ("mla_a8w8_qh128_m32x4_n16x2_msk1", dict(heads=128, queries=1, types=FP8S, least=32)),
+    ]
+    for target in TARGETS:
+        for file, more in both:
+            yield target, file, more
+    yield "gfx942", "mla_a8w8_qh8_qseqlen1_gqaratio8_v1", dict(heads=8, queries=1, types=FP8S, sub_q=8, least=64)
+    two = dict(heads=8, queries=2, types=BF16, sub_q=16, least=64, rows=8)
+    one = dict(heads=64, queries=1, types=BF16, sub_q=64, least=32)
+    for file, more in (
+        ("mla_a8w8_qh8_qseqlen1_gqaratio8_v3", dict(heads=8, queries=1, types=FP8S, sub_q=8, least=64)),
+        ("MLA_A16W16_1TG_4W_16mx4_32nx1_Coex0_Msk1_QH16", dict(wide, heads=32, queries=2)),
+        ("mla_a16w16_qh64_qseqlen1_gqaratio64_v3", one),
+        ("mla_a16w16_qh64_qseqlen1_gqaratio64_lse_v3", one),
+        ("mla_a16w16_qh8_qseqlen2_gqaratio8", dict(two, mask=False)),
+        ("mla_a16w16_qh8_qseqlen2_gqaratio8_causal", two),
+        ("mla_a8w8_qh16_qseqlen1_gqaratio16_msk0", dict(heads=16, queries=1, types=FP8S, least=64)),
+        ("mla_a8w8_qh64_qseqlen4_gqaratio16_msk0", dict(heads=16, queries=4, types=FP8S, sub_q=64, mask=False)),
+        ("mla_a8w8_qh16_qseqlen4_gqaratio16", dict(heads=16, queries=4, types=FP8S, sub_q=64)),
+        ("mla_a8w8_qh16_qseqlen4_gqaratio16_msk0", dict(heads=16, queries=4, types=FP8S, sub_q=64, mask=False)),
+        ("mla_a8w8_qh32_qseqlen4_gqaratio32_msk0", dict(heads=32, queries=4, types=FP8S, mask=False)),
+        ("mla_a8w8_qh32_qseqlen4_gqaratio32_msk0_v2", dict(heads=32, queries=4, types=FP8S, mask=False)),
+        ("mla_a8w8_qh128_m32x4_n16x2_msk0", dict(heads=128, queries=1, types=FP8S, least=32)),
+    ):
+        yield "gfx950", file, more
+
+
+for target, file, more in objects():
+    case(f"MLA decode, {file.removeprefix('mla_')}", target)(
+        lambda run, file=file, more=more: latent(run, file, lengths=LENGTHS, **more)
+    )
