@@ -48,7 +48,7 @@ def starts_of(lengths):
 
 def work_list(spans, rows, most, ranges, workgroups):
     """The work of a persistent kernel: pointers of the workgroups into it, and its items of eight words: sequence, first row
-    of partial sums or -1, rows of queries, keys, offset of keys, and one of `ranges`, heads.
+    of partial sums or -1, rows of queries, keys, how many keys follow (left 0), and one of `ranges`, heads.
 
     Keys of a sequence, `spans` [begin, end), are cut into parts of at most `most`; `rows` are those of its queries. The
     partial sums of a sequence that was cut come third, as (rows of queries, first rows of the sums), and fourth how many
@@ -60,18 +60,20 @@ def work_list(spans, rows, most, ranges, workgroups):
         if len(starts) > 1:
             cut.append(((first, last), partial))
             used += (last - first) * len(starts)
-        items += [(i, at, first, last, x, min(x + most, end), end) for at, x in zip(partial, starts)]
-    work = np.array([(*x[:6], x[6] - x[5], r) for r in ranges for x in items], np.int32)
+        items += [(i, at, first, last, x, min(x + most, end), 0) for at, x in zip(partial, starts)]
+    work = np.array([(*x, r) for r in ranges for x in items], np.int32)
     return np.linspace(0, len(work), workgroups + 1).astype(np.int32), work, cut, used
 
 
-def merge(out, cut, partial, sums):
+def merge(out, cut, partial, sums, total=None):
     """Output of all sequences in f64, from the rows that are complete and from partial sums [rows, heads, d] and the logs of
-    their sums [rows, heads]."""
+    their sums [rows, heads]. `total` receives the logs of the merged sums."""
     out = out.astype(np.float64)
     for (first, last), starts in cut:
         part = [np.stack([x.astype(np.float64)[at : at + last - first] for at in starts]) for x in (partial, sums)]
         weight = np.exp(part[1] - part[1].max(0))
+        if total is not None:
+            total[first:last] = part[1].max(0) + np.log(weight.sum(0))
         out[first:last] = (part[0] * weight[..., None]).sum(0) / weight.sum(0)[..., None]
     return out
 

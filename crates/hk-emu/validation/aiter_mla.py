@@ -44,19 +44,57 @@ def latent(run, file, heads, queries, lengths, types, sub_q=128, mask=True, page
     compare(run, got, q, kv, scales, [table[x:y] for x, y in zip(pages, pages[1:])], lengths, queries, mask)
 
 
-def compare(run, got, q, kv, scales, own, lengths, queries, mask):
-    """Against attention over the pages `own` of each sequence."""
+def persistent(run, file, heads, queries, types, lengths, mask=True, page=1, rows=None):
+    """The same from a list of work, which cuts long sequences: these give partial sums. With "cprr" in its name a kernel has
+    every second key of longer sequences, with "lse" it gives the logarithms of the sums, too."""
+    b, target = len(lengths), run.result.target
+    run.result.size = f"{', '.join(map(str, lengths))} keys, {queries} queries, heads {heads}, page {page}"
+    dtypes = [FP8[target] if x == "fp8" else bf16 for x in types]
+    pages, own = starts_of([-(-n // page) for n in lengths]), starts_of([queries] * b)
+    table = run.rng.permutation(pages[-1] + 5)[: pages[-1]].astype(np.int32)
+    q, kv = run.normal(b * queries + 64, heads, D), run.normal(len(table) + 6, page, 1, D)
+    q[b * queries :], kv[-1] = np.nan, np.nan
+    q, kv = q.astype(dtypes[0]), kv.astype(dtypes[1])
+    scales = [np.array([x], np.float32) if t == "fp8" else None for x, t in zip((0.75, 1.25), types)]
+    filled = np.array([(n - 1) % page + 1 for n in lengths], np.int32)
+    spans = list(zip(pages, pages[1:]))
+    pointers, work, cut, used = work_list(spans, list(zip(own, own[1:])), -(-128 // page), [0], 3)
+    behind = pages[work[:, 0] + 1] - work[:, 5]
+    work[:, 6] = np.where(behind > 0, (behind - 1) * page + filled[work[:, 0]], 0)
+    world = 2 if "cprr" in file else 1
+    everything = [n * world for n in lengths]  # this is rank 1 of 2
+    out = run.launch(
+        f"mla/{file}.co",
+        (len(pointers) - 1, 1, 1),
+        256,
+        [Out("r", (used, heads, DV), np.float32), Out("sums", (used, heads), np.float32), q, kv, pages, table, filled]
+        + [f32(D**-0.5), u32(rows or heads * queries), u32(1), u32(q[:queries].nbytes), u32(kv[0].nbytes)]
+        + [u32(page.bit_length() - 1), own, [pointers, work, *["u64:0"] * 8], Out("o", (b * queries, heads, DV)), *scales]
+        + [u32(1), Out("lse", (b * queries, heads), np.float32), starts_of(everything), u32(world), u32(world - 1)],
+        trim=True,
+    )
+    total = out["lse"].astype(np.float64) if "_lse" in file and "lse" in out else None
+    got = merge(out["o"], cut, out["r"], out["sums"], total)
+    compare(run, got, q, kv, scales, [table[x:y] for x, y in spans], lengths, queries, mask, total, world)
+
+
+def compare(run, got, q, kv, scales, own, lengths, queries, mask, total=None, world=1):
+    """Against attention over the pages `own` of each sequence. With a `world` of two, keys are the odd ones of all."""
     q, kv = (x.astype(np.float64) * (1 if y is None else y) for x, y in zip((q, kv), scales))
     # Probabilities are rounded: to bf16 perhaps truncated; e4m3 has 2^-9 or less as its smallest, for a largest of 1.
     loss, smallest = (2**-7, 0) if scales[1] is None else (2**-4, 2**-10)
-    want, bound = [], []
+    want, bound, sums = [], [], []
     for i, n in enumerate(lengths):
         keys = kv[own[i]].reshape(1, -1, 1, D)[:, :n]
         mine = q[None, i * queries : (i + 1) * queries]
-        o, _, p = attention(mine, keys, keys[..., :DV], D**-0.5, causal(queries, n) if mask else None)
+        visible = causal(queries, n * world)[:, world - 1 :: world] if mask else None
+        o, log_sum, p = attention(mine, keys, keys[..., :DV], D**-0.5, visible)
+        sums.append(log_sum[0].T)
         want.append(o[0])
         bound.append(weighed(p * (loss + 2**-14) + smallest * p.max(-1, keepdims=True), np.abs(keys[..., :DV]))[0])
     run.compare("o", got, np.concatenate(want), 2**-7, np.concatenate(bound))
+    if total is not None:
+        run.compare("lse", total, np.concatenate(sums), 1e-5, 1e-5)
 
 
 # Two splits leave tails of tiles of 16 to 128 keys.
@@ -112,6 +150,51 @@ def objects():
         yield "gfx950", file, more
 
 
+def lists():
+    """Target, file, and arguments of `persistent`."""
+    mixed = ("bf16", "fp8")
+    for target in TARGETS:
+        yield target, "mla_a16w16_qh16_m16x4_n16x1_coex0_mask1_ps", dict(heads=16, queries=3, types=BF16)
+        yield target, "mla_a16w8_qh16_m16x4_n16x1_coex0_mask1_ps", dict(heads=16, queries=3, types=mixed)
+        for queries in (1, 2, 4):
+            more = dict(heads=16, queries=queries, types=FP8S)
+            yield target, f"mla_a8w8_qh16_qseqlen{queries}_gqaratio16_ps", more
+    yield "gfx942", "mla_a8w8_qh64_qseqlen4_gqaratio16_ps", dict(heads=16, queries=4, types=FP8S, page=16)
+    for lse in ("", "_lse"):
+        more = dict(heads=64, queries=1, types=FP8S, page=16)
+        yield "gfx942", f"mla_a8w8_qh64_qseqlen1_gqaratio64{lse}_v3_ps", more
+    yield "gfx942", "mla_a8w8_qh128_m32x4_n16x2_msk0_ps", dict(heads=128, queries=1, types=FP8S)
+    yield "gfx942", "mla_dec_stage1_bf16_a16w16_subQ16_mqa16_ps", dict(heads=8, queries=2, types=BF16)
+
+    yield "gfx950", "mla_a16w16_qh16_m16x4_n16x1_coex0_mask1_lse_ps", dict(heads=16, queries=3, types=BF16)
+    for queries in (2, 4):
+        more = dict(heads=16, queries=queries, types=FP8S, page=16)
+        yield "gfx950", f"mla_a8w8_qh16_qseqlen{queries}_gqaratio16_ps_page", more
+    for lse in ("", "_lse"):
+        yield "gfx950", f"mla_a16w16_qh16_qseqlen4_gqaratio16{lse}_ps", dict(heads=16, queries=4, types=BF16)
+        yield "gfx950", f"mla_a8w8_qh32_qseqlen1_gqaratio32{lse}_ps", dict(heads=32, queries=1, types=FP8S)
+        for mask in ("", "_msk0"):
+            if mask or lse:
+                more = dict(heads=16, queries=1, types=FP8S)
+                yield "gfx950", f"mla_a8w8_qh16_qseqlen1_gqaratio16{mask}{lse}_ps", more
+            more = dict(heads=8, queries=4, types=FP8S, mask=not mask)
+            yield "gfx950", f"mla_a8w8_qh32_qseqlen4_gqaratio8{mask}{lse}_ps", more
+            for round_robin in ("", "_cprr"):
+                what = f"{mask}{lse}{round_robin}"
+                more = dict(heads=32, queries=4, mask=not mask, rows=32)
+                yield "gfx950", f"mla_a16w16_qh32_qseqlen4_gqaratio32{what}_ps", dict(more, types=BF16)
+                yield "gfx950", f"mla_a8w8_qh32_qseqlen4_gqaratio32{what}_ps", dict(more, types=FP8S)
+                more = dict(heads=64, queries=1, mask=not mask, types=BF16)
+                yield "gfx950", f"mla_a16w16_qh64_qseqlen1_gqaratio64{what}_v3_ps", more
+                more = dict(heads=16, queries=4, mask=not mask, types=FP8S, rows=16)
+                yield "gfx950", f"mla_a8w8_qh16_qseqlen4_gqaratio16{what}_v3_ps", more
+    yield "gfx950", "mla_a8w8_qh16_qseqlen4_gqaratio16_msk0_ps", dict(heads=16, queries=4, types=FP8S, mask=False)
+
+
+for target, file, more in lists():
+    case(f"MLA decode, {file.removeprefix('mla_')}", target)(
+        lambda run, file=file, more=more: persistent(run, file, lengths=[300, 167, 50], **more)
+    )
 for target, file, more in objects():
     case(f"MLA decode, {file.removeprefix('mla_')}", target)(
         lambda run, file=file, more=more: latent(run, file, **{"lengths": LENGTHS, **more})
