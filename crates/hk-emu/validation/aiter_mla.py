@@ -82,16 +82,76 @@ def persistent(run, file, heads, queries, types, lengths, mask=True, page=1, row
     compare(run, got, q, kv, scales, [table[x:y] for x, y in spans], lengths, queries, mask, total, world)
 
 
+def prefill(run, heads, lengths):
+    """Causal, over packed sequences of queries and keys; host code: `mla_prefill_asm_fwd`."""
+    queries, keys = zip(*lengths)
+    run.result.size = f"q {', '.join(map(str, queries))}, k {', '.join(map(str, keys))}, heads {heads}"
+    own, starts = starts_of(queries), starts_of(keys)
+    table = run.rng.permutation(starts[-1] + 5)[: starts[-1]].astype(np.int32)
+    q, kv = run.normal(own[-1], heads, D, dtype=bf16), run.normal(len(table) + 5, 1, 1, D, dtype=bf16)
+    out = run.launch(
+        f"mla/mla_pfl_bf16_a16w16_causal_subQ{heads}_mqa{heads}.co",
+        (-(-max(queries) * heads // 128), len(lengths), 1),
+        256,
+        [Out("o", (own[-1], heads, DV)), Out("lse", (own[-1], heads), np.float32), q, kv, starts, table]
+        + [np.ones(len(lengths), np.int32), f32(D**-0.5), u32(heads), u32(1), u32(q[0].nbytes), u32(kv[0].nbytes), u32(0)]
+        + [own],
+    )
+    compare(run, out["o"], q, kv, [None, None], [table[x:y] for x, y in zip(starts, starts[1:])], keys, queries, True)
+
+
+def heads_prefill(run, mask, lengths, heads=2, d=192, dv=128, tile=256):
+    """Prefill with keys and values of each head, in fp8, from a list of work; host code: `mla_prefill_ps_asm_fwd`. An item
+    has a tile of queries, and its keys up to the causal border. The keys of a sequence's last tile are cut."""
+    queries, keys = zip(*lengths)
+    run.result.size = f"q {', '.join(map(str, queries))}, k {', '.join(map(str, keys))}, heads {heads}, dim {d}/{dv}"
+    own, starts, dtype = starts_of(queries), starts_of(keys), FP8[run.result.target]
+    table = run.rng.permutation(starts[-1] + 5)[: starts[-1]].astype(np.int32)
+    q, k, v = (run.normal(n, heads, x).astype(dtype) for n, x in ((own[-1], d), (len(table) + 5, d), (len(table) + 5, dv)))
+    items, cut, used = [], [], 0
+    for i, (m, n) in enumerate(lengths):
+        for first in range(0, m, tile):
+            last = min(first + tile, m)
+            seen = n - m + last if mask else n
+            parts = [(x, min(x + 128, seen)) for x in range(0, seen, 128)] if last == m else [(0, seen)]
+            rows = [tile * (used + j) for j in range(len(parts))] if len(parts) > 1 else [-1]
+            if len(parts) > 1:
+                cut.append(((own[i] + first, own[i] + last), rows))
+                used += len(parts)
+            for at, (x, y) in zip(rows, parts):
+                items.append((i, at, own[i] + first, own[i] + last, starts[i] + x, starts[i] + y, seen - y))
+    work = np.array([(*x, h | (h + 1) << 16) for h in range(heads) for x in items], np.int32)
+    pointers = np.linspace(0, len(work), 4).astype(np.int32)
+    scales = [np.array([x], np.float32) for x in (0.75, 1.25, 0.5)]
+    out = run.launch(
+        f"mla/mla_pfl_qh192_vh128_m32x8_n128x1_causal{int(mask)}.co",
+        (len(pointers) - 1, 1, 1),
+        512,
+        [q, k, v, Out("o", (own[-1], heads, dv)), Out("part", (tile * used, heads, dv), np.float32)]
+        + [Out("sums", (tile * used, heads), np.float32), pointers, work, own, starts, table, *scales, f32(d**-0.5)]
+        + [u32(own[-1]), u32(heads), u32(len(k)), u32(len(table))],
+    )
+    q, k, v = (x.astype(np.float64) * y for x, y in zip((q, k, v), scales))
+    want, bound = [], []
+    for i, (m, n) in enumerate(lengths):
+        pages = table[starts[i] : starts[i + 1]]
+        o, _, p = attention(q[None, own[i] : own[i + 1]], k[None, pages], v[None, pages], d**-0.5, causal(m, n) if mask else None)
+        want.append(o[0])
+        bound.append(weighed(p * (2**-4 + 2**-14) + 2**-10 * p.max(-1, keepdims=True), np.abs(v[None, pages]))[0])
+    run.compare("o", merge(out["o"], cut, out["part"], out["sums"]), np.concatenate(want), 2**-7, np.concatenate(bound))
+
+
 def compare(run, got, q, kv, scales, own, lengths, queries, mask, total=None, world=1):
     """Against attention over the pages `own` of each sequence. With a `world` of two, keys are the odd ones of all."""
     q, kv = (x.astype(np.float64) * (1 if y is None else y) for x, y in zip((q, kv), scales))
     # Probabilities are rounded: to bf16 perhaps truncated; e4m3 has 2^-9 or less as its smallest, for a largest of 1.
     loss, smallest = (2**-7, 0) if scales[1] is None else (2**-4, 2**-10)
     want, bound, sums = [], [], []
-    for i, n in enumerate(lengths):
+    counts = np.broadcast_to(queries, len(lengths))
+    for i, (n, first, m) in enumerate(zip(lengths, starts_of(counts), counts)):
         keys = kv[own[i]].reshape(1, -1, 1, D)[:, :n]
-        mine = q[None, i * queries : (i + 1) * queries]
-        visible = causal(queries, n * world)[:, world - 1 :: world] if mask else None
+        mine = q[None, first : first + m]
+        visible = causal(m, n * world)[:, world - 1 :: world] if mask else None
         o, log_sum, p = attention(mine, keys, keys[..., :DV], D**-0.5, visible)
         sums.append(log_sum[0].T)
         want.append(o[0])
@@ -197,6 +257,15 @@ def lists():
     yield "gfx950", "mla_a8w8_qh16_qseqlen4_gqaratio16_msk0_ps", dict(heads=16, queries=4, types=FP8S, mask=False)
 
 
+for target in TARGETS:
+    for heads in (16, 128):
+        case(f"MLA prefill, bf16, heads {heads}", target)(
+            lambda run, heads=heads: prefill(run, heads, [(40, 131), (19, 19), (1, 70)])
+        )
+for mask in (False, True):
+    case(f"MLA prefill, fp8, heads of their own{', causal' if mask else ''}", "gfx950")(
+        lambda run, mask=mask: heads_prefill(run, mask, [(300, 420), (70, 70), (1, 150)])
+    )
 for target, file, more in lists():
     case(f"MLA decode, {file.removeprefix('mla_')}", target)(
         lambda run, file=file, more=more: persistent(run, file, **{"lengths": [300, 167, 50], **more})
