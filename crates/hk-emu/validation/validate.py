@@ -14,6 +14,7 @@ import sys
 import aiter_attention  # noqa: F401  (these register their cases)
 import aiter_backward  # noqa: F401
 import aiter_gemm  # noqa: F401
+import aiter_mha_v4  # noqa: F401
 import aiter_mla  # noqa: F401
 import aiter_moe  # noqa: F401
 import aiter_paged  # noqa: F401
