@@ -10,7 +10,8 @@ from harness import Out, case, f32, u32
 def mx(run, shape, dtype, largest):
     """Values of a power of two for each 32: stored, exponents, and exact."""
     x = run.normal(*shape[:-1], shape[-1] // 32, 32)
-    exponent = np.floor(np.log2(np.abs(x).max(-1, keepdims=True) / largest)).astype(int) + run.integers(-1, 2, *x.shape[:-1], 1)
+    exponent = np.floor(np.log2(np.abs(x).max(-1, keepdims=True) / largest)).astype(int)
+    exponent += run.integers(-1, 2, *exponent.shape)
     stored = np.clip(x * 2.0**-exponent, -largest, largest).astype(dtype)
     exact = stored.astype(np.float64) * 2.0**exponent
     return stored.reshape(shape), (exponent[..., 0] + 127).astype(np.uint8), exact.reshape(shape)
@@ -63,6 +64,8 @@ def forward(run, file, kind, b=2, sq=200, sk=263, heads=3, d=128):
         + q_strides[1:] + [u32(1)] + k_strides + [u32(5), u32(0), u32(sk), u32(d), u32(d), u32(heads)] + strides(d, sk)
         + strides(2 * d, sq) + [None, None, u32(0), None, None, *factors, v_factor] + steps
         + ([u32(heads * d * 4), u32(d * 4)] if v_factor.size > 1 else no_strides),
+        # Each wave loads the exponents of its 32 elements from the first byte on, four at a time.
+        more=("--allow-misaligned",) if kind == "mxfp4" else (),
     )
     v = v.astype(np.float64) * (v_factor[:, None] if v_factor.size > 1 else v_factor)
     o, _, p = attention(exact_q, exact_k, v, base)

@@ -8,27 +8,29 @@ from harness import Out, bf16, case, f32, u32
 D, DV = 576, 512
 
 
-def latent(run, file, heads, queries, lengths, types, sub_q=128, mask=True, page=1, splits=2, least=16, rows=None, kv_scale=1.25):
+def latent(
+    run, file, heads, queries, lengths, types, sub_q=128, mask=True, splits=2, least=16, rows=None, kv_scale=1.25
+):
     """Decode of `queries` tokens of each sequence; host code: `mla_decode_stage1_asm_fwd`. Each split writes its part, of at
-    least `least` keys, and the logarithm of its sum, in f32. `sub_q` rows (of heads and queries) make a workgroup."""
+    least `least` keys, and the logarithm of its sum, in f32. `sub_q` rows (of heads and queries) make a workgroup. These
+    kernels overwrite the size of a page by 1 key as soon as they have loaded it."""
     b, target = len(lengths), run.result.target
-    run.result.size = f"{', '.join(map(str, lengths))} keys, {queries} queries, heads {heads}, splits {splits}, page {page}"
+    run.result.size = f"{', '.join(map(str, lengths))} keys, {queries} queries, heads {heads}, splits {splits}"
     dtypes = [FP8[target] if x == "fp8" else bf16 for x in types]
-    pages = starts_of([-(-n // page) for n in lengths])
+    pages = starts_of(lengths)
     table = run.rng.permutation(pages[-1] + 5)[: pages[-1]].astype(np.int32)
     # Some kernels load whole tiles, beyond the queries and the last key. What they load there is NaN.
-    q, kv = run.normal(b * queries + 64, heads, D), run.normal(len(table) + 6, page, 1, D)
+    q, kv = run.normal(b * queries + 64, heads, D), run.normal(len(table) + 6, 1, 1, D)
     q[b * queries :], kv[-1] = np.nan, np.nan
     q, kv = q.astype(dtypes[0]), kv.astype(dtypes[1])
     scales = [np.array([x], np.float32) if t == "fp8" else None for x, t in zip((0.75, kv_scale), types)]
-    scale = float(np.float32(D**-0.5))
     out = run.launch(
         f"mla/{file}.co",
         (-(-heads * queries // sub_q), b, splits),
         256,
         [Out("r", (b * queries, splits, heads, DV), np.float32), Out("lse", (b * queries, splits, heads), np.float32), q, kv]
-        + [pages, table, np.array([(n - 1) % page + 1 for n in lengths], np.int32), f32(scale)]
-        + [u32(rows or heads * queries), u32(splits), u32(q[:queries].nbytes), u32(kv[0].nbytes), u32(page.bit_length() - 1)]
+        + [pages, table, np.ones(b, np.int32), f32(D**-0.5)]
+        + [u32(rows or heads * queries), u32(splits), u32(q[:queries].nbytes), u32(kv[0].nbytes), u32(0)]
         + [starts_of([queries] * b), (np.arange(b + 1) * splits).astype(np.int32), None, *scales]
         + [u32(0), None, None, u32(1), u32(0)],
         trim=True,
@@ -135,7 +137,8 @@ def heads_prefill(run, mask, lengths, heads=2, d=192, dv=128, tile=256):
     want, bound = [], []
     for i, (m, n) in enumerate(lengths):
         pages = table[starts[i] : starts[i + 1]]
-        o, _, p = attention(q[None, own[i] : own[i + 1]], k[None, pages], v[None, pages], d**-0.5, causal(m, n) if mask else None)
+        mine, visible = q[None, own[i] : own[i + 1]], causal(m, n) if mask else None
+        o, _, p = attention(mine, k[None, pages], v[None, pages], d**-0.5, visible)
         want.append(o[0])
         bound.append(weighed(p * (2**-4 + 2**-14) + 2**-10 * p.max(-1, keepdims=True), np.abs(v[None, pages]))[0])
     run.compare("o", merge(out["o"], cut, out["part"], out["sums"]), np.concatenate(want), 2**-7, np.concatenate(bound))

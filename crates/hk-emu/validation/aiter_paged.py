@@ -23,7 +23,8 @@ def cache(run, blocks, kv_heads, block, d, kind, dtype, target, axis=-1):
     for i in range(2):
         x = run.normal(blocks, kv_heads, block, d)
         if kind != "noquant":
-            x, factor = quantized(x * run.rng.uniform(0.5, 2, (blocks, kv_heads, block, 1)), kind, dtype, LARGEST.get(kind) or LARGEST[target], axis)
+            x = x * run.rng.uniform(0.5, 2, (blocks, kv_heads, block, 1))
+            x, factor = quantized(x, kind, dtype, LARGEST.get(kind) or LARGEST[target], axis)
             factors.append(factor)
         x = x.astype(dtype)
         each = 16 // x.itemsize
