@@ -102,6 +102,47 @@ def prefill(run, heads, lengths):
     compare(run, out["o"], q, kv, [None, None], [table[x:y] for x, y in zip(starts, starts[1:])], keys, queries, True)
 
 
+def fourth(run, splits, lengths, heads=64, d=512, wide=64):
+    """Decode with a sink, "v4"; host code: asm_mla_v4.cu. A row is 448 values of fp8 with a power of two for each 64, twice
+    each, behind them, and 64 values of bf16 in a tensor of their own. All are key and value."""
+    b, narrow, fp8 = len(lengths), d - wide, FP8[run.result.target]
+    run.result.size = f"{', '.join(map(str, lengths))} keys, heads {heads}, splits {splits}"
+    pages = starts_of(lengths)
+    table = run.rng.permutation(pages[-1] + 5)[: pages[-1]].astype(np.int32)
+    packed, rest, exact = [], [], []
+    for n in (b * heads, len(table) + 5):
+        x, exponent = run.normal(n, narrow // 64, 64).astype(fp8), run.integers(-2, 3, n, narrow // 64, 1)
+        bytes_ = np.zeros((n, d), np.uint8)
+        bytes_[:, :narrow] = x.view(np.uint8).reshape(n, -1)
+        bytes_[:, narrow : narrow + 2 * narrow // 64] = np.repeat(exponent[..., 0] + 127, 2, 1)
+        packed.append(bytes_)
+        rest.append(run.normal(n, wide, dtype=bf16))
+        whole = (x.astype(np.float64) * 2.0**exponent).reshape(n, -1)
+        exact.append(np.concatenate([whole, rest[-1].astype(np.float64)], 1))
+    sink = run.normal(heads)
+    out = run.launch(
+        "mla_v4/mla_a8w8_qh64_qseqlen1_gqaratio64_nm.co",
+        (-(-heads // 64), b, splits),
+        256,
+        [Out("r", (b, splits, heads, d), bf16 if splits == 1 else np.float32), Out("sums", (b, splits, heads), np.float32)]
+        + [packed[0], packed[1], pages, table, np.ones(b, np.int32), f32(d**-0.5), u32(heads), u32(splits), u32(0), u32(d)]
+        + [u32(0), starts_of([1] * b), (np.arange(b + 1) * splits).astype(np.int32), u32(int(splits == 1)), *rest, sink]
+        + [None, u32(0)],
+        trim=True,
+    )
+    q, want, bound, got = exact[0].reshape(b, heads, d), [], [], []
+    for i in range(b):
+        keys = exact[1][table[pages[i] : pages[i + 1]]][None, :, None]
+        o, log_sum, p = attention(q[i : i + 1, None], keys, keys, d**-0.5)
+        # The sink adds to the sum, and has no value.
+        share = (1 / (1 + np.exp(sink.astype(np.float64) - log_sum[0, :, 0])))[:, None]
+        want.append(o[0, 0] * share)
+        # Products are of bf16.
+        bound.append(weighed(p * (2**-8 + 2**-14), np.abs(keys))[0, 0] * share)
+        got.append(out["r"][i, 0].astype(np.float64))
+    run.compare("o", np.stack(got), np.stack(want), 2**-8, np.stack(bound))
+
+
 def heads_prefill(run, mask, lengths, heads=2, d=192, dv=128, tile=256):
     """Prefill with keys and values of each head, in fp8, from a list of work; host code: `mla_prefill_ps_asm_fwd`. An item
     has a tile of queries, and its keys up to the causal border. The keys of a sequence's last tile are cut."""
@@ -265,6 +306,7 @@ for target in TARGETS:
         case(f"MLA prefill, bf16, heads {heads}", target)(
             lambda run, heads=heads: prefill(run, heads, [(40, 131), (19, 19), (1, 70)])
         )
+case("MLA decode, fp8 and bf16, sink, v4", "gfx950")(lambda run: fourth(run, 1, [300, 167]))
 for mask in (False, True):
     case(f"MLA prefill, fp8, heads of their own{', causal' if mask else ''}", "gfx950")(
         lambda run, mask=mask: heads_prefill(run, mask, [(300, 420), (70, 70), (1, 150)])
