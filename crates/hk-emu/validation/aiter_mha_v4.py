@@ -37,7 +37,11 @@ def fp6_keys(k, exponents, heads):
     for at, part in ((0, split[..., :16]), (8192, split[..., 16:])):
         part = part.reshape(b, heads, tiles, -1)
         out[..., at : at + part.shape[-1]] = part
-    order = lambda x: x.reshape(b, tiles, 4, 2, 16, heads, 4).transpose(0, 5, 1, 3, 4, 2, 6).reshape(b, heads, tiles, -1)  # noqa: E731
+
+    def order(x):
+        x = x.reshape(b, tiles, 4, 2, 16, heads, 4).transpose(0, 5, 1, 3, 4, 2, 6)
+        return x.reshape(b, heads, tiles, -1)
+
     shifted = np.roll(exponents.transpose(0, 3, 1, 2, 4).reshape(b, heads, -1), -1, -1)
     shifted = shifted.reshape(b, heads, tiles, 128, 4).transpose(0, 2, 3, 1, 4)
     out[..., 16384:16896], out[..., 16896:] = order(exponents), order(shifted)

@@ -85,7 +85,9 @@ impl FromStr for Value {
         match text.split_once(':') {
             Some(("inout", rest)) => tensor(rest, true).ok_or_else(|| "expected inout:[FILE]#TENSOR".into()),
             Some(("out", rest)) => rest.parse().map(Value::Output),
-            Some(("at", values)) => values.split(';').map(str::parse).collect::<Result<_, _>>().map(Value::Table),
+            Some(("at", values)) => {
+                values.split(';').map(str::parse).collect::<Result<_, _>>().map(Value::Table)
+            }
             Some(("hex", digits)) => hex(digits).map(Value::Bytes),
             Some((kind, number)) if !kind.contains('#') => scalar(kind, number).map(Value::Bytes),
             _ => tensor(text, false).ok_or_else(|| {
