@@ -87,33 +87,20 @@ pub(crate) fn pieces(w: &Wave, e: &Env<'_>, inst: &Inst, u: &Uop, bytes: u32) ->
         let (address, lanes) = addresses(w, e, u, bytes.into(), 0);
         return vec![Piece { address, lanes, bytes, register: 0 }];
     }
-    let (mut address, lanes) = addresses(w, e, u, bytes.into(), 0);
-    if bytes >= 4 {
-        address = address.map(|a| a & !3);
-    }
+    let (address, lanes) = addresses(w, e, u, bytes.into(), 0);
     let whole = Piece { address, lanes, bytes, register: 0 };
     if bytes <= 4 || name.contains("ATOMIC") || inst.flags.lds {
         return vec![whole];
     }
     let apart = if swizzled(w, u) { !0 } else { !lanes };
     let dwords = (0..bytes / 4).map(|n| {
-        let (address, lanes) = dword_addresses(w, e, u, 4, 4 * n);
+        let (address, lanes) = addresses(w, e, u, 4, 4 * n);
         Piece { address, lanes: lanes & apart, bytes: 4, register: n as u16 }
     });
     if w.exec() & apart == 0 {
         return vec![whole];
     }
     std::iter::once(Piece { lanes: lanes & !apart, ..whole }).chain(dwords).collect()
-}
-
-/// The same for dwords, whose addresses lose their two low bits.
-#[inline(always)]
-fn dword_addresses(w: &Wave, e: &Env<'_>, u: &Uop, bytes: u64, skip: u32) -> ([u64; 64], u64) {
-    let (mut addr, valid) = addresses(w, e, u, bytes, skip);
-    for a in &mut addr {
-        *a &= !3;
-    }
-    (addr, valid)
 }
 
 /// Clears `n` registers in the lanes given.
@@ -128,7 +115,7 @@ fn zero_lanes(w: &mut Wave, dst: u16, n: usize, lanes: u64) {
 #[inline(always)]
 fn load_body<H: Host, const N: usize>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let exec = w.exec();
-    let (addr, valid) = dword_addresses(w, e, u, 4 * N as u64, 0);
+    let (addr, valid) = addresses(w, e, u, 4 * N as u64, 0);
     if exec & !valid == 0 && (N == 1 || !swizzled(w, u)) {
         return mem::load_dwords::<N>(w, e, u, &addr, exec, u.d);
     }
@@ -149,13 +136,13 @@ levels!(buffer_load = load_body[N: usize]);
 #[cold]
 #[inline(never)]
 fn each_dword<const N: usize>(w: &Wave, e: &Env<'_>, u: &Uop) -> [([u64; 64], u64); N] {
-    std::array::from_fn(|n| dword_addresses(w, e, u, 4, 4 * n as u32))
+    std::array::from_fn(|n| addresses(w, e, u, 4, 4 * n as u32))
 }
 
 #[inline(always)]
 fn store_body<H: Host, const N: usize>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let exec = w.exec();
-    let (addr, valid) = dword_addresses(w, e, u, 4 * N as u64, 0);
+    let (addr, valid) = addresses(w, e, u, 4 * N as u64, 0);
     if exec & !valid == 0 && (N == 1 || !swizzled(w, u)) {
         return mem::store_dwords::<N>(w, e, u, &addr, exec, u.c);
     }
@@ -187,7 +174,7 @@ fn store_narrow(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
 
 fn atomic(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let (exec, atomic) = (w.exec(), Atomic::unpack(u.extra));
-    let (addr, valid) = dword_addresses(w, e, u, atomic.bytes() as u64, 0);
+    let (addr, valid) = addresses(w, e, u, atomic.bytes() as u64, 0);
     let ctl = mem::atomic(w, e, u, &addr, exec & valid, [u.d, u.c], atomic);
     if atomic.returns && ctl == Ctl::Next {
         zero_lanes(w, u.d, if atomic.wide { 2 } else { 1 }, exec & !valid);
@@ -197,11 +184,9 @@ fn atomic(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
 
 fn load_lds(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let exec = w.exec();
-    let (addr, valid) = if u.extra >> 31 == 0 {
-        dword_addresses(w, e, u, 4 * u64::from(u.extra & 7), 0)
-    } else {
-        addresses(w, e, u, Narrow::unpack(u.extra).bytes.into(), 0)
-    };
+    let dwords = u.extra >> 31 == 0;
+    let bytes = if dwords { 4 * (u.extra & 7) } else { Narrow::unpack(u.extra).bytes.into() };
+    let (addr, valid) = addresses(w, e, u, bytes.into(), 0);
     flat::lds_dma(w, e, u, &addr, exec, valid)
 }
 
