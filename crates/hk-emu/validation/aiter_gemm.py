@@ -42,30 +42,43 @@ def gate(run, tokens, experts, topk, dtype, renormalize, subm=4):
 
 
 for target in TARGETS:
-    case("MoE gate, softmax and top-k, f32", target)(lambda run: gate(run, 37, 128, 8, np.float32, 1))
-    case("MoE gate, softmax and top-k, bf16", target)(lambda run: gate(run, 30, 256, 6, bf16, 0, subm=12))
+    for subm, experts, topk in [(m, e, k) for m in (4, 12) for e, k in ((128, 4), (128, 6), (128, 8), (256, 6), (256, 8))] + [
+        (4, 384, 8), (4, 640, 8),
+    ]:
+        for dtype, name in ((np.float32, "f32"), (bf16, "bf16")):
+            case(f"MoE gate, {experts} experts, top {topk}, {subm} rows, {name}", target)(
+                lambda run, a=(experts, topk, dtype, topk % 4 // 2, subm): gate(run, 37, *a)
+            )
 
 
-def top_k_rows(run):
-    """The indices of the 2048 largest of each row, in any order; host code: asm_topk_per_row_decode.cu."""
+def top_k_rows(run, prefill):
+    """The indices of the 2048 largest of a range of each row, in any order; host code: asm_topk_per_row_{decode,prefill}.cu."""
     rows, columns, k = 3, 5000, 2048
     run.result.size = f"{rows} x {columns}, top {k}"
     logits = run.normal(rows, columns)
-    lengths = np.array([5000, 3001, 1500], np.int32)
+    starts = np.array([0, 7, 100] if prefill else [0] * rows, np.int32)
+    ends = np.array([5000, 3001, 1500], np.int32)
+    name = "prefill" if prefill else "decode"
+    ids = Out("ids", (rows, k), np.int32)
+    values = Out("values", (rows, k), np.float32)
     out = run.launch(
-        "topk_per_row_decode/asm_top_k_per_row_decode.co",
+        f"topk_per_row_{name}/asm_top_k_per_row_{name}.co",
         (rows, 1, 1),
         1024,
-        [logits, lengths, Out("ids", (rows, k), np.int32), u32(columns), u32(1), u32(1)],
+        [np.zeros(2 * k * rows, np.uint32), logits, starts, ends, ids, values, u32(columns), u32(1)]
+        if prefill
+        else [logits, ends, ids, u32(columns), u32(1), u32(1)],
         slot=0,
         more=("--allow-misaligned",),
     )
-    for row, n in enumerate(lengths):
-        want = np.sort(np.argsort(-logits[row, :n], kind="stable")[:k])
-        run.equal(f"row {row}", np.sort(out["ids"][row])[k - len(want) :], want)
+    for row, (start, end) in enumerate(zip(starts, ends)):
+        want = np.argsort(-logits[row, start:end], kind="stable")[:k]
+        want = np.sort(np.pad(want, (0, k - len(want)), constant_values=-1))
+        run.equal(f"row {row}", np.sort(out["ids"][row]), want)
 
 
-case("top 2048 of rows, C++", "gfx942")(top_k_rows)
+case("top 2048 of rows, C++", "gfx942")(lambda run: top_k_rows(run, False))
+case("top 2048 of a range of rows, C++", "gfx942")(lambda run: top_k_rows(run, True))
 
 
 def bf16_gemm(run, file, m, n, k, tile, shuffled=False, bias=False, out_dtype=np.float32, split=1):
@@ -87,25 +100,50 @@ def bf16_gemm(run, file, m, n, k, tile, shuffled=False, bias=False, out_dtype=np
     )
     want = a.astype(np.float64) @ b.astype(np.float64).T + (0 if bias_row is None else bias_row.astype(np.float64))
     if out_dtype == bf16:
-        run.compare("d", out["d"], want, 2**-7, 1e-4 * k**0.5)
+        run.compare("d", out["d"], want, 2**-8, 1e-4 * k**0.5)  # rounded to nearest
     else:
         run.compare("d", out["d"], want, 1e-5, 1e-5 * k**0.5)
 
 
 for target in TARGETS:
-    case("bf16 GEMM", target)(
-        lambda run: bf16_gemm(run, "bf16gemm_fp32bf16_tn_48x64_pf3_splitk", 70, 128, 256, (48, 64))
-    )
-    case("bf16 GEMM, shuffled weights, bf16 out, bias", target)(
-        lambda run: bf16_gemm(
-            run, "bf16gemm_fp32bf16_tn_64x64_bshuffle_splitk", 64, 192, 128, (64, 64), True, True, bf16
+    for m in (32, 48, 64, 80, 96, 128, 160):
+        shuffled_file = f"bf16gemm_fp32bf16_tn_{m}x64_bshuffle_splitk"
+        # The last tile has a single row, or lacks one.
+        rows = (m + 1, 2 * m - 1)[m // 16 % 2]
+        if m != 80:
+            case(f"bf16 GEMM {m} x 64, shuffled weights, bf16 out, bias", target)(
+                lambda run, f=shuffled_file, m=m, rows=rows: bf16_gemm(run, f, rows, 192, 128, (m, 64), True, True, bf16)
+            )
+        case(f"bf16 GEMM {m} x 64, shuffled weights, split K with a semaphore", target)(
+            lambda run, f=shuffled_file + "_clean", m=m, rows=rows: bf16_gemm(
+                run, f, rows, 128, 320, (m, 64), True, False, np.float32, 5
+            )
+        )
+        if m > 96:
+            continue
+        if m != 80:
+            case(f"bf16 GEMM {m} x 64", target)(
+                lambda run, f=f"bf16gemm_fp32bf16_tn_{m}x64_pf3_splitk", m=m, rows=rows: bf16_gemm(
+                    run, f, rows, 128, 256, (m, 64)
+                )
+            )
+        case(f"bf16 GEMM {m} x 64, split K with a semaphore, bias", target)(
+            lambda run, f=f"bf16gemm_fp32bf16_tn_{m}x64_splitk_clean", m=m, rows=rows: bf16_gemm(
+                run, f, rows, 128, 512, (m, 64), False, True, np.float32, 4
+            )
+        )
+for name, shuffled in (("", False), ("_bpreshuffle", True)):
+    case(f"bf16 GEMM 256 x 256{', shuffled weights' * shuffled}, bf16 out", "gfx950")(
+        lambda run, f=f"bf16gemm_bf16_tn_256x256{name}", shuffled=shuffled: bf16_gemm(
+            run, f, 300, 512, 256, (256, 256), shuffled, False, bf16
         )
     )
-    case("bf16 GEMM, split K with a semaphore", target)(
-        lambda run: bf16_gemm(
-            run, "bf16gemm_fp32bf16_tn_32x64_splitk_clean", 33, 128, 512, (32, 64), False, False, np.float32, 4
-        )
-    )
+
+
+def compare_truncated(run, what, got, want, split, atol):
+    """The kernels truncate to bf16. Each split-K slice is truncated and added to bf16 memory; slices are as large as sums."""
+    slices = (split > 1) * split * 2**-7 * float(np.abs(want).max())
+    run.compare(what, got, want, 2**-7, atol + slices)
 
 
 def i8_gemm(run, m, n, k, tile, split=1):
@@ -122,12 +160,16 @@ def i8_gemm(run, m, n, k, tile, split=1):
         + [u32(m), u32(n), u32(k), u32(k), u32(k), u32(2 * n), u32(split)],
     )
     want = (a.astype(np.int64) @ b.astype(np.int64).T) * sa.astype(np.float64) * sb + bias
-    run.compare("c", out["c"], want, 2**-7 * split, 1e-6)
+    compare_truncated(run, "c", out["c"], want, split, 1e-6)
 
 
 for target in TARGETS:
-    case("i8 GEMM, scales per row and column", target)(lambda run: i8_gemm(run, 50, 256, 256, (32, 128)))
-    case("i8 GEMM, 128 x 128", target)(lambda run: i8_gemm(run, 130, 128, 256, (128, 128)))
+    for m in (16, 32, 48, 64, 80, 96, 128, 160):
+        case(f"i8 GEMM {m} x 128, scales per row and column", target)(
+            lambda run, m=m: i8_gemm(run, m + 17, 256, 256, (m, 128))
+        )
+        case(f"i8 GEMM {m} x 128, split K", target)(lambda run, m=m: i8_gemm(run, 2 * m - 1, 128, 768, (m, 128), 3))
+case("i8 GEMM 112 x 256, scales per row and column", "gfx942")(lambda run: i8_gemm(run, 150, 512, 384, (112, 256)))
 
 
 def blockscale_gemm(run, m, n, k, tile, split=1):
@@ -148,11 +190,39 @@ def blockscale_gemm(run, m, n, k, tile, split=1):
     )
     blocks = a.astype(np.float64).reshape(m, -1, 128), b.astype(np.float64).reshape(n, -1, 128)
     want = np.einsum("mbk,nbk,mb,nb->mn", *blocks, sa.astype(np.float64), np.repeat(sb, 128, 0).astype(np.float64))
-    run.compare("c", out["c"], want, 2**-7 * split, 1e-4 * k**0.5)
+    compare_truncated(run, "c", out["c"], want, split, 1e-4 * k**0.5)
 
 
 for target in TARGETS:
-    case("fp8 block-scaled GEMM", target)(lambda run: blockscale_gemm(run, 40, 256, 256, (32, 128)))
+    for m in (32, 48, 64, 80, 96, 128):
+        case(f"fp8 block-scaled GEMM {m} x 128", target)(
+            lambda run, m=m: blockscale_gemm(run, m + 17, 256, 256, (m, 128))
+        )
+        case(f"fp8 block-scaled GEMM {m} x 128, split K", target)(
+            lambda run, m=m: blockscale_gemm(run, 2 * m - 1, 128, 768, (m, 128), 3)
+        )
+
+
+def flat_gemm(run, m, n, k):
+    """The same with f16 out and scales of b as blocks of k by blocks of columns; host code: asm_flatmm_a8w8_blockscale.cu."""
+    run.result.size = f"{m} x {n} x {k}"
+    a, b = run.normal(m, k).astype(e4m3fnuz), run.normal(n, k).astype(e4m3fnuz)
+    sa = (0.5 + run.rng.random((k // 128, m))).astype(np.float32)
+    sb = (0.5 + run.rng.random((k // 128, n // 128))).astype(np.float32)
+    pad = -m % 128  # the kernel works on whole tiles
+    out = run.launch(
+        "flatmm_uk_gfx9_f16f8_128x256x128_1x4x1_16x16x32.co",
+        (n // 256, -(-m // 128), 1),
+        256,
+        [np.pad(a, ((0, pad), (0, 0))), shuffle(b), None, np.pad(sa.ravel(), (0, pad)), sb, None, Out("d", (m + pad, n), np.float16)] + [None] * 4 + [u32(k), u32(n), u32(m)] + [u32(0)] * 3,
+        slot=0,
+    )
+    blocks = a.astype(np.float64).reshape(m, -1, 128), b.astype(np.float64).reshape(n, -1, 128)
+    want = np.einsum("mbk,nbk,bm,bn->mn", *blocks, sa.astype(np.float64), np.repeat(sb, 128, 1).astype(np.float64))
+    run.compare("d", out["d"][:m], want, 2**-11, 1e-4 * k**0.5)
+
+
+case("fp8 block-scaled GEMM 128 x 256, f16 out", "gfx942")(lambda run: flat_gemm(run, 150, 512, 384))
 
 
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
@@ -172,24 +242,38 @@ def shuffle_scales(s):
     return np.ascontiguousarray(tiles).reshape(rows, columns)
 
 
-def f4_gemm(run, m, n, k, tile):
-    """d = a b^T with fp4 values and e8m0 scales of 1 x 32 blocks; host code: asm_gemm_a4w4.cu."""
-    run.result.size = f"{m} x {n} x {k}"
+def f4_gemm(run, m, n, k, tile, shuffled=True, split=0):
+    """d = a b^T with fp4 values and e8m0 scales of 1 x 32 blocks; host code: asm_gemm_a4w4.cu. K is cut
+    in 2**split slices."""
+    run.result.size = f"{m} x {n} x {k}" + (f", split K {2**split}" if split else "")
     a, b = (run.integers(0, 256, rows, k // 2, dtype=np.uint8) for rows in (m, n))
     sa, sb = (run.integers(122, 133, rows, k // 32, dtype=np.uint8) for rows in (m, n))
     packed_a, packed_b = shuffle_scales(sa), shuffle_scales(sb)
+    pad = 32 if shuffled else tile[0]  # rows are stored up to the next multiple
     out = run.launch(
-        f"f4gemm/f4gemm_bf16_per1x32Fp4_BpreShuffle_{tile[0]}x{tile[1]}.co",
-        (-(-n // tile[1]), -(-m // tile[0]), 1),
+        f"f4gemm/f4gemm_bf16_per1x32Fp4_{'' if shuffled else 'no'}BpreShuffle_{tile[0]}x{tile[1]}.co",
+        (-(-n // tile[1]), -(-m // tile[0]), 2**split),
         256,
-        [Out("d", (-(-m // 32) * 32, n)), None, a, shuffle(b), f32(1), f32(0)]
+        [Out("d", (-(-m // pad) * pad, n), fill=0 if split else None), None, a, shuffle(b) if shuffled else b, f32(1), f32(0)]
         + [u32(0), u32(0), u32(n), u32(0), u32(k), u32(0), u32(k), u32(0), u32(m), u32(n), u32(k)]
-        + [packed_a, packed_b, u32(packed_a.shape[1]), u32(0), u32(packed_b.shape[1]), u32(0), u32(0)],
+        + [packed_a, packed_b, u32(packed_a.shape[1]), u32(0), u32(packed_b.shape[1]), u32(0)]
+        + [u32(split)] * shuffled,
     )
     scale = lambda s: np.repeat(2.0 ** (s.astype(int) - 127), 32, 1)  # noqa: E731
     want = (unpack_fp4(a) * scale(sa)) @ (unpack_fp4(b) * scale(sb)).T
-    run.compare("d", out["d"][:m], want, 2**-7, 1e-6 * float(np.abs(want).max()))
+    largest = float(np.abs(want).max())
+    slices = (split > 0) * 2**split * 2**-8 * largest  # each is rounded and added to bf16 memory
+    run.compare("d", out["d"][:m], want, 2**-8, 1e-6 * largest + slices)
 
 
-case("fp4 GEMM, scaled MFMA", "gfx950")(lambda run: f4_gemm(run, 50, 256, 512, (32, 128)))
-case("fp4 GEMM, 256 x 256", "gfx950")(lambda run: f4_gemm(run, 256, 256, 512, (256, 256)))
+for m, ns in {
+    32: range(128, 1025, 128), 64: range(128, 1025, 128), 96: range(128, 641, 128), 128: (128, 256, 384, 512),
+    160: (128, 256, 384), 192: (128, 256), 224: (128, 256), 256: (128, 256),
+}.items():
+    for n in ns:
+        case(f"fp4 GEMM {m} x {n}, scaled MFMA", "gfx950")(lambda run, m=m, n=n: f4_gemm(run, m + 18, n, 512, (m, n)))
+case("fp4 GEMM 256 x 256, plain weights", "gfx950")(lambda run: f4_gemm(run, 274, 512, 512, (256, 256), shuffled=False))
+for tile in ((256, 256), (128, 512)):
+    case(f"fp4 GEMM {tile[0]} x {tile[1]}, split K", "gfx950")(
+        lambda run, tile=tile: f4_gemm(run, tile[0] - 7, tile[1], 1024, tile, split=1)
+    )
