@@ -214,7 +214,8 @@ def flat_gemm(run, m, n, k):
         "flatmm_uk_gfx9_f16f8_128x256x128_1x4x1_16x16x32.co",
         (n // 256, -(-m // 128), 1),
         256,
-        [np.pad(a, ((0, pad), (0, 0))), shuffle(b), None, np.pad(sa.ravel(), (0, pad)), sb, None, Out("d", (m + pad, n), np.float16)] + [None] * 4 + [u32(k), u32(n), u32(m)] + [u32(0)] * 3,
+        [np.pad(a, ((0, pad), (0, 0))), shuffle(b), None, np.pad(sa.ravel(), (0, pad)), sb, None]
+        + [Out("d", (m + pad, n), np.float16)] + [None] * 4 + [u32(k), u32(n), u32(m)] + [u32(0)] * 3,
         slot=0,
     )
     blocks = a.astype(np.float64).reshape(m, -1, 128), b.astype(np.float64).reshape(n, -1, 128)

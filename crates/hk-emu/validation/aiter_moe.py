@@ -53,12 +53,12 @@ class Scaled:
 
 def quantize(x, dtype, group, integer=np.rint, divide=False):
     """A scale for each `group` columns of a row: the largest value becomes the largest of the type. For fp4 a power of two,
-    the largest becomes 3 to 6. Kernels multiply by the largest of the type times the reciprocal, rounded twice, or by the
-    rounded quotient: 16-bit values and their maximum often meet halfway between two quantized values."""
+    the largest becomes more than 3, and 6 at most. Kernels multiply by the largest of the type times the reciprocal, rounded
+    twice, or by the rounded quotient: 16-bit values and their maximum often meet halfway between two quantized values."""
     parts = x.reshape(*x.shape[:-1], -1, group)
     top = np.abs(parts).max(-1, keepdims=True)
     if dtype == fp4:
-        step = 2.0 ** (np.floor(np.log2(top / 1.5)) - 1)
+        step = 2.0 ** (np.ceil(np.log2(top / 1.5)) - 2)
         q = parts / step
     else:
         largest = np.float32(LARGEST[dtype])
@@ -99,7 +99,7 @@ def fused(run, file):
 
     blockscale: scales of 128 columns of x and of the hidden layer, and of 128 x 128 of weights. MXfp4: of 32 columns, e8m0.
     smf, multix: x (of each token and expert) and the hidden layer have factors for each column of each expert ("smooth
-    quantization"). smf takes bf16 and quantizes it, 256 columns at a time; a16 and blockscaleBf16, too, 128 at a time.
+    quantization"). smf takes bf16 and quantizes it, 256 columns at a time; a16 and blockscaleBf16, 128, flat MXfp4, 32.
     tkw1: the weight comes before the activation. ps: a fixed number of workgroups takes the blocks in turn. flat: no
     sorting, a workgroup for each token and expert; emsort: the kernel sorts."""
     name = Path(file).stem
@@ -116,9 +116,10 @@ def fused(run, file):
     columns = 128 if "blockscale" in name else 32 if kind == fp4 else None  # of a scale
     gates = 1 if has("g1u0") or not quantized else 2
     multix = has("multix", "int4fp8") or kind == np.int8 and gates == 1 and not smf
-    wide = smf or has("a16", "blockscaleBf16")
+    wide = smf or has("a16", "blockscaleBf16") or kind == fp4 and flat
     act = gelu if has("gelu") or name in ("fmoe_b16", "fmoe_f16") else silu
-    tokens, experts, topk, dim = 70 if ps or block > 32 else 20, 4, 2, 512
+    tokens, experts, topk = 70 if ps or block > 32 else 20, 4, 2
+    dim = 2048 if kind == fp4 and flat else 1024 if has("opt") else 512  # these need so many columns
     inter = tile * (2 if ps or tile <= 256 else 1)
     run.result.size = f"{tokens} tokens, {experts} experts, top {topk}, dim {dim}, inner {inter}"
 
@@ -149,7 +150,8 @@ def fused(run, file):
     scales = [w.step if quantized else None for w in (w1, w2)]
     if kind == fp4:
         scales = [np.stack([shuffle_scales(e8m0(s)) for s in w]) for w in scales]
-        x_scale = shuffle_scales(e8m0(xq.step[np.minimum(sorted_ids & 0xFFFFFF, tokens - 1), 0]))  # in sorted order
+        in_order = np.minimum(sorted_ids & 0xFFFFFF, tokens - 1)
+        x_scale = None if wide else shuffle_scales(e8m0(xq.step[in_order, 0]))
     x = packed(np.ascontiguousarray(x))
     shuffled = [np.stack([shuffle(packed(e)) for e in w.q]) for w in (w1, w2)]
 
@@ -175,6 +177,8 @@ def fused(run, file):
         + [u32(stride(s)) for s in scales] + [u32(4 * inter), u32(topk)]
         # Kernels without a tile in the name have no such arguments.
         + [u32(n) for n in (workgroups // n_tiles * n_tiles, n_tiles) if tiles],
+        # Of MXfp4, scales of every second tile of 128 columns begin within a dword.
+        more=("--allow-misaligned",) if kind == fp4 and flat else (),
     )
 
     w1_real, w2_real = w1.real(), w2.real()
@@ -218,6 +222,7 @@ FUSED = {
     "bf16_pertokenInt8_g1u0": ["1tg_32x320", "1tg_ps_32x128"],
     "bf16_pertokenInt8_g1u0_vs": ["1tg_32x256", "1tg_ps_32x192"],
     "bf16_pertokenInt8_g1u0_vs_smf": ["1tg_32x512"],
+    "bf16_pertokenInt8_g1u0_vs_atm_opt": ["1tg_32x512", "1tg_ps_32x512"],
     "fp16_pertokenInt8_g1u1_vs": ["1tg_32x320", "1tg_ps_32x256"],
     "fp16_pertokenInt8_g1u0_vs": ["1tg_32x384"],
     "bf16_blockscaleFp8_g1u1_novs": ["1tg_32x256", "1tg_ps_32x256"],
@@ -255,10 +260,13 @@ FILES = {
         "fmoe/silu/fmoe_bf16_blockscaleBf16_g1u1_vs_1tg_silu_16x256",
         "fmoe/silu/fmoe_bf16_blockscaleBf16_g1u1_flat_vs_silu_1x128",
         "fmoe/gelu/fmoe_bf16_blockscaleBf16_g1u1_flat_vs_gelu_1x256",
-        "fmoe/silu/fmoe_bf16_pertokenMXfp4_g1u1_vs_silu_2tg_32x256", "fmoe/gelu/fmoe_bf16_pertokenMXfp4_g1u1_vs_gelu_1tg_32x512",
+        "fmoe/silu/fmoe_bf16_pertokenMXfp4_g1u1_vs_silu_2tg_32x256",
+        "fmoe/gelu/fmoe_bf16_pertokenMXfp4_g1u1_vs_gelu_1tg_32x512",
         "fmoe/silu/fmoe_bf16_pertokenMXfp4_g1u1_novs_silu_1tg_32x512",
         "fmoe/gelu/fmoe_bf16_pertokenMXfp4_g1u1_novs_gelu_2tg_32x256",
         "fmoe/silu/fmoe_bf16_pertokenMXfp4_g1u1_vs_silu_2tg_ps_32x256",
+        "fmoe/silu/fmoe_bf16_pertokenMXfp4_g1u1_flat_novs_silu_16x128",
+        "fmoe/gelu/fmoe_bf16_pertokenMXfp4_g1u1_flat_novs_gelu_16x256",
         "fmoe/silu/fmoe_fp16_pertokenMXfp4_g1u1_vs_silu_2tg_32x256",
         "fmoe/silu/fmoe_fp16_pertokenMXfp4_g1u1_novs_silu_1tg_ps_32x512", "fmoe/silu/fmoe_mxfp4_g1u1_vs_subGU_256",
     ],
@@ -330,4 +338,6 @@ for target in TARGETS:
                 lambda run, a=(kind, tile, 2 + j // 2 % 2), act=act: stage1(run, *a, act=act)
             )
     for kind in (KINDS[1], KINDS[3]):
-        case(f"two-stage MoE, first GEMM, {kind} 32x128, split K", target)(lambda run, kind=kind: stage1(run, kind, (32, 128), 2, 1))
+        case(f"two-stage MoE, first GEMM, {kind} 32x128, split K", target)(
+            lambda run, kind=kind: stage1(run, kind, (32, 128), 2, 1)
+        )
