@@ -120,6 +120,12 @@ fn gpr_index_moves_the_enabled_operands() {
             5
         ]
     );
+    // Accumulation registers, too.
+    let body = "v_mov_b32 v20, 5\nv_accvgpr_write_b32 a3, v20\nv_mov_b32 v21, 6\nv_accvgpr_write_b32 a0, v21
+                s_set_gpr_idx_on 3, gpr_idx(SRC0)\nv_accvgpr_read_b32 v10, a0\ns_set_gpr_idx_off\n"
+        .to_owned()
+        + &out(0, 10);
+    assert_eq!(run(&body, &words(64))[63], 5);
     // Beyond the kernel's registers, and lane moves.
     for (body, want) in [
         ("s_set_gpr_idx_on 50, gpr_idx(SRC0)\nv_mov_b32 v10, v20", "v70 (indexed) is out of range"),

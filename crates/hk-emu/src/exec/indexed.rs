@@ -5,7 +5,7 @@ use super::{Ctl, Env, Uop};
 use crate::fault::Problem;
 use crate::isa::{Inst, Op, Operand};
 use crate::tables::{Fixup, Post, Prep};
-use crate::wave::{AGPR, M0, TEMP, Wave, mode};
+use crate::wave::{M0, TEMP, Wave, mode};
 
 /// Whether VSKIP drops the instruction.
 pub(crate) fn skips(w: &Wave, e: &Env<'_>, u: &Uop) -> bool {
@@ -33,17 +33,19 @@ pub(crate) fn run(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let info = inst.op.info();
     let operand = |n: usize| if n == DESTINATION { inst.dst } else { inst.src[n] };
     for n in (0..=DESTINATION).filter(|n| enabled >> n & 1 != 0) {
-        if let Operand::Vgpr(first) = operand(n) {
-            let width = if n == DESTINATION { info.dst } else { info.src[n] };
-            let last = u32::from(first) + u32::from(index) + u32::from(width.max(1)) - 1;
-            let limit = program.registers().vgprs;
-            if last >= limit {
-                return e.fault(Problem::Register { register: format!("v{last} (indexed)"), limit });
-            }
+        let (letter, first, limit) = match operand(n) {
+            Operand::Vgpr(first) => ('v', first, program.registers().vgprs),
+            Operand::Agpr(first) => ('a', first, program.registers().agprs),
+            _ => continue,
+        };
+        let width = if n == DESTINATION { info.dst } else { info.src[n] };
+        let last = u32::from(first) + u32::from(index) + u32::from(width.max(1)) - 1;
+        if last >= limit {
+            return e.fault(Problem::Register { register: format!("{letter}{last} (indexed)"), limit });
         }
     }
     let moved = |slot: &mut u16, n: usize| {
-        if enabled >> n & 1 != 0 && *slot < AGPR && matches!(operand(n), Operand::Vgpr(_)) {
+        if enabled >> n & 1 != 0 && *slot < TEMP && matches!(operand(n), Operand::Vgpr(_) | Operand::Agpr(_)) {
             *slot += index;
         }
     };
