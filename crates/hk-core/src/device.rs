@@ -30,7 +30,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 /// | `budget=N` | instructions after which a wave is stopped as endless |
 /// | `details=BOOL` | count what depends on addresses: [`Counters::details`](crate::Counters::details), and by source line: [`Stream::take_profiles`] |
 /// | `misaligned=BOOL` | let global accesses be misaligned, as the hardware does |
-/// | `skew=N` | modelled clocks that a wave may be ahead of the others of its workgroup when it accesses LDS (default: 64; under `sanitize=lds` and `=global` 262144): only kernels with races give other results |
+/// | `skew=N` | modelled clocks that a wave may be ahead of the others of its workgroup when it accesses LDS (default: 16; under `sanitize=lds` and `=global` 262144): only kernels with races give other results |
 /// | `sanitize=NAMES` | checks that every launch runs under: `all`, or names as of [`Checks`](crate::Checks) with `,` or `+` between; the default is what the environment variable `HK_SANITIZE` names, else none |
 /// | `mfma=fma`, `mfma=cdna3-exact` | how matrix instructions round, in place of the environment variable `HK_MFMA` |
 /// | `delay_ms=N` | pause before each piece of queued work, so that tests meet real asynchrony |

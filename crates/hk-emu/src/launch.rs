@@ -136,7 +136,7 @@ struct Waiting {
 const SLICE: u64 = 1 << 22;
 /// Modelled clocks that a wave may be ahead of the others of its workgroup when it accesses LDS, unless a machine says
 /// otherwise: about in step, as waves are that have their SIMDs to themselves.
-const SKEW: u64 = 64;
+const SKEW: u64 = 16;
 /// The same where races between waves are looked for: far out of step.
 const RACING_SKEW: u64 = 1 << 18;
 /// Instructions within which a spinning wave returns to the same state, and times it may sleep within them.

@@ -82,7 +82,7 @@ impl MachineOptions {
     }
 
     /// Modelled clocks that a wave may be ahead of the others of its workgroup when it accesses LDS, or global memory at agent
-    /// scope. Changes only the results of kernels with races. `None`: 64, so that waves advance about in step, as on hardware;
+    /// scope. Changes only the results of kernels with races. `None`: 16, so that waves advance about in step, as on hardware;
     /// 262,144 under [`Check::Lds`] and [`Check::Global`], so that one wave runs up to a barrier before the next one does.
     #[must_use]
     pub fn skew(mut self, clocks: Option<u64>) -> Self {

@@ -391,6 +391,22 @@ fn private_memory_is_copied_to_lds() {
     }
 }
 
+/// A raw buffer that begins and ends within a dword: the last dword in range begins there and ends behind.
+#[test]
+fn ranges_of_raw_buffers_count_first_bytes() {
+    let body = "s_add_u32 s8, s4, 2\ns_addc_u32 s9, s5, 0\ns_mov_b32 s10, 249\ns_mov_b32 s11, 0x20000\n
+                buffer_load_dword v10, v1, s[8:11], 0 offen\ns_waitcnt vmcnt(0)\n"
+        .to_owned()
+        + &out(1, 10);
+    let data: Vec<u32> = (0..2 * 64).map(|i| 0x1000_0000 + 0x1_0001 * i).collect();
+    let options = MachineOptions::default().allow_misaligned(true);
+    let got = Body { options, ..Body::new(&body) }.run(&data);
+    for lane in 0..64 {
+        let want = if lane < 63 { data[lane] >> 16 | data[lane + 1] << 16 } else { 0 };
+        assert_eq!(got[64 + lane], want, "{lane}");
+    }
+}
+
 #[test]
 fn misaligned_lds_accesses_are_reports_unless_allowed() {
     for (text, bytes) in [

@@ -119,11 +119,6 @@ def case(name, target):
     return register
 
 
-# For kernels with races between waves, which work on hardware because of its timing: the waves of a workgroup go on in
-# step. `validate.py --sanitize lds` shows the races.
-IN_STEP = ("--turn", "16")
-
-
 class Run:
     """One case: its launches and comparisons."""
 

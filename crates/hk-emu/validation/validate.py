@@ -36,12 +36,12 @@ def main():
     parser.add_argument("--only", default="", help="cases whose name or target contains this")
     parser.add_argument("--markdown", action="store_true", help="print the table for VALIDATION.md")
     parser.add_argument("--numerics", default="fma", help="how matrix instructions add up: fma or cdna3-exact")
-    parser.add_argument("--turn", help="instructions of a wave before the next one of its workgroup gets its turn")
+    parser.add_argument("--skew", help="clocks by which waves of a workgroup may be out of step")
     parser.add_argument("--sanitize", help="run under the emulator's sanitizers; what they report is a failure")
     args = parser.parse_args()
     options = [f"--numerics={args.numerics}"]
     options += [f"--sanitize={args.sanitize}"] if args.sanitize else []
-    options += [f"--turn={args.turn}"] if args.turn else []
+    options += [f"--skew={args.skew}"] if args.skew else []
     results = []
     for name, target, function in harness.CASES:
         if args.only not in f"{name} {target}":

@@ -70,7 +70,7 @@ pub struct Args {
     /// Let global accesses be misaligned, as the hardware does. Else they are errors.
     #[arg(long)]
     allow_misaligned: bool,
-    /// Modelled clocks that a wave may be ahead of the others of its workgroup when it accesses LDS (default: 64, about in
+    /// Modelled clocks that a wave may be ahead of the others of its workgroup when it accesses LDS (default: 16, about in
     /// step). Only kernels with races between waves give other results.
     #[arg(long, value_name = "CLOCKS")]
     skew: Option<u64>,

@@ -45,7 +45,8 @@ pub(crate) fn run(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
         }
     }
     let moved = |slot: &mut u16, n: usize| {
-        if enabled >> n & 1 != 0 && *slot < TEMP && matches!(operand(n), Operand::Vgpr(_) | Operand::Agpr(_)) {
+        if enabled >> n & 1 != 0 && *slot < TEMP && matches!(operand(n), Operand::Vgpr(_) | Operand::Agpr(_))
+        {
             *slot += index;
         }
     };

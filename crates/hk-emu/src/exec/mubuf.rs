@@ -51,7 +51,8 @@ fn addresses(w: &Wave, e: &Env<'_>, u: &Uop, bytes: u64, skip: u32) -> ([u64; 64
         } else if idxen && stride != 0 {
             index < records
         } else {
-            offset + soffset + bytes <= records
+            // Of each dword, the first byte.
+            offset + soffset + bytes - bytes.min(4) < records
         };
         let place = if swizzled {
             // Dwords of as many elements as the index stride says lie side by side.

@@ -77,7 +77,7 @@ impl Case {
         } else if self.idxen && self.stride != 0 {
             index < self.records
         } else {
-            offset + self.soffset + 4 * (word + 1) <= self.records
+            offset + self.soffset + 4 * word < self.records
         };
         inside.then_some(self.soffset + index * self.stride + offset + 4 * word)
     }
