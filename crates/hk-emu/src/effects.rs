@@ -180,7 +180,7 @@ impl Effects {
         if vector && w.mode & mode::GPR_IDX != 0 {
             let [a, b, c, _] = &mut inst.src;
             for (n, operand) in [a, b, c, &mut inst.dst].into_iter().enumerate() {
-                if let Operand::Vgpr(first) = operand
+                if let Operand::Vgpr(first) | Operand::Agpr(first) = operand
                     && w.s[M0] >> (12 + n) & 1 != 0
                 {
                     *first = first.saturating_add(w.s[M0] as u8);

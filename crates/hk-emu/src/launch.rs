@@ -1081,6 +1081,9 @@ fn run_mode<W: Watch, const ALTERED: bool>(
             Ctl::Jump => {}
             Ctl::Fault => return Ctl::Fault,
             stop => {
+                if w.executed > until.budget {
+                    return e.fault(Problem::Budget { limit: until.budget });
+                }
                 w.pc += 1;
                 return stop;
             }

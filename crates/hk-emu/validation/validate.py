@@ -9,6 +9,7 @@ the folder hsa.
 """
 
 import argparse
+import re
 import sys
 
 import aiter_attention  # noqa: F401  (these register their cases)
@@ -67,17 +68,22 @@ def report(r):
         print(f"  {c.what}: largest error {c.absolute:.3g}, {c.error:.0%} of {c.allowed}", flush=True)
 
 
+def kind(name):
+    """What a case's kernels are, without dtypes, options and tile sizes."""
+    return re.sub(r" \d+ x \d+.*", "", name.split(",")[0])
+
+
 def markdown(results):
-    lines = ["| kernel | target | size | largest error | of tolerance | tolerance | instructions | MFMA | options |"]
-    lines.append("|---|---|---|---|---:|---|---:|---:|---|")
-    for r in results:
-        errors = "; ".join(f"{c.what} {c.absolute:.2g}" for c in r.comparisons) or r.failure.split(":")[0]
-        share = max((c.error for c in r.comparisons), default=0)
-        options = f"`{r.options}`" if r.options else ""
-        allowed = "; ".join(dict.fromkeys(c.allowed for c in r.comparisons))
-        lines.append(
-            f"| {r.name} | {r.target} | {r.size} | {errors} | {share:.0%} | {allowed} | {r.instructions} | {r.mfma} | {options} |"
-        )
+    """A row for each kind of kernel."""
+    lines = ["| kernel | cases gfx942 | gfx950 | kernels | largest error, of tolerance | instructions | MFMA |"]
+    lines.append("|---|---:|---:|---:|---:|---:|---:|")
+    for name in dict.fromkeys(kind(r.name) for r in results):
+        group = [r for r in results if kind(r.name) == name]
+        worst = max((c.error for r in group for c in r.comparisons), default=0)
+        cases = [sum(r.target == target for r in group) for target in ("gfx942", "gfx950")]
+        kernels = len({(r.target, r.kernel) for r in group})
+        counts = [f"{sum(n):,}".replace(",", " ") for n in ((r.instructions for r in group), (r.mfma for r in group))]
+        lines.append(f"| {name} | {cases[0]} | {cases[1]} | {kernels} | {worst:.0%} | {counts[0]} | {counts[1]} |")
     return "\n".join(lines)
 
 
