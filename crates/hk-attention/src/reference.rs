@@ -3,6 +3,7 @@
 //! Inputs are the values that the kernels read, already rounded to their types; results are not rounded. Tensors are
 //! row-major without gaps. Caches are logical: `[slots, heads, columns]`, whatever their layout in memory.
 
+pub mod attention;
 pub mod qk_concat;
 
 use crate::KvLayout;

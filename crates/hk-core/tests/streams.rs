@@ -293,6 +293,7 @@ fn unknown_device_strings() {
         "emu:gfx942?budget=-1",
         "emu:gfx942?details=1",
         "emu:gfx942?misaligned=",
+        "emu:gfx942?skew=16clocks",
         "emu:gfx942?delay_ms=",
         "emu:gfx942?sanitize=race",
         "emu:gfx942?mfma=exact",
@@ -308,7 +309,7 @@ fn unknown_device_strings() {
     );
     assert!(
         Device::open(
-            "emu:gfx942?threads=2&cus=1&budget=1000&details=true&misaligned=false&mfma=cdna3-exact&delay_ms=0"
+            "emu:gfx942?threads=2&cus=1&budget=1000&details=true&misaligned=false&skew=0&mfma=cdna3-exact&delay_ms=0"
         )
         .is_ok()
     );

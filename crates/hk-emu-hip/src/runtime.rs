@@ -300,13 +300,14 @@ mod tests {
 
     #[test]
     fn devices_are_parsed() {
-        let devices = parse(" gfx942 ,gfx950?threads=2&misaligned=true&budget=10").unwrap();
+        let devices = parse(" gfx942 ,gfx950?threads=2&misaligned=true&budget=10&skew=0").unwrap();
         let archs: Vec<_> = devices.iter().map(|d| d.arch).collect();
         assert_eq!(archs, [Arch::Gfx942, Arch::Gfx950]);
         assert!(parse("").unwrap().is_empty());
-        for wrong in ["gfx90a", "sm_90", "gfx942?", "gfx942?threads=0", "gfx942?threads", "gfx942?x=1"] {
-            let result = parse(wrong);
-            assert_eq!(result.is_ok(), wrong == "gfx942?", "{wrong}");
+        assert!(parse("gfx942?").is_ok());
+        for wrong in ["gfx90a", "sm_90", "gfx942?threads=0", "gfx942?threads", "gfx942?skew=-1", "gfx942?x=1"]
+        {
+            assert!(parse(wrong).is_err(), "{wrong}");
         }
         assert!(parse(&["gfx942"; MAX_DEVICES + 1].join(",")).is_err());
     }

@@ -855,7 +855,7 @@ fn a_and_b_are_read_before_d_is_written() {
         let rig = Rig::new(options(cpu), &image);
         let mut random = Random(11);
         // Small numbers in every format: no NaN, no sum that is lost.
-        let data: Vec<u32> = (0..3 * 1024).map(|_| random.next() as u32 & 0x3333_3333).collect();
+        let data: Vec<u32> = (0..3 * 1024).map(|_| random.next() & 0x3333_3333).collect();
         let buffer = rig.upload("registers", &data);
         rig.launch("test", 1, 64, &Args::new().push(buffer)).unwrap();
         let out = rig.download::<u32>(buffer, data.len());
