@@ -149,6 +149,7 @@ pub fn merge(parts: &[(Vec<f64>, Vec<f64>)], dv: usize) -> (Vec<f64>, Vec<f64>) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::f64::consts::SQRT_2;
 
     const Q: [f64; 4] = [1.0, 0.0, 0.0, 2.0];
     const K: [f64; 6] = [1.0, 0.0, 0.0, 1.0, 1.0, 1.0];
@@ -173,7 +174,7 @@ mod tests {
         for (name, attention, out, lse) in [
             ("full", one_head(), [2.401112, 2.783233], [1.620621, 2.222080]),
             ("causal", causal, [1.330238, 2.783233], [1.107940, 2.222080]),
-            ("itself", Attention { window: [Some(0), None], ..causal }, [2.0, 4.0], [0.0, 1.414214]),
+            ("itself", Attention { window: [Some(0), None], ..causal }, [2.0, 4.0], [0.0, SQRT_2]),
             (
                 "and one before",
                 Attention { window: [Some(1), None], ..causal },
