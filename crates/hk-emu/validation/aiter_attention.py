@@ -1,10 +1,7 @@
 """AITER: attention. Arguments are in slots of 16 bytes, in the order of the structs of the host code."""
 
 import numpy as np
-from harness import Out, bf16, case, e4m3, e4m3fnuz, f32, u32
-
-TARGETS = ("gfx942", "gfx950")
-FP8 = {"gfx942": e4m3fnuz, "gfx950": e4m3}
+from harness import Out, bf16, case, e4m3, e4m3fnuz, f32, starts_of, u32
 
 
 def band(rows, columns, first, last):
@@ -40,10 +37,6 @@ def strides(x):
     """Bytes from row to row, head to head and batch to batch of [b, s, h, d]."""
     b, h, s = x.strides[0], x.strides[2], x.strides[1]
     return [u32(s), u32(h), u32(b)]
-
-
-def starts_of(lengths):
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
 
 
 def work_list(spans, rows, most, ranges, workgroups):

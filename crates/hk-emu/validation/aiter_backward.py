@@ -1,8 +1,8 @@
 """AITER: attention backward. Arguments are in slots of 16 bytes, in the order of the structs of the host code, mha_bwd.cu."""
 
 import numpy as np
-from aiter_attention import attention, band, starts_of, weighed
-from harness import Out, bf16, case, f32, i32, u32
+from aiter_attention import attention, band, weighed
+from harness import Out, bf16, case, f32, i32, starts_of, u32
 
 MASKS = {"": 0, "_causal": 1, "_causal_br": 2, "_swa": 3}  # none; ends at the diagonal; at the last key; a window
 WINDOW = 37, 5  # keys before and behind the diagonal that ends at the last key

@@ -1,10 +1,7 @@
 """AITER: matrix products and MoE gates. Arguments are in slots of 16 bytes, in the order of `KernelArgs` of the host code."""
 
 import numpy as np
-from harness import InOut, Out, bf16, case, e4m3, e4m3fnuz, f32, u32
-
-FP8 = {"gfx942": e4m3fnuz, "gfx950": e4m3}
-TARGETS = ("gfx942", "gfx950")
+from harness import FP8, TARGETS, InOut, Out, bf16, case, e4m3fnuz, f32, u32
 
 
 def shuffle(w, rows=16, bytes_per_k=32):

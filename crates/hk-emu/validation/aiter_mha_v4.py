@@ -3,8 +3,8 @@ of the other forward kernels, in slots of 16 bytes."""
 
 import ml_dtypes
 import numpy as np
-from aiter_attention import FP8, attention, weighed
-from harness import Out, case, f32, u32
+from aiter_attention import attention, weighed
+from harness import FP8, Out, case, f32, u32
 
 
 def mx(run, shape, dtype, largest):

@@ -2,8 +2,8 @@
 bytes, in the order of the structs of the host code, asm_mla.cu."""
 
 import numpy as np
-from aiter_attention import FP8, TARGETS, attention, causal, merge, starts_of, weighed, work_list
-from harness import Out, bf16, case, f32, u32
+from aiter_attention import attention, causal, merge, weighed, work_list
+from harness import FP8, TARGETS, Out, bf16, case, f32, starts_of, u32
 
 D, DV = 576, 512
 

@@ -7,15 +7,11 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
-from aiter_gemm import FP8, TARGETS, shuffle, shuffle_scales
-from harness import InOut, Out, bf16, case, u32
+from aiter_gemm import shuffle, shuffle_scales
+from harness import FP8, TARGETS, InOut, Out, bf16, case, silu, u32
 
 fp4, int4 = ml_dtypes.float4_e2m1fn, ml_dtypes.int4
 LARGEST = {np.int8: 127, FP8["gfx942"]: 240, FP8["gfx950"]: 448}
-
-
-def silu(x):
-    return x / (1 + np.exp(-x))
 
 
 def gelu(x):

@@ -2,8 +2,8 @@
 asm_pa.cu."""
 
 import numpy as np
-from aiter_attention import FP8, TARGETS, attention, causal, merge, starts_of, weighed, work_list
-from harness import Out, bf16, case, f32, u32
+from aiter_attention import attention, causal, merge, weighed, work_list
+from harness import FP8, TARGETS, Out, bf16, case, f32, starts_of, u32
 
 TYPES = {"bf16": bf16, "fp16": np.float16}
 LARGEST = {"gfx942": 240, "gfx950": 448, "Int8": 127}
@@ -82,7 +82,7 @@ def paged(run, file, group, lengths, queries, block=16, kv_heads=2, d=128):
 
 def persistent(run, file, group, lengths, queries, block, kv_heads=2, d=128):
     """The same from a list of work, which cuts long sequences: these give partial sums; host code: `pa_ps_fwd`."""
-    heads, target, dtype, n = group * kv_heads, run.result.target, FP8[run.result.target], len(lengths)
+    heads, target, dtype = group * kv_heads, run.result.target, FP8[run.result.target]
     run.result.size = f"{', '.join(map(str, lengths))} keys, {', '.join(map(str, queries))} queries, heads {heads}/{kv_heads}"
     pages, rows = starts_of([-(-x // block) for x in lengths]), starts_of(queries)
     table = run.rng.permutation(pages[-1] + 3)[: pages[-1]].astype(np.int32)

@@ -29,6 +29,18 @@ SAFETENSORS = {
 }
 NUMPY = {name: t for t, name in SAFETENSORS.items()}
 
+TARGETS = ("gfx942", "gfx950")
+FP8 = {"gfx942": e4m3fnuz, "gfx950": e4m3}  # of a target
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def starts_of(lengths):
+    """Where sequences of these lengths begin, one behind the other, and where the last one ends."""
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+
 
 def write_safetensors(path, tensors):
     header, blobs, at = {}, [], 0
@@ -100,7 +112,6 @@ class Result:
     kernel: str = ""
     instructions: int = 0
     mfma: int = 0
-    options: str = ""  # of `hk exec`, that change how it executes
     comparisons: list = field(default_factory=list)
     failure: str = ""
 
@@ -181,7 +192,6 @@ class Run:
                 raise RuntimeError(done.stderr.strip())
             counters = json.loads(done.stdout)
             self.result.kernel = self.result.kernel or path.name
-            self.result.options = " ".join(more)
             self.result.instructions += counters["instructions"]
             self.result.mfma += counters["mfma"]
             return read_safetensors(f"{folder}/out")

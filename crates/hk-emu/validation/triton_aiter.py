@@ -10,13 +10,12 @@ import types
 
 import numpy as np
 import triton_kernels
-from harness import InOut, bf16, case, e4m3, e4m3fnuz, f32
+from harness import TARGETS, InOut, bf16, case, e4m3, e4m3fnuz, f32
 
 import triton
 from triton.backends.compiler import GPUTarget
 
 KERNELS = "aiter.ops.triton._triton_kernels"
-FP8 = {"gfx942": e4m3fnuz, "gfx950": e4m3}
 POINTERS = {
     np.dtype(t): f"*{name}"
     for t, name in [
@@ -131,14 +130,6 @@ def cdiv(a, b):
     return -(-a // b)
 
 
-def silu(x):
-    return x / (1 + np.exp(-x))
-
-
-def starts(lengths):
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-
-
 def quantum(dtype):
     return 127.0 if dtype == np.int8 else 240.0 if dtype == e4m3fnuz else 448.0
 
@@ -153,6 +144,6 @@ def compare_quantized(run, q, value):
 
 
 def register(cases):
-    for target in ("gfx942", "gfx950"):
+    for target in TARGETS:
         for name, function in cases:
             case(f"AITER Triton: {name}", target)(function)

@@ -1,8 +1,8 @@
 """Attention, dense, paged and latent, and the gated delta rule."""
 
 import numpy as np
-from harness import InOut, Out, bf16
-from triton_aiter import FP8, HALF_ULP, cdiv, f64, launch, register, silu, starts, strides
+from harness import FP8, InOut, Out, bf16, silu, starts_of
+from triton_aiter import HALF_ULP, cdiv, f64, launch, register, strides
 from triton_aiter_rows import rope
 
 import triton.language as tl
@@ -78,7 +78,7 @@ def run_paged_decode(run, heads, groups, fp8=False, splits=False):
 def run_prefill(run):
     heads, groups, dim = 4, 2, 64
     run.result.size = f"{len(LENGTHS)} sequences of {', '.join(map(str, LENGTHS))}, heads {heads}/{groups}, dim {dim}"
-    first = starts(LENGTHS)
+    first = starts_of(LENGTHS)
     q = run.normal(first[-1], heads, dim, dtype=bf16)
     k, v = (run.normal(first[-1], groups, dim, dtype=bf16) for _ in range(2))
     out = Out("o", q.shape)
@@ -173,7 +173,7 @@ def run_unified_attention(run, segments):
     lengths = np.array([150, 67, 20], np.int32)
     run.result.size = f"queries {queries}, keys {tuple(map(int, lengths))}, heads {heads}/{groups}, dim {dim}"
     table, count = pages(run, lengths, page)
-    first = starts(queries)
+    first = starts_of(queries)
     tokens, some = int(first[-1]), len(queries)
     q = run.normal(tokens, heads, dim, dtype=bf16)
     k, v = (run.normal(count, page, groups, dim, dtype=bf16) for _ in range(2))
@@ -224,7 +224,7 @@ def run_extend_attention(run):
     """New tokens see all of their prefix, scattered in a cache, and each other causally."""
     prefixes, lengths, heads, groups, dim, cap = (40, 0, 75), (70, 5, 1), 8, 2, 64, 5.0
     run.result.size = f"prefixes {prefixes}, new {lengths}, heads {heads}/{groups}, dim {dim}"
-    first, before = starts(lengths), starts(prefixes)
+    first, before = starts_of(lengths), starts_of(prefixes)
     slots = int(before[-1]) + 9
     q = run.normal(first[-1], heads, dim, dtype=bf16)
     k, v = (run.normal(first[-1], groups, dim, dtype=bf16) for _ in range(2))
@@ -285,7 +285,7 @@ def run_mla_decode(run):
     run.result.size = (
         f"{len(lengths)} sequences of {', '.join(map(str, lengths))}, heads {heads}, dim {lora} + {pe}, splits {splits}"
     )
-    first = starts(lengths)
+    first = starts_of(lengths)
     slots, batch = int(first[-1]) + 9, len(lengths)
     q, kv = run.normal(batch, heads, lora + pe, dtype=bf16), run.normal(slots, 1, lora + pe, dtype=bf16)
     turns = run.integers(0, 4, 100, pe // 2)
@@ -347,7 +347,7 @@ def run_hstu_attention(run):
     """Attention with silu instead of softmax, causal, with targets that see only themselves of the targets."""
     lengths, targets, heads, dim, longest = (70, 33), (4, 7), 2, 64, 128
     run.result.size = f"{len(lengths)} sequences of {', '.join(map(str, lengths))}, heads {heads}, dim {dim}"
-    first = starts(lengths)
+    first = starts_of(lengths)
     q, k, v = (run.normal(first[-1], heads, dim, dtype=bf16) for _ in range(3))
     out = Out("o", q.shape)
     at = [s for x in (q, k, v, out) for s in strides(x)[:2]]
@@ -388,7 +388,7 @@ def run_gated_delta_rule(run, gating):
     run.result.size = (
         f"{len(lengths)} sequences of {', '.join(map(str, lengths))}, heads {heads}/{v_heads}, dim {k_dim}/{v_dim}"
     )
-    first = starts(lengths)
+    first = starts_of(lengths)
     tokens, scale = int(first[-1]), k_dim**-0.5
     q, k = (run.normal(tokens, heads, k_dim, dtype=bf16) for _ in range(2))
     v, state = run.normal(tokens, v_heads, v_dim, dtype=bf16), run.normal(len(lengths), v_heads, k_dim, v_dim)

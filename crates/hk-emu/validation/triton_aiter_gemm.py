@@ -2,8 +2,8 @@
 
 import ml_dtypes
 import numpy as np
-from harness import InOut, Out, bf16, e4m3
-from triton_aiter import FP8, HALF_ULP, cdiv, f64, kernel, launch, register, starts, strides
+from harness import FP8, InOut, Out, bf16, e4m3, starts_of
+from triton_aiter import HALF_ULP, cdiv, f64, kernel, launch, register, strides
 
 import triton.language as tl
 
@@ -144,7 +144,7 @@ def run_grouped_gemm(run, stealing):
     """Groups of rows, one of them empty; tiles in turn, or from a counter."""
     rows, k, n, programs = (37, 0, 5, 40), 136, 100, 5
     run.result.size = f"{', '.join(map(str, rows))} rows, {k} x {n}"
-    first = starts(rows)
+    first = starts_of(rows)
     a, b, bias = (
         run.normal(first[-1], k, dtype=bf16),
         run.normal(len(rows), n, k, dtype=bf16),

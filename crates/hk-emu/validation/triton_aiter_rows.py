@@ -2,8 +2,8 @@
 
 import ml_dtypes
 import numpy as np
-from harness import InOut, Out, bf16, e4m3
-from triton_aiter import FP8, HALF_ULP, cdiv, compare_quantized, f64, launch, quantum, register, silu, starts, strides
+from harness import FP8, InOut, Out, bf16, e4m3, silu, starts_of
+from triton_aiter import HALF_ULP, cdiv, compare_quantized, f64, launch, quantum, register, strides
 
 
 def softmax(x):
@@ -318,7 +318,7 @@ def run_causal_conv(run):
     """Sequences that begin with and without a state, one shorter than the state; states are updated."""
     dim, width, lengths = 300, 4, (21, 2, 8)
     run.result.size = f"{dim} channels, width {width}, {len(lengths)} sequences of {', '.join(map(str, lengths))}"
-    first = starts(lengths)
+    first = starts_of(lengths)
     x, w, bias = (
         run.normal(first[-1], dim, dtype=np.float16),
         run.normal(dim, width, dtype=np.float16),

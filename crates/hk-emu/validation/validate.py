@@ -2,7 +2,7 @@
 """Validates the emulator on kernels that others wrote and run on hardware; VALIDATION.md has the results.
 
   validate.py --hk target/release/hk --aiter AITER/hsa [--only PART] [--markdown] [--sanitize NAMES]
-              [--numerics NAME]
+              [--numerics NAME] [--skew CLOCKS]
 
 Needs numpy and ml_dtypes; with triton, runs kernels that it compiles, too: ours and those of the checkout of AITER around
 the folder hsa.
@@ -80,7 +80,7 @@ def markdown(results):
     for name in dict.fromkeys(kind(r.name) for r in results):
         group = [r for r in results if kind(r.name) == name]
         worst = max((c.error for r in group for c in r.comparisons), default=0)
-        cases = [sum(r.target == target for r in group) for target in ("gfx942", "gfx950")]
+        cases = [sum(r.target == target for r in group) for target in harness.TARGETS]
         kernels = len({(r.target, r.kernel) for r in group})
         counts = [f"{sum(n):,}".replace(",", " ") for n in ((r.instructions for r in group), (r.mfma for r in group))]
         lines.append(f"| {name} | {cases[0]} | {cases[1]} | {kernels} | {worst:.0%} | {counts[0]} | {counts[1]} |")

@@ -167,7 +167,7 @@ mod tests {
         }
     }
 
-    /// Two queries over three keys, worked out by hand for each option.
+    /// Two queries over three keys, six digits for each option.
     #[test]
     fn golden_values() {
         let causal = Attention { causal: true, ..one_head() };

@@ -1,8 +1,8 @@
 //! Deadlocks: waves that wait for a write that no wave is left to make.
 //!
 //! A wave spins if it returns to the same instruction with the same registers, and has neither changed memory nor read the
-//! clock in between: it spins until another wave changes memory. When every wave of every running workgroup spins, and no workgroup is left
-//! to start, the launch cannot end.
+//! clock in between: it spins until another wave changes memory. When every wave of every running workgroup spins, and no
+//! workgroup is left to start, the launch cannot end.
 
 use super::access::Accesses;
 use super::step::Watch;
