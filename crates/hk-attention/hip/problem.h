@@ -1,0 +1,299 @@
+// problem.h: the parameters of the prefill kernels, and the queries and keys of a block.
+//
+//   s[i, j] = q[i] . k[j]  ->  p = softmax(s)  ->  out[i] = sum over j of p[i, j] v[j]
+//
+// The keys of a sequence are those of a paged cache, then fresh ones; either part may be empty. Query i of Sq stands at key
+// i + Sk - Sq. Blocks have tiles of query rows. With `pack` > 1 the rows of a tile are (query, head of the group), head fastest.
+#pragma once
+
+#include <hk/arch.h>
+#include <hk/global.h>
+#include <hk/types.h>
+#include <hk/wave.h>
+
+namespace attention {
+
+using hk::GlobalPtr;
+using hk::i32;
+using hk::i64;
+using hk::u16;
+using hk::u32;
+using hk::u64;
+using hk::u8;
+using hk::Vec;
+
+/// Element types beside that of the kernel, which the kernel widens. Same values as in src/prefill/params.rs.
+enum ElementType : u32 {
+    kOwn = 0,
+    kFp8 = 1,  // e4m3 of the target
+    kI8 = 2,
+    kF32 = 3,  // outputs and biases
+};
+
+/// Rows [batch, row, head, column], unit stride on the columns; strides in bytes.
+struct HeadRows {
+    u64 data;  // 0: absent
+    i64 batch, row, head;
+};
+
+/// Rows of keys or values [batch or page, head, token, column]; strides in bytes. Tokens and columns can be in groups of 2^shift:
+/// then `token_group` is the stride of groups, `token` that within a group.
+struct KeyRows {
+    u64 data;
+    i64 batch, head, token_group, token, column_group, column;
+    u32 token_shift, column_shift;
+    u64 descale;  // f32, by batch and head, strides in elements; 0: 1
+    i64 descale_batch, descale_head;
+
+    /// Address of a token's row, column 0.
+    HK_FN u64 row(u64 batch_index, u32 head_index, u32 token_index) const {
+        return data + u64(i64(batch_index) * batch + i64(head_index) * head +
+                          i64(token_index >> token_shift) * token_group +
+                          i64(token_index & ((1u << token_shift) - 1u)) * token);
+    }
+    HK_FN i64 column_offset(u32 c) const {
+        return i64(c >> column_shift) * column_group + i64(c & ((1u << column_shift) - 1u)) * column;
+    }
+    HK_FN float scale(u32 batch_index, u32 head_index) const {
+        if (!descale) return 1.0f;
+        return hk::load_uniform<float>(descale +
+                                       u64(i64(batch_index) * descale_batch + i64(head_index) * descale_head) * 4);
+    }
+};
+
+/// The keys and values of a cache, or the fresh ones.
+struct KeysValues {
+    KeyRows k, v;
+    u32 type;        // ElementType
+    u32 vectorized;  // eight columns of any row are contiguous and aligned; columns are multiples of eight
+};
+
+/// Pages of a cache: page p of sequence n is table[n * row + p], or table[starts[n] + p].
+struct Pages {
+    u64 table;   // i32; 0: there is no cache
+    u64 starts;  // i32 [sequences + 1], or 0
+    i64 row;
+    u32 width;    // entries of a sequence; with `starts`: of the table
+    u32 n_pages;  // of the cache
+    u32 tokens, inverse;  // of a page, see hk::DivMod
+};
+
+/// Lengths of sequences. Packed queries begin at q_starts[n] of total_q rows, other ones at row 0 of batch n.
+struct Sequences {
+    u64 q_starts;      // i32 [n + 1] or, with q_lens, [n]; 0: not packed
+    u64 q_lens;        // i32 [n]; 0: up to the next start, or sq
+    u64 k_starts;      // the same for fresh keys
+    u64 k_lens;
+    u64 cache_starts;  // i32 [n + 1]: cached keys of a sequence are the differences
+    u64 total_lens;    // i32 [n]: cached and fresh keys
+    u32 n;
+    u32 sq, sk;            // lengths where they are not packed
+    u32 total_q, total_k;  // rows of packed tensors
+    u32 tiles;             // tiles of a head, of all sequences: at least as many as there are
+    u32 tiles_of_one;      // tiles of each sequence; 0: found by a scan of the starts
+    u32 k_consecutive;     // k_starts are the sums of k_lens
+};
+
+/// What scores are made of.
+struct Scores {
+    float scale;    // of q . k
+    float softcap;  // 0: none
+    i32 left, right;  // keys before and after the query's own place that are visible
+    u64 alibi;      // f32 slopes; 0: none
+    i64 alibi_batch;
+    u64 sink;  // f32 [heads]; 0: none
+    HeadRows bias;  // f32 or the kernel's type; columns are keys
+    u32 bias_type;
+    u32 bias_fresh;  // rows and columns of the bias are fresh queries and keys
+    u64 mask;         // u8 [queries, keys] of each sequence; 0: none
+    u64 mask_starts;  // i32 [n + 1]
+    u32 mask_fresh_only;  // cached keys are visible whatever it says
+    u32 dropout;  // u >= dropout * 2^-24 is kept; 0: none
+    float kept;   // 1 / (1 - p)
+    u32 longest_q, longest_k;
+    u32 pad;
+    u64 seed, offset;
+};
+
+/// Mask of `hstu_attn`.
+struct Hstu {
+    u64 targets;  // i32 [n]; 0: none
+    u32 causal, reach, contextual;  // reach: 0: any
+    float inverse_longest;
+};
+
+struct Params {
+    HeadRows q, out, lse;
+    KeysValues fresh, cache;
+    Pages pages;
+    Sequences sequences;
+    Scores scores;
+    Hstu hstu;
+    u64 q_descale;  // f32, by batch and head
+    i64 q_descale_batch, q_descale_head;
+    u64 out_scale;  // f32; 0: 1
+    u32 heads, group;  // query heads; query heads of a key head
+    u32 pack, pack_inverse;  // heads of a tile's rows: 1 or `group`
+    u32 dqk, dv;
+    u32 q_type, out_type;
+    u32 q_vectorized, out_vectorized;  // eight columns are aligned, four columns are
+    u32 skip_single;  // sequences of one query are left untouched
+    u32 pad;
+};
+
+HK_FN i32 index_at(u64 array, u64 i) { return hk::load_uniform<i32>(array + 4 * i); }
+
+/// The queries of a block: rows [first, first + kRows) of those of a sequence and, if pack is 1, a head.
+struct Work {
+    u32 sequence, first;
+    u32 q_start, q_len;  // packed row of the sequence's first query; queries
+    u32 head;            // the first head of the rows
+    bool poison;         // lengths contradict each other: all outputs are NaN
+    u32 cached, fresh;   // keys
+    u32 k_start;         // packed row of the first fresh key
+    u64 pages;           // of the sequence, in the table
+
+    HK_FN u32 keys() const { return cached + fresh; }
+};
+
+namespace detail {
+
+/// Start and length of sequence n among packed rows.
+struct Span {
+    i32 start, length;
+    bool valid;
+
+    HK_FN Span(u64 starts, u64 lens, u32 n, u32 total, auto load) {
+        start = load(starts, n);
+        length = lens ? load(lens, n) : i32(u32(load(starts, n + 1)) - u32(start));
+        valid = start >= 0 && length >= 0 && u32(start) <= total && u32(length) <= total - u32(start);
+    }
+};
+
+HK_FN u32 tiles_of(u32 queries, u32 pack, u32 rows) { return (queries * pack + rows - 1) / rows; }
+
+}  // namespace detail
+
+/// The block's work. False: there is none. `invalid`: the starts are no partition of the packed rows; all outputs are NaN.
+template <int kRows>
+HK_FN bool find_work(const Params &p, u32 task, Work &work, bool &invalid) {
+    const Sequences &s = p.sequences;
+    const u32 heads = p.heads / p.pack;
+    const u32 head_block = task / s.tiles;
+    u32 tile = task % s.tiles;
+    if (head_block >= heads) return false;
+    work.head = head_block * p.pack;
+    work.poison = false;
+    invalid = false;
+    if (s.tiles_of_one) {
+        work.sequence = tile / s.tiles_of_one;
+        tile %= s.tiles_of_one;
+        work.q_start = 0, work.q_len = s.sq;
+        if (s.q_starts) {
+            const detail::Span span(s.q_starts, s.q_lens, work.sequence, s.total_q, index_at);
+            work.q_start = u32(span.start), work.q_len = u32(span.length);
+            if (!span.valid) return false;
+        } else if (s.q_lens) {
+            const u32 used = u32(index_at(s.q_lens, work.sequence));
+            work.poison = used > s.sq;
+            work.q_len = used > s.sq ? s.sq : used;
+        }
+    } else {
+        // Lanes have a sequence each.
+        const auto of_lane = [](u64 array, u32 i) { return reinterpret_cast<GlobalPtr<const i32>>(array)[i]; };
+        u32 before = 0, found = ~0u, first_tile = 0;
+        i32 end = 0;
+        for (u32 base = 0; base < s.n; base += hk::kWaveSize) {
+            const u32 n = base + hk::lane_id();
+            u32 tiles = 0;
+            i32 start = 0, length = 0;
+            bool valid = true;
+            if (n < s.n) {
+                const detail::Span span(s.q_starts, s.q_lens, n, s.total_q, of_lane);
+                start = span.start, length = span.length, valid = span.valid;
+                if (n == 0) valid = valid && start == 0;
+                if (n + 1 == s.n) valid = valid && u32(start + length) == s.total_q;
+                tiles = valid ? detail::tiles_of(u32(length), p.pack, kRows) : 0;
+            }
+            if (hk::ballot(!valid) != 0) {
+                invalid = true;
+                return true;
+            }
+            const u32 upto = before + hk::wave_scan(tiles);
+            const u64 mine = hk::ballot(upto > tile && upto - tiles <= tile);
+            if (mine != 0) {
+                const u32 lane = u32(__builtin_ctzll(mine));
+                found = base + lane;
+                first_tile = hk::broadcast(upto - tiles, lane);
+                work.q_start = u32(hk::broadcast(start, lane));
+                work.q_len = u32(hk::broadcast(length, lane));
+            }
+            before = hk::last_lane(upto);
+            (void)end;
+        }
+        if (found == ~0u) return false;
+        work.sequence = found;
+        tile -= first_tile;
+    }
+    // The last tiles first: where keys after a query are masked, they have most keys.
+    const u32 tiles = detail::tiles_of(work.q_len, p.pack, kRows);
+    if (tile >= tiles) return false;
+    work.first = (tiles - 1 - tile) * kRows;
+    return true;
+}
+
+/// The keys of the work's sequence.
+HK_FN void find_keys(const Params &p, Work &work) {
+    const Sequences &s = p.sequences;
+    const u32 n = work.sequence;
+    work.k_start = 0, work.fresh = 0, work.cached = 0, work.pages = 0;
+    if (p.fresh.k.data) {
+        if (s.k_consecutive) {
+            u64 start = 0;
+            bool valid = true;
+            for (u32 i = 0; i <= n; ++i) {
+                const i32 length = index_at(s.k_lens, i);
+                valid = valid && length >= 0;
+                if (i < n) start += u32(length);
+                work.fresh = u32(length);
+            }
+            valid = valid && start + work.fresh <= s.total_k;
+            work.poison |= !valid;
+            work.k_start = valid ? u32(start) : 0;
+            work.fresh = valid ? work.fresh : 0;
+        } else if (s.k_starts) {
+            const detail::Span span(s.k_starts, s.k_lens, n, s.total_k, index_at);
+            work.poison |= !span.valid;
+            work.k_start = span.valid ? u32(span.start) : 0;
+            work.fresh = span.valid ? u32(span.length) : 0;
+        } else {
+            work.fresh = s.sk;
+            if (s.k_lens) {
+                const u32 used = u32(index_at(s.k_lens, n));
+                work.poison |= used > s.sk;
+                work.fresh = used > s.sk ? 0 : used;
+            }
+        }
+    }
+    if (p.pages.table) {
+        i64 cached;
+        if (s.total_lens) {
+            cached = i64(index_at(s.total_lens, n)) - work.fresh;
+        } else {
+            cached = i64(index_at(s.cache_starts, n + 1)) - index_at(s.cache_starts, n);
+        }
+        work.pages = u64(i64(n) * p.pages.row);
+        i64 room = i64(p.pages.width) * p.pages.tokens;
+        if (p.pages.starts) {
+            const i64 start = index_at(p.pages.starts, n);
+            work.poison |= start < 0 || start > p.pages.width;
+            work.pages = u64(start);
+            room = (p.pages.width - start) * p.pages.tokens;
+        }
+        const bool valid = cached >= 0 && cached <= room && cached < (1 << 30);
+        work.poison |= !valid;
+        work.cached = valid && !work.poison ? u32(cached) : 0;
+    }
+}
+
+}  // namespace attention
