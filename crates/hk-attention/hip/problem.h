@@ -47,9 +47,9 @@ struct KeyRows {
 
     /// Address of a token's row, column 0.
     HK_FN u64 row(u64 batch_index, u32 head_index, u32 token_index) const {
-        return data + u64(i64(batch_index) * batch + i64(head_index) * head +
-                          i64(token_index >> token_shift) * token_group +
-                          i64(token_index & ((1u << token_shift) - 1u)) * token);
+        return data +
+               u64(i64(batch_index) * batch + i64(head_index) * head + i64(token_index >> token_shift) * token_group +
+                   i64(token_index & ((1u << token_shift) - 1u)) * token);
     }
     HK_FN i64 column_offset(u32 c) const {
         return i64(c >> column_shift) * column_group + i64(c & ((1u << column_shift) - 1u)) * column;
@@ -64,52 +64,54 @@ struct KeyRows {
 /// The keys and values of a cache, or the fresh ones.
 struct KeysValues {
     KeyRows k, v;
-    u32 type;        // ElementType
+    u32 element;  // ElementType
     u32 vectorized;  // eight columns of any row are contiguous and aligned; columns are multiples of eight
 };
 
 /// Pages of a cache: page p of sequence n is table[n * row + p], or table[starts[n] + p].
 struct Pages {
-    u64 table;   // i32; 0: there is no cache
+    u64 table;  // i32; 0: there is no cache
     u64 starts;  // i32 [sequences + 1], or 0
     i64 row;
-    u32 width;    // entries of a sequence; with `starts`: of the table
+    u32 width;  // entries of a sequence; with `starts`: of the table
     u32 n_pages;  // of the cache
     u32 tokens, inverse;  // of a page, see hk::DivMod
 };
 
 /// Lengths of sequences. Packed queries begin at q_starts[n] of total_q rows, other ones at row 0 of batch n.
 struct Sequences {
-    u64 q_starts;      // i32 [n + 1] or, with q_lens, [n]; 0: not packed
-    u64 q_lens;        // i32 [n]; 0: up to the next start, or sq
-    u64 k_starts;      // the same for fresh keys
+    u64 q_starts;  // i32 [n + 1] or, with q_lens, [n]; 0: not packed
+    u64 q_lens;  // i32 [n]; 0: up to the next start, or sq
+    u64 k_starts;  // the same for fresh keys
     u64 k_lens;
     u64 cache_starts;  // i32 [n + 1]: cached keys of a sequence are the differences
-    u64 total_lens;    // i32 [n]: cached and fresh keys
+    u64 total_lens;  // i32 [n]: cached and fresh keys
     u32 n;
-    u32 sq, sk;            // lengths where they are not packed
+    u32 sq, sk;  // lengths where they are not packed
     u32 total_q, total_k;  // rows of packed tensors
-    u32 tiles;             // tiles of a head, of all sequences: at least as many as there are
-    u32 tiles_of_one;      // tiles of each sequence; 0: found by a scan of the starts
-    u32 k_consecutive;     // k_starts are the sums of k_lens
+    u32 tiles;  // tiles of a head, of all sequences: at least as many as there are
+    u32 tiles_of_one;  // tiles of each sequence; 0: found by a scan of the starts
+    u32 k_consecutive;  // k_starts are the sums of k_lens
 };
 
 /// What scores are made of.
 struct Scores {
-    float scale;    // of q . k
+    float scale;  // of q . k
     float softcap;  // 0: none
     i32 left, right;  // keys before and after the query's own place that are visible
-    u64 alibi;      // f32 slopes; 0: none
+    u64 alibi;  // f32 slopes; 0: none
     i64 alibi_batch;
     u64 sink;  // f32 [heads]; 0: none
     HeadRows bias;  // f32 or the kernel's type; columns are keys
     u32 bias_type;
-    u32 bias_fresh;  // rows and columns of the bias are fresh queries and keys
-    u64 mask;         // u8 [queries, keys] of each sequence; 0: none
+    u32 bias_fresh;  // its columns are the last keys, as many as there are queries
+    u32 bias_rows, bias_cols;
+    u64 mask;  // u8 [queries, keys] of each sequence; 0: none
     u64 mask_starts;  // i32 [n + 1]
+    u64 mask_bytes;
     u32 mask_fresh_only;  // cached keys are visible whatever it says
     u32 dropout;  // u >= dropout * 2^-24 is kept; 0: none
-    float kept;   // 1 / (1 - p)
+    float kept;  // 1 / (1 - p)
     u32 longest_q, longest_k;
     u32 pad;
     u64 seed, offset;
@@ -147,11 +149,11 @@ HK_FN i32 index_at(u64 array, u64 i) { return hk::load_uniform<i32>(array + 4 * 
 struct Work {
     u32 sequence, first;
     u32 q_start, q_len;  // packed row of the sequence's first query; queries
-    u32 head;            // the first head of the rows
-    bool poison;         // lengths contradict each other: all outputs are NaN
-    u32 cached, fresh;   // keys
-    u32 k_start;         // packed row of the first fresh key
-    u64 pages;           // of the sequence, in the table
+    u32 head;  // the first head of the rows
+    bool poison;  // lengths contradict each other: all outputs are NaN
+    u32 cached, fresh;  // keys
+    u32 k_start;  // packed row of the first fresh key
+    u64 pages;  // of the sequence, in the table
 
     HK_FN u32 keys() const { return cached + fresh; }
 };
@@ -202,7 +204,6 @@ HK_FN bool find_work(const Params &p, u32 task, Work &work, bool &invalid) {
         // Lanes have a sequence each.
         const auto of_lane = [](u64 array, u32 i) { return reinterpret_cast<GlobalPtr<const i32>>(array)[i]; };
         u32 before = 0, found = ~0u, first_tile = 0;
-        i32 end = 0;
         for (u32 base = 0; base < s.n; base += hk::kWaveSize) {
             const u32 n = base + hk::lane_id();
             u32 tiles = 0;
@@ -229,7 +230,6 @@ HK_FN bool find_work(const Params &p, u32 task, Work &work, bool &invalid) {
                 work.q_len = u32(hk::broadcast(length, lane));
             }
             before = hk::last_lane(upto);
-            (void)end;
         }
         if (found == ~0u) return false;
         work.sequence = found;

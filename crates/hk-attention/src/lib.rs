@@ -5,9 +5,11 @@ hk_core::include_kernels!();
 mod kv_cache;
 #[cfg(feature = "registry")]
 mod operators;
+mod prefill;
 #[cfg(feature = "registry")]
 pub mod reference;
 
 pub use kv_cache::*;
 #[cfg(feature = "registry")]
 pub use operators::OPERATORS;
+pub use prefill::*;

@@ -2,5 +2,5 @@
 
 hk_testkit::corner_tests!(
     hk_attention::OPERATORS: qk_cat, qk_rope_cat, rope_reshape_and_cache, rope_cat_and_cache_mla,
-    fused_bmm_rope_kv_cache
+    fused_bmm_rope_kv_cache, mha, mha_varlen
 );

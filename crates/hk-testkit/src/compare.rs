@@ -67,6 +67,8 @@ pub struct Comparison {
     pub bad: usize,
     /// Number of elements that equal the reference rounded once to the result's type.
     pub rounded: usize,
+    /// The 2-norm of the errors relative to that of the reference, and what it may be, for tolerances that bound it.
+    pub norm: Option<[f64; 2]>,
     /// The element that is furthest off, relative to its bound; `None` if there are no elements.
     pub worst: Option<Deviation>,
     /// The worst element and its neighbours along the last axis, if any element is bad.
@@ -184,6 +186,7 @@ pub fn compare(
             worst = Some(d);
         }
     }
+    let norm = tolerance.norm(dtype).map(|most| [relative_norm(got, want), most]);
     let mut around = Vec::new();
     if let Some(w) = worst.filter(|_| bad > 0) {
         let cols = shape.last().copied().unwrap_or(1);
@@ -191,7 +194,15 @@ pub fn compare(
         around.extend((w.index.saturating_sub(3).max(row)..(w.index + 4).min(row + cols)).map(at));
     }
     let shape = shape.to_vec();
-    Comparison { label, dtype, shape, tolerance, elements, bad, rounded, worst, around }
+    Comparison { label, dtype, shape, tolerance, elements, bad, rounded, norm, worst, around }
+}
+
+/// The 2-norm of the errors relative to that of the reference, of elements that are finite in it.
+fn relative_norm(got: &[f64], want: &[f64]) -> f64 {
+    let finite = || got.iter().zip(want).filter(|(_, want)| want.is_finite());
+    let error: f64 = finite().map(|(got, want)| (got - want).powi(2)).sum();
+    let all: f64 = finite().map(|(_, want)| want.powi(2)).sum();
+    if error == 0.0 { 0.0 } else { (error / all).sqrt() }
 }
 
 /// Compares each output of a call of an operator with the operator's reference, by the tolerance of its argument.
@@ -238,9 +249,9 @@ pub(crate) fn compare_with(
 }
 
 impl Comparison {
-    /// Whether every element is within its bound.
+    /// Whether every element is within its bound, and the norm of the errors.
     pub fn passed(&self) -> bool {
-        self.bad == 0
+        self.bad == 0 && self.norm.is_none_or(|[got, most]| got <= most)
     }
 
     /// Share of elements that equal the correctly rounded reference; 1 if there are none.
@@ -284,6 +295,9 @@ impl fmt::Display for Comparison {
                 f,
                 "are further than {rtol:e} |want| + {atol:e} from the reference ({dtype}, {t:?})"
             )?,
+        }
+        if let Some([got, most]) = self.norm.filter(|[got, most]| got > most) {
+            writeln!(f, "the norm of the errors is {got:.3e} of the reference's, more than {most:e}")?;
         }
         let Some(worst) = self.worst else { return Ok(()) };
         write!(f, "worst element: {}, and its neighbours:", self.coordinates(worst.index))?;
@@ -452,6 +466,19 @@ mod tests {
             ),
             "{report}"
         );
+    }
+
+    #[test]
+    fn norms_are_bounded_beside_elements() {
+        let want = HostTensorF64::new([4], vec![1.0, -1.0, 1.0, f64::INFINITY]);
+        let at = |e: f64| {
+            let got = [1.0 + e, -1.0 - e, 1.0 + e, f64::INFINITY];
+            compare("x", DType::Bf16, &got, &want, Tolerance::Attention)
+        };
+        assert!(at(4.99e-3).passed());
+        let off = at(5.01e-3);
+        assert!(!off.passed() && off.bad == 0);
+        assert!(off.to_string().contains("the norm of the errors is 5.010e-3"), "{off}");
     }
 
     #[test]

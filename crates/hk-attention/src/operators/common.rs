@@ -13,6 +13,7 @@ pub(super) const NARROW: &[DType] = &[DType::Bf16, DType::F16, DType::Fp8E4M3Fnu
 /// Types of caches beside that of the heads.
 pub(super) const FP8: &[DType] = &[DType::Fp8E4M3Fnuz, DType::Fp8E4M3];
 pub(super) const INDICES: &[DType] = &[DType::I32, DType::I64];
+pub(super) const INDICES_32: &[DType] = &[DType::I32];
 
 /// Rows of the tables in the cases.
 pub(super) const TABLE_ROWS: usize = 64;

@@ -1,7 +1,9 @@
 //! The operators as data, for the `hk` program, the demo and the documentation.
 
+mod attention;
 mod common;
 mod fused_bmm_rope_kv_cache;
+mod mha;
 mod mla;
 mod qk_concat;
 mod rope_cat_and_cache_mla;
@@ -16,4 +18,6 @@ pub static OPERATORS: &[Operator] = &[
     rope_reshape_and_cache::ROPE_RESHAPE_AND_CACHE,
     rope_cat_and_cache_mla::ROPE_CAT_AND_CACHE_MLA,
     fused_bmm_rope_kv_cache::FUSED_BMM_ROPE_KV_CACHE,
+    mha::MHA,
+    mha::MHA_VARLEN,
 ];

@@ -26,9 +26,22 @@ pub enum Tolerance {
         /// Error of the sum, relative to its magnitude.
         terms: f64,
     },
+    /// A convex combination whose weights are rounded to the result's type before they are summed up: the output of attention.
+    /// Beside the bounds of each element, the error's norm is bounded relative to that of the reference ([`norm`](Tolerance::norm)).
+    Attention,
 }
 
 impl Tolerance {
+    /// What the 2-norm of the errors may be, relative to that of the reference, over all elements that are finite; `None`: anything.
+    pub const fn norm(self, dtype: DType) -> Option<f64> {
+        match (self, dtype) {
+            (Self::Attention, DType::Bf16) => Some(5e-3),
+            (Self::Attention, DType::F16) => Some(1e-3),
+            (Self::Attention, DType::F32) => Some(1e-5),
+            _ => None,
+        }
+    }
+
     /// `(rtol, atol)` for a result of this type: `|got - want| <= rtol |want| + atol`, for [`Tolerance::Sum`] without the error
     /// of the sum. Zero for [`Tolerance::Exact`], and
     /// for types other than `f32`, `f16` and `bf16` in the classes of arithmetic.
@@ -52,6 +65,9 @@ impl Tolerance {
             (Self::Reduction, DType::Bf16) => (8e-3, 1e-5),
             (Self::Reduction, DType::F16) => (1e-3, 1e-5),
             (Self::Reduction, DType::F32) => (1e-5, 1e-6),
+            (Self::Attention, DType::Bf16) => (1e-2, 1e-2),
+            (Self::Attention, DType::F16) => (2e-3, 2e-3),
+            (Self::Attention, DType::F32) => (1e-4, 2e-5),
             // Half a step; of f32 a few, for the arithmetic after the sum.
             (Self::Sum { .. }, DType::Bf16) => (1.0 / 256.0, f32::MIN_POSITIVE as f64),
             (Self::Sum { .. }, DType::F16) => (1.0 / 2048.0, 1.0 / 33_554_432.0),

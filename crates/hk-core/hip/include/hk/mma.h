@@ -19,12 +19,14 @@ template <int kDim>
 inline constexpr int kFragBytesOf = kLaneGroups<kDim> * 16;
 inline constexpr int kFragBytes = kFragBytesOf<16>;
 
-/// Reduces over the lanes that hold the same rows; `op` is commutative.
-template <class T, class Op>
+/// Reduces over the lanes that hold the same rows of kDim; `op` is commutative.
+template <int kDim = 16, class T, class Op>
 HK_FN T reduce_over_lane_groups(T v, Op op) {
-    constexpr int kNext = kRowsPerLane == 1 ? 16 : 1;
+    static_assert(kDim == 16 || kRowsPerLane == 1, "sm_90 has operands of 16 rows");
+    constexpr int kNext = kRowsPerLane == 1 ? kDim : 1;
     v = op(v, shuffle_xor<kNext>(v));
-    return op(v, shuffle_xor<2 * kNext>(v));
+    if constexpr (kDim == 16) v = op(v, shuffle_xor<2 * kNext>(v));
+    return v;
 }
 
 /// A value for each of a lane's rows.

@@ -95,17 +95,27 @@ struct WaveTile {
     /// The other operand's rows have column n at Places<T>(n).
     template <class T>
     struct AsOperand {
-        static constexpr int kFragElements = 128 / kBitsOf<T>;
-        static constexpr int kFrags = kN / kDim * Places::kElements / kFragElements;
-        static_assert(kFrags * kFragElements * kWaveSize == kN * kDim, "whole fragments");
+        static constexpr int kFragElements = 128 / kBitsOf<T>;  // of a row
+        static constexpr int kFrags = kN / kDim * Places::kElements / kRowsPerLane / kFragElements;
+        static_assert(kFrags * kFragElements * kWaveSize * kRowsPerLane == kN * kDim, "whole fragments");
         Frag frag[kFrags];
     };
     template <class T>
     HK_FN AsOperand<T> as_operand(int j) const {
         AsOperand<T> operand;
 #pragma unroll
-        for (int f = 0; f < operand.kFrags; ++f)
-            operand.frag[f] = pack<T>(run<operand.kFragElements>(j, f * operand.kFragElements));
+        for (int f = 0; f < operand.kFrags; ++f) {
+            operand.frag[f] = joined(per_row([&](u32 r) {
+                Vec<float, operand.kFragElements> v;
+#pragma unroll
+                for (int i = 0; i < operand.kFragElements; ++i) {
+                    const int of_row = f * operand.kFragElements + i;
+                    const int at = of_row / kMmaRows * kMmaRows * kRowsPerLane + int(r) * kMmaRows + of_row % kMmaRows;
+                    v[i] = float(acc[j][at / Places::kElements][at % Places::kElements]);
+                }
+                return pack<T>(v);
+            }));
+        }
         return operand;
     }
 

@@ -1,0 +1,634 @@
+// prefill_general.h: attention of prompts with every option, for rows of any type, stride and alignment, fresh or in pages.
+//
+//   s = scale (q . k);  s = softcap tanh(s / softcap);  s -= slope |i + off - j|;  s += bias;  masked: -inf
+//   out = sum of softmax(s) v
+//
+// A block has kWaves waves of kDim queries. Keys come by tiles of kKeys: K as rows, V transposed with its columns in the order of
+// accumulators, both through registers; the next tile is loaded while this one is multiplied. S^T = K Q^T and O^T = V^T P^T: P stays in
+// the lane that has its scores. One wave per SIMD; the fast kernels are in prefill_dense.h.
+// Source: Dao et al. 2022, "FlashAttention", algorithm 1; Milakov and Gimelshein 2018, algorithm 3.
+#pragma once
+
+#include "problem.h"
+#include "rows.h"
+
+#include <hk/arch.h>
+#include <hk/block.h>
+#include <hk/entry.h>
+#include <hk/global.h>
+#include <hk/math.h>
+#include <hk/mma.h>
+#include <hk/philox.h>
+#include <hk/shared.h>
+#include <hk/types.h>
+#include <hk/wave.h>
+#include <hk/wave_tile.h>
+
+namespace attention {
+
+inline constexpr float kLog2E = 0x1.715476p+0f, kLn2 = 0x1.62e43p-1f;
+inline constexpr float kMinusInf = -__builtin_inff();
+
+namespace general {
+
+inline constexpr int kThreads = 256;
+inline constexpr int kWaves = kThreads / hk::kWaveSize;
+inline constexpr int kKeys = 32;  // of a tile
+/// Rows of the accumulators that a lane has.
+inline constexpr int kLaneRows = hk::kRowsPerLane;
+/// Queries of a wave: half as many where the accumulators of their outputs would take all registers.
+template <int kDv>
+inline constexpr int kQueries = hk::kRowsPerLane == 1 && kDv <= 256 ? 32 : 16;
+
+/// Tiles of K and of V^T, in one place if LDS has no room for both.
+template <class K, class V, bool kShared>
+struct Tiles {
+    K k;
+    V v;
+};
+template <class K, class V>
+struct Tiles<K, V, true> {
+    union {
+        K k;
+        V v;
+    };
+};
+
+template <class T, int kDqk, int kDv>
+struct Lds {
+    static constexpr int kKTiles = kDqk * int(sizeof(T)) / 128;  // of 128 bytes of the rows
+    struct KTile {
+        hk::SharedTile<kKeys, 128> part[kKTiles];
+    };
+    using VTile = hk::SharedTile<kDv, kKeys *int(sizeof(T))>;
+    using Table = RowTable<kKeys>;
+    static constexpr bool kShared = sizeof(KTile) + sizeof(VTile) + 2 * sizeof(Table) + 16 > hk::kLdsBytes;
+
+    Tiles<KTile, VTile, kShared> tiles;
+    Table rows[2];
+    u32 missing;  // a page is not in the cache
+};
+
+/// A query of the lane.
+struct Query {
+    u32 index, head;
+    bool valid;
+    i32 from, to;  // keys that it sees by causality and window: [from, to]
+    float factor;  // of its products
+};
+
+/// Where an element of an output or of LSE is.
+HK_FN u64 row_address(const HeadRows &rows, const Work &work, bool packed, u32 query, u32 head) {
+    const i64 row = i64(work.q_start) + query;
+    return rows.data + u64((packed ? 0 : i64(work.sequence) * rows.batch) + row * rows.row + i64(head) * rows.head);
+}
+
+/// Stores four columns from `col` on, rounded once.
+template <class T>
+HK_FN void store_columns(const Params &p, u64 row, u32 col, Vec<float, 4> y) {
+    const auto store = [&]<class E>(Vec<E, 4> v) {
+        auto *at = reinterpret_cast<GlobalPtr<E>>(row) + col;
+        if (p.out_vectorized) {
+            *reinterpret_cast<GlobalPtr<Vec<E, 4>>>(at) = v;
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) {
+                if (col + i < p.dv) at[i] = v[i];
+            }
+        }
+    };
+    if (p.out_type == kFp8) {
+        store(__builtin_bit_cast(Vec<u8, 4>, hk::quantize_packed<hk::kMmaFp8Type, 4>(y)));
+    } else if (p.out_type == kF32) {
+        store(y);
+    } else {
+        store(hk::narrow<T, 4>(y));
+    }
+}
+
+/// The softmax of a lane's rows: maximum in units of log2, and the lane's share of the sum.
+template <int kDim>
+class Softmax {
+    using Places = hk::AccLayout<kDim>;
+    float top[kLaneRows], sum[kLaneRows];
+
+  public:
+    HK_FN Softmax() {
+#pragma unroll
+        for (int r = 0; r < kLaneRows; ++r) top[r] = kMinusInf, sum[r] = 0.0f;
+    }
+
+    /// Turns scores, in units of log2 and -inf where masked, into probabilities relative to the maximum so far; `o` is rescaled.
+    template <class S, class O>
+    HK_FN void update(S &s, O &o) {
+        constexpr int kTiles = sizeof(s.acc[0]) / sizeof(s.acc[0][0]);
+#pragma unroll
+        for (int r = 0; r < kLaneRows; ++r) {
+            float most = kMinusInf;
+            const auto each = [&](auto f) {
+#pragma unroll
+                for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+                    for (int e = 0; e < Places::kElements; ++e) {
+                        if (e / hk::kMmaRows % kLaneRows == r) s.acc[0][i][e] = f(s.acc[0][i][e]);
+                    }
+                }
+            };
+            each([&](float v) {
+                most = __builtin_fmaxf(most, v);
+                return v;
+            });
+            most = __builtin_fmaxf(hk::reduce_over_lane_groups<kDim>(most, hk::Max{}), top[r]);
+            // Without a visible key so far, exponents are taken relative to 0: no -inf - -inf.
+            const float base = most == kMinusInf ? 0.0f : most;
+            const float rescale = hk::exp2_fast(top[r] - base);
+            top[r] = most;
+            float part = 0.0f;
+            each([&](float v) {
+                const float probability = hk::exp2_fast(v - base);
+                part += probability;
+                return probability;
+            });
+            sum[r] = sum[r] * rescale + part;
+            scale_rows(o, r, rescale);
+        }
+    }
+
+    template <class O>
+    HK_FN static void scale_rows(O &o, int r, float factor) {
+#pragma unroll
+        for (auto &acc : o.acc[0]) {
+#pragma unroll
+            for (int e = 0; e < Places::kElements; ++e) {
+                if (e / hk::kMmaRows % kLaneRows == r) acc[e] *= factor;
+            }
+        }
+    }
+
+    /// Divides by the sums, to which the sink adds, and returns the logarithms of the sums.
+    template <class O>
+    HK_FN void finish(const Params &p, const Query (&queries)[kLaneRows], O &o, float (&lse)[kLaneRows]) {
+#pragma unroll
+        for (int r = 0; r < kLaneRows; ++r) {
+            float total = hk::reduce_over_lane_groups<kDim>(sum[r], hk::Sum{});
+            float most = top[r];
+            float keep = 1.0f;
+            if (p.scores.sink && queries[r].valid) {
+                const float sink = reinterpret_cast<GlobalPtr<const float>>(p.scores.sink)[queries[r].head] * kLog2E;
+                const float both = __builtin_fmaxf(most, sink);
+                keep = both == kMinusInf ? 1.0f : hk::exp2_fast(most - both);
+                total = total * keep + (both == kMinusInf ? 0.0f : hk::exp2_fast(sink - both));
+                most = both;
+            }
+            lse[r] = most == kMinusInf ? kMinusInf : (most + hk::log2_fast(total)) * kLn2;
+            scale_rows(o, r, total == 0.0f ? 0.0f : keep / total);
+        }
+    }
+};
+
+template <class T, int kDqk, int kDv, bool kHstu>
+class Prefill {
+    static constexpr int kDim = kQueries<kDv>;
+    using Places = hk::AccLayout<kDim>;
+    using Mma = hk::FragMma<T, T, kDim>;
+    using L = Lds<T, kDqk, kDv>;
+    static constexpr int kVec = 16 / int(sizeof(T));
+    static constexpr int kSteps = kDqk * int(sizeof(T)) / hk::kFragBytesOf<kDim>;
+    static constexpr int kStepsOfTile = 128 / hk::kFragBytesOf<kDim>;
+    static constexpr int kUnits = kKeys / 4 * (kDv / 4);  // of V: four keys by four columns
+    static constexpr int kVParts = (kUnits + kThreads - 1) / kThreads;
+    static constexpr u32 kRows = kWaves * kDim;
+    static_assert(kSteps % Mma::kFrags == 0, "whole MMAs");
+
+    struct KChunks {
+        Vec<T, kVec> part[L::kKTiles];
+    };
+    struct VChunks {
+        Vec<T, 4> part[kVParts][4];
+    };
+
+    const Params &p_;
+    const Work &work_;
+    L &lds_;
+    u32 key_head_;
+    bool packed_;
+    Query queries_[kLaneRows];
+    hk::Frag q_[kSteps];
+    hk::WaveTile<Mma, kKeys, kDim> s_;
+    hk::WaveTile<Mma, kDv, kDim> o_;
+    Softmax<kDim> softmax_;
+    float key_scale_[2], value_scale_[2];
+
+  public:
+    HK_FN Prefill(const Params &p, const Work &work, L &lds)
+        : p_(p), work_(work), lds_(lds), key_head_(work.head / p.group), packed_(p.sequences.q_starts != 0) {}
+
+    HK_FN void run() {
+        const Params &p = hk::reload_params(p_);
+        const u32 group = hk::group_of_lane<kDim>(hk::lane_id());
+        const i32 off = i32(work_.keys()) - i32(work_.q_len);
+        const Scores &scores = p.scores;
+#pragma unroll
+        for (int r = 0; r < kLaneRows; ++r) {
+            const u32 row = work_.first + hk::wave_id() * kDim + hk::row_of_lane<kDim>(hk::lane_id(), r);
+            const hk::DivMod at(row, p.pack, p.pack_inverse);
+            Query &query = queries_[r];
+            query = {at.quotient, work_.head + at.remainder, at.quotient < work_.q_len, 0, 0, scores.scale};
+            query.from = i32(query.index) + off - scores.left;
+            query.to = i32(query.index) + off + scores.right;
+            if (p.q_descale && query.valid) {
+                query.factor *= reinterpret_cast<GlobalPtr<const float>>(
+                    p.q_descale)[i64(work_.sequence) * p.q_descale_batch + i64(query.head) * p.q_descale_head];
+            }
+        }
+        const u32 element = p.q_type == kOwn ? sizeof(T) : 1;
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+            const u32 col = (step * hk::kLaneGroups<kDim> + group) * kVec;
+            q_[step] = hk::joined(hk::per_row([&](u32 r) {
+                const Query &query = queries_[r];
+                Vec<T, kVec> v = T(0);
+                if (query.valid && col < p.dqk) {
+                    const u64 row = row_address(p.q, work_, packed_, query.index, query.head);
+                    v = load_row<T, kVec>(reinterpret_cast<GlobalPtr<const u8>>(row + col * element), p.q_type,
+                                          p.q_vectorized, element, i32(p.dqk - col));
+                }
+                return __builtin_bit_cast(Vec<u32, 4>, v);
+            }));
+        }
+        key_scale_[0] = p.cache.k.scale(work_.sequence, key_head_);
+        key_scale_[1] = p.fresh.k.scale(work_.sequence, key_head_);
+        value_scale_[0] = p.cache.v.scale(work_.sequence, key_head_);
+        value_scale_[1] = p.fresh.v.scale(work_.sequence, key_head_);
+
+        const u32 last_row = work_.q_len * p.pack - 1;
+        const u32 last = work_.first + kRows - 1 < last_row ? work_.first + kRows - 1 : last_row;
+        const u32 first_query = hk::DivMod(work_.first, p.pack, p.pack_inverse).quotient;
+        const u32 last_query = hk::DivMod(last, p.pack, p.pack_inverse).quotient;
+        const i32 n_keys = i32(work_.keys());
+        i32 from = i32(first_query) + off - scores.left, to = i32(last_query) + off + scores.right + 1;
+        if constexpr (kHstu) {
+            const Hstu &hstu = p.hstu;
+            from = 0, to = hstu.causal && first_query >= hstu.contextual ? i32(last_query) + 1 : n_keys;
+        }
+        from = from < 0 ? 0 : from > n_keys ? n_keys : from;
+        to = to < 0 ? 0 : to > n_keys ? n_keys : to;
+        const KeyTiles tiles(work_, hk::uniform(u32(from)), hk::uniform(u32(to)), kKeys);
+        walk(tiles);
+        finish();
+    }
+
+  private:
+    HK_FN KeyTile tile(const KeyTiles &tiles, u32 t) const { return {tiles, t, kKeys}; }
+
+    HK_FN void fill(const KeyTiles &tiles, u32 t) {
+        const Params &p = hk::reload_params(p_);
+        if (t >= tiles.count()) return;
+        if (lds_.rows[t % 2].fill(p, work_, tile(tiles, t), key_head_)) lds_.missing = 1;
+    }
+
+    HK_FN void walk(const KeyTiles &tiles) {
+        const Params &p = hk::reload_params(p_);
+        const u32 n = work_.poison ? 0 : tiles.count();
+        if (hk::thread_x() == 0) lds_.missing = 0;
+        hk::block_barrier();
+        if (n == 0) return;
+        fill(tiles, 0);
+        hk::block_barrier();
+        KChunks k = load_keys(tile(tiles, 0), lds_.rows[0]);
+        VChunks v = load_values(tile(tiles, 0), lds_.rows[0]);
+        fill(tiles, 1);
+        for (u32 t = 0; t < n; ++t) {
+            const bool more = t + 1 < n;
+            const KeyTile now = tile(tiles, t), next = tile(tiles, more ? t + 1 : t);
+            // All waves have left K of the last tile before its second barrier, V before the first one below.
+            if (L::kShared) hk::block_barrier();
+            store(k);
+            hk::block_barrier();
+            if (more) k = load_keys(next, lds_.rows[(t + 1) % 2]);
+            multiply_keys();
+            if constexpr (kHstu) {
+                activate(now);
+            } else {
+                score(now);
+                softmax_.update(s_, o_);
+            }
+            if (p.scores.dropout) drop(now);
+            scale_values(now);
+            if (L::kShared) hk::block_barrier();
+            store(v);
+            hk::block_barrier();
+            if (more) v = load_values(next, lds_.rows[(t + 1) % 2]);
+            // The table of this tile was last read before the barrier at its top.
+            fill(tiles, t + 2);
+            multiply_values();
+        }
+    }
+
+    HK_FN KChunks load_keys(const KeyTile &tile, const RowTable<kKeys> &rows) const {
+        const Params &p = hk::reload_params(p_);
+        const KeysValues &kv = tile.fresh ? p.fresh : p.cache;
+        const u64 row = rows.k[hk::thread_x() / 8];
+        KChunks k;
+#pragma unroll
+        for (int i = 0; i < L::kKTiles; ++i) {
+            const u32 col = (i * 8 + hk::thread_x() % 8) * kVec;
+            k.part[i] = T(0);
+            if (row != 0 && col < p.dqk) {
+                const auto at = reinterpret_cast<GlobalPtr<const u8>>(row + u64(kv.k.column_offset(col)));
+                k.part[i] = load_row<T, kVec>(at, kv.element, kv.vectorized, kv.k.column, i32(p.dqk - col));
+            }
+        }
+        return k;
+    }
+    HK_FN void store(const KChunks &k) {
+        const u32 row = hk::thread_x() / 8, chunk = hk::thread_x() % 8;
+#pragma unroll
+        for (int i = 0; i < L::kKTiles; ++i) {
+            auto &part = lds_.tiles.k.part[i];
+            part.chunk[part.place(row, chunk)] = __builtin_bit_cast(Vec<u32, 4>, k.part[i]);
+        }
+    }
+
+    struct Unit {
+        u32 quad, col;
+        bool there;
+        HK_FN explicit Unit(int part) {
+            const u32 unit = hk::thread_x() + part * kThreads;
+            quad = unit / (kDv / 4), col = unit % (kDv / 4) * 4;
+            there = kUnits % kThreads == 0 || unit < kUnits;
+        }
+    };
+    HK_FN VChunks load_values(const KeyTile &tile, const RowTable<kKeys> &rows) const {
+        const Params &p = hk::reload_params(p_);
+        const KeysValues &kv = tile.fresh ? p.fresh : p.cache;
+        VChunks v;
+#pragma unroll
+        for (int i = 0; i < kVParts; ++i) {
+            const Unit unit(i);
+#pragma unroll
+            for (u32 r = 0; r < 4; ++r) {
+                v.part[i][r] = T(0);
+                const u64 row = unit.there ? rows.v[unit.quad * 4 + r] : 0;
+                if (row != 0 && unit.col < p.dv) {
+                    const auto at = reinterpret_cast<GlobalPtr<const u8>>(row + u64(kv.v.column_offset(unit.col)));
+                    v.part[i][r] = load_row<T, 4>(at, kv.element, kv.vectorized, kv.v.column, i32(p.dv - unit.col));
+                }
+            }
+        }
+        return v;
+    }
+    HK_FN void store(const VChunks &v) {
+#pragma unroll
+        for (int i = 0; i < kVParts; ++i) {
+            const Unit unit(i);
+            if (!unit.there) continue;
+            const u32 byte = Places::template place<T>(unit.quad * 4) * sizeof(T);
+#pragma unroll
+            for (u32 j = 0; j < 4; ++j) {
+                const auto &part = v.part[i];
+                lds_.tiles.v.put(unit.col + j, byte, Vec<T, 4>{part[0][j], part[1][j], part[2][j], part[3][j]});
+            }
+        }
+    }
+
+    HK_FN void multiply_keys() {
+#pragma unroll
+        for (auto &acc : s_.acc[0]) acc = typename Mma::Acc(0.0f);
+        struct {
+            const Prefill &of;
+            HK_FN hk::Frag w(int i, int step) const {
+                const auto &part = of.lds_.tiles.k.part[step / kStepsOfTile];
+                return hk::joined(part.template chunks<kDim>(i * kDim, step % kStepsOfTile));
+            }
+            HK_FN hk::Frag a(int, int step) const { return of.q_[step]; }
+        } const from{*this};
+        s_.template multiply_fragments<kSteps>(from);
+    }
+    HK_FN void multiply_values() {
+        struct {
+            const Prefill &of;
+            typename hk::WaveTile<Mma, kKeys, kDim>::template AsOperand<T> p;
+            HK_FN hk::Frag w(int i, int step) const {
+                return hk::joined(of.lds_.tiles.v.template chunks<kDim>(i * kDim, step));
+            }
+            HK_FN hk::Frag a(int, int step) const { return p.frag[step]; }
+        } const from{*this, s_.template as_operand<T>(0)};
+        o_.template multiply_fragments<from.p.kFrags>(from);
+    }
+
+    /// Calls `f(acc, r, key)` for the lane's scores: row r of the lane, key of the sequence.
+    HK_FN void each(const KeyTile &tile, auto f) {
+        constexpr int kAll = kKeys / kDim * Places::kElements;
+#pragma unroll
+        for (int i = 0; i < kAll; ++i) {
+            float acc = s_.acc[0][i / Places::kElements][i % Places::kElements];
+            acc = f(acc, i / hk::kMmaRows % kLaneRows, tile.first + Places::n(hk::lane_id(), i));
+            s_.acc[0][i / Places::kElements][i % Places::kElements] = acc;
+        }
+    }
+
+    /// Products to scores in units of log2.
+    HK_FN void score(const KeyTile &tile) {
+        const Params &p = hk::reload_params(p_);
+        const Scores &of = p.scores;
+        const float key_scale = key_scale_[tile.fresh];
+        each(tile, [&](float s, int r, u32) { return s * (queries_[r].factor * key_scale); });
+        if (of.softcap != 0.0f) {
+            const float inverse = 1.0f / of.softcap;
+            each(tile, [&](float s, int, u32) { return of.softcap * hk::tanh(s * inverse); });
+        }
+        const i32 off = i32(work_.keys()) - i32(work_.q_len);
+        if (of.alibi) {
+            float slope[kLaneRows];
+#pragma unroll
+            for (int r = 0; r < kLaneRows; ++r) {
+                slope[r] = queries_[r].valid ? reinterpret_cast<GlobalPtr<const float>>(
+                                                   of.alibi)[i64(work_.sequence) * of.alibi_batch + queries_[r].head]
+                                             : 0.0f;
+            }
+            each(tile, [&](float s, int r, u32 key) {
+                const float away = float(i32(queries_[r].index) + off - i32(key));
+                return s - slope[r] * __builtin_fabsf(away);
+            });
+        }
+        if (of.bias.data) add_bias(tile);
+        each(tile, [&](float s, int r, u32 key) {
+            const Query &query = queries_[r];
+            const bool visible = key < tile.end && i32(key) >= query.from && i32(key) <= query.to;
+            return visible ? s * kLog2E : kMinusInf;
+        });
+        if (of.mask) apply_mask(tile);
+    }
+
+    HK_FN void add_bias(const KeyTile &tile) {
+        const Params &p = hk::reload_params(p_);
+        const Scores &of = p.scores;
+        const u32 before = of.bias_fresh ? work_.keys() - work_.q_len : 0;
+        each(tile, [&](float s, int r, u32 key) {
+            const Query &query = queries_[r];
+            const u32 col = key - before;
+            if (!query.valid || key >= tile.end || key < before) return s;
+            if (query.index >= of.bias_rows || col >= of.bias_cols) return __builtin_nanf("");
+            const u64 row = of.bias.data + u64(i64(work_.sequence) * of.bias.batch + i64(query.head) * of.bias.head +
+                                               i64(query.index) * of.bias.row);
+            if (of.bias_type == kF32) return s + reinterpret_cast<GlobalPtr<const float>>(row)[col];
+            return s + float(reinterpret_cast<GlobalPtr<const T>>(row)[col]);
+        });
+    }
+
+    HK_FN void apply_mask(const KeyTile &tile) {
+        const Params &p = hk::reload_params(p_);
+        const Scores &of = p.scores;
+        if (!tile.fresh && of.mask_fresh_only) return;
+        const i64 start = index_at(of.mask_starts, work_.sequence);
+        const u64 bytes = u64(work_.q_len) * work_.keys();
+        const bool there = start >= 0 && u64(start) <= of.mask_bytes && bytes <= of.mask_bytes - u64(start);
+        each(tile, [&](float s, int r, u32 key) {
+            const Query &query = queries_[r];
+            if (!query.valid || key >= tile.end) return s;
+            if (!there) return __builtin_nanf("");
+            const u64 at = of.mask + u64(start) + u64(query.index) * work_.keys() + key;
+            return *reinterpret_cast<GlobalPtr<const u8>>(at) != 0 ? s : kMinusInf;
+        });
+    }
+
+    /// Products to activations: silu(scale s) / longest, 0 where masked.
+    HK_FN void activate(const KeyTile &tile) {
+        const Params &p = hk::reload_params(p_);
+        const Hstu &h = p.hstu;
+        const i32 n = i32(work_.keys()), context = i32(h.contextual);
+        i32 limit = context ? n - context + 1 : n;
+        if (h.targets) limit -= index_at(h.targets, work_.sequence);
+        const auto id = [&](i32 t) {
+            if (context) t = t - context + 1 < 0 ? 0 : t - context + 1;
+            return h.targets && t > limit ? limit : t;
+        };
+        each(tile, [&](float s, int r, u32 key) {
+            const i32 i = i32(queries_[r].index), j = i32(key);
+            const i32 of_query = id(i), of_key = id(j);
+            i32 ahead = of_query - of_key;
+            if (!h.causal && ahead < 0) ahead = -ahead;
+            bool visible = (i == j || ahead > 0) && (h.reach == 0 || ahead <= i32(h.reach));
+            visible = visible || (context && of_query == 0 && of_key < limit);
+            visible = visible && key < tile.end;
+            const float x = s * queries_[r].factor;
+            return visible ? x * hk::sigmoid(x) * h.inverse_longest : 0.0f;
+        });
+    }
+
+    /// Drops probabilities by random words that depend on indices alone: a counter serves four neighbouring keys.
+    HK_FN void drop(const KeyTile &tile) {
+        const Params &p = hk::reload_params(p_);
+        const Scores &of = p.scores;
+        u64 counter[kLaneRows];
+        const u32 of_row = (of.longest_k + 3) / 4;
+#pragma unroll
+        for (int r = 0; r < kLaneRows; ++r) {
+            const u64 row = (u64(work_.sequence) * p.heads + queries_[r].head) * of.longest_q + queries_[r].index;
+            counter[r] = of.offset + row * of_row;
+        }
+        const auto words = [&](int r, u32 key) {
+            const u64 at = counter[r] + key / 4;
+            return hk::philox({u32(at), u32(at >> 32), 0, 0}, of.seed);
+        };
+        constexpr int kAll = kKeys / kDim * Places::kElements;
+        const u32 misaligned = tile.first % 4;
+#pragma unroll
+        for (int i = 0; i < kAll; i += hk::kMmaRows) {
+            const int r = i / hk::kMmaRows % kLaneRows;
+            const u32 key = tile.first + Places::n(hk::lane_id(), i);
+            const auto first = words(r, key);
+            u32 eight[8] = {first[0], first[1], first[2], first[3]};
+            if (misaligned != 0) {
+                const auto second = words(r, key + 4);
+#pragma unroll
+                for (int j = 0; j < 4; ++j) eight[4 + j] = second[j];
+            }
+#pragma unroll
+            for (int j = 0; j < hk::kMmaRows; ++j) {
+                u32 word = eight[j];
+#pragma unroll
+                for (int by = 1; by < 4; ++by) word = misaligned == u32(by) ? eight[j + by] : word;
+                auto &acc = s_.acc[0][(i + j) / Places::kElements];
+                float &e = reinterpret_cast<float *>(&acc)[(i + j) % Places::kElements];
+                e = word >> 8 >= of.dropout ? e * of.kept : 0.0f;
+            }
+        }
+    }
+
+    HK_FN void scale_values(const KeyTile &tile) {
+        const float scale = value_scale_[tile.fresh];
+        if (scale != 1.0f) each(tile, [&](float s, int, u32) { return s * scale; });
+    }
+
+    HK_FN void finish() {
+        const Params &p = hk::reload_params(p_);
+        float lse[kLaneRows] = {};
+        if constexpr (!kHstu) softmax_.finish(p, queries_, o_, lse);
+        hk::block_barrier();
+        const bool poison = work_.poison || lds_.missing != 0;
+        const float nan = __builtin_nanf("");
+        const float inverse = p.out_scale ? 1.0f / hk::load_uniform<float>(p.out_scale) : 1.0f;
+#pragma unroll
+        for (int r = 0; r < kLaneRows; ++r) {
+            const Query &query = queries_[r];
+            if (!query.valid) continue;
+            const u64 row = row_address(p.out, work_, packed_, query.index, query.head);
+#pragma unroll
+            for (int i = 0; i < kDv / kDim * Places::kElements; i += hk::kMmaRows) {
+                if (i / hk::kMmaRows % kLaneRows != r) continue;
+                const u32 col = Places::n(hk::lane_id(), i);
+                Vec<float, 4> y;
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    y[j] = o_.acc[0][(i + j) / Places::kElements][(i + j) % Places::kElements] * inverse;
+                    if (poison) y[j] = nan;
+                }
+                if (col < p.dv) store_columns<T>(p, row, col, y);
+            }
+            if (p.lse.data && hk::group_of_lane<kDim>(hk::lane_id()) == 0) {
+                const u64 at = row_address(p.lse, work_, packed_, query.index, query.head);
+                *reinterpret_cast<GlobalPtr<float>>(at) = poison ? nan : lse[r];
+            }
+        }
+    }
+};
+
+/// All outputs are NaN: the starts of packed queries are no partition of them. The blocks share the rows.
+template <class T>
+HK_FN void poison_all(const Params &p, u32 task) {
+    const Sequences &s = p.sequences;
+    Work work = {};
+    work.head = task / s.tiles * p.pack;
+    const u32 rows = s.total_q * p.pack;
+    for (u32 row = task % s.tiles; row < rows; row += s.tiles) {
+        const u32 query = row / p.pack, head = work.head + row % p.pack;
+        const float nan = __builtin_nanf("");
+        for (u32 col = hk::thread_x() * 4; col < p.dv; col += kThreads * 4) {
+            store_columns<T>(p, row_address(p.out, work, true, query, head), col, Vec<float, 4>(nan));
+        }
+        if (p.lse.data && hk::thread_x() == 0) {
+            *reinterpret_cast<GlobalPtr<float>>(row_address(p.lse, work, true, query, head)) = nan;
+        }
+    }
+}
+
+template <class T, int kDqk, int kDv, bool kHstu>
+HK_FN void prefill(const Params &p) {
+    auto &lds = hk::block_lds<Lds<T, kDqk, kDv>>();
+    const u32 task = hk::xcd_remap(hk::block_x(), hk::grid_x());
+    Work work;
+    bool invalid;
+    if (!find_work<kWaves * kQueries<kDv>>(p, task, work, invalid)) return;
+    if (invalid) {
+        poison_all<T>(p, task);
+        return;
+    }
+    if (p.skip_single && work.q_len == 1) return;
+    find_keys(p, work);
+    Prefill<T, kDqk, kDv, kHstu>(p, work, lds).run();
+}
+
+}  // namespace general
+}  // namespace attention

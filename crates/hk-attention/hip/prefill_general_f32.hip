@@ -1,0 +1,17 @@
+// prefill_general_f32.hip: attention of prompts with every option; see prefill_general.h.
+#include "prefill_general.h"
+
+namespace {
+using attention::Params;
+using hk::f32;
+}  // namespace
+
+// Entry points: columns of queries and keys, of values.
+#define PREFILL(name, ...)                                                                  \
+    HK_ENTRY_WAVES_PER_SIMD(prefill_general_f32_##name, attention::general::kThreads, 1, 8, \
+                            attention::general::prefill<f32, __VA_ARGS__, false>)
+
+PREFILL(64, 64, 64)
+PREFILL(128, 128, 128)
+PREFILL(192_128, 192, 128)
+PREFILL(256, 256, 256)

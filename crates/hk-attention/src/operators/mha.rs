@@ -1,0 +1,440 @@
+//! Registry entries of `mha` and `mha_varlen`.
+
+use super::attention::{
+    ALIBI, BIAS_ARG, HostRows, K_DESCALE, LSE, OUT, Q_DESCALE, QKV, SCALARS, SINK, Sequence, V_DESCALE,
+    attend, indices, keys_of, options, outputs, packed, transposed,
+};
+use super::common::{INDICES_32, expect_dtypes, expect_shape, integers, shape};
+use crate::{AttentionOutputs, Qkv, SequenceStarts, kernels, mha, mha_varlen};
+use hk_core::registry::{
+    ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named,
+    Operator, Sample, Scalar, TensorSpec, Tolerance, Traffic,
+};
+use hk_core::{CodeObjects, DType, Error, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, bf16, f16};
+
+/// The sources of the prefill kernels.
+pub(super) const PREFILL: &[&CodeObjects] =
+    &[&kernels::PREFILL_GENERAL_BF16, &kernels::PREFILL_GENERAL_F16, &kernels::PREFILL_GENERAL_F32];
+
+const CAUSAL: (&str, Scalar) = ("causal", Scalar::Bool(true));
+
+/// Queries, keys and values: type; sequences, queries, keys; heads; columns.
+macro_rules! dense {
+    ($dtype:ident $b:literal $sq:literal $sk:literal, $hq:literal $hkv:literal, $dqk:literal $dv:literal
+     $(, $name:literal $other:ident $shape:expr)*) => {
+        &[
+            ("q", DType::$dtype, &[$b, $sq, $hq, $dqk]),
+            ("k", DType::$dtype, &[$b, $sk, $hkv, $dqk]),
+            ("v", DType::$dtype, &[$b, $sk, $hkv, $dv]),
+            $(($name, DType::$other, &$shape),)*
+        ]
+    };
+}
+
+/// The same, packed: type; sequences, rows of all; heads; columns.
+macro_rules! packed {
+    ($dtype:ident $n:literal $tq:literal $tk:literal, $hq:literal $hkv:literal, $dqk:literal $dv:literal
+     $(, $name:literal $other:ident $shape:expr)*) => {
+        &[
+            ("q", DType::$dtype, &[$tq, $hq, $dqk]),
+            ("k", DType::$dtype, &[$tk, $hkv, $dqk]),
+            ("v", DType::$dtype, &[$tk, $hkv, $dv]),
+            ("cu_seqlens_q", DType::I32, &[$n + 1]),
+            ("cu_seqlens_k", DType::I32, &[$n + 1]),
+            $(($name, DType::$other, &$shape),)*
+        ]
+    };
+}
+
+pub(crate) const MHA: Operator = Operator {
+    name: "mha",
+    family: "hk-attention",
+    summary: "out = softmax(scale q k^T) v, with masks, GQA, softcap, ALiBi, bias, sink, dropout",
+    args: &[
+        ArgSpec::input("q", QKV, 4, "[B, Sq, Hq, Dqk]"),
+        ArgSpec::input("k", QKV, 4, "[B, Sk, Hkv, Dqk]"),
+        ArgSpec::input("v", QKV, 4, "[B, Sk, Hkv, Dv]"),
+        ALIBI,
+        BIAS_ARG,
+        SINK,
+        Q_DESCALE,
+        K_DESCALE,
+        V_DESCALE,
+        ArgSpec::output("out", Tolerance::Attention, OUT, 4, "[B, Sq, Hq, Dv]"),
+        ArgSpec::output("lse", LSE, &[DType::F32], 3, "[B, Hq, Sq]").optional(),
+    ],
+    scalars: SCALARS,
+    kernels: PREFILL,
+    cases: &[
+        Case {
+            label: "Llama-3 8B, 128 tokens",
+            tensors: dense!(Bf16 1 128 128, 32 8, 128 128),
+            scalars: &[CAUSAL],
+        },
+        Case {
+            label: "GPT-OSS, window of 128 keys, 160 tokens",
+            tensors: dense!(Bf16 1 160 160, 16 2, 64 64, "sink" F32 [16]),
+            scalars: &[CAUSAL, ("window_left", Scalar::Int(127))],
+        },
+        Case {
+            label: "DeepSeek-V3 heads, 96 tokens",
+            tensors: dense!(Bf16 1 96 96, 8 8, 192 128),
+            scalars: &[CAUSAL],
+        },
+    ],
+    bench: BenchSizes::Cases(&[
+        Case {
+            label: "GQA 64/8, d128, 8192 tokens, causal",
+            tensors: dense!(Bf16 1 8192 8192, 64 8, 128 128),
+            scalars: &[CAUSAL],
+        },
+        Case {
+            label: "MHA 16/16, d128, 16 x 2048 tokens",
+            tensors: dense!(Bf16 16 2048 2048, 16 16, 128 128),
+            scalars: &[],
+        },
+        Case {
+            label: "MHA 16/16, d64, 16 x 2048 tokens, causal",
+            tensors: dense!(Bf16 16 2048 2048, 16 16, 64 64),
+            scalars: &[CAUSAL],
+        },
+        Case {
+            label: "DeepSeek-V3, 16 of 128 heads, 4096 tokens, causal",
+            tensors: dense!(Bf16 1 4096 4096, 16 16, 192 128),
+            scalars: &[CAUSAL],
+        },
+    ]),
+    corners: &[
+        Case {
+            label: "bf16, causal, sink and LSE",
+            tensors: dense!(Bf16 2 33 65, 4 2, 64 64, "sink" F32 [4], "lse" F32 [2, 4, 33]),
+            scalars: &[CAUSAL],
+        },
+        Case {
+            label: "f16, window, softcap, ALiBi",
+            tensors: dense!(F16 1 65 40, 2 1, 128 128, "alibi" F32 [2], "lse" F32 [1, 2, 65]),
+            scalars: &[
+                ("window_left", Scalar::Int(5)),
+                ("window_right", Scalar::Int(3)),
+                ("softcap", Scalar::Float(20.0)),
+            ],
+        },
+        Case {
+            label: "f16, columns of 192 and 128, bias",
+            tensors: dense!(F16 1 40 33, 2 2, 192 128, "bias" F32 [40, 33]),
+            scalars: &[("scale", Scalar::Float(0.1))],
+        },
+        Case {
+            label: "f16, 64 columns, dropout",
+            tensors: dense!(F16 1 20 50, 2 2, 40 64),
+            scalars: &[
+                ("dropout_p", Scalar::Float(0.25)),
+                ("seed", Scalar::Count(7)),
+                ("offset", Scalar::Count(1 << 33)),
+            ],
+        },
+        Case {
+            label: "f16, 256 columns, bias by head",
+            tensors: dense!(F16 1 10 36, 2 1, 256 256, "bias" F16 [1, 2, 10, 36]),
+            scalars: &[],
+        },
+        Case { label: "bf16, odd columns", tensors: dense!(Bf16 1 19 35, 2 1, 18 13), scalars: &[CAUSAL] },
+        Case { label: "bf16, 128 columns", tensors: dense!(Bf16 1 40 40, 2 2, 128 80), scalars: &[] },
+        Case {
+            label: "bf16, columns of 192 and 128",
+            tensors: dense!(Bf16 1 17 40, 2 2, 192 128),
+            scalars: &[],
+        },
+        Case { label: "bf16, 256 columns", tensors: dense!(Bf16 1 17 40, 2 2, 200 256), scalars: &[] },
+        Case {
+            label: "f32, 64 columns",
+            tensors: dense!(F32 1 33 20, 2 1, 64 33, "lse" F32 [1, 2, 33]),
+            scalars: &[CAUSAL],
+        },
+        Case { label: "f32, 128 columns", tensors: dense!(F32 1 17 40, 1 1, 128 128), scalars: &[] },
+        Case {
+            label: "f32, columns of 192 and 128",
+            tensors: dense!(F32 1 9 33, 1 1, 192 128),
+            scalars: &[],
+        },
+        Case { label: "f32, 256 columns", tensors: dense!(F32 1 9 33, 1 1, 256 256), scalars: &[] },
+        Case {
+            label: "fp8 of gfx950, descales",
+            tensors: dense!(Fp8E4M3 2 17 40, 4 2, 64 64, "q_descale" F32 [2, 4], "k_descale" F32 [1], "v_descale" F32 [2, 2]),
+            scalars: &[],
+        },
+        Case {
+            label: "fp8 of gfx942, descales",
+            tensors: dense!(Fp8E4M3Fnuz 2 17 40, 4 2, 64 64, "q_descale" F32 [1], "k_descale" F32 [2, 2], "v_descale" F32 [1]),
+            scalars: &[],
+        },
+    ],
+    outputs: outputs_dense,
+    run: run_dense,
+    reference: reference_dense,
+    traffic: Traffic::once,
+};
+
+pub(crate) const MHA_VARLEN: Operator = Operator {
+    name: "mha_varlen",
+    summary: "mha of packed sequences of different lengths",
+    args: &[
+        ArgSpec::input("q", QKV, 3, "[total_q, Hq, Dqk]"),
+        ArgSpec::input("k", QKV, 3, "[total_k, Hkv, Dqk]"),
+        ArgSpec::input("v", QKV, 3, "[total_k, Hkv, Dv]"),
+        ArgSpec::input("cu_seqlens_q", INDICES_32, 1, "[sequences + 1]").sampled(Sample::Steps { step: 40 }),
+        ArgSpec::input("cu_seqlens_k", INDICES_32, 1, "[sequences + 1]").sampled(Sample::Steps { step: 48 }),
+        ALIBI,
+        BIAS_ARG,
+        SINK,
+        Q_DESCALE,
+        K_DESCALE,
+        V_DESCALE,
+        ArgSpec::output("out", Tolerance::Attention, OUT, 3, "[total_q, Hq, Dv]"),
+        ArgSpec::output("lse", LSE, &[DType::F32], 2, "[total_q, Hq]").optional(),
+    ],
+    cases: &[Case {
+        label: "Llama-3 8B, 3 prompts of 40 tokens, 8 cached",
+        tensors: packed!(Bf16 3 120 144, 32 8, 128 128),
+        scalars: &[CAUSAL],
+    }],
+    bench: BenchSizes::Cases(&[]),
+    corners: &[
+        Case {
+            label: "bf16, causal, sink and LSE",
+            tensors: packed!(Bf16 3 120 144, 4 2, 64 64, "sink" F32 [4], "lse" F32 [120, 4]),
+            scalars: &[CAUSAL],
+        },
+        Case {
+            label: "f16, every option",
+            tensors: packed!(F16 2 80 96, 2 1, 40 40, "alibi" F32 [2, 2], "bias" F16 [80, 96]),
+            scalars: &[
+                ("window_left", Scalar::Int(30)),
+                ("window_right", Scalar::Int(9)),
+                ("softcap", Scalar::Float(10.0)),
+                ("scale", Scalar::Float(0.3)),
+                ("dropout_p", Scalar::Float(0.1)),
+                ("seed", Scalar::Count(3)),
+                ("offset", Scalar::Count(5)),
+            ],
+        },
+        Case {
+            label: "fp8 of gfx950, descales",
+            tensors: packed!(Fp8E4M3 2 80 96, 4 2, 64 64, "q_descale" F32 [2, 4], "k_descale" F32 [1], "v_descale" F32 [2, 2]),
+            scalars: &[],
+        },
+        Case {
+            label: "fp8 of gfx942, descales",
+            tensors: packed!(Fp8E4M3Fnuz 2 80 96, 4 2, 64 64, "q_descale" F32 [1], "k_descale" F32 [2, 2], "v_descale" F32 [1]),
+            scalars: &[],
+        },
+        Case {
+            label: "starts that do not end with the rows",
+            tensors: packed!(Bf16 2 90 96, 2 2, 64 64, "lse" F32 [90, 2]),
+            scalars: &[],
+        },
+        Case {
+            label: "keys beyond the rows",
+            tensors: packed!(Bf16 2 80 60, 2 2, 64 64, "lse" F32 [80, 2]),
+            scalars: &[],
+        },
+    ],
+    outputs: outputs_packed,
+    run: run_packed,
+    reference: reference_packed,
+    ..MHA
+};
+
+/// Heads, columns and types of a call; rows of `q` and of `k` as they are.
+pub(super) struct Sizes<const N: usize> {
+    pub q: [usize; N],
+    pub k: [usize; N],
+    pub dv: usize,
+}
+
+impl<const N: usize> Sizes<N> {
+    pub fn heads(&self) -> [usize; 4] {
+        [self.q[N - 2], self.k[N - 2], self.q[N - 1], self.dv]
+    }
+}
+
+pub(super) fn sizes<const N: usize, V: Described>(call: &Call<V>) -> Result<Sizes<N>> {
+    let op = call.operator().name;
+    expect_dtypes(call, "q", &["k", "v"])?;
+    let (q, k, v) = (shape::<N, V>(call, "q")?, shape::<N, V>(call, "k")?, shape::<N, V>(call, "v")?);
+    let [heads, kv_heads, dqk, dv] = [q[N - 2], k[N - 2], q[N - 1], v[N - 1]];
+    if k[N - 1] != dqk {
+        return Err(Error::shape(op, "k", &k, format!("{dqk} columns (of q)")));
+    }
+    if heads != 0 && (kv_heads == 0 || !heads.is_multiple_of(kv_heads)) {
+        return Err(Error::shape(op, "q", &q, format!("a multiple of {kv_heads} heads (of k)")));
+    }
+    let mut want = k.to_vec();
+    want[N - 1] = dv;
+    expect_shape(call, "v", &want, "rows and heads of k")?;
+    for (name, shape, most) in [("q", &q, 256), ("v", &v, 256)] {
+        if shape[N - 1] == 0 {
+            return Err(Error::empty(op, name, N - 1, shape));
+        }
+        if shape[N - 1] > most {
+            return Err(Error::shape(op, name, shape, format!("at most {most} columns")));
+        }
+    }
+    Ok(Sizes { q, k, dv })
+}
+
+/// The type of outputs.
+pub(super) fn out_type(q: DType) -> DType {
+    if matches!(q, DType::Fp8E4M3 | DType::Fp8E4M3Fnuz) { DType::Bf16 } else { q }
+}
+
+/// Checks options that have the same shapes in all calls: by sequences, queries and keys.
+fn expect_options<V: Described>(call: &Call<V>, n: usize, heads: [usize; 4], rows: [usize; 2]) -> Result<()> {
+    let op = call.operator().name;
+    let [heads, kv_heads, ..] = heads;
+    let one_of = |name: &'static str, shapes: &[Vec<usize>]| match call.optional(name).map(V::shape) {
+        Some(got) if !shapes.iter().any(|s| s == got) => {
+            Err(Error::shape(op, name, got, format!("one of {shapes:?}")))
+        }
+        _ => Ok(()),
+    };
+    one_of("alibi", &[vec![heads], vec![n, heads]])?;
+    one_of("sink", &[vec![heads]])?;
+    one_of("q_descale", &[vec![1], vec![n, heads]])?;
+    one_of("k_descale", &[vec![1], vec![n, kv_heads]])?;
+    one_of("v_descale", &[vec![1], vec![n, kv_heads]])?;
+    if let Some(bias) = call.optional("bias") {
+        let q = call.get("q")?.dtype();
+        if bias.dtype() != DType::F32 && bias.dtype() != q {
+            return Err(Error::dtype(op, "bias", bias.dtype(), format!("f32 or {q} (of q)")));
+        }
+        let sizes = [n, heads, rows[0], rows[1]];
+        let fits = match *bias.shape() {
+            [r, c] => [r, c] == rows,
+            _ if bias.shape().len() == 4 => {
+                bias.shape().iter().zip(sizes).all(|(&got, want)| got == want || got == 1)
+                    && bias.shape()[3] == rows[1]
+            }
+            _ => false,
+        };
+        if !fits {
+            return Err(Error::shape(op, "bias", bias.shape(), format!("{rows:?} or {sizes:?}")));
+        }
+    }
+    Ok(())
+}
+
+fn specs<V: Described>(call: &Call<V>, out: Vec<usize>, lse: Vec<usize>) -> Result<Named<TensorSpec>> {
+    let mut specs = vec![("out", TensorSpec::new(out_type(call.get("q")?.dtype()), out))];
+    if call.wants("lse") {
+        specs.push(("lse", TensorSpec::new(DType::F32, lse)));
+    }
+    Ok(specs)
+}
+
+fn outputs_dense(call: &CallSpec) -> Result<Named<TensorSpec>> {
+    let sizes = sizes::<4, _>(call)?;
+    let [b, sq, hq, _] = sizes.q;
+    if sizes.k[0] != b {
+        return Err(Error::shape(call.operator().name, "k", sizes.k, format!("{b} sequences (of q)")));
+    }
+    expect_options(call, b, sizes.heads(), [sq, sizes.k[1]])?;
+    specs(call, vec![b, sq, hq, sizes.dv], vec![b, hq, sq])
+}
+
+fn outputs_packed(call: &CallSpec) -> Result<Named<TensorSpec>> {
+    let (sizes, op) = (sizes::<3, _>(call)?, call.operator().name);
+    let starts = call.get("cu_seqlens_q")?.shape();
+    let Some(n) = starts[0].checked_sub(1) else {
+        return Err(Error::shape(op, "cu_seqlens_q", starts, "[sequences + 1]"));
+    };
+    expect_shape(call, "cu_seqlens_k", &[n + 1], "shape of cu_seqlens_q")?;
+    expect_options(call, n, sizes.heads(), [sizes.q[0], sizes.k[0]])?;
+    specs(call, vec![sizes.q[0], sizes.q[1], sizes.dv], vec![sizes.q[0], sizes.q[1]])
+}
+
+/// Runs `$body` with `$t` as the type of queries and `$o` as that of outputs.
+macro_rules! with_qkv {
+    ($dtype:expr, $t:ident, $o:ident => $body:expr) => {
+        match $dtype {
+            DType::F16 => {
+                type $t = f16;
+                type $o = f16;
+                $body
+            }
+            DType::F32 => {
+                type $t = f32;
+                type $o = f32;
+                $body
+            }
+            DType::Fp8E4M3 => {
+                type $t = Fp8E4M3;
+                type $o = bf16;
+                $body
+            }
+            DType::Fp8E4M3Fnuz => {
+                type $t = Fp8E4M3Fnuz;
+                type $o = bf16;
+                $body
+            }
+            _ => {
+                type $t = bf16;
+                type $o = bf16;
+                $body
+            }
+        }
+    };
+}
+
+fn run_dense(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
+    let (inputs, mut outputs) = call.split();
+    with_qkv!(inputs.get("q")?.dtype(), T, O => {
+        let qkv = Qkv::<T> { q: inputs.view("q")?, k: inputs.view("k")?, v: inputs.view("v")? };
+        let out = AttentionOutputs::<O> { out: outputs.take("out")?, lse: outputs.take_optional("lse")? };
+        mha(stream, qkv, out, &options(&inputs)?)
+    })
+}
+
+fn run_packed(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
+    let (inputs, mut outputs) = call.split();
+    let starts =
+        SequenceStarts { q: indices(&inputs, "cu_seqlens_q")?, k: indices(&inputs, "cu_seqlens_k")? };
+    with_qkv!(inputs.get("q")?.dtype(), T, O => {
+        let qkv = Qkv::<T> { q: inputs.view("q")?, k: inputs.view("k")?, v: inputs.view("v")? };
+        let out = AttentionOutputs::<O> { out: outputs.take("out")?, lse: outputs.take_optional("lse")? };
+        mha_varlen(stream, qkv, starts, out, &options(&inputs)?)
+    })
+}
+
+fn host_rows(call: &HostCall) -> Result<HostRows> {
+    Ok(HostRows { k: call.get("k")?.to_f64(), v: call.get("v")?.to_f64() })
+}
+
+fn reference_dense(call: &HostCall) -> Result<Named<HostTensorF64>> {
+    outputs_dense(&call.spec())?;
+    let sizes = sizes::<4, _>(call)?;
+    let ([b, sq, hq, _], sk) = (sizes.q, sizes.k[1]);
+    let sequence =
+        |n: usize| Sequence { queries: n * sq..(n + 1) * sq, keys: Some((n * sk..(n + 1) * sk).collect()) };
+    let sequences: Vec<_> = (0..b).map(sequence).collect();
+    let q = call.get("q")?.to_f64();
+    let [out, lse] = attend(call, sizes.heads(), &q, &host_rows(call)?, &sequences, [sq, sk])?;
+    let lse = transposed(&lse, [b, sq, hq]);
+    Ok(outputs(call, (vec![b, sq, hq, sizes.dv], out), (vec![b, hq, sq], lse)))
+}
+
+fn reference_packed(call: &HostCall) -> Result<Named<HostTensorF64>> {
+    outputs_packed(&call.spec())?;
+    let sizes = sizes::<3, _>(call)?;
+    let ([total_q, hq, _], [total_k, ..]) = (sizes.q, sizes.k);
+    let (q_starts, k_starts) = (integers(call.get("cu_seqlens_q")?), integers(call.get("cu_seqlens_k")?));
+    let sequences = match packed(&q_starts, total_q) {
+        None => vec![Sequence { queries: 0..total_q, keys: None }],
+        Some(rows) => (rows.into_iter().enumerate())
+            .map(|(n, queries)| Sequence { queries, keys: keys_of(&k_starts, n, total_k) })
+            .collect(),
+    };
+    let q = call.get("q")?.to_f64();
+    let [out, lse] = attend(call, sizes.heads(), &q, &host_rows(call)?, &sequences, [total_q, total_k])?;
+    Ok(outputs(call, (vec![total_q, hq, sizes.dv], out), (vec![total_q, hq], lse)))
+}

@@ -1,0 +1,163 @@
+//! What scores are made of, as the operators take it.
+
+use hk_core::{Arch, DType, Element, Error, Fp8E4M3, Fp8E4M3Fnuz, Result, TensorView, bf16, f16};
+
+/// Which keys a query sees. Query `i` of `Sq` stands at key `p = i + Sk - Sq`; without limits it sees all keys.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Mask {
+    /// Keys after `p` are masked.
+    pub causal: bool,
+    /// Keys before `p - left` are masked. `Some(0)` with `causal`: the query sees its own place alone.
+    pub left: Option<u32>,
+    /// Keys after `p + right` are masked.
+    pub right: Option<u32>,
+}
+
+impl Mask {
+    /// Every key up to the query's own place.
+    pub const CAUSAL: Self = Self { causal: true, left: None, right: None };
+
+    /// Keys before and after the own place, as the kernels take them.
+    pub(crate) fn reach(self) -> [i32; 2] {
+        let limit = |keys: Option<u32>| keys.map_or(UNLIMITED, |n| n.min(UNLIMITED as u32) as i32);
+        [limit(self.left), if self.causal { 0 } else { limit(self.right) }]
+    }
+}
+
+/// More keys than a sequence has.
+pub(crate) const UNLIMITED: i32 = 1 << 30;
+
+/// Added to scores, after scale and softcap: `[Sq, Sk]` or `[B, Hq, Sq, Sk]`, the last axis of unit stride, others free or
+/// broadcast.
+#[derive(Debug, Clone, Copy)]
+pub enum Bias<'a, T: Element> {
+    /// In `f32`.
+    F32(TensorView<'a, f32>),
+    /// In the type of the queries.
+    Own(TensorView<'a, T>),
+}
+
+/// Dropout of probabilities: `keep / (1 - p)` times each, after their sum is taken. Key `j` of query `i` is kept if `u >= p`, where `u` is
+/// `2^-24` times the upper 24 bits of word `j mod 4` of Philox4x32-10 with key `seed` and counter
+/// `offset + ((batch Hq + head) Sq + i) ceil(Sk / 4) + floor(j / 4)`; `Sq` and `Sk` are the rows of `q` and `k`, of all sequences if
+/// they are packed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Dropout {
+    /// The probability of being dropped, in [0, 1).
+    pub p: f32,
+    /// Key of the random numbers.
+    pub seed: u64,
+    /// Added to their counters.
+    pub offset: u64,
+}
+
+/// Factors of quantized tensors, `f32`: of queries `[B, Hq]`, of keys and values `[B, Hkv]`, or `[1]`. Absent: 1.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Descales<'a> {
+    /// Of queries.
+    pub q: Option<TensorView<'a, f32>>,
+    /// Of keys.
+    pub k: Option<TensorView<'a, f32>>,
+    /// Of values.
+    pub v: Option<TensorView<'a, f32>>,
+}
+
+/// Options of attention; the default is `softmax(q k^T / sqrt(Dqk)) v` over all keys.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionOptions<'a, T: Element> {
+    /// Factor of the products; `None`: `1 / sqrt(Dqk)`.
+    pub scale: Option<f32>,
+    /// Which keys a query sees.
+    pub mask: Mask,
+    /// `c > 0`: scores become `c tanh(s / c)`. 0: they do not.
+    pub softcap: f32,
+    /// Slopes `[Hq]` or `[B, Hq]`: `slope |p - j|` is subtracted from scores.
+    pub alibi: Option<TensorView<'a, f32>>,
+    /// Added to scores.
+    pub bias: Option<Bias<'a, T>>,
+    /// A logit `[Hq]` of no value for each head, which is not scaled: it adds to the sum of exponentials.
+    pub sink: Option<TensorView<'a, f32>>,
+    /// Dropout of probabilities.
+    pub dropout: Option<Dropout>,
+    /// Factors of quantized tensors.
+    pub descales: Descales<'a>,
+}
+
+impl<T: Element> Default for AttentionOptions<'_, T> {
+    fn default() -> Self {
+        Self {
+            scale: None,
+            mask: Mask::default(),
+            softcap: 0.0,
+            alibi: None,
+            bias: None,
+            sink: None,
+            dropout: None,
+            descales: Descales::default(),
+        }
+    }
+}
+
+/// Element type of queries, keys and values.
+pub trait AttentionElement: Element {}
+
+impl AttentionElement for bf16 {}
+impl AttentionElement for f16 {}
+impl AttentionElement for f32 {}
+impl AttentionElement for Fp8E4M3 {}
+impl AttentionElement for Fp8E4M3Fnuz {}
+
+/// Element type of outputs for queries of type `T`: `T` itself, or of fp8 `bf16`, `f16` or `f32`.
+pub trait AttentionOutput<T: AttentionElement>: Element {}
+
+impl AttentionOutput<bf16> for bf16 {}
+impl AttentionOutput<f16> for f16 {}
+impl AttentionOutput<f32> for f32 {}
+macro_rules! outputs_of_fp8 {
+    ($($fp8:ty),*) => {$(
+        impl AttentionOutput<$fp8> for bf16 {}
+        impl AttentionOutput<$fp8> for f16 {}
+        impl AttentionOutput<$fp8> for f32 {}
+    )*};
+}
+outputs_of_fp8!(Fp8E4M3, Fp8E4M3Fnuz);
+
+/// Checks a finite factor.
+pub(crate) fn check_scale(op: &'static str, scale: Option<f32>, dqk: usize) -> Result<f32> {
+    match scale {
+        None => Ok(1.0 / (dqk as f32).sqrt()),
+        Some(scale) if scale.is_finite() && scale != 0.0 => Ok(scale),
+        Some(scale) => Err(Error::argument(op, "scale", scale, "a finite number other than 0")),
+    }
+}
+
+pub(crate) fn check_softcap(op: &'static str, softcap: f32) -> Result<f32> {
+    if softcap.is_finite() && softcap >= 0.0 {
+        return Ok(softcap);
+    }
+    Err(Error::argument(op, "softcap", softcap, "0 (none) or a positive number"))
+}
+
+impl Dropout {
+    /// The smallest upper 24 bits that are kept, and the factor of those.
+    pub(crate) fn threshold(self, op: &'static str) -> Result<(u32, f32)> {
+        if !(0.0..1.0).contains(&self.p) {
+            return Err(Error::argument(op, "dropout_p", self.p, "a number in [0, 1)"));
+        }
+        // u >= p, of multiples of 2^-24: exact in f64.
+        Ok(((f64::from(self.p) * f64::from(1 << 24)).ceil() as u32, 1.0 / (1.0 - self.p)))
+    }
+}
+
+/// Refuses the fp8 that the device's instructions do not have: the kernels widen their own.
+pub(crate) fn check_fp8(op: &'static str, arg: &'static str, dtype: DType, arch: Arch) -> Result<()> {
+    let native = if arch == Arch::Gfx942 { DType::Fp8E4M3Fnuz } else { DType::Fp8E4M3 };
+    if matches!(dtype, DType::Fp8E4M3 | DType::Fp8E4M3Fnuz) && dtype != native {
+        return Err(Error::unsupported(
+            op,
+            format!("{arg} of {dtype} on {arch}"),
+            format!("its fp8 is {native}"),
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,434 @@
+//! The parameters of the prefill kernels, argument by argument, and their launch.
+
+use super::options::{
+    AttentionOptions, Bias, Descales, Dropout, Mask, check_fp8, check_scale, check_softcap,
+};
+use crate::kernels::attention::{HeadRows, KeyRows, KeysValues, Params};
+use bytemuck::Zeroable;
+use hk_core::{
+    DType, Element, Error, GlobalLayout, KernelRef, Launch, LaunchConfig, NamedOperand, Result, Stream,
+    TensorView, TensorViewMut, check_aliases,
+};
+
+/// Rows of packed or batched tensors that the kernels count: sums of two fit an `i32`.
+const MOST_ROWS: u64 = (1 << 30) - 1;
+
+/// Queries of a block of the general kernels, by columns of the values.
+const fn rows_of_block(dv: usize) -> usize {
+    if dv <= 256 { 128 } else { 64 }
+}
+
+type Prompt = KernelRef<Params>;
+
+/// Kernels of one type: most columns of queries and keys, of values.
+type Buckets = &'static [([usize; 2], Prompt)];
+
+/// The entry points of `hip/prefill_general_*.hip`, narrowest first.
+const BF16: Buckets = &[
+    ([64, 64], Params::kernel("prefill_general_bf16_64")),
+    ([128, 128], Params::kernel("prefill_general_bf16_128")),
+    ([192, 128], Params::kernel("prefill_general_bf16_192_128")),
+    ([256, 256], Params::kernel("prefill_general_bf16_256")),
+    ([320, 256], Params::kernel("prefill_general_bf16_320_256")),
+    ([512, 512], Params::kernel("prefill_general_bf16_512")),
+];
+const F16: Buckets = &[
+    ([64, 64], Params::kernel("prefill_general_f16_64")),
+    ([128, 128], Params::kernel("prefill_general_f16_128")),
+    ([192, 128], Params::kernel("prefill_general_f16_192_128")),
+    ([256, 256], Params::kernel("prefill_general_f16_256")),
+    ([320, 256], Params::kernel("prefill_general_f16_320_256")),
+    ([512, 512], Params::kernel("prefill_general_f16_512")),
+];
+const F32: Buckets = &[
+    ([64, 64], Params::kernel("prefill_general_f32_64")),
+    ([128, 128], Params::kernel("prefill_general_f32_128")),
+    ([192, 128], Params::kernel("prefill_general_f32_192_128")),
+    ([256, 256], Params::kernel("prefill_general_f32_256")),
+];
+
+/// Queries, keys and values, whose heads and columns fit each other.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Heads {
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub dqk: usize,
+    pub dv: usize,
+}
+
+/// Shapes without their rows: heads and columns.
+pub(super) fn check_heads(
+    op: &'static str,
+    [(q_arg, q), (k_arg, k), (v_arg, v)]: [(&'static str, &[usize]); 3],
+    most: [usize; 2],
+) -> Result<Heads> {
+    let last = |shape: &[usize]| [shape[shape.len() - 2], shape[shape.len() - 1]];
+    let ([heads, dqk], [kv_heads, columns], [v_heads, dv]) = (last(q), last(k), last(v));
+    if columns != dqk {
+        return Err(Error::shape(op, k_arg, k, format!("{dqk} columns (of {q_arg})")));
+    }
+    if v_heads != kv_heads {
+        return Err(Error::shape(op, v_arg, v, format!("{kv_heads} heads (of {k_arg})")));
+    }
+    if heads != 0 && (kv_heads == 0 || !heads.is_multiple_of(kv_heads)) {
+        return Err(Error::shape(op, q_arg, q, format!("a multiple of {kv_heads} heads (of {k_arg})")));
+    }
+    for (arg, shape, n, most) in [(q_arg, q, dqk, most[0]), (v_arg, v, dv, most[1])] {
+        if n == 0 {
+            return Err(Error::empty(op, arg, shape.len() - 1, shape));
+        }
+        if n > most {
+            return Err(Error::shape(op, arg, shape, format!("at most {most} columns")));
+        }
+    }
+    Ok(Heads { heads, kv_heads, dqk, dv })
+}
+
+/// An element type that the kernels widen: `attention::ElementType` of `hip/problem.h`.
+fn element_type<T: Element>(kernel: DType) -> u32 {
+    match T::DTYPE {
+        dtype if dtype == kernel => 0,
+        DType::Fp8E4M3 | DType::Fp8E4M3Fnuz => 1,
+        DType::I8 => 2,
+        _ => 3,
+    }
+}
+
+/// What an operator passes to the kernels.
+pub(super) struct Problem<'a> {
+    op: &'static str,
+    stream: &'a Stream,
+    launch: Launch<'a>,
+    kernel: DType,
+    params: Params,
+}
+
+impl<'a> Problem<'a> {
+    /// For kernels of type `kernel`: `bf16`, `f16` or `f32`.
+    pub fn new(op: &'static str, stream: &'a Stream, kernel: DType, heads: Heads) -> Self {
+        let mut params = Params::zeroed();
+        params.heads = heads.heads as u32;
+        params.group = (heads.heads / heads.kv_heads.max(1)).max(1) as u32;
+        params.dqk = heads.dqk as u32;
+        params.dv = heads.dv as u32;
+        params.scores.left = super::options::UNLIMITED;
+        params.scores.right = super::options::UNLIMITED;
+        Self { op, stream, launch: stream.launch(op), kernel, params }
+    }
+
+    /// Rows `[batch, row, head, column]` or `[row, head, column]`.
+    fn rows<T: Element>(&self, layout: &GlobalLayout, row_axis: usize) -> HeadRows {
+        let s = layout.strides().map(|s| s * size_of::<T>() as i64);
+        let head_axis = if row_axis == 1 { 2 } else { 1 };
+        HeadRows { data: layout.data(), batch: s[0], row: s[row_axis], head: s[head_axis] }
+    }
+
+    fn check_type<T: Element>(&self, arg: &'static str) -> Result<()> {
+        check_fp8(self.op, arg, T::DTYPE, self.stream.device().arch())
+    }
+
+    /// Whether `columns` elements at each row's start, and at multiples of it, are one access.
+    fn vectorized<T: Element>(rows: &HeadRows, columns: usize, of: usize) -> u32 {
+        let bytes = (columns * size_of::<T>()) as i64;
+        let aligned = |n: i64| n % bytes == 0;
+        let all = aligned(rows.data as i64) && aligned(rows.batch) && aligned(rows.row) && aligned(rows.head);
+        u32::from(all && of.is_multiple_of(columns))
+    }
+
+    /// Columns of an access to inputs.
+    fn vector(&self) -> usize {
+        16 / self.kernel.size_bytes()
+    }
+
+    pub fn queries<T: Element>(&mut self, arg: &'static str, q: &TensorView<'a, T>) -> Result<()> {
+        self.check_type::<T>(arg)?;
+        q.expect_unit_stride(self.op, arg)?;
+        q.expect_aligned(self.op, arg, size_of::<T>() as u64)?;
+        let layout = self.launch.input(arg, q)?;
+        self.params.q = self.rows::<T>(&layout, 1);
+        self.params.q_type = element_type::<T>(self.kernel);
+        self.params.q_vectorized =
+            Self::vectorized::<T>(&self.params.q, self.vector(), self.params.dqk as usize);
+        Ok(())
+    }
+
+    fn key_rows<T: Element>(&mut self, arg: &'static str, rows: &TensorView<'a, T>) -> Result<KeyRows> {
+        self.check_type::<T>(arg)?;
+        rows.expect_unit_stride(self.op, arg)?;
+        rows.expect_aligned(self.op, arg, size_of::<T>() as u64)?;
+        let layout = self.launch.input(arg, rows)?;
+        let HeadRows { data, batch, row, head } = self.rows::<T>(&layout, 1);
+        Ok(KeyRows {
+            data,
+            batch,
+            head,
+            token: row,
+            column: size_of::<T>() as i64,
+            token_shift: 31,
+            column_shift: 31,
+            ..KeyRows::zeroed()
+        })
+    }
+
+    /// Fresh keys and values `[batch, row, head, column]` or `[row, head, column]`.
+    pub fn fresh<T: Element>(
+        &mut self,
+        (k_arg, k): (&'static str, &TensorView<'a, T>),
+        (v_arg, v): (&'static str, &TensorView<'a, T>),
+    ) -> Result<()> {
+        let (k, v) = (self.key_rows(k_arg, k)?, self.key_rows(v_arg, v)?);
+        let vector = self.vector();
+        let fits = |rows: &KeyRows, of: u32| {
+            let rows = HeadRows { data: rows.data, batch: rows.batch, row: rows.token, head: rows.head };
+            Self::vectorized::<T>(&rows, vector, of as usize)
+        };
+        let vectorized = fits(&k, self.params.dqk) & fits(&v, self.params.dv);
+        self.params.fresh = KeysValues { k, v, element: element_type::<T>(self.kernel), vectorized };
+        Ok(())
+    }
+
+    pub fn out<'t: 'a, T: Element>(
+        &mut self,
+        arg: &'static str,
+        out: &mut TensorViewMut<'t, T>,
+    ) -> Result<()> {
+        self.check_type::<T>(arg)?;
+        out.expect_unit_stride(self.op, arg)?;
+        out.expect_aligned(self.op, arg, size_of::<T>() as u64)?;
+        let layout = self.launch.output(arg, out)?;
+        self.params.out = self.rows::<T>(&layout, 1);
+        self.params.out_type = element_type::<T>(self.kernel);
+        self.params.out_vectorized = Self::vectorized::<T>(&self.params.out, 4, self.params.dv as usize);
+        Ok(())
+    }
+
+    /// `[batch, head, row]`, or `[row, head]` of packed rows.
+    pub fn lse<'t: 'a>(&mut self, lse: Option<&mut TensorViewMut<'t, f32>>) -> Result<()> {
+        let Some(lse) = lse else { return Ok(()) };
+        lse.expect_aligned(self.op, "lse", 4)?;
+        let packed = lse.shape().len() == 2;
+        let layout = self.launch.output("lse", lse)?;
+        let s = layout.strides().map(|s| 4 * s);
+        let [batch, row, head] = if packed { [0, s[2], s[3]] } else { [s[1], s[3], s[2]] };
+        self.params.lse = HeadRows { data: layout.data(), batch, row, head };
+        Ok(())
+    }
+
+    /// `f32` by batch and head, or `[1]`: address and strides in elements.
+    fn by_head(
+        &mut self,
+        arg: &'static str,
+        view: Option<TensorView<'a, f32>>,
+        [batch, heads]: [usize; 2],
+    ) -> Result<(u64, i64, i64)> {
+        let Some(view) = view else { return Ok((0, 0, 0)) };
+        view.expect_aligned(self.op, arg, 4)?;
+        if view.shape() != [1] && view.shape() != [batch, heads] {
+            let want = format!("[{batch}, {heads}] (sequences and heads) or [1]");
+            return Err(Error::shape(self.op, arg, view.shape(), want));
+        }
+        let layout = self.launch.input(arg, &view)?;
+        let [_, _, batch, head] = if view.shape().len() == 2 { layout.strides() } else { [0; 4] };
+        Ok((layout.data(), batch, head))
+    }
+
+    pub fn descales(&mut self, descales: &Descales<'a>, sequences: usize) -> Result<()> {
+        let heads = self.params.heads as usize;
+        let kv_heads = heads / self.params.group as usize;
+        let params = self.by_head("q_descale", descales.q, [sequences, heads])?;
+        (self.params.q_descale, self.params.q_descale_batch, self.params.q_descale_head) = params;
+        let params = self.by_head("k_descale", descales.k, [sequences, kv_heads])?;
+        for kv in [&mut self.params.fresh, &mut self.params.cache] {
+            (kv.k.descale, kv.k.descale_batch, kv.k.descale_head) = params;
+        }
+        let params = self.by_head("v_descale", descales.v, [sequences, kv_heads])?;
+        for kv in [&mut self.params.fresh, &mut self.params.cache] {
+            (kv.v.descale, kv.v.descale_batch, kv.v.descale_head) = params;
+        }
+        Ok(())
+    }
+
+    pub fn mask(&mut self, mask: Mask) {
+        [self.params.scores.left, self.params.scores.right] = mask.reach();
+    }
+
+    pub fn sink(&mut self, sink: Option<TensorView<'a, f32>>) -> Result<()> {
+        let Some(sink) = sink else { return Ok(()) };
+        sink.expect_shape(self.op, "sink", [self.params.heads as usize])?;
+        sink.expect_contiguous(self.op, "sink")?;
+        sink.expect_aligned(self.op, "sink", 4)?;
+        self.params.scores.sink = self.launch.input("sink", &sink)?.data();
+        Ok(())
+    }
+
+    pub fn alibi(&mut self, alibi: Option<TensorView<'a, f32>>, sequences: usize) -> Result<()> {
+        let Some(alibi) = alibi else { return Ok(()) };
+        let heads = self.params.heads as usize;
+        if alibi.shape() != [heads] && alibi.shape() != [sequences, heads] {
+            let want = format!("[{heads}] or [{sequences}, {heads}] (sequences and heads)");
+            return Err(Error::shape(self.op, "alibi", alibi.shape(), want));
+        }
+        alibi.expect_unit_stride(self.op, "alibi")?;
+        alibi.expect_aligned(self.op, "alibi", 4)?;
+        let layout = self.launch.input("alibi", &alibi)?;
+        self.params.scores.alibi = layout.data();
+        self.params.scores.alibi_batch = layout.strides()[2];
+        Ok(())
+    }
+
+    /// A bias `[queries, keys]` or `[sequences, heads, queries, keys]`.
+    pub fn bias<T: Element>(
+        &mut self,
+        bias: Option<Bias<'a, T>>,
+        sequences: usize,
+        [queries, keys]: [usize; 2],
+    ) -> Result<()> {
+        fn own<'a, B: Element>(
+            of: &mut Problem<'a>,
+            bias: &TensorView<'a, B>,
+            sizes: [usize; 4],
+        ) -> Result<()> {
+            let op = of.op;
+            let fits = match bias.shape() {
+                [rows, cols] => [*rows, *cols] == sizes[2..],
+                [.., _, _] if bias.shape().len() == 4 => {
+                    bias.shape().iter().zip(sizes).all(|(&n, size)| n == size || n == 1)
+                }
+                _ => false,
+            };
+            if !fits {
+                let want = format!(
+                    "{sizes:?} (sequences, heads, queries, keys), axes of 1 broadcast, or {:?}",
+                    &sizes[2..]
+                );
+                return Err(Error::shape(op, "bias", bias.shape(), want));
+            }
+            bias.expect_unit_stride(op, "bias")?;
+            bias.expect_aligned(op, "bias", size_of::<B>() as u64)?;
+            let layout = of.launch.input("bias", bias)?;
+            let (shape, strides) = (layout.shape(), layout.strides());
+            let stride =
+                |axis: usize| if shape[axis] == 1 { 0 } else { strides[axis] * size_of::<B>() as i64 };
+            let scores = &mut of.params.scores;
+            scores.bias = HeadRows { data: layout.data(), batch: stride(0), head: stride(1), row: stride(2) };
+            scores.bias_type = element_type::<B>(of.kernel);
+            scores.bias_rows = if shape[2] == 1 { sizes[2] as u32 } else { shape[2] };
+            scores.bias_cols = shape[3];
+            Ok(())
+        }
+        let sizes = [sequences, self.params.heads as usize, queries, keys];
+        match bias {
+            None => Ok(()),
+            Some(Bias::F32(bias)) => own(self, &bias, sizes),
+            Some(Bias::Own(bias)) => own(self, &bias, sizes),
+        }
+    }
+
+    pub fn dropout(&mut self, dropout: Option<Dropout>, longest: [usize; 2]) -> Result<()> {
+        let Some(dropout) = dropout else { return Ok(()) };
+        let scores = &mut self.params.scores;
+        (scores.dropout, scores.kept) = dropout.threshold(self.op)?;
+        (scores.seed, scores.offset) = (dropout.seed, dropout.offset);
+        [scores.longest_q, scores.longest_k] = longest.map(|n| n as u32);
+        Ok(())
+    }
+
+    /// All options that dense and packed attention have.
+    pub fn options<T: Element>(
+        &mut self,
+        options: &AttentionOptions<'a, T>,
+        sequences: usize,
+        longest: [usize; 2],
+    ) -> Result<()> {
+        self.params.scores.scale = check_scale(self.op, options.scale, self.params.dqk as usize)?;
+        self.params.scores.softcap = check_softcap(self.op, options.softcap)?;
+        self.mask(options.mask);
+        self.sink(options.sink)?;
+        self.alibi(options.alibi, sequences)?;
+        self.bias(options.bias, sequences, longest)?;
+        self.dropout(options.dropout, longest)?;
+        self.descales(&options.descales, sequences)
+    }
+
+    /// A tensor of `i32`, contiguous.
+    pub fn indices(&mut self, arg: &'static str, view: &TensorView<'a, i32>) -> Result<u64> {
+        view.expect_contiguous(self.op, arg)?;
+        view.expect_aligned(self.op, arg, 4)?;
+        Ok(self.launch.input(arg, view)?.data())
+    }
+
+    pub fn params(&mut self) -> &mut Params {
+        &mut self.params
+    }
+
+    /// Checks that outputs share no memory with inputs or each other.
+    pub fn disjoint(&self, inputs: &[NamedOperand], outputs: &[NamedOperand]) -> Result<()> {
+        let outputs: Vec<(NamedOperand, &[&'static str])> = outputs.iter().map(|&o| (o, &[][..])).collect();
+        check_aliases(self.op, inputs, &outputs)
+    }
+
+    /// Rows that the kernels can count.
+    pub fn count(&self, arg: &'static str, rows: usize) -> Result<u32> {
+        if rows as u64 <= MOST_ROWS {
+            return Ok(rows as u32);
+        }
+        Err(Error::too_large(self.op, arg, format!("{rows} rows"), MOST_ROWS))
+    }
+
+    /// Launches the kernels on `sequences` of `sq` queries.
+    pub fn run_batched(mut self, sequences: usize, [sq, sk]: [usize; 2]) -> Result<()> {
+        let (n, sq, sk) = (self.count("q", sequences)?, self.count("q", sq)?, self.count("k", sk)?);
+        if n == 0 || sq == 0 || self.params.heads == 0 {
+            return Ok(());
+        }
+        let rows = rows_of_block(self.params.dv as usize);
+        // Heads of a group share the rows of a tile where all of them fit.
+        self.pack((sq * self.params.group) as usize <= rows);
+        let tiles = (sq as usize * self.params.pack as usize).div_ceil(rows);
+        let s = &mut self.params.sequences;
+        (s.n, s.sq, s.sk) = (n, sq, sk);
+        s.tiles_of_one = tiles as u32;
+        self.run(tiles.saturating_mul(n as usize))
+    }
+
+    /// Launches the kernels on `sequences` of packed queries, `total_q` in all.
+    pub fn run_packed(mut self, sequences: usize, total_q: usize) -> Result<()> {
+        let (n, total) = (self.count("cu_seqlens_q", sequences)?, self.count("q", total_q)?);
+        if n == 0 || total == 0 || self.params.heads == 0 {
+            return Ok(());
+        }
+        let rows = rows_of_block(self.params.dv as usize);
+        self.pack(total as usize * self.params.group as usize <= rows * sequences);
+        let s = &mut self.params.sequences;
+        (s.n, s.total_q) = (n, total);
+        let tiles = total as usize * self.params.pack as usize / rows + n as usize;
+        self.run(tiles)
+    }
+
+    fn pack(&mut self, pack: bool) {
+        self.params.pack = if pack { self.params.group } else { 1 };
+        self.params.pack_inverse = u32::MAX / self.params.pack;
+    }
+
+    fn run(mut self, tiles: usize) -> Result<()> {
+        let op = self.op;
+        let buckets = match self.kernel {
+            DType::F16 => F16,
+            DType::F32 => F32,
+            _ => BF16,
+        };
+        let [dqk, dv] = [self.params.dqk as usize, self.params.dv as usize];
+        let fits = |&&([qk, v], _): &&([usize; 2], Prompt)| dqk <= qk && dv <= v;
+        let Some((_, kernel)) = buckets.iter().find(fits) else {
+            let what = format!("{dqk} columns of keys and {dv} of values in {}", self.kernel);
+            return Err(Error::unsupported(op, what, "no kernel is that wide"));
+        };
+        self.params.sequences.tiles = u32::try_from(tiles)
+            .map_err(|_| Error::too_large(op, "q", format!("{tiles} tiles"), u32::MAX.into()))?;
+        let blocks = tiles.saturating_mul((self.params.heads / self.params.pack) as usize);
+        let kernel = self.stream.kernel(*kernel)?;
+        // SAFETY: the operators have checked rows, heads and columns of each tensor against each other; the kernels clamp lengths,
+        // starts and pages, which are on the device, to the sizes of the tensors.
+        unsafe { self.launch.run(&kernel, LaunchConfig::grid_1d(blocks), &self.params) }
+    }
+}
