@@ -9,6 +9,7 @@
 // Source: Dao et al. 2022, "FlashAttention", algorithm 1; Milakov and Gimelshein 2018, algorithm 3.
 #pragma once
 
+#include "outputs.h"
 #include "problem.h"
 #include "rows.h"
 
@@ -25,9 +26,6 @@
 #include <hk/wave_tile.h>
 
 namespace attention {
-
-inline constexpr float kLog2E = 0x1.715476p+0f, kLn2 = 0x1.62e43p-1f;
-inline constexpr float kMinusInf = -__builtin_inff();
 
 namespace general {
 
@@ -77,42 +75,12 @@ struct Query {
     float factor;  // of its products
 };
 
-/// Where an element of an output or of LSE is.
-HK_FN u64 row_address(const HeadRows &rows, const Work &work, bool packed, u32 query, u32 head) {
-    const i64 row = i64(work.q_start) + query;
-    return rows.data + u64((packed ? 0 : i64(work.sequence) * rows.batch) + row * rows.row + i64(head) * rows.head);
-}
-
-/// Stores four columns from `col` on, rounded once.
-template <class T>
-HK_FN void store_columns(const Params &p, u64 row, u32 col, Vec<float, 4> y) {
-    const auto store = [&]<class E>(Vec<E, 4> v) {
-        auto *at = reinterpret_cast<GlobalPtr<E>>(row) + col;
-        if (p.out_vectorized) {
-            *reinterpret_cast<GlobalPtr<Vec<E, 4>>>(at) = v;
-        } else {
-#pragma unroll
-            for (u32 i = 0; i < 4; ++i) {
-                if (col + i < p.dv) at[i] = v[i];
-            }
-        }
-    };
-    if (p.out_type == kFp8) {
-        store(__builtin_bit_cast(Vec<u8, 4>, hk::quantize_packed<hk::kMmaFp8Type, 4>(y)));
-    } else if (p.out_type == kF32) {
-        store(y);
-    } else {
-        store(hk::narrow<T, 4>(y));
-    }
-}
-
 /// The softmax of a lane's rows: maximum in units of log2, and the lane's share of the sum.
 template <int kDim>
-class Softmax {
+struct Softmax {
     using Places = hk::AccLayout<kDim>;
     float top[kLaneRows], sum[kLaneRows];
 
-  public:
     HK_FN Softmax() {
 #pragma unroll
         for (int r = 0; r < kLaneRows; ++r) top[r] = kMinusInf, sum[r] = 0.0f;
@@ -177,7 +145,7 @@ class Softmax {
                 const float sink = reinterpret_cast<GlobalPtr<const float>>(p.scores.sink)[queries[r].head] * kLog2E;
                 const float both = __builtin_fmaxf(most, sink);
                 keep = both == kMinusInf ? 1.0f : hk::exp2_fast(most - both);
-                total = total * keep + (both == kMinusInf ? 0.0f : hk::exp2_fast(sink - both));
+                total = __builtin_fmaf(total, keep, both == kMinusInf ? 0.0f : hk::exp2_fast(sink - both));
                 most = both;
             }
             lse[r] = most == kMinusInf ? kMinusInf : (most + hk::log2_fast(total)) * kLn2;
@@ -210,7 +178,6 @@ class Prefill {
     const Params &p_;
     const Work &work_;
     L &lds_;
-    u32 key_head_;
     bool packed_;
     Query queries_[kLaneRows];
     hk::Frag q_[kSteps];
@@ -221,7 +188,7 @@ class Prefill {
 
   public:
     HK_FN Prefill(const Params &p, const Work &work, L &lds)
-        : p_(p), work_(work), lds_(lds), key_head_(work.head / p.group), packed_(p.sequences.q_starts != 0) {}
+        : p_(p), work_(work), lds_(lds), packed_(p.sequences.q_starts != 0) {}
 
     HK_FN void run() {
         const Params &p = hk::reload_params(p_);
@@ -231,9 +198,10 @@ class Prefill {
 #pragma unroll
         for (int r = 0; r < kLaneRows; ++r) {
             const u32 row = work_.first + hk::wave_id() * kDim + hk::row_of_lane<kDim>(hk::lane_id(), r);
-            const hk::DivMod at(row, p.pack, p.pack_inverse);
+            const hk::DivMod at(row, p.group, p.group_inverse);
             Query &query = queries_[r];
-            query = {at.quotient, work_.head + at.remainder, at.quotient < work_.q_len, 0, 0, scores.scale};
+            query = {at.quotient, work_.kv_head * p.group + at.remainder, at.quotient < work_.q_len, 0, 0,
+                     scores.scale};
             query.from = i32(query.index) + off - scores.left;
             query.to = i32(query.index) + off + scores.right;
             if (p.q_descale && query.valid) {
@@ -256,15 +224,15 @@ class Prefill {
                 return __builtin_bit_cast(Vec<u32, 4>, v);
             }));
         }
-        key_scale_[0] = p.cache.k.scale(work_.sequence, key_head_);
-        key_scale_[1] = p.fresh.k.scale(work_.sequence, key_head_);
-        value_scale_[0] = p.cache.v.scale(work_.sequence, key_head_);
-        value_scale_[1] = p.fresh.v.scale(work_.sequence, key_head_);
+        key_scale_[0] = p.cache.k.scale(work_.sequence, work_.kv_head);
+        key_scale_[1] = p.fresh.k.scale(work_.sequence, work_.kv_head);
+        value_scale_[0] = p.cache.v.scale(work_.sequence, work_.kv_head);
+        value_scale_[1] = p.fresh.v.scale(work_.sequence, work_.kv_head);
 
-        const u32 last_row = work_.q_len * p.pack - 1;
+        const u32 last_row = work_.q_len * p.group - 1;
         const u32 last = work_.first + kRows - 1 < last_row ? work_.first + kRows - 1 : last_row;
-        const u32 first_query = hk::DivMod(work_.first, p.pack, p.pack_inverse).quotient;
-        const u32 last_query = hk::DivMod(last, p.pack, p.pack_inverse).quotient;
+        const u32 first_query = hk::DivMod(work_.first, p.group, p.group_inverse).quotient;
+        const u32 last_query = hk::DivMod(last, p.group, p.group_inverse).quotient;
         const i32 n_keys = i32(work_.keys());
         i32 from = i32(first_query) + off - scores.left, to = i32(last_query) + off + scores.right + 1;
         if constexpr (kHstu) {
@@ -273,6 +241,12 @@ class Prefill {
         }
         from = from < 0 ? 0 : from > n_keys ? n_keys : from;
         to = to < 0 ? 0 : to > n_keys ? n_keys : to;
+        if (p.splits.count > 1) {
+            const i32 split = i32(work_.split), begin = split * i32(p.splits.keys);
+            const i32 end = work_.split + 1 < p.splits.count ? begin + i32(p.splits.keys) : n_keys;
+            from = from < begin ? begin : from;
+            to = to > end ? end : to < from ? from : to;
+        }
         const KeyTiles tiles(work_, hk::uniform(u32(from)), hk::uniform(u32(to)), kKeys);
         walk(tiles);
         finish();
@@ -284,7 +258,7 @@ class Prefill {
     HK_FN void fill(const KeyTiles &tiles, u32 t) {
         const Params &p = hk::reload_params(p_);
         if (t >= tiles.count()) return;
-        if (lds_.rows[t % 2].fill(p, work_, tile(tiles, t), key_head_)) lds_.missing = 1;
+        if (lds_.rows[t % 2].fill(p, work_, tile(tiles, t), work_.kv_head)) lds_.missing = 1;
     }
 
     HK_FN void walk(const KeyTiles &tiles) {
@@ -564,67 +538,63 @@ class Prefill {
 
     HK_FN void finish() {
         const Params &p = hk::reload_params(p_);
+        hk::block_barrier();
+        if (work_.poison || lds_.missing != 0) {
+#pragma unroll
+            for (auto &acc : o_.acc[0]) acc = typename Mma::Acc(__builtin_nanf(""));
+#pragma unroll
+            for (int r = 0; r < kLaneRows; ++r) softmax_.top[r] = softmax_.sum[r] = __builtin_nanf("");
+        }
+        const bool first = hk::group_of_lane<kDim>(hk::lane_id()) == 0;
+        if (p.splits.count > 1) {
+#pragma unroll
+            for (int r = 0; r < kLaneRows; ++r) {
+                const Query &query = queries_[r];
+                const float sum = hk::reduce_over_lane_groups<kDim>(softmax_.sum[r], hk::Sum{});
+                if (!query.valid) continue;
+                const Partial partial(p, work_, query.index, query.head);
+                each_column(r, [&](u32 col, Vec<float, 4> y) { partial.store(p, col, y); });
+                if (first) partial.store_sums(p, softmax_.top[r], sum);
+            }
+            return;
+        }
         float lse[kLaneRows] = {};
         if constexpr (!kHstu) softmax_.finish(p, queries_, o_, lse);
-        hk::block_barrier();
-        const bool poison = work_.poison || lds_.missing != 0;
-        const float nan = __builtin_nanf("");
         const float inverse = p.out_scale ? 1.0f / hk::load_uniform<float>(p.out_scale) : 1.0f;
 #pragma unroll
         for (int r = 0; r < kLaneRows; ++r) {
             const Query &query = queries_[r];
             if (!query.valid) continue;
             const u64 row = row_address(p.out, work_, packed_, query.index, query.head);
-#pragma unroll
-            for (int i = 0; i < kDv / kDim * Places::kElements; i += hk::kMmaRows) {
-                if (i / hk::kMmaRows % kLaneRows != r) continue;
-                const u32 col = Places::n(hk::lane_id(), i);
-                Vec<float, 4> y;
-#pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    y[j] = o_.acc[0][(i + j) / Places::kElements][(i + j) % Places::kElements] * inverse;
-                    if (poison) y[j] = nan;
-                }
-                if (col < p.dv) store_columns<T>(p, row, col, y);
-            }
-            if (p.lse.data && hk::group_of_lane<kDim>(hk::lane_id()) == 0) {
+            each_column(r, [&](u32 col, Vec<float, 4> y) { store_columns<T>(p, row, col, y * inverse); });
+            if (p.lse.data && first) {
                 const u64 at = row_address(p.lse, work_, packed_, query.index, query.head);
-                *reinterpret_cast<GlobalPtr<float>>(at) = poison ? nan : lse[r];
+                *reinterpret_cast<GlobalPtr<float>>(at) = lse[r];
             }
+        }
+    }
+
+    /// Calls `f(col, values)` for four columns at a time of the lane's row r.
+    HK_FN void each_column(int r, auto f) const {
+        const u32 dv = hk::reload_params(p_).dv;
+#pragma unroll
+        for (int i = 0; i < kDv / kDim * Places::kElements; i += hk::kMmaRows) {
+            if (i / hk::kMmaRows % kLaneRows != r) continue;
+            const u32 col = Places::n(hk::lane_id(), i);
+            Vec<float, 4> y;
+#pragma unroll
+            for (int j = 0; j < 4; ++j) y[j] = o_.acc[0][(i + j) / Places::kElements][(i + j) % Places::kElements];
+            if (col < dv) f(col, y);
         }
     }
 };
-
-/// All outputs are NaN: the starts of packed queries are no partition of them. The blocks share the rows.
-template <class T>
-HK_FN void poison_all(const Params &p, u32 task) {
-    const Sequences &s = p.sequences;
-    Work work = {};
-    work.head = task / s.tiles * p.pack;
-    const u32 rows = s.total_q * p.pack;
-    for (u32 row = task % s.tiles; row < rows; row += s.tiles) {
-        const u32 query = row / p.pack, head = work.head + row % p.pack;
-        const float nan = __builtin_nanf("");
-        for (u32 col = hk::thread_x() * 4; col < p.dv; col += kThreads * 4) {
-            store_columns<T>(p, row_address(p.out, work, true, query, head), col, Vec<float, 4>(nan));
-        }
-        if (p.lse.data && hk::thread_x() == 0) {
-            *reinterpret_cast<GlobalPtr<float>>(row_address(p.lse, work, true, query, head)) = nan;
-        }
-    }
-}
 
 template <class T, int kDqk, int kDv, bool kHstu>
 HK_FN void prefill(const Params &p) {
     auto &lds = hk::block_lds<Lds<T, kDqk, kDv>>();
     const u32 task = hk::xcd_remap(hk::block_x(), hk::grid_x());
     Work work;
-    bool invalid;
-    if (!find_work<kWaves * kQueries<kDv>>(p, task, work, invalid)) return;
-    if (invalid) {
-        poison_all<T>(p, task);
-        return;
-    }
+    if (!find_work<kWaves * kQueries<kDv>>(p, task, work)) return;
     if (p.skip_single && work.q_len == 1) return;
     find_keys(p, work);
     Prefill<T, kDqk, kDv, kHstu>(p, work, lds).run();

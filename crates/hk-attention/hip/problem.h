@@ -3,7 +3,8 @@
 //   s[i, j] = q[i] . k[j]  ->  p = softmax(s)  ->  out[i] = sum over j of p[i, j] v[j]
 //
 // The keys of a sequence are those of a paged cache, then fresh ones; either part may be empty. Query i of Sq stands at key
-// i + Sk - Sq. Blocks have tiles of query rows. With `pack` > 1 the rows of a tile are (query, head of the group), head fastest.
+// i + Sk - Sq. Rows of a tile are (query, head of the group of a key head), head fastest: K and V are read once for all heads of a
+// group, and a tile spans few queries, so that few of its keys are masked.
 #pragma once
 
 #include <hk/arch.h>
@@ -124,6 +125,16 @@ struct Hstu {
     float inverse_longest;
 };
 
+/// Splits of the keys: each has the keys [i keys, (i + 1) keys) of a sequence, the last one those beyond, too. With more than one,
+/// blocks write partial results, f32, by split and row (query rows of all sequences by heads): unnormalized sums [dv rounded up to 4], and
+/// the row's maximum in units of log2 and sum of exponentials.
+struct Splits {
+    u64 acc, sums;
+    u32 count, keys;
+    u32 rows;  // of a split
+    u32 pad;
+};
+
 struct Params {
     HeadRows q, out, lse;
     KeysValues fresh, cache;
@@ -131,11 +142,12 @@ struct Params {
     Sequences sequences;
     Scores scores;
     Hstu hstu;
+    Splits splits;
     u64 q_descale;  // f32, by batch and head
     i64 q_descale_batch, q_descale_head;
     u64 out_scale;  // f32; 0: 1
-    u32 heads, group;  // query heads; query heads of a key head
-    u32 pack, pack_inverse;  // heads of a tile's rows: 1 or `group`
+    u32 heads, kv_heads;
+    u32 group, group_inverse;  // query heads of a key head, see hk::DivMod
     u32 dqk, dv;
     u32 q_type, out_type;
     u32 q_vectorized, out_vectorized;  // eight columns are aligned, four columns are
@@ -145,11 +157,12 @@ struct Params {
 
 HK_FN i32 index_at(u64 array, u64 i) { return hk::load_uniform<i32>(array + 4 * i); }
 
-/// The queries of a block: rows [first, first + kRows) of those of a sequence and, if pack is 1, a head.
+/// The queries of a block: rows [first, first + kRows) of those of a sequence and a key head.
 struct Work {
     u32 sequence, first;
     u32 q_start, q_len;  // packed row of the sequence's first query; queries
-    u32 head;  // the first head of the rows
+    u32 kv_head;
+    u32 split;  // of the keys
     bool poison;  // lengths contradict each other: all outputs are NaN
     u32 cached, fresh;  // keys
     u32 k_start;  // packed row of the first fresh key
@@ -172,21 +185,20 @@ struct Span {
     }
 };
 
-HK_FN u32 tiles_of(u32 queries, u32 pack, u32 rows) { return (queries * pack + rows - 1) / rows; }
+HK_FN u32 tiles_of(u32 queries, u32 group, u32 rows) { return (queries * group + rows - 1) / rows; }
 
 }  // namespace detail
 
-/// The block's work. False: there is none. `invalid`: the starts are no partition of the packed rows; all outputs are NaN.
+/// The block's work. False: there is none. Starts that are no partition of the packed rows are one sequence, all outputs of which are NaN.
 template <int kRows>
-HK_FN bool find_work(const Params &p, u32 task, Work &work, bool &invalid) {
+HK_FN bool find_work(const Params &p, u32 task, Work &work) {
     const Sequences &s = p.sequences;
-    const u32 heads = p.heads / p.pack;
-    const u32 head_block = task / s.tiles;
+    work.split = task % p.splits.count;
+    task /= p.splits.count;
+    work.kv_head = task / s.tiles;
     u32 tile = task % s.tiles;
-    if (head_block >= heads) return false;
-    work.head = head_block * p.pack;
+    if (work.kv_head >= p.kv_heads) return false;
     work.poison = false;
-    invalid = false;
     if (s.tiles_of_one) {
         work.sequence = tile / s.tiles_of_one;
         tile %= s.tiles_of_one;
@@ -214,11 +226,11 @@ HK_FN bool find_work(const Params &p, u32 task, Work &work, bool &invalid) {
                 start = span.start, length = span.length, valid = span.valid;
                 if (n == 0) valid = valid && start == 0;
                 if (n + 1 == s.n) valid = valid && u32(start + length) == s.total_q;
-                tiles = valid ? detail::tiles_of(u32(length), p.pack, kRows) : 0;
+                tiles = valid ? detail::tiles_of(u32(length), p.group, kRows) : 0;
             }
             if (hk::ballot(!valid) != 0) {
-                invalid = true;
-                return true;
+                work.poison = true;
+                break;
             }
             const u32 upto = before + hk::wave_scan(tiles);
             const u64 mine = hk::ballot(upto > tile && upto - tiles <= tile);
@@ -231,12 +243,16 @@ HK_FN bool find_work(const Params &p, u32 task, Work &work, bool &invalid) {
             }
             before = hk::last_lane(upto);
         }
+        if (work.poison) {
+            found = 0, first_tile = 0;
+            work.q_start = 0, work.q_len = s.total_q;
+        }
         if (found == ~0u) return false;
         work.sequence = found;
         tile -= first_tile;
     }
     // The last tiles first: where keys after a query are masked, they have most keys.
-    const u32 tiles = detail::tiles_of(work.q_len, p.pack, kRows);
+    const u32 tiles = detail::tiles_of(work.q_len, p.group, kRows);
     if (tile >= tiles) return false;
     work.first = (tiles - 1 - tile) * kRows;
     return true;

@@ -1,11 +1,15 @@
 //! Arguments, options and references that the entries of attention share.
 
 use crate::reference::attention::{Attention, Dropout as HostDropout};
-use crate::{AttentionElement, AttentionOptions, Bias, Descales, Dropout, Mask};
-use hk_core::registry::{
-    ArgSpec, Call, Described, HostCall, HostTensorF64, Inputs, Named, Sample, Scalar, ScalarSpec, Tolerance,
+use crate::{
+    AttentionElement, AttentionOptions, AttentionProblem, Bias, Descales, Dropout, Mask, Tiling,
+    attention_workspace,
 };
-use hk_core::{DType, Error, Result, TensorView};
+use hk_core::registry::{
+    ArgSpec, Call, Described, HostCall, HostTensorF64, Inputs, Named, Outputs, Sample, Scalar, ScalarSpec,
+    Tolerance,
+};
+use hk_core::{DType, Error, Result, Stream, TensorView, TensorViewMut};
 use std::ops::Range;
 
 /// Types of queries, keys and values.
@@ -77,9 +81,16 @@ pub(super) const SEED: ScalarSpec = ScalarSpec {
 pub(super) const OFFSET: ScalarSpec =
     ScalarSpec { name: "offset", summary: "added to the counters of dropout", ..SEED };
 
+pub(super) const KEYS_PER_SPLIT: ScalarSpec = ScalarSpec {
+    name: "keys_per_split",
+    default: Scalar::Count(0),
+    choices: &[],
+    summary: "batch-invariant splits of the keys; 0: splits that suit call and device",
+};
+
 /// Scalars of `mha` and `mha_varlen`.
 pub(super) const SCALARS: &[ScalarSpec] =
-    &[SCALE, CAUSAL, WINDOW_LEFT, WINDOW_RIGHT, SOFTCAP, DROPOUT_P, SEED, OFFSET];
+    &[SCALE, CAUSAL, WINDOW_LEFT, WINDOW_RIGHT, SOFTCAP, DROPOUT_P, SEED, OFFSET, KEYS_PER_SPLIT];
 
 fn has<V: Described>(call: &Call<V>, name: &str) -> bool {
     call.operator().scalars.iter().any(|s| s.name == name)
@@ -140,7 +151,27 @@ pub(super) fn options<'a, T: AttentionElement>(inputs: &Inputs<'a>) -> Result<At
         sink: inputs.optional_view("sink")?,
         dropout: dropout(inputs)?,
         descales: descales(inputs)?,
+        tiling: tiling(inputs)?,
     })
+}
+
+/// How the work is cut.
+pub(super) fn tiling<V: Described>(call: &Call<V>) -> Result<Tiling> {
+    Ok(match call.size("keys_per_split")? {
+        0 => Tiling::Auto,
+        keys => Tiling::Fixed { keys_per_split: Some(keys) },
+    })
+}
+
+/// The workspace that suits the call.
+pub(super) fn workspace<'a>(
+    stream: &Stream,
+    outputs: &mut Outputs<'a>,
+    problem: AttentionProblem,
+    tiling: Tiling,
+) -> Result<Option<TensorViewMut<'a, f32>>> {
+    let len = attention_workspace(stream.device().info(), &problem, tiling);
+    if len == 0 { Ok(None) } else { outputs.workspace(stream, len).map(Some) }
 }
 
 /// `i32` of an input.

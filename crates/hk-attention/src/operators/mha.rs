@@ -2,10 +2,10 @@
 
 use super::attention::{
     ALIBI, BIAS_ARG, HostRows, K_DESCALE, LSE, OUT, Q_DESCALE, QKV, SCALARS, SINK, Sequence, V_DESCALE,
-    attend, indices, keys_of, options, outputs, packed, transposed,
+    attend, indices, keys_of, options, outputs, packed, transposed, workspace,
 };
 use super::common::{INDICES_32, expect_dtypes, expect_shape, integers, shape};
-use crate::{AttentionOutputs, Qkv, SequenceStarts, kernels, mha, mha_varlen};
+use crate::{AttentionOutputs, AttentionProblem, Qkv, SequenceStarts, kernels, mha, mha_varlen};
 use hk_core::registry::{
     ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named,
     Operator, Sample, Scalar, TensorSpec, Tolerance, Traffic,
@@ -13,8 +13,12 @@ use hk_core::registry::{
 use hk_core::{CodeObjects, DType, Error, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, bf16, f16};
 
 /// The sources of the prefill kernels.
-pub(super) const PREFILL: &[&CodeObjects] =
-    &[&kernels::PREFILL_GENERAL_BF16, &kernels::PREFILL_GENERAL_F16, &kernels::PREFILL_GENERAL_F32];
+pub(super) const PREFILL: &[&CodeObjects] = &[
+    &kernels::MERGE,
+    &kernels::PREFILL_GENERAL_BF16,
+    &kernels::PREFILL_GENERAL_F16,
+    &kernels::PREFILL_GENERAL_F32,
+];
 
 const CAUSAL: (&str, Scalar) = ("causal", Scalar::Bool(true));
 
@@ -141,6 +145,21 @@ pub(crate) const MHA: Operator = Operator {
         Case { label: "bf16, odd columns", tensors: dense!(Bf16 1 19 35, 2 1, 18 13), scalars: &[CAUSAL] },
         Case { label: "bf16, 128 columns", tensors: dense!(Bf16 1 40 40, 2 2, 128 80), scalars: &[] },
         Case {
+            label: "bf16, splits of 64 keys, causal, sink",
+            tensors: dense!(Bf16 2 70 200, 4 2, 64 80, "sink" F32 [4], "lse" F32 [2, 4, 70]),
+            scalars: &[CAUSAL, ("keys_per_split", Scalar::Count(64))],
+        },
+        Case {
+            label: "f16, splits of 64 keys, window",
+            tensors: dense!(F16 1 20 200, 2 2, 64 33, "lse" F32 [1, 2, 20]),
+            scalars: &[("window_left", Scalar::Int(70)), ("keys_per_split", Scalar::Count(64))],
+        },
+        Case {
+            label: "f32, splits of 64 keys",
+            tensors: dense!(F32 1 5 130, 2 2, 20 20),
+            scalars: &[("keys_per_split", Scalar::Count(64))],
+        },
+        Case {
             label: "bf16, columns of 192 and 128",
             tensors: dense!(Bf16 1 17 40, 2 2, 192 128),
             scalars: &[],
@@ -232,6 +251,16 @@ pub(crate) const MHA_VARLEN: Operator = Operator {
             label: "starts that do not end with the rows",
             tensors: packed!(Bf16 2 90 96, 2 2, 64 64, "lse" F32 [90, 2]),
             scalars: &[],
+        },
+        Case {
+            label: "splits of 64 keys",
+            tensors: packed!(Bf16 2 80 96, 2 2, 64 64, "lse" F32 [80, 2]),
+            scalars: &[("keys_per_split", Scalar::Count(64))],
+        },
+        Case {
+            label: "splits, starts that do not end with the rows",
+            tensors: packed!(Bf16 2 90 96, 2 2, 64 64, "lse" F32 [90, 2]),
+            scalars: &[("keys_per_split", Scalar::Count(64))],
         },
         Case {
             label: "keys beyond the rows",
@@ -388,21 +417,33 @@ macro_rules! with_qkv {
 
 fn run_dense(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (inputs, mut outputs) = call.split();
+    let sizes = sizes::<4, _>(&inputs)?;
+    let ([sequences, sq, heads, _], [_, keys, kv_heads, _]) = (sizes.q, sizes.k);
+    let problem =
+        AttentionProblem { sequences, heads, kv_heads, queries: sequences * sq, keys, dv: sizes.dv };
     with_qkv!(inputs.get("q")?.dtype(), T, O => {
         let qkv = Qkv::<T> { q: inputs.view("q")?, k: inputs.view("k")?, v: inputs.view("v")? };
         let out = AttentionOutputs::<O> { out: outputs.take("out")?, lse: outputs.take_optional("lse")? };
-        mha(stream, qkv, out, &options(&inputs)?)
+        let options = options(&inputs)?;
+        let workspace = workspace(stream, &mut outputs, problem, options.tiling)?;
+        mha(stream, qkv, out, workspace, &options)
     })
 }
 
 fn run_packed(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (inputs, mut outputs) = call.split();
+    let sizes = sizes::<3, _>(&inputs)?;
+    let ([queries, heads, _], [keys, kv_heads, _]) = (sizes.q, sizes.k);
+    let sequences = inputs.get("cu_seqlens_q")?.shape()[0].saturating_sub(1);
+    let problem = AttentionProblem { sequences, heads, kv_heads, queries, keys, dv: sizes.dv };
     let starts =
         SequenceStarts { q: indices(&inputs, "cu_seqlens_q")?, k: indices(&inputs, "cu_seqlens_k")? };
     with_qkv!(inputs.get("q")?.dtype(), T, O => {
         let qkv = Qkv::<T> { q: inputs.view("q")?, k: inputs.view("k")?, v: inputs.view("v")? };
         let out = AttentionOutputs::<O> { out: outputs.take("out")?, lse: outputs.take_optional("lse")? };
-        mha_varlen(stream, qkv, starts, out, &options(&inputs)?)
+        let options = options(&inputs)?;
+        let workspace = workspace(stream, &mut outputs, problem, options.tiling)?;
+        mha_varlen(stream, qkv, starts, out, workspace, &options)
     })
 }
 

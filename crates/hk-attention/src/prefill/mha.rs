@@ -1,6 +1,7 @@
 //! Attention of batches of equally long, or of packed sequences.
 
 use super::options::{AttentionElement, AttentionOptions, AttentionOutput};
+use super::plan::Plan;
 use super::problem::{Problem, check_heads};
 use hk_core::{DType, Error, NamedOperand, Operand, Result, Stream, TensorView, TensorViewMut};
 
@@ -81,6 +82,7 @@ pub fn mha<'a, T: AttentionElement, O: AttentionOutput<T>>(
     stream: &'a Stream,
     inputs: Qkv<'a, T>,
     outputs: AttentionOutputs<'a, O>,
+    workspace: Option<TensorViewMut<'a, f32>>,
     options: &AttentionOptions<'a, T>,
 ) -> Result<()> {
     const OP: &str = "mha";
@@ -98,13 +100,13 @@ pub fn mha<'a, T: AttentionElement, O: AttentionOutput<T>>(
         lse.expect_shape(OP, "lse", [batch, heads.heads, sq])?;
     }
     let mut problem = Problem::new(OP, stream, kernel_of::<T, O>(), heads);
-    disjoint(&problem, Qkv { q, k, v }, &out, &lse, options, &[])?;
+    disjoint(&problem, Qkv { q, k, v }, &out, [&lse, &workspace], options, &[])?;
     problem.queries("q", &q)?;
     problem.fresh(("k", &k), ("v", &v))?;
     problem.out("out", &mut out)?;
     problem.lse(lse.as_mut())?;
     problem.options(options, batch, [sq, sk])?;
-    problem.run_batched(batch, [sq, sk])
+    problem.run_batched(batch, [sq, sk], Plan { tiling: options.tiling, workspace })
 }
 
 /// Softmax attention of sequences of different lengths, packed one after the other: [`mha`] of each.
@@ -130,6 +132,7 @@ pub fn mha_varlen<'a, T: AttentionElement, O: AttentionOutput<T>>(
     inputs: Qkv<'a, T>,
     cu_seqlens: SequenceStarts<'a>,
     outputs: AttentionOutputs<'a, O>,
+    workspace: Option<TensorViewMut<'a, f32>>,
     options: &AttentionOptions<'a, T>,
 ) -> Result<()> {
     const OP: &str = "mha_varlen";
@@ -148,7 +151,7 @@ pub fn mha_varlen<'a, T: AttentionElement, O: AttentionOutput<T>>(
     let mut problem = Problem::new(OP, stream, kernel_of::<T, O>(), heads);
     let starts: [NamedOperand; 2] =
         [("cu_seqlens_q", Some(&cu_seqlens.q)), ("cu_seqlens_k", Some(&cu_seqlens.k))];
-    disjoint(&problem, Qkv { q, k, v }, &out, &lse, options, &starts)?;
+    disjoint(&problem, Qkv { q, k, v }, &out, [&lse, &workspace], options, &starts)?;
     problem.queries("q", &q)?;
     problem.fresh(("k", &k), ("v", &v))?;
     problem.out("out", &mut out)?;
@@ -159,7 +162,7 @@ pub fn mha_varlen<'a, T: AttentionElement, O: AttentionOutput<T>>(
         (problem.indices("cu_seqlens_q", &cu_seqlens.q)?, problem.indices("cu_seqlens_k", &cu_seqlens.k)?);
     let s = &mut problem.params().sequences;
     (s.q_starts, s.k_starts, s.total_k) = (q_starts, k_starts, total_k);
-    problem.run_packed(sequences, total_q)
+    problem.run_packed(sequences, total_q, total_k as usize, Plan { tiling: options.tiling, workspace })
 }
 
 /// The number of sequences of starts `[sequences + 1]`.
@@ -173,7 +176,7 @@ fn disjoint<'a, T: AttentionElement, O: AttentionOutput<T>>(
     problem: &Problem<'a>,
     Qkv { q, k, v }: Qkv<'a, T>,
     out: &TensorViewMut<'a, O>,
-    lse: &Option<TensorViewMut<'a, f32>>,
+    [lse, workspace]: [&Option<TensorViewMut<'a, f32>>; 2],
     options: &AttentionOptions<'a, T>,
     others: &[NamedOperand],
 ) -> Result<()> {
@@ -197,5 +200,5 @@ fn disjoint<'a, T: AttentionElement, O: AttentionOutput<T>>(
         ("v_descale", dynamic(&options.descales.v)),
     ];
     inputs.extend(others);
-    problem.disjoint(&inputs, &[("out", Some(out)), ("lse", dynamic(lse))])
+    problem.disjoint(&inputs, &[("out", Some(out)), ("lse", dynamic(lse)), ("workspace", dynamic(workspace))])
 }

@@ -1,5 +1,6 @@
 //! What scores are made of, as the operators take it.
 
+use super::plan::Tiling;
 use hk_core::{Arch, DType, Element, Error, Fp8E4M3, Fp8E4M3Fnuz, Result, TensorView, bf16, f16};
 
 /// Which keys a query sees. Query `i` of `Sq` stands at key `p = i + Sk - Sq`; without limits it sees all keys.
@@ -81,6 +82,8 @@ pub struct AttentionOptions<'a, T: Element> {
     pub dropout: Option<Dropout>,
     /// Factors of quantized tensors.
     pub descales: Descales<'a>,
+    /// How the work is cut into blocks.
+    pub tiling: Tiling,
 }
 
 impl<T: Element> Default for AttentionOptions<'_, T> {
@@ -94,6 +97,7 @@ impl<T: Element> Default for AttentionOptions<'_, T> {
             sink: None,
             dropout: None,
             descales: Descales::default(),
+            tiling: Tiling::Auto,
         }
     }
 }

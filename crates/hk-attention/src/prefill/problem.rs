@@ -3,6 +3,7 @@
 use super::options::{
     AttentionOptions, Bias, Descales, Dropout, Mask, check_fp8, check_scale, check_softcap,
 };
+use super::plan::{KEYS_OF_TILE, Plan, Tiling, auto_splits, floats_per_row};
 use crate::kernels::attention::{HeadRows, KeyRows, KeysValues, Params};
 use bytemuck::Zeroable;
 use hk_core::{
@@ -13,8 +14,8 @@ use hk_core::{
 /// Rows of packed or batched tensors that the kernels count: sums of two fit an `i32`.
 const MOST_ROWS: u64 = (1 << 30) - 1;
 
-/// Queries of a block of the general kernels, by columns of the values.
-const fn rows_of_block(dv: usize) -> usize {
+/// Rows of a block, queries by heads of a group, by columns of the values.
+pub(super) const fn rows_of_block(dv: usize) -> usize {
     if dv <= 256 { 128 } else { 64 }
 }
 
@@ -107,8 +108,9 @@ impl<'a> Problem<'a> {
     /// For kernels of type `kernel`: `bf16`, `f16` or `f32`.
     pub fn new(op: &'static str, stream: &'a Stream, kernel: DType, heads: Heads) -> Self {
         let mut params = Params::zeroed();
-        params.heads = heads.heads as u32;
+        (params.heads, params.kv_heads) = (heads.heads as u32, heads.kv_heads as u32);
         params.group = (heads.heads / heads.kv_heads.max(1)).max(1) as u32;
+        params.group_inverse = u32::MAX / params.group;
         params.dqk = heads.dqk as u32;
         params.dv = heads.dv as u32;
         params.scores.left = super::options::UNLIMITED;
@@ -376,46 +378,86 @@ impl<'a> Problem<'a> {
     }
 
     /// Launches the kernels on `sequences` of `sq` queries.
-    pub fn run_batched(mut self, sequences: usize, [sq, sk]: [usize; 2]) -> Result<()> {
+    pub fn run_batched(mut self, sequences: usize, [sq, sk]: [usize; 2], plan: Plan<'a>) -> Result<()> {
         let (n, sq, sk) = (self.count("q", sequences)?, self.count("q", sq)?, self.count("k", sk)?);
         if n == 0 || sq == 0 || self.params.heads == 0 {
             return Ok(());
         }
-        let rows = rows_of_block(self.params.dv as usize);
-        // Heads of a group share the rows of a tile where all of them fit.
-        self.pack((sq * self.params.group) as usize <= rows);
-        let tiles = (sq as usize * self.params.pack as usize).div_ceil(rows);
         let s = &mut self.params.sequences;
         (s.n, s.sq, s.sk) = (n, sq, sk);
-        s.tiles_of_one = tiles as u32;
-        self.run(tiles.saturating_mul(n as usize))
+        let tiles = (sq as usize * self.params.group as usize).div_ceil(self.rows_of_block());
+        self.params.sequences.tiles_of_one = tiles as u32;
+        self.run(tiles.saturating_mul(n as usize), n as usize * sq as usize, sk as usize, plan)
     }
 
-    /// Launches the kernels on `sequences` of packed queries, `total_q` in all.
-    pub fn run_packed(mut self, sequences: usize, total_q: usize) -> Result<()> {
+    /// Launches the kernels on `sequences` of packed queries, `total_q` in all, the longest of which have `sk` keys at most.
+    pub fn run_packed(mut self, sequences: usize, total_q: usize, sk: usize, plan: Plan<'a>) -> Result<()> {
         let (n, total) = (self.count("cu_seqlens_q", sequences)?, self.count("q", total_q)?);
         if n == 0 || total == 0 || self.params.heads == 0 {
             return Ok(());
         }
-        let rows = rows_of_block(self.params.dv as usize);
-        self.pack(total as usize * self.params.group as usize <= rows * sequences);
         let s = &mut self.params.sequences;
         (s.n, s.total_q) = (n, total);
-        let tiles = total as usize * self.params.pack as usize / rows + n as usize;
-        self.run(tiles)
+        let tiles = total_q * self.params.group as usize / self.rows_of_block() + sequences;
+        self.run(tiles, total_q, sk, plan)
     }
 
-    fn pack(&mut self, pack: bool) {
-        self.params.pack = if pack { self.params.group } else { 1 };
-        self.params.pack_inverse = u32::MAX / self.params.pack;
+    fn rows_of_block(&self) -> usize {
+        rows_of_block(self.params.dv as usize)
     }
 
-    fn run(mut self, tiles: usize) -> Result<()> {
+    /// Decides on splits of the keys: their number and their keys.
+    fn split(&mut self, tiles: usize, rows: usize, sk: usize, plan: &mut Plan<'a>) -> Result<()> {
+        if let Some(workspace) = &plan.workspace {
+            workspace.dims::<1>(self.op, "workspace")?;
+            workspace.expect_contiguous(self.op, "workspace")?;
+            workspace.expect_aligned(self.op, "workspace", 16)?;
+        }
+        let per_row = floats_per_row(self.params.dv as usize);
+        let rows = rows.saturating_mul(self.params.heads as usize);
+        let room = plan.workspace.as_ref().map_or(0, |w| w.numel()) / rows.saturating_mul(per_row).max(1);
+        let (count, keys) = match plan.tiling {
+            Tiling::Auto => {
+                let blocks = tiles.saturating_mul(self.params.kv_heads as usize);
+                auto_splits(self.stream.device().info(), blocks, sk, room)
+            }
+            Tiling::Fixed { keys_per_split: None } => (1, sk),
+            Tiling::Fixed { keys_per_split: Some(keys) } => {
+                if keys == 0 || keys % KEYS_OF_TILE != 0 {
+                    let want = format!("a multiple of {KEYS_OF_TILE}");
+                    return Err(Error::argument(self.op, "keys_per_split", keys, want));
+                }
+                let count = sk.div_ceil(keys).max(1);
+                if count > 1 && count > room {
+                    let want = rows.saturating_mul(per_row).saturating_mul(count);
+                    let got = plan.workspace.as_ref().map_or(0, |w| w.numel());
+                    let want = format!("[{want}] or longer ({count} splits of {keys} keys)");
+                    return Err(Error::shape(self.op, "workspace", [got], want));
+                }
+                (count, keys)
+            }
+        };
+        self.params.splits.count = count as u32;
+        if count <= 1 {
+            return Ok(());
+        }
+        let too_large = || Error::too_large(self.op, "q", format!("{rows} rows by heads"), u32::MAX.into());
+        self.params.splits.rows = u32::try_from(rows).map_err(|_| too_large())?;
+        self.params.splits.keys = keys as u32;
+        if let Some(workspace) = &mut plan.workspace {
+            let address = self.launch.output_address("workspace", workspace)?;
+            self.params.splits.acc = address;
+            self.params.splits.sums = address + (4 * count * rows * (per_row - 2)) as u64;
+        }
+        Ok(())
+    }
+
+    fn run(mut self, tiles: usize, rows: usize, sk: usize, mut plan: Plan<'a>) -> Result<()> {
         let op = self.op;
-        let buckets = match self.kernel {
-            DType::F16 => F16,
-            DType::F32 => F32,
-            _ => BF16,
+        let (buckets, merge) = match self.kernel {
+            DType::F16 => (F16, Params::kernel("attention_merge_f16")),
+            DType::F32 => (F32, Params::kernel("attention_merge_f32")),
+            _ => (BF16, Params::kernel("attention_merge_bf16")),
         };
         let [dqk, dv] = [self.params.dqk as usize, self.params.dv as usize];
         let fits = |&&([qk, v], _): &&([usize; 2], Prompt)| dqk <= qk && dv <= v;
@@ -423,12 +465,21 @@ impl<'a> Problem<'a> {
             let what = format!("{dqk} columns of keys and {dv} of values in {}", self.kernel);
             return Err(Error::unsupported(op, what, "no kernel is that wide"));
         };
-        self.params.sequences.tiles = u32::try_from(tiles)
-            .map_err(|_| Error::too_large(op, "q", format!("{tiles} tiles"), u32::MAX.into()))?;
-        let blocks = tiles.saturating_mul((self.params.heads / self.params.pack) as usize);
+        self.split(tiles, rows, sk, &mut plan)?;
+        let too_large = || Error::too_large(op, "q", format!("{tiles} tiles"), u32::MAX.into());
+        self.params.sequences.tiles = u32::try_from(tiles).map_err(|_| too_large())?;
+        let splits = self.params.splits.count as usize;
+        let blocks = tiles.saturating_mul(self.params.kv_heads as usize).saturating_mul(splits);
         let kernel = self.stream.kernel(*kernel)?;
+        let merge = self.stream.kernel(merge)?;
         // SAFETY: the operators have checked rows, heads and columns of each tensor against each other; the kernels clamp lengths,
         // starts and pages, which are on the device, to the sizes of the tensors.
-        unsafe { self.launch.run(&kernel, LaunchConfig::grid_1d(blocks), &self.params) }
+        unsafe { self.launch.run(&kernel, LaunchConfig::grid_1d(blocks), &self.params)? };
+        if splits > 1 {
+            let blocks = (self.params.splits.rows as usize * dv.div_ceil(4)).div_ceil(256);
+            // SAFETY: a thread for each four columns of the outputs; the partial results are within the workspace.
+            unsafe { self.stream.launch(op).run(&merge, LaunchConfig::grid_1d(blocks), &self.params)? };
+        }
+        Ok(())
     }
 }

@@ -1,0 +1,73 @@
+// outputs.h: outputs of attention, and partial results of splits of the keys.
+#pragma once
+
+#include "problem.h"
+
+#include <hk/global.h>
+#include <hk/matrix.h>
+#include <hk/quant.h>
+#include <hk/types.h>
+
+namespace attention {
+
+inline constexpr float kLog2E = 0x1.715476p+0f, kLn2 = 0x1.62e43p-1f;
+inline constexpr float kMinusInf = -__builtin_inff();
+
+/// Where an element of an output or of LSE is.
+HK_FN u64 row_address(const HeadRows &rows, const Work &work, bool packed, u32 query, u32 head) {
+    const i64 row = i64(work.q_start) + query;
+    return rows.data + u64((packed ? 0 : i64(work.sequence) * rows.batch) + row * rows.row + i64(head) * rows.head);
+}
+
+/// Stores four columns from `col` on, rounded once.
+template <class T>
+HK_FN void store_columns(const Params &p, u64 row, u32 col, Vec<float, 4> y) {
+    const auto store = [&]<class E>(Vec<E, 4> v) {
+        auto *at = reinterpret_cast<GlobalPtr<E>>(row) + col;
+        if (p.out_vectorized) {
+            *reinterpret_cast<GlobalPtr<Vec<E, 4>>>(at) = v;
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) {
+                if (col + i < p.dv) at[i] = v[i];
+            }
+        }
+    };
+    if (p.out_type == kFp8) {
+        store(__builtin_bit_cast(Vec<u8, 4>, hk::quantize_packed<hk::kMmaFp8Type, 4>(y)));
+    } else if (p.out_type == kF32) {
+        store(y);
+    } else {
+        store(hk::narrow<T, 4>(y));
+    }
+}
+
+/// A row's part of a split.
+class Partial {
+    u64 row_;  // of all splits
+
+  public:
+    HK_FN Partial(const Params &p, u32 split, u64 row) : row_(u64(split) * p.splits.rows + row) {}
+    HK_FN Partial(const Params &p, const Work &work, u32 query, u32 head)
+        : Partial(p, work.split, row_of(p, work, query) * p.heads + head) {}
+
+    HK_FN Vec<float, 4> load(const Params &p, u32 col) const { return *acc(p, col); }
+    HK_FN void store(const Params &p, u32 col, Vec<float, 4> y) const { *acc(p, col) = y; }
+    HK_FN Vec<float, 2> sums(const Params &p) const {
+        return reinterpret_cast<GlobalPtr<const Vec<float, 2>>>(p.splits.sums)[row_];
+    }
+    HK_FN void store_sums(const Params &p, float top, float sum) const {
+        reinterpret_cast<GlobalPtr<Vec<float, 2>>>(p.splits.sums)[row_] = Vec<float, 2>{top, sum};
+    }
+
+  private:
+    HK_FN static u64 row_of(const Params &p, const Work &work, u32 query) {
+        const u64 first = p.sequences.q_starts ? work.q_start : u64(work.sequence) * p.sequences.sq;
+        return first + query;
+    }
+    HK_FN GlobalPtr<Vec<float, 4>> acc(const Params &p, u32 col) const {
+        return reinterpret_cast<GlobalPtr<Vec<float, 4>>>(p.splits.acc) + row_ * ((p.dv + 3) / 4) + col / 4;
+    }
+};
+
+}  // namespace attention
