@@ -51,13 +51,26 @@ class Partial {
     HK_FN Partial(const Params &p, const Work &work, u32 query, u32 head)
         : Partial(p, work.split, row_of(p, work, query) * p.heads + head) {}
 
-    HK_FN Vec<float, 4> load(const Params &p, u32 col) const { return *acc(p, col); }
-    HK_FN void store(const Params &p, u32 col, Vec<float, 4> y) const { *acc(p, col) = y; }
+    HK_FN Vec<float, 4> load(const Params &p, u32 col) const {
+        return *reinterpret_cast<GlobalPtr<const Vec<float, 4>>>(acc(p, col));
+    }
+    /// N columns from `col` on, a multiple of N.
+    template <int N>
+    HK_FN void store(const Params &p, u32 col, Vec<float, N> y) const {
+        constexpr int kPart = N < 4 ? N : 4;
+#pragma unroll
+        for (int i = 0; i < N; i += kPart) {
+            Vec<float, kPart> part;
+#pragma unroll
+            for (int j = 0; j < kPart; ++j) part[j] = y[i + j];
+            *reinterpret_cast<GlobalPtr<Vec<float, kPart>>>(acc(p, col + i)) = part;
+        }
+    }
     HK_FN Vec<float, 2> sums(const Params &p) const {
         return reinterpret_cast<GlobalPtr<const Vec<float, 2>>>(p.splits.sums)[row_];
     }
-    HK_FN void store_sums(const Params &p, float top, float sum) const {
-        reinterpret_cast<GlobalPtr<Vec<float, 2>>>(p.splits.sums)[row_] = Vec<float, 2>{top, sum};
+    HK_FN void store_sums(const Params &p, Vec<float, 2> sums) const {
+        reinterpret_cast<GlobalPtr<Vec<float, 2>>>(p.splits.sums)[row_] = sums;
     }
 
   private:
@@ -65,8 +78,8 @@ class Partial {
         const u64 first = p.sequences.q_starts ? work.q_start : u64(work.sequence) * p.sequences.sq;
         return first + query;
     }
-    HK_FN GlobalPtr<Vec<float, 4>> acc(const Params &p, u32 col) const {
-        return reinterpret_cast<GlobalPtr<Vec<float, 4>>>(p.splits.acc) + row_ * ((p.dv + 3) / 4) + col / 4;
+    HK_FN GlobalPtr<float> acc(const Params &p, u32 col) const {
+        return reinterpret_cast<GlobalPtr<float>>(p.splits.acc) + row_ * ((p.dv + 3) / 4 * 4) + col;
     }
 };
 

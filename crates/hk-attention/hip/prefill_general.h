@@ -12,6 +12,7 @@
 #include "outputs.h"
 #include "problem.h"
 #include "rows.h"
+#include "softmax.h"
 
 #include <hk/arch.h>
 #include <hk/block.h>
@@ -75,85 +76,6 @@ struct Query {
     float factor;  // of its products
 };
 
-/// The softmax of a lane's rows: maximum in units of log2, and the lane's share of the sum.
-template <int kDim>
-struct Softmax {
-    using Places = hk::AccLayout<kDim>;
-    float top[kLaneRows], sum[kLaneRows];
-
-    HK_FN Softmax() {
-#pragma unroll
-        for (int r = 0; r < kLaneRows; ++r) top[r] = kMinusInf, sum[r] = 0.0f;
-    }
-
-    /// Turns scores, in units of log2 and -inf where masked, into probabilities relative to the maximum so far; `o` is rescaled.
-    template <class S, class O>
-    HK_FN void update(S &s, O &o) {
-        constexpr int kTiles = sizeof(s.acc[0]) / sizeof(s.acc[0][0]);
-#pragma unroll
-        for (int r = 0; r < kLaneRows; ++r) {
-            float most = kMinusInf;
-            const auto each = [&](auto f) {
-#pragma unroll
-                for (int i = 0; i < kTiles; ++i) {
-#pragma unroll
-                    for (int e = 0; e < Places::kElements; ++e) {
-                        if (e / hk::kMmaRows % kLaneRows == r) s.acc[0][i][e] = f(s.acc[0][i][e]);
-                    }
-                }
-            };
-            each([&](float v) {
-                most = __builtin_fmaxf(most, v);
-                return v;
-            });
-            most = __builtin_fmaxf(hk::reduce_over_lane_groups<kDim>(most, hk::Max{}), top[r]);
-            // Without a visible key so far, exponents are taken relative to 0: no -inf - -inf.
-            const float base = most == kMinusInf ? 0.0f : most;
-            const float rescale = hk::exp2_fast(top[r] - base);
-            top[r] = most;
-            float part = 0.0f;
-            each([&](float v) {
-                const float probability = hk::exp2_fast(v - base);
-                part += probability;
-                return probability;
-            });
-            sum[r] = sum[r] * rescale + part;
-            scale_rows(o, r, rescale);
-        }
-    }
-
-    template <class O>
-    HK_FN static void scale_rows(O &o, int r, float factor) {
-#pragma unroll
-        for (auto &acc : o.acc[0]) {
-#pragma unroll
-            for (int e = 0; e < Places::kElements; ++e) {
-                if (e / hk::kMmaRows % kLaneRows == r) acc[e] *= factor;
-            }
-        }
-    }
-
-    /// Divides by the sums, to which the sink adds, and returns the logarithms of the sums.
-    template <class O>
-    HK_FN void finish(const Params &p, const Query (&queries)[kLaneRows], O &o, float (&lse)[kLaneRows]) {
-#pragma unroll
-        for (int r = 0; r < kLaneRows; ++r) {
-            float total = hk::reduce_over_lane_groups<kDim>(sum[r], hk::Sum{});
-            float most = top[r];
-            float keep = 1.0f;
-            if (p.scores.sink && queries[r].valid) {
-                const float sink = reinterpret_cast<GlobalPtr<const float>>(p.scores.sink)[queries[r].head] * kLog2E;
-                const float both = __builtin_fmaxf(most, sink);
-                keep = both == kMinusInf ? 1.0f : hk::exp2_fast(most - both);
-                total = __builtin_fmaf(total, keep, both == kMinusInf ? 0.0f : hk::exp2_fast(sink - both));
-                most = both;
-            }
-            lse[r] = most == kMinusInf ? kMinusInf : (most + hk::log2_fast(total)) * kLn2;
-            scale_rows(o, r, total == 0.0f ? 0.0f : keep / total);
-        }
-    }
-};
-
 template <class T, int kDqk, int kDv, bool kHstu>
 class Prefill {
     static constexpr int kDim = kQueries<kDv>;
@@ -183,7 +105,7 @@ class Prefill {
     hk::Frag q_[kSteps];
     hk::WaveTile<Mma, kKeys, kDim> s_;
     hk::WaveTile<Mma, kDv, kDim> o_;
-    Softmax<kDim> softmax_;
+    OnlineSoftmax<kDim> softmax_;
     float key_scale_[2], value_scale_[2];
 
   public:
@@ -241,12 +163,9 @@ class Prefill {
         }
         from = from < 0 ? 0 : from > n_keys ? n_keys : from;
         to = to < 0 ? 0 : to > n_keys ? n_keys : to;
-        if (p.splits.count > 1) {
-            const i32 split = i32(work_.split), begin = split * i32(p.splits.keys);
-            const i32 end = work_.split + 1 < p.splits.count ? begin + i32(p.splits.keys) : n_keys;
-            from = from < begin ? begin : from;
-            to = to > end ? end : to < from ? from : to;
-        }
+        --to;
+        clip_to_split(p, work_, from, to);
+        to = to + 1 < from ? from : to + 1;
         const KeyTiles tiles(work_, hk::uniform(u32(from)), hk::uniform(u32(to)), kKeys);
         walk(tiles);
         finish();
@@ -285,7 +204,7 @@ class Prefill {
                 activate(now);
             } else {
                 score(now);
-                softmax_.update(s_, o_);
+                softmax_.update(s_, o_, 1.0f);
             }
             if (p.scores.dropout) drop(now);
             scale_values(now);
@@ -539,37 +458,35 @@ class Prefill {
     HK_FN void finish() {
         const Params &p = hk::reload_params(p_);
         hk::block_barrier();
-        if (work_.poison || lds_.missing != 0) {
-#pragma unroll
-            for (auto &acc : o_.acc[0]) acc = typename Mma::Acc(__builtin_nanf(""));
-#pragma unroll
-            for (int r = 0; r < kLaneRows; ++r) softmax_.top[r] = softmax_.sum[r] = __builtin_nanf("");
-        }
+        const bool poison = work_.poison || lds_.missing != 0;
         const bool first = hk::group_of_lane<kDim>(hk::lane_id()) == 0;
-        if (p.splits.count > 1) {
-#pragma unroll
-            for (int r = 0; r < kLaneRows; ++r) {
-                const Query &query = queries_[r];
-                const float sum = hk::reduce_over_lane_groups<kDim>(softmax_.sum[r], hk::Sum{});
-                if (!query.valid) continue;
-                const Partial partial(p, work_, query.index, query.head);
-                each_column(r, [&](u32 col, Vec<float, 4> y) { partial.store(p, col, y); });
-                if (first) partial.store_sums(p, softmax_.top[r], sum);
-            }
-            return;
-        }
-        float lse[kLaneRows] = {};
-        if constexpr (!kHstu) softmax_.finish(p, queries_, o_, lse);
         const float inverse = p.out_scale ? 1.0f / hk::load_uniform<float>(p.out_scale) : 1.0f;
 #pragma unroll
         for (int r = 0; r < kLaneRows; ++r) {
             const Query &query = queries_[r];
+            if (p.splits.count > 1) {
+                Vec<float, 2> sums = softmax_.sums(r);
+                if (poison) sums = __builtin_nanf("");
+                if (!query.valid) continue;
+                const Partial partial(p, work_, query.index, query.head);
+                each_column(r, [&](u32 col, Vec<float, 4> y) { partial.store(p, col, y); });
+                if (first) partial.store_sums(p, sums);
+                continue;
+            }
+            float lse = 0.0f, factor = 1.0f;
+            if constexpr (!kHstu) {
+                float sink = kMinusInf;
+                if (p.scores.sink && query.valid)
+                    sink = reinterpret_cast<GlobalPtr<const float>>(p.scores.sink)[query.head];
+                factor = softmax_.finish(r, sink, lse);
+            }
+            if (poison) lse = factor = __builtin_nanf("");
             if (!query.valid) continue;
             const u64 row = row_address(p.out, work_, packed_, query.index, query.head);
-            each_column(r, [&](u32 col, Vec<float, 4> y) { store_columns<T>(p, row, col, y * inverse); });
+            each_column(r, [&](u32 col, Vec<float, 4> y) { store_columns<T>(p, row, col, y * factor * inverse); });
             if (p.lse.data && first) {
                 const u64 at = row_address(p.lse, work_, packed_, query.index, query.head);
-                *reinterpret_cast<GlobalPtr<float>>(at) = lse[r];
+                *reinterpret_cast<GlobalPtr<float>>(at) = lse;
             }
         }
     }

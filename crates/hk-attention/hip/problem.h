@@ -258,6 +258,14 @@ HK_FN bool find_work(const Params &p, u32 task, Work &work) {
     return true;
 }
 
+/// The part of keys [first, last] that the work's split has.
+HK_FN void clip_to_split(const Params &p, const Work &work, i32 &first, i32 &last) {
+    if (p.splits.count <= 1) return;
+    const i32 begin = i32(work.split * p.splits.keys), end = begin + i32(p.splits.keys);
+    first = first < begin ? begin : first;
+    if (work.split + 1 < p.splits.count && last >= end) last = end - 1;
+}
+
 /// The keys of the work's sequence.
 HK_FN void find_keys(const Params &p, Work &work) {
     const Sequences &s = p.sequences;

@@ -2,7 +2,7 @@
 
 use crate::reference::attention::{Attention, Dropout as HostDropout};
 use crate::{
-    AttentionElement, AttentionOptions, AttentionProblem, Bias, Descales, Dropout, Mask, Tiling,
+    AttentionElement, AttentionOptions, AttentionProblem, Bias, Descales, Dropout, Mask, QueryTile, Tiling,
     attention_workspace,
 };
 use hk_core::registry::{
@@ -85,12 +85,18 @@ pub(super) const KEYS_PER_SPLIT: ScalarSpec = ScalarSpec {
     name: "keys_per_split",
     default: Scalar::Count(0),
     choices: &[],
-    summary: "batch-invariant splits of the keys; 0: splits that suit call and device",
+    summary: "with a given tile: keys of a split; 0: one split",
+};
+pub(super) const TILE: ScalarSpec = ScalarSpec {
+    name: "tile",
+    default: Scalar::Choice("auto"),
+    choices: &["auto", "short", "tall"],
+    summary: "tile and splits that suit the call and the device, or batch-invariant ones",
 };
 
 /// Scalars of `mha` and `mha_varlen`.
 pub(super) const SCALARS: &[ScalarSpec] =
-    &[SCALE, CAUSAL, WINDOW_LEFT, WINDOW_RIGHT, SOFTCAP, DROPOUT_P, SEED, OFFSET, KEYS_PER_SPLIT];
+    &[SCALE, CAUSAL, WINDOW_LEFT, WINDOW_RIGHT, SOFTCAP, DROPOUT_P, SEED, OFFSET, TILE, KEYS_PER_SPLIT];
 
 fn has<V: Described>(call: &Call<V>, name: &str) -> bool {
     call.operator().scalars.iter().any(|s| s.name == name)
@@ -157,10 +163,18 @@ pub(super) fn options<'a, T: AttentionElement>(inputs: &Inputs<'a>) -> Result<At
 
 /// How the work is cut.
 pub(super) fn tiling<V: Described>(call: &Call<V>) -> Result<Tiling> {
-    Ok(match call.size("keys_per_split")? {
-        0 => Tiling::Auto,
-        keys => Tiling::Fixed { keys_per_split: Some(keys) },
-    })
+    let keys = call.size("keys_per_split")?;
+    let keys_per_split = Some(keys).filter(|keys| *keys != 0);
+    let tile = match call.choice("tile")? {
+        "short" => QueryTile::Short,
+        "tall" => QueryTile::Tall,
+        _ if keys == 0 => return Ok(Tiling::Auto),
+        _ => {
+            let op = call.operator().name;
+            return Err(Error::argument(op, "keys_per_split", keys, "0 unless a tile is given"));
+        }
+    };
+    Ok(Tiling::Fixed { tile, keys_per_split })
 }
 
 /// The workspace that suits the call.

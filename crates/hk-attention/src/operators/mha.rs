@@ -21,6 +21,10 @@ pub(super) const PREFILL: &[&CodeObjects] = &[
 ];
 
 const CAUSAL: (&str, Scalar) = ("causal", Scalar::Bool(true));
+const TALL: (&str, Scalar) = ("tile", Scalar::Choice("tall"));
+const SHORT: (&str, Scalar) = ("tile", Scalar::Choice("short"));
+const SPLIT: (&str, Scalar) = ("keys_per_split", Scalar::Count(64));
+const SOFTCAP: (&str, Scalar) = ("softcap", Scalar::Float(30.0));
 
 /// Queries, keys and values: type; sequences, queries, keys; heads; columns.
 macro_rules! dense {
@@ -110,6 +114,86 @@ pub(crate) const MHA: Operator = Operator {
     ]),
     corners: &[
         Case {
+            label: "dense bf16, 64 columns, tall, causal",
+            tensors: dense!(Bf16 2 150 200, 4 2, 64 64, "sink" F32 [4], "lse" F32 [2, 4, 150]),
+            scalars: &[TALL, CAUSAL],
+        },
+        Case {
+            label: "dense bf16, 64 columns, short, window",
+            tensors: dense!(Bf16 1 65 190, 2 2, 40 64, "lse" F32 [1, 2, 65]),
+            scalars: &[SHORT, ("window_left", Scalar::Int(70)), ("window_right", Scalar::Int(20))],
+        },
+        Case {
+            label: "dense bf16, 128 columns, tall, causal",
+            tensors: dense!(Bf16 1 100 190, 6 2, 128 128, "lse" F32 [1, 6, 100]),
+            scalars: &[TALL, CAUSAL],
+        },
+        Case {
+            label: "dense bf16, 128 columns, short, splits",
+            tensors: dense!(Bf16 2 33 300, 2 1, 80 96, "sink" F32 [2], "lse" F32 [2, 2, 33]),
+            scalars: &[SHORT, CAUSAL, SPLIT],
+        },
+        Case {
+            label: "dense bf16, columns of 192 and 128, tall",
+            tensors: dense!(Bf16 1 90 150, 2 1, 192 128, "lse" F32 [1, 2, 90]),
+            scalars: &[TALL, CAUSAL],
+        },
+        Case {
+            label: "dense bf16, columns of 192 and 128, short",
+            tensors: dense!(Bf16 1 40 90, 2 1, 192 128),
+            scalars: &[SHORT, ("window_left", Scalar::Int(9))],
+        },
+        Case {
+            label: "dense bf16, 256 columns, tall",
+            tensors: dense!(Bf16 1 90 100, 2 1, 256 256, "lse" F32 [1, 2, 90]),
+            scalars: &[TALL, CAUSAL],
+        },
+        Case {
+            label: "dense bf16, 256 columns, short",
+            tensors: dense!(Bf16 1 20 100, 2 2, 200 160),
+            scalars: &[SHORT],
+        },
+        Case {
+            label: "dense f16, 64 columns, tall",
+            tensors: dense!(F16 1 130 140, 4 2, 32 64, "lse" F32 [1, 4, 130]),
+            scalars: &[TALL, ("window_left", Scalar::Int(0)), ("window_right", Scalar::Int(100))],
+        },
+        Case {
+            label: "dense f16, 64 columns, short",
+            tensors: dense!(F16 1 40 140, 2 2, 64 64, "sink" F32 [2]),
+            scalars: &[SHORT, CAUSAL],
+        },
+        Case {
+            label: "dense f16, 128 columns, tall, splits",
+            tensors: dense!(F16 1 140 140, 2 1, 128 128, "lse" F32 [1, 2, 140]),
+            scalars: &[TALL, CAUSAL, ("keys_per_split", Scalar::Count(128))],
+        },
+        Case {
+            label: "dense f16, 128 columns, short",
+            tensors: dense!(F16 1 50 90, 8 1, 128 104),
+            scalars: &[SHORT, CAUSAL],
+        },
+        Case {
+            label: "dense f16, columns of 192 and 128, tall",
+            tensors: dense!(F16 1 90 100, 2 1, 192 128),
+            scalars: &[TALL],
+        },
+        Case {
+            label: "dense f16, columns of 192 and 128, short",
+            tensors: dense!(F16 1 40 70, 2 1, 136 128, "lse" F32 [1, 2, 40]),
+            scalars: &[SHORT, CAUSAL],
+        },
+        Case {
+            label: "dense f16, 256 columns, tall",
+            tensors: dense!(F16 1 40 70, 2 1, 256 256),
+            scalars: &[TALL, CAUSAL],
+        },
+        Case {
+            label: "dense f16, 256 columns, short",
+            tensors: dense!(F16 1 40 70, 2 1, 256 256),
+            scalars: &[SHORT],
+        },
+        Case {
             label: "bf16, causal, sink and LSE",
             tensors: dense!(Bf16 2 33 65, 4 2, 64 64, "sink" F32 [4], "lse" F32 [2, 4, 33]),
             scalars: &[CAUSAL],
@@ -143,28 +227,36 @@ pub(crate) const MHA: Operator = Operator {
             scalars: &[],
         },
         Case { label: "bf16, odd columns", tensors: dense!(Bf16 1 19 35, 2 1, 18 13), scalars: &[CAUSAL] },
-        Case { label: "bf16, 128 columns", tensors: dense!(Bf16 1 40 40, 2 2, 128 80), scalars: &[] },
+        Case {
+            label: "bf16, 128 columns, softcap",
+            tensors: dense!(Bf16 1 40 40, 2 2, 128 80),
+            scalars: &[SOFTCAP],
+        },
         Case {
             label: "bf16, splits of 64 keys, causal, sink",
-            tensors: dense!(Bf16 2 70 200, 4 2, 64 80, "sink" F32 [4], "lse" F32 [2, 4, 70]),
-            scalars: &[CAUSAL, ("keys_per_split", Scalar::Count(64))],
+            tensors: dense!(Bf16 2 70 200, 4 2, 63 80, "sink" F32 [4], "lse" F32 [2, 4, 70]),
+            scalars: &[CAUSAL, SHORT, SPLIT],
         },
         Case {
             label: "f16, splits of 64 keys, window",
             tensors: dense!(F16 1 20 200, 2 2, 64 33, "lse" F32 [1, 2, 20]),
-            scalars: &[("window_left", Scalar::Int(70)), ("keys_per_split", Scalar::Count(64))],
+            scalars: &[("window_left", Scalar::Int(70)), SHORT, SPLIT],
         },
         Case {
             label: "f32, splits of 64 keys",
             tensors: dense!(F32 1 5 130, 2 2, 20 20),
-            scalars: &[("keys_per_split", Scalar::Count(64))],
+            scalars: &[SHORT, SPLIT],
         },
         Case {
-            label: "bf16, columns of 192 and 128",
+            label: "bf16, columns of 192 and 128, softcap",
             tensors: dense!(Bf16 1 17 40, 2 2, 192 128),
-            scalars: &[],
+            scalars: &[SOFTCAP],
         },
-        Case { label: "bf16, 256 columns", tensors: dense!(Bf16 1 17 40, 2 2, 200 256), scalars: &[] },
+        Case {
+            label: "bf16, 256 columns, softcap",
+            tensors: dense!(Bf16 1 17 40, 2 2, 200 256),
+            scalars: &[SOFTCAP],
+        },
         Case {
             label: "f32, 64 columns",
             tensors: dense!(F32 1 33 20, 2 1, 64 33, "lse" F32 [1, 2, 33]),
@@ -255,12 +347,12 @@ pub(crate) const MHA_VARLEN: Operator = Operator {
         Case {
             label: "splits of 64 keys",
             tensors: packed!(Bf16 2 80 96, 2 2, 64 64, "lse" F32 [80, 2]),
-            scalars: &[("keys_per_split", Scalar::Count(64))],
+            scalars: &[SHORT, SPLIT],
         },
         Case {
             label: "splits, starts that do not end with the rows",
             tensors: packed!(Bf16 2 90 96, 2 2, 64 64, "lse" F32 [90, 2]),
-            scalars: &[("keys_per_split", Scalar::Count(64))],
+            scalars: &[SHORT, SPLIT],
         },
         Case {
             label: "keys beyond the rows",

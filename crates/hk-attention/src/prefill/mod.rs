@@ -7,4 +7,4 @@ mod problem;
 
 pub use mha::{AttentionOutputs, Qkv, SequenceStarts, mha, mha_varlen};
 pub use options::{AttentionElement, AttentionOptions, AttentionOutput, Bias, Descales, Dropout, Mask};
-pub use plan::{AttentionProblem, Tiling, attention_workspace};
+pub use plan::{AttentionProblem, QueryTile, Tiling, attention_workspace};

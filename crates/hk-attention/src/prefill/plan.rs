@@ -1,10 +1,13 @@
 //! How the work of attention is cut into blocks.
 
-use super::problem::rows_of_block;
-use hk_core::{DeviceInfo, TensorViewMut};
+use crate::kernels::attention::Params;
+use hk_core::{Arch, DType, DeviceInfo, KernelRef, TensorViewMut};
 
 /// Splits of the keys begin at multiples of this.
 pub(super) const KEYS_OF_TILE: usize = 64;
+
+/// Rows of the blocks of calls that are small enough to be split, at most.
+const ROWS_OF_SPLIT_BLOCKS: usize = 128;
 
 /// Fewest keys of a split that is worth its partial results.
 const FEWEST_KEYS: usize = 256;
@@ -19,10 +22,101 @@ pub enum Tiling {
     Auto,
     /// Batch-invariant: a sequence's bits do not depend on other sequences, the batch size or the device's CUs.
     Fixed {
+        /// The tiles of query rows, where there are two kinds.
+        tile: QueryTile,
         /// Keys `[i n, (i + 1) n)` of a sequence are a split; a multiple of 64. `None`: keys are not split. Short sequences beside long ones have
         /// blocks without work, and all rows go through the merge.
         keys_per_split: Option<usize>,
     },
+}
+
+/// Rows of a tile: queries by the heads of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QueryTile {
+    /// 128 rows; 64 on sm_90. Two blocks share a CU.
+    Short,
+    /// 256 rows; 128 on sm_90, and for more than 128 columns of values. Keys and values are read half as often.
+    Tall,
+}
+
+/// A kernel and the rows of its blocks.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PromptKernel {
+    pub kernel: KernelRef<Params>,
+    pub rows: usize,
+}
+
+/// The two tiles of a dense kernel.
+pub(super) struct DenseKernel {
+    pub tall: PromptKernel,
+    pub short: PromptKernel,
+}
+
+/// Kernels of one type, narrowest first: most columns of queries and keys, of values.
+type Table<K> = &'static [([usize; 2], K)];
+
+macro_rules! general {
+    ($type:literal, $($columns:literal $dqk:literal $dv:literal),*) => {
+        &[$(([$dqk, $dv], Params::kernel(concat!("prefill_general_", $type, "_", $columns)))),*]
+    };
+}
+macro_rules! dense {
+    ($type:literal, $($columns:literal $dqk:literal $dv:literal),*) => {
+        &[$((
+            [$dqk, $dv],
+            [
+                Params::kernel(concat!("prefill_", $type, "_d", $columns)),
+                Params::kernel(concat!("prefill_", $type, "_d", $columns, "_small")),
+            ],
+        )),*]
+    };
+}
+
+const GENERAL: [Table<KernelRef<Params>>; 3] = [
+    general!("bf16", "64" 64 64, "128" 128 128, "192_128" 192 128, "256" 256 256, "320_256" 320 256, "512" 512 512),
+    general!("f16", "64" 64 64, "128" 128 128, "192_128" 192 128, "256" 256 256, "320_256" 320 256, "512" 512 512),
+    general!("f32", "64" 64 64, "128" 128 128, "192_128" 192 128, "256" 256 256),
+];
+const DENSE: [Table<[KernelRef<Params>; 2]>; 2] = [
+    dense!("bf16", "64" 64 64, "128" 128 128, "192_128" 192 128, "256" 256 256),
+    dense!("f16", "64" 64 64, "128" 128 128, "192_128" 192 128, "256" 256 256),
+];
+
+fn find<K: Copy>(table: Table<K>, [dqk, dv]: [usize; 2]) -> Option<([usize; 2], K)> {
+    table.iter().find(|([most_qk, most_v], _)| dqk <= *most_qk && dv <= *most_v).copied()
+}
+
+impl PromptKernel {
+    /// The kernel that serves everything.
+    pub fn general(dtype: DType, columns: [usize; 2]) -> Option<Self> {
+        let table = GENERAL[match dtype {
+            DType::F16 => 1,
+            DType::F32 => 2,
+            _ => 0,
+        }];
+        find(table, columns).map(|([_, dv], kernel)| Self { kernel, rows: if dv <= 256 { 128 } else { 64 } })
+    }
+
+    /// The kernels of 16-bit rows, see `hip/prefill_dense.h`.
+    pub fn dense(arch: Arch, dtype: DType, columns: [usize; 2]) -> Option<DenseKernel> {
+        let table = DENSE[usize::from(dtype == DType::F16)];
+        find(table, columns).map(|([_, dv], [tall, short])| {
+            let [rows_of_tall, rows_of_short] = dense_rows(arch, dv);
+            DenseKernel {
+                tall: Self { kernel: tall, rows: rows_of_tall },
+                short: Self { kernel: short, rows: rows_of_short },
+            }
+        })
+    }
+}
+
+/// Rows of the tall and the short tiles of dense kernels.
+fn dense_rows(arch: Arch, dv: usize) -> [usize; 2] {
+    match (arch.is_amd(), dv <= 128) {
+        (true, true) => [256, 128],
+        (true, false) => [128, 128],
+        (false, _) => [128, 64],
+    }
 }
 
 /// How a call is cut, and the memory for its partial results.
@@ -72,10 +166,10 @@ pub fn attention_workspace(info: &DeviceInfo, problem: &AttentionProblem, tiling
     let rows = queries.saturating_mul(heads / kv_heads.max(1));
     let splits = match tiling {
         Tiling::Auto => {
-            let tiles = rows.div_ceil(rows_of_block(dv)).max(sequences);
+            let tiles = rows.div_ceil(ROWS_OF_SPLIT_BLOCKS).max(sequences);
             auto_splits(info, tiles.saturating_mul(kv_heads), keys, usize::MAX).0
         }
-        Tiling::Fixed { keys_per_split } => keys_per_split.map_or(1, |n| keys.div_ceil(n.max(1))),
+        Tiling::Fixed { keys_per_split, .. } => keys_per_split.map_or(1, |n| keys.div_ceil(n.max(1))),
     };
     if splits <= 1 {
         return 0;

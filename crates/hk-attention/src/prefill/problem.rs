@@ -3,50 +3,21 @@
 use super::options::{
     AttentionOptions, Bias, Descales, Dropout, Mask, check_fp8, check_scale, check_softcap,
 };
-use super::plan::{KEYS_OF_TILE, Plan, Tiling, auto_splits, floats_per_row};
+use super::plan::{
+    DenseKernel, KEYS_OF_TILE, Plan, PromptKernel, QueryTile, Tiling, auto_splits, floats_per_row,
+};
 use crate::kernels::attention::{HeadRows, KeyRows, KeysValues, Params};
 use bytemuck::Zeroable;
 use hk_core::{
-    DType, Element, Error, GlobalLayout, KernelRef, Launch, LaunchConfig, NamedOperand, Result, Stream,
-    TensorView, TensorViewMut, check_aliases,
+    DType, Element, Error, GlobalLayout, Launch, LaunchConfig, NamedOperand, Result, Stream, TensorView,
+    TensorViewMut, check_aliases,
 };
 
 /// Rows of packed or batched tensors that the kernels count: sums of two fit an `i32`.
 const MOST_ROWS: u64 = (1 << 30) - 1;
 
-/// Rows of a block, queries by heads of a group, by columns of the values.
-pub(super) const fn rows_of_block(dv: usize) -> usize {
-    if dv <= 256 { 128 } else { 64 }
-}
-
-type Prompt = KernelRef<Params>;
-
-/// Kernels of one type: most columns of queries and keys, of values.
-type Buckets = &'static [([usize; 2], Prompt)];
-
-/// The entry points of `hip/prefill_general_*.hip`, narrowest first.
-const BF16: Buckets = &[
-    ([64, 64], Params::kernel("prefill_general_bf16_64")),
-    ([128, 128], Params::kernel("prefill_general_bf16_128")),
-    ([192, 128], Params::kernel("prefill_general_bf16_192_128")),
-    ([256, 256], Params::kernel("prefill_general_bf16_256")),
-    ([320, 256], Params::kernel("prefill_general_bf16_320_256")),
-    ([512, 512], Params::kernel("prefill_general_bf16_512")),
-];
-const F16: Buckets = &[
-    ([64, 64], Params::kernel("prefill_general_f16_64")),
-    ([128, 128], Params::kernel("prefill_general_f16_128")),
-    ([192, 128], Params::kernel("prefill_general_f16_192_128")),
-    ([256, 256], Params::kernel("prefill_general_f16_256")),
-    ([320, 256], Params::kernel("prefill_general_f16_320_256")),
-    ([512, 512], Params::kernel("prefill_general_f16_512")),
-];
-const F32: Buckets = &[
-    ([64, 64], Params::kernel("prefill_general_f32_64")),
-    ([128, 128], Params::kernel("prefill_general_f32_128")),
-    ([192, 128], Params::kernel("prefill_general_f32_192_128")),
-    ([256, 256], Params::kernel("prefill_general_f32_256")),
-];
+/// Most bytes from a key to the next for which a tile lies within a window.
+const MOST_STRIDE: i64 = 1 << 23;
 
 /// Queries, keys and values, whose heads and columns fit each other.
 #[derive(Debug, Clone, Copy)]
@@ -385,9 +356,12 @@ impl<'a> Problem<'a> {
         }
         let s = &mut self.params.sequences;
         (s.n, s.sq, s.sk) = (n, sq, sk);
-        let tiles = (sq as usize * self.params.group as usize).div_ceil(self.rows_of_block());
-        self.params.sequences.tiles_of_one = tiles as u32;
-        self.run(tiles.saturating_mul(n as usize), n as usize * sq as usize, sk as usize, plan)
+        let rows = sq as usize * self.params.group as usize;
+        let tiles_of_one = move |of_block: usize| rows.div_ceil(of_block);
+        let tiles = move |of_block| tiles_of_one(of_block).saturating_mul(n as usize);
+        let kernel = self.choose(tiles, plan.tiling)?;
+        self.params.sequences.tiles_of_one = tiles_of_one(kernel.rows) as u32;
+        self.run(kernel, tiles(kernel.rows), n as usize * sq as usize, sk as usize, plan)
     }
 
     /// Launches the kernels on `sequences` of packed queries, `total_q` in all, the longest of which have `sk` keys at most.
@@ -398,12 +372,54 @@ impl<'a> Problem<'a> {
         }
         let s = &mut self.params.sequences;
         (s.n, s.total_q) = (n, total);
-        let tiles = total_q * self.params.group as usize / self.rows_of_block() + sequences;
-        self.run(tiles, total_q, sk, plan)
+        let rows = total_q.saturating_mul(self.params.group as usize);
+        let tiles = move |of_block: usize| rows / of_block + sequences;
+        let kernel = self.choose(tiles, plan.tiling)?;
+        self.run(kernel, tiles(kernel.rows), total_q, sk, plan)
     }
 
-    fn rows_of_block(&self) -> usize {
-        rows_of_block(self.params.dv as usize)
+    /// Whether the dense kernels serve the call: 16-bit rows in whole vectors, fresh keys, no option that changes scores one by one.
+    fn is_dense(&self) -> bool {
+        let p = &self.params;
+        let vectors = p.q_vectorized & p.fresh.vectorized & p.out_vectorized == 1;
+        let own = p.q_type == 0 && p.fresh.element == 0 && p.out_type == 0;
+        let walks = |rows: &KeyRows, columns: u32| {
+            (2 * i64::from(columns)..=MOST_STRIDE).contains(&rows.token) || p.sequences.sk == 1
+        };
+        let scores = &p.scores;
+        let plain = scores.softcap == 0.0 && scores.scale > 0.0 && scores.dropout == 0;
+        let none = [scores.alibi, scores.bias.data, scores.mask, p.pages.table, p.out_scale, p.q_descale];
+        let descales = [p.fresh.k.descale, p.fresh.v.descale];
+        self.kernel.size_bytes() == 2
+            && vectors
+            && own
+            && plain
+            && p.skip_single == 0
+            && none.iter().chain(&descales).all(|data| *data == 0)
+            && walks(&p.fresh.k, p.dqk)
+            && walks(&p.fresh.v, p.dv)
+    }
+
+    /// The kernel that serves the call; `tiles` of so many rows.
+    fn choose(&self, tiles: impl Fn(usize) -> usize, tiling: Tiling) -> Result<PromptKernel> {
+        let columns = [self.params.dqk as usize, self.params.dv as usize];
+        let info = self.stream.device().info();
+        let dense = if self.is_dense() { PromptKernel::dense(info.arch, self.kernel, columns) } else { None };
+        if let Some(DenseKernel { tall, short }) = dense {
+            let fills =
+                tiles(tall.rows).saturating_mul(self.params.kv_heads as usize) >= info.compute_units as usize;
+            let chosen = match tiling {
+                Tiling::Auto if fills => tall,
+                Tiling::Fixed { tile: QueryTile::Tall, .. } => tall,
+                _ => short,
+            };
+            return Ok(chosen);
+        }
+        PromptKernel::general(self.kernel, columns).ok_or_else(|| {
+            let [dqk, dv] = columns;
+            let what = format!("{dqk} columns of keys and {dv} of values in {}", self.kernel);
+            Error::unsupported(self.op, what, "no kernel is that wide")
+        })
     }
 
     /// Decides on splits of the keys: their number and their keys.
@@ -421,8 +437,8 @@ impl<'a> Problem<'a> {
                 let blocks = tiles.saturating_mul(self.params.kv_heads as usize);
                 auto_splits(self.stream.device().info(), blocks, sk, room)
             }
-            Tiling::Fixed { keys_per_split: None } => (1, sk),
-            Tiling::Fixed { keys_per_split: Some(keys) } => {
+            Tiling::Fixed { keys_per_split: None, .. } => (1, sk),
+            Tiling::Fixed { keys_per_split: Some(keys), .. } => {
                 if keys == 0 || keys % KEYS_OF_TILE != 0 {
                     let want = format!("a multiple of {KEYS_OF_TILE}");
                     return Err(Error::argument(self.op, "keys_per_split", keys, want));
@@ -452,25 +468,27 @@ impl<'a> Problem<'a> {
         Ok(())
     }
 
-    fn run(mut self, tiles: usize, rows: usize, sk: usize, mut plan: Plan<'a>) -> Result<()> {
+    fn run(
+        mut self,
+        kernel: PromptKernel,
+        tiles: usize,
+        rows: usize,
+        sk: usize,
+        mut plan: Plan<'a>,
+    ) -> Result<()> {
         let op = self.op;
-        let (buckets, merge) = match self.kernel {
-            DType::F16 => (F16, Params::kernel("attention_merge_f16")),
-            DType::F32 => (F32, Params::kernel("attention_merge_f32")),
-            _ => (BF16, Params::kernel("attention_merge_bf16")),
+        let merge = match self.kernel {
+            DType::F16 => Params::kernel("attention_merge_f16"),
+            DType::F32 => Params::kernel("attention_merge_f32"),
+            _ => Params::kernel("attention_merge_bf16"),
         };
-        let [dqk, dv] = [self.params.dqk as usize, self.params.dv as usize];
-        let fits = |&&([qk, v], _): &&([usize; 2], Prompt)| dqk <= qk && dv <= v;
-        let Some((_, kernel)) = buckets.iter().find(fits) else {
-            let what = format!("{dqk} columns of keys and {dv} of values in {}", self.kernel);
-            return Err(Error::unsupported(op, what, "no kernel is that wide"));
-        };
+        let dv = self.params.dv as usize;
         self.split(tiles, rows, sk, &mut plan)?;
         let too_large = || Error::too_large(op, "q", format!("{tiles} tiles"), u32::MAX.into());
         self.params.sequences.tiles = u32::try_from(tiles).map_err(|_| too_large())?;
         let splits = self.params.splits.count as usize;
         let blocks = tiles.saturating_mul(self.params.kv_heads as usize).saturating_mul(splits);
-        let kernel = self.stream.kernel(*kernel)?;
+        let kernel = self.stream.kernel(kernel.kernel)?;
         let merge = self.stream.kernel(merge)?;
         // SAFETY: the operators have checked rows, heads and columns of each tensor against each other; the kernels clamp lengths,
         // starts and pages, which are on the device, to the sizes of the tensors.

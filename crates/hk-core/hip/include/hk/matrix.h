@@ -107,6 +107,13 @@ struct AccLayout {
                i % kMmaRows;
     }
 
+    /// If row n of w is column wide(n) of the result, a lane's accumulators are runs of kWideRun consecutive columns.
+    static constexpr int kWideRun = kDim == 32 ? 8 : kMmaRows;
+    HK_FN static constexpr u32 wide(u32 n) {
+        if constexpr (kDim == 32) return (n & ~12u) | (n & 4) << 1 | (n & 8) >> 1;
+        return n;
+    }
+
     /// Converted to T (1 or 2 bytes), a lane's accumulators are its fragments of an operand over k = n, without exchange between
     /// lanes, if the other operand has column n at place(n) of each row.
     template <class T>

@@ -23,10 +23,13 @@ inline constexpr int kFragBytes = kFragBytesOf<16>;
 template <int kDim = 16, class T, class Op>
 HK_FN T reduce_over_lane_groups(T v, Op op) {
     static_assert(kDim == 16 || kRowsPerLane == 1, "sm_90 has operands of 16 rows");
-    constexpr int kNext = kRowsPerLane == 1 ? kDim : 1;
-    v = op(v, shuffle_xor<kNext>(v));
-    if constexpr (kDim == 16) v = op(v, shuffle_xor<2 * kNext>(v));
-    return v;
+    if constexpr (kDim == 32) {
+        return reduce_over_halves(v, op);
+    } else {
+        constexpr int kNext = kRowsPerLane == 1 ? 16 : 1;
+        v = op(v, shuffle_xor<kNext>(v));
+        return op(v, shuffle_xor<2 * kNext>(v));
+    }
 }
 
 /// A value for each of a lane's rows.

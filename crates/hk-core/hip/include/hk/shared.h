@@ -81,14 +81,30 @@ struct SharedTile {
 
     /// Fragments of the tile's columns, 64 of 2 bytes, over the rows from `row`, a multiple of 16, on: column `column<kDim>(i)` is
     /// row i % kDim of the operand that `frags[i / kDim]` is of. Its columns k are rows of the tile, in order; if `kOfSums`, in
-    /// the order of accumulators that are the other operand (WaveTile::as_operand).
-    template <int kDim, bool kOfSums>
+    /// the order of accumulators that are the other operand (WaveTile::as_operand). `kWide`: rows are in the order of
+    /// AccLayout::wide.
+    template <int kDim, bool kOfSums, bool kWide = false>
     HK_FN void column_frags(u32 row, Frag (&frags)[64 / kDim]) const {
         static_assert(kBytes == 128, "64 columns");
         constexpr u32 kOperands = 64 / kDim;
         const u32 lane = lane_id();
         const auto row_of = [&](u32 i) { return kOfSums ? AccLayout<kDim>::n(lane, i) : lane / kDim * 8 + i; };
-        if constexpr (kHasReadTr) {
+        if constexpr (kHasLdmatrix) {
+            static_assert(kOfSums, "the order of other operands differs between MMAs and loads");
+            // Matrices of 8 columns: two of the lanes' first rows, two of their second ones.
+            const u32 matrix = lane / 8, of_lane = lane % 8 / 2 * 4 + matrix % 2 * 2 + lane % 2;
+#pragma unroll
+            for (u32 j = 0; j < kOperands; ++j) {
+#pragma unroll
+                for (u32 half = 0; half < 2; ++half) {
+                    u32 word[4];
+                    detail::ldmatrix_x4_trans(word,
+                                              chunk + place(of_lane + 16 * half, 2 * j + matrix / 2) + row * kChunks);
+#pragma unroll
+                    for (u32 i = 0; i < 4; ++i) frags[j][i / 2 * 4 + half * 2 + i % 2] = word[i];
+                }
+            }
+        } else if constexpr (kHasReadTr) {
             // 16 lanes have addresses of 4 consecutive elements, 4 in a row, of 4 rows; each gets a column.
             using Four = Vec<short, 4>;
 #pragma unroll
@@ -96,7 +112,8 @@ struct SharedTile {
                 const u32 from = row_of(4 * half) + lane % 16 / 4;
 #pragma unroll
                 for (u32 j = 0; j < kOperands; ++j) {
-                    const u32 col = j * kDim + lane % kDim / 16 * 16 + lane % 4 * 4;
+                    const u32 first = lane % kDim / 16 * 16 + lane % 4 * 4;
+                    const u32 col = j * kDim + (kWide ? AccLayout<kDim>::wide(first) : first);
                     const auto *at =
                         reinterpret_cast<const Four *>(chunk + place(from, col / 8) + row * kChunks) + col / 4 % 2;
                     const auto four = __builtin_bit_cast(Vec<u32, 2>, detail::read_transposed(at));
@@ -117,9 +134,12 @@ struct SharedTile {
             }
         }
     }
-    template <int kDim>
+    template <int kDim, bool kWide = false>
     HK_FN static constexpr u32 column(u32 i) {
-        return kHasReadTr ? i : i % kDim * (64 / kDim) + i / kDim;
+        // Of the rows of a lane, the first ones are in the first 8 columns.
+        if constexpr (kHasLdmatrix) return (i & ~15u) | (i & 2) << 2 | (i & 12) >> 1 | (i & 1);
+        if constexpr (kHasReadTr) return kWide ? AccLayout<kDim>::wide(i) : i;
+        return i % kDim * (64 / kDim) + i / kDim;
     }
 
     /// A value of up to 16 bytes at `byte`, a multiple of its size, of a row.

@@ -22,6 +22,23 @@ HK_FN Vec<u32, N * kBitsOf<T> / 32> pack(Vec<float, N> v) {
     }
 }
 
+/// The same for positive values far below T's largest: ties may round up, NaN gives any value.
+template <class T, int N>
+HK_FN Vec<u32, N * kBitsOf<T> / 32> pack_positive(Vec<float, N> v) {
+    if constexpr (__is_same(T, bf16) && !kHasCvtBf16) {
+        Vec<u32, N / 2> packed;
+#pragma unroll
+        for (int i = 0; i < N / 2; ++i) {
+            const u32 low = __builtin_bit_cast(u32, float(v[2 * i])),
+                      high = __builtin_bit_cast(u32, float(v[2 * i + 1]));
+            packed[i] = detail::high_halves(low + 0x8000u, high + 0x8000u);
+        }
+        return packed;
+    } else {
+        return pack<T>(v);
+    }
+}
+
 /// Accumulates `kSteps` fragments of rows with MFMA P: acc[m][n] += (n-th 16 or 32 rows of w) x (m-th rows of a).
 /// `from.w(n, step)` and `from.a(m, step)` give the fragments.
 template <class P, int kSteps, int kM, int kN>
@@ -100,7 +117,8 @@ struct WaveTile {
         static_assert(kFrags * kFragElements * kWaveSize * kRowsPerLane == kN * kDim, "whole fragments");
         Frag frag[kFrags];
     };
-    template <class T>
+    /// `kPositive`: rounded by pack_positive.
+    template <class T, bool kPositive = false>
     HK_FN AsOperand<T> as_operand(int j) const {
         AsOperand<T> operand;
 #pragma unroll
@@ -113,7 +131,10 @@ struct WaveTile {
                     const int at = of_row / kMmaRows * kMmaRows * kRowsPerLane + int(r) * kMmaRows + of_row % kMmaRows;
                     v[i] = float(acc[j][at / Places::kElements][at % Places::kElements]);
                 }
-                return pack<T>(v);
+                if constexpr (kPositive)
+                    return pack_positive<T>(v);
+                else
+                    return pack<T>(v);
             }));
         }
         return operand;

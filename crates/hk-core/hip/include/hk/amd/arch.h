@@ -35,6 +35,8 @@ inline constexpr bool kHasCvtFp4 = true;  // v_cvt_scalef32_pk_fp4_f32
 inline constexpr bool kHasMma32 = true;  // v_mfma_f32_16x16x32 of bf16 and f16; else 16x16x16
 inline constexpr bool kHasMxMma = true;  // v_mfma_scale_f32_16x16x128_f8f6f4
 inline constexpr bool kHasReadTr = true;  // ds_read_b64_tr_b16
+inline constexpr bool kHasPermlaneSwap = true;  // v_permlane32_swap
+inline constexpr bool kMmaBlocksPackedF32 = false;
 #else
 inline constexpr int kLdsBytes = 64 * 1024;
 inline constexpr bool kHasWideDma = false;
@@ -44,6 +46,8 @@ inline constexpr bool kHasCvtFp4 = false;
 inline constexpr bool kHasMma32 = false;
 inline constexpr bool kHasMxMma = false;
 inline constexpr bool kHasReadTr = false;
+inline constexpr bool kHasPermlaneSwap = false;
+inline constexpr bool kMmaBlocksPackedF32 = true;  // v_pk_fma_f32 waits for the MFMAs of other waves
 #endif
 
 /// Hides from the compiler how `v` was computed: values derived from `v` are recomputed at each use instead of kept live in

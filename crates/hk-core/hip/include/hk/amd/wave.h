@@ -111,6 +111,19 @@ HK_FN T shuffle_xor(T v) {
     }
 }
 
+/// Reduces over lanes l and l ^ 32; `op` is commutative. All lanes take part. T has 4 bytes.
+template <class T, class Op>
+HK_FN T reduce_over_halves(T v, Op op) {
+    if constexpr (kHasPermlaneSwap) {
+        const int bits = __builtin_bit_cast(int, v);
+        const auto both = __builtin_amdgcn_permlane32_swap(bits, bits, false, false);
+        const int low = both[0], high = both[1];  // bit casts of elements take the first one
+        return op(__builtin_bit_cast(T, low), __builtin_bit_cast(T, high));
+    } else {
+        return op(v, shuffle_xor<32>(v));
+    }
+}
+
 /// The value of lane `kLane` of each four lanes. All lanes take part.
 template <int kLane, class T>
 HK_FN T quad_broadcast(T v) {

@@ -33,6 +33,7 @@ inline constexpr bool kHasCvtFp4 = false;
 inline constexpr bool kHasMma32 = false;
 inline constexpr bool kHasMxMma = false;
 inline constexpr bool kHasReadTr = false;
+inline constexpr bool kMmaBlocksPackedF32 = false;
 
 /// Hides from the compiler how `v` was computed: values derived from `v` are recomputed at each use instead of kept live in
 /// registers.

@@ -18,6 +18,15 @@ HK_FN void ldmatrix_x4(u32 (&word)[4], const void *at) {
                  : "memory");
 }
 
+/// The same, transposed: the lane gets, of each matrix, rows 2 (l % 4) and 2 (l % 4) + 1 of column l / 4.
+HK_FN void ldmatrix_x4_trans(u32 (&word)[4], const void *at) {
+    const u32 address = u32(reinterpret_cast<__UINTPTR_TYPE__>((__attribute__((address_space(3))) const void *)at));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                 : "r"(address)
+                 : "memory");
+}
+
 /// ds_read_b64_tr_b16: four 16-bit elements of a column. Where kHasReadTr.
 HK_FN Vec<short, 4> read_transposed(const Vec<short, 4> *at);
 

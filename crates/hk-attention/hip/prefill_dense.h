@@ -1,0 +1,526 @@
+// prefill_dense.h: attention of prompts, the fast kernel: fresh keys, 16-bit rows of whole vectors, one type
+//
+//   s = scale (q . k), -inf where masked;  out = softmax(s) v;  lse = log of the sum of exp(s)
+//
+// A block has Shape::kWaves waves of kDim queries each. Keys come by tiles of Shape::kKeys through LDS, from the first to the last one
+// that a row of the block sees. S^T = K Q^T and O^T = V^T P^T: P stays in the lane that has its scores, rounded to 16 bits.
+// Two waves per SIMD: one half of the block (PingPong), or another block, multiplies while the other is in LDS and softmax.
+//   gfx942  tiles go through registers, V is transposed on the way
+//   gfx950, sm_90  loads straight to LDS, V is transposed as it is read
+// Floor: 2 (dqk + dv) flop for each visible pair of a query and a key.
+// Source: Dao et al. 2022, "FlashAttention", algorithm 1; rescaling only where the maximum grows: softmax.h.
+#pragma once
+
+#include "keys.h"
+#include "outputs.h"
+#include "problem.h"
+#include "softmax.h"
+
+#include <hk/arch.h>
+#include <hk/block.h>
+#include <hk/entry.h>
+#include <hk/global.h>
+#include <hk/mma.h>
+#include <hk/pipeline.h>
+#include <hk/shared.h>
+#include <hk/types.h>
+#include <hk/wave.h>
+#include <hk/wave_tile.h>
+
+namespace attention {
+namespace dense {
+
+/// Queries of a wave.
+inline constexpr int kDim = hk::kRowsPerLane == 1 ? 32 : 16;
+/// Tiles go straight to LDS and columns of V are read from its rows.
+inline constexpr bool kDirect = hk::kHasReadTr || hk::kHasLdmatrix;
+
+/// Waves of a block, keys of a tile, and its stages in LDS.
+template <int kWaves_, int kKeys_, int kStages_, bool kPingPong_>
+struct Shape {
+    static constexpr int kWaves = kWaves_, kKeys = kKeys_, kStages = kStages_, kThreads = kWaves * hk::kWaveSize;
+    static constexpr bool kPingPong = kPingPong_ && hk::kHasPingPong;
+};
+
+/// Shapes by columns of Q and K, and V. A tile through registers has one stage with ping-pong: a half of the block writes K where
+/// both halves have read it, before they read V, and V before they read K again.
+template <int kDqk, int kDv, bool kSmall>
+consteval auto shape() {
+    if constexpr (hk::kRowsPerLane > 1) {
+        return Shape<kSmall ? 4 : 8, (kDv > 128 ? 32 : 64), 2, false>{};
+    } else if constexpr (kDv > 128) {
+        return Shape<4, kDirect ? 64 : 32, 2, false>{};
+    } else {
+        constexpr int kKeys = kDv <= 64 ? 128 : kDqk <= 128 ? 64 : 32;
+        if constexpr (kSmall)
+            return Shape<4, (kDv <= 64 ? 64 : 32), (kDirect ? 3 : kDqk > 128 ? 1 : 2), false>{};
+        else
+            return Shape<8, kKeys, kDirect ? 3 : 1, true>{};
+    }
+}
+
+template <class T, int kDqk, int kDv, class S>
+class Dense {
+    using Mma = hk::FragMma<T, T, kDim>;
+    using Places = hk::AccLayout<kDim>;
+    static constexpr int kKeys = S::kKeys, kStages = S::kStages;
+    static constexpr int kOwn = hk::kRowsPerLane;  // rows of a lane
+    static constexpr u32 kRows = S::kWaves * kDim;
+    static constexpr int kSteps = kDqk * 2 / hk::kFragBytesOf<kDim>;  // fragments of a row of Q or K
+    static constexpr int kOfPart = 128 / hk::kFragBytesOf<kDim>;  // of 128 bytes of it
+    static constexpr int kFragKeys = 8 * hk::kLaneGroups<kDim>;  // of a fragment of P
+    static constexpr int kFrags = kKeys / kFragKeys;
+
+    using KMover = RowMover<kKeys, kDqk, S::kThreads>;
+    template <bool>
+    struct VMoverOf {
+        using Type = RowMover<kKeys, kDv, S::kThreads>;
+    };
+    template <>
+    struct VMoverOf<false> {
+        using Type = TransposingRows<kDim, kKeys, kDv, S::kThreads>;
+    };
+    using VMover = typename VMoverOf<kDirect>::Type;
+    static constexpr int kLoads = KMover::kParts + VMover::kParts;
+
+  public:
+    struct Lds {
+        typename KMover::Tile k[kStages];
+        typename VMover::Tile v[kStages];
+    };
+
+  private:
+    struct KFrags {
+        hk::Frag frag[kKeys / kDim][kSteps];
+    };
+    struct VFrags {
+        hk::Frag frag[kFrags][kDv / kDim];
+    };
+    using Scores = hk::WaveTile<Mma, kKeys, kDim>;
+    using Probabilities = typename Scores::template AsOperand<T>;
+    struct Operands {
+        VFrags v;
+        Probabilities p;
+    };
+
+    /// A row of the lane, and the keys that it sees.
+    struct Row {
+        u32 query, head;
+        bool valid;
+        i32 first;  // in the tile
+        u32 visible;
+    };
+
+    const Params &p_;
+    const Work &work_;
+    Lds &lds_;
+    hk::Frag q_[kSteps];
+    Scores s_;
+    hk::WaveTile<Mma, kDv, kDim> o_;
+    OnlineSoftmax<kDim> softmax_;
+    float scale_;
+    Row rows_[kOwn];
+    i32 inner_first_, inner_last_;  // keys that all rows of the wave see, in the tile
+    u32 tiles_;
+
+    struct Range {
+        i32 first, last;
+    };
+    HK_FN static Range visible(const Params &p, const Work &work, u32 query) {
+        constexpr i32 kUnbounded = 1 << 29;
+        const i32 keys = i32(work.fresh), at = i32(query) + keys - i32(work.q_len);
+        const i32 first = p.scores.left >= kUnbounded ? 0 : at - p.scores.left;
+        const i32 last = p.scores.right >= kUnbounded ? keys - 1 : at + p.scores.right;
+        Range range = {first < 0 ? 0 : first, last < keys - 1 ? last : keys - 1};
+        clip_to_split(p, work, range.first, range.last);
+        return range;
+    }
+
+    HK_FN u64 address(const HeadRows &of, u32 query, u32 head) const {
+        return row_address(of, work_, p_.sequences.q_starts != 0, query, head);
+    }
+
+    HK_FN void load_queries() {
+        const u32 group = hk::group_of_lane<kDim>(hk::lane_id());
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) q_[step] = 0;
+#pragma unroll
+        for (u32 r = 0; r < kOwn; ++r) {
+            const Row &row = rows_[r];
+            if (!row.valid) continue;
+            const auto from = reinterpret_cast<GlobalPtr<const u8>>(address(p_.q, row.query, row.head));
+#pragma unroll
+            for (int step = 0; step < kSteps; ++step) {
+                if constexpr (hk::kHasLdmatrix) {
+                    // In the order of SharedTile::frag: a dword of each of four chunks.
+#pragma unroll
+                    for (u32 i = 0; i < 4; ++i) {
+                        const u32 col = (step * 4 + i) * 8;
+                        if (col < p_.dqk)
+                            q_[step][r * 4 + i] = reinterpret_cast<GlobalPtr<const u32>>(from + col * 2)[group];
+                    }
+                } else {
+                    const u32 col = (step * hk::kLaneGroups<kDim> + group) * 8;
+                    if (col < p_.dqk) q_[step] = *reinterpret_cast<GlobalPtr<const Vec<u32, 4>>>(from + col * 2);
+                }
+            }
+        }
+    }
+
+    template <int kStage>
+    HK_FN KFrags read_keys() const {
+        KFrags k;
+#pragma unroll
+        for (int i = 0; i < kKeys / kDim; ++i) {
+#pragma unroll
+            for (int step = 0; step < kSteps; ++step) {
+                k.frag[i][step] =
+                    lds_.k[kStage].part[step / kOfPart].template frag<kDim, true>(i * kDim, step % kOfPart);
+            }
+        }
+        return k;
+    }
+    HK_FN void multiply_keys(const KFrags &k) {
+#pragma unroll
+        for (int i = 0; i < kKeys / kDim; ++i) s_.acc[0][i] = typename Mma::Acc(0.0f);
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+            for (int i = 0; i < kKeys / kDim; ++i) s_.acc[0][i] = Mma::mma(&k.frag[i][step], &q_[step], s_.acc[0][i]);
+        }
+    }
+
+    template <int kStage>
+    HK_FN VFrags read_values() const {
+        VFrags v;
+        const auto &tile = lds_.v[kStage];
+#pragma unroll
+        for (int f = 0; f < kFrags; ++f) {
+            if constexpr (kDirect) {
+#pragma unroll
+                for (int part = 0; part < kDv / 64; ++part) {
+                    hk::Frag columns[64 / kDim];
+                    tile.part[part].template column_frags<kDim, true, true>(f * kFragKeys, columns);
+#pragma unroll
+                    for (int j = 0; j < 64 / kDim; ++j) v.frag[f][part * (64 / kDim) + j] = columns[j];
+                }
+            } else {
+                constexpr int kOfTile = VMover::Tile::kPartKeys / kFragKeys;
+#pragma unroll
+                for (int j = 0; j < kDv / kDim; ++j)
+                    v.frag[f][j] = tile.part[f / kOfTile].template frag<kDim, true>(j * kDim, f % kOfTile);
+            }
+        }
+        return v;
+    }
+    HK_FN void multiply_values(const VFrags &v, const Probabilities &p) {
+#pragma unroll
+        for (int f = 0; f < kFrags; ++f) {
+#pragma unroll
+            for (int j = 0; j < kDv / kDim; ++j) o_.acc[0][j] = Mma::mma(&v.frag[f][j], &p.frag[f], o_.acc[0][j]);
+        }
+    }
+    /// Column of the output of row `n` of V^T.
+    HK_FN static u32 column(u32 n) {
+        if constexpr (hk::kHasLdmatrix)
+            return hk::SharedTile<kKeys, 128>::template column<kDim>(n);
+        else
+            return Places::wide(n);
+    }
+    static constexpr int kRun = hk::kHasLdmatrix ? 2 : Places::kWideRun;  // neighbouring columns of a lane
+
+    /// Scores to probabilities. Masks only where a row of the wave does not see all keys of the tile.
+    HK_FN Probabilities probabilities() {
+        if (inner_first_ > 0 || inner_last_ < kKeys - 1) {
+#pragma unroll
+            for (u32 r = 0; r < kOwn; ++r) {
+                const u32 of_lane = Places::n(hk::lane_id(), 0) - u32(rows_[r].first);
+                map_pairs(s_, r, [&](int i, Vec<float, 2> pair) {
+#pragma unroll
+                    for (int j = 0; j < 2; ++j) {
+                        if (Places::n(0, i + j) + of_lane >= rows_[r].visible) pair[j] = kMinusInf;
+                    }
+                    return pair;
+                });
+            }
+        }
+        softmax_.update(s_, o_, scale_);
+        inner_first_ -= kKeys, inner_last_ -= kKeys;
+#pragma unroll
+        for (int r = 0; r < kOwn; ++r) rows_[r].first -= kKeys;
+        return s_.template as_operand<T, true>(0);
+    }
+
+    struct Walks {
+        RowWalk k, v;
+        KMover k_mover;
+        VMover v_mover;
+    };
+    /// Waits until at most the loads of `kBatches` tiles are in flight.
+    template <int kBatches>
+    HK_FN static void wait_tiles() {
+        if (KMover::full())
+            hk::wait_loads<kBatches, kLoads>();
+        else
+            hk::wait_loads<kBatches, kLoads - 1>();
+    }
+    HK_FN void copy_keys(Walks &walks, int stage) {
+        walks.k_mover.copy(walks.k.template next<kKeys>(), lds_.k[stage]);
+        hk::commit_loads();
+    }
+    HK_FN void copy_values(Walks &walks, int stage) {
+        walks.v_mover.copy(walks.v.template next<kKeys>(), lds_.v[stage]);
+        hk::commit_loads();
+    }
+
+    /// Calls `tile<stage>()` for each tile, with the stages in turn.
+    HK_FN void each_tile(auto tile) {
+        u32 left = tiles_;
+        while (round<0>(left, tile)) {}
+    }
+    template <int kStage>
+    HK_FN bool round(u32 &left, auto &tile) {
+        tile.template operator()<kStage>();
+        if (--left == 0) return false;
+        if constexpr (kStage + 1 < kStages)
+            return round<kStage + 1>(left, tile);
+        else
+            return true;
+    }
+
+    /// Ping-pong, loads straight to LDS. The loads of a stage of K are issued in the step that has read K, those of V in the step that
+    /// has read V; they land while other stages are multiplied.
+    HK_FN void walk_direct(Walks &walks) {
+        constexpr int kAhead = kStages - 1;
+        copy_keys(walks, 0);
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+            copy_values(walks, i);
+            copy_keys(walks, i + 1);
+        }
+        wait_tiles<kAhead>();
+        const hk::PingPong halves;
+        each_tile([&]<int kStage>() __attribute__((always_inline)) {
+            halves.step(
+                [&] {
+                    const KFrags k = read_keys<kStage>();
+                    copy_values(walks, (kStage + kAhead) % kStages);
+                    wait_tiles<kAhead>();
+                    return k;
+                },
+                [&](const KFrags &k) { multiply_keys(k); });
+            halves.step(
+                [&] {
+                    Operands operands;
+                    operands.v = read_values<kStage>();
+                    copy_keys(walks, kStage);
+                    operands.p = probabilities();
+                    wait_tiles<kAhead>();
+                    return operands;
+                },
+                [&](const Operands &of) { multiply_values(of.v, of.p); });
+        });
+        halves.end();
+        // Loads in flight must not land after the block has freed its LDS.
+        hk::wait_loads<0, 0>();
+    }
+
+    /// Ping-pong, through registers and one stage in LDS.
+    HK_FN void walk_registers(Walks &walks) {
+        static_assert(kStages == 1);
+        const auto load_keys = [&] { return walks.k_mover.load(walks.k.template next<kKeys>()); };
+        const auto load_values = [&] { return walks.v_mover.load(walks.v.template next<kKeys>()); };
+        auto k = load_keys();
+        auto v = load_values();
+        KMover::store(k, lds_.k[0]);
+        k = load_keys();
+        const hk::PingPong halves;
+        each_tile([&]<int kStage>() __attribute__((always_inline)) {
+            halves.step(
+                [&] {
+                    const KFrags frags = read_keys<kStage>();
+                    VMover::store(v, lds_.v[0]);
+                    v = load_values();
+                    return frags;
+                },
+                [&](const KFrags &frags) { multiply_keys(frags); });
+            halves.step(
+                [&] {
+                    Operands operands;
+                    operands.v = read_values<kStage>();
+                    KMover::store(k, lds_.k[0]);
+                    k = load_keys();
+                    operands.p = probabilities();
+                    return operands;
+                },
+                [&](const Operands &of) { multiply_values(of.v, of.p); });
+        });
+        halves.end();
+    }
+
+    HK_FN void copy_tile(Walks &walks, int stage) {
+        walks.k_mover.copy(walks.k.template next<kKeys>(), lds_.k[stage]);
+        walks.v_mover.copy(walks.v.template next<kKeys>(), lds_.v[stage]);
+        hk::commit_loads();
+    }
+    template <int kStage>
+    HK_FN void multiply_tile() {
+        multiply_keys(read_keys<kStage>());
+        const Probabilities p = probabilities();
+        multiply_values(read_values<kStage>(), p);
+    }
+
+    /// One barrier a tile: other blocks of the CU, or nothing, overlap with it.
+    HK_FN void walk_plain(Walks &walks) {
+        if constexpr (kDirect) {
+            constexpr int kAhead = kStages - 1;
+#pragma unroll
+            for (int i = 0; i < kAhead; ++i) copy_tile(walks, i);
+            each_tile([&]<int kStage>() __attribute__((always_inline)) {
+                wait_tiles<kAhead - 1>();
+                hk::block_barrier();
+                copy_tile(walks, (kStage + kAhead) % kStages);
+                multiply_tile<kStage>();
+            });
+            hk::wait_loads<0, 0>();
+        } else {
+            auto k = walks.k_mover.load(walks.k.template next<kKeys>());
+            auto v = walks.v_mover.load(walks.v.template next<kKeys>());
+            each_tile([&]<int kStage>() __attribute__((always_inline)) {
+                // With two stages, all waves have left this one before the barrier of the last tile.
+                if (kStages == 1) hk::block_barrier();
+                KMover::store(k, lds_.k[kStage]);
+                VMover::store(v, lds_.v[kStage]);
+                k = walks.k_mover.load(walks.k.template next<kKeys>());
+                v = walks.v_mover.load(walks.v.template next<kKeys>());
+                hk::block_barrier();
+                multiply_tile<kStage>();
+            });
+        }
+    }
+
+    HK_FN void store_outputs() {
+        const u32 lane = hk::lane_id();
+#pragma unroll
+        for (u32 r = 0; r < kOwn; ++r) {
+            const Row &row = rows_[r];
+            const bool first = hk::group_of_lane<kDim>(lane) == 0;
+            if (p_.splits.count > 1) {
+                Vec<float, 2> sums = softmax_.sums(r);
+                if (work_.poison) sums = __builtin_nanf("");
+                if (!row.valid) continue;
+                const Partial partial(p_, work_, row.query, row.head);
+                each_run(r, [&](u32 col, auto y) { partial.store(p_, col, y); });
+                if (first) partial.store_sums(p_, sums);
+                continue;
+            }
+            float sink = kMinusInf;
+            if (p_.scores.sink && row.valid) sink = reinterpret_cast<GlobalPtr<const float>>(p_.scores.sink)[row.head];
+            float lse, factor = softmax_.finish(r, sink, lse);
+            if (work_.poison) lse = factor = __builtin_nanf("");
+            if (!row.valid) continue;
+            const u64 out = address(p_.out, row.query, row.head);
+            each_run(r, [&](u32 col, auto y) {
+                // Rows are on 8 bytes.
+                constexpr int kLen = sizeof(y) / 4;
+                struct __attribute__((packed, aligned(kLen == 2 ? 4 : 8))) Columns {
+                    Vec<T, kLen> y;
+                };
+                *reinterpret_cast<GlobalPtr<Columns>>(out + col * 2) = {hk::narrow<T, kLen>(y * factor)};
+            });
+            if (p_.lse.data && first) *reinterpret_cast<GlobalPtr<float>>(address(p_.lse, row.query, row.head)) = lse;
+        }
+    }
+    /// Calls `f(col, y)` for the runs of columns of the lane's row r.
+    HK_FN void each_run(u32 r, auto f) const {
+#pragma unroll
+        for (int j = 0; j < kDv / kDim; ++j) {
+#pragma unroll
+            for (int i = 0; i < Places::kElements; i += kRun) {
+                if (u32(i) / hk::kMmaRows % kOwn != r) continue;
+                const u32 col = j * kDim + column(Places::n(hk::lane_id(), i));
+                Vec<float, kRun> y;
+#pragma unroll
+                for (int e = 0; e < kRun; ++e) y[e] = o_.acc[0][j][i + e];
+                if (col < p_.dv) f(col, y);
+            }
+        }
+    }
+
+  public:
+    HK_FN Dense(const Params &p, const Work &work, Lds &lds) : p_(p), work_(work), lds_(lds) {}
+
+    HK_FN void run() {
+        const Params &p = p_;
+        const Work &work = work_;
+        scale_ = p.scores.scale * kLog2E;
+        const auto uniform = [](i32 v) { return i32(hk::uniform(u32(v))); };
+        const u32 last_row = work.q_len * p.group - 1;
+        const auto query_of = [&](u32 row) {
+            return hk::DivMod(row < last_row ? row : last_row, p.group, p.group_inverse).quotient;
+        };
+        const u32 first_row = work.first, wave_row = first_row + hk::wave_id() * kDim;
+        const i32 first = visible(p, work, query_of(first_row)).first;
+        const i32 last = visible(p, work, query_of(first_row + kRows - 1)).last;
+        tiles_ = hk::uniform(work.poison || last < first ? 0 : u32(last - first) / kKeys + 1);
+        inner_first_ = uniform(visible(p, work, query_of(wave_row + kDim - 1)).first - first);
+        inner_last_ = uniform(visible(p, work, query_of(wave_row)).last - first);
+#pragma unroll
+        for (u32 r = 0; r < kOwn; ++r) {
+            const hk::DivMod at(wave_row + hk::row_of_lane<kDim>(hk::lane_id(), r), p.group, p.group_inverse);
+            const Range range = visible(p, work, at.quotient);
+            const bool any = range.last >= range.first;
+            rows_[r] = {at.quotient, work.kv_head * p.group + at.remainder, at.quotient < work.q_len,
+                        range.first - first, any ? u32(range.last - range.first + 1) : 0};
+        }
+        if (tiles_ != 0) {
+            load_queries();
+            const KeyRows &k = p.fresh.k, &v = p.fresh.v;
+            const bool packed = p.sequences.k_starts || p.sequences.k_consecutive;
+            const u32 batch = packed ? 0 : work.sequence, head = work.kv_head, token = work.k_start + u32(first);
+            const auto walk = [&](const KeyRows &rows, u32 cols) {
+                return RowWalk(rows.row(batch, head, token), rows.token, cols * 2, last - first + 1);
+            };
+            Walks walks = {walk(k, p.dqk), walk(v, p.dv), KMover(k.token, p.dqk), VMover(v.token, p.dv)};
+            if constexpr (!S::kPingPong)
+                walk_plain(walks);
+            else if constexpr (kDirect)
+                walk_direct(walks);
+            else
+                walk_registers(walks);
+        }
+        store_outputs();
+    }
+};
+
+/// Entry points have HK_ENTRY's `p`.
+template <class T, int kDqk, int kDv, bool kSmall>
+struct Kernel {
+    using S = decltype(shape<kDqk, kDv, kSmall>());
+    static constexpr int kThreads = S::kThreads;
+    static constexpr int kWavesPerSimd = kDv > 128 ? 1 : 2;
+
+    HK_FN void operator()(const Params &p) const {
+        using D = Dense<T, kDqk, kDv, S>;
+        auto &lds = hk::block_lds<typename D::Lds>();
+        const u32 task = hk::xcd_remap(hk::block_x(), hk::grid_x());
+        constexpr u32 kRows = S::kWaves * kDim;
+        Work work;
+        if (!find_work<kRows>(p, task, work)) return;
+        find_keys(p, work);
+        D(p, work, lds).run();
+    }
+};
+
+}  // namespace dense
+}  // namespace attention
+
+// An entry point and the one for few queries.
+#define HK_PREFILL_DENSE(name, T, dqk, dv)        \
+    HK_PREFILL_DENSE_ONE(name, T, dqk, dv, false) \
+    HK_PREFILL_DENSE_ONE(name##_small, T, dqk, dv, true)
+#define HK_PREFILL_DENSE_ONE(name, T, dqk, dv, small)                                                \
+    HK_ENTRY_WAVES_PER_SIMD(name, (attention::dense::Kernel<T, dqk, dv, small>::kThreads),           \
+                            (attention::dense::Kernel<T, dqk, dv, small>::kWavesPerSimd),            \
+                            (attention::dense::Kernel<T, dqk, dv, small>::kThreads / hk::kWaveSize), \
+                            attention::dense::Kernel<T, dqk, dv, small>{})

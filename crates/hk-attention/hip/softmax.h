@@ -1,0 +1,128 @@
+// softmax.h: online softmax of a wave's tile of scores S^T (WaveTile: n are keys, m are rows).
+// Source: Milakov and Gimelshein 2018, algorithm 3.
+#pragma once
+
+#include "outputs.h"
+
+#include <hk/arch.h>
+#include <hk/math.h>
+#include <hk/mma.h>
+#include <hk/types.h>
+#include <hk/wave.h>
+
+namespace attention {
+
+/// Replaces a lane's accumulators of its row `r`, two of neighbouring n at a time, by `f(i, pair)`: i is the index of the first one.
+template <class Tile>
+HK_FN void map_pairs(Tile &tile, u32 r, auto f) {
+    constexpr int kElements = hk::AccLayout<Tile::kDim>::kElements;
+#pragma unroll
+    for (int t = 0; t < int(sizeof(tile.acc[0]) / sizeof(tile.acc[0][0])); ++t) {
+        auto &acc = tile.acc[0][t];
+#pragma unroll
+        for (int i = 0; i < kElements; i += 2) {
+            if (u32(i) / hk::kMmaRows % hk::kRowsPerLane != r) continue;
+            const Vec<float, 2> pair = f(t * kElements + i, Vec<float, 2>{acc[i], acc[i + 1]});
+            acc[i] = pair[0], acc[i + 1] = pair[1];
+        }
+    }
+}
+
+/// Maximum, in units of log2, and the lane's part of the sum, of each of the lane's rows. Exponents are relative to a base that
+/// follows the maximum when that has grown by kSlack or more: accumulators are rarely rescaled. What a row does depends on that row
+/// alone: a factor of 1 is exact.
+template <int kDim>
+class OnlineSoftmax {
+    static constexpr float kSlack = 8.0f;
+    float base_[hk::kRowsPerLane];  // 0 as long as no score is finite: no -inf - -inf
+    float bar_[hk::kRowsPerLane];  // a maximum above it moves the base
+    float sum_[hk::kRowsPerLane];
+
+  public:
+    HK_FN OnlineSoftmax() {
+#pragma unroll
+        for (int r = 0; r < hk::kRowsPerLane; ++r) base_[r] = 0.0f, bar_[r] = kMinusInf, sum_[r] = 0.0f;
+    }
+
+    /// Turns scores, to be multiplied by `scale` > 0, into probabilities relative to the base; `o` is rescaled. Masked scores are
+    /// -inf. A NaN makes its row's sum NaN.
+    template <class S, class O>
+    HK_FN void update(S &s, O &o, float scale) {
+        float top[hk::kRowsPerLane];
+        bool grows = false;
+#pragma unroll
+        for (u32 r = 0; r < hk::kRowsPerLane; ++r) {
+            top[r] = hk::reduce_over_lane_groups<kDim>(largest(s, r), hk::Max{}) * scale;
+            grows |= top[r] > bar_[r];
+        }
+        if (hk::ballot(grows) != 0) rescale(top, o);
+#pragma unroll
+        for (u32 r = 0; r < hk::kRowsPerLane; ++r) exponentiate(s, r, scale);
+    }
+
+    /// The base of row `r`, -inf without a visible key, and the sum of its exponentials.
+    HK_FN Vec<float, 2> sums(u32 r) const {
+        const float sum = hk::reduce_over_lane_groups<kDim>(sum_[r], hk::Sum{});
+        return {bar_[r] > kMinusInf ? base_[r] : kMinusInf, sum};
+    }
+
+    /// What the lane's accumulators of row `r` are to be multiplied by at the end, and the row's LSE. `sink`, in natural units:
+    /// one more score, without a value; -inf: none.
+    HK_FN float finish(u32 r, float sink, float &lse) const {
+        const Vec<float, 2> own = sums(r);
+        sink *= kLog2E;
+        const float most = __builtin_fmaxf(own[0], sink), base = most == kMinusInf ? 0.0f : most;
+        const float keep = hk::exp2_fast(own[0] - base);
+        // As merge.hip does it, so that the bits are the same.
+        const float total = __builtin_fmaf(own[1], keep, hk::exp2_fast(sink - base));
+        lse = total == 0.0f ? kMinusInf : (base + hk::log2_fast(total)) * kLn2;
+        return total == 0.0f ? 0.0f : keep / total;
+    }
+
+  private:
+    template <class S>
+    HK_FN static float largest(S &s, u32 r) {
+        float most = kMinusInf;
+        map_pairs(s, r, [&](int, Vec<float, 2> pair) {
+            most = hk::max3(most, pair[0], pair[1]);
+            return pair;
+        });
+        return most;
+    }
+
+    template <class O>
+    HK_FN void rescale(const float (&top)[hk::kRowsPerLane], O &o) {
+#pragma unroll
+        for (u32 r = 0; r < hk::kRowsPerLane; ++r) {
+            const bool grows = top[r] > bar_[r];
+            const float base = grows ? top[r] : base_[r];
+            const float factor = bar_[r] > kMinusInf ? hk::exp2_fast(base_[r] - base) : 1.0f;
+            base_[r] = base;
+            bar_[r] = grows ? top[r] + kSlack : bar_[r];
+            sum_[r] *= factor;
+            map_pairs(o, r, [&](int, Vec<float, 2> pair) { return pair * factor; });
+        }
+    }
+
+    template <class S>
+    HK_FN void exponentiate(S &s, u32 r, float scale) {
+        Vec<float, 2> sum = 0.0f;
+        map_pairs(s, r, [&](int, Vec<float, 2> pair) {
+            if constexpr (hk::kMmaBlocksPackedF32) {
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    pair[i] = hk::exp2_fast(__builtin_fmaf(pair[i], scale, -base_[r]));
+                    sum[0] += pair[i];
+                }
+            } else {
+                using Pair = Vec<float, 2>;
+                pair = hk::exp2_fast(__builtin_elementwise_fma(pair, Pair(scale), Pair(-base_[r])));
+                sum += pair;
+            }
+            return pair;
+        });
+        sum_[r] += sum[0] + sum[1];
+    }
+};
+
+}  // namespace attention
