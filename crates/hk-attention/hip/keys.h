@@ -77,7 +77,7 @@ class RowMover {
             const u32 at = hk::thread_x() + i * kThreads;
             const u32 row = at % (kRows * Part::kChunks) / Part::kChunks;
             const u32 col = at / (kRows * Part::kChunks) * 64 + (at % Part::kChunks ^ Part::swizzle(row)) * 8;
-            offset_[i] = col < cols ? row * u32(stride) + col * 2 : hk::Window::kOutOfBounds;
+            offset_[i] = col < cols && takes(i) ? row * u32(stride) + col * 2 : hk::Window::kOutOfBounds;
         }
     }
 
@@ -85,13 +85,14 @@ class RowMover {
         Chunks chunks;
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
-            if (takes(i)) chunks.part[i] = rows.load<Vec<u32, 4>>(offset_[i]);
+            chunks.part[i] = rows.load<Vec<u32, 4>>(offset_[i]);
         }
         return chunks;
     }
     HK_FN static void store(const Chunks &chunks, Tile &tile) {
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
+            // All waves load as much, else the compiler would wait for all loads.
             if (takes(i)) *chunk(tile, hk::thread_x() + i * kThreads) = chunks.part[i];
         }
     }
@@ -133,8 +134,10 @@ class TransposingRows {
     };
 
   private:
+    using Part = typename Tile::Part;
     static constexpr bool kParity = Tile::kPartKeys < 64;
     u32 offset_[kParts];
+    u32 place_[kParts];  // in the tile in LDS, of the first column
     u32 stride_;
 
     /// The last waves have the remainder.
@@ -159,7 +162,12 @@ class TransposingRows {
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
             const Place at(i);
-            offset_[i] = at.col < cols ? at.quad * 4 * stride_ + at.col * 2 : hk::Window::kOutOfBounds;
+            using Places = hk::AccLayout<kDim>;
+            const u32 key = at.quad * 4 % Tile::kPartKeys, byte = Places::template place<hk::bf16>(key) * 2;
+            const u32 row = Places::wide(at.col) + (kParity ? at.quad % 2 : 0);
+            place_[i] =
+                at.quad * 4 / Tile::kPartKeys * u32(sizeof(Part)) + Part::place(row, byte / 16) * 16 + byte % 16;
+            offset_[i] = at.col < cols && takes(i) ? at.quad * 4 * stride_ + at.col * 2 : hk::Window::kOutOfBounds;
         }
     }
 
@@ -167,28 +175,25 @@ class TransposingRows {
         Chunks chunks;
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
-            if (!takes(i)) continue;
 #pragma unroll
             for (u32 r = 0; r < 4; ++r) chunks.part[i][r] = rows.load<Vec<u32, 2>>(offset_[i] + r * stride_);
         }
         return chunks;
     }
 
-    HK_FN static void store(const Chunks &chunks, Tile &tile) {
-        using Places = hk::AccLayout<kDim>;
+    HK_FN void store(const Chunks &chunks, Tile &tile) const {
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
             if (!takes(i)) continue;
-            const Place at(i);
-            const u32 odd = kParity ? at.quad % 2 : 0;
-            const u32 key = at.quad * 4 % Tile::kPartKeys;
-            auto &part = tile.part[at.quad * 4 / Tile::kPartKeys];
+            const u32 odd = kParity ? hk::lane_id() / 8 % 2 : 0;
             const auto &rows = chunks.part[i];
 #pragma unroll
             for (u32 j = 0; j < 4; ++j) {
                 const hk::detail::SelectHalf half((j ^ odd) % 2 != 0);
                 const Vec<u32, 2> v = {half(rows[0][j / 2], rows[1][j / 2]), half(rows[2][j / 2], rows[3][j / 2])};
-                part.put(Places::wide(at.col) + (j ^ odd), Places::template place<hk::bf16>(key) * 2, v);
+                // Rows are xored, not added, and so are their swizzles.
+                *reinterpret_cast<Vec<u32, 2> *>(reinterpret_cast<u8 *>(&tile) + (place_[i] ^ Part::place(j, 0) * 16)) =
+                    v;
             }
         }
     }

@@ -27,6 +27,9 @@
 #include <hk/wave.h>
 #include <hk/wave_tile.h>
 
+// Lambdas that more than one place calls are inlined, too.
+#define HK_INLINE __attribute__((always_inline))
+
 namespace attention {
 namespace dense {
 
@@ -49,7 +52,7 @@ consteval auto shape() {
     if constexpr (hk::kRowsPerLane > 1) {
         return Shape<kSmall ? 4 : 8, (kDv > 128 ? 32 : 64), 2, false>{};
     } else if constexpr (kDv > 128) {
-        return Shape<4, kDirect ? 64 : 32, 2, false>{};
+        return Shape<4, 32, (kDirect ? 4 : 2), false>{};
     } else {
         constexpr int kKeys = kDv <= 64 ? 128 : kDqk <= 128 ? 64 : 32;
         if constexpr (kSmall)
@@ -107,8 +110,9 @@ class Dense {
     struct Row {
         u32 query, head;
         bool valid;
-        i32 first;  // in the tile
-        u32 visible;
+    };
+    struct Keys {
+        u32 first, n;  // from the block's first one on
     };
 
     const Params &p_;
@@ -119,8 +123,11 @@ class Dense {
     hk::WaveTile<Mma, kDv, kDim> o_;
     OnlineSoftmax<kDim> softmax_;
     float scale_;
-    Row rows_[kOwn];
-    i32 inner_first_, inner_last_;  // keys that all rows of the wave see, in the tile
+    Keys visible_[kOwn];  // to the lane's rows
+    // From the block's first key on:
+    i32 inner_first_, inner_last_;  // keys that all rows of the wave see
+    i32 outer_first_, outer_last_;  // keys that some row of the wave sees
+    i32 at_ = 0;  // the tile's first key
     u32 tiles_;
 
     struct Range {
@@ -136,6 +143,12 @@ class Dense {
         return range;
     }
 
+    HK_FN Row row(u32 r) const {
+        const u32 index = work_.first + hk::wave_id() * kDim + hk::row_of_lane<kDim>(hk::lane_id(), r);
+        const hk::DivMod at(index, p_.group, p_.group_inverse);
+        return {at.quotient, work_.kv_head * p_.group + at.remainder, at.quotient < work_.q_len};
+    }
+
     HK_FN u64 address(const HeadRows &of, u32 query, u32 head) const {
         return row_address(of, work_, p_.sequences.q_starts != 0, query, head);
     }
@@ -146,9 +159,9 @@ class Dense {
         for (int step = 0; step < kSteps; ++step) q_[step] = 0;
 #pragma unroll
         for (u32 r = 0; r < kOwn; ++r) {
-            const Row &row = rows_[r];
-            if (!row.valid) continue;
-            const auto from = reinterpret_cast<GlobalPtr<const u8>>(address(p_.q, row.query, row.head));
+            const Row own = row(r);
+            if (!own.valid) continue;
+            const auto from = reinterpret_cast<GlobalPtr<const u8>>(address(p_.q, own.query, own.head));
 #pragma unroll
             for (int step = 0; step < kSteps; ++step) {
                 if constexpr (hk::kHasLdmatrix) {
@@ -231,23 +244,20 @@ class Dense {
 
     /// Scores to probabilities. Masks only where a row of the wave does not see all keys of the tile.
     HK_FN Probabilities probabilities() {
-        if (inner_first_ > 0 || inner_last_ < kKeys - 1) {
+        if (at_ < inner_first_ || at_ + kKeys - 1 > inner_last_) {
 #pragma unroll
             for (u32 r = 0; r < kOwn; ++r) {
-                const u32 of_lane = Places::n(hk::lane_id(), 0) - u32(rows_[r].first);
+                const u32 of_lane = Places::n(hk::lane_id(), 0) + u32(at_) - visible_[r].first;
                 map_pairs(s_, r, [&](int i, Vec<float, 2> pair) {
 #pragma unroll
                     for (int j = 0; j < 2; ++j) {
-                        if (Places::n(0, i + j) + of_lane >= rows_[r].visible) pair[j] = kMinusInf;
+                        if (Places::n(0, i + j) + of_lane >= visible_[r].n) pair[j] = kMinusInf;
                     }
                     return pair;
                 });
             }
         }
         softmax_.update(s_, o_, scale_);
-        inner_first_ -= kKeys, inner_last_ -= kKeys;
-#pragma unroll
-        for (int r = 0; r < kOwn; ++r) rows_[r].first -= kKeys;
         return s_.template as_operand<T, true>(0);
     }
 
@@ -255,6 +265,9 @@ class Dense {
         RowWalk k, v;
         KMover k_mover;
         VMover v_mover;
+
+        HK_FN auto load_keys() { return k_mover.load(k.template next<kKeys>()); }
+        HK_FN auto load_values() { return v_mover.load(v.template next<kKeys>()); }
     };
     /// Waits until at most the loads of `kBatches` tiles are in flight.
     template <int kBatches>
@@ -264,23 +277,23 @@ class Dense {
         else
             hk::wait_loads<kBatches, kLoads - 1>();
     }
-    HK_FN void copy_keys(Walks &walks, int stage) {
+    HK_FN void copy_keys(Walks &walks, u32 stage) {
         walks.k_mover.copy(walks.k.template next<kKeys>(), lds_.k[stage]);
         hk::commit_loads();
     }
-    HK_FN void copy_values(Walks &walks, int stage) {
+    HK_FN void copy_values(Walks &walks, u32 stage) {
         walks.v_mover.copy(walks.v.template next<kKeys>(), lds_.v[stage]);
         hk::commit_loads();
     }
 
-    /// Calls `tile<stage>()` for each tile, with the stages in turn.
-    HK_FN void each_tile(auto tile) {
-        u32 left = tiles_;
-        while (round<0>(left, tile)) {}
+    /// Calls `tile<stage>()` for `count` > 0 tiles, with the stages in turn.
+    HK_FN void each_tile(u32 count, auto tile) {
+        while (round<0>(count, tile)) {}
     }
     template <int kStage>
     HK_FN bool round(u32 &left, auto &tile) {
         tile.template operator()<kStage>();
+        at_ += kKeys;
         if (--left == 0) return false;
         if constexpr (kStage + 1 < kStages)
             return round<kStage + 1>(left, tile);
@@ -288,24 +301,18 @@ class Dense {
             return true;
     }
 
-    /// Ping-pong, loads straight to LDS. The loads of a stage of K are issued in the step that has read K, those of V in the step that
-    /// has read V; they land while other stages are multiplied.
-    HK_FN void walk_direct(Walks &walks) {
-        constexpr int kAhead = kStages - 1;
-        copy_keys(walks, 0);
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
-            copy_values(walks, i);
-            copy_keys(walks, i + 1);
-        }
-        wait_tiles<kAhead>();
+    /// All tiles, with ping-pong. `values(stage)` and `keys(stage)` move later tiles to LDS, where all waves have read V of the last stage
+    /// or K of this one; `landed` waits for what is read next.
+    HK_FN void ping_pong(auto values, auto keys, auto landed) {
         const hk::PingPong halves;
-        each_tile([&]<int kStage>() __attribute__((always_inline)) {
+        // No row of the wave sees a key of the last tiles.
+        const u32 seen = outer_last_ < kKeys ? 1 : u32(outer_last_) / kKeys + 1;
+        each_tile(seen, [&]<int kStage>() HK_INLINE {
             halves.step(
                 [&] {
                     const KFrags k = read_keys<kStage>();
-                    copy_values(walks, (kStage + kAhead) % kStages);
-                    wait_tiles<kAhead>();
+                    values(kStage);
+                    landed();
                     return k;
                 },
                 [&](const KFrags &k) { multiply_keys(k); });
@@ -313,14 +320,35 @@ class Dense {
                 [&] {
                     Operands operands;
                     operands.v = read_values<kStage>();
-                    copy_keys(walks, kStage);
+                    keys(kStage);
                     operands.p = probabilities();
-                    wait_tiles<kAhead>();
+                    landed();
                     return operands;
                 },
                 [&](const Operands &of) { multiply_values(of.v, of.p); });
         });
+        for (u32 tile = seen; tile < tiles_; ++tile) {
+            const auto nothing = [](int) {};
+            halves.step([&] { return values(tile % kStages), landed(), 0; }, nothing);
+            halves.step([&] { return keys(tile % kStages), landed(), 0; }, nothing);
+        }
         halves.end();
+    }
+
+    /// Ping-pong, loads straight to LDS: they land while other stages are multiplied.
+    HK_FN void walk_direct(Walks &walks) {
+        constexpr int kAhead = kStages - 1;
+        copy_keys(walks, 0);
+        copy_values(walks, 0);
+        // Of the queries, too: the compiler would wait for them in the loop.
+        hk::drain_register_loads();
+#pragma unroll
+        for (int i = 1; i < kStages; ++i) {
+            copy_keys(walks, i);
+            if (i < kAhead) copy_values(walks, i);
+        }
+        ping_pong([&](u32 stage) HK_INLINE { copy_values(walks, (stage + kAhead) % kStages); },
+                  [&](u32 stage) HK_INLINE { copy_keys(walks, stage); }, []() HK_INLINE { wait_tiles<kAhead>(); });
         // Loads in flight must not land after the block has freed its LDS.
         hk::wait_loads<0, 0>();
     }
@@ -328,43 +356,30 @@ class Dense {
     /// Ping-pong, through registers and one stage in LDS.
     HK_FN void walk_registers(Walks &walks) {
         static_assert(kStages == 1);
-        const auto load_keys = [&] { return walks.k_mover.load(walks.k.template next<kKeys>()); };
-        const auto load_values = [&] { return walks.v_mover.load(walks.v.template next<kKeys>()); };
-        auto k = load_keys();
-        auto v = load_values();
+        auto k = walks.load_keys();
+        auto v = walks.load_values();
         KMover::store(k, lds_.k[0]);
-        k = load_keys();
-        const hk::PingPong halves;
-        each_tile([&]<int kStage>() __attribute__((always_inline)) {
-            halves.step(
-                [&] {
-                    const KFrags frags = read_keys<kStage>();
-                    VMover::store(v, lds_.v[0]);
-                    v = load_values();
-                    return frags;
-                },
-                [&](const KFrags &frags) { multiply_keys(frags); });
-            halves.step(
-                [&] {
-                    Operands operands;
-                    operands.v = read_values<kStage>();
-                    KMover::store(k, lds_.k[0]);
-                    k = load_keys();
-                    operands.p = probabilities();
-                    return operands;
-                },
-                [&](const Operands &of) { multiply_values(of.v, of.p); });
-        });
-        halves.end();
+        k = walks.load_keys();
+        ping_pong(
+            [&](u32) HK_INLINE {
+                walks.v_mover.store(v, lds_.v[0]);
+                v = walks.load_values();
+            },
+            [&](u32) HK_INLINE {
+                KMover::store(k, lds_.k[0]);
+                k = walks.load_keys();
+            },
+            []() HK_INLINE {});
     }
 
-    HK_FN void copy_tile(Walks &walks, int stage) {
+    HK_FN void copy_tile(Walks &walks, u32 stage) {
         walks.k_mover.copy(walks.k.template next<kKeys>(), lds_.k[stage]);
         walks.v_mover.copy(walks.v.template next<kKeys>(), lds_.v[stage]);
         hk::commit_loads();
     }
     template <int kStage>
     HK_FN void multiply_tile() {
+        if (at_ > outer_last_ || at_ + kKeys <= outer_first_) return;
         multiply_keys(read_keys<kStage>());
         const Probabilities p = probabilities();
         multiply_values(read_values<kStage>(), p);
@@ -374,9 +389,11 @@ class Dense {
     HK_FN void walk_plain(Walks &walks) {
         if constexpr (kDirect) {
             constexpr int kAhead = kStages - 1;
+            copy_tile(walks, 0);
+            hk::drain_register_loads();
 #pragma unroll
-            for (int i = 0; i < kAhead; ++i) copy_tile(walks, i);
-            each_tile([&]<int kStage>() __attribute__((always_inline)) {
+            for (int i = 1; i < kAhead; ++i) copy_tile(walks, i);
+            each_tile(tiles_, [&]<int kStage>() HK_INLINE {
                 wait_tiles<kAhead - 1>();
                 hk::block_barrier();
                 copy_tile(walks, (kStage + kAhead) % kStages);
@@ -384,51 +401,49 @@ class Dense {
             });
             hk::wait_loads<0, 0>();
         } else {
-            auto k = walks.k_mover.load(walks.k.template next<kKeys>());
-            auto v = walks.v_mover.load(walks.v.template next<kKeys>());
-            each_tile([&]<int kStage>() __attribute__((always_inline)) {
+            auto k = walks.load_keys();
+            auto v = walks.load_values();
+            each_tile(tiles_, [&]<int kStage>() HK_INLINE {
                 // With two stages, all waves have left this one before the barrier of the last tile.
                 if (kStages == 1) hk::block_barrier();
                 KMover::store(k, lds_.k[kStage]);
-                VMover::store(v, lds_.v[kStage]);
-                k = walks.k_mover.load(walks.k.template next<kKeys>());
-                v = walks.v_mover.load(walks.v.template next<kKeys>());
+                k = walks.load_keys();
+                walks.v_mover.store(v, lds_.v[kStage]);
+                v = walks.load_values();
                 hk::block_barrier();
                 multiply_tile<kStage>();
             });
         }
     }
 
-    HK_FN void store_outputs() {
-        const u32 lane = hk::lane_id();
+    HK_FN void store_outputs() const {
+        const bool first = hk::group_of_lane<kDim>(hk::lane_id()) == 0;
 #pragma unroll
         for (u32 r = 0; r < kOwn; ++r) {
-            const Row &row = rows_[r];
-            const bool first = hk::group_of_lane<kDim>(lane) == 0;
+            const Row own = row(r);
             if (p_.splits.count > 1) {
                 Vec<float, 2> sums = softmax_.sums(r);
                 if (work_.poison) sums = __builtin_nanf("");
-                if (!row.valid) continue;
-                const Partial partial(p_, work_, row.query, row.head);
+                if (!own.valid) continue;
+                const Partial partial(p_, work_, own.query, own.head);
                 each_run(r, [&](u32 col, auto y) { partial.store(p_, col, y); });
                 if (first) partial.store_sums(p_, sums);
                 continue;
             }
             float sink = kMinusInf;
-            if (p_.scores.sink && row.valid) sink = reinterpret_cast<GlobalPtr<const float>>(p_.scores.sink)[row.head];
+            if (p_.scores.sink && own.valid) sink = reinterpret_cast<GlobalPtr<const float>>(p_.scores.sink)[own.head];
             float lse, factor = softmax_.finish(r, sink, lse);
             if (work_.poison) lse = factor = __builtin_nanf("");
-            if (!row.valid) continue;
-            const u64 out = address(p_.out, row.query, row.head);
+            if (!own.valid) continue;
+            const u64 out = address(p_.out, own.query, own.head);
             each_run(r, [&](u32 col, auto y) {
                 // Rows are on 8 bytes.
-                constexpr int kLen = sizeof(y) / 4;
-                struct __attribute__((packed, aligned(kLen == 2 ? 4 : 8))) Columns {
-                    Vec<T, kLen> y;
+                struct __attribute__((packed, aligned(kRun == 2 ? 4 : 8))) Columns {
+                    Vec<T, kRun> y;
                 };
-                *reinterpret_cast<GlobalPtr<Columns>>(out + col * 2) = {hk::narrow<T, kLen>(y * factor)};
+                *reinterpret_cast<GlobalPtr<Columns>>(out + col * 2) = {hk::narrow<T, kRun>(y * factor)};
             });
-            if (p_.lse.data && first) *reinterpret_cast<GlobalPtr<float>>(address(p_.lse, row.query, row.head)) = lse;
+            if (p_.lse.data && first) *reinterpret_cast<GlobalPtr<float>>(address(p_.lse, own.query, own.head)) = lse;
         }
     }
     /// Calls `f(col, y)` for the runs of columns of the lane's row r.
@@ -463,15 +478,14 @@ class Dense {
         const i32 first = visible(p, work, query_of(first_row)).first;
         const i32 last = visible(p, work, query_of(first_row + kRows - 1)).last;
         tiles_ = hk::uniform(work.poison || last < first ? 0 : u32(last - first) / kKeys + 1);
-        inner_first_ = uniform(visible(p, work, query_of(wave_row + kDim - 1)).first - first);
-        inner_last_ = uniform(visible(p, work, query_of(wave_row)).last - first);
+        const Range top = visible(p, work, query_of(wave_row));
+        const Range bottom = visible(p, work, query_of(wave_row + kDim - 1));
+        inner_first_ = uniform(bottom.first - first), inner_last_ = uniform(top.last - first);
+        outer_first_ = uniform(top.first - first), outer_last_ = uniform(bottom.last - first);
 #pragma unroll
         for (u32 r = 0; r < kOwn; ++r) {
-            const hk::DivMod at(wave_row + hk::row_of_lane<kDim>(hk::lane_id(), r), p.group, p.group_inverse);
-            const Range range = visible(p, work, at.quotient);
-            const bool any = range.last >= range.first;
-            rows_[r] = {at.quotient, work.kv_head * p.group + at.remainder, at.quotient < work.q_len,
-                        range.first - first, any ? u32(range.last - range.first + 1) : 0};
+            const Range keys = visible(p, work, row(r).query);
+            visible_[r] = {u32(keys.first - first), keys.last < keys.first ? 0 : u32(keys.last - keys.first + 1)};
         }
         if (tiles_ != 0) {
             load_queries();

@@ -10,32 +10,48 @@
 
 namespace attention {
 
+/// N elements, `stride` bytes apart, of which the first `left` exist; the others are zero. One load at a time: the code is small.
+template <class E, int N>
+HK_FN Vec<E, N> load_elements(GlobalPtr<const u8> at, i64 stride, i32 left) {
+    constexpr u32 kWords = sizeof(E) * N / 4, kShift = 8 * sizeof(E) % 32;
+    Vec<u32, kWords> bits = 0;
+#pragma unroll 1
+    for (int i = N - 1; i >= 0; --i) {
+#pragma unroll
+        for (u32 w = kWords; w-- > 1;) {
+            bits[w] = kShift == 0 ? bits[w - 1] : bits[w] << kShift | bits[w - 1] >> (32 - kShift) % 32;
+        }
+        bits[0] = kShift == 0 ? 0 : bits[0] << kShift;
+        if (i < left) {
+            const E element = *reinterpret_cast<GlobalPtr<const E>>(at + i * stride);
+            if constexpr (sizeof(E) == 1)
+                bits[0] |= __builtin_bit_cast(u8, element);
+            else if constexpr (sizeof(E) == 2)
+                bits[0] |= __builtin_bit_cast(u16, element);
+            else
+                bits[0] = __builtin_bit_cast(u32, element);
+        }
+    }
+    return __builtin_bit_cast(Vec<E, N>, bits);
+}
+
 /// N elements of T, which has 2 or 4 bytes, from `at`, of type T or of bytes that T holds exactly. `vectorized`: contiguous and
 /// aligned; else `stride` bytes apart, and only the first `left` exist.
 template <class T, int N>
 HK_FN Vec<T, N> load_row(GlobalPtr<const u8> at, u32 type, bool vectorized, i64 stride, i32 left) {
-    const auto of_bytes = [&]<hk::QuantType kType>(hk::QuantTypeConstant<kType>) {
-        Vec<u8, N> bytes = u8(0);
-        if (vectorized) {
-            bytes = *reinterpret_cast<GlobalPtr<const Vec<u8, N>>>(at);
-        } else {
-#pragma unroll
-            for (int i = 0; i < N; ++i) {
-                if (i < left) bytes[i] = at[i * stride];
-            }
-        }
-        const auto values = hk::dequantize_packed<kType>(__builtin_bit_cast(Vec<u32, N / 4>, bytes));
-        return __builtin_convertvector(values, Vec<T, N>);
-    };
-    if (type == kFp8) return of_bytes(hk::QuantTypeConstant<hk::kMmaFp8Type>{});
-    if (type == kI8) return of_bytes(hk::QuantTypeConstant<hk::QuantType::I8>{});
-    if (vectorized) return *reinterpret_cast<GlobalPtr<const Vec<T, N>>>(at);
-    Vec<T, N> v = T(0);
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-        if (i < left) v[i] = *reinterpret_cast<GlobalPtr<const T>>(at + i * stride);
+    if (type == kOwn) {
+        if (vectorized) return *reinterpret_cast<GlobalPtr<const Vec<T, N>>>(at);
+        return load_elements<T, N>(at, stride, left);
     }
-    return v;
+    Vec<u8, N> bytes;
+    if (vectorized)
+        bytes = *reinterpret_cast<GlobalPtr<const Vec<u8, N>>>(at);
+    else
+        bytes = load_elements<u8, N>(at, stride, left);
+    const auto packed = __builtin_bit_cast(Vec<u32, N / 4>, bytes);
+    const auto values = type == kFp8 ? hk::dequantize_packed<hk::kMmaFp8Type>(packed)
+                                     : hk::dequantize_packed<hk::QuantType::I8>(packed);
+    return __builtin_convertvector(values, Vec<T, N>);
 }
 
 /// Which keys of a sequence a block walks through: first those of the cache, then fresh ones, `kKeys` at a time.

@@ -12,12 +12,16 @@
 
 namespace attention {
 
+/// MMA tiles along n.
+template <class Tile>
+inline constexpr int kTiles = sizeof(Tile::acc[0]) / sizeof(Tile::acc[0][0]);
+
 /// Replaces a lane's accumulators of its row `r`, two of neighbouring n at a time, by `f(i, pair)`: i is the index of the first one.
 template <class Tile>
 HK_FN void map_pairs(Tile &tile, u32 r, auto f) {
     constexpr int kElements = hk::AccLayout<Tile::kDim>::kElements;
 #pragma unroll
-    for (int t = 0; t < int(sizeof(tile.acc[0]) / sizeof(tile.acc[0][0])); ++t) {
+    for (int t = 0; t < kTiles<Tile>; ++t) {
         auto &acc = tile.acc[0][t];
 #pragma unroll
         for (int i = 0; i < kElements; i += 2) {
@@ -52,7 +56,7 @@ class OnlineSoftmax {
         bool grows = false;
 #pragma unroll
         for (u32 r = 0; r < hk::kRowsPerLane; ++r) {
-            top[r] = hk::reduce_over_lane_groups<kDim>(largest(s, r), hk::Max{}) * scale;
+            top[r] = hk::reduce_over_lane_groups<kDim>(largest(s, r), Larger{}) * scale;
             grows |= top[r] > bar_[r];
         }
         if (hk::ballot(grows) != 0) rescale(top, o);
@@ -80,14 +84,24 @@ class OnlineSoftmax {
     }
 
   private:
+    /// A NaN is as good as any number: its row's sum is NaN.
+    struct Larger {
+        HK_FN float operator()(float a, float b) const { return hk::max3(a, b, b); }
+    };
+
     template <class S>
     HK_FN static float largest(S &s, u32 r) {
-        float most = kMinusInf;
-        map_pairs(s, r, [&](int, Vec<float, 2> pair) {
-            most = hk::max3(most, pair[0], pair[1]);
+        // The compiler knows no wait states between MFMAs and inline assembly: max3 depends on an instruction that has read each MFMA's
+        // result. Two chains: the compiler has an instruction that depends on inline assembly wait.
+        float first = __builtin_canonicalizef(s.acc[0][0][r * hk::kMmaRows]);
+#pragma unroll
+        for (int t = 1; t < kTiles<S>; ++t) first = __builtin_fmaxf(first, s.acc[0][t][r * hk::kMmaRows]);
+        float most[2] = {first, first};
+        map_pairs(s, r, [&](int i, Vec<float, 2> pair) {
+            most[i / 2 % 2] = hk::max3(most[i / 2 % 2], pair[0], pair[1]);
             return pair;
         });
-        return most;
+        return Larger{}(most[0], most[1]);
     }
 
     template <class O>

@@ -22,18 +22,20 @@ HK_FN Vec<u32, N * kBitsOf<T> / 32> pack(Vec<float, N> v) {
     }
 }
 
-/// The same for positive values far below T's largest: ties may round up, NaN gives any value.
+/// The same for values above zero, far below T's largest, that are no products: ties may round up, NaN gives any value.
 template <class T, int N>
 HK_FN Vec<u32, N * kBitsOf<T> / 32> pack_positive(Vec<float, N> v) {
     if constexpr (__is_same(T, bf16) && !kHasCvtBf16) {
         Vec<u32, N / 2> packed;
 #pragma unroll
         for (int i = 0; i < N / 2; ++i) {
-            const u32 low = __builtin_bit_cast(u32, float(v[2 * i])),
-                      high = __builtin_bit_cast(u32, float(v[2 * i + 1]));
-            packed[i] = detail::high_halves(low + 0x8000u, high + 0x8000u);
+            const float low = v[2 * i], high = v[2 * i + 1];
+            packed[i] =
+                detail::high_halves(__builtin_bit_cast(u32, low) + 0x8000u, __builtin_bit_cast(u32, high) + 0x8000u);
         }
         return packed;
+    } else if constexpr (kBitsOf<T> == 16) {
+        return __builtin_bit_cast(Vec<u32, N / 2>, __builtin_convertvector(v, Vec<T, N>));
     } else {
         return pack<T>(v);
     }

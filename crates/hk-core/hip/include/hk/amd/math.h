@@ -18,7 +18,8 @@ HK_FN float clamp(float v, float limit) { return __builtin_amdgcn_fmed3f(v, -lim
 
 }  // namespace detail
 
-/// The largest of three in one instruction. Of NaNs and numbers it may be either.
+/// The largest of three in one instruction. Of NaNs and numbers it may be either. No operand is the result of an MFMA that no other
+/// instruction has read: the compiler adds no wait states before inline assembly.
 HK_FN float max3(float a, float b, float c) {
     float out;
     // Not a builtin: that would quiet each operand first.
