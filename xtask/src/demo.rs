@@ -68,13 +68,15 @@ fn results() -> PathBuf {
 
 /// The sources of the kernels that the demo's decoder layer runs: they are compiled first. One that is not listed is
 /// compiled when the layer comes to it.
-const LAYER: [&str; 9] = [
+const LAYER: [&str; 11] = [
     "hk-norm/hip/fused_add_rmsnorm.hip",
-    "hk-gemm/hip/a16w16_decode.hip",
+    "hk-gemm/hip/a16w16.hip",
+    "hk-gemm/hip/reduce.hip",
     "hk-activation/hip/rope.hip",
     "hk-attention/hip/kv_cache_rows.hip",
+    "hk-attention/hip/prefill_general_bf16.hip",
     "hk-quant/hip/per_token_quant.hip",
-    "hk-gemm/hip/a8w8_decode.hip",
+    "hk-gemm/hip/a8w8.hip",
     "hk-activation/hip/gated.hip",
     "hk-activation/hip/softmax.hip",
     "hk-sampling/hip/segments.hip",

@@ -1,21 +1,25 @@
-//! One decoder layer of Llama-3 8B, in bf16 and with fp8 GEMMs, and sampling: each operator works on what the ones before it
-//! gave. What lies between them, attention, is replaced by example data, as are weights.
+//! One decoder layer of Llama-3 8B on a prompt, in bf16 and with fp8 GEMMs, and sampling: each operator works on what the ones
+//! before it gave. Weights and logits are example data.
 
 use crate::demo::{Row, measure};
 use crate::{Failure, Result, operator};
 use hk_core::DType::{self, Bf16, F32, I64};
-use hk_core::registry::{Call, HostCall, HostTensor, Sample, Scalar, TensorSpec};
+use hk_core::registry::{Call, Described as _, HostCall, HostTensor, Sample, Scalar, TensorSpec};
 use hk_core::{Arch, Device};
 use std::collections::HashMap;
 
-/// Tokens: a batch of sequences that decode.
-const TOKENS: usize = 16;
+/// Tokens of the prompt.
+const TOKENS: usize = 128;
+/// Sequences of which a token is sampled.
+const SAMPLED: usize = 16;
 const HIDDEN: usize = 4096;
 const HEADS: usize = 32;
 const KV_HEADS: usize = 8;
 const HEAD_DIM: usize = 128;
 const FFN: usize = 14336;
 const VOCAB: usize = 128_256;
+/// Base of the rotation's wavelengths.
+const ROPE_BASE: f64 = 500_000.0;
 /// Positions of the tables, and slots of the cache.
 const CONTEXT: usize = 256;
 const BLOCK: usize = 16;
@@ -32,8 +36,12 @@ enum From {
     /// The same, quantized to the fp8 that the device's GEMMs take, and a scale for each row.
     Quantized(&'static [usize]),
     Scales(&'static [usize]),
+    /// Cosines or sines of the rotation.
+    Rotation(fn(f64) -> f64),
     /// An output of an earlier step, by the name that the step gave it.
     Step(&'static str),
+    /// The same in another shape.
+    Reshaped(&'static str, &'static [usize]),
 }
 
 /// One operator.
@@ -65,19 +73,45 @@ macro_rules! gemm {
     };
 }
 
-/// The norm after attention.
+/// A norm of the sum of both inputs, which is the next residual.
 macro_rules! norm {
-    ($label:literal: $x:literal) => {
+    ($label:literal: $x:expr, $residual:expr => $y:literal, $sum:literal) => {
         Step {
             label: $label,
             operator: "fused_add_rmsnorm",
-            inputs: &[
-                ("x", From::Step($x)),
-                ("residual_in", From::Step("residual")),
-                ("weight", From::Sample(Bf16, &[HIDDEN])),
-            ],
+            inputs: &[("x", $x), ("residual_in", $residual), ("weight", From::Sample(Bf16, &[HIDDEN]))],
             scalars: &[("eps", Scalar::Float(1e-5))],
-            keep: &[("y", "ffn_normed")],
+            keep: &[("y", $y), ("residual_out", $sum)],
+        }
+    };
+}
+
+/// The heads of "qkv", rotated.
+macro_rules! split {
+    ($label:literal) => {
+        Step {
+            label: $label,
+            operator: "fused_qkv_split_qk_rope",
+            inputs: &[("qkv", From::Step("qkv")), ("cos", COS), ("sin", SIN)],
+            scalars: &[("rotary", Scalar::Int(HEAD_DIM as i64))],
+            keep: &[("q", "q"), ("k", "k"), ("v", "v")],
+        }
+    };
+}
+
+/// Attention of "q", "k", "v".
+macro_rules! attention {
+    ($label:literal) => {
+        Step {
+            label: $label,
+            operator: "mha",
+            inputs: &[
+                ("q", From::Reshaped("q", &[1, TOKENS, HEADS, HEAD_DIM])),
+                ("k", From::Reshaped("k", &[1, TOKENS, KV_HEADS, HEAD_DIM])),
+                ("v", From::Reshaped("v", &[1, TOKENS, KV_HEADS, HEAD_DIM])),
+            ],
+            scalars: &[("causal", Scalar::Bool(true))],
+            keep: &[("out", "attention")],
         }
     };
 }
@@ -113,34 +147,16 @@ macro_rules! gemm_fp8 {
     };
 }
 
-/// What attention gives.
-const ATTENTION: From = From::Sample(Bf16, &[TOKENS, HEADS * HEAD_DIM]);
+const COS: From = From::Rotation(f64::cos);
+const SIN: From = From::Rotation(f64::sin);
+/// What attention gives, a row for each token.
+const ATTENTION: From = From::Reshaped("attention", &[TOKENS, HEADS * HEAD_DIM]);
+const INPUT: From = From::Sample(Bf16, &[TOKENS, HIDDEN]);
 
 const STEPS: &[Step] = &[
-    Step {
-        label: "norm before attention",
-        operator: "fused_add_rmsnorm",
-        inputs: &[
-            ("x", From::Sample(Bf16, &[TOKENS, HIDDEN])),
-            ("residual_in", From::Sample(Bf16, &[TOKENS, HIDDEN])),
-            ("weight", From::Sample(Bf16, &[HIDDEN])),
-        ],
-        scalars: &[("eps", Scalar::Float(1e-5))],
-        keep: &[("y", "normed"), ("residual_out", "residual")],
-    },
+    norm!("norm before attention": INPUT, INPUT => "normed", "residual"),
     gemm!("q, k, v": From::Step("normed"), [QKV, HIDDEN] => "qkv"),
-    Step {
-        label: "split of q, k, v; rotation",
-        operator: "fused_qkv_split_qk_rope",
-        inputs: &[
-            ("qkv", From::Step("qkv")),
-            ("cos", From::Sample(F32, &[CONTEXT, HEAD_DIM / 2])),
-            ("sin", From::Sample(F32, &[CONTEXT, HEAD_DIM / 2])),
-            ("positions", From::Sample(I64, &[TOKENS])),
-        ],
-        scalars: &[("rotary", Scalar::Int(HEAD_DIM as i64))],
-        keep: &[("k", "k"), ("v", "v")],
-    },
+    split!("split of q, k, v; rotation"),
     Step {
         // No query: keys come rotated from the step before, and are only stored.
         label: "write to the paged cache",
@@ -149,8 +165,8 @@ const STEPS: &[Step] = &[
             ("q", From::Sample(Bf16, &[0, HEADS, HEAD_DIM])),
             ("k", From::Step("k")),
             ("v", From::Step("v")),
-            ("cos", From::Sample(F32, &[CONTEXT, HEAD_DIM / 2])),
-            ("sin", From::Sample(F32, &[CONTEXT, HEAD_DIM / 2])),
+            ("cos", COS),
+            ("sin", SIN),
             ("positions", From::Sample(I64, &[0])),
             ("slot_mapping", From::Sample(I64, &[TOKENS])),
             ("key_cache", From::Sample(Bf16, &[CONTEXT / BLOCK, BLOCK, KV_HEADS, HEAD_DIM])),
@@ -159,18 +175,22 @@ const STEPS: &[Step] = &[
         scalars: &[],
         keep: &[],
     },
+    attention!("attention, causal"),
     gemm!("output of attention": ATTENTION, [HIDDEN, HEADS * HEAD_DIM] => "attended"),
-    norm!("norm before the feed-forward part": "attended"),
+    norm!("norm before the feed-forward part": From::Step("attended"), From::Step("residual") => "ffn_normed", "ffn_residual"),
     gemm!(
         "gemm_a16w16_gated", &[("activation", Scalar::Choice("silu"))];
         "gate, up": From::Step("ffn_normed"), [2 * FFN, HIDDEN] => "gated"
     ),
     gemm!("down": From::Step("gated"), [HIDDEN, FFN] => "y"),
+    norm!("residual, norm of the next layer": From::Step("y"), From::Step("ffn_residual") => "next_normed", "next_residual"),
     quantization!("fp8: quantization for q, k, v": From::Step("normed") => "normed8", "normed_scale"),
     gemm_fp8!("fp8: q, k, v": "normed8", "normed_scale", [QKV, HIDDEN] => "qkv"),
+    split!("fp8: split of q, k, v; rotation"),
+    attention!("fp8: attention, causal"),
     quantization!("fp8: quantization for the output": ATTENTION => "attention8", "attention_scale"),
     gemm_fp8!("fp8: output of attention": "attention8", "attention_scale", [HIDDEN, HEADS * HEAD_DIM] => "attended"),
-    norm!("fp8: norm before the feed-forward part": "attended"),
+    norm!("fp8: norm before the feed-forward part": From::Step("attended"), From::Step("residual") => "ffn_normed", "ffn_residual"),
     quantization!("fp8: quantization for gate, up": From::Step("ffn_normed") => "ffn8", "ffn_scale"),
     gemm_fp8!("fp8: gate, up": "ffn8", "ffn_scale", [2 * FFN, HIDDEN] => "gate_up"),
     Step {
@@ -182,10 +202,11 @@ const STEPS: &[Step] = &[
     },
     quantization!("fp8: quantization for down": From::Step("gated") => "gated8", "gated_scale"),
     gemm_fp8!("fp8: down": "gated8", "gated_scale", [HIDDEN, FFN] => "y"),
+    norm!("fp8: residual, norm of the next layer": From::Step("y"), From::Step("ffn_residual") => "next_normed", "next_residual"),
     Step {
         label: "softmax of the logits",
         operator: "softmax",
-        inputs: &[("x", From::Sample(F32, &[TOKENS, VOCAB]))],
+        inputs: &[("x", From::Sample(F32, &[SAMPLED, VOCAB]))],
         scalars: &[],
         keep: &[("y", "probs")],
     },
@@ -232,6 +253,10 @@ fn call(step: &Step, number: u64, kept: &HashMap<&str, HostTensor>, device: &str
         Ok(Arch::Gfx942) => DType::Fp8E4M3Fnuz,
         _ => DType::Fp8E4M3,
     };
+    let step_output = |name: &str| {
+        let missing = || Failure::new(format!("{}: no step gives `{name}`", step.operator));
+        kept.get(name).ok_or_else(missing)
+    };
     let mut call = Call::new(operator);
     for (i, (name, from)) in step.inputs.iter().enumerate() {
         let seed = number << 8 | i as u64;
@@ -247,9 +272,12 @@ fn call(step: &Step, number: u64, kept: &HashMap<&str, HostTensor>, device: &str
                 let sample = Sample::Uniform { low: 0.3e-3, high: 0.6e-3 };
                 HostTensor::sample(TensorSpec::new(F32, *shape), sample, seed)?
             }
-            From::Step(name) => {
-                let missing = || Failure::new(format!("{}: no step gives `{name}`", step.operator));
-                kept.get(name).cloned().ok_or_else(missing)?
+            From::Rotation(f) => rotation(*f)?,
+            From::Step(name) => step_output(name)?.clone(),
+            From::Reshaped(name, shape) => {
+                let tensor = step_output(name)?;
+                let spec = TensorSpec::new(tensor.dtype(), *shape);
+                HostTensor::from_bytes(spec, tensor.bytes().to_vec())?
             }
         };
         call.set(name, tensor)?;
@@ -259,6 +287,15 @@ fn call(step: &Step, number: u64, kept: &HashMap<&str, HostTensor>, device: &str
         call.set_scalar(name, if of_device { Scalar::Choice(fp8.name()) } else { *value })?;
     }
     Ok(call)
+}
+
+/// `f` of the angle of each position and pair of columns.
+fn rotation(f: fn(f64) -> f64) -> Result<HostTensor> {
+    const PAIRS: usize = HEAD_DIM / 2;
+    let of_pair = |i: usize| ROPE_BASE.powf(-(i as f64) / PAIRS as f64);
+    let angles = (0..CONTEXT * PAIRS).map(|i| (i / PAIRS) as f64 * of_pair(i % PAIRS));
+    let values: Vec<f32> = angles.map(|angle| f(angle) as f32).collect();
+    Ok(HostTensor::new([CONTEXT, PAIRS], &values)?)
 }
 
 /// Normal values, the same ones again after a prime number of them: some hundreds of millions take long to make, and no two rows
