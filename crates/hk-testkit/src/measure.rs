@@ -4,7 +4,7 @@
 //! that host time per call is not included. The operands of a pass are several copies, used round-robin, that together exceed
 //! every cache ([`Plan::footprint`]); or one copy, which stays cached if it fits.
 
-use hk_core::registry::{ArgSpec, CallSpec, Described as _, DeviceCall, HostCall, HostTensor, Named};
+use hk_core::registry::{ArgSpec, Call, CallSpec, Described, DeviceCall, HostCall, HostTensor, Named};
 use hk_core::{DType, Device, Error, Event, Graph, Result, Stream};
 use std::time::{Duration, Instant};
 
@@ -64,7 +64,8 @@ pub fn bytes(call: &HostCall) -> u64 {
     traffic.read + traffic.written
 }
 
-/// Multiplications and additions of the GEMMs of a call; none of other operators.
+/// Multiplications and additions of the GEMMs of a call, or of attention over its visible pairs of queries and keys; none of
+/// other operators, and of sequences whose lengths are data ([`flops_of`]).
 pub fn flops(call: &CallSpec) -> Option<u64> {
     let values = |name: &str| {
         let t = call.optional(name)?;
@@ -80,6 +81,7 @@ pub fn flops(call: &CallSpec) -> Option<u64> {
         "gmm" => axis("lhs", 1)? * axis("rhs", 0)? * axis("rhs", 1)?,
         "ptgmm" | "nptgmm" => values("lhs")? * axis("rhs", 0)?,
         "fused_bmm_rope_kv_cache" => gemm("q_nope", "w")?,
+        "mha" => axis("q", 3)? * attention_terms(call, [[axis("q", 2)?, axis("k", 2)?]])?,
         name if name.contains("gemm") => {
             let one = gemm("x", "w").or_else(|| gemm("a", "w"));
             let two = [("x_fp8", "w_fp8"), ("x_fp4", "w_fp4"), ("x_bf16", "w_bf16")];
@@ -90,8 +92,50 @@ pub fn flops(call: &CallSpec) -> Option<u64> {
     Some(2 * terms)
 }
 
+/// [`flops`] of a call with its data, which has the lengths of packed sequences.
+pub fn flops_of(call: &HostCall) -> Option<u64> {
+    if call.operator().name != "mha_varlen" {
+        return flops(&call.spec());
+    }
+    let [queries, keys] = [lengths(call, "cu_seqlens_q")?, lengths(call, "cu_seqlens_k")?];
+    Some(2 * attention_terms(call, queries.into_iter().zip(keys).map(|(q, k)| [q, k]))?)
+}
+
+/// Lengths of sequences by their starts; none where these fall.
+fn lengths(call: &HostCall, name: &str) -> Option<Vec<u64>> {
+    let starts = call.optional(name)?.to_f64();
+    starts.windows(2).map(|pair| (pair[0] <= pair[1]).then(|| (pair[1] - pair[0]) as u64)).collect()
+}
+
+/// Products of attention of sequences of so many queries and keys.
+fn attention_terms<V: Described>(
+    call: &Call<V>,
+    sequences: impl IntoIterator<Item = [u64; 2]>,
+) -> Option<u64> {
+    let last = |name: &str, i: usize| call.optional(name)?.shape().iter().nth_back(i).map(|&n| n as u64);
+    let reach = |name| call.int(name).ok().map(|keys| u64::try_from(keys).ok());
+    let (left, right) = (reach("window_left")?, reach("window_right")?);
+    let right = if call.bool("causal").ok()? { Some(0) } else { right };
+    let pairs: u64 = sequences.into_iter().map(|rows| visible_pairs(rows, left, right)).sum();
+    Some(pairs * last("q", 1)? * (last("q", 0)? + last("v", 0)?))
+}
+
+/// Pairs of queries and keys of a sequence: query `i` stands at key `p = i + keys - queries` and sees `[p - left, p + right]`.
+fn visible_pairs([queries, keys]: [u64; 2], left: Option<u64>, right: Option<u64>) -> u64 {
+    // Counted from `queries` before the first key, so that nothing is negative.
+    let end = queries + keys;
+    let of_query = |i: u64| {
+        let p = i + keys;
+        let first = left.map_or(0, |n| p.saturating_sub(n)).max(queries);
+        let last = right.map_or(end, |n| p.saturating_add(n).saturating_add(1).min(end));
+        last.saturating_sub(first)
+    };
+    (0..queries).map(of_query).sum()
+}
+
 /// Compares the operator's result with its f64 reference: all of it up to [`Plan::compared`] elements of input or operations,
-/// else as many rows. (Those of samplers are the first, since their random numbers count the rows.)
+/// else as many rows. (Those of samplers are the first, since their random numbers count the rows; of attention the last of each
+/// sequence, which see the same keys without the others.)
 ///
 /// # Errors
 /// What the operator or its reference answers.
@@ -101,12 +145,21 @@ pub fn check(stream: &Stream, call: &HostCall, plan: &Plan) -> Result<Vec<Compar
     let Some((_, first)) = call.tensors().next() else { return compare_outputs(op, call, &outputs) };
     let rows = first.shape().first().copied().unwrap_or(0);
     // The reference multiplies in plain loops, about 2^30 operations a second.
-    let work = (first.shape().iter().product::<usize>() as u64).max(flops(&call.spec()).unwrap_or(0) >> 7);
-    let some = (u128::from(plan.compared) * rows as u128 / u128::from(work.max(1)))
-        .clamp(1, rows.max(1) as u128) as usize;
-    if work <= plan.compared || !has_rows(call, &outputs, rows) {
+    let work = (first.shape().iter().product::<usize>() as u64).max(flops_of(call).unwrap_or(0) >> 7);
+    let share = |rows: usize| {
+        let some = u128::from(plan.compared) * rows as u128 / u128::from(work.max(1));
+        some.clamp(1, rows.max(1) as u128) as usize
+    };
+    if work <= plan.compared {
         return compare_outputs(op, call, &outputs);
     }
+    if let Some((call, outputs)) = last_queries(call, &outputs, share)? {
+        return compare_outputs(op, &call, &outputs);
+    }
+    if !has_rows(call, &outputs, rows) {
+        return compare_outputs(op, call, &outputs);
+    }
+    let some = share(rows);
     let picked: Vec<usize> = match op.family {
         "hk-sampling" => (0..some).collect(),
         // From the first to the last, in equal steps.
@@ -143,17 +196,18 @@ fn rows_of(
     outputs: &Named<HostTensor>,
     rows: &[usize],
 ) -> Result<(HostCall, Named<HostTensor>)> {
-    let part = |name: &str, tensor: &HostTensor| {
-        let mut spec = tensor.spec();
-        let Some(all) = spec.shape.first().copied().filter(|&n| along_rows(call, name) && n > 1) else {
-            return Ok(tensor.clone());
-        };
-        spec.shape[0] = rows.len();
-        let stride = tensor.bytes().len() / all;
-        let mut bytes = Vec::with_capacity(rows.len() * stride);
-        rows.iter().for_each(|i| bytes.extend_from_slice(&tensor.bytes()[i * stride..][..stride]));
-        HostTensor::from_bytes(spec, bytes)
-    };
+    part_of(call, outputs, |name, tensor| {
+        let has_rows = along_rows(call, name) && tensor.shape().first().is_some_and(|&n| n > 1);
+        if has_rows { taken(tensor, 0, rows) } else { Ok(tensor.clone()) }
+    })
+}
+
+/// The call with parts of its tensors.
+fn part_of(
+    call: &HostCall,
+    outputs: &Named<HostTensor>,
+    part: impl Fn(&str, &HostTensor) -> Result<HostTensor>,
+) -> Result<(HostCall, Named<HostTensor>)> {
     let mut some = HostCall::new(call.operator());
     for (name, tensor) in call.tensors() {
         some.set(name, part(name, tensor)?)?;
@@ -166,6 +220,55 @@ fn rows_of(
     }
     let outputs = outputs.iter().map(|(name, t)| Ok((*name, part(name, t)?))).collect::<Result<_>>()?;
     Ok((some, outputs))
+}
+
+/// The tensor with these indices of an axis.
+fn taken(tensor: &HostTensor, axis: usize, indices: &[usize]) -> Result<HostTensor> {
+    let mut spec = tensor.spec();
+    let all = std::mem::replace(&mut spec.shape[axis], indices.len());
+    let outer: usize = spec.shape[..axis].iter().product();
+    let stride = tensor.bytes().len() / (outer * all).max(1);
+    let mut bytes = Vec::with_capacity(outer * indices.len() * stride);
+    for first in (0..outer).map(|i| i * all) {
+        indices
+            .iter()
+            .for_each(|i| bytes.extend_from_slice(&tensor.bytes()[(first + i) * stride..][..stride]));
+    }
+    HostTensor::from_bytes(spec, bytes)
+}
+
+/// Of attention, the part of a call that has the last queries of each sequence: `share` of all queries are so many. None for
+/// other operators, and with what depends on the number of queries: a bias, dropout, LSE.
+fn last_queries(
+    call: &HostCall,
+    outputs: &Named<HostTensor>,
+    share: impl Fn(usize) -> usize,
+) -> Result<Option<(HostCall, Named<HostTensor>)>> {
+    let packed = call.operator().name == "mha_varlen";
+    let plain = call.optional("bias").is_none() && outputs.len() == 1;
+    if !(packed || call.operator().name == "mha") || !plain || call.float("dropout_p")? != 0.0 {
+        return Ok(None);
+    }
+    let shape = call.get("q")?.shape();
+    let (axis, sequences, lengths) = match lengths(call, "cu_seqlens_q") {
+        Some(lengths) => (0, lengths.len(), lengths.iter().map(|&n| n as usize).collect()),
+        None => (1, shape[0], vec![shape[1]]),
+    };
+    let queries = shape[..=axis].iter().product::<usize>();
+    let most = share(queries).div_ceil(sequences.max(1));
+    let (mut rows, mut starts, mut end) = (vec![], vec![0], 0);
+    for n in lengths {
+        end += n;
+        rows.extend(end - n.min(most)..end);
+        starts.push(rows.len() as i32);
+    }
+    let starts = HostTensor::new([starts.len()], &starts)?;
+    part_of(call, outputs, |name, tensor| match name {
+        "q" | "out" => taken(tensor, axis, &rows),
+        "cu_seqlens_q" => Ok(starts.clone()),
+        _ => Ok(tensor.clone()),
+    })
+    .map(Some)
 }
 
 /// Consecutive calls.

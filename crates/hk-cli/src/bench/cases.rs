@@ -96,7 +96,8 @@ pub fn of(op: &'static Operator, set: Set) -> Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// The call with rows spread evenly over experts: drawn at random, most rows of a large call would have none.
+/// The call with rows spread evenly over experts, or over packed sequences: drawn at random, most rows of a large call would have
+/// none.
 pub fn with_even_routing(call: HostCall) -> Result<HostCall> {
     let mut even = Vec::new();
     for (name, tensor) in call.tensors() {
@@ -113,6 +114,10 @@ pub fn with_even_routing(call: HostCall) -> Result<HostCall> {
             "group_sizes" => {
                 let rows = rows("lhs", 0);
                 Box::new(move |i| (i + 1) * rows / n - i * rows / n)
+            }
+            "cu_seqlens_q" | "cu_seqlens_k" => {
+                let rows = rows(if name == "cu_seqlens_q" { "q" } else { "k" }, 0);
+                Box::new(move |i| i * rows / (n - 1).max(1))
             }
             _ => continue,
         };

@@ -164,7 +164,7 @@ fn measure_one(stream: &Stream, case: &Case, plan: &Plan, check: bool) -> Result
     let measured = measured?;
     let (op, name) = (call.operator(), &stream.device().info().name);
     let dtype = call.tensors().next().map(|(_, t)| t.dtype());
-    let flops = measure::flops(&case.call);
+    let flops = measure::flops_of(&call);
     let matrix =
         dtype.filter(|_| flops.is_some()).and_then(|dtype| measure::published_matrix_rate(name, dtype));
     Ok(Some(Row {
@@ -190,7 +190,7 @@ fn measure_one(stream: &Stream, case: &Case, plan: &Plan, check: bool) -> Result
 mod tests {
     use super::*;
     use hk_core::DType;
-    use hk_core::registry::{Call, CallSpec, Scalar, TensorSpec};
+    use hk_core::registry::{Call, CallSpec, HostTensor, Scalar, TensorSpec};
 
     /// Of a large call some rows are compared, and they are those of the result.
     #[test]
@@ -225,6 +225,23 @@ mod tests {
         assert_eq!(check("softmax", &[("x", half, &[3, 5, 100])], None), 1500);
     }
 
+    /// Of attention the last queries of each sequence, which are those of the result.
+    #[test]
+    fn last_queries_are_compared() {
+        let stream = Device::open("emu:gfx942").unwrap().create_stream().unwrap();
+        let plan = Plan { compared: 1000, ..Plan::of(stream.device()) };
+        let compared = |op: &str, case: usize| {
+            let op = crate::operator(op).unwrap();
+            let call = op.example(&op.cases[case], 1).unwrap();
+            let compared = measure::check(&stream, &call, &plan).unwrap();
+            assert!(compared.iter().all(|c| c.passed()), "{}: {}", op.name, compared[0]);
+            compared[0].elements
+        };
+        assert_eq!(compared("mha", 0), 32 * 128);
+        assert_eq!(compared("mha", 1), 16 * 64);
+        assert_eq!(compared("mha_varlen", 0), 3 * 32 * 128);
+    }
+
     #[test]
     fn gemms_have_operations() {
         let gemm = |name: &str, a: &[usize], w: &[usize], dtype| {
@@ -238,5 +255,47 @@ mod tests {
         assert_eq!(gemm("gemm_afp4wfp4", &[3, 32], &[7, 32], DType::Fp4x2), Some(2 * 3 * 64 * 7));
         let norm = crate::operator("rmsnorm").unwrap();
         assert_eq!(measure::flops(&norm.spec(&norm.cases[0]).unwrap()), None);
+    }
+
+    #[test]
+    fn attention_has_operations_of_visible_pairs() {
+        const HEADS_AND_COLUMNS: u64 = 4 * (8 + 6);
+        // Pairs by the definition: query i stands at key i + sk - sq.
+        let pairs = |[sq, sk]: [i64; 2], causal: bool, window: [i64; 2]| {
+            let sees = |i: i64, j: i64| {
+                let ahead = j - (i + sk - sq);
+                let right = if causal { 0 } else { window[1] };
+                (window[0] < 0 || -ahead <= window[0]) && (right < 0 || ahead <= right)
+            };
+            (0..sq).flat_map(|i| (0..sk).map(move |j| (i, j))).filter(|&(i, j)| sees(i, j)).count() as u64
+        };
+        for rows in [[5, 5], [3, 9], [9, 3], [1, 7], [0, 4], [4, 0]] {
+            for causal in [false, true] {
+                for window in [[-1, -1], [2, -1], [-1, 1], [2, 1], [0, 0], [100, 100]] {
+                    let tensors = |mut call: CallSpec, batch: &[usize]| {
+                        for (name, n, heads, columns) in
+                            [("q", rows[0], 4, 8), ("k", rows[1], 2, 8), ("v", rows[1], 2, 6)]
+                        {
+                            let shape = [batch, &[n as usize, heads, columns]].concat();
+                            call.set(name, TensorSpec::new(DType::Bf16, shape)).unwrap();
+                        }
+                        call.set_scalar("causal", Scalar::Bool(causal)).unwrap();
+                        call.set_scalar("window_left", Scalar::Int(window[0])).unwrap();
+                        call.set_scalar("window_right", Scalar::Int(window[1])).unwrap();
+                        call
+                    };
+                    let want = 2 * HEADS_AND_COLUMNS * pairs(rows, causal, window);
+                    let dense = tensors(Call::new(crate::operator("mha").unwrap()), &[3]);
+                    assert_eq!(measure::flops(&dense), Some(3 * want), "{rows:?} {causal} {window:?}");
+                    let packed = tensors(Call::new(crate::operator("mha_varlen").unwrap()), &[]);
+                    assert_eq!(measure::flops(&packed), None, "the lengths are data");
+                    let mut packed = packed.sample(1).unwrap();
+                    for (name, n) in [("cu_seqlens_q", rows[0]), ("cu_seqlens_k", rows[1])] {
+                        packed.set(name, HostTensor::new([2], &[0, n as i32]).unwrap()).unwrap();
+                    }
+                    assert_eq!(measure::flops_of(&packed), Some(want), "{rows:?} {causal} {window:?}");
+                }
+            }
+        }
     }
 }
