@@ -1,6 +1,8 @@
 //! `hk facts`: what the emulator counts of every operator at the sizes of real models; `docs/facts`.
 
-use crate::out::Table;
+mod attention;
+
+use crate::out::{self, Table};
 use crate::{Failure, Result, list};
 use hk_core::registry::{Case, HostCall, Operator};
 use hk_core::{Arch, Counters, Device, Profile};
@@ -39,15 +41,24 @@ pub fn run(args: &Args) -> Result<()> {
     let chosen = list::chosen(args.family.as_deref())?;
     let named = |op: &&&'static Operator| args.op.as_ref().is_none_or(|text| op.name.contains(text));
     let operators: Vec<_> = chosen.iter().filter(named).copied().collect();
-    let Some(directory) = &args.update else { return table(&operators)?.print() };
+    let Some(directory) = &args.update else { return out::print(tables(&operators)?) };
     for of_family in operators.chunk_by(|a, b| a.family == b.family) {
         let family = of_family.first().map_or("", |op| op.family);
         let path = directory.join(format!("{family}.md"));
-        let new = document(family, &table(of_family)?.to_string());
+        let new = document(family, &tables(of_family)?);
         fs::create_dir_all(directory).map_err(|e| Failure::file(directory, e))?;
         fs::write(&path, new).map_err(|e| Failure::file(&path, e))?;
     }
     Ok(())
+}
+
+/// The table of the operators, and what belongs to one of them alone.
+fn tables(operators: &[&'static Operator]) -> Result<String> {
+    let all = table(operators)?.to_string();
+    if !operators.iter().any(|op| op.name == "mha") {
+        return Ok(all);
+    }
+    Ok(format!("{all}\n\n{}\n\n{}", attention::TITLE, attention::table()?))
 }
 
 /// The file of a family.
@@ -84,14 +95,12 @@ fn table(operators: &[&'static Operator]) -> Result<Table> {
         for case in op.cases {
             let [a, b] = Arch::AMD.map(|arch| Facts::count(op, case, arch));
             let (a, b) = (a?.map(|f| f.cells()), b?.map(|f| f.cells()));
-            let both = |i: usize| match (&a, &b) {
-                (Some(a), Some(b)) if a[i] != b[i] => format!("{} / {}", a[i], b[i]),
-                (Some(cells), _) | (None, Some(cells)) => cells[i].clone(),
-                (None, None) => "-".into(),
-            };
             let name = if case.label == op.cases[0].label { format!("`{}`", op.name) } else { String::new() };
             rows.push(
-                [name, case.label.into()].into_iter().chain((0..COLUMNS.len() - 2).map(both)).collect(),
+                [name, case.label.into()]
+                    .into_iter()
+                    .chain((0..COLUMNS.len() - 2).map(|i| both(&a, &b, i)))
+                    .collect(),
             );
         }
     }
@@ -105,6 +114,22 @@ fn table(operators: &[&'static Operator]) -> Result<Table> {
     Ok(table)
 }
 
+/// A cell of both targets.
+fn both<const N: usize>(a: &Option<[String; N]>, b: &Option<[String; N]>, i: usize) -> String {
+    match (a, b) {
+        (Some(a), Some(b)) if a[i] != b[i] => format!("{} / {}", a[i], b[i]),
+        (Some(cells), _) | (None, Some(cells)) => cells[i].clone(),
+        (None, None) => "-".into(),
+    }
+}
+
+fn ratio(a: u64, b: u64, digits: usize) -> String {
+    match b {
+        0 => "-".into(),
+        b => format!("{:.*}", digits, a as f64 / b as f64),
+    }
+}
+
 /// One case on one target.
 struct Facts {
     arch: Arch,
@@ -116,39 +141,38 @@ struct Facts {
 impl Facts {
     /// None for a case of other targets.
     fn count(op: &'static Operator, case: &Case, arch: Arch) -> Result<Option<Facts>> {
-        let failed = |e: hk_core::Error| Failure::new(format!("{} ({}) on {arch}: {e}", op.name, case.label));
-        let call: HostCall = op.example(case, 0).map_err(failed)?;
+        Self::of_call(&op.example(case, 0)?, case.label, arch)
+    }
+
+    fn of_call(call: &HostCall, label: &str, arch: Arch) -> Result<Option<Facts>> {
+        let op = call.operator();
+        let failed = |e: hk_core::Error| Failure::new(format!("{} ({label}) on {arch}: {e}", op.name));
         let stream = Device::open(&format!("emu:{arch}?details=true"))?.create_stream()?;
-        match op.execute(&stream, &call) {
+        match op.execute(&stream, call) {
             Err(hk_core::Error::Unsupported { .. }) => return Ok(None),
             outputs => outputs.map_err(failed)?,
         };
-        let traffic = (op.traffic)(&call);
+        let traffic = (op.traffic)(call);
         let kernels = stream.take_profiles()?;
         let mut sum = Counters::default();
         kernels.iter().for_each(|kernel| sum += kernel.counters);
         Ok(Some(Facts { arch, floor: traffic.read + traffic.written, sum, kernels }))
     }
 
+    /// Of each kernel, those that are alike once.
+    fn each(&self, value: fn(&Profile) -> u32) -> String {
+        let mut values: Vec<String> = self.kernels.iter().map(|k| value(k).to_string()).collect();
+        values.dedup();
+        values.join(", ")
+    }
+
     fn cells(&self) -> [String; COLUMNS.len() - 2] {
         let c = &self.sum;
         let d = c.details.unwrap_or_default();
-        let ratio = |a: u64, b: u64, digits: usize| match b {
-            0 => "-".into(),
-            b => format!("{:.*}", digits, a as f64 / b as f64),
-        };
-        let each = |f: fn(&Profile) -> u32| {
-            let mut values: Vec<String> = self.kernels.iter().map(|k| f(k).to_string()).collect();
-            values.dedup();
-            values.join(", ")
-        };
-        let costs = Costs::of(self.arch);
         let moved = c.global_read_bytes + c.global_written_bytes;
-        let vector = costs.vector_clocks(c.valu, c.transcendental, c.mfma);
-        let memory = costs.memory_clocks(c.vmem_loads + c.vmem_stores, moved);
-        let passes = costs.matrix_clocks(c.mfma_passes);
-        let busiest = vector.max(d.lds_clocks).max(memory).max(passes);
-        let matrix = if c.mfma == 0 { "-".into() } else { ratio(100 * passes, busiest, 0) + " %" };
+        let clocks = Costs::of(self.arch).clocks(c);
+        let matrix =
+            if c.mfma == 0 { "-".into() } else { ratio(100 * clocks.matrix, clocks.busiest(), 0) + " %" };
         [
             ratio(d.distinct_read_bytes + d.distinct_written_bytes, self.floor, 2),
             format!("{} %", ratio(100 * d.wide_bytes, moved, 0)),
@@ -159,9 +183,9 @@ impl Facts {
             if c.mfma == 0 { "-".into() } else { ratio(d.drains, c.waves, 1) },
             ratio(d.lds_clocks, d.lds_clocks - d.lds_conflict_clocks, 2),
             matrix,
-            each(|k| k.resources.vgprs + k.resources.agprs),
-            each(|k| k.resources.waves_per_simd),
-            each(|k| k.resources.scratch_bytes),
+            self.each(|k| k.resources.vgprs + k.resources.agprs),
+            self.each(|k| k.resources.waves_per_simd),
+            self.each(|k| k.resources.scratch_bytes),
         ]
     }
 }

@@ -81,6 +81,7 @@ pub fn executed(c: &Counters) -> Table {
         ("instructions", c.instructions),
         ("  vector ALU", c.valu),
         ("    transcendental", c.transcendental),
+        ("    packed f32", c.packed_f32),
         ("  matrix", c.mfma),
         ("  scalar ALU", c.salu),
         ("  scalar memory", c.smem),

@@ -4,6 +4,7 @@ use crate::out::{self, Table};
 use crate::{Failure, Result, hot, tensors};
 use hk_core::registry::{Call, Described, HostCall, HostTensor, HostTensorF64, Operator, POISON, Scalar};
 use hk_core::{Arch, Checks, Counters, DType, Device, Error, Fault, Profile};
+use hk_emu::{Clocks, Costs};
 use hk_testkit::compare::{Comparison, compare_outputs};
 use serde::Serialize;
 use std::cell::Cell;
@@ -74,6 +75,8 @@ struct Report {
     fault: Option<Box<Fault>>,
     /// What was executed, if the emulator executed it.
     counters: Option<Counters>,
+    /// Clocks that this keeps the units of a compute unit busy.
+    clocks: Option<Clocks>,
     /// The same by kernel and source line.
     kernels: Vec<Profile>,
 }
@@ -116,11 +119,13 @@ pub fn run(args: &Args) -> Result<()> {
         error: None,
         fault: None,
         counters: None,
+        clocks: None,
         kernels: Vec::new(),
     };
     let result = run_on(op, &device, &call, args, &mut report);
     if args.json {
         report.passed = result.is_ok();
+        report.clocks = report.counters.map(|c| Costs::of(device.arch()).clocks(&c));
         report.error = result.as_ref().err().map(Failure::to_string);
         out::json(&report)?;
     }

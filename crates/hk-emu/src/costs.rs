@@ -1,7 +1,9 @@
 //! What instructions cost on each target: the one table behind counters, `hk facts` and whatever else prices them.
 
 use hk_codeobj::Arch;
+use serde::Serialize;
 
+use crate::counters::Counters;
 use crate::fault::Access;
 
 /// Clocks of the units of a compute unit.
@@ -59,20 +61,20 @@ impl Costs {
         if matches!(arch, Arch::Gfx950) { &GFX950 } else { &GFX942 }
     }
 
-    /// Clocks of a compute unit whose SIMDs share these instructions evenly. `transcendental` ones are part of `valu`.
-    pub fn vector_clocks(&self, valu: u64, transcendental: u64, mfma: u64) -> u64 {
-        let plain = valu - transcendental + mfma;
-        (plain * self.valu_clocks + transcendental * self.transcendental_clocks) / self.simds
-    }
-
-    /// Clocks of a compute unit whose matrix units share these passes evenly.
-    pub fn matrix_clocks(&self, passes: u64) -> u64 {
-        passes * self.pass_clocks / self.simds
-    }
-
-    /// Clocks of a compute unit for vector memory instructions that move these bytes.
-    pub fn memory_clocks(&self, instructions: u64, bytes: u64) -> u64 {
-        (instructions * self.address_clocks).max(bytes / self.global_bytes_per_clock)
+    /// Clocks of a compute unit, whose SIMDs share the instructions evenly, by unit. LDS has some only of counters with details.
+    pub fn clocks(&self, c: &Counters) -> Clocks {
+        let of_simds = |instructions: u64, clocks: u64| instructions * clocks / self.simds;
+        let transcendental = of_simds(c.transcendental, self.transcendental_clocks);
+        let bytes = c.global_read_bytes + c.global_written_bytes;
+        Clocks {
+            matrix: of_simds(c.mfma_passes, self.pass_clocks),
+            vector: of_simds(c.valu - c.transcendental + c.mfma, self.valu_clocks) + transcendental,
+            transcendental,
+            packed_f32: of_simds(c.packed_f32, self.valu_clocks),
+            lds: c.details.map_or(0, |d| d.lds_clocks),
+            memory: ((c.vmem_loads + c.vmem_stores) * self.address_clocks)
+                .max(bytes / self.global_bytes_per_clock),
+        }
     }
 
     /// The lanes that are served together, and over how many banks of a dword each. Two-address instructions
@@ -87,6 +89,36 @@ impl Costs {
             (Access::Read, _) => (&WIDE_READ, 32),
             _ => (&EIGHTHS, 32),
         }
+    }
+}
+
+/// Clocks that each unit of a compute unit is busy.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Clocks {
+    /// Matrix units.
+    pub matrix: u64,
+    /// Vector issue, matrix instructions included.
+    pub vector: u64,
+    /// Of these, exponentials and the like.
+    pub transcendental: u64,
+    /// Of these, packed f32 arithmetic.
+    pub packed_f32: u64,
+    /// LDS.
+    pub lds: u64,
+    /// Global memory: addresses or bytes, whichever takes longer.
+    pub memory: u64,
+}
+
+impl Clocks {
+    /// Those of the busiest unit: what the work takes at least.
+    pub fn busiest(&self) -> u64 {
+        self.matrix.max(self.vector).max(self.lds).max(self.memory)
+    }
+
+    /// Share of the matrix units' rate that is left where transcendental and packed f32 instructions of a SIMD never overlap with
+    /// its matrix instructions.
+    pub fn matrix_bound(&self) -> f64 {
+        self.matrix as f64 / (self.matrix + self.transcendental + self.packed_f32).max(1) as f64
     }
 }
 
@@ -130,18 +162,41 @@ mod tests {
 
     #[test]
     fn exponentials_run_at_a_quarter_and_at_half_of_the_rate() {
-        let clocks = |arch| Costs::of(arch).vector_clocks(100, 20, 10);
-        assert_eq!(clocks(Arch::Gfx942), 90 + 4 * 20);
-        assert_eq!(clocks(Arch::Gfx950), 90 + 2 * 20);
+        let c = Counters {
+            valu: 100,
+            transcendental: 20,
+            packed_f32: 8,
+            mfma: 10,
+            mfma_passes: 80,
+            ..Counters::default()
+        };
+        for (arch, transcendental) in [(Arch::Gfx942, 80), (Arch::Gfx950, 40)] {
+            let clocks = Costs::of(arch).clocks(&c);
+            let want = Clocks {
+                matrix: 80,
+                vector: 90 + transcendental,
+                transcendental,
+                packed_f32: 8,
+                lds: 0,
+                memory: 0,
+            };
+            assert_eq!(clocks, want);
+            assert_eq!(clocks.busiest(), 90 + transcendental);
+            assert_eq!(clocks.matrix_bound(), 80.0 / (88 + transcendental) as f64);
+        }
     }
 
     #[test]
     fn memory_costs_addresses_or_bytes() {
         for arch in Arch::AMD {
-            let costs = Costs::of(arch);
-            assert_eq!(costs.memory_clocks(10, 64), 40, "four clocks an instruction");
-            assert_eq!(costs.memory_clocks(10, 10 * 1024), 160);
-            assert_eq!(costs.matrix_clocks(7), 7);
+            let of = |bytes| Counters {
+                vmem_loads: 7,
+                vmem_stores: 3,
+                global_read_bytes: bytes,
+                ..Counters::default()
+            };
+            assert_eq!(Costs::of(arch).clocks(&of(64)).memory, 40, "four clocks an instruction");
+            assert_eq!(Costs::of(arch).clocks(&of(10 * 1024)).memory, 160);
         }
     }
 }

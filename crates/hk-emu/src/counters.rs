@@ -72,6 +72,8 @@ counts! {
         /// Of the vector-ALU instructions, those of the slower unit for exponentials, logarithms, reciprocals, roots,
         /// sine and cosine.
         transcendental,
+        /// Of the vector-ALU instructions, those of two f32 a lane.
+        packed_f32,
         /// Passes of matrix instructions, of four clocks each.
         mfma_passes,
         /// Operations of matrix instructions: two for each product and its sum, whatever the element type. Of sparse
@@ -242,6 +244,7 @@ impl Counters {
                     None => {
                         c.valu = 1;
                         c.transcendental = is_transcendental(name).into();
+                        c.packed_f32 = (name.starts_with("V_PK_") && name.ends_with("_F32")).into();
                     }
                 }
             }

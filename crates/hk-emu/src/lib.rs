@@ -53,7 +53,7 @@ mod tables;
 mod wave;
 
 pub use checks::{Check, Checks, UnknownCheck};
-pub use costs::Costs;
+pub use costs::{Clocks, Costs};
 pub use counters::{Counters, Details, LineCounters, Profile, Resources};
 pub use exec::Level;
 pub use fault::{Access, Fault, MemoryProblem, Site, Space};

@@ -425,7 +425,9 @@ fn instructions_are_counted_by_what_they_are() {
   scratch_store_dwordx2 off, v[0:1], off offset:8
   s_waitcnt vmcnt(0)
   scratch_load_dword v1, off, off offset:12
-  s_waitcnt vmcnt(0)";
+  s_waitcnt vmcnt(0)
+  v_pk_mul_f32 v[6:7], v[6:7], v[6:7]
+  v_pk_mul_f16 v6, v6, v6";
     let directives = "  .amdhsa_enable_private_segment 1";
     let image = assemble(&Assembly { body, directives, scratch: 16, ..Assembly::default() });
     let rig = Rig::new(options("gfx942"), &image);
@@ -434,13 +436,13 @@ fn instructions_are_counted_by_what_they_are() {
         profile(&rig, "test", 2, 128, &Args::new().push(data));
     let waves = 4;
     assert_eq!((c.workgroups, c.waves, launches, &*kernel), (2, waves, 1, "test"));
-    assert_eq!((c.transcendental, c.valu, c.mfma), (3 * waves, 4 * waves, 6 * waves));
+    assert_eq!((c.transcendental, c.packed_f32, c.valu, c.mfma), (3 * waves, waves, 6 * waves, 6 * waves));
     assert_eq!(c.mfma_passes, 3 * (4 + 16) * waves);
     assert_eq!(c.matrix_flops, 3 * (2 * 16 * 16 * 16 + 2 * 32 * 32 * 2) * waves);
     assert_eq!((c.barriers, c.waits, c.other), (2 * waves, 4 * waves, 7 * waves));
     assert_eq!((c.smem, c.smem_bytes, c.branches, c.salu), (2 * waves, 24 * waves, 3 * waves, 7 * waves));
     assert_eq!(c.details.expect("details").scratch_bytes, (8 + 4) * 64 * waves);
-    assert_eq!(c.instructions, 31 * waves);
+    assert_eq!(c.instructions, 33 * waves);
     assert_eq!((resources.threads, resources.scratch_bytes, resources.lds_bytes), (128, 16, 0));
     assert_eq!((resources.vgprs, resources.agprs, resources.waves_per_simd), (64, 64, 4));
     // No line table: all instructions are on one line without a name.

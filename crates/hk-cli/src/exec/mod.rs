@@ -6,7 +6,7 @@ use crate::out::{self, Table};
 use crate::{Failure, Result};
 use arg::{Arg, Output, Value};
 use hk_codeobj::{Arch, CodeObject, Kernel};
-use hk_emu::{Checks, Counters, Dispatch, Machine, MachineOptions, MatrixNumerics};
+use hk_emu::{Checks, Clocks, Costs, Counters, Dispatch, Machine, MachineOptions, MatrixNumerics};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::Serialize;
 use std::collections::HashMap;
@@ -134,8 +134,9 @@ pub fn run(args: &Args) -> Result<()> {
         buffers.write(path, &kernel.name)?;
     }
     if args.json {
+        let clocks = Costs::of(object.arch).clocks(&counters);
         let target = object.arch.name();
-        out::json(&Executed { kernel: &kernel.name, target, grid, block, counters })
+        out::json(&Executed { kernel: &kernel.name, target, grid, block, clocks, counters })
     } else if args.stats {
         out::executed(&counters).print()
     } else {
@@ -150,6 +151,7 @@ struct Executed<'a> {
     target: &'a str,
     grid: [u32; 3],
     block: [u32; 3],
+    clocks: Clocks,
     #[serde(flatten)]
     counters: Counters,
 }

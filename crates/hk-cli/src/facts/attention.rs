@@ -1,0 +1,80 @@
+//! Attention of a tile of queries over many keys: what a block keeps busy.
+
+use super::{Facts, both, ratio};
+use crate::Result;
+use crate::out::Table;
+use hk_core::registry::{Call, CallSpec, TensorSpec};
+use hk_core::{Arch, DType};
+use hk_emu::Costs;
+
+const KEYS: usize = 8192;
+/// A multiple of the queries of every block.
+const QUERIES: usize = 256;
+/// Columns of queries and keys, and of values.
+const COLUMNS: [[usize; 2]; 4] = [[64, 64], [128, 128], [192, 128], [256, 256]];
+
+pub const TITLE: &str = "## A tile of `mha` over 8192 keys\n\n\
+    256 queries of one head, bf16, no mask, by the kernel that `mha` picks. Clocks of a compute unit in thousands, by unit; \
+    `exp` are those of\nvector issue for exponentials and the like. `matrix`: their clocks over those of the busiest unit. \
+    `bound`: over the sum of matrix,\ntranscendental and packed f32 clocks, which never overlap within a SIMD of gfx942. \
+    `LDS`: clocks of LDS over what they take without\nbank conflicts. `VALU`: vector-ALU instructions per score of a lane. \
+    `drains`: full drains (vmcnt(0)) of a wave between matrix instructions.";
+
+const HEADER: [&str; 16] = [
+    "columns",
+    "kernel",
+    ">queries of a block",
+    ">VGPRs",
+    ">LDS bytes",
+    ">waves/SIMD",
+    ">scratch",
+    ">matrix clocks",
+    ">vector",
+    ">exp",
+    ">LDS",
+    ">memory",
+    ">matrix",
+    ">bound",
+    ">LDS",
+    ">VALU, drains",
+];
+
+pub fn table() -> Result<Table> {
+    let mut table = Table::new(HEADER);
+    for [dqk, dv] in COLUMNS {
+        let mut call: CallSpec = Call::new(crate::operator("mha")?);
+        for (name, rows, columns) in [("q", QUERIES, dqk), ("k", KEYS, dqk), ("v", KEYS, dv)] {
+            call.set(name, TensorSpec::new(DType::Bf16, [1, rows, 1, columns]))?;
+        }
+        let [a, b] = Arch::AMD.map(|arch| Facts::of_call(&call.sample(0)?, "a tile", arch));
+        let (a, b) = (a?.map(|f| cells(&f)), b?.map(|f| cells(&f)));
+        let name = if dqk == dv { dqk.to_string() } else { format!("{dqk}, {dv}") };
+        table.row([name].into_iter().chain((0..HEADER.len() - 1).map(|i| both(&a, &b, i))));
+    }
+    Ok(table)
+}
+
+fn cells(facts: &Facts) -> [String; HEADER.len() - 1] {
+    let c = &facts.sum;
+    let d = c.details.unwrap_or_default();
+    let clocks = Costs::of(facts.arch).clocks(c);
+    let thousands = |clocks: u64| ratio(clocks, 1000, 1);
+    let kernels: Vec<String> = facts.kernels.iter().map(|k| format!("`{}`", k.kernel)).collect();
+    [
+        kernels.join(", "),
+        ratio(QUERIES as u64, c.workgroups, 0),
+        facts.each(|k| k.resources.vgprs + k.resources.agprs),
+        facts.each(|k| k.resources.lds_bytes),
+        facts.each(|k| k.resources.waves_per_simd),
+        facts.each(|k| k.resources.scratch_bytes),
+        thousands(clocks.matrix),
+        thousands(clocks.vector),
+        thousands(clocks.transcendental),
+        thousands(clocks.lds),
+        thousands(clocks.memory),
+        format!("{} %", ratio(100 * clocks.matrix, clocks.busiest(), 0)),
+        format!("{:.0} %", 100.0 * clocks.matrix_bound()),
+        ratio(d.lds_clocks, d.lds_clocks - d.lds_conflict_clocks, 2),
+        format!("{}, {}", ratio(64 * c.valu, (QUERIES * KEYS) as u64, 2), ratio(d.drains, c.waves, 0)),
+    ]
+}
