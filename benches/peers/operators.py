@@ -1,13 +1,17 @@
 """The operators that have peers: for each, the f64 reference and the implementations, for one case of `hk bench --list`.
 
 An implementation takes the operands by name and gives a tuple of tensors. `torch` is eager PyTorch (of matrix products
-cuBLAS), `compile` the same function under torch.compile, `triton` a kernel of kernels.py.
+cuBLAS), `compile` the same function under torch.compile, `triton` a kernel of kernels.py. Those of attention are in
+attention.py.
 """
 
 import math
 
 import torch
 import torch.nn.functional as F
+
+import attention
+from attention import Unserved
 
 try:
     import kernels
@@ -25,18 +29,17 @@ DTYPES = {
 }
 
 
-class Unserved(Exception):
-    """No peer for these options."""
-
-
 class Peer:
     """An operator's case: operands, reference, implementations."""
 
-    def __init__(self, operands, reference, torch_, triton=None, check=None, compiled=True):
+    def __init__(self, operands, reference, torch_=None, triton=None, check=None, compiled=True, functions=()):
         self.operands = operands
         self.reference = reference
         self.check = check or close
-        self.functions = {"torch": torch_}
+        self.functions = dict(functions)
+        if torch_ is None:
+            return
+        self.functions["torch"] = torch_
         if compiled:
             self.functions["compile"] = torch.compile(torch_, dynamic=False)
         if triton and kernels:
@@ -319,6 +322,11 @@ def gemm_a8w8(operands, scalars):
     return Peer(operands, reference, eager, compiled=False)
 
 
+def mha(operands, scalars):
+    reference, functions = attention.mha(operands, scalars)
+    return Peer(operands, reference, functions=functions)
+
+
 OPERATORS = {
     "rmsnorm": rmsnorm,
     "fused_add_rmsnorm": fused_add_rmsnorm,
@@ -339,4 +347,5 @@ OPERATORS = {
     "top_k_top_p_sampling_from_probs": sampling({"k", "p", "min_p"}),
     "gemm_a16w16": gemm_a16w16,
     "gemm_a8w8": gemm_a8w8,
+    "mha": mha,
 }

@@ -5,9 +5,9 @@
     python3 benches/peers/run.py --hk target/release/hk --out results
     python3 benches/peers/run.py --hk target/release/hk --out results --op rmsnorm --op softmax --set large
 
-Needs PyTorch with CUDA and Triton; nothing else has to be installed. The cases are those of `hk bench --list`, so that shapes
-and names are the same. Each result is compared with f64 before it is timed. Written to the directory of --out: hk.csv and
-peers.csv as measured, table.csv and table.md with the ratios, plot.svg, failures.txt. Device times are those of
+Needs PyTorch with CUDA and Triton; FlashInfer is measured where it is installed. The cases are those of `hk bench --list`, so
+that shapes and names are the same. Each result is compared with f64 before it is timed. Written to the directory of --out: hk.csv
+and peers.csv as measured, table.csv and table.md with the ratios, plot.svg, failures.txt. Device times are those of
 `hk bench --help` and timing.py; `ratio` is the peer's device time over this library's.
 """
 
@@ -37,7 +37,7 @@ def arguments():
     parser.add_argument("--case", help="only cases whose name contains this")
     parser.add_argument("--set", default="all", choices=["models", "large", "all"], help="which sizes")
     parser.add_argument("--device", default="cuda:0", help="the GPU")
-    parser.add_argument("--peers", default="torch,compile,triton", help="which peers")
+    parser.add_argument("--peers", help="only these peers, such as torch,triton,flash")
     parser.add_argument("--samples", type=int, default=100, help="passes that are timed")
     parser.add_argument("--minutes", type=float, default=60, help="begin no operator after this time")
     parser.add_argument("--no-hk", action="store_true", help="keep hk.csv of an earlier run")
@@ -86,7 +86,7 @@ def run_peers(args, case, rows, failures):
         failures.append(f"{name}: {error}")
         return
     for which, function in peer.functions.items():
-        if which not in args.peers.split(","):
+        if args.peers and which not in args.peers.split(","):
             continue
         try:
             peer.check(peer, function(**peer.operands))
