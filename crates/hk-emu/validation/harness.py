@@ -112,6 +112,7 @@ class Result:
     kernel: str = ""
     instructions: int = 0
     mfma: int = 0
+    executed: list = field(default_factory=list)  # what `hk exec --json` prints of each launch
     comparisons: list = field(default_factory=list)
     failure: str = ""
 
@@ -191,6 +192,7 @@ class Run:
             if done.returncode != 0:
                 raise RuntimeError(done.stderr.strip())
             counters = json.loads(done.stdout)
+            self.result.executed.append(counters)
             self.result.kernel = self.result.kernel or path.name
             self.result.instructions += counters["instructions"]
             self.result.mfma += counters["mfma"]
