@@ -3,6 +3,7 @@
 mod common;
 mod corners;
 mod fused_bmm_rope_kv_cache;
+mod mha;
 mod qk_concat;
 mod registry;
 mod rope_cat_and_cache_mla;

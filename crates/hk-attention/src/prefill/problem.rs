@@ -265,13 +265,14 @@ impl<'a> Problem<'a> {
             let fits = match bias.shape() {
                 [rows, cols] => [*rows, *cols] == sizes[2..],
                 [.., _, _] if bias.shape().len() == 4 => {
-                    bias.shape().iter().zip(sizes).all(|(&n, size)| n == size || n == 1)
+                    let axis = |(&n, size)| n == size || n == 1;
+                    bias.shape().iter().zip(sizes).all(axis) && bias.shape()[3] == sizes[3]
                 }
                 _ => false,
             };
             if !fits {
                 let want = format!(
-                    "{sizes:?} (sequences, heads, queries, keys), axes of 1 broadcast, or {:?}",
+                    "{sizes:?} (sequences, heads, queries, keys), all but the keys 1 or that, or {:?}",
                     &sizes[2..]
                 );
                 return Err(Error::shape(op, "bias", bias.shape(), want));

@@ -79,7 +79,8 @@ impl Attention<'_> {
     /// Output `[queries, heads, dv]` and log-sum-exp `[queries, heads]` of `q` `[queries, heads, dqk]`, `k` `[keys, kv_heads, dqk]` and `v`
     /// `[keys, kv_heads, dv]`.
     pub fn run(&self, q: &[f64], k: &[f64], v: &[f64]) -> (Vec<f64>, Vec<f64>) {
-        let (queries, keys) = (q.len() / (self.heads * self.dqk), k.len() / (self.kv_heads * self.dqk));
+        let rows = |x: &[f64], heads: usize| x.len() / (heads * self.dqk).max(1);
+        let (queries, keys) = (rows(q, self.heads), rows(k, self.kv_heads));
         let (mut out, mut lse) = (vec![0.0; queries * self.heads * self.dv], vec![0.0; queries * self.heads]);
         for i in 0..queries {
             for head in 0..self.heads {

@@ -1,5 +1,7 @@
 //! What the tests of cache operators share: tokens with positions and slots, and rotation by `rope_cached`.
 
+pub mod attention;
+
 use hk_attention::{MlaInputs, MlaOutputs, reference};
 use hk_core::plan::rope::reference::Tables;
 use hk_core::plan::rope::{Positions, Rope, RopeElement, RopeLayout, RopeTables};
