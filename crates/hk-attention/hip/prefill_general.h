@@ -386,7 +386,7 @@ class Prefill {
         });
     }
 
-    /// Products to activations: silu(scale s) / longest, 0 where masked.
+    /// Products to activations: silu(scale s), 0 where masked. The sums are divided, so that f16 holds them.
     HK_FN void activate(const KeyTile &tile) {
         const Params &p = hk::reload_params(p_);
         const Hstu &h = p.hstu;
@@ -406,7 +406,7 @@ class Prefill {
             visible = visible || (context && of_query == 0 && of_key < limit);
             visible = visible && key < tile.end;
             const float x = s * queries_[r].factor;
-            return visible ? x * hk::sigmoid(x) * h.inverse_longest : 0.0f;
+            return visible ? x * hk::sigmoid(x) : 0.0f;
         });
     }
 
@@ -460,7 +460,8 @@ class Prefill {
         hk::block_barrier();
         const bool poison = work_.poison || lds_.missing != 0;
         const bool first = hk::group_of_lane<kDim>(hk::lane_id()) == 0;
-        const float inverse = p.out_scale ? 1.0f / hk::load_uniform<float>(p.out_scale) : 1.0f;
+        float inverse = p.out_scale ? 1.0f / hk::load_uniform<float>(p.out_scale) : 1.0f;
+        if constexpr (kHstu) inverse = p.hstu.inverse_longest;
 #pragma unroll
         for (int r = 0; r < kLaneRows; ++r) {
             const Query &query = queries_[r];
@@ -514,6 +515,7 @@ HK_FN void prefill(const Params &p) {
     if (!find_work<kWaves * kQueries<kDv>>(p, task, work)) return;
     if (p.skip_single && work.q_len == 1) return;
     find_keys(p, work);
+    if (kHstu && p.hstu.targets) work.poison |= u32(index_at(p.hstu.targets, work.sequence)) > work.q_len;
     Prefill<T, kDqk, kDv, kHstu>(p, work, lds).run();
 }
 

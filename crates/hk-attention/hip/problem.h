@@ -81,7 +81,7 @@ struct Pages {
 
 /// Lengths of sequences. Packed queries begin at q_starts[n] of total_q rows, other ones at row 0 of batch n.
 struct Sequences {
-    u64 q_starts;  // i32 [n + 1] or, with q_lens, [n]; 0: not packed
+    u64 q_starts;  // i32 [n + 1] or, with q_lens and tiles_of_one, [n]; 0: not packed
     u64 q_lens;  // i32 [n]; 0: up to the next start, or sq
     u64 k_starts;  // the same for fresh keys
     u64 k_lens;
@@ -204,9 +204,12 @@ HK_FN bool find_work(const Params &p, u32 task, Work &work) {
         tile %= s.tiles_of_one;
         work.q_start = 0, work.q_len = s.sq;
         if (s.q_starts) {
+            // Of a sequence that is not all there, or longer than the tiles, the rows that are there are poisoned.
             const detail::Span span(s.q_starts, s.q_lens, work.sequence, s.total_q, index_at);
-            work.q_start = u32(span.start), work.q_len = u32(span.length);
-            if (!span.valid) return false;
+            const i64 first = span.start < 0 ? 0 : span.start, end = i64(span.start) + span.length;
+            const i64 rows = (end < s.total_q ? end : s.total_q) - first;
+            work.poison = !span.valid || u32(span.length) > s.sq;
+            work.q_start = u32(first), work.q_len = rows < 0 ? 0 : rows < s.sq ? u32(rows) : s.sq;
         } else if (s.q_lens) {
             const u32 used = u32(index_at(s.q_lens, work.sequence));
             work.poison = used > s.sq;
@@ -218,14 +221,19 @@ HK_FN bool find_work(const Params &p, u32 task, Work &work) {
         u32 before = 0, found = ~0u, first_tile = 0;
         for (u32 base = 0; base < s.n; base += hk::kWaveSize) {
             const u32 n = base + hk::lane_id();
-            u32 tiles = 0;
+            u32 tiles = 0, poison = 0;
             i32 start = 0, length = 0;
             bool valid = true;
             if (n < s.n) {
-                const detail::Span span(s.q_starts, s.q_lens, n, s.total_q, of_lane);
+                const detail::Span span(s.q_starts, 0, n, s.total_q, of_lane);
                 start = span.start, length = span.length, valid = span.valid;
                 if (n == 0) valid = valid && start == 0;
                 if (n + 1 == s.n) valid = valid && u32(start + length) == s.total_q;
+                if (s.q_lens) {
+                    const i32 used = of_lane(s.q_lens, n);
+                    poison = u32(used) > u32(length);
+                    length = poison ? length : used;
+                }
                 tiles = valid ? detail::tiles_of(u32(length), p.group, kRows) : 0;
             }
             if (hk::ballot(!valid) != 0) {
@@ -240,6 +248,7 @@ HK_FN bool find_work(const Params &p, u32 task, Work &work) {
                 first_tile = hk::broadcast(upto - tiles, lane);
                 work.q_start = u32(hk::broadcast(start, lane));
                 work.q_len = u32(hk::broadcast(length, lane));
+                work.poison = hk::broadcast(poison, lane) != 0;
             }
             before = hk::last_lane(upto);
         }
@@ -287,9 +296,13 @@ HK_FN void find_keys(const Params &p, Work &work) {
             work.fresh = valid ? work.fresh : 0;
         } else if (s.k_starts) {
             const detail::Span span(s.k_starts, s.k_lens, n, s.total_k, index_at);
-            work.poison |= !span.valid;
-            work.k_start = span.valid ? u32(span.start) : 0;
-            work.fresh = span.valid ? u32(span.length) : 0;
+            bool valid = span.valid;
+            if (s.k_lens && !s.tiles_of_one) {
+                valid = valid && span.length <= i64(index_at(s.k_starts, n + 1)) - span.start;
+            }
+            work.poison |= !valid;
+            work.k_start = valid ? u32(span.start) : 0;
+            work.fresh = valid ? u32(span.length) : 0;
         } else {
             work.fresh = s.sk;
             if (s.k_lens) {

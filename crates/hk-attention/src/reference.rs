@@ -4,6 +4,7 @@
 //! row-major without gaps. Caches are logical: `[slots, heads, columns]`, whatever their layout in memory.
 
 pub mod attention;
+pub mod hstu;
 pub mod qk_concat;
 
 use crate::KvLayout;

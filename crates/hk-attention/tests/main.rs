@@ -2,8 +2,12 @@
 
 mod common;
 mod corners;
+mod flash_attn_fwd_prefill;
 mod fused_bmm_rope_kv_cache;
+mod hstu_attn;
+mod lean_atten;
 mod mha;
+mod prefill_attn;
 mod qk_concat;
 mod registry;
 mod rope_cat_and_cache_mla;

@@ -4,7 +4,7 @@
 use crate::common::attention::{
     Builder, CAUSAL, COLUMNS, HEADS, LENGTHS, MASKS, Sizes, TYPES, masked, starts,
 };
-use hk_attention::{
+use hk_attention::{Tiling, 
     AttentionElement, AttentionOptions, AttentionOutput, AttentionOutputs, Bias, Descales, Dropout, Mask,
     Qkv, SequenceStarts, mha, mha_varlen,
 };
@@ -66,7 +66,7 @@ impl<T: Float + AttentionElement + AttentionOutput<T>> Dense<T> {
         let (mut out, mut lse) = (gpu.poisoned::<T>(out), gpu.poisoned(lse));
         let qkv = Qkv { q: q.view(), k: k.view(), v: v.view() };
         let outputs = AttentionOutputs { out: out.view_mut(), lse: Some(lse.view_mut()) };
-        mha(gpu.stream(), qkv, outputs, options).unwrap();
+        mha(gpu.stream(), qkv, outputs, None, options).unwrap();
         [&q, &k, &v].into_iter().for_each(|t| gpu.assert_untouched(t));
         gpu.assert_guards(&out);
         gpu.assert_guards(&lse);
@@ -438,6 +438,7 @@ impl<T: Float + AttentionElement + AttentionOutput<T>> Packed<T> {
             Qkv { q: self.q.view(), k: self.k.view(), v: self.v.view() },
             SequenceStarts { q: q.view(), k: k.view() },
             AttentionOutputs { out: out.view_mut(), lse: Some(lse.view_mut()) },
+            None,
             options,
         )
         .unwrap();
@@ -639,12 +640,12 @@ fn rows_far_apart() {
             let v = gpu.upload(from, near());
             let out = wide.view_mut_with(far(), 32 * i).unwrap();
             let qkv = Qkv { q: q.view(), k: k.view(), v: v.view() };
-            mha(stream, qkv, AttentionOutputs { out, lse: None }, &own).unwrap();
+            mha(stream, qkv, AttentionOutputs { out, lse: None }, None, &own).unwrap();
         }
         let view = |i: usize| wide.view_with(far(), 32 * i).unwrap();
         let mut out = gpu.poisoned(near());
         let qkv = Qkv { q: view(0), k: view(1), v: view(2) };
-        mha(stream, qkv, AttentionOutputs { out: out.view_mut(), lse: None }, &options).unwrap();
+        mha(stream, qkv, AttentionOutputs { out: out.view_mut(), lse: None }, None, &options).unwrap();
         kit::assert_bits(&gpu.download(&out), &want.0);
     }
 }
@@ -710,11 +711,12 @@ where
                 k: tensors.optional_input("k_descale"),
                 v: tensors.optional_input("v_descale"),
             },
+            tiling: Tiling::Auto,
         };
         let qkv = Qkv { q: tensors.input::<T>("q"), k: tensors.input("k"), v: tensors.input("v") };
         let outputs =
             AttentionOutputs { out: tensors.output::<T>("out"), lse: tensors.optional_output("lse") };
-        mha(stream, qkv, outputs, &attention)
+        mha(stream, qkv, outputs, None, &attention)
     })
     .input::<T>("q", [2, 3, 4, 8])
     .input::<T>("k", [2, 5, 2, 8])
@@ -823,7 +825,7 @@ where
     Refusals::new((), |stream, tensors, ()| {
         let qkv = Qkv { q: tensors.input::<T>("q"), k: tensors.input("k"), v: tensors.input("v") };
         let outputs = AttentionOutputs { out: tensors.output::<bf16>("out"), lse: None };
-        mha(stream, qkv, outputs, &AttentionOptions::default())
+        mha(stream, qkv, outputs, None, &AttentionOptions::default())
     })
     .input::<T>("q", [1, 3, 1, 8])
     .input::<T>("k", [1, 5, 1, 8])
@@ -838,7 +840,7 @@ fn bad_packed_sequences_are_refused() {
         let starts = SequenceStarts { q: tensors.input("cu_seqlens_q"), k: tensors.input("cu_seqlens_k") };
         let outputs =
             AttentionOutputs { out: tensors.output::<f16>("out"), lse: tensors.optional_output("lse") };
-        mha_varlen(stream, qkv, starts, outputs, &AttentionOptions::default())
+        mha_varlen(stream, qkv, starts, outputs, None, &AttentionOptions::default())
     })
     .input::<f16>("q", [6, 4, 8])
     .input::<f16>("k", [9, 2, 8])
@@ -890,7 +892,7 @@ fn outputs_of_fp8() {
         let mut out = gpu.poisoned::<O>([1, 33, 2, 32]);
         let qkv = Qkv { q: data[0], k: data[1], v: data[2] };
         let outputs = AttentionOutputs { out: out.view_mut(), lse: None };
-        mha(gpu.stream(), qkv, outputs, &mask(true, None, None)).unwrap();
+        mha(gpu.stream(), qkv, outputs, None, &mask(true, None, None)).unwrap();
         gpu.assert_guards(&out);
         gpu.download(&out)
     }

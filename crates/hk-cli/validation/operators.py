@@ -408,6 +408,164 @@ def rope_reshape_and_cache(d):
     return inputs | {"key_cache": caches[0], "value_cache": caches[1]}, {}, want, []
 
 
+# Attention
+
+ATTENTION = {bf16: (1e-2, 1e-2), np.float16: (2e-3, 2e-3), np.float32: (1e-4, 2e-5)}
+LSE = (1e-4, 1e-4)
+
+
+def attention(q, k, v, scale=0.0, causal=False, left=-1, right=-1, softcap=0.0, alibi=None, bias=None, sink=None):
+    """A sequence: q [queries, heads, columns], k and v [keys, kv heads, columns]; outputs as q, log-sum-exp [queries, heads]."""
+    (queries, heads, columns), keys = q.shape, k.shape[0]
+    k, v = (jnp.repeat(f64(x), heads // x.shape[1], axis=1) for x in (k, v))
+    s = jnp.einsum("ihc,jhc->hij", f64(q), k) * (scale or columns**-0.5)
+    if softcap:
+        s = softcap * jnp.tanh(s / softcap)
+    ahead = np.arange(keys)[None, :] - np.arange(queries)[:, None] - (keys - queries)
+    if alibi is not None:
+        s = s - f64(alibi)[:, None, None] * np.abs(ahead)
+    if bias is not None:
+        s = s + f64(bias)
+    seen = np.ones_like(ahead, dtype=bool)
+    if causal:
+        seen &= ahead <= 0
+    if left >= 0:
+        seen &= ahead >= -left
+    if right >= 0:
+        seen &= ahead <= right
+    s = jnp.where(seen, s, -jnp.inf)
+    if sink is not None:
+        s = jnp.concatenate([s, jnp.broadcast_to(f64(sink)[:, None, None], (heads, queries, 1))], axis=-1)
+    if s.shape[-1] == 0:
+        return jnp.zeros((queries, heads, v.shape[2])), jnp.full((queries, heads), -jnp.inf)
+    lse = jax.scipy.special.logsumexp(s, axis=-1)
+    p = jnp.exp(s - jnp.where(jnp.isneginf(lse), 0.0, lse)[..., None])[..., :keys]
+    return jnp.einsum("hij,jhc->ihc", p, v), lse.T
+
+
+def heads_of(d):
+    kv = d.size(3)
+    return kv * d.size(4), kv, d.pick(d.size(256), 64, 128), d.pick(d.size(256), 64, 128)
+
+
+def qkv(d, t, rows, keys):
+    heads, kv, dqk, dv = heads_of(d)
+    return {"q": d.normal((*rows, heads, dqk), t), "k": d.normal((*keys, kv, dqk), t), "v": d.normal((*keys, kv, dv), t)}
+
+
+def sequences(inputs, parts, **options):
+    """Outputs and log-sum-exp of packed sequences, each by its rows of queries and of keys, in the order of the queries."""
+    one = [attention(inputs["q"][q], inputs["k"][k], inputs["v"][v], **options) for q, k, v in ((q, k, k) for q, k in parts)]
+    return [jnp.concatenate(x, axis=0) for x in zip(*one)]
+
+
+def cuts(d, n, most):
+    """Starts of n sequences."""
+    return np.concatenate([[0], np.cumsum(d.integers(0, most, n))]).astype(np.int32)
+
+
+def slices(starts):
+    return [slice(a, b) for a, b in zip(starts[:-1], starts[1:])]
+
+
+def scores(d):
+    """Parameters of a call, and the same as arguments of `attention`."""
+    scale, softcap = d.pick(0.0, 0.125), d.pick(0.0, 20.0)
+    causal, left, right = d.pick(False, True), d.pick(-1, 0, d.size(60)), d.pick(-1, d.size(9))
+    parameters = {"scale": scale, "softcap": softcap, "window_left": left, "window_right": right}
+    options = {"scale": scale, "softcap": softcap, "left": left, "right": right, "causal": causal}
+    return parameters | {"causal": str(causal).lower()}, options
+
+
+@case
+def mha(d):
+    t, batch, queries, keys = d.dtype(), d.size(3), d.size(140), d.size(140)
+    inputs, (parameters, options) = qkv(d, t, (batch, queries), (batch, keys)), scores(d)
+    heads = inputs["q"].shape[2]
+    inputs["sink"] = d.normal(heads, np.float32)
+    inputs["alibi"] = np.abs(d.normal((batch, heads), np.float32))
+    inputs["bias"] = d.normal((batch, heads, queries, keys), d.pick(np.float32, t))
+    parts = [
+        attention(*(inputs[x][n] for x in "qkv"), **options, alibi=inputs["alibi"][n], bias=inputs["bias"][n], sink=inputs["sink"])
+        for n in range(batch)
+    ]
+    out, lse = (jnp.stack(x) for x in zip(*parts))
+    return inputs, parameters, {"out": (out, ATTENTION[t]), "lse": (jnp.swapaxes(lse, 1, 2), LSE)}, ["lse"]
+
+
+@case
+def mha_varlen(d):
+    t, n = d.dtype(), d.size(4)
+    q, k = cuts(d, n, 90), cuts(d, n, 120)
+    inputs, (parameters, options) = qkv(d, t, (q[-1],), (k[-1],)), scores(d)
+    inputs["sink"] = d.normal(inputs["q"].shape[1], np.float32)
+    out, lse = sequences(inputs, zip(slices(q), slices(k)), **options, sink=inputs["sink"])
+    want = {"out": (out, ATTENTION[t]), "lse": (lse, LSE)}
+    return inputs | {"cu_seqlens_q": q, "cu_seqlens_k": k}, parameters, want, ["lse"]
+
+
+@case
+def prefill_attn(d):
+    t, starts, causal = d.dtype(), cuts(d, d.size(5), 90), d.pick(False, True)
+    order, inputs = d.rng.permutation(len(starts) - 1), qkv(d, t, (starts[-1],), (starts[-1],))
+    out, lse = sequences(inputs, zip(slices(starts), slices(starts)), causal=causal)
+    inputs |= {"start": starts[:-1][order], "len": np.diff(starts)[order]}
+    parameters = {"max_len": 90, "causal": str(causal).lower()}
+    return inputs, parameters, {"out": (out, ATTENTION[t]), "lse": (lse, LSE)}, ["lse"]
+
+
+@case
+def flash_attn_fwd_prefill(d):
+    t, n = d.dtype(), d.size(4)
+    q, k = cuts(d, n, 90), cuts(d, n, 120)
+    inputs, (parameters, options) = qkv(d, t, (q[-1],), (k[-1],)), scores(d)
+    del parameters["softcap"], options["softcap"]
+    used = np.array([d.rng.integers(0, b - a + 1) for a, b in zip(k[:-1], k[1:])], dtype=np.int32)
+    inputs["alibi"] = np.abs(d.normal(inputs["q"].shape[1], np.float32))
+    parts = zip(slices(q), (slice(a, a + m) for a, m in zip(k, used)))
+    out, lse = sequences(inputs, parts, **options, alibi=inputs["alibi"])
+    inputs |= {"cu_seqlens_q": q, "cu_seqlens_k": k, "seqused_k": used}
+    return inputs, parameters, {"out": (out, ATTENTION[t]), "lse": (lse.T, LSE)}, ["lse"]
+
+
+@case
+def lean_atten(d):
+    t, batch, queries, causal, scale = d.dtype(), d.size(4), d.size(40), d.pick(False, True), d.pick(0.0, 0.25)
+    k = cuts(d, batch, 150)
+    inputs = qkv(d, t, (batch * queries,), (k[-1],))
+    rows = slices(np.arange(batch + 1) * queries)
+    out, lse = sequences(inputs, zip(rows, slices(k)), causal=causal, scale=scale)
+    want = {"out": (out, ATTENTION[t]), "lse": (lse, LSE)}
+    return inputs | {"kv_lens": np.diff(k)}, {"causal": str(causal).lower(), "scale": scale}, want, ["lse"]
+
+
+@case
+def hstu_attn(d):
+    t, starts, causal = d.dtype(), cuts(d, d.size(4), 100), d.pick(False, True)
+    context, reach, heads, columns = d.pick(0, 1, 4), d.pick(0, 7), d.size(4), d.size(200)
+    q, k, v = (d.normal((starts[-1], heads, columns), t) for _ in range(3))
+    targets = np.array([d.rng.integers(0, b - a + 1) for a, b in zip(starts[:-1], starts[1:])], dtype=np.int32)
+    alpha, out, off = columns**-0.5, [], []
+    for rows, n in zip(slices(starts), targets):
+        length = rows.stop - rows.start
+        limit = length - n - (context - 1 if context else 0)
+        place = np.arange(length)
+        place = np.minimum(np.maximum(place - context + 1, 0) if context else place, limit)
+        away = place[:, None] - place[None, :]
+        away = away if causal else np.abs(away)
+        seen = (np.eye(length, dtype=bool) | (away > 0)) & ((reach == 0) | (away <= reach))
+        seen |= (context > 0) & (place[:, None] == 0) & (place[None, :] < limit)
+        p = jax.nn.silu(jnp.einsum("ihc,jhc->hij", f64(q[rows]), f64(k[rows])) * alpha) * seen / 100
+        out.append(jnp.einsum("hij,jhc->ihc", p, f64(v[rows])))
+        off.append(jnp.einsum("hij,jhc->ihc", jnp.abs(p), jnp.abs(f64(v[rows]))))
+    step = {bf16: 2**-8, np.float16: 2**-11, np.float32: 2**-16}[t]
+    out, off = jnp.concatenate(out), np.asarray(jnp.concatenate(off)) * step + 1e-7
+    parameters = {"alpha": float(alpha), "max_len": 100, "causal": str(causal).lower()}
+    parameters |= {"contextual_len": context, "max_attn_len": reach}
+    inputs = {"q": q, "k": k, "v": v, "seq_offsets": starts, "num_targets": targets}
+    return inputs, parameters, {"out": (out, (step, off))}, []
+
+
 # Quantization. Quantized values are compared in f64: a value on a tie may fall to either side.
 
 

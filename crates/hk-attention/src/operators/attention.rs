@@ -17,7 +17,7 @@ pub(super) const QKV: &[DType] = &[DType::Bf16, DType::F16, DType::F32, DType::F
 /// Types of outputs: fp8 inputs have `bf16` ones.
 pub(super) const OUT: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
 
-const F32: &[DType] = &[DType::F32];
+pub(super) const F32: &[DType] = &[DType::F32];
 const BIAS: &[DType] = &[DType::F32, DType::Bf16, DType::F16];
 
 /// Log-sum-exp, in f32: products of 16-bit or 32-bit inputs, summed in f32.
@@ -97,6 +97,27 @@ pub(super) const TILE: ScalarSpec = ScalarSpec {
 /// Scalars of `mha` and `mha_varlen`.
 pub(super) const SCALARS: &[ScalarSpec] =
     &[SCALE, CAUSAL, WINDOW_LEFT, WINDOW_RIGHT, SOFTCAP, DROPOUT_P, SEED, OFFSET, TILE, KEYS_PER_SPLIT];
+
+/// Runs `$body` with `$t` as one of the types of [`OUT`].
+macro_rules! with_float {
+    ($dtype:expr, $t:ident => $body:expr) => {
+        match $dtype {
+            hk_core::DType::F16 => {
+                type $t = hk_core::f16;
+                $body
+            }
+            hk_core::DType::F32 => {
+                type $t = f32;
+                $body
+            }
+            _ => {
+                type $t = hk_core::bf16;
+                $body
+            }
+        }
+    };
+}
+pub(super) use with_float;
 
 fn has<V: Described>(call: &Call<V>, name: &str) -> bool {
     call.operator().scalars.iter().any(|s| s.name == name)

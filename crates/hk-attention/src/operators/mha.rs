@@ -385,10 +385,10 @@ pub(super) fn sizes<const N: usize, V: Described>(call: &Call<V>) -> Result<Size
     let (q, k, v) = (shape::<N, V>(call, "q")?, shape::<N, V>(call, "k")?, shape::<N, V>(call, "v")?);
     let [heads, kv_heads, dqk, dv] = [q[N - 2], k[N - 2], q[N - 1], v[N - 1]];
     if k[N - 1] != dqk {
-        return Err(Error::shape(op, "k", &k, format!("{dqk} columns (of q)")));
+        return Err(Error::shape(op, "k", k, format!("{dqk} columns (of q)")));
     }
     if heads != 0 && (kv_heads == 0 || !heads.is_multiple_of(kv_heads)) {
-        return Err(Error::shape(op, "q", &q, format!("a multiple of {kv_heads} heads (of k)")));
+        return Err(Error::shape(op, "q", q, format!("a multiple of {kv_heads} heads (of k)")));
     }
     let mut want = k.to_vec();
     want[N - 1] = dv;
@@ -410,7 +410,12 @@ pub(super) fn out_type(q: DType) -> DType {
 }
 
 /// Checks options that have the same shapes in all calls: by sequences, queries and keys.
-fn expect_options<V: Described>(call: &Call<V>, n: usize, heads: [usize; 4], rows: [usize; 2]) -> Result<()> {
+pub(super) fn expect_options<V: Described>(
+    call: &Call<V>,
+    n: usize,
+    heads: [usize; 4],
+    rows: [usize; 2],
+) -> Result<()> {
     let op = call.operator().name;
     let [heads, kv_heads, ..] = heads;
     let one_of = |name: &'static str, shapes: &[Vec<usize>]| match call.optional(name).map(V::shape) {
@@ -445,7 +450,11 @@ fn expect_options<V: Described>(call: &Call<V>, n: usize, heads: [usize; 4], row
     Ok(())
 }
 
-fn specs<V: Described>(call: &Call<V>, out: Vec<usize>, lse: Vec<usize>) -> Result<Named<TensorSpec>> {
+pub(super) fn specs<V: Described>(
+    call: &Call<V>,
+    out: Vec<usize>,
+    lse: Vec<usize>,
+) -> Result<Named<TensorSpec>> {
     let mut specs = vec![("out", TensorSpec::new(out_type(call.get("q")?.dtype()), out))];
     if call.wants("lse") {
         specs.push(("lse", TensorSpec::new(DType::F32, lse)));
@@ -507,6 +516,8 @@ macro_rules! with_qkv {
     };
 }
 
+pub(super) use with_qkv;
+
 fn run_dense(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (inputs, mut outputs) = call.split();
     let sizes = sizes::<4, _>(&inputs)?;
@@ -539,7 +550,7 @@ fn run_packed(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     })
 }
 
-fn host_rows(call: &HostCall) -> Result<HostRows> {
+pub(super) fn host_rows(call: &HostCall) -> Result<HostRows> {
     Ok(HostRows { k: call.get("k")?.to_f64(), v: call.get("v")?.to_f64() })
 }
 

@@ -2,9 +2,13 @@
 
 mod attention;
 mod common;
+mod flash;
 mod fused_bmm_rope_kv_cache;
+mod hstu;
+mod lean;
 mod mha;
 mod mla;
+mod prefill_attn;
 mod qk_concat;
 mod rope_cat_and_cache_mla;
 mod rope_reshape_and_cache;
@@ -20,4 +24,8 @@ pub static OPERATORS: &[Operator] = &[
     fused_bmm_rope_kv_cache::FUSED_BMM_ROPE_KV_CACHE,
     mha::MHA,
     mha::MHA_VARLEN,
+    prefill_attn::PREFILL_ATTN,
+    flash::FLASH_ATTN_FWD_PREFILL,
+    hstu::HSTU_ATTN,
+    lean::LEAN_ATTEN,
 ];

@@ -2,8 +2,8 @@
 
 use super::options::{AttentionElement, AttentionOptions, AttentionOutput};
 use super::plan::Plan;
-use super::problem::{Problem, check_heads};
-use hk_core::{DType, Error, NamedOperand, Operand, Result, Stream, TensorView, TensorViewMut};
+use super::problem::{Heads, Problem, check_heads};
+use hk_core::{DType, Element, Error, NamedOperand, Operand, Result, Stream, TensorView, TensorViewMut};
 
 /// Queries, keys and values of [`mha`] and [`mha_varlen`].
 #[derive(Debug, Clone, Copy)]
@@ -28,7 +28,7 @@ pub struct SequenceStarts<'a> {
 
 /// Outputs of attention.
 #[derive(Debug)]
-pub struct AttentionOutputs<'a, O: hk_core::Element> {
+pub struct AttentionOutputs<'a, O: Element> {
     /// `[B, Sq, Hq, Dv]`, or packed `[total_q, Hq, Dv]`.
     pub out: TensorViewMut<'a, O>,
     /// Log-sum-exp of the scores, `[B, Hq, Sq]`, or packed `[total_q, Hq]`; `None`: not wanted.
@@ -86,27 +86,9 @@ pub fn mha<'a, T: AttentionElement, O: AttentionOutput<T>>(
     options: &AttentionOptions<'a, T>,
 ) -> Result<()> {
     const OP: &str = "mha";
-    let (Qkv { q, k, v }, AttentionOutputs { mut out, mut lse }) = (inputs, outputs);
-    let [batch, sq, ..] = q.dims::<4>(OP, "q")?;
-    let [k_batch, sk, kv_heads, _] = k.dims::<4>(OP, "k")?;
-    let [.., dv] = v.dims::<4>(OP, "v")?;
-    let heads = check_heads(OP, [("q", q.shape()), ("k", k.shape()), ("v", v.shape())], [256, 256])?;
-    if k_batch != batch {
-        return Err(Error::shape(OP, "k", k.shape(), format!("{batch} sequences (of q)")));
-    }
-    v.expect_shape(OP, "v", [batch, sk, kv_heads, dv])?;
-    out.expect_shape(OP, "out", [batch, sq, heads.heads, dv])?;
-    if let Some(lse) = &lse {
-        lse.expect_shape(OP, "lse", [batch, heads.heads, sq])?;
-    }
-    let mut problem = Problem::new(OP, stream, kernel_of::<T, O>(), heads);
-    disjoint(&problem, Qkv { q, k, v }, &out, [&lse, &workspace], options, &[])?;
-    problem.queries("q", &q)?;
-    problem.fresh(("k", &k), ("v", &v))?;
-    problem.out("out", &mut out)?;
-    problem.lse(lse.as_mut())?;
-    problem.options(options, batch, [sq, sk])?;
-    problem.run_batched(batch, [sq, sk], Plan { tiling: options.tiling, workspace })
+    let [batch, sq, sk] = check_batched(OP, &inputs, &outputs)?;
+    let problem = problem(OP, stream, inputs, outputs, workspace, options, [batch, sq, sk], &[])?;
+    problem.run_batched(batch, [sq, sk])
 }
 
 /// Softmax attention of sequences of different lengths, packed one after the other: [`mha`] of each.
@@ -120,7 +102,8 @@ pub fn mha<'a, T: AttentionElement, O: AttentionOutput<T>>(
 /// | `out`        | `[total_q, Hq, Dv]`    | as `q`; for fp8 `bf16`, `f16` or `f32`      | unit stride on the columns |
 /// | `lse`        | `[total_q, Hq]`        | `f32`                                       | any strides                |
 ///
-/// Sequences may be empty. A bias is `[total_q, total_k]` or longer than the longest sequence..
+/// Sequences may be empty. A bias is `[total_q, total_k]` or `[sequences, Hq, total_q, total_k]`, of which a sequence takes the first
+/// rows and columns.
 ///
 /// The starts are on the device and are not trusted: if those of queries do not rise from 0 to `total_q`, all outputs are NaN; if those
 /// of a sequence's keys fall, or lie outside `[0, total_k]`, its outputs are NaN.
@@ -136,39 +119,97 @@ pub fn mha_varlen<'a, T: AttentionElement, O: AttentionOutput<T>>(
     options: &AttentionOptions<'a, T>,
 ) -> Result<()> {
     const OP: &str = "mha_varlen";
-    let (Qkv { q, k, v }, AttentionOutputs { mut out, mut lse }) = (inputs, outputs);
-    let [total_q, ..] = q.dims::<3>(OP, "q")?;
-    let [total_k, kv_heads, _] = k.dims::<3>(OP, "k")?;
-    let [.., dv] = v.dims::<3>(OP, "v")?;
-    let heads = check_heads(OP, [("q", q.shape()), ("k", k.shape()), ("v", v.shape())], [256, 256])?;
-    v.expect_shape(OP, "v", [total_k, kv_heads, dv])?;
-    out.expect_shape(OP, "out", [total_q, heads.heads, dv])?;
-    if let Some(lse) = &lse {
-        lse.expect_shape(OP, "lse", [total_q, heads.heads])?;
+    let [total_q, total_k] = check_packed(OP, &inputs, &outputs)?;
+    let sequences = check_starts(OP, &cu_seqlens)?;
+    let (sizes, others) = ([sequences, total_q, total_k], cu_seqlens.operands());
+    let mut problem = problem(OP, stream, inputs, outputs, workspace, options, sizes, &others)?;
+    problem.starts(&cu_seqlens, total_k)?;
+    problem.run_packed(sequences, total_q)
+}
+
+impl<'a> SequenceStarts<'a> {
+    pub(super) fn operands(&self) -> [NamedOperand<'_>; 2] {
+        [("cu_seqlens_q", Some(&self.q)), ("cu_seqlens_k", Some(&self.k))]
     }
-    let sequences = check_starts(OP, "cu_seqlens_q", &cu_seqlens.q)?;
-    cu_seqlens.k.expect_shape(OP, "cu_seqlens_k", [sequences + 1])?;
-    let mut problem = Problem::new(OP, stream, kernel_of::<T, O>(), heads);
-    let starts: [NamedOperand; 2] =
-        [("cu_seqlens_q", Some(&cu_seqlens.q)), ("cu_seqlens_k", Some(&cu_seqlens.k))];
-    disjoint(&problem, Qkv { q, k, v }, &out, [&lse, &workspace], options, &starts)?;
-    problem.queries("q", &q)?;
-    problem.fresh(("k", &k), ("v", &v))?;
-    problem.out("out", &mut out)?;
-    problem.lse(lse.as_mut())?;
-    problem.options(options, sequences, [total_q, total_k])?;
-    let total_k = problem.count("k", total_k)?;
-    let (q_starts, k_starts) =
-        (problem.indices("cu_seqlens_q", &cu_seqlens.q)?, problem.indices("cu_seqlens_k", &cu_seqlens.k)?);
-    let s = &mut problem.params().sequences;
-    (s.q_starts, s.k_starts, s.total_k) = (q_starts, k_starts, total_k);
-    problem.run_packed(sequences, total_q, total_k as usize, Plan { tiling: options.tiling, workspace })
 }
 
 /// The number of sequences of starts `[sequences + 1]`.
-pub(super) fn check_starts(op: &'static str, arg: &'static str, starts: &TensorView<i32>) -> Result<usize> {
-    let [n] = starts.dims(op, arg)?;
-    n.checked_sub(1).ok_or_else(|| Error::shape(op, arg, [n], "[sequences + 1]"))
+pub(super) fn check_starts(op: &'static str, starts: &SequenceStarts) -> Result<usize> {
+    let [n] = starts.q.dims(op, "cu_seqlens_q")?;
+    let sequences =
+        n.checked_sub(1).ok_or_else(|| Error::shape(op, "cu_seqlens_q", [n], "[sequences + 1]"))?;
+    starts.k.expect_shape(op, "cu_seqlens_k", [n])?;
+    Ok(sequences)
+}
+
+fn heads_of<T: AttentionElement>(op: &'static str, inputs: &Qkv<T>) -> Result<Heads> {
+    let Qkv { q, k, v } = inputs;
+    check_heads(op, [("q", q.shape()), ("k", k.shape()), ("v", v.shape())], [256, 256])
+}
+
+/// Sequences, queries and keys of `[B, S, H, D]`.
+pub(super) fn check_batched<T: AttentionElement, O: Element>(
+    op: &'static str,
+    inputs: &Qkv<T>,
+    outputs: &AttentionOutputs<O>,
+) -> Result<[usize; 3]> {
+    let Qkv { q, k, v } = inputs;
+    let [batch, sq, ..] = q.dims::<4>(op, "q")?;
+    let [k_batch, sk, kv_heads, _] = k.dims::<4>(op, "k")?;
+    let [.., dv] = v.dims::<4>(op, "v")?;
+    let heads = heads_of(op, inputs)?;
+    if k_batch != batch {
+        return Err(Error::shape(op, "k", k.shape(), format!("{batch} sequences (of q)")));
+    }
+    v.expect_shape(op, "v", [batch, sk, kv_heads, dv])?;
+    outputs.out.expect_shape(op, "out", [batch, sq, heads.heads, dv])?;
+    if let Some(lse) = &outputs.lse {
+        lse.expect_shape(op, "lse", [batch, heads.heads, sq])?;
+    }
+    Ok([batch, sq, sk])
+}
+
+/// Rows of `[total, H, D]`: of queries, of keys.
+pub(super) fn check_packed<T: AttentionElement, O: Element>(
+    op: &'static str,
+    inputs: &Qkv<T>,
+    outputs: &AttentionOutputs<O>,
+) -> Result<[usize; 2]> {
+    let Qkv { q, k, v } = inputs;
+    let [total_q, ..] = q.dims::<3>(op, "q")?;
+    let [total_k, kv_heads, _] = k.dims::<3>(op, "k")?;
+    let [.., dv] = v.dims::<3>(op, "v")?;
+    let heads = heads_of(op, inputs)?;
+    v.expect_shape(op, "v", [total_k, kv_heads, dv])?;
+    outputs.out.expect_shape(op, "out", [total_q, heads.heads, dv])?;
+    if let Some(lse) = &outputs.lse {
+        lse.expect_shape(op, "lse", [total_q, heads.heads])?;
+    }
+    Ok([total_q, total_k])
+}
+
+/// What queries, keys, values, outputs and options give of a problem; sequences, queries and keys. `others`: inputs that the outputs
+/// may not share memory with, either.
+pub(super) fn problem<'a, T: AttentionElement, O: AttentionOutput<T>>(
+    op: &'static str,
+    stream: &'a Stream,
+    inputs: Qkv<'a, T>,
+    outputs: AttentionOutputs<'a, O>,
+    workspace: Option<TensorViewMut<'a, f32>>,
+    options: &AttentionOptions<'a, T>,
+    [sequences, sq, sk]: [usize; 3],
+    others: &[NamedOperand],
+) -> Result<Problem<'a>> {
+    let mut problem = Problem::new(op, stream, kernel_of::<T, O>(), heads_of(op, &inputs)?);
+    let AttentionOutputs { mut out, mut lse } = outputs;
+    disjoint(&problem, inputs, &out, [&lse, &workspace], options, others)?;
+    problem.queries("q", &inputs.q)?;
+    problem.fresh(("k", &inputs.k), ("v", &inputs.v))?;
+    problem.out("out", &mut out)?;
+    problem.lse(lse.as_mut())?;
+    problem.options(options, sequences, [sq, sk])?;
+    problem.plan(Plan { tiling: options.tiling, workspace });
+    Ok(problem)
 }
 
 /// Checks that the outputs share no memory with the inputs, or each other.

@@ -60,6 +60,15 @@ macro_rules! general {
         &[$(([$dqk, $dv], Params::kernel(concat!("prefill_general_", $type, "_", $columns)))),*]
     };
 }
+macro_rules! hstu {
+    ($type:literal) => {
+        &[
+            ([64, 64], Params::kernel(concat!("hstu_", $type, "_64"))),
+            ([128, 128], Params::kernel(concat!("hstu_", $type, "_128"))),
+            ([256, 256], Params::kernel(concat!("hstu_", $type, "_256"))),
+        ]
+    };
+}
 macro_rules! dense {
     ($type:literal, $($columns:literal $dqk:literal $dv:literal),*) => {
         &[$((
@@ -77,6 +86,7 @@ const GENERAL: [Table<KernelRef<Params>>; 3] = [
     general!("f16", "64" 64 64, "128" 128 128, "192_128" 192 128, "256" 256 256, "320_256" 320 256, "512" 512 512),
     general!("f32", "64" 64 64, "128" 128 128, "192_128" 192 128, "256" 256 256),
 ];
+const HSTU: [Table<KernelRef<Params>>; 3] = [hstu!("bf16"), hstu!("f16"), hstu!("f32")];
 const DENSE: [Table<[KernelRef<Params>; 2]>; 2] = [
     dense!("bf16", "64" 64 64, "128" 128 128, "192_128" 192 128, "256" 256 256),
     dense!("f16", "64" 64 64, "128" 128 128, "192_128" 192 128, "256" 256 256),
@@ -88,8 +98,8 @@ fn find<K: Copy>(table: Table<K>, [dqk, dv]: [usize; 2]) -> Option<([usize; 2], 
 
 impl PromptKernel {
     /// The kernel that serves everything.
-    pub fn general(dtype: DType, columns: [usize; 2]) -> Option<Self> {
-        let table = GENERAL[match dtype {
+    pub fn general(dtype: DType, hstu: bool, columns: [usize; 2]) -> Option<Self> {
+        let table = if hstu { HSTU } else { GENERAL }[match dtype {
             DType::F16 => 1,
             DType::F32 => 2,
             _ => 0,

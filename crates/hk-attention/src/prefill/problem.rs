@@ -1,12 +1,13 @@
 //! The parameters of the prefill kernels, argument by argument, and their launch.
 
+use super::mha::SequenceStarts;
 use super::options::{
     AttentionOptions, Bias, Descales, Dropout, Mask, check_fp8, check_scale, check_softcap,
 };
 use super::plan::{
     DenseKernel, KEYS_OF_TILE, Plan, PromptKernel, QueryTile, Tiling, auto_splits, floats_per_row,
 };
-use crate::kernels::attention::{HeadRows, KeyRows, KeysValues, Params};
+use crate::kernels::attention::{HeadRows, Hstu, KeyRows, KeysValues, Params};
 use bytemuck::Zeroable;
 use hk_core::{
     DType, Element, Error, GlobalLayout, Launch, LaunchConfig, NamedOperand, Result, Stream, TensorView,
@@ -72,6 +73,9 @@ pub(super) struct Problem<'a> {
     stream: &'a Stream,
     launch: Launch<'a>,
     kernel: DType,
+    is_hstu: bool,
+    plan: Plan<'a>,
+    kv_heads: usize,
     params: Params,
 }
 
@@ -86,7 +90,16 @@ impl<'a> Problem<'a> {
         params.dv = heads.dv as u32;
         params.scores.left = super::options::UNLIMITED;
         params.scores.right = super::options::UNLIMITED;
-        Self { op, stream, launch: stream.launch(op), kernel, params }
+        Self {
+            op,
+            stream,
+            launch: stream.launch(op),
+            kernel,
+            is_hstu: false,
+            plan: Plan { tiling: Tiling::Auto, workspace: None },
+            kv_heads: heads.kv_heads,
+            params,
+        }
     }
 
     /// Rows `[batch, row, head, column]` or `[row, head, column]`.
@@ -206,8 +219,7 @@ impl<'a> Problem<'a> {
     }
 
     pub fn descales(&mut self, descales: &Descales<'a>, sequences: usize) -> Result<()> {
-        let heads = self.params.heads as usize;
-        let kv_heads = heads / self.params.group as usize;
+        let (heads, kv_heads) = (self.params.heads as usize, self.kv_heads);
         let params = self.by_head("q_descale", descales.q, [sequences, heads])?;
         (self.params.q_descale, self.params.q_descale_batch, self.params.q_descale_head) = params;
         let params = self.by_head("k_descale", descales.k, [sequences, kv_heads])?;
@@ -307,6 +319,12 @@ impl<'a> Problem<'a> {
         Ok(())
     }
 
+    /// The mask of `hstu_attn`, and its kernels.
+    pub fn hstu(&mut self, hstu: Hstu) {
+        self.params.hstu = hstu;
+        self.is_hstu = true;
+    }
+
     /// All options that dense and packed attention have.
     pub fn options<T: Element>(
         &mut self,
@@ -324,11 +342,50 @@ impl<'a> Problem<'a> {
         self.descales(&options.descales, sequences)
     }
 
+    /// Starts of packed sequences.
+    pub fn starts(&mut self, starts: &SequenceStarts<'a>, total_k: usize) -> Result<()> {
+        self.params.sequences.total_k = self.count("k", total_k)?;
+        self.params.sequences.q_starts = self.indices("cu_seqlens_q", &starts.q)?;
+        self.params.sequences.k_starts = self.indices("cu_seqlens_k", &starts.k)?;
+        Ok(())
+    }
+
+    /// Packed sequences that lie anywhere, keys as queries.
+    pub fn spans(
+        &mut self,
+        start: &TensorView<'a, i32>,
+        len: &TensorView<'a, i32>,
+        rows: usize,
+    ) -> Result<()> {
+        let (start, len) = (self.indices("start", start)?, self.indices("len", len)?);
+        let rows = self.count("q", rows)?;
+        let s = &mut self.params.sequences;
+        (s.q_starts, s.q_lens, s.total_q) = (start, len, rows);
+        (s.k_starts, s.k_lens, s.total_k) = (start, len, rows);
+        Ok(())
+    }
+
+    /// Sequences of `sq` packed queries each over packed keys of these lengths, one after the other.
+    pub fn consecutive_keys(&mut self, lens: &TensorView<'a, i32>, [sq, total]: [usize; 2]) -> Result<()> {
+        for rows in [&mut self.params.q, &mut self.params.out, &mut self.params.lse] {
+            rows.batch = rows.row * sq as i64;
+        }
+        self.params.sequences.k_lens = self.indices("kv_lens", lens)?;
+        self.params.sequences.total_k = self.count("k", total)?;
+        self.params.sequences.k_consecutive = 1;
+        Ok(())
+    }
+
     /// A tensor of `i32`, contiguous.
     pub fn indices(&mut self, arg: &'static str, view: &TensorView<'a, i32>) -> Result<u64> {
         view.expect_contiguous(self.op, arg)?;
         view.expect_aligned(self.op, arg, 4)?;
         Ok(self.launch.input(arg, view)?.data())
+    }
+
+    /// How the work is cut, and memory for partial results: for calls that write all rows.
+    pub fn plan(&mut self, plan: Plan<'a>) {
+        self.plan = plan;
     }
 
     pub fn params(&mut self) -> &mut Params {
@@ -350,7 +407,7 @@ impl<'a> Problem<'a> {
     }
 
     /// Launches the kernels on `sequences` of `sq` queries.
-    pub fn run_batched(mut self, sequences: usize, [sq, sk]: [usize; 2], plan: Plan<'a>) -> Result<()> {
+    pub fn run_batched(mut self, sequences: usize, [sq, sk]: [usize; 2]) -> Result<()> {
         let (n, sq, sk) = (self.count("q", sequences)?, self.count("q", sq)?, self.count("k", sk)?);
         if n == 0 || sq == 0 || self.params.heads == 0 {
             return Ok(());
@@ -360,13 +417,13 @@ impl<'a> Problem<'a> {
         let rows = sq as usize * self.params.group as usize;
         let tiles_of_one = move |of_block: usize| rows.div_ceil(of_block);
         let tiles = move |of_block| tiles_of_one(of_block).saturating_mul(n as usize);
-        let kernel = self.choose(tiles, plan.tiling)?;
+        let kernel = self.choose(tiles)?;
         self.params.sequences.tiles_of_one = tiles_of_one(kernel.rows) as u32;
-        self.run(kernel, tiles(kernel.rows), n as usize * sq as usize, sk as usize, plan)
+        self.run(kernel, tiles(kernel.rows), n as usize * sq as usize, sk as usize)
     }
 
-    /// Launches the kernels on `sequences` of packed queries, `total_q` in all, the longest of which have `sk` keys at most.
-    pub fn run_packed(mut self, sequences: usize, total_q: usize, sk: usize, plan: Plan<'a>) -> Result<()> {
+    /// Launches the kernels on `sequences` of packed queries, `total_q` in all.
+    pub fn run_packed(mut self, sequences: usize, total_q: usize) -> Result<()> {
         let (n, total) = (self.count("cu_seqlens_q", sequences)?, self.count("q", total_q)?);
         if n == 0 || total == 0 || self.params.heads == 0 {
             return Ok(());
@@ -375,8 +432,9 @@ impl<'a> Problem<'a> {
         (s.n, s.total_q) = (n, total);
         let rows = total_q.saturating_mul(self.params.group as usize);
         let tiles = move |of_block: usize| rows / of_block + sequences;
-        let kernel = self.choose(tiles, plan.tiling)?;
-        self.run(kernel, tiles(kernel.rows), total_q, sk, plan)
+        let kernel = self.choose(tiles)?;
+        let sk = self.params.sequences.total_k as usize;
+        self.run(kernel, tiles(kernel.rows), total_q, sk)
     }
 
     /// Whether the dense kernels serve the call: 16-bit rows in whole vectors, fresh keys, no option that changes scores one by one.
@@ -391,7 +449,8 @@ impl<'a> Problem<'a> {
         let plain = scores.softcap == 0.0 && scores.scale > 0.0 && scores.dropout == 0;
         let none = [scores.alibi, scores.bias.data, scores.mask, p.pages.table, p.out_scale, p.q_descale];
         let descales = [p.fresh.k.descale, p.fresh.v.descale];
-        self.kernel.size_bytes() == 2
+        !self.is_hstu
+            && self.kernel.size_bytes() == 2
             && vectors
             && own
             && plain
@@ -402,21 +461,21 @@ impl<'a> Problem<'a> {
     }
 
     /// The kernel that serves the call; `tiles` of so many rows.
-    fn choose(&self, tiles: impl Fn(usize) -> usize, tiling: Tiling) -> Result<PromptKernel> {
+    fn choose(&self, tiles: impl Fn(usize) -> usize) -> Result<PromptKernel> {
         let columns = [self.params.dqk as usize, self.params.dv as usize];
         let info = self.stream.device().info();
         let dense = if self.is_dense() { PromptKernel::dense(info.arch, self.kernel, columns) } else { None };
         if let Some(DenseKernel { tall, short }) = dense {
             let fills =
                 tiles(tall.rows).saturating_mul(self.params.kv_heads as usize) >= info.compute_units as usize;
-            let chosen = match tiling {
+            let chosen = match self.plan.tiling {
                 Tiling::Auto if fills => tall,
                 Tiling::Fixed { tile: QueryTile::Tall, .. } => tall,
                 _ => short,
             };
             return Ok(chosen);
         }
-        PromptKernel::general(self.kernel, columns).ok_or_else(|| {
+        PromptKernel::general(self.kernel, self.is_hstu, columns).ok_or_else(|| {
             let [dqk, dv] = columns;
             let what = format!("{dqk} columns of keys and {dv} of values in {}", self.kernel);
             Error::unsupported(self.op, what, "no kernel is that wide")
@@ -424,16 +483,17 @@ impl<'a> Problem<'a> {
     }
 
     /// Decides on splits of the keys: their number and their keys.
-    fn split(&mut self, tiles: usize, rows: usize, sk: usize, plan: &mut Plan<'a>) -> Result<()> {
-        if let Some(workspace) = &plan.workspace {
+    fn split(&mut self, tiles: usize, rows: usize, sk: usize) -> Result<()> {
+        if let Some(workspace) = &self.plan.workspace {
             workspace.dims::<1>(self.op, "workspace")?;
             workspace.expect_contiguous(self.op, "workspace")?;
             workspace.expect_aligned(self.op, "workspace", 16)?;
         }
         let per_row = floats_per_row(self.params.dv as usize);
         let rows = rows.saturating_mul(self.params.heads as usize);
-        let room = plan.workspace.as_ref().map_or(0, |w| w.numel()) / rows.saturating_mul(per_row).max(1);
-        let (count, keys) = match plan.tiling {
+        let room =
+            self.plan.workspace.as_ref().map_or(0, |w| w.numel()) / rows.saturating_mul(per_row).max(1);
+        let (count, keys) = match self.plan.tiling {
             Tiling::Auto => {
                 let blocks = tiles.saturating_mul(self.params.kv_heads as usize);
                 auto_splits(self.stream.device().info(), blocks, sk, room)
@@ -447,7 +507,7 @@ impl<'a> Problem<'a> {
                 let count = sk.div_ceil(keys).max(1);
                 if count > 1 && count > room {
                     let want = rows.saturating_mul(per_row).saturating_mul(count);
-                    let got = plan.workspace.as_ref().map_or(0, |w| w.numel());
+                    let got = self.plan.workspace.as_ref().map_or(0, |w| w.numel());
                     let want = format!("[{want}] or longer ({count} splits of {keys} keys)");
                     return Err(Error::shape(self.op, "workspace", [got], want));
                 }
@@ -461,7 +521,7 @@ impl<'a> Problem<'a> {
         let too_large = || Error::too_large(self.op, "q", format!("{rows} rows by heads"), u32::MAX.into());
         self.params.splits.rows = u32::try_from(rows).map_err(|_| too_large())?;
         self.params.splits.keys = keys as u32;
-        if let Some(workspace) = &mut plan.workspace {
+        if let Some(workspace) = &mut self.plan.workspace {
             let address = self.launch.output_address("workspace", workspace)?;
             self.params.splits.acc = address;
             self.params.splits.sums = address + (4 * count * rows * (per_row - 2)) as u64;
@@ -469,14 +529,7 @@ impl<'a> Problem<'a> {
         Ok(())
     }
 
-    fn run(
-        mut self,
-        kernel: PromptKernel,
-        tiles: usize,
-        rows: usize,
-        sk: usize,
-        mut plan: Plan<'a>,
-    ) -> Result<()> {
+    fn run(mut self, kernel: PromptKernel, tiles: usize, rows: usize, sk: usize) -> Result<()> {
         let op = self.op;
         let merge = match self.kernel {
             DType::F16 => Params::kernel("attention_merge_f16"),
@@ -484,7 +537,7 @@ impl<'a> Problem<'a> {
             _ => Params::kernel("attention_merge_bf16"),
         };
         let dv = self.params.dv as usize;
-        self.split(tiles, rows, sk, &mut plan)?;
+        self.split(tiles, rows, sk)?;
         let too_large = || Error::too_large(op, "q", format!("{tiles} tiles"), u32::MAX.into());
         self.params.sequences.tiles = u32::try_from(tiles).map_err(|_| too_large())?;
         let splits = self.params.splits.count as usize;

@@ -1,0 +1,198 @@
+//! Registry entry of `hstu_attn`.
+
+use super::attention::{CAUSAL, OUT, indices, packed, with_float};
+use super::common::{INDICES_32, expect_shape, integers};
+use super::mha::{sizes, specs};
+use crate::reference::hstu::Hstu;
+use crate::{HstuOptions, HstuSequences, Qkv, hstu_attn, kernels};
+use hk_core::registry::{
+    ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named,
+    Operator, Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
+};
+use hk_core::{DType, Error, Result, Stream};
+
+const fn count(name: &'static str, summary: &'static str) -> ScalarSpec {
+    ScalarSpec { name, default: Scalar::Count(0), choices: &[], summary }
+}
+
+/// Type; sequences, rows; heads; columns; targets.
+macro_rules! tokens {
+    ($dtype:ident $n:literal $rows:literal, $heads:literal, $dqk:literal $dv:literal $(, $name:literal)?) => {
+        &[
+            ("q", DType::$dtype, &[$rows, $heads, $dqk]),
+            ("k", DType::$dtype, &[$rows, $heads, $dqk]),
+            ("v", DType::$dtype, &[$rows, $heads, $dv]),
+            ("seq_offsets", DType::I32, &[$n + 1]),
+            $(($name, DType::I32, &[$n]),)?
+        ]
+    };
+}
+
+const ALPHA: (&str, Scalar) = ("alpha", Scalar::Float(0.125));
+const MAX_LEN: (&str, Scalar) = ("max_len", Scalar::Count(40));
+const NOT_CAUSAL: (&str, Scalar) = ("causal", Scalar::Bool(false));
+
+pub(crate) const HSTU_ATTN: Operator = Operator {
+    name: "hstu_attn",
+    family: "hk-attention",
+    summary: "out = (mask silu(alpha q k^T) / max_len) v of packed sequences with targets and context",
+    args: &[
+        ArgSpec::input("q", OUT, 3, "[rows, H, Dqk]"),
+        ArgSpec::input("k", OUT, 3, "[rows, H, Dqk]"),
+        ArgSpec::input("v", OUT, 3, "[rows, H, Dv]"),
+        ArgSpec::input("seq_offsets", INDICES_32, 1, "[sequences + 1]").sampled(Sample::Steps { step: 40 }),
+        ArgSpec::input("num_targets", INDICES_32, 1, "[sequences]")
+            .sampled(Sample::Integers { low: 0, high: 30 })
+            .optional(),
+        // The reference says how far each sum may be off.
+        ArgSpec::output("out", Tolerance::Sum { terms: 1.0 }, OUT, 3, "[rows, H, Dv]"),
+    ],
+    scalars: &[
+        ScalarSpec { name: "alpha", default: Scalar::Float(1.0), choices: &[], summary: "factor of q . k" },
+        ScalarSpec { default: Scalar::Count(1), ..count("max_len", "divisor of the activations") },
+        ScalarSpec { default: Scalar::Bool(true), summary: "tokens see those before them only", ..CAUSAL },
+        count("max_attn_len", "tokens see others at most this far away; 0: at any distance"),
+        count("contextual_len", "tokens at the start of each sequence that see all but targets"),
+    ],
+    kernels: &[&kernels::HSTU],
+    cases: &[Case {
+        label: "4 heads, d128, 3 sequences of 40 tokens, targets",
+        tensors: tokens!(Bf16 3 120, 4, 128 128, "num_targets"),
+        scalars: &[ALPHA, MAX_LEN],
+    }],
+    bench: BenchSizes::Cases(&[]),
+    corners: &[
+        Case {
+            label: "bf16, causal, targets",
+            tensors: tokens!(Bf16 3 120, 2, 64 64, "num_targets"),
+            scalars: &[ALPHA, MAX_LEN],
+        },
+        Case {
+            label: "bf16, 128 columns, context, targets, window",
+            tensors: tokens!(Bf16 2 80, 1, 128 100, "num_targets"),
+            scalars: &[
+                ALPHA,
+                MAX_LEN,
+                ("contextual_len", Scalar::Count(4)),
+                ("max_attn_len", Scalar::Count(7)),
+            ],
+        },
+        Case {
+            label: "bf16, 256 columns, in both directions",
+            tensors: tokens!(Bf16 1 40, 1, 256 200, "num_targets"),
+            scalars: &[ALPHA, MAX_LEN, NOT_CAUSAL],
+        },
+        Case { label: "f16", tensors: tokens!(F16 2 80, 2, 50 33), scalars: &[ALPHA, MAX_LEN] },
+        Case {
+            label: "f16, 128 columns, in both directions, window",
+            tensors: tokens!(F16 2 80, 1, 128 128),
+            scalars: &[ALPHA, MAX_LEN, NOT_CAUSAL, ("max_attn_len", Scalar::Count(7))],
+        },
+        Case {
+            label: "f16, 256 columns",
+            tensors: tokens!(F16 1 40, 1, 130 256),
+            scalars: &[ALPHA, MAX_LEN],
+        },
+        Case {
+            label: "f32, context",
+            tensors: tokens!(F32 2 80, 2, 64 64, "num_targets"),
+            scalars: &[ALPHA, MAX_LEN, ("contextual_len", Scalar::Count(1))],
+        },
+        Case { label: "f32, 128 columns", tensors: tokens!(F32 1 40, 1, 90 128), scalars: &[ALPHA, MAX_LEN] },
+        Case {
+            label: "f32, 256 columns",
+            tensors: tokens!(F32 1 40, 1, 200 256),
+            scalars: &[ALPHA, MAX_LEN],
+        },
+        Case {
+            label: "offsets that do not end with the rows",
+            tensors: tokens!(Bf16 2 90, 2, 64 64),
+            scalars: &[ALPHA, MAX_LEN],
+        },
+    ],
+    outputs: outputs_of,
+    run,
+    reference,
+    traffic: Traffic::once,
+};
+
+/// Sequences, rows, heads, columns.
+fn shape_of<V: Described>(call: &Call<V>) -> Result<[usize; 5]> {
+    let (sizes, op) = (sizes::<3, _>(call)?, call.operator().name);
+    expect_shape(call, "k", &sizes.q, "shape of q")?;
+    let offsets = call.get("seq_offsets")?.shape();
+    let Some(n) = offsets[0].checked_sub(1) else {
+        return Err(Error::shape(op, "seq_offsets", offsets, "[sequences + 1]"));
+    };
+    expect_shape(call, "num_targets", &[n], "sequences of seq_offsets")?;
+    let [rows, heads, dqk] = sizes.q;
+    Ok([n, rows, heads, dqk, sizes.dv])
+}
+
+fn outputs_of(call: &CallSpec) -> Result<Named<TensorSpec>> {
+    let [_, rows, heads, _, dv] = shape_of(call)?;
+    specs(call, vec![rows, heads, dv], vec![])
+}
+
+fn options<V: Described>(call: &Call<V>) -> Result<HstuOptions> {
+    Ok(HstuOptions {
+        alpha: call.float("alpha")? as f32,
+        max_len: call.size("max_len")?,
+        causal: call.bool("causal")?,
+        max_attn_len: call.size("max_attn_len")?,
+        contextual_len: call.size("contextual_len")?,
+    })
+}
+
+fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
+    let (inputs, mut outputs) = call.split();
+    let sequences = HstuSequences {
+        seq_offsets: indices(&inputs, "seq_offsets")?,
+        num_targets: inputs.optional_view("num_targets")?,
+    };
+    let options = options(&inputs)?;
+    with_float!(inputs.get("q")?.dtype(), T => {
+        let qkv = Qkv::<T> { q: inputs.view("q")?, k: inputs.view("k")?, v: inputs.view("v")? };
+        hstu_attn(stream, qkv, sequences, outputs.take("out")?, options)
+    })
+}
+
+fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
+    let [n, rows, heads, dqk, dv] = shape_of(call)?;
+    let options = options(call)?;
+    options.check(call.operator().name)?;
+    let HstuOptions { alpha, max_len, causal, max_attn_len, contextual_len } = options;
+    // Activations are rounded to the type of v; f16 has a smallest step.
+    let rounding = match call.get("q")?.dtype() {
+        DType::Bf16 => [2f64.powi(-8), 0.0],
+        DType::F16 => [2f64.powi(-11), 2f64.powi(-25)],
+        _ => [0.0; 2],
+    };
+    let [q, k, v] = [call.get("q")?.to_f64(), call.get("k")?.to_f64(), call.get("v")?.to_f64()];
+    let targets = call.optional("num_targets").map_or_else(|| vec![0; n], integers);
+    let mut want = HostTensorF64::new([rows, heads, dv], vec![f64::NAN; rows * heads * dv]);
+    want.magnitudes = vec![0.0; want.values.len()];
+    for (i, rows) in packed(&integers(call.get("seq_offsets")?), rows).into_iter().flatten().enumerate() {
+        if !(0..=rows.len() as i64).contains(&targets[i]) {
+            continue;
+        }
+        let hstu = Hstu {
+            heads,
+            dqk,
+            dv,
+            alpha: alpha.into(),
+            max_len: max_len as f64,
+            causal,
+            max_attn_len: max_attn_len.min(1 << 30) as i64,
+            contextual_len: contextual_len.min(1 << 30) as i64,
+            targets: targets[i],
+            rounding,
+        };
+        let part = |x: &[f64], columns: usize| x[rows.start * columns..rows.end * columns].to_vec();
+        let (out, off) = hstu.run(&part(&q, heads * dqk), &part(&k, heads * dqk), &part(&v, heads * dv));
+        let at = rows.start * heads * dv..rows.end * heads * dv;
+        want.values[at.clone()].copy_from_slice(&out);
+        want.magnitudes[at].copy_from_slice(&off);
+    }
+    Ok(vec![("out", want)])
+}

@@ -1,0 +1,107 @@
+//! Registry entry of `lean_atten`.
+
+use super::attention::{CAUSAL, F32, LSE, OUT, SCALE, Sequence, attend, indices, outputs, scale, with_float};
+use super::common::{INDICES_32, integers};
+use super::mha::{PREFILL, host_rows, sizes, specs};
+use crate::{AttentionOutputs, Qkv, lean_atten};
+use hk_core::registry::{
+    ArgSpec, BenchSizes, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named, Operator,
+    Sample, Scalar, TensorSpec, Tolerance, Traffic,
+};
+use hk_core::{DType, Error, Result, Stream};
+
+/// Type; sequences, rows of queries, of keys; heads; columns.
+macro_rules! ragged {
+    ($dtype:ident $n:literal $tq:literal $tk:literal, $hq:literal $hkv:literal, $dqk:literal $dv:literal $(, $name:literal)?) => {
+        &[
+            ("q", DType::$dtype, &[$tq, $hq, $dqk]),
+            ("k", DType::$dtype, &[$tk, $hkv, $dqk]),
+            ("v", DType::$dtype, &[$tk, $hkv, $dv]),
+            ("kv_lens", DType::I32, &[$n]),
+            $(($name, DType::F32, &[$tq, $hq]),)?
+        ]
+    };
+}
+
+pub(crate) const LEAN_ATTEN: Operator = Operator {
+    name: "lean_atten",
+    family: "hk-attention",
+    summary: "out = softmax(scale q k^T) v of sequences with as many queries each, and packed keys",
+    args: &[
+        ArgSpec::input("q", OUT, 3, "[B Sq, Hq, Dqk]"),
+        ArgSpec::input("k", OUT, 3, "[total, Hkv, Dqk]"),
+        ArgSpec::input("v", OUT, 3, "[total, Hkv, Dv]"),
+        ArgSpec::input("kv_lens", INDICES_32, 1, "[B]").sampled(Sample::Integers { low: 20, high: 61 }),
+        ArgSpec::output("out", Tolerance::Attention, OUT, 3, "[B Sq, Hq, Dv]"),
+        ArgSpec::output("lse", LSE, F32, 2, "[B Sq, Hq]").optional(),
+    ],
+    scalars: &[SCALE, CAUSAL],
+    kernels: PREFILL,
+    cases: &[Case {
+        label: "Llama-3 8B, 3 sequences of 16 tokens, up to 60 keys",
+        tensors: ragged!(Bf16 3 48 180, 32 8, 128 128),
+        scalars: &[("causal", Scalar::Bool(true))],
+    }],
+    bench: BenchSizes::Cases(&[]),
+    corners: &[
+        Case {
+            label: "bf16, causal",
+            tensors: ragged!(Bf16 3 96 180, 4 2, 64 64, "lse"),
+            scalars: &[("causal", Scalar::Bool(true))],
+        },
+        Case {
+            label: "f16, scale, one query",
+            tensors: ragged!(F16 2 2 120, 4 1, 128 96, "lse"),
+            scalars: &[("scale", Scalar::Float(0.3))],
+        },
+        Case {
+            label: "f32, keys beyond the rows",
+            tensors: ragged!(F32 4 24 75, 2 2, 20 20, "lse"),
+            scalars: &[],
+        },
+    ],
+    outputs: outputs_of,
+    run,
+    reference,
+    traffic: Traffic::once,
+};
+
+fn outputs_of(call: &CallSpec) -> Result<Named<TensorSpec>> {
+    let sizes = sizes::<3, _>(call)?;
+    let ([rows, heads, _], batch) = (sizes.q, call.get("kv_lens")?.shape()[0]);
+    if rows.checked_rem(batch).unwrap_or(rows) != 0 {
+        let want = format!("a multiple of {batch} rows (sequences of kv_lens)");
+        return Err(Error::shape(call.operator().name, "q", sizes.q, want));
+    }
+    specs(call, vec![rows, heads, sizes.dv], vec![rows, heads])
+}
+
+fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
+    let (inputs, mut outputs) = call.split();
+    let (lens, scale, causal) = (indices(&inputs, "kv_lens")?, scale(&inputs)?, inputs.bool("causal")?);
+    with_float!(inputs.get("q")?.dtype(), T => {
+        let qkv = Qkv::<T> { q: inputs.view("q")?, k: inputs.view("k")?, v: inputs.view("v")? };
+        let out = AttentionOutputs { out: outputs.take::<T>("out")?, lse: outputs.take_optional("lse")? };
+        lean_atten(stream, qkv, lens, out, scale, causal)
+    })
+}
+
+fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
+    outputs_of(&call.spec())?;
+    let sizes = sizes::<3, _>(call)?;
+    let ([rows, heads, _], [total, ..]) = (sizes.q, sizes.k);
+    let lens = integers(call.get("kv_lens")?);
+    let sq = rows.checked_div(lens.len()).unwrap_or(0);
+    // `None` behind a sequence whose keys are not there.
+    let mut next = Some(0);
+    let sequence = |(n, &len): (usize, &i64)| {
+        let end = next.zip(usize::try_from(len).ok()).map(|(start, len)| start + len);
+        let keys = next.zip(end.filter(|end| *end <= total)).map(|(start, end)| (start..end).collect());
+        next = end.filter(|_| keys.is_some());
+        Sequence { queries: n * sq..(n + 1) * sq, keys }
+    };
+    let sequences: Vec<_> = lens.iter().enumerate().map(sequence).collect();
+    let q = call.get("q")?.to_f64();
+    let [out, lse] = attend(call, sizes.heads(), &q, &host_rows(call)?, &sequences, [sq, total])?;
+    Ok(outputs(call, (vec![rows, heads, sizes.dv], out), (vec![rows, heads], lse)))
+}
