@@ -5,8 +5,10 @@
 // A block has Shape::kWaves waves of kDim queries each. Keys come by tiles of Shape::kKeys through LDS, from the first to the last one
 // that a row of the block sees. S^T = K Q^T and O^T = V^T P^T: P stays in the lane that has its scores, rounded to 16 bits.
 // Two waves per SIMD: one half of the block (PingPong), or another block, multiplies while the other is in LDS and softmax.
-//   gfx942  tiles go through registers, V is transposed on the way
-//   gfx950, sm_90  loads straight to LDS, V is transposed as it is read
+//   gfx942         tiles go through registers, V is transposed on the way to LDS
+//   gfx950, sm_90  loads go straight to LDS, V is transposed as it is read
+// Strides of keys are from 0 to 2^24 bytes; all other ones are free. Columns past dqk and dv, and keys that no row of the block sees, are
+// not read.
 // Floor: 2 (dqk + dv) flop for each visible pair of a query and a key.
 // Source: Dao et al. 2022, "FlashAttention", algorithm 1; rescaling only where the maximum grows: softmax.h.
 #pragma once
@@ -33,7 +35,7 @@
 namespace attention {
 namespace dense {
 
-/// Queries of a wave.
+/// Rows of a wave: queries, or pairs of a query and a head.
 inline constexpr int kDim = hk::kRowsPerLane == 1 ? 32 : 16;
 /// Tiles go straight to LDS and columns of V are read from its rows.
 inline constexpr bool kDirect = hk::kHasReadTr || hk::kHasLdmatrix;
@@ -42,7 +44,7 @@ inline constexpr bool kDirect = hk::kHasReadTr || hk::kHasLdmatrix;
 template <int kWaves_, int kKeys_, int kStages_, bool kPingPong_>
 struct Shape {
     static constexpr int kWaves = kWaves_, kKeys = kKeys_, kStages = kStages_, kThreads = kWaves * hk::kWaveSize;
-    static constexpr bool kPingPong = kPingPong_ && hk::kHasPingPong;
+    static constexpr bool kPingPong = kPingPong_;
 };
 
 /// Shapes by columns of Q and K, and V. A tile through registers has one stage with ping-pong: a half of the block writes K where
@@ -52,7 +54,7 @@ consteval auto shape() {
     if constexpr (hk::kRowsPerLane > 1) {
         return Shape<kSmall ? 4 : 8, (kDv > 128 ? 32 : 64), 2, false>{};
     } else if constexpr (kDv > 128) {
-        return Shape<4, 32, (kDirect ? 4 : 2), false>{};
+        return Shape<4, 32, 2, false>{};
     } else {
         constexpr int kKeys = kDv <= 64 ? 128 : kDqk <= 128 ? 64 : 32;
         if constexpr (kSmall)
@@ -75,15 +77,13 @@ class Dense {
     static constexpr int kFrags = kKeys / kFragKeys;
 
     using KMover = RowMover<kKeys, kDqk, S::kThreads>;
-    template <bool>
-    struct VMoverOf {
-        using Type = RowMover<kKeys, kDv, S::kThreads>;
-    };
-    template <>
-    struct VMoverOf<false> {
-        using Type = TransposingRows<kDim, kKeys, kDv, S::kThreads>;
-    };
-    using VMover = typename VMoverOf<kDirect>::Type;
+    HK_FN static auto v_mover() {
+        if constexpr (kDirect)
+            return RowMover<kKeys, kDv, S::kThreads>(0, 0);
+        else
+            return TransposingRows<kDim, kKeys, kDv, S::kThreads>(0, 0);
+    }
+    using VMover = decltype(v_mover());
     static constexpr int kLoads = KMover::kParts + VMover::kParts;
 
   public:
@@ -301,12 +301,14 @@ class Dense {
             return true;
     }
 
+    /// Tiles up to the last one that a row of the wave sees, at least one.
+    HK_FN u32 seen_tiles() const { return outer_last_ < kKeys ? 1 : u32(outer_last_) / kKeys + 1; }
+
     /// All tiles, with ping-pong. `values(stage)` and `keys(stage)` move later tiles to LDS, where all waves have read V of the last stage
     /// or K of this one; `landed` waits for what is read next.
     HK_FN void ping_pong(auto values, auto keys, auto landed) {
         const hk::PingPong halves;
-        // No row of the wave sees a key of the last tiles.
-        const u32 seen = outer_last_ < kKeys ? 1 : u32(outer_last_) / kKeys + 1;
+        const u32 seen = seen_tiles();
         each_tile(seen, [&]<int kStage>() HK_INLINE {
             halves.step(
                 [&] {
@@ -383,6 +385,71 @@ class Dense {
         multiply_keys(read_keys<kStage>());
         const Probabilities p = probabilities();
         multiply_values(read_values<kStage>(), p);
+    }
+
+    /// Few registers for fragments: they are read 64 columns at a time, while a wave of another block multiplies.
+    template <int kStage>
+    HK_FN void multiply_keys_by_parts() {
+#pragma unroll
+        for (int i = 0; i < kKeys / kDim; ++i) s_.acc[0][i] = typename Mma::Acc(0.0f);
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+            const auto &part = lds_.k[kStage].part[step / kOfPart];
+#pragma unroll
+            for (int i = 0; i < kKeys / kDim; ++i) {
+                const hk::Frag k = part.template frag<kDim, true>(i * kDim, step % kOfPart);
+                s_.acc[0][i] = Mma::mma(&k, &q_[step], s_.acc[0][i]);
+            }
+            if (step % kOfPart == kOfPart - 1) hk::sched_barrier();
+        }
+    }
+    template <int kStage>
+    HK_FN void multiply_values_by_parts(const Probabilities &p) {
+        constexpr int kColumns = 64 / kDim;
+#pragma unroll
+        for (int f = 0; f < kFrags; ++f) {
+#pragma unroll
+            for (int part = 0; part < kDv / 64; ++part) {
+                hk::Frag columns[kColumns];
+                lds_.v[kStage].part[part].template column_frags<kDim, true, true>(f * kFragKeys, columns);
+#pragma unroll
+                for (int j = 0; j < kColumns; ++j) {
+                    auto &acc = o_.acc[0][part * kColumns + j];
+                    acc = Mma::mma(&columns[j], &p.frag[f], acc);
+                }
+                hk::sched_barrier();
+            }
+        }
+    }
+
+    /// Loads straight to LDS, two stages: K of the next tile is waited for while its V is in flight.
+    HK_FN void walk_by_parts(Walks &walks) {
+        constexpr int kParts = KMover::kParts;
+        static_assert(kStages == 2 && VMover::kParts == kParts);
+        copy_keys(walks, 0);
+        hk::drain_register_loads();
+        copy_values(walks, 0);
+        const u32 seen = seen_tiles();
+        each_tile(seen, [&]<int kStage>() HK_INLINE {
+            hk::wait_loads<1, kParts>();
+            hk::block_barrier();
+            copy_keys(walks, 1 - kStage);
+            copy_values(walks, 1 - kStage);
+            multiply_keys_by_parts<kStage>();
+            const Probabilities p = probabilities();
+            hk::wait_loads<2, kParts>();
+            hk::block_barrier();
+            multiply_values_by_parts<kStage>(p);
+        });
+        for (u32 tile = seen; tile < tiles_; ++tile) {
+            hk::wait_loads<1, kParts>();
+            hk::block_barrier();
+            copy_keys(walks, 1 - tile % 2);
+            copy_values(walks, 1 - tile % 2);
+            hk::wait_loads<2, kParts>();
+            hk::block_barrier();
+        }
+        hk::wait_loads<0, 0>();
     }
 
     /// One barrier a tile: other blocks of the CU, or nothing, overlap with it.
@@ -481,7 +548,8 @@ class Dense {
         const Range top = visible(p, work, query_of(wave_row));
         const Range bottom = visible(p, work, query_of(wave_row + kDim - 1));
         inner_first_ = uniform(bottom.first - first), inner_last_ = uniform(top.last - first);
-        outer_first_ = uniform(top.first - first), outer_last_ = uniform(bottom.last - first);
+        outer_first_ = uniform(top.first - first);
+        outer_last_ = uniform(wave_row > last_row ? -1 : bottom.last - first);
 #pragma unroll
         for (u32 r = 0; r < kOwn; ++r) {
             const Range keys = visible(p, work, row(r).query);
@@ -496,7 +564,9 @@ class Dense {
                 return RowWalk(rows.row(batch, head, token), rows.token, cols * 2, last - first + 1);
             };
             Walks walks = {walk(k, p.dqk), walk(v, p.dv), KMover(k.token, p.dqk), VMover(v.token, p.dv)};
-            if constexpr (!S::kPingPong)
+            if constexpr (kDirect && kDv > 128)
+                walk_by_parts(walks);
+            else if constexpr (!S::kPingPong)
                 walk_plain(walks);
             else if constexpr (kDirect)
                 walk_direct(walks);
@@ -512,7 +582,7 @@ template <class T, int kDqk, int kDv, bool kSmall>
 struct Kernel {
     using S = decltype(shape<kDqk, kDv, kSmall>());
     static constexpr int kThreads = S::kThreads;
-    static constexpr int kWavesPerSimd = kDv > 128 ? 1 : 2;
+    static constexpr int kWavesPerSimd = kDv > 128 && !kDirect ? 1 : 2;
 
     HK_FN void operator()(const Params &p) const {
         using D = Dense<T, kDqk, kDv, S>;

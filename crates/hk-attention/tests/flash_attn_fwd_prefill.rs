@@ -46,6 +46,16 @@ fn every_mask_and_part() {
     }
 }
 
+/// More packed sequences than a wave has lanes, of which a part is used; in the second half, too many of one.
+#[test]
+fn many_sequences() {
+    let (lens, keys) = ([3; 100], [4; 100]);
+    let mut used = [2; 100];
+    used[70] = 4;
+    let call = Builder::packed(OP, DType::F16, [&lens, &keys], [2, 1, 16, 16]).want("lse");
+    call.integers("seqused_q", &used).integers("seqused_k", &[3; 100]).check("100 sequences", 1);
+}
+
 /// NaN: of sequences with more used rows than they have, and of wrong starts.
 #[test]
 fn lengths_are_not_trusted() {

@@ -70,6 +70,8 @@ fn unusual_sizes() {
         let call = call(DType::F32, &[40], [1, 16, 16]).scalar("alpha", Scalar::Float(alpha));
         call.check(&format!("alpha {alpha}"), 1);
     }
+    let many: Vec<usize> = (0..100).map(|i| i * 7 % 12).collect();
+    call(DType::Bf16, &many, [1, 16, 16]).check("more sequences than a wave has lanes", 1);
     call(DType::Bf16, &[], [2, 16, 16]).check("no sequences", 1);
     call(DType::Bf16, &[0, 0], [2, 16, 16]).integers("num_targets", &[0, 0]).check("no rows", 1);
     call(DType::Bf16, &[4], [0, 16, 16]).check("no heads", 1);

@@ -38,6 +38,15 @@ fn ragged_keys() {
     }
 }
 
+/// More sequences than a wave has lanes.
+#[test]
+fn many_sequences() {
+    let lens: Vec<i32> = (0..100).map(|i| i * 7 % 20).collect();
+    let sizes = [200, lens.iter().sum::<i32>() as usize];
+    let call = call(DType::Bf16, sizes, &lens, [4, 2, 32, 32]);
+    call.scalar("causal", Scalar::Bool(true)).check("100 sequences", 1);
+}
+
 /// NaN from the first sequence on whose keys are not there.
 #[test]
 fn lengths_are_not_trusted() {

@@ -195,6 +195,25 @@ fn every_mask_of_packed_sequences() {
     }
 }
 
+/// More sequences than a wave has lanes.
+#[test]
+fn many_sequences() {
+    let lens = |most: usize| (0..150).map(|i| i * 7 % most).collect::<Vec<_>>();
+    for (dtype, [heads, kv_heads]) in [(DType::Bf16, [1, 1]), (DType::F16, [12, 2])] {
+        let call = Builder::packed("mha_varlen", dtype, [&lens(5), &lens(9)], [heads, kv_heads, 16, 16]);
+        call.want("lse").scalars(&[CAUSAL]).check(&format!("{heads} heads"), 1);
+    }
+    // One with many tiles behind many empty ones, and a start that falls there.
+    let mut lens = vec![0; 129];
+    lens[127] = 300;
+    let call = || Builder::packed("mha_varlen", DType::Bf16, [&lens, &lens], [2, 2, 32, 32]).want("lse");
+    call().scalars(&[CAUSAL]).check("the last but one is long", 2);
+    let mut falling = starts(&lens);
+    falling[127] = 1;
+    falling[126] = 2;
+    call().integers("cu_seqlens_q", &falling).check("a start that falls", 3);
+}
+
 /// Without sequences, queries or heads nothing is launched.
 #[test]
 fn nothing_to_do() {
@@ -567,6 +586,28 @@ fn what_is_not_seen_has_no_effect() {
             let got = data.run(&gpu, &options);
             kit::assert_bits(&got.0, &want.0);
             kit::assert_bits(&got.1, &want.1);
+        }
+    }
+}
+
+/// NaN in a query makes the output and log-sum-exp of its row NaN, and those of no other.
+#[test]
+fn nan_in_a_query() {
+    let data = Dense::<bf16>::new([1, 40, 70, 2, 1, 32, 32], 10);
+    let mut poisoned = data.clone();
+    let bad = 17 * 2 + 1;
+    poisoned.q[bad * 32 + 5] = bf16::NAN;
+    for gpu in kit::devices() {
+        let sink = gpu.upload(&[0.5f32, 1.0], [2]);
+        for options in
+            [mask(true, None, None), AttentionOptions { sink: Some(sink.view()), ..Default::default() }]
+        {
+            let (mut want, mut lse) = data.run(&gpu, &options);
+            let got = poisoned.run(&gpu, &options);
+            want.data[bad * 32..(bad + 1) * 32].fill(bf16::NAN);
+            lse.data[40 + 17] = f32::NAN;
+            kit::assert_within_ulps(&got.0, &want, 0);
+            kit::assert_within_ulps(&got.1, &lse, 0);
         }
     }
 }

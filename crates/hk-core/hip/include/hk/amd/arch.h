@@ -36,7 +36,7 @@ inline constexpr bool kHasMma32 = true;  // v_mfma_f32_16x16x32 of bf16 and f16;
 inline constexpr bool kHasMxMma = true;  // v_mfma_scale_f32_16x16x128_f8f6f4
 inline constexpr bool kHasReadTr = true;  // ds_read_b64_tr_b16
 inline constexpr bool kHasPermlaneSwap = true;  // v_permlane32_swap
-inline constexpr bool kMmaBlocksPackedF32 = false;
+inline constexpr bool kMmaBlocksPackedF32 = false;  // not documented
 #else
 inline constexpr int kLdsBytes = 64 * 1024;
 inline constexpr bool kHasWideDma = false;
@@ -47,7 +47,7 @@ inline constexpr bool kHasMma32 = false;
 inline constexpr bool kHasMxMma = false;
 inline constexpr bool kHasReadTr = false;
 inline constexpr bool kHasPermlaneSwap = false;
-inline constexpr bool kMmaBlocksPackedF32 = true;  // v_pk_fma_f32 waits for the MFMAs of other waves
+inline constexpr bool kMmaBlocksPackedF32 = true;  // v_pk_fma_f32 waits for MFMAs of other waves
 #endif
 
 /// Hides from the compiler how `v` was computed: values derived from `v` are recomputed at each use instead of kept live in
