@@ -37,7 +37,8 @@ HK_FN void merge(const Params &args) {
     for (u32 s = 0; s < p.splits.count; ++s) {
         const Partial partial(p, s, row);
         const float weight = hk::exp2_fast(partial.sums(p)[0] - base);
-        if (weight != 0.0f) sum += partial.load(p, col) * (weight / total);
+        // Splits without a visible key have no sums of values. One whose scores are NaN weighs nothing, and makes the total NaN.
+        if (weight != 0.0f || total != total) sum += partial.load(p, col) * (weight / total);
     }
 
     Work work = {};

@@ -61,11 +61,10 @@ struct Lds {
     };
     using VTile = hk::SharedTile<kDv, kKeys *int(sizeof(T))>;
     using Table = RowTable<kKeys>;
-    static constexpr bool kShared = sizeof(KTile) + sizeof(VTile) + 2 * sizeof(Table) + 16 > hk::kLdsBytes;
+    static constexpr bool kShared = sizeof(KTile) + sizeof(VTile) + 2 * sizeof(Table) > hk::kLdsBytes;
 
     Tiles<KTile, VTile, kShared> tiles;
     Table rows[2];
-    u32 missing;  // a page is not in the cache
 };
 
 /// A query of the lane.
@@ -177,14 +176,12 @@ class Prefill {
     HK_FN void fill(const KeyTiles &tiles, u32 t) {
         const Params &p = hk::reload_params(p_);
         if (t >= tiles.count()) return;
-        if (lds_.rows[t % 2].fill(p, work_, tile(tiles, t), work_.kv_head)) lds_.missing = 1;
+        lds_.rows[t % 2].fill(p, work_, tile(tiles, t), work_.kv_head);
     }
 
     HK_FN void walk(const KeyTiles &tiles) {
         const Params &p = hk::reload_params(p_);
         const u32 n = work_.poison ? 0 : tiles.count();
-        if (hk::thread_x() == 0) lds_.missing = 0;
-        hk::block_barrier();
         if (n == 0) return;
         fill(tiles, 0);
         hk::block_barrier();
@@ -226,8 +223,8 @@ class Prefill {
 #pragma unroll
         for (int i = 0; i < L::kKTiles; ++i) {
             const u32 col = (i * 8 + hk::thread_x() % 8) * kVec;
-            k.part[i] = T(0);
-            if (row != 0 && col < p.dqk) {
+            k.part[i] = T(row == kMissingRow ? __builtin_nanf("") : 0.0f);
+            if (row > kMissingRow && col < p.dqk) {
                 const auto at = reinterpret_cast<GlobalPtr<const u8>>(row + u64(kv.k.column_offset(col)));
                 k.part[i] = load_row<T, kVec>(at, kv.element, kv.vectorized, kv.k.column, i32(p.dqk - col));
             }
@@ -255,21 +252,47 @@ class Prefill {
     HK_FN VChunks load_values(const KeyTile &tile, const RowTable<kKeys> &rows) const {
         const Params &p = hk::reload_params(p_);
         const KeysValues &kv = tile.fresh ? p.fresh : p.cache;
+        const i64 element = kv.element == kOwn ? sizeof(T) : 1;
+        const bool by_rows = kv.v.column == element;
         VChunks v;
 #pragma unroll
         for (int i = 0; i < kVParts; ++i) {
             const Unit unit(i);
+            if (!by_rows && unit.there && load_columns(kv, unit, rows, v.part[i])) continue;
 #pragma unroll
             for (u32 r = 0; r < 4; ++r) {
                 v.part[i][r] = T(0);
                 const u64 row = unit.there ? rows.v[unit.quad * 4 + r] : 0;
                 if (row != 0 && unit.col < p.dv) {
                     const auto at = reinterpret_cast<GlobalPtr<const u8>>(row + u64(kv.v.column_offset(unit.col)));
-                    v.part[i][r] = load_row<T, 4>(at, kv.element, kv.vectorized, kv.v.column, i32(p.dv - unit.col));
+                    v.part[i][r] =
+                        load_row<T, 4>(at, kv.element, by_rows && kv.vectorized, kv.v.column, i32(p.dv - unit.col));
                 }
             }
         }
         return v;
+    }
+    /// Loads a unit by columns, where its four tokens are neighbours in memory. False: they are not.
+    HK_FN bool load_columns(const KeysValues &kv, const Unit &unit, const RowTable<kKeys> &rows,
+                            Vec<T, 4> (&v)[4]) const {
+        const u32 dv = hk::reload_params(p_).dv;
+        const u64 element = kv.element == kOwn ? sizeof(T) : 1;
+        const u64 first = rows.v[unit.quad * 4];
+        bool neighbours = (first | u64(kv.v.column)) % (4 * element) == 0;
+#pragma unroll
+        for (u32 r = 1; r < 4; ++r) neighbours = neighbours && rows.v[unit.quad * 4 + r] == first + r * element;
+        if (!neighbours) return false;
+#pragma unroll
+        for (u32 j = 0; j < 4; ++j) {
+            Vec<T, 4> tokens = T(0);
+            if (unit.col + j < dv) {
+                const auto at = reinterpret_cast<GlobalPtr<const u8>>(first + u64(kv.v.column_offset(unit.col + j)));
+                tokens = load_row<T, 4>(at, kv.element, true, 0, 4);
+            }
+#pragma unroll
+            for (u32 r = 0; r < 4; ++r) v[r][j] = tokens[r];
+        }
+        return true;
     }
     HK_FN void store(const VChunks &v) {
 #pragma unroll
@@ -357,12 +380,12 @@ class Prefill {
     HK_FN void add_bias(const KeyTile &tile) {
         const Params &p = hk::reload_params(p_);
         const Scores &of = p.scores;
-        const u32 before = of.bias_fresh ? work_.keys() - work_.q_len : 0;
+        const i32 before = of.bias_fresh ? i32(work_.keys()) - i32(work_.q_len) : 0;
         each(tile, [&](float s, int r, u32 key) {
             const Query &query = queries_[r];
-            const u32 col = key - before;
-            if (!query.valid || key >= tile.end || key < before) return s;
-            if (query.index >= of.bias_rows || col >= of.bias_cols) return __builtin_nanf("");
+            const i32 col = i32(key) - before;
+            if (!query.valid || key >= tile.end || col < 0) return s;
+            if (query.index >= of.bias_rows || u32(col) >= of.bias_cols) return __builtin_nanf("");
             const u64 row = of.bias.data + u64(i64(work_.sequence) * of.bias.batch + i64(query.head) * of.bias.head +
                                                i64(query.index) * of.bias.row);
             if (of.bias_type == kF32) return s + reinterpret_cast<GlobalPtr<const float>>(row)[col];
@@ -457,8 +480,7 @@ class Prefill {
 
     HK_FN void finish() {
         const Params &p = hk::reload_params(p_);
-        hk::block_barrier();
-        const bool poison = work_.poison || lds_.missing != 0;
+        const bool poison = work_.poison;
         const bool first = hk::group_of_lane<kDim>(hk::lane_id()) == 0;
         float inverse = p.out_scale ? 1.0f / hk::load_uniform<float>(p.out_scale) : 1.0f;
         if constexpr (kHstu) inverse = p.hstu.inverse_longest;

@@ -66,7 +66,8 @@ struct KeyRows {
 struct KeysValues {
     KeyRows k, v;
     u32 element;  // ElementType
-    u32 vectorized;  // eight columns of any row are contiguous and aligned; columns are multiples of eight
+    // Eight columns of any row of K, and of V if its columns are contiguous, are aligned; columns are multiples of eight.
+    u32 vectorized;
 };
 
 /// Pages of a cache: page p of sequence n is table[n * row + p], or table[starts[n] + p].
@@ -152,7 +153,7 @@ struct Params {
     u32 q_type, out_type;
     u32 q_vectorized, out_vectorized;  // eight columns are aligned, four columns are
     u32 skip_single;  // sequences of one query are left untouched
-    u32 pad;
+    u32 single_cached;  // those of one query have all their keys in the cache
 };
 
 HK_FN i32 index_at(u64 array, u64 i) { return hk::load_uniform<i32>(array + 4 * i); }
@@ -280,7 +281,7 @@ HK_FN void find_keys(const Params &p, Work &work) {
     const Sequences &s = p.sequences;
     const u32 n = work.sequence;
     work.k_start = 0, work.fresh = 0, work.cached = 0, work.pages = 0;
-    if (p.fresh.k.data) {
+    if (p.fresh.k.data && !(p.single_cached && work.q_len == 1)) {
         if (s.k_consecutive) {
             u64 start = 0;
             bool valid = true;
@@ -327,7 +328,7 @@ HK_FN void find_keys(const Params &p, Work &work) {
             work.pages = u64(start);
             room = (p.pages.width - start) * p.pages.tokens;
         }
-        const bool valid = cached >= 0 && cached <= room && cached < (1 << 30);
+        const bool valid = cached >= 0 && cached <= room && cached < (1 << 30) - i64(work.fresh);
         work.poison |= !valid;
         work.cached = valid && !work.poison ? u32(cached) : 0;
     }

@@ -81,18 +81,20 @@ struct KeyTile {
     }
 };
 
+/// The address of the row of K of a key whose page is not in the cache: its scores are NaN.
+inline constexpr u64 kMissingRow = 1;
+
 /// Addresses of the rows of a tile of keys, for one key head; 0: no such key.
 template <int kKeys>
 struct RowTable {
     u64 k[kKeys], v[kKeys];
 
-    /// Lanes of the first wave find a row each. True: a page is not in the cache.
-    HK_FN bool fill(const Params &p, const Work &work, const KeyTile &tile, u32 head) {
+    /// Lanes of the first wave find a row each.
+    HK_FN void fill(const Params &p, const Work &work, const KeyTile &tile, u32 head) {
         static_assert(kKeys <= hk::kWaveSize, "a lane for each key");
         const u32 lane = hk::thread_x(), key = tile.first + lane;
-        bool missing = false;
         if (lane < kKeys) {
-            bool there = key < tile.end;
+            bool there = key < tile.end, missing = false;
             u64 batch = work.sequence;
             u32 token = key - work.cached + work.k_start;
             const KeysValues &kv = tile.fresh ? p.fresh : p.cache;
@@ -109,10 +111,9 @@ struct RowTable {
             } else if (p.sequences.k_starts || p.sequences.k_consecutive) {
                 batch = 0;
             }
-            k[lane] = there ? kv.k.row(batch, head, token) : 0;
+            k[lane] = there ? kv.k.row(batch, head, token) : missing ? kMissingRow : 0;
             v[lane] = there ? kv.v.row(batch, head, token) : 0;
         }
-        return missing;
     }
 };
 

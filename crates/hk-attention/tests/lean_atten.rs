@@ -4,7 +4,7 @@ use crate::common::attention::{Builder, COLUMNS, HEADS};
 use hk_attention::{AttentionOutputs, Qkv, lean_atten};
 use hk_core::registry::Scalar;
 use hk_core::{DType, bf16, f16};
-use hk_testkit::{self as kit, Fill, Place, Refusals, kind};
+use hk_testkit::{self as kit, Fill, Place, Refusals, Tolerance, kind};
 
 fn call(
     dtype: DType,
@@ -86,8 +86,9 @@ fn strided_views() {
         let want = run(&|i| shapes[i].into(), [24, 4].into());
         let transposed = hk_core::Layout::with_strides([24, 4], [1, 25]).unwrap();
         let got = run(&|i| Place::rows(shapes[i], 27 + i).shifted(i % 2), Place::new(transposed));
-        kit::assert_bits(&got.0, &want.0);
-        kit::assert_bits(&got.1, &want.1);
+        // Rows that are not whole vectors have another kernel.
+        kit::assert_close(&got.0, &kit::widen(&want.0), Tolerance::Attention);
+        kit::assert_close(&got.1, &kit::widen(&want.1), Tolerance::Within { rtol: 1e-4, atol: 1e-4 });
     }
 }
 

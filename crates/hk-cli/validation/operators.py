@@ -414,7 +414,7 @@ ATTENTION = {bf16: (1e-2, 1e-2), np.float16: (2e-3, 2e-3), np.float32: (1e-4, 2e
 LSE = (1e-4, 1e-4)
 
 
-def attention(q, k, v, scale=0.0, causal=False, left=-1, right=-1, softcap=0.0, alibi=None, bias=None, sink=None):
+def attention(q, k, v, scale=0.0, causal=False, left=-1, right=-1, softcap=0.0, alibi=None, bias=None, sink=None, visible=None):
     """A sequence: q [queries, heads, columns], k and v [keys, kv heads, columns]; outputs as q, log-sum-exp [queries, heads]."""
     (queries, heads, columns), keys = q.shape, k.shape[0]
     k, v = (jnp.repeat(f64(x), heads // x.shape[1], axis=1) for x in (k, v))
@@ -426,7 +426,7 @@ def attention(q, k, v, scale=0.0, causal=False, left=-1, right=-1, softcap=0.0, 
         s = s - f64(alibi)[:, None, None] * np.abs(ahead)
     if bias is not None:
         s = s + f64(bias)
-    seen = np.ones_like(ahead, dtype=bool)
+    seen = np.ones_like(ahead, dtype=bool) if visible is None else np.array(visible)
     if causal:
         seen &= ahead <= 0
     if left >= 0:
@@ -564,6 +564,150 @@ def hstu_attn(d):
     parameters |= {"contextual_len": context, "max_attn_len": reach}
     inputs = {"q": q, "k": k, "v": v, "seq_offsets": starts, "num_targets": targets}
     return inputs, parameters, {"out": (out, (step, off))}, []
+
+
+LAYOUTS = ["nhd", "hnd", "paged", "paged_shuffled"]
+
+
+def in_pages(x, layout, values):
+    """Rows [pages, tokens, heads, dim] in the layout."""
+    pages, tokens, heads, dim = x.shape
+    piece = 16 // x.dtype.itemsize
+    if layout == "nhd":
+        return x
+    if layout == "hnd":
+        return x.transpose(0, 2, 1, 3).copy()
+    if not values:
+        return x.reshape(pages, tokens, heads, dim // piece, piece).transpose(0, 2, 3, 1, 4).copy()
+    if layout == "paged":
+        return x.transpose(0, 2, 3, 1).copy()
+    return x.reshape(pages, tokens // piece, piece, heads, dim).transpose(0, 3, 1, 4, 2).copy()
+
+
+class Paged:
+    """Sequences of queries and keys, which are in pages: other slots are NaN."""
+
+    def __init__(self, d, t, dim):
+        self.kv, self.group = d.size(2), d.pick(1, 2, 3, 6)
+        self.layout = d.pick(*LAYOUTS)
+        self.dim = -(-dim // 16) * 16 if "paged" in self.layout else dim
+        tokens = d.pick(16, 64) if self.layout == "paged_shuffled" else d.pick(1, 3, 16, 64)
+        self.queries = [d.pick(0, 1, 2, 17, 65) for _ in range(d.size(3))]
+        self.keys = [n + d.pick(0, 1, 15, 33, 64) for n in self.queries]
+        counts = [-(-n // tokens) for n in self.keys]
+        pages, total = sum(counts) + 2, sum(self.queries)
+        order = iter(d.rng.permutation(pages).astype(np.int32))
+        self.table = np.full((len(counts), max(counts) + 1), -1, np.int32)
+        caches = [np.full((pages, tokens, self.kv, self.dim), np.nan, t) for _ in range(2)]
+        self.k, self.v = ([d.normal((n, self.kv, self.dim), t) for n in self.keys] for _ in range(2))
+        for n, count in enumerate(counts):
+            self.table[n, :count] = [next(order) for _ in range(count)]
+            for j in range(self.keys[n]):
+                for cache, rows in zip(caches, (self.k, self.v)):
+                    cache[self.table[n, j // tokens], j % tokens] = rows[n][j]
+        self.q = d.normal((total, self.kv * self.group, self.dim), t)
+        self.starts = np.cumsum([0, *self.queries]).astype(np.int32)
+        self.caches = [in_pages(cache, self.layout, i == 1) for i, cache in enumerate(caches)]
+
+    def inputs(self, lens):
+        tensors = {"q": self.q, "k_cache": self.caches[0], "v_cache": self.caches[1], "block_table": self.table}
+        return tensors | {"cu_seqlens_q": self.starts, lens: np.array(self.keys, np.int32)}
+
+    def fresh(self):
+        """Keys and values of the queries."""
+        last = ([x[n - m :] for x, n, m in zip(of, self.keys, self.queries)] for of in (self.k, self.v))
+        return [np.concatenate(rows) for rows in last]
+
+    def outputs(self, **options):
+        """Output and log-sum-exp; options by sequence where they are functions."""
+        found = []
+        for n, (k, v) in enumerate(zip(self.k, self.v)):
+            q = self.q[self.starts[n] : self.starts[n + 1]]
+            given = {name: of(n) if callable(of) else of for name, of in options.items()}
+            found.append(attention(f64(q), f64(k), f64(v), **{"causal": True} | given))
+        return [jnp.concatenate(of) for of in zip(*found)]
+
+
+@case
+def unified_attn(d):
+    t = d.dtype()
+    paged = Paged(d, t, d.pick(16, 40, 64, 128))
+    heads = paged.kv * paged.group
+    window, softcap = d.pick(-1, 0, 20), d.pick(0.0, 2.0)
+    extra = {"alibi": d.rng.random(heads).astype(np.float32), "sink": d.normal(heads, np.float32)}
+    extra["qq_bias"] = d.normal((65, 65), np.float32)
+    extra = {name: tensor for name, tensor in extra.items() if d.pick(True, False)}
+
+    def bias(n):
+        if "qq_bias" not in extra:
+            return 0.0
+        queries, keys = paged.queries[n], paged.keys[n]
+        return jnp.pad(f64(extra["qq_bias"][:queries, :queries]), ((0, 0), (keys - queries, 0)))
+
+    out, lse = paged.outputs(
+        left=window,
+        softcap=softcap,
+        alibi=extra.get("alibi"),
+        sink=extra.get("sink"),
+        bias=bias,
+    )
+    parameters = {"layout": paged.layout, "window": window, "softcap": softcap}
+    return paged.inputs("seqused_k") | extra, parameters, {"out": (out, ATTENTION[t]), "lse": (lse, LSE)}, ["lse"]
+
+
+def prefill_over_pages(single_cached):
+    def make(d):
+        t = d.dtype()
+        paged, window = Paged(d, t, d.pick(16, 40, 64, 128)), d.pick(-1, 0, 20)
+        alibi = d.rng.random(paged.kv * paged.group).astype(np.float32)
+        out, _ = paged.outputs(left=window, alibi=alibi)
+        k, v = paged.fresh()
+        if single_cached:
+            alone = np.repeat(np.array(paged.queries) == 1, paged.queries)
+            k[alone], v[alone] = np.nan, np.nan
+        inputs = paged.inputs("seq_lens") | {"k": k, "v": v, "alibi": alibi}
+        return inputs, {"layout": paged.layout, "window": window}, {"out": (out, ATTENTION[t])}, []
+
+    return make
+
+
+CASES["pa_prefill"] = prefill_over_pages(False)
+CASES["chunked_pa_prefill"] = prefill_over_pages(True)
+
+
+@case
+def extend_attn(d):
+    t, kv, group, dim, out_dim = d.dtype(), d.size(2), d.pick(1, 2, 3), d.pick(16, 17, 64, 192), d.pick(13, 64, 128)
+    new, before = ([d.pick(*of) for _ in range(d.size(3))] for of in ((0, 1, 17, 65), (0, 1, 33, 64)))
+    n = min(len(new), len(before))
+    new, before = new[:n], before[:n]
+    total, cached = sum(new), sum(before)
+    q = d.normal((total, kv * group, dim), t)
+    fresh = [d.normal((total, kv, columns), t) for columns in (dim, out_dim)]
+    slots = d.rng.permutation(cached + 5)[:cached].astype(np.int32)
+    pools = [np.full((cached + 5, kv, columns), np.nan, t) for columns in (dim, out_dim)]
+    for pool in pools:
+        pool[slots] = d.normal((cached, *pool.shape[1:]), t)
+    at, from_ = np.cumsum([0, *new]), np.cumsum([0, *before])
+    masks = [d.integers(0, 2, (m, p + m), np.uint8) for m, p in zip(new, before)]
+    masked, causal, skip, softcap = (d.pick(*of) for of in ((True, False), (True, False), (True, False), (0.0, 2.0)))
+    found = []
+    for i in range(n):
+        rows = slice(at[i], at[i + 1])
+        k, v = (np.concatenate([pool[slots[from_[i] : from_[i + 1]]], x[rows]]) for pool, x in zip(pools, fresh))
+        visible = masks[i] != 0
+        visible[:, : before[i]] |= skip
+        options = {"visible": visible} if masked else {}
+        found.append(attention(f64(q[rows]), f64(k), f64(v), causal=causal, softcap=softcap, **options))
+    out, lse = (jnp.concatenate(of) for of in zip(*found))
+    inputs = {"q": q, "k_ext": fresh[0], "v_ext": fresh[1], "k_pool": pools[0], "v_pool": pools[1], "kv_indices": slots}
+    inputs |= {"qo_indptr": at.astype(np.int32), "kv_indptr": from_.astype(np.int32)}
+    if masked:
+        inputs["custom_mask"] = np.concatenate([mask.ravel() for mask in masks])
+        inputs["mask_indptr"] = np.cumsum([0, *(mask.size for mask in masks)]).astype(np.int32)
+    parameters = {"causal": str(causal).lower(), "softcap": softcap}
+    parameters |= {"skip_prefix_mask": str(skip).lower()} if masked else {}
+    return inputs, parameters, {"out": (out, ATTENTION[t]), "lse": (lse, LSE)}, ["lse"]
 
 
 # Quantization. Quantized values are compared in f64: a value on a tie may fall to either side.
@@ -1196,7 +1340,8 @@ class Tally:
         self.elements, self.differ = 0, 0
 
     def compare(self, got, want, rtol, atol):
-        error = np.abs(got - want)
+        with np.errstate(invalid="ignore"):  # of equal infinities
+            error = np.abs(got - want)
         same = (got == want) | (np.isnan(got) & np.isnan(want))
         error = np.where(same, 0.0, error)
         self.elements += error.size

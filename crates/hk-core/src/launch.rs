@@ -88,6 +88,19 @@ impl<'a> Launch<'a> {
         GlobalLayout::new(self.op, arg, tensor.addr(), tensor.layout())
     }
 
+    /// The address of a tensor that the kernel reads, for kernels that take its layout in a form of their own.
+    ///
+    /// # Errors
+    /// [`Error::DeviceMismatch`].
+    pub fn input_address<T: Element>(
+        &mut self,
+        arg: &'static str,
+        tensor: &TensorView<'a, T>,
+    ) -> Result<u64> {
+        tensor.storage().used_on(self.op, arg, self.stream)?;
+        Ok(tensor.addr())
+    }
+
     /// A tensor that the kernel writes.
     ///
     /// # Errors

@@ -298,6 +298,35 @@ fn samples_follow_their_distribution_and_their_seed() {
     }
 }
 
+/// Starts and lengths that fit other inputs of the call, and tensors of one row and page where there is no call.
+#[test]
+fn samples_follow_other_inputs() {
+    const LENGTHS: Sample = Sample::LengthsIn { table: "table", page: 16 };
+    static RAGGED: Operator = Operator {
+        args: &[
+            ARG,
+            ArgSpec { name: "starts", sample: Sample::StartsOf("x"), ..ARG },
+            ArgSpec { name: "table", ..ARG },
+            ArgSpec { name: "lens", sample: LENGTHS, ..ARG },
+        ],
+        ..SCALE_OPERATOR
+    };
+    let mut call: Call<TensorSpec> = Call::new(&RAGGED);
+    for (name, shape) in
+        [("x", vec![100, 3]), ("starts", vec![4]), ("table", vec![3, 5]), ("lens", vec![1000])]
+    {
+        call.set(name, TensorSpec::new(DType::F32, shape)).unwrap();
+    }
+    let call = call.sample(1).unwrap();
+    assert_eq!(call.get("starts").unwrap().to_f64(), [0.0, 33.0, 66.0, 100.0]);
+    let lens = call.get("lens").unwrap().to_f64();
+    assert!(lens.iter().all(|n| (40.0..=80.0).contains(n)) && lens.contains(&40.0) && lens.contains(&80.0));
+
+    let alone = |sample| HostTensor::sample(TensorSpec::new(DType::F32, [3]), sample, 1).unwrap().to_f64();
+    assert_eq!(alone(Sample::StartsOf("x")), [0.0, 0.0, 1.0]);
+    assert!(alone(LENGTHS).iter().all(|n| (8.0..=16.0).contains(n)));
+}
+
 /// Large tensors are made by repetition; their rows differ, and what depends on all of a tensor holds.
 #[test]
 fn large_samples_repeat_after_a_prime() {

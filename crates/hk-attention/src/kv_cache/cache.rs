@@ -78,8 +78,47 @@ impl KvLayout {
         }
     }
 
+    /// Sizes of a cache by the shapes of its keys and values, of elements of type `dtype`.
+    pub(crate) fn sizes(
+        self,
+        op: &'static str,
+        dtype: DType,
+        (k_arg, k): (&'static str, &[usize]),
+        (v_arg, v): (&'static str, &[usize]),
+    ) -> Result<CacheSizes> {
+        self.check_rank(op, k_arg, k)?;
+        let piece = 16 / dtype.size_bytes();
+        let [pages, tokens] = [k[0], k[self.block_axis()]];
+        let (heads, dqk) = match self {
+            Self::Nhd => (k[2], k[3]),
+            Self::Hnd => (k[1], k[3]),
+            Self::Paged | Self::PagedShuffled => (k[1], k[2] * piece),
+        };
+        let keys = self.key_shape_of(piece, [pages, tokens, heads, dqk]);
+        if k != keys {
+            return Err(Error::shape(op, k_arg, k, format!("{keys:?} ({self:?} of {dtype})")));
+        }
+        if tokens == 0 {
+            return Err(Error::empty(op, k_arg, self.block_axis(), k));
+        }
+        if self == Self::PagedShuffled && !tokens.is_multiple_of(piece) {
+            let want = format!("pages of a multiple of {piece} tokens ({self:?} of {dtype})");
+            return Err(Error::shape(op, k_arg, k, want));
+        }
+        let dv = match self {
+            Self::Nhd | Self::Hnd | Self::PagedShuffled => v.get(3),
+            Self::Paged => v.get(2),
+        };
+        let dv = dv.copied().unwrap_or(0);
+        let values = self.value_shape_of(piece, [pages, tokens, heads, dv]);
+        if v != values {
+            return Err(Error::shape(op, v_arg, v, format!("{values:?} ({self:?} of {dtype}, for {k_arg})")));
+        }
+        Ok(CacheSizes { pages, tokens, heads, dqk, dv })
+    }
+
     /// Checks the number of axes of a cache of keys.
-    pub(crate) fn check_rank(self, op: &'static str, keys: &[usize]) -> Result<()> {
+    pub(crate) fn check_rank(self, op: &'static str, arg: &'static str, keys: &[usize]) -> Result<()> {
         let rank = match self {
             Self::Nhd | Self::Hnd => 4,
             Self::Paged | Self::PagedShuffled => 5,
@@ -87,7 +126,7 @@ impl KvLayout {
         if keys.len() == rank {
             return Ok(());
         }
-        Err(Error::shape(op, "key_cache", keys, format!("{rank} axes, for {self:?}")))
+        Err(Error::shape(op, arg, keys, format!("{rank} axes, for {self:?}")))
     }
 
     /// Checks that heads, and in the shuffled layout blocks, are a multiple of 16 bytes.
@@ -134,6 +173,17 @@ impl KvLayout {
     }
 }
 
+/// Sizes of a cache of keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CacheSizes {
+    pub pages: usize,
+    /// Of a page.
+    pub tokens: usize,
+    pub heads: usize,
+    pub dqk: usize,
+    pub dv: usize,
+}
+
 /// The stride of an axis; 0 for an axis of length 1, whose stride need not be aligned.
 fn stride_of(cache: &Layout, axis: usize) -> i64 {
     if cache.shape()[axis] > 1 { cache.strides()[axis] as i64 } else { 0 }
@@ -142,12 +192,12 @@ fn stride_of(cache: &Layout, axis: usize) -> i64 {
 /// Strides of a [`Target`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Strides {
-    block: i64,
-    head: i64,
-    within: i64,
-    col: i64,
-    within_shift: u32,
-    col_shift: u32,
+    pub block: i64,
+    pub head: i64,
+    pub within: i64,
+    pub col: i64,
+    pub within_shift: u32,
+    pub col_shift: u32,
 }
 
 impl Strides {

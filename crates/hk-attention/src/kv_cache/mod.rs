@@ -8,6 +8,7 @@ mod rope_cat_and_cache_mla;
 mod rope_reshape_and_cache;
 
 pub use cache::{CacheElement, HeadElement, KvLayout};
+pub(crate) use cache::{CacheSizes, Strides, optional, piece};
 pub use fused_bmm_rope_kv_cache::{Fp8Weight, MlaWeight, Mxfp4Weight, fused_bmm_rope_kv_cache};
 pub use mla::{MlaInputs, MlaOutputs};
 pub use qk_concat::{QkCatInputs, QkOutputs, QkRopeCatInputs, qk_cat, qk_rope_cat};

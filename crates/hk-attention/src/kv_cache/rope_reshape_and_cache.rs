@@ -128,7 +128,7 @@ pub fn rope_reshape_and_cache<'a, T: HeadElement, R: RopeElement<T>, C: CacheEle
     if let Some(zeros_out) = &zeros_out {
         zeros_out.check(OP, "zeros_out", q.shape(), "shape of q")?;
     }
-    layout.check_rank(OP, key_cache.shape())?;
+    layout.check_rank(OP, "key_cache", key_cache.shape())?;
     let [blocks, block] = [key_cache.shape()[0], key_cache.shape()[layout.block_axis()]];
     layout.check_pieces(OP, C::DTYPE, [block, dim])?;
     let shape = [blocks, block, kv_heads, dim];

@@ -1,9 +1,10 @@
 //! Arguments, options and references that the entries of attention share.
 
+use super::common::{integers, layout};
 use crate::reference::attention::{Attention, Dropout as HostDropout};
 use crate::{
-    AttentionElement, AttentionOptions, AttentionProblem, Bias, Descales, Dropout, Mask, QueryTile, Tiling,
-    attention_workspace,
+    AttentionElement, AttentionOptions, AttentionProblem, Bias, Descales, Dropout, Mask, Pages, QueryTile,
+    Tiling, attention_workspace,
 };
 use hk_core::registry::{
     ArgSpec, Call, Described, HostCall, HostTensorF64, Inputs, Named, Outputs, Sample, Scalar, ScalarSpec,
@@ -60,6 +61,8 @@ pub(super) const WINDOW_RIGHT: ScalarSpec = ScalarSpec {
     summary: "visible keys after the query's own place; -1: all",
     ..WINDOW_LEFT
 };
+/// Of operators that are causal.
+pub(super) const WINDOW: ScalarSpec = ScalarSpec { name: "window", ..WINDOW_LEFT };
 pub(super) const SOFTCAP: ScalarSpec = ScalarSpec {
     name: "softcap",
     default: Scalar::Float(0.0),
@@ -123,7 +126,7 @@ fn has<V: Described>(call: &Call<V>, name: &str) -> bool {
     call.operator().scalars.iter().any(|s| s.name == name)
 }
 
-fn float<V: Described>(call: &Call<V>, name: &str) -> Result<f32> {
+pub(super) fn float<V: Described>(call: &Call<V>, name: &str) -> Result<f32> {
     if has(call, name) { Ok(call.float(name)? as f32) } else { Ok(0.0) }
 }
 
@@ -141,6 +144,9 @@ pub(super) fn window<V: Described>(call: &Call<V>, name: &'static str) -> Result
 }
 
 pub(super) fn mask<V: Described>(call: &Call<V>) -> Result<Mask> {
+    if has(call, "window") {
+        return Ok(Mask { causal: true, left: window(call, "window")?, right: None });
+    }
     let causal = has(call, "causal") && call.bool("causal")?;
     Ok(Mask { causal, left: window(call, "window_left")?, right: window(call, "window_right")? })
 }
@@ -179,11 +185,18 @@ pub(super) fn options<'a, T: AttentionElement>(inputs: &Inputs<'a>) -> Result<At
         dropout: dropout(inputs)?,
         descales: descales(inputs)?,
         tiling: tiling(inputs)?,
+        pages: match inputs.optional_view("block_table")? {
+            Some(block_table) => Some(Pages { block_table, layout: layout(inputs)? }),
+            None => None,
+        },
     })
 }
 
 /// How the work is cut.
 pub(super) fn tiling<V: Described>(call: &Call<V>) -> Result<Tiling> {
+    if !has(call, "tile") {
+        return Ok(Tiling::Auto);
+    }
     let keys = call.size("keys_per_split")?;
     let keys_per_split = Some(keys).filter(|keys| *keys != 0);
     let tile = match call.choice("tile")? {
@@ -195,6 +208,9 @@ pub(super) fn tiling<V: Described>(call: &Call<V>) -> Result<Tiling> {
             return Err(Error::argument(op, "keys_per_split", keys, "0 unless a tile is given"));
         }
     };
+    if !keys.is_multiple_of(64) {
+        return Err(Error::argument(call.operator().name, "keys_per_split", keys, "a multiple of 64"));
+    }
     Ok(Tiling::Fixed { tile, keys_per_split })
 }
 
@@ -226,6 +242,72 @@ pub(super) struct HostRows {
     pub v: Vec<f64>,
 }
 
+/// What a call adds to scores.
+struct Biases {
+    bias: Option<(Vec<usize>, Vec<f64>)>,
+    /// Of queries among each other.
+    qq: Option<(Vec<usize>, Vec<f64>)>,
+}
+
+impl Biases {
+    fn of(call: &HostCall) -> Self {
+        let values = |name: &str| call.optional(name).map(|t| (t.shape().to_vec(), t.to_f64()));
+        Self { bias: values("bias"), qq: values("qq_bias") }
+    }
+
+    fn any(&self) -> bool {
+        self.bias.is_some() || self.qq.is_some()
+    }
+
+    /// What is added to the score of query `i` of `queries` and key `j` of `keys`; NaN where a tensor lacks it.
+    fn at(&self, [n, queries, keys]: [usize; 3], [head, i, j]: [usize; 3]) -> f64 {
+        let mut sum = 0.0;
+        if let Some((shape, values)) = &self.bias {
+            let at = match shape[..] {
+                [_, cols] => i * cols + j,
+                [b, h, rows, cols] => {
+                    let pick = |n: usize, of: usize| if of == 1 { 0 } else { n };
+                    ((pick(n, b) * h + pick(head, h)) * rows + pick(i, rows)) * cols + j
+                }
+                _ => 0,
+            };
+            sum += values[at];
+        }
+        if let (Some((shape, values)), Some(col)) = (&self.qq, (j + queries).checked_sub(keys)) {
+            let there = i < shape[0] && col < shape[1];
+            sum += if there { values[i * shape[1] + col] } else { f64::NAN };
+        }
+        sum
+    }
+}
+
+/// Bytes that hide keys from queries.
+pub(super) struct HostMask {
+    bytes: Vec<f64>,
+    starts: Vec<i64>,
+    skip_prefix: bool,
+}
+
+impl HostMask {
+    pub fn of(call: &HostCall) -> Result<Option<Self>> {
+        let (Some(mask), Some(starts)) = (call.optional("custom_mask"), call.optional("mask_indptr")) else {
+            return Ok(None);
+        };
+        let skip_prefix = call.bool("skip_prefix_mask")?;
+        Ok(Some(Self { bytes: mask.to_f64(), starts: integers(starts), skip_prefix }))
+    }
+
+    /// The bytes of a sequence, if it has them.
+    pub fn of_sequence(&self, [n, queries, keys]: [usize; 3]) -> Option<&[f64]> {
+        self.bytes.get(usize::try_from(self.starts[n]).ok()?..)?.get(..queries * keys)
+    }
+
+    fn hides(&self, sizes @ [_, queries, keys]: [usize; 3], [i, j]: [usize; 2]) -> bool {
+        let prefix = self.skip_prefix && j + queries < keys;
+        !prefix && self.of_sequence(sizes).is_some_and(|bytes| bytes[i * keys + j] == 0.0)
+    }
+}
+
 /// The outputs of attention of these sequences: `out` and `lse`, by rows of `q` `[rows, Hq, Dqk]`. Rows of no sequence are untouched.
 /// `longest`: rows that counters of dropout are made of.
 pub(super) fn attend(
@@ -246,11 +328,15 @@ pub(super) fn attend(
         })
     };
     let [q_scale, k_scale, v_scale] = ["q_descale", "k_descale", "v_descale"].map(values);
-    let (alibi, sink, bias) = (values("alibi"), values("sink"), values("bias"));
-    let mask = mask(call)?;
+    let (alibi, sink, bias) = (values("alibi"), values("sink"), Biases::of(call));
+    let (mask, hidden) = (mask(call)?, HostMask::of(call)?);
     let softcap = float(call, "softcap")?;
+    let out_scale = values("out_scale").map_or(1.0, |(_, scale)| scale[0]);
     let scale = scale(call)?.map_or(1.0 / (dqk as f64).sqrt(), f64::from);
     let total = q.len() / (heads * dqk).max(1);
+    if total == 0 {
+        return Ok([vec![], vec![]]);
+    }
     let mut out = vec![HostTensorF64::UNTOUCHED; total * heads * dv];
     let mut lse = vec![HostTensorF64::UNTOUCHED; total * heads];
     for (n, Sequence { queries, keys }) in sequences.iter().enumerate() {
@@ -279,19 +365,9 @@ pub(super) fn attend(
         let v = scaled(&gather(&rows.v, dv), kv_heads, dv, &v_scale);
         let slopes: Option<Vec<f64>> =
             alibi.is_some().then(|| (0..heads).map(|head| by_head(&alibi, n, head, heads)).collect());
-        let of_bias = bias.as_ref().map(|(shape, values)| {
-            move |head: usize, i: usize, j: usize| {
-                let at = match shape[..] {
-                    [_, cols] => i * cols + j,
-                    [b, h, rows, cols] => {
-                        let pick = |n: usize, of: usize| if of == 1 { 0 } else { n };
-                        ((pick(n, b) * h + pick(head, h)) * rows + pick(i, rows)) * cols + j
-                    }
-                    _ => 0,
-                };
-                values[at]
-            }
-        });
+        let sizes = [n, queries.len(), keys.len()];
+        let of_bias = |head: usize, i: usize, j: usize| bias.at(sizes, [head, i, j]);
+        let is_hidden = |i: usize, j: usize| hidden.as_ref().is_some_and(|mask| mask.hides(sizes, [i, j]));
         let attention = Attention {
             heads,
             kv_heads,
@@ -302,7 +378,8 @@ pub(super) fn attend(
             causal: mask.causal,
             window: [mask.left, mask.right].map(|keys| keys.map(|n| n as usize)),
             alibi: slopes.as_deref(),
-            bias: of_bias.as_ref().map(|f| f as &dyn Fn(usize, usize, usize) -> f64),
+            bias: bias.any().then_some(&of_bias),
+            hidden: hidden.is_some().then_some(&is_hidden),
             sink: sink.as_ref().map(|(_, values)| &values[..]),
             dropout: dropout(call)?.map(|Dropout { p, seed, offset }| HostDropout {
                 p: p.into(),
@@ -313,7 +390,7 @@ pub(super) fn attend(
             }),
         };
         let (y, sums) = attention.run(&q, &k, &v);
-        of_out.copy_from_slice(&y);
+        of_out.iter_mut().zip(y).for_each(|(out, y)| *out = y / out_scale);
         of_lse.copy_from_slice(&sums);
     }
     Ok([out, lse])

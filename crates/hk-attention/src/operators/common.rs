@@ -1,5 +1,6 @@
 //! Arguments, scalars and checks that the registry entries share.
 
+use crate::KvLayout;
 use crate::reference::Tokens;
 use hk_core::plan::rope::{Positions, Rope, RopeDirection, RopeSpan, RopeStyle, RopeTableWidth, RopeTables};
 use hk_core::registry::{
@@ -56,6 +57,22 @@ pub(super) const SPAN: ScalarSpec = ScalarSpec {
     choices: &["first", "last"],
     summary: "the columns of a head that are rotated, if not all are",
 };
+
+pub(super) const LAYOUT: ScalarSpec = ScalarSpec {
+    name: "layout",
+    default: Scalar::Choice("nhd"),
+    choices: &["nhd", "hnd", "paged", "paged_shuffled"],
+    summary: "memory layout of the caches",
+};
+
+pub(super) fn layout<V: Described>(call: &Call<V>) -> Result<KvLayout> {
+    Ok(match call.choice("layout")? {
+        "hnd" => KvLayout::Hnd,
+        "paged" => KvLayout::Paged,
+        "paged_shuffled" => KvLayout::PagedShuffled,
+        _ => KvLayout::Nhd,
+    })
+}
 
 /// Runs `$body` with `$t` as the type of activations.
 macro_rules! with_activation {

@@ -1,14 +1,20 @@
 //! Registry entries of `mha` and `mha_varlen`.
 
 use super::attention::{
-    ALIBI, BIAS_ARG, HostRows, K_DESCALE, LSE, OUT, Q_DESCALE, QKV, SCALARS, SINK, Sequence, V_DESCALE,
-    attend, indices, keys_of, options, outputs, packed, transposed, workspace,
+    ALIBI, BIAS_ARG, CAUSAL as CAUSAL_SCALAR, DROPOUT_P, HostRows, K_DESCALE, KEYS_PER_SPLIT, LSE, OFFSET,
+    OUT, Q_DESCALE, QKV, SCALARS, SCALE, SEED, SINK, SOFTCAP as SOFTCAP_SCALAR, Sequence, TILE, V_DESCALE,
+    WINDOW_LEFT, WINDOW_RIGHT, attend, indices, keys_of, options, outputs, packed, tiling, transposed,
+    workspace,
 };
-use super::common::{INDICES_32, expect_dtypes, expect_shape, integers, shape};
+use super::common::{INDICES_32, LAYOUT, expect_dtypes, expect_shape, integers, layout, shape};
+use super::paged::{
+    BLOCK_TABLE, PagedSequence, attend_paged, cache_rows, cache_sizes, expect_heads, keys_in_pages,
+    paged_sequences, paged_traffic,
+};
 use crate::{AttentionOutputs, AttentionProblem, Qkv, SequenceStarts, kernels, mha, mha_varlen};
 use hk_core::registry::{
     ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named,
-    Operator, Sample, Scalar, TensorSpec, Tolerance, Traffic,
+    Operator, Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
 use hk_core::{CodeObjects, DType, Error, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, bf16, f16};
 
@@ -49,6 +55,22 @@ macro_rules! packed {
             ("v", DType::$dtype, &[$tk, $hkv, $dv]),
             ("cu_seqlens_q", DType::I32, &[$n + 1]),
             ("cu_seqlens_k", DType::I32, &[$n + 1]),
+            $(($name, DType::$other, &$shape),)*
+        ]
+    };
+}
+
+/// Keys and values in a cache: type; sequences, rows of all; heads; columns; shapes; pages of a sequence.
+macro_rules! paged {
+    ($dtype:ident $n:literal $tq:literal, $hq:literal $hkv:literal, $dqk:literal $dv:literal, $k:expr, $v:expr, $pages:literal
+     $(, $name:literal $other:ident $shape:expr)*) => {
+        &[
+            ("q", DType::$dtype, &[$tq, $hq, $dqk]),
+            ("k", DType::$dtype, &$k),
+            ("v", DType::$dtype, &$v),
+            ("cu_seqlens_q", DType::I32, &[$n + 1]),
+            ("cu_seqlens_k", DType::I32, &[$n + 1]),
+            ("block_table", DType::I32, &[$n, $pages]),
             $(($name, DType::$other, &$shape),)*
         ]
     };
@@ -291,10 +313,11 @@ pub(crate) const MHA_VARLEN: Operator = Operator {
     summary: "mha of packed sequences of different lengths",
     args: &[
         ArgSpec::input("q", QKV, 3, "[total_q, Hq, Dqk]"),
-        ArgSpec::input("k", QKV, 3, "[total_k, Hkv, Dqk]"),
-        ArgSpec::input("v", QKV, 3, "[total_k, Hkv, Dv]"),
+        ArgSpec::input("k", QKV, 3, "[total_k, Hkv, Dqk], or a cache by layout").ranks(3, 5),
+        ArgSpec::input("v", QKV, 3, "[total_k, Hkv, Dv], or a cache by layout").ranks(3, 5),
         ArgSpec::input("cu_seqlens_q", INDICES_32, 1, "[sequences + 1]").sampled(Sample::Steps { step: 40 }),
         ArgSpec::input("cu_seqlens_k", INDICES_32, 1, "[sequences + 1]").sampled(Sample::Steps { step: 48 }),
+        BLOCK_TABLE.optional(),
         ALIBI,
         BIAS_ARG,
         SINK,
@@ -304,6 +327,7 @@ pub(crate) const MHA_VARLEN: Operator = Operator {
         ArgSpec::output("out", Tolerance::Attention, OUT, 3, "[total_q, Hq, Dv]"),
         ArgSpec::output("lse", LSE, &[DType::F32], 2, "[total_q, Hq]").optional(),
     ],
+    scalars: PACKED_SCALARS,
     cases: &[Case {
         label: "Llama-3 8B, 3 prompts of 40 tokens, 8 cached",
         tensors: packed!(Bf16 3 120 144, 32 8, 128 128),
@@ -340,6 +364,27 @@ pub(crate) const MHA_VARLEN: Operator = Operator {
             scalars: &[],
         },
         Case {
+            label: "f16, pages, dropout and bias",
+            tensors: paged!(F16 2 80, 4 2, 40 24, [16, 16, 2, 40], [16, 16, 2, 24], 4,
+                "bias" F16 [80, 64], "sink" F32 [4], "lse" F32 [80, 4]),
+            scalars: &[CAUSAL, ("dropout_p", Scalar::Float(0.1))],
+        },
+        Case {
+            label: "bf16, shuffled pages, window",
+            tensors: paged!(Bf16 2 80, 4 2, 64 64, [16, 2, 8, 16, 8], [16, 2, 2, 64, 8], 3),
+            scalars: &[("layout", Scalar::Choice("paged_shuffled")), ("window_left", Scalar::Int(20))],
+        },
+        Case {
+            label: "f32, pages of which the cache has most, window",
+            tensors: paged!(F32 2 80, 2 1, 16 16, [12, 1, 16, 16], [12, 1, 16, 16], 3, "lse" F32 [80, 2]),
+            scalars: &[CAUSAL, ("window_left", Scalar::Int(9)), ("layout", Scalar::Choice("hnd"))],
+        },
+        Case {
+            label: "bf16, too few pages",
+            tensors: paged!(Bf16 2 80, 2 1, 16 16, [16, 16, 1, 16], [16, 16, 1, 16], 2, "lse" F32 [80, 2]),
+            scalars: &[],
+        },
+        Case {
             label: "starts that do not end with the rows",
             tensors: packed!(Bf16 2 90 96, 2 2, 64 64, "lse" F32 [90, 2]),
             scalars: &[],
@@ -363,8 +408,33 @@ pub(crate) const MHA_VARLEN: Operator = Operator {
     outputs: outputs_packed,
     run: run_packed,
     reference: reference_packed,
+    traffic: traffic_packed,
     ..MHA
 };
+
+const PACKED_SCALARS: &[ScalarSpec] = &[
+    SCALE,
+    CAUSAL_SCALAR,
+    WINDOW_LEFT,
+    WINDOW_RIGHT,
+    SOFTCAP_SCALAR,
+    DROPOUT_P,
+    SEED,
+    OFFSET,
+    TILE,
+    KEYS_PER_SPLIT,
+    LAYOUT,
+];
+
+fn traffic_packed(call: &HostCall) -> Traffic {
+    if call.optional("block_table").is_none() {
+        return Traffic::once(call);
+    }
+    match (cache_sizes(call, CACHE), host_sequences(call)) {
+        (Ok(cache), Ok(sequences)) => paged_traffic(call, &sequences, [&CACHE, &[], &["block_table"]], cache),
+        _ => Traffic::once(call),
+    }
+}
 
 /// Heads, columns and types of a call; rows of `q` and of `k` as they are.
 pub(super) struct Sizes<const N: usize> {
@@ -416,6 +486,7 @@ pub(super) fn expect_options<V: Described>(
     heads: [usize; 4],
     rows: [usize; 2],
 ) -> Result<()> {
+    tiling(call)?;
     let op = call.operator().name;
     let [heads, kv_heads, ..] = heads;
     let one_of = |name: &'static str, shapes: &[Vec<usize>]| match call.optional(name).map(V::shape) {
@@ -473,12 +544,15 @@ fn outputs_dense(call: &CallSpec) -> Result<Named<TensorSpec>> {
 }
 
 fn outputs_packed(call: &CallSpec) -> Result<Named<TensorSpec>> {
-    let (sizes, op) = (sizes::<3, _>(call)?, call.operator().name);
+    let (sizes, op) = (packed_sizes(call)?, call.operator().name);
     let starts = call.get("cu_seqlens_q")?.shape();
     let Some(n) = starts[0].checked_sub(1) else {
         return Err(Error::shape(op, "cu_seqlens_q", starts, "[sequences + 1]"));
     };
     expect_shape(call, "cu_seqlens_k", &[n + 1], "shape of cu_seqlens_q")?;
+    if let Some(table) = call.optional("block_table").map(Described::shape) {
+        expect_shape(call, "block_table", &[n, table[1]], "sequences of cu_seqlens_q")?;
+    }
     expect_options(call, n, sizes.heads(), [sizes.q[0], sizes.k[0]])?;
     specs(call, vec![sizes.q[0], sizes.q[1], sizes.dv], vec![sizes.q[0], sizes.q[1]])
 }
@@ -515,7 +589,6 @@ macro_rules! with_qkv {
         }
     };
 }
-
 pub(super) use with_qkv;
 
 fn run_dense(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
@@ -535,7 +608,7 @@ fn run_dense(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
 
 fn run_packed(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (inputs, mut outputs) = call.split();
-    let sizes = sizes::<3, _>(&inputs)?;
+    let sizes = packed_sizes(&inputs)?;
     let ([queries, heads, _], [keys, kv_heads, _]) = (sizes.q, sizes.k);
     let sequences = inputs.get("cu_seqlens_q")?.shape()[0].saturating_sub(1);
     let problem = AttentionProblem { sequences, heads, kv_heads, queries, keys, dv: sizes.dv };
@@ -547,6 +620,27 @@ fn run_packed(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
         let options = options(&inputs)?;
         let workspace = workspace(stream, &mut outputs, problem, options.tiling)?;
         mha_varlen(stream, qkv, starts, out, workspace, &options)
+    })
+}
+
+/// As [`sizes`]; the tokens of a row of the block table stand for the rows of `k`.
+fn packed_sizes<V: Described>(call: &Call<V>) -> Result<Sizes<3>> {
+    let Some(table) = call.optional("block_table").map(Described::shape) else { return sizes::<3, _>(call) };
+    expect_dtypes(call, "q", &["k", "v"])?;
+    let cache = cache_sizes(call, CACHE)?;
+    expect_heads(call, CACHE, cache, 256)?;
+    let rows = table[1].saturating_mul(cache.tokens);
+    Ok(Sizes { q: shape(call, "q")?, k: [rows, cache.heads, cache.dqk], dv: cache.dv })
+}
+
+/// Of `mha_varlen` over pages.
+const CACHE: [&str; 2] = ["k", "v"];
+
+fn host_sequences(call: &HostCall) -> Result<Vec<PagedSequence>> {
+    let (cache, starts) = (cache_sizes(call, CACHE)?, integers(call.get("cu_seqlens_k")?));
+    let total_q = call.get("q")?.shape()[0];
+    paged_sequences(call, "cu_seqlens_q", total_q, |n, _| {
+        keys_in_pages(call, cache, n, starts[n + 1] - starts[n])
     })
 }
 
@@ -569,8 +663,14 @@ fn reference_dense(call: &HostCall) -> Result<Named<HostTensorF64>> {
 
 fn reference_packed(call: &HostCall) -> Result<Named<HostTensorF64>> {
     outputs_packed(&call.spec())?;
-    let sizes = sizes::<3, _>(call)?;
+    let sizes = packed_sizes(call)?;
     let ([total_q, hq, _], [total_k, ..]) = (sizes.q, sizes.k);
+    if call.optional("block_table").is_some() {
+        let rows = cache_rows(call, CACHE, layout(call)?, cache_sizes(call, CACHE)?)?;
+        let longest = [total_q, total_k];
+        let [out, lse] = attend_paged(call, sizes.heads(), host_sequences(call)?, &rows, &rows, longest)?;
+        return Ok(outputs(call, (vec![total_q, hq, sizes.dv], out), (vec![total_q, hq], lse)));
+    }
     let (q_starts, k_starts) = (integers(call.get("cu_seqlens_q")?), integers(call.get("cu_seqlens_k")?));
     let sequences = match packed(&q_starts, total_q) {
         None => vec![Sequence { queries: 0..total_q, keys: None }],

@@ -2,16 +2,20 @@
 
 mod attention;
 mod common;
+mod extend;
 mod flash;
 mod fused_bmm_rope_kv_cache;
 mod hstu;
 mod lean;
 mod mha;
 mod mla;
+mod pa_prefill;
+mod paged;
 mod prefill_attn;
 mod qk_concat;
 mod rope_cat_and_cache_mla;
 mod rope_reshape_and_cache;
+mod unified;
 
 use hk_core::registry::Operator;
 
@@ -28,4 +32,8 @@ pub static OPERATORS: &[Operator] = &[
     flash::FLASH_ATTN_FWD_PREFILL,
     hstu::HSTU_ATTN,
     lean::LEAN_ATTEN,
+    unified::UNIFIED_ATTN,
+    extend::EXTEND_ATTN,
+    pa_prefill::PA_PREFILL,
+    pa_prefill::CHUNKED_PA_PREFILL,
 ];

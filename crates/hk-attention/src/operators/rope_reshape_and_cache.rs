@@ -1,17 +1,17 @@
 //! `rope_reshape_and_cache` as data.
 
 use super::common::{
-    self, ACTIVATIONS, CACHED, COS, FP8, HostTokens, K_SCALE, NARROW, OFFSETS, POSITIONS, SIN, SLOT_MAPPING,
-    SPAN, STYLE, TABLE, TABLE_ROWS, V_SCALE, expect_dtype_of, expect_dtypes, expect_scale, expect_shape,
-    expect_slots, expect_tables, reciprocal, rope, shape, slots, stored, tables, with_activation,
-    with_narrow, with_table,
+    self, ACTIVATIONS, CACHED, COS, FP8, HostTokens, K_SCALE, LAYOUT, NARROW, OFFSETS, POSITIONS, SIN,
+    SLOT_MAPPING, SPAN, STYLE, TABLE, TABLE_ROWS, V_SCALE, expect_dtype_of, expect_dtypes, expect_scale,
+    expect_shape, expect_slots, expect_tables, layout, reciprocal, rope, shape, slots, stored, tables,
+    with_activation, with_narrow, with_table,
 };
 use crate::reference::element_of;
-use crate::{CacheElement, CacheScales, HeadElement, KvLayout, RopeCacheInputs, RopeCacheOutputs, kernels};
+use crate::{CacheElement, CacheScales, HeadElement, RopeCacheInputs, RopeCacheOutputs, kernels};
 use hk_core::plan::rope::RopeElement;
 use hk_core::registry::{
-    ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named,
-    Operator, Role, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
+    ArgSpec, BenchSizes, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named, Operator,
+    Role, Scalar, TensorSpec, Tolerance, Traffic,
 };
 use hk_core::{DType, Error, Result, Stream};
 
@@ -186,22 +186,6 @@ const ZEROS_OUT: ArgSpec =
 const KEY_CACHE: ArgSpec = ArgSpec::updated("key_cache", CACHED, NARROW, 4, "by layout").ranks(4, 5);
 const VALUE_CACHE: ArgSpec = ArgSpec { name: "value_cache", ..KEY_CACHE };
 
-const LAYOUT: ScalarSpec = ScalarSpec {
-    name: "layout",
-    default: Scalar::Choice("nhd"),
-    choices: &["nhd", "hnd", "paged", "paged_shuffled"],
-    summary: "memory layout of the caches",
-};
-
-fn layout<V: Described>(call: &Call<V>) -> Result<KvLayout> {
-    Ok(match call.choice("layout")? {
-        "hnd" => KvLayout::Hnd,
-        "paged" => KvLayout::Paged,
-        "paged_shuffled" => KvLayout::PagedShuffled,
-        _ => KvLayout::Nhd,
-    })
-}
-
 fn outputs(call: &CallSpec) -> Result<Named<TensorSpec>> {
     let op = call.operator().name;
     let (q, k) = (call.get("q")?, call.get("k")?);
@@ -224,7 +208,7 @@ fn outputs(call: &CallSpec) -> Result<Named<TensorSpec>> {
     expect_dtype_of(call, "key_cache", "q", FP8)?;
     expect_dtypes(call, "key_cache", &["value_cache"])?;
     let (layout, cache) = (layout(call)?, call.get("key_cache")?);
-    layout.check_rank(op, &cache.shape)?;
+    layout.check_rank(op, "key_cache", &cache.shape)?;
     let [blocks, block] = [cache.shape[0], cache.shape[layout.block_axis()]];
     let piece = 16 / cache.dtype.size_bytes();
     layout.check_pieces(op, cache.dtype, [block, dim])?;

@@ -1,6 +1,6 @@
 //! Attention of prompts behind the interface of FlashAttention 2.
 
-use super::mha::{AttentionOutputs, Qkv, SequenceStarts, check_batched, check_packed, check_starts, problem};
+use super::mha::{AttentionOutputs, Qkv, SequenceStarts, check_batched, check_packed, problem};
 use super::options::{AttentionElement, AttentionOptions, AttentionOutput, Descales, Dropout, Mask};
 use hk_core::{NamedOperand, Operand, Result, Stream, TensorView};
 
@@ -76,7 +76,7 @@ pub fn flash_attn_fwd_prefill<'a, T: AttentionElement, O: AttentionOutput<T>>(
         None => check_batched(OP, &qkv, &outputs)?,
         Some(starts) => {
             let [sq, sk] = check_packed(OP, &qkv, &outputs)?;
-            [check_starts(OP, starts)?, sq, sk]
+            [starts.check(OP)?, sq, sk]
         }
     };
     let used: [(&'static str, _); 2] = [("seqused_q", seqused_q), ("seqused_k", seqused_k)];

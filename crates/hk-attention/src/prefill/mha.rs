@@ -1,8 +1,9 @@
 //! Attention of batches of equally long, or of packed sequences.
 
-use super::options::{AttentionElement, AttentionOptions, AttentionOutput};
+use super::options::{AttentionElement, AttentionOptions, AttentionOutput, Pages};
 use super::plan::Plan;
-use super::problem::{Heads, Problem, check_heads};
+use super::problem::{Heads, Problem, check_cache_heads, check_heads};
+use crate::kv_cache::optional;
 use hk_core::{DType, Element, Error, NamedOperand, Operand, Result, Stream, TensorView, TensorViewMut};
 
 /// Queries, keys and values of [`mha`] and [`mha_varlen`].
@@ -10,9 +11,9 @@ use hk_core::{DType, Element, Error, NamedOperand, Operand, Result, Stream, Tens
 pub struct Qkv<'a, T: AttentionElement> {
     /// Queries: `[B, Sq, Hq, Dqk]`, or packed `[total_q, Hq, Dqk]`.
     pub q: TensorView<'a, T>,
-    /// Keys: `[B, Sk, Hkv, Dqk]`, or packed `[total_k, Hkv, Dqk]`.
+    /// Keys: `[B, Sk, Hkv, Dqk]`, or packed `[total_k, Hkv, Dqk]`, or a cache in pages ([`AttentionOptions::pages`]).
     pub k: TensorView<'a, T>,
-    /// Values: `[B, Sk, Hkv, Dv]`, or packed `[total_k, Hkv, Dv]`.
+    /// Values: `[B, Sk, Hkv, Dv]`, or packed `[total_k, Hkv, Dv]`, or a cache in pages.
     pub v: TensorView<'a, T>,
 }
 
@@ -36,7 +37,7 @@ pub struct AttentionOutputs<'a, O: Element> {
 }
 
 /// The type of the kernel that serves inputs `T` and outputs `O`: fp8 is widened to 16 bits, exactly.
-fn kernel_of<T: AttentionElement, O: AttentionOutput<T>>() -> DType {
+pub(super) fn kernel_of<T: AttentionElement, O: Element>() -> DType {
     match (T::DTYPE, O::DTYPE) {
         (DType::F32 | DType::F16 | DType::Bf16, _) => T::DTYPE,
         (_, DType::F16) => DType::F16,
@@ -86,6 +87,9 @@ pub fn mha<'a, T: AttentionElement, O: AttentionOutput<T>>(
     options: &AttentionOptions<'a, T>,
 ) -> Result<()> {
     const OP: &str = "mha";
+    if options.pages.is_some() {
+        return Err(Error::argument(OP, "block_table", "given", "none: mha_varlen has pages"));
+    }
     let [batch, sq, sk] = check_batched(OP, &inputs, &outputs)?;
     let problem = problem(OP, stream, inputs, outputs, workspace, options, [batch, sq, sk], &[])?;
     problem.run_batched(batch, [sq, sk])
@@ -102,11 +106,16 @@ pub fn mha<'a, T: AttentionElement, O: AttentionOutput<T>>(
 /// | `out`        | `[total_q, Hq, Dv]`    | as `q`; for fp8 `bf16`, `f16` or `f32`      | unit stride on the columns |
 /// | `lse`        | `[total_q, Hq]`        | `f32`                                       | any strides                |
 ///
-/// Sequences may be empty. A bias is `[total_q, total_k]` or `[sequences, Hq, total_q, total_k]`, of which a sequence takes the first
-/// rows and columns.
+/// Sequences may be empty. A bias is `[total_q, total_k]` or `[sequences, Hq, total_q, total_k]`, of which a sequence has the first rows
+/// and columns.
+///
+/// With [`pages`](AttentionOptions::pages), `k` and `v` are caches in any [`KvLayout`](crate::KvLayout). The keys of a sequence are as
+/// many as its starts in `cu_seqlens_k` are apart, in the order of its row of the block table; `total_k` stands for the tokens of
+/// such a row.
 ///
 /// The starts are on the device and are not trusted: if those of queries do not rise from 0 to `total_q`, all outputs are NaN; if those
-/// of a sequence's keys fall, or lie outside `[0, total_k]`, its outputs are NaN.
+/// of a sequence's keys fall, or lie outside `[0, total_k]`, its outputs are NaN. With pages, the outputs of a sequence are NaN whose
+/// starts fall or are further apart than `total_k`, and those of queries that see a key of a page that is not in the cache.
 ///
 /// # Errors
 /// As [`mha`].
@@ -119,27 +128,56 @@ pub fn mha_varlen<'a, T: AttentionElement, O: AttentionOutput<T>>(
     options: &AttentionOptions<'a, T>,
 ) -> Result<()> {
     const OP: &str = "mha_varlen";
-    let [total_q, total_k] = check_packed(OP, &inputs, &outputs)?;
-    let sequences = check_starts(OP, &cu_seqlens)?;
-    let (sizes, others) = ([sequences, total_q, total_k], cu_seqlens.operands());
-    let mut problem = problem(OP, stream, inputs, outputs, workspace, options, sizes, &others)?;
-    problem.starts(&cu_seqlens, total_k)?;
+    let sequences = cu_seqlens.check(OP)?;
+    let Some(Pages { block_table, layout }) = options.pages else {
+        let [total_q, total_k] = check_packed(OP, &inputs, &outputs)?;
+        let (sizes, others) = ([sequences, total_q, total_k], cu_seqlens.operands());
+        let mut problem = problem(OP, stream, inputs, outputs, workspace, options, sizes, &others)?;
+        problem.starts(&cu_seqlens, total_k)?;
+        return problem.run_packed(sequences, total_q);
+    };
+    let (Qkv { q, k, v }, AttentionOutputs { mut out, mut lse }) = (inputs, outputs);
+    let [total_q, ..] = q.dims::<3>(OP, "q")?;
+    let sizes = layout.sizes(OP, T::DTYPE, ("k", k.shape()), ("v", v.shape()))?;
+    let [_, pages] = block_table.dims(OP, "block_table")?;
+    let heads = check_cache_heads(OP, q.shape(), ["k", "v"], sizes, [256, 256])?;
+    let keys = pages.saturating_mul(sizes.tokens);
+    out.expect_shape(OP, "out", [total_q, heads.heads, heads.dv])?;
+    if let Some(lse) = &lse {
+        lse.expect_shape(OP, "lse", [total_q, heads.heads])?;
+    }
+    let mut problem = Problem::new(OP, stream, kernel_of::<T, O>(), heads);
+    let [q_starts, k_starts] = cu_seqlens.operands();
+    let others: [NamedOperand; 3] = [q_starts, k_starts, ("block_table", Some(&block_table))];
+    disjoint(&problem, Qkv { q, k, v }, &out, [&lse, &workspace], options, &others)?;
+    problem.queries("q", &q)?;
+    problem.cache(layout, ("k", &k), ("v", &v))?;
+    problem.block_table(&block_table, sequences, sizes)?;
+    problem.out("out", &mut out)?;
+    problem.lse(lse.as_mut())?;
+    problem.options(options, sequences, [total_q, keys])?;
+    problem.plan(Plan { tiling: options.tiling, workspace });
+    problem.cached_starts(&cu_seqlens, keys)?;
     problem.run_packed(sequences, total_q)
 }
 
-impl<'a> SequenceStarts<'a> {
+impl SequenceStarts<'_> {
+    /// The number of sequences.
+    pub(super) fn check(&self, op: &'static str) -> Result<usize> {
+        let sequences = check_starts(op, "cu_seqlens_q", &self.q)?;
+        self.k.expect_shape(op, "cu_seqlens_k", [sequences + 1])?;
+        Ok(sequences)
+    }
+
     pub(super) fn operands(&self) -> [NamedOperand<'_>; 2] {
         [("cu_seqlens_q", Some(&self.q)), ("cu_seqlens_k", Some(&self.k))]
     }
 }
 
 /// The number of sequences of starts `[sequences + 1]`.
-pub(super) fn check_starts(op: &'static str, starts: &SequenceStarts) -> Result<usize> {
-    let [n] = starts.q.dims(op, "cu_seqlens_q")?;
-    let sequences =
-        n.checked_sub(1).ok_or_else(|| Error::shape(op, "cu_seqlens_q", [n], "[sequences + 1]"))?;
-    starts.k.expect_shape(op, "cu_seqlens_k", [n])?;
-    Ok(sequences)
+pub(super) fn check_starts(op: &'static str, arg: &'static str, starts: &TensorView<i32>) -> Result<usize> {
+    let [n] = starts.dims(op, arg)?;
+    n.checked_sub(1).ok_or_else(|| Error::shape(op, arg, [n], "[sequences + 1]"))
 }
 
 fn heads_of<T: AttentionElement>(op: &'static str, inputs: &Qkv<T>) -> Result<Heads> {
@@ -222,9 +260,6 @@ fn disjoint<'a, T: AttentionElement, O: AttentionOutput<T>>(
     others: &[NamedOperand],
 ) -> Result<()> {
     use super::options::Bias;
-    fn dynamic<V: Operand>(view: &Option<V>) -> Option<&dyn Operand> {
-        view.as_ref().map(|v| v as &dyn Operand)
-    }
     let bias = options.bias.as_ref().map(|bias| match bias {
         Bias::F32(bias) => bias as &dyn Operand,
         Bias::Own(bias) => bias,
@@ -233,13 +268,14 @@ fn disjoint<'a, T: AttentionElement, O: AttentionOutput<T>>(
         ("q", Some(&q)),
         ("k", Some(&k)),
         ("v", Some(&v)),
-        ("alibi", dynamic(&options.alibi)),
-        ("sink", dynamic(&options.sink)),
+        ("alibi", optional(&options.alibi)),
+        ("sink", optional(&options.sink)),
         ("bias", bias),
-        ("q_descale", dynamic(&options.descales.q)),
-        ("k_descale", dynamic(&options.descales.k)),
-        ("v_descale", dynamic(&options.descales.v)),
+        ("q_descale", optional(&options.descales.q)),
+        ("k_descale", optional(&options.descales.k)),
+        ("v_descale", optional(&options.descales.v)),
     ];
     inputs.extend(others);
-    problem.disjoint(&inputs, &[("out", Some(out)), ("lse", dynamic(lse)), ("workspace", dynamic(workspace))])
+    problem
+        .disjoint(&inputs, &[("out", Some(out)), ("lse", optional(lse)), ("workspace", optional(workspace))])
 }

@@ -1,6 +1,7 @@
 //! What scores are made of, as the operators take it.
 
 use super::plan::Tiling;
+use crate::kv_cache::KvLayout;
 use hk_core::{Arch, DType, Element, Error, Fp8E4M3, Fp8E4M3Fnuz, Result, TensorView, bf16, f16};
 
 /// Which keys a query sees. Query `i` of `Sq` stands at key `p = i + Sk - Sq`; without limits it sees all keys.
@@ -63,6 +64,27 @@ pub struct Descales<'a> {
     pub v: Option<TensorView<'a, f32>>,
 }
 
+/// Where the keys of a sequence are in a cache: token `t` of sequence `n` is token `t % tokens` of page
+/// `block_table[n, t / tokens]`. Entries behind the last key are not read.
+#[derive(Debug, Clone, Copy)]
+pub struct Pages<'a> {
+    /// `[sequences, pages]`.
+    pub block_table: TensorView<'a, i32>,
+    /// Of the caches.
+    pub layout: KvLayout,
+}
+
+/// Keys and values in pages.
+#[derive(Debug, Clone, Copy)]
+pub struct PagedKv<'a, C: Element> {
+    /// Keys, of the shape that the layout says: [`KvLayout::key_shape`].
+    pub k_cache: TensorView<'a, C>,
+    /// Values: [`KvLayout::value_shape`].
+    pub v_cache: TensorView<'a, C>,
+    /// Which pages a sequence has.
+    pub pages: Pages<'a>,
+}
+
 /// Options of attention; the default is `softmax(q k^T / sqrt(Dqk)) v` over all keys.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionOptions<'a, T: Element> {
@@ -84,6 +106,8 @@ pub struct AttentionOptions<'a, T: Element> {
     pub descales: Descales<'a>,
     /// How the work is cut into blocks.
     pub tiling: Tiling,
+    /// Of [`mha_varlen`](super::mha_varlen): keys and values are caches, of which sequences have these pages.
+    pub pages: Option<Pages<'a>>,
 }
 
 impl<T: Element> Default for AttentionOptions<'_, T> {
@@ -98,6 +122,7 @@ impl<T: Element> Default for AttentionOptions<'_, T> {
             dropout: None,
             descales: Descales::default(),
             tiling: Tiling::Auto,
+            pages: None,
         }
     }
 }
@@ -125,6 +150,21 @@ macro_rules! outputs_of_fp8 {
     )*};
 }
 outputs_of_fp8!(Fp8E4M3, Fp8E4M3Fnuz);
+
+/// Element type of a cache for queries of type `T`: `T` itself, the device's fp8 e4m3, or `i8`.
+pub trait PagedElement<T: AttentionElement>: Element {}
+
+impl<T: AttentionElement> PagedElement<T> for T {}
+macro_rules! caches {
+    ($($t:ty: $($c:ty),*;)*) => {$($(impl PagedElement<$t> for $c {})*)*};
+}
+caches! {
+    bf16: Fp8E4M3, Fp8E4M3Fnuz, i8;
+    f16: Fp8E4M3, Fp8E4M3Fnuz, i8;
+    f32: Fp8E4M3, Fp8E4M3Fnuz, i8;
+    Fp8E4M3: Fp8E4M3Fnuz, i8;
+    Fp8E4M3Fnuz: Fp8E4M3, i8;
+}
 
 /// Checks a finite factor.
 pub(crate) fn check_scale(op: &'static str, scale: Option<f32>, dqk: usize) -> Result<f32> {

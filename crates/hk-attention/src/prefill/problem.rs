@@ -1,5 +1,6 @@
 //! The parameters of the prefill kernels, argument by argument, and their launch.
 
+use super::extend::CustomMask;
 use super::mha::SequenceStarts;
 use super::options::{
     AttentionOptions, Bias, Descales, Dropout, Mask, check_fp8, check_scale, check_softcap,
@@ -7,7 +8,8 @@ use super::options::{
 use super::plan::{
     DenseKernel, KEYS_OF_TILE, Plan, PromptKernel, QueryTile, Tiling, auto_splits, floats_per_row,
 };
-use crate::kernels::attention::{HeadRows, Hstu, KeyRows, KeysValues, Params};
+use crate::kernels::attention::{HeadRows, Hstu, KeyRows, KeysValues, Pages as PageTable, Params};
+use crate::kv_cache::{CacheScales, CacheSizes, KvLayout, Strides, piece};
 use bytemuck::Zeroable;
 use hk_core::{
     DType, Element, Error, GlobalLayout, Launch, LaunchConfig, NamedOperand, Result, Stream, TensorView,
@@ -22,7 +24,7 @@ const MOST_STRIDE: i64 = 1 << 23;
 
 /// Queries, keys and values, whose heads and columns fit each other.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Heads {
+pub(crate) struct Heads {
     pub heads: usize,
     pub kv_heads: usize,
     pub dqk: usize,
@@ -55,6 +57,18 @@ pub(super) fn check_heads(
         }
     }
     Ok(Heads { heads, kv_heads, dqk, dv })
+}
+
+/// Heads and columns of queries `q` and of a cache.
+pub(crate) fn check_cache_heads(
+    op: &'static str,
+    q: &[usize],
+    [k_arg, v_arg]: [&'static str; 2],
+    CacheSizes { pages, tokens, heads, dqk, dv }: CacheSizes,
+    most: [usize; 2],
+) -> Result<Heads> {
+    let (k, v) = ([pages, tokens, heads, dqk], [pages, tokens, heads, dv]);
+    check_heads(op, [("q", q), (k_arg, &k), (v_arg, &v)], most)
 }
 
 /// An element type that the kernels widen: `attention::ElementType` of `hip/problem.h`.
@@ -170,6 +184,111 @@ impl<'a> Problem<'a> {
         };
         let vectorized = fits(&k, self.params.dqk) & fits(&v, self.params.dv);
         self.params.fresh = KeysValues { k, v, element: element_type::<T>(self.kernel), vectorized };
+        Ok(())
+    }
+
+    fn cached_rows<C: Element>(
+        &mut self,
+        arg: &'static str,
+        cache: &TensorView<'a, C>,
+        s: Strides,
+    ) -> Result<KeyRows> {
+        self.check_type::<C>(arg)?;
+        cache.expect_unit_stride(self.op, arg)?;
+        cache.expect_aligned(self.op, arg, size_of::<C>() as u64)?;
+        let element = size_of::<C>() as i64;
+        let (column_shift, column_group, column) = match s.col_shift {
+            0 => (31, 0, s.col * element),
+            shift => (shift, s.col * element, element),
+        };
+        Ok(KeyRows {
+            data: self.launch.input_address(arg, cache)?,
+            batch: s.block * element,
+            head: s.head * element,
+            token_group: s.within * element,
+            token: element,
+            token_shift: s.within_shift,
+            column_group,
+            column,
+            column_shift,
+            ..KeyRows::zeroed()
+        })
+    }
+
+    /// Keys and values of a cache, whose shapes the layout has checked.
+    pub fn cache<C: Element>(
+        &mut self,
+        layout: KvLayout,
+        (k_arg, k): (&'static str, &TensorView<'a, C>),
+        (v_arg, v): (&'static str, &TensorView<'a, C>),
+    ) -> Result<()> {
+        let k = self.cached_rows(k_arg, k, layout.strides(k.layout(), false, piece::<C>()))?;
+        let v = self.cached_rows(v_arg, v, layout.strides(v.layout(), true, piece::<C>()))?;
+        let element = size_of::<C>() as i64;
+        let vector = self.vector();
+        let fits = |rows: &KeyRows, of: u32| {
+            let bytes = vector as i64 * element;
+            let all = [rows.data as i64, rows.batch, rows.head, rows.token_group, rows.column_group];
+            all.iter().all(|n| n % bytes == 0) && (of as usize).is_multiple_of(vector)
+        };
+        let vectorized = fits(&k, self.params.dqk) && (v.column != element || fits(&v, self.params.dv));
+        let vectorized = vectorized.into();
+        self.params.cache = KeysValues { k, v, element: element_type::<C>(self.kernel), vectorized };
+        Ok(())
+    }
+
+    /// The pages of sequences: rows of a table.
+    pub fn block_table(
+        &mut self,
+        table: &TensorView<'a, i32>,
+        sequences: usize,
+        of: CacheSizes,
+    ) -> Result<()> {
+        let [rows, _] = table.dims(self.op, "block_table")?;
+        if rows != sequences {
+            let want = format!("{sequences} sequences");
+            return Err(Error::shape(self.op, "block_table", table.shape(), want));
+        }
+        table.expect_unit_stride(self.op, "block_table")?;
+        table.expect_aligned(self.op, "block_table", 4)?;
+        let layout = self.launch.input("block_table", table)?;
+        self.pages(layout.data(), layout.shape()[3], of)?;
+        self.params.pages.row = layout.strides()[2];
+        Ok(())
+    }
+
+    /// The pages of sequences: spans of a list, each a token.
+    pub fn page_list(
+        &mut self,
+        (starts_arg, starts): (&'static str, &TensorView<'a, i32>),
+        (list_arg, list): (&'static str, &TensorView<'a, i32>),
+        of: CacheSizes,
+    ) -> Result<()> {
+        let starts = self.indices(starts_arg, starts)?;
+        let width = self.count(list_arg, list.shape()[0])?;
+        let list = self.indices(list_arg, list)?;
+        self.pages(list, width, of)?;
+        self.params.pages.starts = starts;
+        self.params.sequences.cache_starts = starts;
+        Ok(())
+    }
+
+    fn pages(&mut self, table: u64, width: u32, of: CacheSizes) -> Result<()> {
+        let (n_pages, tokens) = (self.count("k_cache", of.pages)?, self.count("k_cache", of.tokens)?);
+        // A table without entries is there: keys that it should have are missing.
+        let table = table.max(size_of::<i32>() as u64);
+        self.params.pages =
+            PageTable { table, width, n_pages, tokens, inverse: u32::MAX / tokens, ..PageTable::zeroed() };
+        Ok(())
+    }
+
+    /// Factors of the cache.
+    pub fn cache_scales(&mut self, scales: &CacheScales<'a>, sequences: usize) -> Result<()> {
+        let k = self.by_head("k_scale", scales.k, [sequences, self.kv_heads])?;
+        let v = self.by_head("v_scale", scales.v, [sequences, self.kv_heads])?;
+        let cache = &mut self.params.cache;
+        (cache.k.descale, cache.k.descale_batch, cache.k.descale_head) = k;
+        (cache.v.descale, cache.v.descale_batch, cache.v.descale_head) = v;
         Ok(())
     }
 
@@ -325,6 +444,57 @@ impl<'a> Problem<'a> {
         self.is_hstu = true;
     }
 
+    /// A bias `[queries, keys]` of the keys that are the sequence's queries.
+    pub fn qq_bias(&mut self, bias: Option<TensorView<'a, f32>>) -> Result<()> {
+        let Some(bias) = bias else { return Ok(()) };
+        let [rows, cols] = bias.dims(self.op, "qq_bias")?;
+        bias.expect_unit_stride(self.op, "qq_bias")?;
+        bias.expect_aligned(self.op, "qq_bias", 4)?;
+        let (bias_rows, bias_cols) = (self.count("qq_bias", rows)?, self.count("qq_bias", cols)?);
+        let layout = self.launch.input("qq_bias", &bias)?;
+        let row = 4 * layout.strides()[2];
+        let scores = &mut self.params.scores;
+        // Without entries it is there: each that is needed is missing.
+        scores.bias = HeadRows { data: layout.data().max(4), row, ..HeadRows::zeroed() };
+        scores.bias_type = element_type::<f32>(self.kernel);
+        (scores.bias_rows, scores.bias_cols, scores.bias_fresh) = (bias_rows, bias_cols, 1);
+        Ok(())
+    }
+
+    /// Masks of sequences, byte by byte.
+    pub fn custom_mask(&mut self, mask: Option<&CustomMask<'a>>, sequences: usize) -> Result<()> {
+        let Some(CustomMask { mask, indptr, skip_prefix }) = mask else { return Ok(()) };
+        let [bytes] = mask.dims(self.op, "custom_mask")?;
+        mask.expect_contiguous(self.op, "custom_mask")?;
+        indptr.expect_shape(self.op, "mask_indptr", [sequences + 1])?;
+        // Without bytes it is there: each that is needed is missing.
+        let data = self.launch.input_address("custom_mask", mask)?.max(1);
+        let starts = self.indices("mask_indptr", indptr)?;
+        let scores = &mut self.params.scores;
+        (scores.mask, scores.mask_starts, scores.mask_bytes) = (data, starts, bytes as u64);
+        scores.mask_fresh_only = (*skip_prefix).into();
+        Ok(())
+    }
+
+    /// A factor that outputs are divided by.
+    pub fn out_scale(&mut self, scale: Option<TensorView<'a, f32>>) -> Result<()> {
+        let Some(scale) = scale else { return Ok(()) };
+        scale.expect_shape(self.op, "out_scale", [1])?;
+        scale.expect_aligned(self.op, "out_scale", 4)?;
+        self.params.out_scale = self.launch.input("out_scale", &scale)?.data();
+        Ok(())
+    }
+
+    pub fn scale(&mut self, scale: Option<f32>) -> Result<()> {
+        self.params.scores.scale = check_scale(self.op, scale, self.params.dqk as usize)?;
+        Ok(())
+    }
+
+    pub fn softcap(&mut self, softcap: f32) -> Result<()> {
+        self.params.scores.softcap = check_softcap(self.op, softcap)?;
+        Ok(())
+    }
+
     /// All options that dense and packed attention have.
     pub fn options<T: Element>(
         &mut self,
@@ -332,8 +502,8 @@ impl<'a> Problem<'a> {
         sequences: usize,
         longest: [usize; 2],
     ) -> Result<()> {
-        self.params.scores.scale = check_scale(self.op, options.scale, self.params.dqk as usize)?;
-        self.params.scores.softcap = check_softcap(self.op, options.softcap)?;
+        self.scale(options.scale)?;
+        self.softcap(options.softcap)?;
         self.mask(options.mask);
         self.sink(options.sink)?;
         self.alibi(options.alibi, sequences)?;
@@ -347,6 +517,14 @@ impl<'a> Problem<'a> {
         self.params.sequences.total_k = self.count("k", total_k)?;
         self.params.sequences.q_starts = self.indices("cu_seqlens_q", &starts.q)?;
         self.params.sequences.k_starts = self.indices("cu_seqlens_k", &starts.k)?;
+        Ok(())
+    }
+
+    /// Starts of packed queries, and of keys that are in pages: `most` of a sequence.
+    pub fn cached_starts(&mut self, starts: &SequenceStarts<'a>, most: usize) -> Result<()> {
+        self.params.sequences.total_k = self.count("k", most)?;
+        self.params.sequences.q_starts = self.indices("cu_seqlens_q", &starts.q)?;
+        self.params.sequences.cache_starts = self.indices("cu_seqlens_k", &starts.k)?;
         Ok(())
     }
 
@@ -414,7 +592,7 @@ impl<'a> Problem<'a> {
         }
         let s = &mut self.params.sequences;
         (s.n, s.sq, s.sk) = (n, sq, sk);
-        let rows = sq as usize * self.params.group as usize;
+        let rows = self.count("q", (sq as usize).saturating_mul(self.params.group as usize))? as usize;
         let tiles_of_one = move |of_block: usize| rows.div_ceil(of_block);
         let tiles = move |of_block| tiles_of_one(of_block).saturating_mul(n as usize);
         let kernel = self.choose(tiles)?;
@@ -430,7 +608,7 @@ impl<'a> Problem<'a> {
         }
         let s = &mut self.params.sequences;
         (s.n, s.total_q) = (n, total);
-        let rows = total_q.saturating_mul(self.params.group as usize);
+        let rows = self.count("q", total_q.saturating_mul(self.params.group as usize))? as usize;
         let tiles = move |of_block: usize| rows / of_block + sequences;
         let kernel = self.choose(tiles)?;
         let sk = self.params.sequences.total_k as usize;

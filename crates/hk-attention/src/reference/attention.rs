@@ -29,6 +29,8 @@ pub struct Attention<'a> {
     pub causal: bool,
     /// Keys before and after the query's own place that are visible; `None`: all.
     pub window: [Option<usize>; 2],
+    /// `hidden(query, key)`: masked, beside causality and window.
+    pub hidden: Option<&'a dyn Fn(usize, usize) -> bool>,
     /// A slope for each query head.
     pub alibi: Option<&'a [f64]>,
     /// `bias(head, query, key)`.
@@ -89,7 +91,7 @@ impl Attention<'_> {
                 let query = &q[row * self.dqk..][..self.dqk];
                 let scores: Vec<f64> = (0..keys)
                     .map(|j| {
-                        if !self.sees(queries, keys, i, j) {
+                        if !self.sees(queries, keys, i, j) || self.hidden.is_some_and(|hidden| hidden(i, j)) {
                             return f64::NEG_INFINITY;
                         }
                         let mut s = self.scale * dot(query, &k[of(j) * self.dqk..][..self.dqk]).0;
@@ -102,7 +104,8 @@ impl Attention<'_> {
                     })
                     .collect();
                 let sink = self.sink.map_or(f64::NEG_INFINITY, |sink| sink[head]);
-                let top = scores.iter().fold(sink, |m, s| m.max(*s));
+                let most = |m: f64, s: &f64| if m.is_nan() || s.is_nan() { f64::NAN } else { m.max(*s) };
+                let top = scores.iter().fold(sink, most);
                 lse[row] = top;
                 if top == f64::NEG_INFINITY {
                     continue;

@@ -27,6 +27,7 @@ impl CallSpec {
         let mut tensors = Vec::with_capacity(self.tensors.len());
         for (i, (name, spec)) in self.tensors.iter().enumerate() {
             let sample = self.op.arg(name).map_or(Sample::Normal { mean: 0.0, deviation: 1.0 }, |a| a.sample);
+            let sample = sample.resolved(|name| self.optional(name).map(Described::shape));
             let seed = seed.wrapping_add((i as u64) << 32);
             let tensor = HostTensor::sample(spec.clone(), sample, seed);
             tensors.push((*name, tensor.map_err(|e| e.of_argument(self.op.name, name))?));

@@ -38,8 +38,40 @@ pub enum Sample {
         /// From one element to the next.
         step: i64,
     },
+    /// Starts of sequences that together have `rows` rows, nearly as many each: `i rows / n`.
+    Starts {
+        /// Rows of all.
+        rows: i64,
+    },
+    /// [`Starts`](Self::Starts) of the rows of another input of the call.
+    StartsOf(&'static str),
+    /// Lengths of sequences whose pages are the columns of another input of the call: uniform, from half to all of their tokens.
+    LengthsIn {
+        /// The table of pages.
+        table: &'static str,
+        /// Tokens of a page.
+        page: i64,
+    },
     /// Positive, with a sum of one along the last axis, over some orders of magnitude.
     Probabilities,
+}
+
+impl Sample {
+    /// The distribution with what it takes from other inputs, which `shape` gives by name; without them as of one row or page.
+    pub(super) fn resolved<'s>(self, shape: impl Fn(&str) -> Option<&'s [usize]>) -> Self {
+        match self {
+            Self::StartsOf(of) => {
+                let rows = shape(of).and_then(|s| s.first()).map_or(1, |&n| n as i64);
+                Self::Starts { rows }
+            }
+            Self::LengthsIn { table, page } => {
+                let tokens =
+                    page.saturating_mul(shape(table).and_then(|s| s.last()).map_or(1, |&n| n as i64));
+                Self::Integers { low: tokens / 2, high: tokens.saturating_add(1) }
+            }
+            _ => self,
+        }
+    }
 }
 
 /// SplitMix64 (Steele, Lea and Flood 2014).
@@ -69,7 +101,12 @@ impl Random {
                 f64::from(low) + (f64::from(high) - f64::from(low)) * self.unit()
             }
             Sample::Integers { low, high } => self.below(low, high) as f64,
-            Sample::Distinct { .. } | Sample::Steps { .. } | Sample::Probabilities => {
+            Sample::Distinct { .. }
+            | Sample::Steps { .. }
+            | Sample::Starts { .. }
+            | Sample::StartsOf(_)
+            | Sample::LengthsIn { .. }
+            | Sample::Probabilities => {
                 unreachable!("these depend on the other elements: `sequence`")
             }
         }
@@ -95,6 +132,10 @@ impl Random {
                 (0..n as i64).map(pick).collect()
             }
             Sample::Steps { step } => (0..n as i64).map(|i| i.wrapping_mul(step) as f64).collect(),
+            Sample::Starts { rows } => {
+                let last = (n as i64 - 1).max(1);
+                (0..n as i64).map(|i| i.wrapping_mul(rows).wrapping_div(last) as f64).collect()
+            }
             Sample::Probabilities => {
                 let normal = Sample::Normal { mean: 0.0, deviation: 2.0 };
                 let mut values: Vec<f64> = (0..n).map(|_| self.draw(normal).exp()).collect();
@@ -117,10 +158,11 @@ impl HostTensor {
     pub fn sample(spec: TensorSpec, sample: Sample, seed: u64) -> Result<Self> {
         /// The largest prime below 2^22, so that no two rows are equal.
         const PERIOD: usize = 4_194_301;
+        let sample = sample.resolved(|_| None);
         let len = spec.bytes()?;
         let n = match sample {
-            Sample::Distinct { .. } | Sample::Steps { .. } | Sample::Probabilities => usize::MAX,
             Sample::Normal { .. } | Sample::Uniform { .. } | Sample::Integers { .. } => PERIOD,
+            _ => usize::MAX,
         };
         let n = n.min(len / spec.dtype.size_bytes());
         let per_element = if spec.dtype == DType::Fp4x2 { 2 } else { 1 };

@@ -38,6 +38,7 @@ impl Tolerance {
             (Self::Attention, DType::Bf16) => Some(5e-3),
             (Self::Attention, DType::F16) => Some(1e-3),
             (Self::Attention, DType::F32) => Some(1e-5),
+            (Self::Attention, DType::Fp8E4M3 | DType::Fp8E4M3Fnuz) => Some(6e-2),
             _ => None,
         }
     }
@@ -68,6 +69,10 @@ impl Tolerance {
             (Self::Attention, DType::Bf16) => (1e-2, 1e-2),
             (Self::Attention, DType::F16) => (2e-3, 2e-3),
             (Self::Attention, DType::F32) => (1e-4, 2e-5),
+            // That of bf16, and half a step.
+            (Self::Attention, DType::Fp8E4M3 | DType::Fp8E4M3Fnuz) => {
+                (1.0 / 16.0 + 1e-2, 1e-2 + 1.0 / 1024.0)
+            }
             // Half a step; of f32 a few, for the arithmetic after the sum.
             (Self::Sum { .. }, DType::Bf16) => (1.0 / 256.0, f32::MIN_POSITIVE as f64),
             (Self::Sum { .. }, DType::F16) => (1.0 / 2048.0, 1.0 / 33_554_432.0),
