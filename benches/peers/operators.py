@@ -10,6 +10,8 @@ import math
 import torch
 import torch.nn.functional as F
 
+import functools
+
 import attention
 from attention import Unserved
 
@@ -46,14 +48,16 @@ class Peer:
             self.functions["triton"] = triton
 
 
-def close(peer, got):
-    """Every element within a few roundings of bf16 (of the terms, too, as eager PyTorch rounds in between)."""
+def close(peer, got, by_rows=False):
+    """Every element within a few roundings of bf16 (of the terms, too, as eager PyTorch rounds in between). `by_rows`: where rows
+    differ in size, as those of attention by the number of their keys."""
     for g, want in zip(got, peer.reference(**{k: wide(v) for k, v in peer.operands.items()}), strict=True):
         if g.shape != want.shape:
             raise AssertionError(f"shape {tuple(g.shape)}, expected {tuple(want.shape)}")
         error = (g.double() - want).abs_()
         rms = want.square().mean().sqrt()
-        bad = int((error > want.abs() / 32 + rms / 64).sum())
+        size = want.square().mean(-1, keepdim=True).sqrt() if by_rows else rms
+        bad = int((error > want.abs() / 32 + size / 64).sum())
         share = float(error.square().mean().sqrt() / rms) if rms > 0 else float(error.max())
         # NaN is in neither comparison.
         if bad or not share < 1 / 64:
@@ -324,7 +328,7 @@ def gemm_a8w8(operands, scalars):
 
 def mha(operands, scalars):
     reference, functions = attention.mha(operands, scalars)
-    return Peer(operands, reference, functions=functions)
+    return Peer(operands, reference, functions=functions, check=functools.partial(close, by_rows=True))
 
 
 OPERATORS = {
