@@ -5,12 +5,11 @@ cuBLAS), `compile` the same function under torch.compile, `triton` a kernel of k
 attention.py.
 """
 
+import functools
 import math
 
 import torch
 import torch.nn.functional as F
-
-import functools
 
 import attention
 from attention import Unserved

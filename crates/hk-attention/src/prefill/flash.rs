@@ -92,7 +92,7 @@ pub fn flash_attn_fwd_prefill<'a, T: AttentionElement, O: AttentionOutput<T>>(
     if let Some(starts) = &cu_seqlens {
         others.extend(starts.operands());
     }
-    let mut problem = problem(OP, stream, qkv, outputs, None, &options, [sequences, sq, sk], &others)?;
+    let mut problem = problem(OP, stream, qkv, (outputs, None), &options, [sequences, sq, sk], &others)?;
     for (i, (arg, lens)) in used.iter().enumerate() {
         if let Some(lens) = lens {
             let lens = problem.indices(arg, lens)?;

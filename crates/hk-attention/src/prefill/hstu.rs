@@ -98,7 +98,7 @@ pub fn hstu_attn<'a, T: AttentionElement + AttentionOutput<T>>(
         ("num_targets", num_targets.as_ref().map(|v| v as &dyn Operand)),
     ];
     let scores = AttentionOptions::default();
-    let mut problem = problem(OP, stream, inputs, outputs, None, &scores, [n, rows, rows], &others)?;
+    let mut problem = problem(OP, stream, inputs, (outputs, None), &scores, [n, rows, rows], &others)?;
     let starts = problem.indices("seq_offsets", &seq_offsets)?;
     let targets = num_targets.map_or(Ok(0), |targets| problem.indices("num_targets", &targets))?;
     let tokens = |n: usize| n.min(UNLIMITED as usize) as u32;

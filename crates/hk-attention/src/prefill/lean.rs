@@ -45,7 +45,7 @@ pub fn lean_atten<'a, T: AttentionElement + AttentionOutput<T>>(
     let mask = Mask { causal, ..Mask::default() };
     let options = AttentionOptions { scale, mask, ..AttentionOptions::default() };
     let others: [hk_core::NamedOperand; 1] = [("kv_lens", Some(&kv_lens))];
-    let mut problem = problem(OP, stream, inputs, outputs, None, &options, [batch, sq, total], &others)?;
+    let mut problem = problem(OP, stream, inputs, (outputs, None), &options, [batch, sq, total], &others)?;
     problem.consecutive_keys(&kv_lens, [sq, total])?;
     problem.run_batched(batch, [sq, total])
 }

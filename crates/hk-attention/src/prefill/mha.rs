@@ -91,7 +91,7 @@ pub fn mha<'a, T: AttentionElement, O: AttentionOutput<T>>(
         return Err(Error::argument(OP, "block_table", "given", "none: mha_varlen has pages"));
     }
     let [batch, sq, sk] = check_batched(OP, &inputs, &outputs)?;
-    let problem = problem(OP, stream, inputs, outputs, workspace, options, [batch, sq, sk], &[])?;
+    let problem = problem(OP, stream, inputs, (outputs, workspace), options, [batch, sq, sk], &[])?;
     problem.run_batched(batch, [sq, sk])
 }
 
@@ -132,7 +132,7 @@ pub fn mha_varlen<'a, T: AttentionElement, O: AttentionOutput<T>>(
     let Some(Pages { block_table, layout }) = options.pages else {
         let [total_q, total_k] = check_packed(OP, &inputs, &outputs)?;
         let (sizes, others) = ([sequences, total_q, total_k], cu_seqlens.operands());
-        let mut problem = problem(OP, stream, inputs, outputs, workspace, options, sizes, &others)?;
+        let mut problem = problem(OP, stream, inputs, (outputs, workspace), options, sizes, &others)?;
         problem.starts(&cu_seqlens, total_k)?;
         return problem.run_packed(sequences, total_q);
     };
@@ -232,8 +232,7 @@ pub(super) fn problem<'a, T: AttentionElement, O: AttentionOutput<T>>(
     op: &'static str,
     stream: &'a Stream,
     inputs: Qkv<'a, T>,
-    outputs: AttentionOutputs<'a, O>,
-    workspace: Option<TensorViewMut<'a, f32>>,
+    (outputs, workspace): (AttentionOutputs<'a, O>, Option<TensorViewMut<'a, f32>>),
     options: &AttentionOptions<'a, T>,
     [sequences, sq, sk]: [usize; 3],
     others: &[NamedOperand],

@@ -55,7 +55,7 @@ pub fn prefill_attn<'a, T: AttentionElement + AttentionOutput<T>>(
     let mask = Mask { causal, ..Mask::default() };
     let options = AttentionOptions { mask, ..AttentionOptions::default() };
     let others: [hk_core::NamedOperand; 2] = [("start", Some(&start)), ("len", Some(&len))];
-    let mut problem = problem(OP, stream, inputs, outputs, None, &options, [n, rows, rows], &others)?;
+    let mut problem = problem(OP, stream, inputs, (outputs, None), &options, [n, rows, rows], &others)?;
     problem.spans(&start, &len, rows)?;
     problem.run_batched(n, [max_len.min(rows), 0])
 }
