@@ -3,7 +3,7 @@
 use super::{Facts, both, ratio};
 use crate::Result;
 use crate::out::Table;
-use hk_core::registry::{Call, CallSpec, TensorSpec};
+use hk_core::registry::{Call, CallSpec, Scalar, TensorSpec};
 use hk_core::{Arch, DType};
 use hk_emu::Costs;
 
@@ -14,7 +14,7 @@ const QUERIES: usize = 256;
 const COLUMNS: [[usize; 2]; 4] = [[64, 64], [128, 128], [192, 128], [256, 256]];
 
 pub const TITLE: &str = "## A tile of `mha` over 8192 keys\n\n\
-    256 queries of one head, bf16, no mask, by the kernel that `mha` picks. Clocks of a compute unit in thousands, by unit; \
+    256 queries of one head, bf16, no mask, by the kernel of tall tiles. Clocks of a compute unit in thousands, by unit; \
     `exp` are those of\nvector issue for exponentials and the like. `matrix`: their clocks over those of the busiest unit. \
     `bound`: over the sum of matrix,\ntranscendental and packed f32 clocks, which never overlap within a SIMD of gfx942. \
     `LDS`: clocks of LDS over what they take without\nbank conflicts. `VALU`: vector-ALU instructions per score of a lane. \
@@ -46,6 +46,7 @@ pub fn table() -> Result<Table> {
         for (name, rows, columns) in [("q", QUERIES, dqk), ("k", KEYS, dqk), ("v", KEYS, dv)] {
             call.set(name, TensorSpec::new(DType::Bf16, [1, rows, 1, columns]))?;
         }
+        call.set_scalar("tile", Scalar::Choice("tall"))?;
         let [a, b] = Arch::AMD.map(|arch| Facts::of_call(&call.sample(0)?, "a tile", arch));
         let (a, b) = (a?.map(|f| cells(&f)), b?.map(|f| cells(&f)));
         let name = if dqk == dv { dqk.to_string() } else { format!("{dqk}, {dv}") };
