@@ -7,11 +7,16 @@ pub fn dot(x: &[f64], y: &[f64]) -> (f64, f64) {
     // As many sums as fill a vector register.
     const LANES: usize = 8;
     let (mut sums, mut magnitudes) = ([0.0; LANES], [0.0; LANES]);
-    for (x, y) in x.chunks(LANES).zip(y.chunks(LANES)) {
-        for (i, (x, y)) in x.iter().zip(y).enumerate() {
-            sums[i] += x * y;
-            magnitudes[i] += (x * y).abs();
+    let ((x, x_rest), (y, y_rest)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>());
+    for (x, y) in x.iter().zip(y) {
+        for i in 0..LANES {
+            sums[i] += x[i] * y[i];
+            magnitudes[i] += (x[i] * y[i]).abs();
         }
+    }
+    for (i, (x, y)) in x_rest.iter().zip(y_rest).enumerate() {
+        sums[i] += x * y;
+        magnitudes[i] += (x * y).abs();
     }
     (sums.iter().sum(), magnitudes.iter().sum())
 }
