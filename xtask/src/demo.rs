@@ -74,7 +74,7 @@ const LAYER: [&str; 11] = [
     "hk-gemm/hip/reduce.hip",
     "hk-activation/hip/rope.hip",
     "hk-attention/hip/kv_cache_rows.hip",
-    "hk-attention/hip/prefill_general_bf16.hip",
+    "hk-attention/hip/prefill_bf16.hip",
     "hk-quant/hip/per_token_quant.hip",
     "hk-gemm/hip/a8w8.hip",
     "hk-activation/hip/gated.hip",
@@ -83,8 +83,10 @@ const LAYER: [&str; 11] = [
 ];
 
 /// Sources that no run of the demo uses so far: they are compiled last, or not at all.
-const LAST: [&str; 15] = [
+const LAST: [&str; 17] = [
     "hk-activation/hip/topk_sort.hip",
+    "hk-attention/hip/prefill_general_f16.hip",
+    "hk-attention/hip/prefill_general_f32.hip",
     "hk-gemm/hip/a16wfp4.hip",
     "hk-gemm/hip/a16w8_fp8.hip",
     "hk-gemm/hip/a16w8_groupscale.hip",

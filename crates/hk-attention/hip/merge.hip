@@ -15,13 +15,12 @@ constexpr u32 kThreads = 256;
 
 template <class T>
 HK_FN void merge(const Params &args) {
-    const u32 vectors = (args.dv + 3) / 4;
-    const u64 count = u64(args.splits.rows) * vectors;
-    const u64 i = u64(hk::block_x()) * kThreads + hk::thread_x();
-    if (i >= count) return;
+    // A block has whole rows: `vectors` is at most 128.
+    const u32 vectors = (args.dv + 3) / 4, rows = kThreads / vectors;
+    const u32 of_block = hk::thread_x() / vectors, row = hk::block_x() * rows + of_block;
+    if (of_block >= rows || row >= args.splits.rows) return;
     const Params &p = hk::reload_params(args);
-    const u64 row = i / vectors;
-    const u32 col = u32(i - row * vectors) * 4, query = u32(row / p.heads), head = u32(row - u64(query) * p.heads);
+    const u32 col = (hk::thread_x() - of_block * vectors) * 4, query = row / p.heads, head = row - query * p.heads;
 
     const float sink =
         p.scores.sink ? reinterpret_cast<GlobalPtr<const float>>(p.scores.sink)[head] * kLog2E : kMinusInf;

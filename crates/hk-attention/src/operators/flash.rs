@@ -62,7 +62,11 @@ pub(crate) const FLASH_ATTN_FWD_PREFILL: Operator = Operator {
             "seqused_q" I32 [3], "seqused_k" I32 [3]),
         scalars: &[("causal", Scalar::Bool(true))],
     }],
-    bench: BenchSizes::Cases(&[]),
+    bench: BenchSizes::Cases(&[Case {
+        label: "Llama-3 8B, 8 x 2048 tokens, causal",
+        tensors: flash!(Bf16 [8, 2048, 32, 128], [8, 2048, 8, 128], [8, 2048, 8, 128]),
+        scalars: &[("causal", Scalar::Bool(true))],
+    }]),
     corners: &[
         Case {
             label: "bf16, batched, causal, used parts",

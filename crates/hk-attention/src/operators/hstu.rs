@@ -60,7 +60,11 @@ pub(crate) const HSTU_ATTN: Operator = Operator {
         tensors: tokens!(Bf16 3 120, 4, 128 128, "num_targets"),
         scalars: &[ALPHA, MAX_LEN],
     }],
-    bench: BenchSizes::Cases(&[]),
+    bench: BenchSizes::Cases(&[Case {
+        label: "4 heads, d128, 32 sequences of 2048 tokens",
+        tensors: tokens!(Bf16 32 65536, 4, 128 128),
+        scalars: &[ALPHA, ("max_len", Scalar::Count(2048))],
+    }]),
     corners: &[
         Case {
             label: "bf16, causal, targets",

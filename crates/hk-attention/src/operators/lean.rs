@@ -42,7 +42,11 @@ pub(crate) const LEAN_ATTEN: Operator = Operator {
         tensors: ragged!(Bf16 3 48 180, 32 8, 128 128),
         scalars: &[("causal", Scalar::Bool(true))],
     }],
-    bench: BenchSizes::Cases(&[]),
+    bench: BenchSizes::Cases(&[Case {
+        label: "Llama-3 8B, 4 x 512 tokens, 8192 keys, causal",
+        tensors: ragged!(Bf16 4 2048 32768, 32 8, 128 128),
+        scalars: &[("causal", Scalar::Bool(true))],
+    }]),
     corners: &[
         Case {
             label: "bf16, causal",

@@ -333,7 +333,11 @@ pub(crate) const MHA_VARLEN: Operator = Operator {
         tensors: packed!(Bf16 3 120 144, 32 8, 128 128),
         scalars: &[CAUSAL],
     }],
-    bench: BenchSizes::Cases(&[]),
+    bench: BenchSizes::Cases(&[Case {
+        label: "Llama-3 8B, 8 prompts of 4096 tokens, causal",
+        tensors: packed!(Bf16 8 32768 32768, 32 8, 128 128),
+        scalars: &[CAUSAL],
+    }]),
     corners: &[
         Case {
             label: "bf16, causal, sink and LSE",

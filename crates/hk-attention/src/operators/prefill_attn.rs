@@ -51,7 +51,11 @@ pub(crate) const PREFILL_ATTN: Operator = Operator {
         tensors: prompts!(Bf16 3 150, 32 8, 128 128),
         scalars: &[("max_len", Scalar::Count(44))],
     }],
-    bench: BenchSizes::Cases(&[]),
+    bench: BenchSizes::Cases(&[Case {
+        label: "Llama-3 8B, 8 prompts of 2048 tokens",
+        tensors: prompts!(Bf16 8 16384, 32 8, 128 128),
+        scalars: &[("max_len", Scalar::Count(2048))],
+    }]),
     corners: &[
         Case {
             label: "bf16, causal",

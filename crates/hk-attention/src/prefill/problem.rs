@@ -721,12 +721,12 @@ impl<'a> Problem<'a> {
         let splits = self.params.splits.count as usize;
         let blocks = tiles.saturating_mul(self.params.kv_heads as usize).saturating_mul(splits);
         let kernel = self.stream.kernel(kernel.kernel)?;
-        let merge = self.stream.kernel(merge)?;
+        let merge = if splits > 1 { Some(self.stream.kernel(merge)?) } else { None };
         // SAFETY: the operators have checked rows, heads and columns of each tensor against each other; the kernels clamp lengths,
         // starts and pages, which are on the device, to the sizes of the tensors.
         unsafe { self.launch.run(&kernel, LaunchConfig::grid_1d(blocks), &self.params)? };
-        if splits > 1 {
-            let blocks = (self.params.splits.rows as usize * dv.div_ceil(4)).div_ceil(256);
+        if let Some(merge) = merge {
+            let blocks = (self.params.splits.rows as usize).div_ceil(256 / dv.div_ceil(4));
             // SAFETY: a thread for each four columns of the outputs; the partial results are within the workspace.
             unsafe { self.stream.launch(op).run(&merge, LaunchConfig::grid_1d(blocks), &self.params)? };
         }

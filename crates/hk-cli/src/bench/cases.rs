@@ -115,9 +115,17 @@ pub fn with_even_routing(call: HostCall) -> Result<HostCall> {
                 let rows = rows("lhs", 0);
                 Box::new(move |i| (i + 1) * rows / n - i * rows / n)
             }
-            "cu_seqlens_q" | "cu_seqlens_k" => {
-                let rows = rows(if name == "cu_seqlens_q" { "q" } else { "k" }, 0);
+            "cu_seqlens_q" | "cu_seqlens_k" | "seq_offsets" => {
+                let rows = rows(if name == "cu_seqlens_k" { "k" } else { "q" }, 0);
                 Box::new(move |i| i * rows / (n - 1).max(1))
+            }
+            "start" => {
+                let rows = rows("k", 0);
+                Box::new(move |i| i * rows / n)
+            }
+            "len" | "kv_lens" => {
+                let rows = rows("k", 0);
+                Box::new(move |i| (i + 1) * rows / n - i * rows / n)
             }
             _ => continue,
         };
