@@ -2,7 +2,7 @@
 
 use super::attention::{CAUSAL, HostRows, LSE, SCALE, SOFTCAP, float, indices, outputs, scale};
 use super::common::{INDICES_32, expect_dtypes, expect_shape, integers, shape};
-use super::mha::PREFILL;
+use super::mha::GENERAL;
 use super::paged::{
     FLOAT, K_SCALE, Key, POOL, PagedSequence, Q, V_SCALE, attend_paged, cache_rows, expect_cache_dtypes,
     expect_heads, expect_one_of, paged_sequences, paged_traffic, sequences, with_cache, with_float,
@@ -77,7 +77,7 @@ pub(super) const EXTEND_ATTN: Operator = Operator {
         ArgSpec::output("lse", LSE, &[DType::F32], 2, "[total_q, Hq]").optional(),
     ],
     scalars: &[SCALE, ScalarSpec { default: Scalar::Bool(true), ..CAUSAL }, SOFTCAP, SKIP_PREFIX_MASK],
-    kernels: PREFILL,
+    kernels: GENERAL,
     cases: &[
         case!("Llama-3 8B, 2 x 24 tokens after 40", Bf16 2 48, 32 8, 128 128, Bf16 128 80, [], []),
         case!("DeepSeek-V3 heads, 2 x 20 tokens after 30", Bf16 2 40, 8 8, 192 128, Bf16 64 60, [], []),

@@ -18,9 +18,15 @@ use hk_core::registry::{
 };
 use hk_core::{CodeObjects, DType, Error, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, bf16, f16};
 
-/// The sources of the prefill kernels.
+/// The sources of the kernels that serve pages.
+pub(super) const GENERAL: &[&CodeObjects] =
+    &[&kernels::PREFILL_GENERAL_BF16, &kernels::PREFILL_GENERAL_F16, &kernels::PREFILL_GENERAL_F32];
+
+/// The sources of all kernels of prompts.
 pub(super) const PREFILL: &[&CodeObjects] = &[
     &kernels::MERGE,
+    &kernels::PREFILL_BF16,
+    &kernels::PREFILL_F16,
     &kernels::PREFILL_GENERAL_BF16,
     &kernels::PREFILL_GENERAL_F16,
     &kernels::PREFILL_GENERAL_F32,

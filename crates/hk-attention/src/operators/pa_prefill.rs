@@ -2,7 +2,7 @@
 
 use super::attention::{ALIBI, HostRows, SCALE, WINDOW, indices, outputs, scale, window};
 use super::common::{LAYOUT, expect_dtypes, expect_shape, integers, layout, shape};
-use super::mha::PREFILL;
+use super::mha::GENERAL;
 use super::paged::{
     BLOCK_TABLE, CU_SEQLENS_Q, FLOAT, K_CACHE, K_SCALE, Key, PagedSequence, Q, SEQ_LENS, V_CACHE, V_SCALE,
     attend_paged, cache_rows, cache_sizes, expect_cache_dtypes, expect_heads, expect_one_of, keys_in_pages,
@@ -83,7 +83,7 @@ pub(super) const PA_PREFILL: Operator = Operator {
         ArgSpec::output("out", Tolerance::Attention, FLOAT, 3, "[total_q, Hq, Dv]"),
     ],
     scalars: &[SCALE, WINDOW, LAYOUT, SKIP_DECODE],
-    kernels: PREFILL,
+    kernels: GENERAL,
     cases: CASES,
     bench: BenchSizes::Cases(BENCH),
     corners: &[

@@ -5,7 +5,7 @@ use super::attention::{
     outputs, scale, window,
 };
 use super::common::{LAYOUT, expect_shape, integers, layout, shape};
-use super::mha::{PREFILL, out_type, with_qkv};
+use super::mha::{GENERAL, out_type, with_qkv};
 use super::paged::{
     BLOCK_TABLE, CU_SEQLENS_Q, K_CACHE, PagedSequence, Q, SEQ_LENS, V_CACHE, attend_paged, cache_rows,
     cache_sizes, expect_cache_dtypes, expect_heads, expect_one_of, keys_in_pages, paged_sequences,
@@ -78,7 +78,7 @@ pub(super) const UNIFIED_ATTN: Operator = Operator {
         ArgSpec::output("lse", LSE, &[DType::F32], 2, "[total_q, Hq]").optional(),
     ],
     scalars: &[SCALE, WINDOW, SOFTCAP, LAYOUT, OUTPUT],
-    kernels: PREFILL,
+    kernels: GENERAL,
     cases: &[
         case!("Llama-3 8B, 2 x 24 tokens of prompts, pages of 16", Bf16 2 48, 32 128,
             Bf16 [16, 16, 8, 128], [16, 16, 8, 128], 4, [], []),
