@@ -3,7 +3,6 @@
 use hk_codeobj::Arch;
 use serde::Serialize;
 
-use crate::counters::Counters;
 use crate::fault::Access;
 
 /// Clocks of the units of a compute unit.
@@ -59,22 +58,6 @@ impl Costs {
     /// Those of an AMD target; of others those of gfx942.
     pub const fn of(arch: Arch) -> &'static Costs {
         if matches!(arch, Arch::Gfx950) { &GFX950 } else { &GFX942 }
-    }
-
-    /// Clocks of a compute unit, whose SIMDs share the instructions evenly, by unit. LDS has some only of counters with details.
-    pub fn clocks(&self, c: &Counters) -> Clocks {
-        let of_simds = |instructions: u64, clocks: u64| instructions * clocks / self.simds;
-        let transcendental = of_simds(c.transcendental, self.transcendental_clocks);
-        let bytes = c.global_read_bytes + c.global_written_bytes;
-        Clocks {
-            matrix: of_simds(c.mfma_passes, self.pass_clocks),
-            vector: of_simds(c.valu - c.transcendental + c.mfma, self.valu_clocks) + transcendental,
-            transcendental,
-            packed_f32: of_simds(c.packed_f32, self.valu_clocks),
-            lds: c.details.map_or(0, |d| d.lds_clocks),
-            memory: ((c.vmem_loads + c.vmem_stores) * self.address_clocks)
-                .max(bytes / self.global_bytes_per_clock),
-        }
     }
 
     /// The lanes that are served together, and over how many banks of a dword each. Two-address instructions
@@ -159,6 +142,7 @@ const WIDE_READ_GFX950: [u64; 4] =
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::counters::Counters;
 
     #[test]
     fn exponentials_run_at_a_quarter_and_at_half_of_the_rate() {

@@ -6,7 +6,7 @@ use std::ops::AddAssign;
 use hk_codeobj::Arch;
 use serde::Serialize;
 
-use crate::costs::Costs;
+use crate::costs::{Clocks, Costs};
 use crate::isa::{Encoding, Inst, Op, Operand};
 
 /// Defines a struct of counts that add up.
@@ -342,6 +342,24 @@ impl Matrix {
             Input::F32 if self.dim > 4 => 2 * full,
             _ if self.dim > 4 && self.blocks > 1 => 2 * full,
             _ => full,
+        }
+    }
+}
+
+impl Costs {
+    /// Clocks of a compute unit, whose SIMDs share the instructions evenly, by unit. LDS has some only of counters with details.
+    pub fn clocks(&self, c: &Counters) -> Clocks {
+        let of_simds = |instructions: u64, clocks: u64| instructions * clocks / self.simds;
+        let transcendental = of_simds(c.transcendental, self.transcendental_clocks);
+        let bytes = c.global_read_bytes + c.global_written_bytes;
+        Clocks {
+            matrix: of_simds(c.mfma_passes, self.pass_clocks),
+            vector: of_simds(c.valu - c.transcendental + c.mfma, self.valu_clocks) + transcendental,
+            transcendental,
+            packed_f32: of_simds(c.packed_f32, self.valu_clocks),
+            lds: c.details.map_or(0, |d| d.lds_clocks),
+            memory: ((c.vmem_loads + c.vmem_stores) * self.address_clocks)
+                .max(bytes / self.global_bytes_per_clock),
         }
     }
 }
