@@ -23,7 +23,7 @@ using hk::u64;
 using hk::u8;
 using hk::Vec;
 
-/// Element types beside that of the kernel, which the kernel widens. Same values as in src/prefill/params.rs.
+/// Element types beside that of the kernel, which the kernel widens. Same values as in src/prefill/problem.rs.
 enum ElementType : u32 {
     kOwn = 0,
     kFp8 = 1,  // e4m3 of the target

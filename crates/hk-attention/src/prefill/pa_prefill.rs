@@ -108,7 +108,7 @@ where
     run("chunked_pa_prefill", stream, inputs, out, options, Single::Cached)
 }
 
-/// What becomes of sequences of one new token.
+/// How sequences of one new token are served.
 #[derive(Clone, Copy, PartialEq)]
 enum Single {
     AsOthers,
