@@ -20,7 +20,7 @@
 //   Vector instructions of a wave at 1024 columns of normal values and k = 32, counted: bf16 240, f32 299. Keys take 2.5
 //   and 3 per element, the bound 0.5 and one for each bit tried, comparison with it 2 per element, the scan 8, sorting 45 and
 //   100. Sorting rows within lanes first would take 120 for 16 elements of a lane before any exchange; k reductions 16 each,
-//   with as many selects. Sorted rows raise the bound more often: at most 566 and 754. Walking tiles takes 110 for 1024 columns
+//   with as many selects. Sorted rows raise the bound more often: at most 623 and 751. Walking tiles takes 110 for 1024 columns
 //   of a bf16 row of 65536: keys, the largest of each eight, and ever more rarely comparison with the bound and sorting.
 #include <hk/block.h>
 #include <hk/reg.h>
@@ -238,9 +238,9 @@ HK_FN void select_tiles(const Source &source, u32 k, u32 *slots, Emit emit) {
     const u32 most = k > kSlots / 4 ? kSlots : kSlots / 2;
     const bool pairs = k > u32(kWaveSize) / 2 || source.cols < kTile;
     u32 count = 0;
+    u32 last = 0;  // order key of the k-th
     i32 bound = Source::Keys::kLowest;
     const auto sort = [&] {
-        u32 last = 0;
         const auto use = [&](u32 place, auto rank) {
             slots[place] = Source::column_of(rank);
             if (place == k - 1) last = Source::key_of(rank);
@@ -289,7 +289,8 @@ HK_FN void select_tiles(const Source &source, u32 k, u32 *slots, Emit emit) {
             if (found == 0 ? to_sort : count == most) {
                 sort();
                 if (found == 0) break;
-                above &= ~hk::detail::keys_below(key, bound);
+                // Lanes add by element, not by column: what is equal to the k-th may still come before it.
+                above &= ~hk::detail::keys_below(key, source.keys().from(last));
                 continue;
             }
             if (found == 0) break;

@@ -82,6 +82,8 @@ enum Data {
     Descending,
     /// Eight values.
     Levels,
+    /// Rising and falling in runs of up to 700 equals.
+    Runs,
     Equal,
     MinusInfinity,
     /// NaNs of any payload, infinities, zeros of both signs, subnormals, some numbers.
@@ -93,11 +95,12 @@ enum Data {
     Normal,
 }
 
-const DATA: [Data; 10] = [
+const DATA: [Data; 11] = [
     Data::Shuffled,
     Data::Ascending,
     Data::Descending,
     Data::Levels,
+    Data::Runs,
     Data::Equal,
     Data::MinusInfinity,
     Data::Special,
@@ -124,6 +127,15 @@ fn row<T: Float>(data: Data, cols: usize, seed: u64) -> Vec<T> {
             (0..cols).map(|i| T::from_f64((i as f64 - cols as f64 / 2.0) / 64.0)).collect()
         }
         Data::Levels => (0..cols).map(|_| T::from_f64((next() % 8) as f64 - 4.0)).collect(),
+        Data::Runs => {
+            let mut row = Vec::with_capacity(cols);
+            while row.len() < cols {
+                let step = row.len() as f64 / 512.0 * if seed % 2 == 0 { 1.0 } else { -1.0 };
+                let value = T::from_f64(step.round() + (next() % 2) as f64);
+                row.resize((row.len() + 1 + (next() % 700) as usize).min(cols), value);
+            }
+            row
+        }
         Data::Equal => vec![T::from_f64(-1.5); cols],
         Data::MinusInfinity => vec![T::from_f64(f64::NEG_INFINITY); cols],
         Data::Special => {
@@ -307,6 +319,19 @@ fn many_rows_f32() {
     many_rows::<f32>();
 }
 
+/// A wave that walks tiles fills its list in the middle of a run of equals, whose lower columns are still to come.
+#[test]
+fn equals_across_a_full_list_are_in_order_of_columns() {
+    for cols in [17_001, 17_480, 19_999] {
+        for k in [1, 5, 6, 7, 31, 32, 33, 63, 64] {
+            matches::<bf16>(Size { rows: 1, cols, k }, Data::Descending, 0, SMALLEST, [0; 3], false);
+            matches::<bf16>(Size { rows: 1, cols, k }, Data::Ascending, 0, LARGEST, [0; 3], false);
+            matches::<f32>(Size { rows: 1, cols, k }, Data::Runs, 0, LARGEST, [0; 3], false);
+            matches::<bf16>(Size { rows: 1, cols, k }, Data::Runs, 1, SMALLEST, [0; 3], false);
+        }
+    }
+}
+
 /// Sizes of the specification; at full sizes also its largest.
 #[test]
 fn sizes_of_the_specification_are_exact() {
@@ -475,7 +500,7 @@ fn rows_in_order_take_bounded_instructions() {
         let (bf16, ..) = counted::<bf16>("gfx942", data, 1024, 32);
         let (f32, ..) = counted::<f32>("gfx942", data, 1024, 32);
         println!("32 of 1024, {data:?}: bf16 {bf16} vector instructions, f32 {f32}");
-        assert!(bf16 <= 600 && f32 <= 800, "{data:?}: {bf16}, {f32}");
+        assert!(bf16 <= 640 && f32 <= 800, "{data:?}: {bf16}, {f32}");
     }
 }
 

@@ -220,6 +220,9 @@ struct RoughKeys {
         return number + (number < 0 ? 0 : kUnit) + (smallest ? kTurn : -kTurn);
     }
 
+    /// The lowest key of what is equal to `key`, an `order_key`.
+    HK_FN i32 from(u32 key) const { return first(above(key) - kUnit); }
+
   private:
     template <bool kSmallest, class RowT, int E>
     HK_FN static void make(const RowT &row, i32 (&key)[E]) {
