@@ -12,8 +12,16 @@
 
 namespace attention {
 
-/// Walks along rows, a tile at a time. The window of a tile ends with the last row's columns, so that rows past it read as zero
-/// and lane offsets are the same for all tiles.
+/// Rows of a window into a page: pages are multiples of it.
+inline constexpr u32 kPageRows = 16;
+
+namespace detail {
+HK_FN u64 uniform_address(u64 at) { return u64(hk::uniform(u32(at >> 32))) << 32 | hk::uniform(u32(at)); }
+}  // namespace detail
+
+/// Walks along consecutive rows, a tile of Mover at a time. The tile's window ends with the last row's columns, so that rows past it
+/// read as zero and lane offsets are the same for all tiles.
+template <class Mover>
 class RowWalk {
     u64 next_;
     i64 stride_;  // at least the bytes of a row, and tiles within 2 GiB
@@ -21,18 +29,80 @@ class RowWalk {
     i32 left_;  // rows
 
   public:
-    HK_FN RowWalk(u64 first, i64 stride, u32 row_bytes, i32 rows)
-        : next_(u64(hk::uniform(u32(first >> 32))) << 32 | hk::uniform(u32(first))), stride_(stride),
-          row_bytes_(row_bytes), left_(i32(hk::uniform(u32(rows)))) {}
+    static constexpr u32 kWindowRows = Mover::kRows;
+    struct Windows {
+        hk::Window all;
+        HK_FN const hk::Window &of_part(int) const { return all; }
+    };
 
-    template <int kRows>
-    HK_FN hk::Window next() {
-        const u32 rows = left_ < kRows ? u32(left_) : u32(kRows);
+    HK_FN RowWalk(u64 first, i64 stride, u32 row_bytes, i32 rows)
+        : next_(detail::uniform_address(first)), stride_(stride), row_bytes_(row_bytes),
+          left_(i32(hk::uniform(u32(rows)))) {}
+
+    HK_FN Windows next() {
+        const u32 rows = left_ < Mover::kRows ? u32(left_) : u32(Mover::kRows);
         const u32 bytes = left_ > 0 ? (rows - 1) * u32(stride_) + row_bytes_ : 0;
         const hk::Window window(reinterpret_cast<GlobalPtr<const u8>>(next_), bytes);
-        next_ += u64(stride_ * kRows);
-        left_ -= kRows;
-        return window;
+        next_ += u64(stride_ * Mover::kRows);
+        left_ -= Mover::kRows;
+        return {window};
+    }
+};
+
+/// Walks along the rows of a sequence in pages. What a wave moves in one part of a tile is within kPageRows rows, which have a
+/// window; those of pages that are not in the cache, and rows past the last one, read as zero.
+template <class Mover>
+class PageWalk {
+    u64 page_0_;  // token 0 of page 0
+    i64 page_stride_;
+    u32 stride_, row_bytes_;
+    u64 table_;  // of the sequence
+    u32 n_pages_, tokens_, inverse_;
+    u32 row_, end_;
+    u32 entry_[Mover::kParts];  // of the next tile: table entries are loaded a tile ahead
+
+  public:
+    static constexpr u32 kWindowRows = kPageRows;
+    struct Windows {
+        hk::Window window[Mover::kParts];
+        HK_FN const hk::Window &of_part(int i) const { return window[i]; }
+    };
+
+    /// Rows [first, end) of a sequence; first is a multiple of kPageRows.
+    HK_FN PageWalk(const Pages &pages, u64 of_sequence, u64 page_0, i64 page_stride, i64 stride, u32 row_bytes,
+                   u32 first, u32 end)
+        : page_0_(detail::uniform_address(page_0)), page_stride_(page_stride), stride_(u32(stride)),
+          row_bytes_(row_bytes), table_(detail::uniform_address(pages.table + of_sequence * 4)),
+          n_pages_(pages.n_pages), tokens_(pages.tokens), inverse_(pages.inverse), row_(hk::uniform(first)),
+          end_(hk::uniform(end)) {
+        look_up();
+    }
+
+    HK_FN Windows next() {
+        Windows windows;
+#pragma unroll
+        for (int i = 0; i < Mover::kParts; ++i) {
+            const u32 row = row_ + Mover::first_row(i);
+            const u32 after = end_ - 1 - row, most = kPageRows - 1;
+            const bool there = row < end_ && entry_[i] < n_pages_;
+            const u64 at = page_0_ + u64(i64(entry_[i]) * page_stride_) +
+                           u64(hk::DivMod(row, tokens_, inverse_).remainder) * stride_;
+            windows.window[i] = hk::Window(reinterpret_cast<GlobalPtr<const u8>>(at),
+                                           there ? (after < most ? after : most) * stride_ + row_bytes_ : 0);
+        }
+        row_ += Mover::kRows;
+        look_up();
+        return windows;
+    }
+
+  private:
+    HK_FN void look_up() {
+#pragma unroll
+        for (int i = 0; i < Mover::kParts; ++i) {
+            const u32 row = row_ + Mover::first_row(i), last = end_ - 1;
+            const u32 page = hk::DivMod(row < last ? row : last, tokens_, inverse_).quotient;
+            entry_[i] = u32(index_at(table_, page));
+        }
     }
 };
 
@@ -43,15 +113,16 @@ struct RowTile {
     Part part[kCols / 64];
 };
 
-/// Moves tiles of rows, 16 bytes per lane and part.
-template <int kRows, int kCols, int kThreads>
+/// Moves tiles of rows, 16 bytes per lane and part. kWindow: rows of a window, of the walk.
+template <int kRows_, int kCols, int kThreads, u32 kWindow = kRows_>
 class RowMover {
-    using Part = typename RowTile<kRows, kCols>::Part;
-    static constexpr int kChunks = kRows * kCols / 8;
+    using Part = typename RowTile<kRows_, kCols>::Part;
+    static constexpr int kChunks = kRows_ * kCols / 8;
     static_assert(kChunks % hk::kWaveSize == 0, "whole waves");
 
   public:
-    using Tile = RowTile<kRows, kCols>;
+    using Tile = RowTile<kRows_, kCols>;
+    static constexpr int kRows = kRows_;
     static constexpr int kParts = (kChunks + kThreads - 1) / kThreads;
     struct Chunks {
         Vec<u32, 4> part[kParts];
@@ -68,24 +139,29 @@ class RowMover {
         constexpr u32 kOfPart = kRows * Part::kChunks;
         return &tile.part[i / kOfPart].chunk[i % kOfPart];
     }
+    HK_FN static u32 row_of(u32 chunk) { return chunk % (kRows * Part::kChunks) / Part::kChunks; }
 
   public:
+    /// The first row of the window of the wave's part `i`.
+    HK_FN static u32 first_row(int i) {
+        return row_of(hk::wave_id() * hk::kWaveSize + i * kThreads) / kWindow * kWindow;
+    }
+
     /// Rows `stride` bytes apart; columns from `cols` on read as zero.
     HK_FN RowMover(i64 stride, u32 cols) {
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
-            const u32 at = hk::thread_x() + i * kThreads;
-            const u32 row = at % (kRows * Part::kChunks) / Part::kChunks;
+            const u32 at = hk::thread_x() + i * kThreads, row = row_of(at);
             const u32 col = at / (kRows * Part::kChunks) * 64 + (at % Part::kChunks ^ Part::swizzle(row)) * 8;
-            offset_[i] = col < cols && takes(i) ? row * u32(stride) + col * 2 : hk::Window::kOutOfBounds;
+            offset_[i] = col < cols && takes(i) ? row % kWindow * u32(stride) + col * 2 : hk::Window::kOutOfBounds;
         }
     }
 
-    HK_FN Chunks load(const hk::Window &rows) const {
+    HK_FN Chunks load(const auto &rows) const {
         Chunks chunks;
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
-            chunks.part[i] = rows.load<Vec<u32, 4>>(offset_[i]);
+            chunks.part[i] = rows.of_part(i).template load<Vec<u32, 4>>(offset_[i]);
         }
         return chunks;
     }
@@ -96,14 +172,33 @@ class RowMover {
             if (takes(i)) *chunk(tile, hk::thread_x() + i * kThreads) = chunks.part[i];
         }
     }
-    /// Straight to LDS: kParts loads, or one less for waves that are not `full`.
-    HK_FN void copy(const hk::Window &rows, Tile &tile) const {
+    /// Straight to LDS: kParts loads, or one less for waves that are not `full`. The first `skip` rows are zero.
+    HK_FN void copy(const auto &rows, Tile &tile, u32 skip = 0) const {
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
-            if (takes(i)) rows.load_to_lds(chunk(tile, hk::wave_id() * hk::kWaveSize + i * kThreads), offset_[i], 0);
+            if (!takes(i)) continue;
+            const u32 at = i * kThreads;
+            const u32 offset = row_of(hk::thread_x() + at) < skip ? hk::Window::kOutOfBounds : offset_[i];
+            rows.of_part(i).load_to_lds(chunk(tile, hk::wave_id() * hk::kWaveSize + at), offset, 0);
         }
     }
     HK_FN static bool full() { return takes(kParts - 1); }
+};
+
+/// Rows of V^T, written 8 bytes per lane. Of 64 keys: four columns of V that differ in bits 2 and 3, and four neighbouring quads of keys,
+/// which are two adjacent chunks. Other swizzles have those conflict.
+template <int kRows, int kBytes>
+struct QuadTile : hk::SharedTile<kRows, kBytes> {};
+template <int kRows>
+struct QuadTile<kRows, 128> : hk::SharedTile<kRows, 128> {
+    HK_FN static constexpr u32 swizzle(u32 row) { return row % 2 | row / 4 % 2 * 2 | (row / 2 ^ row / 8) % 2 * 4; }
+    HK_FN static constexpr u32 place(u32 row, u32 c) { return row * 8 + (c ^ swizzle(row)); }
+    template <int kDim, bool>
+    HK_FN hk::Frag frag(u32 row, u32 step) const {
+        const u32 lane = hk::lane_id(), at = step * hk::kLaneGroups<kDim> + hk::group_of_lane<kDim>(lane);
+        return hk::joined(
+            hk::per_row([&](u32 i) { return this->chunk[place(hk::row_of_lane<kDim>(lane, i), at) + row * 8]; }));
+    }
 };
 
 /// A tile of values in LDS as the operand V^T: rows are columns of V in the order of AccLayout::wide, columns are keys in the order of
@@ -111,23 +206,25 @@ class RowMover {
 template <int kDim, int kKeys, int kCols>
 struct TransposedTile {
     static constexpr int kPartKeys = kKeys < 64 ? kKeys : 64;
-    using Part = hk::SharedTile<kCols, kPartKeys * 2>;
+    using Part = QuadTile<kCols, kPartKeys * 2>;
     Part part[kKeys / kPartKeys];
 };
 
 /// Moves tiles of values through registers, 4 keys by 4 columns per lane and part, transposed by v_perm (two elements each).
 ///
-/// A wave has 64 columns of four quads of keys: coalesced 128-byte accesses. The 16 lanes that LDS writes together have 16 columns,
-/// the rows of four swizzles. Of 64 keys a row is 32 banks: quads q, q + 2, q + 8 and q + 10 are both halves of chunks c and c ^ 4.
-/// Of 32 keys a row is 16 banks: quads q and q + 2 are both halves of a chunk; q + 1 and q + 3 are written to the row of the other
+/// A wave has 64 columns of 16 neighbouring keys: coalesced 128-byte accesses. The 16 lanes that LDS writes together have 16 columns,
+/// the rows of four swizzles, and quads q to q + 3 of keys: quads q and q + 2 are the halves of a chunk, q + 1 and q + 3 those of the
+/// next one. Of 64 keys a row is 32 banks (QuadTile). Of 32 keys it is 16: quads q + 1 and q + 3 are written to the row of the other
 /// parity.
-template <int kDim, int kKeys, int kCols, int kThreads>
+template <int kDim, int kKeys, int kCols, int kThreads, u32 kWindow = kKeys>
 class TransposingRows {
     static_assert(kDim == 32, "quads of keys alternate between two groups of lanes");
     static constexpr int kUnits = kKeys * kCols / 16;
+    static constexpr int kColumnsOfWave = 64;  // 16 lanes of four
 
   public:
     using Tile = TransposedTile<kDim, kKeys, kCols>;
+    static constexpr int kRows = kKeys;
     static constexpr int kParts = (kUnits + kThreads - 1) / kThreads;
     struct Chunks {
         Vec<u32, 2> part[kParts][4];
@@ -144,39 +241,46 @@ class TransposingRows {
     HK_FN static bool takes(int i) {
         return (i + 1) * kThreads <= kUnits || hk::wave_id() >= u32((i + 1) * kThreads - kUnits) / hk::kWaveSize;
     }
-    struct Place {
-        u32 quad, col;
-        HK_FN explicit Place(int i) {
-            constexpr u32 kIdle = kUnits < kThreads ? kThreads - kUnits : 0;
-            const u32 lane = hk::lane_id(), wave = hk::wave_id() + (i * kThreads - kIdle) / hk::kWaveSize;
-            const u32 of_row = wave % (kCols / 64), of_keys = wave / (kCols / 64);
-            col = of_row * 64 + lane / 16 * 16 + lane % 4 * 4;
-            quad = kParity ? of_keys * 4 + lane / 4 % 2 * 2 + lane / 8 % 2
-                           : of_keys / 4 * 16 + of_keys / 2 % 2 * 4 + of_keys % 2 + lane / 4 % 2 * 2 + lane / 8 % 2 * 8;
-        }
-    };
+    /// The wave's unit of part `i`: 16 keys by kColumnsOfWave columns.
+    HK_FN static u32 unit(int i) {
+        constexpr u32 kIdle = kUnits < kThreads ? kThreads - kUnits : 0;
+        return hk::wave_id() + (i * kThreads - kIdle) / hk::kWaveSize;
+    }
+
+    HK_FN static u32 quad_of(int i) {
+        const u32 lane = hk::lane_id();
+        return unit(i) / (kCols / kColumnsOfWave) * 4 + lane / 4 % 2 * 2 + lane / 8 % 2;
+    }
 
   public:
+    /// The first row of the window of the wave's part `i`.
+    HK_FN static u32 first_row(int i) { return unit(i) / (kCols / kColumnsOfWave) * 16 / kWindow * kWindow; }
+
     /// Rows `stride` bytes apart; columns from `cols` on, a multiple of 8, read as zero.
     HK_FN TransposingRows(i64 stride, u32 cols) : stride_(u32(stride)) {
+        using Places = hk::AccLayout<kDim>;
+        const u32 lane = hk::lane_id();
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
-            const Place at(i);
-            using Places = hk::AccLayout<kDim>;
-            const u32 key = at.quad * 4 % Tile::kPartKeys, byte = Places::template place<hk::bf16>(key) * 2;
-            const u32 row = Places::wide(at.col) + (kParity ? at.quad % 2 : 0);
-            place_[i] =
-                at.quad * 4 / Tile::kPartKeys * u32(sizeof(Part)) + Part::place(row, byte / 16) * 16 + byte % 16;
-            offset_[i] = at.col < cols && takes(i) ? at.quad * 4 * stride_ + at.col * 2 : hk::Window::kOutOfBounds;
+            const u32 quad = quad_of(i);
+            const u32 col = unit(i) % (kCols / kColumnsOfWave) * kColumnsOfWave + lane / 16 * 16 + lane % 4 * 4;
+            const u32 key = quad * 4 % Tile::kPartKeys, byte = Places::template place<hk::bf16>(key) * 2;
+            const u32 row = Places::wide(col) + (kParity ? quad % 2 : 0);
+            place_[i] = quad * 4 / Tile::kPartKeys * u32(sizeof(Part)) + Part::place(row, byte / 16) * 16 + byte % 16;
+            offset_[i] = col < cols && takes(i) ? quad * 4 % kWindow * stride_ + col * 2 : hk::Window::kOutOfBounds;
         }
     }
 
-    HK_FN Chunks load(const hk::Window &rows) const {
+    /// The first `skip` rows are zero.
+    HK_FN Chunks load(const auto &rows, u32 skip = 0) const {
         Chunks chunks;
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
 #pragma unroll
-            for (u32 r = 0; r < 4; ++r) chunks.part[i][r] = rows.load<Vec<u32, 2>>(offset_[i] + r * stride_);
+            for (u32 r = 0; r < 4; ++r) {
+                const u32 offset = quad_of(i) * 4 + r < skip ? hk::Window::kOutOfBounds : offset_[i] + r * stride_;
+                chunks.part[i][r] = rows.of_part(i).template load<Vec<u32, 2>>(offset);
+            }
         }
         return chunks;
     }

@@ -1,4 +1,5 @@
-// prefill_dense.h: attention of prompts, the fast kernel: fresh keys, 16-bit rows of whole vectors, one type
+// prefill_dense.h: attention of prompts, the fast kernel: 16-bit rows of whole vectors, one type; keys are fresh ones, or those of pages
+// and then fresh ones.
 //
 //   s = scale (q . k), -inf where masked;  out = softmax(s) v;  lse = log of the sum of exp(s)
 //
@@ -7,8 +8,8 @@
 // Two waves per SIMD: one half of the block (PingPong), or another block, multiplies while the other is in LDS and softmax.
 //   gfx942         tiles go through registers, V is transposed on the way to LDS
 //   gfx950, sm_90  loads go straight to LDS, V is transposed as it is read
-// Strides of keys are from 0 to 2^24 bytes; all other ones are free. Columns past dqk and dv, and keys that no row of the block sees, are
-// not read.
+// Keys are at least a row and at most 2^23 bytes apart, pages are multiples of kPageRows; all other strides are free. Columns past dqk and dv, and
+// keys that no row of the block sees, are not read.
 // Floor: 2 (dqk + dv) flop for each visible pair of a query and a key.
 // Source: Dao et al. 2022, "FlashAttention", algorithm 1; rescaling only where the maximum grows: softmax.h.
 #pragma once
@@ -64,7 +65,8 @@ consteval auto shape() {
     }
 }
 
-template <class T, int kDqk, int kDv, class S>
+/// kPaged: keys of a cache come before fresh ones.
+template <class T, int kDqk, int kDv, class S, bool kPaged>
 class Dense {
     using Mma = hk::FragMma<T, T, kDim>;
     using Places = hk::AccLayout<kDim>;
@@ -76,20 +78,24 @@ class Dense {
     static constexpr int kFragKeys = 8 * hk::kLaneGroups<kDim>;  // of a fragment of P
     static constexpr int kFrags = kKeys / kFragKeys;
 
-    using KMover = RowMover<kKeys, kDqk, S::kThreads>;
-    HK_FN static auto v_mover() {
+    template <u32 kWindow>
+    using KMover = RowMover<kKeys, kDqk, S::kThreads, kWindow>;
+    template <u32 kWindow>
+    using VMover = decltype([] {
         if constexpr (kDirect)
-            return RowMover<kKeys, kDv, S::kThreads>(0, 0);
+            return RowMover<kKeys, kDv, S::kThreads, kWindow>(0, 0);
         else
-            return TransposingRows<kDim, kKeys, kDv, S::kThreads>(0, 0);
-    }
-    using VMover = decltype(v_mover());
-    static constexpr int kLoads = KMover::kParts + VMover::kParts;
+            return TransposingRows<kDim, kKeys, kDv, S::kThreads, kWindow>(0, 0);
+    }());
+    using KTile = typename KMover<kKeys>::Tile;
+    using VTile = typename VMover<kKeys>::Tile;
+    static constexpr int kKParts = KMover<kKeys>::kParts, kVParts = VMover<kKeys>::kParts;
+    static constexpr int kLoads = kKParts + kVParts;
 
   public:
     struct Lds {
-        typename KMover::Tile k[kStages];
-        typename VMover::Tile v[kStages];
+        KTile k[kStages];
+        VTile v[kStages];
     };
 
   private:
@@ -127,21 +133,9 @@ class Dense {
     // From the block's first key on:
     i32 inner_first_, inner_last_;  // keys that all rows of the wave see
     i32 outer_first_, outer_last_;  // keys that some row of the wave sees
-    i32 at_ = 0;  // the tile's first key
+    i32 at_;  // the tile's first key
     u32 tiles_;
-
-    struct Range {
-        i32 first, last;
-    };
-    HK_FN static Range visible(const Params &p, const Work &work, u32 query) {
-        constexpr i32 kUnbounded = 1 << 29;
-        const i32 keys = i32(work.fresh), at = i32(query) + keys - i32(work.q_len);
-        const i32 first = p.scores.left >= kUnbounded ? 0 : at - p.scores.left;
-        const i32 last = p.scores.right >= kUnbounded ? keys - 1 : at + p.scores.right;
-        Range range = {first < 0 ? 0 : first, last < keys - 1 ? last : keys - 1};
-        clip_to_split(p, work, range.first, range.last);
-        return range;
-    }
+    bool poison_[kOwn];
 
     HK_FN Row row(u32 r) const {
         const u32 index = work_.first + hk::wave_id() * kDim + hk::row_of_lane<kDim>(hk::lane_id(), r);
@@ -218,7 +212,7 @@ class Dense {
                     for (int j = 0; j < 64 / kDim; ++j) v.frag[f][part * (64 / kDim) + j] = columns[j];
                 }
             } else {
-                constexpr int kOfTile = VMover::Tile::kPartKeys / kFragKeys;
+                constexpr int kOfTile = VTile::kPartKeys / kFragKeys;
 #pragma unroll
                 for (int j = 0; j < kDv / kDim; ++j)
                     v.frag[f][j] = tile.part[f / kOfTile].template frag<kDim, true>(j * kDim, f % kOfTile);
@@ -261,28 +255,36 @@ class Dense {
         return s_.template as_operand<T, true>(0);
     }
 
+    /// Walk: RowWalk or PageWalk.
+    template <template <class> class Walk>
     struct Walks {
-        RowWalk k, v;
-        KMover k_mover;
-        VMover v_mover;
+        using K = KMover<Walk<KMover<kKeys>>::kWindowRows>;
+        using V = VMover<Walk<VMover<kKeys>>::kWindowRows>;
+        Walk<K> k;
+        Walk<V> v;
+        K k_mover;
+        V v_mover;
+        u32 skip;  // of the first tile: keys that no row of the block sees
 
-        HK_FN auto load_keys() { return k_mover.load(k.template next<kKeys>()); }
-        HK_FN auto load_values() { return v_mover.load(v.template next<kKeys>()); }
+        HK_FN auto load_keys() { return k_mover.load(k.next()); }
+        HK_FN auto load_values(u32 skip = 0) { return v_mover.load(v.next(), skip); }
+        HK_FN void copy_keys(KTile &tile) { k_mover.copy(k.next(), tile); }
+        HK_FN void copy_values(VTile &tile, u32 skip = 0) { v_mover.copy(v.next(), tile, skip); }
     };
     /// Waits until at most the loads of `kBatches` tiles are in flight.
     template <int kBatches>
     HK_FN static void wait_tiles() {
-        if (KMover::full())
+        if (KMover<kKeys>::full())
             hk::wait_loads<kBatches, kLoads>();
         else
             hk::wait_loads<kBatches, kLoads - 1>();
     }
-    HK_FN void copy_keys(Walks &walks, u32 stage) {
-        walks.k_mover.copy(walks.k.template next<kKeys>(), lds_.k[stage]);
+    HK_FN void copy_keys(auto &walks, u32 stage) {
+        walks.copy_keys(lds_.k[stage]);
         hk::commit_loads();
     }
-    HK_FN void copy_values(Walks &walks, u32 stage) {
-        walks.v_mover.copy(walks.v.template next<kKeys>(), lds_.v[stage]);
+    HK_FN void copy_values(auto &walks, u32 stage, u32 skip = 0) {
+        walks.copy_values(lds_.v[stage], skip);
         hk::commit_loads();
     }
 
@@ -338,10 +340,10 @@ class Dense {
     }
 
     /// Ping-pong, loads straight to LDS: they land while other stages are multiplied.
-    HK_FN void walk_direct(Walks &walks) {
+    HK_FN void walk_direct(auto &walks) {
         constexpr int kAhead = kStages - 1;
         copy_keys(walks, 0);
-        copy_values(walks, 0);
+        copy_values(walks, 0, walks.skip);
         // Of the queries, too: the compiler would wait for them in the loop.
         hk::drain_register_loads();
 #pragma unroll
@@ -356,11 +358,11 @@ class Dense {
     }
 
     /// Ping-pong, through registers and one stage in LDS.
-    HK_FN void walk_registers(Walks &walks) {
+    HK_FN void walk_registers(auto &walks) {
         static_assert(kStages == 1);
         auto k = walks.load_keys();
-        auto v = walks.load_values();
-        KMover::store(k, lds_.k[0]);
+        auto v = walks.load_values(walks.skip);
+        walks.k_mover.store(k, lds_.k[0]);
         k = walks.load_keys();
         ping_pong(
             [&](u32) HK_INLINE {
@@ -368,16 +370,15 @@ class Dense {
                 v = walks.load_values();
             },
             [&](u32) HK_INLINE {
-                KMover::store(k, lds_.k[0]);
+                walks.k_mover.store(k, lds_.k[0]);
                 k = walks.load_keys();
             },
             []() HK_INLINE {});
     }
 
-    HK_FN void copy_tile(Walks &walks, u32 stage) {
-        walks.k_mover.copy(walks.k.template next<kKeys>(), lds_.k[stage]);
-        walks.v_mover.copy(walks.v.template next<kKeys>(), lds_.v[stage]);
-        hk::commit_loads();
+    HK_FN void copy_tile(auto &walks, u32 stage, u32 skip = 0) {
+        walks.copy_keys(lds_.k[stage]);
+        copy_values(walks, stage, skip);
     }
     template <int kStage>
     HK_FN void multiply_tile() {
@@ -423,12 +424,12 @@ class Dense {
     }
 
     /// Loads straight to LDS, two stages: K of the next tile is waited for while its V is in flight.
-    HK_FN void walk_by_parts(Walks &walks) {
-        constexpr int kParts = KMover::kParts;
-        static_assert(kStages == 2 && VMover::kParts == kParts);
+    HK_FN void walk_by_parts(auto &walks) {
+        constexpr int kParts = kKParts;
+        static_assert(kStages == 2 && kVParts == kParts);
         copy_keys(walks, 0);
         hk::drain_register_loads();
-        copy_values(walks, 0);
+        copy_values(walks, 0, walks.skip);
         const u32 seen = seen_tiles();
         each_tile(seen, [&]<int kStage>() HK_INLINE {
             hk::wait_loads<1, kParts>();
@@ -453,10 +454,10 @@ class Dense {
     }
 
     /// One barrier a tile: other blocks of the CU, or nothing, overlap with it.
-    HK_FN void walk_plain(Walks &walks) {
+    HK_FN void walk_plain(auto &walks) {
         if constexpr (kDirect) {
             constexpr int kAhead = kStages - 1;
-            copy_tile(walks, 0);
+            copy_tile(walks, 0, walks.skip);
             hk::drain_register_loads();
 #pragma unroll
             for (int i = 1; i < kAhead; ++i) copy_tile(walks, i);
@@ -469,11 +470,11 @@ class Dense {
             hk::wait_loads<0, 0>();
         } else {
             auto k = walks.load_keys();
-            auto v = walks.load_values();
+            auto v = walks.load_values(walks.skip);
             each_tile(tiles_, [&]<int kStage>() HK_INLINE {
                 // With two stages, all waves have left this one before the barrier of the last tile.
                 if (kStages == 1) hk::block_barrier();
-                KMover::store(k, lds_.k[kStage]);
+                walks.k_mover.store(k, lds_.k[kStage]);
                 k = walks.load_keys();
                 walks.v_mover.store(v, lds_.v[kStage]);
                 v = walks.load_values();
@@ -490,7 +491,7 @@ class Dense {
             const Row own = row(r);
             if (p_.splits.count > 1) {
                 Vec<float, 2> sums = softmax_.sums(r);
-                if (work_.poison) sums = __builtin_nanf("");
+                if (poison_[r]) sums = __builtin_nanf("");
                 if (!own.valid) continue;
                 const Partial partial(p_, work_, own.query, own.head);
                 each_run(r, [&](u32 col, auto y) { partial.store(p_, col, y); });
@@ -500,7 +501,7 @@ class Dense {
             float sink = kMinusInf;
             if (p_.scores.sink && own.valid) sink = reinterpret_cast<GlobalPtr<const float>>(p_.scores.sink)[own.head];
             float lse, factor = softmax_.finish(r, sink, lse);
-            if (work_.poison) lse = factor = __builtin_nanf("");
+            if (poison_[r]) lse = factor = __builtin_nanf("");
             if (!own.valid) continue;
             const u64 out = address(p_.out, own.query, own.head);
             each_run(r, [&](u32 col, auto y) {
@@ -529,68 +530,128 @@ class Dense {
         }
     }
 
+    HK_FN u32 query_of(u32 row) const { return hk::DivMod(row, p_.group, p_.group_inverse).quotient; }
+
+    /// Walks through the keys of [begin, end) that rows of the block see.
+    template <template <class> class Walk>
+    HK_FN void walk_keys(i32 begin, i32 end) {
+        const Params &p = hk::reload_params(p_);
+        const Work &work = work_;
+        constexpr bool kPages = __is_same(Walk<KMover<kKeys>>, PageWalk<KMover<kKeys>>);
+        const auto seen = [&](u32 query) {
+            const KeyRange range = key_range(p, work, query);
+            return kPaged ? range.clipped(begin, end) : range;
+        };
+        const auto uniform = [](i32 v) { return i32(hk::uniform(u32(v))); };
+        const u32 last_row = work.q_len * p.group - 1;
+        const auto seen_by_row = [&](u32 row) { return seen(query_of(row < last_row ? row : last_row)); };
+        const u32 wave_row = work.first + hk::wave_id() * kDim;
+        const i32 first = seen_by_row(work.first).first, last = seen_by_row(work.first + kRows - 1).last;
+        if (last < first) return;
+        const i32 from = kPages ? first / i32(kPageRows) * i32(kPageRows) : first;
+        tiles_ = hk::uniform(u32(last - from) / kKeys + 1);
+        const KeyRange top = seen_by_row(wave_row), bottom = seen_by_row(wave_row + kDim - 1);
+        inner_first_ = uniform(bottom.first - from), inner_last_ = uniform(top.last - from);
+        outer_first_ = uniform(top.first - from);
+        outer_last_ = uniform(wave_row > last_row ? -1 : bottom.last - from);
+        at_ = 0;
+#pragma unroll
+        for (u32 r = 0; r < kOwn; ++r) {
+            const KeyRange keys = seen(row(r).query);
+            visible_[r] = {u32(keys.first - from), keys.last < keys.first ? 0 : u32(keys.last - keys.first + 1)};
+        }
+        const KeyRows &k = kPages ? p.cache.k : p.fresh.k, &v = kPages ? p.cache.v : p.fresh.v;
+        const bool packed = p.sequences.k_starts || p.sequences.k_consecutive;
+        const i64 k_stride = kPages ? k.token_group : k.token, v_stride = kPages ? v.token_group : v.token;
+        const auto walk = [&]<class Mover>(const KeyRows &rows, i64 stride, u32 cols) {
+            if constexpr (kPages) {
+                return PageWalk<Mover>(p.pages, work.pages, rows.row(0, work.kv_head, 0), rows.batch, stride, cols * 2,
+                                       u32(from), u32(last) + 1);
+            } else {
+                const u32 token = work.k_start + u32(from - begin);
+                return RowWalk<Mover>(rows.row(packed ? 0 : work.sequence, work.kv_head, token), stride, cols * 2,
+                                      last - from + 1);
+            }
+        };
+        using W = Walks<Walk>;
+        W walks = {walk.template operator()<typename W::K>(k, k_stride, p.dqk),
+                   walk.template operator()<typename W::V>(v, v_stride, p.dv), typename W::K(k_stride, p.dqk),
+                   typename W::V(v_stride, p.dv), u32(first - from)};
+        if constexpr (kDirect && kDv > 128)
+            walk_by_parts(walks);
+        else if constexpr (!S::kPingPong)
+            walk_plain(walks);
+        else if constexpr (kDirect)
+            walk_direct(walks);
+        else
+            walk_registers(walks);
+    }
+
+    /// Poisons the rows that see a key of a page that is not in the cache.
+    HK_FN void poison_missing() {
+        const Params &p = hk::reload_params(p_);
+        const u32 last_row = work_.q_len * p.group - 1, block_last = work_.first + kRows - 1;
+        const i32 cached = i32(work_.cached);
+        const i32 first = key_range(p, work_, query_of(work_.first)).first;
+        const i32 last =
+            key_range(p, work_, query_of(block_last < last_row ? block_last : last_row)).clipped(0, cached).last;
+        if (last < first) return;
+        const u32 end_page = hk::DivMod(u32(last), p.pages.tokens, p.pages.inverse).quotient + 1;
+        for (u32 page = hk::DivMod(u32(first), p.pages.tokens, p.pages.inverse).quotient; page < end_page;
+             page += hk::kWaveSize) {
+            const u32 mine = page + hk::lane_id();
+            bool missing = false;
+            if (mine < end_page) {
+                const auto *table = reinterpret_cast<GlobalPtr<const i32>>(p.pages.table) + work_.pages;
+                missing = u32(table[mine]) >= p.pages.n_pages;
+            }
+            for (u64 left = hk::ballot(missing); left != 0; left &= left - 1) {
+                const i32 begin = i32((page + u32(__builtin_ctzll(left))) * p.pages.tokens);
+                const i32 end = begin + i32(p.pages.tokens) < cached ? begin + i32(p.pages.tokens) : cached;
+#pragma unroll
+                for (u32 r = 0; r < kOwn; ++r) {
+                    const KeyRange keys = key_range(p, work_, row(r).query).clipped(begin, end);
+                    poison_[r] |= keys.first <= keys.last;
+                }
+            }
+        }
+    }
+
   public:
     HK_FN Dense(const Params &p, const Work &work, Lds &lds) : p_(p), work_(work), lds_(lds) {}
 
     HK_FN void run() {
-        const Params &p = p_;
-        const Work &work = work_;
-        scale_ = p.scores.scale * kLog2E;
-        const auto uniform = [](i32 v) { return i32(hk::uniform(u32(v))); };
-        const u32 last_row = work.q_len * p.group - 1;
-        const auto query_of = [&](u32 row) {
-            return hk::DivMod(row < last_row ? row : last_row, p.group, p.group_inverse).quotient;
-        };
-        const u32 first_row = work.first, wave_row = first_row + hk::wave_id() * kDim;
-        const i32 first = visible(p, work, query_of(first_row)).first;
-        const i32 last = visible(p, work, query_of(first_row + kRows - 1)).last;
-        tiles_ = hk::uniform(work.poison || last < first ? 0 : u32(last - first) / kKeys + 1);
-        const Range top = visible(p, work, query_of(wave_row));
-        const Range bottom = visible(p, work, query_of(wave_row + kDim - 1));
-        inner_first_ = uniform(bottom.first - first), inner_last_ = uniform(top.last - first);
-        outer_first_ = uniform(top.first - first);
-        outer_last_ = uniform(wave_row > last_row ? -1 : bottom.last - first);
+        scale_ = p_.scores.scale * kLog2E;
 #pragma unroll
-        for (u32 r = 0; r < kOwn; ++r) {
-            const Range keys = visible(p, work, row(r).query);
-            visible_[r] = {u32(keys.first - first), keys.last < keys.first ? 0 : u32(keys.last - keys.first + 1)};
-        }
-        if (tiles_ != 0) {
+        for (u32 r = 0; r < kOwn; ++r) poison_[r] = work_.poison;
+        if (!work_.poison) {
             load_queries();
-            const KeyRows &k = p.fresh.k, &v = p.fresh.v;
-            const bool packed = p.sequences.k_starts || p.sequences.k_consecutive;
-            const u32 batch = packed ? 0 : work.sequence, head = work.kv_head, token = work.k_start + u32(first);
-            const auto walk = [&](const KeyRows &rows, u32 cols) {
-                return RowWalk(rows.row(batch, head, token), rows.token, cols * 2, last - first + 1);
-            };
-            Walks walks = {walk(k, p.dqk), walk(v, p.dv), KMover(k.token, p.dqk), VMover(v.token, p.dv)};
-            if constexpr (kDirect && kDv > 128)
-                walk_by_parts(walks);
-            else if constexpr (!S::kPingPong)
-                walk_plain(walks);
-            else if constexpr (kDirect)
-                walk_direct(walks);
-            else
-                walk_registers(walks);
+            if constexpr (kPaged) {
+                walk_keys<PageWalk>(0, i32(work_.cached));
+                hk::block_barrier();
+            }
+            walk_keys<RowWalk>(i32(work_.cached), i32(work_.keys()));
+            if constexpr (kPaged) poison_missing();
         }
         store_outputs();
     }
 };
 
 /// Entry points have HK_ENTRY's `p`.
-template <class T, int kDqk, int kDv, bool kSmall>
+template <class T, int kDqk, int kDv, bool kSmall, bool kPaged>
 struct Kernel {
     using S = decltype(shape<kDqk, kDv, kSmall>());
     static constexpr int kThreads = S::kThreads;
     static constexpr int kWavesPerSimd = kDv > 128 && !kDirect ? 1 : 2;
 
     HK_FN void operator()(const Params &p) const {
-        using D = Dense<T, kDqk, kDv, S>;
+        using D = Dense<T, kDqk, kDv, S, kPaged>;
         auto &lds = hk::block_lds<typename D::Lds>();
         const u32 task = hk::xcd_remap(hk::block_x(), hk::grid_x());
         constexpr u32 kRows = S::kWaves * kDim;
         Work work;
         if (!find_work<kRows>(p, task, work)) return;
+        if (kPaged && p.skip_single && work.q_len == 1) return;
         find_keys(p, work);
         D(p, work, lds).run();
     }
@@ -599,12 +660,12 @@ struct Kernel {
 }  // namespace dense
 }  // namespace attention
 
-// An entry point and the one for few queries.
-#define HK_PREFILL_DENSE(name, T, dqk, dv)        \
-    HK_PREFILL_DENSE_ONE(name, T, dqk, dv, false) \
-    HK_PREFILL_DENSE_ONE(name##_small, T, dqk, dv, true)
-#define HK_PREFILL_DENSE_ONE(name, T, dqk, dv, small)                                                \
-    HK_ENTRY_WAVES_PER_SIMD(name, (attention::dense::Kernel<T, dqk, dv, small>::kThreads),           \
-                            (attention::dense::Kernel<T, dqk, dv, small>::kWavesPerSimd),            \
-                            (attention::dense::Kernel<T, dqk, dv, small>::kThreads / hk::kWaveSize), \
-                            attention::dense::Kernel<T, dqk, dv, small>{})
+// An entry point and the one for few queries, of fresh keys or of those of pages.
+#define HK_PREFILL_DENSE(name, T, dqk, dv, paged)        \
+    HK_PREFILL_DENSE_ONE(name, T, dqk, dv, false, paged) \
+    HK_PREFILL_DENSE_ONE(name##_small, T, dqk, dv, true, paged)
+#define HK_PREFILL_DENSE_ONE(name, T, dqk, dv, small, paged)                                                \
+    HK_ENTRY_WAVES_PER_SIMD(name, (attention::dense::Kernel<T, dqk, dv, small, paged>::kThreads),           \
+                            (attention::dense::Kernel<T, dqk, dv, small, paged>::kWavesPerSimd),            \
+                            (attention::dense::Kernel<T, dqk, dv, small, paged>::kThreads / hk::kWaveSize), \
+                            attention::dense::Kernel<T, dqk, dv, small, paged>{})

@@ -5,7 +5,7 @@ namespace {
 using attention::Params;
 }
 
-HK_PREFILL_DENSE(prefill_f16_d64, hk::f16, 64, 64)
-HK_PREFILL_DENSE(prefill_f16_d128, hk::f16, 128, 128)
-HK_PREFILL_DENSE(prefill_f16_d192_128, hk::f16, 192, 128)
-HK_PREFILL_DENSE(prefill_f16_d256, hk::f16, 256, 256)
+HK_PREFILL_DENSE(prefill_f16_d64, hk::f16, 64, 64, false)
+HK_PREFILL_DENSE(prefill_f16_d128, hk::f16, 128, 128, false)
+HK_PREFILL_DENSE(prefill_f16_d192_128, hk::f16, 192, 128, false)
+HK_PREFILL_DENSE(prefill_f16_d256, hk::f16, 256, 256, false)

@@ -5,7 +5,7 @@
 //
 // A block has kWaves waves of kDim queries. Keys come by tiles of kKeys: K as rows, V transposed with its columns in the order of
 // accumulators, both through registers; the next tile is loaded while this one is multiplied. S^T = K Q^T and O^T = V^T P^T: P stays in
-// the lane that has its scores. One wave per SIMD; the fast kernels are in prefill_dense.h.
+// the lane that has its scores. The fast kernels are in prefill_dense.h.
 // Source: Dao et al. 2022, "FlashAttention", algorithm 1; Milakov and Gimelshein 2018, algorithm 3.
 #pragma once
 
@@ -71,7 +71,7 @@ struct Lds {
 struct Query {
     u32 index, head;
     bool valid;
-    i32 from, to;  // keys that it sees by causality and window: [from, to]
+    KeyRange keys;  // that it sees by causality and window
     float factor;  // of its products
 };
 
@@ -114,17 +114,13 @@ class Prefill {
     HK_FN void run() {
         const Params &p = hk::reload_params(p_);
         const u32 group = hk::group_of_lane<kDim>(hk::lane_id());
-        const i32 off = i32(work_.keys()) - i32(work_.q_len);
-        const Scores &scores = p.scores;
 #pragma unroll
         for (int r = 0; r < kLaneRows; ++r) {
             const u32 row = work_.first + hk::wave_id() * kDim + hk::row_of_lane<kDim>(hk::lane_id(), r);
             const hk::DivMod at(row, p.group, p.group_inverse);
             Query &query = queries_[r];
-            query = {at.quotient, work_.kv_head * p.group + at.remainder, at.quotient < work_.q_len, 0, 0,
-                     scores.scale};
-            query.from = i32(query.index) + off - scores.left;
-            query.to = i32(query.index) + off + scores.right;
+            query = {at.quotient, work_.kv_head * p.group + at.remainder, at.quotient < work_.q_len,
+                     key_range(p, work_, at.quotient), p.scores.scale};
             if (p.q_descale && query.valid) {
                 query.factor *= reinterpret_cast<GlobalPtr<const float>>(
                     p.q_descale)[i64(work_.sequence) * p.q_descale_batch + i64(query.head) * p.q_descale_head];
@@ -154,17 +150,12 @@ class Prefill {
         const u32 last = work_.first + kRows - 1 < last_row ? work_.first + kRows - 1 : last_row;
         const u32 first_query = hk::DivMod(work_.first, p.group, p.group_inverse).quotient;
         const u32 last_query = hk::DivMod(last, p.group, p.group_inverse).quotient;
-        const i32 n_keys = i32(work_.keys());
-        i32 from = i32(first_query) + off - scores.left, to = i32(last_query) + off + scores.right + 1;
+        i32 from = key_range(p, work_, first_query).first, to = key_range(p, work_, last_query).last + 1;
         if constexpr (kHstu) {
             const Hstu &hstu = p.hstu;
-            from = 0, to = hstu.causal && first_query >= hstu.contextual ? i32(last_query) + 1 : n_keys;
+            from = 0, to = hstu.causal && first_query >= hstu.contextual ? i32(last_query) + 1 : i32(work_.keys());
         }
-        from = from < 0 ? 0 : from > n_keys ? n_keys : from;
-        to = to < 0 ? 0 : to > n_keys ? n_keys : to;
-        --to;
-        clip_to_split(p, work_, from, to);
-        to = to + 1 < from ? from : to + 1;
+        if (to < from) to = from;
         const KeyTiles tiles(work_, hk::uniform(u32(from)), hk::uniform(u32(to)), kKeys);
         walk(tiles);
         finish();
@@ -371,7 +362,7 @@ class Prefill {
         if (of.bias.data) add_bias(tile);
         each(tile, [&](float s, int r, u32 key) {
             const Query &query = queries_[r];
-            const bool visible = key < tile.end && i32(key) >= query.from && i32(key) <= query.to;
+            const bool visible = key < tile.end && i32(key) >= query.keys.first && i32(key) <= query.keys.last;
             return visible ? s * kLog2E : kMinusInf;
         });
         if (of.mask) apply_mask(tile);

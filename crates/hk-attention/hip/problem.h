@@ -268,14 +268,6 @@ HK_FN bool find_work(const Params &p, u32 task, Work &work) {
     return true;
 }
 
-/// The part of keys [first, last] that the work's split has.
-HK_FN void clip_to_split(const Params &p, const Work &work, i32 &first, i32 &last) {
-    if (p.splits.count <= 1) return;
-    const i32 begin = i32(work.split * p.splits.keys), end = begin + i32(p.splits.keys);
-    first = first < begin ? begin : first;
-    if (work.split + 1 < p.splits.count && last >= end) last = end - 1;
-}
-
 /// The keys of the work's sequence.
 HK_FN void find_keys(const Params &p, Work &work) {
     const Sequences &s = p.sequences;
@@ -332,6 +324,27 @@ HK_FN void find_keys(const Params &p, Work &work) {
         work.poison |= !valid;
         work.cached = valid && !work.poison ? u32(cached) : 0;
     }
+}
+
+/// Keys [first, last] of a sequence.
+struct KeyRange {
+    i32 first, last;
+
+    HK_FN KeyRange clipped(i32 begin, i32 end) const {
+        return {first < begin ? begin : first, last < end ? last : end - 1};
+    }
+};
+
+/// The keys that a query sees by causality and window, of those of the work's split.
+HK_FN KeyRange key_range(const Params &p, const Work &work, u32 query) {
+    constexpr i32 kUnbounded = 1 << 29;
+    const i32 keys = i32(work.keys()), at = i32(query) + keys - i32(work.q_len);
+    const i32 first = p.scores.left >= kUnbounded ? 0 : at - p.scores.left;
+    const i32 last = p.scores.right >= kUnbounded ? keys - 1 : at + p.scores.right;
+    const KeyRange seen = KeyRange{first, last}.clipped(0, keys);
+    if (p.splits.count <= 1) return seen;
+    const i32 begin = i32(work.split * p.splits.keys);
+    return seen.clipped(begin, work.split + 1 < p.splits.count ? begin + i32(p.splits.keys) : keys);
 }
 
 }  // namespace attention

@@ -90,6 +90,12 @@ impl Case {
         }
     }
 
+    /// The dense kernel serves it in 16 bits.
+    fn is_dense(&self) -> bool {
+        let rows = matches!(self.layout.1, KvLayout::Nhd | KvLayout::Hnd);
+        rows && self.page.is_multiple_of(16) && self.columns.iter().all(|n| n.is_multiple_of(8))
+    }
+
     fn total(&self, of: usize) -> usize {
         self.lens.iter().map(|lens| lens[of]).sum()
     }
@@ -307,6 +313,12 @@ impl Given {
     fn scalar(mut self, name: &'static str, value: Scalar) -> Self {
         self.scalars.push((name, value));
         self
+    }
+
+    /// By the general kernel: with an option that changes nothing.
+    fn generally(self) -> Self {
+        let heads = self.get("q").shape()[1];
+        self.with("alibi", HostTensor::new([heads], &vec![0f32; heads]).unwrap())
     }
 
     fn get(&self, name: &str) -> &HostTensor {
@@ -532,11 +544,18 @@ proptest! {
     /// Tiles of keys begin alike.
     #[test]
     fn pages_are_as_packed_keys(case in cases()) {
-        // An option that changes nothing: packed keys without options have another kernel.
-        let none = HostTensor::new([case.kv_heads * case.group], &vec![0f32; case.kv_heads * case.group]);
-        let want = case.varlen::<f16>(false).with("alibi", none.unwrap()).outs();
-        prop_assert_eq!(&case.varlen::<f16>(true).outs(), &want);
-        prop_assert_eq!(&case.unified::<f16, f16>().outs(), &want);
+        let packed = || case.varlen::<f16>(false);
+        let paged = || [case.varlen::<f16>(true), case.unified::<f16, f16>()];
+        if case.is_dense() {
+            let want = packed().outs();
+            for paged in paged() {
+                prop_assert_eq!(&paged.outs(), &want);
+            }
+        }
+        let want = packed().generally().outs();
+        for paged in paged() {
+            prop_assert_eq!(&paged.generally().outs(), &want);
+        }
     }
 }
 
@@ -741,6 +760,36 @@ fn queries_that_see_what_is_not_there_are_nan() {
     assert_eq!(varlen().changed("cu_seqlens_k", |of| of[2] = 36 + 65).poisoned_rows(), second);
 }
 
+/// Keys that no query of the call sees may hold anything, those of the window's first page and tile, too.
+#[test]
+fn keys_before_the_window_are_not_read() {
+    for (columns, group, queries, keys, window) in
+        [(64, 1, 40, 200, 29), (128, 4, 70, 333, 100), (128, 1, 300, 700, 77), (192, 2, 150, 300, 5)]
+    {
+        let case = Case::new(&[[queries, keys]], [1, group], [columns, 64]);
+        for general in [false, true] {
+            let given = |unseen: bool| {
+                let given = case.unified::<bf16, bf16>().scalar("window", Scalar::Int(window as i64));
+                let table = given.get("block_table").elements::<i32>().unwrap();
+                let cleared = |given: Given, name: &'static str, columns: usize| {
+                    let cache = given.get(name);
+                    let (shape, mut values) = (cache.shape().to_vec(), cache.elements::<bf16>().unwrap());
+                    for key in 0..keys - queries - window {
+                        let slot = table[key / 16] as usize * 16 + key % 16;
+                        values[slot * columns..][..columns].fill(bf16::NAN);
+                    }
+                    given.with(name, HostTensor::new(shape, &values).unwrap())
+                };
+                let given =
+                    if unseen { cleared(cleared(given, "k_cache", columns), "v_cache", 64) } else { given };
+                if general { given.generally() } else { given }
+            };
+            assert_eq!(given(true).outs(), given(false).outs(), "{columns} {queries} {keys} {window}");
+            given(true).check();
+        }
+    }
+}
+
 /// A table without columns, pools and caches without slots.
 #[test]
 fn nothing_is_cached() {
@@ -770,7 +819,7 @@ fn nothing_is_cached() {
 #[test]
 fn strided_views_are_the_same() {
     let case = Case::new(&[[20, 36], [3, 40]], [2, 2], [32, 32]);
-    let given = case.unified::<bf16, bf16>();
+    let given = case.unified::<bf16, bf16>().generally();
     for (gpu, want) in devices().iter().zip(given.outs()) {
         let elements = |name: &str| given.get(name).elements::<bf16>().unwrap();
         let integers = |name: &str| given.get(name).elements::<i32>().unwrap();
@@ -926,7 +975,7 @@ fn columns_of_pages_are_loaded_as_vectors() {
     let case = Case::new(&[[128, 256]], [1, 1], [128, 128]);
     for gpu in devices() {
         let loads = LAYOUTS.map(|layout| {
-            let call = Case { layout, ..case.clone() }.unified::<bf16, bf16>().call();
+            let call = Case { layout, ..case.clone() }.unified::<bf16, bf16>().generally().call();
             gpu.stream().take_counters().unwrap();
             call.operator().execute(gpu.stream(), &call).unwrap();
             gpu.stream().take_counters().unwrap().map(|counters| counters.vmem_loads)

@@ -79,6 +79,9 @@ macro_rules! dense {
             ],
         )),*]
     };
+    ($type:literal) => {
+        dense!($type, "64" 64 64, "128" 128 128, "192_128" 192 128, "256" 256 256)
+    };
 }
 
 const GENERAL: [Table<KernelRef<Params>>; 3] = [
@@ -87,10 +90,9 @@ const GENERAL: [Table<KernelRef<Params>>; 3] = [
     general!("f32", "64" 64 64, "128" 128 128, "192_128" 192 128, "256" 256 256),
 ];
 const HSTU: [Table<KernelRef<Params>>; 3] = [hstu!("bf16"), hstu!("f16"), hstu!("f32")];
-const DENSE: [Table<[KernelRef<Params>; 2]>; 2] = [
-    dense!("bf16", "64" 64 64, "128" 128 128, "192_128" 192 128, "256" 256 256),
-    dense!("f16", "64" 64 64, "128" 128 128, "192_128" 192 128, "256" 256 256),
-];
+/// Of fresh keys, and of keys in pages with fresh ones behind.
+const DENSE: [[Table<[KernelRef<Params>; 2]>; 2]; 2] =
+    [[dense!("bf16"), dense!("f16")], [dense!("paged_bf16"), dense!("paged_f16")]];
 
 fn find<K: Copy>(table: Table<K>, [dqk, dv]: [usize; 2]) -> Option<([usize; 2], K)> {
     table.iter().find(|([most_qk, most_v], _)| dqk <= *most_qk && dv <= *most_v).copied()
@@ -108,8 +110,8 @@ impl PromptKernel {
     }
 
     /// The kernels of 16-bit rows, see `hip/prefill_dense.h`.
-    pub fn dense(arch: Arch, dtype: DType, columns: [usize; 2]) -> Option<DenseKernel> {
-        let table = DENSE[usize::from(dtype == DType::F16)];
+    pub fn dense(arch: Arch, dtype: DType, paged: bool, columns: [usize; 2]) -> Option<DenseKernel> {
+        let table = DENSE[usize::from(paged)][usize::from(dtype == DType::F16)];
         find(table, columns).map(|([_, dv], [tall, short])| {
             let [rows_of_tall, rows_of_short] = dense_rows(arch, dv);
             DenseKernel {

@@ -22,6 +22,9 @@ const MOST_ROWS: u64 = (1 << 30) - 1;
 /// Most bytes from a key to the next for which a tile lies within a window.
 const MOST_STRIDE: i64 = 1 << 23;
 
+/// Rows of a window into a page, `kPageRows` of `hip/keys.h`.
+const WINDOW_OF_PAGE: u32 = 16;
+
 /// Queries, keys and values, whose heads and columns fit each other.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Heads {
@@ -81,6 +84,14 @@ fn element_type<T: Element>(kernel: DType) -> u32 {
     }
 }
 
+/// Factors by batch and head: address and strides in elements.
+type ByHead = (u64, i64, i64);
+
+fn descale(of: &mut KeysValues, k: ByHead, v: ByHead) {
+    (of.k.descale, of.k.descale_batch, of.k.descale_head) = k;
+    (of.v.descale, of.v.descale_batch, of.v.descale_head) = v;
+}
+
 /// What an operator passes to the kernels.
 pub(super) struct Problem<'a> {
     op: &'static str,
@@ -89,7 +100,6 @@ pub(super) struct Problem<'a> {
     kernel: DType,
     is_hstu: bool,
     plan: Plan<'a>,
-    kv_heads: usize,
     params: Params,
 }
 
@@ -111,16 +121,14 @@ impl<'a> Problem<'a> {
             kernel,
             is_hstu: false,
             plan: Plan { tiling: Tiling::Auto, workspace: None },
-            kv_heads: heads.kv_heads,
             params,
         }
     }
 
     /// Rows `[batch, row, head, column]` or `[row, head, column]`.
-    fn rows<T: Element>(&self, layout: &GlobalLayout, row_axis: usize) -> HeadRows {
-        let s = layout.strides().map(|s| s * size_of::<T>() as i64);
-        let head_axis = if row_axis == 1 { 2 } else { 1 };
-        HeadRows { data: layout.data(), batch: s[0], row: s[row_axis], head: s[head_axis] }
+    fn rows<T: Element>(layout: &GlobalLayout) -> HeadRows {
+        let [batch, row, head, _] = layout.strides().map(|s| s * size_of::<T>() as i64);
+        HeadRows { data: layout.data(), batch, row, head }
     }
 
     fn check_type<T: Element>(&self, arg: &'static str) -> Result<()> {
@@ -145,7 +153,7 @@ impl<'a> Problem<'a> {
         q.expect_unit_stride(self.op, arg)?;
         q.expect_aligned(self.op, arg, size_of::<T>() as u64)?;
         let layout = self.launch.input(arg, q)?;
-        self.params.q = self.rows::<T>(&layout, 1);
+        self.params.q = Self::rows::<T>(&layout);
         self.params.q_type = element_type::<T>(self.kernel);
         self.params.q_vectorized =
             Self::vectorized::<T>(&self.params.q, self.vector(), self.params.dqk as usize);
@@ -157,7 +165,7 @@ impl<'a> Problem<'a> {
         rows.expect_unit_stride(self.op, arg)?;
         rows.expect_aligned(self.op, arg, size_of::<T>() as u64)?;
         let layout = self.launch.input(arg, rows)?;
-        let HeadRows { data, batch, row, head } = self.rows::<T>(&layout, 1);
+        let HeadRows { data, batch, row, head } = Self::rows::<T>(&layout);
         Ok(KeyRows {
             data,
             batch,
@@ -284,11 +292,10 @@ impl<'a> Problem<'a> {
 
     /// Factors of the cache.
     pub fn cache_scales(&mut self, scales: &CacheScales<'a>, sequences: usize) -> Result<()> {
-        let k = self.by_head("k_scale", scales.k, [sequences, self.kv_heads])?;
-        let v = self.by_head("v_scale", scales.v, [sequences, self.kv_heads])?;
-        let cache = &mut self.params.cache;
-        (cache.k.descale, cache.k.descale_batch, cache.k.descale_head) = k;
-        (cache.v.descale, cache.v.descale_batch, cache.v.descale_head) = v;
+        let kv_heads = self.params.kv_heads as usize;
+        let k = self.by_head("k_scale", scales.k, [sequences, kv_heads])?;
+        let v = self.by_head("v_scale", scales.v, [sequences, kv_heads])?;
+        descale(&mut self.params.cache, k, v);
         Ok(())
     }
 
@@ -301,7 +308,7 @@ impl<'a> Problem<'a> {
         out.expect_unit_stride(self.op, arg)?;
         out.expect_aligned(self.op, arg, size_of::<T>() as u64)?;
         let layout = self.launch.output(arg, out)?;
-        self.params.out = self.rows::<T>(&layout, 1);
+        self.params.out = Self::rows::<T>(&layout);
         self.params.out_type = element_type::<T>(self.kernel);
         self.params.out_vectorized = Self::vectorized::<T>(&self.params.out, 4, self.params.dv as usize);
         Ok(())
@@ -319,13 +326,13 @@ impl<'a> Problem<'a> {
         Ok(())
     }
 
-    /// `f32` by batch and head, or `[1]`: address and strides in elements.
+    /// `f32` by batch and head, or `[1]`.
     fn by_head(
         &mut self,
         arg: &'static str,
         view: Option<TensorView<'a, f32>>,
         [batch, heads]: [usize; 2],
-    ) -> Result<(u64, i64, i64)> {
+    ) -> Result<ByHead> {
         let Some(view) = view else { return Ok((0, 0, 0)) };
         view.expect_aligned(self.op, arg, 4)?;
         if view.shape() != [1] && view.shape() != [batch, heads] {
@@ -338,16 +345,13 @@ impl<'a> Problem<'a> {
     }
 
     pub fn descales(&mut self, descales: &Descales<'a>, sequences: usize) -> Result<()> {
-        let (heads, kv_heads) = (self.params.heads as usize, self.kv_heads);
-        let params = self.by_head("q_descale", descales.q, [sequences, heads])?;
-        (self.params.q_descale, self.params.q_descale_batch, self.params.q_descale_head) = params;
-        let params = self.by_head("k_descale", descales.k, [sequences, kv_heads])?;
-        for kv in [&mut self.params.fresh, &mut self.params.cache] {
-            (kv.k.descale, kv.k.descale_batch, kv.k.descale_head) = params;
-        }
-        let params = self.by_head("v_descale", descales.v, [sequences, kv_heads])?;
-        for kv in [&mut self.params.fresh, &mut self.params.cache] {
-            (kv.v.descale, kv.v.descale_batch, kv.v.descale_head) = params;
+        let (heads, kv_heads) = (self.params.heads as usize, self.params.kv_heads as usize);
+        let q = self.by_head("q_descale", descales.q, [sequences, heads])?;
+        (self.params.q_descale, self.params.q_descale_batch, self.params.q_descale_head) = q;
+        let k = self.by_head("k_descale", descales.k, [sequences, kv_heads])?;
+        let v = self.by_head("v_descale", descales.v, [sequences, kv_heads])?;
+        for of in [&mut self.params.fresh, &mut self.params.cache] {
+            descale(of, k, v);
         }
         Ok(())
     }
@@ -615,34 +619,43 @@ impl<'a> Problem<'a> {
         self.run(kernel, tiles(kernel.rows), total_q, sk)
     }
 
-    /// Whether the dense kernels serve the call: 16-bit rows in whole vectors, fresh keys, no option that changes scores one by one.
+    /// Whether the dense kernels serve the call: 16-bit rows in whole vectors, pages of whole windows, no option that changes scores
+    /// one by one.
     fn is_dense(&self) -> bool {
         let p = &self.params;
-        let vectors = p.q_vectorized & p.fresh.vectorized & p.out_vectorized == 1;
-        let own = p.q_type == 0 && p.fresh.element == 0 && p.out_type == 0;
-        let walks = |rows: &KeyRows, columns: u32| {
-            (2 * i64::from(columns)..=MOST_STRIDE).contains(&rows.token) || p.sequences.sk == 1
+        let (paged, fresh) = (p.pages.table != 0, p.fresh.k.data != 0);
+        let own = p.q_type == 0 && p.fresh.element == 0 && p.cache.element == 0 && p.out_type == 0;
+        let vectors = p.q_vectorized & p.out_vectorized == 1
+            && (!fresh || p.fresh.vectorized == 1)
+            && (!paged || p.cache.vectorized == 1);
+        let fits = |stride: i64, columns: u32| (2 * i64::from(columns)..=MOST_STRIDE).contains(&stride);
+        let walks = |rows: &KeyRows, columns: u32| fits(rows.token, columns) || p.sequences.sk == 1;
+        let in_rows = |rows: &KeyRows, columns: u32| {
+            rows.token_shift == 0 && rows.column == 2 && fits(rows.token_group, columns)
         };
+        let keys = !fresh || (walks(&p.fresh.k, p.dqk) && walks(&p.fresh.v, p.dv));
+        let pages = !paged
+            || (p.pages.tokens.is_multiple_of(WINDOW_OF_PAGE)
+                && in_rows(&p.cache.k, p.dqk)
+                && in_rows(&p.cache.v, p.dv));
         let scores = &p.scores;
         let plain = scores.softcap == 0.0 && scores.scale > 0.0 && scores.dropout == 0;
-        let none = [scores.alibi, scores.bias.data, scores.mask, p.pages.table, p.out_scale, p.q_descale];
-        let descales = [p.fresh.k.descale, p.fresh.v.descale];
+        let none = [scores.alibi, scores.bias.data, scores.mask, p.out_scale, p.q_descale];
+        let descales = [p.fresh.k.descale, p.fresh.v.descale, p.cache.k.descale, p.cache.v.descale];
         !self.is_hstu
             && self.kernel.size_bytes() == 2
-            && vectors
-            && own
-            && plain
-            && p.skip_single == 0
+            && (own && vectors && plain && keys && pages)
+            && (paged || p.skip_single == 0)
             && none.iter().chain(&descales).all(|data| *data == 0)
-            && walks(&p.fresh.k, p.dqk)
-            && walks(&p.fresh.v, p.dv)
     }
 
     /// The kernel that serves the call; `tiles` of so many rows.
     fn choose(&self, tiles: impl Fn(usize) -> usize) -> Result<PromptKernel> {
         let columns = [self.params.dqk as usize, self.params.dv as usize];
         let info = self.stream.device().info();
-        let dense = if self.is_dense() { PromptKernel::dense(info.arch, self.kernel, columns) } else { None };
+        let paged = self.params.pages.table != 0;
+        let dense =
+            if self.is_dense() { PromptKernel::dense(info.arch, self.kernel, paged, columns) } else { None };
         if let Some(DenseKernel { tall, short }) = dense {
             let fills =
                 tiles(tall.rows).saturating_mul(self.params.kv_heads as usize) >= info.compute_units as usize;
