@@ -1,4 +1,4 @@
-// keys.h: tiles of consecutive rows of keys and values, 16-bit elements, from global memory to LDS.
+// keys.h: tiles of rows of keys and values, of 16-bit elements or fp8, from global memory to LDS.
 #pragma once
 
 #include "problem.h"
@@ -203,10 +203,10 @@ struct QuadTile<kRows, 128> : hk::SharedTile<kRows, 128> {
 
 /// A tile of values in LDS as the operand V^T: rows are columns of V in the order of AccLayout::wide, columns are keys in the order of
 /// accumulators (AccLayout::place).
-template <int kDim, int kKeys, int kCols>
+template <int kDim, int kKeys, int kCols, int kBytes = 2>
 struct TransposedTile {
     static constexpr int kPartKeys = kKeys < 64 ? kKeys : 64;
-    using Part = QuadTile<kCols, kPartKeys * 2>;
+    using Part = QuadTile<kCols, kPartKeys * kBytes>;
     Part part[kKeys / kPartKeys];
 };
 
@@ -298,6 +298,90 @@ class TransposingRows {
                 // Rows are xored, not added, and so are their swizzles.
                 *reinterpret_cast<Vec<u32, 2> *>(reinterpret_cast<u8 *>(&tile) + (place_[i] ^ Part::place(j, 0) * 16)) =
                     v;
+            }
+        }
+    }
+};
+
+/// The same for fp8: v_perm transposes 4 x 4 bytes.
+///
+/// A wave has 32 columns of 32 keys. The 32 lanes that LDS writes together have 16 columns, the rows of four swizzles, and eight quads
+/// of keys: those of a parity are the dwords of a chunk, and odd ones are written to the row of the other parity.
+template <int kDim, int kKeys, int kCols, int kThreads, u32 kWindow = kKeys>
+class TransposingBytes {
+    static_assert(kDim == 32 && kKeys == 64, "rows of V^T have four chunks");
+    static constexpr int kUnits = kKeys * kCols / 16;
+    static_assert(kUnits % kThreads == 0, "all waves have as much");
+    static constexpr int kWaveSide = 32;  // keys and columns of a wave
+    static_assert(kWindow % kWaveSide == 0, "a window for each wave");
+
+  public:
+    using Tile = TransposedTile<kDim, kKeys, kCols, 1>;
+    static constexpr int kRows = kKeys;
+    static constexpr int kParts = kUnits / kThreads;
+    struct Chunks {
+        u32 part[kParts][4];
+    };
+
+  private:
+    using Part = typename Tile::Part;
+    u32 offset_[kParts];
+    u32 place_[kParts];  // in the tile in LDS, of the first column
+    u32 stride_;
+
+    HK_FN static u32 unit(int i) { return hk::wave_id() + i * kThreads / hk::kWaveSize; }
+    HK_FN static u32 quad_of(int i) { return unit(i) / (kCols / kWaveSide) * 8 + hk::lane_id() / 4 % 8; }
+
+  public:
+    /// The first row of the window of the wave's part `i`.
+    HK_FN static u32 first_row(int i) { return unit(i) / (kCols / kWaveSide) * kWaveSide / kWindow * kWindow; }
+
+    /// Rows `stride` bytes apart; columns from `cols` on, a multiple of 4, read as zero.
+    HK_FN TransposingBytes(i64 stride, u32 cols) : stride_(u32(stride)) {
+        using Places = hk::AccLayout<kDim>;
+        const u32 lane = hk::lane_id();
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) {
+            const u32 quad = quad_of(i);
+            const u32 col = unit(i) % (kCols / kWaveSide) * kWaveSide + lane / 32 * 16 + lane % 4 * 4;
+            const u32 byte = Places::template place<hk::Fp8>(quad * 4), row = Places::wide(col) + quad % 2;
+            place_[i] = Part::place(row, byte / 16) * 16 + byte % 16;
+            offset_[i] = col < cols ? quad * 4 % kWindow * stride_ + col : hk::Window::kOutOfBounds;
+        }
+    }
+
+    /// The first `skip` rows are zero.
+    HK_FN Chunks load(const auto &rows, u32 skip = 0) const {
+        Chunks chunks;
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) {
+#pragma unroll
+            for (u32 r = 0; r < 4; ++r) {
+                const u32 offset = quad_of(i) * 4 + r < skip ? hk::Window::kOutOfBounds : offset_[i] + r * stride_;
+                chunks.part[i][r] = rows.of_part(i).template load<u32>(offset);
+            }
+        }
+        return chunks;
+    }
+
+    HK_FN void store(const Chunks &chunks, Tile &tile) const {
+        using Bytes = Vec<u8, 4>;
+        const u32 odd = hk::lane_id() / 4 % 2;
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) {
+            u32 two[2][2];  // columns 2 j and 2 j + 1 of rows 2 r and 2 r + 1
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const auto a = __builtin_bit_cast(Bytes, chunks.part[i][2 * r]);
+                const auto b = __builtin_bit_cast(Bytes, chunks.part[i][2 * r + 1]);
+                two[r][0] = __builtin_bit_cast(u32, Bytes(__builtin_shufflevector(a, b, 0, 4, 1, 5)));
+                two[r][1] = __builtin_bit_cast(u32, Bytes(__builtin_shufflevector(a, b, 2, 6, 3, 7)));
+            }
+#pragma unroll
+            for (u32 j = 0; j < 4; ++j) {
+                const hk::detail::SelectHalf half((j ^ odd) % 2 != 0);
+                *reinterpret_cast<u32 *>(reinterpret_cast<u8 *>(&tile) + (place_[i] ^ Part::place(j, 0) * 16)) =
+                    half(two[0][j / 2], two[1][j / 2]);
             }
         }
     }

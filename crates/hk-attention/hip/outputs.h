@@ -35,6 +35,8 @@ HK_FN void store_columns(const Params &p, u64 row, u32 col, Vec<float, 4> y) {
     };
     if (p.out_type == kFp8) {
         store(__builtin_bit_cast(Vec<u8, 4>, hk::quantize_packed<hk::kMmaFp8Type, 4>(y)));
+    } else if (p.out_type == kF16) {
+        store(hk::narrow<hk::f16, 4>(y));
     } else if (p.out_type == kF32) {
         store(y);
     } else {

@@ -38,8 +38,21 @@ namespace dense {
 
 /// Rows of a wave: queries, or pairs of a query and a head.
 inline constexpr int kDim = hk::kRowsPerLane == 1 ? 32 : 16;
-/// Tiles go straight to LDS and columns of V are read from its rows.
-inline constexpr bool kDirect = hk::kHasReadTr || hk::kHasLdmatrix;
+/// Tiles go straight to LDS and columns of V are read from its rows: of 16-bit elements.
+template <class T>
+inline constexpr bool kDirect = hk::kBitsOf<T> == 16 && (hk::kHasReadTr || hk::kHasLdmatrix);
+
+/// The 16-bit type of outputs.
+template <class T>
+struct OutputType {
+    using Type = T;
+};
+template <>
+struct OutputType<hk::Fp8> {
+    using Type = hk::bf16;
+};
+template <class T>
+using OutputOf = typename OutputType<T>::Type;
 
 /// Waves of a block, keys of a tile, and its stages in LDS.
 template <int kWaves_, int kKeys_, int kStages_, bool kPingPong_>
@@ -50,40 +63,51 @@ struct Shape {
 
 /// Shapes by columns of Q and K, and V. A tile through registers has one stage with ping-pong: a half of the block writes K where
 /// both halves have read it, before they read V, and V before they read K again.
-template <int kDqk, int kDv, bool kSmall>
+template <class T, int kDqk, int kDv, bool kSmall>
 consteval auto shape() {
-    if constexpr (hk::kRowsPerLane > 1) {
+    if constexpr (hk::kBitsOf<T> == 8) {
+        if constexpr (kDv > 128)
+            return Shape<4, 64, 1, false>{};
+        else
+            return Shape<kSmall ? 4 : 8, 64, (kSmall && kDqk <= 128 ? 2 : 1), !kSmall>{};
+    } else if constexpr (hk::kRowsPerLane > 1) {
         return Shape<kSmall ? 4 : 8, (kDv > 128 ? 32 : 64), 2, false>{};
     } else if constexpr (kDv > 128) {
         return Shape<4, 32, 2, false>{};
     } else {
         constexpr int kKeys = kDv <= 64 ? 128 : kDqk <= 128 ? 64 : 32;
         if constexpr (kSmall)
-            return Shape<4, (kDv <= 64 ? 64 : 32), (kDirect ? 3 : kDqk > 128 ? 1 : 2), false>{};
+            return Shape<4, (kDv <= 64 ? 64 : 32), (kDirect<T> ? 3 : kDqk > 128 ? 1 : 2), false>{};
         else
-            return Shape<8, kKeys, kDirect ? 3 : 1, true>{};
+            return Shape<8, kKeys, kDirect<T> ? 3 : 1, true>{};
     }
 }
 
 /// kPaged: keys of a cache come before fresh ones.
 template <class T, int kDqk, int kDv, class S, bool kPaged>
 class Dense {
+    static constexpr bool kFp8 = hk::kBitsOf<T> == 8;
+    static constexpr bool kDirect = dense::kDirect<T>;
+    static constexpr int kBytes = hk::kBitsOf<T> / 8, kVec = 16 / kBytes;
+    using Out = OutputOf<T>;
     using Mma = hk::FragMma<T, T, kDim>;
     using Places = hk::AccLayout<kDim>;
     static constexpr int kKeys = S::kKeys, kStages = S::kStages;
     static constexpr int kOwn = hk::kRowsPerLane;  // rows of a lane
     static constexpr u32 kRows = S::kWaves * kDim;
-    static constexpr int kSteps = kDqk * 2 / hk::kFragBytesOf<kDim>;  // fragments of a row of Q or K
+    static constexpr int kSteps = kDqk * kBytes / hk::kFragBytesOf<kDim>;  // fragments of a row of Q or K
     static constexpr int kOfPart = 128 / hk::kFragBytesOf<kDim>;  // of 128 bytes of it
-    static constexpr int kFragKeys = 8 * hk::kLaneGroups<kDim>;  // of a fragment of P
+    static constexpr int kFragKeys = kVec * hk::kLaneGroups<kDim>;  // of a fragment of P
     static constexpr int kFrags = kKeys / kFragKeys;
 
     template <u32 kWindow>
-    using KMover = RowMover<kKeys, kDqk, S::kThreads, kWindow>;
+    using KMover = RowMover<kKeys, kDqk * kBytes / 2, S::kThreads, kWindow>;
     template <u32 kWindow>
     using VMover = decltype([] {
         if constexpr (kDirect)
             return RowMover<kKeys, kDv, S::kThreads, kWindow>(0, 0);
+        else if constexpr (kFp8)
+            return TransposingBytes<kDim, kKeys, kDv, S::kThreads, kWindow>(0, 0);
         else
             return TransposingRows<kDim, kKeys, kDv, S::kThreads, kWindow>(0, 0);
     }());
@@ -103,7 +127,7 @@ class Dense {
         hk::Frag frag[kKeys / kDim][kSteps];
     };
     struct VFrags {
-        hk::Frag frag[kFrags][kDv / kDim];
+        hk::Frag frag[kDv / kDim][kFrags];
     };
     using Scores = hk::WaveTile<Mma, kKeys, kDim>;
     using Probabilities = typename Scores::template AsOperand<T>;
@@ -127,8 +151,8 @@ class Dense {
     hk::Frag q_[kSteps];
     Scores s_;
     hk::WaveTile<Mma, kDv, kDim> o_;
-    OnlineSoftmax<kDim> softmax_;
-    float scale_;
+    OnlineSoftmax<kDim, kFp8> softmax_;
+    float scale_, value_scale_;
     Keys visible_[kOwn];  // to the lane's rows
     // From the block's first key on:
     i32 inner_first_, inner_last_;  // keys that all rows of the wave see
@@ -167,8 +191,8 @@ class Dense {
                             q_[step][r * 4 + i] = reinterpret_cast<GlobalPtr<const u32>>(from + col * 2)[group];
                     }
                 } else {
-                    const u32 col = (step * hk::kLaneGroups<kDim> + group) * 8;
-                    if (col < p_.dqk) q_[step] = *reinterpret_cast<GlobalPtr<const Vec<u32, 4>>>(from + col * 2);
+                    const u32 col = (step * hk::kLaneGroups<kDim> + group) * kVec;
+                    if (col < p_.dqk) q_[step] = *reinterpret_cast<GlobalPtr<const Vec<u32, 4>>>(from + col * kBytes);
                 }
             }
         }
@@ -191,7 +215,7 @@ class Dense {
 #pragma unroll
         for (int i = 0; i < kKeys / kDim; ++i) s_.acc[0][i] = typename Mma::Acc(0.0f);
 #pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
+        for (int step = 0; step < kSteps; step += Mma::kFrags) {
 #pragma unroll
             for (int i = 0; i < kKeys / kDim; ++i) s_.acc[0][i] = Mma::mma(&k.frag[i][step], &q_[step], s_.acc[0][i]);
         }
@@ -209,22 +233,22 @@ class Dense {
                     hk::Frag columns[64 / kDim];
                     tile.part[part].template column_frags<kDim, true, true>(f * kFragKeys, columns);
 #pragma unroll
-                    for (int j = 0; j < 64 / kDim; ++j) v.frag[f][part * (64 / kDim) + j] = columns[j];
+                    for (int j = 0; j < 64 / kDim; ++j) v.frag[part * (64 / kDim) + j][f] = columns[j];
                 }
             } else {
                 constexpr int kOfTile = VTile::kPartKeys / kFragKeys;
 #pragma unroll
                 for (int j = 0; j < kDv / kDim; ++j)
-                    v.frag[f][j] = tile.part[f / kOfTile].template frag<kDim, true>(j * kDim, f % kOfTile);
+                    v.frag[j][f] = tile.part[f / kOfTile].template frag<kDim, true>(j * kDim, f % kOfTile);
             }
         }
         return v;
     }
     HK_FN void multiply_values(const VFrags &v, const Probabilities &p) {
 #pragma unroll
-        for (int f = 0; f < kFrags; ++f) {
+        for (int f = 0; f < kFrags; f += Mma::kFrags) {
 #pragma unroll
-            for (int j = 0; j < kDv / kDim; ++j) o_.acc[0][j] = Mma::mma(&v.frag[f][j], &p.frag[f], o_.acc[0][j]);
+            for (int j = 0; j < kDv / kDim; ++j) o_.acc[0][j] = Mma::mma(&v.frag[j][f], &p.frag[f], o_.acc[0][j]);
         }
     }
     /// Column of the output of row `n` of V^T.
@@ -252,7 +276,22 @@ class Dense {
             }
         }
         softmax_.update(s_, o_, scale_);
-        return s_.template as_operand<T, true>(0);
+        if constexpr (kFp8)
+            return as_fp8();
+        else
+            return s_.template as_operand<T, true>(0);
+    }
+    /// Probabilities are in fp8's range: no clamp.
+    HK_FN Probabilities as_fp8() const {
+        Probabilities p;
+#pragma unroll
+        for (int i = 0; i < p.kFrags * kVec; i += 4) {
+            const auto &acc = s_.acc[0][i / Places::kElements];
+            const int at = i % Places::kElements;
+            p.frag[i / kVec][i % kVec / 4] =
+                hk::detail::native_fp8<false>(acc[at], acc[at + 1], acc[at + 2], acc[at + 3]);
+        }
+        return p;
     }
 
     /// Walk: RowWalk or PageWalk.
@@ -485,6 +524,7 @@ class Dense {
     }
 
     HK_FN void store_outputs() const {
+        const float out_factor = kFp8 && p_.out_scale ? 1.0f / hk::load_uniform<float>(p_.out_scale) : 1.0f;
         const bool first = hk::group_of_lane<kDim>(hk::lane_id()) == 0;
 #pragma unroll
         for (u32 r = 0; r < kOwn; ++r) {
@@ -494,23 +534,31 @@ class Dense {
                 if (poison_[r]) sums = __builtin_nanf("");
                 if (!own.valid) continue;
                 const Partial partial(p_, work_, own.query, own.head);
-                each_run(r, [&](u32 col, auto y) { partial.store(p_, col, y); });
+                each_run(r, [&](u32 col, auto y) { partial.store(p_, col, kFp8 ? y * value_scale_ : y); });
                 if (first) partial.store_sums(p_, sums);
                 continue;
             }
             float sink = kMinusInf;
             if (p_.scores.sink && own.valid) sink = reinterpret_cast<GlobalPtr<const float>>(p_.scores.sink)[own.head];
             float lse, factor = softmax_.finish(r, sink, lse);
+            if constexpr (kFp8) factor *= value_scale_ * out_factor;
             if (poison_[r]) lse = factor = __builtin_nanf("");
             if (!own.valid) continue;
             const u64 out = address(p_.out, own.query, own.head);
-            each_run(r, [&](u32 col, auto y) {
-                // Rows are on 8 bytes.
-                struct __attribute__((packed, aligned(kRun == 2 ? 4 : 8))) Columns {
-                    Vec<T, kRun> y;
-                };
-                *reinterpret_cast<GlobalPtr<Columns>>(out + col * 2) = {hk::narrow<T, kRun>(y * factor)};
-            });
+            if (!kFp8 || p_.out_type == kOwn) {
+                each_run(r, [&](u32 col, auto y) {
+                    // Rows are on 8 bytes.
+                    struct __attribute__((packed, aligned(kRun == 2 ? 4 : 8))) Columns {
+                        Vec<Out, kRun> y;
+                    };
+                    *reinterpret_cast<GlobalPtr<Columns>>(out + col * 2) = {hk::narrow<Out, kRun>(y * factor)};
+                });
+            } else if constexpr (kFp8) {
+                each_run(r, [&](u32 col, auto y) {
+                    store_columns<Out>(p_, out, col, y.lo * factor);
+                    store_columns<Out>(p_, out, col + 4, y.hi * factor);
+                });
+            }
             if (p_.lse.data && first) *reinterpret_cast<GlobalPtr<float>>(address(p_.lse, own.query, own.head)) = lse;
         }
     }
@@ -528,6 +576,22 @@ class Dense {
                 if (col < p_.dv) f(col, y);
             }
         }
+    }
+
+    HK_FN void descale() {
+        static_assert(!kPaged && kOwn == 1, "one factor for all keys, one row for a lane");
+        const Params &p = p_;
+        const float k = p.fresh.k.scale(work_.sequence, work_.kv_head);
+        float q = 1.0f;
+        if (p.q_descale) {
+            const i64 at = i64(work_.sequence) * p.q_descale_batch + i64(row(0).head) * p.q_descale_head;
+            q = reinterpret_cast<GlobalPtr<const float>>(p.q_descale)[at];
+        }
+        // Above 0, so that masked scores stay -inf. The largest score is not that of a negative factor: NaN.
+        constexpr float kLeast = 0x1p-126f;
+        scale_ *= q * k;
+        scale_ = scale_ >= 0.0f ? __builtin_fmaxf(scale_, kLeast) : __builtin_nanf("");
+        value_scale_ = p.fresh.v.scale(work_.sequence, work_.kv_head);
     }
 
     HK_FN u32 query_of(u32 row) const { return hk::DivMod(row, p_.group, p_.group_inverse).quotient; }
@@ -565,18 +629,18 @@ class Dense {
         const i64 k_stride = kPages ? k.token_group : k.token, v_stride = kPages ? v.token_group : v.token;
         const auto walk = [&]<class Mover>(const KeyRows &rows, i64 stride, u32 cols) {
             if constexpr (kPages) {
-                return PageWalk<Mover>(p.pages, work.pages, rows.row(0, work.kv_head, 0), rows.batch, stride, cols * 2,
-                                       u32(from), u32(last) + 1);
+                return PageWalk<Mover>(p.pages, work.pages, rows.row(0, work.kv_head, 0), rows.batch, stride,
+                                       cols * kBytes, u32(from), u32(last) + 1);
             } else {
                 const u32 token = work.k_start + u32(from - begin);
-                return RowWalk<Mover>(rows.row(packed ? 0 : work.sequence, work.kv_head, token), stride, cols * 2,
+                return RowWalk<Mover>(rows.row(packed ? 0 : work.sequence, work.kv_head, token), stride, cols * kBytes,
                                       last - from + 1);
             }
         };
         using W = Walks<Walk>;
         W walks = {walk.template operator()<typename W::K>(k, k_stride, p.dqk),
-                   walk.template operator()<typename W::V>(v, v_stride, p.dv), typename W::K(k_stride, p.dqk),
-                   typename W::V(v_stride, p.dv), u32(first - from)};
+                   walk.template operator()<typename W::V>(v, v_stride, p.dv),
+                   typename W::K(k_stride, p.dqk * kBytes / 2), typename W::V(v_stride, p.dv), u32(first - from)};
         if constexpr (kDirect && kDv > 128)
             walk_by_parts(walks);
         else if constexpr (!S::kPingPong)
@@ -622,6 +686,7 @@ class Dense {
 
     HK_FN void run() {
         scale_ = p_.scores.scale * kLog2E;
+        if constexpr (kFp8) descale();
 #pragma unroll
         for (u32 r = 0; r < kOwn; ++r) poison_[r] = work_.poison;
         if (!work_.poison) {
@@ -638,11 +703,11 @@ class Dense {
 };
 
 /// Entry points have HK_ENTRY's `p`.
-template <class T, int kDqk, int kDv, bool kSmall, bool kPaged>
+template <class T, int kDqk, int kDv, bool kPaged, bool kSmall>
 struct Kernel {
-    using S = decltype(shape<kDqk, kDv, kSmall>());
+    using S = decltype(shape<T, kDqk, kDv, kSmall>());
     static constexpr int kThreads = S::kThreads;
-    static constexpr int kWavesPerSimd = kDv > 128 && !kDirect ? 1 : 2;
+    static constexpr int kWavesPerSimd = kDv > 128 && !kDirect<T> ? 1 : 2;
 
     HK_FN void operator()(const Params &p) const {
         using D = Dense<T, kDqk, kDv, S, kPaged>;
@@ -660,12 +725,10 @@ struct Kernel {
 }  // namespace dense
 }  // namespace attention
 
-// An entry point and the one for few queries, of fresh keys or of those of pages.
-#define HK_PREFILL_DENSE(name, T, dqk, dv, paged)        \
-    HK_PREFILL_DENSE_ONE(name, T, dqk, dv, false, paged) \
-    HK_PREFILL_DENSE_ONE(name##_small, T, dqk, dv, true, paged)
-#define HK_PREFILL_DENSE_ONE(name, T, dqk, dv, small, paged)                                                \
-    HK_ENTRY_WAVES_PER_SIMD(name, (attention::dense::Kernel<T, dqk, dv, small, paged>::kThreads),           \
-                            (attention::dense::Kernel<T, dqk, dv, small, paged>::kWavesPerSimd),            \
-                            (attention::dense::Kernel<T, dqk, dv, small, paged>::kThreads / hk::kWaveSize), \
-                            attention::dense::Kernel<T, dqk, dv, small, paged>{})
+// An entry point and the one for few queries. T, columns of Q and K, and of V; keys in pages.
+#define HK_PREFILL_DENSE(name, ...)                                       \
+    HK_PREFILL_KERNEL(name, attention::dense::Kernel, __VA_ARGS__, false) \
+    HK_PREFILL_KERNEL(name##_small, attention::dense::Kernel, __VA_ARGS__, true)
+#define HK_PREFILL_KERNEL(name, Kernel, ...)                                                             \
+    HK_ENTRY_WAVES_PER_SIMD(name, (Kernel<__VA_ARGS__>::kThreads), (Kernel<__VA_ARGS__>::kWavesPerSimd), \
+                            (Kernel<__VA_ARGS__>::kThreads / hk::kWaveSize), Kernel<__VA_ARGS__>{})

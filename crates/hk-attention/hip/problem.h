@@ -29,6 +29,7 @@ enum ElementType : u32 {
     kFp8 = 1,  // e4m3 of the target
     kI8 = 2,
     kF32 = 3,  // outputs and biases
+    kF16 = 4,  // outputs of fp8
 };
 
 /// Rows [batch, row, head, column], unit stride on the columns; strides in bytes.

@@ -35,9 +35,13 @@ HK_FN void map_pairs(Tile &tile, u32 r, auto f) {
 /// Maximum, in units of log2, and the lane's part of the sum, of each of the lane's rows. Exponents are relative to a base that
 /// follows the maximum when that has grown by kSlack or more: accumulators are rarely rescaled. What a row does depends on that row
 /// alone: a factor of 1 is exact.
-template <int kDim>
+///
+/// kFp8: probabilities are to be fp8. The base is kLift below the maximum, so that the largest one is near the type's, 240 or 448, and small ones are
+/// numbers; the factor is part of the sum, too.
+template <int kDim, bool kFp8 = false>
 class OnlineSoftmax {
-    static constexpr float kSlack = 8.0f;
+    static constexpr float kSlack = kFp8 ? 3.0f : 8.0f;
+    static constexpr float kLift = !kFp8 ? 0.0f : hk::kFp8IsFnuz ? 4.0f : 5.0f;
     float base_[hk::kRowsPerLane];  // 0 as long as no score is finite: no -inf - -inf
     float bar_[hk::kRowsPerLane];  // a maximum above it moves the base
     float sum_[hk::kRowsPerLane];
@@ -109,7 +113,7 @@ class OnlineSoftmax {
 #pragma unroll
         for (u32 r = 0; r < hk::kRowsPerLane; ++r) {
             const bool grows = top[r] > bar_[r];
-            const float base = grows ? top[r] : base_[r];
+            const float base = grows ? top[r] - kLift : base_[r];
             const float factor = bar_[r] > kMinusInf ? hk::exp2_fast(base_[r] - base) : 1.0f;
             base_[r] = base;
             bar_[r] = grows ? top[r] + kSlack : bar_[r];

@@ -229,7 +229,7 @@ impl Case {
             let rows = got.q_out.chunks(self.nope + self.pe);
             let product: Vec<T> = rows.flat_map(|row| &row[..self.nope]).copied().collect();
             let shape = vec![self.n(), self.heads, self.nope];
-            let want = HostTensorF64 { shape, values: want, magnitudes };
+            let want = HostTensorF64::new(shape, want).with_magnitudes(magnitudes);
             let terms = if self.form == Form::Same { -18 } else { -16 };
             let tolerance = Tolerance::Sum { terms: 2f64.powi(terms) };
             compare(format!("q_nope_out of {self:?}"), T::DTYPE, &widen(&product), &want, tolerance).assert();

@@ -1062,13 +1062,16 @@ fn outputs_of_fp8() {
         let views = [0, 1, 2].map(|i| tensors[i].view());
         let [q, k, v] = data.map(|x| x.into_iter().map(widen).map(f16::from_f32).collect::<Vec<_>>());
         let wide = Dense { sizes: [1, 33, 33, 2, 2, 32, 32], q, k, v };
-        // f16 holds fp8 exactly, and is what f16 outputs are computed in.
+        // f16 holds fp8 exactly.
         let (want, _) = wide.run(gpu, &mask(true, None, None));
         let want = kit::widen(&want);
-        kit::assert_close(&run::<T, f16>(gpu, &views), &want, Tolerance::Attention);
-        kit::assert_close(&run::<T, bf16>(gpu, &views), &want, Tolerance::Attention);
-        // Probabilities are bf16 here.
-        kit::assert_close(&run::<T, f32>(gpu, &views), &want, Tolerance::Within { rtol: 1e-2, atol: 1e-2 });
+        let f16_out = run::<T, f16>(gpu, &views);
+        kit::assert_close(&f16_out, &want, Tolerance::AttentionFp8);
+        // The same sums, rounded to each type.
+        let f32_out = run::<T, f32>(gpu, &views);
+        kit::assert_bits(&f16_out, &f32_out.iter().map(|&y| f16::from_f32(y)).collect::<Vec<_>>());
+        let bf16_out = run::<T, bf16>(gpu, &views);
+        kit::assert_bits(&bf16_out, &f32_out.iter().map(|&y| bf16::from_f32(y)).collect::<Vec<_>>());
     }
     for gpu in kit::devices() {
         if gpu.arch() == Arch::Gfx942 {

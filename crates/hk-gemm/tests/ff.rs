@@ -64,7 +64,7 @@ impl Case {
         let sizes = [self.m, self.k, self.i];
         let sums =
             reference::feed_forward(&x, &w_up, &w_down, sizes, self.gated, self.options.activation, T::DTYPE);
-        HostTensorF64 { shape: vec![self.m, self.k], values: sums.values, magnitudes: sums.magnitudes }
+        HostTensorF64::new(vec![self.m, self.k], sums.values).with_magnitudes(sums.magnitudes)
     }
 
     fn run<T: Half>(&self, gpu: &Gpu, [x, w_up, w_down]: &[Vec<T>; 3]) -> Array<T> {

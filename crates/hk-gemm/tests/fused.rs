@@ -167,8 +167,7 @@ fn mul_add<T: Fused>() {
                 let (a, of_a) = Term::new(&gpu, i, [m, n], pads[0], 2);
                 let (b, of_b) = Term::new(&gpu, 3 * i + c, [m, n], pads[1], 3);
                 let want = sums.clone().with_terms(fuse, &of_a, &of_b);
-                let want =
-                    HostTensorF64 { shape: vec![m, n], values: want.values, magnitudes: want.magnitudes };
+                let want = HostTensorF64::new(vec![m, n], want.values).with_magnitudes(want.magnitudes);
                 let mut y = gpu.poisoned::<bf16>(Place::rows([m, n], n + pads[1]).shifted(pads[0]));
                 let (space, to) = (workspace.view_mut(), y.view_mut());
                 T::mul_add(gpu.stream(), &of, a.addend(), b.addend(), fuse, to, space, options(config))
@@ -380,7 +379,7 @@ impl<T: Grouped> Groups<T> {
         } else {
             case.sums()
         };
-        HostTensorF64 { shape: case.shape(), values: sums.values, magnitudes: sums.magnitudes }
+        HostTensorF64::new(case.shape(), sums.values).with_magnitudes(sums.magnitudes)
     }
 
     /// Whether row `row` of all has outputs: the others still are what they were.

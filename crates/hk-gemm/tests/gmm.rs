@@ -209,7 +209,7 @@ impl Case {
         let mut got = gpu.download(&out);
         got.label = format!("{self:?}: {}", got.label);
         gpu.assert_guards(&out);
-        (got, HostTensorF64 { shape: shape.to_vec(), values: want.values, magnitudes: want.magnitudes })
+        (got, HostTensorF64::new(shape.to_vec(), want.values).with_magnitudes(want.magnitudes))
     }
 
     fn check_gmm<T: Half>(&self, gpu: &Gpu) {

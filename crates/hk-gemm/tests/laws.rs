@@ -64,11 +64,9 @@ fn sums_of_operands<T: Operand>() {
         let (x, of_x) = product(a.clone());
         let (y, of_y) = product(b.clone());
         let (sum, _) = product(a.iter().zip(&b).map(|(a, b)| a + b).collect());
-        let want = HostTensorF64 {
-            shape: of_x.shape,
-            values: x.iter().zip(&*y).map(|(x, y)| f64::from(*x) + f64::from(*y)).collect(),
-            magnitudes: of_x.magnitudes.iter().zip(of_y.magnitudes).map(|(x, y)| 2.0 * (x + y)).collect(),
-        };
+        let values = x.iter().zip(&*y).map(|(x, y)| f64::from(*x) + f64::from(*y)).collect();
+        let magnitudes = of_x.magnitudes.iter().zip(of_y.magnitudes).map(|(x, y)| 2.0 * (x + y)).collect();
+        let want = HostTensorF64::new(of_x.shape, values).with_magnitudes(magnitudes);
         kit::assert_near(&sum, &want, Tolerance::Sum { terms: T::TERMS });
     }
 }

@@ -167,7 +167,8 @@ pub fn compare(
     tolerance: Tolerance,
 ) -> Comparison {
     let label = label.into();
-    let HostTensorF64 { shape, values: want, magnitudes } = want;
+    let tolerance = want.tolerance.unwrap_or(tolerance);
+    let HostTensorF64 { shape, values: want, magnitudes, .. } = want;
     let elements = shape.iter().product::<usize>();
     assert_eq!(got.len(), elements, "{label}: elements of the result");
     assert_eq!(want.len(), elements, "{label}: elements of the reference");
@@ -457,7 +458,7 @@ mod tests {
         want.magnitudes = vec![8.0];
         assert!(passes(&want, 7.99 * terms));
         assert!(!passes(&want, 8.01 * terms));
-        let zero = HostTensorF64 { magnitudes: vec![3.0], ..HostTensorF64::new([1], vec![0.0]) };
+        let zero = HostTensorF64::new([1], vec![0.0]).with_magnitudes(vec![3.0]);
         assert!(compare("x", DType::Bf16, &[2.99 * terms], &zero, t).passed());
         let report = compare("x", DType::Bf16, &[3.01 * terms], &zero, t).to_string();
         assert!(

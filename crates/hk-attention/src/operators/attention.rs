@@ -420,13 +420,15 @@ pub(super) fn keys_of(starts: &[i64], n: usize, total: usize) -> Option<Vec<usiz
     (0 <= first && first <= end && end <= total as i64).then(|| (first as usize..end as usize).collect())
 }
 
-/// The outputs by name, `lse` if the call asks for it.
+/// The outputs by name, `lse` if the call asks for it. Weights of fp8 values may be fp8.
 pub(super) fn outputs(
     call: &HostCall,
     out: (Vec<usize>, Vec<f64>),
     lse: (Vec<usize>, Vec<f64>),
 ) -> Named<HostTensorF64> {
-    let mut outputs = vec![("out", HostTensorF64::new(out.0, out.1))];
+    let fp8 = call.get("q").is_ok_and(|q| matches!(q.dtype(), DType::Fp8E4M3 | DType::Fp8E4M3Fnuz));
+    let tolerance = fp8.then_some(Tolerance::AttentionFp8);
+    let mut outputs = vec![("out", HostTensorF64 { tolerance, ..HostTensorF64::new(out.0, out.1) })];
     if call.wants("lse") {
         outputs.push(("lse", HostTensorF64::new(lse.0, lse.1)));
     }

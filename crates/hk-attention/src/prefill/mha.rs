@@ -63,8 +63,9 @@ pub(super) fn kernel_of<T: AttentionElement, O: Element>() -> DType {
 /// | `lse` | `[B, Hq, Sq]`      | `f32`                                           | any strides                |
 ///
 /// `Hq` is a multiple of `Hkv`; `Dqk` and `Dv` are 1 to 256 and may differ. Other strides are free: views of `[B, H, S, D]` are
-/// transposed ones. `f32` has products of `f32`. Probabilities are rounded to the type of `v` (fp8: of the output, or `bf16`)
-/// before they are multiplied by it; all sums are `f32`, and the output is rounded once.
+/// transposed ones. `f32` has products of `f32`. Probabilities are rounded to the type of `v` before they are multiplied by it; fp8 is widened
+/// to 16 bits first for options and strides that the fp8 kernel does not serve. All sums are `f32`, and the output is rounded once.
+/// Descales are not negative.
 ///
 /// A row without a visible key is 0, its `lse` -inf, or the sink. Keys that no query of a sequence sees are not read. A NaN or
 /// infinite value of a key that some queries see may reach other queries of its sequence.

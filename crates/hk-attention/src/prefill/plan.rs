@@ -46,6 +46,17 @@ pub(super) struct PromptKernel {
     pub rows: usize,
 }
 
+/// The keys that dense kernels have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum DenseKeys {
+    /// Fresh ones of the kernel's 16-bit type.
+    Fresh,
+    /// The same in pages, and fresh ones behind.
+    Paged,
+    /// Fresh ones in fp8, as queries.
+    Fp8,
+}
+
 /// The two tiles of a dense kernel.
 pub(super) struct DenseKernel {
     pub tall: PromptKernel,
@@ -70,7 +81,7 @@ macro_rules! hstu {
     };
 }
 macro_rules! dense {
-    ($type:literal, $($columns:literal $dqk:literal $dv:literal),*) => {
+    ($type:literal: $($columns:literal $dqk:literal $dv:literal),*) => {
         &[$((
             [$dqk, $dv],
             [
@@ -80,7 +91,7 @@ macro_rules! dense {
         )),*]
     };
     ($type:literal) => {
-        dense!($type, "64" 64 64, "128" 128 128, "192_128" 192 128, "256" 256 256)
+        dense!($type: "64" 64 64, "128" 128 128, "192_128" 192 128, "256" 256 256)
     };
 }
 
@@ -90,9 +101,10 @@ const GENERAL: [Table<KernelRef<Params>>; 3] = [
     general!("f32", "64" 64 64, "128" 128 128, "192_128" 192 128, "256" 256 256),
 ];
 const HSTU: [Table<KernelRef<Params>>; 3] = [hstu!("bf16"), hstu!("f16"), hstu!("f32")];
-/// Of fresh keys, and of keys in pages with fresh ones behind.
-const DENSE: [[Table<[KernelRef<Params>; 2]>; 2]; 2] =
-    [[dense!("bf16"), dense!("f16")], [dense!("paged_bf16"), dense!("paged_f16")]];
+const DENSE: [Table<[KernelRef<Params>; 2]>; 2] = [dense!("bf16"), dense!("f16")];
+const DENSE_PAGED: [Table<[KernelRef<Params>; 2]>; 2] = [dense!("paged_bf16"), dense!("paged_f16")];
+const DENSE_FP8: Table<[KernelRef<Params>; 2]> =
+    dense!("fp8": "128" 128 128, "256_128" 256 128, "256" 256 256);
 
 fn find<K: Copy>(table: Table<K>, [dqk, dv]: [usize; 2]) -> Option<([usize; 2], K)> {
     table.iter().find(|([most_qk, most_v], _)| dqk <= *most_qk && dv <= *most_v).copied()
@@ -109,11 +121,16 @@ impl PromptKernel {
         find(table, columns).map(|([_, dv], kernel)| Self { kernel, rows: if dv <= 256 { 128 } else { 64 } })
     }
 
-    /// The kernels of 16-bit rows, see `hip/prefill_dense.h`.
-    pub fn dense(arch: Arch, dtype: DType, paged: bool, columns: [usize; 2]) -> Option<DenseKernel> {
-        let table = DENSE[usize::from(paged)][usize::from(dtype == DType::F16)];
+    /// The kernels of rows in whole vectors, see `hip/prefill_dense.h`.
+    pub fn dense(arch: Arch, dtype: DType, keys: DenseKeys, columns: [usize; 2]) -> Option<DenseKernel> {
+        let of_type = usize::from(dtype == DType::F16);
+        let table = match keys {
+            DenseKeys::Fresh => DENSE[of_type],
+            DenseKeys::Paged => DENSE_PAGED[of_type],
+            DenseKeys::Fp8 => DENSE_FP8,
+        };
         find(table, columns).map(|([_, dv], [tall, short])| {
-            let [rows_of_tall, rows_of_short] = dense_rows(arch, dv);
+            let [rows_of_tall, rows_of_short] = dense_rows(arch, keys, dv);
             DenseKernel {
                 tall: Self { kernel: tall, rows: rows_of_tall },
                 short: Self { kernel: short, rows: rows_of_short },
@@ -123,11 +140,11 @@ impl PromptKernel {
 }
 
 /// Rows of the tall and the short tiles of dense kernels.
-fn dense_rows(arch: Arch, dv: usize) -> [usize; 2] {
-    match (arch.is_amd(), dv <= 128) {
-        (true, true) => [256, 128],
-        (true, false) => [128, 128],
-        (false, _) => [128, 64],
+fn dense_rows(arch: Arch, keys: DenseKeys, dv: usize) -> [usize; 2] {
+    match (arch.is_amd(), dv <= 128, keys) {
+        (true, true, _) => [256, 128],
+        (true, false, _) | (false, _, DenseKeys::Fp8) => [128, 128],
+        (false, ..) => [128, 64],
     }
 }
 

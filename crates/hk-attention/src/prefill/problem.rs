@@ -6,7 +6,7 @@ use super::options::{
     AttentionOptions, Bias, Descales, Dropout, Mask, check_fp8, check_scale, check_softcap,
 };
 use super::plan::{
-    DenseKernel, KEYS_OF_TILE, Plan, PromptKernel, QueryTile, Tiling, auto_splits, floats_per_row,
+    DenseKernel, DenseKeys, KEYS_OF_TILE, Plan, PromptKernel, QueryTile, Tiling, auto_splits, floats_per_row,
 };
 use crate::kernels::attention::{HeadRows, Hstu, KeyRows, KeysValues, Pages as PageTable, Params};
 use crate::kv_cache::{CacheScales, CacheSizes, KvLayout, Strides, piece};
@@ -74,11 +74,15 @@ pub(crate) fn check_cache_heads(
     check_heads(op, [("q", q), (k_arg, &k), (v_arg, &v)], most)
 }
 
+/// Of `attention::ElementType`, see there.
+const FP8: u32 = 1;
+const F16: u32 = 4;
+
 /// An element type that the kernels widen: `attention::ElementType` of `hip/problem.h`.
 fn element_type<T: Element>(kernel: DType) -> u32 {
     match T::DTYPE {
         dtype if dtype == kernel => 0,
-        DType::Fp8E4M3 | DType::Fp8E4M3Fnuz => 1,
+        DType::Fp8E4M3 | DType::Fp8E4M3Fnuz => FP8,
         DType::I8 => 2,
         _ => 3,
     }
@@ -619,43 +623,66 @@ impl<'a> Problem<'a> {
         self.run(kernel, tiles(kernel.rows), total_q, sk)
     }
 
-    /// Whether the dense kernels serve the call: 16-bit rows in whole vectors, pages of whole windows, no option that changes scores
-    /// one by one.
-    fn is_dense(&self) -> bool {
+    /// The dense kernels that serve the call: rows in whole vectors, pages of whole windows, no option that changes scores one by one.
+    fn dense_keys(&self) -> Option<DenseKeys> {
         let p = &self.params;
         let (paged, fresh) = (p.pages.table != 0, p.fresh.k.data != 0);
+        let scores = &p.scores;
+        let plain = scores.softcap == 0.0 && scores.scale > 0.0 && scores.dropout == 0;
+        let none = |of: &[u64]| of.iter().all(|data| *data == 0);
+        let fits = |stride: i64, columns: u32| (i64::from(columns)..=MOST_STRIDE).contains(&stride);
+        let walks = |rows: &KeyRows, bytes: u32| fits(rows.token, bytes) || p.sequences.sk == 1;
+        if self.is_hstu
+            || self.kernel.size_bytes() != 2
+            || !plain
+            || !none(&[scores.alibi, scores.bias.data, scores.mask])
+            || p.out_vectorized == 0
+        {
+            return None;
+        }
+        if p.q_type == FP8 {
+            let aligned = |to: i64, of: [i64; 4]| of.iter().all(|n| n % to == 0);
+            let rows = |k: &KeyRows| [k.data as i64, k.batch, k.head, k.token];
+            let q = aligned(16, [p.q.data as i64, p.q.batch, p.q.row, p.q.head]);
+            let columns = p.dqk.is_multiple_of(16) && p.dv.is_multiple_of(8);
+            let own = p.fresh.element == FP8 && !paged && p.skip_single == 0;
+            let keys = walks(&p.fresh.k, p.dqk) && aligned(16, rows(&p.fresh.k));
+            let values = walks(&p.fresh.v, p.dv) && aligned(4, rows(&p.fresh.v));
+            return (own && q && columns && keys && values).then_some(DenseKeys::Fp8);
+        }
         let own = p.q_type == 0 && p.fresh.element == 0 && p.cache.element == 0 && p.out_type == 0;
-        let vectors = p.q_vectorized & p.out_vectorized == 1
-            && (!fresh || p.fresh.vectorized == 1)
-            && (!paged || p.cache.vectorized == 1);
-        let fits = |stride: i64, columns: u32| (2 * i64::from(columns)..=MOST_STRIDE).contains(&stride);
-        let walks = |rows: &KeyRows, columns: u32| fits(rows.token, columns) || p.sequences.sk == 1;
+        let vectors =
+            p.q_vectorized == 1 && (!fresh || p.fresh.vectorized == 1) && (!paged || p.cache.vectorized == 1);
         let in_rows = |rows: &KeyRows, columns: u32| {
-            rows.token_shift == 0 && rows.column == 2 && fits(rows.token_group, columns)
+            rows.token_shift == 0 && rows.column == 2 && fits(rows.token_group, 2 * columns)
         };
-        let keys = !fresh || (walks(&p.fresh.k, p.dqk) && walks(&p.fresh.v, p.dv));
+        let keys = !fresh || (walks(&p.fresh.k, 2 * p.dqk) && walks(&p.fresh.v, 2 * p.dv));
         let pages = !paged
             || (p.pages.tokens.is_multiple_of(WINDOW_OF_PAGE)
                 && in_rows(&p.cache.k, p.dqk)
                 && in_rows(&p.cache.v, p.dv));
-        let scores = &p.scores;
-        let plain = scores.softcap == 0.0 && scores.scale > 0.0 && scores.dropout == 0;
-        let none = [scores.alibi, scores.bias.data, scores.mask, p.out_scale, p.q_descale];
-        let descales = [p.fresh.k.descale, p.fresh.v.descale, p.cache.k.descale, p.cache.v.descale];
-        !self.is_hstu
-            && self.kernel.size_bytes() == 2
-            && (own && vectors && plain && keys && pages)
-            && (paged || p.skip_single == 0)
-            && none.iter().chain(&descales).all(|data| *data == 0)
+        let factors = [p.fresh.k.descale, p.fresh.v.descale, p.cache.k.descale, p.cache.v.descale];
+        let served = own && vectors && keys && pages && none(&factors) && none(&[p.q_descale, p.out_scale]);
+        match paged {
+            _ if !served => None,
+            true => Some(DenseKeys::Paged),
+            false => (p.skip_single == 0).then_some(DenseKeys::Fresh),
+        }
     }
 
     /// The kernel that serves the call; `tiles` of so many rows.
-    fn choose(&self, tiles: impl Fn(usize) -> usize) -> Result<PromptKernel> {
+    fn choose(&mut self, tiles: impl Fn(usize) -> usize) -> Result<PromptKernel> {
         let columns = [self.params.dqk as usize, self.params.dv as usize];
         let info = self.stream.device().info();
-        let paged = self.params.pages.table != 0;
-        let dense =
-            if self.is_dense() { PromptKernel::dense(info.arch, self.kernel, paged, columns) } else { None };
+        let keys = self.dense_keys();
+        let dense = keys.and_then(|keys| PromptKernel::dense(info.arch, self.kernel, keys, columns));
+        if keys == Some(DenseKeys::Fp8)
+            && dense.is_some()
+            && self.params.out_type == 0
+            && self.kernel == DType::F16
+        {
+            self.params.out_type = F16;
+        }
         if let Some(DenseKernel { tall, short }) = dense {
             let fills =
                 tiles(tall.rows).saturating_mul(self.params.kv_heads as usize) >= info.compute_units as usize;

@@ -1,5 +1,6 @@
 //! Tensors without a static element type, on the host and on a device.
 
+use super::Tolerance;
 use crate::buffer::Storage;
 use crate::{
     DType, E8M0, Element, Error, Float, Fp4Rounding, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, Fp8E5M2, Fp8E5M2Fnuz,
@@ -270,6 +271,8 @@ pub struct HostTensorF64 {
     pub values: Vec<f64>,
     /// For [`Tolerance::Sum`](super::Tolerance::Sum): of each element, what the sum of its terms' absolute values is at most. Empty: as the elements.
     pub magnitudes: Vec<f64>,
+    /// How far a result of this call may be from it, where that is not what the operator says of its output.
+    pub tolerance: Option<Tolerance>,
 }
 
 impl HostTensorF64 {
@@ -283,7 +286,12 @@ impl HostTensorF64 {
 
     /// With these elements, and no magnitudes.
     pub fn new(shape: impl Into<Vec<usize>>, values: Vec<f64>) -> Self {
-        Self { shape: shape.into(), values, magnitudes: Vec::new() }
+        Self { shape: shape.into(), values, magnitudes: Vec::new(), tolerance: None }
+    }
+
+    /// With magnitudes of sums.
+    pub fn with_magnitudes(self, magnitudes: Vec<f64>) -> Self {
+        Self { magnitudes, ..self }
     }
 }
 

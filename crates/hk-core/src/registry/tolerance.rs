@@ -29,6 +29,8 @@ pub enum Tolerance {
     /// A convex combination whose weights are rounded to the result's type before they are summed up: the output of attention.
     /// Beside the bounds of each element, the error's norm is bounded relative to that of the reference ([`norm`](Tolerance::norm)).
     Attention,
+    /// The same with weights in fp8 e4m3.
+    AttentionFp8,
 }
 
 impl Tolerance {
@@ -38,7 +40,7 @@ impl Tolerance {
             (Self::Attention, DType::Bf16) => Some(5e-3),
             (Self::Attention, DType::F16) => Some(1e-3),
             (Self::Attention, DType::F32) => Some(1e-5),
-            (Self::Attention, DType::Fp8E4M3 | DType::Fp8E4M3Fnuz) => Some(6e-2),
+            (Self::Attention, DType::Fp8E4M3 | DType::Fp8E4M3Fnuz) | (Self::AttentionFp8, _) => Some(6e-2),
             _ => None,
         }
     }
@@ -73,6 +75,7 @@ impl Tolerance {
             (Self::Attention, DType::Fp8E4M3 | DType::Fp8E4M3Fnuz) => {
                 (1.0 / 16.0 + 1e-2, 1e-2 + 1.0 / 1024.0)
             }
+            (Self::AttentionFp8, _) => (1.5e-1, 1.5e-1),
             // Half a step; of f32 a few, for the arithmetic after the sum.
             (Self::Sum { .. }, DType::Bf16) => (1.0 / 256.0, f32::MIN_POSITIVE as f64),
             (Self::Sum { .. }, DType::F16) => (1.0 / 2048.0, 1.0 / 33_554_432.0),

@@ -161,8 +161,7 @@ fn partial_sums(call: &HostCall) -> Result<Named<HostTensorF64>> {
     let config = options.config.unwrap_or(GemmConfig { tile: GemmTile::T64x64, splits: 1, group: 1 });
     let (each, _) = config.slices(Arch::Gfx942, k, precision, 1);
     let (a, w) = (activations(call)?.to_f64(), weights(call)?);
-    let mut y =
-        HostTensorF64 { shape: vec![config.splits, m, n], values: Vec::new(), magnitudes: Vec::new() };
+    let mut y = HostTensorF64::new([config.splits, m, n], Vec::new());
     for slice in 0..config.splits {
         let columns = (slice * each).min(k)..((slice + 1) * each).min(k);
         let of = |rows: &[f64]| -> Vec<f64> {

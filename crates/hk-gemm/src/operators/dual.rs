@@ -88,7 +88,7 @@ fn finished(call: &HostCall, first: Sums) -> Result<Named<HostTensorF64>> {
         reference::product(&call.get("x_bf16")?.to_f64(), &weights_of(call, "w_bf16")?, [1, m, n2, k]);
     let tensor = |sums: Sums, bias: &str, n: usize| {
         let Sums { values, magnitudes } = sums.biased(&optional_f64(call, bias), [m, n]);
-        HostTensorF64 { shape: vec![m, n], values, magnitudes }
+        HostTensorF64::new([m, n], values).with_magnitudes(magnitudes)
     };
     Ok(vec![("y1", tensor(first, "bias1", n1)), ("y2", tensor(second, "bias2", n2))])
 }

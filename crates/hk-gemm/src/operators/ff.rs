@@ -133,5 +133,5 @@ fn feed_forward(gated: bool, call: &HostCall) -> Result<Vec<(&'static str, HostT
     let [of_x, of_up, of_down] = [x, w_up, w_down].map(|t| t.to_f64());
     let sums = reference::feed_forward(&of_x, &of_up, &of_down, sizes, gated, activation(call), dtype);
     let shape = x.shape().to_vec();
-    Ok(vec![("y", HostTensorF64 { shape, values: sums.values, magnitudes: sums.magnitudes })])
+    Ok(vec![("y", HostTensorF64::new(shape, sums.values).with_magnitudes(sums.magnitudes))])
 }

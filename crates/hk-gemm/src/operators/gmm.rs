@@ -278,7 +278,7 @@ fn transposed(x: &[f64], [n, k]: [usize; 2]) -> Vec<f64> {
 }
 
 fn as_tensor(shape: &[usize], sums: Sums) -> HostTensorF64 {
-    HostTensorF64 { shape: shape.to_vec(), values: sums.values, magnitudes: sums.magnitudes }
+    HostTensorF64::new(shape, sums.values).with_magnitudes(sums.magnitudes)
 }
 
 /// What is written into is read only to be added to.

@@ -437,5 +437,5 @@ fn as_y(call: &HostCall, sums: Sums, n: usize) -> Result<Named<HostTensorF64>> {
     if let Some(last) = shape.last_mut() {
         *last = n;
     }
-    Ok(vec![("y", HostTensorF64 { shape, values: sums.values, magnitudes: sums.magnitudes })])
+    Ok(vec![("y", HostTensorF64::new(shape, sums.values).with_magnitudes(sums.magnitudes))])
 }

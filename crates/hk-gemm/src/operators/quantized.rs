@@ -834,8 +834,9 @@ fn split(call: &HostCall, sums: Sums) -> Result<Named<HostTensorF64>> {
     };
     let magnitudes: Vec<f64> = y.iter().map(|y| y.abs()).collect();
     let ((c1, c2), (of_c1, of_c2)) = (of(&sums.values, &y), of(&sums.magnitudes, &magnitudes));
-    let tensor =
-        |columns: usize, values, magnitudes| HostTensorF64 { shape: vec![m, d, columns], values, magnitudes };
+    let tensor = |columns: usize, values, magnitudes| {
+        HostTensorF64::new([m, d, columns], values).with_magnitudes(magnitudes)
+    };
     Ok(vec![("c1", tensor(s1 + s3, c1, of_c1)), ("c2", tensor(s2, c2, of_c2))])
 }
 

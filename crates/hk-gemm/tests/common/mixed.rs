@@ -449,7 +449,7 @@ impl<X: By<W>, W: Operand> Case<X, W> {
         let bias: Vec<f64> = self.bias.iter().flatten().map(|&x| f64::from(x)).collect();
         let sums = self.sums().biased(&bias, [self.m, self.n]).activated(self.activation);
         let sums = sums.divided(f64::from(self.y_scale.unwrap_or(1.0)));
-        HostTensorF64 { shape: self.shape(), values: sums.values, magnitudes: sums.magnitudes }
+        HostTensorF64::new(self.shape(), sums.values).with_magnitudes(sums.magnitudes)
     }
 
     /// A place of rows, in batches if there are any.

@@ -264,7 +264,7 @@ impl<T: Operand> Inputs<T> {
         } else {
             sums.biased(&floats(self.bias.as_deref().unwrap_or(&[])), [m, n]).activated(self.activation)
         };
-        HostTensorF64 { shape: self.shape(), values: sums.values, magnitudes: sums.magnitudes }
+        HostTensorF64::new(self.shape(), sums.values).with_magnitudes(sums.magnitudes)
     }
 
     /// The GEMM, with a workspace as long as the configuration, or the device's choice, can use.
