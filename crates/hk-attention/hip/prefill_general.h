@@ -231,12 +231,19 @@ class Prefill {
         }
     }
 
+    /// V^T of 16-bit elements is written without bank conflicts: as by TransposingRows (keys.h), for 32 keys.
+    static constexpr bool kInQuads = kDim == 32 && sizeof(T) == 2;
     struct Unit {
         u32 quad, col;
         bool there;
         HK_FN explicit Unit(int part) {
             const u32 unit = hk::thread_x() + part * kThreads;
             quad = unit / (kDv / 4), col = unit % (kDv / 4) * 4;
+            if constexpr (kInQuads) {
+                const u32 lane = hk::lane_id(), wave = unit / hk::kWaveSize, of_row = wave % (kDv / 64);
+                quad = wave / (kDv / 64) * 4 + lane / 4 % 2 * 2 + lane / 8 % 2;
+                col = of_row * 64 + lane / 16 * 16 + lane % 4 * 4;
+            }
             there = kUnits % kThreads == 0 || unit < kUnits;
         }
     };
@@ -291,10 +298,23 @@ class Prefill {
             const Unit unit(i);
             if (!unit.there) continue;
             const u32 byte = Places::template place<T>(unit.quad * 4) * sizeof(T);
+            const auto &part = v.part[i];
+            if constexpr (kInQuads) {
+                const u32 odd = unit.quad % 2;
+                Vec<u32, 2> rows[4];
 #pragma unroll
-            for (u32 j = 0; j < 4; ++j) {
-                const auto &part = v.part[i];
-                lds_.tiles.v.put(unit.col + j, byte, Vec<T, 4>{part[0][j], part[1][j], part[2][j], part[3][j]});
+                for (int r = 0; r < 4; ++r) rows[r] = __builtin_bit_cast(Vec<u32, 2>, part[r]);
+#pragma unroll
+                for (u32 j = 0; j < 4; ++j) {
+                    const hk::detail::SelectHalf half((j ^ odd) % 2 != 0);
+                    lds_.tiles.v.put(
+                        unit.col + (j ^ odd), byte,
+                        Vec<u32, 2>{half(rows[0][j / 2], rows[1][j / 2]), half(rows[2][j / 2], rows[3][j / 2])});
+                }
+            } else {
+#pragma unroll
+                for (u32 j = 0; j < 4; ++j)
+                    lds_.tiles.v.put(unit.col + j, byte, Vec<T, 4>{part[0][j], part[1][j], part[2][j], part[3][j]});
             }
         }
     }
