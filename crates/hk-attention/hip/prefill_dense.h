@@ -83,9 +83,12 @@ consteval auto shape() {
     }
 }
 
-/// kPaged: keys of a cache come before fresh ones.
-template <class T, int kDqk, int kDv, class S, bool kPaged>
+/// Keys in pages, before fresh ones of the kernel's type.
+enum class Cache { None, Own, Fp8 };
+
+template <class T, int kDqk, int kDv, class S, Cache kCache>
 class Dense {
+    static constexpr bool kPaged = kCache != Cache::None;
     static constexpr bool kFp8 = hk::kBitsOf<T> == 8;
     static constexpr bool kDirect = dense::kDirect<T>;
     static constexpr int kBytes = hk::kBitsOf<T> / 8, kVec = 16 / kBytes;
@@ -100,16 +103,16 @@ class Dense {
     static constexpr int kFragKeys = kVec * hk::kLaneGroups<kDim>;  // of a fragment of P
     static constexpr int kFrags = kKeys / kFragKeys;
 
-    template <u32 kWindow>
-    using KMover = RowMover<kKeys, kDqk * kBytes / 2, S::kThreads, kWindow>;
-    template <u32 kWindow>
+    template <u32 kWindow, class From = Stored>
+    using KMover = RowMover<kKeys, kDqk * kBytes / 2, S::kThreads, kWindow, From>;
+    template <u32 kWindow, class From = Stored>
     using VMover = decltype([] {
         if constexpr (kDirect)
-            return RowMover<kKeys, kDv, S::kThreads, kWindow>(0, 0);
+            return RowMover<kKeys, kDv, S::kThreads, kWindow, From>(0, 0);
         else if constexpr (kFp8)
             return TransposingBytes<kDim, kKeys, kDv, S::kThreads, kWindow>(0, 0);
         else
-            return TransposingRows<kDim, kKeys, kDv, S::kThreads, kWindow>(0, 0);
+            return TransposingRows<kDim, kKeys, kDv, S::kThreads, kWindow, From>(0, 0);
     }());
     using KTile = typename KMover<kKeys>::Tile;
     using VTile = typename VMover<kKeys>::Tile;
@@ -152,7 +155,7 @@ class Dense {
     Scores s_;
     hk::WaveTile<Mma, kDv, kDim> o_;
     OnlineSoftmax<kDim, kFp8> softmax_;
-    float scale_, value_scale_;
+    float q_scale_, scale_;  // of scores, in units of log2: without and with that of the walk's keys
     Keys visible_[kOwn];  // to the lane's rows
     // From the block's first key on:
     i32 inner_first_, inner_last_;  // keys that all rows of the wave see
@@ -295,10 +298,11 @@ class Dense {
     }
 
     /// Walk: RowWalk or PageWalk.
-    template <template <class> class Walk>
+    template <template <class> class Walk, class From>
     struct Walks {
-        using K = KMover<Walk<KMover<kKeys>>::kWindowRows>;
-        using V = VMover<Walk<VMover<kKeys>>::kWindowRows>;
+        using K = KMover<Walk<KMover<kKeys>>::kWindowRows, From>;
+        using V = VMover<Walk<VMover<kKeys>>::kWindowRows, From>;
+        static constexpr bool kToLds = kDirect && __is_same(From, Stored);
         Walk<K> k;
         Walk<V> v;
         K k_mover;
@@ -327,17 +331,18 @@ class Dense {
         hk::commit_loads();
     }
 
-    /// Calls `tile<stage>()` for `count` > 0 tiles, with the stages in turn.
+    /// Calls `tile<stage>()` for `count` > 0 tiles, with kUsed stages in turn.
+    template <int kUsed = kStages>
     HK_FN void each_tile(u32 count, auto tile) {
-        while (round<0>(count, tile)) {}
+        while (round<kUsed, 0>(count, tile)) {}
     }
-    template <int kStage>
+    template <int kUsed, int kStage>
     HK_FN bool round(u32 &left, auto &tile) {
         tile.template operator()<kStage>();
         at_ += kKeys;
         if (--left == 0) return false;
-        if constexpr (kStage + 1 < kStages)
-            return round<kStage + 1>(left, tile);
+        if constexpr (kStage + 1 < kUsed)
+            return round<kUsed, kStage + 1>(left, tile);
         else
             return true;
     }
@@ -347,10 +352,11 @@ class Dense {
 
     /// All tiles, with ping-pong. `values(stage)` and `keys(stage)` move later tiles to LDS, where all waves have read V of the last stage
     /// or K of this one; `landed` waits for what is read next.
+    template <int kUsed>
     HK_FN void ping_pong(auto values, auto keys, auto landed) {
         const hk::PingPong halves;
         const u32 seen = seen_tiles();
-        each_tile(seen, [&]<int kStage>() HK_INLINE {
+        each_tile<kUsed>(seen, [&]<int kStage>() HK_INLINE {
             halves.step(
                 [&] {
                     const KFrags k = read_keys<kStage>();
@@ -372,8 +378,8 @@ class Dense {
         });
         for (u32 tile = seen; tile < tiles_; ++tile) {
             const auto nothing = [](int) {};
-            halves.step([&] { return values(tile % kStages), landed(), 0; }, nothing);
-            halves.step([&] { return keys(tile % kStages), landed(), 0; }, nothing);
+            halves.step([&] { return values(tile % kUsed), landed(), 0; }, nothing);
+            halves.step([&] { return keys(tile % kUsed), landed(), 0; }, nothing);
         }
         halves.end();
     }
@@ -390,20 +396,20 @@ class Dense {
             copy_keys(walks, i);
             if (i < kAhead) copy_values(walks, i);
         }
-        ping_pong([&](u32 stage) HK_INLINE { copy_values(walks, (stage + kAhead) % kStages); },
-                  [&](u32 stage) HK_INLINE { copy_keys(walks, stage); }, []() HK_INLINE { wait_tiles<kAhead>(); });
+        ping_pong<kStages>([&](u32 stage) HK_INLINE { copy_values(walks, (stage + kAhead) % kStages); },
+                           [&](u32 stage) HK_INLINE { copy_keys(walks, stage); },
+                           []() HK_INLINE { wait_tiles<kAhead>(); });
         // Loads in flight must not land after the block has freed its LDS.
         hk::wait_loads<0, 0>();
     }
 
     /// Ping-pong, through registers and one stage in LDS.
     HK_FN void walk_registers(auto &walks) {
-        static_assert(kStages == 1);
         auto k = walks.load_keys();
         auto v = walks.load_values(walks.skip);
         walks.k_mover.store(k, lds_.k[0]);
         k = walks.load_keys();
-        ping_pong(
+        ping_pong<1>(
             [&](u32) HK_INLINE {
                 walks.v_mover.store(v, lds_.v[0]);
                 v = walks.load_values();
@@ -493,8 +499,9 @@ class Dense {
     }
 
     /// One barrier a tile: other blocks of the CU, or nothing, overlap with it.
-    HK_FN void walk_plain(auto &walks) {
-        if constexpr (kDirect) {
+    template <class W>
+    HK_FN void walk_plain(W &walks) {
+        if constexpr (W::kToLds) {
             constexpr int kAhead = kStages - 1;
             copy_tile(walks, 0, walks.skip);
             hk::drain_register_loads();
@@ -534,14 +541,14 @@ class Dense {
                 if (poison_[r]) sums = __builtin_nanf("");
                 if (!own.valid) continue;
                 const Partial partial(p_, work_, own.query, own.head);
-                each_run(r, [&](u32 col, auto y) { partial.store(p_, col, kFp8 ? y * value_scale_ : y); });
+                each_run(r, [&](u32 col, auto y) { partial.store(p_, col, y); });
                 if (first) partial.store_sums(p_, sums);
                 continue;
             }
             float sink = kMinusInf;
             if (p_.scores.sink && own.valid) sink = reinterpret_cast<GlobalPtr<const float>>(p_.scores.sink)[own.head];
             float lse, factor = softmax_.finish(r, sink, lse);
-            if constexpr (kFp8) factor *= value_scale_ * out_factor;
+            if constexpr (kFp8) factor *= out_factor;
             if (poison_[r]) lse = factor = __builtin_nanf("");
             if (!own.valid) continue;
             const u64 out = address(p_.out, own.query, own.head);
@@ -578,26 +585,10 @@ class Dense {
         }
     }
 
-    HK_FN void descale() {
-        static_assert(!kPaged && kOwn == 1, "one factor for all keys, one row for a lane");
-        const Params &p = p_;
-        const float k = p.fresh.k.scale(work_.sequence, work_.kv_head);
-        float q = 1.0f;
-        if (p.q_descale) {
-            const i64 at = i64(work_.sequence) * p.q_descale_batch + i64(row(0).head) * p.q_descale_head;
-            q = reinterpret_cast<GlobalPtr<const float>>(p.q_descale)[at];
-        }
-        // Above 0, so that masked scores stay -inf. The largest score is not that of a negative factor: NaN.
-        constexpr float kLeast = 0x1p-126f;
-        scale_ *= q * k;
-        scale_ = scale_ >= 0.0f ? __builtin_fmaxf(scale_, kLeast) : __builtin_nanf("");
-        value_scale_ = p.fresh.v.scale(work_.sequence, work_.kv_head);
-    }
-
     HK_FN u32 query_of(u32 row) const { return hk::DivMod(row, p_.group, p_.group_inverse).quotient; }
 
     /// Walks through the keys of [begin, end) that rows of the block see.
-    template <template <class> class Walk>
+    template <template <class> class Walk, class From = Stored>
     HK_FN void walk_keys(i32 begin, i32 end) {
         const Params &p = hk::reload_params(p_);
         const Work &work = work_;
@@ -625,30 +616,45 @@ class Dense {
             visible_[r] = {u32(keys.first - from), keys.last < keys.first ? 0 : u32(keys.last - keys.first + 1)};
         }
         const KeyRows &k = kPages ? p.cache.k : p.fresh.k, &v = kPages ? p.cache.v : p.fresh.v;
+        constexpr bool kScaled = kFp8 || !__is_same(From, Stored);
+        constexpr u32 kStored = kFp8 ? 1 : From::kBytes;
+        scale_ = q_scale_;
+        if constexpr (kScaled) {
+            // Above 0, so that masked scores stay -inf. The largest score is not that of a negative factor: NaN.
+            constexpr float kLeast = 0x1p-126f;
+            scale_ *= k.scale(work.sequence, work.kv_head);
+            scale_ = scale_ >= 0.0f ? __builtin_fmaxf(scale_, kLeast) : __builtin_nanf("");
+        }
         const bool packed = p.sequences.k_starts || p.sequences.k_consecutive;
         const i64 k_stride = kPages ? k.token_group : k.token, v_stride = kPages ? v.token_group : v.token;
         const auto walk = [&]<class Mover>(const KeyRows &rows, i64 stride, u32 cols) {
             if constexpr (kPages) {
                 return PageWalk<Mover>(p.pages, work.pages, rows.row(0, work.kv_head, 0), rows.batch, stride,
-                                       cols * kBytes, u32(from), u32(last) + 1);
+                                       cols * kStored, u32(from), u32(last) + 1);
             } else {
                 const u32 token = work.k_start + u32(from - begin);
-                return RowWalk<Mover>(rows.row(packed ? 0 : work.sequence, work.kv_head, token), stride, cols * kBytes,
+                return RowWalk<Mover>(rows.row(packed ? 0 : work.sequence, work.kv_head, token), stride, cols * kStored,
                                       last - from + 1);
             }
         };
-        using W = Walks<Walk>;
+        using W = Walks<Walk, From>;
         W walks = {walk.template operator()<typename W::K>(k, k_stride, p.dqk),
                    walk.template operator()<typename W::V>(v, v_stride, p.dv),
                    typename W::K(k_stride, p.dqk * kBytes / 2), typename W::V(v_stride, p.dv), u32(first - from)};
-        if constexpr (kDirect && kDv > 128)
+        if constexpr (W::kToLds && kDv > 128)
             walk_by_parts(walks);
         else if constexpr (!S::kPingPong)
             walk_plain(walks);
-        else if constexpr (kDirect)
+        else if constexpr (W::kToLds)
             walk_direct(walks);
         else
             walk_registers(walks);
+        if constexpr (kScaled) {
+            const float value_scale = v.scale(work.sequence, work.kv_head);
+#pragma unroll
+            for (u32 r = 0; r < kOwn; ++r)
+                map_pairs(o_, r, [&](int, Vec<float, 2> pair) { return pair * value_scale; });
+        }
     }
 
     /// Poisons the rows that see a key of a page that is not in the cache.
@@ -685,14 +691,26 @@ class Dense {
     HK_FN Dense(const Params &p, const Work &work, Lds &lds) : p_(p), work_(work), lds_(lds) {}
 
     HK_FN void run() {
-        scale_ = p_.scores.scale * kLog2E;
-        if constexpr (kFp8) descale();
+        q_scale_ = p_.scores.scale * kLog2E;
+        if constexpr (kFp8) {
+            static_assert(kOwn == 1, "a row for a lane");
+            if (p_.q_descale) {
+                const i64 at = i64(work_.sequence) * p_.q_descale_batch + i64(row(0).head) * p_.q_descale_head;
+                q_scale_ *= reinterpret_cast<GlobalPtr<const float>>(p_.q_descale)[at];
+            }
+        }
 #pragma unroll
         for (u32 r = 0; r < kOwn; ++r) poison_[r] = work_.poison;
         if (!work_.poison) {
             load_queries();
             if constexpr (kPaged) {
-                walk_keys<PageWalk>(0, i32(work_.cached));
+                using From = decltype([] {
+                    if constexpr (kCache == Cache::Fp8)
+                        return StoredFp8<T>{};
+                    else
+                        return Stored{};
+                }());
+                walk_keys<PageWalk, From>(0, i32(work_.cached));
                 hk::block_barrier();
             }
             walk_keys<RowWalk>(i32(work_.cached), i32(work_.keys()));
@@ -703,20 +721,20 @@ class Dense {
 };
 
 /// Entry points have HK_ENTRY's `p`.
-template <class T, int kDqk, int kDv, bool kPaged, bool kSmall>
+template <class T, int kDqk, int kDv, Cache kCache, bool kSmall>
 struct Kernel {
     using S = decltype(shape<T, kDqk, kDv, kSmall>());
     static constexpr int kThreads = S::kThreads;
-    static constexpr int kWavesPerSimd = kDv > 128 && !kDirect<T> ? 1 : 2;
+    static constexpr int kWavesPerSimd = kDv > 128 && (!kDirect<T> || kCache == Cache::Fp8) ? 1 : 2;
 
     HK_FN void operator()(const Params &p) const {
-        using D = Dense<T, kDqk, kDv, S, kPaged>;
+        using D = Dense<T, kDqk, kDv, S, kCache>;
         auto &lds = hk::block_lds<typename D::Lds>();
         const u32 task = hk::xcd_remap(hk::block_x(), hk::grid_x());
         constexpr u32 kRows = S::kWaves * kDim;
         Work work;
         if (!find_work<kRows>(p, task, work)) return;
-        if (kPaged && p.skip_single && work.q_len == 1) return;
+        if (kCache != Cache::None && p.skip_single && work.q_len == 1) return;
         find_keys(p, work);
         D(p, work, lds).run();
     }
@@ -725,7 +743,7 @@ struct Kernel {
 }  // namespace dense
 }  // namespace attention
 
-// An entry point and the one for few queries. T, columns of Q and K, and of V; keys in pages.
+// An entry point and the one for few queries. T, columns of Q and K, and of V; cache.
 #define HK_PREFILL_DENSE(name, ...)                                       \
     HK_PREFILL_KERNEL(name, attention::dense::Kernel, __VA_ARGS__, false) \
     HK_PREFILL_KERNEL(name##_small, attention::dense::Kernel, __VA_ARGS__, true)

@@ -650,24 +650,30 @@ impl<'a> Problem<'a> {
             let values = walks(&p.fresh.v, p.dv) && aligned(4, rows(&p.fresh.v));
             return (own && q && columns && keys && values).then_some(DenseKeys::Fp8);
         }
-        let own = p.q_type == 0 && p.fresh.element == 0 && p.cache.element == 0 && p.out_type == 0;
+        let own = p.q_type == 0 && p.fresh.element == 0 && p.out_type == 0;
         let vectors =
             p.q_vectorized == 1 && (!fresh || p.fresh.vectorized == 1) && (!paged || p.cache.vectorized == 1);
-        let in_rows = |rows: &KeyRows, columns: u32| {
-            rows.token_shift == 0 && rows.column == 2 && fits(rows.token_group, 2 * columns)
-        };
         let keys = !fresh || (walks(&p.fresh.k, 2 * p.dqk) && walks(&p.fresh.v, 2 * p.dv));
-        let pages = !paged
-            || (p.pages.tokens.is_multiple_of(WINDOW_OF_PAGE)
-                && in_rows(&p.cache.k, p.dqk)
-                && in_rows(&p.cache.v, p.dv));
-        let factors = [p.fresh.k.descale, p.fresh.v.descale, p.cache.k.descale, p.cache.v.descale];
-        let served = own && vectors && keys && pages && none(&factors) && none(&[p.q_descale, p.out_scale]);
-        match paged {
-            _ if !served => None,
-            true => Some(DenseKeys::Paged),
-            false => (p.skip_single == 0).then_some(DenseKeys::Fresh),
+        let factors = [p.q_descale, p.out_scale, p.fresh.k.descale, p.fresh.v.descale];
+        if !(own && vectors && keys && none(&factors)) {
+            return None;
         }
+        if !paged {
+            return (p.skip_single == 0).then_some(DenseKeys::Fresh);
+        }
+        let (bytes, of) = match p.cache.element {
+            0 => (2, DenseKeys::Paged),
+            FP8 => (1, DenseKeys::PagedFp8),
+            _ => return None,
+        };
+        let in_rows = |rows: &KeyRows, columns: u32| {
+            rows.token_shift == 0
+                && rows.column == i64::from(bytes)
+                && fits(rows.token_group, bytes * columns)
+                && (bytes == 1 || rows.descale == 0)
+        };
+        let pages = p.pages.tokens.is_multiple_of(WINDOW_OF_PAGE);
+        (pages && in_rows(&p.cache.k, p.dqk) && in_rows(&p.cache.v, p.dv)).then_some(of)
     }
 
     /// The kernel that serves the call; `tiles` of so many rows.
