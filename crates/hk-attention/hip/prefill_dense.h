@@ -222,6 +222,14 @@ class Dense {
 #pragma unroll
             for (int i = 0; i < kKeys / kDim; ++i) s_.acc[0][i] = Mma::mma(&k.frag[i][step], &q_[step], s_.acc[0][i]);
         }
+        if constexpr (kFp8) settle(s_.acc[0][kKeys / kDim - 1]);
+    }
+    /// clang 22 inserts at most 19 wait states between an MFMA and an instruction that reads its result; one of 16 passes needs 20 on
+    /// gfx950. It does not count those of inline assembly.
+    HK_FN static void settle([[maybe_unused]] typename Mma::Acc &acc) {
+#if defined(__gfx950__)
+        asm volatile("s_nop 0" : "+v"(acc));
+#endif
     }
 
     template <int kStage>

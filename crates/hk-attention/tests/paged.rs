@@ -1046,6 +1046,7 @@ fn call_unified(stream: &Stream, tensors: &mut Tensors, (layout, scale, softcap)
         },
         out_scale: tensors.optional_input("out_scale"),
         window: None,
+        tile: None,
     };
     let outputs =
         AttentionOutputs::<bf16> { out: tensors.output("out"), lse: tensors.optional_output("lse") };
@@ -1190,8 +1191,13 @@ fn errors_of_pa_prefill() {
             };
             let scales =
                 CacheScales { k: tensors.optional_input("k_scale"), v: tensors.optional_input("v_scale") };
-            let options =
-                PaPrefillOptions { scale, window: None, alibi: tensors.optional_input("alibi"), scales };
+            let options = PaPrefillOptions {
+                scale,
+                window: None,
+                alibi: tensors.optional_input("alibi"),
+                scales,
+                tile: None,
+            };
             let out = tensors.output("out");
             if chunked {
                 chunked_pa_prefill(stream, inputs, out, &options)

@@ -97,6 +97,11 @@ pub(super) const TILE: ScalarSpec = ScalarSpec {
     summary: "tile and splits that suit the call and the device, or batch-invariant ones",
 };
 
+pub(super) const QUERY_TILE: ScalarSpec = ScalarSpec {
+    summary: "tiles of query rows that suit the call and the device, or batch-invariant ones",
+    ..TILE
+};
+
 /// Scalars of `mha` and `mha_varlen`.
 pub(super) const SCALARS: &[ScalarSpec] =
     &[SCALE, CAUSAL, WINDOW_LEFT, WINDOW_RIGHT, SOFTCAP, DROPOUT_P, SEED, OFFSET, TILE, KEYS_PER_SPLIT];
@@ -192,6 +197,15 @@ pub(super) fn options<'a, T: AttentionElement>(inputs: &Inputs<'a>) -> Result<At
     })
 }
 
+/// The tiles of query rows.
+pub(super) fn query_tile<V: Described>(call: &Call<V>) -> Result<Option<QueryTile>> {
+    Ok(match call.choice("tile")? {
+        "short" => Some(QueryTile::Short),
+        "tall" => Some(QueryTile::Tall),
+        _ => None,
+    })
+}
+
 /// How the work is cut.
 pub(super) fn tiling<V: Described>(call: &Call<V>) -> Result<Tiling> {
     if !has(call, "tile") {
@@ -199,14 +213,12 @@ pub(super) fn tiling<V: Described>(call: &Call<V>) -> Result<Tiling> {
     }
     let keys = call.size("keys_per_split")?;
     let keys_per_split = Some(keys).filter(|keys| *keys != 0);
-    let tile = match call.choice("tile")? {
-        "short" => QueryTile::Short,
-        "tall" => QueryTile::Tall,
-        _ if keys == 0 => return Ok(Tiling::Auto),
-        _ => {
-            let op = call.operator().name;
-            return Err(Error::argument(op, "keys_per_split", keys, "0 unless a tile is given"));
+    let Some(tile) = query_tile(call)? else {
+        if keys == 0 {
+            return Ok(Tiling::Auto);
         }
+        let op = call.operator().name;
+        return Err(Error::argument(op, "keys_per_split", keys, "0 unless a tile is given"));
     };
     if !keys.is_multiple_of(64) {
         return Err(Error::argument(call.operator().name, "keys_per_split", keys, "a multiple of 64"));

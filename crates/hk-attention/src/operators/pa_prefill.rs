@@ -1,8 +1,10 @@
 //! Registry entries of `pa_prefill` and `chunked_pa_prefill`.
 
-use super::attention::{ALIBI, HostRows, SCALE, WINDOW, indices, outputs, scale, window};
+use super::attention::{
+    ALIBI, HostRows, QUERY_TILE, SCALE, WINDOW, indices, outputs, query_tile, scale, window,
+};
 use super::common::{LAYOUT, expect_dtypes, expect_shape, integers, layout, shape};
-use super::mha::GENERAL;
+use super::mha::PAGED;
 use super::paged::{
     BLOCK_TABLE, CU_SEQLENS_Q, FLOAT, K_CACHE, K_SCALE, Key, PagedSequence, Q, SEQ_LENS, V_CACHE, V_SCALE,
     attend_paged, cache_rows, cache_sizes, expect_cache_dtypes, expect_heads, expect_one_of, keys_in_pages,
@@ -60,6 +62,8 @@ const CASES: &[Case] = &[case!("Llama-3 8B, 2 x 24 tokens, context in pages of 1
 const BENCH: &[Case] = &[
     case!("GQA 32/8, d128, 4 x 2048 of 8192 tokens", Bf16 4 8192, 32 8 128,
         Bf16 [2048, 8, 16, 16, 8], [2048, 8, 128, 16], 512, [], []),
+    case!("GQA 32/8, d128, 4 x 2048 of 8192 tokens, pages of rows", Bf16 4 8192, 32 8 128,
+        Bf16 [2048, 16, 8, 128], [2048, 16, 8, 128], 512, [], [NHD]),
     case!("GQA 32/8, d128, 4 x 2048 of 8192 tokens, window of 1024", Bf16 4 8192, 32 8 128,
         Bf16 [2048, 8, 16, 16, 8], [2048, 8, 128, 16], 512, [], [("window", Scalar::Int(1023))]),
 ];
@@ -82,8 +86,8 @@ pub(super) const PA_PREFILL: Operator = Operator {
         V_SCALE,
         ArgSpec::output("out", Tolerance::Attention, FLOAT, 3, "[total_q, Hq, Dv]"),
     ],
-    scalars: &[SCALE, WINDOW, LAYOUT, SKIP_DECODE],
-    kernels: GENERAL,
+    scalars: &[SCALE, WINDOW, LAYOUT, SKIP_DECODE, QUERY_TILE],
+    kernels: PAGED,
     cases: CASES,
     bench: BenchSizes::Cases(BENCH),
     corners: &[
@@ -113,7 +117,7 @@ pub(super) const PA_PREFILL: Operator = Operator {
 pub(super) const CHUNKED_PA_PREFILL: Operator = Operator {
     name: CHUNKED,
     summary: "pa_prefill; sequences of one new token have all their keys in pages",
-    scalars: &[SCALE, WINDOW, LAYOUT],
+    scalars: &[SCALE, WINDOW, LAYOUT, QUERY_TILE],
     corners: &[
         case!("bf16", Bf16 2 40, 4 2 64, Bf16 [16, 2, 8, 16, 8], [16, 2, 64, 16], 4, [], []),
         case!("bf16, one new token each", Bf16 3 3, 6 2 32, Bf16 [16, 2, 4, 16, 8], [16, 2, 32, 16], 4,
@@ -174,6 +178,7 @@ where
         window: window(inputs, "window")?,
         alibi: inputs.optional_view("alibi")?,
         scales: CacheScales { k: inputs.optional_view("k_scale")?, v: inputs.optional_view("v_scale")? },
+        tile: query_tile(inputs)?,
     };
     let out = outputs.take("out")?;
     if inputs.operator().name == CHUNKED {

@@ -574,6 +574,11 @@ impl<'a> Problem<'a> {
         self.plan = plan;
     }
 
+    /// Tiles of query rows that do not depend on the call.
+    pub fn tile(&mut self, tile: Option<QueryTile>) {
+        self.plan.tiling = tile.map_or(Tiling::Auto, |tile| Tiling::Fixed { tile, keys_per_split: None });
+    }
+
     pub fn params(&mut self) -> &mut Params {
         &mut self.params
     }
@@ -653,9 +658,9 @@ impl<'a> Problem<'a> {
         let own = p.q_type == 0 && p.fresh.element == 0 && p.out_type == 0;
         let vectors =
             p.q_vectorized == 1 && (!fresh || p.fresh.vectorized == 1) && (!paged || p.cache.vectorized == 1);
-        let keys = !fresh || (walks(&p.fresh.k, 2 * p.dqk) && walks(&p.fresh.v, 2 * p.dv));
-        let factors = [p.q_descale, p.out_scale, p.fresh.k.descale, p.fresh.v.descale];
-        if !(own && vectors && keys && none(&factors)) {
+        let plain = |rows: &KeyRows, columns: u32| walks(rows, 2 * columns) && rows.descale == 0;
+        let keys = !fresh || (plain(&p.fresh.k, p.dqk) && plain(&p.fresh.v, p.dv));
+        if !(own && vectors && keys && none(&[p.q_descale, p.out_scale])) {
             return None;
         }
         if !paged {
