@@ -4,7 +4,7 @@ use super::attention::{
     ALIBI, HostRows, QUERY_TILE, SCALE, WINDOW, indices, outputs, query_tile, scale, window,
 };
 use super::common::{LAYOUT, expect_dtypes, expect_shape, integers, layout, shape};
-use super::mha::PAGED;
+use super::mha::{PAGED, TALL};
 use super::paged::{
     BLOCK_TABLE, CU_SEQLENS_Q, FLOAT, K_CACHE, K_SCALE, Key, PagedSequence, Q, SEQ_LENS, V_CACHE, V_SCALE,
     attend_paged, cache_rows, cache_sizes, expect_cache_dtypes, expect_heads, expect_one_of, keys_in_pages,
@@ -92,6 +92,7 @@ pub(super) const PA_PREFILL: Operator = Operator {
     bench: BenchSizes::Cases(BENCH),
     corners: &[
         case!("bf16", Bf16 2 40, 4 2 64, Bf16 [16, 2, 8, 16, 8], [16, 2, 64, 16], 4, [], []),
+        case!("bf16, pages of rows, tall tiles", Bf16 2 90, 4 2 128, Bf16 [24, 16, 2, 128], [24, 16, 2, 128], 9, [], [NHD, TALL]),
         case!("f16, ALiBi, window", F16 3 60, 2 1 40, F16 [16, 1, 5, 16, 8], [16, 1, 40, 16], 4,
             ["alibi" F32 [2]], [("window", Scalar::Int(25)), ("scale", Scalar::Float(0.3))]),
         case!("bf16, one new token each is skipped", Bf16 3 3, 2 1 32, Bf16 [16, 1, 4, 16, 8], [16, 1, 32, 16], 2, [], [SKIP]),
@@ -120,6 +121,7 @@ pub(super) const CHUNKED_PA_PREFILL: Operator = Operator {
     scalars: &[SCALE, WINDOW, LAYOUT, QUERY_TILE],
     corners: &[
         case!("bf16", Bf16 2 40, 4 2 64, Bf16 [16, 2, 8, 16, 8], [16, 2, 64, 16], 4, [], []),
+        case!("bf16, pages of rows, tall tiles", Bf16 2 90, 4 2 128, Bf16 [24, 16, 2, 128], [24, 16, 2, 128], 9, [], [NHD, TALL]),
         case!("bf16, one new token each", Bf16 3 3, 6 2 32, Bf16 [16, 2, 4, 16, 8], [16, 2, 32, 16], 4,
             ["alibi" F32 [3, 6]], [("window", Scalar::Int(25)), ("scale", Scalar::Float(0.3))]),
         case!("bf16, int8 pages, one new token each", Bf16 2 2, 2 2 64, I8 [16, 2, 4, 16, 16], [16, 2, 64, 16], 3,
