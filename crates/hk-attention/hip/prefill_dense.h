@@ -64,7 +64,8 @@ consteval auto shape() {
     }
 }
 
-template <class T, int kDqk, int kDv, class S>
+/// `W` is Work, or has a part of its keys by itself (lean.h).
+template <class T, int kDqk, int kDv, class S, class W = Work>
 class Dense {
     using Mma = hk::FragMma<T, T, kDim>;
     using Places = hk::AccLayout<kDim>;
@@ -116,7 +117,7 @@ class Dense {
     };
 
     const Params &p_;
-    const Work &work_;
+    const W &work_;
     Lds &lds_;
     hk::Frag q_[kSteps];
     Scores s_;
@@ -133,7 +134,7 @@ class Dense {
     struct Range {
         i32 first, last;
     };
-    HK_FN static Range visible(const Params &p, const Work &work, u32 query) {
+    HK_FN static Range visible(const Params &p, const W &work, u32 query) {
         constexpr i32 kUnbounded = 1 << 29;
         const i32 keys = i32(work.fresh), at = i32(query) + keys - i32(work.q_len);
         const i32 first = p.scores.left >= kUnbounded ? 0 : at - p.scores.left;
@@ -144,7 +145,7 @@ class Dense {
     }
 
     HK_FN Row row(u32 r) const {
-        const u32 index = work_.first + hk::wave_id() * kDim + hk::row_of_lane<kDim>(hk::lane_id(), r);
+        const u32 index = work_.first + hk::wave_id() * kDim + hk::row_of_lane<kDim>(lane_of(work_), r);
         const hk::DivMod at(index, p_.group, p_.group_inverse);
         return {at.quotient, work_.kv_head * p_.group + at.remainder, at.quotient < work_.q_len};
     }
@@ -154,7 +155,7 @@ class Dense {
     }
 
     HK_FN void load_queries() {
-        const u32 group = hk::group_of_lane<kDim>(hk::lane_id());
+        const u32 group = hk::group_of_lane<kDim>(lane_of(work_));
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) q_[step] = 0;
 #pragma unroll
@@ -484,15 +485,15 @@ class Dense {
     }
 
     HK_FN void store_outputs() const {
-        const bool first = hk::group_of_lane<kDim>(hk::lane_id()) == 0;
+        const bool first = hk::group_of_lane<kDim>(lane_of(work_)) == 0;
 #pragma unroll
         for (u32 r = 0; r < kOwn; ++r) {
             const Row own = row(r);
-            if (p_.splits.count > 1) {
+            if (is_partial(p_, work_)) {
                 Vec<float, 2> sums = softmax_.sums(r);
                 if (work_.poison) sums = __builtin_nanf("");
                 if (!own.valid) continue;
-                const Partial partial(p_, work_, own.query, own.head);
+                const Partial partial = partial_of(p_, work_, own.query, own.head);
                 each_run(r, [&](u32 col, auto y) { partial.store(p_, col, y); });
                 if (first) partial.store_sums(p_, sums);
                 continue;
@@ -520,7 +521,7 @@ class Dense {
 #pragma unroll
             for (int i = 0; i < Places::kElements; i += kRun) {
                 if (u32(i) / hk::kMmaRows % kOwn != r) continue;
-                const u32 col = j * kDim + column(Places::n(hk::lane_id(), i));
+                const u32 col = j * kDim + column(Places::n(lane_of(work_), i));
                 Vec<float, kRun> y;
 #pragma unroll
                 for (int e = 0; e < kRun; ++e) y[e] = o_.acc[0][j][i + e];
@@ -530,11 +531,11 @@ class Dense {
     }
 
   public:
-    HK_FN Dense(const Params &p, const Work &work, Lds &lds) : p_(p), work_(work), lds_(lds) {}
+    HK_FN Dense(const Params &p, const W &work, Lds &lds) : p_(p), work_(work), lds_(lds) {}
 
     HK_FN void run() {
         const Params &p = p_;
-        const Work &work = work_;
+        const W &work = work_;
         scale_ = p.scores.scale * kLog2E;
         const auto uniform = [](i32 v) { return i32(hk::uniform(u32(v))); };
         const u32 last_row = work.q_len * p.group - 1;

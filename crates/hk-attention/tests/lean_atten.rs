@@ -1,7 +1,7 @@
 //! `lean_atten` on the emulated GPUs (and real ones where there are some) against its f64 reference.
 
 use crate::common::attention::{Builder, COLUMNS, HEADS};
-use hk_attention::{AttentionOutputs, Qkv, lean_atten};
+use hk_attention::{AttentionOutputs, LeanOptions, Qkv, lean_atten};
 use hk_core::registry::Scalar;
 use hk_core::{DType, bf16, f16};
 use hk_testkit::{self as kit, Fill, Place, Refusals, Tolerance, kind};
@@ -63,6 +63,30 @@ fn lengths_are_not_trusted() {
     }
 }
 
+/// Programs share the work: of whole tiles, of parts of one, of nothing.
+#[test]
+fn every_number_of_programs() {
+    const TYPES: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
+    let mut n = 0;
+    for sq in [1, 40, 300] {
+        for causal in [false, true] {
+            for programs in [1, 3, 7, 304] {
+                let ([heads, kv_heads], [dqk, dv]) = (HEADS[n % 4], COLUMNS[n * 2 % 9]);
+                let lens = [1, 65, 0, 129];
+                let call = call(TYPES[n % 3], [sq * 4, 195], &lens, [heads, kv_heads, dqk, dv]);
+                let call = call.scalar("causal", Scalar::Bool(causal));
+                let what = format!(
+                    "{} of {sq} queries, {heads}/{kv_heads} heads, {dqk} and {dv} columns",
+                    TYPES[n % 3]
+                );
+                let what = format!("{what}, causal: {causal}, {programs} programs");
+                call.scalar("programs", Scalar::Count(programs)).check(&what, n as u64);
+                n += 1;
+            }
+        }
+    }
+}
+
 /// Views of any strides give the bits of contiguous tensors; keys behind the last sequence are not read.
 #[test]
 fn strided_views() {
@@ -78,7 +102,8 @@ fn strided_views() {
             let (mut out, mut lse) = (gpu.poisoned::<f16>(place(3)), gpu.poisoned(lse));
             let inputs = Qkv { q: q.view(), k: k.view(), v: v.view() };
             let outputs = AttentionOutputs { out: out.view_mut(), lse: Some(lse.view_mut()) };
-            lean_atten(gpu.stream(), inputs, lens.view(), outputs, None, true).unwrap();
+            let options = LeanOptions { causal: true, ..LeanOptions::default() };
+            lean_atten(gpu.stream(), inputs, lens.view(), outputs, None, &options).unwrap();
             gpu.assert_guards(&out);
             gpu.assert_guards(&lse);
             (gpu.download(&out), gpu.download(&lse))
@@ -98,7 +123,8 @@ fn bad_calls_are_refused() {
         let inputs = Qkv { q: tensors.input::<bf16>("q"), k: tensors.input("k"), v: tensors.input("v") };
         let outputs =
             AttentionOutputs { out: tensors.output::<bf16>("out"), lse: tensors.optional_output("lse") };
-        lean_atten(stream, inputs, tensors.input("kv_lens"), outputs, scale, true)
+        let options = LeanOptions { scale, causal: true, ..LeanOptions::default() };
+        lean_atten(stream, inputs, tensors.input("kv_lens"), outputs, None, &options)
     })
     .input::<bf16>("q", [6, 4, 8])
     .input::<bf16>("k", [9, 2, 8])

@@ -2,13 +2,35 @@
 
 use super::attention::{CAUSAL, F32, LSE, OUT, SCALE, Sequence, attend, indices, outputs, scale, with_float};
 use super::common::{INDICES_32, integers};
-use super::mha::{PREFILL, host_rows, sizes, specs};
-use crate::{AttentionOutputs, Qkv, lean_atten};
+use super::mha::{host_rows, sizes, specs};
+use crate::{
+    AttentionOutputs, AttentionProblem, LeanOptions, Programs, Qkv, kernels, lean_atten, lean_workspace,
+};
 use hk_core::registry::{
     ArgSpec, BenchSizes, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named, Operator,
-    Sample, Scalar, TensorSpec, Tolerance, Traffic,
+    Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
-use hk_core::{DType, Error, Result, Stream};
+use hk_core::{CodeObjects, DType, Error, Result, Stream};
+
+/// The sources of stream-K, and of blocks of a tile each.
+const KERNELS: &[&CodeObjects] = &[
+    &kernels::LEAN_BF16,
+    &kernels::LEAN_F16,
+    &kernels::LEAN_GENERAL,
+    &kernels::MERGE,
+    &kernels::PREFILL_BF16,
+    &kernels::PREFILL_F16,
+    &kernels::PREFILL_GENERAL_BF16,
+    &kernels::PREFILL_GENERAL_F16,
+    &kernels::PREFILL_GENERAL_F32,
+];
+
+const PROGRAMS: ScalarSpec = ScalarSpec {
+    name: "programs",
+    default: Scalar::Count(0),
+    choices: &[],
+    summary: "blocks that share the work; 0: as suits the call and the device",
+};
 
 /// Type; sequences, rows of queries, of keys; heads; columns.
 macro_rules! ragged {
@@ -35,8 +57,8 @@ pub(crate) const LEAN_ATTEN: Operator = Operator {
         ArgSpec::output("out", Tolerance::Attention, OUT, 3, "[B Sq, Hq, Dv]"),
         ArgSpec::output("lse", LSE, F32, 2, "[B Sq, Hq]").optional(),
     ],
-    scalars: &[SCALE, CAUSAL],
-    kernels: PREFILL,
+    scalars: &[SCALE, CAUSAL, PROGRAMS],
+    kernels: KERNELS,
     cases: &[Case {
         label: "Llama-3 8B, 3 sequences of 16 tokens, up to 60 keys",
         tensors: ragged!(Bf16 3 48 180, 32 8, 128 128),
@@ -82,11 +104,21 @@ fn outputs_of(call: &CallSpec) -> Result<Named<TensorSpec>> {
 
 fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (inputs, mut outputs) = call.split();
-    let (lens, scale, causal) = (indices(&inputs, "kv_lens")?, scale(&inputs)?, inputs.bool("causal")?);
+    let lens = indices(&inputs, "kv_lens")?;
+    let programs = match inputs.size("programs")? {
+        0 => Programs::Auto,
+        programs => Programs::Count(programs),
+    };
+    let options = LeanOptions { scale: scale(&inputs)?, causal: inputs.bool("causal")?, programs };
+    let sizes = sizes::<3, _>(&inputs)?;
+    let ([queries, heads, _], [keys, kv_heads, _]) = (sizes.q, sizes.k);
+    let problem = AttentionProblem { sequences: lens.numel(), heads, kv_heads, queries, keys, dv: sizes.dv };
+    let len = lean_workspace(stream.device().info(), &problem, programs);
+    let workspace = if len == 0 { None } else { Some(outputs.workspace(stream, len)?) };
     with_float!(inputs.get("q")?.dtype(), T => {
         let qkv = Qkv::<T> { q: inputs.view("q")?, k: inputs.view("k")?, v: inputs.view("v")? };
         let out = AttentionOutputs { out: outputs.take::<T>("out")?, lse: outputs.take_optional("lse")? };
-        lean_atten(stream, qkv, lens, out, scale, causal)
+        lean_atten(stream, qkv, lens, out, workspace, &options)
     })
 }
 

@@ -121,7 +121,7 @@ impl PromptKernel {
 }
 
 /// Rows of the tall and the short tiles of dense kernels.
-fn dense_rows(arch: Arch, dv: usize) -> [usize; 2] {
+pub(super) fn dense_rows(arch: Arch, dv: usize) -> [usize; 2] {
     match (arch.is_amd(), dv <= 128) {
         (true, true) => [256, 128],
         (true, false) => [128, 128],

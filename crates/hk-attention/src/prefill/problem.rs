@@ -83,14 +83,14 @@ fn element_type<T: Element>(kernel: DType) -> u32 {
 
 /// What an operator passes to the kernels.
 pub(super) struct Problem<'a> {
-    op: &'static str,
-    stream: &'a Stream,
-    launch: Launch<'a>,
-    kernel: DType,
+    pub(super) op: &'static str,
+    pub(super) stream: &'a Stream,
+    pub(super) launch: Launch<'a>,
+    pub(super) kernel: DType,
     is_hstu: bool,
     plan: Plan<'a>,
     kv_heads: usize,
-    params: Params,
+    pub(super) params: Params,
 }
 
 impl<'a> Problem<'a> {
@@ -566,6 +566,11 @@ impl<'a> Problem<'a> {
         self.plan = plan;
     }
 
+    /// The workspace of the plan, which then has none.
+    pub fn take_workspace(&mut self) -> Option<TensorViewMut<'a, f32>> {
+        self.plan.workspace.take()
+    }
+
     pub fn params(&mut self) -> &mut Params {
         &mut self.params
     }
@@ -616,7 +621,7 @@ impl<'a> Problem<'a> {
     }
 
     /// Whether the dense kernels serve the call: 16-bit rows in whole vectors, fresh keys, no option that changes scores one by one.
-    fn is_dense(&self) -> bool {
+    pub(super) fn is_dense(&self) -> bool {
         let p = &self.params;
         let vectors = p.q_vectorized & p.fresh.vectorized & p.out_vectorized == 1;
         let own = p.q_type == 0 && p.fresh.element == 0 && p.out_type == 0;
