@@ -8,4 +8,4 @@ using attention::Params;
 HK_LEAN_DENSE(lean_bf16_d64, hk::bf16, 64, 64)
 HK_LEAN_DENSE(lean_bf16_d128, hk::bf16, 128, 128)
 HK_LEAN_DENSE(lean_bf16_d192_128, hk::bf16, 192, 128)
-HK_LEAN_DENSE(lean_bf16_d256, hk::bf16, 256, 256)
+HK_LEAN_DENSE_ONE(lean_bf16_d256, hk::bf16, 256, 256, false)

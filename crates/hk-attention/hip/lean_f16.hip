@@ -8,4 +8,4 @@ using attention::Params;
 HK_LEAN_DENSE(lean_f16_d64, hk::f16, 64, 64)
 HK_LEAN_DENSE(lean_f16_d128, hk::f16, 128, 128)
 HK_LEAN_DENSE(lean_f16_d192_128, hk::f16, 192, 128)
-HK_LEAN_DENSE(lean_f16_d256, hk::f16, 256, 256)
+HK_LEAN_DENSE_ONE(lean_f16_d256, hk::f16, 256, 256, false)

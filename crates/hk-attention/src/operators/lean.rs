@@ -7,8 +7,8 @@ use crate::{
     AttentionOutputs, AttentionProblem, LeanOptions, Programs, Qkv, kernels, lean_atten, lean_workspace,
 };
 use hk_core::registry::{
-    ArgSpec, BenchSizes, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named, Operator,
-    Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
+    ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named,
+    Operator, Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
 use hk_core::{CodeObjects, DType, Error, Result, Stream};
 
@@ -24,6 +24,8 @@ const KERNELS: &[&CodeObjects] = &[
     &kernels::PREFILL_GENERAL_F16,
     &kernels::PREFILL_GENERAL_F32,
 ];
+
+const CAUSAL_KEYS: (&str, Scalar) = ("causal", Scalar::Bool(true));
 
 const PROGRAMS: ScalarSpec = ScalarSpec {
     name: "programs",
@@ -62,18 +64,25 @@ pub(crate) const LEAN_ATTEN: Operator = Operator {
     cases: &[Case {
         label: "Llama-3 8B, 3 sequences of 16 tokens, up to 60 keys",
         tensors: ragged!(Bf16 3 48 180, 32 8, 128 128),
-        scalars: &[("causal", Scalar::Bool(true))],
+        scalars: &[CAUSAL_KEYS],
     }],
-    bench: BenchSizes::Cases(&[Case {
-        label: "Llama-3 8B, 4 x 512 tokens, 8192 keys, causal",
-        tensors: ragged!(Bf16 4 2048 32768, 32 8, 128 128),
-        scalars: &[("causal", Scalar::Bool(true))],
-    }]),
+    bench: BenchSizes::Cases(&[
+        Case {
+            label: "Llama-3 8B, one token, 131072 keys",
+            tensors: ragged!(Bf16 1 1 131072, 32 8, 128 128),
+            scalars: &[],
+        },
+        Case {
+            label: "Llama-3 8B, 4 x 512 tokens, 8192 keys, causal",
+            tensors: ragged!(Bf16 4 2048 32768, 32 8, 128 128),
+            scalars: &[CAUSAL_KEYS],
+        },
+    ]),
     corners: &[
         Case {
             label: "bf16, causal",
             tensors: ragged!(Bf16 3 96 180, 4 2, 64 64, "lse"),
-            scalars: &[("causal", Scalar::Bool(true))],
+            scalars: &[CAUSAL_KEYS],
         },
         Case {
             label: "f16, scale, one query",
@@ -85,6 +94,106 @@ pub(crate) const LEAN_ATTEN: Operator = Operator {
             tensors: ragged!(F32 4 24 75, 2 2, 20 20, "lse"),
             scalars: &[],
         },
+        Case {
+            label: "bf16, 64 columns, 4 programs",
+            tensors: ragged!(Bf16 3 9 180, 4 2, 64 64, "lse"),
+            scalars: &[CAUSAL_KEYS, ("programs", Scalar::Count(4))],
+        },
+        Case {
+            label: "bf16, 64 columns, tall, 5 programs",
+            tensors: ragged!(Bf16 2 150 400, 4 2, 64 48, "lse"),
+            scalars: &[CAUSAL_KEYS, ("programs", Scalar::Count(5))],
+        },
+        Case {
+            label: "bf16, 128 columns, 7 programs",
+            tensors: ragged!(Bf16 3 6 180, 8 2, 128 128, "lse"),
+            scalars: &[("programs", Scalar::Count(7))],
+        },
+        Case {
+            label: "bf16, 128 columns, tall, 3 programs",
+            tensors: ragged!(Bf16 2 140 200, 2 1, 128 128),
+            scalars: &[CAUSAL_KEYS, ("programs", Scalar::Count(3))],
+        },
+        Case {
+            label: "bf16, columns of 192 and 128, 40 programs",
+            tensors: ragged!(Bf16 2 6 120, 2 1, 192 128, "lse"),
+            scalars: &[("programs", Scalar::Count(40))],
+        },
+        Case {
+            label: "bf16, columns of 192 and 128, tall, 2 programs",
+            tensors: ragged!(Bf16 2 270 120, 1 1, 192 128),
+            scalars: &[CAUSAL_KEYS, ("programs", Scalar::Count(2))],
+        },
+        Case {
+            label: "bf16, 256 columns, 3 programs",
+            tensors: ragged!(Bf16 2 12 120, 2 1, 256 256, "lse"),
+            scalars: &[("programs", Scalar::Count(3))],
+        },
+        Case {
+            label: "bf16, odd columns, 4 programs",
+            tensors: ragged!(Bf16 2 6 120, 2 1, 33 17, "lse"),
+            scalars: &[CAUSAL_KEYS, ("programs", Scalar::Count(4))],
+        },
+        Case {
+            label: "bf16, more than 128 odd columns, 3 programs",
+            tensors: ragged!(Bf16 2 6 120, 2 1, 131 7, "lse"),
+            scalars: &[("programs", Scalar::Count(3))],
+        },
+        Case {
+            label: "f16, 64 columns, 4 programs",
+            tensors: ragged!(F16 3 9 180, 4 2, 64 64, "lse"),
+            scalars: &[CAUSAL_KEYS, ("programs", Scalar::Count(4))],
+        },
+        Case {
+            label: "f16, 64 columns, tall, 5 programs",
+            tensors: ragged!(F16 2 150 400, 4 2, 64 48, "lse"),
+            scalars: &[CAUSAL_KEYS, ("programs", Scalar::Count(5))],
+        },
+        Case {
+            label: "f16, 128 columns, 7 programs",
+            tensors: ragged!(F16 3 6 180, 8 2, 128 128, "lse"),
+            scalars: &[("programs", Scalar::Count(7))],
+        },
+        Case {
+            label: "f16, 128 columns, tall, 3 programs",
+            tensors: ragged!(F16 2 140 200, 2 1, 128 128),
+            scalars: &[CAUSAL_KEYS, ("programs", Scalar::Count(3))],
+        },
+        Case {
+            label: "f16, columns of 192 and 128, 40 programs",
+            tensors: ragged!(F16 2 6 120, 2 1, 192 128, "lse"),
+            scalars: &[("programs", Scalar::Count(40))],
+        },
+        Case {
+            label: "f16, columns of 192 and 128, tall, 2 programs",
+            tensors: ragged!(F16 2 270 120, 1 1, 192 128),
+            scalars: &[CAUSAL_KEYS, ("programs", Scalar::Count(2))],
+        },
+        Case {
+            label: "f16, 256 columns, 3 programs",
+            tensors: ragged!(F16 2 12 120, 2 1, 256 256, "lse"),
+            scalars: &[("programs", Scalar::Count(3))],
+        },
+        Case {
+            label: "f16, odd columns, 4 programs",
+            tensors: ragged!(F16 2 6 120, 2 1, 33 17, "lse"),
+            scalars: &[CAUSAL_KEYS, ("programs", Scalar::Count(4))],
+        },
+        Case {
+            label: "f16, more than 128 odd columns, 3 programs",
+            tensors: ragged!(F16 2 6 120, 2 1, 131 7, "lse"),
+            scalars: &[("programs", Scalar::Count(3))],
+        },
+        Case {
+            label: "f32, 5 programs",
+            tensors: ragged!(F32 3 66 180, 4 2, 64 128, "lse"),
+            scalars: &[CAUSAL_KEYS, ("programs", Scalar::Count(5))],
+        },
+        Case {
+            label: "f32, 200 columns, one program",
+            tensors: ragged!(F32 2 6 120, 2 1, 200 200, "lse"),
+            scalars: &[("programs", Scalar::Count(1))],
+        },
     ],
     outputs: outputs_of,
     run,
@@ -92,7 +201,16 @@ pub(crate) const LEAN_ATTEN: Operator = Operator {
     traffic: Traffic::once,
 };
 
+fn programs<V: Described>(call: &Call<V>) -> Result<Programs> {
+    match call.size("programs")? {
+        0 => Ok(Programs::Auto),
+        programs if programs <= 65536 => Ok(Programs::Count(programs)),
+        programs => Err(Error::argument(call.operator().name, "programs", programs, "at most 65536")),
+    }
+}
+
 fn outputs_of(call: &CallSpec) -> Result<Named<TensorSpec>> {
+    programs(call)?;
     let sizes = sizes::<3, _>(call)?;
     let ([rows, heads, _], batch) = (sizes.q, call.get("kv_lens")?.shape()[0]);
     if rows.checked_rem(batch).unwrap_or(rows) != 0 {
@@ -105,10 +223,7 @@ fn outputs_of(call: &CallSpec) -> Result<Named<TensorSpec>> {
 fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (inputs, mut outputs) = call.split();
     let lens = indices(&inputs, "kv_lens")?;
-    let programs = match inputs.size("programs")? {
-        0 => Programs::Auto,
-        programs => Programs::Count(programs),
-    };
+    let programs = programs(&inputs)?;
     let options = LeanOptions { scale: scale(&inputs)?, causal: inputs.bool("causal")?, programs };
     let sizes = sizes::<3, _>(&inputs)?;
     let ([queries, heads, _], [keys, kv_heads, _]) = (sizes.q, sizes.k);

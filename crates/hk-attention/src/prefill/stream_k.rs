@@ -98,18 +98,21 @@ impl List {
     }
 }
 
-/// The shapes of the dense kernels, that for more rows first, and of the general one.
-fn shapes(arch: Arch, dv: usize) -> [Shape; 3] {
+/// The shape of the dense kernel for so many rows, and whether its tiles are tall.
+fn dense_shape(arch: Arch, dv: usize, rows: usize) -> (Shape, bool) {
     let [tall, short] = dense_rows(arch, dv);
-    // Of 256 columns a block has all LDS of gfx942.
-    let resident = if dv > 128 && arch == Arch::Gfx942 { 1 } else { 2 };
-    [Shape { rows: tall, resident: 1 }, Shape { rows: short, resident }, Shape { rows: 128, resident: 1 }]
+    if dv > 128 {
+        // Of 256 columns a block has all LDS of gfx942.
+        return (Shape { rows: tall, resident: if arch == Arch::Gfx950 { 2 } else { 1 } }, true);
+    }
+    if rows > short {
+        (Shape { rows: tall, resident: 1 }, true)
+    } else {
+        (Shape { rows: short, resident: 2 }, false)
+    }
 }
 
-/// Which dense kernel: tall tiles for more rows than a short one has.
-fn dense_index(shapes: &[Shape; 3], rows: usize) -> usize {
-    usize::from(rows <= shapes[1].rows || shapes[0].rows == shapes[1].rows)
-}
+const GENERAL_SHAPE: Shape = Shape { rows: 128, resident: 1 };
 
 /// Elements of the `f32` workspace of [`lean_atten`](crate::lean_atten): room for the partial results of tiles of rows that several
 /// programs share. 0: it needs none.
@@ -123,30 +126,28 @@ pub fn lean_workspace(info: &DeviceInfo, problem: &AttentionProblem, programs: P
         return 0;
     }
     // Which kernel serves the call depends on strides, too.
-    let shapes = shapes(info.arch, dv);
-    let all = [shapes[dense_index(&shapes, list.rows)], shapes[2]];
+    let all = [dense_shape(info.arch, dv, list.rows).0, GENERAL_SHAPE];
     let workspace =
         |shape| Division::of(info, shape, programs, list).map_or(0, |division| division.workspace(dv));
     all.into_iter().map(workspace).max().unwrap_or(0)
 }
 
 macro_rules! dense {
-    ($type:literal, $($columns:literal $dqk:literal $dv:literal),*) => {
-        [$((
-            [$dqk, $dv],
-            [
-                Params::kernel(concat!("lean_", $type, "_d", $columns)),
-                Params::kernel(concat!("lean_", $type, "_d", $columns, "_small")),
-            ],
-        )),*]
+    ($type:literal) => {
+        [
+            ([64, 64], dense!($type "64" "64_small")),
+            ([128, 128], dense!($type "128" "128_small")),
+            ([192, 128], dense!($type "192_128" "192_128_small")),
+            ([256, 256], dense!($type "256" "256")),
+        ]
+    };
+    ($type:literal $($columns:literal)*) => {
+        [$(Params::kernel(concat!("lean_", $type, "_d", $columns))),*]
     };
 }
 
 /// By type and columns of queries and values: for many rows and for few.
-const DENSE: [[([usize; 2], [KernelRef<Params>; 2]); 4]; 2] = [
-    dense!("bf16", "64" 64 64, "128" 128 128, "192_128" 192 128, "256" 256 256),
-    dense!("f16", "64" 64 64, "128" 128 128, "192_128" 192 128, "256" 256 256),
-];
+const DENSE: [[([usize; 2], [KernelRef<Params>; 2]); 4]; 2] = [dense!("bf16"), dense!("f16")];
 /// By type: for up to 128 and 256 columns.
 const GENERAL: [[KernelRef<Params>; 2]; 3] = [
     [Params::kernel("lean_general_bf16_128"), Params::kernel("lean_general_bf16_256")],
@@ -191,14 +192,12 @@ impl<'a> Problem<'a> {
             DType::F32 => 2,
             _ => 0,
         };
-        let shapes = shapes(info.arch, dv);
         let (shape, kernel) = if self.is_dense() {
-            let of = dense_index(&shapes, rows);
-            let widest =
-                DENSE[of_type].iter().find(|([most_qk, most_v], _)| dqk <= *most_qk && dv <= *most_v);
-            (shapes[of], widest.map(|(_, kernels)| kernels[of]))
+            let (shape, tall) = dense_shape(info.arch, dv, rows);
+            let fits = |([most_qk, most_v], _): &&([usize; 2], _)| dqk <= *most_qk && dv <= *most_v;
+            (shape, DENSE[of_type].iter().find(fits).map(|(_, kernels)| kernels[usize::from(!tall)]))
         } else {
-            (shapes[2], Some(GENERAL[of_type][usize::from(dqk > 128 || dv > 128)]))
+            (GENERAL_SHAPE, Some(GENERAL[of_type][usize::from(dqk > 128 || dv > 128)]))
         };
         let list = List { sequences, kv_heads, rows, keys: sk };
         let division = Division::of(info, shape, programs, list);
