@@ -146,8 +146,10 @@ macro_rules! dense {
     };
 }
 
-/// By type and columns of queries and values: for many rows and for few.
-const DENSE: [[([usize; 2], [KernelRef<Params>; 2]); 4]; 2] = [dense!("bf16"), dense!("f16")];
+/// Most columns of queries and values; the kernels for many rows and for few.
+type Dense = ([usize; 2], [KernelRef<Params>; 2]);
+
+const DENSE: [[Dense; 4]; 2] = [dense!("bf16"), dense!("f16")];
 /// By type: for up to 128 and 256 columns.
 const GENERAL: [[KernelRef<Params>; 2]; 3] = [
     [Params::kernel("lean_general_bf16_128"), Params::kernel("lean_general_bf16_256")],
@@ -194,7 +196,7 @@ impl<'a> Problem<'a> {
         };
         let (shape, kernel) = if self.is_dense() {
             let (shape, tall) = dense_shape(info.arch, dv, rows);
-            let fits = |([most_qk, most_v], _): &&([usize; 2], _)| dqk <= *most_qk && dv <= *most_v;
+            let fits = |([most_qk, most_v], _): &&Dense| dqk <= *most_qk && dv <= *most_v;
             (shape, DENSE[of_type].iter().find(fits).map(|(_, kernels)| kernels[usize::from(!tall)]))
         } else {
             (GENERAL_SHAPE, Some(GENERAL[of_type][usize::from(dqk > 128 || dv > 128)]))
