@@ -18,15 +18,15 @@ pub struct LeanOptions {
 
 /// Softmax attention of `B` sequences of equally many queries over packed keys: `out = softmax(scale q k^T) v` of each sequence.
 ///
-/// | arg       | shape               | dtype                | layout                     |
-/// |-----------|---------------------|----------------------|----------------------------|
-/// | `q`       | `[B Sq, Hq, Dqk]`   | `bf16`, `f16`, `f32` | unit stride on the columns |
-/// | `k`       | `[total, Hkv, Dqk]` | as `q`               | unit stride on the columns |
-/// | `v`       | `[total, Hkv, Dv]`  | as `q`               | unit stride on the columns |
-/// | `kv_lens` | `[B]`               | `i32`                | contiguous                 |
-/// | `out`     | `[B Sq, Hq, Dv]`    | as `q`               | unit stride on the columns |
-/// | `lse`     | `[B Sq, Hq]`        | `f32`                | any strides                |
-/// | `workspace` | `[n]`             | `f32`                | contiguous, on 16 bytes    |
+/// | arg         | shape               | dtype                | layout                     |
+/// |-------------|---------------------|----------------------|----------------------------|
+/// | `q`         | `[B Sq, Hq, Dqk]`   | `bf16`, `f16`, `f32` | unit stride on the columns |
+/// | `k`         | `[total, Hkv, Dqk]` | as `q`               | unit stride on the columns |
+/// | `v`         | `[total, Hkv, Dv]`  | as `q`               | unit stride on the columns |
+/// | `kv_lens`   | `[B]`               | `i32`                | contiguous                 |
+/// | `out`       | `[B Sq, Hq, Dv]`    | as `q`               | unit stride on the columns |
+/// | `lse`       | `[B Sq, Hq]`        | `f32`                | any strides                |
+/// | `workspace` | `[n]`               | `f32`                | contiguous, on 16 bytes    |
 ///
 /// The keys of sequence `n` are the `kv_lens[n]` rows behind those of the sequences before it. Heads, columns and rounding are those of
 /// [`mha`](crate::mha); a row without a visible key is 0, its `lse` -inf.
