@@ -171,11 +171,11 @@ class RowMover {
         return row_of(hk::wave_id() * hk::kWaveSize + i * kThreads) / kWindow * kWindow;
     }
 
-    /// Rows `stride` bytes apart; columns from `cols` on read as zero.
-    HK_FN RowMover(i64 stride, u32 cols) {
+    /// Rows `stride` bytes apart; columns from `cols` on read as zero. `thread`: hk::thread_x().
+    HK_FN RowMover(i64 stride, u32 cols, u32 thread) {
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
-            const u32 at = hk::thread_x() + i * kThreads, row = row_of(at);
+            const u32 at = thread + i * kThreads, row = row_of(at);
             const u32 col = at / (kRows * Part::kChunks) * 64 + (at % Part::kChunks ^ Part::swizzle(row)) * 8;
             offset_[i] =
                 col < cols && takes(i) ? row % kWindow * u32(stride) + col * From::kBytes : hk::Window::kOutOfBounds;
@@ -274,8 +274,7 @@ class TransposingRows {
         return hk::wave_id() + (i * kThreads - kIdle) / hk::kWaveSize;
     }
 
-    HK_FN static u32 quad_of(int i) {
-        const u32 lane = hk::lane_id();
+    HK_FN static u32 quad_of(int i, u32 lane) {
         return unit(i) / (kCols / kColumnsOfWave) * 4 + lane / 4 % 2 * 2 + lane / 8 % 2;
     }
 
@@ -284,12 +283,12 @@ class TransposingRows {
     HK_FN static u32 first_row(int i) { return unit(i) / (kCols / kColumnsOfWave) * 16 / kWindow * kWindow; }
 
     /// Rows `stride` bytes apart; columns from `cols` on, a multiple of 8, read as zero.
-    HK_FN TransposingRows(i64 stride, u32 cols) : stride_(u32(stride)) {
+    HK_FN TransposingRows(i64 stride, u32 cols, u32 thread) : stride_(u32(stride)) {
         using Places = hk::AccLayout<kDim>;
-        const u32 lane = hk::lane_id();
+        const u32 lane = thread % hk::kWaveSize;
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
-            const u32 quad = quad_of(i);
+            const u32 quad = quad_of(i, lane);
             const u32 col = unit(i) % (kCols / kColumnsOfWave) * kColumnsOfWave + lane / 16 * 16 + lane % 4 * 4;
             const u32 key = quad * 4 % Tile::kPartKeys, byte = Places::template place<hk::bf16>(key) * 2;
             const u32 row = Places::wide(col) + (kParity ? quad % 2 : 0);
@@ -306,7 +305,8 @@ class TransposingRows {
         for (int i = 0; i < kParts; ++i) {
 #pragma unroll
             for (u32 r = 0; r < 4; ++r) {
-                const u32 offset = quad_of(i) * 4 + r < skip ? hk::Window::kOutOfBounds : offset_[i] + r * stride_;
+                const u32 offset =
+                    quad_of(i, hk::lane_id()) * 4 + r < skip ? hk::Window::kOutOfBounds : offset_[i] + r * stride_;
                 chunks.part[i][r] = rows.of_part(i).template load<Vec<u32, From::kBytes>>(offset);
             }
         }
@@ -360,19 +360,19 @@ class TransposingBytes {
     u32 stride_;
 
     HK_FN static u32 unit(int i) { return hk::wave_id() + i * kThreads / hk::kWaveSize; }
-    HK_FN static u32 quad_of(int i) { return unit(i) / (kCols / kWaveSide) * 8 + hk::lane_id() / 4 % 8; }
+    HK_FN static u32 quad_of(int i, u32 lane) { return unit(i) / (kCols / kWaveSide) * 8 + lane / 4 % 8; }
 
   public:
     /// The first row of the window of the wave's part `i`.
     HK_FN static u32 first_row(int i) { return unit(i) / (kCols / kWaveSide) * kWaveSide / kWindow * kWindow; }
 
     /// Rows `stride` bytes apart; columns from `cols` on, a multiple of 4, read as zero.
-    HK_FN TransposingBytes(i64 stride, u32 cols) : stride_(u32(stride)) {
+    HK_FN TransposingBytes(i64 stride, u32 cols, u32 thread) : stride_(u32(stride)) {
         using Places = hk::AccLayout<kDim>;
-        const u32 lane = hk::lane_id();
+        const u32 lane = thread % hk::kWaveSize;
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
-            const u32 quad = quad_of(i);
+            const u32 quad = quad_of(i, lane);
             const u32 col = unit(i) % (kCols / kWaveSide) * kWaveSide + lane / 32 * 16 + lane % 4 * 4;
             const u32 byte = Places::template place<hk::Fp8>(quad * 4), row = Places::wide(col) + quad % 2;
             place_[i] = Part::place(row, byte / 16) * 16 + byte % 16;
@@ -387,7 +387,8 @@ class TransposingBytes {
         for (int i = 0; i < kParts; ++i) {
 #pragma unroll
             for (u32 r = 0; r < 4; ++r) {
-                const u32 offset = quad_of(i) * 4 + r < skip ? hk::Window::kOutOfBounds : offset_[i] + r * stride_;
+                const u32 offset =
+                    quad_of(i, hk::lane_id()) * 4 + r < skip ? hk::Window::kOutOfBounds : offset_[i] + r * stride_;
                 chunks.part[i][r] = rows.of_part(i).template load<u32>(offset);
             }
         }

@@ -86,7 +86,8 @@ consteval auto shape() {
 /// Keys in pages, before fresh ones of the kernel's type.
 enum class Cache { None, Own, Fp8 };
 
-template <class T, int kDqk, int kDv, class S, Cache kCache>
+/// `W` is Work, or has a part of its keys by itself (lean.h).
+template <class T, int kDqk, int kDv, class S, Cache kCache, class W = Work>
 class Dense {
     static constexpr bool kPaged = kCache != Cache::None;
     static constexpr bool kFp8 = hk::kBitsOf<T> == 8;
@@ -108,11 +109,11 @@ class Dense {
     template <u32 kWindow, class From = Stored>
     using VMover = decltype([] {
         if constexpr (kDirect)
-            return RowMover<kKeys, kDv, S::kThreads, kWindow, From>(0, 0);
+            return RowMover<kKeys, kDv, S::kThreads, kWindow, From>(0, 0, 0);
         else if constexpr (kFp8)
-            return TransposingBytes<kDim, kKeys, kDv, S::kThreads, kWindow>(0, 0);
+            return TransposingBytes<kDim, kKeys, kDv, S::kThreads, kWindow>(0, 0, 0);
         else
-            return TransposingRows<kDim, kKeys, kDv, S::kThreads, kWindow, From>(0, 0);
+            return TransposingRows<kDim, kKeys, kDv, S::kThreads, kWindow, From>(0, 0, 0);
     }());
     using KTile = typename KMover<kKeys>::Tile;
     using VTile = typename VMover<kKeys>::Tile;
@@ -145,11 +146,11 @@ class Dense {
         bool valid;
     };
     struct Keys {
-        u32 first, n;  // from the block's first one on
+        u32 first, n;  // from the block's first one, and the lane's first score, on
     };
 
     const Params &p_;
-    const Work &work_;
+    const W &work_;
     Lds &lds_;
     hk::Frag q_[kSteps];
     Scores s_;
@@ -164,25 +165,25 @@ class Dense {
     u32 tiles_;
     bool poison_[kOwn];
 
-    HK_FN Row row(u32 r) const {
-        const u32 index = work_.first + hk::wave_id() * kDim + hk::row_of_lane<kDim>(hk::lane_id(), r);
-        const hk::DivMod at(index, p_.group, p_.group_inverse);
-        return {at.quotient, work_.kv_head * p_.group + at.remainder, at.quotient < work_.q_len};
+    HK_FN Row row(const Params &p, u32 r) const {
+        const u32 index = work_.first + hk::wave_id() * kDim + hk::row_of_lane<kDim>(lane_of(work_), r);
+        const hk::DivMod at(index, p.group, p.group_inverse);
+        return {at.quotient, work_.kv_head * p.group + at.remainder, at.quotient < work_.q_len};
     }
 
-    HK_FN u64 address(const HeadRows &of, u32 query, u32 head) const {
-        return row_address(of, work_, p_.sequences.q_starts != 0, query, head);
+    HK_FN u64 address(const Params &p, const HeadRows &of, u32 query, u32 head) const {
+        return row_address(of, work_, p.sequences.q_starts != 0, query, head);
     }
 
     HK_FN void load_queries() {
-        const u32 group = hk::group_of_lane<kDim>(hk::lane_id());
+        const u32 group = hk::group_of_lane<kDim>(lane_of(work_));
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) q_[step] = 0;
 #pragma unroll
         for (u32 r = 0; r < kOwn; ++r) {
-            const Row own = row(r);
+            const Row own = row(p_, r);
             if (!own.valid) continue;
-            const auto from = reinterpret_cast<GlobalPtr<const u8>>(address(p_.q, own.query, own.head));
+            const auto from = reinterpret_cast<GlobalPtr<const u8>>(address(p_, p_.q, own.query, own.head));
 #pragma unroll
             for (int step = 0; step < kSteps; ++step) {
                 if constexpr (hk::kHasLdmatrix) {
@@ -276,7 +277,7 @@ class Dense {
         if (at_ < inner_first_ || at_ + kKeys - 1 > inner_last_) {
 #pragma unroll
             for (u32 r = 0; r < kOwn; ++r) {
-                const u32 of_lane = Places::n(hk::lane_id(), 0) + u32(at_) - visible_[r].first;
+                const u32 of_lane = u32(at_) - visible_[r].first;
                 map_pairs(s_, r, [&](int i, Vec<float, 2> pair) {
 #pragma unroll
                     for (int j = 0; j < 2; ++j) {
@@ -507,9 +508,9 @@ class Dense {
     }
 
     /// One barrier a tile: other blocks of the CU, or nothing, overlap with it.
-    template <class W>
-    HK_FN void walk_plain(W &walks) {
-        if constexpr (W::kToLds) {
+    template <class Of>
+    HK_FN void walk_plain(Of &walks) {
+        if constexpr (Of::kToLds) {
             constexpr int kAhead = kStages - 1;
             copy_tile(walks, 0, walks.skip);
             hk::drain_register_loads();
@@ -539,29 +540,30 @@ class Dense {
     }
 
     HK_FN void store_outputs() const {
-        const float out_factor = kFp8 && p_.out_scale ? 1.0f / hk::load_uniform<float>(p_.out_scale) : 1.0f;
-        const bool first = hk::group_of_lane<kDim>(hk::lane_id()) == 0;
+        const Params &p = hk::reload_params(p_);
+        const float out_factor = kFp8 && p.out_scale ? 1.0f / hk::load_uniform<float>(p.out_scale) : 1.0f;
+        const bool first = hk::group_of_lane<kDim>(lane_of(work_)) == 0;
 #pragma unroll
         for (u32 r = 0; r < kOwn; ++r) {
-            const Row own = row(r);
-            if (p_.splits.count > 1) {
+            const Row own = row(p, r);
+            if (is_partial(p, work_)) {
                 Vec<float, 2> sums = softmax_.sums(r);
                 if (poison_[r]) sums = __builtin_nanf("");
                 if (!own.valid) continue;
-                const Partial partial(p_, work_, own.query, own.head);
-                each_run(r, [&](u32 col, auto y) { partial.store(p_, col, y); });
-                if (first) partial.store_sums(p_, sums);
+                const Partial partial = partial_of(p, work_, own.query, own.head);
+                each_run(p, r, [&](u32 col, auto y) { partial.store(p, col, y); });
+                if (first) partial.store_sums(p, sums);
                 continue;
             }
             float sink = kMinusInf;
-            if (p_.scores.sink && own.valid) sink = reinterpret_cast<GlobalPtr<const float>>(p_.scores.sink)[own.head];
+            if (p.scores.sink && own.valid) sink = reinterpret_cast<GlobalPtr<const float>>(p.scores.sink)[own.head];
             float lse, factor = softmax_.finish(r, sink, lse);
             if constexpr (kFp8) factor *= out_factor;
             if (poison_[r]) lse = factor = __builtin_nanf("");
             if (!own.valid) continue;
-            const u64 out = address(p_.out, own.query, own.head);
-            if (!kFp8 || p_.out_type == kOwn) {
-                each_run(r, [&](u32 col, auto y) {
+            const u64 out = address(p, p.out, own.query, own.head);
+            if (!kFp8 || p.out_type == kOwn) {
+                each_run(p, r, [&](u32 col, auto y) {
                     // Rows are on 8 bytes.
                     struct __attribute__((packed, aligned(kRun == 2 ? 4 : 8))) Columns {
                         Vec<Out, kRun> y;
@@ -569,26 +571,26 @@ class Dense {
                     *reinterpret_cast<GlobalPtr<Columns>>(out + col * 2) = {hk::narrow<Out, kRun>(y * factor)};
                 });
             } else if constexpr (kFp8) {
-                each_run(r, [&](u32 col, auto y) {
-                    store_columns<Out>(p_, out, col, y.lo * factor);
-                    store_columns<Out>(p_, out, col + 4, y.hi * factor);
+                each_run(p, r, [&](u32 col, auto y) {
+                    store_columns<Out>(p, out, col, y.lo * factor);
+                    store_columns<Out>(p, out, col + 4, y.hi * factor);
                 });
             }
-            if (p_.lse.data && first) *reinterpret_cast<GlobalPtr<float>>(address(p_.lse, own.query, own.head)) = lse;
+            if (p.lse.data && first) *reinterpret_cast<GlobalPtr<float>>(address(p, p.lse, own.query, own.head)) = lse;
         }
     }
     /// Calls `f(col, y)` for the runs of columns of the lane's row r.
-    HK_FN void each_run(u32 r, auto f) const {
+    HK_FN void each_run(const Params &p, u32 r, auto f) const {
 #pragma unroll
         for (int j = 0; j < kDv / kDim; ++j) {
 #pragma unroll
             for (int i = 0; i < Places::kElements; i += kRun) {
                 if (u32(i) / hk::kMmaRows % kOwn != r) continue;
-                const u32 col = j * kDim + column(Places::n(hk::lane_id(), i));
+                const u32 col = j * kDim + column(Places::n(lane_of(work_), i));
                 Vec<float, kRun> y;
 #pragma unroll
                 for (int e = 0; e < kRun; ++e) y[e] = o_.acc[0][j][i + e];
-                if (col < p_.dv) f(col, y);
+                if (col < p.dv) f(col, y);
             }
         }
     }
@@ -599,7 +601,7 @@ class Dense {
     template <template <class> class Walk, class From = Stored>
     HK_FN void walk_keys(i32 begin, i32 end) {
         const Params &p = hk::reload_params(p_);
-        const Work &work = work_;
+        const W &work = work_;
         constexpr bool kPages = __is_same(Walk<KMover<kKeys>>, PageWalk<KMover<kKeys>>);
         const auto seen = [&](u32 query) {
             const KeyRange range = key_range(p, work, query);
@@ -620,8 +622,9 @@ class Dense {
         at_ = 0;
 #pragma unroll
         for (u32 r = 0; r < kOwn; ++r) {
-            const KeyRange keys = seen(row(r).query);
-            visible_[r] = {u32(keys.first - from), keys.last < keys.first ? 0 : u32(keys.last - keys.first + 1)};
+            const KeyRange keys = seen(row(p, r).query);
+            visible_[r] = {u32(keys.first - from) - Places::n(lane_of(work), 0),
+                           keys.last < keys.first ? 0 : u32(keys.last - keys.first + 1)};
         }
         const KeyRows &k = kPages ? p.cache.k : p.fresh.k, &v = kPages ? p.cache.v : p.fresh.v;
         constexpr bool kScaled = kFp8 || !__is_same(From, Stored);
@@ -645,15 +648,17 @@ class Dense {
                                       last - from + 1);
             }
         };
-        using W = Walks<Walk, From>;
-        W walks = {walk.template operator()<typename W::K>(k, k_stride, p.dqk),
-                   walk.template operator()<typename W::V>(v, v_stride, p.dv),
-                   typename W::K(k_stride, p.dqk * kBytes / 2), typename W::V(v_stride, p.dv), u32(first - from)};
-        if constexpr (W::kToLds && kDv > 128)
+        using Of = Walks<Walk, From>;
+        const u32 thread = hk::wave_id() * hk::kWaveSize + lane_of(work);
+        Of walks = {walk.template operator()<typename Of::K>(k, k_stride, p.dqk),
+                    walk.template operator()<typename Of::V>(v, v_stride, p.dv),
+                    typename Of::K(k_stride, p.dqk * kBytes / 2, thread), typename Of::V(v_stride, p.dv, thread),
+                    u32(first - from)};
+        if constexpr (Of::kToLds && kDv > 128)
             walk_by_parts(walks);
         else if constexpr (!S::kPingPong)
             walk_plain(walks);
-        else if constexpr (W::kToLds)
+        else if constexpr (Of::kToLds)
             walk_direct(walks);
         else
             walk_registers(walks);
@@ -688,7 +693,7 @@ class Dense {
                 const i32 end = begin + i32(p.pages.tokens) < cached ? begin + i32(p.pages.tokens) : cached;
 #pragma unroll
                 for (u32 r = 0; r < kOwn; ++r) {
-                    const KeyRange keys = key_range(p, work_, row(r).query).clipped(begin, end);
+                    const KeyRange keys = key_range(p, work_, row(p, r).query).clipped(begin, end);
                     poison_[r] |= keys.first <= keys.last;
                 }
             }
@@ -696,14 +701,14 @@ class Dense {
     }
 
   public:
-    HK_FN Dense(const Params &p, const Work &work, Lds &lds) : p_(p), work_(work), lds_(lds) {}
+    HK_FN Dense(const Params &p, const W &work, Lds &lds) : p_(p), work_(work), lds_(lds) {}
 
     HK_FN void run() {
         q_scale_ = p_.scores.scale * kLog2E;
         if constexpr (kFp8) {
             static_assert(kOwn == 1, "a row for a lane");
             if (p_.q_descale) {
-                const i64 at = i64(work_.sequence) * p_.q_descale_batch + i64(row(0).head) * p_.q_descale_head;
+                const i64 at = i64(work_.sequence) * p_.q_descale_batch + i64(row(p_, 0).head) * p_.q_descale_head;
                 q_scale_ *= reinterpret_cast<GlobalPtr<const float>>(p_.q_descale)[at];
             }
         }

@@ -173,6 +173,9 @@ struct Work {
     HK_FN u32 keys() const { return cached + fresh; }
 };
 
+/// The lane, for addresses of the work's queries and outputs.
+HK_FN u32 lane_of(const Work &) { return hk::lane_id(); }
+
 namespace detail {
 
 /// Start and length of sequence n among packed rows.

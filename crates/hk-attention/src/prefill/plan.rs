@@ -147,7 +147,7 @@ impl PromptKernel {
 }
 
 /// Rows of the tall and the short tiles of dense kernels.
-fn dense_rows(arch: Arch, keys: DenseKeys, dv: usize) -> [usize; 2] {
+pub(super) fn dense_rows(arch: Arch, keys: DenseKeys, dv: usize) -> [usize; 2] {
     match (arch.is_amd(), dv <= 128, keys) {
         (true, true, _) => [256, 128],
         (true, false, _) | (false, _, DenseKeys::Fp8) => [128, 128],

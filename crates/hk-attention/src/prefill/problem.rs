@@ -98,13 +98,13 @@ fn descale(of: &mut KeysValues, k: ByHead, v: ByHead) {
 
 /// What an operator passes to the kernels.
 pub(super) struct Problem<'a> {
-    op: &'static str,
-    stream: &'a Stream,
-    launch: Launch<'a>,
-    kernel: DType,
+    pub(super) op: &'static str,
+    pub(super) stream: &'a Stream,
+    pub(super) launch: Launch<'a>,
+    pub(super) kernel: DType,
     is_hstu: bool,
     plan: Plan<'a>,
-    params: Params,
+    pub(super) params: Params,
 }
 
 impl<'a> Problem<'a> {
@@ -579,6 +579,11 @@ impl<'a> Problem<'a> {
         self.plan.tiling = tile.map_or(Tiling::Auto, |tile| Tiling::Fixed { tile, keys_per_split: None });
     }
 
+    /// The workspace of the plan, which then has none.
+    pub fn take_workspace(&mut self) -> Option<TensorViewMut<'a, f32>> {
+        self.plan.workspace.take()
+    }
+
     pub fn params(&mut self) -> &mut Params {
         &mut self.params
     }
@@ -629,7 +634,7 @@ impl<'a> Problem<'a> {
     }
 
     /// The dense kernels that serve the call: rows in whole vectors, pages of whole windows, no option that changes scores one by one.
-    fn dense_keys(&self) -> Option<DenseKeys> {
+    pub(super) fn dense_keys(&self) -> Option<DenseKeys> {
         let p = &self.params;
         let (paged, fresh) = (p.pages.table != 0, p.fresh.k.data != 0);
         let scores = &p.scores;
