@@ -60,7 +60,8 @@ fn clocks(arch: Arch, profile: &Profile) -> Vec<u64> {
 }
 
 /// The blocks of a launch of so many times the sequences and heads, from those of one: tasks are heads, in each the sequences, in each
-/// the tiles; see `find_work` of `hip/problem.h`.
+/// the tiles; see `find_work` of
+/// `crates/hk-attention/hip/problem.h`.
 fn repeated(one: &[u64], times: usize) -> Vec<u64> {
     let mut tiles = vec![0; one.len()];
     one.iter().enumerate().for_each(|(block, clocks)| tiles[task(block, one.len())] = *clocks);
