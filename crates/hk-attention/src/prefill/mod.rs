@@ -16,7 +16,7 @@ mod unified;
 #[cfg(feature = "registry")]
 pub(crate) use extend::check_columns;
 pub use extend::{CustomMask, ExtendInputs, ExtendOptions, extend_attn};
-pub use flash::{FlashInputs, FlashOptions, flash_attn_fwd_prefill};
+pub use flash::{FlashInputs, FlashOptions, FlashRotary, flash_attn_fwd_prefill};
 pub use hstu::{HstuOptions, HstuSequences, hstu_attn};
 pub use lean::{LeanOptions, lean_atten};
 pub use mha::{AttentionOutputs, Qkv, SequenceStarts, mha, mha_varlen};
