@@ -540,6 +540,29 @@ def lean_atten(d):
 
 
 @case
+def lean_atten_paged(d):
+    t, batch, queries, causal, page = d.dtype(), d.size(4), d.pick(1, 2, 7), d.pick(False, True), d.pick(1, 5, 16, 64)
+    k, pages = cuts(d, batch, 150), d.pick(7, 40)
+    counts = [-(-(b - a) // page) for a, b in zip(k[:-1], k[1:])]
+    heads, kv, dqk, dv = heads_of(d)
+    lists = d.pick(1, kv)
+    q = d.normal((heads, batch * queries, dqk), t)
+    caches = [d.normal((kv, pages * page, columns), t) for columns in (dqk, dv)]
+    table = d.rng.integers(0, pages, (lists, sum(counts) + d.size(3) - 1)).astype(np.int32)
+    out, lse = [], []
+    for n, first in enumerate(np.cumsum([0, *counts[:-1]])):
+        j = np.arange(k[n + 1] - k[n])
+        slots = [table[h % lists, first + j // page] * page + j % page for h in range(kv)]
+        rows = [np.stack([cache[h, slots[h]] for h in range(kv)], axis=1) for cache in caches]
+        o, l = attention(q[:, n * queries : (n + 1) * queries].swapaxes(0, 1), *rows, causal=causal)
+        out.append(jnp.swapaxes(o, 0, 1)), lse.append(l.T)
+    out, lse = (jnp.concatenate(x, axis=1) for x in (out, lse))
+    inputs = {"q": q, "k_cache": caches[0], "v_cache": caches[1], "block_table": table, "kv_lens": np.diff(k)}
+    parameters = {"causal": str(causal).lower(), "page": page, "programs": d.pick(0, 1, 3)}
+    return inputs, parameters, {"out": (out, ATTENTION[t]), "lse": (lse, LSE)}, ["lse"]
+
+
+@case
 def hstu_attn(d):
     t, starts, causal = d.dtype(), cuts(d, d.size(4), 100), d.pick(False, True)
     context, reach, heads, columns = d.pick(0, 1, 4), d.pick(0, 7), d.size(4), d.size(200)

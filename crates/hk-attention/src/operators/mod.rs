@@ -7,6 +7,7 @@ mod flash;
 mod fused_bmm_rope_kv_cache;
 mod hstu;
 mod lean;
+mod lean_paged;
 mod mha;
 mod mla;
 mod pa_prefill;
@@ -32,6 +33,7 @@ pub static OPERATORS: &[Operator] = &[
     flash::FLASH_ATTN_FWD_PREFILL,
     hstu::HSTU_ATTN,
     lean::LEAN_ATTEN,
+    lean_paged::LEAN_ATTEN_PAGED,
     unified::UNIFIED_ATTN,
     extend::EXTEND_ATTN,
     pa_prefill::PA_PREFILL,

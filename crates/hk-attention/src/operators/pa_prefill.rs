@@ -1,14 +1,14 @@
 //! Registry entries of `pa_prefill` and `chunked_pa_prefill`.
 
 use super::attention::{
-    ALIBI, HostRows, QUERY_TILE, SCALE, WINDOW, indices, outputs, query_tile, scale, window,
+    ALIBI, HostRows, QUERY_TILE, SCALE, WINDOW, indices, outputs, query_tile, scale, window, with_float,
 };
 use super::common::{LAYOUT, expect_dtypes, expect_shape, integers, layout, shape};
 use super::mha::{PAGED, TALL};
 use super::paged::{
     BLOCK_TABLE, CU_SEQLENS_Q, FLOAT, K_CACHE, K_SCALE, Key, PagedSequence, Q, SEQ_LENS, V_CACHE, V_SCALE,
     attend_paged, cache_rows, cache_sizes, expect_cache_dtypes, expect_heads, expect_one_of, keys_in_pages,
-    paged_sequences, paged_traffic, sequences, with_cache, with_float,
+    paged_sequences, paged_traffic, sequences, with_cache,
 };
 use crate::{
     AttentionElement, AttentionOutput, CacheScales, PaPrefillInputs, PaPrefillOptions, PagedElement, PagedKv,
@@ -18,7 +18,7 @@ use hk_core::registry::{
     ArgSpec, BenchSizes, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named,
     Operator, Outputs, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
-use hk_core::{DType, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, bf16, f16};
+use hk_core::{DType, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream};
 
 const CACHES: [&str; 2] = ["k_cache", "v_cache"];
 const CHUNKED: &str = "chunked_pa_prefill";

@@ -18,7 +18,7 @@ pub(crate) use extend::check_columns;
 pub use extend::{CustomMask, ExtendInputs, ExtendOptions, extend_attn};
 pub use flash::{FlashInputs, FlashOptions, FlashRotary, flash_attn_fwd_prefill};
 pub use hstu::{HstuOptions, HstuSequences, hstu_attn};
-pub use lean::{LeanOptions, lean_atten};
+pub use lean::{LeanOptions, LeanPagedInputs, lean_atten, lean_atten_paged};
 pub use mha::{AttentionOutputs, Qkv, SequenceStarts, mha, mha_varlen};
 pub use options::{
     AttentionElement, AttentionOptions, AttentionOutput, Bias, Descales, Dropout, Mask, PagedElement,
@@ -29,5 +29,5 @@ pub use plan::{AttentionProblem, QueryTile, Tiling, attention_workspace};
 pub use prefill_attn::{SequenceSpans, prefill_attn};
 #[cfg(feature = "registry")]
 pub(crate) use problem::check_cache_heads;
-pub use stream_k::{Programs, lean_workspace};
+pub use stream_k::{Programs, lean_paged_workspace, lean_workspace};
 pub use unified::{UnifiedInputs, UnifiedOptions, UnifiedOutput, unified_attn};

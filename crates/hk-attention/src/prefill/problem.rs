@@ -285,6 +285,22 @@ impl<'a> Problem<'a> {
         Ok(())
     }
 
+    /// The pages of sequences, one after the other: rows of a table by key head, or one of all heads.
+    pub fn page_lists(&mut self, table: &TensorView<'a, i32>, of: CacheSizes) -> Result<()> {
+        let [lists, width] = table.dims(self.op, "block_table")?;
+        if lists != 1 && lists != of.heads {
+            let want = format!("[{}, {width}] (key heads) or [1, {width}]", of.heads);
+            return Err(Error::shape(self.op, "block_table", table.shape(), want));
+        }
+        table.expect_unit_stride(self.op, "block_table")?;
+        table.expect_aligned(self.op, "block_table", 4)?;
+        let width = self.count("block_table", width)?;
+        let layout = self.launch.input("block_table", table)?;
+        self.pages(layout.data(), width, of)?;
+        self.params.pages.head = if lists == 1 { 0 } else { layout.strides()[2] };
+        Ok(())
+    }
+
     fn pages(&mut self, table: u64, width: u32, of: CacheSizes) -> Result<()> {
         let (n_pages, tokens) = (self.count("k_cache", of.pages)?, self.count("k_cache", of.tokens)?);
         // A table without entries is there: keys that it should have are missing.
