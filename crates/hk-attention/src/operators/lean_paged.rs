@@ -7,6 +7,8 @@ use super::common::{INDICES_32, expect_dtypes, expect_shape, integers, shape};
 use super::lean::{PROGRAMS, expect_batch, programs};
 use super::mha::{joined, specs};
 use super::paged::{FLOAT, K_CACHE, K_SCALE, V_SCALE, expect_cache_dtypes, expect_one_of, with_cache};
+use crate::kv_cache::CacheSizes;
+use crate::prefill::check_cache_heads;
 use crate::{
     AttentionElement, AttentionOutput, AttentionOutputs, AttentionProblem, CacheScales, LeanOptions,
     LeanPagedInputs, PagedElement, kernels, lean_atten_paged, lean_paged_workspace,
@@ -125,10 +127,6 @@ fn sizes<V: Described>(call: &Call<V>) -> Result<Sizes> {
     let op = call.operator().name;
     let ([heads, rows, dqk], [kv_heads, slots, k_columns]) = (shape(call, "q")?, shape(call, "k_cache")?);
     let [v_heads, v_slots, dv] = shape(call, "v_cache")?;
-    if k_columns != dqk {
-        let want = format!("{dqk} columns (of q)");
-        return Err(Error::shape(op, "k_cache", [kv_heads, slots, k_columns], want));
-    }
     if [v_heads, v_slots] != [kv_heads, slots] {
         let want = format!("[{kv_heads}, {slots}, {dv}] (heads and slots of k_cache)");
         return Err(Error::shape(op, "v_cache", [v_heads, v_slots, dv], want));
@@ -137,6 +135,8 @@ fn sizes<V: Described>(call: &Call<V>) -> Result<Sizes> {
     if page == 0 {
         return Err(Error::argument(op, "page", page, "1 slot or more"));
     }
+    let cache = CacheSizes { pages: slots / page, tokens: page, heads: kv_heads, dqk: k_columns, dv };
+    check_cache_heads(op, &[rows, heads, dqk], CACHES, cache, [256, 256])?;
     let sequences = expect_batch(call, rows)?;
     Ok(Sizes { heads: [heads, kv_heads, dqk, dv], rows, sequences, page, pages: slots / page })
 }
