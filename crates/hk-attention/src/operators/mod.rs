@@ -2,6 +2,7 @@
 
 mod attention;
 mod common;
+mod decode;
 mod extend;
 mod flash;
 mod fused_bmm_rope_kv_cache;
@@ -33,6 +34,7 @@ pub static OPERATORS: &[Operator] = &[
     hstu::HSTU_ATTN,
     lean::LEAN_ATTEN,
     unified::UNIFIED_ATTN,
+    decode::PA_DECODE,
     extend::EXTEND_ATTN,
     pa_prefill::PA_PREFILL,
     pa_prefill::CHUNKED_PA_PREFILL,

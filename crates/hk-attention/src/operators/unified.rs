@@ -23,7 +23,7 @@ use hk_core::{DType, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, bf16, f16};
 
 const CACHES: [&str; 2] = ["k_cache", "v_cache"];
 
-const OUTPUT: ScalarSpec = ScalarSpec {
+pub(super) const OUTPUT: ScalarSpec = ScalarSpec {
     name: "output",
     default: Scalar::Choice("own"),
     choices: &["own", "fp8e4m3", "fp8e4m3fnuz"],
@@ -167,9 +167,9 @@ pub(super) const UNIFIED_ATTN: Operator = Operator {
     traffic,
 };
 
-const OUT_OR_FP8: &[DType] = &[DType::Bf16, DType::F16, DType::F32, DType::Fp8E4M3, DType::Fp8E4M3Fnuz];
+pub(super) const OUT_OR_FP8: &[DType] = &[DType::Bf16, DType::F16, DType::F32, DType::Fp8E4M3, DType::Fp8E4M3Fnuz];
 
-fn output<V: Described>(call: &Call<V>) -> Result<DType> {
+pub(super) fn output<V: Described>(call: &Call<V>) -> Result<DType> {
     Ok(match call.choice("output")? {
         "fp8e4m3" => DType::Fp8E4M3,
         "fp8e4m3fnuz" => DType::Fp8E4M3Fnuz,

@@ -27,7 +27,9 @@ pub use options::{
 pub use pa_prefill::{PaPrefillInputs, PaPrefillOptions, chunked_pa_prefill, pa_prefill};
 pub use plan::{AttentionProblem, QueryTile, Tiling, attention_workspace};
 pub use prefill_attn::{SequenceSpans, prefill_attn};
-#[cfg(feature = "registry")]
-pub(crate) use problem::check_cache_heads;
+pub(crate) use mha::kernel_of;
+pub(crate) use options::UNLIMITED;
+pub(crate) use plan::{Plan, floats_per_row};
+pub(crate) use problem::{FP8, MOST_STRIDE, Problem, WINDOW_OF_PAGE, check_cache_heads};
 pub use stream_k::{Programs, lean_workspace};
 pub use unified::{UnifiedInputs, UnifiedOptions, UnifiedOutput, unified_attn};

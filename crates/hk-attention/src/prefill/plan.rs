@@ -156,7 +156,7 @@ pub(super) fn dense_rows(arch: Arch, keys: DenseKeys, dv: usize) -> [usize; 2] {
 }
 
 /// How a call is cut, and the memory for its partial results.
-pub(super) struct Plan<'a> {
+pub(crate) struct Plan<'a> {
     pub tiling: Tiling,
     pub workspace: Option<TensorViewMut<'a, f32>>,
 }
@@ -189,7 +189,7 @@ pub(super) fn auto_splits(info: &DeviceInfo, blocks: usize, keys: usize, room: u
 }
 
 /// `f32` of a split, for each row of a head.
-pub(super) fn floats_per_row(dv: usize) -> usize {
+pub(crate) fn floats_per_row(dv: usize) -> usize {
     dv.next_multiple_of(4) + 2
 }
 
