@@ -68,9 +68,10 @@ class StepWalk {
         HK_FN Rows(const KeyRows &of, u32 head, u32 bytes)
             : page_0(detail::uniform_address(of.row(0, head, 0))), page_stride(of.batch), stride(u32(of.token_group)),
               bytes(bytes) {}
-        HK_FN hk::Window window(u32 page, u32 token, u32 rows) const {
+        /// Of `after` + 1 rows, if they are there.
+        HK_FN hk::Window window(u32 page, u32 token, bool there, u32 after) const {
             const u64 at = page_0 + u64(i64(page) * page_stride) + u64(token) * stride;
-            return {reinterpret_cast<GlobalPtr<const u8>>(at), rows == 0 ? 0 : (rows - 1) * stride + bytes};
+            return {reinterpret_cast<GlobalPtr<const u8>>(at), there ? after * stride + bytes : 0};
         }
     };
     Rows k_, v_;
@@ -90,8 +91,7 @@ class StepWalk {
         : k_(d.all.cache.k, split.kv_head, k_bytes), v_(d.all.cache.v, split.kv_head, v_bytes) {
         const Pages &pages = d.all.pages;
         table_ = d.in_pages ? detail::uniform_address(pages.table + split.pages * 4) : 0;
-        only_ = split.sequence;
-        if (d.batch_index) only_ = u32(index_at(d.batch_index, split.sequence));
+        only_ = hk::uniform(d.batch_index ? u32(index_at(d.batch_index, split.sequence)) : split.sequence);
         n_pages_ = pages.n_pages, tokens_ = pages.tokens, inverse_ = pages.inverse;
         row_ = hk::uniform(u32(split.begin)) + hk::wave_id() * kKeys;
         end_ = hk::uniform(u32(split.end));
@@ -103,13 +103,13 @@ class StepWalk {
         windows.missing = 0;
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
-            const u32 row = row_ + i * kPageRows, left = row < end_ ? end_ - row : 0;
+            // No saturating subtraction: there is no scalar one.
+            const u32 row = row_ + i * kPageRows, after = end_ - 1 - row, most = kPageRows - 1;
             const bool there = entry_[i] < n_pages_;
-            const u32 token = hk::DivMod(row, tokens_, inverse_).remainder;
-            const u32 rows = !there ? 0 : left < kPageRows ? left : kPageRows;
-            windows.k[i] = k_.window(entry_[i], token, rows);
-            windows.v[i] = v_.window(entry_[i], token, rows);
-            windows.missing |= !there && left != 0 ? 1u << i : 0;
+            const u32 token = hk::DivMod(row, tokens_, inverse_).remainder, rows = after < most ? after : most;
+            windows.k[i] = k_.window(entry_[i], token, there && row < end_, rows);
+            windows.v[i] = v_.window(entry_[i], token, there && row < end_, rows);
+            windows.missing |= !there && row < end_ ? 1u << i : 0;
         }
         row_ += kKeysOfBlock;
         look_up();
@@ -160,6 +160,7 @@ class Decode {
     struct Keys {
         u32 first, n;  // from key 0, less the lane's first score, on
     };
+    static constexpr u64 kNoRow = 0;
 
   public:
     struct Lds {
@@ -208,23 +209,35 @@ class Decode {
     HK_FN void load_queries() {
         const Params &p = params();
         const u32 group = hk::group_of_lane<kDim>(hk::lane_id());
-        const u32 element = p.q_type == kOwn16 ? sizeof(T) : 1;
+        hk::PerRow<u64> at;
 #pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
-            const u32 col = key_column(step, group);
-            q_[step] = hk::joined(hk::per_row([&](u32 r) {
-                const Row own = own_row(p, r);
-                Vec<T, 8> v = T(0);
-                if (own.valid && col < p.dqk) {
-                    const u64 at = row_address(p.q, split_, p.sequences.q_starts != 0, own.query, own.head);
-                    v = load_row<T, 8>(reinterpret_cast<GlobalPtr<const u8>>(at + col * element), p.q_type,
-                                       p.q_vectorized, element, i32(p.dqk - col));
-                }
-                return __builtin_bit_cast(Vec<u32, 4>, v);
-            }));
+        for (u32 r = 0; r < kOwn; ++r) {
+            const Row own = own_row(p, r);
+            at.row[r] = own.valid ? row_address(p.q, split_, p.sequences.q_starts != 0, own.query, own.head) : kNoRow;
+        }
+        const auto load = [&](auto part) {
+#pragma unroll
+            for (int step = 0; step < kSteps; ++step) {
+                const u32 col = key_column(step, group);
+                q_[step] = hk::joined(hk::per_row([&](u32 r) {
+                    Vec<u32, 4> v = 0;
+                    if (at.row[r] != kNoRow && col < p.dqk) v = part(at.row[r], col);
+                    return v;
+                }));
+            }
+        };
+        // All loads of vectors are in flight at once.
+        if (p.q_type == attention::kOwn && p.q_vectorized) {
+            load([](u64 row, u32 col) { return *reinterpret_cast<GlobalPtr<const Vec<u32, 4>>>(row + col * 2); });
+        } else {
+            const u32 element = p.q_type == attention::kOwn ? sizeof(T) : 1;
+            load([&](u64 row, u32 col) {
+                const auto from = reinterpret_cast<GlobalPtr<const u8>>(row + col * element);
+                return __builtin_bit_cast(Vec<u32, 4>,
+                                          load_row<T, 8>(from, p.q_type, p.q_vectorized, element, i32(p.dqk - col)));
+            });
         }
     }
-    static constexpr u32 kOwn16 = attention::kOwn;
 
     HK_FN void set_up() {
         const Params &p = params();
@@ -406,15 +419,21 @@ class Decode {
         const i32 off = i32(split_.keys()) - i32(split_.q_len);
 #pragma unroll
         for (u32 r = 0; r < kOwn; ++r) {
-            const float factor = scale_ * row_scale_[r];
+            float factor = scale_ * row_scale_[r];
             const i32 place = i32(own_row(p, r).query) + off - at - i32(Places::n(hk::lane_id(), 0));
+            if (softcap != 0.0f) {
+                map_pairs(s_, r, [&](int, Vec<float, 2> pair) {
+#pragma unroll
+                    for (int j = 0; j < 2; ++j) pair[j] = softcap * hk::tanh(pair[j] * factor * inverse);
+                    return pair;
+                });
+                factor = 1.0f;
+            }
             map_pairs(s_, r, [&](int i, Vec<float, 2> pair) {
 #pragma unroll
                 for (int j = 0; j < 2; ++j) {
-                    float s = pair[j] * factor;
-                    if (softcap != 0.0f) s = softcap * hk::tanh(s * inverse);
-                    s -= slope_[r] * __builtin_fabsf(float(place - i32(Places::n(0, i + j))));
-                    pair[j] = s * kLog2E;
+                    const float away = __builtin_fabsf(float(place - i32(Places::n(0, i + j))));
+                    pair[j] = (pair[j] * factor - slope_[r] * away) * kLog2E;
                 }
                 return pair;
             });
@@ -466,14 +485,13 @@ class Decode {
                 at += kKeysOfBlock;
             };
             Set even = load(skip), odd = load(0);
-            for (;;) {
+            // One way out, so that the compiler knows which loads are in flight. Steps past the end are masked, and load nothing.
+            do {
                 take(even);
-                if (at >= end) break;
                 even = load(0);
                 take(odd);
-                if (at >= end) break;
                 odd = load(0);
-            }
+            } while (at < end);
         } else {
             StepWalk::Windows windows = steps.next();
             K k = load_keys(windows);
@@ -519,8 +537,7 @@ class Decode {
 #pragma unroll
         for (u32 r = 0; r < kOwn; ++r) {
             own[r] = softmax_.sums(r);
-            if (hk::group_of_lane<kDim>(lane) == 0)
-                lds_.sums[hk::wave_id()][hk::row_of_lane<kDim>(lane, r)] = own[r];
+            if (hk::group_of_lane<kDim>(lane) == 0) lds_.sums[hk::wave_id()][hk::row_of_lane<kDim>(lane, r)] = own[r];
         }
         hk::block_barrier();
 #pragma unroll
@@ -612,8 +629,7 @@ class Decode {
             for (int pass = 0; pass < kPasses; ++pass) all.o[i][pass] *= value_scale;
             if (!of.valid) continue;
             if (alone) {
-                store_row<1>(
-                    p, of, 1, [&](u32) { return all.sums[i]; }, [&](u32, int pass) { return all.o[i][pass]; });
+                store_row<1>(p, of, 1, [&](u32) { return all.sums[i]; }, [&](u32, int pass) { return all.o[i][pass]; });
             } else {
                 const Partial to = partial(p, split_.split, of);
                 each_run(p, [&](u32 col, int pass) { to.store(p, col, all.o[i][pass]); });
@@ -687,10 +703,10 @@ inline constexpr int kWavesPerSimd = kD > 128 ? 1 : 2;
 }  // namespace attention
 
 // Entry points of a type of products and of caches, by columns.
-#define HK_DECODE(name, T, From)           \
+#define HK_DECODE(name, T, From)          \
     HK_DECODE_COLUMNS(name, T, From, 64)  \
     HK_DECODE_COLUMNS(name, T, From, 128) \
     HK_DECODE_COLUMNS(name, T, From, 256)
-#define HK_DECODE_COLUMNS(name, T, From, columns)                                                                    \
+#define HK_DECODE_COLUMNS(name, T, From, columns)                                                                      \
     HK_ENTRY_WAVES_PER_SIMD(name##_d##columns, attention::decode::kThreads, attention::decode::kWavesPerSimd<columns>, \
                             8, (attention::decode::decode<T, From, columns>))
