@@ -79,7 +79,8 @@ impl<'a> Problem<'a> {
             let aligned = [rows.data as i64, rows.batch, rows.head, rows.token_group, bytes_of_row];
             rows.token_shift == 0
                 && rows.column == i64::from(bytes)
-                && (rows.token_group <= MOST_STRIDE && (rows.token_group >= bytes_of_row || p.pages.tokens == 1))
+                && (rows.token_group <= MOST_STRIDE
+                    && (rows.token_group >= bytes_of_row || p.pages.tokens == 1))
                 && aligned.iter().all(|n| n % 16 == 0)
         };
         let plain = none(&[p.fresh.k.data, scores.bias.data, scores.mask]) && scores.dropout == 0;
@@ -108,7 +109,9 @@ impl<'a> Problem<'a> {
         let s = &mut self.params.sequences;
         (s.n, s.sq) = (n, queries);
         match self.decode_kernel(false) {
-            Some(kernel) => self.run_decode(kernel, plan, None, [sequences, sequences.saturating_mul(sq)], sk),
+            Some(kernel) => {
+                self.run_decode(kernel, plan, None, [sequences, sequences.saturating_mul(sq)], sk)
+            }
             None => {
                 self.plan(plan.of_prompts(sk));
                 self.run_batched(sequences, [sq, sk])
@@ -138,7 +141,11 @@ impl<'a> Problem<'a> {
         };
         let all_tiles = tiles.saturating_mul(self.params.kv_heads as usize);
         let left = self.params.scores.left;
-        let seen = if left == UNLIMITED { keys } else { keys.min(left as usize + queries + WINDOW_OF_PAGE as usize) };
+        let seen = if left == UNLIMITED {
+            keys
+        } else {
+            keys.min(left as usize + queries + WINDOW_OF_PAGE as usize)
+        };
         let (rows, per_row) =
             (queries.saturating_mul(self.params.heads as usize), floats_per_row(self.params.dv as usize));
         let got = partials.as_ref().map_or(0, |w: &TensorViewMut<f32>| w.numel());
@@ -155,8 +162,9 @@ impl<'a> Problem<'a> {
         let too_large = |what: String| Error::too_large(op, "q", what, u32::MAX.into());
         let s = &mut params.all.splits;
         (s.count, s.keys) = (division.count as u32, division.keys as u32);
-        params.all.sequences.tiles =
-            u32::try_from(all_tiles).map(|_| tiles as u32).map_err(|_| too_large(format!("{all_tiles} tiles")))?;
+        params.all.sequences.tiles = u32::try_from(all_tiles)
+            .map(|_| tiles as u32)
+            .map_err(|_| too_large(format!("{all_tiles} tiles")))?;
         if division.count > 1 {
             s.rows = u32::try_from(rows).map_err(|_| too_large(format!("{rows} rows by heads")))?;
             if let Some(mut partials) = partials {
@@ -173,7 +181,8 @@ impl<'a> Problem<'a> {
             DType::F16 => Params::kernel("attention_merge_f16"),
             _ => Params::kernel("attention_merge_bf16"),
         };
-        let merge = if division.count > 1 && params.tickets == 0 { Some(self.stream.kernel(merge)?) } else { None };
+        let merge =
+            if division.count > 1 && params.tickets == 0 { Some(self.stream.kernel(merge)?) } else { None };
         let blocks = all_tiles.saturating_mul(division.count);
         // SAFETY: the operators have checked rows, heads and columns of each tensor against each other; the kernel clamps lengths,
         // starts and pages, which are on the device, to the sizes of the tensors.

@@ -4,8 +4,8 @@ use super::launch::DecodePlan;
 use super::splits::{DecodeWorkspace, Splits};
 use crate::kv_cache::{CacheScales, optional};
 use crate::prefill::{
-    AttentionElement, AttentionOutputs, Mask, PagedElement, PagedKv, Problem, UnifiedOutput, check_cache_heads,
-    kernel_of,
+    AttentionElement, AttentionOutputs, Mask, PagedElement, PagedKv, Problem, UnifiedOutput,
+    check_cache_heads, kernel_of,
 };
 use hk_core::{Element, Result, Stream, TensorView};
 

@@ -167,7 +167,8 @@ pub(super) const UNIFIED_ATTN: Operator = Operator {
     traffic,
 };
 
-pub(super) const OUT_OR_FP8: &[DType] = &[DType::Bf16, DType::F16, DType::F32, DType::Fp8E4M3, DType::Fp8E4M3Fnuz];
+pub(super) const OUT_OR_FP8: &[DType] =
+    &[DType::Bf16, DType::F16, DType::F32, DType::Fp8E4M3, DType::Fp8E4M3Fnuz];
 
 pub(super) fn output<V: Described>(call: &Call<V>) -> Result<DType> {
     Ok(match call.choice("output")? {

@@ -60,7 +60,8 @@ impl DeviceCall {
     pub fn split(&mut self) -> (Inputs<'_>, Outputs<'_>) {
         let op = self.inputs.op.name;
         let tensors = self.outputs.iter_mut().map(|(n, t)| (*n, t)).collect();
-        let outputs = Outputs { op, tensors, workspace: Some(&mut self.workspace), kept: Some(&mut self.kept) };
+        let outputs =
+            Outputs { op, tensors, workspace: Some(&mut self.workspace), kept: Some(&mut self.kept) };
         (Inputs(&self.inputs), outputs)
     }
 
