@@ -39,7 +39,7 @@ struct DecodeParams {
     u64 tickets;  // u32 [tiles of all key heads], zero; 0: a second launch merges
     u64 batch_index;  // i32 [n]: the cache is not in pages, and has these sequences; 0: they are in order
     u32 in_pages;
-    u32 pad;
+    u32 only_single;  // packed queries: of the sequences of one query; partial results are by sequence
 };
 
 namespace decode {
@@ -581,7 +581,8 @@ class Decode {
     }
 
     HK_FN Partial partial(const Params &p, u32 split, const Row &row) const {
-        const u64 first = p.sequences.q_starts ? split_.q_start : u64(split_.sequence) * p.sequences.sq;
+        const bool packed = p.sequences.q_starts != 0 && !hk::reload_params(d_).only_single;
+        const u64 first = packed ? split_.q_start : u64(split_.sequence) * p.sequences.sq;
         return {p, split, (first + row.query) * p.heads + row.head};
     }
 
@@ -689,6 +690,11 @@ HK_FN void decode(const DecodeParams &d) {
     const u32 task = hk::xcd_remap(hk::block_x(), hk::grid_x());
     Split split;
     if (!find_work<kDim>(d.all, task, split)) return;
+    if (d.only_single) {
+        // Of starts that are no partition other launches poison all outputs.
+        const u64 starts = d.all.sequences.q_starts;
+        if (u32(index_at(starts, split.sequence + 1)) - u32(index_at(starts, split.sequence)) != 1) return;
+    }
     find_keys(d.all, split);
     u32 skip;
     if (!find_split(d, split, skip)) return;

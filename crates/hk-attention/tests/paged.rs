@@ -3,10 +3,10 @@
 
 use crate::common::integers;
 use hk_attention::{
-    AttentionOutputs, CacheScales, CustomMask, Descales, ExtendInputs, ExtendOptions, KvLayout, OPERATORS,
-    PaPrefillInputs, PaPrefillOptions, PagedKv, Pages, RopeCacheInputs, RopeCacheOutputs, UnifiedInputs,
-    UnifiedOptions, chunked_pa_prefill, extend_attn, pa_prefill, reference::element_of,
-    rope_reshape_and_cache, unified_attn,
+    AttentionOutputs, CacheScales, CustomMask, DecodeWorkspace, Descales, ExtendInputs, ExtendOptions,
+    KvLayout, OPERATORS, PaPrefillInputs, PaPrefillOptions, PagedKv, Pages, RopeCacheInputs,
+    RopeCacheOutputs, Splits, UnifiedInputs, UnifiedOptions, chunked_pa_prefill, extend_attn, pa_prefill,
+    reference::element_of, rope_reshape_and_cache, unified_attn,
 };
 use hk_core::plan::rope::{Positions, Rope, RopeDirection, RopeSpan, RopeStyle, RopeTableWidth, RopeTables};
 use hk_core::registry::{Described, HostCall, HostTensor, Scalar};
@@ -329,6 +329,11 @@ impl Given {
         self
     }
 
+    /// By the kernels of prompts.
+    pub fn of_prompts(self) -> Self {
+        self.scalar("tile", Scalar::Choice("short"))
+    }
+
     /// By the general kernel: with an option that changes nothing.
     pub fn generally(self) -> Self {
         let heads = self.get("q").shape()[1];
@@ -565,7 +570,7 @@ proptest! {
     #[test]
     fn pages_are_as_packed_keys(case in cases()) {
         let packed = || case.varlen::<f16>(false);
-        let paged = || [case.varlen::<f16>(true), case.unified::<f16, f16>()];
+        let paged = || [case.varlen::<f16>(true), case.unified::<f16, f16>().of_prompts()];
         if case.is_dense() {
             let want = packed().outs();
             for paged in paged() {
@@ -606,7 +611,7 @@ fn a_sequence_is_the_same_in_any_batch() {
             let run = |case: &Case| -> Vec<Vec<bf16>> {
                 let mut given = given::<bf16, bf16>(case, op);
                 if op != 1 {
-                    given = given.scalar("window", Scalar::Int(29));
+                    given = given.scalar("window", Scalar::Int(29)).of_prompts();
                 }
                 given.outs().iter().map(|t| t.elements().unwrap()).collect()
             };
@@ -623,6 +628,49 @@ fn a_sequence_is_the_same_in_any_batch() {
                 }
                 at += queries;
             }
+        }
+    }
+}
+
+/// Single tokens beside prompts have a launch of their own, drafts tiles of few queries.
+#[test]
+fn single_tokens_and_drafts() {
+    let mixed = [[1, 200], [40, 90], [1, 33], [0, 0], [1, 700], [3, 3]];
+    let drafts = [[4, 200], [1, 1], [0, 9], [3, 700]];
+    for (heads, columns) in [([2, 8], [64, 64]), ([1, 20], [128, 128]), ([2, 3], [40, 256])] {
+        for lens in [&mixed[..], &drafts, &mixed[..1]] {
+            let case = Case { page: 32, ..Case::new(lens, heads, columns) };
+            case.unified::<bf16, bf16>().check();
+            case.unified::<f16, f16>().scalar("window", Scalar::Int(70)).check();
+            given::<bf16, bf16>(&case, 3).check();
+            let few = case.unified::<bf16, bf16>().scalar("tile", Scalar::Choice("few"));
+            few.clone().floats("alibi", &[lens.len(), heads[0] * heads[1]], 5).check();
+            few.scalar("keys_per_split", Scalar::Count(64)).check();
+        }
+    }
+}
+
+/// With a tile and a number of keys, or of splits, a sequence has the bits that it has alone.
+#[test]
+fn splits_of_few_queries_are_the_same_in_any_batch() {
+    let lens = [[3, 300], [1, 33], [5, 1000], [0, 9], [2, 129]];
+    let case = Case::new(&lens, [2, 3], [128, 64]);
+    for splits in [("keys_per_split", 128), ("nsplit", 3)] {
+        let run = |case: &Case| -> Vec<Vec<bf16>> {
+            let given = case.unified::<bf16, bf16>().scalar("tile", Scalar::Choice("few"));
+            let given = given.scalar(splits.0, Scalar::Count(splits.1));
+            given.outs().iter().map(|t| t.elements().unwrap()).collect()
+        };
+        let (all, row) = (run(&case), 6 * 64);
+        let mut at = 0;
+        for (n, &[queries, keys]) in lens.iter().enumerate() {
+            let mut alone = vec![[0, 0]; n];
+            alone.push([queries, keys]);
+            let alone = Case { lens: alone, order: 9, ..case.clone() };
+            for (got, all) in run(&alone).iter().zip(&all) {
+                assert_eq!(got[..], all[at * row..][..queries * row], "sequence {n}, {splits:?}");
+            }
+            at += queries;
         }
     }
 }
@@ -908,7 +956,8 @@ fn strided_views_are_the_same() {
         };
         let outputs =
             AttentionOutputs { out: out.view_mut(), lse: Some(lse.view_mut().transpose(0, 1).unwrap()) };
-        unified_attn(gpu.stream(), inputs, outputs, &UnifiedOptions::default()).unwrap();
+        unified_attn(gpu.stream(), inputs, outputs, DecodeWorkspace::default(), &UnifiedOptions::default())
+            .unwrap();
         assert_bits(&gpu.download(&out), &want.elements::<bf16>().unwrap());
         gpu.assert_guards(&out);
         gpu.assert_guards(&lse);
@@ -974,7 +1023,8 @@ fn caches_that_are_written_are_read() {
             seqused_k: lens.view(),
         };
         let outputs = AttentionOutputs { out: out.view_mut(), lse: None };
-        unified_attn(stream, inputs, outputs, &UnifiedOptions::default()).unwrap();
+        unified_attn(stream, inputs, outputs, DecodeWorkspace::default(), &UnifiedOptions::default())
+            .unwrap();
         assert_bits(&gpu.download(&out), &want.elements::<bf16>().unwrap());
     }
 }
@@ -1061,10 +1111,12 @@ fn call_unified(stream: &Stream, tensors: &mut Tensors, (layout, scale, softcap)
         out_scale: tensors.optional_input("out_scale"),
         window: None,
         tile: None,
+        splits: Splits::Auto,
     };
     let outputs =
         AttentionOutputs::<bf16> { out: tensors.output("out"), lse: tensors.optional_output("lse") };
-    unified_attn(stream, inputs, outputs, &options)
+    let workspace = DecodeWorkspace { partials: tensors.optional_output("workspace"), tickets: None };
+    unified_attn(stream, inputs, outputs, workspace, &options)
 }
 
 #[test]
@@ -1086,7 +1138,9 @@ fn errors_of_unified_attn() {
         .input::<f32>("out_scale", [1])
         .output::<bf16>("out", [6, 4, 16])
         .output::<f32>("lse", [6, 4])
+        .output::<f32>("workspace", [1000])
         .accepts(|_| {})
+        .refuses(kind!(Stride), &["workspace"], |c| c.strides("workspace", [2]))
         .refuses(kind!(Shape), &["q: shape [6, 3, 32]", "multiple of 2"], |c| c.shape("q", [6, 3, 32]))
         .refuses(kind!(Shape), &["k_cache", "of q"], |c| c.shape("q", [6, 4, 33]))
         .refuses(kind!(Shape), &["q", "512 columns"], |c| {
@@ -1214,7 +1268,7 @@ fn errors_of_pa_prefill() {
             };
             let out = tensors.output("out");
             if chunked {
-                chunked_pa_prefill(stream, inputs, out, &options)
+                chunked_pa_prefill(stream, inputs, out, DecodeWorkspace::default(), &options)
             } else {
                 pa_prefill(stream, inputs, out, &options, false)
             }

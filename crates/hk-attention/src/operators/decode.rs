@@ -1,6 +1,8 @@
 //! What the entries of decode operators share, and that of `pa_decode`.
 
-use super::attention::{ALIBI, LSE, SCALE, SINK, SOFTCAP, WINDOW, float, indices, outputs, scale, window};
+use super::attention::{
+    ALIBI, LSE, QUERY_TILE, SCALE, SINK, SOFTCAP, WINDOW, float, indices, outputs, scale, window,
+};
 use super::common::{LAYOUT, expect_shape, integers, layout, shape};
 use super::mha::with_qkv;
 use super::paged::{
@@ -19,6 +21,10 @@ use hk_core::registry::{
 };
 use hk_core::{CodeObjects, DType, Error, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, bf16, f16};
 
+/// Tiles of query rows of operators over caches.
+pub(super) const CACHE_TILE: ScalarSpec =
+    ScalarSpec { choices: &["auto", "short", "tall", "few"], ..QUERY_TILE };
+
 /// The sources of the kernels that decode.
 const KERNELS: &[&CodeObjects] = &[
     &kernels::DECODE_BF16,
@@ -27,6 +33,20 @@ const KERNELS: &[&CodeObjects] = &[
     &kernels::PREFILL_GENERAL_BF16,
     &kernels::PREFILL_GENERAL_F16,
     &kernels::PREFILL_GENERAL_F32,
+];
+
+/// The same, and of those for prompts over pages.
+pub(super) const CACHED: &[&CodeObjects] = &[
+    &kernels::DECODE_BF16,
+    &kernels::DECODE_F16,
+    &kernels::MERGE,
+    &kernels::PREFILL_GENERAL_BF16,
+    &kernels::PREFILL_GENERAL_F16,
+    &kernels::PREFILL_GENERAL_F32,
+    &kernels::PREFILL_PAGED_BF16,
+    &kernels::PREFILL_PAGED_BF16_FP8,
+    &kernels::PREFILL_PAGED_F16,
+    &kernels::PREFILL_PAGED_F16_FP8,
 ];
 
 const CACHES: [&str; 2] = ["k_cache", "v_cache"];
