@@ -2,6 +2,7 @@
 
 hk_core::include_kernels!();
 
+mod decode;
 mod kv_cache;
 #[cfg(feature = "registry")]
 mod operators;
@@ -9,6 +10,7 @@ mod prefill;
 #[cfg(feature = "registry")]
 pub mod reference;
 
+pub use decode::*;
 pub use kv_cache::*;
 #[cfg(feature = "registry")]
 pub use operators::OPERATORS;

@@ -2,6 +2,7 @@
 
 mod attention;
 mod common;
+mod decode;
 mod extend;
 mod flash;
 mod fused_bmm_rope_kv_cache;
@@ -35,6 +36,7 @@ pub static OPERATORS: &[Operator] = &[
     lean::LEAN_ATTEN,
     lean_paged::LEAN_ATTEN_PAGED,
     unified::UNIFIED_ATTN,
+    decode::PA_DECODE,
     extend::EXTEND_ATTN,
     pa_prefill::PA_PREFILL,
     pa_prefill::CHUNKED_PA_PREFILL,
