@@ -3,6 +3,7 @@
 hk_core::include_kernels!();
 
 mod kv_cache;
+mod mla;
 #[cfg(feature = "registry")]
 mod operators;
 mod prefill;
@@ -10,6 +11,7 @@ mod prefill;
 pub mod reference;
 
 pub use kv_cache::*;
+pub use mla::*;
 #[cfg(feature = "registry")]
 pub use operators::OPERATORS;
 pub use prefill::*;

@@ -7,6 +7,7 @@ mod fused_bmm_rope_kv_cache;
 mod hstu_attn;
 mod lean_atten;
 mod mha;
+mod mla_decode;
 mod paged;
 mod prefill_attn;
 mod qk_concat;

@@ -149,7 +149,7 @@ fn dense_rows(arch: Arch, keys: DenseKeys, dv: usize) -> [usize; 2] {
 }
 
 /// How a call is cut, and the memory for its partial results.
-pub(super) struct Plan<'a> {
+pub(crate) struct Plan<'a> {
     pub tiling: Tiling,
     pub workspace: Option<TensorViewMut<'a, f32>>,
 }

@@ -1,0 +1,15 @@
+// mla_f16.hip: attention over latent rows in f16 (mla.h). Not on sm_90: its waves lack the registers for these tiles.
+#include <hk/arch.h>
+
+#if defined(HK_AMD)
+#include "mla.h"
+
+namespace {
+using mla::Params;
+}
+
+HK_MLA(mla_f16_512, false, hk::f16, mla::Pool::kOwn, 512, 64, false)
+HK_MLA(mla_f16_256, false, hk::f16, mla::Pool::kOwn, 256, 64, false)
+HK_MLA(mla_f16_512_any, true, hk::f16, mla::Pool::kOwn, 512, 128, false)
+HK_MLA(mla_f16_256_any, true, hk::f16, mla::Pool::kOwn, 256, 128, false)
+#endif

@@ -1,0 +1,343 @@
+//! Attention over latent rows: absorbed MLA.
+
+use crate::kernels::mla::Params;
+use crate::kv_cache::{CacheSizes, KvLayout, optional};
+use crate::prefill::mha::check_starts;
+use crate::prefill::plan::Plan;
+use crate::prefill::problem::{Heads, Problem};
+use crate::{AttentionOutputs, Mask, QueryTile, Tiling};
+use bytemuck::Zeroable;
+use hk_core::{
+    DType, Element, Error, KernelRef, NamedOperand, Result, Stream, TensorView, TensorViewMut, bf16, f16,
+};
+
+/// Element type of queries, latent rows and outputs.
+pub trait LatentElement: Element {}
+
+impl LatentElement for bf16 {}
+impl LatentElement for f16 {}
+
+/// Which rows of a pool are the keys of a sequence.
+#[derive(Debug, Clone, Copy)]
+pub enum LatentKeys<'a> {
+    /// Entries `[kv_indptr[n], kv_indptr[n + 1])` of `kv_indices`: slots, `page * tokens + token`.
+    Slots {
+        /// `[sequences + 1]`.
+        kv_indptr: TensorView<'a, i32>,
+        /// `[entries]`.
+        kv_indices: TensorView<'a, i32>,
+    },
+    /// The first `seq_lens[n]` tokens of the pages `block_table[n, ..]`.
+    Pages {
+        /// `[sequences, pages]`.
+        block_table: TensorView<'a, i32>,
+        /// `[sequences]`.
+        seq_lens: TensorView<'a, i32>,
+    },
+}
+
+/// Inputs of [`mla_decode_rope`].
+#[derive(Debug, Clone, Copy)]
+pub struct MlaDecodeInputs<'a, T: Element> {
+    /// Queries `[total_q, Hq, C + R]`, with the up-projection of keys absorbed.
+    pub q: TensorView<'a, T>,
+    /// Latent rows `[pages, tokens, 1, C + R]`.
+    pub kv_pool: TensorView<'a, T>,
+    /// The rows of each sequence.
+    pub keys: LatentKeys<'a>,
+    /// `[sequences + 1]`: the rows of `q` at which sequences begin, and their number. `None`: each row is a sequence.
+    pub cu_seqlens_q: Option<TensorView<'a, i32>>,
+}
+
+/// Options of [`mla_decode_rope`] and [`unified_attn_sparse_mla`].
+#[derive(Debug, Clone, Copy, Default)]
+pub struct MlaOptions {
+    /// Factor of the products; `None`: `1 / sqrt(C + R)`. Absorbed queries usually need that of the head before absorption.
+    pub scale: Option<f32>,
+    /// `c > 0`: scores become `c tanh(s / c)`. 0: they do not.
+    pub softcap: f32,
+    /// Keys of the longest sequence, for splits that suit: longer ones are right, too. `None`: as many as a sequence can have.
+    pub longest: Option<usize>,
+    /// How the work is cut: [`QueryTile::Short`] is 16 rows (queries by heads), [`QueryTile::Tall`] 64.
+    pub tiling: Tiling,
+}
+
+/// Attention of single tokens, or a few of each sequence, over latent rows (MLA with absorbed projections): all heads share the keys,
+/// and the value of a key is the first `C` columns of its row. Query `i` of `Sq` stands at key `p = i + keys - Sq` of its sequence.
+/// Queries and keys come rotated.
+///
+/// ```text
+/// s_ij = scale (q_i . row_j);  s = softcap tanh(s / softcap);  masked, where j > p: -inf
+/// lse_i = ln(sum_j exp(s_ij));  out_i = sum_j exp(s_ij - lse_i) row_j[..C]
+/// ```
+///
+/// | arg                       | shape                       | dtype         | layout                     |
+/// |---------------------------|-----------------------------|---------------|----------------------------|
+/// | `q`                       | `[total_q, Hq, C + R]`      | `bf16`, `f16` | unit stride on the columns |
+/// | `kv_pool`                 | `[pages, tokens, 1, C + R]` | as `q`        | unit stride on the columns |
+/// | `kv_indptr`, `kv_indices` | `[sequences + 1]`, `[n]`    | `i32`         | contiguous                 |
+/// | `block_table`, `seq_lens` | `[sequences, pages]`, `[sequences]` | `i32` | unit stride on the last axis |
+/// | `cu_seqlens_q`            | `[sequences + 1]`           | `i32`         | contiguous                 |
+/// | `out`                     | `[total_q, Hq, C]`          | as `q`        | unit stride on the columns |
+/// | `lse`                     | `[total_q, Hq]`             | `f32`         | any strides                |
+/// | `workspace`               | `[n]`                       | `f32`         | contiguous, on 16 bytes    |
+///
+/// `C` is 256 or 512, `R` 0 to 128; pages have any number of tokens. Rows on 16 bytes with `R` at most 64, a multiple of 8, are read by
+/// 16 bytes; others column by column. Scores and sums are `f32`; probabilities are rounded to the type of `q`, outputs once. A query
+/// without a visible key gives 0, its `lse` is -inf. Without [`workspace`](crate::attention_workspace) there is one split.
+///
+/// Lengths, slots and pages are on the device and are not trusted. Outputs are NaN: of queries that see a slot or page that the pool does
+/// not have; of sequences whose lengths are negative or beyond the table; of all rows if `cu_seqlens_q` does not rise from 0 to `total_q`.
+/// A NaN in a row makes NaN of the queries that see it, and may of others of its sequence.
+///
+/// # Errors
+/// [`Shape`](Error::Shape), [`Stride`](Error::Stride), [`Align`](Error::Align), [`Empty`](Error::Empty) if a tensor breaks the table,
+/// [`Argument`](Error::Argument) for a scale that is 0 or not finite, a softcap that is negative or not finite, and keys of a split that
+/// are no multiple of 64, [`Unsupported`](Error::Unsupported) for other `C` and `R`, and on devices without these kernels (sm_90),
+/// [`Overlap`](Error::Overlap) of outputs, [`TooLarge`](Error::TooLarge) beyond 2^30 - 1 rows (of `q`, by heads) or slots,
+/// [`DeviceMismatch`](Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is written then.
+///
+/// Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1.
+pub fn mla_decode_rope<'a, T: LatentElement>(
+    stream: &'a Stream,
+    inputs: MlaDecodeInputs<'a, T>,
+    outputs: AttentionOutputs<'a, T>,
+    workspace: Option<TensorViewMut<'a, f32>>,
+    options: &MlaOptions,
+) -> Result<()> {
+    const OP: &str = "mla_decode_rope";
+    let MlaDecodeInputs { q, kv_pool, keys, cu_seqlens_q } = inputs;
+    let AttentionOutputs { mut out, mut lse } = outputs;
+    let sizes = check_latent(OP, "kv_pool", &q, &kv_pool, (&out, &lse))?;
+    let total_q = q.shape()[0];
+    let sequences = match &cu_seqlens_q {
+        Some(starts) => check_starts(OP, "cu_seqlens_q", starts)?,
+        None => total_q,
+    };
+    let mut problem = Problem::new(OP, stream, T::DTYPE, sizes.heads);
+    let operands: [NamedOperand; 2] = match &keys {
+        LatentKeys::Slots { kv_indptr, kv_indices } => {
+            kv_indptr.expect_shape(OP, "kv_indptr", [sequences + 1])?;
+            kv_indices.dims::<1>(OP, "kv_indices")?;
+            [("kv_indptr", Some(kv_indptr)), ("kv_indices", Some(kv_indices))]
+        }
+        LatentKeys::Pages { block_table, seq_lens } => {
+            seq_lens.expect_shape(OP, "seq_lens", [sequences])?;
+            [("block_table", Some(block_table)), ("seq_lens", Some(seq_lens))]
+        }
+    };
+    problem.disjoint(
+        &[
+            ("q", Some(&q)),
+            ("kv_pool", Some(&kv_pool)),
+            operands[0],
+            operands[1],
+            ("cu_seqlens_q", optional(&cu_seqlens_q)),
+        ],
+        &[("out", Some(&out)), ("lse", optional(&lse)), ("workspace", optional(&workspace))],
+    )?;
+    problem.queries("q", &q)?;
+    problem.latent_rows("kv_pool", &kv_pool, sizes.heads.dv)?;
+    let (slot_tokens, most) = match &keys {
+        LatentKeys::Slots { kv_indptr, kv_indices } => {
+            let of = CacheSizes { pages: sizes.slots, tokens: 1, ..sizes.cache };
+            problem.page_list(("kv_indptr", kv_indptr), ("kv_indices", kv_indices), of)?;
+            (sizes.cache.tokens, kv_indices.numel())
+        }
+        LatentKeys::Pages { block_table, seq_lens } => {
+            problem.block_table(block_table, sequences, sizes.cache)?;
+            let lens = problem.indices("seq_lens", seq_lens)?;
+            problem.params().sequences.total_lens = lens;
+            (1, block_table.shape()[1].saturating_mul(sizes.cache.tokens))
+        }
+    };
+    if let Some(starts) = &cu_seqlens_q {
+        let starts = problem.indices("cu_seqlens_q", starts)?;
+        problem.params().sequences.q_starts = starts;
+    }
+    problem.out("out", &mut out)?;
+    problem.lse(lse.as_mut())?;
+    let most = options.longest.unwrap_or(most).min(most);
+    launch(problem, workspace, options, [sequences, total_q, most], [slot_tokens, 0])
+}
+
+/// Inputs of [`unified_attn_sparse_mla`].
+#[derive(Debug, Clone, Copy)]
+pub struct SparseMlaInputs<'a, T: Element> {
+    /// Queries `[total_q, Hq, C + R]`, with the up-projection of keys absorbed.
+    pub q: TensorView<'a, T>,
+    /// Latent rows `[pages, tokens, 1, C + R]`.
+    pub kv_cache: TensorView<'a, T>,
+    /// `[total_q, topk]`: the slots, `page * tokens + token`, of the keys of each query; -1: none.
+    pub topk_indices: TensorView<'a, i32>,
+}
+
+/// Attention of each query over latent rows of its own: those of its list. As [`mla_decode_rope`], without causality.
+///
+/// ```text
+/// s_ij = scale (q_i . row_j);  s = softcap tanh(s / softcap)     j of topk_indices[i, ..] other than -1
+/// lse_i = ln(sum_j exp(s_ij));  out_i = sum_j exp(s_ij - lse_i) row_j[..C]
+/// ```
+///
+/// | arg            | shape                       | dtype         | layout                       |
+/// |----------------|-----------------------------|---------------|------------------------------|
+/// | `q`            | `[total_q, Hq, C + R]`      | `bf16`, `f16` | unit stride on the columns   |
+/// | `kv_cache`     | `[pages, tokens, 1, C + R]` | as `q`        | unit stride on the columns   |
+/// | `topk_indices` | `[total_q, topk]`           | `i32`         | unit stride on the last axis |
+/// | `out`          | `[total_q, Hq, C]`          | as `q`        | unit stride on the columns   |
+/// | `lse`          | `[total_q, Hq]`             | `f32`         | any strides                  |
+/// | `workspace`    | `[n]`                       | `f32`         | contiguous, on 16 bytes      |
+///
+/// Slots come in any order; one that is listed twice counts twice. Outputs of a query are NaN if its list has a slot that the pool does
+/// not have, other than -1. A query without keys gives 0, its `lse` is -inf. Columns, rounding and the workspace are those of
+/// [`mla_decode_rope`].
+///
+/// # Errors
+/// As [`mla_decode_rope`].
+///
+/// Source: DeepSeek-AI 2025, "DeepSeek-V3.2-Exp", section 2.
+pub fn unified_attn_sparse_mla<'a, T: LatentElement>(
+    stream: &'a Stream,
+    inputs: SparseMlaInputs<'a, T>,
+    outputs: AttentionOutputs<'a, T>,
+    workspace: Option<TensorViewMut<'a, f32>>,
+    options: &MlaOptions,
+) -> Result<()> {
+    const OP: &str = "unified_attn_sparse_mla";
+    let SparseMlaInputs { q, kv_cache, topk_indices } = inputs;
+    let AttentionOutputs { mut out, mut lse } = outputs;
+    let sizes = check_latent(OP, "kv_cache", &q, &kv_cache, (&out, &lse))?;
+    let total_q = q.shape()[0];
+    let [rows, topk] = topk_indices.dims(OP, "topk_indices")?;
+    topk_indices.expect_shape(OP, "topk_indices", [total_q, topk])?;
+    let mut problem = Problem::new(OP, stream, T::DTYPE, sizes.heads);
+    problem.disjoint(
+        &[("q", Some(&q)), ("kv_cache", Some(&kv_cache)), ("topk_indices", Some(&topk_indices))],
+        &[("out", Some(&out)), ("lse", optional(&lse)), ("workspace", optional(&workspace))],
+    )?;
+    problem.queries("q", &q)?;
+    problem.latent_rows("kv_cache", &kv_cache, sizes.heads.dv)?;
+    let of = CacheSizes { pages: sizes.slots, tokens: 1, ..sizes.cache };
+    problem.table("topk_indices", &topk_indices, of)?;
+    problem.out("out", &mut out)?;
+    problem.lse(lse.as_mut())?;
+    launch(problem, workspace, options, [rows, total_q, topk], [sizes.cache.tokens, 1])
+}
+
+/// The sizes of a call.
+struct Sizes {
+    heads: Heads,
+    cache: CacheSizes,
+    slots: usize,
+}
+
+/// Checks shapes of queries, latent rows and outputs.
+fn check_latent<T: Element>(
+    op: &'static str,
+    pool_arg: &'static str,
+    q: &TensorView<T>,
+    pool: &TensorView<T>,
+    (out, lse): (&TensorViewMut<T>, &Option<TensorViewMut<f32>>),
+) -> Result<Sizes> {
+    let [_, _, dv] = out.dims(op, "out")?;
+    let (heads, cache) = check_columns(op, q.shape(), (pool_arg, pool.shape()), dv)?;
+    let [total_q, hq, _] = q.dims(op, "q")?;
+    out.expect_shape(op, "out", [total_q, hq, dv])?;
+    if let Some(lse) = lse {
+        lse.expect_shape(op, "lse", [total_q, hq])?;
+    }
+    let slots = cache.pages.saturating_mul(cache.tokens);
+    Ok(Sizes { heads, cache, slots })
+}
+
+/// Checks the columns of queries and of latent rows.
+pub(crate) fn check_columns(
+    op: &'static str,
+    q: &[usize],
+    (pool_arg, pool): (&'static str, &[usize]),
+    dv: usize,
+) -> Result<(Heads, CacheSizes)> {
+    let &[_, hq, dqk] = q else { return Err(Error::shape(op, "q", q, "3 axes")) };
+    let &[pages, tokens, kv_heads, columns] = pool else {
+        return Err(Error::shape(op, pool_arg, pool, "4 axes"));
+    };
+    if kv_heads != 1 || columns != dqk {
+        let want = format!("[pages, tokens, 1, {dqk}] (columns of q)");
+        return Err(Error::shape(op, pool_arg, pool, want));
+    }
+    if tokens == 0 {
+        return Err(Error::empty(op, pool_arg, 1, pool));
+    }
+    if ![256, 512].contains(&dv) || !(dv..=dv + 128).contains(&dqk) {
+        let what = format!("{dqk} columns of keys and {dv} of values");
+        return Err(Error::unsupported(op, what, "values have 256 or 512, keys up to 128 more"));
+    }
+    Ok((Heads { heads: hq, kv_heads: 1, dqk, dv }, CacheSizes { pages, tokens, heads: 1, dqk, dv }))
+}
+
+macro_rules! kernels {
+    ($type:literal) => {
+        [
+            [
+                concat!("mla_", $type, "_256_16"),
+                concat!("mla_", $type, "_256_64"),
+                concat!("mla_", $type, "_256_any_16"),
+                concat!("mla_", $type, "_256_any_64"),
+            ],
+            [
+                concat!("mla_", $type, "_512_16"),
+                concat!("mla_", $type, "_512_64"),
+                concat!("mla_", $type, "_512_any_16"),
+                concat!("mla_", $type, "_512_any_64"),
+            ],
+        ]
+    };
+}
+/// By type and columns of values: 16 and 64 rows of blocks, rows in whole vectors or any.
+const KERNELS: [[[&str; 4]; 2]; 2] = [kernels!("bf16"), kernels!("f16")];
+
+fn launch<'a>(
+    mut problem: Problem<'a>,
+    workspace: Option<TensorViewMut<'a, f32>>,
+    options: &MlaOptions,
+    [sequences, total_q, keys]: [usize; 3],
+    [slot_tokens, listed]: [usize; 2],
+) -> Result<()> {
+    problem.scale(options.scale)?;
+    problem.softcap(options.softcap)?;
+    problem.mask(Mask { causal: true, left: None, right: None });
+    problem.plan(Plan { tiling: options.tiling, workspace });
+    let slot_tokens = problem.count("kv_pool", slot_tokens)?.max(1);
+    let of_type = usize::from(problem.kernel() == DType::F16);
+    let choose = |p: &crate::kernels::attention::Params, rows: usize, tiling: Tiling| {
+        let tall = match tiling {
+            Tiling::Auto => rows > 16,
+            Tiling::Fixed { tile, .. } => tile == QueryTile::Tall,
+        };
+        let vectors = p.q_vectorized == 1 && p.cache.vectorized == 1 && p.dqk - p.dv <= 64;
+        let of_width = usize::from(p.dv == 512);
+        let name = KERNELS[of_type][of_width][usize::from(tall) + if vectors { 0 } else { 2 }];
+        let kernel: KernelRef<Params> = Params::kernel(name);
+        (kernel, if tall { 64 } else { 16 })
+    };
+    problem.run_latent(sequences, [total_q, keys], choose, |attention| Params {
+        attention,
+        slot_tokens,
+        slot_inverse: u32::MAX / slot_tokens,
+        listed: listed as u32,
+        ..Params::zeroed()
+    })
+}
+
+impl<'a> Problem<'a> {
+    /// Latent rows `[pages, tokens, 1, C + R]`; values are their first `dv` columns.
+    fn latent_rows<T: Element>(
+        &mut self,
+        arg: &'static str,
+        rows: &TensorView<'a, T>,
+        dv: usize,
+    ) -> Result<()> {
+        let values = rows.slice(3, 0..dv)?;
+        self.cache(KvLayout::Nhd, (arg, rows), (arg, &values))
+    }
+}
