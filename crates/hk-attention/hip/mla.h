@@ -20,7 +20,6 @@
 #include <hk/math.h>
 #include <hk/mma.h>
 #include <hk/pipeline.h>
-#include <hk/quant.h>
 #include <hk/shared.h>
 #include <hk/wave_tile.h>
 
@@ -43,25 +42,17 @@ struct Params {
     u32 pad;
 };
 
-/// How rows of the pool are stored.
-enum class Pool {
-    kOwn,  // the kernel's type
-    kFp8,  // fp8 of the target, one scale
-    kFp8Groups,  // 512 fp8, a scale f32 for each 128, 64 of the kernel's type
-};
-
 /// Columns in parts of 64: kC of values, kPe more. kRows: rows of a block, 16 or 64. kUnaligned: rows that are not on 16 bytes,
 /// or that end within a chunk of 16 bytes.
-template <class T_, Pool kPool_, int kC_, int kPe, bool kRope_, int kRows_, bool kUnaligned_>
+template <class T_, int kC_, int kPe_, bool kRope_, int kRows_, bool kUnaligned_>
 struct Shape {
     using T = T_;
-    static constexpr Pool kPool = kPool_;
-    static constexpr int kC = kC_, kRows = kRows_;
+    static constexpr int kC = kC_, kPe = kPe_, kRows = kRows_;
     static constexpr bool kUnaligned = kUnaligned_, kRope = kRope_;
     static constexpr int kDim = kRows == 16 ? 16 : 32, kWavesH = kRows / kDim, kWavesV = 4 / kWavesH;
     static constexpr int kThreads = 4 * hk::kWaveSize;
     static constexpr int kParts = (kC + kPe) / 64;
-    static constexpr bool kDirect = hk::kHasWideDma && kPool == Pool::kOwn && !kUnaligned;
+    static constexpr bool kDirect = hk::kHasWideDma && !kUnaligned;
     static constexpr int kStages = kDirect ? 2 : 1;
     // Two stages of ten parts leave no room for the states of 64 keys.
     static constexpr int kKeys = hk::kHasWideDma && kParts < 10 ? 64 : 32;
@@ -86,6 +77,7 @@ class Decode {
   public:
     struct Lds {
         Tile rows[S::kStages][kParts];
+        alignas(16) T key[S::kRope ? S::kPe : 8];  // rotated columns of the last key
         float state[S::kStages][kKeys];  // added to the key's scores: 0; -inf: there is none; NaN: not in the pool
     };
 
@@ -137,11 +129,12 @@ class Decode {
             entry_[i] = key < end_ ? table[page_of(p, key).quotient] : kAbsent;
         }
     }
-    HK_FN Source source(u32 tile, int move) const {
+    HK_FN Source source_of(u32 tile, int move) const {
+        return source(first_ + tile * kKeys + row_of_thread(move), entry_[move]);
+    }
+    HK_FN Source source(u32 key, i32 entry) const {
         const Params &all = hk::reload_params(p_);
         const attention::Params &p = all.attention;
-        const u32 key = first_ + tile * kKeys + row_of_thread(move);
-        const i32 entry = entry_[move];
         const bool absent = key >= end_ || (all.listed && entry == kAbsent);
         const bool missing = u32(entry) >= p.pages.n_pages;
         if (absent) return {0, kMinusInf, false};
@@ -169,39 +162,49 @@ class Decode {
         const float sine = entry(half + pair), y = load(other);
         return __builtin_fmaf(x, entry(pair), upper ? y * sine : -(y * sine));
     }
-    HK_FN u32 position() const { return u32(index_at(p_.positions, work_.sequence)); }
 
-    /// Eight columns from `col` on of a row of R = dqk - C columns, rotated, zeros behind them.
-    template <class Load>
-    HK_FN Chunk rotated_chunk(u32 col, Load load) const {
-        const u32 width = p_.attention.dqk - kC, at = position();
-        Vec<float, 8> v = 0.0f;
-#pragma unroll
-        for (u32 i = 0; i < 8; ++i) {
-            if (col + i < width) v[i] = rotated(col + i, at, load);
+    /// Rotates the last columns of the block's queries and of the sequence's last key into LDS, and writes those of the key out, once:
+    /// by the block that has its first rows. Zeros behind R.
+    HK_FN void rotate() {
+        const attention::Params &p = params();
+        const u32 width = p.dqk - kC, position = u32(index_at(p_.positions, work_.sequence));
+        const auto element = [](u64 row, u32 col) {
+            return float(reinterpret_cast<GlobalPtr<const T>>(row)[kC + col]);
+        };
+        T *q = rotated_queries();
+#pragma unroll 1
+        for (u32 i = hk::thread_x(); i < u32(S::kRows * S::kPe); i += S::kThreads) {
+            const u32 row = work_.first + i / S::kPe, col = i % S::kPe;
+            float v = 0.0f;
+            if (row < p.heads && col < width) {
+                const u64 from = p.q.data + u64(i64(work_.sequence) * p.q.batch + i64(row) * p.q.head);
+                v = rotated(col, position, [&](u32 c) { return element(from, c); });
+            }
+            q[i] = hk::narrow<T, 1>(Vec<float, 1>{v})[0];
         }
-        return __builtin_bit_cast(Chunk, hk::narrow<T, 8>(v));
-    }
-    HK_FN Chunk rotated_key(u64 row, u32 col) const {
-        if constexpr (S::kPool == Pool::kFp8) {
-            return rotated_chunk(col, [&](u32 c) {
-                return hk::dequantize_one<hk::kMmaFp8Type>(reinterpret_cast<GlobalPtr<const u8>>(row)[kC + c]);
-            });
-        } else {
-            const u64 from = row + (S::kPool == Pool::kFp8Groups ? 528 : kC * 2);
-            return rotated_chunk(col, [&](u32 c) { return float(reinterpret_cast<GlobalPtr<const T>>(from)[c]); });
+        const u32 col = hk::thread_x(), last = work_.keys() - 1;
+        if (end_ == last + 1 && col < u32(S::kPe)) {
+            const auto *table = reinterpret_cast<GlobalPtr<const i32>>(p.pages.table) + work_.pages;
+            const Source key = source(last, table[page_of(p, last).quotient]);
+            float v = 0.0f;
+            if (col < width) {
+                v = __builtin_nanf("");
+                if (key.row) v = rotated(col, position, [&](u32 c) { return element(key.row, c); });
+            }
+            const T rounded = hk::narrow<T, 1>(Vec<float, 1>{v})[0];
+            lds_.key[col] = rounded;
+            if (col < width) store_rotated(col, rounded);
         }
+        hk::block_barrier();
     }
-    /// Writes the rotated columns of the last key once: by one of the blocks that have it.
-    HK_FN void store_rotated(Chunk chunk, u32 col) const {
+    HK_FN void store_rotated(u32 col, T v) const {
         if (!p_.k_pe_out || work_.first != 0) return;
-        auto *out = reinterpret_cast<GlobalPtr<T>>(p_.k_pe_out + u64(i64(work_.sequence) * p_.k_pe_out_row));
-        const auto v = __builtin_bit_cast(Vec<T, 8>, chunk);
-#pragma unroll
-        for (u32 i = 0; i < 8; ++i) {
-            if (col + i < p_.attention.dqk - kC) out[col + i] = v[i];
-        }
+        reinterpret_cast<GlobalPtr<T>>(p_.k_pe_out + u64(i64(work_.sequence) * p_.k_pe_out_row))[col] = v;
     }
+    /// Before the loop, in the place of its tiles: [kRows, kPe].
+    HK_FN T *rotated_queries() const { return reinterpret_cast<T *>(&lds_.rows[0][0]); }
+    /// Eight columns of the last key, from `col` on.
+    HK_FN Chunk rotated_key(u32 col) const { return *reinterpret_cast<const Chunk *>(&lds_.key[col]); }
 
     /// A chunk of eight columns of the kernel's type from `col` on, of `cols`; zeros behind them.
     HK_FN static Chunk load_chunk(u64 row, u32 col, u32 cols) {
@@ -220,18 +223,11 @@ class Decode {
         return chunk;
     }
 
-    /// Widens 16 fp8 values to two chunks.
-    HK_FN static void widen(Chunk quants, float scale, Chunk (&chunks)[2]) {
-        const Vec<float, 16> v = hk::dequantize_packed<hk::kMmaFp8Type>(quants) * scale;
-        chunks[0] = __builtin_bit_cast(Chunk, hk::narrow<T, 8>(v.lo));
-        chunks[1] = __builtin_bit_cast(Chunk, hk::narrow<T, 8>(v.hi));
-    }
-
     HK_FN Moved load(u32 tile) {
         Moved moved;
 #pragma unroll
         for (int i = 0; i < kMoves; ++i) {
-            const Source from = source(tile, i);
+            const Source from = source_of(tile, i);
             Part &part = moved.part[i];
             part.state = from.state;
 #pragma unroll
@@ -247,8 +243,7 @@ class Decode {
         for (int c = 0; c < kParts; ++c) {
             const u32 col = c * 64 + piece() * 8;
             if (S::kRope && c * 64 >= kC && from.rotated) {
-                part.chunk[c] = rotated_key(from.row, col - kC);
-                store_rotated(part.chunk[c], col - kC);
+                part.chunk[c] = rotated_key(col - kC);
             } else {
                 part.chunk[c] = load_chunk(from.row, col, cols);
             }
@@ -279,7 +274,7 @@ class Decode {
 #pragma unroll
         for (int i = 0; i < kMoves; ++i) {
             const u32 row = row_of_thread(i), chunk = piece() ^ Tile::swizzle(row);
-            const Source from = source(tile, i);
+            const Source from = source_of(tile, i);
 #pragma unroll
             for (int c = 0; c < kParts; ++c) {
                 Tile &to = lds_.rows[stage][c];
@@ -289,10 +284,7 @@ class Decode {
                     load_to_lds(&to.chunk[hk::wave_id() * hk::kWaveSize + i * S::kThreads], from.row + col * 2);
                 } else {
                     Chunk v = 0;
-                    if (from.row && rotated) {
-                        v = rotated_key(from.row, col - kC);
-                        store_rotated(v, col - kC);
-                    }
+                    if (from.row && rotated) v = rotated_key(col - kC);
                     to.chunk[Tile::place(row, chunk)] = v;
                 }
             }
@@ -311,8 +303,8 @@ class Decode {
             q_[s] = 0;
             if (!there_) continue;
             if (S::kRope && s * kFragBytes / 2 >= kC) {
-                const auto *pe = reinterpret_cast<GlobalPtr<const T>>(row) + kC;
-                q_[s] = rotated_chunk(col - kC, [&](u32 c) { return float(pe[c]); });
+                const u32 of_block = wave_rows_ * kDim + hk::lane_id() % kDim;
+                q_[s] = *reinterpret_cast<const Chunk *>(rotated_queries() + of_block * S::kPe + (col - kC));
             } else {
                 q_[s] = load_chunk(row, col, p.dqk);
             }
@@ -474,7 +466,9 @@ class Decode {
             const bool general = p.scores.softcap != 0.0f || p.scores.scale < 0.0f;
             scale_ = kLog2E * (general ? 1.0f : p.scores.scale * p.cache.k.scale(0, 0));
             if (i32(end_) > i32(first_)) {
+                if constexpr (S::kRope) rotate();
                 load_queries();
+                if constexpr (S::kRope) hk::block_barrier();
                 walk();
             }
         }
@@ -498,7 +492,7 @@ HK_FN void decode(const Params &p) {
 
 }  // namespace mla
 
-// Entry points of 16 and of 64 rows. T, pool, columns of values and beside them, whether it rotates; `unaligned`, see Shape.
+// Entry points of 16 and of 64 rows. T, columns of values and beside them, whether it rotates; `unaligned`, see Shape.
 #define HK_MLA(name, unaligned, ...)                                                                   \
     HK_ENTRY_WAVES_PER_SIMD(name##_16, 256, 1, 4, mla::decode<mla::Shape<__VA_ARGS__, 16, unaligned>>) \
     HK_ENTRY_WAVES_PER_SIMD(name##_64, 256, 1, 4, mla::decode<mla::Shape<__VA_ARGS__, 64, unaligned>>)

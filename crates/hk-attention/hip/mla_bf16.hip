@@ -8,8 +8,12 @@ namespace {
 using mla::Params;
 }
 
-HK_MLA(mla_bf16_512, false, hk::bf16, mla::Pool::kOwn, 512, 64, false)
-HK_MLA(mla_bf16_256, false, hk::bf16, mla::Pool::kOwn, 256, 64, false)
-HK_MLA(mla_bf16_512_any, true, hk::bf16, mla::Pool::kOwn, 512, 128, false)
-HK_MLA(mla_bf16_256_any, true, hk::bf16, mla::Pool::kOwn, 256, 128, false)
+HK_MLA(mla_bf16_512, false, hk::bf16, 512, 64, false)
+HK_MLA(mla_bf16_256, false, hk::bf16, 256, 64, false)
+HK_MLA(mla_bf16_512_any, true, hk::bf16, 512, 128, false)
+HK_MLA(mla_bf16_256_any, true, hk::bf16, 256, 128, false)
+HK_MLA(mla_bf16_512_rope, false, hk::bf16, 512, 64, true)
+HK_MLA(mla_bf16_256_rope, false, hk::bf16, 256, 64, true)
+HK_MLA(mla_bf16_512_any_rope, true, hk::bf16, 512, 128, true)
+HK_MLA(mla_bf16_256_any_rope, true, hk::bf16, 256, 128, true)
 #endif

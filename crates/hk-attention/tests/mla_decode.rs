@@ -4,8 +4,8 @@
 use crate::common::attention::{Builder, starts};
 use crate::common::integers;
 use hk_attention::{
-    AttentionOutputs, LatentKeys, MlaDecodeInputs, MlaOptions, QueryTile, SparseMlaInputs, Tiling,
-    mla_decode_rope, unified_attn_sparse_mla,
+    AttentionOutputs, LatentKeys, MlaDecodeInputs, MlaDecodeOutputs, MlaOptions, QueryTile, SparseMlaInputs,
+    Tiling, mla_decode_rope, unified_attn_sparse_mla,
 };
 use hk_core::registry::Scalar;
 use hk_core::{DType, bf16};
@@ -178,9 +178,10 @@ impl Batch {
             kv_pool: pool.view(),
             keys: LatentKeys::Slots { kv_indptr: indptr.view(), kv_indices: indices.view() },
             cu_seqlens_q: None,
+            rope: None,
         };
         let options = MlaOptions { tiling, longest: self.keys.iter().max().copied(), ..Default::default() };
-        let outputs = AttentionOutputs { out: out.view_mut(), lse: Some(lse.view_mut()) };
+        let outputs = MlaDecodeOutputs { out: out.view_mut(), lse: Some(lse.view_mut()), k_pe_out: None };
         mla_decode_rope(gpu.stream(), inputs, outputs, Some(workspace.view_mut()), &options).unwrap();
         gpu.assert_guards(&out);
         gpu.assert_guards(&lse);
@@ -265,9 +266,13 @@ fn bad_calls_are_refused() {
                 kv_indices: tensors.input("kv_indices"),
             },
             cu_seqlens_q: tensors.optional_input("cu_seqlens_q"),
+            rope: None,
         };
-        let outputs =
-            AttentionOutputs { out: tensors.output::<bf16>("out"), lse: tensors.optional_output("lse") };
+        let outputs = MlaDecodeOutputs {
+            out: tensors.output::<bf16>("out"),
+            lse: tensors.optional_output("lse"),
+            k_pe_out: None,
+        };
         let tiling = fixed(QueryTile::Short, options.keys_per_split);
         let options = MlaOptions { softcap: options.softcap, scale: options.scale, longest: None, tiling };
         mla_decode_rope(stream, inputs, outputs, None, &options)

@@ -7,6 +7,7 @@ use crate::prefill::plan::Plan;
 use crate::prefill::problem::{Heads, Problem};
 use crate::{AttentionOutputs, Mask, QueryTile, Tiling};
 use bytemuck::Zeroable;
+use hk_core::plan::rope::RopeStyle;
 use hk_core::{
     DType, Element, Error, KernelRef, NamedOperand, Result, Stream, TensorView, TensorViewMut, bf16, f16,
 };
@@ -36,6 +37,38 @@ pub enum LatentKeys<'a> {
     },
 }
 
+/// A table of cosines and sines: `[positions, rotary]`, the cosines of all pairs, then their sines.
+#[derive(Debug, Clone, Copy)]
+pub enum CosSin<'a, T: Element> {
+    /// In `f32`.
+    F32(TensorView<'a, f32>),
+    /// In the type of queries.
+    Own(TensorView<'a, T>),
+}
+
+/// Rotation of the last `R` columns, of which those from `rotary` on stay: of each query, and of the last key of its sequence. Other
+/// keys are rotated already.
+#[derive(Debug, Clone, Copy)]
+pub struct MlaRope<'a, T: Element> {
+    /// Cosines and sines.
+    pub cos_sin: CosSin<'a, T>,
+    /// `[total_q]`: the row of the table for each sequence, of one query.
+    pub positions: TensorView<'a, i32>,
+    /// Which columns are pairs.
+    pub style: RopeStyle,
+}
+
+/// Outputs of [`mla_decode_rope`].
+#[derive(Debug)]
+pub struct MlaDecodeOutputs<'a, T: Element> {
+    /// `[total_q, Hq, C]`.
+    pub out: TensorViewMut<'a, T>,
+    /// Log-sum-exp `[total_q, Hq]`.
+    pub lse: Option<TensorViewMut<'a, f32>>,
+    /// With [`MlaRope`]: the rotated columns of the last key of each sequence, `[total_q, R]`. The pool stays as it is.
+    pub k_pe_out: Option<TensorViewMut<'a, T>>,
+}
+
 /// Inputs of [`mla_decode_rope`].
 #[derive(Debug, Clone, Copy)]
 pub struct MlaDecodeInputs<'a, T: Element> {
@@ -47,6 +80,8 @@ pub struct MlaDecodeInputs<'a, T: Element> {
     pub keys: LatentKeys<'a>,
     /// `[sequences + 1]`: the rows of `q` at which sequences begin, and their number. `None`: each row is a sequence.
     pub cu_seqlens_q: Option<TensorView<'a, i32>>,
+    /// Rotates queries and last keys; not with `cu_seqlens_q`.
+    pub rope: Option<MlaRope<'a, T>>,
 }
 
 /// Options of [`mla_decode_rope`] and [`unified_attn_sparse_mla`].
@@ -64,7 +99,7 @@ pub struct MlaOptions {
 
 /// Attention of single tokens, or a few of each sequence, over latent rows (MLA with absorbed projections): all heads share the keys,
 /// and the value of a key is the first `C` columns of its row. Query `i` of `Sq` stands at key `p = i + keys - Sq` of its sequence.
-/// Queries and keys come rotated.
+/// Queries and keys come rotated, or the call has [`MlaRope`]: then queries are rotated and rounded, as is the last key.
 ///
 /// ```text
 /// s_ij = scale (q_i . row_j);  s = softcap tanh(s / softcap);  masked, where j > p: -inf
@@ -78,8 +113,11 @@ pub struct MlaOptions {
 /// | `kv_indptr`, `kv_indices` | `[sequences + 1]`, `[n]`    | `i32`         | contiguous                 |
 /// | `block_table`, `seq_lens` | `[sequences, pages]`, `[sequences]` | `i32` | unit stride on the last axis |
 /// | `cu_seqlens_q`            | `[sequences + 1]`           | `i32`         | contiguous                 |
+/// | `cos_sin`                 | `[positions, rotary]`       | as `q`, `f32` | unit stride on the columns |
+/// | `positions`               | `[total_q]`                 | `i32`         | contiguous                 |
 /// | `out`                     | `[total_q, Hq, C]`          | as `q`        | unit stride on the columns |
 /// | `lse`                     | `[total_q, Hq]`             | `f32`         | any strides                |
+/// | `k_pe_out`                | `[total_q, R]`              | as `q`        | unit stride on the columns |
 /// | `workspace`               | `[n]`                       | `f32`         | contiguous, on 16 bytes    |
 ///
 /// `C` is 256 or 512, `R` 0 to 128; pages have any number of tokens. Rows on 16 bytes with `R` at most 64, a multiple of 8, are read by
@@ -88,12 +126,14 @@ pub struct MlaOptions {
 ///
 /// Lengths, slots and pages are on the device and are not trusted. Outputs are NaN: of queries that see a slot or page that the pool does
 /// not have; of sequences whose lengths are negative or beyond the table; of all rows if `cu_seqlens_q` does not rise from 0 to `total_q`.
+/// A position that the table lacks makes NaN of the rotated columns, and so of the outputs. Rows of `k_pe_out` of sequences without
+/// keys or with wrong lengths stay as they are; that of a slot that the pool lacks is NaN.
 /// A NaN in a row makes NaN of the queries that see it, and may of others of its sequence.
 ///
 /// # Errors
 /// [`Shape`](Error::Shape), [`Stride`](Error::Stride), [`Align`](Error::Align), [`Empty`](Error::Empty) if a tensor breaks the table,
 /// [`Argument`](Error::Argument) for a scale that is 0 or not finite, a softcap that is negative or not finite, and keys of a split that
-/// are no multiple of 64, [`Unsupported`](Error::Unsupported) for other `C` and `R`, and on devices without these kernels (sm_90),
+/// are no multiple of 64, and for `cu_seqlens_q` beside a rotation or `k_pe_out` without one, [`Unsupported`](Error::Unsupported) for other `C` and `R`, and on devices without these kernels (sm_90),
 /// [`Overlap`](Error::Overlap) of outputs, [`TooLarge`](Error::TooLarge) beyond 2^30 - 1 rows (of `q`, by heads) or slots,
 /// [`DeviceMismatch`](Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is written then.
 ///
@@ -101,18 +141,32 @@ pub struct MlaOptions {
 pub fn mla_decode_rope<'a, T: LatentElement>(
     stream: &'a Stream,
     inputs: MlaDecodeInputs<'a, T>,
-    outputs: AttentionOutputs<'a, T>,
+    outputs: MlaDecodeOutputs<'a, T>,
     workspace: Option<TensorViewMut<'a, f32>>,
     options: &MlaOptions,
 ) -> Result<()> {
     const OP: &str = "mla_decode_rope";
-    let MlaDecodeInputs { q, kv_pool, keys, cu_seqlens_q } = inputs;
-    let AttentionOutputs { mut out, mut lse } = outputs;
+    let MlaDecodeInputs { q, kv_pool, keys, cu_seqlens_q, rope } = inputs;
+    let MlaDecodeOutputs { mut out, mut lse, mut k_pe_out } = outputs;
     let sizes = check_latent(OP, "kv_pool", &q, &kv_pool, (&out, &lse))?;
     let total_q = q.shape()[0];
     let sequences = match &cu_seqlens_q {
         Some(starts) => check_starts(OP, "cu_seqlens_q", starts)?,
         None => total_q,
+    };
+    if rope.is_some() && cu_seqlens_q.is_some() {
+        return Err(Error::argument(OP, "cu_seqlens_q", "given", "nothing beside a rotation"));
+    }
+    if let Some(MlaRope { positions, .. }) = &rope {
+        positions.expect_shape(OP, "positions", [total_q])?;
+    }
+    if rope.is_none() && k_pe_out.is_some() {
+        return Err(Error::argument(OP, "k_pe_out", "given", "nothing without a rotation"));
+    }
+    let (own, f32_table, positions) = match &rope {
+        Some(MlaRope { cos_sin: CosSin::Own(table), positions, .. }) => (Some(table), None, Some(positions)),
+        Some(MlaRope { cos_sin: CosSin::F32(table), positions, .. }) => (None, Some(table), Some(positions)),
+        None => (None, None, None),
     };
     let mut problem = Problem::new(OP, stream, T::DTYPE, sizes.heads);
     let operands: [NamedOperand; 2] = match &keys {
@@ -133,8 +187,16 @@ pub fn mla_decode_rope<'a, T: LatentElement>(
             operands[0],
             operands[1],
             ("cu_seqlens_q", optional(&cu_seqlens_q)),
+            ("cos_sin", own.map(|table| table as _)),
+            ("cos_sin", f32_table.map(|table| table as _)),
+            ("positions", positions.map(|positions| positions as _)),
         ],
-        &[("out", Some(&out)), ("lse", optional(&lse)), ("workspace", optional(&workspace))],
+        &[
+            ("out", Some(&out)),
+            ("lse", optional(&lse)),
+            ("k_pe_out", optional(&k_pe_out)),
+            ("workspace", optional(&workspace)),
+        ],
     )?;
     problem.queries("q", &q)?;
     problem.latent_rows("kv_pool", &kv_pool, sizes.heads.dv)?;
@@ -158,7 +220,11 @@ pub fn mla_decode_rope<'a, T: LatentElement>(
     problem.out("out", &mut out)?;
     problem.lse(lse.as_mut())?;
     let most = options.longest.unwrap_or(most).min(most);
-    launch(problem, workspace, options, [sequences, total_q, most], [slot_tokens, 0])
+    let mut params = Params { slot_tokens: problem.count("kv_pool", slot_tokens)?, ..Params::zeroed() };
+    if let Some(rope) = &rope {
+        problem.rotation(&mut params, rope, k_pe_out.as_mut())?;
+    }
+    launch(problem, workspace, options, [sequences, total_q, most], params)
 }
 
 /// Inputs of [`unified_attn_sparse_mla`].
@@ -221,7 +287,9 @@ pub fn unified_attn_sparse_mla<'a, T: LatentElement>(
     problem.table("topk_indices", &topk_indices, of)?;
     problem.out("out", &mut out)?;
     problem.lse(lse.as_mut())?;
-    launch(problem, workspace, options, [rows, total_q, topk], [sizes.cache.tokens, 1])
+    let slot_tokens = problem.count("kv_cache", sizes.cache.tokens)?;
+    let params = Params { slot_tokens, listed: 1, ..Params::zeroed() };
+    launch(problem, workspace, options, [rows, total_q, topk], params)
 }
 
 /// The sizes of a call.
@@ -276,39 +344,35 @@ pub(crate) fn check_columns(
 }
 
 macro_rules! kernels {
-    ($type:literal) => {
-        [
-            [
-                concat!("mla_", $type, "_256_16"),
-                concat!("mla_", $type, "_256_64"),
-                concat!("mla_", $type, "_256_any_16"),
-                concat!("mla_", $type, "_256_any_64"),
-            ],
-            [
-                concat!("mla_", $type, "_512_16"),
-                concat!("mla_", $type, "_512_64"),
-                concat!("mla_", $type, "_512_any_16"),
-                concat!("mla_", $type, "_512_any_64"),
-            ],
-        ]
+    ($($name:literal),*) => {
+        [$([concat!("mla_", $name, "_16"), concat!("mla_", $name, "_64")]),*]
     };
 }
-/// By type and columns of values: 16 and 64 rows of blocks, rows in whole vectors or any.
-const KERNELS: [[[&str; 4]; 2]; 2] = [kernels!("bf16"), kernels!("f16")];
+/// By type and columns of values: rows in whole vectors or any, both without and with a rotation; blocks of 16 and 64 rows.
+const KERNELS: [[[[&str; 2]; 4]; 2]; 2] = [
+    [
+        kernels!("bf16_256", "bf16_256_any", "bf16_256_rope", "bf16_256_any_rope"),
+        kernels!("bf16_512", "bf16_512_any", "bf16_512_rope", "bf16_512_any_rope"),
+    ],
+    [
+        kernels!("f16_256", "f16_256_any", "f16_256_rope", "f16_256_any_rope"),
+        kernels!("f16_512", "f16_512_any", "f16_512_rope", "f16_512_any_rope"),
+    ],
+];
 
 fn launch<'a>(
     mut problem: Problem<'a>,
     workspace: Option<TensorViewMut<'a, f32>>,
     options: &MlaOptions,
     [sequences, total_q, keys]: [usize; 3],
-    [slot_tokens, listed]: [usize; 2],
+    params: Params,
 ) -> Result<()> {
     problem.scale(options.scale)?;
     problem.softcap(options.softcap)?;
     problem.mask(Mask { causal: true, left: None, right: None });
     problem.plan(Plan { tiling: options.tiling, workspace });
-    let slot_tokens = problem.count("kv_pool", slot_tokens)?.max(1);
     let of_type = usize::from(problem.kernel() == DType::F16);
+    let rotates = usize::from(params.cos_sin != 0);
     let choose = |p: &crate::kernels::attention::Params, rows: usize, tiling: Tiling| {
         let tall = match tiling {
             Tiling::Auto => rows > 16,
@@ -316,16 +380,14 @@ fn launch<'a>(
         };
         let vectors = p.q_vectorized == 1 && p.cache.vectorized == 1 && p.dqk - p.dv <= 64;
         let of_width = usize::from(p.dv == 512);
-        let name = KERNELS[of_type][of_width][usize::from(tall) + if vectors { 0 } else { 2 }];
+        let name = KERNELS[of_type][of_width][usize::from(!vectors) + 2 * rotates][usize::from(tall)];
         let kernel: KernelRef<Params> = Params::kernel(name);
         (kernel, if tall { 64 } else { 16 })
     };
     problem.run_latent(sequences, [total_q, keys], choose, |attention| Params {
         attention,
-        slot_tokens,
-        slot_inverse: u32::MAX / slot_tokens,
-        listed: listed as u32,
-        ..Params::zeroed()
+        slot_inverse: u32::MAX / params.slot_tokens,
+        ..params
     })
 }
 
@@ -339,5 +401,54 @@ impl<'a> Problem<'a> {
     ) -> Result<()> {
         let values = rows.slice(3, 0..dv)?;
         self.cache(KvLayout::Nhd, (arg, rows), (arg, &values))
+    }
+
+    fn rotation<'t: 'a, T: Element>(
+        &mut self,
+        params: &mut Params,
+        rope: &MlaRope<'a, T>,
+        k_pe_out: Option<&mut TensorViewMut<'t, T>>,
+    ) -> Result<()> {
+        fn table<'a, R: Element>(
+            of: &mut Problem<'a>,
+            params: &mut Params,
+            table: &TensorView<'a, R>,
+        ) -> Result<()> {
+            let op = of.op();
+            let [positions, rotary] = table.dims(op, "cos_sin")?;
+            let most = (of.params().dqk - of.params().dv) as usize;
+            if rotary > most || !rotary.is_multiple_of(2) {
+                let want = format!("an even number of columns, at most {most}");
+                return Err(Error::shape(op, "cos_sin", table.shape(), want));
+            }
+            table.expect_unit_stride(op, "cos_sin")?;
+            table.expect_aligned(op, "cos_sin", size_of::<R>() as u64)?;
+            params.n_positions = of.count("cos_sin", positions)?;
+            params.rotary = rotary as u32;
+            let layout = of.launch_mut().input("cos_sin", table)?;
+            // Without rows it is there: each that is needed is missing.
+            params.cos_sin = layout.data().max(4);
+            params.cos_sin_row = layout.strides()[2] * size_of::<R>() as i64;
+            params.table_is_f32 = u32::from(R::DTYPE == DType::F32);
+            Ok(())
+        }
+        match &rope.cos_sin {
+            CosSin::F32(of) => table(self, params, of)?,
+            CosSin::Own(of) => table(self, params, of)?,
+        }
+        let op = self.op();
+        params.interleaved = u32::from(rope.style == RopeStyle::Interleaved);
+        let [rows] = rope.positions.dims(op, "positions")?;
+        params.positions = self.indices("positions", &rope.positions)?;
+        if let Some(out) = k_pe_out {
+            let columns = (self.params().dqk - self.params().dv) as usize;
+            out.expect_shape(op, "k_pe_out", [rows, columns])?;
+            out.expect_unit_stride(op, "k_pe_out")?;
+            out.expect_aligned(op, "k_pe_out", size_of::<T>() as u64)?;
+            let layout = self.launch_mut().output("k_pe_out", out)?;
+            params.k_pe_out = layout.data();
+            params.k_pe_out_row = layout.strides()[2] * size_of::<T>() as i64;
+        }
+        Ok(())
     }
 }

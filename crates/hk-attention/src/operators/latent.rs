@@ -3,20 +3,24 @@
 use super::attention::{
     KEYS_PER_SPLIT, LSE, SCALE, SOFTCAP, TILE, float, indices, outputs, packed, scale, tiling, workspace,
 };
-use super::common::{ACTIVATIONS, INDICES_32, expect_dtypes, expect_shape, integers, shape, with_activation};
+use super::common::{
+    ACTIVATIONS, INDICES_32, STYLE, expect_dtype_of, expect_dtypes, expect_shape, integers, shape,
+    with_activation,
+};
 use super::paged::sequences;
 use crate::kernels;
 use crate::mla::check_columns;
 use crate::reference::mla::Latent;
 use crate::{
-    AttentionOutputs, AttentionProblem, LatentElement, LatentKeys, MlaDecodeInputs, MlaOptions,
-    SparseMlaInputs, mla_decode_rope, unified_attn_sparse_mla,
+    AttentionOutputs, AttentionProblem, CosSin, LatentElement, LatentKeys, MlaDecodeInputs, MlaDecodeOutputs,
+    MlaOptions, MlaRope, SparseMlaInputs, mla_decode_rope, unified_attn_sparse_mla,
 };
+use hk_core::plan::rope::RopeStyle;
 use hk_core::registry::{
     ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named,
     Operator, Outputs, Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
-use hk_core::{CodeObjects, DType, Error, Result, Stream};
+use hk_core::{CodeObjects, DType, Error, Result, Stream, bf16, f16};
 use std::collections::BTreeSet;
 
 const Q: ArgSpec = ArgSpec::input("q", ACTIVATIONS, 3, "[total_q, Hq, C + R]");
@@ -50,6 +54,7 @@ macro_rules! case {
 }
 
 const C256: (&str, Scalar) = ("columns", Scalar::Count(256));
+const INTERLEAVED: (&str, Scalar) = ("style", Scalar::Choice("interleaved"));
 const SHORT: (&str, Scalar) = ("tile", Scalar::Choice("short"));
 const TALL: (&str, Scalar) = ("tile", Scalar::Choice("tall"));
 const SPLITS_OF_64: (&str, Scalar) = ("keys_per_split", Scalar::Count(64));
@@ -76,10 +81,17 @@ pub(super) const MLA_DECODE_ROPE: Operator = Operator {
         ArgSpec::input("cu_seqlens_q", INDICES_32, 1, "[sequences + 1]")
             .sampled(Sample::StartsOf("q"))
             .optional(),
+        ArgSpec::input("cos_sin", &[DType::Bf16, DType::F16, DType::F32], 2, "[positions, rotary]")
+            .sampled(Sample::Uniform { low: -1.0, high: 1.0 })
+            .optional(),
+        ArgSpec::input("positions", INDICES_32, 1, "[total_q]")
+            .sampled(Sample::Integers { low: 0, high: 64 })
+            .optional(),
         OUT,
         LSE_OUT,
+        ArgSpec::output("k_pe_out", Tolerance::Elementwise, ACTIVATIONS, 2, "[total_q, R]").optional(),
     ],
-    scalars: SCALARS,
+    scalars: &[SCALE, SOFTCAP, COLUMNS, STYLE, TILE, KEYS_PER_SPLIT],
     kernels: KERNELS,
     cases: &[
         case!("DeepSeek-V3 TP8, 2 x 100 keys", Bf16 2 16 576, "kv_pool" 256 1,
@@ -115,6 +127,21 @@ pub(super) const MLA_DECODE_ROPE: Operator = Operator {
             ["kv_indptr" I32 [3], "kv_indices" I32 [80]], [C256]),
         case!("bf16, C = 256, R = 100, 20 heads", Bf16 2 20 356, "kv_pool" 256 1,
             ["kv_indptr" I32 [3], "kv_indices" I32 [80]], [C256]),
+        case!("bf16, rotated, splits of 64 keys", Bf16 3 16 576, "kv_pool" 256 1,
+            ["kv_indptr" I32 [4], "kv_indices" I32 [220], "cos_sin" F32 [64, 64], "positions" I32 [3],
+             "lse" F32 [3, 16], "k_pe_out" Bf16 [3, 64]], [SHORT, SPLITS_OF_64]),
+        case!("f16, 70 heads, rotated in pairs in part", F16 2 70 576, "kv_pool" 256 1,
+            ["kv_indptr" I32 [3], "kv_indices" I32 [70], "cos_sin" F16 [64, 48], "positions" I32 [2],
+             "k_pe_out" F16 [2, 64]], [INTERLEAVED]),
+        case!("bf16, R = 127, rotated", Bf16 2 20 639, "kv_pool" 256 1,
+            ["kv_indptr" I32 [3], "kv_indices" I32 [70], "cos_sin" Bf16 [64, 126], "positions" I32 [2],
+             "k_pe_out" Bf16 [2, 127]], []),
+        case!("bf16, C = 256, pages, rotated", Bf16 2 16 320, "kv_pool" 16 16,
+            ["block_table" I32 [2, 3], "seq_lens" I32 [2], "cos_sin" F32 [64, 64], "positions" I32 [2],
+             "k_pe_out" Bf16 [2, 64]], [C256]),
+        case!("f16, C = 256, R = 7, rotated", F16 2 40 263, "kv_pool" 256 1,
+            ["kv_indptr" I32 [3], "kv_indices" I32 [70], "cos_sin" F16 [64, 6], "positions" I32 [2]],
+            [C256, INTERLEAVED]),
         case!("bf16, C = 512, R = 8, slots that the pool lacks", Bf16 3 16 520, "kv_pool" 250 1,
             ["kv_indptr" I32 [4], "kv_indices" I32 [256], "lse" F32 [3, 16]], []),
     ],
@@ -200,12 +227,41 @@ fn specs(call: &CallSpec) -> Result<Named<TensorSpec>> {
             expect_shape(call, "kv_indptr", &[n + 1], "sequences + 1")?;
         }
     }
+    let rotates = pool == "kv_pool" && call.optional("cos_sin").is_some();
+    if rotates {
+        expect_rotation(call, dv)?;
+    } else if let Some(name) = ["positions"].into_iter().find(|name| call.optional(name).is_some()) {
+        return Err(Error::argument(op, name, "given", "nothing without cos_sin"));
+    } else if pool == "kv_pool" && call.wants("k_pe_out") {
+        return Err(Error::argument(op, "k_pe_out", "given", "nothing without a rotation"));
+    }
     let dtype = call.get("q")?.dtype();
     let mut specs = vec![("out", TensorSpec::new(dtype, [total_q, heads, dv]))];
     if call.wants("lse") {
         specs.push(("lse", TensorSpec::new(DType::F32, [total_q, heads])));
     }
+    if rotates && call.wants("k_pe_out") {
+        let columns = call.get("q")?.shape()[2] - dv;
+        specs.push(("k_pe_out", TensorSpec::new(dtype, [total_q, columns])));
+    }
     Ok(specs)
+}
+
+fn expect_rotation(call: &CallSpec, dv: usize) -> Result<()> {
+    let op = call.operator().name;
+    let [total_q, _, dqk] = shape(call, "q")?;
+    if call.optional("cu_seqlens_q").is_some() {
+        return Err(Error::argument(op, "cu_seqlens_q", "given", "nothing beside a rotation"));
+    }
+    call.get("positions")?;
+    expect_shape(call, "positions", &[total_q], "rows of q")?;
+    expect_dtype_of(call, "cos_sin", "q", &[DType::F32])?;
+    let [_, rotary] = shape(call, "cos_sin")?;
+    if rotary > dqk - dv || rotary % 2 != 0 {
+        let want = format!("an even number of columns, at most {}", dqk - dv);
+        return Err(Error::shape(op, "cos_sin", call.get("cos_sin")?.shape(), want));
+    }
+    Ok(())
 }
 
 fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
@@ -250,8 +306,25 @@ fn run_typed<T: LatentElement>(stream: &Stream, inputs: &Inputs, mut outputs: Ou
         .as_ref()
         .map_or(queries, |starts: &hk_core::TensorView<i32>| starts.shape()[0].saturating_sub(1));
     let workspace = workspace(stream, &mut outputs, problem(sequences, longest), options.tiling)?;
-    let tensors = MlaDecodeInputs { q, kv_pool, keys, cu_seqlens_q };
-    let outputs = AttentionOutputs { out: outputs.take("out")?, lse: outputs.take_optional("lse")? };
+    let cos_sin = match inputs.optional("cos_sin").map(Described::dtype) {
+        None => None,
+        Some(DType::F32) => Some(CosSin::F32(inputs.view("cos_sin")?)),
+        Some(_) => Some(CosSin::Own(inputs.view::<T>("cos_sin")?)),
+    };
+    let style = match inputs.choice("style")? {
+        "interleaved" => RopeStyle::Interleaved,
+        _ => RopeStyle::Neox,
+    };
+    let rope = match cos_sin {
+        None => None,
+        Some(cos_sin) => Some(MlaRope { cos_sin, positions: indices(inputs, "positions")?, style }),
+    };
+    let tensors = MlaDecodeInputs { q, kv_pool, keys, cu_seqlens_q, rope };
+    let outputs = MlaDecodeOutputs {
+        out: outputs.take("out")?,
+        lse: outputs.take_optional("lse")?,
+        k_pe_out: outputs.take_optional("k_pe_out")?,
+    };
     mla_decode_rope(stream, tensors, outputs, workspace, &options)
 }
 
@@ -309,14 +382,61 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
     let (q, pool) = (call.get("q")?.to_f64(), call.get(pool(call))?.to_f64());
     let rows: Vec<&[f64]> = pool.chunks(dqk).collect();
     let row = |slot: &i64| usize::try_from(*slot).ok().and_then(|slot| rows.get(slot)).copied();
-    let (mut out, mut lse) = (vec![], vec![]);
+    let rotate = rotation(call, dv)?;
+    let (mut out, mut lse, mut k_pe) = (vec![], vec![], vec![]);
     for (i, slots) in seen(call)?.into_iter().enumerate() {
-        let seen: Option<Vec<&[f64]>> = slots.and_then(|slots| slots.iter().map(row).collect());
-        let (y, sums) = latent.run(&q[i * heads * dqk..][..heads * dqk], seen.as_deref());
+        let last = slots.as_ref().and_then(|slots| slots.last().copied());
+        let mut seen: Option<Vec<&[f64]>> = slots.and_then(|slots| slots.iter().map(row).collect());
+        let mut q = q[i * heads * dqk..][..heads * dqk].to_vec();
+        let mut key = last.map(|slot| row(&slot).map_or(vec![f64::NAN; dqk], <[f64]>::to_vec));
+        if let Some(rotate) = &rotate {
+            q.chunks_mut(dqk).for_each(|head| rotate(i, head));
+            key.iter_mut().for_each(|key| rotate(i, key));
+            if let (Some(key), Some(seen)) = (&key, seen.as_mut().and_then(|seen| seen.last_mut())) {
+                *seen = key;
+            }
+        }
+        let (y, sums) = latent.run(&q, seen.as_deref());
         out.extend(y);
         lse.extend(sums);
+        k_pe.extend(key.map_or(vec![HostTensorF64::UNTOUCHED; dqk - dv], |key| key[dv..].to_vec()));
     }
-    Ok(outputs(call, (vec![total_q, heads, dv], out), (vec![total_q, heads], lse)))
+    let k_pe = HostTensorF64::new(vec![total_q, dqk - dv], k_pe);
+    let wants_k_pe = rotate.is_some() && call.wants("k_pe_out");
+    let mut outputs = outputs(call, (vec![total_q, heads, dv], out), (vec![total_q, heads], lse));
+    if wants_k_pe {
+        outputs.push(("k_pe_out", k_pe));
+    }
+    Ok(outputs)
+}
+
+/// Rotates the last columns of a row by the position of a query and rounds them to its type.
+type Rotate = Box<dyn Fn(usize, &mut [f64])>;
+
+fn rotation(call: &HostCall, dv: usize) -> Result<Option<Rotate>> {
+    let (Some(table), Some(positions)) = (call.optional("cos_sin"), call.optional("positions")) else {
+        return Ok(None);
+    };
+    let (dtype, rotary) = (call.get("q")?.dtype(), table.shape()[1]);
+    let (table, positions) = (table.to_f64(), integers(positions));
+    let interleaved = call.choice("style")? == "interleaved";
+    Ok(Some(Box::new(move |i, row| {
+        let half = rotary / 2;
+        let position = usize::try_from(positions[i]).ok().filter(|p| (p + 1) * rotary <= table.len());
+        for pair in 0..half {
+            let (a, b) = if interleaved { (2 * pair, 2 * pair + 1) } else { (pair, pair + half) };
+            let [x, y] = [row[dv + a], row[dv + b]];
+            let (cos, sin) = position.map_or((f64::NAN, f64::NAN), |p| {
+                (table[p * rotary + pair], table[p * rotary + half + pair])
+            });
+            (row[dv + a], row[dv + b]) = (x * cos - y * sin, y * cos + x * sin);
+        }
+        let round = |x: f64| match dtype {
+            DType::F16 => f16::from_f32(x as f32).to_f32().into(),
+            _ => bf16::from_f32(x as f32).to_f32().into(),
+        };
+        row[dv..].iter_mut().for_each(|x| *x = round(*x));
+    })))
 }
 
 /// Rows are read once each, other tensors whole.

@@ -579,6 +579,14 @@ impl<'a> Problem<'a> {
         self.plan = plan;
     }
 
+    pub fn op(&self) -> &'static str {
+        self.op
+    }
+
+    pub fn launch_mut(&mut self) -> &mut Launch<'a> {
+        &mut self.launch
+    }
+
     /// The type of the kernels.
     pub fn kernel(&self) -> DType {
         self.kernel
