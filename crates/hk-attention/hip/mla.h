@@ -5,6 +5,7 @@
 // A tile's rows are (query, head), head fastest; all heads see the same keys. Keys go to LDS once and are read two ways: rows for S,
 // columns for O. Waves are kWavesH x kWavesV: each has kDim rows and C / kWavesV columns of O, and computes the S of its rows, so
 // that P stays in registers. Where loads go straight to LDS there are two stages; elsewhere one, and the next tile in registers.
+// Queries are in registers; on sm_90, whose waves lack them, in LDS.
 // Floor: keys are read once for a tile of 16 or 64 rows; with 64 rows gfx942 is bound by the matrix unit.
 // Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1.
 #pragma once
@@ -49,13 +50,15 @@ struct Shape {
     using T = T_;
     static constexpr int kC = kC_, kPe = kPe_, kRows = kRows_;
     static constexpr bool kUnaligned = kUnaligned_, kRope = kRope_;
-    static constexpr int kDim = kRows == 16 ? 16 : 32, kWavesH = kRows / kDim, kWavesV = 4 / kWavesH;
-    static constexpr int kThreads = 4 * hk::kWaveSize;
+    static constexpr bool kQueriesInLds = hk::kRowsPerLane > 1;
+    static constexpr int kDim = kRows == 16 || kQueriesInLds ? 16 : 32, kWavesH = kRows / kDim;
+    static constexpr int kWaves = kQueriesInLds && kRows > 16 ? 8 : 4, kWavesV = kWaves / kWavesH;
+    static constexpr int kThreads = kWaves * hk::kWaveSize;
     static constexpr int kParts = (kC + kPe) / 64;
     static constexpr bool kDirect = hk::kHasWideDma && !kUnaligned;
     static constexpr int kStages = kDirect ? 2 : 1;
     // Two stages of ten parts leave no room for the states of 64 keys.
-    static constexpr int kKeys = hk::kHasWideDma && kParts < 10 ? 64 : 32;
+    static constexpr int kKeys = hk::kHasReadTr && kParts < 10 ? 64 : 32;
 };
 
 template <class S>
@@ -67,8 +70,9 @@ class Decode {
     static constexpr int kRowsAtOnce = S::kThreads / kRowThreads, kMoves = kKeys / kRowsAtOnce;
     static constexpr int kFragBytes = hk::kFragBytesOf<kDim>, kSteps = kParts * 128 / kFragBytes;
     static constexpr int kPartSteps = 128 / kFragBytes;
+    static constexpr int kOwn = hk::kRowsPerLane;  // rows of a lane
     static constexpr i32 kAbsent = -1;
-    static_assert(hk::kRowsPerLane == 1 && kCols % 64 == 0 && kMoves > 0, "whole parts of columns, one row for a lane");
+    static_assert(kCols % 64 == 0 && kMoves > 0, "whole parts of columns");
     using Mma = hk::FragMma<T, T, kDim>;
     using Tile = hk::SharedTile<kKeys, 128>;
     using Places = hk::AccLayout<kDim>;
@@ -77,6 +81,7 @@ class Decode {
   public:
     struct Lds {
         Tile rows[S::kStages][kParts];
+        hk::SharedTile<S::kQueriesInLds ? S::kRows : 1, 128> queries[kParts];
         alignas(16) T key[S::kRope ? S::kPe : 8];  // rotated columns of the last key
         float state[S::kStages][kKeys];  // added to the key's scores: 0; -inf: there is none; NaN: not in the pool
     };
@@ -85,14 +90,18 @@ class Decode {
     const Params &p_;
     const Work &work_;
     Lds &lds_;
+    struct Row {
+        u32 query, head;
+        bool there;
+    };
+
     u32 wave_rows_, wave_cols_;  // indices of the wave
-    u32 query_, head_;  // of the lane's row
-    bool there_;  // the lane's row
+    Row own_[kOwn];  // rows of the lane
+    u32 visible_[kOwn];  // keys from first_ on that they see
     u32 first_, end_;  // keys of the block
-    u32 visible_;  // keys from first_ on that the lane's row sees
     u32 wave_visible_;  // that all rows of the wave see
     u32 n_tiles_;
-    hk::Frag q_[kSteps];
+    hk::Frag q_[S::kQueriesInLds ? 1 : kSteps];
     hk::WaveTile<Mma, kCols, kDim> o_;
     OnlineSoftmax<kDim> softmax_;
     i32 entry_[kMoves];  // of the table, of the next tile's rows that the thread moves
@@ -261,12 +270,16 @@ class Decode {
 
     /// Loads 16 bytes per lane straight to LDS, lane l's to `to + 16 l`. Inactive lanes leave theirs.
     HK_FN static void load_to_lds(void *to, u64 from) {
+#if defined(HK_AMD)
         using Shared = __attribute__((address_space(3))) void *;
         const u32 address = hk::uniform(u32(reinterpret_cast<__UINTPTR_TYPE__>((Shared)to)));
         asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tglobal_load_lds_dwordx4 %1, off"
                      :
                      : "s"(address), "v"(from)
                      : "memory");
+#else
+        hk::Window(reinterpret_cast<GlobalPtr<const u8>>(from), 16).load_to_lds(to, 0, 0);
+#endif
     }
     /// Copies a tile straight to LDS. Rows that are not there are zeros: what LDS held may be NaN.
     HK_FN void copy(u32 tile, u32 stage) {
@@ -290,43 +303,66 @@ class Decode {
             }
             if (piece() == 0) lds_.state[stage][row] = from.state;
         }
+        hk::commit_loads();
         load_entries(tile + 1);
     }
 
-    HK_FN void load_queries() {
+    HK_FN Row row_of(u32 index) const {
         const attention::Params &p = p_.attention;
-        const u64 row = p.q.data + u64((p.sequences.q_starts ? 0 : i64(work_.sequence) * p.q.batch) +
-                                       (i64(work_.q_start) + query_) * p.q.row + i64(head_) * p.q.head);
+        const u32 rows = work_.q_len * p.group;
+        const hk::DivMod of(index < rows ? index : rows - 1, p.group, p.group_inverse);
+        return {of.quotient, of.remainder, index < rows};
+    }
+    /// Eight columns of a row of the block, from `col` on.
+    HK_FN Chunk query_chunk(u32 of_block, const Row &row, u32 col, bool rotated) const {
+        if (!row.there) return 0;
+        if (rotated) return *reinterpret_cast<const Chunk *>(rotated_queries() + of_block * S::kPe + (col - kC));
+        const attention::Params &p = p_.attention;
+        return load_chunk(row_address(p.q, work_, p.sequences.q_starts != 0, row.query, row.head), col, p.dqk);
+    }
+    HK_FN void load_queries() {
+        if constexpr (S::kQueriesInLds) {
+#pragma unroll 1
+            for (u32 i = hk::thread_x(); i < u32(S::kRows * kParts * 8); i += S::kThreads) {
+                const u32 of_block = i / (kParts * 8), chunk = i % (kParts * 8);
+                auto &tile = lds_.queries[chunk / 8];
+                tile.chunk[tile.place(of_block, chunk % 8)] =
+                    query_chunk(of_block, row_of(work_.first + of_block), chunk * 8, S::kRope && chunk * 8 >= kC);
+            }
+            hk::block_barrier();
+        } else {
 #pragma unroll
-        for (int s = 0; s < kSteps; ++s) {
-            const u32 col = (s * kFragBytes + hk::lane_id() / kDim * 16) / 2;
-            q_[s] = 0;
-            if (!there_) continue;
-            if (S::kRope && s * kFragBytes / 2 >= kC) {
+            for (int s = 0; s < kSteps; ++s) {
                 const u32 of_block = wave_rows_ * kDim + hk::lane_id() % kDim;
-                q_[s] = *reinterpret_cast<const Chunk *>(rotated_queries() + of_block * S::kPe + (col - kC));
-            } else {
-                q_[s] = load_chunk(row, col, p.dqk);
+                const u32 col = (s * kFragBytes + hk::lane_id() / kDim * 16) / 2;
+                q_[s] = query_chunk(of_block, own_[0], col, S::kRope && s * kFragBytes / 2 >= kC);
             }
         }
+    }
+    HK_FN hk::Frag query(int step) const {
+        if constexpr (S::kQueriesInLds)
+            return lds_.queries[step / kPartSteps].template frag<kDim>(wave_rows_ * kDim, step % kPartSteps);
+        else
+            return q_[step];
     }
 
     /// The tile in a stage.
     HK_FN void attend(u32 tile, u32 stage) {
         const Tile(&rows)[kParts] = lds_.rows[stage];
         hk::WaveTile<Mma, kKeys, kDim> s;
-#pragma unroll
-        for (int i = 0; i < kKeys / kDim; ++i) {
-#pragma unroll
-            for (int step = 0; step < kSteps; ++step) {
-                const hk::Frag keys = rows[step / kPartSteps].template frag<kDim, true>(i * kDim, step % kPartSteps);
-                s.acc[0][i] = Mma::mma(&keys, &q_[step], s.acc[0][i]);
+        struct {
+            const Decode &of;
+            const Tile (&rows)[kParts];
+            HK_FN hk::Frag w(int i, int step) const {
+                return rows[step / kPartSteps].template frag<kDim, true>(i * kDim, step % kPartSteps);
             }
-        }
+            HK_FN hk::Frag a(int, int step) const { return of.query(step); }
+        } const from{*this, rows};
+        s.template multiply_fragments<kSteps>(from);
         mask(s, tile, stage);
         softmax_.update(s, o_, scale_);
         const auto probabilities = s.template as_operand<T, true>(0);
-        constexpr int kFragRows = 8 * hk::kWaveSize / kDim, kOperands = 64 / kDim;
+        constexpr int kFragRows = 8 * hk::kLaneGroups<kDim>, kOperands = 64 / kDim;
 #pragma unroll
         for (int f = 0; f < kKeys / kFragRows; ++f) {
 #pragma unroll
@@ -347,7 +383,7 @@ class Decode {
         const attention::Params &p = params();
         if (p.scores.softcap != 0.0f || p.scores.scale < 0.0f) {
             const float scale = p.scores.scale * p.cache.k.scale(0, 0), cap = p.scores.softcap;
-            map_pairs(s, 0, [&](int, Vec<float, 2> pair) {
+            each_pair(s, [&](u32, u32, Vec<float, 2> pair) {
                 pair *= scale;
                 if (cap != 0.0f) pair = hk::tanh(pair * (1.0f / cap)) * cap;
                 return pair;
@@ -356,17 +392,22 @@ class Decode {
         const u32 lane = hk::lane_id();
         const float mine = lds_.state[stage][lane % kKeys];
         if (hk::ballot(mine != 0.0f) != 0) {
-            map_pairs(s, 0, [&](int i, Vec<float, 2> pair) {
-                const u32 n = i / Places::kElements * kDim + Places::n(lane, i % Places::kElements);
+            each_pair(s, [&](u32, u32 n, Vec<float, 2> pair) {
                 return pair + Vec<float, 2>{lds_.state[stage][n], lds_.state[stage][n + 1]};
             });
         }
         if ((tile + 1) * kKeys > wave_visible_) {
-            const i32 left = i32(visible_) - i32(tile * kKeys);
-            map_pairs(s, 0, [&](int i, Vec<float, 2> pair) {
-                const i32 n = i32(i / Places::kElements * kDim + Places::n(lane, i % Places::kElements));
-                return Vec<float, 2>{n < left ? pair[0] : kMinusInf, n + 1 < left ? pair[1] : kMinusInf};
+            each_pair(s, [&](u32 r, u32 n, Vec<float, 2> pair) {
+                const i32 left = i32(visible_[r]) - i32(tile * kKeys);
+                return Vec<float, 2>{i32(n) < left ? pair[0] : kMinusInf, i32(n) + 1 < left ? pair[1] : kMinusInf};
             });
+        }
+    }
+    /// Replaces scores by `f(r, n, pair)`: of the lane's row r, keys n and n + 1 of the tile.
+    HK_FN static void each_pair(hk::WaveTile<Mma, kKeys, kDim> &s, auto f) {
+#pragma unroll
+        for (u32 r = 0; r < kOwn; ++r) {
+            map_pairs(s, r, [&](int i, Vec<float, 2> pair) { return f(r, Places::n(hk::lane_id(), i), pair); });
         }
     }
 
@@ -396,48 +437,68 @@ class Decode {
 
     HK_FN void store_outputs() const {
         const attention::Params &p = params();
-        if (!there_) return;
-        const bool packed = p.sequences.q_starts != 0, once = wave_cols_ == 0 && hk::lane_id() < kDim;
+        const bool packed = p.sequences.q_starts != 0;
+        const bool once = wave_cols_ == 0 && hk::group_of_lane<kDim>(hk::lane_id()) == 0;
         const float nan = __builtin_nanf(""), value_scale = p.cache.k.scale(0, 0);
-        if (p.splits.count > 1) {
-            const Partial partial(p, work_, query_, head_);
-            each_run([&]<int N>(u32 col, Vec<float, N> y) { partial.store<N>(p, col, y * value_scale); });
-            // All lanes that have a row sum it.
-            const Vec<float, 2> sums = softmax_.sums(0);
-            if (once) partial.store_sums(p, work_.poison ? Vec<float, 2>{0.0f, nan} : sums);
-            return;
-        }
-        float lse;
-        float factor = softmax_.finish(0, kMinusInf, lse);
-        if (work_.poison) factor = nan, lse = nan;
-        const u64 row = row_address(p.out, work_, packed, query_, head_);
-        each_run([&]<int N>(u32 col, Vec<float, N> y) {
-            y *= factor * value_scale;
 #pragma unroll
-            for (int i = 0; i < N; i += 4) {
-                store_columns<T>(p, row, col + i, Vec<float, 4>{y[i], y[i + 1], y[i + 2], y[i + 3]});
+        for (u32 r = 0; r < kOwn; ++r) {
+            const Row &own = own_[r];
+            if (is_partial(p, work_)) {
+                const Vec<float, 2> sums = softmax_.sums(r);
+                if (!own.there) continue;
+                const Partial partial = partial_of(p, work_, own.query, own.head);
+                each_run(r, [&]<int N>(u32 col, Vec<float, N> y) { partial.store<N>(p, col, y * value_scale); });
+                if (once) partial.store_sums(p, work_.poison ? Vec<float, 2>{0.0f, nan} : sums);
+                continue;
             }
-        });
-        if (p.lse.data && once) {
-            *reinterpret_cast<GlobalPtr<float>>(row_address(p.lse, work_, packed, query_, head_)) = lse;
+            float lse;
+            float factor = softmax_.finish(r, kMinusInf, lse);
+            if (work_.poison) factor = nan, lse = nan;
+            if (!own.there) continue;
+            const u64 row = row_address(p.out, work_, packed, own.query, own.head);
+            each_run(r,
+                     [&]<int N>(u32 col, Vec<float, N> y) { store_run<N>(p, row, col, y * (factor * value_scale)); });
+            if (p.lse.data && once)
+                *reinterpret_cast<GlobalPtr<float>>(row_address(p.lse, work_, packed, own.query, own.head)) = lse;
         }
     }
-    /// Calls `f(col, y)` for the runs of columns of the lane's row.
-    HK_FN void each_run(auto f) const {
-        constexpr int kOperands = 64 / kDim, kInterleaved = hk::kHasReadTr ? 1 : kOperands;
+    template <int N>
+    HK_FN static void store_run(const attention::Params &p, u64 row, u32 col, Vec<float, N> y) {
+        constexpr int kPart = N < 4 ? N : 4;
+        const Vec<T, N> v = hk::narrow<T, N>(y);
+#pragma unroll
+        for (int i = 0; i < N; i += kPart) {
+            auto *at = reinterpret_cast<GlobalPtr<T>>(row) + col + i;
+            Vec<T, kPart> part;
+#pragma unroll
+            for (int e = 0; e < kPart; ++e) part[e] = v[i + e];
+            if (p.out_vectorized) {
+                *reinterpret_cast<GlobalPtr<Vec<T, kPart>>>(at) = part;
+            } else {
+#pragma unroll
+                for (int e = 0; e < kPart; ++e) at[e] = part[e];
+            }
+        }
+    }
+    /// Calls `f(col, y)` for the runs of columns of the lane's row r.
+    HK_FN void each_run(u32 r, auto f) const {
+        // Rows of operands that are neighbouring columns: all that a lane has of two or four tiles, or four or two of one.
+        constexpr int kOperands = 64 / kDim, kInterleaved = hk::kHasReadTr || hk::kHasLdmatrix ? 1 : kOperands;
+        constexpr int kRun = hk::kHasLdmatrix ? 2 : 4;
 #pragma unroll
         for (int c = 0; c < kCols / 64; ++c) {
 #pragma unroll
             for (int j = 0; j < kOperands; j += kInterleaved) {
 #pragma unroll
-                for (int i = 0; i < Places::kElements; i += 4) {
-                    Vec<float, 4 * kInterleaved> y;
+                for (int i = 0; i < Places::kElements; i += kRun) {
+                    if (u32(i) / hk::kMmaRows % kOwn != r) continue;
+                    Vec<float, kRun * kInterleaved> y;
 #pragma unroll
-                    for (int e = 0; e < 4 * kInterleaved; ++e) {
+                    for (int e = 0; e < kRun * kInterleaved; ++e) {
                         y[e] = o_.acc[0][c * kOperands + j + e % kInterleaved][i + e / kInterleaved];
                     }
                     const u32 of_part = Tile::template column<kDim>(j * kDim + Places::n(hk::lane_id(), i));
-                    f.template operator()<4 * kInterleaved>(wave_cols_ * kCols + c * 64 + of_part, y);
+                    f.template operator()<kRun * kInterleaved>(wave_cols_ * kCols + c * 64 + of_part, y);
                 }
             }
         }
@@ -449,20 +510,20 @@ class Decode {
     HK_FN void run() {
         const attention::Params &p = p_.attention;
         wave_rows_ = hk::wave_id() / S::kWavesV, wave_cols_ = hk::wave_id() % S::kWavesV;
-        const u32 rows = work_.q_len * p.group, first_row = work_.first + wave_rows_ * kDim;
-        const u32 row = first_row + hk::lane_id() % kDim;
-        const auto query_of = [&](u32 row) {
-            return hk::DivMod(row < rows ? row : rows - 1, p.group, p.group_inverse);
-        };
-        there_ = row < rows;
-        query_ = query_of(row).quotient, head_ = query_of(row).remainder;
+        const u32 first_row = work_.first + wave_rows_ * kDim;
+#pragma unroll
+        for (u32 r = 0; r < kOwn; ++r) own_[r] = row_of(first_row + hk::row_of_lane<kDim>(hk::lane_id(), r));
         if (!work_.poison) {
             // No window: the keys of a query begin with the block's.
-            const auto end = [&](u32 row) { return key_range(p, work_, query_of(row).quotient).last + 1; };
-            const KeyRange range = key_range(p, work_, query_of(work_.first + S::kRows - 1).quotient);
+            const KeyRange range = key_range(p, work_, row_of(work_.first + S::kRows - 1).query);
             first_ = hk::uniform(u32(range.first)), end_ = hk::uniform(u32(range.last + 1));
-            const auto seen = [&](u32 row) { return end(row) > i32(first_) ? u32(end(row)) - first_ : 0; };
-            visible_ = seen(row), wave_visible_ = hk::uniform(seen(first_row));
+            const auto seen = [&](const Row &row) {
+                const i32 end = key_range(p, work_, row.query).last + 1;
+                return end > i32(first_) ? u32(end) - first_ : 0;
+            };
+#pragma unroll
+            for (u32 r = 0; r < kOwn; ++r) visible_[r] = seen(own_[r]);
+            wave_visible_ = hk::uniform(seen(row_of(first_row)));
             const bool general = p.scores.softcap != 0.0f || p.scores.scale < 0.0f;
             scale_ = kLog2E * (general ? 1.0f : p.scores.scale * p.cache.k.scale(0, 0));
             if (i32(end_) > i32(first_)) {
@@ -493,6 +554,9 @@ HK_FN void decode(const Params &p) {
 }  // namespace mla
 
 // Entry points of 16 and of 64 rows. T, columns of values and beside them, whether it rotates; `unaligned`, see Shape.
-#define HK_MLA(name, unaligned, ...)                                                                   \
-    HK_ENTRY_WAVES_PER_SIMD(name##_16, 256, 1, 4, mla::decode<mla::Shape<__VA_ARGS__, 16, unaligned>>) \
-    HK_ENTRY_WAVES_PER_SIMD(name##_64, 256, 1, 4, mla::decode<mla::Shape<__VA_ARGS__, 64, unaligned>>)
+#define HK_MLA(name, unaligned, ...)                    \
+    HK_MLA_ENTRY(name##_16, __VA_ARGS__, 16, unaligned) \
+    HK_MLA_ENTRY(name##_64, __VA_ARGS__, 64, unaligned)
+#define HK_MLA_ENTRY(name, ...)                                                                              \
+    HK_ENTRY_WAVES_PER_SIMD(name, (mla::Shape<__VA_ARGS__>::kThreads), 1, (mla::Shape<__VA_ARGS__>::kWaves), \
+                            mla::decode<mla::Shape<__VA_ARGS__>>)

@@ -1,7 +1,4 @@
-// mla_f16.hip: attention over latent rows in f16 (mla.h). Not on sm_90: its waves lack the registers for these tiles.
-#include <hk/arch.h>
-
-#if defined(HK_AMD)
+// mla_f16.hip: attention over latent rows in f16 (mla.h).
 #include "mla.h"
 
 namespace {
@@ -16,4 +13,3 @@ HK_MLA(mla_f16_512_rope, false, hk::f16, 512, 64, true)
 HK_MLA(mla_f16_256_rope, false, hk::f16, 256, 64, true)
 HK_MLA(mla_f16_512_any_rope, true, hk::f16, 512, 128, true)
 HK_MLA(mla_f16_256_any_rope, true, hk::f16, 256, 128, true)
-#endif
