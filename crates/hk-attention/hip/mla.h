@@ -81,7 +81,7 @@ class Decode {
   public:
     struct Lds {
         Tile rows[S::kStages][kParts];
-        hk::SharedTile<S::kQueriesInLds ? S::kRows : 1, 128> queries[kParts];
+        hk::SharedTile<(S::kQueriesInLds ? S::kRows : 1), 128> queries[S::kQueriesInLds ? kParts : 1];
         alignas(16) T key[S::kRope ? S::kPe : 8];  // rotated columns of the last key
         float state[S::kStages][kKeys];  // added to the key's scores: 0; -inf: there is none; NaN: not in the pool
     };

@@ -133,7 +133,7 @@ pub struct MlaOptions {
 /// # Errors
 /// [`Shape`](Error::Shape), [`Stride`](Error::Stride), [`Align`](Error::Align), [`Empty`](Error::Empty) if a tensor breaks the table,
 /// [`Argument`](Error::Argument) for a scale that is 0 or not finite, a softcap that is negative or not finite, and keys of a split that
-/// are no multiple of 64, and for `cu_seqlens_q` beside a rotation or `k_pe_out` without one, [`Unsupported`](Error::Unsupported) for other `C` and `R`, and on devices without these kernels (sm_90),
+/// are no multiple of 64, and for `cu_seqlens_q` beside a rotation or `k_pe_out` without one, [`Unsupported`](Error::Unsupported) for other `C` and `R`,
 /// [`Overlap`](Error::Overlap) of outputs, [`TooLarge`](Error::TooLarge) beyond 2^30 - 1 rows (of `q`, by heads) or slots,
 /// [`DeviceMismatch`](Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is written then.
 ///
