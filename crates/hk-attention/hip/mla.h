@@ -10,6 +10,7 @@
 // Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1.
 #pragma once
 
+#include "keys.h"
 #include "outputs.h"
 #include "problem.h"
 #include "softmax.h"
@@ -21,8 +22,12 @@
 #include <hk/math.h>
 #include <hk/mma.h>
 #include <hk/pipeline.h>
+#include <hk/quant.h>
 #include <hk/shared.h>
 #include <hk/wave_tile.h>
+
+// Lambdas that more than one place calls are inlined, too.
+#define HK_INLINE __attribute__((always_inline))
 
 namespace mla {
 
@@ -43,19 +48,27 @@ struct Params {
     u32 pad;
 };
 
-/// Columns in parts of 64: kC of values, kPe more. kRows: rows of a block, 16 or 64. kUnaligned: rows that are not on 16 bytes,
-/// or that end within a chunk of 16 bytes.
-template <class T_, int kC_, int kPe_, bool kRope_, int kRows_, bool kUnaligned_>
+/// How rows are stored.
+enum class Rows {
+    Vectors,  // the kernel's type, on 16 bytes
+    Any,  // the kernel's type or fp8, at any address; queries at any address, too
+    Fp8,  // on 16 bytes
+    // Those of DeepSeek-V3.2, 656 bytes on 16: 512 columns of fp8, their f32 scales by 128 columns, 64 columns of bf16.
+    Scaled,
+};
+
+/// Columns in parts of 64: kC of values, kPe more. kRows: rows of a block, 16 or 64.
+template <class T_, int kC_, int kPe_, Rows kStored_, int kRows_>
 struct Shape {
     using T = T_;
     static constexpr int kC = kC_, kPe = kPe_, kRows = kRows_;
-    static constexpr bool kUnaligned = kUnaligned_, kRope = kRope_;
+    static constexpr Rows kStored = kStored_;
     static constexpr bool kQueriesInLds = hk::kRowsPerLane > 1;
     static constexpr int kDim = kRows == 16 || kQueriesInLds ? 16 : 32, kWavesH = kRows / kDim;
     static constexpr int kWaves = kQueriesInLds && kRows > 16 ? 8 : 4, kWavesV = kWaves / kWavesH;
     static constexpr int kThreads = kWaves * hk::kWaveSize;
     static constexpr int kParts = (kC + kPe) / 64;
-    static constexpr bool kDirect = hk::kHasWideDma && !kUnaligned;
+    static constexpr bool kDirect = hk::kHasWideDma && kStored == Rows::Vectors;
     static constexpr int kStages = kDirect ? 2 : 1;
     // Two stages of ten parts leave no room for the states of 64 keys.
     static constexpr int kKeys = hk::kHasReadTr && kParts < 10 ? 64 : 32;
@@ -72,7 +85,12 @@ class Decode {
     static constexpr int kPartSteps = 128 / kFragBytes;
     static constexpr int kOwn = hk::kRowsPerLane;  // rows of a lane
     static constexpr i32 kAbsent = -1;
+    static constexpr Rows kStored = S::kStored;
+    static constexpr bool kBytes = kStored == Rows::Fp8 || kStored == Rows::Scaled;
+    static constexpr bool kUnaligned = kStored == Rows::Any;
     static_assert(kCols % 64 == 0 && kMoves > 0, "whole parts of columns");
+    // Of rows of 656 bytes.
+    static constexpr u32 kScalesAt = 512, kScaledPeAt = 528;
     using Mma = hk::FragMma<T, T, kDim>;
     using Tile = hk::SharedTile<kKeys, 128>;
     using Places = hk::AccLayout<kDim>;
@@ -82,7 +100,7 @@ class Decode {
     struct Lds {
         Tile rows[S::kStages][kParts];
         hk::SharedTile<(S::kQueriesInLds ? S::kRows : 1), 128> queries[S::kQueriesInLds ? kParts : 1];
-        alignas(16) T key[S::kRope ? S::kPe : 8];  // rotated columns of the last key
+        alignas(16) T key[S::kPe];  // rotated columns of the last key
         float state[S::kStages][kKeys];  // added to the key's scores: 0; -inf: there is none; NaN: not in the pool
     };
 
@@ -101,15 +119,20 @@ class Decode {
     u32 first_, end_;  // keys of the block
     u32 wave_visible_;  // that all rows of the wave see
     u32 n_tiles_;
+    bool scaled_;  // scores are scaled before the softmax
+    float scale_;  // of scores in the softmax, in units of log2, above 0
     hk::Frag q_[S::kQueriesInLds ? 1 : kSteps];
     hk::WaveTile<Mma, kCols, kDim> o_;
     OnlineSoftmax<kDim> softmax_;
     i32 entry_[kMoves];  // of the table, of the next tile's rows that the thread moves
 
-    /// What a thread moves of a row.
+    /// What a thread moves of a row. Of T: chunk `piece()` of each part. Of bytes: 16 columns of each other part, from 16 piece() on;
+    /// rows of 656 bytes: the scales of these columns, and 8 columns beside those of values.
     struct Part {
-        Chunk chunk[kParts];
+        Chunk chunk[!kBytes ? kParts : kStored == Rows::Scaled ? kC / 128 : (kParts + 1) / 2];
+        Chunk scales, pe;
         float state;
+        bool rotated;
     };
     struct Moved {
         Part part[kMoves];
@@ -120,8 +143,15 @@ class Decode {
         bool rotated;
     };
 
-    HK_FN static u32 row_of_thread(int move) { return hk::thread_x() / kRowThreads + move * kRowsAtOnce; }
-    HK_FN static u32 piece() { return hk::thread_x() % kRowThreads; }
+    /// Of eight neighbouring lanes those of bytes have four pieces of two rows, whose swizzles differ in the lowest bit: each writes even
+    /// chunks without bank conflicts, then odd ones.
+    HK_FN static u32 row_of_thread(int move) {
+        const u32 thread = hk::thread_x();
+        return (kBytes ? thread / 16 * 2 + thread / 4 % 2 : thread / kRowThreads) + move * kRowsAtOnce;
+    }
+    HK_FN static u32 piece() { return hk::thread_x() % (kBytes ? 4 : kRowThreads); }
+    HK_FN static u32 half() { return hk::thread_x() / 8 % 2; }
+    HK_FN static bool leads_row() { return piece() == 0 && (!kBytes || half() == 0); }
 
     /// In the loop parameters are reloaded: there are not enough SGPRs to keep them.
     HK_FN const attention::Params &params() const { return hk::reload_params(p_).attention; }
@@ -150,7 +180,7 @@ class Decode {
         if (missing) return {0, __builtin_nanf(""), false};
         const hk::DivMod slot(u32(entry), all.slot_tokens, all.slot_inverse);
         return {p.cache.k.row(slot.quotient, 0, slot.remainder + page_of(p, key).remainder), 0.0f,
-                S::kRope && key + 1 == work_.keys()};
+                all.cos_sin && key + 1 == work_.keys()};
     }
 
     /// Column `col` of a row, of the rotated ones, counted from the first one.
@@ -180,6 +210,12 @@ class Decode {
         const auto element = [](u64 row, u32 col) {
             return float(reinterpret_cast<GlobalPtr<const T>>(row)[kC + col]);
         };
+        const auto of_key = [&](u64 row, u32 col) {
+            if (kStored == Rows::Scaled) return float(reinterpret_cast<GlobalPtr<const T>>(row + kScaledPeAt)[col]);
+            if (kStored == Rows::Fp8 || (kStored == Rows::Any && p.cache.element == kFp8))
+                return hk::dequantize_one<hk::kMmaFp8Type>(reinterpret_cast<GlobalPtr<const u8>>(row)[kC + col]);
+            return element(row, col);
+        };
         T *q = rotated_queries();
 #pragma unroll 1
         for (u32 i = hk::thread_x(); i < u32(S::kRows * S::kPe); i += S::kThreads) {
@@ -198,11 +234,10 @@ class Decode {
             float v = 0.0f;
             if (col < width) {
                 v = __builtin_nanf("");
-                if (key.row) v = rotated(col, position, [&](u32 c) { return element(key.row, c); });
+                if (key.row) v = rotated(col, position, [&](u32 c) { return of_key(key.row, c); });
             }
-            const T rounded = hk::narrow<T, 1>(Vec<float, 1>{v})[0];
-            lds_.key[col] = rounded;
-            if (col < width) store_rotated(col, rounded);
+            lds_.key[col] = hk::narrow<T, 1>(Vec<float, 1>{v})[0];
+            if (col < width) store_rotated(col, hk::narrow<T, 1>(Vec<float, 1>{v * p.cache.k.scale(0, 0)})[0]);
         }
         hk::block_barrier();
     }
@@ -215,22 +250,28 @@ class Decode {
     /// Eight columns of the last key, from `col` on.
     HK_FN Chunk rotated_key(u32 col) const { return *reinterpret_cast<const Chunk *>(&lds_.key[col]); }
 
-    /// A chunk of eight columns of the kernel's type from `col` on, of `cols`; zeros behind them.
+    /// Eight columns of type E, as the kernel's type, from `col` on, of `cols`; zeros behind them.
+    template <class E>
     HK_FN static Chunk load_chunk(u64 row, u32 col, u32 cols) {
         Chunk chunk = 0;
-        if constexpr (S::kUnaligned) {
-            Vec<T, 8> v = T(0);
-            const auto *from = reinterpret_cast<GlobalPtr<const T>>(row) + col;
+        if constexpr (kUnaligned) {
+            using Eight = Vec<E, 8>;
+            Eight v = E(0);
+            const auto *from = reinterpret_cast<GlobalPtr<const E>>(row) + col;
 #pragma unroll
             for (u32 i = 0; i < 8; ++i) {
                 if (col + i < cols) v[i] = from[i];
             }
-            chunk = __builtin_bit_cast(Chunk, v);
+            if constexpr (sizeof(E) == 1)
+                chunk = StoredFp8<T>::template widened<4>(__builtin_bit_cast(Vec<u32, 2>, v));
+            else
+                chunk = __builtin_bit_cast(Chunk, v);
         } else if (col < cols) {
-            chunk = *reinterpret_cast<GlobalPtr<const Chunk>>(row + col * 2);
+            chunk = *reinterpret_cast<GlobalPtr<const Chunk>>(row + col * sizeof(E));
         }
         return chunk;
     }
+    HK_FN static Chunk vector(u64 at) { return *reinterpret_cast<GlobalPtr<const Chunk>>(at); }
 
     HK_FN Moved load(u32 tile) {
         Moved moved;
@@ -238,33 +279,85 @@ class Decode {
         for (int i = 0; i < kMoves; ++i) {
             const Source from = source_of(tile, i);
             Part &part = moved.part[i];
-            part.state = from.state;
+            part.state = from.state, part.rotated = from.rotated;
 #pragma unroll
-            for (int c = 0; c < kParts; ++c) part.chunk[c] = 0;
+            for (auto &chunk : part.chunk) chunk = 0;
+            part.scales = part.pe = 0;
             if (from.row) load_row(from, part);
         }
         load_entries(tile + 1);
         return moved;
     }
     HK_FN void load_row(const Source &from, Part &part) const {
-        const u32 cols = params().dqk;
+        const attention::Params &p = params();
+        constexpr int kLast = sizeof(part.chunk) / sizeof(Chunk) - 1;
+        if constexpr (kStored == Rows::Scaled) {
 #pragma unroll
-        for (int c = 0; c < kParts; ++c) {
-            const u32 col = c * 64 + piece() * 8;
-            if (S::kRope && c * 64 >= kC && from.rotated) {
-                part.chunk[c] = rotated_key(col - kC);
-            } else {
-                part.chunk[c] = load_chunk(from.row, col, cols);
+            for (int i = 0; i <= kLast; ++i) part.chunk[i] = vector(from.row + i * 128 + half() * 64 + piece() * 16);
+            part.scales = vector(from.row + kScalesAt);
+            part.pe = vector(from.row + kScaledPeAt + (piece() * 2 + half()) * 16);
+        } else if constexpr (kStored == Rows::Fp8) {
+#pragma unroll
+            for (int i = 0; i <= kLast; ++i) {
+                const u32 col = i * 128 + half() * 64 + piece() * 16;
+                if (i < kLast || col < p.dqk) part.chunk[i] = vector(from.row + col);
+            }
+        } else if (kUnaligned && p.cache.element == kFp8) {
+#pragma unroll
+            for (int c = 0; c < kParts; ++c) {
+                part.chunk[c] = load_chunk<u8>(from.row, c * 64 + piece() * 8, p.dqk);
+                hk::sched_barrier();
+            }
+        } else {
+#pragma unroll
+            for (int c = 0; c < kParts; ++c) {
+                const u32 col = c * 64 + piece() * 8;
+                part.chunk[c] = load_chunk<T>(from.row, col, c * 64 < kC && !kUnaligned ? col + 8 : p.dqk);
+                if constexpr (kUnaligned) hk::sched_barrier();
             }
         }
     }
     HK_FN void store(const Moved &moved) {
 #pragma unroll
         for (int i = 0; i < kMoves; ++i) {
+            const Part &part = moved.part[i];
             const u32 row = row_of_thread(i);
+            const auto put = [&](u32 c, u32 chunk, Chunk v) { lds_.rows[0][c].chunk[Tile::place(row, chunk)] = v; };
+            if constexpr (kBytes) {
+                constexpr int kPairs = kC / 128;
 #pragma unroll
-            for (int c = 0; c < kParts; ++c) lds_.rows[0][c].chunk[Tile::place(row, piece())] = moved.part[i].chunk[c];
-            if (piece() == 0) lds_.state[0][row] = moved.part[i].state;
+                for (int c = 0; c < kPairs; ++c) {
+                    const Vec<u32, 8> v = widened(part, c);
+                    put(2 * c + half(), 2 * piece(), v.lo);
+                    put(2 * c + half(), 2 * piece() + 1, v.hi);
+                }
+                if constexpr (kStored == Rows::Scaled) {
+                    const u32 chunk = 2 * piece() + half();
+                    put(kParts - 1, chunk, part.rotated ? rotated_key(chunk * 8) : part.pe);
+                } else if (half() == 0) {
+                    const Vec<u32, 8> v = widened(part, kPairs);
+                    const u32 chunk = 2 * piece();
+                    put(kParts - 1, chunk, part.rotated ? rotated_key(chunk * 8) : v.lo);
+                    put(kParts - 1, chunk + 1, part.rotated ? rotated_key(chunk * 8 + 8) : v.hi);
+                }
+            } else {
+#pragma unroll
+                for (int c = 0; c < kParts; ++c) {
+                    const bool rotated = c * 64 >= kC && part.rotated;
+                    put(c, piece(), rotated ? rotated_key(c * 64 - kC + piece() * 8) : part.chunk[c]);
+                }
+            }
+            if (leads_row()) lds_.state[0][row] = part.state;
+        }
+    }
+    /// 16 columns of bytes.
+    HK_FN static Vec<u32, 8> widened(const Part &part, int c) {
+        if constexpr (kStored == Rows::Scaled) {
+            const float scale = __builtin_bit_cast(float, u32(part.scales[c]));
+            const auto v = hk::dequantize_packed<hk::kMmaFp8Type>(part.chunk[c]) * scale;
+            return __builtin_bit_cast(Vec<u32, 8>, hk::narrow<T, 16>(v));
+        } else {
+            return StoredFp8<T>::template widened<8>(part.chunk[c]);
         }
     }
 
@@ -292,7 +385,7 @@ class Decode {
             for (int c = 0; c < kParts; ++c) {
                 Tile &to = lds_.rows[stage][c];
                 const u32 col = c * 64 + chunk * 8;
-                const bool pe = c * 64 >= kC, rotated = S::kRope && pe && from.rotated;
+                const bool pe = c * 64 >= kC, rotated = pe && from.rotated;
                 if (from.row && !rotated && !(pe && col >= cols)) {
                     load_to_lds(&to.chunk[hk::wave_id() * hk::kWaveSize + i * S::kThreads], from.row + col * 2);
                 } else {
@@ -313,13 +406,17 @@ class Decode {
         const hk::DivMod of(index < rows ? index : rows - 1, p.group, p.group_inverse);
         return {of.quotient, of.remainder, index < rows};
     }
-    /// Eight columns of a row of the block, from `col` on.
-    HK_FN Chunk query_chunk(u32 of_block, const Row &row, u32 col, bool rotated) const {
-        if (!row.there) return 0;
-        if (rotated) return *reinterpret_cast<const Chunk *>(rotated_queries() + of_block * S::kPe + (col - kC));
+    HK_FN u64 query_row(const Row &row) const {
         const attention::Params &p = p_.attention;
-        return load_chunk(row_address(p.q, work_, p.sequences.q_starts != 0, row.query, row.head), col, p.dqk);
+        return row_address(p.q, work_, p.sequences.q_starts != 0, row.query, row.head);
     }
+    /// Eight columns of a row of the block at `row`, from `col` on. `pe`: they are beside those of values.
+    HK_FN Chunk query_chunk(u32 of_block, u64 row, u32 col, bool pe) const {
+        if (pe && p_.cos_sin)
+            return *reinterpret_cast<const Chunk *>(rotated_queries() + of_block * S::kPe + (col - kC));
+        return load_chunk<T>(row, col, pe || kUnaligned ? p_.attention.dqk : col + 8);
+    }
+    /// Rows that are not there are as the last one.
     HK_FN void load_queries() {
         if constexpr (S::kQueriesInLds) {
 #pragma unroll 1
@@ -327,15 +424,17 @@ class Decode {
                 const u32 of_block = i / (kParts * 8), chunk = i % (kParts * 8);
                 auto &tile = lds_.queries[chunk / 8];
                 tile.chunk[tile.place(of_block, chunk % 8)] =
-                    query_chunk(of_block, row_of(work_.first + of_block), chunk * 8, S::kRope && chunk * 8 >= kC);
+                    query_chunk(of_block, query_row(row_of(work_.first + of_block)), chunk * 8, chunk * 8 >= kC);
             }
             hk::block_barrier();
         } else {
+            const u64 row = query_row(own_[0]);
+            const u32 lane = hk::lane_id();
 #pragma unroll
             for (int s = 0; s < kSteps; ++s) {
-                const u32 of_block = wave_rows_ * kDim + hk::lane_id() % kDim;
-                const u32 col = (s * kFragBytes + hk::lane_id() / kDim * 16) / 2;
-                q_[s] = query_chunk(of_block, own_[0], col, S::kRope && s * kFragBytes / 2 >= kC);
+                constexpr int kCols = kFragBytes / 2;
+                const u32 col = s * kCols + lane / kDim * 8;
+                q_[s] = query_chunk(wave_rows_ * kDim + lane % kDim, row, col, s * kCols >= kC);
             }
         }
     }
@@ -349,39 +448,72 @@ class Decode {
     /// The tile in a stage.
     HK_FN void attend(u32 tile, u32 stage) {
         const Tile(&rows)[kParts] = lds_.rows[stage];
-        hk::WaveTile<Mma, kKeys, kDim> s;
-        struct {
-            const Decode &of;
-            const Tile (&rows)[kParts];
-            HK_FN hk::Frag w(int i, int step) const {
-                return rows[step / kPartSteps].template frag<kDim, true>(i * kDim, step % kPartSteps);
-            }
-            HK_FN hk::Frag a(int, int step) const { return of.query(step); }
-        } const from{*this, rows};
-        s.template multiply_fragments<kSteps>(from);
+        using Scores = hk::WaveTile<Mma, kKeys, kDim>;
+        constexpr int kTiles = kKeys / kDim, kAtOnce = 2;
+        static_assert(kSteps * kTiles % kAtOnce == 0, "whole groups");
+        struct Keys {
+            hk::Frag frag[kAtOnce];
+        };
+        Scores s;
+        pipelined<kSteps * kTiles / kAtOnce>(
+            [&](int at) HK_INLINE {
+                Keys keys;
+#pragma unroll
+                for (int i = 0; i < kAtOnce; ++i) {
+                    const int n = at * kAtOnce + i, step = n / kTiles;
+                    keys.frag[i] =
+                        rows[step / kPartSteps].template frag<kDim, true>(n % kTiles * kDim, step % kPartSteps);
+                }
+                return keys;
+            },
+            [&](int at, const Keys &keys) HK_INLINE {
+#pragma unroll
+                for (int i = 0; i < kAtOnce; ++i) {
+                    const int n = at * kAtOnce + i;
+                    const hk::Frag q = query(n / kTiles);
+                    auto &acc = s.acc[0][n % kTiles];
+                    acc = Mma::mma(&keys.frag[i], &q, acc);
+                }
+            });
         mask(s, tile, stage);
         softmax_.update(s, o_, scale_);
         const auto probabilities = s.template as_operand<T, true>(0);
-        constexpr int kFragRows = 8 * hk::kLaneGroups<kDim>, kOperands = 64 / kDim;
-#pragma unroll
-        for (int f = 0; f < kKeys / kFragRows; ++f) {
-#pragma unroll
-            for (int c = 0; c < kCols / 64; ++c) {
-                hk::Frag values[kOperands];
-                rows[wave_cols_ * (kCols / 64) + c].template column_frags<kDim, true>(f * kFragRows, values);
+        constexpr int kFragRows = 8 * hk::kLaneGroups<kDim>, kOperands = 64 / kDim, kColParts = kCols / 64;
+        struct Values {
+            hk::Frag frag[kOperands];
+        };
+        pipelined<kKeys / kFragRows * kColParts>(
+            [&](int at) HK_INLINE {
+                Values values;
+                rows[wave_cols_ * kColParts + at % kColParts].template column_frags<kDim, true>(
+                    at / kColParts * kFragRows, values.frag);
+                return values;
+            },
+            [&](int at, const Values &values) HK_INLINE {
 #pragma unroll
                 for (int j = 0; j < kOperands; ++j) {
-                    auto &acc = o_.acc[0][c * kOperands + j];
-                    acc = Mma::mma(&values[j], &probabilities.frag[f], acc);
+                    auto &acc = o_.acc[0][at % kColParts * kOperands + j];
+                    acc = Mma::mma(&values.frag[j], &probabilities.frag[at / kColParts], acc);
                 }
-            }
+            });
+    }
+    /// Reads from LDS one step ahead of MFMAs, and not more: the compiler would fill all registers.
+    template <int kSteps>
+    HK_FN static void pipelined(auto read, auto multiply) {
+        auto now = read(0);
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) {
+            auto next = now;
+            if (i + 1 < kSteps) next = read(i + 1);
+            multiply(i, now);
+            hk::sched_barrier();
+            now = next;
         }
     }
-    float scale_;  // of scores, in units of log2, above 0
 
     HK_FN void mask(hk::WaveTile<Mma, kKeys, kDim> &s, u32 tile, u32 stage) const {
         const attention::Params &p = params();
-        if (p.scores.softcap != 0.0f || p.scores.scale < 0.0f) {
+        if (scaled_) {
             const float scale = p.scores.scale * p.cache.k.scale(0, 0), cap = p.scores.softcap;
             each_pair(s, [&](u32, u32, Vec<float, 2> pair) {
                 pair *= scale;
@@ -524,12 +656,13 @@ class Decode {
 #pragma unroll
             for (u32 r = 0; r < kOwn; ++r) visible_[r] = seen(own_[r]);
             wave_visible_ = hk::uniform(seen(row_of(first_row)));
-            const bool general = p.scores.softcap != 0.0f || p.scores.scale < 0.0f;
-            scale_ = kLog2E * (general ? 1.0f : p.scores.scale * p.cache.k.scale(0, 0));
+            const float factor = p.scores.scale * p.cache.k.scale(0, 0);
+            scaled_ = p.scores.softcap != 0.0f || !(factor > 0.0f);
+            scale_ = kLog2E * (scaled_ ? 1.0f : factor);
             if (i32(end_) > i32(first_)) {
-                if constexpr (S::kRope) rotate();
+                if (p_.cos_sin) rotate();
                 load_queries();
-                if constexpr (S::kRope) hk::block_barrier();
+                if (p_.cos_sin) hk::block_barrier();
                 walk();
             }
         }
@@ -553,10 +686,10 @@ HK_FN void decode(const Params &p) {
 
 }  // namespace mla
 
-// Entry points of 16 and of 64 rows. T, columns of values and beside them, whether it rotates; `unaligned`, see Shape.
-#define HK_MLA(name, unaligned, ...)                    \
-    HK_MLA_ENTRY(name##_16, __VA_ARGS__, 16, unaligned) \
-    HK_MLA_ENTRY(name##_64, __VA_ARGS__, 64, unaligned)
+// Entry points of 16 and of 64 rows. T, columns of values and beside them, how rows are stored.
+#define HK_MLA(name, ...)                    \
+    HK_MLA_ENTRY(name##_16, __VA_ARGS__, 16) \
+    HK_MLA_ENTRY(name##_64, __VA_ARGS__, 64)
 #define HK_MLA_ENTRY(name, ...)                                                                              \
     HK_ENTRY_WAVES_PER_SIMD(name, (mla::Shape<__VA_ARGS__>::kThreads), 1, (mla::Shape<__VA_ARGS__>::kWaves), \
                             mla::decode<mla::Shape<__VA_ARGS__>>)

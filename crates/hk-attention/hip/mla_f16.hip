@@ -1,15 +1,14 @@
-// mla_f16.hip: attention over latent rows in f16 (mla.h).
+// mla_f16.hip: attention over latent rows in f16, or widened to it (mla.h).
 #include "mla.h"
 
 namespace {
 using mla::Params;
-}
+using mla::Rows;
+}  // namespace
 
-HK_MLA(mla_f16_512, false, hk::f16, 512, 64, false)
-HK_MLA(mla_f16_256, false, hk::f16, 256, 64, false)
-HK_MLA(mla_f16_512_any, true, hk::f16, 512, 128, false)
-HK_MLA(mla_f16_256_any, true, hk::f16, 256, 128, false)
-HK_MLA(mla_f16_512_rope, false, hk::f16, 512, 64, true)
-HK_MLA(mla_f16_256_rope, false, hk::f16, 256, 64, true)
-HK_MLA(mla_f16_512_any_rope, true, hk::f16, 512, 128, true)
-HK_MLA(mla_f16_256_any_rope, true, hk::f16, 256, 128, true)
+HK_MLA(mla_f16_512, hk::f16, 512, 64, Rows::Vectors)
+HK_MLA(mla_f16_512_any, hk::f16, 512, 128, Rows::Any)
+HK_MLA(mla_f16_512_fp8, hk::f16, 512, 64, Rows::Fp8)
+HK_MLA(mla_f16_256, hk::f16, 256, 64, Rows::Vectors)
+HK_MLA(mla_f16_256_any, hk::f16, 256, 128, Rows::Any)
+HK_MLA(mla_f16_256_fp8, hk::f16, 256, 64, Rows::Fp8)

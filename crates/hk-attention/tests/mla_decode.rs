@@ -176,6 +176,7 @@ impl Batch {
         let inputs = MlaDecodeInputs {
             q: q.view(),
             kv_pool: pool.view(),
+            kv_scale: None,
             keys: LatentKeys::Slots { kv_indptr: indptr.view(), kv_indices: indices.view() },
             cu_seqlens_q: None,
             rope: None,
@@ -260,7 +261,8 @@ fn bad_calls_are_refused() {
     Refusals::new(Options::default(), |stream, tensors, options: Options| {
         let inputs = MlaDecodeInputs {
             q: tensors.input::<bf16>("q"),
-            kv_pool: tensors.input("kv_pool"),
+            kv_pool: tensors.input::<bf16>("kv_pool"),
+            kv_scale: tensors.optional_input("kv_scale"),
             keys: LatentKeys::Slots {
                 kv_indptr: tensors.input("kv_indptr"),
                 kv_indices: tensors.input("kv_indices"),
@@ -279,17 +281,19 @@ fn bad_calls_are_refused() {
     })
     .input::<bf16>("q", [2, 4, 576])
     .input::<bf16>("kv_pool", [100, 1, 1, 576])
+    .input::<f32>("kv_scale", [1])
     .input::<i32>("kv_indptr", [3])
     .input::<i32>("kv_indices", [90])
     .input::<i32>("cu_seqlens_q", [3])
     .output::<bf16>("out", [2, 4, 512])
     .output::<f32>("lse", [2, 4])
     .accepts(|_| {})
-    .accepts(|call| ["cu_seqlens_q", "lse"].iter().for_each(|name| call.without(name)))
+    .accepts(|call| ["cu_seqlens_q", "kv_scale", "lse"].iter().for_each(|name| call.without(name)))
     .refuses(kind!(Shape), &["kv_pool", "576"], |call| call.shape("kv_pool", [100, 1, 1, 570]))
     .refuses(kind!(Shape), &["kv_pool", "576"], |call| call.shape("kv_pool", [100, 1, 2, 576]))
     .refuses(kind!(Unsupported), &["400"], |call| call.shape("out", [2, 4, 400]))
     .refuses(kind!(Shape), &["lse"], |call| call.shape("lse", [2, 5]))
+    .refuses(kind!(Shape), &["kv_scale"], |call| call.shape("kv_scale", [2]))
     .refuses(kind!(Shape), &["kv_indptr"], |call| call.shape("kv_indptr", [4]))
     .refuses(kind!(Shape), &["workspace"], |call| call.options.keys_per_split = Some(64))
     .refuses(kind!(Argument), &["keys_per_split"], |call| call.options.keys_per_split = Some(63))
@@ -306,7 +310,12 @@ fn bad_lists_are_refused() {
         let (q, cache) = (gpu.poisoned::<bf16>([2, 4, 576]), gpu.poisoned::<bf16>([4, 16, 1, 576]));
         let lists = gpu.upload(&[0; 24], [3, 8]);
         let mut out = gpu.poisoned::<bf16>([2, 4, 512]);
-        let inputs = SparseMlaInputs { q: q.view(), kv_cache: cache.view(), topk_indices: lists.view() };
+        let inputs = SparseMlaInputs {
+            q: q.view(),
+            kv_cache: cache.view(),
+            kv_scale: None,
+            topk_indices: lists.view(),
+        };
         let outputs = AttentionOutputs { out: out.view_mut(), lse: None };
         let refused = unified_attn_sparse_mla(gpu.stream(), inputs, outputs, None, &MlaOptions::default());
         kit::assert_error(refused, kind!(Shape), &["topk_indices", "[3, 8]"]);

@@ -9,7 +9,8 @@ use crate::{AttentionOutputs, Mask, QueryTile, Tiling};
 use bytemuck::Zeroable;
 use hk_core::plan::rope::RopeStyle;
 use hk_core::{
-    DType, Element, Error, KernelRef, NamedOperand, Result, Stream, TensorView, TensorViewMut, bf16, f16,
+    DType, Element, Error, Fp8E4M3, Fp8E4M3Fnuz, KernelRef, NamedOperand, Result, Stream, TensorView,
+    TensorViewMut, bf16, f16,
 };
 
 /// Element type of queries, latent rows and outputs.
@@ -17,6 +18,20 @@ pub trait LatentElement: Element {}
 
 impl LatentElement for bf16 {}
 impl LatentElement for f16 {}
+
+/// Element type of latent rows for queries of type `T`: `T` itself, or the device's fp8 e4m3.
+pub trait LatentPool<T: LatentElement>: Element {}
+
+impl LatentPool<bf16> for bf16 {}
+impl LatentPool<f16> for f16 {}
+impl LatentPool<bf16> for Fp8E4M3 {}
+impl LatentPool<f16> for Fp8E4M3 {}
+impl LatentPool<bf16> for Fp8E4M3Fnuz {}
+impl LatentPool<f16> for Fp8E4M3Fnuz {}
+
+/// Bytes of a latent row of DeepSeek-V3.2: 512 columns of fp8 e4m3, their four `f32` factors, each of 128 columns, and 64 columns of `bf16`,
+/// little-endian.
+pub const PACKED_LATENT_BYTES: usize = 656;
 
 /// Which rows of a pool are the keys of a sequence.
 #[derive(Debug, Clone, Copy)]
@@ -71,11 +86,13 @@ pub struct MlaDecodeOutputs<'a, T: Element> {
 
 /// Inputs of [`mla_decode_rope`].
 #[derive(Debug, Clone, Copy)]
-pub struct MlaDecodeInputs<'a, T: Element> {
+pub struct MlaDecodeInputs<'a, T: Element, C: Element> {
     /// Queries `[total_q, Hq, C + R]`, with the up-projection of keys absorbed.
     pub q: TensorView<'a, T>,
-    /// Latent rows `[pages, tokens, 1, C + R]`.
-    pub kv_pool: TensorView<'a, T>,
+    /// Latent rows `[pages, tokens, 1, C + R]`, or `[pages, tokens, 1, 656]`, see [`PACKED_LATENT_BYTES`].
+    pub kv_pool: TensorView<'a, C>,
+    /// `[1]`: a factor of all elements of the pool; `None`: 1.
+    pub kv_scale: Option<TensorView<'a, f32>>,
     /// The rows of each sequence.
     pub keys: LatentKeys<'a>,
     /// `[sequences + 1]`: the rows of `q` at which sequences begin, and their number. `None`: each row is a sequence.
@@ -109,7 +126,9 @@ pub struct MlaOptions {
 /// | arg                       | shape                       | dtype         | layout                     |
 /// |---------------------------|-----------------------------|---------------|----------------------------|
 /// | `q`                       | `[total_q, Hq, C + R]`      | `bf16`, `f16` | unit stride on the columns |
-/// | `kv_pool`                 | `[pages, tokens, 1, C + R]` | as `q`        | unit stride on the columns |
+/// | `kv_pool`                 | `[pages, tokens, 1, C + R]` | as `q`, the device's fp8 e4m3 | unit stride on the columns |
+/// |                           | `[pages, tokens, 1, 656]`   | fp8 e4m3      | the same, on 16 bytes      |
+/// | `kv_scale`                | `[1]`                       | `f32`         |                            |
 /// | `kv_indptr`, `kv_indices` | `[sequences + 1]`, `[n]`    | `i32`         | contiguous                 |
 /// | `block_table`, `seq_lens` | `[sequences, pages]`, `[sequences]` | `i32` | unit stride on the last axis |
 /// | `cu_seqlens_q`            | `[sequences + 1]`           | `i32`         | contiguous                 |
@@ -120,8 +139,9 @@ pub struct MlaOptions {
 /// | `k_pe_out`                | `[total_q, R]`              | as `q`        | unit stride on the columns |
 /// | `workspace`               | `[n]`                       | `f32`         | contiguous, on 16 bytes    |
 ///
-/// `C` is 256 or 512, `R` 0 to 128; pages have any number of tokens. Rows on 16 bytes with `R` at most 64, a multiple of 8, are read by
-/// 16 bytes; others column by column. Scores and sums are `f32`; probabilities are rounded to the type of `q`, outputs once. A query
+/// `C` is 256 or 512, `R` 0 to 128; pages have any number of tokens. Rows on 16 bytes with `R` at most 64, a multiple of 8 (of fp8: 16), are
+/// read by 16 bytes; others column by column. fp8 is widened exactly, and `kv_scale` is a factor of scores, outputs and `k_pe_out`. Rows of
+/// 656 bytes, beside queries in `bf16` on 16 bytes, are packed ([`PACKED_LATENT_BYTES`]): an element times its factor is rounded to `bf16`. Scores and sums are `f32`; probabilities are rounded to the type of `q`, outputs once. A query
 /// without a visible key gives 0, its `lse` is -inf. Without [`workspace`](crate::attention_workspace) there is one split.
 ///
 /// Lengths, slots and pages are on the device and are not trusted. Outputs are NaN: of queries that see a slot or page that the pool does
@@ -138,15 +158,15 @@ pub struct MlaOptions {
 /// [`DeviceMismatch`](Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is written then.
 ///
 /// Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1.
-pub fn mla_decode_rope<'a, T: LatentElement>(
+pub fn mla_decode_rope<'a, T: LatentElement, C: LatentPool<T>>(
     stream: &'a Stream,
-    inputs: MlaDecodeInputs<'a, T>,
+    inputs: MlaDecodeInputs<'a, T, C>,
     outputs: MlaDecodeOutputs<'a, T>,
     workspace: Option<TensorViewMut<'a, f32>>,
     options: &MlaOptions,
 ) -> Result<()> {
     const OP: &str = "mla_decode_rope";
-    let MlaDecodeInputs { q, kv_pool, keys, cu_seqlens_q, rope } = inputs;
+    let MlaDecodeInputs { q, kv_pool, kv_scale, keys, cu_seqlens_q, rope } = inputs;
     let MlaDecodeOutputs { mut out, mut lse, mut k_pe_out } = outputs;
     let sizes = check_latent(OP, "kv_pool", &q, &kv_pool, (&out, &lse))?;
     let total_q = q.shape()[0];
@@ -184,6 +204,7 @@ pub fn mla_decode_rope<'a, T: LatentElement>(
         &[
             ("q", Some(&q)),
             ("kv_pool", Some(&kv_pool)),
+            ("kv_scale", optional(&kv_scale)),
             operands[0],
             operands[1],
             ("cu_seqlens_q", optional(&cu_seqlens_q)),
@@ -199,7 +220,7 @@ pub fn mla_decode_rope<'a, T: LatentElement>(
         ],
     )?;
     problem.queries("q", &q)?;
-    problem.latent_rows("kv_pool", &kv_pool, sizes.heads.dv)?;
+    problem.latent_rows("kv_pool", &kv_pool, kv_scale, sizes.heads.dv)?;
     let (slot_tokens, most) = match &keys {
         LatentKeys::Slots { kv_indptr, kv_indices } => {
             let of = CacheSizes { pages: sizes.slots, tokens: 1, ..sizes.cache };
@@ -229,11 +250,13 @@ pub fn mla_decode_rope<'a, T: LatentElement>(
 
 /// Inputs of [`unified_attn_sparse_mla`].
 #[derive(Debug, Clone, Copy)]
-pub struct SparseMlaInputs<'a, T: Element> {
+pub struct SparseMlaInputs<'a, T: Element, C: Element> {
     /// Queries `[total_q, Hq, C + R]`, with the up-projection of keys absorbed.
     pub q: TensorView<'a, T>,
-    /// Latent rows `[pages, tokens, 1, C + R]`.
-    pub kv_cache: TensorView<'a, T>,
+    /// Latent rows `[pages, tokens, 1, C + R]`, or `[pages, tokens, 1, 656]`, see [`PACKED_LATENT_BYTES`].
+    pub kv_cache: TensorView<'a, C>,
+    /// `[1]`: a factor of all elements of the cache; `None`: 1.
+    pub kv_scale: Option<TensorView<'a, f32>>,
     /// `[total_q, topk]`: the slots, `page * tokens + token`, of the keys of each query; -1: none.
     pub topk_indices: TensorView<'a, i32>,
 }
@@ -248,7 +271,9 @@ pub struct SparseMlaInputs<'a, T: Element> {
 /// | arg            | shape                       | dtype         | layout                       |
 /// |----------------|-----------------------------|---------------|------------------------------|
 /// | `q`            | `[total_q, Hq, C + R]`      | `bf16`, `f16` | unit stride on the columns   |
-/// | `kv_cache`     | `[pages, tokens, 1, C + R]` | as `q`        | unit stride on the columns   |
+/// | `kv_cache`     | `[pages, tokens, 1, C + R]` | as `q`, the device's fp8 e4m3 | unit stride on the columns |
+/// |                | `[pages, tokens, 1, 656]`   | fp8 e4m3      | the same, on 16 bytes        |
+/// | `kv_scale`     | `[1]`                       | `f32`         |                              |
 /// | `topk_indices` | `[total_q, topk]`           | `i32`         | unit stride on the last axis |
 /// | `out`          | `[total_q, Hq, C]`          | as `q`        | unit stride on the columns   |
 /// | `lse`          | `[total_q, Hq]`             | `f32`         | any strides                  |
@@ -262,15 +287,15 @@ pub struct SparseMlaInputs<'a, T: Element> {
 /// As [`mla_decode_rope`].
 ///
 /// Source: DeepSeek-AI 2025, "DeepSeek-V3.2-Exp", section 2.
-pub fn unified_attn_sparse_mla<'a, T: LatentElement>(
+pub fn unified_attn_sparse_mla<'a, T: LatentElement, C: LatentPool<T>>(
     stream: &'a Stream,
-    inputs: SparseMlaInputs<'a, T>,
+    inputs: SparseMlaInputs<'a, T, C>,
     outputs: AttentionOutputs<'a, T>,
     workspace: Option<TensorViewMut<'a, f32>>,
     options: &MlaOptions,
 ) -> Result<()> {
     const OP: &str = "unified_attn_sparse_mla";
-    let SparseMlaInputs { q, kv_cache, topk_indices } = inputs;
+    let SparseMlaInputs { q, kv_cache, kv_scale, topk_indices } = inputs;
     let AttentionOutputs { mut out, mut lse } = outputs;
     let sizes = check_latent(OP, "kv_cache", &q, &kv_cache, (&out, &lse))?;
     let total_q = q.shape()[0];
@@ -278,11 +303,16 @@ pub fn unified_attn_sparse_mla<'a, T: LatentElement>(
     topk_indices.expect_shape(OP, "topk_indices", [total_q, topk])?;
     let mut problem = Problem::new(OP, stream, T::DTYPE, sizes.heads);
     problem.disjoint(
-        &[("q", Some(&q)), ("kv_cache", Some(&kv_cache)), ("topk_indices", Some(&topk_indices))],
+        &[
+            ("q", Some(&q)),
+            ("kv_cache", Some(&kv_cache)),
+            ("kv_scale", optional(&kv_scale)),
+            ("topk_indices", Some(&topk_indices)),
+        ],
         &[("out", Some(&out)), ("lse", optional(&lse)), ("workspace", optional(&workspace))],
     )?;
     problem.queries("q", &q)?;
-    problem.latent_rows("kv_cache", &kv_cache, sizes.heads.dv)?;
+    problem.latent_rows("kv_cache", &kv_cache, kv_scale, sizes.heads.dv)?;
     let of = CacheSizes { pages: sizes.slots, tokens: 1, ..sizes.cache };
     problem.table("topk_indices", &topk_indices, of)?;
     problem.out("out", &mut out)?;
@@ -300,15 +330,15 @@ struct Sizes {
 }
 
 /// Checks shapes of queries, latent rows and outputs.
-fn check_latent<T: Element>(
+fn check_latent<T: Element, C: Element>(
     op: &'static str,
     pool_arg: &'static str,
     q: &TensorView<T>,
-    pool: &TensorView<T>,
+    pool: &TensorView<C>,
     (out, lse): (&TensorViewMut<T>, &Option<TensorViewMut<f32>>),
 ) -> Result<Sizes> {
     let [_, _, dv] = out.dims(op, "out")?;
-    let (heads, cache) = check_columns(op, q.shape(), (pool_arg, pool.shape()), dv)?;
+    let (heads, cache) = check_columns(op, q.shape(), (pool_arg, pool.shape(), T::DTYPE, C::DTYPE), dv)?;
     let [total_q, hq, _] = q.dims(op, "q")?;
     out.expect_shape(op, "out", [total_q, hq, dv])?;
     if let Some(lse) = lse {
@@ -322,16 +352,21 @@ fn check_latent<T: Element>(
 pub(crate) fn check_columns(
     op: &'static str,
     q: &[usize],
-    (pool_arg, pool): (&'static str, &[usize]),
+    (pool_arg, pool, of_q, of_pool): (&'static str, &[usize], DType, DType),
     dv: usize,
 ) -> Result<(Heads, CacheSizes)> {
     let &[_, hq, dqk] = q else { return Err(Error::shape(op, "q", q, "3 axes")) };
     let &[pages, tokens, kv_heads, columns] = pool else {
         return Err(Error::shape(op, pool_arg, pool, "4 axes"));
     };
-    if kv_heads != 1 || columns != dqk {
+    let packed = of_pool != of_q && columns == PACKED_LATENT_BYTES;
+    if kv_heads != 1 || (columns != dqk && !packed) {
         let want = format!("[pages, tokens, 1, {dqk}] (columns of q)");
         return Err(Error::shape(op, pool_arg, pool, want));
+    }
+    if packed && (of_q != DType::Bf16 || [dqk, dv] != [576, 512]) {
+        let what = format!("{dqk} columns of keys and {dv} of values in {of_q} beside packed latent rows");
+        return Err(Error::unsupported(op, what, "packed rows have 576 and 512, in bf16"));
     }
     if tokens == 0 {
         return Err(Error::empty(op, pool_arg, 1, pool));
@@ -343,22 +378,33 @@ pub(crate) fn check_columns(
     Ok((Heads { heads: hq, kv_heads: 1, dqk, dv }, CacheSizes { pages, tokens, heads: 1, dqk, dv }))
 }
 
+/// Of `attention::ElementType` of `hip/problem.h`; and of packed rows, whose kernels do not ask.
+const FP8: u32 = 1;
+const PACKED: u32 = u32::MAX;
+
+/// How rows are read: `Rows` of `hip/mla.h`.
+#[derive(Clone, Copy)]
+enum Rows {
+    Vectors,
+    Any,
+    Fp8,
+    Packed,
+}
+
 macro_rules! kernels {
     ($($name:literal),*) => {
         [$([concat!("mla_", $name, "_16"), concat!("mla_", $name, "_64")]),*]
     };
 }
-/// By type and columns of values: rows in whole vectors or any, both without and with a rotation; blocks of 16 and 64 rows.
-const KERNELS: [[[[&str; 2]; 4]; 2]; 2] = [
+/// By type, columns of values and [`Rows`]; blocks of 16 and 64 rows.
+const KERNELS: [[[[&str; 2]; 3]; 2]; 2] = [
     [
-        kernels!("bf16_256", "bf16_256_any", "bf16_256_rope", "bf16_256_any_rope"),
-        kernels!("bf16_512", "bf16_512_any", "bf16_512_rope", "bf16_512_any_rope"),
+        kernels!("bf16_256", "bf16_256_any", "bf16_256_fp8"),
+        kernels!("bf16_512", "bf16_512_any", "bf16_512_fp8"),
     ],
-    [
-        kernels!("f16_256", "f16_256_any", "f16_256_rope", "f16_256_any_rope"),
-        kernels!("f16_512", "f16_512_any", "f16_512_rope", "f16_512_any_rope"),
-    ],
+    [kernels!("f16_256", "f16_256_any", "f16_256_fp8"), kernels!("f16_512", "f16_512_any", "f16_512_fp8")],
 ];
+const PACKED_KERNELS: [&str; 2] = kernels!("bf16_512_scaled")[0];
 
 fn launch<'a>(
     mut problem: Problem<'a>,
@@ -372,15 +418,15 @@ fn launch<'a>(
     problem.mask(Mask { causal: true, left: None, right: None });
     problem.plan(Plan { tiling: options.tiling, workspace });
     let of_type = usize::from(problem.kernel() == DType::F16);
-    let rotates = usize::from(params.cos_sin != 0);
     let choose = |p: &crate::kernels::attention::Params, rows: usize, tiling: Tiling| {
         let tall = match tiling {
             Tiling::Auto => rows > 16,
             Tiling::Fixed { tile, .. } => tile == QueryTile::Tall,
         };
-        let vectors = p.q_vectorized == 1 && p.cache.vectorized == 1 && p.dqk - p.dv <= 64;
-        let of_width = usize::from(p.dv == 512);
-        let name = KERNELS[of_type][of_width][usize::from(!vectors) + 2 * rotates][usize::from(tall)];
+        let name = match rows_of(p) {
+            Rows::Packed => PACKED_KERNELS[usize::from(tall)],
+            rows => KERNELS[of_type][usize::from(p.dv == 512)][rows as usize][usize::from(tall)],
+        };
         let kernel: KernelRef<Params> = Params::kernel(name);
         (kernel, if tall { 64 } else { 16 })
     };
@@ -391,16 +437,46 @@ fn launch<'a>(
     })
 }
 
+fn rows_of(p: &crate::kernels::attention::Params) -> Rows {
+    let k = &p.cache.k;
+    let narrow = p.q_vectorized == 1 && p.dqk - p.dv <= 64;
+    let on_16_bytes = [k.data as i64, k.batch, k.token_group].iter().all(|n| n % 16 == 0);
+    match p.cache.element {
+        PACKED => Rows::Packed,
+        0 if narrow && p.cache.vectorized == 1 => Rows::Vectors,
+        FP8 if narrow && on_16_bytes && p.dqk.is_multiple_of(16) => Rows::Fp8,
+        _ => Rows::Any,
+    }
+}
+
 impl<'a> Problem<'a> {
-    /// Latent rows `[pages, tokens, 1, C + R]`; values are their first `dv` columns.
-    fn latent_rows<T: Element>(
+    /// Latent rows `[pages, tokens, 1, columns]`; values are their first `dv` columns.
+    fn latent_rows<C: Element>(
         &mut self,
         arg: &'static str,
-        rows: &TensorView<'a, T>,
+        rows: &TensorView<'a, C>,
+        scale: Option<TensorView<'a, f32>>,
         dv: usize,
     ) -> Result<()> {
+        let op = self.op();
         let values = rows.slice(3, 0..dv)?;
-        self.cache(KvLayout::Nhd, (arg, rows), (arg, &values))
+        self.cache(KvLayout::Nhd, (arg, rows), (arg, &values))?;
+        if rows.shape()[3] == PACKED_LATENT_BYTES {
+            self.params().cache.element = PACKED;
+            if !rows.rows_aligned(16) {
+                return Err(Error::stride(op, arg, rows.layout(), "rows on 16 bytes"));
+            }
+            if self.params().q_vectorized == 0 {
+                let want = "rows on 16 bytes beside packed latent rows";
+                return Err(Error::argument(op, "q", "rows at other addresses", want));
+            }
+        }
+        if let Some(scale) = &scale {
+            scale.expect_shape(op, "kv_scale", [1])?;
+            let (address, ..) = self.by_head("kv_scale", Some(*scale), [1, 1])?;
+            self.params().cache.k.descale = address;
+        }
+        Ok(())
     }
 
     fn rotation<'t: 'a, T: Element>(

@@ -12,19 +12,24 @@ use crate::kernels;
 use crate::mla::check_columns;
 use crate::reference::mla::Latent;
 use crate::{
-    AttentionOutputs, AttentionProblem, CosSin, LatentElement, LatentKeys, MlaDecodeInputs, MlaDecodeOutputs,
-    MlaOptions, MlaRope, SparseMlaInputs, mla_decode_rope, unified_attn_sparse_mla,
+    AttentionOutputs, AttentionProblem, CosSin, LatentElement, LatentKeys, LatentPool, MlaDecodeInputs,
+    MlaDecodeOutputs, MlaOptions, MlaRope, PACKED_LATENT_BYTES, SparseMlaInputs, mla_decode_rope,
+    unified_attn_sparse_mla,
 };
 use hk_core::plan::rope::RopeStyle;
 use hk_core::registry::{
     ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named,
     Operator, Outputs, Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
-use hk_core::{CodeObjects, DType, Error, Result, Stream, bf16, f16};
+use hk_core::{CodeObjects, DType, Error, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, bf16, f16};
 use std::collections::BTreeSet;
 
 const Q: ArgSpec = ArgSpec::input("q", ACTIVATIONS, 3, "[total_q, Hq, C + R]");
-const KV_POOL: ArgSpec = ArgSpec::input("kv_pool", ACTIVATIONS, 4, "[pages, tokens, 1, C + R]");
+const POOL: &[DType] = &[DType::Bf16, DType::F16, DType::Fp8E4M3, DType::Fp8E4M3Fnuz];
+const KV_POOL: ArgSpec = ArgSpec::input("kv_pool", POOL, 4, "[pages, tokens, 1, C + R]");
+const KV_SCALE: ArgSpec = ArgSpec::input("kv_scale", &[DType::F32], 1, "[1]")
+    .sampled(Sample::Uniform { low: 0.5, high: 2.0 })
+    .optional();
 const OUT: ArgSpec = ArgSpec::output("out", Tolerance::Attention, ACTIVATIONS, 3, "[total_q, Hq, C]");
 const LSE_OUT: ArgSpec = ArgSpec::output("lse", LSE, &[DType::F32], 2, "[total_q, Hq]").optional();
 
@@ -53,6 +58,23 @@ macro_rules! case {
     };
 }
 
+/// The same of pools of another type: type; queries, heads, columns; pool, its type and columns; others.
+macro_rules! pool_case {
+    ($label:literal, $dtype:ident $tq:literal $hq:literal $d:literal,
+     $pool:literal $of:ident $pages:literal $tokens:literal $columns:literal,
+     [$($name:literal $other:ident $shape:expr),*], [$($scalar:expr),*]) => {
+        Case {
+            label: $label,
+            tensors: &[
+                ("q", DType::$dtype, &[$tq, $hq, $d]),
+                ($pool, DType::$of, &[$pages, $tokens, 1, $columns]),
+                $(($name, DType::$other, &$shape),)*
+            ],
+            scalars: &[$($scalar),*],
+        }
+    };
+}
+
 const C256: (&str, Scalar) = ("columns", Scalar::Count(256));
 const INTERLEAVED: (&str, Scalar) = ("style", Scalar::Choice("interleaved"));
 const SHORT: (&str, Scalar) = ("tile", Scalar::Choice("short"));
@@ -66,6 +88,7 @@ pub(super) const MLA_DECODE_ROPE: Operator = Operator {
     args: &[
         Q,
         KV_POOL,
+        KV_SCALE,
         ArgSpec::input("kv_indptr", INDICES_32, 1, "[sequences + 1]")
             .sampled(Sample::StartsOf("kv_indices"))
             .optional(),
@@ -146,34 +169,64 @@ pub(super) const MLA_DECODE_ROPE: Operator = Operator {
             ["kv_indptr" I32 [3], "kv_indices" I32 [67], "lse" F32 [2, 17]], [C256]),
         case!("bf16, C = 256, R = 7, 3 heads", Bf16 2 3 263, "kv_pool" 256 1,
             ["kv_indptr" I32 [3], "kv_indices" I32 [67], "lse" F32 [2, 3]], [C256]),
-        case!("bf16, C = 256, R = 7, 3 heads, cosines in f32", Bf16 2 3 263, "kv_pool" 256 1,
-            ["kv_indptr" I32 [3], "kv_indices" I32 [67], "cos_sin" F32 [64, 6], "positions" I32 [2], "k_pe_out" Bf16 [2, 7]], [C256]),
-        case!("bf16, C = 256, R = 7, 17 heads, cosines in f32", Bf16 2 17 263, "kv_pool" 256 1,
-            ["kv_indptr" I32 [3], "kv_indices" I32 [67], "cos_sin" F32 [64, 6], "positions" I32 [2], "k_pe_out" Bf16 [2, 7]], [C256]),
-        case!("bf16, C = 256, R = 64, 17 heads, cosines in f32", Bf16 2 17 320, "kv_pool" 256 1,
-            ["kv_indptr" I32 [3], "kv_indices" I32 [67], "cos_sin" F32 [64, 64], "positions" I32 [2], "k_pe_out" Bf16 [2, 64]], [C256]),
-        case!("bf16, C = 512, R = 7, 3 heads, cosines in f32", Bf16 2 3 519, "kv_pool" 256 1,
-            ["kv_indptr" I32 [3], "kv_indices" I32 [67], "cos_sin" F32 [64, 6], "positions" I32 [2], "k_pe_out" Bf16 [2, 7]], []),
-        case!("bf16, C = 512, R = 64, 17 heads, cosines in f32", Bf16 2 17 576, "kv_pool" 256 1,
-            ["kv_indptr" I32 [3], "kv_indices" I32 [67], "cos_sin" F32 [64, 64], "positions" I32 [2], "k_pe_out" Bf16 [2, 64]], []),
-        case!("f16, C = 256, R = 7, 17 heads", F16 2 17 263, "kv_pool" 256 1,
-            ["kv_indptr" I32 [3], "kv_indices" I32 [67], "lse" F32 [2, 17]], [C256]),
-        case!("f16, C = 256, R = 7, 3 heads, cosines in f32", F16 2 3 263, "kv_pool" 256 1,
-            ["kv_indptr" I32 [3], "kv_indices" I32 [67], "cos_sin" F32 [64, 6], "positions" I32 [2], "k_pe_out" F16 [2, 7]], [C256]),
         case!("f16, C = 256, R = 64, 3 heads, cosines in f32", F16 2 3 320, "kv_pool" 256 1,
-            ["kv_indptr" I32 [3], "kv_indices" I32 [67], "cos_sin" F32 [64, 64], "positions" I32 [2], "k_pe_out" F16 [2, 64]], [C256]),
-        case!("f16, C = 256, R = 64, 17 heads, cosines in f32", F16 2 17 320, "kv_pool" 256 1,
             ["kv_indptr" I32 [3], "kv_indices" I32 [67], "cos_sin" F32 [64, 64], "positions" I32 [2], "k_pe_out" F16 [2, 64]], [C256]),
         case!("f16, C = 512, R = 7, 3 heads", F16 2 3 519, "kv_pool" 256 1,
             ["kv_indptr" I32 [3], "kv_indices" I32 [67], "lse" F32 [2, 3]], []),
         case!("f16, C = 512, R = 7, 17 heads", F16 2 17 519, "kv_pool" 256 1,
             ["kv_indptr" I32 [3], "kv_indices" I32 [67], "lse" F32 [2, 17]], []),
-        case!("f16, C = 512, R = 7, 3 heads, cosines in f32", F16 2 3 519, "kv_pool" 256 1,
-            ["kv_indptr" I32 [3], "kv_indices" I32 [67], "cos_sin" F32 [64, 6], "positions" I32 [2], "k_pe_out" F16 [2, 7]], []),
-        case!("f16, C = 512, R = 7, 17 heads, cosines in f32", F16 2 17 519, "kv_pool" 256 1,
-            ["kv_indptr" I32 [3], "kv_indices" I32 [67], "cos_sin" F32 [64, 6], "positions" I32 [2], "k_pe_out" F16 [2, 7]], []),
-        case!("f16, C = 512, R = 64, 3 heads, cosines in f32", F16 2 3 576, "kv_pool" 256 1,
-            ["kv_indptr" I32 [3], "kv_indices" I32 [67], "cos_sin" F32 [64, 64], "positions" I32 [2], "k_pe_out" F16 [2, 64]], []),
+        pool_case!("bf16, 16 heads, splits of 64 keys, fp8 of gfx942", Bf16 2 16 576, "kv_pool" Fp8E4M3Fnuz 256 1 576,
+            ["kv_scale" F32 [1], "kv_indptr" I32 [3], "kv_indices" I32 [230], "lse" F32 [2, 16]], [SHORT, SPLITS_OF_64]),
+        pool_case!("bf16, 40 heads, softcap, rotated, fp8 of gfx942", Bf16 2 40 576, "kv_pool" Fp8E4M3Fnuz 256 1 576,
+            ["kv_scale" F32 [1], "kv_indptr" I32 [3], "kv_indices" I32 [70], "cos_sin" F32 [64, 64], "positions" I32 [2],
+             "k_pe_out" Bf16 [2, 64]], [("softcap", Scalar::Float(2.0))]),
+        pool_case!("f16, two queries, pages of 16, fp8 of gfx942", F16 4 5 576, "kv_pool" Fp8E4M3Fnuz 16 16 576,
+            ["block_table" I32 [2, 3], "seq_lens" I32 [2], "cu_seqlens_q" I32 [3], "lse" F32 [4, 5]], []),
+        pool_case!("f16, 33 heads, fp8 of gfx942", F16 2 33 544, "kv_pool" Fp8E4M3Fnuz 256 1 544,
+            ["kv_scale" F32 [1], "kv_indptr" I32 [3], "kv_indices" I32 [70]], []),
+        pool_case!("bf16, C = 256, R = 64, fp8 of gfx942", Bf16 2 3 320, "kv_pool" Fp8E4M3Fnuz 256 1 320,
+            ["kv_scale" F32 [1], "kv_indptr" I32 [3], "kv_indices" I32 [70]], [C256]),
+        pool_case!("bf16, C = 256, R = 16, 17 heads, fp8 of gfx942", Bf16 2 17 272, "kv_pool" Fp8E4M3Fnuz 256 1 272,
+            ["kv_indptr" I32 [3], "kv_indices" I32 [70], "lse" F32 [2, 17]], [C256]),
+        pool_case!("f16, C = 256, R = 64, rotated, fp8 of gfx942", F16 2 3 320, "kv_pool" Fp8E4M3Fnuz 256 1 320,
+            ["kv_scale" F32 [1], "kv_indptr" I32 [3], "kv_indices" I32 [70], "cos_sin" F16 [64, 32], "positions" I32 [2],
+             "k_pe_out" F16 [2, 64]], [C256, INTERLEAVED]),
+        pool_case!("f16, C = 256, R = 0, 17 heads, fp8 of gfx942", F16 2 17 256, "kv_pool" Fp8E4M3Fnuz 256 1 256,
+            ["kv_indptr" I32 [3], "kv_indices" I32 [70]], [C256]),
+        pool_case!("bf16, R = 127, 20 heads, rotated, fp8 of gfx942", Bf16 2 20 639, "kv_pool" Fp8E4M3Fnuz 256 1 639,
+            ["kv_scale" F32 [1], "kv_indptr" I32 [3], "kv_indices" I32 [70], "cos_sin" Bf16 [64, 126], "positions" I32 [2],
+             "k_pe_out" Bf16 [2, 127]], []),
+        pool_case!("rows of 656 bytes, splits of 64 keys, fp8 of gfx942", Bf16 2 16 576, "kv_pool" Fp8E4M3Fnuz 256 1 656,
+            ["kv_scale" F32 [1], "kv_indptr" I32 [3], "kv_indices" I32 [230], "lse" F32 [2, 16]], [SHORT, SPLITS_OF_64]),
+        pool_case!("rows of 656 bytes, 40 heads, rotated, fp8 of gfx942", Bf16 2 40 576, "kv_pool" Fp8E4M3Fnuz 256 1 656,
+            ["kv_indptr" I32 [3], "kv_indices" I32 [70], "cos_sin" F32 [64, 64], "positions" I32 [2],
+             "k_pe_out" Bf16 [2, 64]], []),
+        pool_case!("bf16, 16 heads, splits of 64 keys, fp8 of gfx950", Bf16 2 16 576, "kv_pool" Fp8E4M3 256 1 576,
+            ["kv_scale" F32 [1], "kv_indptr" I32 [3], "kv_indices" I32 [230], "lse" F32 [2, 16]], [SHORT, SPLITS_OF_64]),
+        pool_case!("bf16, 40 heads, softcap, rotated, fp8 of gfx950", Bf16 2 40 576, "kv_pool" Fp8E4M3 256 1 576,
+            ["kv_scale" F32 [1], "kv_indptr" I32 [3], "kv_indices" I32 [70], "cos_sin" F32 [64, 64], "positions" I32 [2],
+             "k_pe_out" Bf16 [2, 64]], [("softcap", Scalar::Float(2.0))]),
+        pool_case!("f16, two queries, pages of 16, fp8 of gfx950", F16 4 5 576, "kv_pool" Fp8E4M3 16 16 576,
+            ["block_table" I32 [2, 3], "seq_lens" I32 [2], "cu_seqlens_q" I32 [3], "lse" F32 [4, 5]], []),
+        pool_case!("f16, 33 heads, fp8 of gfx950", F16 2 33 544, "kv_pool" Fp8E4M3 256 1 544,
+            ["kv_scale" F32 [1], "kv_indptr" I32 [3], "kv_indices" I32 [70]], []),
+        pool_case!("bf16, C = 256, R = 64, fp8 of gfx950", Bf16 2 3 320, "kv_pool" Fp8E4M3 256 1 320,
+            ["kv_scale" F32 [1], "kv_indptr" I32 [3], "kv_indices" I32 [70]], [C256]),
+        pool_case!("bf16, C = 256, R = 16, 17 heads, fp8 of gfx950", Bf16 2 17 272, "kv_pool" Fp8E4M3 256 1 272,
+            ["kv_indptr" I32 [3], "kv_indices" I32 [70], "lse" F32 [2, 17]], [C256]),
+        pool_case!("f16, C = 256, R = 64, rotated, fp8 of gfx950", F16 2 3 320, "kv_pool" Fp8E4M3 256 1 320,
+            ["kv_scale" F32 [1], "kv_indptr" I32 [3], "kv_indices" I32 [70], "cos_sin" F16 [64, 32], "positions" I32 [2],
+             "k_pe_out" F16 [2, 64]], [C256, INTERLEAVED]),
+        pool_case!("f16, C = 256, R = 0, 17 heads, fp8 of gfx950", F16 2 17 256, "kv_pool" Fp8E4M3 256 1 256,
+            ["kv_indptr" I32 [3], "kv_indices" I32 [70]], [C256]),
+        pool_case!("bf16, R = 127, 20 heads, rotated, fp8 of gfx950", Bf16 2 20 639, "kv_pool" Fp8E4M3 256 1 639,
+            ["kv_scale" F32 [1], "kv_indptr" I32 [3], "kv_indices" I32 [70], "cos_sin" Bf16 [64, 126], "positions" I32 [2],
+             "k_pe_out" Bf16 [2, 127]], []),
+        pool_case!("rows of 656 bytes, splits of 64 keys, fp8 of gfx950", Bf16 2 16 576, "kv_pool" Fp8E4M3 256 1 656,
+            ["kv_scale" F32 [1], "kv_indptr" I32 [3], "kv_indices" I32 [230], "lse" F32 [2, 16]], [SHORT, SPLITS_OF_64]),
+        pool_case!("rows of 656 bytes, 40 heads, rotated, fp8 of gfx950", Bf16 2 40 576, "kv_pool" Fp8E4M3 256 1 656,
+            ["kv_indptr" I32 [3], "kv_indices" I32 [70], "cos_sin" F32 [64, 64], "positions" I32 [2],
+             "k_pe_out" Bf16 [2, 64]], []),
         case!("bf16, C = 512, R = 8, slots that the pool lacks", Bf16 3 16 520, "kv_pool" 250 1,
             ["kv_indptr" I32 [4], "kv_indices" I32 [256], "lse" F32 [3, 16]], []),
     ],
@@ -190,6 +243,7 @@ pub(super) const UNIFIED_ATTN_SPARSE_MLA: Operator = Operator {
     args: &[
         Q,
         ArgSpec { name: "kv_cache", ..KV_POOL },
+        KV_SCALE,
         ArgSpec::input("topk_indices", INDICES_32, 2, "[total_q, topk]")
             .sampled(Sample::Integers { low: -1, high: 256 }),
         OUT,
@@ -210,6 +264,10 @@ pub(super) const UNIFIED_ATTN_SPARSE_MLA: Operator = Operator {
             ["topk_indices" I32 [5, 64], "lse" F32 [5, 8]], [C256]),
         case!("f16, C = 256, 32 heads, slots that the cache lacks", F16 5 32 320, "kv_cache" 15 17,
             ["topk_indices" I32 [5, 70], "lse" F32 [5, 32]], [C256]),
+        pool_case!("rows of 656 bytes, slots that the cache lacks, fp8 of gfx942", Bf16 3 20 576, "kv_cache" Fp8E4M3Fnuz 4 60 656,
+            ["topk_indices" I32 [3, 70], "lse" F32 [3, 20]], []),
+        pool_case!("rows of 656 bytes, slots that the cache lacks, fp8 of gfx950", Bf16 3 20 576, "kv_cache" Fp8E4M3 4 60 656,
+            ["topk_indices" I32 [3, 70], "lse" F32 [3, 20]], []),
         case!("bf16, R = 36, lists without entries", Bf16 2 4 548, "kv_cache" 4 64,
             ["topk_indices" I32 [2, 0], "lse" F32 [2, 4]], []),
     ],
@@ -229,8 +287,13 @@ fn specs(call: &CallSpec) -> Result<Named<TensorSpec>> {
     let (op, pool) = (call.operator().name, pool(call));
     let [total_q, heads, _] = shape(call, "q")?;
     let dv = call.size("columns")?;
-    expect_dtypes(call, "q", &[pool])?;
-    check_columns(op, call.get("q")?.shape(), (pool, call.get(pool)?.shape()), dv)?;
+    let rows = call.get(pool)?;
+    if ACTIVATIONS.contains(&rows.dtype()) {
+        expect_dtypes(call, "q", &[pool])?;
+    }
+    let q = call.get("q")?;
+    check_columns(op, q.shape(), (pool, rows.shape(), q.dtype(), rows.dtype()), dv)?;
+    expect_shape(call, "kv_scale", &[1], "a factor")?;
     tiling(call)?;
     if pool == "kv_cache" {
         let topk = call.get("topk_indices")?.shape()[1];
@@ -299,10 +362,38 @@ fn expect_rotation(call: &CallSpec, dv: usize) -> Result<()> {
 fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (inputs, outputs) = call.split();
     let dtype = inputs.get("q")?.dtype();
-    with_activation!(inputs.operator().name, "q", dtype, T => run_typed::<T>(stream, &inputs, outputs))
+    let rows = inputs.get(pool(&inputs))?.dtype();
+    with_activation!(inputs.operator().name, "q", dtype, T => with_pool!(rows, T, C => {
+        run_typed::<T, C>(stream, &inputs, outputs)
+    }))
 }
 
-fn run_typed<T: LatentElement>(stream: &Stream, inputs: &Inputs, mut outputs: Outputs) -> Result<()> {
+/// Runs `$body` with `$c` as the type of latent rows beside queries of type `$t`.
+macro_rules! with_pool {
+    ($dtype:expr, $t:ty, $c:ident => $body:expr) => {
+        match $dtype {
+            DType::Fp8E4M3 => {
+                type $c = Fp8E4M3;
+                $body
+            }
+            DType::Fp8E4M3Fnuz => {
+                type $c = Fp8E4M3Fnuz;
+                $body
+            }
+            _ => {
+                type $c = $t;
+                $body
+            }
+        }
+    };
+}
+use with_pool;
+
+fn run_typed<T: LatentElement, C: LatentPool<T>>(
+    stream: &Stream,
+    inputs: &Inputs,
+    mut outputs: Outputs,
+) -> Result<()> {
     let q = inputs.view::<T>("q")?;
     let [queries, heads, _] = q.dims(inputs.operator().name, "q")?;
     let options = MlaOptions {
@@ -312,16 +403,18 @@ fn run_typed<T: LatentElement>(stream: &Stream, inputs: &Inputs, mut outputs: Ou
         tiling: tiling(inputs)?,
     };
     let dv = inputs.size("columns")?;
+    let kv_scale = inputs.optional_view("kv_scale")?;
     let problem = |sequences, keys| AttentionProblem { sequences, heads, kv_heads: 1, queries, keys, dv };
     if pool(inputs) == "kv_cache" {
         let topk_indices = indices(inputs, "topk_indices")?;
         let keys = topk_indices.shape()[1];
         let workspace = workspace(stream, &mut outputs, problem(queries, keys), options.tiling)?;
-        let tensors = SparseMlaInputs::<T> { q, kv_cache: inputs.view("kv_cache")?, topk_indices };
+        let tensors =
+            SparseMlaInputs::<T, C> { q, kv_cache: inputs.view("kv_cache")?, kv_scale, topk_indices };
         let outputs = AttentionOutputs { out: outputs.take("out")?, lse: outputs.take_optional("lse")? };
         return unified_attn_sparse_mla(stream, tensors, outputs, workspace, &options);
     }
-    let kv_pool = inputs.view::<T>("kv_pool")?;
+    let kv_pool = inputs.view::<C>("kv_pool")?;
     let cu_seqlens_q = inputs.optional_view("cu_seqlens_q")?;
     let (keys, longest) = match inputs.optional_view("block_table")? {
         Some(block_table) => {
@@ -351,7 +444,7 @@ fn run_typed<T: LatentElement>(stream: &Stream, inputs: &Inputs, mut outputs: Ou
         None => None,
         Some(cos_sin) => Some(MlaRope { cos_sin, positions: indices(inputs, "positions")?, style }),
     };
-    let tensors = MlaDecodeInputs { q, kv_pool, keys, cu_seqlens_q, rope };
+    let tensors = MlaDecodeInputs { q, kv_pool, kv_scale, keys, cu_seqlens_q, rope };
     let outputs = MlaDecodeOutputs {
         out: outputs.take("out")?,
         lse: outputs.take_optional("lse")?,
@@ -411,7 +504,7 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
         scale: scale(call)?.map_or(1.0 / (dqk as f64).sqrt(), f64::from),
         softcap: float(call, "softcap")?.into(),
     };
-    let (q, pool) = (call.get("q")?.to_f64(), call.get(pool(call))?.to_f64());
+    let (q, pool) = (call.get("q")?.to_f64(), host_rows(call)?);
     let rows: Vec<&[f64]> = pool.chunks(dqk).collect();
     let row = |slot: &i64| usize::try_from(*slot).ok().and_then(|slot| rows.get(slot)).copied();
     let rotate = rotation(call, dv)?;
@@ -440,6 +533,28 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
         outputs.push(("k_pe_out", k_pe));
     }
     Ok(outputs)
+}
+
+/// All latent rows, with their factors.
+fn host_rows(call: &HostCall) -> Result<Vec<f64>> {
+    let pool = call.get(pool(call))?;
+    let scale = call.optional("kv_scale").map_or(1.0, |scale| scale.to_f64()[0]);
+    let rows = if pool.shape()[3] == PACKED_LATENT_BYTES && pool.dtype().size_bytes() == 1 {
+        let elements = pool.to_f64();
+        let rows = pool.bytes().chunks(PACKED_LATENT_BYTES).zip(elements.chunks(PACKED_LATENT_BYTES));
+        rows.flat_map(|(bytes, elements)| unpacked(bytes, elements)).collect()
+    } else {
+        pool.to_f64()
+    };
+    Ok(rows.into_iter().map(|x| x * scale).collect())
+}
+
+/// The columns of a packed row, rounded to `bf16`; all its bytes are also given as elements of fp8.
+fn unpacked(bytes: &[u8], elements: &[f64]) -> Vec<f64> {
+    let scale = |i: usize| f32::from_le_bytes(std::array::from_fn(|b| bytes[512 + 4 * i + b]));
+    let pe = bytes[528..].chunks(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32());
+    let rounded = |(i, x): (usize, &f64)| bf16::from_f32(*x as f32 * scale(i / 128)).to_f32();
+    elements[..512].iter().enumerate().map(rounded).chain(pe).map(f64::from).collect()
 }
 
 /// Rotates the last columns of a row by the position of a query and rounds them to its type.

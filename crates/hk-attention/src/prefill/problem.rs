@@ -89,7 +89,7 @@ fn element_type<T: Element>(kernel: DType) -> u32 {
 }
 
 /// Factors by batch and head: address and strides in elements.
-type ByHead = (u64, i64, i64);
+pub(crate) type ByHead = (u64, i64, i64);
 
 fn descale(of: &mut KeysValues, k: ByHead, v: ByHead) {
     (of.k.descale, of.k.descale_batch, of.k.descale_head) = k;
@@ -335,8 +335,8 @@ impl<'a> Problem<'a> {
         Ok(())
     }
 
-    /// `f32` by batch and head, or `[1]`.
-    fn by_head(
+    /// `f32` by batch and head, or `[1]`: address and strides in elements.
+    pub fn by_head(
         &mut self,
         arg: &'static str,
         view: Option<TensorView<'a, f32>>,
