@@ -4,6 +4,7 @@ hk_core::include_kernels!();
 
 mod decode;
 mod kv_cache;
+mod mla;
 #[cfg(feature = "registry")]
 mod operators;
 mod prefill;
@@ -12,6 +13,7 @@ pub mod reference;
 
 pub use decode::*;
 pub use kv_cache::*;
+pub use mla::*;
 #[cfg(feature = "registry")]
 pub use operators::OPERATORS;
 pub use prefill::*;

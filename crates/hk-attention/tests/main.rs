@@ -8,6 +8,7 @@ mod hstu_attn;
 mod lean_atten;
 mod lean_atten_paged;
 mod mha;
+mod mla_decode;
 mod pa_decode;
 mod paged;
 mod prefill_attn;

@@ -698,6 +698,46 @@ CASES["pa_prefill"] = prefill_over_pages(False)
 CASES["chunked_pa_prefill"] = prefill_over_pages(True)
 
 
+def latent(d):
+    """Type, columns of values and of rows, heads."""
+    columns = d.pick(256, 512)
+    return d.pick(bf16, np.float16), columns, columns + d.pick(0, 7, 64, 127), d.pick(1, 16, 20)
+
+
+@case
+def mla_decode_rope(d):
+    t, c, dim, heads = latent(d)
+    queries = [d.pick(0, 1, 3) for _ in range(d.size(3))]
+    keys = [n + d.pick(0, 1, 31, 70) for n in queries]
+    starts, indptr = (np.cumsum([0, *of]).astype(np.int32) for of in (queries, keys))
+    slots = d.rng.permutation(indptr[-1] + 5)[: indptr[-1]].astype(np.int32)
+    pool = np.full((indptr[-1] + 5, 1, 1, dim), np.nan, t)
+    pool[slots] = d.normal((indptr[-1], 1, 1, dim), t)
+    q, found = d.normal((starts[-1], heads, dim), t), []
+    for i in range(len(queries)):
+        rows = f64(pool[slots[indptr[i] : indptr[i + 1]], 0])
+        found.append(attention(f64(q[starts[i] : starts[i + 1]]), rows, rows[..., :c], causal=True))
+    out, lse = (jnp.concatenate(of) for of in zip(*found))
+    inputs = {"q": q, "kv_pool": pool, "kv_indptr": indptr, "kv_indices": slots, "cu_seqlens_q": starts}
+    return inputs, {"columns": c}, {"out": (out, ATTENTION[t]), "lse": (lse, LSE)}, ["lse"]
+
+
+@case
+def unified_attn_sparse_mla(d):
+    t, c, dim, heads = latent(d)
+    total, topk = d.size(3), d.pick(1, 33, 64, 78)
+    cache = d.normal((3, 16, 1, dim), t)
+    lists = d.integers(-1, 48, (total, topk), np.int32)
+    lists[:, 0] = 5
+    q, found = d.normal((total, heads, dim), t), []
+    for i in range(total):
+        rows = f64(cache.reshape(48, 1, dim)[lists[i][lists[i] >= 0]])
+        found.append(attention(f64(q[i : i + 1]), rows, rows[..., :c]))
+    out, lse = (jnp.concatenate(of) for of in zip(*found))
+    inputs = {"q": q, "kv_cache": cache, "topk_indices": lists}
+    return inputs, {"columns": c}, {"out": (out, ATTENTION[t]), "lse": (lse, LSE)}, ["lse"]
+
+
 @case
 def extend_attn(d):
     t, kv, group, dim, out_dim = d.dtype(), d.size(2), d.pick(1, 2, 3), d.pick(16, 17, 64, 192), d.pick(13, 64, 128)

@@ -7,6 +7,7 @@ mod extend;
 mod flash;
 mod fused_bmm_rope_kv_cache;
 mod hstu;
+mod latent;
 mod lean;
 mod lean_paged;
 mod mha;
@@ -40,4 +41,6 @@ pub static OPERATORS: &[Operator] = &[
     extend::EXTEND_ATTN,
     pa_prefill::PA_PREFILL,
     pa_prefill::CHUNKED_PA_PREFILL,
+    latent::MLA_DECODE_ROPE,
+    latent::UNIFIED_ATTN_SPARSE_MLA,
 ];

@@ -176,7 +176,7 @@ impl SequenceStarts<'_> {
 }
 
 /// The number of sequences of starts `[sequences + 1]`.
-pub(super) fn check_starts(op: &'static str, arg: &'static str, starts: &TensorView<i32>) -> Result<usize> {
+pub(crate) fn check_starts(op: &'static str, arg: &'static str, starts: &TensorView<i32>) -> Result<usize> {
     let [n] = starts.dims(op, arg)?;
     n.checked_sub(1).ok_or_else(|| Error::shape(op, arg, [n], "[sequences + 1]"))
 }

@@ -4,12 +4,12 @@ mod extend;
 mod flash;
 mod hstu;
 mod lean;
-mod mha;
-mod options;
+pub(crate) mod mha;
+pub(crate) mod options;
 mod pa_prefill;
-mod plan;
+pub(crate) mod plan;
 mod prefill_attn;
-mod problem;
+pub(crate) mod problem;
 mod stream_k;
 mod unified;
 

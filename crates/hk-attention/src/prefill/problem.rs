@@ -12,8 +12,8 @@ use crate::kernels::attention::{HeadRows, Hstu, KeyRows, KeysValues, Pages as Pa
 use crate::kv_cache::{CacheScales, CacheSizes, KvLayout, Strides, piece};
 use bytemuck::Zeroable;
 use hk_core::{
-    DType, Element, Error, GlobalLayout, Launch, LaunchConfig, NamedOperand, Result, Stream, TensorView,
-    TensorViewMut, check_aliases,
+    DType, Element, Error, GlobalLayout, KernelRef, Launch, LaunchConfig, NamedOperand, Result, Stream,
+    TensorView, TensorViewMut, check_aliases,
 };
 
 /// Rows of packed or batched tensors that the kernels count: sums of two fit an `i32`.
@@ -89,7 +89,7 @@ fn element_type<T: Element>(kernel: DType) -> u32 {
 }
 
 /// Factors by batch and head: address and strides in elements.
-type ByHead = (u64, i64, i64);
+pub(crate) type ByHead = (u64, i64, i64);
 
 fn descale(of: &mut KeysValues, k: ByHead, v: ByHead) {
     (of.k.descale, of.k.descale_batch, of.k.descale_head) = k;
@@ -261,9 +261,14 @@ impl<'a> Problem<'a> {
             let want = format!("{sequences} sequences");
             return Err(Error::shape(self.op, "block_table", table.shape(), want));
         }
-        table.expect_unit_stride(self.op, "block_table")?;
-        table.expect_aligned(self.op, "block_table", 4)?;
-        let layout = self.launch.input("block_table", table)?;
+        self.table("block_table", table, of)
+    }
+
+    /// The same of any number of rows.
+    pub fn table(&mut self, arg: &'static str, table: &TensorView<'a, i32>, of: CacheSizes) -> Result<()> {
+        table.expect_unit_stride(self.op, arg)?;
+        table.expect_aligned(self.op, arg, 4)?;
+        let layout = self.launch.input(arg, table)?;
         self.pages(layout.data(), layout.shape()[3], of)?;
         self.params.pages.row = layout.strides()[2];
         Ok(())
@@ -346,8 +351,8 @@ impl<'a> Problem<'a> {
         Ok(())
     }
 
-    /// `f32` by batch and head, or `[1]`.
-    fn by_head(
+    /// `f32` by batch and head, or `[1]`: address and strides in elements.
+    pub fn by_head(
         &mut self,
         arg: &'static str,
         view: Option<TensorView<'a, f32>>,
@@ -599,6 +604,19 @@ impl<'a> Problem<'a> {
         self.plan = plan;
     }
 
+    pub fn op(&self) -> &'static str {
+        self.op
+    }
+
+    pub fn launch_mut(&mut self) -> &mut Launch<'a> {
+        &mut self.launch
+    }
+
+    /// The type of the kernels.
+    pub fn kernel(&self) -> DType {
+        self.kernel
+    }
+
     /// Tiles of query rows that do not depend on the call.
     pub fn tile(&mut self, tile: Option<QueryTile>) {
         self.plan.tiling = tile.map_or(Tiling::Auto, |tile| Tiling::Fixed { tile, keys_per_split: None });
@@ -788,7 +806,22 @@ impl<'a> Problem<'a> {
         Ok(())
     }
 
-    fn run(mut self, kernel: PromptKernel, tiles: usize, rows: usize, sk: usize) -> Result<()> {
+    fn run(self, kernel: PromptKernel, tiles: usize, rows: usize, sk: usize) -> Result<()> {
+        self.launch(kernel.kernel, |params| params, tiles, rows, sk)
+    }
+
+    /// Launches `kernel`, which takes the parameters that `of` makes, on `tiles` of each key head, and the merge of splits.
+    fn launch<P>(
+        mut self,
+        kernel: KernelRef<P>,
+        of: impl FnOnce(Params) -> P,
+        tiles: usize,
+        rows: usize,
+        sk: usize,
+    ) -> Result<()>
+    where
+        P: bytemuck::Pod,
+    {
         let op = self.op;
         let merge = match self.kernel {
             DType::F16 => Params::kernel("attention_merge_f16"),
@@ -801,16 +834,46 @@ impl<'a> Problem<'a> {
         self.params.sequences.tiles = u32::try_from(tiles).map_err(|_| too_large())?;
         let splits = self.params.splits.count as usize;
         let blocks = tiles.saturating_mul(self.params.kv_heads as usize).saturating_mul(splits);
-        let kernel = self.stream.kernel(kernel.kernel)?;
+        let kernel = self.stream.kernel(kernel)?;
         let merge = if splits > 1 { Some(self.stream.kernel(merge)?) } else { None };
+        let params = of(self.params);
         // SAFETY: the operators have checked rows, heads and columns of each tensor against each other; the kernels clamp lengths,
         // starts and pages, which are on the device, to the sizes of the tensors.
-        unsafe { self.launch.run(&kernel, LaunchConfig::grid_1d(blocks), &self.params)? };
+        unsafe { self.launch.run(&kernel, LaunchConfig::grid_1d(blocks), &params)? };
         if let Some(merge) = merge {
             let blocks = (self.params.splits.rows as usize).div_ceil(256 / dv.div_ceil(4));
             // SAFETY: a thread for each four columns of the outputs; the partial results are within the workspace.
             unsafe { self.stream.launch(op).run(&merge, LaunchConfig::grid_1d(blocks), &self.params)? };
         }
         Ok(())
+    }
+
+    /// Launches kernels of their own for `sequences` of packed queries, `total_q` in all, or of one query each. `choose` gives the kernel
+    /// and the rows of its blocks, by rows of a sequence on average.
+    pub fn run_latent<P: bytemuck::Pod>(
+        mut self,
+        sequences: usize,
+        [total_q, keys]: [usize; 2],
+        choose: impl FnOnce(&Params, usize, Tiling) -> (KernelRef<P>, usize),
+        of: impl FnOnce(Params) -> P,
+    ) -> Result<()> {
+        let (n, total) = (self.count("q", sequences)?, self.count("q", total_q)?);
+        if n == 0 || total == 0 || self.params.heads == 0 {
+            return Ok(());
+        }
+        let rows = self.count("q", total_q.saturating_mul(self.params.group as usize))? as usize;
+        let (kernel, of_block) = choose(&self.params, rows.div_ceil(sequences), self.plan.tiling);
+        let packed = self.params.sequences.q_starts != 0;
+        let tiles_of_one = (self.params.group as usize).div_ceil(of_block);
+        let s = &mut self.params.sequences;
+        (s.n, s.total_q, s.sq) = (n, total, 1);
+        s.tiles_of_one = if packed { 0 } else { tiles_of_one as u32 };
+        if !packed {
+            for rows in [&mut self.params.q, &mut self.params.out, &mut self.params.lse] {
+                rows.batch = rows.row;
+            }
+        }
+        let tiles = if packed { rows / of_block + sequences } else { tiles_of_one * sequences };
+        self.launch(kernel, of, tiles, total_q, keys)
     }
 }

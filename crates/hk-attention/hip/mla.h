@@ -1,0 +1,695 @@
+// mla.h: attention over latent rows, absorbed MLA: a key is a row of C + R columns, its value the first C of them.
+//
+//   s[i, j] = scale q[i] . row[j]  ->  p = softmax(s)  ->  out[i] = sum over j of p[i, j] row[j][: C]
+//
+// A tile's rows are (query, head), head fastest; all heads see the same keys. Keys go to LDS once and are read two ways: rows for S,
+// columns for O. Waves are kWavesH x kWavesV: each has kDim rows and C / kWavesV columns of O, and computes the S of its rows, so
+// that P stays in registers. Where loads go straight to LDS there are two stages; elsewhere one, and the next tile in registers.
+// Queries are in registers; on sm_90, whose waves lack them, in LDS.
+// Floor: keys are read once for a tile of 16 or 64 rows; with 64 rows gfx942 is bound by the matrix unit.
+// Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1.
+#pragma once
+
+#include "keys.h"
+#include "outputs.h"
+#include "problem.h"
+#include "softmax.h"
+
+#include <hk/arch.h>
+#include <hk/block.h>
+#include <hk/entry.h>
+#include <hk/global.h>
+#include <hk/math.h>
+#include <hk/mma.h>
+#include <hk/pipeline.h>
+#include <hk/quant.h>
+#include <hk/shared.h>
+#include <hk/wave_tile.h>
+
+// Lambdas that more than one place calls are inlined, too.
+#define HK_INLINE __attribute__((always_inline))
+
+namespace mla {
+
+using namespace attention;
+
+struct Params {
+    attention::Params attention;  // keys are those of the cache, values its first columns
+    // Rotation of the last columns of queries and of a sequence's last key, one query to a sequence. cos_sin: [positions, rotary],
+    // cosines then sines of the pairs; 0: none.
+    u64 cos_sin;
+    i64 cos_sin_row;  // bytes
+    u64 positions;  // i32 [sequences]
+    u64 k_pe_out;  // [sequences, R], or 0
+    i64 k_pe_out_row;  // bytes
+    u32 n_positions, rotary, interleaved, table_is_f32;
+    u32 slot_tokens, slot_inverse;  // an entry of the table is token e % slot_tokens of page e / slot_tokens
+    u32 listed;  // keys of a row are the whole row of the table, -1 is none
+    u32 pad;
+};
+
+/// How rows are stored.
+enum class Rows {
+    Vectors,  // the kernel's type, on 16 bytes
+    Any,  // the kernel's type or fp8, at any address; queries at any address, too
+    Fp8,  // on 16 bytes
+    // Those of DeepSeek-V3.2, 656 bytes on 16: 512 columns of fp8, their f32 scales by 128 columns, 64 columns of bf16.
+    Scaled,
+};
+
+/// Columns in parts of 64: kC of values, kPe more. kRows: rows of a block, 16 or 64.
+template <class T_, int kC_, int kPe_, Rows kStored_, int kRows_>
+struct Shape {
+    using T = T_;
+    static constexpr int kC = kC_, kPe = kPe_, kRows = kRows_;
+    static constexpr Rows kStored = kStored_;
+    static constexpr bool kQueriesInLds = hk::kRowsPerLane > 1;
+    static constexpr int kDim = kRows == 16 || kQueriesInLds ? 16 : 32, kWavesH = kRows / kDim;
+    static constexpr int kWaves = kQueriesInLds && kRows > 16 ? 8 : 4, kWavesV = kWaves / kWavesH;
+    static constexpr int kThreads = kWaves * hk::kWaveSize;
+    static constexpr int kParts = (kC + kPe) / 64;
+    static constexpr bool kDirect = hk::kHasWideDma && kStored == Rows::Vectors;
+    static constexpr int kStages = kDirect ? 2 : 1;
+    // Two stages of ten parts leave no room for the states of 64 keys.
+    static constexpr int kKeys = hk::kHasReadTr && kParts < 10 ? 64 : 32;
+};
+
+template <class S>
+class Decode {
+    using T = typename S::T;
+    static constexpr int kDim = S::kDim, kKeys = S::kKeys, kParts = S::kParts, kC = S::kC;
+    static constexpr int kCols = kC / S::kWavesV;  // of O, of a wave
+    static constexpr int kRowThreads = 8;  // threads that move a row
+    static constexpr int kRowsAtOnce = S::kThreads / kRowThreads, kMoves = kKeys / kRowsAtOnce;
+    static constexpr int kFragBytes = hk::kFragBytesOf<kDim>, kSteps = kParts * 128 / kFragBytes;
+    static constexpr int kPartSteps = 128 / kFragBytes;
+    static constexpr int kOwn = hk::kRowsPerLane;  // rows of a lane
+    static constexpr i32 kAbsent = -1;
+    static constexpr Rows kStored = S::kStored;
+    static constexpr bool kBytes = kStored == Rows::Fp8 || kStored == Rows::Scaled;
+    static constexpr bool kUnaligned = kStored == Rows::Any;
+    static_assert(kCols % 64 == 0 && kMoves > 0, "whole parts of columns");
+    // Of rows of 656 bytes.
+    static constexpr u32 kScalesAt = 512, kScaledPeAt = 528;
+    using Mma = hk::FragMma<T, T, kDim>;
+    using Tile = hk::SharedTile<kKeys, 128>;
+    using Places = hk::AccLayout<kDim>;
+    using Chunk = Vec<u32, 4>;
+
+  public:
+    struct Lds {
+        Tile rows[S::kStages][kParts];
+        hk::SharedTile<(S::kQueriesInLds ? S::kRows : 1), 128> queries[S::kQueriesInLds ? kParts : 1];
+        alignas(16) T key[S::kPe];  // rotated columns of the last key
+        float state[S::kStages][kKeys];  // added to the key's scores: 0; -inf: there is none; NaN: not in the pool
+    };
+
+  private:
+    const Params &p_;
+    const Work &work_;
+    Lds &lds_;
+    struct Row {
+        u32 query, head;
+        bool there;
+    };
+
+    u32 wave_rows_, wave_cols_;  // indices of the wave
+    Row own_[kOwn];  // rows of the lane
+    u32 visible_[kOwn];  // keys from first_ on that they see
+    u32 first_, end_;  // keys of the block
+    u32 wave_visible_;  // that all rows of the wave see
+    u32 n_tiles_;
+    bool scaled_;  // scores are scaled before the softmax
+    float scale_;  // of scores in the softmax, in units of log2, above 0
+    hk::Frag q_[S::kQueriesInLds ? 1 : kSteps];
+    hk::WaveTile<Mma, kCols, kDim> o_;
+    OnlineSoftmax<kDim> softmax_;
+    i32 entry_[kMoves];  // of the table, of the next tile's rows that the thread moves
+
+    /// What a thread moves of a row. Of T: chunk `piece()` of each part. Of bytes: 16 columns of each other part, from 16 piece() on;
+    /// rows of 656 bytes: the scales of these columns, and 8 columns beside those of values.
+    struct Part {
+        Chunk chunk[!kBytes ? kParts : kStored == Rows::Scaled ? kC / 128 : (kParts + 1) / 2];
+        Chunk scales, pe;
+        float state;
+        bool rotated;
+    };
+    struct Moved {
+        Part part[kMoves];
+    };
+    struct Source {
+        u64 row;  // 0: zeros
+        float state;
+        bool rotated;
+    };
+
+    /// Of eight neighbouring lanes those of bytes have four pieces of two rows, whose swizzles differ in the lowest bit: each writes even
+    /// chunks without bank conflicts, then odd ones.
+    HK_FN static u32 row_of_thread(int move) {
+        const u32 thread = hk::thread_x();
+        return (kBytes ? thread / 16 * 2 + thread / 4 % 2 : thread / kRowThreads) + move * kRowsAtOnce;
+    }
+    HK_FN static u32 piece() { return hk::thread_x() % (kBytes ? 4 : kRowThreads); }
+    HK_FN static u32 half() { return hk::thread_x() / 8 % 2; }
+    HK_FN static bool leads_row() { return piece() == 0 && (!kBytes || half() == 0); }
+
+    /// In the loop parameters are reloaded: there are not enough SGPRs to keep them.
+    HK_FN const attention::Params &params() const { return hk::reload_params(p_).attention; }
+
+    HK_FN static hk::DivMod page_of(const attention::Params &p, u32 key) {
+        return hk::DivMod(key, p.pages.tokens, p.pages.inverse);
+    }
+    HK_FN void load_entries(u32 tile) {
+        const attention::Params &p = params();
+        const auto *table = reinterpret_cast<GlobalPtr<const i32>>(p.pages.table) + work_.pages;
+#pragma unroll
+        for (int i = 0; i < kMoves; ++i) {
+            const u32 key = first_ + tile * kKeys + row_of_thread(i);
+            entry_[i] = key < end_ ? table[page_of(p, key).quotient] : kAbsent;
+        }
+    }
+    HK_FN Source source_of(u32 tile, int move) const {
+        return source(first_ + tile * kKeys + row_of_thread(move), entry_[move]);
+    }
+    HK_FN Source source(u32 key, i32 entry) const {
+        const Params &all = hk::reload_params(p_);
+        const attention::Params &p = all.attention;
+        const bool absent = key >= end_ || (all.listed && entry == kAbsent);
+        const bool missing = u32(entry) >= p.pages.n_pages;
+        if (absent) return {0, kMinusInf, false};
+        if (missing) return {0, __builtin_nanf(""), false};
+        const hk::DivMod slot(u32(entry), all.slot_tokens, all.slot_inverse);
+        return {p.cache.k.row(slot.quotient, 0, slot.remainder + page_of(p, key).remainder), 0.0f,
+                all.cos_sin && key + 1 == work_.keys()};
+    }
+
+    /// Column `col` of a row, of the rotated ones, counted from the first one.
+    template <class Load>
+    HK_FN float rotated(u32 col, u32 position, Load load) const {
+        const float x = load(col);
+        if (col >= p_.rotary) return x;
+        const u32 half = p_.rotary / 2;
+        const bool upper = p_.interleaved ? col % 2 != 0 : col >= half;
+        const u32 pair = p_.interleaved ? col / 2 : upper ? col - half : col;
+        const u32 other = p_.interleaved ? col ^ 1u : upper ? col - half : col + half;
+        if (position >= p_.n_positions) return __builtin_nanf("");
+        const u64 row = p_.cos_sin + u64(i64(position) * p_.cos_sin_row);
+        const auto entry = [&](u32 i) -> float {
+            if (p_.table_is_f32) return reinterpret_cast<GlobalPtr<const float>>(row)[i];
+            return float(reinterpret_cast<GlobalPtr<const T>>(row)[i]);
+        };
+        const float sine = entry(half + pair), y = load(other);
+        return __builtin_fmaf(x, entry(pair), upper ? y * sine : -(y * sine));
+    }
+
+    /// Rotates the last columns of the block's queries and of the sequence's last key into LDS, and writes those of the key out, once:
+    /// by the block that has its first rows. Zeros behind R.
+    HK_FN void rotate() {
+        const attention::Params &p = params();
+        const u32 width = p.dqk - kC, position = u32(index_at(p_.positions, work_.sequence));
+        const auto element = [](u64 row, u32 col) {
+            return float(reinterpret_cast<GlobalPtr<const T>>(row)[kC + col]);
+        };
+        const auto of_key = [&](u64 row, u32 col) {
+            if (kStored == Rows::Scaled) return float(reinterpret_cast<GlobalPtr<const T>>(row + kScaledPeAt)[col]);
+            if (kStored == Rows::Fp8 || (kStored == Rows::Any && p.cache.element == kFp8))
+                return hk::dequantize_one<hk::kMmaFp8Type>(reinterpret_cast<GlobalPtr<const u8>>(row)[kC + col]);
+            return element(row, col);
+        };
+        T *q = rotated_queries();
+#pragma unroll 1
+        for (u32 i = hk::thread_x(); i < u32(S::kRows * S::kPe); i += S::kThreads) {
+            const u32 row = work_.first + i / S::kPe, col = i % S::kPe;
+            float v = 0.0f;
+            if (row < p.heads && col < width) {
+                const u64 from = p.q.data + u64(i64(work_.sequence) * p.q.batch + i64(row) * p.q.head);
+                v = rotated(col, position, [&](u32 c) { return element(from, c); });
+            }
+            q[i] = hk::narrow<T, 1>(Vec<float, 1>{v})[0];
+        }
+        const u32 col = hk::thread_x(), last = work_.keys() - 1;
+        if (end_ == last + 1 && col < u32(S::kPe)) {
+            const auto *table = reinterpret_cast<GlobalPtr<const i32>>(p.pages.table) + work_.pages;
+            const Source key = source(last, table[page_of(p, last).quotient]);
+            float v = 0.0f;
+            if (col < width) {
+                v = __builtin_nanf("");
+                if (key.row) v = rotated(col, position, [&](u32 c) { return of_key(key.row, c); });
+            }
+            lds_.key[col] = hk::narrow<T, 1>(Vec<float, 1>{v})[0];
+            if (col < width) store_rotated(col, hk::narrow<T, 1>(Vec<float, 1>{v * p.cache.k.scale(0, 0)})[0]);
+        }
+        hk::block_barrier();
+    }
+    HK_FN void store_rotated(u32 col, T v) const {
+        if (!p_.k_pe_out || work_.first != 0) return;
+        reinterpret_cast<GlobalPtr<T>>(p_.k_pe_out + u64(i64(work_.sequence) * p_.k_pe_out_row))[col] = v;
+    }
+    /// Before the loop, in the place of its tiles: [kRows, kPe].
+    HK_FN T *rotated_queries() const { return reinterpret_cast<T *>(&lds_.rows[0][0]); }
+    /// Eight columns of the last key, from `col` on.
+    HK_FN Chunk rotated_key(u32 col) const { return *reinterpret_cast<const Chunk *>(&lds_.key[col]); }
+
+    /// Eight columns of type E, as the kernel's type, from `col` on, of `cols`; zeros behind them.
+    template <class E>
+    HK_FN static Chunk load_chunk(u64 row, u32 col, u32 cols) {
+        Chunk chunk = 0;
+        if constexpr (kUnaligned) {
+            using Eight = Vec<E, 8>;
+            Eight v = E(0);
+            const auto *from = reinterpret_cast<GlobalPtr<const E>>(row) + col;
+#pragma unroll
+            for (u32 i = 0; i < 8; ++i) {
+                if (col + i < cols) v[i] = from[i];
+            }
+            if constexpr (sizeof(E) == 1)
+                chunk = StoredFp8<T>::template widened<4>(__builtin_bit_cast(Vec<u32, 2>, v));
+            else
+                chunk = __builtin_bit_cast(Chunk, v);
+        } else if (col < cols) {
+            chunk = *reinterpret_cast<GlobalPtr<const Chunk>>(row + col * sizeof(E));
+        }
+        return chunk;
+    }
+    HK_FN static Chunk vector(u64 at) { return *reinterpret_cast<GlobalPtr<const Chunk>>(at); }
+
+    HK_FN Moved load(u32 tile) {
+        Moved moved;
+#pragma unroll
+        for (int i = 0; i < kMoves; ++i) {
+            const Source from = source_of(tile, i);
+            Part &part = moved.part[i];
+            part.state = from.state, part.rotated = from.rotated;
+#pragma unroll
+            for (auto &chunk : part.chunk) chunk = 0;
+            part.scales = part.pe = 0;
+            if (from.row) load_row(from, part);
+        }
+        load_entries(tile + 1);
+        return moved;
+    }
+    HK_FN void load_row(const Source &from, Part &part) const {
+        const attention::Params &p = params();
+        constexpr int kLast = sizeof(part.chunk) / sizeof(Chunk) - 1;
+        if constexpr (kStored == Rows::Scaled) {
+#pragma unroll
+            for (int i = 0; i <= kLast; ++i) part.chunk[i] = vector(from.row + i * 128 + half() * 64 + piece() * 16);
+            part.scales = vector(from.row + kScalesAt);
+            part.pe = vector(from.row + kScaledPeAt + (piece() * 2 + half()) * 16);
+        } else if constexpr (kStored == Rows::Fp8) {
+#pragma unroll
+            for (int i = 0; i <= kLast; ++i) {
+                const u32 col = i * 128 + half() * 64 + piece() * 16;
+                if (i < kLast || col < p.dqk) part.chunk[i] = vector(from.row + col);
+            }
+        } else if (kUnaligned && p.cache.element == kFp8) {
+#pragma unroll
+            for (int c = 0; c < kParts; ++c) {
+                part.chunk[c] = load_chunk<u8>(from.row, c * 64 + piece() * 8, p.dqk);
+                hk::sched_barrier();
+            }
+        } else {
+#pragma unroll
+            for (int c = 0; c < kParts; ++c) {
+                const u32 col = c * 64 + piece() * 8;
+                part.chunk[c] = load_chunk<T>(from.row, col, c * 64 < kC && !kUnaligned ? col + 8 : p.dqk);
+                if constexpr (kUnaligned) hk::sched_barrier();
+            }
+        }
+    }
+    HK_FN void store(const Moved &moved) {
+#pragma unroll
+        for (int i = 0; i < kMoves; ++i) {
+            const Part &part = moved.part[i];
+            const u32 row = row_of_thread(i);
+            const auto put = [&](u32 c, u32 chunk, Chunk v) { lds_.rows[0][c].chunk[Tile::place(row, chunk)] = v; };
+            if constexpr (kBytes) {
+                constexpr int kPairs = kC / 128;
+#pragma unroll
+                for (int c = 0; c < kPairs; ++c) {
+                    const Vec<u32, 8> v = widened(part, c);
+                    put(2 * c + half(), 2 * piece(), v.lo);
+                    put(2 * c + half(), 2 * piece() + 1, v.hi);
+                }
+                if constexpr (kStored == Rows::Scaled) {
+                    const u32 chunk = 2 * piece() + half();
+                    put(kParts - 1, chunk, part.rotated ? rotated_key(chunk * 8) : part.pe);
+                } else if (half() == 0) {
+                    const Vec<u32, 8> v = widened(part, kPairs);
+                    const u32 chunk = 2 * piece();
+                    put(kParts - 1, chunk, part.rotated ? rotated_key(chunk * 8) : v.lo);
+                    put(kParts - 1, chunk + 1, part.rotated ? rotated_key(chunk * 8 + 8) : v.hi);
+                }
+            } else {
+#pragma unroll
+                for (int c = 0; c < kParts; ++c) {
+                    const bool rotated = c * 64 >= kC && part.rotated;
+                    put(c, piece(), rotated ? rotated_key(c * 64 - kC + piece() * 8) : part.chunk[c]);
+                }
+            }
+            if (leads_row()) lds_.state[0][row] = part.state;
+        }
+    }
+    /// 16 columns of bytes.
+    HK_FN static Vec<u32, 8> widened(const Part &part, int c) {
+        if constexpr (kStored == Rows::Scaled) {
+            const float scale = __builtin_bit_cast(float, u32(part.scales[c]));
+            const auto v = hk::dequantize_packed<hk::kMmaFp8Type>(part.chunk[c]) * scale;
+            return __builtin_bit_cast(Vec<u32, 8>, hk::narrow<T, 16>(v));
+        } else {
+            return StoredFp8<T>::template widened<8>(part.chunk[c]);
+        }
+    }
+
+    /// Loads 16 bytes per lane straight to LDS, lane l's to `to + 16 l`. Inactive lanes leave theirs.
+    HK_FN static void load_to_lds(void *to, u64 from) {
+#if defined(HK_AMD)
+        using Shared = __attribute__((address_space(3))) void *;
+        const u32 address = hk::uniform(u32(reinterpret_cast<__UINTPTR_TYPE__>((Shared)to)));
+        asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tglobal_load_lds_dwordx4 %1, off"
+                     :
+                     : "s"(address), "v"(from)
+                     : "memory");
+#else
+        hk::Window(reinterpret_cast<GlobalPtr<const u8>>(from), 16).load_to_lds(to, 0, 0);
+#endif
+    }
+    /// Copies a tile straight to LDS. Rows that are not there are zeros: what LDS held may be NaN.
+    HK_FN void copy(u32 tile, u32 stage) {
+        const u32 cols = params().dqk;
+#pragma unroll
+        for (int i = 0; i < kMoves; ++i) {
+            const u32 row = row_of_thread(i), chunk = piece() ^ Tile::swizzle(row);
+            const Source from = source_of(tile, i);
+#pragma unroll
+            for (int c = 0; c < kParts; ++c) {
+                Tile &to = lds_.rows[stage][c];
+                const u32 col = c * 64 + chunk * 8;
+                const bool pe = c * 64 >= kC, rotated = pe && from.rotated;
+                if (from.row && !rotated && !(pe && col >= cols)) {
+                    load_to_lds(&to.chunk[hk::wave_id() * hk::kWaveSize + i * S::kThreads], from.row + col * 2);
+                } else {
+                    Chunk v = 0;
+                    if (from.row && rotated) v = rotated_key(col - kC);
+                    to.chunk[Tile::place(row, chunk)] = v;
+                }
+            }
+            if (piece() == 0) lds_.state[stage][row] = from.state;
+        }
+        hk::commit_loads();
+        load_entries(tile + 1);
+    }
+
+    HK_FN Row row_of(u32 index) const {
+        const attention::Params &p = p_.attention;
+        const u32 rows = work_.q_len * p.group;
+        const hk::DivMod of(index < rows ? index : rows - 1, p.group, p.group_inverse);
+        return {of.quotient, of.remainder, index < rows};
+    }
+    HK_FN u64 query_row(const Row &row) const {
+        const attention::Params &p = p_.attention;
+        return row_address(p.q, work_, p.sequences.q_starts != 0, row.query, row.head);
+    }
+    /// Eight columns of a row of the block at `row`, from `col` on. `pe`: they are beside those of values.
+    HK_FN Chunk query_chunk(u32 of_block, u64 row, u32 col, bool pe) const {
+        if (pe && p_.cos_sin)
+            return *reinterpret_cast<const Chunk *>(rotated_queries() + of_block * S::kPe + (col - kC));
+        return load_chunk<T>(row, col, pe || kUnaligned ? p_.attention.dqk : col + 8);
+    }
+    /// Rows that are not there are as the last one.
+    HK_FN void load_queries() {
+        if constexpr (S::kQueriesInLds) {
+#pragma unroll 1
+            for (u32 i = hk::thread_x(); i < u32(S::kRows * kParts * 8); i += S::kThreads) {
+                const u32 of_block = i / (kParts * 8), chunk = i % (kParts * 8);
+                auto &tile = lds_.queries[chunk / 8];
+                tile.chunk[tile.place(of_block, chunk % 8)] =
+                    query_chunk(of_block, query_row(row_of(work_.first + of_block)), chunk * 8, chunk * 8 >= kC);
+            }
+            hk::block_barrier();
+        } else {
+            const u64 row = query_row(own_[0]);
+            const u32 lane = hk::lane_id();
+#pragma unroll
+            for (int s = 0; s < kSteps; ++s) {
+                constexpr int kCols = kFragBytes / 2;
+                const u32 col = s * kCols + lane / kDim * 8;
+                q_[s] = query_chunk(wave_rows_ * kDim + lane % kDim, row, col, s * kCols >= kC);
+            }
+        }
+    }
+    HK_FN hk::Frag query(int step) const {
+        if constexpr (S::kQueriesInLds)
+            return lds_.queries[step / kPartSteps].template frag<kDim>(wave_rows_ * kDim, step % kPartSteps);
+        else
+            return q_[step];
+    }
+
+    /// The tile in a stage.
+    HK_FN void attend(u32 tile, u32 stage) {
+        const Tile(&rows)[kParts] = lds_.rows[stage];
+        using Scores = hk::WaveTile<Mma, kKeys, kDim>;
+        constexpr int kTiles = kKeys / kDim, kAtOnce = 2;
+        static_assert(kSteps * kTiles % kAtOnce == 0, "whole groups");
+        struct Keys {
+            hk::Frag frag[kAtOnce];
+        };
+        Scores s;
+        pipelined<kSteps * kTiles / kAtOnce>(
+            [&](int at) HK_INLINE {
+                Keys keys;
+#pragma unroll
+                for (int i = 0; i < kAtOnce; ++i) {
+                    const int n = at * kAtOnce + i, step = n / kTiles;
+                    keys.frag[i] =
+                        rows[step / kPartSteps].template frag<kDim, true>(n % kTiles * kDim, step % kPartSteps);
+                }
+                return keys;
+            },
+            [&](int at, const Keys &keys) HK_INLINE {
+#pragma unroll
+                for (int i = 0; i < kAtOnce; ++i) {
+                    const int n = at * kAtOnce + i;
+                    const hk::Frag q = query(n / kTiles);
+                    auto &acc = s.acc[0][n % kTiles];
+                    acc = Mma::mma(&keys.frag[i], &q, acc);
+                }
+            });
+        mask(s, tile, stage);
+        softmax_.update(s, o_, scale_);
+        const auto probabilities = s.template as_operand<T, true>(0);
+        constexpr int kFragRows = 8 * hk::kLaneGroups<kDim>, kOperands = 64 / kDim, kColParts = kCols / 64;
+        struct Values {
+            hk::Frag frag[kOperands];
+        };
+        pipelined<kKeys / kFragRows * kColParts>(
+            [&](int at) HK_INLINE {
+                Values values;
+                rows[wave_cols_ * kColParts + at % kColParts].template column_frags<kDim, true>(
+                    at / kColParts * kFragRows, values.frag);
+                return values;
+            },
+            [&](int at, const Values &values) HK_INLINE {
+#pragma unroll
+                for (int j = 0; j < kOperands; ++j) {
+                    auto &acc = o_.acc[0][at % kColParts * kOperands + j];
+                    acc = Mma::mma(&values.frag[j], &probabilities.frag[at / kColParts], acc);
+                }
+            });
+    }
+    /// Reads from LDS one step ahead of MFMAs, and not more: the compiler would fill all registers.
+    template <int kSteps>
+    HK_FN static void pipelined(auto read, auto multiply) {
+        auto now = read(0);
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) {
+            auto next = now;
+            if (i + 1 < kSteps) next = read(i + 1);
+            multiply(i, now);
+            hk::sched_barrier();
+            now = next;
+        }
+    }
+
+    HK_FN void mask(hk::WaveTile<Mma, kKeys, kDim> &s, u32 tile, u32 stage) const {
+        const attention::Params &p = params();
+        if (scaled_) {
+            const float scale = p.scores.scale * p.cache.k.scale(0, 0), cap = p.scores.softcap;
+            each_pair(s, [&](u32, u32, Vec<float, 2> pair) {
+                pair *= scale;
+                if (cap != 0.0f) pair = hk::tanh(pair * (1.0f / cap)) * cap;
+                return pair;
+            });
+        }
+        const u32 lane = hk::lane_id();
+        const float mine = lds_.state[stage][lane % kKeys];
+        if (hk::ballot(mine != 0.0f) != 0) {
+            each_pair(s, [&](u32, u32 n, Vec<float, 2> pair) {
+                return pair + Vec<float, 2>{lds_.state[stage][n], lds_.state[stage][n + 1]};
+            });
+        }
+        if ((tile + 1) * kKeys > wave_visible_) {
+            each_pair(s, [&](u32 r, u32 n, Vec<float, 2> pair) {
+                const i32 left = i32(visible_[r]) - i32(tile * kKeys);
+                return Vec<float, 2>{i32(n) < left ? pair[0] : kMinusInf, i32(n) + 1 < left ? pair[1] : kMinusInf};
+            });
+        }
+    }
+    /// Replaces scores by `f(r, n, pair)`: of the lane's row r, keys n and n + 1 of the tile.
+    HK_FN static void each_pair(hk::WaveTile<Mma, kKeys, kDim> &s, auto f) {
+#pragma unroll
+        for (u32 r = 0; r < kOwn; ++r) {
+            map_pairs(s, r, [&](int i, Vec<float, 2> pair) { return f(r, Places::n(hk::lane_id(), i), pair); });
+        }
+    }
+
+    HK_FN void walk() {
+        n_tiles_ = hk::uniform((end_ - first_ + kKeys - 1) / kKeys);
+        load_entries(0);
+        if constexpr (S::kDirect) {
+            copy(0, 0);
+            for (u32 tile = 0; tile < n_tiles_; ++tile) {
+                // The wave's own loads of this tile; the barrier: those of all waves, which have left the other stage.
+                hk::wait_loads<0, 0>();
+                hk::block_barrier();
+                if (tile + 1 < n_tiles_) copy(tile + 1, (tile + 1) % 2);
+                attend(tile, tile % 2);
+            }
+        } else {
+            Moved next = load(0);
+            for (u32 tile = 0; tile < n_tiles_; ++tile) {
+                hk::block_barrier();
+                store(next);
+                hk::block_barrier();
+                next = load(tile + 1);
+                attend(tile, 0);
+            }
+        }
+    }
+
+    HK_FN void store_outputs() const {
+        const attention::Params &p = params();
+        const bool packed = p.sequences.q_starts != 0;
+        const bool once = wave_cols_ == 0 && hk::group_of_lane<kDim>(hk::lane_id()) == 0;
+        const float nan = __builtin_nanf(""), value_scale = p.cache.k.scale(0, 0);
+#pragma unroll
+        for (u32 r = 0; r < kOwn; ++r) {
+            const Row &own = own_[r];
+            if (is_partial(p, work_)) {
+                const Vec<float, 2> sums = softmax_.sums(r);
+                if (!own.there) continue;
+                const Partial partial = partial_of(p, work_, own.query, own.head);
+                each_run(r, [&]<int N>(u32 col, Vec<float, N> y) { partial.store<N>(p, col, y * value_scale); });
+                if (once) partial.store_sums(p, work_.poison ? Vec<float, 2>{0.0f, nan} : sums);
+                continue;
+            }
+            float lse;
+            float factor = softmax_.finish(r, kMinusInf, lse);
+            if (work_.poison) factor = nan, lse = nan;
+            if (!own.there) continue;
+            const u64 row = row_address(p.out, work_, packed, own.query, own.head);
+            each_run(r,
+                     [&]<int N>(u32 col, Vec<float, N> y) { store_run<N>(p, row, col, y * (factor * value_scale)); });
+            if (p.lse.data && once)
+                *reinterpret_cast<GlobalPtr<float>>(row_address(p.lse, work_, packed, own.query, own.head)) = lse;
+        }
+    }
+    template <int N>
+    HK_FN static void store_run(const attention::Params &p, u64 row, u32 col, Vec<float, N> y) {
+        constexpr int kPart = N < 4 ? N : 4;
+        const Vec<T, N> v = hk::narrow<T, N>(y);
+#pragma unroll
+        for (int i = 0; i < N; i += kPart) {
+            auto *at = reinterpret_cast<GlobalPtr<T>>(row) + col + i;
+            Vec<T, kPart> part;
+#pragma unroll
+            for (int e = 0; e < kPart; ++e) part[e] = v[i + e];
+            if (p.out_vectorized) {
+                *reinterpret_cast<GlobalPtr<Vec<T, kPart>>>(at) = part;
+            } else {
+#pragma unroll
+                for (int e = 0; e < kPart; ++e) at[e] = part[e];
+            }
+        }
+    }
+    /// Calls `f(col, y)` for the runs of columns of the lane's row r.
+    HK_FN void each_run(u32 r, auto f) const {
+        // Rows of operands that are neighbouring columns: all that a lane has of two or four tiles, or four or two of one.
+        constexpr int kOperands = 64 / kDim, kInterleaved = hk::kHasReadTr || hk::kHasLdmatrix ? 1 : kOperands;
+        constexpr int kRun = hk::kHasLdmatrix ? 2 : 4;
+#pragma unroll
+        for (int c = 0; c < kCols / 64; ++c) {
+#pragma unroll
+            for (int j = 0; j < kOperands; j += kInterleaved) {
+#pragma unroll
+                for (int i = 0; i < Places::kElements; i += kRun) {
+                    if (u32(i) / hk::kMmaRows % kOwn != r) continue;
+                    Vec<float, kRun * kInterleaved> y;
+#pragma unroll
+                    for (int e = 0; e < kRun * kInterleaved; ++e) {
+                        y[e] = o_.acc[0][c * kOperands + j + e % kInterleaved][i + e / kInterleaved];
+                    }
+                    const u32 of_part = Tile::template column<kDim>(j * kDim + Places::n(hk::lane_id(), i));
+                    f.template operator()<kRun * kInterleaved>(wave_cols_ * kCols + c * 64 + of_part, y);
+                }
+            }
+        }
+    }
+
+  public:
+    HK_FN Decode(const Params &p, const Work &work, Lds &lds) : p_(p), work_(work), lds_(lds) {}
+
+    HK_FN void run() {
+        const attention::Params &p = p_.attention;
+        wave_rows_ = hk::wave_id() / S::kWavesV, wave_cols_ = hk::wave_id() % S::kWavesV;
+        const u32 first_row = work_.first + wave_rows_ * kDim;
+#pragma unroll
+        for (u32 r = 0; r < kOwn; ++r) own_[r] = row_of(first_row + hk::row_of_lane<kDim>(hk::lane_id(), r));
+        if (!work_.poison) {
+            // No window: the keys of a query begin with the block's.
+            const KeyRange range = key_range(p, work_, row_of(work_.first + S::kRows - 1).query);
+            first_ = hk::uniform(u32(range.first)), end_ = hk::uniform(u32(range.last + 1));
+            const auto seen = [&](const Row &row) {
+                const i32 end = key_range(p, work_, row.query).last + 1;
+                return end > i32(first_) ? u32(end) - first_ : 0;
+            };
+#pragma unroll
+            for (u32 r = 0; r < kOwn; ++r) visible_[r] = seen(own_[r]);
+            wave_visible_ = hk::uniform(seen(row_of(first_row)));
+            const float factor = p.scores.scale * p.cache.k.scale(0, 0);
+            scaled_ = p.scores.softcap != 0.0f || !(factor > 0.0f);
+            scale_ = kLog2E * (scaled_ ? 1.0f : factor);
+            if (i32(end_) > i32(first_)) {
+                if (p_.cos_sin) rotate();
+                load_queries();
+                if (p_.cos_sin) hk::block_barrier();
+                walk();
+            }
+        }
+        store_outputs();
+    }
+};
+
+template <class S>
+HK_FN void decode(const Params &p) {
+    auto &lds = hk::block_lds<typename Decode<S>::Lds>();
+    Work work;
+    if (!find_work<S::kRows>(p.attention, hk::block_x(), work)) return;
+    if (p.listed) {
+        work.cached = p.attention.pages.width, work.fresh = 0;
+        work.pages = u64(i64(work.sequence) * p.attention.pages.row);
+    } else {
+        find_keys(p.attention, work);
+    }
+    Decode<S>(p, work, lds).run();
+}
+
+}  // namespace mla
+
+// Entry points of 16 and of 64 rows. T, columns of values and beside them, how rows are stored.
+#define HK_MLA(name, ...)                    \
+    HK_MLA_ENTRY(name##_16, __VA_ARGS__, 16) \
+    HK_MLA_ENTRY(name##_64, __VA_ARGS__, 64)
+#define HK_MLA_ENTRY(name, ...)                                                                              \
+    HK_ENTRY_WAVES_PER_SIMD(name, (mla::Shape<__VA_ARGS__>::kThreads), 1, (mla::Shape<__VA_ARGS__>::kWaves), \
+                            mla::decode<mla::Shape<__VA_ARGS__>>)

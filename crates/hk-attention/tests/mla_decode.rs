@@ -1,0 +1,323 @@
+//! `mla_decode_rope` and `unified_attn_sparse_mla` on the emulated GPUs (and real ones where there are some) against their f64 references,
+//! and their laws.
+
+use crate::common::attention::{Builder, starts};
+use crate::common::integers;
+use hk_attention::{
+    AttentionOutputs, LatentKeys, MlaDecodeInputs, MlaDecodeOutputs, MlaOptions, QueryTile, SparseMlaInputs,
+    Tiling, mla_decode_rope, unified_attn_sparse_mla,
+};
+use hk_core::registry::Scalar;
+use hk_core::{DType, bf16};
+use hk_testkit::{self as kit, Fill, Gpu, Place, Refusals, kind};
+
+const DECODE: &str = "mla_decode_rope";
+const SPARSE: &str = "unified_attn_sparse_mla";
+
+const C256: (&str, Scalar) = ("columns", Scalar::Count(256));
+
+/// Slots `0..n` in any order.
+fn shuffled(n: usize, seed: u64) -> Vec<i32> {
+    let mut free: Vec<i32> = (0..n as i32).collect();
+    integers(seed, n, 1 << 30).into_iter().map(|at| free.swap_remove(at % free.len())).collect()
+}
+
+/// Sequences in slots, of these queries and keys.
+fn in_slots(
+    dtype: DType,
+    [heads, columns]: [usize; 2],
+    queries: Option<&[usize]>,
+    keys: &[usize],
+) -> Builder {
+    let (all, total) = (keys.iter().sum::<usize>(), queries.map_or(keys.len(), |q| q.iter().sum()));
+    let call = Builder::new(DECODE)
+        .tensor("q", dtype, [total, heads, columns])
+        .tensor("kv_pool", dtype, [all + 3, 1, 1, columns])
+        .integers("kv_indptr", &starts(keys))
+        .integers("kv_indices", &shuffled(all + 3, 7)[..all])
+        .want("lse");
+    match queries {
+        Some(queries) => call.integers("cu_seqlens_q", &starts(queries)),
+        None => call,
+    }
+}
+
+/// Lengths around the tiles, none among them.
+#[test]
+fn every_length() {
+    for (n, heads) in [(0, 16), (1, 20), (2, 3)] {
+        let keys: &[usize] = &[0, 1, 31, 32, 33, 63, 64, 65, 2, 97];
+        let dtype = [DType::Bf16, DType::F16][n % 2];
+        in_slots(dtype, [heads, 576], None, keys).check(&format!("{dtype}, {heads} heads"), n as u64);
+    }
+}
+
+/// One to eight queries of a sequence, more of them than keys among them.
+#[test]
+fn few_queries() {
+    for heads in [2, 16, 40] {
+        let call = in_slots(DType::Bf16, [heads, 320], Some(&[1, 0, 8, 3, 5, 2]), &[9, 4, 70, 1, 33, 0]);
+        call.scalar("columns", C256.1).check(&format!("{heads} heads"), 3);
+    }
+}
+
+/// More sequences than a wave has lanes.
+#[test]
+fn many_sequences() {
+    let call = in_slots(DType::F16, [2, 256], Some(&[2; 70]), &[5; 70]);
+    call.scalar("columns", C256.1).check("70 sequences", 1);
+}
+
+#[test]
+fn pages_of_any_size() {
+    for (tokens, lens) in [(1, [3, 0]), (16, [33, 16]), (64, [65, 128]), (5, [24, 11])] {
+        let call = Builder::new(DECODE)
+            .tensor("q", DType::Bf16, [2, 16, 576])
+            .tensor("kv_pool", DType::Bf16, [11, tokens, 1, 576])
+            .tensor("block_table", DType::I32, [2, 5])
+            .integers("seq_lens", &lens)
+            .want("lse");
+        let mut call = call.call(2);
+        let table = hk_core::registry::HostTensor::new([2, 5], &shuffled(11, 5)[..10]).unwrap();
+        call.set("block_table", table).unwrap();
+        crate::common::attention::check(&format!("pages of {tokens}"), &call);
+    }
+}
+
+/// Lengths beyond the table, slots beyond the pool, starts in disorder: NaN where documented.
+#[test]
+fn tables_are_not_trusted() {
+    let call = |indptr: &[i32], starts: &[i32]| {
+        let mut slots = shuffled(100, 3);
+        (slots[10], slots[75]) = (100, i32::MIN);
+        Builder::new(DECODE)
+            .tensor("q", DType::Bf16, [6, 4, 320])
+            .tensor("kv_pool", DType::Bf16, [100, 1, 1, 320])
+            .integers("kv_indptr", indptr)
+            .integers("kv_indices", &slots[..90])
+            .integers("cu_seqlens_q", starts)
+            .scalar("columns", C256.1)
+            .want("lse")
+    };
+    for indptr in [[0, 30, 60, 90], [0, 30, 60, 91], [20, 10, 40, 80], [-5, 9, i32::MAX, i32::MIN]] {
+        call(&indptr, &[0, 2, 4, 6]).check(&format!("slots {indptr:?}"), 1);
+    }
+    for starts in [[0, 2, 1, 6], [1, 2, 4, 6], [0, 2, 4, 7], [0, i32::MAX, 0, 6]] {
+        call(&[0, 30, 60, 90], &starts).check(&format!("queries {starts:?}"), 2);
+    }
+    // Sequence 1 is longer than its pages.
+    let pages = Builder::new(DECODE)
+        .tensor("q", DType::F16, [3, 16, 576])
+        .tensor("kv_pool", DType::F16, [16, 16, 1, 576])
+        .tensor("block_table", DType::I32, [3, 2]);
+    pages.integers("seq_lens", &[20, 33, -1]).want("lse").check("lengths", 3);
+}
+
+/// Lists of slots, of which some are none and some are not in the cache.
+#[test]
+fn sparse_lists() {
+    for (heads, columns, c, topk) in
+        [(16, 576, 512, 78), (8, 320, 256, 64), (128, 576, 512, 33), (32, 300, 256, 65)]
+    {
+        let mut lists: Vec<i32> =
+            integers(heads as u64, 4 * topk, 48).iter().map(|&i| i as i32 - 1).collect();
+        lists[topk..2 * topk].fill(-1);
+        lists[3 * topk - 1] = 48;
+        let mut call = Builder::new(SPARSE)
+            .tensor("q", DType::Bf16, [4, heads, columns])
+            .tensor("kv_cache", DType::Bf16, [3, 16, 1, columns])
+            .tensor("topk_indices", DType::I32, [4, topk])
+            .scalar("columns", Scalar::Count(c))
+            .want("lse")
+            .call(5);
+        call.set("topk_indices", hk_core::registry::HostTensor::new([4, topk], &lists[..]).unwrap()).unwrap();
+        crate::common::attention::check(&format!("{heads} heads, {topk} of 48 slots"), &call);
+    }
+}
+
+/// A batch for the laws: rows of the pool that no sequence has are NaN.
+struct Batch {
+    heads: usize,
+    keys: Vec<usize>,
+    q: Vec<bf16>,
+    /// The keys of all sequences, one after the other.
+    rows: Vec<bf16>,
+}
+
+const COLUMNS: usize = 576;
+
+impl Batch {
+    fn new(heads: usize, keys: &[usize]) -> Self {
+        let all: usize = keys.iter().sum();
+        Self {
+            heads,
+            keys: keys.to_vec(),
+            q: Fill::Normal.elements(keys.len() * heads * COLUMNS, 1),
+            rows: Fill::Normal.elements(all * COLUMNS, 2),
+        }
+    }
+
+    /// Outputs and log-sum-exp, with key `j` in slot `slots[j]` of `n`.
+    fn run(&self, gpu: &Gpu, slots: &[i32], n: usize, tiling: Tiling) -> (Vec<bf16>, Vec<f32>) {
+        let mut pool = vec![bf16::NAN; n * COLUMNS];
+        for (row, slot) in self.rows.chunks(COLUMNS).zip(slots) {
+            pool[*slot as usize * COLUMNS..][..COLUMNS].copy_from_slice(row);
+        }
+        let batch = self.keys.len();
+        let q = gpu.upload(&self.q, [batch, self.heads, COLUMNS]);
+        let pool = gpu.upload(&pool, [n, 1, 1, COLUMNS]);
+        let indptr = gpu.upload(&starts(&self.keys), [batch + 1]);
+        let indices = gpu.upload(slots, [slots.len()]);
+        let (mut out, mut lse) = (
+            gpu.poisoned::<bf16>(Place::rows([batch, self.heads, 512], 520)),
+            gpu.poisoned::<f32>([batch, self.heads]),
+        );
+        let mut workspace = gpu.poisoned::<f32>([8 * batch * self.heads * 514]);
+        let inputs = MlaDecodeInputs {
+            q: q.view(),
+            kv_pool: pool.view(),
+            kv_scale: None,
+            keys: LatentKeys::Slots { kv_indptr: indptr.view(), kv_indices: indices.view() },
+            cu_seqlens_q: None,
+            rope: None,
+        };
+        let options = MlaOptions { tiling, longest: self.keys.iter().max().copied(), ..Default::default() };
+        let outputs = MlaDecodeOutputs { out: out.view_mut(), lse: Some(lse.view_mut()), k_pe_out: None };
+        mla_decode_rope(gpu.stream(), inputs, outputs, Some(workspace.view_mut()), &options).unwrap();
+        gpu.assert_guards(&out);
+        gpu.assert_guards(&lse);
+        (gpu.download(&out).to_vec(), gpu.download(&lse).to_vec())
+    }
+}
+
+#[track_caller]
+fn assert_bits<T: bytemuck::NoUninit>(got: &[T], want: &[T]) {
+    assert_eq!(bytemuck::cast_slice::<T, u8>(got), bytemuck::cast_slice::<T, u8>(want));
+}
+
+fn fixed(tile: QueryTile, keys_per_split: Option<usize>) -> Tiling {
+    Tiling::Fixed { tile, keys_per_split }
+}
+
+/// The same bits wherever keys lie; a sequence alone has the bits that it has in a batch.
+#[test]
+fn slots_and_batches_do_not_matter() {
+    for gpu in kit::devices() {
+        for (tile, heads) in [(QueryTile::Short, 16), (QueryTile::Tall, 20)] {
+            for keys_per_split in [None, Some(64)] {
+                let batch = Batch::new(heads, &[70, 0, 130]);
+                let tiling = fixed(tile, keys_per_split);
+                let want = batch.run(&gpu, &shuffled(200, 1), 200, tiling);
+                let other = batch.run(&gpu, &shuffled(230, 2)[..200], 230, tiling);
+                assert_bits(&other.0, &want.0);
+                assert_bits(&other.1, &want.1);
+                let alone = Batch {
+                    heads,
+                    keys: vec![130],
+                    q: batch.q[2 * heads * COLUMNS..].to_vec(),
+                    rows: batch.rows[70 * COLUMNS..].to_vec(),
+                };
+                let (out, lse) = alone.run(&gpu, &shuffled(130, 3), 130, tiling);
+                assert_bits(&out, &want.0[2 * heads * 512..]);
+                assert_bits(&lse, &want.1[2 * heads..]);
+                assert!(want.1[heads..2 * heads].iter().all(|lse| *lse == f32::NEG_INFINITY));
+                assert!(want.0[heads * 512..2 * heads * 512].iter().all(|x| x.to_f32() == 0.0));
+            }
+        }
+    }
+}
+
+/// Splits change results within the tolerance of merged splits alone.
+#[test]
+fn splits_agree() {
+    for gpu in kit::devices() {
+        let batch = Batch::new(16, &[200, 5, 129]);
+        let slots = shuffled(340, 4);
+        let (want, _) = batch.run(&gpu, &slots[..334], 340, fixed(QueryTile::Short, None));
+        let others = [
+            fixed(QueryTile::Short, Some(64)),
+            fixed(QueryTile::Short, Some(128)),
+            fixed(QueryTile::Tall, Some(64)),
+            Tiling::Auto,
+        ];
+        for tiling in others {
+            let (got, _) = batch.run(&gpu, &slots[..334], 340, tiling);
+            let square = |x: f32| f64::from(x * x);
+            let norm: f64 = want.iter().map(|x| square(x.to_f32())).sum();
+            let away: f64 = want.iter().zip(&got).map(|(a, b)| square(a.to_f32() - b.to_f32())).sum();
+            assert!((away / norm).sqrt() < 4e-3, "{tiling:?}: {}", (away / norm).sqrt());
+        }
+    }
+}
+
+#[test]
+fn bad_calls_are_refused() {
+    #[derive(Clone, Default)]
+    struct Options {
+        softcap: f32,
+        scale: Option<f32>,
+        keys_per_split: Option<usize>,
+    }
+    Refusals::new(Options::default(), |stream, tensors, options: Options| {
+        let inputs = MlaDecodeInputs {
+            q: tensors.input::<bf16>("q"),
+            kv_pool: tensors.input::<bf16>("kv_pool"),
+            kv_scale: tensors.optional_input("kv_scale"),
+            keys: LatentKeys::Slots {
+                kv_indptr: tensors.input("kv_indptr"),
+                kv_indices: tensors.input("kv_indices"),
+            },
+            cu_seqlens_q: tensors.optional_input("cu_seqlens_q"),
+            rope: None,
+        };
+        let outputs = MlaDecodeOutputs {
+            out: tensors.output::<bf16>("out"),
+            lse: tensors.optional_output("lse"),
+            k_pe_out: None,
+        };
+        let tiling = fixed(QueryTile::Short, options.keys_per_split);
+        let options = MlaOptions { softcap: options.softcap, scale: options.scale, longest: None, tiling };
+        mla_decode_rope(stream, inputs, outputs, None, &options)
+    })
+    .input::<bf16>("q", [2, 4, 576])
+    .input::<bf16>("kv_pool", [100, 1, 1, 576])
+    .input::<f32>("kv_scale", [1])
+    .input::<i32>("kv_indptr", [3])
+    .input::<i32>("kv_indices", [90])
+    .input::<i32>("cu_seqlens_q", [3])
+    .output::<bf16>("out", [2, 4, 512])
+    .output::<f32>("lse", [2, 4])
+    .accepts(|_| {})
+    .accepts(|call| ["cu_seqlens_q", "kv_scale", "lse"].iter().for_each(|name| call.without(name)))
+    .refuses(kind!(Shape), &["kv_pool", "576"], |call| call.shape("kv_pool", [100, 1, 1, 570]))
+    .refuses(kind!(Shape), &["kv_pool", "576"], |call| call.shape("kv_pool", [100, 1, 2, 576]))
+    .refuses(kind!(Unsupported), &["400"], |call| call.shape("out", [2, 4, 400]))
+    .refuses(kind!(Shape), &["lse"], |call| call.shape("lse", [2, 5]))
+    .refuses(kind!(Shape), &["kv_scale"], |call| call.shape("kv_scale", [2]))
+    .refuses(kind!(Shape), &["kv_indptr"], |call| call.shape("kv_indptr", [4]))
+    .refuses(kind!(Shape), &["workspace"], |call| call.options.keys_per_split = Some(64))
+    .refuses(kind!(Argument), &["keys_per_split"], |call| call.options.keys_per_split = Some(63))
+    .refuses(kind!(Argument), &["scale"], |call| call.options.scale = Some(f32::NAN))
+    .refuses(kind!(Argument), &["softcap"], |call| call.options.softcap = -1.0)
+    .refuses_other_devices()
+    .refuses_overlaps();
+}
+
+/// A list of another query's length.
+#[test]
+fn bad_lists_are_refused() {
+    for gpu in kit::devices() {
+        let (q, cache) = (gpu.poisoned::<bf16>([2, 4, 576]), gpu.poisoned::<bf16>([4, 16, 1, 576]));
+        let lists = gpu.upload(&[0; 24], [3, 8]);
+        let mut out = gpu.poisoned::<bf16>([2, 4, 512]);
+        let inputs = SparseMlaInputs {
+            q: q.view(),
+            kv_cache: cache.view(),
+            kv_scale: None,
+            topk_indices: lists.view(),
+        };
+        let outputs = AttentionOutputs { out: out.view_mut(), lse: None };
+        let refused = unified_attn_sparse_mla(gpu.stream(), inputs, outputs, None, &MlaOptions::default());
+        kit::assert_error(refused, kind!(Shape), &["topk_indices", "[3, 8]"]);
+    }
+}
