@@ -1,0 +1,13 @@
+#![doc = include_str!("../README.md")]
+
+hk_core::include_kernels!();
+
+mod lists;
+#[cfg(feature = "registry")]
+mod operators;
+#[cfg(feature = "registry")]
+pub mod reference;
+
+pub use lists::{TileLists, moe_align_block_size, moe_align_len, moe_align_workspace};
+#[cfg(feature = "registry")]
+pub use operators::OPERATORS;

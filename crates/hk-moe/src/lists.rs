@@ -1,0 +1,208 @@
+//! The safe functions of `hip/lists.hip`.
+
+use crate::kernels::route::Params;
+use bytemuck::Zeroable;
+use hk_core::{
+    Aliasing, Error, KernelRef, LaunchConfig, Operand, Result, Stream, TensorView, TensorViewMut, check_overlap,
+};
+
+static SMALL: KernelRef<Params> = Params::kernel("lists_small");
+static COUNT: KernelRef<Params> = Params::kernel("lists_count");
+static SCAN: KernelRef<Params> = Params::kernel("lists_scan");
+static PLACE: KernelRef<Params> = Params::kernel("lists_place");
+
+/// Experts at most, `kExperts` of the kernels.
+const MOST_EXPERTS: usize = 1024;
+/// Choices of a token at most.
+const MOST_CHOICES: usize = 32;
+/// Gates at most: places are `i32`, with padding.
+const MOST_GATES: usize = 1 << 30;
+/// Tokens of a call that is one launch, at most.
+const SMALL_TOKENS: usize = 256;
+/// Gates of a chunk, at least and at most; ranks in a chunk are 16 bits.
+const CHUNK: (usize, usize) = (1024, 32_768);
+/// Chunks that fill a device.
+const CHUNKS: usize = 512;
+/// `kPadded` of the kernels.
+const PADDED: u32 = 32;
+
+fn chunk_of(gates: usize) -> usize {
+    gates.div_ceil(CHUNKS).next_multiple_of(64).clamp(CHUNK.0, CHUNK.1)
+}
+
+/// Slots that [`moe_align_block_size`] needs at least: every gate, and each expert's padding.
+pub fn moe_align_len(tokens: usize, k: usize, experts: usize, block_size: usize) -> usize {
+    let gates = tokens.saturating_mul(k);
+    let padded = gates.saturating_add(experts.saturating_mul(block_size.saturating_sub(1)));
+    padded.min(gates.saturating_mul(block_size))
+}
+
+/// Elements (`i32`) of the workspace of [`moe_align_block_size`]: 0 up to 256 tokens.
+pub fn moe_align_workspace(tokens: usize, k: usize, experts: usize) -> usize {
+    let gates = tokens.saturating_mul(k);
+    if tokens <= SMALL_TOKENS {
+        return 0;
+    }
+    // Counts of chunks; counts, offsets, and tile offsets of experts.
+    gates.div_ceil(chunk_of(gates)).saturating_add(3).saturating_mul(experts).saturating_add(2)
+}
+
+/// What [`moe_align_block_size`] writes.
+#[derive(Debug)]
+pub struct TileLists<'a> {
+    /// `[EM]`, [`moe_align_len`] or more: gates by expert, padded to tiles.
+    pub sorted_token_ids: TensorViewMut<'a, i32>,
+    /// `[ceil(EM / block_size)]` or more: the expert of each tile.
+    pub expert_ids: TensorViewMut<'a, i32>,
+    /// `[1]`: slots of all tiles together.
+    pub num_tokens_post_padded: TensorViewMut<'a, i32>,
+}
+
+/// Gates sorted by expert, each expert's padded to whole tiles of `block_size`. Gate `t k + j` is choice `j` of token `t`.
+///
+/// | arg                          | shape         | dtype | layout                                                    |
+/// |------------------------------|---------------|-------|-----------------------------------------------------------|
+/// | `topk_ids`                   | `[T, k]`      | `i32` | contiguous                                                |
+/// | `expert_map`                 | `[E]`         | `i32` | optional, contiguous: an expert's number on this rank     |
+/// | `out.sorted_token_ids`       | `[EM]`        | `i32` | contiguous, at least [`moe_align_len`]                    |
+/// | `out.expert_ids`             | `[tiles]`     | `i32` | contiguous, at least `ceil(EM / block_size)`              |
+/// | `out.num_tokens_post_padded` | `[1]`         | `i32` | contiguous                                                |
+/// | `workspace`                  | `[W]`         | `i32` | contiguous, at least [`moe_align_workspace`]              |
+///
+/// With `pad[e] = ceil(count[e] / block_size) block_size` and `base` its exclusive sums, gate `g`, the `r`-th of expert `e` in
+/// ascending order, is `sorted_token_ids[base[e] + r]`; all other slots have `T k`. `expert_ids[b]` is the expert of tile `b`, by the
+/// map if there is one (negative: -1), and -1 past the last tile. `num_tokens_post_padded` is the sum of `pad`. A gate whose id is
+/// outside `0..E` is in no tile. All outputs are written whole; the same input gives the same bits.
+///
+/// One launch for up to 256 tokens, else three. No output may alias another tensor. Returns when the launches are queued.
+///
+/// # Errors
+/// [`Shape`](Error::Shape), [`Stride`](Error::Stride), [`Align`](Error::Align) if a tensor breaks the table,
+/// [`Argument`](Error::Argument) for `experts` outside `1..=1024`, `k` outside `1..=32`, or a `block_size` that is not 16, 32, 64, 128 or
+/// 256, [`TooLarge`](Error::TooLarge) beyond 2^30 slots, [`Overlap`](Error::Overlap) if an output or the workspace shares memory with
+/// another tensor, [`DeviceMismatch`](Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is written then.
+pub fn moe_align_block_size(
+    stream: &Stream,
+    topk_ids: TensorView<i32>,
+    expert_map: Option<TensorView<i32>>,
+    out: TileLists,
+    workspace: TensorViewMut<i32>,
+    experts: usize,
+    block_size: usize,
+) -> Result<()> {
+    const OP: &str = "moe_align_block_size";
+    let TileLists { sorted_token_ids: mut sorted, expert_ids: mut tiles, num_tokens_post_padded: mut padded } = out;
+    let mut workspace = workspace;
+    let [tokens, k] = topk_ids.dims(OP, "topk_ids")?;
+    if !(1..=MOST_EXPERTS).contains(&experts) {
+        return Err(Error::argument(OP, "experts", experts, format!("1 to {MOST_EXPERTS}")));
+    }
+    if !(1..=MOST_CHOICES).contains(&k) {
+        return Err(Error::argument(OP, "topk_ids", format!("k = {k}"), format!("k from 1 to {MOST_CHOICES}")));
+    }
+    if !(16..=256).contains(&block_size) || !block_size.is_power_of_two() {
+        return Err(Error::argument(OP, "block_size", block_size, "16, 32, 64, 128 or 256"));
+    }
+    let needed = moe_align_len(tokens, k, experts, block_size);
+    let [len] = sorted.dims(OP, "sorted_token_ids")?;
+    for (arg, n) in [("topk_ids", needed), ("sorted_token_ids", len)] {
+        if n > MOST_GATES {
+            return Err(Error::too_large(OP, arg, format!("{n} slots"), MOST_GATES as u64));
+        }
+    }
+    if len < needed {
+        return Err(Error::shape(OP, "sorted_token_ids", [len], format!("[{needed}] or longer (moe_align_len)")));
+    }
+    let [tiles_len] = tiles.dims(OP, "expert_ids")?;
+    let blocks = len.div_ceil(block_size);
+    if tiles_len < blocks {
+        let want = format!("[{blocks}] or longer (tiles of sorted_token_ids)");
+        return Err(Error::shape(OP, "expert_ids", [tiles_len], want));
+    }
+    if tiles_len > MOST_GATES {
+        return Err(Error::too_large(OP, "expert_ids", format!("{tiles_len} tiles"), MOST_GATES as u64));
+    }
+    padded.expect_shape(OP, "num_tokens_post_padded", &[1])?;
+    if let Some(map) = &expert_map {
+        map.expect_shape(OP, "expert_map", &[experts])?;
+        map.expect_contiguous(OP, "expert_map")?;
+        map.expect_aligned(OP, "expert_map", 4)?;
+    }
+    let scratch = moe_align_workspace(tokens, k, experts);
+    let [given] = workspace.dims(OP, "workspace")?;
+    if given < scratch {
+        return Err(Error::shape(OP, "workspace", [given], format!("[{scratch}] or longer (moe_align_workspace)")));
+    }
+    topk_ids.expect_contiguous(OP, "topk_ids")?;
+    topk_ids.expect_aligned(OP, "topk_ids", 4)?;
+    let written: [(&'static str, &TensorViewMut<i32>); 4] = [
+        ("sorted_token_ids", &sorted),
+        ("expert_ids", &tiles),
+        ("num_tokens_post_padded", &padded),
+        ("workspace", &workspace),
+    ];
+    for (i, (arg, output)) in written.iter().enumerate() {
+        output.expect_contiguous(OP, arg)?;
+        output.expect_aligned(OP, arg, 4)?;
+        disjoint(OP, ("topk_ids", &topk_ids), (arg, *output))?;
+        if let Some(map) = &expert_map {
+            disjoint(OP, ("expert_map", map), (arg, *output))?;
+        }
+        for (other, earlier) in &written[..i] {
+            disjoint(OP, (other, *earlier), (arg, *output))?;
+        }
+    }
+
+    let gates = tokens * k;
+    let chunk = chunk_of(gates);
+    let chunks = gates.div_ceil(chunk);
+    let mut launch = |kernel: KernelRef<Params>, blocks: usize| {
+        let kernel = stream.kernel(kernel)?;
+        let mut launch = stream.launch(OP);
+        let space = if scratch == 0 { 0 } else { launch.output_address("workspace", &mut workspace)? };
+        // Of the workspace: counts, offsets, tile offsets, counts of chunks.
+        let part = |elements: usize| if scratch == 0 { 0 } else { space + 4 * elements as u64 };
+        let params = Params {
+            ids: launch.input_address("topk_ids", &topk_ids)?,
+            expert_map: match &expert_map {
+                Some(map) => launch.input_address("expert_map", map)?,
+                None => 0,
+            },
+            sorted: launch.output_address("sorted_token_ids", &mut sorted)?,
+            tile_map: launch.output_address("expert_ids", &mut tiles)?,
+            padded_len: launch.output_address("num_tokens_post_padded", &mut padded)?,
+            counts: part(0),
+            offsets: part(experts),
+            tile_offsets: part(2 * experts + 1),
+            partials: part(3 * experts + 2),
+            tokens: tokens as u32,
+            k: k as u32,
+            experts: experts as u32,
+            flags: PADDED,
+            gates: gates as u32,
+            chunk: chunk as u32,
+            chunks: chunks as u32,
+            tile_log2: block_size.trailing_zeros(),
+            sorted_len: len as u32,
+            tile_map_len: tiles_len as u32,
+            ..Params::zeroed()
+        };
+        // SAFETY: the checks above make `topk_ids` `gates` long, the map and the counts `experts`, `sorted` long enough for every
+        // expert's padding, and the workspace for all chunks. The kernels check ids against `experts`.
+        unsafe { launch.run(&kernel, LaunchConfig::grid_1d(blocks), &params) }
+    };
+    if tokens <= SMALL_TOKENS {
+        return launch(SMALL, 1);
+    }
+    launch(COUNT, chunks)?;
+    launch(SCAN, 1)?;
+    launch(PLACE, chunks)
+}
+
+fn disjoint(
+    op: &'static str,
+    a: (&'static str, &impl Operand),
+    b: (&'static str, &impl Operand),
+) -> Result<()> {
+    check_overlap(op, a, b, Aliasing::Disjoint)
+}

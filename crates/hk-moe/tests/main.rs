@@ -1,0 +1,4 @@
+//! The tests of the mixture-of-experts kernels: one program, a module per file.
+
+mod align;
+mod corners;
