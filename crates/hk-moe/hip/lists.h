@@ -36,7 +36,7 @@ HK_FN u64 lanes_like(u32 key, u32 bits) {
 template <class F>
 HK_FN void rank_gates(const Params &p, u16 *next, u32 first, u32 end, F f) {
     const auto ids = at<const i32>(p.ids);
-    const u32 bits = 32 - u32(__builtin_clz(p.experts));  // kNone is no expert's
+    const u32 bits = 32 - u32(__builtin_clz(p.experts));
     const u32 none = (1u << bits) - 1;
     for (u32 from = first; from < end; from += kWaveSize) {
         const u32 g = from + hk::lane_id();

@@ -12,6 +12,8 @@
 // Floor
 //   4 bytes of ids read twice (the second time from cache), 4 bytes written for each slot and tile.
 
+#include <hk/entry.h>
+
 #include "lists.h"
 
 namespace {
@@ -116,7 +118,7 @@ HK_FN void place(const Params &p) {
 }  // namespace
 
 // Entry points, as in src/lists.rs.
-HK_ENTRY(lists_small, kBlockWaves *hk::kWaveSize, small)
-HK_ENTRY(lists_count, kChunkWaves *hk::kWaveSize, count)
-HK_ENTRY(lists_scan, kBlockWaves *hk::kWaveSize, scan)
-HK_ENTRY(lists_place, kChunkWaves *hk::kWaveSize, place)
+HK_ENTRY(lists_small, (kBlockWaves * hk::kWaveSize), small)
+HK_ENTRY(lists_count, (kChunkWaves * hk::kWaveSize), count)
+HK_ENTRY(lists_scan, (kBlockWaves * hk::kWaveSize), scan)
+HK_ENTRY(lists_place, (kChunkWaves * hk::kWaveSize), place)

@@ -3,7 +3,8 @@
 use crate::kernels::route::Params;
 use bytemuck::Zeroable;
 use hk_core::{
-    Aliasing, Error, KernelRef, LaunchConfig, Operand, Result, Stream, TensorView, TensorViewMut, check_overlap,
+    Aliasing, Error, KernelRef, LaunchConfig, Operand, Result, Stream, TensorView, TensorViewMut,
+    check_overlap,
 };
 
 static SMALL: KernelRef<Params> = Params::kernel("lists_small");
@@ -91,14 +92,20 @@ pub fn moe_align_block_size(
     block_size: usize,
 ) -> Result<()> {
     const OP: &str = "moe_align_block_size";
-    let TileLists { sorted_token_ids: mut sorted, expert_ids: mut tiles, num_tokens_post_padded: mut padded } = out;
+    let TileLists { sorted_token_ids: mut sorted, expert_ids: mut tiles, num_tokens_post_padded: mut padded } =
+        out;
     let mut workspace = workspace;
     let [tokens, k] = topk_ids.dims(OP, "topk_ids")?;
     if !(1..=MOST_EXPERTS).contains(&experts) {
         return Err(Error::argument(OP, "experts", experts, format!("1 to {MOST_EXPERTS}")));
     }
     if !(1..=MOST_CHOICES).contains(&k) {
-        return Err(Error::argument(OP, "topk_ids", format!("k = {k}"), format!("k from 1 to {MOST_CHOICES}")));
+        return Err(Error::argument(
+            OP,
+            "topk_ids",
+            format!("k = {k}"),
+            format!("k from 1 to {MOST_CHOICES}"),
+        ));
     }
     if !(16..=256).contains(&block_size) || !block_size.is_power_of_two() {
         return Err(Error::argument(OP, "block_size", block_size, "16, 32, 64, 128 or 256"));
@@ -111,7 +118,12 @@ pub fn moe_align_block_size(
         }
     }
     if len < needed {
-        return Err(Error::shape(OP, "sorted_token_ids", [len], format!("[{needed}] or longer (moe_align_len)")));
+        return Err(Error::shape(
+            OP,
+            "sorted_token_ids",
+            [len],
+            format!("[{needed}] or longer (moe_align_len)"),
+        ));
     }
     let [tiles_len] = tiles.dims(OP, "expert_ids")?;
     let blocks = len.div_ceil(block_size);
@@ -131,7 +143,12 @@ pub fn moe_align_block_size(
     let scratch = moe_align_workspace(tokens, k, experts);
     let [given] = workspace.dims(OP, "workspace")?;
     if given < scratch {
-        return Err(Error::shape(OP, "workspace", [given], format!("[{scratch}] or longer (moe_align_workspace)")));
+        return Err(Error::shape(
+            OP,
+            "workspace",
+            [given],
+            format!("[{scratch}] or longer (moe_align_workspace)"),
+        ));
     }
     topk_ids.expect_contiguous(OP, "topk_ids")?;
     topk_ids.expect_aligned(OP, "topk_ids", 4)?;

@@ -21,7 +21,15 @@ fn random_ids(gates: usize, experts: usize, seed: u64) -> Vec<i32> {
 }
 
 #[track_caller]
-fn check(gpu: &Gpu, ids: &[i32], [tokens, k]: [usize; 2], experts: usize, block: usize, map: Option<&[i32]>, more: usize) {
+fn check(
+    gpu: &Gpu,
+    ids: &[i32],
+    [tokens, k]: [usize; 2],
+    experts: usize,
+    block: usize,
+    map: Option<&[i32]>,
+    more: usize,
+) {
     let len = moe_align_len(tokens, k, experts, block) + more;
     let tiles = len.div_ceil(block) + more / 2;
     let topk = gpu.upload(ids, [tokens, k]);
@@ -35,7 +43,8 @@ fn check(gpu: &Gpu, ids: &[i32], [tokens, k]: [usize; 2], experts: usize, block:
         num_tokens_post_padded: padded.view_mut(),
     };
     let map_view = expert_map.as_ref().map(|map| map.view());
-    moe_align_block_size(gpu.stream(), topk.view(), map_view, out, workspace.view_mut(), experts, block).unwrap();
+    moe_align_block_size(gpu.stream(), topk.view(), map_view, out, workspace.view_mut(), experts, block)
+        .unwrap();
     let want = reference::moe_align_block_size(ids, experts, block, map, len, tiles);
     let what = format!("{tokens} x {k} of {experts}, tiles of {block}, {}", gpu.spec());
     assert_eq!(gpu.download(&padded).data, [want.num_tokens_post_padded], "{what}");
@@ -111,10 +120,18 @@ fn wrong_arguments_are_refused_by_name() {
                 num_tokens_post_padded: padded.view_mut(),
             };
             let refused = moe_align_block_size(
-                gpu.stream(), ids.view(), Some(map.view()), out, workspace.view_mut(), experts, block,
+                gpu.stream(),
+                ids.view(),
+                Some(map.view()),
+                out,
+                workspace.view_mut(),
+                experts,
+                block,
             );
             if refused.is_err() {
-                [&sorted, &tiles, &padded, &workspace].map(|output| gpu.assert_untouched(output));
+                for output in [&sorted, &tiles, &padded, &workspace] {
+                    gpu.assert_untouched(output);
+                }
             }
             refused
         };
@@ -133,7 +150,9 @@ fn wrong_arguments_are_refused_by_name() {
             assert_error(call(k, experts, block, good), kind!(Argument), &["moe_align_block_size", part]);
         }
         for (i, arg) in
-            ["sorted_token_ids", "expert_ids", "num_tokens_post_padded", "workspace", "expert_map"].iter().enumerate()
+            ["sorted_token_ids", "expert_ids", "num_tokens_post_padded", "workspace", "expert_map"]
+                .iter()
+                .enumerate()
         {
             let mut short = good;
             short[i] -= 1;

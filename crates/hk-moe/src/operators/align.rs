@@ -2,8 +2,8 @@
 
 use crate::{TileLists, kernels, moe_align_len, moe_align_workspace, reference};
 use hk_core::registry::{
-    ArgSpec, BenchSizes, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named, Operator, Sample,
-    Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
+    ArgSpec, BenchSizes, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named, Operator,
+    Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
 use hk_core::{DType, Error, Result, Stream};
 
@@ -22,7 +22,12 @@ pub(crate) const MOE_ALIGN_BLOCK_SIZE: Operator = Operator {
         ArgSpec::output("num_tokens_post_padded", Tolerance::Exact, I32, 1, "[1]"),
     ],
     scalars: &[
-        ScalarSpec { name: "experts", default: Scalar::Count(256), choices: &[], summary: "experts, up to 1024" },
+        ScalarSpec {
+            name: "experts",
+            default: Scalar::Count(256),
+            choices: &[],
+            summary: "experts, up to 1024",
+        },
         ScalarSpec {
             name: "block_size",
             default: Scalar::Count(64),
@@ -98,8 +103,17 @@ fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
         expert_ids: outputs.take("expert_ids")?,
         num_tokens_post_padded: outputs.take("num_tokens_post_padded")?,
     };
-    let workspace = outputs.workspace(stream, moe_align_workspace(ids.shape()[0], ids.shape()[1], experts))?;
-    crate::moe_align_block_size(stream, ids, inputs.optional_view("expert_map")?, out, workspace, experts, block)
+    let workspace =
+        outputs.workspace(stream, moe_align_workspace(ids.shape()[0], ids.shape()[1], experts))?;
+    crate::moe_align_block_size(
+        stream,
+        ids,
+        inputs.optional_view("expert_map")?,
+        out,
+        workspace,
+        experts,
+        block,
+    )
 }
 
 fn reference_align(call: &HostCall) -> Result<Named<HostTensorF64>> {
