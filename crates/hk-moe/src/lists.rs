@@ -134,9 +134,9 @@ pub fn moe_align_block_size(
     if tiles_len > MOST_GATES {
         return Err(Error::too_large(OP, "expert_ids", format!("{tiles_len} tiles"), MOST_GATES as u64));
     }
-    padded.expect_shape(OP, "num_tokens_post_padded", &[1])?;
+    padded.expect_shape(OP, "num_tokens_post_padded", [1])?;
     if let Some(map) = &expert_map {
-        map.expect_shape(OP, "expert_map", &[experts])?;
+        map.expect_shape(OP, "expert_map", [experts])?;
         map.expect_contiguous(OP, "expert_map")?;
         map.expect_aligned(OP, "expert_map", 4)?;
     }
