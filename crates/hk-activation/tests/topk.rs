@@ -130,7 +130,7 @@ fn row<T: Float>(data: Data, cols: usize, seed: u64) -> Vec<T> {
         Data::Runs => {
             let mut row = Vec::with_capacity(cols);
             while row.len() < cols {
-                let step = row.len() as f64 / 512.0 * if seed % 2 == 0 { 1.0 } else { -1.0 };
+                let step = row.len() as f64 / 512.0 * if seed.is_multiple_of(2) { 1.0 } else { -1.0 };
                 let value = T::from_f64(step.round() + (next() % 2) as f64);
                 row.resize((row.len() + 1 + (next() % 700) as usize).min(cols), value);
             }

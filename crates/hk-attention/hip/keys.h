@@ -6,6 +6,7 @@
 #include <hk/arch.h>
 #include <hk/global.h>
 #include <hk/matrix.h>
+#include <hk/quant.h>
 #include <hk/shared.h>
 #include <hk/types.h>
 #include <hk/wave.h>
@@ -106,6 +107,29 @@ class PageWalk {
     }
 };
 
+/// Elements as they are in memory: 16-bit ones.
+struct Stored {
+    static constexpr u32 kBytes = 2;
+    template <int N>
+    HK_FN static Vec<u32, N> widened(Vec<u32, N> v) {
+        return v;
+    }
+};
+/// fp8 in memory, T in LDS, exactly.
+template <class T>
+struct StoredFp8 {
+    static constexpr u32 kBytes = 1;
+    /// N dwords of T from half as many.
+    template <int N>
+    HK_FN static Vec<u32, N> widened(Vec<u32, N / 2> v) {
+        const auto values = hk::dequantize_packed<hk::kMmaFp8Type>(v);
+        if constexpr (__is_same(T, hk::bf16))
+            return __builtin_bit_cast(Vec<u32, N>, hk::detail::exact_bf16<2 * N>(values));
+        else
+            return __builtin_bit_cast(Vec<u32, N>, __builtin_convertvector(values, Vec<T, 2 * N>));
+    }
+};
+
 /// A tile in LDS: rows of kCols 16-bit columns.
 template <int kRows, int kCols>
 struct RowTile {
@@ -113,8 +137,8 @@ struct RowTile {
     Part part[kCols / 64];
 };
 
-/// Moves tiles of rows, 16 bytes per lane and part. kWindow: rows of a window, of the walk.
-template <int kRows_, int kCols, int kThreads, u32 kWindow = kRows_>
+/// Moves tiles of rows, 16 bytes of LDS per lane and part. kWindow: rows of a window, of the walk.
+template <int kRows_, int kCols, int kThreads, u32 kWindow = kRows_, class From = Stored>
 class RowMover {
     using Part = typename RowTile<kRows_, kCols>::Part;
     static constexpr int kChunks = kRows_ * kCols / 8;
@@ -125,7 +149,7 @@ class RowMover {
     static constexpr int kRows = kRows_;
     static constexpr int kParts = (kChunks + kThreads - 1) / kThreads;
     struct Chunks {
-        Vec<u32, 4> part[kParts];
+        Vec<u32, 2 * From::kBytes> part[kParts];
     };
 
   private:
@@ -147,21 +171,24 @@ class RowMover {
         return row_of(hk::wave_id() * hk::kWaveSize + i * kThreads) / kWindow * kWindow;
     }
 
-    /// Rows `stride` bytes apart; columns from `cols` on read as zero.
-    HK_FN RowMover(i64 stride, u32 cols) {
+    /// Rows `stride` bytes apart; columns from `cols` on read as zero. `thread`: hk::thread_x().
+    HK_FN RowMover(i64 stride, u32 cols, u32 thread) {
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
-            const u32 at = hk::thread_x() + i * kThreads, row = row_of(at);
+            const u32 at = thread + i * kThreads, row = row_of(at);
             const u32 col = at / (kRows * Part::kChunks) * 64 + (at % Part::kChunks ^ Part::swizzle(row)) * 8;
-            offset_[i] = col < cols && takes(i) ? row % kWindow * u32(stride) + col * 2 : hk::Window::kOutOfBounds;
+            offset_[i] =
+                col < cols && takes(i) ? row % kWindow * u32(stride) + col * From::kBytes : hk::Window::kOutOfBounds;
         }
     }
 
-    HK_FN Chunks load(const auto &rows) const {
+    /// The first `skip` rows are zero.
+    HK_FN Chunks load(const auto &rows, u32 skip = 0) const {
         Chunks chunks;
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
-            chunks.part[i] = rows.of_part(i).template load<Vec<u32, 4>>(offset_[i]);
+            const u32 offset = row_of(hk::thread_x() + i * kThreads) < skip ? hk::Window::kOutOfBounds : offset_[i];
+            chunks.part[i] = rows.of_part(i).template load<Vec<u32, 2 * From::kBytes>>(offset);
         }
         return chunks;
     }
@@ -169,7 +196,7 @@ class RowMover {
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
             // All waves load as much, else the compiler would wait for all loads.
-            if (takes(i)) *chunk(tile, hk::thread_x() + i * kThreads) = chunks.part[i];
+            if (takes(i)) *chunk(tile, hk::thread_x() + i * kThreads) = From::template widened<4>(chunks.part[i]);
         }
     }
     /// Straight to LDS: kParts loads, or one less for waves that are not `full`. The first `skip` rows are zero.
@@ -216,7 +243,7 @@ struct TransposedTile {
 /// the rows of four swizzles, and quads q to q + 3 of keys: quads q and q + 2 are the halves of a chunk, q + 1 and q + 3 those of the
 /// next one. Of 64 keys a row is 32 banks (QuadTile). Of 32 keys it is 16: quads q + 1 and q + 3 are written to the row of the other
 /// parity.
-template <int kDim, int kKeys, int kCols, int kThreads, u32 kWindow = kKeys>
+template <int kDim, int kKeys, int kCols, int kThreads, u32 kWindow = kKeys, class From = Stored>
 class TransposingRows {
     static_assert(kDim == 32, "quads of keys alternate between two groups of lanes");
     static constexpr int kUnits = kKeys * kCols / 16;
@@ -227,7 +254,7 @@ class TransposingRows {
     static constexpr int kRows = kKeys;
     static constexpr int kParts = (kUnits + kThreads - 1) / kThreads;
     struct Chunks {
-        Vec<u32, 2> part[kParts][4];
+        Vec<u32, From::kBytes> part[kParts][4];
     };
 
   private:
@@ -247,8 +274,7 @@ class TransposingRows {
         return hk::wave_id() + (i * kThreads - kIdle) / hk::kWaveSize;
     }
 
-    HK_FN static u32 quad_of(int i) {
-        const u32 lane = hk::lane_id();
+    HK_FN static u32 quad_of(int i, u32 lane) {
         return unit(i) / (kCols / kColumnsOfWave) * 4 + lane / 4 % 2 * 2 + lane / 8 % 2;
     }
 
@@ -257,17 +283,18 @@ class TransposingRows {
     HK_FN static u32 first_row(int i) { return unit(i) / (kCols / kColumnsOfWave) * 16 / kWindow * kWindow; }
 
     /// Rows `stride` bytes apart; columns from `cols` on, a multiple of 8, read as zero.
-    HK_FN TransposingRows(i64 stride, u32 cols) : stride_(u32(stride)) {
+    HK_FN TransposingRows(i64 stride, u32 cols, u32 thread) : stride_(u32(stride)) {
         using Places = hk::AccLayout<kDim>;
-        const u32 lane = hk::lane_id();
+        const u32 lane = thread % hk::kWaveSize;
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
-            const u32 quad = quad_of(i);
+            const u32 quad = quad_of(i, lane);
             const u32 col = unit(i) % (kCols / kColumnsOfWave) * kColumnsOfWave + lane / 16 * 16 + lane % 4 * 4;
             const u32 key = quad * 4 % Tile::kPartKeys, byte = Places::template place<hk::bf16>(key) * 2;
             const u32 row = Places::wide(col) + (kParity ? quad % 2 : 0);
             place_[i] = quad * 4 / Tile::kPartKeys * u32(sizeof(Part)) + Part::place(row, byte / 16) * 16 + byte % 16;
-            offset_[i] = col < cols && takes(i) ? quad * 4 % kWindow * stride_ + col * 2 : hk::Window::kOutOfBounds;
+            offset_[i] =
+                col < cols && takes(i) ? quad * 4 % kWindow * stride_ + col * From::kBytes : hk::Window::kOutOfBounds;
         }
     }
 
@@ -278,8 +305,9 @@ class TransposingRows {
         for (int i = 0; i < kParts; ++i) {
 #pragma unroll
             for (u32 r = 0; r < 4; ++r) {
-                const u32 offset = quad_of(i) * 4 + r < skip ? hk::Window::kOutOfBounds : offset_[i] + r * stride_;
-                chunks.part[i][r] = rows.of_part(i).template load<Vec<u32, 2>>(offset);
+                const u32 offset =
+                    quad_of(i, hk::lane_id()) * 4 + r < skip ? hk::Window::kOutOfBounds : offset_[i] + r * stride_;
+                chunks.part[i][r] = rows.of_part(i).template load<Vec<u32, From::kBytes>>(offset);
             }
         }
         return chunks;
@@ -290,7 +318,9 @@ class TransposingRows {
         for (int i = 0; i < kParts; ++i) {
             if (!takes(i)) continue;
             const u32 odd = kParity ? hk::lane_id() / 8 % 2 : 0;
-            const auto &rows = chunks.part[i];
+            Vec<u32, 2> rows[4];
+#pragma unroll
+            for (int r = 0; r < 4; ++r) rows[r] = From::template widened<2>(chunks.part[i][r]);
 #pragma unroll
             for (u32 j = 0; j < 4; ++j) {
                 const hk::detail::SelectHalf half((j ^ odd) % 2 != 0);
@@ -330,19 +360,19 @@ class TransposingBytes {
     u32 stride_;
 
     HK_FN static u32 unit(int i) { return hk::wave_id() + i * kThreads / hk::kWaveSize; }
-    HK_FN static u32 quad_of(int i) { return unit(i) / (kCols / kWaveSide) * 8 + hk::lane_id() / 4 % 8; }
+    HK_FN static u32 quad_of(int i, u32 lane) { return unit(i) / (kCols / kWaveSide) * 8 + lane / 4 % 8; }
 
   public:
     /// The first row of the window of the wave's part `i`.
     HK_FN static u32 first_row(int i) { return unit(i) / (kCols / kWaveSide) * kWaveSide / kWindow * kWindow; }
 
     /// Rows `stride` bytes apart; columns from `cols` on, a multiple of 4, read as zero.
-    HK_FN TransposingBytes(i64 stride, u32 cols) : stride_(u32(stride)) {
+    HK_FN TransposingBytes(i64 stride, u32 cols, u32 thread) : stride_(u32(stride)) {
         using Places = hk::AccLayout<kDim>;
-        const u32 lane = hk::lane_id();
+        const u32 lane = thread % hk::kWaveSize;
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
-            const u32 quad = quad_of(i);
+            const u32 quad = quad_of(i, lane);
             const u32 col = unit(i) % (kCols / kWaveSide) * kWaveSide + lane / 32 * 16 + lane % 4 * 4;
             const u32 byte = Places::template place<hk::Fp8>(quad * 4), row = Places::wide(col) + quad % 2;
             place_[i] = Part::place(row, byte / 16) * 16 + byte % 16;
@@ -357,7 +387,8 @@ class TransposingBytes {
         for (int i = 0; i < kParts; ++i) {
 #pragma unroll
             for (u32 r = 0; r < 4; ++r) {
-                const u32 offset = quad_of(i) * 4 + r < skip ? hk::Window::kOutOfBounds : offset_[i] + r * stride_;
+                const u32 offset =
+                    quad_of(i, hk::lane_id()) * 4 + r < skip ? hk::Window::kOutOfBounds : offset_[i] + r * stride_;
                 chunks.part[i][r] = rows.of_part(i).template load<u32>(offset);
             }
         }

@@ -1,8 +1,9 @@
-// merge.hip: merges the partial results of splits of the keys, in ascending order: the same bits each time.
+// merge.hip: merges the partial results of parts of the keys, in ascending order: the same bits each time.
 //   M = max over s of m[s];  w[s] = 2^(m[s] - M);  total = sum of w l + 2^(sink - M)
 //   out = sum of (w / total) acc;  lse = ln 2 (M + log2 total)
-// Of one split that has keys the bits are those of a launch without splits.
+// Of one part that has keys the bits are those of a launch without parts.
 // A lane has four columns of a row. Floor: bytes of the partial results and of the output.
+#include "lean.h"
 #include "outputs.h"
 
 #include <hk/entry.h>
@@ -13,46 +14,89 @@ using namespace attention;
 
 constexpr u32 kThreads = 256;
 
-template <class T>
-HK_FN void merge(const Params &args) {
-    // A block has whole rows: `vectors` is at most 128.
-    const u32 vectors = (args.dv + 3) / 4, rows = kThreads / vectors;
-    const u32 of_block = hk::thread_x() / vectors, row = hk::block_x() * rows + of_block;
-    if (of_block >= rows || row >= args.splits.rows) return;
-    const Params &p = hk::reload_params(args);
-    const u32 col = (hk::thread_x() - of_block * vectors) * 4, query = row / p.heads, head = row - query * p.heads;
+/// Where a thread is: `vectors` of four columns of a row, at most 128, are in one block.
+struct Thread {
+    u32 rows, row, col;  // rows of a block; the thread's; `rows`: none
 
+    HK_FN explicit Thread(const Params &p) {
+        const u32 vectors = (p.dv + 3) / 4;
+        rows = kThreads / vectors;
+        row = hk::thread_x() / vectors;
+        col = (hk::thread_x() - row * vectors) * 4;
+    }
+};
+
+/// Merges `count` partial results of a row, `part(s)`, and stores columns from `col` on.
+template <class T>
+HK_FN void merge_row(const Params &p, u32 count, auto part, const Work &work, bool packed, u32 query, u32 head,
+                     u32 col) {
     const float sink =
         p.scores.sink ? reinterpret_cast<GlobalPtr<const float>>(p.scores.sink)[head] * kLog2E : kMinusInf;
     float most = sink;
-    for (u32 s = 0; s < p.splits.count; ++s) most = __builtin_fmaxf(most, Partial(p, s, row).sums(p)[0]);
+    for (u32 s = 0; s < count; ++s) most = __builtin_fmaxf(most, part(s).sums(p)[0]);
     const float base = most == kMinusInf ? 0.0f : most;
     float total = hk::exp2_fast(sink - base);
-    for (u32 s = 0; s < p.splits.count; ++s) {
-        const auto sums = Partial(p, s, row).sums(p);
+    for (u32 s = 0; s < count; ++s) {
+        const auto sums = part(s).sums(p);
         total = __builtin_fmaf(sums[1], hk::exp2_fast(sums[0] - base), total);
     }
     Vec<float, 4> sum = 0.0f;
-    for (u32 s = 0; s < p.splits.count; ++s) {
-        const Partial partial(p, s, row);
+    for (u32 s = 0; s < count; ++s) {
+        const Partial partial = part(s);
         const float weight = hk::exp2_fast(partial.sums(p)[0] - base);
-        // Splits without a visible key have no sums of values. One whose scores are NaN weighs nothing, and makes the total NaN.
+        // Parts without a visible key have no sums of values. One whose scores are NaN weighs nothing, and makes the total NaN.
         if (weight != 0.0f || total != total) sum += partial.load(p, col) * (weight / total);
     }
+    const float inverse = p.out_scale ? 1.0f / hk::load_uniform<float>(p.out_scale) : 1.0f;
+    store_columns<T>(p, row_address(p.out, work, packed, query, head), col, sum * inverse);
+    if (p.lse.data && col == 0) {
+        *reinterpret_cast<GlobalPtr<float>>(row_address(p.lse, work, packed, query, head)) =
+            total == 0.0f ? kMinusInf : (base + hk::log2_fast(total)) * kLn2;
+    }
+}
 
+/// Of splits of the keys.
+template <class T>
+HK_FN void merge(const Params &args) {
+    const Thread at(args);
+    const u32 row = hk::block_x() * at.rows + at.row;
+    if (at.row >= at.rows || row >= args.splits.rows) return;
+    const Params &p = hk::reload_params(args);
+    const u32 query = row / p.heads, head = row - query * p.heads;
     Work work = {};
     const bool packed = p.sequences.q_starts != 0;
     work.sequence = packed ? 0 : query / p.sequences.sq;
     const u32 of_sequence = query - work.sequence * p.sequences.sq * (packed ? 0 : 1);
-    const float inverse = p.out_scale ? 1.0f / hk::load_uniform<float>(p.out_scale) : 1.0f;
-    store_columns<T>(p, row_address(p.out, work, packed, of_sequence, head), col, sum * inverse);
-    if (p.lse.data && col == 0) {
-        *reinterpret_cast<GlobalPtr<float>>(row_address(p.lse, work, packed, of_sequence, head)) =
-            total == 0.0f ? kMinusInf : (base + hk::log2_fast(total)) * kLn2;
-    }
+    const auto part = [&](u32 s) { return Partial(p, s, row); };
+    merge_row<T>(p, p.splits.count, part, work, packed, of_sequence, head, at.col);
+}
+
+/// Of stream-K (lean.h): tiles of more than one program. Blocks have a program and some rows of the tile in which it begins.
+template <class T>
+HK_FN void lean_merge(const Params &args) {
+    const Thread at(args);
+    const u32 chunks = (args.splits.rows + at.rows - 1) / at.rows, program = 1 + hk::block_x() / chunks;
+    const lean::Start start = *lean::Start::of(args, program);
+    // The first program that begins within a tile has it; the one before has the tile's first keys.
+    const u32 before = lean::first_unit(args, start.units, program - 1);
+    if (start.unit == start.tile || before > start.tile) return;
+    const u32 row = hk::block_x() % chunks * at.rows + at.row;
+    const hk::DivMod of_group(start.first + row, args.group, args.group_inverse);
+    if (at.row >= at.rows || row >= args.splits.rows || of_group.quotient >= args.sequences.sq) return;
+    u32 count = 1;
+    for (u32 i = program; i < args.splits.count && lean::first_unit(args, start.units, i) < start.end; ++i) ++count;
+    const Params &p = hk::reload_params(args);
+    Work work = {};
+    work.sequence = start.sequence;
+    const auto part = [&](u32 s) { return Partial(p, 2 * (program - 1 + s) + (s == 0 ? 1 : 0), row); };
+    const u32 head = start.kv_head * p.group + of_group.remainder;
+    merge_row<T>(p, count, part, work, false, of_group.quotient, head, at.col);
 }
 }  // namespace
 
 HK_ENTRY(attention_merge_bf16, kThreads, merge<hk::bf16>)
 HK_ENTRY(attention_merge_f16, kThreads, merge<hk::f16>)
 HK_ENTRY(attention_merge_f32, kThreads, merge<float>)
+HK_ENTRY(lean_merge_bf16, kThreads, lean_merge<hk::bf16>)
+HK_ENTRY(lean_merge_f16, kThreads, lean_merge<hk::f16>)
+HK_ENTRY(lean_merge_f32, kThreads, lean_merge<float>)

@@ -50,8 +50,6 @@ class Partial {
 
   public:
     HK_FN Partial(const Params &p, u32 split, u64 row) : row_(u64(split) * p.splits.rows + row) {}
-    HK_FN Partial(const Params &p, const Work &work, u32 query, u32 head)
-        : Partial(p, work.split, row_of(p, work, query) * p.heads + head) {}
 
     HK_FN Vec<float, 4> load(const Params &p, u32 col) const {
         return *reinterpret_cast<GlobalPtr<const Vec<float, 4>>>(acc(p, col));
@@ -76,13 +74,16 @@ class Partial {
     }
 
   private:
-    HK_FN static u64 row_of(const Params &p, const Work &work, u32 query) {
-        const u64 first = p.sequences.q_starts ? work.q_start : u64(work.sequence) * p.sequences.sq;
-        return first + query;
-    }
     HK_FN GlobalPtr<float> acc(const Params &p, u32 col) const {
         return reinterpret_cast<GlobalPtr<float>>(p.splits.acc) + row_ * ((p.dv + 3) / 4 * 4) + col;
     }
 };
+
+/// The keys are split, and the results of a block are partial ones.
+HK_FN bool is_partial(const Params &p, const Work &) { return p.splits.count > 1; }
+HK_FN Partial partial_of(const Params &p, const Work &work, u32 query, u32 head) {
+    const u64 first = p.sequences.q_starts ? work.q_start : u64(work.sequence) * p.sequences.sq;
+    return {p, work.split, (first + query) * p.heads + head};
+}
 
 }  // namespace attention

@@ -83,9 +83,13 @@ consteval auto shape() {
     }
 }
 
-/// kPaged: keys of a cache come before fresh ones.
-template <class T, int kDqk, int kDv, class S, bool kPaged>
+/// Keys in pages, before fresh ones of the kernel's type.
+enum class Cache { None, Own, Fp8 };
+
+/// `W` is Work, or has a part of its keys by itself (lean.h).
+template <class T, int kDqk, int kDv, class S, Cache kCache, class W = Work>
 class Dense {
+    static constexpr bool kPaged = kCache != Cache::None;
     static constexpr bool kFp8 = hk::kBitsOf<T> == 8;
     static constexpr bool kDirect = dense::kDirect<T>;
     static constexpr int kBytes = hk::kBitsOf<T> / 8, kVec = 16 / kBytes;
@@ -100,16 +104,16 @@ class Dense {
     static constexpr int kFragKeys = kVec * hk::kLaneGroups<kDim>;  // of a fragment of P
     static constexpr int kFrags = kKeys / kFragKeys;
 
-    template <u32 kWindow>
-    using KMover = RowMover<kKeys, kDqk * kBytes / 2, S::kThreads, kWindow>;
-    template <u32 kWindow>
+    template <u32 kWindow, class From = Stored>
+    using KMover = RowMover<kKeys, kDqk * kBytes / 2, S::kThreads, kWindow, From>;
+    template <u32 kWindow, class From = Stored>
     using VMover = decltype([] {
         if constexpr (kDirect)
-            return RowMover<kKeys, kDv, S::kThreads, kWindow>(0, 0);
+            return RowMover<kKeys, kDv, S::kThreads, kWindow, From>(0, 0, 0);
         else if constexpr (kFp8)
-            return TransposingBytes<kDim, kKeys, kDv, S::kThreads, kWindow>(0, 0);
+            return TransposingBytes<kDim, kKeys, kDv, S::kThreads, kWindow>(0, 0, 0);
         else
-            return TransposingRows<kDim, kKeys, kDv, S::kThreads, kWindow>(0, 0);
+            return TransposingRows<kDim, kKeys, kDv, S::kThreads, kWindow, From>(0, 0, 0);
     }());
     using KTile = typename KMover<kKeys>::Tile;
     using VTile = typename VMover<kKeys>::Tile;
@@ -142,17 +146,17 @@ class Dense {
         bool valid;
     };
     struct Keys {
-        u32 first, n;  // from the block's first one on
+        u32 first, n;  // from the block's first one, and the lane's first score, on
     };
 
     const Params &p_;
-    const Work &work_;
+    const W &work_;
     Lds &lds_;
     hk::Frag q_[kSteps];
     Scores s_;
     hk::WaveTile<Mma, kDv, kDim> o_;
     OnlineSoftmax<kDim, kFp8> softmax_;
-    float scale_, value_scale_;
+    float q_scale_, scale_;  // of scores, in units of log2: without and with that of the walk's keys
     Keys visible_[kOwn];  // to the lane's rows
     // From the block's first key on:
     i32 inner_first_, inner_last_;  // keys that all rows of the wave see
@@ -161,25 +165,25 @@ class Dense {
     u32 tiles_;
     bool poison_[kOwn];
 
-    HK_FN Row row(u32 r) const {
-        const u32 index = work_.first + hk::wave_id() * kDim + hk::row_of_lane<kDim>(hk::lane_id(), r);
-        const hk::DivMod at(index, p_.group, p_.group_inverse);
-        return {at.quotient, work_.kv_head * p_.group + at.remainder, at.quotient < work_.q_len};
+    HK_FN Row row(const Params &p, u32 r) const {
+        const u32 index = work_.first + hk::wave_id() * kDim + hk::row_of_lane<kDim>(lane_of(work_), r);
+        const hk::DivMod at(index, p.group, p.group_inverse);
+        return {at.quotient, work_.kv_head * p.group + at.remainder, at.quotient < work_.q_len};
     }
 
-    HK_FN u64 address(const HeadRows &of, u32 query, u32 head) const {
-        return row_address(of, work_, p_.sequences.q_starts != 0, query, head);
+    HK_FN u64 address(const Params &p, const HeadRows &of, u32 query, u32 head) const {
+        return row_address(of, work_, p.sequences.q_starts != 0, query, head);
     }
 
     HK_FN void load_queries() {
-        const u32 group = hk::group_of_lane<kDim>(hk::lane_id());
+        const u32 group = hk::group_of_lane<kDim>(lane_of(work_));
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) q_[step] = 0;
 #pragma unroll
         for (u32 r = 0; r < kOwn; ++r) {
-            const Row own = row(r);
+            const Row own = row(p_, r);
             if (!own.valid) continue;
-            const auto from = reinterpret_cast<GlobalPtr<const u8>>(address(p_.q, own.query, own.head));
+            const auto from = reinterpret_cast<GlobalPtr<const u8>>(address(p_, p_.q, own.query, own.head));
 #pragma unroll
             for (int step = 0; step < kSteps; ++step) {
                 if constexpr (hk::kHasLdmatrix) {
@@ -219,6 +223,14 @@ class Dense {
 #pragma unroll
             for (int i = 0; i < kKeys / kDim; ++i) s_.acc[0][i] = Mma::mma(&k.frag[i][step], &q_[step], s_.acc[0][i]);
         }
+        if constexpr (kFp8) settle(s_.acc[0][kKeys / kDim - 1]);
+    }
+    /// clang 22 inserts at most 19 wait states between an MFMA and an instruction that reads its result; one of 16 passes needs 20 on
+    /// gfx950. It does not count those of inline assembly.
+    HK_FN static void settle([[maybe_unused]] typename Mma::Acc &acc) {
+#if defined(__gfx950__)
+        asm volatile("s_nop 0" : "+v"(acc));
+#endif
     }
 
     template <int kStage>
@@ -265,7 +277,7 @@ class Dense {
         if (at_ < inner_first_ || at_ + kKeys - 1 > inner_last_) {
 #pragma unroll
             for (u32 r = 0; r < kOwn; ++r) {
-                const u32 of_lane = Places::n(hk::lane_id(), 0) + u32(at_) - visible_[r].first;
+                const u32 of_lane = u32(at_) - visible_[r].first;
                 map_pairs(s_, r, [&](int i, Vec<float, 2> pair) {
 #pragma unroll
                     for (int j = 0; j < 2; ++j) {
@@ -295,10 +307,11 @@ class Dense {
     }
 
     /// Walk: RowWalk or PageWalk.
-    template <template <class> class Walk>
+    template <template <class> class Walk, class From>
     struct Walks {
-        using K = KMover<Walk<KMover<kKeys>>::kWindowRows>;
-        using V = VMover<Walk<VMover<kKeys>>::kWindowRows>;
+        using K = KMover<Walk<KMover<kKeys>>::kWindowRows, From>;
+        using V = VMover<Walk<VMover<kKeys>>::kWindowRows, From>;
+        static constexpr bool kToLds = kDirect && __is_same(From, Stored);
         Walk<K> k;
         Walk<V> v;
         K k_mover;
@@ -327,17 +340,18 @@ class Dense {
         hk::commit_loads();
     }
 
-    /// Calls `tile<stage>()` for `count` > 0 tiles, with the stages in turn.
+    /// Calls `tile<stage>()` for `count` > 0 tiles, with kUsed stages in turn.
+    template <int kUsed = kStages>
     HK_FN void each_tile(u32 count, auto tile) {
-        while (round<0>(count, tile)) {}
+        while (round<kUsed, 0>(count, tile)) {}
     }
-    template <int kStage>
+    template <int kUsed, int kStage>
     HK_FN bool round(u32 &left, auto &tile) {
         tile.template operator()<kStage>();
         at_ += kKeys;
         if (--left == 0) return false;
-        if constexpr (kStage + 1 < kStages)
-            return round<kStage + 1>(left, tile);
+        if constexpr (kStage + 1 < kUsed)
+            return round<kUsed, kStage + 1>(left, tile);
         else
             return true;
     }
@@ -347,10 +361,11 @@ class Dense {
 
     /// All tiles, with ping-pong. `values(stage)` and `keys(stage)` move later tiles to LDS, where all waves have read V of the last stage
     /// or K of this one; `landed` waits for what is read next.
+    template <int kUsed>
     HK_FN void ping_pong(auto values, auto keys, auto landed) {
         const hk::PingPong halves;
         const u32 seen = seen_tiles();
-        each_tile(seen, [&]<int kStage>() HK_INLINE {
+        each_tile<kUsed>(seen, [&]<int kStage>() HK_INLINE {
             halves.step(
                 [&] {
                     const KFrags k = read_keys<kStage>();
@@ -372,8 +387,8 @@ class Dense {
         });
         for (u32 tile = seen; tile < tiles_; ++tile) {
             const auto nothing = [](int) {};
-            halves.step([&] { return values(tile % kStages), landed(), 0; }, nothing);
-            halves.step([&] { return keys(tile % kStages), landed(), 0; }, nothing);
+            halves.step([&] { return values(tile % kUsed), landed(), 0; }, nothing);
+            halves.step([&] { return keys(tile % kUsed), landed(), 0; }, nothing);
         }
         halves.end();
     }
@@ -390,20 +405,20 @@ class Dense {
             copy_keys(walks, i);
             if (i < kAhead) copy_values(walks, i);
         }
-        ping_pong([&](u32 stage) HK_INLINE { copy_values(walks, (stage + kAhead) % kStages); },
-                  [&](u32 stage) HK_INLINE { copy_keys(walks, stage); }, []() HK_INLINE { wait_tiles<kAhead>(); });
+        ping_pong<kStages>([&](u32 stage) HK_INLINE { copy_values(walks, (stage + kAhead) % kStages); },
+                           [&](u32 stage) HK_INLINE { copy_keys(walks, stage); },
+                           []() HK_INLINE { wait_tiles<kAhead>(); });
         // Loads in flight must not land after the block has freed its LDS.
         hk::wait_loads<0, 0>();
     }
 
     /// Ping-pong, through registers and one stage in LDS.
     HK_FN void walk_registers(auto &walks) {
-        static_assert(kStages == 1);
         auto k = walks.load_keys();
         auto v = walks.load_values(walks.skip);
         walks.k_mover.store(k, lds_.k[0]);
         k = walks.load_keys();
-        ping_pong(
+        ping_pong<1>(
             [&](u32) HK_INLINE {
                 walks.v_mover.store(v, lds_.v[0]);
                 v = walks.load_values();
@@ -493,8 +508,9 @@ class Dense {
     }
 
     /// One barrier a tile: other blocks of the CU, or nothing, overlap with it.
-    HK_FN void walk_plain(auto &walks) {
-        if constexpr (kDirect) {
+    template <class Of>
+    HK_FN void walk_plain(Of &walks) {
+        if constexpr (Of::kToLds) {
             constexpr int kAhead = kStages - 1;
             copy_tile(walks, 0, walks.skip);
             hk::drain_register_loads();
@@ -524,29 +540,30 @@ class Dense {
     }
 
     HK_FN void store_outputs() const {
-        const float out_factor = kFp8 && p_.out_scale ? 1.0f / hk::load_uniform<float>(p_.out_scale) : 1.0f;
-        const bool first = hk::group_of_lane<kDim>(hk::lane_id()) == 0;
+        const Params &p = hk::reload_params(p_);
+        const float out_factor = kFp8 && p.out_scale ? 1.0f / hk::load_uniform<float>(p.out_scale) : 1.0f;
+        const bool first = hk::group_of_lane<kDim>(lane_of(work_)) == 0;
 #pragma unroll
         for (u32 r = 0; r < kOwn; ++r) {
-            const Row own = row(r);
-            if (p_.splits.count > 1) {
+            const Row own = row(p, r);
+            if (is_partial(p, work_)) {
                 Vec<float, 2> sums = softmax_.sums(r);
                 if (poison_[r]) sums = __builtin_nanf("");
                 if (!own.valid) continue;
-                const Partial partial(p_, work_, own.query, own.head);
-                each_run(r, [&](u32 col, auto y) { partial.store(p_, col, kFp8 ? y * value_scale_ : y); });
-                if (first) partial.store_sums(p_, sums);
+                const Partial partial = partial_of(p, work_, own.query, own.head);
+                each_run(p, r, [&](u32 col, auto y) { partial.store(p, col, y); });
+                if (first) partial.store_sums(p, sums);
                 continue;
             }
             float sink = kMinusInf;
-            if (p_.scores.sink && own.valid) sink = reinterpret_cast<GlobalPtr<const float>>(p_.scores.sink)[own.head];
+            if (p.scores.sink && own.valid) sink = reinterpret_cast<GlobalPtr<const float>>(p.scores.sink)[own.head];
             float lse, factor = softmax_.finish(r, sink, lse);
-            if constexpr (kFp8) factor *= value_scale_ * out_factor;
+            if constexpr (kFp8) factor *= out_factor;
             if (poison_[r]) lse = factor = __builtin_nanf("");
             if (!own.valid) continue;
-            const u64 out = address(p_.out, own.query, own.head);
-            if (!kFp8 || p_.out_type == kOwn) {
-                each_run(r, [&](u32 col, auto y) {
+            const u64 out = address(p, p.out, own.query, own.head);
+            if (!kFp8 || p.out_type == kOwn) {
+                each_run(p, r, [&](u32 col, auto y) {
                     // Rows are on 8 bytes.
                     struct __attribute__((packed, aligned(kRun == 2 ? 4 : 8))) Columns {
                         Vec<Out, kRun> y;
@@ -554,53 +571,37 @@ class Dense {
                     *reinterpret_cast<GlobalPtr<Columns>>(out + col * 2) = {hk::narrow<Out, kRun>(y * factor)};
                 });
             } else if constexpr (kFp8) {
-                each_run(r, [&](u32 col, auto y) {
-                    store_columns<Out>(p_, out, col, y.lo * factor);
-                    store_columns<Out>(p_, out, col + 4, y.hi * factor);
+                each_run(p, r, [&](u32 col, auto y) {
+                    store_columns<Out>(p, out, col, y.lo * factor);
+                    store_columns<Out>(p, out, col + 4, y.hi * factor);
                 });
             }
-            if (p_.lse.data && first) *reinterpret_cast<GlobalPtr<float>>(address(p_.lse, own.query, own.head)) = lse;
+            if (p.lse.data && first) *reinterpret_cast<GlobalPtr<float>>(address(p, p.lse, own.query, own.head)) = lse;
         }
     }
     /// Calls `f(col, y)` for the runs of columns of the lane's row r.
-    HK_FN void each_run(u32 r, auto f) const {
+    HK_FN void each_run(const Params &p, u32 r, auto f) const {
 #pragma unroll
         for (int j = 0; j < kDv / kDim; ++j) {
 #pragma unroll
             for (int i = 0; i < Places::kElements; i += kRun) {
                 if (u32(i) / hk::kMmaRows % kOwn != r) continue;
-                const u32 col = j * kDim + column(Places::n(hk::lane_id(), i));
+                const u32 col = j * kDim + column(Places::n(lane_of(work_), i));
                 Vec<float, kRun> y;
 #pragma unroll
                 for (int e = 0; e < kRun; ++e) y[e] = o_.acc[0][j][i + e];
-                if (col < p_.dv) f(col, y);
+                if (col < p.dv) f(col, y);
             }
         }
-    }
-
-    HK_FN void descale() {
-        static_assert(!kPaged && kOwn == 1, "one factor for all keys, one row for a lane");
-        const Params &p = p_;
-        const float k = p.fresh.k.scale(work_.sequence, work_.kv_head);
-        float q = 1.0f;
-        if (p.q_descale) {
-            const i64 at = i64(work_.sequence) * p.q_descale_batch + i64(row(0).head) * p.q_descale_head;
-            q = reinterpret_cast<GlobalPtr<const float>>(p.q_descale)[at];
-        }
-        // Above 0, so that masked scores stay -inf. The largest score is not that of a negative factor: NaN.
-        constexpr float kLeast = 0x1p-126f;
-        scale_ *= q * k;
-        scale_ = scale_ >= 0.0f ? __builtin_fmaxf(scale_, kLeast) : __builtin_nanf("");
-        value_scale_ = p.fresh.v.scale(work_.sequence, work_.kv_head);
     }
 
     HK_FN u32 query_of(u32 row) const { return hk::DivMod(row, p_.group, p_.group_inverse).quotient; }
 
     /// Walks through the keys of [begin, end) that rows of the block see.
-    template <template <class> class Walk>
+    template <template <class> class Walk, class From = Stored>
     HK_FN void walk_keys(i32 begin, i32 end) {
         const Params &p = hk::reload_params(p_);
-        const Work &work = work_;
+        const W &work = work_;
         constexpr bool kPages = __is_same(Walk<KMover<kKeys>>, PageWalk<KMover<kKeys>>);
         const auto seen = [&](u32 query) {
             const KeyRange range = key_range(p, work, query);
@@ -621,34 +622,52 @@ class Dense {
         at_ = 0;
 #pragma unroll
         for (u32 r = 0; r < kOwn; ++r) {
-            const KeyRange keys = seen(row(r).query);
-            visible_[r] = {u32(keys.first - from), keys.last < keys.first ? 0 : u32(keys.last - keys.first + 1)};
+            const KeyRange keys = seen(row(p, r).query);
+            visible_[r] = {u32(keys.first - from) - Places::n(lane_of(work), 0),
+                           keys.last < keys.first ? 0 : u32(keys.last - keys.first + 1)};
         }
         const KeyRows &k = kPages ? p.cache.k : p.fresh.k, &v = kPages ? p.cache.v : p.fresh.v;
+        constexpr bool kScaled = kFp8 || !__is_same(From, Stored);
+        constexpr u32 kStored = kFp8 ? 1 : From::kBytes;
+        scale_ = q_scale_;
+        if constexpr (kScaled) {
+            // Above 0, so that masked scores stay -inf. The largest score is not that of a negative factor: NaN.
+            constexpr float kLeast = 0x1p-126f;
+            scale_ *= k.scale(work.sequence, work.kv_head);
+            scale_ = scale_ >= 0.0f ? __builtin_fmaxf(scale_, kLeast) : __builtin_nanf("");
+        }
         const bool packed = p.sequences.k_starts || p.sequences.k_consecutive;
         const i64 k_stride = kPages ? k.token_group : k.token, v_stride = kPages ? v.token_group : v.token;
         const auto walk = [&]<class Mover>(const KeyRows &rows, i64 stride, u32 cols) {
             if constexpr (kPages) {
                 return PageWalk<Mover>(p.pages, work.pages, rows.row(0, work.kv_head, 0), rows.batch, stride,
-                                       cols * kBytes, u32(from), u32(last) + 1);
+                                       cols * kStored, u32(from), u32(last) + 1);
             } else {
                 const u32 token = work.k_start + u32(from - begin);
-                return RowWalk<Mover>(rows.row(packed ? 0 : work.sequence, work.kv_head, token), stride, cols * kBytes,
+                return RowWalk<Mover>(rows.row(packed ? 0 : work.sequence, work.kv_head, token), stride, cols * kStored,
                                       last - from + 1);
             }
         };
-        using W = Walks<Walk>;
-        W walks = {walk.template operator()<typename W::K>(k, k_stride, p.dqk),
-                   walk.template operator()<typename W::V>(v, v_stride, p.dv),
-                   typename W::K(k_stride, p.dqk * kBytes / 2), typename W::V(v_stride, p.dv), u32(first - from)};
-        if constexpr (kDirect && kDv > 128)
+        using Of = Walks<Walk, From>;
+        const u32 thread = hk::wave_id() * hk::kWaveSize + lane_of(work);
+        Of walks = {walk.template operator()<typename Of::K>(k, k_stride, p.dqk),
+                    walk.template operator()<typename Of::V>(v, v_stride, p.dv),
+                    typename Of::K(k_stride, p.dqk * kBytes / 2, thread), typename Of::V(v_stride, p.dv, thread),
+                    u32(first - from)};
+        if constexpr (Of::kToLds && kDv > 128)
             walk_by_parts(walks);
         else if constexpr (!S::kPingPong)
             walk_plain(walks);
-        else if constexpr (kDirect)
+        else if constexpr (Of::kToLds)
             walk_direct(walks);
         else
             walk_registers(walks);
+        if constexpr (kScaled) {
+            const float value_scale = v.scale(work.sequence, work.kv_head);
+#pragma unroll
+            for (u32 r = 0; r < kOwn; ++r)
+                map_pairs(o_, r, [&](int, Vec<float, 2> pair) { return pair * value_scale; });
+        }
     }
 
     /// Poisons the rows that see a key of a page that is not in the cache.
@@ -674,7 +693,7 @@ class Dense {
                 const i32 end = begin + i32(p.pages.tokens) < cached ? begin + i32(p.pages.tokens) : cached;
 #pragma unroll
                 for (u32 r = 0; r < kOwn; ++r) {
-                    const KeyRange keys = key_range(p, work_, row(r).query).clipped(begin, end);
+                    const KeyRange keys = key_range(p, work_, row(p, r).query).clipped(begin, end);
                     poison_[r] |= keys.first <= keys.last;
                 }
             }
@@ -682,17 +701,29 @@ class Dense {
     }
 
   public:
-    HK_FN Dense(const Params &p, const Work &work, Lds &lds) : p_(p), work_(work), lds_(lds) {}
+    HK_FN Dense(const Params &p, const W &work, Lds &lds) : p_(p), work_(work), lds_(lds) {}
 
     HK_FN void run() {
-        scale_ = p_.scores.scale * kLog2E;
-        if constexpr (kFp8) descale();
+        q_scale_ = p_.scores.scale * kLog2E;
+        if constexpr (kFp8) {
+            static_assert(kOwn == 1, "a row for a lane");
+            if (p_.q_descale) {
+                const i64 at = i64(work_.sequence) * p_.q_descale_batch + i64(row(p_, 0).head) * p_.q_descale_head;
+                q_scale_ *= reinterpret_cast<GlobalPtr<const float>>(p_.q_descale)[at];
+            }
+        }
 #pragma unroll
         for (u32 r = 0; r < kOwn; ++r) poison_[r] = work_.poison;
         if (!work_.poison) {
             load_queries();
             if constexpr (kPaged) {
-                walk_keys<PageWalk>(0, i32(work_.cached));
+                using From = decltype([] {
+                    if constexpr (kCache == Cache::Fp8)
+                        return StoredFp8<T>{};
+                    else
+                        return Stored{};
+                }());
+                walk_keys<PageWalk, From>(0, i32(work_.cached));
                 hk::block_barrier();
             }
             walk_keys<RowWalk>(i32(work_.cached), i32(work_.keys()));
@@ -703,20 +734,20 @@ class Dense {
 };
 
 /// Entry points have HK_ENTRY's `p`.
-template <class T, int kDqk, int kDv, bool kPaged, bool kSmall>
+template <class T, int kDqk, int kDv, Cache kCache, bool kSmall>
 struct Kernel {
     using S = decltype(shape<T, kDqk, kDv, kSmall>());
     static constexpr int kThreads = S::kThreads;
-    static constexpr int kWavesPerSimd = kDv > 128 && !kDirect<T> ? 1 : 2;
+    static constexpr int kWavesPerSimd = kDv > 128 && (!kDirect<T> || kCache == Cache::Fp8) ? 1 : 2;
 
     HK_FN void operator()(const Params &p) const {
-        using D = Dense<T, kDqk, kDv, S, kPaged>;
+        using D = Dense<T, kDqk, kDv, S, kCache>;
         auto &lds = hk::block_lds<typename D::Lds>();
         const u32 task = hk::xcd_remap(hk::block_x(), hk::grid_x());
         constexpr u32 kRows = S::kWaves * kDim;
         Work work;
         if (!find_work<kRows>(p, task, work)) return;
-        if (kPaged && p.skip_single && work.q_len == 1) return;
+        if (kCache != Cache::None && p.skip_single && work.q_len == 1) return;
         find_keys(p, work);
         D(p, work, lds).run();
     }
@@ -725,7 +756,7 @@ struct Kernel {
 }  // namespace dense
 }  // namespace attention
 
-// An entry point and the one for few queries. T, columns of Q and K, and of V; keys in pages.
+// An entry point and the one for few queries. T, columns of Q and K, and of V; cache.
 #define HK_PREFILL_DENSE(name, ...)                                       \
     HK_PREFILL_KERNEL(name, attention::dense::Kernel, __VA_ARGS__, false) \
     HK_PREFILL_KERNEL(name##_small, attention::dense::Kernel, __VA_ARGS__, true)

@@ -5,19 +5,20 @@
 
 namespace {
 using attention::Params;
+using attention::dense::Cache;
 
-template <class T, int kDqk, int kDv, bool, bool>
+template <class T, int kDqk, int kDv, Cache, bool>
 struct Widened {
     static constexpr int kThreads = attention::general::kThreads, kWavesPerSimd = 1;
     HK_FN void operator()(const Params &p) const { attention::general::prefill<hk::bf16, kDqk, kDv, false>(p); }
 };
 
-template <class T, int kDqk, int kDv, bool kPaged, bool kSmall>
+template <class T, int kDqk, int kDv, Cache kCache, bool kSmall>
 using Kernel = decltype([] {
     if constexpr (hk::kRowsPerLane > 1)
-        return Widened<T, kDqk, kDv, kPaged, kSmall>{};
+        return Widened<T, kDqk, kDv, kCache, kSmall>{};
     else
-        return attention::dense::Kernel<T, kDqk, kDv, kPaged, kSmall>{};
+        return attention::dense::Kernel<T, kDqk, kDv, kCache, kSmall>{};
 }());
 }  // namespace
 
@@ -25,6 +26,6 @@ using Kernel = decltype([] {
     HK_PREFILL_KERNEL(name, Kernel, __VA_ARGS__, false) \
     HK_PREFILL_KERNEL(name##_small, Kernel, __VA_ARGS__, true)
 
-PREFILL(prefill_fp8_d128, hk::Fp8, 128, 128, false)
-PREFILL(prefill_fp8_d256_128, hk::Fp8, 256, 128, false)
-PREFILL(prefill_fp8_d256, hk::Fp8, 256, 256, false)
+PREFILL(prefill_fp8_d128, hk::Fp8, 128, 128, Cache::None)
+PREFILL(prefill_fp8_d256_128, hk::Fp8, 256, 128, Cache::None)
+PREFILL(prefill_fp8_d256, hk::Fp8, 256, 256, Cache::None)

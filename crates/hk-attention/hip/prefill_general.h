@@ -75,7 +75,8 @@ struct Query {
     float factor;  // of its products
 };
 
-template <class T, int kDqk, int kDv, bool kHstu>
+/// `W` is Work, or has a part of its keys by itself (lean.h).
+template <class T, int kDqk, int kDv, bool kHstu, class W = Work>
 class Prefill {
     static constexpr int kDim = kQueries<kDv>;
     using Places = hk::AccLayout<kDim>;
@@ -97,7 +98,7 @@ class Prefill {
     };
 
     const Params &p_;
-    const Work &work_;
+    const W &work_;
     L &lds_;
     bool packed_;
     Query queries_[kLaneRows];
@@ -108,15 +109,15 @@ class Prefill {
     float key_scale_[2], value_scale_[2];
 
   public:
-    HK_FN Prefill(const Params &p, const Work &work, L &lds)
+    HK_FN Prefill(const Params &p, const W &work, L &lds)
         : p_(p), work_(work), lds_(lds), packed_(p.sequences.q_starts != 0) {}
 
     HK_FN void run() {
         const Params &p = hk::reload_params(p_);
-        const u32 group = hk::group_of_lane<kDim>(hk::lane_id());
+        const u32 group = hk::group_of_lane<kDim>(lane_of(work_));
 #pragma unroll
         for (int r = 0; r < kLaneRows; ++r) {
-            const u32 row = work_.first + hk::wave_id() * kDim + hk::row_of_lane<kDim>(hk::lane_id(), r);
+            const u32 row = work_.first + hk::wave_id() * kDim + hk::row_of_lane<kDim>(lane_of(work_), r);
             const hk::DivMod at(row, p.group, p.group_inverse);
             Query &query = queries_[r];
             query = {at.quotient, work_.kv_head * p.group + at.remainder, at.quotient < work_.q_len,
@@ -231,12 +232,19 @@ class Prefill {
         }
     }
 
+    /// V^T of 16-bit elements is written without bank conflicts: as by TransposingRows (keys.h), for 32 keys.
+    static constexpr bool kInQuads = kDim == 32 && sizeof(T) == 2;
     struct Unit {
         u32 quad, col;
         bool there;
         HK_FN explicit Unit(int part) {
             const u32 unit = hk::thread_x() + part * kThreads;
             quad = unit / (kDv / 4), col = unit % (kDv / 4) * 4;
+            if constexpr (kInQuads) {
+                const u32 lane = hk::lane_id(), wave = unit / hk::kWaveSize, of_row = wave % (kDv / 64);
+                quad = wave / (kDv / 64) * 4 + lane / 4 % 2 * 2 + lane / 8 % 2;
+                col = of_row * 64 + lane / 16 * 16 + lane % 4 * 4;
+            }
             there = kUnits % kThreads == 0 || unit < kUnits;
         }
     };
@@ -291,10 +299,23 @@ class Prefill {
             const Unit unit(i);
             if (!unit.there) continue;
             const u32 byte = Places::template place<T>(unit.quad * 4) * sizeof(T);
+            const auto &part = v.part[i];
+            if constexpr (kInQuads) {
+                const u32 odd = unit.quad % 2;
+                Vec<u32, 2> rows[4];
 #pragma unroll
-            for (u32 j = 0; j < 4; ++j) {
-                const auto &part = v.part[i];
-                lds_.tiles.v.put(unit.col + j, byte, Vec<T, 4>{part[0][j], part[1][j], part[2][j], part[3][j]});
+                for (int r = 0; r < 4; ++r) rows[r] = __builtin_bit_cast(Vec<u32, 2>, part[r]);
+#pragma unroll
+                for (u32 j = 0; j < 4; ++j) {
+                    const hk::detail::SelectHalf half((j ^ odd) % 2 != 0);
+                    lds_.tiles.v.put(
+                        unit.col + (j ^ odd), byte,
+                        Vec<u32, 2>{half(rows[0][j / 2], rows[1][j / 2]), half(rows[2][j / 2], rows[3][j / 2])});
+                }
+            } else {
+#pragma unroll
+                for (u32 j = 0; j < 4; ++j)
+                    lds_.tiles.v.put(unit.col + j, byte, Vec<T, 4>{part[0][j], part[1][j], part[2][j], part[3][j]});
             }
         }
     }
@@ -472,17 +493,17 @@ class Prefill {
     HK_FN void finish() {
         const Params &p = hk::reload_params(p_);
         const bool poison = work_.poison;
-        const bool first = hk::group_of_lane<kDim>(hk::lane_id()) == 0;
+        const bool first = hk::group_of_lane<kDim>(lane_of(work_)) == 0;
         float inverse = p.out_scale ? 1.0f / hk::load_uniform<float>(p.out_scale) : 1.0f;
         if constexpr (kHstu) inverse = p.hstu.inverse_longest;
 #pragma unroll
         for (int r = 0; r < kLaneRows; ++r) {
             const Query &query = queries_[r];
-            if (p.splits.count > 1) {
+            if (is_partial(p, work_)) {
                 Vec<float, 2> sums = softmax_.sums(r);
                 if (poison) sums = __builtin_nanf("");
                 if (!query.valid) continue;
-                const Partial partial(p, work_, query.index, query.head);
+                const Partial partial = partial_of(p, work_, query.index, query.head);
                 each_column(r, [&](u32 col, Vec<float, 4> y) { partial.store(p, col, y); });
                 if (first) partial.store_sums(p, sums);
                 continue;
@@ -511,7 +532,7 @@ class Prefill {
 #pragma unroll
         for (int i = 0; i < kDv / kDim * Places::kElements; i += hk::kMmaRows) {
             if (i / hk::kMmaRows % kLaneRows != r) continue;
-            const u32 col = Places::n(hk::lane_id(), i);
+            const u32 col = Places::n(lane_of(work_), i);
             Vec<float, 4> y;
 #pragma unroll
             for (int j = 0; j < 4; ++j) y[j] = o_.acc[0][(i + j) / Places::kElements][(i + j) % Places::kElements];

@@ -173,6 +173,9 @@ struct Work {
     HK_FN u32 keys() const { return cached + fresh; }
 };
 
+/// The lane, for addresses of the work's queries and outputs.
+HK_FN u32 lane_of(const Work &) { return hk::lane_id(); }
+
 namespace detail {
 
 /// Start and length of sequence n among packed rows.
@@ -336,16 +339,23 @@ struct KeyRange {
     }
 };
 
-/// The keys that a query sees by causality and window, of those of the work's split.
-HK_FN KeyRange key_range(const Params &p, const Work &work, u32 query) {
+/// The keys of the work's split.
+HK_FN KeyRange keys_of(const Params &p, const Work &work) {
+    const i32 keys = i32(work.keys());
+    if (p.splits.count <= 1) return {0, keys - 1};
+    const i32 begin = i32(work.split * p.splits.keys);
+    return KeyRange{begin, keys - 1}.clipped(0, work.split + 1 < p.splits.count ? begin + i32(p.splits.keys) : keys);
+}
+
+/// The keys that a query sees by causality and window, of those of the work.
+template <class W>
+HK_FN KeyRange key_range(const Params &p, const W &work, u32 query) {
     constexpr i32 kUnbounded = 1 << 29;
     const i32 keys = i32(work.keys()), at = i32(query) + keys - i32(work.q_len);
     const i32 first = p.scores.left >= kUnbounded ? 0 : at - p.scores.left;
     const i32 last = p.scores.right >= kUnbounded ? keys - 1 : at + p.scores.right;
-    const KeyRange seen = KeyRange{first, last}.clipped(0, keys);
-    if (p.splits.count <= 1) return seen;
-    const i32 begin = i32(work.split * p.splits.keys);
-    return seen.clipped(begin, work.split + 1 < p.splits.count ? begin + i32(p.splits.keys) : keys);
+    const KeyRange own = keys_of(p, work);
+    return KeyRange{first, last}.clipped(own.first, own.last + 1);
 }
 
 }  // namespace attention

@@ -13,7 +13,7 @@ use hk_core::registry::{Described, HostCall, HostTensor, Scalar};
 use hk_core::{Arch, Element, Float, Fp8E4M3, Fp8E4M3Fnuz, Layout, Result, Stream, bf16, f16};
 use hk_testkit::compare::{compare, compare_outputs};
 use hk_testkit::{
-    Call, CallElement, Fill, Place, Refusals, Tensors, assert_bits, check_call, config, devices, full,
+    Call, CallElement, Fill, Gpu, Place, Refusals, Tensors, assert_bits, check_call, config, devices, full,
     host_call, kind, proptest::prelude::*, proptest::sample::select, sanitized_devices,
 };
 
@@ -342,6 +342,16 @@ impl Given {
         check_call(&self.call()).unwrap();
     }
 
+    /// The same on one device, for types that others do not have.
+    #[track_caller]
+    fn check_on(&self, gpu: &Gpu) {
+        let call = self.call();
+        let outputs = call.operator().execute(gpu.stream(), &call).unwrap();
+        for comparison in compare_outputs(call.operator(), &call, &outputs).unwrap() {
+            assert!(comparison.passed(), "{} on {}: {comparison}", self.op, gpu.spec());
+        }
+    }
+
     /// `out` on each device.
     #[track_caller]
     fn outs(&self) -> Vec<HostTensor> {
@@ -523,11 +533,7 @@ proptest! {
                         given = given.with("out_scale", HostTensor::new([1], &[1.7f32]).unwrap());
                     }
                 }
-                let call = given.call();
-                let outputs = call.operator().execute(gpu.stream(), &call).unwrap();
-                for comparison in compare_outputs(call.operator(), &call, &outputs).unwrap() {
-                    prop_assert!(comparison.passed(), "{} on {}: {comparison}", given.op, gpu.spec());
-                }
+                given.check_on(&gpu);
             }
         }
     }
@@ -758,6 +764,34 @@ fn queries_that_see_what_is_not_there_are_nan() {
     assert_eq!(varlen().changed("block_table", outside(1, 8)).poisoned_rows(), (26..50).collect::<Vec<_>>());
     assert_eq!(varlen().changed("cu_seqlens_k", |of| of[2] = 35).poisoned_rows(), second);
     assert_eq!(varlen().changed("cu_seqlens_k", |of| of[2] = 36 + 65).poisoned_rows(), second);
+}
+
+/// Pages of fp8, and fresh keys of 16 bits behind them: every kernel, tall and short, with factors of the cache.
+#[test]
+fn pages_of_fp8_have_dense_kernels() {
+    for (columns, page) in [([64, 64], 16), ([128, 128], 48), ([256, 256], 16), ([40, 72], 64)] {
+        for lens in [vec![[33, 150], [1, 70], [0, 9]], vec![[300, 350]]] {
+            let case = Case { page, ..Case::new(&lens, [1, 2], columns) };
+            for gpu in devices() {
+                for op in [0, 2] {
+                    let of = if gpu.arch() == Arch::Gfx942 {
+                        [given::<bf16, Fp8E4M3Fnuz>, given::<f16, Fp8E4M3Fnuz>]
+                    } else {
+                        [given::<bf16, Fp8E4M3>, given::<f16, Fp8E4M3>]
+                    };
+                    let scales = [["k_descale", "v_descale"], ["k_scale", "v_scale"]][op / 2];
+                    for given in of {
+                        let given = given(&case, op).scalar("window", Scalar::Int(60));
+                        let scales = scales.map(|name| (name, lens.len()));
+                        scales
+                            .into_iter()
+                            .fold(given, |g, (name, n)| g.floats(name, &[n, 1], 7))
+                            .check_on(&gpu);
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// Keys that no query of the call sees may hold anything, those of the window's first page and tile, too.
@@ -1012,6 +1046,7 @@ fn call_unified(stream: &Stream, tensors: &mut Tensors, (layout, scale, softcap)
         },
         out_scale: tensors.optional_input("out_scale"),
         window: None,
+        tile: None,
     };
     let outputs =
         AttentionOutputs::<bf16> { out: tensors.output("out"), lse: tensors.optional_output("lse") };
@@ -1156,8 +1191,13 @@ fn errors_of_pa_prefill() {
             };
             let scales =
                 CacheScales { k: tensors.optional_input("k_scale"), v: tensors.optional_input("v_scale") };
-            let options =
-                PaPrefillOptions { scale, window: None, alibi: tensors.optional_input("alibi"), scales };
+            let options = PaPrefillOptions {
+                scale,
+                window: None,
+                alibi: tensors.optional_input("alibi"),
+                scales,
+                tile: None,
+            };
             let out = tensors.output("out");
             if chunked {
                 chunked_pa_prefill(stream, inputs, out, &options)

@@ -1,6 +1,7 @@
 //! `hk facts`: what the emulator counts of every operator at the sizes of real models; `docs/facts`.
 
 mod attention;
+mod busy;
 
 use crate::out::{self, Table};
 use crate::{Failure, Result, list};
@@ -58,7 +59,8 @@ fn tables(operators: &[&'static Operator]) -> Result<String> {
     if !operators.iter().any(|op| op.name == "mha") {
         return Ok(all);
     }
-    Ok(format!("{all}\n\n{}\n\n{}", attention::TITLE, attention::table()?))
+    let sections = [(attention::TITLE, attention::table()?), (busy::TITLE, busy::table()?)];
+    Ok(sections.iter().fold(all, |text, (title, table)| format!("{text}\n\n{title}\n\n{table}")))
 }
 
 /// The file of a family.
@@ -130,6 +132,17 @@ fn ratio(a: u64, b: u64, digits: usize) -> String {
     }
 }
 
+/// What a call's kernels count on an emulated device. None for a case of other targets.
+fn profiles(call: &HostCall, label: &str, device: &str) -> Result<Option<Vec<Profile>>> {
+    let op = call.operator();
+    let stream = Device::open(device)?.create_stream()?;
+    match op.execute(&stream, call) {
+        Err(hk_core::Error::Unsupported { .. }) => return Ok(None),
+        outputs => outputs.map_err(|e| Failure::new(format!("{} ({label}) on {device}: {e}", op.name)))?,
+    };
+    Ok(Some(stream.take_profiles()?))
+}
+
 /// One case on one target.
 struct Facts {
     arch: Arch,
@@ -145,15 +158,10 @@ impl Facts {
     }
 
     fn of_call(call: &HostCall, label: &str, arch: Arch) -> Result<Option<Facts>> {
-        let op = call.operator();
-        let failed = |e: hk_core::Error| Failure::new(format!("{} ({label}) on {arch}: {e}", op.name));
-        let stream = Device::open(&format!("emu:{arch}?details=true"))?.create_stream()?;
-        match op.execute(&stream, call) {
-            Err(hk_core::Error::Unsupported { .. }) => return Ok(None),
-            outputs => outputs.map_err(failed)?,
+        let Some(kernels) = profiles(call, label, &format!("emu:{arch}?details=true"))? else {
+            return Ok(None);
         };
-        let traffic = (op.traffic)(call);
-        let kernels = stream.take_profiles()?;
+        let traffic = (call.operator().traffic)(call);
         let mut sum = Counters::default();
         kernels.iter().for_each(|kernel| sum += kernel.counters);
         Ok(Some(Facts { arch, floor: traffic.read + traffic.written, sum, kernels }))

@@ -29,6 +29,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 /// | `cus=N` | compute units that the device says it has: with few, kernels that loop over their work do so at small sizes |
 /// | `budget=N` | instructions after which a wave is stopped as endless |
 /// | `details=BOOL` | count what depends on addresses: [`Counters::details`](crate::Counters::details), and by source line: [`Stream::take_profiles`] |
+/// | `blocks=BOOL` | with `details=true`: count each block by itself, too, [`Profile::blocks`](crate::Profile::blocks) |
 /// | `misaligned=BOOL` | let global accesses be misaligned, as the hardware does |
 /// | `skew=N` | modelled clocks that a wave may be ahead of the others of its workgroup when it accesses LDS (default: 16; under `sanitize=lds` and `=global` 262144): only kernels with races give other results |
 /// | `sanitize=NAMES` | checks that every launch runs under: `all`, or names as of [`Checks`](crate::Checks) with `,` or `+` between; the default is what the environment variable `HK_SANITIZE` names, else none |

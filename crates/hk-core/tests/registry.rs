@@ -308,22 +308,34 @@ fn samples_follow_other_inputs() {
             ArgSpec { name: "starts", sample: Sample::StartsOf("x"), ..ARG },
             ArgSpec { name: "table", ..ARG },
             ArgSpec { name: "lens", sample: LENGTHS, ..ARG },
+            ArgSpec { name: "parts", sample: Sample::LengthsOf("x"), ..ARG },
         ],
         ..SCALE_OPERATOR
     };
     let mut call: Call<TensorSpec> = Call::new(&RAGGED);
-    for (name, shape) in
-        [("x", vec![100, 3]), ("starts", vec![4]), ("table", vec![3, 5]), ("lens", vec![1000])]
-    {
+    let shapes = [
+        ("x", vec![100, 3]),
+        ("starts", vec![4]),
+        ("table", vec![3, 5]),
+        ("lens", vec![1000]),
+        ("parts", vec![4]),
+    ];
+    for (name, shape) in shapes {
         call.set(name, TensorSpec::new(DType::F32, shape)).unwrap();
     }
     let call = call.sample(1).unwrap();
     assert_eq!(call.get("starts").unwrap().to_f64(), [0.0, 33.0, 66.0, 100.0]);
     let lens = call.get("lens").unwrap().to_f64();
     assert!(lens.iter().all(|n| (40.0..=80.0).contains(n)) && lens.contains(&40.0) && lens.contains(&80.0));
+    let parts = call.get("parts").unwrap().to_f64();
+    assert!(
+        parts.iter().sum::<f64>() == 100.0 && parts.iter().all(|n| (0.0..=50.0).contains(n)),
+        "{parts:?}"
+    );
 
     let alone = |sample| HostTensor::sample(TensorSpec::new(DType::F32, [3]), sample, 1).unwrap().to_f64();
     assert_eq!(alone(Sample::StartsOf("x")), [0.0, 0.0, 1.0]);
+    assert_eq!(alone(Sample::LengthsOf("x")).iter().sum::<f64>(), 1.0);
     assert!(alone(LENGTHS).iter().all(|n| (8.0..=16.0).contains(n)));
 }
 

@@ -155,6 +155,8 @@ pub struct Resources {
     pub scratch_bytes: u32,
     /// Waves that a SIMD can hold at a time.
     pub waves_per_simd: u32,
+    /// Workgroups that a compute unit can hold at a time.
+    pub blocks_per_cu: u32,
 }
 
 /// What launches of one kernel executed, by source line.
@@ -171,6 +173,10 @@ pub struct Profile {
     /// By line, ordered by file and number. They add up to `counters`, but for workgroups, waves and distinct bytes and
     /// lines, which belong to no line.
     pub lines: Vec<LineCounters>,
+    /// By workgroup in the order of dispatch, launch by launch; empty unless the machine counts them. They add up to `counters`, but
+    /// for distinct bytes and lines: those of a workgroup are what it touches, whatever others do.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub blocks: Vec<Counters>,
 }
 
 /// What the instructions of one source line executed.
@@ -195,6 +201,7 @@ impl AddAssign for Profile {
             of.into_iter().for_each(|l| lines.add((l.file, l.line), l.counters));
         }
         self.lines = lines.list();
+        self.blocks.extend(other.blocks);
     }
 }
 

@@ -84,6 +84,7 @@ pub(crate) struct Launch<'a> {
     pub checks: Checks,
     global: Option<Arc<Mutex<GlobalMemory>>>,
     details: bool,
+    blocks: bool,
     spare: &'a Spare,
     active: &'a AtomicU64,
     /// The device's modelled time at the end of the launches so far, and where this one begins.
@@ -110,13 +111,70 @@ pub(crate) struct Launch<'a> {
     executed: Mutex<Executed>,
 }
 
-/// What the threads of a launch have executed.
+/// What a workgroup, a host thread or all of them have executed.
 #[derive(Default)]
-struct Executed {
+struct Tally {
+    /// Workgroups, waves and bytes.
     counters: Counters,
     /// Executions of each instruction.
     hits: Vec<u64>,
     counts: Option<Box<Counts>>,
+}
+
+impl Tally {
+    fn new(launch: &Launch<'_>) -> Tally {
+        let (program, len) = (&launch.program, launch.program.uops.len());
+        let counts = launch.details.then(|| Box::new(Counts::new(program.arch, len)));
+        Tally { counters: Counters::default(), hits: vec![0; len], counts }
+    }
+
+    fn add(&mut self, other: Tally) {
+        self.counters += other.counters;
+        self.hits.resize(other.hits.len(), 0);
+        self.hits.iter_mut().zip(other.hits).for_each(|(sum, n)| *sum += n);
+        match (&mut self.counts, other.counts) {
+            (Some(sum), Some(counts)) => sum.merge(&counts),
+            (sum, counts) => *sum = sum.take().or(counts),
+        }
+    }
+
+    /// All counts of a program's instructions.
+    fn total(&self, program: &Program) -> Counters {
+        let mut total = self.counters;
+        program.units.iter().zip(&self.hits).for_each(|(unit, n)| total.add_times(unit, *n));
+        total.details = self.counts.as_ref().map(|counts| counts.details());
+        total
+    }
+
+    /// The same by instruction, if what depends on addresses is counted.
+    fn sites(&self, program: &Program) -> Vec<Counters> {
+        let Some(counts) = &self.counts else { return vec![] };
+        let executed = program.units.iter().zip(&self.hits).enumerate();
+        executed
+            .map(|(i, (unit, n))| {
+                let mut site = counts.site(i);
+                site.add_times(unit, *n);
+                site
+            })
+            .collect()
+    }
+}
+
+/// What the threads of a launch have executed, and each workgroup by its place in the order of dispatch, where those are asked
+/// for.
+#[derive(Default)]
+struct Executed {
+    tally: Tally,
+    blocks: Vec<(u64, Counters)>,
+}
+
+/// What a launch counted.
+pub(crate) struct Counted {
+    pub total: Counters,
+    /// Of each instruction of the program, with details.
+    pub sites: Vec<Counters>,
+    /// Of each workgroup, in the order of dispatch, where they are asked for.
+    pub blocks: Vec<Counters>,
 }
 
 /// Whether every running workgroup only waits.
@@ -281,6 +339,8 @@ pub(crate) struct Setup<'a> {
     pub checks: Checks,
     /// Count what depends on addresses.
     pub details: bool,
+    /// Count each workgroup by itself, too.
+    pub blocks: bool,
     /// Launches of the machine that run.
     pub active: &'a AtomicU64,
     /// The modelled time of the machine.
@@ -341,6 +401,7 @@ impl<'a> Launch<'a> {
             packet,
             checks,
             details,
+            blocks,
             active,
             clock,
             touched,
@@ -384,6 +445,7 @@ impl<'a> Launch<'a> {
             checks,
             global: checks.has(Check::Global).then(|| Arc::new(Mutex::new(GlobalMemory::new()))),
             details,
+            blocks,
             spare,
             active,
             clock,
@@ -442,8 +504,8 @@ impl<'a> Launch<'a> {
         next < self.total && next <= self.fault_at.load(Relaxed)
     }
 
-    /// Runs every workgroup. Gives the total, and what each instruction of the program counted.
-    pub fn run(self, threads: Threads<'_>) -> Result<(Counters, Vec<Counters>), Fault> {
+    /// Runs every workgroup.
+    pub fn run(self, threads: Threads<'_>) -> Result<Counted, Fault> {
         let n = match threads {
             Threads::One => 1,
             Threads::Shared => rayon::current_num_threads(),
@@ -466,18 +528,13 @@ impl<'a> Launch<'a> {
             return Err(fault);
         }
         let executed = self.executed.into_inner().unwrap_or_else(|e| e.into_inner());
-        let Executed { mut counters, hits, counts } = executed;
-        let mut sites = vec![];
-        for (i, (unit, n)) in self.program.units.iter().zip(hits).enumerate() {
-            counters.add_times(unit, n);
-            if let Some(counts) = &counts {
-                let mut site = counts.site(i);
-                site.add_times(unit, n);
-                sites.push(site);
-            }
-        }
-        counters.details = counts.map(|counts| counts.details());
-        Ok((counters, sites))
+        let Executed { tally, mut blocks } = executed;
+        blocks.sort_unstable_by_key(|(linear, _)| *linear);
+        Ok(Counted {
+            total: tally.total(&self.program),
+            sites: tally.sites(&self.program),
+            blocks: blocks.into_iter().map(|(_, counters)| counters).collect(),
+        })
     }
 
     /// Reports a deadlock at the first of the workgroups.
@@ -600,6 +657,8 @@ struct Group {
     waves: Vec<Wave>,
     lds: Vec<u8>,
     observer: Option<Box<Observer>>,
+    /// What it has executed; `None`: its thread's tally has that.
+    tally: Option<Tally>,
     /// The first wave that waits, if all that can run do.
     circle: Option<(usize, Circle)>,
 }
@@ -677,10 +736,10 @@ impl<O: Order, W: Watch> Watch for Ordered<'_, O, W> {
 /// One host thread of a launch.
 struct Worker<'l, 'a> {
     launch: &'l Launch<'a>,
-    hits: Vec<u64>,
+    tally: Tally,
+    /// Of workgroups that have ended, see [`Executed`].
+    blocks: Vec<(u64, Counters)>,
     hints: Vec<u32>,
-    counters: Counters,
-    counts: Option<Box<Counts>>,
     spare_waves: Vec<Wave>,
     spare_lds: Vec<Vec<u8>>,
     /// The latest clock of a wave that has ended.
@@ -689,13 +748,11 @@ struct Worker<'l, 'a> {
 
 impl<'l, 'a> Worker<'l, 'a> {
     fn new(launch: &'l Launch<'a>) -> Worker<'l, 'a> {
-        let n = launch.program.uops.len();
         Worker {
             launch,
-            hits: vec![0; n],
-            hints: vec![0; n],
-            counters: Counters::default(),
-            counts: launch.details.then(|| Box::new(Counts::new(launch.program.arch, n))),
+            tally: Tally::new(launch),
+            blocks: vec![],
+            hints: vec![0; launch.program.uops.len()],
             spare_waves: vec![],
             spare_lds: vec![],
             latest: 0,
@@ -833,13 +890,8 @@ impl<'l, 'a> Worker<'l, 'a> {
         launch.clock.fetch_max(self.latest, SeqCst);
         launch.spare.give(self.spare_waves);
         let mut sum = launch.executed.lock().unwrap_or_else(|e| e.into_inner());
-        sum.counters += self.counters;
-        sum.hits.resize(self.hits.len(), 0);
-        sum.hits.iter_mut().zip(self.hits).for_each(|(sum, n)| *sum += n);
-        match (&mut sum.counts, self.counts) {
-            (Some(sum), Some(counts)) => sum.merge(&counts),
-            (sum, counts) => *sum = sum.take().or(counts),
-        }
+        sum.tally.add(self.tally);
+        sum.blocks.extend(self.blocks);
     }
 
     fn start(&mut self, linear: u64) -> Group {
@@ -862,8 +914,10 @@ impl<'l, 'a> Worker<'l, 'a> {
                 wave
             })
             .collect();
-        self.counters.workgroups += 1;
-        self.counters.waves += u64::from(launch.waves);
+        let mut tally = launch.blocks.then(|| Tally::new(launch));
+        let counters = &mut tally.as_mut().unwrap_or(&mut self.tally).counters;
+        counters.workgroups += 1;
+        counters.waves += u64::from(launch.waves);
         let observer = (launch.details || !launch.checks.is_empty()).then(|| {
             let shadows = if launch.checks.has(Check::Uninit) { launch.waves } else { 0 };
             let shadows = (0..shadows).map(|index| {
@@ -882,7 +936,7 @@ impl<'l, 'a> Worker<'l, 'a> {
                 touched: launch.touched.as_ref(),
             }))
         });
-        Group { info, waves, lds, observer, circle: None }
+        Group { info, waves, lds, observer, tally, circle: None }
     }
 
     fn retire(&mut self, group: Group) {
@@ -890,6 +944,10 @@ impl<'l, 'a> Worker<'l, 'a> {
         self.spare_waves.extend(group.waves);
         self.spare_waves.extend(group.observer.into_iter().flat_map(|observer| observer.into_waves()));
         self.spare_lds.push(group.lds);
+        if let Some(tally) = group.tally {
+            self.blocks.push((group.info.linear, tally.total(&self.launch.program)));
+            self.tally.add(tally);
+        }
     }
 
     /// Runs the waves of a workgroup about in step until all have ended or its time slice is used up; or, to `probe` it, each
@@ -897,19 +955,20 @@ impl<'l, 'a> Worker<'l, 'a> {
     fn advance<O: Order>(&mut self, group: &mut Group, probe: bool, order: &O) -> Outcome {
         let launch = self.launch;
         let program = &*launch.program;
+        let tally = group.tally.as_mut().unwrap_or(&mut self.tally);
         let mut env = Env {
             program,
             memory: &launch.memory,
             lds: &mut group.lds,
             group: &group.info,
-            hits: &mut self.hits,
+            hits: &mut tally.hits,
             hints: &mut self.hints,
             read_bytes: 0,
             written_bytes: 0,
             problem: None,
         };
         if let Some(observer) = &mut group.observer {
-            observer.counts = self.counts.take();
+            observer.counts = tally.counts.take();
         }
         let start: u64 = group.waves.iter().map(|w| w.executed).sum();
         let mut sleeps = 0;
@@ -972,10 +1031,10 @@ impl<'l, 'a> Worker<'l, 'a> {
             }
         };
         if let Some(observer) = &mut group.observer {
-            self.counts = observer.counts.take();
+            tally.counts = observer.counts.take();
         }
-        self.counters.global_read_bytes += env.read_bytes;
-        self.counters.global_written_bytes += env.written_bytes;
+        tally.counters.global_read_bytes += env.read_bytes;
+        tally.counters.global_written_bytes += env.written_bytes;
         outcome
     }
 }

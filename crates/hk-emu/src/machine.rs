@@ -10,7 +10,9 @@ use crate::checks::{Check, Checks};
 use crate::counters::{Counters, Lines, Profile, Resources};
 use crate::exec::Level;
 use crate::fault::{Access, Fault};
-use crate::launch::{BlockOrder, Dispatch, Launch, Setup, Spare, Threads, check_limits, kernarg, packet};
+use crate::launch::{
+    BlockOrder, Counted, Dispatch, Launch, Setup, Spare, Threads, check_limits, kernarg, packet,
+};
 use crate::loader::{LoadError, Module};
 use crate::lower::Way;
 use crate::memory::{ADDRESSES, Memory, MemoryError, Near, StreamRace, View};
@@ -27,6 +29,7 @@ pub struct MachineOptions {
     instruction_budget: Option<u64>,
     skew: Option<u64>,
     details: bool,
+    blocks: bool,
     allow_misaligned: bool,
     level: Option<Level>,
     kernarg_preload: bool,
@@ -46,6 +49,7 @@ impl Default for MachineOptions {
             instruction_budget: Some(4_000_000_000),
             skew: None,
             details: false,
+            blocks: false,
             allow_misaligned: false,
             level: None,
             kernarg_preload: true,
@@ -94,6 +98,13 @@ impl MachineOptions {
     #[must_use]
     pub fn details(mut self, on: bool) -> Self {
         self.details = on;
+        self
+    }
+
+    /// Let [`Machine::profile`] count each workgroup by itself, too: [`Profile::blocks`]. Takes about 300 bytes for each.
+    #[must_use]
+    pub fn blocks(mut self, on: bool) -> Self {
+        self.blocks = on;
         self
     }
 
@@ -317,15 +328,16 @@ impl Machine {
     /// # Errors
     /// [`Fault`]: what the kernel did wrong, or what the launch asks for and the target lacks. Memory written before stays written.
     pub fn launch(&self, module: &Module, kernel: &str, dispatch: &Dispatch<'_>) -> Result<Counters, Fault> {
-        Ok(self.run(module, kernel, dispatch, self.0.options.details)?.0)
+        Ok(self.run(module, kernel, dispatch, [self.0.options.details, false])?.1.total)
     }
 
-    /// Runs a kernel to its end and counts everything, by source line.
+    /// Runs a kernel to its end and counts everything, by source line; with [`MachineOptions::blocks`] by workgroup as well.
     ///
     /// # Errors
     /// As [`launch`](Self::launch).
     pub fn profile(&self, module: &Module, kernel: &str, dispatch: &Dispatch<'_>) -> Result<Profile, Fault> {
-        let (counters, kernel, sites) = self.run(module, kernel, dispatch, true)?;
+        let (kernel, counted) = self.run(module, kernel, dispatch, [true, self.0.options.blocks])?;
+        let Counted { total: counters, sites, blocks } = counted;
         let program = self.program(module, kernel);
         let executed = || sites.iter().enumerate().filter(|(_, site)| site.instructions > 0);
         let addresses: Vec<u64> = executed().map(|(i, _)| program.address(i as u32)).collect();
@@ -344,18 +356,20 @@ impl Machine {
             lds_bytes,
             scratch_bytes: kernel.scratch_bytes,
             waves_per_simd: hk_codeobj::occupancy(self.arch(), kernel.total_vgprs, lds_bytes, threads),
+            blocks_per_cu: hk_codeobj::workgroups_per_cu(self.arch(), kernel.total_vgprs, lds_bytes, threads),
         };
-        Ok(Profile { kernel: kernel.name.clone(), launches: 1, resources, counters, lines: lines.list() })
+        let kernel = kernel.name.clone();
+        Ok(Profile { kernel, launches: 1, resources, counters, lines: lines.list(), blocks })
     }
 
-    /// Runs a kernel; gives the total, and with `details` what each instruction of its program counted.
+    /// Runs a kernel and counts, with `details` what depends on addresses, with `blocks` each workgroup.
     fn run<'m>(
         &self,
         module: &'m Module,
         kernel: &str,
         dispatch: &Dispatch<'_>,
-        details: bool,
-    ) -> Result<(Counters, &'m Kernel, Vec<Counters>), Fault> {
+        [details, blocks]: [bool; 2],
+    ) -> Result<(&'m Kernel, Counted), Fault> {
         let arch = self.0.options.arch;
         let kernel = module.object.kernel(kernel).ok_or_else(|| Fault::UnknownKernel {
             kernel: kernel.to_owned(),
@@ -404,6 +418,7 @@ impl Machine {
             spare: &self.0.spare,
             checks: self.0.options.checks,
             details,
+            blocks,
             active: &self.0.active,
             clock: &self.0.clock,
             touched: touched.clone(),
@@ -414,7 +429,7 @@ impl Machine {
         self.0.active.fetch_add(1, SeqCst);
         let outcome = launch.run(threads);
         self.0.active.fetch_sub(1, SeqCst);
-        let (counters, sites) = outcome?;
+        let counted = outcome?;
         if let Some(touched) = touched {
             let touched = touched.lock().unwrap_or_else(PoisonError::into_inner);
             let own = |at: u64| [&segment, &packet_segment].iter().any(|a| a.offset(at, 1).is_some());
@@ -424,7 +439,7 @@ impl Machine {
                 }
             }
         }
-        Ok((counters, kernel, sites))
+        Ok((kernel, counted))
     }
 
     /// A handle for work on a new stream, which the host's calls and other streams are not in order with but for marks.

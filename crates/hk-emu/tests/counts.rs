@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::common::{Args, Assembly, Random, Rig, assemble, options};
-use hk_emu::{Checks, Counters, Details, Dispatch, Profile};
+use hk_emu::{Checks, Counters, Details, Dispatch, MachineOptions, Profile};
 
 const TARGETS: [&str; 2] = ["gfx942", "gfx950"];
 
@@ -432,7 +432,7 @@ fn instructions_are_counted_by_what_they_are() {
     let image = assemble(&Assembly { body, directives, scratch: 16, ..Assembly::default() });
     let rig = Rig::new(options("gfx942"), &image);
     let data = rig.upload("data", &[0u32; 4]);
-    let Profile { counters: c, resources, launches, kernel, lines } =
+    let Profile { counters: c, resources, launches, kernel, lines, blocks } =
         profile(&rig, "test", 2, 128, &Args::new().push(data));
     let waves = 4;
     assert_eq!((c.workgroups, c.waves, launches, &*kernel), (2, waves, 1, "test"));
@@ -445,6 +445,8 @@ fn instructions_are_counted_by_what_they_are() {
     assert_eq!(c.instructions, 33 * waves);
     assert_eq!((resources.threads, resources.scratch_bytes, resources.lds_bytes), (128, 16, 0));
     assert_eq!((resources.vgprs, resources.agprs, resources.waves_per_simd), (64, 64, 4));
+    // Two waves each, sixteen on a compute unit.
+    assert_eq!((resources.blocks_per_cu, blocks.len()), (8, 0));
     // No line table: all instructions are on one line without a name.
     assert_eq!((lines.len(), &lines[0].file, lines[0].line), (1, &None, 0));
     // Without details the same, but for what depends on addresses.
@@ -512,6 +514,50 @@ fn lines_add_up_whatever_the_threads() {
             assert_eq!((twice.launches, twice.lines.len()), (2, got.lines.len()));
             assert_eq!(twice.counters.instructions, 2 * c.instructions);
             assert_eq!(twice.lines[0].counters.instructions, 2 * got.lines[0].counters.instructions);
+        }
+    }
+}
+
+/// Workgroups add up to the launch; counting them changes nothing, nor do threads and the order in which workgroups take turns.
+#[test]
+fn workgroups_add_up_to_the_launch() {
+    for cpu in TARGETS {
+        let image = crate::common::hip(cpu, "-O2", SOURCE);
+        let run = |options: MachineOptions| {
+            let rig = Rig::new(options, &image);
+            let (x, n) = (rig.upload("x", &[1f32; 256]), rig.upload("n", &[0u32]));
+            let y = rig.upload("y", &vec![0f32; 64 * 90]);
+            profile(&rig, "f", 90, 64, &Args::new().push(x).push(y).push(n))
+        };
+        let whole = run(options(cpu));
+        for (threads, checks) in [(1, Checks::NONE), (2, Checks::NONE), (5, Checks::all())] {
+            let got = run(options(cpu).threads(Some(threads)).sanitize(checks).blocks(true));
+            assert_eq!(Profile { blocks: vec![], ..got.clone() }, whole);
+            assert_eq!(got.blocks.len(), 90);
+            let mut sum = Counters::default();
+            for (i, block) in got.blocks.iter().enumerate() {
+                sum += *block;
+                let (d, rows) = (block.details.expect("details"), 1 + i as u64 % 3);
+                assert_eq!((block.workgroups, block.waves, block.transcendental), (1, 1, 1), "{i}");
+                assert_eq!((block.vmem_loads, d.global_read_lines), (rows, 2 * rows), "{i}");
+                assert_eq!(
+                    (d.distinct_read_bytes, d.distinct_written_bytes),
+                    (256 * rows + 4, 256 + 4),
+                    "{i}"
+                );
+            }
+            let (total, details) = (got.counters.details.expect("details"), sum.details.expect("details"));
+            let details = Details {
+                distinct_read_bytes: total.distinct_read_bytes,
+                distinct_written_bytes: total.distinct_written_bytes,
+                distinct_read_lines: total.distinct_read_lines,
+                distinct_written_lines: total.distinct_written_lines,
+                ..details
+            };
+            assert_eq!(Counters { details: Some(details), ..sum }, got.counters);
+            let mut twice = got.clone();
+            twice += got.clone();
+            assert_eq!(twice.blocks, [got.blocks.clone(), got.blocks].concat());
         }
     }
 }

@@ -67,9 +67,9 @@ pub fn operators(operators: &'static [Operator]) {
     for operator in operators {
         let mut group = criterion.benchmark_group(operator.name);
         for case in operator.cases {
-            let call = operator.example(case, 1).unwrap_or_else(|e| panic!("{}: {e}", case.label));
+            let mut call = operator.example(case, 1).unwrap_or_else(|e| panic!("{}: {e}", case.label));
             // Checks the result before it is timed.
-            let compared = measure::check(&stream, &call, &plan);
+            let compared = measure::check(&stream, &mut call, &plan);
             if unserved(&compared) {
                 continue; // a case for other targets
             }

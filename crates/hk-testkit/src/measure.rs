@@ -4,7 +4,9 @@
 //! that host time per call is not included. The operands of a pass are several copies, used round-robin, that together exceed
 //! every cache ([`Plan::footprint`]); or one copy, which stays cached if it fits.
 
-use hk_core::registry::{ArgSpec, Call, CallSpec, Described, DeviceCall, HostCall, HostTensor, Named};
+use hk_core::registry::{
+    ArgSpec, Call, CallSpec, Described, DeviceCall, HostCall, HostTensor, Named, Operator, Tolerance,
+};
 use hk_core::{DType, Device, Error, Event, Graph, Result, Stream};
 use std::time::{Duration, Instant};
 
@@ -64,8 +66,8 @@ pub fn bytes(call: &HostCall) -> u64 {
     traffic.read + traffic.written
 }
 
-/// Multiplications and additions of the GEMMs of a call, or of attention over its visible pairs of queries and keys; none of
-/// other operators, and of sequences whose lengths are data ([`flops_of`]).
+/// Multiplications and additions of the GEMMs of a call, or of attention over its visible pairs of queries and keys, as far as they
+/// follow from shapes ([`flops_of`]); none of other operators.
 pub fn flops(call: &CallSpec) -> Option<u64> {
     let values = |name: &str| {
         let t = call.optional(name)?;
@@ -81,7 +83,9 @@ pub fn flops(call: &CallSpec) -> Option<u64> {
         "gmm" => axis("lhs", 1)? * axis("rhs", 0)? * axis("rhs", 1)?,
         "ptgmm" | "nptgmm" => values("lhs")? * axis("rhs", 0)?,
         "fused_bmm_rope_kv_cache" => gemm("q_nope", "w")?,
-        "mha" => axis("q", 3)? * attention_terms(call, [[axis("q", 2)?, axis("k", 2)?]])?,
+        _ if is_attention(call.operator()) => {
+            return attention_flops(call, &sequences(call, |_| None)?);
+        }
         name if name.contains("gemm") => {
             let one = gemm("x", "w").or_else(|| gemm("a", "w"));
             let two = [("x_fp8", "w_fp8"), ("x_fp4", "w_fp4"), ("x_bf16", "w_bf16")];
@@ -92,32 +96,68 @@ pub fn flops(call: &CallSpec) -> Option<u64> {
     Some(2 * terms)
 }
 
-/// [`flops`] of a call with its data, which has the lengths of packed sequences.
+/// [`flops`] of a call with its data, which has the lengths of sequences.
 pub fn flops_of(call: &HostCall) -> Option<u64> {
-    if call.operator().name != "mha_varlen" {
+    if !is_attention(call.operator()) {
         return flops(&call.spec());
     }
-    let [queries, keys] = [lengths(call, "cu_seqlens_q")?, lengths(call, "cu_seqlens_k")?];
-    Some(2 * attention_terms(call, queries.into_iter().zip(keys).map(|(q, k)| [q, k]))?)
+    attention_flops(call, &sequences(call, |name| Some(call.optional(name)?.to_f64()))?)
 }
 
-/// Lengths of sequences by their starts; none where these fall.
-fn lengths(call: &HostCall, name: &str) -> Option<Vec<u64>> {
-    let starts = call.optional(name)?.to_f64();
-    starts.windows(2).map(|pair| (pair[0] <= pair[1]).then(|| (pair[1] - pair[0]) as u64)).collect()
+/// Whether an output of the operator is attention.
+pub fn is_attention(op: &Operator) -> bool {
+    op.args.iter().any(|arg| arg.role.output() == Some(Tolerance::Attention))
 }
 
-/// Products of attention of sequences of so many queries and keys.
-fn attention_terms<V: Described>(
-    call: &Call<V>,
-    sequences: impl IntoIterator<Item = [u64; 2]>,
-) -> Option<u64> {
-    let last = |name: &str, i: usize| call.optional(name)?.shape().iter().nth_back(i).map(|&n| n as u64);
-    let reach = |name| call.int(name).ok().map(|keys| u64::try_from(keys).ok());
-    let (left, right) = (reach("window_left")?, reach("window_right")?);
-    let right = if call.bool("causal").ok()? { Some(0) } else { right };
-    let pairs: u64 = sequences.into_iter().map(|rows| visible_pairs(rows, left, right)).sum();
-    Some(pairs * last("q", 1)? * (last("q", 0)? + last("v", 0)?))
+/// Queries and keys of each sequence of attention, by the names that operators have for their lengths, whose values `data` gives. None
+/// where they are not known, or where starts of sequences fall.
+fn sequences<V: Described>(call: &Call<V>, data: impl Fn(&str) -> Option<Vec<f64>>) -> Option<Vec<[u64; 2]>> {
+    let given = |names: [&'static str; 4]| names.into_iter().find(|name| call.optional(name).is_some());
+    let lengths = |name| Some(data(name)?.into_iter().map(|n| n as u64).collect::<Vec<_>>());
+    let between = |name| {
+        let length = |pair: &[f64]| (pair[0] <= pair[1]).then(|| (pair[1] - pair[0]) as u64);
+        data(name)?.windows(2).map(length).collect::<Option<Vec<_>>>()
+    };
+    let batched = |name| match *call.optional(name)?.shape() {
+        [sequences, rows, _, _] => Some(vec![rows as u64; sequences]),
+        _ => None,
+    };
+    let queries = match given(["seqused_q", "len", "cu_seqlens_q", "qo_indptr"]) {
+        Some(name @ ("seqused_q" | "len")) => lengths(name)?,
+        Some(name) => between(name)?,
+        // Packed rows of sequences whose keys have lengths are of as many queries each.
+        None => batched("q").or_else(|| {
+            let (rows, keys) = (call.optional("q")?.shape()[0], call.optional("kv_lens")?.shape()[0]);
+            Some(vec![(rows / keys.max(1)) as u64; keys])
+        })?,
+    };
+    let keys = match given(["seqused_k", "seq_lens", "kv_lens", "len"]) {
+        Some(name) => lengths(name)?,
+        None if call.optional("cu_seqlens_k").is_some() => between("cu_seqlens_k")?,
+        // Those before the queries.
+        None if call.optional("kv_indptr").is_some() => {
+            between("kv_indptr")?.iter().zip(&queries).map(|(before, queries)| before + queries).collect()
+        }
+        None => batched("k")?,
+    };
+    (queries.len() == keys.len()).then(|| queries.into_iter().zip(keys).map(|(q, k)| [q, k]).collect())
+}
+
+/// Operations of attention of sequences of so many queries and keys. None with a mask that is data.
+fn attention_flops<V: Described>(call: &Call<V>, sequences: &[[u64; 2]]) -> Option<u64> {
+    if call.optional("custom_mask").is_some() {
+        return None;
+    }
+    let reach = |name| u64::try_from(call.int(name).ok()?).ok();
+    // Operators with one window are causal.
+    let causal = call.bool("causal").unwrap_or(call.int("window").is_ok());
+    let left = reach("window_left").or(reach("window"));
+    let right = if causal { Some(0) } else { reach("window_right") };
+    let pairs: u64 = sequences.iter().map(|rows| visible_pairs(*rows, left, right)).sum();
+    let [.., heads, dqk] = call.optional("q")?.shape() else { return None };
+    let outputs = (call.operator().outputs)(&call.spec()).ok()?;
+    let (_, out) = outputs.iter().find(|(name, _)| *name == "out")?;
+    Some(2 * pairs * (heads * (dqk + out.shape.last()?)) as u64)
 }
 
 /// Pairs of queries and keys of a sequence: query `i` stands at key `p = i + keys - queries` and sees `[p - left, p + right]`.
@@ -134,32 +174,25 @@ fn visible_pairs([queries, keys]: [u64; 2], left: Option<u64>, right: Option<u64
 }
 
 /// Compares the operator's result with its f64 reference: all of it up to [`Plan::compared`] elements of input or operations,
-/// else as many rows. (Those of samplers are the first, since their random numbers count the rows; of attention the last of each
-/// sequence, which see the same keys without the others.)
+/// else as many rows. (Those of samplers are the first, since their random numbers count the rows.) References that can leave out
+/// rows themselves, such as those of attention, do ([`Call::limit_reference`]).
 ///
 /// # Errors
 /// What the operator or its reference answers.
-pub fn check(stream: &Stream, call: &HostCall, plan: &Plan) -> Result<Vec<Comparison>> {
+pub fn check(stream: &Stream, call: &mut HostCall, plan: &Plan) -> Result<Vec<Comparison>> {
+    // The reference multiplies in plain loops, about 2^30 operations a second: an element is worth 2^7.
+    call.limit_reference(plan.compared << 7);
+    let call = &*call;
     let op = call.operator();
     let outputs = op.execute(stream, call)?;
     let Some((_, first)) = call.tensors().next() else { return compare_outputs(op, call, &outputs) };
     let rows = first.shape().first().copied().unwrap_or(0);
-    // The reference multiplies in plain loops, about 2^30 operations a second.
     let work = (first.shape().iter().product::<usize>() as u64).max(flops_of(call).unwrap_or(0) >> 7);
-    let share = |rows: usize| {
-        let some = u128::from(plan.compared) * rows as u128 / u128::from(work.max(1));
-        some.clamp(1, rows.max(1) as u128) as usize
-    };
-    if work <= plan.compared {
+    if work <= plan.compared || !has_rows(call, &outputs, rows) {
         return compare_outputs(op, call, &outputs);
     }
-    if let Some((call, outputs)) = last_queries(call, &outputs, share)? {
-        return compare_outputs(op, &call, &outputs);
-    }
-    if !has_rows(call, &outputs, rows) {
-        return compare_outputs(op, call, &outputs);
-    }
-    let some = share(rows);
+    let some = u128::from(plan.compared) * rows as u128 / u128::from(work);
+    let some = some.clamp(1, rows.max(1) as u128) as usize;
     let picked: Vec<usize> = match op.family {
         "hk-sampling" => (0..some).collect(),
         // From the first to the last, in equal steps.
@@ -196,18 +229,10 @@ fn rows_of(
     outputs: &Named<HostTensor>,
     rows: &[usize],
 ) -> Result<(HostCall, Named<HostTensor>)> {
-    part_of(call, outputs, |name, tensor| {
+    let part = |name: &str, tensor: &HostTensor| {
         let has_rows = along_rows(call, name) && tensor.shape().first().is_some_and(|&n| n > 1);
-        if has_rows { taken(tensor, 0, rows) } else { Ok(tensor.clone()) }
-    })
-}
-
-/// The call with parts of its tensors.
-fn part_of(
-    call: &HostCall,
-    outputs: &Named<HostTensor>,
-    part: impl Fn(&str, &HostTensor) -> Result<HostTensor>,
-) -> Result<(HostCall, Named<HostTensor>)> {
+        if has_rows { taken(tensor, rows) } else { Ok(tensor.clone()) }
+    };
     let mut some = HostCall::new(call.operator());
     for (name, tensor) in call.tensors() {
         some.set(name, part(name, tensor)?)?;
@@ -222,53 +247,13 @@ fn part_of(
     Ok((some, outputs))
 }
 
-/// The tensor with these indices of an axis.
-fn taken(tensor: &HostTensor, axis: usize, indices: &[usize]) -> Result<HostTensor> {
+/// These rows of a tensor.
+fn taken(tensor: &HostTensor, rows: &[usize]) -> Result<HostTensor> {
     let mut spec = tensor.spec();
-    let all = std::mem::replace(&mut spec.shape[axis], indices.len());
-    let outer: usize = spec.shape[..axis].iter().product();
-    let stride = tensor.bytes().len() / (outer * all).max(1);
-    let mut bytes = Vec::with_capacity(outer * indices.len() * stride);
-    for first in (0..outer).map(|i| i * all) {
-        indices
-            .iter()
-            .for_each(|i| bytes.extend_from_slice(&tensor.bytes()[(first + i) * stride..][..stride]));
-    }
+    let stride = tensor.bytes().len() / spec.shape[0].max(1);
+    spec.shape[0] = rows.len();
+    let bytes = rows.iter().flat_map(|i| &tensor.bytes()[i * stride..][..stride]).copied().collect();
     HostTensor::from_bytes(spec, bytes)
-}
-
-/// Of attention, the part of a call that has the last queries of each sequence: `share` of all queries are so many. None for
-/// other operators, and with what depends on the number of queries: a bias, dropout, LSE.
-fn last_queries(
-    call: &HostCall,
-    outputs: &Named<HostTensor>,
-    share: impl Fn(usize) -> usize,
-) -> Result<Option<(HostCall, Named<HostTensor>)>> {
-    let packed = call.operator().name == "mha_varlen";
-    let plain = call.optional("bias").is_none() && outputs.len() == 1;
-    if !(packed || call.operator().name == "mha") || !plain || call.float("dropout_p")? != 0.0 {
-        return Ok(None);
-    }
-    let shape = call.get("q")?.shape();
-    let (axis, sequences, lengths) = match lengths(call, "cu_seqlens_q") {
-        Some(lengths) => (0, lengths.len(), lengths.iter().map(|&n| n as usize).collect()),
-        None => (1, shape[0], vec![shape[1]]),
-    };
-    let queries = shape[..=axis].iter().product::<usize>();
-    let most = share(queries).div_ceil(sequences.max(1));
-    let (mut rows, mut starts, mut end) = (vec![], vec![0], 0);
-    for n in lengths {
-        end += n;
-        rows.extend(end - n.min(most)..end);
-        starts.push(rows.len() as i32);
-    }
-    let starts = HostTensor::new([starts.len()], &starts)?;
-    part_of(call, outputs, |name, tensor| match name {
-        "q" | "out" => taken(tensor, axis, &rows),
-        "cu_seqlens_q" => Ok(starts.clone()),
-        _ => Ok(tensor.clone()),
-    })
-    .map(Some)
 }
 
 /// Consecutive calls.

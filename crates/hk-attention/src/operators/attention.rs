@@ -97,6 +97,11 @@ pub(super) const TILE: ScalarSpec = ScalarSpec {
     summary: "tile and splits that suit the call and the device, or batch-invariant ones",
 };
 
+pub(super) const QUERY_TILE: ScalarSpec = ScalarSpec {
+    summary: "tiles of query rows that suit the call and the device, or batch-invariant ones",
+    ..TILE
+};
+
 /// Scalars of `mha` and `mha_varlen`.
 pub(super) const SCALARS: &[ScalarSpec] =
     &[SCALE, CAUSAL, WINDOW_LEFT, WINDOW_RIGHT, SOFTCAP, DROPOUT_P, SEED, OFFSET, TILE, KEYS_PER_SPLIT];
@@ -192,6 +197,15 @@ pub(super) fn options<'a, T: AttentionElement>(inputs: &Inputs<'a>) -> Result<At
     })
 }
 
+/// The tiles of query rows.
+pub(super) fn query_tile<V: Described>(call: &Call<V>) -> Result<Option<QueryTile>> {
+    Ok(match call.choice("tile")? {
+        "short" => Some(QueryTile::Short),
+        "tall" => Some(QueryTile::Tall),
+        _ => None,
+    })
+}
+
 /// How the work is cut.
 pub(super) fn tiling<V: Described>(call: &Call<V>) -> Result<Tiling> {
     if !has(call, "tile") {
@@ -199,14 +213,12 @@ pub(super) fn tiling<V: Described>(call: &Call<V>) -> Result<Tiling> {
     }
     let keys = call.size("keys_per_split")?;
     let keys_per_split = Some(keys).filter(|keys| *keys != 0);
-    let tile = match call.choice("tile")? {
-        "short" => QueryTile::Short,
-        "tall" => QueryTile::Tall,
-        _ if keys == 0 => return Ok(Tiling::Auto),
-        _ => {
-            let op = call.operator().name;
-            return Err(Error::argument(op, "keys_per_split", keys, "0 unless a tile is given"));
+    let Some(tile) = query_tile(call)? else {
+        if keys == 0 {
+            return Ok(Tiling::Auto);
         }
+        let op = call.operator().name;
+        return Err(Error::argument(op, "keys_per_split", keys, "0 unless a tile is given"));
     };
     if !keys.is_multiple_of(64) {
         return Err(Error::argument(call.operator().name, "keys_per_split", keys, "a multiple of 64"));
@@ -308,7 +320,8 @@ impl HostMask {
     }
 }
 
-/// The outputs of attention of these sequences: `out` and `lse`, by rows of `q` `[rows, Hq, Dqk]`. Rows of no sequence are untouched.
+/// The outputs of attention of these sequences: `out` and `lse`, by rows of `q` `[rows, Hq, Dqk]`. Rows of no sequence are untouched; of
+/// calls beyond the limit of the reference also those between some of each sequence, of which the last query is one.
 /// `longest`: rows that counters of dropout are made of.
 pub(super) fn attend(
     call: &HostCall,
@@ -339,6 +352,9 @@ pub(super) fn attend(
     }
     let mut out = vec![HostTensorF64::UNTOUCHED; total * heads * dv];
     let mut lse = vec![HostTensorF64::UNTOUCHED; total * heads];
+    let keys: usize = sequences.iter().filter_map(|s| s.keys.as_ref()).map(Vec::len).sum();
+    let of_queries = 2 * (keys * heads * (dqk + dv)) as u64;
+    let most = usize::try_from(call.reference_limit() / of_queries.max(1)).unwrap_or(usize::MAX).max(1);
     for (n, Sequence { queries, keys }) in sequences.iter().enumerate() {
         let (of_out, of_lse) = (
             &mut out[queries.start * heads * dv..queries.end * heads * dv],
@@ -368,6 +384,8 @@ pub(super) fn attend(
         let sizes = [n, queries.len(), keys.len()];
         let of_bias = |head: usize, i: usize, j: usize| bias.at(sizes, [head, i, j]);
         let is_hidden = |i: usize, j: usize| hidden.as_ref().is_some_and(|mask| mask.hides(sizes, [i, j]));
+        let step = queries.len().div_ceil(most).max(1);
+        let only = |i: usize| (queries.len() - 1 - i).is_multiple_of(step);
         let attention = Attention {
             heads,
             kv_heads,
@@ -388,10 +406,14 @@ pub(super) fn attend(
                 batch: n,
                 longest,
             }),
+            only: Some(&only),
         };
         let (y, sums) = attention.run(&q, &k, &v);
-        of_out.iter_mut().zip(y).for_each(|(out, y)| *out = y / out_scale);
-        of_lse.copy_from_slice(&sums);
+        for i in (0..queries.len()).filter(|i| only(*i)) {
+            let [of_y, of_sums] = [heads * dv, heads].map(|width| i * width..(i + 1) * width);
+            of_out[of_y.clone()].iter_mut().zip(&y[of_y]).for_each(|(out, y)| *out = y / out_scale);
+            of_lse[of_sums.clone()].copy_from_slice(&sums[of_sums]);
+        }
     }
     Ok([out, lse])
 }

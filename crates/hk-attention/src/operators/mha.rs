@@ -18,23 +18,48 @@ use hk_core::registry::{
 };
 use hk_core::{CodeObjects, DType, Error, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, bf16, f16};
 
-/// The sources of the kernels that serve pages.
+/// The sources of the kernels that serve slots.
 pub(super) const GENERAL: &[&CodeObjects] =
     &[&kernels::PREFILL_GENERAL_BF16, &kernels::PREFILL_GENERAL_F16, &kernels::PREFILL_GENERAL_F32];
 
-/// The sources of all kernels of prompts.
+/// The sources of the kernels that serve pages.
+pub(super) const PAGED: &[&CodeObjects] = &[
+    &kernels::PREFILL_GENERAL_BF16,
+    &kernels::PREFILL_GENERAL_F16,
+    &kernels::PREFILL_GENERAL_F32,
+    &kernels::PREFILL_PAGED_BF16,
+    &kernels::PREFILL_PAGED_BF16_FP8,
+    &kernels::PREFILL_PAGED_F16,
+    &kernels::PREFILL_PAGED_F16_FP8,
+];
+
+/// The sources of the kernels that serve fresh keys.
 pub(super) const PREFILL: &[&CodeObjects] = &[
     &kernels::MERGE,
     &kernels::PREFILL_BF16,
     &kernels::PREFILL_F16,
+    &kernels::PREFILL_FP8,
     &kernels::PREFILL_GENERAL_BF16,
     &kernels::PREFILL_GENERAL_F16,
     &kernels::PREFILL_GENERAL_F32,
 ];
 
+/// The sources of the kernels that serve fresh keys, or pages of the queries' type.
+const FRESH_OR_PAGED: &[&CodeObjects] = &[
+    &kernels::MERGE,
+    &kernels::PREFILL_BF16,
+    &kernels::PREFILL_F16,
+    &kernels::PREFILL_FP8,
+    &kernels::PREFILL_GENERAL_BF16,
+    &kernels::PREFILL_GENERAL_F16,
+    &kernels::PREFILL_GENERAL_F32,
+    &kernels::PREFILL_PAGED_BF16,
+    &kernels::PREFILL_PAGED_F16,
+];
+
 const CAUSAL: (&str, Scalar) = ("causal", Scalar::Bool(true));
-const TALL: (&str, Scalar) = ("tile", Scalar::Choice("tall"));
-const SHORT: (&str, Scalar) = ("tile", Scalar::Choice("short"));
+pub(super) const TALL: (&str, Scalar) = ("tile", Scalar::Choice("tall"));
+pub(super) const SHORT: (&str, Scalar) = ("tile", Scalar::Choice("short"));
 const SPLIT: (&str, Scalar) = ("keys_per_split", Scalar::Count(64));
 const SOFTCAP: (&str, Scalar) = ("softcap", Scalar::Float(30.0));
 
@@ -79,6 +104,30 @@ macro_rules! paged {
             ("block_table", DType::I32, &[$n, $pages]),
             $(($name, DType::$other, &$shape),)*
         ]
+    };
+}
+
+/// A corner of a dense kernel of fp8: type, columns, tile.
+macro_rules! fp8 {
+    ($dtype:ident $dqk:literal $dv:literal, $tile:ident) => {
+        Case {
+            label: concat!("dense fp8, columns of ", $dqk, " and ", $dv),
+            tensors: dense!($dtype 2 70 150, 4 2, $dqk $dv,
+                "q_descale" F32 [2, 4], "k_descale" F32 [2, 2], "v_descale" F32 [1], "sink" F32 [4], "lse" F32 [2, 4, 70]),
+            scalars: &[$tile, CAUSAL],
+        }
+    };
+}
+
+/// A corner of a dense kernel of pages: type, columns, tile.
+macro_rules! pages {
+    ($dtype:ident $dqk:literal $dv:literal, $tile:ident) => {
+        Case {
+            label: concat!("dense pages, columns of ", $dqk, " and ", $dv),
+            tensors: paged!($dtype 2 90, 4 2, $dqk $dv, [24, 16, 2, $dqk], [24, 16, 2, $dv], 9,
+                "sink" F32 [4], "lse" F32 [90, 4]),
+            scalars: &[$tile, CAUSAL, ("window_left", Scalar::Int(50))],
+        }
     };
 }
 
@@ -307,6 +356,18 @@ pub(crate) const MHA: Operator = Operator {
             tensors: dense!(Fp8E4M3Fnuz 2 17 40, 4 2, 64 64, "q_descale" F32 [1], "k_descale" F32 [2, 2], "v_descale" F32 [1]),
             scalars: &[],
         },
+        fp8!(Fp8E4M3 128 128, TALL),
+        fp8!(Fp8E4M3 128 128, SHORT),
+        fp8!(Fp8E4M3 192 128, TALL),
+        fp8!(Fp8E4M3 192 128, SHORT),
+        fp8!(Fp8E4M3 256 256, TALL),
+        fp8!(Fp8E4M3 256 256, SHORT),
+        fp8!(Fp8E4M3Fnuz 128 128, TALL),
+        fp8!(Fp8E4M3Fnuz 128 128, SHORT),
+        fp8!(Fp8E4M3Fnuz 192 128, TALL),
+        fp8!(Fp8E4M3Fnuz 192 128, SHORT),
+        fp8!(Fp8E4M3Fnuz 256 256, TALL),
+        fp8!(Fp8E4M3Fnuz 256 256, SHORT),
     ],
     outputs: outputs_dense,
     run: run_dense,
@@ -334,6 +395,7 @@ pub(crate) const MHA_VARLEN: Operator = Operator {
         ArgSpec::output("lse", LSE, &[DType::F32], 2, "[total_q, Hq]").optional(),
     ],
     scalars: PACKED_SCALARS,
+    kernels: FRESH_OR_PAGED,
     cases: &[Case {
         label: "Llama-3 8B, 3 prompts of 40 tokens, 8 cached",
         tensors: packed!(Bf16 3 120 144, 32 8, 128 128),
@@ -409,6 +471,22 @@ pub(crate) const MHA_VARLEN: Operator = Operator {
             tensors: packed!(Bf16 2 90 96, 2 2, 64 64, "lse" F32 [90, 2]),
             scalars: &[SHORT, SPLIT],
         },
+        pages!(Bf16 64 64, TALL),
+        pages!(Bf16 64 64, SHORT),
+        pages!(Bf16 128 128, TALL),
+        pages!(Bf16 128 128, SHORT),
+        pages!(Bf16 192 128, TALL),
+        pages!(Bf16 192 128, SHORT),
+        pages!(Bf16 256 256, TALL),
+        pages!(Bf16 256 256, SHORT),
+        pages!(F16 64 64, TALL),
+        pages!(F16 64 64, SHORT),
+        pages!(F16 128 128, TALL),
+        pages!(F16 128 128, SHORT),
+        pages!(F16 192 128, TALL),
+        pages!(F16 192 128, SHORT),
+        pages!(F16 256 256, TALL),
+        pages!(F16 256 256, SHORT),
         Case {
             label: "keys beyond the rows",
             tensors: packed!(Bf16 2 80 60, 2 2, 64 64, "lse" F32 [80, 2]),

@@ -1,8 +1,10 @@
 //! Registry entries of `pa_prefill` and `chunked_pa_prefill`.
 
-use super::attention::{ALIBI, HostRows, SCALE, WINDOW, indices, outputs, scale, window};
+use super::attention::{
+    ALIBI, HostRows, QUERY_TILE, SCALE, WINDOW, indices, outputs, query_tile, scale, window,
+};
 use super::common::{LAYOUT, expect_dtypes, expect_shape, integers, layout, shape};
-use super::mha::GENERAL;
+use super::mha::{PAGED, TALL};
 use super::paged::{
     BLOCK_TABLE, CU_SEQLENS_Q, FLOAT, K_CACHE, K_SCALE, Key, PagedSequence, Q, SEQ_LENS, V_CACHE, V_SCALE,
     attend_paged, cache_rows, cache_sizes, expect_cache_dtypes, expect_heads, expect_one_of, keys_in_pages,
@@ -60,6 +62,8 @@ const CASES: &[Case] = &[case!("Llama-3 8B, 2 x 24 tokens, context in pages of 1
 const BENCH: &[Case] = &[
     case!("GQA 32/8, d128, 4 x 2048 of 8192 tokens", Bf16 4 8192, 32 8 128,
         Bf16 [2048, 8, 16, 16, 8], [2048, 8, 128, 16], 512, [], []),
+    case!("GQA 32/8, d128, 4 x 2048 of 8192 tokens, pages of rows", Bf16 4 8192, 32 8 128,
+        Bf16 [2048, 16, 8, 128], [2048, 16, 8, 128], 512, [], [NHD]),
     case!("GQA 32/8, d128, 4 x 2048 of 8192 tokens, window of 1024", Bf16 4 8192, 32 8 128,
         Bf16 [2048, 8, 16, 16, 8], [2048, 8, 128, 16], 512, [], [("window", Scalar::Int(1023))]),
 ];
@@ -82,12 +86,13 @@ pub(super) const PA_PREFILL: Operator = Operator {
         V_SCALE,
         ArgSpec::output("out", Tolerance::Attention, FLOAT, 3, "[total_q, Hq, Dv]"),
     ],
-    scalars: &[SCALE, WINDOW, LAYOUT, SKIP_DECODE],
-    kernels: GENERAL,
+    scalars: &[SCALE, WINDOW, LAYOUT, SKIP_DECODE, QUERY_TILE],
+    kernels: PAGED,
     cases: CASES,
     bench: BenchSizes::Cases(BENCH),
     corners: &[
         case!("bf16", Bf16 2 40, 4 2 64, Bf16 [16, 2, 8, 16, 8], [16, 2, 64, 16], 4, [], []),
+        case!("bf16, pages of rows, tall tiles", Bf16 2 90, 4 2 128, Bf16 [24, 16, 2, 128], [24, 16, 2, 128], 9, [], [NHD, TALL]),
         case!("f16, ALiBi, window", F16 3 60, 2 1 40, F16 [16, 1, 5, 16, 8], [16, 1, 40, 16], 4,
             ["alibi" F32 [2]], [("window", Scalar::Int(25)), ("scale", Scalar::Float(0.3))]),
         case!("bf16, one new token each is skipped", Bf16 3 3, 2 1 32, Bf16 [16, 1, 4, 16, 8], [16, 1, 32, 16], 2, [], [SKIP]),
@@ -113,9 +118,10 @@ pub(super) const PA_PREFILL: Operator = Operator {
 pub(super) const CHUNKED_PA_PREFILL: Operator = Operator {
     name: CHUNKED,
     summary: "pa_prefill; sequences of one new token have all their keys in pages",
-    scalars: &[SCALE, WINDOW, LAYOUT],
+    scalars: &[SCALE, WINDOW, LAYOUT, QUERY_TILE],
     corners: &[
         case!("bf16", Bf16 2 40, 4 2 64, Bf16 [16, 2, 8, 16, 8], [16, 2, 64, 16], 4, [], []),
+        case!("bf16, pages of rows, tall tiles", Bf16 2 90, 4 2 128, Bf16 [24, 16, 2, 128], [24, 16, 2, 128], 9, [], [NHD, TALL]),
         case!("bf16, one new token each", Bf16 3 3, 6 2 32, Bf16 [16, 2, 4, 16, 8], [16, 2, 32, 16], 4,
             ["alibi" F32 [3, 6]], [("window", Scalar::Int(25)), ("scale", Scalar::Float(0.3))]),
         case!("bf16, int8 pages, one new token each", Bf16 2 2, 2 2 64, I8 [16, 2, 4, 16, 16], [16, 2, 64, 16], 3,
@@ -174,6 +180,7 @@ where
         window: window(inputs, "window")?,
         alibi: inputs.optional_view("alibi")?,
         scales: CacheScales { k: inputs.optional_view("k_scale")?, v: inputs.optional_view("v_scale")? },
+        tile: query_tile(inputs)?,
     };
     let out = outputs.take("out")?;
     if inputs.operator().name == CHUNKED {

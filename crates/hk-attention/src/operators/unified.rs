@@ -1,11 +1,11 @@
 //! Registry entry of `unified_attn`.
 
 use super::attention::{
-    ALIBI, K_DESCALE, LSE, Q_DESCALE, SCALE, SINK, SOFTCAP, V_DESCALE, WINDOW, descales, float, indices,
-    outputs, scale, window,
+    ALIBI, K_DESCALE, LSE, Q_DESCALE, QUERY_TILE, SCALE, SINK, SOFTCAP, V_DESCALE, WINDOW, descales, float,
+    indices, outputs, query_tile, scale, window,
 };
 use super::common::{LAYOUT, expect_shape, integers, layout, shape};
-use super::mha::{GENERAL, out_type, with_qkv};
+use super::mha::{PAGED, SHORT, TALL, out_type, with_qkv};
 use super::paged::{
     BLOCK_TABLE, CU_SEQLENS_Q, K_CACHE, PagedSequence, Q, SEQ_LENS, V_CACHE, attend_paged, cache_rows,
     cache_sizes, expect_cache_dtypes, expect_heads, expect_one_of, keys_in_pages, paged_sequences,
@@ -32,7 +32,7 @@ const OUTPUT: ScalarSpec = ScalarSpec {
 
 /// Type; sequences, queries of all; heads, columns; caches: type, shapes; pages of a sequence.
 macro_rules! case {
-    ($label:literal, $dtype:ident $n:literal $tq:literal, $hq:literal $d:literal,
+    ($label:expr, $dtype:ident $n:literal $tq:literal, $hq:literal $d:literal,
      $cache:ident $k:expr, $v:expr, $pages:literal, [$($name:literal $other:ident $shape:expr),*], [$($scalar:expr),*]) => {
         Case {
             label: $label,
@@ -47,6 +47,15 @@ macro_rules! case {
             ],
             scalars: &[$($scalar),*],
         }
+    };
+}
+
+/// A corner of a dense kernel of fp8 pages: types, columns, tile.
+macro_rules! fp8_pages {
+    ($dtype:ident $cache:ident $d:literal, $tile:ident) => {
+        case!(concat!("dense fp8 pages, columns of ", $d), $dtype 2 90, 4 $d, $cache [24, 16, 2, $d], [24, 16, 2, $d], 9,
+            ["sink" F32 [4], "k_descale" F32 [2, 2], "v_descale" F32 [1], "lse" F32 [90, 4]],
+            [$tile, ("window", Scalar::Int(50))])
     };
 }
 
@@ -77,8 +86,8 @@ pub(super) const UNIFIED_ATTN: Operator = Operator {
         ArgSpec::output("out", Tolerance::Attention, OUT_OR_FP8, 3, "[total_q, Hq, Dv]"),
         ArgSpec::output("lse", LSE, &[DType::F32], 2, "[total_q, Hq]").optional(),
     ],
-    scalars: &[SCALE, WINDOW, SOFTCAP, LAYOUT, OUTPUT],
-    kernels: GENERAL,
+    scalars: &[SCALE, WINDOW, SOFTCAP, LAYOUT, OUTPUT, QUERY_TILE],
+    kernels: PAGED,
     cases: &[
         case!("Llama-3 8B, 2 x 24 tokens of prompts, pages of 16", Bf16 2 48, 32 128,
             Bf16 [16, 16, 8, 128], [16, 16, 8, 128], 4, [], []),
@@ -127,6 +136,30 @@ pub(super) const UNIFIED_ATTN: Operator = Operator {
             Fp8E4M3 [16, 2, 4, 16, 16], [16, 2, 64, 16], 3, ["k_descale" F32 [1]], [P3]),
         case!("f16, fp8 pages of gfx942", F16 2 20, 4 64,
             Fp8E4M3Fnuz [16, 16, 2, 64], [16, 16, 2, 64], 3, ["v_descale" F32 [1]], []),
+        fp8_pages!(Bf16 Fp8E4M3 64, TALL),
+        fp8_pages!(Bf16 Fp8E4M3 64, SHORT),
+        fp8_pages!(Bf16 Fp8E4M3 128, TALL),
+        fp8_pages!(Bf16 Fp8E4M3 128, SHORT),
+        fp8_pages!(Bf16 Fp8E4M3 256, TALL),
+        fp8_pages!(Bf16 Fp8E4M3 256, SHORT),
+        fp8_pages!(F16 Fp8E4M3 64, TALL),
+        fp8_pages!(F16 Fp8E4M3 64, SHORT),
+        fp8_pages!(F16 Fp8E4M3 128, TALL),
+        fp8_pages!(F16 Fp8E4M3 128, SHORT),
+        fp8_pages!(F16 Fp8E4M3 256, TALL),
+        fp8_pages!(F16 Fp8E4M3 256, SHORT),
+        fp8_pages!(Bf16 Fp8E4M3Fnuz 64, TALL),
+        fp8_pages!(Bf16 Fp8E4M3Fnuz 64, SHORT),
+        fp8_pages!(Bf16 Fp8E4M3Fnuz 128, TALL),
+        fp8_pages!(Bf16 Fp8E4M3Fnuz 128, SHORT),
+        fp8_pages!(Bf16 Fp8E4M3Fnuz 256, TALL),
+        fp8_pages!(Bf16 Fp8E4M3Fnuz 256, SHORT),
+        fp8_pages!(F16 Fp8E4M3Fnuz 64, TALL),
+        fp8_pages!(F16 Fp8E4M3Fnuz 64, SHORT),
+        fp8_pages!(F16 Fp8E4M3Fnuz 128, TALL),
+        fp8_pages!(F16 Fp8E4M3Fnuz 128, SHORT),
+        fp8_pages!(F16 Fp8E4M3Fnuz 256, TALL),
+        fp8_pages!(F16 Fp8E4M3Fnuz 256, SHORT),
     ],
     outputs: specs,
     run,
@@ -198,6 +231,7 @@ fn run_typed<T: AttentionElement, C: PagedElement<T>, O: UnifiedOutput<T>>(
         qq_bias: inputs.optional_view("qq_bias")?,
         descales: descales(inputs)?,
         out_scale: inputs.optional_view("out_scale")?,
+        tile: query_tile(inputs)?,
     };
     let outputs = AttentionOutputs::<O> { out: outputs.take("out")?, lse: outputs.take_optional("lse")? };
     unified_attn(stream, tensors, outputs, &options)

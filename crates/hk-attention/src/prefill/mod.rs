@@ -10,6 +10,7 @@ mod pa_prefill;
 mod plan;
 mod prefill_attn;
 mod problem;
+mod stream_k;
 mod unified;
 
 #[cfg(feature = "registry")]
@@ -17,7 +18,7 @@ pub(crate) use extend::check_columns;
 pub use extend::{CustomMask, ExtendInputs, ExtendOptions, extend_attn};
 pub use flash::{FlashInputs, FlashOptions, flash_attn_fwd_prefill};
 pub use hstu::{HstuOptions, HstuSequences, hstu_attn};
-pub use lean::lean_atten;
+pub use lean::{LeanOptions, lean_atten};
 pub use mha::{AttentionOutputs, Qkv, SequenceStarts, mha, mha_varlen};
 pub use options::{
     AttentionElement, AttentionOptions, AttentionOutput, Bias, Descales, Dropout, Mask, PagedElement,
@@ -28,4 +29,5 @@ pub use plan::{AttentionProblem, QueryTile, Tiling, attention_workspace};
 pub use prefill_attn::{SequenceSpans, prefill_attn};
 #[cfg(feature = "registry")]
 pub(crate) use problem::check_cache_heads;
+pub use stream_k::{Programs, lean_workspace};
 pub use unified::{UnifiedInputs, UnifiedOptions, UnifiedOutput, unified_attn};

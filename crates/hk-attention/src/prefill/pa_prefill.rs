@@ -2,6 +2,7 @@
 
 use super::mha::{check_starts, kernel_of};
 use super::options::{AttentionElement, AttentionOutput, Mask, PagedElement, PagedKv};
+use super::plan::QueryTile;
 use super::problem::{Problem, check_cache_heads};
 use crate::kv_cache::{CacheScales, optional};
 use hk_core::{Element, Result, Stream, TensorView, TensorViewMut};
@@ -34,6 +35,8 @@ pub struct PaPrefillOptions<'a> {
     pub alibi: Option<TensorView<'a, f32>>,
     /// Factors of the cache: `[1]` or `[sequences, Hkv]`.
     pub scales: CacheScales<'a>,
+    /// Batch-invariant: tiles of query rows of this height. `None`: what suits the whole call and the device.
+    pub tile: Option<QueryTile>,
 }
 
 /// Causal attention of the new tokens of packed sequences. The first `seq_lens - new` keys of a sequence are those of the cache, the
@@ -62,7 +65,7 @@ pub struct PaPrefillOptions<'a> {
 /// `seq_lens` is less than its new tokens, or whose context is more than the tokens of its row of `block_table`, has outputs of NaN. So
 /// has a query that sees a key of a page that is not in the cache.
 ///
-/// The bits of a sequence depend on neither its pages nor the other sequences.
+/// The bits of a sequence do not depend on its pages; with `tile` they do not depend on the other sequences, either.
 ///
 /// Returns when the launch is queued, before it has run. Without queries, nothing is launched.
 ///
@@ -161,6 +164,7 @@ fn run<'a, T: AttentionElement, C: PagedElement<T>>(
     problem.mask(Mask { causal: true, left: options.window, right: None });
     problem.alibi(options.alibi, sequences)?;
     problem.cache_scales(&options.scales, sequences)?;
+    problem.tile(options.tile);
     let (starts, total_lens) =
         (problem.indices("cu_seqlens_q", &cu_seqlens_q)?, problem.indices("seq_lens", &seq_lens)?);
     let total_k = problem.count("q", total_q)?;

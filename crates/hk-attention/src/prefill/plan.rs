@@ -53,6 +53,8 @@ pub(super) enum DenseKeys {
     Fresh,
     /// The same in pages, and fresh ones behind.
     Paged,
+    /// Pages in fp8, and fresh ones of the 16-bit type behind.
+    PagedFp8,
     /// Fresh ones in fp8, as queries.
     Fp8,
 }
@@ -103,6 +105,10 @@ const GENERAL: [Table<KernelRef<Params>>; 3] = [
 const HSTU: [Table<KernelRef<Params>>; 3] = [hstu!("bf16"), hstu!("f16"), hstu!("f32")];
 const DENSE: [Table<[KernelRef<Params>; 2]>; 2] = [dense!("bf16"), dense!("f16")];
 const DENSE_PAGED: [Table<[KernelRef<Params>; 2]>; 2] = [dense!("paged_bf16"), dense!("paged_f16")];
+const DENSE_PAGED_FP8: [Table<[KernelRef<Params>; 2]>; 2] = [
+    dense!("paged_bf16_fp8": "64" 64 64, "128" 128 128, "256" 256 256),
+    dense!("paged_f16_fp8": "64" 64 64, "128" 128 128, "256" 256 256),
+];
 const DENSE_FP8: Table<[KernelRef<Params>; 2]> =
     dense!("fp8": "128" 128 128, "256_128" 256 128, "256" 256 256);
 
@@ -127,6 +133,7 @@ impl PromptKernel {
         let table = match keys {
             DenseKeys::Fresh => DENSE[of_type],
             DenseKeys::Paged => DENSE_PAGED[of_type],
+            DenseKeys::PagedFp8 => DENSE_PAGED_FP8[of_type],
             DenseKeys::Fp8 => DENSE_FP8,
         };
         find(table, columns).map(|([_, dv], [tall, short])| {
@@ -140,7 +147,7 @@ impl PromptKernel {
 }
 
 /// Rows of the tall and the short tiles of dense kernels.
-fn dense_rows(arch: Arch, keys: DenseKeys, dv: usize) -> [usize; 2] {
+pub(super) fn dense_rows(arch: Arch, keys: DenseKeys, dv: usize) -> [usize; 2] {
     match (arch.is_amd(), dv <= 128, keys) {
         (true, true, _) => [256, 128],
         (true, false, _) | (false, _, DenseKeys::Fp8) => [128, 128],

@@ -98,13 +98,13 @@ fn descale(of: &mut KeysValues, k: ByHead, v: ByHead) {
 
 /// What an operator passes to the kernels.
 pub(super) struct Problem<'a> {
-    op: &'static str,
-    stream: &'a Stream,
-    launch: Launch<'a>,
-    kernel: DType,
+    pub(super) op: &'static str,
+    pub(super) stream: &'a Stream,
+    pub(super) launch: Launch<'a>,
+    pub(super) kernel: DType,
     is_hstu: bool,
     plan: Plan<'a>,
-    params: Params,
+    pub(super) params: Params,
 }
 
 impl<'a> Problem<'a> {
@@ -574,6 +574,16 @@ impl<'a> Problem<'a> {
         self.plan = plan;
     }
 
+    /// Tiles of query rows that do not depend on the call.
+    pub fn tile(&mut self, tile: Option<QueryTile>) {
+        self.plan.tiling = tile.map_or(Tiling::Auto, |tile| Tiling::Fixed { tile, keys_per_split: None });
+    }
+
+    /// The workspace of the plan, which then has none.
+    pub fn take_workspace(&mut self) -> Option<TensorViewMut<'a, f32>> {
+        self.plan.workspace.take()
+    }
+
     pub fn params(&mut self) -> &mut Params {
         &mut self.params
     }
@@ -624,7 +634,7 @@ impl<'a> Problem<'a> {
     }
 
     /// The dense kernels that serve the call: rows in whole vectors, pages of whole windows, no option that changes scores one by one.
-    fn dense_keys(&self) -> Option<DenseKeys> {
+    pub(super) fn dense_keys(&self) -> Option<DenseKeys> {
         let p = &self.params;
         let (paged, fresh) = (p.pages.table != 0, p.fresh.k.data != 0);
         let scores = &p.scores;
@@ -650,24 +660,30 @@ impl<'a> Problem<'a> {
             let values = walks(&p.fresh.v, p.dv) && aligned(4, rows(&p.fresh.v));
             return (own && q && columns && keys && values).then_some(DenseKeys::Fp8);
         }
-        let own = p.q_type == 0 && p.fresh.element == 0 && p.cache.element == 0 && p.out_type == 0;
+        let own = p.q_type == 0 && p.fresh.element == 0 && p.out_type == 0;
         let vectors =
             p.q_vectorized == 1 && (!fresh || p.fresh.vectorized == 1) && (!paged || p.cache.vectorized == 1);
-        let in_rows = |rows: &KeyRows, columns: u32| {
-            rows.token_shift == 0 && rows.column == 2 && fits(rows.token_group, 2 * columns)
-        };
-        let keys = !fresh || (walks(&p.fresh.k, 2 * p.dqk) && walks(&p.fresh.v, 2 * p.dv));
-        let pages = !paged
-            || (p.pages.tokens.is_multiple_of(WINDOW_OF_PAGE)
-                && in_rows(&p.cache.k, p.dqk)
-                && in_rows(&p.cache.v, p.dv));
-        let factors = [p.fresh.k.descale, p.fresh.v.descale, p.cache.k.descale, p.cache.v.descale];
-        let served = own && vectors && keys && pages && none(&factors) && none(&[p.q_descale, p.out_scale]);
-        match paged {
-            _ if !served => None,
-            true => Some(DenseKeys::Paged),
-            false => (p.skip_single == 0).then_some(DenseKeys::Fresh),
+        let plain = |rows: &KeyRows, columns: u32| walks(rows, 2 * columns) && rows.descale == 0;
+        let keys = !fresh || (plain(&p.fresh.k, p.dqk) && plain(&p.fresh.v, p.dv));
+        if !(own && vectors && keys && none(&[p.q_descale, p.out_scale])) {
+            return None;
         }
+        if !paged {
+            return (p.skip_single == 0).then_some(DenseKeys::Fresh);
+        }
+        let (bytes, of) = match p.cache.element {
+            0 => (2, DenseKeys::Paged),
+            FP8 => (1, DenseKeys::PagedFp8),
+            _ => return None,
+        };
+        let in_rows = |rows: &KeyRows, columns: u32| {
+            rows.token_shift == 0
+                && rows.column == i64::from(bytes)
+                && fits(rows.token_group, bytes * columns)
+                && (bytes == 1 || rows.descale == 0)
+        };
+        let pages = p.pages.tokens.is_multiple_of(WINDOW_OF_PAGE);
+        (pages && in_rows(&p.cache.k, p.dqk) && in_rows(&p.cache.v, p.dv)).then_some(of)
     }
 
     /// The kernel that serves the call; `tiles` of so many rows.

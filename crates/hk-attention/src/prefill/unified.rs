@@ -2,6 +2,7 @@
 
 use super::mha::{AttentionOutputs, check_starts, kernel_of};
 use super::options::{AttentionElement, AttentionOutput, Descales, Mask, PagedElement, PagedKv};
+use super::plan::QueryTile;
 use super::problem::{Problem, check_cache_heads};
 use crate::kv_cache::optional;
 use hk_core::{Element, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, TensorView, bf16, f16};
@@ -51,6 +52,8 @@ pub struct UnifiedOptions<'a> {
     pub descales: Descales<'a>,
     /// `[1]`: outputs are divided by it before they are rounded.
     pub out_scale: Option<TensorView<'a, f32>>,
+    /// Batch-invariant: tiles of query rows of this height. `None`: what suits the whole call and the device.
+    pub tile: Option<QueryTile>,
 }
 
 /// Causal attention of packed sequences over a paged cache: prompts, parts of prompts and single tokens in one batch. The keys and
@@ -81,7 +84,7 @@ pub struct UnifiedOptions<'a> {
 /// a page that is not in the cache, or one without an entry in `qq_bias`. Queries before key 0 see no key. Table entries and pages that
 /// no query sees are not read.
 ///
-/// The bits of a sequence depend on neither its pages nor the other sequences.
+/// The bits of a sequence do not depend on its pages; with `tile` they do not depend on the other sequences, either.
 ///
 /// Returns when the launch is queued, before it has run. Without queries, nothing is launched.
 ///
@@ -145,6 +148,7 @@ pub fn unified_attn<'a, T: AttentionElement, C: PagedElement<T>, O: UnifiedOutpu
     problem.qq_bias(options.qq_bias)?;
     problem.descales(&options.descales, sequences)?;
     problem.out_scale(options.out_scale)?;
+    problem.tile(options.tile);
     let (q_starts, total_lens) =
         (problem.indices("cu_seqlens_q", &cu_seqlens_q)?, problem.indices("seqused_k", &seqused_k)?);
     let s = &mut problem.params().sequences;

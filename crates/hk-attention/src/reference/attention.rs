@@ -39,6 +39,8 @@ pub struct Attention<'a> {
     pub sink: Option<&'a [f64]>,
     /// Which probabilities are dropped.
     pub dropout: Option<Dropout>,
+    /// `only(query)`: its results are wanted. Those of other queries are 0.
+    pub only: Option<&'a dyn Fn(usize) -> bool>,
 }
 
 /// Dropout with the counters of this library: they depend on indices alone, so that any tiles drop the same ones.
@@ -84,7 +86,7 @@ impl Attention<'_> {
         let rows = |x: &[f64], heads: usize| x.len() / (heads * self.dqk).max(1);
         let (queries, keys) = (rows(q, self.heads), rows(k, self.kv_heads));
         let (mut out, mut lse) = (vec![0.0; queries * self.heads * self.dv], vec![0.0; queries * self.heads]);
-        for i in 0..queries {
+        for i in (0..queries).filter(|i| self.only.is_none_or(|only| only(*i))) {
             for head in 0..self.heads {
                 let row = i * self.heads + head;
                 let of = |j: usize| j * self.kv_heads + head / (self.heads / self.kv_heads);

@@ -147,9 +147,9 @@ fn measure_all(args: &Args) -> Result<(Vec<Row>, Vec<String>)> {
 
 /// None for a case that is one of other devices.
 fn measure_one(stream: &Stream, case: &Case, plan: &Plan, check: bool) -> Result<Option<Row>> {
-    let call = cases::with_even_routing(case.call.sample(1)?)?;
+    let mut call = cases::with_even_routing(case.call.sample(1)?)?;
     if check {
-        let compared = measure::check(stream, &call, plan);
+        let compared = measure::check(stream, &mut call, plan);
         if measure::unserved(&compared) {
             return Ok(None);
         }
@@ -190,7 +190,8 @@ fn measure_one(stream: &Stream, case: &Case, plan: &Plan, check: bool) -> Result
 mod tests {
     use super::*;
     use hk_core::DType;
-    use hk_core::registry::{Call, CallSpec, HostTensor, Scalar, TensorSpec};
+    use hk_core::registry::{Call, CallSpec, HostCall, HostTensor, HostTensorF64, Scalar, TensorSpec};
+    use std::collections::BTreeSet;
 
     /// Of a large call some rows are compared, and they are those of the result.
     #[test]
@@ -208,7 +209,7 @@ mod tests {
             if let Some((name, value)) = scalar {
                 call.set_scalar(name, value).unwrap();
             }
-            let compared = measure::check(&stream, &call.sample(1).unwrap(), &plan).unwrap();
+            let compared = measure::check(&stream, &mut call.sample(1).unwrap(), &plan).unwrap();
             assert!(compared.iter().all(|c| c.passed()), "{name}");
             compared[0].elements
         };
@@ -225,21 +226,64 @@ mod tests {
         assert_eq!(check("softmax", &[("x", half, &[3, 5, 100])], None), 1500);
     }
 
-    /// Of attention the last queries of each sequence, which are those of the result.
+    fn example(op: &str, case: usize) -> HostCall {
+        let op = crate::operator(op).unwrap();
+        op.example(&op.cases[case], 1).unwrap()
+    }
+
+    /// Operators whose first case has prompts of 32 heads of 128 columns, and how many.
+    const PROMPTS: [(&str, usize); 8] = [
+        ("mha_varlen", 3),
+        ("prefill_attn", 3),
+        ("flash_attn_fwd_prefill", 3),
+        ("lean_atten", 3),
+        ("unified_attn", 2),
+        ("extend_attn", 2),
+        ("pa_prefill", 2),
+        ("chunked_pa_prefill", 2),
+    ];
+
+    /// Of attention some queries of each sequence, which are those of the result.
     #[test]
-    fn last_queries_are_compared() {
+    fn some_queries_are_compared() {
         let stream = Device::open("emu:gfx942").unwrap().create_stream().unwrap();
-        let plan = Plan { compared: 1000, ..Plan::of(stream.device()) };
-        let compared = |op: &str, case: usize| {
-            let op = crate::operator(op).unwrap();
-            let call = op.example(&op.cases[case], 1).unwrap();
-            let compared = measure::check(&stream, &call, &plan).unwrap();
-            assert!(compared.iter().all(|c| c.passed()), "{}: {}", op.name, compared[0]);
+        let compared = |op: &str, case: usize, elements: u64| {
+            let plan = Plan { compared: elements, ..Plan::of(stream.device()) };
+            let compared = measure::check(&stream, &mut example(op, case), &plan).unwrap();
+            assert!(compared.iter().all(|c| c.passed()), "{op}: {}", compared[0]);
             compared[0].elements
         };
-        assert_eq!(compared("mha", 0), 32 * 128);
-        assert_eq!(compared("mha", 1), 16 * 64);
-        assert_eq!(compared("mha_varlen", 0), 3 * 32 * 128);
+        assert_eq!(compared("mha", 0, 1000), 32 * 128);
+        assert_eq!(compared("mha", 0, 1 << 17), 8 * 32 * 128);
+        assert_eq!(compared("mha", 0, 1 << 24), 128 * 32 * 128);
+        assert_eq!(compared("mha", 1, 1000), 16 * 64);
+        for (op, sequences) in PROMPTS {
+            assert_eq!(compared(op, 0, 1000), sequences * 32 * 128, "{op}");
+        }
+    }
+
+    /// What a reference of some queries has is what that of all has.
+    #[test]
+    fn a_limited_reference_has_the_same_results() {
+        let mut shorter = BTreeSet::new();
+        for op in crate::operators().iter().filter(|op| measure::is_attention(op)) {
+            let mut call = example(op.name, 0);
+            let all = (op.reference)(&call).unwrap();
+            for limit in [1, 20_000_000] {
+                call.limit_reference(limit);
+                for ((name, all), (_, some)) in all.iter().zip((op.reference)(&call).unwrap()) {
+                    let pairs = || all.values.iter().zip(&some.values);
+                    let left_out = |(_, some): &(&f64, &f64)| HostTensorF64::is_untouched(**some);
+                    let bits = |(a, b): (&f64, &f64)| a.to_bits() == b.to_bits();
+                    assert!(pairs().filter(|p| !left_out(p)).all(bits), "{}: {name}, {limit}", op.name);
+                    let untouched = all.values.iter().filter(|x| HostTensorF64::is_untouched(**x)).count();
+                    if pairs().filter(left_out).count() > untouched {
+                        shorter.insert(op.name);
+                    }
+                }
+            }
+        }
+        PROMPTS.iter().for_each(|(op, _)| assert!(shorter.contains(op), "{op}"));
     }
 
     #[test]
@@ -257,18 +301,60 @@ mod tests {
         assert_eq!(measure::flops(&norm.spec(&norm.cases[0]).unwrap()), None);
     }
 
+    /// Pairs by the definition: query i stands at key i + sk - sq.
+    fn pairs([sq, sk]: [i64; 2], causal: bool, window: [i64; 2]) -> u64 {
+        let sees = |i: i64, j: i64| {
+            let ahead = j - (i + sk - sq);
+            let right = if causal { 0 } else { window[1] };
+            (window[0] < 0 || -ahead <= window[0]) && (right < 0 || ahead <= right)
+        };
+        (0..sq).flat_map(|i| (0..sk).map(move |j| (i, j))).filter(|&(i, j)| sees(i, j)).count() as u64
+    }
+
+    /// Of operators whose lengths are data, too.
+    #[test]
+    fn sequences_of_attention_have_operations() {
+        let lengths = |call: &HostCall, name: &str| -> Vec<i64> {
+            call.optional(name).unwrap().to_f64().iter().map(|n| *n as i64).collect()
+        };
+        let both = |queries: &[i64], keys: &[i64]| -> Vec<[i64; 2]> {
+            queries.iter().zip(keys).map(|(q, k)| [*q, *k]).collect()
+        };
+        for (op, case, heads_and_columns, left) in [
+            ("prefill_attn", 0, 32 * 256, -1),
+            ("flash_attn_fwd_prefill", 0, 32 * 256, -1),
+            ("lean_atten", 0, 32 * 256, -1),
+            ("unified_attn", 0, 32 * 256, -1),
+            ("unified_attn", 1, 16 * 128, 127),
+            ("pa_prefill", 0, 32 * 256, -1),
+            ("chunked_pa_prefill", 0, 32 * 256, -1),
+            ("extend_attn", 0, 32 * 256, -1),
+            ("extend_attn", 1, 8 * 320, -1),
+        ] {
+            let call = example(op, case);
+            let sequences = match (op, case) {
+                ("prefill_attn", _) => both(&lengths(&call, "len"), &lengths(&call, "len")),
+                ("flash_attn_fwd_prefill", _) => {
+                    both(&lengths(&call, "seqused_q"), &lengths(&call, "seqused_k"))
+                }
+                ("lean_atten", _) => both(&[16; 3], &lengths(&call, "kv_lens")),
+                ("unified_attn", 0) => both(&[24; 2], &lengths(&call, "seqused_k")),
+                ("unified_attn", _) => both(&[20; 3], &lengths(&call, "seqused_k")),
+                ("extend_attn", 0) => vec![[24, 40 + 24]; 2],
+                ("extend_attn", _) => vec![[20, 30 + 20]; 2],
+                _ => both(&[24; 2], &lengths(&call, "seq_lens")),
+            };
+            let pairs: u64 = sequences.iter().map(|rows| pairs(*rows, true, [left, -1])).sum();
+            assert_eq!(measure::flops_of(&call), Some(2 * pairs * heads_and_columns), "{op}: {sequences:?}");
+        }
+        let op = crate::operator("extend_attn").unwrap();
+        let masked = op.corners.iter().find(|case| case.label.contains("mask")).unwrap();
+        assert_eq!(measure::flops_of(&op.example(masked, 1).unwrap()), None, "the mask is data");
+    }
+
     #[test]
     fn attention_has_operations_of_visible_pairs() {
         const HEADS_AND_COLUMNS: u64 = 4 * (8 + 6);
-        // Pairs by the definition: query i stands at key i + sk - sq.
-        let pairs = |[sq, sk]: [i64; 2], causal: bool, window: [i64; 2]| {
-            let sees = |i: i64, j: i64| {
-                let ahead = j - (i + sk - sq);
-                let right = if causal { 0 } else { window[1] };
-                (window[0] < 0 || -ahead <= window[0]) && (right < 0 || ahead <= right)
-            };
-            (0..sq).flat_map(|i| (0..sk).map(move |j| (i, j))).filter(|&(i, j)| sees(i, j)).count() as u64
-        };
         for rows in [[5, 5], [3, 9], [9, 3], [1, 7], [0, 4], [4, 0]] {
             for causal in [false, true] {
                 for window in [[-1, -1], [2, -1], [-1, 1], [2, 1], [0, 0], [100, 100]] {
@@ -287,6 +373,7 @@ mod tests {
                     let want = 2 * HEADS_AND_COLUMNS * pairs(rows, causal, window);
                     let dense = tensors(Call::new(crate::operator("mha").unwrap()), &[3]);
                     assert_eq!(measure::flops(&dense), Some(3 * want), "{rows:?} {causal} {window:?}");
+                    assert_eq!(measure::flops_of(&dense.sample(1).unwrap()), measure::flops(&dense));
                     let packed = tensors(Call::new(crate::operator("mha_varlen").unwrap()), &[]);
                     assert_eq!(measure::flops(&packed), None, "the lengths are data");
                     let mut packed = packed.sample(1).unwrap();

@@ -68,6 +68,9 @@ impl Emu {
                 "details" => {
                     details = parse(value).ok_or_else(|| wrong("details=true or =false"))?;
                 }
+                "blocks" => {
+                    machine = machine.blocks(parse(value).ok_or_else(|| wrong("blocks=true or =false"))?);
+                }
                 "misaligned" => {
                     let on = parse(value).ok_or_else(|| wrong("misaligned=true or =false"))?;
                     machine = machine.allow_misaligned(on);
@@ -98,7 +101,8 @@ impl Emu {
                 }
                 _ => {
                     return Err(wrong(
-                        "the options threads, cus, budget, details, misaligned, skew, sanitize, mfma, order, mutant, delay_ms",
+                        "the options threads, cus, budget, details, blocks, misaligned, skew, sanitize, mfma, order, mutant, \
+                         delay_ms",
                     ));
                 }
             }

@@ -10,6 +10,8 @@ pub struct Call<V> {
     pub(super) tensors: Named<V>,
     pub(super) scalars: Named<Scalar>,
     pub(super) wanted: Vec<&'static str>,
+    /// Operations that the reference may take.
+    pub(super) reference_limit: u64,
 }
 
 /// A call with the types and shapes of its inputs only.
@@ -32,7 +34,13 @@ impl CallSpec {
             let tensor = HostTensor::sample(spec.clone(), sample, seed);
             tensors.push((*name, tensor.map_err(|e| e.of_argument(self.op.name, name))?));
         }
-        Ok(Call { op: self.op, tensors, scalars: self.scalars.clone(), wanted: self.wanted.clone() })
+        Ok(Call {
+            op: self.op,
+            tensors,
+            scalars: self.scalars.clone(),
+            wanted: self.wanted.clone(),
+            reference_limit: self.reference_limit,
+        })
     }
 }
 
@@ -40,7 +48,7 @@ impl<V: Described> Call<V> {
     /// Without inputs, every scalar at its default.
     pub fn new(op: &'static Operator) -> Self {
         let scalars = op.scalars.iter().map(|s| (s.name, s.default)).collect();
-        Self { op, tensors: Vec::new(), scalars, wanted: Vec::new() }
+        Self { op, tensors: Vec::new(), scalars, wanted: Vec::new(), reference_limit: u64::MAX }
     }
 
     /// The operator.
@@ -140,7 +148,20 @@ impl<V: Described> Call<V> {
             tensors: self.tensors.iter().map(|(n, t)| (*n, t.spec())).collect(),
             scalars: self.scalars.clone(),
             wanted: self.wanted.clone(),
+            reference_limit: self.reference_limit,
         }
+    }
+
+    /// Lets the reference leave out results if all of them take more than about so many multiplications and additions:
+    /// [`HostTensorF64::UNTOUCHED`](super::HostTensorF64::UNTOUCHED) stands for them. References that are not long have all results,
+    /// whatever the limit.
+    pub fn limit_reference(&mut self, operations: u64) {
+        self.reference_limit = operations;
+    }
+
+    /// What [`limit_reference`](Self::limit_reference) says; else there is no limit.
+    pub fn reference_limit(&self) -> u64 {
+        self.reference_limit
     }
 
     /// The scalars, with their names.

@@ -32,6 +32,7 @@ impl DeviceCall {
             tensors: Vec::new(),
             scalars: call.scalars.clone(),
             wanted: call.wanted.clone(),
+            reference_limit: call.reference_limit,
         };
         let mut outputs = Vec::new();
         for arg in call.op.args {

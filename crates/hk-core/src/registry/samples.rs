@@ -45,6 +45,13 @@ pub enum Sample {
     },
     /// [`Starts`](Self::Starts) of the rows of another input of the call.
     StartsOf(&'static str),
+    /// Lengths of sequences that together have `rows` rows: up to twice as many as the mean.
+    Lengths {
+        /// Rows of all.
+        rows: i64,
+    },
+    /// [`Lengths`](Self::Lengths) of the rows of another input of the call.
+    LengthsOf(&'static str),
     /// Lengths of sequences whose pages are the columns of another input of the call: uniform, from half to all of their tokens.
     LengthsIn {
         /// The table of pages.
@@ -59,11 +66,10 @@ pub enum Sample {
 impl Sample {
     /// The distribution with what it takes from other inputs, which `shape` gives by name; without them as of one row or page.
     pub(super) fn resolved<'s>(self, shape: impl Fn(&str) -> Option<&'s [usize]>) -> Self {
+        let rows = |of| shape(of).and_then(|s| s.first()).map_or(1, |&n| n as i64);
         match self {
-            Self::StartsOf(of) => {
-                let rows = shape(of).and_then(|s| s.first()).map_or(1, |&n| n as i64);
-                Self::Starts { rows }
-            }
+            Self::StartsOf(of) => Self::Starts { rows: rows(of) },
+            Self::LengthsOf(of) => Self::Lengths { rows: rows(of) },
             Self::LengthsIn { table, page } => {
                 let tokens =
                     page.saturating_mul(shape(table).and_then(|s| s.last()).map_or(1, |&n| n as i64));
@@ -105,6 +111,8 @@ impl Random {
             | Sample::Steps { .. }
             | Sample::Starts { .. }
             | Sample::StartsOf(_)
+            | Sample::Lengths { .. }
+            | Sample::LengthsOf(_)
             | Sample::LengthsIn { .. }
             | Sample::Probabilities => {
                 unreachable!("these depend on the other elements: `sequence`")
@@ -135,6 +143,16 @@ impl Random {
             Sample::Starts { rows } => {
                 let last = (n as i64 - 1).max(1);
                 (0..n as i64).map(|i| i.wrapping_mul(rows).wrapping_div(last) as f64).collect()
+            }
+            Sample::Lengths { rows } => {
+                // Each end is up to half a mean from where it would be with equal lengths.
+                let mut from = 0.0;
+                let mut length = |i: usize| {
+                    let end = if i + 1 == n { 1.0 } else { (i as f64 + 0.5 + self.unit()) / n as f64 };
+                    let end = (end * rows as f64).floor();
+                    end - std::mem::replace(&mut from, end)
+                };
+                (0..n).map(&mut length).collect()
             }
             Sample::Probabilities => {
                 let normal = Sample::Normal { mean: 0.0, deviation: 2.0 };

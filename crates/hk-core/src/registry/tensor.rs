@@ -276,7 +276,8 @@ pub struct HostTensorF64 {
 }
 
 impl HostTensorF64 {
-    /// Stands for an element that the operator does not write, as its documentation says. A comparison passes it over.
+    /// Stands for an element that the operator does not write, as its documentation says, or that the reference leaves out
+    /// ([`Call::limit_reference`](super::Call::limit_reference)). A comparison passes it over.
     pub const UNTOUCHED: f64 = f64::from_bits(0x7ff8_0000_7fff_ffff);
 
     /// Whether a value of a reference is [`UNTOUCHED`](Self::UNTOUCHED).

@@ -3,6 +3,7 @@
 use super::{Ctl, Env, Handler, Uop, flat};
 use crate::fault::Problem;
 use crate::isa::Op;
+use crate::placement::XCDS;
 use crate::wave::{M0, VCC, Wave, mode};
 
 /// What SCC becomes.
@@ -528,8 +529,8 @@ fn hardware_register(w: &Wave, e: &Env<'_>, id: u32) -> Option<u32> {
         7 => 0,
         // SH_MEM_BASES: the upper 16 bits of the apertures' high dwords.
         15 => flat::PRIVATE_APERTURE >> 16 | flat::SHARED_APERTURE & 0xFFFF_0000,
-        // XCC_ID: workgroups go round over the eight dies.
-        20 => (e.group.linear % 8) as u32,
+        // XCC_ID: workgroups go round over the XCDs.
+        20 => (e.group.linear % u64::from(XCDS)) as u32,
         _ => return None,
     })
 }

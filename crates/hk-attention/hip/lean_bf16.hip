@@ -1,0 +1,11 @@
+// lean_bf16.hip: stream-K attention in bf16, rows in whole vectors (lean.h, prefill_dense.h).
+#include "lean_dense.h"
+
+namespace {
+using attention::Params;
+}
+
+HK_LEAN_DENSE(lean_bf16_d64, hk::bf16, 64, 64)
+HK_LEAN_DENSE(lean_bf16_d128, hk::bf16, 128, 128)
+HK_LEAN_DENSE(lean_bf16_d192_128, hk::bf16, 192, 128)
+HK_PREFILL_KERNEL(lean_bf16_d256, attention::lean::DenseKernel, hk::bf16, 256, 256, false)
