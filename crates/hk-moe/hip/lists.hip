@@ -1,9 +1,8 @@
-// lists.hip: gates sorted by expert: lists padded to tiles (moe_align_block_size), or without padding (moe_routing)
-//   ids             [tokens, k] i32    an id outside 0..experts: the gate is in no list
-//   sorted          [sorted_len] i32   the gates of expert 0 in ascending order, then those of expert 1, ..; padded: each expert
-//                                      starts at a whole tile, and what no gate is in has the number of gates
-//   tile_map        [tile_map_len] i32
-//   counts, offsets, tile_offsets, places, sorted_weights: see route.h
+// lists.hip: gates sorted by expert: lists padded to tiles (moe_align_block_size)
+//   ids       [gates] i32         an id outside 0..experts: the gate is in no list
+//   sorted    [sorted_len] i32    the gates of expert 0 in ascending order, then those of expert 1, ..; each expert starts at a whole
+//                                 tile, and what no gate is in has the number of gates
+//   tile_map  [tile_map_len] i32  the expert of each tile
 // How the work is split
 //   small     one block of 16 waves: a wave counts its share of the gates, experts are scanned, waves place their shares.
 //   large     three launches: `count` counts the gates of each chunk, `scan` (one block) sums over chunks, then over experts, and
@@ -19,10 +18,12 @@
 namespace {
 using namespace route;
 
+using Params = Lists;
+
 /// Waves of a block that has all gates, and of one that has a chunk.
 constexpr int kBlockWaves = 16, kChunkWaves = 4;
 
-HK_FN void small(const Params &p) {
+HK_FN void small(const Lists &p) {
     __shared__ Lds<kBlockWaves> lds;
     clear_ranks(lds);
     const Share<kBlockWaves> share(0, p.gates);
@@ -30,7 +31,7 @@ HK_FN void small(const Params &p) {
     sort_in_block(p, lds, share);
 }
 
-HK_FN void count(const Params &p) {
+HK_FN void count(const Lists &p) {
     __shared__ u32 counts[kExperts];
     constexpr u32 kThreads = kChunkWaves * kWaveSize;
     for (u32 e = hk::thread_x(); e < p.experts; e += kThreads) counts[e] = 0;
@@ -47,11 +48,11 @@ HK_FN void count(const Params &p) {
     for (u32 e = hk::thread_x(); e < p.experts; e += kThreads) partials[e] = counts[e];
 }
 
-HK_FN void scan(const Params &p) {
+HK_FN void scan(const Lists &p) {
     constexpr u32 kThreads = kBlockWaves * kWaveSize;
     __shared__ u32 counts[kExperts];
     __shared__ u32 sums[kThreads];
-    __shared__ u64 totals[kBlockWaves];
+    __shared__ u32 totals[kBlockWaves];
     // A row of threads has neighbouring experts, so that reads are coalesced; each row sums a slice of the chunks.
     u32 row = kWaveSize;
     while (row < p.experts && row < kThreads) row *= 2;
@@ -81,22 +82,25 @@ HK_FN void scan(const Params &p) {
         if (mine && slice == slices - 1) counts[e] = before;
         hk::block_barrier();
     }
-    const u64 total = scan_experts<kBlockWaves>(
+    const u32 total = scan_experts<kBlockWaves>(
         p, totals, [&](u32 e) { return counts[e]; },
-        [&](u32 e, u32 before, u32 tiles_before, u32 n) { write_offsets(p, e, before, tiles_before, n); });
-    write_totals(p, total);
+        [&](u32 e, u32 tiles_before, u32 n) {
+            at<u32>(p.counts)[e] = n;
+            at<u32>(p.tile_offsets)[e] = tiles_before;
+        });
+    write_total(p, total);
 }
 
-HK_FN void place(const Params &p) {
+HK_FN void place(const Lists &p) {
     __shared__ Lds<kChunkWaves> lds;
     constexpr u32 kThreads = kChunkWaves * kWaveSize;
     clear_ranks(lds);
     const auto partials = at<const u32>(p.partials) + u64(hk::block_x()) * p.experts;
-    const auto tile_offsets = at<const u32>(p.tile_offsets), offsets = at<const u32>(p.offsets);
+    const auto tile_offsets = at<const u32>(p.tile_offsets);
     for (u32 e = hk::thread_x(); e < p.experts; e += kThreads) {
         const u32 tiles = tile_offsets[e];
         lds.tiles[e] = tiles;
-        lds.base[e] = (p.flags & kPadded ? tiles << p.tile_log2 : offsets[e]) + partials[e];
+        lds.base[e] = (tiles << p.tile_log2) + partials[e];
     }
     if (hk::thread_x() == 0) lds.tiles[p.experts] = tile_offsets[p.experts];
     const u32 first = hk::block_x() * p.chunk;
@@ -107,12 +111,11 @@ HK_FN void place(const Params &p) {
     hk::block_barrier();
     for (u32 e = hk::thread_x(); e < p.experts; e += kThreads) ranks_of_waves(lds, e);
     hk::block_barrier();
-    rank_gates(p, next, share.first, share.end, [&](u32 g, u32 e, u32 rank) { place_gate(p, g, lds.base[e] + rank); });
-    if (p.flags & kPadded) {
-        const auto counts = at<const u32>(p.counts);
-        fill_padding(p, lds.tiles, hk::block_x() * kChunkWaves + hk::wave_id(), p.chunks * kChunkWaves,
-                     [&](u32 e) { return counts[e]; });
-    }
+    rank_gates(p, next, share.first, share.end,
+               [&](u32 g, u32 e, u32 rank) { at<u32>(p.sorted)[lds.base[e] + rank] = g; });
+    const auto counts = at<const u32>(p.counts);
+    fill_padding(p, lds.tiles, hk::block_x() * kChunkWaves + hk::wave_id(), p.chunks * kChunkWaves,
+                 [&](u32 e) { return counts[e]; });
     fill_tile_map(p, lds.tiles, hk::block_x() * kThreads + hk::thread_x(), p.chunks * kThreads);
 }
 }  // namespace

@@ -1,16 +1,16 @@
 //! The safe functions of `hip/lists.hip`.
 
-use crate::kernels::route::Params;
+use crate::kernels::route::Lists;
 use bytemuck::Zeroable;
 use hk_core::{
     Aliasing, Error, KernelRef, LaunchConfig, Operand, Result, Stream, TensorView, TensorViewMut,
     check_overlap,
 };
 
-static SMALL: KernelRef<Params> = Params::kernel("lists_small");
-static COUNT: KernelRef<Params> = Params::kernel("lists_count");
-static SCAN: KernelRef<Params> = Params::kernel("lists_scan");
-static PLACE: KernelRef<Params> = Params::kernel("lists_place");
+static SMALL: KernelRef<Lists> = Lists::kernel("lists_small");
+static COUNT: KernelRef<Lists> = Lists::kernel("lists_count");
+static SCAN: KernelRef<Lists> = Lists::kernel("lists_scan");
+static PLACE: KernelRef<Lists> = Lists::kernel("lists_place");
 
 /// Experts at most, `kExperts` of the kernels.
 const MOST_EXPERTS: usize = 1024;
@@ -24,8 +24,6 @@ const SMALL_TOKENS: usize = 256;
 const CHUNK: (usize, usize) = (1024, 32_768);
 /// Chunks that fill a device.
 const CHUNKS: usize = 512;
-/// `kPadded` of the kernels.
-const PADDED: u32 = 32;
 
 fn chunk_of(gates: usize) -> usize {
     gates.div_ceil(CHUNKS).next_multiple_of(64).clamp(CHUNK.0, CHUNK.1)
@@ -44,8 +42,8 @@ pub fn moe_align_workspace(tokens: usize, k: usize, experts: usize) -> usize {
     if tokens <= SMALL_TOKENS {
         return 0;
     }
-    // Counts of chunks; counts, offsets, and tile offsets of experts.
-    gates.div_ceil(chunk_of(gates)).saturating_add(3).saturating_mul(experts).saturating_add(2)
+    // Counts of chunks; counts and tile offsets of experts.
+    gates.div_ceil(chunk_of(gates)).saturating_add(2).saturating_mul(experts).saturating_add(1)
 }
 
 /// What [`moe_align_block_size`] writes.
@@ -173,13 +171,13 @@ pub fn moe_align_block_size(
     let gates = tokens * k;
     let chunk = chunk_of(gates);
     let chunks = gates.div_ceil(chunk);
-    let mut launch = |kernel: KernelRef<Params>, blocks: usize| {
+    let mut launch = |kernel: KernelRef<Lists>, blocks: usize| {
         let kernel = stream.kernel(kernel)?;
         let mut launch = stream.launch(OP);
         let space = if scratch == 0 { 0 } else { launch.output_address("workspace", &mut workspace)? };
-        // Of the workspace: counts, offsets, tile offsets, counts of chunks.
+        // Of the workspace: counts, tile offsets, counts of chunks.
         let part = |elements: usize| if scratch == 0 { 0 } else { space + 4 * elements as u64 };
-        let params = Params {
+        let params = Lists {
             ids: launch.input_address("topk_ids", &topk_ids)?,
             expert_map: match &expert_map {
                 Some(map) => launch.input_address("expert_map", map)?,
@@ -189,20 +187,16 @@ pub fn moe_align_block_size(
             tile_map: launch.output_address("expert_ids", &mut tiles)?,
             padded_len: launch.output_address("num_tokens_post_padded", &mut padded)?,
             counts: part(0),
-            offsets: part(experts),
-            tile_offsets: part(2 * experts + 1),
-            partials: part(3 * experts + 2),
-            tokens: tokens as u32,
-            k: k as u32,
+            tile_offsets: part(experts),
+            partials: part(2 * experts + 1),
             experts: experts as u32,
-            flags: PADDED,
             gates: gates as u32,
             chunk: chunk as u32,
             chunks: chunks as u32,
             tile_log2: block_size.trailing_zeros(),
             sorted_len: len as u32,
             tile_map_len: tiles_len as u32,
-            ..Params::zeroed()
+            ..Lists::zeroed()
         };
         // SAFETY: the checks above make `topk_ids` `gates` long, the map and the counts `experts`, `sorted` long enough for every
         // expert's padding, and the workspace for all chunks. The kernels check ids against `experts`.
