@@ -230,6 +230,18 @@ def topk(d):
 
 
 @case
+def moe_topk(d):
+    t, (tokens, experts) = d.dtype(), (d.size(12), d.size(1024))
+    logits, k = d.normal((tokens, experts), t, 2), d.size(min(experts, 32))
+    # Equal logits: JAX gives the lower index first.
+    _, ids = jax.lax.top_k(f64(logits), k)
+    weights = jnp.take_along_axis(jax.nn.softmax(f64(logits), axis=-1), ids, axis=-1)
+    weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
+    parameters = {"k": k, "scores": "softmax", "renormalize": "true", "ties": "low", "order": "preference"}
+    return {"logits": logits}, parameters, {"weights": (weights, ELEMENTWISE[t]), "ids": (ids, EXACT)}, []
+
+
+@case
 def causal_conv1d_fwd(d):
     t, batch, channels, tokens, width = d.dtype(), d.size(3), d.size(200), d.size(100), int(d.integers(2, 5, ()))
     x, w, b = d.normal((batch, channels, tokens), t), d.normal((channels, width), t), d.normal(channels, t)

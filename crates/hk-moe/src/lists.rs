@@ -1,23 +1,15 @@
 //! The safe functions of `hip/lists.hip`.
 
+use crate::args::{MOST_CHOICES, MOST_GATES, Vector, check_choices, check_experts};
 use crate::kernels::route::Lists;
 use bytemuck::Zeroable;
-use hk_core::{
-    Aliasing, Error, KernelRef, LaunchConfig, Operand, Result, Stream, TensorView, TensorViewMut,
-    check_overlap,
-};
+use hk_core::{Error, KernelRef, LaunchConfig, Result, Stream, TensorView, TensorViewMut, check_aliases};
 
 static SMALL: KernelRef<Lists> = Lists::kernel("lists_small");
 static COUNT: KernelRef<Lists> = Lists::kernel("lists_count");
 static SCAN: KernelRef<Lists> = Lists::kernel("lists_scan");
 static PLACE: KernelRef<Lists> = Lists::kernel("lists_place");
 
-/// Experts at most, `kExperts` of the kernels.
-const MOST_EXPERTS: usize = 1024;
-/// Choices of a token at most.
-const MOST_CHOICES: usize = 32;
-/// Gates at most: places are `i32`, with padding.
-const MOST_GATES: usize = 1 << 30;
 /// Tokens of a call that is one launch, at most.
 const SMALL_TOKENS: usize = 256;
 /// Gates of a chunk, at least and at most; ranks in a chunk are 16 bits.
@@ -94,17 +86,8 @@ pub fn moe_align_block_size(
         out;
     let mut workspace = workspace;
     let [tokens, k] = topk_ids.dims(OP, "topk_ids")?;
-    if !(1..=MOST_EXPERTS).contains(&experts) {
-        return Err(Error::argument(OP, "experts", experts, format!("1 to {MOST_EXPERTS}")));
-    }
-    if !(1..=MOST_CHOICES).contains(&k) {
-        return Err(Error::argument(
-            OP,
-            "topk_ids",
-            format!("k = {k}"),
-            format!("k from 1 to {MOST_CHOICES}"),
-        ));
-    }
+    check_experts(OP, "experts", experts)?;
+    check_choices(OP, "topk_ids", k, MOST_CHOICES)?;
     if !(16..=256).contains(&block_size) || !block_size.is_power_of_two() {
         return Err(Error::argument(OP, "block_size", block_size, "16, 32, 64, 128 or 256"));
     }
@@ -134,9 +117,7 @@ pub fn moe_align_block_size(
     }
     padded.expect_shape(OP, "num_tokens_post_padded", [1])?;
     if let Some(map) = &expert_map {
-        map.expect_shape(OP, "expert_map", [experts])?;
-        map.expect_contiguous(OP, "expert_map")?;
-        map.expect_aligned(OP, "expert_map", 4)?;
+        map.expect_vector(OP, "expert_map", experts, "experts")?;
     }
     let scratch = moe_align_workspace(tokens, k, experts);
     let [given] = workspace.dims(OP, "workspace")?;
@@ -148,25 +129,21 @@ pub fn moe_align_block_size(
             format!("[{scratch}] or longer (moe_align_workspace)"),
         ));
     }
-    topk_ids.expect_contiguous(OP, "topk_ids")?;
-    topk_ids.expect_aligned(OP, "topk_ids", 4)?;
-    let written: [(&'static str, &TensorViewMut<i32>); 4] = [
-        ("sorted_token_ids", &sorted),
-        ("expert_ids", &tiles),
-        ("num_tokens_post_padded", &padded),
-        ("workspace", &workspace),
-    ];
-    for (i, (arg, output)) in written.iter().enumerate() {
-        output.expect_contiguous(OP, arg)?;
-        output.expect_aligned(OP, arg, 4)?;
-        disjoint(OP, ("topk_ids", &topk_ids), (arg, *output))?;
-        if let Some(map) = &expert_map {
-            disjoint(OP, ("expert_map", map), (arg, *output))?;
-        }
-        for (other, earlier) in &written[..i] {
-            disjoint(OP, (other, *earlier), (arg, *output))?;
-        }
-    }
+    topk_ids.expect_packed(OP, "topk_ids")?;
+    sorted.expect_packed(OP, "sorted_token_ids")?;
+    tiles.expect_packed(OP, "expert_ids")?;
+    padded.expect_packed(OP, "num_tokens_post_padded")?;
+    workspace.expect_packed(OP, "workspace")?;
+    check_aliases(
+        OP,
+        &[("topk_ids", Some(&topk_ids)), ("expert_map", expert_map.as_ref().map(|map| map as _))],
+        &[
+            (("sorted_token_ids", Some(&sorted)), &[]),
+            (("expert_ids", Some(&tiles)), &[]),
+            (("num_tokens_post_padded", Some(&padded)), &[]),
+            (("workspace", Some(&workspace)), &[]),
+        ],
+    )?;
 
     let gates = tokens * k;
     let chunk = chunk_of(gates);
@@ -208,12 +185,4 @@ pub fn moe_align_block_size(
     launch(COUNT, chunks)?;
     launch(SCAN, 1)?;
     launch(PLACE, chunks)
-}
-
-fn disjoint(
-    op: &'static str,
-    a: (&'static str, &impl Operand),
-    b: (&'static str, &impl Operand),
-) -> Result<()> {
-    check_overlap(op, a, b, Aliasing::Disjoint)
 }

@@ -1,5 +1,7 @@
 //! The operators again, in plain loops.
 
+use crate::{Scores, SlotOrder, Ties, TopkOptions, moe_bitmatrix_shape};
+
 /// What `moe_align_block_size` gives.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Aligned {
@@ -33,4 +35,131 @@ pub fn moe_align_block_size(
     sorted.resize(len, none);
     expert_ids.resize(tiles, -1);
     Aligned { sorted_token_ids: sorted, expert_ids, num_tokens_post_padded: padded }
+}
+
+/// What `moe_topk` gives.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Chosen {
+    /// `[T, k]`.
+    pub ids: Vec<i32>,
+    /// `[T, k]`.
+    pub weights: Vec<f64>,
+}
+
+/// The experts of each token. What is chosen by is in `f32`, as the operator's: `nudge` moves it relatively by up to as much, in ways
+/// that differ from score to score, so that choices that depend on its rounding can be told.
+pub fn moe_topk(
+    logits: &[f64],
+    experts: usize,
+    bias: Option<&[f64]>,
+    k: usize,
+    options: &TopkOptions,
+    nudge: f64,
+) -> Chosen {
+    let mut chosen = Chosen { ids: vec![], weights: vec![] };
+    for row in logits.chunks(experts) {
+        let scores: Vec<f64> = row.iter().map(|&x| score(x, options.scores)).collect();
+        let keys: Vec<f32> = (0..experts)
+            .map(|e| {
+                let bias = bias.map_or(-0.0, |bias| bias[e]);
+                let key = signed_sum(scores[e] as f32, bias as f32);
+                let hash =
+                    (row[e].to_bits() ^ bias.to_bits().rotate_left(17)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                let direction = (hash >> 40) as f64 / f64::from(1 << 23) - 1.0;
+                if nudge == 0.0 { key } else { (f64::from(key) * (1.0 + nudge * direction)) as f32 }
+            })
+            .collect();
+        let open = open_experts(&keys, bias.is_some(), options);
+        let ids = first_of(&keys, &open, k, options.ties);
+        let ids = match options.order {
+            SlotOrder::ByPreference => ids,
+            SlotOrder::ByExpert => sorted(ids),
+        };
+        let softmax = |over: &[usize]| {
+            let most = over.iter().map(|&e| scores[e]).fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = over.iter().map(|&e| (scores[e] - most).exp()).sum();
+            ids.iter().map(|&e| (scores[e] - most).exp() / sum).collect()
+        };
+        let mut weights: Vec<f64> = match options.scores {
+            Scores::SoftmaxChosen => softmax(&ids),
+            Scores::Softmax => softmax(&(0..experts).collect::<Vec<_>>()),
+            _ => ids.iter().map(|&e| scores[e]).collect(),
+        };
+        if options.renormalize {
+            let sum = weights.iter().sum::<f64>() + 1e-20;
+            weights.iter_mut().for_each(|w| *w /= sum);
+        }
+        chosen.weights.extend(weights.iter().map(|w| w * f64::from(options.scaling)));
+        chosen.ids.extend(ids.iter().map(|&e| e as i32));
+    }
+    chosen
+}
+
+fn score(x: f64, scores: Scores) -> f64 {
+    match scores {
+        _ if x.is_nan() => x,
+        Scores::Logits | Scores::SoftmaxChosen | Scores::Softmax => x,
+        Scores::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+        Scores::SqrtSoftplus => (x.max(0.0) + (-x.abs()).exp().ln_1p()).sqrt(),
+    }
+}
+
+/// The sum; a NaN keeps its sign, and infinity - infinity is positive.
+fn signed_sum(a: f32, b: f32) -> f32 {
+    match a + b {
+        sum if !sum.is_nan() => sum,
+        _ if a.is_nan() => a,
+        _ if b.is_nan() => b,
+        _ => f32::NAN,
+    }
+}
+
+/// The first `k` of the candidates, the best first.
+fn first_of(keys: &[f32], candidates: &[usize], k: usize, ties: Ties) -> Vec<usize> {
+    let mut order = candidates.to_vec();
+    order.sort_by(|&a, &b| {
+        let by_index = match ties {
+            Ties::LowIndex => a.cmp(&b),
+            Ties::HighIndex => b.cmp(&a),
+        };
+        keys[b].total_cmp(&keys[a]).then(by_index)
+    });
+    order.truncate(k);
+    order
+}
+
+/// The experts of the groups that are kept.
+fn open_experts(keys: &[f32], biased: bool, options: &TopkOptions) -> Vec<usize> {
+    let Some(groups) = options.groups else { return (0..keys.len()).collect() };
+    let size = keys.len() / groups.groups;
+    let scores: Vec<f32> = keys
+        .chunks(size)
+        .map(|group| {
+            let mut group = group.to_vec();
+            group.sort_by(|a, b| b.total_cmp(a));
+            if biased && size > 1 { signed_sum(group[0], group[1]) } else { group[0] }
+        })
+        .collect();
+    let all: Vec<usize> = (0..groups.groups).collect();
+    sorted(first_of(&scores, &all, groups.kept, options.ties))
+        .into_iter()
+        .flat_map(|group| group * size..(group + 1) * size)
+        .collect()
+}
+
+fn sorted(mut all: Vec<usize>) -> Vec<usize> {
+    all.sort_unstable();
+    all
+}
+
+/// The bits of tokens' experts, `[words, rows]`: see `moe_bitmatrix_shape`.
+pub fn moe_bitmatrix_of(ids: &[i32], k: usize, experts: usize) -> Vec<i32> {
+    let [words, rows] = moe_bitmatrix_shape(ids.len() / k, experts);
+    let mut bits = vec![0; words * rows];
+    for (token, ids) in ids.chunks(k).enumerate() {
+        for id in ids.iter().map(|&id| id as usize) {
+            bits[id / 32 * rows + token] |= 1 << (id % 32);
+        }
+    }
+    bits
 }

@@ -1,4 +1,6 @@
 //! The tests of the mixture-of-experts kernels: one program, a module per file.
 
 mod align;
+mod common;
 mod corners;
+mod topk;
