@@ -17,23 +17,34 @@ using hk::u64;
 
 /// Experts at most.
 constexpr u32 kExperts = 1024;
+/// Waves of a block that has all gates, and of one that has a chunk.
+constexpr int kBlockWaves = 16, kChunkWaves = 4;
 
-/// A gate is a pair of a token and one of its experts: gate g is of token g / k.
+/// Bits of `Lists::flags`.
+enum ListFlag : u32 {
+    kPadded = 1,  // lists of experts start at whole tiles
+    kWideWeights = 2,  // of 4 bytes rather than 2
+};
+
+/// A gate is a pair of a token and one of its experts: gate g is of token g / k. 0: an optional tensor is left out.
 struct Lists {
     u64 ids;  // [gates] i32
-    u64 expert_map;  // [experts] i32, or 0
+    u64 weights;  // [gates], 0
+    u64 expert_map;  // [experts] i32, 0
     u64 sorted;  // [sorted_len] i32: gates by expert
+    u64 places;  // [gates] i32: place of a gate in `sorted`, 0
+    u64 sorted_weights;  // [gates]: weights in the order of `sorted`, 0
     u64 tile_map;  // [tile_map_len] i32
-    u64 padded_len;  // [1] i32
-    u64 counts;  // [experts] i32: gates of an expert, or 0
-    u64 tile_offsets;  // [experts + 1] i32: exclusive sums of their tiles, or 0
-    u64 partials;  // [chunks, experts] i32: gates of an expert in a chunk, then in the chunks before it; or 0
-    u32 experts;
+    u64 padded_len;  // [1] i32, 0
+    u64 counts;  // [experts] i32: gates of an expert, 0
+    u64 offsets;  // [experts + 1] i32: their exclusive sums, 0
+    u64 tile_offsets;  // [experts + 1] i32: exclusive sums of their tiles, 0
+    u64 partials;  // [chunks, experts] i32: gates of an expert in a chunk, then in the chunks before it; 0
+    u32 experts, flags;
     u32 gates;
     u32 chunk, chunks;  // gates of a chunk
     u32 tile_log2;  // gates of a tile
     u32 sorted_len, tile_map_len;
-    u32 pad;
 };
 
 template <class T>
@@ -43,11 +54,11 @@ HK_FN hk::GlobalPtr<T> at(u64 address) {
 
 /// LDS of a block that sorts gates.
 template <int kWaves>
-struct Lds {
+struct ListLds {
     u16 next[kWaves][kExperts];  // of a wave: rank of an expert's next gate in the chunk
-    u32 base[kExperts];  // place of an expert's first gate of the chunk
+    u32 base[kExperts];  // place of an expert's first gate, of the chunk
     u32 tiles[kExperts + 1];  // exclusive sums of the experts' tiles
-    u32 totals[kWaves];
+    u64 totals[kWaves];
 };
 
 /// The lanes whose key is this lane's, of `bits` bits.
@@ -93,11 +104,18 @@ struct Share {
         first = first < to ? first : to;
         end = to - first < each ? to : first + each;
     }
+    /// Whole tokens of k gates each.
+    HK_FN Share of_gates(u32 k) const {
+        Share s = *this;
+        s.first *= k;
+        s.end *= k;
+        return s;
+    }
 };
 
 /// Ranks start at zero.
 template <int kWaves>
-HK_FN void clear_ranks(Lds<kWaves> &lds) {
+HK_FN void clear_ranks(ListLds<kWaves> &lds) {
     u16 *next = lds.next[hk::wave_id()];
     for (u32 e = hk::lane_id(); e < kExperts; e += kWaveSize) next[e] = 0;
     hk::wave_barrier();
@@ -105,11 +123,11 @@ HK_FN void clear_ranks(Lds<kWaves> &lds) {
 
 /// Exclusive prefix sum over the threads of a block; `total` is that of all.
 template <int kWaves>
-HK_FN u32 block_scan(u32 v, u32 (&totals)[kWaves], u32 &total) {
-    const u32 upto = hk::wave_scan(v);
+HK_FN u64 block_scan(u64 v, u64 (&totals)[kWaves], u64 &total) {
+    const u64 upto = hk::wave_scan(v);
     if (hk::lane_id() == kWaveSize - 1) totals[hk::wave_id()] = upto;
     hk::block_barrier();
-    u32 before = 0;
+    u64 before = 0;
     total = 0;
 #pragma unroll
     for (int w = 0; w < kWaves; ++w) {
@@ -119,40 +137,56 @@ HK_FN u32 block_scan(u32 v, u32 (&totals)[kWaves], u32 &total) {
     return before + upto - v;
 }
 
-/// From the counts of experts the offsets of their tiles: `count(e)` for every expert, `put(e, tiles_before, count)` with the
-/// exclusive sums. Returns the tiles of all. Experts past the last have no gates.
+/// From the counts of experts their offsets, in gates and in tiles: `count(e)` for every expert, `put(e, before, tiles_before)`
+/// with the exclusive sums. Returns the sums, gates in the upper half. Experts past the last have no gates.
 template <int kWaves, class Count, class Put>
-HK_FN u32 scan_experts(const Lists &p, u32 (&totals)[kWaves], Count count, Put put) {
+HK_FN u64 scan_experts(const Lists &p, u64 (&totals)[kWaves], Count count, Put put) {
     constexpr u32 kThreads = kWaves * kWaveSize;
     constexpr u32 kEach = (kExperts + kThreads - 1) / kThreads;
     const u32 first = hk::thread_x() * kEach;
-    u32 n[kEach], tiles[kEach], sum = 0;
+    u64 mine[kEach], sum = 0;
 #pragma unroll
     for (u32 i = 0; i < kEach; ++i) {
-        n[i] = first + i < p.experts ? count(first + i) : 0;
-        tiles[i] = (n[i] >> p.tile_log2) + ((n[i] & ((1u << p.tile_log2) - 1)) != 0);
-        sum += tiles[i];
+        const u32 e = first + i;
+        const u32 n = e < p.experts ? count(e) : 0;
+        const u32 tiles = (n >> p.tile_log2) + ((n & ((1u << p.tile_log2) - 1)) != 0);
+        mine[i] = u64(n) << 32 | tiles;
+        sum += mine[i];
     }
-    u32 total;
-    u32 before = block_scan<kWaves>(sum, totals, total);
+    u64 total;
+    u64 before = block_scan<kWaves>(sum, totals, total);
 #pragma unroll
     for (u32 i = 0; i < kEach; ++i) {
-        if (first + i < p.experts) put(first + i, before, n[i]);
-        before += tiles[i];
+        if (first + i < p.experts) put(first + i, u32(before >> 32), u32(before));
+        before += mine[i];
     }
     return total;
 }
 
-/// The tiles of all experts together, by one thread.
-HK_FN void write_total(const Lists &p, u32 total) {
-    if (hk::thread_x() != 0) return;
-    if (p.tile_offsets != 0) at<u32>(p.tile_offsets)[p.experts] = total;
-    at<u32>(p.padded_len)[0] = total << p.tile_log2;
+/// Offsets of experts to LDS, from `count(e)` of every expert; one block writes them out.
+template <int kWaves, class Count>
+HK_FN void find_offsets(const Lists &p, ListLds<kWaves> &lds, bool writes, Count count) {
+    const u64 total = scan_experts<kWaves>(p, lds.totals, count, [&](u32 e, u32 before, u32 tiles_before) {
+        lds.base[e] = p.flags & kPadded ? tiles_before << p.tile_log2 : before;
+        lds.tiles[e] = tiles_before;
+        if (!writes) return;
+        if (p.offsets != 0) at<u32>(p.offsets)[e] = before;
+        if (p.tile_offsets != 0) at<u32>(p.tile_offsets)[e] = tiles_before;
+    });
+    if (hk::thread_x() == 0) {
+        lds.tiles[p.experts] = u32(total);
+        if (writes) {
+            if (p.offsets != 0) at<u32>(p.offsets)[p.experts] = u32(total >> 32);
+            if (p.tile_offsets != 0) at<u32>(p.tile_offsets)[p.experts] = u32(total);
+            if (p.padded_len != 0) at<u32>(p.padded_len)[0] = u32(total) << p.tile_log2;
+        }
+    }
+    hk::block_barrier();
 }
 
 /// From the gates of each wave those of the waves before it, in each expert; returns the expert's.
 template <int kWaves>
-HK_FN u32 ranks_of_waves(Lds<kWaves> &lds, u32 e) {
+HK_FN u32 ranks_of_waves(ListLds<kWaves> &lds, u32 e) {
     u32 sum = 0;
 #pragma unroll
     for (int w = 0; w < kWaves; ++w) {
@@ -161,6 +195,18 @@ HK_FN u32 ranks_of_waves(Lds<kWaves> &lds, u32 e) {
         sum += n;
     }
     return sum;
+}
+
+/// Writes a gate at its place.
+HK_FN void place_gate(const Lists &p, u32 g, u32 place) {
+    at<u32>(p.sorted)[place] = g;
+    if (p.places != 0) at<u32>(p.places)[g] = place;
+    if (p.sorted_weights != 0) {
+        if (p.flags & kWideWeights)
+            at<u32>(p.sorted_weights)[place] = at<const u32>(p.weights)[g];
+        else
+            at<u16>(p.sorted_weights)[place] = at<const u16>(p.weights)[g];
+    }
 }
 
 /// Fills what no gate is in: the ends of the experts' last tiles, and the rest of the list. `wave` of `waves` of the grid.
@@ -176,7 +222,8 @@ HK_FN void fill_padding(const Lists &p, const u32 *tiles, u32 wave, u32 waves, C
         sorted[i] = p.gates;
 }
 
-/// The expert of each tile, by the map if there is one (negative: -1); -1 past the last tile.
+/// What each tile is of: of padded lists its expert, by the map if there is one; else its number in the expert << 16 | expert. -1
+/// past the last tile.
 HK_FN void fill_tile_map(const Lists &p, const u32 *tiles, u32 thread, u32 threads) {
     for (u32 i = thread; i < p.tile_map_len; i += threads) {
         u32 word = ~0u;
@@ -189,31 +236,32 @@ HK_FN void fill_tile_map(const Lists &p, const u32 *tiles, u32 thread, u32 threa
                 else
                     high = mid;
             }
-            const i32 local = p.expert_map != 0 ? at<const i32>(p.expert_map)[low] : i32(low);
-            word = local < 0 ? ~0u : u32(local);
+            word = (i - tiles[low]) << 16 | low;
+            if (p.flags & kPadded) {
+                const i32 local = p.expert_map != 0 ? at<const i32>(p.expert_map)[low] : i32(low);
+                word = local < 0 ? ~0u : u32(local);
+            }
         }
         at<u32>(p.tile_map)[i] = word;
     }
 }
 
-/// Offsets, places, padding and tiles, by one block; `next` has the gates of each wave. `share`: those of this one.
+/// Places, padding and tiles, by one block that has all gates; `next` has the gates of each wave, `share` those of this one.
 template <int kWaves>
-HK_FN void sort_in_block(const Lists &p, Lds<kWaves> &lds, Share<kWaves> share) {
+HK_FN void sort_in_block(const Lists &p, ListLds<kWaves> &lds, Share<kWaves> share) {
     hk::block_barrier();
-    const u32 total = scan_experts<kWaves>(
-        p, lds.totals, [&](u32 e) { return ranks_of_waves(lds, e); },
-        [&](u32 e, u32 tiles_before, u32) {
-            lds.base[e] = tiles_before << p.tile_log2;
-            lds.tiles[e] = tiles_before;
-        });
-    if (hk::thread_x() == 0) lds.tiles[p.experts] = total;
-    write_total(p, total);
-    hk::block_barrier();
+    find_offsets<kWaves>(p, lds, true, [&](u32 e) {
+        const u32 count = ranks_of_waves(lds, e);
+        if (p.counts != 0) at<u32>(p.counts)[e] = count;
+        return count;
+    });
     rank_gates(p, lds.next[hk::wave_id()], share.first, share.end,
-               [&](u32 g, u32 e, u32 rank) { at<u32>(p.sorted)[lds.base[e] + rank] = g; });
+               [&](u32 g, u32 e, u32 rank) { place_gate(p, g, lds.base[e] + rank); });
     hk::block_barrier();
-    // The last wave's next rank is the expert's count.
-    fill_padding(p, lds.tiles, hk::wave_id(), kWaves, [&](u32 e) { return u32(lds.next[kWaves - 1][e]); });
+    if (p.flags & kPadded) {
+        // The last wave's next rank is the expert's count.
+        fill_padding(p, lds.tiles, hk::wave_id(), kWaves, [&](u32 e) { return u32(lds.next[kWaves - 1][e]); });
+    }
     fill_tile_map(p, lds.tiles, hk::thread_x(), kWaves * kWaveSize);
 }
 

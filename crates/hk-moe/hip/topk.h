@@ -130,7 +130,19 @@ class Chooser {
     static constexpr bool kGroups = kExpertsMost <= int(kGroupedExperts);
 
     const Topk &p_;
-    u32 first_, left_;  // experts from this lane's first on
+
+    /// The experts of a lane.
+    struct Share {
+        u32 first, left;  // the first, and experts from there on
+
+        /// Computed anew for each token: what is derived from it would else be kept in registers from token to token.
+        HK_FN Share(const Topk &p, u32 token) {
+            u32 sum = hk::lane_id() * kEach + token;
+            hk::opaque(sum);
+            first = sum - token;
+            left = p.experts > first ? p.experts - first : 0;
+        }
+    };
 
   public:
     using Lds = ChoiceLds<kGroups>;
@@ -139,18 +151,18 @@ class Chooser {
         T x[kEach];
     };
 
-    HK_FN explicit Chooser(const Topk &p)
-        : p_(p), first_(hk::lane_id() * kEach), left_(p.experts > first_ ? p.experts - first_ : 0) {}
+    HK_FN explicit Chooser(const Topk &p) : p_(p) {}
 
     /// The logits of a token; none past the last.
     HK_FN Row load(u32 token) const {
         Row row = {};
-        if (token < p_.tokens) load_each(p_.x.template row<const T>(token), row.x);
+        if (token < p_.tokens) load_each(Share(p_, token), p_.x.template row<const T>(token), row.x);
         return row;
     }
 
-    HK_FN Choice choose(const Row &row, Lds &lds) const {
+    HK_FN Choice choose(u32 token, const Row &row, Lds &lds) const {
         const bool exact = p_.scores <= kSoftmax;  // keys are those of the logits
+        const Share share(p_, token);
         const u32 lowest = exact ? u32(hk::FloatBits<T>::kShift) : 0;
         float score[kEach];
         u32 key[kEach];
@@ -165,7 +177,7 @@ class Chooser {
             else
                 transform(score, [](float x) { return sqrt_softplus(x); });
             float bias[kEach] = {};
-            if (p_.bias != 0) load_each(at<const float>(p_.bias), bias);
+            if (p_.bias != 0) load_each(share, at<const float>(p_.bias), bias);
 #pragma unroll
             for (int e = 0; e < kEach; ++e) {
                 key[e] = __builtin_bit_cast(u32, p_.bias != 0 ? signed_sum(score[e], bias[e]) : score[e]);
@@ -175,21 +187,21 @@ class Chooser {
 #pragma unroll
         for (int e = 0; e < kEach; ++e) {
             const u32 some = hk::larger(total_order(key[e]) >> lowest, 1) << lowest;
-            key[e] = u32(e) < left_ ? some : 0;
+            key[e] = u32(e) < share.left ? some : 0;
         }
         if constexpr (kGroups) {
-            if (p_.groups != 0) keep_groups(key, lds);
+            if (p_.groups != 0) keep_groups(share.first, key, lds);
         }
         const u32 chosen = route::choose(key, p_.k, lowest, p_.flags & kLowTies);
         float largest = 0.0f, sum = 1.0f;
-        if (p_.scores == kSoftmax) softmax(score, largest, sum);
+        if (p_.scores == kSoftmax) softmax(score, share.left, largest, sum);
 
         // From lanes that have experts to a lane for each of the k.
         u32 place = hk::wave_scan(u32(__builtin_popcount(chosen))) - u32(__builtin_popcount(chosen));
 #pragma unroll
         for (int e = 0; e < kEach; ++e) {
             if (chosen >> e & 1) {
-                lds.id[place] = first_ + e;
+                lds.id[place] = share.first + e;
                 lds.key[place] = key[e];
                 lds.value[place] = score[e];
                 ++place;
@@ -237,20 +249,20 @@ class Chooser {
   private:
     /// This lane's share of a row of experts; past the last, anything.
     template <class U>
-    HK_FN void load_each(hk::GlobalPtr<const U> row, U (&out)[kEach]) const {
+    HK_FN void load_each(Share share, hk::GlobalPtr<const U> row, U (&out)[kEach]) const {
         constexpr int kPart = kEach < hk::kVecLen<U> ? kEach : hk::kVecLen<U>;
         if (p_.flags & kVectorized) {
-            if (left_ == 0) return;
+            if (share.left == 0) return;
 #pragma unroll
             for (int e = 0; e < kEach; e += kPart) {
-                const auto part = *reinterpret_cast<hk::GlobalPtr<const hk::Vec<U, kPart>>>(row + first_ + e);
+                const auto part = *reinterpret_cast<hk::GlobalPtr<const hk::Vec<U, kPart>>>(row + share.first + e);
 #pragma unroll
                 for (int i = 0; i < kPart; ++i) out[e + i] = part[i];
             }
         } else {
             const u32 last = p_.experts - 1;
 #pragma unroll
-            for (int e = 0; e < kEach; ++e) out[e] = row[hk::smaller(first_ + e, last)];
+            for (int e = 0; e < kEach; ++e) out[e] = row[hk::smaller(share.first + e, last)];
         }
     }
 
@@ -258,13 +270,16 @@ class Chooser {
     template <class F>
     HK_FN static void transform(float (&score)[kEach], F f) {
 #pragma unroll
-        for (int e = 0; e < kEach; ++e) score[e] = score[e] == score[e] ? f(score[e]) : score[e];
+        for (int e = 0; e < kEach; ++e) {
+            score[e] = score[e] == score[e] ? f(score[e]) : score[e];
+            if (e % 4 == 3) hk::sched_barrier();  // else the temporaries of all elements would be live at once
+        }
     }
 
     /// Leaves the experts of the groups that are kept. A group's score is its largest key, or with a bias the sum of its two largest.
-    HK_FN void keep_groups(u32 (&key)[kEach], Lds &lds) const {
+    HK_FN void keep_groups(u32 first, u32 (&key)[kEach], Lds &lds) const {
 #pragma unroll
-        for (int e = 0; e < kEach; ++e) lds.keys[first_ + e] = key[e];
+        for (int e = 0; e < kEach; ++e) lds.keys[first + e] = key[e];
         hk::wave_barrier();
         u32 lanes = kWaveSize;  // of a group
         while (lanes * p_.groups > u32(kWaveSize)) lanes /= 2;
@@ -290,20 +305,20 @@ class Chooser {
         const u64 kept = hk::ballot(route::choose(scores, p_.kept_groups, 0, p_.flags & kLowTies) != 0);
 #pragma unroll
         for (int e = 0; e < kEach; ++e) {
-            const u32 of = (first_ + e) * p_.group_inverse >> 16;
+            const u32 of = (first + e) * p_.group_inverse >> 16;
             key[e] = kept >> (of * lanes & 63) & 1 ? key[e] : 0;
         }
     }
 
     /// The largest score of a token and the sum of exponentials below it.
-    HK_FN void softmax(const float (&score)[kEach], float &largest, float &sum) const {
+    HK_FN static void softmax(const float (&score)[kEach], u32 left, float &largest, float &sum) {
         largest = -__builtin_inff();
 #pragma unroll
-        for (int e = 0; e < kEach; ++e) largest = u32(e) < left_ ? hk::Max{}(largest, score[e]) : largest;
+        for (int e = 0; e < kEach; ++e) largest = u32(e) < left ? hk::Max{}(largest, score[e]) : largest;
         largest = hk::group_reduce<kWaveSize>(largest, hk::Max{});
         sum = 0.0f;
 #pragma unroll
-        for (int e = 0; e < kEach; ++e) sum += u32(e) < left_ ? hk::exp(score[e] - largest) : 0.0f;
+        for (int e = 0; e < kEach; ++e) sum += u32(e) < left ? hk::exp(score[e] - largest) : 0.0f;
         sum = hk::group_reduce<kWaveSize>(sum, hk::Sum{});
     }
 

@@ -26,7 +26,7 @@ HK_FN void topk(const Topk &p) {
     __shared__ typename Of::Lds lds[kWaves];
     const Of chooser(p);
     const u32 token = hk::block_x() * kWaves + hk::wave_id();
-    const Choice c = chooser.choose(chooser.load(token), lds[hk::wave_id()]);
+    const Choice c = chooser.choose(token, chooser.load(token), lds[hk::wave_id()]);
     if (token < p.tokens) chooser.write(token, c);
     if (p.bitmatrix != 0 && token < p.bitmatrix_rows) chooser.write_bits(token, c);
 }

@@ -2,20 +2,26 @@
 
 use crate::args::{MOST_CHOICES, MOST_GATES, Vector, check_choices, check_experts};
 use crate::kernels::route::Lists;
+use crate::moe_max_tiles;
 use bytemuck::Zeroable;
 use hk_core::{Error, KernelRef, LaunchConfig, Result, Stream, TensorView, TensorViewMut, check_aliases};
 
+pub(crate) static OFFSETS: KernelRef<Lists> = Lists::kernel("lists_offsets");
 static SMALL: KernelRef<Lists> = Lists::kernel("lists_small");
 static COUNT: KernelRef<Lists> = Lists::kernel("lists_count");
 static SCAN: KernelRef<Lists> = Lists::kernel("lists_scan");
 static PLACE: KernelRef<Lists> = Lists::kernel("lists_place");
 
 /// Tokens of a call that is one launch, at most.
-const SMALL_TOKENS: usize = 256;
+pub(crate) const SMALL_TOKENS: usize = 256;
 /// Gates of a chunk, at least and at most; ranks in a chunk are 16 bits.
 const CHUNK: (usize, usize) = (1024, 32_768);
 /// Chunks that fill a device.
 const CHUNKS: usize = 512;
+
+// `ListFlag` of the kernels.
+const PADDED: u32 = 1;
+pub(crate) const WIDE_WEIGHTS: u32 = 2;
 
 fn chunk_of(gates: usize) -> usize {
     gates.div_ceil(CHUNKS).next_multiple_of(64).clamp(CHUNK.0, CHUNK.1)
@@ -34,8 +40,8 @@ pub fn moe_align_workspace(tokens: usize, k: usize, experts: usize) -> usize {
     if tokens <= SMALL_TOKENS {
         return 0;
     }
-    // Counts of chunks; counts and tile offsets of experts.
-    gates.div_ceil(chunk_of(gates)).saturating_add(2).saturating_mul(experts).saturating_add(1)
+    // Counts of chunks, and of all.
+    gates.div_ceil(chunk_of(gates)).saturating_add(1).saturating_mul(experts)
 }
 
 /// What [`moe_align_block_size`] writes.
@@ -88,9 +94,7 @@ pub fn moe_align_block_size(
     let [tokens, k] = topk_ids.dims(OP, "topk_ids")?;
     check_experts(OP, "experts", experts)?;
     check_choices(OP, "topk_ids", k, MOST_CHOICES)?;
-    if !(16..=256).contains(&block_size) || !block_size.is_power_of_two() {
-        return Err(Error::argument(OP, "block_size", block_size, "16, 32, 64, 128 or 256"));
-    }
+    check_block(OP, "block_size", block_size)?;
     let needed = moe_align_len(tokens, k, experts, block_size);
     let [len] = sorted.dims(OP, "sorted_token_ids")?;
     for (arg, n) in [("topk_ids", needed), ("sorted_token_ids", len)] {
@@ -120,20 +124,11 @@ pub fn moe_align_block_size(
         map.expect_vector(OP, "expert_map", experts, "experts")?;
     }
     let scratch = moe_align_workspace(tokens, k, experts);
-    let [given] = workspace.dims(OP, "workspace")?;
-    if given < scratch {
-        return Err(Error::shape(
-            OP,
-            "workspace",
-            [given],
-            format!("[{scratch}] or longer (moe_align_workspace)"),
-        ));
-    }
+    expect_workspace(OP, &workspace, scratch, "moe_align_workspace")?;
     topk_ids.expect_packed(OP, "topk_ids")?;
     sorted.expect_packed(OP, "sorted_token_ids")?;
     tiles.expect_packed(OP, "expert_ids")?;
     padded.expect_packed(OP, "num_tokens_post_padded")?;
-    workspace.expect_packed(OP, "workspace")?;
     check_aliases(
         OP,
         &[("topk_ids", Some(&topk_ids)), ("expert_map", expert_map.as_ref().map(|map| map as _))],
@@ -148,41 +143,104 @@ pub fn moe_align_block_size(
     let gates = tokens * k;
     let chunk = chunk_of(gates);
     let chunks = gates.div_ceil(chunk);
-    let mut launch = |kernel: KernelRef<Lists>, blocks: usize| {
-        let kernel = stream.kernel(kernel)?;
-        let mut launch = stream.launch(OP);
-        let space = if scratch == 0 { 0 } else { launch.output_address("workspace", &mut workspace)? };
-        // Of the workspace: counts, tile offsets, counts of chunks.
-        let part = |elements: usize| if scratch == 0 { 0 } else { space + 4 * elements as u64 };
-        let params = Lists {
-            ids: launch.input_address("topk_ids", &topk_ids)?,
-            expert_map: match &expert_map {
-                Some(map) => launch.input_address("expert_map", map)?,
-                None => 0,
-            },
-            sorted: launch.output_address("sorted_token_ids", &mut sorted)?,
-            tile_map: launch.output_address("expert_ids", &mut tiles)?,
-            padded_len: launch.output_address("num_tokens_post_padded", &mut padded)?,
-            counts: part(0),
-            tile_offsets: part(experts),
-            partials: part(2 * experts + 1),
-            experts: experts as u32,
-            gates: gates as u32,
-            chunk: chunk as u32,
-            chunks: chunks as u32,
-            tile_log2: block_size.trailing_zeros(),
-            sorted_len: len as u32,
-            tile_map_len: tiles_len as u32,
-            ..Lists::zeroed()
-        };
-        // SAFETY: the checks above make `topk_ids` `gates` long, the map and the counts `experts`, `sorted` long enough for every
-        // expert's padding, and the workspace for all chunks. The kernels check ids against `experts`.
-        unsafe { launch.run(&kernel, LaunchConfig::grid_1d(blocks), &params) }
+    let mut launch = stream.launch(OP);
+    let counts = if scratch == 0 { 0 } else { launch.output_address("workspace", &mut workspace)? };
+    let params = Lists {
+        ids: launch.input_address("topk_ids", &topk_ids)?,
+        expert_map: match &expert_map {
+            Some(map) => launch.input_address("expert_map", map)?,
+            None => 0,
+        },
+        sorted: launch.output_address("sorted_token_ids", &mut sorted)?,
+        tile_map: launch.output_address("expert_ids", &mut tiles)?,
+        padded_len: launch.output_address("num_tokens_post_padded", &mut padded)?,
+        counts,
+        partials: if scratch == 0 { 0 } else { counts + 4 * experts as u64 },
+        experts: experts as u32,
+        flags: PADDED,
+        gates: gates as u32,
+        chunk: chunk as u32,
+        chunks: chunks as u32,
+        tile_log2: block_size.trailing_zeros(),
+        sorted_len: len as u32,
+        tile_map_len: tiles_len as u32,
+        ..Lists::zeroed()
     };
-    if tokens <= SMALL_TOKENS {
-        return launch(SMALL, 1);
+    let (first, blocks) = if scratch == 0 { (SMALL, 1) } else { (COUNT, chunks) };
+    let kernel = stream.kernel(first)?;
+    // SAFETY: the checks above make `topk_ids` `gates` long, the map and the counts `experts`, `sorted` long enough for every
+    // expert's padding, and the workspace for all chunks. The kernels check ids against `experts`.
+    unsafe { launch.run(&kernel, LaunchConfig::grid_1d(blocks), &params)? };
+    // SAFETY: as above.
+    if scratch == 0 { Ok(()) } else { unsafe { sort_chunks(OP, stream, &params) } }
+}
+
+/// Queues what comes after the counts of chunks.
+///
+/// # Safety
+/// The tensors are as the kernels of `hip/lists.hip` take them to be.
+pub(crate) unsafe fn sort_chunks(op: &'static str, stream: &Stream, params: &Lists) -> Result<()> {
+    let lanes = stream.device().info().wave_size;
+    let scan = LaunchConfig::grid_1d(params.experts.div_ceil(lanes) as usize);
+    let place = LaunchConfig::grid_1d(params.chunks as usize);
+    for (kernel, config) in [(SCAN, scan), (PLACE, place)] {
+        let kernel = stream.kernel(kernel)?;
+        // SAFETY: the caller's.
+        unsafe { stream.launch(op).run(&kernel, config, params)? };
     }
-    launch(COUNT, chunks)?;
-    launch(SCAN, 1)?;
-    launch(PLACE, chunks)
+    Ok(())
+}
+
+/// Checks the rows of a tile.
+fn check_block(op: &'static str, arg: &'static str, block: usize) -> Result<()> {
+    if (16..=256).contains(&block) && block.is_power_of_two() {
+        return Ok(());
+    }
+    Err(Error::argument(op, arg, block, "16, 32, 64, 128 or 256"))
+}
+
+/// Checks a map of the tiles of lists that are not padded; returns its length.
+pub(crate) fn check_tiles(
+    op: &'static str,
+    map: &TensorViewMut<i32>,
+    gates: usize,
+    experts: usize,
+    block_m: usize,
+) -> Result<usize> {
+    check_block(op, "block_m", block_m)?;
+    // The tile's number has 15 bits of its word.
+    let most = MOST_GATES.min(block_m << 15);
+    if gates > most {
+        return Err(Error::too_large(
+            op,
+            "gates",
+            format!("{gates} gates in tiles of {block_m}"),
+            most as u64,
+        ));
+    }
+    let [tiles] = map.dims(op, "block_pid_map")?;
+    let needed = moe_max_tiles(gates, experts, block_m);
+    if tiles < needed {
+        let want = format!("[{needed}] or longer (moe_max_tiles)");
+        return Err(Error::shape(op, "block_pid_map", [tiles], want));
+    }
+    if tiles > MOST_GATES {
+        return Err(Error::too_large(op, "block_pid_map", format!("{tiles} tiles"), MOST_GATES as u64));
+    }
+    map.expect_packed(op, "block_pid_map")?;
+    Ok(tiles)
+}
+
+/// Checks a workspace: at least `len` elements.
+pub(crate) fn expect_workspace(
+    op: &'static str,
+    workspace: &TensorViewMut<i32>,
+    len: usize,
+    from: &str,
+) -> Result<()> {
+    let [given] = workspace.dims(op, "workspace")?;
+    if given < len {
+        return Err(Error::shape(op, "workspace", [given], format!("[{len}] or longer ({from})")));
+    }
+    workspace.expect_packed(op, "workspace")
 }

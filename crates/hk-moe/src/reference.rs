@@ -163,3 +163,98 @@ pub fn moe_bitmatrix_of(ids: &[i32], k: usize, experts: usize) -> Vec<i32> {
     }
     bits
 }
+
+/// How many tokens have each expert of a bitmatrix of `rows` rows a word, and how many before each part of `tokens`.
+pub fn moe_bitmatrix(bits: &[i32], rows: usize, tokens: usize, part: usize) -> (Vec<i32>, Vec<i32>) {
+    let words = bits.len() / rows.max(1);
+    let mut hist = vec![0; 32 * words];
+    let mut partials = vec![];
+    for token in 0..tokens {
+        if token % part == 0 {
+            partials.extend(&hist);
+        }
+        for (expert, count) in hist.iter_mut().enumerate() {
+            *count += bits[expert / 32 * rows + token] >> (expert % 32) & 1;
+        }
+    }
+    (hist, partials)
+}
+
+/// What `moe_expt_data` gives.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Expt {
+    /// `[E + 1]`.
+    pub token_offs_raw: Vec<i32>,
+    /// `[E + 1]`.
+    pub token_offs_pad: Vec<i32>,
+    /// Tiles, -1 past the last.
+    pub block_pid_map: Vec<i32>,
+}
+
+/// Offsets of experts in gates and in tiles, and a map of `len` tiles.
+pub fn moe_expt_data(hist: &[i32], block_m: usize, len: usize) -> Expt {
+    let mut all = Expt { token_offs_raw: vec![0], token_offs_pad: vec![0], block_pid_map: vec![] };
+    let (mut gates, mut tiles) = (0, 0);
+    for (expert, &n) in hist.iter().enumerate() {
+        let of_expert = (n as usize).div_ceil(block_m) as i32;
+        all.block_pid_map.extend((0..of_expert).map(|tile| tile << 16 | expert as i32));
+        (gates, tiles) = (gates + n, tiles + of_expert);
+        all.token_offs_raw.push(gates);
+        all.token_offs_pad.push(tiles);
+    }
+    all.block_pid_map.resize(len, -1);
+    all
+}
+
+/// What `moe_routing` gives beside the offsets.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sorted {
+    /// Gates by expert.
+    pub gather_indx: Vec<i32>,
+    /// Place of each gate.
+    pub scatter_indx: Vec<i32>,
+    /// Weights by place.
+    pub gate_scal: Vec<f64>,
+    /// Gates of each expert.
+    pub expt_hist: Vec<i32>,
+}
+
+/// The gates of a choice sorted by expert.
+pub fn moe_sort(chosen: &Chosen, experts: usize) -> Sorted {
+    let mut order: Vec<usize> = (0..chosen.ids.len()).collect();
+    order.sort_by_key(|&gate| chosen.ids[gate]);
+    let mut scatter = vec![0; order.len()];
+    for (place, &gate) in order.iter().enumerate() {
+        scatter[gate] = place as i32;
+    }
+    let mut hist = vec![0; experts];
+    chosen.ids.iter().for_each(|&id| hist[id as usize] += 1);
+    Sorted {
+        gate_scal: order.iter().map(|&gate| chosen.weights[gate]).collect(),
+        gather_indx: order.into_iter().map(|gate| gate as i32).collect(),
+        scatter_indx: scatter,
+        expt_hist: hist,
+    }
+}
+
+/// The sum of the gates of each token, and the sums of the absolute terms.
+pub fn moe_sum(
+    x: &[f64],
+    cols: usize,
+    places: &[i32],
+    k: usize,
+    residual: Option<&[f64]>,
+) -> (Vec<f64>, Vec<f64>) {
+    let (mut y, mut magnitudes) = (vec![], vec![]);
+    let rows = x.len() / cols.max(1);
+    for (token, places) in places.chunks(k).enumerate() {
+        for col in 0..cols {
+            let inside = places.iter().filter(|&&place| place >= 0 && (place as usize) < rows);
+            let terms = inside.map(|&place| x[place as usize * cols + col]);
+            let all: Vec<f64> = terms.chain(residual.map(|r| r[token * cols + col])).collect();
+            y.push(all.iter().sum());
+            magnitudes.push(all.iter().map(|v| v.abs()).sum());
+        }
+    }
+    (y, magnitudes)
+}

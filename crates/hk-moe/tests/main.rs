@@ -3,4 +3,6 @@
 mod align;
 mod common;
 mod corners;
+mod routing;
+mod sum;
 mod topk;

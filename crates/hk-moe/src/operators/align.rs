@@ -1,5 +1,6 @@
 //! `moe_align_block_size`.
 
+use super::{I32, ints};
 use crate::{TileLists, kernels, moe_align_len, moe_align_workspace, reference};
 use hk_core::registry::{
     ArgSpec, BenchSizes, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named, Operator,
@@ -7,7 +8,6 @@ use hk_core::registry::{
 };
 use hk_core::{DType, Error, Result, Stream};
 
-const I32: &[DType] = &[DType::I32];
 const E256: &[(&str, Scalar)] = &[("experts", Scalar::Count(256)), ("block_size", Scalar::Count(64))];
 
 pub(crate) const MOE_ALIGN_BLOCK_SIZE: Operator = Operator {
@@ -123,10 +123,9 @@ fn reference_align(call: &HostCall) -> Result<Named<HostTensorF64>> {
     let ids = call.get("topk_ids")?.elements::<i32>()?;
     let (len, tiles) = (specs[0].1.shape[0], specs[1].1.shape[0]);
     let want = reference::moe_align_block_size(&ids, experts, block, map.as_deref(), len, tiles);
-    let host = |v: &[i32]| HostTensorF64::new([v.len()], v.iter().map(|&v| f64::from(v)).collect());
     Ok(vec![
-        ("sorted_token_ids", host(&want.sorted_token_ids)),
-        ("expert_ids", host(&want.expert_ids)),
-        ("num_tokens_post_padded", host(&[want.num_tokens_post_padded])),
+        ("sorted_token_ids", ints(&want.sorted_token_ids)),
+        ("expert_ids", ints(&want.expert_ids)),
+        ("num_tokens_post_padded", ints(&[want.num_tokens_post_padded])),
     ])
 }
