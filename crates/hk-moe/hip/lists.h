@@ -104,20 +104,13 @@ struct Share {
         first = first < to ? first : to;
         end = to - first < each ? to : first + each;
     }
-    /// Whole tokens of k gates each.
-    HK_FN Share of_gates(u32 k) const {
-        Share s = *this;
-        s.first *= k;
-        s.end *= k;
-        return s;
-    }
 };
 
 /// Ranks start at zero.
 template <int kWaves>
-HK_FN void clear_ranks(ListLds<kWaves> &lds) {
+HK_FN void clear_ranks(const Lists &p, ListLds<kWaves> &lds) {
     u16 *next = lds.next[hk::wave_id()];
-    for (u32 e = hk::lane_id(); e < kExperts; e += kWaveSize) next[e] = 0;
+    for (u32 e = hk::lane_id(); e < p.experts; e += kWaveSize) next[e] = 0;
     hk::wave_barrier();
 }
 
@@ -246,17 +239,20 @@ HK_FN void fill_tile_map(const Lists &p, const u32 *tiles, u32 thread, u32 threa
     }
 }
 
-/// Places, padding and tiles, by one block that has all gates; `next` has the gates of each wave, `share` those of this one.
+/// Sorts all gates, by one block.
 template <int kWaves>
-HK_FN void sort_in_block(const Lists &p, ListLds<kWaves> &lds, Share<kWaves> share) {
+HK_FN void sort_gates(const Lists &p, ListLds<kWaves> &lds) {
+    clear_ranks(p, lds);
+    const Share<kWaves> share(0, p.gates);
+    u16 *next = lds.next[hk::wave_id()];
+    rank_gates(p, next, share.first, share.end, [](u32, u32, u32) {});
     hk::block_barrier();
     find_offsets<kWaves>(p, lds, true, [&](u32 e) {
         const u32 count = ranks_of_waves(lds, e);
         if (p.counts != 0) at<u32>(p.counts)[e] = count;
         return count;
     });
-    rank_gates(p, lds.next[hk::wave_id()], share.first, share.end,
-               [&](u32 g, u32 e, u32 rank) { place_gate(p, g, lds.base[e] + rank); });
+    rank_gates(p, next, share.first, share.end, [&](u32 g, u32 e, u32 rank) { place_gate(p, g, lds.base[e] + rank); });
     hk::block_barrier();
     if (p.flags & kPadded) {
         // The last wave's next rank is the expert's count.

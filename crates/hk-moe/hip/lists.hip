@@ -27,10 +27,7 @@ using Params = Lists;
 
 HK_FN void small(const Lists &p) {
     __shared__ ListLds<kBlockWaves> lds;
-    clear_ranks(lds);
-    const Share<kBlockWaves> share(0, p.gates);
-    rank_gates(p, lds.next[hk::wave_id()], share.first, share.end, [](u32, u32, u32) {});
-    sort_in_block(p, lds, share);
+    sort_gates(p, lds);
 }
 
 HK_FN void count(const Lists &p) {
@@ -78,7 +75,7 @@ HK_FN void scan(const Lists &p) {
 HK_FN void place(const Lists &p) {
     __shared__ ListLds<kChunkWaves> lds;
     constexpr u32 kThreads = kChunkWaves * kWaveSize;
-    clear_ranks(lds);
+    clear_ranks(p, lds);
     const auto counts = at<const u32>(p.counts);
     find_offsets<kChunkWaves>(p, lds, hk::block_x() == 0, [&](u32 e) { return counts[e]; });
     const u32 first = hk::block_x() * p.chunk;

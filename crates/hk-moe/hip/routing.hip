@@ -1,13 +1,14 @@
 // routing.hip: the experts of each token, and the gates sorted by expert (moe_routing)
 //   Tensors: see topk.hip, lists.hip.
 // How the work is split
-//   small   one block of 16 waves, each with a share of the tokens: experts are chosen, counted, scanned, and the gates placed.
+//   small   a wave for each token, 16 in a block; the last block to arrive (arrive.h) sorts the gates of all.
 //   choose  a block of 16 waves for each chunk of tokens: experts are chosen and counted; lists_scan and lists_place do the rest.
 // Floor
 //   Each logit is read once, and for each gate 12 bytes are written: 16384 tokens of DeepSeek-V3 have 16 MiB and 1.5 MiB.
 
 #include <hk/entry.h>
 
+#include "arrive.h"
 #include "topk.h"
 
 namespace {
@@ -16,6 +17,8 @@ using namespace route;
 struct Params {
     Topk topk;
     Lists lists;
+    u64 arrived;  // [blocks] u64: flags of the blocks of `small`
+    u64 mark;
 };
 
 /// Calls `f(choice)` for the tokens from `first` to `end` in steps of `step`, and writes their experts. The next token's logits are
@@ -32,24 +35,29 @@ HK_FN void choose_tokens(const Of &chooser, typename Of::Lds &lds, u32 first, u3
     }
 }
 
-template <class Of>
-struct SmallLds {
-    ListLds<kBlockWaves> lists;
-    typename Of::Lds choice[kBlockWaves];
-};
-
 template <class T, int kExpertsMost>
 HK_FN void small(const Params &p) {
     using Of = Chooser<T, kExpertsMost>;
-    auto &lds = hk::block_lds<SmallLds<Of>>();
-    clear_ranks(lds.lists);
-    const u32 wave = hk::wave_id();
-    const Share<kBlockWaves> tokens(0, p.topk.tokens);
-    u16 *counts = lds.lists.next[wave];
-    choose_tokens(Of(p.topk), lds.choice[wave], tokens.first, tokens.end, 1, [&](const Choice &c) {
-        if (c.mine) ++counts[c.id];  // a token's experts differ
-    });
-    sort_in_block(p.lists, lds.lists, tokens.of_gates(p.topk.k));
+    union Lds {
+        typename Of::Lds choice[kBlockWaves];
+        ListLds<kBlockWaves> lists;
+    };
+    auto &lds = hk::block_lds<Lds>();
+    const u32 wave = hk::wave_id(), token = hk::block_x() * kBlockWaves + wave;
+    if (token < p.topk.tokens) {
+        const Of chooser(p.topk);
+        chooser.write(token, chooser.choose(token, chooser.load(token), lds.choice[wave]));
+    }
+    const u32 blocks = (p.topk.tokens + kBlockWaves - 1) / kBlockWaves;
+    if (blocks > 1) {
+        if (!all_arrived(at<u64>(p.arrived), hk::block_x(), blocks, p.mark)) return;
+    } else {
+        __scoped_atomic_thread_fence(__ATOMIC_RELEASE, __MEMORY_SCOPE_WRKGRP);
+        hk::block_barrier();
+        __scoped_atomic_thread_fence(__ATOMIC_ACQUIRE, __MEMORY_SCOPE_WRKGRP);
+    }
+    sort_gates(p.lists, lds.lists);
+    if (blocks > 1) clear_flags(at<u64>(p.arrived), blocks);
 }
 
 template <class T, int kExpertsMost>

@@ -276,17 +276,20 @@ class Chooser {
         }
     }
 
+    /// Place of an expert's key in LDS: fours of each 32 are swizzled, so that lanes of different groups have no bank conflicts.
+    HK_FN static u32 key_place(u32 e) { return e ^ e / 32 * 4; }
+
     /// Leaves the experts of the groups that are kept. A group's score is its largest key, or with a bias the sum of its two largest.
     HK_FN void keep_groups(u32 first, u32 (&key)[kEach], Lds &lds) const {
 #pragma unroll
-        for (int e = 0; e < kEach; ++e) lds.keys[first + e] = key[e];
+        for (int e = 0; e < kEach; ++e) lds.keys[key_place(first + e / 4 * 4) + e % 4] = key[e];
         hk::wave_barrier();
         u32 lanes = kWaveSize;  // of a group
         while (lanes * p_.groups > u32(kWaveSize)) lanes /= 2;
         const u32 lane = hk::lane_id(), group = lane / lanes;
         u32 largest = 0, second = 0;
         for (u32 i = lane % lanes; i < p_.group_size; i += lanes) {
-            const u32 k = group < p_.groups ? lds.keys[group * p_.group_size + i] : 0;
+            const u32 k = group < p_.groups ? lds.keys[key_place(group * p_.group_size + i)] : 0;
             second = hk::larger(second, hk::smaller(largest, k));
             largest = hk::larger(largest, k);
         }

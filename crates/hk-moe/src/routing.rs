@@ -10,6 +10,7 @@ use hk_core::plan::rows::float_index;
 use hk_core::{
     Float, KernelRef, LaunchConfig, Result, Stream, TensorView, TensorViewMut, check_aliases, row_kernels,
 };
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The entry points of each dtype, by the experts that they serve.
 static SMALL: [[KernelRef<Params>; 2]; 3] =
@@ -22,15 +23,28 @@ const CHUNKS: usize = 256;
 const WAVES: usize = 16;
 const MOST_TOKENS: usize = 1024;
 
+/// Elements of the workspace for the flags of blocks of a single launch, 8 bytes each.
+const FLAGS: usize = 2 * SMALL_TOKENS / WAVES;
+
 fn tokens_of_chunk(tokens: usize) -> usize {
     tokens.div_ceil(CHUNKS).next_multiple_of(WAVES).min(MOST_TOKENS)
 }
 
 /// Elements (`i32`) of the workspace of [`moe_routing`].
 pub fn moe_routing_workspace(tokens: usize, k: usize, experts: usize) -> usize {
-    // Ids and weights of gates, counts of chunks.
+    // Flags of blocks, ids and weights of gates, counts of chunks.
     let chunks = if tokens <= SMALL_TOKENS { 0 } else { tokens.div_ceil(tokens_of_chunk(tokens)) };
-    tokens.saturating_mul(k).saturating_mul(2).saturating_add(chunks.saturating_mul(experts))
+    let gates = tokens.saturating_mul(k).saturating_mul(2);
+    gates.saturating_add(chunks.saturating_mul(experts)).saturating_add(FLAGS)
+}
+
+/// A number that no other launch of this process has, and that memory hardly holds by accident: splitmix64 of a count.
+fn next_mark() -> u64 {
+    static COUNT: AtomicU64 = AtomicU64::new(1);
+    let mut z = COUNT.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ z >> 31
 }
 
 /// Rows of a tile that fit the tokens of an expert: the power of two, 16 to 128, from their mean on.
@@ -98,7 +112,7 @@ pub struct Routing<'a, W: Float> {
 /// | `out.expt_data.token_offs_raw` | `[E + 1]`             | `i32`                 | contiguous                                 |
 /// | `out.expt_data.token_offs_pad` | `[E + 1]`             | `i32`                 | contiguous                                 |
 /// | `out.expt_data.block_pid_map`  | `[tiles]`             | `i32`                 | contiguous, at least [`moe_max_tiles`]     |
-/// | `workspace`                    | `[W]`                 | `i32`                 | contiguous, at least [`moe_routing_workspace`] |
+/// | `workspace`                    | `[W]`                 | `i32`                 | contiguous, at least [`moe_routing_workspace`], on 8 bytes |
 ///
 /// Gate `g`, the `r`-th of expert `e` in ascending order, has the place `p = token_offs_raw[e] + r`: `gather_indx[p] = g`,
 /// `scatter_indx[g] = p`, and `gate_scal[p]` is its weight. An expert of `n` gates has `ceil(n / block_m)` tiles. All outputs are
@@ -135,6 +149,7 @@ pub fn moe_routing<T: Float, W: Float>(
     let tiles = check_tiles(OP, &block_pid_map, gates, experts, block_m)?;
     let scratch = moe_routing_workspace(tokens, k, experts);
     expect_workspace(OP, &workspace, scratch, "moe_routing_workspace")?;
+    workspace.expect_aligned(OP, "workspace", 8)?;
     check_aliases(
         OP,
         &[("logits", Some(&logits)), ("bias", bias.as_ref().map(|b| b as _))],
@@ -153,7 +168,8 @@ pub fn moe_routing<T: Float, W: Float>(
     let mut launch = stream.launch(OP);
     let chunk = tokens_of_chunk(tokens).max(1);
     let chunks = tokens.div_ceil(chunk);
-    let ids = if scratch == 0 { 0 } else { launch.output_address("workspace", &mut workspace)? };
+    let arrived = launch.output_address("workspace", &mut workspace)?;
+    let ids = arrived + 4 * FLAGS as u64;
     let weights = ids + 4 * gates as u64;
     let mut topk = problem.params::<T, W>(&mut launch, stream.device().info(), &logits, bias.as_ref())?;
     (topk.ids, topk.weights) = (ids, weights);
@@ -180,11 +196,11 @@ pub fn moe_routing<T: Float, W: Float>(
     };
     let kernels = if tokens <= SMALL_TOKENS { &SMALL } else { &CHOOSE };
     let kernel = stream.kernel(kernels[float_index(T::DTYPE)][problem.kernel()])?;
-    let blocks = if tokens <= SMALL_TOKENS { 1 } else { chunks };
+    let blocks = if tokens <= SMALL_TOKENS { tokens.div_ceil(WAVES).max(1) } else { chunks };
     let config = LaunchConfig::grid_1d(blocks);
     // SAFETY: the checks above make each tensor as large as the kernels take it to be, and the workspace large enough for ids, weights
     // and the counts of all chunks.
-    unsafe { launch.run(&kernel, config, &Params { topk, lists })? };
+    unsafe { launch.run(&kernel, config, &Params { topk, lists, arrived, mark: next_mark() })? };
     if tokens <= SMALL_TOKENS {
         return Ok(());
     }
