@@ -43,6 +43,10 @@ NOT_COMPARED = {
     "batched_gemm_a16wfp4": "quantizes activations on the fly; its GEMM is that of batched_gemm_afp4wfp4",
     "batched_gemm_a8w8_ptgq": "quantizes activations on the fly, and a value on a tie of two quantized values changes a sum; its GEMM is that of batched_gemm_a8w8, its quantization those of group_quant",
     "fused_rmsnorm_mxfp4_quant": "a norm in f32 on a tie of two quantized values falls to either; its norm is that of rmsnorm, its quantization those of dynamic_mxfp4_quant",
+    "moe_align_block_size": "lists of integers, exact by the registry's reference; JAX has no such function",
+    "moe_routing": "lists of integers, exact by the registry's reference; its choice is that of moe_topk",
+    "moe_bitmatrix": "counts, exact by the registry's reference",
+    "moe_expt_data": "lists of integers, exact by the registry's reference; JAX has no such function",
     "shuffle_scales": "an order of bytes, exact by the registry's reference; NumPy has none of its own",
     "unshuffle_scales": "the inverse of shuffle_scales",
     "shuffle_weight": "an order of bytes, exact by the registry's reference; NumPy has none of its own",
@@ -226,6 +230,27 @@ def topk(d):
     # Equal values: JAX, too, gives the lower index first.
     values, indices = jax.lax.top_k(f64(x), k)
     return {"x": x}, {"k": k}, {"values": (values, EXACT), "indices": (indices, EXACT)}, []
+
+
+@case
+def moe_topk(d):
+    t, (tokens, experts) = d.dtype(), (d.size(12), d.size(1024))
+    logits, k = d.normal((tokens, experts), t, 2), d.size(min(experts, 32))
+    # Equal logits: JAX gives the lower index first.
+    _, ids = jax.lax.top_k(f64(logits), k)
+    weights = jnp.take_along_axis(jax.nn.softmax(f64(logits), axis=-1), ids, axis=-1)
+    weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
+    parameters = {"k": k, "scores": "softmax", "renormalize": "true", "ties": "low", "order": "preference"}
+    return {"logits": logits}, parameters, {"weights": (weights, ELEMENTWISE[t]), "ids": (ids, EXACT)}, []
+
+
+@case
+def moe_sum(d):
+    t, tokens, k, cols = d.dtype(), d.size(20), d.size(32), d.size(3000)
+    x, residual = d.normal((tokens * k, cols), t), d.normal((tokens, cols), t)
+    y = jnp.sum(f64(x).reshape(tokens, k, cols), axis=1) + f64(residual)
+    rtol, atol = ELEMENTWISE[t]
+    return {"x": x, "residual": residual}, {"k": k}, {"y": (y, (rtol, atol + 3e-5))}, []
 
 
 @case
