@@ -43,6 +43,7 @@ NOT_COMPARED = {
     "batched_gemm_a16wfp4": "quantizes activations on the fly; its GEMM is that of batched_gemm_afp4wfp4",
     "batched_gemm_a8w8_ptgq": "quantizes activations on the fly, and a value on a tie of two quantized values changes a sum; its GEMM is that of batched_gemm_a8w8, its quantization those of group_quant",
     "fused_rmsnorm_mxfp4_quant": "a norm in f32 on a tie of two quantized values falls to either; its norm is that of rmsnorm, its quantization those of dynamic_mxfp4_quant",
+    "fused_recurrent": "a loop over tokens, which JAX has not as a function; the registry's reference is that loop in f64",
     "shuffle_scales": "an order of bytes, exact by the registry's reference; NumPy has none of its own",
     "unshuffle_scales": "the inverse of shuffle_scales",
     "shuffle_weight": "an order of bytes, exact by the registry's reference; NumPy has none of its own",

@@ -1,0 +1,6 @@
+//! The tests of the gated delta rule: one program, a module per file.
+
+mod corners;
+mod errors;
+mod recurrent;
+mod registry;
