@@ -44,6 +44,8 @@ NOT_COMPARED = {
     "batched_gemm_a8w8_ptgq": "quantizes activations on the fly, and a value on a tie of two quantized values changes a sum; its GEMM is that of batched_gemm_a8w8, its quantization those of group_quant",
     "fused_rmsnorm_mxfp4_quant": "a norm in f32 on a tie of two quantized values falls to either; its norm is that of rmsnorm, its quantization those of dynamic_mxfp4_quant",
     "fused_recurrent": "a loop over tokens, which JAX has not as a function; the registry's reference is that loop in f64",
+    "fused_sigmoid_gating_recurrent": "fused_recurrent after fused_gdn_gating_prefill",
+    "fused_rearrange_sigmoid_gdr": "fused_sigmoid_gating_recurrent of slices",
     "shuffle_scales": "an order of bytes, exact by the registry's reference; NumPy has none of its own",
     "unshuffle_scales": "the inverse of shuffle_scales",
     "shuffle_weight": "an order of bytes, exact by the registry's reference; NumPy has none of its own",
@@ -996,6 +998,16 @@ def gemm_a16w16(d):
     (m, n, k), t, y = gemm_sizes(d), d.pick(bf16, np.float16), d.pick(*Y_TYPES)
     a, w, bias = d.normal((m, k), t), d.normal((n, k), t), d.normal(n, t)
     return {"a": a, "w": w, "bias": bias}, {"y_dtype": y}, {"y": gemm(f64(a), f64(w), y, lambda s: s + f64(bias))}, []
+
+
+@case
+def fused_gdn_gating_prefill(d):
+    rows, heads, t = d.size(300), d.size(40), d.dtype()
+    a_log, a, b = d.normal(heads, np.float32), d.normal((rows, heads), t, 4.0), d.normal((rows, heads), t, 3.0)
+    bias = d.normal(heads, d.pick(t, np.float32))
+    g = -jnp.exp(f64(a_log)) * jax.nn.softplus(f64(a) + f64(bias))
+    inputs = {"A_log": a_log, "a": a, "b": b, "dt_bias": bias}
+    return inputs, {}, {"g": (g, (2e-5, 1e-37)), "beta": (jax.nn.sigmoid(f64(b)), (2e-5, 1e-37))}, []
 
 
 @case

@@ -6,7 +6,7 @@ use bytemuck::Zeroable;
 use hk_core::plan::rows::float_index;
 use hk_core::{
     DType, Element, Error, Float, KernelRef, Launch, LaunchConfig, NamedOperand, Operand, Result, Stream,
-    TensorView, TensorViewMut, bf16, check_aliases,
+    TensorView, TensorViewMut, bf16, check_aliases, f16,
 };
 
 /// How the state of a value head lies in memory.
@@ -37,6 +37,57 @@ pub struct Gates<'a> {
     /// `[.., v_heads]`, or `[.., v_heads, V]`: weight of the update; 1 if left out.
     pub beta: Option<TensorView<'a, f32>>,
 }
+
+/// Gates that the kernel computes, contiguous: `g = -exp(a_log) softplus(a + dt_bias)`, `beta = 1 / (1 + exp(-b))`.
+#[derive(Debug, Clone, Copy)]
+pub struct SigmoidGates<'a, T: Element, D: Element> {
+    /// `[.., v_heads]`; gates of rows of states: `[.., v_heads, K]`.
+    pub a: TensorView<'a, T>,
+    /// `[.., v_heads]`.
+    pub b: TensorView<'a, T>,
+    /// `[v_heads]`.
+    pub a_log: TensorView<'a, f32>,
+    /// `[v_heads]`; gates of rows of states: `[v_heads, K]`.
+    pub dt_bias: TensorView<'a, D>,
+    /// The function between.
+    pub softplus: Softplus,
+}
+
+/// `ln(1 + exp(beta x)) / beta`, or `x` where `beta x` is above the threshold.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Softplus {
+    /// Positive and finite.
+    pub beta: f32,
+    /// Not NaN.
+    pub threshold: f32,
+}
+
+impl Default for Softplus {
+    fn default() -> Self {
+        Self { beta: 1.0, threshold: 20.0 }
+    }
+}
+
+impl Softplus {
+    /// # Errors
+    /// [`Error::Argument`].
+    pub(crate) fn check(self, op: &'static str) -> Result<()> {
+        if !(self.beta > 0.0 && self.beta.is_finite()) {
+            return Err(Error::argument(op, "softplus_beta", self.beta, "positive and finite"));
+        }
+        if self.threshold.is_nan() {
+            return Err(Error::argument(op, "softplus_threshold", self.threshold, "a number"));
+        }
+        Ok(())
+    }
+}
+
+/// Element type of the bias of gates beside operands of type `T`: `T` itself or `f32`.
+pub trait GateBias<T: Float>: Float {}
+
+impl<T: Float> GateBias<T> for T {}
+impl GateBias<bf16> for f32 {}
+impl GateBias<f16> for f32 {}
 
 /// The inputs of [`fused_recurrent`].
 #[derive(Debug, Clone, Copy)]
@@ -138,7 +189,138 @@ pub fn fused_recurrent<'a, T: Float, S: StateElement>(
     options: RecurrentOptions,
 ) -> Result<()> {
     let RecurrentInputs { q, k, v, gates, cu_seqlens } = inputs;
-    Recurrence { op: "fused_recurrent", q, k, v, gates, cu_seqlens, options }.run(stream, states, o)
+    let call =
+        Recurrence::<T, T> { op: "fused_recurrent", q, k, v, gates, computed: None, cu_seqlens, options };
+    call.run(stream, states, o)
+}
+
+/// The inputs of [`fused_sigmoid_gating_recurrent`].
+#[derive(Debug, Clone, Copy)]
+pub struct SigmoidInputs<'a, T: Element, D: Element> {
+    /// `[B, T, k_heads, K]`; packed sequences: `[T, k_heads, K]`.
+    pub q: TensorView<'a, T>,
+    /// As `q`.
+    pub k: TensorView<'a, T>,
+    /// `[B, T, v_heads, V]`; packed sequences: `[T, v_heads, V]`.
+    pub v: TensorView<'a, T>,
+    /// What the gates are made from.
+    pub gates: SigmoidGates<'a, T, D>,
+    /// `[N + 1]`, as of [`RecurrentInputs`].
+    pub cu_seqlens: Option<TensorView<'a, i32>>,
+}
+
+/// [`fused_recurrent`] with gates that are computed on the way:
+/// `g = -exp(a_log) softplus(a + dt_bias)` and `beta = 1 / (1 + exp(-b))`.
+///
+/// | arg          | shape                                                                    | dtype           | layout     |
+/// |--------------|--------------------------------------------------------------------------|-----------------|------------|
+/// | `a`          | `[B, T, v_heads]`; packed: `[T, v_heads]`; gates of rows: the same and `K` | as `q`          | contiguous |
+/// | `b`          | `[B, T, v_heads]`; packed: `[T, v_heads]`                                | as `q`          | contiguous |
+/// | `a_log`      | `[v_heads]`                                                              | `f32`           | contiguous |
+/// | `dt_bias`    | `[v_heads]`; gates of rows: `[v_heads, K]`                               | as `q` or `f32` | contiguous |
+///
+/// With one more axis, `a` and `dt_bias` are gates of rows of states, `gk`. The softplus is relatively accurate however small it is. All else,
+/// tensors, states, rounding and what happens to indices out of range, is as of [`fused_recurrent`].
+///
+/// # Errors
+/// As [`fused_recurrent`]; [`Argument`](Error::Argument) for a `softplus_beta` that is not positive and finite, or a
+/// `softplus_threshold` that is NaN.
+///
+/// Source: Yang, Kautz and Hatamizadeh 2024, "Gated Delta Networks"; gates: Dao and Gu 2024, "Mamba-2".
+pub fn fused_sigmoid_gating_recurrent<'a, T: Float, D: GateBias<T>, S: StateElement>(
+    stream: &Stream,
+    inputs: SigmoidInputs<'a, T, D>,
+    states: States<'a, S>,
+    o: TensorViewMut<'a, T>,
+    options: RecurrentOptions,
+) -> Result<()> {
+    let SigmoidInputs { q, k, v, gates, cu_seqlens } = inputs;
+    let op = "fused_sigmoid_gating_recurrent";
+    let none = Gates::default();
+    let call = Recurrence { op, q, k, v, gates: none, computed: Some(gates), cu_seqlens, options };
+    call.run(stream, states, o)
+}
+
+/// The inputs of [`fused_rearrange_sigmoid_gdr`].
+#[derive(Debug, Clone, Copy)]
+pub struct RearrangedInputs<'a, T: Element, D: Element> {
+    /// `[B, T, 2 k_heads K + v_heads V]`; packed sequences: `[T, ..]`. All heads of q, then of k, then of v.
+    pub qkv: TensorView<'a, T>,
+    /// What the gates are made from.
+    pub gates: SigmoidGates<'a, T, D>,
+    /// `[N + 1]`, as of [`RecurrentInputs`].
+    pub cu_seqlens: Option<TensorView<'a, i32>>,
+    /// Heads of keys.
+    pub k_heads: usize,
+    /// Elements of a key.
+    pub k_dim: usize,
+    /// Elements of a value.
+    pub v_dim: usize,
+}
+
+/// [`fused_sigmoid_gating_recurrent`] with q, k and v side by side in one tensor, as a projection or a convolution leaves them.
+///
+/// | arg    | shape                                                          | dtype                | layout                                  |
+/// |--------|----------------------------------------------------------------|----------------------|-----------------------------------------|
+/// | `qkv`  | `[B, T, 2 k_heads K + v_heads V]`; packed: `[T, ..]`           | `bf16`, `f16`, `f32` | unit stride on the last axis            |
+/// | `o`    | `[B, T, v_heads, V]`; packed: `[T, v_heads, V]`                | as `qkv`             | unit stride on `V`                      |
+///
+/// `v_heads` is that of `o`. Columns are `k_heads` heads of q, as many of k, then `v_heads` of v.
+///
+/// # Errors
+/// As [`fused_sigmoid_gating_recurrent`]; [`Shape`](Error::Shape) for another number of columns.
+pub fn fused_rearrange_sigmoid_gdr<'a, T: Float, D: GateBias<T>, S: StateElement>(
+    stream: &Stream,
+    inputs: RearrangedInputs<'a, T, D>,
+    states: States<'a, S>,
+    o: TensorViewMut<'a, T>,
+    options: RecurrentOptions,
+) -> Result<()> {
+    let op = "fused_rearrange_sigmoid_gdr";
+    let RearrangedInputs { qkv, gates, cu_seqlens, k_heads, k_dim, v_dim } = inputs;
+    let packed = cu_seqlens.is_some();
+    let rank = if packed { 2 } else { 3 };
+    let shape = qkv.shape().to_vec();
+    let v_heads = o.shape().get(rank - 1).copied().unwrap_or(0);
+    let columns = packed_columns(op, &shape, packed, [k_heads, v_heads], [k_dim, v_dim])?;
+    let part = |from: usize, to: usize, dim: usize| {
+        let columns = qkv.slice(rank - 1, from..to)?;
+        columns.split_axis(rank - 1, dim)
+    };
+    let keys = k_heads * k_dim;
+    let (q, k, v) = (part(0, keys, k_dim)?, part(keys, 2 * keys, k_dim)?, part(2 * keys, columns, v_dim)?);
+    let none = Gates::default();
+    let call = Recurrence { op, q, k, v, gates: none, computed: Some(gates), cu_seqlens, options };
+    call.run(stream, states, o)
+}
+
+/// Checks the shape of q, k and v side by side; gives the number of columns.
+///
+/// # Errors
+/// [`Error::Shape`] and [`Error::Argument`].
+pub(crate) fn packed_columns(
+    op: &'static str,
+    qkv: &[usize],
+    packed: bool,
+    [k_heads, v_heads]: [usize; 2],
+    [k_dim, v_dim]: [usize; 2],
+) -> Result<usize> {
+    let (rank, axes) =
+        if packed { (2, "[T, columns] (packed by cu_seqlens)") } else { (3, "[B, T, columns]") };
+    if qkv.len() != rank {
+        return Err(Error::shape(op, "qkv", qkv, format!("{rank} axes: {axes}")));
+    }
+    for (arg, n) in [("k_heads", k_heads), ("k_dim", k_dim), ("v_dim", v_dim)] {
+        if n == 0 || n > 1 << 20 {
+            return Err(Error::argument(op, arg, n, "from 1 to 2^20"));
+        }
+    }
+    let columns = 2 * k_heads * k_dim + v_heads.saturating_mul(v_dim);
+    if v_heads == 0 || qkv[rank - 1] != columns {
+        let want = format!("{columns} columns: {k_heads} heads of q and of k, {v_heads} of v");
+        return Err(Error::shape(op, "qkv", qkv, want));
+    }
+    Ok(columns)
 }
 
 /// The entry points of `hip/recurrent.hip` for an element type: of `f32` states, of `bf16` states.
@@ -171,24 +353,25 @@ fn wave_cols(wave: usize, state_bytes: usize, layout: Option<StateLayout>, most_
 }
 
 /// One call.
-struct Recurrence<'a, T: Element> {
+struct Recurrence<'a, T: Element, D: Element> {
     op: &'static str,
     q: TensorView<'a, T>,
     k: TensorView<'a, T>,
     v: TensorView<'a, T>,
     gates: Gates<'a>,
+    computed: Option<SigmoidGates<'a, T, D>>,
     cu_seqlens: Option<TensorView<'a, i32>>,
     options: RecurrentOptions,
 }
 
-impl<'a, T: Float> Recurrence<'a, T> {
+impl<'a, T: Float, D: Float> Recurrence<'a, T, D> {
     fn run<S: StateElement>(
         self,
         stream: &Stream,
         mut states: States<'a, S>,
         mut o: TensorViewMut<'a, T>,
     ) -> Result<()> {
-        let Self { op, q, k, v, gates, cu_seqlens, options } = self;
+        let Self { op, q, k, v, gates, computed, cu_seqlens, options } = self;
         let Gates { g, gk, gv, beta } = gates;
         fn shape<'s, E: Element>(tensor: &'s Option<TensorView<E>>) -> Option<&'s [usize]> {
             tensor.as_ref().map(|tensor| tensor.shape())
@@ -206,6 +389,13 @@ impl<'a, T: Float> Recurrence<'a, T> {
             beta: shape(&beta),
             ..Shapes::default()
         };
+        if let Some(SigmoidGates { a, b, a_log, dt_bias, softplus }) = &computed {
+            softplus.check(op)?;
+            shapes.a = Some(a.shape());
+            shapes.b = Some(b.shape());
+            shapes.a_log = Some(a_log.shape());
+            shapes.dt_bias = Some(dt_bias.shape());
+        }
         match &states {
             States::Dense { initial, .. } => shapes.initial_state = shape(initial),
             States::Pool { pool, indices, accepted } => {
@@ -229,6 +419,12 @@ impl<'a, T: Float> Recurrence<'a, T> {
         o.expect_aligned(op, "o", size_of::<T>() as u64)?;
         for (arg, tensor) in [("g", &g), ("gk", &gk), ("gv", &gv), ("beta", &beta)] {
             expect_plain(op, arg, tensor.as_ref())?;
+        }
+        if let Some(gates) = &computed {
+            expect_plain(op, "a", Some(&gates.a))?;
+            expect_plain(op, "b", Some(&gates.b))?;
+            expect_plain(op, "A_log", Some(&gates.a_log))?;
+            expect_plain(op, "dt_bias", Some(&gates.dt_bias))?;
         }
         expect_plain(op, "cu_seqlens", cu_seqlens.as_ref())?;
         let mut states_aligned = true;
@@ -264,7 +460,7 @@ impl<'a, T: Float> Recurrence<'a, T> {
                 (None, None, Some(pool), Some(indices), accepted.as_ref())
             }
         };
-        let inputs: [NamedOperand; 11] = [
+        let inputs: [NamedOperand; 15] = [
             ("q", Some(&q)),
             ("k", Some(&k)),
             ("v", Some(&v)),
@@ -276,6 +472,10 @@ impl<'a, T: Float> Recurrence<'a, T> {
             ("initial_state", some(initial)),
             ("state_indices", some(indices)),
             ("num_accepted_tokens", some(accepted)),
+            ("a", some(computed.as_ref().map(|gates| &gates.a))),
+            ("b", some(computed.as_ref().map(|gates| &gates.b))),
+            ("A_log", some(computed.as_ref().map(|gates| &gates.a_log))),
+            ("dt_bias", some(computed.as_ref().map(|gates| &gates.dt_bias))),
         ];
         let outputs: [(NamedOperand, &[_]); 3] = [
             (("o", Some(&o)), &[]),
@@ -312,7 +512,13 @@ impl<'a, T: Float> Recurrence<'a, T> {
             && (q.rows_aligned(16) && k.rows_aligned(16) && v.rows_aligned(16) && o.rows_aligned(16))
             && states_aligned
             && (channels(&gk, sizes.k_dim) && channels(&gv, sizes.v_dim))
-            && (!sizes.beta_of_v || channels(&beta, sizes.v_dim));
+            && (!sizes.beta_of_v || channels(&beta, sizes.v_dim))
+            && computed.as_ref().is_none_or(|gates| {
+                !sizes.a_of_k
+                    || (gates.a.is_aligned(16)
+                        && gates.dt_bias.is_aligned(16)
+                        && whole(sizes.k_dim, size_of::<D>()))
+            });
         let wide = usize::from(sizes.k_dim > 128);
         let path = match options.layout {
             _ if !vectorized => SCALAR,
@@ -358,6 +564,16 @@ impl<'a, T: Float> Recurrence<'a, T> {
             scale,
             ..Recurrent::zeroed()
         };
+        if let Some(SigmoidGates { a, b, a_log, dt_bias, softplus }) = &computed {
+            params.a = launch.input_address("a", a)?;
+            params.b = launch.input_address("b", b)?;
+            params.a_log = launch.input_address("A_log", a_log)?;
+            params.dt_bias = launch.input_address("dt_bias", dt_bias)?;
+            params.a_of_k = sizes.a_of_k.into();
+            params.f32_bias = (D::DTYPE == DType::F32).into();
+            params.softplus_beta = softplus.beta;
+            params.softplus_threshold = softplus.threshold;
+        }
         match &mut states {
             States::Dense { initial, last } => {
                 if let Some(initial) = initial {

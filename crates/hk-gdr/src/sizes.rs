@@ -19,6 +19,10 @@ pub(crate) struct Shapes<'s> {
     pub gk: Option<&'s [usize]>,
     pub gv: Option<&'s [usize]>,
     pub beta: Option<&'s [usize]>,
+    pub a: Option<&'s [usize]>,
+    pub b: Option<&'s [usize]>,
+    pub a_log: Option<&'s [usize]>,
+    pub dt_bias: Option<&'s [usize]>,
     pub initial_state: Option<&'s [usize]>,
     pub state_pool: Option<&'s [usize]>,
     pub state_indices: Option<&'s [usize]>,
@@ -36,6 +40,7 @@ pub(crate) struct Sizes {
     pub k_dim: usize,
     pub v_dim: usize,
     pub beta_of_v: bool,
+    pub a_of_k: bool,
     pub n_slots: usize,
     /// States of a sequence.
     pub slot_cols: usize,
@@ -111,6 +116,19 @@ impl Shapes<'_> {
             }
             _ => false,
         };
+        // Together, or none of them.
+        let a_of_k = self.a.is_some_and(|shape| shape.len() == rank);
+        let heads = if a_of_k { vec![v_heads, k_dim] } else { vec![v_heads] };
+        for (arg, shape, want) in [
+            ("a", self.a, if a_of_k { with(k_dim) } else { per_head.clone() }),
+            ("b", self.b, per_head.clone()),
+            ("A_log", self.a_log, vec![v_heads]),
+            ("dt_bias", self.dt_bias, heads),
+        ] {
+            if let Some(shape) = shape.filter(|shape| *shape != want) {
+                return Err(Error::shape(op, arg, shape, format!("{want:?}")));
+            }
+        }
         let mut sizes = Sizes {
             sequences,
             tokens,
@@ -119,6 +137,7 @@ impl Shapes<'_> {
             k_dim,
             v_dim,
             beta_of_v,
+            a_of_k,
             n_slots: 0,
             slot_cols: 1,
             each_token: false,

@@ -4,3 +4,4 @@ mod corners;
 mod errors;
 mod recurrent;
 mod registry;
+mod sigmoid;

@@ -1,11 +1,15 @@
-//! `fused_recurrent`.
+//! `fused_recurrent`, `fused_sigmoid_gating_recurrent`, `fused_rearrange_sigmoid_gdr`.
 
-use crate::reference::{Head, Token};
+use crate::recurrent::packed_columns;
+use crate::reference::{Head, Token, log_decay, sigmoid};
 use crate::sizes::{Shapes, Sizes};
-use crate::{Gates, RecurrentInputs, RecurrentOptions, StateElement, StateLayout, States, kernels};
+use crate::{
+    GateBias, Gates, RearrangedInputs, RecurrentInputs, RecurrentOptions, SigmoidGates, SigmoidInputs,
+    Softplus, StateElement, StateLayout, States, kernels,
+};
 use hk_core::registry::{
-    ArgSpec, BenchSizes, Call, Case, Described, HostCall, HostTensor, HostTensorF64, Inputs, Named, Operator,
-    Outputs, Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
+    ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensor, HostTensorF64,
+    Inputs, Named, Operator, Outputs, Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
 use hk_core::{DType, Error, Float, Result, Stream, bf16, with_float};
 
@@ -64,6 +68,7 @@ macro_rules! case {
         }
     };
 }
+pub(super) use case;
 
 const VK: Scalar = Scalar::Choice("vk");
 const ON: Scalar = Scalar::Bool(true);
@@ -166,24 +171,10 @@ pub(crate) const FUSED_RECURRENT: Operator = Operator {
         case!("by elements"; ; q F32 [1, 2, 1, 1] k F32 [1, 2, 1, 1] v F32 [1, 2, 1, 1] initial_state F32 [1, 1, 1, 1]),
         case!("by elements"; ; q F32 [1, 2, 1, 8] k F32 [1, 2, 1, 8] v F32 [1, 2, 1, 8] initial_state Bf16 [1, 1, 8, 8]),
     ],
-    outputs: |call| {
-        let sizes = sizes(call)?;
-        let mut made = vec![("o", call.get("v")?.clone())];
-        if call.wants("final_state") {
-            if call.optional("state_pool").is_some() {
-                let op = call.operator().name;
-                return Err(Error::argument(op, "final_state", "asked for", "nothing beside state_pool"));
-            }
-            let dtype = call.optional("initial_state").map_or(DType::F32, |t| t.dtype);
-            let shape = [&[sizes.sequences], &sizes.state(layout(call)?)[..]].concat();
-            made.push(("final_state", TensorSpec::new(dtype, shape)));
-        }
-        Ok(made)
-    },
+    outputs,
     run: |stream, call| {
-        let given = call.outputs().find(|(name, _)| STATES.contains(name)).map(|(_, t)| t.dtype());
+        let dtype = states_dtype(call);
         let (inputs, outputs) = call.split();
-        let dtype = given.unwrap_or(state_dtype(&inputs));
         with_float!("fused_recurrent", "q", inputs.get("q")?.dtype(), T => {
             if dtype == DType::Bf16 {
                 run::<T, bf16>(stream, inputs, outputs)
@@ -193,6 +184,141 @@ pub(crate) const FUSED_RECURRENT: Operator = Operator {
         })
     },
     reference: |call| recurrence(call, &gates_of(call)?),
+    traffic,
+};
+
+const A: ArgSpec = ArgSpec::input("a", FLOATS, 3, "[.., v_heads] or [.., v_heads, K]").ranks(2, 4);
+const B: ArgSpec = ArgSpec::input("b", FLOATS, 3, "[.., v_heads]").ranks(2, 3);
+pub(super) const A_LOG: ArgSpec =
+    ArgSpec::input("A_log", F32, 1, "[v_heads]").sampled(Sample::Uniform { low: -2.0, high: 1.0 });
+const DT_BIAS: ArgSpec = ArgSpec::input("dt_bias", FLOATS, 1, "[v_heads] or [v_heads, K]").ranks(1, 2);
+pub(super) const SOFTPLUS_BETA: ScalarSpec = ScalarSpec {
+    name: "softplus_beta",
+    default: Scalar::Float(1.0),
+    choices: &[],
+    summary: "softplus(x) = ln(1 + exp(beta x)) / beta",
+};
+pub(super) const SOFTPLUS_THRESHOLD: ScalarSpec = ScalarSpec {
+    name: "softplus_threshold",
+    default: Scalar::Float(20.0),
+    choices: &[],
+    summary: "softplus(x) = x where beta x is above it",
+};
+const fn size(name: &'static str, default: u64, summary: &'static str) -> ScalarSpec {
+    ScalarSpec { name, default: Scalar::Count(default), choices: &[], summary }
+}
+const INITIAL: ArgSpec =
+    ArgSpec::input("initial_state", STATE, 4, "[N, v_heads, K, V], or V, K by layout").optional();
+const ACCEPTED: ArgSpec = ArgSpec::input("num_accepted_tokens", I32, 1, "[N]")
+    .sampled(Sample::Integers { low: 1, high: 3 })
+    .optional();
+const O: ArgSpec = ArgSpec::output("o", ANY, FLOATS, 4, "as v").ranks(3, 4);
+const LAST: ArgSpec = ArgSpec::output("final_state", ANY, STATE, 4, "as initial_state").optional();
+
+pub(crate) const FUSED_SIGMOID_GATING_RECURRENT: Operator = Operator {
+    name: "fused_sigmoid_gating_recurrent",
+    family: "hk-gdr",
+    summary: "fused_recurrent with g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b)",
+    args: &[
+        A_LOG,
+        A,
+        DT_BIAS,
+        Q.sampled(KEYS),
+        ArgSpec { name: "k", shape: "as q", ..Q.sampled(KEYS) },
+        V,
+        B,
+        INITIAL,
+        POOL.optional(),
+        INDICES.optional(),
+        ACCEPTED,
+        CU_SEQLENS,
+        O,
+        LAST,
+    ],
+    scalars: &[SCALE, L2NORM, LAYOUT, SOFTPLUS_BETA, SOFTPLUS_THRESHOLD],
+    kernels: &[&kernels::RECURRENT],
+    cases: &[
+        case!("Qwen3-Next, 8 sequences, one token each"; qk_l2norm = ON; A_log F32 [32] a Bf16 [8, 1, 32] dt_bias F32 [32]
+            q Bf16 [8, 1, 16, 128] k Bf16 [8, 1, 16, 128] v Bf16 [8, 1, 32, 128] b Bf16 [8, 1, 32]
+            state_pool F32 [8, 32, 128, 128] state_indices I32 [8]),
+    ],
+    bench: BenchSizes::Cases(&[
+        case!("Qwen3-Next, 64 sequences"; qk_l2norm = ON; A_log F32 [32] a Bf16 [64, 1, 32] dt_bias F32 [32]
+            q Bf16 [64, 1, 16, 128] k Bf16 [64, 1, 16, 128] v Bf16 [64, 1, 32, 128] b Bf16 [64, 1, 32]
+            initial_state F32 [64, 32, 128, 128] final_state F32 [64, 32, 128, 128]),
+    ]),
+    corners: &[
+        case!("rows of v"; softplus_beta = Scalar::Float(0.5), softplus_threshold = Scalar::Float(0.25); A_log F32 [4] a Bf16 [2, 3, 4]
+            dt_bias Bf16 [4] q Bf16 [2, 3, 2, 64] k Bf16 [2, 3, 2, 64] v Bf16 [2, 3, 4, 40] b Bf16 [2, 3, 4]
+            state_pool F32 [8, 4, 64, 40] state_indices I32 [2]),
+        case!("rows of k, gates by channel"; layout = VK, qk_l2norm = ON; A_log F32 [2] a F16 [9, 2, 64] dt_bias F32 [2, 64]
+            q F16 [9, 1, 64] k F16 [9, 1, 64] v F16 [9, 2, 40] b F16 [9, 2] cu_seqlens I32 [4]
+            initial_state F32 [3, 2, 40, 64] final_state F32 [3, 2, 40, 64]),
+        case!("by elements, gates by channel"; scale = Scalar::Float(0.7); A_log F32 [2] a F32 [1, 3, 2, 9] dt_bias F32 [2, 9] q F32 [1, 3, 1, 9]
+            k F32 [1, 3, 1, 9] v F32 [1, 3, 2, 5] b F32 [1, 3, 2] state_pool Bf16 [8, 2, 9, 5] state_indices I32 [1, 3]
+            num_accepted_tokens I32 [1]),
+        case!("gates by channel"; ; A_log F32 [2] a Bf16 [1, 2, 2, 16] dt_bias Bf16 [2, 16] q Bf16 [1, 2, 1, 16]
+            k Bf16 [1, 2, 1, 16] v Bf16 [1, 2, 2, 8] b Bf16 [1, 2, 2] initial_state F32 [1, 2, 16, 8]),
+    ],
+    outputs,
+    run: run_with_gates,
+    reference: |call| recurrence(call, &computed_gates(call, sizes(call)?.v_heads)?),
+    traffic,
+};
+
+pub(crate) const FUSED_REARRANGE_SIGMOID_GDR: Operator = Operator {
+    name: "fused_rearrange_sigmoid_gdr",
+    family: "hk-gdr",
+    summary: "fused_sigmoid_gating_recurrent with q, k and v side by side",
+    args: &[
+        A_LOG,
+        A,
+        DT_BIAS,
+        ArgSpec::input("qkv", FLOATS, 3, "[B, T, 2 k_heads K + v_heads V], or [T, ..] if packed")
+            .ranks(2, 3)
+            .sampled(KEYS),
+        B,
+        INITIAL,
+        POOL.optional(),
+        INDICES.optional(),
+        ACCEPTED,
+        ArgSpec { sample: Sample::StartsOf("qkv"), ..CU_SEQLENS },
+        O,
+        LAST,
+    ],
+    scalars: &[
+        SCALE,
+        L2NORM,
+        LAYOUT,
+        SOFTPLUS_BETA,
+        SOFTPLUS_THRESHOLD,
+        size("k_heads", 16, "heads of keys"),
+        size("k_dim", 128, "elements of a key"),
+        size("v_dim", 128, "elements of a value"),
+    ],
+    kernels: &[&kernels::RECURRENT],
+    cases: &[
+        case!("Qwen3-Next, 4 sequences, three speculative tokens each"; qk_l2norm = ON, layout = VK; A_log F32 [32] a Bf16 [4, 3, 32]
+            dt_bias F32 [32] qkv Bf16 [4, 3, 8192] b Bf16 [4, 3, 32] state_pool F32 [12, 32, 128, 128] state_indices I32 [4, 3]
+            num_accepted_tokens I32 [4]),
+    ],
+    bench: BenchSizes::Cases(&[
+        case!("Qwen3-Next, 64 sequences"; qk_l2norm = ON, layout = VK; A_log F32 [32] a Bf16 [64, 1, 32] dt_bias F32 [32]
+            qkv Bf16 [64, 1, 8192] b Bf16 [64, 1, 32] initial_state F32 [64, 32, 128, 128]
+            final_state F32 [64, 32, 128, 128]),
+    ]),
+    corners: &[
+        case!("rows of k"; layout = VK, k_heads = Scalar::Count(2), k_dim = Scalar::Count(64), v_dim = Scalar::Count(40);
+            A_log F32 [4] a Bf16 [2, 3, 4] dt_bias Bf16 [4] qkv Bf16 [2, 3, 416] b Bf16 [2, 3, 4] state_pool F32 [8, 4, 40, 64]
+            state_indices I32 [2, 3] num_accepted_tokens I32 [2]),
+        case!("packed, by elements"; qk_l2norm = ON, scale = Scalar::Float(0.7), softplus_beta = Scalar::Float(2.0),
+            softplus_threshold = Scalar::Float(0.25), k_heads = Scalar::Count(1), k_dim = Scalar::Count(9), v_dim = Scalar::Count(5);
+            A_log F32 [2] a F32 [9, 2, 9] dt_bias F32 [2, 9] qkv F32 [9, 28] b F32 [9, 2] cu_seqlens I32 [4]
+            initial_state F32 [3, 2, 9, 5] final_state F32 [3, 2, 9, 5]),
+    ],
+    outputs,
+    run: run_with_gates,
+    reference: |call| recurrence(call, &computed_gates(call, sizes(call)?.v_heads)?),
     traffic,
 };
 
@@ -210,28 +336,57 @@ fn scale<D: Described>(call: &Call<D>) -> Result<Option<f32>> {
     Ok((scale != 0.0).then_some(scale))
 }
 
+/// The shapes of q, k and v; of a call that has them side by side, from its scalars and `b`.
+fn qkv_shapes<D: Described>(call: &Call<D>) -> Result<[Vec<usize>; 3]> {
+    let Some(qkv) = call.optional("qkv") else {
+        return Ok([call.get("q")?, call.get("k")?, call.get("v")?].map(|t| t.shape().to_vec()));
+    };
+    let op = call.operator().name;
+    let packed = call.optional("cu_seqlens").is_some();
+    let [k_heads, k_dim, v_dim] = [call.size("k_heads")?, call.size("k_dim")?, call.size("v_dim")?];
+    let v_heads = call.get("b")?.shape().last().copied().unwrap_or(0);
+    packed_columns(op, qkv.shape(), packed, [k_heads, v_heads], [k_dim, v_dim])?;
+    let rows = &qkv.shape()[..qkv.shape().len() - 1];
+    let shape = |heads, dim| [rows, &[heads, dim]].concat();
+    Ok([shape(k_heads, k_dim), shape(k_heads, k_dim), shape(v_heads, v_dim)])
+}
+
+/// The name of the tensor whose type is that of all operands.
+fn first<D: Described>(call: &Call<D>) -> &'static str {
+    if call.operator().arg("qkv").is_some() { "qkv" } else { "q" }
+}
+
 /// The sizes of a call, from shapes and types that fit each other.
 fn sizes<D: Described>(call: &Call<D>) -> Result<Sizes> {
     let op = call.operator().name;
-    let dtype = call.get("q")?.dtype();
-    for arg in ["k", "v"] {
-        let got = call.get(arg)?.dtype();
-        if got != dtype {
-            return Err(Error::dtype(op, arg, got, format!("{dtype} (dtype of q)")));
+    let of = first(call);
+    let dtype = call.get(of)?.dtype();
+    for arg in ["k", "v", "a", "b"] {
+        if let Some(got) = call.optional(arg).map(D::dtype).filter(|got| *got != dtype) {
+            return Err(Error::dtype(op, arg, got, format!("{dtype} (dtype of {of})")));
         }
     }
+    if let Some(got) = call.optional("dt_bias").map(D::dtype).filter(|got| ![dtype, DType::F32].contains(got))
+    {
+        return Err(Error::dtype(op, "dt_bias", got, format!("{dtype} (dtype of {of}) or f32")));
+    }
+    let [q, k, v] = qkv_shapes(call)?;
     let shape = |name| call.optional(name).map(D::shape);
     let shapes = Shapes {
         op,
         layout: layout(call)?,
-        q: call.get("q")?.shape(),
-        k: call.get("k")?.shape(),
-        v: call.get("v")?.shape(),
+        q: &q,
+        k: &k,
+        v: &v,
         cu_seqlens: shape("cu_seqlens"),
         g: shape("g"),
         gk: shape("gk"),
         gv: shape("gv"),
         beta: shape("beta"),
+        a: shape("a"),
+        b: shape("b"),
+        a_log: shape("A_log"),
+        dt_bias: shape("dt_bias"),
         initial_state: shape("initial_state"),
         state_pool: shape("state_pool"),
         state_indices: shape("state_indices"),
@@ -243,15 +398,20 @@ fn sizes<D: Described>(call: &Call<D>) -> Result<Sizes> {
     {
         return Err(Error::argument(op, "scale", scale, "positive and finite"));
     }
+    if call.optional("a").is_some() {
+        softplus(call)?.check(op)?;
+    }
     Ok(sizes)
 }
 
-fn run<'a, T: Float, S: StateElement>(
-    stream: &Stream,
-    inputs: Inputs<'a>,
-    mut outputs: Outputs<'a>,
-) -> Result<()> {
-    let states = match outputs.take_optional::<S>("state_pool")? {
+pub(super) fn softplus<D: Described>(call: &Call<D>) -> Result<Softplus> {
+    let [beta, threshold] = [call.float("softplus_beta")?, call.float("softplus_threshold")?];
+    Ok(Softplus { beta: beta as f32, threshold: threshold as f32 })
+}
+
+/// Where states come from and go to, of a call on a device.
+fn states<'a, S: StateElement>(inputs: &Inputs<'a>, outputs: &mut Outputs<'a>) -> Result<States<'a, S>> {
+    Ok(match outputs.take_optional::<S>("state_pool")? {
         Some(pool) => States::Pool {
             pool,
             indices: inputs.view("state_indices")?,
@@ -261,7 +421,70 @@ fn run<'a, T: Float, S: StateElement>(
             initial: inputs.optional_view("initial_state")?,
             last: outputs.take_optional("final_state")?,
         },
+    })
+}
+
+fn options(inputs: &Inputs) -> Result<RecurrentOptions> {
+    Ok(RecurrentOptions {
+        scale: scale(inputs)?,
+        qk_l2norm: inputs.bool("qk_l2norm")?,
+        layout: layout(inputs)?,
+    })
+}
+
+/// Calls an operator with gates that are computed.
+fn run_sigmoid<'a, T: Float, D: GateBias<T>, S: StateElement>(
+    stream: &Stream,
+    inputs: Inputs<'a>,
+    mut outputs: Outputs<'a>,
+) -> Result<()> {
+    let gates = SigmoidGates::<T, D> {
+        a: inputs.view("a")?,
+        b: inputs.view("b")?,
+        a_log: inputs.view("A_log")?,
+        dt_bias: inputs.view("dt_bias")?,
+        softplus: softplus(&inputs)?,
     };
+    let cu_seqlens = inputs.optional_view("cu_seqlens")?;
+    let states = states::<S>(&inputs, &mut outputs)?;
+    let (o, options) = (outputs.take("o")?, options(&inputs)?);
+    if inputs.operator().name == "fused_rearrange_sigmoid_gdr" {
+        let [k_heads, k_dim, v_dim] = [inputs.size("k_heads")?, inputs.size("k_dim")?, inputs.size("v_dim")?];
+        let qkv = inputs.view("qkv")?;
+        let tensors = RearrangedInputs { qkv, gates, cu_seqlens, k_heads, k_dim, v_dim };
+        return crate::fused_rearrange_sigmoid_gdr(stream, tensors, states, o, options);
+    }
+    let tensors =
+        SigmoidInputs { q: inputs.view("q")?, k: inputs.view("k")?, v: inputs.view("v")?, gates, cu_seqlens };
+    crate::fused_sigmoid_gating_recurrent(stream, tensors, states, o, options)
+}
+
+fn run_with_gates(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
+    let of_states = states_dtype(call);
+    let op = call.operator();
+    let (inputs, outputs) = call.split();
+    let dtype = inputs.get(first(&inputs))?.dtype();
+    let f32_bias = inputs.get("dt_bias")?.dtype() == DType::F32;
+    with_float!(op.name, "q", dtype, T => match (f32_bias, of_states) {
+        (false, DType::Bf16) => run_sigmoid::<T, T, bf16>(stream, inputs, outputs),
+        (false, _) => run_sigmoid::<T, T, f32>(stream, inputs, outputs),
+        (true, DType::Bf16) => run_sigmoid::<T, f32, bf16>(stream, inputs, outputs),
+        (true, _) => run_sigmoid::<T, f32, f32>(stream, inputs, outputs),
+    })
+}
+
+/// The element type of the states of a call.
+fn states_dtype(call: &mut DeviceCall) -> DType {
+    let given = call.outputs().find(|(name, _)| STATES.contains(name)).map(|(_, t)| t.dtype());
+    given.unwrap_or_else(|| state_dtype(&call.split().0))
+}
+
+fn run<'a, T: Float, S: StateElement>(
+    stream: &Stream,
+    inputs: Inputs<'a>,
+    mut outputs: Outputs<'a>,
+) -> Result<()> {
+    let states = states::<S>(&inputs, &mut outputs)?;
     let tensors = RecurrentInputs::<T> {
         q: inputs.view("q")?,
         k: inputs.view("k")?,
@@ -274,26 +497,54 @@ fn run<'a, T: Float, S: StateElement>(
         },
         cu_seqlens: inputs.optional_view("cu_seqlens")?,
     };
-    let options = RecurrentOptions {
-        scale: scale(&inputs)?,
-        qk_l2norm: inputs.bool("qk_l2norm")?,
-        layout: layout(&inputs)?,
-    };
-    crate::fused_recurrent(stream, tensors, states, outputs.take("o")?, options)
+    crate::fused_recurrent(stream, tensors, states, outputs.take("o")?, options(&inputs)?)
 }
 
 /// The gates of all tokens and value heads, in f64.
-struct HostGates {
-    g: Option<Vec<f64>>,
-    gk: Option<Vec<f64>>,
-    gv: Option<Vec<f64>>,
-    beta: Option<Vec<f64>>,
+pub(super) struct HostGates {
+    pub g: Option<Vec<f64>>,
+    pub gk: Option<Vec<f64>>,
+    pub gv: Option<Vec<f64>>,
+    pub beta: Option<Vec<f64>>,
 }
 
 fn gates_of(call: &HostCall) -> Result<HostGates> {
     sizes(call)?;
     let values = |name| call.optional(name).map(HostTensor::to_f64);
     Ok(HostGates { g: values("g"), gk: values("gk"), gv: values("gv"), beta: values("beta") })
+}
+
+/// The gates of a call that computes them.
+pub(super) fn computed_gates(call: &HostCall, v_heads: usize) -> Result<HostGates> {
+    let Softplus { beta, threshold } = softplus(call)?;
+    let [a, b] = [call.get("a")?.to_f64(), call.get("b")?.to_f64()];
+    let [a_log, dt_bias] = [call.get("A_log")?.to_f64(), call.get("dt_bias")?.to_f64()];
+    let width = dt_bias.len() / v_heads;
+    let g = a.iter().enumerate().map(|(i, a)| {
+        let head = i / width % v_heads;
+        let x = a + dt_bias[head * width + i % width];
+        log_decay(x, a_log[head], beta.into(), threshold.into())
+    });
+    let g = Some(g.collect());
+    let beta = Some(b.iter().map(|b| sigmoid(*b)).collect());
+    Ok(if call.get("dt_bias")?.shape().len() == 2 {
+        HostGates { g: None, gk: g, gv: None, beta }
+    } else {
+        HostGates { g, gk: None, gv: None, beta }
+    })
+}
+
+/// q, k and v, each contiguous.
+fn qkv_values(call: &HostCall, sizes: &Sizes) -> Result<[Vec<f64>; 3]> {
+    let Some(qkv) = call.optional("qkv") else {
+        return Ok([call.get("q")?.to_f64(), call.get("k")?.to_f64(), call.get("v")?.to_f64()]);
+    };
+    let (keys, values) = (sizes.k_heads * sizes.k_dim, sizes.v_heads * sizes.v_dim);
+    let all = qkv.to_f64();
+    let part = |from: usize, to: usize| {
+        all.chunks(2 * keys + values).flat_map(|row| row[from..to].to_vec()).collect()
+    };
+    Ok([part(0, keys), part(keys, 2 * keys), part(2 * keys, 2 * keys + values)])
 }
 
 /// The integers of a tensor.
@@ -305,8 +556,7 @@ fn recurrence(call: &HostCall, gates: &HostGates) -> Result<Named<HostTensorF64>
     let sizes = sizes(call)?;
     let Sizes { tokens, k_heads, v_heads, k_dim, v_dim, .. } = sizes;
     let layout = layout(call)?;
-    let [q, k, v] = ["q", "k", "v"].map(|name| call.get(name).map(HostTensor::to_f64));
-    let (q, k, v) = (q?, k?, v?);
+    let [q, k, v] = qkv_values(call, &sizes)?;
     let starts = integers(call, "cu_seqlens");
     let slots = integers(call, "state_indices");
     let accepted = integers(call, "num_accepted_tokens");
@@ -401,8 +651,8 @@ fn recurrence(call: &HostCall, gates: &HostGates) -> Result<Named<HostTensorF64>
     if let (true, Some(pool), Some(spec)) = (pooled, states, call.optional("state_pool")) {
         outputs.push(("state_pool", tensor(spec.shape(), spec.dtype(), pool)));
     }
-    let v = call.get("v")?;
-    outputs.push(("o", tensor(v.shape(), v.dtype(), o)));
+    let [_, _, v] = qkv_shapes(call)?;
+    outputs.push(("o", tensor(&v, call.get(first(call))?.dtype(), o)));
     if call.wants("final_state") {
         let shape = [&[sizes.sequences], &sizes.state(layout)[..]].concat();
         outputs.push(("final_state", tensor(&shape, state_dtype(call), last)));
@@ -451,6 +701,21 @@ fn expect_determined(
         }
     }
     Ok(())
+}
+
+fn outputs(call: &CallSpec) -> Result<Named<TensorSpec>> {
+    let sizes = sizes(call)?;
+    let [_, _, v] = qkv_shapes(call)?;
+    let mut made = vec![("o", TensorSpec::new(call.get(first(call))?.dtype, v))];
+    if call.wants("final_state") {
+        if call.optional("state_pool").is_some() {
+            let op = call.operator().name;
+            return Err(Error::argument(op, "final_state", "asked for", "nothing beside state_pool"));
+        }
+        let shape = [&[sizes.sequences], &sizes.state(layout(call)?)[..]].concat();
+        made.push(("final_state", TensorSpec::new(state_dtype(call), shape)));
+    }
+    Ok(made)
 }
 
 /// Every tensor once; of states only those of sequences.
