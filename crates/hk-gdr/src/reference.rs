@@ -73,3 +73,64 @@ pub fn log_decay(x: f64, a_log: f64, beta: f64, threshold: f64) -> f64 {
 pub fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
+
+/// Rows over their 2-norm, and the reciprocals of the roots.
+pub fn l2norm(x: &[f64], cols: usize, eps: f64) -> (Vec<f64>, Vec<f64>) {
+    let rstd: Vec<f64> =
+        x.chunks(cols).map(|row| 1.0 / (row.iter().map(|x| x * x).sum::<f64>() + eps).sqrt()).collect();
+    let y = x.chunks(cols).zip(&rstd).flat_map(|(row, rstd)| row.iter().map(move |x| x * rstd)).collect();
+    (y, rstd)
+}
+
+/// The gradient of [`l2norm`], and of each element the sum of its terms' absolute values.
+pub fn l2norm_bwd(y: &[f64], rstd: &[f64], dy: &[f64], cols: usize) -> (Vec<f64>, Vec<f64>) {
+    let (mut dx, mut size) = (Vec::new(), Vec::new());
+    for ((y, dy), rstd) in y.chunks(cols).zip(dy.chunks(cols)).zip(rstd) {
+        let terms = || y.iter().zip(dy).map(|(y, dy)| y * dy);
+        let (sum, absolute) = (terms().sum::<f64>(), terms().map(f64::abs).sum::<f64>());
+        for (y, dy) in y.iter().zip(dy) {
+            dx.push(rstd * (dy - y * sum));
+            size.push(rstd * (dy.abs() + y.abs() * absolute));
+        }
+    }
+    (dx, size)
+}
+
+/// Lengths of packed sequences.
+pub fn prepare_lens(cu_seqlens: &[i64]) -> Vec<i64> {
+    cu_seqlens.windows(2).map(|ends| ends[1] - ends[0]).collect()
+}
+
+/// Their starts from their lengths, of which a negative one counts as 0.
+pub fn prepare_cu_seqlens_from_lens(lens: &[i64]) -> Vec<i64> {
+    let mut starts = vec![0];
+    lens.iter().for_each(|len| starts.push(starts[starts.len() - 1] + len.max(&0)));
+    starts
+}
+
+/// Of each token the number of its sequence: the last that begins at or before it.
+pub fn sequence_ids(cu_seqlens: &[i64], tokens: usize) -> Vec<i64> {
+    let last = cu_seqlens.len().saturating_sub(2);
+    let of = |t: usize| cu_seqlens[..=last].iter().rposition(|start| *start <= t as i64).unwrap_or(0);
+    (0..tokens).map(|t| of(t) as i64).collect()
+}
+
+/// Of each token its place in that sequence.
+pub fn position_ids(cu_seqlens: &[i64], tokens: usize) -> Vec<i64> {
+    let ids = sequence_ids(cu_seqlens, tokens);
+    ids.iter().enumerate().map(|(t, n)| t as i64 - cu_seqlens[*n as usize]).collect()
+}
+
+/// Chunks before each sequence, and of all.
+pub fn chunk_offsets(cu_seqlens: &[i64], chunk_size: usize) -> Vec<i64> {
+    let chunks = |len: i64| (len.max(0) + chunk_size as i64 - 1) / chunk_size as i64;
+    let counts: Vec<i64> = prepare_lens(cu_seqlens).into_iter().map(chunks).collect();
+    prepare_cu_seqlens_from_lens(&counts)
+}
+
+/// Sequence and chunk of the sequence, of every chunk in order.
+pub fn chunk_indices(cu_seqlens: &[i64], chunk_size: usize) -> Vec<[i64; 2]> {
+    let offsets = chunk_offsets(cu_seqlens, chunk_size);
+    let rows = offsets.windows(2).enumerate();
+    rows.flat_map(|(n, ends)| (0..ends[1] - ends[0]).map(move |chunk| [n as i64, chunk])).collect()
+}

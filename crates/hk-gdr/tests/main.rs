@@ -4,4 +4,5 @@ mod corners;
 mod errors;
 mod recurrent;
 mod registry;
+mod rows;
 mod sigmoid;

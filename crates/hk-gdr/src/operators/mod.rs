@@ -1,7 +1,10 @@
 //! The operators as data, for the `hk` program, the demo and the documentation.
 
 mod gating;
+mod index;
 mod recurrent;
+mod rows;
+mod split;
 
 use hk_core::registry::Operator;
 
@@ -11,4 +14,15 @@ pub static OPERATORS: &[Operator] = &[
     recurrent::FUSED_SIGMOID_GATING_RECURRENT,
     recurrent::FUSED_REARRANGE_SIGMOID_GDR,
     gating::FUSED_GDN_GATING_PREFILL,
+    split::FUSED_QKVZBA_SPLIT,
+    rows::L2NORM,
+    rows::L2NORM_BWD,
+    rows::CHUNK_LOCAL_CUMSUM,
+    index::PREPARE_LENS,
+    index::PREPARE_CU_SEQLENS_FROM_LENS,
+    index::PREPARE_POSITION_IDS,
+    index::PREPARE_SEQUENCE_IDS,
+    index::PREPARE_CHUNK_OFFSETS,
+    index::GPU_PREPARE_CHUNK_INDICES,
+    index::GET_MAX_NUM_SPLITS,
 ];

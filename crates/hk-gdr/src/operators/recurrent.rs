@@ -204,7 +204,7 @@ pub(super) const SOFTPLUS_THRESHOLD: ScalarSpec = ScalarSpec {
     choices: &[],
     summary: "softplus(x) = x where beta x is above it",
 };
-const fn size(name: &'static str, default: u64, summary: &'static str) -> ScalarSpec {
+pub(super) const fn size(name: &'static str, default: u64, summary: &'static str) -> ScalarSpec {
     ScalarSpec { name, default: Scalar::Count(default), choices: &[], summary }
 }
 const INITIAL: ArgSpec =
