@@ -2,6 +2,7 @@
 
 mod corners;
 mod errors;
+mod long;
 mod recurrent;
 mod registry;
 mod rows;
