@@ -2,6 +2,7 @@
 
 hk_core::include_kernels!();
 
+mod conv;
 mod cumsum;
 mod gating;
 mod index;
@@ -14,8 +15,12 @@ pub mod reference;
 mod sizes;
 mod split;
 
+pub use conv::{
+    ConvSplitInputs, ConvUpdateSplitInputs, Qkv, causal_conv1d_fwd_split_qkv, causal_conv1d_update_split_qkv,
+};
 pub use cumsum::{CumsumOptions, TokenLayout, chunk_local_cumsum};
 pub use gating::{GatingInputs, fused_gdn_gating_prefill};
+pub use hk_activation::{ConvActivation, ConvWeight};
 pub use index::{
     Index, get_max_num_splits, gpu_prepare_chunk_indices, prepare_chunk_offsets,
     prepare_cu_seqlens_from_lens, prepare_lens, prepare_position_ids, prepare_sequence_ids,

@@ -1,5 +1,6 @@
 //! The operators as data, for the `hk` program, the demo and the documentation.
 
+mod conv;
 mod gating;
 mod index;
 mod recurrent;
@@ -15,6 +16,8 @@ pub static OPERATORS: &[Operator] = &[
     recurrent::FUSED_REARRANGE_SIGMOID_GDR,
     gating::FUSED_GDN_GATING_PREFILL,
     split::FUSED_QKVZBA_SPLIT,
+    conv::CAUSAL_CONV1D_UPDATE_SPLIT_QKV,
+    conv::CAUSAL_CONV1D_FWD_SPLIT_QKV,
     rows::L2NORM,
     rows::L2NORM_BWD,
     rows::CHUNK_LOCAL_CUMSUM,
