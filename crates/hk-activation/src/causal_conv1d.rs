@@ -413,7 +413,7 @@ impl<'a, T: Float, W: ConvWeight<T>> ConvCall<'a, T, W> {
         stream: &Stream,
         launch: &mut Launch<'l>,
         ys: &[(&'static str, &TensorViewMut<'a, T>)],
-        mut states: Option<&mut TensorViewMut<'a, T>>,
+        states: Option<&mut TensorViewMut<'a, T>>,
     ) -> Result<Option<ConvPlan>>
     where
         'a: 'l,
@@ -551,7 +551,7 @@ impl<'a, T: Float, W: ConvWeight<T>> ConvCall<'a, T, W> {
             weight: launch.input("weight", weight)?,
             bias: launch.optional_input("bias", bias.as_ref())?,
             y: GlobalLayout::ABSENT,
-            states: launch.optional_output("conv_states", states.as_deref_mut())?,
+            states: launch.optional_output("conv_states", states)?,
             starts: launch.optional_input("query_start_loc", starts.as_ref())?,
             slots: launch.optional_input(slots_arg, slots.as_ref())?,
             has_initial: launch.optional_input("has_initial_state", has_initial_state.as_ref())?,

@@ -618,7 +618,8 @@ fn indices_out_of_range_poison_their_sequence_alone() {
         let good = pooled(&gpu, &case, &[7, 0, 3, 5, 4, 6, 2, 8, 1], Some(3), Some(&[1, 1, 1]));
         let single = pooled(&gpu, &case, &[7, 5, 2], None, None);
         let nine = POOL as i32;
-        let bad: [(Vec<i32>, Option<usize>, Option<[i32; 3]>); 7] = [
+        type Bad = (Vec<i32>, Option<usize>, Option<[i32; 3]>);
+        let bad: [Bad; 7] = [
             (vec![7, nine, 2], None, None),
             (vec![7, i32::MAX, 2], None, None),
             (vec![7, 0, 3, 5, nine, 6, 2, 8, 1], Some(3), Some([1, 1, 1])),
