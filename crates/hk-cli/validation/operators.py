@@ -421,22 +421,20 @@ def starts_of(d):
     return lens.astype(d.pick(np.int32, np.int64)), np.concatenate([[0], np.cumsum(lens)])
 
 
-def index_case(make):
-    """An operator of starts: `make(starts, chunk, tokens)` gives parameters and results."""
-
-    def of(d):
-        lens, starts = starts_of(d)
-        cu, chunk = starts.astype(lens.dtype), 2 ** int(d.integers(0, 8, ()))
-        parameters, want = make(starts, chunk, int(starts[-1]))
-        return {"cu_seqlens": cu}, parameters, {name: (f64(x), EXACT) for name, x in want.items()}, []
-
-    of.__name__ = make.__name__
-    return case(of)
+def of_starts(d, make):
+    """An operator of starts: `make(starts, chunk)` gives parameters and results."""
+    lens, starts = starts_of(d)
+    parameters, want = make(starts, 2 ** int(d.integers(0, 8, ())))
+    return {"cu_seqlens": starts.astype(lens.dtype)}, parameters, {name: (f64(x), EXACT) for name, x in want.items()}, []
 
 
-@index_case
-def prepare_lens(starts, chunk, tokens):
-    return {}, {"lens": np.diff(starts)}
+def chunks_of(starts, chunk):
+    return -(-np.diff(starts) // chunk)
+
+
+@case
+def prepare_lens(d):
+    return of_starts(d, lambda starts, _: ({}, {"lens": np.diff(starts)}))
 
 
 @case
@@ -445,34 +443,46 @@ def prepare_cu_seqlens_from_lens(d):
     return {"lens": lens}, {}, {"cu_seqlens": (f64(starts), EXACT)}, []
 
 
-@index_case
-def prepare_position_ids(starts, chunk, tokens):
-    return {"tokens": tokens}, {"position_ids": np.concatenate([np.arange(n) for n in np.diff(starts)])}
+@case
+def prepare_position_ids(d):
+    def make(starts, _):
+        ids = np.concatenate([np.arange(n) for n in np.diff(starts)])
+        return {"tokens": starts[-1]}, {"position_ids": ids}
+
+    return of_starts(d, make)
 
 
-@index_case
-def prepare_sequence_ids(starts, chunk, tokens):
-    return {"tokens": tokens}, {"sequence_ids": np.repeat(np.arange(len(starts) - 1), np.diff(starts))}
+@case
+def prepare_sequence_ids(d):
+    def make(starts, _):
+        return {"tokens": starts[-1]}, {"sequence_ids": np.repeat(np.arange(len(starts) - 1), np.diff(starts))}
+
+    return of_starts(d, make)
 
 
-@index_case
-def prepare_chunk_offsets(starts, chunk, tokens):
-    chunks = -(-np.diff(starts) // chunk)
-    return {"chunk_size": chunk}, {"offsets": np.concatenate([[0], np.cumsum(chunks)])}
+@case
+def prepare_chunk_offsets(d):
+    def make(starts, chunk):
+        return {"chunk_size": chunk}, {"offsets": np.concatenate([[0], np.cumsum(chunks_of(starts, chunk))])}
+
+    return of_starts(d, make)
 
 
-@index_case
-def gpu_prepare_chunk_indices(starts, chunk, tokens):
-    chunks = -(-np.diff(starts) // chunk)
-    rows = [(n, c) for n, count in enumerate(chunks) for c in range(count)]
-    capacity = tokens // chunk + len(chunks)
-    indices = np.array(rows + [(-1, -1)] * (capacity - len(rows))).reshape(-1, 2)
-    return {"chunk_size": chunk, "capacity": capacity}, {"indices": indices, "count": np.array([len(rows)])}
+@case
+def gpu_prepare_chunk_indices(d):
+    def make(starts, chunk):
+        chunks = chunks_of(starts, chunk)
+        rows = [(n, c) for n, count in enumerate(chunks) for c in range(count)]
+        capacity = int(starts[-1]) // chunk + len(chunks)
+        indices = np.array(rows + [(-1, -1)] * (capacity - len(rows))).reshape(-1, 2)
+        return {"chunk_size": chunk, "capacity": capacity}, {"indices": indices, "count": np.array([len(rows)])}
+
+    return of_starts(d, make)
 
 
-@index_case
-def get_max_num_splits(starts, chunk, tokens):
-    return {"chunk_size": chunk}, {"splits": np.array([int((-(-np.diff(starts) // chunk)).max())])}
+@case
+def get_max_num_splits(d):
+    return of_starts(d, lambda starts, chunk: ({"chunk_size": chunk}, {"splits": chunks_of(starts, chunk).max(keepdims=True)}))
 
 
 # Rotations

@@ -14,19 +14,21 @@ struct Params {
     u32 k_first, v_first;  // channels of k and v in x
 };
 
-/// The tensor of a channel. The channels of a lane have one tensor.
+/// The tensor of a channel. The channels of a lane have one tensor. Sums, not selections: those would become loads of parameters by lane.
 struct Split {
     const Params &own;
 
-    HK_FN u64 data(const conv::Params &, u32 channel) const {
-        return channel < own.k_first ? own.q : channel < own.v_first ? own.k : own.v;
+    template <class N>
+    HK_FN N pick(u32 channel, N q, N k, N v) const {
+        return q + (channel < own.k_first ? 0 : k - q) + (channel < own.v_first ? 0 : v - k);
     }
+    HK_FN u64 data(const conv::Params &, u32 channel) const { return pick(channel, own.q, own.k, own.v); }
     HK_FN conv::Strides at(const conv::Params &, u32 channel) const {
-        return channel < own.k_first ? own.q_at : channel < own.v_first ? own.k_at : own.v_at;
+        return {pick(channel, own.q_at.outer, own.k_at.outer, own.v_at.outer),
+                pick(channel, own.q_at.channel, own.k_at.channel, own.v_at.channel),
+                pick(channel, own.q_at.inner, own.k_at.inner, own.v_at.inner)};
     }
-    HK_FN u32 first(u32 channel) const {
-        return channel < own.k_first ? 0 : channel < own.v_first ? own.k_first : own.v_first;
-    }
+    HK_FN u32 first(u32 channel) const { return pick(channel, 0u, own.k_first, own.v_first); }
 };
 
 template <class T, hk::Access kAccess>
