@@ -416,6 +416,19 @@ def chunk_local_cumsum(d):
     return {"x": x}, {"chunk_size": chunk, "reverse": str(reverse).lower()}, {"y": (y, (3e-7, bound))}, []
 
 
+@case
+def solve_tril(d):
+    batch, tokens, heads, chunk, dtype = d.size(2), d.size(150), d.size(3), d.pick(16, 32, 64), d.pick("f32", "bf16", "f16")
+    a = d.normal((batch, tokens, heads, chunk), np.float32, 0.1)
+    rows = -tokens % chunk + tokens
+    padded = jnp.pad(f64(a), ((0, 0), (0, rows - tokens), (0, 0), (0, 0)))
+    blocks = padded.reshape(batch, -1, chunk, heads, chunk).transpose(0, 1, 3, 2, 4)
+    x = jnp.linalg.inv(jnp.eye(chunk) + jnp.tril(blocks, -1))
+    x = x.transpose(0, 1, 3, 2, 4).reshape(batch, rows, heads, chunk)[:, :tokens]
+    t = {"f32": np.float32, "bf16": bf16, "f16": np.float16}[dtype]
+    return {"a": a}, {"x_dtype": dtype}, {"x": (x, rms_bound(t, x))}, []
+
+
 def starts_of(d):
     lens = d.integers(0, 300, d.size(40)) * d.integers(0, 3, ())
     return lens.astype(d.pick(np.int32, np.int64)), np.concatenate([[0], np.cumsum(lens)])

@@ -13,6 +13,7 @@ mod recurrent;
 #[cfg(feature = "registry")]
 pub mod reference;
 mod sizes;
+mod solve;
 mod split;
 
 pub use conv::{
@@ -33,4 +34,5 @@ pub use recurrent::{
     Softplus, StateElement, StateLayout, States, fused_rearrange_sigmoid_gdr, fused_recurrent,
     fused_sigmoid_gating_recurrent,
 };
+pub use solve::solve_tril;
 pub use split::{HeadSizes, SplitOutputs, fused_qkvzba_split};

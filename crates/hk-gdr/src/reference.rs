@@ -134,3 +134,17 @@ pub fn chunk_indices(cu_seqlens: &[i64], chunk_size: usize) -> Vec<[i64; 2]> {
     let rows = offsets.windows(2).enumerate();
     rows.flat_map(|(n, ends)| (0..ends[1] - ends[0]).map(move |chunk| [n as i64, chunk])).collect()
 }
+
+/// `(I + A)^-1` of a strictly lower triangular matrix of `rows` rows of `cols` columns each, of which the first `rows` count; what is on
+/// and above the diagonal is not read.
+pub fn solve_tril(a: &[f64], rows: usize, cols: usize) -> Vec<f64> {
+    let mut x = vec![0.0; rows * cols];
+    for i in 0..rows {
+        x[i * cols + i] = 1.0;
+        for j in 0..i {
+            let factor = a[i * cols + j];
+            (0..=j).for_each(|c| x[i * cols + c] -= factor * x[j * cols + c]);
+        }
+    }
+    x
+}

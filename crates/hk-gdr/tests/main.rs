@@ -8,3 +8,4 @@ mod recurrent;
 mod registry;
 mod rows;
 mod sigmoid;
+mod solve;

@@ -5,6 +5,7 @@ mod gating;
 mod index;
 mod recurrent;
 mod rows;
+mod solve;
 mod split;
 
 use hk_core::registry::Operator;
@@ -21,6 +22,7 @@ pub static OPERATORS: &[Operator] = &[
     rows::L2NORM,
     rows::L2NORM_BWD,
     rows::CHUNK_LOCAL_CUMSUM,
+    solve::SOLVE_TRIL,
     index::PREPARE_LENS,
     index::PREPARE_CU_SEQLENS_FROM_LENS,
     index::PREPARE_POSITION_IDS,

@@ -661,7 +661,7 @@ fn recurrence(call: &HostCall, gates: &HostGates) -> Result<Named<HostTensorF64>
 }
 
 /// One rounding to the type, and the errors of f32 sums relative to the size of all elements.
-fn tolerance(dtype: DType, values: &[f64]) -> Tolerance {
+pub(super) fn tolerance(dtype: DType, values: &[f64]) -> Tolerance {
     let finite = values.iter().filter(|v| v.is_finite());
     let (n, squares) = finite.fold((0.0, 0.0), |(n, sum), v| (n + 1.0, sum + v * v));
     let rms = if n > 0.0 { f64::sqrt(squares / n) } else { 0.0 };
