@@ -27,7 +27,7 @@ struct Thread {
 template <class T>
 HK_FN void merge_row(const Params &p, u32 count, auto part, const Work &work, bool packed, u32 query, u32 head,
                      u32 col) {
-    constexpr int kAhead = 8;
+    constexpr int kAhead = 4;
     const auto row = merged_row<kAhead>(count, sink_of(p, head), [&](u32 s) { return part(s).sums(p); });
     const float inverse = p.out_scale ? 1.0f / hk::load_uniform<float>(p.out_scale) : 1.0f;
     store_columns<T>(p, row_address(p.out, work, packed, query, head), col,

@@ -29,7 +29,7 @@ const fn helper(
     summary: &'static str,
     args: &'static [ArgSpec],
     scalars: &'static [ScalarSpec],
-    [cases, corners]: [&'static [Case]; 2],
+    [cases, bench, corners]: [&'static [Case]; 3],
 ) -> Operator {
     Operator {
         name,
@@ -39,7 +39,7 @@ const fn helper(
         scalars,
         kernels: SOURCES,
         cases,
-        bench: BenchSizes::Cases(&[]),
+        bench: BenchSizes::Cases(bench),
         corners,
         outputs,
         run,
@@ -48,6 +48,7 @@ const fn helper(
     }
 }
 
+const MANY: &[Case] = &[case!("4096 sequences"; ; cu_seqlens I32 [4097])];
 const STARTS: &[Case] = &[case!("256 sequences"; ; cu_seqlens I32 [257])];
 const CORNERS: &[Case] = &[
     case!("several passes"; ; cu_seqlens I32 [1301]),
@@ -67,7 +68,7 @@ pub(crate) const PREPARE_LENS: Operator = helper(
     "lens[n] = cu_seqlens[n + 1] - cu_seqlens[n]",
     &[CU, result("lens", 1, "[N]")],
     &[],
-    [STARTS, CORNERS],
+    [STARTS, MANY, CORNERS],
 );
 
 pub(crate) const PREPARE_CU_SEQLENS_FROM_LENS: Operator = helper(
@@ -80,6 +81,7 @@ pub(crate) const PREPARE_CU_SEQLENS_FROM_LENS: Operator = helper(
     &[],
     [
         &[case!("256 sequences"; ; lens I32 [256])],
+        &[case!("4096 sequences"; ; lens I32 [4096])],
         &[
             case!("several passes"; ; lens I32 [1300]),
             case!("64 bits"; ; lens I64 [7]),
@@ -95,6 +97,7 @@ pub(crate) const PREPARE_POSITION_IDS: Operator = helper(
     &[size("tokens", TOKENS as u64, "tokens of all sequences")],
     [
         STARTS,
+        MANY,
         &[
             case!("32 bits"; ; cu_seqlens I32 [8]),
             case!("64 bits"; tokens = Scalar::Count(700); cu_seqlens I64 [40]),
@@ -115,7 +118,7 @@ pub(crate) const PREPARE_CHUNK_OFFSETS: Operator = helper(
     "0, and the sums of ceil(length / chunk_size) up to each sequence",
     &[CU, result("offsets", 1, "[N + 1]")],
     &[CHUNK],
-    [STARTS, CHUNKS],
+    [STARTS, MANY, CHUNKS],
 );
 
 pub(crate) const GPU_PREPARE_CHUNK_INDICES: Operator = helper(
@@ -125,6 +128,7 @@ pub(crate) const GPU_PREPARE_CHUNK_INDICES: Operator = helper(
     &[CHUNK, size("capacity", 400, "rows of the result")],
     [
         STARTS,
+        MANY,
         &[
             case!("several passes"; chunk_size = Scalar::Count(16), capacity = Scalar::Count(1500); cu_seqlens I32 [1301]),
             case!("32 bits"; ; cu_seqlens I32 [8]),
@@ -139,7 +143,7 @@ pub(crate) const GET_MAX_NUM_SPLITS: Operator = helper(
     "ceil(longest sequence / chunk_size)",
     &[CU, result("splits", 1, "[1]")],
     &[CHUNK],
-    [STARTS, CHUNKS],
+    [STARTS, MANY, CHUNKS],
 );
 
 /// Checks a call; gives the shapes of its outputs.

@@ -72,7 +72,6 @@ pub(crate) const MOE_ROUTING: Operator = Operator {
     ],
     bench: BenchSizes::Cases(&[
         case!("DeepSeek-V3, 1 token", F32 1 256, bias, DEEPSEEK),
-        case!("DeepSeek-V3, 64 tokens", F32 64 256, bias, DEEPSEEK),
         case!("DeepSeek-V3, 256 tokens", F32 256 256, bias, DEEPSEEK),
         case!("DeepSeek-V3, 16384 tokens", F32 16384 256, bias, DEEPSEEK),
         case!("Qwen3 235B, 16384 tokens", Bf16 16384 128, QWEN),
@@ -220,9 +219,9 @@ pub(crate) const MOE_EXPT_DATA: Operator = Operator {
         scalars: &[("gates", Scalar::Count(3840))],
     }],
     bench: BenchSizes::Cases(&[Case {
-        label: "DeepSeek-V3, 256 tokens",
+        label: "DeepSeek-V3, 16384 tokens",
         tensors: &[("hist", DType::I32, &[256])],
-        scalars: &[("gates", Scalar::Count(3840))],
+        scalars: &[("gates", Scalar::Count(131_072))],
     }]),
     corners: &[Case {
         label: "67 experts",

@@ -51,7 +51,7 @@ pub(crate) const MOE_SUM: Operator = Operator {
         case!("GPT-OSS 120B, 32 tokens", Bf16 32 x 4 2880),
     ],
     bench: BenchSizes::Cases(&[
-        case!("DeepSeek-V3, 64 tokens", Bf16 64 x 8 7168),
+        case!("DeepSeek-V3, 128 tokens", Bf16 128 x 8 7168),
         case!("DeepSeek-V3, 4096 tokens", Bf16 4096 x 8 7168),
         case!("Qwen3 235B, 4096 tokens", Bf16 4096 x 8 4096),
         case!("GPT-OSS 120B, 4096 tokens", Bf16 4096 x 4 2880),

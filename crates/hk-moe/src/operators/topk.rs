@@ -88,8 +88,8 @@ pub(crate) const MOE_TOPK: Operator = Operator {
     ],
     bench: BenchSizes::Cases(&[
         deepseek(
-            "DeepSeek-V3, 64 tokens",
-            &[("logits", DType::F32, &[64, 256]), ("bias", DType::F32, &[256])],
+            "DeepSeek-V3, 128 tokens",
+            &[("logits", DType::F32, &[128, 256]), ("bias", DType::F32, &[256])],
         ),
         deepseek(
             "DeepSeek-V3, 16384 tokens",
