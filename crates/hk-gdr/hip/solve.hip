@@ -61,11 +61,12 @@ HK_FN Four product(Four w, Four y, Four sum) {
     return sum;
 }
 
-constexpr u32 kPitch = 20;  // of a row of a diagonal block in LDS
+// Of rows of a diagonal block in LDS, and of blocks: no bank conflicts of four blocks, rows or columns.
+constexpr u32 kPitch = 20, kBlock = 16 * kPitch + 16;
 
 template <int C>
 struct Lds {
-    float diagonal[C / 16][16 * kPitch];
+    float diagonal[C / 16][kBlock];
     float out[16 * (C + 4)];
 };
 
