@@ -417,6 +417,26 @@ def chunk_local_cumsum(d):
 
 
 @case
+def chunk_scaled_dot_kkt(d):
+    t, batch, tokens, k_heads, group = d.dtype(), d.size(2), d.size(150), d.size(3), d.size(3)
+    chunk, dim, base = d.pick(16, 32, 64), d.pick(16, 64, 128, d.size(200)), d.pick("e", "2")
+    k, shape = d.normal((batch, tokens, k_heads, dim), t, dim**-0.5), (batch, tokens, k_heads * group)
+    g = np.cumsum(-np.abs(d.normal(shape, np.float32, 0.1)), axis=1, dtype=np.float32)
+    beta = d.normal(shape, np.float32, 0.2, 0.5)
+    keys = f64(np.repeat(k, group, axis=2))
+    products = jnp.einsum("bihk,bjhk->bihj", keys, keys)
+    off = f64(g)[..., None] - jnp.moveaxis(f64(g), 1, 2)[:, None]
+    rows = jnp.arange(tokens)
+    lower = (rows[:, None] > rows) & (rows[:, None] // chunk == rows // chunk)
+    power = jnp.where(lower[None, :, None], off * (1 if base == "e" else np.log(2)), 0)
+    a = jnp.where(lower[None, :, None], f64(beta)[..., None] * jnp.exp(power) * products, 0)
+    # The columns of a row's chunk.
+    columns = rows[:, None] // chunk * chunk + jnp.arange(chunk)
+    a = jnp.where((columns < tokens)[None, :, None], jnp.take_along_axis(a, jnp.minimum(columns, tokens - 1)[None, :, None], -1), 0)
+    return {"k": k, "g": g, "beta": beta}, {"chunk_size": chunk, "base": base}, {"a": (a, (3e-6, 3e-6))}, []
+
+
+@case
 def solve_tril(d):
     batch, tokens, heads, chunk, dtype = d.size(2), d.size(150), d.size(3), d.pick(16, 32, 64), d.pick("f32", "bf16", "f16")
     a = d.normal((batch, tokens, heads, chunk), np.float32, 0.1)

@@ -3,6 +3,7 @@
 mod conv;
 mod corners;
 mod errors;
+mod kkt;
 mod long;
 mod recurrent;
 mod registry;

@@ -3,6 +3,7 @@
 mod conv;
 mod gating;
 mod index;
+mod kkt;
 mod recurrent;
 mod rows;
 mod solve;
@@ -22,6 +23,7 @@ pub static OPERATORS: &[Operator] = &[
     rows::L2NORM,
     rows::L2NORM_BWD,
     rows::CHUNK_LOCAL_CUMSUM,
+    kkt::CHUNK_SCALED_DOT_KKT,
     solve::SOLVE_TRIL,
     index::PREPARE_LENS,
     index::PREPARE_CU_SEQLENS_FROM_LENS,
