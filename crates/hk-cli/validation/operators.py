@@ -466,6 +466,44 @@ def chunks_of(starts, chunk):
 
 
 @case
+def bf16_to_float(d):
+    x = d.normal(d.size(9000), bf16, 3.0)
+    return {"x": x}, {}, {"y": (f64(x), EXACT)}, []
+
+
+@case
+def float_to_bf16(d):
+    x = d.normal(d.size(9000), np.float32, 3.0)
+    return {"x": x}, {}, {"y": (f64(x.astype(bf16)), EXACT)}, []
+
+
+@case
+def abs_diff(d):
+    t, n = d.dtype(), d.size(9000)
+    x, y = d.normal(n, t), d.normal(n, t)
+    return {"x": x, "y": y}, {}, {"diff": (jnp.abs(f64(x) - f64(y)), ELEMENTWISE[np.float32])}, []
+
+
+@case
+def squared_diff(d):
+    t, n = d.dtype(), d.size(9000)
+    x, y = d.normal(n, t), d.normal(n, t)
+    return {"x": x, "y": y}, {}, {"diff": ((f64(x) - f64(y)) ** 2, ELEMENTWISE[np.float32])}, []
+
+
+@case
+def sum_reduce(d):
+    x = d.normal(d.size(60_000), d.dtype())
+    return {"x": x}, {}, {"y": (jnp.sum(f64(x))[None], (0.0, 1e-6 * float(jnp.sum(jnp.abs(f64(x))))))}, []
+
+
+@case
+def max_reduce(d):
+    x = d.normal(d.size(60_000), d.dtype())
+    return {"x": x}, {}, {"y": (jnp.max(f64(x))[None], EXACT)}, []
+
+
+@case
 def prepare_lens(d):
     return of_starts(d, lambda starts, _: ({}, {"lens": np.diff(starts)}))
 

@@ -16,6 +16,7 @@ pub mod reference;
 mod sizes;
 mod solve;
 mod split;
+mod utils;
 
 pub use conv::{
     ConvSplitInputs, ConvUpdateSplitInputs, Qkv, causal_conv1d_fwd_split_qkv, causal_conv1d_update_split_qkv,
@@ -38,3 +39,6 @@ pub use recurrent::{
 };
 pub use solve::solve_tril;
 pub use split::{HeadSizes, SplitOutputs, fused_qkvzba_split};
+pub use utils::{
+    abs_diff, bf16_to_float, float_to_bf16, max_reduce, reduce_workspace, squared_diff, sum_reduce,
+};

@@ -10,3 +10,4 @@ mod registry;
 mod rows;
 mod sigmoid;
 mod solve;
+mod utils;

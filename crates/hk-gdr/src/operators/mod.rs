@@ -8,6 +8,7 @@ mod recurrent;
 mod rows;
 mod solve;
 mod split;
+mod utils;
 
 use hk_core::registry::Operator;
 
@@ -32,4 +33,10 @@ pub static OPERATORS: &[Operator] = &[
     index::PREPARE_CHUNK_OFFSETS,
     index::GPU_PREPARE_CHUNK_INDICES,
     index::GET_MAX_NUM_SPLITS,
+    utils::BF16_TO_FLOAT,
+    utils::FLOAT_TO_BF16,
+    utils::ABS_DIFF,
+    utils::SQUARED_DIFF,
+    utils::SUM_REDUCE,
+    utils::MAX_REDUCE,
 ];
