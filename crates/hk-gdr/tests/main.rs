@@ -3,6 +3,7 @@
 mod conv;
 mod corners;
 mod errors;
+mod far;
 mod kkt;
 mod long;
 mod recurrent;
