@@ -6,6 +6,7 @@ mod flash_attn_fwd_prefill;
 mod fused_bmm_rope_kv_cache;
 mod hstu_attn;
 mod lean_atten;
+mod merge_attn_states;
 mod mha;
 mod pa_decode;
 mod paged;

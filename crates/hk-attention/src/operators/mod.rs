@@ -8,6 +8,7 @@ mod flash;
 mod fused_bmm_rope_kv_cache;
 mod hstu;
 mod lean;
+mod merge_states;
 mod mha;
 mod mla;
 mod pa_prefill;
@@ -35,6 +36,7 @@ pub static OPERATORS: &[Operator] = &[
     lean::LEAN_ATTEN,
     unified::UNIFIED_ATTN,
     decode::PA_DECODE,
+    merge_states::MERGE_ATTN_STATES,
     extend::EXTEND_ATTN,
     pa_prefill::PA_PREFILL,
     pa_prefill::CHUNKED_PA_PREFILL,
