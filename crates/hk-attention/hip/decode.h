@@ -31,22 +31,14 @@
 #include <hk/wave.h>
 #include <hk/wave_tile.h>
 
-// A function that is not inlined has the state of Decode in local memory, on NVIDIA GPUs. Those of AMD inline what pays: more would spill.
-#if defined(HK_AMD)
-#define HK_INLINE_ON_NVIDIA
-#else
-#define HK_INLINE_ON_NVIDIA __attribute__((always_inline))
-#endif
-
 namespace attention {
 
 /// Splits of a sequence's keys, at most `all.splits.count`, of `all.splits.keys` each; 0: as many as there are, of equally many keys.
 struct DecodeParams {
     Params all;
     u64 tickets;  // u32 [tiles of all key heads], zero; 0: a second launch merges
-    u64 batch_index;  // i32 [n]: the cache is not in pages, and has these sequences; 0: they are in order
-    u32 in_pages;
     u32 only_single;  // packed queries: of the sequences of one query; partial results are by sequence
+    u32 pad;
 };
 
 namespace decode {
@@ -82,8 +74,7 @@ class StepWalk {
         }
     };
     Rows k_, v_;
-    u64 table_;  // of the sequence; 0: its keys are those of page `only_`
-    u32 only_;
+    u64 table_;  // of the sequence
     u32 n_pages_, tokens_, inverse_;
     u32 row_, end_;
     u32 entry_[kParts];  // of the next step: table entries are loaded a step ahead
@@ -97,8 +88,7 @@ class StepWalk {
     HK_FN StepWalk(const DecodeParams &d, const Split &split, u32 k_bytes, u32 v_bytes)
         : k_(d.all.cache.k, split.kv_head, k_bytes), v_(d.all.cache.v, split.kv_head, v_bytes) {
         const Pages &pages = d.all.pages;
-        table_ = d.in_pages ? detail::uniform_address(pages.table + split.pages * 4) : 0;
-        only_ = hk::uniform(d.batch_index ? u32(index_at(d.batch_index, split.sequence)) : split.sequence);
+        table_ = detail::uniform_address(pages.table + split.pages * 4);
         n_pages_ = pages.n_pages, tokens_ = pages.tokens, inverse_ = pages.inverse;
         row_ = hk::uniform(u32(split.begin)) + hk::wave_id() * kKeys;
         end_ = hk::uniform(u32(split.end));
@@ -129,7 +119,7 @@ class StepWalk {
         for (int i = 0; i < kParts; ++i) {
             const u32 row = row_ + i * kPageRows, last = end_ - 1;
             const u32 page = hk::DivMod(row < last ? row : last, tokens_, inverse_).quotient;
-            entry_[i] = table_ ? u32(index_at(table_, page)) : only_;
+            entry_[i] = u32(index_at(table_, page));
         }
     }
 };
@@ -222,7 +212,8 @@ class Decode {
             const Row own = own_row(p, r);
             at.row[r] = own.valid ? row_address(p.q, split_, p.sequences.q_starts != 0, own.query, own.head) : kNoRow;
         }
-        const auto load = [&](auto part) HK_INLINE_ON_NVIDIA {
+        // Inlined twice: else `this` would be in memory on sm_90, and accumulators with it.
+        const auto load = [&](auto part) __attribute__((always_inline)) {
 #pragma unroll
             for (int step = 0; step < kSteps; ++step) {
                 const u32 col = key_column(step, group);
@@ -449,17 +440,12 @@ class Decode {
 
     HK_FN void multiply_values(const V &v) {
         const auto p = s_.template as_operand<T, true>(0);
-        const auto columns = [&] __attribute__((always_inline)) {
-            struct {
-                Columns row[kOwn];
-            } all;
+        Columns columns[kOwn];
 #pragma unroll
-            for (int r = 0; r < kOwn; ++r) all.row[r] = columns_of(v, r);
-            return all;
-        }();
+        for (int r = 0; r < kOwn; ++r) columns[r] = columns_of(v, r);
 #pragma unroll
         for (u32 j = 0; j < kCols; ++j) {
-            const hk::Frag w = hk::joined(hk::per_row([&](u32 r) { return value_frag(columns.row[r], j); }));
+            const hk::Frag w = hk::joined(hk::per_row([&](u32 r) { return value_frag(columns[r], j); }));
             o_.acc[0][j] = Mma::mma(&w, &p.frag[0], o_.acc[0][j]);
         }
     }

@@ -169,7 +169,7 @@ impl Run<'_> {
 #[test]
 fn one_launch_has_the_bits_of_two() {
     for (columns, group) in [([128, 128], 8), ([64, 64], 1), ([256, 256], 3), ([80, 72], 20)] {
-        let case = Case::new(&[[1, 700], [1, 0], [1, 129], [1, 1400]], [2, group], columns);
+        let case = Case::new(&[[1, 700], [1, 0], [1, 129]], [1, group], columns);
         for gpu in &devices() {
             let mut tickets = Tickets::new(gpu.stream()).unwrap();
             for splits in [
@@ -191,7 +191,7 @@ fn one_launch_has_the_bits_of_two() {
     }
 }
 
-/// With a number of splits or of keys a sequence has the bits that it has alone, of a wider table, too.
+/// A number of splits or of keys is batch-invariant, whatever the width of the table.
 #[test]
 fn a_sequence_is_the_same_in_any_batch() {
     let lens = [[1, 300], [1, 33], [1, 1000], [1, 0], [1, 129]];

@@ -650,7 +650,7 @@ fn single_tokens_and_drafts() {
     }
 }
 
-/// With a tile and a number of keys, or of splits, a sequence has the bits that it has alone.
+/// A tile with a number of keys, or of splits, is batch-invariant.
 #[test]
 fn splits_of_few_queries_are_the_same_in_any_batch() {
     let lens = [[3, 300], [1, 33], [5, 1000], [0, 9], [2, 129]];

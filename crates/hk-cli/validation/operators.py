@@ -938,12 +938,12 @@ def in_pages(x, layout, values):
 class Paged:
     """Sequences of queries and keys, which are in pages: other slots are NaN."""
 
-    def __init__(self, d, t, dim, queries=None):
+    def __init__(self, d, t, dim, single=False):
         self.kv, self.group = d.size(2), d.pick(1, 2, 3, 6)
         self.layout = d.pick(*LAYOUTS)
         self.dim = -(-dim // 16) * 16 if "paged" in self.layout else dim
         tokens = d.pick(16, 64) if self.layout == "paged_shuffled" else d.pick(1, 3, 16, 64)
-        self.queries = queries or [d.pick(0, 1, 2, 17, 65) for _ in range(d.size(3))]
+        self.queries = [1 if single else d.pick(0, 1, 2, 17, 65) for _ in range(d.size(3))]
         self.keys = [n + d.pick(0, 1, 15, 33, 64) for n in self.queries]
         counts = [-(-n // tokens) for n in self.keys]
         pages, total = sum(counts) + 2, sum(self.queries)
@@ -1009,17 +1009,27 @@ def unified_attn(d):
 @case
 def pa_decode(d):
     t = d.dtype()
-    paged = Paged(d, t, d.pick(16, 40, 64, 128), queries=[1] * d.size(4))
+    paged = Paged(d, t, d.pick(16, 40, 64, 128), single=True)
+    window, softcap, splits = d.pick(-1, 0, 20), d.pick(0.0, 2.0), d.pick(0, 1, 3)
     heads = paged.kv * paged.group
-    window, softcap = d.pick(-1, 0, 20), d.pick(0.0, 2.0)
     extra = {"alibi": d.rng.random(heads).astype(np.float32), "sink": d.normal(heads, np.float32)}
     extra = {name: tensor for name, tensor in extra.items() if d.pick(True, False)}
     out, lse = paged.outputs(left=window, softcap=softcap, alibi=extra.get("alibi"), sink=extra.get("sink"))
-    parameters = {"layout": paged.layout, "window": window, "softcap": softcap}
-    parameters |= d.pick({}, {"nsplit": 3}, {"keys_per_split": 64})
     inputs = paged.inputs("seq_lens") | extra
     del inputs["cu_seqlens_q"]
+    parameters = {"layout": paged.layout, "window": window, "softcap": softcap, "nsplit": splits}
     return inputs, parameters, {"out": (out, ATTENTION[t]), "lse": (lse, LSE)}, ["lse"]
+
+
+@case
+def merge_attn_states(d):
+    t, tokens, heads, dim = d.dtype(), d.size(9), d.size(5), d.pick(7, 16, 64, 128)
+    inputs = {f"out_{x}": d.normal((tokens, heads, dim), t) for x in "ab"}
+    sums = {f"lse_{x}": d.normal((tokens, heads), np.float32) for x in "ab"}
+    of = [f64(sums["lse_a"]), f64(sums["lse_b"])]
+    lse = jnp.logaddexp(*of)
+    out = sum(jnp.exp(s - lse)[..., None] * f64(inputs[f"out_{x}"]) for s, x in zip(of, "ab"))
+    return inputs | sums, {}, {"out": (out, ATTENTION[t]), "lse": (lse, LSE)}, ["lse"]
 
 
 def prefill_over_pages(single_cached):

@@ -43,12 +43,6 @@ impl<'a> DecodePlan<'a> {
     }
 }
 
-/// A cache that is not in pages: rows of a batch.
-pub(crate) struct Contiguous {
-    /// Address of the row of each sequence; 0: they are in order.
-    pub index: u64,
-}
-
 /// Which of the sequences a launch serves.
 #[derive(Clone, Copy, PartialEq)]
 enum Of {
@@ -70,7 +64,7 @@ impl<'a> Problem<'a> {
 
     /// The kernel of few queries that serves the call: 16-bit queries or fp8 ones, a cache of that type or fp8, of rows in whole vectors, in
     /// pages of whole windows. `keys_beside`: other sequences have some.
-    fn decode_kernel(&self, contiguous: bool, keys_beside: bool) -> Option<KernelRef<DecodeParams>> {
+    fn decode_kernel(&self, keys_beside: bool) -> Option<KernelRef<DecodeParams>> {
         let p = &self.params;
         let (scores, cache) = (&p.scores, &p.cache);
         let none = |of: &[u64]| of.iter().all(|data| *data == 0);
@@ -87,15 +81,15 @@ impl<'a> Problem<'a> {
         let in_rows = |rows: &KeyRows, columns: u32| {
             let bytes_of_row = i64::from(bytes * columns);
             let aligned = [rows.data as i64, rows.batch, rows.head, rows.token_group, bytes_of_row];
-            let walks = rows.token_group >= bytes_of_row || p.pages.tokens == 1;
+            let walks = (bytes_of_row..=MOST_STRIDE).contains(&rows.token_group);
             rows.token_shift == 0
                 && rows.column == i64::from(bytes)
-                && (rows.token_group <= MOST_STRIDE && walks)
+                && walks
                 && aligned.iter().all(|n| n % 16 == 0)
         };
         let plain = none(&[scores.bias.data, scores.mask]) && scores.dropout == 0;
         let cached = keys_beside || p.fresh.k.data == 0;
-        let pages = contiguous || p.pages.tokens.is_multiple_of(WINDOW_OF_PAGE);
+        let pages = p.pages.tokens.is_multiple_of(WINDOW_OF_PAGE);
         let rows = in_rows(&cache.k, p.dqk) && in_rows(&cache.v, p.dv);
         if self.is_hstu || !(plain && cached && pages && rows) {
             return None;
@@ -108,7 +102,6 @@ impl<'a> Problem<'a> {
     pub(crate) fn decode_batched(
         mut self,
         mut plan: DecodePlan<'a>,
-        contiguous: Option<Contiguous>,
         sequences: usize,
         [sq, sk]: [usize; 2],
     ) -> Result<()> {
@@ -119,10 +112,10 @@ impl<'a> Problem<'a> {
         }
         let s = &mut self.params.sequences;
         (s.n, s.sq) = (n, queries);
-        match self.decode_kernel(contiguous.is_some(), false) {
+        match self.decode_kernel(false) {
             Some(kernel) => {
                 let queries = sequences.saturating_mul(sq);
-                self.run_decode(kernel, plan, contiguous, Of::All, [sequences, queries, sk])
+                self.run_decode(kernel, plan, Of::All, [sequences, queries, sk])
             }
             None => {
                 self.plan(plan.of_prompts(sk));
@@ -156,13 +149,13 @@ impl<'a> Problem<'a> {
         let few =
             tile == Some(QueryTile::Few) || (tile.is_none() && total_q <= sequences.saturating_mul(of_tile));
         let single = tile.is_none() && sequences > 1 && (!keys_beside || self.params.single_cached != 0);
-        let kernel = self.decode_kernel(false, keys_beside && single);
+        let kernel = self.decode_kernel(keys_beside && single);
         match kernel {
             Some(kernel) if few && !keys_beside => {
-                return self.run_decode(kernel, plan, None, Of::All, [sequences, total_q, sk]);
+                return self.run_decode(kernel, plan, Of::All, [sequences, total_q, sk]);
             }
             Some(kernel) if single => {
-                self.run_decode(kernel, plan, None, Of::Single, [sequences, sequences, sk])?;
+                self.run_decode(kernel, plan, Of::Single, [sequences, sequences, sk])?;
                 self.params.skip_single = 1;
                 self.tile(tile);
             }
@@ -182,7 +175,6 @@ impl<'a> Problem<'a> {
         &mut self,
         kernel: KernelRef<DecodeParams>,
         plan: DecodePlan<'a>,
-        contiguous: Option<Contiguous>,
         of: Of,
         [sequences, queries, keys]: [usize; 3],
     ) -> Result<()> {
@@ -238,13 +230,7 @@ impl<'a> Problem<'a> {
                 counters = self.launch.output_address("tickets", &mut tickets.view_mut()?)?;
             }
         }
-        let params = DecodeParams {
-            all,
-            tickets: counters,
-            batch_index: contiguous.as_ref().map_or(0, |of| of.index),
-            in_pages: contiguous.is_none().into(),
-            only_single: (of == Of::Single).into(),
-        };
+        let params = DecodeParams { all, tickets: counters, only_single: (of == Of::Single).into(), pad: 0 };
         let kernel = self.stream.kernel(kernel)?;
         let merge = match self.kernel {
             DType::F16 => Params::kernel("attention_merge_f16"),

@@ -1,9 +1,11 @@
 //! Attention of few queries of each sequence, over caches.
 
 mod launch;
+mod merge_states;
 mod pa_decode;
 mod splits;
 
 pub(crate) use launch::DecodePlan;
+pub use merge_states::{AttentionState, merge_attn_states};
 pub use pa_decode::{PaDecodeInputs, PaDecodeOptions, pa_decode};
 pub use splits::{DecodeWorkspace, Splits, Tickets, decode_workspace};

@@ -10,6 +10,7 @@ mod hstu;
 mod latent;
 mod lean;
 mod lean_paged;
+mod merge_states;
 mod mha;
 mod mla;
 mod pa_prefill;
@@ -38,6 +39,7 @@ pub static OPERATORS: &[Operator] = &[
     lean_paged::LEAN_ATTEN_PAGED,
     unified::UNIFIED_ATTN,
     decode::PA_DECODE,
+    merge_states::MERGE_ATTN_STATES,
     extend::EXTEND_ATTN,
     pa_prefill::PA_PREFILL,
     pa_prefill::CHUNKED_PA_PREFILL,

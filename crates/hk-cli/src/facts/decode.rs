@@ -1,0 +1,93 @@
+//! Attention of single tokens: what a block keeps in flight, and how little else it does.
+
+use super::{Facts, both, ratio};
+use crate::Result;
+use crate::out::Table;
+use hk_core::registry::{Call, CallSpec, HostCall, HostTensor, Scalar, TensorSpec};
+use hk_core::{Arch, DType};
+use hk_emu::Costs;
+
+const KEYS: usize = 8192;
+/// Query heads of a key head.
+const GROUP: usize = 8;
+/// Tokens of a page.
+const PAGE: usize = 16;
+
+pub const TITLE: &str = "## A token over 8192 keys\n\n\
+    `pa_decode` of one sequence with 8 query heads of one key head, pages of 16 tokens in reverse order, one split: a block of four waves.\n\
+    `bytes`: distinct bytes over those of the keys, values and queries. `in flight`: lines of 128 bytes that the loads of all resident\n\
+    waves of a compute unit have outstanding at most. `LDS`: bytes moved for each key: the waves meet once, at the end. `vector`: clocks of\n\
+    vector issue over those in which memory brings the bytes, at a compute unit's share of 8.3 bytes a clock (gfx942) or 13 (gfx950).\n\
+    `drains`: full drains (vmcnt(0)) of a wave between matrix instructions.";
+
+const HEADER: [&str; 11] = [
+    "columns",
+    "kernel",
+    ">bytes",
+    ">by 16",
+    ">VGPRs",
+    ">waves/SIMD",
+    ">scratch",
+    ">in flight",
+    ">LDS",
+    ">vector",
+    ">drains",
+];
+
+pub fn table() -> Result<Table> {
+    let mut table = Table::new(HEADER);
+    for (columns, fp8) in [(64, false), (128, false), (256, false), (64, true), (128, true), (256, true)] {
+        let [a, b] = Arch::AMD.map(|arch| {
+            let cache = match (fp8, arch) {
+                (false, _) => DType::Bf16,
+                (true, Arch::Gfx942) => DType::Fp8E4M3Fnuz,
+                (true, _) => DType::Fp8E4M3,
+            };
+            Facts::of_call(&call(cache, columns)?, "a token", arch)
+        });
+        let (a, b) = (a?.map(|f| cells(&f)), b?.map(|f| cells(&f)));
+        let name = if fp8 { format!("{columns}, pages of fp8") } else { columns.to_string() };
+        table.row([name].into_iter().chain((0..HEADER.len() - 1).map(|i| both(&a, &b, i))));
+    }
+    Ok(table)
+}
+
+fn call(cache: DType, columns: usize) -> Result<HostCall> {
+    let mut call: CallSpec = Call::new(crate::operator("pa_decode")?);
+    let pages = KEYS / PAGE;
+    call.set("q", TensorSpec::new(DType::Bf16, [1, GROUP, columns]))?;
+    for name in ["k_cache", "v_cache"] {
+        call.set(name, TensorSpec::new(cache, [pages, PAGE, 1, columns]))?;
+    }
+    call.set("block_table", TensorSpec::new(DType::I32, [1, pages]))?;
+    call.set("seq_lens", TensorSpec::new(DType::I32, [1]))?;
+    call.set_scalar("nsplit", Scalar::Count(1))?;
+    let mut call = call.sample(0)?;
+    let backwards: Vec<i32> = (0..pages as i32).rev().collect();
+    call.set("block_table", HostTensor::new([1, pages], &backwards)?)?;
+    call.set("seq_lens", HostTensor::new([1], &[KEYS as i32])?)?;
+    Ok(call)
+}
+
+fn cells(facts: &Facts) -> [String; HEADER.len() - 1] {
+    let c = &facts.sum;
+    let d = c.details.unwrap_or_default();
+    let clocks = Costs::of(facts.arch).clocks(c);
+    let moved = c.global_read_bytes + c.global_written_bytes;
+    let distinct = d.distinct_read_bytes + d.distinct_written_bytes;
+    let per_clock = if facts.arch == Arch::Gfx942 { 8.3 } else { 13.0 };
+    let kernels: Vec<String> = facts.kernels.iter().map(|k| format!("`{}`", k.kernel)).collect();
+    let resident: u64 = facts.kernels.iter().map(|k| 4 * u64::from(k.resources.waves_per_simd)).sum();
+    [
+        kernels.join(", "),
+        ratio(distinct, facts.floor, 3),
+        format!("{} %", ratio(100 * d.wide_bytes, moved, 1)),
+        facts.each(|k| k.resources.vgprs + k.resources.agprs),
+        facts.each(|k| k.resources.waves_per_simd),
+        facts.each(|k| k.resources.scratch_bytes),
+        ratio(d.lines_in_flight * resident, c.waves, 0),
+        ratio(d.lds_read_bytes + d.lds_written_bytes, KEYS as u64, 1),
+        format!("{:.0} %", 100.0 * clocks.vector as f64 / (distinct as f64 / per_clock)),
+        ratio(d.drains, c.waves, 0),
+    ]
+}
