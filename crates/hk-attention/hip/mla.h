@@ -74,6 +74,21 @@ struct Shape {
     static constexpr int kKeys = hk::kHasReadTr && kParts < 10 ? 64 : 32;
 };
 
+/// The keys [first, end) of the block's split: `splits.keys` of a sequence, or, if that is 0, an equal share of them.
+struct Keys {
+    u32 first, end;
+
+    HK_FN Keys(const attention::Params &p, const Work &work) : first(0), end(work.keys()) {
+        constexpr u32 kMultiple = 64;
+        if (p.splits.count <= 1) return;
+        u32 share = p.splits.keys;
+        if (!share) share = (end + p.splits.count * kMultiple - 1) / (p.splits.count * kMultiple) * kMultiple;
+        const u32 all = end;
+        first = work.split * share < all ? work.split * share : all;
+        if (work.split + 1 < p.splits.count && all - first > share) end = first + share;
+    }
+};
+
 template <class S>
 class Decode {
     using T = typename S::T;
@@ -451,13 +466,13 @@ class Decode {
         using Scores = hk::WaveTile<Mma, kKeys, kDim>;
         constexpr int kTiles = kKeys / kDim, kAtOnce = 2;
         static_assert(kSteps * kTiles % kAtOnce == 0, "whole groups");
-        struct Keys {
+        struct KeyFrags {
             hk::Frag frag[kAtOnce];
         };
         Scores s;
         pipelined<kSteps * kTiles / kAtOnce>(
             [&](int at) HK_INLINE {
-                Keys keys;
+                KeyFrags keys;
 #pragma unroll
                 for (int i = 0; i < kAtOnce; ++i) {
                     const int n = at * kAtOnce + i, step = n / kTiles;
@@ -466,7 +481,7 @@ class Decode {
                 }
                 return keys;
             },
-            [&](int at, const Keys &keys) HK_INLINE {
+            [&](int at, const KeyFrags &keys) HK_INLINE {
 #pragma unroll
                 for (int i = 0; i < kAtOnce; ++i) {
                     const int n = at * kAtOnce + i;
@@ -479,17 +494,17 @@ class Decode {
         softmax_.update(s, o_, scale_);
         const auto probabilities = s.template as_operand<T, true>(0);
         constexpr int kFragRows = 8 * hk::kLaneGroups<kDim>, kOperands = 64 / kDim, kColParts = kCols / 64;
-        struct Values {
+        struct ValueFrags {
             hk::Frag frag[kOperands];
         };
         pipelined<kKeys / kFragRows * kColParts>(
             [&](int at) HK_INLINE {
-                Values values;
+                ValueFrags values;
                 rows[wave_cols_ * kColParts + at % kColParts].template column_frags<kDim, true>(
                     at / kColParts * kFragRows, values.frag);
                 return values;
             },
-            [&](int at, const Values &values) HK_INLINE {
+            [&](int at, const ValueFrags &values) HK_INLINE {
 #pragma unroll
                 for (int j = 0; j < kOperands; ++j) {
                     auto &acc = o_.acc[0][at % kColParts * kOperands + j];
@@ -647,12 +662,13 @@ class Decode {
         for (u32 r = 0; r < kOwn; ++r) own_[r] = row_of(first_row + hk::row_of_lane<kDim>(hk::lane_id(), r));
         if (!work_.poison) {
             // No window: the keys of a query begin with the block's.
-            const KeyRange range = key_range(p, work_, row_of(work_.first + S::kRows - 1).query);
-            first_ = hk::uniform(u32(range.first)), end_ = hk::uniform(u32(range.last + 1));
+            const Keys split(p, work_);
             const auto seen = [&](const Row &row) {
-                const i32 end = key_range(p, work_, row.query).last + 1;
-                return end > i32(first_) ? u32(end) - first_ : 0;
+                const i32 end = i32(row.query) + i32(work_.keys()) - i32(work_.q_len) + 1;
+                const i32 most = i32(split.end), least = i32(split.first);
+                return u32((end < least ? least : end < most ? end : most) - least);
             };
+            first_ = hk::uniform(split.first), end_ = first_ + hk::uniform(seen(row_of(work_.first + S::kRows - 1)));
 #pragma unroll
             for (u32 r = 0; r < kOwn; ++r) visible_[r] = seen(own_[r]);
             wave_visible_ = hk::uniform(seen(row_of(first_row)));

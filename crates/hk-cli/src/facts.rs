@@ -2,6 +2,7 @@
 
 mod attention;
 mod busy;
+mod latent;
 
 use crate::out::{self, Table};
 use crate::{Failure, Result, list};
@@ -59,7 +60,11 @@ fn tables(operators: &[&'static Operator]) -> Result<String> {
     if !operators.iter().any(|op| op.name == "mha") {
         return Ok(all);
     }
-    let sections = [(attention::TITLE, attention::table()?), (busy::TITLE, busy::table()?)];
+    let sections = [
+        (attention::TITLE, attention::table()?),
+        (latent::TITLE, latent::table()?),
+        (busy::TITLE, busy::table()?),
+    ];
     Ok(sections.iter().fold(all, |text, (title, table)| format!("{text}\n\n{title}\n\n{table}")))
 }
 

@@ -430,10 +430,13 @@ fn launch<'a>(
         let kernel: KernelRef<Params> = Params::kernel(name);
         (kernel, if tall { 64 } else { 16 })
     };
-    problem.run_latent(sequences, [total_q, keys], choose, |attention| Params {
-        attention,
-        slot_inverse: u32::MAX / params.slot_tokens,
-        ..params
+    // Of each sequence, so that the lengths, which are on the device, need not be known.
+    let equal_shares = options.tiling == Tiling::Auto;
+    problem.run_latent(sequences, [total_q, keys], choose, |mut attention| {
+        if equal_shares {
+            attention.splits.keys = 0;
+        }
+        Params { attention, slot_inverse: u32::MAX / params.slot_tokens, ..params }
     })
 }
 
