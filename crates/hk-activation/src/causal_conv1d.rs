@@ -1,14 +1,14 @@
-//! The safe functions of `hip/conv.hip`: depthwise causal convolution.
+//! The safe functions of `hip/conv.hip`, and what those of other entry points over `activation/conv.h` share with them: depthwise causal convolution.
 
 use crate::kernels::conv::{Params, Strides};
 use bytemuck::Zeroable;
 use hk_core::plan::rows::float_index;
 use hk_core::{
-    DType, Element, Error, Float, KernelRef, LaunchConfig, NamedOperand, Operand, Result, Stream, TensorView,
-    TensorViewMut, bf16, check_aliases, f16,
+    DType, Element, Error, Float, GlobalLayout, KernelRef, Launch, LaunchConfig, NamedOperand, Operand,
+    Result, Stream, TensorView, TensorViewMut, bf16, check_aliases, f16,
 };
 
-/// The same values as `StateAccess` in `hip/conv.hip`.
+/// The same values as `StateAccess` in `hip/include/activation/conv.h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StateAccess {
     Scalar = 0,
@@ -154,9 +154,17 @@ pub fn causal_conv1d_fwd<'a, T: Float, W: ConvWeight<T>>(
 ) -> Result<()> {
     let ConvInputs { x, weight, bias, query_start_loc, cache_indices, has_initial_state } = inputs;
     let ConvOutputs { y, conv_states } = outputs.into();
-    let call =
-        Conv { op: FWD, x, weight, bias, starts: query_start_loc, slots: cache_indices, has_initial_state };
-    call.run(stream, y, conv_states, activation)
+    let call = ConvCall {
+        op: FWD,
+        x,
+        weight,
+        bias,
+        starts: query_start_loc,
+        slots: cache_indices,
+        has_initial_state,
+        activation,
+    };
+    call.run(stream, y, conv_states)
 }
 
 /// Depthwise causal convolution of the few tokens of a decoding step, each sequence continuing from its state:
@@ -198,7 +206,7 @@ pub fn causal_conv1d_update<'a, T: Float, W: ConvWeight<T>>(
 ) -> Result<()> {
     let ConvUpdateInputs { x, weight, bias, conv_state_indices } = inputs;
     let ConvUpdateOutputs { y, conv_states } = outputs;
-    let call = Conv {
+    let call = ConvCall {
         op: UPDATE,
         x,
         weight,
@@ -206,13 +214,15 @@ pub fn causal_conv1d_update<'a, T: Float, W: ConvWeight<T>>(
         starts: None,
         slots: conv_state_indices,
         has_initial_state: None,
+        activation,
     };
-    call.run(stream, y, Some(conv_states), activation)
+    call.run(stream, y, Some(conv_states))
 }
 
-/// One of the two operators.
+/// An operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ConvOp {
+pub struct ConvOp {
+    /// Its name.
     pub name: &'static str,
     /// Name of the argument with the slots of sequences.
     pub slots: &'static str,
@@ -226,24 +236,35 @@ pub(crate) const UPDATE: ConvOp =
 
 /// The shapes of a call, with channels before tokens.
 #[derive(Debug)]
-pub(crate) struct ConvShapes<'s> {
+pub struct ConvShapes<'s> {
+    /// `[batch, channels, tokens]`, of an update also `[batch, channels]`; packed: `[channels, tokens]`.
     pub x: &'s [usize],
+    /// `[channels, width]`.
     pub weight: &'s [usize],
+    /// `[channels]`.
     pub bias: Option<&'s [usize]>,
+    /// Starts of packed sequences.
     pub starts: Option<&'s [usize]>,
+    /// Slots of sequences.
     pub slots: Option<&'s [usize]>,
+    /// Which sequences continue from their slots.
     pub has_initial_state: Option<&'s [usize]>,
+    /// `[slots, channels, width - 1]`.
     pub states: Option<&'s [usize]>,
 }
 
 /// Sizes of a call.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct ConvSizes {
+pub struct ConvSizes {
+    /// Sequences.
     pub batch: usize,
+    /// Channels.
     pub channels: usize,
     /// Tokens of a sequence, or of all packed sequences.
     pub tokens: usize,
+    /// Taps of a channel.
     pub width: usize,
+    /// Slots of the states.
     pub n_slots: usize,
     /// Axes of `x` and `y`: sequences, channels, tokens.
     axes: [Option<usize>; 3],
@@ -328,19 +349,52 @@ impl ConvSizes {
     }
 }
 
-/// The inputs of either operator.
-struct Conv<'a, T: Element, W: Element> {
-    op: ConvOp,
-    x: TensorView<'a, T>,
-    weight: TensorView<'a, W>,
-    bias: Option<TensorView<'a, W>>,
-    starts: Option<TensorView<'a, i32>>,
-    slots: Option<TensorView<'a, i32>>,
-    has_initial_state: Option<TensorView<'a, u8>>,
+/// A convolution whose results go to one tensor or, by ranges of channels, to several: what the operators of this crate and those with entry
+/// points of their own (`activation/conv.h`) share.
+#[derive(Debug)]
+pub struct ConvCall<'a, T: Element, W: Element> {
+    /// The operator.
+    pub op: ConvOp,
+    /// `[batch, channels, tokens]`, of an update also `[batch, channels]`; packed: `[channels, tokens]`.
+    pub x: TensorView<'a, T>,
+    /// `[channels, width]`.
+    pub weight: TensorView<'a, W>,
+    /// `[channels]`.
+    pub bias: Option<TensorView<'a, W>>,
+    /// Starts of packed sequences.
+    pub starts: Option<TensorView<'a, i32>>,
+    /// Slots of sequences.
+    pub slots: Option<TensorView<'a, i32>>,
+    /// Which sequences continue from their slots.
+    pub has_initial_state: Option<TensorView<'a, u8>>,
+    /// After the sum.
+    pub activation: ConvActivation,
+}
+
+/// How a [`ConvCall`] is to be launched.
+#[derive(Debug)]
+pub struct ConvPlan {
+    params: Params,
+    /// Strides of each tensor of results: outer, channel, inner.
+    pub y_at: Vec<[i64; 3]>,
+    /// Element type (bf16, f16, f32) and entry point (`channels`, `channels_scalar`, `tokens`, `tokens_scalar`).
+    pub kernel: [usize; 2],
+    /// Blocks.
+    pub blocks: usize,
+}
+
+/// Bytes of `conv::Params` of `activation/conv.h`.
+pub const PARAMS_BYTES: usize = size_of::<Params>();
+
+impl ConvPlan {
+    /// The `conv::Params` of `activation/conv.h`, [`PARAMS_BYTES`] long, without the tensor of results.
+    pub fn params(&self) -> &[u8] {
+        bytemuck::bytes_of(&self.params)
+    }
 }
 
 /// Tokens that a lane prefetches at a time if lanes are along channels (`kAhead`), and tokens of its run if lanes are along
-/// tokens, in `hip/conv.hip`.
+/// tokens, in `hip/include/activation/conv.h`.
 const AHEAD: usize = 4;
 const RUN: usize = 8;
 /// Channels of a lane that has 16 bytes of tokens of each.
@@ -348,16 +402,24 @@ const TILE_CHANNELS: usize = 4;
 /// Waves that a CU needs to keep memory busy.
 const WAVES_PER_CU: usize = 12;
 
-impl<'a, T: Float, W: ConvWeight<T>> Conv<'a, T, W> {
-    fn run(
-        self,
+impl<'a, T: Float, W: ConvWeight<T>> ConvCall<'a, T, W> {
+    /// Checks the call, whose results go to `ys`: the channels of the first, of the next, and so on, all shaped as `x` but for the
+    /// channels. `None` if there is nothing to do.
+    ///
+    /// # Errors
+    /// As [`causal_conv1d_fwd`], naming the tensors of `ys`.
+    pub fn plan<'l>(
+        &self,
         stream: &Stream,
-        mut y: TensorViewMut<'a, T>,
-        mut states: Option<TensorViewMut<'a, T>>,
-        activation: ConvActivation,
-    ) -> Result<()> {
-        let Self { op: which, x, weight, bias, starts, slots, has_initial_state } = self;
-        let ConvOp { name: op, slots: slots_arg, update } = which;
+        launch: &mut Launch<'l>,
+        ys: &[(&'static str, &TensorViewMut<'a, T>)],
+        states: Option<&mut TensorViewMut<'a, T>>,
+    ) -> Result<Option<ConvPlan>>
+    where
+        'a: 'l,
+    {
+        let Self { op: which, x, weight, bias, starts, slots, has_initial_state, activation } = self;
+        let ConvOp { name: op, slots: slots_arg, update } = *which;
         let shapes = ConvShapes {
             x: x.shape(),
             weight: weight.shape(),
@@ -367,10 +429,25 @@ impl<'a, T: Float, W: ConvWeight<T>> Conv<'a, T, W> {
             has_initial_state: has_initial_state.as_ref().map(|t| t.shape()),
             states: states.as_ref().map(|t| t.shape()),
         };
-        let sizes = shapes.check(which)?;
-        let ConvSizes { batch, channels, tokens, width, n_slots, .. } = sizes;
-        if y.shape() != x.shape() {
-            return Err(Error::shape(op, "y", y.shape(), format!("{:?} (shape of x)", x.shape())));
+        let sizes = shapes.check(*which)?;
+        let ConvSizes { batch, channels, tokens, width, n_slots, axes } = sizes;
+        let channel_axis = axes[1].unwrap_or(0);
+        let mut own_channels = Vec::new();
+        for (arg, y) in ys {
+            // One tensor has all channels.
+            let own =
+                if ys.len() == 1 { channels } else { y.shape().get(channel_axis).copied().unwrap_or(0) };
+            let mut want = x.shape().to_vec();
+            want[channel_axis] = own;
+            if y.shape() != want {
+                let why = if ys.len() == 1 { "shape of x" } else { "shape of x, with its own channels" };
+                return Err(Error::shape(op, arg, y.shape(), format!("{want:?} ({why})")));
+            }
+            own_channels.push(own);
+        }
+        if own_channels.iter().sum::<usize>() != channels {
+            let got = format!("{own_channels:?} channels");
+            return Err(Error::argument(op, ys[0].0, got, format!("{channels} together (channels of x)")));
         }
         weight.expect_contiguous(op, "weight")?;
         expect_vector(op, "bias", bias.as_ref())?;
@@ -378,8 +455,9 @@ impl<'a, T: Float, W: ConvWeight<T>> Conv<'a, T, W> {
         expect_vector(op, slots_arg, slots.as_ref())?;
         expect_vector(op, "has_initial_state", has_initial_state.as_ref())?;
         let x_at = sizes.strides(x.shape(), x.strides());
-        let y_at = sizes.strides(y.shape(), y.strides());
-        for (arg, at, layout) in [("x", x_at, x.layout()), ("y", y_at, y.layout())] {
+        let y_at: Vec<Strides> = ys.iter().map(|(_, y)| sizes.strides(y.shape(), y.strides())).collect();
+        let layouts = ys.iter().zip(&y_at).map(|((arg, y), at)| (*arg, *at, y.layout()));
+        for (arg, at, layout) in [("x", x_at, x.layout())].into_iter().chain(layouts) {
             if at.channel != 1 && at.inner != 1 {
                 return Err(Error::stride(op, arg, layout, "unit stride on channels or on tokens"));
             }
@@ -387,7 +465,9 @@ impl<'a, T: Float, W: ConvWeight<T>> Conv<'a, T, W> {
 
         let element = size_of::<T>() as u64;
         x.expect_aligned(op, "x", element)?;
-        y.expect_aligned(op, "y", element)?;
+        for (arg, y) in ys {
+            y.expect_aligned(op, arg, element)?;
+        }
         weight.expect_aligned(op, "weight", size_of::<W>() as u64)?;
         if let Some(states) = &states {
             states.expect_aligned(op, "conv_states", element)?;
@@ -396,16 +476,19 @@ impl<'a, T: Float, W: ConvWeight<T>> Conv<'a, T, W> {
             tensor.map(|tensor| tensor as _)
         }
         let inputs: [NamedOperand; 6] = [
-            ("x", Some(&x)),
-            ("weight", Some(&weight)),
+            ("x", Some(x)),
+            ("weight", Some(weight)),
             ("bias", some(bias.as_ref())),
             ("query_start_loc", some(starts.as_ref())),
             (slots_arg, some(slots.as_ref())),
             ("has_initial_state", some(has_initial_state.as_ref())),
         ];
-        let y_may_be: &[_] = if update { &["x"] } else { &[] };
-        let outputs: [(NamedOperand, &[_]); 2] =
-            [(("y", Some(&y)), y_may_be), (("conv_states", some(states.as_ref())), &[])];
+        let y_may_be: &[_] = if update && ys.len() == 1 { &["x"] } else { &[] };
+        let mut outputs: Vec<(NamedOperand, &[_])> = Vec::new();
+        for (arg, y) in ys {
+            outputs.push(((arg, Some(*y)), y_may_be));
+        }
+        outputs.push((("conv_states", some(states.as_deref())), &[]));
         check_aliases(op, &inputs, &outputs)?;
         let limit = i32::MAX as usize;
         for (n, what) in [(batch, "sequences"), (channels, "channels"), (tokens, "tokens")] {
@@ -414,7 +497,7 @@ impl<'a, T: Float, W: ConvWeight<T>> Conv<'a, T, W> {
             }
         }
         if batch == 0 || channels == 0 || tokens == 0 {
-            return Ok(());
+            return Ok(None);
         }
 
         // Whether lanes are along channels or tokens, and whether the vectorized path serves the tensors.
@@ -428,14 +511,13 @@ impl<'a, T: Float, W: ConvWeight<T>> Conv<'a, T, W> {
             let apart = |axis: usize| lengths[axis] <= 1 || (at[axis] as usize).is_multiple_of(v);
             at[inner] == 1 && (0..3).all(|axis| axis == inner || apart(axis))
         };
-        let fits = if along_channels {
-            channels.is_multiple_of(v)
-        } else {
-            channels.is_multiple_of(TILE_CHANNELS) && tokens >= v && !update
-        };
+        // The channels of a lane go to one tensor.
+        let lane_channels = if along_channels { v } else { TILE_CHANNELS };
+        let fits = own_channels.iter().all(|own| own.is_multiple_of(lane_channels))
+            && (along_channels || (tokens >= v && !update));
         let vectors = fits
-            && (whole(&x_at) && whole(&y_at))
-            && (x.is_aligned(16) && y.is_aligned(16) && weight.is_aligned(16))
+            && (whole(&x_at) && y_at.iter().all(whole))
+            && (x.is_aligned(16) && ys.iter().all(|(_, y)| y.is_aligned(16)) && weight.is_aligned(16))
             && bias.as_ref().is_none_or(|b| b.is_aligned(16));
         let (state_at, state_access) = match &states {
             Some(states) => state_access(states, v),
@@ -463,21 +545,18 @@ impl<'a, T: Float, W: ConvWeight<T>> Conv<'a, T, W> {
         let runs = tokens.div_ceil(run);
         let items = runs.saturating_mul(along).saturating_mul(batches);
         let blocks = if along_channels { items } else { items.div_ceil(wave) };
-        let row = float_index(T::DTYPE);
-        let column = 2 * usize::from(!along_channels) + usize::from(!vectors);
-        let kernel = stream.kernel(KERNELS[row][column])?;
-        let mut launch = stream.launch(op);
+        let kernel = [float_index(T::DTYPE), 2 * usize::from(!along_channels) + usize::from(!vectors)];
         let params = Params {
-            x: launch.input("x", &x)?,
-            weight: launch.input("weight", &weight)?,
+            x: launch.input("x", x)?,
+            weight: launch.input("weight", weight)?,
             bias: launch.optional_input("bias", bias.as_ref())?,
-            y: launch.output("y", &mut y)?,
-            states: launch.optional_output("conv_states", states.as_mut())?,
+            y: GlobalLayout::ABSENT,
+            states: launch.optional_output("conv_states", states)?,
             starts: launch.optional_input("query_start_loc", starts.as_ref())?,
             slots: launch.optional_input(slots_arg, slots.as_ref())?,
             has_initial: launch.optional_input("has_initial_state", has_initial_state.as_ref())?,
             x_at,
-            y_at,
+            y_at: Strides::zeroed(),
             state_at,
             batch: batch as u32,
             channels: channels as u32,
@@ -487,12 +566,29 @@ impl<'a, T: Float, W: ConvWeight<T>> Conv<'a, T, W> {
             width: width as u32,
             n_slots: u32::try_from(n_slots).unwrap_or(u32::MAX),
             weight_is_f32: (W::DTYPE == DType::F32).into(),
-            silu: (activation == ConvActivation::Silu).into(),
+            silu: (*activation == ConvActivation::Silu).into(),
             state_access: state_access as u32,
             update: update.into(),
             pad: 0,
         };
-        // SAFETY: the checks above give x and y batch sequences of the same channels and tokens, weight and bias that many
+        let y_at = y_at.iter().map(|at| [at.outer, at.channel, at.inner]).collect();
+        Ok(Some(ConvPlan { params, y_at, kernel, blocks }))
+    }
+
+    fn run(
+        self,
+        stream: &Stream,
+        mut y: TensorViewMut<'a, T>,
+        mut states: Option<TensorViewMut<'a, T>>,
+    ) -> Result<()> {
+        let mut launch = stream.launch(self.op.name);
+        let plan = self.plan(stream, &mut launch, &[("y", &y)], states.as_mut())?;
+        let Some(ConvPlan { params, y_at, kernel: [row, column], blocks }) = plan else { return Ok(()) };
+        let kernel = stream.kernel(KERNELS[row][column])?;
+        let [outer, channel, inner] = y_at[0];
+        let y_at = Strides { outer, channel, inner };
+        let params = Params { y: launch.output("y", &mut y)?, y_at, ..params };
+        // SAFETY: `plan` gives x and y batch sequences of the same channels and tokens, weight and bias that many
         // channels, states those and width - 1 taps, and the other tensors one element a sequence (starts one more). The
         // kernel stays within these, clamps packed sequences to the tokens, and checks slots, whatever the grid and the
         // indices are.

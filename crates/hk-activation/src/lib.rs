@@ -20,6 +20,12 @@ pub use causal_conv1d::{
     ConvActivation, ConvInputs, ConvOutputs, ConvUpdateInputs, ConvUpdateOutputs, ConvWeight,
     causal_conv1d_fwd, causal_conv1d_update,
 };
+
+/// For crates with entry points of their own over the device header `activation/conv.h`.
+pub mod conv {
+    pub use crate::causal_conv1d::{ConvCall, ConvOp, ConvPlan, ConvShapes, ConvSizes, PARAMS_BYTES};
+}
+
 pub use gated::{gelu_and_mul, gelu_tanh_and_mul, silu_and_mul, swiglu_oai_and_mul};
 pub use mul_add::{MulAddOperand, fused_mul_add};
 #[cfg(feature = "registry")]

@@ -237,6 +237,26 @@ struct TransposedTile {
     Part part[kKeys / kPartKeys];
 };
 
+/// Pieces of four neighbouring rows of a tile, in each part.
+template <class Piece, int kParts>
+struct Quads {
+    Piece part[kParts][4];
+
+    /// From the parts' offsets on, `stride` bytes apart; `first_row(i)` is the first row of part `i`. The first `skip` rows are zero.
+    HK_FN static Quads load(const auto &rows, const u32 (&offset)[kParts], u32 stride, auto first_row, u32 skip) {
+        Quads quads;
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) {
+#pragma unroll
+            for (u32 r = 0; r < 4; ++r) {
+                const u32 at = first_row(i) + r < skip ? hk::Window::kOutOfBounds : offset[i] + r * stride;
+                quads.part[i][r] = rows.of_part(i).template load<Piece>(at);
+            }
+        }
+        return quads;
+    }
+};
+
 /// Moves tiles of values through registers, 4 keys by 4 columns per lane and part, transposed by v_perm (two elements each).
 ///
 /// A wave has 64 columns of 16 neighbouring keys: coalesced 128-byte accesses. The 16 lanes that LDS writes together have 16 columns,
@@ -253,9 +273,7 @@ class TransposingRows {
     using Tile = TransposedTile<kDim, kKeys, kCols>;
     static constexpr int kRows = kKeys;
     static constexpr int kParts = (kUnits + kThreads - 1) / kThreads;
-    struct Chunks {
-        Vec<u32, From::kBytes> part[kParts][4];
-    };
+    using Chunks = Quads<Vec<u32, From::kBytes>, kParts>;
 
   private:
     using Part = typename Tile::Part;
@@ -300,17 +318,7 @@ class TransposingRows {
 
     /// The first `skip` rows are zero.
     HK_FN Chunks load(const auto &rows, u32 skip = 0) const {
-        Chunks chunks;
-#pragma unroll
-        for (int i = 0; i < kParts; ++i) {
-#pragma unroll
-            for (u32 r = 0; r < 4; ++r) {
-                const u32 offset =
-                    quad_of(i, hk::lane_id()) * 4 + r < skip ? hk::Window::kOutOfBounds : offset_[i] + r * stride_;
-                chunks.part[i][r] = rows.of_part(i).template load<Vec<u32, From::kBytes>>(offset);
-            }
-        }
-        return chunks;
+        return Chunks::load(rows, offset_, stride_, [&](int i) { return quad_of(i, hk::lane_id()) * 4; }, skip);
     }
 
     HK_FN void store(const Chunks &chunks, Tile &tile) const {
@@ -349,9 +357,7 @@ class TransposingBytes {
     using Tile = TransposedTile<kDim, kKeys, kCols, 1>;
     static constexpr int kRows = kKeys;
     static constexpr int kParts = kUnits / kThreads;
-    struct Chunks {
-        u32 part[kParts][4];
-    };
+    using Chunks = Quads<u32, kParts>;
 
   private:
     using Part = typename Tile::Part;
@@ -382,17 +388,7 @@ class TransposingBytes {
 
     /// The first `skip` rows are zero.
     HK_FN Chunks load(const auto &rows, u32 skip = 0) const {
-        Chunks chunks;
-#pragma unroll
-        for (int i = 0; i < kParts; ++i) {
-#pragma unroll
-            for (u32 r = 0; r < 4; ++r) {
-                const u32 offset =
-                    quad_of(i, hk::lane_id()) * 4 + r < skip ? hk::Window::kOutOfBounds : offset_[i] + r * stride_;
-                chunks.part[i][r] = rows.of_part(i).template load<u32>(offset);
-            }
-        }
-        return chunks;
+        return Chunks::load(rows, offset_, stride_, [&](int i) { return quad_of(i, hk::lane_id()) * 4; }, skip);
     }
 
     HK_FN void store(const Chunks &chunks, Tile &tile) const {

@@ -4,7 +4,8 @@
 // has a P-th of the list: at most one unit more or less than another. A tile whose units are all in one program is written as it is.
 // Of others, programs write partial results, which lean_merge (merge.hip) adds in ascending order of keys. Nobody waits for another block.
 //
-// Sequences have as many queries each. Lengths of keys are on the device: each block counts the units, lanes a sequence each.
+// Sequences have as many queries each. Lengths of keys are on the device: each block counts the units, lanes a sequence each. Keys are
+// rows, or whole pages, of one sequence after the other.
 // Source: Sanovar et al. 2024, "Lean Attention"; Osama et al. 2023, "Stream-K".
 #pragma once
 
@@ -63,9 +64,9 @@ template <u32 kRows, u32 kKeys>
 class Units {
     const Params &p_;
 
-    /// A lane's sequence, and its units [first, end).
+    /// A lane's sequence, its first row or page, and its units [first, end).
     struct Lane {
-        u32 sequence, keys, k_start;
+        u32 sequence, keys, start;
         bool poison;
         u32 first, end;
     };
@@ -91,24 +92,35 @@ class Units {
         return units;
     }
 
+    HK_FN bool paged() const { return p_.pages.table != 0; }
+
+    /// Rows or pages of so many keys.
+    HK_FN u32 places_of(u32 keys) const {
+        const Pages &pages = p_.pages;
+        if (!paged()) return keys;
+        return keys >= 1u << 30 ? ~0u : hk::DivMod(keys + pages.tokens - 1, pages.tokens, pages.inverse).quotient;
+    }
+
     /// Calls `visit(lane)` for a sequence of each lane at a time, until it is true. Poisoned are the first sequence whose keys are not all
     /// there, and those after it. Returns the units of the sequences before the last ones visited, or of all.
     HK_FN u32 scan(auto visit) const {
         const Sequences &s = p_.sequences;
-        u64 keys_before = 0;
+        const u32 room = paged() ? p_.pages.width : s.total_k;
+        u64 places_before = 0;
         u32 units_before = 0;
         for (u32 base = 0; base < s.n; base += hk::kWaveSize) {
             const u32 n = base + hk::lane_id();
             // A negative length is more than there are keys, too.
             const u32 length = n < s.n ? reinterpret_cast<GlobalPtr<const u32>>(s.k_lens)[n] : 0;
-            const u64 upto = keys_before + hk::wave_scan(u64(length));
-            Lane lane = {n, length, u32(upto) - length, upto > s.total_k, 0, 0};
-            if (lane.poison) lane.keys = lane.k_start = 0;
+            const u32 places = places_of(length);
+            const u64 upto = places_before + hk::wave_scan(u64(places));
+            Lane lane = {n, length, u32(upto) - places, upto > room, 0, 0};
+            if (lane.poison) lane.keys = lane.start = 0;
             const u32 units = n < s.n ? of_sequence(lane.keys) : 0;
             lane.end = units_before + hk::wave_scan(units);
             lane.first = lane.end - units;
             if (visit(lane)) break;
-            keys_before = hk::last_lane(upto);
+            places_before = hk::last_lane(upto);
             units_before = hk::last_lane(lane.end);
         }
         return units_before;
@@ -133,8 +145,11 @@ class Units {
             if (mine == 0) return false;
             const u32 lane = u32(__builtin_ctzll(mine));
             work.sequence = hk::broadcast(of.sequence, lane);
-            work.k_start = hk::broadcast(of.k_start, lane);
-            work.fresh = hk::broadcast(of.keys, lane);
+            const u32 keys = hk::broadcast(of.keys, lane), start = hk::broadcast(of.start, lane);
+            if (paged())
+                work.cached = keys, work.pages = u64(i64(start) + i64(work.kv_head) * p_.pages.head);
+            else
+                work.fresh = keys, work.k_start = start;
             work.poison = hk::broadcast(u32(of.poison), lane) != 0;
             unit -= hk::broadcast(of.first, lane);
             return true;
@@ -142,7 +157,7 @@ class Units {
         const u32 tiles = p_.sequences.tiles_of_one;
         u32 before = 0;
         for (u32 base = 0; base < tiles; base += hk::kWaveSize) {
-            const u32 tile = base + hk::lane_id(), units = tile < tiles ? of_tile(work.fresh, tile) : 0;
+            const u32 tile = base + hk::lane_id(), units = tile < tiles ? of_tile(work.keys(), tile) : 0;
             const u32 upto = before + hk::wave_scan(units);
             const u64 mine = hk::ballot(upto > unit && upto - units <= unit);
             if (mine != 0) {

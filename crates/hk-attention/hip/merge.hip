@@ -1,13 +1,10 @@
-// merge.hip: merges the partial results of parts of the keys, in ascending order: the same bits each time.
-//   M = max over s of m[s];  w[s] = 2^(m[s] - M);  total = sum of w l + 2^(sink - M)
-//   out = sum of (w / total) acc;  lse = ln 2 (M + log2 total)
-// Of one part that has keys the bits are those of a launch without parts.
+// merge.hip: merges the partial results of parts of the keys (merge.h).
 // A lane has four columns of a row. Floor: bytes of the partial results and of the output.
 #include "lean.h"
+#include "merge.h"
 #include "outputs.h"
 
 #include <hk/entry.h>
-#include <hk/math.h>
 
 namespace {
 using namespace attention;
@@ -30,29 +27,13 @@ struct Thread {
 template <class T>
 HK_FN void merge_row(const Params &p, u32 count, auto part, const Work &work, bool packed, u32 query, u32 head,
                      u32 col) {
-    const float sink =
-        p.scores.sink ? reinterpret_cast<GlobalPtr<const float>>(p.scores.sink)[head] * kLog2E : kMinusInf;
-    float most = sink;
-    for (u32 s = 0; s < count; ++s) most = __builtin_fmaxf(most, part(s).sums(p)[0]);
-    const float base = most == kMinusInf ? 0.0f : most;
-    float total = hk::exp2_fast(sink - base);
-    for (u32 s = 0; s < count; ++s) {
-        const auto sums = part(s).sums(p);
-        total = __builtin_fmaf(sums[1], hk::exp2_fast(sums[0] - base), total);
-    }
-    Vec<float, 4> sum = 0.0f;
-    for (u32 s = 0; s < count; ++s) {
-        const Partial partial = part(s);
-        const float weight = hk::exp2_fast(partial.sums(p)[0] - base);
-        // Parts without a visible key have no sums of values. One whose scores are NaN weighs nothing, and makes the total NaN.
-        if (weight != 0.0f || total != total) sum += partial.load(p, col) * (weight / total);
-    }
+    constexpr int kAhead = 4;
+    const auto row = merged_row<kAhead>(count, sink_of(p, head), [&](u32 s) { return part(s).sums(p); });
     const float inverse = p.out_scale ? 1.0f / hk::load_uniform<float>(p.out_scale) : 1.0f;
-    store_columns<T>(p, row_address(p.out, work, packed, query, head), col, sum * inverse);
-    if (p.lse.data && col == 0) {
-        *reinterpret_cast<GlobalPtr<float>>(row_address(p.lse, work, packed, query, head)) =
-            total == 0.0f ? kMinusInf : (base + hk::log2_fast(total)) * kLn2;
-    }
+    store_columns<T>(p, row_address(p.out, work, packed, query, head), col,
+                     row.merged([&](u32 s) { return part(s).load(p, col); }) * inverse);
+    if (p.lse.data && col == 0)
+        *reinterpret_cast<GlobalPtr<float>>(row_address(p.lse, work, packed, query, head)) = row.lse();
 }
 
 /// Of splits of the keys.

@@ -241,9 +241,10 @@ class Prefill {
             const u32 unit = hk::thread_x() + part * kThreads;
             quad = unit / (kDv / 4), col = unit % (kDv / 4) * 4;
             if constexpr (kInQuads) {
-                const u32 lane = hk::lane_id(), wave = unit / hk::kWaveSize, of_row = wave % (kDv / 64);
-                quad = wave / (kDv / 64) * 4 + lane / 4 % 2 * 2 + lane / 8 % 2;
-                col = of_row * 64 + lane / 16 * 16 + lane % 4 * 4;
+                constexpr u32 kColumnsOfWave = 64, kWavesOfRow = kDv / kColumnsOfWave;
+                const u32 lane = hk::lane_id(), wave = unit / hk::kWaveSize;
+                quad = wave / kWavesOfRow * 4 + lane / 4 % 2 * 2 + lane / 8 % 2;
+                col = wave % kWavesOfRow * kColumnsOfWave + lane / 16 * 16 + lane % 4 * 4;
             }
             there = kUnits % kThreads == 0 || unit < kUnits;
         }

@@ -71,11 +71,11 @@ struct KeysValues {
     u32 vectorized;
 };
 
-/// Pages of a cache: page p of sequence n is table[n * row + p], or table[starts[n] + p].
+/// Pages of a cache: page p of sequence n and key head h is table[n * row + h * head + p], or table[starts[n] + p].
 struct Pages {
     u64 table;  // i32; 0: there is no cache
     u64 starts;  // i32 [sequences + 1], or 0
-    i64 row;
+    i64 row, head;
     u32 width;  // entries of a sequence; with `starts`: of the table
     u32 n_pages;  // of the cache
     u32 tokens, inverse;  // of a page, see hk::DivMod
@@ -94,7 +94,7 @@ struct Sequences {
     u32 total_q, total_k;  // rows of packed tensors
     u32 tiles;  // tiles of a head, of all sequences: at least as many as there are
     u32 tiles_of_one;  // tiles of each sequence; 0: found by a scan of the starts
-    u32 k_consecutive;  // k_starts are the sums of k_lens
+    u32 k_consecutive;  // keys, or whole pages of them, of sequences of k_lens keys are one after the other
 };
 
 /// What scores are made of.
@@ -316,7 +316,7 @@ HK_FN void find_keys(const Params &p, Work &work) {
         } else {
             cached = i64(index_at(s.cache_starts, n + 1)) - index_at(s.cache_starts, n);
         }
-        work.pages = u64(i64(n) * p.pages.row);
+        work.pages = u64(i64(n) * p.pages.row + i64(work.kv_head) * p.pages.head);
         i64 room = i64(p.pages.width) * p.pages.tokens;
         if (p.pages.starts) {
             const i64 start = index_at(p.pages.starts, n);

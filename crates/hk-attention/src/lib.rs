@@ -2,6 +2,7 @@
 
 hk_core::include_kernels!();
 
+mod decode;
 mod kv_cache;
 mod mla;
 #[cfg(feature = "registry")]
@@ -10,6 +11,7 @@ mod prefill;
 #[cfg(feature = "registry")]
 pub mod reference;
 
+pub use decode::*;
 pub use kv_cache::*;
 pub use mla::*;
 #[cfg(feature = "registry")]

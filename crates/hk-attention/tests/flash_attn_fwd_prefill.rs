@@ -2,8 +2,10 @@
 
 use crate::common::attention::{Builder, COLUMNS, HEADS, MASKS, TYPES, masked};
 use hk_attention::{
-    AttentionOutputs, Dropout, FlashInputs, FlashOptions, Qkv, SequenceStarts, flash_attn_fwd_prefill,
+    AttentionOutputs, Dropout, FlashInputs, FlashOptions, FlashRotary, Qkv, SequenceStarts,
+    flash_attn_fwd_prefill,
 };
+use hk_core::plan::rope::RopeStyle;
 use hk_core::registry::Scalar;
 use hk_core::{DType, Layout, bf16};
 use hk_testkit::{self as kit, Place, Refusals, kind};
@@ -98,13 +100,51 @@ fn transposed_log_sum_exp() {
                 seqused_k: None,
             };
             let outputs = AttentionOutputs { out: out.view_mut(), lse: Some(lse.view_mut()) };
-            flash_attn_fwd_prefill(gpu.stream(), inputs, outputs, &FlashOptions::default()).unwrap();
+            flash_attn_fwd_prefill(gpu.stream(), inputs, outputs, None, &FlashOptions::default()).unwrap();
             gpu.assert_guards(&lse);
             gpu.download(&lse)
         };
         let want = run([2, 20].into());
         kit::assert_bits(&run(Place::new(Layout::with_strides([2, 20], [3, 7]).unwrap())), &want);
     }
+}
+
+/// Both styles, all columns or a part, on batched and packed sequences, with the positions that they begin at and without.
+#[test]
+fn rotated_queries_and_keys() {
+    let rotated = |call: Builder, dtype, [rows, width]: [usize; 2], n: usize| {
+        let style = Scalar::Choice(["neox", "interleaved"][n % 2]);
+        let call = call.tensor("cos", dtype, [rows, width]).tensor("sin", dtype, [rows, width]);
+        call.want("q_rotated").want("k_rotated").want("lse").scalars(&[("style", style)])
+    };
+    let mut n = 0;
+    for packed in [false, true] {
+        for offsets in [None, Some([0, 17, 5]), Some([3, i32::MAX, -1])] {
+            for [dqk, width] in [[64, 32], [128, 32], [40, 3]] {
+                let ([heads, kv_heads], dtype) = (HEADS[n % 4], TYPES[n % 3]);
+                let call = if packed {
+                    let columns = [heads, kv_heads, dqk, 32];
+                    Builder::packed(OP, dtype, [&[9, 0, 65], &[40, 12, 70]], columns)
+                } else {
+                    Builder::dense(OP, dtype, [3, 65, 70, heads, kv_heads, dqk, 32])
+                };
+                let mut call = masked(rotated(call, dtype, [87, width], n), MASKS[n % 7]);
+                if let Some(offsets) = offsets {
+                    call = call.integers("offsets", &offsets);
+                }
+                let what = format!("{dtype}, packed: {packed}, offsets {offsets:?}, {width} of {dqk}");
+                call.check(&what, n as u64);
+                n += 1;
+            }
+        }
+    }
+    // Positions beyond the tables, and starts that fall.
+    let short = Builder::packed(OP, DType::Bf16, [&[30, 10], &[30, 30]], [2, 1, 16, 16]);
+    rotated(short, DType::Bf16, [25, 8], 0).check("tables of 25 rows", 1);
+    let b = Builder::new(OP).tensor("q", DType::F16, [20, 2, 16]).tensor("k", DType::F16, [20, 1, 16]);
+    let b = b.tensor("v", DType::F16, [20, 1, 16]);
+    let b = b.integers("cu_seqlens_q", &[0, 10, 20]).integers("cu_seqlens_k", &[0, 25, 20]);
+    rotated(b, DType::F16, [20, 8], 0).integers("offsets", &[1, 2]).check("starts that fall", 2);
 }
 
 #[test]
@@ -134,7 +174,15 @@ fn bad_calls_are_refused() {
             };
             let outputs =
                 AttentionOutputs { out: tensors.output::<bf16>("out"), lse: tensors.optional_output("lse") };
-            flash_attn_fwd_prefill(stream, inputs, outputs, &flash)
+            let rotary = tensors.optional_input("cos").map(|cos| FlashRotary {
+                cos,
+                sin: tensors.input("sin"),
+                style: RopeStyle::Neox,
+                offsets: tensors.optional_input("offsets"),
+                q_rotated: tensors.output("q_rotated"),
+                k_rotated: tensors.output("k_rotated"),
+            });
+            flash_attn_fwd_prefill(stream, inputs, outputs, rotary, &flash)
         })
     };
     table()
@@ -193,4 +241,38 @@ fn bad_calls_are_refused() {
             call.options.packed = true;
             call.elsewhere("cu_seqlens_q");
         });
+    table()
+        .input::<bf16>("q", [2, 3, 4, 8])
+        .input::<bf16>("k", [2, 5, 2, 8])
+        .input::<bf16>("v", [2, 5, 2, 6])
+        .input::<bf16>("cos", [9, 3])
+        .input::<bf16>("sin", [9, 3])
+        .input::<i32>("offsets", [2])
+        .output::<bf16>("out", [2, 3, 4, 6])
+        .output::<bf16>("q_rotated", [2, 3, 4, 8])
+        .output::<bf16>("k_rotated", [2, 5, 2, 8])
+        .accepts(|_| {})
+        .refuses(kind!(Shape), &["flash_attn_fwd_prefill: q_rotated: shape [2, 5, 2, 8]"], |call| {
+            call.shape("q_rotated", [2, 5, 2, 8]);
+        })
+        .refuses(kind!(Shape), &["flash_attn_fwd_prefill: k_rotated: shape [2, 5, 2, 6]"], |call| {
+            call.shape("k_rotated", [2, 5, 2, 6]);
+        })
+        .refuses(kind!(Shape), &["flash_attn_fwd_prefill: sin: shape [8, 3]", "[9, 3]"], |call| {
+            call.shape("sin", [8, 3]);
+        })
+        .refuses(kind!(Shape), &["flash_attn_fwd_prefill: q: shape [2, 3, 4, 8]", "10 columns"], |call| {
+            call.shape("cos", [9, 5]);
+            call.shape("sin", [9, 5]);
+        })
+        .refuses(kind!(Argument), &["flash_attn_fwd_prefill: rotary: 0"], |call| {
+            call.shape("cos", [9, 0]);
+            call.shape("sin", [9, 0]);
+        })
+        .refuses(kind!(Shape), &["flash_attn_fwd_prefill: offsets: shape [3]", "[2]"], |call| {
+            call.shape("offsets", [3]);
+        })
+        .refuses(kind!(Stride), &["q_rotated"], |call| call.strides("q_rotated", [192, 64, 16, 2]))
+        .refuses_other_devices()
+        .refuses_overlaps();
 }

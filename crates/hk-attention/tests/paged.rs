@@ -3,10 +3,10 @@
 
 use crate::common::integers;
 use hk_attention::{
-    AttentionOutputs, CacheScales, CustomMask, Descales, ExtendInputs, ExtendOptions, KvLayout, OPERATORS,
-    PaPrefillInputs, PaPrefillOptions, PagedKv, Pages, RopeCacheInputs, RopeCacheOutputs, UnifiedInputs,
-    UnifiedOptions, chunked_pa_prefill, extend_attn, pa_prefill, reference::element_of,
-    rope_reshape_and_cache, unified_attn,
+    AttentionOutputs, CacheScales, CustomMask, DecodeWorkspace, Descales, ExtendInputs, ExtendOptions,
+    KvLayout, OPERATORS, PaPrefillInputs, PaPrefillOptions, PagedKv, Pages, RopeCacheInputs,
+    RopeCacheOutputs, Splits, UnifiedInputs, UnifiedOptions, chunked_pa_prefill, extend_attn, pa_prefill,
+    reference::element_of, rope_reshape_and_cache, unified_attn,
 };
 use hk_core::plan::rope::{Positions, Rope, RopeDirection, RopeSpan, RopeStyle, RopeTableWidth, RopeTables};
 use hk_core::registry::{Described, HostCall, HostTensor, Scalar};
@@ -17,7 +17,7 @@ use hk_testkit::{
     host_call, kind, proptest::prelude::*, proptest::sample::select, sanitized_devices,
 };
 
-const LAYOUTS: [(&str, KvLayout); 4] = [
+pub const LAYOUTS: [(&str, KvLayout); 4] = [
     ("nhd", KvLayout::Nhd),
     ("hnd", KvLayout::Hnd),
     ("paged", KvLayout::Paged),
@@ -25,7 +25,7 @@ const LAYOUTS: [(&str, KvLayout); 4] = [
 ];
 
 /// An element of a cache.
-trait Cached: Element {
+pub trait Cached: Element {
     /// What slots hold that no sequence has.
     const UNUSED: Self;
     /// Of the elements, whose products have the size of normal ones.
@@ -62,22 +62,22 @@ impl Cached for i8 {
 
 /// Sequences whose keys are in pages, in slots, or packed.
 #[derive(Debug, Clone)]
-struct Case {
+pub struct Case {
     /// Queries and keys of each sequence.
-    lens: Vec<[usize; 2]>,
-    kv_heads: usize,
-    group: usize,
+    pub lens: Vec<[usize; 2]>,
+    pub kv_heads: usize,
+    pub group: usize,
     /// Of queries and keys, of values.
-    columns: [usize; 2],
-    layout: (&'static str, KvLayout),
-    page: usize,
-    seed: u64,
+    pub columns: [usize; 2],
+    pub layout: (&'static str, KvLayout),
+    pub page: usize,
+    pub seed: u64,
     /// Which pages sequences have.
-    order: u64,
+    pub order: u64,
 }
 
 impl Case {
-    fn new(lens: &[[usize; 2]], [kv_heads, group]: [usize; 2], columns: [usize; 2]) -> Self {
+    pub fn new(lens: &[[usize; 2]], [kv_heads, group]: [usize; 2], columns: [usize; 2]) -> Self {
         Self {
             lens: lens.to_vec(),
             kv_heads,
@@ -91,22 +91,22 @@ impl Case {
     }
 
     /// The dense kernel serves it in 16 bits.
-    fn is_dense(&self) -> bool {
+    pub fn is_dense(&self) -> bool {
         let rows = matches!(self.layout.1, KvLayout::Nhd | KvLayout::Hnd);
         rows && self.page.is_multiple_of(16) && self.columns.iter().all(|n| n.is_multiple_of(8))
     }
 
-    fn total(&self, of: usize) -> usize {
+    pub fn total(&self, of: usize) -> usize {
         self.lens.iter().map(|lens| lens[of]).sum()
     }
 
     /// Elements `[rows, heads, columns]` of sequence `n`, the same whichever others there are.
-    fn drawn<T: Cached>(&self, n: usize, what: u64, len: usize) -> Vec<T> {
+    pub fn drawn<T: Cached>(&self, n: usize, what: u64, len: usize) -> Vec<T> {
         let seed = self.seed.wrapping_mul(31).wrapping_add(what) ^ (n as u64) << 20;
         Fill::Normal.elements::<f32>(len, seed).into_iter().map(T::of).collect()
     }
 
-    fn q<T: Cached>(&self) -> HostTensor {
+    pub fn q<T: Cached>(&self) -> HostTensor {
         let row = self.kv_heads * self.group * self.columns[0];
         let of = |(n, lens): (usize, &[usize; 2])| self.drawn::<T>(n, 0, lens[0] * row);
         let all: Vec<T> = self.lens.iter().enumerate().flat_map(of).collect();
@@ -114,13 +114,13 @@ impl Case {
     }
 
     /// Keys or values of a sequence.
-    fn rows<T: Cached>(&self, n: usize, values: bool) -> Vec<T> {
+    pub fn rows<T: Cached>(&self, n: usize, values: bool) -> Vec<T> {
         let row = self.kv_heads * self.columns[usize::from(values)];
         self.drawn(n, 1 + u64::from(values), self.lens[n][1] * row)
     }
 
     /// Keys or values of all sequences: all of them, or of their queries only.
-    fn packed<T: Cached>(&self, values: bool, fresh: bool) -> HostTensor {
+    pub fn packed<T: Cached>(&self, values: bool, fresh: bool) -> HostTensor {
         let row = self.kv_heads * self.columns[usize::from(values)];
         let of = |n: usize| {
             let [queries, keys] = self.lens[n];
@@ -132,20 +132,20 @@ impl Case {
         HostTensor::new(shape, &all).unwrap()
     }
 
-    fn starts(&self, of: impl Fn(&[usize; 2]) -> usize) -> HostTensor {
+    pub fn starts(&self, of: impl Fn(&[usize; 2]) -> usize) -> HostTensor {
         let mut starts = vec![0i32];
         self.lens.iter().for_each(|lens| starts.push(starts[starts.len() - 1] + of(lens) as i32));
         ints(&starts)
     }
 
     /// A permutation of the first numbers.
-    fn permutation(&self, n: usize) -> Vec<usize> {
+    pub fn permutation(&self, n: usize) -> Vec<usize> {
         let mut left: Vec<usize> = (0..n).collect();
         integers(self.order, n, 1 << 30).into_iter().map(|at| left.swap_remove(at % left.len())).collect()
     }
 
     /// Caches and the block table; the first `used` keys of sequences are in them, all other slots hold what spoils results.
-    fn cache<C: Cached>(&self, used: impl Fn(&[usize; 2]) -> usize) -> [HostTensor; 3] {
+    pub fn cache<C: Cached>(&self, used: impl Fn(&[usize; 2]) -> usize) -> [HostTensor; 3] {
         let pages_of = |lens: &[usize; 2]| lens[1].div_ceil(self.page);
         let width = self.lens.iter().map(pages_of).max().unwrap_or(0) + 1;
         let count = self.lens.iter().map(pages_of).sum::<usize>() + 2;
@@ -183,11 +183,11 @@ impl Case {
         ]
     }
 
-    fn layout(&self) -> (&'static str, Scalar) {
+    pub fn layout(&self) -> (&'static str, Scalar) {
         ("layout", Scalar::Choice(self.layout.0))
     }
 
-    fn unified<T: Cached, C: Cached>(&self) -> Given {
+    pub fn unified<T: Cached, C: Cached>(&self) -> Given {
         let [k, v, table] = self.cache::<C>(|lens| lens[1]);
         let lens: Vec<i32> = self.lens.iter().map(|lens| lens[1] as i32).collect();
         let tensors = vec![
@@ -201,7 +201,7 @@ impl Case {
         Given { op: "unified_attn", tensors, scalars: vec![self.layout()], wanted: vec!["lse"] }
     }
 
-    fn varlen<T: Cached>(&self, paged: bool) -> Given {
+    pub fn varlen<T: Cached>(&self, paged: bool) -> Given {
         let mut tensors = vec![
             ("q", self.q::<T>()),
             ("cu_seqlens_q", self.starts(|lens| lens[0])),
@@ -217,7 +217,7 @@ impl Case {
         Given { op: "mha_varlen", tensors, scalars: vec![self.layout(), causal], wanted: vec!["lse"] }
     }
 
-    fn prefill<T: Cached, C: Cached>(&self, op: &'static str) -> Given {
+    pub fn prefill<T: Cached, C: Cached>(&self, op: &'static str) -> Given {
         let single = |lens: &[usize; 2]| op == "chunked_pa_prefill" && lens[0] == 1;
         let [k, v, table] = self.cache::<C>(|lens| if single(lens) { lens[1] } else { lens[1] - lens[0] });
         let lens: Vec<i32> = self.lens.iter().map(|lens| lens[1] as i32).collect();
@@ -249,7 +249,21 @@ impl Case {
         Given { op, tensors, scalars: vec![self.layout()], wanted: vec![] }
     }
 
-    fn extend<T: Cached, C: Cached>(&self) -> Given {
+    /// The last token of each sequence.
+    pub fn decode<T: Cached, C: Cached>(&self) -> Given {
+        let given = self.unified::<T, C>();
+        let names = [("seqused_k", "seq_lens"), ("q", "q"), ("k_cache", "k_cache"), ("v_cache", "v_cache")];
+        let names = names.into_iter().chain([("block_table", "block_table")]);
+        let tensors = names.map(|(from, to)| (to, given.get(from).clone())).collect();
+        let given = Given { op: "pa_decode", tensors, ..given };
+        if C::SCALE == 1.0 {
+            return given;
+        }
+        let scale = || HostTensor::new([1], &[C::SCALE]).unwrap();
+        given.with("k_scale", scale()).with("v_scale", scale())
+    }
+
+    pub fn extend<T: Cached, C: Cached>(&self) -> Given {
         let slots = self.total(1) + 3;
         let order = self.permutation(slots);
         let (mut pools, mut list) = (vec![], vec![]);
@@ -284,67 +298,72 @@ impl Case {
     }
 }
 
-fn ints(values: &[i32]) -> HostTensor {
+pub fn ints(values: &[i32]) -> HostTensor {
     HostTensor::new([values.len()], values).unwrap()
 }
 
 /// A call in the making.
 #[derive(Debug, Clone)]
-struct Given {
-    op: &'static str,
-    tensors: Vec<(&'static str, HostTensor)>,
-    scalars: Vec<(&'static str, Scalar)>,
-    wanted: Vec<&'static str>,
+pub struct Given {
+    pub op: &'static str,
+    pub tensors: Vec<(&'static str, HostTensor)>,
+    pub scalars: Vec<(&'static str, Scalar)>,
+    pub wanted: Vec<&'static str>,
 }
 
 impl Given {
-    fn with(mut self, name: &'static str, tensor: HostTensor) -> Self {
+    pub fn with(mut self, name: &'static str, tensor: HostTensor) -> Self {
         self.tensors.retain(|(other, _)| *other != name);
         self.tensors.push((name, tensor));
         self
     }
 
-    fn floats(self, name: &'static str, shape: &[usize], seed: u64) -> Self {
+    pub fn floats(self, name: &'static str, shape: &[usize], seed: u64) -> Self {
         let values: Vec<f32> = Fill::Normal.elements(shape.iter().product(), seed);
         let values: Vec<f32> = values.into_iter().map(|x| 0.3 + 0.1 * x.abs()).collect();
         self.with(name, HostTensor::new(shape, &values).unwrap())
     }
 
-    fn scalar(mut self, name: &'static str, value: Scalar) -> Self {
+    pub fn scalar(mut self, name: &'static str, value: Scalar) -> Self {
         self.scalars.push((name, value));
         self
     }
 
+    /// By the kernels of prompts.
+    pub fn of_prompts(self) -> Self {
+        self.scalar("tile", Scalar::Choice("short"))
+    }
+
     /// By the general kernel: with an option that changes nothing.
-    fn generally(self) -> Self {
+    pub fn generally(self) -> Self {
         let heads = self.get("q").shape()[1];
         self.with("alibi", HostTensor::new([heads], &vec![0f32; heads]).unwrap())
     }
 
-    fn get(&self, name: &str) -> &HostTensor {
+    pub fn get(&self, name: &str) -> &HostTensor {
         &self.tensors.iter().find(|(other, _)| *other == name).unwrap().1
     }
 
     /// With integers changed.
-    fn changed(self, name: &'static str, change: impl FnOnce(&mut [i32])) -> Self {
+    pub fn changed(self, name: &'static str, change: impl FnOnce(&mut [i32])) -> Self {
         let tensor = self.get(name);
         let (shape, mut values) = (tensor.shape().to_vec(), tensor.elements::<i32>().unwrap());
         change(&mut values);
         self.with(name, HostTensor::new(shape, &values).unwrap())
     }
 
-    fn call(&self) -> HostCall {
+    pub fn call(&self) -> HostCall {
         host_call(OPERATORS, self.op, &self.tensors, &self.scalars, &self.wanted).unwrap()
     }
 
     #[track_caller]
-    fn check(&self) {
+    pub fn check(&self) {
         check_call(&self.call()).unwrap();
     }
 
     /// The same on one device, for types that others do not have.
     #[track_caller]
-    fn check_on(&self, gpu: &Gpu) {
+    pub fn check_on(&self, gpu: &Gpu) {
         let call = self.call();
         let outputs = call.operator().execute(gpu.stream(), &call).unwrap();
         for comparison in compare_outputs(call.operator(), &call, &outputs).unwrap() {
@@ -354,7 +373,7 @@ impl Given {
 
     /// `out` on each device.
     #[track_caller]
-    fn outs(&self) -> Vec<HostTensor> {
+    pub fn outs(&self) -> Vec<HostTensor> {
         let call = self.call();
         let run = |stream: &Stream| call.operator().execute(stream, &call).unwrap().swap_remove(0).1;
         devices().iter().map(|gpu| run(gpu.stream())).collect()
@@ -362,7 +381,7 @@ impl Given {
 
     /// Rows of `out` that are NaN, with every sanitizer on, after a comparison with the reference.
     #[track_caller]
-    fn poisoned_rows(&self) -> Vec<usize> {
+    pub fn poisoned_rows(&self) -> Vec<usize> {
         let call = self.call();
         let want = (call.operator().reference)(&call).unwrap();
         let mut all = vec![];
@@ -427,12 +446,12 @@ fn cases() -> impl Strategy<Value = Case> {
 }
 
 /// Which of an operator's options a call has, and its types: bits.
-fn maybe(bits: u32, bit: u32) -> bool {
+pub fn maybe(bits: u32, bit: u32) -> bool {
     bits >> bit & 1 == 1
 }
 
 /// With options by bits; names that the operator lacks are left out.
-fn with_options(case: &Case, mut given: Given, bits: u32) -> Given {
+pub fn with_options(case: &Case, mut given: Given, bits: u32) -> Given {
     let (n, heads) = (case.lens.len(), case.kv_heads * case.group);
     let operator = OPERATORS.iter().find(|op| op.name == given.op).unwrap();
     let tensors: [(&'static str, Vec<usize>); 8] = [
@@ -551,7 +570,7 @@ proptest! {
     #[test]
     fn pages_are_as_packed_keys(case in cases()) {
         let packed = || case.varlen::<f16>(false);
-        let paged = || [case.varlen::<f16>(true), case.unified::<f16, f16>()];
+        let paged = || [case.varlen::<f16>(true), case.unified::<f16, f16>().of_prompts()];
         if case.is_dense() {
             let want = packed().outs();
             for paged in paged() {
@@ -592,7 +611,7 @@ fn a_sequence_is_the_same_in_any_batch() {
             let run = |case: &Case| -> Vec<Vec<bf16>> {
                 let mut given = given::<bf16, bf16>(case, op);
                 if op != 1 {
-                    given = given.scalar("window", Scalar::Int(29));
+                    given = given.scalar("window", Scalar::Int(29)).of_prompts();
                 }
                 given.outs().iter().map(|t| t.elements().unwrap()).collect()
             };
@@ -609,6 +628,49 @@ fn a_sequence_is_the_same_in_any_batch() {
                 }
                 at += queries;
             }
+        }
+    }
+}
+
+/// Single tokens beside prompts have a launch of their own, drafts tiles of few queries.
+#[test]
+fn single_tokens_and_drafts() {
+    let mixed = [[1, 200], [40, 90], [1, 33], [0, 0], [1, 700], [3, 3]];
+    let drafts = [[4, 200], [1, 1], [0, 9], [3, 700]];
+    for (heads, columns) in [([2, 8], [64, 64]), ([1, 20], [128, 128]), ([2, 3], [40, 256])] {
+        for lens in [&mixed[..], &drafts, &mixed[..1]] {
+            let case = Case { page: 32, ..Case::new(lens, heads, columns) };
+            case.unified::<bf16, bf16>().check();
+            case.unified::<f16, f16>().scalar("window", Scalar::Int(70)).check();
+            given::<bf16, bf16>(&case, 3).check();
+            let few = case.unified::<bf16, bf16>().scalar("tile", Scalar::Choice("few"));
+            few.clone().floats("alibi", &[lens.len(), heads[0] * heads[1]], 5).check();
+            few.scalar("keys_per_split", Scalar::Count(64)).check();
+        }
+    }
+}
+
+/// With a tile and a number of keys, or of splits, a sequence has the bits that it has alone.
+#[test]
+fn splits_of_few_queries_are_the_same_in_any_batch() {
+    let lens = [[3, 300], [1, 33], [5, 1000], [0, 9], [2, 129]];
+    let case = Case::new(&lens, [2, 3], [128, 64]);
+    for splits in [("keys_per_split", 128), ("nsplit", 3)] {
+        let run = |case: &Case| -> Vec<Vec<bf16>> {
+            let given = case.unified::<bf16, bf16>().scalar("tile", Scalar::Choice("few"));
+            let given = given.scalar(splits.0, Scalar::Count(splits.1));
+            given.outs().iter().map(|t| t.elements().unwrap()).collect()
+        };
+        let (all, row) = (run(&case), 6 * 64);
+        let mut at = 0;
+        for (n, &[queries, keys]) in lens.iter().enumerate() {
+            let mut alone = vec![[0, 0]; n];
+            alone.push([queries, keys]);
+            let alone = Case { lens: alone, order: 9, ..case.clone() };
+            for (got, all) in run(&alone).iter().zip(&all) {
+                assert_eq!(got[..], all[at * row..][..queries * row], "sequence {n}, {splits:?}");
+            }
+            at += queries;
         }
     }
 }
@@ -894,7 +956,8 @@ fn strided_views_are_the_same() {
         };
         let outputs =
             AttentionOutputs { out: out.view_mut(), lse: Some(lse.view_mut().transpose(0, 1).unwrap()) };
-        unified_attn(gpu.stream(), inputs, outputs, &UnifiedOptions::default()).unwrap();
+        unified_attn(gpu.stream(), inputs, outputs, DecodeWorkspace::default(), &UnifiedOptions::default())
+            .unwrap();
         assert_bits(&gpu.download(&out), &want.elements::<bf16>().unwrap());
         gpu.assert_guards(&out);
         gpu.assert_guards(&lse);
@@ -960,7 +1023,8 @@ fn caches_that_are_written_are_read() {
             seqused_k: lens.view(),
         };
         let outputs = AttentionOutputs { out: out.view_mut(), lse: None };
-        unified_attn(stream, inputs, outputs, &UnifiedOptions::default()).unwrap();
+        unified_attn(stream, inputs, outputs, DecodeWorkspace::default(), &UnifiedOptions::default())
+            .unwrap();
         assert_bits(&gpu.download(&out), &want.elements::<bf16>().unwrap());
     }
 }
@@ -1047,10 +1111,12 @@ fn call_unified(stream: &Stream, tensors: &mut Tensors, (layout, scale, softcap)
         out_scale: tensors.optional_input("out_scale"),
         window: None,
         tile: None,
+        splits: Splits::Auto,
     };
     let outputs =
         AttentionOutputs::<bf16> { out: tensors.output("out"), lse: tensors.optional_output("lse") };
-    unified_attn(stream, inputs, outputs, &options)
+    let workspace = DecodeWorkspace { partials: tensors.optional_output("workspace"), tickets: None };
+    unified_attn(stream, inputs, outputs, workspace, &options)
 }
 
 #[test]
@@ -1072,7 +1138,9 @@ fn errors_of_unified_attn() {
         .input::<f32>("out_scale", [1])
         .output::<bf16>("out", [6, 4, 16])
         .output::<f32>("lse", [6, 4])
+        .output::<f32>("workspace", [1000])
         .accepts(|_| {})
+        .refuses(kind!(Stride), &["workspace"], |c| c.strides("workspace", [2]))
         .refuses(kind!(Shape), &["q: shape [6, 3, 32]", "multiple of 2"], |c| c.shape("q", [6, 3, 32]))
         .refuses(kind!(Shape), &["k_cache", "of q"], |c| c.shape("q", [6, 4, 33]))
         .refuses(kind!(Shape), &["q", "512 columns"], |c| {
@@ -1200,7 +1268,7 @@ fn errors_of_pa_prefill() {
             };
             let out = tensors.output("out");
             if chunked {
-                chunked_pa_prefill(stream, inputs, out, &options)
+                chunked_pa_prefill(stream, inputs, out, DecodeWorkspace::default(), &options)
             } else {
                 pa_prefill(stream, inputs, out, &options, false)
             }

@@ -45,6 +45,8 @@ pub const FAMILIES: &[&[Operator]] = &[
     hk_gemm::OPERATORS,
     hk_sampling::OPERATORS,
     hk_attention::OPERATORS,
+    hk_moe::OPERATORS,
+    hk_gdr::OPERATORS,
 ];
 
 /// Families that have more than one way to make what a call asks for, and which they take.

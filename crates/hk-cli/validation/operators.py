@@ -43,6 +43,10 @@ NOT_COMPARED = {
     "batched_gemm_a16wfp4": "quantizes activations on the fly; its GEMM is that of batched_gemm_afp4wfp4",
     "batched_gemm_a8w8_ptgq": "quantizes activations on the fly, and a value on a tie of two quantized values changes a sum; its GEMM is that of batched_gemm_a8w8, its quantization those of group_quant",
     "fused_rmsnorm_mxfp4_quant": "a norm in f32 on a tie of two quantized values falls to either; its norm is that of rmsnorm, its quantization those of dynamic_mxfp4_quant",
+    "moe_align_block_size": "lists of integers, exact by the registry's reference; JAX has no such function",
+    "moe_routing": "lists of integers, exact by the registry's reference; its choice is that of moe_topk",
+    "moe_bitmatrix": "counts, exact by the registry's reference",
+    "moe_expt_data": "lists of integers, exact by the registry's reference; JAX has no such function",
     "shuffle_scales": "an order of bytes, exact by the registry's reference; NumPy has none of its own",
     "unshuffle_scales": "the inverse of shuffle_scales",
     "shuffle_weight": "an order of bytes, exact by the registry's reference; NumPy has none of its own",
@@ -229,6 +233,27 @@ def topk(d):
 
 
 @case
+def moe_topk(d):
+    t, (tokens, experts) = d.dtype(), (d.size(12), d.size(1024))
+    logits, k = d.normal((tokens, experts), t, 2), d.size(min(experts, 32))
+    # Equal logits: JAX gives the lower index first.
+    _, ids = jax.lax.top_k(f64(logits), k)
+    weights = jnp.take_along_axis(jax.nn.softmax(f64(logits), axis=-1), ids, axis=-1)
+    weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
+    parameters = {"k": k, "scores": "softmax", "renormalize": "true", "ties": "low", "order": "preference"}
+    return {"logits": logits}, parameters, {"weights": (weights, ELEMENTWISE[t]), "ids": (ids, EXACT)}, []
+
+
+@case
+def moe_sum(d):
+    t, tokens, k, cols = d.dtype(), d.size(20), d.size(32), d.size(3000)
+    x, residual = d.normal((tokens * k, cols), t), d.normal((tokens, cols), t)
+    y = jnp.sum(f64(x).reshape(tokens, k, cols), axis=1) + f64(residual)
+    rtol, atol = ELEMENTWISE[t]
+    return {"x": x, "residual": residual}, {"k": k}, {"y": (y, (rtol, atol + 3e-5))}, []
+
+
+@case
 def causal_conv1d_fwd(d):
     t, batch, channels, tokens, width = d.dtype(), d.size(3), d.size(200), d.size(100), int(d.integers(2, 5, ()))
     x, w, b = d.normal((batch, channels, tokens), t), d.normal((channels, width), t), d.normal(channels, t)
@@ -251,6 +276,251 @@ def causal_conv1d_update(d):
     bounds = {bf16: (8e-3, 8e-3), np.float16: (1e-3, 1e-3), np.float32: (1e-5, 1e-5)}[t]
     want = {"y": (y[..., 0] + f64(b), bounds), "conv_states": (window[..., 1:], EXACT)}
     return {"x": x, "weight": w, "bias": b, "conv_states": states}, {}, want, []
+
+
+# Gated delta rule
+
+
+def delta_rule(q, k, v, g, gk, beta, state, scale, l2norm):
+    """q, k [N, T, Hv, K], v [N, T, Hv, V], g and beta [N, T, Hv], gk [N, T, Hv, K], state [N, Hv, K, V]: o, the last state."""
+    if l2norm:
+        q, k = (x / np.sqrt((x * x).sum(-1, keepdims=True) + 1e-6) for x in (q, k))
+
+    def step(s, at):
+        q, k, v, g, gk, beta = at
+        s = s * jnp.exp(g)[..., None, None] * jnp.exp(gk)[..., None]
+        d = beta[..., None] * (v - jnp.einsum("nhkv,nhk->nhv", s, k))
+        s = s + k[..., None] * d[..., None, :]
+        return s, scale * jnp.einsum("nhkv,nhk->nhv", s, q)
+
+    state, o = jax.lax.scan(step, state, tuple(jnp.moveaxis(x, 1, 0) for x in (q, k, v, g, gk, beta)))
+    return jnp.moveaxis(o, 0, 1), state
+
+
+def rms_bound(t, x):
+    """One rounding to the type, and errors of sums relative to the size of all."""
+    return {bf16: 1 / 256, np.float16: 1 / 2048, np.float32: 2e-6}[t], 2e-5 * float(jnp.sqrt(jnp.mean(x * x))) + 1e-7
+
+
+def delta_case(d, computed, together):
+    t, n, tokens = d.dtype(), d.size(4), d.size(6)
+    k_heads, group = d.size(3), d.size(3)
+    heads, (dim, v_dim) = k_heads * group, d.pick((16, 16), (64, 40), (128, 64), (d.size(130), d.size(60)))
+    layout, l2norm, channels = d.pick("kv", "vk"), bool(d.pick(0, 1)), bool(d.pick(0, 1))
+    width = 1.0 if l2norm else dim**-0.5
+    q, k = d.normal((n, tokens, k_heads, dim), t, width), d.normal((n, tokens, k_heads, dim), t, width)
+    v, state = d.normal((n, tokens, heads, v_dim), t), d.normal((n, heads, dim, v_dim), np.float32)
+    gate = (heads, dim) if channels else (heads,)
+    parameters = {"layout": layout, "qk_l2norm": str(l2norm).lower()}
+    inputs = {"initial_state": np.ascontiguousarray(state if layout == "kv" else state.swapaxes(2, 3))}
+    if computed:
+        a, b = d.normal((n, tokens, *gate), t, 2.0), d.normal((n, tokens, heads), t, 2.0)
+        a_log, bias = d.normal(heads, np.float32), d.normal(gate, d.pick(t, np.float32))
+        rate = jnp.exp(f64(a_log))[:, None] if channels else jnp.exp(f64(a_log))
+        g, beta = -rate * jax.nn.softplus(f64(a) + f64(bias)), jax.nn.sigmoid(f64(b))
+        inputs |= {"A_log": a_log, "a": a, "b": b, "dt_bias": bias}
+    else:
+        gates = -np.abs(d.normal((n, tokens, *gate), np.float32, 0.3))
+        beta = 1 / (1 + np.exp(-d.normal((n, tokens, heads), np.float32)))
+        inputs |= {"gk" if channels else "g": gates, "beta": beta}
+        g, beta = f64(gates), f64(beta)
+    if together:
+        flat = [x.reshape(n, tokens, -1) for x in (q, k, v)]
+        inputs["qkv"] = np.concatenate(flat, axis=-1)
+        parameters |= {"k_heads": k_heads, "k_dim": dim, "v_dim": v_dim}
+    else:
+        inputs |= {"q": q, "k": k, "v": v}
+    zero = jnp.zeros((n, tokens, heads))
+    gk = g if channels else jnp.zeros((n, tokens, heads, dim))
+    of_head = [f64(np.repeat(x, group, axis=2)) for x in (q, k)]
+    o, last = delta_rule(*of_head, f64(v), zero if channels else g, gk, beta, f64(state), dim**-0.5, l2norm)
+    last = last if layout == "kv" else last.swapaxes(2, 3)
+    want = {"o": (o, rms_bound(t, o)), "final_state": (last, rms_bound(np.float32, last))}
+    return inputs, parameters, want, ["final_state"]
+
+
+@case
+def fused_recurrent(d):
+    return delta_case(d, False, False)
+
+
+@case
+def fused_sigmoid_gating_recurrent(d):
+    return delta_case(d, True, False)
+
+
+@case
+def fused_rearrange_sigmoid_gdr(d):
+    return delta_case(d, True, True)
+
+
+@case
+def fused_gdn_gating_prefill(d):
+    rows, heads, t = d.size(300), d.size(40), d.dtype()
+    a_log, a, b = d.normal(heads, np.float32), d.normal((rows, heads), t, 4.0), d.normal((rows, heads), t, 3.0)
+    bias = d.normal(heads, d.pick(t, np.float32))
+    g = -jnp.exp(f64(a_log)) * jax.nn.softplus(f64(a) + f64(bias))
+    inputs = {"A_log": a_log, "a": a, "b": b, "dt_bias": bias}
+    return inputs, {}, {"g": (g, (2e-5, 1e-37)), "beta": (jax.nn.sigmoid(f64(b)), (2e-5, 1e-37))}, []
+
+
+@case
+def fused_qkvzba_split(d):
+    t, tokens, k_heads, group = d.dtype(), d.size(9), d.size(3), d.size(3)
+    k, v = d.pick((16, 24), (d.size(20), d.size(20)))
+    heads = [d.normal((tokens, k_heads, n), t) for n in (k, k, group * v, group * v)]
+    gates = [d.normal((tokens, k_heads, group), t) for _ in range(2)]
+    rows = [x.reshape(tokens, -1) for x in heads + gates]
+    inputs = {name: np.concatenate(x, axis=-1).reshape(tokens, -1) for name, x in [("mixed_qkvz", heads), ("mixed_ba", gates)]}
+    want = {"qkv": np.concatenate(rows[:3], axis=-1), "z": rows[3].reshape(tokens, -1, v), "b": rows[4], "a": rows[5]}
+    parameters = {"k_heads": k_heads, "v_heads": k_heads * group, "k_dim": k, "v_dim": v}
+    return inputs, parameters, {name: (f64(x), EXACT) for name, x in want.items()}, []
+
+
+def split_conv(d, t, y):
+    """The channels of y, [.., channels], to q, k and v."""
+    key = int(d.integers(0, y.shape[-1] // 2 + 1, ()))
+    bounds = {bf16: (8e-3, 8e-3), np.float16: (1e-3, 1e-3), np.float32: (1e-5, 1e-5)}[t]
+    parts = jnp.split(y, [key, 2 * key], axis=-1)
+    return {"key_dim": key}, {name: (part, bounds) for name, part in zip("qkv", parts)}
+
+
+@case
+def causal_conv1d_fwd_split_qkv(d):
+    t, channels, tokens, width = d.dtype(), d.size(200), d.size(100), int(d.integers(2, 5, ()))
+    x, w, b = d.normal((tokens, channels), t), d.normal((channels, width), t), d.normal(channels, t)
+    y = jax.lax.conv_general_dilated(
+        f64(x).T[None], f64(w)[:, None, :], (1,), [(width - 1, 0)], feature_group_count=channels
+    )[0].T + f64(b)
+    parameters, want = split_conv(d, t, y)
+    starts = np.array([0, tokens], np.int32)
+    return {"x": x, "weight": w, "bias": b, "query_start_loc": starts}, parameters, want, []
+
+
+@case
+def causal_conv1d_update_split_qkv(d):
+    t, batch, channels, width = d.dtype(), d.size(8), d.size(200), int(d.integers(2, 5, ()))
+    x, w, b = d.normal((batch, channels), t), d.normal((channels, width), t), d.normal(channels, t)
+    states = d.normal((batch, channels, width - 1), t)
+    window = jnp.concatenate([f64(states), f64(x)[..., None]], axis=-1)
+    y = jax.lax.conv_general_dilated(window, f64(w)[:, None, :], (1,), [(0, 0)], feature_group_count=channels)
+    parameters, want = split_conv(d, t, y[..., 0] + f64(b))
+    want["conv_states"] = (window[..., 1:], EXACT)
+    return {"x": x, "weight": w, "bias": b, "conv_states": states}, parameters, want, []
+
+
+@case
+def l2norm(d):
+    t, (rows, cols) = d.dtype(), matrix(d)
+    x = f64(a := d.normal((rows, cols), t, 2))
+    y = x / jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6)
+    return {"x": a}, {}, {"y": (y, REDUCTION[t])}, []
+
+
+@case
+def l2norm_bwd(d):
+    rows, cols = matrix(d)
+    x, dy = d.normal((rows, cols), np.float32), d.normal((rows, cols), np.float32)
+    norm = lambda x: x / jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6)  # noqa: E731
+    y, gradient = jax.vjp(norm, f64(x))
+    rstd = (1 / np.sqrt((x.astype(np.float64) ** 2).sum(-1) + 1e-6)).astype(np.float32)
+    (dx,) = gradient(f64(dy))
+    # Errors are relative to what cancels out.
+    bound = 1e-5 * float(jnp.max(jnp.abs(f64(dy)) * f64(rstd)[:, None])) + 1e-9
+    return {"y": np.asarray(y, np.float32), "rstd": rstd, "dy": dy}, {}, {"dx": (dx, (1e-5, bound))}, []
+
+
+@case
+def chunk_local_cumsum(d):
+    batch, tokens, heads, chunk = d.size(3), d.size(200), d.size(20), 2 ** int(d.integers(0, 8, ()))
+    x, reverse = d.normal((batch, tokens, heads), np.float32), bool(d.pick(0, 1))
+    padded = jnp.pad(f64(x), ((0, 0), (0, -tokens % chunk), (0, 0))).reshape(batch, -1, chunk, heads)
+    sums = jnp.flip(jnp.cumsum(jnp.flip(padded, 2), 2), 2) if reverse else jnp.cumsum(padded, 2)
+    y = sums.reshape(batch, -1, heads)[:, :tokens]
+    bound = 1e-6 * float(jnp.max(jnp.sum(jnp.abs(padded), 2)))
+    return {"x": x}, {"chunk_size": chunk, "reverse": str(reverse).lower()}, {"y": (y, (3e-7, bound))}, []
+
+
+@case
+def solve_tril(d):
+    batch, tokens, heads, chunk, dtype = d.size(2), d.size(150), d.size(3), d.pick(16, 32, 64), d.pick("f32", "bf16", "f16")
+    a = d.normal((batch, tokens, heads, chunk), np.float32, 0.1)
+    rows = -tokens % chunk + tokens
+    padded = jnp.pad(f64(a), ((0, 0), (0, rows - tokens), (0, 0), (0, 0)))
+    blocks = padded.reshape(batch, -1, chunk, heads, chunk).transpose(0, 1, 3, 2, 4)
+    x = jnp.linalg.inv(jnp.eye(chunk) + jnp.tril(blocks, -1))
+    x = x.transpose(0, 1, 3, 2, 4).reshape(batch, rows, heads, chunk)[:, :tokens]
+    t = {"f32": np.float32, "bf16": bf16, "f16": np.float16}[dtype]
+    return {"a": a}, {"x_dtype": dtype}, {"x": (x, rms_bound(t, x))}, []
+
+
+def starts_of(d):
+    lens = d.integers(0, 300, d.size(40)) * d.integers(0, 3, ())
+    return lens.astype(d.pick(np.int32, np.int64)), np.concatenate([[0], np.cumsum(lens)])
+
+
+def of_starts(d, make):
+    """An operator of starts: `make(starts, chunk)` gives parameters and results."""
+    lens, starts = starts_of(d)
+    parameters, want = make(starts, 2 ** int(d.integers(0, 8, ())))
+    return {"cu_seqlens": starts.astype(lens.dtype)}, parameters, {name: (f64(x), EXACT) for name, x in want.items()}, []
+
+
+def chunks_of(starts, chunk):
+    return -(-np.diff(starts) // chunk)
+
+
+@case
+def prepare_lens(d):
+    return of_starts(d, lambda starts, _: ({}, {"lens": np.diff(starts)}))
+
+
+@case
+def prepare_cu_seqlens_from_lens(d):
+    lens, starts = starts_of(d)
+    return {"lens": lens}, {}, {"cu_seqlens": (f64(starts), EXACT)}, []
+
+
+@case
+def prepare_position_ids(d):
+    def make(starts, _):
+        ids = np.concatenate([np.arange(n) for n in np.diff(starts)])
+        return {"tokens": starts[-1]}, {"position_ids": ids}
+
+    return of_starts(d, make)
+
+
+@case
+def prepare_sequence_ids(d):
+    def make(starts, _):
+        return {"tokens": starts[-1]}, {"sequence_ids": np.repeat(np.arange(len(starts) - 1), np.diff(starts))}
+
+    return of_starts(d, make)
+
+
+@case
+def prepare_chunk_offsets(d):
+    def make(starts, chunk):
+        return {"chunk_size": chunk}, {"offsets": np.concatenate([[0], np.cumsum(chunks_of(starts, chunk))])}
+
+    return of_starts(d, make)
+
+
+@case
+def gpu_prepare_chunk_indices(d):
+    def make(starts, chunk):
+        chunks = chunks_of(starts, chunk)
+        rows = [(n, c) for n, count in enumerate(chunks) for c in range(count)]
+        capacity = int(starts[-1]) // chunk + len(chunks)
+        indices = np.array(rows + [(-1, -1)] * (capacity - len(rows))).reshape(-1, 2)
+        return {"chunk_size": chunk, "capacity": capacity}, {"indices": indices, "count": np.array([len(rows)])}
+
+    return of_starts(d, make)
+
+
+@case
+def get_max_num_splits(d):
+    return of_starts(d, lambda starts, chunk: ({"chunk_size": chunk}, {"splits": chunks_of(starts, chunk).max(keepdims=True)}))
 
 
 # Rotations
@@ -540,6 +810,29 @@ def lean_atten(d):
 
 
 @case
+def lean_atten_paged(d):
+    t, batch, queries, causal, page = d.dtype(), d.size(4), d.pick(1, 2, 7), d.pick(False, True), d.pick(1, 5, 16, 64)
+    k, pages = cuts(d, batch, 150), d.pick(7, 40)
+    counts = [-(-(b - a) // page) for a, b in zip(k[:-1], k[1:])]
+    heads, kv, dqk, dv = heads_of(d)
+    lists = d.pick(1, kv)
+    q = d.normal((heads, batch * queries, dqk), t)
+    caches = [d.normal((kv, pages * page, columns), t) for columns in (dqk, dv)]
+    table = d.rng.integers(0, pages, (lists, sum(counts) + d.size(3) - 1)).astype(np.int32)
+    out, lse = [], []
+    for n, first in enumerate(np.cumsum([0, *counts[:-1]])):
+        j = np.arange(k[n + 1] - k[n])
+        slots = [table[h % lists, first + j // page] * page + j % page for h in range(kv)]
+        rows = [np.stack([cache[h, slots[h]] for h in range(kv)], axis=1) for cache in caches]
+        o, l = attention(q[:, n * queries : (n + 1) * queries].swapaxes(0, 1), *rows, causal=causal)
+        out.append(jnp.swapaxes(o, 0, 1)), lse.append(l.T)
+    out, lse = (jnp.concatenate(x, axis=1) for x in (out, lse))
+    inputs = {"q": q, "k_cache": caches[0], "v_cache": caches[1], "block_table": table, "kv_lens": np.diff(k)}
+    parameters = {"causal": str(causal).lower(), "page": page, "programs": d.pick(0, 1, 3)}
+    return inputs, parameters, {"out": (out, ATTENTION[t]), "lse": (lse, LSE)}, ["lse"]
+
+
+@case
 def hstu_attn(d):
     t, starts, causal = d.dtype(), cuts(d, d.size(4), 100), d.pick(False, True)
     context, reach, heads, columns = d.pick(0, 1, 4), d.pick(0, 7), d.size(4), d.size(200)
@@ -587,12 +880,12 @@ def in_pages(x, layout, values):
 class Paged:
     """Sequences of queries and keys, which are in pages: other slots are NaN."""
 
-    def __init__(self, d, t, dim):
+    def __init__(self, d, t, dim, queries=None):
         self.kv, self.group = d.size(2), d.pick(1, 2, 3, 6)
         self.layout = d.pick(*LAYOUTS)
         self.dim = -(-dim // 16) * 16 if "paged" in self.layout else dim
         tokens = d.pick(16, 64) if self.layout == "paged_shuffled" else d.pick(1, 3, 16, 64)
-        self.queries = [d.pick(0, 1, 2, 17, 65) for _ in range(d.size(3))]
+        self.queries = queries or [d.pick(0, 1, 2, 17, 65) for _ in range(d.size(3))]
         self.keys = [n + d.pick(0, 1, 15, 33, 64) for n in self.queries]
         counts = [-(-n // tokens) for n in self.keys]
         pages, total = sum(counts) + 2, sum(self.queries)
@@ -653,6 +946,22 @@ def unified_attn(d):
     )
     parameters = {"layout": paged.layout, "window": window, "softcap": softcap}
     return paged.inputs("seqused_k") | extra, parameters, {"out": (out, ATTENTION[t]), "lse": (lse, LSE)}, ["lse"]
+
+
+@case
+def pa_decode(d):
+    t = d.dtype()
+    paged = Paged(d, t, d.pick(16, 40, 64, 128), queries=[1] * d.size(4))
+    heads = paged.kv * paged.group
+    window, softcap = d.pick(-1, 0, 20), d.pick(0.0, 2.0)
+    extra = {"alibi": d.rng.random(heads).astype(np.float32), "sink": d.normal(heads, np.float32)}
+    extra = {name: tensor for name, tensor in extra.items() if d.pick(True, False)}
+    out, lse = paged.outputs(left=window, softcap=softcap, alibi=extra.get("alibi"), sink=extra.get("sink"))
+    parameters = {"layout": paged.layout, "window": window, "softcap": softcap}
+    parameters |= d.pick({}, {"nsplit": 3}, {"keys_per_split": 64})
+    inputs = paged.inputs("seq_lens") | extra
+    del inputs["cu_seqlens_q"]
+    return inputs, parameters, {"out": (out, ATTENTION[t]), "lse": (lse, LSE)}, ["lse"]
 
 
 def prefill_over_pages(single_cached):

@@ -127,8 +127,8 @@ fn sequences<V: Described>(call: &Call<V>, data: impl Fn(&str) -> Option<Vec<f64
         Some(name) => between(name)?,
         // Packed rows of sequences whose keys have lengths are of as many queries each.
         None => batched("q").or_else(|| {
-            let (rows, keys) = (call.optional("q")?.shape()[0], call.optional("kv_lens")?.shape()[0]);
-            Some(vec![(rows / keys.max(1)) as u64; keys])
+            let (q, keys) = (call.optional("q")?.shape(), call.optional("kv_lens")?.shape()[0]);
+            Some(vec![(q[usize::from(heads_first(call))] / keys.max(1)) as u64; keys])
         })?,
     };
     let keys = match given(["seqused_k", "seq_lens", "kv_lens", "len"]) {
@@ -143,6 +143,11 @@ fn sequences<V: Described>(call: &Call<V>, data: impl Fn(&str) -> Option<Vec<f64
     (queries.len() == keys.len()).then(|| queries.into_iter().zip(keys).map(|(q, k)| [q, k]).collect())
 }
 
+/// Whether queries have heads before rows, by their description.
+fn heads_first<V: Described>(call: &Call<V>) -> bool {
+    call.operator().arg("q").is_some_and(|arg| arg.shape.starts_with("[Hq"))
+}
+
 /// Operations of attention of sequences of so many queries and keys. None with a mask that is data.
 fn attention_flops<V: Described>(call: &Call<V>, sequences: &[[u64; 2]]) -> Option<u64> {
     if call.optional("custom_mask").is_some() {
@@ -154,7 +159,8 @@ fn attention_flops<V: Described>(call: &Call<V>, sequences: &[[u64; 2]]) -> Opti
     let left = reach("window_left").or(reach("window"));
     let right = if causal { Some(0) } else { reach("window_right") };
     let pairs: u64 = sequences.iter().map(|rows| visible_pairs(*rows, left, right)).sum();
-    let [.., heads, dqk] = call.optional("q")?.shape() else { return None };
+    let [.., a, b, dqk] = *call.optional("q")?.shape() else { return None };
+    let heads = if heads_first(call) { a } else { b };
     let outputs = (call.operator().outputs)(&call.spec()).ok()?;
     let (_, out) = outputs.iter().find(|(name, _)| *name == "out")?;
     Some(2 * pairs * (heads * (dqk + out.shape.last()?)) as u64)

@@ -11,6 +11,7 @@ pub use cache::{CacheElement, HeadElement, KvLayout};
 pub(crate) use cache::{CacheSizes, Strides, optional, piece};
 pub use fused_bmm_rope_kv_cache::{Fp8Weight, MlaWeight, Mxfp4Weight, fused_bmm_rope_kv_cache};
 pub use mla::{MlaInputs, MlaOutputs};
+pub(crate) use qk_concat::HeadsLaunch;
 pub use qk_concat::{QkCatInputs, QkOutputs, QkRopeCatInputs, qk_cat, qk_rope_cat};
 pub use rope_cat_and_cache_mla::rope_cat_and_cache_mla;
 pub use rope_reshape_and_cache::{CacheScales, RopeCacheInputs, RopeCacheOutputs, rope_reshape_and_cache};

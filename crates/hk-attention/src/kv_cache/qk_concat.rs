@@ -5,8 +5,8 @@ use hk_core::plan::heads::{Heads, HeadsAction, spread};
 use hk_core::plan::rope::{Rope, RopeElement, RopeSource, RopeTables};
 use hk_core::plan::rows::float_index;
 use hk_core::{
-    Aliasing, Element, Error, Float, KernelRef, Operand, Result, Stream, TensorView, TensorViewMut,
-    check_overlap,
+    Aliasing, Element, Error, Float, Kernel, KernelRef, Launch, LaunchConfig, Operand, Result, Stream,
+    TensorView, TensorViewMut, check_overlap,
 };
 
 /// The entry points of `hip/qk_cat.hip`: by bytes of an element; vectorized, scalar.
@@ -172,16 +172,42 @@ pub fn qk_rope_cat<'a, T: Float, C: RopeElement<T>>(
     let k = Concat::new(OP, [("k_nope", k_nope), ("k_pe", k_pe)], ("k_out", k_out))?;
     let parts = concat(OP, q, k, HeadsAction::Rotate, |arg, out| source.check_disjoint(OP, arg, out))?;
 
-    let vector = 16 / size_of::<T>();
-    let vectors = source.can_vectorize(&rope, vector) && parts.iter().flatten().all(Heads::can_vectorize);
-    let kernel = stream.kernel(ROPE_CAT[float_index(T::DTYPE)][usize::from(!vectors)])?;
-    let mut launch = stream.launch(OP);
-    let info = stream.device().info();
-    let (parts, grid) = spread(&mut launch, OP, parts, if vectors { vector } else { 1 }, info)?;
-    let params = rope_cat::Params { rope: source.params(&mut launch, &rope, false)?, parts };
-    // SAFETY: the kernel reads and writes the columns of each part, whose tensors have one shape; of the tables only rows
-    // that it finds to be there, of positions and offsets the tokens, all of which are checked.
-    grid.map_or(Ok(()), |grid| unsafe { launch.run(&kernel, grid, &params) })
+    HeadsLaunch::new(stream, OP, parts, &rope, &source)?.run()
+}
+
+/// A launch that rotates or copies columns of heads, whose arguments are checked.
+pub(crate) struct HeadsLaunch<'a> {
+    launch: Launch<'a>,
+    kernel: Kernel<rope_cat::Params>,
+    params: rope_cat::Params,
+    grid: Option<LaunchConfig>,
+}
+
+impl<'a> HeadsLaunch<'a> {
+    /// All parts have the same tokens, for which the source is checked; those that are rotated have `rope.rotary` columns.
+    pub fn new<T: Element, C: Element>(
+        stream: &'a Stream,
+        op: &'static str,
+        parts: [Option<Heads<'a, T>>; 4],
+        rope: &Rope,
+        source: &RopeSource<'a, C>,
+    ) -> Result<Self> {
+        let vector = 16 / size_of::<T>();
+        let vectors = source.can_vectorize(rope, vector) && parts.iter().flatten().all(Heads::can_vectorize);
+        let kernel = stream.kernel(ROPE_CAT[float_index(T::DTYPE)][usize::from(!vectors)])?;
+        let mut launch = stream.launch(op);
+        let info = stream.device().info();
+        let (parts, grid) = spread(&mut launch, op, parts, if vectors { vector } else { 1 }, info)?;
+        let params = rope_cat::Params { rope: source.params(&mut launch, rope, false)?, parts };
+        Ok(Self { launch, kernel, params, grid })
+    }
+
+    pub fn run(self) -> Result<()> {
+        let Self { launch, kernel, params, grid } = self;
+        // SAFETY: the kernel reads and writes the columns of each part, whose tensors have one shape; of the tables only rows
+        // that it finds to be there, of positions and offsets those of the tokens, or of their sequences, all of which are checked.
+        grid.map_or(Ok(()), |grid| unsafe { launch.run(&kernel, grid, &params) })
+    }
 }
 
 /// Two inputs and their output, checked against each other.

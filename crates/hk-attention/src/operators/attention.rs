@@ -202,6 +202,7 @@ pub(super) fn query_tile<V: Described>(call: &Call<V>) -> Result<Option<QueryTil
     Ok(match call.choice("tile")? {
         "short" => Some(QueryTile::Short),
         "tall" => Some(QueryTile::Tall),
+        "few" => Some(QueryTile::Few),
         _ => None,
     })
 }

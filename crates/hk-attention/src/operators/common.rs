@@ -127,6 +127,13 @@ macro_rules! with_table {
 }
 pub(super) use with_table;
 
+pub(super) fn rope_style<V: Described>(call: &Call<V>) -> Result<RopeStyle> {
+    Ok(match call.choice("style")? {
+        "interleaved" => RopeStyle::Interleaved,
+        _ => RopeStyle::Neox,
+    })
+}
+
 /// The rotation of the first columns, its width that of the tables.
 pub(super) fn rope_first<V: Described>(call: &Call<V>) -> Result<Rope> {
     let width = call.get("cos")?.shape()[1];
@@ -134,11 +141,13 @@ pub(super) fn rope_first<V: Described>(call: &Call<V>) -> Result<Rope> {
         "full" => (RopeTableWidth::Full, width),
         _ => (RopeTableWidth::Half, 2 * width),
     };
-    let style = match call.choice("style")? {
-        "interleaved" => RopeStyle::Interleaved,
-        _ => RopeStyle::Neox,
-    };
-    Ok(Rope { style, table, rotary, span: RopeSpan::First, direction: RopeDirection::Forward })
+    Ok(Rope {
+        style: rope_style(call)?,
+        table,
+        rotary,
+        span: RopeSpan::First,
+        direction: RopeDirection::Forward,
+    })
 }
 
 /// The rotation of the first or the last columns.

@@ -1,11 +1,11 @@
 //! Registry entry of `extend_attn`.
 
-use super::attention::{CAUSAL, HostRows, LSE, SCALE, SOFTCAP, float, indices, outputs, scale};
+use super::attention::{CAUSAL, HostRows, LSE, SCALE, SOFTCAP, float, indices, outputs, scale, with_float};
 use super::common::{INDICES_32, expect_dtypes, expect_shape, integers, shape};
 use super::mha::GENERAL;
 use super::paged::{
     FLOAT, K_SCALE, Key, POOL, PagedSequence, Q, V_SCALE, attend_paged, cache_rows, expect_cache_dtypes,
-    expect_one_of, paged_sequences, paged_traffic, sequences, with_cache, with_float,
+    expect_one_of, paged_sequences, paged_traffic, sequences, with_cache,
 };
 use crate::kv_cache::CacheSizes;
 use crate::prefill::{MOST_COLUMNS, check_cache_heads};
@@ -17,7 +17,7 @@ use hk_core::registry::{
     ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named,
     Operator, Outputs, Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
-use hk_core::{DType, Error, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, bf16, f16};
+use hk_core::{DType, Error, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream};
 
 const POOLS: [&str; 2] = ["k_pool", "v_pool"];
 

@@ -4,12 +4,14 @@ use super::attention::{
     ALIBI, CAUSAL, DROPOUT_P, F32, K_DESCALE, LSE, OFFSET, OUT, Q_DESCALE, QKV, SCALE, SEED, Sequence,
     V_DESCALE, WINDOW_LEFT, WINDOW_RIGHT, attend, options, outputs, packed, transposed,
 };
-use super::common::{INDICES_32, expect_shape, integers};
-use super::mha::{PREFILL, expect_options, host_rows, sizes, specs, with_qkv};
+use super::common::{COS, INDICES_32, SIN, STYLE, TABLES, expect_dtypes, expect_shape, integers, rope_style};
+use super::mha::{PREFILL, expect_options, host_rows, joined, sizes, specs, with_qkv};
 use crate::{
-    AttentionOptions, AttentionOutputs, FlashInputs, FlashOptions, Qkv, SequenceStarts,
-    flash_attn_fwd_prefill,
+    AttentionOptions, AttentionOutputs, FlashInputs, FlashOptions, FlashRotary, Qkv, SequenceStarts,
+    flash_attn_fwd_prefill, kernels,
 };
+use hk_core::plan::rope::reference::Tables;
+use hk_core::plan::rope::{Rope, RopeDirection, RopeSpan, RopeTableWidth};
 use hk_core::registry::{
     ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named,
     Operator, Sample, Scalar, TensorSpec, Tolerance, Traffic,
@@ -21,6 +23,12 @@ const STARTS: ArgSpec =
 const USED: ArgSpec = ArgSpec::input("seqused_q", INDICES_32, 1, "[sequences]")
     .sampled(Sample::Integers { low: 20, high: 43 })
     .optional();
+
+/// Of queries: batched or packed.
+const Q_ROTATED: ArgSpec =
+    ArgSpec::output("q_rotated", Tolerance::Elementwise, TABLES, 4, "shape of q, with cos; of k")
+        .ranks(3, 4)
+        .optional();
 
 /// Of queries and of outputs: batched or packed.
 macro_rules! flash {
@@ -46,6 +54,11 @@ pub(crate) const FLASH_ATTN_FWD_PREFILL: Operator = Operator {
         ArgSpec { name: "cu_seqlens_k", sample: Sample::Steps { step: 48 }, ..STARTS }.optional(),
         USED,
         ArgSpec { name: "seqused_k", ..USED },
+        ArgSpec { shape: "[positions, rotary / 2]", ..COS }.optional(),
+        ArgSpec { shape: "[positions, rotary / 2]", ..SIN }.optional(),
+        ArgSpec::input("offsets", INDICES_32, 1, "[sequences]")
+            .sampled(Sample::Integers { low: 0, high: 10 })
+            .optional(),
         ALIBI,
         Q_DESCALE,
         K_DESCALE,
@@ -53,9 +66,11 @@ pub(crate) const FLASH_ATTN_FWD_PREFILL: Operator = Operator {
         ArgSpec::output("out", Tolerance::Attention, OUT, 4, "[B, Sq, Hq, Dv] or [total_q, Hq, Dv]")
             .ranks(3, 4),
         ArgSpec::output("lse", LSE, F32, 3, "[B, Hq, Sq] or [Hq, total_q]").ranks(2, 3).optional(),
+        Q_ROTATED,
+        ArgSpec { name: "k_rotated", ..Q_ROTATED },
     ],
-    scalars: &[SCALE, CAUSAL, WINDOW_LEFT, WINDOW_RIGHT, DROPOUT_P, SEED, OFFSET],
-    kernels: PREFILL,
+    scalars: &[SCALE, CAUSAL, WINDOW_LEFT, WINDOW_RIGHT, DROPOUT_P, SEED, OFFSET, STYLE],
+    kernels: &joined::<8>(PREFILL, &[&kernels::QK_ROPE_CAT]),
     cases: &[Case {
         label: "Llama-3 8B, 3 prompts, 20 to 42 of 48 tokens",
         tensors: flash!(Bf16 [3, 48, 32, 128], [3, 48, 8, 128], [3, 48, 8, 128],
@@ -93,6 +108,45 @@ pub(crate) const FLASH_ATTN_FWD_PREFILL: Operator = Operator {
             tensors: flash!(F32 [80, 2, 64], [96, 2, 64], [96, 2, 64],
                 "cu_seqlens_q" I32 [3], "cu_seqlens_k" I32 [3]),
             scalars: &[("causal", Scalar::Bool(true))],
+        },
+        Case {
+            label: "bf16, batched, rotated",
+            tensors: flash!(Bf16 [3, 42, 4, 64], [3, 50, 2, 64], [3, 50, 2, 64],
+                "cos" Bf16 [64, 32], "sin" Bf16 [64, 32], "offsets" I32 [3],
+                "q_rotated" Bf16 [3, 42, 4, 64], "k_rotated" Bf16 [3, 50, 2, 64]),
+            scalars: &[("causal", Scalar::Bool(true))],
+        },
+        Case {
+            label: "f16, packed, rotated in part, interleaved",
+            tensors: flash!(F16 [80, 2, 40], [96, 1, 40], [96, 1, 24],
+                "cu_seqlens_q" I32 [3], "cu_seqlens_k" I32 [3], "cos" F16 [64, 8], "sin" F16 [64, 8], "offsets" I32 [2],
+                "q_rotated" F16 [80, 2, 40], "k_rotated" F16 [96, 1, 40]),
+            scalars: &[("style", Scalar::Choice("interleaved"))],
+        },
+        Case {
+            label: "f32, packed, rotated",
+            tensors: flash!(F32 [80, 2, 16], [96, 2, 16], [96, 2, 16],
+                "cu_seqlens_q" I32 [3], "cu_seqlens_k" I32 [3], "cos" F32 [48, 8], "sin" F32 [48, 8],
+                "q_rotated" F32 [80, 2, 16], "k_rotated" F32 [96, 2, 16]),
+            scalars: &[],
+        },
+        Case {
+            label: "bf16, rotated, scalar",
+            tensors: flash!(Bf16 [1, 9, 2, 13], [1, 20, 1, 13], [1, 20, 1, 13],
+                "cos" Bf16 [20, 3], "sin" Bf16 [20, 3], "q_rotated" Bf16 [1, 9, 2, 13], "k_rotated" Bf16 [1, 20, 1, 13]),
+            scalars: &[],
+        },
+        Case {
+            label: "f16, rotated, scalar",
+            tensors: flash!(F16 [1, 9, 2, 13], [1, 20, 1, 13], [1, 20, 1, 13],
+                "cos" F16 [20, 3], "sin" F16 [20, 3], "q_rotated" F16 [1, 9, 2, 13], "k_rotated" F16 [1, 20, 1, 13]),
+            scalars: &[],
+        },
+        Case {
+            label: "f32, rotated, scalar",
+            tensors: flash!(F32 [1, 9, 2, 13], [1, 20, 1, 13], [1, 20, 1, 13],
+                "cos" F32 [20, 3], "sin" F32 [20, 3], "q_rotated" F32 [1, 9, 2, 13], "k_rotated" F32 [1, 20, 1, 13]),
+            scalars: &[],
         },
         Case {
             label: "fp8 of gfx950, batched, descales",
@@ -155,7 +209,28 @@ fn shape_of<V: Described>(call: &Call<V>) -> Result<Shape> {
         expect_shape(call, name, &[shape.sequences], "sequences")?;
     }
     expect_options(call, shape.sequences, shape.heads, shape.rows)?;
+    expect_rotary(call, shape.sequences)?;
     Ok(shape)
+}
+
+/// Checks that everything that a rotation needs is there, or nothing.
+fn expect_rotary<V: Described>(call: &Call<V>, sequences: usize) -> Result<()> {
+    let op = call.operator().name;
+    let given = |name| call.optional(name).is_some() || call.wants(name);
+    let needed = ["cos", "sin", "q_rotated", "k_rotated"];
+    let Some(first) = needed.into_iter().chain(["offsets"]).find(|name| given(name)) else {
+        return Ok(());
+    };
+    if let Some(missing) = needed.into_iter().find(|name| !given(name)) {
+        let want = format!("one beside {first}: a rotation takes cos, sin, q_rotated, k_rotated");
+        return Err(Error::argument(op, missing, "none", want));
+    }
+    expect_dtypes(call, "q", &["cos", "sin"])?;
+    let (cos, sin) = (call.get("cos")?.shape(), call.get("sin")?.shape());
+    if sin != cos {
+        return Err(Error::shape(op, "sin", sin, format!("{cos:?} (shape of cos)")));
+    }
+    expect_shape(call, "offsets", &[sequences], "sequences")
 }
 
 impl Shape {
@@ -171,7 +246,14 @@ impl Shape {
 
 fn outputs_of(call: &CallSpec) -> Result<Named<TensorSpec>> {
     let [out, lse] = shape_of(call)?.outputs();
-    specs(call, out, lse)
+    let mut specs = specs(call, out, lse)?;
+    for (name, of) in [("q_rotated", "q"), ("k_rotated", "k")] {
+        if call.wants(name) {
+            let of = call.get(of)?;
+            specs.push((name, TensorSpec::new(of.dtype(), of.shape())));
+        }
+    }
+    Ok(specs)
 }
 
 fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
@@ -184,8 +266,19 @@ fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
         let out = AttentionOutputs::<O> { out: outputs.take("out")?, lse: outputs.take_optional("lse")? };
         let AttentionOptions { scale, mask, alibi, dropout, descales, .. } = options::<T>(&inputs)?;
         let options = FlashOptions { scale, mask, alibi, dropout, descales };
+        let rotary = match inputs.optional_view::<T>("cos")? {
+            None => None,
+            Some(cos) => Some(FlashRotary {
+                cos,
+                sin: inputs.view("sin")?,
+                style: rope_style(&inputs)?,
+                offsets: inputs.optional_view("offsets")?,
+                q_rotated: outputs.take("q_rotated")?,
+                k_rotated: outputs.take("k_rotated")?,
+            }),
+        };
         let inputs = FlashInputs { qkv, cu_seqlens, seqused_q, seqused_k };
-        flash_attn_fwd_prefill(stream, inputs, out, &options)
+        flash_attn_fwd_prefill(stream, inputs, out, rotary, &options)
     })
 }
 
@@ -215,9 +308,48 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
         None => vec![Sequence { queries: 0..total_q, keys: None }],
         Some(rows) => rows.into_iter().enumerate().map(sequence).collect(),
     };
-    let q = call.get("q")?.to_f64();
-    let [out, lse] = attend(call, heads, &q, &host_rows(call)?, &sequences, [sq, sk])?;
+    let (mut q, mut rows) = (call.get("q")?.to_f64(), host_rows(call)?);
+    let mut rotated = vec![];
+    if let Some(cos) = call.optional("cos") {
+        let tables = Tables { cos: cos.to_f64(), sin: call.get("sin")?.to_f64() };
+        let (positions, dtype) = (cos.shape()[0], cos.dtype());
+        let offsets = values("offsets").unwrap_or_else(|| vec![0; n]);
+        let rope = Rope {
+            style: rope_style(call)?,
+            table: RopeTableWidth::Half,
+            rotary: 2 * cos.shape()[1],
+            span: RopeSpan::First,
+            direction: RopeDirection::Forward,
+        };
+        let rounded = |x: f64| match dtype {
+            DType::Bf16 => bf16::from_f64(x).to_f64(),
+            DType::F16 => f16::from_f64(x).to_f64(),
+            _ => f64::from(x as f32),
+        };
+        let [hq, hkv, dqk, _] = heads;
+        for (name, of, starts, values, heads) in
+            [("q_rotated", "q", &q_starts, &mut q, hq), ("k_rotated", "k", &k_starts, &mut rows.k, hkv)]
+        {
+            let all = values.chunks(dqk).enumerate().flat_map(|(i, head)| {
+                let row = row_of(i / heads, starts, &offsets).filter(|row| *row < positions);
+                tables.rotate(head, row, &rope)
+            });
+            let all: Vec<_> = all.collect();
+            *values = all.iter().copied().map(rounded).collect();
+            rotated.push((name, HostTensorF64::new(call.get(of)?.shape(), all)));
+        }
+    }
+    let [out, lse] = attend(call, heads, &q, &rows, &sequences, [sq, sk])?;
     let [out_shape, lse_shape] = shape.outputs();
     let lse = transposed(&lse, [if is_packed { 1 } else { n }, sq, heads[0]]);
-    Ok(outputs(call, (out_shape, out), (lse_shape, lse)))
+    let mut outputs = outputs(call, (out_shape, out), (lse_shape, lse));
+    outputs.extend(rotated);
+    Ok(outputs)
+}
+
+/// The position of a token of packed sequences that begin at `offsets`, if it is in one and not before 0.
+fn row_of(token: usize, starts: &[i64], offsets: &[i64]) -> Option<usize> {
+    let token = token as i64;
+    let of = starts.windows(2).position(|range| range[0] <= token && token < range[1])?;
+    usize::try_from(token - starts[of] + offsets[of]).ok()
 }

@@ -1,7 +1,7 @@
 //! Registry entry of `lean_atten`.
 
 use super::attention::{CAUSAL, F32, LSE, OUT, SCALE, Sequence, attend, indices, outputs, scale, with_float};
-use super::common::{INDICES_32, integers};
+use super::common::{INDICES_32, integers, shape};
 use super::mha::{host_rows, sizes, specs};
 use crate::{
     AttentionOutputs, AttentionProblem, LeanOptions, Programs, Qkv, kernels, lean_atten, lean_workspace,
@@ -27,7 +27,7 @@ const KERNELS: &[&CodeObjects] = &[
 
 const CAUSAL_KEYS: (&str, Scalar) = ("causal", Scalar::Bool(true));
 
-const PROGRAMS: ScalarSpec = ScalarSpec {
+pub(super) const PROGRAMS: ScalarSpec = ScalarSpec {
     name: "programs",
     default: Scalar::Count(0),
     choices: &[],
@@ -204,7 +204,7 @@ pub(crate) const LEAN_ATTEN: Operator = Operator {
     traffic: Traffic::once,
 };
 
-fn programs<V: Described>(call: &Call<V>) -> Result<Programs> {
+pub(super) fn programs<V: Described>(call: &Call<V>) -> Result<Programs> {
     match call.size("programs")? {
         0 => Ok(Programs::Auto),
         programs if programs <= 65536 => Ok(Programs::Count(programs)),
@@ -212,14 +212,21 @@ fn programs<V: Described>(call: &Call<V>) -> Result<Programs> {
     }
 }
 
+/// The number of sequences, by which rows of queries divide.
+pub(super) fn expect_batch<V: Described>(call: &Call<V>, rows: usize) -> Result<usize> {
+    let [batch] = shape(call, "kv_lens")?;
+    if rows.checked_rem(batch).unwrap_or(rows) != 0 {
+        let want = format!("a multiple of {batch} rows (sequences of kv_lens)");
+        return Err(Error::shape(call.operator().name, "q", call.get("q")?.shape(), want));
+    }
+    Ok(batch)
+}
+
 fn outputs_of(call: &CallSpec) -> Result<Named<TensorSpec>> {
     programs(call)?;
     let sizes = sizes::<3, _>(call)?;
-    let ([rows, heads, _], batch) = (sizes.q, call.get("kv_lens")?.shape()[0]);
-    if rows.checked_rem(batch).unwrap_or(rows) != 0 {
-        let want = format!("a multiple of {batch} rows (sequences of kv_lens)");
-        return Err(Error::shape(call.operator().name, "q", sizes.q, want));
-    }
+    let [rows, heads, _] = sizes.q;
+    expect_batch(call, rows)?;
     specs(call, vec![rows, heads, sizes.dv], vec![rows, heads])
 }
 

@@ -23,39 +23,40 @@ pub(super) const GENERAL: &[&CodeObjects] =
     &[&kernels::PREFILL_GENERAL_BF16, &kernels::PREFILL_GENERAL_F16, &kernels::PREFILL_GENERAL_F32];
 
 /// The sources of the kernels that serve pages.
-pub(super) const PAGED: &[&CodeObjects] = &[
-    &kernels::PREFILL_GENERAL_BF16,
-    &kernels::PREFILL_GENERAL_F16,
-    &kernels::PREFILL_GENERAL_F32,
-    &kernels::PREFILL_PAGED_BF16,
-    &kernels::PREFILL_PAGED_BF16_FP8,
-    &kernels::PREFILL_PAGED_F16,
-    &kernels::PREFILL_PAGED_F16_FP8,
-];
+pub(super) const PAGED: &[&CodeObjects] = &joined::<7>(
+    GENERAL,
+    &[
+        &kernels::PREFILL_PAGED_BF16,
+        &kernels::PREFILL_PAGED_BF16_FP8,
+        &kernels::PREFILL_PAGED_F16,
+        &kernels::PREFILL_PAGED_F16_FP8,
+    ],
+);
 
 /// The sources of the kernels that serve fresh keys.
-pub(super) const PREFILL: &[&CodeObjects] = &[
-    &kernels::MERGE,
-    &kernels::PREFILL_BF16,
-    &kernels::PREFILL_F16,
-    &kernels::PREFILL_FP8,
-    &kernels::PREFILL_GENERAL_BF16,
-    &kernels::PREFILL_GENERAL_F16,
-    &kernels::PREFILL_GENERAL_F32,
-];
+pub(super) const PREFILL: &[&CodeObjects] = &joined::<7>(
+    GENERAL,
+    &[&kernels::MERGE, &kernels::PREFILL_BF16, &kernels::PREFILL_F16, &kernels::PREFILL_FP8],
+);
 
 /// The sources of the kernels that serve fresh keys, or pages of the queries' type.
-const FRESH_OR_PAGED: &[&CodeObjects] = &[
-    &kernels::MERGE,
-    &kernels::PREFILL_BF16,
-    &kernels::PREFILL_F16,
-    &kernels::PREFILL_FP8,
-    &kernels::PREFILL_GENERAL_BF16,
-    &kernels::PREFILL_GENERAL_F16,
-    &kernels::PREFILL_GENERAL_F32,
-    &kernels::PREFILL_PAGED_BF16,
-    &kernels::PREFILL_PAGED_F16,
-];
+const FRESH_OR_PAGED: &[&CodeObjects] =
+    &joined::<9>(PREFILL, &[&kernels::PREFILL_PAGED_BF16, &kernels::PREFILL_PAGED_F16]);
+
+/// Both lists, `N` sources in all.
+pub(super) const fn joined<const N: usize>(
+    first: &[&'static CodeObjects],
+    second: &[&'static CodeObjects],
+) -> [&'static CodeObjects; N] {
+    let mut all = [first[0]; N];
+    let mut i = 0;
+    while i < N {
+        all[i] = if i < first.len() { first[i] } else { second[i - first.len()] };
+        i += 1;
+    }
+    assert!(N == first.len() + second.len());
+    all
+}
 
 const CAUSAL: (&str, Scalar) = ("causal", Scalar::Bool(true));
 pub(super) const TALL: (&str, Scalar) = ("tile", Scalar::Choice("tall"));

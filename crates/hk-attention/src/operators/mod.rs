@@ -2,12 +2,14 @@
 
 mod attention;
 mod common;
+mod decode;
 mod extend;
 mod flash;
 mod fused_bmm_rope_kv_cache;
 mod hstu;
 mod latent;
 mod lean;
+mod lean_paged;
 mod mha;
 mod mla;
 mod pa_prefill;
@@ -33,7 +35,9 @@ pub static OPERATORS: &[Operator] = &[
     flash::FLASH_ATTN_FWD_PREFILL,
     hstu::HSTU_ATTN,
     lean::LEAN_ATTEN,
+    lean_paged::LEAN_ATTEN_PAGED,
     unified::UNIFIED_ATTN,
+    decode::PA_DECODE,
     extend::EXTEND_ATTN,
     pa_prefill::PA_PREFILL,
     pa_prefill::CHUNKED_PA_PREFILL,

@@ -1,24 +1,25 @@
 //! Registry entries of `pa_prefill` and `chunked_pa_prefill`.
 
 use super::attention::{
-    ALIBI, HostRows, QUERY_TILE, SCALE, WINDOW, indices, outputs, query_tile, scale, window,
+    ALIBI, HostRows, QUERY_TILE, SCALE, WINDOW, indices, outputs, query_tile, scale, window, with_float,
 };
 use super::common::{LAYOUT, expect_dtypes, expect_shape, integers, layout, shape};
+use super::decode::{CACHED, workspace};
 use super::mha::{PAGED, TALL};
 use super::paged::{
     BLOCK_TABLE, CU_SEQLENS_Q, FLOAT, K_CACHE, K_SCALE, Key, PagedSequence, Q, SEQ_LENS, V_CACHE, V_SCALE,
     attend_paged, cache_rows, cache_sizes, expect_cache_dtypes, expect_heads, expect_one_of, keys_in_pages,
-    paged_sequences, paged_traffic, sequences, with_cache, with_float,
+    paged_sequences, paged_traffic, sequences, with_cache,
 };
 use crate::{
-    AttentionElement, AttentionOutput, CacheScales, PaPrefillInputs, PaPrefillOptions, PagedElement, PagedKv,
-    Pages, chunked_pa_prefill, pa_prefill,
+    AttentionElement, AttentionOutput, AttentionProblem, CacheScales, PaPrefillInputs, PaPrefillOptions,
+    PagedElement, PagedKv, Pages, Splits, chunked_pa_prefill, pa_prefill,
 };
 use hk_core::registry::{
     ArgSpec, BenchSizes, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named,
     Operator, Outputs, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
-use hk_core::{DType, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, bf16, f16};
+use hk_core::{DType, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream};
 
 const CACHES: [&str; 2] = ["k_cache", "v_cache"];
 const CHUNKED: &str = "chunked_pa_prefill";
@@ -119,11 +120,14 @@ pub(super) const CHUNKED_PA_PREFILL: Operator = Operator {
     name: CHUNKED,
     summary: "pa_prefill; sequences of one new token have all their keys in pages",
     scalars: &[SCALE, WINDOW, LAYOUT, QUERY_TILE],
+    kernels: CACHED,
     corners: &[
         case!("bf16", Bf16 2 40, 4 2 64, Bf16 [16, 2, 8, 16, 8], [16, 2, 64, 16], 4, [], []),
         case!("bf16, pages of rows, tall tiles", Bf16 2 90, 4 2 128, Bf16 [24, 16, 2, 128], [24, 16, 2, 128], 9, [], [NHD, TALL]),
         case!("bf16, one new token each", Bf16 3 3, 6 2 32, Bf16 [16, 2, 4, 16, 8], [16, 2, 32, 16], 4,
             ["alibi" F32 [3, 6]], [("window", Scalar::Int(25)), ("scale", Scalar::Float(0.3))]),
+        case!("bf16, pages of rows, one new token each", Bf16 3 3, 6 2 64, Bf16 [40, 16, 2, 64], [40, 16, 2, 64], 13,
+            ["alibi" F32 [3, 6]], [NHD, ("window", Scalar::Int(90))]),
         case!("bf16, int8 pages, one new token each", Bf16 2 2, 2 2 64, I8 [16, 2, 4, 16, 16], [16, 2, 64, 16], 3,
             ["k_scale" F32 [1], "v_scale" F32 [2, 2]], []),
         case!("f16, shuffled fp8 pages of gfx950", F16 2 3, 2 2 64, Fp8E4M3 [16, 2, 4, 16, 16], [16, 2, 1, 64, 16], 3,
@@ -184,7 +188,13 @@ where
     };
     let out = outputs.take("out")?;
     if inputs.operator().name == CHUNKED {
-        return chunked_pa_prefill(stream, tensors, out, &options);
+        let sizes = cache_sizes(inputs, CACHES)?;
+        let ([_, heads, _], n) = (shape(inputs, "q")?, sequences(inputs, "cu_seqlens_q")?);
+        let keys = pages.block_table.shape()[1].saturating_mul(sizes.tokens);
+        let (kv_heads, dv) = (sizes.heads, sizes.dv);
+        let problem = AttentionProblem { sequences: n, heads, kv_heads, queries: n, keys, dv };
+        let workspace = workspace(stream, &mut outputs, &problem, Splits::Auto)?;
+        return chunked_pa_prefill(stream, tensors, out, workspace, &options);
     }
     pa_prefill(stream, tensors, out, &options, inputs.bool("skip_decode")?)
 }

@@ -35,27 +35,6 @@ pub(super) const K_SCALE: ArgSpec = ArgSpec::input("k_scale", F32, 1, "[1] or [s
     .optional();
 pub(super) const V_SCALE: ArgSpec = ArgSpec { name: "v_scale", ..K_SCALE };
 
-/// Runs `$body` with `$t` as the type of queries.
-macro_rules! with_float {
-    ($dtype:expr, $t:ident => $body:expr) => {
-        match $dtype {
-            DType::F16 => {
-                type $t = f16;
-                $body
-            }
-            DType::F32 => {
-                type $t = f32;
-                $body
-            }
-            _ => {
-                type $t = bf16;
-                $body
-            }
-        }
-    };
-}
-pub(super) use with_float;
-
 /// Runs `$body` with `$c` as the type of a cache beside queries of type `$t`.
 macro_rules! with_cache {
     ($dtype:expr, $t:ty, $c:ident => $body:expr) => {

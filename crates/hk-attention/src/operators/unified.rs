@@ -1,19 +1,20 @@
 //! Registry entry of `unified_attn`.
 
 use super::attention::{
-    ALIBI, K_DESCALE, LSE, Q_DESCALE, QUERY_TILE, SCALE, SINK, SOFTCAP, V_DESCALE, WINDOW, descales, float,
-    indices, outputs, query_tile, scale, window,
+    ALIBI, K_DESCALE, LSE, Q_DESCALE, SCALE, SINK, SOFTCAP, V_DESCALE, WINDOW, descales, float, indices,
+    outputs, query_tile, scale, window,
 };
 use super::common::{LAYOUT, expect_shape, integers, layout, shape};
-use super::mha::{PAGED, SHORT, TALL, out_type, with_qkv};
+use super::decode::{CACHE_TILE, CACHED, KEYS_PER_SPLIT, NSPLIT, splits, workspace};
+use super::mha::{SHORT, TALL, out_type, with_qkv};
 use super::paged::{
     BLOCK_TABLE, CU_SEQLENS_Q, K_CACHE, PagedSequence, Q, SEQ_LENS, V_CACHE, attend_paged, cache_rows,
     cache_sizes, expect_cache_dtypes, expect_heads, expect_one_of, keys_in_pages, paged_sequences,
     paged_traffic, sequences, with_cache,
 };
 use crate::{
-    AttentionElement, AttentionOutputs, PagedElement, PagedKv, Pages, UnifiedInputs, UnifiedOptions,
-    UnifiedOutput, unified_attn,
+    AttentionElement, AttentionOutputs, AttentionProblem, PagedElement, PagedKv, Pages, UnifiedInputs,
+    UnifiedOptions, UnifiedOutput, unified_attn,
 };
 use hk_core::registry::{
     ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named,
@@ -23,7 +24,7 @@ use hk_core::{DType, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, bf16, f16};
 
 const CACHES: [&str; 2] = ["k_cache", "v_cache"];
 
-const OUTPUT: ScalarSpec = ScalarSpec {
+pub(super) const OUTPUT: ScalarSpec = ScalarSpec {
     name: "output",
     default: Scalar::Choice("own"),
     choices: &["own", "fp8e4m3", "fp8e4m3fnuz"],
@@ -59,6 +60,7 @@ macro_rules! fp8_pages {
     };
 }
 
+const FEW: (&str, Scalar) = ("tile", Scalar::Choice("few"));
 const HND: (&str, Scalar) = ("layout", Scalar::Choice("hnd"));
 const P3: (&str, Scalar) = ("layout", Scalar::Choice("paged"));
 const P4: (&str, Scalar) = ("layout", Scalar::Choice("paged_shuffled"));
@@ -86,8 +88,8 @@ pub(super) const UNIFIED_ATTN: Operator = Operator {
         ArgSpec::output("out", Tolerance::Attention, OUT_OR_FP8, 3, "[total_q, Hq, Dv]"),
         ArgSpec::output("lse", LSE, &[DType::F32], 2, "[total_q, Hq]").optional(),
     ],
-    scalars: &[SCALE, WINDOW, SOFTCAP, LAYOUT, OUTPUT, QUERY_TILE],
-    kernels: PAGED,
+    scalars: &[SCALE, WINDOW, SOFTCAP, LAYOUT, OUTPUT, CACHE_TILE, NSPLIT, KEYS_PER_SPLIT],
+    kernels: CACHED,
     cases: &[
         case!("Llama-3 8B, 2 x 24 tokens of prompts, pages of 16", Bf16 2 48, 32 128,
             Bf16 [16, 16, 8, 128], [16, 16, 8, 128], 4, [], []),
@@ -136,6 +138,13 @@ pub(super) const UNIFIED_ATTN: Operator = Operator {
             Fp8E4M3 [16, 2, 4, 16, 16], [16, 2, 64, 16], 3, ["k_descale" F32 [1]], [P3]),
         case!("f16, fp8 pages of gfx942", F16 2 20, 4 64,
             Fp8E4M3Fnuz [16, 16, 2, 64], [16, 16, 2, 64], 3, ["v_descale" F32 [1]], []),
+        case!("bf16, drafts of 4 tokens, 3 splits", Bf16 3 12, 4 64, Bf16 [40, 16, 2, 64], [40, 16, 2, 64], 13,
+            ["sink" F32 [4], "lse" F32 [12, 4]], [("nsplit", Scalar::Count(3)), ("window", Scalar::Int(90))]),
+        case!("f16, ALiBi, tokens in tiles of few queries, splits of 64 keys", F16 2 30, 6 72,
+            F16 [40, 32, 2, 72], [40, 32, 2, 128], 13, ["alibi" F32 [2, 6], "lse" F32 [30, 6]],
+            [FEW, ("keys_per_split", Scalar::Count(64))]),
+        case!("bf16, fp8 of gfx950 in tiles of few queries", Bf16 2 9, 4 64, Fp8E4M3 [16, 16, 2, 64], [16, 16, 2, 64], 3,
+            ["k_descale" F32 [1], "q_descale" F32 [2, 4]], [FEW]),
         fp8_pages!(Bf16 Fp8E4M3 64, TALL),
         fp8_pages!(Bf16 Fp8E4M3 64, SHORT),
         fp8_pages!(Bf16 Fp8E4M3 128, TALL),
@@ -167,9 +176,10 @@ pub(super) const UNIFIED_ATTN: Operator = Operator {
     traffic,
 };
 
-const OUT_OR_FP8: &[DType] = &[DType::Bf16, DType::F16, DType::F32, DType::Fp8E4M3, DType::Fp8E4M3Fnuz];
+pub(super) const OUT_OR_FP8: &[DType] =
+    &[DType::Bf16, DType::F16, DType::F32, DType::Fp8E4M3, DType::Fp8E4M3Fnuz];
 
-fn output<V: Described>(call: &Call<V>) -> Result<DType> {
+pub(super) fn output<V: Described>(call: &Call<V>) -> Result<DType> {
     Ok(match call.choice("output")? {
         "fp8e4m3" => DType::Fp8E4M3,
         "fp8e4m3fnuz" => DType::Fp8E4M3Fnuz,
@@ -193,6 +203,7 @@ fn specs(call: &CallSpec) -> Result<Named<TensorSpec>> {
     expect_one_of(call, "v_descale", &[&[1], &[n, sizes.heads]])?;
     expect_one_of(call, "out_scale", &[&[1]])?;
     window(call, "window")?;
+    splits(call)?;
     let mut specs = vec![("out", TensorSpec::new(output(call)?, [total_q, heads, sizes.dv]))];
     if call.wants("lse") {
         specs.push(("lse", TensorSpec::new(DType::F32, [total_q, heads])));
@@ -232,9 +243,15 @@ fn run_typed<T: AttentionElement, C: PagedElement<T>, O: UnifiedOutput<T>>(
         descales: descales(inputs)?,
         out_scale: inputs.optional_view("out_scale")?,
         tile: query_tile(inputs)?,
+        splits: splits(inputs)?,
     };
+    let sizes = cache_sizes(inputs, CACHES)?;
+    let ([queries, heads, _], sequences) = (shape(inputs, "q")?, sequences(inputs, "cu_seqlens_q")?);
+    let keys = pages.block_table.shape()[1].saturating_mul(sizes.tokens);
+    let problem = AttentionProblem { sequences, heads, kv_heads: sizes.heads, queries, keys, dv: sizes.dv };
+    let workspace = workspace(stream, &mut outputs, &problem, options.splits)?;
     let outputs = AttentionOutputs::<O> { out: outputs.take("out")?, lse: outputs.take_optional("lse")? };
-    unified_attn(stream, tensors, outputs, &options)
+    unified_attn(stream, tensors, outputs, workspace, &options)
 }
 
 fn host_sequences(call: &HostCall) -> Result<Vec<PagedSequence>> {

@@ -37,7 +37,7 @@ pub struct AttentionOutputs<'a, O: Element> {
 }
 
 /// The type of the kernel that serves inputs `T` and outputs `O`: fp8 is widened to 16 bits, exactly.
-pub(super) fn kernel_of<T: AttentionElement, O: Element>() -> DType {
+pub(crate) fn kernel_of<T: AttentionElement, O: Element>() -> DType {
     match (T::DTYPE, O::DTYPE) {
         (DType::F32 | DType::F16 | DType::Bf16, _) => T::DTYPE,
         (_, DType::F16) => DType::F16,

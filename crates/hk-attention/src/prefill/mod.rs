@@ -16,18 +16,20 @@ mod unified;
 #[cfg(feature = "registry")]
 pub(crate) use extend::MOST_COLUMNS;
 pub use extend::{CustomMask, ExtendInputs, ExtendOptions, extend_attn};
-pub use flash::{FlashInputs, FlashOptions, flash_attn_fwd_prefill};
+pub use flash::{FlashInputs, FlashOptions, FlashRotary, flash_attn_fwd_prefill};
 pub use hstu::{HstuOptions, HstuSequences, hstu_attn};
-pub use lean::{LeanOptions, lean_atten};
+pub use lean::{LeanOptions, LeanPagedInputs, lean_atten, lean_atten_paged};
+pub(crate) use mha::kernel_of;
 pub use mha::{AttentionOutputs, Qkv, SequenceStarts, mha, mha_varlen};
+pub(crate) use options::UNLIMITED;
 pub use options::{
     AttentionElement, AttentionOptions, AttentionOutput, Bias, Descales, Dropout, Mask, PagedElement,
     PagedKv, Pages,
 };
 pub use pa_prefill::{PaPrefillInputs, PaPrefillOptions, chunked_pa_prefill, pa_prefill};
 pub use plan::{AttentionProblem, QueryTile, Tiling, attention_workspace};
+pub(crate) use plan::{Plan, floats_per_row};
 pub use prefill_attn::{SequenceSpans, prefill_attn};
-#[cfg(feature = "registry")]
-pub(crate) use problem::check_cache_heads;
-pub use stream_k::{Programs, lean_workspace};
+pub(crate) use problem::{FP8, MOST_STRIDE, Problem, WINDOW_OF_PAGE, check_cache_heads};
+pub use stream_k::{Programs, lean_paged_workspace, lean_workspace};
 pub use unified::{UnifiedInputs, UnifiedOptions, UnifiedOutput, unified_attn};

@@ -4,6 +4,7 @@ use super::mha::{check_starts, kernel_of};
 use super::options::{AttentionElement, AttentionOutput, Mask, PagedElement, PagedKv};
 use super::plan::QueryTile;
 use super::problem::{Problem, check_cache_heads};
+use crate::decode::{DecodePlan, DecodeWorkspace, Splits};
 use crate::kv_cache::{CacheScales, optional};
 use hk_core::{Element, Result, Stream, TensorView, TensorViewMut};
 
@@ -90,11 +91,15 @@ where
     C: PagedElement<T>,
 {
     let single = if skip_decode { Single::Skipped } else { Single::AsOthers };
-    run("pa_prefill", stream, inputs, out, options, single)
+    run("pa_prefill", stream, inputs, (out, DecodeWorkspace::default()), options, single)
 }
 
 /// [`pa_prefill`] of a batch in which sequences of one new token are decoded: all their keys are in the cache, that of the new token
 /// included, and their rows of `k` and `v` are not read.
+///
+/// Without a tile, single tokens have the kernel of [`pa_decode`](crate::pa_decode), in a launch of its own, where the cache suits it. With
+/// counters in the workspace it splits their keys as [`Splits::Auto`] says; the workspace is that of
+/// [`decode_workspace`](crate::decode_workspace) for a query of each sequence.
 ///
 /// # Errors
 /// As [`pa_prefill`].
@@ -102,13 +107,14 @@ pub fn chunked_pa_prefill<'a, T, C>(
     stream: &'a Stream,
     inputs: PaPrefillInputs<'a, T, C>,
     out: TensorViewMut<'a, T>,
+    workspace: DecodeWorkspace<'a>,
     options: &PaPrefillOptions<'a>,
 ) -> Result<()>
 where
     T: AttentionElement + AttentionOutput<T>,
     C: PagedElement<T>,
 {
-    run("chunked_pa_prefill", stream, inputs, out, options, Single::Cached)
+    run("chunked_pa_prefill", stream, inputs, (out, workspace), options, Single::Cached)
 }
 
 /// How sequences of one new token are served.
@@ -123,7 +129,7 @@ fn run<'a, T: AttentionElement, C: PagedElement<T>>(
     op: &'static str,
     stream: &'a Stream,
     inputs: PaPrefillInputs<'a, T, C>,
-    mut out: TensorViewMut<'a, T>,
+    (mut out, workspace): (TensorViewMut<'a, T>, DecodeWorkspace<'a>),
     options: &PaPrefillOptions<'a>,
     single: Single,
 ) -> Result<()> {
@@ -153,7 +159,7 @@ fn run<'a, T: AttentionElement, C: PagedElement<T>>(
             ("k_scale", optional(&options.scales.k)),
             ("v_scale", optional(&options.scales.v)),
         ],
-        &[("out", Some(&out))],
+        &[("out", Some(&out)), ("workspace", optional(&workspace.partials))],
     )?;
     problem.queries("q", &q)?;
     problem.fresh(("k", &k), ("v", &v))?;
@@ -164,7 +170,6 @@ fn run<'a, T: AttentionElement, C: PagedElement<T>>(
     problem.mask(Mask { causal: true, left: options.window, right: None });
     problem.alibi(options.alibi, sequences)?;
     problem.cache_scales(&options.scales, sequences)?;
-    problem.tile(options.tile);
     let (starts, total_lens) =
         (problem.indices("cu_seqlens_q", &cu_seqlens_q)?, problem.indices("seq_lens", &seq_lens)?);
     let total_k = problem.count("q", total_q)?;
@@ -173,5 +178,11 @@ fn run<'a, T: AttentionElement, C: PagedElement<T>>(
     params.single_cached = (single == Single::Cached).into();
     let s = &mut params.sequences;
     (s.q_starts, s.k_starts, s.total_k, s.total_lens) = (starts, starts, total_k, total_lens);
-    problem.run_packed(sequences, total_q)
+    if single != Single::Cached {
+        problem.tile(options.tile);
+        return problem.run_packed(sequences, total_q);
+    }
+    let plan = DecodePlan { splits: Splits::Auto, workspace };
+    let keys = pages.block_table.shape()[1].saturating_mul(sizes.tokens);
+    problem.decode_packed(plan, options.tile, sequences, [total_q, keys])
 }

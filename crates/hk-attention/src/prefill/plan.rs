@@ -37,6 +37,20 @@ pub enum QueryTile {
     Short,
     /// 256 rows; 128 on sm_90, and for more than 128 columns of values. Keys and values are read half as often.
     Tall,
+    /// 16 rows. Keys go from memory to registers, and are split as [`Splits`](crate::Splits) says: for single tokens and drafts. Operators
+    /// without a cache in pages, and caches that this kernel does not serve, have [`Short`](Self::Short) tiles instead.
+    Few,
+}
+
+impl Tiling {
+    /// The same with this tile.
+    pub(crate) fn of_tile(self, tile: QueryTile) -> Self {
+        let keys_per_split = match self {
+            Self::Auto => None,
+            Self::Fixed { keys_per_split, .. } => keys_per_split,
+        };
+        Self::Fixed { tile, keys_per_split }
+    }
 }
 
 /// A kernel and the rows of its blocks.
@@ -191,7 +205,7 @@ pub(super) fn auto_splits(info: &DeviceInfo, blocks: usize, keys: usize, room: u
 }
 
 /// `f32` of a split, for each row of a head.
-pub(super) fn floats_per_row(dv: usize) -> usize {
+pub(crate) fn floats_per_row(dv: usize) -> usize {
     dv.next_multiple_of(4) + 2
 }
 

@@ -20,10 +20,10 @@ use hk_core::{
 const MOST_ROWS: u64 = (1 << 30) - 1;
 
 /// Most bytes from a key to the next for which a tile lies within a window.
-const MOST_STRIDE: i64 = 1 << 23;
+pub(crate) const MOST_STRIDE: i64 = 1 << 23;
 
 /// Rows of a window into a page, `kPageRows` of `hip/keys.h`.
-const WINDOW_OF_PAGE: u32 = 16;
+pub(crate) const WINDOW_OF_PAGE: u32 = 16;
 
 /// Queries, keys and values, whose heads and columns fit each other.
 #[derive(Debug, Clone, Copy)]
@@ -75,7 +75,7 @@ pub(crate) fn check_cache_heads(
 }
 
 /// Of `attention::ElementType`, see there.
-const FP8: u32 = 1;
+pub(crate) const FP8: u32 = 1;
 const F16: u32 = 4;
 
 /// An element type that the kernels widen: `attention::ElementType` of `hip/problem.h`.
@@ -98,13 +98,13 @@ fn descale(of: &mut KeysValues, k: ByHead, v: ByHead) {
 
 /// What an operator passes to the kernels.
 pub(crate) struct Problem<'a> {
-    pub(super) op: &'static str,
-    pub(super) stream: &'a Stream,
-    pub(super) launch: Launch<'a>,
-    pub(super) kernel: DType,
-    is_hstu: bool,
+    pub(crate) op: &'static str,
+    pub(crate) stream: &'a Stream,
+    pub(crate) launch: Launch<'a>,
+    pub(crate) kernel: DType,
+    pub(crate) is_hstu: bool,
     plan: Plan<'a>,
-    pub(super) params: Params,
+    pub(crate) params: Params,
 }
 
 impl<'a> Problem<'a> {
@@ -287,6 +287,22 @@ impl<'a> Problem<'a> {
         self.pages(list, width, of)?;
         self.params.pages.starts = starts;
         self.params.sequences.cache_starts = starts;
+        Ok(())
+    }
+
+    /// The pages of sequences, one after the other: rows of a table by key head, or one of all heads.
+    pub fn page_lists(&mut self, table: &TensorView<'a, i32>, of: CacheSizes) -> Result<()> {
+        let [lists, width] = table.dims(self.op, "block_table")?;
+        if lists != 1 && lists != of.heads {
+            let want = format!("[{}, {width}] (key heads) or [1, {width}]", of.heads);
+            return Err(Error::shape(self.op, "block_table", table.shape(), want));
+        }
+        table.expect_unit_stride(self.op, "block_table")?;
+        table.expect_aligned(self.op, "block_table", 4)?;
+        let width = self.count("block_table", width)?;
+        let layout = self.launch.input("block_table", table)?;
+        self.pages(layout.data(), width, of)?;
+        self.params.pages.head = if lists == 1 { 0 } else { layout.strides()[2] };
         Ok(())
     }
 
@@ -564,6 +580,15 @@ impl<'a> Problem<'a> {
         self.params.sequences.k_lens = self.indices("kv_lens", lens)?;
         self.params.sequences.total_k = self.count("k", total)?;
         self.params.sequences.k_consecutive = 1;
+        Ok(())
+    }
+
+    /// A query of each sequence, whose keys are in a cache: so many.
+    pub fn single_queries(&mut self, arg: &'static str, lens: &TensorView<'a, i32>) -> Result<()> {
+        for rows in [&mut self.params.q, &mut self.params.out, &mut self.params.lse] {
+            rows.batch = rows.row;
+        }
+        self.params.sequences.total_lens = self.indices(arg, lens)?;
         Ok(())
     }
 

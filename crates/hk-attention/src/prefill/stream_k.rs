@@ -1,4 +1,4 @@
-//! How the work of `lean_atten` is shared among blocks: the kernels of `hip/lean.h`.
+//! How the work of `lean_atten` and `lean_atten_paged` is shared among blocks: the kernels of `hip/lean.h`.
 
 use super::plan::{AttentionProblem, DenseKeys, dense_rows, floats_per_row};
 use super::problem::Problem;
@@ -23,11 +23,11 @@ const MOST_UNITS: usize = i32::MAX as usize;
 /// Elements of a program's entry in the workspace: `attention::lean::Start`.
 const START: usize = 8;
 
-/// How many blocks share the work of [`lean_atten`](crate::lean_atten).
+/// How many blocks share the work of [`lean_atten`](crate::lean_atten) and [`lean_atten_paged`](crate::lean_atten_paged).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Programs {
-    /// As many as are resident on the device at once. A block for each tile of rows, without partial results, where these are many, or
-    /// have few keys, or there is no workspace.
+    /// As many as are resident on the device at once, fewer if there are few keys. For `lean_atten` a block for each tile of rows, without
+    /// partial results, where these are many, or have few keys, or there is no workspace.
     #[default]
     Auto,
     /// So many, from 1 to 65536.
@@ -58,6 +58,8 @@ struct List {
     rows: usize,
     /// Of all sequences.
     keys: usize,
+    /// A block for each tile of rows would find its keys: not those in pages.
+    tiles_alone: bool,
 }
 
 impl Division {
@@ -74,10 +76,10 @@ impl Division {
                 let programs = resident.min(keys / FEWEST_KEYS);
                 let of_tiles = programs <= tiles && (programs < resident || tiles == resident);
                 let too_many = tiles >= MANY_TILES * resident || list.units(shape) > MOST_UNITS;
-                if of_tiles || too_many {
+                if list.tiles_alone && (of_tiles || too_many) {
                     return None;
                 }
-                programs
+                programs.max(1)
             }
         };
         Some(Self { programs, rows })
@@ -99,13 +101,14 @@ impl List {
 }
 
 /// The shape of the dense kernel for so many rows, and whether its tiles are tall.
-fn dense_shape(arch: Arch, dv: usize, rows: usize) -> (Shape, bool) {
-    let [tall, short] = dense_rows(arch, DenseKeys::Fresh, dv);
+fn dense_shape(arch: Arch, keys: DenseKeys, dv: usize, rows: usize) -> (Shape, bool) {
+    let [tall, short] = dense_rows(arch, keys, dv);
+    let paged = keys == DenseKeys::Paged;
     if dv > 128 {
         // Of 256 columns a block has all LDS of gfx942.
-        return (Shape { rows: tall, resident: if arch == Arch::Gfx950 { 2 } else { 1 } }, true);
+        return (Shape { rows: tall, resident: if arch == Arch::Gfx950 && !paged { 2 } else { 1 } }, true);
     }
-    if rows > short {
+    if rows > short && !paged {
         (Shape { rows: tall, resident: 1 }, true)
     } else {
         (Shape { rows: short, resident: 2 }, false)
@@ -119,14 +122,25 @@ const GENERAL_SHAPE: Shape = Shape { rows: 128, resident: 1 };
 ///
 /// [`keys`](AttentionProblem::keys) are those of all sequences here, the rows of `k`.
 pub fn lean_workspace(info: &DeviceInfo, problem: &AttentionProblem, programs: Programs) -> usize {
+    workspace_of(info, problem, programs, DenseKeys::Fresh)
+}
+
+/// The same of [`lean_atten_paged`](crate::lean_atten_paged). [`keys`](AttentionProblem::keys) are the slots of all pages of a row of the
+/// block table.
+pub fn lean_paged_workspace(info: &DeviceInfo, problem: &AttentionProblem, programs: Programs) -> usize {
+    workspace_of(info, problem, programs, DenseKeys::Paged)
+}
+
+fn workspace_of(info: &DeviceInfo, problem: &AttentionProblem, programs: Programs, of: DenseKeys) -> usize {
     let AttentionProblem { sequences, heads, kv_heads, queries, keys, dv } = *problem;
     let of_sequence = queries.checked_div(sequences).unwrap_or(0);
-    let list = List { sequences, kv_heads, rows: of_sequence.saturating_mul(heads / kv_heads.max(1)), keys };
+    let rows = of_sequence.saturating_mul(heads / kv_heads.max(1));
+    let list = List { sequences, kv_heads, rows, keys, tiles_alone: of == DenseKeys::Fresh };
     if list.rows == 0 {
         return 0;
     }
     // Which kernel serves the call depends on strides, too.
-    let all = [dense_shape(info.arch, dv, list.rows).0, GENERAL_SHAPE];
+    let all = [dense_shape(info.arch, of, dv, list.rows).0, GENERAL_SHAPE];
     let workspace =
         |shape| Division::of(info, shape, programs, list).map_or(0, |division| division.workspace(dv));
     all.into_iter().map(workspace).max().unwrap_or(0)
@@ -135,21 +149,36 @@ pub fn lean_workspace(info: &DeviceInfo, problem: &AttentionProblem, programs: P
 macro_rules! dense {
     ($type:literal) => {
         [
-            ([64, 64], dense!($type "64" "64_small")),
-            ([128, 128], dense!($type "128" "128_small")),
-            ([192, 128], dense!($type "192_128" "192_128_small")),
-            ([256, 256], dense!($type "256" "256")),
+            ([64, 64], dense!(($type) "64" "64_small")),
+            ([128, 128], dense!(($type) "128" "128_small")),
+            ([192, 128], dense!(($type) "192_128" "192_128_small")),
+            ([256, 256], dense!(($type) "256" "256")),
         ]
     };
-    ($type:literal $($columns:literal)*) => {
-        [$(Params::kernel(concat!("lean_", $type, "_d", $columns))),*]
+    (($($type:literal),*) $tall:literal $short:literal) => {
+        [
+            Params::kernel(concat!("lean_", $($type,)* "_d", $tall)),
+            Params::kernel(concat!("lean_", $($type,)* "_d", $short)),
+        ]
+    };
+}
+
+/// Of pages: always for few rows.
+macro_rules! paged {
+    ($type:literal) => {
+        [
+            ([64, 64], dense!(("paged_", $type) "64_small" "64_small")),
+            ([128, 128], dense!(("paged_", $type) "128_small" "128_small")),
+            ([256, 256], dense!(("paged_", $type) "256" "256")),
+        ]
     };
 }
 
 /// Most columns of queries and values; the kernels for many rows and for few.
 type Dense = ([usize; 2], [KernelRef<Params>; 2]);
 
-const DENSE: [[Dense; 4]; 2] = [dense!("bf16"), dense!("f16")];
+const DENSE: [&[Dense]; 2] = [&dense!("bf16"), &dense!("f16")];
+const DENSE_PAGED: [&[Dense]; 2] = [&paged!("bf16"), &paged!("f16")];
 /// By type: for up to 128 and 256 columns.
 const GENERAL: [[KernelRef<Params>; 2]; 3] = [
     [Params::kernel("lean_general_bf16_128"), Params::kernel("lean_general_bf16_256")],
@@ -160,7 +189,8 @@ const MERGE: [KernelRef<Params>; 3] =
     [Params::kernel("lean_merge_bf16"), Params::kernel("lean_merge_f16"), Params::kernel("lean_merge_f32")];
 
 impl<'a> Problem<'a> {
-    /// Launches kernels on `sequences` of `sq` queries over consecutive keys, `sk` in all, with the work divided among programs.
+    /// Launches kernels on `sequences` of `sq` queries over consecutive keys or pages, of `sk` keys in all, with the work divided among
+    /// programs.
     pub fn run_lean(
         mut self,
         programs: Programs,
@@ -194,16 +224,20 @@ impl<'a> Problem<'a> {
             DType::F32 => 2,
             _ => 0,
         };
-        let (shape, kernel) = if self.dense_keys() == Some(DenseKeys::Fresh) {
-            let (shape, tall) = dense_shape(info.arch, dv, rows);
-            let fits = |([most_qk, most_v], _): &&Dense| dqk <= *most_qk && dv <= *most_v;
-            (shape, DENSE[of_type].iter().find(fits).map(|(_, kernels)| kernels[usize::from(!tall)]))
-        } else {
-            (GENERAL_SHAPE, Some(GENERAL[of_type][usize::from(dqk > 128 || dv > 128)]))
+        let (shape, kernel) = match self.dense_keys() {
+            Some(keys @ (DenseKeys::Fresh | DenseKeys::Paged)) => {
+                let (shape, tall) = dense_shape(info.arch, keys, dv, rows);
+                let table = if keys == DenseKeys::Paged { DENSE_PAGED } else { DENSE }[of_type];
+                let fits = |([most_qk, most_v], _): &&Dense| dqk <= *most_qk && dv <= *most_v;
+                (shape, table.iter().find(fits).map(|(_, kernels)| kernels[usize::from(!tall)]))
+            }
+            _ => (GENERAL_SHAPE, Some(GENERAL[of_type][usize::from(dqk > 128 || dv > 128)])),
         };
-        let list = List { sequences, kv_heads, rows, keys: sk };
+        let tiles_alone = self.params.pages.table == 0;
+        let list = List { sequences, kv_heads, rows, keys: sk, tiles_alone };
         let division = Division::of(info, shape, programs, list);
-        let division = division.filter(|_| programs != Programs::Auto || workspace.is_some());
+        let without = tiles_alone && programs == Programs::Auto && workspace.is_none();
+        let division = division.filter(|_| !without);
         let (Some(division), Some(kernel)) = (division, kernel) else {
             return self.run_batched(sequences, [sq, sk]);
         };

@@ -4,6 +4,7 @@ use super::mha::{AttentionOutputs, check_starts, kernel_of};
 use super::options::{AttentionElement, AttentionOutput, Descales, Mask, PagedElement, PagedKv};
 use super::plan::QueryTile;
 use super::problem::{Problem, check_cache_heads};
+use crate::decode::{DecodePlan, DecodeWorkspace, Splits};
 use crate::kv_cache::optional;
 use hk_core::{Element, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, TensorView, bf16, f16};
 
@@ -52,8 +53,11 @@ pub struct UnifiedOptions<'a> {
     pub descales: Descales<'a>,
     /// `[1]`: outputs are divided by it before they are rounded.
     pub out_scale: Option<TensorView<'a, f32>>,
-    /// Batch-invariant: tiles of query rows of this height. `None`: what suits the whole call and the device.
+    /// Tiles of query rows of this height. `None`: what suits the whole call and the device: [`QueryTile::Few`] where sequences have few
+    /// queries on average, and for single tokens beside longer sequences.
     pub tile: Option<QueryTile>,
+    /// How the keys of tiles of few queries are split among blocks, and those of other tiles that are given.
+    pub splits: Splits,
 }
 
 /// Causal attention of packed sequences over a paged cache: prompts, parts of prompts and single tokens in one batch. The keys and
@@ -74,6 +78,7 @@ pub struct UnifiedOptions<'a> {
 /// | `seqused_k`                  | `[sequences]`         | `i32`                                                 | contiguous                 |
 /// | `out`                        | `[total_q, Hq, Dv]`   | as `q`, or the device's fp8; for fp8 `bf16`, `f16` or `f32` | unit stride on the columns |
 /// | `lse`                        | `[total_q, Hq]`       | `f32`                                                 | any strides                |
+/// | `workspace`                  | `[n]`                 | `f32`                                                 | contiguous, on 16 bytes    |
 ///
 /// `Hq` is a multiple of `Hkv`; `Dqk` and `Dv` are 1 to 512 (`f32`: 256) and may differ. Pages have any number of tokens; other strides are
 /// free: a pool `[Hkv, slots, D]` is [`KvLayout::Hnd`](crate::KvLayout::Hnd) of a view. Rounding, rows without a visible key, and NaN of keys that
@@ -84,14 +89,15 @@ pub struct UnifiedOptions<'a> {
 /// a page that is not in the cache, or one without an entry in `qq_bias`. Queries before key 0 see no key. Table entries and pages that
 /// no query sees are not read.
 ///
-/// The bits of a sequence do not depend on its pages; with `tile` they do not depend on the other sequences, either.
+/// The bits of a sequence do not depend on its pages; with `tile`, and splits that are not [`Splits::Auto`], they do not depend on the other
+/// sequences, either.
 ///
 /// Returns when the launch is queued, before it has run. Without queries, nothing is launched.
 ///
 /// # Errors
 /// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align),
-/// [`Empty`](hk_core::Error::Empty) if a tensor breaks the table, [`Argument`](hk_core::Error::Argument) for a scale that is 0 or not finite, a
-/// softcap that is negative or not finite, [`Unsupported`](hk_core::Error::Unsupported) for the fp8 of another device and for
+/// [`Empty`](hk_core::Error::Empty) if a tensor breaks the table, also if the workspace is too short for the splits that are asked for;
+/// [`Argument`](hk_core::Error::Argument) for a scale that is 0 or not finite, a softcap that is negative or not finite, and splits that are none, [`Unsupported`](hk_core::Error::Unsupported) for the fp8 of another device and for
 /// `f32` beyond 256 columns, [`Overlap`](hk_core::Error::Overlap) of outputs, [`TooLarge`](hk_core::Error::TooLarge) beyond 2^30 - 1 rows (of `q`, by heads of a group) or pages,
 /// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is written then.
 ///
@@ -101,6 +107,7 @@ pub fn unified_attn<'a, T: AttentionElement, C: PagedElement<T>, O: UnifiedOutpu
     stream: &'a Stream,
     inputs: UnifiedInputs<'a, T, C>,
     outputs: AttentionOutputs<'a, O>,
+    workspace: DecodeWorkspace<'a>,
     options: &UnifiedOptions<'a>,
 ) -> Result<()> {
     const OP: &str = "unified_attn";
@@ -133,7 +140,7 @@ pub fn unified_attn<'a, T: AttentionElement, C: PagedElement<T>, O: UnifiedOutpu
             ("v_descale", optional(&options.descales.v)),
             ("out_scale", optional(&options.out_scale)),
         ],
-        &[("out", Some(&out)), ("lse", optional(&lse))],
+        &[("out", Some(&out)), ("lse", optional(&lse)), ("workspace", optional(&workspace.partials))],
     )?;
     problem.queries("q", &q)?;
     problem.cache(pages.layout, ("k_cache", &k_cache), ("v_cache", &v_cache))?;
@@ -148,10 +155,11 @@ pub fn unified_attn<'a, T: AttentionElement, C: PagedElement<T>, O: UnifiedOutpu
     problem.qq_bias(options.qq_bias)?;
     problem.descales(&options.descales, sequences)?;
     problem.out_scale(options.out_scale)?;
-    problem.tile(options.tile);
     let (q_starts, total_lens) =
         (problem.indices("cu_seqlens_q", &cu_seqlens_q)?, problem.indices("seqused_k", &seqused_k)?);
     let s = &mut problem.params().sequences;
     (s.q_starts, s.total_lens) = (q_starts, total_lens);
-    problem.run_packed(sequences, total_q)
+    let plan = DecodePlan { splits: options.splits, workspace };
+    let keys = pages.block_table.shape()[1].saturating_mul(sizes.tokens);
+    problem.decode_packed(plan, options.tile, sequences, [total_q, keys])
 }

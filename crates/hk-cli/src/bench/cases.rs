@@ -123,6 +123,10 @@ pub fn with_even_routing(call: HostCall) -> Result<HostCall> {
                 let rows = rows("k", 0);
                 Box::new(move |i| i * rows / n)
             }
+            "kv_lens" if call.optional("block_table").is_some() => {
+                let (pages, slots) = (rows("block_table", 1), call.size("page")?);
+                Box::new(move |i| ((i + 1) * pages / n - i * pages / n) * slots)
+            }
             "len" | "kv_lens" => {
                 let rows = rows("k", 0);
                 Box::new(move |i| (i + 1) * rows / n - i * rows / n)

@@ -324,6 +324,7 @@ mod tests {
             ("prefill_attn", 0, 32 * 256, -1),
             ("flash_attn_fwd_prefill", 0, 32 * 256, -1),
             ("lean_atten", 0, 32 * 256, -1),
+            ("lean_atten_paged", 1, 32 * 256, -1),
             ("unified_attn", 0, 32 * 256, -1),
             ("unified_attn", 1, 16 * 128, 127),
             ("pa_prefill", 0, 32 * 256, -1),
@@ -338,6 +339,7 @@ mod tests {
                     both(&lengths(&call, "seqused_q"), &lengths(&call, "seqused_k"))
                 }
                 ("lean_atten", _) => both(&[16; 3], &lengths(&call, "kv_lens")),
+                ("lean_atten_paged", _) => both(&[4; 2], &lengths(&call, "kv_lens")),
                 ("unified_attn", 0) => both(&[24; 2], &lengths(&call, "seqused_k")),
                 ("unified_attn", _) => both(&[20; 3], &lengths(&call, "seqused_k")),
                 ("extend_attn", 0) => vec![[24, 40 + 24]; 2],

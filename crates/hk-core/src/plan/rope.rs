@@ -127,6 +127,13 @@ pub enum Positions<'a> {
     /// Its index since its sequence began, for packed tokens: `[sequences + 1]`, sequence `i` is the tokens
     /// `starts[i]..starts[i + 1]`. Tokens of no sequence have no position.
     Sequences(IndexView<'a>),
+    /// The same, and what its sequence begins at, `first[sequence]`, is added.
+    SequencesFrom {
+        /// `[sequences + 1]`
+        starts: IndexView<'a>,
+        /// `[sequences]`
+        first: IndexView<'a>,
+    },
     /// This, for each token: `[batch, tokens]`, or `[tokens, batch]` beside [`RopeLayout::Sbhd`], or `[tokens]` for packed
     /// tokens.
     Given(IndexView<'a>),
@@ -259,18 +266,35 @@ impl<'a, C: Element> RopeSource<'a, C> {
         match &self.positions {
             Positions::Index => {}
             Positions::Given(view) => per_token("positions", view)?,
-            Positions::Sequences(view) => {
+            Positions::Sequences(starts) | Positions::SequencesFrom { starts, .. } => {
                 let [_] = tokens else {
                     let want = "packed tokens beside starts of sequences";
                     return Err(Error::argument(op, "positions", format!("tokens {tokens:?}"), want));
                 };
-                if view.shape().len() != 1 || view.shape()[0] == 0 {
-                    return Err(Error::shape(op, "positions", view.shape(), "[sequences + 1]"));
+                if starts.shape().len() != 1 || starts.shape()[0] == 0 {
+                    return Err(Error::shape(op, "positions", starts.shape(), "[sequences + 1]"));
                 }
-                view.expect_aligned(op, "positions")?;
+                starts.expect_aligned(op, "positions")?;
             }
         }
-        self.offsets.as_ref().map_or(Ok(()), |view| per_token("offsets", view))
+        match (&self.positions, &self.offsets) {
+            (Positions::SequencesFrom { .. }, Some(_)) => {
+                Err(Error::argument(op, "offsets", "given", "nothing beside those of sequences"))
+            }
+            (Positions::SequencesFrom { starts, first }, None) => {
+                let sequences = starts.shape()[0] - 1;
+                if first.shape() != [sequences] {
+                    return Err(Error::shape(
+                        op,
+                        "offsets",
+                        first.shape(),
+                        format!("[{sequences}] (sequences)"),
+                    ));
+                }
+                first.expect_aligned(op, "offsets")
+            }
+            (_, offsets) => offsets.as_ref().map_or(Ok(()), |view| per_token("offsets", view)),
+        }
     }
 
     /// Checks that an output shares no memory with the tables, positions or offsets.
@@ -286,16 +310,32 @@ impl<'a, C: Element> RopeSource<'a, C> {
 
     /// Tables, positions and offsets, for [`check_aliases`](crate::tensor::check_aliases).
     pub fn operands(&self) -> [NamedOperand<'_>; 4] {
-        let positions: Option<&dyn Operand> = match &self.positions {
-            Positions::Given(view) | Positions::Sequences(view) => Some(view),
-            Positions::Index => None,
-        };
+        let (_, positions) = self.positions_by_kind();
+        let positions = positions.map(|view| view as &dyn Operand);
         [
             (self.first.0, Some(&self.first.1)),
             ("sin", self.sin.as_ref().map(|sin| sin as &dyn Operand)),
             ("positions", positions),
-            ("offsets", self.offsets.as_ref().map(|offsets| offsets as &dyn Operand)),
+            ("offsets", self.all_offsets().map(|offsets| offsets as &dyn Operand)),
         ]
+    }
+
+    /// `hk::Rope::Positions`, and what it goes by.
+    fn positions_by_kind(&self) -> (u32, Option<&IndexView<'a>>) {
+        match &self.positions {
+            Positions::Index => (0, None),
+            Positions::Given(view) => (1, Some(view)),
+            Positions::Sequences(starts) => (2, Some(starts)),
+            Positions::SequencesFrom { starts, .. } => (3, Some(starts)),
+        }
+    }
+
+    /// Of tokens or of sequences.
+    fn all_offsets(&self) -> Option<&IndexView<'a>> {
+        match &self.positions {
+            Positions::SequencesFrom { first, .. } => Some(first),
+            _ => self.offsets.as_ref(),
+        }
     }
 
     /// Whether vectorized kernels of `columns` columns can serve this: half the rotated columns is a multiple of the vector, and rows
@@ -317,14 +357,10 @@ impl<'a, C: Element> RopeSource<'a, C> {
             let Some(view) = view else { return Ok(GlobalLayout::ABSENT) };
             if tokens_first { view.transpose(0, 1)?.input(launch, arg) } else { view.input(launch, arg) }
         };
-        let (positions_kind, positions) = match &self.positions {
-            Positions::Index => (0, None),
-            Positions::Given(view) => (1, Some(view)),
-            Positions::Sequences(view) => (2, Some(view)),
-        };
+        let ((positions_kind, positions), offsets) = (self.positions_by_kind(), self.all_offsets());
         Ok(RopeParams {
             positions: integers("positions", positions)?,
-            offsets: integers("offsets", self.offsets.as_ref())?,
+            offsets: integers("offsets", offsets)?,
             cos: launch.input(self.first.0, &self.first.1)?,
             sin: launch.optional_input("sin", self.sin.as_ref())?,
             rotary: u32::try_from(rope.rotary).unwrap_or(u32::MAX), // no longer than a head, which is checked
@@ -334,7 +370,7 @@ impl<'a, C: Element> RopeSource<'a, C> {
             table_is_f32: (C::DTYPE == DType::F32).into(),
             positions_kind,
             positions_are_i64: positions.is_some_and(IndexView::is_i64).into(),
-            offsets_are_i64: self.offsets.as_ref().is_some_and(IndexView::is_i64).into(),
+            offsets_are_i64: offsets.is_some_and(IndexView::is_i64).into(),
         })
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{Call, Described as _, DynTensor, HostCall, Named, Operator, POISON, Role, TensorSpec};
 use crate::{Element, Error, Result, Stream, TensorView, TensorViewMut};
+use std::any::Any;
 
 /// A call with its tensors on a device, as [`Operator::run`] takes it.
 #[derive(Debug)]
@@ -9,6 +10,7 @@ pub struct DeviceCall {
     inputs: Call<DynTensor>,
     outputs: Named<DynTensor>,
     workspace: Option<DynTensor>,
+    kept: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl DeviceCall {
@@ -51,14 +53,16 @@ impl DeviceCall {
                 (_, None) => {}
             }
         }
-        Ok(Self { inputs, outputs, workspace: None })
+        Ok(Self { inputs, outputs, workspace: None, kept: None })
     }
 
     /// The inputs with the scalars, and the outputs to be taken one by one.
     pub fn split(&mut self) -> (Inputs<'_>, Outputs<'_>) {
         let op = self.inputs.op.name;
         let tensors = self.outputs.iter_mut().map(|(n, t)| (*n, t)).collect();
-        (Inputs(&self.inputs), Outputs { op, tensors, workspace: Some(&mut self.workspace) })
+        let outputs =
+            Outputs { op, tensors, workspace: Some(&mut self.workspace), kept: Some(&mut self.kept) };
+        (Inputs(&self.inputs), outputs)
     }
 
     /// The operator.
@@ -108,6 +112,7 @@ pub struct Outputs<'a> {
     op: &'static str,
     tensors: Named<&'a mut DynTensor>,
     workspace: Option<&'a mut Option<DynTensor>>,
+    kept: Option<&'a mut Option<Box<dyn Any + Send + Sync>>>,
 }
 
 impl<'a> Outputs<'a> {
@@ -143,5 +148,19 @@ impl<'a> Outputs<'a> {
             *slot = Some(tensor.map_err(|e| e.of_argument(self.op, "workspace"))?);
         }
         slot.as_mut().ok_or_else(taken)?.view_mut(self.op, "workspace")
+    }
+
+    /// State beside the workspace, to be taken once a run: made by the first run of a call, kept for the others.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if it is taken; those of `make`.
+    pub fn kept<T: Any + Send + Sync>(&mut self, make: impl FnOnce() -> Result<T>) -> Result<&'a mut T> {
+        let op = self.op;
+        let taken = || Error::argument(op, "state", "taken before", "taken once a run");
+        let slot = self.kept.take().ok_or_else(taken)?;
+        if slot.as_ref().is_none_or(|state| !state.is::<T>()) {
+            *slot = Some(Box::new(make()?));
+        }
+        slot.as_mut().and_then(|state| state.downcast_mut()).ok_or_else(taken)
     }
 }

@@ -59,6 +59,14 @@ pub enum Sample {
         /// Tokens of a page.
         page: i64,
     },
+    /// [`Lengths`](Self::Lengths) of sequences whose whole pages, one sequence after the other, are the columns of another input of the
+    /// call: half of their tokens.
+    LengthsOfAllIn {
+        /// The table of pages.
+        table: &'static str,
+        /// Tokens of a page.
+        page: i64,
+    },
     /// Positive, with a sum of one along the last axis, over some orders of magnitude.
     Probabilities,
 }
@@ -67,13 +75,16 @@ impl Sample {
     /// The distribution with what it takes from other inputs, which `shape` gives by name; without them as of one row or page.
     pub(super) fn resolved<'s>(self, shape: impl Fn(&str) -> Option<&'s [usize]>) -> Self {
         let rows = |of| shape(of).and_then(|s| s.first()).map_or(1, |&n| n as i64);
+        let columns = |of| shape(of).and_then(|s| s.last()).map_or(1, |&n| n as i64);
         match self {
             Self::StartsOf(of) => Self::Starts { rows: rows(of) },
             Self::LengthsOf(of) => Self::Lengths { rows: rows(of) },
             Self::LengthsIn { table, page } => {
-                let tokens =
-                    page.saturating_mul(shape(table).and_then(|s| s.last()).map_or(1, |&n| n as i64));
+                let tokens = page.saturating_mul(columns(table));
                 Self::Integers { low: tokens / 2, high: tokens.saturating_add(1) }
+            }
+            Self::LengthsOfAllIn { table, page } => {
+                Self::Lengths { rows: page.saturating_mul(columns(table)) / 2 }
             }
             _ => self,
         }
@@ -114,6 +125,7 @@ impl Random {
             | Sample::Lengths { .. }
             | Sample::LengthsOf(_)
             | Sample::LengthsIn { .. }
+            | Sample::LengthsOfAllIn { .. }
             | Sample::Probabilities => {
                 unreachable!("these depend on the other elements: `sequence`")
             }

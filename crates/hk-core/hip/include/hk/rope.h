@@ -45,12 +45,13 @@ struct Rope {
         kIndex = 0,  ///< the token's index
         kGiven = 1,  ///< positions[batch, token]
         kSequences = 2,  ///< the index since the token's sequence began, at one of positions[0, ..], ascending
+        kSequencesFrom = 3,  ///< the same, and offsets[0, sequence] is added
     };
 
     Global cos;  // [positions, rotary / 2 or rotary]  f32, or T of the kernel; or angles, and no sines
     Global sin;  // the same
     Global positions;  // [batches, tokens], or [1, sequences + 1]; i32 or i64
-    Global offsets;  // [batches, tokens]  i32 or i64, optional; added to positions
+    Global offsets;  // [batches, tokens] or [1, sequences]  i32 or i64, optional; added to positions
     u32 rotary;  // columns that are rotated, even
     u32 interleaved;  // pairs (2i, 2i + 1)
     u32 full;  // tables with an entry for each column
@@ -66,11 +67,16 @@ struct Rope {
     /// The table row of a token. Positions are not trusted: one beyond the tables gives kNoRow.
     HK_FN u32 table_row(u32 batch, u32 token) const {
         i64 row = token;
+        u32 with_offset = token;
         bool overflow = false;
         if (positions_kind == kGiven) row = integer(positions, positions_are_i64, batch, token);
-        if (positions_kind == kSequences) row = index_in_sequence(token);
+        if (positions_kind >= kSequences) {
+            const u32 sequence = sequence_of(token, row);
+            if (sequence == kNoRow) return kNoRow;
+            if (positions_kind == kSequencesFrom) with_offset = sequence;
+        }
         if (offsets.present()) {
-            overflow = __builtin_add_overflow(row, integer(offsets, offsets_are_i64, batch, token), &row);
+            overflow = __builtin_add_overflow(row, integer(offsets, offsets_are_i64, batch, with_offset), &row);
         }
         // Negative ones are huge as unsigned numbers.
         return overflow || u64(row) >= cos.rows() ? kNoRow : u32(row);
@@ -215,9 +221,9 @@ struct Rope {
         return reinterpret_cast<GlobalPtr<const i32>>(g.data)[at];
     }
 
-    // Index of a token in its sequence, or the least number, which no offset leads back from, if it is in none. The starts
-    // need not be right for the search to end.
-    HK_FN i64 index_in_sequence(u32 token) const {
+    // A token's sequence, or kNoRow if it is in none; `index` is made that in the sequence. The starts need not be right for the
+    // search to end.
+    HK_FN u32 sequence_of(u32 token, i64 &index) const {
         u32 low = 0;  // as far as is known, starts before `low` are not after the token,
         u32 high = positions.cols();  // and those from `high` on are
         i64 start = 0;
@@ -231,7 +237,8 @@ struct Rope {
         }
         // Before the first start, or from the last one on, there is no sequence; and a start may be wrong.
         const bool none = low == 0 || low == positions.cols() || start < 0;
-        return none ? -0x7fffffffffffffff - 1 : i64(token) - start;
+        index = i64(token) - start;
+        return none ? kNoRow : low - 1;
     }
 
     template <class C, int N>

@@ -1,0 +1,718 @@
+// decode.h: attention of few queries over a cache in pages: keys go from memory to registers.
+//
+//   s = scale (q . k);  s = softcap tanh(s / softcap);  s -= slope |i + off - j|;  masked: -inf
+//   out = sum of softmax(s) v
+//
+// A block has 16 rows, (query, head of the group of a key head), and a split of the keys. Each of its four waves takes every fourth step of
+// 32 keys: no wave waits for another, nothing is in LDS. S^T = K Q^T and O^T = V^T P^T: P stays in the lane that has its scores. K is
+// loaded as fragments; a lane has 8 keys of V and some columns of them, which v_perm transposes. Two steps of a wave are in flight in turn.
+// The waves' results meet in LDS at the end, in the order of waves. Splits meet in global memory, in ascending order: in the last block
+// of a tile to arrive, or in a second launch (merge.hip), with the same bits.
+//
+// Pages are rows of columns, of a multiple of 16 tokens. Floor: the bytes of the keys that the queries see.
+// Source: Dao et al. 2023, "Flash-Decoding"; Milakov and Gimelshein 2018, algorithm 3.
+#pragma once
+
+#include "keys.h"
+#include "merge.h"
+#include "outputs.h"
+#include "problem.h"
+#include "rows.h"
+#include "softmax.h"
+#include "ticket.h"
+
+#include <hk/arch.h>
+#include <hk/block.h>
+#include <hk/entry.h>
+#include <hk/global.h>
+#include <hk/math.h>
+#include <hk/mma.h>
+#include <hk/types.h>
+#include <hk/wave.h>
+#include <hk/wave_tile.h>
+
+namespace attention {
+
+/// Splits of a sequence's keys, at most `all.splits.count`, of `all.splits.keys` each; 0: as many as there are, of equally many keys.
+struct DecodeParams {
+    Params all;
+    u64 tickets;  // u32 [tiles of all key heads], zero; 0: a second launch merges
+    u64 batch_index;  // i32 [n]: the cache is not in pages, and has these sequences; 0: they are in order
+    u32 in_pages;
+    u32 only_single;  // packed queries: of the sequences of one query; partial results are by sequence
+};
+
+namespace decode {
+
+inline constexpr int kWaves = 4;
+inline constexpr int kThreads = kWaves * hk::kWaveSize;
+inline constexpr int kDim = 16;  // rows of a block
+inline constexpr int kKeys = 32;  // of a step of a wave
+inline constexpr u32 kKeysOfBlock = kWaves * kKeys;
+
+/// A tile of rows and its split of the keys: keys [begin, end) of the sequence.
+struct Split : Work {
+    i32 begin, end;
+    u32 parts;  // splits of the tile that have keys, at least one
+};
+HK_FN KeyRange keys_of(const Params &, const Split &split) { return {split.begin, split.end - 1}; }
+
+/// Walks along a wave's steps of the keys of a sequence in pages. The rows of a step are in two windows; those of pages that are not
+/// in the cache, and rows past the last one, read as zero.
+class StepWalk {
+    static constexpr int kParts = kKeys / kPageRows;
+    struct Rows {
+        u64 page_0;
+        i64 page_stride;
+        u32 stride, bytes;  // of a token's row
+        HK_FN Rows(const KeyRows &of, u32 head, u32 bytes)
+            : page_0(detail::uniform_address(of.row(0, head, 0))), page_stride(of.batch), stride(u32(of.token_group)),
+              bytes(bytes) {}
+        /// Of `after` + 1 rows, if they are there.
+        HK_FN hk::Window window(u32 page, u32 token, bool there, u32 after) const {
+            const u64 at = page_0 + u64(i64(page) * page_stride) + u64(token) * stride;
+            return {reinterpret_cast<GlobalPtr<const u8>>(at), there ? after * stride + bytes : 0};
+        }
+    };
+    Rows k_, v_;
+    u64 table_;  // of the sequence; 0: its keys are those of page `only_`
+    u32 only_;
+    u32 n_pages_, tokens_, inverse_;
+    u32 row_, end_;
+    u32 entry_[kParts];  // of the next step: table entries are loaded a step ahead
+
+  public:
+    struct Windows {
+        hk::Window k[kParts], v[kParts];
+        u32 missing;  // bit i: rows of part i are of a page that is not in the cache
+    };
+
+    HK_FN StepWalk(const DecodeParams &d, const Split &split, u32 k_bytes, u32 v_bytes)
+        : k_(d.all.cache.k, split.kv_head, k_bytes), v_(d.all.cache.v, split.kv_head, v_bytes) {
+        const Pages &pages = d.all.pages;
+        table_ = d.in_pages ? detail::uniform_address(pages.table + split.pages * 4) : 0;
+        only_ = hk::uniform(d.batch_index ? u32(index_at(d.batch_index, split.sequence)) : split.sequence);
+        n_pages_ = pages.n_pages, tokens_ = pages.tokens, inverse_ = pages.inverse;
+        row_ = hk::uniform(u32(split.begin)) + hk::wave_id() * kKeys;
+        end_ = hk::uniform(u32(split.end));
+        look_up();
+    }
+
+    HK_FN Windows next() {
+        Windows windows;
+        windows.missing = 0;
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) {
+            // No saturating subtraction: there is no scalar one.
+            const u32 row = row_ + i * kPageRows, after = end_ - 1 - row, most = kPageRows - 1;
+            const bool there = entry_[i] < n_pages_;
+            const u32 token = hk::DivMod(row, tokens_, inverse_).remainder, rows = after < most ? after : most;
+            windows.k[i] = k_.window(entry_[i], token, there && row < end_, rows);
+            windows.v[i] = v_.window(entry_[i], token, there && row < end_, rows);
+            windows.missing |= !there && row < end_ ? 1u << i : 0;
+        }
+        row_ += kKeysOfBlock;
+        look_up();
+        return windows;
+    }
+
+  private:
+    HK_FN void look_up() {
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) {
+            const u32 row = row_ + i * kPageRows, last = end_ - 1;
+            const u32 page = hk::DivMod(row < last ? row : last, tokens_, inverse_).quotient;
+            entry_[i] = table_ ? u32(index_at(table_, page)) : only_;
+        }
+    }
+};
+
+/// T: type of products; From: the cache; kD: columns, at most.
+template <class T, class From, int kD>
+class Decode {
+    static constexpr int kOwn = hk::kRowsPerLane;
+    static constexpr int kBytes = From::kBytes;
+    using Mma = hk::FragMma<T, T, kDim>;
+    using Places = hk::AccLayout<kDim>;
+    static constexpr int kTilesOfStep = kKeys / kDim;
+    static constexpr int kSteps = kD / 32;  // fragments of a row of Q or K
+    static constexpr int kKLoads = kD * kBytes / 64;  // of a row of K
+    static constexpr int kCols = kD / kDim;  // columns of V^T, one for each MFMA
+    // Rows of V that are too short for the accesses of 16 lanes: lanes of 8 load half of the keys, and exchange halves.
+    static constexpr int kShare = kCols * kBytes < 16 ? 2 : 1;
+    static constexpr int kVBytes = kCols * kBytes * kShare;  // of a key
+    static constexpr int kVAccess = kVBytes < 16 ? kVBytes : 16;
+    static constexpr int kVParts = kVBytes / kVAccess;
+    static constexpr int kVKeys = 4 / kShare;  // of a tile
+    // Two sets of registers, if there are as many.
+    static constexpr int kSets = hk::kRowsPerLane == 1 ? 2 : 1;
+
+    struct K {
+        Vec<u32, 4> row[kTilesOfStep][kOwn][kKLoads];
+    };
+    struct V {
+        Vec<u32, kVAccess / 4> key[kTilesOfStep][kOwn][kVKeys][kVParts];
+    };
+    struct Row {
+        u32 query, head;
+        bool valid;
+    };
+    struct Keys {
+        u32 first, n;  // from key 0, less the lane's first score, on
+    };
+    static constexpr u64 kNoRow = 0;
+
+  public:
+    struct Lds {
+        Vec<float, 2> sums[kWaves][kDim];
+        Vec<float, 4> o[kWaves][kDim][kDim];
+        u32 last;
+    };
+
+  private:
+    const DecodeParams &d_;
+    const Split &split_;
+    Lds &lds_;
+    hk::Frag q_[kSteps];
+    hk::WaveTile<Mma, kKeys, kDim> s_;
+    hk::WaveTile<Mma, kD, kDim> o_;
+    OnlineSoftmax<kDim> softmax_;
+    float scale_;  // of products; in units of log2, unless scores are made one by one
+    float row_scale_[kOwn], slope_[kOwn];  // where scores are made one by one
+    bool one_by_one_;
+    Keys visible_[kOwn];
+    i32 inner_first_, inner_last_;  // keys that all rows see
+    u32 k_offset_[kOwn][kKLoads], v_offset_[kOwn][kVParts];
+    u32 v_stride_;
+
+    HK_FN const Params &params() const { return hk::reload_params(d_).all; }
+
+    HK_FN Row row(const Params &p, u32 index) const {
+        const hk::DivMod at(split_.first + index, p.group, p.group_inverse);
+        return {at.quotient, split_.kv_head * p.group + at.remainder, at.quotient < split_.q_len};
+    }
+    HK_FN Row own_row(const Params &p, u32 r) const { return row(p, hk::row_of_lane<kDim>(hk::lane_id(), r)); }
+
+    /// Column of Q and K of a lane's first element of fragment `step`.
+    HK_FN static u32 key_column(int step, u32 group) {
+        constexpr int kOfAccess = 16 / kBytes;
+        const u32 at = step * 8;
+        return at / kOfAccess * kOfAccess * 4 + group * kOfAccess + at % kOfAccess;
+    }
+    /// Column of the output of row n of the j-th fragment of V^T.
+    HK_FN static u32 value_column(u32 n, u32 j) {
+        if constexpr (kShare == 2) return n % 8 * 2 * kCols + n / 8 * kCols + j;
+        constexpr u32 kOfAccess = kCols / kVParts;
+        return j / kOfAccess * kOfAccess * kDim + n * kOfAccess + j % kOfAccess;
+    }
+
+    HK_FN void load_queries() {
+        const Params &p = params();
+        const u32 group = hk::group_of_lane<kDim>(hk::lane_id());
+        hk::PerRow<u64> at;
+#pragma unroll
+        for (u32 r = 0; r < kOwn; ++r) {
+            const Row own = own_row(p, r);
+            at.row[r] = own.valid ? row_address(p.q, split_, p.sequences.q_starts != 0, own.query, own.head) : kNoRow;
+        }
+        const auto load = [&](auto part) {
+#pragma unroll
+            for (int step = 0; step < kSteps; ++step) {
+                const u32 col = key_column(step, group);
+                q_[step] = hk::joined(hk::per_row([&](u32 r) {
+                    Vec<u32, 4> v = 0;
+                    if (at.row[r] != kNoRow && col < p.dqk) v = part(at.row[r], col);
+                    return v;
+                }));
+            }
+        };
+        // All loads of vectors are in flight at once.
+        if (p.q_type == attention::kOwn && p.q_vectorized) {
+            load([](u64 row, u32 col) { return *reinterpret_cast<GlobalPtr<const Vec<u32, 4>>>(row + col * 2); });
+        } else {
+            const u32 element = p.q_type == attention::kOwn ? sizeof(T) : 1;
+            load([&](u64 row, u32 col) {
+                const auto from = reinterpret_cast<GlobalPtr<const u8>>(row + col * element);
+                return __builtin_bit_cast(Vec<u32, 4>,
+                                          load_row<T, 8>(from, p.q_type, p.q_vectorized, element, i32(p.dqk - col)));
+            });
+        }
+    }
+
+    HK_FN void set_up() {
+        const Params &p = params();
+        const u32 lane = hk::lane_id(), group = hk::group_of_lane<kDim>(lane);
+        v_stride_ = u32(p.cache.v.token_group);
+#pragma unroll
+        for (u32 r = 0; r < kOwn; ++r) {
+            const u32 n = hk::row_of_lane<kDim>(lane, r);
+#pragma unroll
+            for (int i = 0; i < kKLoads; ++i) {
+                const u32 byte = i * 64 + group * 16;
+                k_offset_[r][i] =
+                    byte < p.dqk * kBytes ? n * u32(p.cache.k.token_group) + byte : hk::Window::kOutOfBounds;
+            }
+            const u32 key = group * 4 + (kShare == 2 ? n / 8 * 2 : 0);
+#pragma unroll
+            for (int i = 0; i < kVParts; ++i) {
+                const u32 byte = (i * kDim + (kShare == 2 ? n % 8 : n)) * kVAccess;
+                v_offset_[r][i] = byte < p.dv * kBytes ? key * v_stride_ + byte : hk::Window::kOutOfBounds;
+            }
+        }
+
+        const Scores &of = p.scores;
+        scale_ = of.scale * p.cache.k.scale(split_.sequence, split_.kv_head);
+        // A factor that is not above 0 does not leave masked scores at -inf.
+        one_by_one_ = of.softcap != 0.0f || of.alibi || p.q_descale || !(scale_ > 0.0f);
+        if (!one_by_one_) scale_ *= kLog2E;
+        const u32 last_row = split_.q_len * p.group - 1 - split_.first;
+        const KeyRange top = key_range(p, split_, row(p, 0).query);
+        const KeyRange bottom = key_range(p, split_, row(p, last_row < kDim ? last_row : kDim - 1).query);
+        inner_first_ = i32(hk::uniform(u32(bottom.first))), inner_last_ = i32(hk::uniform(u32(top.last)));
+#pragma unroll
+        for (u32 r = 0; r < kOwn; ++r) {
+            const Row own = own_row(p, r);
+            const KeyRange keys = key_range(p, split_, own.query);
+            visible_[r] = {u32(keys.first) - Places::n(lane, 0),
+                           own.valid && keys.first <= keys.last ? u32(keys.last - keys.first + 1) : 0};
+            row_scale_[r] = 1.0f, slope_[r] = 0.0f;
+            if (one_by_one_ && own.valid) {
+                if (p.q_descale)
+                    row_scale_[r] = reinterpret_cast<GlobalPtr<const float>>(
+                        p.q_descale)[i64(split_.sequence) * p.q_descale_batch + i64(own.head) * p.q_descale_head];
+                if (of.alibi)
+                    slope_[r] = reinterpret_cast<GlobalPtr<const float>>(
+                        of.alibi)[i64(split_.sequence) * of.alibi_batch + own.head];
+            }
+        }
+    }
+
+    HK_FN K load_keys(const StepWalk::Windows &windows) const {
+        K k;
+#pragma unroll
+        for (int t = 0; t < kTilesOfStep; ++t) {
+#pragma unroll
+            for (int r = 0; r < kOwn; ++r) {
+#pragma unroll
+                for (int i = 0; i < kKLoads; ++i)
+                    k.row[t][r][i] = windows.k[t].template load<Vec<u32, 4>>(k_offset_[r][i]);
+            }
+        }
+        return k;
+    }
+    /// The first `skip` rows are zero.
+    HK_FN V load_values(const StepWalk::Windows &windows, u32 skip = 0) const {
+        V v;
+#pragma unroll
+        for (int t = 0; t < kTilesOfStep; ++t) {
+#pragma unroll
+            for (int r = 0; r < kOwn; ++r) {
+                const u32 n = hk::row_of_lane<kDim>(hk::lane_id(), r);
+                const u32 first = t * kDim + hk::group_of_lane<kDim>(hk::lane_id()) * 4 + (kShare == 2 ? n / 8 * 2 : 0);
+#pragma unroll
+                for (u32 i = 0; i < kVKeys; ++i) {
+#pragma unroll
+                    for (int part = 0; part < kVParts; ++part) {
+                        const u32 offset = first + i < skip ? hk::Window::kOutOfBounds : v_offset_[r][part];
+                        v.key[t][r][i][part] =
+                            windows.v[t].template load<Vec<u32, kVAccess / 4>>(offset + i * v_stride_);
+                    }
+                }
+            }
+        }
+        return v;
+    }
+
+    HK_FN hk::Frag key_frag(const K &k, int t, int step) const {
+        return hk::joined(hk::per_row([&](u32 r) {
+            constexpr int kOfLoad = 2 / kBytes;  // fragments
+            const Vec<u32, 4> raw = k.row[t][r][step / (kBytes == 1 ? 2 : 1)];
+            if constexpr (kOfLoad == 1)
+                return raw;
+            else
+                return step % 2 ? From::template widened<4>(raw.hi) : From::template widened<4>(raw.lo);
+        }));
+    }
+
+    /// A lane's columns of a row of V^T, by keys in the order of accumulators: dwords of pairs of columns.
+    struct Columns {
+        Vec<u32, kCols / 2> key[kTilesOfStep * 4];
+    };
+    HK_FN Columns columns_of(const V &v, int r) const {
+        constexpr int kRaw = kCols * kBytes / 4;
+        Columns columns;
+#pragma unroll
+        for (int t = 0; t < kTilesOfStep; ++t) {
+            Vec<u32, kRaw> raw[4];
+#pragma unroll
+            for (int i = 0; i < kVKeys; ++i) {
+                const auto &key = v.key[t][r][i];
+#pragma unroll
+                for (int w = 0; w < kRaw; ++w) {
+                    if constexpr (kShare == 1) {
+                        raw[i][w] = key[w / 4][w % 4];
+                    } else {
+                        u32 low = key[0][w], high = key[0][w + kRaw];
+                        hk::transpose_lanes<kLaneOfHalf>(low, high);
+                        raw[i][w] = low, raw[i + kVKeys][w] = high;
+                    }
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < 4; ++i) columns.key[t * 4 + i] = From::template widened<kCols / 2>(raw[i]);
+        }
+        return columns;
+    }
+    /// Lanes whose rows of MFMAs differ by 8.
+    static constexpr int kLaneOfHalf = hk::kRowsPerLane == 1 ? 8 : 16;
+    HK_FN static Vec<u32, 4> value_frag(const Columns &columns, u32 j) {
+        const hk::detail::SelectHalf half(j % 2 != 0);
+        Vec<u32, 4> column;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) column[i] = half(columns.key[2 * i][j / 2], columns.key[2 * i + 1][j / 2]);
+        return column;
+    }
+
+    HK_FN void multiply_keys(const K &k, u32 missing) {
+#pragma unroll
+        for (int t = 0; t < kTilesOfStep; ++t) {
+            s_.acc[0][t] = typename Mma::Acc(0.0f);
+#pragma unroll
+            for (int step = 0; step < kSteps; ++step) {
+                const hk::Frag w = key_frag(k, t, step);
+                s_.acc[0][t] = Mma::mma(&w, &q_[step], s_.acc[0][t]);
+            }
+        }
+        if (missing != 0) {
+#pragma unroll
+            for (int t = 0; t < kTilesOfStep; ++t) {
+                if (missing >> t & 1) s_.acc[0][t] = typename Mma::Acc(__builtin_nanf(""));
+            }
+        }
+    }
+
+    /// Products of the step at key `at` to probabilities.
+    HK_FN void score(i32 at) {
+        float scale = scale_;
+        if (one_by_one_) {
+            make_scores(at);
+            scale = 1.0f;
+        }
+        if (at < inner_first_ || at + kKeys - 1 > inner_last_) {
+#pragma unroll
+            for (u32 r = 0; r < kOwn; ++r) {
+                const u32 of_lane = u32(at) - visible_[r].first;
+                map_pairs(s_, r, [&](int i, Vec<float, 2> pair) {
+#pragma unroll
+                    for (int j = 0; j < 2; ++j) {
+                        if (Places::n(0, i + j) + of_lane >= visible_[r].n) pair[j] = kMinusInf;
+                    }
+                    return pair;
+                });
+            }
+        }
+        softmax_.update(s_, o_, scale);
+    }
+    HK_FN void make_scores(i32 at) {
+        const Params &p = params();
+        const float softcap = p.scores.softcap, inverse = 1.0f / softcap;
+        const i32 off = i32(split_.keys()) - i32(split_.q_len);
+#pragma unroll
+        for (u32 r = 0; r < kOwn; ++r) {
+            float factor = scale_ * row_scale_[r];
+            const i32 place = i32(own_row(p, r).query) + off - at - i32(Places::n(hk::lane_id(), 0));
+            if (softcap != 0.0f) {
+                map_pairs(s_, r, [&](int, Vec<float, 2> pair) {
+#pragma unroll
+                    for (int j = 0; j < 2; ++j) pair[j] = softcap * hk::tanh(pair[j] * factor * inverse);
+                    return pair;
+                });
+                factor = 1.0f;
+            }
+            map_pairs(s_, r, [&](int i, Vec<float, 2> pair) {
+#pragma unroll
+                for (int j = 0; j < 2; ++j) {
+                    const float away = __builtin_fabsf(float(place - i32(Places::n(0, i + j))));
+                    pair[j] = (pair[j] * factor - slope_[r] * away) * kLog2E;
+                }
+                return pair;
+            });
+        }
+    }
+
+    HK_FN void multiply_values(const V &v) {
+        const auto p = s_.template as_operand<T, true>(0);
+        const auto columns = [&] {
+            struct {
+                Columns row[kOwn];
+            } all;
+#pragma unroll
+            for (int r = 0; r < kOwn; ++r) all.row[r] = columns_of(v, r);
+            return all;
+        }();
+#pragma unroll
+        for (u32 j = 0; j < kCols; ++j) {
+            const hk::Frag w = hk::joined(hk::per_row([&](u32 r) { return value_frag(columns.row[r], j); }));
+            o_.acc[0][j] = Mma::mma(&w, &p.frag[0], o_.acc[0][j]);
+        }
+    }
+
+    HK_FN void walk(u32 skip) {
+        const Params &p = params();
+        StepWalk steps(d_, split_, p.dqk * kBytes, p.dv * kBytes);
+        i32 at = split_.begin + i32(hk::wave_id()) * kKeys;
+        const i32 end = i32(hk::uniform(u32(split_.end)));
+        at = i32(hk::uniform(u32(at)));
+        if (at >= end) return;
+        // Only the first wave of the first split has rows that no query sees.
+        if (hk::wave_id() != 0) skip = 0;
+        if constexpr (kSets == 2) {
+            struct Set {
+                K k;
+                V v;
+                u32 missing;
+            };
+            const auto load = [&](u32 skip) __attribute__((always_inline)) {
+                const StepWalk::Windows windows = steps.next();
+                Set set = {load_keys(windows), load_values(windows, skip), windows.missing};
+                hk::sched_barrier();
+                return set;
+            };
+            const auto take = [&](const Set &set) __attribute__((always_inline)) {
+                multiply_keys(set.k, set.missing);
+                score(at);
+                multiply_values(set.v);
+                at += kKeysOfBlock;
+            };
+            Set even = load(skip), odd = load(0);
+            // One way out, so that the compiler knows which loads are in flight. Steps past the end are masked, and load nothing.
+            do {
+                take(even);
+                even = load(0);
+                take(odd);
+                odd = load(0);
+            } while (at < end);
+        } else {
+            StepWalk::Windows windows = steps.next();
+            K k = load_keys(windows);
+            V v = load_values(windows, skip);
+            u32 missing = windows.missing;
+            for (;;) {
+                multiply_keys(k, missing);
+                windows = steps.next();
+                k = load_keys(windows);
+                missing = windows.missing;
+                score(at);
+                multiply_values(v);
+                at += kKeysOfBlock;
+                if (at >= end) break;
+                v = load_values(windows);
+            }
+        }
+    }
+
+    static constexpr int kPasses = kCols / 4;
+    static constexpr int kRowsOfThread = kDim * kDim / kThreads;
+    /// A thread's columns of a row: value_column(place, 4 pass) and three more for each pass.
+    HK_FN static u32 thread_row(u32 i) { return (hk::thread_x() + i * kThreads) / kDim; }
+    HK_FN static u32 thread_place() { return hk::thread_x() % kDim; }
+
+    /// The results of the waves, in their order.
+    struct Together {
+        Vec<float, 2> sums[kRowsOfThread];
+        Vec<float, 4> o[kRowsOfThread][kPasses];
+    };
+    HK_FN Together meet() {
+        const u32 lane = hk::lane_id();
+        const auto base_of = [&](u32 row) {
+            float base = lds_.sums[0][row][0];
+#pragma unroll
+            for (int w = 1; w < kWaves; ++w) base = __builtin_fmaxf(base, lds_.sums[w][row][0]);
+            return base;
+        };
+        const auto weight = [](float of_wave, float base) {
+            return hk::exp2_fast(of_wave - (base == kMinusInf ? 0.0f : base));
+        };
+        Vec<float, 2> own[kOwn];
+#pragma unroll
+        for (u32 r = 0; r < kOwn; ++r) {
+            own[r] = softmax_.sums(r);
+            if (hk::group_of_lane<kDim>(lane) == 0) lds_.sums[hk::wave_id()][hk::row_of_lane<kDim>(lane, r)] = own[r];
+        }
+        hk::block_barrier();
+#pragma unroll
+        for (u32 r = 0; r < kOwn; ++r) {
+            const float factor = weight(own[r][0], base_of(hk::row_of_lane<kDim>(lane, r)));
+            map_pairs(o_, r, [&](int, Vec<float, 2> pair) { return pair * factor; });
+        }
+        Together all;
+#pragma unroll
+        for (u32 i = 0; i < kRowsOfThread; ++i) {
+            const u32 row = thread_row(i);
+            const float base = base_of(row);
+            float sum = 0.0f;
+#pragma unroll
+            for (int w = 0; w < kWaves; ++w) {
+                const Vec<float, 2> of = lds_.sums[w][row];
+                sum = __builtin_fmaf(of[1], weight(of[0], base), sum);
+            }
+            all.sums[i] = {base, sum};
+        }
+#pragma unroll
+        for (int pass = 0; pass < kPasses; ++pass) {
+            if (pass > 0) hk::block_barrier();
+#pragma unroll
+            for (int i = 0; i < Places::kElements; ++i) {
+                const u32 m = Places::m(lane, i), n = Places::n(lane, i);
+                lds_.o[hk::wave_id()][m][n ^ m] = {o_.acc[0][pass * 4][i], o_.acc[0][pass * 4 + 1][i],
+                                                   o_.acc[0][pass * 4 + 2][i], o_.acc[0][pass * 4 + 3][i]};
+            }
+            hk::block_barrier();
+#pragma unroll
+            for (u32 i = 0; i < kRowsOfThread; ++i) {
+                const u32 row = thread_row(i), at = thread_place() ^ row;
+                Vec<float, 4> sum = lds_.o[0][row][at];
+#pragma unroll
+                for (int w = 1; w < kWaves; ++w) sum += lds_.o[w][row][at];
+                all.o[i][pass] = sum;
+            }
+        }
+        return all;
+    }
+
+    HK_FN Partial partial(const Params &p, u32 split, const Row &row) const {
+        const bool packed = p.sequences.q_starts != 0 && !hk::reload_params(d_).only_single;
+        const u64 first = packed ? split_.q_start : u64(split_.sequence) * p.sequences.sq;
+        return {p, split, (first + row.query) * p.heads + row.head};
+    }
+
+    /// Stores a thread's columns of a row, merged from `count` parts: `sums(s)` and `acc(s, pass)`.
+    template <int kAhead>
+    HK_FN void store_row(const Params &p, const Row &row, u32 count, auto sums, auto acc) const {
+        const auto merged = merged_row<kAhead>(count, sink_of(p, row.head), sums);
+        const float inverse = p.out_scale ? 1.0f / hk::load_uniform<float>(p.out_scale) : 1.0f;
+        const bool packed = p.sequences.q_starts != 0;
+        const u64 out = row_address(p.out, split_, packed, row.query, row.head);
+        each_run(p, [&](u32 col, int pass) {
+            const Vec<float, 4> y = merged.merged([&](u32 s) { return acc(s, pass); });
+            store_columns<T>(p, out, col, y * inverse);
+        });
+        if (p.lse.data && thread_place() == 0)
+            *reinterpret_cast<GlobalPtr<float>>(row_address(p.lse, split_, packed, row.query, row.head)) = merged.lse();
+    }
+    HK_FN static void each_run(const Params &p, auto f) {
+#pragma unroll
+        for (int pass = 0; pass < kPasses; ++pass) {
+            const u32 col = value_column(thread_place(), pass * 4);
+            if (col < p.dv) f(col, pass);
+        }
+    }
+
+  public:
+    HK_FN Decode(const DecodeParams &d, const Split &split, Lds &lds) : d_(d), split_(split), lds_(lds) {}
+
+    /// `skip`: keys at the split's beginning that no row sees.
+    HK_FN void run(u32 skip) {
+        if (!split_.poison && split_.begin < split_.end) {
+            load_queries();
+            set_up();
+            walk(skip);
+        }
+        Together all = meet();
+        const Params &p = params();
+        const float value_scale = p.cache.v.scale(split_.sequence, split_.kv_head);
+        const bool merges = d_.tickets != 0, alone = merges ? split_.parts == 1 : p.splits.count == 1;
+#pragma unroll
+        for (u32 i = 0; i < kRowsOfThread; ++i) {
+            const Row of = row(p, thread_row(i));
+            if (split_.poison) all.sums[i] = __builtin_nanf("");
+#pragma unroll
+            for (int pass = 0; pass < kPasses; ++pass) all.o[i][pass] *= value_scale;
+            if (!of.valid) continue;
+            if (alone) {
+                store_row<1>(p, of, 1, [&](u32) { return all.sums[i]; }, [&](u32, int pass) { return all.o[i][pass]; });
+            } else {
+                const Partial to = partial(p, split_.split, of);
+                each_run(p, [&](u32 col, int pass) { to.store(p, col, all.o[i][pass]); });
+                if (thread_place() == 0) to.store_sums(p, all.sums[i]);
+            }
+        }
+        if (alone || !merges) return;
+        const u32 tile = hk::uniform(hk::xcd_remap(hk::block_x(), hk::grid_x()) / p.splits.count);
+        const auto counter = reinterpret_cast<GlobalPtr<u32>>(d_.tickets) + tile;
+        if (!last_to_arrive(counter, split_.parts, lds_.last)) return;
+#pragma unroll
+        for (u32 i = 0; i < kRowsOfThread; ++i) {
+            const Row of = row(p, thread_row(i));
+            if (!of.valid) continue;
+            store_row<8>(
+                p, of, split_.parts, [&](u32 s) { return partial(p, s, of).sums(p); },
+                [&](u32 s, int pass) { return partial(p, s, of).load(p, value_column(thread_place(), pass * 4)); });
+        }
+    }
+};
+
+/// The block's split of the keys that the rows of its tile see. False: it has nothing to do. `skip`: keys at its beginning that no row
+/// sees.
+HK_FN bool find_split(const DecodeParams &d, Split &split, u32 &skip) {
+    const Params &p = d.all;
+    skip = 0;
+    split.parts = 1;
+    split.begin = 0, split.end = i32(split.keys());
+    if (!split.poison) {
+        const u32 last_row = split.q_len * p.group - 1, last = split.first + kDim - 1;
+        const auto query_of = [&](u32 row) { return hk::DivMod(row, p.group, p.group_inverse).quotient; };
+        const i32 first = key_range(p, split, query_of(split.first)).first;
+        i32 end = key_range(p, split, query_of(last < last_row ? last : last_row)).last + 1;
+        i32 begin = first;
+        if (begin < end) {
+            begin = first / i32(kPageRows) * i32(kPageRows);
+            const u32 keys = u32(end - begin), count = p.splits.count;
+            u32 each = p.splits.keys;
+            if (each == 0) each = ((keys + count - 1) / count + kKeysOfBlock - 1) / kKeysOfBlock * kKeysOfBlock;
+            const u32 parts = (keys + each - 1) / each;
+            split.parts = parts < count ? parts : count;
+            if (split.split == 0) skip = u32(first - begin);
+            begin += i32(split.split * each);
+            if (split.split + 1 < split.parts) end = begin + i32(each);
+            if (split.split >= split.parts) end = begin;
+        }
+        split.begin = begin, split.end = end;
+    }
+    // A second launch reads the partial results of all splits.
+    return split.split < split.parts || (!d.tickets && p.splits.count > 1);
+}
+
+template <class T, class From, int kD>
+HK_FN void decode(const DecodeParams &d) {
+    using Of = Decode<T, From, kD>;
+    auto &lds = hk::block_lds<typename Of::Lds>();
+    const u32 task = hk::xcd_remap(hk::block_x(), hk::grid_x());
+    Split split;
+    if (!find_work<kDim>(d.all, task, split)) return;
+    if (d.only_single) {
+        // Of starts that are no partition other launches poison all outputs.
+        const u64 starts = d.all.sequences.q_starts;
+        if (u32(index_at(starts, split.sequence + 1)) - u32(index_at(starts, split.sequence)) != 1) return;
+    }
+    find_keys(d.all, split);
+    u32 skip;
+    if (!find_split(d, split, skip)) return;
+    Of(d, split, lds).run(skip);
+}
+
+/// Waves that share a SIMD.
+template <int kD>
+inline constexpr int kWavesPerSimd = kD > 128 ? 1 : 2;
+
+}  // namespace decode
+}  // namespace attention
+
+// Entry points of a type of products and of caches, by columns.
+#define HK_DECODE(name, T, From)          \
+    HK_DECODE_COLUMNS(name, T, From, 64)  \
+    HK_DECODE_COLUMNS(name, T, From, 128) \
+    HK_DECODE_COLUMNS(name, T, From, 256)
+#define HK_DECODE_COLUMNS(name, T, From, columns)                                                                      \
+    HK_ENTRY_WAVES_PER_SIMD(name##_d##columns, attention::decode::kThreads, attention::decode::kWavesPerSimd<columns>, \
+                            8, (attention::decode::decode<T, From, columns>))

@@ -1,0 +1,9 @@
+// decode_f16.hip: attention of few queries in f16, over pages of f16 and of fp8 (decode.h).
+#include "decode.h"
+
+namespace {
+using Params = attention::DecodeParams;
+}  // namespace
+
+HK_DECODE(decode_f16, hk::f16, attention::Stored)
+HK_DECODE(decode_f16_fp8, hk::f16, attention::StoredFp8<hk::f16>)

@@ -1,0 +1,266 @@
+//! The launch of `hip/decode.h`.
+
+use super::splits::{DecodeWorkspace, KEYS_OF_BLOCK, ROWS_OF_BLOCK, Splits};
+use crate::kernels::attention::{DecodeParams, KeyRows, Params};
+use crate::prefill::{
+    FP8, MOST_STRIDE, Plan, Problem, QueryTile, Tiling, UNLIMITED, WINDOW_OF_PAGE, floats_per_row,
+};
+use hk_core::{DType, Error, KernelRef, LaunchConfig, Result, TensorViewMut};
+
+/// By columns, at most: the kernels of caches of the own type and of fp8.
+type Table = [(usize, [KernelRef<DecodeParams>; 2]); 3];
+
+macro_rules! kernels {
+    ($type:literal $($columns:literal $most:literal),*) => {
+        [$((
+            $most,
+            [
+                DecodeParams::kernel(concat!("decode_", $type, "_d", $columns)),
+                DecodeParams::kernel(concat!("decode_", $type, "_fp8_d", $columns)),
+            ],
+        )),*]
+    };
+}
+const BF16: Table = kernels!("bf16" "64" 64, "128" 128, "256" 256);
+const F16: Table = kernels!("f16" "64" 64, "128" 128, "256" 256);
+
+/// Keys are split as `splits` says.
+pub(crate) struct DecodePlan<'a> {
+    pub splits: Splits,
+    pub workspace: DecodeWorkspace<'a>,
+}
+
+impl<'a> DecodePlan<'a> {
+    /// The same for kernels of prompts over `keys` keys.
+    fn of_prompts(self, keys: usize) -> Plan<'a> {
+        let fixed = |keys| Tiling::Fixed { tile: QueryTile::Short, keys_per_split: Some(keys) };
+        let tiling = match self.splits {
+            Splits::Auto => Tiling::Auto,
+            Splits::Count(n) => fixed(keys.div_ceil(n).max(1).next_multiple_of(KEYS_OF_BLOCK)),
+            Splits::KeysPerSplit(n) => fixed(n),
+        };
+        Plan { tiling, workspace: self.workspace.partials }
+    }
+}
+
+/// A cache that is not in pages: rows of a batch.
+pub(crate) struct Contiguous {
+    /// Address of the row of each sequence; 0: they are in order.
+    pub index: u64,
+}
+
+/// Which of the sequences a launch serves.
+#[derive(Clone, Copy, PartialEq)]
+enum Of {
+    All,
+    /// Those of one query.
+    Single,
+}
+
+impl<'a> Problem<'a> {
+    fn check_plan(&mut self, plan: &mut DecodePlan<'a>) -> Result<()> {
+        plan.splits.check(self.op)?;
+        let Some(partials) = &mut plan.workspace.partials else { return Ok(()) };
+        partials.dims::<1>(self.op, "workspace")?;
+        partials.expect_contiguous(self.op, "workspace")?;
+        partials.expect_aligned(self.op, "workspace", 16)?;
+        // Also if it is not used.
+        self.launch.output_address("workspace", partials).map(drop)
+    }
+
+    /// The kernel of few queries that serves the call: 16-bit queries or fp8 ones, a cache of that type or fp8, of rows in whole vectors, in
+    /// pages of whole windows. `keys_beside`: other sequences have some.
+    fn decode_kernel(&self, contiguous: bool, keys_beside: bool) -> Option<KernelRef<DecodeParams>> {
+        let p = &self.params;
+        let (scores, cache) = (&p.scores, &p.cache);
+        let none = |of: &[u64]| of.iter().all(|data| *data == 0);
+        let table = match self.kernel {
+            DType::Bf16 => BF16,
+            DType::F16 => F16,
+            _ => return None,
+        };
+        let (bytes, of) = match cache.element {
+            0 => (2, 0),
+            FP8 => (1, 1),
+            _ => return None,
+        };
+        let in_rows = |rows: &KeyRows, columns: u32| {
+            let bytes_of_row = i64::from(bytes * columns);
+            let aligned = [rows.data as i64, rows.batch, rows.head, rows.token_group, bytes_of_row];
+            let walks = rows.token_group >= bytes_of_row || p.pages.tokens == 1;
+            rows.token_shift == 0
+                && rows.column == i64::from(bytes)
+                && (rows.token_group <= MOST_STRIDE && walks)
+                && aligned.iter().all(|n| n % 16 == 0)
+        };
+        let plain = none(&[scores.bias.data, scores.mask]) && scores.dropout == 0;
+        let cached = keys_beside || p.fresh.k.data == 0;
+        let pages = contiguous || p.pages.tokens.is_multiple_of(WINDOW_OF_PAGE);
+        let rows = in_rows(&cache.k, p.dqk) && in_rows(&cache.v, p.dv);
+        if self.is_hstu || !(plain && cached && pages && rows) {
+            return None;
+        }
+        let columns = p.dqk.max(p.dv) as usize;
+        table.iter().find(|(most, _)| columns <= *most).map(|(_, kernels)| kernels[of])
+    }
+
+    /// Launches kernels on `sequences` of `sq` queries, whose keys, `sk` at most, are in a cache: those of few queries, or of prompts.
+    pub(crate) fn decode_batched(
+        mut self,
+        mut plan: DecodePlan<'a>,
+        contiguous: Option<Contiguous>,
+        sequences: usize,
+        [sq, sk]: [usize; 2],
+    ) -> Result<()> {
+        self.check_plan(&mut plan)?;
+        let (n, queries) = (self.count("q", sequences)?, self.count("q", sq)?);
+        if n == 0 || queries == 0 || self.params.heads == 0 {
+            return Ok(());
+        }
+        let s = &mut self.params.sequences;
+        (s.n, s.sq) = (n, queries);
+        match self.decode_kernel(contiguous.is_some(), false) {
+            Some(kernel) => {
+                let queries = sequences.saturating_mul(sq);
+                self.run_decode(kernel, plan, contiguous, Of::All, [sequences, queries, sk])
+            }
+            None => {
+                self.plan(plan.of_prompts(sk));
+                self.run_batched(sequences, [sq, sk])
+            }
+        }
+    }
+
+    /// Launches kernels on sequences of packed queries, `total_q` in all, whose keys, `sk` at most, are in a cache, and maybe those of their
+    /// queries beside it. Short sequences have the kernel of few queries, where the call as a whole says so; single tokens beside longer
+    /// sequences have it, too. A given tile is that of all.
+    pub(crate) fn decode_packed(
+        mut self,
+        mut plan: DecodePlan<'a>,
+        tile: Option<QueryTile>,
+        sequences: usize,
+        [total_q, sk]: [usize; 2],
+    ) -> Result<()> {
+        self.check_plan(&mut plan)?;
+        let (n, total) = (self.count("cu_seqlens_q", sequences)?, self.count("q", total_q)?);
+        if n == 0 || total == 0 || self.params.heads == 0 {
+            return Ok(());
+        }
+        let keys_beside = self.params.fresh.k.data != 0;
+        let s = &mut self.params.sequences;
+        (s.n, s.total_q) = (n, total);
+        if !keys_beside {
+            s.total_k = u32::try_from(sk).unwrap_or(u32::MAX);
+        }
+        let of_tile = (ROWS_OF_BLOCK / self.params.group as usize).max(1);
+        let few =
+            tile == Some(QueryTile::Few) || (tile.is_none() && total_q <= sequences.saturating_mul(of_tile));
+        let single = tile.is_none() && sequences > 1 && (!keys_beside || self.params.single_cached != 0);
+        let kernel = self.decode_kernel(false, keys_beside && single);
+        match kernel {
+            Some(kernel) if few && !keys_beside => {
+                return self.run_decode(kernel, plan, None, Of::All, [sequences, total_q, sk]);
+            }
+            Some(kernel) if single => {
+                self.run_decode(kernel, plan, None, Of::Single, [sequences, sequences, sk])?;
+                self.params.skip_single = 1;
+                self.tile(tile);
+            }
+            _ => {
+                let mut plan = plan.of_prompts(sk);
+                if let Some(tile) = tile {
+                    plan.tiling = plan.tiling.of_tile(tile);
+                }
+                self.plan(plan);
+            }
+        }
+        self.run_packed(sequences, total_q)
+    }
+
+    /// Sizes: sequences, their queries, and keys of a sequence, at most.
+    fn run_decode(
+        &mut self,
+        kernel: KernelRef<DecodeParams>,
+        plan: DecodePlan<'a>,
+        contiguous: Option<Contiguous>,
+        of: Of,
+        [sequences, queries, keys]: [usize; 3],
+    ) -> Result<()> {
+        let (op, info) = (self.op, self.stream.device().info());
+        let DecodePlan { splits, workspace: DecodeWorkspace { partials, tickets } } = plan;
+        let mut all = self.params;
+        let rows = self.count("q", queries.saturating_mul(all.group as usize))? as usize;
+        let tiles = if all.sequences.q_starts != 0 && of == Of::All {
+            rows / ROWS_OF_BLOCK + sequences
+        } else {
+            let of_one = (rows / sequences.max(1)).div_ceil(ROWS_OF_BLOCK);
+            all.sequences.tiles_of_one = of_one as u32;
+            of_one.saturating_mul(sequences)
+        };
+        if of == Of::Single {
+            all.sequences.sq = 1;
+        }
+        let all_tiles = tiles.saturating_mul(all.kv_heads as usize);
+        let left = all.scores.left;
+        // Of windows that begin anywhere in a page.
+        let of_window = (left as usize).saturating_add(queries).saturating_add(WINDOW_OF_PAGE as usize);
+        let seen = if left == UNLIMITED { keys } else { keys.min(of_window) };
+        let rows = queries.saturating_mul(all.heads as usize);
+        let per_row = floats_per_row(all.dv as usize);
+        let got = partials.as_ref().map_or(0, |w: &TensorViewMut<f32>| w.numel());
+        // Partial results of single tokens are by sequence: only the kernel itself merges them.
+        let alone = of == Of::Single && tickets.is_none();
+        let room = if alone { 1 } else { got / rows.saturating_mul(per_row).max(1) };
+        let mut division = splits.divide(info, all_tiles, seen, room);
+        if of == Of::Single && !division.one_launch {
+            division = Splits::Count(1).divide(info, all_tiles, seen, 1);
+        }
+        let want = rows.saturating_mul(per_row).saturating_mul(division.count);
+        if division.count > 1 && got < want {
+            let want = format!("[{want}] or longer ({} splits)", division.count);
+            return Err(Error::shape(op, "workspace", [got], want));
+        }
+        let too_large = |what: String| Error::too_large(op, "q", what, u32::MAX.into());
+        if u32::try_from(all_tiles).is_err() {
+            return Err(too_large(format!("{all_tiles} tiles")));
+        }
+        all.sequences.tiles = tiles as u32;
+        let s = &mut all.splits;
+        (s.count, s.keys) = (division.count as u32, division.keys as u32);
+        let mut counters = 0;
+        if division.count > 1 {
+            s.rows = u32::try_from(rows).map_err(|_| too_large(format!("{rows} rows by heads")))?;
+            if let Some(mut partials) = partials {
+                s.acc = self.launch.output_address("workspace", &mut partials)?;
+                s.sums = s.acc + (4 * division.count * rows * (per_row - 2)) as u64;
+            }
+            if let Some(tickets) = tickets.filter(|_| division.one_launch) {
+                counters = self.launch.output_address("tickets", &mut tickets.view_mut()?)?;
+            }
+        }
+        let params = DecodeParams {
+            all,
+            tickets: counters,
+            batch_index: contiguous.as_ref().map_or(0, |of| of.index),
+            in_pages: contiguous.is_none().into(),
+            only_single: (of == Of::Single).into(),
+        };
+        let kernel = self.stream.kernel(kernel)?;
+        let merge = match self.kernel {
+            DType::F16 => Params::kernel("attention_merge_f16"),
+            _ => Params::kernel("attention_merge_bf16"),
+        };
+        let two = division.count > 1 && counters == 0;
+        let merge = if two { Some(self.stream.kernel(merge)?) } else { None };
+        let blocks = all_tiles.saturating_mul(division.count);
+        // SAFETY: the operators have checked rows, heads and columns of each tensor against each other, and this problem's launch has
+        // been given them; the kernel clamps lengths, starts and pages, which are on the device, to the sizes of the tensors.
+        unsafe { self.stream.launch(op).run(&kernel, LaunchConfig::grid_1d(blocks), &params)? };
+        if let Some(merge) = merge {
+            let blocks = rows.div_ceil(256 / (params.all.dv as usize).div_ceil(4));
+            // SAFETY: a thread for each four columns of the outputs; the partial results are within the workspace.
+            unsafe { self.stream.launch(op).run(&merge, LaunchConfig::grid_1d(blocks), &params.all)? };
+        }
+        Ok(())
+    }
+}

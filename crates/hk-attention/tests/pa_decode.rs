@@ -1,0 +1,366 @@
+//! `pa_decode` on the emulated GPUs (and real ones where there are some): against its f64 reference, and against itself with the work cut
+//! in other ways.
+
+use crate::paged::{Case, Given, LAYOUTS, ints, maybe, with_options};
+use hk_attention::{
+    AttentionOutputs, CacheScales, DecodeWorkspace, KvLayout, PaDecodeInputs, PaDecodeOptions, PagedKv,
+    Pages, Splits, Tickets, pa_decode,
+};
+use hk_core::registry::{Described, HostTensor, Scalar};
+use hk_core::{Arch, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, bf16, f16};
+use hk_testkit::{
+    Call, Gpu, Refusals, Tensors, config, devices, kind, proptest::prelude::*, proptest::sample::select,
+};
+
+/// Keys of sequences, at the borders of steps, pages and splits.
+fn lens() -> impl Strategy<Value = Vec<[usize; 2]>> {
+    let keys = select(vec![0usize, 1, 2, 15, 16, 17, 31, 33, 64, 127, 128, 129, 200, 257, 400, 700]);
+    prop::collection::vec(keys.prop_map(|keys| [1, keys]), 1..4)
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let heads = (1usize..3, select(vec![1usize, 2, 3, 8, 16, 20, 40]));
+    let columns = select(vec![
+        [64, 64],
+        [128, 128],
+        [128, 128],
+        [256, 256],
+        [16, 16],
+        [40, 24],
+        [80, 128],
+        [192, 128],
+        [48, 208],
+        [17, 17],
+    ]);
+    let pages = (select(LAYOUTS.to_vec()), select(vec![1usize, 3, 16, 16, 48, 64, 128]));
+    (lens(), heads, columns, pages, any::<u32>(), any::<u32>()).prop_map(
+        |(lens, (kv_heads, group), mut columns, (layout, mut page), seed, order)| {
+            if matches!(layout.1, KvLayout::Paged | KvLayout::PagedShuffled) {
+                columns = columns.map(|n: usize| n.next_multiple_of(16));
+            }
+            if layout.1 == KvLayout::PagedShuffled {
+                page = page.next_multiple_of(16);
+            }
+            Case { lens, kv_heads, group, columns, layout, page, seed: seed.into(), order: order.into() }
+        },
+    )
+}
+
+fn splits() -> impl Strategy<Value = Option<(&'static str, u64)>> {
+    let counts = select(vec![1u64, 2, 3, 7, 40]).prop_map(|n| Some(("nsplit", n)));
+    prop_oneof![Just(None), counts, select(vec![64u64, 128, 320]).prop_map(|n| Some(("keys_per_split", n)))]
+}
+
+fn split(given: Given, splits: Option<(&'static str, u64)>) -> Given {
+    splits.into_iter().fold(given, |given, (name, n)| given.scalar(name, Scalar::Count(n)))
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    /// Options alone and together, types, layouts, splits; slots that no sequence has spoil nothing.
+    #[test]
+    fn matches_the_reference(case in cases(), bits in any::<u32>(), splits in splits()) {
+        let of = match bits >> 26 & 7 {
+            0 => Case::decode::<f16, i8>,
+            1 => Case::decode::<f32, f32>,
+            2 => Case::decode::<bf16, i8>,
+            3 | 4 => Case::decode::<f16, f16>,
+            _ => Case::decode::<bf16, bf16>,
+        };
+        split(with_options(&case, of(&case), bits), splits).check();
+    }
+
+    /// The fp8 of each device.
+    #[test]
+    fn fp8_matches_the_reference(case in cases(), bits in any::<u32>(), splits in splits()) {
+        for gpu in devices() {
+            let fnuz = gpu.arch() == Arch::Gfx942;
+            let of = match (bits >> 28 & 3, fnuz) {
+                (0, true) => Case::decode::<Fp8E4M3Fnuz, Fp8E4M3Fnuz>,
+                (0, false) => Case::decode::<Fp8E4M3, Fp8E4M3>,
+                (1, true) => Case::decode::<f16, Fp8E4M3Fnuz>,
+                (1, false) => Case::decode::<f16, Fp8E4M3>,
+                (_, true) => Case::decode::<bf16, Fp8E4M3Fnuz>,
+                (_, false) => Case::decode::<bf16, Fp8E4M3>,
+            };
+            let mut given = split(with_options(&case, of(&case), bits), splits);
+            if maybe(bits, 25) {
+                let output = Scalar::Choice(if fnuz { "fp8e4m3fnuz" } else { "fp8e4m3" });
+                let scale = HostTensor::new([1], &[1.7f32]).unwrap();
+                given = given.scalar("output", output).with("out_scale", scale);
+            }
+            given.check_on(&gpu);
+        }
+    }
+
+    #[test]
+    fn pages_in_any_order_are_the_same(case in cases(), order in any::<u32>(), splits in splits()) {
+        let other = Case { order: order.into(), ..case.clone() };
+        prop_assert_eq!(
+            split(case.decode::<bf16, bf16>(), splits).outs(),
+            split(other.decode::<bf16, bf16>(), splits).outs()
+        );
+    }
+
+    /// The last token of a prompt.
+    #[test]
+    fn one_split_is_as_a_prompt(case in cases(), bits in any::<u32>()) {
+        // Without a bias of queries, and factors of other names.
+        let bits = bits & !0xfc;
+        let prompt = with_options(&case, case.unified::<bf16, bf16>(), bits);
+        let prompt = prompt.scalar("tile", Scalar::Choice("short"));
+        let decode = with_options(&case, case.decode::<bf16, bf16>(), bits);
+        for (prompt, decode) in prompt.outs().iter().zip(decode.outs()) {
+            for (x, y) in prompt.to_f64().into_iter().zip(decode.to_f64()) {
+                prop_assert!((x - y).abs() <= 1e-2 + 1e-2 * x.abs(), "{} {}", x, y);
+            }
+        }
+    }
+}
+
+/// The outputs and log-sum-exps of a case in bf16 with so many splits.
+struct Run<'a> {
+    gpu: &'a Gpu,
+    case: &'a Case,
+    splits: Splits,
+    window: Option<u32>,
+}
+
+impl Run<'_> {
+    fn run(&self, tickets: Option<&mut Tickets>) -> (Vec<bf16>, Vec<f32>) {
+        let Self { gpu, case, splits, window } = *self;
+        let given = case.decode::<bf16, bf16>();
+        let cache = |name: &str| {
+            let cache = given.get(name);
+            let shape: [usize; 4] = cache.shape().try_into().unwrap();
+            gpu.upload(&cache.elements::<bf16>().unwrap(), shape)
+        };
+        let integers = |name: &str| given.get(name).elements::<i32>().unwrap();
+        let (k, v) = (cache("k_cache"), cache("v_cache"));
+        let (n, heads) = (case.lens.len(), case.kv_heads * case.group);
+        let q = given.get("q").elements::<bf16>().unwrap();
+        let q = gpu.upload(&q, [n, heads, case.columns[0]]);
+        let (table, lens) = (integers("block_table"), gpu.upload(&integers("seq_lens"), [n]));
+        let table = gpu.upload(&table, [n, table.len() / n]);
+        let mut out = gpu.poisoned::<bf16>([n, heads, case.columns[1]]);
+        let mut lse = gpu.poisoned::<f32>([n, heads]);
+        let mut partials = gpu.poisoned::<f32>([200 * n * heads * (case.columns[1] + 8)]);
+        let inputs = PaDecodeInputs {
+            q: q.view(),
+            cache: PagedKv {
+                k_cache: k.view(),
+                v_cache: v.view(),
+                pages: Pages { block_table: table.view(), layout: case.layout.1 },
+            },
+            seq_lens: lens.view(),
+        };
+        let outputs = AttentionOutputs { out: out.view_mut(), lse: Some(lse.view_mut()) };
+        let workspace = DecodeWorkspace { partials: Some(partials.view_mut()), tickets };
+        let options = PaDecodeOptions { splits, window, ..PaDecodeOptions::default() };
+        pa_decode(gpu.stream(), inputs, outputs, workspace, &options).unwrap();
+        for guarded in [&out] {
+            gpu.assert_guards(guarded);
+        }
+        gpu.assert_guards(&lse);
+        (gpu.download(&out).data, gpu.download(&lse).data)
+    }
+}
+
+/// The last block to arrive merges to the bits of a second launch, and leaves its counters at zero.
+#[test]
+fn one_launch_has_the_bits_of_two() {
+    for (columns, group) in [([128, 128], 8), ([64, 64], 1), ([256, 256], 3), ([80, 72], 20)] {
+        let case = Case::new(&[[1, 700], [1, 0], [1, 129], [1, 1400]], [2, group], columns);
+        for gpu in &devices() {
+            let mut tickets = Tickets::new(gpu.stream()).unwrap();
+            for splits in [
+                Splits::Count(3),
+                Splits::Count(11),
+                Splits::KeysPerSplit(64),
+                Splits::KeysPerSplit(320),
+                Splits::Auto,
+            ] {
+                for window in [None, Some(300)] {
+                    let run = Run { gpu, case: &case, splits, window };
+                    let two = run.run(None);
+                    let label = format!("{columns:?} {splits:?} {window:?} on {}", gpu.spec());
+                    assert_eq!(run.run(Some(&mut tickets)), two, "{label}");
+                    assert_eq!(run.run(Some(&mut tickets)), two, "{label}");
+                }
+            }
+        }
+    }
+}
+
+/// With a number of splits or of keys a sequence has the bits that it has alone, of a wider table, too.
+#[test]
+fn a_sequence_is_the_same_in_any_batch() {
+    let lens = [[1, 300], [1, 33], [1, 1000], [1, 0], [1, 129]];
+    let case = Case::new(&lens, [2, 6], [128, 128]);
+    for gpu in &devices() {
+        let mut tickets = Tickets::new(gpu.stream()).unwrap();
+        for splits in [Splits::Count(4), Splits::KeysPerSplit(64), Splits::KeysPerSplit(192)] {
+            let (all, of_lse) = Run { gpu, case: &case, splits, window: None }.run(Some(&mut tickets));
+            for n in 0..lens.len() {
+                // The elements of a sequence follow from its place.
+                let mut alone = vec![[1, 0]; n];
+                alone.push(lens[n]);
+                let alone = Case { lens: alone, order: 9, ..case.clone() };
+                let (out, lse) = Run { gpu, case: &alone, splits, window: None }.run(Some(&mut tickets));
+                assert_eq!(out[n * 12 * 128..], all[n * 12 * 128..(n + 1) * 12 * 128], "{splits:?} {n}");
+                assert_eq!(lse[n * 12..], of_lse[n * 12..(n + 1) * 12]);
+            }
+        }
+    }
+}
+
+/// Rows of a sequence without keys are 0, their log-sum-exp -inf, or the sink.
+#[test]
+fn no_keys() {
+    let case = Case::new(&[[1, 0], [1, 0]], [1, 4], [128, 128]);
+    for gpu in &devices() {
+        let (out, lse) = Run { gpu, case: &case, splits: Splits::Count(4), window: None }.run(None);
+        assert!(out.iter().all(|x| x.to_f32() == 0.0) && lse.iter().all(|x| *x == f32::NEG_INFINITY));
+    }
+    case.decode::<bf16, bf16>().floats("sink", &[4], 3).check();
+    let nothing = Case::new(&[], [1, 2], [64, 64]);
+    nothing.decode::<bf16, bf16>().check();
+}
+
+/// The rows that a mistake on the device makes NaN, and no other.
+#[test]
+fn what_is_not_there_is_nan() {
+    // Keys 0 to 299 and 0 to 39, in pages of 16.
+    let case = Case::new(&[[1, 300], [1, 40], [1, 20]], [2, 2], [64, 64]);
+    for splits in [None, Some(("keys_per_split", 64)), Some(("nsplit", 3))] {
+        let given = || split(case.decode::<bf16, bf16>(), splits);
+        let width = given().get("block_table").shape()[1];
+        let page =
+            |n: usize, page: usize, entry: i32| move |table: &mut [i32]| table[n * width + page] = entry;
+        assert_eq!(given().poisoned_rows(), [0; 0]);
+        for entry in [-1, i32::MIN, 1 << 20, i32::MAX] {
+            assert_eq!(given().changed("block_table", page(0, 3, entry)).poisoned_rows(), [0]);
+            assert_eq!(given().changed("block_table", page(1, 2, entry)).poisoned_rows(), [1]);
+            // Behind the last key.
+            assert_eq!(given().changed("block_table", page(1, 3, entry)).poisoned_rows(), [0; 0]);
+        }
+        // Before the window.
+        let windowed =
+            |keys| given().scalar("window", Scalar::Int(keys)).changed("block_table", page(1, 0, -1));
+        assert_eq!(windowed(23).poisoned_rows(), [0; 0]);
+        assert_eq!(windowed(24).poisoned_rows(), [1]);
+        for len in [-1, i32::MIN, width as i32 * 16 + 1, i32::MAX] {
+            assert_eq!(given().changed("seq_lens", |lens| lens[1] = len).poisoned_rows(), [1], "{len}");
+        }
+        let narrow = given().with("block_table", HostTensor::new([3, 0], &[0i32; 0]).unwrap());
+        assert_eq!(narrow.poisoned_rows(), [0, 1, 2]);
+        let cache = || HostTensor::new([0, 16, 2, 64], &[bf16::ONE; 0]).unwrap();
+        assert_eq!(given().with("k_cache", cache()).with("v_cache", cache()).poisoned_rows(), [0, 1, 2]);
+    }
+    let none = case.decode::<bf16, bf16>().with("seq_lens", ints(&[0, 0, 0]));
+    assert_eq!(none.poisoned_rows(), [0; 0]);
+}
+
+/// Keys that are not seen may hold anything, those of the window's first page and step, too.
+#[test]
+fn keys_before_the_window_are_not_read() {
+    for (columns, group, keys, window) in [(64, 1, 200, 29), (128, 4, 333, 100), (256, 2, 700, 77)] {
+        let case = Case::new(&[[1, keys]], [1, group], [columns, 64]);
+        let given = |unseen: bool| {
+            let mut given = case.decode::<bf16, bf16>().scalar("window", Scalar::Int(window as i64));
+            let table = given.get("block_table").elements::<i32>().unwrap();
+            for (name, columns) in [("k_cache", columns), ("v_cache", 64)].into_iter().filter(|_| unseen) {
+                let cache = given.get(name);
+                let (shape, mut values) = (cache.shape().to_vec(), cache.elements::<bf16>().unwrap());
+                for key in 0..keys - 1 - window {
+                    let slot = table[key / 16] as usize * 16 + key % 16;
+                    values[slot * columns..][..columns].fill(bf16::NAN);
+                }
+                given = given.with(name, HostTensor::new(shape, &values).unwrap());
+            }
+            given
+        };
+        assert_eq!(given(true).outs(), given(false).outs());
+        given(true).check();
+    }
+}
+
+type Options = (KvLayout, Option<f32>, f32, Splits);
+const OPTIONS: Options = (KvLayout::Nhd, None, 0.0, Splits::Count(2));
+
+fn call(stream: &Stream, tensors: &mut Tensors, (layout, scale, softcap, splits): Options) -> Result<()> {
+    let pages = Pages { block_table: tensors.input("block_table"), layout };
+    let inputs = PaDecodeInputs::<bf16, bf16> {
+        q: tensors.input("q"),
+        cache: PagedKv { k_cache: tensors.input("k_cache"), v_cache: tensors.input("v_cache"), pages },
+        seq_lens: tensors.input("seq_lens"),
+    };
+    let options = PaDecodeOptions {
+        scale,
+        softcap,
+        splits,
+        window: None,
+        alibi: tensors.optional_input("alibi"),
+        sink: tensors.optional_input("sink"),
+        scales: CacheScales { k: tensors.optional_input("k_scale"), v: tensors.optional_input("v_scale") },
+        out_scale: tensors.optional_input("out_scale"),
+    };
+    let outputs =
+        AttentionOutputs::<bf16> { out: tensors.output("out"), lse: tensors.optional_output("lse") };
+    let workspace = DecodeWorkspace { partials: tensors.optional_output("workspace"), tickets: None };
+    pa_decode(stream, inputs, outputs, workspace, &options)
+}
+
+#[test]
+fn errors() {
+    let splits = |splits: Splits| move |call: &mut Call<Options>| call.options.3 = splits;
+    Refusals::new(OPTIONS, call)
+        .input::<bf16>("q", [3, 4, 32])
+        .input::<bf16>("k_cache", [5, 64, 2, 32])
+        .input::<bf16>("v_cache", [5, 64, 2, 16])
+        .input::<i32>("block_table", [3, 4])
+        .input::<i32>("seq_lens", [3])
+        .input::<f32>("alibi", [4])
+        .input::<f32>("sink", [4])
+        .input::<f32>("k_scale", [1])
+        .input::<f32>("v_scale", [3, 2])
+        .input::<f32>("out_scale", [1])
+        .output::<bf16>("out", [3, 4, 16])
+        .output::<f32>("lse", [3, 4])
+        .output::<f32>("workspace", [2 * 3 * 4 * 18])
+        .accepts(|_| {})
+        .accepts(splits(Splits::KeysPerSplit(128)))
+        .refuses(kind!(Shape), &["q: shape [3, 3, 32]", "multiple of 2"], |c| c.shape("q", [3, 3, 32]))
+        .refuses(kind!(Shape), &["k_cache", "of q"], |c| c.shape("q", [3, 4, 33]))
+        .refuses(kind!(Shape), &["q", "256 columns"], |c| {
+            c.shape("q", [3, 4, 264]);
+            c.shape("k_cache", [5, 64, 2, 264]);
+        })
+        .refuses(kind!(Shape), &["v_cache: shape [5, 64, 1, 16]"], |c| c.shape("v_cache", [5, 64, 1, 16]))
+        .refuses(kind!(Empty), &["k_cache"], |c| c.shape("k_cache", [5, 0, 2, 32]))
+        .refuses(kind!(Shape), &["k_cache", "5 axes, for Paged"], |c| c.options.0 = KvLayout::Paged)
+        .refuses(kind!(Shape), &["block_table", "3 sequences"], |c| c.shape("block_table", [2, 4]))
+        .refuses(kind!(Stride), &["block_table"], |c| c.strides("block_table", [1, 3]))
+        .refuses(kind!(Stride), &["q"], |c| c.strides("q", [256, 64, 2]))
+        .refuses(kind!(Shape), &["seq_lens"], |c| c.shape("seq_lens", [4]))
+        .refuses(kind!(Shape), &["alibi"], |c| c.shape("alibi", [2]))
+        .refuses(kind!(Shape), &["sink"], |c| c.shape("sink", [2]))
+        .refuses(kind!(Shape), &["k_scale"], |c| c.shape("k_scale", [2]))
+        .refuses(kind!(Shape), &["v_scale"], |c| c.shape("v_scale", [2, 4]))
+        .refuses(kind!(Shape), &["out_scale"], |c| c.shape("out_scale", [2]))
+        .refuses(kind!(Shape), &["out: shape [3, 4, 32]"], |c| c.shape("out", [3, 4, 32]))
+        .refuses(kind!(Shape), &["lse"], |c| c.shape("lse", [4, 3]))
+        .refuses(kind!(Shape), &["workspace", "432", "2 splits"], |c| c.shape("workspace", [431]))
+        .refuses(kind!(Shape), &["workspace", "864", "4 splits"], splits(Splits::KeysPerSplit(64)))
+        .refuses(kind!(Shape), &["workspace"], |c| c.shape("workspace", [2, 216]))
+        .refuses(kind!(Stride), &["workspace"], |c| c.strides("workspace", [2]))
+        .refuses(kind!(Argument), &["scale"], |c| c.options.1 = Some(0.0))
+        .refuses(kind!(Argument), &["softcap"], |c| c.options.2 = -1.0)
+        .refuses(kind!(Argument), &["nsplit"], splits(Splits::Count(0)))
+        .refuses(kind!(Argument), &["nsplit"], splits(Splits::Count(65537)))
+        .refuses(kind!(Argument), &["keys_per_split", "multiple of 64"], splits(Splits::KeysPerSplit(96)))
+        .refuses(kind!(Argument), &["keys_per_split"], splits(Splits::KeysPerSplit(0)))
+        .refuses_overlaps()
+        .refuses_other_devices();
+}

@@ -1,0 +1,11 @@
+//! The tests of the gated delta rule: one program, a module per file.
+
+mod conv;
+mod corners;
+mod errors;
+mod long;
+mod recurrent;
+mod registry;
+mod rows;
+mod sigmoid;
+mod solve;

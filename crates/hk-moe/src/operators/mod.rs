@@ -1,0 +1,27 @@
+//! The operators as data, for the `hk` program, the demo and the documentation.
+
+mod align;
+mod routing;
+mod sum;
+mod topk;
+
+use hk_core::DType;
+use hk_core::registry::{HostTensorF64, Operator};
+
+/// The operators of this crate.
+pub static OPERATORS: &[Operator] = &[
+    topk::MOE_TOPK,
+    routing::MOE_ROUTING,
+    routing::MOE_BITMATRIX,
+    routing::MOE_EXPT_DATA,
+    align::MOE_ALIGN_BLOCK_SIZE,
+    sum::MOE_SUM,
+];
+
+const FLOATS: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
+const I32: &[DType] = &[DType::I32];
+
+/// A vector of integers.
+fn ints(v: &[i32]) -> HostTensorF64 {
+    HostTensorF64::new([v.len()], v.iter().map(|&v| f64::from(v)).collect())
+}

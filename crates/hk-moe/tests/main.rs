@@ -1,0 +1,8 @@
+//! The tests of the mixture-of-experts kernels: one program, a module per file.
+
+mod align;
+mod common;
+mod corners;
+mod routing;
+mod sum;
+mod topk;
