@@ -690,7 +690,8 @@ template <class S>
 HK_FN void decode(const Params &p) {
     auto &lds = hk::block_lds<typename Decode<S>::Lds>();
     Work work;
-    if (!find_work<S::kRows>(p.attention, hk::block_x(), work)) return;
+    // Blocks of other heads read the same keys: they are on one XCD.
+    if (!find_work<S::kRows>(p.attention, hk::xcd_remap(hk::block_x(), hk::grid_x()), work)) return;
     if (p.listed) {
         work.cached = p.attention.pages.width, work.fresh = 0;
         work.pages = u64(i64(work.sequence) * p.attention.pages.row);
