@@ -251,8 +251,10 @@ class Decode {
                 v = __builtin_nanf("");
                 if (key.row) v = rotated(col, position, [&](u32 c) { return of_key(key.row, c); });
             }
-            lds_.key[col] = hk::narrow<T, 1>(Vec<float, 1>{v})[0];
-            if (col < width) store_rotated(col, hk::narrow<T, 1>(Vec<float, 1>{v * p.cache.k.scale(0, 0)})[0]);
+            const T rounded = hk::narrow<T, 1>(Vec<float, 1>{v})[0];
+            lds_.key[col] = rounded;
+            if (col < width)
+                store_rotated(col, hk::narrow<T, 1>(Vec<float, 1>{float(rounded) * p.cache.k.scale(0, 0)})[0]);
         }
         hk::block_barrier();
     }

@@ -137,6 +137,22 @@ fn sparse_lists() {
     }
 }
 
+/// Factors of the pool that are negative, zero or NaN, which the host cannot know.
+#[test]
+fn factors_of_any_sign() {
+    for factor in [-0.5f32, 0.0, f32::NAN] {
+        for softcap in [0.0, 2.0] {
+            let mut call = in_slots(DType::F16, [3, 320], None, &[70, 0, 9])
+                .scalar("columns", C256.1)
+                .scalar("softcap", Scalar::Float(softcap))
+                .f32("kv_scale", [1])
+                .call(5);
+            call.set("kv_scale", HostTensor::new([1], &[factor]).unwrap()).unwrap();
+            check(&format!("a factor of {factor}, softcap {softcap}"), &call);
+        }
+    }
+}
+
 /// How latent rows are stored.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Stored {

@@ -505,11 +505,13 @@ fn slots_of(call: &HostCall, n: usize) -> Result<Option<Vec<i64>>> {
 fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
     specs(&call.spec())?;
     let ([total_q, heads, dqk], dv) = (shape(call, "q")?, call.size("columns")?);
+    // Of all elements of the rows, after the rotation.
+    let factor = call.optional("kv_scale").map_or(1.0, |scale| scale.to_f64()[0]);
     let latent = Latent {
         heads,
         dqk,
         dv,
-        scale: scale(call)?.map_or(1.0 / (dqk as f64).sqrt(), f64::from),
+        scale: scale(call)?.map_or(1.0 / (dqk as f64).sqrt(), f64::from) * factor,
         softcap: float(call, "softcap")?.into(),
     };
     let (q, pool) = (call.get("q")?.to_f64(), host_rows(call)?);
@@ -530,9 +532,10 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
             }
         }
         let (y, sums) = latent.run(&q, seen.as_deref());
-        out.extend(y);
+        out.extend(y.into_iter().map(|y| y * factor));
         lse.extend(sums);
-        k_pe.extend(key.map_or(vec![HostTensorF64::UNTOUCHED; dqk - dv], |key| key[dv..].to_vec()));
+        let beside = |key: Vec<f64>| key[dv..].iter().map(|x| x * factor).collect();
+        k_pe.extend(key.map_or(vec![HostTensorF64::UNTOUCHED; dqk - dv], beside));
     }
     let k_pe = HostTensorF64::new(vec![total_q, dqk - dv], k_pe);
     let wants_k_pe = rotate.is_some() && call.wants("k_pe_out");
@@ -543,18 +546,16 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
     Ok(outputs)
 }
 
-/// All latent rows, with their factors.
+/// All latent rows, without `kv_scale`.
 fn host_rows(call: &HostCall) -> Result<Vec<f64>> {
     let pool = call.get(pool(call))?;
-    let scale = call.optional("kv_scale").map_or(1.0, |scale| scale.to_f64()[0]);
-    let rows = if pool.shape()[3] == PACKED_LATENT_BYTES && pool.dtype().size_bytes() == 1 {
+    Ok(if pool.shape()[3] == PACKED_LATENT_BYTES && pool.dtype().size_bytes() == 1 {
         let elements = pool.to_f64();
         let rows = pool.bytes().chunks(PACKED_LATENT_BYTES).zip(elements.chunks(PACKED_LATENT_BYTES));
         rows.flat_map(|(bytes, elements)| unpacked(bytes, elements)).collect()
     } else {
         pool.to_f64()
-    };
-    Ok(rows.into_iter().map(|x| x * scale).collect())
+    })
 }
 
 /// The columns of a packed row, rounded to `bf16`; all its bytes are also given as elements of fp8.
