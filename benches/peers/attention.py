@@ -28,6 +28,80 @@ def mha(operands, scalars):
     return case.reference, case.functions()
 
 
+def pa_decode(operands, scalars):
+    """The same of a token of each sequence over pages that are rows of columns. The peers have the keys as dense tensors, gathered before
+    they are timed; FlashInfer has the pages."""
+    if set(operands) != {"q", "k_cache", "v_cache", "block_table", "seq_lens"} or scalars["layout"] != "nhd":
+        raise Unserved("layouts, alibi, sink, scales")
+    if scalars["softcap"] or scalars["window"] >= 0 or operands["k_cache"].dtype != operands["q"].dtype:
+        raise Unserved("softcap, window, fp8 pages")
+    case = Decode(operands, scalars)
+    return case.reference, case.functions()
+
+
+class Decode:
+    """Sequences that have all tokens of their pages."""
+
+    def __init__(self, operands, scalars):
+        q, table = operands["q"], operands["block_table"]
+        self.n, self.heads, columns = q.shape
+        self.page, self.kv_heads = operands["k_cache"].shape[1:3]
+        self.table, self.keys, self.scale = table, table.shape[1] * self.page, scalars["scale"] or columns**-0.5
+        # [N, Hkv, S, D]
+        self.k, self.v = (operands[name][table.long()].flatten(1, 2).transpose(1, 2) for name in ("k_cache", "v_cache"))
+        self.operands = operands
+
+    def reference(self, q, k_cache, v_cache, block_table, seq_lens):
+        out = torch.empty_like(q)
+        group = self.heads // self.kv_heads
+        for n in range(self.n):
+            for of in range(self.kv_heads):
+                rows = slice(of * group, (of + 1) * group)
+                scores = q[n, rows] @ self.k[n, of].double().t() * self.scale
+                out[n, rows] = scores.softmax(-1) @ self.v[n, of].double()
+        return (out,)
+
+    def functions(self):
+        flex = torch.compile(flex_attention, dynamic=False)
+        functions = {"flex": lambda q, k, v: flex(q, k, v, scale=self.scale, enable_gqa=True)}
+        for name, backend in {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}.items():
+            functions[name] = self.sdpa(backend)
+        functions = {name: self.dense(function) for name, function in functions.items()}
+        if flashinfer:
+            functions["flashinfer"] = self.flashinfer()
+        return functions
+
+    def dense(self, attend):
+        def run(q, **_):
+            return (attend(q[:, :, None], self.k, self.v).squeeze(2),)
+
+        return run
+
+    def sdpa(self, backend):
+        def run(q, k, v):
+            with sdpa_kernel(backend):
+                return F.scaled_dot_product_attention(q, k, v, scale=self.scale, enable_gqa=True)
+
+        return run
+
+    def flashinfer(self):
+        workspace = torch.empty(256 << 20, dtype=torch.uint8, device=self.table.device)
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
+        pages = self.table.shape[1]
+        starts = torch.arange(self.n + 1, dtype=torch.int32, device=self.table.device) * pages
+        last = torch.full((self.n,), self.page, dtype=torch.int32, device=self.table.device)
+        q = self.operands["q"]
+        wrapper.plan(
+            starts, self.table.flatten(), last, self.heads, self.kv_heads, q.shape[2], self.page,
+            sm_scale=self.scale, q_data_type=q.dtype,
+        )
+
+        def run(q, k_cache, v_cache, **_):
+            return (wrapper.run(q, (k_cache, v_cache)),)
+
+        return run
+
+
 class Case:
     """What the implementations share: sizes, scale, mask."""
 

@@ -76,6 +76,10 @@ def tensor(spec, generator, device):
         return torch.rand(shape, generator=generator, device=device) / 64 + 1 / 128
     if spec["name"] == "probs":
         return torch.randn(shape, generator=generator, device=device).mul_(2).softmax(-1).to(dtype)
+    if spec["name"] == "block_table":
+        return torch.randperm(shape[0] * shape[1], generator=generator, device=device, dtype=dtype).view(shape)
+    if spec["name"] == "seq_lens":
+        return torch.zeros(shape, device=device, dtype=dtype)  # the peers know them
     if not dtype.is_floating_point:
         raise Unserved(spec["name"])
     values = torch.empty(shape, dtype=torch.bfloat16 if dtype.itemsize == 1 else dtype, device=device)
@@ -330,6 +334,11 @@ def mha(operands, scalars):
     return Peer(operands, reference, functions=functions, check=functools.partial(close, by_rows=True))
 
 
+def pa_decode(operands, scalars):
+    reference, functions = attention.pa_decode(operands, scalars)
+    return Peer(operands, reference, functions=functions, check=functools.partial(close, by_rows=True))
+
+
 OPERATORS = {
     "rmsnorm": rmsnorm,
     "fused_add_rmsnorm": fused_add_rmsnorm,
@@ -351,4 +360,5 @@ OPERATORS = {
     "gemm_a16w16": gemm_a16w16,
     "gemm_a8w8": gemm_a8w8,
     "mha": mha,
+    "pa_decode": pa_decode,
 }

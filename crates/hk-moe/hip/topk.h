@@ -168,7 +168,7 @@ class Chooser {
         u32 key[kEach];
 #pragma unroll
         for (int e = 0; e < kEach; ++e) {
-            score[e] = float(row.x[e]);
+            score[e] = number(row.x[e]);
             key[e] = hk::FloatBits<T>::lift(row.x[e]);
         }
         if (!exact) {
@@ -264,6 +264,17 @@ class Chooser {
 #pragma unroll
             for (int e = 0; e < kEach; ++e) out[e] = row[hk::smaller(share.first + e, last)];
         }
+    }
+
+    /// A NaN keeps its sign, which conversions of NVIDIA drop.
+    HK_FN static float number(T x) {
+        const float v = float(x);
+#if defined(HK_AMD)
+        return v;
+#else
+        const u32 bits = __builtin_bit_cast(u32, v), sign = hk::FloatBits<T>::lift(x) & 1u << 31;
+        return v == v ? v : __builtin_bit_cast(float, (bits & ~(1u << 31)) | sign);
+#endif
     }
 
     /// Scores of logits; a NaN stays what it is.

@@ -127,6 +127,16 @@ pub fn with_even_routing(call: HostCall) -> Result<HostCall> {
                 let (pages, slots) = (rows("block_table", 1), call.size("page")?);
                 Box::new(move |i| ((i + 1) * pages / n - i * pages / n) * slots)
             }
+            // Each query is of a sequence: all tokens of its pages.
+            "seq_lens" if call.optional("cu_seqlens_q").is_none() => {
+                let axis = match call.choice("layout")? {
+                    "nhd" => 1,
+                    "hnd" => 2,
+                    _ => 3,
+                };
+                let tokens = rows("block_table", 1) * rows("k_cache", axis);
+                Box::new(move |_| tokens)
+            }
             "len" | "kv_lens" => {
                 let rows = rows("k", 0);
                 Box::new(move |i| (i + 1) * rows / n - i * rows / n)
