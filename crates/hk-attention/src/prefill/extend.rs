@@ -89,11 +89,12 @@ pub struct ExtendOptions<'a> {
 /// Returns when the launch is queued, before it has run. Without queries, nothing is launched.
 ///
 /// # Errors
-/// [`Shape`](Error::Shape), [`Stride`](Error::Stride), [`Align`](Error::Align), [`Empty`](Error::Empty) if a tensor breaks the
-/// table, [`Argument`](Error::Argument) for a scale that is 0 or not finite, a softcap that is negative or not finite,
-/// [`Unsupported`](Error::Unsupported) for the fp8 of another device and for columns that no kernel has, [`Overlap`](Error::Overlap) of
-/// outputs, [`TooLarge`](Error::TooLarge) beyond 2^30 - 1 rows (of `q`, by heads of a group) or indices,
-/// [`DeviceMismatch`](Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is written then.
+/// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align), [`Empty`](hk_core::Error::Empty)
+/// if a tensor breaks the table, [`Argument`](hk_core::Error::Argument) for a scale that is 0 or not finite, a softcap that is negative or
+/// not finite, [`Unsupported`](hk_core::Error::Unsupported) for the fp8 of another device and for columns that no kernel has,
+/// [`Overlap`](hk_core::Error::Overlap) of outputs, [`TooLarge`](hk_core::Error::TooLarge) beyond 2^30 - 1 rows (of `q`, by heads of a
+/// group) or indices, [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is
+/// written then.
 ///
 /// Source: Dao et al. 2022, "FlashAttention".
 pub fn extend_attn<'a, T, C>(
