@@ -4,7 +4,7 @@
 //
 // A tile's rows are (query, head), head fastest; all heads see the same keys. Keys go to LDS once and are read two ways: rows for S,
 // columns for O. Waves are kWavesH x kWavesV: each has kDim rows and C / kWavesV columns of O, and computes the S of its rows, so
-// that P stays in registers. Where loads go straight to LDS there are two stages; elsewhere one, and the next tile in registers.
+// that P stays in registers. Where loads go straight to LDS there are two stages; elsewhere the next tile is in registers.
 // Queries are in registers; on sm_90, whose waves lack them, in LDS.
 // Floor: keys are read once for a tile of 16 or 64 rows; with 64 rows gfx942 is bound by the matrix unit.
 // Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1.
@@ -69,9 +69,11 @@ struct Shape {
     static constexpr int kThreads = kWaves * hk::kWaveSize;
     static constexpr int kParts = (kC + kPe) / 64;
     static constexpr bool kDirect = hk::kHasWideDma && kStored == Rows::Vectors;
-    static constexpr int kStages = kDirect ? 2 : 1;
+    // Of bytes, through registers: two stages of 32 keys take a barrier for each and fewer registers than one stage of 64.
+    static constexpr bool kBytes = kStored == Rows::Fp8 || kStored == Rows::Scaled;
+    static constexpr int kStages = kDirect || (hk::kHasWideDma && kBytes) ? 2 : 1;
     // Two stages of ten parts leave no room for the states of 64 keys.
-    static constexpr int kKeys = hk::kHasReadTr && kParts < 10 ? 64 : 32;
+    static constexpr int kKeys = hk::kHasReadTr && kParts < 10 && !kBytes ? 64 : 32;
 };
 
 /// The keys [first, end) of the block's split: `splits.keys` of a sequence, or, if that is 0, an equal share of them.
@@ -101,7 +103,7 @@ class Decode {
     static constexpr int kOwn = hk::kRowsPerLane;  // rows of a lane
     static constexpr i32 kAbsent = -1;
     static constexpr Rows kStored = S::kStored;
-    static constexpr bool kBytes = kStored == Rows::Fp8 || kStored == Rows::Scaled;
+    static constexpr bool kBytes = S::kBytes;
     static constexpr bool kUnaligned = kStored == Rows::Any;
     static_assert(kCols % 64 == 0 && kMoves > 0, "whole parts of columns");
     // Of rows of 656 bytes.
@@ -334,12 +336,12 @@ class Decode {
             }
         }
     }
-    HK_FN void store(const Moved &moved) {
+    HK_FN void store(const Moved &moved, u32 stage) {
 #pragma unroll
         for (int i = 0; i < kMoves; ++i) {
             const Part &part = moved.part[i];
             const u32 row = row_of_thread(i);
-            const auto put = [&](u32 c, u32 chunk, Chunk v) { lds_.rows[0][c].chunk[Tile::place(row, chunk)] = v; };
+            const auto put = [&](u32 c, u32 chunk, Chunk v) { lds_.rows[stage][c].chunk[Tile::place(row, chunk)] = v; };
             if constexpr (kBytes) {
                 constexpr int kPairs = kC / 128;
 #pragma unroll
@@ -364,7 +366,7 @@ class Decode {
                     put(c, piece(), rotated ? rotated_key(c * 64 - kC + piece() * 8) : part.chunk[c]);
                 }
             }
-            if (leads_row()) lds_.state[0][row] = part.state;
+            if (leads_row()) lds_.state[stage][row] = part.state;
         }
     }
     /// 16 columns of bytes.
@@ -575,11 +577,13 @@ class Decode {
         } else {
             Moved next = load(0);
             for (u32 tile = 0; tile < n_tiles_; ++tile) {
-                hk::block_barrier();
-                store(next);
+                const u32 stage = tile % S::kStages;
+                // With two stages all waves have left this one before the last barrier.
+                if (S::kStages == 1) hk::block_barrier();
+                store(next, stage);
                 hk::block_barrier();
                 next = load(tile + 1);
-                attend(tile, 0);
+                attend(tile, stage);
             }
         }
     }
