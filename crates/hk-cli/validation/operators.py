@@ -442,6 +442,26 @@ def chunk_local_cumsum(d):
 
 
 @case
+def chunk_scaled_dot_kkt(d):
+    t, batch, tokens, k_heads, group = d.dtype(), d.size(2), d.size(150), d.size(3), d.size(3)
+    chunk, dim, base = d.pick(16, 32, 64), d.pick(16, 64, 128, d.size(200)), d.pick("e", "2")
+    k, shape = d.normal((batch, tokens, k_heads, dim), t, dim**-0.5), (batch, tokens, k_heads * group)
+    g = np.cumsum(-np.abs(d.normal(shape, np.float32, 0.1)), axis=1, dtype=np.float32)
+    beta = d.normal(shape, np.float32, 0.2, 0.5)
+    keys = f64(np.repeat(k, group, axis=2))
+    products = jnp.einsum("bihk,bjhk->bihj", keys, keys)
+    off = f64(g)[..., None] - jnp.moveaxis(f64(g), 1, 2)[:, None]
+    rows = jnp.arange(tokens)
+    lower = (rows[:, None] > rows) & (rows[:, None] // chunk == rows // chunk)
+    power = jnp.where(lower[None, :, None], off * (1 if base == "e" else np.log(2)), 0)
+    a = jnp.where(lower[None, :, None], f64(beta)[..., None] * jnp.exp(power) * products, 0)
+    # The columns of a row's chunk.
+    columns = rows[:, None] // chunk * chunk + jnp.arange(chunk)
+    a = jnp.where((columns < tokens)[None, :, None], jnp.take_along_axis(a, jnp.minimum(columns, tokens - 1)[None, :, None], -1), 0)
+    return {"k": k, "g": g, "beta": beta}, {"chunk_size": chunk, "base": base}, {"a": (a, (3e-6, 3e-6))}, []
+
+
+@case
 def solve_tril(d):
     batch, tokens, heads, chunk, dtype = d.size(2), d.size(150), d.size(3), d.pick(16, 32, 64), d.pick("f32", "bf16", "f16")
     a = d.normal((batch, tokens, heads, chunk), np.float32, 0.1)
@@ -468,6 +488,44 @@ def of_starts(d, make):
 
 def chunks_of(starts, chunk):
     return -(-np.diff(starts) // chunk)
+
+
+@case
+def bf16_to_float(d):
+    x = d.normal(d.size(9000), bf16, 3.0)
+    return {"x": x}, {}, {"y": (f64(x), EXACT)}, []
+
+
+@case
+def float_to_bf16(d):
+    x = d.normal(d.size(9000), np.float32, 3.0)
+    return {"x": x}, {}, {"y": (f64(x.astype(bf16)), EXACT)}, []
+
+
+@case
+def abs_diff(d):
+    t, n = d.dtype(), d.size(9000)
+    x, y = d.normal(n, t), d.normal(n, t)
+    return {"x": x, "y": y}, {}, {"diff": (jnp.abs(f64(x) - f64(y)), ELEMENTWISE[np.float32])}, []
+
+
+@case
+def squared_diff(d):
+    t, n = d.dtype(), d.size(9000)
+    x, y = d.normal(n, t), d.normal(n, t)
+    return {"x": x, "y": y}, {}, {"diff": ((f64(x) - f64(y)) ** 2, ELEMENTWISE[np.float32])}, []
+
+
+@case
+def sum_reduce(d):
+    x = d.normal(d.size(60_000), d.dtype())
+    return {"x": x}, {}, {"y": (jnp.sum(f64(x))[None], (0.0, 1e-6 * float(jnp.sum(jnp.abs(f64(x))))))}, []
+
+
+@case
+def max_reduce(d):
+    x = d.normal(d.size(60_000), d.dtype())
+    return {"x": x}, {}, {"y": (jnp.max(f64(x))[None], EXACT)}, []
 
 
 @case

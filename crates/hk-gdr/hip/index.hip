@@ -45,7 +45,7 @@ HK_FN i64 length(const Params &p, u32 n) {
 
 template <class I>
 HK_FN void sequences(const Params &p) {
-    __shared__ u64 totals[2][kWaves];
+    __shared__ u64 totals[2][kWaves], upto[kThreads];
     const auto out = reinterpret_cast<GlobalPtr<I>>(p.output);
     const bool splits = p.make == Make::ChunkOffsets || p.make == Make::ChunkIndices || p.make == Make::MaxSplits;
     u64 before = 0, most = 0;
@@ -72,12 +72,25 @@ HK_FN void sequences(const Params &p) {
         before += all;
         if (n < p.n) {
             if (p.make == Make::Starts || p.make == Make::ChunkOffsets) out[n + 1] = I(sum);
-            if (p.make == Make::ChunkIndices) {
-                for (u64 row = sum - count; row < sum && row < p.capacity; ++row) {
-                    out[2 * row] = I(n);
-                    out[2 * row + 1] = I(row - (sum - count));
+        }
+        if (p.make == Make::ChunkIndices) {
+            // A thread a row: it searches the sums of these sequences.
+            upto[hk::thread_x()] = sum;
+            hk::block_barrier();
+            for (u64 row = before - all + hk::thread_x(); row < before && row < p.capacity; row += kThreads) {
+                u32 low = 0, high = kThreads;  // the first sequence with more chunks up to it
+                while (low < high) {
+                    const u32 middle = (low + high) / 2;
+                    if (upto[middle] > row) {
+                        high = middle;
+                    } else {
+                        low = middle + 1;
+                    }
                 }
+                out[2 * row] = I(first + low);
+                out[2 * row + 1] = I(row - (low > 0 ? upto[low - 1] : before - all));
             }
+            hk::block_barrier();
         }
     }
     if (p.make == Make::Starts || p.make == Make::ChunkOffsets) {
@@ -91,11 +104,16 @@ HK_FN void sequences(const Params &p) {
             reinterpret_cast<GlobalPtr<i32>>(p.count)[0] = before <= p.capacity ? i32(before) : -1;
         }
     } else if (p.make == Make::MaxSplits) {
-        __shared__ u64 largest[kThreads];
-        largest[hk::thread_x()] = most;
-        hk::block_barrier();
+        upto[hk::thread_x()] = most;
+        for (u32 half = kThreads / 2; half > 0; half /= 2) {
+            hk::block_barrier();
+            if (hk::thread_x() < half) {
+                const u64 other = upto[hk::thread_x() + half];
+                most = other > most ? other : most;
+                upto[hk::thread_x()] = most;
+            }
+        }
         if (hk::thread_x() == 0) {
-            for (u32 i = 1; i < kThreads; ++i) most = largest[i] > most ? largest[i] : most;
             out[0] = I(most);
         }
     }

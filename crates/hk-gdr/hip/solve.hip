@@ -16,6 +16,8 @@
 #include <hk/types.h>
 #include <hk/wave.h>
 
+#include "chunks.h"
+
 namespace {
 using hk::GlobalPtr;
 using hk::i32;
@@ -61,11 +63,12 @@ HK_FN Four product(Four w, Four y, Four sum) {
     return sum;
 }
 
-constexpr u32 kPitch = 20;  // of a row of a diagonal block in LDS
+// Of rows of a diagonal block in LDS, and of blocks: no bank conflicts of four blocks, rows or columns.
+constexpr u32 kPitch = 20, kBlock = 16 * kPitch + 16;
 
 template <int C>
 struct Lds {
-    float diagonal[C / 16][16 * kPitch];
+    float diagonal[C / 16][kBlock];
     float out[16 * (C + 4)];
 };
 
@@ -187,31 +190,9 @@ HK_FN void solve(const Params &p) {
     const u32 runs = (p.tokens + C - 1) / C;
     const u32 run = rest % runs, b = rest / runs;
     if (b >= p.batch) return;
-    const u32 from = run * C, to = p.tokens - from < C ? p.tokens : from + C;
-    const i32 all = i32(p.tokens);
-    const auto start = [&](u32 n) { return hk::load_uniform<i32>(p.starts + 4 * u64(n)); };
-    // The last sequence that begins at or before this run, or the first.
-    u32 low = 0, high = p.starts ? p.sequences : 1;
-    while (high - low > 1) {
-        const u32 middle = low + (high - low) / 2;
-        if (start(middle) <= i32(from)) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    for (u32 n = low; n < (p.starts ? p.sequences : 1); ++n) {
-        const i32 begin = p.starts ? start(n) : 0, end = p.starts ? start(n + 1) : all;
-        const u32 first = u32(begin < 0 ? 0 : begin < all ? begin : all);
-        const u32 last = end < i32(first) ? first : u32(end < all ? end : all);
-        if (first >= to) break;
-        // The chunk that begins in this run.
-        const u32 at = first >= from ? first : first + (from - first + C - 1) / C * C;
-        if (at >= to || at >= last) continue;
-        const u32 rows = last - at < C ? last - at : C;
-        const Chunk<T, C> chunk(p, u64(b) * p.tokens + at, head, rows);
-        if (begin < 0 || end < begin || end > all) {
-            // Out of range.
+    gdr::for_chunks(p.starts, p.sequences, p.tokens, C, run, [&](u32 first, u32 rows, bool in_range) {
+        const Chunk<T, C> chunk(p, u64(b) * p.tokens + first, head, rows);
+        if (!in_range) {
             for (u32 i = hk::lane_id(); i < rows * C; i += hk::kWaveSize) {
                 chunk.x.store(T(__builtin_nanf("")), i / C * chunk.x_row + i % C * u32(sizeof(T)));
             }
@@ -220,7 +201,7 @@ HK_FN void solve(const Params &p) {
         } else {
             solve_columns(chunk, lds);
         }
-    }
+    });
 }
 }  // namespace
 

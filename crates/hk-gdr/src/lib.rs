@@ -6,6 +6,7 @@ mod conv;
 mod cumsum;
 mod gating;
 mod index;
+mod kkt;
 mod l2norm;
 #[cfg(feature = "registry")]
 mod operators;
@@ -15,6 +16,7 @@ pub mod reference;
 mod sizes;
 mod solve;
 mod split;
+mod utils;
 
 pub use conv::{
     ConvSplitInputs, ConvUpdateSplitInputs, Qkv, causal_conv1d_fwd_split_qkv, causal_conv1d_update_split_qkv,
@@ -26,6 +28,7 @@ pub use index::{
     Index, get_max_num_splits, gpu_prepare_chunk_indices, prepare_chunk_offsets,
     prepare_cu_seqlens_from_lens, prepare_lens, prepare_position_ids, prepare_sequence_ids,
 };
+pub use kkt::{GateBase, KktInputs, chunk_scaled_dot_kkt};
 pub use l2norm::{l2norm, l2norm_bwd};
 #[cfg(feature = "registry")]
 pub use operators::OPERATORS;
@@ -36,3 +39,6 @@ pub use recurrent::{
 };
 pub use solve::solve_tril;
 pub use split::{HeadSizes, SplitOutputs, fused_qkvzba_split};
+pub use utils::{
+    abs_diff, bf16_to_float, float_to_bf16, max_reduce, reduce_workspace, squared_diff, sum_reduce,
+};

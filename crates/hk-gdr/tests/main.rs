@@ -3,9 +3,12 @@
 mod conv;
 mod corners;
 mod errors;
+mod far;
+mod kkt;
 mod long;
 mod recurrent;
 mod registry;
 mod rows;
 mod sigmoid;
 mod solve;
+mod utils;

@@ -101,7 +101,10 @@ pub fn of(op: &'static Operator, set: Set) -> Result<Vec<Case>> {
 pub fn with_even_routing(call: HostCall) -> Result<HostCall> {
     let mut even = Vec::new();
     for (name, tensor) in call.tensors() {
-        let n = tensor.shape().first().copied().unwrap_or(0).max(1);
+        let shape = tensor.shape();
+        let n =
+            if name == "block_table" { shape.iter().product() } else { shape.first().copied().unwrap_or(0) };
+        let n = n.max(1);
         let rows = |name: &str, axis: usize| {
             call.optional(name).and_then(|t| t.shape().get(axis)).copied().unwrap_or(0)
         };
@@ -126,6 +129,11 @@ pub fn with_even_routing(call: HostCall) -> Result<HostCall> {
             "kv_lens" if call.optional("block_table").is_some() => {
                 let (pages, slots) = (rows("block_table", 1), call.size("page")?);
                 Box::new(move |i| ((i + 1) * pages / n - i * pages / n) * slots)
+            }
+            // Of all sequences, one after the other.
+            "block_table" if call.optional("kv_lens").is_some() => {
+                let pages = rows("k_cache", 1) / call.size("page")?.max(1);
+                Box::new(move |i| i % pages.max(1))
             }
             // Each query is of a sequence: all tokens of its pages.
             "seq_lens" if call.optional("cu_seqlens_q").is_none() => {

@@ -3,10 +3,12 @@
 mod conv;
 mod gating;
 mod index;
+mod kkt;
 mod recurrent;
 mod rows;
 mod solve;
 mod split;
+mod utils;
 
 use hk_core::registry::Operator;
 
@@ -22,6 +24,7 @@ pub static OPERATORS: &[Operator] = &[
     rows::L2NORM,
     rows::L2NORM_BWD,
     rows::CHUNK_LOCAL_CUMSUM,
+    kkt::CHUNK_SCALED_DOT_KKT,
     solve::SOLVE_TRIL,
     index::PREPARE_LENS,
     index::PREPARE_CU_SEQLENS_FROM_LENS,
@@ -30,4 +33,10 @@ pub static OPERATORS: &[Operator] = &[
     index::PREPARE_CHUNK_OFFSETS,
     index::GPU_PREPARE_CHUNK_INDICES,
     index::GET_MAX_NUM_SPLITS,
+    utils::BF16_TO_FLOAT,
+    utils::FLOAT_TO_BF16,
+    utils::ABS_DIFF,
+    utils::SQUARED_DIFF,
+    utils::SUM_REDUCE,
+    utils::MAX_REDUCE,
 ];

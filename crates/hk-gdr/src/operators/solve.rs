@@ -60,7 +60,7 @@ pub(crate) const SOLVE_TRIL: Operator = Operator {
         }
     },
     reference: reference_of,
-    traffic: Traffic::once,
+    traffic,
 };
 
 const BF16: Scalar = Scalar::Choice("bf16");
@@ -79,40 +79,60 @@ fn sizes<D: Described>(call: &Call<D>) -> Result<Sizes> {
 }
 
 fn reference_of(call: &HostCall) -> Result<Named<HostTensorF64>> {
-    let Sizes { batch, tokens, heads, chunk, sequences } = sizes(call)?;
+    let Sizes { batch, tokens, heads, chunk, .. } = sizes(call)?;
     let a = call.get("a")?;
     let values = a.to_f64();
-    let starts: Option<Vec<i64>> =
-        call.optional("cu_seqlens").map(|t| t.to_f64().iter().map(|v| *v as i64).collect());
-    let all = tokens as i64;
-    let ranges: Vec<(usize, usize, bool)> = match &starts {
-        None => (0..batch).map(|b| (b * tokens, (b + 1) * tokens, false)).collect(),
-        Some(s) => (0..sequences)
-            .map(|n| {
-                let low = s[n].clamp(0, all);
-                let poison = s[n] < 0 || s[n + 1] < s[n] || s[n + 1] > all;
-                (low as usize, s[n + 1].clamp(low, all) as usize, poison)
-            })
-            .collect(),
-    };
     let mut x = vec![HostTensorF64::UNTOUCHED; values.len()];
-    for (from, to, poison) in ranges {
-        for first in (from..to).step_by(chunk) {
-            let rows = chunk.min(to - first);
-            for h in 0..heads {
-                let at = |i: usize| ((first + i) * heads + h) * chunk;
-                let matrix: Vec<f64> = (0..rows).flat_map(|i| values[at(i)..][..chunk].to_vec()).collect();
-                let solved = reference::solve_tril(&matrix, rows, chunk);
-                for i in 0..rows {
-                    let row = &mut x[at(i)..][..chunk];
-                    row.copy_from_slice(&solved[i * chunk..][..chunk]);
-                    if poison {
-                        row.fill(f64::NAN);
-                    }
+    for (first, rows, poison) in chunks(call, batch, tokens, chunk) {
+        for h in 0..heads {
+            let at = |i: usize| ((first + i) * heads + h) * chunk;
+            let matrix: Vec<f64> = (0..rows).flat_map(|i| values[at(i)..][..chunk].to_vec()).collect();
+            let solved = reference::solve_tril(&matrix, rows, chunk);
+            for i in 0..rows {
+                let row = &mut x[at(i)..][..chunk];
+                row.copy_from_slice(&solved[i * chunk..][..chunk]);
+                if poison {
+                    row.fill(f64::NAN);
                 }
             }
         }
     }
     let tolerance = Some(tolerance(x_dtype(call)?, &x));
     Ok(vec![("x", HostTensorF64 { tolerance, ..HostTensorF64::new(a.shape(), x) })])
+}
+
+/// Of A what is below the diagonal.
+fn traffic(call: &HostCall) -> Traffic {
+    let mut traffic = Traffic::once(call);
+    if let Ok(a) = call.get("a") {
+        let (chunk, bytes) = (a.shape().last().map_or(1, |n| *n as u64), a.bytes().len() as u64);
+        traffic.read -= bytes - bytes * (chunk - 1) / (2 * chunk);
+    }
+    traffic
+}
+
+/// The chunks of a call: first token among all, tokens, and whether something of its sequence is out of range.
+pub(super) fn chunks(
+    call: &HostCall,
+    batch: usize,
+    tokens: usize,
+    chunk: usize,
+) -> Vec<(usize, usize, bool)> {
+    let all = tokens as i64;
+    let ranges: Vec<(usize, usize, bool)> = match call.optional("cu_seqlens") {
+        None => (0..batch).map(|b| (b * tokens, (b + 1) * tokens, false)).collect(),
+        Some(starts) => {
+            let starts: Vec<i64> = starts.to_f64().iter().map(|v| *v as i64).collect();
+            let range = |ends: &[i64]| {
+                let low = ends[0].clamp(0, all);
+                let poison = ends[0] < 0 || ends[1] < ends[0] || ends[1] > all;
+                (low as usize, ends[1].clamp(low, all) as usize, poison)
+            };
+            starts.windows(2).map(range).collect()
+        }
+    };
+    let of = |(from, to, poison): (usize, usize, bool)| {
+        (from..to).step_by(chunk).map(move |first| (first, chunk.min(to - first), poison)).collect::<Vec<_>>()
+    };
+    ranges.into_iter().flat_map(of).collect()
 }

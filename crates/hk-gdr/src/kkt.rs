@@ -1,0 +1,217 @@
+//! The safe function of `hip/kkt.hip`.
+
+use crate::kernels::kkt::Params;
+use hk_core::plan::rows::float_index;
+use hk_core::{
+    Element, Error, Float, KernelRef, LaunchConfig, Operand, Result, Stream, TensorView, TensorViewMut,
+    check_aliases, row_kernels,
+};
+
+const OP: &str = "chunk_scaled_dot_kkt";
+
+/// The entry points: for bf16, f16, f32; of chunks of 16, 32, 64, vectorized, then scalar.
+static KERNELS: [[KernelRef<Params>; 6]; 3] = row_kernels!(
+    Params,
+    "kkt",
+    ["bf16", "f16", "f32"],
+    ["16", "32", "64", "16_scalar", "32_scalar", "64_scalar"]
+);
+
+/// The base of the logarithms that gates are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum GateBase {
+    /// e.
+    #[default]
+    Natural,
+    /// 2.
+    Two,
+}
+
+/// The inputs of [`chunk_scaled_dot_kkt`].
+#[derive(Debug, Clone, Copy)]
+pub struct KktInputs<'a, T: Element> {
+    /// `[B, T, k_heads, K]`; packed sequences: `[T, k_heads, K]`.
+    pub k: TensorView<'a, T>,
+    /// `[B, T, v_heads]`; packed: `[T, v_heads]`: sums of logarithms of decays from the first token of a chunk on; zeros if left out.
+    pub g: Option<TensorView<'a, f32>>,
+    /// As `g`.
+    pub beta: TensorView<'a, f32>,
+    /// `[N + 1]`: the first token of each packed sequence, then the number of tokens.
+    pub cu_seqlens: Option<TensorView<'a, i32>>,
+    /// The base of `g`.
+    pub base: GateBase,
+}
+
+/// The products of the keys of each chunk, weighted, below the diagonal: `A[i, j] = beta_i exp(G_i - G_j) k_i k_j` for `j < i`, else 0.
+///
+/// | arg          | shape                                               | dtype                | layout                          |
+/// |--------------|-----------------------------------------------------|----------------------|---------------------------------|
+/// | `k`          | `[B, T, k_heads, K]`; packed: `[T, k_heads, K]`     | `bf16`, `f16`, `f32` | unit stride on `K`              |
+/// | `g`, `beta`  | `[B, T, v_heads]`; packed: `[T, v_heads]`           | `f32`                | contiguous; `g` optional        |
+/// | `a`          | `[B, T, v_heads, C]`; packed: `[T, v_heads, C]`     | `f32`                | contiguous, on 16 bytes         |
+/// | `cu_seqlens` | `[N + 1]`; given if packed                          | `i32`                | contiguous                      |
+///
+/// `C`, the tokens of a chunk, is 16, 32 or 64. Token `i` of a chunk has row `i` of its matrix. Value head `h` has the keys of head
+/// `h / (v_heads / k_heads)`. Chunks begin with the first token of a sequence; of a shorter last one, columns past its end are 0.
+///
+/// Products are of the given keys, summed up in `f32`; gates are applied in `f32` after the sum. Where `j < i` the exponent is not
+/// positive if gates are sums of logarithms of decays; nothing above the diagonal is computed. Batch-invariant. Tokens of no sequence are not
+/// written; those of a sequence whose tokens are out of range are NaN. The vectorized path needs `k` with rows on 16 bytes and `K` whole
+/// 16-byte vectors. No output may share memory with an input. Returns when the launch is queued.
+///
+/// # Errors
+/// [`Shape`](Error::Shape), [`Stride`](Error::Stride), [`Align`](Error::Align) if a tensor breaks the table,
+/// [`Unsupported`](Error::Unsupported) for another `C`, or `K` of 0 or beyond 256, [`Overlap`](Error::Overlap) if tensors share memory,
+/// [`TooLarge`](Error::TooLarge) beyond 2^31 - 1 tokens or sequences, 2^16 heads, or keys of which those of a chunk are 2 GiB apart,
+/// [`DeviceMismatch`](Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is written then.
+///
+/// Source: Yang, Wang, Zhang, Shen and Kim 2024, "Parallelizing Linear Transformers with the Delta Rule over Sequence Length", section 3.
+pub fn chunk_scaled_dot_kkt<'a, T: Float>(
+    stream: &Stream,
+    inputs: KktInputs<'a, T>,
+    mut a: TensorViewMut<'a, f32>,
+) -> Result<()> {
+    let KktInputs { k, g, beta, cu_seqlens, base } = inputs;
+    let shapes = KktShapes {
+        k: k.shape(),
+        g: g.as_ref().map(|t| t.shape()),
+        beta: beta.shape(),
+        cu_seqlens: cu_seqlens.as_ref().map(|t| t.shape()),
+    };
+    let chunk = a.shape().last().copied().unwrap_or(0);
+    let sizes = shapes.check(chunk)?;
+    a.expect_shape(OP, "a", [beta.shape(), &[chunk]].concat())?;
+    if sizes.k_dim > 1 {
+        k.expect_unit_stride(OP, "k")?;
+    }
+    k.expect_aligned(OP, "k", size_of::<T>() as u64)?;
+    a.expect_contiguous(OP, "a")?;
+    a.expect_aligned(OP, "a", 16)?;
+    fn plain<E: Element>(arg: &'static str, tensor: Option<&TensorView<E>>) -> Result<()> {
+        let Some(tensor) = tensor else { return Ok(()) };
+        tensor.expect_contiguous(OP, arg)?;
+        tensor.expect_aligned(OP, arg, size_of::<E>() as u64)
+    }
+    plain("g", g.as_ref())?;
+    plain("beta", Some(&beta))?;
+    plain("cu_seqlens", cu_seqlens.as_ref())?;
+    let (gates, starts) =
+        (g.as_ref().map(|t| t as &dyn Operand), cu_seqlens.as_ref().map(|t| t as &dyn Operand));
+    let read = [("k", Some(&k as &dyn Operand)), ("g", gates), ("beta", Some(&beta)), ("cu_seqlens", starts)];
+    check_aliases(OP, &read, &[(("a", Some(&a)), &[])])?;
+    let KktSizes { batch, tokens, k_heads, v_heads, k_dim, sequences } = sizes;
+    let limit = i32::MAX as usize;
+    for (n, what, limit) in [
+        (batch, "sequences", limit),
+        (sequences, "sequences", limit),
+        (tokens, "tokens", limit),
+        (v_heads, "heads", 1 << 16),
+    ] {
+        if n > limit {
+            return Err(Error::too_large(OP, "k", format!("{n} {what}"), limit as u64));
+        }
+    }
+    let at = |from_end: usize| k.shape().len().checked_sub(from_end).map_or(0, |i| k.strides()[i]);
+    let apart = at(3).saturating_mul(size_of::<T>()).saturating_mul(chunk);
+    if tokens > 1 && apart > 1 << 30 {
+        let what = format!("{apart} bytes from the first to the last key of a chunk");
+        return Err(Error::too_large(OP, "k", what, 1 << 30));
+    }
+    if a.numel() == 0 {
+        return Ok(());
+    }
+    let vectorized = (k_dim * size_of::<T>()).is_multiple_of(16) && k.rows_aligned(16);
+    let variant = chunk.trailing_zeros() as usize - 4 + if vectorized { 0 } else { 3 };
+    let kernel = stream.kernel(KERNELS[float_index(T::DTYPE)][variant])?;
+    let mut launch = stream.launch(OP);
+    let params = Params {
+        k: launch.input_address("k", &k)?,
+        g: match &g {
+            Some(g) => launch.input_address("g", g)?,
+            None => 0,
+        },
+        beta: launch.input_address("beta", &beta)?,
+        a: launch.output_address("a", &mut a)?,
+        starts: match &cu_seqlens {
+            Some(starts) => launch.input_address("cu_seqlens", starts)?,
+            None => 0,
+        },
+        k_batch: at(4) as i64,
+        k_token: if tokens > 1 { at(3) as i64 } else { k_dim as i64 },
+        k_head: at(2) as i64,
+        batch: batch as u32,
+        tokens: tokens as u32,
+        k_heads: k_heads as u32,
+        group: (v_heads / k_heads) as u32,
+        sequences: sequences as u32,
+        k_dim: k_dim as u32,
+        base_2: (base == GateBase::Two).into(),
+        pad: 0,
+    };
+    let waves = batch.saturating_mul(tokens.div_ceil(chunk)).saturating_mul(k_heads);
+    // SAFETY: the checks above give the tensors these sizes, and starts one element more than there are sequences; the kernel clamps what
+    // they hold to the tokens.
+    unsafe { launch.run(&kernel, LaunchConfig::grid_1d(waves), &params) }
+}
+
+/// The shapes of a call.
+#[derive(Debug)]
+pub(crate) struct KktShapes<'s> {
+    pub k: &'s [usize],
+    pub g: Option<&'s [usize]>,
+    pub beta: &'s [usize],
+    pub cu_seqlens: Option<&'s [usize]>,
+}
+
+/// Sizes of a call. Without packed sequences `sequences` is 0.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct KktSizes {
+    pub batch: usize,
+    pub tokens: usize,
+    pub k_heads: usize,
+    pub v_heads: usize,
+    pub k_dim: usize,
+    pub sequences: usize,
+}
+
+impl KktShapes<'_> {
+    /// # Errors
+    /// [`Error::Shape`] and [`Error::Unsupported`].
+    pub fn check(&self, chunk: usize) -> Result<KktSizes> {
+        let Self { k, g, beta, cu_seqlens } = *self;
+        let sequences = match cu_seqlens {
+            None => 0,
+            Some(&[n]) if n > 0 => n - 1,
+            Some(shape) => {
+                return Err(Error::shape(OP, "cu_seqlens", shape, "[N + 1], at least one element"));
+            }
+        };
+        let (batch, tokens, k_heads, k_dim) = match (cu_seqlens, k) {
+            (None, &[batch, tokens, heads, dim]) => (batch, tokens, heads, dim),
+            (Some(_), &[tokens, heads, dim]) => (1, tokens, heads, dim),
+            (None, _) => return Err(Error::shape(OP, "k", k, "4 axes: [B, T, k_heads, K]")),
+            (Some(_), _) => {
+                return Err(Error::shape(OP, "k", k, "3 axes: [T, k_heads, K] (packed by cu_seqlens)"));
+            }
+        };
+        let rows = &k[..k.len() - 2];
+        let v_heads = beta.last().copied().unwrap_or(0);
+        if beta.len() != rows.len() + 1 || &beta[..rows.len()] != rows {
+            return Err(Error::shape(OP, "beta", beta, format!("{rows:?} and v_heads (tokens of k)")));
+        }
+        if k_heads == 0 || v_heads == 0 || !v_heads.is_multiple_of(k_heads) {
+            let want = format!("a positive multiple of {k_heads} heads (those of k)");
+            return Err(Error::shape(OP, "beta", beta, want));
+        }
+        if let Some(g) = g.filter(|g| *g != beta) {
+            return Err(Error::shape(OP, "g", g, format!("{beta:?} (shape of beta)")));
+        }
+        if !(1..=256).contains(&k_dim) {
+            return Err(Error::unsupported(OP, format!("K = {k_dim}"), "heads have 1 to 256 elements"));
+        }
+        if ![16, 32, 64].contains(&chunk) {
+            return Err(Error::unsupported(OP, format!("C = {chunk}"), "chunks have 16, 32 or 64 tokens"));
+        }
+        Ok(KktSizes { batch, tokens, k_heads, v_heads, k_dim, sequences })
+    }
+}

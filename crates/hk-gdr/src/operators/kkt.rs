@@ -1,0 +1,136 @@
+//! `chunk_scaled_dot_kkt`.
+
+use super::recurrent::{case, size};
+use super::solve::chunks;
+use crate::kkt::{KktShapes, KktSizes};
+use crate::{GateBase, KktInputs, kernels, reference};
+use hk_core::registry::{
+    ArgSpec, BenchSizes, Call, Case, Described, HostCall, HostTensor, HostTensorF64, Named, Operator, Sample,
+    Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
+};
+use hk_core::{DType, Result, with_float};
+
+const FLOATS: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
+const F32: &[DType] = &[DType::F32];
+
+pub(crate) const CHUNK_SCALED_DOT_KKT: Operator = Operator {
+    name: "chunk_scaled_dot_kkt",
+    family: "hk-gdr",
+    summary: "A[i, j] = beta_i exp(G_i - G_j) k_i k_j of the tokens j < i of a chunk",
+    args: &[
+        ArgSpec::input("k", FLOATS, 4, "[B, T, k_heads, K], or [T, k_heads, K] if packed")
+            .ranks(3, 4)
+            .sampled(Sample::Normal { mean: 0.0, deviation: 0.1 }),
+        ArgSpec::input("g", F32, 3, "[.., v_heads]")
+            .ranks(2, 3)
+            .sampled(Sample::Uniform { low: -2.0, high: 0.0 })
+            .optional(),
+        ArgSpec::input("beta", F32, 3, "[.., v_heads]")
+            .ranks(2, 3)
+            .sampled(Sample::Uniform { low: 0.0, high: 1.0 }),
+        ArgSpec::input("cu_seqlens", &[DType::I32], 1, "[N + 1]").sampled(Sample::StartsOf("k")).optional(),
+        ArgSpec::output("a", Tolerance::Sum { terms: 1e-6 }, F32, 4, "[.., v_heads, C]").ranks(3, 4),
+    ],
+    scalars: &[
+        size("chunk_size", 64, "tokens of a chunk: 16, 32 or 64"),
+        ScalarSpec {
+            name: "base",
+            default: Scalar::Choice("e"),
+            choices: &["e", "2"],
+            summary: "base of the logarithms g",
+        },
+    ],
+    kernels: &[&kernels::KKT],
+    cases: &[
+        case!("Qwen3-Next, 512 tokens"; ; k Bf16 [1, 512, 16, 128] g F32 [1, 512, 32] beta F32 [1, 512, 32]),
+    ],
+    bench: BenchSizes::Cases(&[
+        case!("Qwen3-Next, 8192 tokens"; ; k Bf16 [1, 8192, 16, 128] g F32 [1, 8192, 32] beta F32 [1, 8192, 32]),
+    ]),
+    corners: &[
+        case!("64"; ; k Bf16 [2, 70, 1, 72] g F32 [2, 70, 2] beta F32 [2, 70, 2]),
+        case!("32, packed"; chunk_size = C32, base = TWO; k Bf16 [100, 2, 40] g F32 [100, 2] beta F32 [100, 2] cu_seqlens I32 [4]),
+        case!("16"; chunk_size = C16; k Bf16 [1, 17, 1, 128] beta F32 [1, 17, 1]),
+        case!("64 by elements"; ; k Bf16 [1, 65, 1, 61] g F32 [1, 65, 1] beta F32 [1, 65, 1]),
+        case!("32 by elements"; chunk_size = C32; k Bf16 [1, 33, 1, 3] beta F32 [1, 33, 1]),
+        case!("16 by elements"; chunk_size = C16; k Bf16 [1, 20, 1, 33] beta F32 [1, 20, 1]),
+        case!("64"; ; k F16 [1, 64, 1, 64] g F32 [1, 64, 1] beta F32 [1, 64, 1]),
+        case!("32"; chunk_size = C32; k F16 [1, 40, 1, 16] beta F32 [1, 40, 1]),
+        case!("16"; chunk_size = C16; k F16 [1, 16, 1, 8] beta F32 [1, 16, 2]),
+        case!("64 by elements"; ; k F16 [1, 65, 1, 61] beta F32 [1, 65, 1]),
+        case!("32 by elements"; chunk_size = C32; k F16 [1, 33, 1, 3] beta F32 [1, 33, 1]),
+        case!("16 by elements"; chunk_size = C16; k F16 [1, 20, 1, 33] beta F32 [1, 20, 1]),
+        case!("64"; ; k F32 [1, 66, 1, 100] g F32 [1, 66, 1] beta F32 [1, 66, 1]),
+        case!("32"; chunk_size = C32; k F32 [1, 40, 1, 16] beta F32 [1, 40, 1]),
+        case!("16"; chunk_size = C16; k F32 [1, 16, 1, 4] beta F32 [1, 16, 2]),
+        case!("64 by elements"; ; k F32 [1, 65, 1, 61] beta F32 [1, 65, 1]),
+        case!("32 by elements"; chunk_size = C32; k F32 [1, 33, 1, 3] beta F32 [1, 33, 1]),
+        case!("16 by elements"; chunk_size = C16; k F32 [1, 20, 1, 33] beta F32 [1, 20, 1]),
+    ],
+    outputs: |call| {
+        sizes(call)?;
+        let shape = [&call.get("beta")?.shape[..], &[call.size("chunk_size")?]].concat();
+        Ok(vec![("a", TensorSpec::new(DType::F32, shape))])
+    },
+    run: |stream, call| {
+        let (inputs, mut outputs) = call.split();
+        with_float!("chunk_scaled_dot_kkt", "k", inputs.get("k")?.dtype(), T => {
+            let tensors = KktInputs::<T> {
+                k: inputs.view("k")?,
+                g: inputs.optional_view("g")?,
+                beta: inputs.view("beta")?,
+                cu_seqlens: inputs.optional_view("cu_seqlens")?,
+                base: if inputs.choice("base")? == "2" { GateBase::Two } else { GateBase::Natural },
+            };
+            crate::chunk_scaled_dot_kkt(stream, tensors, outputs.take("a")?)
+        })
+    },
+    reference: reference_of,
+    traffic: Traffic::once,
+};
+
+const C32: Scalar = Scalar::Count(32);
+const C16: Scalar = Scalar::Count(16);
+const TWO: Scalar = Scalar::Choice("2");
+
+fn sizes<D: Described>(call: &Call<D>) -> Result<KktSizes> {
+    let shape = |name| call.optional(name).map(D::shape);
+    let shapes = KktShapes {
+        k: call.get("k")?.shape(),
+        g: shape("g"),
+        beta: call.get("beta")?.shape(),
+        cu_seqlens: shape("cu_seqlens"),
+    };
+    shapes.check(call.size("chunk_size")?)
+}
+
+fn reference_of(call: &HostCall) -> Result<Named<HostTensorF64>> {
+    let KktSizes { batch, tokens, k_heads, v_heads, k_dim, .. } = sizes(call)?;
+    let chunk = call.size("chunk_size")?;
+    let base: f64 = if call.choice("base")? == "2" { 2.0 } else { std::f64::consts::E };
+    let (k, beta) = (call.get("k")?.to_f64(), call.get("beta")?.to_f64());
+    let g = call.optional("g").map(HostTensor::to_f64);
+    let mut a = vec![HostTensorF64::UNTOUCHED; beta.len() * chunk];
+    let mut size = vec![0.0; a.len()];
+    for (first, rows, poison) in chunks(call, batch, tokens, chunk) {
+        for h in 0..v_heads {
+            let key = |i: usize| &k[((first + i) * k_heads + h / (v_heads / k_heads)) * k_dim..][..k_dim];
+            let gate = |i: usize| (first + i) * v_heads + h;
+            for i in 0..rows {
+                for j in 0..chunk {
+                    let at = gate(i) * chunk + j;
+                    a[at] = if poison { f64::NAN } else { 0.0 };
+                    if j < i && !poison {
+                        let off = g.as_ref().map_or(0.0, |g| g[gate(i)] - g[gate(j)]);
+                        let weight = beta[gate(i)] * base.powf(off);
+                        let (sum, terms) = reference::dot(key(i), key(j));
+                        // The exponent errs by the rounding of its difference.
+                        (a[at], size[at]) = (weight * sum, weight * (terms + off.abs() * sum.abs()));
+                    }
+                }
+            }
+        }
+    }
+    let shape = [call.get("beta")?.shape(), &[chunk]].concat();
+    Ok(vec![("a", HostTensorF64::new(shape, a).with_magnitudes(size))])
+}
