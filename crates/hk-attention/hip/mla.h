@@ -4,7 +4,7 @@
 //
 // A tile's rows are (query, head), head fastest; all heads see the same keys. Keys go to LDS once and are read two ways: rows for S,
 // columns for O. Waves are kWavesH x kWavesV: each has kDim rows and C / kWavesV columns of O, and computes the S of its rows, so
-// that P stays in registers. Where loads go straight to LDS there are two stages; elsewhere one, and the next tile in registers.
+// that P stays in registers. Where loads go straight to LDS there are two stages; elsewhere the next tile is in registers.
 // Queries are in registers; on sm_90, whose waves lack them, in LDS.
 // Floor: keys are read once for a tile of 16 or 64 rows; with 64 rows gfx942 is bound by the matrix unit.
 // Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1.
@@ -69,9 +69,26 @@ struct Shape {
     static constexpr int kThreads = kWaves * hk::kWaveSize;
     static constexpr int kParts = (kC + kPe) / 64;
     static constexpr bool kDirect = hk::kHasWideDma && kStored == Rows::Vectors;
-    static constexpr int kStages = kDirect ? 2 : 1;
+    // Of bytes, through registers: two stages of 32 keys take a barrier for each and fewer registers than one stage of 64.
+    static constexpr bool kBytes = kStored == Rows::Fp8 || kStored == Rows::Scaled;
+    static constexpr int kStages = kDirect || (hk::kHasWideDma && kBytes) ? 2 : 1;
     // Two stages of ten parts leave no room for the states of 64 keys.
-    static constexpr int kKeys = hk::kHasReadTr && kParts < 10 ? 64 : 32;
+    static constexpr int kKeys = hk::kHasReadTr && kParts < 10 && !kBytes ? 64 : 32;
+};
+
+/// The keys [first, end) of the block's split: `splits.keys` of a sequence, or, if that is 0, an equal share of them.
+struct Keys {
+    u32 first, end;
+
+    HK_FN Keys(const attention::Params &p, const Work &work) : first(0), end(work.keys()) {
+        constexpr u32 kMultiple = 64;
+        if (p.splits.count <= 1) return;
+        u32 share = p.splits.keys;
+        if (!share) share = (end + p.splits.count * kMultiple - 1) / (p.splits.count * kMultiple) * kMultiple;
+        const u32 all = end;
+        first = work.split * share < all ? work.split * share : all;
+        if (work.split + 1 < p.splits.count && all - first > share) end = first + share;
+    }
 };
 
 template <class S>
@@ -86,7 +103,7 @@ class Decode {
     static constexpr int kOwn = hk::kRowsPerLane;  // rows of a lane
     static constexpr i32 kAbsent = -1;
     static constexpr Rows kStored = S::kStored;
-    static constexpr bool kBytes = kStored == Rows::Fp8 || kStored == Rows::Scaled;
+    static constexpr bool kBytes = S::kBytes;
     static constexpr bool kUnaligned = kStored == Rows::Any;
     static_assert(kCols % 64 == 0 && kMoves > 0, "whole parts of columns");
     // Of rows of 656 bytes.
@@ -236,8 +253,10 @@ class Decode {
                 v = __builtin_nanf("");
                 if (key.row) v = rotated(col, position, [&](u32 c) { return of_key(key.row, c); });
             }
-            lds_.key[col] = hk::narrow<T, 1>(Vec<float, 1>{v})[0];
-            if (col < width) store_rotated(col, hk::narrow<T, 1>(Vec<float, 1>{v * p.cache.k.scale(0, 0)})[0]);
+            const T rounded = hk::narrow<T, 1>(Vec<float, 1>{v})[0];
+            lds_.key[col] = rounded;
+            if (col < width)
+                store_rotated(col, hk::narrow<T, 1>(Vec<float, 1>{float(rounded) * p.cache.k.scale(0, 0)})[0]);
         }
         hk::block_barrier();
     }
@@ -317,12 +336,12 @@ class Decode {
             }
         }
     }
-    HK_FN void store(const Moved &moved) {
+    HK_FN void store(const Moved &moved, u32 stage) {
 #pragma unroll
         for (int i = 0; i < kMoves; ++i) {
             const Part &part = moved.part[i];
             const u32 row = row_of_thread(i);
-            const auto put = [&](u32 c, u32 chunk, Chunk v) { lds_.rows[0][c].chunk[Tile::place(row, chunk)] = v; };
+            const auto put = [&](u32 c, u32 chunk, Chunk v) { lds_.rows[stage][c].chunk[Tile::place(row, chunk)] = v; };
             if constexpr (kBytes) {
                 constexpr int kPairs = kC / 128;
 #pragma unroll
@@ -347,7 +366,7 @@ class Decode {
                     put(c, piece(), rotated ? rotated_key(c * 64 - kC + piece() * 8) : part.chunk[c]);
                 }
             }
-            if (leads_row()) lds_.state[0][row] = part.state;
+            if (leads_row()) lds_.state[stage][row] = part.state;
         }
     }
     /// 16 columns of bytes.
@@ -451,13 +470,13 @@ class Decode {
         using Scores = hk::WaveTile<Mma, kKeys, kDim>;
         constexpr int kTiles = kKeys / kDim, kAtOnce = 2;
         static_assert(kSteps * kTiles % kAtOnce == 0, "whole groups");
-        struct Keys {
+        struct KeyFrags {
             hk::Frag frag[kAtOnce];
         };
         Scores s;
         pipelined<kSteps * kTiles / kAtOnce>(
             [&](int at) HK_INLINE {
-                Keys keys;
+                KeyFrags keys;
 #pragma unroll
                 for (int i = 0; i < kAtOnce; ++i) {
                     const int n = at * kAtOnce + i, step = n / kTiles;
@@ -466,7 +485,7 @@ class Decode {
                 }
                 return keys;
             },
-            [&](int at, const Keys &keys) HK_INLINE {
+            [&](int at, const KeyFrags &keys) HK_INLINE {
 #pragma unroll
                 for (int i = 0; i < kAtOnce; ++i) {
                     const int n = at * kAtOnce + i;
@@ -479,17 +498,17 @@ class Decode {
         softmax_.update(s, o_, scale_);
         const auto probabilities = s.template as_operand<T, true>(0);
         constexpr int kFragRows = 8 * hk::kLaneGroups<kDim>, kOperands = 64 / kDim, kColParts = kCols / 64;
-        struct Values {
+        struct ValueFrags {
             hk::Frag frag[kOperands];
         };
         pipelined<kKeys / kFragRows * kColParts>(
             [&](int at) HK_INLINE {
-                Values values;
+                ValueFrags values;
                 rows[wave_cols_ * kColParts + at % kColParts].template column_frags<kDim, true>(
                     at / kColParts * kFragRows, values.frag);
                 return values;
             },
-            [&](int at, const Values &values) HK_INLINE {
+            [&](int at, const ValueFrags &values) HK_INLINE {
 #pragma unroll
                 for (int j = 0; j < kOperands; ++j) {
                     auto &acc = o_.acc[0][at % kColParts * kOperands + j];
@@ -558,11 +577,13 @@ class Decode {
         } else {
             Moved next = load(0);
             for (u32 tile = 0; tile < n_tiles_; ++tile) {
-                hk::block_barrier();
-                store(next);
+                const u32 stage = tile % S::kStages;
+                // With two stages all waves have left this one before the last barrier.
+                if (S::kStages == 1) hk::block_barrier();
+                store(next, stage);
                 hk::block_barrier();
                 next = load(tile + 1);
-                attend(tile, 0);
+                attend(tile, stage);
             }
         }
     }
@@ -647,12 +668,13 @@ class Decode {
         for (u32 r = 0; r < kOwn; ++r) own_[r] = row_of(first_row + hk::row_of_lane<kDim>(hk::lane_id(), r));
         if (!work_.poison) {
             // No window: the keys of a query begin with the block's.
-            const KeyRange range = key_range(p, work_, row_of(work_.first + S::kRows - 1).query);
-            first_ = hk::uniform(u32(range.first)), end_ = hk::uniform(u32(range.last + 1));
+            const Keys split(p, work_);
             const auto seen = [&](const Row &row) {
-                const i32 end = key_range(p, work_, row.query).last + 1;
-                return end > i32(first_) ? u32(end) - first_ : 0;
+                const i32 end = i32(row.query) + i32(work_.keys()) - i32(work_.q_len) + 1;
+                const i32 most = i32(split.end), least = i32(split.first);
+                return u32((end < least ? least : end < most ? end : most) - least);
             };
+            first_ = hk::uniform(split.first), end_ = first_ + hk::uniform(seen(row_of(work_.first + S::kRows - 1)));
 #pragma unroll
             for (u32 r = 0; r < kOwn; ++r) visible_[r] = seen(own_[r]);
             wave_visible_ = hk::uniform(seen(row_of(first_row)));
@@ -674,7 +696,8 @@ template <class S>
 HK_FN void decode(const Params &p) {
     auto &lds = hk::block_lds<typename Decode<S>::Lds>();
     Work work;
-    if (!find_work<S::kRows>(p.attention, hk::block_x(), work)) return;
+    // Blocks of other heads read the same keys: they are on one XCD.
+    if (!find_work<S::kRows>(p.attention, hk::xcd_remap(hk::block_x(), hk::grid_x()), work)) return;
     if (p.listed) {
         work.cached = p.attention.pages.width, work.fresh = 0;
         work.pages = u64(i64(work.sequence) * p.attention.pages.row);

@@ -1,15 +1,17 @@
 //! `mla_decode_rope` and `unified_attn_sparse_mla` on the emulated GPUs (and real ones where there are some) against their f64 references,
 //! and their laws.
 
-use crate::common::attention::{Builder, starts};
+use crate::common::attention::{Builder, check, starts};
 use crate::common::integers;
 use hk_attention::{
     AttentionOutputs, LatentKeys, MlaDecodeInputs, MlaDecodeOutputs, MlaOptions, QueryTile, SparseMlaInputs,
     Tiling, mla_decode_rope, unified_attn_sparse_mla,
 };
-use hk_core::registry::Scalar;
+use hk_core::registry::{Described as _, HostTensor, Scalar};
 use hk_core::{DType, bf16};
 use hk_testkit::{self as kit, Fill, Gpu, Place, Refusals, kind};
+use proptest::prelude::*;
+use proptest::sample::select;
 
 const DECODE: &str = "mla_decode_rope";
 const SPARSE: &str = "unified_attn_sparse_mla";
@@ -78,9 +80,9 @@ fn pages_of_any_size() {
             .integers("seq_lens", &lens)
             .want("lse");
         let mut call = call.call(2);
-        let table = hk_core::registry::HostTensor::new([2, 5], &shuffled(11, 5)[..10]).unwrap();
+        let table = HostTensor::new([2, 5], &shuffled(11, 5)[..10]).unwrap();
         call.set("block_table", table).unwrap();
-        crate::common::attention::check(&format!("pages of {tokens}"), &call);
+        check(&format!("pages of {tokens}"), &call);
     }
 }
 
@@ -130,8 +132,177 @@ fn sparse_lists() {
             .scalar("columns", Scalar::Count(c))
             .want("lse")
             .call(5);
-        call.set("topk_indices", hk_core::registry::HostTensor::new([4, topk], &lists[..]).unwrap()).unwrap();
-        crate::common::attention::check(&format!("{heads} heads, {topk} of 48 slots"), &call);
+        call.set("topk_indices", HostTensor::new([4, topk], &lists[..]).unwrap()).unwrap();
+        check(&format!("{heads} heads, {topk} of 48 slots"), &call);
+    }
+}
+
+/// Factors of the pool that are negative, zero or NaN, which the host cannot know.
+#[test]
+fn factors_of_any_sign() {
+    for factor in [-0.5f32, 0.0, f32::NAN] {
+        for softcap in [0.0, 2.0] {
+            let mut call = in_slots(DType::F16, [3, 320], None, &[70, 0, 9])
+                .scalar("columns", C256.1)
+                .scalar("softcap", Scalar::Float(softcap))
+                .f32("kv_scale", [1])
+                .call(5);
+            call.set("kv_scale", HostTensor::new([1], &[factor]).unwrap()).unwrap();
+            check(&format!("a factor of {factor}, softcap {softcap}"), &call);
+        }
+    }
+}
+
+/// How latent rows are stored.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Stored {
+    Own,
+    Fp8,
+    Packed,
+}
+
+#[derive(Debug, Clone)]
+struct Case {
+    dtype: DType,
+    stored: Stored,
+    heads: usize,
+    c: usize,
+    r: usize,
+    /// Queries and keys of each sequence.
+    lens: Vec<[usize; 2]>,
+    /// Tokens of a page, in tables of pages rather than lists of slots.
+    page: Option<usize>,
+    /// Columns that rotate: then each sequence has one query.
+    rotary: Option<usize>,
+    tile: &'static str,
+    keys_per_split: u64,
+    /// Of options.
+    bits: u32,
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let sizes = (
+        select(&[DType::Bf16, DType::F16][..]),
+        select(&[Stored::Own, Stored::Own, Stored::Fp8, Stored::Fp8, Stored::Packed][..]),
+        prop_oneof![Just(16), Just(64), Just(128), 1usize..130],
+        select(&[256usize, 512][..]),
+        prop_oneof![Just(64), Just(0), (0usize..9).prop_map(|n| 8 * n), 0usize..129],
+    );
+    let lens = prop::collection::vec((0usize..9, prop_oneof![0usize..140, 62usize..67]), 0..4);
+    let how = (
+        prop::option::of(select(&[1usize, 16, 64, 7][..])),
+        prop::option::weighted(0.3, 0usize..65),
+        select(&["auto", "short", "tall"][..]),
+        select(&[0u64, 64, 128][..]),
+        any::<u32>(),
+    );
+    (sizes, lens, how).prop_map(
+        |((dtype, stored, heads, c, r), lens, (page, half, tile, keys_per_split, bits))| {
+            let packed = stored == Stored::Packed;
+            let (dtype, c, r) = if packed { (DType::Bf16, 512, 64) } else { (dtype, c, r) };
+            let rotary = half.map(|half| 2 * half.min(r / 2));
+            let lens = lens.into_iter().map(|(q, k)| [if rotary.is_some() { 1 } else { q }, k]).collect();
+            let keys_per_split = if tile == "auto" { 0 } else { keys_per_split };
+            Case { dtype, stored, heads, c, r, lens, page, rotary, tile, keys_per_split, bits }
+        },
+    )
+}
+
+impl Case {
+    fn option(&self, bit: u32) -> bool {
+        self.bits >> bit & 1 == 1
+    }
+
+    /// A call on a device whose fp8 is FNUZ or not.
+    fn call(&self, fnuz: bool) -> hk_core::registry::HostCall {
+        let fp8 = if fnuz { DType::Fp8E4M3Fnuz } else { DType::Fp8E4M3 };
+        let (of_pool, columns) = match self.stored {
+            Stored::Own => (self.dtype, self.c + self.r),
+            Stored::Fp8 => (fp8, self.c + self.r),
+            Stored::Packed => (fp8, 656),
+        };
+        let [queries, keys] = [0, 1].map(|i| self.lens.iter().map(|n| n[i]).collect::<Vec<usize>>());
+        let (n, total_q) = (self.lens.len(), queries.iter().sum::<usize>());
+        let tokens = self.page.unwrap_or(1 + self.option(0) as usize * 4);
+        let pages_of = |keys: usize| keys.div_ceil(tokens);
+        let width = keys.iter().map(|&n| pages_of(n)).max().unwrap_or(0) + 1;
+        let pages = if self.page.is_some() { n * width } else { pages_of(keys.iter().sum()) } + 2;
+        let mut builder = Builder::new(DECODE)
+            .tensor("q", self.dtype, [total_q, self.heads, self.c + self.r])
+            .tensor("kv_pool", of_pool, [pages, tokens, 1, columns])
+            .scalar("columns", Scalar::Count(self.c as u64))
+            .scalar("keys_per_split", Scalar::Count(self.keys_per_split))
+            .scalar("tile", Scalar::Choice(self.tile))
+            .want("lse");
+        if self.option(1) {
+            builder = builder.scalar("softcap", Scalar::Float(3.0));
+        }
+        if self.option(2) {
+            builder = builder.scalar("scale", Scalar::Float(if self.option(3) { -0.05 } else { 0.02 }));
+        }
+        if self.stored != Stored::Own && self.option(4) {
+            builder = builder.f32("kv_scale", [1]);
+        }
+        if let Some(rotary) = self.rotary {
+            let of_table = if self.option(5) { DType::F32 } else { self.dtype };
+            let style = if self.option(6) { "interleaved" } else { "neox" };
+            builder = builder
+                .tensor("cos_sin", of_table, [64, rotary])
+                .tensor("positions", DType::I32, [n])
+                .scalar("style", Scalar::Choice(style))
+                .want("k_pe_out");
+        } else {
+            builder = builder.integers("cu_seqlens_q", &starts(&queries));
+        }
+        let seed = self.bits.into();
+        let mut call = if self.page.is_some() {
+            let lens: Vec<i32> = keys.iter().map(|&n| n as i32).collect();
+            let builder = builder.tensor("block_table", DType::I32, [n, width]);
+            let mut call = builder.integers("seq_lens", &lens).call(seed);
+            let table = HostTensor::new([n, width], &shuffled(pages, seed)[..n * width]).unwrap();
+            call.set("block_table", table).unwrap();
+            call
+        } else {
+            let slots = &shuffled(pages * tokens, seed)[..keys.iter().sum()];
+            builder.integers("kv_indptr", &starts(&keys)).integers("kv_indices", slots).call(seed)
+        };
+        if self.stored == Stored::Packed {
+            let pool = packed(call.get("kv_pool").unwrap(), seed);
+            call.set("kv_pool", pool).unwrap();
+        }
+        call
+    }
+}
+
+/// Packed rows with the values of `rows`, and factors and columns beside them of natural size.
+fn packed(rows: &HostTensor, seed: u64) -> HostTensor {
+    let mut bytes = rows.bytes().to_vec();
+    let n = bytes.len() / 656;
+    let pe: Vec<bf16> = Fill::Normal.elements(n * 64, seed);
+    for ((row, scales), pe) in
+        bytes.chunks_mut(656).zip(integers(seed, n * 4, 100).chunks(4)).zip(pe.chunks(64))
+    {
+        for (to, scale) in row[512..528].chunks_mut(4).zip(scales) {
+            to.copy_from_slice(&(0.5 + *scale as f32 / 70.0).to_le_bytes());
+        }
+        row[528..].copy_from_slice(bytemuck::cast_slice(pe));
+    }
+    HostTensor::from_bytes(rows.spec(), bytes).unwrap()
+}
+
+proptest! {
+    #![proptest_config(kit::config())]
+
+    /// Types, columns, heads, lengths, lists and pages, rotations and options.
+    #[test]
+    fn matches_the_reference(case in cases()) {
+        let fnuz: &[bool] = match case.stored {
+            Stored::Own => &[false],
+            _ => &[false, true],
+        };
+        for &fnuz in fnuz {
+            check(&format!("{case:?}"), &case.call(fnuz));
+        }
     }
 }
 

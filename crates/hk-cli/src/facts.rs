@@ -3,6 +3,7 @@
 mod attention;
 mod busy;
 mod decode;
+mod latent;
 
 use crate::out::{self, Table};
 use crate::{Failure, Result, list};
@@ -63,6 +64,7 @@ fn tables(operators: &[&'static Operator]) -> Result<String> {
     let sections = [
         (attention::TITLE, attention::table()?),
         (decode::TITLE, decode::table()?),
+        (latent::TITLE, latent::table()?),
         (busy::TITLE, busy::table()?),
     ];
     Ok(sections.iter().fold(all, |text, (title, table)| format!("{text}\n\n{title}\n\n{table}")))

@@ -1,5 +1,5 @@
-//! One decoder layer of Llama-3 8B on a prompt, in bf16 and with fp8 GEMMs, and sampling: each operator works on what the ones
-//! before it gave. Weights and logits are example data.
+//! One decoder layer of Llama-3 8B on a prompt, in bf16 and with fp8 GEMMs, and sampling; the latent attention of DeepSeek-V3 on a token
+//! each of some sequences: each operator works on what the ones before it gave. Weights, logits and cached tokens are example data.
 
 use crate::demo::{Row, measure};
 use crate::{Failure, Result, operator};
@@ -24,6 +24,13 @@ const ROPE_BASE: f64 = 500_000.0;
 const CONTEXT: usize = 256;
 const BLOCK: usize = 16;
 
+/// Sequences of latent attention, one token each; the heads of one of eight ranks.
+const DECODED: usize = 4;
+const LATENT_HEADS: usize = 16;
+const NOPE: usize = 128;
+const LATENT: usize = 512;
+const PE: usize = 64;
+
 /// Heads of q, k and v, one after the other.
 const QKV: usize = (HEADS + 2 * KV_HEADS) * HEAD_DIM;
 
@@ -36,8 +43,11 @@ enum From {
     /// The same, quantized to the fp8 that the device's GEMMs take, and a scale for each row.
     Quantized(&'static [usize]),
     Scales(&'static [usize]),
-    /// Cosines or sines of the rotation.
-    Rotation(fn(f64) -> f64),
+    /// Cosines or sines of the rotation of so many columns.
+    Rotation(fn(f64) -> f64, usize),
+    Integers(&'static [i32]),
+    /// 0, 1, ..
+    Consecutive(usize),
     /// An output of an earlier step, by the name that the step gave it.
     Step(&'static str),
     /// The same in another shape.
@@ -147,8 +157,8 @@ macro_rules! gemm_fp8 {
     };
 }
 
-const COS: From = From::Rotation(f64::cos);
-const SIN: From = From::Rotation(f64::sin);
+const COS: From = From::Rotation(f64::cos, HEAD_DIM);
+const SIN: From = From::Rotation(f64::sin, HEAD_DIM);
 /// What attention gives, a row for each token.
 const ATTENTION: From = From::Reshaped("attention", &[TOKENS, HEADS * HEAD_DIM]);
 const INPUT: From = From::Sample(Bf16, &[TOKENS, HIDDEN]);
@@ -217,6 +227,38 @@ const STEPS: &[Step] = &[
         scalars: &[("p", Scalar::Float(0.9)), ("seed", Scalar::Int(42))],
         keep: &[],
     },
+    Step {
+        label: "DeepSeek-V3: absorbed queries, write to the latent cache",
+        operator: "fused_bmm_rope_kv_cache",
+        inputs: &[
+            ("q_nope", From::Sample(Bf16, &[LATENT_HEADS, DECODED, NOPE])),
+            ("w", From::Weights(&[LATENT_HEADS, LATENT, NOPE])),
+            ("q_pe", From::Sample(Bf16, &[DECODED, LATENT_HEADS, PE])),
+            ("k_nope", From::Sample(Bf16, &[DECODED, 1, LATENT])),
+            ("k_pe", From::Sample(Bf16, &[DECODED, 1, PE])),
+            ("cos", From::Rotation(f64::cos, PE)),
+            ("sin", From::Rotation(f64::sin, PE)),
+            ("positions", From::Integers(&[59, 63, 55, 75])),
+            // The last slot of each sequence.
+            ("slot_mapping", From::Integers(&[59, 123, 179, 255])),
+            ("kv_cache", From::Sample(Bf16, &[CONTEXT, 1, LATENT + PE])),
+        ],
+        scalars: &[("style", Scalar::Choice("interleaved"))],
+        keep: &[("q_out", "latent_q"), ("kv_cache", "latent_cache")],
+    },
+    Step {
+        label: "DeepSeek-V3: latent attention, a token of 4 sequences",
+        operator: "mla_decode_rope",
+        inputs: &[
+            ("q", From::Step("latent_q")),
+            ("kv_pool", From::Reshaped("latent_cache", &[CONTEXT, 1, 1, LATENT + PE])),
+            ("kv_indptr", From::Integers(&[0, 60, 124, 180, 256])),
+            ("kv_indices", From::Consecutive(CONTEXT)),
+        ],
+        // Of the heads before absorption, with the factor that goes with longer contexts left out.
+        scalars: &[("scale", Scalar::Float(0.072_168_78))],
+        keep: &[],
+    },
 ];
 
 /// Runs the steps on each device and shows each row; a step after one that failed on that device is left out.
@@ -272,7 +314,9 @@ fn call(step: &Step, number: u64, kept: &HashMap<&str, HostTensor>, device: &str
                 let sample = Sample::Uniform { low: 0.3e-3, high: 0.6e-3 };
                 HostTensor::sample(TensorSpec::new(F32, *shape), sample, seed)?
             }
-            From::Rotation(f) => rotation(*f)?,
+            From::Rotation(f, columns) => rotation(*f, *columns)?,
+            From::Integers(values) => HostTensor::new([values.len()], values)?,
+            From::Consecutive(n) => HostTensor::new([*n], &(0..*n as i32).collect::<Vec<_>>())?,
             From::Step(name) => step_output(name)?.clone(),
             From::Reshaped(name, shape) => {
                 let tensor = step_output(name)?;
@@ -290,12 +334,12 @@ fn call(step: &Step, number: u64, kept: &HashMap<&str, HostTensor>, device: &str
 }
 
 /// `f` of the angle of each position and pair of columns.
-fn rotation(f: fn(f64) -> f64) -> Result<HostTensor> {
-    const PAIRS: usize = HEAD_DIM / 2;
-    let of_pair = |i: usize| ROPE_BASE.powf(-(i as f64) / PAIRS as f64);
-    let angles = (0..CONTEXT * PAIRS).map(|i| (i / PAIRS) as f64 * of_pair(i % PAIRS));
+fn rotation(f: fn(f64) -> f64, columns: usize) -> Result<HostTensor> {
+    let pairs = columns / 2;
+    let of_pair = |i: usize| ROPE_BASE.powf(-(i as f64) / pairs as f64);
+    let angles = (0..CONTEXT * pairs).map(|i| (i / pairs) as f64 * of_pair(i % pairs));
     let values: Vec<f32> = angles.map(|angle| f(angle) as f32).collect();
-    Ok(HostTensor::new([CONTEXT, PAIRS], &values)?)
+    Ok(HostTensor::new([CONTEXT, pairs], &values)?)
 }
 
 /// Normal values, the same ones again after a prime number of them: some hundreds of millions take long to make, and no two rows

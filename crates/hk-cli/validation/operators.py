@@ -1052,49 +1052,88 @@ CASES["pa_prefill"] = prefill_over_pages(False)
 CASES["chunked_pa_prefill"] = prefill_over_pages(True)
 
 
-def latent(d):
-    """Type, columns of values and of rows, heads."""
-    columns = d.pick(256, 512)
-    return d.pick(bf16, np.float16), columns, columns + d.pick(0, 7, 64, 127), d.pick(1, 16, 20)
+def latent_rows(d, rows):
+    """Type, columns of values, a pool [rows, columns], its elements in f64 and a factor of them; the inputs beside."""
+    c, t = d.pick(256, 512), d.pick(bf16, np.float16)
+    dim = c + d.pick(0, 7, 64, 127)
+    kind = d.pick("own", "fp8", "packed")
+    if kind == "own":
+        pool = d.normal((rows, dim), t)
+        return t, c, pool, f64(pool), 1.0, {}
+    if kind == "fp8":
+        pool = d.normal((rows, dim), np.float32).astype(fp8(d))
+        scale = np.array([0.7], np.float32)
+        return t, c, pool, f64(pool), float(scale[0]), {"kv_scale": scale}
+    values = d.normal((rows, 512), np.float32).astype(fp8(d))
+    factors = d.rng.uniform(0.5, 2.0, (rows, 4)).astype(np.float32)
+    beside = d.normal((rows, 64), bf16)
+    pool = np.concatenate([np.ascontiguousarray(x).view(np.uint8) for x in (values, factors, beside)], axis=-1)
+    widened = (values.astype(np.float32) * np.repeat(factors, 128, axis=-1)).astype(bf16)
+    return bf16, 512, pool.view(fp8(d)), jnp.concatenate([f64(widened), f64(beside)], axis=-1), 1.0, {}
 
 
 @case
 def mla_decode_rope(d):
-    t, c, dim, heads = latent(d)
-    queries = [d.pick(0, 1, 3) for _ in range(d.size(3))]
+    turns = d.pick(False, True)
+    queries = [1 if turns else d.pick(0, 1, 3) for _ in range(d.size(3))]
     keys = [n + d.pick(0, 1, 31, 70) for n in queries]
     starts, indptr = (np.cumsum([0, *of]).astype(np.int32) for of in (queries, keys))
+    t, c, pool, rows, factor, inputs = latent_rows(d, indptr[-1] + 5)
+    dim, heads = rows.shape[-1], d.pick(1, 16, 20)
     slots = d.rng.permutation(indptr[-1] + 5)[: indptr[-1]].astype(np.int32)
-    pool = np.full((indptr[-1] + 5, 1, 1, dim), np.nan, t)
-    pool[slots] = d.normal((indptr[-1], 1, 1, dim), t)
-    q, found = d.normal((starts[-1], heads, dim), t), []
+    rotary, scalars, wanted = (dim - c) // 2 * 2, {"columns": c}, ["lse"]
+    rotates = turns and rotary > 0
+    q, found, beside = d.normal((starts[-1], heads, dim), t), [], []
+    if rotates:
+        cos, sin = tables(64, rotary)
+        at, style = d.integers(0, 64, len(queries)), d.pick("neox", "interleaved")
+        inputs |= {"cos_sin": np.concatenate([cos, sin], axis=-1), "positions": at.astype(np.int32)}
+        scalars["style"] = style
+        wanted = ["lse", "k_pe_out"]
+    else:
+        inputs["cu_seqlens_q"] = starts
+
+    def turned(x, i):
+        """The columns from c on, at the position of sequence i, rounded."""
+        part = rotate(x[..., c : c + rotary], f64(cos)[at[i]][None], f64(sin)[at[i]][None], style == "interleaved")
+        return jnp.concatenate([x[..., :c], f64(np.array(part).astype(t)), x[..., c + rotary :]], axis=-1)
+
     for i in range(len(queries)):
-        rows = f64(pool[slots[indptr[i] : indptr[i + 1]], 0])
-        found.append(attention(f64(q[starts[i] : starts[i + 1]]), rows, rows[..., :c], causal=True))
+        of_q, of_k = f64(q[starts[i] : starts[i + 1]]), rows[slots[indptr[i] : indptr[i + 1]], None]
+        if rotates:
+            of_q = turned(of_q, i)
+            of_k = jnp.concatenate([of_k[:-1], turned(of_k[-1:], i)])
+            beside.append(factor * of_k[-1:, 0, c:])
+        of_k = factor * of_k
+        found.append(attention(of_q, of_k, of_k[..., :c], causal=True))
     out, lse = (jnp.concatenate(of) for of in zip(*found))
-    inputs = {"q": q, "kv_pool": pool, "kv_indptr": indptr, "kv_indices": slots, "cu_seqlens_q": starts}
-    return inputs, {"columns": c}, {"out": (out, ATTENTION[t]), "lse": (lse, LSE)}, ["lse"]
+    inputs |= {"q": q, "kv_pool": pool[:, None, None], "kv_indptr": indptr, "kv_indices": slots}
+    want = {"out": (out, ATTENTION[t]), "lse": (lse, LSE)}
+    if rotates:
+        want["k_pe_out"] = (jnp.concatenate(beside), bounds_of_rotation(t, rows))
+    return inputs, scalars, want, wanted
 
 
 @case
 def unified_attn_sparse_mla(d):
-    t, c, dim, heads = latent(d)
-    total, topk = d.size(3), d.pick(1, 33, 64, 78)
-    cache = d.normal((3, 16, 1, dim), t)
+    total, topk, heads = d.size(3), d.pick(1, 33, 64, 78), d.pick(1, 16, 20)
+    t, c, cache, rows, factor, inputs = latent_rows(d, 48)
     lists = d.integers(-1, 48, (total, topk), np.int32)
     lists[:, 0] = 5
-    q, found = d.normal((total, heads, dim), t), []
+    q, found = d.normal((total, heads, rows.shape[-1]), t), []
     for i in range(total):
-        rows = f64(cache.reshape(48, 1, dim)[lists[i][lists[i] >= 0]])
-        found.append(attention(f64(q[i : i + 1]), rows, rows[..., :c]))
+        seen = factor * rows[lists[i][lists[i] >= 0], None]
+        found.append(attention(f64(q[i : i + 1]), seen, seen[..., :c]))
     out, lse = (jnp.concatenate(of) for of in zip(*found))
-    inputs = {"q": q, "kv_cache": cache, "topk_indices": lists}
+    inputs |= {"q": q, "kv_cache": cache.reshape(3, 16, 1, -1), "topk_indices": lists}
     return inputs, {"columns": c}, {"out": (out, ATTENTION[t]), "lse": (lse, LSE)}, ["lse"]
 
 
 @case
 def extend_attn(d):
     t, kv, group, dim, out_dim = d.dtype(), d.size(2), d.pick(1, 2, 3), d.pick(16, 17, 64, 192), d.pick(13, 64, 128)
+    if t != np.float32 and d.pick(False, False, True):
+        dim, out_dim = 576, 512
     new, before = ([d.pick(*of) for _ in range(d.size(3))] for of in ((0, 1, 17, 65), (0, 1, 33, 64)))
     n = min(len(new), len(before))
     new, before = new[:n], before[:n]

@@ -140,7 +140,7 @@ pub struct MlaOptions {
 /// | `workspace`               | `[n]`                       | `f32`         | contiguous, on 16 bytes    |
 ///
 /// `C` is 256 or 512, `R` 0 to 128; pages have any number of tokens. Rows on 16 bytes with `R` at most 64, a multiple of 8 (of fp8: 16), are
-/// read by 16 bytes; others column by column. fp8 is widened exactly, and `kv_scale` is a factor of scores, outputs and `k_pe_out`. Rows of
+/// read by 16 bytes; others column by column. fp8 is widened exactly, and `kv_scale` is a factor of scores, outputs and `k_pe_out`: a rotated key is rounded before. Rows of
 /// 656 bytes, beside queries in `bf16` on 16 bytes, are packed ([`PACKED_LATENT_BYTES`]): an element times its factor is rounded to `bf16`. Scores and sums are `f32`; probabilities are rounded to the type of `q`, outputs once. A query
 /// without a visible key gives 0, its `lse` is -inf. Without [`workspace`](crate::attention_workspace) there is one split.
 ///
@@ -430,10 +430,13 @@ fn launch<'a>(
         let kernel: KernelRef<Params> = Params::kernel(name);
         (kernel, if tall { 64 } else { 16 })
     };
-    problem.run_latent(sequences, [total_q, keys], choose, |attention| Params {
-        attention,
-        slot_inverse: u32::MAX / params.slot_tokens,
-        ..params
+    // Of each sequence, so that the lengths, which are on the device, need not be known.
+    let equal_shares = options.tiling == Tiling::Auto;
+    problem.run_latent(sequences, [total_q, keys], choose, |mut attention| {
+        if equal_shares {
+            attention.splits.keys = 0;
+        }
+        Params { attention, slot_inverse: u32::MAX / params.slot_tokens, ..params }
     })
 }
 

@@ -5,10 +5,10 @@ use super::common::{INDICES_32, expect_dtypes, expect_shape, integers, shape};
 use super::mha::GENERAL;
 use super::paged::{
     FLOAT, K_SCALE, Key, POOL, PagedSequence, Q, V_SCALE, attend_paged, cache_rows, expect_cache_dtypes,
-    expect_heads, expect_one_of, paged_sequences, paged_traffic, sequences, with_cache,
+    expect_one_of, paged_sequences, paged_traffic, sequences, with_cache,
 };
 use crate::kv_cache::CacheSizes;
-use crate::prefill::check_columns;
+use crate::prefill::{MOST_COLUMNS, check_cache_heads};
 use crate::{
     AttentionElement, AttentionOutput, AttentionOutputs, CacheScales, CustomMask, ExtendInputs,
     ExtendOptions, KvLayout, PagedElement, extend_attn,
@@ -81,6 +81,7 @@ pub(super) const EXTEND_ATTN: Operator = Operator {
     cases: &[
         case!("Llama-3 8B, 2 x 24 tokens after 40", Bf16 2 48, 32 8, 128 128, Bf16 128 80, [], []),
         case!("DeepSeek-V3 heads, 2 x 20 tokens after 30", Bf16 2 40, 8 8, 192 128, Bf16 64 60, [], []),
+        case!("DeepSeek-V3 latent heads, 2 x 6 tokens after 30", Bf16 2 12, 16 1, 576 512, Bf16 64 60, [], []),
     ],
     bench: BenchSizes::Cases(&[
         case!("GQA 32/8, d128, 4 x 2048 tokens after 6144", Bf16 4 8192, 32 8, 128 128, Bf16 24576 24576, [], []),
@@ -98,6 +99,10 @@ pub(super) const EXTEND_ATTN: Operator = Operator {
             [DENSE, ("skip_prefix_mask", Scalar::Bool(true))]),
         case!("bf16, slots that the pool does not have", Bf16 2 33, 2 1, 17 17, Bf16 40 70, ["lse" F32 [33, 2]], []),
         case!("bf16, columns of 288 and 256", Bf16 1 9, 2 1, 288 256, Bf16 64 10, [], []),
+        case!("bf16, absorbed MLA, custom mask", Bf16 2 20, 4 1, 576 512, Bf16 64 30,
+            ["custom_mask" U8 [500], "mask_indptr" I32 [3], "lse" F32 [20, 4]], []),
+        case!("f16, absorbed MLA, int8 pool", F16 1 9, 16 1, 576 512, I8 64 40,
+            ["k_scale" F32 [1], "v_scale" F32 [1, 1]], []),
         case!("f16, columns of 192 and 128, int8 pool", F16 1 20, 2 2, 192 128, I8 64 20,
             ["k_scale" F32 [1], "v_scale" F32 [1, 2]], []),
         case!("bf16, fp8 pool of gfx950", Bf16 2 20, 4 2, 64 64, Fp8E4M3 64 40, ["k_scale" F32 [2, 2]], []),
@@ -119,9 +124,8 @@ fn specs(call: &CallSpec) -> Result<Named<TensorSpec>> {
     let ([total_q, heads, dqk], sizes) = (shape(call, "q")?, sizes(call)?);
     expect_dtypes(call, "q", &["k_ext", "v_ext"])?;
     expect_cache_dtypes(call, POOLS, "q")?;
-    check_columns(op, [dqk, sizes.dv])?;
     expect_shape(call, "v_pool", &[sizes.pages, sizes.heads, sizes.dv], "slots and heads of k_pool")?;
-    expect_heads(call, POOLS, sizes, 512)?;
+    check_cache_heads(op, call.get("q")?.shape(), POOLS, sizes, MOST_COLUMNS)?;
     expect_shape(call, "k_ext", &[total_q, sizes.heads, dqk], "rows of q, heads and columns of k_pool")?;
     expect_shape(call, "v_ext", &[total_q, sizes.heads, sizes.dv], "rows of q, heads and columns of v_pool")?;
     let n = sequences(call, "qo_indptr")?;

@@ -127,6 +127,16 @@ pub(super) const MLA_DECODE_ROPE: Operator = Operator {
             ["kv_indptr" I32 [65], "kv_indices" I32 [524288]], []),
         case!("DeepSeek-V3, 64 x 8192 keys, 128 heads", Bf16 64 128 576, "kv_pool" 524288 1,
             ["kv_indptr" I32 [65], "kv_indices" I32 [524288]], []),
+        case!("DeepSeek-V3 TP8, 1 x 131072 keys, 16 heads", Bf16 1 16 576, "kv_pool" 131072 1,
+            ["kv_indptr" I32 [2], "kv_indices" I32 [131072]], []),
+        case!("DeepSeek-V3, 1 x 8192 keys, 128 heads", Bf16 1 128 576, "kv_pool" 8192 1,
+            ["kv_indptr" I32 [2], "kv_indices" I32 [8192]], []),
+        case!("DeepSeek-V3, 256 x 1024 keys, 128 heads", Bf16 256 128 576, "kv_pool" 262144 1,
+            ["kv_indptr" I32 [257], "kv_indices" I32 [262144]], []),
+        pool_case!("DeepSeek-V3 TP8, 64 x 8192 keys of fp8, 16 heads", Bf16 64 16 576, "kv_pool" Fp8E4M3 524288 1 576,
+            ["kv_scale" F32 [1], "kv_indptr" I32 [65], "kv_indices" I32 [524288]], []),
+        pool_case!("DeepSeek-V3.2, 64 x 8192 keys of 656 bytes, 128 heads", Bf16 64 128 576, "kv_pool" Fp8E4M3 524288 1 656,
+            ["kv_indptr" I32 [65], "kv_indices" I32 [524288]], []),
     ]),
     corners: &[
         case!("bf16, 16 heads, splits of 64 keys", Bf16 2 16 576, "kv_pool" 256 1,
@@ -229,6 +239,8 @@ pub(super) const MLA_DECODE_ROPE: Operator = Operator {
         pool_case!("rows of 656 bytes, 40 heads, rotated, fp8 of gfx950", Bf16 2 40 576, "kv_pool" Fp8E4M3 256 1 656,
             ["kv_indptr" I32 [3], "kv_indices" I32 [70], "cos_sin" F32 [64, 64], "positions" I32 [2],
              "k_pe_out" Bf16 [2, 64]], []),
+        case!("bf16, C = 256, R = 0, three queries", Bf16 6 2 256, "kv_pool" 256 1,
+            ["kv_scale" F32 [1], "kv_indptr" I32 [3], "kv_indices" I32 [40], "cu_seqlens_q" I32 [3], "lse" F32 [6, 2]], [C256]),
         case!("bf16, C = 512, R = 8, slots that the pool lacks", Bf16 3 16 520, "kv_pool" 250 1,
             ["kv_indptr" I32 [4], "kv_indices" I32 [256], "lse" F32 [3, 16]], []),
     ],
@@ -263,7 +275,7 @@ pub(super) const UNIFIED_ATTN_SPARSE_MLA: Operator = Operator {
         case!("bf16, 16 heads, pages of 16, splits of 64 keys", Bf16 3 16 576, "kv_cache" 16 16,
             ["topk_indices" I32 [3, 130], "lse" F32 [3, 16]], [SHORT, SPLITS_OF_64]),
         case!("f16, C = 256, 8 heads, 64 keys", F16 5 8 320, "kv_cache" 16 16,
-            ["topk_indices" I32 [5, 64], "lse" F32 [5, 8]], [C256]),
+            ["kv_scale" F32 [1], "topk_indices" I32 [5, 64], "lse" F32 [5, 8]], [C256]),
         case!("f16, C = 256, 32 heads, slots that the cache lacks", F16 5 32 320, "kv_cache" 15 17,
             ["topk_indices" I32 [5, 70], "lse" F32 [5, 32]], [C256]),
         pool_case!("bf16, C = 256, R = 0, fp8 of gfx942", Bf16 2 3 256, "kv_cache" Fp8E4M3Fnuz 16 16 256,
@@ -503,11 +515,13 @@ fn slots_of(call: &HostCall, n: usize) -> Result<Option<Vec<i64>>> {
 fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
     specs(&call.spec())?;
     let ([total_q, heads, dqk], dv) = (shape(call, "q")?, call.size("columns")?);
+    // Of all elements of the rows, after the rotation.
+    let factor = call.optional("kv_scale").map_or(1.0, |scale| scale.to_f64()[0]);
     let latent = Latent {
         heads,
         dqk,
         dv,
-        scale: scale(call)?.map_or(1.0 / (dqk as f64).sqrt(), f64::from),
+        scale: scale(call)?.map_or(1.0 / (dqk as f64).sqrt(), f64::from) * factor,
         softcap: float(call, "softcap")?.into(),
     };
     let (q, pool) = (call.get("q")?.to_f64(), host_rows(call)?);
@@ -528,9 +542,10 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
             }
         }
         let (y, sums) = latent.run(&q, seen.as_deref());
-        out.extend(y);
+        out.extend(y.into_iter().map(|y| y * factor));
         lse.extend(sums);
-        k_pe.extend(key.map_or(vec![HostTensorF64::UNTOUCHED; dqk - dv], |key| key[dv..].to_vec()));
+        let beside = |key: Vec<f64>| key[dv..].iter().map(|x| x * factor).collect();
+        k_pe.extend(key.map_or(vec![HostTensorF64::UNTOUCHED; dqk - dv], beside));
     }
     let k_pe = HostTensorF64::new(vec![total_q, dqk - dv], k_pe);
     let wants_k_pe = rotate.is_some() && call.wants("k_pe_out");
@@ -541,18 +556,16 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
     Ok(outputs)
 }
 
-/// All latent rows, with their factors.
+/// All latent rows, without `kv_scale`.
 fn host_rows(call: &HostCall) -> Result<Vec<f64>> {
     let pool = call.get(pool(call))?;
-    let scale = call.optional("kv_scale").map_or(1.0, |scale| scale.to_f64()[0]);
-    let rows = if pool.shape()[3] == PACKED_LATENT_BYTES && pool.dtype().size_bytes() == 1 {
+    Ok(if pool.shape()[3] == PACKED_LATENT_BYTES && pool.dtype().size_bytes() == 1 {
         let elements = pool.to_f64();
         let rows = pool.bytes().chunks(PACKED_LATENT_BYTES).zip(elements.chunks(PACKED_LATENT_BYTES));
         rows.flat_map(|(bytes, elements)| unpacked(bytes, elements)).collect()
     } else {
         pool.to_f64()
-    };
-    Ok(rows.into_iter().map(|x| x * scale).collect())
+    })
 }
 
 /// The columns of a packed row, rounded to `bf16`; all its bytes are also given as elements of fp8.

@@ -4,7 +4,10 @@ use super::mha::{AttentionOutputs, check_starts, kernel_of};
 use super::options::{AttentionElement, AttentionOutput, Mask, PagedElement};
 use super::problem::{Problem, check_cache_heads};
 use crate::kv_cache::{CacheScales, CacheSizes, KvLayout, optional};
-use hk_core::{Element, Error, Result, Stream, TensorView};
+use hk_core::{Element, Result, Stream, TensorView};
+
+/// Most columns of queries and keys, and of values.
+pub(crate) const MOST_COLUMNS: [usize; 2] = [576, 512];
 
 /// Inputs of [`extend_attn`].
 #[derive(Debug, Clone, Copy)]
@@ -73,8 +76,8 @@ pub struct ExtendOptions<'a> {
 /// | `out`                    | `[total_q, Hq, Dv]`     | as `q`                                      | unit stride on the columns |
 /// | `lse`                    | `[total_q, Hq]`         | `f32`                                       | any strides                |
 ///
-/// `Hq` is a multiple of `Hkv`; `Dqk` and `Dv` are 1 to 512 (`f32`: 256) and may differ. 576 and 512, the absorbed form of MLA, are not
-/// served. Prefixes and sequences may be empty. Rounding, rows without a visible key, and NaN of keys
+/// `Hq` is a multiple of `Hkv`; `Dqk` is 1 to 576 and `Dv` 1 to 512 (`f32`: 256), and they may differ. In the absorbed form of MLA, 576 and
+/// 512, values are views of the first columns of keys. Prefixes and sequences may be empty. Rounding, rows without a visible key, and NaN of keys
 /// that some queries see are as in [`mha`](fn@crate::mha); keys that only the custom mask hides count as seen.
 ///
 /// What is on the device is not trusted. If `qo_indptr` does not rise from 0 to `total_q`, all outputs are NaN. A sequence whose
@@ -86,11 +89,12 @@ pub struct ExtendOptions<'a> {
 /// Returns when the launch is queued, before it has run. Without queries, nothing is launched.
 ///
 /// # Errors
-/// [`Shape`](Error::Shape), [`Stride`](Error::Stride), [`Align`](Error::Align), [`Empty`](Error::Empty) if a tensor breaks the
-/// table, [`Argument`](Error::Argument) for a scale that is 0 or not finite, a softcap that is negative or not finite,
-/// [`Unsupported`](Error::Unsupported) for the fp8 of another device and for columns that no kernel has, [`Overlap`](Error::Overlap) of
-/// outputs, [`TooLarge`](Error::TooLarge) beyond 2^30 - 1 rows (of `q`, by heads of a group) or indices,
-/// [`DeviceMismatch`](Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is written then.
+/// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align), [`Empty`](hk_core::Error::Empty)
+/// if a tensor breaks the table, [`Argument`](hk_core::Error::Argument) for a scale that is 0 or not finite, a softcap that is negative or
+/// not finite, [`Unsupported`](hk_core::Error::Unsupported) for the fp8 of another device and for columns that no kernel has,
+/// [`Overlap`](hk_core::Error::Overlap) of outputs, [`TooLarge`](hk_core::Error::TooLarge) beyond 2^30 - 1 rows (of `q`, by heads of a
+/// group) or indices, [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is
+/// written then.
 ///
 /// Source: Dao et al. 2022, "FlashAttention".
 pub fn extend_attn<'a, T, C>(
@@ -109,10 +113,9 @@ where
     let [total_q, hq, dqk] = q.dims(OP, "q")?;
     let [slots, kv_heads, pool_dqk] = k_pool.dims(OP, "k_pool")?;
     let [.., dv] = v_pool.dims::<3>(OP, "v_pool")?;
-    check_columns(OP, [dqk, dv])?;
     v_pool.expect_shape(OP, "v_pool", [slots, kv_heads, dv])?;
     let sizes = CacheSizes { pages: slots, tokens: 1, heads: kv_heads, dqk: pool_dqk, dv };
-    let heads = check_cache_heads(OP, q.shape(), ["k_pool", "v_pool"], sizes, [512, 512])?;
+    let heads = check_cache_heads(OP, q.shape(), ["k_pool", "v_pool"], sizes, MOST_COLUMNS)?;
     k_ext.expect_shape(OP, "k_ext", [total_q, kv_heads, dqk])?;
     v_ext.expect_shape(OP, "v_ext", [total_q, kv_heads, dv])?;
     out.expect_shape(OP, "out", [total_q, hq, dv])?;
@@ -158,13 +161,4 @@ where
     let s = &mut problem.params().sequences;
     (s.q_starts, s.k_starts, s.total_k) = (starts, starts, total_k);
     problem.run_packed(sequences, total_q)
-}
-
-/// Refuses the columns that another kind of kernel has to serve.
-pub(crate) fn check_columns(op: &'static str, columns: [usize; 2]) -> Result<()> {
-    if columns == [576, 512] {
-        let what = "576 columns of keys and 512 of values";
-        return Err(Error::unsupported(op, what, "absorbed MLA has operators of its own"));
-    }
-    Ok(())
 }

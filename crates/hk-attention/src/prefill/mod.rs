@@ -14,7 +14,7 @@ mod stream_k;
 mod unified;
 
 #[cfg(feature = "registry")]
-pub(crate) use extend::check_columns;
+pub(crate) use extend::MOST_COLUMNS;
 pub use extend::{CustomMask, ExtendInputs, ExtendOptions, extend_attn};
 pub use flash::{FlashInputs, FlashOptions, FlashRotary, flash_attn_fwd_prefill};
 pub use hstu::{HstuOptions, HstuSequences, hstu_attn};
