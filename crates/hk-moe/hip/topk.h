@@ -135,7 +135,7 @@ class Chooser {
     struct Share {
         u32 first, left;  // the first, and experts from there on
 
-        /// Computed anew for each token: what is derived from it would else be kept in registers from token to token.
+        /// Computed again for each token: what is derived from it would else be kept in registers from token to token.
         HK_FN Share(const Topk &p, u32 token) {
             u32 sum = hk::lane_id() * kEach + token;
             hk::opaque(sum);
