@@ -21,7 +21,7 @@ const fn utility(
     name: &'static str,
     summary: &'static str,
     args: &'static [ArgSpec],
-    [cases, corners]: [&'static [Case]; 2],
+    [cases, bench, corners]: [&'static [Case]; 3],
 ) -> Operator {
     Operator {
         name,
@@ -31,7 +31,7 @@ const fn utility(
         scalars: &[],
         kernels: SOURCES,
         cases,
-        bench: BenchSizes::Cases(&[]),
+        bench: BenchSizes::Cases(bench),
         corners,
         outputs,
         run,
@@ -44,18 +44,27 @@ pub(crate) const BF16_TO_FLOAT: Operator = utility(
     "bf16_to_float",
     "y = x",
     &[ArgSpec { dtypes: BF16, ..X }, ArgSpec::output("y", Tolerance::Exact, F32, 1, "[n]")],
-    [&[case!("a million"; ; x Bf16 [1_048_576])], &[case!("vectors and a rest"; ; x Bf16 [4099])]],
+    [
+        &[case!("a million"; ; x Bf16 [1_048_576])],
+        &[case!("16 million"; ; x Bf16 [16_777_216])],
+        &[case!("vectors and a rest"; ; x Bf16 [4099])],
+    ],
 );
 
 pub(crate) const FLOAT_TO_BF16: Operator = utility(
     "float_to_bf16",
     "y = x, to nearest even",
     &[ArgSpec { dtypes: F32, ..X }, ArgSpec::output("y", Tolerance::Exact, BF16, 1, "[n]")],
-    [&[case!("a million"; ; x F32 [1_048_576])], &[case!("vectors and a rest"; ; x F32 [4099])]],
+    [
+        &[case!("a million"; ; x F32 [1_048_576])],
+        &[case!("16 million"; ; x F32 [16_777_216])],
+        &[case!("vectors and a rest"; ; x F32 [4099])],
+    ],
 );
 
-const DIFF: [&[Case]; 2] = [
+const DIFF: [&[Case]; 3] = [
     &[case!("a million"; ; x Bf16 [1_048_576] y Bf16 [1_048_576])],
+    &[case!("16 million"; ; x Bf16 [16_777_216] y Bf16 [16_777_216])],
     &[
         case!("vectors and a rest"; ; x Bf16 [4099] y Bf16 [4099]),
         case!("vectors and a rest"; ; x F16 [2050] y F16 [2050]),
@@ -67,8 +76,9 @@ const DIFF_ARGS: &[ArgSpec] = &[X, Y, ArgSpec::output("diff", Tolerance::Element
 pub(crate) const ABS_DIFF: Operator = utility("abs_diff", "diff = |x - y|", DIFF_ARGS, DIFF);
 pub(crate) const SQUARED_DIFF: Operator = utility("squared_diff", "diff = (x - y)^2", DIFF_ARGS, DIFF);
 
-const REDUCE: [&[Case]; 2] = [
+const REDUCE: [&[Case]; 3] = [
     &[case!("a million"; ; x Bf16 [1_048_576])],
+    &[case!("16 million"; ; x Bf16 [16_777_216])],
     &[
         case!("several parts"; ; x Bf16 [40_003]),
         case!("one part"; ; x F16 [1023]),
