@@ -98,13 +98,13 @@ pub fn l2norm_bwd(y: &[f64], rstd: &[f64], dy: &[f64], cols: usize) -> (Vec<f64>
 
 /// Lengths of packed sequences.
 pub fn prepare_lens(cu_seqlens: &[i64]) -> Vec<i64> {
-    cu_seqlens.windows(2).map(|ends| ends[1] - ends[0]).collect()
+    cu_seqlens.windows(2).map(|ends| ends[1].wrapping_sub(ends[0])).collect()
 }
 
 /// Their starts from their lengths, of which a negative one counts as 0.
 pub fn prepare_cu_seqlens_from_lens(lens: &[i64]) -> Vec<i64> {
-    let mut starts = vec![0];
-    lens.iter().for_each(|len| starts.push(starts[starts.len() - 1] + len.max(&0)));
+    let mut starts = vec![0i64];
+    lens.iter().for_each(|len| starts.push(starts[starts.len() - 1].wrapping_add(*len.max(&0))));
     starts
 }
 
@@ -118,21 +118,23 @@ pub fn sequence_ids(cu_seqlens: &[i64], tokens: usize) -> Vec<i64> {
 /// Of each token its place in that sequence.
 pub fn position_ids(cu_seqlens: &[i64], tokens: usize) -> Vec<i64> {
     let ids = sequence_ids(cu_seqlens, tokens);
-    ids.iter().enumerate().map(|(t, n)| t as i64 - cu_seqlens[*n as usize]).collect()
+    ids.iter().enumerate().map(|(t, n)| (t as i64).wrapping_sub(cu_seqlens[*n as usize])).collect()
 }
 
 /// Chunks before each sequence, and of all.
 pub fn chunk_offsets(cu_seqlens: &[i64], chunk_size: usize) -> Vec<i64> {
-    let chunks = |len: i64| (len.max(0) + chunk_size as i64 - 1) / chunk_size as i64;
+    let chunks = |len: i64| (len.max(0) as u64).div_ceil(chunk_size as u64) as i64;
     let counts: Vec<i64> = prepare_lens(cu_seqlens).into_iter().map(chunks).collect();
     prepare_cu_seqlens_from_lens(&counts)
 }
 
-/// Sequence and chunk of the sequence, of every chunk in order.
-pub fn chunk_indices(cu_seqlens: &[i64], chunk_size: usize) -> Vec<[i64; 2]> {
+/// Sequence and chunk of the sequence, of the first `most` chunks in order.
+pub fn chunk_indices(cu_seqlens: &[i64], chunk_size: usize, most: usize) -> Vec<[i64; 2]> {
     let offsets = chunk_offsets(cu_seqlens, chunk_size);
     let rows = offsets.windows(2).enumerate();
-    rows.flat_map(|(n, ends)| (0..ends[1] - ends[0]).map(move |chunk| [n as i64, chunk])).collect()
+    let of =
+        |(n, ends): (usize, &[i64])| (0..ends[1].wrapping_sub(ends[0])).map(move |chunk| [n as i64, chunk]);
+    rows.flat_map(of).take(most).collect()
 }
 
 /// `(I + A)^-1` of a strictly lower triangular matrix of `rows` rows of `cols` columns each, of which the first `rows` count; what is on

@@ -134,7 +134,7 @@ proptest! {
 #[test]
 fn empty_sequences_are_counted() {
     assert_eq!(reference::sequence_ids(&[0, 1, 1, 4], 4), [0, 2, 2, 2]);
-    assert_eq!(reference::chunk_indices(&[0, 1, 1, 4], 64), [[0, 0], [2, 0]]);
+    assert_eq!(reference::chunk_indices(&[0, 1, 1, 4], 64, 9), [[0, 0], [2, 0]]);
     assert_eq!(reference::position_ids(&[0, 1, 1, 4], 4), [0, 0, 1, 2]);
     assert_eq!(reference::chunk_offsets(&[0, 15, 16, 80, 80], 16), [0, 1, 2, 6, 6]);
 }

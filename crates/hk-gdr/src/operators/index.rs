@@ -227,10 +227,10 @@ fn reference_of(call: &HostCall) -> Result<Named<HostTensorF64>> {
         "prepare_sequence_ids" => vec![reference::sequence_ids(&input, call.size("tokens")?)],
         "prepare_chunk_offsets" => vec![reference::chunk_offsets(&input, chunk()?)],
         "gpu_prepare_chunk_indices" => {
-            let rows = reference::chunk_indices(&input, chunk()?);
             let capacity = call.size("capacity")?;
-            let count = if rows.len() <= capacity { rows.len() as i64 } else { -1 };
-            let mut flat = rows.concat();
+            let all = reference::chunk_offsets(&input, chunk()?).last().copied().unwrap_or(0) as u64;
+            let count = if all <= capacity as u64 { all as i64 } else { -1 };
+            let mut flat = reference::chunk_indices(&input, chunk()?, capacity).concat();
             flat.resize(2 * capacity, -1);
             vec![flat, vec![count]]
         }
@@ -239,8 +239,10 @@ fn reference_of(call: &HostCall) -> Result<Named<HostTensorF64>> {
             vec![vec![reference::prepare_lens(&chunks).into_iter().max().unwrap_or(0)]]
         }
     };
+    let narrow = call.get(op.args[0].name)?.dtype() == DType::I32;
+    let number = |v: &i64| if narrow { f64::from(*v as i32) } else { *v as f64 };
     let host = |((name, shape), values): ((_, Vec<usize>), Vec<i64>)| {
-        (name, HostTensorF64::new(shape, values.iter().map(|v| *v as f64).collect()))
+        (name, HostTensorF64::new(shape, values.iter().map(number).collect()))
     };
     Ok(shapes.into_iter().zip(values).map(host).collect())
 }
