@@ -4,7 +4,7 @@ use crate::{Activation, FuseType};
 use hk_core::Fp4Rounding;
 use hk_core::quant::{BlockRule, BlockScale, Quantized, group_scale};
 use hk_core::registry::{axpy, dot};
-use hk_core::{DType, bf16, f16};
+use hk_core::{DType, Float, bf16, f16};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_PI};
 use std::ops::Range;
 
@@ -60,8 +60,13 @@ pub fn feed_forward(
 ) -> Sums {
     let sums = product(x, w_up, [1, m, if gated { 2 * i } else { i }, k]);
     let exact = if gated { sums.gated(activation, i, TERMS) } else { sums.activated(activation) };
-    let round =
-        |x: f64| if dtype == DType::F16 { f16::from_f64(x).to_f64() } else { bf16::from_f64(x).to_f64() };
+    let round = |x: f64| {
+        if dtype == DType::F16 {
+            <f16 as Float>::from_f64(x).to_f64()
+        } else {
+            <bf16 as Float>::from_f64(x).to_f64()
+        }
+    };
     let h: Vec<f64> = exact.values.iter().map(|&x| round(x)).collect();
     // In units of TERMS: how far h may be off.
     let off = exact.values.iter().zip(&exact.magnitudes).map(|(&x, &magnitude)| {

@@ -16,7 +16,7 @@ use hk_core::registry::{
     ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named,
     Operator, Sample, Scalar, TensorSpec, Tolerance, Traffic,
 };
-use hk_core::{DType, Error, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, bf16, f16};
+use hk_core::{DType, Error, Float, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, bf16, f16};
 
 const STARTS: ArgSpec =
     ArgSpec::input("cu_seqlens_q", INDICES_32, 1, "[sequences + 1]").sampled(Sample::Steps { step: 40 });
@@ -322,8 +322,8 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
             direction: RopeDirection::Forward,
         };
         let rounded = |x: f64| match dtype {
-            DType::Bf16 => bf16::from_f64(x).to_f64(),
-            DType::F16 => f16::from_f64(x).to_f64(),
+            DType::Bf16 => <bf16 as Float>::from_f64(x).to_f64(),
+            DType::F16 => <f16 as Float>::from_f64(x).to_f64(),
             _ => f64::from(x as f32),
         };
         let [hq, hkv, dqk, _] = heads;
