@@ -7,9 +7,10 @@ use hk_attention::{
     Pages, Splits, Tickets, pa_decode,
 };
 use hk_core::registry::{Described, HostTensor, Scalar};
-use hk_core::{Arch, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, bf16, f16};
+use hk_core::{Arch, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, TensorView, bf16, f16};
 use hk_testkit::{
-    Call, Gpu, Refusals, Tensors, config, devices, kind, proptest::prelude::*, proptest::sample::select,
+    Call, Gpu, Refusals, Tensor, Tensors, config, devices, kind, proptest::prelude::*,
+    proptest::sample::select,
 };
 
 /// Keys of sequences, at the borders of steps, pages and splits.
@@ -127,41 +128,96 @@ struct Run<'a> {
     window: Option<u32>,
 }
 
+/// The tensors of a run, but for the lengths of its sequences.
+struct Memory {
+    q: Tensor<bf16>,
+    k: Tensor<bf16>,
+    v: Tensor<bf16>,
+    table: Tensor<i32>,
+    out: Tensor<bf16>,
+    lse: Tensor<f32>,
+    partials: Tensor<f32>,
+}
+
 impl Run<'_> {
-    fn run(&self, tickets: Option<&mut Tickets>) -> (Vec<bf16>, Vec<f32>) {
-        let Self { gpu, case, splits, window } = *self;
+    fn memory(&self) -> Memory {
+        let Self { gpu, case, .. } = *self;
         let given = case.decode::<bf16, bf16>();
         let cache = |name: &str| {
             let cache = given.get(name);
             let shape: [usize; 4] = cache.shape().try_into().unwrap();
             gpu.upload(&cache.elements::<bf16>().unwrap(), shape)
         };
-        let integers = |name: &str| given.get(name).elements::<i32>().unwrap();
-        let (k, v) = (cache("k_cache"), cache("v_cache"));
         let (n, heads) = (case.lens.len(), case.kv_heads * case.group);
         let q = given.get("q").elements::<bf16>().unwrap();
-        let q = gpu.upload(&q, [n, heads, case.columns[0]]);
-        let (table, lens) = (integers("block_table"), gpu.upload(&integers("seq_lens"), [n]));
-        let table = gpu.upload(&table, [n, table.len() / n]);
-        let mut out = gpu.poisoned::<bf16>([n, heads, case.columns[1]]);
-        let mut lse = gpu.poisoned::<f32>([n, heads]);
-        let mut partials = gpu.poisoned::<f32>([200 * n * heads * (case.columns[1] + 8)]);
-        let inputs = PaDecodeInputs {
-            q: q.view(),
-            cache: PagedKv {
-                k_cache: k.view(),
-                v_cache: v.view(),
-                pages: Pages { block_table: table.view(), layout: case.layout.1 },
-            },
-            seq_lens: lens.view(),
-        };
-        let outputs = AttentionOutputs { out: out.view_mut(), lse: Some(lse.view_mut()) };
-        let workspace = DecodeWorkspace { partials: Some(partials.view_mut()), tickets };
+        let table = given.get("block_table").elements::<i32>().unwrap();
+        Memory {
+            q: gpu.upload(&q, [n, heads, case.columns[0]]),
+            k: cache("k_cache"),
+            v: cache("v_cache"),
+            table: gpu.upload(&table, [n, table.len() / n]),
+            out: gpu.poisoned([n, heads, case.columns[1]]),
+            lse: gpu.poisoned([n, heads]),
+            partials: gpu.poisoned([200 * n * heads * (case.columns[1] + 8)]),
+        }
+    }
+
+    fn call(&self, on: &mut Memory, seq_lens: TensorView<i32>, tickets: Option<&mut Tickets>) -> Result<()> {
+        let Self { gpu, case, splits, window } = *self;
+        let pages = Pages { block_table: on.table.view(), layout: case.layout.1 };
+        let cache = PagedKv { k_cache: on.k.view(), v_cache: on.v.view(), pages };
+        let inputs = PaDecodeInputs { q: on.q.view(), cache, seq_lens };
+        let outputs = AttentionOutputs { out: on.out.view_mut(), lse: Some(on.lse.view_mut()) };
+        let workspace = DecodeWorkspace { partials: Some(on.partials.view_mut()), tickets };
         let options = PaDecodeOptions { splits, window, ..PaDecodeOptions::default() };
-        pa_decode(gpu.stream(), inputs, outputs, workspace, &options).unwrap();
-        gpu.assert_guards(&out);
-        gpu.assert_guards(&lse);
-        (gpu.download(&out).data, gpu.download(&lse).data)
+        pa_decode(gpu.stream(), inputs, outputs, workspace, &options)
+    }
+
+    fn results(&self, of: &Memory) -> (Vec<bf16>, Vec<f32>) {
+        self.gpu.assert_guards(&of.out);
+        self.gpu.assert_guards(&of.lse);
+        (self.gpu.download(&of.out).data, self.gpu.download(&of.lse).data)
+    }
+
+    fn run(&self, tickets: Option<&mut Tickets>) -> (Vec<bf16>, Vec<f32>) {
+        let lens: Vec<i32> = self.case.lens.iter().map(|[_, keys]| *keys as i32).collect();
+        self.run_with(&lens, tickets)
+    }
+
+    fn run_with(&self, lens: &[i32], tickets: Option<&mut Tickets>) -> (Vec<bf16>, Vec<f32>) {
+        let (mut memory, lens) = (self.memory(), self.gpu.upload(lens, [lens.len()]));
+        self.call(&mut memory, lens.view(), tickets).unwrap();
+        self.results(&memory)
+    }
+}
+
+/// A graph has the bits of a call with the lengths that are on the device when it is launched; those beyond the block table are NaN.
+#[test]
+fn graphs_follow_the_lengths() {
+    let case = Case::new(&[[1, 700], [1, 40], [1, 129]], [2, 4], [128, 128]);
+    for gpu in &devices() {
+        let run = Run { gpu, case: &case, splits: Splits::KeysPerSplit(128), window: None };
+        let (stream, mut tickets) = (gpu.stream(), Tickets::new(gpu.stream()).unwrap());
+        let mut memory = run.memory();
+        let mut lens = stream.upload(&[1i32; 3]).unwrap();
+        run.call(&mut memory, lens.view([3]).unwrap(), Some(&mut tickets)).unwrap();
+        let call = || run.call(&mut memory, lens.view([3]).unwrap(), Some(&mut tickets));
+        let graph = stream.capture(call).unwrap();
+        for of in [[700, 40, 129], [1, 0, 128], [129, 40, 1], [i32::MAX, 40, -1]] {
+            stream.copy(&stream.upload(&of).unwrap(), &mut lens).unwrap();
+            // SAFETY: all tensors are alive, and only this thread uses them.
+            unsafe { graph.launch(stream).unwrap() };
+            let (got, want) = (run.results(&memory), run.run_with(&of, None));
+            let bits = |(out, lse): &(Vec<bf16>, Vec<f32>)| {
+                let out: Vec<_> = out.iter().map(|x| x.to_bits()).collect();
+                (out, lse.iter().map(|x| x.to_bits()).collect::<Vec<_>>())
+            };
+            assert_eq!(bits(&got), bits(&want), "{of:?} on {}", gpu.spec());
+            let poisoned = of.map(|len| !(0..=2048).contains(&len));
+            for (rows, poisoned) in got.1.chunks(8).zip(poisoned) {
+                assert!(rows.iter().all(|lse| lse.is_nan() == poisoned), "{of:?} on {}", gpu.spec());
+            }
+        }
     }
 }
 

@@ -240,6 +240,45 @@ fn counts_that_are_wrong_stay_within_the_outputs() {
     }
 }
 
+/// One launch and three: a graph has the results of the first call each time, though blocks count arrivals in the workspace.
+#[test]
+fn graphs_replay() {
+    const EXPERTS: usize = 40;
+    for gpu in kit::devices() {
+        for tokens in [70, 300] {
+            let options = RoutingOptions { k: 4, block_m: 16, topk: TopkOptions::default() };
+            let gates = tokens * options.k;
+            let tiles = moe_max_tiles(gates, EXPERTS, options.block_m);
+            let x = gpu.upload(&logits::<f32>(tokens * EXPERTS, 5, false), [tokens, EXPERTS]);
+            let sizes = [gates, gates, EXPERTS, EXPERTS + 1, EXPERTS + 1, tiles];
+            let mut ints = sizes.map(|n| gpu.poisoned::<i32>([n]));
+            let mut scal = gpu.poisoned::<f32>([gates]);
+            let mut workspace = gpu.poisoned::<i32>([moe_routing_workspace(tokens, options.k, EXPERTS)]);
+            let mut route = || {
+                let [gather, scatter, hist, raw, pad, map] = ints.each_mut().map(|t| t.view_mut());
+                let expt_data = ExptData { token_offs_raw: raw, token_offs_pad: pad, block_pid_map: map };
+                let out = Routing {
+                    gather_indx: gather,
+                    scatter_indx: scatter,
+                    gate_scal: scal.view_mut(),
+                    expt_hist: hist,
+                    expt_data,
+                };
+                moe_routing(gpu.stream(), x.view(), None, out, workspace.view_mut(), &options)
+            };
+            route().unwrap();
+            let graph = gpu.stream().capture(&mut route).unwrap();
+            let all = |ints: &[kit::Tensor<i32>; 6]| ints.each_ref().map(|t| gpu.download(t).data);
+            let (want, weights) = (all(&ints), gpu.download(&scal).data);
+            for _ in 0..3 {
+                // SAFETY: all tensors are alive, and only this thread uses them.
+                unsafe { graph.launch(gpu.stream()).unwrap() };
+                assert!(all(&ints) == want && gpu.download(&scal).data == weights, "{tokens} tokens");
+            }
+        }
+    }
+}
+
 #[test]
 fn more_than_one_launch_only_above_256_tokens() {
     assert_eq!(moe_routing_workspace(256, 8, 128), 32 + 2 * 256 * 8);
