@@ -213,14 +213,51 @@ impl Case {
         self.bits >> bit & 1 == 1
     }
 
-    /// A call on a device whose fp8 is FNUZ or not.
-    fn call(&self, fnuz: bool) -> hk_core::registry::HostCall {
+    /// Type and columns of rows on a device whose fp8 is FNUZ or not.
+    fn rows(&self, fnuz: bool) -> (DType, usize) {
         let fp8 = if fnuz { DType::Fp8E4M3Fnuz } else { DType::Fp8E4M3 };
-        let (of_pool, columns) = match self.stored {
+        match self.stored {
             Stored::Own => (self.dtype, self.c + self.r),
             Stored::Fp8 => (fp8, self.c + self.r),
             Stored::Packed => (fp8, 656),
-        };
+        }
+    }
+
+    /// A call of queries that have lists of slots of their own, some of none, as long as the keys of the first sequence.
+    fn sparse(&self, fnuz: bool) -> hk_core::registry::HostCall {
+        let (of_pool, columns) = self.rows(fnuz);
+        let (tokens, seed) = (self.page.unwrap_or(5), self.bits.into());
+        let (pages, topk) = (64usize.div_ceil(tokens), self.lens.first().map_or(0, |n| n[1]));
+        let total_q = self.lens.len().min(3);
+        let none = |slot: i64| if slot < 0 { -1 } else { slot as i32 };
+        let lists: Vec<i32> =
+            integers(seed, total_q * topk, 75).iter().map(|&i| none(i as i64 % 75 - 11)).collect();
+        let mut builder = Builder::new(SPARSE)
+            .tensor("q", self.dtype, [total_q, self.heads, self.c + self.r])
+            .tensor("kv_cache", of_pool, [pages, tokens, 1, columns])
+            .tensor("topk_indices", DType::I32, [total_q, topk])
+            .scalar("columns", Scalar::Count(self.c as u64))
+            .scalar("keys_per_split", Scalar::Count(self.keys_per_split))
+            .scalar("tile", Scalar::Choice(self.tile))
+            .want("lse");
+        if self.option(1) {
+            builder = builder.scalar("softcap", Scalar::Float(3.0));
+        }
+        if self.stored != Stored::Own && self.option(4) {
+            builder = builder.f32("kv_scale", [1]);
+        }
+        let mut call = builder.call(seed);
+        call.set("topk_indices", HostTensor::new([total_q, topk], &lists[..]).unwrap()).unwrap();
+        if self.stored == Stored::Packed {
+            let pool = packed(call.get("kv_cache").unwrap(), seed);
+            call.set("kv_cache", pool).unwrap();
+        }
+        call
+    }
+
+    /// A call on a device whose fp8 is FNUZ or not.
+    fn call(&self, fnuz: bool) -> hk_core::registry::HostCall {
+        let (of_pool, columns) = self.rows(fnuz);
         let [queries, keys] = [0, 1].map(|i| self.lens.iter().map(|n| n[i]).collect::<Vec<usize>>());
         let (n, total_q) = (self.lens.len(), queries.iter().sum::<usize>());
         let tokens = self.page.unwrap_or(1 + self.option(0) as usize * 4);
@@ -302,6 +339,7 @@ proptest! {
         };
         for &fnuz in fnuz {
             check(&format!("{case:?}"), &case.call(fnuz));
+            check(&format!("{case:?}, lists"), &case.sparse(fnuz));
         }
     }
 }
