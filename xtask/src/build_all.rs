@@ -128,31 +128,13 @@ pub(crate) fn discover(root: &Path, targets: &[Arch]) -> Result<Vec<Unit>> {
     let mut units = Vec::new();
     for package in packages {
         let name = package.file_name().unwrap_or_default().to_string_lossy();
-        units.extend(hk_build::package_units(&name, &package, "hip", &includes(&package)?, targets)?);
+        let includes = hk_build::package_includes(&package)?;
+        units.extend(hk_build::package_units(&name, &package, "hip", &includes, targets)?);
     }
     if units.is_empty() {
         return Err(Failure(format!("no kernels: no crates/*/hip/*.hip in {}", root.display())));
     }
     Ok(units)
-}
-
-/// The include directories of a package: those of the dependencies in its `Cargo.toml`, by name, then its own.
-fn includes(package: &Path) -> Result<Vec<PathBuf>> {
-    let manifest = package.join("Cargo.toml");
-    let text = fs::read_to_string(&manifest).map_err(|e| Failure(format!("{}: {e}", manifest.display())))?;
-    let dependencies = text.lines().skip_while(|line| line.trim() != "[dependencies]").skip(1);
-    let mut names: Vec<&str> = dependencies
-        .take_while(|line| !line.starts_with('['))
-        .filter_map(|line| line.split(['.', ' ', '=']).next())
-        .filter(|name| name.starts_with("hk-"))
-        .collect();
-    names.sort_unstable();
-    let of_others = names.into_iter().map(|name| package.with_file_name(name));
-    Ok(of_others
-        .chain([package.into()])
-        .map(|dir| dir.join("hip/include"))
-        .filter(|dir| dir.is_dir())
-        .collect())
 }
 
 /// A bar on a terminal, a line per object elsewhere.

@@ -43,7 +43,7 @@ pub use error::Error;
 pub use hk_codeobj::Arch;
 pub use interface::{Field, INTERFACE_FILE, Interface, Struct};
 pub use manifest::{KernelEntry, ObjectEntry, Resources};
-pub use source::{Unit, package_units, parse_targets};
+pub use source::{Unit, package_includes, package_units, parse_targets};
 
 /// The targets that are compiled for unless `HK_TARGETS` says otherwise.
 pub const DEFAULT_TARGETS: [Arch; 2] = Arch::AMD;

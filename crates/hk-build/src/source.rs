@@ -39,6 +39,26 @@ impl Unit {
     }
 }
 
+/// The include directories that the build script of a package of this workspace has: those of the dependencies in its `Cargo.toml`, by
+/// name, then its own.
+///
+/// # Errors
+/// [`Error::Io`] if the manifest cannot be read.
+pub fn package_includes(package: &Path) -> Result<Vec<PathBuf>, Error> {
+    let manifest = package.join("Cargo.toml");
+    let text = fs::read_to_string(&manifest).map_err(Error::io(&manifest))?;
+    let dependencies = text.lines().skip_while(|line| line.trim() != "[dependencies]").skip(1);
+    let mut names: Vec<&str> = dependencies
+        .take_while(|line| !line.starts_with('['))
+        .filter_map(|line| line.split(['.', ' ', '=']).next())
+        .filter(|name| name.starts_with("hk-"))
+        .collect();
+    names.sort_unstable();
+    let of_others = names.into_iter().map(|name| package.with_file_name(name));
+    let all = of_others.chain([package.into()]).map(|dir| dir.join("hip/include"));
+    Ok(all.filter(|dir| dir.is_dir()).collect())
+}
+
 /// The units of a package: every `*.hip` directly in `dir` (relative to `root`), by name, for each target.
 ///
 /// # Errors

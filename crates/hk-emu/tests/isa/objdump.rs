@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::io::{Read as _, Seek as _};
 use std::path::{Path, PathBuf};
 
-use hk_build::{Builder, Search, Unit, cache_dir, package_units};
+use hk_build::{Builder, Search, Unit, cache_dir, package_includes, package_units};
 use hk_codeobj::{Arch, CodeObject, ParseError};
 use hk_emu::isa::{decode, display};
 use object::{Object as _, ObjectSymbol as _};
@@ -14,14 +14,12 @@ use rayon::prelude::*;
 /// Every HIP source of every crate, for both AMD targets.
 fn units() -> Vec<Unit> {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crates' directory");
-    let shared = crates.join("hk-core/hip/include");
     let mut units = vec![];
     for entry in std::fs::read_dir(crates).expect("the crates' directory") {
         let root = entry.expect("an entry").path();
         let package = root.file_name().expect("a name").to_string_lossy().into_owned();
         if package != "hk-core" && root.join("hip").is_dir() {
-            let includes: Vec<_> =
-                [shared.clone(), root.join("hip/include")].into_iter().filter(|dir| dir.is_dir()).collect();
+            let includes = package_includes(&root).expect("a manifest");
             units.extend(package_units(&package, &root, "hip", &includes, &Arch::AMD).expect("sources"));
         }
     }
