@@ -106,27 +106,6 @@ pub(super) const QUERY_TILE: ScalarSpec = ScalarSpec {
 pub(super) const SCALARS: &[ScalarSpec] =
     &[SCALE, CAUSAL, WINDOW_LEFT, WINDOW_RIGHT, SOFTCAP, DROPOUT_P, SEED, OFFSET, TILE, KEYS_PER_SPLIT];
 
-/// Runs `$body` with `$t` as one of the types of [`OUT`].
-macro_rules! with_float {
-    ($dtype:expr, $t:ident => $body:expr) => {
-        match $dtype {
-            hk_core::DType::F16 => {
-                type $t = hk_core::f16;
-                $body
-            }
-            hk_core::DType::F32 => {
-                type $t = f32;
-                $body
-            }
-            _ => {
-                type $t = hk_core::bf16;
-                $body
-            }
-        }
-    };
-}
-pub(super) use with_float;
-
 fn has<V: Described>(call: &Call<V>, name: &str) -> bool {
     call.operator().scalars.iter().any(|s| s.name == name)
 }

@@ -6,7 +6,7 @@ use hk_core::plan::rope::{Positions, Rope, RopeDirection, RopeSpan, RopeStyle, R
 use hk_core::registry::{
     ArgSpec, Call, Described, HostCall, HostTensor, Inputs, Sample, Scalar, ScalarSpec, Tolerance, Traffic,
 };
-use hk_core::{DType, Error, Fp8E4M3, Fp8E4M3Fnuz, IndexView, Result};
+use hk_core::{DType, Error, Float, Fp8E4M3, Fp8E4M3Fnuz, IndexView, Result, bf16, f16};
 
 pub(super) const ACTIVATIONS: &[DType] = &[DType::Bf16, DType::F16];
 pub(super) const TABLES: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
@@ -134,6 +134,17 @@ pub(super) fn rope_style<V: Described>(call: &Call<V>) -> Result<RopeStyle> {
     })
 }
 
+/// The rotation of the first columns by tables with an entry for each pair.
+pub(super) fn rope_of_pairs(style: RopeStyle, rotary: usize) -> Rope {
+    Rope {
+        style,
+        table: RopeTableWidth::Half,
+        rotary,
+        span: RopeSpan::First,
+        direction: RopeDirection::Forward,
+    }
+}
+
 /// The rotation of the first columns, its width that of the tables.
 pub(super) fn rope_first<V: Described>(call: &Call<V>) -> Result<Rope> {
     let width = call.get("cos")?.shape()[1];
@@ -229,6 +240,15 @@ impl HostTokens {
 /// The reciprocal of a scale, as the kernels have it.
 pub(super) fn reciprocal(call: &HostCall, name: &str) -> f64 {
     call.optional(name).map_or(1.0, |t| f64::from(1.0 / (t.to_f64()[0] as f32)))
+}
+
+/// A value rounded to a type of activations.
+pub(super) fn rounded(dtype: DType, x: f64) -> f64 {
+    match dtype {
+        DType::Bf16 => <bf16 as Float>::from_f64(x).to_f64(),
+        DType::F16 => <f16 as Float>::from_f64(x).to_f64(),
+        _ => f64::from(x as f32),
+    }
 }
 
 /// A value as a tensor of this type stores it: fp8 saturates.

@@ -4,12 +4,12 @@ use super::attention::{
     ALIBI, LSE, QUERY_TILE, SCALE, SINK, SOFTCAP, WINDOW, float, indices, outputs, scale, window,
 };
 use super::common::{LAYOUT, expect_shape, integers, layout, shape};
-use super::mha::with_qkv;
+use super::mha::{GENERAL, PAGED, joined, with_qkv};
 use super::paged::{
     BLOCK_TABLE, K_CACHE, K_SCALE, PagedSequence, Q, SEQ_LENS, V_CACHE, V_SCALE, attend_paged, cache_rows,
     cache_sizes, expect_cache_dtypes, expect_heads, expect_one_of, keys_in_pages, paged_traffic, with_cache,
 };
-use super::unified::{OUT_OR_FP8, OUTPUT, output};
+use super::unified::{OUT_OR_FP8, OUTPUT, output, with_cached};
 use crate::{
     AttentionElement, AttentionOutputs, AttentionProblem, CacheScales, DecodeWorkspace, PaDecodeInputs,
     PaDecodeOptions, PagedElement, PagedKv, Pages, Splits, Tickets, UnifiedOutput, decode_workspace, kernels,
@@ -25,29 +25,14 @@ use hk_core::{CodeObjects, DType, Error, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, b
 pub(super) const CACHE_TILE: ScalarSpec =
     ScalarSpec { choices: &["auto", "short", "tall", "few"], ..QUERY_TILE };
 
+/// Of few queries, and the merge of splits.
+const DECODE: &[&CodeObjects] = &[&kernels::DECODE_BF16, &kernels::DECODE_F16, &kernels::MERGE];
+
 /// The sources of the kernels that decode.
-const KERNELS: &[&CodeObjects] = &[
-    &kernels::DECODE_BF16,
-    &kernels::DECODE_F16,
-    &kernels::MERGE,
-    &kernels::PREFILL_GENERAL_BF16,
-    &kernels::PREFILL_GENERAL_F16,
-    &kernels::PREFILL_GENERAL_F32,
-];
+const KERNELS: &[&CodeObjects] = &joined::<6>(GENERAL, DECODE);
 
 /// The same, and of those for prompts over pages.
-pub(super) const CACHED: &[&CodeObjects] = &[
-    &kernels::DECODE_BF16,
-    &kernels::DECODE_F16,
-    &kernels::MERGE,
-    &kernels::PREFILL_GENERAL_BF16,
-    &kernels::PREFILL_GENERAL_F16,
-    &kernels::PREFILL_GENERAL_F32,
-    &kernels::PREFILL_PAGED_BF16,
-    &kernels::PREFILL_PAGED_BF16_FP8,
-    &kernels::PREFILL_PAGED_F16,
-    &kernels::PREFILL_PAGED_F16_FP8,
-];
+pub(super) const CACHED: &[&CodeObjects] = &joined::<10>(PAGED, DECODE);
 
 const CACHES: [&str; 2] = ["k_cache", "v_cache"];
 
@@ -77,14 +62,18 @@ pub(super) fn splits<V: Described>(call: &Call<V>) -> Result<Splits> {
     }
 }
 
-/// The workspace that suits the call.
+/// The workspace that suits the call, of so many sequences and queries.
 pub(super) fn workspace<'a>(
     stream: &Stream,
+    inputs: &Inputs,
     outputs: &mut Outputs<'a>,
-    problem: &AttentionProblem,
+    [sequences, queries]: [usize; 2],
     splits: Splits,
 ) -> Result<DecodeWorkspace<'a>> {
-    let len = decode_workspace(stream.device().info(), problem, splits);
+    let (sizes, [_, heads, _]) = (cache_sizes(inputs, CACHES)?, shape(inputs, "q")?);
+    let keys = inputs.get("block_table")?.shape()[1].saturating_mul(sizes.tokens);
+    let problem = AttentionProblem { sequences, heads, kv_heads: sizes.heads, queries, keys, dv: sizes.dv };
+    let len = decode_workspace(stream.device().info(), &problem, splits);
     if len == 0 {
         return Ok(DecodeWorkspace::default());
     }
@@ -237,12 +226,7 @@ fn specs(call: &CallSpec) -> Result<Named<TensorSpec>> {
 
 fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (inputs, outputs) = call.split();
-    let cache = inputs.get("k_cache")?.dtype();
-    with_qkv!(inputs.get("q")?.dtype(), T, O => with_cache!(cache, T, C => match output(&inputs)? {
-        DType::Fp8E4M3 => run_typed::<T, C, Fp8E4M3>(stream, &inputs, outputs),
-        DType::Fp8E4M3Fnuz => run_typed::<T, C, Fp8E4M3Fnuz>(stream, &inputs, outputs),
-        _ => run_typed::<T, C, O>(stream, &inputs, outputs),
-    }))
+    with_cached!(inputs, T, C, O => run_typed::<T, C, O>(stream, &inputs, outputs))
 }
 
 fn run_typed<T: AttentionElement, C: PagedElement<T>, O: UnifiedOutput<T>>(
@@ -266,12 +250,8 @@ fn run_typed<T: AttentionElement, C: PagedElement<T>, O: UnifiedOutput<T>>(
         out_scale: inputs.optional_view("out_scale")?,
         splits: splits(inputs)?,
     };
-    let sizes = cache_sizes(inputs, CACHES)?;
-    let [sequences, heads, _] = shape(inputs, "q")?;
-    let keys = pages.block_table.shape()[1].saturating_mul(sizes.tokens);
-    let (kv_heads, dv) = (sizes.heads, sizes.dv);
-    let problem = AttentionProblem { sequences, heads, kv_heads, queries: sequences, keys, dv };
-    let space = workspace(stream, &mut outputs, &problem, options.splits)?;
+    let sequences = inputs.get("q")?.shape()[0];
+    let space = workspace(stream, inputs, &mut outputs, [sequences; 2], options.splits)?;
     let outputs = AttentionOutputs::<O> { out: outputs.take("out")?, lse: outputs.take_optional("lse")? };
     pa_decode(stream, tensors, outputs, space, &options)
 }

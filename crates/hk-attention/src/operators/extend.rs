@@ -1,6 +1,6 @@
 //! Registry entry of `extend_attn`.
 
-use super::attention::{CAUSAL, HostRows, LSE, SCALE, SOFTCAP, float, indices, outputs, scale, with_float};
+use super::attention::{CAUSAL, HostRows, LSE, SCALE, SOFTCAP, float, indices, outputs, scale};
 use super::common::{INDICES_32, expect_dtypes, expect_shape, integers, shape};
 use super::mha::GENERAL;
 use super::paged::{
@@ -17,7 +17,7 @@ use hk_core::registry::{
     ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named,
     Operator, Outputs, Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
-use hk_core::{DType, Error, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream};
+use hk_core::{DType, Error, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, with_float};
 
 const POOLS: [&str; 2] = ["k_pool", "v_pool"];
 
@@ -151,7 +151,7 @@ fn specs(call: &CallSpec) -> Result<Named<TensorSpec>> {
 fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (inputs, outputs) = call.split();
     let cache = inputs.get("k_pool")?.dtype();
-    with_float!(inputs.get("q")?.dtype(), T => with_cache!(cache, T, C => run_typed::<T, C>(stream, &inputs, outputs)))
+    with_float!("extend_attn", "q", inputs.get("q")?.dtype(), T => with_cache!(cache, T, C => run_typed::<T, C>(stream, &inputs, outputs)))
 }
 
 fn run_typed<T, C>(stream: &Stream, inputs: &Inputs, mut outputs: Outputs) -> Result<()>

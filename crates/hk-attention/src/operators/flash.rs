@@ -4,19 +4,21 @@ use super::attention::{
     ALIBI, CAUSAL, DROPOUT_P, F32, K_DESCALE, LSE, OFFSET, OUT, Q_DESCALE, QKV, SCALE, SEED, Sequence,
     V_DESCALE, WINDOW_LEFT, WINDOW_RIGHT, attend, options, outputs, packed, transposed,
 };
-use super::common::{COS, INDICES_32, SIN, STYLE, TABLES, expect_dtypes, expect_shape, integers, rope_style};
+use super::common::{
+    COS, INDICES_32, SIN, STYLE, TABLES, expect_dtypes, expect_shape, integers, rope_of_pairs, rope_style,
+    rounded,
+};
 use super::mha::{PREFILL, expect_options, host_rows, joined, sizes, specs, with_qkv};
 use crate::{
     AttentionOptions, AttentionOutputs, FlashInputs, FlashOptions, FlashRotary, Qkv, SequenceStarts,
     flash_attn_fwd_prefill, kernels,
 };
 use hk_core::plan::rope::reference::Tables;
-use hk_core::plan::rope::{Rope, RopeDirection, RopeSpan, RopeTableWidth};
 use hk_core::registry::{
     ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named,
     Operator, Sample, Scalar, TensorSpec, Tolerance, Traffic,
 };
-use hk_core::{DType, Error, Float, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, bf16, f16};
+use hk_core::{DType, Error, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, bf16, f16};
 
 const STARTS: ArgSpec =
     ArgSpec::input("cu_seqlens_q", INDICES_32, 1, "[sequences + 1]").sampled(Sample::Steps { step: 40 });
@@ -314,18 +316,7 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
         let tables = Tables { cos: cos.to_f64(), sin: call.get("sin")?.to_f64() };
         let (positions, dtype) = (cos.shape()[0], cos.dtype());
         let offsets = values("offsets").unwrap_or_else(|| vec![0; n]);
-        let rope = Rope {
-            style: rope_style(call)?,
-            table: RopeTableWidth::Half,
-            rotary: 2 * cos.shape()[1],
-            span: RopeSpan::First,
-            direction: RopeDirection::Forward,
-        };
-        let rounded = |x: f64| match dtype {
-            DType::Bf16 => <bf16 as Float>::from_f64(x).to_f64(),
-            DType::F16 => <f16 as Float>::from_f64(x).to_f64(),
-            _ => f64::from(x as f32),
-        };
+        let rope = rope_of_pairs(rope_style(call)?, 2 * cos.shape()[1]);
         let [hq, hkv, dqk, _] = heads;
         for (name, of, starts, values, heads) in
             [("q_rotated", "q", &q_starts, &mut q, hq), ("k_rotated", "k", &k_starts, &mut rows.k, hkv)]
@@ -335,7 +326,7 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
                 tables.rotate(head, row, &rope)
             });
             let all: Vec<_> = all.collect();
-            *values = all.iter().copied().map(rounded).collect();
+            *values = all.iter().map(|&x| rounded(dtype, x)).collect();
             rotated.push((name, HostTensorF64::new(call.get(of)?.shape(), all)));
         }
     }

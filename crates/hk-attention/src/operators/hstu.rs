@@ -1,6 +1,6 @@
 //! Registry entry of `hstu_attn`.
 
-use super::attention::{CAUSAL, OUT, indices, packed, with_float};
+use super::attention::{CAUSAL, OUT, indices, packed};
 use super::common::{INDICES_32, expect_shape, integers};
 use super::mha::{sizes, specs};
 use crate::reference::hstu::Hstu;
@@ -9,7 +9,7 @@ use hk_core::registry::{
     ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named,
     Operator, Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
-use hk_core::{DType, Error, Result, Stream};
+use hk_core::{DType, Error, Result, Stream, with_float};
 
 const fn count(name: &'static str, summary: &'static str) -> ScalarSpec {
     ScalarSpec { name, default: Scalar::Count(0), choices: &[], summary }
@@ -155,7 +155,7 @@ fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
         num_targets: inputs.optional_view("num_targets")?,
     };
     let options = options(&inputs)?;
-    with_float!(inputs.get("q")?.dtype(), T => {
+    with_float!("hstu_attn", "q", inputs.get("q")?.dtype(), T => {
         let qkv = Qkv::<T> { q: inputs.view("q")?, k: inputs.view("k")?, v: inputs.view("v")? };
         hstu_attn(stream, qkv, sequences, outputs.take("out")?, options)
     })

@@ -4,8 +4,8 @@ use super::attention::{
     KEYS_PER_SPLIT, LSE, SCALE, SOFTCAP, TILE, float, indices, outputs, packed, scale, tiling, workspace,
 };
 use super::common::{
-    ACTIVATIONS, INDICES_32, STYLE, expect_dtype_of, expect_dtypes, expect_shape, integers, shape,
-    with_activation,
+    ACTIVATIONS, INDICES_32, STYLE, expect_dtype_of, expect_dtypes, expect_shape, integers, rope_of_pairs,
+    rope_style, rounded, shape, with_activation, with_narrow,
 };
 use super::paged::sequences;
 use crate::kernels;
@@ -16,12 +16,12 @@ use crate::{
     MlaDecodeOutputs, MlaOptions, MlaRope, PACKED_LATENT_BYTES, SparseMlaInputs, mla_decode_rope,
     unified_attn_sparse_mla,
 };
-use hk_core::plan::rope::RopeStyle;
+use hk_core::plan::rope::reference::rotate;
 use hk_core::registry::{
     ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named,
     Operator, Outputs, Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
-use hk_core::{CodeObjects, DType, Error, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, bf16, f16};
+use hk_core::{CodeObjects, DType, Error, Result, Stream, bf16};
 use std::collections::BTreeSet;
 
 const Q: ArgSpec = ArgSpec::input("q", ACTIVATIONS, 3, "[total_q, Hq, C + R]");
@@ -343,8 +343,8 @@ fn specs(call: &CallSpec) -> Result<Named<TensorSpec>> {
     let rotates = pool == "kv_pool" && call.optional("cos_sin").is_some();
     if rotates {
         expect_rotation(call, dv)?;
-    } else if let Some(name) = ["positions"].into_iter().find(|name| call.optional(name).is_some()) {
-        return Err(Error::argument(op, name, "given", "nothing without cos_sin"));
+    } else if call.optional("positions").is_some() {
+        return Err(Error::argument(op, "positions", "given", "nothing without cos_sin"));
     } else if pool == "kv_pool" && call.wants("k_pe_out") {
         return Err(Error::argument(op, "k_pe_out", "given", "nothing without a rotation"));
     }
@@ -381,31 +381,10 @@ fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (inputs, outputs) = call.split();
     let dtype = inputs.get("q")?.dtype();
     let rows = inputs.get(pool(&inputs))?.dtype();
-    with_activation!(inputs.operator().name, "q", dtype, T => with_pool!(rows, T, C => {
+    with_activation!(inputs.operator().name, "q", dtype, T => with_narrow!(rows, T, C => {
         run_typed::<T, C>(stream, &inputs, outputs)
     }))
 }
-
-/// Runs `$body` with `$c` as the type of latent rows beside queries of type `$t`.
-macro_rules! with_pool {
-    ($dtype:expr, $t:ty, $c:ident => $body:expr) => {
-        match $dtype {
-            DType::Fp8E4M3 => {
-                type $c = Fp8E4M3;
-                $body
-            }
-            DType::Fp8E4M3Fnuz => {
-                type $c = Fp8E4M3Fnuz;
-                $body
-            }
-            _ => {
-                type $c = $t;
-                $body
-            }
-        }
-    };
-}
-use with_pool;
 
 fn run_typed<T: LatentElement, C: LatentPool<T>>(
     stream: &Stream,
@@ -454,10 +433,7 @@ fn run_typed<T: LatentElement, C: LatentPool<T>>(
         Some(DType::F32) => Some(CosSin::F32(inputs.view("cos_sin")?)),
         Some(_) => Some(CosSin::Own(inputs.view::<T>("cos_sin")?)),
     };
-    let style = match inputs.choice("style")? {
-        "interleaved" => RopeStyle::Interleaved,
-        _ => RopeStyle::Neox,
-    };
+    let style = rope_style(inputs)?;
     let rope = match cos_sin {
         None => None,
         Some(cos_sin) => Some(MlaRope { cos_sin, positions: indices(inputs, "positions")?, style }),
@@ -585,23 +561,16 @@ fn rotation(call: &HostCall, dv: usize) -> Result<Option<Rotate>> {
     };
     let (dtype, rotary) = (call.get("q")?.dtype(), table.shape()[1]);
     let (table, positions) = (table.to_f64(), integers(positions));
-    let interleaved = call.choice("style")? == "interleaved";
+    let rope = rope_of_pairs(rope_style(call)?, rotary);
     Ok(Some(Box::new(move |i, row| {
         let half = rotary / 2;
         let position = usize::try_from(positions[i]).ok().filter(|p| (p + 1) * rotary <= table.len());
-        for pair in 0..half {
-            let (a, b) = if interleaved { (2 * pair, 2 * pair + 1) } else { (pair, pair + half) };
-            let [x, y] = [row[dv + a], row[dv + b]];
-            let (cos, sin) = position.map_or((f64::NAN, f64::NAN), |p| {
-                (table[p * rotary + pair], table[p * rotary + half + pair])
-            });
-            (row[dv + a], row[dv + b]) = (x * cos - y * sin, y * cos + x * sin);
-        }
-        let round = |x: f64| match dtype {
-            DType::F16 => f16::from_f32(x as f32).to_f32().into(),
-            _ => bf16::from_f32(x as f32).to_f32().into(),
-        };
-        row[dv..].iter_mut().for_each(|x| *x = round(*x));
+        let rotated = position.map_or(vec![f64::NAN; rotary], |p| {
+            let (cos, sin) = table[p * rotary..][..rotary].split_at(half);
+            rotate(&row[dv..dv + rotary], cos, sin, &rope)
+        });
+        row[dv..dv + rotary].copy_from_slice(&rotated);
+        row[dv..].iter_mut().for_each(|x| *x = rounded(dtype, *x));
     })))
 }
 

@@ -1,6 +1,6 @@
 //! Registry entry of `lean_atten`.
 
-use super::attention::{CAUSAL, F32, LSE, OUT, SCALE, Sequence, attend, indices, outputs, scale, with_float};
+use super::attention::{CAUSAL, F32, LSE, OUT, SCALE, Sequence, attend, indices, outputs, scale};
 use super::common::{INDICES_32, integers, shape};
 use super::mha::{host_rows, sizes, specs};
 use crate::{
@@ -10,7 +10,7 @@ use hk_core::registry::{
     ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named,
     Operator, Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
-use hk_core::{CodeObjects, DType, Error, Result, Stream};
+use hk_core::{CodeObjects, DType, Error, Result, Stream, with_float};
 
 /// The sources of stream-K, and of blocks of a tile each.
 const KERNELS: &[&CodeObjects] = &[
@@ -240,7 +240,7 @@ fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let problem = AttentionProblem { sequences: lens.numel(), heads, kv_heads, queries, keys, dv: sizes.dv };
     let len = lean_workspace(stream.device().info(), &problem, programs);
     let workspace = if len == 0 { None } else { Some(outputs.workspace(stream, len)?) };
-    with_float!(inputs.get("q")?.dtype(), T => {
+    with_float!("lean_atten", "q", inputs.get("q")?.dtype(), T => {
         let qkv = Qkv::<T> { q: inputs.view("q")?, k: inputs.view("k")?, v: inputs.view("v")? };
         let out = AttentionOutputs { out: outputs.take::<T>("out")?, lse: outputs.take_optional("lse")? };
         lean_atten(stream, qkv, lens, out, workspace, &options)

@@ -1,8 +1,6 @@
 //! Registry entry of `lean_atten_paged`.
 
-use super::attention::{
-    CAUSAL, F32, HostRows, LSE, SCALE, Sequence, attend, indices, outputs, scale, with_float,
-};
+use super::attention::{CAUSAL, F32, HostRows, LSE, SCALE, Sequence, attend, indices, outputs, scale};
 use super::common::{INDICES_32, expect_dtypes, expect_shape, integers, shape};
 use super::lean::{PROGRAMS, expect_batch, programs};
 use super::mha::{joined, specs};
@@ -17,7 +15,7 @@ use hk_core::registry::{
     ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named,
     Operator, Outputs, Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
-use hk_core::{DType, Error, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream};
+use hk_core::{DType, Error, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, with_float};
 use std::collections::BTreeSet;
 
 const CACHES: [&str; 2] = ["k_cache", "v_cache"];
@@ -158,7 +156,7 @@ fn outputs_of(call: &CallSpec) -> Result<Named<TensorSpec>> {
 fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (inputs, outputs) = call.split();
     let cache = inputs.get("k_cache")?.dtype();
-    with_float!(inputs.get("q")?.dtype(), T => with_cache!(cache, T, C => run_typed::<T, C>(stream, &inputs, outputs)))
+    with_float!("lean_atten_paged", "q", inputs.get("q")?.dtype(), T => with_cache!(cache, T, C => run_typed::<T, C>(stream, &inputs, outputs)))
 }
 
 fn run_typed<T, C>(stream: &Stream, inputs: &Inputs, mut outputs: Outputs) -> Result<()>

@@ -1,14 +1,14 @@
 //! Registry entry of `merge_attn_states`.
 
-use super::attention::{F32, LSE, OUT, with_float};
+use super::attention::{F32, LSE, OUT};
 use super::common::{expect_dtypes, expect_shape, shape};
 use crate::reference::attention::merge;
 use crate::{AttentionOutputs, AttentionState, kernels, merge_attn_states};
 use hk_core::registry::{
-    ArgSpec, BenchSizes, CallSpec, Case, DeviceCall, HostCall, HostTensorF64, Named, Operator, TensorSpec,
-    Tolerance, Traffic,
+    ArgSpec, BenchSizes, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named, Operator,
+    TensorSpec, Tolerance, Traffic,
 };
-use hk_core::{DType, Result, Stream};
+use hk_core::{DType, Result, Stream, with_float};
 
 /// Type; tokens, heads, columns.
 macro_rules! case {
@@ -75,7 +75,7 @@ fn specs(call: &CallSpec) -> Result<Named<TensorSpec>> {
 
 fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (inputs, mut outputs) = call.split();
-    with_float!(hk_core::registry::Described::dtype(inputs.get("out_a")?), T => {
+    with_float!("merge_attn_states", "out_a", inputs.get("out_a")?.dtype(), T => {
         let state = |out, lse| -> Result<AttentionState<T>> {
             Ok(AttentionState { out: inputs.view(out)?, lse: inputs.view(lse)? })
         };

@@ -1,7 +1,7 @@
 //! Registry entries of `pa_prefill` and `chunked_pa_prefill`.
 
 use super::attention::{
-    ALIBI, HostRows, QUERY_TILE, SCALE, WINDOW, indices, outputs, query_tile, scale, window, with_float,
+    ALIBI, HostRows, QUERY_TILE, SCALE, WINDOW, indices, outputs, query_tile, scale, window,
 };
 use super::common::{LAYOUT, expect_dtypes, expect_shape, integers, layout, shape};
 use super::decode::{CACHED, workspace};
@@ -12,14 +12,14 @@ use super::paged::{
     paged_sequences, paged_traffic, sequences, with_cache,
 };
 use crate::{
-    AttentionElement, AttentionOutput, AttentionProblem, CacheScales, PaPrefillInputs, PaPrefillOptions,
-    PagedElement, PagedKv, Pages, Splits, chunked_pa_prefill, pa_prefill,
+    AttentionElement, AttentionOutput, CacheScales, PaPrefillInputs, PaPrefillOptions, PagedElement, PagedKv,
+    Pages, Splits, chunked_pa_prefill, pa_prefill,
 };
 use hk_core::registry::{
     ArgSpec, BenchSizes, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named,
     Operator, Outputs, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
-use hk_core::{DType, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream};
+use hk_core::{DType, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, with_float};
 
 const CACHES: [&str; 2] = ["k_cache", "v_cache"];
 const CHUNKED: &str = "chunked_pa_prefill";
@@ -162,7 +162,7 @@ fn specs(call: &CallSpec) -> Result<Named<TensorSpec>> {
 fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (inputs, outputs) = call.split();
     let cache = inputs.get("k_cache")?.dtype();
-    with_float!(inputs.get("q")?.dtype(), T => with_cache!(cache, T, C => run_typed::<T, C>(stream, &inputs, outputs)))
+    with_float!(inputs.operator().name, "q", inputs.get("q")?.dtype(), T => with_cache!(cache, T, C => run_typed::<T, C>(stream, &inputs, outputs)))
 }
 
 fn run_typed<T, C>(stream: &Stream, inputs: &Inputs, mut outputs: Outputs) -> Result<()>
@@ -188,12 +188,8 @@ where
     };
     let out = outputs.take("out")?;
     if inputs.operator().name == CHUNKED {
-        let sizes = cache_sizes(inputs, CACHES)?;
-        let ([_, heads, _], n) = (shape(inputs, "q")?, sequences(inputs, "cu_seqlens_q")?);
-        let keys = pages.block_table.shape()[1].saturating_mul(sizes.tokens);
-        let (kv_heads, dv) = (sizes.heads, sizes.dv);
-        let problem = AttentionProblem { sequences: n, heads, kv_heads, queries: n, keys, dv };
-        let workspace = workspace(stream, &mut outputs, &problem, Splits::Auto)?;
+        let singles = sequences(inputs, "cu_seqlens_q")?;
+        let workspace = workspace(stream, inputs, &mut outputs, [singles; 2], Splits::Auto)?;
         return chunked_pa_prefill(stream, tensors, out, workspace, &options);
     }
     pa_prefill(stream, tensors, out, &options, inputs.bool("skip_decode")?)

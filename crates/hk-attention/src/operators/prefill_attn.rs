@@ -1,6 +1,6 @@
 //! Registry entry of `prefill_attn`.
 
-use super::attention::{CAUSAL, F32, LSE, OUT, Sequence, attend, indices, outputs, with_float};
+use super::attention::{CAUSAL, F32, LSE, OUT, Sequence, attend, indices, outputs};
 use super::common::{INDICES_32, expect_shape, integers};
 use super::mha::{PREFILL, host_rows, sizes, specs};
 use crate::{AttentionOutputs, Qkv, SequenceSpans, prefill_attn};
@@ -8,7 +8,7 @@ use hk_core::registry::{
     ArgSpec, BenchSizes, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named, Operator,
     Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
-use hk_core::{DType, Error, Result, Stream};
+use hk_core::{DType, Error, Result, Stream, with_float};
 
 const MAX_LEN: ScalarSpec = ScalarSpec {
     name: "max_len",
@@ -93,7 +93,7 @@ fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (inputs, mut outputs) = call.split();
     let sequences = SequenceSpans { start: indices(&inputs, "start")?, len: indices(&inputs, "len")? };
     let (max_len, causal) = (inputs.size("max_len")?, inputs.bool("causal")?);
-    with_float!(inputs.get("q")?.dtype(), T => {
+    with_float!("prefill_attn", "q", inputs.get("q")?.dtype(), T => {
         let qkv = Qkv::<T> { q: inputs.view("q")?, k: inputs.view("k")?, v: inputs.view("v")? };
         let out = AttentionOutputs { out: outputs.take::<T>("out")?, lse: outputs.take_optional("lse")? };
         prefill_attn(stream, qkv, sequences, out, max_len, causal)

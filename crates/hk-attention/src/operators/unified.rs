@@ -13,8 +13,8 @@ use super::paged::{
     paged_traffic, sequences, with_cache,
 };
 use crate::{
-    AttentionElement, AttentionOutputs, AttentionProblem, PagedElement, PagedKv, Pages, UnifiedInputs,
-    UnifiedOptions, UnifiedOutput, unified_attn,
+    AttentionElement, AttentionOutputs, PagedElement, PagedKv, Pages, UnifiedInputs, UnifiedOptions,
+    UnifiedOutput, unified_attn,
 };
 use hk_core::registry::{
     ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named,
@@ -211,14 +211,31 @@ fn specs(call: &CallSpec) -> Result<Named<TensorSpec>> {
     Ok(specs)
 }
 
+/// Runs `$body` with `$t`, `$c` and `$o` as the types of queries, of a cache and of outputs.
+macro_rules! with_cached {
+    ($inputs:expr, $t:ident, $c:ident, $o:ident => $body:expr) => {{
+        let cache = $inputs.get("k_cache")?.dtype();
+        with_qkv!($inputs.get("q")?.dtype(), $t, Own => with_cache!(cache, $t, $c => match output(&$inputs)? {
+            DType::Fp8E4M3 => {
+                type $o = Fp8E4M3;
+                $body
+            }
+            DType::Fp8E4M3Fnuz => {
+                type $o = Fp8E4M3Fnuz;
+                $body
+            }
+            _ => {
+                type $o = Own;
+                $body
+            }
+        }))
+    }};
+}
+pub(super) use with_cached;
+
 fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (inputs, outputs) = call.split();
-    let cache = inputs.get("k_cache")?.dtype();
-    with_qkv!(inputs.get("q")?.dtype(), T, O => with_cache!(cache, T, C => match output(&inputs)? {
-        DType::Fp8E4M3 => run_typed::<T, C, Fp8E4M3>(stream, &inputs, outputs),
-        DType::Fp8E4M3Fnuz => run_typed::<T, C, Fp8E4M3Fnuz>(stream, &inputs, outputs),
-        _ => run_typed::<T, C, O>(stream, &inputs, outputs),
-    }))
+    with_cached!(inputs, T, C, O => run_typed::<T, C, O>(stream, &inputs, outputs))
 }
 
 fn run_typed<T: AttentionElement, C: PagedElement<T>, O: UnifiedOutput<T>>(
@@ -245,11 +262,8 @@ fn run_typed<T: AttentionElement, C: PagedElement<T>, O: UnifiedOutput<T>>(
         tile: query_tile(inputs)?,
         splits: splits(inputs)?,
     };
-    let sizes = cache_sizes(inputs, CACHES)?;
-    let ([queries, heads, _], sequences) = (shape(inputs, "q")?, sequences(inputs, "cu_seqlens_q")?);
-    let keys = pages.block_table.shape()[1].saturating_mul(sizes.tokens);
-    let problem = AttentionProblem { sequences, heads, kv_heads: sizes.heads, queries, keys, dv: sizes.dv };
-    let workspace = workspace(stream, &mut outputs, &problem, options.splits)?;
+    let sizes = [sequences(inputs, "cu_seqlens_q")?, inputs.get("q")?.shape()[0]];
+    let workspace = workspace(stream, inputs, &mut outputs, sizes, options.splits)?;
     let outputs = AttentionOutputs::<O> { out: outputs.take("out")?, lse: outputs.take_optional("lse")? };
     unified_attn(stream, tensors, outputs, workspace, &options)
 }
