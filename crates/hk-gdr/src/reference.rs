@@ -150,9 +150,3 @@ pub fn solve_tril(a: &[f64], rows: usize, cols: usize) -> Vec<f64> {
     }
     x
 }
-
-/// `x y`, and the sum of the absolute terms.
-pub fn dot(x: &[f64], y: &[f64]) -> (f64, f64) {
-    let terms = || x.iter().zip(y).map(|(x, y)| x * y);
-    (terms().sum(), terms().map(f64::abs).sum())
-}

@@ -68,11 +68,10 @@ fn elementwise<'a, A: Element, Y: Element>(
     stream: &Stream,
     op: &'static str,
     kernel: &KernelRef<Params>,
-    [x, other]: [Option<TensorView<'a, A>>; 2],
+    (x, other): (TensorView<'a, A>, Option<TensorView<'a, A>>),
     (y_name, mut out): (&'static str, TensorViewMut<'a, Y>),
     choice: bool,
 ) -> Result<()> {
-    let Some(x) = x else { return Ok(()) };
     let n = vector(op, "x", &x)?;
     out.expect_shape(op, y_name, [n])?;
     vector(op, y_name, &out.alias())?;
@@ -96,7 +95,7 @@ fn elementwise<'a, A: Element, Y: Element>(
 /// [`Shape`](Error::Shape), [`Stride`](Error::Stride), [`Align`](Error::Align) for other tensors, [`Overlap`](Error::Overlap) if they share
 /// memory, [`DeviceMismatch`](Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is written then.
 pub fn bf16_to_float<'a>(stream: &Stream, x: TensorView<'a, bf16>, y: TensorViewMut<'a, f32>) -> Result<()> {
-    elementwise(stream, "bf16_to_float", &TO_FLOAT, [Some(x), None], ("y", y), false)
+    elementwise(stream, "bf16_to_float", &TO_FLOAT, (x, None), ("y", y), false)
 }
 
 /// `y = x`, to nearest even: beyond the largest finite value infinity, subnormals are kept, NaN stays NaN. Both are `[n]`, contiguous, and
@@ -105,7 +104,7 @@ pub fn bf16_to_float<'a>(stream: &Stream, x: TensorView<'a, bf16>, y: TensorView
 /// # Errors
 /// As [`bf16_to_float`].
 pub fn float_to_bf16<'a>(stream: &Stream, x: TensorView<'a, f32>, y: TensorViewMut<'a, bf16>) -> Result<()> {
-    elementwise(stream, "float_to_bf16", &FROM_FLOAT, [Some(x), None], ("y", y), false)
+    elementwise(stream, "float_to_bf16", &FROM_FLOAT, (x, None), ("y", y), false)
 }
 
 /// `diff = |x - y|` in `f32`. All are `[n]`, contiguous; `diff` shares no memory with another.
@@ -119,7 +118,7 @@ pub fn abs_diff<'a, T: Float>(
     diff: TensorViewMut<'a, f32>,
 ) -> Result<()> {
     let kernel = &DIFF[float_index(T::DTYPE)];
-    elementwise(stream, "abs_diff", kernel, [Some(x), Some(y)], ("diff", diff), false)
+    elementwise(stream, "abs_diff", kernel, (x, Some(y)), ("diff", diff), false)
 }
 
 /// `diff = (x - y)^2` in `f32`. All are `[n]`, contiguous; `diff` shares no memory with another.
@@ -133,7 +132,7 @@ pub fn squared_diff<'a, T: Float>(
     diff: TensorViewMut<'a, f32>,
 ) -> Result<()> {
     let kernel = &DIFF[float_index(T::DTYPE)];
-    elementwise(stream, "squared_diff", kernel, [Some(x), Some(y)], ("diff", diff), true)
+    elementwise(stream, "squared_diff", kernel, (x, Some(y)), ("diff", diff), true)
 }
 
 /// Elements (`f32`) of the workspace of [`sum_reduce`] and [`max_reduce`].

@@ -3,10 +3,10 @@
 use super::recurrent::{case, size};
 use super::solve::chunks;
 use crate::kkt::{KktShapes, KktSizes};
-use crate::{GateBase, KktInputs, kernels, reference};
+use crate::{GateBase, KktInputs, kernels};
 use hk_core::registry::{
     ArgSpec, BenchSizes, Call, Case, Described, HostCall, HostTensor, HostTensorF64, Named, Operator, Sample,
-    Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
+    Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic, dot,
 };
 use hk_core::{DType, Result, with_float};
 
@@ -123,7 +123,7 @@ fn reference_of(call: &HostCall) -> Result<Named<HostTensorF64>> {
                     if j < i && !poison {
                         let off = g.as_ref().map_or(0.0, |g| g[gate(i)] - g[gate(j)]);
                         let weight = beta[gate(i)] * base.powf(off);
-                        let (sum, terms) = reference::dot(key(i), key(j));
+                        let (sum, terms) = dot(key(i), key(j));
                         // The exponent errs by the rounding of its difference.
                         (a[at], size[at]) = (weight * sum, weight * (terms + off.abs() * sum.abs()));
                     }
