@@ -20,7 +20,6 @@ fn pages_of(lens: &[i32], page: usize) -> usize {
 }
 
 /// A call whose table has `more` pages than are used.
-#[allow(clippy::too_many_arguments)]
 fn call(
     dtype: DType,
     cache: DType,

@@ -1,7 +1,7 @@
 //! The launch of `hip/decode.h`.
 
 use super::splits::{DecodeWorkspace, KEYS_OF_BLOCK, ROWS_OF_BLOCK, Splits};
-use crate::kernels::attention::{DecodeParams, KeyRows, Params};
+use crate::kernels::attention::{DecodeParams, KeyRows};
 use crate::prefill::{
     FP8, MOST_STRIDE, Plan, Problem, QueryTile, Tiling, UNLIMITED, WINDOW_OF_PAGE, floats_per_row,
 };
@@ -232,21 +232,11 @@ impl<'a> Problem<'a> {
         }
         let params = DecodeParams { all, tickets: counters, only_single: (of == Of::Single).into(), pad: 0 };
         let kernel = self.stream.kernel(kernel)?;
-        let merge = match self.kernel {
-            DType::F16 => Params::kernel("attention_merge_f16"),
-            _ => Params::kernel("attention_merge_bf16"),
-        };
-        let two = division.count > 1 && counters == 0;
-        let merge = if two { Some(self.stream.kernel(merge)?) } else { None };
+        let merge = if division.count > 1 && counters == 0 { Some(self.merge()?) } else { None };
         let blocks = all_tiles.saturating_mul(division.count);
         // SAFETY: the operators have checked rows, heads and columns of each tensor against each other, and this problem's launch has
         // been given them; the kernel clamps lengths, starts and pages, which are on the device, to the sizes of the tensors.
         unsafe { self.stream.launch(op).run(&kernel, LaunchConfig::grid_1d(blocks), &params)? };
-        if let Some(merge) = merge {
-            let blocks = rows.div_ceil(256 / (params.all.dv as usize).div_ceil(4));
-            // SAFETY: a thread for each four columns of the outputs; the partial results are within the workspace.
-            unsafe { self.stream.launch(op).run(&merge, LaunchConfig::grid_1d(blocks), &params.all)? };
-        }
-        Ok(())
+        merge.map_or(Ok(()), |merge| merge.run(&params.all))
     }
 }

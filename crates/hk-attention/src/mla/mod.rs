@@ -4,7 +4,7 @@ use crate::kernels::mla::Params;
 use crate::kv_cache::{CacheSizes, KvLayout, optional};
 use crate::prefill::mha::check_starts;
 use crate::prefill::plan::Plan;
-use crate::prefill::problem::{Heads, Problem};
+use crate::prefill::problem::{FP8, Heads, Problem};
 use crate::{AttentionOutputs, Mask, QueryTile, Tiling};
 use bytemuck::Zeroable;
 use hk_core::plan::rope::RopeStyle;
@@ -378,8 +378,7 @@ pub(crate) fn check_columns(
     Ok((Heads { heads: hq, kv_heads: 1, dqk, dv }, CacheSizes { pages, tokens, heads: 1, dqk, dv }))
 }
 
-/// Of `attention::ElementType` of `hip/problem.h`; and of packed rows, whose kernels do not ask.
-const FP8: u32 = 1;
+/// `attention::ElementType` of packed rows, whose kernels do not ask.
 const PACKED: u32 = u32::MAX;
 
 /// How rows are read: `Rows` of `hip/mla.h`.
@@ -417,7 +416,7 @@ fn launch<'a>(
     problem.softcap(options.softcap)?;
     problem.mask(Mask { causal: true, left: None, right: None });
     problem.plan(Plan { tiling: options.tiling, workspace });
-    let of_type = usize::from(problem.kernel() == DType::F16);
+    let of_type = usize::from(problem.kernel == DType::F16);
     let choose = |p: &crate::kernels::attention::Params, rows: usize, tiling: Tiling| {
         let tall = match tiling {
             Tiling::Auto => rows > 16,
@@ -461,7 +460,7 @@ impl<'a> Problem<'a> {
         scale: Option<TensorView<'a, f32>>,
         dv: usize,
     ) -> Result<()> {
-        let op = self.op();
+        let op = self.op;
         let values = rows.slice(3, 0..dv)?;
         self.cache(KvLayout::Nhd, (arg, rows), (arg, &values))?;
         if rows.shape()[3] == PACKED_LATENT_BYTES {
@@ -493,7 +492,7 @@ impl<'a> Problem<'a> {
             params: &mut Params,
             table: &TensorView<'a, R>,
         ) -> Result<()> {
-            let op = of.op();
+            let op = of.op;
             let [positions, rotary] = table.dims(op, "cos_sin")?;
             let most = (of.params().dqk - of.params().dv) as usize;
             if rotary > most || !rotary.is_multiple_of(2) {
@@ -504,7 +503,7 @@ impl<'a> Problem<'a> {
             table.expect_aligned(op, "cos_sin", size_of::<R>() as u64)?;
             params.n_positions = of.count("cos_sin", positions)?;
             params.rotary = rotary as u32;
-            let layout = of.launch_mut().input("cos_sin", table)?;
+            let layout = of.launch.input("cos_sin", table)?;
             // Without rows it is there: each that is needed is missing.
             params.cos_sin = layout.data().max(4);
             params.cos_sin_row = layout.strides()[2] * size_of::<R>() as i64;
@@ -515,7 +514,7 @@ impl<'a> Problem<'a> {
             CosSin::F32(of) => table(self, params, of)?,
             CosSin::Own(of) => table(self, params, of)?,
         }
-        let op = self.op();
+        let op = self.op;
         params.interleaved = u32::from(rope.style == RopeStyle::Interleaved);
         let [rows] = rope.positions.dims(op, "positions")?;
         params.positions = self.indices("positions", &rope.positions)?;
@@ -524,7 +523,7 @@ impl<'a> Problem<'a> {
             out.expect_shape(op, "k_pe_out", [rows, columns])?;
             out.expect_unit_stride(op, "k_pe_out")?;
             out.expect_aligned(op, "k_pe_out", size_of::<T>() as u64)?;
-            let layout = self.launch_mut().output("k_pe_out", out)?;
+            let layout = self.launch.output("k_pe_out", out)?;
             params.k_pe_out = layout.data();
             params.k_pe_out_row = layout.strides()[2] * size_of::<T>() as i64;
         }

@@ -12,8 +12,8 @@ use crate::kernels::attention::{HeadRows, Hstu, KeyRows, KeysValues, Pages as Pa
 use crate::kv_cache::{CacheScales, CacheSizes, KvLayout, Strides, piece};
 use bytemuck::Zeroable;
 use hk_core::{
-    DType, Element, Error, GlobalLayout, KernelRef, Launch, LaunchConfig, NamedOperand, Result, Stream,
-    TensorView, TensorViewMut, check_aliases,
+    DType, Element, Error, GlobalLayout, Kernel, KernelRef, Launch, LaunchConfig, NamedOperand, Result,
+    Stream, TensorView, TensorViewMut, check_aliases,
 };
 
 /// Rows of packed or batched tensors that the kernels count: sums of two fit an `i32`.
@@ -297,12 +297,10 @@ impl<'a> Problem<'a> {
             let want = format!("[{}, {width}] (key heads) or [1, {width}]", of.heads);
             return Err(Error::shape(self.op, "block_table", table.shape(), want));
         }
-        table.expect_unit_stride(self.op, "block_table")?;
-        table.expect_aligned(self.op, "block_table", 4)?;
-        let width = self.count("block_table", width)?;
-        let layout = self.launch.input("block_table", table)?;
-        self.pages(layout.data(), width, of)?;
-        self.params.pages.head = if lists == 1 { 0 } else { layout.strides()[2] };
+        self.count("block_table", width)?;
+        self.table("block_table", table, of)?;
+        let pages = &mut self.params.pages;
+        (pages.row, pages.head) = (0, if lists == 1 { 0 } else { pages.row });
         Ok(())
     }
 
@@ -574,9 +572,7 @@ impl<'a> Problem<'a> {
 
     /// Sequences of `sq` packed queries each over packed keys of these lengths, one after the other.
     pub fn consecutive_keys(&mut self, lens: &TensorView<'a, i32>, [sq, total]: [usize; 2]) -> Result<()> {
-        for rows in [&mut self.params.q, &mut self.params.out, &mut self.params.lse] {
-            rows.batch = rows.row * sq as i64;
-        }
+        self.queries_of_each(sq);
         self.params.sequences.k_lens = self.indices("kv_lens", lens)?;
         self.params.sequences.total_k = self.count("k", total)?;
         self.params.sequences.k_consecutive = 1;
@@ -585,11 +581,16 @@ impl<'a> Problem<'a> {
 
     /// A query of each sequence, whose keys are in a cache: so many.
     pub fn single_queries(&mut self, arg: &'static str, lens: &TensorView<'a, i32>) -> Result<()> {
-        for rows in [&mut self.params.q, &mut self.params.out, &mut self.params.lse] {
-            rows.batch = rows.row;
-        }
+        self.queries_of_each(1);
         self.params.sequences.total_lens = self.indices(arg, lens)?;
         Ok(())
+    }
+
+    /// Packed rows are those of sequences of `sq` queries each.
+    fn queries_of_each(&mut self, sq: usize) {
+        for rows in [&mut self.params.q, &mut self.params.out, &mut self.params.lse] {
+            rows.batch = rows.row * sq as i64;
+        }
     }
 
     /// A tensor of `i32`, contiguous.
@@ -602,19 +603,6 @@ impl<'a> Problem<'a> {
     /// How the work is cut, and memory for partial results: for calls that write all rows.
     pub fn plan(&mut self, plan: Plan<'a>) {
         self.plan = plan;
-    }
-
-    pub fn op(&self) -> &'static str {
-        self.op
-    }
-
-    pub fn launch_mut(&mut self) -> &mut Launch<'a> {
-        &mut self.launch
-    }
-
-    /// The type of the kernels.
-    pub fn kernel(&self) -> DType {
-        self.kernel
     }
 
     /// Tiles of query rows that do not depend on the call.
@@ -822,30 +810,28 @@ impl<'a> Problem<'a> {
     where
         P: bytemuck::Pod,
     {
-        let op = self.op;
-        let merge = match self.kernel {
-            DType::F16 => Params::kernel("attention_merge_f16"),
-            DType::F32 => Params::kernel("attention_merge_f32"),
-            _ => Params::kernel("attention_merge_bf16"),
-        };
-        let dv = self.params.dv as usize;
         self.split(tiles, rows, sk)?;
-        let too_large = || Error::too_large(op, "q", format!("{tiles} tiles"), u32::MAX.into());
+        let too_large = || Error::too_large(self.op, "q", format!("{tiles} tiles"), u32::MAX.into());
         self.params.sequences.tiles = u32::try_from(tiles).map_err(|_| too_large())?;
         let splits = self.params.splits.count as usize;
         let blocks = tiles.saturating_mul(self.params.kv_heads as usize).saturating_mul(splits);
         let kernel = self.stream.kernel(kernel)?;
-        let merge = if splits > 1 { Some(self.stream.kernel(merge)?) } else { None };
+        let merge = if splits > 1 { Some(self.merge()?) } else { None };
         let params = of(self.params);
         // SAFETY: the operators have checked rows, heads and columns of each tensor against each other; the kernels clamp lengths,
         // starts and pages, which are on the device, to the sizes of the tensors.
         unsafe { self.launch.run(&kernel, LaunchConfig::grid_1d(blocks), &params)? };
-        if let Some(merge) = merge {
-            let blocks = (self.params.splits.rows as usize).div_ceil(256 / dv.div_ceil(4));
-            // SAFETY: a thread for each four columns of the outputs; the partial results are within the workspace.
-            unsafe { self.stream.launch(op).run(&merge, LaunchConfig::grid_1d(blocks), &self.params)? };
-        }
-        Ok(())
+        merge.map_or(Ok(()), |merge| merge.run(&self.params))
+    }
+
+    /// The launch that merges the partial results of splits.
+    pub fn merge(&self) -> Result<Merge<'a>> {
+        let kernel = self.stream.kernel(match self.kernel {
+            DType::F16 => Params::kernel("attention_merge_f16"),
+            DType::F32 => Params::kernel("attention_merge_f32"),
+            _ => Params::kernel("attention_merge_bf16"),
+        })?;
+        Ok(Merge { op: self.op, stream: self.stream, kernel })
     }
 
     /// Launches kernels of their own for `sequences` of packed queries, `total_q` in all, or of one query each. `choose` gives the kernel
@@ -869,11 +855,25 @@ impl<'a> Problem<'a> {
         (s.n, s.total_q, s.sq) = (n, total, 1);
         s.tiles_of_one = if packed { 0 } else { tiles_of_one as u32 };
         if !packed {
-            for rows in [&mut self.params.q, &mut self.params.out, &mut self.params.lse] {
-                rows.batch = rows.row;
-            }
+            self.queries_of_each(1);
         }
         let tiles = if packed { rows / of_block + sequences } else { tiles_of_one * sequences };
         self.launch(kernel, of, tiles, total_q, keys)
+    }
+}
+
+/// See [`Problem::merge`].
+pub(crate) struct Merge<'a> {
+    op: &'static str,
+    stream: &'a Stream,
+    kernel: Kernel<Params>,
+}
+
+impl Merge<'_> {
+    /// The parameters are those of the launch whose results are merged.
+    pub fn run(self, params: &Params) -> Result<()> {
+        let blocks = (params.splits.rows as usize).div_ceil(256 / (params.dv as usize).div_ceil(4));
+        // SAFETY: a thread for each four columns of the outputs; the partial results are within the workspace.
+        unsafe { self.stream.launch(self.op).run(&self.kernel, LaunchConfig::grid_1d(blocks), params) }
     }
 }
