@@ -173,7 +173,7 @@ class Decode {
     hk::Frag q_[kSteps];
     hk::WaveTile<Mma, kKeys, kDim> s_;
     hk::WaveTile<Mma, kD, kDim> o_;
-    OnlineSoftmax<kDim> softmax_;
+    OnlineSoftmax<kDim, T> softmax_;
     float scale_;  // of products; in units of log2, unless scores are made one by one
     float row_scale_[kOwn], slope_[kOwn];  // where scores are made one by one
     bool one_by_one_;

@@ -140,7 +140,7 @@ class Decode {
     float scale_;  // of scores in the softmax, in units of log2, above 0
     hk::Frag q_[S::kQueriesInLds ? 1 : kSteps];
     hk::WaveTile<Mma, kCols, kDim> o_;
-    OnlineSoftmax<kDim> softmax_;
+    OnlineSoftmax<kDim, T> softmax_;
     i32 entry_[kMoves];  // of the table, of the next tile's rows that the thread moves
 
     /// What a thread moves of a row. Of T: chunk `piece()` of each part. Of bytes: 16 columns of each other part, from 16 piece() on;

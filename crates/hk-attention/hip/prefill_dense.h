@@ -155,7 +155,7 @@ class Dense {
     hk::Frag q_[kSteps];
     Scores s_;
     hk::WaveTile<Mma, kDv, kDim> o_;
-    OnlineSoftmax<kDim, kFp8> softmax_;
+    OnlineSoftmax<kDim, T> softmax_;
     float q_scale_, scale_;  // of scores, in units of log2: without and with that of the walk's keys
     Keys visible_[kOwn];  // to the lane's rows
     // From the block's first key on:

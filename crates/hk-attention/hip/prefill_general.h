@@ -105,7 +105,7 @@ class Prefill {
     hk::Frag q_[kSteps];
     hk::WaveTile<Mma, kKeys, kDim> s_;
     hk::WaveTile<Mma, kDv, kDim> o_;
-    OnlineSoftmax<kDim> softmax_;
+    OnlineSoftmax<kDim, float> softmax_;
     float key_scale_[2], value_scale_[2];
 
   public:

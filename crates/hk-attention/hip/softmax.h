@@ -6,9 +6,11 @@
 
 #include <hk/arch.h>
 #include <hk/math.h>
+#include <hk/matrix.h>
 #include <hk/mma.h>
 #include <hk/types.h>
 #include <hk/wave.h>
+#include <hk/wave_tile.h>
 
 namespace attention {
 
@@ -36,12 +38,15 @@ HK_FN void map_pairs(Tile &tile, u32 r, auto f) {
 /// follows the maximum when that has grown by kSlack or more: accumulators are rarely rescaled. What a row does depends on that row
 /// alone: a factor of 1 is exact.
 ///
-/// kFp8: probabilities are to be fp8. The base is kLift below the maximum, so that the largest one is near the type's, 240 or 448, and small ones are
-/// numbers; the factor is part of the sum, too.
-template <int kDim, bool kFp8 = false>
+/// P: what pack_positive makes of the probabilities, the base being a little below the maximum.
+/// fp8: by kLift, so that the largest one is near the type's, 240 or 448, and small ones are numbers; the factor is part of the sum, too.
+/// Cut ones: by kCut, so that they are right on average; sums() takes it back.
+template <int kDim, class P>
 class OnlineSoftmax {
+    static constexpr bool kFp8 = __is_same(P, hk::Fp8);
     static constexpr float kSlack = kFp8 ? 3.0f : 8.0f;
-    static constexpr float kLift = !kFp8 ? 0.0f : hk::kFp8IsFnuz ? 4.0f : 5.0f;
+    static constexpr float kCut = hk::kCutBits<P>;
+    static constexpr float kLift = !kFp8 ? kCut : hk::kFp8IsFnuz ? 4.0f : 5.0f;
     float base_[hk::kRowsPerLane];  // 0 as long as no score is finite: no -inf - -inf
     float bar_[hk::kRowsPerLane];  // a maximum above it moves the base
     float sum_[hk::kRowsPerLane];
@@ -71,7 +76,7 @@ class OnlineSoftmax {
     /// The base of row `r`, -inf without a visible key, and the sum of its exponentials.
     HK_FN Vec<float, 2> sums(u32 r) const {
         const float sum = hk::reduce_over_lane_groups<kDim>(sum_[r], hk::Sum{});
-        return {bar_[r] > kMinusInf ? base_[r] : kMinusInf, sum};
+        return {bar_[r] > kMinusInf ? base_[r] + kCut : kMinusInf, sum * __builtin_exp2f(-kCut)};
     }
 
     /// What the lane's accumulators of row `r` are to be multiplied by at the end, and the row's LSE. `sink`, in natural units:
