@@ -245,6 +245,20 @@ def moe_topk(d):
 
 
 @case
+def moe_routing_sigmoid_top1_fused(d):
+    tokens, cols, experts = d.size(40), d.size(1500), d.size(300)
+    # Sums of few eighths: exact, and often equal.
+    t = [jnp.bfloat16, jnp.float16][int(d.integers(0, 2, ()))]
+    eighths = lambda *shape: jnp.asarray(d.integers(-4, 5, shape) / 8).astype(t)
+    x, w = eighths(tokens, cols), eighths(cols, experts)
+    logits = (f64(x) @ f64(w)).astype(jnp.float32)
+    scores = 1 / (1 + jnp.exp(-logits))
+    ids = jnp.argmax(scores, axis=-1)[:, None]
+    weights = jnp.take_along_axis(scores, ids, axis=-1)
+    return {"x": x, "w": w}, {}, {"weights": (weights, (1e-6, 1e-7)), "ids": (ids, EXACT)}, []
+
+
+@case
 def moe_sum(d):
     t, tokens, k, cols = d.dtype(), d.size(20), d.size(32), d.size(3000)
     x, residual = d.normal((tokens * k, cols), t), d.normal((tokens, cols), t)

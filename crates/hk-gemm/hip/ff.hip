@@ -10,12 +10,11 @@
 // ff_down: only the second GEMM. A block has an n tile of 128 columns of y and a slice of I, which its waves share. Their partial
 // sums meet in LDS and go to the slice's partial sum of y, or to y if there is one slice.
 //
-// The K axis of the second GEMM is the row index of w_down: a lane loads 8 columns of 8 rows and transposes them in registers
-// (hk::column_of) to fragments of 8 columns, so its accumulators are 8 neighbouring outputs.
+// The K axis of the second GEMM is the row index of w_down: see gemm/operands/across.h.
 // Each weight is read once. Floor: bytes of w_up and w_down; 6 M I K flops, or 4.
+#include <gemm/operands/across.h>
 #include <gemm/operands/plain.h>
 #include <hk/entry.h>
-#include <hk/transpose.h>
 #include <hk/wave_tile.h>
 
 namespace {
@@ -42,77 +41,11 @@ struct Params {
     u32 vectors;  // rows of y are 16-byte aligned
 };
 
-/// Columns of y in an n tile, and rows of w_down per step.
-constexpr u32 kTileCols = 128, kStep = hk::kFragBytes / 2;
-/// Columns of y that a lane accumulates, for each row.
-constexpr u32 kColumns = 8;
-
-/// Loads rows of w_down.
-class DownRows {
-    hk::Window window_;
-    u32 stride_, end_, bytes_, offset_[hk::kRowsPerLane];
-
-    /// First of the lane's 8 rows of a step, and its byte offset in an n tile for each row of a fragment.
-    HK_FN static u32 row() { return hk::group_of_lane(hk::lane_id()) * 8; }
-    HK_FN static u32 byte(u32 i) { return hk::row_of_lane(hk::lane_id(), i) * 16; }
-
-  public:
-    struct Stage {
-        Vec<u32, 4> row[hk::kRowsPerLane][8];
-    };
-
-    /// `end` rows from `first` on, of `width` columns.
-    HK_FN DownRows(GlobalPtr<const u8> first, u32 stride, u32 end, u32 width)
-        : window_(first, hk::Window::kOutOfBounds - 1), stride_(stride), end_(end), bytes_(width * 2) {
-#pragma unroll
-        for (u32 i = 0; i < hk::kRowsPerLane; ++i) offset_[i] = row() * stride + byte(i);
-    }
-
-    /// The lane's 8 columns of n tile `n_tile`, of 8 of the kStep rows from `from` on.
-    HK_FN Stage load(u32 from, u32 n_tile) const {
-        const u32 at = n_tile * (kTileCols * 2);
-        // Past the end the sign bit moves the offset beyond the window: zeros are read.
-        const u32 rows_left = end_ - 1u - (from + row());
-        Stage stage;
-#pragma unroll
-        for (u32 i = 0; i < hk::kRowsPerLane; ++i) {
-            const u32 bytes_left = bytes_ - 1u - (at + byte(i));
-            const u32 past = (rows_left | bytes_left) & hk::Window::kOutOfBounds;
-#pragma unroll
-            for (u32 r = 0; r < 8; ++r)
-                stage.row[i][r] = window_.load<Vec<u32, 4>>(offset_[i] | past, (from + r) * stride_ + at);
-        }
-        return stage;
-    }
-};
-
-/// A wave's accumulators of an n tile: fragment j has columns j, 8 + j, 16 + j ..
+using DownRows = gemm::AcrossRows;
 template <class T, int kMTiles>
-struct DownAcc {
-    hk::MmaAcc acc[kMTiles][kColumns] = {};
-
-    HK_FN void add(const DownRows::Stage &stage, const Frag (&h)[kMTiles]) {
-#pragma unroll
-        for (u32 j = 0; j < kColumns; ++j) {
-            const Frag w = hk::joined(hk::per_row([&](u32 i) { return hk::column_of(stage.row[i], j); }));
-#pragma unroll
-            for (int m = 0; m < kMTiles; ++m) acc[m][j] = hk::FragMma<T>::mma(&w, &h[m], acc[m][j]);
-        }
-    }
-
-    /// Calls `part(row, col, y)` for each 8 columns that the lane has of a row of an M tile.
-    template <class F>
-    HK_FN void each(int tile, F part) const {
-        const u32 lane = hk::lane_id();
-#pragma unroll
-        for (u32 i = 0; i < hk::kRowsPerLane * hk::kMmaRows; ++i) {
-            Vec<float, 8> y;
-#pragma unroll
-            for (u32 j = 0; j < kColumns; ++j) y[j] = acc[tile][j][i];
-            part(hk::AccLayout<16>::m(lane, i), hk::AccLayout<16>::n(lane, i) * kColumns, y);
-        }
-    }
-};
+using DownAcc = gemm::AcrossAcc<T, kMTiles>;
+/// Columns of y in an n tile, and rows of w_down per step.
+constexpr u32 kTileCols = gemm::kAcrossCols, kStep = gemm::kAcrossStep;
 
 /// Columns of h by rows of w_down, of an n tile.
 template <class T, int kMTiles>

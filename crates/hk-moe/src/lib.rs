@@ -11,6 +11,7 @@ mod operators;
 pub mod reference;
 mod routing;
 mod sum;
+mod top1;
 mod topk;
 
 pub use bitmatrix::moe_bitmatrix;
@@ -22,4 +23,5 @@ pub use routing::{
     moe_routing_workspace,
 };
 pub use sum::moe_sum;
+pub use top1::{moe_routing_sigmoid_top1_fused, moe_top1_workspace};
 pub use topk::{Choices, Groups, Scores, SlotOrder, Ties, TopkOptions, moe_bitmatrix_shape, moe_topk};

@@ -258,3 +258,27 @@ pub fn moe_sum(
     }
     (y, magnitudes)
 }
+
+/// The best expert of each token, and its weight: `x` is `[T, H]`, `w` is `[H, E]`. Sigmoids are compared in `f32`, where those of large
+/// logits are 1.
+pub fn moe_routing_sigmoid_top1_fused(x: &[f64], w: &[f64], cols: usize, shared: bool) -> Chosen {
+    let mut chosen = Chosen { ids: vec![], weights: vec![] };
+    let experts = w.len() / cols.max(1);
+    for row in x.chunks(cols.max(1)) {
+        let (mut best, mut most) = (0, 0.0f32);
+        for e in 0..experts {
+            let logit: f64 = row.iter().enumerate().map(|(h, x)| x * w[h * experts + e]).sum();
+            let score = 1.0 / (1.0 + (-logit as f32).exp());
+            if e == 0 || score > most || (score.is_nan() && !most.is_nan()) {
+                (best, most) = (e, score);
+            }
+        }
+        chosen.ids.push(best as i32);
+        chosen.weights.push(f64::from(most));
+        if shared {
+            chosen.ids.push(experts as i32);
+            chosen.weights.push(1.0);
+        }
+    }
+    chosen
+}

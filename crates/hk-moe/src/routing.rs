@@ -39,7 +39,7 @@ pub fn moe_routing_workspace(tokens: usize, k: usize, experts: usize) -> usize {
 }
 
 /// A number that no other launch of this process has, and that memory hardly holds by accident: splitmix64 of a count.
-fn next_mark() -> u64 {
+pub(crate) fn next_mark() -> u64 {
     static COUNT: AtomicU64 = AtomicU64::new(1);
     let mut z = COUNT.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

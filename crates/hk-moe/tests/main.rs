@@ -5,4 +5,5 @@ mod common;
 mod corners;
 mod routing;
 mod sum;
+mod top1;
 mod topk;

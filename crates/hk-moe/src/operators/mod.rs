@@ -3,6 +3,7 @@
 mod align;
 mod routing;
 mod sum;
+mod top1;
 mod topk;
 
 use hk_core::DType;
@@ -12,6 +13,7 @@ use hk_core::registry::{HostTensorF64, Operator};
 pub static OPERATORS: &[Operator] = &[
     topk::MOE_TOPK,
     routing::MOE_ROUTING,
+    top1::MOE_ROUTING_SIGMOID_TOP1_FUSED,
     routing::MOE_BITMATRIX,
     routing::MOE_EXPT_DATA,
     align::MOE_ALIGN_BLOCK_SIZE,
