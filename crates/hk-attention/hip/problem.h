@@ -195,8 +195,8 @@ HK_FN u32 tiles_of(u32 queries, u32 group, u32 rows) { return (queries * group +
 }  // namespace detail
 
 /// The block's work. False: there is none. Starts that are no partition of the packed rows are one sequence, all outputs of which are NaN.
-template <int kRows>
-HK_FN bool find_work(const Params &p, u32 task, Work &work) {
+template <int kRows, class P>
+HK_FN bool find_work(const P &p, u32 task, Work &work) {
     const Sequences &s = p.sequences;
     work.split = task % p.splits.count;
     task /= p.splits.count;

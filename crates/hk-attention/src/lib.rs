@@ -2,6 +2,7 @@
 
 hk_core::include_kernels!();
 
+mod backward;
 mod decode;
 mod kv_cache;
 mod mla;
@@ -11,6 +12,7 @@ mod prefill;
 #[cfg(feature = "registry")]
 pub mod reference;
 
+pub use backward::*;
 pub use decode::*;
 pub use kv_cache::*;
 pub use mla::*;

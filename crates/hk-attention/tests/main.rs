@@ -1,5 +1,6 @@
 //! The tests of the operators, on the emulated GPUs and on real ones where there are some.
 
+mod backward;
 mod common;
 mod corners;
 mod flash_attn_fwd_prefill;

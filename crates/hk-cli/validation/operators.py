@@ -835,6 +835,41 @@ def mha(d):
     return inputs, parameters, {"out": (out, ATTENTION[t]), "lse": (jnp.swapaxes(lse, 1, 2), LSE)}, ["lse"]
 
 
+GRADIENT = {bf16: (2.5e-2, 2.5e-2), np.float16: (5e-3, 5e-3), np.float32: (1e-3, 1e-4)}
+
+
+def gradients(d, schedules):
+    """By reverse-mode differentiation of the forward pass."""
+    t, batch, queries, keys = d.dtype(), d.size(3), d.size(140), d.size(140)
+    inputs, (parameters, options) = qkv(d, t, (batch, queries), (batch, keys)), scores(d)
+    inputs["sink"] = d.normal(inputs["q"].shape[2], np.float32)
+    alibi = np.abs(d.normal((batch, inputs["q"].shape[2]), np.float32))
+
+    def forward(q, k, v, sink):
+        parts = [attention(q[n], k[n], v[n], **options, alibi=alibi[n], sink=sink) for n in range(batch)]
+        out, lse = (jnp.stack(x) for x in zip(*parts))
+        return out, jnp.swapaxes(lse, 1, 2)
+
+    out, back, lse = jax.vjp(forward, *(f64(inputs[x]) for x in ("q", "k", "v", "sink")), has_aux=True)
+    inputs |= {"alibi": alibi, "dout": d.normal(out.shape, t)}
+    dq, dk, dv, dsink = back(f64(inputs["dout"]))
+    inputs |= {"out": np.asarray(out).astype(t), "lse": np.asarray(lse).astype(np.float32)}
+    want = {name: (x, GRADIENT[t]) for name, x in (("dq", dq), ("dk", dk), ("dv", dv))}
+    # A sum over all rows of rounded outputs.
+    want["dsink"] = (dsink, (GRADIENT[t][0], 4 * GRADIENT[t][1]))
+    return inputs, parameters | schedules, want, []
+
+
+@case
+def mha_onekernel_bwd(d):
+    return gradients(d, {})
+
+
+@case
+def flash_attn_bwd(d):
+    return gradients(d, {"schedule": d.pick("split", "fused")})
+
+
 @case
 def mha_varlen(d):
     t, n = d.dtype(), d.size(4)

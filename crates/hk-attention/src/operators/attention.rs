@@ -139,7 +139,7 @@ pub(super) fn scale<V: Described>(call: &Call<V>) -> Result<Option<f32>> {
     Ok(Some(float(call, "scale")?).filter(|scale| *scale != 0.0))
 }
 
-fn dropout<V: Described>(call: &Call<V>) -> Result<Option<Dropout>> {
+pub(super) fn dropout<V: Described>(call: &Call<V>) -> Result<Option<Dropout>> {
     let p = float(call, "dropout_p")?;
     if p == 0.0 {
         return Ok(None);

@@ -1,6 +1,7 @@
 //! The operators as data, for the `hk` program, the demo and the documentation.
 
 mod attention;
+mod backward;
 mod common;
 mod decode;
 mod extend;
@@ -34,6 +35,8 @@ pub static OPERATORS: &[Operator] = &[
     mha::MHA_VARLEN,
     prefill_attn::PREFILL_ATTN,
     flash::FLASH_ATTN_FWD_PREFILL,
+    backward::MHA_ONEKERNEL_BWD,
+    backward::FLASH_ATTN_BWD,
     hstu::HSTU_ATTN,
     lean::LEAN_ATTEN,
     lean_paged::LEAN_ATTEN_PAGED,

@@ -164,13 +164,13 @@ pub fn mha_varlen<'a, T: AttentionElement, O: AttentionOutput<T>>(
 
 impl SequenceStarts<'_> {
     /// The number of sequences.
-    pub(super) fn check(&self, op: &'static str) -> Result<usize> {
+    pub(crate) fn check(&self, op: &'static str) -> Result<usize> {
         let sequences = check_starts(op, "cu_seqlens_q", &self.q)?;
         self.k.expect_shape(op, "cu_seqlens_k", [sequences + 1])?;
         Ok(sequences)
     }
 
-    pub(super) fn operands(&self) -> [NamedOperand<'_>; 2] {
+    pub(crate) fn operands(&self) -> [NamedOperand<'_>; 2] {
         [("cu_seqlens_q", Some(&self.q)), ("cu_seqlens_k", Some(&self.k))]
     }
 }

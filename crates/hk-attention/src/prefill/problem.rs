@@ -35,7 +35,7 @@ pub(crate) struct Heads {
 }
 
 /// Shapes without their rows: heads and columns.
-pub(super) fn check_heads(
+pub(crate) fn check_heads(
     op: &'static str,
     [(q_arg, q), (k_arg, k), (v_arg, v)]: [(&'static str, &[usize]); 3],
     most: [usize; 2],
@@ -130,7 +130,7 @@ impl<'a> Problem<'a> {
     }
 
     /// Rows `[batch, row, head, column]` or `[row, head, column]`.
-    fn rows<T: Element>(layout: &GlobalLayout) -> HeadRows {
+    pub fn rows<T: Element>(layout: &GlobalLayout) -> HeadRows {
         let [batch, row, head, _] = layout.strides().map(|s| s * size_of::<T>() as i64);
         HeadRows { data: layout.data(), batch, row, head }
     }
@@ -140,7 +140,7 @@ impl<'a> Problem<'a> {
     }
 
     /// Whether `columns` elements at each row's start, and at multiples of it, are one access.
-    fn vectorized<T: Element>(rows: &HeadRows, columns: usize, of: usize) -> u32 {
+    pub fn vectorized<T: Element>(rows: &HeadRows, columns: usize, of: usize) -> u32 {
         let bytes = (columns * size_of::<T>()) as i64;
         let aligned = |n: i64| n % bytes == 0;
         let all = aligned(rows.data as i64) && aligned(rows.batch) && aligned(rows.row) && aligned(rows.head);
@@ -148,7 +148,7 @@ impl<'a> Problem<'a> {
     }
 
     /// Columns of an access to inputs.
-    fn vector(&self) -> usize {
+    pub fn vector(&self) -> usize {
         16 / self.kernel.size_bytes()
     }
 
@@ -341,12 +341,14 @@ impl<'a> Problem<'a> {
     pub fn lse<'t: 'a>(&mut self, lse: Option<&mut TensorViewMut<'t, f32>>) -> Result<()> {
         let Some(lse) = lse else { return Ok(()) };
         lse.expect_aligned(self.op, "lse", 4)?;
-        let packed = lse.shape().len() == 2;
-        let layout = self.launch.output("lse", lse)?;
+        self.params.lse = Self::lse_rows(&self.launch.output("lse", lse)?, lse.shape().len() == 2);
+        Ok(())
+    }
+
+    pub fn lse_rows(layout: &GlobalLayout, packed: bool) -> HeadRows {
         let s = layout.strides().map(|s| 4 * s);
         let [batch, row, head] = if packed { [0, s[2], s[3]] } else { [s[1], s[3], s[2]] };
-        self.params.lse = HeadRows { data: layout.data(), batch, row, head };
-        Ok(())
+        HeadRows { data: layout.data(), batch, row, head }
     }
 
     /// `f32` by batch and head, or `[1]`: address and strides in elements.

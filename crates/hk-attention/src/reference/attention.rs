@@ -80,6 +80,27 @@ impl Attention<'_> {
             && right.is_none_or(|right| ahead <= right as i64)
     }
 
+    /// The score of key `j` for query `i` of a head, -inf if it is masked, and its derivative by the product of both before a softcap.
+    fn score(
+        &self,
+        [queries, keys]: [usize; 2],
+        [head, i, j]: [usize; 3],
+        query: &[f64],
+        key: &[f64],
+    ) -> [f64; 2] {
+        if !self.sees(queries, keys, i, j) || self.hidden.is_some_and(|hidden| hidden(i, j)) {
+            return [f64::NEG_INFINITY, 0.0];
+        }
+        let (mut s, mut slope) = (self.scale * dot(query, key).0, self.scale);
+        if self.softcap != 0.0 {
+            let t = (s / self.softcap).tanh();
+            (s, slope) = (self.softcap * t, slope * (1.0 - t * t));
+        }
+        let away = (i as f64 + keys as f64 - queries as f64 - j as f64).abs();
+        s -= self.alibi.map_or(0.0, |slopes| slopes[head] * away);
+        [s + self.bias.map_or(0.0, |bias| bias(head, i, j)), slope]
+    }
+
     /// Output `[queries, heads, dv]` and log-sum-exp `[queries, heads]` of `q` `[queries, heads, dqk]`, `k` `[keys, kv_heads, dqk]` and `v`
     /// `[keys, kv_heads, dv]`.
     pub fn run(&self, q: &[f64], k: &[f64], v: &[f64]) -> (Vec<f64>, Vec<f64>) {
@@ -93,16 +114,8 @@ impl Attention<'_> {
                 let query = &q[row * self.dqk..][..self.dqk];
                 let scores: Vec<f64> = (0..keys)
                     .map(|j| {
-                        if !self.sees(queries, keys, i, j) || self.hidden.is_some_and(|hidden| hidden(i, j)) {
-                            return f64::NEG_INFINITY;
-                        }
-                        let mut s = self.scale * dot(query, &k[of(j) * self.dqk..][..self.dqk]).0;
-                        if self.softcap != 0.0 {
-                            s = self.softcap * (s / self.softcap).tanh();
-                        }
-                        let away = (i as f64 + keys as f64 - queries as f64 - j as f64).abs();
-                        s -= self.alibi.map_or(0.0, |slopes| slopes[head] * away);
-                        s + self.bias.map_or(0.0, |bias| bias(head, i, j))
+                        self.score([queries, keys], [head, i, j], query, &k[of(j) * self.dqk..][..self.dqk])
+                            [0]
                     })
                     .collect();
                 let sink = self.sink.map_or(f64::NEG_INFINITY, |sink| sink[head]);
@@ -127,6 +140,95 @@ impl Attention<'_> {
             }
         }
         (out, lse)
+    }
+}
+
+/// Gradients of attention, of the shapes of what they are gradients of.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Gradients {
+    /// Of queries.
+    pub dq: Vec<f64>,
+    /// Of keys.
+    pub dk: Vec<f64>,
+    /// Of values.
+    pub dv: Vec<f64>,
+    /// Of the sinks of heads.
+    pub dsink: Vec<f64>,
+}
+
+/// The results of a forward pass, `out` `[queries, heads, dv]` and `lse` `[queries, heads]`, and the gradient of `out`.
+#[derive(Debug, Clone, Copy)]
+pub struct Results<'a> {
+    /// Outputs.
+    pub out: &'a [f64],
+    /// Log-sum-exp of the scores.
+    pub lse: &'a [f64],
+    /// Gradients of the outputs.
+    pub dout: &'a [f64],
+}
+
+impl Attention<'_> {
+    /// Gradients of `sum out dout`, given what [`run`](Self::run) gave. With `p = exp(s - lse)`, `delta = dout . out` and what dropout keeps:
+    ///
+    /// ```text
+    /// ds_ij = p_ij (keep_ij dout_i . v_j - delta_i);  dv_j = sum_i keep_ij p_ij dout_i
+    /// dq_i = sum_j ds_ij s'_ij k_j;  dk_j = sum_i ds_ij s'_ij q_i;  dsink = -sum_i exp(sink - lse_i) delta_i
+    /// ```
+    ///
+    /// Of queries that [`only`](Self::only) leaves out, and of keys that `only_key` does, there are none.
+    pub fn backward(
+        &self,
+        q: &[f64],
+        k: &[f64],
+        v: &[f64],
+        of: &Results,
+        only_key: &dyn Fn(usize) -> bool,
+    ) -> Gradients {
+        let rows = |x: &[f64], heads: usize| x.len() / (heads * self.dqk).max(1);
+        let (queries, keys) = (rows(q, self.heads), rows(k, self.kv_heads));
+        let mut sums = Gradients {
+            dq: vec![0.0; q.len()],
+            dk: vec![0.0; k.len()],
+            dv: vec![0.0; v.len()],
+            dsink: vec![0.0; self.heads],
+        };
+        let add = |to: &mut [f64], factor: f64, x: &[f64]| {
+            for (to, x) in to.iter_mut().zip(x) {
+                *to += factor * x;
+            }
+        };
+        for (i, head) in (0..queries).flat_map(|i| (0..self.heads).map(move |head| (i, head))) {
+            let row = i * self.heads + head;
+            let (query, lse) = (&q[row * self.dqk..][..self.dqk], of.lse[row]);
+            let dout = &of.dout[row * self.dv..][..self.dv];
+            let delta = dot(dout, &of.out[row * self.dv..][..self.dv]).0;
+            let sink = self.sink.map_or(f64::NEG_INFINITY, |sink| sink[head]);
+            if sink != f64::NEG_INFINITY {
+                sums.dsink[head] -= (sink - lse).exp() * delta;
+            }
+            let all_keys = self.only.is_none_or(|only| only(i));
+            for j in (0..keys).filter(|j| all_keys || only_key(*j)) {
+                let at = j * self.kv_heads + head / (self.heads / self.kv_heads);
+                let key = &k[at * self.dqk..][..self.dqk];
+                let [s, slope] = self.score([queries, keys], [head, i, j], query, key);
+                if s == f64::NEG_INFINITY || lse == f64::NEG_INFINITY {
+                    continue;
+                }
+                let kept = self.dropout.map_or(1.0, |dropout| {
+                    if dropout.keeps(self.heads, head, i, j) { 1.0 / (1.0 - dropout.p) } else { 0.0 }
+                });
+                let p = (s - lse).exp();
+                let ds = p * (kept * dot(dout, &v[at * self.dv..][..self.dv]).0 - delta) * slope;
+                if all_keys {
+                    add(&mut sums.dq[row * self.dqk..][..self.dqk], ds, key);
+                }
+                if only_key(j) {
+                    add(&mut sums.dv[at * self.dv..][..self.dv], kept * p, dout);
+                    add(&mut sums.dk[at * self.dqk..][..self.dqk], ds, query);
+                }
+            }
+        }
+        sums
     }
 }
 

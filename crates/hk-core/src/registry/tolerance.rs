@@ -31,6 +31,8 @@ pub enum Tolerance {
     Attention,
     /// The same with weights in fp8 e4m3.
     AttentionFp8,
+    /// Gradients of attention: sums of products of values that are rounded to the result's type. Their norm is bounded, too.
+    Gradient,
 }
 
 impl Tolerance {
@@ -40,6 +42,9 @@ impl Tolerance {
             (Self::Attention, DType::Bf16) => Some(5e-3),
             (Self::Attention, DType::F16) => Some(1e-3),
             (Self::Attention, DType::F32) => Some(1e-5),
+            (Self::Gradient, DType::Bf16) => Some(1e-2),
+            (Self::Gradient, DType::F16) => Some(3e-3),
+            (Self::Gradient, DType::F32) => Some(1e-4),
             (Self::Attention, DType::Fp8E4M3 | DType::Fp8E4M3Fnuz) | (Self::AttentionFp8, _) => Some(6e-2),
             _ => None,
         }
@@ -76,6 +81,9 @@ impl Tolerance {
                 (1.0 / 16.0 + 1e-2, 1e-2 + 1.0 / 1024.0)
             }
             (Self::AttentionFp8, _) => (1.5e-1, 1.5e-1),
+            (Self::Gradient, DType::Bf16) => (2.5e-2, 2.5e-2),
+            (Self::Gradient, DType::F16) => (5e-3, 5e-3),
+            (Self::Gradient, DType::F32) => (1e-3, 1e-4),
             // Half a step; of f32 a few, for the arithmetic after the sum.
             (Self::Sum { .. }, DType::Bf16) => (1.0 / 256.0, f32::MIN_POSITIVE as f64),
             (Self::Sum { .. }, DType::F16) => (1.0 / 2048.0, 1.0 / 33_554_432.0),

@@ -1,0 +1,98 @@
+// backward_delta.hip: what gradients of attention need of each row, delta[i] = dout[i] . out[i], and the gradients of sinks:
+//   dsink[head] = - sum over rows i of exp(sink[head] - lse[i]) delta[i]
+// Delta: lanes have 8 columns each, 8, 16 or 32 lanes a row. Sinks: a block for each head, rows in a fixed order.
+#include "outputs.h"
+#include "problem.h"
+#include "rows.h"
+
+#include <hk/block.h>
+#include <hk/entry.h>
+#include <hk/global.h>
+#include <hk/math.h>
+#include <hk/wave.h>
+
+namespace delta {
+using attention::HeadRows;
+using hk::u32;
+using hk::u64;
+
+struct Params {
+    HeadRows out, dout, lse;
+    u64 delta;  // f32 [rows, heads]
+    u64 sink, dsink;  // f32 [heads]
+    u32 rows, of_sequence, of_sequence_inverse;  // rows of all sequences, of one
+    u32 heads, heads_inverse;
+    u32 dv, vectorized;
+    u32 pad;
+};
+}  // namespace delta
+
+namespace {
+using namespace delta;
+using hk::GlobalPtr;
+using hk::i32;
+using hk::i64;
+using hk::u8;
+using hk::Vec;
+
+constexpr u32 kThreads = 256;
+
+HK_FN u64 address(const Params &p, const HeadRows &rows, u32 row, u32 head) {
+    const hk::DivMod at(row, p.of_sequence, p.of_sequence_inverse);
+    return rows.data + u64(i64(at.quotient) * rows.batch + i64(at.remainder) * rows.row + i64(head) * rows.head);
+}
+
+template <class T, u32 kLanes>
+HK_FN void rows_of_lanes(const Params &p) {
+    constexpr u32 kCols = 8, kVec = 16 / sizeof(T);
+    const u64 at = u64(hk::block_x()) * (kThreads / kLanes) + hk::thread_x() / kLanes;
+    const u32 row = u32(at / p.heads), head = u32(at % p.heads);
+    float sum = 0.0f;
+#pragma unroll
+    for (u32 i = 0; i < kCols; i += kVec) {
+        const u32 col = hk::thread_x() % kLanes * kCols + i;
+        if (row >= p.rows || col >= p.dv) continue;
+        const auto load = [&](const HeadRows &rows) {
+            const auto at = reinterpret_cast<GlobalPtr<const u8>>(address(p, rows, row, head) + col * sizeof(T));
+            return __builtin_convertvector(
+                (attention::load_row<T, int(kVec)>(at, attention::kOwn, p.vectorized, sizeof(T), i32(p.dv - col))),
+                Vec<float, kVec>);
+        };
+        const Vec<float, kVec> y = load(p.out), dy = load(p.dout);
+#pragma unroll
+        for (u32 j = 0; j < kVec; ++j) sum = __builtin_fmaf(y[j], dy[j], sum);
+    }
+    sum = hk::group_reduce<kLanes>(sum, hk::Sum{});
+    if (row < p.rows && hk::thread_x() % kLanes == 0) reinterpret_cast<GlobalPtr<float>>(p.delta)[at] = sum;
+}
+
+template <class T>
+HK_FN void deltas(const Params &p) {
+    if (p.dv <= 64)
+        rows_of_lanes<T, 8>(p);
+    else if (p.dv <= 128)
+        rows_of_lanes<T, 16>(p);
+    else
+        rows_of_lanes<T, 32>(p);
+}
+
+HK_FN void sinks(const Params &p) {
+    hk::GroupReducer<kThreads, kThreads> block;
+    const u32 head = hk::block_x();
+    const float sink = hk::load_uniform<float>(p.sink + u64(head) * 4) * attention::kLog2E;
+    float sum = 0.0f;
+    for (u32 row = hk::thread_x(); row < p.rows; row += kThreads) {
+        const float lse = *reinterpret_cast<GlobalPtr<const float>>(address(p, p.lse, row, head)) * attention::kLog2E;
+        const float of_row = reinterpret_cast<GlobalPtr<const float>>(p.delta)[u64(row) * p.heads + head];
+        // A row whose sink is -inf has no part in it.
+        if (sink != attention::kMinusInf) sum = __builtin_fmaf(hk::exp2_fast(sink - lse), of_row, sum);
+    }
+    sum = block.sum(sum);
+    if (hk::thread_x() == 0) reinterpret_cast<GlobalPtr<float>>(p.dsink)[head] = -sum;
+}
+}  // namespace
+
+HK_ENTRY(backward_delta_bf16, kThreads, deltas<hk::bf16>)
+HK_ENTRY(backward_delta_f16, kThreads, deltas<hk::f16>)
+HK_ENTRY(backward_delta_f32, kThreads, deltas<float>)
+HK_ENTRY(backward_sinks, kThreads, sinks)
