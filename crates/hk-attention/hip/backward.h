@@ -8,6 +8,8 @@
 // over rows. p and ds stay in the lane that has the scores. Sums over the heads of a group are those over the rows of its key head:
 // no atomics, the same bits each time.
 //   Products: 4 for keys, 3 for queries; 5 are needed.
+// Of hstu_attn, with x = scale (q[i] . k[j]) and f = 1 / (1 + exp(-x)), p = x f and ds = (dout[i] . v[j]) f (1 + x (1 - f)); results are divided
+// by the longest length.
 // Source: Dao et al. 2022, "FlashAttention", algorithm 4.
 #pragma once
 
@@ -86,7 +88,7 @@ struct Lds {
 };
 
 /// Gradients of a block's keys, or of its queries.
-template <class T, int kDqk, int kDv, bool kOfKeys>
+template <class T, int kDqk, int kDv, bool kOfKeys, bool kHstu>
 class Pass {
     static constexpr int kDim = kDimOf<T, kDqk, kDv>;
     using Places = hk::AccLayout<kDim>;
@@ -124,12 +126,13 @@ class Pass {
     u32 key_[kLaneRows];  // of keys; ~0: none
     hk::WaveTile<Mma, kDqk, kDim> da_;
     hk::WaveTile<Mma, kDv, kDim> db_;  // of keys
+    HstuMask mask_;
 
   public:
     static constexpr int kRows = kWaves * kDim;
 
     HK_FN Pass(const Params &p, const Work &work, L &lds)
-        : p_(p), work_(work), lds_(lds), packed_(p.all.sequences.q_starts != 0) {}
+        : p_(p), work_(work), lds_(lds), packed_(p.all.sequences.q_starts != 0), mask_(p.all.hstu, work) {}
 
     HK_FN void run() {
         const attention::Params &p = hk::reload_params(p_).all;
@@ -176,6 +179,7 @@ class Pass {
         const Params &p = params();
         const hk::DivMod at(row, p.all.group, p.all.group_inverse);
         const u32 index = at.quotient, head = work_.kv_head * p.all.group + at.remainder;
+        if (kHstu) return {index, head, 0, i32(work_.keys()) - 1, 0.0f, 0.0f, 0.0f};
         const KeyRange keys = key_range(p.all, work_, index);
         const auto f32_at = [](u64 at) { return *reinterpret_cast<GlobalPtr<const float>>(at); };
         const float lse = f32_at(row_address(p.all.lse, work_, packed_, index, head)) * kLog2E;
@@ -227,12 +231,18 @@ class Pass {
             end = p.scores.left >= kUnbounded ? i32(work_.q_len) : i32(last) + p.scores.left - off + 1;
             begin = begin < 0 ? 0 : begin;
             end = end < i32(work_.q_len) ? end : i32(work_.q_len);
+            if constexpr (kHstu)
+                begin = p.hstu.causal && !p.hstu.contextual ? i32(work_.first) : 0, end = i32(work_.q_len);
             if (end < begin) end = begin;
             begin *= i32(p.group), end *= i32(p.group);
         } else {
             const auto query = [&](u32 row) { return hk::DivMod(row, p.group, p.group_inverse).quotient; };
             begin = key_range(p, work_, query(work_.first)).first & ~3;  // a counter of dropout is for four keys
             end = key_range(p, work_, query(last)).last + 1;
+            if constexpr (kHstu) {
+                begin = 0;
+                if (p.hstu.causal && query(work_.first) >= p.hstu.contextual) end = i32(query(last)) + 1;
+            }
             if (end < begin) end = begin;
         }
         from = hk::uniform(u32(begin)), to = hk::uniform(u32(end));
@@ -384,6 +394,7 @@ class Pass {
     /// `s` to keep p, `d` to ds; `first` is the moving row of the step's first, `i` its place in the tile.
     HK_FN void gradients(Scores &s, Scores &d, u32 first, u32 i, u32 at) const {
         const attention::Params &p = params().all;
+        if constexpr (kHstu) return activations(s, d, first, i, at);
         const auto &of = p.scores;
         const float softcap = of.softcap, inverse = softcap != 0.0f ? 1.0f / softcap : 0.0f;
         const i32 off = behind();
@@ -424,6 +435,23 @@ class Pass {
             }
         }
     }
+    HK_FN void activations(Scores &s, Scores &d, u32 first, u32 i, u32 at) const {
+        const attention::Params &p = params().all;
+#pragma unroll
+        for (int e = 0; e < kStep / kDim * Places::kElements; ++e) {
+            const int r = e / hk::kMmaRows % kLaneRows;
+            const u32 n = Places::n(hk::lane_id(), e % Places::kElements) + e / Places::kElements * kDim;
+            const Query query = kOfKeys ? lds_.queries[at].get(i + n) : query_[r];
+            const u32 key = kOfKeys ? key_[r] : first + n;
+            float &s_acc = reinterpret_cast<float *>(&s.acc[0][e / Places::kElements])[e % Places::kElements];
+            float &d_acc = reinterpret_cast<float *>(&d.acc[0][e / Places::kElements])[e % Places::kElements];
+            const bool visible = i32(key) <= query.last && query.last >= 0 && key < work_.fresh &&
+                                 mask_.sees(i32(query.index), i32(key));
+            const float x = s_acc * p.scores.scale, f = hk::sigmoid(x);
+            s_acc = visible ? x * f : 0.0f;
+            d_acc = visible ? d_acc * f * (1.0f + x * (1.0f - f)) : 0.0f;
+        }
+    }
     template <class Words>
     HK_FN static u32 word_of(const Words &words, u32 key) {
         u32 word = words[0];
@@ -434,7 +462,7 @@ class Pass {
 
     HK_FN void store() const {
         const Params &p = params();
-        const float scale = p.all.scores.scale;
+        const float values = kHstu ? p.all.hstu.inverse_longest : 1.0f, scale = p.all.scores.scale * values;
 #pragma unroll
         for (int r = 0; r < kLaneRows; ++r) {
             if constexpr (kOfKeys) {
@@ -446,7 +474,7 @@ class Pass {
                                            i64(work_.kv_head) * rows.head);
                 };
                 store_row(da_, r, address(p.dk), p.all.dqk, scale);
-                store_row(db_, r, address(p.dv), p.all.dv, 1.0f);
+                store_row(db_, r, address(p.dv), p.all.dv, values);
             } else {
                 const u32 row = work_.first + hk::wave_id() * kDim + hk::row_of_lane<kDim>(hk::lane_id(), r);
                 if (row >= work_.q_len * p.all.group) continue;
@@ -496,20 +524,22 @@ HK_FN bool find_key_work(const Params &p, u32 task, Work &work) {
     return true;
 }
 
-template <class T, int kDqk, int kDv>
+template <class T, int kDqk, int kDv, bool kHstu = false>
 HK_FN void backward(const Params &p) {
     auto &lds = hk::block_lds<Lds<T, kDqk, kDv>>();
     Work work;
     if (hk::block_x() < p.key_blocks) {
-        using Keys = Pass<T, kDqk, kDv, true>;
+        using Keys = Pass<T, kDqk, kDv, true, kHstu>;
         const u32 task = hk::xcd_remap(hk::block_x(), p.key_blocks);
         if (!find_key_work<Keys::kRows>(p, task, work)) return;
+        if (kHstu) work.poison |= !targets_fit(p.all.hstu, work);
         Keys(p, work, lds).run();
     } else {
-        using Queries = Pass<T, kDqk, kDv, false>;
+        using Queries = Pass<T, kDqk, kDv, false, kHstu>;
         const u32 task = hk::xcd_remap(hk::block_x() - p.key_blocks, hk::grid_x() - p.key_blocks);
         if (!find_work<Queries::kRows>(p.all, task, work)) return;
         find_keys(p.all, work);
+        if (kHstu) work.poison |= !targets_fit(p.all.hstu, work);
         Queries(p, work, lds).run();
     }
 }

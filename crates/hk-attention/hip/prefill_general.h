@@ -425,22 +425,9 @@ class Prefill {
     /// Products to activations: silu(scale s), 0 where masked. The sums are divided, so that f16 holds them.
     HK_FN void activate(const KeyTile &tile) {
         const Params &p = hk::reload_params(p_);
-        const Hstu &h = p.hstu;
-        const i32 n = i32(work_.keys()), context = i32(h.contextual);
-        i32 limit = context ? n - context + 1 : n;
-        if (h.targets) limit -= index_at(h.targets, work_.sequence);
-        const auto id = [&](i32 t) {
-            if (context) t = t - context + 1 < 0 ? 0 : t - context + 1;
-            return h.targets && t > limit ? limit : t;
-        };
+        const HstuMask mask(p.hstu, work_);
         each(tile, [&](float s, int r, u32 key) {
-            const i32 i = i32(queries_[r].index), j = i32(key);
-            const i32 of_query = id(i), of_key = id(j);
-            i32 ahead = of_query - of_key;
-            if (!h.causal && ahead < 0) ahead = -ahead;
-            bool visible = (i == j || ahead > 0) && (h.reach == 0 || ahead <= i32(h.reach));
-            visible = visible || (context && of_query == 0 && of_key < limit);
-            visible = visible && key < tile.end;
+            const bool visible = key < tile.end && mask.sees(i32(queries_[r].index), i32(key));
             const float x = s * queries_[r].factor;
             return visible ? x * hk::sigmoid(x) : 0.0f;
         });
@@ -550,7 +537,7 @@ HK_FN void prefill(const Params &p) {
     if (!find_work<kWaves * kQueries<kDv>>(p, task, work)) return;
     if (p.skip_single && work.q_len == 1) return;
     find_keys(p, work);
-    if (kHstu && p.hstu.targets) work.poison |= u32(index_at(p.hstu.targets, work.sequence)) > work.q_len;
+    if (kHstu) work.poison |= !targets_fit(p.hstu, work);
     Prefill<T, kDqk, kDv, kHstu>(p, work, lds).run();
 }
 

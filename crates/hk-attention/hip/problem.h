@@ -358,4 +358,35 @@ HK_FN KeyRange key_range(const Params &p, const W &work, u32 query) {
     return KeyRange{first, last}.clipped(own.first, own.last + 1);
 }
 
+/// Which tokens of the work's sequence see each other in `hstu_attn`.
+class HstuMask {
+    const Hstu &of_;
+    i32 limit_;
+
+    HK_FN i32 id(i32 t) const {
+        const i32 context = i32(of_.contextual);
+        if (context) t = t - context + 1 < 0 ? 0 : t - context + 1;
+        return of_.targets && t > limit_ ? limit_ : t;
+    }
+
+  public:
+    HK_FN HstuMask(const Hstu &of, const Work &work) : of_(of) {
+        const i32 n = i32(work.keys()), context = i32(of.contextual);
+        limit_ = context ? n - context + 1 : n;
+        if (of.targets) limit_ -= index_at(of.targets, work.sequence);
+    }
+    HK_FN bool sees(i32 i, i32 j) const {
+        const i32 of_query = id(i), of_key = id(j);
+        i32 ahead = of_query - of_key;
+        if (!of_.causal && ahead < 0) ahead = -ahead;
+        const bool visible = (i == j || ahead > 0) && (of_.reach == 0 || ahead <= i32(of_.reach));
+        return visible || (of_.contextual && of_query == 0 && of_key < limit_);
+    }
+};
+
+/// Whether the targets of the work's sequence are as many as it can have.
+HK_FN bool targets_fit(const Hstu &of, const Work &work) {
+    return !of.targets || u32(index_at(of.targets, work.sequence)) <= work.q_len;
+}
+
 }  // namespace attention

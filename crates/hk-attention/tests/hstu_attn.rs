@@ -1,15 +1,25 @@
-//! `hstu_attn` on the emulated GPUs (and real ones where there are some) against its f64 reference.
+//! `hstu_attn` and `hstu_attn_bwd` on the emulated GPUs (and real ones where there are some) against their f64 references.
 
 use crate::common::attention::{Builder, starts};
-use hk_attention::{HstuOptions, HstuSequences, Qkv, hstu_attn};
+use hk_attention::{
+    HstuGradientInputs, HstuGradients, HstuOptions, HstuSequences, Qkv, hstu_attn, hstu_attn_bwd,
+};
 use hk_core::registry::Scalar;
 use hk_core::{DType, Layout, bf16};
 use hk_testkit::{self as kit, Array, Fill, Gpu, Place, Refusals, kind};
 
-fn call(dtype: DType, lens: &[usize], [heads, dqk, dv]: [usize; 3]) -> Builder {
+fn call(dtype: DType, lens: &[usize], columns: [usize; 3]) -> Builder {
+    call_of("hstu_attn", dtype, lens, columns)
+}
+
+fn call_of(name: &str, dtype: DType, lens: &[usize], [heads, dqk, dv]: [usize; 3]) -> Builder {
     let rows = lens.iter().sum();
-    Builder::new("hstu_attn")
-        .tensor("q", dtype, [rows, heads, dqk])
+    let call = if name == "hstu_attn_bwd" {
+        Builder::new(name).tensor("dout", dtype, [rows, heads, dv])
+    } else {
+        Builder::new(name)
+    };
+    call.tensor("q", dtype, [rows, heads, dqk])
         .tensor("k", dtype, [rows, heads, dqk])
         .tensor("v", dtype, [rows, heads, dv])
         .integers("seq_offsets", &starts(lens))
@@ -28,20 +38,20 @@ fn every_mask() {
                 for targets in [None, Some(0), Some(1), Some(5), Some(usize::MAX)] {
                     let dtype = [DType::Bf16, DType::F16, DType::F32][n % 3];
                     let [dqk, dv] = COLUMNS[n % 5];
-                    let mut call = call(dtype, &LENS, [1 + n % 2, dqk, dv]).scalars(&[
-                        ("causal", Scalar::Bool(causal)),
-                        ("contextual_len", Scalar::Count(context)),
-                        ("max_attn_len", Scalar::Count(reach)),
-                    ]);
-                    if let Some(targets) = targets {
-                        call = call.integers("num_targets", &LENS.map(|len| len.min(targets) as i32));
+                    for name in ["hstu_attn", "hstu_attn_bwd"] {
+                        let mut call = call_of(name, dtype, &LENS, [1 + n % 2, dqk, dv]).scalars(&[
+                            ("causal", Scalar::Bool(causal)),
+                            ("contextual_len", Scalar::Count(context)),
+                            ("max_attn_len", Scalar::Count(reach)),
+                        ]);
+                        if let Some(targets) = targets {
+                            call = call.integers("num_targets", &LENS.map(|len| len.min(targets) as i32));
+                        }
+                        let mask = format!(
+                            "causal: {causal}, context {context}, reach {reach}, targets {targets:?}"
+                        );
+                        call.check(&format!("{name}: {dtype}, {mask}"), n as u64);
                     }
-                    call.check(
-                        &format!(
-                            "{dtype}, causal: {causal}, context {context}, reach {reach}, targets {targets:?}"
-                        ),
-                        n as u64,
-                    );
                     n += 1;
                 }
             }
@@ -189,6 +199,51 @@ fn bad_calls_are_refused() {
     .refuses(kind!(Argument), &["hstu_attn: alpha: NaN"], |call| call.options.alpha = f32::NAN)
     .refuses(kind!(Argument), &["hstu_attn: alpha: inf"], |call| call.options.alpha = f32::INFINITY)
     .refuses(kind!(Argument), &["hstu_attn: max_len: 0"], |call| call.options.max_len = 0)
+    .refuses_other_devices()
+    .refuses_overlaps();
+}
+
+#[test]
+fn bad_gradients_are_refused() {
+    let op = "hstu_attn_bwd";
+    Refusals::new(OPTIONS, |stream, tensors, options| {
+        let inputs = HstuGradientInputs {
+            q: tensors.input::<bf16>("q"),
+            k: tensors.input("k"),
+            v: tensors.input("v"),
+            dout: tensors.input("dout"),
+        };
+        let sequences = HstuSequences {
+            seq_offsets: tensors.input("seq_offsets"),
+            num_targets: tensors.optional_input("num_targets"),
+        };
+        let (dq, dk, dv) = (tensors.output("dq"), tensors.output("dk"), tensors.output("dv"));
+        hstu_attn_bwd(stream, inputs, sequences, HstuGradients { dq, dk, dv }, options)
+    })
+    .input::<bf16>("q", [6, 2, 8])
+    .input::<bf16>("k", [6, 2, 8])
+    .input::<bf16>("v", [6, 2, 5])
+    .input::<bf16>("dout", [6, 2, 5])
+    .input::<i32>("seq_offsets", [3])
+    .input::<i32>("num_targets", [2])
+    .output::<bf16>("dq", [6, 2, 8])
+    .output::<bf16>("dk", [6, 2, 8])
+    .output::<bf16>("dv", [6, 2, 5])
+    .accepts(|_| {})
+    .accepts(|call| call.without("num_targets"))
+    .refuses(kind!(Shape), &[op, "k: shape [5, 2, 8]", "[6, 2, 8]"], |call| call.shape("k", [5, 2, 8]))
+    .refuses(kind!(Shape), &[op, "v: shape [5, 2, 5]"], |call| call.shape("v", [5, 2, 5]))
+    .refuses(kind!(Shape), &[op, "dout: shape [6, 2, 8]"], |call| call.shape("dout", [6, 2, 8]))
+    .refuses(kind!(Shape), &[op, "dq"], |call| call.shape("dq", [6, 2, 5]))
+    .refuses(kind!(Shape), &[op, "dk"], |call| call.shape("dk", [5, 2, 8]))
+    .refuses(kind!(Shape), &[op, "dv"], |call| call.shape("dv", [6, 2, 8]))
+    .refuses(kind!(Shape), &[op, "num_targets: shape [3]", "[2]"], |call| call.shape("num_targets", [3]))
+    .refuses(kind!(Shape), &[op, "seq_offsets: shape [1]"], |call| {
+        call.shape("seq_offsets", [1]);
+        call.shape("num_targets", [0]);
+    })
+    .refuses(kind!(Argument), &[op, "alpha: NaN"], |call| call.options.alpha = f32::NAN)
+    .refuses(kind!(Argument), &[op, "max_len: 0"], |call| call.options.max_len = 0)
     .refuses_other_devices()
     .refuses_overlaps();
 }

@@ -939,13 +939,13 @@ def lean_atten_paged(d):
     return inputs, parameters, {"out": (out, ATTENTION[t]), "lse": (lse, LSE)}, ["lse"]
 
 
-@case
-def hstu_attn(d):
+def tokens_of(d):
+    """Inputs and parameters of hstu_attn, and per sequence its rows, factors of activations and what sees what."""
     t, starts, causal = d.dtype(), cuts(d, d.size(4), 100), d.pick(False, True)
     context, reach, heads, columns = d.pick(0, 1, 4), d.pick(0, 7), d.size(4), d.size(200)
-    q, k, v = (d.normal((starts[-1], heads, columns), t) for _ in range(3))
+    inputs = {name: d.normal((starts[-1], heads, columns), t) for name in "qkv"}
     targets = np.array([d.rng.integers(0, b - a + 1) for a, b in zip(starts[:-1], starts[1:])], dtype=np.int32)
-    alpha, out, off = columns**-0.5, [], []
+    masks = []
     for rows, n in zip(slices(starts), targets):
         length = rows.stop - rows.start
         limit = length - n - (context - 1 if context else 0)
@@ -955,15 +955,42 @@ def hstu_attn(d):
         away = away if causal else np.abs(away)
         seen = (np.eye(length, dtype=bool) | (away > 0)) & ((reach == 0) | (away <= reach))
         seen |= (context > 0) & (place[:, None] == 0) & (place[None, :] < limit)
-        p = jax.nn.silu(jnp.einsum("ihc,jhc->hij", f64(q[rows]), f64(k[rows])) * alpha) * seen / 100
-        out.append(jnp.einsum("hij,jhc->ihc", p, f64(v[rows])))
-        off.append(jnp.einsum("hij,jhc->ihc", jnp.abs(p), jnp.abs(f64(v[rows]))))
+        masks.append((rows, seen))
+    parameters = {"alpha": float(columns**-0.5), "max_len": 100, "causal": str(causal).lower()}
+    parameters |= {"contextual_len": context, "max_attn_len": reach}
+    return t, inputs | {"seq_offsets": starts, "num_targets": targets}, parameters, masks
+
+
+def activations(q, k, alpha, seen):
+    return jax.nn.silu(jnp.einsum("ihc,jhc->hij", q, k) * alpha) * seen / 100
+
+
+@case
+def hstu_attn(d):
+    t, inputs, parameters, masks = tokens_of(d)
+    q, k, v = (f64(inputs[x]) for x in "qkv")
+    out, off = [], []
+    for rows, seen in masks:
+        p = activations(q[rows], k[rows], parameters["alpha"], seen)
+        out.append(jnp.einsum("hij,jhc->ihc", p, v[rows]))
+        off.append(jnp.einsum("hij,jhc->ihc", jnp.abs(p), jnp.abs(v[rows])))
     step = {bf16: 2**-8, np.float16: 2**-11, np.float32: 2**-16}[t]
     out, off = jnp.concatenate(out), np.asarray(jnp.concatenate(off)) * step + 1e-7
-    parameters = {"alpha": float(alpha), "max_len": 100, "causal": str(causal).lower()}
-    parameters |= {"contextual_len": context, "max_attn_len": reach}
-    inputs = {"q": q, "k": k, "v": v, "seq_offsets": starts, "num_targets": targets}
     return inputs, parameters, {"out": (out, (step, off))}, []
+
+
+@case
+def hstu_attn_bwd(d):
+    t, inputs, parameters, masks = tokens_of(d)
+
+    def forward(q, k, v):
+        of = lambda rows, seen: activations(q[rows], k[rows], parameters["alpha"], seen)
+        return jnp.concatenate([jnp.einsum("hij,jhc->ihc", of(*part), v[part[0]]) for part in masks])
+
+    out, back = jax.vjp(forward, *(f64(inputs[x]) for x in "qkv"))
+    inputs["dout"] = d.normal(out.shape, t)
+    want = zip(("dq", "dk", "dv"), back(f64(inputs["dout"])))
+    return inputs, parameters, {name: (x, GRADIENT[t]) for name, x in want}, []
 
 
 LAYOUTS = ["nhd", "hnd", "paged", "paged_shuffled"]

@@ -188,7 +188,7 @@ pub fn compare(
             worst = Some(d);
         }
     }
-    let norm = tolerance.norm(dtype).map(|most| [relative_norm(got, want), most]);
+    let norm = tolerance.norm(dtype).map(|most| [relative_norm(dtype, got, want), most]);
     let mut around = Vec::new();
     if let Some(w) = worst.filter(|_| bad > 0) {
         let cols = shape.last().copied().unwrap_or(1);
@@ -199,9 +199,13 @@ pub fn compare(
     Comparison { label, dtype, shape, tolerance, elements: compared, bad, rounded, norm, worst, around }
 }
 
-/// The 2-norm of the errors relative to that of the reference, of elements that are finite in it.
-fn relative_norm(got: &[f64], want: &[f64]) -> f64 {
-    let finite = || got.iter().zip(want).filter(|(_, want)| want.is_finite());
+/// The 2-norm of the errors relative to that of the reference, of elements that are finite in it, and neither zero nor subnormal.
+fn relative_norm(dtype: DType, got: &[f64], want: &[f64]) -> f64 {
+    let least = if dtype == DType::F16 { f16::MIN_POSITIVE.to_f64() } else { f64::from(f32::MIN_POSITIVE) };
+    let finite = || {
+        let large = |x: &f64| x.abs() >= least;
+        got.iter().zip(want).filter(move |(got, want)| want.is_finite() && (large(got) || large(want)))
+    };
     let error: f64 = finite().map(|(got, want)| (got - want).powi(2)).sum();
     let all: f64 = finite().map(|(_, want)| want.powi(2)).sum();
     if error == 0.0 { 0.0 } else { (error / all).sqrt() }

@@ -1,30 +1,36 @@
 //! Gradients of attention: `hip/backward.h`, `hip/backward_delta.hip`.
 
+mod hstu;
+
+pub use hstu::{HstuGradientInputs, HstuGradients, hstu_attn_bwd};
+
 use crate::kernels::attention::{HeadRows, Sequences};
 use crate::kernels::{backward::Params, delta};
 use crate::kv_cache::optional;
-use crate::prefill::{Problem, check_heads};
+use crate::prefill::{Heads, Problem, check_heads};
 use crate::{AttentionElement, AttentionOptions, SequenceStarts, Tiling};
 use bytemuck::Zeroable;
 use hk_core::plan::rows::float_index;
 use hk_core::{
-    DType, Element, Error, Float, KernelRef, Launch, LaunchConfig, NamedOperand, Result, Stream, TensorView,
+    DType, Element, Error, Float, Kernel, KernelRef, LaunchConfig, NamedOperand, Result, Stream, TensorView,
     TensorViewMut,
 };
 
 /// The entry points of each dtype, by the most columns of queries and keys, and of values.
-static KERNELS: [&[([usize; 2], KernelRef<Params>)]; 3] = {
-    macro_rules! table {
-        ($dtype:literal: $($columns:literal $dqk:literal $dv:literal),*) => {
-            &[$(([$dqk, $dv], Params::kernel(concat!("backward_", $dtype, "_", $columns)))),*]
-        };
-    }
-    [
-        table!("bf16": "64" 64 64, "128" 128 128, "192_128" 192 128, "256" 256 256),
-        table!("f16": "64" 64 64, "128" 128 128, "192_128" 192 128, "256" 256 256),
-        table!("f32": "64" 64 64, "128" 128 128, "256" 256 256),
-    ]
-};
+type Kernels = [&'static [([usize; 2], KernelRef<Params>)]; 3];
+
+macro_rules! table {
+    ($dtype:literal: $($columns:literal $dqk:literal $dv:literal),*) => {
+        &[$(([$dqk, $dv], Params::kernel(concat!("backward_", $dtype, "_", $columns)))),*]
+    };
+}
+use table;
+
+static KERNELS: Kernels = [
+    table!("bf16": "64" 64 64, "128" 128 128, "192_128" 192 128, "256" 256 256),
+    table!("f16": "64" 64 64, "128" 128 128, "192_128" 192 128, "256" 256 256),
+    table!("f32": "64" 64 64, "128" 128 128, "256" 256 256),
+];
 static DELTA: [KernelRef<delta::Params>; 3] = [
     delta::Params::kernel("backward_delta_bf16"),
     delta::Params::kernel("backward_delta_f16"),
@@ -310,16 +316,12 @@ fn backward<'a, T: AttentionElement + Float>(
     if let Some(starts) = &cu_seqlens {
         problem.starts(starts, sizes.sk)?;
     }
-    let rows_in = |problem: &mut Problem<'a>, arg: &'static str, view: &TensorView<'a, T>| {
-        view.expect_unit_stride(op, arg)?;
-        view.expect_aligned(op, arg, size_of::<T>() as u64)?;
-        Ok::<HeadRows, Error>(Problem::rows::<T>(&problem.launch.input(arg, view)?))
-    };
-    let (out, dout) = (rows_in(&mut problem, "out", &out)?, rows_in(&mut problem, "dout", &dout)?);
+    let out = rows_in(&mut problem, "out", &out)?;
+    let dout = rows_in(&mut problem, "dout", &dout)?;
     let mut params = Params { dout, ..Params::zeroed() };
-    params.dq = rows_out::<T>(op, &mut problem.launch, "dq", &mut dq)?;
-    params.dk = rows_out::<T>(op, &mut problem.launch, "dk", &mut dk)?;
-    params.dv = rows_out::<T>(op, &mut problem.launch, "dv", &mut dv)?;
+    params.dq = rows_out(&mut problem, "dq", &mut dq)?;
+    params.dk = rows_out(&mut problem, "dk", &mut dk)?;
+    params.dv = rows_out(&mut problem, "dv", &mut dv)?;
     params.delta = problem.launch.output_address("workspace", &mut workspace)?;
     let dsink = match &mut dsink {
         Some(dsink) => problem.launch.output_address("dsink", dsink)?,
@@ -329,27 +331,7 @@ fn backward<'a, T: AttentionElement + Float>(
     let vectorized = |rows: &HeadRows| Problem::vectorized::<T>(rows, vector, heads.dv);
     params.dout_vectorized = vectorized(&dout);
 
-    let (columns, kernel) = *KERNELS[float_index(T::DTYPE)]
-        .iter()
-        .find(|([dqk, dv], _)| heads.dqk <= *dqk && heads.dv <= *dv)
-        .ok_or_else(|| Error::unsupported(op, "columns", "no kernel is that wide"))?;
-    let tile = rows_of_tile(stream.device().info().arch.is_amd(), T::DTYPE, columns[1]);
-    let group = heads.heads / heads.kv_heads;
-    let too_large = |arg, n: usize| Error::too_large(op, arg, format!("{n} rows"), (1 << 30) - 1);
-    let given = problem.params.sequences;
-    let of_queries = sizes
-        .sequences(given.q_starts, sizes.sq, group, tile)
-        .ok_or_else(|| too_large("q", sizes.sq.saturating_mul(group)))?;
-    let by_keys =
-        sizes.sequences(given.k_starts, sizes.sk, 1, tile).ok_or_else(|| too_large("k", sizes.sk))?;
-    problem.params.sequences =
-        Sequences { k_starts: given.k_starts, sk: sizes.sk as u32, total_k: sizes.sk as u32, ..of_queries };
-    problem.params.splits.count = 1;
-    (params.all, params.by_keys) = (problem.params, by_keys);
-    let key_blocks = by_keys.tiles as usize * heads.kv_heads;
-    let query_blocks = of_queries.tiles as usize * heads.kv_heads;
-    params.key_blocks = key_blocks as u32;
-
+    let main = Blocks::new(&mut problem, &mut params, &sizes, heads, &KERNELS)?;
     let of_rows = delta::Params {
         out,
         dout,
@@ -366,9 +348,8 @@ fn backward<'a, T: AttentionElement + Float>(
         ..delta::Params::zeroed()
     };
     if u32::try_from(needed).is_err() {
-        return Err(too_large("q", needed));
+        return Err(Error::too_large(op, "q", format!("{needed} rows by heads"), u32::MAX.into()));
     }
-    let main = stream.kernel(kernel)?;
     let deltas = stream.kernel(DELTA[float_index(T::DTYPE)])?;
     let sinks = if dsink != 0 { Some(stream.kernel(SINKS)?) } else { None };
     let lanes = match heads.dv {
@@ -376,8 +357,7 @@ fn backward<'a, T: AttentionElement + Float>(
         65..=128 => 16,
         _ => 32,
     };
-    // SAFETY: the checks above make all tensors as large as they count; the kernels clamp starts, which are on the device, to the rows
-    // of the tensors, and the workspace has a float for each row and head.
+    // SAFETY: the checks above make all tensors as large as they count, and the workspace has a float for each row and head.
     unsafe {
         if needed > 0 {
             let blocks = needed.div_ceil(THREADS / lanes);
@@ -386,24 +366,81 @@ fn backward<'a, T: AttentionElement + Float>(
         if let Some(sinks) = sinks {
             stream.launch(op).run(&sinks, LaunchConfig::grid_1d(heads.heads), &of_rows)?;
         }
-        match schedule {
-            BackwardSchedule::Fused if key_blocks + query_blocks > 0 => {
-                let config = LaunchConfig::grid_1d(key_blocks + query_blocks);
-                problem.launch.run(&main, config, &params)?;
-            }
-            BackwardSchedule::Fused => {}
-            BackwardSchedule::Split => {
-                if key_blocks > 0 {
-                    stream.launch(op).run(&main, LaunchConfig::grid_1d(key_blocks), &params)?;
-                }
-                params.key_blocks = 0;
-                if query_blocks > 0 {
-                    problem.launch.run(&main, LaunchConfig::grid_1d(query_blocks), &params)?;
-                }
-            }
-        }
     }
-    Ok(())
+    main.run(problem, params, schedule)
+}
+
+/// The launches of the main kernel.
+struct Blocks {
+    kernel: Kernel<Params>,
+    of_keys: usize,
+    of_queries: usize,
+}
+
+impl Blocks {
+    /// Completes the parameters.
+    fn new(
+        problem: &mut Problem,
+        params: &mut Params,
+        sizes: &Sizes,
+        heads: Heads,
+        kernels: &Kernels,
+    ) -> Result<Self> {
+        let (op, stream, dtype) = (problem.op, problem.stream, problem.kernel);
+        let (columns, kernel) = *kernels[float_index(dtype)]
+            .iter()
+            .find(|([dqk, dv], _)| heads.dqk <= *dqk && heads.dv <= *dv)
+            .ok_or_else(|| {
+                Error::unsupported(op, format!("{} columns", heads.dqk), "no kernel is that wide")
+            })?;
+        let tile = rows_of_tile(stream.device().info().arch.is_amd(), dtype, columns[1]);
+        let group = heads.heads / heads.kv_heads;
+        let too_large = |arg, n: usize| Error::too_large(op, arg, format!("{n} rows"), (1 << 30) - 1);
+        let given = problem.params.sequences;
+        let of_queries = sizes
+            .sequences(given.q_starts, sizes.sq, group, tile)
+            .ok_or_else(|| too_large("q", sizes.sq.saturating_mul(group)))?;
+        let by_keys =
+            sizes.sequences(given.k_starts, sizes.sk, 1, tile).ok_or_else(|| too_large("k", sizes.sk))?;
+        problem.params.sequences = Sequences {
+            k_starts: given.k_starts,
+            sk: sizes.sk as u32,
+            total_k: sizes.sk as u32,
+            ..of_queries
+        };
+        problem.params.splits.count = 1;
+        (params.all, params.by_keys) = (problem.params, by_keys);
+        let blocks = |of: &Sequences| of.tiles as usize * heads.kv_heads;
+        params.key_blocks = blocks(&by_keys) as u32;
+        let kernel = stream.kernel(kernel)?;
+        Ok(Self { kernel, of_keys: blocks(&by_keys), of_queries: blocks(&of_queries) })
+    }
+
+    fn run(self, problem: Problem, params: Params, schedule: BackwardSchedule) -> Result<()> {
+        let Self { kernel, of_keys, of_queries } = self;
+        let queries_alone = Params { key_blocks: 0, ..params };
+        let launches: &[(usize, &Params)] = match schedule {
+            BackwardSchedule::Fused => &[(of_keys + of_queries, &params)],
+            BackwardSchedule::Split => &[(of_keys, &params), (of_queries, &queries_alone)],
+        };
+        for (blocks, params) in launches.iter().filter(|(blocks, _)| *blocks > 0) {
+            let config = LaunchConfig::grid_1d(*blocks);
+            // SAFETY: the operators have checked rows, heads and columns of each tensor against each other; the kernels clamp starts, which
+            // are on the device, to the rows of the tensors.
+            unsafe { problem.stream.launch(problem.op).run(&kernel, config, *params)? };
+        }
+        Ok(())
+    }
+}
+
+fn rows_in<'a, T: Element>(
+    problem: &mut Problem<'a>,
+    arg: &'static str,
+    view: &TensorView<'a, T>,
+) -> Result<HeadRows> {
+    view.expect_unit_stride(problem.op, arg)?;
+    view.expect_aligned(problem.op, arg, size_of::<T>() as u64)?;
+    Ok(Problem::rows::<T>(&problem.launch.input(arg, view)?))
 }
 
 /// Rows of a block, `kRows` of `hip/backward.h`: waves of 32 on AMD GPUs, of 16 for wide values and elsewhere.
@@ -412,12 +449,11 @@ fn rows_of_tile(amd: bool, dtype: DType, dv: usize) -> usize {
 }
 
 fn rows_out<'a, 't: 'a, T: Element>(
-    op: &'static str,
-    launch: &mut Launch<'a>,
+    problem: &mut Problem<'a>,
     arg: &'static str,
     view: &mut TensorViewMut<'t, T>,
 ) -> Result<HeadRows> {
-    view.expect_unit_stride(op, arg)?;
-    view.expect_aligned(op, arg, size_of::<T>() as u64)?;
-    Ok(Problem::rows::<T>(&launch.output(arg, view)?))
+    view.expect_unit_stride(problem.op, arg)?;
+    view.expect_aligned(problem.op, arg, size_of::<T>() as u64)?;
+    Ok(Problem::rows::<T>(&problem.launch.output(arg, view)?))
 }

@@ -38,6 +38,7 @@ pub static OPERATORS: &[Operator] = &[
     backward::MHA_ONEKERNEL_BWD,
     backward::FLASH_ATTN_BWD,
     hstu::HSTU_ATTN,
+    hstu::HSTU_ATTN_BWD,
     lean::LEAN_ATTEN,
     lean_paged::LEAN_ATTEN_PAGED,
     unified::UNIFIED_ATTN,

@@ -2,8 +2,10 @@
 
 use super::mha::{AttentionOutputs, Qkv, check_packed, problem};
 use super::options::{AttentionElement, AttentionOptions, AttentionOutput, UNLIMITED};
+use super::problem::Problem;
 use crate::kernels::attention::Hstu;
-use hk_core::{Error, NamedOperand, Operand, Result, Stream, TensorView, TensorViewMut};
+use crate::kv_cache::optional;
+use hk_core::{Error, NamedOperand, Result, Stream, TensorView, TensorViewMut};
 
 /// The sequences of [`hstu_attn`].
 #[derive(Debug, Clone, Copy)]
@@ -27,6 +29,45 @@ pub struct HstuOptions {
     pub max_attn_len: usize,
     /// Tokens at the start of each sequence that see all tokens but targets.
     pub contextual_len: usize,
+}
+
+impl HstuSequences<'_> {
+    /// The number of sequences.
+    pub(crate) fn check(&self, op: &'static str) -> Result<usize> {
+        let [n] = self.seq_offsets.dims(op, "seq_offsets")?;
+        let n = n.checked_sub(1).ok_or_else(|| Error::shape(op, "seq_offsets", [n], "[sequences + 1]"))?;
+        if let Some(targets) = &self.num_targets {
+            targets.expect_shape(op, "num_targets", [n])?;
+        }
+        Ok(n)
+    }
+}
+
+impl<'a> Problem<'a> {
+    /// Packed sequences, which are queries and keys, and what they see of each other.
+    pub(crate) fn hstu_sequences(
+        &mut self,
+        sequences: &HstuSequences<'a>,
+        options: &HstuOptions,
+    ) -> Result<()> {
+        let HstuOptions { alpha, max_len, causal, max_attn_len, contextual_len } = *options;
+        let starts = self.indices("seq_offsets", &sequences.seq_offsets)?;
+        let targets = match &sequences.num_targets {
+            Some(targets) => self.indices("num_targets", targets)?,
+            None => 0,
+        };
+        let tokens = |n: usize| n.min(UNLIMITED as usize) as u32;
+        self.hstu(Hstu {
+            targets,
+            causal: causal.into(),
+            reach: tokens(max_attn_len),
+            contextual: tokens(contextual_len),
+            inverse_longest: (1.0 / max_len as f64) as f32,
+        });
+        self.params.scores.scale = alpha;
+        (self.params.sequences.q_starts, self.params.sequences.k_starts) = (starts, starts);
+        Ok(())
+    }
 }
 
 impl HstuOptions {
@@ -82,37 +123,16 @@ pub fn hstu_attn<'a, T: AttentionElement + AttentionOutput<T>>(
     options: HstuOptions,
 ) -> Result<()> {
     const OP: &str = "hstu_attn";
-    let HstuOptions { alpha, max_len, causal, max_attn_len, contextual_len } = options;
-    let HstuSequences { seq_offsets, num_targets } = sequences;
     let outputs = AttentionOutputs { out, lse: None };
     let [rows, _] = check_packed(OP, &inputs, &outputs)?;
     inputs.k.expect_shape(OP, "k", inputs.q.shape())?;
-    let [n] = seq_offsets.dims(OP, "seq_offsets")?;
-    let n = n.checked_sub(1).ok_or_else(|| Error::shape(OP, "seq_offsets", [n], "[sequences + 1]"))?;
-    if let Some(targets) = &num_targets {
-        targets.expect_shape(OP, "num_targets", [n])?;
-    }
+    let n = sequences.check(OP)?;
     options.check(OP)?;
-    let others: [NamedOperand; 2] = [
-        ("seq_offsets", Some(&seq_offsets)),
-        ("num_targets", num_targets.as_ref().map(|v| v as &dyn Operand)),
-    ];
+    let others: [NamedOperand; 2] =
+        [("seq_offsets", Some(&sequences.seq_offsets)), ("num_targets", optional(&sequences.num_targets))];
     let scores = AttentionOptions::default();
     let mut problem = problem(OP, stream, inputs, (outputs, None), &scores, [n, rows, rows], &others)?;
-    let starts = problem.indices("seq_offsets", &seq_offsets)?;
-    let targets = num_targets.map_or(Ok(0), |targets| problem.indices("num_targets", &targets))?;
-    let tokens = |n: usize| n.min(UNLIMITED as usize) as u32;
-    problem.hstu(Hstu {
-        targets,
-        causal: causal.into(),
-        reach: tokens(max_attn_len),
-        contextual: tokens(contextual_len),
-        inverse_longest: (1.0 / max_len as f64) as f32,
-    });
-    let total_k = problem.count("k", rows)?;
-    let params = problem.params();
-    params.scores.scale = alpha;
-    (params.sequences.q_starts, params.sequences.k_starts) = (starts, starts);
-    params.sequences.total_k = total_k;
+    problem.hstu_sequences(&sequences, &options)?;
+    problem.params.sequences.total_k = problem.count("k", rows)?;
     problem.run_packed(n, rows)
 }

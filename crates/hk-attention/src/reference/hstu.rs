@@ -72,6 +72,35 @@ impl Hstu {
     }
 }
 
+impl Hstu {
+    /// Gradients of `sum out dout` by `q`, `k` and `v`: with `x = alpha q_i . k_j` and `f = 1 / (1 + exp(-x))`, the slope of `silu(x)` is
+    /// `f (1 + x (1 - f))`.
+    pub fn backward(&self, q: &[f64], k: &[f64], v: &[f64], dout: &[f64]) -> [Vec<f64>; 3] {
+        let len = q.len() / (self.heads * self.dqk).max(1);
+        let [mut dq, mut dk, mut dv] = [q, k, v].map(|x| vec![0.0; x.len()]);
+        let add = |to: &mut [f64], factor: f64, x: &[f64]| {
+            for (to, x) in to.iter_mut().zip(x) {
+                *to += factor * x;
+            }
+        };
+        for (i, head) in (0..len).flat_map(|i| (0..self.heads).map(move |h| (i, h))) {
+            let of = |row: usize, width: usize| {
+                (row * self.heads + head) * width..(row * self.heads + head + 1) * width
+            };
+            for j in (0..len).filter(|&j| self.sees(len, i, j)) {
+                let (query, key, d) = (&q[of(i, self.dqk)], &k[of(j, self.dqk)], &dout[of(i, self.dv)]);
+                let x = self.alpha * dot(query, key).0;
+                let f = 1.0 / (1.0 + (-x).exp());
+                let ds = self.alpha * dot(d, &v[of(j, self.dv)]).0 * f * (1.0 + x * (1.0 - f)) / self.max_len;
+                add(&mut dq[of(i, self.dqk)], ds, key);
+                add(&mut dk[of(j, self.dqk)], ds, query);
+                add(&mut dv[of(j, self.dv)], x * f / self.max_len, d);
+            }
+        }
+        [dq, dk, dv]
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
