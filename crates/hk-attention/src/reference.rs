@@ -5,6 +5,7 @@
 
 pub mod attention;
 pub mod hstu;
+pub mod logits;
 pub mod mla;
 pub mod qk_concat;
 

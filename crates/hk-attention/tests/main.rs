@@ -8,6 +8,7 @@ mod fused_bmm_rope_kv_cache;
 mod hstu_attn;
 mod lean_atten;
 mod lean_atten_paged;
+mod logits;
 mod merge_attn_states;
 mod mha;
 mod mla_decode;

@@ -939,6 +939,44 @@ def lean_atten_paged(d):
     return inputs, parameters, {"out": (out, ATTENTION[t]), "lse": (lse, LSE)}, ["lse"]
 
 
+@case
+def fp8_mqa_logits(d):
+    queries, heads, columns, keys = d.size(20), d.size(100), 16 * d.size(16), d.size(400)
+    t = fp8(d)
+    q, k = (d.normal(of, np.float32).astype(t) for of in ((queries, heads, columns), (keys, columns)))
+    scale, weights = np.abs(d.normal(keys, np.float32)), d.normal((queries, heads), np.float32)
+    starts, ends = d.integers(-3, keys, queries), d.integers(0, keys + 9, queries)
+    products = jax.nn.relu(jnp.einsum("ihc,jc->ihj", f64(q), f64(k)))
+    out = jnp.einsum("ihj,ih->ij", products, f64(weights)) * f64(scale)
+    off = jnp.einsum("ihj,ih->ij", products, jnp.abs(f64(weights))) * f64(scale)
+    at = np.arange(keys)
+    seen = (at >= starts[:, None]) & (at < ends[:, None])
+    inputs = {"q": q, "k": k, "k_scale": scale, "weights": weights, "starts": starts, "ends": ends}
+    return inputs, {}, {"out": (jnp.where(seen, out, -jnp.inf), (1e-6, np.asarray(off) * 1e-5 + 1e-9))}, []
+
+
+@case
+def pa_mqa_logits(d):
+    n, of_one, heads, columns = d.size(3), d.size(4), d.size(100), 16 * d.size(16)
+    tokens, width, longest = d.pick(1, 16, 64), d.size(8), d.size(300)
+    pages = n * width
+    t = fp8(d)
+    q, k = (d.normal(of, np.float32).astype(t) for of in ((n, of_one, heads, columns), (pages, tokens, columns)))
+    scale, weights = np.abs(d.normal((pages, tokens), np.float32)), d.normal((n * of_one, heads), np.float32)
+    table = d.rng.permutation(pages).astype(np.int32).reshape(n, width)
+    lens = d.integers(0, width * tokens + 1, n)
+    longest = min(longest, width * tokens)
+    keys, scales = (f64(x)[table].reshape(n, width * tokens, -1)[:, :longest] for x in (k, scale))
+    products = jax.nn.relu(jnp.einsum("brhc,bjc->brhj", f64(q), keys))
+    each = f64(weights).reshape(n, of_one, heads)
+    out, off = (jnp.einsum("brhj,brh->brj", products, w) * scales[:, None, :, 0] for w in (each, jnp.abs(each)))
+    last = lens[:, None] - of_one + np.arange(of_one)
+    seen = np.arange(longest) <= last[:, :, None]
+    out, off = (x.reshape(n * of_one, longest) for x in (jnp.where(seen, out, -jnp.inf), off))
+    inputs = {"q": q, "k": k, "k_scale": scale, "weights": weights, "context_lens": lens, "block_table": table}
+    return inputs, {"max_len": longest}, {"out": (out, (1e-6, np.asarray(off) * 1e-5 + 1e-9))}, []
+
+
 def tokens_of(d):
     """Inputs and parameters of hstu_attn, and per sequence its rows, factors of activations and what sees what."""
     t, starts, causal = d.dtype(), cuts(d, d.size(4), 100), d.pick(False, True)

@@ -11,6 +11,7 @@ mod hstu;
 mod latent;
 mod lean;
 mod lean_paged;
+mod logits;
 mod merge_states;
 mod mha;
 mod mla;
@@ -49,4 +50,6 @@ pub static OPERATORS: &[Operator] = &[
     pa_prefill::CHUNKED_PA_PREFILL,
     latent::MLA_DECODE_ROPE,
     latent::UNIFIED_ATTN_SPARSE_MLA,
+    logits::FP8_MQA_LOGITS,
+    logits::PA_MQA_LOGITS,
 ];

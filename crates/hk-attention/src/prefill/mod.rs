@@ -21,11 +21,11 @@ pub use hstu::{HstuOptions, HstuSequences, hstu_attn};
 pub use lean::{LeanOptions, LeanPagedInputs, lean_atten, lean_atten_paged};
 pub(crate) use mha::kernel_of;
 pub use mha::{AttentionOutputs, Qkv, SequenceStarts, mha, mha_varlen};
-pub(crate) use options::UNLIMITED;
 pub use options::{
     AttentionElement, AttentionOptions, AttentionOutput, Bias, Descales, Dropout, Mask, PagedElement,
     PagedKv, Pages,
 };
+pub(crate) use options::{UNLIMITED, check_fp8};
 pub use pa_prefill::{PaPrefillInputs, PaPrefillOptions, chunked_pa_prefill, pa_prefill};
 pub use plan::{AttentionProblem, QueryTile, Tiling, attention_workspace};
 pub(crate) use plan::{Plan, floats_per_row};

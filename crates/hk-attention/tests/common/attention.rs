@@ -89,6 +89,11 @@ impl Builder {
         self
     }
 
+    pub fn table(mut self, name: &'static str, shape: [usize; 2], values: &[i32]) -> Self {
+        self.given.push((name, HostTensor::new(shape, values).unwrap()));
+        self
+    }
+
     pub fn scalar(mut self, name: &str, value: Scalar) -> Self {
         self.spec.set_scalar(name, value).unwrap_or_else(|e| panic!("{e}"));
         self
