@@ -2,6 +2,7 @@
 
 hk_core::include_kernels!();
 
+mod chunk;
 mod conv;
 mod cumsum;
 mod gating;
@@ -18,6 +19,11 @@ mod solve;
 mod split;
 mod utils;
 
+pub use chunk::{
+    ChunkInputs, ChunkOptions, ChunkOutputInputs, ChunkOutputOptions, DeltaInputs, DeltaOptions,
+    DeltaOutputs, RecomputeInputs, WyInputs, chunk_delta_h, chunk_gated_delta_rule, chunk_o, recompute_w_u,
+    wy_representation,
+};
 pub use conv::{
     ConvSplitInputs, ConvUpdateSplitInputs, Qkv, causal_conv1d_fwd_split_qkv, causal_conv1d_update_split_qkv,
 };

@@ -1,0 +1,158 @@
+// outputs.hip: chunk_o: outputs of the tokens of each chunk
+//   o_i = scale (exp(G_i) H^T q_i + sum_{j <= i} exp(G_i - G_j) (q_i k_j) D_j)     i, j of the chunk; exp2 if G is of base 2
+//   q, k  [batch, T, k_heads, K]   T = bf16 | f16 | f32   any strides of tokens and heads
+//   d, o  [batch, T, v_heads, V]   T                      the same
+//   g     [batch, T, v_heads]      f32, optional          sums of logarithms of decays in the chunk
+//   h     [chunks, v_heads, K, V] or [.., V, K]  T        the states that enter the chunks
+// Packed: one batch, sequence b from starts[b] to starts[b + 1].
+// One wave for 32 tokens of a chunk and a unit of columns of a value head (see tokens.h): H^T q and k q in one pass over K, all operands
+// from memory; then the decayed q k are from accumulators the operand of D. LDS holds the gates of the chunk.
+// Rounds the decayed q k to T where it is an operand, and o.
+// Floor: bytes of q, k, D, H, o; 2 C (K V + C K + C V) operations a chunk and value head, of the last two about half.
+#include <hk/arch.h>
+#include <hk/entry.h>
+
+#include "tokens.h"
+
+namespace {
+using namespace gdr;
+using Params = Prefill;
+
+constexpr int kOwn = 2;  // tiles of 16 tokens of a wave
+
+struct Lds {
+    float gates[kMostTokens], norms[kMostTokens];
+};
+
+template <class T, Access kAccess>
+HK_FN void outputs(const Prefill &p) {
+    using R = Rows<T, kAccess>;
+    constexpr int V = R::V, kFrags = kMostTokens / (4 * V);
+    __shared__ Lds lds;
+    const u32 group = hk::group_of_lane(hk::lane_id());
+    const u32 units = (p.v_dim + 16 * V - 1) / (16 * V), parts = (p.chunk + 16 * kOwn - 1) / (16 * kOwn);
+    u32 rest = hk::block_x();
+    const u32 v0 = rest % units * (16 * V);
+    rest /= units;
+    const u32 first = rest % parts * (16 * kOwn);
+    rest /= parts;
+    const u32 head = rest % p.v_heads, number = rest / p.v_heads, k_head = head / p.group;
+    const Chunk chunk(p, number);
+    if (first >= chunk.tokens) return;
+    // Tokens up to the wave's last one.
+    const u32 rows = chunk.tokens < first + 16 * kOwn ? chunk.tokens : first + 16 * kOwn;
+    const R q(p.q, chunk.batch, chunk.first, k_head, rows, p.k_dim);
+    const R k(p.k, chunk.batch, chunk.first, k_head, rows, p.k_dim);
+    const R d(p.d, chunk.batch, chunk.first, head, rows, p.v_dim);
+    const R o(p.o, chunk.batch, chunk.first, head, rows, p.v_dim);
+    const auto state = reinterpret_cast<GlobalPtr<T>>(p.h) + (u64(number) * p.v_heads + head) * (p.k_dim * p.v_dim);
+    const R h = p.h_vk ? R(state, p.v_dim, p.k_dim, p.k_dim) : R(state, p.k_dim, p.v_dim, p.v_dim);
+
+    const u64 row = chunk.row(p);
+    for (u32 t = hk::lane_id(); t < kMostTokens; t += hk::kWaveSize) {
+        const u64 at = row + (t < rows ? t : rows - 1);
+        lds.gates[t] = p.g ? reinterpret_cast<GlobalPtr<const float>>(p.g)[at * p.v_heads + head] : 0.0f;
+        lds.norms[t] = p.norms ? reinterpret_cast<GlobalPtr<const float>>(p.norms)[at * p.k_heads + k_head] : 1.0f;
+    }
+    hk::wave_barrier();
+
+    MmaAcc out[kOwn][V], scores[kOwn][kTiles];
+    Vec<float, hk::kRowsPerLane> squares[kOwn];
+#pragma unroll
+    for (int m = 0; m < kOwn; ++m) {
+        squares[m] = 0.0f;
+#pragma unroll
+        for (int j = 0; j < V; ++j) out[m][j] = MmaAcc(0.0f);
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j) scores[m][j] = MmaAcc(0.0f);
+    }
+    for (u32 col = 0; col < p.k_dim; col += 4 * V) {
+        const u32 own = col + V * group;
+        Frag of_q[kOwn];
+#pragma unroll
+        for (int m = 0; m < kOwn; ++m) {
+            of_q[m] = q.frag(first + 16 * m, own);
+            if (p.l2norm) {
+                const auto part = __builtin_bit_cast(hk::PerRow<Vec<T, V>>, of_q[m]);
+#pragma unroll
+                for (int i = 0; i < hk::kRowsPerLane; ++i) {
+#pragma unroll
+                    for (int e = 0; e < V; ++e) {
+                        squares[m][i] = __builtin_fmaf(float(part.row[i][e]), float(part.row[i][e]), squares[m][i]);
+                    }
+                }
+            }
+        }
+        const auto add = [&](int j, const Frag &of_h) {
+#pragma unroll
+            for (int m = 0; m < kOwn; ++m) out[m][j] = hk::FragMma<T>::mma(&of_h, &of_q[m], out[m][j]);
+        };
+        if (p.h_vk) {
+#pragma unroll
+            for (int j = 0; j < V; ++j) add(j, h.frag_of_columns(v0, j, own));
+        } else {
+            const auto of_h = h.template columns<false>(col, v0);
+#pragma unroll
+            for (int j = 0; j < V; ++j) add(j, of_h.frag(j));
+        }
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j) {
+            if (16 * u32(j) >= rows) continue;
+            const Frag of_k = k.frag(16 * j, own);
+#pragma unroll
+            for (int m = 0; m < kOwn; ++m) scores[m][j] = hk::FragMma<T>::mma(&of_k, &of_q[m], scores[m][j]);
+        }
+    }
+
+    const auto decay = [&](float g) { return p.base_2 ? hk::exp2(g) : hk::exp(g); };
+    Vec<float, hk::kRowsPerLane> factor[kOwn];
+#pragma unroll
+    for (int m = 0; m < kOwn; ++m) {
+        Vec<float, hk::kRowsPerLane> gate, of_state;
+#pragma unroll
+        for (int i = 0; i < hk::kRowsPerLane; ++i) {
+            gate[i] = lds.gates[first + 16 * m + hk::row_of_lane(hk::lane_id(), i)];
+            of_state[i] = decay(gate[i]);
+            const float sum = hk::reduce_over_lane_groups(squares[m][i], hk::Sum{});
+            factor[m][i] = p.l2norm ? p.scale / __builtin_sqrtf(sum + 1e-6f) : p.scale;
+            if (!chunk.in_range) factor[m][i] = __builtin_nanf("");
+        }
+#pragma unroll
+        for (int j = 0; j < V; ++j) out[m][j] *= hk::broadcast_m(of_state);
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j) {
+            if (16 * u32(j) >= rows) continue;
+            each_sum([&](int e, u32 n, u32 row) {
+                const u32 t = 16 * j + n;
+                const float of = decay(gate[e / hk::kMmaRows] - lds.gates[t]) * lds.norms[t];
+                scores[m][j][e] = t <= first + 16 * m + row ? scores[m][j][e] * of : 0.0f;
+            });
+        }
+    }
+#pragma unroll
+    for (int f = 0; f < kFrags; ++f) {
+        if (4 * V * u32(f) >= rows) continue;
+        Frag of_scores[kOwn];
+#pragma unroll
+        for (int m = 0; m < kOwn; ++m) {
+            of_scores[m] = frag_of_sums<T>(f, [&](int tile, int e) { return scores[m][tile][e]; });
+        }
+        const auto of_d = d.template columns<true>(4 * V * f, v0);
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+            const Frag column = of_d.frag(j);
+#pragma unroll
+            for (int m = 0; m < kOwn; ++m) out[m][j] = hk::FragMma<T>::mma(&column, &of_scores[m], out[m][j]);
+        }
+    }
+#pragma unroll
+    for (int m = 0; m < kOwn; ++m) store_unit(o, out[m], first + 16 * m, v0, factor[m]);
+}
+}  // namespace
+
+#define OUTPUTS_ENTRIES(T)                                                                        \
+    HK_ENTRY_WAVES_PER_SIMD(outputs_##T, hk::kWaveSize, 2, 8, outputs<hk::T, Access::Vectorized>) \
+    HK_ENTRY_WAVES_PER_SIMD(outputs_##T##_scalar, hk::kWaveSize, 2, 8, outputs<hk::T, Access::Scalar>)
+OUTPUTS_ENTRIES(bf16)
+OUTPUTS_ENTRIES(f16)
+OUTPUTS_ENTRIES(f32)
