@@ -506,7 +506,7 @@ pub struct WyInputs<'a, T: Element> {
 /// `chunk_size` is 16, 32 or 64. Value head `h` has the keys of head `h / (v_heads / k_heads)`. `A` and `X` are `f32`; `X` times the weights
 /// of its columns is rounded to the type of `k`, products are summed up in `f32`, results rounded to nearest even. Batch-invariant. Tokens of
 /// no sequence are not written; those of a sequence whose tokens are out of range are NaN in `w` and `u`, and so are those of a chunk with a
-/// `g` that is positive or NaN. No output may share memory with another tensor. Returns when the launch is queued.
+/// `g` that is positive or NaN. A `g` below -150 counts as -150: nothing is left of the state. No output may share memory with another tensor. Returns when the launch is queued.
 ///
 /// # Errors
 /// As [`recompute_w_u`].
@@ -962,7 +962,8 @@ impl Parts {
 /// part is whole chunks and the state is `f32`, the bits are the same.
 ///
 /// What is on the device is not trusted: a sequence whose tokens are out of range, or whose slot is beyond the pool, is NaN in `o` where it
-/// has tokens, and writes no state. A `g` that is positive or NaN makes the outputs of its chunk, of all later ones, and the state NaN. If two
+/// has tokens, and writes no state. A `g` that is positive or NaN makes the outputs of its token, others of its chunk, all of later ones, and the state NaN; one
+/// below -150 counts as -150. If two
 /// sequences have one slot, the state of either may remain. `last` may be exactly `initial`; else no output may share memory with another
 /// tensor. No allocation, no host copy: it can be captured in a graph. Returns when the launches are queued.
 ///
@@ -1029,57 +1030,53 @@ pub fn chunk_gated_delta_rule<'a, T: Float, S: StateElement>(
     }
 
     let Sizes { tokens, k_dim, v_dim, .. } = sizes.all;
+    // All tensors are bound before anything is launched.
     let mut prepare = stream.launch(OP);
     let space = prepare.output_address("workspace", &mut workspace)?;
     let at = |part: usize| space + part as u64;
-    let keys = rows_of(prepare.input_address("k", &k)?, &k, tokens);
-    let starts = optional_address(&mut prepare, "cu_seqlens", &cu_seqlens)?;
     let all = Prefill {
-        k: keys,
+        k: rows_of(prepare.input_address("k", &k)?, &k, tokens),
         w: sizes.packed_rows(at(parts.w), k_dim),
         u: sizes.packed_rows(at(parts.u), v_dim),
         norms: if options.qk_l2norm { at(parts.norms) } else { 0 },
         l2norm: options.qk_l2norm.into(),
+        h: at(parts.h),
         h_vk: 1,
-        starts,
+        starts: optional_address(&mut prepare, "cu_seqlens", &cu_seqlens)?,
         ..sizes.params(GateBase::Natural, scale)
     };
-    let tokens_left = sizes.rows() > 0;
-    if tokens_left {
-        let params = Prefill {
-            v: rows_of(prepare.input_address("v", &v)?, &v, tokens),
-            g: optional_address(&mut prepare, "g", &g)?,
-            beta: prepare.input_address("beta", &beta)?,
-            sums: at(parts.sums),
-            ..all
-        };
-        sizes.run_prepare::<T>(stream, prepare, &params, vectorized, true)?;
-    }
+    let of_prepare = Prefill {
+        v: rows_of(prepare.input_address("v", &v)?, &v, tokens),
+        g: optional_address(&mut prepare, "g", &g)?,
+        beta: prepare.input_address("beta", &beta)?,
+        sums: at(parts.sums),
+        ..all
+    };
 
-    let mut of_states = stream.launch(OP);
-    of_states.input_address("k", &k)?;
-    of_states.output_address("workspace", &mut workspace)?;
-    optional_address(&mut of_states, "cu_seqlens", &cu_seqlens)?;
+    let mut update = stream.launch(OP);
+    update.input_address("k", &k)?;
+    update.output_address("workspace", &mut workspace)?;
+    optional_address(&mut update, "cu_seqlens", &cu_seqlens)?;
     // v_new takes the place of u.
-    let mut params = Prefill { d: all.u, g: at(parts.sums), h: at(parts.h), ..all };
-    bind_states(&mut of_states, &mut states, &sizes, options.layout, &mut params)?;
-    sizes.run_states::<T>(stream, of_states, &params, vectorized)?;
-    if !tokens_left {
-        return Ok(());
-    }
+    let mut of_update = Prefill { d: all.u, g: at(parts.sums), ..all };
+    bind_states(&mut update, &mut states, &sizes, options.layout, &mut of_update)?;
 
     let mut outputs = stream.launch(OP);
     outputs.input_address("k", &k)?;
     outputs.output_address("workspace", &mut workspace)?;
     optional_address(&mut outputs, "cu_seqlens", &cu_seqlens)?;
     let of_o = outputs.output_address("o", &mut o)?;
-    let params = Prefill {
+    let of_outputs = Prefill {
         q: rows_of(outputs.input_address("q", &q)?, &q, tokens),
         d: all.u,
         o: rows_of(of_o, &o.alias(), tokens),
         g: at(parts.sums),
-        h: at(parts.h),
         ..all
     };
-    sizes.run_outputs::<T>(stream, outputs, &params, vectorized & of_q)
+    if sizes.rows() == 0 {
+        return sizes.run_states::<T>(stream, update, &of_update, vectorized);
+    }
+    sizes.run_prepare::<T>(stream, prepare, &of_prepare, vectorized, true)?;
+    sizes.run_states::<T>(stream, update, &of_update, vectorized)?;
+    sizes.run_outputs::<T>(stream, outputs, &of_outputs, vectorized & of_q)
 }

@@ -581,7 +581,7 @@ impl HostRows {
         let mut sum = 0.0;
         let mut gate = |t: usize| {
             let g = self.g.as_ref().map_or(0.0, |g| g[value(t)]);
-            sum = if by_token { sum + g } else { g };
+            sum = if by_token { sum + if g < -150.0 { -150.0 } else { g } } else { g };
             sum.exp()
         };
         ChunkHead {
