@@ -17,6 +17,7 @@
 #include <hk/entry.h>
 #include <hk/shared.h>
 
+#include "chunks.h"
 #include "tokens.h"
 
 namespace {
@@ -40,22 +41,17 @@ struct Lds {
 /// Tiles on and below the diagonal.
 using Lower = MmaAcc[kTiles][kTiles];
 
-/// What a gate is at least: its exponential is 0 in f32, while sums of others still differ by what they are.
-constexpr float kLeastGate = -150.0f;
-
-/// The chunk's gates and weights, in LDS; `kSums`: sums of the gates. A gate that is positive or NaN makes them NaN.
+/// The chunk's gates and weights, in LDS; `kSums`: sums of the gates.
 template <bool kSums>
 HK_FN void load_gates(const Prefill &p, const Chunk &chunk, u32 head, Lds &lds) {
     const u64 row = chunk.row(p);
-    double before = 0.0;
+    GateSums sums;
     for (u32 t = hk::lane_id(); t < kMostTokens; t += hk::kWaveSize) {
         const bool there = t < chunk.tokens;
         const u64 at = (row + (there ? t : 0)) * p.v_heads + head;
         float gate = p.g && there ? reinterpret_cast<GlobalPtr<const float>>(p.g)[at] : 0.0f;
         if constexpr (kSums) {
-            const double sum = before + hk::wave_scan(double(gate <= 0.0f ? __builtin_fmaxf(gate, kLeastGate) : __builtin_nanf("")));
-            before = hk::last_lane(sum);
-            gate = float(sum);
+            gate = sums.add(gate);
             if (p.sums && there) reinterpret_cast<GlobalPtr<float>>(p.sums)[at] = gate;
         }
         lds.gates[t] = gate;

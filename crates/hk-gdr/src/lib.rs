@@ -34,7 +34,7 @@ pub use index::{
     Index, get_max_num_splits, gpu_prepare_chunk_indices, prepare_chunk_offsets,
     prepare_cu_seqlens_from_lens, prepare_lens, prepare_position_ids, prepare_sequence_ids,
 };
-pub use kkt::{GateBase, KktInputs, chunk_scaled_dot_kkt};
+pub use kkt::{FusedKktInputs, FusedKktOptions, GateBase, KktInputs, chunk_scaled_dot_kkt, fused_cumsum_kkt};
 pub use l2norm::{l2norm, l2norm_bwd};
 #[cfg(feature = "registry")]
 pub use operators::OPERATORS;

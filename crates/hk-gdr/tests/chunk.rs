@@ -1,8 +1,6 @@
 //! The gated delta rule in chunks: against f64 token by token, its laws, and its steps one by one.
 
-use crate::recurrent::{
-    Case, Data, Output, Uploaded, error, exchanged, reference, relative, run, run_by, stored,
-};
+use crate::recurrent::{Case, Data, Output, Uploaded, error, exchanged, reference, relative, run_by, stored};
 use hk_core::{DType, Float, Layout, TensorViewMut, bf16, f16};
 use hk_gdr::reference::ChunkHead;
 use hk_gdr::{

@@ -26,6 +26,7 @@ pub static OPERATORS: &[Operator] = &[
     rows::L2NORM_BWD,
     rows::CHUNK_LOCAL_CUMSUM,
     kkt::CHUNK_SCALED_DOT_KKT,
+    kkt::FUSED_CUMSUM_KKT,
     solve::SOLVE_TRIL,
     chunk::RECOMPUTE_W_U,
     chunk::WY_REPRESENTATION,
