@@ -486,7 +486,7 @@ def by_tokens(x, tokens):
 
 def chunk_bound(t, x):
     """Operands of products rounded to the type: relative to an element, and to the size of all."""
-    relative, absolute = {bf16: (1 / 64, 2e-2), np.float16: (1 / 512, 2.5e-3), np.float32: (1e-5, 1e-5)}[t]
+    relative, absolute = {bf16: (1 / 64, 3e-2), np.float16: (1 / 512, 4e-3), np.float32: (1e-5, 1e-5)}[t]
     return relative, absolute * float(jnp.sqrt(jnp.mean(x * x))) + 1e-7
 
 

@@ -65,11 +65,14 @@ fn bound<T: Float>() -> f64 {
 fn check<T: Float, S: StateElement>(of: &Chunked) {
     let data = Data::<T, S>::new(&of.case);
     let want = reference(&of.case, &data);
-    let of_states = bound::<T>().max(bound::<S>());
+    // Where a chunk has more keys than they have elements, its updates cancel: operands of 16 bits err by more of what is left.
+    let cancels = if of.chunk > of.case.dims[0] && T::DTYPE != DType::F32 { 2.0 } else { 1.0 };
+    let of_o = bound::<T>() * cancels;
+    let of_states = of_o.max(bound::<S>());
     for gpu in kit::devices() {
         let got = chunked(&gpu, of, &data);
         let (o, states) = (error(&got.o, &want.o), error(&got.states, &want.states));
-        assert!(o <= bound::<T>(), "o: {o:e} of {of:?} on {}", gpu.spec());
+        assert!(o <= of_o, "o: {o:e} of {of:?} on {}", gpu.spec());
         assert!(states <= of_states, "states: {states:e} of {of:?} on {}", gpu.spec());
     }
 }
