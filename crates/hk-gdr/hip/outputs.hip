@@ -68,10 +68,11 @@ HK_FN void outputs(const Prefill &p) {
     }
     for (u32 col = 0; col < p.k_dim; col += 4 * V) {
         const u32 own = col + V * group;
+        const auto of_lane = q.lanes(own);
         Frag of_q[kOwn];
 #pragma unroll
         for (int m = 0; m < kOwn; ++m) {
-            of_q[m] = q.frag(first + 16 * m, own);
+            of_q[m] = q.frag(of_lane, first + 16 * m);
             if (p.l2norm) {
                 const auto part = __builtin_bit_cast(hk::PerRow<Vec<T, V>>, of_q[m]);
 #pragma unroll
@@ -88,23 +89,26 @@ HK_FN void outputs(const Prefill &p) {
             for (int m = 0; m < kOwn; ++m) out[m][j] = hk::FragMma<T>::mma(&of_h, &of_q[m], out[m][j]);
         };
         if (p.h_vk) {
+            // Row n of tile j is column v0 + V n + j.
+            const auto of_h = h.lanes(own, V);
 #pragma unroll
-            for (int j = 0; j < V; ++j) add(j, h.frag_of_columns(v0, j, own));
+            for (int j = 0; j < V; ++j) add(j, h.frag(of_h, v0 + j));
         } else {
             const auto of_h = h.template columns<false>(col, v0);
 #pragma unroll
             for (int j = 0; j < V; ++j) add(j, of_h.frag(j));
         }
+        const auto of_keys = k.lanes(own);
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) {
             if (16 * u32(j) >= rows) continue;
-            const Frag of_k = k.frag(16 * j, own);
+            const Frag of_k = k.frag(of_keys, 16 * j);
 #pragma unroll
             for (int m = 0; m < kOwn; ++m) scores[m][j] = hk::FragMma<T>::mma(&of_k, &of_q[m], scores[m][j]);
         }
     }
 
-    const auto decay = [&](float g) { return p.base_2 ? hk::exp2(g) : hk::exp(g); };
+    const float unit = p.base_2 ? 1.0f : kLog2E;
     Vec<float, hk::kRowsPerLane> factor[kOwn];
 #pragma unroll
     for (int m = 0; m < kOwn; ++m) {
@@ -112,7 +116,7 @@ HK_FN void outputs(const Prefill &p) {
 #pragma unroll
         for (int i = 0; i < hk::kRowsPerLane; ++i) {
             gate[i] = lds.gates[first + 16 * m + hk::row_of_lane(hk::lane_id(), i)];
-            of_state[i] = decay(gate[i]);
+            of_state[i] = decay(gate[i], unit);
             const float sum = hk::reduce_over_lane_groups(squares[m][i], hk::Sum{});
             factor[m][i] = p.l2norm ? p.scale / __builtin_sqrtf(sum + 1e-6f) : p.scale;
             if (!chunk.in_range) factor[m][i] = __builtin_nanf("");
@@ -122,11 +126,15 @@ HK_FN void outputs(const Prefill &p) {
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) {
             if (16 * u32(j) >= rows) continue;
-            each_sum([&](int e, u32 n, u32 row) {
-                const u32 t = 16 * j + n;
-                const float of = decay(gate[e / hk::kMmaRows] - lds.gates[t]) * lds.norms[t];
-                scores[m][j][e] = t <= first + 16 * m + row ? scores[m][j][e] * of : 0.0f;
-            });
+            const u32 t = 16 * j + 4 * group;
+            const Four gates = *reinterpret_cast<const Four *>(&lds.gates[t]),
+                       norms = *reinterpret_cast<const Four *>(&lds.norms[t]);
+#pragma unroll
+            for (int e = 0; e < hk::kRowsPerLane * 4; ++e) {
+                const float of = decay(gate[e / 4] - gates[e % 4], unit) * norms[e % 4];
+                const bool later = t + e % 4 > first + 16 * m + hk::row_of_lane(hk::lane_id(), e / 4);
+                scores[m][j][e] = later ? 0.0f : scores[m][j][e] * of;
+            }
         }
     }
 #pragma unroll

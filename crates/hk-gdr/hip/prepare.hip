@@ -74,10 +74,11 @@ HK_FN void products(const Prefill &p, const Chunk &chunk, u32 k_head, bool keep_
     }
     for (u32 col = 0; col < p.k_dim; col += 4 * V) {
         Frag rows[kTiles];
+        const auto of_lane = k.lanes(col + V * group);
 #pragma unroll
         for (int i = 0; i < kTiles; ++i) {
             if (16 * u32(i) >= chunk.tokens) continue;
-            rows[i] = k.frag(16 * i, col + V * group);
+            rows[i] = k.frag(of_lane, 16 * i);
 #pragma unroll
             for (int j = 0; j <= i; ++j) a[i][j] = hk::FragMma<T>::mma(&rows[i], &rows[j], a[i][j]);
         }
@@ -101,11 +102,18 @@ HK_FN void products(const Prefill &p, const Chunk &chunk, u32 k_head, bool keep_
 #pragma unroll
         for (int j = 0; j <= i; ++j) {
             if (16 * u32(i) >= chunk.tokens) continue;
-            each_sum([&](int e, u32 n, u32 m) {
-                const float weight =
-                    weights[e % 4] * lds.norms[16 * j + m] * hk::exp(gates[e % 4] - lds.gates[16 * j + m]);
-                a[i][j][e] = j < i || n > m ? weight * a[i][j][e] : 0.0f;
-            });
+            Vec<float, hk::kRowsPerLane> gate, norm;
+#pragma unroll
+            for (int r = 0; r < hk::kRowsPerLane; ++r) {
+                const u32 m = 16 * j + hk::row_of_lane(hk::lane_id(), r);
+                gate[r] = lds.gates[m], norm[r] = lds.norms[m];
+            }
+#pragma unroll
+            for (int e = 0; e < hk::kRowsPerLane * 4; ++e) {
+                const float weight = weights[e % 4] * norm[e / 4] * decay(gates[e % 4] - gate[e / 4], kLog2E);
+                const bool later = 16 * j + hk::row_of_lane(hk::lane_id(), e / 4) >= t + e % 4;
+                a[i][j][e] = later ? 0.0f : weight * a[i][j][e];
+            }
         }
     }
 }
@@ -229,7 +237,6 @@ HK_FN void prepare(const Prefill &p) {
     const R u(p.u, chunk.batch, chunk.first, head, chunk.tokens, p.v_dim);
     load_gates<kSolve>(p, chunk, head, lds);
     const u32 group = hk::group_of_lane(hk::lane_id());
-    [[maybe_unused]] const auto decay = [&](float g) { return p.base_2 ? hk::exp2(g) : hk::exp(g); };
     O of_v, of_k;
     if constexpr (kSolve) {
         Lower a, x;
@@ -240,7 +247,7 @@ HK_FN void prepare(const Prefill &p) {
         for (int j = 0; j < kTiles; ++j) {
             const u32 t = 16 * j + 4 * group;
             weights[j] = lds.four(lds.betas, t);
-            decayed[j] = weights[j] * lds.four(lds.norms, t) * hk::exp(lds.four(lds.gates, t));
+            decayed[j] = weights[j] * lds.four(lds.norms, t) * hk::exp2_fast(lds.four(lds.gates, t) * kLog2E);
         }
 #pragma unroll
         for (int i = 0; i < kTiles; ++i) {
@@ -264,7 +271,7 @@ HK_FN void prepare(const Prefill &p) {
 #pragma unroll
             for (int f = 0; f < O::frags(i); ++f) {
                 const u32 first = 4 * V * f + V * group;
-                const auto rows = __builtin_bit_cast(hk::PerRow<Vec<T, V>>, x.frag(16 * i, first));
+                const auto rows = __builtin_bit_cast(hk::PerRow<Vec<T, V>>, x.frag(x.lanes(first), 16 * i));
                 const auto operand = [&](auto weight) {
                     return hk::joined(hk::per_row([&](u32 r) {
                         const u32 row = 16 * i + hk::row_of_lane(hk::lane_id(), r);
@@ -277,7 +284,8 @@ HK_FN void prepare(const Prefill &p) {
                     }));
                 };
                 of_v.frag[i][f] = operand([&](u32 t) { return lds.betas[t]; });
-                of_k.frag[i][f] = operand([&](u32 t) { return lds.betas[t] * decay(lds.gates[t]); });
+                of_k.frag[i][f] =
+                    operand([&](u32 t) { return lds.betas[t] * decay(lds.gates[t], p.base_2 ? 1.0f : kLog2E); });
             }
         }
     }

@@ -120,7 +120,7 @@ HK_FN void states(const Prefill &p) {
         const R w(p.w, sequence.batch, token, head, rows, p.k_dim);
         const R us(p.u, sequence.batch, token, head, rows, p.v_dim);
 
-        const auto decay = [&](float g) { return p.base_2 ? hk::exp2(g) : hk::exp(g); };
+        const float unit = p.base_2 ? 1.0f : kLog2E;
         const u64 row = u64(sequence.batch) * p.tokens + token;
         const auto gate = [&](u32 t) {
             return p.g ? reinterpret_cast<GlobalPtr<const float>>(p.g)[(row + t) * p.v_heads + head] : 0.0f;
@@ -130,7 +130,7 @@ HK_FN void states(const Prefill &p) {
 #pragma unroll
         for (u32 t = lane; t < kMostTokens; t += hk::kWaveSize) {
             const u32 there = t < rows ? t : rows - 1;
-            float of = decay(last - gate(there));
+            float of = decay(last - gate(there), unit);
             if (p.norms) of *= reinterpret_cast<GlobalPtr<const float>>(p.norms)[(row + there) * p.k_heads + k_head];
             lds.gates[t] = of;
         }
@@ -159,26 +159,33 @@ HK_FN void states(const Prefill &p) {
         }
 
         MmaAcc d[kTiles];
+        const auto of_u = us.elements(16 * slice);
+        typename R::Lanes of_w[kUnits * 4];
+#pragma unroll
+        for (int f = 0; f < kUnits * 4; ++f) of_w[f] = w.lanes(16 * V * (f / 4) + 4 * V * group + V * (f % 4));
 #pragma unroll
         for (int i = 0; i < kTiles; ++i) {
             d[i] = MmaAcc(0.0f);
             if (16 * u32(i) >= rows) continue;
 #pragma unroll
             for (int f = 0; f < kUnits * 4; ++f) {
-                const Frag of_w = w.frag(16 * i, 16 * V * (f / 4) + 4 * V * group + V * (f % 4));
-                d[i] = hk::FragMma<T>::mma(&of_w, &of_h[f], d[i]);
+                const Frag row = w.frag(of_w[f], 16 * i);
+                d[i] = hk::FragMma<T>::mma(&row, &of_h[f], d[i]);
             }
-            each_sum([&](int e, u32 t, u32 m) {
-                d[i][e] = float(us.window.template load<T>(us.at(16 * i + t, 16 * slice + m))) - d[i][e];
-            });
+#pragma unroll
+            for (int e = 0; e < hk::kRowsPerLane * 4; ++e) {
+                d[i][e] = float(us.window.template load<T>(us.element(of_u, 16 * i, e))) - d[i][e];
+            }
             if (p.d.data) {
                 const R to(p.d, sequence.batch, token, head, rows, p.v_dim);
-                each_sum([&](int e, u32 t, u32 m) { to.window.store(T(d[i][e]), to.at(16 * i + t, 16 * slice + m)); });
+                const auto of_d = to.elements(16 * slice);
+#pragma unroll
+                for (int e = 0; e < hk::kRowsPerLane * 4; ++e) to.window.store(T(d[i][e]), to.element(of_d, 16 * i, e));
             }
             d[i] *= hk::broadcast_n(*reinterpret_cast<const Four *>(&lds.gates[16 * i + 4 * group]));
         }
 
-        const float of_last = decay(last);
+        const float of_last = decay(last, unit);
 #pragma unroll
         for (int i = 0; i < kUnits * V; ++i) c.h[i] *= of_last;
 #pragma unroll

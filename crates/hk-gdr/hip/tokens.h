@@ -30,6 +30,10 @@ using hk::Window;
 using Four = Vec<float, 4>;
 using Layout16 = hk::AccLayout<16>;
 
+/// The exponential of a logarithm to a base, given 1 over the logarithm of 2 to it: that of differences of sums of gates, in two instructions.
+HK_FN float decay(float gate, float unit) { return hk::exp2_fast(gate * unit); }
+inline constexpr float kLog2E = 1.44269504f;
+
 /// Most tokens of a chunk, and tiles of 16 of them.
 inline constexpr int kMostTokens = 64, kTiles = kMostTokens / 16;
 
@@ -79,11 +83,15 @@ struct Rows {
         : Rows(reinterpret_cast<GlobalPtr<T>>(of.data) + b * of.batch + i64(token) * of.token + i64(head) * of.head,
                rows, of.token, cols) {}
 
-    /// The byte of column `col` of row `i`; outside of the window past the last row or column. No select: compares take a pair of SGPRs
-    /// each, and there are too few. Vectorized rows do not overlap: those past the last are beyond the window.
+    /// What to add to an offset in a row from column `col` on: nothing, or what is outside of the window past the last column. No select:
+    /// compares take a pair of SGPRs each, and there are too few.
+    HK_FN u32 past(u32 col) const { return (cols - 1 - col) & Window::kOutOfBounds; }
+
+    /// The byte of column `col` of row `i`; outside of the window past the last row or column. Vectorized rows do not overlap: those past
+    /// the last are beyond the window.
     HK_FN u32 at(u32 i, u32 col) const {
-        const u32 past = kAccess == Access::Vectorized ? cols - 1 - col : (cols - 1 - col) | (rows - 1 - i);
-        return (i * row_bytes + col * u32(sizeof(T))) | (past & Window::kOutOfBounds);
+        const u32 offset = (i * row_bytes + col * u32(sizeof(T))) | past(col);
+        return kAccess == Access::Vectorized ? offset : offset | ((rows - 1 - i) & Window::kOutOfBounds);
     }
 
     /// 16 bytes of row `i` from column `col` on; zeros past the last row and column.
@@ -113,17 +121,45 @@ struct Rows {
         put(__builtin_bit_cast(Vec<u32, 4>, hk::narrow<T, V>(v)), i, col);
     }
 
-    /// The lane's fragment of 16 rows from `first` on: V columns from `col` on, which is the lane's.
-    HK_FN Frag frag(u32 first, u32 col) const {
-        const u32 lane = opaque_lane();
-        return hk::joined(hk::per_row([&](u32 i) { return load(first + hk::row_of_lane(lane, i), col); }));
+    /// The lane's place in rows: its offset in the window, from which rows are a wave-uniform number of rows away.
+    struct Lane {
+        u32 row, col, offset;
+    };
+    HK_FN Lane lane(u32 row, u32 col) const {
+        Lane lane{row, col, (row * row_bytes + col * u32(sizeof(T))) | past(col)};
+        hk::opaque(lane.offset);
+        return lane;
+    }
+    HK_FN u32 at(const Lane &lane, u32 rows_on) const {
+        const u32 offset = lane.offset + rows_on * row_bytes;
+        return kAccess == Access::Vectorized ? offset
+                                             : offset | ((rows - 1 - lane.row - rows_on) & Window::kOutOfBounds);
+    }
+    HK_FN Vec<u32, 4> load(const Lane &lane, u32 rows_on) const {
+        if constexpr (kAccess == Access::Vectorized) {
+            return window.load<Vec<u32, 4>>(at(lane, rows_on));
+        } else {
+            return load(lane.row + rows_on, lane.col);
+        }
     }
 
-    /// The same of rows that are the columns of tile `j` of the unit from `first` on.
-    HK_FN Frag frag_of_columns(u32 first, u32 j, u32 col) const {
-        const u32 lane = opaque_lane();
-        return hk::joined(hk::per_row([&](u32 i) { return load(first + V * hk::row_of_lane(lane, i) + j, col); }));
+    /// The lane's places for fragments of 16 rows: V columns from `col` on, which is the lane's. Rows are `apart` rows from each other.
+    using Lanes = hk::PerRow<Lane>;
+    HK_FN Lanes lanes(u32 col, u32 apart = 1) const {
+        return hk::per_row([&](u32 i) { return lane(apart * hk::row_of_lane(hk::lane_id(), i), col); });
     }
+    /// The lane's fragment of rows from `first` on.
+    HK_FN Frag frag(const Lanes &lanes, u32 first) const {
+        return hk::joined(hk::per_row([&](u32 i) { return load(lanes.row[i], first); }));
+    }
+
+    /// The lane's places for a tile of 16 rows n by 16 columns m from `col` on, element by element.
+    HK_FN Lanes elements(u32 col) const {
+        const u32 lane_id = hk::lane_id(), group = hk::group_of_lane(lane_id);
+        return hk::per_row([&](u32 i) { return lane(4 * group, col + hk::row_of_lane(lane_id, i)); });
+    }
+    /// The offset of element `e` of the accumulators of a tile whose rows begin with `first`.
+    HK_FN u32 element(const Lanes &lanes, u32 first, int e) const { return at(lanes.row[e / 4], first + e % 4); }
 
     /// A unit's columns over 4 V rows, as operands.
     struct ColumnTiles {
@@ -146,12 +182,14 @@ struct Rows {
     /// Those of columns from `col` on and rows from `first` on, in the order of accumulators that are the other operand, or of `frag`.
     template <bool kOfSums>
     HK_FN ColumnTiles columns(u32 first, u32 col) const {
-        const u32 lane = opaque_lane(), group = hk::group_of_lane(lane);
+        const u32 lane_id = opaque_lane(), group = hk::group_of_lane(lane_id);
+        const Lanes lanes =
+            hk::per_row([&](u32 i) { return lane((kOfSums ? 4 : V) * group, col + V * hk::row_of_lane(lane_id, i)); });
         ColumnTiles tiles;
 #pragma unroll
         for (int e = 0; e < V; ++e) {
-            const u32 row = first + (kOfSums ? e / 4 * 16 + 4 * group + e % 4 : V * group + e);
-            tiles.rows[e] = hk::per_row([&](u32 i) { return load(row, col + V * hk::row_of_lane(lane, i)); });
+            const u32 on = first + (kOfSums ? e / 4 * 16 + e % 4 : e);
+            tiles.rows[e] = hk::per_row([&](u32 i) { return load(lanes.row[i], on); });
         }
         return tiles;
     }
