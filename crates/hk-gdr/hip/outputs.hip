@@ -126,14 +126,23 @@ HK_FN void outputs(const Prefill &p) {
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) {
             if (16 * u32(j) >= rows) continue;
+            // Of the token's tile, of those before it, or after it.
+            const u32 own = first + 16 * m;
+            if (16 * u32(j) > own) {
+                scores[m][j] = MmaAcc(0.0f);
+                continue;
+            }
             const u32 t = 16 * j + 4 * group;
-            const Four gates = *reinterpret_cast<const Four *>(&lds.gates[t]),
-                       norms = *reinterpret_cast<const Four *>(&lds.norms[t]);
+            const Four gates = *reinterpret_cast<const Four *>(&lds.gates[t]);
+            const Four norms = *reinterpret_cast<const Four *>(&lds.norms[t]);
 #pragma unroll
             for (int e = 0; e < hk::kRowsPerLane * 4; ++e) {
-                const float of = decay(gate[e / 4] - gates[e % 4], unit) * norms[e % 4];
-                const bool later = t + e % 4 > first + 16 * m + hk::row_of_lane(hk::lane_id(), e / 4);
-                scores[m][j][e] = later ? 0.0f : scores[m][j][e] * of;
+                scores[m][j][e] *= decay(gate[e / 4] - gates[e % 4], unit) * norms[e % 4];
+            }
+            if (16 * u32(j) < own) continue;
+#pragma unroll
+            for (int e = 0; e < hk::kRowsPerLane * 4; ++e) {
+                if (4 * group + e % 4 > hk::row_of_lane(hk::lane_id(), e / 4)) scores[m][j][e] = 0.0f;
             }
         }
     }
