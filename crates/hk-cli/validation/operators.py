@@ -599,13 +599,18 @@ def chunk_o(d):
 @case
 def chunk_gated_delta_rule(d):
     t, chunk, tokens, given, _ = chunk_draw(d, "q", "k", "v", "g", "beta")
-    layout, l2norm = d.pick("kv", "vk"), bool(d.pick(0, 1))
+    layout, l2norm, channels = d.pick("kv", "vk"), bool(d.pick(0, 1)), bool(d.pick(0, 1))
     (batch, _, heads, v_dim), dim = given["v"].shape, given["q"].shape[-1]
     state = d.normal((batch, heads, dim, v_dim), np.float32)
     of_head = [f64(np.repeat(given[name], heads // given["k"].shape[2], axis=2)) for name in ("q", "k")]
-    rest = (f64(given[name]) for name in ("v", "g"))
     gk = jnp.zeros((batch, tokens, heads, dim))
-    o, last = delta_rule(*of_head, *rest, gk, f64(given["beta"]), f64(state), dim**-0.5, l2norm)
+    if channels:
+        given["gk"] = -np.abs(d.normal(gk.shape, np.float32, 0.3))
+        gk = f64(given["gk"])
+    g = jnp.zeros((batch, tokens, heads)) if channels else f64(given["g"])
+    o, last = delta_rule(*of_head, f64(given["v"]), g, gk, f64(given["beta"]), f64(state), dim**-0.5, l2norm)
+    if channels:
+        del given["g"]
     last = last if layout == "kv" else last.swapaxes(2, 3)
     given |= {"initial_state": np.ascontiguousarray(state if layout == "kv" else state.swapaxes(2, 3))}
     parameters = {"chunk_size": chunk, "layout": layout, "qk_l2norm": str(l2norm).lower()}

@@ -45,10 +45,13 @@ HK_FN void for_chunks(hk::u64 starts, hk::u32 sequences, hk::u32 tokens, hk::u32
 struct GateSums {
     double before = 0.0;
 
+    HK_FN static double checked(float gate) {
+        return double(gate <= 0.0f ? __builtin_fmaxf(gate, -150.0f) : __builtin_nanf(""));
+    }
+
     /// The sum up to the lane's token. All lanes take part, in the order of tokens.
     HK_FN float add(float gate) {
-        const double sum =
-            before + hk::wave_scan(double(gate <= 0.0f ? __builtin_fmaxf(gate, -150.0f) : __builtin_nanf("")));
+        const double sum = before + hk::wave_scan(checked(gate));
         before = hk::last_lane(sum);
         return float(sum);
     }

@@ -4,6 +4,8 @@
 //   d, o  [batch, T, v_heads, V]   T                      the same
 //   g     [batch, T, v_heads]      f32, optional          sums of logarithms of decays in the chunk
 //   h     [chunks, v_heads, K, V] or [.., V, K]  T        the states that enter the chunks
+// With sums of gates of channels, gk [batch, T, v_heads, K] f32, instead of g: exp(G_id) and exp(G_id - G_jd) of each channel d of a
+// product, so that no exponent is positive; see prepare.hip.
 // Packed: one batch, sequence b from starts[b] to starts[b + 1].
 // One wave for 32 tokens of a chunk and a unit of columns of a value head (see tokens.h): H^T q and k q in one pass over K, all operands
 // from memory; then the decayed q k are from accumulators the operand of D. LDS holds the gates of the chunk.
@@ -24,7 +26,7 @@ struct Lds {
     float gates[kMostTokens], norms[kMostTokens];
 };
 
-template <class T, Access kAccess>
+template <class T, Access kAccess, bool kChannels = false>
 HK_FN void outputs(const Prefill &p) {
     using R = Rows<T, kAccess>;
     constexpr int V = R::V, kFrags = kMostTokens / (4 * V);
@@ -66,10 +68,14 @@ HK_FN void outputs(const Prefill &p) {
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) scores[m][j] = MmaAcc(0.0f);
     }
+    [[maybe_unused]] const Channels<T, kAccess> channels(p, row, head, rows);
     for (u32 col = 0; col < p.k_dim; col += 4 * V) {
         const u32 own = col + V * group;
         const auto of_lane = q.lanes(own);
         Frag of_q[kOwn];
+        // Gates of channels: decayed from the first token of the tile, and its gates.
+        [[maybe_unused]] Frag from_first[kOwn];
+        [[maybe_unused]] Vec<float, V> of_first[kOwn];
 #pragma unroll
         for (int m = 0; m < kOwn; ++m) {
             of_q[m] = q.frag(of_lane, first + 16 * m);
@@ -82,6 +88,15 @@ HK_FN void outputs(const Prefill &p) {
                         squares[m][i] = __builtin_fmaf(float(part.row[i][e]), float(part.row[i][e]), squares[m][i]);
                     }
                 }
+            }
+        }
+        if constexpr (kChannels) {
+#pragma unroll
+            for (int m = 0; m < kOwn; ++m) {
+                const auto gates = channels.load_rows(first + 16 * m, own);
+                of_first[m] = channels.load(first + 16 * m, own);
+                from_first[m] = channels.decayed(of_q[m], [&](u32 i) { return gates.row[i] - of_first[m]; });
+                of_q[m] = channels.decayed(of_q[m], [&](u32 i) { return gates.row[i]; });
             }
         }
         const auto add = [&](int j, const Frag &of_h) {
@@ -104,7 +119,28 @@ HK_FN void outputs(const Prefill &p) {
             if (16 * u32(j) >= rows) continue;
             const Frag of_k = k.frag(of_keys, 16 * j);
 #pragma unroll
-            for (int m = 0; m < kOwn; ++m) scores[m][j] = hk::FragMma<T>::mma(&of_k, &of_q[m], scores[m][j]);
+            for (int m = 0; m < kOwn; ++m) {
+                if constexpr (kChannels) {
+                    if (16 * u32(j) >= first + 16 * m) continue;
+                    const auto gates = channels.load_rows(16 * j, own);
+                    const Frag to_first = channels.decayed(of_k, [&](u32 i) { return of_first[m] - gates.row[i]; });
+                    scores[m][j] = hk::FragMma<T>::mma(&to_first, &from_first[m], scores[m][j]);
+                } else {
+                    scores[m][j] = hk::FragMma<T>::mma(&of_k, &of_q[m], scores[m][j]);
+                }
+            }
+        }
+    }
+
+    if constexpr (kChannels) {
+#pragma unroll
+        for (int m = 0; m < kOwn; ++m) {
+            if (first + 16 * m >= rows) continue;
+            const MmaAcc own = channels.template diagonal<false>(q, k, first + 16 * m, p.k_dim);
+#pragma unroll
+            for (int j = 0; j < kTiles; ++j) {
+                if (16 * u32(j) == first + 16 * m) scores[m][j] = own;
+            }
         }
     }
 
@@ -170,6 +206,12 @@ HK_FN void outputs(const Prefill &p) {
 #define OUTPUTS_ENTRIES(T)                                                                        \
     HK_ENTRY_WAVES_PER_SIMD(outputs_##T, hk::kWaveSize, 2, 8, outputs<hk::T, Access::Vectorized>) \
     HK_ENTRY_WAVES_PER_SIMD(outputs_##T##_scalar, hk::kWaveSize, 2, 8, outputs<hk::T, Access::Scalar>)
+#define CHANNELS_ENTRIES(T)                                                                                        \
+    HK_ENTRY_WAVES_PER_SIMD(outputs_##T##_channels, hk::kWaveSize, 1, 8, outputs<hk::T, Access::Vectorized, true>) \
+    HK_ENTRY_WAVES_PER_SIMD(outputs_##T##_channels_scalar, hk::kWaveSize, 1, 8, outputs<hk::T, Access::Scalar, true>)
 OUTPUTS_ENTRIES(bf16)
 OUTPUTS_ENTRIES(f16)
 OUTPUTS_ENTRIES(f32)
+CHANNELS_ENTRIES(bf16)
+CHANNELS_ENTRIES(f16)
+CHANNELS_ENTRIES(f32)

@@ -6,6 +6,10 @@
 //   g     [batch, T, v_heads]      f32, optional          logarithms of decays; of recompute_w_u the sums G
 //   x     [batch, T, v_heads, C]   T                      of recompute_w_u
 //   w, u  [batch, T, v_heads, K], [.., V]  T              contiguous
+// With gates of channels, gk [batch, T, v_heads, K] f32, the sums G_i are of each channel d, made by a kernel of its own:
+//   A_ij = beta_i sum_d k_id k_jd exp(G_id - G_jd),  w = X diag(beta) (K exp(G)),  kg = K exp(G_last - G)
+// Products of tiles below the diagonal are of k_i exp(G_i - R) and k_j exp(R - G_j) with R that of the first token of the tile of i: no exponent
+// is positive. In tiles on the diagonal each exponent is made.
 // Packed: one batch, sequence b from starts[b] to starts[b + 1].
 // One wave for a chunk of a value head, from keys to w and u in registers. Tiles of A have i = n and j = m, those of X^T j = n and i = m:
 //   X_jj by substitution, 16 lanes a block, a lane a column: x[i] -= A[i, j] x[j]; the only ones that go through LDS
@@ -62,8 +66,8 @@ HK_FN void load_gates(const Prefill &p, const Chunk &chunk, u32 head, Lds &lds) 
 }
 
 /// A of the chunk, with i = n and j = m.
-template <class T, Access kAccess>
-HK_FN void products(const Prefill &p, const Chunk &chunk, u32 k_head, bool keep_norms, const Rows<T, kAccess> &k,
+template <bool kChannels, class T, Access kAccess>
+HK_FN void products(const Prefill &p, const Chunk &chunk, u32 head, bool keep_norms, const Rows<T, kAccess> &k,
                     Lds &lds, Lower &a) {
     constexpr int V = hk::kVecLen<T>;
     const u32 group = hk::group_of_lane(hk::lane_id());
@@ -72,15 +76,41 @@ HK_FN void products(const Prefill &p, const Chunk &chunk, u32 k_head, bool keep_
 #pragma unroll
         for (int j = 0; j <= i; ++j) a[i][j] = MmaAcc(0.0f);
     }
-    for (u32 col = 0; col < p.k_dim; col += 4 * V) {
-        Frag rows[kTiles];
-        const auto of_lane = k.lanes(col + V * group);
+    if constexpr (kChannels) {
+        const Channels<T, kAccess> channels(p, chunk.row(p), head, chunk.tokens);
+        for (u32 col = 0; col < p.k_dim; col += 4 * V) {
+            const u32 own = col + V * group;
+            const auto of_lane = k.lanes(own);
+#pragma unroll
+            for (int i = 1; i < kTiles; ++i) {
+                if (16 * u32(i) >= chunk.tokens) continue;
+                const auto first = channels.load(16 * i, own);
+                const auto gates = channels.load_rows(16 * i, own);
+                const Frag row = channels.decayed(k.frag(of_lane, 16 * i), [&](u32 r) { return gates.row[r] - first; });
+#pragma unroll
+                for (int j = 0; j < i; ++j) {
+                    const auto before = channels.load_rows(16 * j, own);
+                    const Frag column =
+                        channels.decayed(k.frag(of_lane, 16 * j), [&](u32 r) { return first - before.row[r]; });
+                    a[i][j] = hk::FragMma<T>::mma(&row, &column, a[i][j]);
+                }
+            }
+        }
 #pragma unroll
         for (int i = 0; i < kTiles; ++i) {
-            if (16 * u32(i) >= chunk.tokens) continue;
-            rows[i] = k.frag(of_lane, 16 * i);
+            if (16 * u32(i) < chunk.tokens) a[i][i] = channels.template diagonal<true>(k, k, 16 * i, p.k_dim);
+        }
+    } else {
+        for (u32 col = 0; col < p.k_dim; col += 4 * V) {
+            Frag rows[kTiles];
+            const auto of_lane = k.lanes(col + V * group);
 #pragma unroll
-            for (int j = 0; j <= i; ++j) a[i][j] = hk::FragMma<T>::mma(&rows[i], &rows[j], a[i][j]);
+            for (int i = 0; i < kTiles; ++i) {
+                if (16 * u32(i) >= chunk.tokens) continue;
+                rows[i] = k.frag(of_lane, 16 * i);
+#pragma unroll
+                for (int j = 0; j <= i; ++j) a[i][j] = hk::FragMma<T>::mma(&rows[i], &rows[j], a[i][j]);
+            }
         }
     }
     if (p.l2norm) {
@@ -92,7 +122,7 @@ HK_FN void products(const Prefill &p, const Chunk &chunk, u32 k_head, bool keep_
         }
         hk::wave_barrier();
         for (u32 t = hk::lane_id(); keep_norms && t < chunk.tokens; t += hk::kWaveSize) {
-            reinterpret_cast<GlobalPtr<float>>(p.norms)[(chunk.row(p) + t) * p.k_heads + k_head] = lds.norms[t];
+            reinterpret_cast<GlobalPtr<float>>(p.norms)[(chunk.row(p) + t) * p.k_heads + head / p.group] = lds.norms[t];
         }
     }
 #pragma unroll
@@ -187,9 +217,9 @@ struct Operand {
     HK_FN static constexpr int frags(int i) { return (16 * i + 16 + 4 * V - 1) / (4 * V); }
 };
 
-/// to = X of, for the columns of `of`.
-template <bool kOfSums, class T, Access kAccess>
-HK_FN void multiply(const Operand<T> &x, const Rows<T, kAccess> &of, const Rows<T, kAccess> &to, float factor) {
+/// to = X f(of), for the columns of `of`; f as of Rows::columns.
+template <bool kOfSums, class T, Access kAccess, class F>
+HK_FN void multiply(const Operand<T> &x, const Rows<T, kAccess> &of, const Rows<T, kAccess> &to, float factor, F f_of) {
     using O = Operand<T>;
     constexpr int V = O::V, kAtOnce = 2;
     for (u32 col = 0; col < of.cols; col += 16 * V) {
@@ -204,7 +234,7 @@ HK_FN void multiply(const Operand<T> &x, const Rows<T, kAccess> &of, const Rows<
             }
 #pragma unroll
             for (int f = 0; f < O::frags(first + kAtOnce - 1); ++f) {
-                const auto columns = of.template columns<kOfSums>(4 * V * f, col);
+                const auto columns = of.template columns<kOfSums>(4 * V * f, col, f_of);
 #pragma unroll
                 for (int j = 0; j < V; ++j) {
                     const Frag column = columns.frag(j);
@@ -222,7 +252,7 @@ HK_FN void multiply(const Operand<T> &x, const Rows<T, kAccess> &of, const Rows<
     }
 }
 
-template <class T, Access kAccess, bool kSolve>
+template <class T, Access kAccess, bool kSolve, bool kChannels = false>
 HK_FN void prepare(const Prefill &p) {
     using R = Rows<T, kAccess>;
     using O = Operand<T>;
@@ -235,12 +265,12 @@ HK_FN void prepare(const Prefill &p) {
     const R v(p.v, chunk.batch, chunk.first, head, chunk.tokens, p.v_dim);
     const R w(p.w, chunk.batch, chunk.first, head, chunk.tokens, p.k_dim);
     const R u(p.u, chunk.batch, chunk.first, head, chunk.tokens, p.v_dim);
-    load_gates<kSolve>(p, chunk, head, lds);
+    load_gates<kSolve && !kChannels>(p, chunk, head, lds);
     const u32 group = hk::group_of_lane(hk::lane_id());
     O of_v, of_k;
     if constexpr (kSolve) {
         Lower a, x;
-        products(p, chunk, k_head, p.norms && head % p.group == 0, k, lds, a);
+        products<kChannels>(p, chunk, head, p.norms && head % p.group == 0, k, lds, a);
         solve(chunk.tokens, lds, a, x);
         Four weights[kTiles], decayed[kTiles];
 #pragma unroll
@@ -290,8 +320,49 @@ HK_FN void prepare(const Prefill &p) {
         }
     }
     const float factor = chunk.in_range ? 1.0f : __builtin_nanf("");
-    multiply<kSolve>(of_v, v, u, factor);
-    multiply<kSolve>(of_k, k, w, factor);
+    const auto as_they_are = [](Vec<u32, 4> of, u32, u32) { return of; };
+    multiply<kSolve>(of_v, v, u, factor, as_they_are);
+    if constexpr (kChannels) {
+        const Channels<T, kAccess> channels(p, chunk.row(p), head, chunk.tokens);
+        multiply<kSolve>(of_k, k, w, factor, [&](Vec<u32, 4> of, u32 row, u32 col) {
+            return channels.decayed(of, channels.load(row, col));
+        });
+        const R kg(p.kg, chunk.batch, chunk.first, head, chunk.tokens, p.k_dim);
+        for (u32 col = 0; col < p.k_dim; col += 4 * V) {
+            const u32 own = col + V * group;
+            const auto last = channels.load(chunk.tokens - 1, own);
+            for (u32 first = 0; first < chunk.tokens; first += 16) {
+#pragma unroll
+                for (int i = 0; i < hk::kRowsPerLane; ++i) {
+                    const u32 t = first + hk::row_of_lane(hk::lane_id(), i);
+                    const auto of = channels.values(k.load(t, own)) * lds.norms[t];
+                    kg.store(of * channels.decays(last - channels.load(t, own)), t, own);
+                }
+            }
+        }
+    } else {
+        multiply<kSolve>(of_k, k, w, factor, as_they_are);
+    }
+}
+
+/// Sums of gates of channels: a wave for a chunk of as many channels of a value head as it has lanes.
+HK_FN void sums(const Prefill &p) {
+    const u32 slices = (p.k_dim + hk::kWaveSize - 1) / hk::kWaveSize;
+    const u32 channel = hk::block_x() % slices * hk::kWaveSize + hk::lane_id(), rest = hk::block_x() / slices;
+    const u32 head = rest % p.v_heads;
+    const Chunk chunk(p, rest / p.v_heads);
+    if (chunk.tokens == 0) return;
+    const u64 first = (chunk.row(p) * p.v_heads + head) * p.k_dim;
+    const u32 row_bytes = p.v_heads * p.k_dim * 4, bytes = (chunk.tokens - 1) * row_bytes + p.k_dim * 4;
+    const Window from(reinterpret_cast<GlobalPtr<float>>(p.g) + first, bytes);
+    const Window to(reinterpret_cast<GlobalPtr<float>>(p.sums) + first, bytes);
+    const u32 at = channel < p.k_dim ? channel * 4 : Window::kOutOfBounds;
+    double sum = 0.0;
+#pragma unroll 8
+    for (u32 t = 0; t < chunk.tokens; ++t) {
+        sum += GateSums::checked(from.load<float>(at + t * row_bytes));
+        to.store(float(sum), at + t * row_bytes);
+    }
 }
 }  // namespace
 
@@ -303,3 +374,13 @@ HK_FN void prepare(const Prefill &p) {
 PREPARE_ENTRIES(bf16)
 PREPARE_ENTRIES(f16)
 PREPARE_ENTRIES(f32)
+
+#define CHANNELS_ENTRIES(T)                                                     \
+    HK_ENTRY_WAVES_PER_SIMD(prepare_##T##_channels, hk::kWaveSize, 1, 8,        \
+                            prepare<hk::T, Access::Vectorized, true, true>)     \
+    HK_ENTRY_WAVES_PER_SIMD(prepare_##T##_channels_scalar, hk::kWaveSize, 1, 8, \
+                            prepare<hk::T, Access::Scalar, true, true>)
+CHANNELS_ENTRIES(bf16)
+CHANNELS_ENTRIES(f16)
+CHANNELS_ENTRIES(f32)
+HK_ENTRY(sums_channels, hk::kWaveSize, sums)

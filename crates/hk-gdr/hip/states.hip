@@ -6,6 +6,7 @@
 //   h           [chunks, v_heads, K, V] or [.., V, K]  T       the states that enter the chunks; may be absent
 //   from, to    [sequences or slots, v_heads, K, V] or V, K    f32 | bf16
 // Packed: one batch, sequence b from starts[b] to starts[b + 1].
+// With sums of gates of channels, gk [batch, T, v_heads, K], k is given with its decays, and rows of H decay by exp(gk_last).
 // One wave for 16 columns v of a value head of a sequence. It has them of all K rows in accumulators, and needs no other wave: rows of w
 // and columns of k go from memory to operands, H and D from accumulators. LDS holds the gates of a chunk.
 // Rounds H to T where it is an operand and a snapshot, the decayed D where it is an operand, and D where it is stored; H itself is f32.
@@ -185,9 +186,23 @@ HK_FN void states(const Prefill &p) {
             d[i] *= hk::broadcast_n(*reinterpret_cast<const Four *>(&lds.gates[16 * i + 4 * group]));
         }
 
-        const float of_last = decay(last, unit);
+        if (p.gk) {
+            // Of each row k.
+            const Channels<T, kAccess> channels(p, row + rows - 1, head, 1);
 #pragma unroll
-        for (int i = 0; i < kUnits * V; ++i) c.h[i] *= of_last;
+            for (int i = 0; i < kUnits * 4; ++i) {
+                const auto of_last = channels.decays(channels.load(0, C::k(lane, i / 4, 0, i % 4)));
+#pragma unroll
+                for (int j = 0; j < V; ++j) {
+#pragma unroll
+                    for (int r = 0; r < hk::kRowsPerLane; ++r) c.h[i / 4 * V + j][4 * r + i % 4] *= of_last[j];
+                }
+            }
+        } else {
+            const float of_last = decay(last, unit);
+#pragma unroll
+            for (int i = 0; i < kUnits * V; ++i) c.h[i] *= of_last;
+        }
 #pragma unroll
         for (int f = 0; f < kFrags; ++f) {
             if (4 * V * u32(f) >= rows) continue;

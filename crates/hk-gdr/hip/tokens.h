@@ -40,8 +40,10 @@ inline constexpr int kMostTokens = 64, kTiles = kMostTokens / 16;
 /// What prepare, states and outputs are told. [B, T, heads, dim] with any strides of tokens and heads, or packed, [T, heads, dim].
 struct Prefill {
     Heads q, k, v, w, u, d, o;
+    Heads kg;  // of prepare with gates of channels: [.., v_heads, K] T, k exp(G_last - G), for states instead of k
     u64 g;  // f32 [.., v_heads], or 0: logarithms of decays; of each token for prepare, else sums in the chunk
-    u64 sums;  // f32 [.., v_heads]: those sums, of prepare
+    u64 sums;  // f32 [.., v_heads], or [.., v_heads, K] of channels: those sums, of prepare
+    u64 gk;  // f32 [.., v_heads, K], or 0: sums in the chunk of gates of channels, instead of g
     u64 beta;  // f32 [.., v_heads]
     u64 x;  // T [.., v_heads, chunk]: (I + A)^-1
     u64 norms;  // f32 [.., k_heads], or 0: reciprocal norms of keys
@@ -182,6 +184,11 @@ struct Rows {
     /// Those of columns from `col` on and rows from `first` on, in the order of accumulators that are the other operand, or of `frag`.
     template <bool kOfSums>
     HK_FN ColumnTiles columns(u32 first, u32 col) const {
+        return columns<kOfSums>(first, col, [](Vec<u32, 4> of, u32, u32) { return of; });
+    }
+    /// The same, with `f(elements, row, column)` instead of V elements of a row.
+    template <bool kOfSums, class F>
+    HK_FN ColumnTiles columns(u32 first, u32 col, F f) const {
         const u32 lane_id = opaque_lane(), group = hk::group_of_lane(lane_id);
         const Lanes lanes =
             hk::per_row([&](u32 i) { return lane((kOfSums ? 4 : V) * group, col + V * hk::row_of_lane(lane_id, i)); });
@@ -189,9 +196,99 @@ struct Rows {
 #pragma unroll
         for (int e = 0; e < V; ++e) {
             const u32 on = first + (kOfSums ? e / 4 * 16 + e % 4 : e);
-            tiles.rows[e] = hk::per_row([&](u32 i) { return load(lanes.row[i], on); });
+            tiles.rows[e] =
+                hk::per_row([&](u32 i) { return f(load(lanes.row[i], on), lanes.row[i].row + on, lanes.row[i].col); });
         }
         return tiles;
+    }
+};
+
+/// Sums of gates of channels of a value head's tokens.
+template <class T, Access kAccess>
+struct Channels {
+    static constexpr int V = hk::kVecLen<T>;
+    using Values = Vec<float, V>;
+    Rows<float, kAccess> rows;
+
+    HK_FN Channels(const Prefill &p, u64 row, u32 head, u32 count)
+        : rows(reinterpret_cast<GlobalPtr<float>>(p.gk) + (row * p.v_heads + head) * p.k_dim, count,
+               i64(p.v_heads) * p.k_dim, p.k_dim) {}
+
+    /// Of token `i`, V channels from `col` on; zeros past the last.
+    HK_FN Values load(u32 i, u32 col) const {
+        Values v;
+#pragma unroll
+        for (int e = 0; e < V; e += 4) {
+            const Four part = __builtin_bit_cast(Four, rows.load(i, col + e));
+#pragma unroll
+            for (int r = 0; r < 4; ++r) v[e + r] = part[r];
+        }
+        return v;
+    }
+    /// Of the lane's rows of 16 from `first` on.
+    HK_FN hk::PerRow<Values> load_rows(u32 first, u32 col) const {
+        const u32 lane = opaque_lane();
+        return hk::per_row([&](u32 i) { return load(first + hk::row_of_lane(lane, i), col); });
+    }
+
+    /// exp(gates), none of which is positive but for tokens that are not there. NaN stays NaN.
+    HK_FN static Values decays(Values gates) {
+        Values v;
+#pragma unroll
+        for (int e = 0; e < V; ++e) v[e] = decay(gates[e] > 0.0f ? 0.0f : gates[e], kLog2E);
+        return v;
+    }
+    HK_FN static Values values(Vec<u32, 4> of) { return hk::widen<T, V>(__builtin_bit_cast(Vec<T, V>, of)); }
+    /// Elements times exp(gates), rounded to T.
+    HK_FN static Vec<u32, 4> decayed(Vec<u32, 4> of, Values gates) {
+        return __builtin_bit_cast(Vec<u32, 4>, hk::narrow<T, V>(values(of) * decays(gates)));
+    }
+    /// The same of a fragment's rows, `gates(i)` of each.
+    template <class F>
+    HK_FN static Frag decayed(const Frag &of, F gates) {
+        const auto rows = __builtin_bit_cast(hk::PerRow<Vec<u32, 4>>, of);
+        return hk::joined(hk::per_row([&](u32 i) { return decayed(rows.row[i], gates(i)); }));
+    }
+
+    /// For 16 tokens from `first` on: sum over channels of x_i y_j exp(G_i - G_j) for the tokens j <= i of them, as accumulators: of `kOfRows`
+    /// i = n and j = m, else i = m and j = n. Each exponent is made, none is positive.
+    template <bool kOfRows, class R>
+    HK_FN MmaAcc diagonal(const R &x, const R &y, u32 first, u32 k_dim) const {
+        const u32 group = hk::group_of_lane(hk::lane_id());
+        // Of the lane's rows m, each of the 16 n.
+        Vec<float, hk::kRowsPerLane> sums[16];
+#pragma unroll
+        for (int n = 0; n < 16; ++n) sums[n] = 0.0f;
+        for (u32 col = 0; col < k_dim; col += 4 * V) {
+            const u32 own = col + V * group;
+            const auto of_m = __builtin_bit_cast(hk::PerRow<Vec<u32, 4>>, (kOfRows ? y : x).frag(x.lanes(own), first));
+            const auto gates_m = load_rows(first, own);
+#pragma unroll
+            for (int n = 0; n < 16; ++n) {
+                const Values of_n = values((kOfRows ? x : y).load(first + n, own)), gates_n = load(first + n, own);
+#pragma unroll
+                for (int i = 0; i < hk::kRowsPerLane; ++i) {
+                    const Values off = kOfRows ? gates_n - gates_m.row[i] : gates_m.row[i] - gates_n;
+                    const Values terms = of_n * values(of_m.row[i]) * decays(off);
+#pragma unroll
+                    for (int e = 0; e < V; ++e) sums[n][i] += terms[e];
+                }
+                hk::sched_barrier();  // else the loads of all n would be in flight
+            }
+        }
+        MmaAcc acc;
+#pragma unroll
+        for (int i = 0; i < hk::kRowsPerLane; ++i) {
+#pragma unroll
+            for (int n = 0; n < 16; ++n) sums[n][i] = hk::reduce_over_lane_groups(sums[n][i], hk::Sum{});
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+                const float low = group % 2 ? sums[4 + r][i] : sums[r][i];
+                const float high = group % 2 ? sums[12 + r][i] : sums[8 + r][i];
+                acc[4 * i + r] = group / 2 ? high : low;
+            }
+        }
+        return acc;
     }
 };
 

@@ -13,16 +13,23 @@ use hk_core::{
 
 /// For bf16, f16, f32: vectorized, scalar.
 macro_rules! kernels {
-    ($op:literal) => {
-        [kernels!(@ $op, "bf16"), kernels!(@ $op, "f16"), kernels!(@ $op, "f32")]
+    ($op:literal, $variant:literal) => {
+        [kernels!(@ $op, "bf16", $variant), kernels!(@ $op, "f16", $variant), kernels!(@ $op, "f32", $variant)]
     };
-    (@ $op:literal, $t:literal) => {
-        [Prefill::kernel(concat!($op, "_", $t)), Prefill::kernel(concat!($op, "_", $t, "_scalar"))]
+    (@ $op:literal, $t:literal, $variant:literal) => {
+        [
+            Prefill::kernel(concat!($op, "_", $t, $variant)),
+            Prefill::kernel(concat!($op, "_", $t, $variant, "_scalar")),
+        ]
     };
 }
-static PREPARE: [[KernelRef<Prefill>; 2]; 3] = kernels!("prepare");
-static RECOMPUTE: [[KernelRef<Prefill>; 2]; 3] = kernels!("recompute");
-static OUTPUTS: [[KernelRef<Prefill>; 2]; 3] = kernels!("outputs");
+static PREPARE: [[KernelRef<Prefill>; 2]; 3] = kernels!("prepare", "");
+static RECOMPUTE: [[KernelRef<Prefill>; 2]; 3] = kernels!("recompute", "");
+static OUTPUTS: [[KernelRef<Prefill>; 2]; 3] = kernels!("outputs", "");
+/// With gates of channels; and their sums.
+static PREPARE_CHANNELS: [[KernelRef<Prefill>; 2]; 3] = kernels!("prepare", "_channels");
+static OUTPUTS_CHANNELS: [[KernelRef<Prefill>; 2]; 3] = kernels!("outputs", "_channels");
+static SUMS: KernelRef<Prefill> = Prefill::kernel("sums_channels");
 /// For bf16, f16, f32: K up to 128, up to 256, scalar.
 static STATES: [[KernelRef<Prefill>; 3]; 3] =
     hk_core::row_kernels!(Prefill, "states", ["bf16", "f16", "f32"], ["128", "256", "scalar_256"]);
@@ -49,6 +56,7 @@ pub(crate) struct ChunkShapes<'s> {
     pub w: Option<&'s [usize]>,
     pub x: Option<&'s [usize]>,
     pub g: Option<&'s [usize]>,
+    pub gk: Option<&'s [usize]>,
     pub beta: Option<&'s [usize]>,
     pub h: Option<&'s [usize]>,
     pub cu_seqlens: Option<&'s [usize]>,
@@ -103,6 +111,9 @@ impl ChunkShapes<'_> {
             let what = format!("C = {chunk_size}");
             return Err(Error::unsupported(op, what, "chunks have 16, 32 or 64 tokens"));
         }
+        if self.g.is_some() && self.gk.is_some() {
+            return Err(Error::argument(op, "g", "given", "nothing beside gk"));
+        }
         // Keys beside values as q and k beside v: one set of checks.
         let (v, shape) = self.v;
         let shapes = Shapes {
@@ -114,6 +125,7 @@ impl ChunkShapes<'_> {
             names: Some([if self.q.is_some() { "q" } else { "k" }, v]),
             cu_seqlens: self.cu_seqlens,
             g: self.g,
+            gk: self.gk,
             initial_state: self.initial_state,
             state_pool: self.state_pool,
             state_indices: self.state_indices,
@@ -219,9 +231,8 @@ impl ChunkSizes {
         launch: Launch<'a>,
         params: &Prefill,
         vectorized: bool,
-        solve: bool,
+        kernels: &'static [[KernelRef<Prefill>; 2]; 3],
     ) -> Result<()> {
-        let kernels = if solve { &PREPARE } else { &RECOMPUTE };
         let kernel = stream.kernel(kernels[float_index(T::DTYPE)][usize::from(!vectorized)])?;
         let waves = self.all_chunks().saturating_mul(self.all.v_heads);
         // SAFETY: the callers have checked that the tensors have these sizes, in which the kernel stays whatever starts hold.
@@ -253,7 +264,8 @@ impl ChunkSizes {
         params: &Prefill,
         vectorized: bool,
     ) -> Result<()> {
-        let kernel = stream.kernel(OUTPUTS[float_index(T::DTYPE)][usize::from(!vectorized)])?;
+        let kernels = if params.gk == 0 { &OUTPUTS } else { &OUTPUTS_CHANNELS };
+        let kernel = stream.kernel(kernels[float_index(T::DTYPE)][usize::from(!vectorized)])?;
         let units = self.all.v_dim.div_ceil(256 / size_of::<T>());
         let parts = self.chunk_size.div_ceil(OUTPUT_TOKENS);
         let waves = self.all_chunks().saturating_mul(self.all.v_heads).saturating_mul(parts * units);
@@ -464,7 +476,7 @@ pub fn recompute_w_u<'a, T: Float>(
         starts: optional_address(&mut launch, "cu_seqlens", &cu_seqlens)?,
         ..sizes.params(base, 1.0)
     };
-    sizes.run_prepare::<T>(stream, launch, &params, vectorized, false)
+    sizes.run_prepare::<T>(stream, launch, &params, vectorized, &RECOMPUTE)
 }
 
 /// The inputs of [`wy_representation`].
@@ -571,7 +583,7 @@ pub fn wy_representation<'a, T: Float>(
         starts: optional_address(&mut launch, "cu_seqlens", &cu_seqlens)?,
         ..sizes.params(GateBase::Natural, 1.0)
     };
-    sizes.run_prepare::<T>(stream, launch, &params, vectorized, true)
+    sizes.run_prepare::<T>(stream, launch, &params, vectorized, &PREPARE)
 }
 
 /// The inputs of [`chunk_delta_h`].
@@ -856,9 +868,11 @@ pub struct ChunkInputs<'a, T: Element> {
     pub k: TensorView<'a, T>,
     /// `[B, T, v_heads, V]`; packed: `[T, v_heads, V]`.
     pub v: TensorView<'a, T>,
-    /// `[B, T, v_heads]`; packed: `[T, v_heads]`: logarithms of decays; zeros if left out.
+    /// `[B, T, v_heads]`; packed: `[T, v_heads]`: logarithms of decays of states; zeros if left out.
     pub g: Option<TensorView<'a, f32>>,
-    /// As `g`: weights of the updates.
+    /// `[B, T, v_heads, K]`; packed: `[T, v_heads, K]`: of their rows, instead of `g`.
+    pub gk: Option<TensorView<'a, f32>>,
+    /// `[B, T, v_heads]`; packed: `[T, v_heads]`: weights of the updates.
     pub beta: TensorView<'a, f32>,
     /// `[N + 1]`: the first token of each packed sequence, then the number of tokens.
     pub cu_seqlens: Option<TensorView<'a, i32>>,
@@ -895,19 +909,20 @@ impl<T: Float> ChunkInputs<'_, T> {
             k: self.k.shape(),
             v: ("v", self.v.shape()),
             g: shape_of(&self.g),
+            gk: shape_of(&self.gk),
             beta: Some(self.beta.shape()),
             cu_seqlens: shape_of(&self.cu_seqlens),
             ..ChunkShapes::default()
         }
     }
 
-    /// Bytes of the workspace of [`chunk_gated_delta_rule`]: `w` and `u` (then `v_new`), the sums of gates, the norms of keys, and the states
-    /// that enter the chunks.
+    /// Bytes of the workspace of [`chunk_gated_delta_rule`]: `w` and `u` (then `v_new`), the sums of gates, the norms of keys, the states
+    /// that enter the chunks; with gates of rows, the decayed keys.
     ///
     /// # Errors
     /// [`Error::Shape`] and [`Error::Unsupported`], as the call itself.
     pub fn workspace_bytes(&self, options: ChunkOptions) -> Result<usize> {
-        Ok(Parts::new(&self.shapes(options).check()?, size_of::<T>()).len)
+        Ok(Parts::new(&self.shapes(options).check()?, size_of::<T>(), self.gk.is_some()).len)
     }
 }
 
@@ -919,11 +934,12 @@ struct Parts {
     sums: usize,
     norms: usize,
     h: usize,
+    kg: usize,
     len: usize,
 }
 
 impl Parts {
-    fn new(sizes: &ChunkSizes, element: usize) -> Self {
+    fn new(sizes: &ChunkSizes, element: usize, channels: bool) -> Self {
         let Sizes { k_heads, v_heads, k_dim, v_dim, .. } = sizes.all;
         let rows = sizes.rows();
         let mut len = 0;
@@ -935,9 +951,10 @@ impl Parts {
         Self {
             w: part(rows * v_heads * k_dim, element),
             u: part(rows * v_heads * v_dim, element),
-            sums: part(rows * v_heads, 4),
+            sums: part(rows * v_heads * if channels { k_dim } else { 1 }, 4),
             norms: part(rows * k_heads, 4),
             h: part(sizes.all_chunks() * v_heads * k_dim * v_dim, element),
+            kg: part(if channels { rows * v_heads * k_dim } else { 0 }, element),
             len,
         }
     }
@@ -951,6 +968,7 @@ impl Parts {
 /// | `q`, `k`             | `[B, T, k_heads, K]`; packed: `[T, k_heads, K]`                 | `bf16`, `f16`, `f32` | unit stride on `K`                     |
 /// | `v`, `o`             | `[B, T, v_heads, V]`; packed: `[T, v_heads, V]`                 | as `q`               | unit stride on `V`                     |
 /// | `g`, `beta`          | `[B, T, v_heads]`; packed: `[T, v_heads]`                       | `f32`                | contiguous; `g` optional               |
+/// | `gk`                 | the same and `K`; optional, instead of `g`                      | `f32`                | contiguous                             |
 /// | `cu_seqlens`         | `[N + 1]`; given if packed                                      | `i32`                | contiguous                             |
 /// | `initial`, `last`, `pool`, `indices` | as of [`fused_recurrent`](crate::fused_recurrent), one slot a sequence | `f32`, `bf16` | the same               |
 /// | `workspace`          | `[bytes]`, at least [`ChunkInputs::workspace_bytes`]            | `u8`                 | contiguous, on 16 bytes                |
@@ -961,15 +979,19 @@ impl Parts {
 /// packed sequences have the bits of each alone. A sequence without tokens keeps its state. A sequence may be split over two calls; if the first
 /// part is whole chunks and the state is `f32`, the bits are the same.
 ///
+/// With `gk`, gates of rows of states (Kimi Linear), there is one launch more, of their sums, and products of keys, and of queries and keys,
+/// have decays by channel: those of tokens of one tile of 16 each exponential, others that of differences from the first token of the later
+/// tile, so that no exponent is positive.
+///
 /// What is on the device is not trusted: a sequence whose tokens are out of range, or whose slot is beyond the pool, is NaN in `o` where it
-/// has tokens, and writes no state. A `g` that is positive or NaN makes the outputs of its token, others of its chunk, all of later ones, and the state NaN; one
+/// has tokens, and writes no state. A `g` or `gk` that is positive or NaN makes the outputs of its token, others of its chunk, all of later ones, and the state NaN; one
 /// below -150 counts as -150. If two
 /// sequences have one slot, the state of either may remain. `last` may be exactly `initial`; else no output may share memory with another
 /// tensor. No allocation, no host copy: it can be captured in a graph. Returns when the launches are queued.
 ///
 /// # Errors
 /// [`Shape`](Error::Shape), [`Stride`](Error::Stride), [`Align`](Error::Align) if a tensor breaks the table, or the workspace is too short,
-/// [`Argument`](Error::Argument) for a scale that is not positive and finite, or `accepted`, [`Unsupported`](Error::Unsupported) for another
+/// [`Argument`](Error::Argument) for a scale that is not positive and finite, `g` beside `gk`, or `accepted`, [`Unsupported`](Error::Unsupported) for another
 /// `chunk_size`, or heads of more than 256 elements, [`Overlap`](Error::Overlap) if an output shares memory with another tensor,
 /// [`TooLarge`](Error::TooLarge) beyond 2^31 - 1 tokens, sequences or slots, 2^16 heads, or a chunk whose tokens are 1 GiB apart,
 /// [`DeviceMismatch`](Error::DeviceMismatch), and the errors of loading and launching a kernel.
@@ -983,7 +1005,7 @@ pub fn chunk_gated_delta_rule<'a, T: Float, S: StateElement>(
     mut o: TensorViewMut<'a, T>,
     options: ChunkOptions,
 ) -> Result<()> {
-    let ChunkInputs { q, k, v, g, beta, cu_seqlens } = inputs;
+    let ChunkInputs { q, k, v, g, gk, beta, cu_seqlens } = inputs;
     let chunk_size = options.chunk_size;
     let sizes = with_states(inputs.shapes(options), &states).check()?;
     let scale = check_scale(OP, options.scale, sizes.all.k_dim)?;
@@ -994,10 +1016,11 @@ pub fn chunk_gated_delta_rule<'a, T: Float, S: StateElement>(
     // The rows of the workspace, too, are whole 16-byte vectors then.
     let vectorized = of_k & of_v;
     expect_plain(OP, "g", g.as_ref())?;
+    expect_plain(OP, "gk", gk.as_ref())?;
     expect_plain(OP, "beta", Some(&beta))?;
     expect_plain(OP, "cu_seqlens", cu_seqlens.as_ref())?;
     expect_states(OP, &sizes, options.layout, &states)?;
-    let parts = Parts::new(&sizes, size_of::<T>());
+    let parts = Parts::new(&sizes, size_of::<T>(), gk.is_some());
     let [given] = workspace.dims(OP, "workspace")?;
     if given < parts.len {
         let want = format!("[{}] or longer (ChunkInputs::workspace_bytes)", parts.len);
@@ -1011,6 +1034,7 @@ pub fn chunk_gated_delta_rule<'a, T: Float, S: StateElement>(
         ("k", Some(&k)),
         ("v", Some(&v)),
         ("g", some(g.as_ref())),
+        ("gk", some(gk.as_ref())),
         ("beta", Some(&beta)),
         ("cu_seqlens", some(cu_seqlens.as_ref())),
     ]
@@ -1045,11 +1069,22 @@ pub fn chunk_gated_delta_rule<'a, T: Float, S: StateElement>(
         starts: optional_address(&mut prepare, "cu_seqlens", &cu_seqlens)?,
         ..sizes.params(GateBase::Natural, scale)
     };
+    // With gates of rows their sums are made before, and the decayed keys take the place of k.
+    let channels = gk.is_some();
+    let (sums, of_channels) = if channels { (0, at(parts.sums)) } else { (at(parts.sums), 0) };
+    let all = Prefill { gk: of_channels, ..all };
+    let kg = sizes.packed_rows(at(parts.kg), k_dim);
+    let mut of_gates = stream.launch(OP);
+    of_gates.output_address("workspace", &mut workspace)?;
+    optional_address(&mut of_gates, "cu_seqlens", &cu_seqlens)?;
+    let raw = optional_address(&mut of_gates, "gk", &gk)?;
+    let of_sums = Prefill { g: raw, sums: at(parts.sums), ..all };
     let of_prepare = Prefill {
+        kg,
         v: rows_of(prepare.input_address("v", &v)?, &v, tokens),
         g: optional_address(&mut prepare, "g", &g)?,
         beta: prepare.input_address("beta", &beta)?,
-        sums: at(parts.sums),
+        sums,
         ..all
     };
 
@@ -1058,7 +1093,10 @@ pub fn chunk_gated_delta_rule<'a, T: Float, S: StateElement>(
     update.output_address("workspace", &mut workspace)?;
     optional_address(&mut update, "cu_seqlens", &cu_seqlens)?;
     // v_new takes the place of u.
-    let mut of_update = Prefill { d: all.u, g: at(parts.sums), ..all };
+    let mut of_update = Prefill { d: all.u, g: sums, ..all };
+    if channels {
+        of_update = Prefill { k: kg, group: 1, norms: 0, ..of_update };
+    }
     bind_states(&mut update, &mut states, &sizes, options.layout, &mut of_update)?;
 
     let mut outputs = stream.launch(OP);
@@ -1070,13 +1108,20 @@ pub fn chunk_gated_delta_rule<'a, T: Float, S: StateElement>(
         q: rows_of(outputs.input_address("q", &q)?, &q, tokens),
         d: all.u,
         o: rows_of(of_o, &o.alias(), tokens),
-        g: at(parts.sums),
+        g: sums,
         ..all
     };
     if sizes.rows() == 0 {
         return sizes.run_states::<T>(stream, update, &of_update, vectorized);
     }
-    sizes.run_prepare::<T>(stream, prepare, &of_prepare, vectorized, true)?;
+    if channels {
+        let slices = k_dim.div_ceil(stream.device().info().wave_size as usize);
+        let waves = sizes.all_chunks().saturating_mul(sizes.all.v_heads).saturating_mul(slices);
+        // SAFETY: as of run_prepare.
+        unsafe { of_gates.run(&stream.kernel(SUMS)?, LaunchConfig::grid_1d(waves), &of_sums)? };
+    }
+    let kernels = if channels { &PREPARE_CHANNELS } else { &PREPARE };
+    sizes.run_prepare::<T>(stream, prepare, &of_prepare, vectorized, kernels)?;
     sizes.run_states::<T>(stream, update, &of_update, vectorized)?;
     sizes.run_outputs::<T>(stream, outputs, &of_outputs, vectorized & of_q)
 }

@@ -31,7 +31,7 @@ impl Chunked {
 
 fn inputs<'a, T: Float>(from: &RecurrentInputs<'a, T>) -> ChunkInputs<'a, T> {
     let RecurrentInputs { q, k, v, gates, cu_seqlens } = *from;
-    ChunkInputs { q, k, v, g: gates.g, beta: gates.beta.unwrap(), cu_seqlens }
+    ChunkInputs { q, k, v, g: gates.g, gk: gates.gk, beta: gates.beta.unwrap(), cu_seqlens }
 }
 
 #[track_caller]
@@ -88,7 +88,7 @@ fn cases() -> impl Strategy<Value = Chunked> {
     let round = || prop_oneof![Just(16usize), Just(64), Just(72), Just(128), Just(136), Just(256)];
     let dims = prop_oneof![1 => (dim(), dim()), 2 => (round(), round())];
     let heads = prop_oneof![Just([1, 1]), Just([1, 2]), Just([2, 2])];
-    let flags = any::<(bool, bool, bool, bool)>();
+    let flags = any::<(bool, bool, bool, bool, bool)>();
     let strength = prop_oneof![Just(0.1f32), Just(1.0), Just(10.0)];
     let memory = prop_oneof![3 => Just((0usize, 0usize)), 1 => Just((8, 0)), 1 => (0usize..=5, 0usize..=3)];
     (lengths, dims, heads, flags, strength, 4u32..=6, memory, any::<u64>().no_shrink()).prop_map(
@@ -96,7 +96,7 @@ fn cases() -> impl Strategy<Value = Chunked> {
             (packed, lengths),
             (k, v),
             heads,
-            (vk, l2norm, g, initial),
+            (vk, l2norm, gates, channels, initial),
             strength,
             chunk,
             (gap, shift),
@@ -108,7 +108,8 @@ fn cases() -> impl Strategy<Value = Chunked> {
                 // Normal keys of few elements have any norm: states would grow.
                 l2norm: l2norm || k < 60,
                 scale: if initial { None } else { Some(0.3) },
-                g,
+                g: gates && !channels,
+                gk: gates && channels,
                 strength,
                 initial,
                 gap,
@@ -273,7 +274,7 @@ fn three_tokens_give_the_known_numbers() {
 
         let tensors = Uploaded::new(&gpu, &case, &data);
         let from = inputs(&tensors.inputs(&case));
-        let ChunkInputs { q, k, v, g, beta, cu_seqlens } = from;
+        let ChunkInputs { q, k, v, g, beta, cu_seqlens, .. } = from;
         let mut sums = gpu.poisoned::<f32>([3, 1]);
         let (mut w, mut u) = (gpu.poisoned::<f32>([3, 1, 2]), gpu.poisoned::<f32>([3, 1, 1]));
         let inputs = WyInputs { k, v, g, beta, cu_seqlens };
@@ -334,6 +335,70 @@ fn three_tokens_give_the_known_numbers() {
     );
 }
 
+/// The same with gates of rows: those of the example in f64, token by token.
+#[test]
+fn three_tokens_with_gates_of_rows_give_the_known_numbers() {
+    let case = Case { l2norm: false, g: false, gk: true, ..Case::new(&[3], [1, 1], [2, 1]) };
+    let data = Data::<f32, f32> {
+        q: vec![1.0, 0.0, 0.0, 1.0, 0.6, 0.8],
+        k: vec![1.0, 0.0, 0.6, 0.8, 0.0, 1.0],
+        v: vec![1.0, 2.0, -1.0],
+        g: vec![0.0; 3],
+        gk: vec![-0.5, -0.25, -1.0, 0.0, 0.0, -0.75],
+        gv: vec![0.0; 3],
+        beta: vec![0.5, 1.0, 0.5],
+        states: vec![1.0, -1.0],
+    };
+    for gpu in kit::devices() {
+        for chunk in [16, 32, 64] {
+            let got = chunked(&gpu, &Chunked { case: case.clone(), chunk }, &data);
+            for (got, want) in [
+                (got.o, [0.567_994, 0.832_823, 0.622_472].to_vec()),
+                (got.states, vec![1.762_947, -0.221_826]),
+            ] {
+                assert!(
+                    got.iter().zip(&want).all(|(a, b)| (a - b).abs() < 2e-6),
+                    "{got:?}, expected {want:?}"
+                );
+            }
+        }
+    }
+}
+
+/// Gates of rows as strong as they come: no exponent is positive, nothing overflows. One that is no logarithm of a decay poisons its chunk, all
+/// later ones and the state; other sequences are as before.
+#[test]
+fn gates_of_rows_of_any_strength() {
+    let case = Case { g: false, gk: true, ..Case::new(&[70, 20], [1, 1], [32, 16]) };
+    for chunk in [16, 32, 64] {
+        let of = Chunked { case: Case { strength: 300.0, ..case.clone() }, chunk };
+        let mut data = Data::<f32, f32>::new(&of.case);
+        data.gk[5 * 32 + 3] = f32::NEG_INFINITY;
+        // No decay at all between tokens that decay by all.
+        data.gk[20 * 32..30 * 32].fill(0.0);
+        let want = reference(&of.case, &data);
+        for gpu in kit::devices() {
+            let got = chunked(&gpu, &of, &data);
+            assert!(error(&got.o, &want.o) <= 5e-5 && error(&got.states, &want.states) <= 5e-5, "{chunk}");
+        }
+    }
+    let of = Chunked { case, chunk: 16 };
+    for bad in [1e-30f32, f32::NAN, f32::INFINITY] {
+        let mut data = Data::<bf16, f32>::new(&of.case);
+        let good = data.clone();
+        data.gk[18 * 32 + 7] = bad;
+        for gpu in kit::devices() {
+            let (got, good) = (chunked(&gpu, &of, &data), chunked(&gpu, &of, &good));
+            assert!(got.o[..16 * 16] == good.o[..16 * 16] && got.o[70 * 16..] == good.o[70 * 16..], "{bad}");
+            assert!(got.o[18 * 16..70 * 16].iter().all(|x| x.is_nan()), "{bad}");
+            let size = 32 * 16;
+            assert!(
+                got.states[..size].iter().any(|x| x.is_nan()) && got.states[size..] == good.states[size..]
+            );
+        }
+    }
+}
+
 /// The operators one by one are the one of all, at the rounding of what lies between; gates of either base.
 #[test]
 fn steps_one_by_one_are_the_same() {
@@ -344,7 +409,7 @@ fn steps_one_by_one_are_the_same() {
         let want = chunked(&gpu, &of, &data);
         let tensors = Uploaded::new(&gpu, &of.case, &data);
         let from = inputs(&tensors.inputs(&of.case));
-        let ChunkInputs { q, k, v, g, beta, cu_seqlens } = from;
+        let ChunkInputs { q, k, v, g, beta, cu_seqlens, .. } = from;
         let stream = gpu.stream();
         for base in [GateBase::Natural, GateBase::Two] {
             let scale = if base == GateBase::Two { std::f32::consts::LOG2_E } else { 1.0 };
@@ -562,6 +627,7 @@ fn wrong_arguments_are_refused_by_name() {
             k: tensors.input("k"),
             v: tensors.input("v"),
             g: tensors.optional_input("g"),
+            gk: tensors.optional_input("gk"),
             beta: tensors.input("beta"),
             cu_seqlens: None,
         };
@@ -617,6 +683,48 @@ fn wrong_arguments_are_refused_by_name() {
         .refuses_other_devices();
 }
 
+/// Gates of rows instead of those of states.
+#[test]
+fn gates_are_of_states_or_of_rows() {
+    let table = Refusals::new((), |stream, tensors, ()| {
+        let inputs = ChunkInputs::<bf16> {
+            q: tensors.input("q"),
+            k: tensors.input("k"),
+            v: tensors.input("v"),
+            g: tensors.optional_input("g"),
+            gk: Some(tensors.input("gk")),
+            beta: tensors.input("beta"),
+            cu_seqlens: None,
+        };
+        let states: States<f32> = States::Dense { initial: None, last: None };
+        let (workspace, o) = (tensors.output("workspace"), tensors.output("o"));
+        chunk_gated_delta_rule(stream, inputs, states, workspace, o, ChunkOptions::default())
+    });
+    table
+        .input::<bf16>("q", [1, 40, 2, 16])
+        .input::<bf16>("k", [1, 40, 2, 16])
+        .input::<bf16>("v", [1, 40, 4, 8])
+        .input::<f32>("g", [1, 40, 4])
+        .input::<f32>("gk", [1, 40, 4, 16])
+        .input::<f32>("beta", [1, 40, 4])
+        .output::<u8>("workspace", [1 << 17])
+        .output::<bf16>("o", [1, 40, 4, 8])
+        .accepts(|call| call.without("g"))
+        .refuses(kind!(Argument), &["chunk_gated_delta_rule: g: given, expected nothing beside gk"], |_| {})
+        .refuses(kind!(Shape), &["gk: shape [1, 40, 4, 8]"], |call| {
+            call.without("g");
+            call.shape("gk", [1, 40, 4, 8]);
+        })
+        .refuses(kind!(Stride), &["gk"], |call| {
+            call.without("g");
+            call.strides("gk", [5120, 128, 32, 2]);
+        })
+        .refuses(kind!(Overlap), &["k and o"], |call| {
+            call.without("g");
+            call.overlap("k", "o", 0);
+        });
+}
+
 /// One state a sequence: neither several slots, nor a choice of them.
 #[test]
 fn slots_are_one_a_sequence() {
@@ -626,6 +734,7 @@ fn slots_are_one_a_sequence() {
             k: tensors.input("k"),
             v: tensors.input("v"),
             g: None,
+            gk: None,
             beta: tensors.input("beta"),
             cu_seqlens: Some(tensors.input("cu_seqlens")),
         };

@@ -304,6 +304,7 @@ pub(crate) const CHUNK_GATED_DELTA_RULE: Operator = Operator {
         ArgSpec { shape: "as q", ..K },
         V,
         G,
+        ArgSpec::input("gk", F32, 4, "[.., v_heads, K]").ranks(3, 4).sampled(LOG_DECAYS).optional(),
         BETA,
         INITIAL,
         POOL.optional(),
@@ -317,6 +318,8 @@ pub(crate) const CHUNK_GATED_DELTA_RULE: Operator = Operator {
     cases: &[
         case!("Qwen3-Next, 256 tokens"; qk_l2norm = ON; q Bf16 [1, 256, 16, 128] k Bf16 [1, 256, 16, 128] v Bf16 [1, 256, 32, 128]
             g F32 [1, 256, 32] beta F32 [1, 256, 32] final_state F32 [1, 32, 128, 128]),
+        case!("Kimi Linear at TP8, 256 tokens, gates of rows"; qk_l2norm = ON; q Bf16 [1, 256, 4, 128] k Bf16 [1, 256, 4, 128]
+            v Bf16 [1, 256, 4, 128] gk F32 [1, 256, 4, 128] beta F32 [1, 256, 4] final_state F32 [1, 4, 128, 128]),
         case!("Qwen3-Next at TP8, 5 packed sequences"; qk_l2norm = ON; q Bf16 [600, 2, 128] k Bf16 [600, 2, 128] v Bf16 [600, 4, 128]
             g F32 [600, 4] beta F32 [600, 4] state_pool F32 [8, 4, 128, 128] state_indices I32 [5] cu_seqlens I32 [6]),
     ],
@@ -327,6 +330,8 @@ pub(crate) const CHUNK_GATED_DELTA_RULE: Operator = Operator {
             g F32 [1, 8192, 32] beta F32 [1, 8192, 32] final_state F32 [1, 32, 128, 128]),
         case!("Qwen3-Next, 65536 tokens"; qk_l2norm = ON; q Bf16 [1, 65_536, 16, 128] k Bf16 [1, 65_536, 16, 128]
             v Bf16 [1, 65_536, 32, 128] g F32 [1, 65_536, 32] beta F32 [1, 65_536, 32] final_state F32 [1, 32, 128, 128]),
+        case!("Kimi Linear, 8192 tokens, gates of rows"; qk_l2norm = ON; q Bf16 [1, 8192, 32, 128] k Bf16 [1, 8192, 32, 128]
+            v Bf16 [1, 8192, 32, 128] gk F32 [1, 8192, 32, 128] beta F32 [1, 8192, 32] final_state F32 [1, 32, 128, 128]),
         case!("Qwen3-Next, 4 sequences of 2048 tokens"; qk_l2norm = ON; q Bf16 [4, 2048, 16, 128] k Bf16 [4, 2048, 16, 128]
             v Bf16 [4, 2048, 32, 128] g F32 [4, 2048, 32] beta F32 [4, 2048, 32] final_state F32 [4, 32, 128, 128]),
     ]),
@@ -340,6 +345,17 @@ pub(crate) const CHUNK_GATED_DELTA_RULE: Operator = Operator {
         case!("64"; ; q F16 [1, 65, 1, 128] k F16 [1, 65, 1, 128] v F16 [1, 65, 1, 16] beta F32 [1, 65, 1] final_state F32 [1, 1, 128, 16]),
         case!("64"; ; q F32 [1, 66, 1, 100] k F32 [1, 66, 1, 100] v F32 [1, 66, 1, 20] g F32 [1, 66, 1] beta F32 [1, 66, 1]
             initial_state F32 [1, 1, 100, 20]),
+        case!("64, gates of rows"; qk_l2norm = ON; q Bf16 [2, 70, 1, 72] k Bf16 [2, 70, 1, 72] v Bf16 [2, 70, 2, 40] gk F32 [2, 70, 2, 72]
+            beta F32 [2, 70, 2] initial_state F32 [2, 2, 72, 40] final_state F32 [2, 2, 72, 40]),
+        case!("32, gates of rows, packed, by elements"; chunk_size = C32; q Bf16 [100, 1, 61] k Bf16 [100, 1, 61] v Bf16 [100, 1, 35]
+            gk F32 [100, 1, 61] beta F32 [100, 1] cu_seqlens I32 [4] final_state F32 [3, 1, 61, 35]),
+        case!("64, gates of rows"; ; q F16 [1, 65, 1, 128] k F16 [1, 65, 1, 128] v F16 [1, 65, 1, 16] gk F32 [1, 65, 1, 128] beta F32 [1, 65, 1]),
+        case!("16, gates of rows, by elements"; chunk_size = C16; q F16 [1, 20, 1, 9] k F16 [1, 20, 1, 9] v F16 [1, 20, 1, 5]
+            gk F32 [1, 20, 1, 9] beta F32 [1, 20, 1]),
+        case!("64, gates of rows"; ; q F32 [1, 66, 1, 100] k F32 [1, 66, 1, 100] v F32 [1, 66, 1, 20] gk F32 [1, 66, 1, 100]
+            beta F32 [1, 66, 1] final_state F32 [1, 1, 100, 20]),
+        case!("64, gates of rows, by elements"; ; q F32 [1, 40, 1, 7] k F32 [1, 40, 1, 7] v F32 [1, 40, 1, 5] gk F32 [1, 40, 1, 7]
+            beta F32 [1, 40, 1]),
     ],
     outputs: |call| {
         let sizes = sizes(call)?;
@@ -414,6 +430,7 @@ fn sizes<D: Described>(call: &Call<D>) -> Result<ChunkSizes> {
         w: shape("w"),
         x,
         g: shape("g"),
+        gk: shape("gk"),
         beta: shape("beta"),
         h: shape("h"),
         cu_seqlens: shape("cu_seqlens"),
@@ -492,6 +509,7 @@ fn run_chunks<'a, T: Float, S: StateElement>(
         k: inputs.view("k")?,
         v: inputs.view("v")?,
         g: inputs.optional_view("g")?,
+        gk: inputs.optional_view("gk")?,
         beta: inputs.view("beta")?,
         cu_seqlens: inputs.optional_view("cu_seqlens")?,
     };
