@@ -63,7 +63,7 @@ struct Prefill {
     u32 pad;
 };
 
-/// The lane, anew: else the compiler would keep offsets from one use to another.
+/// The lane's index, opaque: else the compiler would keep offsets from one use to another.
 HK_FN u32 opaque_lane() {
     u32 lane = hk::lane_id();
     hk::opaque(lane);
