@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import attention
+import delta
 from attention import Unserved
 
 try:
@@ -80,6 +81,10 @@ def tensor(spec, generator, device):
         return torch.randperm(shape[0] * shape[1], generator=generator, device=device, dtype=dtype).view(shape)
     if spec["name"] == "seq_lens":
         return torch.zeros(shape, device=device, dtype=dtype)  # the peers know them
+    if spec["name"] == "g":
+        return -torch.rand(shape, generator=generator, device=device)
+    if spec["name"] == "beta":
+        return torch.rand(shape, generator=generator, device=device)
     if not dtype.is_floating_point:
         raise Unserved(spec["name"])
     values = torch.empty(shape, dtype=torch.bfloat16 if dtype.itemsize == 1 else dtype, device=device)
@@ -91,7 +96,7 @@ def peer(case, device):
 
     Raises Unserved if there is none."""
     make = OPERATORS.get(case["operator"])
-    if make is None or case["wanted"]:
+    if make is None or not set(case["wanted"]) <= OPTIONAL.get(case["operator"], set()):
         raise Unserved(case["operator"])
     generator = torch.Generator(device).manual_seed(1)
     operands = {spec["name"]: tensor(spec, generator, device) for spec in case["tensors"]}
@@ -339,6 +344,19 @@ def pa_decode(operands, scalars):
     return Peer(operands, reference, functions=functions, check=functools.partial(close, by_rows=True))
 
 
+def chunk_gated_delta_rule(operands, scalars):
+    if set(operands) != {"q", "k", "v", "g", "beta"} or operands["q"].dtype != torch.bfloat16 or operands["q"].dim() != 4:
+        raise Unserved("gates of rows, states, packed sequences")
+    if scalars["chunk_size"] != delta.CHUNK or scalars["scale"] != 0 or not delta.triton:
+        raise Unserved("chunk_size, scale")
+    norm = scalars["qk_l2norm"] in (True, "true")
+    functions = {"triton": functools.partial(delta.chunked, norm=norm)}
+    return Peer(operands, functools.partial(delta.reference, norm=norm), functions=functions)
+
+
+# Outputs that may be asked for and that the peers give.
+OPTIONAL = {"chunk_gated_delta_rule": {"final_state"}}
+
 OPERATORS = {
     "rmsnorm": rmsnorm,
     "fused_add_rmsnorm": fused_add_rmsnorm,
@@ -361,4 +379,5 @@ OPERATORS = {
     "gemm_a8w8": gemm_a8w8,
     "mha": mha,
     "pa_decode": pa_decode,
+    "chunk_gated_delta_rule": chunk_gated_delta_rule,
 }

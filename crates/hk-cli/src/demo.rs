@@ -100,15 +100,22 @@ pub fn run(args: &DemoArgs, operators: &[&'static Operator]) -> Result<()> {
     let whole = args.all || args.op.is_some();
     let mut rows = Vec::new();
     if args.op.is_none() {
-        let devices = if whole { &devices[..] } else { &devices[..1] };
-        rows = layer::run(devices, |row| {
-            eprintln!("layer: {} on {}: {}", row.case, row.device, row.verdict());
-        })?;
+        let devices_of_all = &devices[..];
+        let devices = if whole { devices_of_all } else { &devices[..1] };
+        let show = |row: &Row| eprintln!("layer: {} on {}: {}", row.case, row.device, row.verdict());
+        rows = layer::run(&[layer::LAYER], devices, show)?;
         out::print(
             "A Llama-3 8B decoder layer, a prompt of 128 tokens, its GEMMs in bf16 and in fp8, and sampling; latent attention of \
              DeepSeek-V3 on a token of 4 sequences. Each operator works on what the ones before it gave:\n",
         )?;
         print(&rows)?;
+        out::print(
+            "\nA linear-attention layer of Qwen3-Next, the heads of one of eight ranks: a prompt of 256 tokens, then 8 tokens one by one. \
+             Each operator works on what the ones before it gave:\n",
+        )?;
+        let linear = layer::run(layer::LINEAR, devices_of_all, show)?;
+        print(&linear)?;
+        rows.extend(linear);
         out::print("\nOperators at the sizes of real models:\n")?;
     }
     let layer_rows = rows.len();

@@ -1,5 +1,6 @@
 //! One decoder layer of Llama-3 8B on a prompt, in bf16 and with fp8 GEMMs, and sampling; the latent attention of DeepSeek-V3 on a token
-//! each of some sequences: each operator works on what the ones before it gave. Weights, logits and cached tokens are example data.
+//! each of some sequences; a linear-attention layer of Qwen3-Next on a prompt, then token by token: each operator works on what the ones
+//! before it gave. Weights, logits and cached tokens are example data.
 
 use crate::demo::{Row, measure};
 use crate::{Failure, Result, operator};
@@ -31,6 +32,15 @@ const NOPE: usize = 128;
 const LATENT: usize = 512;
 const PE: usize = 64;
 
+/// Tokens of the prompt of linear attention, and those after it, one by one; the heads of one of eight ranks, of HEAD_DIM elements.
+const PROMPT: usize = 256;
+const NEXT: usize = 8;
+const LINEAR_HIDDEN: usize = 2048;
+const LINEAR_KEYS: usize = 2;
+const LINEAR_VALUES: usize = 4;
+/// Channels of q, k and v.
+const CHANNELS: usize = (2 * LINEAR_KEYS + LINEAR_VALUES) * HEAD_DIM;
+
 /// Heads of q, k and v, one after the other.
 const QKV: usize = (HEADS + 2 * KV_HEADS) * HEAD_DIM;
 
@@ -52,10 +62,14 @@ enum From {
     Step(&'static str),
     /// The same in another shape.
     Reshaped(&'static str, &'static [usize]),
+    /// As many of its rows as the shape has, from one on.
+    Rows(&'static str, usize, &'static [usize]),
+    /// Example data that several steps have alike, by number.
+    Shared(u64, DType, &'static [usize]),
 }
 
 /// One operator.
-struct Step {
+pub struct Step {
     label: &'static str,
     operator: &'static str,
     inputs: &'static [(&'static str, From)],
@@ -163,7 +177,8 @@ const SIN: From = From::Rotation(f64::sin, HEAD_DIM);
 const ATTENTION: From = From::Reshaped("attention", &[TOKENS, HEADS * HEAD_DIM]);
 const INPUT: From = From::Sample(Bf16, &[TOKENS, HIDDEN]);
 
-const STEPS: &[Step] = &[
+/// A layer of Llama-3, and latent attention.
+pub const LAYER: &[Step] = &[
     norm!("norm before attention": INPUT, INPUT => "normed", "residual"),
     gemm!("q, k, v": From::Step("normed"), [QKV, HIDDEN] => "qkv"),
     split!("split of q, k, v; rotation"),
@@ -261,15 +276,141 @@ const STEPS: &[Step] = &[
     },
 ];
 
+/// The tokens, the weights of the convolution, and what the gates are made from.
+const LINEAR_INPUT: From = From::Shared(4, Bf16, &[PROMPT + NEXT, LINEAR_HIDDEN]);
+const CONV_WEIGHT: From = From::Shared(1, Bf16, &[CHANNELS, 4]);
+const A_LOG: From = From::Shared(2, F32, &[LINEAR_VALUES]);
+const DT_BIAS: From = From::Shared(3, Bf16, &[LINEAR_VALUES]);
+/// Scalars of the convolution.
+const CONV: &[(&str, Scalar)] =
+    &[("key_dim", Scalar::Count((LINEAR_KEYS * HEAD_DIM) as u64)), ("activation", Scalar::Choice("silu"))];
+
+/// The token after so many others of those after the prompt.
+macro_rules! decode {
+    ($i:literal) => {
+        [
+            Step {
+                label: concat!("token ", $i, ": convolution"),
+                operator: "causal_conv1d_update_split_qkv",
+                inputs: &[
+                    ("x", From::Rows("linear_qkv", PROMPT + $i, &[1, CHANNELS])),
+                    ("weight", CONV_WEIGHT),
+                    ("conv_states", From::Step("conv_states")),
+                ],
+                scalars: CONV,
+                keep: &[("q", "next_q"), ("k", "next_k"), ("v", "next_v"), ("conv_states", "conv_states")],
+            },
+            Step {
+                label: concat!("token ", $i, ": gated delta rule"),
+                operator: "fused_sigmoid_gating_recurrent",
+                inputs: &[
+                    ("A_log", A_LOG),
+                    ("a", From::Rows("linear_a", PROMPT + $i, &[1, 1, LINEAR_VALUES])),
+                    ("dt_bias", DT_BIAS),
+                    ("q", From::Reshaped("next_q", &[1, 1, LINEAR_KEYS, HEAD_DIM])),
+                    ("k", From::Reshaped("next_k", &[1, 1, LINEAR_KEYS, HEAD_DIM])),
+                    ("v", From::Reshaped("next_v", &[1, 1, LINEAR_VALUES, HEAD_DIM])),
+                    ("b", From::Rows("linear_b", PROMPT + $i, &[1, 1, LINEAR_VALUES])),
+                    ("state_pool", From::Step("delta_states")),
+                    ("state_indices", From::Integers(&[0])),
+                ],
+                scalars: &[("qk_l2norm", Scalar::Bool(true))],
+                keep: &[("state_pool", "delta_states")],
+            },
+        ]
+    };
+}
+
+/// A linear-attention layer of Qwen3-Next.
+pub const LINEAR: &[&[Step]] = &[
+    &[
+        gemm!("all tokens: projections": LINEAR_INPUT,
+            [CHANNELS + LINEAR_VALUES * HEAD_DIM, LINEAR_HIDDEN] => "mixed_qkvz"),
+        gemm!("all tokens: projections of gates": LINEAR_INPUT,
+            [2 * LINEAR_VALUES, LINEAR_HIDDEN] => "mixed_ba"),
+        Step {
+            label: "all tokens: split of projections",
+            operator: "fused_qkvzba_split",
+            inputs: &[("mixed_qkvz", From::Step("mixed_qkvz")), ("mixed_ba", From::Step("mixed_ba"))],
+            scalars: &[
+                ("k_heads", Scalar::Count(LINEAR_KEYS as u64)),
+                ("v_heads", Scalar::Count(LINEAR_VALUES as u64)),
+                ("k_dim", Scalar::Count(HEAD_DIM as u64)),
+                ("v_dim", Scalar::Count(HEAD_DIM as u64)),
+            ],
+            keep: &[("qkv", "linear_qkv"), ("a", "linear_a"), ("b", "linear_b")],
+        },
+        Step {
+            label: "prompt: convolution",
+            operator: "causal_conv1d_fwd_split_qkv",
+            inputs: &[
+                ("x", From::Rows("linear_qkv", 0, &[PROMPT, CHANNELS])),
+                ("weight", CONV_WEIGHT),
+                ("query_start_loc", From::Integers(&[0, PROMPT as i32])),
+                ("conv_states", From::Sample(Bf16, &[1, CHANNELS, 3])),
+            ],
+            scalars: CONV,
+            keep: &[("q", "prompt_q"), ("k", "prompt_k"), ("v", "prompt_v"), ("conv_states", "conv_states")],
+        },
+        Step {
+            label: "prompt: gates",
+            operator: "fused_gdn_gating_prefill",
+            inputs: &[
+                ("A_log", A_LOG),
+                ("a", From::Rows("linear_a", 0, &[PROMPT, LINEAR_VALUES])),
+                ("b", From::Rows("linear_b", 0, &[PROMPT, LINEAR_VALUES])),
+                ("dt_bias", DT_BIAS),
+            ],
+            scalars: &[],
+            keep: &[("g", "g"), ("beta", "beta")],
+        },
+        Step {
+            label: "prompt: gated delta rule",
+            operator: "chunk_gated_delta_rule",
+            inputs: &[
+                ("q", From::Reshaped("prompt_q", &[1, PROMPT, LINEAR_KEYS, HEAD_DIM])),
+                ("k", From::Reshaped("prompt_k", &[1, PROMPT, LINEAR_KEYS, HEAD_DIM])),
+                ("v", From::Reshaped("prompt_v", &[1, PROMPT, LINEAR_VALUES, HEAD_DIM])),
+                ("g", From::Reshaped("g", &[1, PROMPT, LINEAR_VALUES])),
+                ("beta", From::Reshaped("beta", &[1, PROMPT, LINEAR_VALUES])),
+                ("state_pool", From::Sample(F32, &[1, LINEAR_VALUES, HEAD_DIM, HEAD_DIM])),
+                ("state_indices", From::Integers(&[0])),
+            ],
+            scalars: &[("qk_l2norm", Scalar::Bool(true))],
+            keep: &[("o", "prompt_o"), ("state_pool", "delta_states")],
+        },
+        Step {
+            label: "prompt: norm of heads",
+            operator: "rmsnorm",
+            inputs: &[
+                ("x", From::Reshaped("prompt_o", &[PROMPT * LINEAR_VALUES, HEAD_DIM])),
+                ("weight", From::Sample(Bf16, &[HEAD_DIM])),
+            ],
+            scalars: &[("eps", Scalar::Float(1e-6))],
+            keep: &[("y", "prompt_normed")],
+        },
+        gemm!("prompt: output": From::Reshaped("prompt_normed", &[PROMPT, LINEAR_VALUES * HEAD_DIM]),
+            [LINEAR_HIDDEN, LINEAR_VALUES * HEAD_DIM] => "prompt_y"),
+    ],
+    &decode!(0),
+    &decode!(1),
+    &decode!(2),
+    &decode!(3),
+    &decode!(4),
+    &decode!(5),
+    &decode!(6),
+    &decode!(7),
+];
+
 /// Runs the steps on each device and shows each row; a step after one that failed on that device is left out.
 ///
 /// # Errors
 /// If a step is not a call of its operator.
-pub fn run(devices: &[String], show: impl Fn(&Row)) -> Result<Vec<Row>> {
+pub fn run(steps: &[&[Step]], devices: &[String], show: impl Fn(&Row)) -> Result<Vec<Row>> {
     let mut kept: Vec<Option<HashMap<&str, HostTensor>>> =
         devices.iter().map(|_| Some(HashMap::new())).collect();
     let mut rows = vec![];
-    for (i, step) in STEPS.iter().enumerate() {
+    for (i, step) in steps.iter().copied().flatten().enumerate() {
         for (device, kept) in devices.iter().zip(&mut kept) {
             let Some(tensors) = kept else { continue };
             let call = call(step, i as u64, tensors, device)?;
@@ -303,7 +444,8 @@ fn call(step: &Step, number: u64, kept: &HashMap<&str, HostTensor>, device: &str
     for (i, (name, from)) in step.inputs.iter().enumerate() {
         let seed = number << 8 | i as u64;
         let tensor = match from {
-            From::Sample(dtype, shape) => {
+            From::Sample(dtype, shape) | From::Shared(_, dtype, shape) => {
+                let seed = if let From::Shared(number, ..) = from { *number } else { seed };
                 let sample = operator.arg(name).map(|arg| arg.sample);
                 let missing = || Failure::new(format!("{}: no argument `{name}`", step.operator));
                 HostTensor::sample(TensorSpec::new(*dtype, *shape), sample.ok_or_else(missing)?, seed)?
@@ -322,6 +464,17 @@ fn call(step: &Step, number: u64, kept: &HashMap<&str, HostTensor>, device: &str
                 let tensor = step_output(name)?;
                 let spec = TensorSpec::new(tensor.dtype(), *shape);
                 HostTensor::from_bytes(spec, tensor.bytes().to_vec())?
+            }
+            From::Rows(name, first, shape) => {
+                let tensor = step_output(name)?;
+                let spec = TensorSpec::new(tensor.dtype(), *shape);
+                let rows = tensor.shape()[0].max(1);
+                let (row, of_row) =
+                    (tensor.bytes().len() / rows, tensor.shape()[1..].iter().product::<usize>());
+                let end = first + shape.iter().product::<usize>() / of_row.max(1);
+                let bytes = tensor.bytes().get(first * row..end * row);
+                let missing = || Failure::new(format!("{}: no rows {first}.. of `{name}`", step.operator));
+                HostTensor::from_bytes(spec, bytes.ok_or_else(missing)?.to_vec())?
             }
         };
         call.set(name, tensor)?;

@@ -488,6 +488,150 @@ def solve_tril(d):
     return {"a": a}, {"x_dtype": dtype}, {"x": (x, rms_bound(t, x))}, []
 
 
+def by_chunks(x, chunk):
+    """[B, T, ..] to [B, chunks, C, ..], zeros past the last token."""
+    x = jnp.pad(x, [(0, -n % chunk if axis == 1 else 0) for axis, n in enumerate(x.shape)])
+    return x.reshape(x.shape[0], -1, chunk, *x.shape[2:])
+
+
+def by_tokens(x, tokens):
+    return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :tokens]
+
+
+def chunk_bound(t, x):
+    """Operands of products rounded to the type: relative to an element, and to the size of all."""
+    relative, absolute = {bf16: (1 / 64, 3e-2), np.float16: (1 / 512, 4e-3), np.float32: (1e-5, 1e-5)}[t]
+    return relative, absolute * float(jnp.sqrt(jnp.mean(x * x))) + 1e-7
+
+
+def chunk_draw(d, *names):
+    """Operands of a call in chunks, and the same in f64: by chunks, keys for each value head. `sums`: of the gates in chunks."""
+    t, batch, tokens, chunk = d.dtype(), d.size(2), d.size(150), d.pick(16, 32, 64)
+    k_heads, group, (dim, v_dim) = d.size(2), d.size(2), d.pick((16, 16), (64, 40), (128, 64), (60 + d.size(70), d.size(60)))
+    heads = k_heads * group
+    shapes = {"q": (k_heads, dim), "k": (k_heads, dim), "v": (heads, v_dim), "u": (heads, v_dim), "v_new": (heads, v_dim)}
+    shapes |= {"w": (heads, dim), "g": (heads,), "sums": (heads,), "beta": (heads,)}
+    given, of_head = {}, {}
+    for name in names:
+        shape = (batch, tokens, *shapes[name])
+        x = d.normal(shape, np.float32, dim**-0.5 if name in "qkw" else 0.3 if name in ("g", "sums") else 1.0)
+        if name in ("g", "sums"):
+            x = -np.abs(x)
+            if name == "sums":
+                x = np.asarray(by_tokens(jnp.cumsum(by_chunks(f64(x), chunk), 2), tokens), np.float32)
+        elif name == "beta":
+            x = 1 / (1 + np.exp(-x))
+        else:
+            x = x.astype(t)
+        given["g" if name == "sums" else name] = x
+        of_head["g" if name == "sums" else name] = by_chunks(f64(np.repeat(x, group, axis=2) if name in ("q", "k") else x), chunk)
+    return t, chunk, tokens, given, of_head
+
+
+def below(chunk, inclusive=False):
+    return jnp.tril(jnp.ones((chunk, chunk), bool), 0 if inclusive else -1)
+
+
+def decays(g, lower):
+    """exp(G_i - G_j), [B, chunks, heads, C, C]."""
+    off = jnp.moveaxis(g, 2, -1)
+    return jnp.where(lower, jnp.exp(jnp.where(lower, off[..., :, None] - off[..., None, :], 0)), 0)
+
+
+def wy(x, beta, g, k, v):
+    w = jnp.einsum("bnhij,bnjh,bnjhd->bnihd", x, beta * jnp.exp(g), k)
+    return w, jnp.einsum("bnhij,bnjh,bnjhd->bnihd", x, beta, v)
+
+
+@case
+def fused_cumsum_kkt(d):
+    t, chunk, tokens, given, x = chunk_draw(d, "k", "g", "beta")
+    base, layout = d.pick("e", "2"), d.pick("tokens", "heads")
+    g = jnp.cumsum(x["g"], 2)
+    products = jnp.einsum("bnihd,bnjhd->bnhij", x["k"], x["k"]) * decays(g, below(chunk))
+    a = by_tokens(jnp.moveaxis(products, 2, 3) * x["beta"][..., None], tokens)
+    sums = by_tokens(g, tokens) * (1 if base == "e" else np.log2(np.e))
+    sums = sums if layout == "tokens" else jnp.moveaxis(sums, 1, 2)
+    parameters = {"chunk_size": chunk, "base": base, "layout": layout}
+    return given, parameters, {"sums": (sums, (1e-6, 1e-6)), "a": (a, (1e-5, 1e-5))}, []
+
+
+@case
+def wy_representation(d):
+    t, chunk, tokens, given, x = chunk_draw(d, "k", "v", "g", "beta")
+    g = jnp.cumsum(x["g"], 2)
+    a = jnp.einsum("bnihd,bnjhd->bnhij", x["k"], x["k"]) * decays(g, below(chunk)) * jnp.moveaxis(x["beta"], 2, 3)[..., None]
+    w, u = (by_tokens(y, tokens) for y in wy(jnp.linalg.inv(jnp.eye(chunk) + a), x["beta"], g, x["k"], x["v"]))
+    want = {"sums": (by_tokens(g, tokens), (1e-6, 1e-6)), "w": (w, chunk_bound(t, w)), "u": (u, chunk_bound(t, u))}
+    return given, {"chunk_size": chunk}, want, []
+
+
+@case
+def recompute_w_u(d):
+    t, chunk, tokens, given, x = chunk_draw(d, "k", "v", "sums", "beta")
+    inverse = d.normal((*given["beta"].shape, chunk), t, 0.2)
+    lower = jnp.where(below(chunk, True), jnp.moveaxis(by_chunks(f64(inverse), chunk), 3, 2), 0)
+    w, u = (by_tokens(y, tokens) for y in wy(lower, x["beta"], x["g"], x["k"], x["v"]))
+    return given | {"x": inverse}, {}, {"w": (w, chunk_bound(t, w)), "u": (u, chunk_bound(t, u))}, []
+
+
+@case
+def chunk_delta_h(d):
+    t, chunk, tokens, given, x = chunk_draw(d, "k", "w", "u", "sums")
+    batch, _, heads, dim = given["w"].shape
+    state = d.normal((batch, heads, dim, given["u"].shape[-1]), np.float32)
+    layout, h_layout = d.pick("kv", "vk"), d.pick("kv", "vk")
+    h, new, last = [], [], f64(state)
+    for c in range(x["k"].shape[1]):
+        rows = min(chunk, tokens - c * chunk)
+        k, w, u, g = (x[name][:, c, :rows] for name in ("k", "w", "u", "g"))
+        h.append(last)
+        new.append(u - jnp.einsum("bthk,bhkv->bthv", w, last))
+        weights = jnp.exp(g[:, -1:] - g)
+        last = jnp.exp(g[:, -1])[..., None, None] * last + jnp.einsum("bth,bthk,bthv->bhkv", weights, k, new[-1])
+    h, new = jnp.stack(h, 1), jnp.concatenate(new, 1)
+    stored = lambda x, layout: x if layout == "kv" else x.swapaxes(-1, -2)
+    want = {name: (y, chunk_bound(t, y)) for name, y in (("h", stored(h, h_layout)), ("v_new", new), ("final_state", stored(last, layout)))}
+    given |= {"initial_state": np.ascontiguousarray(stored(state, layout))}
+    parameters = {"chunk_size": chunk, "layout": layout, "h_layout": h_layout}
+    return given, parameters, want, ["h", "v_new", "final_state"]
+
+
+@case
+def chunk_o(d):
+    t, chunk, tokens, given, x = chunk_draw(d, "q", "k", "v_new", "sums")
+    batch, _, heads, v_dim = given["v_new"].shape
+    h_layout, dim = d.pick("kv", "vk"), given["q"].shape[-1]
+    h = d.normal((batch, x["q"].shape[1], heads, dim, v_dim), t, 0.1)
+    scores = jnp.einsum("bnihd,bnjhd->bnhij", x["q"], x["k"]) * decays(x["g"], below(chunk, True))
+    o = jnp.einsum("bnihk,bnhkv->bnihv", x["q"] * jnp.exp(x["g"])[..., None], f64(h))
+    o = by_tokens(o + jnp.einsum("bnhij,bnjhv->bnihv", scores, x["v_new"]), tokens) * dim**-0.5
+    given |= {"h": h if h_layout == "kv" else np.ascontiguousarray(h.swapaxes(-1, -2))}
+    return given, {"chunk_size": chunk, "h_layout": h_layout}, {"o": (o, chunk_bound(t, o))}, []
+
+
+@case
+def chunk_gated_delta_rule(d):
+    t, chunk, tokens, given, _ = chunk_draw(d, "q", "k", "v", "g", "beta")
+    layout, l2norm, channels = d.pick("kv", "vk"), bool(d.pick(0, 1)), bool(d.pick(0, 1))
+    (batch, _, heads, v_dim), dim = given["v"].shape, given["q"].shape[-1]
+    state = d.normal((batch, heads, dim, v_dim), np.float32)
+    of_head = [f64(np.repeat(given[name], heads // given["k"].shape[2], axis=2)) for name in ("q", "k")]
+    gk = jnp.zeros((batch, tokens, heads, dim))
+    if channels:
+        given["gk"] = -np.abs(d.normal(gk.shape, np.float32, 0.3))
+        gk = f64(given["gk"])
+    g = jnp.zeros((batch, tokens, heads)) if channels else f64(given["g"])
+    o, last = delta_rule(*of_head, f64(given["v"]), g, gk, f64(given["beta"]), f64(state), dim**-0.5, l2norm)
+    if channels:
+        del given["g"]
+    last = last if layout == "kv" else last.swapaxes(2, 3)
+    given |= {"initial_state": np.ascontiguousarray(state if layout == "kv" else state.swapaxes(2, 3))}
+    parameters = {"chunk_size": chunk, "layout": layout, "qk_l2norm": str(l2norm).lower()}
+    want = {"o": (o, chunk_bound(t, o)), "final_state": (last, chunk_bound(t, last))}
+    return given, parameters, want, ["final_state"]
+
+
 def starts_of(d):
     lens = d.integers(0, 300, d.size(40)) * d.integers(0, 3, ())
     return lens.astype(d.pick(np.int32, np.int64)), np.concatenate([[0], np.cumsum(lens)])

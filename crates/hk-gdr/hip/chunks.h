@@ -3,6 +3,7 @@
 
 #include <hk/arch.h>
 #include <hk/global.h>
+#include <hk/wave.h>
 
 namespace gdr {
 
@@ -37,5 +38,23 @@ HK_FN void for_chunks(hk::u64 starts, hk::u32 sequences, hk::u32 tokens, hk::u32
         f(at, last - at < chunk ? last - at : chunk, begin >= 0 && begin <= end && end <= all);
     }
 }
+
+/// Sums of the logarithms of decays of a chunk's tokens, as many at a time as a wave has lanes, in f64: those of a token do not depend on later
+/// ones. A gate that is positive or NaN makes them NaN. One below -150 counts as -150: its exponential is 0 in f32, while sums after it still
+/// differ by what their gates are.
+struct GateSums {
+    double before = 0.0;
+
+    HK_FN static double checked(float gate) {
+        return double(gate <= 0.0f ? __builtin_fmaxf(gate, -150.0f) : __builtin_nanf(""));
+    }
+
+    /// The sum up to the lane's token. All lanes take part, in the order of tokens.
+    HK_FN float add(float gate) {
+        const double sum = before + hk::wave_scan(checked(gate));
+        before = hk::last_lane(sum);
+        return float(sum);
+    }
+};
 
 }  // namespace gdr

@@ -1,7 +1,9 @@
-// kkt.hip: chunk_scaled_dot_kkt: the products of the keys of each chunk of C tokens, below the diagonal
+// kkt.hip: chunk_scaled_dot_kkt, fused_cumsum_kkt: the products of the keys of each chunk of C tokens, below the diagonal
 //   A[i, j] = beta_i exp(G_i - G_j) k_i k_j  for j < i, else 0;  exp2 if G is of base 2, exp(0) without G
 //   k     [batch, T, k_heads, K]  E = bf16 | f16 | f32   any strides of tokens and heads
-//   g     [batch, T, heads]       f32, optional          sums of logarithms of decays in the chunk; contiguous
+//   g     [batch, T, heads]       f32, optional          sums of logarithms of decays in the chunk, or, if sums are made here, of tokens;
+//                                                        contiguous
+//   sums  [batch, T, heads] or [batch, heads, T]  f32    optional; contiguous
 //   beta  [batch, T, heads]       f32                    contiguous
 //   a     [batch, T, heads, C]    f32                    contiguous
 // Packed: one batch, sequence b from starts[b] to starts[b + 1]. A chunk begins with the first token of a sequence.
@@ -32,14 +34,17 @@ using Four = Vec<float, 4>;
 using Layout = hk::AccLayout<16>;
 
 struct Params {
-    u64 k, g, beta, a, starts;  // g and starts may be 0
+    u64 k, g, beta, a, sums, starts;  // g, sums and starts may be 0
     i64 k_batch, k_token, k_head;  // strides, in elements
+    i64 sums_batch, sums_token, sums_head;
     u32 batch, tokens, k_heads, group;  // value heads of a key head
     u32 sequences;
     u32 k_dim;
-    u32 base_2;
+    u32 base_2;  // of g; of sums, if they are made here
     u32 pad;
 };
+
+constexpr float kLog2E = 1.44269504f;
 
 /// Keys of a chunk.
 template <class E, Access kAccess>
@@ -141,9 +146,19 @@ HK_FN void kkt(const Params &p) {
         const u64 token = u64(b) * p.tokens + first;
         for (u32 head = k_head * p.group; head < (k_head + 1) * p.group; ++head) {
             hk::wave_barrier();
-            for (u32 t = lane; t < C; t += hk::kWaveSize) {
+            gdr::GateSums scan;
+            for (u32 from = 0; from < C; from += hk::kWaveSize) {
+                const u32 t = from + lane;
                 const u64 at = (token + (t < rows ? t : 0)) * heads + head;
-                gates[t] = p.g ? reinterpret_cast<GlobalPtr<const float>>(p.g)[at] : 0.0f;
+                float gate = p.g ? reinterpret_cast<GlobalPtr<const float>>(p.g)[at] : 0.0f;
+                if (p.sums) {
+                    gate = scan.add(t < rows ? gate : 0.0f);
+                    const i64 to = i64(b) * p.sums_batch + i64(first + t) * p.sums_token + i64(head) * p.sums_head;
+                    const float sum = in_range ? p.base_2 ? gate * kLog2E : gate : __builtin_nanf("");
+                    if (t < rows) reinterpret_cast<GlobalPtr<float>>(p.sums)[to] = sum;
+                }
+                if (t >= C) continue;
+                gates[t] = gate;
                 betas[t] = reinterpret_cast<GlobalPtr<const float>>(p.beta)[at];
             }
             hk::wave_barrier();
@@ -164,7 +179,7 @@ HK_FN void kkt(const Params &p) {
                         for (int e = 0; e < hk::kMmaRows; ++e) {
                             if (j <= i) {
                                 const float off = g - gates[col + e];
-                                const float decay = p.base_2 ? hk::exp2(off) : hk::exp(off);
+                                const float decay = p.base_2 && !p.sums ? hk::exp2(off) : hk::exp(off);
                                 v[e] =
                                     col + e < row ? beta * decay * sums[i][j <= i ? j : 0][r * hk::kMmaRows + e] : 0.0f;
                             }

@@ -13,6 +13,7 @@
 #include <hk/wave.h>
 
 #include "gates.h"
+#include "heads.h"
 
 namespace gdr {
 
@@ -26,18 +27,6 @@ using hk::u32;
 using hk::u64;
 using hk::Vec;
 using hk::Window;
-
-/// Rows of heads of a tensor, strides in elements.
-struct Heads {
-    u64 data;
-    i64 batch, token, head;
-
-    /// The row of a head, of `bytes`.
-    template <class T>
-    HK_FN Window row(i64 b, i64 t, u32 h, u32 bytes) const {
-        return Window(reinterpret_cast<GlobalPtr<T>>(data) + b * batch + t * token + h * head, bytes);
-    }
-};
 
 struct Recurrent {
     Heads q, k, v, o;

@@ -6,13 +6,15 @@
 // One wave for a chunk and head, C / 16 blocks of 16 rows:
 //   X_ii by substitution, 16 lanes a block, a lane a column: X[i] = e_i - sum_j A[i, j] X[j], j < i
 //   X_ij = -X_ii sum_k A_ik X_kj, j <= k < i, by 16x16x4 f32 matrix instructions: accumulators are the next product's operand, with
-//   k = 4 group + r in instruction r, whose other operand then is a lane's 16 bytes of a row.
+//   k = 4 group + r in instruction r, whose other operand then is a lane's 16 bytes of a row. The last product is made transposed, too: a lane
+//   then has four neighbours of a row to store.
 // Without such instructions (sm_90), substitution alone, a lane a column. All in f32, one rounding.
 // Floor: T heads C (4 + sizeof(T)) bytes.
 #include <hk/arch.h>
 #include <hk/entry.h>
 #include <hk/global.h>
 #include <hk/matrix.h>
+#include <hk/shared.h>
 #include <hk/types.h>
 #include <hk/wave.h>
 
@@ -63,12 +65,18 @@ HK_FN Four product(Four w, Four y, Four sum) {
     return sum;
 }
 
-// Of rows of a diagonal block in LDS, and of blocks: no bank conflicts of four blocks, rows or columns.
-constexpr u32 kPitch = 20, kBlock = 16 * kPitch + 16;
+/// A diagonal block in LDS.
+using Block = hk::SharedTile<16, 64>;
 
+/// Four columns, `c` times four from the first, of row `i` of block `b`; rows of every second block are exchanged in pairs, which two blocks
+/// have on different banks.
+HK_FN Four &piece(Block (&blocks)[4], u32 b, u32 i, u32 c) {
+    return reinterpret_cast<Four &>(blocks[b].chunk[Block::place(i ^ (b & 1), c)]);
+}
+
+/// Of `solve_columns`.
 template <int C>
 struct Lds {
-    float diagonal[C / 16][kBlock];
     float out[16 * (C + 4)];
 };
 
@@ -92,7 +100,7 @@ HK_FN void store_rows(const Chunk<T, C> &chunk, const float *out, u32 first) {
 
 /// In blocks of 16.
 template <class T, int C>
-HK_FN void solve_blocks(const Chunk<T, C> &chunk, Lds<C> &lds) {
+HK_FN void solve_blocks(const Chunk<T, C> &chunk, Block (&blocks)[4]) {
     constexpr int N = C / 16;
     const u32 lane = hk::lane_id(), group = lane / 16, m = lane % 16;
     // Blocks below the diagonal, rows as operands.
@@ -102,12 +110,10 @@ HK_FN void solve_blocks(const Chunk<T, C> &chunk, Lds<C> &lds) {
 #pragma unroll
         for (int k = 0; k < i; ++k) below[i][k] = chunk.row(16 * i + m, 16 * k + 4 * group);
     }
-    // Diagonal blocks: lane m of group b has column m of block b; groups past the last block do what the first does.
+    // Diagonal blocks: lane m of group b has column m of block b; groups past the last block do what the first does, in their own.
     const u32 b = group < N ? group : 0;
 #pragma unroll
-    for (int j = 0; j < 16; j += 4) {
-        *reinterpret_cast<Four *>(&lds.diagonal[b][m * kPitch + j]) = chunk.row(16 * b + m, 16 * b + j);
-    }
+    for (int c = 0; c < 4; ++c) piece(blocks, group, m, c) = chunk.row(16 * b + m, 16 * b + 4 * c);
     hk::wave_barrier();
     float x[16];
 #pragma unroll
@@ -115,39 +121,39 @@ HK_FN void solve_blocks(const Chunk<T, C> &chunk, Lds<C> &lds) {
         x[i] = u32(i) == m ? 1.0f : 0.0f;
 #pragma unroll
         for (int j = 0; j < i; j += 4) {
-            const Four a = *reinterpret_cast<const Four *>(&lds.diagonal[b][i * kPitch + j]);
+            const Four a = piece(blocks, group, i, j / 4);
 #pragma unroll
             for (int e = 0; e < 4 && j + e < i; ++e) x[i] = __builtin_fmaf(-a[e], x[j + e], x[i]);
         }
     }
     hk::wave_barrier();
 #pragma unroll
-    for (int i = 0; i < 16; ++i) lds.diagonal[b][i * kPitch + m] = x[i];
+    for (int i = 0; i < 16; ++i) reinterpret_cast<float *>(&piece(blocks, group, i, m / 4))[m % 4] = x[i];
     hk::wave_barrier();
-    Four sums[N][N], rows[N];
+    // Rows of X_ii and of I as operands. `sums[i][j]` is X_ij with i = n and j = m.
+    Four sums[N][N], rows[N], one;
+#pragma unroll
+    for (int r = 0; r < 4; ++r) one[r] = 4 * group + r == m ? 1.0f : 0.0f;
+#pragma unroll
+    for (int i = 0; i < N; ++i) rows[i] = piece(blocks, i, m, group);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-#pragma unroll
-        for (int r = 0; r < 4; ++r) sums[i][i][r] = lds.diagonal[i][(4 * group + r) * kPitch + m];
-        rows[i] = *reinterpret_cast<const Four *>(&lds.diagonal[i][m * kPitch + 4 * group]);
-    }
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-#pragma unroll
-        for (int j = 0; j < i; ++j) {
-            Four s(0.0f);
-#pragma unroll
-            for (int k = j; k < i; ++k) s = product(below[i][k], sums[k][j], s);
-            sums[i][j] = -product(rows[i], s, Four(0.0f));
-        }
 #pragma unroll
         for (int j = 0; j < N; ++j) {
+            // Transposed, a lane has four columns of row m.
+            Four of_row(0.0f);
+            if (j == i) {
+                of_row = product(one, rows[i], Four(0.0f));
+                if (i + 1 < N) sums[i][i] = product(rows[i], one, Four(0.0f));
+            } else if (j < i) {
+                Four s(0.0f);
 #pragma unroll
-            for (int r = 0; r < 4; ++r) lds.out[(4 * group + r) * (C + 4) + 16 * j + m] = j <= i ? sums[i][j][r] : 0.0f;
+                for (int k = j; k < i; ++k) s = product(below[i][k], sums[k][j], s);
+                of_row = -product(s, rows[i], Four(0.0f));
+                if (i + 1 < N) sums[i][j] = -product(rows[i], s, Four(0.0f));
+            }
+            chunk.x.store(hk::narrow<T, 4>(of_row), (16 * i + m) * chunk.x_row + (16 * j + 4 * group) * u32(sizeof(T)));
         }
-        hk::wave_barrier();
-        store_rows(chunk, lds.out, 16 * i);
-        hk::wave_barrier();
     }
 }
 
@@ -185,7 +191,6 @@ HK_FN void solve_columns(const Chunk<T, C> &chunk, Lds<C> &lds) {
 /// Wave `block`: the chunks of a head that begin among C tokens.
 template <class T, int C>
 HK_FN void solve(const Params &p) {
-    __shared__ Lds<C> lds;
     const u32 head = hk::block_x() % p.heads, rest = hk::block_x() / p.heads;
     const u32 runs = (p.tokens + C - 1) / C;
     const u32 run = rest % runs, b = rest / runs;
@@ -197,8 +202,10 @@ HK_FN void solve(const Params &p) {
                 chunk.x.store(T(__builtin_nanf("")), i / C * chunk.x_row + i % C * u32(sizeof(T)));
             }
         } else if constexpr (kHasF32Mma) {
-            solve_blocks(chunk, lds);
+            __shared__ Block blocks[4];
+            solve_blocks(chunk, blocks);
         } else {
+            __shared__ Lds<C> lds;
             solve_columns(chunk, lds);
         }
     });

@@ -1,13 +1,13 @@
 //! The safe function of `hip/kkt.hip`.
 
+use crate::TokenLayout;
 use crate::kernels::kkt::Params;
+use crate::recurrent::expect_plain;
 use hk_core::plan::rows::float_index;
 use hk_core::{
     Element, Error, Float, KernelRef, LaunchConfig, Operand, Result, Stream, TensorView, TensorViewMut,
     check_aliases, row_kernels,
 };
-
-const OP: &str = "chunk_scaled_dot_kkt";
 
 /// The entry points: for bf16, f16, f32; of chunks of 16, 32, 64, vectorized, then scalar.
 static KERNELS: [[KernelRef<Params>; 6]; 3] = row_kernels!(
@@ -69,10 +69,83 @@ pub struct KktInputs<'a, T: Element> {
 pub fn chunk_scaled_dot_kkt<'a, T: Float>(
     stream: &Stream,
     inputs: KktInputs<'a, T>,
+    a: TensorViewMut<'a, f32>,
+) -> Result<()> {
+    run("chunk_scaled_dot_kkt", stream, inputs, None, a)
+}
+
+/// The inputs of [`fused_cumsum_kkt`].
+#[derive(Debug, Clone, Copy)]
+pub struct FusedKktInputs<'a, T: Element> {
+    /// `[B, T, k_heads, K]`; packed sequences: `[T, k_heads, K]`.
+    pub k: TensorView<'a, T>,
+    /// `[B, T, v_heads]`; packed: `[T, v_heads]`: logarithms of decays.
+    pub g: TensorView<'a, f32>,
+    /// As `g`.
+    pub beta: TensorView<'a, f32>,
+    /// `[N + 1]`: the first token of each packed sequence, then the number of tokens.
+    pub cu_seqlens: Option<TensorView<'a, i32>>,
+}
+
+/// The sums that [`fused_cumsum_kkt`] gives.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FusedKktOptions {
+    /// The base of the logarithms that they are.
+    pub base: GateBase,
+    /// Their layout.
+    pub layout: TokenLayout,
+}
+
+/// [`chunk_local_cumsum`](crate::chunk_local_cumsum) and [`chunk_scaled_dot_kkt`] in one launch: the sums of logarithms of decays from the first
+/// token of each chunk on, and `A[i, j] = beta_i exp(G_i - G_j) k_i k_j` for `j < i`, else 0.
+///
+/// | arg          | shape                                                                          | dtype                | layout                  |
+/// |--------------|--------------------------------------------------------------------------------|----------------------|-------------------------|
+/// | `k`          | `[B, T, k_heads, K]`; packed: `[T, k_heads, K]`                                | `bf16`, `f16`, `f32` | unit stride on `K`      |
+/// | `g`, `beta`  | `[B, T, v_heads]`; packed: `[T, v_heads]`                                      | `f32`                | contiguous              |
+/// | `sums`       | as `g`; heads first: `[B, v_heads, T]`, packed `[v_heads, T]`                  | `f32`                | contiguous              |
+/// | `a`          | `[B, T, v_heads, C]`; packed: `[T, v_heads, C]`                                | `f32`                | contiguous, on 16 bytes |
+/// | `cu_seqlens` | `[N + 1]`; given if packed                                                     | `i32`                | contiguous              |
+///
+/// `g` is of base e; the base of `sums` is an option, on which `a` does not depend. Sums are made in `f64` and rounded once. A `g` that is
+/// positive or NaN makes what follows of its chunk NaN; one below -150 counts as -150. All else is as of [`chunk_scaled_dot_kkt`].
+///
+/// # Errors
+/// As [`chunk_scaled_dot_kkt`].
+///
+/// Source: Yang, Wang, Zhang, Shen and Kim 2024, "Parallelizing Linear Transformers with the Delta Rule over Sequence Length", section 3.
+pub fn fused_cumsum_kkt<'a, T: Float>(
+    stream: &Stream,
+    inputs: FusedKktInputs<'a, T>,
+    sums: TensorViewMut<'a, f32>,
+    a: TensorViewMut<'a, f32>,
+    options: FusedKktOptions,
+) -> Result<()> {
+    let FusedKktInputs { k, g, beta, cu_seqlens } = inputs;
+    let inputs = KktInputs { k, g: Some(g), beta, cu_seqlens, base: options.base };
+    run("fused_cumsum_kkt", stream, inputs, Some((sums, options.layout)), a)
+}
+
+/// The shape of sums of gates of this shape.
+pub(crate) fn sums_shape(g: &[usize], layout: TokenLayout) -> Vec<usize> {
+    let mut shape = g.to_vec();
+    if layout == TokenLayout::Heads && shape.len() > 1 {
+        let last = shape.len() - 1;
+        shape.swap(last - 1, last);
+    }
+    shape
+}
+
+fn run<'a, T: Float>(
+    op: &'static str,
+    stream: &Stream,
+    inputs: KktInputs<'a, T>,
+    sums: Option<(TensorViewMut<'a, f32>, TokenLayout)>,
     mut a: TensorViewMut<'a, f32>,
 ) -> Result<()> {
     let KktInputs { k, g, beta, cu_seqlens, base } = inputs;
     let shapes = KktShapes {
+        op,
         k: k.shape(),
         g: g.as_ref().map(|t| t.shape()),
         beta: beta.shape(),
@@ -80,25 +153,27 @@ pub fn chunk_scaled_dot_kkt<'a, T: Float>(
     };
     let chunk = a.shape().last().copied().unwrap_or(0);
     let sizes = shapes.check(chunk)?;
-    a.expect_shape(OP, "a", [beta.shape(), &[chunk]].concat())?;
+    a.expect_shape(op, "a", [beta.shape(), &[chunk]].concat())?;
     if sizes.k_dim > 1 {
-        k.expect_unit_stride(OP, "k")?;
+        k.expect_unit_stride(op, "k")?;
     }
-    k.expect_aligned(OP, "k", size_of::<T>() as u64)?;
-    a.expect_contiguous(OP, "a")?;
-    a.expect_aligned(OP, "a", 16)?;
-    fn plain<E: Element>(arg: &'static str, tensor: Option<&TensorView<E>>) -> Result<()> {
-        let Some(tensor) = tensor else { return Ok(()) };
-        tensor.expect_contiguous(OP, arg)?;
-        tensor.expect_aligned(OP, arg, size_of::<E>() as u64)
+    k.expect_aligned(op, "k", size_of::<T>() as u64)?;
+    a.expect_contiguous(op, "a")?;
+    a.expect_aligned(op, "a", 16)?;
+    expect_plain(op, "g", g.as_ref())?;
+    expect_plain(op, "beta", Some(&beta))?;
+    expect_plain(op, "cu_seqlens", cu_seqlens.as_ref())?;
+    let (mut sums, layout) = sums.map_or((None, TokenLayout::Tokens), |(sums, layout)| (Some(sums), layout));
+    if let Some(sums) = &sums {
+        sums.expect_shape(op, "sums", sums_shape(beta.shape(), layout))?;
+        sums.expect_contiguous(op, "sums")?;
+        sums.expect_aligned(op, "sums", 4)?;
     }
-    plain("g", g.as_ref())?;
-    plain("beta", Some(&beta))?;
-    plain("cu_seqlens", cu_seqlens.as_ref())?;
     let (gates, starts) =
         (g.as_ref().map(|t| t as &dyn Operand), cu_seqlens.as_ref().map(|t| t as &dyn Operand));
     let read = [("k", Some(&k as &dyn Operand)), ("g", gates), ("beta", Some(&beta)), ("cu_seqlens", starts)];
-    check_aliases(OP, &read, &[(("a", Some(&a)), &[])])?;
+    let of_sums = sums.as_ref().map(|t| t as &dyn Operand);
+    check_aliases(op, &read, &[(("a", Some(&a)), &[]), (("sums", of_sums), &[])])?;
     let KktSizes { batch, tokens, k_heads, v_heads, k_dim, sequences } = sizes;
     let limit = i32::MAX as usize;
     for (n, what, limit) in [
@@ -108,14 +183,14 @@ pub fn chunk_scaled_dot_kkt<'a, T: Float>(
         (v_heads, "heads", 1 << 16),
     ] {
         if n > limit {
-            return Err(Error::too_large(OP, "k", format!("{n} {what}"), limit as u64));
+            return Err(Error::too_large(op, "k", format!("{n} {what}"), limit as u64));
         }
     }
     let at = |from_end: usize| k.shape().len().checked_sub(from_end).map_or(0, |i| k.strides()[i]);
     let apart = at(3).saturating_mul(size_of::<T>()).saturating_mul(chunk);
     if tokens > 1 && apart > 1 << 30 {
         let what = format!("{apart} bytes from the first to the last key of a chunk");
-        return Err(Error::too_large(OP, "k", what, 1 << 30));
+        return Err(Error::too_large(op, "k", what, 1 << 30));
     }
     if a.numel() == 0 {
         return Ok(());
@@ -123,7 +198,7 @@ pub fn chunk_scaled_dot_kkt<'a, T: Float>(
     let vectorized = (k_dim * size_of::<T>()).is_multiple_of(16) && k.rows_aligned(16);
     let variant = chunk.trailing_zeros() as usize - 4 + if vectorized { 0 } else { 3 };
     let kernel = stream.kernel(KERNELS[float_index(T::DTYPE)][variant])?;
-    let mut launch = stream.launch(OP);
+    let mut launch = stream.launch(op);
     let params = Params {
         k: launch.input_address("k", &k)?,
         g: match &g {
@@ -136,6 +211,13 @@ pub fn chunk_scaled_dot_kkt<'a, T: Float>(
             Some(starts) => launch.input_address("cu_seqlens", starts)?,
             None => 0,
         },
+        sums: match &mut sums {
+            Some(sums) => launch.output_address("sums", sums)?,
+            None => 0,
+        },
+        sums_batch: (tokens * v_heads) as i64,
+        sums_token: if layout == TokenLayout::Tokens { v_heads as i64 } else { 1 },
+        sums_head: if layout == TokenLayout::Tokens { 1 } else { tokens as i64 },
         k_batch: at(4) as i64,
         k_token: if tokens > 1 { at(3) as i64 } else { k_dim as i64 },
         k_head: at(2) as i64,
@@ -157,6 +239,7 @@ pub fn chunk_scaled_dot_kkt<'a, T: Float>(
 /// The shapes of a call.
 #[derive(Debug)]
 pub(crate) struct KktShapes<'s> {
+    pub op: &'static str,
     pub k: &'s [usize],
     pub g: Option<&'s [usize]>,
     pub beta: &'s [usize],
@@ -178,39 +261,39 @@ impl KktShapes<'_> {
     /// # Errors
     /// [`Error::Shape`] and [`Error::Unsupported`].
     pub fn check(&self, chunk: usize) -> Result<KktSizes> {
-        let Self { k, g, beta, cu_seqlens } = *self;
+        let Self { op, k, g, beta, cu_seqlens } = *self;
         let sequences = match cu_seqlens {
             None => 0,
             Some(&[n]) if n > 0 => n - 1,
             Some(shape) => {
-                return Err(Error::shape(OP, "cu_seqlens", shape, "[N + 1], at least one element"));
+                return Err(Error::shape(op, "cu_seqlens", shape, "[N + 1], at least one element"));
             }
         };
         let (batch, tokens, k_heads, k_dim) = match (cu_seqlens, k) {
             (None, &[batch, tokens, heads, dim]) => (batch, tokens, heads, dim),
             (Some(_), &[tokens, heads, dim]) => (1, tokens, heads, dim),
-            (None, _) => return Err(Error::shape(OP, "k", k, "4 axes: [B, T, k_heads, K]")),
+            (None, _) => return Err(Error::shape(op, "k", k, "4 axes: [B, T, k_heads, K]")),
             (Some(_), _) => {
-                return Err(Error::shape(OP, "k", k, "3 axes: [T, k_heads, K] (packed by cu_seqlens)"));
+                return Err(Error::shape(op, "k", k, "3 axes: [T, k_heads, K] (packed by cu_seqlens)"));
             }
         };
         let rows = &k[..k.len() - 2];
         let v_heads = beta.last().copied().unwrap_or(0);
         if beta.len() != rows.len() + 1 || &beta[..rows.len()] != rows {
-            return Err(Error::shape(OP, "beta", beta, format!("{rows:?} and v_heads (tokens of k)")));
+            return Err(Error::shape(op, "beta", beta, format!("{rows:?} and v_heads (tokens of k)")));
         }
         if k_heads == 0 || v_heads == 0 || !v_heads.is_multiple_of(k_heads) {
             let want = format!("a positive multiple of {k_heads} heads (those of k)");
-            return Err(Error::shape(OP, "beta", beta, want));
+            return Err(Error::shape(op, "beta", beta, want));
         }
         if let Some(g) = g.filter(|g| *g != beta) {
-            return Err(Error::shape(OP, "g", g, format!("{beta:?} (shape of beta)")));
+            return Err(Error::shape(op, "g", g, format!("{beta:?} (shape of beta)")));
         }
         if !(1..=256).contains(&k_dim) {
-            return Err(Error::unsupported(OP, format!("K = {k_dim}"), "heads have 1 to 256 elements"));
+            return Err(Error::unsupported(op, format!("K = {k_dim}"), "heads have 1 to 256 elements"));
         }
         if ![16, 32, 64].contains(&chunk) {
-            return Err(Error::unsupported(OP, format!("C = {chunk}"), "chunks have 16, 32 or 64 tokens"));
+            return Err(Error::unsupported(op, format!("C = {chunk}"), "chunks have 16, 32 or 64 tokens"));
         }
         Ok(KktSizes { batch, tokens, k_heads, v_heads, k_dim, sequences })
     }

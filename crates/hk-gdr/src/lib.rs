@@ -2,6 +2,7 @@
 
 hk_core::include_kernels!();
 
+mod chunk;
 mod conv;
 mod cumsum;
 mod gating;
@@ -18,6 +19,11 @@ mod solve;
 mod split;
 mod utils;
 
+pub use chunk::{
+    ChunkInputs, ChunkOptions, ChunkOutputInputs, ChunkOutputOptions, DeltaInputs, DeltaOptions,
+    DeltaOutputs, RecomputeInputs, WyInputs, chunk_delta_h, chunk_gated_delta_rule, chunk_o, recompute_w_u,
+    wy_representation,
+};
 pub use conv::{
     ConvSplitInputs, ConvUpdateSplitInputs, Qkv, causal_conv1d_fwd_split_qkv, causal_conv1d_update_split_qkv,
 };
@@ -28,7 +34,7 @@ pub use index::{
     Index, get_max_num_splits, gpu_prepare_chunk_indices, prepare_chunk_offsets,
     prepare_cu_seqlens_from_lens, prepare_lens, prepare_position_ids, prepare_sequence_ids,
 };
-pub use kkt::{GateBase, KktInputs, chunk_scaled_dot_kkt};
+pub use kkt::{FusedKktInputs, FusedKktOptions, GateBase, KktInputs, chunk_scaled_dot_kkt, fused_cumsum_kkt};
 pub use l2norm::{l2norm, l2norm_bwd};
 #[cfg(feature = "registry")]
 pub use operators::OPERATORS;

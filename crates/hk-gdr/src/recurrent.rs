@@ -602,7 +602,7 @@ impl<'a, T: Float, D: Float> Recurrence<'a, T, D> {
 }
 
 /// The address of an input that may be absent: 0 then.
-fn optional_address<'a, E: Element>(
+pub(crate) fn optional_address<'a, E: Element>(
     launch: &mut Launch<'a>,
     arg: &'static str,
     tensor: &Option<TensorView<'a, E>>,
@@ -611,12 +611,12 @@ fn optional_address<'a, E: Element>(
 }
 
 /// Strides of sequences, tokens and heads.
-fn heads(data: u64, strides: &[usize]) -> Heads {
+pub(crate) fn heads(data: u64, strides: &[usize]) -> Heads {
     let at = |from_end: usize| strides.len().checked_sub(from_end).map_or(0, |i| strides[i] as i64);
     Heads { data, batch: at(4), token: at(3), head: at(2) }
 }
 
-fn check_scale(op: &'static str, scale: Option<f32>, k_dim: usize) -> Result<f32> {
+pub(crate) fn check_scale(op: &'static str, scale: Option<f32>, k_dim: usize) -> Result<f32> {
     match scale {
         None => Ok((1.0 / (k_dim as f64).sqrt()) as f32),
         Some(scale) if scale > 0.0 && scale.is_finite() => Ok(scale),
@@ -625,7 +625,7 @@ fn check_scale(op: &'static str, scale: Option<f32>, k_dim: usize) -> Result<f32
 }
 
 /// Checks that a tensor is contiguous and aligned to its elements.
-fn expect_plain<E: Element>(
+pub(crate) fn expect_plain<E: Element>(
     op: &'static str,
     arg: &'static str,
     tensor: Option<&TensorView<E>>,
@@ -636,7 +636,7 @@ fn expect_plain<E: Element>(
 }
 
 /// Checks that each state is contiguous.
-fn expect_state(
+pub(crate) fn expect_state(
     op: &'static str,
     arg: &'static str,
     shape: &[usize],

@@ -150,3 +150,74 @@ pub fn solve_tril(a: &[f64], rows: usize, cols: usize) -> Vec<f64> {
     }
     x
 }
+
+/// A value head's tokens of a chunk, by rows: what each function reads of it.
+#[derive(Debug, Clone, Default)]
+pub struct ChunkHead<'a> {
+    /// `[K]` each.
+    pub q: Vec<&'a [f64]>,
+    /// `[K]` each.
+    pub k: Vec<&'a [f64]>,
+    /// `[V]` each; of [`states`](Self::states) `u`, of [`outputs`](Self::outputs) `v_new`.
+    pub v: Vec<&'a [f64]>,
+    /// `[K]` each.
+    pub w: Vec<&'a [f64]>,
+    /// Factors of decay, from the first token of the chunk on: `exp(G)`.
+    pub decay: Vec<f64>,
+    /// Weights of the updates.
+    pub beta: Vec<f64>,
+}
+
+impl ChunkHead<'_> {
+    /// The inverse of `I + A`, `A_ij = beta_i exp(G_i - G_j) k_i k_j` for `j < i`: rows of as many columns.
+    pub fn inverse(&self) -> Vec<f64> {
+        let n = self.k.len();
+        let dot = |i: usize, j: usize| self.k[i].iter().zip(self.k[j]).map(|(a, b)| a * b).sum::<f64>();
+        let a: Vec<f64> = (0..n * n)
+            .map(|at| (at / n, at % n))
+            .map(|(i, j)| if j < i { self.beta[i] * self.decay[i] / self.decay[j] * dot(i, j) } else { 0.0 })
+            .collect();
+        solve_tril(&a, n, n)
+    }
+
+    /// `w = X diag(beta exp(G)) K` and `u = X diag(beta) V`, of rows of `X` of `cols` columns each.
+    pub fn wy(&self, x: &[f64], cols: usize) -> (Vec<Vec<f64>>, Vec<Vec<f64>>) {
+        let times = |of: &[&[f64]], weight: &dyn Fn(usize) -> f64| {
+            let row = |i: usize| {
+                let element = |c: usize| (0..=i).map(|j| x[i * cols + j] * weight(j) * of[j][c]).sum();
+                (0..of[i].len()).map(element).collect()
+            };
+            (0..of.len()).map(row).collect()
+        };
+        (times(&self.k, &|j| self.beta[j] * self.decay[j]), times(&self.v, &|j| self.beta[j]))
+    }
+
+    /// Updates a state, `[K, V]`, by the chunk; gives `v_new = u - w H`.
+    pub fn states(&self, state: &mut [f64]) -> Vec<Vec<f64>> {
+        let n = self.v.first().map_or(1, |row| row.len());
+        let minus = |i: usize, c: usize| {
+            self.v[i][c] - self.w[i].iter().enumerate().map(|(r, w)| w * state[r * n + c]).sum::<f64>()
+        };
+        let new: Vec<Vec<f64>> = (0..self.v.len()).map(|i| (0..n).map(|c| minus(i, c)).collect()).collect();
+        let last = self.decay.last().copied().unwrap_or(1.0);
+        for (at, s) in state.iter_mut().enumerate() {
+            let (r, c) = (at / n, at % n);
+            *s *= last;
+            *s += (0..new.len()).map(|i| last / self.decay[i] * self.k[i][r] * new[i][c]).sum::<f64>();
+        }
+        new
+    }
+
+    /// `o_i = scale (exp(G_i) H^T q_i + sum_{j <= i} exp(G_i - G_j) (q_i k_j) v_new_j)`, of a state `[K, V]`.
+    pub fn outputs(&self, state: &[f64], scale: f64) -> Vec<Vec<f64>> {
+        let n = self.v.first().map_or(1, |row| row.len());
+        let of = |i: usize, c: usize| {
+            let q = self.q[i];
+            let of_state = q.iter().enumerate().map(|(r, q)| q * state[r * n + c]).sum::<f64>();
+            let score = |j: usize| q.iter().zip(self.k[j]).map(|(q, k)| q * k).sum::<f64>();
+            let own: f64 = (0..=i).map(|j| self.decay[i] / self.decay[j] * score(j) * self.v[j][c]).sum();
+            scale * (self.decay[i] * of_state + own)
+        };
+        (0..self.q.len()).map(|i| (0..n).map(|c| of(i, c)).collect()).collect()
+    }
+}

@@ -10,6 +10,8 @@ const MOST_DIM: usize = 256;
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Shapes<'s> {
     pub op: &'static str,
+    /// Of q and v, if these are others.
+    pub names: Option<[&'static str; 2]>,
     pub layout: StateLayout,
     pub q: &'s [usize],
     pub k: &'s [usize],
@@ -66,7 +68,8 @@ impl Shapes<'_> {
         let packed = self.cu_seqlens.is_some();
         let rank = if packed { 3 } else { 4 };
         let axes = if packed { "[T, heads, dim] (packed by cu_seqlens)" } else { "[B, T, heads, dim]" };
-        for (arg, shape) in [("q", self.q), ("k", self.k), ("v", self.v)] {
+        let [q, v] = self.names.unwrap_or(["q", "v"]);
+        for (arg, shape) in [(q, self.q), ("k", self.k), (v, self.v)] {
             if shape.len() != rank {
                 return Err(Error::shape(op, arg, shape, format!("{rank} axes: {axes}")));
             }
@@ -75,14 +78,14 @@ impl Shapes<'_> {
         let (k_heads, k_dim) = (last[0], last[1]);
         let (v_heads, v_dim) = (self.v[rank - 2], self.v[rank - 1]);
         if self.k != self.q {
-            return Err(Error::shape(op, "k", self.k, format!("{:?} (shape of q)", self.q)));
+            return Err(Error::shape(op, "k", self.k, format!("{:?} (shape of {q})", self.q)));
         }
         if &self.v[..rank - 2] != rows {
-            return Err(Error::shape(op, "v", self.v, format!("{rows:?} and [v_heads, V] (tokens of q)")));
+            return Err(Error::shape(op, v, self.v, format!("{rows:?} and [v_heads, V] (tokens of {q})")));
         }
         if k_heads == 0 || v_heads == 0 || !v_heads.is_multiple_of(k_heads) {
             let want = format!("a positive multiple of {k_heads} heads (those of k)");
-            return Err(Error::shape(op, "v", self.v, want));
+            return Err(Error::shape(op, v, self.v, want));
         }
         for (arg, dim) in [("K", k_dim), ("V", v_dim)] {
             if !(1..=MOST_DIM).contains(&dim) {

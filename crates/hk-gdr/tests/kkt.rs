@@ -2,7 +2,10 @@
 
 use hk_core::registry::{HostTensor, Scalar};
 use hk_core::{Float, Layout, bf16, f16};
-use hk_gdr::{GateBase, KktInputs, OPERATORS, chunk_scaled_dot_kkt, solve_tril};
+use hk_gdr::{
+    CumsumOptions, FusedKktInputs, FusedKktOptions, GateBase, KktInputs, OPERATORS, TokenLayout,
+    chunk_local_cumsum, chunk_scaled_dot_kkt, fused_cumsum_kkt, solve_tril,
+};
 use hk_testkit::{self as kit, Fill, Place, Refusals, check_call, host_call, kind, proptest::prelude::*};
 
 fn keys<T: Float>(shape: &[usize], seed: u64) -> HostTensor {
@@ -142,5 +145,99 @@ fn wrong_arguments_are_refused_by_name() {
     .refuses(kind!(Align), &["a"], |call| call.place("a", Place::contiguous([1, 40, 4, 32]).shifted(1)))
     .refuses(kind!(Stride), &["k"], |call| call.strides("k", [5120, 128, 64, 2]))
     .refuses(kind!(Overlap), &["g and a"], |call| call.overlap("g", "a", 0))
+    .refuses_other_devices();
+}
+
+/// The sums and the products of one launch are those of two, whatever the base and layout of the sums; a gate that is no logarithm of a decay
+/// poisons what follows of its chunk.
+#[test]
+fn fused_sums_and_products_are_those_of_two_launches() {
+    let (tokens, heads, chunk) = (70, 3, 32);
+    let k: Vec<f32> = Fill::Normal.elements(tokens * 16, 5);
+    let g: Vec<f32> =
+        Fill::Normal.elements::<f32>(tokens * heads, 6).iter().map(|x| -0.2 * x.abs()).collect();
+    let beta: Vec<f32> = Fill::Normal.elements(tokens * heads, 7);
+    for gpu in kit::devices() {
+        let [k, beta] = [gpu.upload(&k, [1, tokens, 1, 16]), gpu.upload(&beta, [1, tokens, heads])];
+        let stream = gpu.stream();
+        let fused = |g: &[f32], base, layout| {
+            let g = gpu.upload(g, [1, tokens, heads]);
+            let inputs = FusedKktInputs { k: k.view(), g: g.view(), beta: beta.view(), cu_seqlens: None };
+            let of_sums = if layout == TokenLayout::Tokens { [1, tokens, heads] } else { [1, heads, tokens] };
+            let (mut sums, mut a) =
+                (gpu.poisoned::<f32>(of_sums), gpu.poisoned::<f32>([1, tokens, heads, chunk]));
+            let options = FusedKktOptions { base, layout };
+            fused_cumsum_kkt(stream, inputs, sums.view_mut(), a.view_mut(), options).unwrap();
+            gpu.assert_guards(&sums);
+            gpu.assert_guards(&a);
+            (gpu.download(&sums).data, gpu.download(&a).data)
+        };
+        let mut sums = gpu.poisoned::<f32>([1, tokens, heads]);
+        let gates = gpu.upload(&g, [1, tokens, heads]);
+        let options = CumsumOptions { chunk_size: chunk, ..Default::default() };
+        chunk_local_cumsum(stream, gates.view(), None, sums.view_mut(), options).unwrap();
+        let mut a = gpu.poisoned::<f32>([1, tokens, heads, chunk]);
+        let inputs = KktInputs {
+            k: k.view(),
+            g: Some(sums.view()),
+            beta: beta.view(),
+            cu_seqlens: None,
+            base: GateBase::Natural,
+        };
+        chunk_scaled_dot_kkt(stream, inputs, a.view_mut()).unwrap();
+        let (want, products) = (gpu.download(&sums).data, gpu.download(&a).data);
+        for base in [GateBase::Natural, GateBase::Two] {
+            for layout in [TokenLayout::Tokens, TokenLayout::Heads] {
+                let (sums, a) = fused(&g, base, layout);
+                let scale = if base == GateBase::Two { std::f32::consts::LOG2_E } else { 1.0 };
+                for t in 0..tokens {
+                    for h in 0..heads {
+                        let at = if layout == TokenLayout::Tokens { t * heads + h } else { h * tokens + t };
+                        let want = want[t * heads + h] * scale;
+                        assert!(
+                            (sums[at] - want).abs() <= 1e-6 * want.abs() + 1e-7,
+                            "{base:?} {layout:?}: {t}, {h}"
+                        );
+                    }
+                }
+                assert!(a.iter().zip(&products).all(|(a, b)| (a - b).abs() <= 1e-5), "{base:?} {layout:?}");
+            }
+        }
+        for bad in [1e-30f32, f32::NAN, f32::INFINITY] {
+            let mut g = g.clone();
+            g[40 * heads + 1] = bad;
+            let (sums, a) = fused(&g, GateBase::Natural, TokenLayout::Tokens);
+            for (at, sum) in sums.iter().enumerate() {
+                let poisoned = at % heads == 1 && (40..64).contains(&(at / heads));
+                assert_eq!(sum.is_nan(), poisoned, "{bad}: {at}");
+            }
+            assert!(a[(41 * heads + 1) * chunk].is_nan() && a[(39 * heads + 1) * chunk].is_finite());
+        }
+    }
+}
+
+#[test]
+fn wrong_arguments_of_the_fused_launch_are_refused_by_name() {
+    Refusals::new((), |stream, tensors, ()| {
+        let inputs = FusedKktInputs::<bf16> {
+            k: tensors.input("k"),
+            g: tensors.input("g"),
+            beta: tensors.input("beta"),
+            cu_seqlens: None,
+        };
+        let (sums, a) = (tensors.output("sums"), tensors.output("a"));
+        fused_cumsum_kkt(stream, inputs, sums, a, FusedKktOptions::default())
+    })
+    .input::<bf16>("k", [1, 40, 2, 32])
+    .input::<f32>("g", [1, 40, 4])
+    .input::<f32>("beta", [1, 40, 4])
+    .output::<f32>("sums", [1, 40, 4])
+    .output::<f32>("a", [1, 40, 4, 32])
+    .accepts(|_| {})
+    .refuses(kind!(Unsupported), &["fused_cumsum_kkt: C = 48"], |call| call.shape("a", [1, 40, 4, 48]))
+    .refuses(kind!(Shape), &["g: shape [1, 40, 2], expected [1, 40, 4]"], |call| call.shape("g", [1, 40, 2]))
+    .refuses(kind!(Shape), &["sums: shape [1, 4, 40]"], |call| call.shape("sums", [1, 4, 40]))
+    .refuses(kind!(Stride), &["sums"], |call| call.strides("sums", [320, 8, 2]))
+    .refuses(kind!(Overlap), &["g and sums"], |call| call.overlap("g", "sums", 0))
     .refuses_other_devices();
 }

@@ -1,5 +1,6 @@
 //! The tests of the gated delta rule: one program, a module per file.
 
+mod chunk;
 mod conv;
 mod corners;
 mod errors;

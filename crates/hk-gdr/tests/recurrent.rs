@@ -1,6 +1,6 @@
 //! `fused_recurrent` against f64, and the laws of the recurrence.
 
-use hk_core::{DType, Float, Layout, bf16, f16};
+use hk_core::{DType, Float, Layout, TensorViewMut, bf16, f16};
 use hk_gdr::reference::{Head, Token};
 use hk_gdr::{Gates, RecurrentInputs, RecurrentOptions, StateElement, StateLayout, States, fused_recurrent};
 use hk_testkit::{self as kit, Fill, Gpu, Place, Tensor, proptest::prelude::*, widen};
@@ -52,7 +52,7 @@ impl Case {
         }
     }
 
-    fn tokens(&self) -> usize {
+    pub fn tokens(&self) -> usize {
         self.lengths.iter().sum()
     }
 
@@ -66,7 +66,7 @@ impl Case {
     }
 
     /// Heads of `dim` elements, with a gap between them.
-    fn place(&self, heads: usize, dim: usize) -> Place {
+    pub fn place(&self, heads: usize, dim: usize) -> Place {
         let shape = self.shape(&[heads, dim]);
         let mut strides = vec![1; shape.len()];
         let mut next = dim + self.gap;
@@ -132,17 +132,17 @@ impl<T: Float, S: Float> Data<T, S> {
     }
 
     /// The states as they lie in memory.
-    fn stored(&self, case: &Case) -> Vec<S> {
+    pub fn stored(&self, case: &Case) -> Vec<S> {
         stored(&self.states, case)
     }
 }
 
 /// States in order `K, V` as they lie in memory, or back.
-fn stored<S: Copy>(states: &[S], case: &Case) -> Vec<S> {
+pub fn stored<S: Copy>(states: &[S], case: &Case) -> Vec<S> {
     exchanged(states, case.dims, case.layout)
 }
 
-fn exchanged<S: Copy>(states: &[S], [rows, cols]: [usize; 2], layout: StateLayout) -> Vec<S> {
+pub fn exchanged<S: Copy>(states: &[S], [rows, cols]: [usize; 2], layout: StateLayout) -> Vec<S> {
     if layout == StateLayout::Kv {
         return states.to_vec();
     }
@@ -166,7 +166,7 @@ impl<T: Float, S: Float> Output<T, S> {
     }
 }
 
-struct Uploaded<T: Float> {
+pub struct Uploaded<T: Float> {
     q: Tensor<T>,
     k: Tensor<T>,
     v: Tensor<T>,
@@ -174,11 +174,11 @@ struct Uploaded<T: Float> {
     gk: Tensor<f32>,
     gv: Tensor<f32>,
     beta: Tensor<f32>,
-    starts: Tensor<i32>,
+    pub starts: Tensor<i32>,
 }
 
 impl<T: Float> Uploaded<T> {
-    fn new<S>(gpu: &Gpu, case: &Case, data: &Data<T, S>) -> Self {
+    pub fn new<S>(gpu: &Gpu, case: &Case, data: &Data<T, S>) -> Self {
         let ([k_heads, v_heads], [k_dim, v_dim]) = (case.heads, case.dims);
         let plain = |rest: &[usize]| Place::contiguous(case.shape(rest));
         let mut ends = vec![0];
@@ -196,7 +196,7 @@ impl<T: Float> Uploaded<T> {
         }
     }
 
-    fn inputs(&self, case: &Case) -> RecurrentInputs<'_, T> {
+    pub fn inputs(&self, case: &Case) -> RecurrentInputs<'_, T> {
         RecurrentInputs {
             q: self.q.view(),
             k: self.k.view(),
@@ -214,12 +214,25 @@ impl<T: Float> Uploaded<T> {
 
 #[track_caller]
 pub fn run<T: Float, S: StateElement>(gpu: &Gpu, case: &Case, data: &Data<T, S>) -> Output<T, S> {
+    run_by(gpu, case, data, |inputs, states, o| {
+        fused_recurrent(gpu.stream(), inputs, states, o, case.options()).unwrap();
+    })
+}
+
+/// A call of `op`.
+#[track_caller]
+pub fn run_by<T: Float, S: StateElement>(
+    gpu: &Gpu,
+    case: &Case,
+    data: &Data<T, S>,
+    op: impl for<'a> FnOnce(RecurrentInputs<'a, T>, States<'a, S>, TensorViewMut<'a, T>),
+) -> Output<T, S> {
     let tensors = Uploaded::new(gpu, case, data);
     let initial = gpu.upload(&data.stored(case), case.state());
     let mut last = gpu.poisoned::<S>(case.state());
     let mut o = gpu.poisoned::<T>(case.place(case.heads[1], case.dims[1]));
     let states = States::Dense { initial: case.initial.then(|| initial.view()), last: Some(last.view_mut()) };
-    fused_recurrent(gpu.stream(), tensors.inputs(case), states, o.view_mut(), case.options()).unwrap();
+    op(tensors.inputs(case), states, o.view_mut());
     gpu.assert_guards(&o);
     gpu.assert_guards(&last);
     gpu.assert_untouched(&initial);
@@ -280,7 +293,7 @@ pub fn relative<T: Float>(got: &[T], want: &[f64]) -> f64 {
 }
 
 /// The same, but nothing where every error is small.
-fn error<T: Float>(got: &[T], want: &[f64]) -> f64 {
+pub fn error<T: Float>(got: &[T], want: &[f64]) -> f64 {
     let small = got.iter().zip(want).all(|(x, y)| (x.to_f64() - y).abs() <= 1e-6);
     if small { 0.0 } else { relative(got, want) }
 }

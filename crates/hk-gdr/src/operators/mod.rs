@@ -1,5 +1,6 @@
 //! The operators as data, for the `hk` program, the demo and the documentation.
 
+mod chunk;
 mod conv;
 mod gating;
 mod index;
@@ -25,7 +26,13 @@ pub static OPERATORS: &[Operator] = &[
     rows::L2NORM_BWD,
     rows::CHUNK_LOCAL_CUMSUM,
     kkt::CHUNK_SCALED_DOT_KKT,
+    kkt::FUSED_CUMSUM_KKT,
     solve::SOLVE_TRIL,
+    chunk::RECOMPUTE_W_U,
+    chunk::WY_REPRESENTATION,
+    chunk::CHUNK_DELTA_H,
+    chunk::CHUNK_O,
+    chunk::CHUNK_GATED_DELTA_RULE,
     index::PREPARE_LENS,
     index::PREPARE_CU_SEQLENS_FROM_LENS,
     index::PREPARE_POSITION_IDS,

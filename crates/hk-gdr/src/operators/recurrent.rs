@@ -13,46 +13,46 @@ use hk_core::registry::{
 };
 use hk_core::{DType, Error, Float, Result, Stream, bf16, with_float};
 
-const FLOATS: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
-const F32: &[DType] = &[DType::F32];
+pub(super) const FLOATS: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
+pub(super) const F32: &[DType] = &[DType::F32];
 const I32: &[DType] = &[DType::I32];
-const STATE: &[DType] = &[DType::F32, DType::Bf16];
+pub(super) const STATE: &[DType] = &[DType::F32, DType::Bf16];
 
 /// Keys with a norm of about one: otherwise states grow.
-const KEYS: Sample = Sample::Normal { mean: 0.0, deviation: 0.1 };
-const LOG_DECAYS: Sample = Sample::Uniform { low: -1.0, high: 0.0 };
+pub(super) const KEYS: Sample = Sample::Normal { mean: 0.0, deviation: 0.1 };
+pub(super) const LOG_DECAYS: Sample = Sample::Uniform { low: -1.0, high: 0.0 };
 /// Replaced by that of the call.
-const ANY: Tolerance = Tolerance::Reduction;
+pub(super) const ANY: Tolerance = Tolerance::Reduction;
 
-const Q: ArgSpec =
+pub(super) const Q: ArgSpec =
     ArgSpec::input("q", FLOATS, 4, "[B, T, k_heads, K], or [T, k_heads, K] if packed").ranks(3, 4);
-const V: ArgSpec =
+pub(super) const V: ArgSpec =
     ArgSpec::input("v", FLOATS, 4, "[B, T, v_heads, V], or [T, v_heads, V] if packed").ranks(3, 4);
-const POOL: ArgSpec =
+pub(super) const POOL: ArgSpec =
     ArgSpec::updated("state_pool", ANY, STATE, 4, "[slots, v_heads, K, V], or V, K by layout");
-const INDICES: ArgSpec = ArgSpec::input("state_indices", I32, 1, "[N] or [N, states]")
+pub(super) const INDICES: ArgSpec = ArgSpec::input("state_indices", I32, 1, "[N] or [N, states]")
     .ranks(1, 2)
     .sampled(Sample::Distinct { below: EXAMPLE_SLOTS });
-const CU_SEQLENS: ArgSpec =
+pub(super) const CU_SEQLENS: ArgSpec =
     ArgSpec::input("cu_seqlens", I32, 1, "[N + 1]").sampled(Sample::StartsOf("q")).optional();
 /// Slots of an example's pool, at least.
 const EXAMPLE_SLOTS: i64 = 8;
 /// Outputs that are states.
 const STATES: [&str; 2] = ["state_pool", "final_state"];
 
-const SCALE: ScalarSpec = ScalarSpec {
+pub(super) const SCALE: ScalarSpec = ScalarSpec {
     name: "scale",
     default: Scalar::Float(0.0),
     choices: &[],
     summary: "factor of the output; 0: K^(-1/2)",
 };
-const L2NORM: ScalarSpec = ScalarSpec {
+pub(super) const L2NORM: ScalarSpec = ScalarSpec {
     name: "qk_l2norm",
     default: Scalar::Bool(false),
     choices: &[],
     summary: "q and k are divided by their norms",
 };
-const LAYOUT: ScalarSpec = ScalarSpec {
+pub(super) const LAYOUT: ScalarSpec = ScalarSpec {
     name: "layout",
     default: Scalar::Choice("kv"),
     choices: &["kv", "vk"],
@@ -70,8 +70,8 @@ macro_rules! case {
 }
 pub(super) use case;
 
-const VK: Scalar = Scalar::Choice("vk");
-const ON: Scalar = Scalar::Bool(true);
+pub(super) const VK: Scalar = Scalar::Choice("vk");
+pub(super) const ON: Scalar = Scalar::Bool(true);
 
 pub(crate) const FUSED_RECURRENT: Operator = Operator {
     name: "fused_recurrent",
@@ -207,13 +207,13 @@ pub(super) const SOFTPLUS_THRESHOLD: ScalarSpec = ScalarSpec {
 pub(super) const fn size(name: &'static str, default: u64, summary: &'static str) -> ScalarSpec {
     ScalarSpec { name, default: Scalar::Count(default), choices: &[], summary }
 }
-const INITIAL: ArgSpec =
+pub(super) const INITIAL: ArgSpec =
     ArgSpec::input("initial_state", STATE, 4, "[N, v_heads, K, V], or V, K by layout").optional();
 const ACCEPTED: ArgSpec = ArgSpec::input("num_accepted_tokens", I32, 1, "[N]")
     .sampled(Sample::Integers { low: 1, high: 3 })
     .optional();
-const O: ArgSpec = ArgSpec::output("o", ANY, FLOATS, 4, "as v").ranks(3, 4);
-const LAST: ArgSpec = ArgSpec::output("final_state", ANY, STATE, 4, "as initial_state").optional();
+pub(super) const O: ArgSpec = ArgSpec::output("o", ANY, FLOATS, 4, "as v").ranks(3, 4);
+pub(super) const LAST: ArgSpec = ArgSpec::output("final_state", ANY, STATE, 4, "as initial_state").optional();
 
 pub(crate) const FUSED_SIGMOID_GATING_RECURRENT: Operator = Operator {
     name: "fused_sigmoid_gating_recurrent",
@@ -322,16 +322,16 @@ pub(crate) const FUSED_REARRANGE_SIGMOID_GDR: Operator = Operator {
     traffic,
 };
 
-fn layout<D: Described>(call: &Call<D>) -> Result<StateLayout> {
+pub(super) fn layout<D: Described>(call: &Call<D>) -> Result<StateLayout> {
     Ok(if call.choice("layout")? == "vk" { StateLayout::Vk } else { StateLayout::Kv })
 }
 
-fn state_dtype<D: Described>(call: &Call<D>) -> DType {
+pub(super) fn state_dtype<D: Described>(call: &Call<D>) -> DType {
     let given = ["initial_state", "state_pool"].into_iter().find_map(|name| call.optional(name));
     given.map_or(DType::F32, D::dtype)
 }
 
-fn scale<D: Described>(call: &Call<D>) -> Result<Option<f32>> {
+pub(super) fn scale<D: Described>(call: &Call<D>) -> Result<Option<f32>> {
     let scale = call.float("scale")? as f32;
     Ok((scale != 0.0).then_some(scale))
 }
@@ -374,6 +374,7 @@ fn sizes<D: Described>(call: &Call<D>) -> Result<Sizes> {
     let shape = |name| call.optional(name).map(D::shape);
     let shapes = Shapes {
         op,
+        names: None,
         layout: layout(call)?,
         q: &q,
         k: &k,
@@ -410,7 +411,10 @@ pub(super) fn softplus<D: Described>(call: &Call<D>) -> Result<Softplus> {
 }
 
 /// Where states come from and go to, of a call on a device.
-fn states<'a, S: StateElement>(inputs: &Inputs<'a>, outputs: &mut Outputs<'a>) -> Result<States<'a, S>> {
+pub(super) fn states<'a, S: StateElement>(
+    inputs: &Inputs<'a>,
+    outputs: &mut Outputs<'a>,
+) -> Result<States<'a, S>> {
     Ok(match outputs.take_optional::<S>("state_pool")? {
         Some(pool) => States::Pool {
             pool,
@@ -474,7 +478,7 @@ fn run_with_gates(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
 }
 
 /// The element type of the states of a call.
-fn states_dtype(call: &mut DeviceCall) -> DType {
+pub(super) fn states_dtype(call: &mut DeviceCall) -> DType {
     let given = call.outputs().find(|(name, _)| STATES.contains(name)).map(|(_, t)| t.dtype());
     given.unwrap_or_else(|| state_dtype(&call.split().0))
 }
@@ -508,7 +512,7 @@ pub(super) struct HostGates {
     pub beta: Option<Vec<f64>>,
 }
 
-fn gates_of(call: &HostCall) -> Result<HostGates> {
+pub(super) fn gates_of(call: &HostCall) -> Result<HostGates> {
     sizes(call)?;
     let values = |name| call.optional(name).map(HostTensor::to_f64);
     Ok(HostGates { g: values("g"), gk: values("gk"), gv: values("gv"), beta: values("beta") })
@@ -548,11 +552,11 @@ fn qkv_values(call: &HostCall, sizes: &Sizes) -> Result<[Vec<f64>; 3]> {
 }
 
 /// The integers of a tensor.
-fn integers(call: &HostCall, name: &str) -> Option<Vec<i64>> {
+pub(super) fn integers(call: &HostCall, name: &str) -> Option<Vec<i64>> {
     Some(call.optional(name)?.to_f64().iter().map(|&v| v as i64).collect())
 }
 
-fn recurrence(call: &HostCall, gates: &HostGates) -> Result<Named<HostTensorF64>> {
+pub(super) fn recurrence(call: &HostCall, gates: &HostGates) -> Result<Named<HostTensorF64>> {
     let sizes = sizes(call)?;
     let Sizes { tokens, k_heads, v_heads, k_dim, v_dim, .. } = sizes;
     let layout = layout(call)?;
@@ -674,12 +678,12 @@ pub(super) fn tolerance(dtype: DType, values: &[f64]) -> Tolerance {
     Tolerance::Within { rtol, atol: 2e-5 * rms + subnormal + f64::from(f32::MIN_POSITIVE) }
 }
 
-fn transposed(x: &[f64], rows: usize, cols: usize) -> Vec<f64> {
+pub(super) fn transposed(x: &[f64], rows: usize, cols: usize) -> Vec<f64> {
     (0..rows * cols).map(|i| x[i % rows * cols + i / rows]).collect()
 }
 
 /// Two sequences must not write one slot, nor one read what another writes.
-fn expect_determined(
+pub(super) fn expect_determined(
     call: &HostCall,
     sizes: &Sizes,
     slots: Option<&[i64]>,
@@ -703,7 +707,7 @@ fn expect_determined(
     Ok(())
 }
 
-fn outputs(call: &CallSpec) -> Result<Named<TensorSpec>> {
+pub(super) fn outputs(call: &CallSpec) -> Result<Named<TensorSpec>> {
     let sizes = sizes(call)?;
     let [_, _, v] = qkv_shapes(call)?;
     let mut made = vec![("o", TensorSpec::new(call.get(first(call))?.dtype, v))];
