@@ -1,0 +1,733 @@
+//! Grouped GEMMs of experts: `hip/experts*.hip`. The descriptor, its checks, the launch.
+
+mod table;
+
+pub use table::ExpertTile;
+
+use crate::args::{MOST_EXPERTS, MOST_GATES, Vector};
+use crate::kernels::experts::{Output, Params, Rows};
+use crate::kernels::gemm::{BlockScale, Grid, Operand};
+use crate::kernels::hk::RowLayout;
+use bytemuck::Zeroable;
+use hk_core::plan::rows::float_index;
+use hk_core::{
+    Arch, DType, Element, Error, Float, Launch, LaunchConfig, NamedOperand, Result, Stream, TensorView,
+    TensorViewMut, check_aliases,
+};
+use hk_gemm::{Activation, BlockShape, FloatView, GemmWeight};
+use table::LoopScales;
+
+/// What a window of a kernel reaches, in bytes.
+const WINDOW: usize = 1 << 31;
+/// Columns whose int8 sums fit an i32.
+const LONGEST_I8: usize = 1 << 17;
+/// `gemm::Epilogue::kNone` and `experts::kNone` of the kernels.
+const NO_ACTIVATION: u32 = 255;
+/// Rows of a block of shuffled weights, bytes of a row's chunk.
+const SHUFFLED: (usize, usize) = (16, 16);
+
+/// Gates sorted by expert and padded to tiles, as [`moe_align_block_size`](crate::moe_align_block_size()) writes them. `y` has a row for
+/// each gate; gates `t k ..` are of row `t` of `a`, or each gate has its own row of `a`.
+#[derive(Debug, Clone, Copy)]
+pub struct SortedRows<'a> {
+    /// `[EM]`.
+    pub sorted_token_ids: TensorView<'a, i32>,
+    /// `[ceil(EM / block_size)]` or more. Rows of a tile whose expert is outside `w`'s become zero.
+    pub expert_ids: TensorView<'a, i32>,
+    /// `[1]`.
+    pub num_tokens_post_padded: TensorView<'a, i32>,
+    /// Slots of a list tile: 16, 32, 64, 128 or 256.
+    pub block_size: usize,
+    /// `[T, k]`: the ids that were sorted, of `0..E` with `E` given, so that rows of gates without an expert become zero; without it
+    /// those rows are left as they are.
+    pub topk_ids: Option<(TensorView<'a, i32>, usize)>,
+}
+
+/// Gates sorted by expert without padding, as [`moe_routing`](crate::moe_routing()) writes them. `y` has a row for each place.
+#[derive(Debug, Clone, Copy)]
+pub struct RaggedRows<'a> {
+    /// `[G]`: the gate of each place, whose row of `a` is `gate / (G / rows of a)`; without it `a` has the order of the places.
+    pub gather_indx: Option<TensorView<'a, i32>>,
+    /// `[E + 1]`.
+    pub token_offs_raw: TensorView<'a, i32>,
+    /// `[tiles]`.
+    pub block_pid_map: TensorView<'a, i32>,
+    /// Rows of a list tile: 16, 32, 64, 128 or 256.
+    pub block_m: usize,
+}
+
+/// As many rows for each expert, of which the first are computed: `a` is `[E, rows, K]`, `y` `[E, rows, N]`.
+#[derive(Debug, Clone, Copy)]
+pub struct MaskedRows<'a> {
+    /// `[E]`: rows of each expert; values outside `0..=rows` are clamped.
+    pub counts: TensorView<'a, i32>,
+}
+
+/// Which rows an expert GEMM computes, and by which experts.
+#[derive(Debug, Clone, Copy)]
+pub enum ExpertRows<'a> {
+    /// Of [`moe_align_block_size`](crate::moe_align_block_size()).
+    Sorted(SortedRows<'a>),
+    /// Of [`moe_routing`](crate::moe_routing()).
+    Ragged(RaggedRows<'a>),
+    /// Dispatched by expert.
+    Masked(MaskedRows<'a>),
+}
+
+/// The scales of an expert GEMM's operands.
+#[derive(Debug, Clone, Copy)]
+pub enum ExpertScales<'a> {
+    /// None.
+    None,
+    /// f32 for rows.
+    Rows {
+        /// One for each row of `a`, or `[1]`; `None` for 16-bit activations.
+        a: Option<TensorView<'a, f32>>,
+        /// `[E, rows of w]`, or `[E]`, or `[1]`.
+        w: TensorView<'a, f32>,
+    },
+    /// f32 for blocks: `a` `[groups of rows, groups of K]`, `w` `[E, groups of rows, groups of K]`, any strides.
+    Blocks {
+        /// Of `a`.
+        a: TensorView<'a, f32>,
+        /// Rows of `a` that share a scale, a power of two.
+        a_rows: usize,
+        /// Of `w`.
+        w: TensorView<'a, f32>,
+        /// Rows of `w` and columns that share a scale: powers of two, at least 16 rows and 128 columns.
+        group: BlockShape,
+    },
+}
+
+/// Where the gates and values of a gated expert GEMM are among the rows of `w`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GateOrder {
+    /// All gates, then all values.
+    Halves,
+    /// A gate and its value are neighbours.
+    Pairs,
+}
+
+/// A gated output, `activation(min(g, limit)) (clamp(v, -limit, limit) + add)`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ExpertGate {
+    /// Order of the rows of `w`.
+    pub order: GateOrder,
+    /// Function of the gate.
+    pub activation: Activation,
+    /// SiLU's slope: `x / (1 + e^(-alpha x))`. Other functions take 1.
+    pub alpha: f32,
+    /// Bound of gate and value.
+    pub limit: Option<f32>,
+    /// Added to the value.
+    pub add: f32,
+}
+
+impl ExpertGate {
+    /// `silu(gate) * value`.
+    pub const fn silu(order: GateOrder) -> Self {
+        Self { order, activation: Activation::Silu, alpha: 1.0, limit: None, add: 0.0 }
+    }
+
+    /// The SwiGLU of GPT-OSS: alpha 1.702, limit 7, value + 1, in pairs.
+    pub const fn swiglu_oai() -> Self {
+        let silu = Self::silu(GateOrder::Pairs);
+        Self { alpha: 1.702, limit: Some(7.0), add: 1.0, ..silu }
+    }
+}
+
+/// Operands of an expert GEMM.
+#[derive(Debug, Clone, Copy)]
+pub struct ExpertInputs<'a, A: Element, W: Element> {
+    /// `[rows, K]`; masked `[E, rows, K]`.
+    pub a: TensorView<'a, A>,
+    /// `[E, rows, K]`.
+    pub w: GemmWeight<'a, W>,
+    /// Of both.
+    pub scales: ExpertScales<'a>,
+    /// `[E, rows of w]`, contiguous: added after the scales.
+    pub bias: Option<FloatView<'a>>,
+    /// One for each gate: its weight.
+    pub weights: Option<FloatView<'a>>,
+}
+
+impl<'a, A: Element, W: Element> ExpertInputs<'a, A, W> {
+    /// Operands without scales, bias and weights.
+    pub fn new(a: TensorView<'a, A>, w: impl Into<GemmWeight<'a, W>>) -> Self {
+        Self { a, w: w.into(), scales: ExpertScales::None, bias: None, weights: None }
+    }
+}
+
+/// What becomes of the sums.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ExpertEpilogue {
+    pub gate: Option<ExpertGate>,
+    /// Of outputs that are not gated.
+    pub activation: Option<Activation>,
+    /// The weight of the gate multiplies the sum, before scales, bias and activation; otherwise the output.
+    pub weight_first: bool,
+    /// Type to which gate and value are rounded before the activation.
+    pub round: Option<DType>,
+}
+
+/// An expert GEMM.
+pub(crate) struct ExpertGemm<'a, A: Element, W: Element> {
+    pub op: &'static str,
+    /// Names of the inputs `a`, `w`, `weights`, `y`.
+    pub names: [&'static str; 4],
+    pub inputs: ExpertInputs<'a, A, W>,
+    pub rows: ExpertRows<'a>,
+    pub epilogue: ExpertEpilogue,
+    pub tile: Option<ExpertTile>,
+}
+
+/// Runs `$body` for the view.
+macro_rules! each_float {
+    ($view:expr, $v:ident => $body:expr) => {
+        match $view {
+            FloatView::Bf16($v) => $body,
+            FloatView::F16($v) => $body,
+            FloatView::F32($v) => $body,
+        }
+    };
+}
+
+fn float_operand<'v>(view: &'v FloatView) -> &'v dyn hk_core::Operand {
+    each_float!(view, v => v)
+}
+
+fn float_type(view: &FloatView) -> u32 {
+    let dtype = match view {
+        FloatView::Bf16(_) => DType::Bf16,
+        FloatView::F16(_) => DType::F16,
+        FloatView::F32(_) => DType::F32,
+    };
+    float_index(dtype) as u32
+}
+
+fn float_address<'l, 'a: 'l>(
+    launch: &mut Launch<'l>,
+    arg: &'static str,
+    view: &Option<FloatView<'a>>,
+) -> Result<u64> {
+    let Some(view) = view else { return Ok(0) };
+    each_float!(view, v => launch.input_address(arg, v))
+}
+
+/// Elements of K in one of a tensor.
+const fn packed(dtype: DType) -> usize {
+    if matches!(dtype, DType::Fp4x2) { 2 } else { 1 }
+}
+
+fn w_view<'v, 'a, W: Element>(w: &'v GemmWeight<'a, W>) -> &'v TensorView<'a, W> {
+    match w {
+        GemmWeight::Rows(view) | GemmWeight::Shuffled(view) => view,
+    }
+}
+
+/// Sizes of a call.
+#[derive(Debug, Clone, Copy)]
+struct Sizes {
+    experts: usize,
+    /// Rows of `a`, of each expert if masked.
+    a_rows: usize,
+    /// Rows of `y`, of each expert if masked.
+    gates: usize,
+    w_rows: usize,
+    /// Columns of `y`.
+    cols: usize,
+    k: usize,
+}
+
+impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
+    fn masked(&self) -> bool {
+        matches!(self.rows, ExpertRows::Masked(_))
+    }
+
+    fn sizes<Y: Float>(&self, y: &TensorViewMut<Y>) -> Result<Sizes> {
+        let (op, [a_name, w_name, _, y_name]) = (self.op, self.names);
+        let (a, w) = (&self.inputs.a, w_view(&self.inputs.w));
+        let [experts, w_rows, w_cols] = w.dims(op, w_name)?;
+        let (lead, a_rows, a_cols) = if self.masked() {
+            let [lead, rows, cols] = a.dims(op, a_name)?;
+            (Some(lead), rows, cols)
+        } else {
+            let [rows, cols] = a.dims(op, a_name)?;
+            (None, rows, cols)
+        };
+        if !(1..=MOST_EXPERTS).contains(&experts) {
+            let want = format!("[1 to {MOST_EXPERTS}, N, K] (experts)");
+            return Err(Error::shape(op, w_name, w.shape(), want));
+        }
+        let k = a_cols.saturating_mul(packed(A::DTYPE));
+        if w_cols.saturating_mul(packed(W::DTYPE)) != k {
+            let cols = k / packed(W::DTYPE);
+            return Err(Error::shape(op, w_name, w.shape(), format!("[E, N, {cols}] (K of {a_name})")));
+        }
+        if lead.is_some_and(|lead| lead != experts) {
+            return Err(Error::shape(op, a_name, a.shape(), format!("[{experts}, rows, K] (experts of {w_name})")));
+        }
+        if k == 0 {
+            return Err(Error::empty(op, a_name, a.shape().len() - 1, a.shape()));
+        }
+        let cols = match self.epilogue.gate {
+            None => w_rows,
+            Some(_) if w_rows % 2 == 0 => w_rows / 2,
+            Some(_) => return Err(Error::shape(op, w_name, w.shape(), "an even number of rows: gates and values")),
+        };
+        let gates = if lead.is_some() {
+            y.expect_shape(op, y_name, [experts, a_rows, cols])?;
+            a_rows
+        } else {
+            let [gates, y_cols] = y.dims(op, y_name)?;
+            if y_cols != cols {
+                return Err(Error::shape(op, y_name, y.shape(), format!("[G, {cols}] (rows of {w_name})")));
+            }
+            if a_rows == 0 && gates > 0 || a_rows > 0 && !gates.is_multiple_of(a_rows) {
+                let want = format!("[G, {cols}], G a multiple of {a_rows} (rows of {a_name})");
+                return Err(Error::shape(op, y_name, y.shape(), want));
+            }
+            gates
+        };
+        for (arg, n) in [(y_name, gates), (a_name, a_rows), (w_name, w_rows), (a_name, k)] {
+            if n > MOST_GATES {
+                return Err(Error::too_large(op, arg, format!("an axis of {n}"), MOST_GATES as u64));
+            }
+        }
+        Ok(Sizes { experts, a_rows, gates, w_rows, cols, k })
+    }
+
+    /// Layout of the operands: 16-byte rows that a window reaches.
+    fn check_operands(&self, sizes: &Sizes, arch: Arch) -> Result<()> {
+        let (op, [a_name, w_name, ..]) = (self.op, self.names);
+        expect_encoding(op, A::DTYPE, arch)?;
+        expect_encoding(op, W::DTYPE, arch)?;
+        if A::DTYPE == DType::I8 && sizes.k > LONGEST_I8 {
+            let want = format!("at most {LONGEST_I8}, so that sums fit i32");
+            return Err(Error::argument(op, a_name, format!("{} columns", sizes.k), want));
+        }
+        let (a, w) = (&self.inputs.a, w_view(&self.inputs.w));
+        let rows_on_16 = |arg: &'static str, shape: &[usize], strides: &[usize], element: usize, rows: usize| {
+            let last = shape.len() - 1;
+            if !(shape[last] * element).is_multiple_of(16) {
+                let want = format!("rows of a multiple of 16 bytes ({} elements)", 16 / element);
+                return Err(Error::shape(op, arg, shape, want));
+            }
+            let stride = if rows > 1 { strides[last - 1] } else { 0 };
+            // With room for the rows of a tile past the last.
+            let reach = stride.saturating_mul(rows + 256).saturating_add(shape[last]).saturating_mul(element);
+            if reach >= WINDOW {
+                return Err(Error::too_large(op, arg, format!("{reach} bytes of rows"), WINDOW as u64));
+            }
+            Ok(())
+        };
+        a.expect_unit_stride(op, a_name)?;
+        rows_on_16(a_name, a.shape(), a.strides(), size_of::<A>(), sizes.a_rows)?;
+        rows_on_16(w_name, w.shape(), w.strides(), size_of::<W>(), sizes.w_rows)?;
+        for (arg, aligned, addr) in [(a_name, a.rows_aligned(16), a.addr()), (w_name, w.rows_aligned(16), w.addr())] {
+            if !aligned {
+                return Err(Error::Align { op, arg, addr, want: 16 });
+            }
+        }
+        match &self.inputs.w {
+            GemmWeight::Rows(w) => w.expect_unit_stride(op, w_name),
+            GemmWeight::Shuffled(w) => {
+                w.expect_contiguous(op, w_name)?;
+                if !sizes.w_rows.is_multiple_of(SHUFFLED.0) || !w.shape()[2].is_multiple_of(32) {
+                    let want = "[E, N, K], N a multiple of 16, K of 32 (shuffled)";
+                    return Err(Error::shape(op, w_name, w.shape(), want));
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn check_scales(&self, sizes: &Sizes) -> Result<LoopScales> {
+        let op = self.op;
+        let quantized = |dtype: DType| !matches!(dtype, DType::Bf16 | DType::F16);
+        match &self.inputs.scales {
+            ExpertScales::None if quantized(W::DTYPE) => {
+                Err(Error::argument(op, "scales", "none", format!("scales of {} weights", W::DTYPE)))
+            }
+            ExpertScales::None => Ok(LoopScales::None),
+            ExpertScales::Rows { .. } | ExpertScales::Blocks { .. } if !quantized(W::DTYPE) => {
+                let got = format!("{:?}", self.inputs.scales);
+                Err(Error::argument(op, "scales", got, format!("none, for {} weights", W::DTYPE)))
+            }
+            ExpertScales::Rows { a, w } => {
+                if a.is_some() != quantized(A::DTYPE) {
+                    let want = format!("f32 scales of quantized activations alone; a is {}", A::DTYPE);
+                    return Err(Error::argument(op, "a_scale", if a.is_some() { "given" } else { "none" }, want));
+                }
+                let rows = sizes.a_rows * if self.masked() { sizes.experts } else { 1 };
+                if let Some(a) = a {
+                    if a.numel() != 1 && a.numel() != rows {
+                        return Err(Error::shape(op, "a_scale", a.shape(), format!("[{rows}] (rows of a) or [1]")));
+                    }
+                    a.expect_packed(op, "a_scale")?;
+                }
+                let [experts, w_rows] = [sizes.experts, sizes.w_rows];
+                let fits = match w.shape() {
+                    &[e] | &[e, 1] => e == experts || e == 1,
+                    shape => shape == [experts, w_rows] || shape == [experts, w_rows, 1],
+                };
+                if !fits {
+                    let want = format!("[{experts}, {w_rows}], [{experts}] or [1] (experts, rows of w)");
+                    return Err(Error::shape(op, "w_scale", w.shape(), want));
+                }
+                w.expect_packed(op, "w_scale")?;
+                Ok(LoopScales::None)
+            }
+            ExpertScales::Blocks { a, a_rows, w, group } => {
+                for (arg, n, least) in
+                    [("a_rows", *a_rows, 1), ("group.n", group.n, 16), ("group.k", group.k, 128)]
+                {
+                    if !n.is_power_of_two() || n < least || n > MOST_GATES {
+                        return Err(Error::argument(op, arg, n, format!("a power of two, {least} or more")));
+                    }
+                }
+                let groups = sizes.k.div_ceil(group.k);
+                let mut want = vec![sizes.a_rows.div_ceil(*a_rows), groups];
+                if self.masked() {
+                    want.insert(0, sizes.experts);
+                }
+                let of_w = vec![sizes.experts, sizes.w_rows.div_ceil(group.n), groups];
+                for (arg, view, want) in [("a_scale", a, want), ("w_scale", w, of_w)] {
+                    view.expect_shape(op, arg, &want)?;
+                    view.expect_aligned(op, arg, 4)?;
+                    let last = want.len() - 2;
+                    let spread = view.strides()[last..].iter().zip(&want[last..]).map(|(s, n)| s.saturating_mul(n + 256));
+                    if spread.fold(0, usize::saturating_add) >= WINDOW / 4 {
+                        let what = format!("strides {:?}", view.strides());
+                        return Err(Error::too_large(op, arg, what, (WINDOW / 4) as u64));
+                    }
+                }
+                Ok(LoopScales::Blocks)
+            }
+        }
+    }
+
+    /// Checks the lists; returns their tiles, and rows of a tile.
+    fn check_rows(&self, sizes: &Sizes) -> Result<(usize, usize)> {
+        let op = self.op;
+        let block_of = |arg, block: usize| {
+            if (16..=256).contains(&block) && block.is_power_of_two() {
+                return Ok(());
+            }
+            Err(Error::argument(op, arg, block, "16, 32, 64, 128 or 256"))
+        };
+        let longer = |arg, view: &TensorView<i32>, least: usize, of: &str| {
+            let [len] = view.dims(op, arg)?;
+            if len < least {
+                return Err(Error::shape(op, arg, [len], format!("[{least}] or longer ({of})")));
+            }
+            if len > MOST_GATES {
+                return Err(Error::too_large(op, arg, format!("{len} elements"), MOST_GATES as u64));
+            }
+            view.expect_packed(op, arg)?;
+            Ok(len)
+        };
+        match &self.rows {
+            ExpertRows::Sorted(rows) => {
+                block_of("block_size", rows.block_size)?;
+                let len = longer("sorted_token_ids", &rows.sorted_token_ids, sizes.gates.next_multiple_of(rows.block_size), "tiles of gates")?;
+                let whole = len.div_ceil(rows.block_size);
+                longer("expert_ids", &rows.expert_ids, whole, "tiles of sorted_token_ids")?;
+                rows.num_tokens_post_padded.expect_vector(op, "num_tokens_post_padded", 1, "one number")?;
+                if let Some((ids, _)) = &rows.topk_ids {
+                    if ids.numel() != sizes.gates {
+                        let want = format!("{} ids (rows of y)", sizes.gates);
+                        return Err(Error::shape(op, "topk_ids", ids.shape(), want));
+                    }
+                    ids.expect_packed(op, "topk_ids")?;
+                }
+                // Each tile has a gate; a list that ends within a tile has no more.
+                Ok(((len / rows.block_size).min(sizes.gates), rows.block_size))
+            }
+            ExpertRows::Ragged(rows) => {
+                block_of("block_m", rows.block_m)?;
+                if let Some(gather) = &rows.gather_indx {
+                    gather.expect_vector(op, "gather_indx", sizes.gates, "rows of y")?;
+                } else if sizes.a_rows != sizes.gates {
+                    let want = format!("{} rows (rows of y), without gather_indx", sizes.gates);
+                    return Err(Error::shape(op, self.names[0], self.inputs.a.shape(), want));
+                }
+                rows.token_offs_raw.expect_vector(op, "token_offs_raw", sizes.experts + 1, "experts of w, and one")?;
+                let tiles = longer("block_pid_map", &rows.block_pid_map, 0, "tiles")?;
+                Ok((tiles.min(sizes.gates), rows.block_m))
+            }
+            ExpertRows::Masked(rows) => {
+                rows.counts.expect_vector(op, "counts", sizes.experts, "experts of w")?;
+                Ok((0, sizes.gates.next_power_of_two().clamp(16, 256)))
+            }
+        }
+    }
+
+    fn check_others(&self, sizes: &Sizes) -> Result<()> {
+        let op = self.op;
+        if let Some(bias) = &self.inputs.bias {
+            let want = [sizes.experts, sizes.w_rows];
+            each_float!(bias, v => {
+                v.expect_shape(op, "bias", want)?;
+                v.expect_packed(op, "bias")?;
+            });
+        }
+        if let Some(weights) = &self.inputs.weights {
+            let arg = self.names[2];
+            if self.masked() {
+                return Err(Error::argument(op, arg, "given", "none, for rows dispatched by expert"));
+            }
+            each_float!(weights, v => {
+                if v.numel() != sizes.gates {
+                    let want = format!("{} weights (rows of y)", sizes.gates);
+                    return Err(Error::shape(op, arg, v.shape(), want));
+                }
+                v.expect_packed(op, arg)?;
+            });
+        }
+        if let Some(gate) = &self.epilogue.gate {
+            if gate.alpha != 1.0 && gate.activation != Activation::Silu {
+                let want = format!("1, for {:?}", gate.activation);
+                return Err(Error::argument(op, "alpha", gate.alpha, want));
+            }
+            if gate.limit.is_some_and(|limit| !(limit >= 0.0)) {
+                return Err(Error::argument(op, "limit", gate.limit.unwrap_or_default(), "0 or more, or none"));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_aliases<Y: Float>(&self, y: &TensorViewMut<Y>) -> Result<()> {
+        let [a_name, w_name, weights_name, y_name] = self.names;
+        let ExpertInputs { a, w, scales, bias, weights } = &self.inputs;
+        let mut inputs: Vec<NamedOperand> = vec![(a_name, Some(a)), (w_name, Some(w_view(w)))];
+        match scales {
+            ExpertScales::None => {}
+            ExpertScales::Rows { a, w } => {
+                inputs.extend([("a_scale", a.as_ref().map(|a| a as _)), ("w_scale", Some(w as _))]);
+            }
+            ExpertScales::Blocks { a, w, .. } => inputs.extend([("a_scale", Some(a as _)), ("w_scale", Some(w as _))]),
+        }
+        inputs.extend([
+            ("bias", bias.as_ref().map(float_operand)),
+            (weights_name, weights.as_ref().map(float_operand)),
+        ]);
+        match &self.rows {
+            ExpertRows::Sorted(rows) => inputs.extend([
+                ("sorted_token_ids", Some(&rows.sorted_token_ids as _)),
+                ("expert_ids", Some(&rows.expert_ids as _)),
+                ("num_tokens_post_padded", Some(&rows.num_tokens_post_padded as _)),
+                ("topk_ids", rows.topk_ids.as_ref().map(|(ids, _)| ids as _)),
+            ]),
+            ExpertRows::Ragged(rows) => inputs.extend([
+                ("gather_indx", rows.gather_indx.as_ref().map(|g| g as _)),
+                ("token_offs_raw", Some(&rows.token_offs_raw as _)),
+                ("block_pid_map", Some(&rows.block_pid_map as _)),
+            ]),
+            ExpertRows::Masked(rows) => inputs.push(("counts", Some(&rows.counts as _))),
+        }
+        check_aliases(self.op, &inputs, &[((y_name, Some(y)), &[])])
+    }
+
+    /// Checks everything, and queues the kernel.
+    pub fn run<Y: Float>(self, stream: &Stream, mut y: TensorViewMut<Y>) -> Result<()> {
+        let (op, [a_name, w_name, weights_name, y_name]) = (self.op, self.names);
+        let sizes = self.sizes(&y)?;
+        let info = stream.device().info();
+        self.check_operands(&sizes, info.arch)?;
+        let scales = self.check_scales(&sizes)?;
+        let (list_tiles, block) = self.check_rows(&sizes)?;
+        self.check_others(&sizes)?;
+        y.expect_unit_stride(op, y_name)?;
+        y.expect_aligned(op, y_name, size_of::<Y>() as u64)?;
+        self.check_aliases(&y)?;
+        let Some(kernels) = table::kernels(A::DTYPE, W::DTYPE, scales) else {
+            let what = format!("{} by {} with {scales:?} scales", A::DTYPE, W::DTYPE);
+            return Err(Error::unsupported(op, what, "no kernel has these operands"));
+        };
+        // On sm_90 256 x 256 does not fit the registers.
+        let fits = |tile: ExpertTile| {
+            tile.shape().0 <= block && (info.arch.is_amd() || tile != ExpertTile::T256x256 || self.tile.is_some())
+        };
+        let chosen = kernels.iter().find(|(tile, _)| self.tile.is_none_or(|t| t == *tile) && fits(*tile));
+        let Some(&(tile, kernel)) = chosen else {
+            let tiles: Vec<_> = kernels.iter().map(|(tile, _)| *tile).filter(|&tile| fits(tile)).collect();
+            let got = self.tile.map_or("auto".into(), |tile| format!("{tile:?}"));
+            return Err(Error::argument(op, "tile", got, format!("one of {tiles:?}, for list tiles of {block} rows")));
+        };
+        if sizes.gates == 0 || sizes.cols == 0 {
+            return Ok(());
+        }
+        let (m, n) = tile.shape();
+        let of_expert = sizes.gates.div_ceil(m);
+        let m_tiles = if self.masked() { sizes.experts * of_expert } else { list_tiles * (block / m) };
+        let n_tiles = sizes.w_rows.div_ceil(n);
+        let blocks = m_tiles.saturating_mul(n_tiles);
+        if blocks > MOST_GATES {
+            return Err(Error::too_large(op, y_name, format!("{blocks} tiles"), MOST_GATES as u64));
+        }
+        if blocks == 0 {
+            return Ok(());
+        }
+
+        let mut launch = stream.launch(op);
+        let (a, w) = (self.inputs.a, w_view(&self.inputs.w));
+        let mut params = Params::zeroed();
+        params.a = operand(launch.input_address(a_name, &a)?, a.shape(), a.strides(), size_of::<A>(), false);
+        let shuffled = matches!(self.inputs.w, GemmWeight::Shuffled(_));
+        params.w = operand(launch.input_address(w_name, w)?, w.shape(), w.strides(), size_of::<W>(), shuffled);
+        params.grid = Grid {
+            m_tiles: m_tiles as u32,
+            n_tiles: n_tiles as u32,
+            group: (2048 / m) as u32,
+            splits: 1,
+            split_bytes: row_bytes::<A>(sizes.k),
+            k_bytes: row_bytes::<A>(sizes.k),
+            blocks: blocks as u32,
+            pad: 0,
+        };
+        let mut out = self.output(&sizes);
+        out.y = launch.output_address(y_name, &mut y)?;
+        let strides = y.strides();
+        out.y_row = if sizes.gates > 1 { strides[strides.len() - 2] as i64 } else { 0 };
+        out.y_batch = if self.masked() && sizes.experts > 1 { strides[0] as i64 } else { 0 };
+        out.y_type = float_index(Y::DTYPE) as u32;
+        out.vectors = y.rows_aligned(16).into();
+        out.bias = float_address(&mut launch, "bias", &self.inputs.bias)?;
+        match &self.inputs.scales {
+            ExpertScales::None => {}
+            ExpertScales::Rows { a, w } => {
+                if let Some(a) = a {
+                    out.a_rows = launch.input_address("a_scale", a)?;
+                    out.a_rows_step = (a.numel() > 1).into();
+                }
+                out.w_rows = launch.input_address("w_scale", w)?;
+                let each = w.numel() / if w.shape()[0] == sizes.experts { sizes.experts } else { 1 };
+                out.w_rows_step = (each > 1).into();
+                out.w_rows_batch = if w.shape()[0] == sizes.experts { each as i64 } else { 0 };
+            }
+            ExpertScales::Blocks { a, a_rows, w, group } => {
+                let columns = group.k * size_of::<A>();
+                let address = launch.input_address("a_scale", a)?;
+                params.a_scale = block_scale(address, a.shape(), a.strides(), *a_rows, columns);
+                let address = launch.input_address("w_scale", w)?;
+                params.w_scale = block_scale(address, w.shape(), w.strides(), group.n, columns);
+            }
+        }
+        params.out = out;
+        let weights = float_address(&mut launch, weights_name, &self.inputs.weights)?;
+        let per_token = if self.masked() { 1 } else { (sizes.gates / sizes.a_rows) as u32 };
+        let mut rows = Rows {
+            weights,
+            weight_type: self.inputs.weights.as_ref().map_or(0, float_type),
+            experts: sizes.experts as u32,
+            gates: sizes.gates as u32,
+            per_token,
+            per_token_inverse: u32::MAX / per_token,
+            tile_log2: block.trailing_zeros(),
+            list_tiles: list_tiles as u32,
+            tiles_of_expert: of_expert as u32,
+            ..Rows::zeroed()
+        };
+        match &self.rows {
+            ExpertRows::Sorted(lists) => {
+                rows.map = 0;
+                rows.list = launch.input_address("sorted_token_ids", &lists.sorted_token_ids)?;
+                rows.tiles = launch.input_address("expert_ids", &lists.expert_ids)?;
+                rows.ends = launch.input_address("num_tokens_post_padded", &lists.num_tokens_post_padded)?;
+                if let Some((ids, experts)) = &lists.topk_ids {
+                    rows.ids = launch.input_address("topk_ids", ids)?;
+                    rows.all_experts = (*experts).min(u32::MAX as usize) as u32;
+                }
+            }
+            ExpertRows::Ragged(lists) => {
+                rows.map = 1;
+                if let Some(gather) = &lists.gather_indx {
+                    rows.list = launch.input_address("gather_indx", gather)?;
+                }
+                rows.tiles = launch.input_address("block_pid_map", &lists.block_pid_map)?;
+                rows.ends = launch.input_address("token_offs_raw", &lists.token_offs_raw)?;
+            }
+            ExpertRows::Masked(lists) => {
+                rows.map = 2;
+                rows.tiles = launch.input_address("counts", &lists.counts)?;
+            }
+        }
+        params.rows = rows;
+        let kernel = stream.kernel(kernel)?;
+        // SAFETY: the checks above make the tensors as large as `params` says; the kernel checks what the lists say against the
+        // experts, the rows of `a` and the gates.
+        unsafe { launch.run(&kernel, LaunchConfig::grid_1d(blocks), &params) }
+    }
+
+    /// The epilogue's constants.
+    fn output(&self, sizes: &Sizes) -> Output {
+        let epilogue = &self.epilogue;
+        let (order, activation, alpha, limit, value_add) = match epilogue.gate {
+            None => (0, epilogue.activation, 1.0, f32::INFINITY, 0.0),
+            Some(gate) => {
+                let order = if gate.order == GateOrder::Halves { 1 } else { 2 };
+                (order, Some(gate.activation), gate.alpha, gate.limit.unwrap_or(f32::INFINITY), gate.add)
+            }
+        };
+        Output {
+            cols: sizes.cols as u32,
+            order,
+            activation: activation.map_or(NO_ACTIVATION, |a| a as u32),
+            alpha,
+            limit,
+            value_add,
+            weight_first: epilogue.weight_first.into(),
+            round_type: float_index(epilogue.round.unwrap_or(DType::F32)) as u32,
+            bias_type: self.inputs.bias.as_ref().map_or(0, float_type),
+            bias_batch: sizes.w_rows as i64,
+            ..Output::zeroed()
+        }
+    }
+}
+
+/// Bytes of a row of K.
+fn row_bytes<A: Element>(k: usize) -> u32 {
+    (k / packed(A::DTYPE) * size_of::<A>()) as u32
+}
+
+fn operand(data: u64, shape: &[usize], strides: &[usize], element: usize, shuffled: bool) -> Operand {
+    let rank = shape.len();
+    let bytes = |axis: usize| if shape[axis] > 1 { (strides[axis] * element) as i64 } else { 0 };
+    let row = bytes(rank - 2);
+    let (row, block, chunk_shift) = if shuffled {
+        (SHUFFLED.1 as i64, (SHUFFLED.0 * shape[rank - 1] * element) as i64, SHUFFLED.0.ilog2())
+    } else {
+        (row, 16 * row, 0)
+    };
+    let batch = if rank > 2 { bytes(rank - 3) } else { 0 };
+    let layout = RowLayout { row, block, chunk_shift, stage_shift: 0 };
+    Operand { data, batch, layout, rows: shape[rank - 2] as u32, pad: 0 }
+}
+
+fn block_scale(data: u64, shape: &[usize], strides: &[usize], rows: usize, columns: usize) -> BlockScale {
+    let rank = shape.len();
+    let bytes = |axis: usize| if shape[axis] > 1 { (strides[axis] * 4) as i64 } else { 0 };
+    BlockScale {
+        data,
+        batch: if rank > 2 { bytes(rank - 3) } else { 0 },
+        row: bytes(rank - 2) as u32,
+        group: bytes(rank - 1) as u32,
+        row_shift: rows.trailing_zeros(),
+        group_shift: columns.trailing_zeros(),
+    }
+}
+
+/// Refuses the fp8 encoding that the matrix instructions of a target do not take.
+fn expect_encoding(op: &'static str, dtype: DType, arch: Arch) -> Result<()> {
+    let served = match dtype {
+        DType::Fp8E4M3 => matches!(arch, Arch::Gfx950 | Arch::Sm90),
+        DType::Fp8E4M3Fnuz => arch == Arch::Gfx942,
+        _ => true,
+    };
+    if served {
+        return Ok(());
+    }
+    let reason = "expert GEMMs take fp8e4m3fnuz on gfx942, fp8e4m3 on gfx950 and sm_90";
+    Err(Error::unsupported(op, format!("{dtype} on {arch}"), reason))
+}
