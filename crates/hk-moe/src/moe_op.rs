@@ -44,8 +44,7 @@ pub fn moe_op<A: Element, W: Element, Y: Float>(
     y: TensorViewMut<Y>,
     tile: Option<ExpertTile>,
 ) -> Result<()> {
-    let epilogue = ExpertEpilogue { gate: None, activation: None, weight_first: true, round: None };
-    run(stream, "moe_op", inputs, rows, epilogue, y, tile)
+    run(stream, "moe_op", inputs, rows, plain(false), y, tile)
 }
 
 /// [`moe_op`](moe_op()) with tanh's GELU after scales and bias. `gelu`: whether it is applied; by default only without
@@ -63,8 +62,7 @@ pub fn moe_op_gelu<A: Element, W: Element, Y: Float>(
     gelu: Option<bool>,
     tile: Option<ExpertTile>,
 ) -> Result<()> {
-    let activation = gelu.unwrap_or(inputs.weights.is_none()).then_some(Activation::GeluTanh);
-    let epilogue = ExpertEpilogue { gate: None, activation, weight_first: true, round: None };
+    let epilogue = plain(gelu.unwrap_or(inputs.weights.is_none()));
     run(stream, "moe_op_gelu", inputs, rows, epilogue, y, tile)
 }
 
@@ -83,6 +81,12 @@ pub fn moe_op_silu_fused<A: Element, W: Element, Y: Float>(
     tile: Option<ExpertTile>,
 ) -> Result<()> {
     run(stream, "moe_op_silu_fused", inputs, rows, silu_fused(Y::DTYPE), y, tile)
+}
+
+/// The epilogue of `moe_op` and, with GELU, of `moe_op_gelu`.
+pub(crate) const fn plain(gelu: bool) -> ExpertEpilogue {
+    let activation = if gelu { Some(Activation::GeluTanh) } else { None };
+    ExpertEpilogue { gate: None, activation, weight_first: true, round: None }
 }
 
 /// The epilogue of `moe_op_silu_fused`.

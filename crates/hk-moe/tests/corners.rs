@@ -1,3 +1,3 @@
 //! Every kernel on its corner cases.
 
-hk_testkit::corner_tests!(hk_moe::OPERATORS: moe_topk, moe_routing, moe_bitmatrix, moe_expt_data, moe_align_block_size, moe_sum);
+hk_testkit::corner_tests!(hk_moe::OPERATORS: moe_topk, moe_routing, moe_bitmatrix, moe_expt_data, moe_align_block_size, moe_sum, moe_op, moe_op_gelu, moe_op_silu_fused);

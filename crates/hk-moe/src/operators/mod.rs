@@ -1,6 +1,7 @@
 //! The operators as data, for the `hk` program, the demo and the documentation.
 
 mod align;
+mod experts;
 mod routing;
 mod sum;
 mod topk;
@@ -16,6 +17,9 @@ pub static OPERATORS: &[Operator] = &[
     routing::MOE_EXPT_DATA,
     align::MOE_ALIGN_BLOCK_SIZE,
     sum::MOE_SUM,
+    experts::MOE_OP,
+    experts::MOE_OP_GELU,
+    experts::MOE_OP_SILU_FUSED,
 ];
 
 const FLOATS: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
