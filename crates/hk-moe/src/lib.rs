@@ -17,11 +17,12 @@ mod topk;
 
 pub use bitmatrix::moe_bitmatrix;
 pub use experts::{
-    ExpertGate, ExpertInputs, ExpertRows, ExpertScales, ExpertTile, GateOrder, MaskedRows, RaggedRows, SortedRows,
+    ExpertGate, ExpertInputs, ExpertRows, ExpertScales, ExpertTile, GateOrder, MaskedRows, RaggedRows,
+    SortedRows,
 };
 pub use hk_gemm::{Activation, BlockShape, FloatView, GemmWeight};
 pub use lists::{TileLists, moe_align_block_size, moe_align_len, moe_align_workspace};
-pub use moe_op::{moe_op, moe_op_gelu, moe_op_silu_fused};
+pub use moe_op::{moe_op, moe_op_gelu, moe_op_masked, moe_op_silu_fused};
 #[cfg(feature = "registry")]
 pub use operators::OPERATORS;
 pub use routing::{

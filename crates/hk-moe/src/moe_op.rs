@@ -1,7 +1,8 @@
 //! The expert GEMMs over sorted gates: `moe_op`, `moe_op_gelu`, `moe_op_silu_fused`.
 
 use crate::experts::{
-    ExpertEpilogue, ExpertGate, ExpertGemm, ExpertInputs, ExpertRows, ExpertTile, GateOrder, SortedRows,
+    ExpertEpilogue, ExpertGate, ExpertGemm, ExpertInputs, ExpertRows, ExpertTile, GateOrder, MaskedRows,
+    SortedRows,
 };
 use hk_core::{DType, Element, Float, Result, Stream, TensorViewMut};
 use hk_gemm::Activation;
@@ -81,6 +82,25 @@ pub fn moe_op_silu_fused<A: Element, W: Element, Y: Float>(
     tile: Option<ExpertTile>,
 ) -> Result<()> {
     run(stream, "moe_op_silu_fused", inputs, rows, silu_fused(Y::DTYPE), y, tile)
+}
+
+/// [`moe_op`](moe_op()) of rows that are dispatched by expert: `y[e, r] = scales (a[e, r] w[e]^T) + bias[e]` for the first `counts[e]`
+/// rows of each expert, or `gate` of it. Other rows are neither read nor written. `a` is `[E, rows, K]`, `y` `[E, rows, N]`; scales of rows
+/// of `a` are `[E rows]`, of blocks `[E, rows, groups of K]`.
+///
+/// # Errors
+/// As [`moe_op`](moe_op()).
+pub fn moe_op_masked<A: Element, W: Element, Y: Float>(
+    stream: &Stream,
+    inputs: ExpertInputs<A, W>,
+    rows: MaskedRows,
+    y: TensorViewMut<Y>,
+    gate: Option<ExpertGate>,
+    tile: Option<ExpertTile>,
+) -> Result<()> {
+    let epilogue = ExpertEpilogue { gate, activation: None, weight_first: true, round: None };
+    let rows = ExpertRows::Masked(rows);
+    ExpertGemm { op: "moe_op_masked", names: NAMES, inputs, rows, epilogue, tile }.run(stream, y)
 }
 
 /// The epilogue of `moe_op` and, with GELU, of `moe_op_gelu`.

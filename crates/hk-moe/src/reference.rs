@@ -349,10 +349,19 @@ fn gated(gate: &ExpertGate, (g, of_g): (f64, f64), (v, of_v): (f64, f64)) -> (f6
     let limit = gate.limit.map_or(f64::INFINITY, f64::from);
     // NaN stays NaN.
     let g = if g > limit { limit } else { g };
-    let v = if v > limit { limit } else if v < -limit { -limit } else { v } + f64::from(gate.add);
+    let v = if v > limit {
+        limit
+    } else if v < -limit {
+        -limit
+    } else {
+        v
+    } + f64::from(gate.add);
     let alpha = f64::from(gate.alpha);
-    let activated =
-        if gate.activation == Activation::Silu { g / (1.0 + (-alpha * g).exp()) } else { activate(Some(gate.activation), g) };
+    let activated = if gate.activation == Activation::Silu {
+        g / (1.0 + (-alpha * g).exp())
+    } else {
+        activate(Some(gate.activation), g)
+    };
     // silu(alpha x) / alpha is as steep as silu.
     let farthest = v.abs() + EXPERT_TERMS * of_v;
     (activated * v, 1.13 * of_g * farthest + activated.abs() * (of_v + v.abs()))

@@ -3,6 +3,7 @@
 mod align;
 mod common;
 mod corners;
+mod experts;
 mod routing;
 mod sum;
 mod topk;

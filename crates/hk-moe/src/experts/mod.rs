@@ -265,7 +265,12 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
             return Err(Error::shape(op, w_name, w.shape(), format!("[E, N, {cols}] (K of {a_name})")));
         }
         if lead.is_some_and(|lead| lead != experts) {
-            return Err(Error::shape(op, a_name, a.shape(), format!("[{experts}, rows, K] (experts of {w_name})")));
+            return Err(Error::shape(
+                op,
+                a_name,
+                a.shape(),
+                format!("[{experts}, rows, K] (experts of {w_name})"),
+            ));
         }
         if k == 0 {
             return Err(Error::empty(op, a_name, a.shape().len() - 1, a.shape()));
@@ -273,7 +278,9 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
         let cols = match self.epilogue.gate {
             None => w_rows,
             Some(_) if w_rows % 2 == 0 => w_rows / 2,
-            Some(_) => return Err(Error::shape(op, w_name, w.shape(), "an even number of rows: gates and values")),
+            Some(_) => {
+                return Err(Error::shape(op, w_name, w.shape(), "an even number of rows: gates and values"));
+            }
         };
         let gates = if lead.is_some() {
             y.expect_shape(op, y_name, [experts, a_rows, cols])?;
@@ -307,24 +314,28 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
             return Err(Error::argument(op, a_name, format!("{} columns", sizes.k), want));
         }
         let (a, w) = (&self.inputs.a, w_view(&self.inputs.w));
-        let rows_on_16 = |arg: &'static str, shape: &[usize], strides: &[usize], element: usize, rows: usize| {
-            let last = shape.len() - 1;
-            if !(shape[last] * element).is_multiple_of(16) {
-                let want = format!("rows of a multiple of 16 bytes ({} elements)", 16 / element);
-                return Err(Error::shape(op, arg, shape, want));
-            }
-            let stride = if rows > 1 { strides[last - 1] } else { 0 };
-            // With room for the rows of a tile past the last.
-            let reach = stride.saturating_mul(rows + 256).saturating_add(shape[last]).saturating_mul(element);
-            if reach >= WINDOW {
-                return Err(Error::too_large(op, arg, format!("{reach} bytes of rows"), WINDOW as u64));
-            }
-            Ok(())
-        };
+        let rows_on_16 =
+            |arg: &'static str, shape: &[usize], strides: &[usize], element: usize, rows: usize| {
+                let last = shape.len() - 1;
+                if !(shape[last] * element).is_multiple_of(16) {
+                    let want = format!("rows of a multiple of 16 bytes ({} elements)", 16 / element);
+                    return Err(Error::shape(op, arg, shape, want));
+                }
+                let stride = if rows > 1 { strides[last - 1] } else { 0 };
+                // With room for the rows of a tile past the last.
+                let reach =
+                    stride.saturating_mul(rows + 256).saturating_add(shape[last]).saturating_mul(element);
+                if reach >= WINDOW {
+                    return Err(Error::too_large(op, arg, format!("{reach} bytes of rows"), WINDOW as u64));
+                }
+                Ok(())
+            };
         a.expect_unit_stride(op, a_name)?;
         rows_on_16(a_name, a.shape(), a.strides(), size_of::<A>(), sizes.a_rows)?;
         rows_on_16(w_name, w.shape(), w.strides(), size_of::<W>(), sizes.w_rows)?;
-        for (arg, aligned, addr) in [(a_name, a.rows_aligned(16), a.addr()), (w_name, w.rows_aligned(16), w.addr())] {
+        for (arg, aligned, addr) in
+            [(a_name, a.rows_aligned(16), a.addr()), (w_name, w.rows_aligned(16), w.addr())]
+        {
             if !aligned {
                 return Err(Error::Align { op, arg, addr, want: 16 });
             }
@@ -357,12 +368,22 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
             ExpertScales::Rows { a, w } => {
                 if a.is_some() != quantized(A::DTYPE) {
                     let want = format!("f32 scales of quantized activations alone; a is {}", A::DTYPE);
-                    return Err(Error::argument(op, "a_scale", if a.is_some() { "given" } else { "none" }, want));
+                    return Err(Error::argument(
+                        op,
+                        "a_scale",
+                        if a.is_some() { "given" } else { "none" },
+                        want,
+                    ));
                 }
                 let rows = sizes.a_rows * if self.masked() { sizes.experts } else { 1 };
                 if let Some(a) = a {
                     if a.numel() != 1 && a.numel() != rows {
-                        return Err(Error::shape(op, "a_scale", a.shape(), format!("[{rows}] (rows of a) or [1]")));
+                        return Err(Error::shape(
+                            op,
+                            "a_scale",
+                            a.shape(),
+                            format!("[{rows}] (rows of a) or [1]"),
+                        ));
                     }
                     a.expect_packed(op, "a_scale")?;
                 }
@@ -396,7 +417,10 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
                     view.expect_shape(op, arg, &want)?;
                     view.expect_aligned(op, arg, 4)?;
                     let last = want.len() - 2;
-                    let spread = view.strides()[last..].iter().zip(&want[last..]).map(|(s, n)| s.saturating_mul(n + 256));
+                    let spread = view.strides()[last..]
+                        .iter()
+                        .zip(&want[last..])
+                        .map(|(s, n)| s.saturating_mul(n + 256));
                     if spread.fold(0, usize::saturating_add) >= WINDOW / 4 {
                         let what = format!("strides {:?}", view.strides());
                         return Err(Error::too_large(op, arg, what, (WINDOW / 4) as u64));
@@ -430,7 +454,12 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
         match &self.rows {
             ExpertRows::Sorted(rows) => {
                 block_of("block_size", rows.block_size)?;
-                let len = longer("sorted_token_ids", &rows.sorted_token_ids, sizes.gates.next_multiple_of(rows.block_size), "tiles of gates")?;
+                let len = longer(
+                    "sorted_token_ids",
+                    &rows.sorted_token_ids,
+                    sizes.gates.next_multiple_of(rows.block_size),
+                    "tiles of gates",
+                )?;
                 let whole = len.div_ceil(rows.block_size);
                 longer("expert_ids", &rows.expert_ids, whole, "tiles of sorted_token_ids")?;
                 rows.num_tokens_post_padded.expect_vector(op, "num_tokens_post_padded", 1, "one number")?;
@@ -452,7 +481,12 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
                     let want = format!("{} rows (rows of y), without gather_indx", sizes.gates);
                     return Err(Error::shape(op, self.names[0], self.inputs.a.shape(), want));
                 }
-                rows.token_offs_raw.expect_vector(op, "token_offs_raw", sizes.experts + 1, "experts of w, and one")?;
+                rows.token_offs_raw.expect_vector(
+                    op,
+                    "token_offs_raw",
+                    sizes.experts + 1,
+                    "experts of w, and one",
+                )?;
                 let tiles = longer("block_pid_map", &rows.block_pid_map, 0, "tiles")?;
                 Ok((tiles.min(sizes.gates), rows.block_m))
             }
@@ -491,7 +525,12 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
                 return Err(Error::argument(op, "alpha", gate.alpha, want));
             }
             if gate.limit.is_some_and(|limit| !(limit >= 0.0)) {
-                return Err(Error::argument(op, "limit", gate.limit.unwrap_or_default(), "0 or more, or none"));
+                return Err(Error::argument(
+                    op,
+                    "limit",
+                    gate.limit.unwrap_or_default(),
+                    "0 or more, or none",
+                ));
             }
         }
         Ok(())
@@ -506,7 +545,9 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
             ExpertScales::Rows { a, w } => {
                 inputs.extend([("a_scale", a.as_ref().map(|a| a as _)), ("w_scale", Some(w as _))]);
             }
-            ExpertScales::Blocks { a, w, .. } => inputs.extend([("a_scale", Some(a as _)), ("w_scale", Some(w as _))]),
+            ExpertScales::Blocks { a, w, .. } => {
+                inputs.extend([("a_scale", Some(a as _)), ("w_scale", Some(w as _))])
+            }
         }
         inputs.extend([
             ("bias", bias.as_ref().map(float_operand)),
@@ -547,13 +588,19 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
         };
         // On sm_90 256 x 256 does not fit the registers.
         let fits = |tile: ExpertTile| {
-            tile.shape().0 <= block && (info.arch.is_amd() || tile != ExpertTile::T256x256 || self.tile.is_some())
+            tile.shape().0 <= block
+                && (info.arch.is_amd() || tile != ExpertTile::T256x256 || self.tile.is_some())
         };
         let chosen = kernels.iter().find(|(tile, _)| self.tile.is_none_or(|t| t == *tile) && fits(*tile));
         let Some(&(tile, kernel)) = chosen else {
             let tiles: Vec<_> = kernels.iter().map(|(tile, _)| *tile).filter(|&tile| fits(tile)).collect();
             let got = self.tile.map_or("auto".into(), |tile| format!("{tile:?}"));
-            return Err(Error::argument(op, "tile", got, format!("one of {tiles:?}, for list tiles of {block} rows")));
+            return Err(Error::argument(
+                op,
+                "tile",
+                got,
+                format!("one of {tiles:?}, for list tiles of {block} rows"),
+            ));
         };
         if sizes.gates == 0 || sizes.cols == 0 {
             return Ok(());
@@ -575,7 +622,8 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
         let mut params = Params::zeroed();
         params.a = operand(launch.input_address(a_name, &a)?, a.shape(), a.strides(), size_of::<A>(), false);
         let shuffled = matches!(self.inputs.w, GemmWeight::Shuffled(_));
-        params.w = operand(launch.input_address(w_name, w)?, w.shape(), w.strides(), size_of::<W>(), shuffled);
+        params.w =
+            operand(launch.input_address(w_name, w)?, w.shape(), w.strides(), size_of::<W>(), shuffled);
         params.grid = Grid {
             m_tiles: m_tiles as u32,
             n_tiles: n_tiles as u32,

@@ -5,8 +5,8 @@ use crate::experts::ExpertEpilogue;
 use crate::moe_op::{plain, silu_fused};
 use crate::reference::{self, EXPERT_TERMS, ExpertProblem};
 use crate::{
-    BlockShape, ExpertInputs, ExpertScales, ExpertTile, FloatView, GemmWeight, SortedRows, TileLists, kernels,
-    moe_align_len, moe_align_workspace,
+    BlockShape, ExpertInputs, ExpertScales, ExpertTile, FloatView, GemmWeight, SortedRows, TileLists,
+    kernels, moe_align_len, moe_align_workspace,
 };
 use hk_core::registry::{
     ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named,
@@ -25,10 +25,11 @@ const A_SCALE: ArgSpec =
         .ranks(1, 2)
         .optional()
         .sampled(SCALE);
-const W_SCALE: ArgSpec = ArgSpec::input("w_scale", &[DType::F32], 1, "[E, N], [E], [1] or [E, groups of N, groups of K]")
-    .ranks(1, 3)
-    .optional()
-    .sampled(SCALE);
+const W_SCALE: ArgSpec =
+    ArgSpec::input("w_scale", &[DType::F32], 1, "[E, N], [E], [1] or [E, groups of N, groups of K]")
+        .ranks(1, 3)
+        .optional()
+        .sampled(SCALE);
 const BIAS: ArgSpec = ArgSpec::input("bias", FLOATS, 2, "[E, N]").optional();
 const WEIGHTS: ArgSpec = ArgSpec::input("topk_weights", FLOATS, 2, "[T, k]").optional();
 const IDS: ArgSpec = ArgSpec::input("topk_ids", I32, 2, "[T, k]").sampled(Sample::RowsOf("w"));
@@ -244,7 +245,12 @@ fn sizes<V: Described>(call: &Call<V>) -> Result<Sizes> {
     let (experts, w_rows) = (w.shape()[0], w.shape()[1]);
     let element = w.dtype().size_bytes();
     if w.shape()[2] * packed(w.dtype()) != k || k == 0 || !(w.shape()[2] * element).is_multiple_of(16) {
-        return Err(Error::shape(op, "w", w.shape(), format!("[E, N, {k}] (K of a), rows of 16-byte chunks")));
+        return Err(Error::shape(
+            op,
+            "w",
+            w.shape(),
+            format!("[E, N, {k}] (K of a), rows of 16-byte chunks"),
+        ));
     }
     if !(1..=1024).contains(&experts) || gated(op) && w_rows % 2 != 0 {
         return Err(Error::shape(op, "w", w.shape(), "1 to 1024 experts, an even number of rows if gated"));
@@ -295,7 +301,12 @@ fn scale_kind<V: Described>(call: &Call<V>, [a_rows, experts, w_rows, k]: [usize
     if a_scale.is_some_and(|s| s.shape().len() == 2) {
         let (n, group) = (call.size("group_n")?, call.size("group_k")?);
         if !n.is_power_of_two() || n < 16 || !group.is_power_of_two() || group < 128 {
-            return Err(Error::argument(op, "group_n", format!("{n} x {group}"), "powers of two, 16 x 128 or more"));
+            return Err(Error::argument(
+                op,
+                "group_n",
+                format!("{n} x {group}"),
+                "powers of two, 16 x 128 or more",
+            ));
         }
         let groups = k.div_ceil(group);
         let of_a = a_scale.is_some_and(|s| s.shape() == [a_rows, groups]);
@@ -352,7 +363,10 @@ fn float<'a>(inputs: &Inputs<'a>, name: &'static str) -> Result<Option<FloatView
     }))
 }
 
-fn operands<'a, A: Element, W: Element>(inputs: &Inputs<'a>, sizes: &Sizes) -> Result<ExpertInputs<'a, A, W>> {
+fn operands<'a, A: Element, W: Element>(
+    inputs: &Inputs<'a>,
+    sizes: &Sizes,
+) -> Result<ExpertInputs<'a, A, W>> {
     let w = inputs.view::<W>("w")?;
     let w = if inputs.bool("w_shuffled")? { GemmWeight::Shuffled(w) } else { GemmWeight::Rows(w) };
     let kind = scale_kind(inputs, [sizes.a_rows, sizes.experts, sizes.w_rows, sizes.k])?;
@@ -373,7 +387,12 @@ fn operands<'a, A: Element, W: Element>(inputs: &Inputs<'a>, sizes: &Sizes) -> R
 }
 
 /// Sorts the gates of `topk_ids`.
-fn lists<'o>(stream: &Stream, inputs: &Inputs<'o>, outputs: &mut Outputs<'o>, sizes: &Sizes) -> Result<SortedRows<'o>> {
+fn lists<'o>(
+    stream: &Stream,
+    inputs: &Inputs<'o>,
+    outputs: &mut Outputs<'o>,
+    sizes: &Sizes,
+) -> Result<SortedRows<'o>> {
     let &Sizes { tokens, choices, experts, .. } = sizes;
     let block_size = inputs.size("block_size")?;
     let topk_ids = inputs.view::<i32>("topk_ids")?;
@@ -435,7 +454,12 @@ fn values(call: &HostCall, sizes: &Sizes) -> Result<[Vec<f64>; 2]> {
     let element = w.dtype().size_bytes();
     let w = if call.bool("w_shuffled")? {
         if !w_rows.is_multiple_of(16) || !w.shape()[2].is_multiple_of(32) {
-            return Err(Error::shape(call.operator().name, "w", w.shape(), "N a multiple of 16, K of 32 (shuffled)"));
+            return Err(Error::shape(
+                call.operator().name,
+                "w",
+                w.shape(),
+                "N a multiple of 16, K of 32 (shuffled)",
+            ));
         }
         hk_gemm::reference::unshuffled(&w.to_f64(), k, 16 / element * packed(w.dtype()))
     } else {
@@ -446,7 +470,11 @@ fn values(call: &HostCall, sizes: &Sizes) -> Result<[Vec<f64>; 2]> {
     Ok(match scale_kind(call, [a_rows, experts, w_rows, k])? {
         ScaleKind::None => [a, w],
         ScaleKind::Rows => {
-            let a = if a_scale.is_empty() { a } else { scaled(a, k, &a_scale, [a_rows.div_ceil(a_scale.len().max(1)).max(1), k]) };
+            let a = if a_scale.is_empty() {
+                a
+            } else {
+                scaled(a, k, &a_scale, [a_rows.div_ceil(a_scale.len().max(1)).max(1), k])
+            };
             let per = (experts * w_rows).div_ceil(w_scale.len().max(1)).max(1);
             [a, scaled(w, k, &w_scale, [per, k])]
         }
@@ -469,10 +497,8 @@ fn reference_sorted(call: &HostCall) -> Result<Named<HostTensorF64>> {
     let &Sizes { choices, a_rows, experts, w_rows, k, .. } = &sizes;
     let ids = call.get("topk_ids")?.elements::<i32>()?;
     let [a, w] = values(call, &sizes)?;
-    let (bias, weights) = (
-        call.optional("bias").map(|t| t.to_f64()),
-        call.optional("topk_weights").map(|t| t.to_f64()),
-    );
+    let (bias, weights) =
+        (call.optional("bias").map(|t| t.to_f64()), call.optional("topk_weights").map(|t| t.to_f64()));
     let per_token = if a_rows == ids.len() { 1 } else { choices };
     let rows: Vec<_> = ids
         .iter()
