@@ -294,6 +294,13 @@ HK_FN bool begin_tile(const Params &p, const TileCoord &coord, ExpertTile &tile,
     return false;
 }
 
+/// What dequantizes a tile's rows of w, and which they are.
+template <class Dequant, class RowOf>
+struct DequantOf {
+    Dequant dequant;
+    RowOf row_of;
+};
+
 /// LDS of a block tile: the pipeline's stages, then the staged accumulators and what their rows need.
 template <class T, class Scales>
 union TileLds {
@@ -320,7 +327,7 @@ HK_FN void expert_gemm(const Params &p, MakeScales make_scales) {
     const typename T::A a(p.a.at(coord.batch, 0), p.a.rows, p.a.layout, end, source);
     const auto w_rows = [&] {
         if constexpr (requires { typename T::Dequant; })
-            return typename T::Dequant(p, coord, row_of_w);
+            return DequantOf<typename T::Dequant, decltype(row_of_w)>{typename T::Dequant(p, coord), row_of_w};
         else
             return row_of_w;
     }();

@@ -6,6 +6,7 @@ mod args;
 mod bitmatrix;
 mod experts;
 mod lists;
+mod moe_gemm;
 mod moe_op;
 #[cfg(feature = "registry")]
 mod operators;
@@ -20,8 +21,12 @@ pub use experts::{
     ExpertGate, ExpertInputs, ExpertRows, ExpertScales, ExpertTile, GateOrder, MaskedRows, RaggedRows,
     SortedRows,
 };
-pub use hk_gemm::{Activation, BlockShape, FloatView, GemmWeight};
+pub use hk_gemm::{Activation, BlockShape, FloatView, GemmWeight, MxScaleView};
 pub use lists::{TileLists, moe_align_block_size, moe_align_len, moe_align_workspace};
+pub use moe_gemm::{
+    moe_op_gemm_a4w4, moe_op_gemm_a8w4, moe_op_gemm_a8w8, moe_op_gemm_a8w8_blockscale, moe_op_mxfp4,
+    moe_op_mxfp4_silu_fused,
+};
 pub use moe_op::{moe_op, moe_op_gelu, moe_op_masked, moe_op_silu_fused};
 #[cfg(feature = "registry")]
 pub use operators::OPERATORS;

@@ -7,7 +7,7 @@ use crate::experts::{
 use hk_core::{DType, Element, Float, Result, Stream, TensorViewMut};
 use hk_gemm::Activation;
 
-const NAMES: [&str; 4] = ["a", "w", "topk_weights", "y"];
+pub(crate) const NAMES: [&str; 4] = ["a", "w", "topk_weights", "y"];
 
 /// The GEMM of each gate with its expert's matrix: `y[g] = topk_weights[g] scales (a[row(g)] w[e(g)]^T) + bias[e(g)]`.
 ///
@@ -115,7 +115,7 @@ pub(crate) const fn silu_fused(round: DType) -> ExpertEpilogue {
     ExpertEpilogue { gate, activation: None, weight_first: true, round: Some(round) }
 }
 
-fn run<A: Element, W: Element, Y: Float>(
+pub(crate) fn run<A: Element, W: Element, Y: Float>(
     stream: &Stream,
     op: &'static str,
     inputs: ExpertInputs<A, W>,

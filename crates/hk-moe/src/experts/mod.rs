@@ -5,17 +5,17 @@ mod table;
 pub use table::ExpertTile;
 
 use crate::args::{MOST_EXPERTS, MOST_GATES, Vector};
-use crate::kernels::experts::{Output, Params, Rows};
-use crate::kernels::gemm::{BlockScale, Grid, Operand};
+use crate::kernels::experts::{Groups, Output, Params, Rows};
+use crate::kernels::gemm::{BlockScale, Grid, MxScale, Operand};
 use crate::kernels::hk::RowLayout;
 use bytemuck::Zeroable;
 use hk_core::plan::rows::float_index;
 use hk_core::{
-    Arch, DType, Element, Error, Float, Launch, LaunchConfig, NamedOperand, Result, Stream, TensorView,
+    Arch, DType, E8M0, Element, Error, Float, Launch, LaunchConfig, NamedOperand, Result, Stream, TensorView,
     TensorViewMut, check_aliases,
 };
-use hk_gemm::{Activation, BlockShape, FloatView, GemmWeight};
-use table::LoopScales;
+use hk_gemm::{Activation, BlockShape, FloatView, GemmWeight, MxScaleView};
+use table::{LoopScales, TileKernel};
 
 /// What a window of a kernel reaches, in bytes.
 const WINDOW: usize = 1 << 31;
@@ -97,6 +97,51 @@ pub enum ExpertScales<'a> {
         /// Rows of `w` and columns that share a scale: powers of two, at least 16 rows and 128 columns.
         group: BlockShape,
     },
+    /// Of unsigned weights (`u8`) of 16-bit activations, `(q - zero) scale`, one for `group` columns of each row.
+    Groups {
+        /// 8, or 4: two columns in a byte, the even one in the low half.
+        bits: u32,
+        /// Columns that share a scale: a power of two, at least 32.
+        group: usize,
+        /// `[E, N, groups]`, contiguous, of the type of `a` or f32.
+        scale: FloatView<'a>,
+        /// `[E, N, groups]`; of 4 bits `[E, N / 2, groups]`, the even row in the low half. Without: 128, of 4 bits 8.
+        zero: Option<TensorView<'a, u8>>,
+    },
+    /// e8m0 for 32 columns of each row of mxfp4 weights and of mxfp4 or fp8 activations, none for 16-bit activations.
+    Mx {
+        /// Of `a` `[rows, K / 32]`, or shuffled; with fp8 optional.
+        a: Option<MxScaleView<'a>>,
+        /// Of `w` `[E, N, K / 32]`, or shuffled.
+        w: MxScaleView<'a>,
+        /// f32, one for each row of `a`, or `[1]`.
+        a_rows: Option<TensorView<'a, f32>>,
+        /// f32 `[E, N]`, `[E]` or `[1]`.
+        w_rows: Option<TensorView<'a, f32>>,
+    },
+}
+
+impl<'a> ExpertScales<'a> {
+    /// Scales of whole rows: of `a`, of `w`.
+    fn rows(&self) -> [Option<TensorView<'a, f32>>; 2] {
+        match *self {
+            Self::Rows { a, w } => [a, Some(w)],
+            Self::Mx { a_rows, w_rows, .. } => [a_rows, w_rows],
+            _ => [None, None],
+        }
+    }
+
+    fn mx(&self) -> [Option<MxScaleView<'a>>; 2] {
+        match *self {
+            Self::Mx { a, w, .. } => [a, Some(w)],
+            _ => [None, None],
+        }
+    }
+
+    /// Elements of K in one of `w`.
+    fn w_packed(&self, w: DType) -> usize {
+        if matches!(self, Self::Groups { bits: 4, .. }) { 2 } else { packed(w) }
+    }
 }
 
 /// Where the gates and values of a gated expert GEMM are among the rows of `w`.
@@ -260,8 +305,9 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
             return Err(Error::shape(op, w_name, w.shape(), want));
         }
         let k = a_cols.saturating_mul(packed(A::DTYPE));
-        if w_cols.saturating_mul(packed(W::DTYPE)) != k {
-            let cols = k / packed(W::DTYPE);
+        let w_packed = self.inputs.scales.w_packed(W::DTYPE);
+        if w_cols.saturating_mul(w_packed) != k {
+            let cols = k / w_packed;
             return Err(Error::shape(op, w_name, w.shape(), format!("[E, N, {cols}] (K of {a_name})")));
         }
         if lead.is_some_and(|lead| lead != experts) {
@@ -353,53 +399,60 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
         }
     }
 
+    /// Checks f32 scales of whole rows.
+    fn check_row_scales(&self, sizes: &Sizes) -> Result<()> {
+        let op = self.op;
+        let [a, w] = self.inputs.scales.rows();
+        if let Some(a) = a {
+            let rows = sizes.a_rows * if self.masked() { sizes.experts } else { 1 };
+            if a.numel() != 1 && a.numel() != rows {
+                return Err(Error::shape(op, "a_scale", a.shape(), format!("[{rows}] (rows of a) or [1]")));
+            }
+            a.expect_packed(op, "a_scale")?;
+        }
+        if let Some(w) = w {
+            let [experts, w_rows] = [sizes.experts, sizes.w_rows];
+            let fits = match w.shape() {
+                &[e] | &[e, 1] => e == experts || e == 1,
+                shape => shape == [experts, w_rows] || shape == [experts, w_rows, 1],
+            };
+            if !fits {
+                let want = format!("[{experts}, {w_rows}], [{experts}] or [1] (experts, rows of w)");
+                return Err(Error::shape(op, "w_scale", w.shape(), want));
+            }
+            w.expect_packed(op, "w_scale")?;
+        }
+        Ok(())
+    }
+
     fn check_scales(&self, sizes: &Sizes) -> Result<LoopScales> {
         let op = self.op;
-        let quantized = |dtype: DType| !matches!(dtype, DType::Bf16 | DType::F16);
+        let half = |dtype: DType| matches!(dtype, DType::Bf16 | DType::F16);
+        let (a_type, w_type) = (A::DTYPE, W::DTYPE);
+        let refuse = |arg, got: &str| {
+            Err(Error::argument(
+                op,
+                arg,
+                got,
+                format!("the scales of {a_type} by {w_type}, see ExpertScales"),
+            ))
+        };
+        self.check_row_scales(sizes)?;
         match &self.inputs.scales {
-            ExpertScales::None if quantized(W::DTYPE) => {
-                Err(Error::argument(op, "scales", "none", format!("scales of {} weights", W::DTYPE)))
-            }
-            ExpertScales::None => Ok(LoopScales::None),
-            ExpertScales::Rows { .. } | ExpertScales::Blocks { .. } if !quantized(W::DTYPE) => {
-                let got = format!("{:?}", self.inputs.scales);
-                Err(Error::argument(op, "scales", got, format!("none, for {} weights", W::DTYPE)))
-            }
-            ExpertScales::Rows { a, w } => {
-                if a.is_some() != quantized(A::DTYPE) {
-                    let want = format!("f32 scales of quantized activations alone; a is {}", A::DTYPE);
-                    return Err(Error::argument(
-                        op,
-                        "a_scale",
-                        if a.is_some() { "given" } else { "none" },
-                        want,
-                    ));
+            ExpertScales::None if half(w_type) => Ok(LoopScales::None),
+            ExpertScales::None => refuse("scales", "none"),
+            ExpertScales::Rows { a, .. } => match (w_type, a) {
+                (DType::I8 | DType::Fp8E4M3 | DType::Fp8E4M3Fnuz, a) if a.is_none() == half(a_type) => {
+                    Ok(LoopScales::None)
                 }
-                let rows = sizes.a_rows * if self.masked() { sizes.experts } else { 1 };
-                if let Some(a) = a {
-                    if a.numel() != 1 && a.numel() != rows {
-                        return Err(Error::shape(
-                            op,
-                            "a_scale",
-                            a.shape(),
-                            format!("[{rows}] (rows of a) or [1]"),
-                        ));
-                    }
-                    a.expect_packed(op, "a_scale")?;
-                }
-                let [experts, w_rows] = [sizes.experts, sizes.w_rows];
-                let fits = match w.shape() {
-                    &[e] | &[e, 1] => e == experts || e == 1,
-                    shape => shape == [experts, w_rows] || shape == [experts, w_rows, 1],
-                };
-                if !fits {
-                    let want = format!("[{experts}, {w_rows}], [{experts}] or [1] (experts, rows of w)");
-                    return Err(Error::shape(op, "w_scale", w.shape(), want));
-                }
-                w.expect_packed(op, "w_scale")?;
-                Ok(LoopScales::None)
-            }
+                (DType::I8 | DType::Fp8E4M3 | DType::Fp8E4M3Fnuz, None) => refuse("a_scale", "none"),
+                (DType::I8 | DType::Fp8E4M3 | DType::Fp8E4M3Fnuz, Some(_)) => refuse("a_scale", "given"),
+                _ => refuse("scales", "scales of rows"),
+            },
             ExpertScales::Blocks { a, a_rows, w, group } => {
+                if half(w_type) || a_type != w_type || a_type == DType::Fp4x2 {
+                    return refuse("scales", "scales of blocks");
+                }
                 for (arg, n, least) in
                     [("a_rows", *a_rows, 1), ("group.n", group.n, 16), ("group.k", group.k, 128)]
                 {
@@ -416,17 +469,74 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
                 for (arg, view, want) in [("a_scale", a, want), ("w_scale", w, of_w)] {
                     view.expect_shape(op, arg, &want)?;
                     view.expect_aligned(op, arg, 4)?;
-                    let last = want.len() - 2;
-                    let spread = view.strides()[last..]
-                        .iter()
-                        .zip(&want[last..])
-                        .map(|(s, n)| s.saturating_mul(n + 256));
-                    if spread.fold(0, usize::saturating_add) >= WINDOW / 4 {
-                        let what = format!("strides {:?}", view.strides());
-                        return Err(Error::too_large(op, arg, what, (WINDOW / 4) as u64));
-                    }
+                    expect_spread(op, arg, view.shape(), view.strides(), WINDOW / 4)?;
                 }
                 Ok(LoopScales::Blocks)
+            }
+            ExpertScales::Groups { bits, group, scale, zero } => {
+                if !half(a_type) || w_type != DType::U8 {
+                    return refuse("scales", "scales of groups");
+                }
+                if !matches!(bits, 4 | 8) {
+                    return Err(Error::argument(op, "bits", bits, "4 or 8"));
+                }
+                if !group.is_power_of_two() || *group < 32 || *group > MOST_GATES {
+                    return Err(Error::argument(op, "group", group, "a power of two, 32 or more"));
+                }
+                if !sizes.k.is_multiple_of(*group) {
+                    let want = format!("K a multiple of {group} (columns of a group)");
+                    return Err(Error::shape(op, self.names[0], self.inputs.a.shape(), want));
+                }
+                let same = match scale {
+                    FloatView::Bf16(_) => a_type == DType::Bf16,
+                    FloatView::F16(_) => a_type == DType::F16,
+                    FloatView::F32(_) => true,
+                };
+                if !same {
+                    return Err(Error::argument(op, "w_scale", "16-bit floats of the other type", a_type));
+                }
+                let groups = sizes.k / group;
+                each_float!(scale, v => {
+                    v.expect_shape(op, "w_scale", [sizes.experts, sizes.w_rows, groups])?;
+                    v.expect_packed(op, "w_scale")?;
+                });
+                if let Some(zero) = zero {
+                    if *bits == 4 && sizes.w_rows % 2 != 0 {
+                        return Err(Error::shape(op, "w_zero", zero.shape(), "an even number of rows of w"));
+                    }
+                    let rows = if *bits == 4 { sizes.w_rows / 2 } else { sizes.w_rows };
+                    zero.expect_shape(op, "w_zero", [sizes.experts, rows, groups])?;
+                    zero.expect_packed(op, "w_zero")?;
+                }
+                if sizes.w_rows.saturating_mul(groups) >= WINDOW / 8 {
+                    return Err(Error::too_large(
+                        op,
+                        "w_scale",
+                        format!("{groups} groups"),
+                        (WINDOW / 8) as u64,
+                    ));
+                }
+                Ok(if *bits == 4 { LoopScales::Groups4 } else { LoopScales::Groups8 })
+            }
+            ExpertScales::Mx { a, w, .. } => {
+                let fits = match a_type {
+                    DType::Fp4x2 => a.is_some(),
+                    DType::Fp8E4M3 | DType::Fp8E4M3Fnuz => true,
+                    _ => a.is_none(),
+                };
+                if w_type != DType::Fp4x2 || !fits {
+                    return refuse("scales", if a.is_some() { "e8m0 of both" } else { "e8m0 of w" });
+                }
+                if !sizes.k.is_multiple_of(32) {
+                    let want = "K a multiple of 32";
+                    return Err(Error::shape(op, self.names[0], self.inputs.a.shape(), want));
+                }
+                let lead = self.masked().then_some(sizes.experts);
+                if let Some(a) = a {
+                    check_mx(op, "a_mx", a, lead, [sizes.a_rows, sizes.k / 32])?;
+                }
+                check_mx(op, "w_mx", w, Some(sizes.experts), [sizes.w_rows, sizes.k / 32])?;
+                Ok(if a.is_some() { LoopScales::Mx } else { LoopScales::MxWeights })
             }
         }
     }
@@ -540,14 +650,21 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
         let [a_name, w_name, weights_name, y_name] = self.names;
         let ExpertInputs { a, w, scales, bias, weights } = &self.inputs;
         let mut inputs: Vec<NamedOperand> = vec![(a_name, Some(a)), (w_name, Some(w_view(w)))];
+        let rows = scales.rows();
+        let mx = scales.mx();
+        inputs.extend([
+            ("a_scale", rows[0].as_ref().map(|a| a as _)),
+            ("w_scale", rows[1].as_ref().map(|w| w as _)),
+            ("a_mx", mx[0].as_ref().map(|a| mx_view(a) as _)),
+            ("w_mx", mx[1].as_ref().map(|w| mx_view(w) as _)),
+        ]);
         match scales {
-            ExpertScales::None => {}
-            ExpertScales::Rows { a, w } => {
-                inputs.extend([("a_scale", a.as_ref().map(|a| a as _)), ("w_scale", Some(w as _))]);
-            }
             ExpertScales::Blocks { a, w, .. } => {
-                inputs.extend([("a_scale", Some(a as _)), ("w_scale", Some(w as _))])
+                inputs.extend([("a_scale", Some(a as _)), ("w_scale", Some(w as _))]);
             }
+            ExpertScales::Groups { scale, zero, .. } => inputs
+                .extend([("w_scale", Some(float_operand(scale))), ("w_zero", zero.as_ref().map(|z| z as _))]),
+            _ => {}
         }
         inputs.extend([
             ("bias", bias.as_ref().map(float_operand)),
@@ -591,9 +708,9 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
             tile.shape().0 <= block
                 && (info.arch.is_amd() || tile != ExpertTile::T256x256 || self.tile.is_some())
         };
-        let chosen = kernels.iter().find(|(tile, _)| self.tile.is_none_or(|t| t == *tile) && fits(*tile));
-        let Some(&(tile, kernel)) = chosen else {
-            let tiles: Vec<_> = kernels.iter().map(|(tile, _)| *tile).filter(|&tile| fits(tile)).collect();
+        let chosen = kernels.iter().find(|row| self.tile.is_none_or(|t| t == row.tile) && fits(row.tile));
+        let Some(&TileKernel { tile, kernel, packed }) = chosen else {
+            let tiles: Vec<_> = kernels.iter().map(|row| row.tile).filter(|&tile| fits(tile)).collect();
             let got = self.tile.map_or("auto".into(), |tile| format!("{tile:?}"));
             return Err(Error::argument(
                 op,
@@ -642,18 +759,20 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
         out.y_type = float_index(Y::DTYPE) as u32;
         out.vectors = y.rows_aligned(16).into();
         out.bias = float_address(&mut launch, "bias", &self.inputs.bias)?;
-        match &self.inputs.scales {
-            ExpertScales::None => {}
-            ExpertScales::Rows { a, w } => {
-                if let Some(a) = a {
-                    out.a_rows = launch.input_address("a_scale", a)?;
-                    out.a_rows_step = (a.numel() > 1).into();
-                }
-                out.w_rows = launch.input_address("w_scale", w)?;
-                let each = w.numel() / if w.shape()[0] == sizes.experts { sizes.experts } else { 1 };
-                out.w_rows_step = (each > 1).into();
-                out.w_rows_batch = if w.shape()[0] == sizes.experts { each as i64 } else { 0 };
+        if let [a, Some(w)] = self.inputs.scales.rows() {
+            out.w_rows = launch.input_address("w_scale", &w)?;
+            let each = w.numel() / if w.shape()[0] == sizes.experts { sizes.experts } else { 1 };
+            out.w_rows_step = (each > 1).into();
+            out.w_rows_batch = if w.shape()[0] == sizes.experts { each as i64 } else { 0 };
+            if let Some(a) = a {
+                out.a_rows = launch.input_address("a_scale", &a)?;
+                out.a_rows_step = (a.numel() > 1).into();
             }
+        } else if let [Some(a), None] = self.inputs.scales.rows() {
+            out.a_rows = launch.input_address("a_scale", &a)?;
+            out.a_rows_step = (a.numel() > 1).into();
+        }
+        match &self.inputs.scales {
             ExpertScales::Blocks { a, a_rows, w, group } => {
                 let columns = group.k * size_of::<A>();
                 let address = launch.input_address("a_scale", a)?;
@@ -661,6 +780,30 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
                 let address = launch.input_address("w_scale", w)?;
                 params.w_scale = block_scale(address, w.shape(), w.strides(), group.n, columns);
             }
+            ExpertScales::Groups { bits, group, scale, zero } => {
+                let groups = sizes.k / group;
+                let zero_rows = if *bits == 4 { sizes.w_rows / 2 } else { sizes.w_rows };
+                params.groups = Groups {
+                    scale: float_address(&mut launch, "w_scale", &Some(*scale))?,
+                    zero: zero.as_ref().map_or(Ok(0), |z| launch.input_address("w_zero", z))?,
+                    scale_batch: (sizes.w_rows * groups) as i64,
+                    zero_batch: (zero_rows * groups) as i64,
+                    scale_row: groups as u32,
+                    zero_row: groups as u32,
+                    scale_type: float_type(scale),
+                    shift: (group * *bits as usize / 8).trailing_zeros(),
+                    middle: 1 << (bits - 1),
+                    pad: 0,
+                };
+            }
+            ExpertScales::Mx { a, w, .. } => {
+                if let Some(a) = a {
+                    params.a_mx =
+                        mx_scale(launch.input_address("a_mx", mx_view(a))?, a, sizes.k / 32, self.masked());
+                }
+                params.w_mx = mx_scale(launch.input_address("w_mx", mx_view(w))?, w, sizes.k / 32, true);
+            }
+            ExpertScales::None | ExpertScales::Rows { .. } => {}
         }
         params.out = out;
         let weights = float_address(&mut launch, weights_name, &self.inputs.weights)?;
@@ -702,7 +845,8 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
             }
         }
         params.rows = rows;
-        let kernel = stream.kernel(kernel)?;
+        let words = self.inputs.scales.mx().iter().flatten().all(|scale| packed_scales(scale, sizes.k));
+        let kernel = stream.kernel(packed.filter(|_| words).unwrap_or(kernel))?;
         // SAFETY: the checks above make the tensors as large as `params` says; the kernel checks what the lists say against the
         // experts, the rows of `a` and the gates.
         unsafe { launch.run(&kernel, LaunchConfig::grid_1d(blocks), &params) }
@@ -763,6 +907,96 @@ fn block_scale(data: u64, shape: &[usize], strides: &[usize], rows: usize, colum
         group: bytes(rank - 1) as u32,
         row_shift: rows.trailing_zeros(),
         group_shift: columns.trailing_zeros(),
+    }
+}
+
+/// Refuses strides of the last two axes that a window does not reach, in elements.
+fn expect_spread(
+    op: &'static str,
+    arg: &'static str,
+    shape: &[usize],
+    strides: &[usize],
+    most: usize,
+) -> Result<()> {
+    let last = shape.len() - 2;
+    let spread = strides[last..].iter().zip(&shape[last..]).map(|(s, n)| s.saturating_mul(n + 256));
+    if spread.fold(0, usize::saturating_add) >= most {
+        return Err(Error::too_large(op, arg, format!("strides {strides:?}"), most as u64));
+    }
+    Ok(())
+}
+
+fn mx_view<'v, 'a>(scale: &'v MxScaleView<'a>) -> &'v TensorView<'a, E8M0> {
+    match scale {
+        MxScaleView::Rows(view) | MxScaleView::Shuffled(view) => view,
+    }
+}
+
+/// Bytes of shuffled scales of 32 rows.
+fn strip(blocks: usize) -> usize {
+    32 * blocks.next_multiple_of(8)
+}
+
+fn check_mx(
+    op: &'static str,
+    arg: &'static str,
+    scale: &MxScaleView,
+    lead: Option<usize>,
+    [rows, blocks]: [usize; 2],
+) -> Result<()> {
+    let view = mx_view(scale);
+    match scale {
+        MxScaleView::Rows(_) => {
+            let want: Vec<usize> = lead.into_iter().chain([rows, blocks]).collect();
+            view.expect_shape(op, arg, want)?;
+            expect_spread(op, arg, view.shape(), view.strides(), WINDOW)
+        }
+        MxScaleView::Shuffled(_) => {
+            let least = rows.div_ceil(32).saturating_mul(strip(blocks));
+            let fits = match (lead, view.shape()) {
+                (None, [n]) => *n >= least,
+                (Some(lead), [batch, n]) => *batch == lead && *n >= least,
+                _ => false,
+            };
+            if !fits {
+                let lead = lead.map_or(String::new(), |lead| format!("{lead}, "));
+                let want =
+                    format!("[{lead}{least}] or longer (shuffled scales of {rows} rows of {blocks} blocks)");
+                return Err(Error::shape(op, arg, view.shape(), want));
+            }
+            if least >= WINDOW {
+                return Err(Error::too_large(op, arg, format!("{least} bytes"), WINDOW as u64));
+            }
+            view.expect_contiguous(op, arg)
+        }
+    }
+}
+
+/// Whether the four scales of 128 columns can be loaded as one 32-bit word.
+fn packed_scales(scale: &MxScaleView, k: usize) -> bool {
+    match scale {
+        MxScaleView::Rows(view) => {
+            let unit = view.shape().last() == Some(&1) || view.strides().last() == Some(&1);
+            unit && k.is_multiple_of(128) && view.rows_aligned(4)
+        }
+        MxScaleView::Shuffled(_) => false,
+    }
+}
+
+/// `batched`: the first axis is the experts'.
+fn mx_scale(data: u64, scale: &MxScaleView, blocks: usize, batched: bool) -> MxScale {
+    let view = mx_view(scale);
+    let (shape, strides) = (view.shape(), view.strides());
+    let stride = |axis: usize| if shape[axis] > 1 { strides[axis] } else { 0 };
+    let batch = if batched { stride(0) as i64 } else { 0 };
+    match scale {
+        MxScaleView::Rows(_) => {
+            let (row, col) = (stride(shape.len() - 2) as u32, stride(shape.len() - 1) as u32);
+            MxScale { data, batch, row: [row, 16 * row, 32 * row], block: [col, 4 * col, 8 * col] }
+        }
+        MxScaleView::Shuffled(_) => {
+            MxScale { data, batch, row: [4, 1, strip(blocks) as u32], block: [64, 2, 256] }
+        }
     }
 }
 

@@ -53,14 +53,34 @@ pub(crate) enum LoopScales {
     None,
     /// f32 for blocks of both operands.
     Blocks,
+    /// For groups of columns of 4- and 8-bit weights.
+    Groups4,
+    Groups8,
+    /// e8m0 for blocks of 32 columns of both operands, and of the weights alone.
+    Mx,
+    MxWeights,
 }
 
-pub(crate) type Kernels = &'static [(ExpertTile, KernelRef<Params>)];
+/// The kernel of a tile, and the one that loads the four e8m0 scales of 128 columns as one 32-bit word.
+#[derive(Debug)]
+pub(crate) struct TileKernel {
+    pub tile: ExpertTile,
+    pub kernel: KernelRef<Params>,
+    pub packed: Option<KernelRef<Params>>,
+}
+
+pub(crate) type Kernels = &'static [TileKernel];
 
 macro_rules! kernels {
-    ($($tile:ident: [$($name:expr),+]),+ $(,)?) => {
-        &[$((ExpertTile::$tile, const { Params::kernel(concat!($($name),+)) })),+]
+    ($($tile:ident: [$($name:expr),+] $(packed [$($packed:expr),+])?),+ $(,)?) => {
+        &[$(TileKernel {
+            tile: ExpertTile::$tile,
+            kernel: const { Params::kernel(concat!($($name),+)) },
+            packed: kernels!(@ $($($packed),+)?),
+        }),+]
     };
+    (@) => { None };
+    (@ $($packed:expr),+) => { Some(const { Params::kernel(concat!($($packed),+)) }) };
 }
 
 macro_rules! direct {
@@ -83,6 +103,37 @@ macro_rules! blocks {
     };
 }
 
+macro_rules! dequantized {
+    ($name:literal) => {
+        kernels!(T128x128: ["experts_", $name, "_128x128"], T64x64: ["experts_", $name, "_64x64"])
+    };
+}
+macro_rules! by_fp4 {
+    ($name:literal) => {
+        kernels!(
+            T128x128: ["experts_", $name, "_wfp4_128x128"],
+            T64x64: ["experts_", $name, "_wfp4_64x64"],
+            T16x32: ["experts_", $name, "_wfp4_16x32"],
+        )
+    };
+}
+
+/// 16-bit floats by int8, and by groups of 8 and of 4 bits: bf16, then f16.
+static BY_I8: [Kernels; 2] = [dequantized!("bf16_wi8"), dequantized!("f16_wi8")];
+static BY_U8: [Kernels; 2] = [dequantized!("bf16_wu8"), dequantized!("f16_wu8")];
+static BY_U4: [Kernels; 2] = [dequantized!("bf16_wu4"), dequantized!("f16_wu4")];
+static BY_FP4: [Kernels; 2] = [by_fp4!("bf16"), by_fp4!("f16")];
+static MXFP8_BY_FP4: Kernels = by_fp4!("mxfp8");
+static FP8_BY_FP4: Kernels = kernels!(
+    T128x128: ["experts_fp8_wfp4_128x128"] packed ["experts_fp8_wfp4_128x128_packed"],
+    T64x64: ["experts_fp8_wfp4_64x64"],
+    T16x32: ["experts_fp8_wfp4_16x32"],
+);
+static FP4: Kernels = kernels!(
+    T128x256: ["experts_fp4_wfp4_128x256"] packed ["experts_fp4_wfp4_128x256_packed"],
+    T64x64: ["experts_fp4_wfp4_64x64"],
+    T16x32: ["experts_fp4_wfp4_16x32"],
+);
 static BF16: Kernels = direct!("bf16");
 static F16: Kernels = direct!("f16");
 static I8: Kernels = direct!("i8");
@@ -92,7 +143,9 @@ static FP8_BLOCK: Kernels = blocks!("fp8");
 
 /// The kernels for activations, weights and scales.
 pub(crate) fn kernels(a: DType, w: DType, scales: LoopScales) -> Option<Kernels> {
-    use DType::{Bf16, Fp8E4M3, Fp8E4M3Fnuz};
+    use DType::{Bf16, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz};
+    // f16 comes second.
+    let half = usize::from(a == DType::F16);
     Some(match (a, w, scales) {
         (Bf16, Bf16, LoopScales::None) => BF16,
         (DType::F16, DType::F16, LoopScales::None) => F16,
@@ -100,6 +153,13 @@ pub(crate) fn kernels(a: DType, w: DType, scales: LoopScales) -> Option<Kernels>
         (Fp8E4M3, Fp8E4M3, LoopScales::None) | (Fp8E4M3Fnuz, Fp8E4M3Fnuz, LoopScales::None) => FP8,
         (DType::I8, DType::I8, LoopScales::Blocks) => I8_BLOCK,
         (Fp8E4M3, Fp8E4M3, LoopScales::Blocks) | (Fp8E4M3Fnuz, Fp8E4M3Fnuz, LoopScales::Blocks) => FP8_BLOCK,
+        (Bf16 | DType::F16, DType::I8, LoopScales::None) => BY_I8[half],
+        (Bf16 | DType::F16, DType::U8, LoopScales::Groups8) => BY_U8[half],
+        (Bf16 | DType::F16, DType::U8, LoopScales::Groups4) => BY_U4[half],
+        (Bf16 | DType::F16, Fp4x2, LoopScales::MxWeights) => BY_FP4[half],
+        (Fp8E4M3 | Fp8E4M3Fnuz, Fp4x2, LoopScales::MxWeights) => FP8_BY_FP4,
+        (Fp8E4M3 | Fp8E4M3Fnuz, Fp4x2, LoopScales::Mx) => MXFP8_BY_FP4,
+        (Fp4x2, Fp4x2, LoopScales::Mx) => FP4,
         _ => return None,
     })
 }

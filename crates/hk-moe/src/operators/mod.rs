@@ -20,6 +20,12 @@ pub static OPERATORS: &[Operator] = &[
     experts::MOE_OP,
     experts::MOE_OP_GELU,
     experts::MOE_OP_SILU_FUSED,
+    experts::MOE_OP_MXFP4,
+    experts::MOE_OP_MXFP4_SILU_FUSED,
+    experts::MOE_OP_GEMM_A8W8,
+    experts::MOE_OP_GEMM_A8W8_BLOCKSCALE,
+    experts::MOE_OP_GEMM_A8W4,
+    experts::MOE_OP_GEMM_A4W4,
 ];
 
 const FLOATS: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
