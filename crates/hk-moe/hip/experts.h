@@ -38,6 +38,7 @@ struct Rows {
     u64 ends;  // i32. Sorted: [1] places of all tiles; Ragged: [experts + 1] offsets of experts
     u64 ids;  // i32 [gates]. Sorted: rows of y whose expert is outside the experts become zero; 0: they are left as they are
     u64 weights;  // of gates (Sorted), of places (Ragged); 0: none
+    u64 expert_map;  // i32 [all_experts]. Ragged: matrix of each expert, none if negative; 0: its own
     RowMap map;
     Float weight_type;
     u32 experts;  // matrices of w
@@ -47,6 +48,8 @@ struct Rows {
     u32 tile_log2;  // places of a list tile
     u32 list_tiles;
     u32 tiles_of_expert;  // Masked: tiles of kM rows
+    u32 keep;  // Sorted: rows of y of tiles without an expert are left as they are
+    u32 pad;
 };
 
 /// Order of the rows of w.
@@ -125,9 +128,11 @@ struct ExpertTile {
                 t.first = place;
                 t.count = place < load_list<u32>(p.ends, 0) ? kM : 0;
             } else {
-                t.expert = word & 0xffffu;
+                const u32 expert = word & 0xffffu;
+                if (expert >= p.all_experts) return t;
+                t.expert = p.expert_map ? load_list<u32>(p.expert_map, expert) : expert;
                 if (t.expert >= p.experts) return t;
-                const u32 begin = load_list<u32>(p.ends, t.expert), end = load_list<u32>(p.ends, t.expert + 1);
+                const u32 begin = load_list<u32>(p.ends, expert), end = load_list<u32>(p.ends, expert + 1);
                 t.first = begin + ((word >> 16) << p.tile_log2) + (place & ((1u << p.tile_log2) - 1));
                 const u32 last = end < p.gates ? end : p.gates;
                 t.count = begin <= last && t.first >= begin && t.first < last ? last - t.first : 0;
@@ -288,7 +293,7 @@ HK_FN bool begin_tile(const Params &p, const TileCoord &coord, ExpertTile &tile,
     }
     if (tile.count == 0) return false;
     if (tile.expert < p.rows.experts) return true;
-    if (p.rows.map == RowMap::Sorted) {
+    if (p.rows.map == RowMap::Sorted && !p.rows.keep) {
         zero_rows<kThreads>(p, tile.count, first_n, cols, [&](u32 r) { return tile.output(p.rows, r); });
     }
     return false;

@@ -161,5 +161,6 @@ fn ragged<A: Element, W: Element, Y: Float>(
 ) -> Result<()> {
     let names = ["a", "w", "gammas", NAMES[3]];
     let epilogue = gated(gate);
-    ExpertGemm { op, names, inputs, rows: ExpertRows::Ragged(rows), epilogue, tile }.run(stream, y)
+    ExpertGemm { op, names, inputs, rows: ExpertRows::Ragged(rows), epilogue, tile, keep: false }
+        .run(stream, y)
 }

@@ -100,7 +100,7 @@ pub fn moe_op_masked<A: Element, W: Element, Y: Float>(
 ) -> Result<()> {
     let epilogue = ExpertEpilogue { gate, activation: None, weight_first: true, round: None };
     let rows = ExpertRows::Masked(rows);
-    ExpertGemm { op: "moe_op_masked", names: NAMES, inputs, rows, epilogue, tile }.run(stream, y)
+    ExpertGemm { op: "moe_op_masked", names: NAMES, inputs, rows, epilogue, tile, keep: false }.run(stream, y)
 }
 
 /// The epilogue of `moe_op` and, with GELU, of `moe_op_gelu`.
@@ -124,5 +124,6 @@ pub(crate) fn run<A: Element, W: Element, Y: Float>(
     y: TensorViewMut<Y>,
     tile: Option<ExpertTile>,
 ) -> Result<()> {
-    ExpertGemm { op, names: NAMES, inputs, rows: ExpertRows::Sorted(rows), epilogue, tile }.run(stream, y)
+    ExpertGemm { op, names: NAMES, inputs, rows: ExpertRows::Sorted(rows), epilogue, tile, keep: false }
+        .run(stream, y)
 }

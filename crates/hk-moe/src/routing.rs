@@ -99,6 +99,11 @@ pub struct Routing<'a, W: Float> {
     pub expt_data: ExptData<'a>,
 }
 
+/// The experts of each gate, `[T k]`, that [`moe_routing`] leaves in its workspace.
+pub(crate) fn ids_in<'a>(workspace: &TensorViewMut<'a, i32>, gates: usize) -> Result<TensorView<'a, i32>> {
+    workspace.alias().slice(0, FLAGS..FLAGS + gates)
+}
+
 /// The experts of each token as [`moe_topk`](crate::moe_topk) chooses them, and the gates sorted by expert, without padding.
 ///
 /// | arg                            | shape                 | dtype                 | layout                                     |

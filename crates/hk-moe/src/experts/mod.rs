@@ -54,6 +54,9 @@ pub struct RaggedRows<'a> {
     pub block_pid_map: TensorView<'a, i32>,
     /// Rows of a list tile: 16, 32, 64, 128 or 256.
     pub block_m: usize,
+    /// `[all experts]`: the matrix of `w` of each expert, negative for those that `w` lacks, whose rows are left as they are.
+    /// Without: `w` has all experts.
+    pub expert_map: Option<TensorView<'a, i32>>,
 }
 
 /// As many rows for each expert, of which the first are computed: `a` is `[E, rows, K]`, `y` `[E, rows, N]`.
@@ -224,6 +227,8 @@ pub(crate) struct ExpertGemm<'a, A: Element, W: Element> {
     pub rows: ExpertRows<'a>,
     pub epilogue: ExpertEpilogue,
     pub tile: Option<ExpertTile>,
+    /// Rows of sorted gates whose tile has no expert are left as they are, not zeroed.
+    pub keep: bool,
 }
 
 /// Runs `$body` for the view.
@@ -591,12 +596,15 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
                     let want = format!("{} rows (rows of y), without gather_indx", sizes.gates);
                     return Err(Error::shape(op, self.names[0], self.inputs.a.shape(), want));
                 }
-                rows.token_offs_raw.expect_vector(
-                    op,
-                    "token_offs_raw",
-                    sizes.experts + 1,
-                    "experts of w, and one",
-                )?;
+                let experts = rows.expert_map.map_or(sizes.experts, |map| map.numel());
+                if !(1..=MOST_EXPERTS).contains(&experts) {
+                    let want = format!("1 to {MOST_EXPERTS} experts");
+                    return Err(Error::argument(op, "expert_map", experts, want));
+                }
+                if let Some(map) = &rows.expert_map {
+                    map.expect_vector(op, "expert_map", experts, "experts")?;
+                }
+                rows.token_offs_raw.expect_vector(op, "token_offs_raw", experts + 1, "experts, and one")?;
                 let tiles = longer("block_pid_map", &rows.block_pid_map, 0, "tiles")?;
                 Ok((tiles.min(sizes.gates), rows.block_m))
             }
@@ -681,6 +689,7 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
                 ("gather_indx", rows.gather_indx.as_ref().map(|g| g as _)),
                 ("token_offs_raw", Some(&rows.token_offs_raw as _)),
                 ("block_pid_map", Some(&rows.block_pid_map as _)),
+                ("expert_map", rows.expert_map.as_ref().map(|map| map as _)),
             ]),
             ExpertRows::Masked(rows) => inputs.push(("counts", Some(&rows.counts as _))),
         }
@@ -823,6 +832,7 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
         match &self.rows {
             ExpertRows::Sorted(lists) => {
                 rows.map = 0;
+                rows.keep = self.keep.into();
                 rows.list = launch.input_address("sorted_token_ids", &lists.sorted_token_ids)?;
                 rows.tiles = launch.input_address("expert_ids", &lists.expert_ids)?;
                 rows.ends = launch.input_address("num_tokens_post_padded", &lists.num_tokens_post_padded)?;
@@ -838,6 +848,11 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
                 }
                 rows.tiles = launch.input_address("block_pid_map", &lists.block_pid_map)?;
                 rows.ends = launch.input_address("token_offs_raw", &lists.token_offs_raw)?;
+                rows.all_experts = sizes.experts as u32;
+                if let Some(map) = &lists.expert_map {
+                    rows.expert_map = launch.input_address("expert_map", map)?;
+                    rows.all_experts = map.numel() as u32;
+                }
             }
             ExpertRows::Masked(lists) => {
                 rows.map = 2;

@@ -64,10 +64,10 @@ const Y: ArgSpec = ArgSpec::output("y", Tolerance::Sum { terms: EXPERT_TERMS }, 
 const fn scalar(name: &'static str, default: u64, summary: &'static str) -> ScalarSpec {
     ScalarSpec { name, default: Scalar::Count(default), choices: &[], summary }
 }
-const BLOCK: ScalarSpec = scalar("block_size", 64, "rows of a list tile: 16, 32, 64, 128 or 256");
+pub(super) const BLOCK: ScalarSpec = scalar("block_size", 64, "rows of a list tile: 16, 32, 64, 128 or 256");
 const GROUP_N: ScalarSpec = scalar("group_n", 128, "rows of w with one scale, a power of two");
 const GROUP_K: ScalarSpec = scalar("group_k", 128, "columns with one scale, a power of two");
-const Y_DTYPE: ScalarSpec = ScalarSpec {
+pub(super) const Y_DTYPE: ScalarSpec = ScalarSpec {
     name: "y_dtype",
     default: Scalar::Choice("bf16"),
     choices: &["bf16", "f16", "f32"],
@@ -773,7 +773,7 @@ fn tile_of<V: Described>(call: &Call<V>) -> Result<Option<ExpertTile>> {
     Ok(ExpertTile::ALL.into_iter().find(|tile| tile.name() == name))
 }
 
-fn float<'a>(inputs: &Inputs<'a>, name: &'static str) -> Result<Option<FloatView<'a>>> {
+pub(super) fn float<'a>(inputs: &Inputs<'a>, name: &'static str) -> Result<Option<FloatView<'a>>> {
     let Some(tensor) = inputs.optional(name) else { return Ok(None) };
     Ok(Some(match tensor.dtype() {
         DType::Bf16 => FloatView::Bf16(inputs.view(name)?),
@@ -829,7 +829,6 @@ fn missing(inputs: &Inputs, arg: &'static str) -> Error {
     Error::argument(inputs.operator().name, arg, "none", "given")
 }
 
-/// Sorts the gates of `topk_ids`.
 fn lists<'o>(
     stream: &Stream,
     inputs: &Inputs<'o>,
@@ -837,12 +836,27 @@ fn lists<'o>(
     sizes: &Sizes,
 ) -> Result<SortedRows<'o>> {
     let &Sizes { tokens, choices, experts, .. } = sizes;
-    let block_size = block_of(inputs, sizes)?;
+    let of = [tokens, choices, experts, block_of(inputs, sizes)?];
+    let workspace = outputs.workspace(stream, sorted_len(of))?;
+    sorted(stream, inputs, workspace, of)
+}
+
+/// Elements of the lists of [`sorted`], and of its workspace.
+pub(super) fn sorted_len([tokens, choices, experts, block_size]: [usize; 4]) -> usize {
+    let len = moe_align_len(tokens, choices, experts, block_size);
+    len + len.div_ceil(block_size) + 1 + moe_align_workspace(tokens, choices, experts)
+}
+
+/// Sorts the gates of `topk_ids`.
+pub(super) fn sorted<'o>(
+    stream: &Stream,
+    inputs: &Inputs<'o>,
+    all: TensorViewMut<'o, i32>,
+    [tokens, choices, experts, block_size]: [usize; 4],
+) -> Result<SortedRows<'o>> {
     let topk_ids = inputs.view::<i32>("topk_ids")?;
     let len = moe_align_len(tokens, choices, experts, block_size);
     let tiles = len.div_ceil(block_size);
-    let scratch = moe_align_workspace(tokens, choices, experts);
-    let all: TensorViewMut<'o, i32> = outputs.workspace(stream, len + tiles + 1 + scratch)?;
     let (sorted, rest) = all.split_at(0, len)?;
     let (expert_ids, rest) = rest.split_at(0, tiles)?;
     let (padded, workspace) = rest.split_at(0, 1)?;
@@ -886,7 +900,10 @@ fn routed<'o>(
     let options = RoutingOptions { k: choices, block_m, topk: TopkOptions::default() };
     crate::moe_routing(stream, inputs.view::<f32>("logits")?, None, out, workspace, &options)?;
     let gather_indx = (a_rows == tokens).then_some(gather);
-    Ok((RaggedRows { gather_indx, token_offs_raw: offsets, block_pid_map: map, block_m }, weights.into()))
+    Ok((
+        RaggedRows { gather_indx, token_offs_raw: offsets, block_pid_map: map, block_m, expert_map: None },
+        weights.into(),
+    ))
 }
 
 fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
@@ -909,7 +926,7 @@ fn run_as<A: Element, W: Element, Y: Float>(stream: &Stream, call: &mut DeviceCa
         (NAMES, ExpertRows::Sorted(lists(stream, &inputs, &mut outputs, &sizes)?))
     };
     let y = outputs.take::<Y>("y")?;
-    ExpertGemm { op, names, inputs: all, rows, epilogue, tile }.run(stream, y)
+    ExpertGemm { op, names, inputs: all, rows, epilogue, tile, keep: false }.run(stream, y)
 }
 
 /// What the quantized values of rows of `k` stand for, by their scales: one for `rows` rows and `columns` columns.

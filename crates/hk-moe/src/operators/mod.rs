@@ -2,6 +2,7 @@
 
 mod align;
 mod experts;
+mod fused;
 mod routing;
 mod sum;
 mod topk;
@@ -26,6 +27,8 @@ pub static OPERATORS: &[Operator] = &[
     experts::MOE_OP_GEMM_A8W8_BLOCKSCALE,
     experts::MOE_OP_GEMM_A8W4,
     experts::MOE_OP_GEMM_A4W4,
+    fused::MOE_OP_E2E,
+    fused::FUSED_MOE,
 ];
 
 const FLOATS: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
