@@ -3,6 +3,7 @@
 use crate::args::Vector;
 use crate::experts::{
     ExpertEpilogue, ExpertGate, ExpertGemm, ExpertInputs, ExpertRows, ExpertScales, RaggedRows, SortedRows,
+    float_address,
 };
 use crate::moe_op::silu_fused;
 use crate::sum::{OfExperts, SumInputs, sum};
@@ -522,7 +523,7 @@ impl<T: Half, W: Element> Layer<'_, T, W> {
 /// # Errors
 /// [`Shape`](Error::Shape), [`Stride`](Error::Stride), [`Align`](Error::Align) if a tensor breaks the table or the workspace is too short,
 /// [`Argument`](Error::Argument) for scales that the weights do not have, and as [`moe_routing`], [`moe_align_block_size`],
-/// [`moe_op`](crate::moe_op()), [`moe_sum`](crate::moe_sum()).
+/// [`moe_op`](crate::moe_op()), [`moe_sum`](crate::moe_sum()). `y` is not written then.
 pub fn fused_moe<T: Half, W: FusedWeight<T>>(
     stream: &Stream,
     inputs: FusedMoeInputs<T, W>,
@@ -530,10 +531,24 @@ pub fn fused_moe<T: Half, W: FusedWeight<T>>(
     workspace: TensorViewMut<u8>,
 ) -> Result<()> {
     let problem = inputs.check(&y, &workspace)?;
+    inputs.expect_device(stream)?;
+    let mut y = y;
+    stream.launch(OP).output_address("y", &mut y)?;
     if problem.tokens == 0 {
         return Ok(());
     }
     W::layer(stream, Layer { inputs, problem, y, workspace })
+}
+
+/// Rows that kernels load 16 bytes at a time.
+fn expect_rows_on_16<T: Element>(op: &'static str, arg: &'static str, view: &TensorView<T>) -> Result<()> {
+    view.expect_unit_stride(op, arg)?;
+    let last = view.shape().last().copied().unwrap_or(0);
+    if !(last * size_of::<T>()).is_multiple_of(16) {
+        let want = format!("rows of a multiple of 16 bytes ({} elements)", 16 / size_of::<T>());
+        return Err(Error::shape(op, arg, view.shape(), want));
+    }
+    if view.rows_aligned(16) { Ok(()) } else { Err(Error::Align { op, arg, addr: view.addr(), want: 16 }) }
 }
 
 fn view_of<'v, 'a, W: Element>(w: &'v GemmWeight<'a, W>) -> &'v TensorView<'a, W> {
@@ -543,6 +558,41 @@ fn view_of<'v, 'a, W: Element>(w: &'v GemmWeight<'a, W>) -> &'v TensorView<'a, W
 }
 
 impl<T: Half, W: Element> FusedMoeInputs<'_, T, W> {
+    /// Refuses tensors of other devices before anything is launched.
+    fn expect_device(&self, stream: &Stream) -> Result<()> {
+        let mut launch = stream.launch(OP);
+        launch.input_address("x", &self.x)?;
+        launch.input_address("w1", view_of(&self.w1))?;
+        launch.input_address("w2", view_of(&self.w2))?;
+        for (arg, bias) in [("w1_bias", &self.w1_bias), ("w2_bias", &self.w2_bias)] {
+            float_address(&mut launch, arg, bias)?;
+        }
+        if let Some(map) = &self.expert_map {
+            launch.input_address("expert_map", map)?;
+        }
+        if let Some(residual) = &self.residual {
+            launch.input_address("residual", residual)?;
+        }
+        match &self.scales {
+            FusedScales::None => {}
+            FusedScales::Rows { w1, w2 } | FusedScales::Blocks { w1, w2 } => {
+                launch.input_address("w1_scale", w1)?;
+                launch.input_address("w2_scale", w2)?;
+            }
+            FusedScales::Mx { w1, w2, .. } => {
+                for (arg, scale) in [("w1_scale", w1), ("w2_scale", w2)] {
+                    let (MxScaleView::Rows(view) | MxScaleView::Shuffled(view)) = scale;
+                    launch.input_address(arg, view)?;
+                }
+            }
+        }
+        if let FusedRouting::Chosen { ids, weights, .. } = &self.routing {
+            launch.input_address("topk_ids", ids)?;
+            launch.input_address("topk_weights", weights)?;
+        }
+        Ok(())
+    }
+
     fn check(&self, y: &TensorViewMut<T>, workspace: &TensorViewMut<u8>) -> Result<FusedMoeProblem> {
         let [tokens, hidden] = self.x.dims(OP, "x")?;
         y.expect_shape(OP, "y", [tokens, hidden])?;
@@ -618,6 +668,24 @@ impl<T: Half, W: Element> FusedMoeInputs<'_, T, W> {
             }
             FusedScales::None | FusedScales::Mx { .. } => {}
         }
+        for (arg, bias, width) in [("w1_bias", &self.w1_bias, 2 * inner), ("w2_bias", &self.w2_bias, hidden)]
+        {
+            let Some(bias) = bias else { continue };
+            let (shape, packed) = match bias {
+                FloatView::Bf16(v) => (v.shape(), v.expect_packed(OP, arg)),
+                FloatView::F16(v) => (v.shape(), v.expect_packed(OP, arg)),
+                FloatView::F32(v) => (v.shape(), v.expect_packed(OP, arg)),
+            };
+            if shape != [local, width] {
+                return Err(Error::shape(OP, arg, shape, format!("[{local}, {width}]")));
+            }
+            packed?;
+        }
+        expect_rows_on_16(OP, "x", &self.x)?;
+        expect_rows_on_16(OP, "w1", w1)?;
+        expect_rows_on_16(OP, "w2", w2)?;
+        y.expect_unit_stride(OP, "y")?;
+        y.expect_aligned(OP, "y", size_of::<T>() as u64)?;
         workspace.dims::<1>(OP, "workspace")?;
         workspace.expect_contiguous(OP, "workspace")?;
         workspace.expect_aligned(OP, "workspace", ALIGN as u64)?;

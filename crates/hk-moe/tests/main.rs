@@ -4,6 +4,7 @@ mod align;
 mod common;
 mod corners;
 mod experts;
+mod fused;
 mod routing;
 mod sum;
 mod topk;

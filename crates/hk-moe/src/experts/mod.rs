@@ -255,7 +255,7 @@ fn float_type(view: &FloatView) -> u32 {
     float_index(dtype) as u32
 }
 
-fn float_address<'l, 'a: 'l>(
+pub(crate) fn float_address<'l, 'a: 'l>(
     launch: &mut Launch<'l>,
     arg: &'static str,
     view: &Option<FloatView<'a>>,
