@@ -506,7 +506,7 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
                     v.expect_packed(op, "w_scale")?;
                 });
                 if let Some(zero) = zero {
-                    if *bits == 4 && sizes.w_rows % 2 != 0 {
+                    if *bits == 4 && !sizes.w_rows.is_multiple_of(2) {
                         return Err(Error::shape(op, "w_zero", zero.shape(), "an even number of rows of w"));
                     }
                     let rows = if *bits == 4 { sizes.w_rows / 2 } else { sizes.w_rows };
@@ -642,7 +642,7 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
                 let want = format!("1, for {:?}", gate.activation);
                 return Err(Error::argument(op, "alpha", gate.alpha, want));
             }
-            if gate.limit.is_some_and(|limit| !(limit >= 0.0)) {
+            if gate.limit.is_some_and(|limit| limit.is_nan() || limit < 0.0) {
                 return Err(Error::argument(
                     op,
                     "limit",

@@ -276,6 +276,7 @@ pub(crate) const MOE_OP_GELU: Operator = Operator {
         case!("f16, weighted, with GELU", a: F16 [9, 3088], w: F16 [4, 48, 3088], topk_weights: F32 [3, 3], topk_ids: I32 [3, 3]; block(16), to("f32"), ("gelu", Scalar::Choice("yes"))),
         case!("f16, shuffled", a: F16 [70, 96], w: F16 [3, 144, 96], topk_ids: I32 [70, 2]; block(128), shuffled()),
         case!("i8 blocks", a: I8 [33, 160], w: I8 [4, 140, 160], a_scale: F32 [33, 2], w_scale: F32 [4, 2, 2], topk_ids: I32 [11, 3]),
+        case!("bf16 by groups of u8", a: Bf16 [33, 128], w: U8 [4, 70, 128], w_scale: F32 [4, 70, 1], w_zero: U8 [4, 70, 1], topk_ids: I32 [11, 3]),
     ],
     ..MOE_OP
 };
@@ -311,7 +312,7 @@ macro_rules! mx_corners {
         [
             case!("fp4, 128 x 256, packed", a: Fp4x2 [90, 128], w: Fp4x2 [3, 270, 128], a_mx: E8M0 [90, 8], w_mx: E8M0 [3, 270, 8], topk_ids: I32 [90, 2]; block(128) $(, $scalars)*),
             case!("fp4, 128 x 256, shuffled scales", a: Fp4x2 [90, 96], w: Fp4x2 [3, 272, 96], a_mx: E8M0 [768], w_mx: E8M0 [3, 2304], topk_ids: I32 [90, 2]; block(128), scales_shuffled(), shuffled() $(, $scalars)*),
-            case!("fp4, 64 x 64", a: Fp4x2 [33, 80], w: Fp4x2 [4, 70, 80], a_mx: E8M0 [33, 5], w_mx: E8M0 [4, 70, 5], topk_weights: F32 [11, 3], topk_ids: I32 [11, 3]; to("f32") $(, $scalars)*),
+            case!("fp4, 64 x 64", a: Fp4x2 [33, 80], w: Fp4x2 [4, 70, 80], a_mx: E8M0 [33, 5], w_mx: E8M0 [4, 70, 5], a_scale: F32 [33], w_scale: F32 [4], topk_weights: F32 [11, 3], topk_ids: I32 [11, 3]; to("f32") $(, $scalars)*),
             case!("fp4, 16 x 32", a: Fp4x2 [7, 1040], w: Fp4x2 [4, 40, 1040], a_mx: E8M0 [7, 65], w_mx: E8M0 [4, 40, 65], a_scale: F32 [1], w_scale: F32 [4], topk_ids: I32 [7, 2]; block(16) $(, $scalars)*),
             case!("fp8, 128 x 128, packed", a: Fp8E4M3Fnuz [70, 256], w: Fp4x2 [3, 140, 128], w_mx: E8M0 [3, 140, 8], a_scale: F32 [70], topk_ids: I32 [70, 2]; block(128) $(, $scalars)*),
             case!("fp8, 128 x 128, packed (OCP)", a: Fp8E4M3 [70, 256], w: Fp4x2 [3, 140, 128], w_mx: E8M0 [3, 140, 8], a_scale: F32 [70], topk_ids: I32 [70, 2]; block(128) $(, $scalars)*),
@@ -1006,7 +1007,7 @@ fn values(call: &HostCall, sizes: &Sizes) -> Result<[Vec<f64>; 2]> {
                 (true, _) => middle,
                 (false, 2) => {
                     let byte = zero[row / 2 * groups + g];
-                    if row % 2 == 0 { byte % 16.0 } else { (byte / 16.0).floor() }
+                    if row.is_multiple_of(2) { byte % 16.0 } else { (byte / 16.0).floor() }
                 }
                 _ => zero[row * groups + g],
             };

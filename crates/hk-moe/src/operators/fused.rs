@@ -162,7 +162,8 @@ fn sizes<V: Described>(call: &Call<V>) -> Result<Sizes> {
     let (local, rows) = (w1.shape()[0], w1.shape()[1]);
     let inner = rows / 2;
     let element = w1.dtype().size_bytes();
-    let on_16 = |columns: usize| columns % packed == 0 && (columns / packed * element).is_multiple_of(16);
+    let on_16 =
+        |columns: usize| columns.is_multiple_of(packed) && (columns / packed * element).is_multiple_of(16);
     if w1.shape()[2] * packed != hidden
         || rows % 2 != 0
         || !on_16(hidden)
@@ -205,7 +206,7 @@ fn sizes<V: Described>(call: &Call<V>) -> Result<Sizes> {
             _ => return bad("logits", "given".into(), "logits, or topk_ids and topk_weights"),
         };
     if !(1..=1024).contains(&experts)
-        || !(1..=experts.min(32).max(1)).contains(&k) && given("logits")
+        || !(1..=experts.clamp(1, 32)).contains(&k) && given("logits")
         || !(1..=32).contains(&k)
     {
         return bad("k", k.to_string(), "1 to 32, and no more than the experts");
