@@ -724,7 +724,7 @@ impl<T: Half, W: Element> FusedMoeInputs<'_, T, W> {
 /// # Errors
 /// As [`moe_op`](crate::moe_op()).
 ///
-/// Source: AITER, `aiter/ops/triton/moe/moe_op_e2e.py`.
+/// Source: AITER, operator moe_op_e2e.
 pub fn moe_op_e2e<T: Half, Y: Float>(
     stream: &Stream,
     x: TensorView<T>,

@@ -31,7 +31,7 @@ use hk_gemm::Int8OrFp8;
 /// # Errors
 /// As [`moe_op`](crate::moe_op()); [`Argument`](Error::Argument) for other scales.
 ///
-/// Source: AITER, `aiter/ops/triton/moe/moe_op_gemm_a8w8.py`.
+/// Source: AITER, operator moe_op_gemm_a8w8.
 pub fn moe_op_gemm_a8w8<C: Int8OrFp8, Y: Float>(
     stream: &Stream,
     inputs: ExpertInputs<C, C>,
@@ -50,7 +50,7 @@ pub fn moe_op_gemm_a8w8<C: Int8OrFp8, Y: Float>(
 /// # Errors
 /// As [`moe_op_gemm_a8w8`](moe_op_gemm_a8w8()).
 ///
-/// Source: AITER, `aiter/ops/triton/moe/moe_op_gemm_a8w8_blockscale.py`.
+/// Source: AITER, operator moe_op_gemm_a8w8_blockscale.
 pub fn moe_op_gemm_a8w8_blockscale<C: Int8OrFp8, Y: Float>(
     stream: &Stream,
     inputs: ExpertInputs<C, C>,
@@ -71,7 +71,7 @@ pub fn moe_op_gemm_a8w8_blockscale<C: Int8OrFp8, Y: Float>(
 /// # Errors
 /// As [`moe_op_gemm_a8w8`](moe_op_gemm_a8w8()); [`Shape`](Error::Shape) for a `K` that 32 does not divide.
 ///
-/// Source: AITER, `aiter/ops/triton/moe/moe_op_gemm_a8w4.py`.
+/// Source: AITER, operator moe_op_gemm_a8w4.
 pub fn moe_op_gemm_a8w4<A: Int8OrFp8, Y: Float>(
     stream: &Stream,
     inputs: ExpertInputs<A, Fp4x2>,
@@ -90,7 +90,7 @@ pub fn moe_op_gemm_a8w4<A: Int8OrFp8, Y: Float>(
 /// # Errors
 /// As [`moe_op_gemm_a8w4`](moe_op_gemm_a8w4()).
 ///
-/// Source: AITER, `aiter/ops/triton/moe/moe_op_gemm_a4w4.py`.
+/// Source: AITER, operator moe_op_gemm_a4w4.
 pub fn moe_op_gemm_a4w4<Y: Float>(
     stream: &Stream,
     inputs: ExpertInputs<Fp4x2, Fp4x2>,
@@ -109,7 +109,7 @@ pub fn moe_op_gemm_a4w4<Y: Float>(
 /// # Errors
 /// As [`moe_op_gemm_a8w4`](moe_op_gemm_a8w4()).
 ///
-/// Source: AITER, `aiter/ops/triton/moe/moe_op_mxfp4.py`.
+/// Source: AITER, operator moe_op_mxfp4.
 pub fn moe_op_mxfp4<A: Element, Y: Float>(
     stream: &Stream,
     inputs: ExpertInputs<A, Fp4x2>,
@@ -125,7 +125,7 @@ pub fn moe_op_mxfp4<A: Element, Y: Float>(
 /// # Errors
 /// As [`moe_op_mxfp4`](moe_op_mxfp4()).
 ///
-/// Source: AITER, `aiter/ops/triton/moe/moe_op_mxfp4_silu_fused.py`.
+/// Source: AITER, operator moe_op_mxfp4_silu_fused.
 pub fn moe_op_mxfp4_silu_fused<A: Element, Y: Float>(
     stream: &Stream,
     inputs: ExpertInputs<A, Fp4x2>,

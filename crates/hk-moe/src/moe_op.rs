@@ -37,7 +37,7 @@ pub(crate) const NAMES: [&str; 4] = ["a", "w", "topk_weights", "y"];
 /// [`Overlap`](hk_core::Error::Overlap), [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is
 /// written then.
 ///
-/// Source: AITER, `aiter/ops/triton/moe/moe_op.py`.
+/// Source: AITER, operator moe_op.
 pub fn moe_op<A: Element, W: Element, Y: Float>(
     stream: &Stream,
     inputs: ExpertInputs<A, W>,
@@ -54,7 +54,7 @@ pub fn moe_op<A: Element, W: Element, Y: Float>(
 /// # Errors
 /// As [`moe_op`](moe_op()).
 ///
-/// Source: AITER, `aiter/ops/triton/moe/moe_op_gelu.py`.
+/// Source: AITER, operator moe_op_gelu.
 pub fn moe_op_gelu<A: Element, W: Element, Y: Float>(
     stream: &Stream,
     inputs: ExpertInputs<A, W>,
@@ -73,7 +73,7 @@ pub fn moe_op_gelu<A: Element, W: Element, Y: Float>(
 /// # Errors
 /// As [`moe_op`](moe_op()), [`Shape`](hk_core::Error::Shape) for an odd number of rows.
 ///
-/// Source: AITER, `aiter/ops/triton/moe/moe_op_silu_fused.py`.
+/// Source: AITER, operator moe_op_silu_fused.
 pub fn moe_op_silu_fused<A: Element, W: Element, Y: Float>(
     stream: &Stream,
     inputs: ExpertInputs<A, W>,

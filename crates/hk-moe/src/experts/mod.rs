@@ -206,7 +206,7 @@ impl<'a, A: Element, W: Element> ExpertInputs<'a, A, W> {
     }
 }
 
-/// What becomes of the sums.
+/// The epilogue.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ExpertEpilogue {
     pub gate: Option<ExpertGate>,
