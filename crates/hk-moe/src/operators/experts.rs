@@ -204,6 +204,8 @@ pub(crate) const MOE_OP: Operator = Operator {
     cases: &[
         case!("Qwen3 30B up, 64 tokens of 16 experts", a: Bf16 [64, 2048], w: Bf16 [16, 256, 2048], topk_ids: I32 [64, 4]),
         case!("8 experts, 512 tokens", a: Bf16 [512, 1024], w: Bf16 [8, 512, 1024], topk_ids: I32 [512, 2]; block(128)),
+        case!("2 experts, 768 tokens, 256 rows", a: Bf16 [768, 1024], w: Bf16 [2, 512, 1024], topk_ids: I32 [768, 1]; block(256)),
+        case!("2 experts, 512 tokens, int8", a: I8 [512, 2048], w: I8 [2, 512, 2048], a_scale: F32 [512], w_scale: F32 [2, 512], topk_ids: I32 [512, 1]; block(256)),
     ],
     bench: BenchSizes::Cases(&[
         case!("Qwen3 235B up, EP8, 64 tokens", a: Bf16 [64, 4096], w: Bf16 [16, 3072, 4096], topk_ids: I32 [64, 8]; block(16)),
@@ -449,6 +451,8 @@ pub(crate) const MOE_OP_GEMM_A8W8_BLOCKSCALE: Operator = Operator {
     ],
     cases: &[
         case!("8 experts, 128 tokens", a: I8 [128, 1024], w: I8 [8, 512, 1024], a_scale: F32 [128, 8], w_scale: F32 [8, 4, 8], logits: F32 [128, 8]; gate("silu")),
+        case!("DeepSeek-V3 up, 2 experts, 256 tokens", a: Fp8E4M3Fnuz [256, 7168], w: Fp8E4M3Fnuz [2, 512, 7168], a_scale: F32 [256, 56], w_scale: F32 [2, 4, 56], logits: F32 [256, 2]; gate("silu"), chosen(1), block_m(128)),
+        case!("DeepSeek-V3 up, 2 experts, 256 tokens (OCP)", a: Fp8E4M3 [256, 7168], w: Fp8E4M3 [2, 512, 7168], a_scale: F32 [256, 56], w_scale: F32 [2, 4, 56], logits: F32 [256, 2]; gate("silu"), chosen(1), block_m(128)),
     ],
     bench: BenchSizes::Cases(&[
         case!("DeepSeek-V3 up, EP8, 4096 tokens", a: Fp8E4M3 [4096, 7168], w: Fp8E4M3 [32, 4096, 7168], a_scale: F32 [4096, 56], w_scale: F32 [32, 32, 56], logits: F32 [4096, 32]; gate("silu"), chosen(8)),

@@ -110,6 +110,9 @@ pub(crate) const FUSED_MOE: Operator = Operator {
     ],
     cases: &[
         case!("Qwen3 30B of narrow experts, 64 tokens", x: Bf16 [64, 512], w1: Bf16 [16, 256, 512], w2: Bf16 [16, 512, 128], logits: F32 [64, 16]; chosen(4)),
+        case!("DeepSeek-V3, fp8 blocks, 2 local experts of 256, a quarter of each, 8 tokens", x: Bf16 [8, 7168], w1: Fp8E4M3Fnuz [2, 1024, 7168], w2: Fp8E4M3Fnuz [2, 7168, 512], w1_scale: F32 [2, 8, 56], w2_scale: F32 [2, 56, 4], logits: F32 [8, 256], bias: F32 [256], expert_map: I32 [256], residual: Bf16 [8, 7168]; ("scores", Scalar::Choice("sigmoid")), ("renormalize", Scalar::Bool(true)), ("scaling", Scalar::Float(2.5)), ("groups", Scalar::Count(8)), ("kept_groups", Scalar::Count(4))),
+        case!("DeepSeek-V3, fp8 blocks, 2 local experts of 256, a quarter of each, 8 tokens (OCP)", x: Bf16 [8, 7168], w1: Fp8E4M3 [2, 1024, 7168], w2: Fp8E4M3 [2, 7168, 512], w1_scale: F32 [2, 8, 56], w2_scale: F32 [2, 56, 4], logits: F32 [8, 256], bias: F32 [256], expert_map: I32 [256], residual: Bf16 [8, 7168]; ("scores", Scalar::Choice("sigmoid")), ("renormalize", Scalar::Bool(true)), ("scaling", Scalar::Float(2.5)), ("groups", Scalar::Count(8)), ("kept_groups", Scalar::Count(4))),
+        case!("GPT-OSS 120B, mxfp4, 2 local experts of 128, 8 tokens", x: Bf16 [8, 2880], w1: Fp4x2 [2, 5760, 1440], w2: Fp4x2 [2, 2880, 1440], w1_scale: E8M0 [2, 5760, 90], w2_scale: E8M0 [2, 2880, 90], w1_bias: F32 [2, 5760], w2_bias: F32 [2, 2880], logits: F32 [8, 128], expert_map: I32 [128]; chosen(4), gate("swiglu_oai"), activations("half")),
     ],
     bench: BenchSizes::Cases(&[
         case!("Qwen3 235B, EP8, 64 tokens", x: Bf16 [64, 4096], w1: Bf16 [16, 3072, 4096], w2: Bf16 [16, 4096, 1536], logits: F32 [64, 16]),
