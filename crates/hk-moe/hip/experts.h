@@ -145,6 +145,15 @@ struct ExpertTile {
         return t;
     }
 
+    /// Whether no later tile has rows, either.
+    template <u32 kM>
+    HK_FN static bool past_end(const Rows &p, u32 tile) {
+        if (p.map == RowMap::Masked || p.ids) return false;
+        const u32 place = tile * kM, of_list = place >> p.tile_log2;
+        if (of_list >= p.list_tiles) return true;
+        return p.map == RowMap::Sorted ? place >= load_list<u32>(p.ends, 0) : load_list<u32>(p.tiles, of_list) == kNone;
+    }
+
     /// Row of y of the tile's row r; kNone: none.
     HK_FN u32 output(const Rows &p, u32 r) const {
         if (r >= count) return kNone;
@@ -176,6 +185,14 @@ HK_FN u32 w_row(const Output &p, u32 first, u32 row) {
     const bool value = row % kStrip >= kGates;
     if (gate >= p.cols) return kNone;
     return p.order == WOrder::Halves ? gate + (value ? p.cols : 0) : 2 * gate + (value ? 1 : 0);
+}
+
+/// The tile of a block. Each round of blocks, about as many as a device has CUs, is shared among the XCDs (hk::xcd_remap): tiles
+/// without rows, of experts of other ranks or past the last one, lie together, and would be all that an XCD has.
+HK_FN u32 tile_of_block(u32 block, u32 blocks) {
+    constexpr u32 kRound = 256;
+    const u32 first = block / kRound * kRound;
+    return first + hk::xcd_remap(block - first, blocks - first < kRound ? blocks - first : kRound);
 }
 
 /// What the epilogue needs of a row of the tile.
@@ -319,7 +336,8 @@ union TileLds {
 /// One block tile of a grouped GEMM. `make_scales(p, coord, end, source, w_row)` makes the loader of packed scales.
 template <class T, template <class> class Accum, class MakeScales>
 HK_FN void expert_gemm(const Params &p, MakeScales make_scales) {
-    TileCoord coord(p.grid, hk::block_x());
+    TileCoord coord(0, 0);
+    coord.place(tile_of_block(hk::block_x(), p.grid.blocks), p.grid.m_tiles, p.grid.n_tiles, p.grid.group);
     ExpertTile tile;
     u32 first_n;
     if (!begin_tile<T::kM, T::kN, T::kThreads>(p, coord, tile, first_n)) return;
@@ -389,47 +407,57 @@ HK_FN void expert_decode_gemm(const Params &args, MakeOperands make_operands) {
     };
     auto &lds = hk::block_lds<All>();
 
-    TileCoord coord(args.grid, hk::block_x());
-    ExpertTile tile;
-    u32 first_n;
-    if (!begin_tile<kM, kN, kThreads>(args, coord, tile, first_n)) return;
-    coord.batch = tile.batch(args.rows);
-    coord.matrix = tile.expert;
-    if (hk::thread_x() < kM) lds.rows[hk::thread_x()] = OutputRow::of(args, tile, hk::thread_x());
-    Acc acc[kMTiles][kNTiles] = {};
-    {
-        const u32 end = args.grid.k_bytes;
-        const Operands operands = make_operands(
-            args, coord, end, [&](u32 row) { return tile.source(args.rows, row); },
-            [&](u32 row) { return w_row<kN>(args.out, first_n, row); });
-        const gemm::KSteps<kWaves * kStepBytes> steps{hk::wave_id() * kStepBytes, end};
-        for (gemm::DecodeStages stages(operands, steps); stages.at.valid();) stages.multiply(operands, acc);
-        if constexpr (requires { Operands::kAccUnit; }) gemm::scale_acc(acc, Operands::kAccUnit);
-    }
+    // Blocks are persistent, and end with the last tile that has rows: the host knows only a bound.
+    for (u32 task = hk::block_x();; task += hk::grid_x()) {
+        const Params &p = hk::reload_params(args);
+        if (task >= p.grid.blocks) return;
+        TileCoord coord(0, 0);
+        coord.m_tile = task / p.grid.n_tiles;
+        coord.n_tile = task - coord.m_tile * p.grid.n_tiles;
+        if (ExpertTile::past_end<kM>(p.rows, coord.m_tile)) return;
+        ExpertTile tile;
+        u32 first_n;
+        if (!begin_tile<kM, kN, kThreads>(p, coord, tile, first_n)) continue;
+        coord.batch = tile.batch(p.rows);
+        coord.matrix = tile.expert;
+        if (hk::thread_x() < kM) lds.rows[hk::thread_x()] = OutputRow::of(p, tile, hk::thread_x());
+        Acc acc[kMTiles][kNTiles] = {};
+        {
+            const u32 end = p.grid.k_bytes;
+            const Operands operands = make_operands(
+                p, coord, end, [&](u32 row) { return tile.source(p.rows, row); },
+                [&](u32 row) { return w_row<kN>(p.out, first_n, row); });
+            const gemm::KSteps<kWaves * kStepBytes> steps{hk::wave_id() * kStepBytes, end};
+            for (gemm::DecodeStages stages(operands, steps); stages.at.valid();) stages.multiply(operands, acc);
+            if constexpr (requires { Operands::kAccUnit; }) gemm::scale_acc(acc, Operands::kAccUnit);
+        }
 
-    const u32 cols = args.out.order == WOrder::Plain ? kN : kN / 2, parts = cols / 8;
-    const auto total = [&](u32 row, u32 col) {
-        Vec<Number, 8> sum = Number(0);
+        const u32 cols = p.out.order == WOrder::Plain ? kN : kN / 2, parts = cols / 8;
+        const auto total = [&](u32 row, u32 col) {
+            Vec<Number, 8> sum = Number(0);
 #pragma unroll 8
-        for (int wave = 0; wave < kWaves; ++wave) sum += lds.sums.staged[wave].get(row, col);
-        return __builtin_convertvector(sum, Vec<float, 8>);
-    };
+            for (int wave = 0; wave < kWaves; ++wave) sum += lds.sums.staged[wave].get(row, col);
+            return __builtin_convertvector(sum, Vec<float, 8>);
+        };
 #pragma unroll 1
-    for (u32 first = 0; first < kMTiles; first += kTogether) {
-        if (first > 0) hk::block_barrier();
+        for (u32 first = 0; first < kMTiles; first += kTogether) {
+            if (first > 0) hk::block_barrier();
 #pragma unroll
-        for (u32 m = 0; m < kMTiles; ++m) {
-            // One copy of the epilogue's code for all tiles.
-            if (m / kTogether * kTogether == first) lds.sums.staged[hk::wave_id()].put(m % kTogether * 16, acc[m]);
-        }
-        hk::block_barrier();
+            for (u32 m = 0; m < kMTiles; ++m) {
+                // One copy of the epilogue's code for all tiles.
+                if (m / kTogether * kTogether == first) lds.sums.staged[hk::wave_id()].put(m % kTogether * 16, acc[m]);
+            }
+            hk::block_barrier();
 #pragma unroll 1
-        for (u32 i = hk::thread_x(); i < 16 * kTogether * parts; i += kThreads) {
-            const Params &p = hk::reload_params(args);
-            const u32 row = i / parts, col = i % parts * 8;
-            run_epilogue(p, tile, lds.rows[16 * first + row], first_n + col, total(row, col),
-                         [&] { return total(row, kN / 2 + col); });
+            for (u32 i = hk::thread_x(); i < 16 * kTogether * parts; i += kThreads) {
+                const Params &again = hk::reload_params(args);
+                const u32 row = i / parts, col = i % parts * 8;
+                run_epilogue(again, tile, lds.rows[16 * first + row], first_n + col, total(row, col),
+                             [&] { return total(row, kN / 2 + col); });
+            }
         }
+        // All waves have read the sums before the next tile's overwrite them.
+        hk::block_barrier();
     }
 }
 

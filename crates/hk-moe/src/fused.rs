@@ -9,7 +9,7 @@ use crate::moe_op::silu_fused;
 use crate::sum::{OfExperts, SumInputs, sum};
 use crate::{
     ExptData, Routing, RoutingOptions, TileLists, TopkOptions, moe_align_block_size, moe_align_len,
-    moe_align_workspace, moe_block_m, moe_max_tiles, moe_routing, moe_routing_workspace, routing,
+    moe_align_workspace, moe_block_m, moe_max_tiles, moe_routing_workspace, routing,
 };
 use hk_core::quant::Quantized;
 use hk_core::{
@@ -28,7 +28,7 @@ const CHUNK: usize = 256;
 /// How the experts of tokens are found.
 #[derive(Debug, Clone, Copy)]
 pub enum FusedRouting<'a> {
-    /// By [`moe_routing`].
+    /// By [`moe_routing`](crate::moe_routing()).
     Logits {
         /// `[T, E]`.
         logits: FloatView<'a>,
@@ -409,15 +409,33 @@ impl<T: Half, W: Element> Layer<'_, T, W> {
                 let out = Routing { gather_indx, scatter_indx, gate_scal, expt_hist, expt_data };
                 let options = RoutingOptions { k, block_m: block, topk: *topk };
                 match *logits {
-                    FloatView::Bf16(v) => {
-                        moe_routing(stream, v.slice(0, tokens.clone())?, *bias, out, workspace, &options)
-                    }
-                    FloatView::F16(v) => {
-                        moe_routing(stream, v.slice(0, tokens.clone())?, *bias, out, workspace, &options)
-                    }
-                    FloatView::F32(v) => {
-                        moe_routing(stream, v.slice(0, tokens.clone())?, *bias, out, workspace, &options)
-                    }
+                    FloatView::Bf16(v) => routing::route(
+                        stream,
+                        v.slice(0, tokens.clone())?,
+                        *bias,
+                        expert_map,
+                        out,
+                        workspace,
+                        &options,
+                    ),
+                    FloatView::F16(v) => routing::route(
+                        stream,
+                        v.slice(0, tokens.clone())?,
+                        *bias,
+                        expert_map,
+                        out,
+                        workspace,
+                        &options,
+                    ),
+                    FloatView::F32(v) => routing::route(
+                        stream,
+                        v.slice(0, tokens.clone())?,
+                        *bias,
+                        expert_map,
+                        out,
+                        workspace,
+                        &options,
+                    ),
                 }?;
                 let ragged = RaggedRows {
                     gather_indx: Some(gather),
@@ -522,7 +540,7 @@ impl<T: Half, W: Element> Layer<'_, T, W> {
 ///
 /// # Errors
 /// [`Shape`](Error::Shape), [`Stride`](Error::Stride), [`Align`](Error::Align) if a tensor breaks the table or the workspace is too short,
-/// [`Argument`](Error::Argument) for scales that the weights do not have, and as [`moe_routing`], [`moe_align_block_size`],
+/// [`Argument`](Error::Argument) for scales that the weights do not have, and as [`moe_routing`](crate::moe_routing()), [`moe_align_block_size`],
 /// [`moe_op`](crate::moe_op()), [`moe_sum`](crate::moe_sum()). `y` is not written then.
 pub fn fused_moe<T: Half, W: FusedWeight<T>>(
     stream: &Stream,

@@ -23,6 +23,10 @@ const WINDOW: usize = 1 << 31;
 const LONGEST_I8: usize = 1 << 17;
 /// `gemm::Epilogue::kNone` and `experts::kNone` of the kernels.
 const NO_ACTIVATION: u32 = 255;
+/// Blocks of 16 x 32 that a CU holds, of eight waves; on sm_90 of four.
+const fn blocks_per_cu(arch: Arch) -> usize {
+    if arch.is_amd() { 2 } else { 4 }
+}
 /// Rows of a block of shuffled weights, bytes of a row's chunk.
 const SHUFFLED: (usize, usize) = (16, 16);
 
@@ -860,11 +864,18 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
             }
         }
         params.rows = rows;
+        // Blocks of the smallest tile are persistent.
+        let most = if tile == ExpertTile::T16x32 {
+            blocks_per_cu(info.arch) * info.compute_units as usize
+        } else {
+            blocks
+        };
+        let launched = blocks.min(most.max(1));
         let words = self.inputs.scales.mx().iter().flatten().all(|scale| packed_scales(scale, sizes.k));
         let kernel = stream.kernel(packed.filter(|_| words).unwrap_or(kernel))?;
         // SAFETY: the checks above make the tensors as large as `params` says; the kernel checks what the lists say against the
         // experts, the rows of `a` and the gates.
-        unsafe { launch.run(&kernel, LaunchConfig::grid_1d(blocks), &params) }
+        unsafe { launch.run(&kernel, LaunchConfig::grid_1d(launched), &params) }
     }
 
     /// The epilogue's constants.
