@@ -294,3 +294,27 @@ fn wrong_arguments_are_refused_by_name() {
     );
     refusals(256, Some(ExpertTile::T128x256)).refuses(kind!(Argument), &["moe_op: tile"], |_| {});
 }
+
+/// On a device of one CU, the few blocks of 16 x 32 take many tiles each: the same bits as on a whole device.
+#[test]
+fn blocks_that_take_many_tiles_change_no_bit() {
+    let (tokens, k, experts, n, cols) = (60, 2, 5, 200, 1032);
+    let all = ids(tokens * k, experts, 8);
+    let (x, matrices) = (values(tokens * cols, 9), values(experts * n * cols, 10));
+    let run = |gpu: &Gpu| {
+        let (a, w) = (gpu.upload(&x, [tokens, cols]), gpu.upload(&matrices, [experts, n, cols]));
+        let lists = Lists::new(gpu, &all, [tokens, k, experts], 16, None);
+        let unlisted = SortedRows { topk_ids: None, ..lists.view() };
+        [lists.view(), unlisted].map(|rows| {
+            let mut y = gpu.upload(&vec![0.0f32; tokens * k * n], [tokens * k, n]);
+            moe_op(gpu.stream(), ExpertInputs::new(a.view(), w.view()), rows, y.view_mut(), None).unwrap();
+            gpu.download(&y).data
+        })
+    };
+    for arch in ["gfx942", "gfx950"] {
+        let [want, others] = run(&Gpu::open(&format!("emu:{arch}")));
+        assert!(want == others && want.iter().any(|&v| v != 0.0), "rows of no expert are zero, or as they were");
+        let small = Gpu::open(&format!("emu:{arch}?cus=1&sanitize=all&details=true"));
+        assert!(run(&small) == [want.clone(), want], "{arch}");
+    }
+}
