@@ -1974,6 +1974,153 @@ def contiguous(d, quantized):
     return inputs, {}, {"y": grouped(x, v, y, group_of, Y_TYPES["bf16"])}, []
 
 
+# Experts of mixture-of-experts layers.
+
+
+def experts(d, x, w, expert_of, token_of, y_dtype, finish=lambda y: y, bias=None, before=None):
+    """Rows of x by the matrices of their experts; rows of none are zero. `finish` takes sums, and magnitudes."""
+    has = expert_of >= 0
+    rows = jnp.where(has[:, None], x[token_of], 0.0)
+    of_row = w[np.maximum(expert_of, 0)]
+    sums = jnp.einsum("rk,rnk->rn", rows, of_row)
+    size = jnp.einsum("rk,rnk->rn", jnp.abs(rows), jnp.abs(of_row))
+    if before is not None:
+        sums, size = sums * before[:, None], size * jnp.abs(before)[:, None]
+    if bias is not None:
+        added = jnp.where(has[:, None], bias[np.maximum(expert_of, 0)], 0.0)
+        sums, size = sums + added, size + jnp.abs(added)
+    return sums, size
+
+
+def expert_sizes(d, unit):
+    """Tokens, choices, experts, rows and columns of weights."""
+    return d.size(70), d.size(4), d.size(6), d.size(100), unit * d.size(20)
+
+
+def of_kind(d, kind, shape):
+    """An operand `[.., rows, k]`: inputs by suffix, and what they stand for."""
+    if kind == "half":
+        x = d.normal(shape, bf16)
+        return {"": x}, f64(x)
+    if kind == "mxfp4":
+        packed, exponents, value = mxfp4(d, *shape)
+        return {"": packed, "_mx": exponents}, value
+    if kind == "blocks":
+        x = d.normal(shape, np.float32, 30).astype(fp8(d))
+        rows = 128 if len(shape) == 3 else 1
+        s = scale(d, *shape[:-2], -(-shape[-2] // rows), -(-shape[-1] // 128))
+        return {"": x, "_scale": s}, blocks(x, s, rows)
+    x, s = d.normal(shape, np.float32, 30).astype(fp8(d)), scale(d, *shape[:-1])
+    return {"": x, "_scale": s}, f64(x) * f64(s)[..., None]
+
+
+def silu_pairs(gate, value, sizes):
+    """silu(gate) * value, and how far it is off."""
+    of_gate, of_value = sizes
+    return jax.nn.silu(gate) * value, 1.13 * of_gate * (jnp.abs(value) + 1) + jnp.abs(gate) * of_value
+
+
+def sorted_experts(d, kind, finish, unit=16):
+    (tokens, choices, e, n, k), block = expert_sizes(d, unit), d.pick(16, 64, 128)
+    rows = 2 * n if finish == "silu" else n
+    (a, x), (w, v) = of_kind(d, kind, (tokens, k)), of_kind(d, kind, (e, rows, k))
+    ids = d.integers(-1, e + 1, (tokens, choices))
+    weights = d.normal((tokens, choices), np.float32)
+    inputs = {"a" + name: t for name, t in a.items()} | {"w" + name: t for name, t in w.items()}
+    inputs |= {"topk_ids": ids} | ({} if finish == "gelu" else {"topk_weights": weights})
+    expert_of = np.where((ids >= 0) & (ids < e), ids, -1).ravel()
+    before = None if finish == "gelu" else f64(weights).ravel()
+    sums, size = experts(d, x, v, expert_of, np.arange(tokens * choices) // choices, "f32", before=before)
+    if finish == "silu":
+        # Gates and values are rounded to f32, which y is.
+        sums, size = silu_pairs(sums[:, :n], sums[:, n:], (size[:, :n], size[:, n:]))
+    elif finish == "gelu":
+        sums, size = jax.nn.gelu(sums, approximate=True), 1.13 * size
+    return inputs, {"block_size": block, "y_dtype": "f32"}, {"y": near(sums, size, Y_TYPES["f32"])}, []
+
+
+def routed_experts(d, kind, unit=16):
+    (tokens, _, e, n, k), block = expert_sizes(d, unit), d.pick(16, 64, 128)
+    choices = d.size(min(e, 4))
+    (a, x), (w, v) = of_kind(d, kind, (tokens, k)), of_kind(d, kind, (e, 2 * n, k))
+    logits, bias = d.normal((tokens, e), np.float32, 2), d.normal((e, 2 * n), np.float32)
+    # Experts of a token in ascending order, then all gates by expert.
+    ids = np.sort(np.argsort(-logits, axis=-1, kind="stable")[:, :choices], axis=-1)
+    gammas = jax.nn.softmax(f64(np.take_along_axis(logits, ids, axis=-1)), axis=-1).ravel()
+    order = np.argsort(ids.ravel(), kind="stable")
+    inputs = {"a" + name: t for name, t in a.items()} | {"w" + name: t for name, t in w.items()}
+    inputs |= {"logits": logits, "bias": bias}
+    sums, size = experts(d, x, v, ids.ravel()[order], order // choices, "f32", bias=f64(bias))
+    y, size = silu_pairs(sums[:, ::2], sums[:, 1::2], (size[:, ::2], size[:, 1::2]))
+    of_row = gammas[order][:, None]
+    parameters = {"k": choices, "block_m": block, "gate": "silu", "y_dtype": "f32"}
+    return inputs, parameters, {"y": near(y * of_row, size * of_row, Y_TYPES["f32"])}, []
+
+
+CASES["moe_op"] = lambda d: sorted_experts(d, d.pick("half", "rows", "blocks"), "none")
+CASES["moe_op_gelu"] = lambda d: sorted_experts(d, d.pick("half", "rows"), "gelu")
+CASES["moe_op_silu_fused"] = lambda d: sorted_experts(d, d.pick("half", "rows", "blocks"), "silu")
+CASES["moe_op_mxfp4"] = lambda d: sorted_experts(d, "mxfp4", "none", 32)
+CASES["moe_op_mxfp4_silu_fused"] = lambda d: sorted_experts(d, "mxfp4", "silu", 32)
+CASES["moe_op_gemm_a8w8"] = lambda d: routed_experts(d, "rows")
+CASES["moe_op_gemm_a8w8_blockscale"] = lambda d: routed_experts(d, "blocks")
+CASES["moe_op_gemm_a4w4"] = lambda d: routed_experts(d, "mxfp4", 32)
+
+
+@case
+def moe_op_gemm_a8w4(d):
+    (tokens, _, e, n, k), choices = expert_sizes(d, 32), 1
+    a, a_scale = d.normal((tokens, k), np.float32, 30).astype(fp8(d)), scale(d, tokens)
+    w, w_mx, v = mxfp4(d, e, n, k)
+    logits = d.normal((tokens, e), np.float32, 2)
+    ids = np.argmax(logits, axis=-1)
+    order = np.argsort(ids, kind="stable")
+    sums, size = experts(d, f64(a) * f64(a_scale)[:, None], v, ids[order], order, "f32")
+    inputs = {"a": a, "w": w, "a_scale": a_scale, "w_mx": w_mx, "logits": logits}
+    parameters = {"k": choices, "weighted": "false", "y_dtype": "f32"}
+    return inputs, parameters, {"y": near(sums, size, Y_TYPES["f32"])}, []
+
+
+def layer(d, x, w1, w2, ids, weights, t):
+    """Outputs of the gates of a layer, and how far they are off. `h` is rounded to t."""
+    tokens, choices = ids.shape
+    inner, steps = w2.shape[-1], {bf16: 2.0**-8, np.float16: 2.0**-11}[t]
+    expert_of = np.where((ids >= 0) & (ids < len(w1)), ids, -1).ravel()
+    sums, size = experts(d, f64(x), f64(w1), expert_of, np.arange(tokens * choices) // choices, "f32")
+    h, off = silu_pairs(sums[:, :inner], sums[:, inner:], (size[:, :inner], size[:, inner:]))
+    off = off * 2.0**-16 + jnp.abs(h) * steps
+    every = np.arange(len(expert_of))
+    y, _ = experts(d, h, f64(w2), expert_of, every, "f32")
+    _, off = experts(d, off + jnp.abs(h) * 2.0**-16, f64(w2), expert_of, every, "f32")
+    return y * f64(weights).reshape(-1, 1), off * jnp.abs(f64(weights)).reshape(-1, 1), steps
+
+
+def layer_inputs(d):
+    (tokens, choices, e, _, k), inner, t = expert_sizes(d, 8), 8 * d.size(12), d.pick(bf16, np.float16)
+    x, w1, w2 = d.normal((tokens, k), t), d.normal((e, 2 * inner, k), t, 0.2), d.normal((e, k, inner), t, 0.2)
+    ids, weights = d.integers(-1, e + 1, (tokens, choices)), d.rng.random((tokens, choices)).astype(np.float32)
+    return x, w1, w2, ids, weights, t
+
+
+@case
+def moe_op_e2e(d):
+    x, w1, w2, ids, weights, t = layer_inputs(d)
+    y, off, _ = layer(d, x, w1, w2, ids, weights, t)
+    inputs = {"x": x, "w1": w1, "w2": w2, "topk_ids": ids, "topk_weights": weights}
+    return inputs, {"block_size": d.pick(16, 64), "y_dtype": "f32"}, {"y": (y, (1e-6, np.asarray(off) + 1e-6))}, []
+
+
+@case
+def fused_moe(d):
+    x, w1, w2, ids, weights, t = layer_inputs(d)
+    y, off, steps = layer(d, x, w1, w2, ids, weights, t)
+    residual = d.normal(x.shape, t)
+    of_token = lambda v: v.reshape(*ids.shape, -1).sum(axis=1)
+    error = np.asarray(of_token(off + jnp.abs(y) * steps)) + 1e-6
+    inputs = {"x": x, "w1": w1, "w2": w2, "topk_ids": ids, "topk_weights": weights, "residual": residual}
+    return inputs, {}, {"y": (of_token(y) + f64(residual), (2 * steps, error))}, []
+
+
 @case
 def deepgemm_masked(d):
     return masked(d, False)

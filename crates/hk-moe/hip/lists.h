@@ -24,6 +24,7 @@ constexpr int kBlockWaves = 16, kChunkWaves = 4;
 enum ListFlag : u32 {
     kPadded = 1,  // lists of experts start at whole tiles
     kWideWeights = 2,  // of 4 bytes rather than 2
+    kLocalTiles = 4,  // experts that expert_map lacks have places, but no tiles
 };
 
 /// A gate is a pair of a token and one of its experts: gate g is of token g / k. 0: an optional tensor is left out.
@@ -142,7 +143,8 @@ HK_FN u64 scan_experts(const Lists &p, u64 (&totals)[kWaves], Count count, Put p
     for (u32 i = 0; i < kEach; ++i) {
         const u32 e = first + i;
         const u32 n = e < p.experts ? count(e) : 0;
-        const u32 tiles = (n >> p.tile_log2) + ((n & ((1u << p.tile_log2) - 1)) != 0);
+        u32 tiles = (n >> p.tile_log2) + ((n & ((1u << p.tile_log2) - 1)) != 0);
+        if (p.flags & kLocalTiles && e < p.experts && at<const i32>(p.expert_map)[e] < 0) tiles = 0;
         mine[i] = u64(n) << 32 | tiles;
         sum += mine[i];
     }

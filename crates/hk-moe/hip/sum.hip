@@ -1,6 +1,8 @@
 // sum.hip: y[t] = residual[t] + sum over j of x[place(t, j)], the sum of a token's gates (moe_sum)
 //   x         [gates, cols] bf16 | f16 | f32   unit stride on cols, any row stride
 //   places    [tokens, k] i32                  row of a gate; without: t k + j. A place outside x: the gate is left out
+//   ids       [tokens, k] i32                  optional: experts; gates of those outside the experts, or whose entry in expert_map
+//                                              is negative, are left out
 //   residual  [tokens, cols] as y              optional
 //   y         [tokens, cols] as x | f32        unit stride on cols, any row stride
 // How the work is split
@@ -21,10 +23,11 @@ using hk::u64;
 struct Params {
     hk::Global x, residual, y;
     u64 places;  // 0: none
+    u64 ids, expert_map;  // 0: none
     u32 k, gates, cols;
     u32 blocks;  // of a token
     u32 blocks_inverse;  // (2^32 - 1) / blocks
-    u32 pad;
+    u32 experts;
 };
 }  // namespace sum
 
@@ -48,6 +51,11 @@ HK_FN void sum_gates(const Params &p) {
         const u64 gate = u64(token) * p.k + j;
         const u64 row = places != nullptr ? places[gate] : gate;
         if (row >= p.gates) continue;
+        if (p.ids != 0) {
+            const u32 id = reinterpret_cast<hk::GlobalPtr<const u32>>(p.ids)[gate];
+            if (id >= p.experts) continue;
+            if (p.expert_map != 0 && reinterpret_cast<hk::GlobalPtr<const i32>>(p.expert_map)[id] < 0) continue;
+        }
         const auto part = *reinterpret_cast<hk::GlobalPtr<const Part>>(p.x.template row<const T>(row) + col);
         total += __builtin_convertvector(part, hk::Vec<float, kLen>);
     }

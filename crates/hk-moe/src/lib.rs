@@ -4,7 +4,11 @@ hk_core::include_kernels!();
 
 mod args;
 mod bitmatrix;
+mod experts;
+mod fused;
 mod lists;
+mod moe_gemm;
+mod moe_op;
 #[cfg(feature = "registry")]
 mod operators;
 #[cfg(feature = "registry")]
@@ -15,7 +19,22 @@ mod top1;
 mod topk;
 
 pub use bitmatrix::moe_bitmatrix;
+pub use experts::{
+    ExpertGate, ExpertInputs, ExpertRows, ExpertScales, ExpertTile, GateOrder, MaskedRows, RaggedRows,
+    SortedRows,
+};
+pub use fused::{
+    FusedMoeInputs, FusedMoeProblem, FusedRouting, FusedScales, FusedWeight, MxActivations, fused_moe,
+    fused_moe_workspace, moe_op_e2e,
+};
+pub use hk_gemm::{Activation, BlockShape, FloatView, GemmWeight, MxScaleView};
+pub use hk_quant::{downcast_to_mxfp, downcast_to_static_fp8, upcast_from_mxfp};
 pub use lists::{TileLists, moe_align_block_size, moe_align_len, moe_align_workspace};
+pub use moe_gemm::{
+    moe_op_gemm_a4w4, moe_op_gemm_a8w4, moe_op_gemm_a8w8, moe_op_gemm_a8w8_blockscale, moe_op_mxfp4,
+    moe_op_mxfp4_silu_fused,
+};
+pub use moe_op::{moe_op, moe_op_gelu, moe_op_masked, moe_op_silu_fused};
 #[cfg(feature = "registry")]
 pub use operators::OPERATORS;
 pub use routing::{

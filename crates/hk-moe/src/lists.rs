@@ -22,6 +22,7 @@ const CHUNKS: usize = 512;
 // `ListFlag` of the kernels.
 const PADDED: u32 = 1;
 pub(crate) const WIDE_WEIGHTS: u32 = 2;
+pub(crate) const LOCAL_TILES: u32 = 4;
 
 fn chunk_of(gates: usize) -> usize {
     gates.div_ceil(CHUNKS).next_multiple_of(64).clamp(CHUNK.0, CHUNK.1)

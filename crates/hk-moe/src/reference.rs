@@ -1,6 +1,9 @@
 //! The operators again, in plain loops.
 
-use crate::{Scores, SlotOrder, Ties, TopkOptions, moe_bitmatrix_shape};
+use crate::{Activation, ExpertGate, GateOrder, Scores, SlotOrder, Ties, TopkOptions, moe_bitmatrix_shape};
+use hk_core::registry::dot;
+use hk_core::{DType, Float, bf16, f16};
+use hk_gemm::reference::activate;
 
 /// What `moe_align_block_size` gives.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -281,4 +284,109 @@ pub fn moe_routing_sigmoid_top1_fused(x: &[f64], w: &[f64], cols: usize, shared:
         }
     }
     chosen
+}
+
+/// Error of a sum in `f32`, relative to its magnitude.
+pub const EXPERT_TERMS: f64 = 1.0 / (1u64 << 17) as f64;
+
+/// An expert GEMM in values: quantized operands as what they stand for.
+#[derive(Debug, Clone)]
+pub struct ExpertProblem<'a> {
+    /// `[rows, k]`.
+    pub a: &'a [f64],
+    /// `[experts, w_rows, k]`.
+    pub w: &'a [f64],
+    /// Columns of both.
+    pub k: usize,
+    /// Rows of `w` of an expert.
+    pub w_rows: usize,
+    /// `[experts, w_rows]`.
+    pub bias: Option<&'a [f64]>,
+    /// For rows of `y`.
+    pub weights: Option<&'a [f64]>,
+    /// The weight multiplies the sum ahead of the bias and the activation.
+    pub weight_first: bool,
+    /// Gated outputs.
+    pub gate: Option<ExpertGate>,
+    /// Function of outputs that are not gated.
+    pub activation: Option<Activation>,
+    /// Type to which gate and value are rounded.
+    pub round: Option<DType>,
+}
+
+/// Outputs of rows `[(row of a, expert)]`, and for each how far the same in `f32` can be off, in [`EXPERT_TERMS`]. Rows of no expert are
+/// zero.
+///
+/// # Panics
+/// If a slice is shorter.
+pub fn expert_gemm(p: &ExpertProblem, rows: &[Option<(usize, usize)>]) -> (Vec<f64>, Vec<f64>) {
+    let cols = if p.gate.is_some() { p.w_rows / 2 } else { p.w_rows };
+    let (mut y, mut magnitudes) = (vec![], vec![]);
+    for (index, row) in rows.iter().enumerate() {
+        let Some((source, expert)) = *row else {
+            y.extend(vec![0.0; cols]);
+            magnitudes.extend(vec![0.0; cols]);
+            continue;
+        };
+        let weight = p.weights.map_or(1.0, |weights| weights[index]);
+        let (before, after) = if p.weight_first { (weight, 1.0) } else { (1.0, weight) };
+        // The sum for a row of w, and its magnitude.
+        let sum = |n: usize| {
+            let at = expert * p.w_rows + n;
+            let (value, magnitude) = dot(&p.a[source * p.k..][..p.k], &p.w[at * p.k..][..p.k]);
+            let bias = p.bias.map_or(0.0, |bias| bias[at]);
+            (value * before + bias, magnitude * before.abs() + bias.abs())
+        };
+        for col in 0..cols {
+            let (value, magnitude) = match p.gate {
+                None => {
+                    let (x, magnitude) = sum(col);
+                    (activate(p.activation, x), magnitude * if p.activation.is_some() { 1.13 } else { 1.0 })
+                }
+                Some(gate) => {
+                    let (g, v) = match gate.order {
+                        GateOrder::Halves => (sum(col), sum(cols + col)),
+                        GateOrder::Pairs => (sum(2 * col), sum(2 * col + 1)),
+                    };
+                    gated(&gate, rounded(p.round, g), rounded(p.round, v))
+                }
+            };
+            y.push(value * after);
+            magnitudes.push(magnitude * after.abs());
+        }
+    }
+    (y, magnitudes)
+}
+
+/// A sum rounded to a type. Another sum in `f32` can round to its other neighbour: that step is in the magnitude.
+fn rounded(to: Option<DType>, (x, magnitude): (f64, f64)) -> (f64, f64) {
+    let round = |x: f64| match to {
+        Some(DType::Bf16) => <bf16 as Float>::from_f64(x).to_f64(),
+        Some(DType::F16) => <f16 as Float>::from_f64(x).to_f64(),
+        _ => x,
+    };
+    let reach = EXPERT_TERMS * magnitude;
+    (round(x), (round(x + reach) - round(x - reach)) / EXPERT_TERMS + magnitude)
+}
+
+fn gated(gate: &ExpertGate, (g, of_g): (f64, f64), (v, of_v): (f64, f64)) -> (f64, f64) {
+    let limit = gate.limit.map_or(f64::INFINITY, f64::from);
+    // NaN stays NaN.
+    let g = if g > limit { limit } else { g };
+    let v = if v > limit {
+        limit
+    } else if v < -limit {
+        -limit
+    } else {
+        v
+    } + f64::from(gate.add);
+    let alpha = f64::from(gate.alpha);
+    let activated = if gate.activation == Activation::Silu {
+        g / (1.0 + (-alpha * g).exp())
+    } else {
+        activate(Some(gate.activation), g)
+    };
+    // silu(alpha x) / alpha is as steep as silu.
+    let farthest = v.abs() + EXPERT_TERMS * of_v;
+    (activated * v, 1.13 * of_g * farthest + activated.abs() * (of_v + v.abs()))
 }

@@ -99,6 +99,11 @@ pub struct Routing<'a, W: Float> {
     pub expt_data: ExptData<'a>,
 }
 
+/// The experts of each gate, `[T k]`, that [`moe_routing`] leaves in its workspace.
+pub(crate) fn ids_in<'a>(workspace: &TensorViewMut<'a, i32>, gates: usize) -> Result<TensorView<'a, i32>> {
+    workspace.alias().slice(0, FLAGS..FLAGS + gates)
+}
+
 /// The experts of each token as [`moe_topk`](crate::moe_topk) chooses them, and the gates sorted by expert, without padding.
 ///
 /// | arg                            | shape                 | dtype                 | layout                                     |
@@ -127,6 +132,19 @@ pub fn moe_routing<T: Float, W: Float>(
     stream: &Stream,
     logits: TensorView<T>,
     bias: Option<TensorView<f32>>,
+    out: Routing<W>,
+    workspace: TensorViewMut<i32>,
+    options: &RoutingOptions,
+) -> Result<()> {
+    route(stream, logits, bias, None, out, workspace, options)
+}
+
+/// [`moe_routing`]. With a map, experts that it lacks have no tiles.
+pub(crate) fn route<T: Float, W: Float>(
+    stream: &Stream,
+    logits: TensorView<T>,
+    bias: Option<TensorView<f32>>,
+    expert_map: Option<TensorView<i32>>,
     out: Routing<W>,
     workspace: TensorViewMut<i32>,
     options: &RoutingOptions,
@@ -165,6 +183,9 @@ pub fn moe_routing<T: Float, W: Float>(
         ],
     )?;
 
+    if let Some(map) = &expert_map {
+        map.expect_vector(OP, "expert_map", experts, "experts")?;
+    }
     let mut launch = stream.launch(OP);
     let chunk = tokens_of_chunk(tokens).max(1);
     let chunks = tokens.div_ceil(chunk);
@@ -185,7 +206,12 @@ pub fn moe_routing<T: Float, W: Float>(
         tile_offsets: launch.output_address("token_offs_pad", &mut token_offs_pad)?,
         partials: if tokens <= SMALL_TOKENS { 0 } else { weights + 4 * gates as u64 },
         experts: experts as u32,
-        flags: if size_of::<W>() == 4 { lists::WIDE_WEIGHTS } else { 0 },
+        expert_map: match &expert_map {
+            Some(map) => launch.input_address("expert_map", map)?,
+            None => 0,
+        },
+        flags: if size_of::<W>() == 4 { lists::WIDE_WEIGHTS } else { 0 }
+            | if expert_map.is_some() { lists::LOCAL_TILES } else { 0 },
         gates: gates as u32,
         chunk: (chunk * k) as u32,
         chunks: chunks as u32,

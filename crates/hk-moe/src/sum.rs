@@ -47,55 +47,91 @@ pub fn moe_sum<T: Float, Y: Float>(
     residual: Option<TensorView<Y>>,
     y: TensorViewMut<Y>,
 ) -> Result<()> {
-    const OP: &str = "moe_sum";
+    sum(stream, "moe_sum", SumInputs { x, places, residual, experts: None }, y)
+}
+
+/// Gates that are left out: `[T, k]` experts, of `0..E`, and the map of experts `[E]`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OfExperts<'a> {
+    pub ids: TensorView<'a, i32>,
+    pub count: usize,
+    pub map: Option<TensorView<'a, i32>>,
+}
+
+/// Inputs of [`sum`].
+pub(crate) struct SumInputs<'a, T: Float, Y: Float> {
+    pub x: TensorView<'a, T>,
+    pub places: Option<TensorView<'a, i32>>,
+    pub residual: Option<TensorView<'a, Y>>,
+    /// Gates of no expert are left out.
+    pub experts: Option<OfExperts<'a>>,
+}
+
+/// [`moe_sum`], of gates that have an expert.
+pub(crate) fn sum<T: Float, Y: Float>(
+    stream: &Stream,
+    op: &'static str,
+    SumInputs { x, places, residual, experts }: SumInputs<T, Y>,
+    y: TensorViewMut<Y>,
+) -> Result<()> {
     let mut y = y;
-    let [gates, cols] = x.dims(OP, "x")?;
-    let [tokens, y_cols] = y.dims(OP, "y")?;
+    let [gates, cols] = x.dims(op, "x")?;
+    let [tokens, y_cols] = y.dims(op, "y")?;
     if y_cols != cols {
-        return Err(Error::shape(OP, "y", [tokens, y_cols], format!("[{tokens}, {cols}] (columns of x)")));
+        return Err(Error::shape(op, "y", [tokens, y_cols], format!("[{tokens}, {cols}] (columns of x)")));
     }
     let k = match &places {
         Some(places) => {
-            let [rows, k] = places.dims(OP, "places")?;
+            let [rows, k] = places.dims(op, "places")?;
             if rows != tokens {
-                return Err(Error::shape(OP, "places", [rows, k], format!("[{tokens}, {k}] (rows of y)")));
+                return Err(Error::shape(op, "places", [rows, k], format!("[{tokens}, {k}] (rows of y)")));
             }
-            places.expect_packed(OP, "places")?;
+            places.expect_packed(op, "places")?;
             k
         }
         None if gates == 0 => 0,
         None if tokens > 0 && gates % tokens == 0 => gates / tokens,
         None => {
             let want = format!("a multiple of {tokens} rows (rows of y)");
-            return Err(Error::shape(OP, "x", [gates, cols], want));
+            return Err(Error::shape(op, "x", [gates, cols], want));
         }
     };
-    check_weights::<T, Y>(OP, "y")?;
+    check_weights::<T, Y>(op, "y")?;
     for (arg, n) in [("x", gates), ("x", cols), ("places", tokens.saturating_mul(k)), ("y", tokens)] {
         if n > MOST_GATES {
-            return Err(Error::too_large(OP, arg, format!("{n} rows or columns"), MOST_GATES as u64));
+            return Err(Error::too_large(op, arg, format!("{n} rows or columns"), MOST_GATES as u64));
         }
     }
-    x.expect_unit_stride(OP, "x")?;
-    x.expect_aligned(OP, "x", size_of::<T>() as u64)?;
-    y.expect_unit_stride(OP, "y")?;
-    y.expect_aligned(OP, "y", size_of::<Y>() as u64)?;
+    x.expect_unit_stride(op, "x")?;
+    x.expect_aligned(op, "x", size_of::<T>() as u64)?;
+    y.expect_unit_stride(op, "y")?;
+    y.expect_aligned(op, "y", size_of::<Y>() as u64)?;
     if let Some(residual) = &residual {
-        residual.expect_shape(OP, "residual", [tokens, cols])?;
-        residual.expect_unit_stride(OP, "residual")?;
-        residual.expect_aligned(OP, "residual", size_of::<Y>() as u64)?;
+        residual.expect_shape(op, "residual", [tokens, cols])?;
+        residual.expect_unit_stride(op, "residual")?;
+        residual.expect_aligned(op, "residual", size_of::<Y>() as u64)?;
     }
     check_aliases(
-        OP,
+        op,
         &[
             ("x", Some(&x)),
             ("places", places.as_ref().map(|p| p as _)),
             ("residual", residual.as_ref().map(|r| r as _)),
+            ("topk_ids", experts.as_ref().map(|e| &e.ids as _)),
         ],
         &[(("y", Some(&y)), &["residual"])],
     )?;
     if tokens == 0 || cols == 0 {
         return Ok(());
+    }
+    if let Some(OfExperts { ids, count, map }) = &experts {
+        if ids.numel() != tokens.saturating_mul(k) {
+            return Err(Error::shape(op, "topk_ids", ids.shape(), format!("[{tokens}, {k}]")));
+        }
+        ids.expect_packed(op, "topk_ids")?;
+        if let Some(map) = map {
+            map.expect_vector(op, "expert_map", *count, "experts")?;
+        }
     }
     let len = 16 / size_of::<T>();
     let wide = (len * size_of::<Y>()) as u64;
@@ -106,18 +142,23 @@ pub fn moe_sum<T: Float, Y: Float>(
     let kernels = if Y::DTYPE == DType::F32 { &WIDE } else { &SAME };
     let kernel = stream.kernel(kernels[float_index(T::DTYPE)][usize::from(!vectorized)])?;
     let blocks = cols.div_ceil(THREADS * if vectorized { len } else { 1 });
-    let mut launch = stream.launch(OP);
+    let mut launch = stream.launch(op);
     let params = Params {
         x: launch.input("x", &x)?,
         residual: launch.optional_input("residual", residual.as_ref())?,
         y: launch.output("y", &mut y)?,
         places: places.as_ref().map_or(Ok(0), |places| launch.input_address("places", places))?,
+        ids: experts.as_ref().map_or(Ok(0), |e| launch.input_address("topk_ids", &e.ids))?,
+        expert_map: match experts.as_ref().and_then(|e| e.map.as_ref()) {
+            Some(map) => launch.input_address("expert_map", map)?,
+            None => 0,
+        },
         k: k as u32,
         gates: gates as u32,
         cols: cols as u32,
         blocks: blocks as u32,
         blocks_inverse: u32::MAX / blocks as u32,
-        pad: 0,
+        experts: experts.as_ref().map_or(0, |e| e.count) as u32,
     };
     // SAFETY: the checks above make the tensors as large as they count; the kernel checks places against the rows of `x`.
     unsafe { launch.run(&kernel, LaunchConfig::grid_1d(tokens * blocks), &params) }

@@ -3,6 +3,8 @@
 mod align;
 mod common;
 mod corners;
+mod experts;
+mod fused;
 mod routing;
 mod sum;
 mod top1;

@@ -33,6 +33,8 @@ pub enum Sample {
         /// Upper bound, excluded; at least the number of elements.
         below: i64,
     },
+    /// Uniform integers from -1 to the rows of another input of the call, both included: its rows, and two that it lacks.
+    RowsOf(&'static str),
     /// `0, step, 2 * step, ..`: where sequences of one length begin.
     Steps {
         /// From one element to the next.
@@ -79,6 +81,7 @@ impl Sample {
         match self {
             Self::StartsOf(of) => Self::Starts { rows: rows(of) },
             Self::LengthsOf(of) => Self::Lengths { rows: rows(of) },
+            Self::RowsOf(of) => Self::Integers { low: -1, high: rows(of).saturating_add(1) },
             Self::LengthsIn { table, page } => {
                 let tokens = page.saturating_mul(columns(table));
                 Self::Integers { low: tokens / 2, high: tokens.saturating_add(1) }
@@ -124,6 +127,7 @@ impl Random {
             | Sample::StartsOf(_)
             | Sample::Lengths { .. }
             | Sample::LengthsOf(_)
+            | Sample::RowsOf(_)
             | Sample::LengthsIn { .. }
             | Sample::LengthsOfAllIn { .. }
             | Sample::Probabilities => {

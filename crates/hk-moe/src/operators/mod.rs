@@ -1,6 +1,8 @@
 //! The operators as data, for the `hk` program, the demo and the documentation.
 
 mod align;
+mod experts;
+mod fused;
 mod routing;
 mod sum;
 mod top1;
@@ -18,6 +20,17 @@ pub static OPERATORS: &[Operator] = &[
     routing::MOE_EXPT_DATA,
     align::MOE_ALIGN_BLOCK_SIZE,
     sum::MOE_SUM,
+    experts::MOE_OP,
+    experts::MOE_OP_GELU,
+    experts::MOE_OP_SILU_FUSED,
+    experts::MOE_OP_MXFP4,
+    experts::MOE_OP_MXFP4_SILU_FUSED,
+    experts::MOE_OP_GEMM_A8W8,
+    experts::MOE_OP_GEMM_A8W8_BLOCKSCALE,
+    experts::MOE_OP_GEMM_A8W4,
+    experts::MOE_OP_GEMM_A4W4,
+    fused::MOE_OP_E2E,
+    fused::FUSED_MOE,
 ];
 
 const FLOATS: &[DType] = &[DType::Bf16, DType::F16, DType::F32];

@@ -9,6 +9,11 @@
 #include <hk/mma.h>
 
 namespace gemm {
+/// Rows as they follow each other.
+struct InOrder {
+    HK_FN u32 operator()(u32 row) const { return row; }
+};
+
 /// Loads 16 kTiles rows to registers: kCount times kMxCols columns each. `from` is in bytes of a, which has kABits bits per column.
 /// `kStreamed`: no other wave reads these rows (non-temporal loads).
 template <class Raw, int kBits, int kABits, int kTiles, int kCount, bool kStreamed>
@@ -23,15 +28,16 @@ class BlockRows {
   public:
     static constexpr u32 kBytes = hk::kMxCols * kBits / 8;
 
-    template <class Args>
-    HK_FN BlockRows(GlobalPtr<const u8> first, const Args &args, u32 first_row, u32 end)
+    /// Row r of the tiles is row `row_of(r)` from `first_row` on, which is at `first`.
+    template <class Args, class RowOf = InOrder>
+    HK_FN BlockRows(GlobalPtr<const u8> first, const Args &args, u32 first_row, u32 end, RowOf row_of = {})
         : window_(first, hk::Window::kOutOfBounds - 1), end_(u32(u64(end) * kBits / kABits)),
           chunk_shift_(args.layout.chunk_shift) {
 #pragma unroll
         for (u32 i = 0; i < kTiles; ++i) {
 #pragma unroll
             for (u32 r = 0; r < hk::kRowsPerLane; ++r) {
-                const u32 row = 16 * i + hk::row_of_lane(hk::lane_id(), r);
+                const u32 row = row_of(16 * i + hk::row_of_lane(hk::lane_id(), r));
                 const bool valid = row < args.rows - first_row;
                 offset_[i][r] =
                     valid ? args.layout.window_offset(row) + (lane_byte() << chunk_shift_) : hk::Window::kOutOfBounds;

@@ -136,6 +136,12 @@ class BlockScaleRows {
     };
 
     HK_FN BlockScaleRows(const BlockParams &p, const TileCoord &coord, u32 first_m, u32 first_n, u32 end)
+        : BlockScaleRows(
+              p, coord, end, [=](u32 row) { return first_m + row; }, [=](u32 row) { return first_n + row; }) {}
+
+    /// Rows of the tiles are rows `a_row(r)` and `w_row(r)` of the operands.
+    template <class Params, class ARow, class WRow>
+    HK_FN BlockScaleRows(const Params &p, const TileCoord &coord, u32 end, ARow a_row, WRow w_row)
         : a_(p.a_scale.first(coord.batch), hk::Window::kOutOfBounds - 1),
           w_(p.w_scale.first(coord.matrix), hk::Window::kOutOfBounds - 1), a_group_(p.a_scale.group),
           w_group_(p.w_scale.group), a_shift_(p.a_scale.group_shift), w_shift_(p.w_scale.group_shift), end_(end) {
@@ -143,13 +149,12 @@ class BlockScaleRows {
         for (u32 i = 0; i < kMTiles; ++i) {
 #pragma unroll
             for (u32 r = 0; r < hk::kRowsPerLane; ++r) {
-                a_offset_[i][r] = p.a_scale.offset(first_m + 16 * i + hk::row_of_lane(hk::lane_id(), r), p.a.rows);
+                a_offset_[i][r] = p.a_scale.offset(a_row(16 * i + hk::row_of_lane(hk::lane_id(), r)), p.a.rows);
             }
         }
 #pragma unroll
         for (u32 i = 0; i < kNTiles; ++i) {
-            w_offset_[i] =
-                p.w_scale.offset(first_n + 16 * i + hk::group_of_lane(hk::lane_id()) * hk::kMmaRows, p.w.rows);
+            w_offset_[i] = p.w_scale.offset(w_row(16 * i + hk::group_of_lane(hk::lane_id()) * hk::kMmaRows), p.w.rows);
         }
     }
 

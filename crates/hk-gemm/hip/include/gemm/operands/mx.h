@@ -31,15 +31,20 @@ class MxScaleMover {
     u32 end_;
 
   public:
-    HK_FN MxScaleMover(const MixedParams &p, const TileCoord &coord, u32 end, u32 first_m, u32 first_n) : end_(end) {
+    HK_FN MxScaleMover(const MixedParams &p, const TileCoord &coord, u32 end, u32 first_m, u32 first_n)
+        : MxScaleMover(p, coord, end, [=](u32 row) { return first_m + row; }, [=](u32 row) { return first_n + row; }) {}
+
+    /// Rows of the tiles are rows `a_row(r)` and `w_row(r)` of the operands.
+    template <class Params, class ARow, class WRow>
+    HK_FN MxScaleMover(const Params &p, const TileCoord &coord, u32 end, ARow a_row, WRow w_row) : end_(end) {
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
             const u32 row = hk::thread_x() + i * kThreads;
             const bool of_w = hk::wave_id() * hk::kWaveSize + i * kThreads >= kARows;
             window_[i] =
                 hk::Window(of_w ? p.w_mx.first(coord.matrix) : p.a_mx.first(coord.batch), hk::Window::kOutOfBounds - 1);
-            offset_[i] = of_w ? p.w_mx.offset(first_n + row - kARows, row < kARows + kWRows ? p.w.rows : 0)
-                              : p.a_mx.offset(first_m + row, p.a.rows);
+            offset_[i] = of_w ? p.w_mx.offset(w_row(row - kARows), row < kARows + kWRows ? p.w.rows : 0)
+                              : p.a_mx.offset(a_row(row), p.a.rows);
 #pragma unroll
             for (int j = 0; j < 3; ++j) block_[i][j] = of_w ? p.w_mx.block[j] : p.a_mx.block[j];
         }
@@ -106,7 +111,9 @@ class ScaleRows {
     u32 block_[3], offset_[kTiles][hk::kRowsPerLane];
 
   public:
-    HK_FN ScaleRows(const MxScale &s, u32 index, u32 first_row, u32 rows, u32 end)
+    /// Row r of the tiles is row `row_of(r)` from `first_row` on.
+    template <class RowOf = InOrder>
+    HK_FN ScaleRows(const MxScale &s, u32 index, u32 first_row, u32 rows, u32 end, RowOf row_of = {})
         : window_(s.first(index), hk::Window::kOutOfBounds - 1), columns_(u32(u64(end) * 8 / kABits)) {
 #pragma unroll
         for (int i = 0; i < 3; ++i) block_[i] = s.block[i];
@@ -114,7 +121,7 @@ class ScaleRows {
         for (u32 i = 0; i < kTiles; ++i) {
 #pragma unroll
             for (u32 r = 0; r < hk::kRowsPerLane; ++r) {
-                const u32 offset = s.offset(first_row + 16 * i + hk::row_of_lane(hk::lane_id(), r), rows);
+                const u32 offset = s.offset(first_row + row_of(16 * i + hk::row_of_lane(hk::lane_id(), r)), rows);
                 offset_[i][r] =
                     offset == hk::Window::kOutOfBounds ? offset : offset + hk::group_of_lane(hk::lane_id()) * block_[0];
             }
@@ -151,7 +158,7 @@ struct NoScaleRows {
 ///   B16ByFp4      bf16, f16                  mxfp4    by w
 ///   QuantFp4ByFp4 bf16, f16, quantized       mxfp4    by the MFMA operands
 ///   MxFp8ByMxFp8  mxfp8                      mxfp8    by the MFMA operands
-template <class Kind, int kMTiles_, int kNTiles_, int kCount>
+template <class Kind, int kMTiles_, int kNTiles_, int kCount, class Params = MixedParams>
 struct MxOperands {
     using Acc = hk::MmaAcc;
     static constexpr int kMTiles = kMTiles_, kNTiles = kNTiles_;
@@ -166,7 +173,7 @@ struct MxOperands {
             return (NoScaleRows *)nullptr;
     }());
 
-    const MixedParams &p;
+    const Params &p;
     BlockRows<typename Kind::RawA, kABits, kABits, kMTiles, kCount, false> a;
     BlockRows<typename Kind::RawW, hk::kBitsOf<typename Kind::W>, kABits, kNTiles, kCount, true> w;
     __remove_pointer(Scales<Kind::kAScales, kMTiles>) a_scales;

@@ -171,9 +171,7 @@ struct Fp4ByFp4 {
     static constexpr bool kAScales = true, kWScales = true;
     static constexpr float kAccUnit = hk::kMxAccUnit;
 
-    HK_FN static BlockA a(const RawA &raw, u32 scale, const MixedParams &) {
-        return BlockA::from_packed(raw.chunk[0], scale);
-    }
+    HK_FN static BlockA a(const RawA &raw, u32 scale, const auto &) { return BlockA::from_packed(raw.chunk[0], scale); }
     HK_FN static BlockW w(const RawW &raw, u32 scale) { return BlockW::from_packed(raw.chunk[0], scale); }
 };
 
@@ -184,7 +182,7 @@ struct Fp8ByFp4 : Fp4ByFp4 {
     static constexpr bool kAScales = false;
     static constexpr float kAccUnit = hk::kMxFp8AccUnit;
 
-    HK_FN static BlockA a(const RawA &raw, u32, const MixedParams &) { return BlockA::of(raw); }
+    HK_FN static BlockA a(const RawA &raw, u32, const auto &) { return BlockA::of(raw); }
 };
 
 template <class T>
@@ -196,7 +194,7 @@ struct B16ByFp4 : Fp4ByFp4 {
     static constexpr bool kAScales = false;
     static constexpr float kAccUnit = 1.0f / hk::kFp4Prescale;
 
-    HK_FN static BlockA a(const RawA &raw, u32, const MixedParams &) { return BlockA::of(raw); }
+    HK_FN static BlockA a(const RawA &raw, u32, const auto &) { return BlockA::of(raw); }
     HK_FN static BlockW w(const RawW &raw, u32 scale) {
         BlockW block;
         hk::dequantize_fp4_scaled<4>(raw.chunk[0], scale, block.part);

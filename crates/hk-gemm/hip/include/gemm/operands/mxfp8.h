@@ -132,7 +132,7 @@ struct MxFp8ByMxFp8 {
     static constexpr bool kAScales = true, kWScales = true;
     static constexpr float kAccUnit = 1.0f;
 
-    HK_FN static BlockA a(const hk::PerRow<RawA> &raw, const hk::PerRow<u32> &scale, const MixedParams &) {
+    HK_FN static BlockA a(const hk::PerRow<RawA> &raw, const hk::PerRow<u32> &scale, const auto &) {
         return BlockA::of(raw, scale);
     }
     HK_FN static BlockW w(const hk::PerRow<RawW> &raw, const hk::PerRow<u32> &scale) { return BlockW::of(raw, scale); }

@@ -1,0 +1,797 @@
+//! `fused_moe`, a whole mixture-of-experts layer, and `moe_op_e2e`.
+
+use crate::args::Vector;
+use crate::experts::{
+    ExpertEpilogue, ExpertGate, ExpertGemm, ExpertInputs, ExpertRows, ExpertScales, RaggedRows, SortedRows,
+    float_address,
+};
+use crate::moe_op::silu_fused;
+use crate::sum::{OfExperts, SumInputs, sum};
+use crate::{
+    ExptData, Routing, RoutingOptions, TileLists, TopkOptions, moe_align_block_size, moe_align_len,
+    moe_align_workspace, moe_block_m, moe_max_tiles, moe_routing_workspace, routing,
+};
+use hk_core::quant::Quantized;
+use hk_core::{
+    Arch, DType, E8M0, Element, Error, Float, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, NamedOperand, Result, Stream,
+    TensorView, TensorViewMut, bf16, check_aliases, f16,
+};
+use hk_gemm::{BlockShape, FloatView, GemmWeight, Half, MxScaleView};
+use hk_quant::{GroupOptions, MxOptions, PerTokenOptions, dynamic_mxfp4_quant, group_quant, per_token_quant};
+
+const OP: &str = "fused_moe";
+/// Alignment of the parts of a workspace.
+const ALIGN: usize = 256;
+/// Tokens of a chunk are a multiple of this.
+const CHUNK: usize = 256;
+
+/// How the experts of tokens are found.
+#[derive(Debug, Clone, Copy)]
+pub enum FusedRouting<'a> {
+    /// By [`moe_routing`](crate::moe_routing()).
+    Logits {
+        /// `[T, E]`.
+        logits: FloatView<'a>,
+        /// `[E]`.
+        bias: Option<TensorView<'a, f32>>,
+        /// Experts of a token.
+        k: usize,
+        /// How they are chosen and weighted.
+        topk: TopkOptions,
+    },
+    /// Given: `[T, k]` each. Ids outside the experts are dropped. Shared experts can be further choices of all tokens.
+    Chosen {
+        /// Of `0..experts`.
+        ids: TensorView<'a, i32>,
+        /// Weights.
+        weights: TensorView<'a, f32>,
+        /// Experts, those of other ranks too.
+        experts: usize,
+    },
+}
+
+/// Scales of the weights, and with them how activations are quantized, on the fly, ahead of each GEMM.
+#[derive(Debug, Clone, Copy)]
+pub enum FusedScales<'a> {
+    /// 16-bit weights, not quantized.
+    None,
+    /// `i8` or fp8 weights with f32 scales `[E, N]`, `[E]` or `[1]`; each row of activations has a scale.
+    Rows {
+        /// Of `w1`.
+        w1: TensorView<'a, f32>,
+        /// Of `w2`.
+        w2: TensorView<'a, f32>,
+    },
+    /// `i8` or fp8 weights with f32 scales `[E, groups of N, groups of K]` of 128 by 128; activations of 1 by 128.
+    Blocks {
+        /// Of `w1`.
+        w1: TensorView<'a, f32>,
+        /// Of `w2`.
+        w2: TensorView<'a, f32>,
+    },
+    /// mxfp4 weights `[E, N, K / 32]`, or shuffled.
+    Mx {
+        /// Of `w1`.
+        w1: MxScaleView<'a>,
+        /// Of `w2`.
+        w2: MxScaleView<'a>,
+        /// Type of the activations.
+        activations: MxActivations,
+    },
+}
+
+/// Activations by mxfp4 weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MxActivations {
+    /// As they are.
+    Half,
+    /// Quantized to the device's fp8, a scale for each row.
+    Fp8,
+    /// Quantized to mxfp4.
+    Fp4,
+}
+
+/// Operands of [`fused_moe`].
+#[derive(Debug, Clone, Copy)]
+pub struct FusedMoeInputs<'a, T: Element, W: Element> {
+    /// `[T, H]`.
+    pub x: TensorView<'a, T>,
+    /// `[E', 2 I, H]`, gates and values as `gate` says.
+    pub w1: GemmWeight<'a, W>,
+    /// `[E', H, I]`.
+    pub w2: GemmWeight<'a, W>,
+    /// Of both.
+    pub scales: FusedScales<'a>,
+    /// `[E', 2 I]`.
+    pub w1_bias: Option<FloatView<'a>>,
+    /// `[E', H]`.
+    pub w2_bias: Option<FloatView<'a>>,
+    /// Function of gates and values.
+    pub gate: ExpertGate,
+    /// Experts of the tokens.
+    pub routing: FusedRouting<'a>,
+    /// `[E]`: the matrix of each expert on this rank, negative for those of others. Without: `E' = E`.
+    pub expert_map: Option<TensorView<'a, i32>>,
+    /// `[T, H]`: added to the sum, as the output of shared experts.
+    pub residual: Option<TensorView<'a, T>>,
+}
+
+/// The sizes that a workspace of [`fused_moe`] follows from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FusedMoeProblem {
+    /// Tokens.
+    pub tokens: usize,
+    /// Experts of a token.
+    pub k: usize,
+    /// Experts, of all ranks.
+    pub experts: usize,
+    /// Width of tokens.
+    pub hidden: usize,
+    /// Width of an expert's intermediate.
+    pub inner: usize,
+}
+
+impl FusedMoeProblem {
+    /// Bytes for all of the tokens at once. Quantized activations are counted as 8 bits with a scale for 32 columns.
+    fn bytes(&self) -> usize {
+        let &Self { tokens, k, experts, hidden, inner } = self;
+        let gates = tokens.saturating_mul(k);
+        // Both ways of routing, with the list tiles that need most.
+        let routed = gates.saturating_mul(3)
+            + 3 * experts
+            + 2
+            + moe_max_tiles(gates, experts, 16)
+            + moe_routing_workspace(tokens, k, experts);
+        let slots = moe_align_len(tokens, k, experts, 128).saturating_add(128);
+        let sorted =
+            slots.saturating_add(slots / 16 + 2).saturating_add(moe_align_workspace(tokens, k, experts));
+        let lists = routed.max(sorted).saturating_mul(4);
+        let quantized = |rows: usize, cols: usize| rows.saturating_mul(cols + cols.div_ceil(128) * 4 + 4);
+        let floats = 2 * gates.saturating_mul(inner + hidden);
+        [lists, floats, quantized(tokens, hidden), quantized(gates, inner), 32 * ALIGN]
+            .into_iter()
+            .fold(0, usize::saturating_add)
+    }
+
+    fn chunk(&self, bytes: usize) -> Option<usize> {
+        if self.bytes() <= bytes {
+            return Some(self.tokens);
+        }
+        // Bytes grow with the tokens.
+        let fits = |chunks: usize| Self { tokens: chunks * CHUNK, ..*self }.bytes() <= bytes;
+        let (mut low, mut high) = (0, self.tokens.div_ceil(CHUNK));
+        while high - low > 1 {
+            let middle = low.midpoint(high);
+            if fits(middle) { low = middle } else { high = middle }
+        }
+        (low > 0).then_some(low * CHUNK)
+    }
+}
+
+/// Bytes of the workspace of [`fused_moe`]: for all tokens at once or, if that is more than `limit`, for the most at a time that fit
+/// it, at least 256.
+pub fn fused_moe_workspace(problem: &FusedMoeProblem, limit: Option<usize>) -> usize {
+    let all = problem.bytes();
+    let least = FusedMoeProblem { tokens: problem.tokens.min(CHUNK), ..*problem }.bytes();
+    limit.map_or(all, |limit| all.min(limit.max(least)))
+}
+
+/// Parts of a workspace, one after the other.
+struct Space<'a>(Option<TensorViewMut<'a, u8>>);
+
+impl<'a> Space<'a> {
+    /// The next part, and the same as an input.
+    fn take<U: Element, const N: usize>(
+        &mut self,
+        shape: [usize; N],
+    ) -> Result<(TensorViewMut<'a, U>, TensorView<'a, U>)> {
+        let too_small = || Error::argument(OP, "workspace", "too small", "fused_moe_workspace bytes");
+        let rest = self.0.take().ok_or_else(too_small)?;
+        let bytes = shape.iter().product::<usize>().saturating_mul(size_of::<U>()).next_multiple_of(ALIGN);
+        if bytes > rest.numel() {
+            return Err(too_small());
+        }
+        let (part, rest) = rest.split_at(0, bytes)?;
+        self.0 = Some(rest);
+        let part = part.cast::<U>(OP, "workspace")?.reshape_front(OP, "workspace", shape)?;
+        let view = part.alias();
+        Ok((part, view))
+    }
+}
+
+/// Scales of quantized activations.
+#[derive(Clone, Copy)]
+enum ActivationScales<'a> {
+    None,
+    Rows(TensorView<'a, f32>),
+    Blocks(TensorView<'a, f32>),
+    Mx(TensorView<'a, E8M0>),
+}
+
+/// The scales of a GEMM by `w1` (`first`) or `w2`.
+fn scales_of<'a>(scales: &FusedScales<'a>, first: bool, a: ActivationScales<'a>) -> ExpertScales<'a> {
+    let group = BlockShape::default();
+    match (*scales, a) {
+        (FusedScales::Rows { w1, w2 }, ActivationScales::Rows(a)) => {
+            ExpertScales::Rows { a: Some(a), w: if first { w1 } else { w2 } }
+        }
+        (FusedScales::Blocks { w1, w2 }, ActivationScales::Blocks(a)) => {
+            ExpertScales::Blocks { a, a_rows: 1, w: if first { w1 } else { w2 }, group }
+        }
+        (FusedScales::Mx { w1, w2, .. }, a) => {
+            let w = if first { w1 } else { w2 };
+            let (a, a_rows) = match a {
+                ActivationScales::Mx(a) => (Some(MxScaleView::Rows(a)), None),
+                ActivationScales::Rows(a) => (None, Some(a)),
+                _ => (None, None),
+            };
+            ExpertScales::Mx { a, w, a_rows, w_rows: None }
+        }
+        _ => ExpertScales::None,
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for hk_core::bf16 {}
+    impl Sealed for hk_core::f16 {}
+    impl Sealed for i8 {}
+    impl Sealed for hk_core::Fp8E4M3 {}
+    impl Sealed for hk_core::Fp8E4M3Fnuz {}
+    impl Sealed for hk_core::Fp4x2 {}
+}
+
+/// Weights of [`fused_moe`] by activations of type `T`: `T` itself, `i8`, fp8, mxfp4.
+pub trait FusedWeight<T: Half>: Element + sealed::Sealed {
+    #[doc(hidden)]
+    fn layer(stream: &Stream, layer: Layer<'_, T, Self>) -> Result<()>
+    where
+        Self: Sized;
+}
+
+impl FusedWeight<bf16> for bf16 {
+    fn layer(stream: &Stream, layer: Layer<'_, bf16, Self>) -> Result<()> {
+        layer.expect(matches!(layer.inputs.scales, FusedScales::None), "FusedScales::None")?;
+        layer.run(stream, &|_, x, _| Ok((x, ActivationScales::None)))
+    }
+}
+impl FusedWeight<f16> for f16 {
+    fn layer(stream: &Stream, layer: Layer<'_, f16, Self>) -> Result<()> {
+        layer.expect(matches!(layer.inputs.scales, FusedScales::None), "FusedScales::None")?;
+        layer.run(stream, &|_, x, _| Ok((x, ActivationScales::None)))
+    }
+}
+
+/// A scale for each row.
+fn by_rows<'a, T: Half, Q: Quantized>(
+    stream: &Stream,
+    x: TensorView<'a, T>,
+    space: &mut Space<'a>,
+) -> Result<(TensorView<'a, Q>, ActivationScales<'a>)> {
+    let [rows, cols] = x.dims(OP, "x")?;
+    let (q, view) = space.take::<Q, 2>([rows, cols])?;
+    let (scale, scales) = space.take::<f32, 1>([rows])?;
+    per_token_quant(stream, x, q, scale, PerTokenOptions::default())?;
+    Ok((view, ActivationScales::Rows(scales)))
+}
+
+fn by_blocks<'a, T: Half, Q: Quantized>(
+    stream: &Stream,
+    x: TensorView<'a, T>,
+    space: &mut Space<'a>,
+) -> Result<(TensorView<'a, Q>, ActivationScales<'a>)> {
+    let [rows, cols] = x.dims(OP, "x")?;
+    let (q, view) = space.take::<Q, 2>([rows, cols])?;
+    let (scale, scales) = space.take::<f32, 2>([rows, cols.div_ceil(128)])?;
+    group_quant::<T, Q, f32>(stream, x, q, scale, GroupOptions::default())?;
+    Ok((view, ActivationScales::Blocks(scales)))
+}
+
+fn by_mx<'a, T: Half>(
+    stream: &Stream,
+    x: TensorView<'a, T>,
+    space: &mut Space<'a>,
+) -> Result<(TensorView<'a, Fp4x2>, ActivationScales<'a>)> {
+    let [rows, cols] = x.dims(OP, "x")?;
+    let (q, view) = space.take::<Fp4x2, 2>([rows, cols / 2])?;
+    let (scale, scales) = space.take::<E8M0, 2>([rows, cols.div_ceil(32)])?;
+    dynamic_mxfp4_quant(stream, x, q, scale, MxOptions::default())?;
+    Ok((view, ActivationScales::Mx(scales)))
+}
+
+macro_rules! quantized {
+    ($($t:ty),+) => {
+        $(impl<T: Half> FusedWeight<T> for $t {
+            fn layer(stream: &Stream, layer: Layer<'_, T, Self>) -> Result<()> {
+                match layer.inputs.scales {
+                    FusedScales::Rows { .. } => layer.run(stream, &by_rows::<T, Self>),
+                    FusedScales::Blocks { .. } => layer.run(stream, &by_blocks::<T, Self>),
+                    _ => layer.expect(false, "FusedScales::Rows or FusedScales::Blocks"),
+                }
+            }
+        })+
+    };
+}
+quantized!(i8, Fp8E4M3, Fp8E4M3Fnuz);
+
+impl<T: Half> FusedWeight<T> for Fp4x2 {
+    fn layer(stream: &Stream, layer: Layer<'_, T, Self>) -> Result<()> {
+        let FusedScales::Mx { activations, .. } = layer.inputs.scales else {
+            return layer.expect(false, "FusedScales::Mx");
+        };
+        match activations {
+            MxActivations::Half => layer.run(stream, &|_, x, _| Ok((x, ActivationScales::None))),
+            MxActivations::Fp8 if stream.device().arch() == Arch::Gfx942 => {
+                layer.run(stream, &by_rows::<T, Fp8E4M3Fnuz>)
+            }
+            MxActivations::Fp8 => layer.run(stream, &by_rows::<T, Fp8E4M3>),
+            MxActivations::Fp4 => layer.run(stream, &by_mx::<T>),
+        }
+    }
+}
+
+/// A call of [`fused_moe`].
+#[doc(hidden)]
+pub struct Layer<'a, T: Half, W: Element> {
+    inputs: FusedMoeInputs<'a, T, W>,
+    problem: FusedMoeProblem,
+    y: TensorViewMut<'a, T>,
+    workspace: TensorViewMut<'a, u8>,
+}
+
+/// Quantizes rows of 16-bit floats.
+type Quantize<'f, T, A> = dyn for<'a> Fn(
+        &Stream,
+        TensorView<'a, T>,
+        &mut Space<'a>,
+    ) -> Result<(TensorView<'a, A>, ActivationScales<'a>)>
+    + 'f;
+
+impl<T: Half, W: Element> Layer<'_, T, W> {
+    fn expect(&self, fits: bool, want: &str) -> Result<()> {
+        let got = format!("{:?}", self.inputs.scales);
+        if fits {
+            Ok(())
+        } else {
+            Err(Error::argument(OP, "scales", got, format!("{want} for {} weights", W::DTYPE)))
+        }
+    }
+
+    /// Runs the tokens, in chunks that fit the workspace.
+    fn run<A: Element>(mut self, stream: &Stream, quantize: &Quantize<'_, T, A>) -> Result<()> {
+        let tokens = self.problem.tokens;
+        let needed = fused_moe_workspace(&self.problem, Some(0));
+        let Some(chunk) = self.problem.chunk(self.workspace.numel()) else {
+            let got = [self.workspace.numel()];
+            return Err(Error::shape(
+                OP,
+                "workspace",
+                got,
+                format!("[{needed}] or longer (fused_moe_workspace)"),
+            ));
+        };
+        // The list tiles of all tokens: chunks give the same bits.
+        let block = moe_block_m(tokens, self.problem.k, self.problem.experts);
+        for first in (0..tokens).step_by(chunk.max(1)) {
+            self.run_chunk(stream, quantize, first..tokens.min(first + chunk), block)?;
+        }
+        Ok(())
+    }
+
+    fn run_chunk<A: Element>(
+        &mut self,
+        stream: &Stream,
+        quantize: &Quantize<'_, T, A>,
+        tokens: std::ops::Range<usize>,
+        block: usize,
+    ) -> Result<()> {
+        let inputs = &self.inputs;
+        let FusedMoeProblem { k, experts, hidden, inner, .. } = self.problem;
+        let count = tokens.len();
+        let gates = count * k;
+        let mut space = Space(Some(self.workspace.reborrow()));
+        let expert_map = inputs.expert_map;
+
+        // Routing.
+        let (rows, second_rows, weights, places, ids) = match &inputs.routing {
+            FusedRouting::Logits { logits, bias, topk, .. } => {
+                let tiles = moe_max_tiles(gates, experts, block);
+                let (gather_indx, gather) = space.take::<i32, 1>([gates])?;
+                let (scatter_indx, places) = space.take::<i32, 1>([gates])?;
+                let (gate_scal, weights) = space.take::<f32, 1>([gates])?;
+                let (expt_hist, _) = space.take::<i32, 1>([experts])?;
+                let (token_offs_raw, offsets) = space.take::<i32, 1>([experts + 1])?;
+                let (token_offs_pad, _) = space.take::<i32, 1>([experts + 1])?;
+                let (block_pid_map, map) = space.take::<i32, 1>([tiles])?;
+                let (workspace, _) = space.take::<i32, 1>([moe_routing_workspace(count, k, experts)])?;
+                let ids = routing::ids_in(&workspace, gates)?;
+                let expt_data = ExptData { token_offs_raw, token_offs_pad, block_pid_map };
+                let out = Routing { gather_indx, scatter_indx, gate_scal, expt_hist, expt_data };
+                let options = RoutingOptions { k, block_m: block, topk: *topk };
+                match *logits {
+                    FloatView::Bf16(v) => routing::route(
+                        stream,
+                        v.slice(0, tokens.clone())?,
+                        *bias,
+                        expert_map,
+                        out,
+                        workspace,
+                        &options,
+                    ),
+                    FloatView::F16(v) => routing::route(
+                        stream,
+                        v.slice(0, tokens.clone())?,
+                        *bias,
+                        expert_map,
+                        out,
+                        workspace,
+                        &options,
+                    ),
+                    FloatView::F32(v) => routing::route(
+                        stream,
+                        v.slice(0, tokens.clone())?,
+                        *bias,
+                        expert_map,
+                        out,
+                        workspace,
+                        &options,
+                    ),
+                }?;
+                let ragged = RaggedRows {
+                    gather_indx: Some(gather),
+                    token_offs_raw: offsets,
+                    block_pid_map: map,
+                    block_m: block,
+                    expert_map,
+                };
+                let second = RaggedRows { gather_indx: None, ..ragged };
+                let places = places.split_axis(0, k)?;
+                (ExpertRows::Ragged(ragged), ExpertRows::Ragged(second), weights, Some(places), ids)
+            }
+            FusedRouting::Chosen { ids, weights, .. } => {
+                let (ids, weights) = (ids.slice(0, tokens.clone())?, weights.slice(0, tokens.clone())?);
+                let len = moe_align_len(count, k, experts, block).next_multiple_of(block);
+                let (sorted_token_ids, sorted) = space.take::<i32, 1>([len])?;
+                let (expert_ids, of_tiles) = space.take::<i32, 1>([len / block])?;
+                let (num_tokens_post_padded, padded) = space.take::<i32, 1>([1])?;
+                let (workspace, _) = space.take::<i32, 1>([moe_align_workspace(count, k, experts)])?;
+                let out = TileLists { sorted_token_ids, expert_ids, num_tokens_post_padded };
+                moe_align_block_size(stream, ids, expert_map, out, workspace, experts, block)?;
+                let sorted = SortedRows {
+                    sorted_token_ids: sorted,
+                    expert_ids: of_tiles,
+                    num_tokens_post_padded: padded,
+                    block_size: block,
+                    topk_ids: None,
+                };
+                (ExpertRows::Sorted(sorted), ExpertRows::Sorted(sorted), weights, None, ids)
+            }
+        };
+
+        // Gates and values, and their product.
+        let x = inputs.x.slice(0, tokens.clone())?;
+        let (a, a_scales) = quantize(stream, x, &mut space)?;
+        let (h_out, h) = space.take::<T, 2>([gates, inner])?;
+        let gate =
+            ExpertEpilogue { gate: Some(inputs.gate), activation: None, weight_first: false, round: None };
+        let first = ExpertInputs {
+            a,
+            w: inputs.w1,
+            scales: scales_of(&inputs.scales, true, a_scales),
+            bias: inputs.w1_bias,
+            weights: None,
+        };
+        let names = ["x", "w1", "topk_weights", "h"];
+        ExpertGemm { op: OP, names, inputs: first, rows, epilogue: gate, tile: None, keep: true }
+            .run(stream, h_out)?;
+
+        // The second GEMM, with the weights of the gates.
+        let (a, a_scales) = quantize(stream, h, &mut space)?;
+        let (y_out, of_gates) = space.take::<T, 2>([gates, hidden])?;
+        let second = ExpertInputs {
+            a,
+            w: inputs.w2,
+            scales: scales_of(&inputs.scales, false, a_scales),
+            bias: inputs.w2_bias,
+            weights: Some(weights.into()),
+        };
+        let names = ["h", "w2", "topk_weights", "y"];
+        let plain = ExpertEpilogue { gate: None, ..gate };
+        ExpertGemm {
+            op: OP,
+            names,
+            inputs: second,
+            rows: second_rows,
+            epilogue: plain,
+            tile: None,
+            keep: true,
+        }
+        .run(stream, y_out)?;
+
+        let residual = inputs.residual.map(|r| r.slice(0, tokens.clone())).transpose()?;
+        let experts = Some(OfExperts { ids, count: experts, map: expert_map });
+        let y = self.y.reborrow().slice(0, tokens)?;
+        sum(stream, OP, SumInputs { x: of_gates, places, residual, experts }, y)
+    }
+}
+
+/// A mixture-of-experts layer: routing, `h = gate(x w1^T + w1_bias)`, `weights (h w2^T + w2_bias)`, and the sum over the experts of a
+/// token.
+///
+/// | arg                 | shape                | dtype                             | layout                                        |
+/// |---------------------|----------------------|-----------------------------------|-----------------------------------------------|
+/// | `inputs.x`, `y`     | `[T, H]`             | `bf16`, `f16`                     | unit stride on `H`, rows of `x` on 16 bytes   |
+/// | `inputs.w1`         | `[E', 2 I, H]`       | as `x`, `i8`, fp8, mxfp4          | rows on 16 bytes, or shuffled                 |
+/// | `inputs.w2`         | `[E', H, I]`         | as `w1`                           | the same                                      |
+/// | `inputs.scales`     | see [`FusedScales`]  | `f32`, `e8m0`                     |                                               |
+/// | `inputs.w1_bias`, `w2_bias` | `[E', 2 I]`, `[E', H]` | `bf16`, `f16`, `f32`    | optional, contiguous                          |
+/// | `inputs.routing`    | see [`FusedRouting`] |                                   | ids and weights contiguous                    |
+/// | `inputs.expert_map` | `[E]`                | `i32`                             | optional, contiguous                          |
+/// | `inputs.residual`   | `[T, H]`             | as `x`                            | optional; unit stride on `H`, may be `y`      |
+/// | `workspace`         | `[n]`, [`fused_moe_workspace`] | `u8`                    | contiguous, on 256 bytes                      |
+///
+/// Quantized weights have quantized activations: `x` and `h` are quantized ahead of their GEMMs. `h` and the output of each gate are
+/// rounded to the type of `x`; the sum is `f32`, in the order of the token's experts, then the residual, rounded once. No atomics: the
+/// same call gives the same bits, and so does any workspace, which decides how many tokens are computed at a time. Gates of experts of
+/// other ranks and of ids outside the experts add nothing; weights of experts without gates are not read.
+///
+/// Launches for each chunk of tokens: routing 1 up to 256 tokens, else 3; two of quantization if weights are quantized; two GEMMs; the
+/// sum. Nothing waits for the host: a graph can hold the call. No tokens: nothing is launched.
+///
+/// # Errors
+/// [`Shape`](Error::Shape), [`Stride`](Error::Stride), [`Align`](Error::Align) if a tensor breaks the table or the workspace is too short,
+/// [`Argument`](Error::Argument) for scales that the weights do not have, and as [`moe_routing`](crate::moe_routing()), [`moe_align_block_size`],
+/// [`moe_op`](crate::moe_op()), [`moe_sum`](crate::moe_sum()). `y` is not written then.
+pub fn fused_moe<T: Half, W: FusedWeight<T>>(
+    stream: &Stream,
+    inputs: FusedMoeInputs<T, W>,
+    y: TensorViewMut<T>,
+    workspace: TensorViewMut<u8>,
+) -> Result<()> {
+    let problem = inputs.check(&y, &workspace)?;
+    inputs.expect_device(stream)?;
+    let mut y = y;
+    stream.launch(OP).output_address("y", &mut y)?;
+    if problem.tokens == 0 {
+        return Ok(());
+    }
+    W::layer(stream, Layer { inputs, problem, y, workspace })
+}
+
+/// Rows that kernels load 16 bytes at a time.
+fn expect_rows_on_16<T: Element>(op: &'static str, arg: &'static str, view: &TensorView<T>) -> Result<()> {
+    view.expect_unit_stride(op, arg)?;
+    let last = view.shape().last().copied().unwrap_or(0);
+    if !(last * size_of::<T>()).is_multiple_of(16) {
+        let want = format!("rows of a multiple of 16 bytes ({} elements)", 16 / size_of::<T>());
+        return Err(Error::shape(op, arg, view.shape(), want));
+    }
+    if view.rows_aligned(16) { Ok(()) } else { Err(Error::Align { op, arg, addr: view.addr(), want: 16 }) }
+}
+
+fn view_of<'v, 'a, W: Element>(w: &'v GemmWeight<'a, W>) -> &'v TensorView<'a, W> {
+    match w {
+        GemmWeight::Rows(view) | GemmWeight::Shuffled(view) => view,
+    }
+}
+
+impl<T: Half, W: Element> FusedMoeInputs<'_, T, W> {
+    /// Refuses tensors of other devices before anything is launched.
+    fn expect_device(&self, stream: &Stream) -> Result<()> {
+        let mut launch = stream.launch(OP);
+        launch.input_address("x", &self.x)?;
+        launch.input_address("w1", view_of(&self.w1))?;
+        launch.input_address("w2", view_of(&self.w2))?;
+        for (arg, bias) in [("w1_bias", &self.w1_bias), ("w2_bias", &self.w2_bias)] {
+            float_address(&mut launch, arg, bias)?;
+        }
+        if let Some(map) = &self.expert_map {
+            launch.input_address("expert_map", map)?;
+        }
+        if let Some(residual) = &self.residual {
+            launch.input_address("residual", residual)?;
+        }
+        match &self.scales {
+            FusedScales::None => {}
+            FusedScales::Rows { w1, w2 } | FusedScales::Blocks { w1, w2 } => {
+                launch.input_address("w1_scale", w1)?;
+                launch.input_address("w2_scale", w2)?;
+            }
+            FusedScales::Mx { w1, w2, .. } => {
+                for (arg, scale) in [("w1_scale", w1), ("w2_scale", w2)] {
+                    let (MxScaleView::Rows(view) | MxScaleView::Shuffled(view)) = scale;
+                    launch.input_address(arg, view)?;
+                }
+            }
+        }
+        if let FusedRouting::Chosen { ids, weights, .. } = &self.routing {
+            launch.input_address("topk_ids", ids)?;
+            launch.input_address("topk_weights", weights)?;
+        }
+        Ok(())
+    }
+
+    fn check(&self, y: &TensorViewMut<T>, workspace: &TensorViewMut<u8>) -> Result<FusedMoeProblem> {
+        let [tokens, hidden] = self.x.dims(OP, "x")?;
+        y.expect_shape(OP, "y", [tokens, hidden])?;
+        let packed = if W::DTYPE == DType::Fp4x2 { 2 } else { 1 };
+        let (w1, w2) = (view_of(&self.w1), view_of(&self.w2));
+        let [local, rows, cols] = w1.dims(OP, "w1")?;
+        if cols * packed != hidden || rows % 2 != 0 {
+            let want = format!("[E, 2 I, {}] (columns of x)", hidden / packed);
+            return Err(Error::shape(OP, "w1", w1.shape(), want));
+        }
+        let inner = rows / 2;
+        w2.expect_shape(OP, "w2", [local, hidden, inner / packed])?;
+        if inner % packed != 0 {
+            return Err(Error::shape(
+                OP,
+                "w1",
+                w1.shape(),
+                "an even number of gates, for two columns of w2 in a byte",
+            ));
+        }
+        let (k, experts, of_tokens) = match &self.routing {
+            FusedRouting::Logits { logits, k, .. } => {
+                let shape = match logits {
+                    FloatView::Bf16(v) => v.shape(),
+                    FloatView::F16(v) => v.shape(),
+                    FloatView::F32(v) => v.shape(),
+                };
+                let &[of_tokens, experts] = shape else {
+                    return Err(Error::shape(OP, "logits", shape, "[T, E]"));
+                };
+                (*k, experts, of_tokens)
+            }
+            FusedRouting::Chosen { ids, weights, experts } => {
+                let [of_tokens, k] = ids.dims(OP, "topk_ids")?;
+                weights.expect_shape(OP, "topk_weights", [of_tokens, k])?;
+                weights.expect_packed(OP, "topk_weights")?;
+                ids.expect_packed(OP, "topk_ids")?;
+                (k, *experts, of_tokens)
+            }
+        };
+        if of_tokens != tokens {
+            let arg = if matches!(self.routing, FusedRouting::Logits { .. }) { "logits" } else { "topk_ids" };
+            return Err(Error::shape(OP, arg, [of_tokens], format!("[{tokens}, ..] (rows of x)")));
+        }
+        crate::args::check_experts(OP, "experts", experts)?;
+        crate::args::check_choices(OP, "k", k, crate::args::MOST_CHOICES)?;
+        match &self.expert_map {
+            Some(map) => map.expect_vector(OP, "expert_map", experts, "experts")?,
+            None if local != experts => {
+                let want = format!("{experts} experts, as there are, or an expert_map");
+                return Err(Error::shape(OP, "w1", w1.shape(), want));
+            }
+            None => {}
+        }
+        if let Some(residual) = &self.residual {
+            residual.expect_shape(OP, "residual", [tokens, hidden])?;
+        }
+        let wide = |arg: &'static str, view: &TensorView<f32>, w: [usize; 2], blocks: bool| {
+            let shape = view.shape();
+            let fits = if blocks {
+                shape == [local, w[0].div_ceil(128), w[1].div_ceil(128)]
+            } else {
+                shape == [local, w[0]] || shape == [local] || shape == [1]
+            };
+            let want = if blocks { "[E, rows / 128, columns / 128]" } else { "[E, rows], [E] or [1]" };
+            if fits { Ok(()) } else { Err(Error::shape(OP, arg, shape, format!("{want} of weights {w:?}"))) }
+        };
+        match &self.scales {
+            FusedScales::Rows { w1, w2 } | FusedScales::Blocks { w1, w2 } => {
+                let blocks = matches!(self.scales, FusedScales::Blocks { .. });
+                wide("w1_scale", w1, [2 * inner, hidden], blocks)?;
+                wide("w2_scale", w2, [hidden, inner], blocks)?;
+            }
+            FusedScales::None | FusedScales::Mx { .. } => {}
+        }
+        for (arg, bias, width) in [("w1_bias", &self.w1_bias, 2 * inner), ("w2_bias", &self.w2_bias, hidden)]
+        {
+            let Some(bias) = bias else { continue };
+            let (shape, packed) = match bias {
+                FloatView::Bf16(v) => (v.shape(), v.expect_packed(OP, arg)),
+                FloatView::F16(v) => (v.shape(), v.expect_packed(OP, arg)),
+                FloatView::F32(v) => (v.shape(), v.expect_packed(OP, arg)),
+            };
+            if shape != [local, width] {
+                return Err(Error::shape(OP, arg, shape, format!("[{local}, {width}]")));
+            }
+            packed?;
+        }
+        expect_rows_on_16(OP, "x", &self.x)?;
+        expect_rows_on_16(OP, "w1", w1)?;
+        expect_rows_on_16(OP, "w2", w2)?;
+        y.expect_unit_stride(OP, "y")?;
+        y.expect_aligned(OP, "y", size_of::<T>() as u64)?;
+        workspace.dims::<1>(OP, "workspace")?;
+        workspace.expect_contiguous(OP, "workspace")?;
+        workspace.expect_aligned(OP, "workspace", ALIGN as u64)?;
+        let mut inputs: Vec<NamedOperand> = vec![("x", Some(&self.x)), ("w1", Some(w1)), ("w2", Some(w2))];
+        inputs.extend([
+            ("expert_map", self.expert_map.as_ref().map(|map| map as _)),
+            ("residual", self.residual.as_ref().map(|residual| residual as _)),
+        ]);
+        if let FusedRouting::Chosen { ids, weights, .. } = &self.routing {
+            inputs.extend([("topk_ids", Some(ids as _)), ("topk_weights", Some(weights as _))]);
+        }
+        check_aliases(
+            OP,
+            &inputs,
+            &[(("y", Some(y)), &["residual"]), (("workspace", Some(workspace)), &[])],
+        )?;
+        Ok(FusedMoeProblem { tokens, k, experts, hidden, inner })
+    }
+}
+
+/// Both GEMMs of each gate, `y[g] = topk_weights[g] (h w2[e(g)]^T)` with `h = silu(gate) value` of
+/// [`moe_op_silu_fused`](crate::moe_op_silu_fused())'s gates and values, which are not rounded, and `h` rounded to the type of `x`.
+///
+/// | arg       | shape                  | dtype         | layout                                            |
+/// |-----------|------------------------|---------------|---------------------------------------------------|
+/// | `x`       | `[T, K]` or `[T k, K]` | `bf16`, `f16` | unit stride on `K`, rows on 16 bytes              |
+/// | `w1`      | `[E, 2 I, K]`          | as `x`        | the same, or shuffled                             |
+/// | `w2`      | `[E, K, I]`            | as `x`        | the same, or shuffled                             |
+/// | `weights` | `[T, k]`               | `f32`         | optional, contiguous                              |
+/// | `rows`    | see [`SortedRows`]     | `i32`         | contiguous                                        |
+/// | `h`       | `[T k, I]`             | as `x`        | workspace, contiguous, on 16 bytes                |
+/// | `y`       | `[T k, K]`             | `bf16`, `f16`, `f32` | unit stride on `K`                         |
+///
+/// Two launches, `h` between them in memory: deterministic, without atomics. Returns when they are queued.
+///
+/// # Errors
+/// As [`moe_op`](crate::moe_op()).
+///
+/// Source: AITER, operator moe_op_e2e.
+pub fn moe_op_e2e<T: Half, Y: Float>(
+    stream: &Stream,
+    x: TensorView<T>,
+    [w1, w2]: [GemmWeight<T>; 2],
+    weights: Option<TensorView<f32>>,
+    rows: SortedRows,
+    h: TensorViewMut<T>,
+    y: TensorViewMut<Y>,
+) -> Result<()> {
+    const OP: &str = "moe_op_e2e";
+    h.expect_contiguous(OP, "h")?;
+    let between = h.alias();
+    check_aliases(
+        OP,
+        &[
+            ("w2", Some(view_of(&w2))),
+            ("topk_weights", weights.as_ref().map(|w| w as _)),
+            ("h", Some(&between)),
+        ],
+        &[(("y", Some(&y)), &[])],
+    )?;
+    let [gates, inner] = h.dims(OP, "h")?;
+    let [_, out, _] = view_of(&w2).dims(OP, "w2")?;
+    y.expect_shape(OP, "y", [gates, out])?;
+    view_of(&w2).expect_shape(OP, "w2", [view_of(&w1).dims::<3>(OP, "w1")?[0], out, inner])?;
+    let epilogue = ExpertEpilogue { round: None, ..silu_fused(DType::F32) };
+    let names = ["x", "w1", "topk_weights", "h"];
+    let first = ExpertInputs { ..ExpertInputs::new(x, w1) };
+    ExpertGemm {
+        op: OP,
+        names,
+        inputs: first,
+        rows: ExpertRows::Sorted(rows),
+        epilogue,
+        tile: None,
+        keep: false,
+    }
+    .run(stream, h)?;
+    let names = ["h", "w2", "topk_weights", "y"];
+    let epilogue = ExpertEpilogue { gate: None, ..epilogue };
+    let second = ExpertInputs { weights: weights.map(Into::into), ..ExpertInputs::new(between, w2) };
+    ExpertGemm {
+        op: OP,
+        names,
+        inputs: second,
+        rows: ExpertRows::Sorted(rows),
+        epilogue,
+        tile: None,
+        keep: false,
+    }
+    .run(stream, y)
+}
