@@ -9,7 +9,7 @@
 // The waves' results meet in LDS at the end, in the order of waves. Splits meet in global memory, in ascending order: in the last block
 // of a tile to arrive, or in a second launch (merge.hip), with the same bits.
 //
-// Pages are rows of columns, of a multiple of 16 tokens. Floor: the bytes of the keys that the queries see.
+// Pages are rows of columns, of a multiple of 16 tokens, or one for each sequence. Floor: the bytes of the keys that the queries see.
 // Source: Dao et al. 2023, "Flash-Decoding"; Milakov and Gimelshein 2018, algorithm 3.
 #pragma once
 
@@ -38,7 +38,7 @@ struct DecodeParams {
     Params all;
     u64 tickets;  // u32 [tiles of all key heads], zero; 0: a second launch merges
     u32 only_single;  // packed queries: of the sequences of one query; partial results are by sequence
-    u32 pad;
+    u32 by_sequence;  // a sequence has one page, of its own index: the table is not read
 };
 
 namespace decode {
@@ -64,9 +64,9 @@ class StepWalk {
         u64 page_0;
         i64 page_stride;
         u32 stride, bytes;  // of a token's row
-        HK_FN Rows(const KeyRows &of, u32 head, u32 bytes)
-            : page_0(detail::uniform_address(of.row(0, head, 0))), page_stride(of.batch), stride(u32(of.token_group)),
-              bytes(bytes) {}
+        HK_FN Rows(const KeyRows &of, u32 page, u32 head, u32 bytes)
+            : page_0(detail::uniform_address(of.row(page, head, 0))), page_stride(of.batch),
+              stride(u32(of.token_group)), bytes(bytes) {}
         /// Of `after` + 1 rows, if they are there.
         HK_FN hk::Window window(u32 page, u32 token, bool there, u32 after) const {
             const u64 at = page_0 + u64(i64(page) * page_stride) + u64(token) * stride;
@@ -74,7 +74,7 @@ class StepWalk {
         }
     };
     Rows k_, v_;
-    u64 table_;  // of the sequence
+    u64 table_;  // of the sequence; 0: its only page is the first one
     u32 n_pages_, tokens_, inverse_;
     u32 row_, end_;
     u32 entry_[kParts];  // of the next step: table entries are loaded a step ahead
@@ -86,9 +86,10 @@ class StepWalk {
     };
 
     HK_FN StepWalk(const DecodeParams &d, const Split &split, u32 k_bytes, u32 v_bytes)
-        : k_(d.all.cache.k, split.kv_head, k_bytes), v_(d.all.cache.v, split.kv_head, v_bytes) {
+        : k_(d.all.cache.k, d.by_sequence ? split.sequence : 0, split.kv_head, k_bytes),
+          v_(d.all.cache.v, d.by_sequence ? split.sequence : 0, split.kv_head, v_bytes) {
         const Pages &pages = d.all.pages;
-        table_ = detail::uniform_address(pages.table + split.pages * 4);
+        table_ = d.by_sequence ? 0 : detail::uniform_address(pages.table + split.pages * 4);
         n_pages_ = pages.n_pages, tokens_ = pages.tokens, inverse_ = pages.inverse;
         row_ = hk::uniform(u32(split.begin)) + hk::wave_id() * kKeys;
         end_ = hk::uniform(u32(split.end));
@@ -119,7 +120,7 @@ class StepWalk {
         for (int i = 0; i < kParts; ++i) {
             const u32 row = row_ + i * kPageRows, last = end_ - 1;
             const u32 page = hk::DivMod(row < last ? row : last, tokens_, inverse_).quotient;
-            entry_[i] = u32(index_at(table_, page));
+            entry_[i] = table_ ? u32(index_at(table_, page)) : 0;
         }
     }
 };

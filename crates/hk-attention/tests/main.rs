@@ -2,6 +2,7 @@
 
 mod common;
 mod corners;
+mod flash_attn_fwd_decode;
 mod flash_attn_fwd_prefill;
 mod fused_bmm_rope_kv_cache;
 mod hstu_attn;

@@ -1,10 +1,11 @@
 //! The launch of `hip/decode.h`.
 
 use super::splits::{DecodeWorkspace, KEYS_OF_BLOCK, ROWS_OF_BLOCK, Splits};
-use crate::kernels::attention::{DecodeParams, KeyRows};
+use crate::kernels::attention::{DecodeParams, KeyRows, KeysValues, Pages};
 use crate::prefill::{
     FP8, MOST_STRIDE, Plan, Problem, QueryTile, Tiling, UNLIMITED, WINDOW_OF_PAGE, floats_per_row,
 };
+use bytemuck::Zeroable;
 use hk_core::{DType, Error, KernelRef, LaunchConfig, Result, TensorViewMut};
 
 /// By columns, at most: the kernels of caches of the own type and of fp8.
@@ -23,6 +24,9 @@ macro_rules! kernels {
 }
 const BF16: Table = kernels!("bf16" "64" 64, "128" 128, "256" 256);
 const F16: Table = kernels!("f16" "64" 64, "128" 128, "256" 256);
+
+/// Rows of a sequence and key head beyond which prompts' kernels read fewer keys: this one reads them for each 16 rows.
+const MOST_ROWS_OF_FEW: usize = 4 * ROWS_OF_BLOCK;
 
 /// Keys are split as `splits` says.
 pub(crate) struct DecodePlan<'a> {
@@ -89,7 +93,7 @@ impl<'a> Problem<'a> {
         };
         let plain = none(&[scores.bias.data, scores.mask]) && scores.dropout == 0;
         let cached = keys_beside || p.fresh.k.data == 0;
-        let pages = p.pages.tokens.is_multiple_of(WINDOW_OF_PAGE);
+        let pages = p.pages.tokens.is_multiple_of(WINDOW_OF_PAGE) || p.pages.width == 1;
         let rows = in_rows(&cache.k, p.dqk) && in_rows(&cache.v, p.dv);
         if self.is_hstu || !(plain && cached && pages && rows) {
             return None;
@@ -99,29 +103,47 @@ impl<'a> Problem<'a> {
     }
 
     /// Launches kernels on `sequences` of `sq` queries, whose keys, `sk` at most, are in a cache: those of few queries, or of prompts.
+    /// `by_sequence`: the cache is not in pages, and has a row for each sequence.
     pub(crate) fn decode_batched(
         mut self,
         mut plan: DecodePlan<'a>,
         sequences: usize,
         [sq, sk]: [usize; 2],
+        by_sequence: bool,
     ) -> Result<()> {
         self.check_plan(&mut plan)?;
         let (n, queries) = (self.count("q", sequences)?, self.count("q", sq)?);
         if n == 0 || queries == 0 || self.params.heads == 0 {
-            return Ok(());
+            return self.run_first();
         }
         let s = &mut self.params.sequences;
         (s.n, s.sq) = (n, queries);
-        match self.decode_kernel(false) {
+        let few = sq == 1 || sq.saturating_mul(self.params.group as usize) <= MOST_ROWS_OF_FEW;
+        match self.decode_kernel(false).filter(|_| few) {
             Some(kernel) => {
                 let queries = sequences.saturating_mul(sq);
-                self.run_decode(kernel, plan, Of::All, [sequences, queries, sk])
+                self.run_decode(kernel, plan, Of::All, [sequences, queries, sk], by_sequence)
             }
             None => {
+                if by_sequence {
+                    self.cache_as_rows();
+                }
                 self.plan(plan.of_prompts(sk));
                 self.run_batched(sequences, [sq, sk])
             }
         }
+    }
+
+    /// Of a cache with a row for each sequence: its keys are those of a batch, of which a part is used.
+    fn cache_as_rows(&mut self) {
+        let p = &mut self.params;
+        let mut rows = std::mem::replace(&mut p.cache, KeysValues::zeroed());
+        for rows in [&mut rows.k, &mut rows.v] {
+            (rows.token, rows.token_group, rows.token_shift) = (rows.token_group, 0, 31);
+        }
+        p.fresh = rows;
+        p.pages = Pages::zeroed();
+        p.sequences.k_lens = std::mem::take(&mut p.sequences.total_lens);
     }
 
     /// Launches kernels on sequences of packed queries, `total_q` in all, whose keys, `sk` at most, are in a cache, and maybe those of their
@@ -152,10 +174,10 @@ impl<'a> Problem<'a> {
         let kernel = self.decode_kernel(keys_beside && single);
         match kernel {
             Some(kernel) if few && !keys_beside => {
-                return self.run_decode(kernel, plan, Of::All, [sequences, total_q, sk]);
+                return self.run_decode(kernel, plan, Of::All, [sequences, total_q, sk], false);
             }
             Some(kernel) if single => {
-                self.run_decode(kernel, plan, Of::Single, [sequences, sequences, sk])?;
+                self.run_decode(kernel, plan, Of::Single, [sequences, sequences, sk], false)?;
                 self.params.skip_single = 1;
                 self.tile(tile);
             }
@@ -177,6 +199,7 @@ impl<'a> Problem<'a> {
         plan: DecodePlan<'a>,
         of: Of,
         [sequences, queries, keys]: [usize; 3],
+        by_sequence: bool,
     ) -> Result<()> {
         let (op, info) = (self.op, self.stream.device().info());
         let DecodePlan { splits, workspace: DecodeWorkspace { partials, tickets } } = plan;
@@ -230,10 +253,16 @@ impl<'a> Problem<'a> {
                 counters = self.launch.output_address("tickets", &mut tickets.view_mut()?)?;
             }
         }
-        let params = DecodeParams { all, tickets: counters, only_single: (of == Of::Single).into(), pad: 0 };
+        let params = DecodeParams {
+            all,
+            tickets: counters,
+            only_single: (of == Of::Single).into(),
+            by_sequence: by_sequence.into(),
+        };
         let kernel = self.stream.kernel(kernel)?;
         let merge = if division.count > 1 && counters == 0 { Some(self.merge()?) } else { None };
         let blocks = all_tiles.saturating_mul(division.count);
+        self.run_first()?;
         // SAFETY: the operators have checked rows, heads and columns of each tensor against each other, and this problem's launch has
         // been given them; the kernel clamps lengths, starts and pages, which are on the device, to the sizes of the tensors.
         unsafe { self.stream.launch(op).run(&kernel, LaunchConfig::grid_1d(blocks), &params)? };

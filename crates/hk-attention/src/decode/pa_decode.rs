@@ -132,5 +132,5 @@ pub fn pa_decode<'a, T: AttentionElement, C: PagedElement<T>, O: UnifiedOutput<T
     problem.out_scale(options.out_scale)?;
     problem.single_queries("seq_lens", &seq_lens)?;
     let plan = DecodePlan { splits: options.splits, workspace };
-    problem.decode_batched(plan, sequences, [1, width.saturating_mul(sizes.tokens)])
+    problem.decode_batched(plan, sequences, [1, width.saturating_mul(sizes.tokens)], false)
 }

@@ -73,7 +73,16 @@ pub(super) fn workspace<'a>(
     let (sizes, [_, heads, _]) = (cache_sizes(inputs, CACHES)?, shape(inputs, "q")?);
     let keys = inputs.get("block_table")?.shape()[1].saturating_mul(sizes.tokens);
     let problem = AttentionProblem { sequences, heads, kv_heads: sizes.heads, queries, keys, dv: sizes.dv };
-    let len = decode_workspace(stream.device().info(), &problem, splits);
+    workspace_of(stream, outputs, &problem, splits)
+}
+
+pub(super) fn workspace_of<'a>(
+    stream: &Stream,
+    outputs: &mut Outputs<'a>,
+    problem: &AttentionProblem,
+    splits: Splits,
+) -> Result<DecodeWorkspace<'a>> {
+    let len = decode_workspace(stream.device().info(), problem, splits);
     if len == 0 {
         return Ok(DecodeWorkspace::default());
     }

@@ -5,6 +5,7 @@ mod common;
 mod decode;
 mod extend;
 mod flash;
+mod flash_decode;
 mod fused_bmm_rope_kv_cache;
 mod hstu;
 mod latent;
@@ -34,6 +35,7 @@ pub static OPERATORS: &[Operator] = &[
     mha::MHA_VARLEN,
     prefill_attn::PREFILL_ATTN,
     flash::FLASH_ATTN_FWD_PREFILL,
+    flash_decode::FLASH_ATTN_FWD_DECODE,
     hstu::HSTU_ATTN,
     lean::LEAN_ATTEN,
     lean_paged::LEAN_ATTEN_PAGED,

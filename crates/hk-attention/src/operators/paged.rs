@@ -191,6 +191,19 @@ pub(super) fn attend_paged(
     fresh: &HostRows,
     longest: [usize; 2],
 ) -> Result<[Vec<f64>; 2]> {
+    attend_rows(call, heads, &call.get("q")?.to_f64(), sequences, cache, fresh, longest)
+}
+
+/// The same for queries `q`.
+pub(super) fn attend_rows(
+    call: &HostCall,
+    heads: [usize; 4],
+    q: &[f64],
+    sequences: Vec<PagedSequence>,
+    cache: &HostRows,
+    fresh: &HostRows,
+    longest: [usize; 2],
+) -> Result<[Vec<f64>; 2]> {
     let [_, kv_heads, dqk, dv] = heads;
     let scale = |name: &str, n: usize, head: usize| match call.optional(name) {
         None => 1.0,
@@ -236,7 +249,7 @@ pub(super) fn attend_paged(
         }
         of_call.push(Sequence { queries, keys });
     }
-    attend(call, heads, &call.get("q")?.to_f64(), &rows, &of_call, longest)
+    attend(call, heads, q, &rows, &of_call, longest)
 }
 
 /// The bytes that a call has to move: of caches and fresh keys the rows that queries see, of the table their pages, queries and outputs

@@ -103,6 +103,8 @@ pub(crate) struct Problem<'a> {
     pub(crate) launch: Launch<'a>,
     pub(crate) kernel: DType,
     pub(crate) is_hstu: bool,
+    /// Launches that come first, after all checks.
+    first: Option<Box<dyn FnOnce() -> Result<()> + 'a>>,
     plan: Plan<'a>,
     pub(crate) params: Params,
 }
@@ -124,6 +126,7 @@ impl<'a> Problem<'a> {
             launch: stream.launch(op),
             kernel,
             is_hstu: false,
+            first: None,
             plan: Plan { tiling: Tiling::Auto, workspace: None },
             params,
         }
@@ -302,6 +305,11 @@ impl<'a> Problem<'a> {
         let pages = &mut self.params.pages;
         (pages.row, pages.head) = (0, if lists == 1 { 0 } else { pages.row });
         Ok(())
+    }
+
+    /// Each sequence has a page, of its own index.
+    pub fn own_pages(&mut self, of: CacheSizes) -> Result<()> {
+        self.pages(0, 1, of)
     }
 
     fn pages(&mut self, table: u64, width: u32, of: CacheSizes) -> Result<()> {
@@ -615,6 +623,15 @@ impl<'a> Problem<'a> {
         self.plan.workspace.take()
     }
 
+    /// Launches that come first, when nothing is left to refuse.
+    pub fn first(&mut self, launches: impl FnOnce() -> Result<()> + 'a) {
+        self.first = Some(Box::new(launches));
+    }
+
+    pub fn run_first(&mut self) -> Result<()> {
+        self.first.take().map_or(Ok(()), |launches| launches())
+    }
+
     pub fn params(&mut self) -> &mut Params {
         &mut self.params
     }
@@ -818,6 +835,7 @@ impl<'a> Problem<'a> {
         let kernel = self.stream.kernel(kernel)?;
         let merge = if splits > 1 { Some(self.merge()?) } else { None };
         let params = of(self.params);
+        self.run_first()?;
         // SAFETY: the operators have checked rows, heads and columns of each tensor against each other; the kernels clamp lengths,
         // starts and pages, which are on the device, to the sizes of the tensors.
         unsafe { self.launch.run(&kernel, LaunchConfig::grid_1d(blocks), &params)? };
