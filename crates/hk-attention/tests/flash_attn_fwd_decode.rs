@@ -328,6 +328,53 @@ fn decoding_is_as_a_prompt() {
     }
 }
 
+/// A graph appends where the sequences are when it is launched, and not beyond the cache.
+#[test]
+fn graphs_append_where_sequences_are() {
+    let (heads, kv_heads, d) = (4, 2, 64);
+    for gpu in &devices() {
+        let stream = gpu.stream();
+        let ones = |n: usize| vec![bf16::ONE; n];
+        let q = gpu.upload(&ones(2 * heads * d), [2, 1, heads, d]);
+        let [k, v] = [1, 2].map(|_| gpu.upload(&ones(2 * kv_heads * d), [2, 1, kv_heads, d]));
+        // The second sequence has two keys.
+        let row = kv_heads * d;
+        let cached = [vec![bf16::NAN; 4 * row], ones(2 * row), vec![bf16::NAN; 2 * row]].concat();
+        let mut caches = [(); 2].map(|()| gpu.upload(&cached, [2, 4, kv_heads, d]));
+        let mut lens = gpu.upload(&[0i32, 2], [2]);
+        let mut out = gpu.poisoned::<bf16>([2, 1, heads, d]);
+        let mut lse = gpu.poisoned::<f32>([2, heads, 1]);
+        let mut call = || {
+            let [k_cache, v_cache] = &mut caches;
+            let rows = CacheRows::InOrder;
+            let inputs = FlashDecodeInputs::<bf16, bf16> {
+                q: q.view(),
+                cache: FlashCache { k_cache: k_cache.view_mut(), v_cache: v_cache.view_mut(), rows },
+                seqlens: CacheSeqlens::Advanced(lens.view_mut()),
+                append: Some(FlashAppend { k_new: k.view(), v_new: v.view(), rotary: None }),
+            };
+            let outputs = AttentionOutputs { out: out.view_mut(), lse: Some(lse.view_mut()) };
+            let options = FlashDecodeOptions { scale: Some(1.0 / 64.0), ..Default::default() };
+            flash_attn_fwd_decode(stream, inputs, outputs, DecodeWorkspace::default(), &options)
+        };
+        // Kernels are loaded before the capture: keys 0 and 2.
+        call().unwrap();
+        let graph = stream.capture(&mut call).unwrap();
+        for step in 2..=4 {
+            // SAFETY: all tensors are alive, and only this thread uses them.
+            unsafe { graph.launch(stream).unwrap() };
+            assert_eq!(gpu.download(&lens).data, [step, step + 2]);
+            // All scores are 1: the sum of as many exponentials as there are keys.
+            for (n, sums) in gpu.download(&lse).data.chunks(heads).enumerate() {
+                let keys = step + 2 * n as i32;
+                let want = 1.0 + (keys as f32).ln();
+                let right = |lse: &f32| if keys > 4 { lse.is_nan() } else { (lse - want).abs() < 1e-4 };
+                assert!(sums.iter().all(right), "{sums:?} of {keys} keys on {}", gpu.spec());
+            }
+        }
+    }
+}
+
 #[derive(Clone)]
 struct Options {
     rows: Rows,
@@ -349,19 +396,17 @@ fn call(stream: &Stream, tensors: &mut Tensors, options: Options) -> Result<()> 
         let seqlens_out = tensors.optional_output("seqlens_out");
         CacheSeqlens::Kept { cache_seqlens: tensors.input("cache_seqlens"), seqlens_out }
     };
-    let rotary = match tensors.optional_input("cos") {
-        None => None,
-        Some(cos) => Some(AppendRotary {
-            cos,
-            sin: tensors.input("sin"),
-            style: RopeStyle::Neox,
-            q_rotated: tensors.output("q_rotated"),
-        }),
-    };
-    let append = match tensors.optional_input("k_new") {
-        None => None,
-        Some(k_new) => Some(FlashAppend { k_new, v_new: tensors.input("v_new"), rotary }),
-    };
+    let rotary = tensors.optional_input("cos").map(|cos| AppendRotary {
+        cos,
+        sin: tensors.input("sin"),
+        style: RopeStyle::Neox,
+        q_rotated: tensors.output("q_rotated"),
+    });
+    let append = tensors.optional_input("k_new").map(|k_new| FlashAppend {
+        k_new,
+        v_new: tensors.input("v_new"),
+        rotary,
+    });
     let cache = FlashCache { k_cache: tensors.output("k_cache"), v_cache: tensors.output("v_cache"), rows };
     let inputs = FlashDecodeInputs::<bf16, bf16> { q: tensors.input("q"), cache, seqlens, append };
     let options = FlashDecodeOptions {
