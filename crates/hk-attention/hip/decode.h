@@ -51,6 +51,7 @@ inline constexpr u32 kKeysOfBlock = kWaves * kKeys;
 
 /// A tile of rows and its split of the keys: keys [begin, end) of the sequence.
 struct Split : Work {
+    u32 tile;  // of the launch
     i32 begin, end;
     u32 parts;  // splits of the tile that have keys, at least one
 };
@@ -125,8 +126,14 @@ class StepWalk {
     }
 };
 
-/// T: type of products; From: the cache; kD: columns, at most.
-template <class T, class From, int kD>
+/// Where a kernel's parameters have those of decode: they are all of them.
+struct Alone {
+    using Kernel = DecodeParams;
+    HK_FN static const DecodeParams &of(const Kernel &p) { return p; }
+};
+
+/// T: type of products; From: the cache; kD: columns, at most; In: as Alone.
+template <class T, class From, int kD, class In = Alone>
 class Decode {
     static constexpr int kOwn = hk::kRowsPerLane;
     static constexpr int kBytes = From::kBytes;
@@ -168,6 +175,7 @@ class Decode {
     };
 
   private:
+    const typename In::Kernel &kernel_;
     const DecodeParams &d_;
     const Split &split_;
     Lds &lds_;
@@ -183,7 +191,7 @@ class Decode {
     u32 k_offset_[kOwn][kKLoads], v_offset_[kOwn][kVParts];
     u32 v_stride_;
 
-    HK_FN const Params &params() const { return hk::reload_params(d_).all; }
+    HK_FN const Params &params() const { return In::of(hk::reload_params(kernel_)).all; }
 
     HK_FN Row row(const Params &p, u32 index) const {
         const hk::DivMod at(split_.first + index, p.group, p.group_inverse);
@@ -575,7 +583,7 @@ class Decode {
     }
 
     HK_FN Partial partial(const Params &p, u32 split, const Row &row) const {
-        const bool packed = p.sequences.q_starts != 0 && !hk::reload_params(d_).only_single;
+        const bool packed = p.sequences.q_starts != 0 && !In::of(hk::reload_params(kernel_)).only_single;
         const u64 first = packed ? split_.q_start : u64(split_.sequence) * p.sequences.sq;
         return {p, split, (first + row.query) * p.heads + row.head};
     }
@@ -603,7 +611,8 @@ class Decode {
     }
 
   public:
-    HK_FN Decode(const DecodeParams &d, const Split &split, Lds &lds) : d_(d), split_(split), lds_(lds) {}
+    HK_FN Decode(const typename In::Kernel &kernel, const Split &split, Lds &lds)
+        : kernel_(kernel), d_(In::of(kernel)), split_(split), lds_(lds) {}
 
     /// `skip`: keys at the split's beginning that no row sees.
     HK_FN void run(u32 skip) {
@@ -632,8 +641,7 @@ class Decode {
             }
         }
         if (alone || !merges) return;
-        const u32 tile = hk::uniform(hk::xcd_remap(hk::block_x(), hk::grid_x()) / p.splits.count);
-        const auto counter = reinterpret_cast<GlobalPtr<u32>>(d_.tickets) + tile;
+        const auto counter = reinterpret_cast<GlobalPtr<u32>>(d_.tickets) + hk::uniform(split_.tile);
         if (!last_to_arrive(counter, split_.parts, lds_.last)) return;
 #pragma unroll
         for (u32 i = 0; i < kRowsOfThread; ++i) {
@@ -677,13 +685,12 @@ HK_FN bool find_split(const DecodeParams &d, Split &split, u32 &skip) {
     return split.split < split.parts || (!d.tickets && p.splits.count > 1);
 }
 
-template <class T, class From, int kD>
-HK_FN void decode(const DecodeParams &d) {
-    using Of = Decode<T, From, kD>;
-    auto &lds = hk::block_lds<typename Of::Lds>();
-    const u32 task = hk::xcd_remap(hk::block_x(), hk::grid_x());
+template <class T, class From, int kD, class In = Alone>
+HK_FN void decode(const typename In::Kernel &kernel, u32 task, typename Decode<T, From, kD, In>::Lds &lds) {
+    const DecodeParams &d = In::of(kernel);
     Split split;
     if (!find_work<kDim>(d.all, task, split)) return;
+    split.tile = task / d.all.splits.count;
     if (d.only_single) {
         // Of starts that are no partition other launches poison all outputs.
         const u64 starts = d.all.sequences.q_starts;
@@ -692,7 +699,12 @@ HK_FN void decode(const DecodeParams &d) {
     find_keys(d.all, split);
     u32 skip;
     if (!find_split(d, split, skip)) return;
-    Of(d, split, lds).run(skip);
+    Decode<T, From, kD, In>(kernel, split, lds).run(skip);
+}
+template <class T, class From, int kD>
+HK_FN void decode(const DecodeParams &d) {
+    auto &lds = hk::block_lds<typename Decode<T, From, kD>::Lds>();
+    decode<T, From, kD>(d, hk::xcd_remap(hk::block_x(), hk::grid_x()), lds);
 }
 
 /// Waves that share a SIMD.

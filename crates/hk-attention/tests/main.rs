@@ -13,6 +13,7 @@ mod mha;
 mod mla_decode;
 mod pa_decode;
 mod paged;
+mod pod_attn;
 mod prefill_attn;
 mod qk_concat;
 mod registry;

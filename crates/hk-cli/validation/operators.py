@@ -1073,6 +1073,26 @@ def flash_attn_fwd_decode(d):
 
 
 @case
+def pod_attn(d):
+    t = d.dtype()
+    paged = Paged(d, t, d.pick(16, 40, 64, 128), single=True)
+    heads, n, window = paged.kv * paged.group, d.size(3), d.pick(-1, 0, 20)
+    q, k = cuts(d, n, 90), cuts(d, n, 120)
+    prompts = {"q": d.normal((q[-1], heads, paged.dim), t)}
+    prompts |= {name: d.normal((k[-1], paged.kv, paged.dim), t) for name in "kv"}
+    out, lse = sequences(prompts, zip(slices(q), slices(k)), causal=True, left=window)
+    tokens = paged.inputs("seq_lens")
+    del tokens["cu_seqlens_q"]
+    inputs = {f"{name}_prefill": tensor for name, tensor in prompts.items()} | tokens
+    inputs |= {"cu_seqlens_q": q, "cu_seqlens_k": k, "q_decode": inputs.pop("q")}
+    want = {"out_prefill": (out, ATTENTION[t]), "lse_prefill": (lse, LSE)}
+    out, lse = paged.outputs(left=window)
+    want |= {"out_decode": (out, ATTENTION[t]), "lse_decode": (lse, LSE)}
+    parameters = {"layout": paged.layout, "window": window, "nsplit": d.pick(0, 1, 3), "prefill_blocks": d.pick(0, 1, 2)}
+    return inputs, parameters | {"decode_blocks": d.pick(0, 1, 3)}, want, ["lse_prefill", "lse_decode"]
+
+
+@case
 def merge_attn_states(d):
     t, tokens, heads, dim = d.dtype(), d.size(9), d.size(5), d.pick(7, 16, 64, 128)
     inputs = {f"out_{x}": d.normal((tokens, heads, dim), t) for x in "ab"}

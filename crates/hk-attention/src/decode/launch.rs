@@ -3,7 +3,7 @@
 use super::splits::{DecodeWorkspace, KEYS_OF_BLOCK, ROWS_OF_BLOCK, Splits};
 use crate::kernels::attention::{DecodeParams, KeyRows, KeysValues, Pages};
 use crate::prefill::{
-    FP8, MOST_STRIDE, Plan, Problem, QueryTile, Tiling, UNLIMITED, WINDOW_OF_PAGE, floats_per_row,
+    FP8, MOST_STRIDE, Merge, Plan, Problem, QueryTile, Tiling, UNLIMITED, WINDOW_OF_PAGE, floats_per_row,
 };
 use bytemuck::Zeroable;
 use hk_core::{DType, Error, KernelRef, LaunchConfig, Result, TensorViewMut};
@@ -47,6 +47,13 @@ impl<'a> DecodePlan<'a> {
     }
 }
 
+/// A launch of the kernel of few queries, and that of the merge.
+pub(super) struct DecodeLaunch<'a> {
+    pub params: DecodeParams,
+    pub blocks: usize,
+    pub merge: Option<Merge<'a>>,
+}
+
 /// Which of the sequences a launch serves.
 #[derive(Clone, Copy, PartialEq)]
 enum Of {
@@ -68,7 +75,7 @@ impl<'a> Problem<'a> {
 
     /// The kernel of few queries that serves the call: 16-bit queries or fp8 ones, a cache of that type or fp8, of rows in whole vectors, in
     /// pages of whole windows. `keys_beside`: other sequences have some.
-    fn decode_kernel(&self, keys_beside: bool) -> Option<KernelRef<DecodeParams>> {
+    pub(super) fn decode_kernel(&self, keys_beside: bool) -> Option<KernelRef<DecodeParams>> {
         let p = &self.params;
         let (scores, cache) = (&p.scores, &p.cache);
         let none = |of: &[u64]| of.iter().all(|data| *data == 0);
@@ -192,15 +199,44 @@ impl<'a> Problem<'a> {
         self.run_packed(sequences, total_q)
     }
 
-    /// Sizes: sequences, their queries, and keys of a sequence, at most.
+    /// As [`decode_launch`](Self::decode_launch), and launches it.
     fn run_decode(
         &mut self,
         kernel: KernelRef<DecodeParams>,
         plan: DecodePlan<'a>,
         of: Of,
-        [sequences, queries, keys]: [usize; 3],
+        sizes: [usize; 3],
         by_sequence: bool,
     ) -> Result<()> {
+        let DecodeLaunch { params, blocks, merge } = self.decode_launch(plan, of, sizes, by_sequence)?;
+        let kernel = self.stream.kernel(kernel)?;
+        self.run_first()?;
+        // SAFETY: the operators have checked rows, heads and columns of each tensor against each other, and this problem's launch has
+        // been given them; the kernel clamps lengths, starts and pages, which are on the device, to the sizes of the tensors.
+        unsafe { self.stream.launch(self.op).run(&kernel, LaunchConfig::grid_1d(blocks), &params)? };
+        merge.map_or(Ok(()), |merge| merge.run(&params.all))
+    }
+
+    /// The launch over a token of each sequence, if the kernel serves it.
+    pub(super) fn single_tokens(
+        &mut self,
+        mut plan: DecodePlan<'a>,
+        [sequences, keys]: [usize; 2],
+    ) -> Result<DecodeLaunch<'a>> {
+        self.check_plan(&mut plan)?;
+        let s = &mut self.params.sequences;
+        (s.n, s.sq) = (sequences as u32, 1);
+        self.decode_launch(plan, Of::All, [sequences, sequences, keys], false)
+    }
+
+    /// Sizes: sequences, their queries, and keys of a sequence, at most.
+    fn decode_launch(
+        &mut self,
+        plan: DecodePlan<'a>,
+        of: Of,
+        [sequences, queries, keys]: [usize; 3],
+        by_sequence: bool,
+    ) -> Result<DecodeLaunch<'a>> {
         let (op, info) = (self.op, self.stream.device().info());
         let DecodePlan { splits, workspace: DecodeWorkspace { partials, tickets } } = plan;
         let mut all = self.params;
@@ -259,13 +295,7 @@ impl<'a> Problem<'a> {
             only_single: (of == Of::Single).into(),
             by_sequence: by_sequence.into(),
         };
-        let kernel = self.stream.kernel(kernel)?;
         let merge = if division.count > 1 && counters == 0 { Some(self.merge()?) } else { None };
-        let blocks = all_tiles.saturating_mul(division.count);
-        self.run_first()?;
-        // SAFETY: the operators have checked rows, heads and columns of each tensor against each other, and this problem's launch has
-        // been given them; the kernel clamps lengths, starts and pages, which are on the device, to the sizes of the tensors.
-        unsafe { self.stream.launch(op).run(&kernel, LaunchConfig::grid_1d(blocks), &params)? };
-        merge.map_or(Ok(()), |merge| merge.run(&params.all))
+        Ok(DecodeLaunch { params, blocks: all_tiles.saturating_mul(division.count), merge })
     }
 }

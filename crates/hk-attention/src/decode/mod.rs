@@ -4,6 +4,7 @@ mod flash;
 mod launch;
 mod merge_states;
 mod pa_decode;
+mod pod;
 mod splits;
 
 pub use flash::{
@@ -13,4 +14,5 @@ pub use flash::{
 pub(crate) use launch::DecodePlan;
 pub use merge_states::{AttentionState, merge_attn_states};
 pub use pa_decode::{PaDecodeInputs, PaDecodeOptions, pa_decode};
+pub use pod::{PodDecode, PodOptions, PodPrefill, pod_attn};
 pub use splits::{DecodeWorkspace, Splits, Tickets, decode_workspace};

@@ -89,20 +89,34 @@ pub fn pa_decode<'a, T: AttentionElement, C: PagedElement<T>, O: UnifiedOutput<T
     workspace: DecodeWorkspace<'a>,
     options: &PaDecodeOptions<'a>,
 ) -> Result<()> {
-    const OP: &str = "pa_decode";
+    let (problem, sizes) = prepare("pa_decode", stream, inputs, outputs, &workspace, options)?;
+    let plan = DecodePlan { splits: options.splits, workspace };
+    let [sequences, keys] = sizes;
+    problem.decode_batched(plan, sequences, [1, keys], false)
+}
+
+/// What a call gives of a problem; sequences, and keys of the longest one.
+pub(super) fn prepare<'a, T: AttentionElement, C: PagedElement<T>, O: UnifiedOutput<T>>(
+    op: &'static str,
+    stream: &'a Stream,
+    inputs: PaDecodeInputs<'a, T, C>,
+    outputs: AttentionOutputs<'a, O>,
+    workspace: &DecodeWorkspace<'a>,
+    options: &PaDecodeOptions<'a>,
+) -> Result<(Problem<'a>, [usize; 2])> {
     let PaDecodeInputs { q, cache: PagedKv { k_cache, v_cache, pages }, seq_lens } = inputs;
     let AttentionOutputs { mut out, mut lse } = outputs;
-    let [sequences, ..] = q.dims::<3>(OP, "q")?;
+    let [sequences, ..] = q.dims::<3>(op, "q")?;
     let (k, v) = (("k_cache", k_cache.shape()), ("v_cache", v_cache.shape()));
-    let sizes = pages.layout.sizes(OP, C::DTYPE, k, v)?;
-    let heads = check_cache_heads(OP, q.shape(), ["k_cache", "v_cache"], sizes, [256, 256])?;
-    out.expect_shape(OP, "out", [sequences, heads.heads, heads.dv])?;
+    let sizes = pages.layout.sizes(op, C::DTYPE, k, v)?;
+    let heads = check_cache_heads(op, q.shape(), ["k_cache", "v_cache"], sizes, [256, 256])?;
+    out.expect_shape(op, "out", [sequences, heads.heads, heads.dv])?;
     if let Some(lse) = &lse {
-        lse.expect_shape(OP, "lse", [sequences, heads.heads])?;
+        lse.expect_shape(op, "lse", [sequences, heads.heads])?;
     }
-    seq_lens.expect_shape(OP, "seq_lens", [sequences])?;
-    let [_, width] = pages.block_table.dims(OP, "block_table")?;
-    let mut problem = Problem::new(OP, stream, kernel_of::<T, O>(), heads);
+    seq_lens.expect_shape(op, "seq_lens", [sequences])?;
+    let [_, width] = pages.block_table.dims(op, "block_table")?;
+    let mut problem = Problem::new(op, stream, kernel_of::<T, O>(), heads);
     problem.disjoint(
         &[
             ("q", Some(&q)),
@@ -131,6 +145,5 @@ pub fn pa_decode<'a, T: AttentionElement, C: PagedElement<T>, O: UnifiedOutput<T
     problem.cache_scales(&options.scales, sequences)?;
     problem.out_scale(options.out_scale)?;
     problem.single_queries("seq_lens", &seq_lens)?;
-    let plan = DecodePlan { splits: options.splits, workspace };
-    problem.decode_batched(plan, sequences, [1, width.saturating_mul(sizes.tokens)], false)
+    Ok((problem, [sequences, width.saturating_mul(sizes.tokens)]))
 }

@@ -29,7 +29,7 @@ pub(super) const CACHE_TILE: ScalarSpec =
 const DECODE: &[&CodeObjects] = &[&kernels::DECODE_BF16, &kernels::DECODE_F16, &kernels::MERGE];
 
 /// The sources of the kernels that decode.
-const KERNELS: &[&CodeObjects] = &joined::<6>(GENERAL, DECODE);
+pub(super) const KERNELS: &[&CodeObjects] = &joined::<6>(GENERAL, DECODE);
 
 /// The same, and of those for prompts over pages.
 pub(super) const CACHED: &[&CodeObjects] = &joined::<10>(PAGED, DECODE);

@@ -16,6 +16,7 @@ mod mha;
 mod mla;
 mod pa_prefill;
 mod paged;
+mod pod;
 mod prefill_attn;
 mod qk_concat;
 mod rope_cat_and_cache_mla;
@@ -41,6 +42,7 @@ pub static OPERATORS: &[Operator] = &[
     lean_paged::LEAN_ATTEN_PAGED,
     unified::UNIFIED_ATTN,
     decode::PA_DECODE,
+    pod::POD_ATTN,
     merge_states::MERGE_ATTN_STATES,
     extend::EXTEND_ATTN,
     pa_prefill::PA_PREFILL,

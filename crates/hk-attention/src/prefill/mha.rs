@@ -164,13 +164,13 @@ pub fn mha_varlen<'a, T: AttentionElement, O: AttentionOutput<T>>(
 
 impl SequenceStarts<'_> {
     /// The number of sequences.
-    pub(super) fn check(&self, op: &'static str) -> Result<usize> {
+    pub(crate) fn check(&self, op: &'static str) -> Result<usize> {
         let sequences = check_starts(op, "cu_seqlens_q", &self.q)?;
         self.k.expect_shape(op, "cu_seqlens_k", [sequences + 1])?;
         Ok(sequences)
     }
 
-    pub(super) fn operands(&self) -> [NamedOperand<'_>; 2] {
+    pub(crate) fn operands(&self) -> [NamedOperand<'_>; 2] {
         [("cu_seqlens_q", Some(&self.q)), ("cu_seqlens_k", Some(&self.k))]
     }
 }
@@ -209,7 +209,7 @@ pub(super) fn check_batched<T: AttentionElement, O: Element>(
 }
 
 /// Rows of `[total, H, D]`: of queries, of keys.
-pub(super) fn check_packed<T: AttentionElement, O: Element>(
+pub(crate) fn check_packed<T: AttentionElement, O: Element>(
     op: &'static str,
     inputs: &Qkv<T>,
     outputs: &AttentionOutputs<O>,
@@ -229,7 +229,7 @@ pub(super) fn check_packed<T: AttentionElement, O: Element>(
 
 /// What queries, keys, values, outputs and options give of a problem; sequences, queries and keys. `others`: inputs that the outputs
 /// may not share memory with, either.
-pub(super) fn problem<'a, T: AttentionElement, O: AttentionOutput<T>>(
+pub(crate) fn problem<'a, T: AttentionElement, O: AttentionOutput<T>>(
     op: &'static str,
     stream: &'a Stream,
     inputs: Qkv<'a, T>,

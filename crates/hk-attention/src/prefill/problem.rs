@@ -6,7 +6,8 @@ use super::options::{
     AttentionOptions, Bias, Descales, Dropout, Mask, check_fp8, check_scale, check_softcap,
 };
 use super::plan::{
-    DenseKernel, DenseKeys, KEYS_OF_TILE, Plan, PromptKernel, QueryTile, Tiling, auto_splits, floats_per_row,
+    DenseKernel, DenseKeys, KEYS_OF_TILE, Plan, PromptKernel, QueryTile, Tiling, auto_splits, dense_rows,
+    floats_per_row,
 };
 use crate::kernels::attention::{HeadRows, Hstu, KeyRows, KeysValues, Pages as PageTable, Params};
 use crate::kv_cache::{CacheScales, CacheSizes, KvLayout, Strides, piece};
@@ -35,7 +36,7 @@ pub(crate) struct Heads {
 }
 
 /// Shapes without their rows: heads and columns.
-pub(super) fn check_heads(
+pub(crate) fn check_heads(
     op: &'static str,
     [(q_arg, q), (k_arg, k), (v_arg, v)]: [(&'static str, &[usize]); 3],
     most: [usize; 2],
@@ -679,6 +680,22 @@ impl<'a> Problem<'a> {
         let kernel = self.choose(tiles)?;
         let sk = self.params.sequences.total_k as usize;
         self.run(kernel, tiles(kernel.rows), total_q, sk)
+    }
+
+    /// The parameters of a launch of short tiles over packed sequences, and its blocks, if a kernel for keys beside the queries serves it.
+    pub fn short_tiles(&mut self, sequences: usize, total_q: usize) -> Result<Option<(Params, usize)>> {
+        if self.dense_keys() != Some(DenseKeys::Fresh) {
+            return Ok(None);
+        }
+        let (n, total) = (self.count("cu_seqlens_q", sequences)?, self.count("q", total_q)?);
+        let rows = self.count("q", total_q.saturating_mul(self.params.group as usize))? as usize;
+        let [_, of_block] =
+            dense_rows(self.stream.device().arch(), DenseKeys::Fresh, self.params.dv as usize);
+        let tiles = rows / of_block + sequences;
+        let s = &mut self.params.sequences;
+        (s.n, s.total_q, s.tiles) = (n, total, tiles as u32); // fewer than rows and sequences
+        self.params.splits.count = 1;
+        Ok(Some((self.params, tiles.saturating_mul(self.params.kv_heads as usize))))
     }
 
     /// The dense kernels that serve the call: rows in whole vectors, pages of whole windows, no option that changes scores one by one.
