@@ -48,6 +48,7 @@ inline constexpr int kThreads = kWaves * hk::kWaveSize;
 inline constexpr int kDim = 16;  // rows of a block
 inline constexpr int kKeys = 32;  // of a step of a wave
 inline constexpr u32 kKeysOfBlock = kWaves * kKeys;
+inline constexpr u32 kMostParts = 128;  // splits that the last block of a tile merges
 
 /// A tile of rows and its split of the keys: keys [begin, end) of the sequence.
 struct Split : Work {
@@ -170,7 +171,10 @@ class Decode {
   public:
     struct Lds {
         Vec<float, 2> sums[kWaves][kDim];
-        Vec<float, 4> o[kWaves][kDim][kDim];
+        union {
+            Vec<float, 4> o[kWaves][kDim][kDim];
+            Vec<float, 2> parts[kMostParts][kDim];
+        };
         u32 last;
     };
 
@@ -643,12 +647,32 @@ class Decode {
         if (alone || !merges) return;
         const auto counter = reinterpret_cast<GlobalPtr<u32>>(d_.tickets) + hk::uniform(split_.tile);
         if (!last_to_arrive(counter, split_.parts, lds_.last)) return;
+        merge_parts(p);
+    }
+
+  private:
+    /// The results of all splits of the tile: maxima and sums go to LDS, for all that reads them again.
+    HK_FN void merge_parts(const Params &p) const {
+        constexpr u32 kStep = kThreads / kDim, kAhead = 4;
+        const u32 own = hk::thread_x() % kDim;
+        const Row of_sums = row(p, own);
+        for (u32 first = hk::thread_x() / kDim; first < split_.parts; first += kAhead * kStep) {
+            Vec<float, 2> sums[kAhead];
+#pragma unroll
+            for (u32 i = 0; i < kAhead; ++i) {
+                const u32 s = first + i * kStep, most = split_.parts - 1;
+                sums[i] = of_sums.valid ? partial(p, s < most ? s : most, of_sums).sums(p) : Vec<float, 2>(0.0f);
+            }
+#pragma unroll
+            for (u32 i = 0; i < kAhead; ++i) lds_.parts[first + i * kStep][own] = sums[i];
+        }
+        hk::block_barrier();
 #pragma unroll
         for (u32 i = 0; i < kRowsOfThread; ++i) {
             const Row of = row(p, thread_row(i));
             if (!of.valid) continue;
-            store_row<8>(
-                p, of, split_.parts, [&](u32 s) { return partial(p, s, of).sums(p); },
+            store_row<16>(
+                p, of, split_.parts, [&](u32 s) { return lds_.parts[s][thread_row(i)]; },
                 [&](u32 s, int pass) { return partial(p, s, of).load(p, value_column(thread_place(), pass * 4)); });
         }
     }

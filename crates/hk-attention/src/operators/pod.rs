@@ -122,7 +122,7 @@ pub(super) const POD_ATTN: Operator = Operator {
         case!("bf16, one kind after the other, window", Bf16 3 190 190, 3, 4 1 80, Bf16 [40, 16, 1, 80], 6,
             ["lse_decode" F32 [3, 4]],
             [("prefill_blocks", Scalar::Count(1)), ("window", Scalar::Int(40)), ("scale", Scalar::Float(0.2))]),
-        case!("f16, mixed by a given ratio, more splits than one launch has", F16 2 140 150, 2, 2 1 64,
+        case!("f16, mixed by a given ratio, tens of splits", F16 2 140 150, 2, 2 1 64,
             F16 [300, 16, 1, 64], 150, ["lse_prefill" F32 [140, 2]],
             [("prefill_blocks", Scalar::Count(2)), ("decode_blocks", Scalar::Count(3)), ("nsplit", Scalar::Count(40))]),
         case!("bf16, two launches: 256 columns, Hnd", Bf16 2 40 50, 2, 2 1 256, Bf16 [16, 1, 16, 256], 4, [], [HND]),
