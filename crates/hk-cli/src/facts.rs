@@ -4,6 +4,7 @@ mod attention;
 mod busy;
 mod decode;
 mod latent;
+mod merges;
 mod pod;
 
 use crate::out::{self, Table};
@@ -68,6 +69,9 @@ fn tables(operators: &[&'static Operator]) -> Result<String> {
             (latent::TITLE, latent::table()?),
             (busy::TITLE, busy::table()?),
         ]);
+    }
+    if has("pa_decode") {
+        sections.push((merges::TITLE, merges::table()?));
     }
     if has("pod_attn") {
         sections.push((pod::TITLE, pod::table()?));
