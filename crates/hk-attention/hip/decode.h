@@ -50,6 +50,29 @@ inline constexpr int kKeys = 32;  // of a step of a wave
 inline constexpr u32 kKeysOfBlock = kWaves * kKeys;
 inline constexpr u32 kMostParts = 128;  // splits that the last block of a tile merges
 
+/// int8 in memory, T in registers, exactly.
+template <class T>
+struct StoredI8 {
+    static constexpr u32 kBytes = 1;
+    template <int N>
+    HK_FN static Vec<u32, N> widened(Vec<u32, N / 2> v) {
+        const auto values = hk::dequantize_packed<hk::QuantType::I8>(v);
+        if constexpr (__is_same(T, hk::bf16))
+            return __builtin_bit_cast(Vec<u32, N>, hk::detail::exact_bf16<2 * N>(values));
+        else
+            return __builtin_bit_cast(Vec<u32, N>, __builtin_convertvector(values, Vec<T, 2 * N>));
+    }
+};
+
+/// Elements with a factor for each token and key head, f32: KeyRows::descale is [pages, key heads, tokens], its strides are those of pages
+/// and heads, and rows of a step are on 16 bytes.
+template <class From>
+struct TokenScaled : From {
+    static constexpr bool kOfTokens = true;
+};
+template <class From>
+inline constexpr bool kTokenScales = requires { From::kOfTokens; };
+
 /// A tile of rows and its split of the keys: keys [begin, end) of the sequence.
 struct Split : Work {
     u32 tile;  // of the launch
@@ -59,7 +82,8 @@ struct Split : Work {
 HK_FN KeyRange keys_of(const Params &, const Split &split) { return {split.begin, split.end - 1}; }
 
 /// Walks along a wave's steps of the keys of a sequence in pages. The rows of a step are in two windows; those of pages that are not
-/// in the cache, and rows past the last one, read as zero.
+/// in the cache, and rows past the last one, read as zero. kScales: with windows of the tokens' factors.
+template <bool kScales>
 class StepWalk {
     static constexpr int kParts = kKeys / kPageRows;
     struct Rows {
@@ -69,13 +93,17 @@ class StepWalk {
         HK_FN Rows(const KeyRows &of, u32 page, u32 head, u32 bytes)
             : page_0(detail::uniform_address(of.row(page, head, 0))), page_stride(of.batch),
               stride(u32(of.token_group)), bytes(bytes) {}
+        /// The factors of tokens.
+        HK_FN Rows(const KeyRows &of, u32 head)
+            : page_0(detail::uniform_address(of.descale + u64(i64(head) * of.descale_head) * 4)),
+              page_stride(of.descale_batch * 4), stride(4), bytes(4) {}
         /// Of `after` + 1 rows, if they are there.
         HK_FN hk::Window window(u32 page, u32 token, bool there, u32 after) const {
             const u64 at = page_0 + u64(i64(page) * page_stride) + u64(token) * stride;
             return {reinterpret_cast<GlobalPtr<const u8>>(at), there ? after * stride + bytes : 0};
         }
     };
-    Rows k_, v_;
+    Rows k_, v_, k_scale_, v_scale_;
     u64 table_;  // of the sequence; 0: its only page is the first one
     u32 n_pages_, tokens_, inverse_;
     u32 row_, end_;
@@ -84,12 +112,14 @@ class StepWalk {
   public:
     struct Windows {
         hk::Window k[kParts], v[kParts];
+        hk::Window k_scale[kParts], v_scale[kParts];  // kScales
         u32 missing;  // bit i: rows of part i are of a page that is not in the cache
     };
 
     HK_FN StepWalk(const DecodeParams &d, const Split &split, u32 k_bytes, u32 v_bytes)
         : k_(d.all.cache.k, d.by_sequence ? split.sequence : 0, split.kv_head, k_bytes),
-          v_(d.all.cache.v, d.by_sequence ? split.sequence : 0, split.kv_head, v_bytes) {
+          v_(d.all.cache.v, d.by_sequence ? split.sequence : 0, split.kv_head, v_bytes),
+          k_scale_(d.all.cache.k, split.kv_head), v_scale_(d.all.cache.v, split.kv_head) {
         const Pages &pages = d.all.pages;
         table_ = d.by_sequence ? 0 : detail::uniform_address(pages.table + split.pages * 4);
         n_pages_ = pages.n_pages, tokens_ = pages.tokens, inverse_ = pages.inverse;
@@ -109,6 +139,10 @@ class StepWalk {
             const u32 token = hk::DivMod(row, tokens_, inverse_).remainder, rows = after < most ? after : most;
             windows.k[i] = k_.window(entry_[i], token, there && row < end_, rows);
             windows.v[i] = v_.window(entry_[i], token, there && row < end_, rows);
+            if constexpr (kScales) {
+                windows.k_scale[i] = k_scale_.window(entry_[i], token, there && row < end_, rows);
+                windows.v_scale[i] = v_scale_.window(entry_[i], token, there && row < end_, rows);
+            }
             windows.missing |= !there && row < end_ ? 1u << i : 0;
         }
         row_ += kKeysOfBlock;
@@ -158,6 +192,14 @@ class Decode {
     };
     struct V {
         Vec<u32, kVAccess / 4> key[kTilesOfStep][kOwn][kVKeys][kVParts];
+    };
+    static constexpr bool kScales = kTokenScales<From>;
+    using Walk = StepWalk<kScales>;
+    using Windows = typename Walk::Windows;
+    /// Factors of the lane's keys of a step: runs of neighbouring ones.
+    static constexpr int kRuns = Places::kElements / (hk::kMmaRows * kOwn);
+    struct Scales {
+        Vec<float, hk::kMmaRows> k[kTilesOfStep][kRuns], v[kTilesOfStep][kRuns];
     };
     struct Row {
         u32 query, head;
@@ -250,6 +292,10 @@ class Decode {
         }
     }
 
+    HK_FN float cache_scale(const KeyRows &rows) const {
+        return kScales ? 1.0f : rows.scale(split_.sequence, split_.kv_head);
+    }
+
     HK_FN void set_up() {
         const Params &p = params();
         const u32 lane = hk::lane_id(), group = hk::group_of_lane<kDim>(lane);
@@ -272,7 +318,7 @@ class Decode {
         }
 
         const Scores &of = p.scores;
-        scale_ = of.scale * p.cache.k.scale(split_.sequence, split_.kv_head);
+        scale_ = of.scale * cache_scale(p.cache.k);
         // A factor that is not above 0 does not leave masked scores at -inf.
         one_by_one_ = of.softcap != 0.0f || of.alibi || p.q_descale || !(scale_ > 0.0f);
         if (!one_by_one_) scale_ *= kLog2E;
@@ -298,7 +344,7 @@ class Decode {
         }
     }
 
-    HK_FN K load_keys(const StepWalk::Windows &windows) const {
+    HK_FN K load_keys(const Windows &windows) const {
         K k;
 #pragma unroll
         for (int t = 0; t < kTilesOfStep; ++t) {
@@ -312,7 +358,7 @@ class Decode {
         return k;
     }
     /// The first `skip` rows are zero.
-    HK_FN V load_values(const StepWalk::Windows &windows, u32 skip = 0) const {
+    HK_FN V load_values(const Windows &windows, u32 skip = 0) const {
         V v;
 #pragma unroll
         for (int t = 0; t < kTilesOfStep; ++t) {
@@ -332,6 +378,41 @@ class Decode {
             }
         }
         return v;
+    }
+
+    /// Those of the first `skip` values are zero.
+    HK_FN static Scales load_scales([[maybe_unused]] const Windows &windows, [[maybe_unused]] u32 skip = 0) {
+        Scales scales;
+        if constexpr (kScales) {
+#pragma unroll
+            for (int t = 0; t < kTilesOfStep; ++t) {
+#pragma unroll
+                for (int run = 0; run < kRuns; ++run) {
+                    using Run = Vec<float, hk::kMmaRows>;
+                    const u32 offset = Places::n(hk::lane_id(), run * hk::kMmaRows * kOwn) * 4;
+                    scales.k[t][run] = windows.k_scale[t].template load<Run>(offset);
+                    scales.v[t][run] = windows.v_scale[t].template load<Run>(offset);
+                    if (skip != 0) {
+#pragma unroll
+                        for (u32 i = 0; i < hk::kMmaRows; ++i) {
+                            if (t * kDim + offset / 4 + i < skip) scales.v[t][run][i] = 0.0f;
+                        }
+                    }
+                }
+            }
+        }
+        return scales;
+    }
+    /// Scores or probabilities of keys, each times its factor.
+    HK_FN void scale_keys(const auto &scales) {
+#pragma unroll
+        for (u32 r = 0; r < kOwn; ++r) {
+            map_pairs(s_, r, [&](int i, Vec<float, 2> pair) {
+                constexpr int kOfRun = hk::kMmaRows * kOwn;
+                const auto &run = scales[i / Places::kElements][i % Places::kElements / kOfRun];
+                return pair * Vec<float, 2>{run[i % hk::kMmaRows], run[i % hk::kMmaRows + 1]};
+            });
+        }
     }
 
     HK_FN hk::Frag key_frag(const K &k, int t, int step) const {
@@ -403,7 +484,8 @@ class Decode {
     }
 
     /// Products of the step at key `at` to probabilities.
-    HK_FN void score(i32 at) {
+    HK_FN void score(i32 at, [[maybe_unused]] const Scales &scales) {
+        if constexpr (kScales) scale_keys(scales.k);
         float scale = scale_;
         if (one_by_one_) {
             make_scores(at);
@@ -423,6 +505,7 @@ class Decode {
             }
         }
         softmax_.update(s_, o_, scale);
+        if constexpr (kScales) scale_keys(scales.v);
     }
     HK_FN void make_scores(i32 at) {
         const Params &p = params();
@@ -465,7 +548,7 @@ class Decode {
 
     HK_FN void walk(u32 skip) {
         const Params &p = params();
-        StepWalk steps(d_, split_, p.dqk * kBytes, p.dv * kBytes);
+        Walk steps(d_, split_, p.dqk * kBytes, p.dv * kBytes);
         i32 at = split_.begin + i32(hk::wave_id()) * kKeys;
         const i32 end = i32(hk::uniform(u32(split_.end)));
         at = i32(hk::uniform(u32(at)));
@@ -476,17 +559,18 @@ class Decode {
             struct Set {
                 K k;
                 V v;
+                Scales scales;
                 u32 missing;
             };
             const auto load = [&](u32 skip) __attribute__((always_inline)) {
-                const StepWalk::Windows windows = steps.next();
-                Set set = {load_keys(windows), load_values(windows, skip), windows.missing};
+                const Windows windows = steps.next();
+                Set set = {load_keys(windows), load_values(windows, skip), load_scales(windows, skip), windows.missing};
                 hk::sched_barrier();
                 return set;
             };
             const auto take = [&](const Set &set) __attribute__((always_inline)) {
                 multiply_keys(set.k, set.missing);
-                score(at);
+                score(at, set.scales);
                 multiply_values(set.v);
                 at += kKeysOfBlock;
             };
@@ -499,20 +583,22 @@ class Decode {
                 odd = load(0);
             } while (at < end);
         } else {
-            StepWalk::Windows windows = steps.next();
+            Windows windows = steps.next();
             K k = load_keys(windows);
             V v = load_values(windows, skip);
+            Scales scales = load_scales(windows, skip);
             u32 missing = windows.missing;
             for (;;) {
                 multiply_keys(k, missing);
                 windows = steps.next();
                 k = load_keys(windows);
                 missing = windows.missing;
-                score(at);
+                score(at, scales);
                 multiply_values(v);
                 at += kKeysOfBlock;
                 if (at >= end) break;
                 v = load_values(windows);
+                scales = load_scales(windows);
             }
         }
     }
@@ -627,7 +713,7 @@ class Decode {
         }
         Together all = meet();
         const Params &p = params();
-        const float value_scale = p.cache.v.scale(split_.sequence, split_.kv_head);
+        const float value_scale = cache_scale(p.cache.v);
         const bool merges = d_.tickets != 0, alone = merges ? split_.parts == 1 : p.splits.count == 1;
 #pragma unroll
         for (u32 i = 0; i < kRowsOfThread; ++i) {

@@ -3,13 +3,13 @@
 use super::splits::{DecodeWorkspace, KEYS_OF_BLOCK, ROWS_OF_BLOCK, Splits};
 use crate::kernels::attention::{DecodeParams, KeyRows, KeysValues, Pages};
 use crate::prefill::{
-    FP8, MOST_STRIDE, Merge, Plan, Problem, QueryTile, Tiling, UNLIMITED, WINDOW_OF_PAGE, floats_per_row,
+    FP8, I8, MOST_STRIDE, Merge, Plan, Problem, QueryTile, Tiling, UNLIMITED, WINDOW_OF_PAGE, floats_per_row,
 };
 use bytemuck::Zeroable;
 use hk_core::{DType, Error, KernelRef, LaunchConfig, Result, TensorViewMut};
 
-/// By columns, at most: the kernels of caches of the own type and of fp8.
-type Table = [(usize, [KernelRef<DecodeParams>; 2]); 3];
+/// By columns, at most: the kernels of caches of the own type, of fp8 and of int8, and of these two with factors of tokens.
+type Table = [(usize, [KernelRef<DecodeParams>; 5]); 3];
 
 macro_rules! kernels {
     ($type:literal $($columns:literal $most:literal),*) => {
@@ -18,6 +18,9 @@ macro_rules! kernels {
             [
                 DecodeParams::kernel(concat!("decode_", $type, "_d", $columns)),
                 DecodeParams::kernel(concat!("decode_", $type, "_fp8_d", $columns)),
+                DecodeParams::kernel(concat!("decode_", $type, "_i8_d", $columns)),
+                DecodeParams::kernel(concat!("decode_", $type, "_fp8_scaled_d", $columns)),
+                DecodeParams::kernel(concat!("decode_", $type, "_i8_scaled_d", $columns)),
             ],
         )),*]
     };
@@ -73,7 +76,7 @@ impl<'a> Problem<'a> {
         self.launch.output_address("workspace", partials).map(drop)
     }
 
-    /// The kernel of few queries that serves the call: 16-bit queries or fp8 ones, a cache of that type or fp8, of rows in whole vectors, in
+    /// The kernel of few queries that serves the call: 16-bit queries or fp8 ones, a cache of that type, fp8 or int8, of rows in whole vectors, in
     /// pages of whole windows. `keys_beside`: other sequences have some.
     pub(super) fn decode_kernel(&self, keys_beside: bool) -> Option<KernelRef<DecodeParams>> {
         let p = &self.params;
@@ -85,8 +88,10 @@ impl<'a> Problem<'a> {
             _ => return None,
         };
         let (bytes, of) = match cache.element {
+            0 if self.token_scales => return None,
             0 => (2, 0),
-            FP8 => (1, 1),
+            FP8 => (1, if self.token_scales { 3 } else { 1 }),
+            I8 => (1, if self.token_scales { 4 } else { 2 }),
             _ => return None,
         };
         let in_rows = |rows: &KeyRows, columns: u32| {
@@ -130,6 +135,11 @@ impl<'a> Problem<'a> {
             Some(kernel) => {
                 let queries = sequences.saturating_mul(sq);
                 self.run_decode(kernel, plan, Of::All, [sequences, queries, sk], by_sequence)
+            }
+            None if self.token_scales => {
+                let why =
+                    "caches of fp8 or int8 in rows on 16 bytes, pages of 16, 32, .. tokens, 16-bit queries";
+                Err(Error::unsupported(self.op, "factors of tokens beside these tensors", why))
             }
             None => {
                 if by_sequence {

@@ -33,7 +33,7 @@ pub struct PaDecodeOptions<'a> {
     pub alibi: Option<TensorView<'a, f32>>,
     /// A logit `[Hq]` of no value for each head, which is not scaled.
     pub sink: Option<TensorView<'a, f32>>,
-    /// Factors of the cache: `[1]` or `[N, Hkv]`.
+    /// Factors of the cache: `[1]` or `[N, Hkv]`; or of fp8 and int8 caches of each token, `[pages, Hkv, tokens]`, both.
     pub scales: CacheScales<'a>,
     /// `[1]`: outputs are divided by it before they are rounded.
     pub out_scale: Option<TensorView<'a, f32>>,
@@ -62,9 +62,10 @@ pub struct PaDecodeOptions<'a> {
 /// `Hq` is a multiple of `Hkv`; `Dqk` and `Dv` are 1 to 256 and may differ. Pages have any number of tokens. Rounding is as in
 /// [`mha`](fn@crate::mha). A sequence without keys has outputs of 0 and an `lse` of -inf, or the sink.
 ///
-/// Each byte of the keys that are seen is read once, 16 bytes of a lane at a time, for `bf16`, `f16` and fp8 caches in layouts `Nhd` and
+/// Each byte of the keys that are seen is read once, 16 bytes of a lane at a time, for `bf16`, `f16`, fp8 and int8 caches in layouts `Nhd` and
 /// `Hnd` with pages of a multiple of 16 tokens, rows on 16 bytes, and up to 16 heads of a group. Other caches are served by the kernel of
-/// prompts. [`Splits`] says how keys are split among blocks, and what results depend on.
+/// prompts, and then have no factors of tokens. Of those, rows are on 16 bytes; probabilities times the factor of a value are rounded to 16
+/// bits, and the sum of probabilities is that of the ones without. [`Splits`] says how keys are split among blocks, and what results depend on.
 ///
 /// What is on the device is not trusted. A sequence whose length is negative or more than the tokens of its row of `block_table` has
 /// outputs of NaN. So has one that sees a key of a page that is not in the cache. Table entries and pages that are not seen are not read.
@@ -76,7 +77,7 @@ pub struct PaDecodeOptions<'a> {
 /// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align),
 /// [`Empty`](hk_core::Error::Empty) if a tensor breaks the table, also if the workspace is too short for the splits that are asked for;
 /// [`Argument`](hk_core::Error::Argument) for a scale that is 0 or not finite, a softcap that is negative or not finite, and splits that are
-/// none, [`Unsupported`](hk_core::Error::Unsupported) for the fp8 of another device, [`Overlap`](hk_core::Error::Overlap) of outputs,
+/// none, [`Unsupported`](hk_core::Error::Unsupported) for the fp8 of another device and for factors of tokens of other caches, [`Overlap`](hk_core::Error::Overlap) of outputs,
 /// [`TooLarge`](hk_core::Error::TooLarge) beyond 2^30 - 1 rows or pages, [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of
 /// loading and launching a kernel. Nothing is written then.
 ///
@@ -142,7 +143,7 @@ pub(super) fn prepare<'a, T: AttentionElement, C: PagedElement<T>, O: UnifiedOut
     problem.mask(Mask { causal: true, left: options.window, right: None });
     problem.alibi(options.alibi, sequences)?;
     problem.sink(options.sink)?;
-    problem.cache_scales(&options.scales, sequences)?;
+    problem.cache_or_token_scales(&options.scales, sequences, sizes)?;
     problem.out_scale(options.out_scale)?;
     problem.single_queries("seq_lens", &seq_lens)?;
     Ok((problem, [sequences, width.saturating_mul(sizes.tokens)]))

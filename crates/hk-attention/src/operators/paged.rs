@@ -205,8 +205,12 @@ pub(super) fn attend_rows(
     longest: [usize; 2],
 ) -> Result<[Vec<f64>; 2]> {
     let [_, kv_heads, dqk, dv] = heads;
-    let scale = |name: &str, n: usize, head: usize| match call.optional(name) {
+    let scale = |name: &str, n: usize, head: usize, slot: usize| match call.optional(name) {
         None => 1.0,
+        Some(t) if t.shape().len() == 3 => {
+            let tokens = t.shape()[2];
+            t.to_f64()[(slot / tokens * kv_heads + head) * tokens + slot % tokens]
+        }
         Some(t) if t.shape().len() == 2 => t.to_f64()[n * kv_heads + head],
         Some(t) => t.to_f64()[0],
     };
@@ -233,7 +237,7 @@ pub(super) fn attend_rows(
                         Key::Cached(slot) => {
                             let row = values[0][slot * width..][..width].chunks(columns).enumerate();
                             to.extend(row.flat_map(|(head, values)| {
-                                let scale = scale(name, n, head);
+                                let scale = scale(name, n, head, slot);
                                 values.iter().map(move |x| x * scale)
                             }));
                         }

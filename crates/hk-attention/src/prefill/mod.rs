@@ -30,6 +30,8 @@ pub use pa_prefill::{PaPrefillInputs, PaPrefillOptions, chunked_pa_prefill, pa_p
 pub use plan::{AttentionProblem, QueryTile, Tiling, attention_workspace};
 pub(crate) use plan::{Plan, floats_per_row};
 pub use prefill_attn::{SequenceSpans, prefill_attn};
-pub(crate) use problem::{FP8, MOST_STRIDE, Merge, Problem, WINDOW_OF_PAGE, check_cache_heads, check_heads};
+pub(crate) use problem::{
+    FP8, I8, MOST_STRIDE, Merge, Problem, WINDOW_OF_PAGE, check_cache_heads, check_heads,
+};
 pub use stream_k::{Programs, lean_paged_workspace, lean_workspace};
 pub use unified::{UnifiedInputs, UnifiedOptions, UnifiedOutput, unified_attn};

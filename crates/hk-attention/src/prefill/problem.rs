@@ -77,6 +77,7 @@ pub(crate) fn check_cache_heads(
 
 /// Of `attention::ElementType`, see there.
 pub(crate) const FP8: u32 = 1;
+pub(crate) const I8: u32 = 2;
 const F16: u32 = 4;
 
 /// An element type that the kernels widen: `attention::ElementType` of `hip/problem.h`.
@@ -84,7 +85,7 @@ fn element_type<T: Element>(kernel: DType) -> u32 {
     match T::DTYPE {
         dtype if dtype == kernel => 0,
         DType::Fp8E4M3 | DType::Fp8E4M3Fnuz => FP8,
-        DType::I8 => 2,
+        DType::I8 => I8,
         _ => 3,
     }
 }
@@ -104,6 +105,8 @@ pub(crate) struct Problem<'a> {
     pub(crate) launch: Launch<'a>,
     pub(crate) kernel: DType,
     pub(crate) is_hstu: bool,
+    /// Factors of the cache are those of tokens.
+    pub(crate) token_scales: bool,
     /// Launches that come first, after all checks.
     first: Option<Box<dyn FnOnce() -> Result<()> + 'a>>,
     plan: Plan<'a>,
@@ -127,6 +130,7 @@ impl<'a> Problem<'a> {
             launch: stream.launch(op),
             kernel,
             is_hstu: false,
+            token_scales: false,
             first: None,
             plan: Plan { tiling: Tiling::Auto, workspace: None },
             params,
@@ -328,6 +332,43 @@ impl<'a> Problem<'a> {
         let k = self.by_head("k_scale", scales.k, [sequences, kv_heads])?;
         let v = self.by_head("v_scale", scales.v, [sequences, kv_heads])?;
         descale(&mut self.params.cache, k, v);
+        Ok(())
+    }
+
+    /// Factors of the cache, which may be those of tokens: `[pages, key heads, tokens]` of both.
+    pub fn cache_or_token_scales(
+        &mut self,
+        scales: &CacheScales<'a>,
+        sequences: usize,
+        of: CacheSizes,
+    ) -> Result<()> {
+        let is_of_tokens =
+            |scale: &Option<TensorView<f32>>| scale.as_ref().is_some_and(|s| s.shape().len() == 3);
+        if !is_of_tokens(&scales.k) && !is_of_tokens(&scales.v) {
+            return self.cache_scales(scales, sequences);
+        }
+        let mut by_head = |arg, scale: &Option<TensorView<'a, f32>>| {
+            let shape = [of.pages, of.heads, of.tokens];
+            let Some(scale) = scale.as_ref().filter(|s| s.shape() == shape) else {
+                let got = scale.as_ref().map_or(&[][..], |s| s.shape());
+                return Err(Error::shape(
+                    self.op,
+                    arg,
+                    got,
+                    format!("{shape:?} (factors of tokens, of both)"),
+                ));
+            };
+            scale.expect_unit_stride(self.op, arg)?;
+            if !scale.rows_aligned(16) {
+                return Err(Error::stride(self.op, arg, scale.layout(), "rows on 16 bytes"));
+            }
+            let layout = self.launch.input(arg, scale)?;
+            let [_, page, head, _] = layout.strides();
+            Ok((layout.data(), page, head))
+        };
+        let (k, v) = (by_head("k_scale", &scales.k)?, by_head("v_scale", &scales.v)?);
+        descale(&mut self.params.cache, k, v);
+        self.token_scales = true;
         Ok(())
     }
 
