@@ -233,7 +233,7 @@ pub(super) const PA_DECODE: Operator = Operator {
             ["lse" F32 [3, 2]], [("nsplit", Scalar::Count(2))]),
         case!("f32", F32 3, 2 20, F32 [18, 16, 1, 20], [18, 16, 1, 33], 6, ["lse" F32 [3, 2]],
             [("keys_per_split", Scalar::Count(64))]),
-        case!("bf16, int8 pages of 8", Bf16 2, 4 64, I8 [16, 8, 2, 64], [16, 8, 2, 64], 3,
+        case!("bf16, int8 pages of 24", Bf16 2, 4 64, I8 [16, 24, 2, 64], [16, 24, 2, 64], 3,
             ["k_scale" F32 [1], "v_scale" F32 [2, 2]], []),
         case!("fp8 of gfx950, fp8 output", Fp8E4M3 2, 4 32, Fp8E4M3 [16, 16, 2, 32], [16, 16, 2, 32], 3,
             ["k_scale" F32 [1], "out_scale" F32 [1]], [("output", Scalar::Choice("fp8e4m3"))]),

@@ -33,20 +33,19 @@ pub fn table() -> Result<Table> {
         let stream = Device::open(&format!("emu:{arch}?details=true"))?.create_stream()?;
         for splits in [32, 64, 128] {
             let (one, two) = (run(&stream, splits, true)?, run(&stream, splits, false)?);
-            let total = |of: &[Profile], field: fn(&Profile) -> u64| of.iter().map(field).sum::<u64>();
-            let (instructions, read): (fn(&Profile) -> u64, fn(&Profile) -> u64) =
-                (|p| p.counters.instructions, |p| p.counters.global_read_bytes);
+            let instructions = |of: &[Profile]| of.iter().map(|p| p.counters.instructions).sum::<u64>();
+            let read = |of: &[Profile]| of.iter().map(|p| p.counters.global_read_bytes).sum::<u64>();
             // The first launch of two leaves partial results, and nothing else.
-            let merge = |of: &[Profile], field| total(of, field) - total(&two[..1], field);
-            table.row([
-                arch.to_string(),
-                splits.to_string(),
-                format!("{:.1}", merge(&one, instructions) as f64 / 1e3),
-                (merge(&one, read) / 1024).to_string(),
-                format!("{:.1}", merge(&two, instructions) as f64 / 1e3),
-                (merge(&two, read) / 1024).to_string(),
-                total(&two[1..], |p| p.counters.workgroups).to_string(),
-            ]);
+            let first = &two[..1];
+            let row = |of: &[Profile]| {
+                [
+                    format!("{:.1}", (instructions(of) - instructions(first)) as f64 / 1e3),
+                    ((read(of) - read(first)) / 1024).to_string(),
+                ]
+            };
+            let blocks = two[1..].iter().map(|p| p.counters.workgroups).sum::<u64>();
+            let cells = [[arch.to_string(), splits.to_string()], row(&one), row(&two)].into_iter().flatten();
+            table.row(cells.chain([blocks.to_string()]));
         }
     }
     Ok(table)
