@@ -9,7 +9,7 @@
 // The waves' results meet in LDS at the end, in the order of waves. Splits meet in global memory, in ascending order: in the last block
 // of a tile to arrive, or in a second launch (merge.hip), with the same bits.
 //
-// Pages are rows of columns, of a multiple of 16 tokens. Floor: the bytes of the keys that the queries see.
+// Pages are rows of columns, of a multiple of 16 tokens, or one for each sequence. Floor: the bytes of the keys that the queries see.
 // Source: Dao et al. 2023, "Flash-Decoding"; Milakov and Gimelshein 2018, algorithm 3.
 #pragma once
 
@@ -38,7 +38,7 @@ struct DecodeParams {
     Params all;
     u64 tickets;  // u32 [tiles of all key heads], zero; 0: a second launch merges
     u32 only_single;  // packed queries: of the sequences of one query; partial results are by sequence
-    u32 pad;
+    u32 by_sequence;  // a sequence has one page, of its own index: the table is not read
 };
 
 namespace decode {
@@ -48,33 +48,63 @@ inline constexpr int kThreads = kWaves * hk::kWaveSize;
 inline constexpr int kDim = 16;  // rows of a block
 inline constexpr int kKeys = 32;  // of a step of a wave
 inline constexpr u32 kKeysOfBlock = kWaves * kKeys;
+inline constexpr u32 kMostParts = 128;  // splits that the last block of a tile merges
+
+/// int8 in memory, T in registers, exactly.
+template <class T>
+struct StoredI8 {
+    static constexpr u32 kBytes = 1;
+    template <int N>
+    HK_FN static Vec<u32, N> widened(Vec<u32, N / 2> v) {
+        const auto values = hk::dequantize_packed<hk::QuantType::I8>(v);
+        if constexpr (__is_same(T, hk::bf16))
+            return __builtin_bit_cast(Vec<u32, N>, hk::detail::exact_bf16<2 * N>(values));
+        else
+            return __builtin_bit_cast(Vec<u32, N>, __builtin_convertvector(values, Vec<T, 2 * N>));
+    }
+};
+
+/// Elements with a factor for each token and key head, f32: KeyRows::descale is [pages, key heads, tokens], its strides are those of pages
+/// and heads, and rows of a step are on 16 bytes.
+template <class From>
+struct TokenScaled : From {
+    static constexpr bool kOfTokens = true;
+};
+template <class From>
+inline constexpr bool kTokenScales = requires { From::kOfTokens; };
 
 /// A tile of rows and its split of the keys: keys [begin, end) of the sequence.
 struct Split : Work {
+    u32 tile;  // of the launch
     i32 begin, end;
     u32 parts;  // splits of the tile that have keys, at least one
 };
 HK_FN KeyRange keys_of(const Params &, const Split &split) { return {split.begin, split.end - 1}; }
 
 /// Walks along a wave's steps of the keys of a sequence in pages. The rows of a step are in two windows; those of pages that are not
-/// in the cache, and rows past the last one, read as zero.
+/// in the cache, and rows past the last one, read as zero. kScales: with windows of the tokens' factors.
+template <bool kScales>
 class StepWalk {
     static constexpr int kParts = kKeys / kPageRows;
     struct Rows {
         u64 page_0;
         i64 page_stride;
         u32 stride, bytes;  // of a token's row
-        HK_FN Rows(const KeyRows &of, u32 head, u32 bytes)
-            : page_0(detail::uniform_address(of.row(0, head, 0))), page_stride(of.batch), stride(u32(of.token_group)),
-              bytes(bytes) {}
+        HK_FN Rows(const KeyRows &of, u32 page, u32 head, u32 bytes)
+            : page_0(detail::uniform_address(of.row(page, head, 0))), page_stride(of.batch),
+              stride(u32(of.token_group)), bytes(bytes) {}
+        /// The factors of tokens.
+        HK_FN Rows(const KeyRows &of, u32 head)
+            : page_0(detail::uniform_address(of.descale + u64(i64(head) * of.descale_head) * 4)),
+              page_stride(of.descale_batch * 4), stride(4), bytes(4) {}
         /// Of `after` + 1 rows, if they are there.
         HK_FN hk::Window window(u32 page, u32 token, bool there, u32 after) const {
             const u64 at = page_0 + u64(i64(page) * page_stride) + u64(token) * stride;
             return {reinterpret_cast<GlobalPtr<const u8>>(at), there ? after * stride + bytes : 0};
         }
     };
-    Rows k_, v_;
-    u64 table_;  // of the sequence
+    Rows k_, v_, k_scale_, v_scale_;
+    u64 table_;  // of the sequence; 0: its only page is the first one
     u32 n_pages_, tokens_, inverse_;
     u32 row_, end_;
     u32 entry_[kParts];  // of the next step: table entries are loaded a step ahead
@@ -82,13 +112,16 @@ class StepWalk {
   public:
     struct Windows {
         hk::Window k[kParts], v[kParts];
+        hk::Window k_scale[kParts], v_scale[kParts];  // kScales
         u32 missing;  // bit i: rows of part i are of a page that is not in the cache
     };
 
     HK_FN StepWalk(const DecodeParams &d, const Split &split, u32 k_bytes, u32 v_bytes)
-        : k_(d.all.cache.k, split.kv_head, k_bytes), v_(d.all.cache.v, split.kv_head, v_bytes) {
+        : k_(d.all.cache.k, d.by_sequence ? split.sequence : 0, split.kv_head, k_bytes),
+          v_(d.all.cache.v, d.by_sequence ? split.sequence : 0, split.kv_head, v_bytes),
+          k_scale_(d.all.cache.k, split.kv_head), v_scale_(d.all.cache.v, split.kv_head) {
         const Pages &pages = d.all.pages;
-        table_ = detail::uniform_address(pages.table + split.pages * 4);
+        table_ = d.by_sequence ? 0 : detail::uniform_address(pages.table + split.pages * 4);
         n_pages_ = pages.n_pages, tokens_ = pages.tokens, inverse_ = pages.inverse;
         row_ = hk::uniform(u32(split.begin)) + hk::wave_id() * kKeys;
         end_ = hk::uniform(u32(split.end));
@@ -106,6 +139,10 @@ class StepWalk {
             const u32 token = hk::DivMod(row, tokens_, inverse_).remainder, rows = after < most ? after : most;
             windows.k[i] = k_.window(entry_[i], token, there && row < end_, rows);
             windows.v[i] = v_.window(entry_[i], token, there && row < end_, rows);
+            if constexpr (kScales) {
+                windows.k_scale[i] = k_scale_.window(entry_[i], token, there && row < end_, rows);
+                windows.v_scale[i] = v_scale_.window(entry_[i], token, there && row < end_, rows);
+            }
             windows.missing |= !there && row < end_ ? 1u << i : 0;
         }
         row_ += kKeysOfBlock;
@@ -119,13 +156,19 @@ class StepWalk {
         for (int i = 0; i < kParts; ++i) {
             const u32 row = row_ + i * kPageRows, last = end_ - 1;
             const u32 page = hk::DivMod(row < last ? row : last, tokens_, inverse_).quotient;
-            entry_[i] = u32(index_at(table_, page));
+            entry_[i] = table_ ? u32(index_at(table_, page)) : 0;
         }
     }
 };
 
-/// T: type of products; From: the cache; kD: columns, at most.
-template <class T, class From, int kD>
+/// Where a kernel's parameters have those of decode: they are all of them.
+struct Alone {
+    using Kernel = DecodeParams;
+    HK_FN static const DecodeParams &of(const Kernel &p) { return p; }
+};
+
+/// T: type of products; From: the cache; kD: columns, at most; In: as Alone.
+template <class T, class From, int kD, class In = Alone>
 class Decode {
     static constexpr int kOwn = hk::kRowsPerLane;
     static constexpr int kBytes = From::kBytes;
@@ -150,6 +193,14 @@ class Decode {
     struct V {
         Vec<u32, kVAccess / 4> key[kTilesOfStep][kOwn][kVKeys][kVParts];
     };
+    static constexpr bool kScales = kTokenScales<From>;
+    using Walk = StepWalk<kScales>;
+    using Windows = typename Walk::Windows;
+    /// Factors of the lane's keys of a step: runs of neighbouring ones.
+    static constexpr int kRuns = Places::kElements / (hk::kMmaRows * kOwn);
+    struct Scales {
+        Vec<float, hk::kMmaRows> k[kTilesOfStep][kRuns], v[kTilesOfStep][kRuns];
+    };
     struct Row {
         u32 query, head;
         bool valid;
@@ -162,11 +213,15 @@ class Decode {
   public:
     struct Lds {
         Vec<float, 2> sums[kWaves][kDim];
-        Vec<float, 4> o[kWaves][kDim][kDim];
+        union {
+            Vec<float, 4> o[kWaves][kDim][kDim];
+            Vec<float, 2> parts[kMostParts][kDim];
+        };
         u32 last;
     };
 
   private:
+    const typename In::Kernel &kernel_;
     const DecodeParams &d_;
     const Split &split_;
     Lds &lds_;
@@ -182,7 +237,7 @@ class Decode {
     u32 k_offset_[kOwn][kKLoads], v_offset_[kOwn][kVParts];
     u32 v_stride_;
 
-    HK_FN const Params &params() const { return hk::reload_params(d_).all; }
+    HK_FN const Params &params() const { return In::of(hk::reload_params(kernel_)).all; }
 
     HK_FN Row row(const Params &p, u32 index) const {
         const hk::DivMod at(split_.first + index, p.group, p.group_inverse);
@@ -237,6 +292,10 @@ class Decode {
         }
     }
 
+    HK_FN float cache_scale(const KeyRows &rows) const {
+        return kScales ? 1.0f : rows.scale(split_.sequence, split_.kv_head);
+    }
+
     HK_FN void set_up() {
         const Params &p = params();
         const u32 lane = hk::lane_id(), group = hk::group_of_lane<kDim>(lane);
@@ -259,7 +318,7 @@ class Decode {
         }
 
         const Scores &of = p.scores;
-        scale_ = of.scale * p.cache.k.scale(split_.sequence, split_.kv_head);
+        scale_ = of.scale * cache_scale(p.cache.k);
         // A factor that is not above 0 does not leave masked scores at -inf.
         one_by_one_ = of.softcap != 0.0f || of.alibi || p.q_descale || !(scale_ > 0.0f);
         if (!one_by_one_) scale_ *= kLog2E;
@@ -285,7 +344,7 @@ class Decode {
         }
     }
 
-    HK_FN K load_keys(const StepWalk::Windows &windows) const {
+    HK_FN K load_keys(const Windows &windows) const {
         K k;
 #pragma unroll
         for (int t = 0; t < kTilesOfStep; ++t) {
@@ -299,7 +358,7 @@ class Decode {
         return k;
     }
     /// The first `skip` rows are zero.
-    HK_FN V load_values(const StepWalk::Windows &windows, u32 skip = 0) const {
+    HK_FN V load_values(const Windows &windows, u32 skip = 0) const {
         V v;
 #pragma unroll
         for (int t = 0; t < kTilesOfStep; ++t) {
@@ -319,6 +378,41 @@ class Decode {
             }
         }
         return v;
+    }
+
+    /// Those of the first `skip` values are zero.
+    HK_FN static Scales load_scales([[maybe_unused]] const Windows &windows, [[maybe_unused]] u32 skip = 0) {
+        Scales scales;
+        if constexpr (kScales) {
+#pragma unroll
+            for (int t = 0; t < kTilesOfStep; ++t) {
+#pragma unroll
+                for (int run = 0; run < kRuns; ++run) {
+                    using Run = Vec<float, hk::kMmaRows>;
+                    const u32 offset = Places::n(hk::lane_id(), run * hk::kMmaRows * kOwn) * 4;
+                    scales.k[t][run] = windows.k_scale[t].template load<Run>(offset);
+                    scales.v[t][run] = windows.v_scale[t].template load<Run>(offset);
+                    if (skip != 0) {
+#pragma unroll
+                        for (u32 i = 0; i < hk::kMmaRows; ++i) {
+                            if (t * kDim + offset / 4 + i < skip) scales.v[t][run][i] = 0.0f;
+                        }
+                    }
+                }
+            }
+        }
+        return scales;
+    }
+    /// Scores or probabilities of keys, each times its factor.
+    HK_FN void scale_keys(const auto &scales) {
+#pragma unroll
+        for (u32 r = 0; r < kOwn; ++r) {
+            map_pairs(s_, r, [&](int i, Vec<float, 2> pair) {
+                constexpr int kOfRun = hk::kMmaRows * kOwn;
+                const auto &run = scales[i / Places::kElements][i % Places::kElements / kOfRun];
+                return pair * Vec<float, 2>{run[i % hk::kMmaRows], run[i % hk::kMmaRows + 1]};
+            });
+        }
     }
 
     HK_FN hk::Frag key_frag(const K &k, int t, int step) const {
@@ -390,7 +484,8 @@ class Decode {
     }
 
     /// Products of the step at key `at` to probabilities.
-    HK_FN void score(i32 at) {
+    HK_FN void score(i32 at, [[maybe_unused]] const Scales &scales) {
+        if constexpr (kScales) scale_keys(scales.k);
         float scale = scale_;
         if (one_by_one_) {
             make_scores(at);
@@ -410,6 +505,7 @@ class Decode {
             }
         }
         softmax_.update(s_, o_, scale);
+        if constexpr (kScales) scale_keys(scales.v);
     }
     HK_FN void make_scores(i32 at) {
         const Params &p = params();
@@ -452,7 +548,7 @@ class Decode {
 
     HK_FN void walk(u32 skip) {
         const Params &p = params();
-        StepWalk steps(d_, split_, p.dqk * kBytes, p.dv * kBytes);
+        Walk steps(d_, split_, p.dqk * kBytes, p.dv * kBytes);
         i32 at = split_.begin + i32(hk::wave_id()) * kKeys;
         const i32 end = i32(hk::uniform(u32(split_.end)));
         at = i32(hk::uniform(u32(at)));
@@ -463,17 +559,18 @@ class Decode {
             struct Set {
                 K k;
                 V v;
+                Scales scales;
                 u32 missing;
             };
             const auto load = [&](u32 skip) __attribute__((always_inline)) {
-                const StepWalk::Windows windows = steps.next();
-                Set set = {load_keys(windows), load_values(windows, skip), windows.missing};
+                const Windows windows = steps.next();
+                Set set = {load_keys(windows), load_values(windows, skip), load_scales(windows, skip), windows.missing};
                 hk::sched_barrier();
                 return set;
             };
             const auto take = [&](const Set &set) __attribute__((always_inline)) {
                 multiply_keys(set.k, set.missing);
-                score(at);
+                score(at, set.scales);
                 multiply_values(set.v);
                 at += kKeysOfBlock;
             };
@@ -486,20 +583,22 @@ class Decode {
                 odd = load(0);
             } while (at < end);
         } else {
-            StepWalk::Windows windows = steps.next();
+            Windows windows = steps.next();
             K k = load_keys(windows);
             V v = load_values(windows, skip);
+            Scales scales = load_scales(windows, skip);
             u32 missing = windows.missing;
             for (;;) {
                 multiply_keys(k, missing);
                 windows = steps.next();
                 k = load_keys(windows);
                 missing = windows.missing;
-                score(at);
+                score(at, scales);
                 multiply_values(v);
                 at += kKeysOfBlock;
                 if (at >= end) break;
                 v = load_values(windows);
+                scales = load_scales(windows);
             }
         }
     }
@@ -574,7 +673,7 @@ class Decode {
     }
 
     HK_FN Partial partial(const Params &p, u32 split, const Row &row) const {
-        const bool packed = p.sequences.q_starts != 0 && !hk::reload_params(d_).only_single;
+        const bool packed = p.sequences.q_starts != 0 && !In::of(hk::reload_params(kernel_)).only_single;
         const u64 first = packed ? split_.q_start : u64(split_.sequence) * p.sequences.sq;
         return {p, split, (first + row.query) * p.heads + row.head};
     }
@@ -602,7 +701,8 @@ class Decode {
     }
 
   public:
-    HK_FN Decode(const DecodeParams &d, const Split &split, Lds &lds) : d_(d), split_(split), lds_(lds) {}
+    HK_FN Decode(const typename In::Kernel &kernel, const Split &split, Lds &lds)
+        : kernel_(kernel), d_(In::of(kernel)), split_(split), lds_(lds) {}
 
     /// `skip`: keys at the split's beginning that no row sees.
     HK_FN void run(u32 skip) {
@@ -613,7 +713,7 @@ class Decode {
         }
         Together all = meet();
         const Params &p = params();
-        const float value_scale = p.cache.v.scale(split_.sequence, split_.kv_head);
+        const float value_scale = cache_scale(p.cache.v);
         const bool merges = d_.tickets != 0, alone = merges ? split_.parts == 1 : p.splits.count == 1;
 #pragma unroll
         for (u32 i = 0; i < kRowsOfThread; ++i) {
@@ -631,15 +731,34 @@ class Decode {
             }
         }
         if (alone || !merges) return;
-        const u32 tile = hk::uniform(hk::xcd_remap(hk::block_x(), hk::grid_x()) / p.splits.count);
-        const auto counter = reinterpret_cast<GlobalPtr<u32>>(d_.tickets) + tile;
+        const auto counter = reinterpret_cast<GlobalPtr<u32>>(d_.tickets) + hk::uniform(split_.tile);
         if (!last_to_arrive(counter, split_.parts, lds_.last)) return;
+        merge_parts(p);
+    }
+
+  private:
+    /// The results of all splits of the tile: maxima and sums go to LDS, for all that reads them again.
+    HK_FN void merge_parts(const Params &p) const {
+        constexpr u32 kStep = kThreads / kDim, kAhead = 4;
+        const u32 own = hk::thread_x() % kDim;
+        const Row of_sums = row(p, own);
+        for (u32 first = hk::thread_x() / kDim; first < split_.parts; first += kAhead * kStep) {
+            Vec<float, 2> sums[kAhead];
+#pragma unroll
+            for (u32 i = 0; i < kAhead; ++i) {
+                const u32 s = first + i * kStep, most = split_.parts - 1;
+                sums[i] = of_sums.valid ? partial(p, s < most ? s : most, of_sums).sums(p) : Vec<float, 2>(0.0f);
+            }
+#pragma unroll
+            for (u32 i = 0; i < kAhead; ++i) lds_.parts[first + i * kStep][own] = sums[i];
+        }
+        hk::block_barrier();
 #pragma unroll
         for (u32 i = 0; i < kRowsOfThread; ++i) {
             const Row of = row(p, thread_row(i));
             if (!of.valid) continue;
-            store_row<8>(
-                p, of, split_.parts, [&](u32 s) { return partial(p, s, of).sums(p); },
+            store_row<16>(
+                p, of, split_.parts, [&](u32 s) { return lds_.parts[s][thread_row(i)]; },
                 [&](u32 s, int pass) { return partial(p, s, of).load(p, value_column(thread_place(), pass * 4)); });
         }
     }
@@ -676,13 +795,12 @@ HK_FN bool find_split(const DecodeParams &d, Split &split, u32 &skip) {
     return split.split < split.parts || (!d.tickets && p.splits.count > 1);
 }
 
-template <class T, class From, int kD>
-HK_FN void decode(const DecodeParams &d) {
-    using Of = Decode<T, From, kD>;
-    auto &lds = hk::block_lds<typename Of::Lds>();
-    const u32 task = hk::xcd_remap(hk::block_x(), hk::grid_x());
+template <class T, class From, int kD, class In = Alone>
+HK_FN void decode(const typename In::Kernel &kernel, u32 task, typename Decode<T, From, kD, In>::Lds &lds) {
+    const DecodeParams &d = In::of(kernel);
     Split split;
     if (!find_work<kDim>(d.all, task, split)) return;
+    split.tile = task / d.all.splits.count;
     if (d.only_single) {
         // Of starts that are no partition other launches poison all outputs.
         const u64 starts = d.all.sequences.q_starts;
@@ -691,7 +809,12 @@ HK_FN void decode(const DecodeParams &d) {
     find_keys(d.all, split);
     u32 skip;
     if (!find_split(d, split, skip)) return;
-    Of(d, split, lds).run(skip);
+    Decode<T, From, kD, In>(kernel, split, lds).run(skip);
+}
+template <class T, class From, int kD>
+HK_FN void decode(const DecodeParams &d) {
+    auto &lds = hk::block_lds<typename Decode<T, From, kD>::Lds>();
+    decode<T, From, kD>(d, hk::xcd_remap(hk::block_x(), hk::grid_x()), lds);
 }
 
 /// Waves that share a SIMD.

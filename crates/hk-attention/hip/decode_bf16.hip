@@ -1,4 +1,4 @@
-// decode_bf16.hip: attention of few queries in bf16, over pages of bf16 and of fp8 (decode.h).
+// decode_bf16.hip: attention of few queries in bf16, over pages of bf16, of fp8 and of int8 (decode.h).
 #include "decode.h"
 
 namespace {
@@ -7,3 +7,6 @@ using Params = attention::DecodeParams;
 
 HK_DECODE(decode_bf16, hk::bf16, attention::Stored)
 HK_DECODE(decode_bf16_fp8, hk::bf16, attention::StoredFp8<hk::bf16>)
+HK_DECODE(decode_bf16_i8, hk::bf16, attention::decode::StoredI8<hk::bf16>)
+HK_DECODE(decode_bf16_fp8_scaled, hk::bf16, attention::decode::TokenScaled<attention::StoredFp8<hk::bf16>>)
+HK_DECODE(decode_bf16_i8_scaled, hk::bf16, attention::decode::TokenScaled<attention::decode::StoredI8<hk::bf16>>)

@@ -1,4 +1,4 @@
-// decode_f16.hip: attention of few queries in f16, over pages of f16 and of fp8 (decode.h).
+// decode_f16.hip: attention of few queries in f16, over pages of f16, of fp8 and of int8 (decode.h).
 #include "decode.h"
 
 namespace {
@@ -7,3 +7,6 @@ using Params = attention::DecodeParams;
 
 HK_DECODE(decode_f16, hk::f16, attention::Stored)
 HK_DECODE(decode_f16_fp8, hk::f16, attention::StoredFp8<hk::f16>)
+HK_DECODE(decode_f16_i8, hk::f16, attention::decode::StoredI8<hk::f16>)
+HK_DECODE(decode_f16_fp8_scaled, hk::f16, attention::decode::TokenScaled<attention::StoredFp8<hk::f16>>)
+HK_DECODE(decode_f16_i8_scaled, hk::f16, attention::decode::TokenScaled<attention::decode::StoredI8<hk::f16>>)

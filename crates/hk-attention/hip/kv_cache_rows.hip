@@ -1,8 +1,9 @@
 // kv_cache_rows.hip: rows of heads, rotated or copied, to outputs and to the slots of a cache.
 //   out[t, h, :] = rope(in[t, h, :]) at position[t]                      tokens that have a position, else a copy
 //   cache[slot[t], h, :] = cast(rope(in[t, h, :]) * (1 / scale))         tokens that have a slot
+// Positions and slots are given, or follow from the lengths of sequences that the tokens continue (Append).
 // A launch does a few jobs (Job), each over one tensor in [tokens, heads, cols] of T = bf16 | f16: those of
-// rope_reshape_and_cache are q, k and v, those of rope_cat_and_cache_mla the columns of q and k. All arithmetic is f32 with one
+// rope_reshape_and_cache and flash_attn_fwd_decode are q, k and v, those of rope_cat_and_cache_mla the columns of q and k. All arithmetic is f32 with one
 // rounding; columns that are not rotated, scaled or narrowed keep their bits. A token whose position the tables
 // do not have gives rows of NaN and does not go to the cache; a slot that the cache does not have is skipped.
 //
@@ -63,11 +64,54 @@ struct Job {
     u32 end;  // tasks of this job and those before it
     u32 wide;  // copies kWidePart columns at a time
     u32 cached;  // a target is a cache
+    u32 of_sequence;  // tokens of a sequence, of those that continue one
+};
+
+/// Tokens that continue the sequences of a cache: token i of a sequence of `len` tokens is at position len + i, and in that slot of
+/// the sequence's pages.
+struct Append {
+    u64 lens;  // i32 [sequences]; 0: positions and slots are given
+    u64 totals;  // i32 [sequences]: gets the lengths with the new tokens; 0: nobody asks. `lens` itself: a launch without jobs
+    u64 table;  // i32 [sequences, width]: pages; 0: each sequence has one, of its own index
+    i64 table_row;
+    u32 sequences, width;
+    u32 tokens;  // new ones of a sequence
     u32 pad;
+
+    /// A negative length stays one, and one that is too large stays too large.
+    HK_FN void store_totals(u32 first, u32 step) const {
+        for (u32 n = first; n < sequences; n += step) {
+            const hk::i32 len = reinterpret_cast<GlobalPtr<const hk::i32>>(lens)[n];
+            const hk::i32 most = 0x7fffffff, room = most - hk::i32(tokens);
+            reinterpret_cast<GlobalPtr<hk::i32>>(totals)[n] = len < 0 ? len : len > room ? most : len + hk::i32(tokens);
+        }
+    }
+
+    /// A token whose position the tables do not have is NaN, in the cache, too: nobody is to see what was there.
+    HK_FN Place place_of(const Common &c, u32 token, u32 of_sequence, bool rotates, bool slots) const {
+        Place place = {};
+        const u32 n = token / of_sequence;
+        const hk::i32 len = reinterpret_cast<GlobalPtr<const hk::i32>>(lens)[n];
+        const u64 at = u64(i64(len) + (token - n * of_sequence));
+        if (rotates) {
+            place.row = u32(at);
+            place.rotate = at < c.rope.cos.rows();
+            place.poison = !place.rotate;
+        }
+        if (slots && len >= 0 && at < u64(width) * c.block_tokens) {
+            const u32 page = u32(at) / c.block_tokens, within = u32(at) - page * c.block_tokens;
+            const u32 entry =
+                table ? u32(reinterpret_cast<GlobalPtr<const hk::i32>>(table)[i64(n) * table_row + page]) : n;
+            place.slot = u64(entry) * c.block_tokens + within;
+            place.cached = place.slot < c.n_slots;
+        }
+        return place;
+    }
 };
 
 struct Params {
     Common common;
+    Append append;
     Job jobs[4];
     // Ends of the tasks of each kind: jobs that rotate, that copy, and that copy to a column-major cache.
     u32 rotations, copies, columns;
@@ -119,13 +163,19 @@ struct Sinks {
     }
 };
 
+HK_FN Place place_of(const Job &job, const Params &p, u32 token, bool rotates) {
+    if (p.append.lens) return p.append.place_of(p.common, token, job.of_sequence, rotates, job.cached);
+    return cache::place_of(p.common, token, job.cached);
+}
+
 /// One task of a job that rotates.
 template <class T, Access kAccess>
-HK_FN void rotate_rows(const Job &job, const Common &c, u32 task) {
+HK_FN void rotate_rows(const Job &job, const Params &p, u32 task) {
     constexpr int N = kAccess == Access::Vectorized ? kPart : 1;
     const Share mine(job, task);
     if (!mine.live) return;
-    const Place place = cache::place_of(c, mine.token, job.cached);
+    const Common &c = p.common;
+    const Place place = place_of(job, p, mine.token, true);
     const Sinks sinks = Sinks::of<T>(job, c, place, mine.token);
     for (u32 unit = mine.unit; unit < job.units; unit += hk::kWaveSize) {
         const bool rotary = unit * 2 * N < job.rotary;
@@ -172,10 +222,11 @@ HK_FN void rotate_rows(const Job &job, const Common &c, u32 task) {
 
 /// One task of a job that copies, bit for bit if a target has the type of the input and no scale.
 template <class T, int N, u32 kCopyPasses>
-HK_FN void copy_rows(const Job &job, const Common &c, u32 task) {
+HK_FN void copy_rows(const Job &job, const Params &p, u32 task) {
     const Share mine(job, task);
     if (!mine.live) return;
-    const Place place = cache::place_of(c, mine.token, job.cached);
+    const Common &c = p.common;
+    const Place place = place_of(job, p, mine.token, false);
     const Sinks sinks = Sinks::of<T>(job, c, place, mine.token);
     const auto row = job.in.row<const T>(0) + i64(mine.token) * job.in.strides[1];
     for (u32 unit = mine.unit; unit < job.units; unit += hk::kWaveSize) {
@@ -315,7 +366,7 @@ HK_FN void columns(const Job &job, const Common &c, u32 task) {
     }
 }
 
-/// Calls `f(job, common, task)` for this block's tasks from `task` to `end`.
+/// Calls `f(job, params, task)` for this block's tasks from `task` to `end`.
 template <class F>
 HK_FN void for_tasks(const Params &p, u32 end, u32 &task, F f) {
     for (; task < end; task += hk::grid_x()) {
@@ -323,29 +374,32 @@ HK_FN void for_tasks(const Params &p, u32 end, u32 &task, F f) {
         u32 first = 0;
         while (task >= p.jobs[index].end) first = p.jobs[index++].end;
         const Params &reloaded = hk::reload_params(p);
-        f(reloaded.jobs[index], reloaded.common, task - first);
+        f(reloaded.jobs[index], reloaded, task - first);
     }
 }
 
 template <class T, Access kAccess>
 HK_FN void cache_rows(const Params &p) {
+    if (p.append.totals)
+        p.append.store_totals(hk::block_x() * hk::kWaveSize + hk::thread_x(), hk::grid_x() * hk::kWaveSize);
     u32 task = hk::block_x();
-    for_tasks(p, p.rotations, task, [](const Job &job, const Common &c, u32 t) { rotate_rows<T, kAccess>(job, c, t); });
-    for_tasks(p, p.copies, task, [](const Job &job, const Common &c, u32 t) {
+    for_tasks(p, p.rotations, task,
+              [](const Job &job, const Params &all, u32 t) { rotate_rows<T, kAccess>(job, all, t); });
+    for_tasks(p, p.copies, task, [](const Job &job, const Params &all, u32 t) {
         if constexpr (kAccess == Access::Scalar) {
-            copy_rows<T, 1, kCopyPasses>(job, c, t);
+            copy_rows<T, 1, kCopyPasses>(job, all, t);
         } else if (job.wide) {
-            copy_rows<T, kWidePart, kWideCopyPasses>(job, c, t);
+            copy_rows<T, kWidePart, kWideCopyPasses>(job, all, t);
         } else {
-            copy_rows<T, kPart, kCopyPasses>(job, c, t);
+            copy_rows<T, kPart, kCopyPasses>(job, all, t);
         }
     });
     if constexpr (kAccess == Access::Vectorized) {
-        for_tasks(p, p.columns, task, [](const Job &job, const Common &c, u32 t) {
+        for_tasks(p, p.columns, task, [](const Job &job, const Params &all, u32 t) {
             if (job.targets[0].element_bytes<T>() == sizeof(T)) {
-                columns<T, hk::kVecLen<T>>(job, c, t);
+                columns<T, hk::kVecLen<T>>(job, all.common, t);
             } else {
-                columns<T, hk::kVecLen<u8>>(job, c, t);
+                columns<T, hk::kVecLen<u8>>(job, all.common, t);
             }
         });
     }

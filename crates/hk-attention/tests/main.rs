@@ -3,6 +3,7 @@
 mod backward;
 mod common;
 mod corners;
+mod flash_attn_fwd_decode;
 mod flash_attn_fwd_prefill;
 mod fused_bmm_rope_kv_cache;
 mod hstu_attn;
@@ -14,6 +15,7 @@ mod mha;
 mod mla_decode;
 mod pa_decode;
 mod paged;
+mod pod_attn;
 mod prefill_attn;
 mod qk_concat;
 mod registry;

@@ -3,13 +3,13 @@
 
 use crate::paged::{Case, Given, LAYOUTS, ints, maybe, with_options};
 use hk_attention::{
-    AttentionOutputs, CacheScales, DecodeWorkspace, KvLayout, PaDecodeInputs, PaDecodeOptions, PagedKv,
-    Pages, Splits, Tickets, pa_decode,
+    AttentionOutputs, CacheScales, DecodeWorkspace, KvLayout, PaDecodeInputs, PaDecodeOptions, PagedElement,
+    PagedKv, Pages, Splits, Tickets, pa_decode,
 };
 use hk_core::registry::{Described, HostTensor, Scalar};
-use hk_core::{Arch, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, TensorView, bf16, f16};
+use hk_core::{Arch, DType, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, TensorView, bf16, f16};
 use hk_testkit::{
-    Call, Gpu, Refusals, Tensor, Tensors, config, devices, kind, proptest::prelude::*,
+    Call, CallElement, Fill, Gpu, Refusals, Tensor, Tensors, config, devices, kind, proptest::prelude::*,
     proptest::sample::select,
 };
 
@@ -56,6 +56,31 @@ fn split(given: Given, splits: Option<(&'static str, u64)>) -> Given {
     splits.into_iter().fold(given, |given, (name, n)| given.scalar(name, Scalar::Count(n)))
 }
 
+/// With factors of tokens instead of others.
+fn of_tokens(case: &Case, given: Given, bits: u32) -> Given {
+    let window = if maybe(bits, 16) { [0, 7, 40, 127][(bits >> 14 & 3) as usize] } else { usize::MAX };
+    let scale = if given.get("k_cache").dtype() == DType::I8 { 1.0 / 32.0 } else { 1.0 };
+    let [pages, width] = [given.get("k_cache").shape()[0], given.get("block_table").shape()[1]];
+    let table = given.get("block_table").elements::<i32>().unwrap();
+    let shape = [pages, case.kv_heads, case.page];
+    let mut of_all = given;
+    for (name, seed) in [("k_scale", 8), ("v_scale", 9)] {
+        let drawn: Vec<f32> = Fill::Normal.elements(shape.iter().product(), seed);
+        let mut scales = vec![f32::NAN; drawn.len()];
+        for (n, [_, keys]) in case.lens.iter().enumerate() {
+            for key in keys.saturating_sub(window.saturating_add(1))..*keys {
+                let page = table[n * width + key / case.page] as usize;
+                for head in 0..case.kv_heads {
+                    let at = (page * case.kv_heads + head) * case.page + key % case.page;
+                    scales[at] = scale * (1.0 + 0.5 * drawn[at]);
+                }
+            }
+        }
+        of_all = of_all.with(name, HostTensor::new(shape, &scales).unwrap());
+    }
+    of_all
+}
+
 proptest! {
     #![proptest_config(config())]
 
@@ -92,6 +117,26 @@ proptest! {
                 given = given.scalar("output", output).with("out_scale", scale);
             }
             given.check_on(&gpu);
+        }
+    }
+
+    /// Factors of tokens; those of slots that no query sees are NaN.
+    #[test]
+    fn factors_of_tokens_match_the_reference(case in cases(), bits in any::<u32>(), splits in splits()) {
+        let layout = LAYOUTS[usize::from(maybe(bits, 24))];
+        let columns = case.columns.map(|n| n.next_multiple_of(16));
+        let case = Case { layout, page: case.page.next_multiple_of(16), columns, ..case };
+        for gpu in devices() {
+            let of = match (bits >> 28 & 3, gpu.arch() == Arch::Gfx942) {
+                (0, _) => Case::decode::<f16, i8>,
+                (1, _) => Case::decode::<bf16, i8>,
+                (2, true) => Case::decode::<f16, Fp8E4M3Fnuz>,
+                (2, false) => Case::decode::<f16, Fp8E4M3>,
+                (_, true) => Case::decode::<bf16, Fp8E4M3Fnuz>,
+                (_, false) => Case::decode::<bf16, Fp8E4M3>,
+            };
+            let given = split(with_options(&case, of(&case), bits & !0xcc), splits);
+            of_tokens(&case, given, bits).check_on(&gpu);
         }
     }
 
@@ -221,11 +266,14 @@ fn graphs_follow_the_lengths() {
     }
 }
 
-/// The last block to arrive merges to the bits of a second launch, and leaves its counters at zero.
+/// The last block to arrive merges to the bits of a second launch, and leaves its counters at zero: of a few splits, of 125, and of 128,
+/// as many as one launch merges. 129 take a second one, whether there are counters or not.
 #[test]
 fn one_launch_has_the_bits_of_two() {
-    for (columns, group) in [([128, 128], 8), ([64, 64], 1), ([256, 256], 3), ([80, 72], 20)] {
-        let case = Case::new(&[[1, 700], [1, 0], [1, 129]], [1, group], columns);
+    let few = [([128, 128], 8), ([64, 64], 1), ([256, 256], 3), ([80, 72], 20)].map(|of| (of, 700));
+    let many = [8000, 8192, 8193].map(|keys| (([64, 64], 3), keys));
+    for ((columns, group), keys) in few.into_iter().chain(many) {
+        let case = Case::new(&[[1, keys], [1, 0], [1, 129]], [1, group], columns);
         for gpu in &devices() {
             let mut tickets = Tickets::new(gpu.stream()).unwrap();
             for splits in [
@@ -343,9 +391,13 @@ fn keys_before_the_window_are_not_read() {
 type Options = (KvLayout, Option<f32>, f32, Splits);
 const OPTIONS: Options = (KvLayout::Nhd, None, 0.0, Splits::Count(2));
 
-fn call(stream: &Stream, tensors: &mut Tensors, (layout, scale, softcap, splits): Options) -> Result<()> {
+fn call<C: PagedElement<bf16> + CallElement>(
+    stream: &Stream,
+    tensors: &mut Tensors,
+    (layout, scale, softcap, splits): Options,
+) -> Result<()> {
     let pages = Pages { block_table: tensors.input("block_table"), layout };
-    let inputs = PaDecodeInputs::<bf16, bf16> {
+    let inputs = PaDecodeInputs::<bf16, C> {
         q: tensors.input("q"),
         cache: PagedKv { k_cache: tensors.input("k_cache"), v_cache: tensors.input("v_cache"), pages },
         seq_lens: tensors.input("seq_lens"),
@@ -369,7 +421,7 @@ fn call(stream: &Stream, tensors: &mut Tensors, (layout, scale, softcap, splits)
 #[test]
 fn errors() {
     let splits = |splits: Splits| move |call: &mut Call<Options>| call.options.3 = splits;
-    Refusals::new(OPTIONS, call)
+    Refusals::new(OPTIONS, call::<bf16>)
         .input::<bf16>("q", [3, 4, 32])
         .input::<bf16>("k_cache", [5, 64, 2, 32])
         .input::<bf16>("v_cache", [5, 64, 2, 16])
@@ -402,6 +454,10 @@ fn errors() {
         .refuses(kind!(Shape), &["sink"], |c| c.shape("sink", [2]))
         .refuses(kind!(Shape), &["k_scale"], |c| c.shape("k_scale", [2]))
         .refuses(kind!(Shape), &["v_scale"], |c| c.shape("v_scale", [2, 4]))
+        .refuses(kind!(Unsupported), &["factors of tokens", "fp8 or int8"], |c| {
+            c.shape("k_scale", [5, 2, 64]);
+            c.shape("v_scale", [5, 2, 64]);
+        })
         .refuses(kind!(Shape), &["out_scale"], |c| c.shape("out_scale", [2]))
         .refuses(kind!(Shape), &["out: shape [3, 4, 32]"], |c| c.shape("out", [3, 4, 32]))
         .refuses(kind!(Shape), &["lse"], |c| c.shape("lse", [4, 3]))
@@ -417,4 +473,28 @@ fn errors() {
         .refuses(kind!(Argument), &["keys_per_split"], splits(Splits::KeysPerSplit(0)))
         .refuses_overlaps()
         .refuses_other_devices();
+    Refusals::new(OPTIONS, call::<i8>)
+        .input::<bf16>("q", [3, 4, 32])
+        .input::<i8>("k_cache", [5, 64, 2, 32])
+        .input::<i8>("v_cache", [5, 64, 2, 16])
+        .input::<i32>("block_table", [3, 4])
+        .input::<i32>("seq_lens", [3])
+        .input::<f32>("k_scale", [5, 2, 64])
+        .input::<f32>("v_scale", [5, 2, 64])
+        .output::<bf16>("out", [3, 4, 16])
+        .output::<f32>("workspace", [2 * 3 * 4 * 18])
+        .accepts(|_| {})
+        .refuses(kind!(Shape), &["v_scale: shape [1]", "[5, 2, 64]", "of both"], |c| c.shape("v_scale", [1]))
+        .refuses(kind!(Shape), &["k_scale: shape [5, 64, 2]", "[5, 2, 64]"], |c| {
+            c.shape("k_scale", [5, 64, 2]);
+        })
+        .refuses(kind!(Stride), &["k_scale", "16 bytes"], |c| c.strides("k_scale", [132, 66, 1]))
+        .refuses(kind!(Unsupported), &["factors of tokens", "pages of 16"], |c| {
+            c.shape("k_cache", [5, 8, 2, 32]);
+            c.shape("v_cache", [5, 8, 2, 16]);
+            c.shape("k_scale", [5, 2, 8]);
+            c.shape("v_scale", [5, 2, 8]);
+        })
+        .refuses_other_devices()
+        .refuses_overlaps();
 }

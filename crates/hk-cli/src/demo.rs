@@ -105,8 +105,8 @@ pub fn run(args: &DemoArgs, operators: &[&'static Operator]) -> Result<()> {
         let show = |row: &Row| eprintln!("layer: {} on {}: {}", row.case, row.device, row.verdict());
         rows = layer::run(&[layer::LAYER], devices, show)?;
         out::print(
-            "A Llama-3 8B decoder layer, a prompt of 128 tokens, its GEMMs in bf16 and in fp8, and sampling; latent attention of \
-             DeepSeek-V3 on a token of 4 sequences. Each operator works on what the ones before it gave:\n",
+            "A Llama-3 8B decoder layer, a prompt of 128 tokens, its GEMMs in bf16 and in fp8; the layer on a token of 8 \
+             sequences over a paged cache of 1024 each; sampling; latent attention of DeepSeek-V3 on a token of 4 sequences. Each operator works on what the ones before it gave:\n",
         )?;
         print(&rows)?;
         out::print(

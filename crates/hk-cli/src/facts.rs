@@ -4,6 +4,8 @@ mod attention;
 mod busy;
 mod decode;
 mod latent;
+mod merges;
+mod pod;
 
 use crate::out::{self, Table};
 use crate::{Failure, Result, list};
@@ -58,15 +60,22 @@ pub fn run(args: &Args) -> Result<()> {
 /// The table of the operators, and what belongs to one of them alone.
 fn tables(operators: &[&'static Operator]) -> Result<String> {
     let all = table(operators)?.to_string();
-    if !operators.iter().any(|op| op.name == "mha") {
-        return Ok(all);
+    let has = |name| operators.iter().any(|op| op.name == name);
+    let mut sections = vec![];
+    if has("mha") {
+        sections.extend([
+            (attention::TITLE, attention::table()?),
+            (decode::TITLE, decode::table()?),
+            (latent::TITLE, latent::table()?),
+            (busy::TITLE, busy::table()?),
+        ]);
     }
-    let sections = [
-        (attention::TITLE, attention::table()?),
-        (decode::TITLE, decode::table()?),
-        (latent::TITLE, latent::table()?),
-        (busy::TITLE, busy::table()?),
-    ];
+    if has("pa_decode") {
+        sections.push((merges::TITLE, merges::table()?));
+    }
+    if has("pod_attn") {
+        sections.push((pod::TITLE, pod::table()?));
+    }
     Ok(sections.iter().fold(all, |text, (title, table)| format!("{text}\n\n{title}\n\n{table}")))
 }
 

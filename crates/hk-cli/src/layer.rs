@@ -1,12 +1,12 @@
-//! One decoder layer of Llama-3 8B on a prompt, in bf16 and with fp8 GEMMs, and sampling; the latent attention of DeepSeek-V3 on a token
-//! each of some sequences; a linear-attention layer of Qwen3-Next on a prompt, then token by token: each operator works on what the ones
-//! before it gave. Weights, logits and cached tokens are example data.
+//! One decoder layer of Llama-3 8B on a prompt, in bf16 and with fp8 GEMMs, and sampling; the layer on a token each of some sequences, whose
+//! keys are in a paged cache; the latent attention of DeepSeek-V3 on such tokens; a linear-attention layer of Qwen3-Next on a prompt, then
+//! token by token: each operator works on what the ones before it gave. Weights, logits and cached tokens are example data.
 
 use crate::demo::{Row, measure};
 use crate::{Failure, Result, operator};
-use hk_core::DType::{self, Bf16, F32, I64};
+use hk_core::DType::{self, Bf16, F32, I32, I64};
 use hk_core::registry::{Call, Described as _, HostCall, HostTensor, Sample, Scalar, TensorSpec};
-use hk_core::{Arch, Device};
+use hk_core::{Arch, Device, bf16};
 use std::collections::HashMap;
 
 /// Tokens of the prompt.
@@ -24,6 +24,12 @@ const ROPE_BASE: f64 = 500_000.0;
 /// Positions of the tables, and slots of the cache.
 const CONTEXT: usize = 256;
 const BLOCK: usize = 16;
+
+/// Sequences of the decode step, one token each; tokens of each in the cache, with room for one more.
+const BATCH: usize = 8;
+const CACHED: i32 = 1024;
+const PAGES: usize = (CACHED as usize + BLOCK) / BLOCK;
+const POSITIONS: usize = 1152;
 
 /// Sequences of latent attention, one token each; the heads of one of eight ranks.
 const DECODED: usize = 4;
@@ -55,6 +61,8 @@ enum From {
     Scales(&'static [usize]),
     /// Cosines or sines of the rotation of so many columns.
     Rotation(fn(f64) -> f64, usize),
+    /// The same of heads, in bf16, of more positions.
+    HeadRotation(fn(f64) -> f64),
     Integers(&'static [i32]),
     /// 0, 1, ..
     Consecutive(usize),
@@ -66,6 +74,10 @@ enum From {
     Rows(&'static str, usize, &'static [usize]),
     /// Example data that several steps have alike, by number.
     Shared(u64, DType, &'static [usize]),
+    /// Columns of each row from one on, in this shape.
+    Columns(&'static str, usize, &'static [usize]),
+    /// None: an optional output that the step is to give.
+    Wanted,
 }
 
 /// One operator.
@@ -175,6 +187,7 @@ const COS: From = From::Rotation(f64::cos, HEAD_DIM);
 const SIN: From = From::Rotation(f64::sin, HEAD_DIM);
 /// What attention gives, a row for each token.
 const ATTENTION: From = From::Reshaped("attention", &[TOKENS, HEADS * HEAD_DIM]);
+const TOKEN: From = From::Sample(Bf16, &[BATCH, HIDDEN]);
 const INPUT: From = From::Sample(Bf16, &[TOKENS, HIDDEN]);
 
 /// A layer of Llama-3, and latent attention.
@@ -228,6 +241,34 @@ pub const LAYER: &[Step] = &[
     quantization!("fp8: quantization for down": From::Step("gated") => "gated8", "gated_scale"),
     gemm_fp8!("fp8: down": "gated8", "gated_scale", [HIDDEN, FFN] => "y"),
     norm!("fp8: residual, norm of the next layer": From::Step("y"), From::Step("ffn_residual") => "next_normed", "next_residual"),
+    norm!("decode: norm before attention": TOKEN, TOKEN => "normed", "residual"),
+    gemm!("decode: q, k, v": From::Step("normed"), [QKV, HIDDEN] => "qkv"),
+    Step {
+        label: "decode: rotation, append to the paged cache, attention over 1025 keys",
+        operator: "flash_attn_fwd_decode",
+        inputs: &[
+            ("q", From::Columns("qkv", 0, &[BATCH, 1, HEADS, HEAD_DIM])),
+            ("k_new", From::Columns("qkv", HEADS * HEAD_DIM, &[BATCH, 1, KV_HEADS, HEAD_DIM])),
+            ("v_new", From::Columns("qkv", (HEADS + KV_HEADS) * HEAD_DIM, &[BATCH, 1, KV_HEADS, HEAD_DIM])),
+            ("cos", From::HeadRotation(f64::cos)),
+            ("sin", From::HeadRotation(f64::sin)),
+            ("q_rotated", From::Wanted),
+            ("k_cache", From::Sample(Bf16, &[BATCH * PAGES, BLOCK, KV_HEADS, HEAD_DIM])),
+            ("v_cache", From::Sample(Bf16, &[BATCH * PAGES, BLOCK, KV_HEADS, HEAD_DIM])),
+            ("block_table", From::Sample(I32, &[BATCH, PAGES])),
+            ("cache_seqlens", From::Integers(&[CACHED; BATCH])),
+        ],
+        scalars: &[("causal", Scalar::Bool(true)), ("advance", Scalar::Bool(true))],
+        keep: &[("out", "attention")],
+    },
+    gemm!("decode: output of attention": From::Reshaped("attention", &[BATCH, HEADS * HEAD_DIM]), [HIDDEN, HEADS * HEAD_DIM] => "attended"),
+    norm!("decode: norm before the feed-forward part": From::Step("attended"), From::Step("residual") => "ffn_normed", "ffn_residual"),
+    gemm!(
+        "gemm_a16w16_gated", &[("activation", Scalar::Choice("silu"))];
+        "decode: gate, up": From::Step("ffn_normed"), [2 * FFN, HIDDEN] => "gated"
+    ),
+    gemm!("decode: down": From::Step("gated"), [HIDDEN, FFN] => "y"),
+    norm!("decode: residual, norm of the next layer": From::Step("y"), From::Step("ffn_residual") => "next_normed", "next_residual"),
     Step {
         label: "softmax of the logits",
         operator: "softmax",
@@ -456,7 +497,14 @@ fn call(step: &Step, number: u64, kept: &HashMap<&str, HostTensor>, device: &str
                 let sample = Sample::Uniform { low: 0.3e-3, high: 0.6e-3 };
                 HostTensor::sample(TensorSpec::new(F32, *shape), sample, seed)?
             }
-            From::Rotation(f, columns) => rotation(*f, *columns)?,
+            From::Rotation(f, columns) => {
+                let values: Vec<f32> = rotation(*f, *columns, CONTEXT).map(|x| x as f32).collect();
+                HostTensor::new([CONTEXT, columns / 2], &values)?
+            }
+            From::HeadRotation(f) => {
+                let values: Vec<bf16> = rotation(*f, HEAD_DIM, POSITIONS).map(bf16::from_f64).collect();
+                HostTensor::new([POSITIONS, HEAD_DIM / 2], &values)?
+            }
             From::Integers(values) => HostTensor::new([values.len()], values)?,
             From::Consecutive(n) => HostTensor::new([*n], &(0..*n as i32).collect::<Vec<_>>())?,
             From::Step(name) => step_output(name)?.clone(),
@@ -476,6 +524,19 @@ fn call(step: &Step, number: u64, kept: &HashMap<&str, HostTensor>, device: &str
                 let missing = || Failure::new(format!("{}: no rows {first}.. of `{name}`", step.operator));
                 HostTensor::from_bytes(spec, bytes.ok_or_else(missing)?.to_vec())?
             }
+            From::Columns(name, first, shape) => {
+                let tensor = step_output(name)?;
+                let spec = TensorSpec::new(tensor.dtype(), *shape);
+                let (rows, element) = (shape[0], tensor.dtype().size_bytes());
+                let (row, len) = (tensor.bytes().len() / rows, spec.bytes()? / rows);
+                let part = tensor.bytes().chunks(row).flat_map(|row| &row[first * element..][..len]);
+                let bytes = part.copied().collect();
+                HostTensor::from_bytes(spec, bytes)?
+            }
+            From::Wanted => {
+                call.want(name)?;
+                continue;
+            }
         };
         call.set(name, tensor)?;
     }
@@ -487,12 +548,10 @@ fn call(step: &Step, number: u64, kept: &HashMap<&str, HostTensor>, device: &str
 }
 
 /// `f` of the angle of each position and pair of columns.
-fn rotation(f: fn(f64) -> f64, columns: usize) -> Result<HostTensor> {
+fn rotation(f: fn(f64) -> f64, columns: usize, positions: usize) -> impl Iterator<Item = f64> {
     let pairs = columns / 2;
-    let of_pair = |i: usize| ROPE_BASE.powf(-(i as f64) / pairs as f64);
-    let angles = (0..CONTEXT * pairs).map(|i| (i / pairs) as f64 * of_pair(i % pairs));
-    let values: Vec<f32> = angles.map(|angle| f(angle) as f32).collect();
-    Ok(HostTensor::new([CONTEXT, pairs], &values)?)
+    let of_pair = move |i: usize| ROPE_BASE.powf(-(i as f64) / pairs as f64);
+    (0..positions * pairs).map(move |i| f((i / pairs) as f64 * of_pair(i % pairs)))
 }
 
 /// Normal values, the same ones again after a prime number of them: some hundreds of millions take long to make, and no two rows

@@ -1280,6 +1280,77 @@ def pa_decode(d):
 
 
 @case
+def flash_attn_fwd_decode(d):
+    t, n, queries, new = d.pick(bf16, np.float16), d.size(3), d.pick(1, 2, 5, 20), d.pick(1, 3)
+    heads, kv, dqk, dv = heads_of(d)
+    dqk = max(dqk, 2)
+    lens, paged = d.integers(0, 90, n), d.pick(False, True)
+    most = int(lens.max()) + new
+    size = d.pick(1, 16, 48) if paged else most + 2
+    width = -(-most // size)
+    table = d.rng.permutation(n * width + 1)[: n * width].reshape(n, width).astype(np.int32)
+    caches = [d.normal((n * width + 1, size, kv, columns), t) for columns in (dqk, dv)]
+    q, k, v = d.normal((n, queries, heads, dqk), t), d.normal((n, new, kv, dqk), t), d.normal((n, new, kv, dv), t)
+    pairs, style, advance = d.pick(dqk // 2, d.size(dqk // 2)), d.pick("neox", "interleaved"), d.pick(False, True)
+    cos, sin = (of.astype(t) for of in tables(120, 2 * pairs))
+    parameters, options = scores(d)
+
+    def turned(x, first):
+        """At positions from `first` on."""
+        at = first + np.arange(len(x))
+        part = rotate(f64(x)[..., : 2 * pairs], f64(cos)[at], f64(sin)[at], style == "interleaved")
+        return jnp.concatenate([part, f64(x)[..., 2 * pairs :]], axis=-1)
+
+    after, found, turned_q = [np.array(f64(cache)) for cache in caches], [], []
+    for i in range(n):
+        at = np.arange(lens[i] + new)
+        slots = table[i][at // size] * size + at % size
+        for cache, rows in zip(after, (turned(k[i], lens[i]), f64(v[i]))):
+            flat = cache.reshape(-1, *cache.shape[2:])
+            flat[slots[lens[i] :]] = np.array(rows)
+        of_k, of_v = (f64(cache.reshape(-1, *cache.shape[2:])[slots].astype(t)) for cache in after)
+        turned_q.append(turned(q[i], lens[i]))
+        found.append(attention(f64(np.array(turned_q[-1]).astype(t)), of_k, of_v, **options))
+    out, lse = (jnp.stack(of) for of in zip(*found))
+    want = {
+        "out": (out, ATTENTION[t]),
+        "lse": (jnp.swapaxes(lse, 1, 2), LSE),
+        "q_rotated": (jnp.stack(turned_q), bounds_of_rotation(t, q)),
+        "k_cache": (after[0], bounds_of_rotation(t, caches[0])),
+        "v_cache": (after[1], EXACT),
+        "cache_seqlens": (lens + new if advance else lens, EXACT),
+    }
+    wanted = ["lse", "q_rotated"]
+    if not advance:
+        want["seqlens_out"] = (lens + new, EXACT)
+        wanted.append("seqlens_out")
+    inputs = {"q": q, "k_cache": caches[0], "v_cache": caches[1], "cache_seqlens": lens, "k_new": k, "v_new": v}
+    inputs |= {"cos": cos, "sin": sin} | ({"block_table": table} if paged else {"cache_batch_idx": table[:, 0].copy()})
+    parameters |= {"style": style, "advance": str(advance).lower(), "nsplit": d.pick(0, 1, 3)}
+    return inputs, parameters, want, wanted
+
+
+@case
+def pod_attn(d):
+    t = d.dtype()
+    paged = Paged(d, t, d.pick(16, 40, 64, 128), single=True)
+    heads, n, window = paged.kv * paged.group, d.size(3), d.pick(-1, 0, 20)
+    q, k = cuts(d, n, 90), cuts(d, n, 120)
+    prompts = {"q": d.normal((q[-1], heads, paged.dim), t)}
+    prompts |= {name: d.normal((k[-1], paged.kv, paged.dim), t) for name in "kv"}
+    out, lse = sequences(prompts, zip(slices(q), slices(k)), causal=True, left=window)
+    tokens = paged.inputs("seq_lens")
+    del tokens["cu_seqlens_q"]
+    inputs = {f"{name}_prefill": tensor for name, tensor in prompts.items()} | tokens
+    inputs |= {"cu_seqlens_q": q, "cu_seqlens_k": k, "q_decode": inputs.pop("q")}
+    want = {"out_prefill": (out, ATTENTION[t]), "lse_prefill": (lse, LSE)}
+    out, lse = paged.outputs(left=window)
+    want |= {"out_decode": (out, ATTENTION[t]), "lse_decode": (lse, LSE)}
+    parameters = {"layout": paged.layout, "window": window, "nsplit": d.pick(0, 1, 3), "prefill_blocks": d.pick(0, 1, 2)}
+    return inputs, parameters | {"decode_blocks": d.pick(0, 1, 3)}, want, ["lse_prefill", "lse_decode"]
+
+
+@case
 def merge_attn_states(d):
     t, tokens, heads, dim = d.dtype(), d.size(9), d.size(5), d.pick(7, 16, 64, 128)
     inputs = {f"out_{x}": d.normal((tokens, heads, dim), t) for x in "ab"}

@@ -185,6 +185,25 @@ impl Layout {
         Self::with_strides(shape, strides)
     }
 
+    /// Merges an axis with the next one, of which it has to step over exactly what that covers: what undoes
+    /// [`split_axis`](Self::split_axis). It makes tokens of batches and rows.
+    ///
+    /// # Errors
+    /// [`Error::Stride`] if there are gaps between them, [`Error::Argument`] if there are no such axes.
+    pub fn merge_axes(&self, op: &'static str, arg: &'static str, axis: usize) -> Result<Self> {
+        let (outer, inner) = (self.axis(op, axis)?, self.axis(op, axis + 1)?);
+        let (mut shape, mut strides) = (self.shape().to_vec(), self.strides().to_vec());
+        let stride = if inner == 1 { strides[axis] } else { strides[axis + 1] };
+        let covers = strides[axis + 1].checked_mul(inner) == Some(strides[axis]);
+        if outer > 1 && inner > 1 && !covers && !self.is_empty() {
+            let want = format!("one stride for axes {axis} and {} together", axis + 1);
+            return Err(Error::stride(op, arg, self, want));
+        }
+        shape.splice(axis..=axis + 1, [outer.saturating_mul(inner)]);
+        strides.splice(axis..=axis + 1, [stride]);
+        Self::with_strides(shape, strides)
+    }
+
     /// Repeats axes of length 1, and adds leading ones, up to `shape`: the usual broadcasting rule, with strides of
     /// zero.
     ///
@@ -456,6 +475,21 @@ mod tests {
             let meet = !bytes(&a).is_disjoint(&bytes(&b));
             prop_assert_eq!(a.intersects(&b), meet);
             prop_assert_eq!(b.intersects(&a), meet);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn merged_axes_split_again(n in 1usize..5, inner in 1usize..5, stride in 1usize..9, head in 1usize..4) {
+            let whole = Layout::with_strides([n * inner, head], [stride * head, 1]).unwrap();
+            let split = whole.split_axis(0, inner).unwrap();
+            let merged = split.merge_axes("op", "x", 0).unwrap();
+            prop_assert_eq!(merged.shape(), whole.shape());
+            let at = |layout: &Layout, i: usize| if layout.shape()[0] > 1 { i * layout.strides()[0] } else { 0 };
+            prop_assert_eq!(at(&merged, n * inner - 1), at(&whole, n * inner - 1));
+            let gaps = Layout::with_strides([n + 1, inner + 1], [inner + 2, 1]).unwrap();
+            let refused = matches!(gaps.merge_axes("op", "x", 0), Err(Error::Stride { .. }));
+            prop_assert!(refused);
         }
     }
 

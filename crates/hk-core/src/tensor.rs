@@ -134,6 +134,15 @@ macro_rules! view_methods {
                 Ok(Self { raw: RawView { layout, ..self.raw }, element: PhantomData })
             }
 
+            /// Merges an axis with the next one: see [`Layout::merge_axes`].
+            ///
+            /// # Errors
+            /// [`Error::Stride`] if there are gaps between them; [`Error::Argument`] if there are no such axes.
+            pub fn merge_axes(self, op: &'static str, arg: &'static str, axis: usize) -> Result<Self> {
+                let layout = self.raw.layout.merge_axes(op, arg, axis)?;
+                Ok(Self { raw: RawView { layout, ..self.raw }, element: PhantomData })
+            }
+
             /// The lengths of the axes, if there are `N`.
             ///
             /// # Errors

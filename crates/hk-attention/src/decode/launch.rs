@@ -1,14 +1,15 @@
 //! The launch of `hip/decode.h`.
 
 use super::splits::{DecodeWorkspace, KEYS_OF_BLOCK, ROWS_OF_BLOCK, Splits};
-use crate::kernels::attention::{DecodeParams, KeyRows};
+use crate::kernels::attention::{DecodeParams, KeyRows, KeysValues, Pages};
 use crate::prefill::{
-    FP8, MOST_STRIDE, Plan, Problem, QueryTile, Tiling, UNLIMITED, WINDOW_OF_PAGE, floats_per_row,
+    FP8, I8, MOST_STRIDE, Merge, Plan, Problem, QueryTile, Tiling, UNLIMITED, WINDOW_OF_PAGE, floats_per_row,
 };
+use bytemuck::Zeroable;
 use hk_core::{DType, Error, KernelRef, LaunchConfig, Result, TensorViewMut};
 
-/// By columns, at most: the kernels of caches of the own type and of fp8.
-type Table = [(usize, [KernelRef<DecodeParams>; 2]); 3];
+/// By columns, at most: the kernels of caches of the own type, of fp8 and of int8, and of these two with factors of tokens.
+type Table = [(usize, [KernelRef<DecodeParams>; 5]); 3];
 
 macro_rules! kernels {
     ($type:literal $($columns:literal $most:literal),*) => {
@@ -17,12 +18,18 @@ macro_rules! kernels {
             [
                 DecodeParams::kernel(concat!("decode_", $type, "_d", $columns)),
                 DecodeParams::kernel(concat!("decode_", $type, "_fp8_d", $columns)),
+                DecodeParams::kernel(concat!("decode_", $type, "_i8_d", $columns)),
+                DecodeParams::kernel(concat!("decode_", $type, "_fp8_scaled_d", $columns)),
+                DecodeParams::kernel(concat!("decode_", $type, "_i8_scaled_d", $columns)),
             ],
         )),*]
     };
 }
 const BF16: Table = kernels!("bf16" "64" 64, "128" 128, "256" 256);
 const F16: Table = kernels!("f16" "64" 64, "128" 128, "256" 256);
+
+/// Rows of a sequence and key head beyond which prompts' kernels read fewer keys: this one reads them for each 16 rows.
+const MOST_ROWS_OF_FEW: usize = 4 * ROWS_OF_BLOCK;
 
 /// Keys are split as `splits` says.
 pub(crate) struct DecodePlan<'a> {
@@ -41,6 +48,13 @@ impl<'a> DecodePlan<'a> {
         };
         Plan { tiling, workspace: self.workspace.partials }
     }
+}
+
+/// A launch of the kernel of few queries, and that of the merge.
+pub(super) struct DecodeLaunch<'a> {
+    pub params: DecodeParams,
+    pub blocks: usize,
+    pub merge: Option<Merge<'a>>,
 }
 
 /// Which of the sequences a launch serves.
@@ -62,9 +76,9 @@ impl<'a> Problem<'a> {
         self.launch.output_address("workspace", partials).map(drop)
     }
 
-    /// The kernel of few queries that serves the call: 16-bit queries or fp8 ones, a cache of that type or fp8, of rows in whole vectors, in
+    /// The kernel of few queries that serves the call: 16-bit queries or fp8 ones, a cache of that type, fp8 or int8, of rows in whole vectors, in
     /// pages of whole windows. `keys_beside`: other sequences have some.
-    fn decode_kernel(&self, keys_beside: bool) -> Option<KernelRef<DecodeParams>> {
+    pub(super) fn decode_kernel(&self, keys_beside: bool) -> Option<KernelRef<DecodeParams>> {
         let p = &self.params;
         let (scores, cache) = (&p.scores, &p.cache);
         let none = |of: &[u64]| of.iter().all(|data| *data == 0);
@@ -74,8 +88,10 @@ impl<'a> Problem<'a> {
             _ => return None,
         };
         let (bytes, of) = match cache.element {
+            0 if self.token_scales => return None,
             0 => (2, 0),
-            FP8 => (1, 1),
+            FP8 => (1, if self.token_scales { 3 } else { 1 }),
+            I8 => (1, if self.token_scales { 4 } else { 2 }),
             _ => return None,
         };
         let in_rows = |rows: &KeyRows, columns: u32| {
@@ -89,7 +105,7 @@ impl<'a> Problem<'a> {
         };
         let plain = none(&[scores.bias.data, scores.mask]) && scores.dropout == 0;
         let cached = keys_beside || p.fresh.k.data == 0;
-        let pages = p.pages.tokens.is_multiple_of(WINDOW_OF_PAGE);
+        let pages = p.pages.tokens.is_multiple_of(WINDOW_OF_PAGE) || p.pages.width == 1;
         let rows = in_rows(&cache.k, p.dqk) && in_rows(&cache.v, p.dv);
         if self.is_hstu || !(plain && cached && pages && rows) {
             return None;
@@ -99,29 +115,52 @@ impl<'a> Problem<'a> {
     }
 
     /// Launches kernels on `sequences` of `sq` queries, whose keys, `sk` at most, are in a cache: those of few queries, or of prompts.
+    /// `by_sequence`: the cache is not in pages, and has a row for each sequence.
     pub(crate) fn decode_batched(
         mut self,
         mut plan: DecodePlan<'a>,
         sequences: usize,
         [sq, sk]: [usize; 2],
+        by_sequence: bool,
     ) -> Result<()> {
         self.check_plan(&mut plan)?;
         let (n, queries) = (self.count("q", sequences)?, self.count("q", sq)?);
         if n == 0 || queries == 0 || self.params.heads == 0 {
-            return Ok(());
+            return self.run_first();
         }
         let s = &mut self.params.sequences;
         (s.n, s.sq) = (n, queries);
-        match self.decode_kernel(false) {
+        let few = sq == 1 || sq.saturating_mul(self.params.group as usize) <= MOST_ROWS_OF_FEW;
+        match self.decode_kernel(false).filter(|_| few) {
             Some(kernel) => {
                 let queries = sequences.saturating_mul(sq);
-                self.run_decode(kernel, plan, Of::All, [sequences, queries, sk])
+                self.run_decode(kernel, plan, Of::All, [sequences, queries, sk], by_sequence)
+            }
+            None if self.token_scales => {
+                let why =
+                    "caches of fp8 or int8 in rows on 16 bytes, pages of 16, 32, .. tokens, 16-bit queries";
+                Err(Error::unsupported(self.op, "factors of tokens beside these tensors", why))
             }
             None => {
+                if by_sequence {
+                    self.cache_as_rows();
+                }
                 self.plan(plan.of_prompts(sk));
                 self.run_batched(sequences, [sq, sk])
             }
         }
+    }
+
+    /// Of a cache with a row for each sequence: its keys are those of a batch, of which a part is used.
+    fn cache_as_rows(&mut self) {
+        let p = &mut self.params;
+        let mut rows = std::mem::replace(&mut p.cache, KeysValues::zeroed());
+        for rows in [&mut rows.k, &mut rows.v] {
+            (rows.token, rows.token_group, rows.token_shift) = (rows.token_group, 0, 31);
+        }
+        p.fresh = rows;
+        p.pages = Pages::zeroed();
+        p.sequences.k_lens = std::mem::take(&mut p.sequences.total_lens);
     }
 
     /// Launches kernels on sequences of packed queries, `total_q` in all, whose keys, `sk` at most, are in a cache, and maybe those of their
@@ -152,10 +191,10 @@ impl<'a> Problem<'a> {
         let kernel = self.decode_kernel(keys_beside && single);
         match kernel {
             Some(kernel) if few && !keys_beside => {
-                return self.run_decode(kernel, plan, Of::All, [sequences, total_q, sk]);
+                return self.run_decode(kernel, plan, Of::All, [sequences, total_q, sk], false);
             }
             Some(kernel) if single => {
-                self.run_decode(kernel, plan, Of::Single, [sequences, sequences, sk])?;
+                self.run_decode(kernel, plan, Of::Single, [sequences, sequences, sk], false)?;
                 self.params.skip_single = 1;
                 self.tile(tile);
             }
@@ -170,14 +209,44 @@ impl<'a> Problem<'a> {
         self.run_packed(sequences, total_q)
     }
 
-    /// Sizes: sequences, their queries, and keys of a sequence, at most.
+    /// As [`decode_launch`](Self::decode_launch), and launches it.
     fn run_decode(
         &mut self,
         kernel: KernelRef<DecodeParams>,
         plan: DecodePlan<'a>,
         of: Of,
-        [sequences, queries, keys]: [usize; 3],
+        sizes: [usize; 3],
+        by_sequence: bool,
     ) -> Result<()> {
+        let DecodeLaunch { params, blocks, merge } = self.decode_launch(plan, of, sizes, by_sequence)?;
+        let kernel = self.stream.kernel(kernel)?;
+        self.run_first()?;
+        // SAFETY: the operators have checked rows, heads and columns of each tensor against each other, and this problem's launch has
+        // been given them; the kernel clamps lengths, starts and pages, which are on the device, to the sizes of the tensors.
+        unsafe { self.stream.launch(self.op).run(&kernel, LaunchConfig::grid_1d(blocks), &params)? };
+        merge.map_or(Ok(()), |merge| merge.run(&params.all))
+    }
+
+    /// The launch over a token of each sequence, if the kernel serves it.
+    pub(super) fn single_tokens(
+        &mut self,
+        mut plan: DecodePlan<'a>,
+        [sequences, keys]: [usize; 2],
+    ) -> Result<DecodeLaunch<'a>> {
+        self.check_plan(&mut plan)?;
+        let s = &mut self.params.sequences;
+        (s.n, s.sq) = (sequences as u32, 1);
+        self.decode_launch(plan, Of::All, [sequences, sequences, keys], false)
+    }
+
+    /// Sizes: sequences, their queries, and keys of a sequence, at most.
+    fn decode_launch(
+        &mut self,
+        plan: DecodePlan<'a>,
+        of: Of,
+        [sequences, queries, keys]: [usize; 3],
+        by_sequence: bool,
+    ) -> Result<DecodeLaunch<'a>> {
         let (op, info) = (self.op, self.stream.device().info());
         let DecodePlan { splits, workspace: DecodeWorkspace { partials, tickets } } = plan;
         let mut all = self.params;
@@ -230,13 +299,13 @@ impl<'a> Problem<'a> {
                 counters = self.launch.output_address("tickets", &mut tickets.view_mut()?)?;
             }
         }
-        let params = DecodeParams { all, tickets: counters, only_single: (of == Of::Single).into(), pad: 0 };
-        let kernel = self.stream.kernel(kernel)?;
+        let params = DecodeParams {
+            all,
+            tickets: counters,
+            only_single: (of == Of::Single).into(),
+            by_sequence: by_sequence.into(),
+        };
         let merge = if division.count > 1 && counters == 0 { Some(self.merge()?) } else { None };
-        let blocks = all_tiles.saturating_mul(division.count);
-        // SAFETY: the operators have checked rows, heads and columns of each tensor against each other, and this problem's launch has
-        // been given them; the kernel clamps lengths, starts and pages, which are on the device, to the sizes of the tensors.
-        unsafe { self.stream.launch(op).run(&kernel, LaunchConfig::grid_1d(blocks), &params)? };
-        merge.map_or(Ok(()), |merge| merge.run(&params.all))
+        Ok(DecodeLaunch { params, blocks: all_tiles.saturating_mul(division.count), merge })
     }
 }

@@ -33,7 +33,7 @@ pub struct PaDecodeOptions<'a> {
     pub alibi: Option<TensorView<'a, f32>>,
     /// A logit `[Hq]` of no value for each head, which is not scaled.
     pub sink: Option<TensorView<'a, f32>>,
-    /// Factors of the cache: `[1]` or `[N, Hkv]`.
+    /// Factors of the cache: `[1]` or `[N, Hkv]`; or of fp8 and int8 caches of each token, `[pages, Hkv, tokens]`, both.
     pub scales: CacheScales<'a>,
     /// `[1]`: outputs are divided by it before they are rounded.
     pub out_scale: Option<TensorView<'a, f32>>,
@@ -62,9 +62,10 @@ pub struct PaDecodeOptions<'a> {
 /// `Hq` is a multiple of `Hkv`; `Dqk` and `Dv` are 1 to 256 and may differ. Pages have any number of tokens. Rounding is as in
 /// [`mha`](fn@crate::mha). A sequence without keys has outputs of 0 and an `lse` of -inf, or the sink.
 ///
-/// Each byte of the keys that are seen is read once, 16 bytes of a lane at a time, for `bf16`, `f16` and fp8 caches in layouts `Nhd` and
+/// Each byte of the keys that are seen is read once, 16 bytes of a lane at a time, for `bf16`, `f16`, fp8 and int8 caches in layouts `Nhd` and
 /// `Hnd` with pages of a multiple of 16 tokens, rows on 16 bytes, and up to 16 heads of a group. Other caches are served by the kernel of
-/// prompts. [`Splits`] says how keys are split among blocks, and what results depend on.
+/// prompts, and then have no factors of tokens. Of those, rows are on 16 bytes; probabilities times the factor of a value are rounded to 16
+/// bits, and the sum of probabilities is that of the ones without. [`Splits`] says how keys are split among blocks, and what results depend on.
 ///
 /// What is on the device is not trusted. A sequence whose length is negative or more than the tokens of its row of `block_table` has
 /// outputs of NaN. So has one that sees a key of a page that is not in the cache. Table entries and pages that are not seen are not read.
@@ -76,7 +77,7 @@ pub struct PaDecodeOptions<'a> {
 /// [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align),
 /// [`Empty`](hk_core::Error::Empty) if a tensor breaks the table, also if the workspace is too short for the splits that are asked for;
 /// [`Argument`](hk_core::Error::Argument) for a scale that is 0 or not finite, a softcap that is negative or not finite, and splits that are
-/// none, [`Unsupported`](hk_core::Error::Unsupported) for the fp8 of another device, [`Overlap`](hk_core::Error::Overlap) of outputs,
+/// none, [`Unsupported`](hk_core::Error::Unsupported) for the fp8 of another device and for factors of tokens of other caches, [`Overlap`](hk_core::Error::Overlap) of outputs,
 /// [`TooLarge`](hk_core::Error::TooLarge) beyond 2^30 - 1 rows or pages, [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of
 /// loading and launching a kernel. Nothing is written then.
 ///
@@ -89,20 +90,34 @@ pub fn pa_decode<'a, T: AttentionElement, C: PagedElement<T>, O: UnifiedOutput<T
     workspace: DecodeWorkspace<'a>,
     options: &PaDecodeOptions<'a>,
 ) -> Result<()> {
-    const OP: &str = "pa_decode";
+    let (problem, sizes) = prepare("pa_decode", stream, inputs, outputs, &workspace, options)?;
+    let plan = DecodePlan { splits: options.splits, workspace };
+    let [sequences, keys] = sizes;
+    problem.decode_batched(plan, sequences, [1, keys], false)
+}
+
+/// What a call gives of a problem; sequences, and keys of the longest one.
+pub(super) fn prepare<'a, T: AttentionElement, C: PagedElement<T>, O: UnifiedOutput<T>>(
+    op: &'static str,
+    stream: &'a Stream,
+    inputs: PaDecodeInputs<'a, T, C>,
+    outputs: AttentionOutputs<'a, O>,
+    workspace: &DecodeWorkspace<'a>,
+    options: &PaDecodeOptions<'a>,
+) -> Result<(Problem<'a>, [usize; 2])> {
     let PaDecodeInputs { q, cache: PagedKv { k_cache, v_cache, pages }, seq_lens } = inputs;
     let AttentionOutputs { mut out, mut lse } = outputs;
-    let [sequences, ..] = q.dims::<3>(OP, "q")?;
+    let [sequences, ..] = q.dims::<3>(op, "q")?;
     let (k, v) = (("k_cache", k_cache.shape()), ("v_cache", v_cache.shape()));
-    let sizes = pages.layout.sizes(OP, C::DTYPE, k, v)?;
-    let heads = check_cache_heads(OP, q.shape(), ["k_cache", "v_cache"], sizes, [256, 256])?;
-    out.expect_shape(OP, "out", [sequences, heads.heads, heads.dv])?;
+    let sizes = pages.layout.sizes(op, C::DTYPE, k, v)?;
+    let heads = check_cache_heads(op, q.shape(), ["k_cache", "v_cache"], sizes, [256, 256])?;
+    out.expect_shape(op, "out", [sequences, heads.heads, heads.dv])?;
     if let Some(lse) = &lse {
-        lse.expect_shape(OP, "lse", [sequences, heads.heads])?;
+        lse.expect_shape(op, "lse", [sequences, heads.heads])?;
     }
-    seq_lens.expect_shape(OP, "seq_lens", [sequences])?;
-    let [_, width] = pages.block_table.dims(OP, "block_table")?;
-    let mut problem = Problem::new(OP, stream, kernel_of::<T, O>(), heads);
+    seq_lens.expect_shape(op, "seq_lens", [sequences])?;
+    let [_, width] = pages.block_table.dims(op, "block_table")?;
+    let mut problem = Problem::new(op, stream, kernel_of::<T, O>(), heads);
     problem.disjoint(
         &[
             ("q", Some(&q)),
@@ -128,9 +143,8 @@ pub fn pa_decode<'a, T: AttentionElement, C: PagedElement<T>, O: UnifiedOutput<T
     problem.mask(Mask { causal: true, left: options.window, right: None });
     problem.alibi(options.alibi, sequences)?;
     problem.sink(options.sink)?;
-    problem.cache_scales(&options.scales, sequences)?;
+    problem.cache_or_token_scales(&options.scales, sequences, sizes)?;
     problem.out_scale(options.out_scale)?;
     problem.single_queries("seq_lens", &seq_lens)?;
-    let plan = DecodePlan { splits: options.splits, workspace };
-    problem.decode_batched(plan, sequences, [1, width.saturating_mul(sizes.tokens)])
+    Ok((problem, [sequences, width.saturating_mul(sizes.tokens)]))
 }

@@ -18,8 +18,8 @@ const MOST_AUTO: usize = 128;
 /// Most splits of a sequence.
 const MOST_SPLITS: usize = 1 << 16;
 
-/// Most splits that the last block to arrive merges.
-const MOST_IN_ONE_LAUNCH: usize = 32;
+/// Most splits that the last block to arrive merges, `kMostParts`.
+const MOST_IN_ONE_LAUNCH: usize = 128;
 
 /// Blocks of a CU, for [`Splits::Auto`]: two are resident, others follow.
 const BLOCKS_OF_CU: usize = 4;
@@ -69,7 +69,7 @@ impl Tickets {
 pub struct DecodeWorkspace<'a> {
     /// `[n]`, contiguous, on 16 bytes; [`decode_workspace`] says how long. `None`: keys are not split.
     pub partials: Option<TensorViewMut<'a, f32>>,
-    /// With counters, the last block of each tile to arrive merges up to 32 splits. `None`, and for more splits or more than 4096 tiles: a
+    /// With counters, the last block of each tile to arrive merges up to 128 splits. `None`, and for more splits or more than 4096 tiles: a
     /// second launch does, with the same bits.
     pub tickets: Option<&'a mut Tickets>,
 }

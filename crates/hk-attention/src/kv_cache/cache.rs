@@ -1,7 +1,7 @@
 //! Types and layouts of KV caches, and the launch of `hip/kv_cache_rows.hip`.
 
 use crate::kernels::cache::{Common, Target};
-use crate::kernels::kv_cache_rows::{Job, Params};
+use crate::kernels::kv_cache_rows::{Append, Job, Params};
 use bytemuck::Zeroable;
 use hk_core::plan::rope::{Rope, RopeSource, RopeSpan};
 use hk_core::{
@@ -365,6 +365,10 @@ pub(crate) struct Jobs {
     waves: usize,
     jobs: [Job; JOBS],
     count: usize,
+    /// Sequences that the tokens continue.
+    append: Append,
+    /// Tokens of each in the next job.
+    of_sequence: u32,
     tasks: u64,
     /// Ends of the tasks of each kind.
     ends: [u64; 3],
@@ -380,6 +384,8 @@ impl Jobs {
             waves: info.max_blocks(info.wave_size as usize, WAVES_PER_CU),
             jobs: Zeroable::zeroed(),
             count: 0,
+            append: Zeroable::zeroed(),
+            of_sequence: 0,
             tasks: 0,
             ends: [0; 3],
         }
@@ -389,6 +395,16 @@ impl Jobs {
     pub fn kernel<T: HeadElement>(&self, stream: &Stream) -> Result<Kernel<Params>> {
         let kernels = &KERNELS[usize::from(T::DTYPE == DType::F16)];
         stream.kernel(kernels[usize::from(!self.vectors)])
+    }
+
+    /// Tokens continue sequences.
+    pub fn append(&mut self, append: Append) {
+        self.append = append;
+    }
+
+    /// Those of the next job are so many of each sequence.
+    pub fn of_sequence(&mut self, tokens: usize) {
+        self.of_sequence = tokens as u32; // no more than the input has
     }
 
     /// Rotates the heads of `input`, `[tokens, heads, cols]`. `tokens_first`: neighbouring tokens are adjacent in a target.
@@ -487,6 +503,7 @@ impl Jobs {
             targets: all,
             end: self.tasks.min(u64::from(u32::MAX)) as u32,
             cached: cached.into(),
+            of_sequence: self.of_sequence,
             ..job
         };
         self.count += 1;
@@ -502,18 +519,19 @@ impl Jobs {
         Ok(())
     }
 
-    /// Queues the launch, if there are jobs.
+    /// Queues the launch, if there are jobs, or lengths to store.
     ///
     /// # Safety
     /// As [`Launch::run`]: rows, columns, slots and heads lie within the tensors.
     pub unsafe fn run(self, launch: Launch<'_>, kernel: &Kernel<Params>, common: Common) -> Result<()> {
         self.check()?;
-        if self.tasks == 0 {
+        if self.tasks == 0 && self.append.totals == 0 {
             return Ok(());
         }
         let [rotations, copies, columns] = self.ends.map(|end| end as u32);
-        let params = Params { common, jobs: self.jobs, rotations, copies, columns, pad: 0 };
-        let blocks = (self.tasks as usize).min(self.waves);
+        let Self { jobs, append, .. } = self;
+        let params = Params { common, append, jobs, rotations, copies, columns, pad: 0 };
+        let blocks = (self.tasks as usize).clamp(1, self.waves);
         // SAFETY: the caller's.
         unsafe { launch.run(kernel, LaunchConfig::grid_1d(blocks), &params) }
     }
@@ -540,15 +558,7 @@ impl Tokens {
             return Err(Error::shape(op, "slot_mapping", slots.shape(), want));
         }
         slots.expect_aligned(op, "slot_mapping")?;
-        if tokens > MOST_TOKENS {
-            return Err(Error::too_large(op, "k", format!("{tokens} tokens"), MOST_TOKENS as u64));
-        }
-        let limit = u32::MAX as usize;
-        if self.blocks.checked_mul(self.block).is_none_or(|n| n > limit) {
-            let what = format!("{} blocks of {} tokens", self.blocks, self.block);
-            return Err(Error::too_large(op, "slots", what, limit as u64));
-        }
-        Ok(())
+        check_slots(op, "k", tokens, [self.blocks, self.block])
     }
 
     pub fn common<'a, C: Element>(
@@ -568,6 +578,24 @@ impl Tokens {
             cached_tokens: self.cached as u32,
         })
     }
+}
+
+/// Checks numbers of tokens, of `arg`, and of slots in so many blocks of so many tokens.
+pub(crate) fn check_slots(
+    op: &'static str,
+    arg: &'static str,
+    tokens: usize,
+    [blocks, block]: [usize; 2],
+) -> Result<()> {
+    if tokens > MOST_TOKENS {
+        return Err(Error::too_large(op, arg, format!("{tokens} tokens"), MOST_TOKENS as u64));
+    }
+    let limit = u32::MAX as usize;
+    if blocks.checked_mul(block).is_none_or(|n| n > limit) {
+        let what = format!("{blocks} blocks of {block} tokens");
+        return Err(Error::too_large(op, "slots", what, limit as u64));
+    }
+    Ok(())
 }
 
 /// Checks the tensor of a scale.

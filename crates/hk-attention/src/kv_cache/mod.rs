@@ -8,7 +8,9 @@ mod rope_cat_and_cache_mla;
 mod rope_reshape_and_cache;
 
 pub use cache::{CacheElement, HeadElement, KvLayout};
-pub(crate) use cache::{CacheSizes, Strides, optional, piece};
+pub(crate) use cache::{
+    CacheSizes, Heads as HeadView, Jobs, PART, Strides, check_scale, check_slots, optional, piece,
+};
 pub use fused_bmm_rope_kv_cache::{Fp8Weight, MlaWeight, Mxfp4Weight, fused_bmm_rope_kv_cache};
 pub use mla::{MlaInputs, MlaOutputs};
 pub(crate) use qk_concat::HeadsLaunch;

@@ -10,10 +10,11 @@ use super::paged::{
     cache_sizes, expect_cache_dtypes, expect_heads, expect_one_of, keys_in_pages, paged_traffic, with_cache,
 };
 use super::unified::{OUT_OR_FP8, OUTPUT, output, with_cached};
+use crate::kv_cache::CacheSizes;
 use crate::{
-    AttentionElement, AttentionOutputs, AttentionProblem, CacheScales, DecodeWorkspace, PaDecodeInputs,
-    PaDecodeOptions, PagedElement, PagedKv, Pages, Splits, Tickets, UnifiedOutput, decode_workspace, kernels,
-    pa_decode,
+    AttentionElement, AttentionOutputs, AttentionProblem, CacheScales, DecodeWorkspace, KvLayout,
+    PaDecodeInputs, PaDecodeOptions, PagedElement, PagedKv, Pages, Splits, Tickets, UnifiedOutput,
+    decode_workspace, kernels, pa_decode,
 };
 use hk_core::registry::{
     ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named,
@@ -29,12 +30,13 @@ pub(super) const CACHE_TILE: ScalarSpec =
 const DECODE: &[&CodeObjects] = &[&kernels::DECODE_BF16, &kernels::DECODE_F16, &kernels::MERGE];
 
 /// The sources of the kernels that decode.
-const KERNELS: &[&CodeObjects] = &joined::<6>(GENERAL, DECODE);
+pub(super) const KERNELS: &[&CodeObjects] = &joined::<6>(GENERAL, DECODE);
 
 /// The same, and of those for prompts over pages.
 pub(super) const CACHED: &[&CodeObjects] = &joined::<10>(PAGED, DECODE);
 
 const CACHES: [&str; 2] = ["k_cache", "v_cache"];
+const SCALE_SHAPES: &str = "[1], [N, Hkv] or [pages, Hkv, tokens]";
 
 pub(super) const NSPLIT: ScalarSpec = ScalarSpec {
     name: "nsplit",
@@ -73,7 +75,16 @@ pub(super) fn workspace<'a>(
     let (sizes, [_, heads, _]) = (cache_sizes(inputs, CACHES)?, shape(inputs, "q")?);
     let keys = inputs.get("block_table")?.shape()[1].saturating_mul(sizes.tokens);
     let problem = AttentionProblem { sequences, heads, kv_heads: sizes.heads, queries, keys, dv: sizes.dv };
-    let len = decode_workspace(stream.device().info(), &problem, splits);
+    workspace_of(stream, outputs, &problem, splits)
+}
+
+pub(super) fn workspace_of<'a>(
+    stream: &Stream,
+    outputs: &mut Outputs<'a>,
+    problem: &AttentionProblem,
+    splits: Splits,
+) -> Result<DecodeWorkspace<'a>> {
+    let len = decode_workspace(stream.device().info(), problem, splits);
     if len == 0 {
         return Ok(DecodeWorkspace::default());
     }
@@ -109,6 +120,15 @@ macro_rules! pages {
     };
 }
 
+/// The same with factors of tokens.
+macro_rules! scaled {
+    ($dtype:ident $cache:ident $d:literal) => {
+        case!(concat!("factors of tokens, columns of ", $d), $dtype 3, 6 $d, $cache [40, 16, 2, $d], [40, 16, 2, $d], 13,
+            ["k_scale" F32 [40, 2, 16], "v_scale" F32 [40, 2, 16], "lse" F32 [3, 6]],
+            [("keys_per_split", Scalar::Count(64))])
+    };
+}
+
 const HND: (&str, Scalar) = ("layout", Scalar::Choice("hnd"));
 const P3: (&str, Scalar) = ("layout", Scalar::Choice("paged"));
 const P4: (&str, Scalar) = ("layout", Scalar::Choice("paged_shuffled"));
@@ -126,8 +146,8 @@ pub(super) const PA_DECODE: Operator = Operator {
         SEQ_LENS,
         ALIBI,
         SINK,
-        K_SCALE,
-        V_SCALE,
+        ArgSpec { shape: SCALE_SHAPES, ..K_SCALE }.ranks(1, 3),
+        ArgSpec { shape: SCALE_SHAPES, ..V_SCALE }.ranks(1, 3),
         ArgSpec::input("out_scale", &[DType::F32], 1, "[1]")
             .sampled(Sample::Uniform { low: 1.0, high: 2.0 })
             .optional(),
@@ -172,9 +192,33 @@ pub(super) const PA_DECODE: Operator = Operator {
         pages!(F16 Fp8E4M3Fnuz 64),
         pages!(F16 Fp8E4M3Fnuz 128),
         pages!(F16 Fp8E4M3Fnuz 256),
-        case!("bf16, more splits than one launch has", Bf16 2, 4 64, Bf16 [300, 16, 1, 64], [300, 16, 1, 64], 150,
-            ["lse" F32 [2, 4]], [("keys_per_split", Scalar::Count(64))]),
-        case!("f16, the same, 128 and 72 columns", F16 2, 4 128, F16 [300, 16, 1, 128], [300, 16, 1, 72], 150,
+        pages!(Bf16 I8 64),
+        pages!(Bf16 I8 128),
+        pages!(Bf16 I8 256),
+        pages!(F16 I8 64),
+        pages!(F16 I8 128),
+        pages!(F16 I8 256),
+        scaled!(Bf16 I8 64),
+        scaled!(Bf16 I8 128),
+        scaled!(Bf16 I8 256),
+        scaled!(F16 I8 64),
+        scaled!(F16 I8 128),
+        scaled!(F16 I8 256),
+        scaled!(Bf16 Fp8E4M3 64),
+        scaled!(Bf16 Fp8E4M3 128),
+        scaled!(Bf16 Fp8E4M3 256),
+        scaled!(F16 Fp8E4M3 64),
+        scaled!(F16 Fp8E4M3 128),
+        scaled!(F16 Fp8E4M3 256),
+        scaled!(Bf16 Fp8E4M3Fnuz 64),
+        scaled!(Bf16 Fp8E4M3Fnuz 128),
+        scaled!(Bf16 Fp8E4M3Fnuz 256),
+        scaled!(F16 Fp8E4M3Fnuz 64),
+        scaled!(F16 Fp8E4M3Fnuz 128),
+        scaled!(F16 Fp8E4M3Fnuz 256),
+        case!("bf16, more splits than one launch has", Bf16 1, 2 64, Bf16 [600, 16, 1, 64], [600, 16, 1, 64], 600,
+            ["lse" F32 [1, 2]], [("keys_per_split", Scalar::Count(64))]),
+        case!("f16, tens of splits, 128 and 72 columns", F16 2, 4 128, F16 [300, 16, 1, 128], [300, 16, 1, 72], 150,
             ["lse" F32 [2, 4]], [("keys_per_split", Scalar::Count(64))]),
         case!("f16, Hnd, softcap, ALiBi, window", F16 3, 2 40, F16 [40, 2, 16, 40], [40, 2, 16, 24], 13,
             ["alibi" F32 [3, 2], "lse" F32 [3, 2]],
@@ -189,7 +233,7 @@ pub(super) const PA_DECODE: Operator = Operator {
             ["lse" F32 [3, 2]], [("nsplit", Scalar::Count(2))]),
         case!("f32", F32 3, 2 20, F32 [18, 16, 1, 20], [18, 16, 1, 33], 6, ["lse" F32 [3, 2]],
             [("keys_per_split", Scalar::Count(64))]),
-        case!("bf16, int8 pages", Bf16 2, 4 64, I8 [16, 16, 2, 64], [16, 16, 2, 64], 3,
+        case!("bf16, int8 pages of 24", Bf16 2, 4 64, I8 [16, 24, 2, 64], [16, 24, 2, 64], 3,
             ["k_scale" F32 [1], "v_scale" F32 [2, 2]], []),
         case!("fp8 of gfx950, fp8 output", Fp8E4M3 2, 4 32, Fp8E4M3 [16, 16, 2, 32], [16, 16, 2, 32], 3,
             ["k_scale" F32 [1], "out_scale" F32 [1]], [("output", Scalar::Choice("fp8e4m3"))]),
@@ -212,8 +256,7 @@ fn specs(call: &CallSpec) -> Result<Named<TensorSpec>> {
     expect_shape(call, "block_table", &[n, width], "sequences of q")?;
     expect_one_of(call, "alibi", &[&[heads], &[n, heads]])?;
     expect_one_of(call, "sink", &[&[heads]])?;
-    expect_one_of(call, "k_scale", &[&[1], &[n, sizes.heads]])?;
-    expect_one_of(call, "v_scale", &[&[1], &[n, sizes.heads]])?;
+    expect_scales(call, sizes, n)?;
     expect_one_of(call, "out_scale", &[&[1]])?;
     window(call, "window")?;
     splits(call)?;
@@ -222,6 +265,40 @@ fn specs(call: &CallSpec) -> Result<Named<TensorSpec>> {
         specs.push(("lse", TensorSpec::new(DType::F32, [n, heads])));
     }
     Ok(specs)
+}
+
+/// Factors of the cache: `[1]` or by sequence and head, or both of tokens.
+fn expect_scales(call: &CallSpec, sizes: CacheSizes, n: usize) -> Result<()> {
+    let scales = ["k_scale", "v_scale"];
+    if scales.iter().all(|name| call.optional(name).is_none_or(|s| s.shape.len() != 3)) {
+        return scales.iter().try_for_each(|name| expect_one_of(call, name, &[&[1], &[n, sizes.heads]]));
+    }
+    let shape = [sizes.pages, sizes.heads, sizes.tokens];
+    for name in scales {
+        match call.optional(name) {
+            Some(_) => expect_one_of(call, name, &[&shape])?,
+            None => {
+                return Err(Error::shape(
+                    "pa_decode",
+                    name,
+                    [0; 0],
+                    format!("{shape:?} (factors of tokens, of both)"),
+                ));
+            }
+        }
+    }
+    let (q, cache) = (call.get("q")?.dtype, call.get("k_cache")?.dtype);
+    let columns = [sizes.dqk, sizes.dv];
+    let served = q != DType::F32
+        && matches!(cache, DType::Fp8E4M3 | DType::Fp8E4M3Fnuz | DType::I8)
+        && matches!(layout(call)?, KvLayout::Nhd | KvLayout::Hnd)
+        && sizes.tokens.is_multiple_of(16)
+        && columns.iter().all(|n| n.is_multiple_of(16));
+    if served {
+        return Ok(());
+    }
+    let why = "caches of fp8 or int8 in rows on 16 bytes, pages of 16, 32, .. tokens, 16-bit queries";
+    Err(Error::unsupported("pa_decode", "factors of tokens beside these tensors", why))
 }
 
 fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {

@@ -6,6 +6,7 @@ mod common;
 mod decode;
 mod extend;
 mod flash;
+mod flash_decode;
 mod fused_bmm_rope_kv_cache;
 mod hstu;
 mod latent;
@@ -17,6 +18,7 @@ mod mha;
 mod mla;
 mod pa_prefill;
 mod paged;
+mod pod;
 mod prefill_attn;
 mod qk_concat;
 mod rope_cat_and_cache_mla;
@@ -38,12 +40,14 @@ pub static OPERATORS: &[Operator] = &[
     flash::FLASH_ATTN_FWD_PREFILL,
     backward::MHA_ONEKERNEL_BWD,
     backward::FLASH_ATTN_BWD,
+    flash_decode::FLASH_ATTN_FWD_DECODE,
     hstu::HSTU_ATTN,
     hstu::HSTU_ATTN_BWD,
     lean::LEAN_ATTEN,
     lean_paged::LEAN_ATTEN_PAGED,
     unified::UNIFIED_ATTN,
     decode::PA_DECODE,
+    pod::POD_ATTN,
     merge_states::MERGE_ATTN_STATES,
     extend::EXTEND_ATTN,
     pa_prefill::PA_PREFILL,

@@ -191,9 +191,26 @@ pub(super) fn attend_paged(
     fresh: &HostRows,
     longest: [usize; 2],
 ) -> Result<[Vec<f64>; 2]> {
+    attend_rows(call, heads, &call.get("q")?.to_f64(), sequences, cache, fresh, longest)
+}
+
+/// The same for queries `q`.
+pub(super) fn attend_rows(
+    call: &HostCall,
+    heads: [usize; 4],
+    q: &[f64],
+    sequences: Vec<PagedSequence>,
+    cache: &HostRows,
+    fresh: &HostRows,
+    longest: [usize; 2],
+) -> Result<[Vec<f64>; 2]> {
     let [_, kv_heads, dqk, dv] = heads;
-    let scale = |name: &str, n: usize, head: usize| match call.optional(name) {
+    let scale = |name: &str, n: usize, head: usize, slot: usize| match call.optional(name) {
         None => 1.0,
+        Some(t) if t.shape().len() == 3 => {
+            let tokens = t.shape()[2];
+            t.to_f64()[(slot / tokens * kv_heads + head) * tokens + slot % tokens]
+        }
         Some(t) if t.shape().len() == 2 => t.to_f64()[n * kv_heads + head],
         Some(t) => t.to_f64()[0],
     };
@@ -220,7 +237,7 @@ pub(super) fn attend_paged(
                         Key::Cached(slot) => {
                             let row = values[0][slot * width..][..width].chunks(columns).enumerate();
                             to.extend(row.flat_map(|(head, values)| {
-                                let scale = scale(name, n, head);
+                                let scale = scale(name, n, head, slot);
                                 values.iter().map(move |x| x * scale)
                             }));
                         }
@@ -236,7 +253,7 @@ pub(super) fn attend_paged(
         }
         of_call.push(Sequence { queries, keys });
     }
-    attend(call, heads, &call.get("q")?.to_f64(), &rows, &of_call, longest)
+    attend(call, heads, q, &rows, &of_call, longest)
 }
 
 /// The bytes that a call has to move: of caches and fresh keys the rows that queries see, of the table their pages, queries and outputs

@@ -209,7 +209,7 @@ pub(super) fn check_batched<T: AttentionElement, O: Element>(
 }
 
 /// Rows of `[total, H, D]`: of queries, of keys.
-pub(super) fn check_packed<T: AttentionElement, O: Element>(
+pub(crate) fn check_packed<T: AttentionElement, O: Element>(
     op: &'static str,
     inputs: &Qkv<T>,
     outputs: &AttentionOutputs<O>,
@@ -229,7 +229,7 @@ pub(super) fn check_packed<T: AttentionElement, O: Element>(
 
 /// What queries, keys, values, outputs and options give of a problem; sequences, queries and keys. `others`: inputs that the outputs
 /// may not share memory with, either.
-pub(super) fn problem<'a, T: AttentionElement, O: AttentionOutput<T>>(
+pub(crate) fn problem<'a, T: AttentionElement, O: AttentionOutput<T>>(
     op: &'static str,
     stream: &'a Stream,
     inputs: Qkv<'a, T>,

@@ -19,8 +19,8 @@ pub use extend::{CustomMask, ExtendInputs, ExtendOptions, extend_attn};
 pub use flash::{FlashInputs, FlashOptions, FlashRotary, flash_attn_fwd_prefill};
 pub use hstu::{HstuOptions, HstuSequences, hstu_attn};
 pub use lean::{LeanOptions, LeanPagedInputs, lean_atten, lean_atten_paged};
-pub(crate) use mha::kernel_of;
 pub use mha::{AttentionOutputs, Qkv, SequenceStarts, mha, mha_varlen};
+pub(crate) use mha::{check_packed, kernel_of, problem as packed_problem};
 pub use options::{
     AttentionElement, AttentionOptions, AttentionOutput, Bias, Descales, Dropout, Mask, PagedElement,
     PagedKv, Pages,
@@ -30,6 +30,8 @@ pub use pa_prefill::{PaPrefillInputs, PaPrefillOptions, chunked_pa_prefill, pa_p
 pub use plan::{AttentionProblem, QueryTile, Tiling, attention_workspace};
 pub(crate) use plan::{Plan, floats_per_row};
 pub use prefill_attn::{SequenceSpans, prefill_attn};
-pub(crate) use problem::{FP8, Heads, MOST_STRIDE, Problem, WINDOW_OF_PAGE, check_cache_heads, check_heads};
+pub(crate) use problem::{
+    FP8, Heads, I8, MOST_STRIDE, Merge, Problem, WINDOW_OF_PAGE, check_cache_heads, check_heads,
+};
 pub use stream_k::{Programs, lean_paged_workspace, lean_workspace};
 pub use unified::{UnifiedInputs, UnifiedOptions, UnifiedOutput, unified_attn};

@@ -6,7 +6,8 @@ use super::options::{
     AttentionOptions, Bias, Descales, Dropout, Mask, check_fp8, check_scale, check_softcap,
 };
 use super::plan::{
-    DenseKernel, DenseKeys, KEYS_OF_TILE, Plan, PromptKernel, QueryTile, Tiling, auto_splits, floats_per_row,
+    DenseKernel, DenseKeys, KEYS_OF_TILE, Plan, PromptKernel, QueryTile, Tiling, auto_splits, dense_rows,
+    floats_per_row,
 };
 use crate::kernels::attention::{HeadRows, Hstu, KeyRows, KeysValues, Pages as PageTable, Params};
 use crate::kv_cache::{CacheScales, CacheSizes, KvLayout, Strides, piece};
@@ -76,6 +77,7 @@ pub(crate) fn check_cache_heads(
 
 /// Of `attention::ElementType`, see there.
 pub(crate) const FP8: u32 = 1;
+pub(crate) const I8: u32 = 2;
 const F16: u32 = 4;
 
 /// An element type that the kernels widen: `attention::ElementType` of `hip/problem.h`.
@@ -83,7 +85,7 @@ fn element_type<T: Element>(kernel: DType) -> u32 {
     match T::DTYPE {
         dtype if dtype == kernel => 0,
         DType::Fp8E4M3 | DType::Fp8E4M3Fnuz => FP8,
-        DType::I8 => 2,
+        DType::I8 => I8,
         _ => 3,
     }
 }
@@ -103,6 +105,10 @@ pub(crate) struct Problem<'a> {
     pub(crate) launch: Launch<'a>,
     pub(crate) kernel: DType,
     pub(crate) is_hstu: bool,
+    /// Factors of the cache are those of tokens.
+    pub(crate) token_scales: bool,
+    /// Launches that come first, after all checks.
+    first: Option<Box<dyn FnOnce() -> Result<()> + 'a>>,
     plan: Plan<'a>,
     pub(crate) params: Params,
 }
@@ -124,6 +130,8 @@ impl<'a> Problem<'a> {
             launch: stream.launch(op),
             kernel,
             is_hstu: false,
+            token_scales: false,
+            first: None,
             plan: Plan { tiling: Tiling::Auto, workspace: None },
             params,
         }
@@ -304,6 +312,11 @@ impl<'a> Problem<'a> {
         Ok(())
     }
 
+    /// Each sequence has a page, of its own index.
+    pub fn own_pages(&mut self, of: CacheSizes) -> Result<()> {
+        self.pages(0, 1, of)
+    }
+
     fn pages(&mut self, table: u64, width: u32, of: CacheSizes) -> Result<()> {
         let (n_pages, tokens) = (self.count("k_cache", of.pages)?, self.count("k_cache", of.tokens)?);
         // A table without entries is there: keys that it should have are missing.
@@ -319,6 +332,43 @@ impl<'a> Problem<'a> {
         let k = self.by_head("k_scale", scales.k, [sequences, kv_heads])?;
         let v = self.by_head("v_scale", scales.v, [sequences, kv_heads])?;
         descale(&mut self.params.cache, k, v);
+        Ok(())
+    }
+
+    /// Factors of the cache, which may be those of tokens: `[pages, key heads, tokens]` of both.
+    pub fn cache_or_token_scales(
+        &mut self,
+        scales: &CacheScales<'a>,
+        sequences: usize,
+        of: CacheSizes,
+    ) -> Result<()> {
+        let is_of_tokens =
+            |scale: &Option<TensorView<f32>>| scale.as_ref().is_some_and(|s| s.shape().len() == 3);
+        if !is_of_tokens(&scales.k) && !is_of_tokens(&scales.v) {
+            return self.cache_scales(scales, sequences);
+        }
+        let mut by_head = |arg, scale: &Option<TensorView<'a, f32>>| {
+            let shape = [of.pages, of.heads, of.tokens];
+            let Some(scale) = scale.as_ref().filter(|s| s.shape() == shape) else {
+                let got = scale.as_ref().map_or(&[][..], |s| s.shape());
+                return Err(Error::shape(
+                    self.op,
+                    arg,
+                    got,
+                    format!("{shape:?} (factors of tokens, of both)"),
+                ));
+            };
+            scale.expect_unit_stride(self.op, arg)?;
+            if !scale.rows_aligned(16) {
+                return Err(Error::stride(self.op, arg, scale.layout(), "rows on 16 bytes"));
+            }
+            let layout = self.launch.input(arg, scale)?;
+            let [_, page, head, _] = layout.strides();
+            Ok((layout.data(), page, head))
+        };
+        let (k, v) = (by_head("k_scale", &scales.k)?, by_head("v_scale", &scales.v)?);
+        descale(&mut self.params.cache, k, v);
+        self.token_scales = true;
         Ok(())
     }
 
@@ -617,6 +667,15 @@ impl<'a> Problem<'a> {
         self.plan.workspace.take()
     }
 
+    /// Launches that come first, when nothing is left to refuse.
+    pub fn first(&mut self, launches: impl FnOnce() -> Result<()> + 'a) {
+        self.first = Some(Box::new(launches));
+    }
+
+    pub fn run_first(&mut self) -> Result<()> {
+        self.first.take().map_or(Ok(()), |launches| launches())
+    }
+
     pub fn params(&mut self) -> &mut Params {
         &mut self.params
     }
@@ -664,6 +723,22 @@ impl<'a> Problem<'a> {
         let kernel = self.choose(tiles)?;
         let sk = self.params.sequences.total_k as usize;
         self.run(kernel, tiles(kernel.rows), total_q, sk)
+    }
+
+    /// The parameters of a launch of short tiles over packed sequences, and its blocks, if a kernel for keys beside the queries serves it.
+    pub fn short_tiles(&mut self, sequences: usize, total_q: usize) -> Result<Option<(Params, usize)>> {
+        if self.dense_keys() != Some(DenseKeys::Fresh) {
+            return Ok(None);
+        }
+        let (n, total) = (self.count("cu_seqlens_q", sequences)?, self.count("q", total_q)?);
+        let rows = self.count("q", total_q.saturating_mul(self.params.group as usize))? as usize;
+        let [_, of_block] =
+            dense_rows(self.stream.device().arch(), DenseKeys::Fresh, self.params.dv as usize);
+        let tiles = rows / of_block + sequences;
+        let s = &mut self.params.sequences;
+        (s.n, s.total_q, s.tiles) = (n, total, tiles as u32); // fewer than rows and sequences
+        self.params.splits.count = 1;
+        Ok(Some((self.params, tiles.saturating_mul(self.params.kv_heads as usize))))
     }
 
     /// The dense kernels that serve the call: rows in whole vectors, pages of whole windows, no option that changes scores one by one.
@@ -820,6 +895,7 @@ impl<'a> Problem<'a> {
         let kernel = self.stream.kernel(kernel)?;
         let merge = if splits > 1 { Some(self.merge()?) } else { None };
         let params = of(self.params);
+        self.run_first()?;
         // SAFETY: the operators have checked rows, heads and columns of each tensor against each other; the kernels clamp lengths,
         // starts and pages, which are on the device, to the sizes of the tensors.
         unsafe { self.launch.run(&kernel, LaunchConfig::grid_1d(blocks), &params)? };
