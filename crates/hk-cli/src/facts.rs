@@ -61,7 +61,8 @@ pub fn run(args: &Args) -> Result<()> {
 fn tables(operators: &[&'static Operator]) -> Result<String> {
     let all = table(operators)?.to_string();
     let has = |name: &str| operators.iter().any(|op| op.name == name);
-    let sections: [(_, _, fn() -> Result<Table>); 6] = [
+    type Section = (&'static str, &'static str, fn() -> Result<Table>);
+    let sections: [Section; 6] = [
         ("mha", attention::TITLE, attention::table),
         ("pa_decode", decode::TITLE, decode::table),
         ("mla_decode_rope", latent::TITLE, latent::table),
