@@ -795,9 +795,19 @@ HK_FN bool find_split(const DecodeParams &d, Split &split, u32 &skip) {
     return split.split < split.parts || (!d.tickets && p.splits.count > 1);
 }
 
+/// The tasks of find_work with the tiles of a sequence next to each other, split by split: they read the same keys, which are in the L2 of
+/// their XCD then.
+HK_FN u32 tiles_together(const DecodeParams &d, u32 task) {
+    const u32 tiles = d.all.sequences.tiles_of_one, splits = d.all.splits.count;
+    if (tiles <= 1) return task;
+    const u32 of_sequence = tiles * splits, first = task / of_sequence * of_sequence, at = task - first;
+    return first + at % tiles * splits + at / tiles;
+}
+
 template <class T, class From, int kD, class In = Alone>
 HK_FN void decode(const typename In::Kernel &kernel, u32 task, typename Decode<T, From, kD, In>::Lds &lds) {
     const DecodeParams &d = In::of(kernel);
+    task = tiles_together(d, task);
     Split split;
     if (!find_work<kDim>(d.all, task, split)) return;
     split.tile = task / d.all.splits.count;

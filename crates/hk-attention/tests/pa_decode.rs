@@ -113,7 +113,8 @@ proptest! {
             let mut given = split(with_options(&case, of(&case), bits), splits);
             if maybe(bits, 25) {
                 let output = Scalar::Choice(if fnuz { "fp8e4m3fnuz" } else { "fp8e4m3" });
-                let scale = HostTensor::new([1], &[1.7f32]).unwrap();
+                // Outputs of many keys are small: not among the subnormal numbers of fp8.
+                let scale = HostTensor::new([1], &[0.25f32]).unwrap();
                 given = given.scalar("output", output).with("out_scale", scale);
             }
             given.check_on(&gpu);

@@ -60,23 +60,20 @@ pub fn run(args: &Args) -> Result<()> {
 /// The table of the operators, and what belongs to one of them alone.
 fn tables(operators: &[&'static Operator]) -> Result<String> {
     let all = table(operators)?.to_string();
-    let has = |name| operators.iter().any(|op| op.name == name);
-    let mut sections = vec![];
-    if has("mha") {
-        sections.extend([
-            (attention::TITLE, attention::table()?),
-            (decode::TITLE, decode::table()?),
-            (latent::TITLE, latent::table()?),
-            (busy::TITLE, busy::table()?),
-        ]);
-    }
-    if has("pa_decode") {
-        sections.push((merges::TITLE, merges::table()?));
-    }
-    if has("pod_attn") {
-        sections.push((pod::TITLE, pod::table()?));
-    }
-    Ok(sections.iter().fold(all, |text, (title, table)| format!("{text}\n\n{title}\n\n{table}")))
+    let has = |name: &str| operators.iter().any(|op| op.name == name);
+    type Section = (&'static str, &'static str, fn() -> Result<Table>);
+    let sections: [Section; 6] = [
+        ("mha", attention::TITLE, attention::table),
+        ("pa_decode", decode::TITLE, decode::table),
+        ("mla_decode_rope", latent::TITLE, latent::table),
+        ("mha", busy::TITLE, busy::table),
+        ("pa_decode", merges::TITLE, merges::table),
+        ("pod_attn", pod::TITLE, pod::table),
+    ];
+    sections.iter().filter(|(op, ..)| has(op)).try_fold(all, |text, (_, title, table)| {
+        let table = table()?;
+        Ok(format!("{text}\n\n{title}\n\n{table}"))
+    })
 }
 
 /// The file of a family.

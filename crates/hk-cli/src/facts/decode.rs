@@ -36,28 +36,44 @@ const HEADER: [&str; 11] = [
 
 pub fn table() -> Result<Table> {
     let mut table = Table::new(HEADER);
-    for (columns, fp8) in [(64, false), (128, false), (256, false), (64, true), (128, true), (256, true)] {
+    let rows = [
+        (64, ""),
+        (128, ""),
+        (256, ""),
+        (64, "fp8"),
+        (128, "fp8"),
+        (256, "fp8"),
+        (128, "int8"),
+        (128, "fp8, factors of tokens"),
+        (128, "int8, factors of tokens"),
+    ];
+    for (columns, pages) in rows {
         let [a, b] = Arch::AMD.map(|arch| {
-            let cache = match (fp8, arch) {
-                (false, _) => DType::Bf16,
-                (true, Arch::Gfx942) => DType::Fp8E4M3Fnuz,
-                (true, _) => DType::Fp8E4M3,
+            let cache = match (pages, arch) {
+                ("", _) => DType::Bf16,
+                (pages, _) if pages.starts_with("int8") => DType::I8,
+                (_, Arch::Gfx942) => DType::Fp8E4M3Fnuz,
+                _ => DType::Fp8E4M3,
             };
-            Facts::of_call(&call(cache, columns)?, "a token", arch)
+            Facts::of_call(&call(cache, columns, pages.ends_with("tokens"))?, "a token", arch)
         });
         let (a, b) = (a?.map(|f| cells(&f)), b?.map(|f| cells(&f)));
-        let name = if fp8 { format!("{columns}, pages of fp8") } else { columns.to_string() };
+        let name =
+            if pages.is_empty() { columns.to_string() } else { format!("{columns}, pages of {pages}") };
         table.row([name].into_iter().chain((0..HEADER.len() - 1).map(|i| both(&a, &b, i))));
     }
     Ok(table)
 }
 
-fn call(cache: DType, columns: usize) -> Result<HostCall> {
+fn call(cache: DType, columns: usize, scaled: bool) -> Result<HostCall> {
     let mut call: CallSpec = Call::new(crate::operator("pa_decode")?);
     let pages = KEYS / PAGE;
     call.set("q", TensorSpec::new(DType::Bf16, [1, GROUP, columns]))?;
     for name in ["k_cache", "v_cache"] {
         call.set(name, TensorSpec::new(cache, [pages, PAGE, 1, columns]))?;
+    }
+    for name in ["k_scale", "v_scale"].into_iter().filter(|_| scaled) {
+        call.set(name, TensorSpec::new(DType::F32, [pages, 1, PAGE]))?;
     }
     call.set("block_table", TensorSpec::new(DType::I32, [1, pages]))?;
     call.set("seq_lens", TensorSpec::new(DType::I32, [1]))?;
