@@ -30,9 +30,13 @@ static OUTPUTS: [[KernelRef<Prefill>; 2]; 3] = kernels!("outputs", "");
 static PREPARE_CHANNELS: [[KernelRef<Prefill>; 2]; 3] = kernels!("prepare", "_channels");
 static OUTPUTS_CHANNELS: [[KernelRef<Prefill>; 2]; 3] = kernels!("outputs", "_channels");
 static SUMS: KernelRef<Prefill> = Prefill::kernel("sums_channels");
-/// For bf16, f16, f32: K up to 128, up to 256, scalar.
-static STATES: [[KernelRef<Prefill>; 3]; 3] =
-    hk_core::row_kernels!(Prefill, "states", ["bf16", "f16", "f32"], ["128", "256", "scalar_256"]);
+/// For bf16, f16, f32: K up to 128, up to 256, scalar; then those with gates of channels.
+static STATES: [[KernelRef<Prefill>; 6]; 3] = hk_core::row_kernels!(
+    Prefill,
+    "states",
+    ["bf16", "f16", "f32"],
+    ["128", "256", "scalar_256", "128_channels", "256_channels", "scalar_256_channels"]
+);
 
 /// Tokens of a wave of `hip/outputs.hip`.
 const OUTPUT_TOKENS: usize = 32;
@@ -257,7 +261,7 @@ impl ChunkSizes {
         let variant = match vectorized {
             false => 2,
             true => usize::from(self.all.k_dim > 128),
-        };
+        } + if params.gk == 0 { 0 } else { 3 };
         let kernel = stream.kernel(STATES[float_index(T::DTYPE)][variant])?;
         let slices = self.all.v_dim.div_ceil(STATE_COLS);
         let waves = self.all.sequences.saturating_mul(self.all.v_heads).saturating_mul(slices);
