@@ -70,7 +70,7 @@ using Block = hk::SharedTile<16, 64>;
 
 /// Four columns, `c` times four from the first, of row `i` of block `b`; rows of every second block are exchanged in pairs, which two blocks
 /// have on different banks.
-HK_FN Four &piece(Block (&blocks)[4], u32 b, u32 i, u32 c) {
+[[maybe_unused]] HK_FN Four &piece(Block (&blocks)[4], u32 b, u32 i, u32 c) {
     return reinterpret_cast<Four &>(blocks[b].chunk[Block::place(i ^ (b & 1), c)]);
 }
 

@@ -80,7 +80,7 @@ HK_FN Window state(const Prefill &p, u64 states, i64 slot_stride, i64 slot, u32 
                   size * u32(sizeof(S)));
 }
 
-template <class T, Access kAccess, int kUnits>
+template <class T, Access kAccess, int kUnits, bool kChannels = false>
 HK_FN void states(const Prefill &p) {
     using R = Rows<T, kAccess>;
     using C = Columns<T, kUnits>;
@@ -186,7 +186,7 @@ HK_FN void states(const Prefill &p) {
             d[i] *= hk::broadcast_n(*reinterpret_cast<const Four *>(&lds.gates[16 * i + 4 * group]));
         }
 
-        if (p.gk) {
+        if constexpr (kChannels) {
             // Of each row k.
             const Channels<T, kAccess> channels(p, row + rows - 1, head, 1);
 #pragma unroll
@@ -235,6 +235,16 @@ HK_FN void states(const Prefill &p) {
     HK_ENTRY_WAVES_PER_SIMD(states_##T##_128, hk::kWaveSize, 4, 16, states<hk::T, Access::Vectorized, units>)      \
     HK_ENTRY_WAVES_PER_SIMD(states_##T##_256, hk::kWaveSize, 2, 8, states<hk::T, Access::Vectorized, 2 * (units)>) \
     HK_ENTRY_WAVES_PER_SIMD(states_##T##_scalar_256, hk::kWaveSize, 2, 8, states<hk::T, Access::Scalar, 2 * (units)>)
+#define CHANNELS_ENTRIES(T, units)                                                 \
+    HK_ENTRY_WAVES_PER_SIMD(states_##T##_128_channels, hk::kWaveSize, 4, 16,       \
+                            states<hk::T, Access::Vectorized, units, true>)        \
+    HK_ENTRY_WAVES_PER_SIMD(states_##T##_256_channels, hk::kWaveSize, 2, 8,        \
+                            states<hk::T, Access::Vectorized, 2 * (units), true>)  \
+    HK_ENTRY_WAVES_PER_SIMD(states_##T##_scalar_256_channels, hk::kWaveSize, 2, 8, \
+                            states<hk::T, Access::Scalar, 2 * (units), true>)
 STATES_ENTRIES(bf16, 1)
 STATES_ENTRIES(f16, 1)
 STATES_ENTRIES(f32, 2)
+CHANNELS_ENTRIES(bf16, 1)
+CHANNELS_ENTRIES(f16, 1)
+CHANNELS_ENTRIES(f32, 2)

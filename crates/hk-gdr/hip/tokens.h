@@ -207,6 +207,7 @@ struct Rows {
 template <class T, Access kAccess>
 struct Channels {
     static constexpr int V = hk::kVecLen<T>;
+    static constexpr float kMost = 64.0f;  // its exponential times products of keys is finite
     using Values = Vec<float, V>;
     Rows<float, kAccess> rows;
 
@@ -231,11 +232,12 @@ struct Channels {
         return hk::per_row([&](u32 i) { return load(first + hk::row_of_lane(lane, i), col); });
     }
 
-    /// exp(gates), none of which is positive but for tokens that are not there. NaN stays NaN.
+    /// exp(gates), none of which is positive but of tokens that are not there, or later ones: what is made of those is not used, but has to be
+    /// finite. NaN stays NaN.
     HK_FN static Values decays(Values gates) {
         Values v;
 #pragma unroll
-        for (int e = 0; e < V; ++e) v[e] = decay(gates[e] > 0.0f ? 0.0f : gates[e], kLog2E);
+        for (int e = 0; e < V; ++e) v[e] = decay(gates[e] > kMost ? kMost : gates[e], kLog2E);
         return v;
     }
     HK_FN static Values values(Vec<u32, 4> of) { return hk::widen<T, V>(__builtin_bit_cast(Vec<T, V>, of)); }

@@ -30,9 +30,13 @@ static OUTPUTS: [[KernelRef<Prefill>; 2]; 3] = kernels!("outputs", "");
 static PREPARE_CHANNELS: [[KernelRef<Prefill>; 2]; 3] = kernels!("prepare", "_channels");
 static OUTPUTS_CHANNELS: [[KernelRef<Prefill>; 2]; 3] = kernels!("outputs", "_channels");
 static SUMS: KernelRef<Prefill> = Prefill::kernel("sums_channels");
-/// For bf16, f16, f32: K up to 128, up to 256, scalar.
-static STATES: [[KernelRef<Prefill>; 3]; 3] =
-    hk_core::row_kernels!(Prefill, "states", ["bf16", "f16", "f32"], ["128", "256", "scalar_256"]);
+/// For bf16, f16, f32: K up to 128, up to 256, scalar; then those with gates of channels.
+static STATES: [[KernelRef<Prefill>; 6]; 3] = hk_core::row_kernels!(
+    Prefill,
+    "states",
+    ["bf16", "f16", "f32"],
+    ["128", "256", "scalar_256", "128_channels", "256_channels", "scalar_256_channels"]
+);
 
 /// Tokens of a wave of `hip/outputs.hip`.
 const OUTPUT_TOKENS: usize = 32;
@@ -239,6 +243,14 @@ impl ChunkSizes {
         unsafe { launch.run(&kernel, LaunchConfig::grid_1d(waves), params) }
     }
 
+    /// Sums of gates of channels.
+    fn run_sums<'a>(&self, stream: &'a Stream, launch: Launch<'a>, params: &Prefill) -> Result<()> {
+        let slices = self.all.k_dim.div_ceil(stream.device().info().wave_size as usize);
+        let waves = self.all_chunks().saturating_mul(self.all.v_heads).saturating_mul(slices);
+        // SAFETY: as of run_prepare.
+        unsafe { launch.run(&stream.kernel(SUMS)?, LaunchConfig::grid_1d(waves), params) }
+    }
+
     fn run_states<'a, T: Float>(
         &self,
         stream: &'a Stream,
@@ -249,7 +261,7 @@ impl ChunkSizes {
         let variant = match vectorized {
             false => 2,
             true => usize::from(self.all.k_dim > 128),
-        };
+        } + if params.gk == 0 { 0 } else { 3 };
         let kernel = stream.kernel(STATES[float_index(T::DTYPE)][variant])?;
         let slices = self.all.v_dim.div_ceil(STATE_COLS);
         let waves = self.all.sequences.saturating_mul(self.all.v_heads).saturating_mul(slices);
@@ -488,10 +500,25 @@ pub struct WyInputs<'a, T: Element> {
     pub v: TensorView<'a, T>,
     /// `[B, T, v_heads]`; packed: `[T, v_heads]`: logarithms of decays; zeros if left out.
     pub g: Option<TensorView<'a, f32>>,
-    /// As `g`.
+    /// `[B, T, v_heads, K]`; packed: `[T, v_heads, K]`: of rows of states, instead of `g`.
+    pub gk: Option<TensorView<'a, f32>>,
+    /// `[B, T, v_heads]`; packed: `[T, v_heads]`.
     pub beta: TensorView<'a, f32>,
     /// `[N + 1]`: the first token of each packed sequence, then the number of tokens.
     pub cu_seqlens: Option<TensorView<'a, i32>>,
+}
+
+/// The outputs of [`wy_representation`].
+#[derive(Debug)]
+pub struct WyOutputs<'a, T: Element> {
+    /// As `g`, or as `gk`: sums of the logarithms of decays from the first token of a chunk on.
+    pub sums: TensorViewMut<'a, f32>,
+    /// `[B, T, v_heads, K]`; packed: `[T, v_heads, K]`.
+    pub w: TensorViewMut<'a, T>,
+    /// As `v`.
+    pub u: TensorViewMut<'a, T>,
+    /// As `w`, beside `gk`: the keys with their decays, for [`chunk_delta_h`].
+    pub kg: Option<TensorViewMut<'a, T>>,
 }
 
 /// What the states of a chunk are updated with, in one launch: [`chunk_local_cumsum`](crate::chunk_local_cumsum),
@@ -511,11 +538,14 @@ pub struct WyInputs<'a, T: Element> {
 /// | `v`          | `[B, T, v_heads, V]`; packed: `[T, v_heads, V]`     | as `k`               | unit stride on `V`              |
 /// | `g`, `beta`  | `[B, T, v_heads]`; packed: `[T, v_heads]`           | `f32`                | contiguous; `g` optional        |
 /// | `cu_seqlens` | `[N + 1]`; given if packed                          | `i32`                | contiguous                      |
-/// | `sums`       | as `g`                                              | `f32`                | contiguous                      |
+/// | `gk`         | `[B, T, v_heads, K]`; packed: `[T, v_heads, K]`     | `f32`                | contiguous; instead of `g`      |
+/// | `sums`       | as `g`, or as `gk`                                  | `f32`                | contiguous                      |
 /// | `w`          | `[B, T, v_heads, K]`; packed: `[T, v_heads, K]`     | as `k`               | unit stride on `K`              |
 /// | `u`          | as `v`                                              | as `k`               | unit stride on `V`              |
+/// | `kg`         | as `w`; given beside `gk`                           | as `k`               | unit stride on `K`              |
 ///
-/// `chunk_size` is 16, 32 or 64. Value head `h` has the keys of head `h / (v_heads / k_heads)`. `A` and `X` are `f32`; `X` times the weights
+/// With `gk` the sums `G` are of each channel `d`, in a launch before: `A_ij = beta_i sum_d k_id k_jd exp(G_id - G_jd)`,
+/// `w = X diag(beta) (exp(G) K)`, and `kg = exp(G_last - G) K`. No exponent is positive. `chunk_size` is 16, 32 or 64. Value head `h` has the keys of head `h / (v_heads / k_heads)`. `A` and `X` are `f32`; `X` times the weights
 /// of its columns is rounded to the type of `k`, products are summed up in `f32`, results rounded to nearest even. Batch-invariant. Tokens of
 /// no sequence are not written; those of a sequence whose tokens are out of range are NaN in `w` and `u`, and so are those of a chunk with a
 /// `g` that is positive or NaN. A `g` below -150 counts as -150: nothing is left of the state. No output may share memory with another tensor. Returns when the launch is queued.
@@ -527,52 +557,75 @@ pub struct WyInputs<'a, T: Element> {
 pub fn wy_representation<'a, T: Float>(
     stream: &Stream,
     inputs: WyInputs<'a, T>,
-    mut sums: TensorViewMut<'a, f32>,
-    mut w: TensorViewMut<'a, T>,
-    mut u: TensorViewMut<'a, T>,
+    outputs: WyOutputs<'a, T>,
     chunk_size: usize,
 ) -> Result<()> {
     const OP: &str = "wy_representation";
-    let WyInputs { k, v, g, beta, cu_seqlens } = inputs;
+    let WyInputs { k, v, g, gk, beta, cu_seqlens } = inputs;
+    let WyOutputs { mut sums, mut w, mut u, mut kg } = outputs;
     let shapes = ChunkShapes {
         op: OP,
         chunk_size,
         k: k.shape(),
         v: ("v", v.shape()),
         g: shape_of(&g),
+        gk: shape_of(&gk),
         beta: Some(beta.shape()),
         cu_seqlens: shape_of(&cu_seqlens),
         ..ChunkShapes::default()
     };
     let sizes = shapes.check()?;
-    sums.expect_shape(OP, "sums", beta.shape())?;
+    if kg.is_some() != gk.is_some() {
+        let (got, want) =
+            if gk.is_some() { ("no tensor", "a tensor beside gk") } else { ("given", "nothing without gk") };
+        return Err(Error::argument(OP, "kg", got, want));
+    }
+    sums.expect_shape(OP, "sums", gk.as_ref().map_or(beta.shape(), |gk| gk.shape()))?;
     w.expect_shape(OP, "w", sizes.of_heads(&[sizes.all.k_dim]))?;
     u.expect_shape(OP, "u", v.shape())?;
-    let vectorized = expect_rows(OP, "k", &k, chunk_size)?
+    let mut vectorized = expect_rows(OP, "k", &k, chunk_size)?
         & expect_rows(OP, "v", &v, chunk_size)?
         & expect_rows(OP, "w", &w.alias(), chunk_size)?
         & expect_rows(OP, "u", &u.alias(), chunk_size)?;
+    if let Some(kg) = &kg {
+        kg.expect_shape(OP, "kg", w.shape())?;
+        vectorized &= expect_rows(OP, "kg", &kg.alias(), chunk_size)? && sums.is_aligned(16);
+    }
     expect_plain(OP, "beta", Some(&beta))?;
+    expect_plain(OP, "gk", gk.as_ref())?;
     expect_plain(OP, "g", g.as_ref())?;
     expect_plain(OP, "sums", Some(&sums.alias()))?;
     expect_plain(OP, "cu_seqlens", cu_seqlens.as_ref())?;
-    let read: [NamedOperand; 5] = [
+    let read: [NamedOperand; 6] = [
         ("k", Some(&k)),
         ("v", Some(&v)),
         ("g", some(g.as_ref())),
+        ("gk", some(gk.as_ref())),
         ("beta", Some(&beta)),
         ("cu_seqlens", some(cu_seqlens.as_ref())),
     ];
-    let written: [(NamedOperand, &[_]); 3] =
-        [(("sums", Some(&sums)), &[]), (("w", Some(&w)), &[]), (("u", Some(&u)), &[])];
+    let written: [(NamedOperand, &[_]); 4] = [
+        (("sums", Some(&sums)), &[]),
+        (("w", Some(&w)), &[]),
+        (("u", Some(&u)), &[]),
+        (("kg", some(kg.as_ref())), &[]),
+    ];
     check_aliases(OP, &read, &written)?;
     if sizes.rows() == 0 || sizes.all.sequences == 0 {
         return Ok(());
     }
     let tokens = sizes.all.tokens;
+    let mut of_gates = stream.launch(OP);
+    let all = sizes.params(GateBase::Natural, 1.0);
+    let of_sums = Prefill {
+        g: optional_address(&mut of_gates, "gk", &gk)?,
+        sums: of_gates.output_address("sums", &mut sums)?,
+        starts: optional_address(&mut of_gates, "cu_seqlens", &cu_seqlens)?,
+        ..all
+    };
     let mut launch = stream.launch(OP);
     let (of_w, of_u) = (launch.output_address("w", &mut w)?, launch.output_address("u", &mut u)?);
-    let params = Prefill {
+    let mut params = Prefill {
         k: rows_of(launch.input_address("k", &k)?, &k, tokens),
         v: rows_of(launch.input_address("v", &v)?, &v, tokens),
         w: rows_of(of_w, &w.alias(), tokens),
@@ -580,10 +633,17 @@ pub fn wy_representation<'a, T: Float>(
         sums: launch.output_address("sums", &mut sums)?,
         beta: launch.input_address("beta", &beta)?,
         g: optional_address(&mut launch, "g", &g)?,
-        starts: optional_address(&mut launch, "cu_seqlens", &cu_seqlens)?,
-        ..sizes.params(GateBase::Natural, 1.0)
+        starts: of_sums.starts,
+        ..all
     };
-    sizes.run_prepare::<T>(stream, launch, &params, vectorized, &PREPARE)
+    optional_address(&mut launch, "cu_seqlens", &cu_seqlens)?;
+    let Some(kg) = &mut kg else {
+        return sizes.run_prepare::<T>(stream, launch, &params, vectorized, &PREPARE);
+    };
+    let address = launch.output_address("kg", kg)?;
+    params = Prefill { kg: rows_of(address, &kg.alias(), tokens), gk: params.sums, sums: 0, ..params };
+    sizes.run_sums(stream, of_gates, &of_sums)?;
+    sizes.run_prepare::<T>(stream, launch, &params, vectorized, &PREPARE_CHANNELS)
 }
 
 /// The inputs of [`chunk_delta_h`].
@@ -597,6 +657,8 @@ pub struct DeltaInputs<'a, T: Element> {
     pub u: TensorView<'a, T>,
     /// `[B, T, v_heads]`; packed: `[T, v_heads]`: sums of logarithms of decays from the first token of a chunk on; zeros if left out.
     pub g: Option<TensorView<'a, f32>>,
+    /// `[B, T, v_heads, K]`; packed: `[T, v_heads, K]`: such sums of rows of states, instead of `g`; then `k` has its decays.
+    pub gk: Option<TensorView<'a, f32>>,
     /// `[N + 1]`: the first token of each packed sequence, then the number of tokens.
     pub cu_seqlens: Option<TensorView<'a, i32>>,
     /// The base of `g`.
@@ -642,9 +704,12 @@ impl Default for DeltaOptions {
 /// | `w`               | `[B, T, v_heads, K]`; packed: `[T, v_heads, K]`          | as `k`               | unit stride on `K`                |
 /// | `u`, `v_new`      | `[B, T, v_heads, V]`; packed: `[T, v_heads, V]`          | as `k`               | unit stride on `V`                |
 /// | `g`               | `[B, T, v_heads]`; packed: `[T, v_heads]`                | `f32`                | contiguous; optional              |
+/// | `gk`              | `[B, T, v_heads, K]`; packed: `[T, v_heads, K]`          | `f32`                | contiguous; optional, not with `g` |
 /// | `cu_seqlens`      | `[N + 1]`; given if packed                               | `i32`                | contiguous                        |
 /// | `h`               | `[B, NT, v_heads, K, V]`; packed: `[NT, v_heads, K, V]`; or `V, K` by `h_layout`; optional | as `k` | contiguous, on 16 bytes |
 /// | `initial`, `last`, `pool`, `indices` | as of [`fused_recurrent`](crate::fused_recurrent), one slot a sequence | `f32`, `bf16` | the same         |
+///
+/// With `gk`, rows of `H` decay by `exp(gk_last)`, and `k` is taken as it is: `kg` of [`wy_representation`].
 ///
 /// `NT` is `ceil(T / C)`; packed: `floor(T / C) + N`, where chunk `c` of sequence `n` is at `floor(start / C) + n + c`; others are not
 /// written. `C` is 16, 32 or 64. Value head `h` has the keys of head `h / (v_heads / k_heads)`; `K` and `V` are from 1 to 256.
@@ -667,7 +732,7 @@ pub fn chunk_delta_h<'a, T: Float, S: StateElement>(
     options: DeltaOptions,
 ) -> Result<()> {
     const OP: &str = "chunk_delta_h";
-    let DeltaInputs { k, w, u, g, cu_seqlens, base } = inputs;
+    let DeltaInputs { k, w, u, g, gk, cu_seqlens, base } = inputs;
     let DeltaOutputs { mut h, mut v_new } = outputs;
     let DeltaOptions { chunk_size, layout, h_layout } = options;
     let shapes = ChunkShapes {
@@ -680,6 +745,7 @@ pub fn chunk_delta_h<'a, T: Float, S: StateElement>(
         w: Some(w.shape()),
         h: h.as_ref().map(|h| h.shape()),
         g: shape_of(&g),
+        gk: shape_of(&gk),
         cu_seqlens: shape_of(&cu_seqlens),
         ..ChunkShapes::default()
     };
@@ -696,6 +762,8 @@ pub fn chunk_delta_h<'a, T: Float, S: StateElement>(
         h.expect_aligned(OP, "h", 16)?;
     }
     expect_plain(OP, "g", g.as_ref())?;
+    expect_plain(OP, "gk", gk.as_ref())?;
+    vectorized &= gk.as_ref().is_none_or(|gk| gk.is_aligned(16));
     expect_plain(OP, "cu_seqlens", cu_seqlens.as_ref())?;
     expect_states(OP, &sizes, layout, &states)?;
     let (state_inputs, state_outputs) = state_operands(&states);
@@ -704,6 +772,7 @@ pub fn chunk_delta_h<'a, T: Float, S: StateElement>(
         ("w", Some(&w)),
         ("u", Some(&u)),
         ("g", some(g.as_ref())),
+        ("gk", some(gk.as_ref())),
         ("cu_seqlens", some(cu_seqlens.as_ref())),
     ]
     .into_iter()
@@ -727,6 +796,7 @@ pub fn chunk_delta_h<'a, T: Float, S: StateElement>(
         w: rows_of(launch.input_address("w", &w)?, &w, tokens),
         u: rows_of(launch.input_address("u", &u)?, &u, tokens),
         g: optional_address(&mut launch, "g", &g)?,
+        gk: optional_address(&mut launch, "gk", &gk)?,
         starts: optional_address(&mut launch, "cu_seqlens", &cu_seqlens)?,
         h_vk: (h_layout == StateLayout::Vk).into(),
         ..sizes.params(base, 1.0)
@@ -755,6 +825,8 @@ pub struct ChunkOutputInputs<'a, T: Element> {
     pub h: TensorView<'a, T>,
     /// `[B, T, v_heads]`; packed: `[T, v_heads]`: sums of logarithms of decays from the first token of a chunk on; zeros if left out.
     pub g: Option<TensorView<'a, f32>>,
+    /// `[B, T, v_heads, K]`; packed: `[T, v_heads, K]`: such sums of rows of states, instead of `g`.
+    pub gk: Option<TensorView<'a, f32>>,
     /// `[N + 1]`: the first token of each packed sequence, then the number of tokens.
     pub cu_seqlens: Option<TensorView<'a, i32>>,
     /// The base of `g`.
@@ -787,7 +859,10 @@ impl Default for ChunkOutputOptions {
 /// | `v_new`, `o` | `[B, T, v_heads, V]`; packed: `[T, v_heads, V]`         | as `q`               | unit stride on `V`           |
 /// | `h`          | as of [`chunk_delta_h`]                                 | as `q`               | contiguous, on 16 bytes      |
 /// | `g`          | `[B, T, v_heads]`; packed: `[T, v_heads]`               | `f32`                | contiguous; optional         |
+/// | `gk`         | `[B, T, v_heads, K]`; packed: `[T, v_heads, K]`         | `f32`                | contiguous; not with `g`     |
 /// | `cu_seqlens` | `[N + 1]`; given if packed                              | `i32`                | contiguous                   |
+///
+/// With `gk` the decays are of channels: `o_i = scale (H^T (exp(G_i) q_i) + sum_{j <= i} (sum_d q_id k_jd exp(G_id - G_jd)) D_j)`.
 ///
 /// `C` is 16, 32 or 64. Value head `h` has the keys of head `h / (v_heads / k_heads)`; `K` and `V` are from 1 to 256. Where `j > i` nothing is
 /// exponentiated: the product is 0. The decayed products of `q` and `k` are rounded to the type of `q` as an operand; sums are `f32`; `o` is
@@ -805,7 +880,7 @@ pub fn chunk_o<'a, T: Float>(
     options: ChunkOutputOptions,
 ) -> Result<()> {
     const OP: &str = "chunk_o";
-    let ChunkOutputInputs { q, k, v_new, h, g, cu_seqlens, base } = inputs;
+    let ChunkOutputInputs { q, k, v_new, h, g, gk, cu_seqlens, base } = inputs;
     let ChunkOutputOptions { scale, chunk_size, h_layout } = options;
     let shapes = ChunkShapes {
         op: OP,
@@ -816,6 +891,7 @@ pub fn chunk_o<'a, T: Float>(
         v: ("v_new", v_new.shape()),
         h: Some(h.shape()),
         g: shape_of(&g),
+        gk: shape_of(&gk),
         cu_seqlens: shape_of(&cu_seqlens),
         ..ChunkShapes::default()
     };
@@ -825,17 +901,20 @@ pub fn chunk_o<'a, T: Float>(
     let vectorized = expect_rows(OP, "q", &q, chunk_size)?
         & expect_rows(OP, "k", &k, chunk_size)?
         & expect_rows(OP, "v_new", &v_new, chunk_size)?
-        & expect_rows(OP, "o", &o.alias(), chunk_size)?;
+        & expect_rows(OP, "o", &o.alias(), chunk_size)?
+        & gk.as_ref().is_none_or(|gk| gk.is_aligned(16));
+    expect_plain(OP, "gk", gk.as_ref())?;
     h.expect_contiguous(OP, "h")?;
     h.expect_aligned(OP, "h", 16)?;
     expect_plain(OP, "g", g.as_ref())?;
     expect_plain(OP, "cu_seqlens", cu_seqlens.as_ref())?;
-    let read: [NamedOperand; 6] = [
+    let read: [NamedOperand; 7] = [
         ("q", Some(&q)),
         ("k", Some(&k)),
         ("v_new", Some(&v_new)),
         ("h", Some(&h)),
         ("g", some(g.as_ref())),
+        ("gk", some(gk.as_ref())),
         ("cu_seqlens", some(cu_seqlens.as_ref())),
     ];
     check_aliases(OP, &read, &[(("o", Some(&o)), &[])])?;
@@ -852,6 +931,7 @@ pub fn chunk_o<'a, T: Float>(
         o: rows_of(of_o, &o.alias(), tokens),
         h: launch.input_address("h", &h)?,
         g: optional_address(&mut launch, "g", &g)?,
+        gk: optional_address(&mut launch, "gk", &gk)?,
         starts: optional_address(&mut launch, "cu_seqlens", &cu_seqlens)?,
         h_vk: (h_layout == StateLayout::Vk).into(),
         ..sizes.params(base, scale)
@@ -1115,10 +1195,7 @@ pub fn chunk_gated_delta_rule<'a, T: Float, S: StateElement>(
         return sizes.run_states::<T>(stream, update, &of_update, vectorized);
     }
     if channels {
-        let slices = k_dim.div_ceil(stream.device().info().wave_size as usize);
-        let waves = sizes.all_chunks().saturating_mul(sizes.all.v_heads).saturating_mul(slices);
-        // SAFETY: as of run_prepare.
-        unsafe { of_gates.run(&stream.kernel(SUMS)?, LaunchConfig::grid_1d(waves), &of_sums)? };
+        sizes.run_sums(stream, of_gates, &of_sums)?;
     }
     let kernels = if channels { &PREPARE_CHANNELS } else { &PREPARE };
     sizes.run_prepare::<T>(stream, prepare, &of_prepare, vectorized, kernels)?;

@@ -21,8 +21,8 @@ mod utils;
 
 pub use chunk::{
     ChunkInputs, ChunkOptions, ChunkOutputInputs, ChunkOutputOptions, DeltaInputs, DeltaOptions,
-    DeltaOutputs, RecomputeInputs, WyInputs, chunk_delta_h, chunk_gated_delta_rule, chunk_o, recompute_w_u,
-    wy_representation,
+    DeltaOutputs, RecomputeInputs, WyInputs, WyOutputs, chunk_delta_h, chunk_gated_delta_rule, chunk_o,
+    recompute_w_u, wy_representation,
 };
 pub use conv::{
     ConvSplitInputs, ConvUpdateSplitInputs, Qkv, causal_conv1d_fwd_split_qkv, causal_conv1d_update_split_qkv,

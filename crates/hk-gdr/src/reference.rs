@@ -164,32 +164,45 @@ pub struct ChunkHead<'a> {
     pub w: Vec<&'a [f64]>,
     /// Factors of decay, from the first token of the chunk on: `exp(G)`.
     pub decay: Vec<f64>,
+    /// `[K]` each, or empty: those of channels, instead. Keys of [`states`](Self::states) have theirs then.
+    pub channels: Vec<Vec<f64>>,
     /// Weights of the updates.
     pub beta: Vec<f64>,
 }
 
 impl ChunkHead<'_> {
+    /// The factor of decay of a channel.
+    fn of_channel(&self, i: usize, d: usize) -> f64 {
+        self.channels.get(i).map_or(self.decay[i], |channels| channels[d])
+    }
+
+    /// `sum_d x_d k_jd exp(G_id - G_jd)`.
+    fn score(&self, x: &[f64], i: usize, j: usize) -> f64 {
+        let term = |(d, (x, k)): (usize, (&f64, &f64))| x * k * self.of_channel(i, d) / self.of_channel(j, d);
+        x.iter().zip(self.k[j]).enumerate().map(term).sum()
+    }
+
     /// The inverse of `I + A`, `A_ij = beta_i exp(G_i - G_j) k_i k_j` for `j < i`: rows of as many columns.
     pub fn inverse(&self) -> Vec<f64> {
         let n = self.k.len();
-        let dot = |i: usize, j: usize| self.k[i].iter().zip(self.k[j]).map(|(a, b)| a * b).sum::<f64>();
         let a: Vec<f64> = (0..n * n)
             .map(|at| (at / n, at % n))
-            .map(|(i, j)| if j < i { self.beta[i] * self.decay[i] / self.decay[j] * dot(i, j) } else { 0.0 })
+            .map(|(i, j)| if j < i { self.beta[i] * self.score(self.k[i], i, j) } else { 0.0 })
             .collect();
         solve_tril(&a, n, n)
     }
 
     /// `w = X diag(beta exp(G)) K` and `u = X diag(beta) V`, of rows of `X` of `cols` columns each.
     pub fn wy(&self, x: &[f64], cols: usize) -> (Vec<Vec<f64>>, Vec<Vec<f64>>) {
-        let times = |of: &[&[f64]], weight: &dyn Fn(usize) -> f64| {
+        let times = |of: &[&[f64]], weight: &dyn Fn(usize, usize) -> f64| {
             let row = |i: usize| {
-                let element = |c: usize| (0..=i).map(|j| x[i * cols + j] * weight(j) * of[j][c]).sum();
+                let element = |c: usize| (0..=i).map(|j| x[i * cols + j] * weight(j, c) * of[j][c]).sum();
                 (0..of[i].len()).map(element).collect()
             };
             (0..of.len()).map(row).collect()
         };
-        (times(&self.k, &|j| self.beta[j] * self.decay[j]), times(&self.v, &|j| self.beta[j]))
+        let of_keys = |j: usize, d: usize| self.beta[j] * self.of_channel(j, d);
+        (times(&self.k, &of_keys), times(&self.v, &|j, _| self.beta[j]))
     }
 
     /// Updates a state, `[K, V]`, by the chunk; gives `v_new = u - w H`.
@@ -199,11 +212,13 @@ impl ChunkHead<'_> {
             self.v[i][c] - self.w[i].iter().enumerate().map(|(r, w)| w * state[r * n + c]).sum::<f64>()
         };
         let new: Vec<Vec<f64>> = (0..self.v.len()).map(|i| (0..n).map(|c| minus(i, c)).collect()).collect();
-        let last = self.decay.last().copied().unwrap_or(1.0);
+        let last = self.decay.len().saturating_sub(1);
         for (at, s) in state.iter_mut().enumerate() {
             let (r, c) = (at / n, at % n);
-            *s *= last;
-            *s += (0..new.len()).map(|i| last / self.decay[i] * self.k[i][r] * new[i][c]).sum::<f64>();
+            let own =
+                |i: usize| if self.channels.is_empty() { self.decay[last] / self.decay[i] } else { 1.0 };
+            *s *= if new.is_empty() { 1.0 } else { self.of_channel(last, r) };
+            *s += (0..new.len()).map(|i| own(i) * self.k[i][r] * new[i][c]).sum::<f64>();
         }
         new
     }
@@ -213,10 +228,9 @@ impl ChunkHead<'_> {
         let n = self.v.first().map_or(1, |row| row.len());
         let of = |i: usize, c: usize| {
             let q = self.q[i];
-            let of_state = q.iter().enumerate().map(|(r, q)| q * state[r * n + c]).sum::<f64>();
-            let score = |j: usize| q.iter().zip(self.k[j]).map(|(q, k)| q * k).sum::<f64>();
-            let own: f64 = (0..=i).map(|j| self.decay[i] / self.decay[j] * score(j) * self.v[j][c]).sum();
-            scale * (self.decay[i] * of_state + own)
+            let decayed = |(r, q): (usize, &f64)| self.of_channel(i, r) * q * state[r * n + c];
+            let own: f64 = (0..=i).map(|j| self.score(q, i, j) * self.v[j][c]).sum();
+            scale * (q.iter().enumerate().map(decayed).sum::<f64>() + own)
         };
         (0..self.q.len()).map(|i| (0..n).map(|c| of(i, c)).collect()).collect()
     }

@@ -6,8 +6,8 @@ use hk_gdr::reference::ChunkHead;
 use hk_gdr::{
     ChunkInputs, ChunkOptions, ChunkOutputInputs, ChunkOutputOptions, CumsumOptions, DeltaInputs,
     DeltaOptions, DeltaOutputs, GateBase, KktInputs, RecomputeInputs, RecurrentInputs, StateElement,
-    StateLayout, States, WyInputs, chunk_delta_h, chunk_gated_delta_rule, chunk_local_cumsum, chunk_o,
-    chunk_scaled_dot_kkt, recompute_w_u, solve_tril, wy_representation,
+    StateLayout, States, WyInputs, WyOutputs, chunk_delta_h, chunk_gated_delta_rule, chunk_local_cumsum,
+    chunk_o, chunk_scaled_dot_kkt, recompute_w_u, solve_tril, wy_representation,
 };
 use hk_testkit::{self as kit, Fill, Gpu, Place, Refusals, kind, proptest::prelude::*};
 
@@ -277,8 +277,9 @@ fn three_tokens_give_the_known_numbers() {
         let ChunkInputs { q, k, v, g, beta, cu_seqlens, .. } = from;
         let mut sums = gpu.poisoned::<f32>([3, 1]);
         let (mut w, mut u) = (gpu.poisoned::<f32>([3, 1, 2]), gpu.poisoned::<f32>([3, 1, 1]));
-        let inputs = WyInputs { k, v, g, beta, cu_seqlens };
-        wy_representation(gpu.stream(), inputs, sums.view_mut(), w.view_mut(), u.view_mut(), 16).unwrap();
+        let inputs = WyInputs { k, v, g, gk: None, beta, cu_seqlens };
+        let outputs = WyOutputs { sums: sums.view_mut(), w: w.view_mut(), u: u.view_mut(), kg: None };
+        wy_representation(gpu.stream(), inputs, outputs, 16).unwrap();
         near(&gpu.download(&sums).data, &[-0.5, -0.75, -0.75]);
         near(&gpu.download(&w).data, &of_w);
         near(&gpu.download(&u).data, &of_u);
@@ -287,7 +288,7 @@ fn three_tokens_give_the_known_numbers() {
         let mut last = gpu.poisoned::<f32>([1, 1, 2, 1]);
         let (mut h, mut v_new) = (gpu.poisoned::<f32>([1, 1, 2, 1]), gpu.poisoned::<f32>([3, 1, 1]));
         let (base, g) = (GateBase::Natural, Some(sums.view()));
-        let inputs = DeltaInputs { k, w: w.view(), u: u.view(), g, cu_seqlens, base };
+        let inputs = DeltaInputs { k, w: w.view(), u: u.view(), g, gk: None, cu_seqlens, base };
         let states = States::Dense { initial: Some(initial.view()), last: Some(last.view_mut()) };
         let outputs = DeltaOutputs { h: Some(h.view_mut()), v_new: Some(v_new.view_mut()) };
         let options = DeltaOptions { chunk_size: 16, ..Default::default() };
@@ -298,7 +299,7 @@ fn three_tokens_give_the_known_numbers() {
 
         let mut o = gpu.poisoned::<f32>([3, 1, 1]);
         let (h, v_new) = (h.view(), v_new.view());
-        let inputs = ChunkOutputInputs { q, k, v_new, h, g, cu_seqlens, base };
+        let inputs = ChunkOutputInputs { q, k, v_new, h, g, gk: None, cu_seqlens, base };
         let options = ChunkOutputOptions { chunk_size: 16, ..Default::default() };
         chunk_o(gpu.stream(), inputs, o.view_mut(), options).unwrap();
         near(&gpu.download(&o).data, &[0.567_994, 0.798_796, 0.811_853]);
@@ -433,14 +434,14 @@ fn steps_one_by_one_are_the_same() {
                 let mut v_new = gpu.poisoned::<f16>([tokens, heads, v_dim]);
                 let initial = gpu.upload(&data.stored(&of.case), of.case.state());
                 let mut last = gpu.poisoned::<f32>(of.case.state());
-                let inputs = DeltaInputs { k, w: w.view(), u: u.view(), g, cu_seqlens, base };
+                let inputs = DeltaInputs { k, w: w.view(), u: u.view(), g, gk: None, cu_seqlens, base };
                 let states = States::Dense { initial: Some(initial.view()), last: Some(last.view_mut()) };
                 let outputs = DeltaOutputs { h: Some(h.view_mut()), v_new: Some(v_new.view_mut()) };
                 let options = DeltaOptions { h_layout, ..Default::default() };
                 chunk_delta_h(stream, inputs, states, outputs, options).unwrap();
                 let mut o = gpu.poisoned::<f16>([tokens, heads, v_dim]);
                 let (h, v_new) = (h.view(), v_new.view());
-                let inputs = ChunkOutputInputs { q, k, v_new, h, g, cu_seqlens, base };
+                let inputs = ChunkOutputInputs { q, k, v_new, h, g, gk: None, cu_seqlens, base };
                 let options = ChunkOutputOptions { h_layout, ..Default::default() };
                 chunk_o(stream, inputs, o.view_mut(), options).unwrap();
                 let wide = |x: &[f16]| x.iter().map(|x| f64::from(x.to_f32())).collect::<Vec<_>>();
@@ -452,6 +453,42 @@ fn steps_one_by_one_are_the_same() {
                 assert!(errors.iter().all(|e| *e < 2e-3), "{errors:?} of {base:?}, {h_layout:?}");
             }
         }
+    }
+}
+
+/// The same with gates of rows: wy_representation, chunk_delta_h and chunk_o one by one.
+#[test]
+fn steps_with_gates_of_rows_are_the_same() {
+    let case = Case { l2norm: false, g: false, gk: true, ..Case::new(&[70, 33], [1, 2], [72, 40]) };
+    let of = Chunked { case, chunk: 64 };
+    let data = Data::<f16, f32>::new(&of.case);
+    let (tokens, heads, [k_dim, v_dim]) = (of.case.tokens(), of.case.heads[1], of.case.dims);
+    for gpu in kit::devices() {
+        let want = chunked(&gpu, &of, &data);
+        let tensors = Uploaded::new(&gpu, &of.case, &data);
+        let ChunkInputs { q, k, v, gk, beta, cu_seqlens, .. } = inputs(&tensors.inputs(&of.case));
+        let (stream, base) = (gpu.stream(), GateBase::Natural);
+        let mut sums = gpu.poisoned::<f32>([tokens, heads, k_dim]);
+        let [mut w, mut kg] = [(); 2].map(|()| gpu.poisoned::<f16>([tokens, heads, k_dim]));
+        let [mut u, mut v_new, mut o] = [(); 3].map(|()| gpu.poisoned::<f16>([tokens, heads, v_dim]));
+        let outputs =
+            WyOutputs { sums: sums.view_mut(), w: w.view_mut(), u: u.view_mut(), kg: Some(kg.view_mut()) };
+        let inputs = WyInputs { k, v, g: None, gk, beta, cu_seqlens };
+        wy_representation(stream, inputs, outputs, 64).unwrap();
+        let gk = Some(sums.view());
+        let mut h = gpu.poisoned::<f16>([tokens / 64 + 2, heads, v_dim, k_dim]);
+        let initial = gpu.upload(&data.stored(&of.case), of.case.state());
+        let mut last = gpu.poisoned::<f32>(of.case.state());
+        let inputs = DeltaInputs { k: kg.view(), w: w.view(), u: u.view(), g: None, gk, cu_seqlens, base };
+        let states = States::Dense { initial: Some(initial.view()), last: Some(last.view_mut()) };
+        let outputs = DeltaOutputs { h: Some(h.view_mut()), v_new: Some(v_new.view_mut()) };
+        let options = DeltaOptions { h_layout: StateLayout::Vk, ..Default::default() };
+        chunk_delta_h(stream, inputs, states, outputs, options).unwrap();
+        let inputs =
+            ChunkOutputInputs { q, k, v_new: v_new.view(), h: h.view(), g: None, gk, cu_seqlens, base };
+        let options = ChunkOutputOptions { h_layout: StateLayout::Vk, ..Default::default() };
+        chunk_o(stream, inputs, o.view_mut(), options).unwrap();
+        assert!(gpu.download(&o).data == want.o && gpu.download(&last).data == want.states);
     }
 }
 
@@ -803,11 +840,17 @@ fn wrong_arguments_of_the_steps_are_refused_by_name() {
             k: tensors.input("k"),
             v: tensors.input("v"),
             g: tensors.optional_input("g"),
+            gk: tensors.optional_input("gk"),
             beta: tensors.input("beta"),
             cu_seqlens: None,
         };
-        let (sums, w, u) = (tensors.output("sums"), tensors.output("w"), tensors.output("u"));
-        wy_representation(stream, inputs, sums, w, u, 64)
+        let outputs = WyOutputs {
+            sums: tensors.output("sums"),
+            w: tensors.output("w"),
+            u: tensors.output("u"),
+            kg: None,
+        };
+        wy_representation(stream, inputs, outputs, 64)
     });
     wy.input::<bf16>("k", [1, 40, 2, 16])
         .input::<bf16>("v", [1, 40, 4, 8])
@@ -830,6 +873,7 @@ fn wrong_arguments_of_the_steps_are_refused_by_name() {
             w: tensors.input("w"),
             u: tensors.input("u"),
             g: tensors.optional_input("g"),
+            gk: None,
             cu_seqlens: None,
             base: GateBase::Natural,
         };
@@ -863,6 +907,7 @@ fn wrong_arguments_of_the_steps_are_refused_by_name() {
             v_new: tensors.input("v_new"),
             h: tensors.input("h"),
             g: tensors.optional_input("g"),
+            gk: None,
             cu_seqlens: None,
             base: GateBase::Natural,
         };

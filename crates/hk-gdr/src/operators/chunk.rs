@@ -10,7 +10,7 @@ use crate::reference::ChunkHead;
 use crate::sizes::Sizes;
 use crate::{
     ChunkInputs, ChunkOptions, ChunkOutputInputs, ChunkOutputOptions, DeltaInputs, DeltaOptions,
-    DeltaOutputs, GateBase, RecomputeInputs, StateElement, StateLayout, WyInputs, kernels,
+    DeltaOutputs, GateBase, RecomputeInputs, StateElement, StateLayout, WyInputs, WyOutputs, kernels,
 };
 use hk_core::registry::{
     ArgSpec, BenchSizes, Call, CallSpec, Case, Described, HostCall, HostTensor, HostTensorF64, Inputs, Named,
@@ -43,6 +43,10 @@ const BETA: ArgSpec = ArgSpec::input("beta", F32, 3, "[.., v_heads]")
     .sampled(Sample::Uniform { low: 0.0, high: 1.0 });
 /// Logarithms of decays of tokens.
 const G: ArgSpec = ArgSpec::input("g", F32, 3, "[.., v_heads]").ranks(2, 3).sampled(LOG_DECAYS).optional();
+/// Of rows of states.
+const GK: ArgSpec =
+    ArgSpec::input("gk", F32, 4, "[.., v_heads, K]").ranks(3, 4).sampled(LOG_DECAYS).optional();
+const GK_SUMS: ArgSpec = ArgSpec { sample: Sample::Uniform { low: -2.0, high: 0.0 }, ..GK };
 /// Their sums.
 const SUMS: ArgSpec = ArgSpec { sample: Sample::Uniform { low: -2.0, high: 0.0 }, ..G };
 const W: ArgSpec = ArgSpec::output("w", ANY, FLOATS, 4, "[.., v_heads, K]").ranks(3, 4);
@@ -111,11 +115,13 @@ pub(crate) const WY_REPRESENTATION: Operator = Operator {
         K,
         V,
         G,
+        GK,
         BETA,
         STARTS,
-        ArgSpec::output("sums", Tolerance::Sum { terms: 1e-6 }, F32, 3, "as beta").ranks(2, 3),
+        ArgSpec::output("sums", Tolerance::Sum { terms: 1e-6 }, F32, 3, "as g, or as gk").ranks(2, 4),
         W,
         ArgSpec::output("u", ANY, FLOATS, 4, "as v").ranks(3, 4),
+        ArgSpec::output("kg", ANY, FLOATS, 4, "as w, beside gk").ranks(3, 4).optional(),
     ],
     scalars: &[CHUNK],
     kernels: &[&kernels::PREPARE],
@@ -135,8 +141,20 @@ pub(crate) const WY_REPRESENTATION: Operator = Operator {
         case!("64 by elements"; ; k F16 [1, 65, 1, 3] v F16 [1, 65, 1, 9] g F32 [1, 65, 1] beta F32 [1, 65, 1]),
         case!("64"; ; k F32 [1, 66, 1, 100] v F32 [1, 66, 1, 20] g F32 [1, 66, 1] beta F32 [1, 66, 1]),
         case!("32 by elements"; chunk_size = C32; k F32 [1, 33, 1, 3] v F32 [1, 33, 1, 5] beta F32 [1, 33, 1]),
+        case!("64, gates of rows"; ; k Bf16 [1, 70, 1, 72] v Bf16 [1, 70, 2, 40] gk F32 [1, 70, 2, 72] beta F32 [1, 70, 2]
+            kg Bf16 [1, 70, 2, 72]),
+        case!("32, gates of rows, packed"; chunk_size = C32; k F32 [50, 1, 20] v F32 [50, 1, 12] gk F32 [50, 1, 20] beta F32 [50, 1]
+            cu_seqlens I32 [4] kg F32 [50, 1, 20]),
     ],
-    outputs: |call| wy_outputs(call, &["sums", "w", "u"]),
+    outputs: |call| {
+        let channels = call.optional("gk").is_some();
+        if call.wants("kg") != channels {
+            let got = if channels { "no tensor" } else { "given" };
+            let want = if channels { "a tensor beside gk" } else { "nothing without gk" };
+            return Err(Error::argument(call.operator().name, "kg", got, want));
+        }
+        wy_outputs(call, if channels { &["sums", "w", "u", "kg"] } else { &["sums", "w", "u"] })
+    },
     run: |stream, call| {
         let (inputs, mut outputs) = call.split();
         with_float!("wy_representation", "k", inputs.get("k")?.dtype(), T => {
@@ -144,11 +162,17 @@ pub(crate) const WY_REPRESENTATION: Operator = Operator {
                 k: inputs.view("k")?,
                 v: inputs.view("v")?,
                 g: inputs.optional_view("g")?,
+                gk: inputs.optional_view("gk")?,
                 beta: inputs.view("beta")?,
                 cu_seqlens: inputs.optional_view("cu_seqlens")?,
             };
-            let (sums, w, u) = (outputs.take("sums")?, outputs.take("w")?, outputs.take("u")?);
-            crate::wy_representation(stream, tensors, sums, w, u, inputs.size("chunk_size")?)
+            let made = WyOutputs {
+                sums: outputs.take("sums")?,
+                w: outputs.take("w")?,
+                u: outputs.take("u")?,
+                kg: outputs.take_optional("kg")?,
+            };
+            crate::wy_representation(stream, tensors, made, inputs.size("chunk_size")?)
         })
     },
     reference: wy_reference,
@@ -166,6 +190,7 @@ pub(crate) const CHUNK_DELTA_H: Operator = Operator {
             .sampled(Sample::Normal { mean: 0.0, deviation: 0.03 }),
         ArgSpec::input("u", FLOATS, 4, "[.., v_heads, V]").ranks(3, 4),
         SUMS,
+        GK_SUMS,
         INITIAL,
         POOL.optional(),
         INDICES.optional(),
@@ -202,6 +227,14 @@ pub(crate) const CHUNK_DELTA_H: Operator = Operator {
             initial_state F32 [1, 1, 100, 20] h F32 [1, 2, 1, 100, 20] v_new F32 [1, 66, 1, 20] final_state F32 [1, 1, 100, 20]),
         case!("256"; h_layout = VK; k F32 [1, 17, 1, 200] w F32 [1, 17, 1, 200] u F32 [1, 17, 1, 4] h F32 [1, 1, 1, 4, 200]
             final_state F32 [1, 1, 200, 4]),
+        case!("128, gates of rows"; h_layout = VK; k Bf16 [1, 70, 2, 72] w Bf16 [1, 70, 2, 72] u Bf16 [1, 70, 2, 24] gk F32 [1, 70, 2, 72]
+            initial_state F32 [1, 2, 72, 24] h Bf16 [1, 2, 2, 24, 72] v_new Bf16 [1, 70, 2, 24] final_state F32 [1, 2, 72, 24]),
+        case!("256, gates of rows"; ; k Bf16 [1, 20, 1, 136] w Bf16 [1, 20, 1, 136] u Bf16 [1, 20, 1, 24] gk F32 [1, 20, 1, 136]
+            final_state F32 [1, 1, 136, 24]),
+        case!("256, gates of rows"; ; k F16 [1, 20, 1, 136] w F16 [1, 20, 1, 136] u F16 [1, 20, 1, 24] gk F32 [1, 20, 1, 136]
+            final_state F32 [1, 1, 136, 24]),
+        case!("256, gates of rows"; ; k F32 [1, 20, 1, 136] w F32 [1, 20, 1, 136] u F32 [1, 20, 1, 24] gk F32 [1, 20, 1, 136]
+            final_state F32 [1, 1, 136, 24]),
         case!("by elements"; chunk_size = C32; k F32 [1, 33, 1, 3] w F32 [1, 33, 1, 3] u F32 [1, 33, 1, 5] v_new F32 [1, 33, 1, 5]),
     ],
     outputs: |call| {
@@ -242,6 +275,7 @@ pub(crate) const CHUNK_O: Operator = Operator {
         ArgSpec::input("v_new", FLOATS, 4, "[.., v_heads, V]").ranks(3, 4),
         ArgSpec::input("h", FLOATS, 5, H).ranks(4, 5).sampled(KEYS),
         SUMS,
+        GK_SUMS,
         STARTS,
         ArgSpec { shape: "as v_new", ..O },
     ],
@@ -264,6 +298,8 @@ pub(crate) const CHUNK_O: Operator = Operator {
             h F16 [1, 2, 1, 16, 128]),
         case!("64 by elements"; ; q F16 [1, 65, 1, 3] k F16 [1, 65, 1, 3] v_new F16 [1, 65, 1, 9] h F16 [1, 2, 1, 3, 9] g F32 [1, 65, 1]),
         case!("64"; ; q F32 [1, 66, 1, 100] k F32 [1, 66, 1, 100] v_new F32 [1, 66, 1, 20] h F32 [1, 2, 1, 100, 20] g F32 [1, 66, 1]),
+        case!("64, gates of rows"; h_layout = VK; q Bf16 [1, 70, 1, 72] k Bf16 [1, 70, 1, 72] v_new Bf16 [1, 70, 2, 40]
+            h Bf16 [1, 2, 2, 40, 72] gk F32 [1, 70, 2, 72]),
         case!("32 by elements"; chunk_size = C32, h_layout = VK; q F32 [1, 33, 1, 3] k F32 [1, 33, 1, 3] v_new F32 [1, 33, 1, 5]
             h F32 [1, 2, 1, 5, 3]),
     ],
@@ -280,6 +316,7 @@ pub(crate) const CHUNK_O: Operator = Operator {
                 v_new: inputs.view("v_new")?,
                 h: inputs.view("h")?,
                 g: inputs.optional_view("g")?,
+                gk: inputs.optional_view("gk")?,
                 cu_seqlens: inputs.optional_view("cu_seqlens")?,
                 base: base(&inputs)?,
             };
@@ -304,7 +341,7 @@ pub(crate) const CHUNK_GATED_DELTA_RULE: Operator = Operator {
         ArgSpec { shape: "as q", ..K },
         V,
         G,
-        ArgSpec::input("gk", F32, 4, "[.., v_heads, K]").ranks(3, 4).sampled(LOG_DECAYS).optional(),
+        GK,
         BETA,
         INITIAL,
         POOL.optional(),
@@ -454,13 +491,18 @@ fn wy_outputs(call: &CallSpec, names: &[&'static str]) -> Result<Named<TensorSpe
     let dtype = call.get("k")?.dtype;
     let made = |name: &&'static str| {
         let spec = match *name {
-            "sums" => TensorSpec::new(DType::F32, sizes.of_heads(&[])),
-            "w" => TensorSpec::new(dtype, sizes.of_heads(&[sizes.all.k_dim])),
+            "sums" => TensorSpec::new(DType::F32, sums_shape(call, &sizes)),
+            "w" | "kg" => TensorSpec::new(dtype, sizes.of_heads(&[sizes.all.k_dim])),
             _ => TensorSpec::new(dtype, sizes.of_heads(&[sizes.all.v_dim])),
         };
         (*name, spec)
     };
     Ok(names.iter().map(made).collect())
+}
+
+/// The shape of sums of gates.
+fn sums_shape<D: Described>(call: &Call<D>, sizes: &ChunkSizes) -> Vec<usize> {
+    if call.optional("gk").is_some() { sizes.of_heads(&[sizes.all.k_dim]) } else { sizes.of_heads(&[]) }
 }
 
 fn final_state(call: &CallSpec, sizes: &ChunkSizes) -> Result<Option<(&'static str, TensorSpec)>> {
@@ -486,6 +528,7 @@ fn run_states<'a, T: Float, S: StateElement>(
         w: inputs.view("w")?,
         u: inputs.view("u")?,
         g: inputs.optional_view("g")?,
+        gk: inputs.optional_view("gk")?,
         cu_seqlens: inputs.optional_view("cu_seqlens")?,
         base: base(&inputs)?,
     };
@@ -573,6 +616,8 @@ struct HostRows {
     w: Vec<f64>,
     /// Logarithms, to base e.
     g: Option<Vec<f64>>,
+    /// Of channels.
+    gk: Vec<f64>,
     beta: Vec<f64>,
     sizes: ChunkSizes,
 }
@@ -583,7 +628,8 @@ impl HostRows {
         let ln = if has(call, "base") && call.choice("base")? == "2" { std::f64::consts::LN_2 } else { 1.0 };
         let g = call.optional("g").map(|g| g.to_f64().iter().map(|g| g * ln).collect());
         let v = call.get(values_name(call))?.to_f64();
-        Ok(Self { q: values("q"), k: values("k"), v, w: values("w"), g, beta: values("beta"), sizes })
+        let gk = values("gk");
+        Ok(Self { q: values("q"), k: values("k"), v, w: values("w"), g, gk, beta: values("beta"), sizes })
     }
 
     /// The chunk of tokens `first ..` of a value head; its decays from the sums of gates, which are those of the call or, of gates by
@@ -602,7 +648,15 @@ impl HostRows {
             sum = if by_token { sum + if g < -150.0 { -150.0 } else { g } } else { g };
             sum.exp()
         };
+        let mut sums = vec![0.0; k_dim];
+        let mut channels = |t: usize| {
+            for (sum, g) in sums.iter_mut().zip(&self.gk[value(t) * k_dim..][..k_dim]) {
+                *sum = if by_token { *sum + g } else { *g };
+            }
+            sums.iter().map(|sum: &f64| sum.exp()).collect()
+        };
         ChunkHead {
+            channels: (0..tokens).filter(|_| !self.gk.is_empty()).map(&mut channels).collect(),
             q: rows(&self.q, key, k_dim, tokens),
             k: rows(&self.k, key, k_dim, tokens),
             v: rows(&self.v, value, v_dim, tokens),
@@ -634,7 +688,9 @@ fn wy_reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
     let rows = HostRows::new(call, sizes)?;
     let x = call.optional("x").map(HostTensor::to_f64);
     let untouched = |dim: usize| vec![HostTensorF64::UNTOUCHED; rows.beta.len() * dim];
-    let (mut w, mut u, mut sums) = (untouched(k_dim), untouched(v_dim), untouched(1));
+    let channels = if rows.gk.is_empty() { 1 } else { k_dim };
+    let (mut w, mut u, mut sums) = (untouched(k_dim), untouched(v_dim), untouched(channels));
+    let mut kg = untouched(k_dim);
     let mut size = vec![0.0; sums.len()];
     for sequence in sequences(call, &sizes) {
         for (first, tokens) in chunks_of(&sequence, sizes.chunk_size) {
@@ -660,8 +716,15 @@ fn wy_reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
                     };
                     put(&mut w, &of_w[t]);
                     put(&mut u, &of_u[t]);
-                    sums[at(t)] = of.decay[t].ln();
-                    size[at(t)] = sums[at(t)].abs();
+                    for d in 0..channels {
+                        let at = at(t) * channels + d;
+                        sums[at] = of.channels.get(t).map_or(of.decay[t], |decays| decays[d]).ln();
+                        size[at] = sums[at].abs();
+                    }
+                    if let (Some(own), Some(last)) = (of.channels.get(t), of.channels.last()) {
+                        let decayed: Vec<f64> = (0..k_dim).map(|d| of.k[t][d] * last[d] / own[d]).collect();
+                        kg[at(t) * k_dim..][..k_dim].copy_from_slice(&decayed);
+                    }
                 }
             }
         }
@@ -669,10 +732,13 @@ fn wy_reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
     let dtype = call.get("k")?.dtype();
     let mut made = Vec::new();
     if x.is_none() {
-        made.push(("sums", HostTensorF64::new(sizes.of_heads(&[]), sums).with_magnitudes(size)));
+        made.push(("sums", HostTensorF64::new(sums_shape(call, &sizes), sums).with_magnitudes(size)));
     }
     made.push(named("w", sizes.of_heads(&[k_dim]), dtype, w));
     made.push(named("u", sizes.of_heads(&[v_dim]), dtype, u));
+    if x.is_none() && !rows.gk.is_empty() {
+        made.push(named("kg", sizes.of_heads(&[k_dim]), dtype, kg));
+    }
     Ok(made)
 }
 
