@@ -313,7 +313,10 @@ fn blocks_that_take_many_tiles_change_no_bit() {
     };
     for arch in ["gfx942", "gfx950"] {
         let [want, others] = run(&Gpu::open(&format!("emu:{arch}")));
-        assert!(want == others && want.iter().any(|&v| v != 0.0), "rows of no expert are zero, or as they were");
+        assert!(
+            want == others && want.iter().any(|&v| v != 0.0),
+            "rows of no expert are zero, or as they were"
+        );
         let small = Gpu::open(&format!("emu:{arch}?cus=1&sanitize=all&details=true"));
         assert!(run(&small) == [want.clone(), want], "{arch}");
     }

@@ -288,6 +288,8 @@ pub(crate) const MOE_OP_SILU_FUSED: Operator = Operator {
     summary: "y[g] = silu(gate) * value, of moe_op's sums for the first and the second half of the rows of w",
     args: &[A, W, A_SCALE, W_SCALE, W_ZERO, BIAS, WEIGHTS, IDS, ArgSpec { shape: "[T k, N / 2]", ..Y }],
     cases: &[
+        case!("DeepSeek-V3 up, 2 experts, 256 tokens, fp8 blocks", a: Fp8E4M3Fnuz [256, 7168], w: Fp8E4M3Fnuz [2, 512, 7168], a_scale: F32 [256, 56], w_scale: F32 [2, 4, 56], topk_ids: I32 [256, 1]; block(128)),
+        case!("DeepSeek-V3 up, 2 experts, 256 tokens, fp8 blocks (OCP)", a: Fp8E4M3 [256, 7168], w: Fp8E4M3 [2, 512, 7168], a_scale: F32 [256, 56], w_scale: F32 [2, 4, 56], topk_ids: I32 [256, 1]; block(128)),
         case!("8 experts, 128 tokens", a: Bf16 [128, 1024], w: Bf16 [8, 512, 1024], topk_ids: I32 [128, 2]),
     ],
     bench: BenchSizes::Cases(&[
@@ -301,6 +303,9 @@ pub(crate) const MOE_OP_SILU_FUSED: Operator = Operator {
         case!("f16, 128 x 128, shuffled", a: F16 [70, 96], w: F16 [3, 288, 96], topk_ids: I32 [70, 2]; block(128), shuffled()),
         case!("fp8, rows", a: Fp8E4M3Fnuz [33, 80], w: Fp8E4M3Fnuz [4, 140, 80], a_scale: F32 [33], w_scale: F32 [4, 140], topk_ids: I32 [11, 3]),
         case!("fp8, rows (OCP)", a: Fp8E4M3 [33, 80], w: Fp8E4M3 [4, 140, 80], a_scale: F32 [33], w_scale: F32 [4, 140], topk_ids: I32 [11, 3]),
+        case!("fp8 blocks, 128 x 256, whole strips", a: Fp8E4M3Fnuz [90, 400], w: Fp8E4M3Fnuz [3, 576, 400], a_scale: F32 [90, 4], w_scale: F32 [3, 5, 4], topk_ids: I32 [90, 2]; block(128)),
+        case!("fp8 blocks, 128 x 256, whole strips (OCP)", a: Fp8E4M3 [90, 400], w: Fp8E4M3 [3, 576, 400], a_scale: F32 [90, 4], w_scale: F32 [3, 5, 4], topk_ids: I32 [90, 2]; block(128)),
+        case!("i8 blocks, 64 x 64, whole strips", a: I8 [33, 160], w: I8 [4, 160, 160], a_scale: F32 [33, 2], w_scale: F32 [4, 10, 2], topk_ids: I32 [11, 3]; ("group_n", Scalar::Count(16))),
         case!("fp8 blocks, 128 x 256", a: Fp8E4M3Fnuz [90, 400], w: Fp8E4M3Fnuz [3, 540, 400], a_scale: F32 [90, 4], w_scale: F32 [3, 5, 4], topk_ids: I32 [90, 2]; block(128)),
         case!("fp8 blocks, 128 x 256 (OCP)", a: Fp8E4M3 [90, 400], w: Fp8E4M3 [3, 540, 400], a_scale: F32 [90, 4], w_scale: F32 [3, 5, 4], topk_ids: I32 [90, 2]; block(128)),
         case!("bf16 by groups of u4", a: Bf16 [33, 256], w: U8 [4, 140, 128], w_scale: F32 [4, 140, 2], w_zero: U8 [4, 70, 2], topk_ids: I32 [11, 3]),
