@@ -409,12 +409,23 @@ pub(crate) const MOE_OP_GEMM_A8W8: Operator = Operator {
         ArgSpec { dtypes: CODES, shape: "[E, N, K]", ..W },
         A_SCALE.ranks(1, 1),
         W_SCALE.ranks(1, 2),
+        A_MX,
+        ArgSpec { optional: true, ..W_MX },
         BIAS,
         LOGITS,
         RAGGED_Y,
     ],
-    scalars: RAGGED_SCALARS,
-    kernels: &[&kernels::EXPERTS_A8W8, &kernels::ROUTING, &kernels::LISTS],
+    scalars: &[
+        RAGGED_SCALARS[0],
+        RAGGED_SCALARS[1],
+        GATE,
+        WEIGHTED,
+        Y_DTYPE,
+        W_SHUFFLED,
+        SCALES_SHUFFLED,
+        TILE,
+    ],
+    kernels: &[&kernels::EXPERTS_A8W8, &kernels::EXPERTS_FP4, &kernels::ROUTING, &kernels::LISTS],
     cases: &[
         case!("8 experts, 128 tokens", a: I8 [128, 1024], w: I8 [8, 512, 1024], a_scale: F32 [128], w_scale: F32 [8, 512], logits: F32 [128, 8]; gate("silu")),
     ],
@@ -422,6 +433,14 @@ pub(crate) const MOE_OP_GEMM_A8W8: Operator = Operator {
         case!("Qwen3 235B up, EP8, 4096 tokens", a: Fp8E4M3 [4096, 4096], w: Fp8E4M3 [16, 3072, 4096], a_scale: F32 [4096], w_scale: F32 [16, 3072], logits: F32 [4096, 16]; gate("silu"), chosen(8)),
     ]),
     corners: &[
+        case!("mxfp8, 128 x 256, packed", a: Fp8E4M3Fnuz [90, 256], w: Fp8E4M3Fnuz [3, 270, 256], a_mx: E8M0 [90, 8], w_mx: E8M0 [3, 270, 8], logits: F32 [90, 3]; block_m(128)),
+        case!("mxfp8, 128 x 256, packed (OCP)", a: Fp8E4M3 [90, 256], w: Fp8E4M3 [3, 270, 256], a_mx: E8M0 [90, 8], w_mx: E8M0 [3, 270, 8], logits: F32 [90, 3]; block_m(128)),
+        case!("mxfp8, 128 x 256, shuffled", a: Fp8E4M3Fnuz [90, 160], w: Fp8E4M3Fnuz [3, 272, 160], a_mx: E8M0 [768], w_mx: E8M0 [3, 2304], logits: F32 [90, 3]; block_m(128), scales_shuffled(), shuffled()),
+        case!("mxfp8, 128 x 256, shuffled (OCP)", a: Fp8E4M3 [90, 160], w: Fp8E4M3 [3, 272, 160], a_mx: E8M0 [768], w_mx: E8M0 [3, 2304], logits: F32 [90, 3]; block_m(128), scales_shuffled(), shuffled()),
+        case!("mxfp8, 64 x 64", a: Fp8E4M3Fnuz [33, 160], w: Fp8E4M3Fnuz [4, 70, 160], a_mx: E8M0 [33, 5], w_mx: E8M0 [4, 70, 5], logits: F32 [33, 4]; block_m(64), gate("silu")),
+        case!("mxfp8, 64 x 64 (OCP)", a: Fp8E4M3 [33, 160], w: Fp8E4M3 [4, 70, 160], a_mx: E8M0 [33, 5], w_mx: E8M0 [4, 70, 5], logits: F32 [33, 4]; block_m(64), gate("silu")),
+        case!("mxfp8, 16 x 32", a: Fp8E4M3Fnuz [9, 2080], w: Fp8E4M3Fnuz [6, 72, 2080], a_mx: E8M0 [9, 65], w_mx: E8M0 [6, 72, 65], logits: F32 [9, 6]; chosen(3), to("f32")),
+        case!("mxfp8, 16 x 32 (OCP)", a: Fp8E4M3 [9, 2080], w: Fp8E4M3 [6, 72, 2080], a_mx: E8M0 [9, 65], w_mx: E8M0 [6, 72, 65], logits: F32 [9, 6]; chosen(3), to("f32")),
         case!("i8, pairs", a: I8 [50, 208], w: I8 [3, 140, 208], a_scale: F32 [50], w_scale: F32 [3, 140], bias: F32 [3, 140], logits: F32 [50, 3]; block_m(64), gate("swiglu_oai")),
         case!("fp8", a: Fp8E4M3Fnuz [70, 144], w: Fp8E4M3Fnuz [3, 140, 144], a_scale: F32 [1], w_scale: F32 [3], logits: F32 [70, 3]; block_m(128), to("f32")),
         case!("fp8 (OCP)", a: Fp8E4M3 [70, 144], w: Fp8E4M3 [3, 140, 144], a_scale: F32 [1], w_scale: F32 [3], logits: F32 [70, 3]; block_m(128), to("f32")),
@@ -666,11 +685,12 @@ fn scale_kind<V: Described>(call: &Call<V>, sizes: &Sizes) -> Result<ScaleKind> 
     let groups =
         |call: &Call<V>| -> Result<[usize; 2]> { Ok([call.size("group_n")?, call.size("group_k")?]) };
     match w {
-        DType::Fp4x2 => {
+        w if w == DType::Fp4x2 || call.optional("w_mx").is_some() => {
             let a_mx = call.optional("a_mx");
-            let fits = match a {
-                DType::Fp4x2 => a_mx.is_some(),
-                a => !half(a) || a_mx.is_none(),
+            let fits = match (a, w) {
+                (DType::Fp4x2, DType::Fp4x2) => a_mx.is_some(),
+                (a, DType::Fp4x2) => !half(a) || a_mx.is_none(),
+                (a, w) => a == w && a_mx.is_some() && FP8.contains(&w),
             };
             let shuffled = call.bool("scales_shuffled")?;
             let blocks = k / 32;
