@@ -23,12 +23,65 @@ using Block128x256 = gemm::Tile<T, Access::Vectorized, 128, 256, 2, 4, 5, 2>;
 template <class T>
 using Block64x64 = gemm::Tile<T, Access::Vectorized, 64, 64, 2, 2, 5, 2>;
 
-/// Accumulators; a wave's gates and values have scales of their own.
+/// Accumulators. A wave's gates have one scale of w and its values another where they are halves of w; neighbours share one.
 template <class T>
 struct BlockAcc : gemm::BlockScaledAcc<T> {
-    HK_FN explicit BlockAcc(const Params &p) : gemm::BlockScaledAcc<T>(p) {
-        if (p.out.order != WOrder::Plain) this->one_w_scale = false;
+    using Base = gemm::BlockScaledAcc<T>;
+    static constexpr int kM = Base::kM, kN = Base::kN;
+    bool two_w_scales = false;
+
+    HK_FN explicit BlockAcc(const Params &p) : Base(p) {
+        if (p.out.order != WOrder::Halves) return;
+        constexpr u32 kGates = T::kWaveN / 2;
+        this->one_w_scale = false;
+        two_w_scales = kGates >> p.w_scale.row_shift <= 1 && p.out.cols % kGates == 0;
     }
+
+    HK_FN void run(const auto &pipeline, u32 from, u32 count) {
+        if (!two_w_scales) return Base::run(pipeline, from, count);
+        Halves turns{*this};
+        pipeline.run(from, count, turns);
+        // As in Base::run.
+        hk::drain_register_loads();
+    }
+
+    /// As Base::Phases, with two scales of w.
+    struct Halves {
+        static constexpr int kPhases = Base::kSteps > 2 ? Base::kSteps : 2;
+        BlockAcc &acc_tile;
+
+        template <int kPhase>
+        HK_FN void multiply(const auto &step) const {
+            acc_tile.part.template multiply_fragments<gemm::kStepFrags<T>>(
+                gemm::LdsFragments<T, __remove_cvref(decltype(step))>{step});
+            if constexpr ((kPhase + 1) % Base::kSteps == 0) scale(*step.scales[0]);
+        }
+
+        HK_FN void scale(const auto &scales) const {
+            using Acc = typename Base::Acc;
+            float of_w[2];
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                of_w[half] = __builtin_bit_cast(float, *scales.w(T::wave_n() + half * T::kWaveN / 2));
+            }
+#pragma unroll
+            for (int m = 0; m < kM; ++m) {
+                typename Base::Rows of_a;
+#pragma unroll
+                for (u32 r = 0; r < hk::kRowsPerLane; ++r) {
+                    const u32 row = T::wave_m() + 16 * m + hk::row_of_lane(hk::lane_id(), r);
+                    of_a[r] = __builtin_bit_cast(float, scales.a(row));
+                }
+#pragma unroll
+                for (int n = 0; n < kN; ++n) {
+                    const Acc sum = __builtin_convertvector(acc_tile.part.acc[m][n], Acc);
+                    const Acc scale = hk::broadcast_m(of_a * of_w[2 * n / kN]);
+                    acc_tile.acc[m][n] = __builtin_elementwise_fma(sum, scale, acc_tile.acc[m][n]);
+                    acc_tile.part.acc[m][n] = typename Base::Part(0);
+                }
+            }
+        }
+    };
 };
 
 template <class T>

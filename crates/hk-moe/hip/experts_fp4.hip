@@ -1,5 +1,5 @@
-// experts_fp4.hip: grouped GEMM of experts by mxfp4: of mxfp4, of fp8 with and without e8m0 scales, of 16-bit floats; see experts.h and
-// gemm/operands/mxfp4.h.
+// experts_fp4.hip: grouped GEMM of experts by mxfp4: of mxfp4, of fp8 with and without e8m0 scales, of 16-bit floats; and of mxfp8 by
+// itself. See experts.h, gemm/operands/mxfp4.h, gemm/operands/mxfp8.h.
 #include "experts_dequant.h"
 
 #include <hk/mixed_mma.h>
@@ -40,6 +40,7 @@ HK_FN MmaAcc mma(const PerRow<MxBlock> &w, const PerRow<MxFp8Block> &a, MmaAcc a
 
 // After it: gemm::MxAcc finds `mma` of such blocks.
 #include <gemm/operands/mxfp4.h>
+#include <gemm/operands/mxfp8.h>
 
 namespace experts {
 /// fp8 fragments with their scales, as gemm::MxFrag.
@@ -84,9 +85,9 @@ using hk::u32;
 using hk::u8;
 using hk::Vec;
 
-template <class T>
+template <class T, template <class> class Accum = gemm::MxAcc>
 HK_FN void mx_gemm(const Params &args) {
-    expert_gemm<T, gemm::MxAcc>(args, [](const Params &p, const TileCoord &coord, u32 end, auto source, auto row_of_w) {
+    expert_gemm<T, Accum>(args, [](const Params &p, const TileCoord &coord, u32 end, auto source, auto row_of_w) {
         if constexpr (T::kPackedScales) {
             return gemm::MxScales<T>(end, [&](u32 row, bool of_w) {
                 const u32 offset = of_w ? p.w_mx.offset(row_of_w(row), p.w.rows) : p.a_mx.offset(source(row), p.a.rows);
@@ -169,6 +170,9 @@ using Fp4Small = MxTile<Fp4, Access::Vectorized, 64, 64, 2, 2, 5, false>;
 template <bool kPackedScales>
 using Fp8Large = MxTile<Fp8, Access::Vectorized, 128, 128, 2, 4, 5, kPackedScales>;
 using Fp8Small = MxTile<Fp8, Access::Vectorized, 64, 64, 2, 2, 5, false>;
+template <bool kPackedScales>
+using Fp8ByFp8Large = gemm::MxFp8Tile<Access::Vectorized, 128, 256, 2, 4, kPackedScales>;
+using Fp8ByFp8Small = gemm::MxFp8Tile<Access::Vectorized, 64, 64, 2, 2, false>;
 using MxFp8Large = experts::MxFp8ByFp4Tile<128, 128, 2, 4>;
 using MxFp8Small = experts::MxFp8ByFp4Tile<64, 64, 2, 2>;
 template <class T>
@@ -193,6 +197,13 @@ MX_DECODE(experts_fp8_wfp4_16x32, gemm::Fp8ByFp4, 2 / hk::kRowsPerLane)
 MX_TILE(experts_mxfp8_wfp4_128x128, MxFp8Large)
 MX_TILE(experts_mxfp8_wfp4_64x64, MxFp8Small)
 MX_DECODE(experts_mxfp8_wfp4_16x32, experts::MxFp8ByFp4, 2 / hk::kRowsPerLane)
+
+#define MXFP8_TILE(name, ...) HK_ENTRY(name, (__VA_ARGS__::kThreads), (mx_gemm<__VA_ARGS__, gemm::MxFp8Acc>))
+
+MXFP8_TILE(experts_mxfp8_128x256_packed, Fp8ByFp8Large<true>)
+MXFP8_TILE(experts_mxfp8_128x256, Fp8ByFp8Large<false>)
+MXFP8_TILE(experts_mxfp8_64x64, Fp8ByFp8Small)
+MX_DECODE(experts_mxfp8_16x32, gemm::MxFp8ByMxFp8, 2 / hk::kRowsPerLane)
 
 #define A16WFP4(T)                                                                                       \
     HK_ENTRY(experts_##T##_wfp4_128x128, Tile128x128<hk::T>::kThreads, dequant_gemm<Tile128x128<hk::T>>) \

@@ -8,14 +8,14 @@ use crate::moe_op::{NAMES, plain, run, silu_fused};
 use hk_core::{Element, Error, Float, Fp4x2, Result, Stream, TensorViewMut};
 use hk_gemm::Int8OrFp8;
 
-/// The GEMM of each place's row with its expert's matrix, of `i8` or fp8 with scales of rows:
+/// The GEMM of each place's row with its expert's matrix, of `i8` or fp8 with scales of rows, or of mxfp8:
 /// `y[p] = gammas[p] gate(a_scale[row(p)] w_scale[e(p)] (a[row(p)] w[e(p)]^T) + bias[e(p)])`.
 ///
 /// | arg                   | shape                    | dtype                  | layout                                        |
 /// |-----------------------|--------------------------|------------------------|-----------------------------------------------|
 /// | `inputs.a`            | `[T, K]` or `[G, K]`     | `i8`, fp8              | unit stride on `K`, rows on 16 bytes          |
 /// | `inputs.w`            | `[E, N, K]`              | as `a`                 | the same, or shuffled                         |
-/// | `inputs.scales`       | [`ExpertScales::Rows`]   | `f32`                  | contiguous                                    |
+/// | `inputs.scales`       | [`ExpertScales::Rows`], [`ExpertScales::Mx`] | `f32`, `e8m0` |                                        |
 /// | `inputs.bias`         | `[E, N]`                 | `bf16`, `f16`, `f32`   | optional, contiguous                          |
 /// | `inputs.weights`      | `[G]`, `gammas` by place | `bf16`, `f16`, `f32`   | optional, contiguous                          |
 /// | `rows`                | see [`RaggedRows`]       | `i32`                  | contiguous                                    |
@@ -41,7 +41,8 @@ pub fn moe_op_gemm_a8w8<C: Int8OrFp8, Y: Float>(
     tile: Option<ExpertTile>,
 ) -> Result<()> {
     const OP: &str = "moe_op_gemm_a8w8";
-    expect(OP, "ExpertScales::Rows", &inputs.scales, |s| matches!(s, ExpertScales::Rows { .. }))?;
+    let fits = |s: &ExpertScales| matches!(s, ExpertScales::Rows { .. } | ExpertScales::Mx { .. });
+    expect(OP, "ExpertScales::Rows or ExpertScales::Mx", &inputs.scales, fits)?;
     ragged(stream, OP, inputs, rows, gate, y, tile)
 }
 

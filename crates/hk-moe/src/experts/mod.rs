@@ -115,7 +115,8 @@ pub enum ExpertScales<'a> {
         /// `[E, N, groups]`; of 4 bits `[E, N / 2, groups]`, the even row in the low half. Without: 128, of 4 bits 8.
         zero: Option<TensorView<'a, u8>>,
     },
-    /// e8m0 for 32 columns of each row of mxfp4 weights and of mxfp4 or fp8 activations, none for 16-bit activations.
+    /// e8m0 for 32 columns of each row: of mxfp4 weights and of mxfp4 or fp8 activations, none of 16-bit activations; or of fp8
+    /// weights and activations.
     Mx {
         /// Of `a` `[rows, K / 32]`, or shuffled; with fp8 optional.
         a: Option<MxScaleView<'a>>,
@@ -528,12 +529,14 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
                 Ok(if *bits == 4 { LoopScales::Groups4 } else { LoopScales::Groups8 })
             }
             ExpertScales::Mx { a, w, .. } => {
-                let fits = match a_type {
-                    DType::Fp4x2 => a.is_some(),
-                    DType::Fp8E4M3 | DType::Fp8E4M3Fnuz => true,
-                    _ => a.is_none(),
+                let fits = match (a_type, w_type) {
+                    (DType::Fp4x2, DType::Fp4x2) => a.is_some(),
+                    (DType::Fp8E4M3 | DType::Fp8E4M3Fnuz, DType::Fp4x2) => true,
+                    (DType::Bf16 | DType::F16, DType::Fp4x2) => a.is_none(),
+                    (DType::Fp8E4M3 | DType::Fp8E4M3Fnuz, w) => a.is_some() && w == a_type,
+                    _ => false,
                 };
-                if w_type != DType::Fp4x2 || !fits {
+                if !fits {
                     return refuse("scales", if a.is_some() { "e8m0 of both" } else { "e8m0 of w" });
                 }
                 if !sizes.k.is_multiple_of(32) {

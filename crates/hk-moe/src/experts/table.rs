@@ -129,6 +129,11 @@ static FP8_BY_FP4: Kernels = kernels!(
     T64x64: ["experts_fp8_wfp4_64x64"],
     T16x32: ["experts_fp8_wfp4_16x32"],
 );
+static MXFP8: Kernels = kernels!(
+    T128x256: ["experts_mxfp8_128x256"] packed ["experts_mxfp8_128x256_packed"],
+    T64x64: ["experts_mxfp8_64x64"],
+    T16x32: ["experts_mxfp8_16x32"],
+);
 static FP4: Kernels = kernels!(
     T128x256: ["experts_fp4_wfp4_128x256"] packed ["experts_fp4_wfp4_128x256_packed"],
     T64x64: ["experts_fp4_wfp4_64x64"],
@@ -160,6 +165,7 @@ pub(crate) fn kernels(a: DType, w: DType, scales: LoopScales) -> Option<Kernels>
         (Fp8E4M3 | Fp8E4M3Fnuz, Fp4x2, LoopScales::MxWeights) => FP8_BY_FP4,
         (Fp8E4M3 | Fp8E4M3Fnuz, Fp4x2, LoopScales::Mx) => MXFP8_BY_FP4,
         (Fp4x2, Fp4x2, LoopScales::Mx) => FP4,
+        (Fp8E4M3, Fp8E4M3, LoopScales::Mx) | (Fp8E4M3Fnuz, Fp8E4M3Fnuz, LoopScales::Mx) => MXFP8,
         _ => return None,
     })
 }

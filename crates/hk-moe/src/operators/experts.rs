@@ -288,6 +288,8 @@ pub(crate) const MOE_OP_SILU_FUSED: Operator = Operator {
     summary: "y[g] = silu(gate) * value, of moe_op's sums for the first and the second half of the rows of w",
     args: &[A, W, A_SCALE, W_SCALE, W_ZERO, BIAS, WEIGHTS, IDS, ArgSpec { shape: "[T k, N / 2]", ..Y }],
     cases: &[
+        case!("DeepSeek-V3 up, 2 experts, 256 tokens, fp8 blocks", a: Fp8E4M3Fnuz [256, 7168], w: Fp8E4M3Fnuz [2, 512, 7168], a_scale: F32 [256, 56], w_scale: F32 [2, 4, 56], topk_ids: I32 [256, 1]; block(128)),
+        case!("DeepSeek-V3 up, 2 experts, 256 tokens, fp8 blocks (OCP)", a: Fp8E4M3 [256, 7168], w: Fp8E4M3 [2, 512, 7168], a_scale: F32 [256, 56], w_scale: F32 [2, 4, 56], topk_ids: I32 [256, 1]; block(128)),
         case!("8 experts, 128 tokens", a: Bf16 [128, 1024], w: Bf16 [8, 512, 1024], topk_ids: I32 [128, 2]),
     ],
     bench: BenchSizes::Cases(&[
@@ -301,6 +303,9 @@ pub(crate) const MOE_OP_SILU_FUSED: Operator = Operator {
         case!("f16, 128 x 128, shuffled", a: F16 [70, 96], w: F16 [3, 288, 96], topk_ids: I32 [70, 2]; block(128), shuffled()),
         case!("fp8, rows", a: Fp8E4M3Fnuz [33, 80], w: Fp8E4M3Fnuz [4, 140, 80], a_scale: F32 [33], w_scale: F32 [4, 140], topk_ids: I32 [11, 3]),
         case!("fp8, rows (OCP)", a: Fp8E4M3 [33, 80], w: Fp8E4M3 [4, 140, 80], a_scale: F32 [33], w_scale: F32 [4, 140], topk_ids: I32 [11, 3]),
+        case!("fp8 blocks, 128 x 256, whole strips", a: Fp8E4M3Fnuz [90, 400], w: Fp8E4M3Fnuz [3, 576, 400], a_scale: F32 [90, 4], w_scale: F32 [3, 5, 4], topk_ids: I32 [90, 2]; block(128)),
+        case!("fp8 blocks, 128 x 256, whole strips (OCP)", a: Fp8E4M3 [90, 400], w: Fp8E4M3 [3, 576, 400], a_scale: F32 [90, 4], w_scale: F32 [3, 5, 4], topk_ids: I32 [90, 2]; block(128)),
+        case!("i8 blocks, 64 x 64, whole strips", a: I8 [33, 160], w: I8 [4, 160, 160], a_scale: F32 [33, 2], w_scale: F32 [4, 10, 2], topk_ids: I32 [11, 3]; ("group_n", Scalar::Count(16))),
         case!("fp8 blocks, 128 x 256", a: Fp8E4M3Fnuz [90, 400], w: Fp8E4M3Fnuz [3, 540, 400], a_scale: F32 [90, 4], w_scale: F32 [3, 5, 4], topk_ids: I32 [90, 2]; block(128)),
         case!("fp8 blocks, 128 x 256 (OCP)", a: Fp8E4M3 [90, 400], w: Fp8E4M3 [3, 540, 400], a_scale: F32 [90, 4], w_scale: F32 [3, 5, 4], topk_ids: I32 [90, 2]; block(128)),
         case!("bf16 by groups of u4", a: Bf16 [33, 256], w: U8 [4, 140, 128], w_scale: F32 [4, 140, 2], w_zero: U8 [4, 70, 2], topk_ids: I32 [11, 3]),
@@ -404,12 +409,23 @@ pub(crate) const MOE_OP_GEMM_A8W8: Operator = Operator {
         ArgSpec { dtypes: CODES, shape: "[E, N, K]", ..W },
         A_SCALE.ranks(1, 1),
         W_SCALE.ranks(1, 2),
+        A_MX,
+        ArgSpec { optional: true, ..W_MX },
         BIAS,
         LOGITS,
         RAGGED_Y,
     ],
-    scalars: RAGGED_SCALARS,
-    kernels: &[&kernels::EXPERTS_A8W8, &kernels::ROUTING, &kernels::LISTS],
+    scalars: &[
+        RAGGED_SCALARS[0],
+        RAGGED_SCALARS[1],
+        GATE,
+        WEIGHTED,
+        Y_DTYPE,
+        W_SHUFFLED,
+        SCALES_SHUFFLED,
+        TILE,
+    ],
+    kernels: &[&kernels::EXPERTS_A8W8, &kernels::EXPERTS_FP4, &kernels::ROUTING, &kernels::LISTS],
     cases: &[
         case!("8 experts, 128 tokens", a: I8 [128, 1024], w: I8 [8, 512, 1024], a_scale: F32 [128], w_scale: F32 [8, 512], logits: F32 [128, 8]; gate("silu")),
     ],
@@ -417,6 +433,14 @@ pub(crate) const MOE_OP_GEMM_A8W8: Operator = Operator {
         case!("Qwen3 235B up, EP8, 4096 tokens", a: Fp8E4M3 [4096, 4096], w: Fp8E4M3 [16, 3072, 4096], a_scale: F32 [4096], w_scale: F32 [16, 3072], logits: F32 [4096, 16]; gate("silu"), chosen(8)),
     ]),
     corners: &[
+        case!("mxfp8, 128 x 256, packed", a: Fp8E4M3Fnuz [90, 256], w: Fp8E4M3Fnuz [3, 270, 256], a_mx: E8M0 [90, 8], w_mx: E8M0 [3, 270, 8], logits: F32 [90, 3]; block_m(128)),
+        case!("mxfp8, 128 x 256, packed (OCP)", a: Fp8E4M3 [90, 256], w: Fp8E4M3 [3, 270, 256], a_mx: E8M0 [90, 8], w_mx: E8M0 [3, 270, 8], logits: F32 [90, 3]; block_m(128)),
+        case!("mxfp8, 128 x 256, shuffled", a: Fp8E4M3Fnuz [90, 160], w: Fp8E4M3Fnuz [3, 272, 160], a_mx: E8M0 [768], w_mx: E8M0 [3, 2304], logits: F32 [90, 3]; block_m(128), scales_shuffled(), shuffled()),
+        case!("mxfp8, 128 x 256, shuffled (OCP)", a: Fp8E4M3 [90, 160], w: Fp8E4M3 [3, 272, 160], a_mx: E8M0 [768], w_mx: E8M0 [3, 2304], logits: F32 [90, 3]; block_m(128), scales_shuffled(), shuffled()),
+        case!("mxfp8, 64 x 64", a: Fp8E4M3Fnuz [33, 160], w: Fp8E4M3Fnuz [4, 70, 160], a_mx: E8M0 [33, 5], w_mx: E8M0 [4, 70, 5], logits: F32 [33, 4]; block_m(64), gate("silu")),
+        case!("mxfp8, 64 x 64 (OCP)", a: Fp8E4M3 [33, 160], w: Fp8E4M3 [4, 70, 160], a_mx: E8M0 [33, 5], w_mx: E8M0 [4, 70, 5], logits: F32 [33, 4]; block_m(64), gate("silu")),
+        case!("mxfp8, 16 x 32", a: Fp8E4M3Fnuz [9, 2080], w: Fp8E4M3Fnuz [6, 72, 2080], a_mx: E8M0 [9, 65], w_mx: E8M0 [6, 72, 65], logits: F32 [9, 6]; chosen(3), to("f32")),
+        case!("mxfp8, 16 x 32 (OCP)", a: Fp8E4M3 [9, 2080], w: Fp8E4M3 [6, 72, 2080], a_mx: E8M0 [9, 65], w_mx: E8M0 [6, 72, 65], logits: F32 [9, 6]; chosen(3), to("f32")),
         case!("i8, pairs", a: I8 [50, 208], w: I8 [3, 140, 208], a_scale: F32 [50], w_scale: F32 [3, 140], bias: F32 [3, 140], logits: F32 [50, 3]; block_m(64), gate("swiglu_oai")),
         case!("fp8", a: Fp8E4M3Fnuz [70, 144], w: Fp8E4M3Fnuz [3, 140, 144], a_scale: F32 [1], w_scale: F32 [3], logits: F32 [70, 3]; block_m(128), to("f32")),
         case!("fp8 (OCP)", a: Fp8E4M3 [70, 144], w: Fp8E4M3 [3, 140, 144], a_scale: F32 [1], w_scale: F32 [3], logits: F32 [70, 3]; block_m(128), to("f32")),
@@ -661,11 +685,12 @@ fn scale_kind<V: Described>(call: &Call<V>, sizes: &Sizes) -> Result<ScaleKind> 
     let groups =
         |call: &Call<V>| -> Result<[usize; 2]> { Ok([call.size("group_n")?, call.size("group_k")?]) };
     match w {
-        DType::Fp4x2 => {
+        w if w == DType::Fp4x2 || call.optional("w_mx").is_some() => {
             let a_mx = call.optional("a_mx");
-            let fits = match a {
-                DType::Fp4x2 => a_mx.is_some(),
-                a => !half(a) || a_mx.is_none(),
+            let fits = match (a, w) {
+                (DType::Fp4x2, DType::Fp4x2) => a_mx.is_some(),
+                (a, DType::Fp4x2) => !half(a) || a_mx.is_none(),
+                (a, w) => a == w && a_mx.is_some() && FP8.contains(&w),
             };
             let shuffled = call.bool("scales_shuffled")?;
             let blocks = k / 32;
