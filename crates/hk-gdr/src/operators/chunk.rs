@@ -229,12 +229,12 @@ pub(crate) const CHUNK_DELTA_H: Operator = Operator {
             final_state F32 [1, 1, 200, 4]),
         case!("128, gates of rows"; h_layout = VK; k Bf16 [1, 70, 2, 72] w Bf16 [1, 70, 2, 72] u Bf16 [1, 70, 2, 24] gk F32 [1, 70, 2, 72]
             initial_state F32 [1, 2, 72, 24] h Bf16 [1, 2, 2, 24, 72] v_new Bf16 [1, 70, 2, 24] final_state F32 [1, 2, 72, 24]),
-        case!("256, gates of rows"; ; k Bf16 [1, 20, 1, 136] w Bf16 [1, 20, 1, 136] u Bf16 [1, 20, 1, 24] gk F32 [1, 20, 1, 136]
-            final_state F32 [1, 1, 136, 24]),
-        case!("256, gates of rows"; ; k F16 [1, 20, 1, 136] w F16 [1, 20, 1, 136] u F16 [1, 20, 1, 24] gk F32 [1, 20, 1, 136]
-            final_state F32 [1, 1, 136, 24]),
-        case!("256, gates of rows"; ; k F32 [1, 20, 1, 136] w F32 [1, 20, 1, 136] u F32 [1, 20, 1, 24] gk F32 [1, 20, 1, 136]
-            final_state F32 [1, 1, 136, 24]),
+        case!("256, gates of rows"; ; k Bf16 [1, 70, 1, 136] w Bf16 [1, 70, 1, 136] u Bf16 [1, 70, 1, 24] gk F32 [1, 70, 1, 136]
+            initial_state F32 [1, 1, 136, 24] final_state F32 [1, 1, 136, 24]),
+        case!("256, gates of rows"; ; k F16 [1, 70, 1, 136] w F16 [1, 70, 1, 136] u F16 [1, 70, 1, 24] gk F32 [1, 70, 1, 136]
+            initial_state F32 [1, 1, 136, 24] final_state F32 [1, 1, 136, 24]),
+        case!("256, gates of rows"; ; k F32 [1, 70, 1, 136] w F32 [1, 70, 1, 136] u F32 [1, 70, 1, 24] gk F32 [1, 70, 1, 136]
+            initial_state F32 [1, 1, 136, 24] final_state F32 [1, 1, 136, 24]),
         case!("by elements"; chunk_size = C32; k F32 [1, 33, 1, 3] w F32 [1, 33, 1, 3] u F32 [1, 33, 1, 5] v_new F32 [1, 33, 1, 5]),
     ],
     outputs: |call| {
