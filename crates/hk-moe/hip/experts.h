@@ -104,6 +104,12 @@ HK_FN T load_list(u64 data, u32 at) {
     return reinterpret_cast<GlobalPtr<const T>>(data)[at];
 }
 
+/// The same at a wave-uniform place: a scalar load.
+template <class T>
+HK_FN T load_uniform(u64 data, u32 at) {
+    return hk::load_uniform<T>(data + u64(at) * sizeof(T));
+}
+
 /// The expert and the places of a block's tile.
 struct ExpertTile {
     u32 expert = kNone;  // from `experts` on: rows of y become zero
@@ -116,23 +122,23 @@ struct ExpertTile {
         if (p.map == RowMap::Masked) {
             t.expert = tile / p.tiles_of_expert;
             t.first = (tile - t.expert * p.tiles_of_expert) * kM;
-            const i32 n = load_list<i32>(p.tiles, t.expert);
+            const i32 n = load_uniform<i32>(p.tiles, t.expert);
             const u32 rows = n < 0 ? 0 : u32(n) < p.gates ? u32(n) : p.gates;
             t.count = rows > t.first ? rows - t.first : 0;
         } else {
             const u32 place = tile * kM, of_list = place >> p.tile_log2;
             if (of_list >= p.list_tiles) return t;
-            const u32 word = load_list<u32>(p.tiles, of_list);
+            const u32 word = load_uniform<u32>(p.tiles, of_list);
             if (p.map == RowMap::Sorted) {
                 t.expert = word;
                 t.first = place;
-                t.count = place < load_list<u32>(p.ends, 0) ? kM : 0;
+                t.count = place < load_uniform<u32>(p.ends, 0) ? kM : 0;
             } else {
                 const u32 expert = word & 0xffffu;
                 if (expert >= p.all_experts) return t;
-                t.expert = p.expert_map ? load_list<u32>(p.expert_map, expert) : expert;
+                t.expert = p.expert_map ? load_uniform<u32>(p.expert_map, expert) : expert;
                 if (t.expert >= p.experts) return t;
-                const u32 begin = load_list<u32>(p.ends, expert), end = load_list<u32>(p.ends, expert + 1);
+                const u32 begin = load_uniform<u32>(p.ends, expert), end = load_uniform<u32>(p.ends, expert + 1);
                 t.first = begin + ((word >> 16) << p.tile_log2) + (place & ((1u << p.tile_log2) - 1));
                 const u32 last = end < p.gates ? end : p.gates;
                 t.count = begin <= last && t.first >= begin && t.first < last ? last - t.first : 0;
@@ -151,7 +157,8 @@ struct ExpertTile {
         if (p.map == RowMap::Masked || p.ids) return false;
         const u32 place = tile * kM, of_list = place >> p.tile_log2;
         if (of_list >= p.list_tiles) return true;
-        return p.map == RowMap::Sorted ? place >= load_list<u32>(p.ends, 0) : load_list<u32>(p.tiles, of_list) == kNone;
+        return p.map == RowMap::Sorted ? place >= load_uniform<u32>(p.ends, 0)
+                                       : load_uniform<u32>(p.tiles, of_list) == kNone;
     }
 
     /// Row of y of the tile's row r; kNone: none.
