@@ -132,8 +132,8 @@ fn values(scalar: &hk_core::registry::ScalarSpec, current: Scalar) -> Vec<Scalar
     }
 }
 
-/// Parameters that promise something about the bits of other calls, and need not change those of this one.
-const PROMISES: [&str; 1] = ["batch_invariant"];
+/// Parameters that promise something about the bits of other calls, or say how the same bits are computed, and need not change those of this call.
+const PROMISES: [&str; 2] = ["batch_invariant", "schedule"];
 
 /// Every parameter has a corner case in which another value changes the outputs or is refused.
 #[test]
