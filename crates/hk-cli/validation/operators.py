@@ -88,7 +88,8 @@ class Draw:
 
 
 def f64(x):
-    return jnp.asarray(np.asarray(x).astype(np.float64))
+    # What is differentiated has f64 already.
+    return x if isinstance(x, jax.core.Tracer) else jnp.asarray(np.asarray(x).astype(np.float64))
 
 
 def matrix(d, cols=5000):
