@@ -473,10 +473,7 @@ pub fn run(steps: &[&[Step]], devices: &[String], show: impl Fn(&Row)) -> Result
 fn call(step: &Step, number: u64, kept: &HashMap<&str, HostTensor>, device: &str) -> Result<HostCall> {
     let operator = operator(step.operator)?;
     // A device that cannot be opened fails in the step itself.
-    let fp8 = match Device::open(device).map(|d| d.arch()) {
-        Ok(Arch::Gfx942) => DType::Fp8E4M3Fnuz,
-        _ => DType::Fp8E4M3,
-    };
+    let fp8 = DType::fp8_of(Device::open(device).map_or(Arch::Gfx950, |d| d.arch()));
     let step_output = |name: &str| {
         let missing = || Failure::new(format!("{}: no step gives `{name}`", step.operator));
         kept.get(name).ok_or_else(missing)

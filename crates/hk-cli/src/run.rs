@@ -162,7 +162,7 @@ const OTHER_POISON: u8 = !POISON;
 
 /// For each parameter that the command line leaves open and that chooses between both encodings of fp8: that of the target.
 fn fp8_of(arch: Arch, op: &Operator, params: &[(String, String)]) -> Vec<(&'static str, &'static str)> {
-    let own = if arch == Arch::Gfx942 { DType::Fp8E4M3Fnuz } else { DType::Fp8E4M3 }.name();
+    let own = DType::fp8_of(arch).name();
     let both = [DType::Fp8E4M3, DType::Fp8E4M3Fnuz].map(DType::name);
     let by_default = |default: Scalar| matches!(default, Scalar::Choice(c) if both.contains(&c));
     op.scalars

@@ -7,8 +7,8 @@ use crate::kernels::mla_bmm::Params;
 use hk_core::plan::rope::{Rope, RopeElement, RopeSource};
 use hk_core::quant::{BlockRule, BlockScale};
 use hk_core::{
-    Arch, DType, E8M0, Element, Error, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, GlobalLayout, KernelRef, Launch,
-    LaunchConfig, NamedOperand, Result, Stream, TensorView,
+    DType, E8M0, Element, Error, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, GlobalLayout, KernelRef, Launch, LaunchConfig,
+    NamedOperand, Result, Stream, TensorView,
 };
 
 const OP: &str = "fused_bmm_rope_kv_cache";
@@ -97,25 +97,24 @@ impl<'a, T: HeadElement> MlaWeight<'a, T> {
     fn check(&self, stream: &Stream, [heads, nope, cols]: [usize; 3]) -> Result<()> {
         const WHY: &str = "heads, columns of k_nope, columns of q_nope";
         let arch = stream.device().info().arch;
-        let native = |what: DType, served: bool| {
+        let native = |what: DType| {
             let reason = "matrix cores take fp8e4m3fnuz on gfx942, fp8e4m3 elsewhere";
-            if served {
-                Ok(())
-            } else {
-                Err(Error::unsupported(OP, format!("{what} weights on {arch}"), reason))
+            if what.is_fp8_of_another(arch) {
+                return Err(Error::unsupported(OP, format!("{what} weights on {arch}"), reason));
             }
+            Ok(())
         };
         match self {
             Self::Same(w) => w.check(OP, "w", &[heads, nope, cols], WHY),
             Self::Fp8(Fp8Weight { w, scale, group }) => {
                 w.check(OP, "w", &[heads, nope, cols], WHY)?;
                 check_fp8(scale, *group)?;
-                native(DType::Fp8E4M3, arch != Arch::Gfx942)
+                native(DType::Fp8E4M3)
             }
             Self::Fp8Fnuz(Fp8Weight { w, scale, group }) => {
                 w.check(OP, "w", &[heads, nope, cols], WHY)?;
                 check_fp8(scale, *group)?;
-                native(DType::Fp8E4M3Fnuz, arch == Arch::Gfx942)
+                native(DType::Fp8E4M3Fnuz)
             }
             Self::Mxfp4(Mxfp4Weight { w, scales, y_scale }) => {
                 if !cols.is_multiple_of(32) {

@@ -195,12 +195,11 @@ impl Dropout {
 
 /// Refuses the fp8 that the device's instructions do not have: the kernels widen their own.
 pub(crate) fn check_fp8(op: &'static str, arg: &'static str, dtype: DType, arch: Arch) -> Result<()> {
-    let native = if arch == Arch::Gfx942 { DType::Fp8E4M3Fnuz } else { DType::Fp8E4M3 };
-    if matches!(dtype, DType::Fp8E4M3 | DType::Fp8E4M3Fnuz) && dtype != native {
+    if dtype.is_fp8_of_another(arch) {
         return Err(Error::unsupported(
             op,
             format!("{arg} of {dtype} on {arch}"),
-            format!("its fp8 is {native}"),
+            format!("its fp8 is {}", DType::fp8_of(arch)),
         ));
     }
     Ok(())

@@ -55,15 +55,11 @@ pub fn table() -> Result<Table> {
         row(name, &|_| fresh(DType::Bf16, columns))?;
     }
     row("128, pages".into(), &|_| paged(DType::Bf16))?;
-    row("128, pages of fp8".into(), &|arch| paged(fp8(arch)))?;
+    row("128, pages of fp8".into(), &|arch| paged(DType::fp8_of(arch)))?;
     for columns in [[128, 128], [256, 256]] {
-        row(format!("{}, all fp8", columns[0]), &|arch| fresh(fp8(arch), columns))?;
+        row(format!("{}, all fp8", columns[0]), &|arch| fresh(DType::fp8_of(arch), columns))?;
     }
     Ok(table)
-}
-
-fn fp8(arch: Arch) -> DType {
-    if arch == Arch::Gfx942 { DType::Fp8E4M3Fnuz } else { DType::Fp8E4M3 }
 }
 
 fn fresh(dtype: DType, [dqk, dv]: [usize; 2]) -> Result<HostCall> {

@@ -49,11 +49,10 @@ pub fn table() -> Result<Table> {
     ];
     for (columns, pages) in rows {
         let [a, b] = Arch::AMD.map(|arch| {
-            let cache = match (pages, arch) {
-                ("", _) => DType::Bf16,
-                (pages, _) if pages.starts_with("int8") => DType::I8,
-                (_, Arch::Gfx942) => DType::Fp8E4M3Fnuz,
-                _ => DType::Fp8E4M3,
+            let cache = match pages {
+                "" => DType::Bf16,
+                pages if pages.starts_with("int8") => DType::I8,
+                _ => DType::fp8_of(arch),
             };
             Facts::of_call(&call(cache, columns, pages.ends_with("tokens"))?, "a token", arch)
         });

@@ -57,7 +57,7 @@ pub fn table() -> Result<Table> {
 }
 
 fn call(arch: Arch, heads: usize, rows: Rows) -> Result<HostCall> {
-    let fp8 = if arch == Arch::Gfx942 { DType::Fp8E4M3Fnuz } else { DType::Fp8E4M3 };
+    let fp8 = DType::fp8_of(arch);
     let [dqk, _] = COLUMNS;
     let (dtype, columns) = match rows {
         Rows::Bf16 => (DType::Bf16, dqk),

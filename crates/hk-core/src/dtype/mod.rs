@@ -9,6 +9,7 @@ pub use fp8::{Fp8E4M3, Fp8E4M3Fnuz, Fp8E5M2, Fp8E5M2Fnuz};
 pub use half::{bf16, f16};
 pub use mx::{E8M0, Fp4, Fp4Rounding, Fp4x2};
 
+use crate::Arch;
 use std::fmt;
 use std::str::FromStr;
 
@@ -83,6 +84,19 @@ impl DType {
             | Self::Fp4x2
             | Self::E8M0 => 1,
         }
+    }
+
+    /// The fp8 e4m3 of a target's matrix instructions.
+    pub const fn fp8_of(arch: Arch) -> Self {
+        match arch {
+            Arch::Gfx942 => Self::Fp8E4M3Fnuz,
+            Arch::Gfx950 | Arch::Sm90 => Self::Fp8E4M3,
+        }
+    }
+
+    /// Whether this is an fp8 e4m3 that the matrix instructions of a target do not take.
+    pub fn is_fp8_of_another(self, arch: Arch) -> bool {
+        matches!(self, Self::Fp8E4M3 | Self::Fp8E4M3Fnuz) && self != Self::fp8_of(arch)
     }
 
     /// Name in lower case, as in messages and in the names of kernels: `bf16`, `fp8e4m3fnuz`.

@@ -64,12 +64,7 @@ fn erased_arg<T: hk_core::Operand>(arg: &Arg<T>) -> NamedOperand<'_> {
 
 /// Refuses the fp8 encoding that the matrix instructions of a target do not take.
 pub(crate) fn expect_encoding(op: &'static str, dtype: DType, arch: Arch) -> Result<()> {
-    let served = match dtype {
-        DType::Fp8E4M3 => matches!(arch, Arch::Gfx950 | Arch::Sm90),
-        DType::Fp8E4M3Fnuz => arch == Arch::Gfx942,
-        _ => true,
-    };
-    if served {
+    if !dtype.is_fp8_of_another(arch) {
         return Ok(());
     }
     let reason = "GEMMs take fp8e4m3fnuz on gfx942, fp8e4m3 on gfx950 and sm_90";
