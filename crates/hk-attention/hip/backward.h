@@ -104,11 +104,10 @@ class Pass {
     using Operand = typename Scores::template AsOperand<T>;
     static constexpr int kFragRows = kVec * hk::kLaneGroups<kDim>;  // moving rows of a fragment
 
-    /// A row of registers for each 128 bytes of columns.
+    /// The lane's fragments of kD columns.
     template <int kD>
     struct Columns {
         static constexpr int kSteps = kD * int(sizeof(T)) / kFragBytes, kParts = kD * int(sizeof(T)) / 128;
-        using Part = typename L::Part;
         hk::Frag frag[kSteps];
     };
     template <int kD>
@@ -191,7 +190,6 @@ class Pass {
     }
 
     /// Chunk `col`, in elements, of a row of the first (0) or the second operand.
-    template <int kD>
     HK_FN Vec<T, kVec> load(u64 row, bool of_keys, int operand, u32 col) const {
         const Params &p = params();
         const u32 width = operand ? p.all.dv : p.all.dqk;
@@ -211,9 +209,8 @@ class Pass {
 #pragma unroll
         for (int step = 0; step < columns.kSteps; ++step) {
             const u32 col = (step * hk::kLaneGroups<kDim> + group) * kVec;
-            columns.frag[step] = hk::joined(hk::per_row([&](u32 r) {
-                return __builtin_bit_cast(Vec<u32, 4>, load<kD>(rows[r][operand], kOfKeys, operand, col));
-            }));
+            columns.frag[step] = hk::joined(hk::per_row(
+                [&](u32 r) { return __builtin_bit_cast(Vec<u32, 4>, load(rows[r][operand], kOfKeys, operand, col)); }));
         }
         return columns;
     }
@@ -274,7 +271,7 @@ class Pass {
             const u64 address = row < kTile ? lds_.rows[at][operand][row] : 0;
 #pragma unroll
             for (int part = 0; part < Columns<kD>::kParts; ++part)
-                chunks.part[i][part] = load<kD>(address, !kOfKeys, operand, (part * 8 + hk::thread_x() % 8) * kVec);
+                chunks.part[i][part] = load(address, !kOfKeys, operand, (part * 8 + hk::thread_x() % 8) * kVec);
         }
         return chunks;
     }
@@ -506,13 +503,10 @@ HK_FN bool find_key_work(const Params &p, u32 task, Work &work) {
         } splits;
         u32 kv_heads, group;
     } by_keys{p.by_keys, {1}, p.all.kv_heads, 1};
-    Work of_keys;
-    if (!find_work<kRows>(by_keys, task, of_keys)) return false;
-    work = of_keys;
+    if (!find_work<kRows>(by_keys, task, work)) return false;
+    work.cached = 0, work.fresh = work.q_len, work.k_start = work.q_start, work.pages = 0;
     // The first tiles first: where keys after a query are masked, they are seen by most.
-    const u32 tiles = (of_keys.q_len + kRows - 1) / kRows;
-    work.first = (tiles - 1) * kRows - of_keys.first;
-    work.cached = 0, work.fresh = of_keys.q_len, work.k_start = of_keys.q_start, work.pages = 0;
+    work.first = (work.fresh - 1) / kRows * kRows - work.first;
     const Sequences &s = p.all.sequences;
     work.q_start = 0, work.q_len = s.sq;
     if (s.q_starts) {

@@ -20,8 +20,12 @@ static PAGED: [(usize, KernelRef<Params>); 3] = [
     (256, Params::kernel("mqa_logits_paged_256")),
 ];
 
+/// Threads of a block.
+const THREADS: usize = 256;
 /// Columns of keys are multiples of this.
 const COLUMNS: usize = 16;
+/// Chunks are multiples of this many keys.
+const KEYS_OF_TILE: usize = 32;
 /// Keys that a wave walks through at most; of pages.
 const KEYS_OF_CHUNK: usize = 2048;
 const KEYS_OF_PAGED_CHUNK: usize = 256;
@@ -228,10 +232,6 @@ pub fn fp8_mqa_logits<'a, F: IndexerElement>(
     // SAFETY: the checks above make the tensors as large as they count; ranges are clamped to the keys.
     unsafe { launch.run(&kernel, LaunchConfig::grid_1d(groups * chunks), &params) }
 }
-
-const THREADS: usize = 256;
-/// Chunks are multiples of this many keys.
-const KEYS_OF_TILE: usize = 32;
 
 /// Keys of a tile of a wave, `kDim` of the kernel.
 fn tile_keys(wave_size: u32) -> usize {

@@ -292,32 +292,6 @@ fn the_reference_is_the_derivative() {
     {
         let [sq, sk, heads, kv_heads, dqk, dv] = [5, 7, 4, 2, 6, 3];
         let (alibi, sink) = ([0.1, 0.2, 0.3, 0.05], draw(heads, 9));
-        let attention = |sink: &[f64], q: &[f64], k: &[f64], v: &[f64]| {
-            Attention {
-                heads,
-                kv_heads,
-                dqk,
-                dv,
-                scale: 0.4,
-                softcap,
-                causal,
-                alibi: Some(&alibi),
-                sink: Some(sink),
-                dropout: (p > 0.0).then_some(HostDropout {
-                    p,
-                    seed: 3,
-                    offset: 0,
-                    batch: 0,
-                    longest: [sq, sk],
-                }),
-                ..Attention::default()
-            }
-            .run(q, k, v)
-        };
-        let (q, k, v) =
-            (draw(sq * heads * dqk, 1), draw(sk * kv_heads * dqk, 2), draw(sk * kv_heads * dv, 3));
-        let dout = draw(sq * heads * dv, 4);
-        let (out, lse) = attention(&sink, &q, &k, &v);
         let of = Attention {
             heads,
             kv_heads,
@@ -331,9 +305,13 @@ fn the_reference_is_the_derivative() {
             dropout: (p > 0.0).then_some(HostDropout { p, seed: 3, offset: 0, batch: 0, longest: [sq, sk] }),
             ..Attention::default()
         };
+        let (q, k, v) =
+            (draw(sq * heads * dqk, 1), draw(sk * kv_heads * dqk, 2), draw(sk * kv_heads * dv, 3));
+        let dout = draw(sq * heads * dv, 4);
+        let (out, lse) = of.run(&q, &k, &v);
         let got = of.backward(&q, &k, &v, &Results { out: &out, lse: &lse, dout: &dout }, &|_| true);
         let loss = |sink: &[f64], q: &[f64], k: &[f64], v: &[f64]| -> f64 {
-            attention(sink, q, k, v).0.iter().zip(&dout).map(|(y, dy)| y * dy).sum()
+            Attention { sink: Some(sink), ..of }.run(q, k, v).0.iter().zip(&dout).map(|(y, dy)| y * dy).sum()
         };
         let moved = |x: &[f64], direction: &[f64], h: f64| -> Vec<f64> {
             x.iter().zip(direction).map(|(x, d)| x + h * d).collect()

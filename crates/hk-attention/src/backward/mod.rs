@@ -192,7 +192,7 @@ fn check_sizes<T: AttentionElement>(
     inputs: &BackwardInputs<T>,
     cu_seqlens: Option<&SequenceStarts>,
     gradients: &Gradients<T>,
-) -> Result<Sizes> {
+) -> Result<(Sizes, Heads)> {
     let BackwardInputs { q, k, v, out, lse, dout } = inputs;
     let heads = check_heads(op, [("q", q.shape()), ("k", k.shape()), ("v", v.shape())], [256, 256])?;
     let sizes = match cu_seqlens {
@@ -221,7 +221,7 @@ fn check_sizes<T: AttentionElement>(
     gradients.dq.expect_shape(op, "dq", q.shape())?;
     gradients.dk.expect_shape(op, "dk", k.shape())?;
     gradients.dv.expect_shape(op, "dv", v.shape())?;
-    Ok(sizes)
+    Ok((sizes, heads))
 }
 
 /// Refuses options that gradients do not have.
@@ -257,12 +257,11 @@ fn backward<'a, T: AttentionElement + Float>(
     options: &AttentionOptions<'a, T>,
     schedule: BackwardSchedule,
 ) -> Result<()> {
-    let sizes = check_sizes(op, &inputs, cu_seqlens.as_ref(), &gradients)?;
+    let (sizes, heads) = check_sizes(op, &inputs, cu_seqlens.as_ref(), &gradients)?;
     check_options(op, options, gradients.dsink.is_some())?;
     let BackwardInputs { q, k, v, out, lse, dout } = inputs;
     let Gradients { mut dq, mut dk, mut dv, mut dsink } = gradients;
     let mut workspace = workspace;
-    let heads = check_heads(op, [("q", q.shape()), ("k", k.shape()), ("v", v.shape())], [256, 256])?;
     if heads.heads == 0 {
         return Err(Error::empty(op, "q", q.shape().len() - 2, q.shape()));
     }

@@ -31,9 +31,78 @@ macro_rules! tokens {
     };
 }
 
+/// The same with the gradient of outputs.
+macro_rules! gradients {
+    ($dtype:ident $n:literal $rows:literal, $heads:literal, $dqk:literal $dv:literal $(, $name:literal)?) => {
+        &[
+            ("q", DType::$dtype, &[$rows, $heads, $dqk]),
+            ("k", DType::$dtype, &[$rows, $heads, $dqk]),
+            ("v", DType::$dtype, &[$rows, $heads, $dv]),
+            ("dout", DType::$dtype, &[$rows, $heads, $dv]),
+            ("seq_offsets", DType::I32, &[$n + 1]),
+            $(($name, DType::I32, &[$n]),)?
+        ]
+    };
+}
+
 const ALPHA: (&str, Scalar) = ("alpha", Scalar::Float(0.125));
 const MAX_LEN: (&str, Scalar) = ("max_len", Scalar::Count(40));
 const NOT_CAUSAL: (&str, Scalar) = ("causal", Scalar::Bool(false));
+
+/// The corners of an operator whose tensors `$tensors` makes.
+macro_rules! corners {
+    ($tensors:ident) => {
+        &[
+        Case {
+            label: "bf16, causal, targets",
+            tensors: $tensors!(Bf16 3 120, 2, 64 64, "num_targets"),
+            scalars: &[ALPHA, MAX_LEN],
+        },
+        Case {
+            label: "bf16, 128 columns, context, targets, window",
+            tensors: $tensors!(Bf16 2 80, 1, 128 100, "num_targets"),
+            scalars: &[
+                ALPHA,
+                MAX_LEN,
+                ("contextual_len", Scalar::Count(4)),
+                ("max_attn_len", Scalar::Count(7)),
+            ],
+        },
+        Case {
+            label: "bf16, 256 columns, in both directions",
+            tensors: $tensors!(Bf16 1 40, 1, 256 200, "num_targets"),
+            scalars: &[ALPHA, MAX_LEN, NOT_CAUSAL],
+        },
+        Case { label: "f16", tensors: $tensors!(F16 2 80, 2, 50 33), scalars: &[ALPHA, MAX_LEN] },
+        Case {
+            label: "f16, 128 columns, in both directions, window",
+            tensors: $tensors!(F16 2 80, 1, 128 128),
+            scalars: &[ALPHA, MAX_LEN, NOT_CAUSAL, ("max_attn_len", Scalar::Count(7))],
+        },
+        Case {
+            label: "f16, 256 columns",
+            tensors: $tensors!(F16 1 40, 1, 130 256),
+            scalars: &[ALPHA, MAX_LEN],
+        },
+        Case {
+            label: "f32, context",
+            tensors: $tensors!(F32 2 80, 2, 64 64, "num_targets"),
+            scalars: &[ALPHA, MAX_LEN, ("contextual_len", Scalar::Count(1))],
+        },
+        Case { label: "f32, 128 columns", tensors: $tensors!(F32 1 40, 1, 90 128), scalars: &[ALPHA, MAX_LEN] },
+        Case {
+            label: "f32, 256 columns",
+            tensors: $tensors!(F32 1 40, 1, 200 256),
+            scalars: &[ALPHA, MAX_LEN],
+        },
+        Case {
+            label: "offsets that do not end with the rows",
+            tensors: $tensors!(Bf16 2 90, 2, 64 64),
+            scalars: &[ALPHA, MAX_LEN],
+        },
+    ]
+    };
+}
 
 pub(crate) const HSTU_ATTN: Operator = Operator {
     name: "hstu_attn",
@@ -68,74 +137,12 @@ pub(crate) const HSTU_ATTN: Operator = Operator {
         tensors: tokens!(Bf16 32 65536, 4, 128 128),
         scalars: &[ALPHA, ("max_len", Scalar::Count(2048))],
     }]),
-    corners: &[
-        Case {
-            label: "bf16, causal, targets",
-            tensors: tokens!(Bf16 3 120, 2, 64 64, "num_targets"),
-            scalars: &[ALPHA, MAX_LEN],
-        },
-        Case {
-            label: "bf16, 128 columns, context, targets, window",
-            tensors: tokens!(Bf16 2 80, 1, 128 100, "num_targets"),
-            scalars: &[
-                ALPHA,
-                MAX_LEN,
-                ("contextual_len", Scalar::Count(4)),
-                ("max_attn_len", Scalar::Count(7)),
-            ],
-        },
-        Case {
-            label: "bf16, 256 columns, in both directions",
-            tensors: tokens!(Bf16 1 40, 1, 256 200, "num_targets"),
-            scalars: &[ALPHA, MAX_LEN, NOT_CAUSAL],
-        },
-        Case { label: "f16", tensors: tokens!(F16 2 80, 2, 50 33), scalars: &[ALPHA, MAX_LEN] },
-        Case {
-            label: "f16, 128 columns, in both directions, window",
-            tensors: tokens!(F16 2 80, 1, 128 128),
-            scalars: &[ALPHA, MAX_LEN, NOT_CAUSAL, ("max_attn_len", Scalar::Count(7))],
-        },
-        Case {
-            label: "f16, 256 columns",
-            tensors: tokens!(F16 1 40, 1, 130 256),
-            scalars: &[ALPHA, MAX_LEN],
-        },
-        Case {
-            label: "f32, context",
-            tensors: tokens!(F32 2 80, 2, 64 64, "num_targets"),
-            scalars: &[ALPHA, MAX_LEN, ("contextual_len", Scalar::Count(1))],
-        },
-        Case { label: "f32, 128 columns", tensors: tokens!(F32 1 40, 1, 90 128), scalars: &[ALPHA, MAX_LEN] },
-        Case {
-            label: "f32, 256 columns",
-            tensors: tokens!(F32 1 40, 1, 200 256),
-            scalars: &[ALPHA, MAX_LEN],
-        },
-        Case {
-            label: "offsets that do not end with the rows",
-            tensors: tokens!(Bf16 2 90, 2, 64 64),
-            scalars: &[ALPHA, MAX_LEN],
-        },
-    ],
+    corners: corners!(tokens),
     outputs: outputs_of,
     run,
     reference,
     traffic: Traffic::once,
 };
-
-/// The same with the gradient of outputs.
-macro_rules! gradients {
-    ($dtype:ident $n:literal $rows:literal, $heads:literal, $dqk:literal $dv:literal $(, $name:literal)?) => {
-        &[
-            ("q", DType::$dtype, &[$rows, $heads, $dqk]),
-            ("k", DType::$dtype, &[$rows, $heads, $dqk]),
-            ("v", DType::$dtype, &[$rows, $heads, $dv]),
-            ("dout", DType::$dtype, &[$rows, $heads, $dv]),
-            ("seq_offsets", DType::I32, &[$n + 1]),
-            $(($name, DType::I32, &[$n]),)?
-        ]
-    };
-}
 
 pub(crate) const HSTU_ATTN_BWD: Operator = Operator {
     name: "hstu_attn_bwd",
@@ -164,59 +171,7 @@ pub(crate) const HSTU_ATTN_BWD: Operator = Operator {
         tensors: gradients!(Bf16 32 65536, 4, 128 128),
         scalars: &[ALPHA, ("max_len", Scalar::Count(2048))],
     }]),
-    corners: &[
-        Case {
-            label: "bf16, causal, targets",
-            tensors: gradients!(Bf16 3 120, 2, 64 64, "num_targets"),
-            scalars: &[ALPHA, MAX_LEN],
-        },
-        Case {
-            label: "bf16, 128 columns, context, targets, window",
-            tensors: gradients!(Bf16 2 80, 1, 128 100, "num_targets"),
-            scalars: &[
-                ALPHA,
-                MAX_LEN,
-                ("contextual_len", Scalar::Count(4)),
-                ("max_attn_len", Scalar::Count(7)),
-            ],
-        },
-        Case {
-            label: "bf16, 256 columns, in both directions",
-            tensors: gradients!(Bf16 1 40, 1, 256 200, "num_targets"),
-            scalars: &[ALPHA, MAX_LEN, NOT_CAUSAL],
-        },
-        Case { label: "f16", tensors: gradients!(F16 2 80, 2, 50 33), scalars: &[ALPHA, MAX_LEN] },
-        Case {
-            label: "f16, 128 columns, in both directions, window",
-            tensors: gradients!(F16 2 80, 1, 128 128),
-            scalars: &[ALPHA, MAX_LEN, NOT_CAUSAL, ("max_attn_len", Scalar::Count(7))],
-        },
-        Case {
-            label: "f16, 256 columns",
-            tensors: gradients!(F16 1 40, 1, 130 256),
-            scalars: &[ALPHA, MAX_LEN],
-        },
-        Case {
-            label: "f32, context",
-            tensors: gradients!(F32 2 80, 2, 64 64, "num_targets"),
-            scalars: &[ALPHA, MAX_LEN, ("contextual_len", Scalar::Count(1))],
-        },
-        Case {
-            label: "f32, 128 columns",
-            tensors: gradients!(F32 1 40, 1, 90 128),
-            scalars: &[ALPHA, MAX_LEN],
-        },
-        Case {
-            label: "f32, 256 columns",
-            tensors: gradients!(F32 1 40, 1, 200 256),
-            scalars: &[ALPHA, MAX_LEN],
-        },
-        Case {
-            label: "offsets that do not end with the rows",
-            tensors: gradients!(Bf16 2 90, 2, 64 64),
-            scalars: &[ALPHA, MAX_LEN],
-        },
-    ],
+    corners: corners!(gradients),
     outputs: gradients_of,
     run: run_gradients,
     reference: reference_gradients,
