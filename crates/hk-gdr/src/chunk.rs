@@ -365,25 +365,10 @@ fn bind_states<'t: 'a, 'a, S: StateElement>(
     };
     (params.k_stride, params.v_stride) = (k_stride as u32, v_stride as u32);
     params.bf16_states = (S::DTYPE == DType::Bf16).into();
-    match states {
-        States::Dense { initial, last } => {
-            if let Some(initial) = initial {
-                params.from = launch.input_address("initial_state", initial)?;
-                params.from_slot = initial.strides()[0] as i64;
-            }
-            if let Some(last) = last {
-                params.to = launch.output_address("final_state", last)?;
-                params.to_slot = last.strides()[0] as i64;
-            }
-        }
-        States::Pool { pool, indices, .. } => {
-            params.from = launch.output_address("state_pool", pool)?;
-            params.to = params.from;
-            params.from_slot = pool.strides()[0] as i64;
-            params.to_slot = params.from_slot;
-            params.slots = launch.input_address("state_indices", indices)?;
-        }
-    }
+    let at = states.bind(launch)?;
+    (params.from, params.from_slot) = at.from;
+    (params.to, params.to_slot) = at.to;
+    params.slots = at.slots;
     Ok(())
 }
 

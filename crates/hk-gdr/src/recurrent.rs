@@ -127,6 +127,44 @@ pub enum States<'a, S: Element> {
     },
 }
 
+/// Where the states of a launch are; 0: nowhere.
+#[derive(Default)]
+pub(crate) struct StateAddresses {
+    /// Address, and elements from a state to the next.
+    pub from: (u64, i64),
+    pub to: (u64, i64),
+    pub slots: u64,
+    pub accepted: u64,
+}
+
+impl<'t, S: StateElement> States<'t, S> {
+    pub(crate) fn bind<'a>(&mut self, launch: &mut Launch<'a>) -> Result<StateAddresses>
+    where
+        't: 'a,
+    {
+        let mut at = StateAddresses::default();
+        match self {
+            States::Dense { initial, last } => {
+                if let Some(initial) = initial {
+                    at.from = (launch.input_address("initial_state", initial)?, initial.strides()[0] as i64);
+                }
+                if let Some(last) = last {
+                    let slot = last.strides()[0] as i64;
+                    at.to = (launch.output_address("final_state", last)?, slot);
+                }
+            }
+            States::Pool { pool, indices, accepted } => {
+                let slot = pool.strides()[0] as i64;
+                at.from = (launch.output_address("state_pool", pool)?, slot);
+                at.to = at.from;
+                at.slots = launch.input_address("state_indices", indices)?;
+                at.accepted = optional_address(launch, "num_accepted_tokens", accepted)?;
+            }
+        }
+        Ok(at)
+    }
+}
+
 /// Options of a recurrence.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct RecurrentOptions {
@@ -574,26 +612,10 @@ impl<'a, T: Float, D: Float> Recurrence<'a, T, D> {
             params.softplus_beta = softplus.beta;
             params.softplus_threshold = softplus.threshold;
         }
-        match &mut states {
-            States::Dense { initial, last } => {
-                if let Some(initial) = initial {
-                    params.from = launch.input_address("initial_state", initial)?;
-                    params.from_slot = initial.strides()[0] as i64;
-                }
-                if let Some(last) = last {
-                    params.to = launch.output_address("final_state", last)?;
-                    params.to_slot = last.strides()[0] as i64;
-                }
-            }
-            States::Pool { pool, indices, accepted } => {
-                params.from = launch.output_address("state_pool", pool)?;
-                params.to = params.from;
-                params.from_slot = pool.strides()[0] as i64;
-                params.to_slot = params.from_slot;
-                params.slots = launch.input_address("state_indices", indices)?;
-                params.accepted = optional_address(&mut launch, "num_accepted_tokens", accepted)?;
-            }
-        }
+        let at = states.bind(&mut launch)?;
+        (params.from, params.from_slot) = at.from;
+        (params.to, params.to_slot) = at.to;
+        (params.slots, params.accepted) = (at.slots, at.accepted);
         let waves = sizes.sequences.saturating_mul(sizes.v_heads).saturating_mul(slices);
         // SAFETY: the checks above give every tensor the sizes in `params`, in which the kernel stays whatever the grid: it clamps packed
         // sequences to the tokens, and checks slots and their columns.

@@ -3,7 +3,7 @@
 use crate::args::Vector;
 use crate::experts::{
     ExpertEpilogue, ExpertGate, ExpertGemm, ExpertInputs, ExpertRows, ExpertScales, RaggedRows, SortedRows,
-    float_address,
+    each_float, float_address,
 };
 use crate::moe_op::silu_fused;
 use crate::sum::{OfExperts, SumInputs, sum};
@@ -408,35 +408,10 @@ impl<T: Half, W: Element> Layer<'_, T, W> {
                 let expt_data = ExptData { token_offs_raw, token_offs_pad, block_pid_map };
                 let out = Routing { gather_indx, scatter_indx, gate_scal, expt_hist, expt_data };
                 let options = RoutingOptions { k, block_m: block, topk: *topk };
-                match *logits {
-                    FloatView::Bf16(v) => routing::route(
-                        stream,
-                        v.slice(0, tokens.clone())?,
-                        *bias,
-                        expert_map,
-                        out,
-                        workspace,
-                        &options,
-                    ),
-                    FloatView::F16(v) => routing::route(
-                        stream,
-                        v.slice(0, tokens.clone())?,
-                        *bias,
-                        expert_map,
-                        out,
-                        workspace,
-                        &options,
-                    ),
-                    FloatView::F32(v) => routing::route(
-                        stream,
-                        v.slice(0, tokens.clone())?,
-                        *bias,
-                        expert_map,
-                        out,
-                        workspace,
-                        &options,
-                    ),
-                }?;
+                each_float!(*logits, v => {
+                    let v = v.slice(0, tokens.clone())?;
+                    routing::route(stream, v, *bias, expert_map, out, workspace, &options)
+                })?;
                 let ragged = RaggedRows {
                     gather_indx: Some(gather),
                     token_offs_raw: offsets,

@@ -246,6 +246,7 @@ macro_rules! each_float {
         }
     };
 }
+pub(crate) use each_float;
 
 fn float_operand<'v>(view: &'v FloatView) -> &'v dyn hk_core::Operand {
     each_float!(view, v => v)
@@ -1031,12 +1032,7 @@ fn mx_scale(data: u64, scale: &MxScaleView, blocks: usize, batched: bool) -> MxS
 
 /// Refuses the fp8 encoding that the matrix instructions of a target do not take.
 fn expect_encoding(op: &'static str, dtype: DType, arch: Arch) -> Result<()> {
-    let served = match dtype {
-        DType::Fp8E4M3 => matches!(arch, Arch::Gfx950 | Arch::Sm90),
-        DType::Fp8E4M3Fnuz => arch == Arch::Gfx942,
-        _ => true,
-    };
-    if served {
+    if !dtype.is_fp8_of_another(arch) {
         return Ok(());
     }
     let reason = "expert GEMMs take fp8e4m3fnuz on gfx942, fp8e4m3 on gfx950 and sm_90";

@@ -138,7 +138,7 @@ const fn chosen(k: u64) -> (&'static str, Scalar) {
 const fn block_m(rows: u64) -> (&'static str, Scalar) {
     ("block_m", Scalar::Count(rows))
 }
-const fn gate(name: &'static str) -> (&'static str, Scalar) {
+pub(super) const fn gate(name: &'static str) -> (&'static str, Scalar) {
     ("gate", Scalar::Choice(name))
 }
 const fn unweighted() -> (&'static str, Scalar) {
@@ -148,6 +148,7 @@ const fn shuffled() -> (&'static str, Scalar) {
     ("w_shuffled", Scalar::Bool(true))
 }
 
+/// A case: label, tensors, scalars.
 macro_rules! case {
     ($label:expr, $($name:ident: $dtype:ident [$($n:expr),+]),+ $(; $($scalar:expr),+)?) => {
         Case {
@@ -157,6 +158,7 @@ macro_rules! case {
         }
     };
 }
+pub(super) use case;
 
 /// Runs `$body` with the types of the operands.
 macro_rules! with_operands {

@@ -1,11 +1,12 @@
 //! `fused_moe`, `moe_op_e2e`.
 
+use super::experts::{case, gate};
+use super::topk::choice_options;
 use super::{I32, experts, topk};
 use crate::reference::{self, EXPERT_TERMS, ExpertProblem};
 use crate::{
     Activation, ExpertGate, FloatView, FusedMoeInputs, FusedMoeProblem, FusedRouting, FusedScales,
-    FusedWeight, GateOrder, GemmWeight, Groups, MxActivations, MxScaleView, Scores, TopkOptions, fused_moe,
-    fused_moe_workspace, kernels,
+    FusedWeight, GateOrder, GemmWeight, MxActivations, MxScaleView, fused_moe, fused_moe_workspace, kernels,
 };
 use hk_core::quant::{BlockRule, BlockScale, Quantized, group_scale, linear_scale};
 use hk_core::registry::{
@@ -48,24 +49,11 @@ const ACTIVATIONS: ScalarSpec = ScalarSpec {
     summary: "type of activations by mxfp4 weights; auto: fp4",
 };
 
-const fn gate(name: &'static str) -> (&'static str, Scalar) {
-    ("gate", Scalar::Choice(name))
-}
 const fn activations(name: &'static str) -> (&'static str, Scalar) {
     ("activations", Scalar::Choice(name))
 }
 const fn chosen(k: u64) -> (&'static str, Scalar) {
     ("k", Scalar::Count(k))
-}
-
-macro_rules! case {
-    ($label:expr, $($name:ident: $dtype:ident [$($n:expr),+]),+ $(; $($scalar:expr),+)?) => {
-        Case {
-            label: $label,
-            tensors: &[$((stringify!($name), DType::$dtype, &[$($n),+])),+],
-            scalars: &[$($($scalar),+)?],
-        }
-    };
 }
 
 pub(crate) const FUSED_MOE: Operator = Operator {
@@ -219,7 +207,7 @@ fn sizes<V: Described>(call: &Call<V>) -> Result<Sizes> {
         if bias.is_some_and(|b| b.shape() != [experts]) || !FLOATS.contains(&logits.dtype()) {
             return bad("bias", "another shape".into(), "[all experts]");
         }
-        crate::topk::check_options(OP, experts, k, bias.is_some(), &options(call)?)?;
+        crate::topk::check_options(OP, experts, k, bias.is_some(), &choice_options(call)?)?;
     }
     for (name, want) in
         [("w1_bias", [local, rows]), ("w2_bias", [local, hidden]), ("residual", [tokens, hidden])]
@@ -273,23 +261,6 @@ fn kind<V: Described>(call: &Call<V>, [local, rows, hidden, inner]: [usize; 4]) 
         });
     }
     Ok(if first.shape().len() == 3 { Kind::Blocks } else { Kind::Rows })
-}
-
-fn options<V: Described>(call: &Call<V>) -> Result<TopkOptions> {
-    let (groups, kept) = (call.size("groups")?, call.size("kept_groups")?);
-    Ok(TopkOptions {
-        scores: match call.choice("scores")? {
-            "logits" => Scores::Logits,
-            "softmax" => Scores::Softmax,
-            "sigmoid" => Scores::Sigmoid,
-            "sqrt_softplus" => Scores::SqrtSoftplus,
-            _ => Scores::SoftmaxChosen,
-        },
-        renormalize: call.bool("renormalize")?,
-        scaling: call.float("scaling")? as f32,
-        groups: ((groups, kept) != (1, 1)).then_some(Groups { groups, kept }),
-        ..TopkOptions::default()
-    })
 }
 
 fn gate_of<V: Described>(call: &Call<V>) -> Result<ExpertGate> {
@@ -352,7 +323,7 @@ fn run_as<T: Half, W: FusedWeight<T>>(stream: &Stream, call: &mut DeviceCall) ->
             logits,
             bias: inputs.optional_view("bias")?,
             k: problem.k,
-            topk: options(&inputs)?,
+            topk: choice_options(&inputs)?,
         },
         None => FusedRouting::Chosen {
             ids: inputs.view("topk_ids")?,
@@ -452,8 +423,14 @@ fn reference_fused(call: &HostCall) -> Result<Named<HostTensorF64>> {
     let optional = |name| call.optional(name).map(|t| t.to_f64());
     let (ids, gate_weights) = match optional("logits") {
         Some(logits) => {
-            let chosen =
-                reference::moe_topk(&logits, experts, optional("bias").as_deref(), k, &options(call)?, 0.0);
+            let chosen = reference::moe_topk(
+                &logits,
+                experts,
+                optional("bias").as_deref(),
+                k,
+                &choice_options(call)?,
+                0.0,
+            );
             (chosen.ids, chosen.weights)
         }
         None => (call.get("topk_ids")?.elements::<i32>()?, optional("topk_weights").unwrap_or_default()),

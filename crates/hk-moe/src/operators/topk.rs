@@ -156,6 +156,18 @@ pub(super) fn checked<V: Described>(call: &Call<V>) -> Result<[usize; 3]> {
 }
 
 pub(super) fn options<V: Described>(call: &Call<V>) -> Result<TopkOptions> {
+    Ok(TopkOptions {
+        ties: if call.choice("ties")? == "low" { Ties::LowIndex } else { Ties::HighIndex },
+        order: match call.choice("order")? {
+            "preference" => SlotOrder::ByPreference,
+            _ => SlotOrder::ByExpert,
+        },
+        ..choice_options(call)?
+    })
+}
+
+/// What decides on the experts of a token and their weights, where neither ties nor their order are the caller's.
+pub(super) fn choice_options<V: Described>(call: &Call<V>) -> Result<TopkOptions> {
     let (groups, kept) = (call.size("groups")?, call.size("kept_groups")?);
     Ok(TopkOptions {
         scores: match call.choice("scores")? {
@@ -167,12 +179,8 @@ pub(super) fn options<V: Described>(call: &Call<V>) -> Result<TopkOptions> {
         },
         renormalize: call.bool("renormalize")?,
         scaling: call.float("scaling")? as f32,
-        ties: if call.choice("ties")? == "low" { Ties::LowIndex } else { Ties::HighIndex },
-        order: match call.choice("order")? {
-            "preference" => SlotOrder::ByPreference,
-            _ => SlotOrder::ByExpert,
-        },
         groups: ((groups, kept) != (1, 1)).then_some(Groups { groups, kept }),
+        ..TopkOptions::default()
     })
 }
 
