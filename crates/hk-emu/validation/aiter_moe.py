@@ -89,7 +89,7 @@ def e8m0(step):
     return (np.log2(step) + 127).astype(np.uint8)
 
 
-def fused(run, file):
+def fused(run, file, tokens=None, experts=4, topk=2, dim=None, inter=None):
     """y = sum over a token's experts of weight * act(x w1^T) w2^T, as the name says. g1u1: two halves of w1, act of the first
     times the second. The hidden layer is quantized again, with a scale for each row of a tile. Host code: asm_fmoe.cu.
 
@@ -114,9 +114,9 @@ def fused(run, file):
     multix = has("multix", "int4fp8") or kind == np.int8 and gates == 1 and not smf
     wide = smf or has("a16", "blockscaleBf16") or kind == fp4 and flat
     act = gelu if has("gelu") or name in ("fmoe_b16", "fmoe_f16") else silu
-    tokens, experts, topk = 70 if ps or block > 32 else 20, 4, 2
-    dim = 2048 if kind == fp4 and flat else 1024 if has("opt") else 512  # these need so many columns
-    inter = tile * (2 if ps or tile <= 256 else 1)
+    tokens = tokens or (70 if ps or block > 32 else 20)
+    dim = dim or (2048 if kind == fp4 and flat else 1024 if has("opt") else 512)  # these need so many columns
+    inter = inter or tile * (2 if ps or tile <= 256 else 1)
     run.result.size = f"{tokens} tokens, {experts} experts, top {topk}, dim {dim}, inner {inter}"
 
     ids, weights, sorted_ids, sorted_weights, of_block, valid = routing(run, tokens, experts, topk, block)
