@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 
 use comfy_table::{Table, presets};
-use hk_build::{Builder, DEFAULT_TARGETS, Unit};
+use hk_build::{Arch, Builder, DEFAULT_TARGETS, Unit};
 use serde::{Deserialize, Serialize};
 
 use crate::kernels::Server;
@@ -66,41 +66,30 @@ fn results() -> PathBuf {
     run::workspace_root().join("target/hk-demo.json")
 }
 
-/// The sources of the kernels that the demo's decoder layer runs: they are compiled first. One that is not listed is
-/// compiled when the layer comes to it.
-const LAYER: [&str; 11] = [
-    "hk-norm/hip/fused_add_rmsnorm.hip",
-    "hk-gemm/hip/a16w16.hip",
-    "hk-gemm/hip/reduce.hip",
-    "hk-activation/hip/rope.hip",
-    "hk-attention/hip/kv_cache_rows.hip",
-    "hk-attention/hip/prefill_bf16.hip",
-    "hk-quant/hip/per_token_quant.hip",
-    "hk-gemm/hip/a8w8.hip",
-    "hk-activation/hip/gated.hip",
-    "hk-activation/hip/softmax.hip",
-    "hk-sampling/hip/segments.hip",
-];
-
-/// Sources that no run of the demo uses so far: they are compiled last, or not at all.
-const LAST: [&str; 17] = [
-    "hk-activation/hip/topk_sort.hip",
-    "hk-attention/hip/prefill_general_f16.hip",
-    "hk-attention/hip/prefill_general_f32.hip",
-    "hk-gemm/hip/a16wfp4.hip",
-    "hk-gemm/hip/a16w8_fp8.hip",
-    "hk-gemm/hip/a16w8_groupscale.hip",
-    "hk-gemm/hip/a16w8_i8.hip",
-    "hk-gemm/hip/dual_fp4_bf16.hip",
-    "hk-gemm/hip/dual_fp4_f16.hip",
-    "hk-gemm/hip/dual_fp8.hip",
-    "hk-gemm/hip/dual_fp8_groupscale.hip",
-    "hk-gemm/hip/group_quant.hip",
-    "hk-quant/hip/fused_rmsnorm_fp8_quant_f16.hip",
-    "hk-quant/hip/fused_rmsnorm_fp8_quant_f32.hip",
-    "hk-quant/hip/fused_rmsnorm_mxfp4_quant_f16.hip",
-    "hk-quant/hip/fused_rmsnorm_mxfp4_quant_f32.hip",
-    "hk-sampling/hip/rows.hip",
+/// The sources of the kernels that the layers of the demo run, and their targets: compiled while `hk` is built. What is not listed is
+/// compiled when the demo comes to it.
+const FIRST: [(&str, &[Arch]); 21] = [
+    ("hk-norm/hip/fused_add_rmsnorm.hip", &[Arch::Gfx942]),
+    ("hk-gemm/hip/a16w16.hip", &[Arch::Gfx942]),
+    ("hk-gemm/hip/reduce.hip", &[Arch::Gfx942]),
+    ("hk-activation/hip/rope.hip", &[Arch::Gfx942]),
+    ("hk-attention/hip/kv_cache_rows.hip", &[Arch::Gfx942]),
+    ("hk-attention/hip/prefill_bf16.hip", &[Arch::Gfx942]),
+    ("hk-attention/hip/mla_bmm.hip", &Arch::AMD),
+    ("hk-attention/hip/mla_bf16.hip", &Arch::AMD),
+    ("hk-quant/hip/per_token_quant.hip", &[Arch::Gfx942]),
+    ("hk-gemm/hip/a8w8.hip", &[Arch::Gfx942]),
+    ("hk-activation/hip/gated.hip", &[Arch::Gfx942]),
+    ("hk-gemm/hip/a16w16_decode.hip", &Arch::AMD),
+    ("hk-gdr/hip/split.hip", &Arch::AMD),
+    ("hk-gdr/hip/conv_split.hip", &Arch::AMD),
+    ("hk-gdr/hip/gating.hip", &Arch::AMD),
+    ("hk-gdr/hip/prepare.hip", &Arch::AMD),
+    ("hk-attention/hip/decode_bf16.hip", &[Arch::Gfx942]),
+    ("hk-gdr/hip/states.hip", &Arch::AMD),
+    ("hk-gdr/hip/outputs.hip", &Arch::AMD),
+    ("hk-activation/hip/softmax.hip", &[Arch::Gfx942]),
+    ("hk-gdr/hip/recurrent.hip", &Arch::AMD),
 ];
 
 /// Sets up, then has `hk demo` run the operators. Where the kernels are not compiled yet, `hk` is built without them, and
@@ -131,9 +120,9 @@ pub(crate) fn demo(args: &DemoArgs) -> Result {
     let builder = Builder::new(compiler, cache);
     let threads = thread::available_parallelism().map_or(1, usize::from);
     let folder = run::workspace_root().join("target/hk-kernels");
-    let first = if args.op.is_none() { &LAYER[..] } else { &[] };
-    // Half of the cores compile kernels ahead; all of them do while `hk` waits for one.
-    let server = Server::new(&builder, &folder, ordered(units, first, &LAST), threads.div_ceil(2))?;
+    // Half of the cores compile kernels ahead; all of them do while `hk` waits for some.
+    let ahead = if args.op.is_none() { threads.div_ceil(2) } else { 0 };
+    let server = Server::new(&builder, &folder, ordered(units), ahead)?;
     println!("kernels are compiled while `hk` is built and runs");
     let result = thread::scope(|scope| {
         for _ in 0..threads {
@@ -159,12 +148,11 @@ fn cached(cache: &Path, units: &[Unit]) -> bool {
     units.iter().all(|unit| objects.contains(&unit.object_name()))
 }
 
-/// The units of the sources `first` in the order of that list, target by target, then the others, those of `last` behind.
-fn ordered(mut units: Vec<Unit>, first: &[&str], last: &[&str]) -> Vec<Unit> {
-    let place = |unit: &Unit, list: &[&str]| list.iter().position(|label| *label == unit.label());
-    units.sort_by_key(|unit| match place(unit, first) {
-        Some(at) => (0, unit.arch as usize, at),
-        None => (1 + usize::from(place(unit, last).is_some()), 0, 0),
+/// The units of [`FIRST`] in the order of that list, then the others.
+fn ordered(mut units: Vec<Unit>) -> Vec<Unit> {
+    units.sort_by_key(|unit| {
+        let at = FIRST.iter().position(|(label, archs)| *label == unit.label() && archs.contains(&unit.arch));
+        at.unwrap_or(FIRST.len())
     });
     units
 }
@@ -279,18 +267,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_of_the_layer_are_compiled_first() {
+    fn the_kernels_of_the_layers_are_compiled_first() {
         let units = build_all::discover(&run::workspace_root(), &DEFAULT_TARGETS).unwrap();
         let n = units.len();
-        let units = ordered(units, &LAYER, &LAST);
+        let units = ordered(units);
         assert_eq!(units.len(), n);
-        // Every source of the list exists, and one target is complete before the next.
-        let labels = |units: &[Unit]| units.iter().map(|u| (u.label(), u.arch)).collect::<Vec<_>>();
-        let want = DEFAULT_TARGETS.map(|arch| LAYER.map(|label| (label.to_owned(), arch))).concat();
-        assert_eq!(labels(&units[..2 * LAYER.len()]), want);
-        let (middle, end) = units[2 * LAYER.len()..].split_at(n - 2 * LAYER.len() - 2 * LAST.len());
-        assert!(middle.iter().all(|unit| !LAYER.contains(&&*unit.label())));
-        assert!(end.iter().all(|unit| LAST.contains(&&*unit.label())), "a source of LAST does not exist");
+        // Every source of the list exists.
+        let labels: Vec<_> = units.iter().map(|u| (u.label(), u.arch)).collect();
+        let want: Vec<_> = FIRST
+            .iter()
+            .flat_map(|(label, archs)| archs.iter().map(|arch| (label.to_string(), *arch)))
+            .collect();
+        assert_eq!(labels[..want.len()], want);
     }
 
     #[test]

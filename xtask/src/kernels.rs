@@ -2,7 +2,7 @@
 //!
 //! The other side is `crates/hk-core/src/external.rs`.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,15 +13,18 @@ use hk_build::{Builder, Unit};
 
 use crate::{Failure, Result};
 
-/// Compiles units into a folder, wanted ones first.
+/// Compiles units into a folder: those that the program asks for, and before it asks for any, in order.
 pub(crate) struct Server<'a> {
     builder: &'a Builder,
     folder: PathBuf,
     /// Locked as long as units are compiled.
     lock: File,
     queue: Mutex<VecDeque<Unit>>,
+    /// What may be asked for: [`wish`] of every unit.
+    known: HashSet<PathBuf>,
     /// Compilers that may run at the same time for what nobody waits for.
     limit: usize,
+    asked: AtomicBool,
     running: AtomicUsize,
     stopped: AtomicBool,
     compiled: AtomicUsize,
@@ -32,8 +35,13 @@ fn object(folder: &Path, unit: &Unit) -> PathBuf {
     folder.join(format!("{}.{}", unit.package, unit.object_name()))
 }
 
+/// The file by which the program asks for it.
+fn wish(folder: &Path, unit: &Unit) -> PathBuf {
+    object(folder, unit).with_extension("wanted")
+}
+
 impl<'a> Server<'a> {
-    /// Empties the folder and takes it. `units` are compiled in this order unless some are asked for.
+    /// Empties the folder and takes it.
     pub(crate) fn new(
         builder: &'a Builder,
         folder: &Path,
@@ -55,8 +63,10 @@ impl<'a> Server<'a> {
             builder,
             folder: folder.into(),
             lock,
+            known: units.iter().map(|unit| wish(folder, unit)).collect(),
             queue: Mutex::new(units.into()),
             limit,
+            asked: false.into(),
             running: 0.into(),
             stopped: false.into(),
             compiled: 0.into(),
@@ -88,14 +98,9 @@ impl<'a> Server<'a> {
                 continue;
             };
             let path = object(&self.folder, &unit);
-            let (to, bytes) = match self.builder.compile(&unit) {
-                Ok(built) => (path, built.bytes),
-                Err(error) => (path.with_extension("failed"), error.to_string().into_bytes()),
-            };
-            // Nobody reads a part of it.
-            let partial = to.with_extension("partial");
-            if let Err(error) = fs::write(&partial, bytes).and_then(|()| fs::rename(&partial, &to)) {
-                eprintln!("{}: {error}", to.display());
+            match self.builder.compile(&unit) {
+                Ok(built) => write(&path, &built.bytes),
+                Err(error) => write(&path.with_extension("failed"), error.to_string().as_bytes()),
             }
             self.compiled.fetch_add(1, Ordering::Relaxed);
             self.running.fetch_sub(1, Ordering::Relaxed);
@@ -105,14 +110,36 @@ impl<'a> Server<'a> {
     /// The next unit, counted as running: one that is asked for, or else the first.
     fn next(&self) -> Option<Unit> {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        let wanted = |unit: &Unit| object(&self.folder, unit).with_extension("wanted").exists();
-        let at = queue.iter().position(wanted);
-        if at.is_none() && self.running.load(Ordering::Relaxed) >= self.limit {
-            return None;
+        let wishes: HashSet<PathBuf> = self.wishes();
+        if !wishes.is_empty() {
+            self.asked.store(true, Ordering::Relaxed);
         }
-        let unit = queue.remove(at.unwrap_or(0))?;
+        for unknown in wishes.difference(&self.known) {
+            write(&unknown.with_extension("failed"), b"no source has this name");
+        }
+        let at = match queue.iter().position(|unit| wishes.contains(&wish(&self.folder, unit))) {
+            // The program knows what it needs: cores are for that, and for itself.
+            None if self.asked.load(Ordering::Relaxed) => return None,
+            None if self.running.load(Ordering::Relaxed) >= self.limit => return None,
+            at => at.unwrap_or(0),
+        };
+        let unit = queue.remove(at)?;
         self.running.fetch_add(1, Ordering::Relaxed);
         Some(unit)
+    }
+
+    /// What was asked for so far.
+    fn wishes(&self) -> HashSet<PathBuf> {
+        let files = fs::read_dir(&self.folder).into_iter().flatten().flatten().map(|file| file.path());
+        files.filter(|path| path.extension().is_some_and(|e| e == "wanted")).collect()
+    }
+}
+
+/// Writes a file of which nobody reads a part.
+fn write(path: &Path, bytes: &[u8]) {
+    let partial = path.with_extension("partial");
+    if let Err(error) = fs::write(&partial, bytes).and_then(|()| fs::rename(&partial, path)) {
+        eprintln!("{}: {error}", path.display());
     }
 }
 
@@ -136,17 +163,27 @@ mod tests {
         let folder = dir.path().join("kernels");
         let server = Server::new(&builder, &folder, units.clone(), 1).unwrap();
         assert!(Server::new(&builder, &folder, units, 1).is_err(), "the folder is taken");
-        fs::write(folder.join("hk-one.c.gfx942.wanted"), "").unwrap();
-        assert_eq!(server.next().unwrap().stem(), "c");
+        assert_eq!(server.next().unwrap().stem(), "a");
         assert!(server.next().is_none(), "one at a time");
         server.running.store(0, Ordering::Relaxed);
+        for name in ["c.gfx942", "d.gfx942", "c.gfx950"] {
+            fs::write(folder.join(format!("hk-one.{name}.wanted")), "").unwrap();
+        }
+        let path = |name: &str| folder.join(format!("hk-one.{name}"));
         std::thread::scope(|scope| {
             scope.spawn(|| server.work());
             scope.spawn(|| server.work());
+            while !["c.gfx942.co", "d.gfx942.failed", "c.gfx950.failed"]
+                .iter()
+                .all(|name| path(name).exists())
+            {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            server.stop();
         });
-        assert_eq!(server.counts(), (3, 0));
-        assert!(folder.join("hk-one.a.gfx942.co").exists() && folder.join("hk-one.b.gfx942.co").exists());
-        let reason = fs::read_to_string(folder.join("hk-one.d.gfx942.failed")).unwrap();
+        assert_eq!(server.counts(), (2, 1), "nobody asked for b");
+        assert_eq!(fs::read_to_string(path("c.gfx950.failed")).unwrap(), "no source has this name");
+        let reason = fs::read_to_string(path("d.gfx942.failed")).unwrap();
         assert!(reason.contains("d.hip for gfx942: the compiler failed"), "{reason}");
     }
 }

@@ -1,13 +1,18 @@
-//! `hk demo`: a decoder layer, then operators at the sizes of real models, on emulated GPUs, against the f64 references.
+//! `hk demo`: layers of real models, then operators at their sizes, on emulated GPUs, against the f64 references.
 
+use crate::layer::{self, LAYERS, Layer};
 use crate::out::{self, Table};
-use crate::{Failure, Result, layer, run};
+use crate::{Failure, Result, run};
 use hk_core::registry::{Case, Described as _, HostCall, HostTensor, Operator};
 use hk_core::{Arch, Counters, Device};
 use hk_testkit::compare::Comparison;
 use hk_testkit::measure::flops;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::io::IsTerminal as _;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::thread;
 use std::time::Instant;
 
 /// Options of `hk demo`.
@@ -16,8 +21,8 @@ pub struct DemoArgs {
     /// Only operators whose name contains this, and no layer.
     #[arg(long)]
     op: Option<String>,
-    /// Every case of every operator, on every device, and the layer on every device. Default: one case of each operator, on one
-    /// device, as many as fit the time, and the layer on one device.
+    /// Every case of every operator, on every device. Default: the large layer on one device, and one case of each operator, on
+    /// one device, as many as fit the time.
     #[arg(long)]
     all: bool,
     /// Devices to run on. Default: the emulated GPUs.
@@ -98,27 +103,7 @@ pub fn run(args: &DemoArgs, operators: &[&'static Operator]) -> Result<()> {
     }
     // What a user names is run whole.
     let whole = args.all || args.op.is_some();
-    let mut rows = Vec::new();
-    if args.op.is_none() {
-        let devices_of_all = &devices[..];
-        let devices = if whole { devices_of_all } else { &devices[..1] };
-        let show = |row: &Row| eprintln!("layer: {} on {}: {}", row.case, row.device, row.verdict());
-        rows = layer::run(&[layer::LAYER], devices, show)?;
-        out::print(
-            "A Llama-3 8B decoder layer, a prompt of 128 tokens, its GEMMs in bf16 and in fp8; the layer on a token of 8 \
-             sequences over a paged cache of 1024 each; sampling; latent attention of DeepSeek-V3 on a token of 4 sequences. Each operator works on what the ones before it gave:\n",
-        )?;
-        print(&rows)?;
-        out::print(
-            "\nA linear-attention layer of Qwen3-Next, the heads of one of eight ranks: a prompt of 256 tokens, then 8 tokens one by one. \
-             Each operator works on what the ones before it gave:\n",
-        )?;
-        let linear = layer::run(layer::LINEAR, devices_of_all, show)?;
-        print(&linear)?;
-        rows.extend(linear);
-        out::print("\nOperators at the sizes of real models:\n")?;
-    }
-    let layer_rows = rows.len();
+    let layers: &'static [Layer] = if args.op.is_none() { &LAYERS } else { &[] };
     let Choice { runs, left_out } = if whole {
         let each = operators.iter().flat_map(|op| op.cases.iter().map(|case| (*op, case)));
         Choice {
@@ -129,27 +114,30 @@ pub fn run(args: &DemoArgs, operators: &[&'static Operator]) -> Result<()> {
         choose(&operators, &devices, WORK)
     };
     let most = if whole { devices.len() } else { 1 };
-    let (mut total, mut n) = (runs.len() * most, 0);
-    for Run { op, case, devices } in &runs {
-        let call = op.example(case, 0);
-        let mut served = 0;
-        for device in devices {
-            if served == most {
-                break;
-            }
-            let row = match &call {
-                Ok(call) => measure(call, case.label, device).0,
-                Err(error) => Row { error: Some(error.to_string()), ..Row::new(op, case.label, device) },
-            };
-            if !row.unserved {
-                (served, n) = (served + 1, n + 1);
-                progress(n, total, &row);
-                rows.push(row);
-            }
+    let of_layer = |layer: &Layer| if whole || !layer.large { &devices[..] } else { &devices[..1] };
+    let of_layers = layers.iter().map(|layer| Job::Layer(layer, of_layer(layer)));
+    let jobs: Vec<Job> = of_layers.chain(runs.iter().map(|run| Job::Case(run, most))).collect();
+    let (mut rows, mut of_cases) = (vec![], vec![]);
+    // Cases of `--all` are as large as models have them.
+    execute(&jobs, if whole { 2 } else { AT_ONCE }, |job, of_job| {
+        if let Job::Layer(layer, _) = job {
+            out::print(format_args!(
+                "{} Each operator works on what the ones before it gave:\n",
+                layer.title
+            ))?;
+            print(&of_job)?;
+            out::print("")?;
+            rows.extend(of_job);
+        } else {
+            of_cases.extend(of_job);
         }
-        total -= most - served;
+        Ok(())
+    })?;
+    if !layers.is_empty() {
+        out::print("Operators at the sizes of real models:\n")?;
     }
-    print(&rows[layer_rows..])?;
+    print(&of_cases)?;
+    rows.extend(of_cases);
     if !whole {
         let all: usize = operators.iter().map(|op| op.cases.len()).sum();
         let also = if left_out.is_empty() { String::new() } else { format!(", and {}", left_out.join(", ")) };
@@ -166,6 +154,73 @@ pub fn run(args: &DemoArgs, operators: &[&'static Operator]) -> Result<()> {
         0 => Ok(()),
         failed => Err(Failure::new(format!("{failed} of {} runs failed", rows.len()))),
     }
+}
+
+/// Jobs at a time by default: some wait for a kernel that is being compiled, or for a reference that has one thread.
+const AT_ONCE: usize = 4;
+
+/// What is run on its own.
+enum Job<'a> {
+    /// A layer, on each of the devices.
+    Layer(&'static Layer, &'a [String]),
+    /// A case, on the first so many of its devices that serve it.
+    Case(&'a Run, usize),
+}
+
+impl Job<'_> {
+    /// Runs it and shows each row as soon as it is there.
+    fn run(&self, show: impl Fn(&Row)) -> Result<Vec<Row>> {
+        let (run, most) = match self {
+            Self::Layer(layer, devices) => return layer::run(layer.steps, devices, show),
+            Self::Case(run, most) => (run, *most),
+        };
+        let call = run.op.example(run.case, 0);
+        let served = run.devices.iter().map(|device| match &call {
+            Ok(call) => measure(call, run.case.label, device).0,
+            Err(error) => Row { error: Some(error.to_string()), ..Row::new(run.op, run.case.label, device) },
+        });
+        Ok(served.filter(|row| !row.unserved).inspect(show).take(most).collect())
+    }
+
+    /// Rows that it gives at most.
+    fn rows(&self) -> usize {
+        match self {
+            Self::Layer(layer, devices) => layer.steps.iter().copied().flatten().count() * devices.len(),
+            Self::Case(_, most) => *most,
+        }
+    }
+}
+
+/// Runs the jobs, so many at a time, and hands over the rows of each in order.
+fn execute(jobs: &[Job], at_once: usize, mut done: impl FnMut(&Job, Vec<Row>) -> Result<()>) -> Result<()> {
+    let (next, shown) = (&AtomicUsize::new(0), &AtomicUsize::new(0));
+    let total: usize = jobs.iter().map(Job::rows).sum();
+    let show = move |row: &Row| progress(shown.fetch_add(1, Ordering::Relaxed) + 1, total, row);
+    let (send, results) = mpsc::channel();
+    thread::scope(|scope| {
+        for _ in 0..at_once {
+            let send = send.clone();
+            scope.spawn(move || {
+                let mut sent = Ok(());
+                while let (Ok(()), i) = (&sent, next.fetch_add(1, Ordering::Relaxed))
+                    && let Some(job) = jobs.get(i)
+                {
+                    // Nobody receives after an error.
+                    sent = send.send((i, job.run(show)));
+                }
+            });
+        }
+        drop(send);
+        let (mut early, mut at) = (BTreeMap::new(), 0);
+        for (i, rows) in results {
+            early.insert(i, rows);
+            while let Some(rows) = early.remove(&at) {
+                done(&jobs[at], rows?)?;
+                at += 1;
+            }
+        }
+        Ok(())
+    })
 }
 
 /// A case to be run, on the devices in order of preference.
@@ -248,8 +303,8 @@ pub fn measure(call: &HostCall, label: &'static str, device: &str) -> (Row, Vec<
 }
 
 fn run_on(call: &HostCall, spec: &str, row: &mut Row) -> Result<Vec<(&'static str, HostTensor)>> {
-    // A device of its own: it lists the kernels of this run only.
-    let device = Device::open(spec)?;
+    // It lists the kernels of this run only.
+    let device = Device::open_apart(spec)?;
     let stream = device.create_stream()?;
     let start = Instant::now();
     let outputs = call.operator().execute(&stream, call);

@@ -190,8 +190,36 @@ const ATTENTION: From = From::Reshaped("attention", &[TOKENS, HEADS * HEAD_DIM])
 const TOKEN: From = From::Sample(Bf16, &[BATCH, HIDDEN]);
 const INPUT: From = From::Sample(Bf16, &[TOKENS, HIDDEN]);
 
-/// A layer of Llama-3, and latent attention.
-pub const LAYER: &[Step] = &[
+/// Operators of which each works on what the ones before it gave.
+pub struct Layer {
+    pub title: &'static str,
+    pub steps: &'static [&'static [Step]],
+    /// Its references take long.
+    pub large: bool,
+}
+
+/// The layers of the demo.
+pub static LAYERS: [Layer; 3] = [
+    Layer {
+        title: "A Llama-3 8B decoder layer, a prompt of 128 tokens, its GEMMs in bf16 and in fp8; the layer on a token of 8 \
+                sequences over a paged cache of 1024 each; sampling.",
+        steps: &[LLAMA],
+        large: true,
+    },
+    Layer {
+        title: "Latent attention of DeepSeek-V3 on a token of 4 sequences, the heads of one of eight ranks.",
+        steps: &[LATENT_ATTENTION],
+        large: false,
+    },
+    Layer {
+        title: "A linear-attention layer of Qwen3-Next, the heads of one of eight ranks: a prompt of 256 tokens, then 8 tokens \
+                one by one.",
+        steps: LINEAR,
+        large: false,
+    },
+];
+
+const LLAMA: &[Step] = &[
     norm!("norm before attention": INPUT, INPUT => "normed", "residual"),
     gemm!("q, k, v": From::Step("normed"), [QKV, HIDDEN] => "qkv"),
     split!("split of q, k, v; rotation"),
@@ -283,8 +311,11 @@ pub const LAYER: &[Step] = &[
         scalars: &[("p", Scalar::Float(0.9)), ("seed", Scalar::Int(42))],
         keep: &[],
     },
+];
+
+const LATENT_ATTENTION: &[Step] = &[
     Step {
-        label: "DeepSeek-V3: absorbed queries, write to the latent cache",
+        label: "absorbed queries, write to the latent cache",
         operator: "fused_bmm_rope_kv_cache",
         inputs: &[
             ("q_nope", From::Sample(Bf16, &[LATENT_HEADS, DECODED, NOPE])),
@@ -303,7 +334,7 @@ pub const LAYER: &[Step] = &[
         keep: &[("q_out", "latent_q"), ("kv_cache", "latent_cache")],
     },
     Step {
-        label: "DeepSeek-V3: latent attention, a token of 4 sequences",
+        label: "attention, a token of 4 sequences",
         operator: "mla_decode_rope",
         inputs: &[
             ("q", From::Step("latent_q")),
@@ -362,8 +393,7 @@ macro_rules! decode {
     };
 }
 
-/// A linear-attention layer of Qwen3-Next.
-pub const LINEAR: &[&[Step]] = &[
+const LINEAR: &[&[Step]] = &[
     &[
         gemm!("all tokens: projections": LINEAR_INPUT,
             [CHANNELS + LINEAR_VALUES * HEAD_DIM, LINEAR_HIDDEN] => "mixed_qkvz"),

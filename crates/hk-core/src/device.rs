@@ -115,12 +115,19 @@ impl Device {
             return Ok(Self(inner));
         }
         open.retain(|_, inner| inner.strong_count() > 0);
-        let driver = drivers::open(spec)?;
+        let device = Self::open_apart(spec)?;
+        open.insert(spec.to_owned(), Arc::downgrade(&device.0));
+        Ok(device)
+    }
+
+    /// Opens a device that no other call gives: [`loaded_kernels`](Self::loaded_kernels) are those of its own streams alone.
+    ///
+    /// # Errors
+    /// As [`Device::open`].
+    pub fn open_apart(spec: &str) -> Result<Self> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
-        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        let inner = Arc::new(Inner { id, driver, modules: Modules::default() });
-        open.insert(spec.to_owned(), Arc::downgrade(&inner));
-        Ok(Self(inner))
+        let (driver, id) = (drivers::open(spec)?, NEXT_ID.fetch_add(1, Ordering::Relaxed));
+        Ok(Self(Arc::new(Inner { id, driver, modules: Modules::default() })))
     }
 
     /// Opens what the environment variable `HK_DEVICE` names, else the first AMD GPU, else `emu:gfx942`.

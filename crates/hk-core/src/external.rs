@@ -20,14 +20,13 @@ pub(crate) fn image(package: &str, name: &str, arch: Arch) -> Result<&'static [u
     };
     let extension = if arch.is_amd() { "co" } else { "ptx" };
     let path = Path::new(&folder).join(format!("{package}.{name}.{arch}.{extension}"));
-    let mut read = READ.lock().unwrap_or_else(PoisonError::into_inner);
-    let read = read.get_or_insert_default();
-    if let Some(image) = read.get(&path) {
+    let read = || READ.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(image) = read().get_or_insert_default().get(&path) {
         return Ok(image);
     }
-    let image: &'static [u8] = wait_for(&path)?.leak();
-    read.insert(path, image);
-    Ok(image)
+    // Not under the lock: others wait for theirs meanwhile.
+    let bytes = wait_for(&path)?;
+    Ok(read().get_or_insert_default().entry(path).or_insert_with(|| bytes.leak()))
 }
 
 /// Reads a file of the folder; waits for it as long as a builder is at work.

@@ -226,12 +226,16 @@ impl ChunkHead<'_> {
     /// `o_i = scale (exp(G_i) H^T q_i + sum_{j <= i} exp(G_i - G_j) (q_i k_j) v_new_j)`, of a state `[K, V]`.
     pub fn outputs(&self, state: &[f64], scale: f64) -> Vec<Vec<f64>> {
         let n = self.v.first().map_or(1, |row| row.len());
-        let of = |i: usize, c: usize| {
+        let row = |i: usize| {
             let q = self.q[i];
-            let decayed = |(r, q): (usize, &f64)| self.of_channel(i, r) * q * state[r * n + c];
-            let own: f64 = (0..=i).map(|j| self.score(q, i, j) * self.v[j][c]).sum();
-            scale * (q.iter().enumerate().map(decayed).sum::<f64>() + own)
+            let scores: Vec<f64> = (0..=i).map(|j| self.score(q, i, j)).collect();
+            let decayed: Vec<f64> = q.iter().enumerate().map(|(r, q)| self.of_channel(i, r) * q).collect();
+            let of = |c: usize| {
+                let of_state: f64 = decayed.iter().enumerate().map(|(r, q)| q * state[r * n + c]).sum();
+                scale * (of_state + scores.iter().zip(&self.v).map(|(score, v)| score * v[c]).sum::<f64>())
+            };
+            (0..n).map(of).collect()
         };
-        (0..self.q.len()).map(|i| (0..n).map(|c| of(i, c)).collect()).collect()
+        (0..self.q.len()).map(row).collect()
     }
 }
