@@ -11,6 +11,7 @@ mod moe_gemm;
 mod moe_op;
 #[cfg(feature = "registry")]
 mod operators;
+mod quantize;
 #[cfg(feature = "registry")]
 pub mod reference;
 mod routing;
@@ -24,8 +25,8 @@ pub use experts::{
     SortedRows,
 };
 pub use fused::{
-    FusedMoeInputs, FusedMoeProblem, FusedRouting, FusedScales, FusedWeight, MxActivations, fused_moe,
-    fused_moe_workspace, moe_op_e2e,
+    FusedMoeInputs, FusedMoeProblem, FusedRouting, FusedScales, FusedWeight, GroupScales, MxActivations,
+    SharedExperts, fused_moe, fused_moe_workspace, moe_op_e2e,
 };
 pub use hk_gemm::{Activation, BlockShape, FloatView, GemmWeight, MxScaleView};
 pub use hk_quant::{downcast_to_mxfp, downcast_to_static_fp8, upcast_from_mxfp};
