@@ -25,10 +25,6 @@ use hk_quant::{GroupOptions, MxOptions, PerTokenOptions, dynamic_mxfp4_quant, gr
 const OP: &str = "fused_moe";
 /// Alignment of the parts of a workspace.
 const ALIGN: usize = 256;
-/// Rows of the smallest tile by weights of a type.
-fn least_block<W: Element>() -> usize {
-    if W::DTYPE == DType::U8 { 64 } else { 16 }
-}
 /// Tokens of a chunk are a multiple of this.
 const CHUNK: usize = 256;
 
@@ -192,10 +188,7 @@ impl FusedMoeProblem {
         let floats = gates.saturating_mul(2 * (inner + hidden));
         let of_shared = if shared == 0 { 0 } else { tokens.saturating_mul(2 * (shared + hidden)) };
         let activations = [quantized(tokens, hidden), quantized(gates, inner), quantized(tokens, shared)];
-        [lists, floats, of_shared, 32 * ALIGN]
-            .into_iter()
-            .chain(activations)
-            .fold(0, usize::saturating_add)
+        [lists, floats, of_shared, 32 * ALIGN].into_iter().chain(activations).fold(0, usize::saturating_add)
     }
 
     fn chunk(&self, bytes: usize) -> Option<usize> {
@@ -454,7 +447,7 @@ impl<T: Half, W: Element, Y: Float> Layer<'_, T, W, Y> {
             ));
         };
         // The list tiles of all tokens: chunks give the same bits.
-        let block = moe_block_m(tokens, self.problem.k, self.problem.experts).max(least_block::<W>());
+        let block = moe_block_m(tokens, self.problem.k, self.problem.experts);
         for first in (0..tokens).step_by(chunk.max(1)) {
             self.run_chunk(stream, quantize, first..tokens.min(first + chunk), block)?;
         }
@@ -572,7 +565,7 @@ impl<T: Half, W: Element, Y: Float> Layer<'_, T, W, Y> {
 
         if let Some(shared) = &inputs.shared {
             // Tiles are those of all tokens: chunks give the same bits.
-            let block = self.problem.tokens.next_power_of_two().clamp(least_block::<W>(), 256);
+            let block = self.problem.tokens.next_power_of_two().clamp(16, 256);
             let rows = ExpertRows::All { block };
             let gemm = |names, a, w, scales, epilogue| ExpertGemm {
                 op: OP,
@@ -732,7 +725,8 @@ fn check_pair<W: Element>(
                     shape == [local, n] || shape == [local] || shape == [1]
                 };
                 if !fits {
-                    let want = if blocks { "[E, rows / 128, columns / 128]" } else { "[E, rows], [E] or [1]" };
+                    let want =
+                        if blocks { "[E, rows / 128, columns / 128]" } else { "[E, rows], [E] or [1]" };
                     return Err(Error::shape(OP, arg, shape, format!("{want} of weights [{n}, {k}]")));
                 }
             }
@@ -795,10 +789,9 @@ impl<T: Half, W: Element, Y: Float> FusedMoeInputs<'_, T, W, Y> {
                     return Err(Error::shape(OP, SHARED[0], pair[0].shape(), "[1, 2 S, H]"));
                 }
                 let same = match (&self.scales, &shared.scales) {
-                    (
-                        FusedScales::Mx { activations: a, .. },
-                        FusedScales::Mx { activations: b, .. },
-                    ) => a == b,
+                    (FusedScales::Mx { activations: a, .. }, FusedScales::Mx { activations: b, .. }) => {
+                        a == b
+                    }
                     (a, b) => std::mem::discriminant(a) == std::mem::discriminant(b),
                 };
                 if !same {

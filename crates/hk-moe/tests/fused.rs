@@ -3,8 +3,8 @@
 use crate::common::Numbers;
 use hk_core::{E8M0, Element, Float, Fp4x2, bf16};
 use hk_moe::{
-    ExpertGate, FloatView, FusedMoeInputs, FusedMoeProblem, FusedRouting, FusedScales, FusedWeight, GateOrder,
-    GemmWeight, GroupScales, MxActivations, MxScaleView, SharedExperts, TopkOptions, fused_moe,
+    ExpertGate, FloatView, FusedMoeInputs, FusedMoeProblem, FusedRouting, FusedScales, FusedWeight,
+    GateOrder, GemmWeight, GroupScales, MxActivations, MxScaleView, SharedExperts, TopkOptions, fused_moe,
     fused_moe_workspace, reference,
 };
 use hk_testkit::{
@@ -118,8 +118,12 @@ impl<W: FusedWeight<bf16>> Packed<W> {
     fn new(gpu: &Gpu, tokens: usize, of: Of, byte: fn(u8) -> W) -> Self {
         let [experts, hidden, inner, shared] = [6, 192, 64, 32];
         let problem = FusedMoeProblem { tokens, k: 2, experts, hidden, inner, shared };
-        let all =
-            [[experts, 2 * inner, hidden], [experts, hidden, inner], [1, 2 * shared, hidden], [1, hidden, shared]];
+        let all = [
+            [experts, 2 * inner, hidden],
+            [experts, hidden, inner],
+            [1, 2 * shared, hidden],
+            [1, hidden, shared],
+        ];
         let packed = if matches!(of, Of::Mx(_) | Of::Groups) { 2 } else { 1 };
         let bytes = |n: usize, seed: u64| {
             let mut numbers = Numbers(seed);
@@ -423,7 +427,8 @@ impl ExpertMagnitude<'_> {
 /// DeepSeek-V3 with experts in eight parts.
 #[test]
 fn the_workspace_of_deepseek_is_bounded_by_the_limit() {
-    let deepseek = FusedMoeProblem { tokens: 16_384, k: 8, experts: 256, hidden: 7168, inner: 2048, shared: 0 };
+    let deepseek =
+        FusedMoeProblem { tokens: 16_384, k: 8, experts: 256, hidden: 7168, inner: 2048, shared: 0 };
     let limit = 3 << 29;
     assert!(fused_moe_workspace(&deepseek, None) > limit);
     assert_eq!(fused_moe_workspace(&deepseek, Some(limit)), limit);

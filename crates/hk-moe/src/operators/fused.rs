@@ -33,8 +33,12 @@ const TOPK_WEIGHTS: ArgSpec = ArgSpec::input("topk_weights", &[DType::F32], 2, "
     .optional();
 
 const fn scale(name: &'static str) -> ArgSpec {
-    const SHAPE: &str = "[E, N], [E], [1], [E, N / 128, K / 128], of mxfp4 [E, N, K / 32], of u8 [E, N, groups]";
-    ArgSpec::input(name, &[DType::F32, DType::E8M0, DType::Bf16, DType::F16], 1, SHAPE).ranks(1, 3).optional().sampled(SCALE)
+    const SHAPE: &str =
+        "[E, N], [E], [1], [E, N / 128, K / 128], of mxfp4 [E, N, K / 32], of u8 [E, N, groups]";
+    ArgSpec::input(name, &[DType::F32, DType::E8M0, DType::Bf16, DType::F16], 1, SHAPE)
+        .ranks(1, 3)
+        .optional()
+        .sampled(SCALE)
 }
 
 const fn zero(name: &'static str) -> ArgSpec {
@@ -303,7 +307,8 @@ fn sizes<V: Described>(call: &Call<V>) -> Result<Sizes> {
         (Some(a), Some(b)) => {
             let shared = a.shape()[1] / 2;
             let same = a.dtype() == w1.dtype() && b.dtype() == w1.dtype();
-            let fits = a.shape() == [1, 2 * shared, hidden / packed] && b.shape() == [1, hidden, shared / packed];
+            let fits =
+                a.shape() == [1, 2 * shared, hidden / packed] && b.shape() == [1, hidden, shared / packed];
             if !same || !fits || shared == 0 || !on_16(shared) {
                 return Err(Error::shape(OP, "shared_w1", a.shape(), format!("[1, 2 S, {hidden}] as w1")));
             }
@@ -346,11 +351,11 @@ fn kind<V: Described>(
     if w == DType::U8 {
         let group = group(call, scales[0], hidden)?;
         let of = |scale: &V, n: usize, k: usize| {
-            let same = scale.dtype() == DType::F32
-                || call.get("x").is_ok_and(|x| x.dtype() == scale.dtype());
+            let same = scale.dtype() == DType::F32 || call.get("x").is_ok_and(|x| x.dtype() == scale.dtype());
             scale.shape() == [local, n, k / group] && k.is_multiple_of(group) && same
         };
-        let fits = group.is_power_of_two() && group >= 32 && of(first, rows, hidden) && of(second, hidden, inner);
+        let fits =
+            group.is_power_of_two() && group >= 32 && of(first, rows, hidden) && of(second, hidden, inner);
         return if fits { Ok(Kind::Groups) } else { refuse("scales of other groups") };
     }
     let of = |scale: &V, n: usize, k: usize| match (w, scale.shape()) {
@@ -469,8 +474,7 @@ fn run_as<T: Half, W: FusedWeight<T>, Y: Float>(stream: &Stream, call: &mut Devi
             scales: scales_of(&inputs, kind, hidden, names, None)?,
         })
     };
-    let scales =
-        scales_of(&inputs, kind, hidden, ["w1_scale", "w2_scale"], Some(["w1_zero", "w2_zero"]))?;
+    let scales = scales_of(&inputs, kind, hidden, ["w1_scale", "w2_scale"], Some(["w1_zero", "w2_zero"]))?;
     let routing = match float(&inputs, "logits")? {
         Some(logits) => FusedRouting::Logits {
             logits,
@@ -543,11 +547,7 @@ fn step(kind: Kind, w: DType, x: f64, largest: f64) -> f64 {
 }
 
 /// Weights `[local, n, k]` as what they stand for.
-fn weights(
-    call: &HostCall,
-    [name, scale, zero]: [&'static str; 3],
-    [n, k]: [usize; 2],
-) -> Result<Vec<f64>> {
+fn weights(call: &HostCall, [name, scale, zero]: [&'static str; 3], [n, k]: [usize; 2]) -> Result<Vec<f64>> {
     let w = call.get(name)?;
     let bytes = w.to_f64();
     let Some(tensor) = call.optional(scale) else { return Ok(bytes) };
@@ -565,7 +565,13 @@ fn weights(
             let (row, group) = (i / k, i % k / (k / groups));
             let q = if int4 { half(bytes[i / 2], i % 2 == 1) } else { bytes[i] };
             let zero = match &zeros {
-                None => if int4 { 8.0 } else { 128.0 },
+                None => {
+                    if int4 {
+                        8.0
+                    } else {
+                        128.0
+                    }
+                }
                 Some(zeros) if int4 => half(zeros[row / 2 * groups + group], row % 2 == 1),
                 Some(zeros) => zeros[row * groups + group],
             };
@@ -701,10 +707,7 @@ impl Mlp<'_> {
             let largest = hk_quant::reference::finite_max(row);
             let w = &self.up.w[expert * 2 * inner * hidden..];
             let off = |n: usize| -> f64 {
-                row.iter()
-                    .zip(&w[n * hidden..])
-                    .map(|(&x, &w)| step(kind, of_w, x, largest) * w.abs())
-                    .sum()
+                row.iter().zip(&w[n * hidden..]).map(|(&x, &w)| step(kind, of_w, x, largest) * w.abs()).sum()
             };
             // Gates are at most as steep as 1.13, and values up to as large as the limit.
             let widest = (0..2 * inner).map(off).fold(0.0, f64::max);
