@@ -2,7 +2,7 @@
 
 An implementation takes the operands by name and gives a tuple of tensors. `torch` is eager PyTorch (of matrix products
 cuBLAS), `compile` the same function under torch.compile, `triton` a kernel of kernels.py. Those of attention are in
-attention.py.
+attention.py, layers of experts in moe.py.
 """
 
 import functools
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 import attention
 import delta
+import moe
 from attention import Unserved
 
 try:
@@ -28,6 +29,8 @@ DTYPES = {
     "i32": torch.int32,
     "i64": torch.int64,
     "fp8e4m3": torch.float8_e4m3fn,
+    "fp4e2m1x2": torch.uint8,
+    "e8m0": torch.uint8,
 }
 
 
@@ -73,6 +76,10 @@ def tensor(spec, generator, device):
     shape, dtype = spec["shape"], DTYPES.get(spec["dtype"])
     if dtype is None:
         raise Unserved(spec["dtype"])
+    if spec["dtype"] == "fp4e2m1x2":
+        return torch.randint(256, shape, generator=generator, device=device, dtype=dtype)
+    if spec["dtype"] == "e8m0":
+        return torch.randint(118, 126, shape, generator=generator, device=device, dtype=dtype)
     if spec["name"].endswith("_scale"):
         return torch.rand(shape, generator=generator, device=device) / 64 + 1 / 128
     if spec["name"] == "probs":
@@ -354,6 +361,24 @@ def chunk_gated_delta_rule(operands, scalars):
     return Peer(operands, functools.partial(delta.reference, norm=norm), functions=functions)
 
 
+def fused_moe(operands, scalars):
+    allowed = {"x", "logits"} | {f"w{i}{what}" for i in (1, 2) for what in ("", "_scale", "_bias")}
+    allowed |= {f"shared_w{i}{what}" for i in (1, 2) for what in ("", "_scale")}
+    scales = operands.get("w1_scale")
+    if not set(operands) <= allowed or operands["x"].dtype != torch.bfloat16 or "logits" not in operands:
+        raise Unserved("choices, expert_map, residual")
+    if operands["w1"].dtype not in (torch.bfloat16, torch.float8_e4m3fn, torch.uint8):
+        raise Unserved("type of weights")
+    if scales is not None and (scales.dim() != 3 or scales.dtype not in (torch.float32, torch.uint8)):
+        raise Unserved("scales of rows")
+    if scalars["scores"] != "softmax_chosen" or scalars["gate"] not in ("silu", "swiglu_oai"):
+        raise Unserved("scores, gate")
+    if operands["w1"].dtype == torch.uint8 and scalars["activations"] != "half" or scalars["y_dtype"] != "auto":
+        raise Unserved("activations, y_dtype")
+    reference, functions = moe.fused_moe(operands, scalars)
+    return Peer(operands, reference, functions=functions)
+
+
 # Outputs that may be asked for and that the peers give.
 OPTIONAL = {"chunk_gated_delta_rule": {"final_state"}}
 
@@ -380,4 +405,5 @@ OPERATORS = {
     "mha": mha,
     "pa_decode": pa_decode,
     "chunk_gated_delta_rule": chunk_gated_delta_rule,
+    "fused_moe": fused_moe,
 }

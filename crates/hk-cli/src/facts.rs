@@ -3,6 +3,7 @@
 mod attention;
 mod busy;
 mod decode;
+mod experts;
 mod latent;
 mod merges;
 mod pod;
@@ -62,13 +63,14 @@ fn tables(operators: &[&'static Operator]) -> Result<String> {
     let all = table(operators)?.to_string();
     let has = |name: &str| operators.iter().any(|op| op.name == name);
     type Section = (&'static str, &'static str, fn() -> Result<Table>);
-    let sections: [Section; 6] = [
+    let sections: [Section; 7] = [
         ("mha", attention::TITLE, attention::table),
         ("pa_decode", decode::TITLE, decode::table),
         ("mla_decode_rope", latent::TITLE, latent::table),
         ("mha", busy::TITLE, busy::table),
         ("pa_decode", merges::TITLE, merges::table),
         ("pod_attn", pod::TITLE, pod::table),
+        ("moe_op", experts::TITLE, experts::table),
     ];
     sections.iter().filter(|(op, ..)| has(op)).try_fold(all, |text, (_, title, table)| {
         let table = table()?;

@@ -27,14 +27,14 @@ using hk::Vec;
 enum class RowMap : u32 {
     Sorted = 0,  ///< moe_align_block_size: each expert's gates padded to list tiles; y has a row for each gate
     Ragged = 1,  ///< moe_routing: gates by expert without padding; y has a row for each place
-    Masked = 2,  ///< a and y have as many rows for each expert, the first counts[expert] of which are computed
+    Masked = 2,  ///< a and y have as many rows for each expert, the first counts[expert] of which, or all, are computed
 };
 
 constexpr u32 kNone = ~0u;
 
 struct Rows {
     u64 list;  // i32 gates by place. Ragged: 0: a has the order of the places
-    u64 tiles;  // i32. Sorted: expert of each list tile; Ragged: number in the expert << 16 | expert; Masked: rows of each expert
+    u64 tiles;  // i32. Sorted: expert of each list tile; Ragged: number in the expert << 16 | expert; Masked: rows of each expert, 0: all
     u64 ends;  // i32. Sorted: [1] places of all tiles; Ragged: [experts + 1] offsets of experts
     u64 ids;  // i32 [gates]. Sorted: rows of y whose expert is outside the experts become zero; 0: they are left as they are
     u64 weights;  // of gates (Sorted), of places (Ragged); 0: none
@@ -122,7 +122,7 @@ struct ExpertTile {
         if (p.map == RowMap::Masked) {
             t.expert = tile / p.tiles_of_expert;
             t.first = (tile - t.expert * p.tiles_of_expert) * kM;
-            const i32 n = load_uniform<i32>(p.tiles, t.expert);
+            const i32 n = p.tiles ? load_uniform<i32>(p.tiles, t.expert) : i32(p.gates);
             const u32 rows = n < 0 ? 0 : u32(n) < p.gates ? u32(n) : p.gates;
             t.count = rows > t.first ? rows - t.first : 0;
         } else {

@@ -3,9 +3,7 @@
 //   is the number of such lanes below it, plus the expert's gates so far, which LDS has. No atomic decides a place.
 #pragma once
 
-#include <hk/block.h>
-#include <hk/global.h>
-#include <hk/wave.h>
+#include "arrive.h"
 
 namespace route {
 
@@ -40,7 +38,10 @@ struct Lists {
     u64 counts;  // [experts] i32: gates of an expert, 0
     u64 offsets;  // [experts + 1] i32: their exclusive sums, 0
     u64 tile_offsets;  // [experts + 1] i32: exclusive sums of their tiles, 0
-    u64 partials;  // [chunks, experts] i32: gates of an expert in a chunk, then in the chunks before it; 0
+    u64 partials;  // [chunks, experts] i32: gates of an expert in a chunk; 0
+    u64 before;  // [chunks, experts] i32: in the chunks before it; 0
+    u64 arrived;  // [blocks] u64: flags of blocks, arrive.h
+    u64 mark;
     u32 experts, flags;
     u32 gates;
     u32 chunk, chunks;  // gates of a chunk
@@ -192,6 +193,39 @@ HK_FN u32 ranks_of_waves(ListLds<kWaves> &lds, u32 e) {
     return sum;
 }
 
+/// Sums over the chunks before each chunk, and over all: by the last block to arrive, of a block for each chunk that has written its
+/// counts. A wave has a slice of the chunks; its lanes have neighbouring experts, so that accesses are coalesced.
+template <int kWaves>
+HK_FN void scan_chunks(const Lists &p, u32 (&sums)[kWaves][kWaveSize]) {
+    if (!all_arrived(at<u64>(p.arrived), hk::block_x(), p.chunks, p.mark)) return;
+    const u32 wave = hk::wave_id(), lane = hk::lane_id();
+    const Share<kWaves> slice(0, p.chunks);
+    for (u32 first = 0; first < p.experts; first += kWaveSize) {
+        const u32 e = first + lane;
+        const bool mine = e < p.experts;
+        const auto partials = at<const u32>(p.partials) + (mine ? e : 0);
+        u32 sum = 0;
+#pragma unroll 8
+        for (u32 c = slice.first; c < slice.end; ++c) sum += partials[u64(c) * p.experts];
+        sums[wave][lane] = sum;
+        hk::block_barrier();
+        u32 before = 0;
+        for (u32 w = 0; w < wave; ++w) before += sums[w][lane];
+        hk::block_barrier();
+        if (!mine) continue;
+        // Not in place: two blocks may both be the last.
+        const auto out = at<u32>(p.before) + e;
+#pragma unroll 8
+        for (u32 c = slice.first; c < slice.end; ++c) {
+            const u32 n = partials[u64(c) * p.experts];
+            out[u64(c) * p.experts] = before;
+            before += n;
+        }
+        if (wave == kWaves - 1) at<u32>(p.counts)[e] = before;
+    }
+    clear_flags(at<u64>(p.arrived), p.chunks);
+}
+
 /// Writes a gate at its place.
 HK_FN void place_gate(const Lists &p, u32 g, u32 place) {
     at<u32>(p.sorted)[place] = g;
@@ -261,6 +295,33 @@ HK_FN void sort_gates(const Lists &p, ListLds<kWaves> &lds) {
         fill_padding(p, lds.tiles, hk::wave_id(), kWaves, [&](u32 e) { return u32(lds.next[kWaves - 1][e]); });
     }
     fill_tile_map(p, lds.tiles, hk::thread_x(), kWaves * kWaveSize);
+}
+
+/// Sorts the gates of a chunk, and has a share of padding and tiles.
+HK_FN void place_chunk(const Lists &p) {
+    __shared__ ListLds<kChunkWaves> lds;
+    constexpr u32 kThreads = kChunkWaves * kWaveSize;
+    clear_ranks(p, lds);
+    const auto counts = at<const u32>(p.counts);
+    find_offsets<kChunkWaves>(p, lds, hk::block_x() == 0, [&](u32 e) { return counts[e]; });
+    const u32 first = hk::block_x() * p.chunk;
+    const u32 end = p.gates - first < p.chunk ? p.gates : first + p.chunk;
+    const Share<kChunkWaves> share(first, end);
+    u16 *next = lds.next[hk::wave_id()];
+    rank_gates(p, next, share.first, share.end, [](u32, u32, u32) {});
+    hk::block_barrier();
+    const auto chunks_before = at<const u32>(p.before) + u64(hk::block_x()) * p.experts;
+    for (u32 e = hk::thread_x(); e < p.experts; e += kThreads) {
+        ranks_of_waves(lds, e);
+        lds.base[e] += chunks_before[e];
+    }
+    hk::block_barrier();
+    rank_gates(p, next, share.first, share.end, [&](u32 g, u32 e, u32 rank) { place_gate(p, g, lds.base[e] + rank); });
+    if (p.flags & kPadded) {
+        fill_padding(p, lds.tiles, hk::block_x() * kChunkWaves + hk::wave_id(), p.chunks * kChunkWaves,
+                     [&](u32 e) { return counts[e]; });
+    }
+    fill_tile_map(p, lds.tiles, hk::block_x() * kThreads + hk::thread_x(), p.chunks * kThreads);
 }
 
 }  // namespace route

@@ -2,13 +2,13 @@
 //   Tensors: see topk.hip, lists.hip.
 // How the work is split
 //   small   a wave for each token, 16 in a block; the last block to arrive (arrive.h) sorts the gates of all.
-//   choose  a block of 16 waves for each chunk of tokens: experts are chosen and counted; lists_scan and lists_place do the rest.
+//   choose  a block of 16 waves for each chunk of tokens: experts are chosen and counted; the last block to arrive sums the chunks
+//           before each, and lists_place does the rest.
 // Floor
 //   Each logit is read once, and for each gate 12 bytes are written: 16384 tokens of DeepSeek-V3 have 16 MiB and 1.5 MiB.
 
 #include <hk/entry.h>
 
-#include "arrive.h"
 #include "topk.h"
 
 namespace {
@@ -17,8 +17,6 @@ using namespace route;
 struct Params {
     Topk topk;
     Lists lists;
-    u64 arrived;  // [blocks] u64: flags of the blocks of `small`
-    u64 mark;
 };
 
 /// Calls `f(choice)` for the tokens from `first` to `end` in steps of `step`, and writes their experts. The next token's logits are
@@ -50,20 +48,21 @@ HK_FN void small(const Params &p) {
     }
     const u32 blocks = (p.topk.tokens + kBlockWaves - 1) / kBlockWaves;
     if (blocks > 1) {
-        if (!all_arrived(at<u64>(p.arrived), hk::block_x(), blocks, p.mark)) return;
+        if (!all_arrived(at<u64>(p.lists.arrived), hk::block_x(), blocks, p.lists.mark)) return;
     } else {
         __scoped_atomic_thread_fence(__ATOMIC_RELEASE, __MEMORY_SCOPE_WRKGRP);
         hk::block_barrier();
         __scoped_atomic_thread_fence(__ATOMIC_ACQUIRE, __MEMORY_SCOPE_WRKGRP);
     }
     sort_gates(p.lists, lds.lists);
-    if (blocks > 1) clear_flags(at<u64>(p.arrived), blocks);
+    if (blocks > 1) clear_flags(at<u64>(p.lists.arrived), blocks);
 }
 
 template <class T, int kExpertsMost>
 HK_FN void choose(const Params &p) {
     using Of = Chooser<T, kExpertsMost>;
     __shared__ u32 counts[kExperts];
+    __shared__ u32 sums[kBlockWaves][kWaveSize];
     __shared__ typename Of::Lds lds[kBlockWaves];
     constexpr u32 kThreads = kBlockWaves * kWaveSize;
     const u32 experts = p.topk.experts;
@@ -78,6 +77,7 @@ HK_FN void choose(const Params &p) {
     hk::block_barrier();
     const auto partials = at<u32>(p.lists.partials) + u64(hk::block_x()) * experts;
     for (u32 e = hk::thread_x(); e < experts; e += kThreads) partials[e] = counts[e];
+    scan_chunks(hk::reload_params(p).lists, sums);
 }
 }  // namespace
 

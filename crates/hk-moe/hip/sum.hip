@@ -1,5 +1,5 @@
-// sum.hip: y[t] = residual[t] + sum over j of x[place(t, j)], the sum of a token's gates (moe_sum)
-//   x         [gates, cols] bf16 | f16 | f32   unit stride on cols, any row stride
+// sum.hip: y[t] = sum over j of x[place(t, j)] + x[gates + t] + residual[t], the sum of a token's gates (moe_sum)
+//   x         [gates, cols] bf16 | f16 | f32   unit stride on cols, any row stride; of shared experts [gates + tokens, cols]
 //   places    [tokens, k] i32                  row of a gate; without: t k + j. A place outside x: the gate is left out
 //   ids       [tokens, k] i32                  optional: experts; gates of those outside the experts, or whose entry in expert_map
 //                                              is negative, are left out
@@ -7,7 +7,8 @@
 //   y         [tokens, cols] as x | f32        unit stride on cols, any row stride
 // How the work is split
 //   A thread has some columns of a token, those of one 16-byte load of x; a block of 256 threads, blocks along the columns, then
-//   tokens. Sums in f32, gates in ascending order, then the residual; rounded once.
+//   tokens. Sums in f32, gates in ascending order, then shared experts and the residual; rounded
+//   once.
 // Floor
 //   Each row of x is read once and each row of y written once.
 
@@ -28,6 +29,8 @@ struct Params {
     u32 blocks;  // of a token
     u32 blocks_inverse;  // (2^32 - 1) / blocks
     u32 experts;
+    u32 shared;  // 1: rows of x from `gates` on are those of shared experts, one for each token
+    u32 pad;
 };
 }  // namespace sum
 
@@ -58,6 +61,10 @@ HK_FN void sum_gates(const Params &p) {
         }
         const auto part = *reinterpret_cast<hk::GlobalPtr<const Part>>(p.x.template row<const T>(row) + col);
         total += __builtin_convertvector(part, hk::Vec<float, kLen>);
+    }
+    if (p.shared != 0) {
+        const auto row = p.x.template row<const T>(u64(p.gates) + token);
+        total += __builtin_convertvector(*reinterpret_cast<hk::GlobalPtr<const Part>>(row + col), hk::Vec<float, kLen>);
     }
     if (p.residual.present()) {
         const auto part = *reinterpret_cast<hk::GlobalPtr<const Out>>(p.residual.template row<const Y>(token) + col);

@@ -5,16 +5,19 @@ use crate::experts::{
     ExpertEpilogue, ExpertGate, ExpertGemm, ExpertInputs, ExpertRows, ExpertScales, RaggedRows, SortedRows,
     each_float, float_address,
 };
+use crate::lists::{self, SMALL_TOKENS};
 use crate::moe_op::silu_fused;
+use crate::quantize::{RowsToQuantize, Scaled};
 use crate::sum::{OfExperts, SumInputs, sum};
+use crate::topk::check_weights;
 use crate::{
-    ExptData, Routing, RoutingOptions, TileLists, TopkOptions, moe_align_block_size, moe_align_len,
-    moe_align_workspace, moe_block_m, moe_max_tiles, moe_routing_workspace, routing,
+    ExptData, Routing, RoutingOptions, TileLists, TopkOptions, moe_align_len, moe_align_workspace,
+    moe_block_m, moe_max_tiles, moe_routing_workspace, routing,
 };
 use hk_core::quant::Quantized;
 use hk_core::{
-    Arch, DType, E8M0, Element, Error, Float, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, NamedOperand, Result, Stream,
-    TensorView, TensorViewMut, bf16, check_aliases, f16,
+    Arch, DType, E8M0, Element, Error, Float, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, Launch, NamedOperand, Result,
+    Stream, TensorView, TensorViewMut, bf16, check_aliases, f16,
 };
 use hk_gemm::{BlockShape, FloatView, GemmWeight, Half, MxScaleView};
 use hk_quant::{GroupOptions, MxOptions, PerTokenOptions, dynamic_mxfp4_quant, group_quant, per_token_quant};
@@ -78,6 +81,26 @@ pub enum FusedScales<'a> {
         /// Type of the activations.
         activations: MxActivations,
     },
+    /// `u8` weights of groups of columns, see [`ExpertScales::Groups`]; activations are as they are.
+    Groups {
+        /// 8, or 4: two columns in a byte, the even one in the low half.
+        bits: u32,
+        /// Columns that share a scale.
+        group: usize,
+        /// Of `w1`.
+        w1: GroupScales<'a>,
+        /// Of `w2`.
+        w2: GroupScales<'a>,
+    },
+}
+
+/// Scales and zero points of groups, as those of [`ExpertScales::Groups`].
+#[derive(Debug, Clone, Copy)]
+pub struct GroupScales<'a> {
+    /// `[E, N, groups]`, of the type of the activations or f32.
+    pub scale: FloatView<'a>,
+    /// `[E, N, groups]`; of 4 bits `[E, N / 2, groups]`. Without: 128, of 4 bits 8.
+    pub zero: Option<TensorView<'a, u8>>,
 }
 
 /// Activations by mxfp4 weights.
@@ -91,9 +114,20 @@ pub enum MxActivations {
     Fp4,
 }
 
-/// Operands of [`fused_moe`].
+/// Experts that every token has besides those that routing chooses, as one gated MLP: several lie side by side in its inner width.
 #[derive(Debug, Clone, Copy)]
-pub struct FusedMoeInputs<'a, T: Element, W: Element> {
+pub struct SharedExperts<'a, W: Element> {
+    /// `[1, 2 S, H]`, gates and values as `gate` of the layer says.
+    pub w1: GemmWeight<'a, W>,
+    /// `[1, H, S]`.
+    pub w2: GemmWeight<'a, W>,
+    /// Of both, of the kind of the layer's.
+    pub scales: FusedScales<'a>,
+}
+
+/// Operands of [`fused_moe`], whose output is of type `Y`.
+#[derive(Debug, Clone, Copy)]
+pub struct FusedMoeInputs<'a, T: Element, W: Element, Y: Element = T> {
     /// `[T, H]`.
     pub x: TensorView<'a, T>,
     /// `[E', 2 I, H]`, gates and values as `gate` says.
@@ -112,8 +146,10 @@ pub struct FusedMoeInputs<'a, T: Element, W: Element> {
     pub routing: FusedRouting<'a>,
     /// `[E]`: the matrix of each expert on this rank, negative for those of others. Without: `E' = E`.
     pub expert_map: Option<TensorView<'a, i32>>,
-    /// `[T, H]`: added to the sum, as the output of shared experts.
-    pub residual: Option<TensorView<'a, T>>,
+    /// Added to the sum, with the weight 1. On one of the ranks that share the experts, or a part of its inner width on each.
+    pub shared: Option<SharedExperts<'a, W>>,
+    /// `[T, H]`: added to the sum.
+    pub residual: Option<TensorView<'a, Y>>,
 }
 
 /// The sizes that a workspace of [`fused_moe`] follows from.
@@ -129,12 +165,14 @@ pub struct FusedMoeProblem {
     pub hidden: usize,
     /// Width of an expert's intermediate.
     pub inner: usize,
+    /// That of [`SharedExperts`], 0 without.
+    pub shared: usize,
 }
 
 impl FusedMoeProblem {
     /// Bytes for all of the tokens at once. Quantized activations are counted as 8 bits with a scale for 32 columns.
     fn bytes(&self) -> usize {
-        let &Self { tokens, k, experts, hidden, inner } = self;
+        let &Self { tokens, k, experts, hidden, inner, shared } = self;
         let gates = tokens.saturating_mul(k);
         // Both ways of routing, with the list tiles that need most.
         let routed = gates.saturating_mul(3)
@@ -147,10 +185,10 @@ impl FusedMoeProblem {
             slots.saturating_add(slots / 16 + 2).saturating_add(moe_align_workspace(tokens, k, experts));
         let lists = routed.max(sorted).saturating_mul(4);
         let quantized = |rows: usize, cols: usize| rows.saturating_mul(cols + cols.div_ceil(128) * 4 + 4);
-        let floats = 2 * gates.saturating_mul(inner + hidden);
-        [lists, floats, quantized(tokens, hidden), quantized(gates, inner), 32 * ALIGN]
-            .into_iter()
-            .fold(0, usize::saturating_add)
+        let floats = gates.saturating_mul(2 * (inner + hidden));
+        let of_shared = if shared == 0 { 0 } else { tokens.saturating_mul(2 * (shared + hidden)) };
+        let activations = [quantized(tokens, hidden), quantized(gates, inner), quantized(tokens, shared)];
+        [lists, floats, of_shared, 32 * ALIGN].into_iter().chain(activations).fold(0, usize::saturating_add)
     }
 
     fn chunk(&self, bytes: usize) -> Option<usize> {
@@ -227,6 +265,10 @@ fn scales_of<'a>(scales: &FusedScales<'a>, first: bool, a: ActivationScales<'a>)
             };
             ExpertScales::Mx { a, w, a_rows, w_rows: None }
         }
+        (FusedScales::Groups { bits, group, w1, w2 }, _) => {
+            let GroupScales { scale, zero } = if first { w1 } else { w2 };
+            ExpertScales::Groups { bits, group, scale, zero }
+        }
         _ => ExpertScales::None,
     }
 }
@@ -236,29 +278,49 @@ mod sealed {
     impl Sealed for hk_core::bf16 {}
     impl Sealed for hk_core::f16 {}
     impl Sealed for i8 {}
+    impl Sealed for u8 {}
     impl Sealed for hk_core::Fp8E4M3 {}
     impl Sealed for hk_core::Fp8E4M3Fnuz {}
     impl Sealed for hk_core::Fp4x2 {}
 }
 
-/// Weights of [`fused_moe`] by activations of type `T`: `T` itself, `i8`, fp8, mxfp4.
+/// Activations as a GEMM takes them, their scales, and what is still to be launched for that.
+type Activations<'a, A> = (TensorView<'a, A>, ActivationScales<'a>, Option<RowsToQuantize>);
+
+/// Weights of [`fused_moe`] by activations of type `T`: `T` itself, `i8`, fp8, mxfp4, and `u8` in groups.
 pub trait FusedWeight<T: Half>: Element + sealed::Sealed {
     #[doc(hidden)]
-    fn layer(stream: &Stream, layer: Layer<'_, T, Self>) -> Result<()>
+    fn layer<Y: Float>(stream: &Stream, layer: Layer<'_, T, Self, Y>) -> Result<()>
     where
         Self: Sized;
 }
 
-impl FusedWeight<bf16> for bf16 {
-    fn layer(stream: &Stream, layer: Layer<'_, bf16, Self>) -> Result<()> {
-        layer.expect(matches!(layer.inputs.scales, FusedScales::None), "FusedScales::None")?;
-        layer.run(stream, &|_, x, _| Ok((x, ActivationScales::None)))
-    }
+/// Activations that are not quantized.
+fn as_they_are<'a, T: Half>(
+    _: &Stream,
+    x: TensorView<'a, T>,
+    _: &mut Space<'a>,
+    _: bool,
+) -> Result<Activations<'a, T>> {
+    Ok((x, ActivationScales::None, None))
 }
-impl FusedWeight<f16> for f16 {
-    fn layer(stream: &Stream, layer: Layer<'_, f16, Self>) -> Result<()> {
-        layer.expect(matches!(layer.inputs.scales, FusedScales::None), "FusedScales::None")?;
-        layer.run(stream, &|_, x, _| Ok((x, ActivationScales::None)))
+
+macro_rules! half {
+    ($($t:ty),+) => {
+        $(impl FusedWeight<$t> for $t {
+            fn layer<Y: Float>(stream: &Stream, layer: Layer<'_, $t, Self, Y>) -> Result<()> {
+                layer.expect(matches!(layer.inputs.scales, FusedScales::None), "FusedScales::None")?;
+                layer.run(stream, &as_they_are::<$t>)
+            }
+        })+
+    };
+}
+half!(bf16, f16);
+
+impl<T: Half> FusedWeight<T> for u8 {
+    fn layer<Y: Float>(stream: &Stream, layer: Layer<'_, T, Self, Y>) -> Result<()> {
+        layer.expect(matches!(layer.inputs.scales, FusedScales::Groups { .. }), "FusedScales::Groups")?;
+        layer.run(stream, &as_they_are::<T>)
     }
 }
 
@@ -267,42 +329,60 @@ fn by_rows<'a, T: Half, Q: Quantized>(
     stream: &Stream,
     x: TensorView<'a, T>,
     space: &mut Space<'a>,
-) -> Result<(TensorView<'a, Q>, ActivationScales<'a>)> {
+    later: bool,
+) -> Result<Activations<'a, Q>> {
     let [rows, cols] = x.dims(OP, "x")?;
     let (q, view) = space.take::<Q, 2>([rows, cols])?;
     let (scale, scales) = space.take::<f32, 1>([rows])?;
-    per_token_quant(stream, x, q, scale, PerTokenOptions::default())?;
-    Ok((view, ActivationScales::Rows(scales)))
+    let to_launch = if later {
+        Some(RowsToQuantize::new(stream, OP, Scaled::Rows(Q::FORMAT), (x, q, scale))?)
+    } else {
+        per_token_quant(stream, x, q, scale, PerTokenOptions::default())?;
+        None
+    };
+    Ok((view, ActivationScales::Rows(scales), to_launch))
 }
 
 fn by_blocks<'a, T: Half, Q: Quantized>(
     stream: &Stream,
     x: TensorView<'a, T>,
     space: &mut Space<'a>,
-) -> Result<(TensorView<'a, Q>, ActivationScales<'a>)> {
+    later: bool,
+) -> Result<Activations<'a, Q>> {
     let [rows, cols] = x.dims(OP, "x")?;
     let (q, view) = space.take::<Q, 2>([rows, cols])?;
     let (scale, scales) = space.take::<f32, 2>([rows, cols.div_ceil(128)])?;
-    group_quant::<T, Q, f32>(stream, x, q, scale, GroupOptions::default())?;
-    Ok((view, ActivationScales::Blocks(scales)))
+    let to_launch = if later {
+        Some(RowsToQuantize::new(stream, OP, Scaled::Blocks(Q::FORMAT), (x, q, scale))?)
+    } else {
+        group_quant::<T, Q, f32>(stream, x, q, scale, GroupOptions::default())?;
+        None
+    };
+    Ok((view, ActivationScales::Blocks(scales), to_launch))
 }
 
 fn by_mx<'a, T: Half>(
     stream: &Stream,
     x: TensorView<'a, T>,
     space: &mut Space<'a>,
-) -> Result<(TensorView<'a, Fp4x2>, ActivationScales<'a>)> {
+    later: bool,
+) -> Result<Activations<'a, Fp4x2>> {
     let [rows, cols] = x.dims(OP, "x")?;
     let (q, view) = space.take::<Fp4x2, 2>([rows, cols / 2])?;
     let (scale, scales) = space.take::<E8M0, 2>([rows, cols.div_ceil(32)])?;
-    dynamic_mxfp4_quant(stream, x, q, scale, MxOptions::default())?;
-    Ok((view, ActivationScales::Mx(scales)))
+    let to_launch = if later {
+        Some(RowsToQuantize::new(stream, OP, Scaled::Mxfp4, (x, q, scale))?)
+    } else {
+        dynamic_mxfp4_quant(stream, x, q, scale, MxOptions::default())?;
+        None
+    };
+    Ok((view, ActivationScales::Mx(scales), to_launch))
 }
 
 macro_rules! quantized {
     ($($t:ty),+) => {
         $(impl<T: Half> FusedWeight<T> for $t {
-            fn layer(stream: &Stream, layer: Layer<'_, T, Self>) -> Result<()> {
+            fn layer<Y: Float>(stream: &Stream, layer: Layer<'_, T, Self, Y>) -> Result<()> {
                 match layer.inputs.scales {
                     FusedScales::Rows { .. } => layer.run(stream, &by_rows::<T, Self>),
                     FusedScales::Blocks { .. } => layer.run(stream, &by_blocks::<T, Self>),
@@ -315,12 +395,12 @@ macro_rules! quantized {
 quantized!(i8, Fp8E4M3, Fp8E4M3Fnuz);
 
 impl<T: Half> FusedWeight<T> for Fp4x2 {
-    fn layer(stream: &Stream, layer: Layer<'_, T, Self>) -> Result<()> {
+    fn layer<Y: Float>(stream: &Stream, layer: Layer<'_, T, Self, Y>) -> Result<()> {
         let FusedScales::Mx { activations, .. } = layer.inputs.scales else {
             return layer.expect(false, "FusedScales::Mx");
         };
         match activations {
-            MxActivations::Half => layer.run(stream, &|_, x, _| Ok((x, ActivationScales::None))),
+            MxActivations::Half => layer.run(stream, &as_they_are::<T>),
             MxActivations::Fp8 if stream.device().arch() == Arch::Gfx942 => {
                 layer.run(stream, &by_rows::<T, Fp8E4M3Fnuz>)
             }
@@ -332,22 +412,18 @@ impl<T: Half> FusedWeight<T> for Fp4x2 {
 
 /// A call of [`fused_moe`].
 #[doc(hidden)]
-pub struct Layer<'a, T: Half, W: Element> {
-    inputs: FusedMoeInputs<'a, T, W>,
+pub struct Layer<'a, T: Half, W: Element, Y: Float> {
+    inputs: FusedMoeInputs<'a, T, W, Y>,
     problem: FusedMoeProblem,
-    y: TensorViewMut<'a, T>,
+    y: TensorViewMut<'a, Y>,
     workspace: TensorViewMut<'a, u8>,
 }
 
-/// Quantizes rows of 16-bit floats.
-type Quantize<'f, T, A> = dyn for<'a> Fn(
-        &Stream,
-        TensorView<'a, T>,
-        &mut Space<'a>,
-    ) -> Result<(TensorView<'a, A>, ActivationScales<'a>)>
-    + 'f;
+/// Quantizes rows of 16-bit floats, or says how the caller is to do it.
+type Quantize<'f, T, A> =
+    dyn for<'a> Fn(&Stream, TensorView<'a, T>, &mut Space<'a>, bool) -> Result<Activations<'a, A>> + 'f;
 
-impl<T: Half, W: Element> Layer<'_, T, W> {
+impl<T: Half, W: Element, Y: Float> Layer<'_, T, W, Y> {
     fn expect(&self, fits: bool, want: &str) -> Result<()> {
         let got = format!("{:?}", self.inputs.scales);
         if fits {
@@ -386,11 +462,15 @@ impl<T: Half, W: Element> Layer<'_, T, W> {
         block: usize,
     ) -> Result<()> {
         let inputs = &self.inputs;
-        let FusedMoeProblem { k, experts, hidden, inner, .. } = self.problem;
+        let FusedMoeProblem { k, experts, hidden, inner, shared: shared_inner, .. } = self.problem;
         let count = tokens.len();
         let gates = count * k;
         let mut space = Space(Some(self.workspace.reborrow()));
         let expert_map = inputs.expert_map;
+
+        // Beyond a single launch of routing, the second quantizes x.
+        let x = inputs.x.slice(0, tokens.clone())?;
+        let (a, a_scales, to_quantize) = quantize(stream, x, &mut space, count > SMALL_TOKENS)?;
 
         // Routing.
         let (rows, second_rows, weights, places, ids) = match &inputs.routing {
@@ -404,13 +484,13 @@ impl<T: Half, W: Element> Layer<'_, T, W> {
                 let (token_offs_pad, _) = space.take::<i32, 1>([experts + 1])?;
                 let (block_pid_map, map) = space.take::<i32, 1>([tiles])?;
                 let (workspace, _) = space.take::<i32, 1>([moe_routing_workspace(count, k, experts)])?;
-                let ids = routing::ids_in(&workspace, gates)?;
+                let ids = routing::ids_in(&workspace, count, k)?;
                 let expt_data = ExptData { token_offs_raw, token_offs_pad, block_pid_map };
                 let out = Routing { gather_indx, scatter_indx, gate_scal, expt_hist, expt_data };
                 let options = RoutingOptions { k, block_m: block, topk: *topk };
                 each_float!(*logits, v => {
                     let v = v.slice(0, tokens.clone())?;
-                    routing::route(stream, v, *bias, expert_map, out, workspace, &options)
+                    routing::route(stream, v, *bias, expert_map, out, workspace, &options, to_quantize)
                 })?;
                 let ragged = RaggedRows {
                     gather_indx: Some(gather),
@@ -431,7 +511,7 @@ impl<T: Half, W: Element> Layer<'_, T, W> {
                 let (num_tokens_post_padded, padded) = space.take::<i32, 1>([1])?;
                 let (workspace, _) = space.take::<i32, 1>([moe_align_workspace(count, k, experts)])?;
                 let out = TileLists { sorted_token_ids, expert_ids, num_tokens_post_padded };
-                moe_align_block_size(stream, ids, expert_map, out, workspace, experts, block)?;
+                lists::align(stream, ids, expert_map, out, workspace, [experts, block], to_quantize)?;
                 let sorted = SortedRows {
                     sorted_token_ids: sorted,
                     expert_ids: of_tiles,
@@ -444,8 +524,6 @@ impl<T: Half, W: Element> Layer<'_, T, W> {
         };
 
         // Gates and values, and their product.
-        let x = inputs.x.slice(0, tokens.clone())?;
-        let (a, a_scales) = quantize(stream, x, &mut space)?;
         let (h_out, h) = space.take::<T, 2>([gates, inner])?;
         let gate =
             ExpertEpilogue { gate: Some(inputs.gate), activation: None, weight_first: false, round: None };
@@ -460,13 +538,15 @@ impl<T: Half, W: Element> Layer<'_, T, W> {
         ExpertGemm { op: OP, names, inputs: first, rows, epilogue: gate, tile: None, keep: true }
             .run(stream, h_out)?;
 
-        // The second GEMM, with the weights of the gates.
-        let (a, a_scales) = quantize(stream, h, &mut space)?;
-        let (y_out, of_gates) = space.take::<T, 2>([gates, hidden])?;
+        // The second GEMM, with the weights of the gates. Rows of shared experts come after those of the gates.
+        let (of_h, h_scales, _) = quantize(stream, h, &mut space, false)?;
+        let shared_rows = if inputs.shared.is_some() { count } else { 0 };
+        let (y_out, of_gates) = space.take::<T, 2>([gates + shared_rows, hidden])?;
+        let (y_out, shared_out) = y_out.split_at(0, gates)?;
         let second = ExpertInputs {
-            a,
+            a: of_h,
             w: inputs.w2,
-            scales: scales_of(&inputs.scales, false, a_scales),
+            scales: scales_of(&inputs.scales, false, h_scales),
             bias: inputs.w2_bias,
             weights: Some(weights.into()),
         };
@@ -483,10 +563,32 @@ impl<T: Half, W: Element> Layer<'_, T, W> {
         }
         .run(stream, y_out)?;
 
+        if let Some(shared) = &inputs.shared {
+            // Tiles are those of all tokens: chunks give the same bits.
+            let block = self.problem.tokens.next_power_of_two().clamp(16, 256);
+            let rows = ExpertRows::All { block };
+            let gemm = |names, a, w, scales, epilogue| ExpertGemm {
+                op: OP,
+                names,
+                inputs: ExpertInputs { a, w, scales, bias: None, weights: None },
+                rows,
+                epilogue,
+                tile: None,
+                keep: true,
+            };
+            let (h_out, h) = space.take::<T, 2>([count, shared_inner])?;
+            let scales = scales_of(&shared.scales, true, a_scales);
+            gemm(["x", "shared.w1", "", "h"], a, shared.w1, scales, gate).run(stream, h_out)?;
+            let (h, h_scales, _) = quantize(stream, h, &mut space, false)?;
+            let scales = scales_of(&shared.scales, false, h_scales);
+            gemm(["h", "shared.w2", "", "y"], h, shared.w2, scales, plain).run(stream, shared_out)?;
+        }
+
         let residual = inputs.residual.map(|r| r.slice(0, tokens.clone())).transpose()?;
         let experts = Some(OfExperts { ids, count: experts, map: expert_map });
         let y = self.y.reborrow().slice(0, tokens)?;
-        sum(stream, OP, SumInputs { x: of_gates, places, residual, experts }, y)
+        let shared = inputs.shared.is_some();
+        sum(stream, OP, SumInputs { x: of_gates, places, residual, experts, shared }, y)
     }
 }
 
@@ -495,32 +597,37 @@ impl<T: Half, W: Element> Layer<'_, T, W> {
 ///
 /// | arg                 | shape                | dtype                             | layout                                        |
 /// |---------------------|----------------------|-----------------------------------|-----------------------------------------------|
-/// | `inputs.x`, `y`     | `[T, H]`             | `bf16`, `f16`                     | unit stride on `H`, rows of `x` on 16 bytes   |
-/// | `inputs.w1`         | `[E', 2 I, H]`       | as `x`, `i8`, fp8, mxfp4          | rows on 16 bytes, or shuffled                 |
+/// | `inputs.x`          | `[T, H]`             | `bf16`, `f16`                     | unit stride on `H`, rows on 16 bytes          |
+/// | `y`                 | `[T, H]`             | as `x`, or `f32`                  | unit stride on `H`                            |
+/// | `inputs.w1`         | `[E', 2 I, H]`       | as `x`, `i8`, fp8, mxfp4, `u8`    | rows on 16 bytes, or shuffled                 |
 /// | `inputs.w2`         | `[E', H, I]`         | as `w1`                           | the same                                      |
-/// | `inputs.scales`     | see [`FusedScales`]  | `f32`, `e8m0`                     |                                               |
+/// | `inputs.scales`     | see [`FusedScales`]  | `f32`, `e8m0`, 16-bit floats      |                                               |
 /// | `inputs.w1_bias`, `w2_bias` | `[E', 2 I]`, `[E', H]` | `bf16`, `f16`, `f32`    | optional, contiguous                          |
 /// | `inputs.routing`    | see [`FusedRouting`] |                                   | ids and weights contiguous                    |
 /// | `inputs.expert_map` | `[E]`                | `i32`                             | optional, contiguous                          |
-/// | `inputs.residual`   | `[T, H]`             | as `x`                            | optional; unit stride on `H`, may be `y`      |
+/// | `inputs.shared`     | see [`SharedExperts`] | as `w1`                          | optional, as `w1` and `w2`                    |
+/// | `inputs.residual`   | `[T, H]`             | as `y`                            | optional; unit stride on `H`, may be `y`      |
 /// | `workspace`         | `[n]`, [`fused_moe_workspace`] | `u8`                    | contiguous, on 256 bytes                      |
 ///
-/// Quantized weights have quantized activations: `x` and `h` are quantized ahead of their GEMMs. `h` and the output of each gate are
-/// rounded to the type of `x`; the sum is `f32`, in the order of the token's experts, then the residual, rounded once. No atomics: the
-/// same call gives the same bits, and so does any workspace, which decides how many tokens are computed at a time. Gates of experts of
-/// other ranks and of ids outside the experts add nothing; weights of experts without gates are not read.
+/// Quantized weights have quantized activations, but for those in groups: `x` and `h` are quantized ahead of their GEMMs. `h`, the
+/// output of each gate and that of the shared experts are rounded to the type of `x`; the sum is `f32`, in the order of the token's
+/// experts, then shared experts and the residual, rounded once. An `f32` `y` is not rounded: ranks that have a part of the experts each
+/// leave partial sums to an all-reduce. No atomics decide a bit: the same call gives the same bits, and so does any workspace, which
+/// decides how many tokens are computed at a time. Gates of experts of other ranks and of ids outside the experts add nothing; weights
+/// of experts without gates are not read.
 ///
-/// Launches for each chunk of tokens: routing 1 up to 256 tokens, else 3; two of quantization if weights are quantized; two GEMMs; the
-/// sum. Nothing waits for the host: a graph can hold the call. No tokens: nothing is launched.
+/// Launches for each chunk of tokens: routing 1 up to 256 tokens, else 2; two GEMMs; the sum; if activations are quantized, `h`, and up
+/// to 256 tokens `x`, which the second launch of routing takes along beyond. That is 4 to 6; shared experts are two more, three if
+/// quantized. Nothing waits for the host: a graph can hold the call. No tokens: nothing is launched.
 ///
 /// # Errors
 /// [`Shape`](Error::Shape), [`Stride`](Error::Stride), [`Align`](Error::Align) if a tensor breaks the table or the workspace is too short,
 /// [`Argument`](Error::Argument) for scales that the weights do not have, and as [`moe_routing`](crate::moe_routing()), [`moe_align_block_size`],
 /// [`moe_op`](crate::moe_op()), [`moe_sum`](crate::moe_sum()). `y` is not written then.
-pub fn fused_moe<T: Half, W: FusedWeight<T>>(
+pub fn fused_moe<T: Half, W: FusedWeight<T>, Y: Float>(
     stream: &Stream,
-    inputs: FusedMoeInputs<T, W>,
-    y: TensorViewMut<T>,
+    inputs: FusedMoeInputs<T, W, Y>,
+    y: TensorViewMut<Y>,
     workspace: TensorViewMut<u8>,
 ) -> Result<()> {
     let problem = inputs.check(&y, &workspace)?;
@@ -550,7 +657,94 @@ fn view_of<'v, 'a, W: Element>(w: &'v GemmWeight<'a, W>) -> &'v TensorView<'a, W
     }
 }
 
-impl<T: Half, W: Element> FusedMoeInputs<'_, T, W> {
+/// What errors call the operands of shared experts.
+const SHARED: [&str; 2] = ["shared.w1", "shared.w2"];
+const SHARED_SCALES: [&str; 2] = ["shared.w1_scale", "shared.w2_scale"];
+
+impl<'a> FusedScales<'a> {
+    /// Refuses tensors of other devices.
+    fn expect_device<'l>(&self, launch: &mut Launch<'l>, args: [&'static str; 2]) -> Result<()>
+    where
+        'a: 'l,
+    {
+        match self {
+            Self::None => {}
+            Self::Rows { w1, w2 } | Self::Blocks { w1, w2 } => {
+                launch.input_address(args[0], w1)?;
+                launch.input_address(args[1], w2)?;
+            }
+            Self::Mx { w1, w2, .. } => {
+                for (arg, scale) in args.into_iter().zip([w1, w2]) {
+                    let (MxScaleView::Rows(view) | MxScaleView::Shuffled(view)) = scale;
+                    launch.input_address(arg, view)?;
+                }
+            }
+            Self::Groups { w1, w2, .. } => {
+                for (arg, GroupScales { scale, zero }) in args.into_iter().zip([w1, w2]) {
+                    float_address(launch, arg, &Some(*scale))?;
+                    if let Some(zero) = zero {
+                        launch.input_address(arg, zero)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Checks `w1` `[E, 2 I, hidden]`, `w2` `[E, hidden, I]` and their scales; returns `E` and `I`.
+fn check_pair<W: Element>(
+    args: [&'static str; 2],
+    scale_args: [&'static str; 2],
+    [w1, w2]: [&TensorView<W>; 2],
+    scales: &FusedScales,
+    hidden: usize,
+) -> Result<[usize; 2]> {
+    let in_byte = W::DTYPE == DType::Fp4x2 || matches!(scales, FusedScales::Groups { bits: 4, .. });
+    let packed = if in_byte { 2 } else { 1 };
+    let [local, rows, cols] = w1.dims(OP, args[0])?;
+    if cols * packed != hidden || rows % 2 != 0 {
+        let want = format!("[E, 2 I, {}] (columns of x)", hidden / packed);
+        return Err(Error::shape(OP, args[0], w1.shape(), want));
+    }
+    let inner = rows / 2;
+    w2.expect_shape(OP, args[1], [local, hidden, inner / packed])?;
+    if inner % packed != 0 {
+        let want = "an even number of gates, for two columns of w2 in a byte";
+        return Err(Error::shape(OP, args[0], w1.shape(), want));
+    }
+    let sizes = [[rows, hidden], [hidden, inner]];
+    match scales {
+        FusedScales::Rows { w1, w2 } | FusedScales::Blocks { w1, w2 } => {
+            let blocks = matches!(scales, FusedScales::Blocks { .. });
+            for ((arg, view), [n, k]) in scale_args.into_iter().zip([w1, w2]).zip(sizes) {
+                let shape = view.shape();
+                let fits = if blocks {
+                    shape == [local, n.div_ceil(128), k.div_ceil(128)]
+                } else {
+                    shape == [local, n] || shape == [local] || shape == [1]
+                };
+                if !fits {
+                    let want =
+                        if blocks { "[E, rows / 128, columns / 128]" } else { "[E, rows], [E] or [1]" };
+                    return Err(Error::shape(OP, arg, shape, format!("{want} of weights [{n}, {k}]")));
+                }
+            }
+        }
+        FusedScales::Groups { group, w1, w2, .. } => {
+            for ((arg, of), [n, k]) in scale_args.into_iter().zip([w1, w2]).zip(sizes) {
+                let want = [local, n, k / (*group).max(1)];
+                each_float!(of.scale, v => v.expect_shape(OP, arg, want)?);
+            }
+        }
+        FusedScales::None | FusedScales::Mx { .. } => {}
+    }
+    expect_rows_on_16(OP, args[0], w1)?;
+    expect_rows_on_16(OP, args[1], w2)?;
+    Ok([local, inner])
+}
+
+impl<T: Half, W: Element, Y: Float> FusedMoeInputs<'_, T, W, Y> {
     /// Refuses tensors of other devices before anything is launched.
     fn expect_device(&self, stream: &Stream) -> Result<()> {
         let mut launch = stream.launch(OP);
@@ -566,18 +760,11 @@ impl<T: Half, W: Element> FusedMoeInputs<'_, T, W> {
         if let Some(residual) = &self.residual {
             launch.input_address("residual", residual)?;
         }
-        match &self.scales {
-            FusedScales::None => {}
-            FusedScales::Rows { w1, w2 } | FusedScales::Blocks { w1, w2 } => {
-                launch.input_address("w1_scale", w1)?;
-                launch.input_address("w2_scale", w2)?;
-            }
-            FusedScales::Mx { w1, w2, .. } => {
-                for (arg, scale) in [("w1_scale", w1), ("w2_scale", w2)] {
-                    let (MxScaleView::Rows(view) | MxScaleView::Shuffled(view)) = scale;
-                    launch.input_address(arg, view)?;
-                }
-            }
+        self.scales.expect_device(&mut launch, ["w1_scale", "w2_scale"])?;
+        if let Some(shared) = &self.shared {
+            launch.input_address(SHARED[0], view_of(&shared.w1))?;
+            launch.input_address(SHARED[1], view_of(&shared.w2))?;
+            shared.scales.expect_device(&mut launch, SHARED_SCALES)?;
         }
         if let FusedRouting::Chosen { ids, weights, .. } = &self.routing {
             launch.input_address("topk_ids", ids)?;
@@ -586,26 +773,34 @@ impl<T: Half, W: Element> FusedMoeInputs<'_, T, W> {
         Ok(())
     }
 
-    fn check(&self, y: &TensorViewMut<T>, workspace: &TensorViewMut<u8>) -> Result<FusedMoeProblem> {
+    fn check(&self, y: &TensorViewMut<Y>, workspace: &TensorViewMut<u8>) -> Result<FusedMoeProblem> {
         let [tokens, hidden] = self.x.dims(OP, "x")?;
         y.expect_shape(OP, "y", [tokens, hidden])?;
-        let packed = if W::DTYPE == DType::Fp4x2 { 2 } else { 1 };
+        check_weights::<T, Y>(OP, "y")?;
         let (w1, w2) = (view_of(&self.w1), view_of(&self.w2));
-        let [local, rows, cols] = w1.dims(OP, "w1")?;
-        if cols * packed != hidden || rows % 2 != 0 {
-            let want = format!("[E, 2 I, {}] (columns of x)", hidden / packed);
-            return Err(Error::shape(OP, "w1", w1.shape(), want));
-        }
-        let inner = rows / 2;
-        w2.expect_shape(OP, "w2", [local, hidden, inner / packed])?;
-        if inner % packed != 0 {
-            return Err(Error::shape(
-                OP,
-                "w1",
-                w1.shape(),
-                "an even number of gates, for two columns of w2 in a byte",
-            ));
-        }
+        let [local, inner] =
+            check_pair(["w1", "w2"], ["w1_scale", "w2_scale"], [w1, w2], &self.scales, hidden)?;
+        let shared = match &self.shared {
+            None => 0,
+            Some(shared) => {
+                let pair = [view_of(&shared.w1), view_of(&shared.w2)];
+                let [matrices, inner] = check_pair(SHARED, SHARED_SCALES, pair, &shared.scales, hidden)?;
+                if matrices != 1 {
+                    return Err(Error::shape(OP, SHARED[0], pair[0].shape(), "[1, 2 S, H]"));
+                }
+                let same = match (&self.scales, &shared.scales) {
+                    (FusedScales::Mx { activations: a, .. }, FusedScales::Mx { activations: b, .. }) => {
+                        a == b
+                    }
+                    (a, b) => std::mem::discriminant(a) == std::mem::discriminant(b),
+                };
+                if !same {
+                    let want = "scales of the kind of the layer's";
+                    return Err(Error::argument(OP, "shared.scales", format!("{:?}", shared.scales), want));
+                }
+                inner
+            }
+        };
         let (k, experts, of_tokens) = match &self.routing {
             FusedRouting::Logits { logits, k, .. } => {
                 let shape = match logits {
@@ -643,24 +838,6 @@ impl<T: Half, W: Element> FusedMoeInputs<'_, T, W> {
         if let Some(residual) = &self.residual {
             residual.expect_shape(OP, "residual", [tokens, hidden])?;
         }
-        let wide = |arg: &'static str, view: &TensorView<f32>, w: [usize; 2], blocks: bool| {
-            let shape = view.shape();
-            let fits = if blocks {
-                shape == [local, w[0].div_ceil(128), w[1].div_ceil(128)]
-            } else {
-                shape == [local, w[0]] || shape == [local] || shape == [1]
-            };
-            let want = if blocks { "[E, rows / 128, columns / 128]" } else { "[E, rows], [E] or [1]" };
-            if fits { Ok(()) } else { Err(Error::shape(OP, arg, shape, format!("{want} of weights {w:?}"))) }
-        };
-        match &self.scales {
-            FusedScales::Rows { w1, w2 } | FusedScales::Blocks { w1, w2 } => {
-                let blocks = matches!(self.scales, FusedScales::Blocks { .. });
-                wide("w1_scale", w1, [2 * inner, hidden], blocks)?;
-                wide("w2_scale", w2, [hidden, inner], blocks)?;
-            }
-            FusedScales::None | FusedScales::Mx { .. } => {}
-        }
         for (arg, bias, width) in [("w1_bias", &self.w1_bias, 2 * inner), ("w2_bias", &self.w2_bias, hidden)]
         {
             let Some(bias) = bias else { continue };
@@ -675,10 +852,8 @@ impl<T: Half, W: Element> FusedMoeInputs<'_, T, W> {
             packed?;
         }
         expect_rows_on_16(OP, "x", &self.x)?;
-        expect_rows_on_16(OP, "w1", w1)?;
-        expect_rows_on_16(OP, "w2", w2)?;
         y.expect_unit_stride(OP, "y")?;
-        y.expect_aligned(OP, "y", size_of::<T>() as u64)?;
+        y.expect_aligned(OP, "y", size_of::<Y>() as u64)?;
         workspace.dims::<1>(OP, "workspace")?;
         workspace.expect_contiguous(OP, "workspace")?;
         workspace.expect_aligned(OP, "workspace", ALIGN as u64)?;
@@ -687,6 +862,12 @@ impl<T: Half, W: Element> FusedMoeInputs<'_, T, W> {
             ("expert_map", self.expert_map.as_ref().map(|map| map as _)),
             ("residual", self.residual.as_ref().map(|residual| residual as _)),
         ]);
+        if let Some(shared) = &self.shared {
+            inputs.extend([
+                (SHARED[0], Some(view_of(&shared.w1) as _)),
+                (SHARED[1], Some(view_of(&shared.w2) as _)),
+            ]);
+        }
         if let FusedRouting::Chosen { ids, weights, .. } = &self.routing {
             inputs.extend([("topk_ids", Some(ids as _)), ("topk_weights", Some(weights as _))]);
         }
@@ -695,7 +876,7 @@ impl<T: Half, W: Element> FusedMoeInputs<'_, T, W> {
             &inputs,
             &[(("y", Some(y)), &["residual"]), (("workspace", Some(workspace)), &[])],
         )?;
-        Ok(FusedMoeProblem { tokens, k, experts, hidden, inner })
+        Ok(FusedMoeProblem { tokens, k, experts, hidden, inner, shared })
     }
 }
 

@@ -11,12 +11,14 @@ mod moe_gemm;
 mod moe_op;
 #[cfg(feature = "registry")]
 mod operators;
+mod quantize;
 #[cfg(feature = "registry")]
 pub mod reference;
 mod routing;
 mod sum;
 mod top1;
 mod topk;
+mod weights;
 
 pub use bitmatrix::moe_bitmatrix;
 pub use experts::{
@@ -24,11 +26,13 @@ pub use experts::{
     SortedRows,
 };
 pub use fused::{
-    FusedMoeInputs, FusedMoeProblem, FusedRouting, FusedScales, FusedWeight, MxActivations, fused_moe,
-    fused_moe_workspace, moe_op_e2e,
+    FusedMoeInputs, FusedMoeProblem, FusedRouting, FusedScales, FusedWeight, GroupScales, MxActivations,
+    SharedExperts, fused_moe, fused_moe_workspace, moe_op_e2e,
 };
-pub use hk_gemm::{Activation, BlockShape, FloatView, GemmWeight, MxScaleView};
-pub use hk_quant::{downcast_to_mxfp, downcast_to_static_fp8, upcast_from_mxfp};
+pub use hk_gemm::{
+    Activation, BlockShape, FloatView, GemmWeight, MxScaleView, shuffle_weight, shuffle_weight_host,
+};
+pub use hk_quant::{downcast_to_mxfp, downcast_to_static_fp8, shuffle_scales, upcast_from_mxfp};
 pub use lists::{TileLists, moe_align_block_size, moe_align_len, moe_align_workspace};
 pub use moe_gemm::{
     moe_op_gemm_a4w4, moe_op_gemm_a8w4, moe_op_gemm_a8w8, moe_op_gemm_a8w8_blockscale, moe_op_mxfp4,
@@ -44,3 +48,4 @@ pub use routing::{
 pub use sum::moe_sum;
 pub use top1::{moe_routing_sigmoid_top1_fused, moe_top1_workspace};
 pub use topk::{Choices, Groups, Scores, SlotOrder, Ties, TopkOptions, moe_bitmatrix_shape, moe_topk};
+pub use weights::{join_gates_host, split_gates_host};

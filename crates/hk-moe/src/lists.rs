@@ -1,15 +1,17 @@
 //! The safe functions of `hip/lists.hip`.
 
 use crate::args::{MOST_CHOICES, MOST_GATES, Vector, check_choices, check_experts};
+use crate::kernels::lists_quantize;
 use crate::kernels::route::Lists;
 use crate::moe_max_tiles;
+use crate::quantize::RowsToQuantize;
+use crate::routing::next_mark;
 use bytemuck::Zeroable;
 use hk_core::{Error, KernelRef, LaunchConfig, Result, Stream, TensorView, TensorViewMut, check_aliases};
 
 pub(crate) static OFFSETS: KernelRef<Lists> = Lists::kernel("lists_offsets");
 static SMALL: KernelRef<Lists> = Lists::kernel("lists_small");
 static COUNT: KernelRef<Lists> = Lists::kernel("lists_count");
-static SCAN: KernelRef<Lists> = Lists::kernel("lists_scan");
 static PLACE: KernelRef<Lists> = Lists::kernel("lists_place");
 
 /// Tokens of a call that is one launch, at most.
@@ -18,6 +20,8 @@ pub(crate) const SMALL_TOKENS: usize = 256;
 const CHUNK: (usize, usize) = (1024, 32_768);
 /// Chunks that fill a device.
 const CHUNKS: usize = 512;
+/// Waves of a block of `lists_quantize`, `kChunkWaves` of the kernels.
+const CHUNK_WAVES: usize = 4;
 
 // `ListFlag` of the kernels.
 const PADDED: u32 = 1;
@@ -41,8 +45,9 @@ pub fn moe_align_workspace(tokens: usize, k: usize, experts: usize) -> usize {
     if tokens <= SMALL_TOKENS {
         return 0;
     }
-    // Counts of chunks, and of all.
-    gates.div_ceil(chunk_of(gates)).saturating_add(1).saturating_mul(experts)
+    let chunks = gates.div_ceil(chunk_of(gates));
+    // Flags, counts of chunks and of those before, counts of all.
+    (2 * chunks).saturating_add((2 * chunks + 1).saturating_mul(experts))
 }
 
 /// What [`moe_align_block_size`] writes.
@@ -65,14 +70,14 @@ pub struct TileLists<'a> {
 /// | `out.sorted_token_ids`       | `[EM]`        | `i32` | contiguous, at least [`moe_align_len`]                    |
 /// | `out.expert_ids`             | `[tiles]`     | `i32` | contiguous, at least `ceil(EM / block_size)`              |
 /// | `out.num_tokens_post_padded` | `[1]`         | `i32` | contiguous                                                |
-/// | `workspace`                  | `[W]`         | `i32` | contiguous, at least [`moe_align_workspace`]              |
+/// | `workspace`                  | `[W]`         | `i32` | contiguous, at least [`moe_align_workspace`], on 8 bytes  |
 ///
 /// With `pad[e] = ceil(count[e] / block_size) block_size` and `base` its exclusive sums, gate `g`, the `r`-th of expert `e` in
 /// ascending order, is `sorted_token_ids[base[e] + r]`; all other slots have `T k`. `expert_ids[b]` is the expert of tile `b`, by the
 /// map if there is one (negative: -1), and -1 past the last tile. `num_tokens_post_padded` is the sum of `pad`. A gate whose id is
 /// outside `0..E` is in no tile. All outputs are written whole; the same input gives the same bits.
 ///
-/// One launch for up to 256 tokens, else three. No output may alias another tensor. Returns when the launches are queued.
+/// One launch for up to 256 tokens, else two. No output may alias another tensor. Returns when the launches are queued.
 ///
 /// # Errors
 /// [`Shape`](Error::Shape), [`Stride`](Error::Stride), [`Align`](Error::Align) if a tensor breaks the table,
@@ -87,6 +92,19 @@ pub fn moe_align_block_size(
     workspace: TensorViewMut<i32>,
     experts: usize,
     block_size: usize,
+) -> Result<()> {
+    align(stream, topk_ids, expert_map, out, workspace, [experts, block_size], None)
+}
+
+/// [`moe_align_block_size`]; of more than 256 tokens the last launch quantizes `rows`, too.
+pub(crate) fn align(
+    stream: &Stream,
+    topk_ids: TensorView<i32>,
+    expert_map: Option<TensorView<i32>>,
+    out: TileLists,
+    workspace: TensorViewMut<i32>,
+    [experts, block_size]: [usize; 2],
+    rows: Option<RowsToQuantize>,
 ) -> Result<()> {
     const OP: &str = "moe_align_block_size";
     let TileLists { sorted_token_ids: mut sorted, expert_ids: mut tiles, num_tokens_post_padded: mut padded } =
@@ -126,6 +144,9 @@ pub fn moe_align_block_size(
     }
     let scratch = moe_align_workspace(tokens, k, experts);
     expect_workspace(OP, &workspace, scratch, "moe_align_workspace")?;
+    if scratch > 0 {
+        workspace.expect_aligned(OP, "workspace", 8)?;
+    }
     topk_ids.expect_packed(OP, "topk_ids")?;
     sorted.expect_packed(OP, "sorted_token_ids")?;
     tiles.expect_packed(OP, "expert_ids")?;
@@ -145,7 +166,9 @@ pub fn moe_align_block_size(
     let chunk = chunk_of(gates);
     let chunks = gates.div_ceil(chunk);
     let mut launch = stream.launch(OP);
-    let counts = if scratch == 0 { 0 } else { launch.output_address("workspace", &mut workspace)? };
+    let scratch = if scratch == 0 { 0 } else { launch.output_address("workspace", &mut workspace)? };
+    // Of flags, then of counts.
+    let of = |rows: usize| scratch + 8 * chunks as u64 + 4 * (rows * experts) as u64;
     let params = Lists {
         ids: launch.input_address("topk_ids", &topk_ids)?,
         expert_map: match &expert_map {
@@ -155,8 +178,11 @@ pub fn moe_align_block_size(
         sorted: launch.output_address("sorted_token_ids", &mut sorted)?,
         tile_map: launch.output_address("expert_ids", &mut tiles)?,
         padded_len: launch.output_address("num_tokens_post_padded", &mut padded)?,
-        counts,
-        partials: if scratch == 0 { 0 } else { counts + 4 * experts as u64 },
+        arrived: scratch,
+        mark: next_mark(),
+        partials: of(0),
+        before: of(chunks),
+        counts: if scratch == 0 { 0 } else { of(2 * chunks) },
         experts: experts as u32,
         flags: PADDED,
         gates: gates as u32,
@@ -173,23 +199,30 @@ pub fn moe_align_block_size(
     // expert's padding, and the workspace for all chunks. The kernels check ids against `experts`.
     unsafe { launch.run(&kernel, LaunchConfig::grid_1d(blocks), &params)? };
     // SAFETY: as above.
-    if scratch == 0 { Ok(()) } else { unsafe { sort_chunks(OP, stream, &params) } }
+    if scratch == 0 { Ok(()) } else { unsafe { place_chunks(OP, stream, &params, rows) } }
 }
 
-/// Queues what comes after the counts of chunks.
+/// Queues what comes after the counts of chunks, and the quantization of `rows`.
 ///
 /// # Safety
 /// The tensors are as the kernels of `hip/lists.hip` take them to be.
-pub(crate) unsafe fn sort_chunks(op: &'static str, stream: &Stream, params: &Lists) -> Result<()> {
-    let lanes = stream.device().info().wave_size;
-    let scan = LaunchConfig::grid_1d(params.experts.div_ceil(lanes) as usize);
-    let place = LaunchConfig::grid_1d(params.chunks as usize);
-    for (kernel, config) in [(SCAN, scan), (PLACE, place)] {
-        let kernel = stream.kernel(kernel)?;
+pub(crate) unsafe fn place_chunks(
+    op: &'static str,
+    stream: &Stream,
+    lists: &Lists,
+    rows: Option<RowsToQuantize>,
+) -> Result<()> {
+    let chunks = lists.chunks as usize;
+    let Some(rows) = rows else {
+        let kernel = stream.kernel(PLACE)?;
         // SAFETY: the caller's.
-        unsafe { stream.launch(op).run(&kernel, config, params)? };
-    }
-    Ok(())
+        return unsafe { stream.launch(op).run(&kernel, LaunchConfig::grid_1d(chunks), lists) };
+    };
+    let kernel = stream.kernel(rows.kernel)?;
+    let config = LaunchConfig::grid_1d(chunks + rows.count.div_ceil(CHUNK_WAVES));
+    let params = lists_quantize::Params { lists: *lists, rows: rows.params };
+    // SAFETY: the caller's; the tensors of `rows` are as large as they say, see RowsToQuantize.
+    unsafe { stream.launch(op).run(&kernel, config, &params) }
 }
 
 /// Checks the rows of a tile.

@@ -4,6 +4,7 @@ use crate::args::Vector;
 use crate::kernels::route::Lists;
 use crate::kernels::routing::Params;
 use crate::lists::{self, SMALL_TOKENS, check_tiles, expect_workspace};
+use crate::quantize::RowsToQuantize;
 use crate::topk::{TopkOptions, TopkProblem, check_weights};
 use bytemuck::Zeroable;
 use hk_core::plan::rows::float_index;
@@ -23,8 +24,16 @@ const CHUNKS: usize = 256;
 const WAVES: usize = 16;
 const MOST_TOKENS: usize = 1024;
 
-/// Elements of the workspace for the flags of blocks of a single launch, 8 bytes each.
-const FLAGS: usize = 2 * SMALL_TOKENS / WAVES;
+/// Blocks of the first launch, which has them all up to 256 tokens: chunks beyond.
+fn blocks_of(tokens: usize) -> usize {
+    let of_block = if tokens <= SMALL_TOKENS { WAVES } else { tokens_of_chunk(tokens) };
+    tokens.div_ceil(of_block).max(1)
+}
+
+/// Elements of the workspace for the flags of those blocks, 8 bytes each.
+fn flags_of(tokens: usize) -> usize {
+    2 * blocks_of(tokens)
+}
 
 fn tokens_of_chunk(tokens: usize) -> usize {
     tokens.div_ceil(CHUNKS).next_multiple_of(WAVES).min(MOST_TOKENS)
@@ -32,10 +41,10 @@ fn tokens_of_chunk(tokens: usize) -> usize {
 
 /// Elements (`i32`) of the workspace of [`moe_routing`].
 pub fn moe_routing_workspace(tokens: usize, k: usize, experts: usize) -> usize {
-    // Flags of blocks, ids and weights of gates, counts of chunks.
-    let chunks = if tokens <= SMALL_TOKENS { 0 } else { tokens.div_ceil(tokens_of_chunk(tokens)) };
+    // Flags of blocks, ids and weights of gates, counts of chunks and of those before.
+    let chunks = if tokens <= SMALL_TOKENS { 0 } else { blocks_of(tokens) };
     let gates = tokens.saturating_mul(k).saturating_mul(2);
-    gates.saturating_add(chunks.saturating_mul(experts)).saturating_add(FLAGS)
+    gates.saturating_add((2 * chunks).saturating_mul(experts)).saturating_add(flags_of(tokens))
 }
 
 /// A number that no other launch of this process has, and that memory hardly holds by accident: splitmix64 of a count.
@@ -100,8 +109,13 @@ pub struct Routing<'a, W: Float> {
 }
 
 /// The experts of each gate, `[T k]`, that [`moe_routing`] leaves in its workspace.
-pub(crate) fn ids_in<'a>(workspace: &TensorViewMut<'a, i32>, gates: usize) -> Result<TensorView<'a, i32>> {
-    workspace.alias().slice(0, FLAGS..FLAGS + gates)
+pub(crate) fn ids_in<'a>(
+    workspace: &TensorViewMut<'a, i32>,
+    tokens: usize,
+    k: usize,
+) -> Result<TensorView<'a, i32>> {
+    let flags = flags_of(tokens);
+    workspace.alias().slice(0, flags..flags + tokens * k)
 }
 
 /// The experts of each token as [`moe_topk`](crate::moe_topk) chooses them, and the gates sorted by expert, without padding.
@@ -123,7 +137,7 @@ pub(crate) fn ids_in<'a>(workspace: &TensorViewMut<'a, i32>, gates: usize) -> Re
 /// `scatter_indx[g] = p`, and `gate_scal[p]` is its weight. An expert of `n` gates has `ceil(n / block_m)` tiles. All outputs are
 /// written whole; the same input gives the same bits.
 ///
-/// One launch for up to 256 tokens, else three. No output may alias another tensor. Returns when the launches are queued.
+/// One launch for up to 256 tokens, else two. No output may alias another tensor. Returns when the launches are queued.
 ///
 /// # Errors
 /// As [`moe_topk`](crate::moe_topk); [`Argument`](hk_core::Error::Argument) for a `block_m` that is not a power of two from 16 to 256,
@@ -136,10 +150,11 @@ pub fn moe_routing<T: Float, W: Float>(
     workspace: TensorViewMut<i32>,
     options: &RoutingOptions,
 ) -> Result<()> {
-    route(stream, logits, bias, None, out, workspace, options)
+    route(stream, logits, bias, None, out, workspace, options, None)
 }
 
-/// [`moe_routing`]. With a map, experts that it lacks have no tiles.
+/// [`moe_routing`]. With a map, experts that it lacks have no tiles. Of more than 256 tokens the last launch quantizes `rows`, too.
+#[allow(clippy::too_many_arguments)]
 pub(crate) fn route<T: Float, W: Float>(
     stream: &Stream,
     logits: TensorView<T>,
@@ -148,6 +163,7 @@ pub(crate) fn route<T: Float, W: Float>(
     out: Routing<W>,
     workspace: TensorViewMut<i32>,
     options: &RoutingOptions,
+    rows: Option<RowsToQuantize>,
 ) -> Result<()> {
     const OP: &str = "moe_routing";
     let &RoutingOptions { k, block_m, topk: ref choice } = options;
@@ -187,11 +203,12 @@ pub(crate) fn route<T: Float, W: Float>(
         map.expect_vector(OP, "expert_map", experts, "experts")?;
     }
     let mut launch = stream.launch(OP);
-    let chunk = tokens_of_chunk(tokens).max(1);
-    let chunks = tokens.div_ceil(chunk);
+    let blocks = blocks_of(tokens);
+    let small = tokens <= SMALL_TOKENS;
     let arrived = launch.output_address("workspace", &mut workspace)?;
-    let ids = arrived + 4 * FLAGS as u64;
+    let ids = arrived + 4 * flags_of(tokens) as u64;
     let weights = ids + 4 * gates as u64;
+    let partials = weights + 4 * gates as u64;
     let mut topk = problem.params::<T, W>(&mut launch, stream.device().info(), &logits, bias.as_ref())?;
     (topk.ids, topk.weights) = (ids, weights);
     let lists = Lists {
@@ -204,7 +221,10 @@ pub(crate) fn route<T: Float, W: Float>(
         counts: launch.output_address("expt_hist", &mut expt_hist)?,
         offsets: launch.output_address("token_offs_raw", &mut token_offs_raw)?,
         tile_offsets: launch.output_address("token_offs_pad", &mut token_offs_pad)?,
-        partials: if tokens <= SMALL_TOKENS { 0 } else { weights + 4 * gates as u64 },
+        partials: if small { 0 } else { partials },
+        before: if small { 0 } else { partials + 4 * (blocks * experts) as u64 },
+        arrived,
+        mark: next_mark(),
         experts: experts as u32,
         expert_map: match &expert_map {
             Some(map) => launch.input_address("expert_map", map)?,
@@ -213,25 +233,24 @@ pub(crate) fn route<T: Float, W: Float>(
         flags: if size_of::<W>() == 4 { lists::WIDE_WEIGHTS } else { 0 }
             | if expert_map.is_some() { lists::LOCAL_TILES } else { 0 },
         gates: gates as u32,
-        chunk: (chunk * k) as u32,
-        chunks: chunks as u32,
+        chunk: (tokens_of_chunk(tokens) * k) as u32,
+        chunks: blocks as u32,
         tile_log2: block_m.trailing_zeros(),
         sorted_len: gates as u32,
         tile_map_len: tiles as u32,
         ..Lists::zeroed()
     };
-    let kernels = if tokens <= SMALL_TOKENS { &SMALL } else { &CHOOSE };
+    let kernels = if small { &SMALL } else { &CHOOSE };
     let kernel = stream.kernel(kernels[float_index(T::DTYPE)][problem.kernel()])?;
-    let blocks = if tokens <= SMALL_TOKENS { tokens.div_ceil(WAVES).max(1) } else { chunks };
     let config = LaunchConfig::grid_1d(blocks);
     // SAFETY: the checks above make each tensor as large as the kernels take it to be, and the workspace large enough for ids, weights
     // and the counts of all chunks.
-    unsafe { launch.run(&kernel, config, &Params { topk, lists, arrived, mark: next_mark() })? };
-    if tokens <= SMALL_TOKENS {
+    unsafe { launch.run(&kernel, config, &Params { topk, lists })? };
+    if small {
         return Ok(());
     }
     // SAFETY: as above; the kernels check ids, which are of the first launch.
-    unsafe { lists::sort_chunks(OP, stream, &lists) }
+    unsafe { lists::place_chunks(OP, stream, &lists, rows) }
 }
 
 /// Offsets of experts in gates and in tiles, from how many gates each has; and what each tile is of.

@@ -47,7 +47,7 @@ pub fn moe_sum<T: Float, Y: Float>(
     residual: Option<TensorView<Y>>,
     y: TensorViewMut<Y>,
 ) -> Result<()> {
-    sum(stream, "moe_sum", SumInputs { x, places, residual, experts: None }, y)
+    sum(stream, "moe_sum", SumInputs { x, places, residual, experts: None, shared: false }, y)
 }
 
 /// Gates that are left out: `[T, k]` experts, of `0..E`, and the map of experts `[E]`.
@@ -65,18 +65,21 @@ pub(crate) struct SumInputs<'a, T: Float, Y: Float> {
     pub residual: Option<TensorView<'a, Y>>,
     /// Gates of no expert are left out.
     pub experts: Option<OfExperts<'a>>,
+    /// The last rows of `x` are the tokens' of shared experts.
+    pub shared: bool,
 }
 
-/// [`moe_sum`], of gates that have an expert.
+/// [`moe_sum`], of gates that have an expert, and of shared experts.
 pub(crate) fn sum<T: Float, Y: Float>(
     stream: &Stream,
     op: &'static str,
-    SumInputs { x, places, residual, experts }: SumInputs<T, Y>,
+    SumInputs { x, places, residual, experts, shared }: SumInputs<T, Y>,
     y: TensorViewMut<Y>,
 ) -> Result<()> {
     let mut y = y;
-    let [gates, cols] = x.dims(op, "x")?;
+    let [x_rows, cols] = x.dims(op, "x")?;
     let [tokens, y_cols] = y.dims(op, "y")?;
+    let gates = if shared { x_rows.saturating_sub(tokens) } else { x_rows };
     if y_cols != cols {
         return Err(Error::shape(op, "y", [tokens, y_cols], format!("[{tokens}, {cols}] (columns of x)")));
     }
@@ -159,6 +162,8 @@ pub(crate) fn sum<T: Float, Y: Float>(
         blocks: blocks as u32,
         blocks_inverse: u32::MAX / blocks as u32,
         experts: experts.as_ref().map_or(0, |e| e.count) as u32,
+        shared: shared.into(),
+        pad: 0,
     };
     // SAFETY: the checks above make the tensors as large as they count; the kernel checks places against the rows of `x`.
     unsafe { launch.run(&kernel, LaunchConfig::grid_1d(tokens * blocks), &params) }

@@ -1,10 +1,11 @@
 //! `fused_moe`: launches, chunks of tokens, graphs, workspaces, experts of other ranks, refusals. Parity is in the registry's cases.
 
 use crate::common::Numbers;
-use hk_core::{Float, bf16};
+use hk_core::{E8M0, Element, Float, Fp4x2, bf16};
 use hk_moe::{
-    ExpertGate, FusedMoeInputs, FusedMoeProblem, FusedRouting, FusedScales, GateOrder, GemmWeight,
-    TopkOptions, fused_moe, fused_moe_workspace, reference,
+    ExpertGate, FloatView, FusedMoeInputs, FusedMoeProblem, FusedRouting, FusedScales, FusedWeight,
+    GateOrder, GemmWeight, GroupScales, MxActivations, MxScaleView, SharedExperts, TopkOptions, fused_moe,
+    fused_moe_workspace, reference,
 };
 use hk_testkit::{
     self as kit, Gpu, HostTensorF64, Refusals, Tensor, Tolerance, kind, proptest::prelude::*, widen,
@@ -51,6 +52,7 @@ impl Layer {
             gate: ExpertGate::silu(GateOrder::Halves),
             routing: FusedRouting::Logits { logits, bias: None, k: self.problem.k, topk },
             expert_map: self.map.as_ref().map(|map| map.view()),
+            shared: None,
             residual: None,
         }
     }
@@ -65,13 +67,13 @@ impl Layer {
 }
 
 fn problem(tokens: usize, k: usize, experts: usize) -> FusedMoeProblem {
-    FusedMoeProblem { tokens, k, experts, hidden: 48, inner: 32 }
+    FusedMoeProblem { tokens, k, experts, hidden: 48, inner: 32, shared: 0 }
 }
 
 #[test]
 fn a_call_is_four_launches_or_six() {
     for gpu in ["emu:gfx942?details=true", "emu:gfx950?details=true"].map(Gpu::open) {
-        for (tokens, most) in [(1, 4), (64, 4), (256, 4), (257, 6)] {
+        for (tokens, most) in [(1, 4), (64, 4), (256, 4), (257, 5)] {
             let layer = Layer::new(&gpu, problem(tokens, 2, 8), None, 1);
             gpu.stream().take_profiles().unwrap();
             layer.run(&gpu, fused_moe_workspace(&layer.problem, None));
@@ -79,6 +81,194 @@ fn a_call_is_four_launches_or_six() {
             assert!(!profiles.is_empty(), "the emulator counts launches");
             let launches: u64 = profiles.iter().map(|profile| profile.launches).sum();
             assert_eq!(launches, most, "{tokens} tokens on {}", gpu.spec());
+        }
+    }
+}
+
+/// The weights of a [`Packed`] layer.
+#[derive(Debug, Clone, Copy)]
+enum Of {
+    /// `bf16`.
+    Plain,
+    /// `i8`, scales of rows.
+    Rows,
+    /// `i8`, scales of blocks.
+    Blocks,
+    Mx(MxActivations),
+    /// int4 with zero points.
+    Groups,
+}
+
+/// A layer of weights of random bytes, with shared experts.
+struct Packed<W: Element> {
+    of: Of,
+    problem: FusedMoeProblem,
+    x: Tensor<bf16>,
+    logits: Tensor<f32>,
+    /// `w1`, `w2`, then those of the shared experts.
+    w: [Tensor<W>; 4],
+    scales: [Tensor<f32>; 4],
+    mx: [Tensor<E8M0>; 4],
+    zeros: [Tensor<u8>; 4],
+}
+
+impl<W: FusedWeight<bf16>> Packed<W> {
+    const GROUP: usize = 32;
+
+    fn new(gpu: &Gpu, tokens: usize, of: Of, byte: fn(u8) -> W) -> Self {
+        let [experts, hidden, inner, shared] = [6, 192, 64, 32];
+        let problem = FusedMoeProblem { tokens, k: 2, experts, hidden, inner, shared };
+        let all = [
+            [experts, 2 * inner, hidden],
+            [experts, hidden, inner],
+            [1, 2 * shared, hidden],
+            [1, hidden, shared],
+        ];
+        let packed = if matches!(of, Of::Mx(_) | Of::Groups) { 2 } else { 1 };
+        let bytes = |n: usize, seed: u64| {
+            let mut numbers = Numbers(seed);
+            (0..n).map(move |_| numbers.next() as u8)
+        };
+        let w = all.map(|[e, n, k]| {
+            let data: Vec<W> = bytes(e * n * k / packed, (n + k) as u64).map(byte).collect();
+            gpu.upload(&data, [e, n, k / packed])
+        });
+        let scales = all.map(|[e, n, k]| {
+            let shape = match of {
+                Of::Blocks => [e, n.div_ceil(128), k.div_ceil(128)],
+                _ => [e, n, k.div_ceil(Self::GROUP)],
+            };
+            let scale = |b: u8| f32::from(b) / 65536.0 + 0.001;
+            if matches!(of, Of::Rows) {
+                let data: Vec<f32> = bytes(e * n, 5).map(scale).collect();
+                return gpu.upload(&data, [e, n]);
+            }
+            gpu.upload(&bytes(shape.iter().product(), 5).map(scale).collect::<Vec<f32>>(), shape)
+        });
+        let mx = all.map(|[e, n, k]| {
+            let data: Vec<E8M0> = bytes(e * n * k / 32, 6).map(|b| E8M0(118 + b % 4)).collect();
+            gpu.upload(&data, [e, n, k / 32])
+        });
+        let zeros = all.map(|[e, n, k]| {
+            let shape = [e, n / 2, k / Self::GROUP];
+            gpu.upload(&bytes(shape.iter().product(), 7).collect::<Vec<u8>>(), shape)
+        });
+        let x = gpu.upload(&values(tokens * hidden, 1, 1.0), [tokens, hidden]);
+        let logits = gpu.upload(&values(tokens * experts, 2, 3.0), [tokens, experts]);
+        Self { of, problem, x, logits, w, scales, mx, zeros }
+    }
+
+    /// Of `w1` and `w2` (0), or of the shared experts (2).
+    fn scales(&self, first: usize) -> FusedScales<'_> {
+        let [w1, w2] = [0, 1].map(|i| self.scales[first + i].view());
+        match self.of {
+            Of::Plain => FusedScales::None,
+            Of::Rows => FusedScales::Rows { w1, w2 },
+            Of::Blocks => FusedScales::Blocks { w1, w2 },
+            Of::Mx(activations) => {
+                let [w1, w2] = [0, 1].map(|i| MxScaleView::Rows(self.mx[first + i].view()));
+                FusedScales::Mx { w1, w2, activations }
+            }
+            Of::Groups => {
+                let of = |scale, i: usize| {
+                    let zero = Some(self.zeros[first + i].view());
+                    GroupScales { scale: FloatView::F32(scale), zero }
+                };
+                FusedScales::Groups { bits: 4, group: Self::GROUP, w1: of(w1, 0), w2: of(w2, 1) }
+            }
+        }
+    }
+
+    fn run<Y: Float>(&self, gpu: &Gpu, bytes: usize) -> Vec<Y> {
+        let FusedMoeProblem { tokens, hidden, k, .. } = self.problem;
+        let inputs = FusedMoeInputs {
+            x: self.x.view(),
+            w1: GemmWeight::Rows(self.w[0].view()),
+            w2: GemmWeight::Rows(self.w[1].view()),
+            scales: self.scales(0),
+            w1_bias: None,
+            w2_bias: None,
+            gate: ExpertGate::silu(GateOrder::Halves),
+            routing: FusedRouting::Logits {
+                logits: self.logits.view().into(),
+                bias: None,
+                k,
+                topk: TopkOptions::default(),
+            },
+            expert_map: None,
+            shared: Some(SharedExperts {
+                w1: GemmWeight::Rows(self.w[2].view()),
+                w2: GemmWeight::Rows(self.w[3].view()),
+                scales: self.scales(2),
+            }),
+            residual: None,
+        };
+        let mut y = gpu.poisoned::<Y>([tokens, hidden]);
+        let mut workspace = gpu.stream().alloc_zeroed::<u8>(bytes).unwrap();
+        fused_moe(gpu.stream(), inputs, y.view_mut(), workspace.view_mut([bytes]).unwrap()).unwrap();
+        gpu.assert_guards(&y);
+        gpu.download(&y).data
+    }
+}
+
+/// Beyond 256 tokens the second launch of routing quantizes; chunks of 256 tokens have a launch for that.
+#[test]
+fn quantized_weights_have_six_launches_and_the_bits_of_any_chunks() {
+    fn check<W: FusedWeight<bf16>>(gpu: &Gpu, of: Of, byte: fn(u8) -> W) {
+        let small = Packed::new(gpu, 256, of, byte);
+        let layer = Packed::new(gpu, 600, of, byte);
+        let launches = |layer: &Packed<W>| {
+            gpu.stream().take_profiles().unwrap();
+            let y = layer.run::<bf16>(gpu, fused_moe_workspace(&layer.problem, None));
+            (y, gpu.stream().take_profiles().unwrap().iter().map(|p| p.launches).sum::<u64>())
+        };
+        // Of them three are those of shared experts.
+        assert_eq!(launches(&small).1, 9, "{of:?}, 256 tokens on {}", gpu.spec());
+        let (all, count) = launches(&layer);
+        assert_eq!(count, 9, "{of:?}, 600 tokens on {}", gpu.spec());
+        assert!(all.iter().all(|y| y.is_finite()), "{of:?}");
+        let chunks = layer.run::<bf16>(gpu, fused_moe_workspace(&layer.problem, Some(0)));
+        assert!(chunks == all, "{of:?} in chunks on {}", gpu.spec());
+        let partial = layer.run::<f32>(gpu, fused_moe_workspace(&layer.problem, None));
+        assert!(partial.iter().map(|&y| bf16::from_f32(y)).eq(all), "{of:?}, f32 on {}", gpu.spec());
+    }
+    for gpu in ["emu:gfx942?details=true", "emu:gfx950?details=true"].map(Gpu::open) {
+        check(&gpu, Of::Rows, |b| b as i8);
+        check(&gpu, Of::Blocks, |b| b as i8);
+        check(&gpu, Of::Mx(MxActivations::Fp4), Fp4x2);
+        check(&gpu, Of::Mx(MxActivations::Fp8), Fp4x2);
+    }
+}
+
+/// A layer of int4 groups is that of its dequantized weights, whose GEMMs have other tiles.
+#[test]
+fn groups_are_their_dequantized_weights() {
+    for gpu in kit::devices() {
+        let layer = Packed::new(&gpu, 40, Of::Groups, |b| b);
+        let got: Vec<f32> = layer.run(&gpu, fused_moe_workspace(&layer.problem, None));
+        let half = |byte: u8, odd: bool| f32::from(if odd { byte >> 4 } else { byte & 15 });
+        let w = [0, 1, 2, 3].map(|i| {
+            let (w, scale, zero) = (&layer.w[i], &layer.scales[i], &layer.zeros[i]);
+            let shape = gpu.download(w).shape.clone();
+            let (n, k) = (shape[1], 2 * shape[2]);
+            let groups = k / 32;
+            let [w, zero] = [w, zero].map(|t| gpu.download(t).data);
+            let scale = gpu.download(scale).data;
+            let values: Vec<bf16> = (0..2 * w.len())
+                .map(|at| {
+                    let (row, group) = (at / k, at % k / 32);
+                    let zero = half(zero[row / 2 * groups + group], row % 2 == 1);
+                    bf16::from_f32((half(w[at / 2], at % 2 == 1) - zero) * scale[row * groups + group])
+                })
+                .collect();
+            gpu.upload(&values, [shape[0], n, k])
+        });
+        let plain = Packed { w, ..Packed::new(&gpu, 40, Of::Plain, |_| bf16::ZERO) };
+        let want: Vec<f32> = plain.run(&gpu, fused_moe_workspace(&plain.problem, None));
+        let largest = want.iter().fold(0.0f32, |max, v| max.max(v.abs()));
+        assert!(largest > 0.0);
+        for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+            assert!((got - want).abs() <= largest / 64.0, "element {i}: {got}, {want} on {}", gpu.spec());
         }
     }
 }
@@ -180,7 +370,7 @@ proptest! {
         tokens in kit::size(1..=300, &[16, 256]), experts in 1usize..=20, more in 0usize..4, chunks in 1usize..=8, inner in 1usize..=8, seed: u64,
     ) {
         let k = 1 + more.min(experts - 1);
-        let problem = FusedMoeProblem { tokens, k, experts, hidden: 8 * chunks, inner: 8 * inner };
+        let problem = FusedMoeProblem { tokens, k, experts, hidden: 8 * chunks, inner: 8 * inner, shared: 0 };
         let FusedMoeProblem { hidden, inner, .. } = problem;
         for gpu in kit::devices() {
             let layer = Layer::new(&gpu, problem, None, seed);
@@ -237,7 +427,8 @@ impl ExpertMagnitude<'_> {
 /// DeepSeek-V3 with experts in eight parts.
 #[test]
 fn the_workspace_of_deepseek_is_bounded_by_the_limit() {
-    let deepseek = FusedMoeProblem { tokens: 16_384, k: 8, experts: 256, hidden: 7168, inner: 2048 };
+    let deepseek =
+        FusedMoeProblem { tokens: 16_384, k: 8, experts: 256, hidden: 7168, inner: 2048, shared: 0 };
     let limit = 3 << 29;
     assert!(fused_moe_workspace(&deepseek, None) > limit);
     assert_eq!(fused_moe_workspace(&deepseek, Some(limit)), limit);
@@ -247,7 +438,7 @@ fn the_workspace_of_deepseek_is_bounded_by_the_limit() {
 
 #[test]
 fn wrong_arguments_are_refused_by_name() {
-    let bytes = fused_moe_workspace(&problem(12, 2, 4), None);
+    let bytes = fused_moe_workspace(&FusedMoeProblem { shared: 8, ..problem(12, 2, 4) }, None);
     Refusals::new((), |stream, tensors, ()| {
         let topk = TopkOptions::default();
         let inputs = FusedMoeInputs {
@@ -265,7 +456,12 @@ fn wrong_arguments_are_refused_by_name() {
                 topk,
             },
             expert_map: tensors.optional_input("expert_map"),
-            residual: tensors.optional_input("residual"),
+            shared: Some(SharedExperts {
+                w1: GemmWeight::Rows(tensors.input::<bf16>("shared_w1")),
+                w2: GemmWeight::Rows(tensors.input::<bf16>("shared_w2")),
+                scales: FusedScales::None,
+            }),
+            residual: tensors.optional_input::<bf16>("residual"),
         };
         fused_moe(stream, inputs, tensors.output("y"), tensors.output::<u8>("workspace"))
     })
@@ -275,6 +471,8 @@ fn wrong_arguments_are_refused_by_name() {
     .input::<f32>("w1_bias", [4, 64])
     .input::<f32>("logits", [12, 4])
     .input::<i32>("expert_map", [4])
+    .input::<bf16>("shared_w1", [1, 16, 48])
+    .input::<bf16>("shared_w2", [1, 48, 8])
     .input::<bf16>("residual", [12, 48])
     .output::<bf16>("y", [12, 48])
     .output::<u8>("workspace", [bytes])
@@ -287,6 +485,12 @@ fn wrong_arguments_are_refused_by_name() {
     .refuses(kind!(Shape), &["fused_moe: logits"], |call| call.shape("logits", [11, 4]))
     .refuses(kind!(Shape), &["fused_moe: expert_map"], |call| call.shape("expert_map", [3]))
     .refuses(kind!(Shape), &["fused_moe: residual"], |call| call.shape("residual", [12, 47]))
+    .refuses(kind!(Shape), &["fused_moe: shared.w1"], |call| {
+        call.shape("shared_w1", [2, 16, 48]);
+        call.shape("shared_w2", [2, 48, 8]);
+    })
+    .refuses(kind!(Shape), &["fused_moe: shared.w1"], |call| call.shape("shared_w1", [1, 16, 40]))
+    .refuses(kind!(Shape), &["fused_moe: shared.w2"], |call| call.shape("shared_w2", [1, 48, 16]))
     .refuses(kind!(Shape), &["fused_moe: y"], |call| call.shape("y", [11, 48]))
     .refuses(kind!(Shape), &["fused_moe: workspace"], |call| call.shape("workspace", [4096]))
     .refuses(kind!(Shape), &["fused_moe: w1", "expert_map"], |call| {

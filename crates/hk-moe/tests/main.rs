@@ -9,3 +9,4 @@ mod routing;
 mod sum;
 mod top1;
 mod topk;
+mod weights;

@@ -332,7 +332,9 @@ fn wrong_arguments_are_refused_by_name() {
     .refuses(kind!(Shape), &["block_pid_map", "moe_max_tiles"], |call| {
         call.shape("block_pid_map", [tiles - 1]);
     })
-    .refuses(kind!(Shape), &["workspace", "moe_routing_workspace"], |call| call.shape("workspace", [71]))
+    .refuses(kind!(Shape), &["workspace", "moe_routing_workspace"], |call| {
+        call.shape("workspace", [moe_routing_workspace(5, 4, 24) - 1]);
+    })
     .refuses(kind!(Argument), &["k: k = 33"], |call| call.options.k = 33)
     .refuses(kind!(Argument), &["block_m: 48"], |call| call.options.block_m = 48)
     .refuses(kind!(Argument), &["block_m: 0"], |call| call.options.block_m = 0)

@@ -79,6 +79,11 @@ pub enum ExpertRows<'a> {
     Ragged(RaggedRows<'a>),
     /// Dispatched by expert.
     Masked(MaskedRows<'a>),
+    /// All rows of `a`, by the one matrix of `w`.
+    All {
+        /// Rows of a tile at most: 16, 32, 64, 128 or 256.
+        block: usize,
+    },
 }
 
 /// The scales of an expert GEMM's operands.
@@ -320,6 +325,9 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
         if w_cols.saturating_mul(w_packed) != k {
             let cols = k / w_packed;
             return Err(Error::shape(op, w_name, w.shape(), format!("[E, N, {cols}] (K of {a_name})")));
+        }
+        if matches!(self.rows, ExpertRows::All { .. }) && experts != 1 {
+            return Err(Error::shape(op, w_name, w.shape(), "[1, N, K] (for all rows)"));
         }
         if lead.is_some_and(|lead| lead != experts) {
             return Err(Error::shape(
@@ -620,6 +628,10 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
                 rows.counts.expect_vector(op, "counts", sizes.experts, "experts of w")?;
                 Ok((0, sizes.gates.next_power_of_two().clamp(16, 256)))
             }
+            ExpertRows::All { block } => {
+                block_of("block", *block)?;
+                Ok((0, *block))
+            }
         }
     }
 
@@ -700,6 +712,7 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
                 ("expert_map", rows.expert_map.as_ref().map(|map| map as _)),
             ]),
             ExpertRows::Masked(rows) => inputs.push(("counts", Some(&rows.counts as _))),
+            ExpertRows::All { .. } => {}
         }
         check_aliases(self.op, &inputs, &[((y_name, Some(y)), &[])])
     }
@@ -741,7 +754,10 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
         }
         let (m, n) = tile.shape();
         let of_expert = sizes.gates.div_ceil(m);
-        let m_tiles = if self.masked() { sizes.experts * of_expert } else { list_tiles * (block / m) };
+        let m_tiles = match self.rows {
+            ExpertRows::Masked(_) | ExpertRows::All { .. } => sizes.experts * of_expert,
+            _ => list_tiles * (block / m),
+        };
         let n_tiles = sizes.w_rows.div_ceil(n);
         let blocks = m_tiles.saturating_mul(n_tiles);
         if blocks > MOST_GATES {
@@ -866,6 +882,8 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
                 rows.map = 2;
                 rows.tiles = launch.input_address("counts", &lists.counts)?;
             }
+            // As masked rows, without counts.
+            ExpertRows::All { .. } => rows.map = 2,
         }
         params.rows = rows;
         // Blocks of the smallest tile are persistent.

@@ -105,7 +105,11 @@ macro_rules! blocks {
 
 macro_rules! dequantized {
     ($name:literal) => {
-        kernels!(T128x128: ["experts_", $name, "_128x128"], T64x64: ["experts_", $name, "_64x64"])
+        kernels!(
+            T128x128: ["experts_", $name, "_128x128"],
+            T64x64: ["experts_", $name, "_64x64"],
+            T16x32: ["experts_", $name, "_16x32"],
+        )
     };
 }
 macro_rules! by_fp4 {

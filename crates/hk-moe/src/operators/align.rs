@@ -56,7 +56,7 @@ pub(crate) const MOE_ALIGN_BLOCK_SIZE: Operator = Operator {
     corners: &[
         Case { label: "one launch", tensors: &[("topk_ids", DType::I32, &[33, 3])], scalars: &[] },
         Case {
-            label: "three launches, expert map",
+            label: "two launches, expert map",
             tensors: &[("topk_ids", DType::I32, &[515, 5]), ("expert_map", DType::I32, &[129])],
             scalars: &[("experts", Scalar::Count(129)), ("block_size", Scalar::Count(16))],
         },

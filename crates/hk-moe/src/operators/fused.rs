@@ -6,7 +6,8 @@ use super::{I32, experts, topk};
 use crate::reference::{self, EXPERT_TERMS, ExpertProblem};
 use crate::{
     Activation, ExpertGate, FloatView, FusedMoeInputs, FusedMoeProblem, FusedRouting, FusedScales,
-    FusedWeight, GateOrder, GemmWeight, MxActivations, MxScaleView, fused_moe, fused_moe_workspace, kernels,
+    FusedWeight, GateOrder, GemmWeight, GroupScales, MxActivations, MxScaleView, SharedExperts, fused_moe,
+    fused_moe_workspace, kernels,
 };
 use hk_core::quant::{BlockRule, BlockScale, Quantized, group_scale, linear_scale};
 use hk_core::registry::{
@@ -20,7 +21,7 @@ const OP: &str = "fused_moe";
 const HALVES: &[DType] = &[DType::Bf16, DType::F16];
 const FLOATS: &[DType] = super::FLOATS;
 const WEIGHTS: &[DType] =
-    &[DType::Bf16, DType::F16, DType::I8, DType::Fp8E4M3Fnuz, DType::Fp8E4M3, DType::Fp4x2];
+    &[DType::Bf16, DType::F16, DType::I8, DType::Fp8E4M3Fnuz, DType::Fp8E4M3, DType::Fp4x2, DType::U8];
 const SMALL: Sample = Sample::Normal { mean: 0.0, deviation: 0.5 };
 /// Of scales, e8m0 or f32.
 const SCALE: Sample = Sample::Uniform { low: 0.05, high: 0.3 };
@@ -32,10 +33,26 @@ const TOPK_WEIGHTS: ArgSpec = ArgSpec::input("topk_weights", &[DType::F32], 2, "
     .optional();
 
 const fn scale(name: &'static str) -> ArgSpec {
-    const SHAPE: &str = "[E, N], [E], [1], [E, N / 128, K / 128], of mxfp4 [E, N, K / 32]";
-    ArgSpec::input(name, &[DType::F32, DType::E8M0], 1, SHAPE).ranks(1, 3).optional().sampled(SCALE)
+    const SHAPE: &str =
+        "[E, N], [E], [1], [E, N / 128, K / 128], of mxfp4 [E, N, K / 32], of u8 [E, N, groups]";
+    ArgSpec::input(name, &[DType::F32, DType::E8M0, DType::Bf16, DType::F16], 1, SHAPE)
+        .ranks(1, 3)
+        .optional()
+        .sampled(SCALE)
 }
 
+const fn zero(name: &'static str) -> ArgSpec {
+    ArgSpec::input(name, &[DType::U8], 3, "[E, N, groups], int4 [E, N / 2, groups]")
+        .optional()
+        .sampled(Sample::Integers { low: 0, high: 256 })
+}
+
+const Y_DTYPE: ScalarSpec = ScalarSpec {
+    name: "y_dtype",
+    default: Scalar::Choice("auto"),
+    choices: &["auto", "f32"],
+    summary: "type of y; auto: as x. f32: partial sums of a rank, not rounded",
+};
 const GATE: ScalarSpec = ScalarSpec {
     name: "gate",
     default: Scalar::Choice("silu"),
@@ -54,6 +71,23 @@ const fn activations(name: &'static str) -> (&'static str, Scalar) {
 }
 const fn chosen(k: u64) -> (&'static str, Scalar) {
     ("k", Scalar::Count(k))
+}
+
+/// Layers of whole models: DeepSeek-V3 and Qwen3 235B on a rank of EP8, GPT-OSS 120B.
+macro_rules! deepseek_v3 {
+    ($tokens:literal) => {
+        case!(concat!("DeepSeek-V3, EP8, fp8 blocks, T = ", $tokens), x: Bf16 [$tokens, 7168], w1: Fp8E4M3 [32, 4096, 7168], w2: Fp8E4M3 [32, 7168, 2048], w1_scale: F32 [32, 32, 56], w2_scale: F32 [32, 56, 16], logits: F32 [$tokens, 32], shared_w1: Fp8E4M3 [1, 4096, 7168], shared_w2: Fp8E4M3 [1, 7168, 2048], shared_w1_scale: F32 [1, 32, 56], shared_w2_scale: F32 [1, 56, 16]; chosen(8))
+    };
+}
+macro_rules! qwen3 {
+    ($tokens:literal) => {
+        case!(concat!("Qwen3 235B, EP8, T = ", $tokens), x: Bf16 [$tokens, 4096], w1: Bf16 [16, 3072, 4096], w2: Bf16 [16, 4096, 1536], logits: F32 [$tokens, 16]; chosen(8))
+    };
+}
+macro_rules! gpt_oss {
+    ($tokens:literal) => {
+        case!(concat!("GPT-OSS 120B, mxfp4, T = ", $tokens), x: Bf16 [$tokens, 2880], w1: Fp4x2 [128, 5760, 1440], w2: Fp4x2 [128, 2880, 1440], w1_scale: E8M0 [128, 5760, 90], w2_scale: E8M0 [128, 2880, 90], w1_bias: F32 [128, 5760], w2_bias: F32 [128, 2880], logits: F32 [$tokens, 128]; chosen(4), gate("swiglu_oai"), activations("half"))
+    };
 }
 
 pub(crate) const FUSED_MOE: Operator = Operator {
@@ -75,8 +109,14 @@ pub(crate) const FUSED_MOE: Operator = Operator {
         ArgSpec::input("expert_map", I32, 1, "[all experts]")
             .optional()
             .sampled(Sample::Integers { low: -1, high: 2 }),
-        ArgSpec::input("residual", HALVES, 2, "[T, H]").optional(),
-        ArgSpec::output("y", Tolerance::Sum { terms: EXPERT_TERMS }, HALVES, 2, "[T, H]"),
+        zero("w1_zero"),
+        zero("w2_zero"),
+        ArgSpec::input("shared_w1", WEIGHTS, 3, "[1, 2 S, H]").optional().sampled(SMALL),
+        ArgSpec::input("shared_w2", WEIGHTS, 3, "[1, H, S]").optional().sampled(SMALL),
+        scale("shared_w1_scale"),
+        scale("shared_w2_scale"),
+        ArgSpec::input("residual", FLOATS, 2, "[T, H]").optional(),
+        ArgSpec::output("y", Tolerance::Sum { terms: EXPERT_TERMS }, FLOATS, 2, "[T, H]"),
     ],
     scalars: &[
         topk::SCALARS[0],
@@ -87,13 +127,16 @@ pub(crate) const FUSED_MOE: Operator = Operator {
         topk::SCALARS[7],
         GATE,
         ACTIVATIONS,
+        Y_DTYPE,
     ],
     kernels: &[
         &kernels::EXPERTS,
         &kernels::EXPERTS_A8W8,
+        &kernels::EXPERTS_A16W8,
         &kernels::EXPERTS_FP4,
         &kernels::ROUTING,
         &kernels::LISTS,
+        &kernels::LISTS_QUANTIZE,
         &kernels::SUM,
     ],
     cases: &[
@@ -102,17 +145,35 @@ pub(crate) const FUSED_MOE: Operator = Operator {
         case!("DeepSeek-V3, fp8 blocks, 2 local experts of 256, an eighth of each, 8 tokens (OCP)", x: Bf16 [8, 7168], w1: Fp8E4M3 [2, 512, 7168], w2: Fp8E4M3 [2, 7168, 256], w1_scale: F32 [2, 4, 56], w2_scale: F32 [2, 56, 2], logits: F32 [8, 256], bias: F32 [256], expert_map: I32 [256], residual: Bf16 [8, 7168]; ("scores", Scalar::Choice("sigmoid")), ("renormalize", Scalar::Bool(true)), ("scaling", Scalar::Float(2.5)), ("groups", Scalar::Count(8)), ("kept_groups", Scalar::Count(4))),
         case!("GPT-OSS 120B, mxfp4, 2 local experts of 128, half of each, 8 tokens", x: Bf16 [8, 2880], w1: Fp4x2 [2, 2880, 1440], w2: Fp4x2 [2, 2880, 720], w1_scale: E8M0 [2, 2880, 90], w2_scale: E8M0 [2, 2880, 45], w1_bias: F32 [2, 2880], w2_bias: F32 [2, 2880], logits: F32 [8, 128], expert_map: I32 [128]; chosen(4), gate("swiglu_oai"), activations("half")),
     ],
+    // A rank of EP8 has the gates of its own experts alone, from the tokens of all ranks: as many as if each of its own tokens had all
+    // of its choices there.
     bench: BenchSizes::Cases(&[
-        case!("Qwen3 235B, EP8, 64 tokens", x: Bf16 [64, 4096], w1: Bf16 [16, 3072, 4096], w2: Bf16 [16, 4096, 1536], logits: F32 [64, 16]),
-        case!("Qwen3 235B, EP8, 4096 tokens", x: Bf16 [4096, 4096], w1: Bf16 [16, 3072, 4096], w2: Bf16 [16, 4096, 1536], logits: F32 [4096, 16]),
-        case!("DeepSeek-V3, EP8, fp8 blocks, 64 tokens", x: Bf16 [64, 7168], w1: Fp8E4M3 [32, 4096, 7168], w2: Fp8E4M3 [32, 7168, 2048], w1_scale: F32 [32, 32, 56], w2_scale: F32 [32, 56, 16], logits: F32 [64, 32]),
-        case!("DeepSeek-V3, EP8, fp8 blocks, 4096 tokens", x: Bf16 [4096, 7168], w1: Fp8E4M3 [32, 4096, 7168], w2: Fp8E4M3 [32, 7168, 2048], w1_scale: F32 [32, 32, 56], w2_scale: F32 [32, 56, 16], logits: F32 [4096, 32]),
-        case!("GPT-OSS 120B, mxfp4, 128 tokens", x: Bf16 [128, 2880], w1: Fp4x2 [128, 5760, 1440], w2: Fp4x2 [128, 2880, 1440], w1_scale: E8M0 [128, 5760, 90], w2_scale: E8M0 [128, 2880, 90], w1_bias: F32 [128, 5760], w2_bias: F32 [128, 2880], logits: F32 [128, 128]; chosen(4), gate("swiglu_oai"), activations("half")),
+        deepseek_v3!(1),
+        deepseek_v3!(16),
+        deepseek_v3!(64),
+        deepseek_v3!(256),
+        deepseek_v3!(1024),
+        deepseek_v3!(4096),
+        deepseek_v3!(16384),
+        qwen3!(1),
+        qwen3!(16),
+        qwen3!(64),
+        qwen3!(256),
+        qwen3!(1024),
+        qwen3!(4096),
+        qwen3!(16384),
+        gpt_oss!(1),
+        gpt_oss!(16),
+        gpt_oss!(64),
+        gpt_oss!(256),
+        gpt_oss!(1024),
+        gpt_oss!(4096),
+        gpt_oss!(16384),
     ]),
     corners: &[
         case!("bf16", x: Bf16 [20, 64], w1: Bf16 [6, 80, 64], w2: Bf16 [6, 64, 40], logits: F32 [20, 6]; chosen(2)),
         case!("bf16, groups, bias, residual", x: Bf16 [20, 64], w1: Bf16 [8, 80, 64], w2: Bf16 [8, 64, 40], logits: Bf16 [20, 8], bias: F32 [8], residual: Bf16 [20, 64]; chosen(2), ("scores", Scalar::Choice("sigmoid")), ("renormalize", Scalar::Bool(true)), ("scaling", Scalar::Float(2.5)), ("groups", Scalar::Count(4)), ("kept_groups", Scalar::Count(2))),
-        case!("f16, expert map, biases, three launches of routing", x: F16 [300, 40], w1: F16 [2, 64, 40], w2: F16 [2, 40, 32], w1_bias: F16 [2, 64], w2_bias: F32 [2, 40], logits: F16 [300, 6], expert_map: I32 [6]; chosen(2), gate("swiglu_oai")),
+        case!("f16, expert map, biases, two launches of routing", x: F16 [300, 40], w1: F16 [2, 64, 40], w2: F16 [2, 40, 32], w1_bias: F16 [2, 64], w2_bias: F32 [2, 40], logits: F16 [300, 6], expert_map: I32 [6]; chosen(2), gate("swiglu_oai")),
         case!("bf16, chosen, expert map", x: Bf16 [20, 64], w1: Bf16 [4, 80, 64], w2: Bf16 [4, 64, 40], topk_ids: I32 [20, 3], topk_weights: F32 [20, 3], expert_map: I32 [5]; gate("gelu")),
         case!("i8, rows", x: Bf16 [20, 64], w1: I8 [6, 96, 64], w2: I8 [6, 64, 48], w1_scale: F32 [6, 96], w2_scale: F32 [6], logits: F32 [20, 6]; chosen(2)),
         case!("fp8, rows", x: Bf16 [20, 64], w1: Fp8E4M3Fnuz [6, 96, 64], w2: Fp8E4M3Fnuz [6, 64, 48], w1_scale: F32 [6, 96], w2_scale: F32 [6, 64], topk_ids: I32 [20, 2], topk_weights: F32 [20, 2]),
@@ -122,6 +183,16 @@ pub(crate) const FUSED_MOE: Operator = Operator {
         case!("mxfp4", x: Bf16 [20, 64], w1: Fp4x2 [4, 128, 32], w2: Fp4x2 [4, 64, 32], w1_scale: E8M0 [4, 128, 2], w2_scale: E8M0 [4, 64, 2], logits: F32 [20, 4]; chosen(2)),
         case!("mxfp4 by fp8", x: Bf16 [20, 64], w1: Fp4x2 [4, 128, 32], w2: Fp4x2 [4, 64, 32], w1_scale: E8M0 [4, 128, 2], w2_scale: E8M0 [4, 64, 2], w1_bias: Bf16 [4, 128], logits: F32 [20, 4]; chosen(2), gate("swiglu_oai"), activations("fp8")),
         case!("mxfp4 by bf16", x: Bf16 [20, 64], w1: Fp4x2 [4, 128, 32], w2: Fp4x2 [4, 64, 32], w1_scale: E8M0 [4, 128, 2], w2_scale: E8M0 [4, 64, 2], logits: F32 [20, 4]; chosen(2), activations("half")),
+        case!("bf16 by groups of u4, zero points, shared experts", x: Bf16 [20, 64], w1: U8 [4, 128, 32], w2: U8 [4, 64, 32], w1_scale: F32 [4, 128, 2], w2_scale: F32 [4, 64, 2], w1_zero: U8 [4, 64, 2], w2_zero: U8 [4, 32, 2], logits: F32 [20, 4], shared_w1: U8 [1, 64, 32], shared_w2: U8 [1, 64, 16], shared_w1_scale: F32 [1, 64, 2], shared_w2_scale: F32 [1, 64, 1]; chosen(2)),
+        case!("f16 by groups of u8", x: F16 [20, 64], w1: U8 [4, 128, 64], w2: U8 [4, 64, 64], w1_scale: F16 [4, 128, 1], w2_scale: F16 [4, 64, 1], logits: F32 [20, 4]; chosen(2)),
+        case!("bf16, shared experts, partial sums", x: Bf16 [20, 64], w1: Bf16 [2, 80, 64], w2: Bf16 [2, 64, 40], logits: F32 [20, 6], expert_map: I32 [6], shared_w1: Bf16 [1, 48, 64], shared_w2: Bf16 [1, 64, 24], residual: F32 [20, 64]; chosen(2), ("y_dtype", Scalar::Choice("f32"))),
+        case!("i8, rows, shared experts, two launches of routing", x: Bf16 [270, 64], w1: I8 [6, 96, 64], w2: I8 [6, 64, 48], w1_scale: F32 [6, 96], w2_scale: F32 [6], logits: F32 [270, 6], shared_w1: I8 [1, 64, 64], shared_w2: I8 [1, 64, 32], shared_w1_scale: F32 [1, 64], shared_w2_scale: F32 [1]; chosen(2)),
+        case!("fp8, blocks, shared experts, two launches of routing", x: F16 [260, 160], w1: Fp8E4M3Fnuz [3, 288, 160], w2: Fp8E4M3Fnuz [3, 160, 144], w1_scale: F32 [3, 3, 2], w2_scale: F32 [3, 2, 2], topk_ids: I32 [260, 1], topk_weights: F32 [260, 1], shared_w1: Fp8E4M3Fnuz [1, 64, 160], shared_w2: Fp8E4M3Fnuz [1, 160, 32], shared_w1_scale: F32 [1, 1, 2], shared_w2_scale: F32 [1, 2, 1]),
+        case!("fp8, blocks, shared experts, two launches of routing (OCP)", x: F16 [260, 160], w1: Fp8E4M3 [3, 288, 160], w2: Fp8E4M3 [3, 160, 144], w1_scale: F32 [3, 3, 2], w2_scale: F32 [3, 2, 2], topk_ids: I32 [260, 1], topk_weights: F32 [260, 1], shared_w1: Fp8E4M3 [1, 64, 160], shared_w2: Fp8E4M3 [1, 160, 32], shared_w1_scale: F32 [1, 1, 2], shared_w2_scale: F32 [1, 2, 1]),
+        case!("i8, blocks, two launches of routing", x: Bf16 [258, 160], w1: I8 [3, 64, 160], w2: I8 [3, 160, 32], w1_scale: F32 [3, 1, 2], w2_scale: F32 [3, 2, 1], logits: F32 [258, 3]; chosen(1)),
+        case!("f16, i8, rows, two launches of routing", x: F16 [258, 64], w1: I8 [3, 64, 64], w2: I8 [3, 64, 32], w1_scale: F32 [3, 64], w2_scale: F32 [3], logits: F32 [258, 3]; chosen(1)),
+        case!("f16, mxfp4, two launches of routing", x: F16 [257, 64], w1: Fp4x2 [3, 64, 32], w2: Fp4x2 [3, 64, 16], w1_scale: E8M0 [3, 64, 2], w2_scale: E8M0 [3, 64, 1], logits: F32 [257, 3]; chosen(1)),
+        case!("mxfp4, shared experts, two launches of routing", x: Bf16 [260, 64], w1: Fp4x2 [4, 128, 32], w2: Fp4x2 [4, 64, 32], w1_scale: E8M0 [4, 128, 2], w2_scale: E8M0 [4, 64, 2], logits: F32 [260, 4], shared_w1: Fp4x2 [1, 64, 32], shared_w2: Fp4x2 [1, 64, 16], shared_w1_scale: E8M0 [1, 64, 2], shared_w2_scale: E8M0 [1, 64, 1]; chosen(1)),
     ],
     outputs,
     run,
@@ -133,6 +204,8 @@ pub(crate) const FUSED_MOE: Operator = Operator {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Kind {
     Half,
+    /// Weights in groups, of 32 columns or more.
+    Groups,
     Rows,
     Blocks,
     MxHalf,
@@ -144,12 +217,15 @@ struct Sizes {
     problem: FusedMoeProblem,
     local: usize,
     kind: Kind,
+    y: DType,
 }
 
 fn sizes<V: Described>(call: &Call<V>) -> Result<Sizes> {
     let (x, w1, w2) = (call.get("x")?, call.get("w1")?, call.get("w2")?);
     let [tokens, hidden] = [x.shape()[0], x.shape()[1]];
-    let packed = if w1.dtype() == DType::Fp4x2 { 2 } else { 1 };
+    // int4 weights are those whose rows are half as long.
+    let int4 = w1.dtype() == DType::U8 && w1.shape()[2] * 2 == hidden;
+    let packed = if w1.dtype() == DType::Fp4x2 || int4 { 2 } else { 1 };
     let (local, rows) = (w1.shape()[0], w1.shape()[1]);
     let inner = rows / 2;
     let element = w1.dtype().size_bytes();
@@ -209,32 +285,82 @@ fn sizes<V: Described>(call: &Call<V>) -> Result<Sizes> {
         }
         crate::topk::check_options(OP, experts, k, bias.is_some(), &choice_options(call)?)?;
     }
+    let y = if call.choice("y_dtype")? == "f32" { DType::F32 } else { x.dtype() };
     for (name, want) in
         [("w1_bias", [local, rows]), ("w2_bias", [local, hidden]), ("residual", [tokens, hidden])]
     {
         if let Some(t) = call.optional(name)
-            && (t.shape() != want || name == "residual" && t.dtype() != x.dtype())
+            && (t.shape() != want || name == "residual" && t.dtype() != y)
         {
             return Err(Error::shape(OP, "w1_bias", t.shape(), format!("{want:?}: {name}")));
         }
     }
-    let kind = kind(call, [local, rows, hidden, inner])?;
-    Ok(Sizes { problem: FusedMoeProblem { tokens, k, experts, hidden, inner }, local, kind })
+    let kind = kind(call, ["w1_scale", "w2_scale"], [local, rows, hidden, inner])?;
+    let zeros = [("w1_zero", rows, hidden), ("w2_zero", hidden, inner)];
+    for (name, n, k) in zeros {
+        let Some(zero) = call.optional(name) else { continue };
+        let of = |groups: usize| [local, n / if int4 { 2 } else { 1 }, k / groups];
+        let fits = kind == Kind::Groups && n.is_multiple_of(2);
+        if !fits || zero.shape() != of(group(call, "w1_scale", hidden)?) {
+            return Err(Error::shape(OP, "w1_zero", zero.shape(), format!("{name} of groups")));
+        }
+    }
+    let shared = match (call.optional("shared_w1"), call.optional("shared_w2")) {
+        (None, None) => 0,
+        (Some(a), Some(b)) => {
+            let shared = a.shape()[1] / 2;
+            let same = a.dtype() == w1.dtype() && b.dtype() == w1.dtype();
+            let fits =
+                a.shape() == [1, 2 * shared, hidden / packed] && b.shape() == [1, hidden, shared / packed];
+            if !same || !fits || shared == 0 || !on_16(shared) {
+                return Err(Error::shape(OP, "shared_w1", a.shape(), format!("[1, 2 S, {hidden}] as w1")));
+            }
+            let of_shared =
+                self::kind(call, ["shared_w1_scale", "shared_w2_scale"], [1, 2 * shared, hidden, shared])?;
+            let grouped = kind != Kind::Groups
+                || group(call, "shared_w1_scale", hidden)? == group(call, "w1_scale", hidden)?;
+            if of_shared != kind || !grouped {
+                return bad("shared_w1_scale", "another kind".into(), "scales of the kind of w1's");
+            }
+            shared
+        }
+        _ => return bad("shared_w1", "given".into(), "shared_w1 and shared_w2, or neither"),
+    };
+    Ok(Sizes { problem: FusedMoeProblem { tokens, k, experts, hidden, inner, shared }, local, kind, y })
 }
 
-fn kind<V: Described>(call: &Call<V>, [local, rows, hidden, inner]: [usize; 4]) -> Result<Kind> {
+/// Columns that share a scale.
+fn group<V: Described>(call: &Call<V>, scale: &'static str, k: usize) -> Result<usize> {
+    Ok(k / call.get(scale)?.shape().last().copied().unwrap_or(1).max(1))
+}
+
+fn kind<V: Described>(
+    call: &Call<V>,
+    scales: [&'static str; 2],
+    [local, rows, hidden, inner]: [usize; 4],
+) -> Result<Kind> {
     let w = call.get("w1")?.dtype();
     let named = call.choice("activations")?;
     let refuse = |what: &str| Err(Error::argument(OP, "w1_scale", what, "scales that fit the weights"));
     if named != "auto" && w != DType::Fp4x2 {
         return Err(Error::argument(OP, "activations", named, "auto, unless weights are mxfp4"));
     }
-    let (first, second) = (call.optional("w1_scale"), call.optional("w2_scale"));
+    let (first, second) = (call.optional(scales[0]), call.optional(scales[1]));
     if matches!(w, DType::Bf16 | DType::F16) {
         let same = w == call.get("x")?.dtype();
         return if first.is_none() && second.is_none() && same { Ok(Kind::Half) } else { refuse("given") };
     }
     let (Some(first), Some(second)) = (first, second) else { return refuse("none") };
+    if w == DType::U8 {
+        let group = group(call, scales[0], hidden)?;
+        let of = |scale: &V, n: usize, k: usize| {
+            let same = scale.dtype() == DType::F32 || call.get("x").is_ok_and(|x| x.dtype() == scale.dtype());
+            scale.shape() == [local, n, k / group] && k.is_multiple_of(group) && same
+        };
+        let fits =
+            group.is_power_of_two() && group >= 32 && of(first, rows, hidden) && of(second, hidden, inner);
+        return if fits { Ok(Kind::Groups) } else { refuse("scales of other groups") };
+    }
     let of = |scale: &V, n: usize, k: usize| match (w, scale.shape()) {
         (DType::Fp4x2, shape) => shape == [local, n, k / 32] && scale.dtype() == DType::E8M0,
         (_, shape @ [_, _, _]) => {
@@ -273,27 +399,30 @@ fn gate_of<V: Described>(call: &Call<V>) -> Result<ExpertGate> {
 }
 
 fn outputs(call: &CallSpec) -> Result<Named<TensorSpec>> {
-    let Sizes { problem, .. } = sizes(call)?;
-    Ok(vec![("y", TensorSpec::new(call.get("x")?.dtype(), [problem.tokens, problem.hidden]))])
+    let Sizes { problem, y, .. } = sizes(call)?;
+    Ok(vec![("y", TensorSpec::new(y, [problem.tokens, problem.hidden]))])
 }
 
 fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (inputs, _) = call.split();
-    match (inputs.get("x")?.dtype(), inputs.get("w1")?.dtype()) {
-        (DType::Bf16, DType::Bf16) => run_as::<bf16, bf16>(stream, call),
-        (DType::Bf16, w) => run_quantized::<bf16>(stream, call, w),
-        (_, DType::F16) => run_as::<f16, f16>(stream, call),
-        (_, w) => run_quantized::<f16>(stream, call, w),
+    let y = sizes(&inputs)?.y;
+    match inputs.get("x")?.dtype() {
+        DType::Bf16 if y == DType::F32 => run_of::<bf16, f32>(stream, call),
+        DType::Bf16 => run_of::<bf16, bf16>(stream, call),
+        _ if y == DType::F32 => run_of::<f16, f32>(stream, call),
+        _ => run_of::<f16, f16>(stream, call),
     }
 }
 
-fn run_quantized<T: Half>(stream: &Stream, call: &mut DeviceCall, w: DType) -> Result<()> {
-    match w {
-        DType::I8 => run_as::<T, i8>(stream, call),
-        DType::Fp8E4M3 => run_as::<T, Fp8E4M3>(stream, call),
-        DType::Fp8E4M3Fnuz => run_as::<T, Fp8E4M3Fnuz>(stream, call),
-        DType::Fp4x2 => run_as::<T, hk_core::Fp4x2>(stream, call),
-        other => Err(Error::dtype(OP, "w1", other, "the type of x, i8, fp8, mxfp4")),
+fn run_of<T: Half + FusedWeight<T>, Y: Float>(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
+    match call.split().0.get("w1")?.dtype() {
+        DType::I8 => run_as::<T, i8, Y>(stream, call),
+        DType::U8 => run_as::<T, u8, Y>(stream, call),
+        DType::Fp8E4M3 => run_as::<T, Fp8E4M3, Y>(stream, call),
+        DType::Fp8E4M3Fnuz => run_as::<T, Fp8E4M3Fnuz, Y>(stream, call),
+        DType::Fp4x2 => run_as::<T, hk_core::Fp4x2, Y>(stream, call),
+        w if w == T::DTYPE => run_as::<T, T, Y>(stream, call),
+        other => Err(Error::dtype(OP, "w1", other, "the type of x, i8, fp8, mxfp4, u8")),
     }
 }
 
@@ -301,23 +430,54 @@ fn float<'a>(inputs: &Inputs<'a>, name: &'static str) -> Result<Option<FloatView
     experts::float(inputs, name)
 }
 
-fn run_as<T: Half, W: FusedWeight<T>>(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
-    let (inputs, mut outputs) = call.split();
-    let Sizes { problem, kind, .. } = sizes(&inputs)?;
-    let scales = match kind {
+fn scales_of<'a>(
+    inputs: &Inputs<'a>,
+    kind: Kind,
+    hidden: usize,
+    [w1, w2]: [&'static str; 2],
+    zeros: Option<[&'static str; 2]>,
+) -> Result<FusedScales<'a>> {
+    Ok(match kind {
         Kind::Half => FusedScales::None,
-        Kind::Rows => FusedScales::Rows { w1: inputs.view("w1_scale")?, w2: inputs.view("w2_scale")? },
-        Kind::Blocks => FusedScales::Blocks { w1: inputs.view("w1_scale")?, w2: inputs.view("w2_scale")? },
+        Kind::Groups => {
+            let of = |i: usize| -> Result<GroupScales<'a>> {
+                let name = [w1, w2][i];
+                let scale = float(inputs, name)?.ok_or_else(|| Error::argument(OP, name, "none", "given"))?;
+                let zero = zeros.map(|names| inputs.optional_view(names[i])).transpose()?.flatten();
+                Ok(GroupScales { scale, zero })
+            };
+            let bits = if inputs.get("w1")?.shape()[2] == hidden { 8 } else { 4 };
+            FusedScales::Groups { bits, group: group(inputs, w1, hidden)?, w1: of(0)?, w2: of(1)? }
+        }
+        Kind::Rows => FusedScales::Rows { w1: inputs.view(w1)?, w2: inputs.view(w2)? },
+        Kind::Blocks => FusedScales::Blocks { w1: inputs.view(w1)?, w2: inputs.view(w2)? },
         mx => FusedScales::Mx {
-            w1: MxScaleView::Rows(inputs.view("w1_scale")?),
-            w2: MxScaleView::Rows(inputs.view("w2_scale")?),
+            w1: MxScaleView::Rows(inputs.view(w1)?),
+            w2: MxScaleView::Rows(inputs.view(w2)?),
             activations: match mx {
                 Kind::MxHalf => MxActivations::Half,
                 Kind::MxFp8 => MxActivations::Fp8,
                 _ => MxActivations::Fp4,
             },
         },
+    })
+}
+
+fn run_as<T: Half, W: FusedWeight<T>, Y: Float>(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
+    let (inputs, mut outputs) = call.split();
+    let Sizes { problem, kind, .. } = sizes(&inputs)?;
+    let hidden = problem.hidden;
+    let shared = if problem.shared == 0 {
+        None
+    } else {
+        let names = ["shared_w1_scale", "shared_w2_scale"];
+        Some(SharedExperts {
+            w1: GemmWeight::Rows(inputs.view("shared_w1")?),
+            w2: GemmWeight::Rows(inputs.view("shared_w2")?),
+            scales: scales_of(&inputs, kind, hidden, names, None)?,
+        })
     };
+    let scales = scales_of(&inputs, kind, hidden, ["w1_scale", "w2_scale"], Some(["w1_zero", "w2_zero"]))?;
     let routing = match float(&inputs, "logits")? {
         Some(logits) => FusedRouting::Logits {
             logits,
@@ -331,7 +491,7 @@ fn run_as<T: Half, W: FusedWeight<T>>(stream: &Stream, call: &mut DeviceCall) ->
             experts: problem.experts,
         },
     };
-    let all = FusedMoeInputs::<T, W> {
+    let all = FusedMoeInputs::<T, W, Y> {
         x: inputs.view("x")?,
         w1: GemmWeight::Rows(inputs.view("w1")?),
         w2: GemmWeight::Rows(inputs.view("w2")?),
@@ -341,6 +501,7 @@ fn run_as<T: Half, W: FusedWeight<T>>(stream: &Stream, call: &mut DeviceCall) ->
         gate: gate_of(&inputs)?,
         routing,
         expert_map: inputs.optional_view("expert_map")?,
+        shared,
         residual: inputs.optional_view("residual")?,
     };
     let workspace = outputs.workspace(stream, fused_moe_workspace(&problem, None))?;
@@ -365,7 +526,7 @@ fn quantized(kind: Kind, w: DType, x: &[f64], cols: usize) -> Vec<f64> {
         _ => linear::<Fp8E4M3>(x, columns, cols, rows),
     };
     match kind {
-        Kind::Half | Kind::MxHalf => x.to_vec(),
+        Kind::Half | Kind::Groups | Kind::MxHalf => x.to_vec(),
         Kind::Rows => of(cols, true),
         Kind::Blocks => of(128, false),
         Kind::MxFp8 => of(cols, true),
@@ -381,7 +542,7 @@ fn quantized(kind: Kind, w: DType, x: &[f64], cols: usize) -> Vec<f64> {
 /// A value's distance to the next of its type, at most.
 fn step(kind: Kind, w: DType, x: f64, largest: f64) -> f64 {
     match kind {
-        Kind::Half | Kind::MxHalf => 0.0,
+        Kind::Half | Kind::Groups | Kind::MxHalf => 0.0,
         Kind::Rows | Kind::Blocks if w == DType::I8 => largest / 127.0,
         Kind::MxFp4 => x.abs() / 2.0 + largest / 4.0,
         _ => x.abs() / 8.0 + largest / 240.0 / 64.0,
@@ -389,10 +550,39 @@ fn step(kind: Kind, w: DType, x: f64, largest: f64) -> f64 {
 }
 
 /// Weights `[local, n, k]` as what they stand for.
-fn weights(call: &HostCall, name: &'static str, scale: &'static str, [n, k]: [usize; 2]) -> Result<Vec<f64>> {
-    let w = call.get(name)?.to_f64();
-    let Some(tensor) = call.optional(scale) else { return Ok(w) };
+fn weights(call: &HostCall, [name, scale, zero]: [&'static str; 3], [n, k]: [usize; 2]) -> Result<Vec<f64>> {
+    let w = call.get(name)?;
+    let bytes = w.to_f64();
+    let Some(tensor) = call.optional(scale) else { return Ok(bytes) };
     let scales = tensor.to_f64();
+    if w.dtype() == DType::U8 {
+        let int4 = w.shape()[2] * 2 == k;
+        let half = |byte: f64, high: bool| if high { (byte / 16.0).floor() } else { byte % 16.0 };
+        let groups = tensor.shape()[2];
+        let zeros = call.optional(zero).map(|zero| zero.to_f64());
+        let rounded = |x: f32| match call.get("x").map(|x| x.dtype()) {
+            Ok(DType::F16) => <f16 as Float>::from_f32(x).to_f64(),
+            _ => <bf16 as Float>::from_f32(x).to_f64(),
+        };
+        let values = (0..bytes.len() * if int4 { 2 } else { 1 }).map(|i| {
+            let (row, group) = (i / k, i % k / (k / groups));
+            let q = if int4 { half(bytes[i / 2], i % 2 == 1) } else { bytes[i] };
+            let zero = match &zeros {
+                None => {
+                    if int4 {
+                        8.0
+                    } else {
+                        128.0
+                    }
+                }
+                Some(zeros) if int4 => half(zeros[row / 2 * groups + group], row % 2 == 1),
+                Some(zeros) => zeros[row * groups + group],
+            };
+            rounded((q - zero) as f32 * scales[row * groups + group] as f32)
+        });
+        return Ok(values.collect());
+    }
+    let w = bytes;
     let shape = tensor.shape().to_vec();
     let at = |i: usize| {
         let (e, row, col) = (i / (n * k), i / k % n, i % k);
@@ -408,17 +598,13 @@ fn weights(call: &HostCall, name: &'static str, scale: &'static str, [n, k]: [us
 }
 
 fn reference_fused(call: &HostCall) -> Result<Named<HostTensorF64>> {
-    let Sizes { problem, local, kind } = sizes(call)?;
-    let FusedMoeProblem { tokens, k, experts, hidden, inner } = problem;
+    let Sizes { problem, local, kind, .. } = sizes(call)?;
+    let FusedMoeProblem { tokens, k, experts, hidden, inner, shared } = problem;
     let dtype = call.get("x")?.dtype();
     let of_w = match call.get("w1")?.dtype() {
         // The emulated targets have both encodings; the choice is the device's, and the wider step bounds either.
         DType::Fp4x2 => DType::Fp8E4M3Fnuz,
         w => w,
-    };
-    let round = |x: f64| match dtype {
-        DType::F16 => <f16 as Float>::from_f64(x).to_f64(),
-        _ => <bf16 as Float>::from_f64(x).to_f64(),
     };
     let optional = |name| call.optional(name).map(|t| t.to_f64());
     let (ids, gate_weights) = match optional("logits") {
@@ -443,8 +629,8 @@ fn reference_fused(call: &HostCall) -> Result<Named<HostTensorF64>> {
     };
     let x = call.get("x")?.to_f64();
     let a = quantized(kind, of_w, &x, hidden);
-    let w1 = weights(call, "w1", "w1_scale", [2 * inner, hidden])?;
-    let w2 = weights(call, "w2", "w2_scale", [hidden, inner])?;
+    let w1 = weights(call, ["w1", "w1_scale", "w1_zero"], [2 * inner, hidden])?;
+    let w2 = weights(call, ["w2", "w2_scale", "w2_zero"], [hidden, inner])?;
     let (w1_bias, w2_bias) = (optional("w1_bias"), optional("w2_bias"));
     let up = ExpertProblem {
         a: &a,
@@ -458,8 +644,17 @@ fn reference_fused(call: &HostCall) -> Result<Named<HostTensorF64>> {
         activation: None,
         round: None,
     };
-    // Another rounding of the activations to fp8, of the other encoding, is as far off as a step.
-    let unsure_kind = kind == Kind::MxFp8;
+    let mlp = Mlp { kind, of_w, dtype, x: &x, up, w2: &w2, w2_bias: w2_bias.as_deref() };
+    let shared_w = if shared == 0 {
+        None
+    } else {
+        let w1 = weights(call, ["shared_w1", "shared_w1_scale", ""], [2 * shared, hidden])?;
+        Some((w1, weights(call, ["shared_w2", "shared_w2_scale", ""], [hidden, shared])?))
+    };
+    let of_shared = shared_w.as_ref().map(|(w1, w2)| {
+        let up = ExpertProblem { w: w1, w_rows: 2 * shared, bias: None, ..mlp.up.clone() };
+        Mlp { up, w2, w2_bias: None, ..mlp.clone() }
+    });
     let residual = optional("residual");
     let (mut y, mut magnitudes) = (vec![], vec![]);
     for token in 0..tokens {
@@ -468,50 +663,10 @@ fn reference_fused(call: &HostCall) -> Result<Named<HostTensorF64>> {
         for slot in 0..k {
             let gate = token * k + slot;
             let Some(expert) = matrix(ids[gate]) else { continue };
-            let (h, mut of_h) = reference::expert_gemm(&up, &[Some((token, expert))]);
-            if unsure_kind {
-                let row = &x[token * hidden..][..hidden];
-                let largest = hk_quant::reference::finite_max(row);
-                let w = &w1[expert * 2 * inner * hidden..];
-                let off = |n: usize| -> f64 {
-                    row.iter()
-                        .zip(&w[n * hidden..])
-                        .map(|(&x, &w)| step(kind, of_w, x, largest) * w.abs())
-                        .sum()
-                };
-                // Gates are at most as steep as 1.13, and values up to as large as the limit.
-                let widest = (0..2 * inner).map(off).fold(0.0, f64::max);
-                of_h.iter_mut().for_each(|m| *m += 20.0 * widest / EXPERT_TERMS);
-            }
-            let low: Vec<f64> = h.iter().zip(&of_h).map(|(h, m)| round(h - EXPERT_TERMS * m)).collect();
-            let high: Vec<f64> = h.iter().zip(&of_h).map(|(h, m)| round(h + EXPERT_TERMS * m)).collect();
-            let h: Vec<f64> = h.into_iter().map(round).collect();
-            let largest = hk_quant::reference::finite_max(&high).max(hk_quant::reference::finite_max(&low));
-            let exact = low == high;
-            let q = quantized(kind, of_w, &h, inner);
-            let off: Vec<f64> = (0..inner)
-                .map(|i| {
-                    let moved = high[i] - low[i];
-                    if exact { 0.0 } else { moved + step(kind, of_w, h[i].abs() + moved, largest) }
-                })
-                .collect();
-            let weight = gate_weights[gate];
-            for col in 0..hidden {
-                let w = &w2[(expert * hidden + col) * inner..][..inner];
-                let bias = w2_bias.as_ref().map_or(0.0, |bias| bias[expert * hidden + col]);
-                let mut sum = bias;
-                let mut magnitude = bias.abs();
-                let mut unsure = 0.0;
-                for i in 0..inner {
-                    sum += q[i] * w[i];
-                    magnitude += (q[i] * w[i]).abs();
-                    unsure += off[i] * w[i].abs();
-                }
-                let rounded =
-                    (sum * weight).abs() * if dtype == DType::F16 { 1.0 / 1024.0 } else { 1.0 / 128.0 };
-                total[col] += sum * weight;
-                reach[col] += weight.abs() * (magnitude + unsure / EXPERT_TERMS) + rounded / EXPERT_TERMS;
-            }
+            mlp.add(token, expert, gate_weights[gate], &mut total, &mut reach);
+        }
+        if let Some(shared) = &of_shared {
+            shared.add(token, 0, 1.0, &mut total, &mut reach);
         }
         for col in 0..hidden {
             let added = residual.as_ref().map_or(0.0, |r| r[token * hidden + col]);
@@ -520,6 +675,76 @@ fn reference_fused(call: &HostCall) -> Result<Named<HostTensorF64>> {
         }
     }
     Ok(vec![("y", HostTensorF64::new([tokens, hidden], y).with_magnitudes(magnitudes))])
+}
+
+/// The two products of experts, and how far another rounding on the way can be off.
+#[derive(Clone)]
+struct Mlp<'a> {
+    kind: Kind,
+    of_w: DType,
+    /// Type of `h` and of the outputs of gates.
+    dtype: DType,
+    /// Before quantization.
+    x: &'a [f64],
+    up: ExpertProblem<'a>,
+    w2: &'a [f64],
+    w2_bias: Option<&'a [f64]>,
+}
+
+impl Mlp<'_> {
+    fn round(&self, x: f64) -> f64 {
+        match self.dtype {
+            DType::F16 => <f16 as Float>::from_f64(x).to_f64(),
+            _ => <bf16 as Float>::from_f64(x).to_f64(),
+        }
+    }
+
+    /// Adds a gate of a token to its sums.
+    fn add(&self, token: usize, expert: usize, weight: f64, total: &mut [f64], reach: &mut [f64]) {
+        let &Self { kind, of_w, w2, .. } = self;
+        let (hidden, inner) = (self.up.k, self.up.w_rows / 2);
+        let (h, mut of_h) = reference::expert_gemm(&self.up, &[Some((token, expert))]);
+        if kind == Kind::MxFp8 {
+            // Another rounding of the activations to fp8, of the other encoding, is as far off as a step.
+            let row = &self.x[token * hidden..][..hidden];
+            let largest = hk_quant::reference::finite_max(row);
+            let w = &self.up.w[expert * 2 * inner * hidden..];
+            let off = |n: usize| -> f64 {
+                row.iter().zip(&w[n * hidden..]).map(|(&x, &w)| step(kind, of_w, x, largest) * w.abs()).sum()
+            };
+            // Gates are at most as steep as 1.13, and values up to as large as the limit.
+            let widest = (0..2 * inner).map(off).fold(0.0, f64::max);
+            of_h.iter_mut().for_each(|m| *m += 20.0 * widest / EXPERT_TERMS);
+        }
+        let low: Vec<f64> = h.iter().zip(&of_h).map(|(h, m)| self.round(h - EXPERT_TERMS * m)).collect();
+        let high: Vec<f64> = h.iter().zip(&of_h).map(|(h, m)| self.round(h + EXPERT_TERMS * m)).collect();
+        let h: Vec<f64> = h.into_iter().map(|h| self.round(h)).collect();
+        let largest = hk_quant::reference::finite_max(&high).max(hk_quant::reference::finite_max(&low));
+        let exact = low == high;
+        let q = quantized(kind, of_w, &h, inner);
+        let off: Vec<f64> = (0..inner)
+            .map(|i| {
+                let moved = high[i] - low[i];
+                if exact { 0.0 } else { moved + step(kind, of_w, h[i].abs() + moved, largest) }
+            })
+            .collect();
+        for col in 0..hidden {
+            let w = &w2[(expert * hidden + col) * inner..][..inner];
+            let bias = self.w2_bias.map_or(0.0, |bias| bias[expert * hidden + col]);
+            let mut sum = bias;
+            let mut magnitude = bias.abs();
+            let mut unsure = 0.0;
+            for i in 0..inner {
+                sum += q[i] * w[i];
+                magnitude += (q[i] * w[i]).abs();
+                unsure += off[i] * w[i].abs();
+            }
+            let step = if self.dtype == DType::F16 { 1.0 / 1024.0 } else { 1.0 / 128.0 };
+            let rounded = (sum * weight).abs() * step;
+            total[col] += sum * weight;
+            reach[col] += weight.abs() * (magnitude + unsure / EXPERT_TERMS) + rounded / EXPERT_TERMS;
+        }
+    }
 }
 
 const E2E: &str = "moe_op_e2e";
