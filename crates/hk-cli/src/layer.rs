@@ -1,10 +1,10 @@
 //! One decoder layer of Llama-3 8B on a prompt, in bf16 and with fp8 GEMMs, and sampling; the layer on a token each of some sequences, whose
 //! keys are in a paged cache; the latent attention of DeepSeek-V3 on such tokens; a linear-attention layer of Qwen3-Next on a prompt, then
-//! token by token: each operator works on what the ones before it gave. Weights, logits and cached tokens are example data.
+//! token by token; layers of experts of DeepSeek-V3 and GPT-OSS: each operator works on what the ones before it gave. Weights, logits and cached tokens are example data.
 
 use crate::demo::{Row, measure};
 use crate::{Failure, Result, operator};
-use hk_core::DType::{self, Bf16, F32, I32, I64};
+use hk_core::DType::{self, Bf16, E8M0, F32, Fp4x2, I32, I64};
 use hk_core::registry::{Call, Described as _, HostCall, HostTensor, Sample, Scalar, TensorSpec};
 use hk_core::{Arch, Device, bf16};
 use std::collections::HashMap;
@@ -46,6 +46,20 @@ const LINEAR_KEYS: usize = 2;
 const LINEAR_VALUES: usize = 4;
 /// Channels of q, k and v.
 const CHANNELS: usize = (2 * LINEAR_KEYS + LINEAR_VALUES) * HEAD_DIM;
+
+/// Tokens of layers of experts.
+const ROUTED: usize = 16;
+
+/// The experts of rank 2, in order: the matrix of each of all experts, or -1.
+const fn of_rank<const ALL: usize>(local: usize) -> [i32; ALL] {
+    let mut map = [-1; ALL];
+    let mut i = 0;
+    while i < local {
+        map[2 * local + i] = i as i32;
+        i += 1;
+    }
+    map
+}
 
 /// Heads of q, k and v, one after the other.
 const QKV: usize = (HEADS + 2 * KV_HEADS) * HEAD_DIM;
@@ -199,7 +213,7 @@ pub struct Layer {
 }
 
 /// The layers of the demo.
-pub static LAYERS: [Layer; 3] = [
+pub static LAYERS: [Layer; 5] = [
     Layer {
         title: "A Llama-3 8B decoder layer, a prompt of 128 tokens, its GEMMs in bf16 and in fp8; the layer on a token of 8 \
                 sequences over a paged cache of 1024 each; sampling.",
@@ -215,6 +229,17 @@ pub static LAYERS: [Layer; 3] = [
         title: "A linear-attention layer of Qwen3-Next, the heads of one of eight ranks: a prompt of 256 tokens, then 8 tokens \
                 one by one.",
         steps: LINEAR,
+        large: false,
+    },
+    Layer {
+        title: "Experts of DeepSeek-V3 in fp8 by blocks, 8 of 256 for each of 16 tokens, on one of eight ranks: 32 experts and the \
+                shared one, a sixteenth of the width of each.",
+        steps: &[DEEPSEEK_EXPERTS],
+        large: false,
+    },
+    Layer {
+        title: "Experts of GPT-OSS 120B in mxfp4, 4 of 128 for each of 16 tokens, on one of 32 ranks.",
+        steps: &[GPT_OSS_EXPERTS],
         large: false,
     },
 ];
@@ -472,6 +497,92 @@ const LINEAR: &[&[Step]] = &[
     &decode!(6),
     &decode!(7),
 ];
+
+/// Norm, logits, and the experts that they choose.
+macro_rules! experts {
+    ($hidden:expr, $experts:expr; $inputs:expr, $scalars:expr) => {
+        &[
+            Step {
+                label: "norm",
+                operator: "rmsnorm",
+                inputs: &[
+                    ("x", From::Sample(Bf16, &[ROUTED, $hidden])),
+                    ("weight", From::Sample(Bf16, &[$hidden])),
+                ],
+                scalars: &[("eps", Scalar::Float(1e-6))],
+                keep: &[("y", "routed")],
+            },
+            gemm!("logits": From::Step("routed"), [$experts, $hidden] => "logits"),
+            Step {
+                label: "experts",
+                operator: "fused_moe",
+                inputs: &$inputs,
+                scalars: &$scalars,
+                keep: &[],
+            },
+        ]
+    };
+}
+
+const DEEPSEEK_EXPERTS: &[Step] = {
+    const H: usize = 7168;
+    const E: usize = 256;
+    const LOCAL: usize = 32;
+    const I: usize = 128;
+    const MAP: [i32; E] = of_rank(LOCAL);
+    experts!(
+        H, E;
+        [
+            ("x", From::Step("routed")),
+            ("logits", From::Step("logits")),
+            ("bias", From::Sample(F32, &[E])),
+            ("expert_map", From::Integers(&MAP)),
+            ("w1", From::Quantized(&[LOCAL, 2 * I, H])),
+            ("w2", From::Quantized(&[LOCAL, H, I])),
+            ("w1_scale", From::Scales(&[LOCAL, 2 * I / 128, H / 128])),
+            ("w2_scale", From::Scales(&[LOCAL, H / 128, I / 128])),
+            ("shared_w1", From::Quantized(&[1, 2 * I, H])),
+            ("shared_w2", From::Quantized(&[1, H, I])),
+            ("shared_w1_scale", From::Scales(&[1, 2 * I / 128, H / 128])),
+            ("shared_w2_scale", From::Scales(&[1, H / 128, I / 128])),
+        ],
+        [
+            ("k", Scalar::Count(8)),
+            ("scores", Scalar::Choice("sigmoid")),
+            ("renormalize", Scalar::Bool(true)),
+            ("scaling", Scalar::Float(2.5)),
+            ("groups", Scalar::Count(8)),
+            ("kept_groups", Scalar::Count(4)),
+        ]
+    )
+};
+
+const GPT_OSS_EXPERTS: &[Step] = {
+    const H: usize = 2880;
+    const E: usize = 128;
+    const LOCAL: usize = 4;
+    const I: usize = 2880;
+    const MAP: [i32; E] = of_rank(LOCAL);
+    experts!(
+        H, E;
+        [
+            ("x", From::Step("routed")),
+            ("logits", From::Step("logits")),
+            ("expert_map", From::Integers(&MAP)),
+            ("w1", From::Sample(Fp4x2, &[LOCAL, 2 * I, H / 2])),
+            ("w2", From::Sample(Fp4x2, &[LOCAL, H, I / 2])),
+            ("w1_scale", From::Sample(E8M0, &[LOCAL, 2 * I, H / 32])),
+            ("w2_scale", From::Sample(E8M0, &[LOCAL, H, I / 32])),
+            ("w1_bias", From::Sample(F32, &[LOCAL, 2 * I])),
+            ("w2_bias", From::Sample(F32, &[LOCAL, H])),
+        ],
+        [
+            ("k", Scalar::Count(4)),
+            ("gate", Scalar::Choice("swiglu_oai")),
+            ("activations", Scalar::Choice("half")),
+        ]
+    )
+};
 
 /// Runs the steps on each device and shows each row; a step after one that failed on that device is left out.
 ///
