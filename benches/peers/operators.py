@@ -371,8 +371,8 @@ def fused_moe(operands, scalars):
         raise Unserved("type of weights")
     if scales is not None and (scales.dim() != 3 or scales.dtype not in (torch.float32, torch.uint8)):
         raise Unserved("scales of rows")
-    if scalars["scores"] != "softmax_chosen" or scalars["gate"] not in ("silu", "swiglu_oai"):
-        raise Unserved("scores, gate")
+    if scalars["scores"] != "softmax_chosen" or scalars["scaling"] != 1 or scalars["gate"] not in ("silu", "swiglu_oai"):
+        raise Unserved("scores, scaling, gate")
     if operands["w1"].dtype == torch.uint8 and scalars["activations"] != "half" or scalars["y_dtype"] != "auto":
         raise Unserved("activations, y_dtype")
     reference, functions = moe.fused_moe(operands, scalars)

@@ -54,6 +54,7 @@ pub enum FusedRouting<'a> {
 }
 
 /// Scales of the weights, and with them how activations are quantized, on the fly, ahead of each GEMM.
+#[expect(clippy::large_enum_variant, reason = "there is one of them at a time")]
 #[derive(Debug, Clone, Copy)]
 pub enum FusedScales<'a> {
     /// 16-bit weights, not quantized.
@@ -578,10 +579,10 @@ impl<T: Half, W: Element, Y: Float> Layer<'_, T, W, Y> {
             };
             let (h_out, h) = space.take::<T, 2>([count, shared_inner])?;
             let scales = scales_of(&shared.scales, true, a_scales);
-            gemm(["x", "shared.w1", "", "h"], a, shared.w1, scales, gate).run(stream, h_out)?;
+            gemm(["x", "shared_w1", "", "h"], a, shared.w1, scales, gate).run(stream, h_out)?;
             let (h, h_scales, _) = quantize(stream, h, &mut space, false)?;
             let scales = scales_of(&shared.scales, false, h_scales);
-            gemm(["h", "shared.w2", "", "y"], h, shared.w2, scales, plain).run(stream, shared_out)?;
+            gemm(["h", "shared_w2", "", "y"], h, shared.w2, scales, plain).run(stream, shared_out)?;
         }
 
         let residual = inputs.residual.map(|r| r.slice(0, tokens.clone())).transpose()?;
@@ -658,8 +659,8 @@ fn view_of<'v, 'a, W: Element>(w: &'v GemmWeight<'a, W>) -> &'v TensorView<'a, W
 }
 
 /// What errors call the operands of shared experts.
-const SHARED: [&str; 2] = ["shared.w1", "shared.w2"];
-const SHARED_SCALES: [&str; 2] = ["shared.w1_scale", "shared.w2_scale"];
+const SHARED: [&str; 2] = ["shared_w1", "shared_w2"];
+const SHARED_SCALES: [&str; 2] = ["shared_w1_scale", "shared_w2_scale"];
 
 impl<'a> FusedScales<'a> {
     /// Refuses tensors of other devices.
@@ -796,7 +797,7 @@ impl<T: Half, W: Element, Y: Float> FusedMoeInputs<'_, T, W, Y> {
                 };
                 if !same {
                     let want = "scales of the kind of the layer's";
-                    return Err(Error::argument(OP, "shared.scales", format!("{:?}", shared.scales), want));
+                    return Err(Error::argument(OP, "shared_scales", format!("{:?}", shared.scales), want));
                 }
                 inner
             }

@@ -154,7 +154,7 @@ pub fn moe_routing<T: Float, W: Float>(
 }
 
 /// [`moe_routing`]. With a map, experts that it lacks have no tiles. Of more than 256 tokens the last launch quantizes `rows`, too.
-#[allow(clippy::too_many_arguments)]
+#[expect(clippy::too_many_arguments, reason = "those of the operator, and two of fused_moe")]
 pub(crate) fn route<T: Float, W: Float>(
     stream: &Stream,
     logits: TensorView<T>,

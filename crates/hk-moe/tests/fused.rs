@@ -485,12 +485,12 @@ fn wrong_arguments_are_refused_by_name() {
     .refuses(kind!(Shape), &["fused_moe: logits"], |call| call.shape("logits", [11, 4]))
     .refuses(kind!(Shape), &["fused_moe: expert_map"], |call| call.shape("expert_map", [3]))
     .refuses(kind!(Shape), &["fused_moe: residual"], |call| call.shape("residual", [12, 47]))
-    .refuses(kind!(Shape), &["fused_moe: shared.w1"], |call| {
+    .refuses(kind!(Shape), &["fused_moe: shared_w1"], |call| {
         call.shape("shared_w1", [2, 16, 48]);
         call.shape("shared_w2", [2, 48, 8]);
     })
-    .refuses(kind!(Shape), &["fused_moe: shared.w1"], |call| call.shape("shared_w1", [1, 16, 40]))
-    .refuses(kind!(Shape), &["fused_moe: shared.w2"], |call| call.shape("shared_w2", [1, 48, 16]))
+    .refuses(kind!(Shape), &["fused_moe: shared_w1"], |call| call.shape("shared_w1", [1, 16, 40]))
+    .refuses(kind!(Shape), &["fused_moe: shared_w2"], |call| call.shape("shared_w2", [1, 48, 16]))
     .refuses(kind!(Shape), &["fused_moe: y"], |call| call.shape("y", [11, 48]))
     .refuses(kind!(Shape), &["fused_moe: workspace"], |call| call.shape("workspace", [4096]))
     .refuses(kind!(Shape), &["fused_moe: w1", "expert_map"], |call| {
