@@ -51,7 +51,8 @@ class RunWalk {
         k_ = detail::uniform_address(k.row(0, work.kv_head, 0)), v_ = detail::uniform_address(v.row(0, work.kv_head, 0));
         k_page_ = k.batch, v_page_ = v.batch;
         k_run_ = u32(k.token_group) * R::kRun;
-        v_run_ = v.token_shift ? u32(v.token_group) : 16;
+        constexpr u32 kContiguous = 31;  // shift of tokens that are one group
+        v_run_ = v.token_shift == kContiguous ? 16 : u32(v.token_group);
         table_ = detail::uniform_address(p.pages.table + work.pages * 4);
         n_pages_ = p.pages.n_pages, runs_ = p.pages.tokens / R::kRun;
         inverse_ = ~0u / runs_;

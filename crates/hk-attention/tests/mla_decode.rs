@@ -489,7 +489,9 @@ fn one_launch_has_the_bits_of_two() {
         let slots = shuffled(keys.iter().sum::<usize>(), 5);
         for gpu in kit::devices() {
             let mut tickets = Tickets::new(gpu.stream()).unwrap();
-            for splits in [Splits::Count(3), Splits::KeysPerSplit(64), Splits::KeysPerSplit(192), Splits::Auto] {
+            for splits in
+                [Splits::Count(3), Splits::KeysPerSplit(64), Splits::KeysPerSplit(192), Splits::Auto]
+            {
                 let two = batch.run(&gpu, &slots, slots.len(), (tile, splits), None);
                 for _ in 0..2 {
                     let one = batch.run(&gpu, &slots, slots.len(), (tile, splits), Some(&mut tickets));

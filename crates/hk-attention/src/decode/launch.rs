@@ -138,20 +138,20 @@ impl<'a> Problem<'a> {
             && k.column_shift == of_piece.ilog2()
             && (k.token_shift, k.token_group) == (0, 16)
             && within(p.dqk / of_piece, k.column_group);
-        let runs = match v.token_shift {
-            0 => v.token_group == element,
-            shift => shift == of_piece.ilog2() && v.token == element && within(tokens / of_piece, v.token_group),
-        };
+        // Tokens of a column are neighbours, or those of a piece.
+        let contiguous = v.token_shift == 31;
+        let pieces = v.token_shift == of_piece.ilog2() && within(tokens / of_piece, v.token_group);
+        let runs = v.token == element && (contiguous || pieces);
         let values = runs && v.column != element && within(p.dv, v.column);
-        let aligned =
-            [k.data as i64, k.batch, k.head, k.column_group, v.data as i64, v.batch, v.head, v.column];
-        let aligned = aligned.iter().chain((v.token_shift != 0).then_some(&v.token_group));
+        let [keys_at, values_at] =
+            [k, v].map(|rows| [rows.data as i64, rows.batch, rows.head, rows.token_group]);
+        let mut aligned = keys_at.into_iter().chain(values_at).chain([k.column_group, v.column]);
         p.pages.n_pages != 0
             && tokens.is_multiple_of(of_piece)
             && within(tokens, 16)
             && keys
             && values
-            && aligned.into_iter().all(|n| n % 16 == 0)
+            && aligned.all(|n| n % 16 == 0)
     }
 
     /// Launches kernels on `sequences` of `sq` queries, whose keys, `sk` at most, are in a cache: those of few queries, or of prompts.

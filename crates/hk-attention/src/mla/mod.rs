@@ -1,17 +1,17 @@
 //! Attention over latent rows: absorbed MLA.
 
+use crate::decode::{DecodePlan, SplitSizes};
 use crate::kernels::mla::Params;
 use crate::kv_cache::{CacheSizes, KvLayout, optional};
-use crate::prefill::mha::check_starts;
-use crate::decode::{DecodePlan, SplitSizes};
-use crate::prefill::problem::{FP8, Heads, Problem};
 use crate::prefill::floats_per_row;
+use crate::prefill::mha::check_starts;
+use crate::prefill::problem::{FP8, Heads, Problem};
 use crate::{AttentionOutputs, AttentionProblem, DecodeWorkspace, Mask, QueryTile, Splits};
 use bytemuck::Zeroable;
 use hk_core::plan::rope::RopeStyle;
 use hk_core::{
-    DType, DeviceInfo, Element, Error, Fp8E4M3, Fp8E4M3Fnuz, KernelRef, LaunchConfig, NamedOperand, Result, Stream,
-    TensorView, TensorViewMut, bf16, f16,
+    DType, DeviceInfo, Element, Error, Fp8E4M3, Fp8E4M3Fnuz, KernelRef, LaunchConfig, NamedOperand, Result,
+    Stream, TensorView, TensorViewMut, bf16, f16,
 };
 
 /// Element type of queries, latent rows and outputs.

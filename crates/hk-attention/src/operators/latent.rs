@@ -1,8 +1,6 @@
 //! Registry entries of attention over latent rows: `mla_decode_rope` and `unified_attn_sparse_mla`.
 
-use super::attention::{
-    LSE, QUERY_TILE, SCALE, SOFTCAP, float, indices, outputs, packed, query_tile, scale,
-};
+use super::attention::{LSE, QUERY_TILE, SCALE, SOFTCAP, float, indices, outputs, packed, query_tile, scale};
 use super::common::{
     ACTIVATIONS, INDICES_32, STYLE, expect_dtype_of, expect_dtypes, expect_shape, integers, rope_of_pairs,
     rope_style, rounded, shape, with_activation, with_narrow,
@@ -14,8 +12,8 @@ use crate::mla::check_columns;
 use crate::reference::mla::Latent;
 use crate::{
     AttentionOutputs, AttentionProblem, CosSin, LatentElement, LatentKeys, LatentPool, MlaDecodeInputs,
-    MlaDecodeOutputs, MlaOptions, MlaRope, PACKED_LATENT_BYTES, SparseMlaInputs, mla_decode_rope, mla_workspace,
-    unified_attn_sparse_mla,
+    MlaDecodeOutputs, MlaOptions, MlaRope, PACKED_LATENT_BYTES, SparseMlaInputs, mla_decode_rope,
+    mla_workspace, unified_attn_sparse_mla,
 };
 use hk_core::plan::rope::reference::rotate;
 use hk_core::registry::{
@@ -528,7 +526,9 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
         }
         let (y, sums) = latent.run(&q, seen.as_deref());
         // Without a visible key outputs are 0 whatever the factor is.
-        out.extend(y.into_iter().map(|y| if seen.as_ref().is_some_and(Vec::is_empty) { 0.0 } else { y * factor }));
+        out.extend(
+            y.into_iter().map(|y| if seen.as_ref().is_some_and(Vec::is_empty) { 0.0 } else { y * factor }),
+        );
         lse.extend(sums);
         let beside = |key: Vec<f64>| key[dv..].iter().map(|x| x * factor).collect();
         k_pe.extend(key.map_or(vec![HostTensorF64::UNTOUCHED; dqk - dv], beside));

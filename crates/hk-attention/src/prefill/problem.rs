@@ -13,8 +13,8 @@ use crate::kernels::attention::{HeadRows, Hstu, KeyRows, KeysValues, Pages as Pa
 use crate::kv_cache::{CacheScales, CacheSizes, KvLayout, Strides, piece};
 use bytemuck::Zeroable;
 use hk_core::{
-    DType, Element, Error, GlobalLayout, Kernel, Launch, LaunchConfig, NamedOperand, Result,
-    Stream, TensorView, TensorViewMut, check_aliases,
+    DType, Element, Error, GlobalLayout, Kernel, Launch, LaunchConfig, NamedOperand, Result, Stream,
+    TensorView, TensorViewMut, check_aliases,
 };
 
 /// Rows of packed or batched tensors that the kernels count: sums of two fit an `i32`.
