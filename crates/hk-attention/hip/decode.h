@@ -9,10 +9,12 @@
 // The waves' results meet in LDS at the end, in the order of waves. Splits meet in global memory, in ascending order: in the last block
 // of a tile to arrive, or in a second launch (merge.hip), with the same bits.
 //
-// Pages are rows of columns, of a multiple of 16 tokens, or one for each sequence. Floor: the bytes of the keys that the queries see.
+// Pages are rows of columns, of a multiple of 16 tokens, or one for each sequence; or those of vLLM (columns.h). Floor: the bytes of the keys that the queries see.
 // Source: Dao et al. 2023, "Flash-Decoding"; Milakov and Gimelshein 2018, algorithm 3.
 #pragma once
 
+#include "bytes.h"
+#include "columns.h"
 #include "keys.h"
 #include "merge.h"
 #include "outputs.h"
@@ -49,20 +51,6 @@ inline constexpr int kDim = 16;  // rows of a block
 inline constexpr int kKeys = 32;  // of a step of a wave
 inline constexpr u32 kKeysOfBlock = kWaves * kKeys;
 inline constexpr u32 kMostParts = 128;  // splits that the last block of a tile merges
-
-/// int8 in memory, T in registers, exactly.
-template <class T>
-struct StoredI8 {
-    static constexpr u32 kBytes = 1;
-    template <int N>
-    HK_FN static Vec<u32, N> widened(Vec<u32, N / 2> v) {
-        const auto values = hk::dequantize_packed<hk::QuantType::I8>(v);
-        if constexpr (__is_same(T, hk::bf16))
-            return __builtin_bit_cast(Vec<u32, N>, hk::detail::exact_bf16<2 * N>(values));
-        else
-            return __builtin_bit_cast(Vec<u32, N>, __builtin_convertvector(values, Vec<T, 2 * N>));
-    }
-};
 
 /// Elements with a factor for each token and key head, f32: KeyRows::descale is [pages, key heads, tokens], its strides are those of pages
 /// and heads, and rows of a step are on 16 bytes.
@@ -167,19 +155,31 @@ struct Alone {
     HK_FN static const DecodeParams &of(const Kernel &p) { return p; }
 };
 
+/// Elements in pieces of 16 bytes: K of columns, V of tokens.
+template <class From>
+struct InPieces : From {
+    static constexpr bool kPieces = true;
+};
+template <class From>
+inline constexpr bool kOfPieces = requires { From::kPieces; };
+
 /// T: type of products; From: the cache; kD: columns, at most; In: as Alone.
 template <class T, class From, int kD, class In = Alone>
 class Decode {
+    static constexpr bool kPieces = kOfPieces<From>;
     static constexpr int kOwn = hk::kRowsPerLane;
     static constexpr int kBytes = From::kBytes;
     using Mma = hk::FragMma<T, T, kDim>;
     using Places = hk::AccLayout<kDim>;
-    static constexpr int kTilesOfStep = kKeys / kDim;
+    using Run = Runs<kBytes, kDim>;
+    static constexpr int kStep = kPieces ? int(Run::kKeys) : kKeys;  // keys
+    static constexpr u32 kStride = kWaves * kStep;
+    static constexpr int kTilesOfStep = kStep / kDim;
     static constexpr int kSteps = kD / 32;  // fragments of a row of Q or K
     static constexpr int kKLoads = kD * kBytes / 64;  // of a row of K
     static constexpr int kCols = kD / kDim;  // columns of V^T, one for each MFMA
     // Rows of V that are too short for the accesses of 16 lanes: lanes of 8 load half of the keys, and exchange halves.
-    static constexpr int kShare = kCols * kBytes < 16 ? 2 : 1;
+    static constexpr int kShare = !kPieces && kCols * kBytes < 16 ? 2 : 1;
     static constexpr int kVBytes = kCols * kBytes * kShare;  // of a key
     static constexpr int kVAccess = kVBytes < 16 ? kVBytes : 16;
     static constexpr int kVParts = kVBytes / kVAccess;
@@ -190,11 +190,23 @@ class Decode {
     struct K {
         Vec<u32, 4> row[kTilesOfStep][kOwn][kKLoads];
     };
-    struct V {
+    struct RowsOfV {
         Vec<u32, kVAccess / 4> key[kTilesOfStep][kOwn][kVKeys][kVParts];
     };
+    struct ColumnsOfV {
+        Vec<u32, 4> column[kOwn][kCols];
+    };
+    template <bool, class A, class B>
+    struct Either {
+        using Type = A;
+    };
+    template <class A, class B>
+    struct Either<false, A, B> {
+        using Type = B;
+    };
+    using V = typename Either<kPieces, ColumnsOfV, RowsOfV>::Type;
     static constexpr bool kScales = kTokenScales<From>;
-    using Walk = StepWalk<kScales>;
+    using Walk = typename Either<kPieces, RunWalk<Run, kOwn, kStride>, StepWalk<kScales>>::Type;
     using Windows = typename Walk::Windows;
     /// Factors of the lane's keys of a step: runs of neighbouring ones.
     static constexpr int kRuns = Places::kElements / (hk::kMmaRows * kOwn);
@@ -226,7 +238,7 @@ class Decode {
     const Split &split_;
     Lds &lds_;
     hk::Frag q_[kSteps];
-    hk::WaveTile<Mma, kKeys, kDim> s_;
+    hk::WaveTile<Mma, kStep, kDim> s_;
     hk::WaveTile<Mma, kD, kDim> o_;
     OnlineSoftmax<kDim, T> softmax_;
     float scale_;  // of products; in units of log2, unless scores are made one by one
@@ -234,8 +246,10 @@ class Decode {
     bool one_by_one_;
     Keys visible_[kOwn];
     i32 inner_first_, inner_last_;  // keys that all rows see
-    u32 k_offset_[kOwn][kKLoads], v_offset_[kOwn][kVParts];
+    u32 k_offset_[kOwn][kKLoads], v_offset_[kOwn][kPieces ? kCols : kVParts];
     u32 v_stride_;
+    bool k_tail_;  // kPieces: K has no whole number of loads
+    i32 first_;  // kPieces: keys before it are not seen
 
     HK_FN const Params &params() const { return In::of(hk::reload_params(kernel_)).all; }
 
@@ -251,10 +265,15 @@ class Decode {
         const u32 at = step * 8;
         return at / kOfAccess * kOfAccess * 4 + group * kOfAccess + at % kOfAccess;
     }
+    /// Key of a step of the lane's i-th score, those of each of its rows counted alone.
+    HK_FN static constexpr u32 key_of(u32 lane, u32 i) {
+        const u32 n = Places::n(lane, i);
+        return kPieces ? Run::key_of_row(n) : n;
+    }
     /// Column of the output of row n of the j-th fragment of V^T.
     HK_FN static u32 value_column(u32 n, u32 j) {
         if constexpr (kShare == 2) return n % 8 * 2 * kCols + n / 8 * kCols + j;
-        constexpr u32 kOfAccess = kCols / kVParts;
+        constexpr u32 kOfAccess = kPieces ? 4 : kCols / kVParts;
         return j / kOfAccess * kOfAccess * kDim + n * kOfAccess + j % kOfAccess;
     }
 
@@ -303,6 +322,22 @@ class Decode {
 #pragma unroll
         for (u32 r = 0; r < kOwn; ++r) {
             const u32 n = hk::row_of_lane<kDim>(lane, r);
+            if constexpr (kPieces) {
+                const u32 pieces = p.dqk * kBytes / 16, last = p.dv - 1;
+                k_tail_ = hk::uniform(p.dqk * kBytes) != kKLoads * 64;
+#pragma unroll
+                for (u32 i = 0; i < kKLoads; ++i) {
+                    const u32 piece = i * 4 + group;
+                    k_offset_[r][i] =
+                        n % Run::kRows * 16 + (piece < pieces ? piece : 0) * u32(p.cache.k.column_group);
+                }
+#pragma unroll
+                for (u32 j = 0; j < kCols; ++j) {
+                    const u32 col = value_column(n, j);
+                    v_offset_[r][j] = (col < last ? col : last) * u32(p.cache.v.column);
+                }
+                continue;
+            }
 #pragma unroll
             for (int i = 0; i < kKLoads; ++i) {
                 const u32 byte = i * 64 + group * 16;
@@ -330,7 +365,7 @@ class Decode {
         for (u32 r = 0; r < kOwn; ++r) {
             const Row own = own_row(p, r);
             const KeyRange keys = key_range(p, split_, own.query);
-            visible_[r] = {u32(keys.first) - Places::n(lane, 0),
+            visible_[r] = {u32(keys.first) - key_of(lane, 0),
                            own.valid && keys.first <= keys.last ? u32(keys.last - keys.first + 1) : 0};
             row_scale_[r] = 1.0f, slope_[r] = 0.0f;
             if (one_by_one_ && own.valid) {
@@ -344,8 +379,21 @@ class Decode {
         }
     }
 
+    HK_FN static Vec<u32, 4> piece_at(u64 at) { return *reinterpret_cast<GlobalPtr<const Vec<u32, 4>>>(at); }
     HK_FN K load_keys(const Windows &windows) const {
         K k;
+        if constexpr (kPieces) {
+#pragma unroll
+            for (int r = 0; r < kOwn; ++r) {
+#pragma unroll
+                for (int i = 0; i < kKLoads; ++i) {
+                    const u64 at = windows.k[r] + k_offset_[r][i];
+#pragma unroll
+                    for (u32 t = 0; t < kTilesOfStep; ++t) k.row[t][r][i] = piece_at(at + t * Run::kRows * 16);
+                }
+            }
+            return k;
+        } else {
 #pragma unroll
         for (int t = 0; t < kTilesOfStep; ++t) {
 #pragma unroll
@@ -356,10 +404,19 @@ class Decode {
             }
         }
         return k;
+        }
     }
     /// The first `skip` rows are zero.
-    HK_FN V load_values(const Windows &windows, u32 skip = 0) const {
+    HK_FN V load_values(const Windows &windows, [[maybe_unused]] u32 skip = 0) const {
         V v;
+        if constexpr (kPieces) {
+#pragma unroll
+            for (int r = 0; r < kOwn; ++r) {
+#pragma unroll
+                for (int j = 0; j < kCols; ++j) v.column[r][j] = piece_at(windows.v + v_offset_[r][j]);
+            }
+            return v;
+        } else {
 #pragma unroll
         for (int t = 0; t < kTilesOfStep; ++t) {
 #pragma unroll
@@ -378,6 +435,35 @@ class Decode {
             }
         }
         return v;
+        }
+    }
+    /// Of pieces, in place: zeros beside the columns of K, and for values that no query sees.
+    HK_FN void clean(K &k, V &v, u32 missing, i32 at) const {
+        if constexpr (kPieces) {
+            const u32 group = hk::group_of_lane<kDim>(hk::lane_id());
+            if (k_tail_) {
+                const u32 pieces = params().dqk * kBytes / 16;
+#pragma unroll
+                for (int i = 0; i < kKLoads; ++i) {
+                    const u32 keep = i * 4 + group < pieces ? ~0u : 0;
+#pragma unroll
+                    for (int t = 0; t < kTilesOfStep; ++t) {
+#pragma unroll
+                        for (int r = 0; r < kOwn; ++r) k.row[t][r][i] &= keep;
+                    }
+                }
+            }
+            const i32 end = i32(hk::uniform(u32(split_.end)));
+            if (missing != 0 || at < first_ || at + kStep > end) {
+                const i32 run = at + i32(group * Run::kRun);
+                const auto mask = run_mask<kBytes>(first_ - run, missing >> group & 1 ? 0 : end - run);
+#pragma unroll
+                for (int r = 0; r < kOwn; ++r) {
+#pragma unroll
+                    for (int j = 0; j < kCols; ++j) v.column[r][j] &= mask;
+                }
+            }
+        }
     }
 
     /// Those of the first `skip` values are zero.
@@ -426,16 +512,16 @@ class Decode {
         }));
     }
 
-    /// A lane's columns of a row of V^T, by keys in the order of accumulators: dwords of pairs of columns.
+    /// A lane's columns of a row of V^T, by keys in the order of accumulators: as they are stored.
+    static constexpr int kRaw = kCols * kBytes / 4;
     struct Columns {
-        Vec<u32, kCols / 2> key[kTilesOfStep * 4];
+        Vec<u32, kRaw> key[kTilesOfStep * 4];
     };
     HK_FN Columns columns_of(const V &v, int r) const {
-        constexpr int kRaw = kCols * kBytes / 4;
         Columns columns;
 #pragma unroll
         for (int t = 0; t < kTilesOfStep; ++t) {
-            Vec<u32, kRaw> raw[4];
+            auto *raw = columns.key + t * 4;
 #pragma unroll
             for (int i = 0; i < kVKeys; ++i) {
                 const auto &key = v.key[t][r][i];
@@ -445,24 +531,45 @@ class Decode {
                         raw[i][w] = key[w / 4][w % 4];
                     } else {
                         u32 low = key[0][w], high = key[0][w + kRaw];
-                        hk::transpose_lanes<kLaneOfHalf>(low, high);
+                        exchange_halves(low, high);
                         raw[i][w] = low, raw[i + kVKeys][w] = high;
                     }
                 }
             }
-#pragma unroll
-            for (int i = 0; i < 4; ++i) columns.key[t * 4 + i] = From::template widened<kCols / 2>(raw[i]);
         }
         return columns;
     }
-    /// Lanes whose rows of MFMAs differ by 8.
-    static constexpr int kLaneOfHalf = hk::kRowsPerLane == 1 ? 8 : 16;
-    HK_FN static Vec<u32, 4> value_frag(const Columns &columns, u32 j) {
-        const hk::detail::SelectHalf half(j % 2 != 0);
-        Vec<u32, 4> column;
+    /// Of lanes whose rows of MFMAs differ by 8: the lower one gets the other's `low` as `high`, and gives its `high` for it.
+    HK_FN static void exchange_halves(u32 &low, u32 &high) {
+#if defined(HK_AMD)
+        // With factors of tokens there are not enough SGPRs for the schedule that this leads to.
+        if constexpr (kScales) return hk::transpose_lanes<8>(low, high);
+        constexpr int kRotateRow8 = 0x128, kUpperBanks = 0xc, kLowerBanks = 0x3;
+        const u32 own = low;
+        low = u32(__builtin_amdgcn_update_dpp(int(low), int(high), kRotateRow8, 0xf, kUpperBanks, false));
+        high = u32(__builtin_amdgcn_update_dpp(int(high), int(own), kRotateRow8, 0xf, kLowerBanks, false));
+#else
+        hk::transpose_lanes<16>(low, high);
+#endif
+    }
+    /// Columns j and j + 1, j even, of eight keys. Bytes are widened in pairs of columns, and packed in pairs of keys.
+    HK_FN static void value_frags(const Columns &columns, u32 j, Vec<u32, 4> (&column)[2]) {
+        if constexpr (kBytes == 2) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) column[i] = half(columns.key[2 * i][j / 2], columns.key[2 * i + 1][j / 2]);
-        return column;
+            for (u32 e = 0; e < 2; ++e) {
+                const hk::detail::SelectHalf half(e != 0);
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    column[e][i] = half(columns.key[2 * i][j / 2], columns.key[2 * i + 1][j / 2]);
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                u32 pairs[2];
+                From::across(columns.key[2 * i][j / 4], columns.key[2 * i + 1][j / 4], j % 4 / 2, pairs);
+                column[0][i] = pairs[0], column[1][i] = pairs[1];
+            }
+        }
     }
 
     HK_FN void multiply_keys(const K &k, u32 missing) {
@@ -476,9 +583,12 @@ class Decode {
             }
         }
         if (missing != 0) {
+            // Kept a branch: selects would be in each step.
+            asm volatile("");
+            const u32 group = hk::group_of_lane<kDim>(hk::lane_id());
 #pragma unroll
             for (int t = 0; t < kTilesOfStep; ++t) {
-                if (missing >> t & 1) s_.acc[0][t] = typename Mma::Acc(__builtin_nanf(""));
+                if (missing >> (kPieces ? group : t) & 1) s_.acc[0][t] = typename Mma::Acc(__builtin_nanf(""));
             }
         }
     }
@@ -491,14 +601,14 @@ class Decode {
             make_scores(at);
             scale = 1.0f;
         }
-        if (at < inner_first_ || at + kKeys - 1 > inner_last_) {
+        if (at < inner_first_ || at + kStep - 1 > inner_last_) {
 #pragma unroll
             for (u32 r = 0; r < kOwn; ++r) {
                 const u32 of_lane = u32(at) - visible_[r].first;
                 map_pairs(s_, r, [&](int i, Vec<float, 2> pair) {
 #pragma unroll
                     for (int j = 0; j < 2; ++j) {
-                        if (Places::n(0, i + j) + of_lane >= visible_[r].n) pair[j] = kMinusInf;
+                        if (key_of(0, i + j) + of_lane >= visible_[r].n) pair[j] = kMinusInf;
                     }
                     return pair;
                 });
@@ -514,7 +624,7 @@ class Decode {
 #pragma unroll
         for (u32 r = 0; r < kOwn; ++r) {
             float factor = scale_ * row_scale_[r];
-            const i32 place = i32(own_row(p, r).query) + off - at - i32(Places::n(hk::lane_id(), 0));
+            const i32 place = i32(own_row(p, r).query) + off - at - i32(key_of(hk::lane_id(), 0));
             if (softcap != 0.0f) {
                 map_pairs(s_, r, [&](int, Vec<float, 2> pair) {
 #pragma unroll
@@ -526,7 +636,7 @@ class Decode {
             map_pairs(s_, r, [&](int i, Vec<float, 2> pair) {
 #pragma unroll
                 for (int j = 0; j < 2; ++j) {
-                    const float away = __builtin_fabsf(float(place - i32(Places::n(0, i + j))));
+                    const float away = __builtin_fabsf(float(place - i32(key_of(0, i + j))));
                     pair[j] = (pair[j] * factor - slope_[r] * away) * kLog2E;
                 }
                 return pair;
@@ -536,23 +646,55 @@ class Decode {
 
     HK_FN void multiply_values(const V &v) {
         const auto p = s_.template as_operand<T, true>(0);
+        if constexpr (kPieces) {
+#pragma unroll
+            for (int half = 0; half < kBytes % 2 + 1; ++half) {
+#pragma unroll
+                for (int j = 0; j < kCols; ++j) {
+                    const hk::Frag w = hk::joined(hk::per_row([&](u32 r) {
+                        const Vec<u32, 4> raw = v.column[r][j];
+                        if constexpr (kBytes == 2)
+                            return raw;
+                        else
+                            return half ? From::template widened<4>(raw.hi) : From::template widened<4>(raw.lo);
+                    }));
+                    o_.acc[0][j] = Mma::mma(&w, &p.frag[half], o_.acc[0][j]);
+                }
+            }
+            return;
+        } else {
         Columns columns[kOwn];
 #pragma unroll
         for (int r = 0; r < kOwn; ++r) columns[r] = columns_of(v, r);
 #pragma unroll
-        for (u32 j = 0; j < kCols; ++j) {
-            const hk::Frag w = hk::joined(hk::per_row([&](u32 r) { return value_frag(columns[r], j); }));
-            o_.acc[0][j] = Mma::mma(&w, &p.frag[0], o_.acc[0][j]);
+        for (u32 j = 0; j < kCols; j += 2) {
+            Vec<u32, 4> column[kOwn][2];
+#pragma unroll
+            for (int r = 0; r < kOwn; ++r) value_frags(columns[r], j, column[r]);
+#pragma unroll
+            for (u32 e = 0; e < 2; ++e) {
+                const hk::Frag w = hk::joined(hk::per_row([&](u32 r) { return column[r][e]; }));
+                o_.acc[0][j + e] = Mma::mma(&w, &p.frag[0], o_.acc[0][j + e]);
+            }
+        }
         }
     }
 
-    HK_FN void walk(u32 skip) {
+    HK_FN Walk walk_from([[maybe_unused]] i32 at, [[maybe_unused]] i32 end) const {
         const Params &p = params();
-        Walk steps(d_, split_, p.dqk * kBytes, p.dv * kBytes);
-        i32 at = split_.begin + i32(hk::wave_id()) * kKeys;
+        if constexpr (kPieces)
+            return {p, split_, u32(at), u32(end)};
+        else
+            return {d_, split_, p.dqk * kBytes, p.dv * kBytes};
+    }
+
+    HK_FN void walk(u32 skip) {
+        i32 at = split_.begin + i32(hk::wave_id()) * kStep;
         const i32 end = i32(hk::uniform(u32(split_.end)));
         at = i32(hk::uniform(u32(at)));
         if (at >= end) return;
+        Walk steps = walk_from(at, end);
+        if constexpr (kPieces) first_ = i32(hk::uniform(u32(split_.begin) + skip));
         // Only the first wave of the first split has rows that no query sees.
         if (hk::wave_id() != 0) skip = 0;
         if constexpr (kSets == 2) {
@@ -568,11 +710,12 @@ class Decode {
                 hk::sched_barrier();
                 return set;
             };
-            const auto take = [&](const Set &set) __attribute__((always_inline)) {
+            const auto take = [&](Set &set) __attribute__((always_inline)) {
+                clean(set.k, set.v, set.missing, at);
                 multiply_keys(set.k, set.missing);
                 score(at, set.scales);
                 multiply_values(set.v);
-                at += kKeysOfBlock;
+                at += i32(kStride);
             };
             Set even = load(skip), odd = load(0);
             // One way out, so that the compiler knows which loads are in flight. Steps past the end are masked, and load nothing.
@@ -589,13 +732,14 @@ class Decode {
             Scales scales = load_scales(windows, skip);
             u32 missing = windows.missing;
             for (;;) {
+                clean(k, v, missing, at);
                 multiply_keys(k, missing);
                 windows = steps.next();
                 k = load_keys(windows);
                 missing = windows.missing;
                 score(at, scales);
                 multiply_values(v);
-                at += kKeysOfBlock;
+                at += i32(kStride);
                 if (at >= end) break;
                 v = load_values(windows);
                 scales = load_scales(windows);

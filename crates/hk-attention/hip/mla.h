@@ -6,14 +6,18 @@
 // columns for O. Waves are kWavesH x kWavesV: each has kDim rows and C / kWavesV columns of O, and computes the S of its rows, so
 // that P stays in registers. Where loads go straight to LDS there are two stages; elsewhere the next tile is in registers.
 // Queries are in registers; on sm_90, whose waves lack them, in LDS.
+// Splits of the keys meet in global memory, in ascending order: in the last block of a tile to arrive (ticket.h), or in a second launch
+// (merge.hip), with the same bits.
 // Floor: keys are read once for a tile of 16 or 64 rows; with 64 rows gfx942 is bound by the matrix unit.
 // Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1.
 #pragma once
 
 #include "keys.h"
+#include "merge.h"
 #include "outputs.h"
 #include "problem.h"
 #include "softmax.h"
+#include "ticket.h"
 
 #include <hk/arch.h>
 #include <hk/block.h>
@@ -42,6 +46,7 @@ struct Params {
     u64 positions;  // i32 [sequences]
     u64 k_pe_out;  // [sequences, R], or 0
     i64 k_pe_out_row;  // bytes
+    u64 tickets;  // u32 [tiles], zero; 0: a second launch merges
     u32 n_positions, rotary, interleaved, table_is_f32;
     u32 slot_tokens, slot_inverse;  // an entry of the table is token e % slot_tokens of page e / slot_tokens
     u32 listed;  // keys of a row are the whole row of the table, -1 is none
@@ -76,18 +81,24 @@ struct Shape {
     static constexpr int kKeys = hk::kHasReadTr && kParts < 10 && !kBytes ? 64 : 32;
 };
 
+inline constexpr u32 kMostParts = 32;  // splits that the last block of a tile merges
+
 /// The keys [first, end) of the block's split: `splits.keys` of a sequence, or, if that is 0, an equal share of them.
 struct Keys {
     u32 first, end;
+    u32 parts;  // splits of the sequence that have keys, at least one
 
-    HK_FN Keys(const attention::Params &p, const Work &work) : first(0), end(work.keys()) {
+    HK_FN Keys(const attention::Params &p, const Work &work)
+        : first(0), end(work.poison ? 0 : work.keys()), parts(1) {
         constexpr u32 kMultiple = 64;
-        if (p.splits.count <= 1) return;
+        const u32 count = p.splits.count;
+        if (count <= 1 || end == 0) return;
         u32 share = p.splits.keys;
-        if (!share) share = (end + p.splits.count * kMultiple - 1) / (p.splits.count * kMultiple) * kMultiple;
-        const u32 all = end;
-        first = work.split * share < all ? work.split * share : all;
-        if (work.split + 1 < p.splits.count && all - first > share) end = first + share;
+        if (!share) share = (end + count * kMultiple - 1) / (count * kMultiple) * kMultiple;
+        const u32 all = end, filled = (all + share - 1) / share;
+        parts = filled < count ? filled : count;
+        first = work.split < parts ? work.split * share : all;
+        if (work.split + 1 < parts) end = first + share;
     }
 };
 
@@ -105,6 +116,7 @@ class Decode {
     static constexpr Rows kStored = S::kStored;
     static constexpr bool kBytes = S::kBytes;
     static constexpr bool kUnaligned = kStored == Rows::Any;
+    static constexpr int kMergedRows = 16;  // at a time
     static_assert(kCols % 64 == 0 && kMoves > 0, "whole parts of columns");
     // Of rows of 656 bytes.
     static constexpr u32 kScalesAt = 512, kScaledPeAt = 528;
@@ -115,15 +127,20 @@ class Decode {
 
   public:
     struct Lds {
-        Tile rows[S::kStages][kParts];
+        union {
+            Tile rows[S::kStages][kParts];
+            Vec<float, 2> parts[kMostParts][kMergedRows];
+        };
         hk::SharedTile<(S::kQueriesInLds ? S::kRows : 1), 128> queries[S::kQueriesInLds ? kParts : 1];
         alignas(16) T key[S::kPe];  // rotated columns of the last key
         float state[S::kStages][kKeys];  // added to the key's scores: 0; -inf: there is none; NaN: not in the pool
+        u32 last;
     };
 
   private:
     const Params &p_;
     const Work &work_;
+    const Keys &split_;
     Lds &lds_;
     struct Row {
         u32 query, head;
@@ -588,20 +605,22 @@ class Decode {
         }
     }
 
-    HK_FN void store_outputs() const {
+    /// True: the outputs are partial ones.
+    HK_FN bool store_outputs() const {
         const attention::Params &p = params();
         const bool packed = p.sequences.q_starts != 0;
         const bool once = wave_cols_ == 0 && hk::group_of_lane<kDim>(hk::lane_id()) == 0;
+        const bool partial = p_.tickets ? split_.parts > 1 : p.splits.count > 1;
         const float nan = __builtin_nanf(""), value_scale = p.cache.k.scale(0, 0);
 #pragma unroll
         for (u32 r = 0; r < kOwn; ++r) {
             const Row &own = own_[r];
-            if (is_partial(p, work_)) {
+            if (partial) {
                 const Vec<float, 2> sums = softmax_.sums(r);
                 if (!own.there) continue;
-                const Partial partial = partial_of(p, work_, own.query, own.head);
-                each_run(r, [&]<int N>(u32 col, Vec<float, N> y) { partial.store<N>(p, col, y * value_scale); });
-                if (once) partial.store_sums(p, work_.poison ? Vec<float, 2>{0.0f, nan} : sums);
+                const Partial to = partial_of(p, work_, own.query, own.head);
+                each_run(r, [&]<int N>(u32 col, Vec<float, N> y) { to.store<N>(p, col, y * value_scale); });
+                if (once) to.store_sums(p, work_.poison ? Vec<float, 2>{0.0f, nan} : sums);
                 continue;
             }
             float lse;
@@ -609,10 +628,46 @@ class Decode {
             if (work_.poison) factor = nan, lse = nan;
             if (!own.there) continue;
             const u64 row = row_address(p.out, work_, packed, own.query, own.head);
-            each_run(r,
-                     [&]<int N>(u32 col, Vec<float, N> y) { store_run<N>(p, row, col, y * (factor * value_scale)); });
+            // As merges do it, so that the bits are the same.
+            each_run(r, [&]<int N>(u32 col, Vec<float, N> y) {
+                store_run<N>(p, row, col, factor == 0.0f ? Vec<float, N>(0.0f) : y * value_scale * factor);
+            });
             if (p.lse.data && once)
                 *reinterpret_cast<GlobalPtr<float>>(row_address(p.lse, work_, packed, own.query, own.head)) = lse;
+        }
+        return partial;
+    }
+    /// The results of all splits of the tile, kMergedRows rows at a time, whose maxima and sums are in LDS.
+    HK_FN void merge() const {
+        constexpr u32 kPlaces = S::kThreads / kMergedRows, kAhead = 8;
+        const attention::Params &p = params();
+        const bool packed = p.sequences.q_starts != 0;
+        const u32 rows = work_.q_len * p.group - work_.first, parts = split_.parts;
+        const u32 place = hk::thread_x() % kPlaces;
+        const auto partial = [&](u32 s, const Row &row) {
+            Work of = work_;
+            of.split = s;
+            return partial_of(p, of, row.query, row.head);
+        };
+#pragma unroll 1
+        for (u32 first = 0; first < u32(S::kRows) && first < rows; first += kMergedRows) {
+            const Row of_sums = row_of(work_.first + first + hk::thread_x() % kMergedRows);
+            for (u32 s = hk::thread_x() / kMergedRows; s < parts; s += kPlaces)
+                lds_.parts[s][hk::thread_x() % kMergedRows] = partial(s, of_sums).sums(p);
+            hk::block_barrier();
+            const u32 at = hk::thread_x() / kPlaces;
+            const Row own = row_of(work_.first + first + at);
+            const auto merged = merged_row<kAhead>(parts, kMinusInf, [&](u32 s) { return lds_.parts[s][at]; });
+            if (own.there) {
+                const u64 row = row_address(p.out, work_, packed, own.query, own.head);
+#pragma unroll 1
+                for (u32 col = place * 4; col < u32(kC); col += kPlaces * 4)
+                    store_run<4>(p, row, col, merged.merged([&](u32 s) { return partial(s, own).load(p, col); }));
+                if (p.lse.data && place == 0)
+                    *reinterpret_cast<GlobalPtr<float>>(row_address(p.lse, work_, packed, own.query, own.head)) =
+                        merged.lse();
+            }
+            hk::block_barrier();
         }
     }
     template <int N>
@@ -658,9 +713,11 @@ class Decode {
     }
 
   public:
-    HK_FN Decode(const Params &p, const Work &work, Lds &lds) : p_(p), work_(work), lds_(lds) {}
+    HK_FN Decode(const Params &p, const Work &work, const Keys &split, Lds &lds)
+        : p_(p), work_(work), split_(split), lds_(lds) {}
 
-    HK_FN void run() {
+    /// `tile`: of the launch.
+    HK_FN void run(u32 tile) {
         const attention::Params &p = p_.attention;
         wave_rows_ = hk::wave_id() / S::kWavesV, wave_cols_ = hk::wave_id() % S::kWavesV;
         const u32 first_row = work_.first + wave_rows_ * kDim;
@@ -668,13 +725,12 @@ class Decode {
         for (u32 r = 0; r < kOwn; ++r) own_[r] = row_of(first_row + hk::row_of_lane<kDim>(hk::lane_id(), r));
         if (!work_.poison) {
             // No window: the keys of a query begin with the block's.
-            const Keys split(p, work_);
             const auto seen = [&](const Row &row) {
                 const i32 end = i32(row.query) + i32(work_.keys()) - i32(work_.q_len) + 1;
-                const i32 most = i32(split.end), least = i32(split.first);
+                const i32 most = i32(split_.end), least = i32(split_.first);
                 return u32((end < least ? least : end < most ? end : most) - least);
             };
-            first_ = hk::uniform(split.first), end_ = first_ + hk::uniform(seen(row_of(work_.first + S::kRows - 1)));
+            first_ = hk::uniform(split_.first), end_ = first_ + hk::uniform(seen(row_of(work_.first + S::kRows - 1)));
 #pragma unroll
             for (u32 r = 0; r < kOwn; ++r) visible_[r] = seen(own_[r]);
             wave_visible_ = hk::uniform(seen(row_of(first_row)));
@@ -688,23 +744,29 @@ class Decode {
                 walk();
             }
         }
-        store_outputs();
+        if (!store_outputs() || !p_.tickets) return;
+        const auto counter = reinterpret_cast<GlobalPtr<u32>>(p_.tickets) + hk::uniform(tile);
+        if (last_to_arrive(counter, split_.parts, lds_.last)) merge();
     }
 };
 
 template <class S>
 HK_FN void decode(const Params &p) {
     auto &lds = hk::block_lds<typename Decode<S>::Lds>();
-    Work work;
     // Blocks of other heads read the same keys: they are on one XCD.
-    if (!find_work<S::kRows>(p.attention, hk::xcd_remap(hk::block_x(), hk::grid_x()), work)) return;
+    const u32 task = hk::xcd_remap(hk::block_x(), hk::grid_x());
+    Work work;
+    if (!find_work<S::kRows>(p.attention, task, work)) return;
     if (p.listed) {
         work.cached = p.attention.pages.width, work.fresh = 0;
         work.pages = u64(i64(work.sequence) * p.attention.pages.row);
     } else {
         find_keys(p.attention, work);
     }
-    Decode<S>(p, work, lds).run();
+    const Keys split(p.attention, work);
+    // A second launch reads the partial results of all splits.
+    if (p.tickets && work.split >= split.parts) return;
+    Decode<S>(p, work, split, lds).run(task / p.attention.splits.count);
 }
 
 }  // namespace mla

@@ -232,8 +232,9 @@ class Prefill {
         }
     }
 
-    /// V^T of 16-bit elements is written without bank conflicts: as by TransposingRows (keys.h), for 32 keys.
-    static constexpr bool kInQuads = kDim == 32 && sizeof(T) == 2;
+    /// V^T of 16-bit elements is written without bank conflicts: as by TransposingRows (keys.h), for 32 keys. Of 16 queries, quads q and
+    /// q + 4 of keys are the halves of a chunk.
+    static constexpr bool kInQuads = kLaneRows == 1 && sizeof(T) == 2;
     struct Unit {
         u32 quad, col;
         bool there;
@@ -243,7 +244,8 @@ class Prefill {
             if constexpr (kInQuads) {
                 constexpr u32 kColumnsOfWave = 64, kWavesOfRow = kDv / kColumnsOfWave;
                 const u32 lane = hk::lane_id(), wave = unit / hk::kWaveSize;
-                quad = wave / kWavesOfRow * 4 + lane / 4 % 2 * 2 + lane / 8 % 2;
+                constexpr u32 kOtherHalf = kDim == 32 ? 2 : 4;
+                quad = wave / kWavesOfRow * (8 / kOtherHalf) + lane / 4 % 2 * kOtherHalf + lane / 8 % 2;
                 col = wave % kWavesOfRow * kColumnsOfWave + lane / 16 * 16 + lane % 4 * 4;
             }
             there = kUnits % kThreads == 0 || unit < kUnits;

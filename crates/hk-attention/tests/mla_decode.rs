@@ -4,12 +4,12 @@
 use crate::common::attention::{Builder, check, starts};
 use crate::common::integers;
 use hk_attention::{
-    AttentionOutputs, LatentKeys, MlaDecodeInputs, MlaDecodeOutputs, MlaOptions, QueryTile, SparseMlaInputs,
-    Tiling, mla_decode_rope, unified_attn_sparse_mla,
+    AttentionOutputs, DecodeWorkspace, LatentKeys, MlaDecodeInputs, MlaDecodeOutputs, MlaOptions, QueryTile,
+    SparseMlaInputs, Splits, Tickets, mla_decode_rope, unified_attn_sparse_mla,
 };
 use hk_core::registry::{Described as _, HostTensor, Scalar};
-use hk_core::{DType, bf16};
-use hk_testkit::{self as kit, Fill, Gpu, Place, Refusals, kind};
+use hk_core::{DType, DeviceBuffer, Result, bf16};
+use hk_testkit::{self as kit, Fill, Gpu, Place, Refusals, Tensor, kind};
 use proptest::prelude::*;
 use proptest::sample::select;
 
@@ -202,7 +202,6 @@ fn cases() -> impl Strategy<Value = Case> {
             let (dtype, c, r) = if packed { (DType::Bf16, 512, 64) } else { (dtype, c, r) };
             let rotary = half.map(|half| 2 * half.min(r / 2));
             let lens = lens.into_iter().map(|(q, k)| [if rotary.is_some() { 1 } else { q }, k]).collect();
-            let keys_per_split = if tile == "auto" { 0 } else { keys_per_split };
             Case { dtype, stored, heads, c, r, lens, page, rotary, tile, keys_per_split, bits }
         },
     )
@@ -320,7 +319,7 @@ fn packed(rows: &HostTensor, seed: u64) -> HostTensor {
         bytes.chunks_mut(656).zip(integers(seed, n * 4, 100).chunks(4)).zip(pe.chunks(64))
     {
         for (to, scale) in row[512..528].chunks_mut(4).zip(scales) {
-            to.copy_from_slice(&(0.5 + *scale as f32 / 70.0).to_le_bytes());
+            to.copy_from_slice(&(0.5 + *scale as f32 / 200.0).to_le_bytes());
         }
         row[528..].copy_from_slice(bytemuck::cast_slice(pe));
     }
@@ -366,22 +365,23 @@ impl Batch {
         }
     }
 
-    /// Outputs and log-sum-exp, with key `j` in slot `slots[j]` of `n`.
-    fn run(&self, gpu: &Gpu, slots: &[i32], n: usize, tiling: Tiling) -> (Vec<bf16>, Vec<f32>) {
+    /// The pool, with key `j` in slot `slots[j]` of `n`.
+    fn pool(&self, slots: &[i32], n: usize) -> Vec<bf16> {
         let mut pool = vec![bf16::NAN; n * COLUMNS];
         for (row, slot) in self.rows.chunks(COLUMNS).zip(slots) {
             pool[*slot as usize * COLUMNS..][..COLUMNS].copy_from_slice(row);
         }
+        pool
+    }
+
+    /// Outputs and log-sum-exp, with key `j` in slot `slots[j]` of `n`.
+    fn run(&self, gpu: &Gpu, slots: &[i32], n: usize, how: How, tickets: Option<&mut Tickets>) -> Results {
         let batch = self.keys.len();
         let q = gpu.upload(&self.q, [batch, self.heads, COLUMNS]);
-        let pool = gpu.upload(&pool, [n, 1, 1, COLUMNS]);
+        let pool = gpu.upload(&self.pool(slots, n), [n, 1, 1, COLUMNS]);
         let indptr = gpu.upload(&starts(&self.keys), [batch + 1]);
         let indices = gpu.upload(slots, [slots.len()]);
-        let (mut out, mut lse) = (
-            gpu.poisoned::<bf16>(Place::rows([batch, self.heads, 512], 520)),
-            gpu.poisoned::<f32>([batch, self.heads]),
-        );
-        let mut workspace = gpu.poisoned::<f32>([8 * batch * self.heads * 514]);
+        let mut memory = Memory::new(gpu, batch, self.heads);
         let inputs = MlaDecodeInputs {
             q: q.view(),
             kv_pool: pool.view(),
@@ -390,12 +390,50 @@ impl Batch {
             cu_seqlens_q: None,
             rope: None,
         };
-        let options = MlaOptions { tiling, longest: self.keys.iter().max().copied(), ..Default::default() };
+        let longest = self.keys.iter().max().copied();
+        memory.call(gpu, inputs, how, longest, tickets).unwrap();
+        memory.results(gpu)
+    }
+}
+
+type Results = (Vec<bf16>, Vec<f32>);
+type How = (QueryTile, Splits);
+
+/// What a call writes.
+struct Memory {
+    out: Tensor<bf16>,
+    lse: Tensor<f32>,
+    partials: Tensor<f32>,
+}
+
+impl Memory {
+    fn new(gpu: &Gpu, batch: usize, heads: usize) -> Self {
+        Self {
+            out: gpu.poisoned(Place::rows([batch, heads, 512], 520)),
+            lse: gpu.poisoned([batch, heads]),
+            partials: gpu.poisoned([40 * batch * heads * 514]),
+        }
+    }
+
+    fn call(
+        &mut self,
+        gpu: &Gpu,
+        inputs: MlaDecodeInputs<bf16, bf16>,
+        (tile, splits): How,
+        longest: Option<usize>,
+        tickets: Option<&mut Tickets>,
+    ) -> Result<()> {
+        let options = MlaOptions { tile: Some(tile), splits, longest, ..Default::default() };
+        let Self { out, lse, partials } = self;
         let outputs = MlaDecodeOutputs { out: out.view_mut(), lse: Some(lse.view_mut()), k_pe_out: None };
-        mla_decode_rope(gpu.stream(), inputs, outputs, Some(workspace.view_mut()), &options).unwrap();
-        gpu.assert_guards(&out);
-        gpu.assert_guards(&lse);
-        (gpu.download(&out).to_vec(), gpu.download(&lse).to_vec())
+        let workspace = DecodeWorkspace { partials: Some(partials.view_mut()), tickets };
+        mla_decode_rope(gpu.stream(), inputs, outputs, workspace, &options)
+    }
+
+    fn results(&self, gpu: &Gpu) -> Results {
+        gpu.assert_guards(&self.out);
+        gpu.assert_guards(&self.lse);
+        (gpu.download(&self.out).to_vec(), gpu.download(&self.lse).to_vec())
     }
 }
 
@@ -404,33 +442,110 @@ fn assert_bits<T: bytemuck::NoUninit>(got: &[T], want: &[T]) {
     assert_eq!(bytemuck::cast_slice::<T, u8>(got), bytemuck::cast_slice::<T, u8>(want));
 }
 
-fn fixed(tile: QueryTile, keys_per_split: Option<usize>) -> Tiling {
-    Tiling::Fixed { tile, keys_per_split }
+#[track_caller]
+fn assert_same(got: &Results, want: &Results) {
+    assert_bits(&got.0, &want.0);
+    assert_bits(&got.1, &want.1);
 }
+
+const ONE: Splits = Splits::Count(1);
 
 /// The same bits wherever keys lie; a sequence alone has the bits that it has in a batch.
 #[test]
 fn slots_and_batches_do_not_matter() {
     for gpu in kit::devices() {
         for (tile, heads) in [(QueryTile::Short, 16), (QueryTile::Tall, 20)] {
-            for keys_per_split in [None, Some(64)] {
-                let batch = Batch::new(heads, &[70, 0, 130]);
-                let tiling = fixed(tile, keys_per_split);
-                let want = batch.run(&gpu, &shuffled(200, 1), 200, tiling);
-                let other = batch.run(&gpu, &shuffled(230, 2)[..200], 230, tiling);
-                assert_bits(&other.0, &want.0);
-                assert_bits(&other.1, &want.1);
+            for splits in [ONE, Splits::KeysPerSplit(64), Splits::Count(2)] {
+                let (batch, how) = (Batch::new(heads, &[70, 0, 130]), (tile, splits));
+                let want = batch.run(&gpu, &shuffled(200, 1), 200, how, None);
+                assert_same(&batch.run(&gpu, &shuffled(230, 2)[..200], 230, how, None), &want);
                 let alone = Batch {
                     heads,
                     keys: vec![130],
                     q: batch.q[2 * heads * COLUMNS..].to_vec(),
                     rows: batch.rows[70 * COLUMNS..].to_vec(),
                 };
-                let (out, lse) = alone.run(&gpu, &shuffled(130, 3), 130, tiling);
+                let (out, lse) = alone.run(&gpu, &shuffled(130, 3), 130, how, None);
                 assert_bits(&out, &want.0[2 * heads * 512..]);
                 assert_bits(&lse, &want.1[2 * heads..]);
                 assert!(want.1[heads..2 * heads].iter().all(|lse| *lse == f32::NEG_INFINITY));
                 assert!(want.0[heads * 512..2 * heads * 512].iter().all(|x| x.to_f32() == 0.0));
+            }
+        }
+    }
+}
+
+/// The last block to arrive merges to the bits of a second launch, and leaves its counters at zero: of a few splits, and of 32, as many as
+/// one launch merges. 33 take a second one.
+#[test]
+fn one_launch_has_the_bits_of_two() {
+    for (tile, heads, keys) in [
+        (QueryTile::Short, 20, vec![700, 0, 129, 64]),
+        (QueryTile::Tall, 70, vec![200, 1]),
+        (QueryTile::Short, 3, vec![2048, 65]),
+        (QueryTile::Short, 2, vec![2049]),
+    ] {
+        let batch = Batch::new(heads, &keys);
+        let slots = shuffled(keys.iter().sum::<usize>(), 5);
+        for gpu in kit::devices() {
+            let mut tickets = Tickets::new(gpu.stream()).unwrap();
+            for splits in
+                [Splits::Count(3), Splits::KeysPerSplit(64), Splits::KeysPerSplit(192), Splits::Auto]
+            {
+                let two = batch.run(&gpu, &slots, slots.len(), (tile, splits), None);
+                for _ in 0..2 {
+                    let one = batch.run(&gpu, &slots, slots.len(), (tile, splits), Some(&mut tickets));
+                    assert_same(&one, &two);
+                }
+            }
+        }
+    }
+}
+
+/// A call of three sequences in splits of 64 keys.
+fn paged(
+    gpu: &Gpu,
+    memory: &mut Memory,
+    (q, pool, block_table): (&Tensor<bf16>, &Tensor<bf16>, &Tensor<i32>),
+    lens: &DeviceBuffer<i32>,
+    tickets: Option<&mut Tickets>,
+) -> Result<()> {
+    let inputs = MlaDecodeInputs {
+        q: q.view(),
+        kv_pool: pool.view(),
+        kv_scale: None,
+        keys: LatentKeys::Pages { block_table: block_table.view(), seq_lens: lens.view([3])? },
+        cu_seqlens_q: None,
+        rope: None,
+    };
+    memory.call(gpu, inputs, (QueryTile::Short, Splits::KeysPerSplit(64)), None, tickets)
+}
+
+/// A graph has the bits of a call with the lengths that are on the device when it is launched; those beyond the block table are NaN.
+#[test]
+fn graphs_follow_the_lengths() {
+    let (batch, tokens, width) = (Batch::new(5, &[256; 3]), 16, 16);
+    let table = shuffled(3 * width, 6);
+    for gpu in &kit::devices() {
+        let stream = gpu.stream();
+        let q = gpu.upload(&batch.q, [3, 5, COLUMNS]);
+        let pool = gpu.upload(&batch.rows, [3 * width, tokens, 1, COLUMNS]);
+        let block_table = gpu.upload(&table, [3, width]);
+        let mut lens = stream.upload(&[1i32; 3]).unwrap();
+        let (mut memory, mut tickets) = (Memory::new(gpu, 3, 5), Tickets::new(stream).unwrap());
+        let tensors = (&q, &pool, &block_table);
+        paged(gpu, &mut memory, tensors, &lens, Some(&mut tickets)).unwrap();
+        let graph = stream.capture(|| paged(gpu, &mut memory, tensors, &lens, Some(&mut tickets))).unwrap();
+        for of in [[256, 40, 129], [1, 0, 64], [129, 40, 1], [257, 40, -1]] {
+            stream.copy(&stream.upload(&of).unwrap(), &mut lens).unwrap();
+            // SAFETY: all tensors are alive, and only this thread uses them.
+            unsafe { graph.launch(stream).unwrap() };
+            let mut other = Memory::new(gpu, 3, 5);
+            paged(gpu, &mut other, tensors, &stream.upload(&of).unwrap(), None).unwrap();
+            let got = memory.results(gpu);
+            assert_same(&got, &other.results(gpu));
+            for (rows, len) in got.1.chunks(5).zip(of) {
+                assert!(rows.iter().all(|lse| lse.is_nan() != (0..=256).contains(&len)), "{of:?}");
             }
         }
     }
@@ -442,19 +557,19 @@ fn splits_agree() {
     for gpu in kit::devices() {
         let batch = Batch::new(16, &[200, 5, 129]);
         let slots = shuffled(340, 4);
-        let (want, _) = batch.run(&gpu, &slots[..334], 340, fixed(QueryTile::Short, None));
+        let (want, _) = batch.run(&gpu, &slots[..334], 340, (QueryTile::Short, ONE), None);
         let others = [
-            fixed(QueryTile::Short, Some(64)),
-            fixed(QueryTile::Short, Some(128)),
-            fixed(QueryTile::Tall, Some(64)),
-            Tiling::Auto,
+            (QueryTile::Short, Splits::KeysPerSplit(64)),
+            (QueryTile::Short, Splits::KeysPerSplit(128)),
+            (QueryTile::Tall, Splits::Count(4)),
+            (QueryTile::Short, Splits::Auto),
         ];
-        for tiling in others {
-            let (got, _) = batch.run(&gpu, &slots[..334], 340, tiling);
+        for how in others {
+            let (got, _) = batch.run(&gpu, &slots[..334], 340, how, None);
             let square = |x: f32| f64::from(x * x);
             let norm: f64 = want.iter().map(|x| square(x.to_f32())).sum();
             let away: f64 = want.iter().zip(&got).map(|(a, b)| square(a.to_f32() - b.to_f32())).sum();
-            assert!((away / norm).sqrt() < 4e-3, "{tiling:?}: {}", (away / norm).sqrt());
+            assert!((away / norm).sqrt() < 4e-3, "{how:?}: {}", (away / norm).sqrt());
         }
     }
 }
@@ -465,7 +580,7 @@ fn bad_calls_are_refused() {
     struct Options {
         softcap: f32,
         scale: Option<f32>,
-        keys_per_split: Option<usize>,
+        splits: Splits,
     }
     Refusals::new(Options::default(), |stream, tensors, options: Options| {
         let inputs = MlaDecodeInputs {
@@ -484,9 +599,10 @@ fn bad_calls_are_refused() {
             lse: tensors.optional_output("lse"),
             k_pe_out: None,
         };
-        let tiling = fixed(QueryTile::Short, options.keys_per_split);
-        let options = MlaOptions { softcap: options.softcap, scale: options.scale, longest: None, tiling };
-        mla_decode_rope(stream, inputs, outputs, None, &options)
+        let Options { softcap, scale, splits } = options;
+        let options = MlaOptions { softcap, scale, longest: None, tile: None, splits };
+        let workspace = DecodeWorkspace { partials: tensors.optional_output("workspace"), tickets: None };
+        mla_decode_rope(stream, inputs, outputs, workspace, &options)
     })
     .input::<bf16>("q", [2, 4, 576])
     .input::<bf16>("kv_pool", [100, 1, 1, 576])
@@ -496,6 +612,7 @@ fn bad_calls_are_refused() {
     .input::<i32>("cu_seqlens_q", [3])
     .output::<bf16>("out", [2, 4, 512])
     .output::<f32>("lse", [2, 4])
+    .output::<f32>("workspace", [2 * 2 * 4 * 514])
     .accepts(|_| {})
     .accepts(|call| ["cu_seqlens_q", "kv_scale", "lse"].iter().for_each(|name| call.without(name)))
     .refuses(kind!(Shape), &["kv_pool", "576"], |call| call.shape("kv_pool", [100, 1, 1, 570]))
@@ -504,8 +621,14 @@ fn bad_calls_are_refused() {
     .refuses(kind!(Shape), &["lse"], |call| call.shape("lse", [2, 5]))
     .refuses(kind!(Shape), &["kv_scale"], |call| call.shape("kv_scale", [2]))
     .refuses(kind!(Shape), &["kv_indptr"], |call| call.shape("kv_indptr", [4]))
-    .refuses(kind!(Shape), &["workspace"], |call| call.options.keys_per_split = Some(64))
-    .refuses(kind!(Argument), &["keys_per_split"], |call| call.options.keys_per_split = Some(63))
+    .accepts(|call| call.options.splits = Splits::Count(2))
+    .refuses(kind!(Shape), &["workspace: shape [8223]", "8224"], |call| {
+        call.options.splits = Splits::KeysPerSplit(64);
+        call.shape("workspace", [8223]);
+    })
+    .refuses(kind!(Stride), &["workspace"], |call| call.strides("workspace", [2]))
+    .refuses(kind!(Argument), &["keys_per_split"], |call| call.options.splits = Splits::KeysPerSplit(63))
+    .refuses(kind!(Argument), &["nsplit"], |call| call.options.splits = Splits::Count(0))
     .refuses(kind!(Argument), &["scale"], |call| call.options.scale = Some(f32::NAN))
     .refuses(kind!(Argument), &["softcap"], |call| call.options.softcap = -1.0)
     .refuses_other_devices()
@@ -526,7 +649,8 @@ fn bad_lists_are_refused() {
             topk_indices: lists.view(),
         };
         let outputs = AttentionOutputs { out: out.view_mut(), lse: None };
-        let refused = unified_attn_sparse_mla(gpu.stream(), inputs, outputs, None, &MlaOptions::default());
+        let space = DecodeWorkspace::default();
+        let refused = unified_attn_sparse_mla(gpu.stream(), inputs, outputs, space, &MlaOptions::default());
         kit::assert_error(refused, kind!(Shape), &["topk_indices", "[3, 8]"]);
     }
 }

@@ -33,7 +33,7 @@ fn cases() -> impl Strategy<Value = Case> {
         [48, 208],
         [17, 17],
     ]);
-    let pages = (select(LAYOUTS.to_vec()), select(vec![1usize, 3, 16, 16, 48, 64, 128]));
+    let pages = (select(LAYOUTS.to_vec()), select(vec![1usize, 3, 8, 16, 16, 48, 64, 128]));
     (lens(), heads, columns, pages, any::<u32>(), any::<u32>()).prop_map(
         |(lens, (kv_heads, group), mut columns, (layout, mut page), seed, order)| {
             if matches!(layout.1, KvLayout::Paged | KvLayout::PagedShuffled) {

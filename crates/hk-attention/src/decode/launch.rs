@@ -1,15 +1,16 @@
 //! The launch of `hip/decode.h`.
 
-use super::splits::{DecodeWorkspace, KEYS_OF_BLOCK, ROWS_OF_BLOCK, Splits};
-use crate::kernels::attention::{DecodeParams, KeyRows, KeysValues, Pages};
+use super::splits::{DECODE, DecodeWorkspace, Division, KEYS_OF_BLOCK, ROWS_OF_BLOCK, Splits};
+use crate::kernels::attention::{DecodeParams, KeyRows, KeysValues, Pages, Params};
 use crate::prefill::{
     FP8, I8, MOST_STRIDE, Merge, Plan, Problem, QueryTile, Tiling, UNLIMITED, WINDOW_OF_PAGE, floats_per_row,
 };
 use bytemuck::Zeroable;
 use hk_core::{DType, Error, KernelRef, LaunchConfig, Result, TensorViewMut};
 
-/// By columns, at most: the kernels of caches of the own type, of fp8 and of int8, and of these two with factors of tokens.
-type Table = [(usize, [KernelRef<DecodeParams>; 5]); 3];
+/// By columns, at most: the kernels of caches of the own type, of fp8 and of int8, of these two with factors of tokens, and of all three in
+/// pieces of 16 bytes.
+type Table = [(usize, [KernelRef<DecodeParams>; 8]); 3];
 
 macro_rules! kernels {
     ($type:literal $($columns:literal $most:literal),*) => {
@@ -21,6 +22,9 @@ macro_rules! kernels {
                 DecodeParams::kernel(concat!("decode_", $type, "_i8_d", $columns)),
                 DecodeParams::kernel(concat!("decode_", $type, "_fp8_scaled_d", $columns)),
                 DecodeParams::kernel(concat!("decode_", $type, "_i8_scaled_d", $columns)),
+                DecodeParams::kernel(concat!("decode_", $type, "_pieces_d", $columns)),
+                DecodeParams::kernel(concat!("decode_", $type, "_fp8_pieces_d", $columns)),
+                DecodeParams::kernel(concat!("decode_", $type, "_i8_pieces_d", $columns)),
             ],
         )),*]
     };
@@ -66,7 +70,7 @@ enum Of {
 }
 
 impl<'a> Problem<'a> {
-    fn check_plan(&mut self, plan: &mut DecodePlan<'a>) -> Result<()> {
+    pub(crate) fn check_plan(&mut self, plan: &mut DecodePlan<'a>) -> Result<()> {
         plan.splits.check(self.op)?;
         let Some(partials) = &mut plan.workspace.partials else { return Ok(()) };
         partials.dims::<1>(self.op, "workspace")?;
@@ -87,14 +91,31 @@ impl<'a> Problem<'a> {
             DType::F16 => F16,
             _ => return None,
         };
-        let (bytes, of) = match cache.element {
-            0 if self.token_scales => return None,
+        let (bytes, element) = match cache.element {
             0 => (2, 0),
-            FP8 => (1, if self.token_scales { 3 } else { 1 }),
-            I8 => (1, if self.token_scales { 4 } else { 2 }),
+            FP8 => (1, 1),
+            I8 => (1, 2),
             _ => return None,
         };
-        let in_rows = |rows: &KeyRows, columns: u32| {
+        let plain = none(&[scores.bias.data, scores.mask]) && scores.dropout == 0;
+        let cached = keys_beside || p.fresh.k.data == 0;
+        if self.is_hstu || !(plain && cached) {
+            return None;
+        }
+        let of = match (self.in_rows(bytes), self.token_scales, element) {
+            (true, false, of) => of,
+            (true, true, 1 | 2) => 2 + element,
+            (false, false, of) if self.in_pieces(bytes) => 5 + of,
+            _ => return None,
+        };
+        let columns = p.dqk.max(p.dv) as usize;
+        table.iter().find(|(most, _)| columns <= *most).map(|(_, kernels)| kernels[of])
+    }
+
+    /// The cache has rows of columns, on 16 bytes, in pages of whole windows.
+    fn in_rows(&self, bytes: u32) -> bool {
+        let p = &self.params;
+        let rows = |rows: &KeyRows, columns: u32| {
             let bytes_of_row = i64::from(bytes * columns);
             let aligned = [rows.data as i64, rows.batch, rows.head, rows.token_group, bytes_of_row];
             let walks = (bytes_of_row..=MOST_STRIDE).contains(&rows.token_group);
@@ -103,15 +124,34 @@ impl<'a> Problem<'a> {
                 && walks
                 && aligned.iter().all(|n| n % 16 == 0)
         };
-        let plain = none(&[scores.bias.data, scores.mask]) && scores.dropout == 0;
-        let cached = keys_beside || p.fresh.k.data == 0;
         let pages = p.pages.tokens.is_multiple_of(WINDOW_OF_PAGE) || p.pages.width == 1;
-        let rows = in_rows(&cache.k, p.dqk) && in_rows(&cache.v, p.dv);
-        if self.is_hstu || !(plain && cached && pages && rows) {
-            return None;
-        }
-        let columns = p.dqk.max(p.dv) as usize;
-        table.iter().find(|(most, _)| columns <= *most).map(|(_, kernels)| kernels[of])
+        pages && rows(&p.cache.k, p.dqk) && rows(&p.cache.v, p.dv)
+    }
+
+    /// The cache has pieces of 16 bytes, of columns of K and of tokens of V, in pages of whole pieces.
+    fn in_pieces(&self, bytes: u32) -> bool {
+        let p = &self.params;
+        let (k, v, tokens, element) = (&p.cache.k, &p.cache.v, p.pages.tokens, i64::from(bytes));
+        let of_piece = 16 / bytes;
+        let within = |n: u32, stride: i64| stride >= 0 && i64::from(n).saturating_mul(stride) < 1 << 31;
+        let keys = k.column == element
+            && k.column_shift == of_piece.ilog2()
+            && (k.token_shift, k.token_group) == (0, 16)
+            && within(p.dqk / of_piece, k.column_group);
+        // Tokens of a column are neighbours, or those of a piece.
+        let contiguous = v.token_shift == 31;
+        let pieces = v.token_shift == of_piece.ilog2() && within(tokens / of_piece, v.token_group);
+        let runs = v.token == element && (contiguous || pieces);
+        let values = runs && v.column != element && within(p.dv, v.column);
+        let [keys_at, values_at] =
+            [k, v].map(|rows| [rows.data as i64, rows.batch, rows.head, rows.token_group]);
+        let mut aligned = keys_at.into_iter().chain(values_at).chain([k.column_group, v.column]);
+        p.pages.n_pages != 0
+            && tokens.is_multiple_of(of_piece)
+            && within(tokens, 16)
+            && keys
+            && values
+            && aligned.all(|n| n % 16 == 0)
     }
 
     /// Launches kernels on `sequences` of `sq` queries, whose keys, `sk` at most, are in a cache: those of few queries, or of prompts.
@@ -239,6 +279,41 @@ impl<'a> Problem<'a> {
         self.decode_launch(plan, Of::All, [sequences, sequences, keys], false)
     }
 
+    /// Sets the splits of `all`, of so many `rows`, queries by heads, and their memory. The address of the counters; 0: a second launch
+    /// merges.
+    pub(crate) fn divide_keys(
+        &mut self,
+        all: &mut Params,
+        division: Division,
+        rows: usize,
+        workspace: DecodeWorkspace<'a>,
+    ) -> Result<u64> {
+        let s = &mut all.splits;
+        (s.count, s.keys) = (division.count as u32, division.keys as u32);
+        if division.count <= 1 {
+            return Ok(0);
+        }
+        let op = self.op;
+        let DecodeWorkspace { partials, tickets } = workspace;
+        let per_row = floats_per_row(all.dv as usize);
+        let got = partials.as_ref().map_or(0, |w: &TensorViewMut<f32>| w.numel());
+        let want = rows.saturating_mul(per_row).saturating_mul(division.count);
+        if got < want {
+            let want = format!("[{want}] or longer ({} splits)", division.count);
+            return Err(Error::shape(op, "workspace", [got], want));
+        }
+        let too_large = |_| Error::too_large(op, "q", format!("{rows} rows by heads"), u32::MAX.into());
+        s.rows = u32::try_from(rows).map_err(too_large)?;
+        if let Some(mut partials) = partials {
+            s.acc = self.launch.output_address("workspace", &mut partials)?;
+            s.sums = s.acc + (4 * division.count * rows * (per_row - 2)) as u64;
+        }
+        match tickets.filter(|_| division.one_launch) {
+            Some(tickets) => self.launch.output_address("tickets", &mut tickets.view_mut()?),
+            None => Ok(0),
+        }
+    }
+
     /// Sizes: sequences, their queries, and keys of a sequence, at most.
     fn decode_launch(
         &mut self,
@@ -272,33 +347,16 @@ impl<'a> Problem<'a> {
         // Partial results of single tokens are by sequence: only the kernel itself merges them.
         let alone = of == Of::Single && tickets.is_none();
         let room = if alone { 1 } else { got / rows.saturating_mul(per_row).max(1) };
-        let mut division = splits.divide(info, all_tiles, seen, room);
+        let mut division = splits.divide(&DECODE, info, all_tiles, seen, room);
         if of == Of::Single && !division.one_launch {
-            division = Splits::Count(1).divide(info, all_tiles, seen, 1);
+            division = Splits::Count(1).divide(&DECODE, info, all_tiles, seen, 1);
         }
-        let want = rows.saturating_mul(per_row).saturating_mul(division.count);
-        if division.count > 1 && got < want {
-            let want = format!("[{want}] or longer ({} splits)", division.count);
-            return Err(Error::shape(op, "workspace", [got], want));
-        }
-        let too_large = |what: String| Error::too_large(op, "q", what, u32::MAX.into());
         if u32::try_from(all_tiles).is_err() {
-            return Err(too_large(format!("{all_tiles} tiles")));
+            return Err(Error::too_large(op, "q", format!("{all_tiles} tiles"), u32::MAX.into()));
         }
         all.sequences.tiles = tiles as u32;
-        let s = &mut all.splits;
-        (s.count, s.keys) = (division.count as u32, division.keys as u32);
-        let mut counters = 0;
-        if division.count > 1 {
-            s.rows = u32::try_from(rows).map_err(|_| too_large(format!("{rows} rows by heads")))?;
-            if let Some(mut partials) = partials {
-                s.acc = self.launch.output_address("workspace", &mut partials)?;
-                s.sums = s.acc + (4 * division.count * rows * (per_row - 2)) as u64;
-            }
-            if let Some(tickets) = tickets.filter(|_| division.one_launch) {
-                counters = self.launch.output_address("tickets", &mut tickets.view_mut()?)?;
-            }
-        }
+        let workspace = DecodeWorkspace { partials, tickets };
+        let counters = self.divide_keys(&mut all, division, rows, workspace)?;
         let params = DecodeParams {
             all,
             tickets: counters,

@@ -15,4 +15,5 @@ pub(crate) use launch::DecodePlan;
 pub use merge_states::{AttentionState, merge_attn_states};
 pub use pa_decode::{PaDecodeInputs, PaDecodeOptions, pa_decode};
 pub use pod::{PodDecode, PodOptions, PodPrefill, pod_attn};
+pub(crate) use splits::SplitSizes;
 pub use splits::{DecodeWorkspace, Splits, Tickets, decode_workspace};

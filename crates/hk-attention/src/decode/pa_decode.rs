@@ -62,9 +62,10 @@ pub struct PaDecodeOptions<'a> {
 /// `Hq` is a multiple of `Hkv`; `Dqk` and `Dv` are 1 to 256 and may differ. Pages have any number of tokens. Rounding is as in
 /// [`mha`](fn@crate::mha). A sequence without keys has outputs of 0 and an `lse` of -inf, or the sink.
 ///
-/// Each byte of the keys that are seen is read once, 16 bytes of a lane at a time, for `bf16`, `f16`, fp8 and int8 caches in layouts `Nhd` and
-/// `Hnd` with pages of a multiple of 16 tokens, rows on 16 bytes, and up to 16 heads of a group. Other caches are served by the kernel of
-/// prompts, and then have no factors of tokens. Of those, rows are on 16 bytes; probabilities times the factor of a value are rounded to 16
+/// Each byte of the keys that are seen is read once, 16 bytes of a lane at a time, for `bf16`, `f16`, fp8 and int8 caches with up to 16 heads
+/// of a group: in layouts `Nhd` and `Hnd` with pages of a multiple of 16 tokens, rows on 16 bytes; in `Paged` and `PagedShuffled` with pages of
+/// a multiple of 8 tokens, of bytes 16. Other caches are served by the kernel of prompts. Factors of tokens go with the first two layouts alone, and
+/// are in rows on 16 bytes; probabilities times the factor of a value are rounded to 16
 /// bits, and the sum of probabilities is that of the ones without. [`Splits`] says how keys are split among blocks, and what results depend on.
 ///
 /// What is on the device is not trusted. A sequence whose length is negative or more than the tokens of its row of `block_table` has

@@ -9,6 +9,23 @@ pub(super) const ROWS_OF_BLOCK: usize = 16;
 /// Splits of equally many keys are multiples of this: a step of each wave of a block.
 pub(super) const KEYS_OF_BLOCK: usize = 128;
 
+/// The splits that suit a kernel.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SplitSizes {
+    /// Blocks of a CU, for [`Splits::Auto`].
+    pub blocks_of_cu: usize,
+    /// Fewest keys of a split, of [`Splits::Auto`].
+    pub fewest: usize,
+    /// Splits of equally many keys are multiples of this.
+    pub multiple: usize,
+    /// Most splits that the last block to arrive merges: `kMostParts`.
+    pub in_one_launch: usize,
+}
+
+/// Of `hip/decode.h`: two blocks of a CU are resident, others follow.
+pub(super) const DECODE: SplitSizes =
+    SplitSizes { blocks_of_cu: 4, fewest: KEYS_OF_BLOCK, multiple: KEYS_OF_BLOCK, in_one_launch: 128 };
+
 /// Splits begin at multiples of this.
 const KEYS_OF_SPLIT: usize = 64;
 
@@ -17,12 +34,6 @@ const MOST_AUTO: usize = 128;
 
 /// Most splits of a sequence.
 const MOST_SPLITS: usize = 1 << 16;
-
-/// Most splits that the last block to arrive merges, `kMostParts`.
-const MOST_IN_ONE_LAUNCH: usize = 128;
-
-/// Blocks of a CU, for [`Splits::Auto`]: two are resident, others follow.
-const BLOCKS_OF_CU: usize = 4;
 
 /// How the keys of a sequence are split. Blocks have a split each, and leave partial results; these are merged in ascending order. The
 /// same call gives the same bits on the same device, whichever block is the last.
@@ -34,7 +45,7 @@ pub enum Splits {
     /// device, so a sequence's bits may depend on what else is in the batch.
     #[default]
     Auto,
-    /// At most so many splits, of equally many keys of a sequence, a multiple of 128. Batch-invariant for the same number: a
+    /// At most so many splits, of equally many keys of a sequence, a multiple of 128 (latent rows: 64). Batch-invariant for the same number: a
     /// sequence's bits do not depend on other sequences, nor on the device's CUs.
     Count(usize),
     /// Keys of a split, a multiple of 64. Batch-invariant: a sequence's bits do not depend on other sequences, on the width of the block table,
@@ -69,14 +80,14 @@ impl Tickets {
 pub struct DecodeWorkspace<'a> {
     /// `[n]`, contiguous, on 16 bytes; [`decode_workspace`] says how long. `None`: keys are not split.
     pub partials: Option<TensorViewMut<'a, f32>>,
-    /// With counters, the last block of each tile to arrive merges up to 128 splits. `None`, and for more splits or more than 4096 tiles: a
+    /// With counters, the last block of each tile to arrive merges up to 128 splits (latent rows: 32). `None`, and for more splits or more than 4096 tiles: a
     /// second launch does, with the same bits.
     pub tickets: Option<&'a mut Tickets>,
 }
 
 /// How a call is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Division {
+pub(crate) struct Division {
     pub count: usize,
     /// Keys of a split; 0: equal shares of a sequence's keys.
     pub keys: usize,
@@ -84,14 +95,14 @@ pub(super) struct Division {
 }
 
 impl Splits {
-    /// Checks the option, and counts the splits of `keys` keys for `tiles` tiles of rows, of all key heads.
-    pub(super) fn count(self, info: &DeviceInfo, tiles: usize, keys: usize) -> usize {
+    /// Counts the splits of `keys` keys for `tiles` tiles of rows, of all key heads.
+    pub(crate) fn count(self, sizes: &SplitSizes, info: &DeviceInfo, tiles: usize, keys: usize) -> usize {
         match self {
             Self::Auto => {
-                let busy = BLOCKS_OF_CU.saturating_mul(info.compute_units as usize) / tiles.max(1);
-                busy.min(keys.div_ceil(KEYS_OF_BLOCK)).clamp(1, MOST_AUTO)
+                let busy = sizes.blocks_of_cu.saturating_mul(info.compute_units as usize) / tiles.max(1);
+                busy.min(keys.div_ceil(sizes.fewest)).clamp(1, MOST_AUTO)
             }
-            Self::Count(n) => n.min(keys.div_ceil(KEYS_OF_BLOCK)).max(1),
+            Self::Count(n) => n.min(keys.div_ceil(sizes.multiple)).max(1),
             Self::KeysPerSplit(n) => keys.div_ceil(n.max(1)).max(1),
         }
     }
@@ -109,11 +120,18 @@ impl Splits {
     }
 
     /// The splits of a call with room for `room` of them.
-    pub(super) fn divide(self, info: &DeviceInfo, tiles: usize, keys: usize, room: usize) -> Division {
-        let count = self.count(info, tiles, keys);
+    pub(crate) fn divide(
+        self,
+        sizes: &SplitSizes,
+        info: &DeviceInfo,
+        tiles: usize,
+        keys: usize,
+        room: usize,
+    ) -> Division {
+        let count = self.count(sizes, info, tiles, keys);
         let count = if self == Self::Auto { count.min(room).max(1) } else { count };
         let keys = if let Self::KeysPerSplit(n) = self { n } else { 0 };
-        let one_launch = count <= MOST_IN_ONE_LAUNCH && tiles <= Tickets::CELLS;
+        let one_launch = count <= sizes.in_one_launch && tiles <= Tickets::CELLS;
         Division { count, keys, one_launch }
     }
 }
@@ -127,7 +145,7 @@ pub fn decode_workspace(info: &DeviceInfo, problem: &AttentionProblem, splits: S
     let AttentionProblem { sequences, heads, kv_heads, queries, keys, dv } = *problem;
     let rows = queries.saturating_mul(heads / kv_heads.max(1));
     let tiles = rows.div_ceil(ROWS_OF_BLOCK).max(sequences).saturating_mul(kv_heads);
-    let count = splits.count(info, tiles, keys);
+    let count = splits.count(&DECODE, info, tiles, keys);
     if count <= 1 {
         return 0;
     }
@@ -143,12 +161,12 @@ mod tests {
     #[test]
     fn splits_follow_the_device() {
         let info = Device::open("emu:gfx942").unwrap().info().clone();
-        let count = |sequences: usize, keys| Splits::Auto.count(&info, sequences * 8, keys);
+        let count = |sequences: usize, keys| Splits::Auto.count(&DECODE, &info, sequences * 8, keys);
         assert_eq!(count(1, 131_072), 128);
         assert_eq!(count(8, 131_072), 4 * info.compute_units as usize / 64);
         assert_eq!(count(256, 1024), 1);
         assert_eq!(count(1, 1024), 8);
-        assert_eq!(Splits::KeysPerSplit(256).count(&info, 1, 1000), 4);
-        assert_eq!(Splits::Count(7).count(&info, 1, 300), 3);
+        assert_eq!(Splits::KeysPerSplit(256).count(&DECODE, &info, 1, 1000), 4);
+        assert_eq!(Splits::Count(7).count(&DECODE, &info, 1, 300), 3);
     }
 }

@@ -1,16 +1,17 @@
 //! Attention over latent rows: absorbed MLA.
 
+use crate::decode::{DecodePlan, SplitSizes};
 use crate::kernels::mla::Params;
 use crate::kv_cache::{CacheSizes, KvLayout, optional};
+use crate::prefill::floats_per_row;
 use crate::prefill::mha::check_starts;
-use crate::prefill::plan::Plan;
 use crate::prefill::problem::{FP8, Heads, Problem};
-use crate::{AttentionOutputs, Mask, QueryTile, Tiling};
+use crate::{AttentionOutputs, AttentionProblem, DecodeWorkspace, Mask, QueryTile, Splits};
 use bytemuck::Zeroable;
 use hk_core::plan::rope::RopeStyle;
 use hk_core::{
-    DType, Element, Error, Fp8E4M3, Fp8E4M3Fnuz, KernelRef, NamedOperand, Result, Stream, TensorView,
-    TensorViewMut, bf16, f16,
+    DType, DeviceInfo, Element, Error, Fp8E4M3, Fp8E4M3Fnuz, KernelRef, LaunchConfig, NamedOperand, Result,
+    Stream, TensorView, TensorViewMut, bf16, f16,
 };
 
 /// Element type of queries, latent rows and outputs.
@@ -110,8 +111,36 @@ pub struct MlaOptions {
     pub softcap: f32,
     /// Keys of the longest sequence, for splits that suit: longer ones are right, too. `None`: as many as a sequence can have.
     pub longest: Option<usize>,
-    /// How the work is cut: [`QueryTile::Short`] is 16 rows (queries by heads), [`QueryTile::Tall`] 64.
-    pub tiling: Tiling,
+    /// Rows of a block, queries by heads: 16 ([`QueryTile::Short`]) or 64 ([`QueryTile::Tall`]). `None`: 64 if a sequence has more than 16 on
+    /// average.
+    pub tile: Option<QueryTile>,
+    /// How keys are split among blocks. With `tile`, or one query to a sequence, what [`Splits`] says of batch invariance holds.
+    pub splits: Splits,
+}
+
+/// Elements of the `f32` workspace of [`mla_decode_rope`] and [`unified_attn_sparse_mla`]: room for the partial results of the splits that suit
+/// the device, or that are asked for. 0: they need none.
+///
+/// There is one key head; [`keys`](AttentionProblem::keys) are those that the longest sequence can have. Without a workspace, or with a shorter
+/// one, [`Splits::Auto`] has fewer splits.
+pub fn mla_workspace(info: &DeviceInfo, problem: &AttentionProblem, options: &MlaOptions) -> usize {
+    let AttentionProblem { sequences, heads, queries, keys, dv, .. } = *problem;
+    let rows = queries.saturating_mul(heads);
+    let tiles = rows.div_ceil(rows_of_block(options, rows, sequences)).max(sequences);
+    let count = options.splits.count(&SPLITS, info, tiles, keys);
+    if count <= 1 { 0 } else { count.saturating_mul(rows).saturating_mul(floats_per_row(dv)) }
+}
+
+/// Of `hip/mla.h`: a block fills a CU.
+const SPLITS: SplitSizes = SplitSizes { blocks_of_cu: 1, fewest: 256, multiple: 64, in_one_launch: 32 };
+
+/// Rows of a block, of so many `rows` in all.
+fn rows_of_block(options: &MlaOptions, rows: usize, sequences: usize) -> usize {
+    let tall = match options.tile {
+        Some(tile) => tile == QueryTile::Tall,
+        None => rows.div_ceil(sequences.max(1)) > 16,
+    };
+    if tall { 64 } else { 16 }
 }
 
 /// Attention of single tokens, or a few of each sequence, over latent rows (MLA with absorbed projections): all heads share the keys,
@@ -142,7 +171,7 @@ pub struct MlaOptions {
 /// `C` is 256 or 512, `R` 0 to 128; pages have any number of tokens. Rows on 16 bytes with `R` at most 64, a multiple of 8 (of fp8: 16), are
 /// read by 16 bytes; others column by column. fp8 is widened exactly, and `kv_scale` is a factor of scores, outputs and `k_pe_out`: a rotated key is rounded before. Rows of
 /// 656 bytes, beside queries in `bf16` on 16 bytes, are packed ([`PACKED_LATENT_BYTES`]): an element times its factor is rounded to `bf16`. Scores and sums are `f32`; probabilities are rounded to the type of `q`, outputs once. A query
-/// without a visible key gives 0, its `lse` is -inf. Without [`workspace`](crate::attention_workspace) there is one split.
+/// without a visible key gives 0, its `lse` is -inf. Without a workspace ([`mla_workspace`]) there is one split.
 ///
 /// Lengths, slots and pages are on the device and are not trusted. Outputs are NaN: of queries that see a slot or page that the pool does
 /// not have; of sequences whose lengths are negative or beyond the table; of all rows if `cu_seqlens_q` does not rise from 0 to `total_q`.
@@ -152,8 +181,8 @@ pub struct MlaOptions {
 ///
 /// # Errors
 /// [`Shape`](Error::Shape), [`Stride`](Error::Stride), [`Align`](Error::Align), [`Empty`](Error::Empty) if a tensor breaks the table,
-/// [`Argument`](Error::Argument) for a scale that is 0 or not finite, a softcap that is negative or not finite, and keys of a split that
-/// are no multiple of 64, and for `cu_seqlens_q` beside a rotation or `k_pe_out` without one, [`Unsupported`](Error::Unsupported) for other `C` and `R`,
+/// [`Argument`](Error::Argument) for a scale that is 0 or not finite, a softcap that is negative or not finite, splits that are none or
+/// of keys that are no multiple of 64, and for `cu_seqlens_q` beside a rotation or `k_pe_out` without one, [`Unsupported`](Error::Unsupported) for other `C` and `R`,
 /// [`Overlap`](Error::Overlap) of outputs, [`TooLarge`](Error::TooLarge) beyond 2^30 - 1 rows (of `q`, by heads) or slots,
 /// [`DeviceMismatch`](Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is written then.
 ///
@@ -162,7 +191,7 @@ pub fn mla_decode_rope<'a, T: LatentElement, C: LatentPool<T>>(
     stream: &'a Stream,
     inputs: MlaDecodeInputs<'a, T, C>,
     outputs: MlaDecodeOutputs<'a, T>,
-    workspace: Option<TensorViewMut<'a, f32>>,
+    workspace: DecodeWorkspace<'a>,
     options: &MlaOptions,
 ) -> Result<()> {
     const OP: &str = "mla_decode_rope";
@@ -216,7 +245,7 @@ pub fn mla_decode_rope<'a, T: LatentElement, C: LatentPool<T>>(
             ("out", Some(&out)),
             ("lse", optional(&lse)),
             ("k_pe_out", optional(&k_pe_out)),
-            ("workspace", optional(&workspace)),
+            ("workspace", optional(&workspace.partials)),
         ],
     )?;
     problem.queries("q", &q)?;
@@ -291,7 +320,7 @@ pub fn unified_attn_sparse_mla<'a, T: LatentElement, C: LatentPool<T>>(
     stream: &'a Stream,
     inputs: SparseMlaInputs<'a, T, C>,
     outputs: AttentionOutputs<'a, T>,
-    workspace: Option<TensorViewMut<'a, f32>>,
+    workspace: DecodeWorkspace<'a>,
     options: &MlaOptions,
 ) -> Result<()> {
     const OP: &str = "unified_attn_sparse_mla";
@@ -309,7 +338,7 @@ pub fn unified_attn_sparse_mla<'a, T: LatentElement, C: LatentPool<T>>(
             ("kv_scale", optional(&kv_scale)),
             ("topk_indices", Some(&topk_indices)),
         ],
-        &[("out", Some(&out)), ("lse", optional(&lse)), ("workspace", optional(&workspace))],
+        &[("out", Some(&out)), ("lse", optional(&lse)), ("workspace", optional(&workspace.partials))],
     )?;
     problem.queries("q", &q)?;
     problem.latent_rows("kv_cache", &kv_cache, kv_scale, sizes.heads.dv)?;
@@ -407,36 +436,55 @@ const PACKED_KERNELS: [&str; 2] = kernels!("bf16_512_scaled")[0];
 
 fn launch<'a>(
     mut problem: Problem<'a>,
-    workspace: Option<TensorViewMut<'a, f32>>,
+    workspace: DecodeWorkspace<'a>,
     options: &MlaOptions,
     [sequences, total_q, keys]: [usize; 3],
     params: Params,
 ) -> Result<()> {
+    let op = problem.op;
     problem.scale(options.scale)?;
     problem.softcap(options.softcap)?;
     problem.mask(Mask { causal: true, left: None, right: None });
-    problem.plan(Plan { tiling: options.tiling, workspace });
-    let of_type = usize::from(problem.kernel == DType::F16);
-    let choose = |p: &crate::kernels::attention::Params, rows: usize, tiling: Tiling| {
-        let tall = match tiling {
-            Tiling::Auto => rows > 16,
-            Tiling::Fixed { tile, .. } => tile == QueryTile::Tall,
-        };
-        let name = match rows_of(p) {
-            Rows::Packed => PACKED_KERNELS[usize::from(tall)],
-            rows => KERNELS[of_type][usize::from(p.dv == 512)][rows as usize][usize::from(tall)],
-        };
-        let kernel: KernelRef<Params> = Params::kernel(name);
-        (kernel, if tall { 64 } else { 16 })
-    };
-    // Of each sequence, so that the lengths, which are on the device, need not be known.
-    let equal_shares = options.tiling == Tiling::Auto;
-    problem.run_latent(sequences, [total_q, keys], choose, |mut attention| {
-        if equal_shares {
-            attention.splits.keys = 0;
+    let mut plan = DecodePlan { splits: options.splits, workspace };
+    problem.check_plan(&mut plan)?;
+    let (n, total) = (problem.count("q", sequences)?, problem.count("q", total_q)?);
+    if n == 0 || total == 0 || problem.params.heads == 0 {
+        return Ok(());
+    }
+    let packed = problem.params.sequences.q_starts != 0;
+    if !packed {
+        problem.queries_of_each(1);
+    }
+    let mut all = problem.params;
+    let rows = problem.count("q", total_q.saturating_mul(all.heads as usize))? as usize;
+    let of_block = rows_of_block(options, rows, sequences);
+    let tiles_of_one = (all.heads as usize).div_ceil(of_block);
+    let tiles = if packed { rows / of_block + sequences } else { tiles_of_one.saturating_mul(sequences) };
+    let s = &mut all.sequences;
+    (s.n, s.total_q, s.sq) = (n, total, 1);
+    s.tiles_of_one = if packed { 0 } else { tiles_of_one as u32 };
+    s.tiles = u32::try_from(tiles)
+        .map_err(|_| Error::too_large(op, "q", format!("{tiles} tiles"), u32::MAX.into()))?;
+    let room = plan.workspace.partials.as_ref().map_or(0, |w| w.numel())
+        / rows.saturating_mul(floats_per_row(all.dv as usize));
+    let division = plan.splits.divide(&SPLITS, problem.stream.device().info(), tiles, keys, room);
+    let tickets = problem.divide_keys(&mut all, division, rows, plan.workspace)?;
+    let tall = usize::from(of_block == 64);
+    let kernel: KernelRef<Params> = Params::kernel(match rows_of(&all) {
+        Rows::Packed => PACKED_KERNELS[tall],
+        rows => {
+            let of_type = usize::from(problem.kernel == DType::F16);
+            KERNELS[of_type][usize::from(all.dv == 512)][rows as usize][tall]
         }
-        Params { attention, slot_inverse: u32::MAX / params.slot_tokens, ..params }
-    })
+    });
+    let kernel = problem.stream.kernel(kernel)?;
+    let merge = if division.count > 1 && tickets == 0 { Some(problem.merge()?) } else { None };
+    let params = Params { attention: all, slot_inverse: u32::MAX / params.slot_tokens, tickets, ..params };
+    // SAFETY: the operators have checked rows, heads and columns of each tensor against each other, and this problem's launch has been
+    // given them; the kernel clamps lengths, starts and slots, which are on the device, to the sizes of the tensors.
+    let blocks = LaunchConfig::grid_1d(tiles.saturating_mul(division.count));
+    unsafe { problem.launch.run(&kernel, blocks, &params)? };
+    merge.map_or(Ok(()), |merge| merge.run(&params.attention))
 }
 
 fn rows_of(p: &crate::kernels::attention::Params) -> Rows {

@@ -84,7 +84,15 @@ pub(super) fn workspace_of<'a>(
     problem: &AttentionProblem,
     splits: Splits,
 ) -> Result<DecodeWorkspace<'a>> {
-    let len = decode_workspace(stream.device().info(), problem, splits);
+    with_workspace(stream, outputs, decode_workspace(stream.device().info(), problem, splits))
+}
+
+/// Of so many elements, and counters.
+pub(super) fn with_workspace<'a>(
+    stream: &Stream,
+    outputs: &mut Outputs<'a>,
+    len: usize,
+) -> Result<DecodeWorkspace<'a>> {
     if len == 0 {
         return Ok(DecodeWorkspace::default());
     }
@@ -126,6 +134,16 @@ macro_rules! scaled {
         case!(concat!("factors of tokens, columns of ", $d), $dtype 3, 6 $d, $cache [40, 16, 2, $d], [40, 16, 2, $d], 13,
             ["k_scale" F32 [40, 2, 16], "v_scale" F32 [40, 2, 16], "lse" F32 [3, 6]],
             [("keys_per_split", Scalar::Count(64))])
+    };
+}
+
+/// The same in pieces of so many elements.
+macro_rules! pieces {
+    ($dtype:ident $cache:ident $piece:literal $d:literal) => {
+        case!(concat!("pieces, columns of ", $d), $dtype 3, 6 $d,
+            $cache [40, 2, $d / $piece, 16, $piece], [40, 2, $d, 16], 13,
+            ["sink" F32 [6], "k_scale" F32 [3, 2], "v_scale" F32 [1], "lse" F32 [3, 6]],
+            [P3, ("keys_per_split", Scalar::Count(64))])
     };
 }
 
@@ -216,6 +234,35 @@ pub(super) const PA_DECODE: Operator = Operator {
         scaled!(F16 Fp8E4M3Fnuz 64),
         scaled!(F16 Fp8E4M3Fnuz 128),
         scaled!(F16 Fp8E4M3Fnuz 256),
+        pieces!(Bf16 Bf16 8 64),
+        pieces!(Bf16 Bf16 8 128),
+        pieces!(Bf16 Bf16 8 256),
+        pieces!(F16 F16 8 64),
+        pieces!(F16 F16 8 128),
+        pieces!(F16 F16 8 256),
+        pieces!(Bf16 I8 16 64),
+        pieces!(Bf16 I8 16 128),
+        pieces!(Bf16 I8 16 256),
+        pieces!(F16 I8 16 64),
+        pieces!(F16 I8 16 128),
+        pieces!(F16 I8 16 256),
+        pieces!(Bf16 Fp8E4M3 16 64),
+        pieces!(Bf16 Fp8E4M3 16 128),
+        pieces!(Bf16 Fp8E4M3 16 256),
+        pieces!(F16 Fp8E4M3 16 64),
+        pieces!(F16 Fp8E4M3 16 128),
+        pieces!(F16 Fp8E4M3 16 256),
+        pieces!(Bf16 Fp8E4M3Fnuz 16 64),
+        pieces!(Bf16 Fp8E4M3Fnuz 16 128),
+        pieces!(Bf16 Fp8E4M3Fnuz 16 256),
+        pieces!(F16 Fp8E4M3Fnuz 16 64),
+        pieces!(F16 Fp8E4M3Fnuz 16 128),
+        pieces!(F16 Fp8E4M3Fnuz 16 256),
+        case!("f16, pieces of bytes, shuffled, pages of 32, ALiBi, window", F16 3, 2 80,
+            I8 [20, 2, 5, 32, 16], [20, 2, 2, 48, 16], 6,
+            ["alibi" F32 [2], "lse" F32 [3, 2]], [P4, WINDOW_OF_50]),
+        case!("bf16, pieces, pages of 8 tokens that the cache does not have", Bf16 3, 2 72,
+            Bf16 [9, 1, 9, 8, 8], [9, 1, 40, 8], 4, ["lse" F32 [3, 2]], [P3]),
         case!("bf16, more splits than one launch has", Bf16 1, 2 64, Bf16 [600, 16, 1, 64], [600, 16, 1, 64], 600,
             ["lse" F32 [1, 2]], [("keys_per_split", Scalar::Count(64))]),
         case!("f16, tens of splits, 128 and 72 columns", F16 2, 4 128, F16 [300, 16, 1, 128], [300, 16, 1, 72], 150,

@@ -1,12 +1,11 @@
 //! Registry entries of attention over latent rows: `mla_decode_rope` and `unified_attn_sparse_mla`.
 
-use super::attention::{
-    KEYS_PER_SPLIT, LSE, SCALE, SOFTCAP, TILE, float, indices, outputs, packed, scale, tiling, workspace,
-};
+use super::attention::{LSE, QUERY_TILE, SCALE, SOFTCAP, float, indices, outputs, packed, query_tile, scale};
 use super::common::{
     ACTIVATIONS, INDICES_32, STYLE, expect_dtype_of, expect_dtypes, expect_shape, integers, rope_of_pairs,
     rope_style, rounded, shape, with_activation, with_narrow,
 };
+use super::decode::{KEYS_PER_SPLIT, NSPLIT, splits, with_workspace};
 use super::paged::sequences;
 use crate::kernels;
 use crate::mla::check_columns;
@@ -14,7 +13,7 @@ use crate::reference::mla::Latent;
 use crate::{
     AttentionOutputs, AttentionProblem, CosSin, LatentElement, LatentKeys, LatentPool, MlaDecodeInputs,
     MlaDecodeOutputs, MlaOptions, MlaRope, PACKED_LATENT_BYTES, SparseMlaInputs, mla_decode_rope,
-    unified_attn_sparse_mla,
+    mla_workspace, unified_attn_sparse_mla,
 };
 use hk_core::plan::rope::reference::rotate;
 use hk_core::registry::{
@@ -40,7 +39,7 @@ const COLUMNS: ScalarSpec = ScalarSpec {
     choices: &[],
     summary: "C: columns of values, the first of a row",
 };
-const SCALARS: &[ScalarSpec] = &[SCALE, SOFTCAP, COLUMNS, TILE, KEYS_PER_SPLIT];
+const SCALARS: &[ScalarSpec] = &[SCALE, SOFTCAP, COLUMNS, QUERY_TILE, NSPLIT, KEYS_PER_SPLIT];
 
 /// Type; queries, heads, columns; pool; others.
 macro_rules! case {
@@ -114,7 +113,7 @@ pub(super) const MLA_DECODE_ROPE: Operator = Operator {
         LSE_OUT,
         ArgSpec::output("k_pe_out", Tolerance::Elementwise, ACTIVATIONS, 2, "[total_q, R]").optional(),
     ],
-    scalars: &[SCALE, SOFTCAP, COLUMNS, STYLE, TILE, KEYS_PER_SPLIT],
+    scalars: &[SCALE, SOFTCAP, COLUMNS, STYLE, QUERY_TILE, NSPLIT, KEYS_PER_SPLIT],
     kernels: KERNELS,
     cases: &[
         case!("DeepSeek-V3 TP8, 2 x 100 keys", Bf16 2 16 576, "kv_pool" 256 1,
@@ -241,6 +240,8 @@ pub(super) const MLA_DECODE_ROPE: Operator = Operator {
              "k_pe_out" Bf16 [2, 64]], []),
         case!("bf16, C = 256, R = 0, three queries", Bf16 6 2 256, "kv_pool" 256 1,
             ["kv_scale" F32 [1], "kv_indptr" I32 [3], "kv_indices" I32 [40], "cu_seqlens_q" I32 [3], "lse" F32 [6, 2]], [C256]),
+        case!("bf16, three splits", Bf16 2 16 576, "kv_pool" 512 1,
+            ["kv_indptr" I32 [3], "kv_indices" I32 [500], "lse" F32 [2, 16]], [("nsplit", Scalar::Count(3))]),
         case!("bf16, C = 512, R = 8, slots that the pool lacks", Bf16 3 16 520, "kv_pool" 250 1,
             ["kv_indptr" I32 [4], "kv_indices" I32 [256], "lse" F32 [3, 16]], []),
     ],
@@ -286,6 +287,8 @@ pub(super) const UNIFIED_ATTN_SPARSE_MLA: Operator = Operator {
             ["topk_indices" I32 [3, 70], "lse" F32 [3, 20]], []),
         pool_case!("rows of 656 bytes, slots that the cache lacks, fp8 of gfx950", Bf16 3 20 576, "kv_cache" Fp8E4M3 4 60 656,
             ["topk_indices" I32 [3, 70], "lse" F32 [3, 20]], []),
+        case!("f16, C = 256, 20 heads, two splits", F16 3 20 320, "kv_cache" 16 16,
+            ["topk_indices" I32 [3, 200], "lse" F32 [3, 20]], [C256, ("nsplit", Scalar::Count(2))]),
         case!("bf16, R = 36, lists without entries", Bf16 2 4 548, "kv_cache" 4 64,
             ["topk_indices" I32 [2, 0], "lse" F32 [2, 4]], []),
     ],
@@ -312,7 +315,7 @@ fn specs(call: &CallSpec) -> Result<Named<TensorSpec>> {
     let q = call.get("q")?;
     check_columns(op, q.shape(), (pool, rows.shape(), q.dtype(), rows.dtype()), dv)?;
     expect_shape(call, "kv_scale", &[1], "a factor")?;
-    tiling(call)?;
+    splits(call)?;
     if pool == "kv_cache" {
         let topk = call.get("topk_indices")?.shape()[1];
         expect_shape(call, "topk_indices", &[total_q, topk], "rows of q")?;
@@ -397,15 +400,19 @@ fn run_typed<T: LatentElement, C: LatentPool<T>>(
         scale: scale(inputs)?,
         softcap: float(inputs, "softcap")?,
         longest: None,
-        tiling: tiling(inputs)?,
+        tile: query_tile(inputs)?,
+        splits: splits(inputs)?,
     };
     let dv = inputs.size("columns")?;
     let kv_scale = inputs.optional_view("kv_scale")?;
-    let problem = |sequences, keys| AttentionProblem { sequences, heads, kv_heads: 1, queries, keys, dv };
+    let elements = |sequences, keys| {
+        let problem = AttentionProblem { sequences, heads, kv_heads: 1, queries, keys, dv };
+        mla_workspace(stream.device().info(), &problem, &options)
+    };
     if pool(inputs) == "kv_cache" {
         let topk_indices = indices(inputs, "topk_indices")?;
         let keys = topk_indices.shape()[1];
-        let workspace = workspace(stream, &mut outputs, problem(queries, keys), options.tiling)?;
+        let workspace = with_workspace(stream, &mut outputs, elements(queries, keys))?;
         let tensors =
             SparseMlaInputs::<T, C> { q, kv_cache: inputs.view("kv_cache")?, kv_scale, topk_indices };
         let outputs = AttentionOutputs { out: outputs.take("out")?, lse: outputs.take_optional("lse")? };
@@ -427,7 +434,7 @@ fn run_typed<T: LatentElement, C: LatentPool<T>>(
     let sequences = cu_seqlens_q
         .as_ref()
         .map_or(queries, |starts: &hk_core::TensorView<i32>| starts.shape()[0].saturating_sub(1));
-    let workspace = workspace(stream, &mut outputs, problem(sequences, longest), options.tiling)?;
+    let workspace = with_workspace(stream, &mut outputs, elements(sequences, longest))?;
     let cos_sin = match inputs.optional("cos_sin").map(Described::dtype) {
         None => None,
         Some(DType::F32) => Some(CosSin::F32(inputs.view("cos_sin")?)),
@@ -518,7 +525,10 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
             }
         }
         let (y, sums) = latent.run(&q, seen.as_deref());
-        out.extend(y.into_iter().map(|y| y * factor));
+        // Without a visible key outputs are 0 whatever the factor is.
+        out.extend(
+            y.into_iter().map(|y| if seen.as_ref().is_some_and(Vec::is_empty) { 0.0 } else { y * factor }),
+        );
         lse.extend(sums);
         let beside = |key: Vec<f64>| key[dv..].iter().map(|x| x * factor).collect();
         k_pe.extend(key.map_or(vec![HostTensorF64::UNTOUCHED; dqk - dv], beside));

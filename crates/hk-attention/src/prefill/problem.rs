@@ -13,8 +13,8 @@ use crate::kernels::attention::{HeadRows, Hstu, KeyRows, KeysValues, Pages as Pa
 use crate::kv_cache::{CacheScales, CacheSizes, KvLayout, Strides, piece};
 use bytemuck::Zeroable;
 use hk_core::{
-    DType, Element, Error, GlobalLayout, Kernel, KernelRef, Launch, LaunchConfig, NamedOperand, Result,
-    Stream, TensorView, TensorViewMut, check_aliases,
+    DType, Element, Error, GlobalLayout, Kernel, Launch, LaunchConfig, NamedOperand, Result, Stream,
+    TensorView, TensorViewMut, check_aliases,
 };
 
 /// Rows of packed or batched tensors that the kernels count: sums of two fit an `i32`.
@@ -639,7 +639,7 @@ impl<'a> Problem<'a> {
     }
 
     /// Packed rows are those of sequences of `sq` queries each.
-    fn queries_of_each(&mut self, sq: usize) {
+    pub fn queries_of_each(&mut self, sq: usize) {
         for rows in [&mut self.params.q, &mut self.params.out, &mut self.params.lse] {
             rows.batch = rows.row * sq as i64;
         }
@@ -871,34 +871,19 @@ impl<'a> Problem<'a> {
         Ok(())
     }
 
-    fn run(self, kernel: PromptKernel, tiles: usize, rows: usize, sk: usize) -> Result<()> {
-        self.launch(kernel.kernel, |params| params, tiles, rows, sk)
-    }
-
-    /// Launches `kernel`, which takes the parameters that `of` makes, on `tiles` of each key head, and the merge of splits.
-    fn launch<P>(
-        mut self,
-        kernel: KernelRef<P>,
-        of: impl FnOnce(Params) -> P,
-        tiles: usize,
-        rows: usize,
-        sk: usize,
-    ) -> Result<()>
-    where
-        P: bytemuck::Pod,
-    {
+    /// Launches `kernel` on `tiles` of each key head, and the merge of splits.
+    fn run(mut self, kernel: PromptKernel, tiles: usize, rows: usize, sk: usize) -> Result<()> {
         self.split(tiles, rows, sk)?;
         let too_large = || Error::too_large(self.op, "q", format!("{tiles} tiles"), u32::MAX.into());
         self.params.sequences.tiles = u32::try_from(tiles).map_err(|_| too_large())?;
         let splits = self.params.splits.count as usize;
         let blocks = tiles.saturating_mul(self.params.kv_heads as usize).saturating_mul(splits);
-        let kernel = self.stream.kernel(kernel)?;
+        let kernel = self.stream.kernel(kernel.kernel)?;
         let merge = if splits > 1 { Some(self.merge()?) } else { None };
-        let params = of(self.params);
         self.run_first()?;
         // SAFETY: the operators have checked rows, heads and columns of each tensor against each other; the kernels clamp lengths,
         // starts and pages, which are on the device, to the sizes of the tensors.
-        unsafe { self.launch.run(&kernel, LaunchConfig::grid_1d(blocks), &params)? };
+        unsafe { self.launch.run(&kernel, LaunchConfig::grid_1d(blocks), &self.params)? };
         merge.map_or(Ok(()), |merge| merge.run(&self.params))
     }
 
@@ -910,33 +895,6 @@ impl<'a> Problem<'a> {
             _ => Params::kernel("attention_merge_bf16"),
         })?;
         Ok(Merge { op: self.op, stream: self.stream, kernel })
-    }
-
-    /// Launches kernels of their own for `sequences` of packed queries, `total_q` in all, or of one query each. `choose` gives the kernel
-    /// and the rows of its blocks, by rows of a sequence on average.
-    pub fn run_latent<P: bytemuck::Pod>(
-        mut self,
-        sequences: usize,
-        [total_q, keys]: [usize; 2],
-        choose: impl FnOnce(&Params, usize, Tiling) -> (KernelRef<P>, usize),
-        of: impl FnOnce(Params) -> P,
-    ) -> Result<()> {
-        let (n, total) = (self.count("q", sequences)?, self.count("q", total_q)?);
-        if n == 0 || total == 0 || self.params.heads == 0 {
-            return Ok(());
-        }
-        let rows = self.count("q", total_q.saturating_mul(self.params.group as usize))? as usize;
-        let (kernel, of_block) = choose(&self.params, rows.div_ceil(sequences), self.plan.tiling);
-        let packed = self.params.sequences.q_starts != 0;
-        let tiles_of_one = (self.params.group as usize).div_ceil(of_block);
-        let s = &mut self.params.sequences;
-        (s.n, s.total_q, s.sq) = (n, total, 1);
-        s.tiles_of_one = if packed { 0 } else { tiles_of_one as u32 };
-        if !packed {
-            self.queries_of_each(1);
-        }
-        let tiles = if packed { rows / of_block + sequences } else { tiles_of_one * sequences };
-        self.launch(kernel, of, tiles, total_q, keys)
     }
 }
 

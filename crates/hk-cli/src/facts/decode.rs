@@ -46,15 +46,20 @@ pub fn table() -> Result<Table> {
         (128, "int8"),
         (128, "fp8, factors of tokens"),
         (128, "int8, factors of tokens"),
+        (128, "bf16 in pieces"),
+        (128, "fp8 in pieces"),
+        (128, "int8 in pieces"),
+        (128, "bf16 in pieces, shuffled"),
+        (128, "fp8 in pieces, shuffled"),
     ];
     for (columns, pages) in rows {
         let [a, b] = Arch::AMD.map(|arch| {
             let cache = match pages {
-                "" => DType::Bf16,
+                pages if pages.is_empty() || pages.starts_with("bf16") => DType::Bf16,
                 pages if pages.starts_with("int8") => DType::I8,
                 _ => DType::fp8_of(arch),
             };
-            Facts::of_call(&call(cache, columns, pages.ends_with("tokens"))?, "a token", arch)
+            Facts::of_call(&call(cache, columns, pages)?, "a token", arch)
         });
         let (a, b) = (a?.map(|f| cells(&f)), b?.map(|f| cells(&f)));
         let name =
@@ -64,14 +69,26 @@ pub fn table() -> Result<Table> {
     Ok(table)
 }
 
-fn call(cache: DType, columns: usize, scaled: bool) -> Result<HostCall> {
+fn call(cache: DType, columns: usize, what: &str) -> Result<HostCall> {
     let mut call: CallSpec = Call::new(crate::operator("pa_decode")?);
     let pages = KEYS / PAGE;
     call.set("q", TensorSpec::new(DType::Bf16, [1, GROUP, columns]))?;
-    for name in ["k_cache", "v_cache"] {
-        call.set(name, TensorSpec::new(cache, [pages, PAGE, 1, columns]))?;
+    let (pieces, shuffled) = (what.contains("pieces"), what.ends_with("shuffled"));
+    let piece = 16 / cache.size_bytes();
+    let shapes = match (pieces, shuffled) {
+        (false, _) => [vec![pages, PAGE, 1, columns], vec![pages, PAGE, 1, columns]],
+        (true, false) => [vec![pages, 1, columns / piece, PAGE, piece], vec![pages, 1, columns, PAGE]],
+        (true, true) => {
+            [vec![pages, 1, columns / piece, PAGE, piece], vec![pages, 1, PAGE / piece, columns, piece]]
+        }
+    };
+    for (name, shape) in ["k_cache", "v_cache"].into_iter().zip(shapes) {
+        call.set(name, TensorSpec::new(cache, shape))?;
     }
-    for name in ["k_scale", "v_scale"].into_iter().filter(|_| scaled) {
+    if pieces {
+        call.set_scalar("layout", Scalar::Choice(if shuffled { "paged_shuffled" } else { "paged" }))?;
+    }
+    for name in ["k_scale", "v_scale"].into_iter().filter(|_| what.ends_with("tokens")) {
         call.set(name, TensorSpec::new(DType::F32, [pages, 1, PAGE]))?;
     }
     call.set("block_table", TensorSpec::new(DType::I32, [1, pages]))?;

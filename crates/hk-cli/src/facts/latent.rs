@@ -70,6 +70,7 @@ fn call(arch: Arch, heads: usize, rows: Rows) -> Result<HostCall> {
     call.set("kv_indptr", TensorSpec::new(DType::I32, [2]))?;
     call.set("kv_indices", TensorSpec::new(DType::I32, [KEYS]))?;
     call.set_scalar("tile", Scalar::Choice(if heads > 16 { "tall" } else { "short" }))?;
+    call.set_scalar("nsplit", Scalar::Count(1))?;
     let mut call = call.sample(0)?;
     let backwards: Vec<i32> = (0..KEYS as i32).rev().collect();
     call.set("kv_indices", HostTensor::new([KEYS], &backwards)?)?;
