@@ -10,6 +10,7 @@ mod pa_prefill;
 pub(crate) mod plan;
 mod prefill_attn;
 pub(crate) mod problem;
+mod sage;
 mod stream_k;
 mod unified;
 
@@ -32,6 +33,12 @@ pub(crate) use plan::{Plan, floats_per_row};
 pub use prefill_attn::{SequenceSpans, prefill_attn};
 pub(crate) use problem::{
     FP8, Heads, I8, MOST_STRIDE, Merge, Problem, WINDOW_OF_PAGE, check_cache_heads, check_heads,
+};
+#[cfg(feature = "registry")]
+pub(crate) use sage::MOST_COLUMNS as MOST_COLUMNS_OF_SAGE;
+pub use sage::{
+    SageOptions, SageProblem, SageQuantized, SageQuantizedMut, sage_attention, sage_attention_quantized,
+    sage_quantize, sage_quantize_workspace, sage_workspace,
 };
 pub use stream_k::{Programs, lean_paged_workspace, lean_workspace};
 pub use unified::{UnifiedInputs, UnifiedOptions, UnifiedOutput, unified_attn};
