@@ -623,8 +623,7 @@ class Dense {
                 store_sage(p, r, out, factor);
                 if (const u64 shift = sage::params_of(p).lse_shift) {
                     const u32 row = work_.sequence * p.heads + own.head;
-                    lse += *reinterpret_cast<GlobalPtr<const float>>(
-                        float_at(shift, row, p.sequences.sq, own.query));
+                    lse += *reinterpret_cast<GlobalPtr<const float>>(float_at(shift, row, p.sequences.sq, own.query));
                 }
             } else if (!kFp8 || p.out_type == kOwn) {
                 each_run(p, r, [&](u32 col, auto y) {
@@ -653,7 +652,7 @@ class Dense {
                     Vec<float, kRun> of;
                 };
                 y *= reinterpret_cast<GlobalPtr<const Factors>>(factors + col * 4)->of * factor;
-                const auto e = __builtin_convertvector(y, Vec<E, kRun>);
+                const auto e = hk::narrow<E, kRun>(y);
                 auto *at = reinterpret_cast<GlobalPtr<E>>(out) + col;
                 if (p.out_vectorized) {
                     *reinterpret_cast<GlobalPtr<Vec<E, kRun>>>(at) = e;
@@ -812,9 +811,10 @@ class Dense {
             for (u32 r = 0; r < kOwn; ++r) {
                 const Row own = row(p_, r);
                 const u32 block = own.query / sage::kQueriesOfBlock, head = work_.sequence * p_.heads + own.head;
-                q_scale_[r] = own.valid ? *reinterpret_cast<GlobalPtr<const float>>(
-                                              float_at(of.q_scale, head, of.q_blocks, block))
-                                        : 0.0f;
+                q_scale_[r] =
+                    own.valid
+                        ? *reinterpret_cast<GlobalPtr<const float>>(float_at(of.q_scale, head, of.q_blocks, block))
+                        : 0.0f;
             }
         } else {
             q_scale_[0] = p_.scores.scale * kLog2E;

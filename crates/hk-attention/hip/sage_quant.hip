@@ -48,8 +48,9 @@ using hk::i64;
 using hk::u8;
 using hk::Vec;
 
-constexpr u32 kThreads = 256, kColumns = 128, kRun = 16, kLanes = kColumns / kRun;
-constexpr u32 kRows = kThreads / kLanes;  // of a pass
+constexpr u32 kColumns = 128, kRun = 16, kLanes = kColumns / kRun;
+constexpr u32 kStatsThreads = 256, kThreads = 512;
+constexpr u32 kStatsRows = kStatsThreads / kLanes, kRows = kThreads / kLanes;  // of a pass
 constexpr u32 kChunk = 512;  // rows
 
 using Run = Vec<float, kRun>;
@@ -93,12 +94,12 @@ HK_FN Run load_floats(u64 data, u32 row) {
 template <class T>
 HK_FN void stats(const Params &p) {
     // Four columns a chunk, in the order in which lanes write them together.
-    __shared__ Vec<float, 4> lds[2][kRows][kColumns / 4];
+    __shared__ Vec<float, 4> lds[2][kStatsRows][kColumns / 4];
     const u32 chunk = hk::block_x() % p.chunks, row = hk::block_x() / p.chunks;
     const u32 batch = row / p.kv_heads, head = row % p.kv_heads;
     Run sum = 0.0f, top = 0.0f;
 #pragma unroll 4
-    for (u32 i = 0; i < kChunk; i += kRows) {
+    for (u32 i = 0; i < kChunk; i += kStatsRows) {
         const u32 key = chunk * kChunk + i + hk::thread_x() / kLanes;
         if (key >= p.sk) continue;
         if (p.smooth) sum += floats(load_run<T>(address(p.k, batch, key, head), p.dqk, p.k_vectorized));
@@ -115,7 +116,7 @@ HK_FN void stats(const Params &p) {
     const u32 which = hk::thread_x() / kColumns, at = hk::thread_x() % kColumns;
     float of_column = 0.0f;
 #pragma unroll
-    for (u32 g = 0; g < kRows; ++g) {
+    for (u32 g = 0; g < kStatsRows; ++g) {
         const float part = reinterpret_cast<const float *>(&lds[which][g])[at];
         of_column = which == 0 ? of_column + part : __builtin_fmaxf(of_column, part);
     }
@@ -265,10 +266,10 @@ HK_FN void quantize(const Params &p) {
 }
 }  // namespace
 
-HK_ENTRY(sage_stats_bf16, kThreads, stats<hk::bf16>)
-HK_ENTRY(sage_stats_f16, kThreads, stats<hk::f16>)
-HK_ENTRY(sage_stats_f32, kThreads, stats<float>)
-HK_ENTRY(sage_finish, kThreads, finish)
+HK_ENTRY(sage_stats_bf16, kStatsThreads, stats<hk::bf16>)
+HK_ENTRY(sage_stats_f16, kStatsThreads, stats<hk::f16>)
+HK_ENTRY(sage_stats_f32, kStatsThreads, stats<float>)
+HK_ENTRY(sage_finish, kStatsThreads, finish)
 HK_ENTRY(sage_quantize_bf16, kThreads, quantize<hk::bf16>)
 HK_ENTRY(sage_quantize_f16, kThreads, quantize<hk::f16>)
 HK_ENTRY(sage_quantize_f32, kThreads, quantize<float>)

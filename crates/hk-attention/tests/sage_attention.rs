@@ -5,7 +5,7 @@ use crate::common::attention::{Builder, COLUMNS, HEADS, LENGTHS, MASKS, Sizes, m
 use hk_attention::reference::attention::Attention;
 use hk_attention::reference::sage;
 use hk_attention::{
-    AttentionOutputs, AttentionState, IndexerElement, Mask, Qkv, QueryTile, SageOptions, SageProblem,
+    AttentionOutputs, AttentionState, DeviceFp8, Mask, Qkv, QueryTile, SageOptions, SageProblem,
     SageQuantized, SageQuantizedMut, merge_attn_states, sage_attention, sage_attention_quantized,
     sage_quantize, sage_quantize_workspace, sage_workspace,
 };
@@ -41,7 +41,7 @@ proptest! {
 
     #[test]
     fn quantizes_as_the_reference(
-        (dtype, fp8) in (select(&FLOATS[..]), select(&["e4m3", "e4m3fnuz"][..])),
+        (dtype, fp8) in (select(&FLOATS[..]), select(&["fp8e4m3", "fp8e4m3fnuz"][..])),
         [sq, sk] in select(&[[1, 1], [255, 127], [256, 128], [257, 129], [3, 513], [40, 0], [0, 9]][..]),
         ([heads, kv_heads], dqk, dv) in (select(&HEADS[..4]), 1..=128usize, 1..=128usize),
         (batch, smooth) in (1..3usize, any::<bool>()),
@@ -198,7 +198,7 @@ fn close_to_attention_of_what_is_quantized() {
 }
 
 /// Tensors as one call's workspace has them.
-fn two_calls<F: IndexerElement>(gpu: &Gpu, data: &Dense, options: &SageOptions) -> (Array<bf16>, Array<f32>) {
+fn two_calls<F: DeviceFp8>(gpu: &Gpu, data: &Dense, options: &SageOptions) -> (Array<bf16>, Array<f32>) {
     let problem = data.problem();
     let [q, k, v, out] = data.shapes();
     let (q, k, v) = (gpu.upload(&data.q, q), gpu.upload(&data.k, k), gpu.upload(&data.v, v));
@@ -402,7 +402,7 @@ fn wrong_arguments_are_refused_by_name() {
     .refuses_overlaps();
 }
 
-fn quantized_refusals<F: CallElement + IndexerElement>() {
+fn quantized_refusals<F: CallElement + DeviceFp8>() {
     Refusals::new(true, |stream, tensors, smooth_k: bool| {
         let qkv = Qkv { q: tensors.input::<bf16>("q"), k: tensors.input("k"), v: tensors.input("v") };
         let of = SageQuantizedMut::<F> {

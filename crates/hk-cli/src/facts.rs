@@ -6,6 +6,7 @@ mod decode;
 mod latent;
 mod merges;
 mod pod;
+mod sage;
 
 use crate::out::{self, Table};
 use crate::{Failure, Result, list};
@@ -62,13 +63,14 @@ fn tables(operators: &[&'static Operator]) -> Result<String> {
     let all = table(operators)?.to_string();
     let has = |name: &str| operators.iter().any(|op| op.name == name);
     type Section = (&'static str, &'static str, fn() -> Result<Table>);
-    let sections: [Section; 6] = [
+    let sections: [Section; 7] = [
         ("mha", attention::TITLE, attention::table),
         ("pa_decode", decode::TITLE, decode::table),
         ("mla_decode_rope", latent::TITLE, latent::table),
         ("mha", busy::TITLE, busy::table),
         ("pa_decode", merges::TITLE, merges::table),
         ("pod_attn", pod::TITLE, pod::table),
+        ("sage_attention", sage::TITLE, sage::table),
     ];
     sections.iter().filter(|(op, ..)| has(op)).try_fold(all, |text, (_, title, table)| {
         let table = table()?;

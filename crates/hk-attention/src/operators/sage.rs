@@ -9,8 +9,8 @@ use super::mha::{SHORT, Sizes, TALL, host_rows, sizes, specs};
 use crate::prefill::MOST_COLUMNS_OF_SAGE;
 use crate::reference::sage;
 use crate::{
-    AttentionOutputs, IndexerElement, Qkv, SageOptions, SageProblem, SageQuantizedMut, kernels,
-    sage_attention, sage_quantize, sage_quantize_workspace, sage_workspace,
+    AttentionOutputs, DeviceFp8, Qkv, SageOptions, SageProblem, SageQuantizedMut, kernels, sage_attention,
+    sage_quantize, sage_quantize_workspace, sage_workspace,
 };
 use hk_core::registry::{
     ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named,
@@ -162,11 +162,11 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
 
 const FP8_TYPE: ScalarSpec = ScalarSpec {
     name: "fp8",
-    default: Scalar::Choice("e4m3fnuz"),
-    choices: &["e4m3fnuz", "e4m3"],
+    default: Scalar::Choice("fp8e4m3fnuz"),
+    choices: &["fp8e4m3fnuz", "fp8e4m3"],
     summary: "type of v8: that of the device",
 };
-const OCP: (&str, Scalar) = ("fp8", Scalar::Choice("e4m3"));
+const OCP: (&str, Scalar) = ("fp8", Scalar::Choice("fp8e4m3"));
 const I8: &[DType] = &[DType::I8];
 
 pub(crate) const SAGE_QUANTIZE: Operator = Operator {
@@ -210,7 +210,7 @@ pub(crate) const SAGE_QUANTIZE: Operator = Operator {
 };
 
 fn fp8<V: Described>(call: &Call<V>) -> Result<DType> {
-    Ok(if call.choice("fp8")? == "e4m3" { DType::Fp8E4M3 } else { DType::Fp8E4M3Fnuz })
+    Ok(if call.choice("fp8")? == "fp8e4m3" { DType::Fp8E4M3 } else { DType::Fp8E4M3Fnuz })
 }
 
 fn outputs_of_quantize(call: &CallSpec) -> Result<Named<TensorSpec>> {
@@ -247,7 +247,7 @@ fn run_quantize(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
 fn run_quantize_as<T, F>(stream: &Stream, call: &mut DeviceCall) -> Result<()>
 where
     T: Float + crate::AttentionElement,
-    F: IndexerElement,
+    F: DeviceFp8,
 {
     let (inputs, mut outputs) = call.split();
     let (problem, _) = checked(&inputs)?;

@@ -23,8 +23,8 @@ pub use lean::{LeanOptions, LeanPagedInputs, lean_atten, lean_atten_paged};
 pub use mha::{AttentionOutputs, Qkv, SequenceStarts, mha, mha_varlen};
 pub(crate) use mha::{check_packed, kernel_of, problem as packed_problem};
 pub use options::{
-    AttentionElement, AttentionOptions, AttentionOutput, Bias, Descales, Dropout, Mask, PagedElement,
-    PagedKv, Pages,
+    AttentionElement, AttentionOptions, AttentionOutput, Bias, Descales, DeviceFp8, Dropout, Mask,
+    PagedElement, PagedKv, Pages,
 };
 pub(crate) use options::{UNLIMITED, check_fp8};
 pub use pa_prefill::{PaPrefillInputs, PaPrefillOptions, chunked_pa_prefill, pa_prefill};

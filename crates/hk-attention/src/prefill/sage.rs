@@ -1,10 +1,9 @@
 //! SageAttention: int8 products of queries and keys, fp8 products of probabilities and values.
 
 use super::mha::{AttentionOutputs, Qkv, check_batched};
-use super::options::{AttentionElement, Mask, check_fp8, check_scale};
+use super::options::{AttentionElement, DeviceFp8, Mask, check_fp8, check_scale};
 use super::plan::QueryTile;
 use super::problem::{F16, F32, Heads, MOST_STRIDE, Problem, check_heads};
-use crate::IndexerElement;
 use crate::kernels::attention::{HeadRows, KeysValues, SageParams};
 use crate::kernels::sage_quant::Params;
 use crate::kv_cache::optional;
@@ -110,7 +109,7 @@ fn floats<T>(shape: &[usize]) -> usize {
 
 /// Queries, keys and values as [`sage_quantize`] makes them.
 #[derive(Debug, Clone, Copy)]
-pub struct SageQuantized<'a, F: IndexerElement> {
+pub struct SageQuantized<'a, F: DeviceFp8> {
     /// Queries, `[B, Sq, Hq, Dqk]`, `Dqk` a multiple of 16.
     pub q8: TensorView<'a, i8>,
     /// Factors of 256 queries each, `scale log2(e)` in them: `[B, Hq, ceil(Sq / 256)]`.
@@ -129,7 +128,7 @@ pub struct SageQuantized<'a, F: IndexerElement> {
 
 /// The same to be written. All elements are.
 #[derive(Debug)]
-pub struct SageQuantizedMut<'a, F: IndexerElement> {
+pub struct SageQuantizedMut<'a, F: DeviceFp8> {
     /// See [`SageQuantized::q8`]. Columns beyond those of the queries are 0.
     pub q8: TensorViewMut<'a, i8>,
     /// See [`SageQuantized::q_scale`].
@@ -146,7 +145,7 @@ pub struct SageQuantizedMut<'a, F: IndexerElement> {
     pub lse_shift: Option<TensorViewMut<'a, f32>>,
 }
 
-impl<'a, F: IndexerElement> SageQuantizedMut<'a, F> {
+impl<'a, F: DeviceFp8> SageQuantizedMut<'a, F> {
     /// The same as inputs.
     pub fn alias(&self) -> SageQuantized<'a, F> {
         SageQuantized {
@@ -260,7 +259,7 @@ impl Default for SageOptions {
 /// and the errors of loading and launching a kernel. Nothing is written then.
 ///
 /// Source: Zhang et al. 2024, "SageAttention", section 4.2; Zhang et al. 2024, "SageAttention2", section 3.3.
-pub fn sage_quantize<'a, T: AttentionElement + Float, F: IndexerElement>(
+pub fn sage_quantize<'a, T: AttentionElement + Float, F: DeviceFp8>(
     stream: &'a Stream,
     inputs: Qkv<'a, T>,
     outputs: SageQuantizedMut<'a, F>,
@@ -307,7 +306,7 @@ pub fn sage_quantize<'a, T: AttentionElement + Float, F: IndexerElement>(
 /// As [`sage_quantize`].
 ///
 /// Source: Zhang et al. 2024, "SageAttention", algorithm 1.
-pub fn sage_attention_quantized<'a, F: IndexerElement, O: Float>(
+pub fn sage_attention_quantized<'a, F: DeviceFp8, O: Float>(
     stream: &'a Stream,
     inputs: SageQuantized<'a, F>,
     outputs: AttentionOutputs<'a, O>,
@@ -374,7 +373,7 @@ pub fn sage_attention<'a, T: AttentionElement + Float, O: Float>(
     }
 }
 
-fn one_call<'a, T: AttentionElement + Float, O: Float, F: IndexerElement>(
+fn one_call<'a, T: AttentionElement + Float, O: Float, F: DeviceFp8>(
     stream: &'a Stream,
     inputs: Qkv<'a, T>,
     outputs: AttentionOutputs<'a, O>,
@@ -388,7 +387,8 @@ fn one_call<'a, T: AttentionElement + Float, O: Float, F: IndexerElement>(
     let written: [NamedOperand; 3] =
         [("out", Some(&outputs.out)), ("lse", optional(&outputs.lse)), ("workspace", Some(&workspace))];
     check_aliases(OP, &operands(&inputs), &written.map(|named| (named, &[][..])))?;
-    let workspace = expect_workspace(OP, workspace, sage_workspace(&problem))?;
+    let mut workspace = expect_workspace(OP, workspace, sage_workspace(&problem))?;
+    stream.launch(OP).output_address("workspace", &mut workspace)?;
     let shift = outputs.lse.is_some() && options.smooth_k;
     let (quantized, rest) = SageQuantizedMut::<F>::of_workspace(OP, workspace, &problem, shift)?;
     let mut attention = attention(OP, stream, &quantized.alias(), outputs, &problem, options)?;
@@ -432,7 +432,7 @@ fn check_inputs<T: AttentionElement>(op: &'static str, inputs: &Qkv<T>) -> Resul
 }
 
 /// The sizes of quantized inputs and their outputs.
-fn check_outputs<F: IndexerElement, O: Element>(
+fn check_outputs<F: DeviceFp8, O: Element>(
     op: &'static str,
     inputs: &SageQuantized<F>,
     outputs: &AttentionOutputs<O>,
@@ -459,7 +459,7 @@ fn check_outputs<F: IndexerElement, O: Element>(
 }
 
 /// Checks quantized tensors against the sizes.
-fn check_quantized<F: IndexerElement>(
+fn check_quantized<F: DeviceFp8>(
     op: &'static str,
     of: &SageQuantized<F>,
     problem: &SageProblem,
@@ -515,7 +515,7 @@ struct Quantization<'a> {
 
 impl<'a> Quantization<'a> {
     /// All tensors have been checked but for the strides of the inputs.
-    fn new<T: AttentionElement + Float, F: IndexerElement>(
+    fn new<T: AttentionElement + Float, F: DeviceFp8>(
         op: &'static str,
         stream: &'a Stream,
         inputs: &Qkv<'a, T>,
@@ -624,7 +624,7 @@ impl Attention<'_> {
     }
 }
 
-fn attention<'a, F: IndexerElement, O: Float>(
+fn attention<'a, F: DeviceFp8, O: Float>(
     op: &'static str,
     stream: &'a Stream,
     of: &SageQuantized<'a, F>,
