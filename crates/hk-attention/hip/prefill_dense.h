@@ -122,16 +122,19 @@ class Dense {
     static constexpr int kFragKeys = kVec * hk::kLaneGroups<kDim>;  // of a fragment of P
     static constexpr int kFrags = kKeys / kFragKeys;
 
+    /// Rows of LDS have at least 128 bytes; columns that are not there are not multiplied.
+    static constexpr int kTileDqk = kDqk * kBytes < 128 ? 128 / kBytes : kDqk;
+    static constexpr int kTileDv = kSage && kDv < 128 ? 128 : kDv;
     template <u32 kWindow, class From = Stored>
-    using KMover = RowMover<kKeys, kDqk * kBytes / 2, S::kThreads, kWindow, From>;
+    using KMover = RowMover<kKeys, kTileDqk * kBytes / 2, S::kThreads, kWindow, From>;
     template <u32 kWindow, class From = Stored>
     using VMover = decltype([] {
         if constexpr (kDirect)
-            return RowMover<kKeys, kDv, S::kThreads, kWindow, From>(0, 0, 0);
+            return RowMover<kKeys, kTileDv, S::kThreads, kWindow, From>(0, 0, 0);
         else if constexpr (kFp8)
-            return TransposingBytes<kDim, kKeys, kDv, S::kThreads, kWindow>(0, 0, 0);
+            return TransposingBytes<kDim, kKeys, kTileDv, S::kThreads, kWindow>(0, 0, 0);
         else
-            return TransposingRows<kDim, kKeys, kDv, S::kThreads, kWindow, From>(0, 0, 0);
+            return TransposingRows<kDim, kKeys, kTileDv, S::kThreads, kWindow, From>(0, 0, 0);
     }());
     using KTile = typename KMover<kKeys>::Tile;
     using VTile = typename VMover<kKeys>::Tile;

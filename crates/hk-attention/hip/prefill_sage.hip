@@ -14,5 +14,7 @@ struct Kernel : attention::dense::Kernel<attention::sage::Types, kD, kD, Cache::
 };
 }  // namespace
 
+HK_PREFILL_KERNEL(prefill_sage_d64, Kernel, 64, false)
+HK_PREFILL_KERNEL(prefill_sage_d64_small, Kernel, 64, true)
 HK_PREFILL_KERNEL(prefill_sage_d128, Kernel, 128, false)
 HK_PREFILL_KERNEL(prefill_sage_d128_small, Kernel, 128, true)

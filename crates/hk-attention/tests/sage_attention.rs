@@ -259,7 +259,7 @@ fn one_call_has_the_bits_of_two() {
     }
 }
 
-/// Bits do not depend on other sequences, nor on where rows lie.
+/// Bits do not depend on other sequences, on the tile, nor on where rows lie.
 #[test]
 fn bits_are_those_of_a_sequence_alone() {
     let sizes @ [b, sq, sk, heads, kv_heads, dqk, dv] = [3, 70, 150, 4, 2, 72, 40];
@@ -282,6 +282,10 @@ fn bits_are_those_of_a_sequence_alone() {
         let (of_out, of_lse) = bits(&all);
         assert!(of_out[sq * heads * dv..][..out.len()] == out, "{}", gpu.spec());
         assert!(of_lse[heads * sq..][..lse.len()] == lse, "{}", gpu.spec());
+        for tile in [None, Some(QueryTile::Tall)] {
+            let other = data.run(&gpu, &SageOptions { tile, ..options });
+            assert!(bits(&other) == bits(&all), "{tile:?} on {}", gpu.spec());
+        }
         // Heads before rows, rows that are not aligned.
         let at = |[b, s, h, d]: [usize; 4]| {
             let strides = [h * s * (d + 1), d + 1, s * (d + 1), 1];

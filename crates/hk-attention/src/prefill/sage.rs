@@ -14,9 +14,11 @@ use hk_core::{
     Result, Stream, TensorView, TensorViewMut, check_aliases,
 };
 
-/// The entry points of tall and of short tiles.
-const ATTENTION: [KernelRef<SageParams>; 2] =
-    [SageParams::kernel("prefill_sage_d128"), SageParams::kernel("prefill_sage_d128_small")];
+/// The entry points by the most columns, of tall and of short tiles.
+const ATTENTION: [(usize, [KernelRef<SageParams>; 2]); 2] = [
+    (64, [SageParams::kernel("prefill_sage_d64"), SageParams::kernel("prefill_sage_d64_small")]),
+    (128, [SageParams::kernel("prefill_sage_d128"), SageParams::kernel("prefill_sage_d128_small")]),
+];
 const STATS: [KernelRef<Params>; 3] =
     [Params::kernel("sage_stats_bf16"), Params::kernel("sage_stats_f16"), Params::kernel("sage_stats_f32")];
 const FINISH: KernelRef<Params> = Params::kernel("sage_finish");
@@ -218,7 +220,7 @@ pub struct SageOptions {
     /// The mean of the keys of each head is subtracted before they are quantized: probabilities do not change, and what keys have in
     /// common takes no bits.
     pub smooth_k: bool,
-    /// The tiles of query rows; `None`: those that suit the call and the device. Bits do not depend on the batch if it is given.
+    /// The tiles of query rows; `None`: those that suit the call and the device. The bits do not depend on it.
     pub tile: Option<QueryTile>,
 }
 
@@ -350,8 +352,8 @@ pub fn sage_attention_quantized<'a, F: DeviceFp8, O: Float>(
 /// Of normal data, `out` is within 6 % of exact attention in the 2-norm. A query or key that is not finite makes the rows of its block, or
 /// those that see its block, NaN; with `smooth_k` such a key all rows of its head. A value that is not finite makes its column of its head NaN.
 ///
-/// A row without a visible key is 0, its `lse` -inf. Returns when the launches are queued, before they have run. Without queries, nothing is
-/// launched.
+/// A row without a visible key is 0, its `lse` -inf. A sequence's bits do not depend on others, nor on the device's CUs. Returns when the launches
+/// are queued, before they have run. Without queries, nothing is launched.
 ///
 /// # Errors
 /// [`Shape`](Error::Shape), [`Stride`](Error::Stride), [`Align`](Error::Align), [`Empty`](Error::Empty) if a tensor breaks the table,
@@ -618,9 +620,11 @@ struct Attention<'a> {
 
 impl Attention<'_> {
     fn run(self, sizes: &SageProblem) -> Result<()> {
-        let SageProblem { sequences, queries, keys, .. } = *sizes;
+        let SageProblem { sequences, queries, keys, dqk, dv, .. } = *sizes;
         let params = self.params;
-        self.problem.run_tiles(sequences, [queries, keys], ATTENTION, move |all| SageParams { all, ..params })
+        let (_, kernels) =
+            ATTENTION.into_iter().find(|(most, _)| dqk.max(dv) <= *most).unwrap_or(ATTENTION[1]);
+        self.problem.run_tiles(sequences, [queries, keys], kernels, move |all| SageParams { all, ..params })
     }
 }
 
