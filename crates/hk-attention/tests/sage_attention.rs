@@ -129,10 +129,10 @@ impl Dense {
     }
 
     /// Exact attention of one sequence.
-    fn exact(&self, [q, k, v]: &[Vec<f64>; 3], scale: f64, causal: bool) -> Vec<f64> {
+    fn exact(&self, [q, k, v]: &[Vec<f64>; 3], scale: f64, causal: bool) -> (Vec<f64>, Vec<f64>) {
         let [_, _, _, heads, kv_heads, ..] = self.sizes;
         let (dqk, dv) = (q.len() / self.sizes[1] / heads, v.len() / self.sizes[2] / kv_heads);
-        Attention { heads, kv_heads, dqk, dv, scale, causal, ..Attention::default() }.run(q, k, v).0
+        Attention { heads, kv_heads, dqk, dv, scale, causal, ..Attention::default() }.run(q, k, v)
     }
 }
 
@@ -158,10 +158,15 @@ fn outliers_of_channels() {
             let offset = if i % dqk % 16 == 5 { 50.0 } else { 0.0 };
             *k = bf16::from_f32(k.to_f32() + offset);
         }
-        let want = data.exact(&data.wide(), 1.0 / (dqk as f64).sqrt(), false);
+        let (want, lse) = data.exact(&data.wide(), 1.0 / (dqk as f64).sqrt(), false);
         for gpu in kit::devices() {
             let [smooth, rough] = [true, false].map(|smooth_k| {
-                let (out, _) = data.run(&gpu, &SageOptions { smooth_k, ..SageOptions::default() });
+                let (out, got) = data.run(&gpu, &SageOptions { smooth_k, ..SageOptions::default() });
+                let [_, sq, _, heads, ..] = sizes;
+                for (i, want) in lse.iter().enumerate() {
+                    let off = (f64::from(got.data[i % heads * sq + i / heads]) - want).abs();
+                    assert!(!smooth_k || off <= 0.04 + 0.01 * want.abs(), "LSE of row {i}: {off} off {want}");
+                }
                 errors(&wide(&out), &want)
             });
             assert!(smooth.0 <= 6e-2 && smooth.1 >= 0.998, "{sizes:?} on {}: {smooth:?}", gpu.spec());
@@ -190,7 +195,7 @@ fn close_to_attention_of_what_is_quantized() {
                 by(&got.k8, &|i| got.k_scale[i / 128 / 128]),
                 by(&got.v8, &|i| got.v_scale[i % 128]),
             ];
-            let want = data.exact(&rows, std::f64::consts::LN_2, causal);
+            let (want, _) = data.exact(&rows, std::f64::consts::LN_2, causal);
             let (norm, cosine) = errors(&wide(&out), &want);
             assert!(norm <= 3e-2 && cosine >= 0.999, "{} causal: {causal}: {norm}, {cosine}", gpu.spec());
         }
@@ -301,7 +306,7 @@ fn bits_are_those_of_a_sequence_alone() {
 fn parts_of_the_keys_merge() {
     let sizes @ [_, sq, sk, heads, _, _, dv] = [1, 33, 260, 2, 2, 64, 64];
     let data = Dense::new(sizes, 8);
-    let want = data.exact(&data.wide(), 0.125, false);
+    let (want, _) = data.exact(&data.wide(), 0.125, false);
     for gpu in kit::devices() {
         let part = |keys: std::ops::Range<usize>| {
             let mut part = data.clone();

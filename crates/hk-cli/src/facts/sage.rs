@@ -9,32 +9,47 @@ use hk_emu::Costs;
 
 const TOKENS: usize = 8192;
 const COLUMNS: usize = 128;
+/// Query heads of the key head: as many heads, and the group of Llama-3 8B.
+const GROUPS: [usize; 2] = [1, 4];
 
 pub const TITLE: &str = "## A prompt of 8192 tokens, quantized\n\n\
-    One query head of one key head, d = 128, without a mask, tall tiles: `mha` in bf16, and `sage_attention`, whose first three launches quantize.\n\
+    Query heads of one key head, d = 128, without a mask, tall tiles: `mha` in bf16, and `sage_attention`, whose first three launches quantize.\n\
     Clocks of a compute unit in thousands, by unit, of all blocks; `memory`: those in which it brings the distinct bytes of a launch, at a\n\
     compute unit's share of 8.3 bytes a clock (gfx942) or 13 (gfx950). `busiest`: the sum over launches of the unit that has most to do.\n\
     `bound`: the same where matrix, transcendental and packed f32 clocks, which never overlap within a SIMD of gfx942, are one unit.\n\
     `of bf16`: those of `mha` over it, `busiest` and `bound`.";
 
-const HEADER: [&str; 11] = [
-    "launches", ">VGPRs", ">scratch", ">matrix", ">vector", ">exp", ">LDS", ">memory", ">busiest", ">bound",
+const HEADER: [&str; 12] = [
+    ">query heads",
+    "launches",
+    ">VGPRs",
+    ">scratch",
+    ">matrix",
+    ">vector",
+    ">exp",
+    ">LDS",
+    ">memory",
+    ">busiest",
+    ">bound",
     ">of bf16",
 ];
 
 pub fn table() -> Result<Table> {
     let mut table = Table::new(HEADER);
-    let [a, b] = Arch::AMD.map(rows);
-    for (a, b) in a?.into_iter().zip(b?) {
-        let (label, a, b) = (a.0, Some(a.1), Some(b.1));
-        table.row([label.to_string()].into_iter().chain((0..HEADER.len() - 1).map(|i| both(&a, &b, i))));
+    for heads in GROUPS {
+        let [a, b] = Arch::AMD.map(|arch| rows(arch, heads));
+        for (a, b) in a?.into_iter().zip(b?) {
+            let (label, a, b) = (a.0, Some(a.1), Some(b.1));
+            let first = [heads.to_string(), label.to_string()];
+            table.row(first.into_iter().chain((0..HEADER.len() - 2).map(|i| both(&a, &b, i))));
+        }
     }
     Ok(table)
 }
 
 /// The rows of a target: launches, and the cells.
-fn rows(arch: Arch) -> Result<[(&'static str, [String; HEADER.len() - 1]); 4]> {
-    let (exact, sage) = (counted(arch, "mha")?, counted(arch, "sage_attention")?);
+fn rows(arch: Arch, heads: usize) -> Result<[(&'static str, [String; HEADER.len() - 2]); 4]> {
+    let (exact, sage) = (counted(arch, "mha", heads)?, counted(arch, "sage_attention", heads)?);
     let (attention, quantization) =
         sage.split_last().ok_or_else(|| Failure::new("sage_attention: no launch"))?;
     let of = |launches: &[Profile]| Sum::of(arch, launches);
@@ -47,10 +62,10 @@ fn rows(arch: Arch) -> Result<[(&'static str, [String; HEADER.len() - 1]); 4]> {
     ])
 }
 
-fn counted(arch: Arch, name: &'static str) -> Result<Vec<Profile>> {
+fn counted(arch: Arch, name: &'static str, heads: usize) -> Result<Vec<Profile>> {
     let mut call: CallSpec = Call::new(crate::operator(name)?);
-    for name in ["q", "k", "v"] {
-        call.set(name, TensorSpec::new(DType::Bf16, [1, TOKENS, 1, COLUMNS]))?;
+    for (name, heads) in [("q", heads), ("k", 1), ("v", 1)] {
+        call.set(name, TensorSpec::new(DType::Bf16, [1, TOKENS, heads, COLUMNS]))?;
     }
     call.set_scalar("tile", Scalar::Choice("tall"))?;
     let served = profiles(&call.sample(0)?, "a prompt", &format!("emu:{arch}?details=true"))?;
@@ -86,7 +101,7 @@ impl Sum {
         sum
     }
 
-    fn cells(&self, exact: &Self) -> [String; HEADER.len() - 1] {
+    fn cells(&self, exact: &Self) -> [String; HEADER.len() - 2] {
         let thousands = |clocks: u64| ratio(clocks, 1000, 0);
         let [matrix, vector, exp, lds, memory] = self.units.map(thousands);
         let of_exact =
