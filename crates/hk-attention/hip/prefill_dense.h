@@ -1,5 +1,5 @@
-// prefill_dense.h: attention of prompts, the fast kernel: 16-bit rows of whole vectors, one type; keys are fresh ones, or those of pages
-// and then fresh ones.
+// prefill_dense.h: attention of prompts, the fast kernel: rows of whole vectors of 16-bit elements, fp8, or int8 and fp8 (sage.h); keys are
+// fresh ones, or those of pages and then fresh ones.
 //
 //   s = scale (q . k), -inf where masked;  out = softmax(s) v;  lse = log of the sum of exp(s)
 //
@@ -17,6 +17,7 @@
 #include "keys.h"
 #include "outputs.h"
 #include "problem.h"
+#include "sage.h"
 #include "softmax.h"
 
 #include <hk/arch.h>
@@ -42,6 +43,15 @@ inline constexpr int kDim = hk::kRowsPerLane == 1 ? 32 : 16;
 template <class T>
 inline constexpr bool kDirect = hk::kBitsOf<T> == 16 && (hk::kHasReadTr || hk::kHasLdmatrix);
 
+/// Types of Q and K, of P and V.
+template <class T>
+struct TypesOf {
+    using Key = T;
+    using Value = T;
+};
+template <>
+struct TypesOf<sage::Types> : sage::Types {};
+
 /// The 16-bit type of outputs.
 template <class T>
 struct OutputType {
@@ -51,6 +61,8 @@ template <>
 struct OutputType<hk::Fp8> {
     using Type = hk::bf16;
 };
+template <>
+struct OutputType<sage::Types> : OutputType<hk::Fp8> {};
 template <class T>
 using OutputOf = typename OutputType<T>::Type;
 
@@ -65,7 +77,8 @@ struct Shape {
 /// both halves have read it, before they read V, and V before they read K again.
 template <class T, int kDqk, int kDv, bool kSmall>
 consteval auto shape() {
-    if constexpr (hk::kBitsOf<T> == 8) {
+    using Value = typename TypesOf<T>::Value;
+    if constexpr (hk::kBitsOf<Value> == 8) {
         if constexpr (kDv > 128)
             return Shape<4, 64, 1, false>{};
         else
@@ -77,9 +90,9 @@ consteval auto shape() {
     } else {
         constexpr int kKeys = kDv <= 64 ? 128 : kDqk <= 128 ? 64 : 32;
         if constexpr (kSmall)
-            return Shape<4, (kDv <= 64 ? 64 : 32), (kDirect<T> ? 3 : kDqk > 128 ? 1 : 2), false>{};
+            return Shape<4, (kDv <= 64 ? 64 : 32), (kDirect<Value> ? 3 : kDqk > 128 ? 1 : 2), false>{};
         else
-            return Shape<8, kKeys, kDirect<T> ? 3 : 1, true>{};
+            return Shape<8, kKeys, kDirect<Value> ? 3 : 1, true>{};
     }
 }
 
@@ -90,30 +103,38 @@ enum class Cache { None, Own, Fp8 };
 template <class T, int kDqk, int kDv, class S, Cache kCache, class W = Work>
 class Dense {
     static constexpr bool kPaged = kCache != Cache::None;
-    static constexpr bool kFp8 = hk::kBitsOf<T> == 8;
-    static constexpr bool kDirect = dense::kDirect<T>;
-    static constexpr int kBytes = hk::kBitsOf<T> / 8, kVec = 16 / kBytes;
+    using Key = typename TypesOf<T>::Key;
+    using Value = typename TypesOf<T>::Value;
+    static constexpr bool kSage = __is_same(T, sage::Types);
+    static constexpr bool kFp8 = hk::kBitsOf<Value> == 8;
+    static constexpr bool kDirect = dense::kDirect<Value>;
+    static constexpr int kBytes = hk::kBitsOf<Key> / 8;
     using Out = OutputOf<T>;
-    using Mma = hk::FragMma<T, T, kDim>;
+    using KeyMma = hk::FragMma<Key, Key, kDim>;
+    using Mma = hk::FragMma<Value, Value, kDim>;
     using Places = hk::AccLayout<kDim>;
     static constexpr int kKeys = S::kKeys, kStages = S::kStages;
     static constexpr int kOwn = hk::kRowsPerLane;  // rows of a lane
     static constexpr u32 kRows = S::kWaves * kDim;
     static constexpr int kSteps = kDqk * kBytes / hk::kFragBytesOf<kDim>;  // fragments of a row of Q or K
     static constexpr int kOfPart = 128 / hk::kFragBytesOf<kDim>;  // of 128 bytes of it
+    static constexpr int kVec = 128 / hk::kBitsOf<Value>;
     static constexpr int kFragKeys = kVec * hk::kLaneGroups<kDim>;  // of a fragment of P
     static constexpr int kFrags = kKeys / kFragKeys;
 
+    /// Rows of LDS have at least 128 bytes; columns that are not there are not multiplied.
+    static constexpr int kTileDqk = kDqk * kBytes < 128 ? 128 / kBytes : kDqk;
+    static constexpr int kTileDv = kSage && kDv < 128 ? 128 : kDv;
     template <u32 kWindow, class From = Stored>
-    using KMover = RowMover<kKeys, kDqk * kBytes / 2, S::kThreads, kWindow, From>;
+    using KMover = RowMover<kKeys, kTileDqk * kBytes / 2, S::kThreads, kWindow, From>;
     template <u32 kWindow, class From = Stored>
     using VMover = decltype([] {
         if constexpr (kDirect)
-            return RowMover<kKeys, kDv, S::kThreads, kWindow, From>(0, 0, 0);
+            return RowMover<kKeys, kTileDv, S::kThreads, kWindow, From>(0, 0, 0);
         else if constexpr (kFp8)
-            return TransposingBytes<kDim, kKeys, kDv, S::kThreads, kWindow>(0, 0, 0);
+            return TransposingBytes<kDim, kKeys, kTileDv, S::kThreads, kWindow>(0, 0, 0);
         else
-            return TransposingRows<kDim, kKeys, kDv, S::kThreads, kWindow, From>(0, 0, 0);
+            return TransposingRows<kDim, kKeys, kTileDv, S::kThreads, kWindow, From>(0, 0, 0);
     }());
     using KTile = typename KMover<kKeys>::Tile;
     using VTile = typename VMover<kKeys>::Tile;
@@ -134,7 +155,7 @@ class Dense {
         hk::Frag frag[kDv / kDim][kFrags];
     };
     using Scores = hk::WaveTile<Mma, kKeys, kDim>;
-    using Probabilities = typename Scores::template AsOperand<T>;
+    using Probabilities = typename Scores::template AsOperand<Value>;
     struct Operands {
         VFrags v;
         Probabilities p;
@@ -155,8 +176,10 @@ class Dense {
     hk::Frag q_[kSteps];
     Scores s_;
     hk::WaveTile<Mma, kDv, kDim> o_;
-    OnlineSoftmax<kDim, T> softmax_;
-    float q_scale_, scale_;  // of scores, in units of log2: without and with that of the walk's keys
+    OnlineSoftmax<kDim, Value> softmax_;
+    float q_scale_[kOwn], scale_;  // of scores, in units of log2: without and with that of the walk's keys
+    sage::KeyScales key_scales_;
+    u32 from_;  // the walk's first key
     Keys visible_[kOwn];  // to the lane's rows
     // From the block's first key on:
     i32 inner_first_, inner_last_;  // keys that all rows of the wave see
@@ -190,12 +213,12 @@ class Dense {
                     // In the order of SharedTile::frag: a dword of each of four chunks.
 #pragma unroll
                     for (u32 i = 0; i < 4; ++i) {
-                        const u32 col = (step * 4 + i) * 8;
+                        const u32 col = (step * 4 + i) * (16 / kBytes);
                         if (col < p_.dqk)
-                            q_[step][r * 4 + i] = reinterpret_cast<GlobalPtr<const u32>>(from + col * 2)[group];
+                            q_[step][r * 4 + i] = reinterpret_cast<GlobalPtr<const u32>>(from + col * kBytes)[group];
                     }
                 } else {
-                    const u32 col = (step * hk::kLaneGroups<kDim> + group) * kVec;
+                    const u32 col = (step * hk::kLaneGroups<kDim> + group) * (16 / kBytes);
                     if (col < p_.dqk) q_[step] = *reinterpret_cast<GlobalPtr<const Vec<u32, 4>>>(from + col * kBytes);
                 }
             }
@@ -215,15 +238,45 @@ class Dense {
         }
         return k;
     }
+    /// Sums of int8 begin with the bits of kBias, in registers of their own: as floats they are that and the sum, exactly. Else each is an
+    /// instruction to convert.
+    static constexpr bool kBiased = kSage && kOwn == 1 && !hk::kMmaBlocksPackedF32;
+    static constexpr float kBias = 0x1.8p+23f;
+    static_assert(!kSage || 127 * 127 * kDqk < 1 << 22, "sums are within the power of two of the bias");
+
     HK_FN void multiply_keys(const KFrags &k) {
+        typename KeyMma::Acc acc[kKeys / kDim];
 #pragma unroll
-        for (int i = 0; i < kKeys / kDim; ++i) s_.acc[0][i] = typename Mma::Acc(0.0f);
+        for (auto &sums : acc) sums = typename KeyMma::Acc(kBiased ? __builtin_bit_cast(u32, kBias) : 0);
 #pragma unroll
-        for (int step = 0; step < kSteps; step += Mma::kFrags) {
+        for (int step = 0; step < kSteps; step += KeyMma::kFrags) {
 #pragma unroll
-            for (int i = 0; i < kKeys / kDim; ++i) s_.acc[0][i] = Mma::mma(&k.frag[i][step], &q_[step], s_.acc[0][i]);
+            for (int i = 0; i < kKeys / kDim; ++i) acc[i] = KeyMma::mma(&k.frag[i][step], &q_[step], acc[i]);
         }
-        if constexpr (kFp8) settle(s_.acc[0][kKeys / kDim - 1]);
+#pragma unroll
+        for (int i = 0; i < kKeys / kDim; ++i) s_.acc[0][i] = __builtin_bit_cast(typename Mma::Acc, acc[i]);
+        if constexpr (kFp8 && !kSage) settle(s_.acc[0][kKeys / kDim - 1]);
+    }
+    /// Sums of int8 to floats, and their factor.
+    HK_FN void convert_scores() {
+        const float key_scale = key_scales_.of(hk::uniform(from_ + u32(at_)));
+        if constexpr (kOwn == 1) {
+            // Above 0, so that masked scores stay -inf. The largest score is not that of a negative factor: NaN.
+            constexpr float kLeast = 0x1p-126f;
+            scale_ = q_scale_[0] * key_scale;
+            scale_ = scale_ >= 0.0f ? __builtin_fmaxf(scale_, kLeast) : __builtin_nanf("");
+        } else {
+            scale_ = 1.0f;
+        }
+#pragma unroll
+        for (u32 r = 0; r < kOwn; ++r) {
+            map_pairs(s_, r, [&](int, Vec<float, 2> pair) {
+                if constexpr (kBiased) return pair - kBias;
+                const float low = pair[0], high = pair[1];
+                pair = {float(__builtin_bit_cast(i32, low)), float(__builtin_bit_cast(i32, high))};
+                return kOwn == 1 ? pair : pair * (q_scale_[r] * key_scale);
+            });
+        }
     }
     /// clang 22 inserts at most 19 wait states between an MFMA and an instruction that reads its result; one of 16 passes needs 20 on
     /// gfx950. It does not count those of inline assembly.
@@ -274,6 +327,7 @@ class Dense {
 
     /// Scores to probabilities. Masks only where a row of the wave does not see all keys of the tile.
     HK_FN Probabilities probabilities() {
+        if constexpr (kSage) convert_scores();
         if (at_ < inner_first_ || at_ + kKeys - 1 > inner_last_) {
 #pragma unroll
             for (u32 r = 0; r < kOwn; ++r) {
@@ -291,7 +345,7 @@ class Dense {
         if constexpr (kFp8)
             return as_fp8();
         else
-            return s_.template as_operand<T, true>(0);
+            return s_.template as_operand<Value, true>(0);
     }
     /// Probabilities are in fp8's range: no clamp.
     HK_FN Probabilities as_fp8() const {
@@ -309,9 +363,15 @@ class Dense {
     /// Walk: RowWalk or PageWalk.
     template <template <class> class Walk, class From>
     struct Walks {
+        using FromValue = decltype([] {
+            if constexpr (kSage && !kFp8)
+                return StoredFp8<Value>{};
+            else
+                return From{};
+        }());
         using K = KMover<Walk<KMover<kKeys>>::kWindowRows, From>;
-        using V = VMover<Walk<VMover<kKeys>>::kWindowRows, From>;
-        static constexpr bool kToLds = kDirect && __is_same(From, Stored);
+        using V = VMover<Walk<VMover<kKeys>>::kWindowRows, FromValue>;
+        static constexpr bool kToLds = kDirect && __is_same(FromValue, Stored);
         Walk<K> k;
         Walk<V> v;
         K k_mover;
@@ -541,7 +601,7 @@ class Dense {
 
     HK_FN void store_outputs() const {
         const Params &p = hk::reload_params(p_);
-        const float out_factor = kFp8 && p.out_scale ? 1.0f / hk::load_uniform<float>(p.out_scale) : 1.0f;
+        const float out_factor = kFp8 && !kSage && p.out_scale ? 1.0f / hk::load_uniform<float>(p.out_scale) : 1.0f;
         const bool first = hk::group_of_lane<kDim>(lane_of(work_)) == 0;
 #pragma unroll
         for (u32 r = 0; r < kOwn; ++r) {
@@ -562,7 +622,13 @@ class Dense {
             if (poison_[r]) lse = factor = __builtin_nanf("");
             if (!own.valid) continue;
             const u64 out = address(p, p.out, own.query, own.head);
-            if (!kFp8 || p.out_type == kOwn) {
+            if constexpr (kSage) {
+                store_sage(p, r, out, factor);
+                if (const u64 shift = sage::params_of(p).lse_shift) {
+                    const u32 row = work_.sequence * p.heads + own.head;
+                    lse += *reinterpret_cast<GlobalPtr<const float>>(float_at(shift, row, p.sequences.sq, own.query));
+                }
+            } else if (!kFp8 || p.out_type == kOwn) {
                 each_run(p, r, [&](u32 col, auto y) {
                     // Rows are on 8 bytes.
                     struct __attribute__((packed, aligned(kRun == 2 ? 4 : 8))) Columns {
@@ -578,6 +644,35 @@ class Dense {
             }
             if (p.lse.data && first) *reinterpret_cast<GlobalPtr<float>>(address(p, p.lse, own.query, own.head)) = lse;
         }
+    }
+    /// Columns have factors of their own. Runs of 8 columns are on 16 bytes, or columns are stored one by one.
+    HK_FN void store_sage(const Params &p, u32 r, u64 out, float factor) const {
+        const SageParams &of = sage::params_of(p);
+        const u64 factors = float_at(of.v_scale, work_.sequence * p.kv_heads + work_.kv_head, of.v_columns, 0);
+        const auto each = [&]<class E>(E) HK_INLINE {
+            each_run(p, r, [&](u32 col, auto y) {
+                struct __attribute__((packed, aligned(4))) Factors {
+                    Vec<float, kRun> of;
+                };
+                y *= reinterpret_cast<GlobalPtr<const Factors>>(factors + col * 4)->of * factor;
+                const auto e = hk::narrow<E, kRun>(y);
+                auto *at = reinterpret_cast<GlobalPtr<E>>(out) + col;
+                if (p.out_vectorized) {
+                    *reinterpret_cast<GlobalPtr<Vec<E, kRun>>>(at) = e;
+                } else {
+#pragma unroll
+                    for (u32 i = 0; i < kRun; ++i) {
+                        if (col + i < p.dv) at[i] = e[i];
+                    }
+                }
+            });
+        };
+        if (p.out_type == kF32)
+            each(float{});
+        else if (p.out_type == kF16)
+            each(hk::f16{});
+        else
+            each(Out{});
     }
     /// Calls `f(col, y)` for the runs of columns of the lane's row r.
     HK_FN void each_run(const Params &p, u32 r, auto f) const {
@@ -613,7 +708,9 @@ class Dense {
         const u32 wave_row = work.first + hk::wave_id() * kDim;
         const i32 first = seen_by_row(work.first).first, last = seen_by_row(work.first + kRows - 1).last;
         if (last < first) return;
-        const i32 from = kPages ? first / i32(kPageRows) * i32(kPageRows) : first;
+        // Tiles are within windows into pages, and within blocks of keys that have a factor.
+        constexpr i32 kAligned = kPages ? i32(kPageRows) : kSage ? kKeys : 1;
+        const i32 from = first / kAligned * kAligned;
         tiles_ = hk::uniform(u32(last - from) / kKeys + 1);
         const KeyRange top = seen_by_row(wave_row), bottom = seen_by_row(wave_row + kDim - 1);
         inner_first_ = uniform(bottom.first - from), inner_last_ = uniform(top.last - from);
@@ -627,9 +724,16 @@ class Dense {
                            keys.last < keys.first ? 0 : u32(keys.last - keys.first + 1)};
         }
         const KeyRows &k = kPages ? p.cache.k : p.fresh.k, &v = kPages ? p.cache.v : p.fresh.v;
-        constexpr bool kScaled = kFp8 || !__is_same(From, Stored);
-        constexpr u32 kStored = kFp8 ? 1 : From::kBytes;
-        scale_ = q_scale_;
+        constexpr bool kScaled = !kSage && (kFp8 || !__is_same(From, Stored));
+        constexpr u32 kStoredKey = kBytes == 1 ? 1 : From::kBytes, kStoredValue = kSage ? 1 : kStoredKey;
+        if constexpr (kSage) {
+            static_assert(sage::kKeysOfBlock % kKeys == 0, "a factor for a tile");
+            from_ = u32(from);
+            const u32 head = work.sequence * p.kv_heads + work.kv_head;
+            key_scales_ = sage::KeyScales(sage::params_of(p), head, hk::uniform(from_));
+        } else {
+            scale_ = q_scale_[0];
+        }
         if constexpr (kScaled) {
             // Above 0, so that masked scores stay -inf. The largest score is not that of a negative factor: NaN.
             constexpr float kLeast = 0x1p-126f;
@@ -638,20 +742,20 @@ class Dense {
         }
         const bool packed = p.sequences.k_starts || p.sequences.k_consecutive;
         const i64 k_stride = kPages ? k.token_group : k.token, v_stride = kPages ? v.token_group : v.token;
-        const auto walk = [&]<class Mover>(const KeyRows &rows, i64 stride, u32 cols) {
+        const auto walk = [&]<class Mover>(const KeyRows &rows, i64 stride, u32 row_bytes) {
             if constexpr (kPages) {
-                return PageWalk<Mover>(p.pages, work.pages, rows.row(0, work.kv_head, 0), rows.batch, stride,
-                                       cols * kStored, u32(from), u32(last) + 1);
+                return PageWalk<Mover>(p.pages, work.pages, rows.row(0, work.kv_head, 0), rows.batch, stride, row_bytes,
+                                       u32(from), u32(last) + 1);
             } else {
                 const u32 token = work.k_start + u32(from - begin);
-                return RowWalk<Mover>(rows.row(packed ? 0 : work.sequence, work.kv_head, token), stride, cols * kStored,
+                return RowWalk<Mover>(rows.row(packed ? 0 : work.sequence, work.kv_head, token), stride, row_bytes,
                                       last - from + 1);
             }
         };
         using Of = Walks<Walk, From>;
         const u32 thread = hk::wave_id() * hk::kWaveSize + lane_of(work);
-        Of walks = {walk.template operator()<typename Of::K>(k, k_stride, p.dqk),
-                    walk.template operator()<typename Of::V>(v, v_stride, p.dv),
+        Of walks = {walk.template operator()<typename Of::K>(k, k_stride, p.dqk * kStoredKey),
+                    walk.template operator()<typename Of::V>(v, v_stride, p.dv * kStoredValue),
                     typename Of::K(k_stride, p.dqk * kBytes / 2, thread), typename Of::V(v_stride, p.dv, thread),
                     u32(first - from)};
         if constexpr (Of::kToLds && kDv > 128)
@@ -704,12 +808,25 @@ class Dense {
     HK_FN Dense(const Params &p, const W &work, Lds &lds) : p_(p), work_(work), lds_(lds) {}
 
     HK_FN void run() {
-        q_scale_ = p_.scores.scale * kLog2E;
-        if constexpr (kFp8) {
+        if constexpr (kSage) {
+            const SageParams &of = sage::params_of(p_);
+#pragma unroll
+            for (u32 r = 0; r < kOwn; ++r) {
+                const Row own = row(p_, r);
+                const u32 block = own.query / sage::kQueriesOfBlock, head = work_.sequence * p_.heads + own.head;
+                q_scale_[r] =
+                    own.valid
+                        ? *reinterpret_cast<GlobalPtr<const float>>(float_at(of.q_scale, head, of.q_blocks, block))
+                        : 0.0f;
+            }
+        } else {
+            q_scale_[0] = p_.scores.scale * kLog2E;
+        }
+        if constexpr (kFp8 && !kSage) {
             static_assert(kOwn == 1, "a row for a lane");
             if (p_.q_descale) {
                 const i64 at = i64(work_.sequence) * p_.q_descale_batch + i64(row(p_, 0).head) * p_.q_descale_head;
-                q_scale_ *= reinterpret_cast<GlobalPtr<const float>>(p_.q_descale)[at];
+                q_scale_[0] *= reinterpret_cast<GlobalPtr<const float>>(p_.q_descale)[at];
             }
         }
 #pragma unroll
@@ -738,7 +855,8 @@ template <class T, int kDqk, int kDv, Cache kCache, bool kSmall>
 struct Kernel {
     using S = decltype(shape<T, kDqk, kDv, kSmall>());
     static constexpr int kThreads = S::kThreads;
-    static constexpr int kWavesPerSimd = kDv > 128 && (!kDirect<T> || kCache == Cache::Fp8) ? 1 : 2;
+    static constexpr int kWavesPerSimd =
+        kDv > 128 && (!kDirect<typename TypesOf<T>::Value> || kCache == Cache::Fp8) ? 1 : 2;
 
     HK_FN void operator()(const Params &p) const {
         using D = Dense<T, kDqk, kDv, S, kCache>;

@@ -1,11 +1,10 @@
 //! Scores of an indexer: `hip/logits.hip`.
 
 use crate::kernels::logits::Params;
-use crate::prefill::check_fp8;
+use crate::prefill::{DeviceFp8, check_fp8};
 use bytemuck::Zeroable;
 use hk_core::{
-    Element, Error, Fp8E4M3, Fp8E4M3Fnuz, KernelRef, Launch, LaunchConfig, Result, Stream, TensorView,
-    TensorViewMut, check_aliases,
+    Element, Error, KernelRef, Launch, LaunchConfig, Result, Stream, TensorView, TensorViewMut, check_aliases,
 };
 
 /// The entry points by the most columns, and the queries of a wave.
@@ -32,15 +31,9 @@ const KEYS_OF_PAGED_CHUNK: usize = 256;
 /// Rows and columns that the kernels count.
 pub(crate) const MOST: usize = (1 << 30) - 1;
 
-/// Element type of an indexer's queries and keys: the device's fp8 e4m3.
-pub trait IndexerElement: Element {}
-
-impl IndexerElement for Fp8E4M3 {}
-impl IndexerElement for Fp8E4M3Fnuz {}
-
 /// What [`fp8_mqa_logits`] is made of.
 #[derive(Debug, Clone, Copy)]
-pub struct MqaLogitsInputs<'a, F: IndexerElement> {
+pub struct MqaLogitsInputs<'a, F: DeviceFp8> {
     /// Queries, `[Sq, H, D]`.
     pub q: TensorView<'a, F>,
     /// Keys, `[Sk, D]`.
@@ -71,7 +64,7 @@ pub enum IndexerPages<'a> {
 
 /// What [`pa_mqa_logits`] is made of.
 #[derive(Debug, Clone, Copy)]
-pub struct PagedMqaLogitsInputs<'a, F: IndexerElement> {
+pub struct PagedMqaLogitsInputs<'a, F: DeviceFp8> {
     /// Queries, `[B, n, H, D]`.
     pub q: TensorView<'a, F>,
     /// Keys in pages, `[pages, tokens, D]`.
@@ -158,7 +151,7 @@ fn check_counts(op: &'static str, counts: &[(&'static str, usize)]) -> Result<()
 /// [`DeviceMismatch`](Error::DeviceMismatch), and the errors of loading and launching a kernel. Nothing is written then.
 ///
 /// Source: DeepSeek-V3.2 technical report (2025), lightning indexer.
-pub fn fp8_mqa_logits<'a, F: IndexerElement>(
+pub fn fp8_mqa_logits<'a, F: DeviceFp8>(
     stream: &'a Stream,
     inputs: MqaLogitsInputs<'a, F>,
     out: TensorViewMut<'a, f32>,
@@ -268,7 +261,7 @@ fn output<'a>(
 ///
 /// # Errors
 /// As [`fp8_mqa_logits`].
-pub fn pa_mqa_logits<'a, F: IndexerElement>(
+pub fn pa_mqa_logits<'a, F: DeviceFp8>(
     stream: &'a Stream,
     inputs: PagedMqaLogitsInputs<'a, F>,
     out: TensorViewMut<'a, f32>,

@@ -8,6 +8,7 @@ pub mod hstu;
 pub mod logits;
 pub mod mla;
 pub mod qk_concat;
+pub mod sage;
 
 use crate::KvLayout;
 use hk_core::plan::rope::Rope;

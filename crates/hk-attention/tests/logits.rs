@@ -71,7 +71,7 @@ fn lengths_and_pages_are_not_trusted() {
     }
 }
 
-fn dense_refusals<F: CallElement + hk_attention::IndexerElement>() {
+fn dense_refusals<F: CallElement + hk_attention::DeviceFp8>() {
     Refusals::new((), |stream, tensors, ()| {
         let inputs = MqaLogitsInputs::<F> {
             q: tensors.input("q"),
@@ -109,7 +109,7 @@ fn dense_refusals<F: CallElement + hk_attention::IndexerElement>() {
     .refuses_other_devices();
 }
 
-fn paged_refusals<F: CallElement + hk_attention::IndexerElement>() {
+fn paged_refusals<F: CallElement + hk_attention::DeviceFp8>() {
     Refusals::new((), |stream, tensors, ()| {
         let inputs = PagedMqaLogitsInputs::<F> {
             q: tensors.input("q"),

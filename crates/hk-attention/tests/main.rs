@@ -21,3 +21,4 @@ mod qk_concat;
 mod registry;
 mod rope_cat_and_cache_mla;
 mod rope_reshape_and_cache;
+mod sage_attention;

@@ -7,6 +7,7 @@ mod experts;
 mod latent;
 mod merges;
 mod pod;
+mod sage;
 
 use crate::out::{self, Table};
 use crate::{Failure, Result, list};
@@ -71,6 +72,7 @@ fn tables(operators: &[&'static Operator]) -> Result<String> {
         ("pa_decode", merges::TITLE, merges::table),
         ("pod_attn", pod::TITLE, pod::table),
         ("moe_op", experts::TITLE, experts::table),
+        ("sage_attention", sage::TITLE, sage::table),
     ];
     sections.iter().filter(|(op, ..)| has(op)).try_fold(all, |text, (_, title, table)| {
         let table = table()?;

@@ -1122,6 +1122,56 @@ def pa_mqa_logits(d):
     return inputs, {"max_len": longest}, {"out": (out, (1e-6, np.asarray(off) * 1e-5 + 1e-9))}, []
 
 
+def sage_inputs(d, queries, keys):
+    kv, dqk, dv, t = d.size(3), d.pick(d.size(128), 64, 128), d.pick(d.size(128), 64, 128), d.dtype()
+    shapes = {"q": (queries, kv * d.size(4), dqk), "k": (keys, kv, dqk), "v": (keys, kv, dv)}
+    return {name: d.normal((1, *shape), t) for name, shape in shapes.items()}
+
+
+@case
+def sage_attention(d):
+    """Exact attention."""
+    inputs, (parameters, options) = sage_inputs(d, d.size(140), d.size(140)), scores(d)
+    del parameters["softcap"], options["softcap"]
+    out, lse = attention(*(inputs[x][0] for x in "qkv"), **options)
+    off = 8e-2 * max(1, options["scale"] * inputs["q"].shape[-1] ** 0.5)
+    return inputs, parameters, {"out": (out[None], (0.15, 0.15)), "lse": (lse.T[None], (1e-2, off))}, ["lse"]
+
+
+@case
+def sage_quantize(d):
+    inputs = sage_inputs(d, d.size(600), d.size(300))
+    q, k, v = (np.asarray(f64(inputs[x][0])) for x in "qkv")
+
+    def by_blocks(x, rows):
+        blocks = [x[at : at + rows] for at in range(0, len(x), rows)]
+        scales = np.array([np.abs(block).max(axis=(0, 2)) for block in blocks]) / 127
+        codes = np.concatenate([block / of[:, None] for block, of in zip(blocks, scales)])
+        return np.sign(codes) * np.floor(np.abs(codes) + 0.5), scales.T
+
+    def in_16s(x):
+        return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % 16)])
+
+    mean, scale = k.mean(axis=0), q.shape[-1] ** -0.5
+    (q8, q_scale), (k8, k_scale) = by_blocks(q * (scale * np.log2(np.e)), 256), by_blocks(k - mean, 128)
+    fnuz = fp8(d) == ml_dtypes.float8_e4m3fnuz
+    v_scale = np.abs(v).max(axis=0) / (240 if fnuz else 448)
+    v8, neighbour = quantize(v, v_scale, "fp8e4m3fnuz" if fnuz else "fp8e4m3")
+    shift = scale * np.einsum("ihc,hc->hi", q, np.repeat(mean, q.shape[1] // k.shape[1], axis=0))
+    padded_scale = np.pad(v_scale, [(0, 0), (0, -v.shape[-1] % 16)], constant_values=1)
+    want = {
+        "q8": (in_16s(q8), (0, 1)),
+        "q_scale": (q_scale, (1e-5, 0)),
+        "k8": (in_16s(k8), (0, 1)),
+        "k_scale": (k_scale, (1e-5, 0)),
+        "v8": (in_16s(np.asarray(v8)), neighbour),
+        "v_scale": (padded_scale, (1e-5, 0)),
+        "lse_shift": (shift, (1e-4, 1e-5)),
+    }
+    parameters = {"fp8": "fp8e4m3fnuz" if fnuz else "fp8e4m3"}
+    return inputs, parameters, {name: (x[None], off) for name, (x, off) in want.items()}, ["lse_shift"]
+
+
 def tokens_of(d):
     """Inputs and parameters of hstu_attn, and per sequence its rows, factors of activations and what sees what."""
     t, starts, causal = d.dtype(), cuts(d, d.size(4), 100), d.pick(False, True)

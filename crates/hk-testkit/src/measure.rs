@@ -106,7 +106,8 @@ pub fn flops_of(call: &HostCall) -> Option<u64> {
 
 /// Whether an output of the operator is attention.
 pub fn is_attention(op: &Operator) -> bool {
-    op.args.iter().any(|arg| arg.role.output() == Some(Tolerance::Attention))
+    let is = |of| matches!(of, Some(Tolerance::Attention | Tolerance::AttentionFp8));
+    op.args.iter().any(|arg| is(arg.role.output()))
 }
 
 /// Queries and keys of each sequence of attention, by the names that operators have for their lengths, whose values `data` gives. None

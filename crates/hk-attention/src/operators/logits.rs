@@ -4,8 +4,7 @@ use super::attention::{F32, indices};
 use super::common::{FP8, INDICES_32, expect_dtypes, expect_shape, integers, shape};
 use crate::reference::logits::score;
 use crate::{
-    IndexerElement, IndexerPages, MqaLogitsInputs, PagedMqaLogitsInputs, fp8_mqa_logits, kernels,
-    pa_mqa_logits,
+    DeviceFp8, IndexerPages, MqaLogitsInputs, PagedMqaLogitsInputs, fp8_mqa_logits, kernels, pa_mqa_logits,
 };
 use hk_core::registry::{
     ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named,
@@ -117,7 +116,7 @@ fn run_dense(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     }
 }
 
-fn run_dense_as<F: IndexerElement>(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
+fn run_dense_as<F: DeviceFp8>(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (inputs, mut outputs) = call.split();
     let of = MqaLogitsInputs::<F> {
         q: inputs.view("q")?,
@@ -301,7 +300,7 @@ fn run_paged(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     }
 }
 
-fn run_paged_as<F: IndexerElement>(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
+fn run_paged_as<F: DeviceFp8>(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
     let (inputs, mut outputs) = call.split();
     paged_sizes(&inputs)?;
     let pages = match inputs.optional_view("block_table")? {

@@ -23,6 +23,7 @@ mod prefill_attn;
 mod qk_concat;
 mod rope_cat_and_cache_mla;
 mod rope_reshape_and_cache;
+mod sage;
 mod unified;
 
 use hk_core::registry::Operator;
@@ -56,4 +57,6 @@ pub static OPERATORS: &[Operator] = &[
     latent::UNIFIED_ATTN_SPARSE_MLA,
     logits::FP8_MQA_LOGITS,
     logits::PA_MQA_LOGITS,
+    sage::SAGE_ATTENTION,
+    sage::SAGE_QUANTIZE,
 ];

@@ -136,6 +136,12 @@ impl AttentionElement for f32 {}
 impl AttentionElement for Fp8E4M3 {}
 impl AttentionElement for Fp8E4M3Fnuz {}
 
+/// The fp8 e4m3 of the device's matrix instructions: [`Fp8E4M3Fnuz`] of gfx942, else [`Fp8E4M3`].
+pub trait DeviceFp8: Element {}
+
+impl DeviceFp8 for Fp8E4M3 {}
+impl DeviceFp8 for Fp8E4M3Fnuz {}
+
 /// Element type of outputs for queries of type `T`: `T` itself, or of fp8 `bf16`, `f16` or `f32`.
 pub trait AttentionOutput<T: AttentionElement>: Element {}
 

@@ -78,7 +78,8 @@ pub(crate) fn check_cache_heads(
 /// Of `attention::ElementType`, see there.
 pub(crate) const FP8: u32 = 1;
 pub(crate) const I8: u32 = 2;
-const F16: u32 = 4;
+pub(crate) const F32: u32 = 3;
+pub(crate) const F16: u32 = 4;
 
 /// An element type that the kernels widen: `attention::ElementType` of `hip/problem.h`.
 fn element_type<T: Element>(kernel: DType) -> u32 {
@@ -86,7 +87,7 @@ fn element_type<T: Element>(kernel: DType) -> u32 {
         dtype if dtype == kernel => 0,
         DType::Fp8E4M3 | DType::Fp8E4M3Fnuz => FP8,
         DType::I8 => I8,
-        _ => 3,
+        _ => F32,
     }
 }
 
@@ -172,7 +173,8 @@ impl<'a> Problem<'a> {
         Ok(())
     }
 
-    fn key_rows<T: Element>(&mut self, arg: &'static str, rows: &TensorView<'a, T>) -> Result<KeyRows> {
+    /// Fresh keys or values.
+    pub fn key_rows<T: Element>(&mut self, arg: &'static str, rows: &TensorView<'a, T>) -> Result<KeyRows> {
         self.check_type::<T>(arg)?;
         rows.expect_unit_stride(self.op, arg)?;
         rows.expect_aligned(self.op, arg, size_of::<T>() as u64)?;
@@ -708,6 +710,34 @@ impl<'a> Problem<'a> {
         let kernel = self.choose(tiles)?;
         self.params.sequences.tiles_of_one = tiles_of_one(kernel.rows) as u32;
         self.run(kernel, tiles(kernel.rows), n as usize * sq as usize, sk as usize)
+    }
+
+    /// Launches kernels of their own, of tall and of short tiles, on `sequences` of `sq` queries. Keys are not split.
+    pub fn run_tiles<P: bytemuck::Pod>(
+        mut self,
+        sequences: usize,
+        [sq, sk]: [usize; 2],
+        [tall, short]: [KernelRef<P>; 2],
+        of: impl FnOnce(Params) -> P,
+    ) -> Result<()> {
+        let (n, sq, sk) = (self.count("q", sequences)?, self.count("q", sq)?, self.count("k", sk)?);
+        if n == 0 || sq == 0 || self.params.heads == 0 {
+            return Ok(());
+        }
+        let rows = self.count("q", (sq as usize).saturating_mul(self.params.group as usize))? as usize;
+        let info = self.stream.device().info();
+        let [of_tall, of_short] = dense_rows(info.arch, DenseKeys::Fresh, self.params.dv as usize);
+        let tiles = |of_block: usize| rows.div_ceil(of_block).saturating_mul(n as usize);
+        let fills =
+            tiles(of_tall).saturating_mul(self.params.kv_heads as usize) >= info.compute_units as usize;
+        let (kernel, of_block) = match self.plan.tiling {
+            Tiling::Auto if fills => (tall, of_tall),
+            Tiling::Fixed { tile: QueryTile::Tall, .. } => (tall, of_tall),
+            _ => (short, of_short),
+        };
+        let s = &mut self.params.sequences;
+        (s.n, s.sq, s.sk, s.tiles_of_one) = (n, sq, sk, rows.div_ceil(of_block) as u32);
+        self.launch(kernel, of, tiles(of_block), n as usize * sq as usize, sk as usize)
     }
 
     /// Launches the kernels on `sequences` of packed queries, `total_q` in all.
