@@ -1,6 +1,7 @@
 //! `hk facts`: what the emulator counts of every operator at the sizes of real models; `docs/facts`.
 
 mod attention;
+mod backward;
 mod busy;
 mod decode;
 mod latent;
@@ -62,8 +63,9 @@ fn tables(operators: &[&'static Operator]) -> Result<String> {
     let all = table(operators)?.to_string();
     let has = |name: &str| operators.iter().any(|op| op.name == name);
     type Section = (&'static str, &'static str, fn() -> Result<Table>);
-    let sections: [Section; 6] = [
+    let sections: [Section; 7] = [
         ("mha", attention::TITLE, attention::table),
+        ("mha_fused_bwd", backward::TITLE, backward::table),
         ("pa_decode", decode::TITLE, decode::table),
         ("mla_decode_rope", latent::TITLE, latent::table),
         ("mha", busy::TITLE, busy::table),
