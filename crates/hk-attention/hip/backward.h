@@ -505,32 +505,62 @@ class Pass {
             }
         }
     }
-    /// Fragments of the tile's rows, over the keys of fragment f, and the row of the tile that row n of them is.
-    static constexpr bool kHalfRow = sizeof(T) == 2 && kTile == 32 && !hk::kHasReadTr && !hk::kHasLdmatrix;
-    HK_FN void ds_frags(int f, hk::Frag (&frags)[kPartCols / kDim]) const {
-        const u32 first = f * kFragRows;
-        if constexpr (sizeof(T) == 4) {
-            element_frags(lds_.ds, first, frags);
-        } else if constexpr (kHalfRow) {
-            // Two consecutive rows of the tile are in a dword.
-            u32 of_key[8];
+    // Of AMD targets, 16 bits: a wave's writes of 8 bytes have no bank conflicts if the halves of a chunk change places in every other group
+    // of rows: 8 of them on 32 banks, 16 on 64. Reads have one group of rows at a time, or whole rows.
+    static constexpr bool kSwapped = sizeof(T) == 2 && !hk::kHasLdmatrix;
+    HK_FN static u32 swapped(u32 key) { return kSwapped ? key / (hk::kHasReadTr ? 16 : 8) % 2 * 8 : 0; }
+
+    static constexpr int kDsOperands = kTile / kDim;
+    /// Fragments of the wave's rows of the tile, over the keys of fragment f.
+    HK_FN void ds_frags(int f, hk::Frag (&frags)[kOwnRows]) const {
+        const u32 lane = hk::lane_id(), first = f * kFragRows, share = row_share() * kOwnRows;
+        if constexpr (!kSwapped) {
+            hk::Frag all[kPartCols / kDim];
+            if constexpr (sizeof(T) == 4)
+                element_frags(lds_.ds, first, all);
+            else
+                lds_.ds.template column_frags<kDim, true>(first, all);
 #pragma unroll
-            for (u32 i = 0; i < 8; ++i) {
-                const u32 key = first + Places::n(hk::lane_id(), i);
-                of_key[i] = lds_.ds.template get<u32>(key, hk::lane_id() % kDim * 4);
+            for (int i = 0; i < kOwnRows; ++i) {
+                frags[i] = all[i];
+                if (kRowShares == 2 && share != 0) frags[i] = all[i + kOwnRows];
             }
+        } else if constexpr (hk::kHasReadTr) {
+            using Four = Vec<short, 4>;
 #pragma unroll
-            for (u32 i = 0; i < 4; ++i) {
-                frags[0][i] = (of_key[2 * i] & 0xffffu) | of_key[2 * i + 1] << 16;
-                frags[1][i] = of_key[2 * i] >> 16 | (of_key[2 * i + 1] & 0xffff0000u);
+            for (u32 half = 0; half < 2; ++half) {
+                const u32 key = first + Places::n(lane, 4 * half) + lane % 16 / 4;
+#pragma unroll
+                for (u32 i = 0; i < kOwnRows; ++i) {
+                    const u32 col = (share + i) * kDim + lane % kDim / 16 * 16 + lane % 4 * 4;
+                    const auto *chunk = reinterpret_cast<const u8 *>(lds_.ds.chunk + lds_.ds.place(key, col / 8));
+                    const auto *at = reinterpret_cast<const Four *>(chunk + (col / 4 % 2 * 8 ^ swapped(key)));
+                    const auto four = __builtin_bit_cast(Vec<u32, 2>, hk::detail::read_transposed(at));
+                    frags[i][2 * half] = four[0], frags[i][2 * half + 1] = four[1];
+                }
             }
         } else {
-            lds_.ds.template column_frags<kDim, true>(first, frags);
+            // A lane has consecutive columns, one of each operand.
+            static_assert(kRowShares == 1 || kDsOperands == 2, "a share's columns are in one dword");
+            using Columns = Vec<u32, kDsOperands / 2>;
+            Columns of_key[8];
+#pragma unroll
+            for (u32 i = 0; i < 8; ++i) {
+                const u32 key = first + Places::n(lane, i);
+                of_key[i] = lds_.ds.template get<Columns>(key, lane % kDim * sizeof(Columns) ^ swapped(key));
+            }
+#pragma unroll
+            for (u32 j = 0; j < kOwnRows; ++j) {
+                const hk::detail::SelectHalf half((share + j) % 2 != 0);
+#pragma unroll
+                for (u32 i = 0; i < 4; ++i) frags[j][i] = half(of_key[2 * i][j / 2], of_key[2 * i + 1][j / 2]);
+            }
         }
     }
+    /// The row of the tile that row n of the fragments is.
     HK_FN static u32 dq_row(u32 n) {
         if constexpr (sizeof(T) == 4) return n;
-        if constexpr (kHalfRow) return n % kDim * 2 + n / kDim;
+        if constexpr (kSwapped && !hk::kHasReadTr) return n % kDim * kDsOperands + n / kDim;
         return L::Part::template column<kDim>(n);
     }
     /// Adds the share of the block's keys to the gradients of a tile of queries.
@@ -541,13 +571,10 @@ class Pass {
             hk::Frag ds[kOwnRows][Mma::kFrags];
 #pragma unroll
             for (int e = 0; e < Mma::kFrags; ++e) {
-                hk::Frag all[kPartCols / kDim];
-                ds_frags(f + e, all);
+                hk::Frag of_step[kOwnRows];
+                ds_frags(f + e, of_step);
 #pragma unroll
-                for (int i = 0; i < kOwnRows; ++i) {
-                    ds[i][e] = all[i];
-                    if (kRowShares == 2 && row_share() == 1) ds[i][e] = all[i + kDqRows / 2];
-                }
+                for (int i = 0; i < kOwnRows; ++i) ds[i][e] = of_step[i];
             }
 #pragma unroll
             for (int c = 0; c < kOwnCols; ++c) {
@@ -701,7 +728,7 @@ class Pass {
                     Vec<u32, sizeof(T)> four;
 #pragma unroll
                     for (u32 w = 0; w < sizeof(T); ++w) four[w] = ds.frag[f][r * 4 + e * sizeof(T) / 4 + w];
-                    lds_.ds.put(key, n * sizeof(T), four);
+                    lds_.ds.put(key, n * u32(sizeof(T)) ^ swapped(key), four);
                 }
             }
         }

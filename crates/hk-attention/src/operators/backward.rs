@@ -196,6 +196,16 @@ pub(crate) const MHA_FUSED_BWD: Operator = Operator {
         &kernels::BACKWARD_FUSED_F32,
         &kernels::BACKWARD_DELTA,
     ],
+    bench: BenchSizes::Cases(&[
+        corner!("GQA 64/8, d128, 8192 tokens, causal", dense!(Bf16 1 8192 8192, 64 8, 128 128), CAUSAL_ON),
+        corner!(
+            "GQA 64/8, d128, 8192 tokens, causal, atomic",
+            dense!(Bf16 1 8192 8192, 64 8, 128 128),
+            CAUSAL_ON,
+            ("dq_sums", Scalar::Choice("atomic"))
+        ),
+        corner!("MHA 16, d128, 4096 tokens", dense!(Bf16 4 4096 4096, 16 16, 128 128)),
+    ]),
     corners: &[
         corner!(
             "bf16, 64 columns, causal, sink",
