@@ -28,6 +28,17 @@ def mha(operands, scalars):
     return case.reference, case.functions()
 
 
+def mha_bwd(operands, scalars):
+    """The same of gradients: those of `dout` by autograd, of a forward pass that is not timed. Neither `out` nor `lse` are taken."""
+    if set(operands) != {"q", "k", "v", "out", "lse", "dout"} or scalars["softcap"] or scalars["dropout_p"]:
+        raise Unserved("packed sequences, alibi, sink, softcap, dropout")
+    if operands["q"].dtype not in (torch.bfloat16, torch.float16):
+        raise Unserved("dtype")
+    case = Case(operands, scalars)
+    functions = {name: case.gradients(of) for name, of in case.functions().items() if name not in ("flex", "flashinfer")}
+    return case.reference_gradients, functions
+
+
 def pa_decode(operands, scalars):
     """The same of a token of each sequence over pages that are rows of columns. The peers have the keys as dense tensors, gathered before
     they are timed; FlashInfer has the pages."""
@@ -135,6 +146,38 @@ class Case:
                         scores = torch.cat((scores, sink[h].expand(len(i), 1)), 1)
                     out[b, i, h] = scores.softmax(-1).nan_to_num_(0.0)[:, : self.sk] @ v[b, :, of]
         return (out,)
+
+    def reference_gradients(self, q, k, v, dout, **_):
+        """Head by head, some queries at a time."""
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        j = torch.arange(self.sk, device=q.device)
+        for b in range(self.batch):
+            for h in range(self.heads):
+                of = h * self.kv_heads // self.heads
+                for i in torch.arange(self.sq, device=q.device).split(2048):
+                    scores = q[b, i, h] @ k[b, :, of].t() * self.scale
+                    scores.masked_fill_(~self.sees(i[:, None], j), float("-inf"))
+                    p = scores.softmax(-1).nan_to_num_(0.0)
+                    dp = dout[b, i, h] @ v[b, :, of].t()
+                    ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * self.scale
+                    dq[b, i, h] = ds @ k[b, :, of]
+                    dk[b, :, of] += ds.t() @ q[b, i, h]
+                    dv[b, :, of] += p.t() @ dout[b, i, h]
+        return dq, dk, dv
+
+    def gradients(self, forward):
+        """The backward pass of `forward`, whose graph is made once for the same operands."""
+        graphs = {}
+
+        def run(q, k, v, dout, **_):
+            key = tuple(x.data_ptr() for x in (q, k, v))
+            if key not in graphs:
+                leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+                graphs[key] = leaves, forward(*leaves)[0]
+            leaves, out = graphs[key]
+            return torch.autograd.grad(out, leaves, dout, retain_graph=True)
+
+        return run
 
     def functions(self):
         """The implementations that serve the case."""

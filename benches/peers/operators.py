@@ -346,6 +346,11 @@ def mha(operands, scalars):
     return Peer(operands, reference, functions=functions, check=functools.partial(close, by_rows=True))
 
 
+def mha_bwd(operands, scalars):
+    reference, functions = attention.mha_bwd(operands, scalars)
+    return Peer(operands, reference, functions=functions, check=functools.partial(close, by_rows=True))
+
+
 def pa_decode(operands, scalars):
     reference, functions = attention.pa_decode(operands, scalars)
     return Peer(operands, reference, functions=functions, check=functools.partial(close, by_rows=True))
@@ -403,6 +408,9 @@ OPERATORS = {
     "gemm_a16w16": gemm_a16w16,
     "gemm_a8w8": gemm_a8w8,
     "mha": mha,
+    "mha_onekernel_bwd": mha_bwd,
+    "flash_attn_bwd": mha_bwd,
+    "mha_fused_bwd": mha_bwd,
     "pa_decode": pa_decode,
     "chunk_gated_delta_rule": chunk_gated_delta_rule,
     "fused_moe": fused_moe,

@@ -8,6 +8,10 @@
 // over rows. p and ds stay in the lane that has the scores. Sums over the heads of a group are those over the rows of its key head:
 // no atomics, the same bits each time.
 //   Products: 4 for keys, 3 for queries; 5 are needed.
+// With kDq, blocks of keys add to the gradients of queries, too: 5 products. ds crosses LDS; the columns of the block's keys stay in
+// registers. Sums are f32 in memory, by tile of queries, and are added to by atomics, tile by tile: in any order, or, if `ordered`, one block
+// of keys after the other. A block waits for the one before it, which has a lower ticket; tickets are drawn when blocks start, so that the
+// block with the lowest one never waits.
 // Of hstu_attn, with x = scale (q[i] . k[j]) and f = 1 / (1 + exp(-x)), p = x f and ds = (dout[i] . v[j]) f (1 + x (1 - f)); results are divided
 // by the longest length.
 // Source: Dao et al. 2022, "FlashAttention", algorithm 4.
@@ -38,21 +42,27 @@ struct Params {
     Sequences by_keys;  // the same with keys in the place of queries
     HeadRows dout, dq, dk, dv;
     u64 delta;  // f32 [rows of q, heads]
+    u64 dq_sums;  // with kDq, f32 [key heads, dq_tiles, kTile, dqk rounded up to 4]
+    u64 turns;  // u32: the next ticket; then, of each tile of dq_sums, the block of keys that adds to it next
     u32 key_blocks;  // the first blocks have keys, the others queries
     u32 dout_vectorized;
+    u32 dq_vectorized;  // four columns of its rows are aligned
+    u32 dq_tiles;
+    u32 ordered;
+    u32 pad;
 };
 
 inline constexpr int kThreads = 256, kWaves = kThreads / hk::kWaveSize;
 
-/// Stationary rows of a wave.
+/// Stationary rows of a wave. Same values as in src/backward/mod.rs.
+template <class T, int kDqk, int kDv, bool kDq>
+inline constexpr int kDimOf = hk::kRowsPerLane == 1 && (kDqk + kDv) * sizeof(T) <= (kDq && sizeof(T) == 2 ? 512 : 1024) &&
+                                      kDv * sizeof(T) < 512
+                                  ? 32
+                                  : 16;
+/// Moving rows of a tile. Same values as in src/backward/mod.rs.
 template <class T, int kDqk, int kDv>
-inline constexpr int kDimOf =
-    hk::kRowsPerLane == 1 && (kDqk + kDv) * sizeof(T) <= 1024 && kDv * sizeof(T) < 512 ? 32 : 16;
-/// Moving rows of a tile.
-template <class T, int kDqk, int kDv>
-inline constexpr int kTileOf = (kDqk + kDv) * sizeof(T) <= 640    ? 64
-                               : (kDqk + kDv) * sizeof(T) <= 1024 ? 32
-                                                                  : 16;
+inline constexpr int kTileOf = sizeof(T) == 2 && kDqk + kDv <= 320 ? 64 : (kDqk + kDv) * sizeof(T) <= 1024 ? 32 : 16;
 
 /// What scores of a query need to become gradients.
 struct Query {
@@ -68,32 +78,65 @@ template <int kTile>
 struct QueryTable {
     u32 index[kTile], head[kTile];
     i32 first[kTile], last[kTile];
-    float lse[kTile], delta[kTile], slope[kTile];
+    float lse[kTile], slope[kTile];
+    // -lse / scale in the units of the products and -delta: accumulators begin with them.
+    alignas(16) float from_lse[kTile], from_delta[kTile];
 
-    HK_FN void put(u32 i, const Query &q) {
+    HK_FN void put_place(u32 i, const Query &q) {
         index[i] = q.index, head[i] = q.head, first[i] = q.first, last[i] = q.last;
-        lse[i] = q.lse, delta[i] = q.delta, slope[i] = q.slope;
     }
-    HK_FN Query get(u32 i) const { return {index[i], head[i], first[i], last[i], lse[i], delta[i], slope[i]}; }
+    HK_FN void put_numbers(u32 i, const Query &q, float inverse) {
+        lse[i] = q.lse, slope[i] = q.slope;
+        from_lse[i] = -q.lse * inverse, from_delta[i] = -q.delta;
+    }
+    HK_FN Query get(u32 i) const {
+        return {index[i], head[i], first[i], last[i], lse[i], -from_delta[i], slope[i]};
+    }
 };
 
-template <class T, int kDqk, int kDv>
-struct Lds {
+/// ds of a tile, [key][row of the tile].
+template <int kKeys, bool kDq>
+struct DsTile {};
+template <int kKeys>
+struct DsTile<kKeys, true> {
+    hk::SharedTile<kKeys, 128> ds;
+    u32 ticket;
+};
+
+template <class T, int kDqk, int kDv, bool kDq>
+struct Lds : DsTile<kWaves * kDimOf<T, kDqk, kDv, kDq>, kDq> {
     static constexpr int kTile = kTileOf<T, kDqk, kDv>;
     using Part = hk::SharedTile<kTile, 128>;
 
     Part first[kDqk * int(sizeof(T)) / 128], second[kDv * int(sizeof(T)) / 128];
     u64 rows[2][2][kTile];  // addresses of the two operands' rows; 0: no such row
     QueryTable<kTile> queries[2];
+    alignas(16) float zeros[kTile];
 };
 
-/// Gradients of a block's keys, or of its queries.
-template <class T, int kDqk, int kDv, bool kOfKeys, bool kHstu>
+/// The first of the tiles in dq_sums of the work's sequence and key head.
+template <int kTile>
+HK_FN u64 first_dq_tile(const Params &p, const Work &work) {
+    const u64 first = p.all.sequences.q_starts ? work.q_start : u64(work.sequence) * p.all.sequences.sq;
+    return u64(work.kv_head) * p.dq_tiles + first * p.all.group / kTile + work.sequence;
+}
+HK_FN u32 dq_row_floats(const Params &p) { return (p.all.dqk + 3) / 4 * 4; }
+
+/// This wave's atomics are performed. No fence where a wait does: that would write the caches back in each tile.
+HK_FN void atomics_performed() {
+    if constexpr (hk::kWaveSize == 64)
+        hk::drain_register_loads();
+    else
+        __scoped_atomic_thread_fence(__ATOMIC_ACQ_REL, __MEMORY_SCOPE_DEVICE);
+}
+
+/// Gradients of a block's keys, of its queries, or of its keys and, with kDq, the share of its keys in those of queries.
+template <class T, int kDqk, int kDv, bool kOfKeys, bool kHstu, bool kDq = false>
 class Pass {
-    static constexpr int kDim = kDimOf<T, kDqk, kDv>;
+    static constexpr int kDim = kDimOf<T, kDqk, kDv, kDq>;
     using Places = hk::AccLayout<kDim>;
     using Mma = hk::FragMma<T, T, kDim>;
-    using L = Lds<T, kDqk, kDv>;
+    using L = Lds<T, kDqk, kDv, kDq>;
     static constexpr int kTile = L::kTile, kStep = kTile < 32 ? kTile : 32;  // moving rows of a step
     static constexpr int kVec = 16 / int(sizeof(T)), kPartCols = 128 / int(sizeof(T));
     static constexpr int kFragBytes = hk::kFragBytesOf<kDim>;
@@ -103,6 +146,10 @@ class Pass {
     using Scores = hk::WaveTile<Mma, kStep, kDim>;
     using Operand = typename Scores::template AsOperand<T>;
     static constexpr int kFragRows = kVec * hk::kLaneGroups<kDim>;  // moving rows of a fragment
+    // Of dq: tiles of kDim rows and of kDim columns. Waves have a share of the columns, and of the rows where columns are few.
+    static constexpr int kDqRows = kTile / kDim, kDqCols = kDqk / kDim;
+    static constexpr int kRowShares = kDqCols < kWaves && kDqRows > 1 ? 2 : 1, kColShares = kWaves / kRowShares;
+    static constexpr int kOwnRows = kDqRows / kRowShares, kOwnCols = (kDqCols + kColShares - 1) / kColShares;
 
     /// The lane's fragments of kD columns.
     template <int kD>
@@ -130,6 +177,11 @@ class Pass {
   public:
     static constexpr int kRows = kWaves * kDim;
 
+  private:
+    hk::Frag k_columns_[kDq ? kOwnCols : 1][kDq ? kRows / kFragRows : 1];  // of the wave's columns, over the block's keys
+
+  public:
+
     HK_FN Pass(const Params &p, const Work &work, L &lds)
         : p_(p), work_(work), lds_(lds), packed_(p.all.sequences.q_starts != 0), mask_(p.all.hstu, work) {}
 
@@ -145,7 +197,8 @@ class Pass {
                 if (row < work_.fresh) key_rows(row, rows[r]);
             } else {
                 const bool there = row < work_.q_len * p.group;
-                query_[r] = find_query(there ? row : 0);
+                query_[r] = find_place(there ? row : 0);
+                load_numbers(query_[r]);
                 if (there) query_rows(query_[r], rows[r]);
                 if (!there) query_[r].last = -1, query_[r].first = 0;
             }
@@ -154,6 +207,7 @@ class Pass {
         b_ = stationary<kDv>(rows, 1);
         u32 from, to;
         find_moving(from, to);
+        if constexpr (kDq) load_columns();
         if (!work_.poison) walk(from, to);
         store();
     }
@@ -174,19 +228,24 @@ class Pass {
         rows[0] = row_address(p.all.q, work_, packed_, query.index, query.head);
         rows[1] = row_address(p.dout, work_, packed_, query.index, query.head);
     }
-    HK_FN Query find_query(u32 row) const {
+    HK_FN Query find_place(u32 row) const {
         const Params &p = params();
         const hk::DivMod at(row, p.all.group, p.all.group_inverse);
         const u32 index = at.quotient, head = work_.kv_head * p.all.group + at.remainder;
         if (kHstu) return {index, head, 0, i32(work_.keys()) - 1, 0.0f, 0.0f, 0.0f};
         const KeyRange keys = key_range(p.all, work_, index);
+        return {index, head, keys.first, keys.last, 0.0f, 0.0f, 0.0f};
+    }
+    HK_FN void load_numbers(Query &query) const {
+        if (kHstu) return;
+        const Params &p = params();
         const auto f32_at = [](u64 at) { return *reinterpret_cast<GlobalPtr<const float>>(at); };
-        const float lse = f32_at(row_address(p.all.lse, work_, packed_, index, head)) * kLog2E;
+        const float lse = f32_at(row_address(p.all.lse, work_, packed_, query.index, query.head)) * kLog2E;
         const u64 first = packed_ ? work_.q_start : u64(work_.sequence) * p.all.sequences.sq;
-        const float delta = f32_at(p.delta + ((first + index) * p.all.heads + head) * 4);
+        query.delta = f32_at(p.delta + ((first + query.index) * p.all.heads + query.head) * 4);
         const auto &of = p.all.scores;
-        const float slope = of.alibi ? f32_at(of.alibi + u64(i64(work_.sequence) * of.alibi_batch + head) * 4) : 0.0f;
-        return {index, head, keys.first, keys.last, lse == kMinusInf ? -kMinusInf : lse, delta, slope};
+        if (of.alibi) query.slope = f32_at(of.alibi + u64(i64(work_.sequence) * of.alibi_batch + query.head) * 4);
+        query.lse = lse == kMinusInf ? -kMinusInf : lse;
     }
 
     /// Chunk `col`, in elements, of a row of the first (0) or the second operand.
@@ -215,24 +274,31 @@ class Pass {
         return columns;
     }
 
+    /// Queries [begin, end) that see keys of a block.
+    HK_FN void find_queries(u32 first, i32 &begin, i32 &end) const {
+        const attention::Params &p = params().all;
+        constexpr i32 kUnbounded = 1 << 29;
+        const u32 last = first + kRows < work_.fresh ? first + kRows - 1 : work_.fresh - 1;
+        const i32 off = behind();
+        begin = p.scores.right >= kUnbounded ? 0 : i32(first) - p.scores.right - off;
+        end = p.scores.left >= kUnbounded ? i32(work_.q_len) : i32(last) + p.scores.left - off + 1;
+        begin = begin < 0 ? 0 : begin;
+        end = end < i32(work_.q_len) ? end : i32(work_.q_len);
+        if constexpr (kHstu)
+            begin = p.hstu.causal && !p.hstu.contextual ? i32(first) : 0, end = i32(work_.q_len);
+        if (end < begin) end = begin;
+    }
     /// Moving rows [from, to): keys that the block's queries see, or rows of queries that see its keys.
     HK_FN void find_moving(u32 &from, u32 &to) const {
         const attention::Params &p = params().all;
-        const u32 rows = kOfKeys ? work_.fresh : work_.q_len * p.group;
-        const u32 last = work_.first + kRows < rows ? work_.first + kRows - 1 : rows - 1;
         i32 begin, end;
         if constexpr (kOfKeys) {
-            constexpr i32 kUnbounded = 1 << 29;
-            const i32 off = behind();
-            begin = p.scores.right >= kUnbounded ? 0 : i32(work_.first) - p.scores.right - off;
-            end = p.scores.left >= kUnbounded ? i32(work_.q_len) : i32(last) + p.scores.left - off + 1;
-            begin = begin < 0 ? 0 : begin;
-            end = end < i32(work_.q_len) ? end : i32(work_.q_len);
-            if constexpr (kHstu)
-                begin = p.hstu.causal && !p.hstu.contextual ? i32(work_.first) : 0, end = i32(work_.q_len);
-            if (end < begin) end = begin;
+            find_queries(work_.first, begin, end);
             begin *= i32(p.group), end *= i32(p.group);
+            if (kDq) begin = begin / kTile * kTile;
         } else {
+            const u32 rows = work_.q_len * p.group;
+            const u32 last = work_.first + kRows < rows ? work_.first + kRows - 1 : rows - 1;
             const auto query = [&](u32 row) { return hk::DivMod(row, p.group, p.group_inverse).quotient; };
             begin = key_range(p, work_, query(work_.first)).first & ~3;  // a counter of dropout is for four keys
             end = key_range(p, work_, query(last)).last + 1;
@@ -251,69 +317,308 @@ class Pass {
         if (i >= kTile) return;
         u64 rows[2] = {0, 0};
         if constexpr (kOfKeys) {
-            Query query = find_query(row < to ? row : to - 1);
+            Query query = find_place(row < to ? row : to - 1);
             if (row < to)
                 query_rows(query, rows);
             else
                 query.first = 0, query.last = -1;
-            lds_.queries[at].put(i, query);
+            lds_.queries[at].put_place(i, query);
         } else if (row < to) {
             key_rows(row, rows);
         }
         lds_.rows[at][0][i] = rows[0], lds_.rows[at][1][i] = rows[1];
     }
+    /// What threads bring of a tile.
+    struct Prefetched {
+        Chunks<kDqk> a;
+        Chunks<kDv> b;
+        Query query;
+    };
+    HK_FN Prefetched load_tile(u32 from, u32 to, u32 at) const {
+        Prefetched tile;
+        tile.a = load_rows<kDqk>(at, 0);
+        tile.b = load_rows<kDv>(at, 1);
+        if constexpr (kOfKeys && !kHstu) {
+            const u32 row = from + hk::thread_x();
+            tile.query = find_place(row < to ? row : to - 1);
+            if (hk::thread_x() < kTile) load_numbers(tile.query);
+        }
+        return tile;
+    }
+    HK_FN void store_tile(const Prefetched &tile, u32 at) {
+        store_rows<kDqk>(lds_.first, tile.a, at, 0);
+        store_rows<kDv>(lds_.second, tile.b, at, 1);
+        if (kOfKeys && !kHstu && hk::thread_x() < kTile)
+            lds_.queries[at].put_numbers(hk::thread_x(), tile.query, 1.0f / (params().all.scores.scale * kLog2E));
+    }
+    /// Whole rows of an operand have aligned chunks: they are prefetched.
     template <int kD>
-    HK_FN Chunks<kD> load_tile(u32 at, int operand) const {
+    HK_FN bool is_prefetched(int operand) const {
+        const Params &p = params();
+        const u32 of_queries = operand ? p.dout_vectorized : p.all.q_vectorized;
+        return (kOfKeys ? of_queries : p.all.fresh.vectorized) && (operand ? p.all.dv : p.all.dqk) == kD;
+    }
+    template <int kD>
+    HK_FN Chunks<kD> load_rows(u32 at, int operand) const {
         Chunks<kD> chunks;
+        if (!is_prefetched<kD>(operand)) return chunks;
 #pragma unroll
         for (int i = 0; i < kLoads; ++i) {
             const u32 row = i * kRowsOfPass + hk::thread_x() / 8;
             const u64 address = row < kTile ? lds_.rows[at][operand][row] : 0;
+            const auto from = reinterpret_cast<GlobalPtr<const u8>>(address + hk::thread_x() % 8 * 16);
 #pragma unroll
-            for (int part = 0; part < Columns<kD>::kParts; ++part)
-                chunks.part[i][part] = load(address, !kOfKeys, operand, (part * 8 + hk::thread_x() % 8) * kVec);
+            for (int part = 0; part < Columns<kD>::kParts; ++part) {
+                chunks.part[i][part] = T(0);
+                if (address != 0)
+                    chunks.part[i][part] = *reinterpret_cast<GlobalPtr<const Vec<T, kVec>>>(from + part * 128);
+            }
         }
         return chunks;
     }
     template <int kD>
-    HK_FN static void store_tile(typename L::Part *tile, const Chunks<kD> &chunks) {
+    HK_FN void store_rows(typename L::Part *tile, const Chunks<kD> &chunks, u32 at, int operand) {
+        const u32 chunk = hk::thread_x() % 8;
+        if (is_prefetched<kD>(operand)) {
 #pragma unroll
-        for (int i = 0; i < kLoads; ++i) {
-            const u32 row = i * kRowsOfPass + hk::thread_x() / 8;
-            if (kTile % kRowsOfPass != 0 && row >= kTile) continue;
+            for (int i = 0; i < kLoads; ++i) {
+                const u32 row = i * kRowsOfPass + hk::thread_x() / 8;
+                if (kTile % kRowsOfPass != 0 && row >= kTile) continue;
 #pragma unroll
-            for (int part = 0; part < Columns<kD>::kParts; ++part)
-                tile[part].chunk[tile[part].place(row, hk::thread_x() % 8)] =
-                    __builtin_bit_cast(Vec<u32, 4>, chunks.part[i][part]);
+                for (int part = 0; part < Columns<kD>::kParts; ++part)
+                    tile[part].chunk[tile[part].place(row, chunk)] =
+                        __builtin_bit_cast(Vec<u32, 4>, chunks.part[i][part]);
+            }
+        } else {
+#pragma unroll 1
+            for (u32 row = hk::thread_x() / 8; row < kTile; row += kRowsOfPass) {
+#pragma unroll 1
+                for (u32 part = 0; part < Columns<kD>::kParts; ++part)
+                    tile[part].chunk[tile[part].place(row, chunk)] = __builtin_bit_cast(
+                        Vec<u32, 4>,
+                        load(lds_.rows[at][operand][row], !kOfKeys, operand, (part * 8 + chunk) * kVec));
+            }
         }
     }
 
     HK_FN void walk(u32 from, u32 to) {
         if (from >= to) return;
         const u32 tiles = (to - from + kTile - 1) / kTile;
+        if (hk::thread_x() < kTile) lds_.zeros[hk::thread_x()] = 0.0f;
         fill(from, to, 0);
         hk::block_barrier();
-        Chunks<kDqk> a = load_tile<kDqk>(0, 0);
-        Chunks<kDv> b = load_tile<kDv>(0, 1);
+        Prefetched next = load_tile(from, to, 0);
+        Turns turns(*this);
 #pragma unroll 1
         for (u32 t = 0; t < tiles; ++t) {
             const bool more = t + 1 < tiles;
             // All waves have left the tile before the last one, and its table.
             if (more) fill(from + (t + 1) * kTile, to, (t + 1) % 2);
-            store_tile<kDqk>(lds_.first, a);
-            store_tile<kDv>(lds_.second, b);
+            store_tile(next, t % 2);
             hk::block_barrier();
-            if (more) a = load_tile<kDqk>((t + 1) % 2, 0), b = load_tile<kDv>((t + 1) % 2, 1);
+            if (more) next = load_tile(from + (t + 1) * kTile, to, (t + 1) % 2);
+            const bool plain = is_plain(from + t * kTile, to);
 #pragma unroll 1
-            for (u32 i = 0; i < kTile; i += kStep) step(from + t * kTile, i, t % 2);
+            for (u32 i = 0; i < kTile; i += kStep) step(plain, from + t * kTile, i, t % 2);
+            if (kDq && t > 0) turns.performed();
             hk::block_barrier();
+            if constexpr (kDq) {
+                if (t > 0) turns.pass(from / kTile + t - 1);
+                add_queries(from / kTile + t, turns);
+            }
+        }
+        if constexpr (kDq) {
+            turns.performed();
+            hk::block_barrier();
+            turns.pass(from / kTile + tiles - 1);
         }
     }
 
-    /// Products of `kStep` moving rows and the wave's own, over columns.
+    /// The turns of blocks of keys at the tiles of dq_sums.
+    class Turns {
+        const Pass &of_;
+        u64 first_;  // tile of the sequence and key head
+        u32 block_;
+        u32 shared_;  // tiles to which the block before adds, too
+
+        HK_FN GlobalPtr<u32> turn(u32 tile) const {
+            return reinterpret_cast<GlobalPtr<u32>>(of_.params().turns) + 1 + first_ + tile;
+        }
+
+      public:
+        HK_FN Turns(const Pass &of) : of_(of), first_(0), block_(0), shared_(0) {
+            if constexpr (kDq) {
+                first_ = first_dq_tile<kTile>(of.params(), of.work_);
+                block_ = of.work_.first / kRows;
+                i32 begin, end;
+                if (block_ > 0) {
+                    of.find_queries(of.work_.first - kRows, begin, end);
+                    shared_ = (u32(end) * of.params().all.group + kTile - 1) / kTile;
+                }
+            }
+        }
+        HK_FN GlobalPtr<float> sums(u32 tile) const {
+            const Params &p = of_.params();
+            return reinterpret_cast<GlobalPtr<float>>(p.dq_sums) + (first_ + tile) * kTile * dq_row_floats(p);
+        }
+        /// Waits for the block before. Atomics are performed in the order in which they are issued to a tile: no fence.
+        HK_FN void wait(u32 tile) const {
+            if (!of_.params().ordered || tile >= shared_) return;
+            while (hk::uniform(hk::atomic_load(turn(tile))) != block_) {}
+        }
+        HK_FN void performed() const {
+            if (of_.params().ordered) atomics_performed();
+        }
+        /// After a barrier at which all waves have performed theirs.
+        HK_FN void pass(u32 tile) const {
+            if (!of_.params().ordered || hk::thread_x() != 0) return;
+            __scoped_atomic_store_n(turn(tile), block_ + 1, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
+        }
+    };
+
+    HK_FN static u32 row_share() { return hk::wave_id() % kRowShares; }
+    HK_FN static u32 first_col() { return hk::wave_id() / kRowShares * kOwnCols * kDim; }
+
+    /// Columns of the block's keys, in the order of ds_frags. Those of keys that are not there meet ds of 0, of columns that are not, lanes
+    /// that store nothing.
+    HK_FN void load_columns() {
+        const u32 lane = hk::lane_id(), last = work_.fresh - 1, width = params().all.dqk;
+        const i64 stride = params().all.fresh.k.token;
+        u64 rows[2];
+        key_rows(0, rows);
+#pragma unroll
+        for (int c = 0; c < kOwnCols; ++c) {
+#pragma unroll
+            for (int f = 0; f < kRows / kFragRows; ++f) {
+                hk::sched_barrier();
+                k_columns_[c][f] = hk::joined(hk::per_row([&](u32 r) {
+                    const u32 col = first_col() + c * kDim + hk::row_of_lane<kDim>(lane, r);
+                    const u64 first = rows[0] + (col < width ? col : 0) * sizeof(T);
+                    Vec<T, kVec> v;
+#pragma unroll
+                    for (u32 i = 0; i < kVec; ++i) {
+                        const u32 key = work_.first + f * kFragRows + Places::n(lane, i / 4 * 4 * kLaneRows + i % 4);
+                        v[i] = *reinterpret_cast<GlobalPtr<const T>>(first + u64((key < last ? key : last) * stride));
+                    }
+                    return __builtin_bit_cast(Vec<u32, 4>, v);
+                }));
+            }
+        }
+    }
+    // Of AMD targets, 16 bits: a wave's writes of 8 bytes have no bank conflicts if the halves of a chunk change places in every other group
+    // of rows: 8 of them on 32 banks, 16 on 64. Reads have one group of rows at a time, or whole rows.
+    static constexpr bool kSwapped = sizeof(T) == 2 && !hk::kHasLdmatrix;
+    HK_FN static u32 swapped(u32 key) { return kSwapped ? key / (hk::kHasReadTr ? 16 : 8) % 2 * 8 : 0; }
+
+    static constexpr int kDsOperands = kTile / kDim;
+    /// Fragments of the wave's rows of the tile, over the keys of fragment f.
+    HK_FN void ds_frags(int f, hk::Frag (&frags)[kOwnRows]) const {
+        const u32 lane = hk::lane_id(), first = f * kFragRows, share = row_share() * kOwnRows;
+        if constexpr (!kSwapped) {
+            hk::Frag all[kPartCols / kDim];
+            if constexpr (sizeof(T) == 4)
+                element_frags(lds_.ds, first, all);
+            else
+                lds_.ds.template column_frags<kDim, true>(first, all);
+#pragma unroll
+            for (int i = 0; i < kOwnRows; ++i) {
+                frags[i] = all[i];
+                if (kRowShares == 2 && share != 0) frags[i] = all[i + kOwnRows];
+            }
+        } else if constexpr (hk::kHasReadTr) {
+            using Four = Vec<short, 4>;
+#pragma unroll
+            for (u32 half = 0; half < 2; ++half) {
+                const u32 key = first + Places::n(lane, 4 * half) + lane % 16 / 4;
+#pragma unroll
+                for (u32 i = 0; i < kOwnRows; ++i) {
+                    const u32 col = (share + i) * kDim + lane % kDim / 16 * 16 + lane % 4 * 4;
+                    const auto *chunk = reinterpret_cast<const u8 *>(lds_.ds.chunk + lds_.ds.place(key, col / 8));
+                    const auto *at = reinterpret_cast<const Four *>(chunk + (col / 4 % 2 * 8 ^ swapped(key)));
+                    const auto four = __builtin_bit_cast(Vec<u32, 2>, hk::detail::read_transposed(at));
+                    frags[i][2 * half] = four[0], frags[i][2 * half + 1] = four[1];
+                }
+            }
+        } else {
+            // A lane has consecutive columns, one of each operand.
+            static_assert(kRowShares == 1 || kDsOperands == 2, "a share's columns are in one dword");
+            using Columns = Vec<u32, kDsOperands / 2>;
+            Columns of_key[8];
+#pragma unroll
+            for (u32 i = 0; i < 8; ++i) {
+                const u32 key = first + Places::n(lane, i);
+                of_key[i] = lds_.ds.template get<Columns>(key, lane % kDim * sizeof(Columns) ^ swapped(key));
+            }
+#pragma unroll
+            for (u32 j = 0; j < kOwnRows; ++j) {
+                const hk::detail::SelectHalf half((share + j) % 2 != 0);
+#pragma unroll
+                for (u32 i = 0; i < 4; ++i) frags[j][i] = half(of_key[2 * i][j / 2], of_key[2 * i + 1][j / 2]);
+            }
+        }
+    }
+    /// The row of the tile that row n of the fragments is.
+    HK_FN static u32 dq_row(u32 n) {
+        if constexpr (sizeof(T) == 4) return n;
+        if constexpr (kSwapped && !hk::kHasReadTr) return n % kDim * kDsOperands + n / kDim;
+        return L::Part::template column<kDim>(n);
+    }
+    /// Adds the share of the block's keys to the gradients of a tile of queries.
+    HK_FN void add_queries(u32 tile, const Turns &turns) const {
+        typename Mma::Acc sums[kOwnCols][kOwnRows] = {};
+#pragma unroll
+        for (int f = 0; f < kRows / kFragRows; f += Mma::kFrags) {
+            hk::Frag ds[kOwnRows][Mma::kFrags];
+#pragma unroll
+            for (int e = 0; e < Mma::kFrags; ++e) {
+                hk::Frag of_step[kOwnRows];
+                ds_frags(f + e, of_step);
+#pragma unroll
+                for (int i = 0; i < kOwnRows; ++i) ds[i][e] = of_step[i];
+            }
+#pragma unroll
+            for (int c = 0; c < kOwnCols; ++c) {
+#pragma unroll
+                for (int i = 0; i < kOwnRows; ++i) sums[c][i] = Mma::mma(ds[i], &k_columns_[c][f], sums[c][i]);
+            }
+        }
+        turns.wait(tile);
+        const auto to = turns.sums(tile);
+        const u32 stride = dq_row_floats(params()), dqk = params().all.dqk;
+#pragma unroll
+        for (int c = 0; c < kOwnCols; ++c) {
+#pragma unroll
+            for (int r = 0; r < kLaneRows; ++r) {
+                const u32 col = first_col() + c * kDim + hk::row_of_lane<kDim>(hk::lane_id(), r);
+                if (col >= dqk) continue;
+#pragma unroll
+                for (int e = 0; e < kOwnRows * Places::kElements; ++e) {
+                    if (e / hk::kMmaRows % kLaneRows != r) continue;
+                    const u32 n = row_share() * (kOwnRows * kDim) + e / Places::kElements * kDim +
+                                  Places::n(hk::lane_id(), e % Places::kElements);
+                    hk::atomic_add(to + dq_row(n) * stride + col, sums[c][e / Places::kElements][e % Places::kElements]);
+                }
+            }
+        }
+    }
+
+    /// All keys see all queries of the tile, and scores are products.
+    HK_FN bool is_plain(u32 first, u32 to) const {
+        const attention::Params &p = params().all;
+        const auto &of = p.scores;
+        if (kHstu || of.softcap != 0.0f || of.alibi || of.dropout || !(of.scale > 0.0f)) return false;
+        if (first + kTile > to) return false;
+        const u32 row = kOfKeys ? first : work_.first, rows = kOfKeys ? kTile : kRows;
+        const i32 key = i32(kOfKeys ? work_.first : first), keys = kOfKeys ? kRows : kTile;
+        if (u32(key + keys) > work_.fresh || row + rows > work_.q_len * p.group) return false;
+        const auto query = [&](u32 row) { return hk::DivMod(row, p.group, p.group_inverse).quotient; };
+        return key_range(p, work_, query(row)).last >= key + keys - 1 &&
+               key_range(p, work_, query(row + rows - 1)).first <= key;
+    }
+
+    /// Adds products of `kStep` moving rows and the wave's own, over columns.
     template <int kD>
-    HK_FN Scores multiply(const typename L::Part *tile, const Columns<kD> &own, u32 row) const {
-        Scores scores;
+    HK_FN void multiply(Scores &scores, const typename L::Part *tile, const Columns<kD> &own, u32 row) const {
         struct {
             const typename L::Part *tile;
             const Columns<kD> &own;
@@ -325,7 +630,6 @@ class Pass {
             HK_FN hk::Frag a(int, int step) const { return own.frag[step]; }
         } const from{tile, own, row};
         scores.template multiply_fragments<Columns<kD>::kSteps>(from);
-        return scores;
     }
     /// Adds the moving rows, weighed by their operand, to sums by column.
     template <int kD>
@@ -357,7 +661,7 @@ class Pass {
         }
     }
     /// column_frags of f32: columns are in order.
-    HK_FN static void element_frags(const typename L::Part &tile, u32 row, hk::Frag (&frags)[kPartCols / kDim]) {
+    HK_FN static void element_frags(const auto &tile, u32 row, hk::Frag (&frags)[kPartCols / kDim]) {
         const u32 lane = hk::lane_id();
 #pragma unroll
         for (int j = 0; j < kPartCols / kDim; ++j) {
@@ -381,55 +685,129 @@ class Pass {
             return n / 64 * 64 + L::Part::template column<kDim>(n % 64);
     }
 
-    HK_FN void step(u32 tile_first, u32 i, u32 at) {
-        Scores s = multiply<kDqk>(lds_.first, a_, i), d = multiply<kDv>(lds_.second, b_, i);
-        gradients(s, d, tile_first + i, i, at);
-        add<kDqk>(da_, lds_.first, d.template as_operand<T>(0), i);
+    HK_FN void step(bool plain, u32 tile_first, u32 i, u32 at) {
+        Scores s, d;
+        const u32 kept = !kHstu && params().all.scores.dropout ? kept_scores(tile_first + i, i, at) : ~0u;
+        if constexpr (kOfKeys) {
+            begin(s, plain ? lds_.queries[at].from_lse : lds_.zeros, i);
+            begin(d, plain ? lds_.queries[at].from_delta : lds_.zeros, i);
+        }
+        multiply<kDqk>(s, lds_.first, a_, i);
+        multiply<kDv>(d, lds_.second, b_, i);
+        if (plain)
+            plain_gradients(s, d);
+        else
+            gradients(s, d, kept, tile_first + i, i, at);
+        const Operand ds = d.template as_operand<T>(0);
+        if constexpr (kDq) put_ds(ds, i);
+        add<kDqk>(da_, lds_.first, ds, i);
         if constexpr (kOfKeys) add<kDv>(db_, lds_.second, s.template as_operand<T>(0), i);
     }
+    /// Accumulators that begin with a number for each moving row.
+    HK_FN void begin(Scores &sums, const float *numbers, u32 row) const {
+#pragma unroll
+        for (int e = 0; e < kStep / kDim * Places::kElements; e += hk::kMmaRows) {
+            const u32 n = Places::n(hk::lane_id(), e % Places::kElements) + e / Places::kElements * kDim;
+            const auto four = *reinterpret_cast<const Vec<float, hk::kMmaRows> *>(numbers + row + n);
+#pragma unroll
+            for (int j = 0; j < hk::kMmaRows; ++j)
+                sums.acc[0][e / Places::kElements][e % Places::kElements + j] = four[j];
+        }
+    }
+    /// ds of the wave's keys, for the products of queries.
+    HK_FN void put_ds(const Operand &ds, u32 row) {
+#pragma unroll
+        for (int f = 0; f < Operand::kFrags; ++f) {
+#pragma unroll
+            for (int e = 0; e < kVec; e += hk::kMmaRows) {
+#pragma unroll
+                for (int r = 0; r < kLaneRows; ++r) {
+                    const int at = (f * kVec + e) * kLaneRows + r * hk::kMmaRows;
+                    const u32 n = row + Places::n(hk::lane_id(), at % Places::kElements) + at / Places::kElements * kDim;
+                    const u32 key = hk::wave_id() * kDim + hk::row_of_lane<kDim>(hk::lane_id(), r);
+                    Vec<u32, sizeof(T)> four;
+#pragma unroll
+                    for (u32 w = 0; w < sizeof(T); ++w) four[w] = ds.frag[f][r * 4 + e * sizeof(T) / 4 + w];
+                    lds_.ds.put(key, n * u32(sizeof(T)) ^ swapped(key), four);
+                }
+            }
+        }
+    }
 
+    /// Where nothing is masked and scores are products.
+    HK_FN void plain_gradients(Scores &s, Scores &d) const {
+        const float scale = params().all.scores.scale * kLog2E;
+#pragma unroll
+        for (int e = 0; e < kStep / kDim * Places::kElements; ++e) {
+            float x = s.acc[0][e / Places::kElements][e % Places::kElements] * scale;
+            float ds = d.acc[0][e / Places::kElements][e % Places::kElements];
+            if constexpr (!kOfKeys) {
+                const Query &query = query_[e / hk::kMmaRows % kLaneRows];
+                x -= query.lse, ds -= query.delta;
+            }
+            const float prob = hk::exp2_fast(x);
+            s.acc[0][e / Places::kElements][e % Places::kElements] = prob;
+            d.acc[0][e / Places::kElements][e % Places::kElements] = prob * ds;
+        }
+    }
+    static constexpr int kScores = kStep / kDim * Places::kElements;  // of a lane
+
+    /// Which of the lane's scores dropout keeps: bit e. `first` is the moving row of the step's first, `i` its place in the tile.
+    HK_FN u32 kept_scores(u32 first, u32 i, u32 at) const {
+        const attention::Params &p = params().all;
+        const auto &of = p.scores;
+        const u64 of_row = (of.longest_k + 3) / 4;
+        u32 bits = 0;
+#pragma unroll 1
+        for (u32 e = 0; e < kScores; e += kOfKeys ? 1 : hk::kMmaRows) {
+            const u32 n = Places::n(hk::lane_id(), e % Places::kElements) + e / Places::kElements * kDim;
+            u32 index, head, key;
+            if constexpr (kOfKeys) {
+                index = lds_.queries[at].index[i + n], head = lds_.queries[at].head[i + n];
+                key = kLaneRows == 2 && e / hk::kMmaRows % 2 ? key_[kLaneRows - 1] : key_[0];
+            } else {
+                const Query &query = kLaneRows == 2 && e / hk::kMmaRows % 2 ? query_[kLaneRows - 1] : query_[0];
+                index = query.index, head = query.head, key = first + n;
+            }
+            const u64 row = (u64(work_.sequence) * p.heads + head) * of.longest_q + index;
+            const u64 counter = of.offset + row * of_row + key / 4;
+            const auto words = hk::philox({u32(counter), u32(counter >> 32), 0, 0}, of.seed);
+            if constexpr (kOfKeys) {
+                bits |= u32(word_of(words, key) >> 8 >= of.dropout) << e;
+            } else {
+#pragma unroll
+                for (u32 j = 0; j < hk::kMmaRows; ++j) bits |= u32(words[j] >> 8 >= of.dropout) << (e + j);
+            }
+        }
+        return bits;
+    }
     /// `s` to keep p, `d` to ds; `first` is the moving row of the step's first, `i` its place in the tile.
-    HK_FN void gradients(Scores &s, Scores &d, u32 first, u32 i, u32 at) const {
+    HK_FN void gradients(Scores &s, Scores &d, u32 kept_bits, u32 first, u32 i, u32 at) const {
         const attention::Params &p = params().all;
         if constexpr (kHstu) return activations(s, d, first, i, at);
         const auto &of = p.scores;
         const float softcap = of.softcap, inverse = softcap != 0.0f ? 1.0f / softcap : 0.0f;
+        const float of_kept = of.dropout ? of.kept : 1.0f;
         const i32 off = behind();
-        const u64 of_row = (of.longest_k + 3) / 4;
-        const auto words = [&](const Query &query, u32 key) {
-            const u64 row = (u64(work_.sequence) * p.heads + query.head) * of.longest_q + query.index;
-            const u64 counter = of.offset + row * of_row + key / 4;
-            return hk::philox({u32(counter), u32(counter >> 32), 0, 0}, of.seed);
-        };
-        constexpr int kAll = kStep / kDim * Places::kElements;
 #pragma unroll
-        for (int e = 0; e < kAll; e += hk::kMmaRows) {
+        for (int e = 0; e < kScores; ++e) {
             const int r = e / hk::kMmaRows % kLaneRows;
             const u32 n = Places::n(hk::lane_id(), e % Places::kElements) + e / Places::kElements * kDim;
-            decltype(words(query_[0], 0u)) four;
-            if (!kOfKeys && of.dropout) four = words(query_[r], first + n);
-#pragma unroll
-            for (int j = 0; j < hk::kMmaRows; ++j) {
-                const Query query = kOfKeys ? lds_.queries[at].get(i + n + j) : query_[r];
-                const u32 key = kOfKeys ? key_[r] : first + n + j;
-                auto &s_acc = s.acc[0][(e + j) / Places::kElements], &d_acc = d.acc[0][(e + j) / Places::kElements];
-                float x = s_acc[(e + j) % Places::kElements] * of.scale, slope = 1.0f;
-                if (softcap != 0.0f) {
-                    const float t = hk::tanh(x * inverse);
-                    x = softcap * t, slope = 1.0f - t * t;
-                }
-                if (of.alibi) x -= query.slope * __builtin_fabsf(float(i32(query.index) + off - i32(key)));
-                const bool visible = i32(key) >= query.first && i32(key) <= query.last;
-                const float prob = hk::exp2_fast(__builtin_fmaf(x, kLog2E, -query.lse));
-                float kept = 1.0f;
-                if (of.dropout) {
-                    const u32 word = kOfKeys ? word_of(words(query, key), key) : four[j];
-                    kept = word >> 8 >= of.dropout ? of.kept : 0.0f;
-                }
-                const float ds = prob * (d_acc[(e + j) % Places::kElements] * kept - query.delta) * slope;
-                s_acc[(e + j) % Places::kElements] = visible ? prob * kept : 0.0f;
-                d_acc[(e + j) % Places::kElements] = visible ? ds : 0.0f;
+            const Query query = kOfKeys ? lds_.queries[at].get(i + n) : query_[r];
+            const u32 key = kOfKeys ? key_[r] : first + n;
+            float x = s.acc[0][e / Places::kElements][e % Places::kElements] * of.scale, slope = 1.0f;
+            const float d_acc = d.acc[0][e / Places::kElements][e % Places::kElements];
+            if (softcap != 0.0f) {
+                const float t = hk::tanh(x * inverse);
+                x = softcap * t, slope = 1.0f - t * t;
             }
+            if (of.alibi) x -= query.slope * __builtin_fabsf(float(i32(query.index) + off - i32(key)));
+            const bool visible = i32(key) >= query.first && i32(key) <= query.last;
+            const float prob = hk::exp2_fast(__builtin_fmaf(x, kLog2E, -query.lse));
+            const float kept = kept_bits >> e & 1 ? of_kept : 0.0f;
+            const float ds = prob * (d_acc * kept - query.delta) * slope;
+            s.acc[0][e / Places::kElements][e % Places::kElements] = visible ? prob * kept : 0.0f;
+            d.acc[0][e / Places::kElements][e % Places::kElements] = visible ? ds : 0.0f;
         }
     }
     HK_FN void activations(Scores &s, Scores &d, u32 first, u32 i, u32 at) const {
@@ -520,7 +898,7 @@ HK_FN bool find_key_work(const Params &p, u32 task, Work &work) {
 
 template <class T, int kDqk, int kDv, bool kHstu = false>
 HK_FN void backward(const Params &p) {
-    auto &lds = hk::block_lds<Lds<T, kDqk, kDv>>();
+    auto &lds = hk::block_lds<Lds<T, kDqk, kDv, false>>();
     Work work;
     if (hk::block_x() < p.key_blocks) {
         using Keys = Pass<T, kDqk, kDv, true, kHstu>;
@@ -535,6 +913,56 @@ HK_FN void backward(const Params &p) {
         find_keys(p.all, work);
         if (kHstu) work.poison |= !targets_fit(p.all.hstu, work);
         Queries(p, work, lds).run();
+    }
+}
+
+/// Blocks of keys; those of a sequence and key head in ascending order of their tickets.
+template <class T, int kDqk, int kDv>
+HK_FN void backward_fused(const Params &p) {
+    auto &lds = hk::block_lds<Lds<T, kDqk, kDv, true>>();
+    using Keys = Pass<T, kDqk, kDv, true, false, true>;
+    u32 ticket = hk::block_x();
+    if (p.ordered) {
+        if (hk::thread_x() == 0)
+            lds.ticket = __scoped_atomic_fetch_add(reinterpret_cast<GlobalPtr<u32>>(p.turns), 1u, __ATOMIC_RELAXED,
+                                                   __MEMORY_SCOPE_DEVICE);
+        hk::block_barrier();
+        ticket = hk::uniform(lds.ticket);
+    }
+    Work work;
+    const u32 task = ticket % p.all.kv_heads * p.by_keys.tiles + ticket / p.all.kv_heads;
+    if (!find_key_work<Keys::kRows>(p, task, work)) return;
+    Keys(p, work, lds).run();
+}
+
+/// Rounds the sums of a tile of queries.
+template <class T, int kTile>
+HK_FN void round_queries(const Params &p) {
+    Work work;
+    if (!find_work<kTile>(p.all, hk::block_x(), work)) return;
+    find_keys(p.all, work);
+    const u32 shift = p.all.dqk <= 64 ? 4 : p.all.dqk <= 128 ? 5 : 6;  // threads of a row, four columns each
+    const u32 floats = dq_row_floats(p), rows = work.q_len * p.all.group;
+    const auto sums = reinterpret_cast<GlobalPtr<const float>>(p.dq_sums) +
+                      (first_dq_tile<kTile>(p, work) + work.first / kTile) * kTile * floats;
+    const bool packed = p.all.sequences.q_starts != 0;
+    for (u32 i = hk::thread_x(); i < u32(kTile) << shift; i += kThreads) {
+        const u32 row = i >> shift, col = (i & ((1u << shift) - 1)) * 4;
+        if (work.first + row >= rows || col >= p.all.dqk) continue;
+        const hk::DivMod at(work.first + row, p.all.group, p.all.group_inverse);
+        const u32 head = work.kv_head * p.all.group + at.remainder;
+        const auto to = reinterpret_cast<GlobalPtr<T>>(row_address(p.dq, work, packed, at.quotient, head)) + col;
+        Vec<float, 4> y = *reinterpret_cast<GlobalPtr<const Vec<float, 4>>>(sums + row * floats + col);
+        y = work.poison ? __builtin_nanf("") : y * p.all.scores.scale;
+        const auto rounded = hk::narrow<T, 4>(y);
+        if (p.dq_vectorized) {
+            *reinterpret_cast<GlobalPtr<Vec<T, 4>>>(to) = rounded;
+        } else {
+#pragma unroll
+            for (u32 j = 0; j < 4; ++j) {
+                if (col + j < p.all.dqk) to[j] = rounded[j];
+            }
+        }
     }
 }
 

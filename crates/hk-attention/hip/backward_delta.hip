@@ -23,7 +23,8 @@ struct Params {
     u32 rows, of_sequence, of_sequence_inverse;  // rows of all sequences, of one
     u32 heads, heads_inverse;
     u32 dv, vectorized;
-    u32 pad;
+    u32 zeros_count;
+    u64 zeros;  // 16 bytes each, that begin as zero: sums and turns of backward.h
 };
 }  // namespace delta
 
@@ -66,8 +67,15 @@ HK_FN void rows_of_lanes(const Params &p) {
     if (row < p.rows && hk::thread_x() % kLanes == 0) reinterpret_cast<GlobalPtr<float>>(p.delta)[at] = sum;
 }
 
+HK_FN void clear(const Params &p) {
+    const u64 threads = u64(hk::grid_x()) * kThreads;
+    for (u64 i = u64(hk::block_x()) * kThreads + hk::thread_x(); i < p.zeros_count; i += threads)
+        reinterpret_cast<GlobalPtr<Vec<u32, 4>>>(p.zeros)[i] = Vec<u32, 4>(0u);
+}
+
 template <class T>
 HK_FN void deltas(const Params &p) {
+    clear(p);
     if (p.dv <= 64)
         rows_of_lanes<T, 8>(p);
     else if (p.dv <= 128)

@@ -1,19 +1,19 @@
-//! `mha_onekernel_bwd` and `flash_attn_bwd` against their f64 reference, after a forward pass, against differences, and the laws of
+//! `mha_onekernel_bwd`, `flash_attn_bwd` and `mha_fused_bwd` against their f64 reference, after a forward pass, against differences, and the laws of
 //! gradients.
 
 use crate::common::attention::Builder;
 use crate::common::attention::{COLUMNS, HEADS, LENGTHS, MASKS, Sizes, masked};
 use hk_attention::reference::attention::{Attention, Dropout as HostDropout, Results};
 use hk_attention::{
-    AttentionElement, AttentionOptions, AttentionOutput, AttentionOutputs, BackwardInputs, BackwardSchedule,
-    Bias, Descales, Dropout, Gradients, Mask, Qkv, QueryTile, SequenceStarts, Tiling, backward_workspace,
-    flash_attn_bwd, mha, mha_onekernel_bwd,
+    Accumulate, AttentionElement, AttentionOptions, AttentionOutput, AttentionOutputs, BackwardInputs,
+    BackwardSchedule, Bias, Descales, Dropout, Gradients, Mask, Qkv, QueryTile, SequenceStarts, Tiling,
+    backward_workspace, flash_attn_bwd, mha, mha_fused_bwd, mha_onekernel_bwd,
 };
 use hk_core::registry::{Described, HostCall, HostTensor, Scalar};
 use hk_core::{DType, Element, Float, bf16, f16};
 use hk_testkit::{self as kit, Array, Fill, Gpu, Refusals, Tolerance, kind, widen};
 
-const OPERATORS: [&str; 2] = ["mha_onekernel_bwd", "flash_attn_bwd"];
+const OPERATORS: [&str; 3] = ["mha_onekernel_bwd", "flash_attn_bwd", "mha_fused_bwd"];
 const TYPES: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
 
 /// A call with results of a forward pass beside `q`, `k` and `v`.
@@ -47,7 +47,7 @@ fn every_length_and_mask() {
             let [heads, kv_heads] = HEADS[if large { n % 2 } else { n % HEADS.len() }];
             let [dqk, dv] = COLUMNS[if large { n % 4 } else { n % COLUMNS.len() }];
             let b = if large || heads > 8 { 1 } else { 1 + n % 3 };
-            let (name, dtype) = (OPERATORS[n % 2], TYPES[n % TYPES.len()]);
+            let (name, dtype) = (OPERATORS[n % OPERATORS.len()], TYPES[n % TYPES.len()]);
             let sizes = [b, sq, sk, heads, kv_heads, dqk, dv];
             let mut call = masked(dense(name, dtype, sizes), mask);
             let bits = n * 5 / 3;
@@ -75,7 +75,8 @@ fn every_mask_of_packed_sequences() {
     for (n, mask) in MASKS.into_iter().enumerate() {
         for (i, k_lens) in lens.into_iter().enumerate() {
             let dtype = TYPES[(n + i) % 3];
-            let call = packed(OPERATORS[n % 2], dtype, [lens[0], k_lens], [6, 2, 40 + 8 * n, 40]);
+            let call =
+                packed(OPERATORS[n % OPERATORS.len()], dtype, [lens[0], k_lens], [6, 2, 40 + 8 * n, 40]);
             masked(call, mask).check(&format!("{dtype} {mask:?}, keys {k_lens:?}"), n as u64);
         }
     }
@@ -342,13 +343,14 @@ fn the_reference_is_the_derivative() {
 /// The gradients of a sequence are the same bits alone, in a batch, and packed among others.
 #[test]
 fn batches_change_no_bit() {
-    for (seed, dtype) in TYPES.into_iter().enumerate() {
+    for (seed, dtype) in TYPES.into_iter().enumerate().chain([(3, DType::Bf16)]) {
+        let name = if seed == 0 { OPERATORS[0] } else { "mha_fused_bwd" };
         let [heads, kv_heads, dqk, dv] = [4, 2, 64, 48];
         let lens = [[70, 90], [33, 40], [5, 5]];
         let (q_lens, k_lens) = (lens.map(|[sq, _]| sq), lens.map(|[_, sk]| sk));
         let causal = |b: Builder| b.scalar("causal", Scalar::Bool(true));
-        let all = causal(packed(OPERATORS[0], dtype, [&q_lens, &k_lens], [heads, kv_heads, dqk, dv]))
-            .call(seed as u64);
+        let all =
+            causal(packed(name, dtype, [&q_lens, &k_lens], [heads, kv_heads, dqk, dv])).call(seed as u64);
         let rows = |call: &HostCall, name: &'static str, from: usize, n: usize, width: usize| -> Vec<u8> {
             let bytes = width * dtype.size_bytes();
             call.get(name).unwrap().bytes()[from * bytes..(from + n) * bytes].to_vec()
@@ -358,7 +360,7 @@ fn batches_change_no_bit() {
             let mut first = [0, 0];
             for (n, [sq, sk]) in lens.into_iter().enumerate() {
                 let mut alone =
-                    causal(packed(OPERATORS[0], dtype, [&[sq], &[sk]], [heads, kv_heads, dqk, dv])).call(1);
+                    causal(packed(name, dtype, [&[sq], &[sk]], [heads, kv_heads, dqk, dv])).call(1);
                 for (name, from, n, width) in [
                     ("q", first[0], sq, heads * dqk),
                     ("k", first[1], sk, kv_heads * dqk),
@@ -390,6 +392,32 @@ fn batches_change_no_bit() {
     }
 }
 
+/// Sums of queries in order have the same bits, and end, in whatever order blocks run.
+#[test]
+fn ordered_sums_have_the_same_bits() {
+    let causal = |b: Builder| b.scalar("causal", Scalar::Bool(true));
+    let calls = [
+        causal(dense("mha_fused_bwd", DType::Bf16, [1, 150, 500, 2, 1, 64, 64])).call(1),
+        packed("mha_fused_bwd", DType::F16, [&[40, 90], &[300, 260]], [2, 2, 64, 64])
+            .scalar("window_left", Scalar::Int(150))
+            .call(2),
+        dense("mha_fused_bwd", DType::F32, [1, 40, 300, 2, 1, 64, 64]).call(3),
+    ];
+    for call in &calls {
+        for arch in ["gfx942", "gfx950"] {
+            let of = |options: &str| {
+                let gpu = Gpu::open(&format!("emu:{arch}{options}"));
+                let outputs = call.operator().execute(gpu.stream(), call).unwrap();
+                outputs.iter().map(|(_, t)| t.bytes().to_vec()).collect::<Vec<_>>()
+            };
+            let want = of("");
+            for _ in 0..3 {
+                assert!(of("?order=arrival&threads=4") == want, "{} on {arch}", call.operator().name);
+            }
+        }
+    }
+}
+
 /// What no query sees has no effect, and rows that see no key have no gradient.
 #[test]
 fn rows_without_keys() {
@@ -411,6 +439,7 @@ fn rows_without_keys() {
 struct Options {
     with: Option<&'static str>,
     packed: bool,
+    one_pass: bool,
 }
 
 #[test]
@@ -451,7 +480,12 @@ fn wrong_arguments_are_refused_by_name() {
                 dv: tensors.output("dv"),
                 dsink: tensors.optional_output("dsink"),
             };
-            mha_onekernel_bwd(stream, inputs, starts, gradients, tensors.output("workspace"), &attention)
+            let workspace = tensors.output("workspace");
+            if options.one_pass {
+                let order = Accumulate::Ordered;
+                return mha_fused_bwd(stream, inputs, starts, gradients, workspace, &attention, order);
+            }
+            mha_onekernel_bwd(stream, inputs, starts, gradients, workspace, &attention)
         })
         .input::<bf16>("q", [2, 3, 4, 8])
         .input::<bf16>("k", [2, 5, 2, 8])
@@ -494,6 +528,9 @@ fn wrong_arguments_are_refused_by_name() {
         .refuses(kind!(Argument), &[op, "dsink: none"], |call| call.without("dsink"))
         .refuses(kind!(Argument), &[op, "dsink: given"], |call| call.without("sink"))
         .refuses(kind!(Shape), &[op, "workspace", "[24] or longer"], |call| call.shape("workspace", [23]))
+        .refuses(kind!(Shape), &["mha_fused_bwd: workspace", "fused_backward_workspace"], |call| {
+            call.options.one_pass = true;
+        })
         .refuses(kind!(Empty), &[op, "q"], |call| {
             call.shape("q", [2, 3, 0, 8]);
             call.shape("dq", [2, 3, 0, 8]);

@@ -1,6 +1,7 @@
 //! `hk facts`: what the emulator counts of every operator at the sizes of real models; `docs/facts`.
 
 mod attention;
+mod backward;
 mod busy;
 mod decode;
 mod experts;
@@ -66,6 +67,7 @@ fn tables(operators: &[&'static Operator]) -> Result<String> {
     type Section = (&'static str, &'static str, fn() -> Result<Table>);
     let sections: [Section; 7] = [
         ("mha", attention::TITLE, attention::table),
+        ("mha_fused_bwd", backward::TITLE, backward::table),
         ("pa_decode", decode::TITLE, decode::table),
         ("mla_decode_rope", latent::TITLE, latent::table),
         ("mha", busy::TITLE, busy::table),

@@ -133,7 +133,7 @@ fn values(scalar: &hk_core::registry::ScalarSpec, current: Scalar) -> Vec<Scalar
 }
 
 /// Parameters that promise something about the bits of other calls, or say how the same bits are computed, and need not change those of this call.
-const PROMISES: [&str; 2] = ["batch_invariant", "schedule"];
+const PROMISES: [&str; 3] = ["batch_invariant", "schedule", "dq_sums"];
 /// The same of one operator: of others the parameter has an effect.
 const KEEPS_BITS: [(&str, &str); 1] = [("sage_attention", "tile")];
 

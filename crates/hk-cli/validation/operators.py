@@ -1016,6 +1016,11 @@ def flash_attn_bwd(d):
 
 
 @case
+def mha_fused_bwd(d):
+    return gradients(d, {"dq_sums": d.pick("ordered", "atomic")})
+
+
+@case
 def mha_varlen(d):
     t, n = d.dtype(), d.size(4)
     q, k = cuts(d, n, 90), cuts(d, n, 120)

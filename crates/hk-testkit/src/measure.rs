@@ -66,7 +66,7 @@ pub fn bytes(call: &HostCall) -> u64 {
     traffic.read + traffic.written
 }
 
-/// Multiplications and additions of the GEMMs of a call, or of attention over its visible pairs of queries and keys, as far as they
+/// Multiplications and additions of the GEMMs of a call, or of attention and its gradients over visible pairs of queries and keys, as far as they
 /// follow from shapes ([`flops_of`]); none of other operators.
 pub fn flops(call: &CallSpec) -> Option<u64> {
     let values = |name: &str| {
@@ -83,7 +83,7 @@ pub fn flops(call: &CallSpec) -> Option<u64> {
         "gmm" => axis("lhs", 1)? * axis("rhs", 0)? * axis("rhs", 1)?,
         "ptgmm" | "nptgmm" => values("lhs")? * axis("rhs", 0)?,
         "fused_bmm_rope_kv_cache" => gemm("q_nope", "w")?,
-        _ if is_attention(call.operator()) => {
+        _ if has_pairs(call.operator()) => {
             return attention_flops(call, &sequences(call, |_| None)?);
         }
         name if name.contains("gemm") => {
@@ -98,7 +98,7 @@ pub fn flops(call: &CallSpec) -> Option<u64> {
 
 /// [`flops`] of a call with its data, which has the lengths of sequences.
 pub fn flops_of(call: &HostCall) -> Option<u64> {
-    if !is_attention(call.operator()) {
+    if !has_pairs(call.operator()) {
         return flops(&call.spec());
     }
     attention_flops(call, &sequences(call, |name| Some(call.optional(name)?.to_f64()))?)
@@ -108,6 +108,16 @@ pub fn flops_of(call: &HostCall) -> Option<u64> {
 pub fn is_attention(op: &Operator) -> bool {
     let is = |of| matches!(of, Some(Tolerance::Attention | Tolerance::AttentionFp8));
     op.args.iter().any(|arg| is(arg.role.output()))
+}
+
+/// Whether the operator has gradients of attention by its log-sum-exp.
+fn is_gradient(op: &Operator) -> bool {
+    op.arg("lse").is_some_and(|arg| arg.role.is_input()) && op.arg("dq").is_some()
+}
+
+/// Whether operations are those of pairs of queries and keys.
+fn has_pairs(op: &Operator) -> bool {
+    is_attention(op) || is_gradient(op)
 }
 
 /// Queries and keys of each sequence of attention, by the names that operators have for their lengths, whose values `data` gives. None
@@ -162,6 +172,11 @@ fn attention_flops<V: Described>(call: &Call<V>, sequences: &[[u64; 2]]) -> Opti
     let pairs: u64 = sequences.iter().map(|rows| visible_pairs(*rows, left, right)).sum();
     let [.., a, b, dqk] = *call.optional("q")?.shape() else { return None };
     let heads = if heads_first(call) { a } else { b };
+    if is_gradient(call.operator()) {
+        // Scores, their gradients, and the gradients of the three tensors.
+        let dv = *call.optional("v")?.shape().last()?;
+        return Some(2 * pairs * (heads * (3 * dqk + 2 * dv)) as u64);
+    }
     let outputs = (call.operator().outputs)(&call.spec()).ok()?;
     let (_, out) = outputs.iter().find(|(name, _)| *name == "out")?;
     Some(2 * pairs * (heads * (dqk + out.shape.last()?)) as u64)

@@ -1,6 +1,6 @@
 //! Gradients of attention without softmax.
 
-use super::{BackwardSchedule, Blocks, Kernels, Sizes, rows_in, rows_out, table};
+use super::{BackwardSchedule, Blocks, Kernels, Schedule, Sizes, rows_in, rows_out, table};
 use crate::kernels::backward::Params;
 use crate::kv_cache::optional;
 use crate::prefill::{Problem, check_heads};
@@ -110,6 +110,6 @@ pub fn hstu_attn_bwd<'a, T: AttentionElement + Float>(
     if rows > 0 && n == 0 {
         return Err(Error::shape(OP, "seq_offsets", [1], format!("[sequences + 1], of {rows} rows")));
     }
-    let main = Blocks::new(&mut problem, &mut params, &sizes, heads, &KERNELS)?;
-    main.run(problem, params, BackwardSchedule::Fused)
+    let main = Blocks::new(&mut problem, &mut params, &sizes, heads, &KERNELS, None)?;
+    main.run(problem, params, Schedule::TwoPasses(BackwardSchedule::Fused))
 }

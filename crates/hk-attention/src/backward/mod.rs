@@ -1,7 +1,9 @@
 //! Gradients of attention: `hip/backward.h`, `hip/backward_delta.hip`.
 
+mod fused;
 mod hstu;
 
+pub use fused::{Accumulate, fused_backward_workspace, mha_fused_bwd};
 pub use hstu::{HstuGradientInputs, HstuGradients, hstu_attn_bwd};
 
 use crate::kernels::attention::{HeadRows, Sequences};
@@ -24,6 +26,7 @@ macro_rules! table {
         &[$(([$dqk, $dv], Params::kernel(concat!("backward_", $dtype, "_", $columns)))),*]
     };
 }
+use fused::{Layout, keys_of_block, rounding};
 use table;
 
 static KERNELS: Kernels = [
@@ -131,7 +134,7 @@ pub fn mha_onekernel_bwd<'a, T: AttentionElement + Float>(
     options: &AttentionOptions<'a, T>,
 ) -> Result<()> {
     let of = (inputs, cu_seqlens, gradients, workspace);
-    backward("mha_onekernel_bwd", stream, of, options, BackwardSchedule::Fused)
+    backward("mha_onekernel_bwd", stream, of, options, Schedule::TwoPasses(BackwardSchedule::Fused))
 }
 
 /// The same gradients by a schedule of choice.
@@ -146,7 +149,15 @@ pub fn flash_attn_bwd<'a, T: AttentionElement + Float>(
     options: &AttentionOptions<'a, T>,
     schedule: BackwardSchedule,
 ) -> Result<()> {
-    backward("flash_attn_bwd", stream, (inputs, cu_seqlens, gradients, workspace), options, schedule)
+    let of = (inputs, cu_seqlens, gradients, workspace);
+    backward("flash_attn_bwd", stream, of, options, Schedule::TwoPasses(schedule))
+}
+
+/// The main launches.
+#[derive(Debug, Clone, Copy)]
+enum Schedule {
+    TwoPasses(BackwardSchedule),
+    OnePass(Accumulate),
 }
 
 type Arguments<'a, T> =
@@ -255,7 +266,7 @@ fn backward<'a, T: AttentionElement + Float>(
     stream: &'a Stream,
     (inputs, cu_seqlens, gradients, workspace): Arguments<'a, T>,
     options: &AttentionOptions<'a, T>,
-    schedule: BackwardSchedule,
+    schedule: Schedule,
 ) -> Result<()> {
     let (sizes, heads) = check_sizes(op, &inputs, cu_seqlens.as_ref(), &gradients)?;
     check_options(op, options, gradients.dsink.is_some())?;
@@ -290,17 +301,20 @@ fn backward<'a, T: AttentionElement + Float>(
         ],
     )?;
     let [given] = workspace.dims(op, "workspace")?;
-    let needed = backward_workspace(sizes.rows(), heads.heads);
+    let numbers = backward_workspace(sizes.rows(), heads.heads);
+    let layout = match schedule {
+        Schedule::TwoPasses(_) => None,
+        Schedule::OnePass(_) => Some(Layout::new(T::DTYPE, sizes.sequences, sizes.rows(), heads)),
+    };
+    let (needed, query, align) = match &layout {
+        None => (numbers, "backward_workspace", 4),
+        Some(layout) => (layout.floats, "fused_backward_workspace", 16),
+    };
     if given < needed {
-        return Err(Error::shape(
-            op,
-            "workspace",
-            [given],
-            format!("[{needed}] or longer (backward_workspace)"),
-        ));
+        return Err(Error::shape(op, "workspace", [given], format!("[{needed}] or longer ({query})")));
     }
     workspace.expect_contiguous(op, "workspace")?;
-    workspace.expect_aligned(op, "workspace", 4)?;
+    workspace.expect_aligned(op, "workspace", align)?;
     if let Some(dsink) = &dsink {
         dsink.expect_shape(op, "dsink", [heads.heads])?;
         dsink.expect_contiguous(op, "dsink")?;
@@ -329,8 +343,20 @@ fn backward<'a, T: AttentionElement + Float>(
     let vector = problem.vector();
     let vectorized = |rows: &HeadRows| Problem::vectorized::<T>(rows, vector, heads.dv);
     params.dout_vectorized = vectorized(&dout);
+    if let (Some(layout), Schedule::OnePass(accumulate)) = (&layout, schedule) {
+        params.turns = params.delta + 4 * layout.turns as u64;
+        params.dq_sums = params.delta + 4 * layout.sums as u64;
+        params.dq_tiles = layout.tiles as u32;
+        params.dq_vectorized = Problem::vectorized::<T>(&params.dq, 4, heads.dqk);
+        params.ordered = u32::from(accumulate == Accumulate::Ordered);
+    }
 
-    let main = Blocks::new(&mut problem, &mut params, &sizes, heads, &KERNELS)?;
+    let kernels = if layout.is_some() { &fused::KERNELS } else { &KERNELS };
+    let main = Blocks::new(&mut problem, &mut params, &sizes, heads, kernels, layout.as_ref())?;
+    let zeros = layout.as_ref().map_or(0, |layout| (layout.floats - layout.turns) / 4);
+    let zeros_count = u32::try_from(zeros).map_err(|_| {
+        Error::too_large(op, "workspace", format!("{needed} elements"), u64::from(u32::MAX) * 4)
+    })?;
     let of_rows = delta::Params {
         out,
         dout,
@@ -344,10 +370,12 @@ fn backward<'a, T: AttentionElement + Float>(
         heads: heads.heads as u32,
         dv: heads.dv as u32,
         vectorized: vectorized(&out) & vectorized(&dout),
+        zeros: params.turns,
+        zeros_count,
         ..delta::Params::zeroed()
     };
-    if u32::try_from(needed).is_err() {
-        return Err(Error::too_large(op, "q", format!("{needed} rows by heads"), u32::MAX.into()));
+    if u32::try_from(numbers).is_err() {
+        return Err(Error::too_large(op, "q", format!("{numbers} rows by heads"), u32::MAX.into()));
     }
     let deltas = stream.kernel(DELTA[float_index(T::DTYPE)])?;
     let sinks = if dsink != 0 { Some(stream.kernel(SINKS)?) } else { None };
@@ -356,10 +384,11 @@ fn backward<'a, T: AttentionElement + Float>(
         65..=128 => 16,
         _ => 32,
     };
-    // SAFETY: the checks above make all tensors as large as they count, and the workspace has a float for each row and head.
+    // SAFETY: the checks above make all tensors as large as they count, and the workspace has a float for each row and head, and what is
+    // cleared.
     unsafe {
         if needed > 0 {
-            let blocks = needed.div_ceil(THREADS / lanes);
+            let blocks = numbers.div_ceil(THREADS / lanes).max(1);
             stream.launch(op).run(&deltas, LaunchConfig::grid_1d(blocks), &of_rows)?;
         }
         if let Some(sinks) = sinks {
@@ -374,6 +403,7 @@ struct Blocks {
     kernel: Kernel<Params>,
     of_keys: usize,
     of_queries: usize,
+    rounding: Option<Kernel<Params>>,
 }
 
 impl Blocks {
@@ -384,23 +414,25 @@ impl Blocks {
         sizes: &Sizes,
         heads: Heads,
         kernels: &Kernels,
+        one_pass: Option<&Layout>,
     ) -> Result<Self> {
         let (op, stream, dtype) = (problem.op, problem.stream, problem.kernel);
-        let (columns, kernel) = *kernels[float_index(dtype)]
-            .iter()
-            .find(|([dqk, dv], _)| heads.dqk <= *dqk && heads.dv <= *dv)
-            .ok_or_else(|| {
-                Error::unsupported(op, format!("{} columns", heads.dqk), "no kernel is that wide")
-            })?;
-        let tile = rows_of_tile(stream.device().info().arch.is_amd(), dtype, columns[1]);
+        let (columns, kernel) = kernel_of(kernels, dtype, heads).ok_or_else(|| {
+            Error::unsupported(op, format!("{} columns", heads.dqk), "no kernel is that wide")
+        })?;
+        let amd = stream.device().info().arch.is_amd();
+        let [keys, queries] = match one_pass {
+            None => [rows_of_tile(amd, dtype, columns[1]); 2],
+            Some(layout) => [keys_of_block(amd, dtype, columns), layout.tile],
+        };
         let group = heads.heads / heads.kv_heads;
         let too_large = |arg, n: usize| Error::too_large(op, arg, format!("{n} rows"), (1 << 30) - 1);
         let given = problem.params.sequences;
         let of_queries = sizes
-            .sequences(given.q_starts, sizes.sq, group, tile)
+            .sequences(given.q_starts, sizes.sq, group, queries)
             .ok_or_else(|| too_large("q", sizes.sq.saturating_mul(group)))?;
         let by_keys =
-            sizes.sequences(given.k_starts, sizes.sk, 1, tile).ok_or_else(|| too_large("k", sizes.sk))?;
+            sizes.sequences(given.k_starts, sizes.sk, 1, keys).ok_or_else(|| too_large("k", sizes.sk))?;
         problem.params.sequences = Sequences {
             k_starts: given.k_starts,
             sk: sizes.sk as u32,
@@ -412,24 +444,40 @@ impl Blocks {
         let blocks = |of: &Sequences| of.tiles as usize * heads.kv_heads;
         params.key_blocks = blocks(&by_keys) as u32;
         let kernel = stream.kernel(kernel)?;
-        Ok(Self { kernel, of_keys: blocks(&by_keys), of_queries: blocks(&of_queries) })
+        let rounding = match one_pass {
+            None => None,
+            Some(layout) => Some(stream.kernel(rounding(dtype, layout.tile))?),
+        };
+        Ok(Self { kernel, of_keys: blocks(&by_keys), of_queries: blocks(&of_queries), rounding })
     }
 
-    fn run(self, problem: Problem, params: Params, schedule: BackwardSchedule) -> Result<()> {
-        let Self { kernel, of_keys, of_queries } = self;
+    fn run(self, problem: Problem, params: Params, schedule: Schedule) -> Result<()> {
+        let Self { kernel, of_keys, of_queries, rounding } = self;
         let queries_alone = Params { key_blocks: 0, ..params };
-        let launches: &[(usize, &Params)] = match schedule {
-            BackwardSchedule::Fused => &[(of_keys + of_queries, &params)],
-            BackwardSchedule::Split => &[(of_keys, &params), (of_queries, &queries_alone)],
+        let launches: &[(&Kernel<Params>, usize, &Params)] = match schedule {
+            Schedule::TwoPasses(BackwardSchedule::Fused) => &[(&kernel, of_keys + of_queries, &params)],
+            Schedule::TwoPasses(BackwardSchedule::Split) => {
+                &[(&kernel, of_keys, &params), (&kernel, of_queries, &queries_alone)]
+            }
+            Schedule::OnePass(_) => {
+                let rounding = rounding.as_ref().unwrap_or(&kernel);
+                &[(&kernel, of_keys, &params), (rounding, of_queries, &params)]
+            }
         };
-        for (blocks, params) in launches.iter().filter(|(blocks, _)| *blocks > 0) {
+        for (kernel, blocks, params) in launches.iter().filter(|(_, blocks, _)| *blocks > 0) {
             let config = LaunchConfig::grid_1d(*blocks);
             // SAFETY: the operators have checked rows, heads and columns of each tensor against each other; the kernels clamp starts, which
             // are on the device, to the rows of the tensors.
-            unsafe { problem.stream.launch(problem.op).run(&kernel, config, *params)? };
+            unsafe { problem.stream.launch(problem.op).run(kernel, config, *params)? };
         }
         Ok(())
     }
+}
+
+/// The narrowest kernel for so many columns, and what it is made for.
+fn kernel_of(kernels: &Kernels, dtype: DType, heads: Heads) -> Option<([usize; 2], KernelRef<Params>)> {
+    let fits = |[dqk, dv]: [usize; 2]| heads.dqk <= dqk && heads.dv <= dv;
+    kernels[float_index(dtype)].iter().find(|(columns, _)| fits(*columns)).copied()
 }
 
 fn rows_in<'a, T: Element>(

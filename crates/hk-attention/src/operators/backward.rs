@@ -1,4 +1,4 @@
-//! Gradients of attention: `mha_onekernel_bwd`, `flash_attn_bwd`.
+//! Gradients of attention: `mha_onekernel_bwd`, `flash_attn_bwd`, `mha_fused_bwd`.
 
 use super::attention::{
     ALIBI, CAUSAL, DROPOUT_P, F32, OFFSET, OUT, SCALE, SEED, SINK, SOFTCAP, Sequence, WINDOW_LEFT,
@@ -8,8 +8,8 @@ use super::common::{INDICES_32, expect_dtypes, expect_shape, integers};
 use super::mha::{Sizes, expect_options, sizes};
 use crate::reference::attention::{Attention, Dropout as HostDropout, Gradients as HostGradients, Results};
 use crate::{
-    AttentionElement, BackwardInputs, BackwardSchedule, Dropout, Gradients, SequenceStarts,
-    backward_workspace, flash_attn_bwd, kernels, mha_onekernel_bwd,
+    Accumulate, AttentionElement, BackwardInputs, BackwardSchedule, Dropout, Gradients, SequenceStarts,
+    backward_workspace, flash_attn_bwd, fused_backward_workspace, kernels, mha_fused_bwd, mha_onekernel_bwd,
 };
 use hk_core::registry::{
     ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Named,
@@ -132,6 +132,7 @@ pub(crate) const MHA_ONEKERNEL_BWD: Operator = Operator {
             ("window_left", Scalar::Int(20)),
             ("window_right", Scalar::Int(5))
         ),
+        corner!("bf16, 128 columns, whole tiles", dense!(Bf16 1 128 130, 1 1, 128 128)),
         corner!("f16, 64 columns, odd", dense!(F16 1 33 50, 3 1, 39 17)),
         corner!("f16, 128 columns, packed", in_rows!(F16 3 120 144, 2 2, 128 128, "sink" F32 [2]), CAUSAL_ON),
         corner!("f16, 192 and 128 columns", dense!(F16 1 40 70, 2 2, 160 96), ("scale", Scalar::Float(0.09))),
@@ -185,6 +186,68 @@ pub(crate) const FLASH_ATTN_BWD: Operator = Operator {
     ..MHA_ONEKERNEL_BWD
 };
 
+pub(crate) const MHA_FUSED_BWD: Operator = Operator {
+    name: "mha_fused_bwd",
+    summary: "gradients of mha and mha_varlen by five products, in one pass over keys",
+    scalars: FUSED_SCALARS,
+    kernels: &[
+        &kernels::BACKWARD_FUSED_BF16,
+        &kernels::BACKWARD_FUSED_F16,
+        &kernels::BACKWARD_FUSED_F32,
+        &kernels::BACKWARD_DELTA,
+    ],
+    bench: BenchSizes::Cases(&[
+        corner!("GQA 64/8, d128, 8192 tokens, causal", dense!(Bf16 1 8192 8192, 64 8, 128 128), CAUSAL_ON),
+        corner!(
+            "GQA 64/8, d128, 8192 tokens, causal, atomic",
+            dense!(Bf16 1 8192 8192, 64 8, 128 128),
+            CAUSAL_ON,
+            ("dq_sums", Scalar::Choice("atomic"))
+        ),
+        corner!("MHA 16, d128, 4096 tokens", dense!(Bf16 4 4096 4096, 16 16, 128 128)),
+    ]),
+    corners: &[
+        corner!(
+            "bf16, 64 columns, causal, sink",
+            dense!(Bf16 2 70 150, 4 2, 64 64, "sink" F32 [4]),
+            CAUSAL_ON
+        ),
+        corner!(
+            "bf16, 128 columns, softcap, atomic",
+            dense!(Bf16 1 90 140, 2 1, 128 120),
+            ("softcap", Scalar::Float(3.0)),
+            ("dq_sums", Scalar::Choice("atomic"))
+        ),
+        corner!(
+            "bf16, packed, dropout",
+            in_rows!(Bf16 3 120 144, 4 2, 40 40),
+            DROPOUT[0],
+            DROPOUT[1],
+            DROPOUT[2]
+        ),
+        corner!(
+            "bf16, 192 and 128 columns, ALiBi",
+            dense!(Bf16 1 70 80, 2 2, 192 128, "alibi" F32 [2]),
+            CAUSAL_ON
+        ),
+        corner!(
+            "bf16, 256 columns, window",
+            dense!(Bf16 1 100 90, 2 1, 256 256),
+            ("window_left", Scalar::Int(20)),
+            ("window_right", Scalar::Int(5))
+        ),
+        corner!("bf16, 128 columns, whole tiles", dense!(Bf16 1 128 130, 1 1, 128 128)),
+        corner!("f16, 64 columns, odd", dense!(F16 1 33 50, 3 1, 39 17)),
+        corner!("f16, 128 columns, packed", in_rows!(F16 3 120 144, 2 2, 128 128, "sink" F32 [2]), CAUSAL_ON),
+        corner!("f16, 192 and 128 columns", dense!(F16 1 40 70, 2 2, 160 96), ("scale", Scalar::Float(0.09))),
+        corner!("f16, 256 columns", dense!(F16 1 40 70, 2 2, 200 256), CAUSAL_ON),
+        corner!("f32, 64 columns", dense!(F32 2 40 70, 4 2, 64 64, "alibi" F32 [2, 4])),
+        corner!("f32, 128 columns", dense!(F32 1 60 60, 2 1, 128 128), CAUSAL_ON),
+        corner!("f32, 256 columns", dense!(F32 1 40 40, 2 1, 256 256), CAUSAL_ON),
+    ],
+    ..MHA_ONEKERNEL_BWD
+};
+
 const SCALARS: &[ScalarSpec] = &[SCALE, CAUSAL, WINDOW_LEFT, WINDOW_RIGHT, SOFTCAP, DROPOUT_P, SEED, OFFSET];
 const SCHEDULE: ScalarSpec = ScalarSpec {
     name: "schedule",
@@ -194,6 +257,15 @@ const SCHEDULE: ScalarSpec = ScalarSpec {
 };
 const FLASH_SCALARS: &[ScalarSpec] =
     &[SCALE, CAUSAL, WINDOW_LEFT, WINDOW_RIGHT, SOFTCAP, DROPOUT_P, SEED, OFFSET, SCHEDULE];
+
+const DQ_SUMS: ScalarSpec = ScalarSpec {
+    name: "dq_sums",
+    default: Scalar::Choice("ordered"),
+    choices: &["ordered", "atomic"],
+    summary: "blocks of keys add to dq in their order, or as they come: then its last bits change from run to run",
+};
+const FUSED_SCALARS: &[ScalarSpec] =
+    &[SCALE, CAUSAL, WINDOW_LEFT, WINDOW_RIGHT, SOFTCAP, DROPOUT_P, SEED, OFFSET, DQ_SUMS];
 
 /// Sequences, and rows of queries and keys: of each, or of all.
 struct Problem {
@@ -289,9 +361,20 @@ fn run_as<T: Float + AttentionElement>(stream: &Stream, call: &mut DeviceCall) -
         dv: outputs.take("dv")?,
         dsink: outputs.take_optional("dsink")?,
     };
-    let len = backward_workspace(if packed { sq } else { sequences * sq }, heads);
+    let fused = inputs.operator().name == MHA_FUSED_BWD.name;
+    let len = match fused {
+        true => fused_backward_workspace(&of, starts.as_ref())?,
+        false => backward_workspace(if packed { sq } else { sequences * sq }, heads),
+    };
     let workspace = outputs.workspace(stream, len)?;
     let options = options(&inputs)?;
+    if fused {
+        let accumulate = match inputs.choice("dq_sums")? {
+            "atomic" => Accumulate::Atomic,
+            _ => Accumulate::Ordered,
+        };
+        return mha_fused_bwd(stream, of, starts, gradients, workspace, &options, accumulate);
+    }
     if inputs.operator().name == MHA_ONEKERNEL_BWD.name {
         return mha_onekernel_bwd(stream, of, starts, gradients, workspace, &options);
     }

@@ -41,6 +41,7 @@ pub static OPERATORS: &[Operator] = &[
     flash::FLASH_ATTN_FWD_PREFILL,
     backward::MHA_ONEKERNEL_BWD,
     backward::FLASH_ATTN_BWD,
+    backward::MHA_FUSED_BWD,
     flash_decode::FLASH_ATTN_FWD_DECODE,
     hstu::HSTU_ATTN,
     hstu::HSTU_ATTN_BWD,

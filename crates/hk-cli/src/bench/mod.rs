@@ -376,6 +376,17 @@ mod tests {
                     let dense = tensors(Call::new(crate::operator("mha").unwrap()), &[3]);
                     assert_eq!(measure::flops(&dense), Some(3 * want), "{rows:?} {causal} {window:?}");
                     assert_eq!(measure::flops_of(&dense.sample(1).unwrap()), measure::flops(&dense));
+                    // Five products, of which three have the columns of keys.
+                    for name in ["mha_onekernel_bwd", "flash_attn_bwd", "mha_fused_bwd"] {
+                        let of = tensors(Call::new(crate::operator(name).unwrap()), &[3]);
+                        let columns = 4 * (3 * 8 + 2 * 6);
+                        let want = 2 * columns * pairs(rows, causal, window);
+                        assert_eq!(
+                            measure::flops(&of),
+                            Some(3 * want),
+                            "{name} {rows:?} {causal} {window:?}"
+                        );
+                    }
                     let packed = tensors(Call::new(crate::operator("mha_varlen").unwrap()), &[]);
                     assert_eq!(measure::flops(&packed), None, "the lengths are data");
                     let mut packed = packed.sample(1).unwrap();
