@@ -492,6 +492,32 @@ fn steps_with_gates_of_rows_are_the_same() {
     }
 }
 
+/// Outputs of whole chunks by a wave, on a device of few compute units, have the bits of those of 32 tokens.
+#[test]
+fn waves_of_whole_chunks_have_the_same_bits() {
+    for (l2norm, layout, dims, lengths) in [
+        (true, StateLayout::Kv, [128, 128], &[64, 70, 1, 0, 33][..]),
+        (false, StateLayout::Vk, [72, 136], &[129, 48]),
+        (true, StateLayout::Vk, [256, 40], &[16, 65]),
+    ] {
+        let of = Chunked { case: Case { l2norm, layout, ..Case::new(lengths, [1, 2], dims) }, chunk: 64 };
+        let bits = |spec: &str| {
+            let gpu = Gpu::open(spec);
+            let data = Data::<bf16, f32>::new(&of.case);
+            let both = (chunked(&gpu, &of, &data), chunked(&gpu, &of, &Data::<f16, f32>::new(&of.case)));
+            let kernels = gpu.stream().device().loaded_kernels();
+            let count = |name: &str| kernels.iter().filter(|k| k.name() == name).count();
+            (both, [count("outputs_bf16_64"), count("outputs_bf16"), count("outputs_f16_64")])
+        };
+        for arch in ["gfx942", "gfx950"] {
+            let (parts, of_parts) = bits(&format!("emu:{arch}?cus=1000"));
+            let (whole, of_whole) = bits(&format!("emu:{arch}?cus=1"));
+            assert_eq!((of_parts, of_whole), ([0, 1, 0], [1, 0, 1]));
+            assert!(parts == whole, "{of:?} on {arch}");
+        }
+    }
+}
+
 const POOL: usize = 9;
 
 /// A call with slots; and the pool before it.
