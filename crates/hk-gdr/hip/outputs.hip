@@ -118,8 +118,12 @@ HK_FN void outputs(const Prefill &p) {
                 if constexpr (kRowsOfV) {
                     // Row n of tile j is column v0 + V n + j.
                     const auto of_h = h.lanes(own, V);
+                    Frag rows_of_h[V];
 #pragma unroll
-                    for (int j = 0; j < V; ++j) add(j, h.frag(of_h, v0 + j));
+                    for (int j = 0; j < V; ++j) rows_of_h[j] = h.frag(of_h, v0 + j);
+                    hk::sched_barrier();  // else they would be loaded one by one
+#pragma unroll
+                    for (int j = 0; j < V; ++j) add(j, rows_of_h[j]);
                 } else {
                     const auto of_h = h.template columns<false>(col, v0);
 #pragma unroll
