@@ -518,6 +518,40 @@ fn waves_of_whole_chunks_have_the_same_bits() {
     }
 }
 
+/// A prompt takes three launches, four with gates of rows; LDS conflicts take 5 % of its clocks at most.
+#[test]
+fn prompts_take_three_launches_or_four() {
+    for arch in ["gfx942", "gfx950"] {
+        let gpu = Gpu::open(&format!("emu:{arch}?details=true&cus=500"));
+        for (gk, want) in [
+            (false, &["prepare_bf16", "states_bf16_128", "outputs_bf16"][..]),
+            (
+                true,
+                &[
+                    "sums_channels",
+                    "prepare_bf16_channels",
+                    "states_bf16_128_channels",
+                    "outputs_bf16_channels",
+                ],
+            ),
+        ] {
+            let case = Case { g: !gk, gk, ..Case::new(&[70, 33], [1, 2], [128, 128]) };
+            let of = Chunked { case, chunk: 64 };
+            gpu.stream().take_profiles().unwrap();
+            chunked(&gpu, &of, &Data::<bf16, f32>::new(&of.case));
+            let profiles = gpu.stream().take_profiles().unwrap();
+            let kernels: Vec<&str> = profiles.iter().map(|profile| &*profile.kernel).collect();
+            assert_eq!(kernels, want, "{arch}");
+            for profile in &profiles {
+                let details = profile.counters.details.unwrap();
+                let (clocks, conflicts) = (details.lds_clocks, details.lds_conflict_clocks);
+                assert!(21 * conflicts <= clocks, "{arch}, {}: {conflicts} of {clocks}", profile.kernel);
+                assert_eq!(profile.launches, 1, "{arch}, {}", profile.kernel);
+            }
+        }
+    }
+}
+
 const POOL: usize = 9;
 
 /// A call with slots; and the pool before it.
