@@ -144,6 +144,7 @@ HK_FN void kkt(const Params &p) {
         hk::MmaAcc sums[N][N];
         products(keys, sums);
         const u64 token = u64(b) * p.tokens + first;
+        const float unit = p.base_2 && !p.sums ? 1.0f : kLog2E;
         for (u32 head = k_head * p.group; head < (k_head + 1) * p.group; ++head) {
             hk::wave_barrier();
             gdr::GateSums scan;
@@ -179,7 +180,7 @@ HK_FN void kkt(const Params &p) {
                         for (int e = 0; e < hk::kMmaRows; ++e) {
                             if (j <= i) {
                                 const float off = g - gates[col + e];
-                                const float decay = p.base_2 && !p.sums ? hk::exp2(off) : hk::exp(off);
+                                const float decay = hk::exp2_fast(off * unit);
                                 v[e] =
                                     col + e < row ? beta * decay * sums[i][j <= i ? j : 0][r * hk::kMmaRows + e] : 0.0f;
                             }

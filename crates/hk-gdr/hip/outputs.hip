@@ -7,8 +7,9 @@
 // With sums of gates of channels, gk [batch, T, v_heads, K] f32, instead of g: exp(G_id) and exp(G_id - G_jd) of each channel d of a
 // product, so that no exponent is positive; see prepare.hip.
 // Packed: one batch, sequence b from starts[b] to starts[b + 1].
-// One wave for 32 tokens of a chunk and a unit of columns of a value head (see tokens.h): H^T q and k q in one pass over K, all operands
-// from memory; then the decayed q k are from accumulators the operand of D. LDS holds the gates of the chunk.
+// One wave for 32 or 64 tokens of a chunk and a unit of columns of a value head (see tokens.h), all operands from memory: the decayed q k are
+// from accumulators the operand of D. Of 32 tokens H^T q and k q are made in one pass over K; of 64 in two, and H is read once. The bits
+// are the same. LDS holds the gates of the chunk.
 // Rounds the decayed q k to T where it is an operand, and o.
 // Floor: bytes of q, k, D, H, o; 2 C (K V + C K + C V) operations a chunk and value head, of the last two about half.
 #include <hk/arch.h>
@@ -20,23 +21,24 @@ namespace {
 using namespace gdr;
 using Params = Prefill;
 
-constexpr int kOwn = 2;  // tiles of 16 tokens of a wave
-
 struct Lds {
     float gates[kMostTokens], norms[kMostTokens];
 };
 
-template <class T, Access kAccess, bool kChannels = false>
+/// kOwn tiles of 16 tokens.
+template <class T, Access kAccess, int kOwn, bool kChannels = false>
 HK_FN void outputs(const Prefill &p) {
     using R = Rows<T, kAccess>;
     constexpr int V = R::V, kFrags = kMostTokens / (4 * V);
+    constexpr bool kWhole = kOwn == kTiles;  // all of the chunk
+    constexpr bool kTwoPasses = kWhole || kChannels;  // fewer registers
     __shared__ Lds lds;
     const u32 group = hk::group_of_lane(hk::lane_id());
     const u32 units = (p.v_dim + 16 * V - 1) / (16 * V), parts = (p.chunk + 16 * kOwn - 1) / (16 * kOwn);
     u32 rest = hk::block_x();
     const u32 v0 = rest % units * (16 * V);
     rest /= units;
-    const u32 first = rest % parts * (16 * kOwn);
+    const u32 first = kWhole ? 0 : rest % parts * (16 * kOwn);
     rest /= parts;
     const u32 head = rest % p.v_heads, number = rest / p.v_heads, k_head = head / p.group;
     const Chunk chunk(p, number);
@@ -64,72 +66,104 @@ HK_FN void outputs(const Prefill &p) {
     for (int m = 0; m < kOwn; ++m) {
         squares[m] = 0.0f;
 #pragma unroll
-        for (int j = 0; j < V; ++j) out[m][j] = MmaAcc(0.0f);
-#pragma unroll
         for (int j = 0; j < kTiles; ++j) scores[m][j] = MmaAcc(0.0f);
     }
     [[maybe_unused]] const Channels<T, kAccess> channels(p, row, head, rows);
-    for (u32 col = 0; col < p.k_dim; col += 4 * V) {
-        const u32 own = col + V * group;
-        const auto of_lane = q.lanes(own);
-        Frag of_q[kOwn];
-        // Gates of channels: decayed from the first token of the tile, and its gates.
-        [[maybe_unused]] Frag from_first[kOwn];
-        [[maybe_unused]] Vec<float, V> of_first[kOwn];
+    // Over K: H^T q, k q, or both; kRowsOfV: h is [V, K].
+    const auto pass = [&]<bool kState, bool kTokens, bool kRowsOfV = false>() __attribute__((always_inline)) {
+        if constexpr (kState) {
 #pragma unroll
-        for (int m = 0; m < kOwn; ++m) {
-            of_q[m] = q.frag(of_lane, first + 16 * m);
-            if (p.l2norm) {
-                const auto part = __builtin_bit_cast(hk::PerRow<Vec<T, V>>, of_q[m]);
+            for (int m = 0; m < kOwn; ++m) {
 #pragma unroll
-                for (int i = 0; i < hk::kRowsPerLane; ++i) {
+                for (int j = 0; j < V; ++j) out[m][j] = MmaAcc(0.0f);
+            }
+        }
+        for (u32 col = 0; col < p.k_dim; col += 4 * V) {
+            const u32 own = col + V * group;
+            const auto of_lane = q.lanes(own);
+            Frag of_q[kOwn];
+            // Gates of channels: decayed from the first token of the tile, and its gates.
+            [[maybe_unused]] Frag from_first[kOwn];
+            [[maybe_unused]] Vec<float, V> of_first[kOwn];
 #pragma unroll
-                    for (int e = 0; e < V; ++e) {
-                        squares[m][i] = __builtin_fmaf(float(part.row[i][e]), float(part.row[i][e]), squares[m][i]);
+            for (int m = 0; m < kOwn; ++m) {
+                of_q[m] = q.frag(of_lane, first + 16 * m);
+                if (kTokens && p.l2norm) {
+                    const auto part = __builtin_bit_cast(hk::PerRow<Vec<T, V>>, of_q[m]);
+#pragma unroll
+                    for (int i = 0; i < hk::kRowsPerLane; ++i) {
+#pragma unroll
+                        for (int e = 0; e < V; ++e) {
+                            squares[m][i] = __builtin_fmaf(float(part.row[i][e]), float(part.row[i][e]), squares[m][i]);
+                        }
+                    }
+                }
+            }
+            if constexpr (kChannels) {
+#pragma unroll
+                for (int m = 0; m < kOwn; ++m) {
+                    const auto gates = channels.load_rows(first + 16 * m, own);
+                    if constexpr (kTokens) {
+                        of_first[m] = channels.load(first + 16 * m, own);
+                        from_first[m] = channels.decayed(of_q[m], [&](u32 i) { return gates.row[i] - of_first[m]; });
+                    }
+                    if constexpr (kState) of_q[m] = channels.decayed(of_q[m], [&](u32 i) { return gates.row[i]; });
+                }
+            }
+            if constexpr (kState) {
+                const auto add = [&](int j, const Frag &of_h) {
+#pragma unroll
+                    for (int m = 0; m < kOwn; ++m) out[m][j] = hk::FragMma<T>::mma(&of_h, &of_q[m], out[m][j]);
+                };
+                if constexpr (kRowsOfV) {
+                    // Row n of tile j is column v0 + V n + j.
+                    const auto of_h = h.lanes(own, V);
+                    Frag rows_of_h[V];
+#pragma unroll
+                    for (int j = 0; j < V; ++j) rows_of_h[j] = h.frag(of_h, v0 + j);
+                    hk::sched_barrier();  // else they would be loaded one by one
+#pragma unroll
+                    for (int j = 0; j < V; ++j) add(j, rows_of_h[j]);
+                } else {
+                    const auto of_h = h.template columns<false>(col, v0);
+#pragma unroll
+                    for (int j = 0; j < V; ++j) add(j, of_h.frag(j));
+                }
+            }
+            if constexpr (kTokens) {
+                const auto of_keys = k.lanes(own);
+#pragma unroll
+                for (int j = 0; j < kTiles; ++j) {
+                    if (!kWhole && 16 * u32(j) >= rows) continue;
+                    const Frag of_k = k.frag(of_keys, 16 * j);
+#pragma unroll
+                    for (int m = 0; m < kOwn; ++m) {
+                        if (kWhole && j > m) continue;
+                        if constexpr (kChannels) {
+                            if (16 * u32(j) >= first + 16 * m) continue;
+                            const auto gates = channels.load_rows(16 * j, own);
+                            const Frag to_first =
+                                channels.decayed(of_k, [&](u32 i) { return of_first[m] - gates.row[i]; });
+                            scores[m][j] = hk::FragMma<T>::mma(&to_first, &from_first[m], scores[m][j]);
+                        } else {
+                            scores[m][j] = hk::FragMma<T>::mma(&of_k, &of_q[m], scores[m][j]);
+                        }
                     }
                 }
             }
         }
-        if constexpr (kChannels) {
-#pragma unroll
-            for (int m = 0; m < kOwn; ++m) {
-                const auto gates = channels.load_rows(first + 16 * m, own);
-                of_first[m] = channels.load(first + 16 * m, own);
-                from_first[m] = channels.decayed(of_q[m], [&](u32 i) { return gates.row[i] - of_first[m]; });
-                of_q[m] = channels.decayed(of_q[m], [&](u32 i) { return gates.row[i]; });
-            }
-        }
-        const auto add = [&](int j, const Frag &of_h) {
-#pragma unroll
-            for (int m = 0; m < kOwn; ++m) out[m][j] = hk::FragMma<T>::mma(&of_h, &of_q[m], out[m][j]);
-        };
+    };
+    const auto pass_of_state = [&]<bool kTokens>() __attribute__((always_inline)) {
         if (p.h_vk) {
-            // Row n of tile j is column v0 + V n + j.
-            const auto of_h = h.lanes(own, V);
-#pragma unroll
-            for (int j = 0; j < V; ++j) add(j, h.frag(of_h, v0 + j));
+            pass.template operator()<true, kTokens, true>();
         } else {
-            const auto of_h = h.template columns<false>(col, v0);
-#pragma unroll
-            for (int j = 0; j < V; ++j) add(j, of_h.frag(j));
+            pass.template operator()<true, kTokens, false>();
         }
-        const auto of_keys = k.lanes(own);
-#pragma unroll
-        for (int j = 0; j < kTiles; ++j) {
-            if (16 * u32(j) >= rows) continue;
-            const Frag of_k = k.frag(of_keys, 16 * j);
-#pragma unroll
-            for (int m = 0; m < kOwn; ++m) {
-                if constexpr (kChannels) {
-                    if (16 * u32(j) >= first + 16 * m) continue;
-                    const auto gates = channels.load_rows(16 * j, own);
-                    const Frag to_first = channels.decayed(of_k, [&](u32 i) { return of_first[m] - gates.row[i]; });
-                    scores[m][j] = hk::FragMma<T>::mma(&to_first, &from_first[m], scores[m][j]);
-                } else {
-                    scores[m][j] = hk::FragMma<T>::mma(&of_k, &of_q[m], scores[m][j]);
-                }
-            }
-        }
+    };
+    if constexpr (kTwoPasses) {
+        pass.template operator()<false, true>();
+    } else {
+        pass_of_state.template operator()<true>();
     }
 
     if constexpr (kChannels) {
@@ -145,23 +179,22 @@ HK_FN void outputs(const Prefill &p) {
     }
 
     const float unit = p.base_2 ? 1.0f : kLog2E;
-    Vec<float, hk::kRowsPerLane> factor[kOwn];
+    Vec<float, hk::kRowsPerLane> factor[kOwn], of_state[kOwn];
+    Frag of_scores[kFrags][kOwn];
 #pragma unroll
     for (int m = 0; m < kOwn; ++m) {
-        Vec<float, hk::kRowsPerLane> gate, of_state;
+        Vec<float, hk::kRowsPerLane> gate;
 #pragma unroll
         for (int i = 0; i < hk::kRowsPerLane; ++i) {
             gate[i] = lds.gates[first + 16 * m + hk::row_of_lane(hk::lane_id(), i)];
-            of_state[i] = decay(gate[i], unit);
+            of_state[m][i] = decay(gate[i], unit);
             const float sum = hk::reduce_over_lane_groups(squares[m][i], hk::Sum{});
             factor[m][i] = p.l2norm ? p.scale / __builtin_sqrtf(sum + 1e-6f) : p.scale;
             if (!chunk.in_range) factor[m][i] = __builtin_nanf("");
         }
 #pragma unroll
-        for (int j = 0; j < V; ++j) out[m][j] *= hk::broadcast_m(of_state);
-#pragma unroll
         for (int j = 0; j < kTiles; ++j) {
-            if (16 * u32(j) >= rows) continue;
+            if (!kWhole && 16 * u32(j) >= rows) continue;
             // Of the token's tile, of those before it, or after it.
             const u32 own = first + 16 * m;
             if (16 * u32(j) > own) {
@@ -181,37 +214,62 @@ HK_FN void outputs(const Prefill &p) {
                 if (4 * group + e % 4 > hk::row_of_lane(hk::lane_id(), e / 4)) scores[m][j][e] = 0.0f;
             }
         }
+#pragma unroll
+        for (int f = 0; f < kFrags; ++f) {
+            of_scores[f][m] = frag_of_sums<T>(f, [&](int tile, int e) { return scores[m][tile][e]; });
+            if constexpr (kWhole) {
+                if (4 * V * f > 16 * m) continue;
+                // Else they would be made after the pass over H.
+#pragma unroll
+                for (int i = 0; i < 4 * hk::kRowsPerLane; ++i) {
+                    u32 pair = of_scores[f][m][i];
+                    hk::opaque(pair);
+                    of_scores[f][m][i] = pair;
+                }
+            }
+        }
+    }
+    if constexpr (kTwoPasses) pass_of_state.template operator()<false>();
+#pragma unroll
+    for (int m = 0; m < kOwn; ++m) {
+#pragma unroll
+        for (int j = 0; j < V; ++j) out[m][j] *= hk::broadcast_m(of_state[m]);
     }
 #pragma unroll
     for (int f = 0; f < kFrags; ++f) {
-        if (4 * V * u32(f) >= rows) continue;
-        Frag of_scores[kOwn];
-#pragma unroll
-        for (int m = 0; m < kOwn; ++m) {
-            of_scores[m] = frag_of_sums<T>(f, [&](int tile, int e) { return scores[m][tile][e]; });
-        }
+        if (!kWhole && 4 * V * u32(f) >= rows) continue;
         const auto of_d = d.template columns<true>(4 * V * f, v0);
 #pragma unroll
         for (int j = 0; j < V; ++j) {
             const Frag column = of_d.frag(j);
 #pragma unroll
-            for (int m = 0; m < kOwn; ++m) out[m][j] = hk::FragMma<T>::mma(&column, &of_scores[m], out[m][j]);
+            for (int m = 0; m < kOwn; ++m) {
+                if (kWhole && 4 * V * f > 16 * m) continue;
+                out[m][j] = hk::FragMma<T>::mma(&column, &of_scores[f][m], out[m][j]);
+            }
         }
+        if constexpr (kWhole) hk::sched_barrier();  // else the columns of all f would be in flight
     }
 #pragma unroll
     for (int m = 0; m < kOwn; ++m) store_unit(o, out[m], first + 16 * m, v0, factor[m]);
 }
 }  // namespace
 
-#define OUTPUTS_ENTRIES(T)                                                                        \
-    HK_ENTRY_WAVES_PER_SIMD(outputs_##T, hk::kWaveSize, 2, 8, outputs<hk::T, Access::Vectorized>) \
-    HK_ENTRY_WAVES_PER_SIMD(outputs_##T##_scalar, hk::kWaveSize, 2, 8, outputs<hk::T, Access::Scalar>)
-#define CHANNELS_ENTRIES(T)                                                                                        \
-    HK_ENTRY_WAVES_PER_SIMD(outputs_##T##_channels, hk::kWaveSize, 1, 8, outputs<hk::T, Access::Vectorized, true>) \
-    HK_ENTRY_WAVES_PER_SIMD(outputs_##T##_channels_scalar, hk::kWaveSize, 1, 8, outputs<hk::T, Access::Scalar, true>)
+#define OUTPUTS_ENTRIES(T)                                                                           \
+    HK_ENTRY_WAVES_PER_SIMD(outputs_##T, hk::kWaveSize, 2, 8, outputs<hk::T, Access::Vectorized, 2>) \
+    HK_ENTRY_WAVES_PER_SIMD(outputs_##T##_scalar, hk::kWaveSize, 2, 8, outputs<hk::T, Access::Scalar, 2>)
+#define CHANNELS_ENTRIES(T)                                                     \
+    HK_ENTRY_WAVES_PER_SIMD(outputs_##T##_channels, hk::kWaveSize, 1, 8,        \
+                            outputs<hk::T, Access::Vectorized, 2, true>)        \
+    HK_ENTRY_WAVES_PER_SIMD(outputs_##T##_channels_scalar, hk::kWaveSize, 1, 8, \
+                            outputs<hk::T, Access::Scalar, 2, true>)
 OUTPUTS_ENTRIES(bf16)
 OUTPUTS_ENTRIES(f16)
 OUTPUTS_ENTRIES(f32)
 CHANNELS_ENTRIES(bf16)
 CHANNELS_ENTRIES(f16)
 CHANNELS_ENTRIES(f32)
+// Chunks of 64 tokens. Where a lane has two rows of a tile (sm_90) there are not registers enough: nothing launches them.
+constexpr int kMostOwn = kTiles / hk::kRowsPerLane;
+HK_ENTRY_WAVES_PER_SIMD(outputs_bf16_64, hk::kWaveSize, 2, 8, outputs<hk::bf16, Access::Vectorized, kMostOwn>)
+HK_ENTRY_WAVES_PER_SIMD(outputs_f16_64, hk::kWaveSize, 2, 8, outputs<hk::f16, Access::Vectorized, kMostOwn>)

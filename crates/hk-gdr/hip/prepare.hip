@@ -21,7 +21,6 @@
 #include <hk/entry.h>
 #include <hk/shared.h>
 
-#include "chunks.h"
 #include "tokens.h"
 
 namespace {
@@ -41,9 +40,6 @@ struct Lds {
     }
     HK_FN Four four(const float (&of)[kMostTokens], u32 t) const { return *reinterpret_cast<const Four *>(&of[t]); }
 };
-
-/// Tiles on and below the diagonal.
-using Lower = MmaAcc[kTiles][kTiles];
 
 /// The chunk's gates and weights, in LDS; `kSums`: sums of the gates.
 template <bool kSums>
@@ -71,35 +67,9 @@ HK_FN void products(const Prefill &p, const Chunk &chunk, u32 head, bool keep_no
                     Lds &lds, Lower &a) {
     constexpr int V = hk::kVecLen<T>;
     const u32 group = hk::group_of_lane(hk::lane_id());
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-#pragma unroll
-        for (int j = 0; j <= i; ++j) a[i][j] = MmaAcc(0.0f);
-    }
+    clear(a);
     if constexpr (kChannels) {
-        const Channels<T, kAccess> channels(p, chunk.row(p), head, chunk.tokens);
-        for (u32 col = 0; col < p.k_dim; col += 4 * V) {
-            const u32 own = col + V * group;
-            const auto of_lane = k.lanes(own);
-#pragma unroll
-            for (int i = 1; i < kTiles; ++i) {
-                if (16 * u32(i) >= chunk.tokens) continue;
-                const auto first = channels.load(16 * i, own);
-                const auto gates = channels.load_rows(16 * i, own);
-                const Frag row = channels.decayed(k.frag(of_lane, 16 * i), [&](u32 r) { return gates.row[r] - first; });
-#pragma unroll
-                for (int j = 0; j < i; ++j) {
-                    const auto before = channels.load_rows(16 * j, own);
-                    const Frag column =
-                        channels.decayed(k.frag(of_lane, 16 * j), [&](u32 r) { return first - before.row[r]; });
-                    a[i][j] = hk::FragMma<T>::mma(&row, &column, a[i][j]);
-                }
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < kTiles; ++i) {
-            if (16 * u32(i) < chunk.tokens) a[i][i] = channels.template diagonal<true>(k, k, 16 * i, p.k_dim);
-        }
+        Channels<T, kAccess>(p, chunk.row(p), head, chunk.tokens).template lower<true>(k, chunk.tokens, p.k_dim, a);
     } else {
         for (u32 col = 0; col < p.k_dim; col += 4 * V) {
             Frag rows[kTiles];
@@ -352,17 +322,7 @@ HK_FN void sums(const Prefill &p) {
     const u32 head = rest % p.v_heads;
     const Chunk chunk(p, rest / p.v_heads);
     if (chunk.tokens == 0) return;
-    const u64 first = (chunk.row(p) * p.v_heads + head) * p.k_dim;
-    const u32 row_bytes = p.v_heads * p.k_dim * 4, bytes = (chunk.tokens - 1) * row_bytes + p.k_dim * 4;
-    const Window from(reinterpret_cast<GlobalPtr<float>>(p.g) + first, bytes);
-    const Window to(reinterpret_cast<GlobalPtr<float>>(p.sums) + first, bytes);
-    const u32 at = channel < p.k_dim ? channel * 4 : Window::kOutOfBounds;
-    double sum = 0.0;
-#pragma unroll 8
-    for (u32 t = 0; t < chunk.tokens; ++t) {
-        sum += GateSums::checked(from.load<float>(at + t * row_bytes));
-        to.store(float(sum), at + t * row_bytes);
-    }
+    sum_channel(p, chunk, head, channel);
 }
 }  // namespace
 

@@ -24,13 +24,9 @@ using gdr::Layout;
     RECURRENT(T, S, Vk, vk, 128) \
     RECURRENT(T, S, Vk, vk, 256) \
     RECURRENT(T, S, Any, scalar, 256)
-#if !defined(ONE)
 RECURRENT_LAYOUTS(bf16, f32)
 RECURRENT_LAYOUTS(bf16, bf16)
 RECURRENT_LAYOUTS(f16, f32)
 RECURRENT_LAYOUTS(f16, bf16)
 RECURRENT_LAYOUTS(f32, f32)
 RECURRENT(f32, bf16, Any, scalar, 256)
-#else
-RECURRENT(bf16, f32, Kv, kv, 128)
-#endif

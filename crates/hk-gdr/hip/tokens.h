@@ -13,6 +13,7 @@
 #include <hk/types.h>
 #include <hk/wave.h>
 
+#include "chunks.h"
 #include "heads.h"
 
 namespace gdr {
@@ -45,7 +46,7 @@ struct Prefill {
     u64 sums;  // f32 [.., v_heads], or [.., v_heads, K] of channels: those sums, of prepare
     u64 gk;  // f32 [.., v_heads, K], or 0: sums in the chunk of gates of channels, instead of g
     u64 beta;  // f32 [.., v_heads]
-    u64 x;  // T [.., v_heads, chunk]: (I + A)^-1
+    u64 x;  // T [.., v_heads, chunk]: (I + A)^-1; of kkt_channels f32, A
     u64 norms;  // f32 [.., k_heads], or 0: reciprocal norms of keys
     u64 h;  // T [chunks, v_heads, K, V] or [.., V, K], or 0: states that enter them
     u64 from, to;  // states: read, written, or 0
@@ -203,6 +204,16 @@ struct Rows {
     }
 };
 
+/// Tiles on and below the diagonal.
+using Lower = MmaAcc[kTiles][kTiles];
+HK_FN void clear(Lower &a) {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+        for (int j = 0; j <= i; ++j) a[i][j] = MmaAcc(0.0f);
+    }
+}
+
 /// Sums of gates of channels of a value head's tokens.
 template <class T, Access kAccess>
 struct Channels {
@@ -291,6 +302,36 @@ struct Channels {
             }
         }
         return acc;
+    }
+
+    /// The products of `tokens` keys of a chunk: sum over channels of k_i k_j exp(G_i - G_j), as accumulators of tiles (i, j), which are zeros
+    /// before; orientation as of `diagonal`. Below the diagonal they are products of k_i exp(G_i - R) and k_j exp(R - G_j) with R that of the
+    /// first token of the tile of i.
+    template <bool kOfRows, class R>
+    HK_FN void lower(const R &k, u32 tokens, u32 k_dim, Lower &a) const {
+        const u32 group = hk::group_of_lane(hk::lane_id());
+        for (u32 col = 0; col < k_dim; col += 4 * V) {
+            const u32 own = col + V * group;
+            const auto of_lane = k.lanes(own);
+#pragma unroll
+            for (int i = 1; i < kTiles; ++i) {
+                if (16 * u32(i) >= tokens) continue;
+                const auto first = load(16 * i, own);
+                const auto gates = load_rows(16 * i, own);
+                const Frag row = decayed(k.frag(of_lane, 16 * i), [&](u32 r) { return gates.row[r] - first; });
+#pragma unroll
+                for (int j = 0; j < i; ++j) {
+                    const auto before = load_rows(16 * j, own);
+                    const Frag column =
+                        decayed(k.frag(of_lane, 16 * j), [&](u32 r) { return first - before.row[r]; });
+                    a[i][j] = hk::FragMma<T>::mma(kOfRows ? &row : &column, kOfRows ? &column : &row, a[i][j]);
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) {
+            if (16 * u32(i) < tokens) a[i][i] = diagonal<kOfRows>(k, k, 16 * i, k_dim);
+        }
     }
 };
 
@@ -397,5 +438,20 @@ struct Chunk {
     /// The first token among those of all batches.
     HK_FN u64 row(const Prefill &p) const { return u64(batch) * p.tokens + first; }
 };
+
+/// Sums of gates of a channel of a value head over the tokens of a chunk, from p.g to p.sums. Channels past the last have none.
+HK_FN void sum_channel(const Prefill &p, const Chunk &chunk, u32 head, u32 channel) {
+    const u64 first = (chunk.row(p) * p.v_heads + head) * p.k_dim;
+    const u32 row_bytes = p.v_heads * p.k_dim * 4, bytes = (chunk.tokens - 1) * row_bytes + p.k_dim * 4;
+    const Window from(reinterpret_cast<GlobalPtr<float>>(p.g) + first, bytes);
+    const Window to(reinterpret_cast<GlobalPtr<float>>(p.sums) + first, bytes);
+    const u32 at = channel < p.k_dim ? channel * 4 : Window::kOutOfBounds;
+    double sum = chunk.in_range ? 0.0 : double(__builtin_nanf(""));
+#pragma unroll 8
+    for (u32 t = 0; t < chunk.tokens; ++t) {
+        sum += GateSums::checked(from.load<float>(at + t * row_bytes));
+        to.store(float(sum), at + t * row_bytes);
+    }
+}
 
 }  // namespace gdr

@@ -26,6 +26,9 @@ macro_rules! kernels {
 static PREPARE: [[KernelRef<Prefill>; 2]; 3] = kernels!("prepare", "");
 static RECOMPUTE: [[KernelRef<Prefill>; 2]; 3] = kernels!("recompute", "");
 static OUTPUTS: [[KernelRef<Prefill>; 2]; 3] = kernels!("outputs", "");
+/// For bf16, f16: vectorized, chunks of 64 tokens.
+static OUTPUTS_64: [KernelRef<Prefill>; 2] =
+    [Prefill::kernel("outputs_bf16_64"), Prefill::kernel("outputs_f16_64")];
 /// With gates of channels; and their sums.
 static PREPARE_CHANNELS: [[KernelRef<Prefill>; 2]; 3] = kernels!("prepare", "_channels");
 static OUTPUTS_CHANNELS: [[KernelRef<Prefill>; 2]; 3] = kernels!("outputs", "_channels");
@@ -38,8 +41,10 @@ static STATES: [[KernelRef<Prefill>; 6]; 3] = hk_core::row_kernels!(
     ["128", "256", "scalar_256", "128_channels", "256_channels", "scalar_256_channels"]
 );
 
-/// Tokens of a wave of `hip/outputs.hip`.
+/// Tokens of a wave of `hip/outputs.hip`, but for those of whole chunks.
 const OUTPUT_TOKENS: usize = 32;
+/// A wave has whole chunks where a compute unit has that many of such waves: they read states once, but there are half as many.
+const WHOLE_CHUNK_WAVES: usize = 2;
 /// Columns v of a wave of `hip/states.hip`.
 const STATE_COLS: usize = 16;
 /// Alignment of the parts of a workspace.
@@ -276,11 +281,21 @@ impl ChunkSizes {
         params: &Prefill,
         vectorized: bool,
     ) -> Result<()> {
-        let kernels = if params.gk == 0 { &OUTPUTS } else { &OUTPUTS_CHANNELS };
-        let kernel = stream.kernel(kernels[float_index(T::DTYPE)][usize::from(!vectorized)])?;
+        let (info, of_t) = (stream.device().info(), float_index(T::DTYPE));
         let units = self.all.v_dim.div_ceil(256 / size_of::<T>());
-        let parts = self.chunk_size.div_ceil(OUTPUT_TOKENS);
-        let waves = self.all_chunks().saturating_mul(self.all.v_heads).saturating_mul(parts * units);
+        let of_chunks = self.all_chunks().saturating_mul(self.all.v_heads).saturating_mul(units);
+        let whole = vectorized
+            && (self.chunk_size == 64 && params.gk == 0)
+            && (size_of::<T>() == 2 && info.wave_size == 64)
+            && of_chunks >= WHOLE_CHUNK_WAVES * info.compute_units as usize;
+        let kernels = if params.gk == 0 { &OUTPUTS } else { &OUTPUTS_CHANNELS };
+        let (kernel, waves) = if whole {
+            (OUTPUTS_64[of_t], of_chunks)
+        } else {
+            let parts = self.chunk_size.div_ceil(OUTPUT_TOKENS);
+            (kernels[of_t][usize::from(!vectorized)], of_chunks.saturating_mul(parts))
+        };
+        let kernel = stream.kernel(kernel)?;
         // SAFETY: as of run_prepare.
         unsafe { launch.run(&kernel, LaunchConfig::grid_1d(waves), params) }
     }

@@ -200,14 +200,15 @@ pub struct RecurrentOptions {
 ///
 /// Value head `h` uses key head `h / (v_heads / k_heads)`. `K` and `V` are from 1 to 256. All arithmetic is `f32`; `o`, and a `bf16`
 /// state when it is written, are rounded once, to nearest even. Results are batch-invariant. A sequence whose tokens are split over two
-/// calls, with a state in `f32` from the one to the other, has the same bits. A sequence without tokens keeps its state.
+/// calls, with a state in `f32` from the one to the other, has the same bits, if strides and alignment choose the same path (below). A sequence
+/// without tokens keeps its state.
 ///
 /// What is on the device is not trusted. A sequence whose tokens are out of range, whose slot is beyond the pool, or which has more tokens
 /// than states, becomes NaN in `o` where it has tokens, and writes no state; so does one whose `accepted` is not from 1 to the number of
 /// states. A `g`, `gk` or `gv` that is positive or NaN makes what it decays NaN. If two sequences have one slot, the
 /// state of either may remain.
 ///
-/// The vectorized path needs `q`, `k`, `v`, `o` with rows on 16 bytes, gates by channel and states on 16 bytes, `K` and `V` whole
+/// The vectorized path needs `q`, `k`, `v`, `o` with addresses and all strides but the last on 16 bytes, gates by channel and states on 16 bytes, `K` and `V` whole
 /// 16-byte vectors, and no `f32` operands with `bf16` states. No output may share memory with another tensor, but `last` may be exactly
 /// `initial`. Returns when the launch is queued.
 ///
@@ -547,7 +548,7 @@ impl<'a, T: Float, D: Float> Recurrence<'a, T, D> {
             && whole(sizes.k_dim, size_of::<T>())
             && whole(sizes.v_dim, size_of::<T>())
             && whole(state_row, size_of::<S>())
-            && (q.rows_aligned(16) && k.rows_aligned(16) && v.rows_aligned(16) && o.rows_aligned(16))
+            && [&q, &k, &v, &o.alias()].into_iter().all(strides_aligned)
             && states_aligned
             && (channels(&gk, sizes.k_dim) && channels(&gv, sizes.v_dim))
             && (!sizes.beta_of_v || channels(&beta, sizes.v_dim))
@@ -630,6 +631,13 @@ pub(crate) fn optional_address<'a, E: Element>(
     tensor: &Option<TensorView<'a, E>>,
 ) -> Result<u64> {
     tensor.as_ref().map_or(Ok(0), |tensor| launch.input_address(arg, tensor))
+}
+
+/// Whether all rows begin on 16 bytes, whatever the number of tokens: a stride counts even where its axis has one element. The paths sum up
+/// in different orders, and a call of one token has to have the bits of that token in a call of many.
+fn strides_aligned<E: Element>(tensor: &TensorView<E>) -> bool {
+    let (_, rows) = tensor.strides().split_last().unwrap_or((&1, &[]));
+    tensor.is_aligned(16) && rows.iter().all(|stride| (stride * size_of::<E>()).is_multiple_of(16))
 }
 
 /// Strides of sequences, tokens and heads.

@@ -492,6 +492,66 @@ fn steps_with_gates_of_rows_are_the_same() {
     }
 }
 
+/// Outputs of whole chunks by a wave, on a device of few compute units, have the bits of those of 32 tokens.
+#[test]
+fn waves_of_whole_chunks_have_the_same_bits() {
+    for (l2norm, layout, dims, lengths) in [
+        (true, StateLayout::Kv, [128, 128], &[64, 70, 1, 0, 33][..]),
+        (false, StateLayout::Vk, [72, 136], &[129, 48]),
+        (true, StateLayout::Vk, [256, 40], &[16, 65]),
+    ] {
+        let of = Chunked { case: Case { l2norm, layout, ..Case::new(lengths, [1, 2], dims) }, chunk: 64 };
+        let bits = |spec: &str| {
+            let gpu = Gpu::open(spec);
+            let data = Data::<bf16, f32>::new(&of.case);
+            let both = (chunked(&gpu, &of, &data), chunked(&gpu, &of, &Data::<f16, f32>::new(&of.case)));
+            let kernels = gpu.stream().device().loaded_kernels();
+            let count = |name: &str| kernels.iter().filter(|k| k.name() == name).count();
+            (both, [count("outputs_bf16_64"), count("outputs_bf16"), count("outputs_f16_64")])
+        };
+        for arch in ["gfx942", "gfx950"] {
+            let (parts, of_parts) = bits(&format!("emu:{arch}?cus=1000"));
+            let (whole, of_whole) = bits(&format!("emu:{arch}?cus=1"));
+            assert_eq!((of_parts, of_whole), ([0, 1, 0], [1, 0, 1]));
+            assert!(parts == whole, "{of:?} on {arch}");
+        }
+    }
+}
+
+/// A prompt takes three launches, four with gates of rows; LDS conflicts take 5 % of its clocks at most.
+#[test]
+fn prompts_take_three_launches_or_four() {
+    for arch in ["gfx942", "gfx950"] {
+        let gpu = Gpu::open(&format!("emu:{arch}?details=true&cus=500"));
+        for (gk, want) in [
+            (false, &["prepare_bf16", "states_bf16_128", "outputs_bf16"][..]),
+            (
+                true,
+                &[
+                    "sums_channels",
+                    "prepare_bf16_channels",
+                    "states_bf16_128_channels",
+                    "outputs_bf16_channels",
+                ],
+            ),
+        ] {
+            let case = Case { g: !gk, gk, ..Case::new(&[70, 33], [1, 2], [128, 128]) };
+            let of = Chunked { case, chunk: 64 };
+            gpu.stream().take_profiles().unwrap();
+            chunked(&gpu, &of, &Data::<bf16, f32>::new(&of.case));
+            let profiles = gpu.stream().take_profiles().unwrap();
+            let kernels: Vec<&str> = profiles.iter().map(|profile| &*profile.kernel).collect();
+            assert_eq!(kernels, want, "{arch}");
+            for profile in &profiles {
+                let details = profile.counters.details.unwrap();
+                let (clocks, conflicts) = (details.lds_clocks, details.lds_conflict_clocks);
+                assert!(21 * conflicts <= clocks, "{arch}, {}: {conflicts} of {clocks}", profile.kernel);
+                assert_eq!(profile.launches, 1, "{arch}, {}", profile.kernel);
+            }
+        }
+    }
+}
+
 const POOL: usize = 9;
 
 /// A call with slots; and the pool before it.

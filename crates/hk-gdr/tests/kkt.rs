@@ -6,7 +6,9 @@ use hk_gdr::{
     CumsumOptions, FusedKktInputs, FusedKktOptions, GateBase, KktInputs, OPERATORS, TokenLayout,
     chunk_local_cumsum, chunk_scaled_dot_kkt, fused_cumsum_kkt, solve_tril,
 };
-use hk_testkit::{self as kit, Fill, Place, Refusals, check_call, host_call, kind, proptest::prelude::*};
+use hk_testkit::{
+    self as kit, Fill, Gpu, Place, Refusals, check_call, host_call, kind, proptest::prelude::*,
+};
 
 fn keys<T: Float>(shape: &[usize], seed: u64) -> HostTensor {
     let width = 1.0 / (shape[shape.len() - 1] as f32).sqrt();
@@ -162,7 +164,13 @@ fn fused_sums_and_products_are_those_of_two_launches() {
         let stream = gpu.stream();
         let fused = |g: &[f32], base, layout| {
             let g = gpu.upload(g, [1, tokens, heads]);
-            let inputs = FusedKktInputs { k: k.view(), g: g.view(), beta: beta.view(), cu_seqlens: None };
+            let inputs = FusedKktInputs {
+                k: k.view(),
+                g: Some(g.view()),
+                gk: None,
+                beta: beta.view(),
+                cu_seqlens: None,
+            };
             let of_sums = if layout == TokenLayout::Tokens { [1, tokens, heads] } else { [1, heads, tokens] };
             let (mut sums, mut a) =
                 (gpu.poisoned::<f32>(of_sums), gpu.poisoned::<f32>([1, tokens, heads, chunk]));
@@ -216,12 +224,222 @@ fn fused_sums_and_products_are_those_of_two_launches() {
     }
 }
 
+/// A call with gates of channels: sums and A.
+#[track_caller]
+fn with_channels<T: Float>(
+    gpu: &Gpu,
+    k: &[T],
+    gk: &[f32],
+    beta: &[f32],
+    [tokens, heads, dim, chunk]: [usize; 4],
+    starts: Option<&[i32]>,
+) -> (Vec<f32>, Vec<f32>) {
+    let of_rows = |rest: &[usize]| match starts {
+        Some(_) => Place::contiguous([&[tokens], rest].concat()),
+        None => Place::contiguous([&[1, tokens], rest].concat()),
+    };
+    let k = gpu.upload(k, of_rows(&[k.len() / tokens.max(1) / dim, dim]));
+    let (gk, beta) = (gpu.upload(gk, of_rows(&[heads, dim])), gpu.upload(beta, of_rows(&[heads])));
+    let starts = starts.map(|starts| gpu.upload(starts, [starts.len()]));
+    let mut sums = gpu.poisoned::<f32>(of_rows(&[heads, dim]));
+    let mut a = gpu.poisoned::<f32>(of_rows(&[heads, chunk]));
+    let inputs = FusedKktInputs {
+        k: k.view(),
+        g: None,
+        gk: Some(gk.view()),
+        beta: beta.view(),
+        cu_seqlens: starts.as_ref().map(|starts| starts.view()),
+    };
+    fused_cumsum_kkt(gpu.stream(), inputs, sums.view_mut(), a.view_mut(), FusedKktOptions::default())
+        .unwrap();
+    gpu.assert_guards(&sums);
+    gpu.assert_guards(&a);
+    (gpu.download(&sums).data, gpu.download(&a).data)
+}
+
+/// The example of three tokens with gates of channels, by hand: A_10 = 0.6 exp(-1), A_20 = 0 and A_21 = 0.5 * 0.8 exp(-0.75).
+#[test]
+fn three_tokens_with_gates_of_channels_give_the_known_numbers() {
+    let k = [1.0f32, 0.0, 0.6, 0.8, 0.0, 1.0];
+    let (gk, beta) = ([-0.5f32, -0.25, -1.0, 0.0, 0.0, -0.75], [0.5f32, 1.0, 0.5]);
+    for gpu in kit::devices() {
+        for chunk in [16, 32, 64] {
+            let (sums, a) = with_channels(&gpu, &k, &gk, &beta, [3, 1, 2, chunk], None);
+            assert_eq!(sums, [-0.5, -0.25, -1.5, -0.25, -1.5, -1.0]);
+            let mut want = vec![0.0; 3 * chunk];
+            (want[chunk], want[2 * chunk + 1]) = (0.220_727_66, 0.188_946_62);
+            assert!(a.iter().zip(&want).all(|(a, b)| (a - b).abs() < 1e-6), "{a:?}, expected {want:?}");
+        }
+    }
+}
+
+/// Gates of channels that are alike are a gate of the head. However strong they are, no exponent is positive; one that is no logarithm of a decay
+/// poisons what follows of its chunk.
+#[test]
+fn gates_of_channels_of_any_strength() {
+    let [tokens, heads, dim, chunk] = [70, 2, 40, 64];
+    let k: Vec<f32> = Fill::Normal.elements(tokens * dim, 5);
+    let beta: Vec<f32> = Fill::Normal.elements(tokens * heads, 7);
+    for strength in [0.1, 1.0, 10.0, 300.0] {
+        let g: Vec<f32> = Fill::Normal
+            .elements::<f32>(tokens * heads, 6)
+            .iter()
+            .map(|x| -0.3 * strength * x.abs())
+            .collect();
+        let gk: Vec<f32> = g.iter().flat_map(|g| vec![*g; dim]).collect();
+        for gpu in kit::devices() {
+            let sizes = [tokens, heads, dim, chunk];
+            let (sums, a) = with_channels(&gpu, &k, &gk, &beta, sizes, None);
+            let (k, g, betas) = (
+                gpu.upload(&k, [1, tokens, 1, dim]),
+                gpu.upload(&g, [1, tokens, heads]),
+                gpu.upload(&beta, [1, tokens, heads]),
+            );
+            let mut of_heads = gpu.poisoned::<f32>([1, tokens, heads]);
+            let mut want = gpu.poisoned::<f32>([1, tokens, heads, chunk]);
+            let inputs = FusedKktInputs {
+                k: k.view(),
+                g: Some(g.view()),
+                gk: None,
+                beta: betas.view(),
+                cu_seqlens: None,
+            };
+            let options = FusedKktOptions::default();
+            fused_cumsum_kkt(gpu.stream(), inputs, of_heads.view_mut(), want.view_mut(), options).unwrap();
+            let of_heads = gpu.download(&of_heads).data;
+            assert!(sums.iter().enumerate().all(|(at, sum)| *sum == of_heads[at / dim]));
+            let want = gpu.download(&want).data;
+            let off = a.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(off <= 2e-4, "{off:e} at x {strength}");
+        }
+    }
+    let mut gk = vec![-0.1f32; tokens * heads * dim];
+    for bad in [1e-30f32, f32::NAN, f32::INFINITY] {
+        gk[(40 * heads + 1) * dim + 3] = bad;
+        for gpu in kit::devices() {
+            let (sums, a) = with_channels(&gpu, &k, &gk, &beta, [tokens, heads, dim, 32], None);
+            for (at, sum) in sums.iter().enumerate() {
+                let [t, h, d] = [at / dim / heads, at / dim % heads, at % dim];
+                assert_eq!(sum.is_nan(), h == 1 && d == 3 && (40..64).contains(&t), "{bad}: {t}, {h}, {d}");
+            }
+            for (at, a) in a.iter().enumerate() {
+                let [t, h, j] = [at / 32 / heads, at / 32 % heads, at % 32];
+                let poisoned = h == 1 && (40..64).contains(&t) && j < t - 32;
+                assert_eq!(a.is_nan(), poisoned, "{bad}: {t}, {h}, {j}");
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(kit::config())]
+
+    /// Against f64; packed sequences have the bits of each alone.
+    #[test]
+    fn products_with_gates_of_channels_match_f64(
+        type_ in 0usize..3, lengths in prop::collection::vec(prop_oneof![Just(0usize), 1usize..=5, 14usize..=70], 1..=4),
+        heads in prop_oneof![Just([1usize, 1]), Just([1, 2]), Just([2, 4])],
+        dim in prop_oneof![1usize..=20, Just(64), Just(100), Just(128), Just(256)], log2 in 4u32..=6,
+        strength in prop_oneof![Just(0.1f32), Just(1.0), Just(10.0)], at in 0usize..4, seed in any::<u64>().no_shrink(),
+    ) {
+        let tokens: usize = lengths.iter().sum();
+        let k = match type_ {
+            0 => keys::<bf16>(&[tokens, heads[0], dim], seed),
+            1 => keys::<f16>(&[tokens, heads[0], dim], seed),
+            _ => keys::<f32>(&[tokens, heads[0], dim], seed),
+        };
+        let n = tokens * heads[1];
+        let beta: Vec<f32> = Fill::Normal.elements::<f32>(n, seed ^ 1).iter().map(|x| 1.0 / (1.0 + x.exp())).collect();
+        let gk: Vec<f32> = Fill::Normal.elements::<f32>(n * dim, seed ^ 2).iter().map(|x| -0.3 * strength * x.abs()).collect();
+        let mut starts = vec![0i32];
+        lengths.iter().for_each(|n| starts.push(starts[starts.len() - 1] + *n as i32));
+        let tensors = [
+            ("k", k),
+            ("gk", HostTensor::new([tokens, heads[1], dim], &gk).unwrap()),
+            ("beta", HostTensor::new([tokens, heads[1]], &beta).unwrap()),
+            ("cu_seqlens", HostTensor::new([starts.len()], &starts).unwrap()),
+        ];
+        let scalars = [("chunk_size", Scalar::Int(1 << log2))];
+        check_call(&host_call(OPERATORS, "fused_cumsum_kkt", &tensors, &scalars, &[]).unwrap()).unwrap();
+
+        let (chunk, width) = (1 << log2, heads[1] * dim);
+        let k: Vec<bf16> = Fill::Normal.elements(tokens * heads[0] * dim, seed);
+        let of = at % lengths.len();
+        let (from, to) = (starts[of] as usize, starts[of + 1] as usize);
+        for gpu in kit::devices() {
+            let all = with_channels(&gpu, &k, &gk, &beta, [tokens, heads[1], dim, chunk], Some(&starts[..]));
+            if from == to {
+                continue;
+            }
+            let of_k = heads[0] * dim;
+            let (sums, a) = with_channels(
+                &gpu, &k[from * of_k..to * of_k], &gk[from * width..to * width], &beta[from * heads[1]..to * heads[1]],
+                [to - from, heads[1], dim, chunk], None,
+            );
+            prop_assert!(sums == all.0[from * width..to * width]);
+            prop_assert!(a == all.1[from * heads[1] * chunk..to * heads[1] * chunk]);
+        }
+    }
+}
+
+#[test]
+fn gates_are_of_heads_or_of_channels() {
+    let given = FusedKktOptions::default();
+    Refusals::new(given, |stream, tensors, options| {
+        let inputs = FusedKktInputs::<bf16> {
+            k: tensors.input("k"),
+            g: tensors.optional_input("g"),
+            gk: tensors.optional_input("gk"),
+            beta: tensors.input("beta"),
+            cu_seqlens: None,
+        };
+        fused_cumsum_kkt(stream, inputs, tensors.output("sums"), tensors.output("a"), options)
+    })
+    .input::<bf16>("k", [1, 40, 2, 32])
+    .input::<f32>("g", [1, 40, 4])
+    .input::<f32>("gk", [1, 40, 4, 32])
+    .input::<f32>("beta", [1, 40, 4])
+    .output::<f32>("sums", [1, 40, 4, 32])
+    .output::<f32>("a", [1, 40, 4, 32])
+    .accepts(|call| call.without("g"))
+    .refuses(kind!(Argument), &["fused_cumsum_kkt: g: given, expected nothing beside gk"], |_| {})
+    .refuses(kind!(Argument), &["g: no tensor, expected a tensor, or gk"], |call| {
+        call.without("g");
+        call.without("gk");
+    })
+    .refuses(kind!(Argument), &["base"], |call| {
+        call.without("g");
+        call.options.base = GateBase::Two;
+    })
+    .refuses(kind!(Argument), &["layout"], |call| {
+        call.without("g");
+        call.options.layout = TokenLayout::Heads;
+    })
+    .refuses(kind!(Shape), &["gk: shape [1, 40, 4, 16]"], |call| {
+        call.without("g");
+        call.shape("gk", [1, 40, 4, 16]);
+    })
+    .refuses(kind!(Shape), &["sums: shape [1, 40, 4]"], |call| {
+        call.without("g");
+        call.shape("sums", [1, 40, 4]);
+    })
+    .refuses(kind!(Stride), &["gk"], |call| {
+        call.without("g");
+        call.strides("gk", [10240, 256, 64, 2]);
+    })
+    .refuses(kind!(Overlap), &["gk and sums"], |call| {
+        call.without("g");
+        call.overlap("gk", "sums", 0);
+    });
+}
+
 #[test]
 fn wrong_arguments_of_the_fused_launch_are_refused_by_name() {
     Refusals::new((), |stream, tensors, ()| {
         let inputs = FusedKktInputs::<bf16> {
             k: tensors.input("k"),
-            g: tensors.input("g"),
+            g: Some(tensors.input("g")),
+            gk: None,
             beta: tensors.input("beta"),
             cu_seqlens: None,
         };

@@ -284,6 +284,8 @@ pub(crate) const CHUNK_O: Operator = Operator {
     cases: &[
         case!("Qwen3-Next, 256 tokens"; h_layout = VK; q Bf16 [1, 256, 16, 128] k Bf16 [1, 256, 16, 128]
         v_new Bf16 [1, 256, 32, 128] h Bf16 [1, 4, 32, 128, 128] g F32 [1, 256, 32]),
+        case!("Qwen3-Next, 1280 tokens"; h_layout = VK; q Bf16 [1, 1280, 16, 128] k Bf16 [1, 1280, 16, 128]
+        v_new Bf16 [1, 1280, 32, 128] h Bf16 [1, 20, 32, 128, 128] g F32 [1, 1280, 32]),
     ],
     bench: BenchSizes::Cases(&[
         case!("Qwen3-Next, 8192 tokens"; h_layout = VK; q Bf16 [1, 8192, 16, 128] k Bf16 [1, 8192, 16, 128]
@@ -302,6 +304,11 @@ pub(crate) const CHUNK_O: Operator = Operator {
             h Bf16 [1, 2, 2, 40, 72] gk F32 [1, 70, 2, 72]),
         case!("32 by elements"; chunk_size = C32, h_layout = VK; q F32 [1, 33, 1, 3] k F32 [1, 33, 1, 3] v_new F32 [1, 33, 1, 5]
             h F32 [1, 2, 1, 5, 3]),
+        // So many chunks, most of them without tokens, that waves have whole ones.
+        case!("64, many sequences"; h_layout = VK; q Bf16 [70, 1, 72] k Bf16 [70, 1, 72] v_new Bf16 [70, 1, 24]
+            h Bf16 [641, 1, 24, 72] g F32 [70, 1] cu_seqlens I32 [641]),
+        case!("64, many sequences"; ; q F16 [70, 1, 40] k F16 [70, 1, 40] v_new F16 [70, 1, 8] h F16 [641, 1, 40, 8]
+            g F32 [70, 1] cu_seqlens I32 [641]),
     ],
     outputs: |call| {
         sizes(call)?;
