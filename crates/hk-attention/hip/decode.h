@@ -582,14 +582,20 @@ class Decode {
                 s_.acc[0][t] = Mma::mma(&w, &q_[step], s_.acc[0][t]);
             }
         }
+#if defined(HK_AMD)
+        // Behind the branch the compiler loses wait states between an MFMA and a write of the accumulators that it reads.
+        if constexpr (kPieces) {
+            hk::sched_barrier();
+            asm volatile("s_nop 4");
+        }
+#endif
         if (missing != 0) {
-            // Kept a branch: selects would be in each step.
+            // Kept a branch: selects would be in each step. Sums, which wait for the MFMAs that they read.
             asm volatile("");
             const u32 group = hk::group_of_lane<kDim>(hk::lane_id());
 #pragma unroll
-            for (int t = 0; t < kTilesOfStep; ++t) {
-                if (missing >> (kPieces ? group : t) & 1) s_.acc[0][t] = typename Mma::Acc(__builtin_nanf(""));
-            }
+            for (int t = 0; t < kTilesOfStep; ++t)
+                s_.acc[0][t] += missing >> (kPieces ? group : t) & 1 ? __builtin_nanf("") : 0.0f;
         }
     }
 
