@@ -13,8 +13,8 @@ use crate::kernels::attention::{HeadRows, Hstu, KeyRows, KeysValues, Pages as Pa
 use crate::kv_cache::{CacheScales, CacheSizes, KvLayout, Strides, piece};
 use bytemuck::Zeroable;
 use hk_core::{
-    DType, Element, Error, GlobalLayout, Kernel, Launch, LaunchConfig, NamedOperand, Result, Stream,
-    TensorView, TensorViewMut, check_aliases,
+    DType, Element, Error, GlobalLayout, Kernel, KernelRef, Launch, LaunchConfig, NamedOperand, Result,
+    Stream, TensorView, TensorViewMut, check_aliases,
 };
 
 /// Rows of packed or batched tensors that the kernels count: sums of two fit an `i32`.
@@ -901,19 +901,31 @@ impl<'a> Problem<'a> {
         Ok(())
     }
 
-    /// Launches `kernel` on `tiles` of each key head, and the merge of splits.
-    fn run(mut self, kernel: PromptKernel, tiles: usize, rows: usize, sk: usize) -> Result<()> {
+    fn run(self, kernel: PromptKernel, tiles: usize, rows: usize, sk: usize) -> Result<()> {
+        self.launch(kernel.kernel, |params| params, tiles, rows, sk)
+    }
+
+    /// Launches `kernel`, which takes the parameters that `of` makes, on `tiles` of each key head, and the merge of splits.
+    fn launch<P: bytemuck::Pod>(
+        mut self,
+        kernel: KernelRef<P>,
+        of: impl FnOnce(Params) -> P,
+        tiles: usize,
+        rows: usize,
+        sk: usize,
+    ) -> Result<()> {
         self.split(tiles, rows, sk)?;
         let too_large = || Error::too_large(self.op, "q", format!("{tiles} tiles"), u32::MAX.into());
         self.params.sequences.tiles = u32::try_from(tiles).map_err(|_| too_large())?;
         let splits = self.params.splits.count as usize;
         let blocks = tiles.saturating_mul(self.params.kv_heads as usize).saturating_mul(splits);
-        let kernel = self.stream.kernel(kernel.kernel)?;
+        let kernel = self.stream.kernel(kernel)?;
         let merge = if splits > 1 { Some(self.merge()?) } else { None };
+        let params = of(self.params);
         self.run_first()?;
         // SAFETY: the operators have checked rows, heads and columns of each tensor against each other; the kernels clamp lengths,
         // starts and pages, which are on the device, to the sizes of the tensors.
-        unsafe { self.launch.run(&kernel, LaunchConfig::grid_1d(blocks), &self.params)? };
+        unsafe { self.launch.run(&kernel, LaunchConfig::grid_1d(blocks), &params)? };
         merge.map_or(Ok(()), |merge| merge.run(&self.params))
     }
 
