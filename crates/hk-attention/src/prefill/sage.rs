@@ -476,7 +476,7 @@ fn check_quantized<F: DeviceFp8>(
         view.expect_shape(op, arg, shape)?;
         view.expect_unit_stride(op, arg)?;
         view.expect_aligned(op, arg, 16)?;
-        let on_16_bytes = (0..3).all(|axis| shape[axis] <= 1 || view.strides()[axis] % 16 == 0);
+        let on_16_bytes = (0..3).all(|axis| shape[axis] <= 1 || view.strides()[axis].is_multiple_of(16));
         if !on_16_bytes {
             return Err(Error::stride(op, arg, view.layout(), "rows on 16 bytes"));
         }
