@@ -628,7 +628,7 @@ class Dense {
                     const u32 row = work_.sequence * p.heads + own.head;
                     lse += *reinterpret_cast<GlobalPtr<const float>>(float_at(shift, row, p.sequences.sq, own.query));
                 }
-            } else if (!kFp8 || p.out_type == kOwn) {
+            } else if (!kFp8 || p.out_type == attention::kOwn) {
                 each_run(p, r, [&](u32 col, auto y) {
                     // Rows are on 8 bytes.
                     struct __attribute__((packed, aligned(kRun == 2 ? 4 : 8))) Columns {
