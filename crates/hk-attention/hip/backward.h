@@ -54,13 +54,13 @@ struct Params {
 
 inline constexpr int kThreads = 256, kWaves = kThreads / hk::kWaveSize;
 
-/// Stationary rows of a wave. Same values as in src/backward/mod.rs.
+/// Stationary rows of a wave. Same values as in src/backward/fused.rs and mod.rs.
 template <class T, int kDqk, int kDv, bool kDq>
 inline constexpr int kDimOf = hk::kRowsPerLane == 1 && (kDqk + kDv) * sizeof(T) <= (kDq && sizeof(T) == 2 ? 512 : 1024) &&
                                       kDv * sizeof(T) < 512
                                   ? 32
                                   : 16;
-/// Moving rows of a tile. Same values as in src/backward/mod.rs.
+/// Moving rows of a tile. Same values as in src/backward/fused.rs.
 template <class T, int kDqk, int kDv>
 inline constexpr int kTileOf = sizeof(T) == 2 && kDqk + kDv <= 320 ? 64 : (kDqk + kDv) * sizeof(T) <= 1024 ? 32 : 16;
 
